@@ -1,0 +1,140 @@
+// Package frame is the protocol between the runtime and the agent inside a
+// sandbox: four bytes, big-endian, that count the payload's bytes; then the
+// payload, one JSON object in UTF-8 of at most [MaxPayload] bytes.
+//
+// Both ends use this package and neither trusts the other to: the bytes that
+// leave a sandbox are written by whatever runs in it. A reader therefore
+// never allocates more than the bytes that have really arrived, and every
+// error it returns means that the stream is lost for good.
+package frame
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+)
+
+// MaxPayload is the largest payload of one frame, in bytes.
+const MaxPayload = 16 << 20
+
+// Protocol is the version that an agent names in its ready reply.
+const Protocol = 1
+
+// headerSize is the length prefix's size, in bytes.
+const headerSize = 4
+
+// keepBuffer is the largest buffer that a reader or writer keeps between two
+// frames; what a single large frame needed is given back after it.
+const keepBuffer = 256 << 10
+
+// ErrTooLarge reports a payload of more than [MaxPayload] bytes.
+var ErrTooLarge = errors.New("frame is larger than 16 MiB")
+
+// ErrEmpty reports a frame without a payload.
+var ErrEmpty = errors.New("frame is empty")
+
+// Reader reads frames from a stream. It is not safe for concurrent use.
+type Reader struct {
+	r      io.Reader
+	header [headerSize]byte
+	buf    bytes.Buffer
+}
+
+// NewReader returns a Reader of r. It reads no byte beyond the frames asked
+// for, so r may be handed on between two frames.
+func NewReader(r io.Reader) *Reader {
+	return &Reader{r: r}
+}
+
+// Read reads one frame into v, which json.Unmarshal must accept. The error
+// is io.EOF where the stream ends between two frames, and
+// io.ErrUnexpectedEOF where it ends inside one.
+func (r *Reader) Read(v any) error {
+	payload, err := r.payload()
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(payload, v); err != nil {
+		return fmt.Errorf("frame of %d bytes: %w", len(payload), err)
+	}
+	return nil
+}
+
+// payload returns the next frame's payload; it is valid until the next call.
+func (r *Reader) payload() ([]byte, error) {
+	if _, err := io.ReadFull(r.r, r.header[:]); err != nil {
+		return nil, err
+	}
+	size := binary.BigEndian.Uint32(r.header[:])
+	switch {
+	case size == 0:
+		return nil, ErrEmpty
+	case size > MaxPayload:
+		return nil, fmt.Errorf("%w: %d bytes announced", ErrTooLarge, size)
+	}
+	if r.buf.Cap() > keepBuffer {
+		r.buf = bytes.Buffer{}
+	}
+	r.buf.Reset()
+	// CopyN grows the buffer with the bytes that arrive, so that a header
+	// alone, which costs its sender four bytes, cannot cost us 16 MiB.
+	if _, err := io.CopyN(&r.buf, r.r, int64(size)); err != nil {
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		return nil, err
+	}
+	return r.buf.Bytes(), nil
+}
+
+// Writer writes frames to a stream. It is safe for concurrent use: frames
+// never interleave, and each is one call of the underlying Write.
+type Writer struct {
+	mu  sync.Mutex
+	w   io.Writer
+	buf bytes.Buffer
+	err error
+}
+
+// NewWriter returns a Writer to w.
+func NewWriter(w io.Writer) *Writer {
+	return &Writer{w: w}
+}
+
+// Write sends v as one frame. Strings that are not valid UTF-8 are sent with
+// U+FFFD in place of each wrong byte. A value that cannot be encoded or is
+// too large is refused and the stream stays usable; an error of the stream
+// itself is returned by every later Write too.
+func (w *Writer) Write(v any) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.err != nil {
+		return w.err
+	}
+	if w.buf.Cap() > keepBuffer {
+		w.buf = bytes.Buffer{}
+	}
+	w.buf.Reset()
+	w.buf.Write(make([]byte, headerSize))
+	enc := json.NewEncoder(&w.buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return fmt.Errorf("encode frame: %w", err)
+	}
+	w.buf.Truncate(w.buf.Len() - 1) // the newline that Encode adds
+	size := w.buf.Len() - headerSize
+	if size > MaxPayload {
+		return fmt.Errorf("%w: %d bytes to send", ErrTooLarge, size)
+	}
+	frame := w.buf.Bytes()
+	binary.BigEndian.PutUint32(frame, uint32(size))
+	if _, err := w.w.Write(frame); err != nil {
+		w.err = fmt.Errorf("write frame: %w", err)
+		return w.err
+	}
+	return nil
+}

@@ -1,0 +1,129 @@
+package frame
+
+// Types of a [Request].
+const (
+	Configure = "configure" // Env, Limits; before the first execute
+	Execute   = "execute"   // ID, Code, TimeoutMS, GraceMS, Keep
+	Interrupt = "interrupt" // ID of a running or waiting execute
+	List      = "list"      // ID, Path: a folder under /workspace
+	Read      = "read"      // ID, Path, Offset, Length: a file under /workspace
+	Ping      = "ping"      // ID
+	Shutdown  = "shutdown"  // the agent ends everything in the sandbox
+)
+
+// Types of a [Reply].
+const (
+	Ready    = "ready"    // Protocol, Interpreters; once, before anything else
+	Output   = "output"   // ID, Stream, Data; any number before the result
+	Result   = "result"   // ID and the facts of a call; exactly one for each execute
+	Files    = "files"    // ID, Files; the answer to list
+	Contents = "contents" // ID, Contents, Size; the answer to read
+	Pong     = "pong"     // ID
+	Error    = "error"    // ID where it answers a request; Message
+)
+
+// Outcomes of a [Result].
+const (
+	OutcomeOK        = "ok"        // the code ended by itself; ExitCode says how
+	OutcomeTimeout   = "timeout"   // TimeoutMS passed
+	OutcomeCancelled = "cancelled" // an interrupt came
+	OutcomeMemory    = "memory"    // the memory limit was crossed
+	OutcomeCrashed   = "crashed"   // the interpreter died
+)
+
+// What became of a session's state in a [Result].
+const (
+	StateKept = "kept"
+	StateLost = "lost" // the interpreter was started again; files are as they were
+)
+
+// Streams of an [Output].
+const (
+	Stdout = "stdout"
+	Stderr = "stderr"
+)
+
+// Request is a message to the agent.
+type Request struct {
+	Type string `json:"type"`
+	// ID is the sender's; replies carry it back. Executes run one at a time
+	// in the order in which they arrive.
+	ID uint64 `json:"id,omitempty"`
+
+	Env    map[string]string `json:"env,omitempty"`
+	Limits *Limits           `json:"limits,omitempty"`
+
+	// Interpreter is one of those that ready named; empty for the first.
+	Interpreter string `json:"interpreter,omitempty"`
+	Code        string `json:"code,omitempty"`
+	// TimeoutMS is the time the code may run, in milliseconds; 0 is no limit.
+	TimeoutMS int64 `json:"timeout_ms,omitempty"`
+	// GraceMS is the time between the interrupt that a timeout or a
+	// cancellation sends and the kill, in milliseconds.
+	GraceMS int64 `json:"grace_ms,omitempty"`
+	// Keep says that the interpreter's state outlives the call: in a
+	// session. Without it, an interpreter that had to be ended is not
+	// started again.
+	Keep bool `json:"keep,omitempty"`
+
+	Path   string `json:"path,omitempty"`
+	Offset int64  `json:"offset,omitempty"`
+	Length int64  `json:"length,omitempty"`
+}
+
+// Limits bound what the agent sends and stores for a call.
+type Limits struct {
+	// OutputBytes is what each stream of a call may send: the first half
+	// and the last half of it.
+	OutputBytes int64 `json:"output_bytes,omitempty"`
+}
+
+// Reply is a message to the runtime.
+type Reply struct {
+	Type string `json:"type"`
+	ID   uint64 `json:"id,omitempty"`
+
+	Protocol     int      `json:"protocol,omitempty"`
+	Interpreters []string `json:"interpreters,omitempty"`
+
+	Stream string `json:"stream,omitempty"`
+	Data   string `json:"data,omitempty"`
+	// Skipped is the number of bytes of this stream that were left out
+	// just before Data.
+	Skipped int64 `json:"skipped,omitempty"`
+	// Sample marks Data as the newest line of output that is otherwise
+	// held back: shown as progress, never part of the answer.
+	Sample bool `json:"sample,omitempty"`
+
+	// ExitCode is the code's exit status; 128 + N where signal N ended it.
+	ExitCode   int    `json:"exit_code,omitempty"`
+	DurationMS int64  `json:"duration_ms,omitempty"`
+	Outcome    string `json:"outcome,omitempty"`
+	State      string `json:"state,omitempty"`
+	// Truncated holds the streams of which something was left out.
+	Truncated []Truncation `json:"truncated,omitempty"`
+	// Files are those that the call made or changed under
+	// /workspace/outputs, or the answer to list.
+	Files []File `json:"files,omitempty"`
+
+	Contents []byte `json:"contents,omitempty"`
+	// Size is the whole file's, in bytes.
+	Size int64 `json:"size,omitempty"`
+
+	Message string `json:"message,omitempty"`
+}
+
+// Truncation says what was left out of a stream.
+type Truncation struct {
+	Stream  string `json:"stream"`
+	Total   int64  `json:"total"`          // bytes that the code wrote
+	Skipped int64  `json:"skipped"`        // bytes of them that were not sent
+	Path    string `json:"path,omitempty"` // the file that holds all of it; empty where there is none
+}
+
+// File is a file under /workspace.
+type File struct {
+	Path   string `json:"path"` // absolute
+	Size   int64  `json:"size"` // bytes
+	Folder bool   `json:"folder,omitempty"`
+}
