@@ -47,6 +47,7 @@ var ErrClosed = errors.New("the server is ending")
 // parent when the parent *thread* ends.
 type Launcher struct {
 	log     *slog.Logger
+	ready   time.Duration // readyWithin, but for tests
 	environ []string
 	starts  chan func()
 	closed  chan struct{}
@@ -62,7 +63,8 @@ type Launcher struct {
 // else, as their environment.
 func NewLauncher(log *slog.Logger, environ []string) *Launcher {
 	l := &Launcher{
-		log: log,
+		log:   log,
+		ready: readyWithin,
 		// Not nil, which would mean the server's own environment.
 		environ: append([]string{}, environ...),
 		starts:  make(chan func()),
@@ -129,7 +131,7 @@ func (l *Launcher) Start(ctx context.Context, spec Spec) (*Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	timer := time.NewTimer(readyWithin)
+	timer := time.NewTimer(l.ready)
 	defer timer.Stop()
 	select {
 	case <-s.ready:
@@ -137,7 +139,7 @@ func (l *Launcher) Start(ctx context.Context, spec Spec) (*Sandbox, error) {
 		<-s.reaped
 		return nil, s.death()
 	case <-timer.C:
-		s.fail("it was not ready within %v", readyWithin)
+		s.fail("it was not ready within %v", l.ready)
 		<-s.reaped
 		return nil, s.death()
 	case <-ctx.Done():
