@@ -22,6 +22,9 @@ import (
 // patience is what a test waits for anything.
 const patience = 20 * time.Second
 
+// small are bounds that a test reaches soon.
+var small = bounds{line: 256 << 10, calls: 100, bytes: 1 << 20, listens: 3}
+
 type refusal struct{}
 
 // recorder is an admission that notes the order of arrival.
@@ -98,7 +101,9 @@ func dial(t *testing.T, handler func(ctx context.Context, n string) string) *lin
 	l := &link{t: t, mcp: s, in: inWrite, replies: make(chan reply, 4096), served: make(chan error, 1), cancel: cancel, recorder: &recorder{}}
 	go l.read(outRead)
 	go func() {
-		err := New(s, l.recorder, slog.New(slog.DiscardHandler)).Serve(ctx, inRead, outWrite)
+		under := New(s, l.recorder, slog.New(slog.DiscardHandler))
+		under.bounds = small
+		err := under.Serve(ctx, inRead, outWrite)
 		inRead.CloseWithError(io.ErrClosedPipe)
 		outWrite.Close()
 		l.served <- err
@@ -234,11 +239,11 @@ func TestAdmissionOrder(t *testing.T) {
 	l := dial(t, echo)
 	var want []string
 	go func() {
-		for i := range 500 {
+		for i := range 90 {
 			l.in.Write([]byte(call(i, fmt.Sprint(i)) + "\n"))
 		}
 	}()
-	for i := range 500 {
+	for i := range 90 {
 		want = append(want, fmt.Sprint(i))
 		l.next()
 	}
@@ -333,7 +338,7 @@ func TestCancelMeansOneCall(t *testing.T) {
 
 // What is not a request costs an error reply and nothing else.
 func TestBadLines(t *testing.T) {
-	long := strings.Repeat("x", maxLine)
+	long := strings.Repeat("x", small.line)
 	for name, test := range map[string]struct {
 		line string
 		id   string
@@ -342,7 +347,7 @@ func TestBadLines(t *testing.T) {
 		"words":                   {"hello", "null", mcp.PARSE_ERROR},
 		"broken JSON":             {`{"jsonrpc":"2.0","id":1,"method":"ping"`, "null", mcp.PARSE_ERROR},
 		"binary":                  {"\x00\xff\xfe\x01{\x80", "null", mcp.PARSE_ERROR},
-		"nested without end":      {strings.Repeat("[", 1<<20), "null", mcp.PARSE_ERROR},
+		"nested without end":      {strings.Repeat("[", 100<<10), "null", mcp.PARSE_ERROR},
 		"a batch":                 {"[" + ping + "]", "null", mcp.INVALID_REQUEST},
 		"an empty batch":          {"[]", "null", mcp.INVALID_REQUEST},
 		"a number":                {"5", "null", mcp.INVALID_REQUEST},
@@ -360,11 +365,12 @@ func TestBadLines(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := dial(t, echo)
-			l.send(test.line, ping)
+			l.send(test.line)
 			r := l.next()
 			if r.Error == nil || r.Error.Code != test.code || string(r.ID) != test.id {
 				t.Errorf("reply %+v, want id %s and error %d", r, test.id, test.code)
 			}
+			l.send(ping)
 			if r := l.next(); string(r.ID) != `"ping"` || r.Error != nil {
 				t.Errorf("after it: %+v", r)
 			}
@@ -396,7 +402,7 @@ func TestLines(t *testing.T) {
 // The longest line is taken, one byte more is not.
 func TestLongestLine(t *testing.T) {
 	l := dial(t, func(_ context.Context, n string) string { return fmt.Sprint(len(n)) })
-	room := maxLine - 1 - len(call(1, ""))
+	room := small.line - 1 - len(call(1, ""))
 	l.send(call(1, strings.Repeat("x", room)))
 	if r := l.next(); r.text() != fmt.Sprint(room) {
 		t.Errorf("the longest line: %+v", r)
@@ -445,7 +451,7 @@ func TestPanic(t *testing.T) {
 func TestBusy(t *testing.T) {
 	for name, arg := range map[string]struct {
 		size, calls int
-	}{"by number": {1, maxCalls}, "by size": {maxLine - 1000, maxBytes / (maxLine - 1000)}} {
+	}{"by number": {1, small.calls}, "by size": {small.line - 1000, small.bytes / (small.line - 1000)}} {
 		t.Run(name, func(t *testing.T) {
 			release := make(chan struct{})
 			l := dial(t, func(context.Context, string) string { <-release; return "ran" })
@@ -569,7 +575,7 @@ func TestSubscriptionCancelled(t *testing.T) {
 
 func TestSubscriptionsAreBounded(t *testing.T) {
 	l := dial(t, echo)
-	for i := range maxListens {
+	for i := range small.listens {
 		l.send(listen(i, `{"toolsListChanged":true}`))
 		l.next()
 	}

@@ -85,6 +85,22 @@ func PeakMemory(t testing.TB, pid int) int64 {
 	return 0
 }
 
+// Gone fails the test unless all of the processes have ended within a time.
+// A dead one that nobody has waited for has no program any more.
+func Gone(t testing.TB, within time.Duration, pids []int) {
+	t.Helper()
+	var left []int
+	Eventually(t, within, func() string { return fmt.Sprintf("processes are left: %v", left) }, func() bool {
+		left = left[:0]
+		for _, pid := range pids {
+			if _, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err == nil {
+				left = append(left, pid)
+			}
+		}
+		return len(left) == 0
+	})
+}
+
 // Eventually fails the test unless ok becomes true within a time that is
 // generous for a busy machine; what says what did not happen.
 func Eventually(t testing.TB, within time.Duration, what func() string, ok func() bool) {
