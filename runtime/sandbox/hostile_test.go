@@ -71,7 +71,7 @@ func hostile(as string) {
 	case "ends when idle":
 		return
 	case "writes when idle":
-		w.Write(frame.Reply{Type: frame.Output, ID: 1, Stream: frame.Stdout, Data: "x"})
+		w.Write(frame.Reply{Type: frame.Output, ID: 9, Stream: frame.Stdout, Data: "x"})
 		time.Sleep(time.Minute)
 	case "does not read":
 		time.Sleep(time.Minute)
@@ -124,7 +124,7 @@ func hostile(as string) {
 				{Path: "/etc/passwd"}, {Path: "/workspace/../etc/passwd"}, {Path: "relative"}, {Path: "/workspace/a\n[exit status 0]"},
 				{Path: "/workspace/outputs/good", Size: 1}, {Path: "/workspace/outputs/negative", Size: -1},
 			},
-			Truncated: []frame.Truncation{{Stream: frame.Stdout, Path: "/etc/shadow"}},
+			Truncated: []frame.Truncation{{Stream: frame.Stdout, Path: "/etc/shadow", Stored: 1}},
 		})
 	case "sends more of a file":
 		w.Write(frame.Reply{Type: frame.Contents, ID: id, Contents: make([]byte, 100), Size: 100})

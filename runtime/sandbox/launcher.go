@@ -131,6 +131,17 @@ func (l *Launcher) Start(ctx context.Context, spec Spec) (*Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
+	// In the pipe before the agent reads it: the interpreter that it starts at
+	// once is then the right one.
+	s.stdin.SetWriteDeadline(began.Add(l.ready))
+	err = s.frames.Write(frame.Request{
+		Type:   frame.Configure,
+		Env:    spec.Env,
+		Limits: &frame.Limits{OutputBytes: spec.OutputBytes},
+	})
+	if err != nil && !errors.Is(err, syscall.EPIPE) {
+		s.fail("it cannot be configured: %v", err)
+	}
 	timer := time.NewTimer(l.ready)
 	defer timer.Stop()
 	select {
@@ -145,16 +156,6 @@ func (l *Launcher) Start(ctx context.Context, spec Spec) (*Sandbox, error) {
 	case <-ctx.Done():
 		s.Kill()
 		return nil, ctx.Err()
-	}
-	err = s.frames.Write(frame.Request{
-		Type:   frame.Configure,
-		Env:    spec.Env,
-		Limits: &frame.Limits{OutputBytes: spec.OutputBytes},
-	})
-	if err != nil {
-		s.fail("%v", err)
-		<-s.reaped
-		return nil, s.death()
 	}
 	l.log.Debug("sandbox started", "env", spec.Name, "pid", s.cmd.Process.Pid, "ms", time.Since(began).Milliseconds())
 	return s, nil

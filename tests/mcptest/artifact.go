@@ -7,8 +7,44 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 )
+
+// built is the agent that the tests of one process share, and its folder.
+var built struct {
+	once  sync.Once
+	dir   string
+	agent string
+	err   error
+}
+
+// Main runs a package's tests and removes what [Artifacts] built for them; it
+// is for TestMain. The result is the exit status.
+func Main(m *testing.M) int {
+	defer func() { os.RemoveAll(built.dir) }()
+	return m.Run()
+}
+
+// agent builds the agent once.
+func agent(t testing.TB) string {
+	t.Helper()
+	built.once.Do(func() {
+		if built.dir, built.err = os.MkdirTemp("", "nix-sandbox-agent-"); built.err != nil {
+			return
+		}
+		built.agent = filepath.Join(built.dir, "nix-sandbox-agent")
+		build := exec.Command("go", "build", "-o", built.agent, "github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/cmd/nix-sandbox-agent")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			built.err = fmt.Errorf("build the agent: %w\n%s", err, out)
+		}
+	})
+	if built.err != nil {
+		t.Fatal(built.err)
+	}
+	return built.agent
+}
 
 // Artifacts makes an artifact for each of python, bash and node that this
 // machine has, and one of a plain command, cat: the real agent in a jail of
@@ -23,12 +59,6 @@ func Artifacts(t testing.TB) map[string]map[string]any {
 		t.Skip("bubblewrap is not installed")
 	}
 	dir := t.TempDir()
-	agent := filepath.Join(dir, "nix-sandbox-agent")
-	build := exec.Command("go", "build", "-o", agent, "github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/cmd/nix-sandbox-agent")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the agent: %v\n%s", err, out)
-	}
 	jail := []string{
 		bwrap, "--unshare-all", "--die-with-parent", "--as-pid-1", "--new-session", "--clearenv",
 		"--uid", "1000", "--gid", "1000", "--hostname", "sandbox",
@@ -37,7 +67,7 @@ func Artifacts(t testing.TB) map[string]map[string]any {
 		"--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/workspace", "--chdir", "/workspace",
 		"--setenv", "PATH", "/usr/local/bin:/usr/bin", "--setenv", "HOME", "/workspace", "--setenv", "TMPDIR", "/workspace",
 		"--setenv", "LANG", "C.UTF-8", "--setenv", "USER", "sandbox",
-		"--ro-bind", agent, "/agent",
+		"--ro-bind", agent(t), "/agent",
 	}
 	if out, err := exec.Command(bwrap, append(jail[1:len(jail):len(jail)], "/usr/bin/true")...).CombinedOutput(); err != nil {
 		t.Skipf("bubblewrap does not work here: %v: %s", err, out)

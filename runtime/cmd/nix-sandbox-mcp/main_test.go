@@ -19,7 +19,7 @@ func TestMain(m *testing.M) {
 		os.Unsetenv(asServer)
 		main()
 	}
-	os.Exit(m.Run())
+	os.Exit(mcptest.Main(m))
 }
 
 // server returns the command with exactly these variables.
