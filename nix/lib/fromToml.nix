@@ -69,9 +69,7 @@ let
       map (p: "${place} packages names ${toJSON p}: nixpkgs has no package of that name") absent
     else if values.preset or null == null && values.packages or [ ] == [ ] then
       [
-        "${place} has nothing in it: write preset = ${
-          lib.concatMapStringsSep ", " toJSON (attrNames environments)
-        } or packages = [ … ]"
+        "${place} has nothing in it: write preset = ${options.environment.preset.type.wanted}, or packages = [ … ]"
       ]
     else
       whole;

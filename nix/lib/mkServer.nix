@@ -45,7 +45,7 @@ let
     else if !(lib.isList own || isAttrs own) then
       [ "mkServer: environments is ${check.show own}: write a list of mkSandbox artifacts" ]
     else if lib.any (key: !(lib.elem key arguments)) (attrNames args) then
-      check.unknown "mkServer" "argument" arguments args
+      check.unknown "mkServer:" "argument" arguments args
     else if args.config or null != null && toml.problems args.config != [ ] then
       toml.problems args.config
     else if strangers != [ ] then
