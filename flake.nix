@@ -71,7 +71,7 @@
 
       # A package set may lack it, and say so when asked.
       formatter = lib.filterAttrs (_: formatter: (builtins.tryEval formatter).success) (
-        eachSystem (_: pkgs: pkgs.nixfmt-tree)
+        eachSystem (_: pkgs: pkgs.nixfmt-tree or (throw "this package set has no nixfmt-tree"))
       );
     };
 }
