@@ -20,7 +20,8 @@ import (
 )
 
 // artifactVariable names a built sandbox whose interpreter is bash, and which
-// has coreutils and findutils in it. These tests run code in it.
+// has coreutils and findutils in it. These tests run code in it; go test sees
+// no change of an artifact, so give it -count=1.
 const artifactVariable = "NIX_SANDBOX_TEST_ARTIFACT"
 
 // patience bounds each wait here; none is expected to last.
