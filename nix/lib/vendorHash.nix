@@ -1,0 +1,1 @@
+"sha256-2rqWApwIE+YPstG38P3m/FKLDkwJv8RP+fVNm9K1JnI="
