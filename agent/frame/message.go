@@ -118,7 +118,10 @@ type Truncation struct {
 	Stream  string `json:"stream"`
 	Total   int64  `json:"total"`          // bytes that the code wrote
 	Skipped int64  `json:"skipped"`        // bytes of them that were not sent
-	Path    string `json:"path,omitempty"` // the file that holds all of it; empty where there is none
+	Path    string `json:"path,omitempty"` // the file that holds it; empty where there is none
+	// Stored is the number of bytes that the file at Path holds: Total,
+	// unless the workspace had no room for more.
+	Stored int64 `json:"stored,omitempty"`
 }
 
 // File is a file under /workspace.

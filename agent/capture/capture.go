@@ -1,0 +1,264 @@
+// Package capture reads what an interpreter and everything that it started
+// write to a stream, and keeps a bounded part of it: the first half of the
+// limit and the last half.
+//
+// It reads always, also between two calls, so that nothing in the sandbox
+// ever blocks on a full pipe; what comes between two calls is the beginning
+// of the next one's output. It never waits for the end of a pipe: a process
+// that was left running holds it open for as long as it likes.
+package capture
+
+import (
+	"io"
+	"os"
+	"sync"
+	"syscall"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+)
+
+// Limits of what a stream keeps, in bytes.
+const (
+	MinLimit     = 1 << 10
+	MaxLimit     = 2 << 20 // a frame holds it even where JSON needs six bytes for one
+	DefaultLimit = 32 << 10
+)
+
+// maxSample is the longest sample, in bytes.
+const maxSample = 200
+
+// Stream is one captured stream.
+type Stream struct {
+	raw  syscall.RawConn
+	file *os.File
+
+	mu      sync.Mutex
+	chunk   []byte // what one read returns
+	half    int
+	head    []byte // the first bytes of the call, at most half
+	sent    int    // bytes of head that Take returned
+	tail    []byte // a ring of the newest bytes once head is full
+	at      int    // where the ring's next byte goes
+	beyond  int64  // bytes that came after head
+	line    []byte // the newest line's first bytes
+	fresh   bool   // line changed since the last Sample
+	spill   func() io.Writer
+	spilled io.Writer
+}
+
+// New returns the Stream of a pipe's read end. The end must be non-blocking.
+func New(pipe *os.File) (*Stream, error) {
+	raw, err := pipe.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	return &Stream{raw: raw, file: pipe, chunk: make([]byte, 64<<10), half: DefaultLimit / 2}, nil
+}
+
+// Read reads until the pipe is closed at this end.
+func (s *Stream) Read() {
+	for {
+		var n int
+		err := s.raw.Read(func(fd uintptr) bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			var err error
+			n, err = s.once(int(fd), len(s.chunk))
+			return err != unix.EAGAIN
+		})
+		if err != nil || n == 0 {
+			return
+		}
+	}
+}
+
+// once reads at most limit bytes. The caller holds the lock, so that bytes
+// read by two goroutines keep their order.
+func (s *Stream) once(fd, limit int) (int, error) {
+	for {
+		n, err := unix.Read(fd, s.chunk[:min(limit, len(s.chunk))])
+		if err == unix.EINTR {
+			continue
+		}
+		if n > 0 {
+			s.add(s.chunk[:n])
+		}
+		return n, err
+	}
+}
+
+// Drain takes what the pipe holds at this moment, and no more: a process in
+// the background may write for ever.
+func (s *Stream) Drain() {
+	_ = s.raw.Control(func(fd uintptr) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		left, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ)
+		for err == nil && left > 0 {
+			var n int
+			n, err = s.once(int(fd), left)
+			left -= n
+			if n <= 0 {
+				return
+			}
+		}
+	})
+}
+
+func (s *Stream) add(p []byte) {
+	if s.beyond == 0 {
+		n := min(len(p), s.half-len(s.head))
+		s.head = append(s.head, p[:n]...)
+		if p = p[n:]; len(p) == 0 {
+			return
+		}
+		// A character that the limit cuts in two belongs to the rest.
+		whole := max(wholeRunes(s.head), s.sent)
+		p = append(append([]byte(nil), s.head[whole:]...), p...)
+		s.head = s.head[:whole]
+		s.tail = make([]byte, 0, s.half)
+	}
+	if s.spill != nil && s.beyond+int64(len(p)) > int64(s.half) {
+		// Something is about to be lost for the first time: the ring
+		// has not turned yet.
+		if s.spilled = s.spill(); s.spilled != nil {
+			_, _ = s.spilled.Write(s.head)
+			_, _ = s.spilled.Write(s.tail)
+		}
+		s.spill = nil
+	}
+	if s.spilled != nil {
+		_, _ = s.spilled.Write(p)
+	}
+	s.beyond += int64(len(p))
+	s.note(p)
+	if len(p) >= s.half {
+		s.tail = append(s.tail[:0], p[len(p)-s.half:]...)
+		s.at = 0
+		return
+	}
+	n := min(s.half-len(s.tail), len(p))
+	s.tail = append(s.tail, p[:n]...)
+	for p = p[n:]; len(p) > 0; p = p[n:] {
+		n = copy(s.tail[s.at:], p)
+		s.at = (s.at + n) % s.half
+	}
+}
+
+// note keeps the beginning of the newest line that is not empty.
+func (s *Stream) note(p []byte) {
+	end := len(p)
+	for end > 0 && (p[end-1] == '\n' || p[end-1] == '\r') {
+		end--
+	}
+	begin := end
+	for begin > 0 && p[begin-1] != '\n' && p[begin-1] != '\r' {
+		begin--
+	}
+	if begin == end {
+		return
+	}
+	s.line = append(s.line[:0], p[begin:min(end, begin+maxSample)]...)
+	s.fresh = true
+}
+
+// wholeRunes is the length of p without an incomplete character at its end.
+func wholeRunes(p []byte) int {
+	for i := len(p) - 1; i >= 0 && i >= len(p)-utf8.UTFMax; i-- {
+		if utf8.RuneStart(p[i]) {
+			if !utf8.FullRune(p[i:]) {
+				return i
+			}
+			break
+		}
+	}
+	return len(p)
+}
+
+// SetLimit sets what a call keeps of this stream, in bytes. It is called
+// before the first call.
+func (s *Stream) SetLimit(limit int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.half = int(min(max(limit, MinLimit), MaxLimit)) / 2
+	s.reset()
+}
+
+// Begin starts a call. spill, if any, is asked for a place for all of the
+// call's output when it exceeds what the stream keeps; it may answer nil.
+// It runs with the stream locked.
+func (s *Stream) Begin(spill func() io.Writer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.spill, s.spilled = nil, nil
+	if s.beyond <= int64(s.half) { // else a part is gone already
+		s.spill = spill
+	}
+}
+
+// Take returns what of the call's first half has come since the last Take.
+func (s *Stream) Take() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	end := wholeRunes(s.head)
+	if end <= s.sent {
+		return ""
+	}
+	text := string(s.head[s.sent:end])
+	s.sent = end
+	return text
+}
+
+// Sample returns the newest line while output is held back, once.
+func (s *Stream) Sample() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.fresh {
+		return ""
+	}
+	s.fresh = false
+	return string(s.line)
+}
+
+// Rest is what End returns.
+type Rest struct {
+	Head    string // what Take has not returned
+	Skipped int64  // bytes left out between Head and Tail
+	Tail    string
+	Total   int64 // bytes of the whole call
+}
+
+// End ends the call; what comes from now on belongs to the next.
+func (s *Stream) End() Rest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := Rest{
+		Head:  string(s.head[s.sent:]),
+		Total: int64(len(s.head)) + s.beyond,
+	}
+	tail := append(append(make([]byte, 0, len(s.tail)), s.tail[s.at:]...), s.tail[:s.at]...)
+	r.Skipped = s.beyond - int64(len(tail))
+	if r.Skipped > 0 {
+		for i := 0; i < utf8.UTFMax-1 && len(tail) > 0 && !utf8.RuneStart(tail[0]); i++ {
+			tail = tail[1:]
+			r.Skipped++
+		}
+	}
+	r.Tail = string(tail)
+	s.reset()
+	return r
+}
+
+func (s *Stream) reset() {
+	s.head, s.sent = s.head[:0], 0
+	s.tail, s.at, s.beyond = nil, 0, 0
+	s.line, s.fresh = nil, false
+	s.spill, s.spilled = nil, nil
+	if cap(s.head) > s.half {
+		s.head = nil
+	}
+}
+
+// Close ends Read.
+func (s *Stream) Close() error { return s.file.Close() }

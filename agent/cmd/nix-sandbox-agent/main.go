@@ -1,0 +1,111 @@
+// Command nix-sandbox-agent is the first process inside a sandbox. It starts
+// the sandbox's interpreter, reaps what is left behind and carries code in and
+// output out.
+//
+//	nix-sandbox-agent run   TYPE STDIN_MODE COMMAND...
+//	nix-sandbox-agent serve TYPE STDIN_MODE COMMAND...
+//
+// run takes code from stdin; serve speaks frames on stdin and stdout.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/batch"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/server"
+)
+
+// root is the workspace of every sandbox.
+const root = "/workspace"
+
+// failed is the exit status where the agent itself could not do its work.
+const failed = 125
+
+func main() {
+	// The code runs as the same user: it must not read the agent's memory
+	// or take its descriptors.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		fail(fmt.Errorf("make the agent undumpable: %w", err))
+	}
+	debug.SetGCPercent(50)
+	status, err := agent(os.Args[1:])
+	if err != nil {
+		fail(err)
+	}
+	os.Exit(status)
+}
+
+func fail(err error) {
+	fmt.Fprintf(os.Stderr, "nix-sandbox-agent: error: %v\n", err)
+	os.Exit(failed)
+}
+
+func agent(args []string) (status int, err error) {
+	const usage = "usage: nix-sandbox-agent run|serve python|bash|node|command arg|pipe COMMAND..."
+	if len(args) < 4 {
+		return 0, fmt.Errorf("%d arguments; %s", len(args), usage)
+	}
+	mode, kind, stdin := args[0], args[1], args[2]
+	switch {
+	case mode != "run" && mode != "serve":
+		return 0, fmt.Errorf("unknown mode %q; %s", mode, usage)
+	case kind != "command" && !slices.Contains(driver.Types, kind):
+		return 0, fmt.Errorf("unknown interpreter type %q; %s", kind, usage)
+	case stdin != "arg" && stdin != "pipe":
+		return 0, fmt.Errorf("unknown stdin mode %q; %s", stdin, usage)
+	}
+	spec := interpreter.Spec{
+		Kind: kind, Command: args[3:], Pipe: stdin == "pipe",
+		Root: workspace(), Env: os.Environ(),
+	}
+	// Init ignores every signal that it has no handler for.
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
+	table := process.NewTable()
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	if mode == "run" {
+		spec.Stdout, spec.Stderr = os.Stdout, os.Stderr
+		return batch.Run(ctx, table, spec, os.Stdin, signals)
+	}
+	ended := make(chan int, 1)
+	go func() {
+		sig := <-signals
+		ended <- 128 + int(sig.(unix.Signal))
+		stop()
+	}()
+	// Non-blocking, so that closing it ends a read.
+	if err := unix.SetNonblock(unix.Stdin, true); err != nil {
+		return 0, fmt.Errorf("prepare stdin: %w", err)
+	}
+	in := os.NewFile(uintptr(unix.Stdin), "stdin")
+	err = server.Serve(ctx, table, server.Config{Spec: spec, In: in, Out: os.Stdout, Log: os.Stderr})
+	select {
+	case status = <-ended:
+	default:
+	}
+	return status, err
+}
+
+// workspace is the working directory of code: that of the agent where there
+// is no workspace, which is never so in a sandbox.
+func workspace() string {
+	if _, err := os.Stat(root); err == nil {
+		return root
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		return "/"
+	}
+	return dir
+}

@@ -1,0 +1,293 @@
+// Runs code in this process for the agent. The inspector's Runtime.evaluate
+// does what a REPL must: declarations may be repeated, await is allowed at the
+// top level, the value of the last expression is the result.
+//
+// What the code may replace later is bound here before it runs.
+(function (require, load) {
+  'use strict';
+  const fs = require('fs');
+  const vm = require('vm');
+  const net = require('net');
+  const util = require('util');
+  const { Session } = require('inspector');
+  const { exit, pid, stdout, stderr } = process;
+  const { inspect } = util;
+  const { readSync, writeSync } = fs;
+  const { defineProperty } = Object;
+  const { now } = Date;
+  const later = setImmediate;
+
+  const CONTROL = 3;
+  const CODE = 4;
+  const ended = { toString: () => 'process.exit' }; // thrown by process.exit where nothing else can end the code
+
+  const session = new Session();
+  session.connect();
+
+  let call = null; // the one that runs
+  let entry = null; // what the next script calls
+  let taken; // what take received
+
+  // Names that code evaluated by the inspector can reach; symbols and
+  // descriptors keep them out of sight.
+  const hidden = (key, value) => defineProperty(globalThis, key, { value, configurable: false, enumerable: false, writable: false });
+  hidden(Symbol.for('agent.enter'), () => entry());
+  hidden(Symbol.for('agent.take'), (value) => { taken = value; });
+  hidden('__imp_', (specifier, options) => load(specifier, options));
+  const enter = new vm.Script("globalThis[Symbol.for('agent.enter')]()", { filename: 'agent:enter' });
+
+  // The value behind what the inspector describes.
+  function value(remote) {
+    if (remote.objectId === undefined) {
+      switch (remote.unserializableValue) {
+        case undefined: return remote.value;
+        case '-0': return -0;
+        case 'NaN': return NaN;
+        case 'Infinity': return Infinity;
+        case '-Infinity': return -Infinity;
+        default: return BigInt(remote.unserializableValue.slice(0, -1));
+      }
+    }
+    taken = undefined;
+    session.post('Runtime.callFunctionOn', {
+      functionDeclaration: "function (value) { globalThis[Symbol.for('agent.take')](value) }",
+      objectId: remote.objectId,
+      arguments: [{ objectId: remote.objectId }],
+    });
+    const result = taken;
+    taken = undefined;
+    return result;
+  }
+
+  // Text of an error without the frames below the code's own.
+  function describe(error) {
+    let text;
+    try {
+      text = typeof error === 'object' && error !== null ? inspect(error) : inspect(error);
+    } catch {
+      text = 'an error that cannot be shown';
+    }
+    return text.replace(/\n +at Session\.post \(node:inspector[^]*?(?=\n(?! +at )|$)/g, '')
+      .replace(/\n +at [^\n]*agent:(?:driver|enter)[^\n]*/g, '');
+  }
+
+  function report(error, details, source, name) {
+    let text = '';
+    if (details && error instanceof SyntaxError && /^[^\n]*\n +at Session\.post/.test(error.stack)) {
+      const line = source.split('\n')[details.lineNumber];
+      if (line !== undefined && line.length < 500) {
+        text = `${name}:${details.lineNumber + 1}\n${line}\n${' '.repeat(details.columnNumber)}^\n`;
+      }
+    }
+    stderr.write(`${text}Uncaught ${describe(error)}\n`);
+  }
+
+  // Names what ends the call; the first one wins.
+  function settle(current, status) {
+    if (current.over) return;
+    current.over = true;
+    current.status = status;
+    // Rejections that nobody handles are known after the microtasks.
+    later(() => finish(current));
+  }
+
+  function finish(current) {
+    if (stdout.writableLength > 0 && !stdout.destroyed) return void stdout.once('drain', () => finish(current));
+    if (stderr.writableLength > 0 && !stderr.destroyed) return void stderr.once('drain', () => finish(current));
+    call = null;
+    session.post('Runtime.releaseObjectGroup', { objectGroup: 'call' });
+    const status = current.status || (process.exitCode & 0xff);
+    process.exitCode = undefined;
+    writeSync(CONTROL, `done ${current.nonce} ${status & 0xff}\n`);
+  }
+
+  function evaluate(source, name, settled) {
+    const expression = `${rewrite(source)}\n//# sourceURL=${name}`;
+    session.post('Runtime.evaluate', {
+      expression, replMode: true, awaitPromise: true, objectGroup: 'call', silent: true,
+    }, (failure, reply) => {
+      if (failure) {
+        if (call.stopped) return;
+        // The inspector has lost its context; nothing can run here any more.
+        exit.call(process, 70);
+      }
+      const { result, exceptionDetails } = reply;
+      if (!exceptionDetails) {
+        if (result.type !== 'undefined') stdout.write(`${inspect(value(result))}\n`);
+        return settled(null);
+      }
+      const error = exceptionDetails.exception ? value(exceptionDetails.exception) : new Error(exceptionDetails.text);
+      if (error !== ended) report(error, exceptionDetails, source, name);
+      settled(error);
+    });
+  }
+
+  function run(nonce, name, source) {
+    const current = { nonce, status: 0, sync: true, over: false };
+    call = current;
+    entry = () => evaluate(source, name, (error) => settle(current, error ? 1 : 0));
+    try {
+      // SIGINT ends even a loop that never yields, and what was
+      // computed before it stays.
+      enter.runInThisContext({ breakOnSigint: true });
+    } catch {
+      current.stopped = true;
+      if (current.exit === undefined) {
+        stderr.write('Uncaught Error: interrupted\n');
+        settle(current, 130);
+      }
+    }
+    entry = null;
+    current.sync = false;
+    if (current.exit !== undefined) settle(current, current.exit);
+  }
+
+  // A program: the process ends with it, as node would end it.
+  function last(source) {
+    control.destroy();
+    fs.closeSync(CODE);
+    process.removeListener('SIGINT', interrupted);
+    process.removeListener('uncaughtException', uncaught);
+    process.exit = exit;
+    let open = true;
+    process.once('exit', () => {
+      if (open && !process.exitCode) {
+        stderr.write('Uncaught Error: the code waits for a promise that nothing can settle any more\n');
+        process.exitCode = 13;
+      }
+    });
+    evaluate(source, 'code', (error) => {
+      open = false;
+      if (error) exit.call(process, 1);
+    });
+  }
+
+  function interrupted() {
+    if (call === null || call.over) return;
+    stderr.write('Uncaught Error: interrupted\n');
+    settle(call, 130);
+  }
+
+  function uncaught(error) {
+    if (error === ended) return;
+    if (process.listenerCount('uncaughtException') > 1) return; // the code has a handler of its own
+    report(error);
+    if (call !== null) {
+      if (call.over) call.status ||= 1;
+      else settle(call, 1);
+    }
+  }
+
+  process.exit = function (status = process.exitCode) {
+    status = (status ?? 0) & 0xff;
+    if (process.pid === pid && call !== null && !call.over) {
+      if (call.sync) {
+        // An interrupt ends the code without running its catch
+        // and finally blocks, as the end of a process would. It has to
+        // come from outside: process.kill tears the inspector down.
+        call.exit = status;
+        call.stopped = true;
+        writeSync(CONTROL, `stop ${call.nonce}\n`);
+        for (const end = now() + 5000; now() < end;);
+      } else {
+        settle(call, status);
+      }
+    }
+    throw ended;
+  };
+
+  // Code that the inspector evaluates has no loader for import: dynamic
+  // imports become calls of a function of the same length, so that columns
+  // stay; import declarations become awaited ones.
+  function rewrite(source) {
+    if (!/\bimport\b/.test(source)) return source;
+    const open = []; // '{' for a block, '`' for a template's expression
+    let out = '';
+    let from = 0;
+    let before = ''; // the token before
+    const token = /\/\/[^\n]*|\/\*[^]*?\*\/|"(?:[^"\\\n]|\\[^])*"|'(?:[^'\\\n]|\\[^])*'|[\p{ID_Start}$_][\p{ID_Continue}$\u200c\u200d]*|[0-9][\w.]*|\s+|[^]/uy;
+    const template = /(?:[^`\\$]|\\[^]|\$(?!\{))*(?:`|\$\{)/uy;
+    const pattern = /\/(?:[^/\\[\n]|\\.|\[(?:[^\]\\\n]|\\.)*\])+\/\w*/uy;
+    const declaration = /import\s*(?:([\p{ID_Start}$_][\p{ID_Continue}$]*)\s*(?:,\s*)?)?(?:\{([^}]*)\}\s*|\*\s*as\s+([\p{ID_Start}$_][\p{ID_Continue}$]*)\s*)?(from\b\s*)?("[^"\n]*"|'[^'\n]*')(?:\s*with\s*(\{[^}]*\}))?/uy;
+    const skip = (re, at) => { re.lastIndex = at; return re.exec(source); };
+    let at = 0;
+    const text = () => { // the rest of a template, up to its end or its next expression
+      const m = skip(template, at);
+      if (m === null) { at = source.length; return; }
+      at += m[0].length;
+      if (m[0].endsWith('${')) open.push('`');
+      before = m[0].endsWith('${') ? '(' : '`';
+    };
+    while (at < source.length) {
+      const m = skip(token, at);
+      const word = m[0];
+      if (word === '/' && !/^(?:[\p{ID_Continue}$)\]`"'}]+)$/u.test(before) || word === '/' && /^(?:return|typeof|case|in|of|delete|void|throw|new|else|do|instanceof|yield|await)$/.test(before)) {
+        const literal = skip(pattern, at);
+        if (literal !== null) { at += literal[0].length; before = ')'; continue; }
+      }
+      if (word === 'import' && before !== '.') {
+        if (/^\s*\(/.test(source.slice(at + 6, at + 200))) {
+          out += source.slice(from, at) + '__imp_';
+          from = at + 6;
+        } else if (open.length === 0) {
+          const d = skip(declaration, at);
+          if (d !== null && Boolean(d[1] || d[2] !== undefined || d[3]) === Boolean(d[4])) {
+            out += source.slice(from, at) + declare(d);
+            at += d[0].length;
+            from = at;
+            before = '"';
+            continue;
+          }
+        }
+      }
+      at += word.length;
+      if (/^(?:\s|\/\/|\/\*)/.test(word)) continue;
+      before = /^["']/.test(word) ? '"' : word;
+      if (word === '`') text();
+      else if (word === '{' || word === '(' || word === '[') open.push(word);
+      else if (word === ')' || word === ']') open.pop();
+      else if (word === '}' && open.pop() === '`') text();
+    }
+    return out + source.slice(from);
+  }
+
+  function declare([whole, main, names, all, , from, attributes]) {
+    const loaded = `await __imp_(${from}${attributes ? `, { with: ${attributes} }` : ''})`;
+    const lines = '\n'.repeat(whole.split('\n').length - 1);
+    const parts = [];
+    if (main) parts.push(`default: ${main}`);
+    if (names !== undefined) parts.push(names.replace(/\s+as\s+/g, ': ').replace(/\s+/g, ' '));
+    if (all && main) return `const ${all} = ${loaded}, { default: ${main} } = ${all}${lines}`;
+    if (all) return `const ${all} = ${loaded}${lines}`;
+    if (parts.length > 0) return `const { ${parts.join(', ')} } = ${loaded}${lines}`;
+    return `void (${loaded})${lines}`;
+  }
+
+  let received = '';
+  const control = new net.Socket({ fd: CONTROL, readable: true, writable: true });
+  control.setEncoding('latin1');
+  control.on('error', () => exit.call(process, 0));
+  control.on('end', () => exit.call(process, 0));
+  control.on('data', (chunk) => {
+    received += chunk;
+    const end = received.indexOf('\n');
+    if (end < 0) return;
+    const [word, nonce, number, size] = received.slice(0, end).split(' ');
+    received = received.slice(end + 1);
+    const code = Buffer.allocUnsafe(+size);
+    let length = 0;
+    while (length < code.length) {
+      const n = readSync(CODE, code, length, code.length - length, length);
+      if (n === 0) break;
+      length += n;
+    }
+    const source = code.toString('utf8', 0, length);
+    if (word === 'last') last(source);
+    else run(nonce, `call-${number}`, source);
+  });
+
+  process.execArgv = [];
+  process.on('SIGINT', interrupted);
+  process.on('uncaughtException', uncaught);
+  writeSync(CONTROL, 'ready\n');
+})

@@ -1,0 +1,252 @@
+# Runs code in this interpreter for the agent. It imports nothing that the
+# interpreter has not loaded already: what it does not import cannot be
+# shadowed, and costs no start-up time. Names that the code may redefine
+# (print, exit, sys.stdout, even len) are bound here before it runs.
+
+import _ast
+import _signal
+import builtins
+import os
+import sys
+
+BaseException, Exception, SystemExit, KeyboardInterrupt, OSError = (
+    builtins.BaseException, builtins.Exception, builtins.SystemExit,
+    builtins.KeyboardInterrupt, builtins.OSError)
+compile, eval, exec, getattr, int, isinstance, len, str, type = (
+    builtins.compile, builtins.eval, builtins.exec, builtins.getattr,
+    builtins.int, builtins.isinstance, builtins.len, builtins.str,
+    builtins.type)
+close, getpid, leave, pread, read, write = (
+    os.close, os.getpid, os._exit, os.pread, os.read, os.write)
+set_handler = _signal.signal
+
+CONTROL, CODE = 3, 4
+SIGINT = 2
+# Flags of compile, as in Include/cpython/compile.h: importing ast for them
+# costs a millisecond.
+ONLY_AST, TOP_LEVEL_AWAIT = 0x400, 0x2000
+CO_COROUTINE = 0x80  # as in Include/cpython/code.h
+# Sources kept for tracebacks, in bytes: those of the newest calls.
+KEEP_SOURCES = 4 << 20
+
+ROOT = sys.argv[1]
+PID = getpid()
+main = sys.modules['__main__'].__dict__
+sys_modules = sys.modules
+stdlib = list(sys.path)
+sources = {}
+runner = None
+figures = 0
+
+
+def ignore(signum, frame):
+    """Stands for SIGINT while no code runs: it comes too late, or for a child."""
+
+
+def load(name):
+    """Imports a module of the interpreter, whatever lies in the workspace."""
+    module = sys_modules.get(name)
+    if module is None:
+        path = sys.path
+        sys.path = stdlib
+        try:
+            module = __import__(name)
+        finally:
+            sys.path = path
+    return module
+
+
+def remember(filename, code):
+    """Registers a call's source so that tracebacks can show its lines."""
+    sources[filename] = code
+    size = 0
+    for name in list(sources)[::-1]:
+        size += len(sources[name])
+        if size > KEEP_SOURCES and name != filename:
+            del sources[name]
+    register()
+
+
+def register():
+    linecache = sys_modules.get('linecache')
+    if linecache is None:
+        return
+    cache = linecache.cache
+    for name, code in sources.items():
+        if name not in cache:
+            # No time of change: checkcache leaves such an entry alone.
+            cache[name] = (len(code), None, code.splitlines(True), name)
+
+
+def report(error):
+    """Prints an error's traceback from the code's first frame on."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_frame.f_code.co_filename not in sources:
+        tb = tb.tb_next
+    if tb is None and not isinstance(error, SyntaxError):
+        tb = error.__traceback__  # raised outside of the code: show all of it
+        while tb is not None and tb.tb_frame.f_code.co_filename == '<driver>':
+            tb = tb.tb_next
+    error.__traceback__ = tb
+    try:
+        traceback = load('traceback')
+        load('linecache')
+        register()
+        text = ''.join(traceback.format_exception(type(error), error, tb))
+    except Exception:
+        sys.__excepthook__(type(error), error, tb)
+        return
+    try:
+        sys.stderr.write(text)
+    except Exception:
+        write(2, text.encode('utf-8', 'backslashreplace'))
+
+
+def status_of(error):
+    """The exit status that the interpreter gives a SystemExit."""
+    code = error.code
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xff
+    try:
+        sys.stderr.write(str(code) + '\n')
+    except Exception:
+        pass
+    return 1
+
+
+def flush():
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        try:
+            stream.flush()
+        except Exception:
+            pass
+
+
+def save_figures():
+    """Saves the figures that the code left open, as a notebook shows them."""
+    global figures
+    pyplot = sys_modules.get('matplotlib.pyplot')
+    if pyplot is None:
+        return
+    numbers = pyplot.get_fignums()
+    if not numbers:
+        return
+    folder = ROOT + '/outputs'
+    os.makedirs(folder, exist_ok=True)
+    for number in numbers:
+        while True:
+            figures += 1
+            path = '%s/figure-%d.png' % (folder, figures)
+            if not os.path.lexists(path):
+                break
+        pyplot.figure(number).savefig(path, bbox_inches='tight')
+    pyplot.close('all')
+
+
+def evaluate(code):
+    """Runs a code object in __main__ and returns its value."""
+    global runner
+    value = eval(code, main)
+    if not code.co_flags & CO_COROUTINE:
+        return value
+    if runner is None:
+        runner = load('asyncio').Runner()
+    return runner.run(value)
+
+
+def run(source, filename):
+    """Runs code as a cell of a notebook: a last expression's value is shown."""
+    text = source.decode('utf-8')
+    remember(filename, text)
+    tree = compile(text, filename, 'exec', ONLY_AST | TOP_LEVEL_AWAIT)
+    body = tree.body
+    last = None
+    if body and type(body[-1]).__name__ == 'Expr' and not text.rstrip().endswith(';'):
+        last = body.pop()
+    if body:
+        evaluate(compile(tree, filename, 'exec', TOP_LEVEL_AWAIT))
+    if last is not None:
+        last = compile(_ast.Expression(last.value), filename, 'eval', TOP_LEVEL_AWAIT)
+        value = evaluate(last)
+        # A value computed by a child of the code is not shown twice.
+        if getpid() == PID:
+            sys.displayhook(value)
+
+
+def call(source, filename):
+    """Runs code and returns its exit status. Never raises, save an interrupt
+    that comes while it returns."""
+    status = 0
+    try:
+        try:
+            run(source, filename)
+        finally:
+            if getpid() == PID:
+                save_figures()
+    except SystemExit as error:
+        status = status_of(error)
+    except KeyboardInterrupt as error:
+        status = 130
+        report(error)
+    except BaseException as error:
+        status = 1
+        report(error)
+    return status
+
+
+def guarded(source, filename):
+    try:
+        return call(source, filename)
+    except BaseException:
+        return 130
+
+
+def receive():
+    line = b''
+    while not line.endswith(b'\n'):
+        byte = read(CONTROL, 64)
+        if not byte:
+            leave(0)  # the agent has ended
+        line += byte
+    return line.split()
+
+
+def loop():
+    handler = _signal.default_int_handler
+    while True:
+        word, nonce, number, size = receive()
+        source = pread(CODE, int(size), 0)
+        if word == b'last':
+            close(CONTROL)
+            close(CODE)
+            set_handler(SIGINT, handler)
+            sys.exit(guarded(source, '<code>'))
+        set_handler(SIGINT, handler)
+        status = guarded(source, '<call %s>' % number.decode())
+        while True:
+            try:
+                handler = _signal.getsignal(SIGINT)
+                set_handler(SIGINT, ignore)
+                break
+            except BaseException:
+                pass
+        flush()
+        if getpid() != PID:
+            leave(status)  # a child that the code forked and let go on
+        write(CONTROL, b'done %s %d\n' % (nonce, status))
+
+
+os.set_inheritable(CONTROL, False)
+os.set_inheritable(CODE, False)
+set_handler(SIGINT, ignore)
+sys.argv = ['']
+# -I left these out; the driver has all that it imports before they count.
+sys.path[:0] = [''] + [p for p in os.environ.get('PYTHONPATH', '').split(':') if p]
+os.environ.setdefault('MPLBACKEND', 'Agg')
+# Lines leave at once: what a subprocess prints keeps its place among them,
+# and a crash loses none.
+sys.stdout.reconfigure(line_buffering=True)
+write(CONTROL, b'ready\n')
+loop()

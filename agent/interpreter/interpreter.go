@@ -1,0 +1,276 @@
+// Package interpreter keeps one interpreter running, with its driver, and
+// runs code in it.
+//
+// An [Interpreter] tells what it sees and decides nothing: replies of the
+// driver and the end of the process arrive on channels, and its owner decides
+// what they mean. The end of the process is known from its status, never
+// from the end of a pipe, which a child may hold open.
+package interpreter
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
+)
+
+// maxArgument is the longest argument that the kernel lets a program have, in
+// bytes: MAX_ARG_STRLEN of include/uapi/linux/binfmts.h less the final zero.
+const maxArgument = 128<<10 - 1
+
+// ErrCode reports code that cannot be given to the interpreter at all.
+var ErrCode = errors.New("code cannot be run")
+
+// Spec says which interpreter to run and how.
+type Spec struct {
+	Kind    string   // python, bash, node or command
+	Command []string // the interpreter's own words
+	Pipe    bool     // a command reads its code from stdin
+	Root    string   // the workspace: working directory
+	Env     []string
+	Null    *os.File // stdin
+	Stdout  *os.File
+	Stderr  *os.File
+}
+
+// Sessions says whether the interpreter can keep state.
+func (s *Spec) Sessions() bool { return s.Kind != "command" }
+
+// path finds the interpreter's program.
+func (s *Spec) path() (string, error) {
+	path, err := exec.LookPath(s.Command[0])
+	if err != nil {
+		return "", fmt.Errorf("interpreter %s: %w", s.Command[0], err)
+	}
+	return path, nil
+}
+
+// RunCommand starts an interpreter of the type command with code. Its end is
+// the answer.
+func RunCommand(table *process.Table, s *Spec, code string) (*process.Process, error) {
+	path, err := s.path()
+	if err != nil {
+		return nil, err
+	}
+	words := append([]string{path}, s.Command[1:]...)
+	stdin := s.Null
+	if s.Pipe {
+		file, err := memory("code", code)
+		if err != nil {
+			return nil, err
+		}
+		defer file.Close()
+		stdin = file
+	} else {
+		switch {
+		case len(code) > maxArgument:
+			return nil, fmt.Errorf("%w: it has %d bytes and this environment takes at most %d; write it to a file in parts", ErrCode, len(code), maxArgument)
+		case strings.IndexByte(code, 0) >= 0:
+			return nil, fmt.Errorf("%w: it holds a NUL byte; remove it", ErrCode)
+		}
+		words = append(words, code)
+	}
+	return table.Start(process.Command{
+		Words: words, Env: s.Env, Dir: s.Root,
+		Files: []*os.File{stdin, s.Stdout, s.Stderr},
+	})
+}
+
+// Interpreter is a running interpreter with its driver.
+type Interpreter struct {
+	*process.Process
+	control *os.File
+	code    *os.File
+	state   *os.File
+	replies chan Reply
+	closed  chan struct{}
+	kind    string
+}
+
+// Reply is a driver's reply, or what was wrong with it.
+type Reply struct {
+	driver.Reply
+	Err error
+}
+
+// Start starts an interpreter with its driver. state is what an earlier one
+// left, or nil; the Interpreter owns it from now on.
+func Start(table *process.Table, s *Spec, state *os.File) (_ *Interpreter, err error) {
+	d, ok := driver.For(s.Kind, s.Root)
+	if !ok {
+		return nil, fmt.Errorf("interpreter type %s has no driver; use one of %s", s.Kind, strings.Join(driver.Types, ", "))
+	}
+	path, err := s.path()
+	if err != nil {
+		return nil, err
+	}
+	i := &Interpreter{kind: s.Kind, replies: make(chan Reply), closed: make(chan struct{}), state: state}
+	defer func() {
+		if err != nil {
+			i.closeFiles()
+		}
+	}()
+	if i.state == nil {
+		if i.state, err = memory("state", ""); err != nil {
+			return nil, err
+		}
+	}
+	if _, err = i.state.Seek(0, io.SeekStart); err != nil {
+		return nil, err
+	}
+	if i.code, err = memory("code", d.Source); err != nil {
+		return nil, err
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("make a control channel: %w", err)
+	}
+	theirs := os.NewFile(uintptr(pair[1]), "control")
+	defer theirs.Close()
+	_ = unix.SetNonblock(pair[0], true)
+	i.control = os.NewFile(uintptr(pair[0]), "control")
+
+	files := make([]*os.File, d.Control+3)
+	files[0], files[1], files[2] = s.Null, s.Stdout, s.Stderr
+	files[d.Control], files[d.Control+1], files[d.Control+2] = theirs, i.code, i.state
+	i.Process, err = table.Start(process.Command{
+		Words: append(append([]string{path}, s.Command[1:]...), d.Words...),
+		Env:   s.Env, Dir: s.Root, Files: files,
+	})
+	if err != nil {
+		return nil, err
+	}
+	go i.read()
+	return i, nil
+}
+
+// memory returns a file in memory that holds text, read from its beginning.
+func memory(name, text string) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("make a file in memory: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	if text != "" {
+		if _, err := f.WriteString(text); err == nil {
+			_, err = f.Seek(0, io.SeekStart)
+		}
+		if err != nil {
+			f.Close()
+			return nil, fmt.Errorf("write a file in memory: %w", err)
+		}
+	}
+	return f, nil
+}
+
+// read reads the control channel until it is closed, at either end, or holds
+// what no driver writes.
+func (i *Interpreter) read() {
+	defer close(i.replies)
+	var buf [driver.MaxLine]byte
+	n := 0
+	send := func(r Reply) bool {
+		select {
+		case i.replies <- r:
+			return r.Err == nil
+		case <-i.closed:
+			return false
+		}
+	}
+	for {
+		m, err := i.control.Read(buf[n:])
+		if err != nil {
+			return
+		}
+		n += m
+		for {
+			line, rest, found := strings.Cut(string(buf[:n]), "\n")
+			if !found {
+				break
+			}
+			r, err := driver.ParseReply(line)
+			if !send(Reply{r, err}) {
+				return
+			}
+			n = copy(buf[:], rest)
+		}
+		if n == len(buf) {
+			_, err := driver.ParseReply(string(buf[:]))
+			send(Reply{Err: err})
+			return
+		}
+	}
+}
+
+// Replies carries the driver's replies. It is closed when there can be no
+// further one; the process may still run.
+func (i *Interpreter) Replies() <-chan Reply { return i.replies }
+
+// Run gives code to the driver and returns the nonce that its reply will
+// carry. With last set there is none: the process ends with the code.
+func (i *Interpreter) Run(code string, number uint64, last bool) (uint64, error) {
+	if i.kind == "bash" && strings.IndexByte(code, 0) >= 0 {
+		return 0, fmt.Errorf("%w: it holds a NUL byte; remove it", ErrCode)
+	}
+	for _, f := range []*os.File{i.code, i.state} {
+		if err := f.Truncate(0); err != nil {
+			return 0, err
+		}
+		if _, err := f.Seek(0, io.SeekStart); err != nil {
+			return 0, err
+		}
+	}
+	if _, err := i.code.WriteAt([]byte(code), 0); err != nil {
+		return 0, fmt.Errorf("write %d bytes of code: %w", len(code), err)
+	}
+	nonce := rand.Uint64()
+	line := driver.Call{Nonce: nonce, Last: last, Number: number, Size: len(code)}.Line()
+	// The line fits into any socket's buffer: this cannot block.
+	if _, err := i.control.WriteString(line); err != nil {
+		return 0, fmt.Errorf("write to the driver: %w", err)
+	}
+	return nonce, nil
+}
+
+// Interrupt sends SIGINT to the interpreter's group.
+func (i *Interpreter) Interrupt() { i.Signal(unix.SIGINT) }
+
+// Close forgets an interpreter that has ended, or that is to be killed. It
+// returns the state that it left, which the caller owns.
+func (i *Interpreter) Close() (state *os.File) {
+	close(i.closed)
+	state, i.state = i.state, nil
+	i.closeFiles()
+	return state
+}
+
+func (i *Interpreter) closeFiles() {
+	for _, f := range []*os.File{i.control, i.code, i.state} {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+// Blocking makes sure that a descriptor blocks again: programs change that
+// of a pipe, which they share with all others that write to it.
+func Blocking(f *os.File) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) {
+		if flags, err := unix.FcntlInt(fd, syscall.F_GETFL, 0); err == nil && flags&unix.O_NONBLOCK != 0 {
+			_, _ = unix.FcntlInt(fd, syscall.F_SETFL, flags&^unix.O_NONBLOCK)
+		}
+	})
+}

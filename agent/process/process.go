@@ -1,0 +1,168 @@
+// Package process starts the processes of a sandbox and is the only one in
+// the agent that waits for any.
+//
+// The agent is the init of its pid namespace: every process whose parent has
+// died becomes its child. A wait for one process beside a wait for all would
+// race for statuses, so there is one loop, which keeps what belongs to a
+// [Process] and drops the rest. Nothing else in the agent may wait: os/exec
+// must not be used beside a [Table].
+package process
+
+import (
+	"fmt"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Table holds the processes that were started and reaps every child of this
+// process, also those it has never heard of.
+type Table struct {
+	mu      sync.Mutex
+	live    map[int]*Process
+	signals chan os.Signal
+	stopped chan struct{}
+}
+
+// NewTable returns a Table that reaps until Close. A process may have one
+// Table at a time.
+func NewTable() *Table {
+	t := &Table{
+		live:    make(map[int]*Process),
+		signals: make(chan os.Signal, 1),
+		stopped: make(chan struct{}),
+	}
+	signal.Notify(t.signals, unix.SIGCHLD)
+	go t.loop()
+	return t
+}
+
+// Close ends the reaping; processes that still run are left alone.
+func (t *Table) Close() {
+	signal.Stop(t.signals)
+	close(t.signals)
+	<-t.stopped
+}
+
+func (t *Table) loop() {
+	defer close(t.stopped)
+	for range t.signals {
+		t.reap()
+	}
+}
+
+// reap collects every child that has ended. One SIGCHLD may stand for many.
+// The lock makes sure that a signal is never sent to a number that the
+// kernel has already given to somebody else.
+func (t *Table) reap() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for {
+		var status unix.WaitStatus
+		pid, err := unix.Wait4(-1, &status, unix.WNOHANG, nil)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || pid <= 0 {
+			return
+		}
+		if p, ok := t.live[pid]; ok {
+			delete(t.live, pid)
+			p.status = status
+			close(p.done)
+		}
+	}
+}
+
+// Command is what to start.
+type Command struct {
+	Words []string // Words[0] is a path
+	Env   []string
+	Dir   string
+	// Files become descriptors 0, 1, 2, …; nil leaves a number closed.
+	Files []*os.File
+}
+
+// Process is one that was started. It leads a session and a process group of
+// its own, so that a signal can reach everything that it has not let go.
+type Process struct {
+	Pid    int
+	table  *Table
+	done   chan struct{}
+	status unix.WaitStatus
+}
+
+// Start starts a process.
+func (t *Table) Start(c Command) (*Process, error) {
+	files := make([]uintptr, len(c.Files))
+	for i, f := range c.Files {
+		files[i] = ^uintptr(0)
+		if f != nil {
+			files[i] = f.Fd()
+		}
+	}
+	// The lock is held so that a process that ends at once is known
+	// before it is reaped.
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	pid, err := syscall.ForkExec(c.Words[0], c.Words, &syscall.ProcAttr{
+		Dir:   c.Dir,
+		Env:   c.Env,
+		Files: files,
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", c.Words[0], err)
+	}
+	p := &Process{Pid: pid, table: t, done: make(chan struct{})}
+	t.live[pid] = p
+	return p, nil
+}
+
+// Done is closed when the process has ended and was reaped.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// ExitCode is the exit status of a process that has ended: 128 + N where
+// signal N ended it.
+func (p *Process) ExitCode() int {
+	if p.status.Signaled() {
+		return 128 + int(p.status.Signal())
+	}
+	return p.status.ExitStatus()
+}
+
+// Signalled says that a process that has ended was ended by a signal.
+func (p *Process) Signalled() bool { return p.status.Signaled() }
+
+// Signal sends a signal to the process's group while the process lives.
+func (p *Process) Signal(sig unix.Signal) { p.signal(-p.Pid, sig) }
+
+// SignalAlone sends a signal to the process, and not to its group.
+func (p *Process) SignalAlone(sig unix.Signal) { p.signal(p.Pid, sig) }
+
+func (p *Process) signal(to int, sig unix.Signal) {
+	p.table.mu.Lock()
+	defer p.table.mu.Unlock()
+	if _, ok := p.table.live[p.Pid]; ok {
+		_ = unix.Kill(to, sig)
+	}
+}
+
+// Kill ends the process and everything that might belong to it. As init that
+// is every other process of the namespace: what has left the group by setsid
+// cannot be told from what belongs to it. Elsewhere it is the group.
+func (p *Process) Kill() {
+	p.Signal(unix.SIGKILL)
+	p.table.KillAll()
+}
+
+// KillAll ends every process of the namespace but this one; it does nothing
+// unless this process is the namespace's init.
+func (t *Table) KillAll() {
+	if os.Getpid() == 1 {
+		_ = unix.Kill(-1, unix.SIGKILL)
+	}
+}

@@ -1,0 +1,566 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/capture"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/workspace"
+)
+
+const (
+	// loadTimeout is how long an interpreter may take to load its driver.
+	loadTimeout = 30 * time.Second
+	// endTimeout is how long a killed process may take to be gone.
+	endTimeout = 10 * time.Second
+	// flushEvery is how long output of a running call waits to be sent.
+	flushEvery = 50 * time.Millisecond
+	// sampleEvery counts flushes between two samples: one second.
+	sampleEvery = int(time.Second / flushEvery)
+)
+
+// notStarted is the exit status of code whose interpreter could not start,
+// as a shell gives it.
+const notStarted = 127
+
+// errUnkillable ends the agent, and with it the sandbox.
+var errUnkillable = errors.New("the interpreter does not end after SIGKILL")
+
+// executor runs calls.
+type executor struct {
+	*Server
+	stdout, stderr *capture.Stream
+	root           workspace.Root
+
+	// now is the running interpreter; nil where there is none, and always
+	// for a command.
+	now   *interpreter.Interpreter
+	ready bool // now has loaded its driver
+	used  bool // now has run code of a session
+	// lost says that the state of earlier calls is gone and that no call
+	// has been told yet.
+	lost   bool
+	number uint64 // calls so far
+}
+
+// run executes until ctx is done and then ends everything.
+func (e *executor) run(ctx context.Context) error {
+	defer e.end()
+	// A configuration is often here already. Taking it first saves
+	// starting the interpreter twice.
+	first, ok := e.first()
+	if ok && first.configure != nil {
+		if err := e.configure(first.configure); err != nil {
+			return err
+		}
+	}
+	if e.spec.Sessions() {
+		e.start(nil)
+	} else {
+		e.up(nil)
+	}
+	if ok && first.call != nil {
+		if err := e.do(ctx, first); err != nil {
+			return err
+		}
+	}
+	for {
+		var replies <-chan interpreter.Reply
+		var done <-chan struct{}
+		if e.now != nil {
+			replies, done = e.now.Replies(), e.now.Done()
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case t := <-e.queue:
+			if err := e.do(ctx, t); err != nil {
+				return err
+			}
+		case r, ok := <-replies:
+			if err := e.idle(r, ok); err != nil {
+				return err
+			}
+		case <-done:
+			if err := e.idle(interpreter.Reply{}, false); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// first waits a moment for a request that came before the interpreter was
+// started.
+func (e *executor) first() (task, bool) {
+	const moment = 2 * time.Millisecond
+	select {
+	case t := <-e.queue:
+		return t, true
+	case <-time.After(moment):
+		return task{}, false
+	}
+}
+
+func (e *executor) do(ctx context.Context, t task) error {
+	if t.configure != nil {
+		return e.configure(t.configure)
+	}
+	if !e.take(t.call) {
+		return nil
+	}
+	result, err := e.execute(ctx, t.call)
+	if err != nil {
+		return err
+	}
+	return e.answer(t.call, result)
+}
+
+// configure applies a configuration. An interpreter that was started without
+// its variables is started again: only so do those that are read at start-up
+// (LANG, PYTHONPATH, NODE_OPTIONS) mean what they should.
+func (e *executor) configure(req *frame.Request) error {
+	if e.number > 0 {
+		return e.out.Write(frame.Reply{Type: frame.Error, ID: req.ID, Message: "configure must come before the first execute"})
+	}
+	if req.Limits != nil && req.Limits.OutputBytes > 0 {
+		e.stdout.SetLimit(req.Limits.OutputBytes)
+		e.stderr.SetLimit(req.Limits.OutputBytes)
+	}
+	if len(req.Env) == 0 {
+		return nil
+	}
+	env := e.spec.Env
+	e.spec.Env = nil
+	for _, pair := range env {
+		name, _, _ := strings.Cut(pair, "=")
+		if _, ok := req.Env[name]; !ok {
+			e.spec.Env = append(e.spec.Env, pair)
+		}
+	}
+	for name, value := range req.Env {
+		e.spec.Env = append(e.spec.Env, name+"="+value)
+	}
+	if e.now == nil {
+		return nil
+	}
+	if err := e.kill(); err != nil {
+		return err
+	}
+	e.start(nil)
+	return nil
+}
+
+// start starts the interpreter; state is what an earlier one left, or nil.
+// A failure is told to those who wait and to the next call.
+func (e *executor) start(state *os.File) {
+	var err error
+	if e.now, err = interpreter.Start(e.table, &e.spec, state); err != nil {
+		e.now = nil
+		e.logf("%v", err)
+		e.up(err)
+	}
+	e.ready, e.used = false, state != nil
+}
+
+// idle deals with what an interpreter does between two calls.
+func (e *executor) idle(r interpreter.Reply, ok bool) error {
+	if ok && r.Err == nil && r.Kind == driver.Ready && !e.ready {
+		e.ready = true
+		e.up(nil)
+		return nil
+	}
+	err := r.Err
+	if err == nil {
+		err = errors.New("it ended between two calls")
+	}
+	e.logf("interpreter is lost: %v", err)
+	again := e.ready
+	e.lost = e.lost || e.used
+	if err := e.kill(); err != nil {
+		return err
+	}
+	if again {
+		e.start(nil)
+	} else {
+		e.up(fmt.Errorf("%s did not load: %w", e.spec.Command[0], err))
+	}
+	return nil
+}
+
+// kill ends the interpreter and everything beside it, and forgets it.
+func (e *executor) kill() error {
+	if e.now == nil {
+		return nil
+	}
+	if err := killed(e.now.Process); err != nil {
+		return err
+	}
+	e.forget()
+	return nil
+}
+
+// forget closes an interpreter that has ended.
+func (e *executor) forget() {
+	if state := e.now.Close(); state != nil {
+		state.Close()
+	}
+	e.now = nil
+}
+
+// killed kills a process and waits for its end.
+func killed(p *process.Process) error {
+	p.Kill()
+	select {
+	case <-p.Done():
+		return nil
+	case <-time.After(endTimeout):
+		return errUnkillable
+	}
+}
+
+// end ends everything that runs in the sandbox.
+func (e *executor) end() {
+	if err := e.kill(); err != nil {
+		e.logf("%v", err)
+	}
+	e.table.KillAll()
+}
+
+// load waits for the driver. A driver that cannot load with the state of an
+// earlier interpreter is started without.
+func (e *executor) load(ctx context.Context) error {
+	for {
+		if e.now == nil {
+			if e.start(nil); e.now == nil {
+				return fmt.Errorf("%s cannot be started", e.spec.Command[0])
+			}
+		}
+		if e.ready {
+			return nil
+		}
+		var err error
+		timeout := time.NewTimer(loadTimeout)
+		select {
+		case r, ok := <-e.now.Replies():
+			if ok && r.Err == nil && r.Kind == driver.Ready {
+				timeout.Stop()
+				e.ready = true
+				e.up(nil)
+				return nil
+			}
+			err = r.Err
+		case <-e.now.Done():
+			err = fmt.Errorf("exit status %d", e.now.ExitCode())
+		case <-timeout.C:
+			err = fmt.Errorf("not within %v", loadTimeout)
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		timeout.Stop()
+		restored := e.used
+		e.lost = e.lost || e.used
+		if err := e.kill(); err != nil {
+			return err
+		}
+		if !restored {
+			err = fmt.Errorf("%s did not load: %w", e.spec.Command[0], err)
+			e.up(err)
+			return err
+		}
+	}
+}
+
+// execute runs a call. Its error ends the agent.
+func (e *executor) execute(ctx context.Context, c *call) (frame.Reply, error) {
+	e.number++
+	result := frame.Reply{Type: frame.Result, ID: c.ID, Outcome: frame.OutcomeOK}
+	streams := []*stream{{name: frame.Stdout, Stream: e.stdout}, {name: frame.Stderr, Stream: e.stderr}}
+	for _, s := range streams {
+		e.begin(c, s)
+	}
+	interpreter.Blocking(e.spec.Stdout)
+	interpreter.Blocking(e.spec.Stderr)
+
+	begin := time.Now()
+	end, err := e.code(ctx, c, streams)
+	if errors.Is(err, errUnkillable) {
+		return result, err
+	}
+	result.DurationMS = time.Since(begin).Milliseconds()
+	result.ExitCode = end.status
+	if end.outcome != "" {
+		result.Outcome = end.outcome
+	}
+	for _, s := range streams {
+		s.Drain()
+	}
+	// What the agent has to say about a call stands in its stderr.
+	if err != nil {
+		fmt.Fprintf(e.spec.Stderr, "%s\n", err)
+		e.stderr.Drain()
+	}
+	for _, s := range streams {
+		truncated, err := e.finish(c, s)
+		if err != nil {
+			return result, err
+		}
+		if truncated != nil {
+			result.Truncated = append(result.Truncated, *truncated)
+		}
+	}
+	result.Files = e.root.Changed()
+	if c.Keep {
+		result.State = frame.StateKept
+		if e.lost || !e.spec.Sessions() {
+			result.State = frame.StateLost
+		}
+		e.lost = false
+	}
+	return result, nil
+}
+
+// ending is how code ended.
+type ending struct {
+	status  int
+	outcome string // of the frame protocol; empty for ok
+	exited  bool   // the process has ended
+	left    bool   // it left its state behind
+}
+
+// code runs a call's code up to its end and leaves the executor ready for the
+// next. Its error says why code did not run; except for errUnkillable it is
+// for the caller of the code.
+func (e *executor) code(ctx context.Context, c *call, streams []*stream) (ending, error) {
+	if !e.spec.Sessions() {
+		p, err := interpreter.RunCommand(e.table, &e.spec, c.Code)
+		if err != nil {
+			return ending{status: notStarted, outcome: frame.OutcomeCrashed}, err
+		}
+		end, err := e.watch(ctx, c, p, nil, 0, streams)
+		return end, err
+	}
+	if err := e.load(ctx); err != nil {
+		return ending{status: notStarted, outcome: frame.OutcomeCrashed}, err
+	}
+	last := !c.Keep
+	nonce, err := e.now.Run(c.Code, e.number, last)
+	if errors.Is(err, interpreter.ErrCode) {
+		return ending{status: 2}, err
+	}
+	if err != nil {
+		// The driver has closed its end a moment ago.
+		e.lost = e.lost || e.used
+		e.logf("%v", err)
+		if err := e.kill(); err != nil {
+			return ending{}, err
+		}
+		if err := e.load(ctx); err != nil {
+			return ending{status: notStarted, outcome: frame.OutcomeCrashed}, err
+		}
+		if nonce, err = e.now.Run(c.Code, e.number, last); err != nil {
+			return ending{status: notStarted, outcome: frame.OutcomeCrashed}, err
+		}
+	}
+	replies := e.now.Replies()
+	if last {
+		// Nobody speaks on the control channel any more but the code.
+		replies = nil
+	}
+	e.used = e.used || c.Keep
+	end, err := e.watch(ctx, c, e.now.Process, replies, nonce, streams)
+	if err != nil {
+		return end, err
+	}
+	if !end.exited {
+		return end, nil
+	}
+	state := e.now.Close()
+	e.now = nil
+	if last {
+		state.Close()
+		return end, nil
+	}
+	if !end.left {
+		state.Close()
+		state = nil
+		e.lost = true
+		if end.outcome == "" {
+			end.outcome = frame.OutcomeCrashed
+		}
+	}
+	e.start(state)
+	return end, nil
+}
+
+// watch waits for the end of code: the driver's reply or the process's end.
+// It interrupts the code at its timeout or when it is cancelled, and kills
+// what has not ended when the grace has passed too. replies is nil where only
+// the process's end counts.
+func (e *executor) watch(ctx context.Context, c *call, p *process.Process, replies <-chan interpreter.Reply, nonce uint64, streams []*stream) (end ending, err error) {
+	var timeout, grace <-chan time.Time
+	if c.TimeoutMS > 0 {
+		t := time.NewTimer(time.Duration(c.TimeoutMS) * time.Millisecond)
+		defer t.Stop()
+		timeout = t.C
+	}
+	interrupt := func(outcome string) {
+		end.outcome = outcome
+		timeout = nil
+		p.Signal(unix.SIGINT)
+		grace = time.After(time.Duration(c.GraceMS) * time.Millisecond)
+	}
+	flush := time.NewTicker(flushEvery)
+	defer flush.Stop()
+	cancel := c.cancel
+	for ticks := 1; ; {
+		select {
+		case r, ok := <-replies:
+			switch {
+			case !ok:
+				// The other end is closed, or the line was the last
+				// one: the process's end tells more.
+				replies = nil
+				continue
+			case r.Err == nil && r.Kind == driver.Done && r.Nonce == nonce:
+				end.status = r.Status
+				return end, nil
+			case r.Err == nil && r.Kind == driver.Leave && r.Nonce == nonce:
+				end.left = true
+				continue
+			case r.Err == nil && r.Kind == driver.Stop && r.Nonce == nonce:
+				p.SignalAlone(unix.SIGINT)
+				continue
+			case r.Err == nil:
+				r.Err = errors.New("driver answered another call")
+			}
+			e.logf("interpreter cannot be used any more: %v", r.Err)
+			if end.outcome == "" {
+				end.outcome = frame.OutcomeCrashed
+			}
+			if err := killed(p); err != nil {
+				return end, err
+			}
+		case <-p.Done():
+			// A reply that came before the end is still of interest.
+			if replies != nil {
+				select {
+				case r, ok := <-replies:
+					end.left = end.left || ok && r.Err == nil && r.Kind == driver.Leave && r.Nonce == nonce
+				case <-time.After(time.Millisecond):
+				}
+			}
+			end.exited = true
+			end.status = p.ExitCode()
+			if end.outcome == "" && p.Signalled() {
+				end.outcome = frame.OutcomeCrashed
+			}
+			if !c.Keep {
+				for _, s := range streams {
+					s.Drain()
+				}
+				// Nothing of a call without a session is left.
+				e.table.KillAll()
+			}
+			return end, nil
+		case <-timeout:
+			interrupt(frame.OutcomeTimeout)
+		case <-cancel:
+			cancel = nil
+			if grace == nil {
+				interrupt(frame.OutcomeCancelled)
+			}
+		case <-grace:
+			grace = nil
+			if err := killed(p); err != nil {
+				return end, err
+			}
+		case <-ctx.Done():
+			return end, killed(p)
+		case <-flush.C:
+			for _, s := range streams {
+				if err := e.flush(c, s, ticks%sampleEvery == 0); err != nil {
+					return end, err
+				}
+			}
+			ticks++
+		}
+	}
+}
+
+// stream is a captured stream of one call.
+type stream struct {
+	*capture.Stream
+	name    string
+	archive *workspace.Archive
+}
+
+// begin starts the capture of a call. A session's output beyond the limit is
+// stored where the next call can search it.
+func (e *executor) begin(c *call, s *stream) {
+	if !c.Keep {
+		s.Begin(nil)
+		return
+	}
+	number := e.number
+	s.Begin(func() io.Writer {
+		archive, err := e.root.Archive(number, s.name)
+		if err != nil {
+			e.logf("%v", err)
+			return nil
+		}
+		s.archive = archive
+		return archive
+	})
+}
+
+// flush sends what has come of the first half.
+func (e *executor) flush(c *call, s *stream, sample bool) error {
+	if text := s.Take(); text != "" {
+		if err := e.out.Write(frame.Reply{Type: frame.Output, ID: c.ID, Stream: s.name, Data: text}); err != nil {
+			return err
+		}
+	}
+	if !sample {
+		return nil
+	}
+	if line := s.Sample(); line != "" {
+		return e.out.Write(frame.Reply{Type: frame.Output, ID: c.ID, Stream: s.name, Data: line, Sample: true})
+	}
+	return nil
+}
+
+// finish sends the rest of a stream and says what was left out.
+func (e *executor) finish(c *call, s *stream) (*frame.Truncation, error) {
+	rest := s.End()
+	if s.archive != nil {
+		s.archive.Close()
+	}
+	send := func(text string, skipped int64) error {
+		if text == "" && skipped == 0 {
+			return nil
+		}
+		return e.out.Write(frame.Reply{Type: frame.Output, ID: c.ID, Stream: s.name, Data: text, Skipped: skipped})
+	}
+	if rest.Skipped == 0 {
+		return nil, send(rest.Head+rest.Tail, 0)
+	}
+	if err := send(rest.Head, 0); err != nil {
+		return nil, err
+	}
+	t := &frame.Truncation{Stream: s.name, Total: rest.Total, Skipped: rest.Skipped}
+	if s.archive != nil && s.archive.Stored > 0 {
+		t.Path, t.Stored = s.archive.Path, s.archive.Stored
+	}
+	return t, send(rest.Tail, rest.Skipped)
+}

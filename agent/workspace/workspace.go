@@ -1,0 +1,226 @@
+// Package workspace reads and writes files under the sandbox's workspace on
+// behalf of the runtime, while the code that owns the workspace runs.
+//
+// Every path is resolved by the kernel beneath the root (openat2 with
+// RESOLVE_BENEATH and RESOLVE_NO_MAGICLINKS): a link that leads out, or one
+// that is swapped in while we look, is an error and not a way out. Only
+// regular files are read: opening anything else could block or have effects.
+package workspace
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+)
+
+// Bounds of one answer.
+const (
+	MaxRead    = 8 << 20 // bytes of a file in one frame
+	MaxEntries = 1000    // files in one list
+	maxDepth   = 8       // folders below outputs that are looked into
+)
+
+// Root is a workspace.
+type Root struct {
+	// Path is absolute: /workspace.
+	Path string
+	// Outputs is what ChangedOutputs has seen.
+	seen map[string]stamp
+}
+
+// stamp is what changes when a file does.
+type stamp struct {
+	inode, size   uint64
+	mtime, change int64 // ns
+}
+
+// open opens a path beneath the root.
+func (r *Root) open(name string, flags int, mode uint32, resolve uint64) (*os.File, error) {
+	rel, err := r.relative(name)
+	if err != nil {
+		return nil, err
+	}
+	root, err := unix.Open(r.Path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: r.Path, Err: err}
+	}
+	defer unix.Close(root)
+	return openAt(root, rel, flags, mode, resolve)
+}
+
+func openAt(dir int, rel string, flags int, mode uint32, resolve uint64) (*os.File, error) {
+	how := unix.OpenHow{
+		// Without O_NONBLOCK, opening a FIFO would wait for its other end.
+		Flags:   uint64(flags | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOCTTY),
+		Mode:    uint64(mode),
+		Resolve: resolve | unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS,
+	}
+	// EAGAIN: something was renamed while the kernel looked (openat2(2)).
+	for range 8 {
+		fd, err := unix.Openat2(dir, rel, &how)
+		if err == nil {
+			return os.NewFile(uintptr(fd), rel), nil
+		}
+		if err != unix.EAGAIN && err != unix.EINTR {
+			return nil, &fs.PathError{Op: "open", Path: rel, Err: err}
+		}
+	}
+	return nil, &fs.PathError{Op: "open", Path: rel, Err: unix.EAGAIN}
+}
+
+// relative turns a path of a request into one that openat2 takes.
+func (r *Root) relative(name string) (string, error) {
+	if strings.IndexByte(name, 0) >= 0 {
+		return "", fmt.Errorf("path %q holds a NUL byte", name)
+	}
+	if path.IsAbs(name) {
+		rel, err := filepath.Rel(r.Path, path.Clean(name))
+		if err != nil || rel == ".." || strings.HasPrefix(rel, "../") {
+			return "", fmt.Errorf("path %q is not under %s", name, r.Path)
+		}
+		return rel, nil
+	}
+	if name == "" {
+		return ".", nil
+	}
+	return name, nil
+}
+
+// outside explains the kernel's refusal.
+func (r *Root) outside(name string, err error) error {
+	if errors.Is(err, unix.EXDEV) || errors.Is(err, unix.ELOOP) {
+		return fmt.Errorf("%s leads out of %s", name, r.Path)
+	}
+	var p *fs.PathError
+	if errors.As(err, &p) {
+		return fmt.Errorf("%s: %w", name, p.Err)
+	}
+	return err
+}
+
+// List returns what a folder holds, sorted by name. more says that it holds
+// more than MaxEntries.
+func (r *Root) List(name string) (files []frame.File, more bool, err error) {
+	dir, err := r.open(name, unix.O_RDONLY|unix.O_DIRECTORY, 0, 0)
+	if err != nil {
+		return nil, false, r.outside(name, err)
+	}
+	defer dir.Close()
+	rel, _ := r.relative(name)
+	files, more, err = r.entries(dir, path.Join(r.Path, rel))
+	slices.SortFunc(files, func(a, b frame.File) int { return strings.Compare(a.Path, b.Path) })
+	return files, more, err
+}
+
+// entries lists the folders and regular files of an open folder.
+func (r *Root) entries(dir *os.File, at string) (files []frame.File, more bool, err error) {
+	// One beyond the bound tells that there are more.
+	names, err := dir.Readdirnames(MaxEntries + 1)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, false, fmt.Errorf("list %s: %w", at, err)
+	}
+	more = len(names) > MaxEntries
+	for _, name := range names[:min(len(names), MaxEntries)] {
+		var st unix.Stat_t
+		if unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
+			continue // gone in the meantime
+		}
+		switch st.Mode & unix.S_IFMT {
+		case unix.S_IFREG:
+			files = append(files, frame.File{Path: path.Join(at, name), Size: st.Size})
+		case unix.S_IFDIR:
+			files = append(files, frame.File{Path: path.Join(at, name), Folder: true})
+		}
+	}
+	return files, more, nil
+}
+
+// Read returns a part of a regular file, at most [MaxRead] bytes, and the
+// file's size. A length of 0 asks for as much as there may be.
+func (r *Root) Read(name string, offset, length int64) (contents []byte, size int64, err error) {
+	if offset < 0 || length < 0 {
+		return nil, 0, fmt.Errorf("offset %d and length %d must not be negative", offset, length)
+	}
+	f, err := r.open(name, unix.O_RDONLY, 0, 0)
+	if err != nil {
+		return nil, 0, r.outside(name, err)
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, 0, fmt.Errorf("%s: %w", name, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil, 0, fmt.Errorf("%s is not a regular file", name)
+	}
+	if length == 0 || length > MaxRead {
+		length = MaxRead
+	}
+	contents = make([]byte, min(length, max(st.Size-offset, 0)))
+	n, err := f.ReadAt(contents, offset)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, 0, fmt.Errorf("read %s: %w", name, err)
+	}
+	return contents[:n], st.Size, nil
+}
+
+// Changed returns the regular files under outputs that are new or changed
+// since the last time, at most [MaxEntries]. Links are not followed.
+func (r *Root) Changed() []frame.File {
+	dir, err := r.open("outputs", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0, unix.RESOLVE_NO_SYMLINKS)
+	if err != nil {
+		r.seen = nil
+		return nil
+	}
+	now := map[string]stamp{}
+	r.walk(dir, path.Join(r.Path, "outputs"), 0, now)
+	var files []frame.File
+	for name, s := range now {
+		if r.seen[name] != s {
+			files = append(files, frame.File{Path: name, Size: int64(s.size)})
+		}
+	}
+	r.seen = now
+	slices.SortFunc(files, func(a, b frame.File) int { return strings.Compare(a.Path, b.Path) })
+	return files
+}
+
+// walk stamps the regular files of a folder and closes it.
+func (r *Root) walk(dir *os.File, at string, depth int, into map[string]stamp) {
+	defer dir.Close()
+	names, _ := dir.Readdirnames(MaxEntries)
+	for _, name := range names {
+		if len(into) >= MaxEntries {
+			return
+		}
+		var st unix.Stat_t
+		if unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
+			continue
+		}
+		switch st.Mode & unix.S_IFMT {
+		case unix.S_IFREG:
+			into[path.Join(at, name)] = stamp{
+				inode: st.Ino, size: uint64(st.Size),
+				mtime: st.Mtim.Nano(), change: st.Ctim.Nano(),
+			}
+		case unix.S_IFDIR:
+			if depth+1 >= maxDepth {
+				continue
+			}
+			sub, err := openAt(int(dir.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0, unix.RESOLVE_NO_SYMLINKS)
+			if err == nil {
+				r.walk(sub, path.Join(at, name), depth+1, into)
+			}
+		}
+	}
+}
