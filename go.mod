@@ -4,9 +4,18 @@ go 1.25.5
 
 require (
 	github.com/google/go-cmp v0.7.0
-	github.com/mark3labs/mcp-go v1.2.1 // indirect
-	github.com/tidwall/gjson v1.20.0 // indirect
+	github.com/mark3labs/mcp-go v1.2.1
+	github.com/tidwall/gjson v1.20.0
+	golang.org/x/sys v0.5.0
+)
+
+require (
+	github.com/google/jsonschema-go v0.4.2 // indirect
+	github.com/google/uuid v1.6.0 // indirect
+	github.com/santhosh-tekuri/jsonschema/v6 v6.0.2 // indirect
+	github.com/spf13/cast v1.7.1 // indirect
 	github.com/tidwall/match v1.1.1 // indirect
 	github.com/tidwall/pretty v1.2.0 // indirect
-	golang.org/x/sys v0.38.0
+	github.com/yosida95/uritemplate/v3 v3.0.2 // indirect
+	golang.org/x/text v0.14.0 // indirect
 )

@@ -31,8 +31,9 @@ const headerSize = 4
 // frames; what a single large frame needed is given back after it.
 const keepBuffer = 256 << 10
 
-// ErrTooLarge reports a payload of more than [MaxPayload] bytes.
-var ErrTooLarge = errors.New("frame is larger than 16 MiB")
+// ErrTooLarge reports a payload of more than [MaxPayload] bytes, or than a
+// reader's own limit.
+var ErrTooLarge = errors.New("frame is too large")
 
 // ErrEmpty reports a frame without a payload.
 var ErrEmpty = errors.New("frame is empty")
@@ -40,6 +41,7 @@ var ErrEmpty = errors.New("frame is empty")
 // Reader reads frames from a stream. It is not safe for concurrent use.
 type Reader struct {
 	r      io.Reader
+	limit  uint32
 	header [headerSize]byte
 	buf    bytes.Buffer
 }
@@ -47,7 +49,13 @@ type Reader struct {
 // NewReader returns a Reader of r. It reads no byte beyond the frames asked
 // for, so r may be handed on between two frames.
 func NewReader(r io.Reader) *Reader {
-	return &Reader{r: r}
+	return &Reader{r: r, limit: MaxPayload}
+}
+
+// Limit refuses payloads of more than size bytes from now on: for a reader
+// that knows how much it asked for. A size beyond [MaxPayload] is that.
+func (r *Reader) Limit(size int64) {
+	r.limit = uint32(min(max(size, 1), MaxPayload))
 }
 
 // Read reads one frame into v, which json.Unmarshal must accept. The error
@@ -73,7 +81,7 @@ func (r *Reader) payload() ([]byte, error) {
 	switch {
 	case size == 0:
 		return nil, ErrEmpty
-	case size > MaxPayload:
+	case size > r.limit:
 		return nil, fmt.Errorf("%w: %d bytes announced", ErrTooLarge, size)
 	}
 	if r.buf.Cap() > keepBuffer {

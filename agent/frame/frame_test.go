@@ -90,6 +90,24 @@ func TestReadAllocatesWhatArrives(t *testing.T) {
 	}
 }
 
+func TestLimit(t *testing.T) {
+	var stream bytes.Buffer
+	w := NewWriter(&stream)
+	for _, data := range []string{"small", strings.Repeat("x", 2000)} {
+		if err := w.Write(Reply{Type: Output, Data: data}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := NewReader(&stream)
+	r.Limit(1000)
+	if err := r.Read(new(Reply)); err != nil {
+		t.Errorf("a frame within the limit: %v", err)
+	}
+	if err := r.Read(new(Reply)); !errors.Is(err, ErrTooLarge) {
+		t.Errorf("a frame beyond the limit: %v, want %v", err, ErrTooLarge)
+	}
+}
+
 func TestReaderGivesLargeBuffersBack(t *testing.T) {
 	var stream bytes.Buffer
 	w := NewWriter(&stream)

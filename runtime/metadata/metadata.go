@@ -1,0 +1,246 @@
+// Package metadata reads what Nix decided: the server's metadata and the
+// artifacts in sandbox folders.
+//
+// It promises that what it returns is usable: each environment has been
+// checked field by field and its programs exist. What is wrong with one
+// environment is one error that names the file and the field; that
+// environment is left out and the others work. Fields that it does not know
+// are ignored, so that an older runtime serves what a newer builder made.
+package metadata
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/tidwall/gjson"
+)
+
+// Schema is the version of the metadata that this package reads.
+const Schema = 1
+
+// maxFile bounds a metadata file, in bytes; one environment takes about 500.
+const maxFile = 4 << 20
+
+// maxFolders bounds the artifacts that are read from one sandbox folder.
+const maxFolders = 1000
+
+// Set is everything that was read.
+type Set struct {
+	Environments map[string]Environment
+	Broken       []Broken
+	Overridden   []Overridden
+	Session      Session
+	Project      Project
+}
+
+// Broken is an environment that was left out. Another one of its name may be
+// among the usable ones.
+type Broken struct {
+	Name string
+	Err  error
+}
+
+// Overridden is an environment whose place a sandbox folder's took.
+type Overridden struct {
+	Name string
+	// Origin is the file or variable that the hidden environment came from.
+	Origin string
+}
+
+// Session holds the operator's defaults for sessions; zero is unset.
+type Session struct {
+	IdleSeconds     int64
+	LifetimeSeconds int64
+}
+
+// Project holds the operator's defaults for the project; empty is unset.
+type Project struct {
+	Path  string
+	Mount string
+	// Inherit names the variables of the server's environment that are
+	// passed into every sandbox.
+	Inherit []string
+}
+
+// Reason says why an environment was left out; nil where none of that name
+// was.
+func (s *Set) Reason(name string) error {
+	for _, broken := range s.Broken {
+		if broken.Name == name {
+			return broken.Err
+		}
+	}
+	return nil
+}
+
+// Names returns the names of the usable environments in order.
+func (s *Set) Names() []string {
+	return slices.Sorted(maps.Keys(s.Environments))
+}
+
+// Load reads the server's metadata, which is JSON itself or the path of a
+// file of it, and then the sandbox folders, of which earlier ones win over
+// later ones and all win over the server's own environments. A folder that
+// does not exist holds nothing. The error is for what makes the whole
+// unusable; what is wrong with one environment is in Set.Broken.
+func Load(server string, folders []string) (*Set, error) {
+	set := &Set{Environments: map[string]Environment{}}
+	if err := set.server(server); err != nil {
+		return nil, err
+	}
+	for _, folder := range slices.Backward(folders) {
+		if err := set.folder(folder); err != nil {
+			return nil, err
+		}
+	}
+	return set, nil
+}
+
+// server reads the metadata that the server was built with.
+func (s *Set) server(source string) error {
+	where, text := "NIX_SANDBOX_METADATA", source
+	if !strings.HasPrefix(strings.TrimSpace(source), "{") {
+		where = source
+		data, err := readFile(source)
+		if err != nil {
+			return err
+		}
+		text = string(data)
+	}
+	root, err := parse(where, text)
+	if err != nil {
+		return err
+	}
+	environments := root.Get("environments")
+	if !environments.IsObject() {
+		return fmt.Errorf("%s: environments is %s, it must be an object of environments by name", where, kind(environments))
+	}
+	fields := reader{where: where, object: root.Get("session"), prefix: "session."}
+	s.Session = Session{
+		IdleSeconds:     fields.whole("idle_timeout_seconds", 0, 1, maxSeconds),
+		LifetimeSeconds: fields.whole("max_lifetime_seconds", 0, 1, maxSeconds),
+	}
+	project := reader{where: where, object: root.Get("project"), prefix: "project."}
+	s.Project = Project{
+		Path:    project.text("path", ""),
+		Mount:   project.text("mount_point", ""),
+		Inherit: project.names("inherit_env.vars"),
+	}
+	if err := errors.Join(fields.err, project.err); err != nil {
+		return err
+	}
+	environments.ForEach(func(key, value gjson.Result) bool {
+		name := key.String()
+		env, err := environment(where, "environments."+name+".", name, value)
+		if err != nil {
+			s.Broken = append(s.Broken, Broken{name, err})
+			return true
+		}
+		s.Environments[name] = env
+		return true
+	})
+	return nil
+}
+
+// folder reads the artifacts in a sandbox folder: each of its folders that
+// holds a metadata.json. Names in order, so that the last of two artifacts of
+// one name wins wherever the folder lies.
+func (s *Set) folder(path string) error {
+	entries, err := os.ReadDir(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read sandbox folder: %w", err)
+	}
+	if len(entries) > maxFolders {
+		return fmt.Errorf("sandbox folder %s holds %d entries, more than %d: point NIX_SANDBOX_DIR at a folder of sandboxes only", path, len(entries), maxFolders)
+	}
+	for _, entry := range entries {
+		artifactPath := filepath.Join(path, entry.Name())
+		file := filepath.Join(artifactPath, "metadata.json")
+		data, err := readFile(file)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		name, env, err := artifact(artifactPath, file, data, err)
+		if err != nil {
+			s.Broken = append(s.Broken, Broken{cmp.Or(name, entry.Name()), err})
+			continue
+		}
+		if hidden, ok := s.Environments[name]; ok {
+			s.Overridden = append(s.Overridden, Overridden{name, hidden.Origin})
+		}
+		s.Environments[name] = env
+	}
+	return nil
+}
+
+// artifact reads one artifact's metadata.json; the name is empty where it
+// could not be read.
+func artifact(folder, file string, data []byte, err error) (string, Environment, error) {
+	if err != nil {
+		return "", Environment{}, err
+	}
+	root, err := parse(file, string(data))
+	if err != nil {
+		return "", Environment{}, err
+	}
+	fields := reader{where: file, object: root}
+	name := fields.text("name", "")
+	if fields.err != nil {
+		return "", Environment{}, fields.err
+	}
+	if name == "" {
+		return "", Environment{}, fmt.Errorf("%s: name is missing", file)
+	}
+	env, err := artifactEnvironment(folder, file, name, root)
+	return name, env, err
+}
+
+// parse returns the root of a metadata document after checking that it is
+// JSON and of our schema.
+func parse(where, text string) (gjson.Result, error) {
+	// gjson reads broken JSON too, so it is checked first; by encoding/json,
+	// which refuses nesting that would exhaust the stack.
+	if !json.Valid([]byte(text)) {
+		return gjson.Result{}, fmt.Errorf("%s: not valid JSON", where)
+	}
+	root := gjson.Parse(text)
+	if !root.IsObject() {
+		return gjson.Result{}, fmt.Errorf("%s: is %s, it must be an object", where, kind(root))
+	}
+	schema := root.Get("schema")
+	if !schema.Exists() {
+		return gjson.Result{}, fmt.Errorf("%s: schema is missing, it must be %d", where, Schema)
+	}
+	if schema.Type != gjson.Number || schema.Num != Schema {
+		return gjson.Result{}, fmt.Errorf("%s: schema is %s, this runtime reads schema %d", where, schema.Raw, Schema)
+	}
+	return root, nil
+}
+
+// readFile reads a metadata file of at most maxFile bytes.
+func readFile(path string) ([]byte, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("read metadata: %w", err)
+	}
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("read metadata: %w", err)
+	}
+	if len(data) > maxFile {
+		return nil, fmt.Errorf("%s: larger than %d MiB", path, maxFile>>20)
+	}
+	return data, nil
+}

@@ -1,0 +1,215 @@
+// Package sandbox starts sandboxes and speaks frames with the agent in each.
+//
+// It promises that nothing a sandbox sends or fails to send harms anything
+// but that sandbox: every frame is bounded in size and number, every wait in
+// time, and a stream that breaks a rule ends its sandbox. What is started is
+// killed and waited for, and the kernel kills it if this program dies first.
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+)
+
+// readyWithin is what a sandbox may take from its start to its ready reply.
+const readyWithin = 10 * time.Second
+
+// Spec is a sandbox to start.
+type Spec struct {
+	// Name is the environment's, for the log.
+	Name string
+	// Exec is the artifact's bin/session-run.
+	Exec string
+	// OutputBytes is what a call may answer of each stream.
+	OutputBytes int64
+	// Env holds the inherited variables; they travel in a frame and so never
+	// appear on a command line or in a process's environment on the host.
+	Env map[string]string
+	// Ended is called once when nothing is left of the sandbox, also when it
+	// did not start.
+	Ended func()
+}
+
+// ErrClosed reports a start after [Launcher.Close].
+var ErrClosed = errors.New("the server is ending")
+
+// Launcher starts sandboxes. All are started by one thread that lives as
+// long as the launcher: Linux sends the signal that ends a sandbox with its
+// parent when the parent *thread* ends.
+type Launcher struct {
+	log     *slog.Logger
+	environ []string
+	starts  chan func()
+	closed  chan struct{}
+	close   sync.Once
+	thread  sync.WaitGroup
+	running sync.WaitGroup
+
+	mu   sync.Mutex
+	live map[*Sandbox]struct{}
+}
+
+// NewLauncher returns a launcher whose sandboxes get environ, and nothing
+// else, as their environment.
+func NewLauncher(log *slog.Logger, environ []string) *Launcher {
+	l := &Launcher{
+		log: log,
+		// Not nil, which would mean the server's own environment.
+		environ: append([]string{}, environ...),
+		starts:  make(chan func()),
+		closed:  make(chan struct{}),
+		live:    map[*Sandbox]struct{}{},
+	}
+	l.thread.Go(l.serve)
+	return l
+}
+
+// serve owns the thread. It never unlocks it: the thread ends with the
+// goroutine.
+func (l *Launcher) serve() {
+	runtime.LockOSThread()
+	for {
+		select {
+		case start := <-l.starts:
+			start()
+		case <-l.closed:
+			return
+		}
+	}
+}
+
+// Close ends the launcher and every sandbox. It waits until nothing of them
+// is left, at most for within.
+func (l *Launcher) Close(within time.Duration) {
+	l.close.Do(func() { close(l.closed) })
+	l.thread.Wait()
+	l.mu.Lock()
+	for s := range l.live {
+		s.Kill()
+	}
+	l.mu.Unlock()
+	done := make(chan struct{})
+	go func() {
+		l.running.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(within):
+	}
+}
+
+// own runs a started sandbox to its end.
+func (l *Launcher) own(s *Sandbox, ended func()) {
+	l.mu.Lock()
+	l.live[s] = struct{}{}
+	l.mu.Unlock()
+	l.running.Go(func() {
+		s.own()
+		l.mu.Lock()
+		delete(l.live, s)
+		l.mu.Unlock()
+		ended()
+	})
+}
+
+// Start starts a sandbox and waits until its agent is ready.
+func (l *Launcher) Start(ctx context.Context, spec Spec) (*Sandbox, error) {
+	began := time.Now()
+	s, err := l.spawn(spec)
+	if err != nil {
+		return nil, err
+	}
+	timer := time.NewTimer(readyWithin)
+	defer timer.Stop()
+	select {
+	case <-s.ready:
+	case <-s.dead:
+		<-s.reaped
+		return nil, s.death()
+	case <-timer.C:
+		s.fail("it was not ready within %v", readyWithin)
+		<-s.reaped
+		return nil, s.death()
+	case <-ctx.Done():
+		s.Kill()
+		return nil, ctx.Err()
+	}
+	err = s.frames.Write(frame.Request{
+		Type:   frame.Configure,
+		Env:    spec.Env,
+		Limits: &frame.Limits{OutputBytes: spec.OutputBytes},
+	})
+	if err != nil {
+		s.fail("%v", err)
+		<-s.reaped
+		return nil, s.death()
+	}
+	l.log.Debug("sandbox started", "env", spec.Name, "pid", s.cmd.Process.Pid, "ms", time.Since(began).Milliseconds())
+	return s, nil
+}
+
+// spawn starts the process and the goroutines that own it.
+func (l *Launcher) spawn(spec Spec) (*Sandbox, error) {
+	ended := spec.Ended
+	if ended == nil {
+		ended = func() {}
+	}
+	var pipes [3]struct{ r, w *os.File }
+	for i := range pipes {
+		r, w, err := os.Pipe()
+		if err != nil {
+			for _, pipe := range pipes[:i] {
+				pipe.r.Close()
+				pipe.w.Close()
+			}
+			ended()
+			return nil, &DeadError{Reason: err.Error()}
+		}
+		pipes[i].r, pipes[i].w = r, w
+	}
+	cmd := exec.Command(spec.Exec)
+	cmd.Env = l.environ
+	cmd.Dir = "/"
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = pipes[0].r, pipes[1].w, pipes[2].w
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+
+	s := newSandbox(l.log.With("env", spec.Name), cmd, pipes[0].w, pipes[1].r, pipes[2].r, spec.OutputBytes)
+	result := make(chan error, 1)
+	start := func() {
+		err := cmd.Start()
+		if err == nil {
+			l.own(s, ended)
+		}
+		result <- err
+	}
+	err := ErrClosed
+	select {
+	case l.starts <- start:
+		err = <-result
+	case <-l.closed:
+	}
+	pipes[0].r.Close()
+	pipes[1].w.Close()
+	pipes[2].w.Close()
+	if err != nil {
+		pipes[0].w.Close()
+		pipes[1].r.Close()
+		pipes[2].r.Close()
+		ended()
+		if !errors.Is(err, ErrClosed) {
+			err = &DeadError{Reason: err.Error()}
+		}
+		return nil, err
+	}
+	return s, nil
+}

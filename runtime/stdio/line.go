@@ -1,0 +1,76 @@
+package stdio
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+
+	"github.com/tidwall/gjson"
+)
+
+// prefixBytes is what is kept of a line that is too long, to find its id.
+const prefixBytes = 4 << 10
+
+// line is one line of input without the space around it.
+type line struct {
+	text []byte
+	long bool // text is the beginning of a line longer than maxLine
+	err  error
+}
+
+// read sends the lines of in and closes the channel at its end. It ends with
+// ctx too, unless a read of in hangs; then the process's end is its own.
+func read(ctx context.Context, in io.Reader, lines chan<- line) {
+	defer close(lines)
+	reader := bufio.NewReaderSize(in, 64<<10)
+	for {
+		l, err := next(reader)
+		if err != nil && !errors.Is(err, io.EOF) {
+			l.err = err
+		}
+		if len(l.text) > 0 || l.err != nil {
+			select {
+			case lines <- l:
+			case <-ctx.Done():
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// next reads one line. What is beyond maxLine is skipped without being kept.
+func next(reader *bufio.Reader) (line, error) {
+	var l line
+	for {
+		part, err := reader.ReadSlice('\n')
+		if !l.long {
+			l.text = append(l.text, part...)
+			if len(l.text) > maxLine {
+				l.long = true
+				l.text = bytes.Clone(l.text[:prefixBytes])
+			}
+		}
+		if errors.Is(err, bufio.ErrBufferFull) {
+			continue
+		}
+		l.text = bytes.TrimSpace(l.text)
+		return l, err
+	}
+}
+
+// prefixID finds the id in the beginning of a request; nil where it is not
+// there.
+func prefixID(prefix []byte) json.RawMessage {
+	// gjson reads JSON that breaks off.
+	id := gjson.GetBytes(prefix, "id")
+	if id.Type != gjson.Number && id.Type != gjson.String || !json.Valid([]byte(id.Raw)) {
+		return nil
+	}
+	return json.RawMessage(id.Raw)
+}

@@ -1,0 +1,147 @@
+package tool
+
+import (
+	"encoding/json"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/mark3labs/mcp-go/mcp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+)
+
+// describeBytes is what an environment's line may take of the context.
+const describeBytes = 160
+
+// definition is the tool as tools/list shows it. Every byte of it costs the
+// model's context in every conversation.
+func (t *Tool) definition() mcp.Tool {
+	definition := mcp.NewToolWithRawSchema(name, t.description(), t.schema())
+	// All four, for the defaults are a destructive tool in an open world.
+	no := false
+	definition.Annotations = mcp.ToolAnnotation{
+		ReadOnlyHint:    &no,
+		DestructiveHint: &no,
+		IdempotentHint:  &no,
+		OpenWorldHint:   &no,
+	}
+	return definition
+}
+
+func (t *Tool) schema() json.RawMessage {
+	type property struct {
+		Type    string   `json:"type"`
+		Enum    []string `json:"enum,omitempty"`
+		Pattern string   `json:"pattern,omitempty"`
+	}
+	type properties struct {
+		Code    property  `json:"code"`
+		Env     property  `json:"env"`
+		Session *property `json:"session,omitempty"`
+	}
+	schema := struct {
+		Type       string     `json:"type"`
+		Properties properties `json:"properties"`
+		Required   []string   `json:"required"`
+		Additional bool       `json:"additionalProperties"`
+	}{
+		Type: "object",
+		Properties: properties{
+			Code: property{Type: "string"},
+			Env:  property{Type: "string", Enum: t.set.Names()},
+		},
+		Required: []string{"code", "env"},
+	}
+	if len(t.withSessions()) > 0 {
+		schema.Properties.Session = &property{Type: "string", Pattern: validSession.String()}
+	}
+	text, err := json.Marshal(schema)
+	if err != nil {
+		panic(err) // strings and booleans only
+	}
+	return text
+}
+
+// description says what the tool does and lists the environments.
+func (t *Tool) description() string {
+	var text strings.Builder
+	text.WriteString("Run code in a sandbox without network or access to the host. The working directory is /workspace")
+	if t.project != "" {
+		text.WriteString("; the project is at " + t.project + ", read-only")
+	}
+	text.WriteString(". Each call starts fresh")
+	if len(t.withSessions()) > 0 {
+		text.WriteString(" unless a session id (any name) is given: calls with the same one share variables and files")
+	}
+	text.WriteString(". Images saved in /workspace/outputs are shown.\nenv is one of\n")
+	text.WriteString(strings.Join(t.lines(), "\n"))
+	return text.String()
+}
+
+// instructions are for the model as a whole.
+func (t *Tool) instructions() string {
+	text := "Use run to compute, test and analyse; code in it can do no harm. Choose env by the code's language: " +
+		strings.Join(t.set.Names(), ", ") + "."
+	if t.project != "" {
+		text += " The user's project is at " + t.project + "; copy what is to be changed to /workspace."
+	}
+	if len(t.withSessions()) > 0 {
+		text += " For work in steps use one session per task and env."
+	}
+	return text
+}
+
+// lines describes the environments, one line each.
+func (t *Tool) lines() []string {
+	var lines []string
+	for _, name := range t.set.Names() {
+		env := t.set.Environments[name]
+		line := "- " + name
+		if about := oneLine(describe(env)); about != "" {
+			line += ": " + about
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// describe says what an environment is for.
+func describe(env metadata.Environment) string {
+	if env.Description != "" {
+		return env.Description
+	}
+	switch env.InterpreterType {
+	case metadata.Python:
+		return "Python 3"
+	case metadata.Bash:
+		return "Bash and command-line tools"
+	case metadata.Node:
+		return "JavaScript in Node.js"
+	default:
+		return ""
+	}
+}
+
+// oneLine makes a description fit for a list.
+func oneLine(text string) string {
+	text = strings.Join(strings.Fields(strings.ToValidUTF8(text, "")), " ")
+	if len(text) <= describeBytes {
+		return text
+	}
+	end := describeBytes - len("...")
+	for !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return text[:end] + "..."
+}
+
+// withSessions names the environments that keep state.
+func (t *Tool) withSessions() []string {
+	var names []string
+	for _, name := range t.set.Names() {
+		if t.set.Environments[name].Sessions() {
+			names = append(names, name)
+		}
+	}
+	return names
+}

@@ -1,0 +1,133 @@
+// Package tool is what the model sees: the tool run, the files of sessions as
+// resources, and the words of every answer.
+//
+// It promises answers that can be acted on: what the code wrote, what became
+// of it, and for a call that cannot run one sentence that says what to do
+// instead. It never answers with more than the environment allows.
+package tool
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/mark3labs/mcp-go/mcp"
+	"github.com/mark3labs/mcp-go/server"
+	"github.com/tidwall/gjson"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
+)
+
+// name is the tool's.
+const name = "run"
+
+// Tool answers calls of run.
+type Tool struct {
+	set     *metadata.Set
+	project string // where the project is mounted; empty where there is none
+	manager *session.Manager
+	log     *slog.Logger
+}
+
+// New returns the tool for a set of environments. Project is the project's
+// place in every sandbox, or empty.
+func New(set *metadata.Set, project string, manager *session.Manager, log *slog.Logger) *Tool {
+	return &Tool{set: set, project: project, manager: manager, log: log}
+}
+
+// Server returns an MCP server that offers the tool.
+func (t *Tool) Server(version string) *server.MCPServer {
+	s := server.NewMCPServer("nix-sandbox-mcp", version,
+		server.WithInstructions(t.instructions()),
+		server.WithToolCapabilities(true),
+		server.WithResourceCapabilities(false, false),
+		server.WithRecovery(),
+		server.WithResourceRecovery(),
+	)
+	s.AddTool(t.definition(), t.run)
+	if len(t.withSessions()) > 0 {
+		s.AddResourceTemplate(template(), t.read)
+	}
+	return s
+}
+
+// validSession is what a session may be called.
+var validSession = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+
+// placeKey and refusalKey mark what the transport put into a call's context.
+type (
+	placeKey   struct{}
+	refusalKey struct{}
+)
+
+// Admit takes the call's place in the line of its session.
+func (t *Tool) Admit(ctx context.Context, method string, params json.RawMessage) (context.Context, func()) {
+	var id string
+	switch method {
+	case string(mcp.MethodToolsCall):
+		if gjson.GetBytes(params, "name").Str == name {
+			id = gjson.GetBytes(params, "arguments.session").Str
+		}
+	case string(mcp.MethodResourcesRead):
+		id, _, _ = strings.Cut(strings.TrimPrefix(gjson.GetBytes(params, "uri").Str, scheme), "/")
+	}
+	if !validSession.MatchString(id) {
+		return ctx, func() {}
+	}
+	place := t.manager.Enqueue(id)
+	return context.WithValue(ctx, placeKey{}, place), place.Leave
+}
+
+// Refuse has the call answered with the reason why it does not run.
+func (t *Tool) Refuse(ctx context.Context, reason string) context.Context {
+	return context.WithValue(ctx, refusalKey{}, reason)
+}
+
+// place returns the call's place in the line of a session: the one that it
+// was admitted with or, with a transport that admits nothing, the next.
+func (t *Tool) place(ctx context.Context, id string) (*session.Place, func()) {
+	if place, ok := ctx.Value(placeKey{}).(*session.Place); ok && place.Session() == id {
+		return place, func() {}
+	}
+	place := t.manager.Enqueue(id)
+	return place, place.Leave
+}
+
+// run answers a call of the tool. What goes wrong is an answer too: a Go
+// error would reach the model as a failure of the protocol.
+func (t *Tool) run(ctx context.Context, request mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+	began := time.Now()
+	if reason, refused := ctx.Value(refusalKey{}).(string); refused {
+		t.log.Warn("call refused", "reason", reason)
+		return mcp.NewToolResultError(reason), nil
+	}
+	args, err := t.arguments(request.Params.RawArguments)
+	if err != nil {
+		t.log.Info("call", "env", bounded(args.Env), "session", bounded(args.Session), "outcome", "refused", "reason", err.Error())
+		return mcp.NewToolResultError(err.Error()), nil
+	}
+	answer := t.execute(ctx, request, args)
+	result := answer.result()
+	t.log.Info("call",
+		"env", args.Env,
+		"session", args.Session,
+		"outcome", answer.outcome(),
+		"exit_code", answer.ended.ExitCode,
+		"duration_ms", time.Since(began).Milliseconds(),
+		"code_bytes", len(args.Code),
+		"output_bytes", answer.size(),
+	)
+	return result, nil
+}
+
+// bounded is a client's text as it may stand in a log.
+func bounded(text string) string {
+	if len(text) > 64 {
+		return text[:64]
+	}
+	return text
+}
