@@ -152,6 +152,10 @@ prepare() {
       tail -n 20 "$log" >&2
       fail "Debian's packages could not be staged" "the whole log is in $log"
     }
+    watched "$log" "$root/nix/debpkgs/stage" --vendor "$root" nix-sandbox-mcp 0.1.0 "$cache/debpkgs" || {
+      tail -n 20 "$log" >&2
+      fail "the Go modules could not be fetched" "the whole log is in $log"
+    }
     say "staged in $(took "$start")"
     nix_flags=(--override-input nixpkgs "path:$cache/debpkgs" --no-write-lock-file)
   fi
