@@ -175,3 +175,19 @@ build() {
   }
   say "$1 built in $(took "$start")"
 }
+
+# build_from_nixpkgs ATTRIBUTE LINK: the same for something of the package set.
+build_from_nixpkgs() {
+  local packages=path:$cache/debpkgs options=()
+  [ "$nixpkgs" = debpkgs ] || packages=nixpkgs options=(--inputs-from "$flake")
+  nix build "${options[@]}" "$packages#$1" -o "$2" || fail "nix build $packages#$1 failed"
+}
+
+# nixpkgs_path: the folder of the package set.
+nixpkgs_path() {
+  if [ "$nixpkgs" = debpkgs ]; then
+    echo "$cache/debpkgs"
+  else
+    nix eval --impure --raw --expr "(builtins.getFlake \"$flake\").inputs.nixpkgs.outPath"
+  fi
+}
