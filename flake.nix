@@ -26,7 +26,12 @@
       packages = eachSystem (
         system: _:
         {
-          inherit (library.${system}.programs) agent jail runtime;
+          inherit (library.${system}.programs)
+            agent
+            demo
+            jail
+            runtime
+            ;
           default = server.${system};
         }
         // lib.mapAttrs' (name: lib.nameValuePair "sandbox-${name}") server.${system}.environments
@@ -64,6 +69,8 @@
               pkgs.bubblewrap
               pkgs.go
               pkgs.jq
+              pkgs.nodejs
+              pkgs.python3
             ];
           };
         }

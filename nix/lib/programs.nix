@@ -1,9 +1,9 @@
-# The Go programs: agent (inside each sandbox), jail (starts one) and runtime
-# (the MCP server).
+# The Go programs: agent (inside each sandbox), jail (starts one), runtime (the
+# MCP server) and demo (a client of it).
 #
 # Each is a derivation of its own with only its own sources, so that a change
 # to the runtime builds no sandbox anew and a change to a test or a document
-# builds nothing. All three compile against one vendor tree.
+# builds nothing. They all compile against one vendor tree.
 { pkgs }:
 let
   inherit (pkgs) lib;
@@ -124,5 +124,12 @@ in
     ];
     package = "runtime/cmd/nix-sandbox-mcp";
     description = "Serves sandboxes over the Model Context Protocol";
+  };
+
+  demo = program {
+    pname = "nix-sandbox-mcp-demo";
+    folders = [ "tests/demo" ];
+    package = "tests/demo";
+    description = "Shows a server at work, as its client";
   };
 }

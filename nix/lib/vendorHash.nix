@@ -1,1 +1,1 @@
-"sha256-2rqWApwIE+YPstG38P3m/FKLDkwJv8RP+fVNm9K1JnI="
+"sha256-OgLZU7v7iMV7h85igo4XuDE2AeHg1+7HxcDbhcNZj+w="
