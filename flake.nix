@@ -69,6 +69,8 @@
               pkgs.bubblewrap
               pkgs.go
               pkgs.jq
+              pkgs.nodejs
+              pkgs.python3
             ];
           };
         }
