@@ -59,16 +59,21 @@
     return result;
   }
 
-  // Text of an error without the frames below the code's own.
-  function describe(error) {
+  // A value as text, its stacks without the frames below the code's own.
+  function describe(value) {
+    return inspect(value).replace(/\n +at Session\.post \(node:inspector[^]*?(?=\n(?! +at )|$)/g, '')
+      .replace(/\n +at [^\n]*agent:(?:driver|enter)[^\n]*/g, '');
+  }
+
+  // Showing a value may run code of its own, which may throw.
+  function show(stream, before, value) {
     let text;
     try {
-      text = typeof error === 'object' && error !== null ? inspect(error) : inspect(error);
+      text = describe(value);
     } catch {
-      text = 'an error that cannot be shown';
+      text = '[a value that cannot be shown]';
     }
-    return text.replace(/\n +at Session\.post \(node:inspector[^]*?(?=\n(?! +at )|$)/g, '')
-      .replace(/\n +at [^\n]*agent:(?:driver|enter)[^\n]*/g, '');
+    stream.write(`${before}${text}\n`);
   }
 
   function report(error, details, source, name) {
@@ -79,7 +84,7 @@
         text = `${name}:${details.lineNumber + 1}\n${line}\n${' '.repeat(details.columnNumber)}^\n`;
       }
     }
-    stderr.write(`${text}Uncaught ${describe(error)}\n`);
+    show(stderr, `${text}Uncaught `, error);
   }
 
   // Names what ends the call; the first one wins.
@@ -113,7 +118,7 @@
       }
       const { result, exceptionDetails } = reply;
       if (!exceptionDetails) {
-        if (result.type !== 'undefined') stdout.write(`${inspect(value(result))}\n`);
+        if (result.type !== 'undefined') show(stdout, '', value(result));
         return settled(null);
       }
       const error = exceptionDetails.exception ? value(exceptionDetails.exception) : new Error(exceptionDetails.text);

@@ -248,5 +248,8 @@ os.environ.setdefault('MPLBACKEND', 'Agg')
 # Lines leave at once: what a subprocess prints keeps its place among them,
 # and a crash loses none.
 sys.stdout.reconfigure(line_buffering=True)
-write(CONTROL, b'ready\n')
-loop()
+try:
+    write(CONTROL, b'ready\n')
+    loop()
+except OSError:
+    leave(70)  # the code has closed the control channel

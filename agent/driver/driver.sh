@@ -17,11 +17,33 @@ __agent_dump() {
   builtin shopt -p
   builtin declare -f
   builtin declare -F
-  builtin declare -p
+  if [[ ${#FUNCNAME[@]} == 1 ]]; then
+    builtin declare -p
+  else
+    (__agent_globals)
+  fi
   builtin alias -p
   builtin umask -p
   builtin printf 'builtin cd -- %q\n' "$PWD"
   builtin printf '__agent_exit=\n'
+}
+
+# Code that ends the shell inside of a function leaves that function's local
+# variables in the way of the global ones: each is unset as often as there are
+# functions, until what is below all of them appears. Runs in a subshell.
+__agent_globals() {
+  local __agent_line __agent_name __agent_i __agent_depth=${#FUNCNAME[@]}
+  while builtin read -r __agent_line; do
+    __agent_name=${__agent_line#declare * }
+    __agent_name=${__agent_name%%=*}
+    [[ $__agent_name != __agent_* && $__agent_name != _ ]] || continue
+    for ((__agent_i = 1; __agent_i < __agent_depth; __agent_i++)); do
+      builtin unset -v "$__agent_name" || break
+      builtin declare -p "$__agent_name" >/proc/self/fd/252 || break
+      builtin read -r __agent_line </proc/self/fd/252
+    done
+    builtin printf '%s\n' "$__agent_line"
+  done < <(builtin declare -p)
 }
 
 # Runs at the end of a shell. The agent waits for the shell itself, so that a
@@ -81,6 +103,11 @@ trap() {
         else
           builtin trap -- "$1" INT
         fi
+        ;;
+      DEBUG | ERR | RETURN)
+        # A function cannot take these away for its caller.
+        [[ $1 != - ]] || builtin set -- : "${@:2}"
+        __agent_rest+=("$__agent_signal")
         ;;
       *) __agent_rest+=("$__agent_signal") ;;
     esac

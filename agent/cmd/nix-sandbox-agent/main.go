@@ -8,11 +8,18 @@
 // run takes code from stdin; serve speaks frames on stdin and stdout.
 package main
 
+// The agent waits nearly all the time: it needs no processor count of its
+// control group, which the Go runtime would read several files for.
+//
+//go:debug containermaxprocs=0
+//go:debug updatemaxprocs=0
+
 import (
 	"context"
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"runtime/debug"
 	"slices"
 
@@ -37,7 +44,9 @@ func main() {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		fail(fmt.Errorf("make the agent undumpable: %w", err))
 	}
+	// Small sandboxes by the hundred: little heap, few threads.
 	debug.SetGCPercent(50)
+	runtime.GOMAXPROCS(2)
 	status, err := agent(os.Args[1:])
 	if err != nil {
 		fail(err)
