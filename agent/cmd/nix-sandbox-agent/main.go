@@ -1,3 +1,9 @@
+// The Go runtime would read files to learn how many processors its control
+// group has. The agent waits nearly all the time.
+//
+//go:debug containermaxprocs=0
+//go:debug updatemaxprocs=0
+
 // Command nix-sandbox-agent is the first process inside a sandbox. It starts
 // the sandbox's interpreter, reaps what is left behind and carries code in and
 // output out.
@@ -7,12 +13,6 @@
 //
 // run takes code from stdin; serve speaks frames on stdin and stdout.
 package main
-
-// The agent waits nearly all the time: it needs no processor count of its
-// control group, which the Go runtime would read several files for.
-//
-//go:debug containermaxprocs=0
-//go:debug updatemaxprocs=0
 
 import (
 	"context"
