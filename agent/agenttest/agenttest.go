@@ -239,6 +239,9 @@ func (a *Agent) Run(code string, change ...func(*frame.Request)) Answer {
 	return a.Wait(a.Call(code, change...))
 }
 
+// Any stands for a stderr that may hold anything.
+const Any = "*"
+
 // Step is a call and what it must bring.
 type Step struct {
 	Code   string
@@ -266,6 +269,9 @@ func (a *Agent) Steps(steps []Step) {
 		state := frame.StateKept
 		if s.Lost {
 			state = frame.StateLost
+		}
+		if s.Stderr == Any {
+			s.Stderr = got.Stderr
 		}
 		if got.Stdout != s.Stdout || got.ExitCode != s.Exit || got.Outcome != s.Outcome || got.State != state && got.State != "" ||
 			!strings.Contains(got.Stderr, s.Stderr) || s.Stderr == "" && got.Stderr != "" {

@@ -107,7 +107,7 @@
   }
 
   function evaluate(source, name, settled) {
-    const expression = `${rewrite(source)}\n//# sourceURL=${name}`;
+    const expression = `${rewrite(expressed(source))}\n//# sourceURL=${name}`;
     session.post('Runtime.evaluate', {
       expression, replMode: true, awaitPromise: true, objectGroup: 'call', silent: true,
     }, (failure, reply) => {
@@ -119,18 +119,18 @@
       const { result, exceptionDetails } = reply;
       if (!exceptionDetails) {
         if (result.type !== 'undefined') show(stdout, '', value(result));
-        return settled(null);
+        return settled(0);
       }
       const error = exceptionDetails.exception ? value(exceptionDetails.exception) : new Error(exceptionDetails.text);
       if (error !== ended) report(error, exceptionDetails, source, name);
-      settled(error);
+      settled(1);
     });
   }
 
   function run(nonce, name, source) {
     const current = { nonce, status: 0, sync: true, over: false };
     call = current;
-    entry = () => evaluate(source, name, (error) => settle(current, error ? 1 : 0));
+    entry = () => evaluate(source, name, (status) => settle(current, status));
     try {
       // SIGINT ends even a loop that never yields, and what was
       // computed before it stays.
@@ -161,9 +161,9 @@
         process.exitCode = 13;
       }
     });
-    evaluate(source, 'code', (error) => {
+    evaluate(source, 'code', (status) => {
       open = false;
-      if (error) exit.call(process, 1);
+      if (status !== 0) exit.call(process, status);
     });
   }
 
@@ -200,6 +200,18 @@
     }
     throw ended;
   };
+
+  // An object literal is a block to the parser, as in { a: 1 }. What can be
+  // read as an expression is meant as one.
+  function expressed(source) {
+    if (!/^\s*\{[^]*\}\s*$/.test(source)) return source;
+    try {
+      new vm.Script(`(${source}\n)`);
+      return `(${source}\n)`;
+    } catch {
+      return source;
+    }
+  }
 
   // Code that the inspector evaluates has no loader for import: dynamic
   // imports become calls of a function of the same length, so that columns
