@@ -63,7 +63,7 @@ func ParseSpec(text []byte) (*Spec, error) {
 	}
 	first, object, found := bytes.Cut(text, []byte("\n"))
 	if !found || !bytes.HasPrefix(first, []byte("#!")) {
-		return nil, errors.New("no #! starts its first line")
+		return nil, errors.New("it does not start with a #! line")
 	}
 	decoder := json.NewDecoder(bytes.NewReader(object))
 	decoder.DisallowUnknownFields()

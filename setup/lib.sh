@@ -152,6 +152,10 @@ prepare() {
       tail -n 20 "$log" >&2
       fail "Debian's packages could not be staged" "the whole log is in $log"
     }
+    watched "$log" "$root/nix/debpkgs/stage" --vendor "$root" nix-sandbox-mcp 0.1.0 "$cache/debpkgs" || {
+      tail -n 20 "$log" >&2
+      fail "the Go modules could not be fetched" "the whole log is in $log"
+    }
     say "staged in $(took "$start")"
     nix_flags=(--override-input nixpkgs "path:$cache/debpkgs" --no-write-lock-file)
   fi
@@ -170,4 +174,20 @@ build() {
     fail "nix build .#$1 failed" "the whole log is in $log"
   }
   say "$1 built in $(took "$start")"
+}
+
+# build_from_nixpkgs ATTRIBUTE LINK: the same for something of the package set.
+build_from_nixpkgs() {
+  local packages=path:$cache/debpkgs options=()
+  [ "$nixpkgs" = debpkgs ] || packages=nixpkgs options=(--inputs-from "$flake")
+  nix build "${options[@]}" "$packages#$1" -o "$2" || fail "nix build $packages#$1 failed"
+}
+
+# nixpkgs_path: the folder of the package set.
+nixpkgs_path() {
+  if [ "$nixpkgs" = debpkgs ]; then
+    echo "$cache/debpkgs"
+  else
+    nix eval --impure --raw --expr "(builtins.getFlake \"$flake\").inputs.nixpkgs.outPath"
+  fi
 }

@@ -161,7 +161,7 @@ func memory(name, text string) (*os.File, error) {
 	}
 	f := os.NewFile(uintptr(fd), name)
 	if text != "" {
-		if _, err := f.WriteString(text); err == nil {
+		if _, err = f.WriteString(text); err == nil {
 			_, err = f.Seek(0, io.SeekStart)
 		}
 		if err != nil {

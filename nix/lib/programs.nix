@@ -1,9 +1,10 @@
 # The Go programs: agent (inside each sandbox), jail (starts one), runtime (the
-# MCP server) and demo (a client of it).
+# MCP server) and demo (a client that shows it).
 #
-# Each is a derivation of its own with only its own sources, so that a change
-# to the runtime builds no sandbox anew and a change to a test or a document
-# builds nothing. They all compile against one vendor tree.
+# They are compiled in two halves, what a sandbox holds and what stands outside,
+# each from only its own sources: a change to the runtime builds no sandbox
+# anew, and a change to a test or a document builds nothing. Two and not four,
+# for most of the time is the standard library's. All against one vendor tree.
 { pkgs }:
 let
   inherit (pkgs) lib;
@@ -54,13 +55,12 @@ let
       );
     }).goModules;
 
-  program =
+  compile =
     {
       pname,
       # The folders that it is compiled from.
       folders,
-      package,
-      description,
+      packages,
     }:
     let
       # The way down to the folders, and what is in them.
@@ -82,7 +82,7 @@ let
         chmod u+w $out
         cp -r ${vendor} $out/vendor
       '';
-      subPackages = [ package ];
+      subPackages = packages;
       env.CGO_ENABLED = 0;
       ldflags = [
         "-s"
@@ -91,45 +91,56 @@ let
       ];
       # ./check runs the tests, with the race detector and outside of this.
       doCheck = false;
-      meta = {
-        inherit description;
-        license = lib.licenses.mit;
-        mainProgram = baseNameOf package;
-        platforms = lib.platforms.linux;
-      };
     };
+
+  inside = compile {
+    pname = "nix-sandbox-mcp-inside";
+    folders = [
+      "agent"
+      "jail"
+    ];
+    packages = [
+      "agent/cmd/nix-sandbox-agent"
+      "jail/cmd/nix-sandbox-jail"
+    ];
+  };
+
+  outside = compile {
+    pname = "nix-sandbox-mcp-outside";
+    folders = [
+      "agent/frame"
+      "runtime"
+      "tests/demo"
+    ];
+    packages = [
+      "runtime/cmd/nix-sandbox-mcp"
+      "tests/demo"
+    ];
+  };
+
+  # One program of a half in a store path of its own: static, so that its
+  # closure is itself.
+  program =
+    half: name: description:
+    pkgs.runCommandLocal "${name}-${version}"
+      {
+        meta = {
+          inherit description;
+          license = lib.licenses.mit;
+          mainProgram = name;
+          platforms = lib.platforms.linux;
+        };
+      }
+      ''
+        mkdir -p $out/bin
+        cp ${half}/bin/${name} $out/bin/
+      '';
 in
 {
   inherit version vendor;
 
-  agent = program {
-    pname = "nix-sandbox-agent";
-    folders = [ "agent" ];
-    package = "agent/cmd/nix-sandbox-agent";
-    description = "Runs code inside a sandbox, as its first process";
-  };
-
-  jail = program {
-    pname = "nix-sandbox-jail";
-    folders = [ "jail" ];
-    package = "jail/cmd/nix-sandbox-jail";
-    description = "Starts one sandbox from its generated description";
-  };
-
-  runtime = program {
-    pname = "nix-sandbox-mcp-runtime";
-    folders = [
-      "agent/frame"
-      "runtime"
-    ];
-    package = "runtime/cmd/nix-sandbox-mcp";
-    description = "Serves sandboxes over the Model Context Protocol";
-  };
-
-  demo = program {
-    pname = "nix-sandbox-mcp-demo";
-    folders = [ "tests/demo" ];
-    package = "tests/demo";
-    description = "Shows a server at work, as its client";
-  };
+  agent = program inside "nix-sandbox-agent" "Runs code inside a sandbox, as its first process";
+  jail = program inside "nix-sandbox-jail" "Starts one sandbox from its generated description";
+  runtime = program outside "nix-sandbox-mcp" "Serves sandboxes over the Model Context Protocol";
+  demo = program outside "demo" "Talks to a built server as an MCP client does";
 }

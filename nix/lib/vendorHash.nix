@@ -1,1 +1,1 @@
-"sha256-OgLZU7v7iMV7h85igo4XuDE2AeHg1+7HxcDbhcNZj+w="
+"sha256-m0F79urfhYPXbGDGPb/s1lK08ooVyxqZ+IFf6Xuh5P4="

@@ -47,6 +47,7 @@ var ErrClosed = errors.New("the server is ending")
 // parent when the parent *thread* ends.
 type Launcher struct {
 	log     *slog.Logger
+	ready   time.Duration // readyWithin, but for tests
 	environ []string
 	starts  chan func()
 	closed  chan struct{}
@@ -62,7 +63,8 @@ type Launcher struct {
 // else, as their environment.
 func NewLauncher(log *slog.Logger, environ []string) *Launcher {
 	l := &Launcher{
-		log: log,
+		log:   log,
+		ready: readyWithin,
 		// Not nil, which would mean the server's own environment.
 		environ: append([]string{}, environ...),
 		starts:  make(chan func()),
@@ -129,7 +131,18 @@ func (l *Launcher) Start(ctx context.Context, spec Spec) (*Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	timer := time.NewTimer(readyWithin)
+	// In the pipe before the agent reads it: the interpreter that it starts at
+	// once is then the right one.
+	s.stdin.SetWriteDeadline(began.Add(l.ready))
+	err = s.frames.Write(frame.Request{
+		Type:   frame.Configure,
+		Env:    spec.Env,
+		Limits: &frame.Limits{OutputBytes: spec.OutputBytes},
+	})
+	if err != nil && !errors.Is(err, syscall.EPIPE) {
+		s.fail("it cannot be configured: %v", err)
+	}
+	timer := time.NewTimer(l.ready)
 	defer timer.Stop()
 	select {
 	case <-s.ready:
@@ -137,22 +150,12 @@ func (l *Launcher) Start(ctx context.Context, spec Spec) (*Sandbox, error) {
 		<-s.reaped
 		return nil, s.death()
 	case <-timer.C:
-		s.fail("it was not ready within %v", readyWithin)
+		s.fail("it was not ready within %v", l.ready)
 		<-s.reaped
 		return nil, s.death()
 	case <-ctx.Done():
 		s.Kill()
 		return nil, ctx.Err()
-	}
-	err = s.frames.Write(frame.Request{
-		Type:   frame.Configure,
-		Env:    spec.Env,
-		Limits: &frame.Limits{OutputBytes: spec.OutputBytes},
-	})
-	if err != nil {
-		s.fail("%v", err)
-		<-s.reaped
-		return nil, s.death()
 	}
 	l.log.Debug("sandbox started", "env", spec.Name, "pid", s.cmd.Process.Pid, "ms", time.Since(began).Milliseconds())
 	return s, nil

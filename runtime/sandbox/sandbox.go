@@ -64,10 +64,18 @@ type Result struct {
 	// Outcome is one of frame's outcomes, State one of its states or empty.
 	Outcome string
 	State   string
-	// Stored holds, by stream, the file that has all of the output.
-	Stored map[string]string
+	// Stored are the files that hold the output of which something was cut.
+	Stored []Stored
 	// Files are those that the call wrote under /workspace/outputs.
 	Files []frame.File
+}
+
+// Stored is a file that holds a stream's output from its beginning.
+type Stored struct {
+	Path  string
+	Bytes int64
+	// All says that it holds all of the stream.
+	All bool
 }
 
 // Sandbox is a started sandbox. Its methods may be called at the same time.
@@ -322,11 +330,8 @@ func (s *Sandbox) result(reply frame.Reply, took time.Duration) (Result, error) 
 		return Result{}, s.gone()
 	}
 	for _, cut := range reply.Truncated {
-		if (cut.Stream == frame.Stdout || cut.Stream == frame.Stderr) && inside(cut.Path) {
-			if result.Stored == nil {
-				result.Stored = map[string]string{}
-			}
-			result.Stored[cut.Stream] = cut.Path
+		if len(result.Stored) < 2 && inside(cut.Path) && cut.Stored > 0 {
+			result.Stored = append(result.Stored, Stored{Path: cut.Path, Bytes: cut.Stored, All: cut.Stored >= cut.Total})
 		}
 	}
 	result.Files = files(reply.Files)

@@ -17,17 +17,17 @@ const prefixBytes = 4 << 10
 // line is one line of input without the space around it.
 type line struct {
 	text []byte
-	long bool // text is the beginning of a line longer than maxLine
+	long bool // text is the beginning of a line longer than allowed
 	err  error
 }
 
 // read sends the lines of in and closes the channel at its end. It ends with
 // ctx too, unless a read of in hangs; then the process's end is its own.
-func read(ctx context.Context, in io.Reader, lines chan<- line) {
+func read(ctx context.Context, in io.Reader, longest int, lines chan<- line) {
 	defer close(lines)
 	reader := bufio.NewReaderSize(in, 64<<10)
 	for {
-		l, err := next(reader)
+		l, err := next(reader, longest)
 		if err != nil && !errors.Is(err, io.EOF) {
 			l.err = err
 		}
@@ -44,16 +44,16 @@ func read(ctx context.Context, in io.Reader, lines chan<- line) {
 	}
 }
 
-// next reads one line. What is beyond maxLine is skipped without being kept.
-func next(reader *bufio.Reader) (line, error) {
+// next reads one line. What is beyond longest is skipped without being kept.
+func next(reader *bufio.Reader, longest int) (line, error) {
 	var l line
 	for {
 		part, err := reader.ReadSlice('\n')
 		if !l.long {
 			l.text = append(l.text, part...)
-			if len(l.text) > maxLine {
+			if len(l.text) > longest {
 				l.long = true
-				l.text = bytes.Clone(l.text[:prefixBytes])
+				l.text = bytes.Clone(l.text[:min(prefixBytes, longest)])
 			}
 		}
 		if errors.Is(err, bufio.ErrBufferFull) {

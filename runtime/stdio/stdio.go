@@ -23,16 +23,17 @@ import (
 	"github.com/mark3labs/mcp-go/server"
 )
 
-const (
-	// maxLine is the longest message that is read, in bytes.
-	maxLine = 16 << 20
-	// maxCalls and maxBytes bound the calls that run or wait, and their
-	// messages' bytes together.
-	maxCalls = 1024
-	maxBytes = 64 << 20
-	// maxListens bounds the open subscriptions.
-	maxListens = 16
-)
+// bounds are what a client may ask for.
+type bounds struct {
+	// line is the longest message that is read, in bytes.
+	line int
+	// calls and bytes bound the calls that run or wait, and their messages
+	// together.
+	calls int
+	bytes int
+	// listens bounds the open subscriptions.
+	listens int
+}
 
 // Admission decides, in order of arrival and before anything of a call runs,
 // where it stands in line.
@@ -50,6 +51,7 @@ type Server struct {
 	mcp       *server.MCPServer
 	admission Admission
 	log       *slog.Logger
+	bounds    bounds
 
 	conn   *conn
 	cancel context.CancelCauseFunc
@@ -71,7 +73,13 @@ type envelope struct {
 
 // New returns a server of in and out.
 func New(mcp *server.MCPServer, admission Admission, log *slog.Logger) *Server {
-	return &Server{mcp: mcp, admission: admission, log: log, calls: map[string]context.CancelFunc{}}
+	return &Server{
+		mcp:       mcp,
+		admission: admission,
+		log:       log,
+		bounds:    bounds{line: 16 << 20, calls: 1024, bytes: 64 << 20, listens: 16},
+		calls:     map[string]context.CancelFunc{},
+	}
 }
 
 // Serve answers what it reads from in until its end, and returns when all of
@@ -102,7 +110,7 @@ func (s *Server) Serve(ctx context.Context, in io.Reader, out io.Writer) error {
 	}
 
 	lines := make(chan line)
-	go read(ctx, in, lines)
+	go read(ctx, in, s.bounds.line, lines)
 	for {
 		select {
 		case <-ctx.Done():
@@ -135,7 +143,7 @@ func cause(ctx context.Context) error {
 // handle answers a line, or has it answered by a goroutine of its own.
 func (s *Server) handle(ctx, listening context.Context, calls, listens *sync.WaitGroup, l line) {
 	if l.long {
-		s.conn.fail(prefixID(l.text), mcp.INVALID_REQUEST, fmt.Sprintf("the message is longer than %d MiB", maxLine>>20))
+		s.conn.fail(prefixID(l.text), mcp.INVALID_REQUEST, fmt.Sprintf("the message is longer than %d bytes", s.bounds.line))
 		return
 	}
 	if len(l.text) == 0 {
@@ -177,14 +185,14 @@ func slow(method string) bool {
 // call admits a call and answers it beside what follows.
 func (s *Server) call(ctx context.Context, calls *sync.WaitGroup, message envelope, text []byte) {
 	s.mu.Lock()
-	full := s.count >= maxCalls || s.bytes+len(text) > maxBytes
+	full := s.count >= s.bounds.calls || s.bytes+len(text) > s.bounds.bytes
 	if !full {
 		s.count++
 		s.bytes += len(text)
 	}
 	s.mu.Unlock()
 	if full {
-		reason := fmt.Sprintf("the server is busy: %d calls or %d MiB of code wait already; call again when some have been answered", maxCalls, maxBytes>>20)
+		reason := fmt.Sprintf("the server is busy: %d calls or %d bytes of code wait already; call again when some have been answered", s.bounds.calls, s.bounds.bytes)
 		s.reply(s.admission.Refuse(ctx, reason), message.ID, text)
 		return
 	}
@@ -227,7 +235,7 @@ func (s *Server) cancelCall(params json.RawMessage) {
 // subscribe serves a subscription, which lasts until the client hangs up.
 func (s *Server) subscribe(ctx context.Context, listens *sync.WaitGroup, message envelope, text []byte) {
 	s.mu.Lock()
-	full := s.listen >= maxListens
+	full := s.listen >= s.bounds.listens
 	if !full {
 		s.listen++
 	}
@@ -239,7 +247,7 @@ func (s *Server) subscribe(ctx context.Context, listens *sync.WaitGroup, message
 	s.mu.Unlock()
 	if full {
 		cancel()
-		s.conn.fail(message.ID, mcp.INVALID_REQUEST, fmt.Sprintf("%d subscriptions are open already", maxListens))
+		s.conn.fail(message.ID, mcp.INVALID_REQUEST, fmt.Sprintf("%d subscriptions are open already", s.bounds.listens))
 		return
 	}
 	listens.Go(func() {

@@ -2,8 +2,6 @@ package tool
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 
 	"github.com/mark3labs/mcp-go/mcp"
@@ -65,6 +63,9 @@ func (a answer) result() *mcp.CallToolResult {
 
 // text is what the code wrote and, in brackets, what there is to say of it.
 func (a answer) text() string {
+	if !a.began {
+		return a.trouble
+	}
 	var text strings.Builder
 	write(&text, a.stdout)
 	if a.stderr.Head != "" || a.stderr.Cut > 0 {
@@ -153,16 +154,20 @@ func (a answer) lost() string {
 
 // whole says where all of the output is.
 func (a answer) whole() string {
-	var paths []string
+	var places []string
 	if a.args.Session != "" {
-		for _, stream := range slices.Sorted(maps.Keys(a.ended.Stored)) {
-			paths = append(paths, a.ended.Stored[stream])
+		for _, stored := range a.ended.Stored {
+			place := "all of it is in " + stored.Path
+			if !stored.All {
+				place = fmt.Sprintf("its first %s are in %s", size(stored.Bytes), stored.Path)
+			}
+			places = append(places, place)
 		}
 	}
-	if len(paths) == 0 {
+	if len(places) == 0 {
 		return "print less of it"
 	}
-	return "all of it is in " + strings.Join(paths, " and ")
+	return strings.Join(places, "; ")
 }
 
 // facts are for programs; they cost the model nothing.

@@ -107,7 +107,7 @@ func (t *Tool) run(ctx context.Context, request mcp.CallToolRequest) (*mcp.CallT
 	}
 	args, err := t.arguments(request.Params.RawArguments)
 	if err != nil {
-		t.log.Info("call", "env", bounded(args.Env), "session", bounded(args.Session), "outcome", "refused", "reason", err.Error())
+		t.log.Info("call", "env", bounded(args.Env), "session", bounded(args.Session), "outcome", "refused", "reason", firstLine(err.Error()))
 		return mcp.NewToolResultError(err.Error()), nil
 	}
 	answer := t.execute(ctx, request, args)
@@ -122,6 +122,12 @@ func (t *Tool) run(ctx context.Context, request mcp.CallToolRequest) (*mcp.CallT
 		"output_bytes", answer.size(),
 	)
 	return result, nil
+}
+
+// firstLine is a sentence without the list after it.
+func firstLine(text string) string {
+	line, _, _ := strings.Cut(text, "\n")
+	return line
 }
 
 // bounded is a client's text as it may stand in a log.

@@ -1,0 +1,192 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+)
+
+// asServer is the variable that makes the test binary the server.
+const asServer = "TEST_AS_SERVER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asServer) != "" {
+		os.Unsetenv(asServer)
+		main()
+	}
+	os.Exit(mcptest.Main(m))
+}
+
+// server returns the command with exactly these variables.
+func server(t testing.TB, args []string, variables ...string) *exec.Cmd {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe, args...)
+	cmd.Env = append([]string{asServer + "=1", "GORACE=atexit_sleep_ms=0", "NIX_SANDBOX_DIR=" + t.TempDir()}, variables...)
+	return cmd
+}
+
+// start starts a server of the environments that this machine has.
+func start(t testing.TB, change func(map[string]map[string]any), variables ...string) *mcptest.Client {
+	t.Helper()
+	environments := mcptest.Artifacts(t)
+	if change != nil {
+		change(environments)
+	}
+	return mcptest.Start(t, server(t, []string{"--stdio"}, append(variables, "NIX_SANDBOX_METADATA="+mcptest.Metadata(t, environments))...))
+}
+
+func TestRun(t *testing.T) {
+	c := start(t, nil)
+	c.Initialize(mcptest.Newest)
+	for env, code := range map[string]string{"python": "print(1+1)", "bash": "echo 2", "node": "console.log(1+1)", "cat": "2\n"} {
+		answer := c.Run(mcptest.Arguments{Code: code, Env: env})
+		if answer.IsError || answer.Text() != "2\n" {
+			t.Errorf("%s: %+v", env, answer)
+		}
+	}
+	c.CloseInput()
+	if status := c.Wait(5 * time.Second); status != 0 {
+		t.Errorf("status %d", status)
+	}
+}
+
+func TestCommandLine(t *testing.T) {
+	for name, test := range map[string]struct {
+		args      []string
+		variables []string
+		status    int
+		want      string // on either stream
+	}{
+		"help":              {[]string{"--help"}, nil, 0, "Usage: nix-sandbox-mcp --stdio"},
+		"version":           {[]string{"--version"}, nil, 0, "nix-sandbox-mcp "},
+		"nothing":           {nil, nil, 1, "nix-sandbox-mcp: error: no transport was chosen\nnix-sandbox-mcp: hint: start it with --stdio\n"},
+		"unknown flag":      {[]string{"--http"}, nil, 1, "nix-sandbox-mcp: error: flag provided but not defined: -http\n"},
+		"argument":          {[]string{"--stdio", "x"}, nil, 1, `nix-sandbox-mcp: error: unknown argument "x"`},
+		"log format":        {[]string{"--stdio", "--log-format=xml"}, nil, 1, `nix-sandbox-mcp: error: --log-format is "xml"`},
+		"no metadata":       {[]string{"--stdio"}, nil, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA is not set\nnix-sandbox-mcp: hint: "},
+		"broken metadata":   {[]string{"--stdio"}, []string{`NIX_SANDBOX_METADATA={"schema":1,`}, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA: not valid JSON\n"},
+		"metadata nowhere":  {[]string{"--stdio"}, []string{"NIX_SANDBOX_METADATA=/nowhere.json"}, 1, "nix-sandbox-mcp: error: read metadata: open /nowhere.json: no such file or directory\n"},
+		"project nowhere":   {[]string{"--stdio"}, []string{`NIX_SANDBOX_METADATA={"schema":1,"environments":{}}`, "PROJECT_DIR=/nowhere"}, 1, "nix-sandbox-mcp: error: PROJECT_DIR is /nowhere, which does not exist\nnix-sandbox-mcp: hint: "},
+		"project misplaced": {[]string{"--stdio"}, []string{`NIX_SANDBOX_METADATA={"schema":1,"environments":{}}`, "PROJECT_MOUNT=/nix/x"}, 1, `nix-sandbox-mcp: error: PROJECT_MOUNT is "/nix/x"`},
+		"idle of words":     {[]string{"--stdio"}, []string{`NIX_SANDBOX_METADATA={"schema":1,"environments":{}}`, "SESSION_IDLE_TIMEOUT=soon"}, 1, `nix-sandbox-mcp: error: SESSION_IDLE_TIMEOUT is "soon"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := server(t, test.args, test.variables...)
+			out, _ := cmd.CombinedOutput()
+			if status := cmd.ProcessState.ExitCode(); status != test.status || !strings.Contains(string(out), test.want) {
+				t.Errorf("status %d, wrote %q; want status %d and %q", status, out, test.status, test.want)
+			}
+		})
+	}
+}
+
+// A broken environment is one line in the log and named when it is called;
+// the others are served.
+func TestBrokenEnvironment(t *testing.T) {
+	c := start(t, func(environments map[string]map[string]any) {
+		environments["broken"] = map[string]any{"backend": "jail", "exec": "/nowhere/bin/run", "session_exec": "/nowhere/bin/session-run"}
+	})
+	c.Initialize(mcptest.Newest)
+	answer := c.Run(mcptest.Arguments{Code: "1", Env: "broken"})
+	if !answer.IsError || !strings.Contains(answer.Text(), `env "broken" could not be loaded`) || !strings.Contains(answer.Text(), "- bash: Test bash") {
+		t.Errorf("answer %+v", answer)
+	}
+	if answer := c.Run(mcptest.Arguments{Code: "echo 1", Env: "bash"}); answer.IsError {
+		t.Errorf("answer %+v", answer)
+	}
+	if got := strings.Count(c.Log(), "environments.broken.exec is /nowhere/bin/run, which does not exist"); got != 1 {
+		t.Errorf("the log names it %d times:\n%s", got, c.Log())
+	}
+}
+
+// The log has a line a call, and never the code.
+func TestLog(t *testing.T) {
+	environments := mcptest.Artifacts(t)
+	c := mcptest.Start(t, server(t, []string{"--stdio", "--log-format", "json"}, "NIX_SANDBOX_METADATA="+mcptest.Metadata(t, environments)))
+	c.Initialize(mcptest.Newest)
+	c.Run(mcptest.Arguments{Code: "echo secret-code; exit 3", Env: "bash", Session: "s1"})
+	c.CloseInput()
+	c.Wait(5 * time.Second)
+	want := []string{`"msg":"call"`, `"env":"bash"`, `"session":"s1"`, `"outcome":"ok"`, `"exit_code":3`, `"duration_ms":`, `"output_bytes":12`}
+	found := false
+	for line := range strings.Lines(c.Log()) {
+		all := true
+		for _, part := range want {
+			all = all && strings.Contains(line, part)
+		}
+		found = found || all
+	}
+	if !found {
+		t.Errorf("no line has %v:\n%s", want, c.Log())
+	}
+	if strings.Contains(c.Log(), "secret") {
+		t.Errorf("the log holds the code:\n%s", c.Log())
+	}
+}
+
+func TestSignalsEndTheServer(t *testing.T) {
+	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		c := start(t, nil)
+		c.Initialize(mcptest.Newest)
+		c.Run(mcptest.Arguments{Code: "echo 1", Env: "bash", Session: "kept"})
+		c.SendRun(mcptest.Arguments{Code: "trap '' TERM INT; echo busy; sleep 999", Env: "bash"})
+		mcptest.Eventually(t, 10*time.Second, func() string { return "the call does not run" }, func() bool {
+			return len(mcptest.Descendants(c.PID())) >= 5
+		})
+		children := mcptest.Descendants(c.PID())
+		c.Signal(signal)
+		if status := c.Wait(3 * time.Second); status != 0 {
+			t.Errorf("%v: status %d", signal, status)
+		}
+		mcptest.Gone(t, 2*time.Second, children)
+	}
+}
+
+func BenchmarkOnce(b *testing.B) {
+	c := start(b, nil)
+	c.Initialize(mcptest.Newest)
+	for _, env := range []string{"bash", "python", "node"} {
+		code := map[string]string{"bash": "echo $((1+1))", "python": "print(1+1)", "node": "console.log(1+1)"}[env]
+		b.Run(env, func(b *testing.B) {
+			for b.Loop() {
+				if answer := c.Run(mcptest.Arguments{Code: code, Env: env}); answer.Text() != "2\n" {
+					b.Fatalf("%+v", answer)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkSession(b *testing.B) {
+	c := start(b, nil)
+	c.Initialize(mcptest.Newest)
+	for _, env := range []string{"bash", "python", "node"} {
+		code := map[string]string{"bash": "echo $((1+1))", "python": "print(1+1)", "node": "console.log(1+1)"}[env]
+		b.Run(env, func(b *testing.B) {
+			for b.Loop() {
+				if answer := c.Run(mcptest.Arguments{Code: code, Env: env, Session: env}); answer.Text() != "2\n" {
+					b.Fatalf("%+v", answer)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkRefusal(b *testing.B) {
+	c := start(b, nil)
+	c.Initialize(mcptest.Newest)
+	for b.Loop() {
+		if answer := c.Run(mcptest.Arguments{Code: "1", Env: "none"}); !answer.IsError {
+			b.Fatalf("%+v", answer)
+		}
+	}
+}

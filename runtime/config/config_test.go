@@ -1,0 +1,134 @@
+package config
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+)
+
+func environment(variables map[string]string) func(string) string {
+	return func(name string) string { return variables[name] }
+}
+
+func complete(variables map[string]string, session metadata.Session, project metadata.Project) (Config, error) {
+	config, err := Read(environment(variables))
+	if err != nil {
+		return Config{}, err
+	}
+	return config.Complete(session, project)
+}
+
+func TestComplete(t *testing.T) {
+	dir := t.TempDir()
+	for name, test := range map[string]struct {
+		variables map[string]string
+		session   metadata.Session
+		project   metadata.Project
+		want      Config
+	}{
+		"defaults": {
+			variables: map[string]string{"NIX_SANDBOX_METADATA": "{}"},
+			want: Config{
+				Metadata: "{}", Folders: []string{"/etc/nix-sandbox-mcp/sandboxes"}, ProjectMount: "/project",
+				SessionIdle: 300 * time.Second, SessionLifetime: 3600 * time.Second, SessionMax: 64,
+			},
+		},
+		"the metadata's": {
+			variables: map[string]string{"NIX_SANDBOX_METADATA": "m", "HOME": "/h"},
+			session:   metadata.Session{IdleSeconds: 5, LifetimeSeconds: 6},
+			project:   metadata.Project{Path: dir, Mount: "/code"},
+			want: Config{
+				Metadata: "m", Folders: []string{"/h/.config/nix-sandbox-mcp/sandboxes", "/etc/nix-sandbox-mcp/sandboxes"},
+				ProjectDir: dir, ProjectMount: "/code",
+				SessionIdle: 5 * time.Second, SessionLifetime: 6 * time.Second, SessionMax: 64,
+			},
+		},
+		"variables win": {
+			variables: map[string]string{
+				"NIX_SANDBOX_METADATA": "m", "NIX_SANDBOX_DIR": "/boxes", "PROJECT_DIR": dir, "PROJECT_MOUNT": "/src/app",
+				"SESSION_IDLE_TIMEOUT": "1", "SESSION_MAX_LIFETIME": "2", "SESSION_MAX": "3",
+			},
+			session: metadata.Session{IdleSeconds: 5, LifetimeSeconds: 6},
+			project: metadata.Project{Path: "/does/not/exist", Mount: "/code"},
+			want: Config{
+				Metadata: "m", Folders: []string{"/boxes"}, ProjectDir: dir, ProjectMount: "/src/app",
+				SessionIdle: time.Second, SessionLifetime: 2 * time.Second, SessionMax: 3,
+			},
+		},
+		"the user's own configuration folder": {
+			variables: map[string]string{"NIX_SANDBOX_METADATA": "m", "HOME": "/h", "XDG_CONFIG_HOME": "/x"},
+			want: Config{
+				Metadata: "m", Folders: []string{"/x/nix-sandbox-mcp/sandboxes", "/etc/nix-sandbox-mcp/sandboxes"}, ProjectMount: "/project",
+				SessionIdle: 300 * time.Second, SessionLifetime: 3600 * time.Second, SessionMax: 64,
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := complete(test.variables, test.session, test.project)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestProjectDirIsMadeAbsolute(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if err := os.Mkdir("code", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	config, err := complete(map[string]string{"NIX_SANDBOX_METADATA": "m", "PROJECT_DIR": "code"}, metadata.Session{}, metadata.Project{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !filepath.IsAbs(config.ProjectDir) || filepath.Base(config.ProjectDir) != "code" {
+		t.Errorf("project is at %s", config.ProjectDir)
+	}
+}
+
+// A value that does not parse is an error with the variable, the value and
+// what to do.
+func TestWrongValues(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct{ name, value, want string }{
+		{"NIX_SANDBOX_METADATA", "", "NIX_SANDBOX_METADATA is not set"},
+		{"SESSION_IDLE_TIMEOUT", "5m", `SESSION_IDLE_TIMEOUT is "5m"`},
+		{"SESSION_IDLE_TIMEOUT", "0", `SESSION_IDLE_TIMEOUT is "0"`},
+		{"SESSION_IDLE_TIMEOUT", "1.5", `SESSION_IDLE_TIMEOUT is "1.5"`},
+		{"SESSION_MAX_LIFETIME", "-1", `SESSION_MAX_LIFETIME is "-1"`},
+		{"SESSION_MAX_LIFETIME", "99999999999999999999", `SESSION_MAX_LIFETIME is "99999999999999999999"`},
+		{"SESSION_MAX", "many", `SESSION_MAX is "many"`},
+		{"PROJECT_DIR", dir + "/none", "PROJECT_DIR is " + dir + "/none, which does not exist"},
+		{"PROJECT_DIR", file, "PROJECT_DIR is " + file + ", which is not a folder"},
+		{"PROJECT_MOUNT", "project", `PROJECT_MOUNT is "project", which is not an absolute path`},
+		{"PROJECT_MOUNT", "/", `PROJECT_MOUNT is "/", which is the whole sandbox`},
+		{"PROJECT_MOUNT", "/a/../b", `PROJECT_MOUNT is "/a/../b", which is not written plainly`},
+		{"PROJECT_MOUNT", "/project/", `PROJECT_MOUNT is "/project/", which is not written plainly`},
+		{"PROJECT_MOUNT", "/nix", `PROJECT_MOUNT is "/nix", which lies in the sandbox's own /nix`},
+		{"PROJECT_MOUNT", "/workspace/project", `PROJECT_MOUNT is "/workspace/project", which lies in the sandbox's own /workspace`},
+		{"PROJECT_MOUNT", "/a\nb", "which holds control characters"},
+	} {
+		t.Run(test.name+"="+test.value, func(t *testing.T) {
+			variables := map[string]string{"NIX_SANDBOX_METADATA": "m", test.name: test.value}
+			_, err := complete(variables, metadata.Session{}, metadata.Project{})
+			var wrong *Error
+			if !errors.As(err, &wrong) || !strings.Contains(wrong.Problem, test.want) || wrong.Hint == "" {
+				t.Errorf("error %#v, want %q and a hint", err, test.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,297 @@
+package metadata
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// program makes an executable file and returns its path.
+func program(t *testing.T, path string) string {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// entry is an environment with nothing wrong; a change of nil removes a field.
+func entry(t *testing.T, change map[string]any) map[string]any {
+	t.Helper()
+	run := program(t, filepath.Join(t.TempDir(), "bin", "run"))
+	fields := map[string]any{"backend": "jail", "exec": run, "session_exec": run}
+	for key, value := range change {
+		if value == nil {
+			delete(fields, key)
+		} else {
+			fields[key] = value
+		}
+	}
+	return fields
+}
+
+func document(t *testing.T, environments map[string]any, more map[string]any) string {
+	t.Helper()
+	fields := map[string]any{"schema": 1, "environments": environments}
+	maps.Copy(fields, more)
+	text, err := json.Marshal(fields)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// writeArtifact writes an artifact into a sandbox folder and returns its folder.
+func writeArtifact(t *testing.T, folder, called string, fields map[string]any) string {
+	t.Helper()
+	dir := filepath.Join(folder, called)
+	program(t, filepath.Join(dir, "bin", "run"))
+	program(t, filepath.Join(dir, "bin", "session-run"))
+	text, err := json.Marshal(fields)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "metadata.json"), text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func TestDefaults(t *testing.T) {
+	fields := entry(t, nil)
+	set, err := Load(document(t, map[string]any{"a": fields}, nil), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := fields["exec"].(string)
+	want := Environment{
+		Name: "a", Backend: "jail", InterpreterType: Command,
+		Timeout: 30 * time.Second, MemoryMB: 512, OutputBytes: 32 << 10,
+		Exec: run, SessionExec: run, Origin: "NIX_SANDBOX_METADATA",
+	}
+	if diff := cmp.Diff(want, set.Environments["a"]); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestEveryField(t *testing.T) {
+	fields := entry(t, map[string]any{
+		"name": "a", "interpreter_type": "python", "interpreter": "python3 -c", "stdin_mode": "arg",
+		"timeout_seconds": 2.5, "memory_mb": 64, "cpus": 1.5, "pids": 10, "workspace_mb": 5, "output_kb": 8,
+		"prewarm": 0, "description": "d", "network": map[string]any{"mode": "none"}, "closure": "c",
+		"of_a_newer_builder": []int{1},
+	})
+	set, err := Load(document(t, map[string]any{"a": fields}, map[string]any{
+		"session": map[string]any{"idle_timeout_seconds": 7, "max_lifetime_seconds": 8},
+		"project": map[string]any{"path": "/p", "mount_point": "/m", "mode": "readonly", "inherit_env": map[string]any{"vars": []string{"A", "B_1"}}},
+	}), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(set.Broken) > 0 {
+		t.Fatal(set.Broken)
+	}
+	got := set.Environments["a"]
+	want := Environment{
+		Name: "a", Description: "d", Backend: "jail", InterpreterType: Python, Closure: "c",
+		Timeout: 2500 * time.Millisecond, MemoryMB: 64, OutputBytes: 8 << 10,
+		Exec: got.Exec, SessionExec: got.Exec, Origin: "NIX_SANDBOX_METADATA",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(Session{7, 8}, set.Session); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(Project{Path: "/p", Mount: "/m", Inherit: []string{"A", "B_1"}}, set.Project); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// What is wrong with one environment is one line that names the place, and
+// leaves the other environments as they are.
+func TestBrokenEnvironment(t *testing.T) {
+	dir := t.TempDir()
+	plain := filepath.Join(dir, "plain")
+	if err := os.WriteFile(plain, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		change map[string]any
+		want   string
+	}{
+		"backend missing":        {map[string]any{"backend": nil}, "environments.x.backend is missing, it must be one of jail"},
+		"backend unknown":        {map[string]any{"backend": "chroot"}, `environments.x.backend is "chroot", it must be one of jail`},
+		"backend of wrong type":  {map[string]any{"backend": 1}, "environments.x.backend is a number, it must be a string"},
+		"interpreter type":       {map[string]any{"interpreter_type": "ruby"}, `environments.x.interpreter_type is "ruby", it must be one of python, bash, node, command`},
+		"timeout a string":       {map[string]any{"timeout_seconds": "30"}, "environments.x.timeout_seconds is a string, it must be a number"},
+		"timeout zero":           {map[string]any{"timeout_seconds": 0}, "environments.x.timeout_seconds is 0, it must be from 0.001 to"},
+		"memory a fraction":      {map[string]any{"memory_mb": 1.5}, "environments.x.memory_mb is 1.5, it must be a whole number"},
+		"memory negative":        {map[string]any{"memory_mb": -1}, "environments.x.memory_mb is -1, it must be from 1"},
+		"output too large":       {map[string]any{"output_kb": 100000}, "environments.x.output_kb is 100000, it must be from 1 to 1024"},
+		"pids an object":         {map[string]any{"pids": map[string]any{}}, "environments.x.pids is an object, it must be a number"},
+		"cpus a boolean":         {map[string]any{"cpus": true}, "environments.x.cpus is a boolean"},
+		"network a string":       {map[string]any{"network": "none"}, "environments.x.network is a string, it must be an object"},
+		"stdin mode":             {map[string]any{"stdin_mode": "file"}, `environments.x.stdin_mode is "file"`},
+		"description an array":   {map[string]any{"description": []string{}}, "environments.x.description is an array"},
+		"exec missing":           {map[string]any{"exec": nil}, "environments.x.exec is missing"},
+		"session_exec missing":   {map[string]any{"session_exec": nil}, "environments.x.session_exec is missing"},
+		"exec relative":          {map[string]any{"exec": "bin/run"}, `environments.x.exec is "bin/run", it must be an absolute path`},
+		"exec that is not there": {map[string]any{"exec": dir + "/none"}, "environments.x.exec is " + dir + "/none, which does not exist"},
+		"exec not executable":    {map[string]any{"exec": plain}, "environments.x.exec is " + plain + ", which is not executable"},
+		"exec a folder":          {map[string]any{"session_exec": dir}, "environments.x.session_exec is " + dir + ", which is not a file"},
+		"another name":           {map[string]any{"name": "y"}, `environments.x.name is "y", but the environment is called "x"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			set, err := Load(document(t, map[string]any{"x": entry(t, test.change), "good": entry(t, nil)}, nil), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff([]string{"good"}, set.Names()); diff != "" {
+				t.Errorf("usable environments: %s", diff)
+			}
+			reason := set.Reason("x")
+			if reason == nil || !strings.Contains(reason.Error(), test.want) || !strings.HasPrefix(reason.Error(), "NIX_SANDBOX_METADATA: ") {
+				t.Errorf("reason %q, want one of NIX_SANDBOX_METADATA with %q", reason, test.want)
+			}
+			if reason != nil && strings.Contains(reason.Error(), "\n") {
+				t.Errorf("reason %q has more than one line", reason)
+			}
+		})
+	}
+}
+
+func TestBadNames(t *testing.T) {
+	for _, name := range []string{"", "Python", "a b", "-a", "_a", "a/b", "..", strings.Repeat("a", 65), "é"} {
+		set, err := Load(document(t, map[string]any{name: entry(t, nil)}, nil), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(set.Environments) > 0 || set.Reason(name) == nil {
+			t.Errorf("environment %q was taken", name)
+		}
+	}
+}
+
+func TestBrokenWhole(t *testing.T) {
+	dir := t.TempDir()
+	broken := filepath.Join(dir, "broken.json")
+	if err := os.WriteFile(broken, []byte(`{"schema":1,`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct{ source, want string }{
+		"not there":            {dir + "/none.json", "read metadata: open " + dir + "/none.json: no such file"},
+		"not JSON":             {broken, broken + ": not valid JSON"},
+		"JSON that breaks off": {`{"schema":1`, "NIX_SANDBOX_METADATA: not valid JSON"},
+		"nested too deep":      {`{"schema":` + strings.Repeat("[", 1<<20), "not valid JSON"},
+		"no schema":            {`{"environments":{}}`, "schema is missing, it must be 1"},
+		"a later schema":       {`{"schema":2,"environments":{}}`, "schema is 2, this runtime reads schema 1"},
+		"a schema of words":    {`{"schema":"1","environments":{}}`, `schema is "1"`},
+		"no environments":      {`{"schema":1}`, "environments is missing, it must be an object"},
+		"environments a list":  {`{"schema":1,"environments":[]}`, "environments is an array"},
+		"session of words":     {`{"schema":1,"environments":{},"session":{"idle_timeout_seconds":"5"}}`, "session.idle_timeout_seconds is a string"},
+		"inherit a string":     {`{"schema":1,"environments":{},"project":{"inherit_env":{"vars":"HOME"}}}`, "project.inherit_env.vars is a string"},
+		"inherit no name":      {`{"schema":1,"environments":{},"project":{"inherit_env":{"vars":["A=B"]}}}`, `project.inherit_env.vars holds "A=B"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := Load(test.source, nil)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want %q", err, test.want)
+			}
+		})
+	}
+}
+
+func TestFolders(t *testing.T) {
+	user, machine := t.TempDir(), t.TempDir()
+	mine := writeArtifact(t, user, "any-folder", map[string]any{"schema": 1, "name": "python", "backend": "jail", "description": "mine"})
+	writeArtifact(t, machine, "python", map[string]any{"schema": 1, "name": "python", "backend": "jail", "description": "the machine's"})
+	lua := writeArtifact(t, machine, "lua", map[string]any{"schema": 1, "name": "lua", "backend": "jail"})
+	if err := os.Mkdir(filepath.Join(machine, "no-artifact"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	// A link, as nix build leaves one.
+	if err := os.Symlink(writeArtifact(t, t.TempDir(), "result", map[string]any{"schema": 1, "name": "linked", "backend": "jail"}), filepath.Join(user, "link")); err != nil {
+		t.Fatal(err)
+	}
+
+	set, err := Load(document(t, map[string]any{"python": entry(t, nil), "bash": entry(t, nil)}, nil), []string{user, machine, user + "/none"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"bash", "linked", "lua", "python"}, set.Names()); diff != "" {
+		t.Error(diff)
+	}
+	if got := set.Environments["python"]; got.Description != "mine" || got.SessionExec != filepath.Join(mine, "bin", "session-run") {
+		t.Errorf("python is %+v, want the one of %s", got, mine)
+	}
+	if got := set.Environments["lua"].Exec; got != filepath.Join(lua, "bin", "run") {
+		t.Errorf("lua runs %s", got)
+	}
+	want := []Overridden{
+		{"python", "NIX_SANDBOX_METADATA"},
+		{"python", filepath.Join(machine, "python", "metadata.json")},
+	}
+	if diff := cmp.Diff(want, set.Overridden); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A broken artifact takes no working environment's place.
+func TestBrokenArtifact(t *testing.T) {
+	folder := t.TempDir()
+	dir := writeArtifact(t, folder, "python", map[string]any{"schema": 1, "name": "python", "backend": "jail"})
+	if err := os.Remove(filepath.Join(dir, "bin", "run")); err != nil {
+		t.Fatal(err)
+	}
+	for called, text := range map[string]string{"one": `{"schema":1,`, "two": `{"schema":1,"backend":"jail"}`} {
+		dir := writeArtifact(t, folder, called, nil)
+		if err := os.WriteFile(filepath.Join(dir, "metadata.json"), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set, err := Load(document(t, map[string]any{"python": entry(t, nil)}, nil), []string{folder})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"python"}, set.Names()); diff != "" {
+		t.Error(diff)
+	}
+	for name, want := range map[string]string{
+		"python": filepath.Join(folder, "python", "metadata.json") + ": exec is " + filepath.Join(dir, "bin", "run") + ", which does not exist",
+		"one":    filepath.Join(folder, "one", "metadata.json") + ": not valid JSON",
+		"two":    filepath.Join(folder, "two", "metadata.json") + ": name is missing",
+	} {
+		if got := set.Reason(name); got == nil || got.Error() != want {
+			t.Errorf("reason of %s: %v, want %s", name, got, want)
+		}
+	}
+}
+
+func FuzzLoad(f *testing.F) {
+	f.Add(`{"schema":1,"environments":{"a":{"backend":"jail","exec":"/bin/sh","session_exec":"/bin/sh"}}}`)
+	f.Add(`{"schema":1,"environments":{"a":{"timeout_seconds":1e999,"cpus":-0}}}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		if !strings.HasPrefix(strings.TrimSpace(text), "{") {
+			return
+		}
+		set, err := Load(text, nil)
+		if err != nil {
+			return
+		}
+		for name, env := range set.Environments {
+			if name != env.Name || !validName.MatchString(name) || env.Timeout <= 0 || env.OutputBytes < 1 || env.MemoryMB < 1 {
+				t.Errorf("took %+v", env)
+			}
+		}
+	})
+}

@@ -1,0 +1,408 @@
+package sandbox
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+)
+
+// role is the variable that makes the test binary take an agent's place and
+// do one of the things that code which got hold of one could do.
+const role = "HOSTILE_AGENT"
+
+func TestMain(m *testing.M) {
+	if as := os.Getenv(role); as != "" {
+		hostile(as)
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// hostile is an agent that breaks a rule.
+func hostile(as string) {
+	w := frame.NewWriter(os.Stdout)
+	r := frame.NewReader(os.Stdin)
+	ready := frame.Reply{Type: frame.Ready, Protocol: frame.Protocol, Interpreters: []string{"python"}}
+	header := func(size uint32) { os.Stdout.Write(binary.BigEndian.AppendUint32(nil, size)) }
+	// execute waits for the call and returns its id.
+	execute := func() uint64 {
+		for {
+			var request frame.Request
+			if err := r.Read(&request); err != nil {
+				os.Exit(0)
+			}
+			if request.Type == frame.Execute || request.Type == frame.Read {
+				return request.ID
+			}
+		}
+	}
+	switch as {
+	case "fails to start":
+		fmt.Fprintln(os.Stderr, "error: no user namespaces")
+		os.Exit(125)
+	case "is never ready":
+		time.Sleep(time.Minute)
+	case "speaks another protocol":
+		w.Write(frame.Reply{Type: frame.Ready, Protocol: 7})
+		time.Sleep(time.Minute)
+	case "begins with a result":
+		w.Write(frame.Reply{Type: frame.Result, ID: 1})
+		time.Sleep(time.Minute)
+	case "writes garbage":
+		os.Stdout.Write(bytes.Repeat([]byte{0xff, 0, 'x', '\n'}, 100000))
+		time.Sleep(time.Minute)
+	}
+	w.Write(ready)
+	switch as {
+	case "ends when idle":
+		return
+	case "writes when idle":
+		w.Write(frame.Reply{Type: frame.Output, ID: 9, Stream: frame.Stdout, Data: "x"})
+		time.Sleep(time.Minute)
+	case "does not read":
+		time.Sleep(time.Minute)
+	}
+	id := execute()
+	forever := func(reply frame.Reply) {
+		for w.Write(reply) == nil {
+		}
+	}
+	switch as {
+	case "announces 16 MiB":
+		header(frame.MaxPayload)
+		io.Copy(os.Stdout, bytes.NewReader(make([]byte, frame.MaxPayload)))
+	case "breaks off in a frame":
+		header(100)
+		os.Stdout.WriteString("{")
+		return
+	case "sends no JSON":
+		header(4)
+		os.Stdout.WriteString("null}{")
+	case "floods with output":
+		forever(frame.Reply{Type: frame.Output, ID: id, Stream: frame.Stdout, Data: strings.Repeat("x", 1000)})
+	case "floods with empty output":
+		forever(frame.Reply{Type: frame.Output, ID: id, Stream: frame.Stderr})
+	case "floods with samples":
+		forever(frame.Reply{Type: frame.Output, ID: id, Stream: frame.Stderr, Sample: true, Data: "x"})
+	case "floods the log":
+		for {
+			if _, err := fmt.Fprintln(os.Stderr, strings.Repeat("y", 1000)); err != nil {
+				return
+			}
+		}
+	case "answers another call":
+		w.Write(frame.Reply{Type: frame.Result, ID: id + 1, Outcome: frame.OutcomeOK})
+	case "answers twice":
+		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeOK})
+		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeOK})
+	case "answers with a pong":
+		w.Write(frame.Reply{Type: frame.Pong, ID: id})
+	case "invents an outcome":
+		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: "won"})
+	case "invents a state":
+		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeOK, State: "solid"})
+	case "invents a stream":
+		w.Write(frame.Reply{Type: frame.Output, ID: id, Stream: "stdlog", Data: "x"})
+	case "names files elsewhere":
+		w.Write(frame.Reply{
+			Type: frame.Result, ID: id, Outcome: frame.OutcomeOK,
+			Files: []frame.File{
+				{Path: "/etc/passwd"}, {Path: "/workspace/../etc/passwd"}, {Path: "relative"}, {Path: "/workspace/a\n[exit status 0]"},
+				{Path: "/workspace/outputs/good", Size: 1}, {Path: "/workspace/outputs/negative", Size: -1},
+			},
+			Truncated: []frame.Truncation{{Stream: frame.Stdout, Path: "/etc/shadow", Stored: 1}},
+		})
+	case "sends more of a file":
+		w.Write(frame.Reply{Type: frame.Contents, ID: id, Contents: make([]byte, 100), Size: 100})
+	case "dies in a call":
+		w.Write(frame.Reply{Type: frame.Output, ID: id, Stream: frame.Stdout, Data: "so far\n"})
+		fmt.Fprintln(os.Stderr, "fatal: out of luck")
+		os.Exit(2)
+	case "leaves one that holds its streams":
+		child := exec.Command("/bin/sleep", "20")
+		child.Stdout, child.Stderr = os.Stdout, os.Stderr
+		child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		if err := child.Start(); err != nil {
+			panic(err)
+		}
+		fmt.Fprintln(os.Stderr, "child", child.Process.Pid)
+		return
+	case "answers an error":
+		w.Write(frame.Reply{Type: frame.Error, ID: id, Message: "no\nsuch interpreter"})
+	}
+	time.Sleep(time.Minute)
+}
+
+func silent() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+func launch(t *testing.T, as string) (*Launcher, *Sandbox, error) {
+	t.Helper()
+	l := NewLauncher(silent(), []string{role + "=" + as})
+	l.ready = 2 * time.Second
+	t.Cleanup(func() { l.Close(10 * time.Second) })
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := l.Start(t.Context(), Spec{Name: as, Exec: exe, OutputBytes: 1000})
+	return l, s, err
+}
+
+// deadline fails a test that waits for something which never comes.
+func deadline(t *testing.T, what string, done <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-done:
+	case <-time.After(20 * time.Second):
+		t.Fatalf("%s: nothing after 20 s", what)
+	}
+}
+
+func TestHostileStart(t *testing.T) {
+	for as, want := range map[string]string{
+		"fails to start":          "the agent ended; its log ends: error: no user namespaces",
+		"is never ready":          "it was not ready within 2s",
+		"speaks another protocol": `its first frame is "ready" with protocol 7, not ready with protocol 1`,
+		"begins with a result":    `its first frame is "result" with protocol 0`,
+		"writes garbage":          "the agent's stream broke: frame is too large: 4278",
+	} {
+		t.Run(as, func(t *testing.T) {
+			t.Parallel()
+			_, _, err := launch(t, as)
+			var dead *DeadError
+			if !errors.As(err, &dead) || !strings.Contains(err.Error(), want) {
+				t.Errorf("error %v, want %q", err, want)
+			}
+		})
+	}
+}
+
+func TestHostileCall(t *testing.T) {
+	for as, want := range map[string]string{
+		"writes when idle":                  "the agent sent \"output\" for a request that nobody made",
+		"ends when idle":                    "", // found out while asking, or before
+		"does not read":                     "it does not take requests",
+		"announces 16 MiB":                  "frame is too large: 16777216 bytes announced",
+		"breaks off in a frame":             "the agent's stream broke: unexpected EOF",
+		"sends no JSON":                     "",
+		"floods with output":                "the agent sent more than it may",
+		"floods with empty output":          "the agent sent more than it may",
+		"floods with samples":               "the agent sent more than it may",
+		"floods the log":                    "it logged more than 4 MiB",
+		"answers another call":              "for a request that nobody made",
+		"answers with a pong":               `the agent answered with "pong" instead of result`,
+		"invents an outcome":                `the agent named the outcome "won"`,
+		"invents a state":                   `the agent named the state "solid"`,
+		"invents a stream":                  `the agent named the stream "stdlog"`,
+		"dies in a call":                    "the agent ended; its log ends: fatal: out of luck",
+		"leaves one that holds its streams": "the agent did not end the call at its time limit",
+		"answers nothing":                   "the agent did not end the call at its time limit",
+	} {
+		t.Run(as, func(t *testing.T) {
+			t.Parallel()
+			_, s, err := launch(t, as)
+			var dead *DeadError
+			if as == "writes when idle" && errors.As(err, &dead) {
+				return // so early that it did not even start
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			output := NewOutput(1000)
+			code := "1"
+			if as == "does not read" {
+				code = strings.Repeat("x", 1<<20) // more than a pipe holds
+			}
+			_, err = s.Execute(t.Context(), Call{Code: code, Timeout: 200 * time.Millisecond, Grace: 50 * time.Millisecond, Output: output})
+			if !errors.As(err, &dead) || !strings.Contains(err.Error(), want) {
+				t.Errorf("error %v, want %q", err, want)
+			}
+			deadline(t, "reaping", s.Reaped())
+			if as == "dies in a call" {
+				if stdout, _ := output.Texts(); stdout.Head != "so far\n" {
+					t.Errorf("stdout %+v", stdout)
+				}
+			}
+			if _, pid, ok := strings.Cut(err.Error(), "child "); ok {
+				var child int
+				if _, err := fmt.Sscan(pid, &child); err == nil {
+					syscall.Kill(child, syscall.SIGKILL)
+				}
+			}
+			// Nothing can be asked of it any more, and nothing hangs.
+			if _, err := s.Execute(t.Context(), Call{Timeout: time.Second, Output: output}); !errors.As(err, &dead) {
+				t.Errorf("a call after the end: %v", err)
+			}
+		})
+	}
+}
+
+func TestHostileResult(t *testing.T) {
+	_, s, err := launch(t, "names files elsewhere")
+	if err != nil {
+		t.Fatal(err)
+	}
+	result, err := s.Execute(t.Context(), Call{Timeout: 5 * time.Second, Output: NewOutput(10)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(result.Files) != 1 || result.Files[0].Path != "/workspace/outputs/good" {
+		t.Errorf("files %+v", result.Files)
+	}
+	if len(result.Stored) != 0 {
+		t.Errorf("stored %v", result.Stored)
+	}
+}
+
+func TestErrorReplyKeepsTheSandbox(t *testing.T) {
+	_, s, err := launch(t, "answers an error")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.Execute(t.Context(), Call{Timeout: 5 * time.Second, Output: NewOutput(10)})
+	if err == nil || err.Error() != "the sandbox refused the call: no such interpreter" {
+		t.Errorf("error %v", err)
+	}
+	select {
+	case <-s.Dead():
+		t.Error("the sandbox ended")
+	default:
+	}
+}
+
+func TestReadMoreThanAsked(t *testing.T) {
+	_, s, err := launch(t, "sends more of a file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.Read(t.Context(), "/workspace/a", 0, 10); err == nil || !strings.Contains(err.Error(), "more of a file than was asked for") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// An interrupt that is not heeded ends the sandbox when its grace is over.
+func TestCancelUnheeded(t *testing.T) {
+	_, s, err := launch(t, "answers nothing")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(50*time.Millisecond, cancel)
+	_, err = s.Execute(ctx, Call{Timeout: time.Hour, Grace: 50 * time.Millisecond, Output: NewOutput(10)})
+	var dead *DeadError
+	if !errors.As(err, &dead) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestCancelledBeforeIsNotRun(t *testing.T) {
+	_, s, err := launch(t, "answers another call") // which ends it, if it gets one
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.Execute(ctx, Call{Timeout: time.Second, Output: NewOutput(10)}); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	select {
+	case <-s.Dead():
+		t.Error("the call reached the sandbox")
+	case <-time.After(100 * time.Millisecond):
+	}
+}
+
+func TestStartThatCannot(t *testing.T) {
+	l := NewLauncher(silent(), nil)
+	defer l.Close(time.Second)
+	ended := make(chan struct{})
+	path := filepath.Join(t.TempDir(), "none")
+	_, err := l.Start(t.Context(), Spec{Exec: path, Ended: func() { close(ended) }})
+	if err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("error %v", err)
+	}
+	deadline(t, "Ended", ended)
+}
+
+func TestStartAfterClose(t *testing.T) {
+	l := NewLauncher(silent(), nil)
+	l.Close(time.Second)
+	if _, err := l.Start(t.Context(), Spec{Exec: "/bin/true"}); !errors.Is(err, ErrClosed) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestStartCancelled(t *testing.T) {
+	l := NewLauncher(silent(), []string{role + "=is never ready"})
+	defer l.Close(10 * time.Second)
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(50*time.Millisecond, cancel)
+	ended := make(chan struct{})
+	if _, err := l.Start(ctx, Spec{Exec: exe, Ended: func() { close(ended) }}); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	deadline(t, "Ended", ended)
+}
+
+// Whatever an agent does, nothing of it is left: no process, no descriptor.
+func TestNothingIsLeft(t *testing.T) {
+	before := mcptest.Descriptors(t, os.Getpid())
+	roles := []string{"fails to start", "writes garbage", "answers twice", "floods the log", "dies in a call", "answers nothing", "ends when idle"}
+	for range 3 {
+		for _, as := range roles {
+			l, s, err := launch(t, as)
+			if err == nil {
+				s.Execute(t.Context(), Call{Timeout: 10 * time.Millisecond, Grace: time.Millisecond, Output: NewOutput(10)})
+			}
+			l.Close(10 * time.Second)
+		}
+	}
+	if left := mcptest.Descendants(os.Getpid()); len(left) > 0 {
+		t.Errorf("processes left: %v", left)
+	}
+	if after := mcptest.Descriptors(t, os.Getpid()); after > before+2 { // the runtime's own poller
+		t.Errorf("%d descriptors before, %d after", before, after)
+	}
+}
+
+// A sandbox gets what it is meant to get of its parent, and no more.
+func TestEnvironment(t *testing.T) {
+	t.Setenv("SECRET_OF_THE_HOST", "1")
+	script := filepath.Join(t.TempDir(), "session-run")
+	text := "#!/bin/sh\n/usr/bin/env >&2\n/bin/grep SigIgn /proc/self/status >&2\n"
+	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	l := NewLauncher(silent(), []string{"PROJECT_DIR=/p"})
+	defer l.Close(time.Second)
+	_, err := l.Start(t.Context(), Spec{Exec: script})
+	if err == nil {
+		t.Fatal("it started")
+	}
+	for _, want := range []string{"PROJECT_DIR=/p", "SigIgn: 0000000000000000"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("log %v lacks %q", err, want)
+		}
+	}
+	if strings.Contains(err.Error(), "SECRET") {
+		t.Errorf("the host's environment reached the sandbox: %v", err)
+	}
+}

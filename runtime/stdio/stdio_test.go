@@ -1,0 +1,658 @@
+package stdio
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/mark3labs/mcp-go/mcp"
+	"github.com/mark3labs/mcp-go/server"
+)
+
+// patience is what a test waits for anything.
+const patience = 20 * time.Second
+
+// small are bounds that a test reaches soon.
+var small = bounds{line: 256 << 10, calls: 100, bytes: 1 << 20, listens: 3}
+
+type refusal struct{}
+
+// recorder is an admission that notes the order of arrival.
+type recorder struct {
+	mu       sync.Mutex
+	admitted []string
+	left     int
+}
+
+func (r *recorder) Admit(ctx context.Context, method string, params json.RawMessage) (context.Context, func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var call struct{ Arguments struct{ N string } }
+	json.Unmarshal(params, &call)
+	r.admitted = append(r.admitted, call.Arguments.N)
+	return ctx, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.left++
+	}
+}
+
+func (r *recorder) Refuse(ctx context.Context, reason string) context.Context {
+	return context.WithValue(ctx, refusal{}, reason)
+}
+
+// link is a server of the test's tools and what it wrote.
+type link struct {
+	t        *testing.T
+	mcp      *server.MCPServer
+	in       *io.PipeWriter
+	replies  chan reply
+	served   chan error
+	cancel   context.CancelFunc
+	recorder *recorder
+}
+
+// reply is what of a line the tests look at.
+type reply struct {
+	ID     json.RawMessage `json:"id"`
+	Method string          `json:"method"`
+	Params map[string]any  `json:"params"`
+	Result map[string]any  `json:"result"`
+	Error  *struct {
+		Code    int    `json:"code"`
+		Message string `json:"message"`
+	} `json:"error"`
+}
+
+func (r reply) text() string {
+	content, _ := r.Result["content"].([]any)
+	if len(content) == 0 {
+		return ""
+	}
+	first, _ := content[0].(map[string]any)
+	text, _ := first["text"].(string)
+	return text
+}
+
+// dial starts a server whose only tool calls handler.
+func dial(t *testing.T, handler func(ctx context.Context, n string) string) *link {
+	t.Helper()
+	s := server.NewMCPServer("test", "1", server.WithToolCapabilities(true))
+	s.AddTool(mcp.NewTool("run"), func(ctx context.Context, request mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+		if reason, ok := ctx.Value(refusal{}).(string); ok {
+			return mcp.NewToolResultError(reason), nil
+		}
+		return mcp.NewToolResultText(handler(ctx, request.GetString("n", ""))), nil
+	})
+	inRead, inWrite := io.Pipe()
+	outRead, outWrite := io.Pipe()
+	ctx, cancel := context.WithCancel(t.Context())
+	// Room for everything that a test lets wait, as a pipe of the kernel has.
+	l := &link{t: t, mcp: s, in: inWrite, replies: make(chan reply, 4096), served: make(chan error, 1), cancel: cancel, recorder: &recorder{}}
+	go l.read(outRead)
+	go func() {
+		under := New(s, l.recorder, slog.New(slog.DiscardHandler))
+		under.bounds = small
+		err := under.Serve(ctx, inRead, outWrite)
+		inRead.CloseWithError(io.ErrClosedPipe)
+		outWrite.Close()
+		l.served <- err
+	}()
+	t.Cleanup(func() {
+		cancel()
+		inWrite.Close()
+		outRead.Close()
+	})
+	return l
+}
+
+func (l *link) send(lines ...string) {
+	l.t.Helper()
+	l.raw([]byte(strings.Join(lines, "\n") + "\n"))
+}
+
+func (l *link) raw(data []byte) {
+	l.t.Helper()
+	if _, err := l.in.Write(data); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// read takes in what the server writes.
+func (l *link) read(out io.Reader) {
+	defer close(l.replies)
+	reader := bufio.NewReader(out)
+	for {
+		line, err := reader.ReadBytes('\n')
+		if err != nil {
+			return
+		}
+		var r reply
+		if err := json.Unmarshal(line, &r); err != nil {
+			l.t.Errorf("the server wrote %.100q: %v", line, err)
+		}
+		l.replies <- r
+	}
+}
+
+// next returns the next message of the server.
+func (l *link) next() reply {
+	l.t.Helper()
+	select {
+	case r, ok := <-l.replies:
+		if !ok {
+			l.t.Fatal("the server's output has ended")
+		}
+		return r
+	case <-time.After(patience):
+		l.t.Fatalf("nothing came within %v", patience)
+		return reply{}
+	}
+}
+
+func (l *link) wait() error {
+	l.t.Helper()
+	select {
+	case err := <-l.served:
+		return err
+	case <-time.After(patience):
+		l.t.Fatalf("the server serves on after %v", patience)
+		return nil
+	}
+}
+
+const ping = `{"jsonrpc":"2.0","id":"ping","method":"ping"}`
+
+func initialize(version string) string {
+	return fmt.Sprintf(`{"jsonrpc":"2.0","id":"init","method":"initialize","params":{"protocolVersion":%q,"capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`, version)
+}
+
+func call(id int, n string) string {
+	return fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"run","arguments":{"n":%q}}}`, id, n)
+}
+
+func cancelled(id int) string {
+	return fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%d}}`, id)
+}
+
+func echo(_ context.Context, n string) string { return n }
+
+// Calls that still run at the end of input are answered.
+func TestDrainAtEndOfInput(t *testing.T) {
+	release := make(chan struct{})
+	l := dial(t, func(_ context.Context, n string) string { <-release; return n })
+	l.send(initialize("2025-11-25"), `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
+	for i := range 20 {
+		l.send(call(i, fmt.Sprint(i)))
+	}
+	l.in.Close()
+	if first := l.next(); string(first.ID) != `"init"` {
+		t.Errorf("the first reply is to %s", first.ID)
+	}
+	close(release)
+	seen := map[string]string{}
+	for range 20 {
+		r := l.next()
+		seen[string(r.ID)] = r.text()
+	}
+	for i := range 20 {
+		if n := fmt.Sprint(i); seen[n] != n {
+			t.Errorf("call %s was answered %q", n, seen[n])
+		}
+	}
+	if err := l.wait(); err != nil {
+		t.Errorf("served: %v", err)
+	}
+	if l.recorder.left != 20 {
+		t.Errorf("%d of 20 calls left their place", l.recorder.left)
+	}
+}
+
+// What is not a call is answered in order of arrival, before calls that came
+// after it.
+func TestOrder(t *testing.T) {
+	for range 50 {
+		l := dial(t, echo)
+		l.send(initialize("2025-11-25"), call(1, "a"), ping)
+		if got := string(l.next().ID); got != `"init"` {
+			t.Fatalf("the first reply is to %s", got)
+		}
+		l.in.Close()
+		l.next()
+		l.next()
+		l.wait()
+	}
+}
+
+// Calls are admitted in order of arrival, whatever order they run in.
+func TestAdmissionOrder(t *testing.T) {
+	l := dial(t, echo)
+	var want []string
+	go func() {
+		for i := range 90 {
+			l.in.Write([]byte(call(i, fmt.Sprint(i)) + "\n"))
+		}
+	}()
+	for i := range 90 {
+		want = append(want, fmt.Sprint(i))
+		l.next()
+	}
+	l.recorder.mu.Lock()
+	defer l.recorder.mu.Unlock()
+	if diff := cmp.Diff(want, l.recorder.admitted); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// Calls do not wait for each other: none of these ends before all have begun.
+func TestCallsSideBySide(t *testing.T) {
+	var begun sync.WaitGroup
+	begun.Add(100)
+	l := dial(t, func(_ context.Context, n string) string {
+		begun.Done()
+		begun.Wait()
+		return n
+	})
+	for i := range 100 {
+		l.send(call(i, "x"))
+	}
+	for range 100 {
+		l.next()
+	}
+}
+
+// Notifications of a call arrive, all of them, in order and before its result.
+func TestNotificationsBeforeTheResult(t *testing.T) {
+	l := dial(t, func(ctx context.Context, n string) string {
+		client := server.ClientSessionFromContext(ctx).(interface{ Notify(mcp.JSONRPCNotification) })
+		for i := range 1000 {
+			client.Notify(mcp.JSONRPCNotification{JSONRPC: "2.0", Notification: mcp.Notification{
+				Method: "notifications/progress",
+				Params: mcp.NotificationParams{AdditionalFields: map[string]any{"progress": i}},
+			}})
+		}
+		return n
+	})
+	l.send(call(1, "done"))
+	for i := range 1000 {
+		if r := l.next(); r.Method != "notifications/progress" || r.Params["progress"] != float64(i) {
+			t.Fatalf("line %d is %+v", i, r)
+		}
+	}
+	if r := l.next(); r.text() != "done" {
+		t.Errorf("the last line is %+v", r)
+	}
+}
+
+// A cancellation that comes on the heels of its call is not lost, although
+// the call's goroutine may not have run yet.
+func TestCancelAtOnce(t *testing.T) {
+	l := dial(t, func(ctx context.Context, _ string) string {
+		select {
+		case <-ctx.Done():
+			return "cancelled"
+		case <-time.After(patience / 2):
+			return "ran on"
+		}
+	})
+	for i := range 200 {
+		l.send(call(i, "x"), cancelled(i))
+		if got := l.next().text(); got != "cancelled" {
+			t.Fatalf("call %d %s", i, got)
+		}
+	}
+}
+
+func TestCancelMeansOneCall(t *testing.T) {
+	release := make(chan struct{})
+	l := dial(t, func(ctx context.Context, n string) string {
+		select {
+		case <-ctx.Done():
+			return "cancelled"
+		case <-release:
+			return n
+		}
+	})
+	l.send(call(1, "one"), call(2, "two"), cancelled(2), cancelled(99),
+		`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"1"}}`,
+		`{"jsonrpc":"2.0","method":"notifications/cancelled","params":[]}`,
+		`{"jsonrpc":"2.0","method":"notifications/cancelled"}`)
+	if r := l.next(); string(r.ID) != "2" || r.text() != "cancelled" {
+		t.Errorf("first reply %+v", r)
+	}
+	close(release)
+	if r := l.next(); string(r.ID) != "1" || r.text() != "one" {
+		t.Errorf("second reply %+v", r)
+	}
+}
+
+// What is not a request costs an error reply and nothing else.
+func TestBadLines(t *testing.T) {
+	long := strings.Repeat("x", small.line)
+	for name, test := range map[string]struct {
+		line string
+		id   string
+		code int
+	}{
+		"words":                   {"hello", "null", mcp.PARSE_ERROR},
+		"broken JSON":             {`{"jsonrpc":"2.0","id":1,"method":"ping"`, "null", mcp.PARSE_ERROR},
+		"binary":                  {"\x00\xff\xfe\x01{\x80", "null", mcp.PARSE_ERROR},
+		"nested without end":      {strings.Repeat("[", 100<<10), "null", mcp.PARSE_ERROR},
+		"a batch":                 {"[" + ping + "]", "null", mcp.INVALID_REQUEST},
+		"an empty batch":          {"[]", "null", mcp.INVALID_REQUEST},
+		"a number":                {"5", "null", mcp.INVALID_REQUEST},
+		"a string":                {`"ping"`, "null", mcp.INVALID_REQUEST},
+		"null":                    {"null", "null", mcp.INVALID_REQUEST},
+		"no version":              {`{"id":3,"method":"ping"}`, "3", mcp.INVALID_REQUEST},
+		"an unknown method":       {`{"jsonrpc":"2.0","id":4,"method":"nothing/like/it"}`, "4", mcp.METHOD_NOT_FOUND},
+		"an unknown tool":         {`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"walk"}}`, "5", mcp.INVALID_PARAMS},
+		"too long":                {`{"jsonrpc":"2.0","id":6,"method":"tools/call","params":{"name":"` + long + `"}}`, "6", mcp.INVALID_REQUEST},
+		"too long, id a string":   {`{"jsonrpc":"2.0","id":"a\"b","method":"` + long + `"}`, `"a\"b"`, mcp.INVALID_REQUEST},
+		"too long, id elsewhere":  {`{"jsonrpc":"2.0","params":{"id":7,"x":"` + long + `"},"id":8}`, "null", mcp.INVALID_REQUEST},
+		"too long, id an object":  {`{"jsonrpc":"2.0","id":{"a":1},"x":"` + long + `"}`, "null", mcp.INVALID_REQUEST},
+		"too long and not JSON":   {long + long, "null", mcp.INVALID_REQUEST},
+		"a call that is not JSON": {`{"jsonrpc":"2.0","id":9,"method":"tools/call","params":{`, "null", mcp.PARSE_ERROR},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := dial(t, echo)
+			l.send(test.line)
+			r := l.next()
+			if r.Error == nil || r.Error.Code != test.code || string(r.ID) != test.id {
+				t.Errorf("reply %+v, want id %s and error %d", r, test.id, test.code)
+			}
+			l.send(ping)
+			if r := l.next(); string(r.ID) != `"ping"` || r.Error != nil {
+				t.Errorf("after it: %+v", r)
+			}
+		})
+	}
+}
+
+func TestLines(t *testing.T) {
+	for name, input := range map[string]string{
+		"no newline at the end": ping,
+		"windows":               ping + "\r\n",
+		"empty lines":           "\n \n\r\n" + ping + "\n\n",
+		"spaces":                "  \t" + ping + "  \n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := dial(t, echo)
+			l.raw([]byte(input))
+			l.in.Close()
+			if r := l.next(); string(r.ID) != `"ping"` || r.Error != nil {
+				t.Errorf("reply %+v", r)
+			}
+			if err := l.wait(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// The longest line is taken, one byte more is not.
+func TestLongestLine(t *testing.T) {
+	l := dial(t, func(_ context.Context, n string) string { return fmt.Sprint(len(n)) })
+	room := small.line - 1 - len(call(1, ""))
+	l.send(call(1, strings.Repeat("x", room)))
+	if r := l.next(); r.text() != fmt.Sprint(room) {
+		t.Errorf("the longest line: %+v", r)
+	}
+	l.send(call(1, strings.Repeat("x", room+1)))
+	if r := l.next(); r.Error == nil || string(r.ID) != "1" {
+		t.Errorf("one byte more: %+v", r)
+	}
+}
+
+// mcp-go takes the last of two fields of one name and any case of it; what
+// decides which goroutine answers must do the same, or a call could stop the
+// loop that reads.
+func TestAmbiguousMethod(t *testing.T) {
+	release := make(chan struct{})
+	l := dial(t, func(_ context.Context, n string) string { <-release; return n })
+	l.send(
+		`{"jsonrpc":"2.0","id":1,"method":"ping","method":"tools/call","params":{"name":"run","arguments":{"n":"a"}}}`,
+		`{"jsonrpc":"2.0","id":2,"METHOD":"tools/call","params":{"name":"run","arguments":{"n":"b"}}}`,
+		ping)
+	if r := l.next(); string(r.ID) != `"ping"` {
+		t.Errorf("first reply %+v", r)
+	}
+	close(release)
+	l.next()
+	l.next()
+}
+
+func TestPanic(t *testing.T) {
+	l := dial(t, func(context.Context, string) string { panic("trouble") })
+	l.send(call(1, "x"), ping)
+	var got []string
+	for range 2 {
+		r := l.next()
+		if string(r.ID) == "1" && (r.Error == nil || r.Error.Code != mcp.INTERNAL_ERROR) {
+			t.Errorf("reply %+v", r)
+		}
+		got = append(got, string(r.ID))
+	}
+	if len(got) != 2 {
+		t.Errorf("replies to %v", got)
+	}
+}
+
+// Beyond the bound a call is refused at once, and reading goes on.
+func TestBusy(t *testing.T) {
+	for name, arg := range map[string]struct {
+		size, calls int
+	}{"by number": {1, small.calls}, "by size": {small.line - 1000, small.bytes / (small.line - 1000)}} {
+		t.Run(name, func(t *testing.T) {
+			release := make(chan struct{})
+			l := dial(t, func(context.Context, string) string { <-release; return "ran" })
+			text := strings.Repeat("x", arg.size)
+			for i := range arg.calls {
+				l.send(call(i, text))
+			}
+			l.send(call(5000, text), ping)
+			if r := l.next(); string(r.ID) != "5000" || r.Result["isError"] != true || !strings.Contains(r.text(), "the server is busy") {
+				t.Errorf("reply %+v", r)
+			}
+			if r := l.next(); string(r.ID) != `"ping"` {
+				t.Errorf("reply %+v", r)
+			}
+			close(release)
+			for range arg.calls {
+				if r := l.next(); r.text() != "ran" {
+					t.Fatalf("reply %+v", r)
+				}
+			}
+			l.send(call(5001, text))
+			if r := l.next(); r.text() != "ran" {
+				t.Errorf("after it: %+v", r)
+			}
+		})
+	}
+}
+
+// A client that is gone ends what runs.
+func TestWriteFails(t *testing.T) {
+	s := server.NewMCPServer("test", "1", server.WithToolCapabilities(true))
+	ended := make(chan struct{})
+	s.AddTool(mcp.NewTool("run"), func(ctx context.Context, _ mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+		<-ctx.Done()
+		close(ended)
+		return mcp.NewToolResultText(""), nil
+	})
+	in, write := io.Pipe()
+	defer write.Close()
+	out, gone := io.Pipe()
+	out.Close()
+	served := make(chan error, 1)
+	go func() { served <- New(s, &recorder{}, slog.New(slog.DiscardHandler)).Serve(t.Context(), in, gone) }()
+	fmt.Fprintln(write, call(1, ""))
+	fmt.Fprintln(write, ping)
+	<-ended
+	if err := <-served; !errors.Is(err, io.ErrClosedPipe) || !strings.Contains(err.Error(), "write to the client") {
+		t.Errorf("served: %v", err)
+	}
+}
+
+func TestReadFails(t *testing.T) {
+	l := dial(t, echo)
+	trouble := errors.New("trouble")
+	l.in.CloseWithError(trouble)
+	if err := l.wait(); !errors.Is(err, trouble) {
+		t.Errorf("served: %v", err)
+	}
+}
+
+// The end of the context cancels what runs, and is no error.
+func TestContextEnds(t *testing.T) {
+	begun := make(chan struct{})
+	l := dial(t, func(ctx context.Context, _ string) string {
+		close(begun)
+		<-ctx.Done()
+		return "cancelled"
+	})
+	l.send(call(1, "x"))
+	<-begun
+	l.cancel()
+	if r := l.next(); r.text() != "cancelled" {
+		t.Errorf("reply %+v", r)
+	}
+	if err := l.wait(); err != nil {
+		t.Errorf("served: %v", err)
+	}
+}
+
+const stateless = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}`
+
+func listen(id int, filter string) string {
+	return fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"subscriptions/listen","params":{%s,"notifications":%s}}`, id, stateless, filter)
+}
+
+// A subscription keeps neither the loop nor the end of input waiting.
+func TestSubscription(t *testing.T) {
+	l := dial(t, echo)
+	l.send(listen(1, `{"toolsListChanged":true}`), ping)
+	var acknowledged, ponged bool
+	for range 2 {
+		r := l.next()
+		acknowledged = acknowledged || r.Method == mcp.MethodNotificationSubscriptionsAcknowledged
+		ponged = ponged || string(r.ID) == `"ping"`
+	}
+	if !acknowledged || !ponged {
+		t.Fatalf("acknowledged %v, ping answered %v", acknowledged, ponged)
+	}
+	l.mcp.AddTool(mcp.NewTool("more"), nil)
+	if r := l.next(); r.Method != mcp.MethodNotificationToolsListChanged {
+		t.Errorf("the change arrived as %+v", r)
+	}
+	l.in.Close()
+	if r := l.next(); string(r.ID) != "1" || r.Error != nil {
+		t.Errorf("the subscription ended with %+v", r)
+	}
+	if err := l.wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSubscriptionCancelled(t *testing.T) {
+	l := dial(t, echo)
+	l.send(listen(1, `{"toolsListChanged":true}`))
+	l.next()
+	l.send(cancelled(1))
+	if r := l.next(); string(r.ID) != "1" {
+		t.Errorf("reply %+v", r)
+	}
+}
+
+func TestSubscriptionsAreBounded(t *testing.T) {
+	l := dial(t, echo)
+	for i := range small.listens {
+		l.send(listen(i, `{"toolsListChanged":true}`))
+		l.next()
+	}
+	l.send(listen(99, `{"toolsListChanged":true}`))
+	if r := l.next(); string(r.ID) != "99" || r.Error == nil {
+		t.Errorf("reply %+v", r)
+	}
+}
+
+// Who initialized is told of changes; a stateless client is not, unless it
+// asks.
+func TestChangedLists(t *testing.T) {
+	l := dial(t, echo)
+	l.send(`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{` + stateless + `}}`)
+	l.next()
+	l.mcp.AddTool(mcp.NewTool("more"), nil)
+	l.send(ping)
+	if r := l.next(); string(r.ID) != `"ping"` {
+		t.Errorf("a stateless client got %+v", r)
+	}
+
+	l = dial(t, echo)
+	l.send(initialize("2024-11-05"))
+	l.next()
+	l.mcp.AddTool(mcp.NewTool("more"), nil)
+	if r := l.next(); r.Method != mcp.MethodNotificationToolsListChanged {
+		t.Errorf("a client that initialized got %+v", r)
+	}
+}
+
+// However input is cut into lines and whatever they hold, the server lives,
+// and each line gets at most one reply.
+func FuzzInput(f *testing.F) {
+	f.Add([]byte(ping + "\n" + call(1, "a") + "\n[]\n"))
+	f.Add([]byte(listen(1, "{}") + "\n" + cancelled(1)))
+	f.Add([]byte(`{"jsonrpc":"2.0","id":{},"method":"tools/call","params":{"name":"run","arguments":[]}}`))
+	f.Fuzz(func(t *testing.T, input []byte) {
+		s := server.NewMCPServer("test", "1", server.WithToolCapabilities(true))
+		s.AddTool(mcp.NewTool("run"), func(context.Context, mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+			return mcp.NewToolResultText(""), nil
+		})
+		var out bytes.Buffer
+		err := New(s, &recorder{}, slog.New(slog.DiscardHandler)).Serve(t.Context(), bytes.NewReader(input), &out)
+		if err != nil {
+			t.Errorf("served: %v", err)
+		}
+		replies := 0
+		for text := range bytes.Lines(out.Bytes()) {
+			var r reply
+			if err := json.Unmarshal(text, &r); err != nil {
+				t.Errorf("wrote %q", text)
+			}
+			if r.Method == "" {
+				replies++
+			}
+		}
+		if lines := bytes.Count(input, []byte("\n")) + 1; replies > lines {
+			t.Errorf("%d replies to %d lines", replies, lines)
+		}
+	})
+}
+
+func BenchmarkCall(b *testing.B) {
+	s := server.NewMCPServer("test", "1", server.WithToolCapabilities(true))
+	s.AddTool(mcp.NewTool("run"), func(context.Context, mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+		return mcp.NewToolResultText("2\n"), nil
+	})
+	in, write := io.Pipe()
+	read, out := io.Pipe()
+	go New(s, &recorder{}, slog.New(slog.DiscardHandler)).Serve(b.Context(), in, out)
+	lines := bufio.NewReader(read)
+	text := []byte(call(1, "print(1+1)") + "\n")
+	for b.Loop() {
+		write.Write(text)
+		if _, err := lines.ReadSlice('\n'); err != nil {
+			b.Fatal(err)
+		}
+	}
+	write.Close()
+}
