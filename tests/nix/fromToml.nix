@@ -36,6 +36,46 @@ in
       ];
     };
   };
+  # It is the reference of the options too.
+  testExampleShowsEveryOption = {
+    expr =
+      let
+        text = builtins.readFile ../../config.example.toml;
+        shown = name: builtins.length (lib.splitString name text) > 1;
+        inherit (library) options;
+      in
+      lib.filter (name: !(shown name)) (
+        lib.concatMap lib.attrNames [
+          options.defaults
+          options.environment
+          options.session
+          options.project
+        ]
+      );
+    expected = [ ];
+  };
+  testExampleShowsTheDefaults = {
+    expr =
+      let
+        # `#` and what stands before the value make no difference.
+        text = builtins.readFile ../../config.example.toml;
+        shown = name: value: builtins.length (lib.splitString "${name} = ${builtins.toJSON value}" text) > 1;
+        inherit (library) options;
+      in
+      lib.concatMap
+        (
+          table:
+          lib.filter (name: table.${name} ? default && !(shown name table.${name}.default)) (
+            lib.attrNames table
+          )
+        )
+        [
+          options.defaults
+          options.session
+          options.project
+        ];
+    expected = [ ];
+  };
   # What the model reads grows by these lines; three of them must stay short.
   testDescriptionsAreShort = {
     expr =
