@@ -3,55 +3,54 @@ package jail
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
 // Switches by which a system forbids user namespaces, without which there is
-// no jail. Each is a file that holds a number, absent where it does not apply.
+// no jail: files below /proc/sys that hold a number, absent where they do
+// not apply.
 const (
-	switchMax      = "/proc/sys/user/max_user_namespaces"
-	switchDebian   = "/proc/sys/kernel/unprivileged_userns_clone"
-	switchAppArmor = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
+	switchMax      = "user/max_user_namespaces"
+	switchDebian   = "kernel/unprivileged_userns_clone"
+	switchAppArmor = "kernel/apparmor_restrict_unprivileged_userns"
 )
 
 // namespacesAllowed says which switch forbids user namespaces, so that the
 // answer is a sentence and not bubblewrap's "Permission denied".
 func namespacesAllowed(bubblewrap string) error {
-	if readSwitch(switchMax) == "0" {
-		return refuseNamespaces("user.max_user_namespaces is 0",
-			"sysctl -w user.max_user_namespaces=15000")
+	return checkSwitches("/proc/sys", unix.Geteuid() == 0, func() bool { return namespacesWork(bubblewrap) })
+}
+
+// checkSwitches reads the switches in a folder. It asks `works` only where
+// they leave the question open.
+func checkSwitches(folder string, root bool, works func() bool) error {
+	is := func(name, value string) bool {
+		text, err := os.ReadFile(filepath.Join(folder, name))
+		return err == nil && strings.TrimSpace(string(text)) == value
 	}
-	if unix.Geteuid() == 0 {
+	refuse := func(name, value, allowed string) error {
+		setting := strings.ReplaceAll(name, "/", ".")
+		return &Refusal{
+			Problem: "this system forbids user namespaces: " + setting + " is " + value,
+			Hint:    "an administrator allows them with: sysctl -w " + setting + "=" + allowed,
+		}
+	}
+	switch {
+	case is(switchMax, "0"):
+		return refuse(switchMax, "0", "15000")
+	case root:
 		return nil
-	}
-	if readSwitch(switchDebian) == "0" {
-		return refuseNamespaces("kernel.unprivileged_userns_clone is 0",
-			"sysctl -w kernel.unprivileged_userns_clone=1")
-	}
+	case is(switchDebian, "0"):
+		return refuse(switchDebian, "0", "1")
 	// AppArmor forbids them to all but the programs that a profile names,
 	// and only a try shows whether bubblewrap is one of these.
-	if readSwitch(switchAppArmor) == "1" && !namespacesWork(bubblewrap) {
-		return refuseNamespaces("kernel.apparmor_restrict_unprivileged_userns is 1 and no profile names "+bubblewrap,
-			"sysctl -w kernel.apparmor_restrict_unprivileged_userns=0")
+	case is(switchAppArmor, "1") && !works():
+		return refuse(switchAppArmor, "1", "0")
 	}
 	return nil
-}
-
-func refuseNamespaces(why, mend string) error {
-	return &Refusal{
-		Problem: "this system forbids user namespaces: " + why,
-		Hint:    "an administrator allows them with: " + mend,
-	}
-}
-
-func readSwitch(name string) string {
-	text, err := os.ReadFile(name)
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(text))
 }
 
 // namespacesWork tries the smallest jail; it prints nothing and is gone

@@ -60,10 +60,10 @@ func TestParseSpecRefuses(t *testing.T) {
 		text []byte
 		want string
 	}{
-		"nothing":             {nil, "first line"},
-		"one line":            {[]byte("#!/bin/jail"), "first line"},
+		"nothing":             {nil, "#! line"},
+		"one line":            {[]byte("#!/bin/jail"), "#! line"},
 		"a script":            {[]byte("#!/bin/sh\nexec true\n"), "invalid character"},
-		"another file":        {[]byte("ELF\n{}"), "first line"},
+		"another file":        {[]byte("ELF\n{}"), "#! line"},
 		"another schema":      {set("schema", 2), "schema is 2"},
 		"unknown field":       {set("network", "host"), `unknown field "network"`},
 		"wrong type":          {set("flags", "--unshare-all"), "cannot unmarshal"},

@@ -10,7 +10,7 @@
     pkgs.file
     pkgs.findutils
     pkgs.gawk
-    pkgs.git
+    pkgs.gitMinimal
     pkgs.gnugrep
     pkgs.gnused
     pkgs.gnutar

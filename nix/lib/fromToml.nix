@@ -33,12 +33,19 @@ let
     "session"
   ];
 
-  # Keys that a configuration may have for a server that reads it at start-up,
-  # but that cannot be decided while the server is built.
+  # What a configuration can only say to a server that reads it when it starts.
   atStart = {
-    flake = "a flake is built by its own lock file, so give its mkSandbox artifact to mkServer's environments";
-    sandbox = "a build takes no artifact by its path, so give the artifact itself to mkServer's environments";
+    environment = {
+      flake = "a flake is built by its own lock file, so give its mkSandbox artifact to mkServer's environments";
+      sandbox = "a build takes no artifact by its path, so give the artifact itself to mkServer's environments";
+    };
+    project.use_flake = "which project it will be is not known before, so leave it out";
   };
+  tooEarly =
+    place: table: values:
+    map (key: "${place} ${key} belongs to a server's start, not to its build: ${atStart.${table}.${key}}") (
+      lib.filter (key: values ? ${key}) (attrNames atStart.${table})
+    );
 
   # pkgs.a.b for "a.b", or null.
   package =
@@ -51,7 +58,7 @@ let
   environmentProblems =
     place: name: values:
     let
-      early = lib.filter (key: values ? ${key}) (attrNames atStart);
+      early = tooEarly place "environment" values;
       plain = check.table place options.environment values;
       named = check.values place { name = options.mkSandbox.name; } { inherit name; };
       absent = lib.filter (p: package p == null) (values.packages or [ ]);
@@ -62,7 +69,7 @@ let
     else if !(isAttrs values) then
       [ "${place} is ${check.show values}: write a table" ]
     else if early != [ ] then
-      map (key: "${place} ${key} belongs to a server's start, not to its build: ${atStart.${key}}") early
+      early
     else if plain != [ ] then
       plain
     else if absent != [ ] then
@@ -95,6 +102,7 @@ let
       inherit (read config) file values;
       place = table: "${file}: [${table}]";
       declared = values.environments or { };
+      project = values.project or { };
       isTable = table: isAttrs (values.${table} or { });
       wrong = lib.filter (table: !(isTable table)) tables;
     in
@@ -106,7 +114,8 @@ let
       ++ lib.optionals (wrong == [ ]) (
         check.table (place "defaults") options.defaults (values.defaults or { })
         ++ check.table (place "session") options.session (values.session or { })
-        ++ check.table (place "project") options.project (values.project or { })
+        ++ tooEarly (place "project") "project" project
+        ++ check.table (place "project") options.project (removeAttrs project (attrNames atStart.project))
         ++ lib.optional (declared == { }) "${file}: has no environment: write [environments.python] and preset = \"python\" below it"
         ++ lib.concatLists (
           lib.mapAttrsToList (name: environmentProblems (place "environments.${name}") name) declared

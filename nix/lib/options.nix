@@ -171,5 +171,10 @@ in
       default = "readonly";
       doc = "What the sandbox may do with the project.";
     };
+    inherit_env = {
+      type = types.inherited;
+      nullable = true;
+      doc = "`vars` names variables of the server's own environment that every sandbox gets; their values never lie in the store.";
+    };
   };
 }

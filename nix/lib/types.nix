@@ -24,6 +24,9 @@ let
 
   isLine = most: v: isString v && v != "" && stringLength v <= most && match "[^\n\r]*" v != null;
 
+  # A name that a shell can have for a variable.
+  isVariable = n: match "[A-Za-z_][A-Za-z0-9_]*" n != null;
+
   or' =
     words:
     if lib.length words < 2 then
@@ -69,15 +72,15 @@ in
     wanted = "a list of packages";
   };
 
-  # A shell must be able to name them, and no value can end an argument.
   variables = {
-    accepts =
-      v:
-      isAttrs v
-      && !(v ? outPath)
-      && all (n: match "[A-Za-z_][A-Za-z0-9_]*" n != null) (attrNames v)
-      && all isString (attrValues v);
+    accepts = v: isAttrs v && !(v ? outPath) && all isVariable (attrNames v) && all isString (attrValues v);
     wanted = "variables and their values in quotes, such as { TZ = \"UTC\" }";
+  };
+
+  inherited = {
+    accepts =
+      v: isAttrs v && attrNames v == [ "vars" ] && isList v.vars && all (n: isString n && isVariable n) v.vars;
+    wanted = "the names of variables, such as { vars = [\"TZ\"] }";
   };
 
   mountPoint = {

@@ -36,6 +36,46 @@ in
       ];
     };
   };
+  # It is the reference of the options too.
+  testExampleShowsEveryOption = {
+    expr =
+      let
+        text = builtins.readFile ../../config.example.toml;
+        shown = name: builtins.length (lib.splitString name text) > 1;
+        inherit (library) options;
+      in
+      lib.filter (name: !(shown name)) (
+        lib.concatMap lib.attrNames [
+          options.defaults
+          options.environment
+          options.session
+          options.project
+        ]
+      );
+    expected = [ ];
+  };
+  testExampleShowsTheDefaults = {
+    expr =
+      let
+        # `#` and what stands before the value make no difference.
+        text = builtins.readFile ../../config.example.toml;
+        shown = name: value: builtins.length (lib.splitString "${name} = ${builtins.toJSON value}" text) > 1;
+        inherit (library) options;
+      in
+      lib.concatMap
+        (
+          table:
+          lib.filter (name: table.${name} ? default && !(shown name table.${name}.default)) (
+            lib.attrNames table
+          )
+        )
+        [
+          options.defaults
+          options.session
+          options.project
+        ];
+    expected = [ ];
+  };
   # What the model reads grows by these lines; three of them must stay short.
   testDescriptionsAreShort = {
     expr =
@@ -121,6 +161,7 @@ in
         path = "/home/me";
         mount_point = "/project";
         mode = "readonly";
+        inherit_env = null;
       };
     };
   };
@@ -226,6 +267,37 @@ in
     expected = [
       "config: [session] has no option \"idle\": write one of idle_timeout_seconds, max_lifetime_seconds"
       "config: [session] idle_timeout_seconds is 0: write a whole number from 1 to 2592000"
+    ];
+  };
+  testTomlInheritedVariables = {
+    expr =
+      (fromToml (builtins.fromTOML "${python}[project.inherit_env]\nvars = [\"TZ\", \"API_KEY\"]\n"))
+      .project.inherit_env;
+    expected.vars = [
+      "TZ"
+      "API_KEY"
+    ];
+  };
+  testTomlInheritedVariablesOfWrongType = {
+    expr = map (value: wrong "${python}[project]\ninherit_env = ${value}\n") [
+      "[\"TZ\"]"
+      "{ vars = [1] }"
+      "{ vars = [\"A=B\"] }"
+      "{ vars = [], all = true }"
+    ];
+    expected = map (shown: [
+      "config: [project] inherit_env is ${shown}: write the names of variables, such as { vars = [\"TZ\"] }"
+    ]) [
+      "a list"
+      "a set of values"
+      "a set of values"
+      "a set of values"
+    ];
+  };
+  testTomlUseFlake = {
+    expr = wrong "${python}[project]\nuse_flake = true\n";
+    expected = [
+      "config: [project] use_flake belongs to a server's start, not to its build: which project it will be is not known before, so leave it out"
     ];
   };
   testTomlProjectMode = {
