@@ -22,7 +22,7 @@
   pyparsing = "python3-pyparsing";
   pytest = "python3-pytest";
   python-dateutil = "python3-dateutil";
-  pytz = "python3-tz";
+  pytz = "python3-pytz";
   pyyaml = "python3-yaml";
   requests = "python3-requests";
   rich = "python3-rich";
