@@ -46,6 +46,18 @@ let
       '';
     };
 
+    # The folders of perl's library are compiled in with their lengths, so a wrapper names them.
+    perl = {
+      title = "perl";
+      postFixup =
+        let
+          version = lib.removePrefix "libperl" (lib.head (lib.filter (lib.hasPrefix "libperl5.") index.packages.perl.depends));
+        in
+        wrap "perl" {
+          PERL5LIB = "\\\${PERL5LIB:+\\$PERL5LIB:}$out/lib/x86_64-linux-gnu/perl/${version}:$out/share/perl/${version}:$out/lib/x86_64-linux-gnu/perl-base";
+        };
+    };
+
     bash.postFixup = "ln -s bash $out/bin/sh";
     debianutils.postFixup = "ln -sf which.debianutils $out/bin/which";
     gawk.postFixup = "ln -sf gawk $out/bin/awk";
@@ -61,7 +73,10 @@ let
 
     file.postFixup = wrap "file" { MAGIC = "${group "libmagic-mgc"}/lib/file/magic.mgc"; };
 
+    # git and tar start other programs through a shell whose name is compiled in.
+    tar.postFixup = "${relocate} $out/bin/tar /bin/sh ${shell}";
     git.postFixup = ''
+      ${relocate} $out/bin/git /bin/sh ${shell}
       rm -rf $out/lib/git-core/git-shell $out/share/git-core/contrib $out/share/gitweb
     ''
     + wrap "git" {
@@ -103,6 +118,11 @@ let
     '';
   };
 
+  # perl-base holds the program, the others its library: one path.
+  perl = lib.genAttrs (lib.filter (name: builtins.match "perl-base|perl-modules-.*|libperl5.*" name != null) names) (_: {
+    depends = [ "perl" ];
+  });
+
   # Go's tool chain and its library are halves of one tree.
   go = builtins.listToAttrs (
     lib.concatMap (
@@ -128,4 +148,4 @@ let
         '';
       });
 in
-single // go // modules
+single // perl // go // modules
