@@ -59,16 +59,21 @@
     return result;
   }
 
-  // Text of an error without the frames below the code's own.
-  function describe(error) {
+  // A value as text, its stacks without the frames below the code's own.
+  function describe(value) {
+    return inspect(value).replace(/\n +at Session\.post \(node:inspector[^]*?(?=\n(?! +at )|$)/g, '')
+      .replace(/\n +at [^\n]*agent:(?:driver|enter)[^\n]*/g, '');
+  }
+
+  // Showing a value may run code of its own, which may throw.
+  function show(stream, before, value) {
     let text;
     try {
-      text = typeof error === 'object' && error !== null ? inspect(error) : inspect(error);
+      text = describe(value);
     } catch {
-      text = 'an error that cannot be shown';
+      text = '[a value that cannot be shown]';
     }
-    return text.replace(/\n +at Session\.post \(node:inspector[^]*?(?=\n(?! +at )|$)/g, '')
-      .replace(/\n +at [^\n]*agent:(?:driver|enter)[^\n]*/g, '');
+    stream.write(`${before}${text}\n`);
   }
 
   function report(error, details, source, name) {
@@ -79,7 +84,7 @@
         text = `${name}:${details.lineNumber + 1}\n${line}\n${' '.repeat(details.columnNumber)}^\n`;
       }
     }
-    stderr.write(`${text}Uncaught ${describe(error)}\n`);
+    show(stderr, `${text}Uncaught `, error);
   }
 
   // Names what ends the call; the first one wins.
@@ -102,7 +107,7 @@
   }
 
   function evaluate(source, name, settled) {
-    const expression = `${rewrite(source)}\n//# sourceURL=${name}`;
+    const expression = `${rewrite(expressed(source))}\n//# sourceURL=${name}`;
     session.post('Runtime.evaluate', {
       expression, replMode: true, awaitPromise: true, objectGroup: 'call', silent: true,
     }, (failure, reply) => {
@@ -113,19 +118,19 @@
       }
       const { result, exceptionDetails } = reply;
       if (!exceptionDetails) {
-        if (result.type !== 'undefined') stdout.write(`${inspect(value(result))}\n`);
-        return settled(null);
+        if (result.type !== 'undefined') show(stdout, '', value(result));
+        return settled(0);
       }
       const error = exceptionDetails.exception ? value(exceptionDetails.exception) : new Error(exceptionDetails.text);
       if (error !== ended) report(error, exceptionDetails, source, name);
-      settled(error);
+      settled(1);
     });
   }
 
   function run(nonce, name, source) {
     const current = { nonce, status: 0, sync: true, over: false };
     call = current;
-    entry = () => evaluate(source, name, (error) => settle(current, error ? 1 : 0));
+    entry = () => evaluate(source, name, (status) => settle(current, status));
     try {
       // SIGINT ends even a loop that never yields, and what was
       // computed before it stays.
@@ -156,9 +161,9 @@
         process.exitCode = 13;
       }
     });
-    evaluate(source, 'code', (error) => {
+    evaluate(source, 'code', (status) => {
       open = false;
-      if (error) exit.call(process, 1);
+      if (status !== 0) exit.call(process, status);
     });
   }
 
@@ -195,6 +200,18 @@
     }
     throw ended;
   };
+
+  // An object literal is a block to the parser, as in { a: 1 }. What can be
+  // read as an expression is meant as one.
+  function expressed(source) {
+    if (!/^\s*\{[^]*\}\s*$/.test(source)) return source;
+    try {
+      new vm.Script(`(${source}\n)`);
+      return `(${source}\n)`;
+    } catch {
+      return source;
+    }
+  }
 
   // Code that the inspector evaluates has no loader for import: dynamic
   // imports become calls of a function of the same length, so that columns

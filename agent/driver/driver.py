@@ -145,34 +145,44 @@ def save_figures():
     pyplot.close('all')
 
 
-def evaluate(code):
-    """Runs a code object in __main__ and returns its value."""
-    global runner
-    value = eval(code, main)
-    if not code.co_flags & CO_COROUTINE:
-        return value
-    if runner is None:
-        runner = load('asyncio').Runner()
-    return runner.run(value)
+async def awaited(codes):
+    """Runs code objects of which some await, in one coroutine."""
+    value = None
+    for code in codes:
+        value = eval(code, main)
+        if code.co_flags & CO_COROUTINE:
+            value = await value
+    return value
 
 
 def run(source, filename):
     """Runs code as a cell of a notebook: a last expression's value is shown."""
+    global runner
     text = source.decode('utf-8')
     remember(filename, text)
     tree = compile(text, filename, 'exec', ONLY_AST | TOP_LEVEL_AWAIT)
     body = tree.body
     last = None
-    if body and type(body[-1]).__name__ == 'Expr' and not text.rstrip().endswith(';'):
-        last = body.pop()
+    if body and isinstance(body[-1], _ast.Expr) and not text.rstrip().endswith(';'):
+        last = _ast.Expression(body.pop().value)
+    codes = []
     if body:
-        evaluate(compile(tree, filename, 'exec', TOP_LEVEL_AWAIT))
+        codes.append(compile(tree, filename, 'exec', TOP_LEVEL_AWAIT))
     if last is not None:
-        last = compile(_ast.Expression(last.value), filename, 'eval', TOP_LEVEL_AWAIT)
-        value = evaluate(last)
-        # A value computed by a child of the code is not shown twice.
-        if getpid() == PID:
-            sys.displayhook(value)
+        codes.append(compile(last, filename, 'eval', TOP_LEVEL_AWAIT))
+    value = None
+    for code in codes:
+        if code.co_flags & CO_COROUTINE:
+            if runner is None:
+                runner = load('asyncio').Runner()
+            value = runner.run(awaited(codes))
+            break
+    else:
+        for code in codes:
+            value = eval(code, main)
+    # A value that a child of the code computed is not shown twice.
+    if last is not None and getpid() == PID:
+        sys.displayhook(value)
 
 
 def call(source, filename):
@@ -248,5 +258,8 @@ os.environ.setdefault('MPLBACKEND', 'Agg')
 # Lines leave at once: what a subprocess prints keeps its place among them,
 # and a crash loses none.
 sys.stdout.reconfigure(line_buffering=True)
-write(CONTROL, b'ready\n')
-loop()
+try:
+    write(CONTROL, b'ready\n')
+    loop()
+except OSError:
+    leave(70)  # the code has closed the control channel

@@ -161,7 +161,7 @@ func memory(name, text string) (*os.File, error) {
 	}
 	f := os.NewFile(uintptr(fd), name)
 	if text != "" {
-		if _, err := f.WriteString(text); err == nil {
+		if _, err = f.WriteString(text); err == nil {
 			_, err = f.Seek(0, io.SeekStart)
 		}
 		if err != nil {
@@ -214,6 +214,17 @@ func (i *Interpreter) read() {
 // Replies carries the driver's replies. It is closed when there can be no
 // further one; the process may still run.
 func (i *Interpreter) Replies() <-chan Reply { return i.replies }
+
+// Finish ends the control channel: Replies carries what was written to it up
+// to now and is closed. A child may hold the channel open after its
+// interpreter's end, so this end has to be the one that closes.
+func (i *Interpreter) Finish() {
+	raw, err := i.control.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RD) })
+}
 
 // Run gives code to the driver and returns the nonce that its reply will
 // carry. With last set there is none: the process ends with the code.

@@ -259,7 +259,9 @@ func (e *executor) load(ctx context.Context) error {
 				e.up(nil)
 				return nil
 			}
-			err = r.Err
+			if err = r.Err; err == nil {
+				err = errors.New("its driver has ended")
+			}
 		case <-e.now.Done():
 			err = fmt.Errorf("exit status %d", e.now.ExitCode())
 		case <-timeout.C:
@@ -322,7 +324,7 @@ func (e *executor) execute(ctx context.Context, c *call) (frame.Reply, error) {
 	result.Files = e.root.Changed()
 	if c.Keep {
 		result.State = frame.StateKept
-		if e.lost || !e.spec.Sessions() {
+		if e.lost || e.now == nil {
 			result.State = frame.StateLost
 		}
 		e.lost = false
@@ -452,12 +454,11 @@ func (e *executor) watch(ctx context.Context, c *call, p *process.Process, repli
 				return end, err
 			}
 		case <-p.Done():
-			// A reply that came before the end is still of interest.
+			// A reply that was written before the end is still to come.
 			if replies != nil {
-				select {
-				case r, ok := <-replies:
-					end.left = end.left || ok && r.Err == nil && r.Kind == driver.Leave && r.Nonce == nonce
-				case <-time.After(time.Millisecond):
+				e.now.Finish()
+				for r := range replies {
+					end.left = end.left || r.Err == nil && r.Kind == driver.Leave && r.Nonce == nonce
 				}
 			}
 			end.exited = true

@@ -1,3 +1,9 @@
+// The Go runtime would read files to learn how many processors its control
+// group has. The agent waits nearly all the time.
+//
+//go:debug containermaxprocs=0
+//go:debug updatemaxprocs=0
+
 // Command nix-sandbox-agent is the first process inside a sandbox. It starts
 // the sandbox's interpreter, reaps what is left behind and carries code in and
 // output out.
@@ -13,6 +19,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"runtime/debug"
 	"slices"
 
@@ -37,7 +44,9 @@ func main() {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		fail(fmt.Errorf("make the agent undumpable: %w", err))
 	}
+	// Small sandboxes by the hundred: little heap, few threads.
 	debug.SetGCPercent(50)
+	runtime.GOMAXPROCS(2)
 	status, err := agent(os.Args[1:])
 	if err != nil {
 		fail(err)

@@ -1,0 +1,283 @@
+// Package agenttest runs an agent's server inside a test, with real
+// interpreters, and speaks to it as the runtime does.
+//
+// The server reaps every child of the test's process: tests that use this
+// package must not use os/exec.
+package agenttest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/server"
+)
+
+// Patience is how long a test waits for what must happen, before it fails.
+const Patience = 30 * time.Second
+
+// table is the one table of the test's process.
+var table = sync.OnceValue(process.NewTable)
+
+// commands are the interpreters' own words.
+var commands = map[string][]string{
+	"python": {"python3"}, "bash": {"bash"}, "node": {"node"},
+}
+
+// Agent is a server with an interpreter.
+type Agent struct {
+	Root string // its workspace
+
+	t       testing.TB
+	out     *frame.Writer
+	close   func() error
+	replies chan frame.Reply
+	id      uint64
+}
+
+// Option changes how an agent is started.
+type Option func(*interpreter.Spec)
+
+// Command makes the interpreter a plain command.
+func Command(pipe bool, words ...string) Option {
+	return func(s *interpreter.Spec) { s.Kind, s.Command, s.Pipe = "command", words, pipe }
+}
+
+// Env sets a variable of the interpreter.
+func Env(name, value string) Option {
+	return func(s *interpreter.Spec) { s.Env = append(s.Env, name+"="+value) }
+}
+
+// Root sets the workspace.
+func Root(path string) Option {
+	return func(s *interpreter.Spec) { s.Root = path }
+}
+
+// Start starts an agent for a kind of interpreter, and ends it with the test.
+func Start(t testing.TB, kind string, options ...Option) *Agent {
+	t.Helper()
+	spec := interpreter.Spec{
+		Kind: kind, Command: commands[kind], Root: t.TempDir(),
+		Env: []string{"PATH=" + os.Getenv("PATH"), "LANG=C.UTF-8"},
+	}
+	for _, o := range options {
+		o(&spec)
+	}
+	spec.Env = append(spec.Env, "HOME="+spec.Root, "TMPDIR="+spec.Root)
+	if _, err := exec.LookPath(spec.Command[0]); err != nil {
+		t.Skipf("no %s here: %v", spec.Command[0], err)
+	}
+	in, requests, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, w := io.Pipe()
+	a := &Agent{
+		Root: spec.Root, t: t, out: frame.NewWriter(requests), close: requests.Close,
+		// What the agent sends is read at once, as the runtime does.
+		replies: make(chan frame.Reply, 4096),
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer w.Close()
+		if err := server.Serve(context.Background(), table(), server.Config{
+			Spec: spec, In: in, Out: w, Log: testLog{t},
+		}); err != nil {
+			t.Errorf("serve: %v", err)
+		}
+	})
+	wg.Go(func() {
+		defer close(a.replies)
+		frames := frame.NewReader(r)
+		for {
+			var reply frame.Reply
+			if err := frames.Read(&reply); err != nil {
+				if !errors.Is(err, io.EOF) {
+					t.Errorf("read: %v", err)
+				}
+				return
+			}
+			a.replies <- reply
+		}
+	})
+	t.Cleanup(func() {
+		requests.Close()
+		go func() {
+			for range a.replies {
+			}
+		}()
+		wg.Wait()
+	})
+	if got := a.Receive(); got.Type != frame.Ready {
+		t.Fatalf("first reply %+v, want ready", got)
+	}
+	return a
+}
+
+// testLog passes the agent's log on to the test's.
+type testLog struct{ t testing.TB }
+
+func (l testLog) Write(p []byte) (int, error) {
+	l.t.Log(strings.TrimSpace(string(p)))
+	return len(p), nil
+}
+
+// Send sends a request.
+func (a *Agent) Send(req frame.Request) {
+	a.t.Helper()
+	if err := a.out.Write(req); err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+// Receive returns the next reply.
+func (a *Agent) Receive() frame.Reply {
+	a.t.Helper()
+	select {
+	case r, ok := <-a.replies:
+		if !ok {
+			a.t.Fatal("the agent has ended")
+		}
+		return r
+	case <-time.After(Patience):
+		a.t.Fatalf("no reply in %v", Patience)
+	}
+	return frame.Reply{}
+}
+
+// Closed reports whether the agent has ended; it waits for that.
+func (a *Agent) Closed() bool {
+	deadline := time.After(Patience)
+	for {
+		select {
+		case _, ok := <-a.replies:
+			if !ok {
+				return true
+			}
+		case <-deadline:
+			return false
+		}
+	}
+}
+
+// Hang up ends the requests.
+func (a *Agent) HangUp() { a.close() }
+
+// Answer is what a call brought.
+type Answer struct {
+	Stdout, Stderr string
+	Samples        int
+	Skipped        int64
+	frame.Reply
+}
+
+// Call starts a call in a session and returns its id.
+func (a *Agent) Call(code string, change ...func(*frame.Request)) uint64 {
+	a.t.Helper()
+	a.id++
+	req := frame.Request{
+		Type: frame.Execute, ID: a.id, Code: code, Keep: true,
+		TimeoutMS: Patience.Milliseconds(), GraceMS: 2000,
+	}
+	for _, f := range change {
+		f(&req)
+	}
+	a.Send(req)
+	return a.id
+}
+
+// Limit is a change of a call: its timeout and grace.
+func Limit(timeout, grace time.Duration) func(*frame.Request) {
+	return func(r *frame.Request) { r.TimeoutMS, r.GraceMS = timeout.Milliseconds(), grace.Milliseconds() }
+}
+
+// Ephemeral is a change of a call: without a session.
+func Ephemeral(r *frame.Request) { r.Keep = false }
+
+// Wait returns the answer to a call, which must be the oldest that waits.
+func (a *Agent) Wait(id uint64) Answer {
+	a.t.Helper()
+	var got Answer
+	for {
+		r := a.Receive()
+		if r.ID != id {
+			a.t.Fatalf("reply %+v, want one of call %d", r, id)
+		}
+		switch r.Type {
+		case frame.Output:
+			if r.Sample {
+				got.Samples++
+				continue
+			}
+			got.Skipped += r.Skipped
+			if r.Stream == frame.Stdout {
+				got.Stdout += r.Data
+			} else {
+				got.Stderr += r.Data
+			}
+		case frame.Result:
+			got.Reply = r
+			return got
+		default:
+			a.t.Fatalf("reply %+v, want output or result", r)
+		}
+	}
+}
+
+// Run runs code in a session and returns the answer.
+func (a *Agent) Run(code string, change ...func(*frame.Request)) Answer {
+	a.t.Helper()
+	return a.Wait(a.Call(code, change...))
+}
+
+// Any stands for a stderr that may hold anything.
+const Any = "*"
+
+// Step is a call and what it must bring.
+type Step struct {
+	Code   string
+	Stdout string // exactly
+	Stderr string // a part of it; "" is nothing at all
+	Exit   int
+	Lost   bool
+	// Outcome is ok unless given.
+	Outcome string
+	Change  func(*frame.Request)
+}
+
+// Steps runs calls one after the other in one session.
+func (a *Agent) Steps(steps []Step) {
+	a.t.Helper()
+	for i, s := range steps {
+		var change []func(*frame.Request)
+		if s.Change != nil {
+			change = append(change, s.Change)
+		}
+		got := a.Run(s.Code, change...)
+		if s.Outcome == "" {
+			s.Outcome = frame.OutcomeOK
+		}
+		state := frame.StateKept
+		if s.Lost {
+			state = frame.StateLost
+		}
+		if s.Stderr == Any {
+			s.Stderr = got.Stderr
+		}
+		if got.Stdout != s.Stdout || got.ExitCode != s.Exit || got.Outcome != s.Outcome || got.State != state && got.State != "" ||
+			!strings.Contains(got.Stderr, s.Stderr) || s.Stderr == "" && got.Stderr != "" {
+			a.t.Fatalf("step %d: %s\ngot  stdout %q, stderr %q, exit %d, %s, state %s\nwant stdout %q, stderr %q, exit %d, %s, state %s",
+				i+1, s.Code, got.Stdout, got.Stderr, got.ExitCode, got.Outcome, got.State,
+				s.Stdout, s.Stderr, s.Exit, s.Outcome, state)
+		}
+	}
+}

@@ -1,0 +1,84 @@
+{
+  description = "An MCP server that runs a model's code in sandboxes built by Nix";
+
+  inputs.nixpkgs.url = "github:NixOS/nixpkgs/nixos-unstable";
+
+  outputs =
+    { self, nixpkgs }:
+    let
+      inherit (nixpkgs) lib;
+
+      # Of these, the ones that the package set has.
+      systems = {
+        x86_64-linux = null;
+        aarch64-linux = null;
+      };
+      eachSystem = f: lib.mapAttrs f (builtins.intersectAttrs systems nixpkgs.legacyPackages);
+
+      library = eachSystem (_: pkgs: import ./nix { inherit pkgs; });
+      server = eachSystem (system: _: library.${system}.mkServer { config = ./config.example.toml; });
+    in
+    {
+      lib = import ./nix/flake-lib.nix;
+
+      overlays.default = final: _: { nix-sandbox-mcp = import ./nix { pkgs = final; }; };
+
+      packages = eachSystem (
+        system: _:
+        {
+          inherit (library.${system}.programs)
+            agent
+            demo
+            jail
+            runtime
+            ;
+          default = server.${system};
+        }
+        // lib.mapAttrs' (name: lib.nameValuePair "sandbox-${name}") server.${system}.environments
+      );
+
+      legacyPackages = eachSystem (
+        system: _: {
+          inherit (library.${system}) presets;
+          debug = import ./nix/debug.nix { server = server.${system}; };
+        }
+      );
+
+      apps = eachSystem (
+        system: _: {
+          default = {
+            type = "app";
+            program = lib.getExe server.${system};
+            meta.description = "Serve the sandboxes of config.example.toml";
+          };
+        }
+      );
+
+      checks = eachSystem (
+        system: pkgs:
+        import ./tests/nix/checks.nix {
+          inherit pkgs;
+          server = server.${system};
+        }
+      );
+
+      devShells = eachSystem (
+        _: pkgs: {
+          default = pkgs.mkShell {
+            packages = [
+              pkgs.bubblewrap
+              pkgs.go
+              pkgs.jq
+              pkgs.nodejs
+              pkgs.python3
+            ];
+          };
+        }
+      );
+
+      # A package set may lack it, and say so when asked.
+      formatter = lib.filterAttrs (_: formatter: (builtins.tryEval formatter).success) (
+        eachSystem (_: pkgs: pkgs.nixfmt-tree or (throw "this package set has no nixfmt-tree"))
+      );
+    };
+}

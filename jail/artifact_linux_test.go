@@ -1,0 +1,438 @@
+package jail_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
+)
+
+// artifactVariable names a built sandbox whose interpreter is bash, and which
+// has coreutils and findutils in it. These tests run code in it; go test sees
+// no change of an artifact, so give it -count=1.
+const artifactVariable = "NIX_SANDBOX_TEST_ARTIFACT"
+
+// patience bounds each wait here; none is expected to last.
+const patience = 20 * time.Second
+
+// artifact returns the path of bin/run and what it describes.
+func artifact(t testing.TB) (string, *jail.Spec) {
+	t.Helper()
+	folder := os.Getenv(artifactVariable)
+	if folder == "" {
+		t.Skip("set " + artifactVariable + " to the result of nix build .#sandbox-bash")
+	}
+	run := filepath.Join(folder, "bin", "run")
+	spec, err := jail.ReadSpec(run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return run, spec
+}
+
+// result is what a run left.
+type result struct {
+	out, err string
+	status   int
+}
+
+// runIn runs code in the sandbox; settings are variables of the caller.
+func runIn(t testing.TB, code string, settings ...string) result {
+	t.Helper()
+	run, _ := artifact(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, run)
+	cmd.Env = append([]string{"SECRET=of the host"}, settings...)
+	cmd.Stdin = strings.NewReader(code)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	if ctx.Err() != nil {
+		t.Fatalf("still running after %v; so far: %s%s", patience, &out, &errs)
+	}
+	return result{out.String(), errs.String(), cmd.ProcessState.ExitCode()}
+}
+
+// lines are those of the output of code that must succeed, sorted.
+func lines(t testing.TB, code string, settings ...string) []string {
+	t.Helper()
+	got := runIn(t, code, settings...)
+	if got.status != 0 {
+		t.Fatalf("status %d: %s%s", got.status, got.out, got.err)
+	}
+	sorted := strings.Split(strings.TrimSuffix(got.out, "\n"), "\n")
+	slices.Sort(sorted)
+	return sorted
+}
+
+func TestArtifactPassesOutputAndStatusThrough(t *testing.T) {
+	want := result{"hello\n", "oops\n", 7}
+	got := runIn(t, "echo hello; echo oops >&2; exit 7")
+	if got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
+func TestArtifactShowsItsClosureOnly(t *testing.T) {
+	_, spec := artifact(t)
+	tree := spec.Flags[slices.Index(spec.Flags, "--ro-bind")+1]
+	entries, err := os.ReadDir(filepath.Join(tree, "store"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, entry := range entries {
+		want = append(want, entry.Name())
+	}
+	slices.Sort(want)
+	if diff := cmp.Diff(want, lines(t, "ls -A /nix/store")); diff != "" {
+		t.Errorf("/nix/store: %s", diff)
+	}
+	for _, name := range want {
+		if strings.Contains(name, "nix-sandbox-jail") || strings.Contains(name, "-sandbox-bash") {
+			t.Errorf("%s is in the sandbox", name)
+		}
+	}
+}
+
+func TestArtifactRoot(t *testing.T) {
+	want := []string{"bin", "dev", "etc", "nix", "proc", "tmp", "usr", "workspace"}
+	if diff := cmp.Diff(want, lines(t, "ls -A /")); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestArtifactEnvironment(t *testing.T) {
+	_, spec := artifact(t)
+	want := []string{"PWD=/workspace"}
+	for i, flag := range spec.Flags {
+		if flag == "--setenv" {
+			want = append(want, spec.Flags[i+1]+"="+spec.Flags[i+2])
+		}
+	}
+	slices.Sort(want)
+	// bash itself adds these two.
+	got := slices.DeleteFunc(lines(t, "env"), func(line string) bool {
+		return strings.HasPrefix(line, "SHLVL=") || strings.HasPrefix(line, "_=")
+	})
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestArtifactPrivileges(t *testing.T) {
+	want := []string{
+		"CapAmb:\t0000000000000000",
+		"CapBnd:\t0000000000000000",
+		"CapEff:\t0000000000000000",
+		"CapInh:\t0000000000000000",
+		"CapPrm:\t0000000000000000",
+		"NoNewPrivs:\t1",
+		"gid=1000(sandbox)",
+		"groups=1000(sandbox)",
+		"uid=1000(sandbox)",
+	}
+	got := lines(t, `grep -E '^(Cap|NoNewPrivs)' /proc/self/status; id | tr ' ' '\n'`)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// What the sandbox has of the host is the tree in the store, and that cannot
+// be written; nor can what bubblewrap made around it.
+func TestArtifactMounts(t *testing.T) {
+	_, spec := artifact(t)
+	tree := spec.Flags[slices.Index(spec.Flags, "--ro-bind")+1]
+	seen := map[string]string{}
+	for _, line := range lines(t, "cat /proc/self/mountinfo") {
+		fields := strings.Fields(line)
+		root, place, options := fields[3], fields[4], fields[5]
+		seen[place] = options
+		// The root is told from that of the file system that holds the store.
+		if place == "/nix" && !strings.HasSuffix(tree, root) {
+			t.Errorf("mount of %s at /nix, want %s", root, tree)
+		}
+	}
+	for place, want := range map[string]string{
+		"/": "ro,", "/nix": "ro,", "/dev": "ro,", "/proc": "ro,",
+		"/workspace": "rw,", "/tmp": "rw,", "/dev/shm": "rw,",
+	} {
+		if !strings.HasPrefix(seen[place], want) || !strings.Contains(seen[place], "nosuid") {
+			t.Errorf("%s is mounted %q, want %s and nosuid", place, seen[place], want)
+		}
+	}
+}
+
+func TestArtifactTmpfsAreSized(t *testing.T) {
+	for _, line := range lines(t, "df -P -k /workspace /tmp /dev/shm | tail -n +2") {
+		fields := strings.Fields(line)
+		size, err := strconv.Atoi(fields[1])
+		if err != nil || size <= 0 || size > 512<<10 {
+			t.Errorf("size of %s is %s KiB, want 512 MiB at most", fields[5], fields[1])
+		}
+	}
+}
+
+// Nothing but the four places of the sandbox's own takes a file, and nothing
+// in /proc may be opened for writing: where root started the jail, that would
+// reach the whole machine.
+func TestArtifactWritesNowhereElse(t *testing.T) {
+	got := lines(t, `
+		for place in / /nix /nix/store /etc/ /bin/ /usr/ /dev /dev/shm /proc /tmp /workspace; do
+			if { : >"$place/written"; } 2>/dev/null; then echo "$place"; fi
+		done`)
+	if diff := cmp.Diff([]string{"/dev/shm", "/tmp", "/workspace"}, got); diff != "" {
+		t.Errorf("places that can be written: %s", diff)
+	}
+	open := runIn(t, `
+		find /proc /sys -path '/proc/[0-9]*' -prune -o -type f -print 2>/dev/null | while read -r file; do
+			if { : >>"$file"; } 2>/dev/null; then echo "$file"; fi
+		done`)
+	if open.out != "" {
+		t.Errorf("files that can be written:\n%s", open.out)
+	}
+}
+
+func TestArtifactHidesItsFirstProcess(t *testing.T) {
+	got := runIn(t, `cat /proc/1/environ; readlink /proc/1/fd/*; ls -A /proc/1/cwd/; readlink /proc/1/exe; tr '\0' ' ' </proc/1/cmdline`)
+	_, spec := artifact(t)
+	if want := strings.Join(spec.Command, " ") + " "; got.out != want {
+		t.Errorf("process 1 shows %q, want %q", got.out, want)
+	}
+}
+
+func TestArtifactInheritsNoDescriptor(t *testing.T) {
+	run, _ := artifact(t)
+	file, err := os.Open("/etc/hostname")
+	if err != nil {
+		t.Skip(err)
+	}
+	defer file.Close()
+	cmd := exec.Command(run)
+	cmd.Stdin = strings.NewReader(`cd /proc/self/fd && for fd in *; do readlink $fd || true; done`)
+	cmd.ExtraFiles = []*os.File{file, file, file, file, file}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if strings.Contains(string(out), "hostname") {
+		t.Errorf("the host's descriptors in the sandbox: %s", out)
+	}
+}
+
+func TestArtifactSeesNoProcessOfTheHost(t *testing.T) {
+	for _, line := range lines(t, `cd /proc; for p in [0-9]*; do echo $p; done`) {
+		if pid, err := strconv.Atoi(line); err != nil || pid > 100 {
+			t.Errorf("process %s", line)
+		}
+	}
+}
+
+func TestArtifactProject(t *testing.T) {
+	project := t.TempDir()
+	// Readable by all, as the folder of an ordinary checkout is.
+	if err := os.Chmod(project, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(project, "a file"), []byte("of the project\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct{ setting, mount string }{
+		{"A=1", "/project"},
+		{"PROJECT_MOUNT=/src/deep/app", "/src/deep/app"},
+	} {
+		dir := "PROJECT_DIR=" + project
+		got := lines(t, "cat '"+test.mount+"/a file'", dir, test.setting)
+		if diff := cmp.Diff([]string{"of the project"}, got); diff != "" {
+			t.Error(diff)
+		}
+		for _, attempt := range []string{
+			"echo x > '" + test.mount + "/a file'", "touch " + test.mount + "/new",
+			"rm '" + test.mount + "/a file'", "chmod 777 " + test.mount,
+		} {
+			if got := runIn(t, attempt, dir, test.setting); got.status == 0 {
+				t.Errorf("%s succeeded", attempt)
+			}
+		}
+	}
+	if got := runIn(t, "ls /project"); got.status == 0 {
+		t.Error("/project exists without PROJECT_DIR")
+	}
+}
+
+func TestArtifactRefusesToStart(t *testing.T) {
+	for _, settings := range [][]string{
+		{"PROJECT_DIR=/does/not/exist"},
+		{"PROJECT_DIR=/"},
+		{"PROJECT_DIR=/tmp", "PROJECT_MOUNT=/nix"},
+	} {
+		got := runIn(t, "echo started", settings...)
+		if got.status != 125 || got.out != "" ||
+			!strings.HasPrefix(got.err, "nix-sandbox-jail: error: PROJECT_") ||
+			!strings.Contains(got.err, "\nnix-sandbox-jail: hint: ") {
+			t.Errorf("%v: %+v", settings, got)
+		}
+	}
+}
+
+// The kernel refuses what would lead out or up.
+func TestArtifactKernelRefuses(t *testing.T) {
+	project := t.TempDir()
+	if err := os.Chmod(project, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	build := exec.Command("go", "build", "-o", filepath.Join(project, "probe"), "./testdata/probe")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	want := []string{
+		"chroot: operation not permitted",
+		"mount: operation not permitted",
+		"namespace mount: fork/exec /proc/self/exe: operation not permitted",
+		"namespace net: fork/exec /proc/self/exe: operation not permitted",
+		"namespace pid: fork/exec /proc/self/exe: operation not permitted",
+		// --disable-userns: this many may be made, and one exists.
+		"namespace user: fork/exec /proc/self/exe: no space left on device",
+		"remount: operation not permitted",
+		"sethostname: operation not permitted",
+		// Root has no number in here.
+		"setuid: invalid argument",
+	}
+	if diff := cmp.Diff(want, lines(t, "/project/probe", "PROJECT_DIR="+project)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestArtifactDiesWithBubblewrap(t *testing.T) {
+	cmd, first := startForever(t, nil)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	waitGone(t, first)
+}
+
+func TestArtifactDiesWithItsStarter(t *testing.T) {
+	run, _ := artifact(t)
+	// The shell is the parent of bubblewrap, and dies without a word to it.
+	cmd, first := startForever(t, exec.Command("/bin/sh", "-c", "exec 3<&0; "+run+" <&3 & wait"))
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	waitGone(t, first)
+}
+
+// startForever starts a sandbox that only a signal ends, and returns with it
+// the process id, on the host, of its first process.
+func startForever(t *testing.T, cmd *exec.Cmd) (*exec.Cmd, int) {
+	t.Helper()
+	run, spec := artifact(t)
+	if cmd == nil {
+		cmd = exec.Command(run)
+	}
+	code, err := os.Open(writeFile(t, "trap '' TERM INT HUP\necho started\nset -m; sleep 1000 & sleep 1000\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer code.Close()
+	// The parent must stay: the kernel's signal comes when its thread ends.
+	out, in, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = code, in, os.Stderr
+	err = cmd.Start()
+	in.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	if err := out.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := out.Read(make([]byte, 64)); err != nil || n == 0 {
+		t.Fatalf("the sandbox says nothing: %v", err)
+	}
+	for _, pid := range descendants(t, cmd.Process.Pid) {
+		words, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
+		if strings.HasPrefix(string(words), spec.Command[0]+"\x00") {
+			return cmd, pid
+		}
+	}
+	t.Fatal("the sandbox has no first process")
+	return nil, 0
+}
+
+func writeFile(t *testing.T, text string) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "code")
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// descendants are the processes below one, on the host.
+func descendants(t *testing.T, pid int) []int {
+	t.Helper()
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/task/" + strconv.Itoa(pid) + "/children")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	var all []int
+	for _, word := range strings.Fields(string(text)) {
+		child, err := strconv.Atoi(word)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(append(all, child), descendants(t, child)...)
+	}
+	return all
+}
+
+// waitGone waits until the first process of a sandbox, and with it its whole
+// process namespace, has ended.
+func waitGone(t *testing.T, pid int) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for {
+		stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+		if err != nil || strings.Contains(string(stat), ") Z ") {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("process %d of the sandbox lives on: %s", pid, stat)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// The time from nothing to the end of an empty script, jail and all.
+func BenchmarkArtifact(b *testing.B) {
+	run, _ := artifact(b)
+	for b.Loop() {
+		if out, err := exec.Command(run).CombinedOutput(); err != nil {
+			b.Fatalf("%v: %s", err, out)
+		}
+	}
+}

@@ -1,0 +1,57 @@
+// The command nix-sandbox-jail is the interpreter of a sandbox's bin/run and
+// bin/session-run: the kernel starts it with the path of such a file, and it
+// becomes the sandbox that the file describes.
+//
+// Its exit status is that of the sandbox, or 125 where none started.
+package main
+
+import (
+	"os"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
+)
+
+// version is set when the program is linked.
+var version = "unknown"
+
+// exitRefused tells "no sandbox started" from every status of the code in it.
+const exitRefused = 125
+
+func main() {
+	err := run(os.Args[1:])
+	if err == nil {
+		return
+	}
+	os.Stderr.WriteString("nix-sandbox-jail: error: " + err.Error() + "\n")
+	if hint := jail.HintOf(err); hint != "" {
+		os.Stderr.WriteString("nix-sandbox-jail: hint: " + hint + "\n")
+	}
+	os.Exit(exitRefused)
+}
+
+func run(args []string) error {
+	switch {
+	case len(args) == 1 && args[0] == "--version":
+		_, err := os.Stdout.WriteString("nix-sandbox-jail " + version + "\n")
+		return err
+	case len(args) == 0:
+		return &jail.Refusal{
+			Problem: "no sandbox was named",
+			Hint:    "run the sandbox's own bin/run",
+		}
+	case len(args) > 1:
+		return &jail.Refusal{
+			Problem: "a sandbox takes no arguments, and was given " + args[1],
+			Hint:    "write the code to its standard input",
+		}
+	}
+	spec, err := jail.ReadSpec(args[0])
+	if err != nil {
+		return err
+	}
+	project, err := spec.ReadProject(os.Getenv("PROJECT_DIR"), os.Getenv("PROJECT_MOUNT"))
+	if err != nil {
+		return err
+	}
+	return spec.Start(project)
+}

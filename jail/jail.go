@@ -1,0 +1,34 @@
+// Package jail starts one sandbox: it reads what the build decided (a [Spec]),
+// adds what only the moment knows (the project's folder), and becomes
+// bubblewrap.
+//
+// It promises three things. Nothing of the caller reaches the sandbox but
+// the standard descriptors and the project: not its environment, its other
+// descriptors or its arguments. A sandbox starts exactly as described or not
+// at all. And what is wrong is said in one sentence before anything starts.
+package jail
+
+import "errors"
+
+// Refusal is why no sandbox starts, and what to do about it.
+type Refusal struct {
+	Problem string
+	Hint    string // empty where the problem says it all
+}
+
+func (r *Refusal) Error() string { return r.Problem }
+
+// ErrPlatform is the refusal of a system that has no jails.
+var ErrPlatform = &Refusal{
+	Problem: "jails need the namespaces of Linux, which this system does not have",
+	Hint:    "run the server on a Linux machine, or in a Linux virtual machine",
+}
+
+// HintOf returns what to do about an error, or nothing.
+func HintOf(err error) string {
+	var refusal *Refusal
+	if errors.As(err, &refusal) {
+		return refusal.Hint
+	}
+	return ""
+}

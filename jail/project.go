@@ -1,0 +1,95 @@
+package jail
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Project is the folder that the caller shows to the sandbox.
+type Project struct {
+	Dir   string // absolute, on the host; empty where there is no project
+	Mount string // absolute, in the sandbox
+}
+
+// ReadProject finds the project in the values of PROJECT_DIR and
+// PROJECT_MOUNT, either of which may be empty.
+func (s *Spec) ReadProject(dir, mount string) (Project, error) {
+	if mount == "" {
+		mount = s.ProjectMount
+	}
+	if err := s.checkMount(mount); err != nil {
+		return Project{}, err
+	}
+	if dir == "" {
+		return Project{}, nil
+	}
+	dir, err := checkDir(dir)
+	if err != nil {
+		return Project{}, err
+	}
+	return Project{Dir: dir, Mount: mount}, nil
+}
+
+func checkDir(dir string) (string, error) {
+	refuse := func(what string) (string, error) {
+		return "", &Refusal{
+			Problem: fmt.Sprintf("PROJECT_DIR is %q, %s", dir, what),
+			Hint:    "set PROJECT_DIR to the project's folder, or leave it unset",
+		}
+	}
+	absolute, err := filepath.Abs(dir)
+	if err != nil {
+		return "", fmt.Errorf("find PROJECT_DIR %q: %w", dir, err)
+	}
+	info, err := os.Stat(absolute)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return refuse("which does not exist")
+	case err != nil:
+		return refuse("which cannot be looked at: " + reason(err))
+	case !info.IsDir():
+		return refuse("which is not a folder")
+	}
+	// Compared as the kernel sees them, so that no link or bind mount hides
+	// the root folder under another name.
+	if root, err := os.Stat("/"); err != nil || os.SameFile(info, root) {
+		return refuse("which is the whole file system")
+	}
+	return absolute, nil
+}
+
+func (s *Spec) checkMount(mount string) error {
+	refuse := func(what string) error {
+		return &Refusal{
+			Problem: fmt.Sprintf("PROJECT_MOUNT is %q, %s", mount, what),
+			Hint:    "set PROJECT_MOUNT to a folder of its own such as /project, or leave it unset",
+		}
+	}
+	if !filepath.IsAbs(mount) || filepath.Clean(mount) != mount {
+		return refuse("which is not a plain absolute path")
+	}
+	for _, reserved := range s.Reserved {
+		if inside(mount, reserved) || inside(reserved, mount) {
+			return refuse("which overlaps the sandbox's own " + reserved)
+		}
+	}
+	return nil
+}
+
+// inside reports whether path is folder or lies in it; both are clean.
+func inside(path, folder string) bool {
+	return folder == "/" || path == folder || strings.HasPrefix(path, folder+"/")
+}
+
+// reason is the error without the path, which the sentence has named.
+func reason(err error) string {
+	var pathErr *fs.PathError
+	if errors.As(err, &pathErr) {
+		return pathErr.Err.Error()
+	}
+	return err.Error()
+}

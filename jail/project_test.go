@@ -1,0 +1,99 @@
+package jail
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestReadProject(t *testing.T) {
+	spec := valid()
+	folder := t.TempDir()
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(folder, link); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		dir, mount string
+		want       Project
+	}{
+		"none":              {"", "", Project{}},
+		"a mount alone":     {"", "/here", Project{}},
+		"usual mount":       {folder, "", Project{folder, "/project"}},
+		"another mount":     {folder, "/src/app", Project{folder, "/src/app"}},
+		"like a reserved":   {folder, "/nixos", Project{folder, "/nixos"}},
+		"through a link":    {link, "", Project{link, "/project"}},
+		"a slash at end":    {folder + "/", "", Project{folder, "/project"}},
+		"not a plain path":  {folder + "/../" + filepath.Base(folder), "", Project{folder, "/project"}},
+		"dots in its name":  {folder, "/..a", Project{folder, "/..a"}},
+		"spaces in a mount": {folder, "/my project", Project{folder, "/my project"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := spec.ReadProject(test.dir, test.mount)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestReadProjectRelative(t *testing.T) {
+	folder, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(folder)
+	spec := valid()
+	got, err := spec.ReadProject(".", "")
+	if err != nil || got.Dir != folder {
+		t.Errorf("project %+v, error %v, want %s", got, err, folder)
+	}
+}
+
+func TestReadProjectRefuses(t *testing.T) {
+	spec := valid()
+	folder := t.TempDir()
+	file := filepath.Join(folder, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	root := filepath.Join(folder, "root")
+	if err := os.Symlink("/", root); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		dir, mount string
+		want       string
+	}{
+		"missing":                    {folder + "/none", "", "does not exist"},
+		"a file":                     {file, "", "not a folder"},
+		"inside a file":              {file + "/x", "", "cannot be looked at"},
+		"the root":                   {"/", "", "whole file system"},
+		"a link to the root":         {root, "", "whole file system"},
+		"up to the root":             {"/../..", "", "whole file system"},
+		"relative mount":             {folder, "project", "plain absolute path"},
+		"mount with dots":            {folder, "/a/../nix", "plain absolute path"},
+		"mount with a slash at end":  {folder, "/project/", "plain absolute path"},
+		"mount at the root":          {folder, "/", "overlaps"},
+		"mount at a reserved place":  {folder, "/nix", "overlaps the sandbox's own /nix"},
+		"mount in a reserved place":  {folder, "/proc/1", "overlaps the sandbox's own /proc"},
+		"mount over the working dir": {folder, "/workspace", "overlaps"},
+		"bad mount, no project":      {"", "/nix", "overlaps"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			project, err := spec.ReadProject(test.dir, test.mount)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Fatalf("project %+v, error %v, want one with %q", project, err, test.want)
+			}
+			if HintOf(err) == "" {
+				t.Error("no hint")
+			}
+		})
+	}
+}

@@ -1,0 +1,117 @@
+package jail
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func valid() Spec {
+	return Spec{
+		Schema:       Schema,
+		Bubblewrap:   "/nix/store/b/bin/bwrap",
+		Flags:        []string{"--unshare-user", "--setenv", "A", "with space\nand line"},
+		Seal:         []string{"--remount-ro", "/"},
+		ProjectMount: "/project",
+		Reserved:     []string{"/nix", "/proc", "/workspace"},
+		Command:      []string{"/nix/store/a/bin/agent", "run"},
+	}
+}
+
+// text is a description as the build writes it, after a change of its fields.
+func text(t testing.TB, change func(fields map[string]any)) []byte {
+	t.Helper()
+	encoded, err := json.Marshal(valid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := map[string]any{}
+	if err := json.Unmarshal(encoded, &fields); err != nil {
+		t.Fatal(err)
+	}
+	change(fields)
+	encoded, err = json.Marshal(fields)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append([]byte("#!/nix/store/j/bin/nix-sandbox-jail\n"), encoded...)
+}
+
+func TestParseSpec(t *testing.T) {
+	got, err := ParseSpec(append(text(t, func(map[string]any) {}), '\n'))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(valid(), *got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestParseSpecRefuses(t *testing.T) {
+	set := func(field string, value any) []byte {
+		return text(t, func(fields map[string]any) { fields[field] = value })
+	}
+	whole := text(t, func(map[string]any) {})
+	for name, test := range map[string]struct {
+		text []byte
+		want string
+	}{
+		"nothing":             {nil, "#! line"},
+		"one line":            {[]byte("#!/bin/jail"), "#! line"},
+		"a script":            {[]byte("#!/bin/sh\nexec true\n"), "invalid character"},
+		"another file":        {[]byte("ELF\n{}"), "#! line"},
+		"another schema":      {set("schema", 2), "schema is 2"},
+		"unknown field":       {set("network", "host"), `unknown field "network"`},
+		"wrong type":          {set("flags", "--unshare-all"), "cannot unmarshal"},
+		"no flags":            {set("flags", []string{}), "empty"},
+		"no seal":             {set("seal", nil), "empty"},
+		"no reserved":         {set("reserved", nil), "empty"},
+		"bwrap by name":       {set("bubblewrap", "bwrap"), "absolute path"},
+		"no command":          {set("command", nil), "absolute path"},
+		"command by name":     {set("command", []string{"agent"}), "absolute path"},
+		"zero byte in a flag": {set("flags", []string{"--setenv\x00"}), "zero byte"},
+		"two objects":         {append(whole, "{}"...), "follows"},
+		"words after it":      {append(whole, "x"...), "follows"},
+		"cut short":           {whole[:len(whole)-1], "unexpected EOF"},
+		"too large":           {set("command", []string{"/a", strings.Repeat("x", MaxSpec)}), "larger than"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec, err := ParseSpec(test.text)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("spec %v, error %v, want one with %q", spec, err, test.want)
+			}
+		})
+	}
+}
+
+func TestReadSpecNamesTheFile(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "run")
+	if err := os.WriteFile(name, []byte("#!/bin/sh\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := ReadSpec(name)
+	if err == nil || !strings.Contains(err.Error(), name) || HintOf(err) == "" {
+		t.Errorf("error %v with hint %q, want the file's name and a hint", err, HintOf(err))
+	}
+}
+
+// Whatever the bytes, a spec that is accepted can start something and no
+// more than that: an absolute program, sealed, from a file of our format.
+func FuzzParseSpec(f *testing.F) {
+	f.Add(text(f, func(map[string]any) {}))
+	f.Add([]byte("#!/bin/sh\n"))
+	f.Add([]byte("#!\n{\"schema\":1}"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		spec, err := ParseSpec(text)
+		if err != nil {
+			return
+		}
+		if !filepath.IsAbs(spec.Command[0]) || !filepath.IsAbs(spec.Bubblewrap) || len(spec.Seal) == 0 || spec.Schema != Schema {
+			t.Errorf("accepted %+v", spec)
+		}
+	})
+}

@@ -1,0 +1,94 @@
+package jail
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// firstExtra is the first descriptor after the standard ones.
+const firstExtra = 3
+
+// Start replaces this process by the sandbox. It returns only if that fails.
+func (s *Spec) Start(project Project) error {
+	if err := namespacesAllowed(s.Bubblewrap); err != nil {
+		return err
+	}
+	if err := closeOnExec(); err != nil {
+		return err
+	}
+	// The flags travel in an anonymous file, not in the arguments, which
+	// every user of the host can read and which have a size limit.
+	flags, err := memfile("flags", s.arguments(project))
+	if err != nil {
+		return err
+	}
+	words := append([]string{s.Bubblewrap, "--args", strconv.Itoa(flags), "--"}, s.Command...)
+	err = unix.Exec(s.Bubblewrap, words, nil)
+	return &Refusal{
+		Problem: fmt.Sprintf("start %s: %v", s.Bubblewrap, err),
+		Hint:    "build the sandbox again, so that its parts are in the store",
+	}
+}
+
+// arguments are bubblewrap's, each ended by a zero byte.
+func (s *Spec) arguments(project Project) []byte {
+	var list strings.Builder
+	add := func(words ...string) {
+		for _, word := range words {
+			list.WriteString(word)
+			list.WriteByte(0)
+		}
+	}
+	add(s.Flags...)
+	if project.Dir != "" {
+		add("--ro-bind", project.Dir, project.Mount)
+	}
+	add(s.Seal...)
+	return []byte(list.String())
+}
+
+// memfile returns the descriptor of an anonymous file with these contents,
+// at its beginning, which stays open across exec.
+func memfile(name string, contents []byte) (int, error) {
+	fd, err := unix.MemfdCreate(name, 0)
+	if err != nil {
+		return 0, fmt.Errorf("make an anonymous file: %w", err)
+	}
+	for rest := contents; len(rest) > 0; {
+		n, err := unix.Write(fd, rest)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return 0, fmt.Errorf("fill an anonymous file: %w", err)
+		}
+		rest = rest[max(n, 0):]
+	}
+	if _, err := unix.Seek(fd, 0, 0); err != nil {
+		return 0, fmt.Errorf("rewind an anonymous file: %w", err)
+	}
+	return fd, nil
+}
+
+// closeOnExec keeps every descriptor of the caller, beyond the standard
+// ones, out of the sandbox.
+func closeOnExec() error {
+	err := unix.CloseRange(firstExtra, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
+	if err == nil {
+		return nil
+	}
+	// Kernels before 5.11.
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return fmt.Errorf("list the open descriptors: %w", err)
+	}
+	for _, entry := range entries {
+		if fd, err := strconv.Atoi(entry.Name()); err == nil && fd >= firstExtra {
+			unix.CloseOnExec(fd)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,152 @@
+# A jail made by bubblewrap, out of Linux's namespaces.
+#
+# bin/run is not a script but a description, whose interpreter is
+# nix-sandbox-jail: that adds the project's folder, if there is one, and
+# becomes bubblewrap with these flags.
+{ pkgs, programs }:
+let
+  inherit (pkgs) lib;
+
+  user = import ../lib/user.nix;
+  base = import ../lib/base.nix { inherit pkgs; };
+  closureTree = import ../lib/closureTree.nix { inherit pkgs; };
+
+  mebibytes = n: toString (n * 1048576);
+
+  # Shared memory of processes (Python's multiprocessing asks for it), in MiB.
+  shm_mb = 64;
+in
+{
+  name,
+  environment,
+  variables,
+  driver,
+  workspace_mb,
+}:
+let
+  # A variable may name a path in the store, which then is in the sandbox too.
+  mentioned = pkgs.writeText "sandbox-variables" (builtins.toJSON variables);
+  mentions = lib.any builtins.hasContext (lib.attrValues (removeAttrs variables [ "PATH" ]));
+
+  tree = closureTree {
+    name = "sandbox";
+    roots = [
+      environment
+      base
+      programs.agent
+    ]
+    ++ lib.optional mentions mentioned;
+  };
+
+  # Each tmpfs has a size; an unsized one may fill half of the host's memory.
+  tmpfs = permissions: megabytes: place: [
+    "--perms"
+    permissions
+    "--size"
+    (mebibytes megabytes)
+    "--tmpfs"
+    place
+  ];
+
+  flags =
+    # All namespaces by name: --unshare-all would go without a user or cgroup
+    # namespace where it cannot have one.
+    [
+      "--unshare-user"
+      "--unshare-ipc"
+      "--unshare-pid"
+      "--unshare-net"
+      "--unshare-uts"
+      "--unshare-cgroup"
+      "--disable-userns"
+      "--cap-drop"
+      "ALL"
+      "--uid"
+      (toString user.uid)
+      "--gid"
+      (toString user.gid)
+      "--hostname"
+      "sandbox"
+    ]
+    # TIOCSTI cannot reach the caller's terminal; no end of bubblewrap or of
+    # its parent leaves anything behind; the agent is the first process.
+    ++ [
+      "--new-session"
+      "--die-with-parent"
+      "--as-pid-1"
+    ]
+    ++ [ "--clearenv" ]
+    ++ lib.concatLists (
+      lib.mapAttrsToList (key: value: [
+        "--setenv"
+        key
+        value
+      ]) variables
+    )
+    ++ [
+      "--ro-bind"
+      "${tree}/nix"
+      "/nix"
+    ]
+    # Where root starts the jail, its user is root to the host's files, and
+    # /proc/sys of the whole machine would be open to it: no capability is
+    # asked there, only the user. So nobody writes to /proc.
+    ++ [
+      "--proc"
+      "/proc"
+      "--remount-ro"
+      "/proc"
+    ]
+    ++ [
+      "--dev"
+      "/dev"
+    ]
+    # /dev is itself an unsized tmpfs that the user could write to.
+    ++ tmpfs "1777" shm_mb "/dev/shm"
+    ++ [
+      "--remount-ro"
+      "/dev"
+    ]
+    ++ tmpfs "1777" workspace_mb "/tmp"
+    ++ tmpfs "0755" workspace_mb "/workspace"
+    ++ lib.concatMap (folder: [
+      "--symlink"
+      "${base}/${folder}"
+      "/${folder}"
+    ]) [
+      "bin"
+      "etc"
+      "usr"
+    ]
+    ++ [
+      "--chdir"
+      "/workspace"
+    ];
+
+  describe =
+    verb:
+    "#!${lib.getExe programs.jail}\n"
+    + builtins.toJSON {
+      schema = 1;
+      bubblewrap = lib.getExe' pkgs.bubblewrap "bwrap";
+      inherit flags;
+      # The root too, once the project's mount point has been made in it.
+      seal = [
+        "--remount-ro"
+        "/"
+      ];
+      project_mount = "/project";
+      reserved = import ../lib/reserved.nix;
+      command = [
+        (lib.getExe programs.agent)
+        verb
+      ]
+      ++ driver;
+    }
+    + "\n";
+in
+{
+  run = describe "run";
+  sessionRun = describe "serve";
+  closure = builtins.unsafeDiscardStringContext (lib.substring 0 32 (baseNameOf tree.outPath));
+}

@@ -1,0 +1,153 @@
+# nixpkgs' interface over Debian's packages, for machines that cannot reach nixpkgs.
+#
+# `stage` puts the packages into the store and their index beside a copy of these files; that folder is then the flake
+# that takes the place of nixpkgs: nix build .#default --override-input nixpkgs path:FOLDER
+#
+#   source.nix   the staged files               groups.nix    a group of packages -> a store path
+#   tweaks.nix   what single packages need      stdenv.nix    mkDerivation
+#   builders.nix runCommand, buildEnv, ...      go.nix        buildGoModule
+#   python.nix   python3.withPackages           packages.nix  nixpkgs' names
+#   lib.nix      nixpkgs.lib                    missing.nix   what is not here and says so
+{
+  system ? "x86_64-linux",
+  config ? { },
+  overlays ? [ ],
+  ...
+}:
+assert
+  system == "x86_64-linux"
+  || throw "debpkgs: only x86_64-linux is supported, not ${system}; use nixpkgs there";
+let
+  lib = import ./lib.nix;
+  source = import ./source.nix;
+  inherit (source) index seed;
+
+  groups = import ./groups.nix { inherit lib source system; };
+  inherit (groups) group;
+
+  named =
+    name:
+    {
+      package ? name,
+      mainProgram ? name,
+      more ? [ ],
+    }:
+    (
+      if more == [ ] then
+        group package
+      else
+        builders.symlinkJoin {
+          name = (group package).name;
+          paths = map group ([ package ] ++ lib.filter groups.has more);
+        }
+    )
+    // {
+      pname = name;
+      version = groups.version package;
+      meta = {
+        inherit mainProgram;
+      };
+      passthru = { };
+      outputSpecified = false;
+    };
+  packages = lib.mapAttrs named (import ./packages.nix);
+
+  stdenv = import ./stdenv.nix {
+    inherit lib system;
+    shell = group "bash";
+    tools = map group [
+      "coreutils"
+      "findutils"
+      "diffutils"
+      "sed"
+      "grep"
+      "gawk"
+      "tar"
+      "gzip"
+      "bzip2"
+      "xz-utils"
+      "make"
+      "bash"
+      "patch"
+      "file"
+    ];
+  };
+  builders = import ./builders.nix {
+    inherit lib stdenv seed;
+    shell = packages.bash;
+    inherit (packages) jq;
+  };
+  go = import ./go.nix {
+    inherit
+      lib
+      system
+      source
+      groups
+      stdenv
+      ;
+    inherit (packages) cacert;
+  };
+  python3 = import ./python.nix {
+    inherit lib groups source;
+    inherit (builders) buildEnv;
+  };
+
+  absent = lib.genAttrs (import ./missing.nix).packages (
+    name:
+    throw "debpkgs: ${name} is not supported by nix/debpkgs, which stands in for nixpkgs where it cannot be reached; add Debian's package to nix/debpkgs/packages.list and packages.nix, or use nixpkgs"
+  );
+
+  base =
+    final:
+    absent
+    // packages
+    // builders
+    // go
+    // {
+      inherit
+        config
+        lib
+        stdenv
+        system
+        python3
+        ;
+      inherit (stdenv) mkDerivation;
+      inherit (stdenv) hostPlatform buildPlatform targetPlatform;
+      pkgs = final;
+      stdenvNoCC = stdenv;
+      path = ./.;
+      overlays = overlays;
+      extend = overlay: lib.fix (lib.extends overlay fixed);
+      appendOverlays = more: lib.fix (lib.extends (lib.composeManyExtensions more) fixed);
+      callPackage = lib.callPackageWith final;
+      newScope = extra: lib.callPackageWith (final // extra);
+      inherit (lib) recurseIntoAttrs;
+      makeWrapper = makeWrapper;
+      makeBinaryWrapper = makeWrapper;
+      installShellFiles = makeWrapper;
+
+      bashInteractive = packages.bash;
+      bashNonInteractive = packages.bash;
+      gitMinimal = packages.git;
+      gitFull = packages.git;
+      nodejs-slim = packages.nodejs;
+      nodejs_20 = packages.nodejs;
+      lua = packages.lua5_4;
+      lua5 = packages.lua5_4;
+      python = python3;
+      python3Minimal = python3;
+      python3Packages = python3.pkgs;
+      procps-ng = packages.procps;
+      util-linuxMinimal = packages.util-linux;
+      perl5 = packages.perl;
+      inherit (index) release;
+    }
+    // {
+      ${lib.replaceStrings [ "." ] [ "" ] python3.executable} = python3;
+    };
+  # the functions are in every build already
+  makeWrapper = builders.runCommandLocal "make-wrapper-hook" { } "mkdir $out";
+
+  fixed = lib.extends (lib.composeManyExtensions overlays) base;
+in
+lib.fix fixed

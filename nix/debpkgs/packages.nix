@@ -1,0 +1,66 @@
+# nixpkgs' names -> Debian's packages and their main programs. `more` are packages that Debian has split off.
+{
+  bash = { };
+  bc = { };
+  bubblewrap.mainProgram = "bwrap";
+  bzip2 = { };
+  cacert.package = "ca-certificates";
+  coreutils.mainProgram = "ls";
+  curl = { };
+  diffutils.mainProgram = "diff";
+  file = { };
+  findutils.mainProgram = "find";
+  gawk = { };
+  git = { };
+  gnugrep = {
+    package = "grep";
+    mainProgram = "grep";
+  };
+  gnumake = {
+    package = "make";
+    mainProgram = "make";
+  };
+  gnupatch = {
+    package = "patch";
+    mainProgram = "patch";
+  };
+  gnused = {
+    package = "sed";
+    mainProgram = "sed";
+  };
+  gnutar = {
+    package = "tar";
+    mainProgram = "tar";
+  };
+  gzip = { };
+  jq = { };
+  less = { };
+  lua5_4 = {
+    package = "lua5.4";
+    mainProgram = "lua";
+  };
+  nodejs.mainProgram = "node";
+  patchelf = { };
+  perl = { };
+  procps.mainProgram = "ps";
+  ripgrep.mainProgram = "rg";
+  sqlite = {
+    package = "sqlite3";
+    mainProgram = "sqlite3";
+  };
+  strace = { };
+  tree = { };
+  unzip = { };
+  util-linux = {
+    mainProgram = "mount";
+    more = [
+      "bsdextrautils"
+      "bsdutils"
+      "mount"
+    ];
+  };
+  which.package = "debianutils";
+  xz.package = "xz-utils";
+  zip = { };
+  zstd = { };
+}

@@ -1,0 +1,201 @@
+# stdenv: mkDerivation and what it promises, with bash and the usual tools; no compiler unless a package brings one.
+{
+  lib,
+  system,
+  shell,
+  tools,
+}:
+let
+  inherit (lib)
+    concatMap
+    elem
+    filter
+    getOutput
+    isAttrs
+    isBool
+    isFunction
+    isList
+    mapAttrs
+    optionalAttrs
+    removeAttrs
+    ;
+
+  initialPath = lib.makeBinPath tools;
+
+  # $stdenv/setup, which the builder and `nix develop` source
+  setup = derivation {
+    name = "stdenv-debpkgs";
+    inherit system shell;
+    builder = "${shell}/bin/bash";
+    path = initialPath;
+    PATH = initialPath;
+    args = [
+      "-euc"
+      ''
+        mkdir $out
+        sed -e "s|@shell@|$shell/bin/bash|g" -e "s|@path@|$path|g" ${./build/setup.sh} > $out/setup
+      ''
+    ];
+    preferLocalBuild = true;
+  };
+
+  inputLists = [
+    "depsBuildBuild"
+    "nativeBuildInputs"
+    "buildInputs"
+    "propagatedBuildInputs"
+    "propagatedNativeBuildInputs"
+    "nativeCheckInputs"
+    "checkInputs"
+  ];
+  flat = list: concatMap (x: if isList x then flat x else if x == null then [ ] else [ (getOutput "dev" x) ]) list;
+
+  # not part of the derivation
+  evaluationOnly = [
+    "env"
+    "meta"
+    "passthru"
+    "pos"
+    "nativeCheckInputs"
+    "checkInputs"
+    "strictDeps"
+    "enableParallelBuilding"
+    "hardeningDisable"
+    "hardeningEnable"
+  ];
+
+  make =
+    args:
+    let
+      name =
+        if args ? name then
+          args.name
+        else if args ? pname then
+          "${args.pname}-${args.version or (throw "stdenv.mkDerivation: ${args.pname} has no version")}"
+        else
+          throw "stdenv.mkDerivation: give a name, or a pname and a version";
+      checks = lib.optionals (args.doCheck or false) (flat (args.nativeCheckInputs or [ ] ++ args.checkInputs or [ ]));
+      inputs = mapAttrs (_: flat) (lib.filterAttrs (n: _: elem n inputLists) (removeAttrs args evaluationOnly));
+      clash = filter (n: args ? ${n}) (lib.attrNames (args.env or { }));
+      drvArgs =
+        removeAttrs args evaluationOnly
+        // args.env or { }
+        // inputs
+        // optionalAttrs (checks != [ ]) { nativeBuildInputs = inputs.nativeBuildInputs or [ ] ++ checks; }
+        // {
+          inherit name system;
+          stdenv = setup;
+          builder = args.builder or "${shell}/bin/bash";
+          args =
+            args.args or [
+              "-e"
+              ./build/builder.sh
+            ];
+          outputs = args.outputs or [ "out" ];
+        }
+        // optionalAttrs (!(args ? dontUnpack) && !(args ? src) && !(args ? srcs)) { dontUnpack = true; };
+      drv = derivation (lib.filterAttrs (_: v: v != null) drvArgs);
+      inputDerivation = derivation (
+        removeAttrs drv.drvAttrs [
+          "outputHash"
+          "outputHashMode"
+          "outputHashAlgo"
+          "__structuredAttrs"
+        ]
+        // {
+          name = "${name}-inputs";
+          outputs = [ "out" ];
+          args = [
+            "-c"
+            "export > $out"
+          ];
+        }
+      );
+    in
+    if clash != [ ] then
+      throw "stdenv.mkDerivation: ${name} gives ${lib.head clash} both in env and beside it; leave it in env"
+    else
+      drv
+      // args.passthru or { }
+      // optionalAttrs (args ? pname) { inherit (args) pname; }
+      // optionalAttrs (args ? version) { inherit (args) version; }
+      // {
+        inherit stdenv inputDerivation;
+        passthru = args.passthru or { };
+        meta = {
+          inherit name;
+          available = true;
+        }
+        // args.meta or { };
+        outputSpecified = false;
+      };
+
+  # mkDerivation { ... } and mkDerivation (finalAttrs: { ... }), with overrideAttrs
+  mkDerivation =
+    definition:
+    let
+      attrs = if isFunction definition then definition else _: definition;
+      args = attrs final;
+      # what a definition sees: its attributes, and the package that comes out
+      final = args // {
+        finalPackage = package;
+      };
+      package = make args // {
+        overrideAttrs =
+          change:
+          mkDerivation (
+            final':
+            let
+              previous = attrs final';
+              applied = if isFunction change then change final' else change;
+              new =
+                if isFunction applied then
+                  applied previous
+                else if isFunction change then
+                  change previous
+                else
+                  change;
+            in
+            previous // new
+          );
+      };
+    in
+    package;
+
+  platform = {
+    inherit system;
+    config = "x86_64-unknown-linux-gnu";
+    isLinux = true;
+    isDarwin = false;
+    isx86_64 = true;
+    isAarch64 = false;
+    is64bit = true;
+    isUnix = true;
+    isMusl = false;
+    isStatic = false;
+    libc = "glibc";
+    parsed = {
+      cpu.name = "x86_64";
+      kernel.name = "linux";
+    };
+    linuxArch = "x86_64";
+    go.GOARCH = "amd64";
+    go.GOOS = "linux";
+    canExecute = _: true;
+    extensions.sharedLibrary = ".so";
+  };
+
+  stdenv = {
+    inherit mkDerivation system initialPath;
+    shell = "${shell}/bin/bash";
+    hostPlatform = platform;
+    buildPlatform = platform;
+    targetPlatform = platform;
+    inherit (platform) isLinux isDarwin isx86_64;
+    name = "stdenv-debpkgs";
+    outPath = setup.outPath;
+    inherit setup;
+    cc = throw "debpkgs: stdenv has no C compiler; programs in C are Debian's own here, so take the package or use nixpkgs";
+  };
+in
+stdenv

@@ -1,0 +1,73 @@
+# nix-sandbox-mcp as a library, for a given package set: no flake needed.
+#
+#   let sandboxes = import ./nix { pkgs = import <nixpkgs> { }; };
+#   in sandboxes.mkServer { config = ./config.toml; }
+{
+  pkgs,
+  # The Go programs { agent; jail; runtime; }, for those who have them built.
+  programs ? import ./lib/programs.nix { inherit pkgs; },
+}:
+let
+  inherit (pkgs) lib;
+
+  environments = import ./environments { inherit pkgs; };
+  backends = import ./backends { inherit pkgs programs; };
+  options = import ./lib/options.nix {
+    inherit lib;
+    presets = lib.attrNames environments;
+    backends = lib.attrNames backends;
+  };
+  check = import ./lib/check.nix { inherit lib; };
+  interpreter = import ./lib/interpreter.nix { inherit lib; };
+
+  sandbox = import ./lib/mkSandbox.nix {
+    inherit
+      pkgs
+      backends
+      options
+      check
+      interpreter
+      ;
+  };
+  toml = import ./lib/fromToml.nix {
+    inherit
+      pkgs
+      options
+      check
+      environments
+      sandbox
+      ;
+  };
+  server = import ./lib/mkServer.nix {
+    inherit
+      pkgs
+      programs
+      options
+      check
+      toml
+      ;
+  };
+in
+{
+  inherit backends options programs;
+
+  # { name, packages, interpreter_type | interpreter, … } -> an artifact.
+  mkSandbox = sandbox.make;
+
+  # A TOML file, or a set of the same shape -> { environments; session; project; }.
+  fromToml = toml.make;
+
+  # { config } or what fromToml gives -> the server.
+  mkServer = server.make;
+
+  # What is wrong with the argument of the function of that name, as a list of
+  # sentences; the functions themselves throw the first.
+  problems = {
+    mkSandbox = sandbox.problems;
+    fromToml = toml.problems;
+    mkServer = server.problems;
+  };
+
+  # The programs of each preset, on their own.
+  presets = lib.mapAttrs (name: preset: (sandbox.make ({ inherit name; } // preset)).environment) environments;
+}

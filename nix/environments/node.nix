@@ -1,0 +1,10 @@
+{ pkgs }:
+{
+  interpreter_type = "node";
+  description = "JavaScript in Node.js";
+  packages = [
+    pkgs.nodejs
+    pkgs.bash
+    pkgs.coreutils
+  ];
+}

@@ -1,0 +1,13 @@
+{ pkgs }:
+{
+  interpreter_type = "python";
+  description = "Python 3 with NumPy and PyYAML";
+  packages = [
+    (pkgs.python3.withPackages (ps: [
+      ps.numpy
+      ps.pyyaml
+    ]))
+    pkgs.bash
+    pkgs.coreutils
+  ];
+}

@@ -1,0 +1,16 @@
+# The library's functions for other flakes, which say for which packages:
+#
+#   nix-sandbox-mcp.lib.mkSandbox { inherit pkgs; name = "perl"; … }
+let
+  withPkgs =
+    name: use: args:
+    if builtins.isAttrs args && args ? pkgs then
+      use (import ./. { inherit (args) pkgs; }) (removeAttrs args [ "pkgs" ])
+    else
+      throw "${name} lacks pkgs: write ${name} { inherit pkgs; … }";
+in
+{
+  mkSandbox = withPkgs "mkSandbox" (library: library.mkSandbox);
+  mkServer = withPkgs "mkServer" (library: library.mkServer);
+  fromToml = withPkgs "fromToml" (library: args: library.fromToml args.config);
+}

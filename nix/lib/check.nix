@@ -1,0 +1,113 @@
+# Says what is wrong with a set of values, one sentence each, and never throws:
+# the caller throws the first sentence, and a test compares them all.
+{ lib }:
+let
+  inherit (builtins)
+    attrNames
+    concatMap
+    hasAttr
+    isAttrs
+    isBool
+    isFloat
+    isInt
+    isList
+    isPath
+    isString
+    stringLength
+    substring
+    toJSON
+    ;
+
+  # Whether two words differ in at most `slips` letters put in, left out or
+  # changed. The search branches three ways at a slip and nowhere else.
+  near =
+    slips: a: b:
+    let
+      rest = s: substring 1 (stringLength s) s;
+      same = substring 0 1 a == substring 0 1 b;
+    in
+    if a == b then
+      true
+    else if a != "" && b != "" && same then
+      near slips (rest a) (rest b)
+    else
+      slips > 0
+      && (
+        (a != "" && near (slips - 1) (rest a) b)
+        || (b != "" && near (slips - 1) a (rest b))
+        || (a != "" && b != "" && near (slips - 1) (rest a) (rest b))
+      );
+
+  # The one of the choices that was probably meant, as the end of a sentence.
+  perhaps =
+    word: choices:
+    let
+      close = lib.filter (near 2 word) choices;
+    in
+    lib.optionalString (close != [ ] && stringLength word > 2) " (did you mean ${toJSON (lib.head close)}?)";
+
+  show =
+    v:
+    if isString v && stringLength v > 80 then
+      "${toJSON (substring 0 80 v)}…"
+    else if v == null || isString v || isInt v || isFloat v || isBool v then
+      toJSON v
+    else if isPath v then
+      "a path"
+    else if isList v then
+      "a list"
+    else if isAttrs v then
+      if v ? outPath then "a package" else "a set of values"
+    else
+      "a function";
+in
+rec {
+  inherit near perhaps show;
+
+  # Keys that are no options. `what` is the word for one key.
+  unknown =
+    place: what: known: values:
+    concatMap (
+      key:
+      lib.optional (!(lib.elem key known))
+        "${place} has no ${what} ${toJSON key}${perhaps key known}: write one of ${lib.concatStringsSep ", " known}"
+    ) (attrNames values);
+
+  # Values that their options do not accept. Null is the same as left out.
+  values =
+    place: options: given:
+    concatMap (
+      key:
+      let
+        inherit (options.${key}) type;
+        value = given.${key};
+      in
+      if !(hasAttr key given) || value == null then
+        lib.optional (
+          options.${key}.required or false
+        ) "${place} lacks ${key}: write ${key} = ${type.wanted}"
+      else
+        lib.optional (!(type.accepts value))
+          "${place} ${key} is ${show value}${
+            lib.optionalString (isString value && type ? choices) (perhaps value type.choices)
+          }: write ${type.wanted}"
+    ) (attrNames options);
+
+  # Both.
+  table =
+    place: options: given:
+    if !(isAttrs given) then
+      [ "${place} is ${show given}: write a set of values" ]
+    else
+      unknown place "option" (attrNames options) given ++ values place options given;
+
+  # The values given, and the defaults of those that were not.
+  complete =
+    options: given:
+    lib.mapAttrs (
+      key: option: if given.${key} or null != null then given.${key} else option.default or null
+    ) options;
+
+  # Throws the first of the problems, or returns the value.
+  orThrow = problems: value: if problems == [ ] then value else throw (lib.head problems);
+}

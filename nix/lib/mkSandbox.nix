@@ -1,0 +1,131 @@
+# mkSandbox makes an artifact: metadata.json, bin/run, bin/session-run. Presets
+# and TOML environments go through it too; the server cannot tell them apart.
+{
+  pkgs,
+  backends,
+  options,
+  check,
+  interpreter,
+}:
+let
+  inherit (pkgs) lib;
+
+  # The fields of metadata.json that are copied from the options.
+  published = [
+    "name"
+    "backend"
+    "timeout_seconds"
+    "memory_mb"
+    "cpus"
+    "pids"
+    "workspace_mb"
+    "output_kb"
+    "prewarm"
+    "description"
+  ];
+
+  # The name in Nix's own style is welcome too.
+  normal =
+    args:
+    if lib.isAttrs args && args ? stdinMode then
+      removeAttrs args [ "stdinMode" ] // { stdin_mode = args.stdinMode; }
+    else
+      args;
+
+  # Takes the place to name in the sentences; callers that know better than
+  # mkSandbox where the values were written say so.
+  problemsAt =
+    place: args:
+    let
+      given = normal args;
+      typed = check.table place options.mkSandbox given;
+    in
+    # The second question is only sensible about values of the right type.
+    if typed == [ ] then interpreter.problems place given else typed;
+
+  placeOf = args: if lib.isString (args.name or null) then "mkSandbox ${args.name}:" else "mkSandbox:";
+
+  problems = args: problemsAt (placeOf args) args;
+
+  build =
+    args:
+    let
+      given = check.complete options.mkSandbox (normal args);
+      run = interpreter.complete given;
+
+      environment = pkgs.buildEnv {
+        name = "sandbox-environment";
+        paths = given.packages;
+        pathsToLink = [ "/bin" ];
+        ignoreCollisions = true;
+      };
+
+      isolated = backends.${given.backend} {
+        inherit (given) name workspace_mb;
+        inherit environment;
+        variables = {
+          PATH = "${environment}/bin";
+          HOME = "/workspace";
+          TMPDIR = "/workspace";
+          LANG = "C.UTF-8";
+          USER = "sandbox";
+        }
+        // given.env;
+        # What the agent is told about the interpreter.
+        driver = [
+          run.interpreter_type
+          run.stdin_mode
+        ]
+        ++ run.words;
+      };
+
+      metadata =
+        lib.filterAttrs (_: v: v != null) (lib.genAttrs published (field: given.${field}))
+        // {
+          schema = 1;
+          inherit (run) interpreter interpreter_type stdin_mode;
+          network.mode = given.network;
+          inherit (isolated) closure;
+        };
+
+      artifact =
+        pkgs.runCommandLocal "sandbox-${given.name}"
+          {
+            passAsFile = [
+              "metadata"
+              "run"
+              "sessionRun"
+            ];
+            metadata = builtins.toJSON metadata;
+            inherit (isolated) run sessionRun;
+            program = lib.head run.words;
+            meta = {
+              description = given.description;
+              mainProgram = "run";
+              platforms = lib.platforms.linux;
+            };
+          }
+          ''
+            case $program in
+              /*) ;;
+              *)
+                if ! [ -x ${environment}/bin/"$program" ]; then
+                  echo "sandbox ${given.name}: its packages have no program $program: add the package that has it" >&2
+                  exit 1
+                fi
+                ;;
+            esac
+            mkdir -p $out/bin
+            cp "$metadataPath" $out/metadata.json
+            cp "$runPath" $out/bin/run
+            cp "$sessionRunPath" $out/bin/session-run
+            chmod +x $out/bin/run $out/bin/session-run
+          '';
+    in
+    artifact // { inherit metadata environment; };
+in
+{
+  inherit problems problemsAt build;
+
+  make = args: check.orThrow (problems args) (build args);
+}

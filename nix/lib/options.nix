@@ -1,0 +1,180 @@
+# Every option, declared once: mkSandbox, fromToml and the modules take their
+# names, ranges, defaults and descriptions from here.
+#
+# An option is { type; doc; } and, where there is one, a `default`; `nullable`
+# ones may be left out and then are null. `shared` ones may also stand in
+# [defaults] and hold for every environment that does not say otherwise.
+{
+  lib,
+  presets,
+  backends,
+}:
+let
+  types = import ./types.nix { inherit lib; };
+
+  # 30 days: long enough for any session, and far from overflow in nanoseconds.
+  longest = 2592000;
+
+  # What a sandbox is, wherever it is described.
+  sandbox = {
+    interpreter_type = {
+      type = types.choice [
+        "bash"
+        "command"
+        "node"
+        "python"
+      ];
+      nullable = true;
+      doc = "The kind of interpreter: the first three keep sessions, `command` runs any program once. Found from `interpreter` when left out.";
+    };
+    interpreter = {
+      type = types.line 200;
+      nullable = true;
+      doc = "The program that runs the code and its arguments, split at spaces, such as `python3 -c` or `perl -e`.";
+    };
+    stdin_mode = {
+      type = types.choice [
+        "arg"
+        "pipe"
+      ];
+      nullable = true;
+      doc = "How the interpreter gets the code: as its last argument, or on standard input. Found from `interpreter` when left out: `arg` after -c or -e.";
+    };
+    description = {
+      type = types.line 200;
+      nullable = true;
+      doc = "What the model reads about this environment: one short line.";
+    };
+    env = {
+      type = types.variables;
+      default = { };
+      doc = "Environment variables inside the sandbox. They lie in the store, so no secrets.";
+    };
+    timeout_seconds = {
+      type = types.integer 1 86400;
+      default = 30;
+      shared = true;
+      doc = "How long one call may run.";
+    };
+    memory_mb = {
+      type = types.integer 16 16777216;
+      default = 512;
+      shared = true;
+      doc = "Memory of the sandbox, in MiB.";
+    };
+    cpus = {
+      type = types.number 1024;
+      nullable = true;
+      shared = true;
+      doc = "Processors that the sandbox may use, such as 0.5 or 2; all of them when left out.";
+    };
+    pids = {
+      type = types.integer 8 4194304;
+      default = 256;
+      shared = true;
+      doc = "Processes and threads in the sandbox.";
+    };
+    workspace_mb = {
+      type = types.integer 1 16777216;
+      default = 256;
+      shared = true;
+      doc = "Size of /workspace, and of /tmp, in MiB.";
+    };
+    output_kb = {
+      type = types.integer 1 16384;
+      default = 32;
+      shared = true;
+      doc = "Output that one call may answer, in KiB; of more, the head and the tail are kept.";
+    };
+    prewarm = {
+      type = types.integer 0 64;
+      default = 1;
+      shared = true;
+      doc = "Sandboxes that are kept started, waiting for a call.";
+    };
+    backend = {
+      type = types.choice backends;
+      default = "jail";
+      shared = true;
+      doc = "How the sandbox is isolated.";
+    };
+    network = {
+      type = types.choice [ "none" ];
+      default = "none";
+      shared = true;
+      doc = "What the sandbox reaches.";
+    };
+  };
+
+  isShared = option: option.shared or false;
+in
+{
+  # The argument of mkSandbox.
+  mkSandbox = sandbox // {
+    name = {
+      type = types.name;
+      required = true;
+      doc = "The name by which the model asks for this environment.";
+    };
+    packages = {
+      type = types.packages;
+      default = [ ];
+      doc = "What is in the sandbox: their programs are on its PATH.";
+    };
+  };
+
+  # [environments.NAME] in TOML.
+  environment = sandbox // {
+    preset = {
+      type = types.choice presets;
+      nullable = true;
+      doc = "The ready-made environment to start from.";
+    };
+    packages = {
+      type = types.lines;
+      default = [ ];
+      doc = "Names of nixpkgs' packages, such as `imagemagick`; they join those of the preset.";
+    };
+  };
+
+  # [defaults] in TOML: environments that do not say otherwise.
+  defaults = lib.filterAttrs (_: isShared) sandbox;
+
+  # [session]
+  session = {
+    idle_timeout_seconds = {
+      type = types.integer 1 longest;
+      default = 300;
+      doc = "A session that nobody used for so long ends.";
+    };
+    max_lifetime_seconds = {
+      type = types.integer 1 longest;
+      default = 3600;
+      doc = "A session of this age ends.";
+    };
+  };
+
+  # [project]
+  project = {
+    path = {
+      type = types.line 4096;
+      nullable = true;
+      doc = "The project's folder, if PROJECT_DIR does not name one when the server starts.";
+    };
+    mount_point = {
+      type = types.mountPoint;
+      default = "/project";
+      doc = "Where the project appears in the sandbox.";
+    };
+    mode = {
+      type = types.choice [ "readonly" ];
+      default = "readonly";
+      doc = "What the sandbox may do with the project.";
+    };
+    inherit_env = {
+      type = types.inherited;
+      nullable = true;
+      doc = "`vars` names variables of the server's own environment that every sandbox gets; their values never lie in the store.";
+    };
+  };
+}

@@ -1,0 +1,146 @@
+# The Go programs: agent (inside each sandbox), jail (starts one), runtime (the
+# MCP server) and demo (a client that shows it).
+#
+# They are compiled in two halves, what a sandbox holds and what stands outside,
+# each from only its own sources: a change to the runtime builds no sandbox
+# anew, and a change to a test or a document builds nothing. Two and not four,
+# for most of the time is the standard library's. All against one vendor tree.
+{ pkgs }:
+let
+  inherit (pkgs) lib;
+
+  name = "nix-sandbox-mcp";
+  version = "0.1.0";
+  root = ../..;
+
+  # Whether a path, relative to the root, is one of these or lies inside one.
+  within = folders: path: lib.any (folder: path == folder || lib.hasPrefix "${folder}/" path) folders;
+
+  # What of the checkout `wanted` accepts, asked with each file's path
+  # relative to the root; folders that end up empty do no harm to Go.
+  sources =
+    wanted:
+    builtins.path {
+      name = "${name}-source";
+      path = root;
+      filter =
+        path: type:
+        let
+          relative = lib.removePrefix "${toString root}/" (toString path);
+        in
+        wanted relative type;
+    };
+
+  isModuleFile = path: path == "go.mod" || path == "go.sum";
+
+  # Every Go file, because what `go mod vendor` writes depends on every import.
+  # The tree is a fixed-output derivation: its path follows from vendorHash
+  # alone, whatever else changes in here.
+  vendor =
+    (pkgs.buildGoModule {
+      pname = name;
+      inherit version;
+      vendorHash = import ./vendorHash.nix;
+      src = sources (
+        path: type:
+        if type == "directory" then
+          !(lib.elem (baseNameOf path) [
+            ".git"
+            ".cache"
+            "testdata"
+            "vendor"
+          ])
+        else
+          isModuleFile path || lib.hasSuffix ".go" path
+      );
+    }).goModules;
+
+  compile =
+    {
+      pname,
+      # The folders that it is compiled from.
+      folders,
+      packages,
+    }:
+    let
+      # The way down to the folders, and what is in them.
+      isParent = path: lib.any (folder: lib.hasPrefix "${path}/" folder) folders;
+      own = sources (
+        path: type:
+        if type == "directory" then
+          (isParent path || within folders path) && baseNameOf path != "testdata"
+        else
+          isModuleFile path || (within folders path && !(lib.hasSuffix "_test.go" path))
+      );
+    in
+    pkgs.buildGoModule {
+      inherit pname version;
+      # The vendor tree lies in the source, so buildGoModule has none to make.
+      vendorHash = null;
+      src = pkgs.runCommandLocal "${pname}-source" { } ''
+        cp -r ${own} $out
+        chmod u+w $out
+        cp -r ${vendor} $out/vendor
+      '';
+      subPackages = packages;
+      env.CGO_ENABLED = 0;
+      ldflags = [
+        "-s"
+        "-w"
+        "-X main.version=${version}"
+      ];
+      # ./check runs the tests, with the race detector and outside of this.
+      doCheck = false;
+    };
+
+  inside = compile {
+    pname = "nix-sandbox-mcp-inside";
+    folders = [
+      "agent"
+      "jail"
+    ];
+    packages = [
+      "agent/cmd/nix-sandbox-agent"
+      "jail/cmd/nix-sandbox-jail"
+    ];
+  };
+
+  outside = compile {
+    pname = "nix-sandbox-mcp-outside";
+    folders = [
+      "agent/frame"
+      "runtime"
+      "tests/demo"
+    ];
+    packages = [
+      "runtime/cmd/nix-sandbox-mcp"
+      "tests/demo"
+    ];
+  };
+
+  # One program of a half in a store path of its own: static, so that its
+  # closure is itself.
+  program =
+    half: name: description:
+    pkgs.runCommandLocal "${name}-${version}"
+      {
+        meta = {
+          inherit description;
+          license = lib.licenses.mit;
+          mainProgram = name;
+          platforms = lib.platforms.linux;
+        };
+      }
+      ''
+        mkdir -p $out/bin
+        cp ${half}/bin/${name} $out/bin/
+      '';
+in
+{
+  inherit version vendor;
+
+  agent = program inside "nix-sandbox-agent" "Runs code inside a sandbox, as its first process";
+  jail = program inside "nix-sandbox-jail" "Starts one sandbox from its generated description";
+  runtime = program outside "nix-sandbox-mcp" "Serves sandboxes over the Model Context Protocol";
+  demo = program outside "demo" "Talks to a built server as an MCP client does";
+}

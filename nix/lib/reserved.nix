@@ -1,0 +1,12 @@
+# The places in a sandbox that are its own, where no project may appear.
+[
+  "/bin"
+  "/dev"
+  "/etc"
+  "/nix"
+  "/proc"
+  "/sys"
+  "/tmp"
+  "/usr"
+  "/workspace"
+]

@@ -1,0 +1,353 @@
+{
+  lib,
+  library,
+  ...
+}:
+let
+  inherit (library) fromToml problems;
+
+  # What is wrong with this text of TOML, and what it makes.
+  wrong = text: problems.fromToml (builtins.fromTOML text);
+  made = text: (fromToml (builtins.fromTOML text)).environments;
+  python = "[environments.python]\npreset = \"python\"\n";
+in
+{
+  testExampleIsRight = {
+    expr = problems.fromToml ../../config.example.toml;
+    expected = [ ];
+  };
+  testExampleEnvironments = {
+    expr = lib.mapAttrs (_: e: [
+      e.metadata.interpreter_type
+      e.metadata.memory_mb
+    ]) (fromToml ../../config.example.toml).environments;
+    expected = {
+      bash = [
+        "bash"
+        512
+      ];
+      node = [
+        "node"
+        1024
+      ];
+      python = [
+        "python"
+        512
+      ];
+    };
+  };
+  # It is the reference of the options too.
+  testExampleShowsEveryOption = {
+    expr =
+      let
+        text = builtins.readFile ../../config.example.toml;
+        shown = name: builtins.length (lib.splitString name text) > 1;
+        inherit (library) options;
+      in
+      lib.filter (name: !(shown name)) (
+        lib.concatMap lib.attrNames [
+          options.defaults
+          options.environment
+          options.session
+          options.project
+        ]
+      );
+    expected = [ ];
+  };
+  testExampleShowsTheDefaults = {
+    expr =
+      let
+        # `#` and what stands before the value make no difference.
+        text = builtins.readFile ../../config.example.toml;
+        shown = name: value: builtins.length (lib.splitString "${name} = ${builtins.toJSON value}" text) > 1;
+        inherit (library) options;
+      in
+      lib.concatMap
+        (
+          table:
+          lib.filter (name: table.${name} ? default && !(shown name table.${name}.default)) (
+            lib.attrNames table
+          )
+        )
+        [
+          options.defaults
+          options.session
+          options.project
+        ];
+    expected = [ ];
+  };
+  # What the model reads grows by these lines; three of them must stay short.
+  testDescriptionsAreShort = {
+    expr =
+      lib.filter (e: lib.stringLength e.metadata.description > 80)
+        (lib.attrValues (fromToml ../../config.example.toml).environments);
+    expected = [ ];
+  };
+
+  testDefaultsReachEnvironments = {
+    expr =
+      let
+        both = made ''
+          [defaults]
+          timeout_seconds = 7
+          [environments.python]
+          preset = "python"
+          [environments.slow]
+          preset = "shell"
+          timeout_seconds = 600
+        '';
+      in
+      [
+        both.python.metadata.timeout_seconds
+        both.slow.metadata.timeout_seconds
+        both.slow.metadata.memory_mb
+      ];
+    expected = [
+      7
+      600
+      512
+    ];
+  };
+  testPackagesJoinThePreset = {
+    expr =
+      let
+        closure = more: (made "[environments.bash]\npreset = \"shell\"\n${more}").bash.metadata.closure;
+      in
+      closure "" != closure "packages = [\"perl\"]";
+    expected = true;
+  };
+  testInterpreterOfItsOwn = {
+    expr =
+      let
+        found =
+          (made ''
+            [environments.perl]
+            packages = ["perl"]
+            interpreter = "perl -e"
+          '').perl.metadata;
+      in
+      [
+        found.interpreter_type
+        found.stdin_mode
+      ];
+    expected = [
+      "command"
+      "arg"
+    ];
+  };
+  testInterpreterInAPreset = {
+    expr =
+      (made ''
+        [environments.sh]
+        preset = "python"
+        interpreter = "bash -c"
+      '').sh.metadata.interpreter_type;
+    expected = "bash";
+  };
+  testSessionAndProject = {
+    expr = removeAttrs (fromToml (builtins.fromTOML ''
+      ${python}
+      [session]
+      idle_timeout_seconds = 10
+      [project]
+      path = "/home/me"
+    '')) [ "environments" ];
+    expected = {
+      session = {
+        idle_timeout_seconds = 10;
+        max_lifetime_seconds = 3600;
+      };
+      project = {
+        path = "/home/me";
+        mount_point = "/project";
+        mode = "readonly";
+        inherit_env = null;
+      };
+    };
+  };
+
+  # Mistakes
+  testTomlNotAFile = {
+    expr = problems.fromToml 5;
+    expected = [ "fromToml is given 5: write the path of a TOML file" ];
+  };
+  testTomlEmpty = {
+    expr = wrong "";
+    expected = [
+      "config: has no environment: write [environments.python] and preset = \"python\" below it"
+    ];
+  };
+  testTomlUnknownTable = {
+    expr = wrong "${python}[enviroments.x]\n";
+    expected = [
+      "config: has no table \"enviroments\" (did you mean \"environments\"?): write one of defaults, environments, project, session"
+    ];
+  };
+  testTomlNotATable = {
+    expr = wrong "environments = 1\n";
+    expected = [ "config: [environments] is 1: write a table" ];
+  };
+  testTomlEnvironmentNotATable = {
+    expr = wrong "[environments]\npython = \"python\"\n";
+    expected = [ "config: [environments.python] is \"python\": write a table" ];
+  };
+  testTomlUnknownPreset = {
+    expr = wrong "[environments.python]\npreset = \"pyton\"\n";
+    expected = [
+      "config: [environments.python] preset is \"pyton\" (did you mean \"python\"?): write \"node\", \"python\" or \"shell\""
+    ];
+  };
+  testTomlUnknownKey = {
+    expr = wrong "${python}timeout = 5\n";
+    expected = [
+      "config: [environments.python] has no option \"timeout\": write one of backend, cpus, description, env, interpreter, interpreter_type, memory_mb, network, output_kb, packages, pids, preset, prewarm, stdin_mode, timeout_seconds, workspace_mb"
+    ];
+  };
+  testTomlWrongType = {
+    expr = wrong "${python}timeout_seconds = true\n";
+    expected = [
+      "config: [environments.python] timeout_seconds is true: write a whole number from 1 to 86400"
+    ];
+  };
+  testTomlBadName = {
+    expr = wrong "[environments.\"my env\"]\npreset = \"python\"\n";
+    expected = [
+      "config: [environments.my env] name is \"my env\": write 1 to 64 of a-z, 0-9, _ and -, with a letter or a digit first"
+    ];
+  };
+  testTomlNothingInIt = {
+    expr = wrong "[environments.python]\n";
+    expected = [
+      "config: [environments.python] has nothing in it: write preset = \"node\", \"python\" or \"shell\", or packages = [ … ]"
+    ];
+  };
+  testTomlPackagesAlone = {
+    expr = wrong "[environments.perl]\npackages = [\"perl\"]\n";
+    expected = [
+      "config: [environments.perl] does not say what runs the code: write interpreter_type = \"python\", \"bash\" or \"node\", or interpreter = \"perl -e\" or the like"
+    ];
+  };
+  testTomlUnknownPackage = {
+    expr = wrong "${python}packages = [\"bash\", \"no-such-thing\"]\n";
+    expected = [
+      "config: [environments.python] packages names \"no-such-thing\": nixpkgs has no package of that name"
+    ];
+  };
+  testTomlPackageIsNoPackage = {
+    expr = wrong "${python}packages = [\"lib\"]\n";
+    expected = [
+      "config: [environments.python] packages names \"lib\": nixpkgs has no package of that name"
+    ];
+  };
+  testTomlPackagesNotAList = {
+    expr = wrong "${python}packages = \"perl\"\n";
+    expected = [ "config: [environments.python] packages is \"perl\": write a list of names in quotes" ];
+  };
+  testTomlFlake = {
+    expr = wrong "[environments.x]\nflake = \"github:me/project\"\n";
+    expected = [
+      "config: [environments.x] flake belongs to a server's start, not to its build: a flake is built by its own lock file, so give its mkSandbox artifact to mkServer's environments"
+    ];
+  };
+  testTomlSandbox = {
+    expr = wrong "[environments.x]\nsandbox = \"/nix/store/x\"\n";
+    expected = [
+      "config: [environments.x] sandbox belongs to a server's start, not to its build: a build takes no artifact by its path, so give the artifact itself to mkServer's environments"
+    ];
+  };
+  testTomlDefaults = {
+    expr = wrong "${python}[defaults]\nmemory_mb = -1\npreset = \"python\"\n";
+    expected = [
+      "config: [defaults] has no option \"preset\": write one of backend, cpus, memory_mb, network, output_kb, pids, prewarm, timeout_seconds, workspace_mb"
+      "config: [defaults] memory_mb is -1: write a whole number from 16 to 16777216"
+    ];
+  };
+  testTomlSession = {
+    expr = wrong "${python}[session]\nidle_timeout_seconds = 0\nidle = 1\n";
+    expected = [
+      "config: [session] has no option \"idle\": write one of idle_timeout_seconds, max_lifetime_seconds"
+      "config: [session] idle_timeout_seconds is 0: write a whole number from 1 to 2592000"
+    ];
+  };
+  testTomlInheritedVariables = {
+    expr =
+      (fromToml (builtins.fromTOML "${python}[project.inherit_env]\nvars = [\"TZ\", \"API_KEY\"]\n"))
+      .project.inherit_env;
+    expected.vars = [
+      "TZ"
+      "API_KEY"
+    ];
+  };
+  testTomlInheritedVariablesOfWrongType = {
+    expr = map (value: wrong "${python}[project]\ninherit_env = ${value}\n") [
+      "[\"TZ\"]"
+      "{ vars = [1] }"
+      "{ vars = [\"A=B\"] }"
+      "{ vars = [], all = true }"
+    ];
+    expected = map (shown: [
+      "config: [project] inherit_env is ${shown}: write the names of variables, such as { vars = [\"TZ\"] }"
+    ]) [
+      "a list"
+      "a set of values"
+      "a set of values"
+      "a set of values"
+    ];
+  };
+  testTomlUseFlake = {
+    expr = wrong "${python}[project]\nuse_flake = true\n";
+    expected = [
+      "config: [project] use_flake belongs to a server's start, not to its build: which project it will be is not known before, so leave it out"
+    ];
+  };
+  testTomlProjectMode = {
+    expr = wrong "${python}[project]\nmode = \"rw\"\n";
+    expected = [ "config: [project] mode is \"rw\": write \"readonly\"" ];
+  };
+  testTomlMountPoints = {
+    expr =
+      lib.filter (mount: wrong "${python}[project]\nmount_point = ${builtins.toJSON mount}\n" == [ ])
+        [
+          "/"
+          ""
+          "project"
+          "/nix"
+          "/nix/store/x"
+          "/proc"
+          "/workspace/x"
+          "/a/../b"
+          "/a/."
+          "/a/"
+          "//a"
+          "/project"
+          "/src/my app"
+          "/..a"
+          "/nixos"
+        ];
+    expected = [
+      "/project"
+      "/src/my app"
+      "/..a"
+      "/nixos"
+    ];
+  };
+  testTomlManyMistakesNameTheirPlaces = {
+    expr = map (sentence: lib.head (lib.splitString "]" sentence)) (wrong ''
+      [defaults]
+      pids = 0
+      [session]
+      max_lifetime_seconds = "1h"
+      [environments.a]
+      preset = "a"
+      [environments.b]
+      preset = "python"
+      memory_mb = 1
+    '');
+    expected = [
+      "config: [defaults"
+      "config: [session"
+      "config: [environments.a"
+      "config: [environments.b"
+    ];
+  };
+}

@@ -1,0 +1,202 @@
+{
+  pkgs,
+  lib,
+  library,
+  ...
+}:
+let
+  described =
+    values:
+    let
+      artifact = library.mkSandbox (
+        {
+          name = "x";
+          packages = [ pkgs.bash ];
+          interpreter = "bash -c";
+        }
+        // values
+      );
+      parse =
+        text:
+        builtins.fromJSON (
+          builtins.unsafeDiscardStringContext (
+            lib.concatStringsSep "\n" (lib.tail (lib.splitString "\n" text))
+          )
+        );
+    in
+    {
+      run = parse artifact.run;
+      sessionRun = parse artifact.sessionRun;
+      text = artifact.run;
+    };
+
+  plain = described { };
+  flags = (described { env.GREETING = "a b"; }).run.flags;
+
+  # The words after a flag.
+  after =
+    flag: words:
+    let
+      at = lib.filter (n: lib.elemAt words n == flag) (lib.genList (n: n) (lib.length words));
+    in
+    map (n: lib.elemAt words (n + 1)) at;
+in
+{
+  testFirstLineNamesAnInterpreter = {
+    expr = builtins.match "#!/nix/store/[^ ]*/bin/[a-z-]+" (lib.head (lib.splitString "\n" plain.text)) != null;
+    expected = true;
+  };
+  # The kernel reads 255 bytes of it, older ones 127.
+  testFirstLineIsShort = {
+    expr = lib.stringLength (lib.head (lib.splitString "\n" plain.text)) < 127;
+    expected = true;
+  };
+  testRunAndSessionRunDifferInOneWord = {
+    expr = [
+      (lib.elemAt plain.run.command 1)
+      (lib.elemAt plain.sessionRun.command 1)
+      (removeAttrs plain.run [ "command" ] == removeAttrs plain.sessionRun [ "command" ])
+    ];
+    expected = [
+      "run"
+      "serve"
+      true
+    ];
+  };
+  testDriverWordsLeaveTheFlagOut = {
+    expr = map (v: lib.tail (lib.tail (described v).run.command)) [
+      { interpreter = "python3 -u -c"; }
+      { interpreter = "node -e"; }
+      { interpreter = "perl -e"; }
+      { interpreter = "lua -"; }
+    ];
+    expected = [
+      [
+        "python"
+        "arg"
+        "python3"
+        "-u"
+      ]
+      [
+        "node"
+        "arg"
+        "node"
+      ]
+      [
+        "command"
+        "arg"
+        "perl"
+        "-e"
+      ]
+      [
+        "command"
+        "pipe"
+        "lua"
+        "-"
+      ]
+    ];
+  };
+  # A jail never goes without a namespace, capabilities or environment of the
+  # host reach no code, and no end of a parent leaves it behind.
+  testNothingIsLeftOut = {
+    expr =
+      lib.filter (flag: !(lib.elem flag plain.run.flags))
+        [
+          "--as-pid-1"
+          "--cap-drop"
+          "--clearenv"
+          "--die-with-parent"
+          "--disable-userns"
+          "--new-session"
+          "--unshare-cgroup"
+          "--unshare-ipc"
+          "--unshare-net"
+          "--unshare-pid"
+          "--unshare-user"
+          "--unshare-uts"
+        ];
+    expected = [ ];
+  };
+  testNothingGoesWithout = {
+    expr = lib.filter (flag: lib.hasSuffix "-try" flag || lib.hasPrefix "--share" flag) plain.run.flags;
+    expected = [ ];
+  };
+  # One mount for the store, whatever the number of packages.
+  testOneBind = {
+    expr = [
+      (lib.length (after "--ro-bind" plain.run.flags))
+      (lib.filter (flag: builtins.match "--.*bind.*" flag != null && flag != "--ro-bind") plain.run.flags)
+    ];
+    expected = [
+      1
+      [ ]
+    ];
+  };
+  testReadOnly = {
+    expr = [
+      (after "--remount-ro" plain.run.flags)
+      plain.run.seal
+    ];
+    expected = [
+      [
+        "/proc"
+        "/dev"
+      ]
+      [
+        "--remount-ro"
+        "/"
+      ]
+    ];
+  };
+  testEachTmpfsIsSized = {
+    expr =
+      let
+        sized = (described { workspace_mb = 3; }).run.flags;
+      in
+      [
+        (after "--size" sized)
+        (after "--tmpfs" sized)
+      ];
+    expected = [
+      [
+        "67108864"
+        "3145728"
+        "3145728"
+      ]
+      [
+        "/dev/shm"
+        "/tmp"
+        "/workspace"
+      ]
+    ];
+  };
+  testVariablesAreSet = {
+    expr = after "--setenv" flags;
+    expected = [
+      "GREETING"
+      "HOME"
+      "LANG"
+      "PATH"
+      "TMPDIR"
+      "USER"
+    ];
+  };
+  testVariablesMayNameStorePaths = {
+    expr =
+      (described { env.DATA = "${pkgs.jq}/share"; }).run.flags == (described { env.DATA = "x"; }).run.flags;
+    expected = false;
+  };
+  testReservedHoldsEveryPlaceOfTheJail = {
+    expr =
+      let
+        made = lib.concatMap (flag: after flag plain.run.flags) [
+          "--proc"
+          "--dev"
+          "--tmpfs"
+        ];
+        within = path: lib.any (r: path == r || lib.hasPrefix "${r}/" path) plain.run.reserved;
+      in
+      lib.filter (path: !(within path)) made;
+    expected = [ ];
+  };
+}

@@ -1,0 +1,345 @@
+{ pkgs, library, ... }:
+let
+  inherit (library) mkSandbox problems;
+
+  # What is wrong with a sandbox that is right but for these values.
+  wrong =
+    values:
+    problems.mkSandbox (
+      {
+        name = "data";
+        interpreter_type = "python";
+      }
+      // values
+    );
+  metadata =
+    values:
+    (mkSandbox (
+      {
+        name = "data";
+        packages = [ pkgs.bash ];
+      }
+      // values
+    )).metadata;
+  throws = value: !(builtins.tryEval (builtins.deepSeq value value)).success;
+in
+{
+  # Metadata
+  testMetadataDefaults = {
+    expr = removeAttrs (metadata { interpreter_type = "python"; }) [ "closure" ];
+    expected = {
+      schema = 1;
+      name = "data";
+      backend = "jail";
+      interpreter = "python3 -c";
+      interpreter_type = "python";
+      stdin_mode = "arg";
+      timeout_seconds = 30;
+      memory_mb = 512;
+      pids = 256;
+      workspace_mb = 256;
+      output_kb = 32;
+      prewarm = 1;
+      network.mode = "none";
+    };
+  };
+  testMetadataGiven = {
+    expr = removeAttrs (metadata {
+      interpreter = "perl -e";
+      timeout_seconds = 5;
+      memory_mb = 64;
+      cpus = 0.5;
+      pids = 16;
+      workspace_mb = 8;
+      output_kb = 4;
+      prewarm = 0;
+      description = "Perl 5";
+    }) [ "closure" ];
+    expected = {
+      schema = 1;
+      name = "data";
+      backend = "jail";
+      interpreter = "perl -e";
+      interpreter_type = "command";
+      stdin_mode = "arg";
+      timeout_seconds = 5;
+      memory_mb = 64;
+      cpus = 0.5;
+      pids = 16;
+      workspace_mb = 8;
+      output_kb = 4;
+      prewarm = 0;
+      description = "Perl 5";
+      network.mode = "none";
+    };
+  };
+  testClosureFollowsThePackages = {
+    expr =
+      let
+        closure = packages: (metadata {
+          interpreter_type = "bash";
+          inherit packages;
+        }).closure;
+      in
+      closure [ pkgs.bash ] == closure [ pkgs.bash ]
+      && closure [ pkgs.bash ] != closure [ pkgs.bash pkgs.jq ];
+    expected = true;
+  };
+  testClosureIsBareText = {
+    expr =
+      let
+        inherit (metadata { interpreter_type = "bash"; }) closure;
+      in
+      builtins.hasContext closure || builtins.match "[a-z0-9]{32}" closure == null;
+    expected = false;
+  };
+
+  # Interpreters
+  testInterpreters = {
+    expr =
+      map
+        (
+          interpreter:
+          let
+            found = metadata { inherit interpreter; };
+          in
+          "${found.interpreter_type} ${found.stdin_mode}"
+        )
+        [
+          "python3 -c"
+          "python3"
+          "python3.11 -u -c"
+          "bash -c"
+          "bash"
+          "node -e"
+          "/bin/sh -c"
+          "/some/where/python -c"
+          "perl -e"
+          "lua -"
+          "python-build"
+          "bashful -c"
+        ];
+    expected = [
+      "python arg"
+      "python pipe"
+      "python arg"
+      "bash arg"
+      "bash pipe"
+      "node arg"
+      "command arg"
+      "python arg"
+      "command arg"
+      "command pipe"
+      "command pipe"
+      "command arg"
+    ];
+  };
+  testInterpreterTypeWins = {
+    expr =
+      (metadata {
+        interpreter = "bash -c";
+        interpreter_type = "command";
+      }).interpreter_type;
+    expected = "command";
+  };
+  testStdinModeWins = {
+    expr = [
+      (metadata {
+        interpreter = "mytool --eval";
+        stdin_mode = "arg";
+      }).stdin_mode
+      (metadata {
+        interpreter = "mytool -c";
+        stdinMode = "pipe";
+      }).stdin_mode
+    ];
+    expected = [
+      "arg"
+      "pipe"
+    ];
+  };
+  testInterpreterSpacesAreOne = {
+    expr = (metadata { interpreter = " python3  -c "; }).interpreter;
+    expected = "python3 -c";
+  };
+
+  # Mistakes
+  testRight = {
+    expr = wrong { };
+    expected = [ ];
+  };
+  testNullIsLeftOut = {
+    expr = wrong {
+      timeout_seconds = null;
+      description = null;
+    };
+    expected = [ ];
+  };
+  testNotASet = {
+    expr = problems.mkSandbox "python";
+    expected = [ "mkSandbox: is \"python\": write a set of values" ];
+  };
+  testNoName = {
+    expr = problems.mkSandbox { interpreter_type = "bash"; };
+    expected = [
+      "mkSandbox: lacks name: write name = 1 to 64 of a-z, 0-9, _ and -, with a letter or a digit first"
+    ];
+  };
+  testNoInterpreter = {
+    expr = problems.mkSandbox { name = "data"; };
+    expected = [
+      "mkSandbox data: does not say what runs the code: write interpreter_type = \"python\", \"bash\" or \"node\", or interpreter = \"perl -e\" or the like"
+    ];
+  };
+  testCommandWithoutInterpreter = {
+    expr = wrong { interpreter_type = "command"; };
+    expected = [
+      "mkSandbox data: interpreter_type is \"command\" without an interpreter: write interpreter = \"perl -e\" or the like"
+    ];
+  };
+  testInterpreterWithQuotes = {
+    expr = wrong { interpreter = "sh -c 'x'"; };
+    expected = [
+      "mkSandbox data: interpreter is \"sh -c 'x'\": write it without quotes or backslashes, it is split at spaces"
+    ];
+  };
+  testInterpreterBlank = {
+    expr = wrong { interpreter = " "; };
+    expected = [ "mkSandbox data: interpreter is blank: write a program such as \"perl -e\"" ];
+  };
+  testUnknownOption = {
+    expr = wrong { timeout_second = 5; };
+    expected = [
+      "mkSandbox data: has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of backend, cpus, description, env, interpreter, interpreter_type, memory_mb, name, network, output_kb, packages, pids, prewarm, stdin_mode, timeout_seconds, workspace_mb"
+    ];
+  };
+  testWrongTypeOfNumber = {
+    expr = wrong { timeout_seconds = "30"; };
+    expected = [
+      "mkSandbox data: timeout_seconds is \"30\": write a whole number from 1 to 86400"
+    ];
+  };
+  testNumbersOutOfRange = {
+    expr = wrong {
+      timeout_seconds = 0;
+      memory_mb = 15;
+      cpus = 0;
+      prewarm = -1;
+      output_kb = 1.5;
+    };
+    expected = [
+      "mkSandbox data: cpus is 0: write a number from 0.01 to 1024"
+      "mkSandbox data: memory_mb is 15: write a whole number from 16 to 16777216"
+      "mkSandbox data: output_kb is 1.5: write a whole number from 1 to 16384"
+      "mkSandbox data: prewarm is -1: write a whole number from 0 to 64"
+      "mkSandbox data: timeout_seconds is 0: write a whole number from 1 to 86400"
+    ];
+  };
+  testBadNames = {
+    expr = map (name: builtins.length (wrong { inherit name; })) [
+      ""
+      "Data"
+      "-x"
+      "_x"
+      "a b"
+      "a/b"
+      "a\nb"
+      "é"
+      1
+      "0123456789012345678901234567890123456789012345678901234567890123x"
+    ];
+    expected = [
+      1
+      1
+      1
+      1
+      1
+      1
+      1
+      1
+      1
+      1
+    ];
+  };
+  testGoodNames = {
+    expr = builtins.concatMap (name: wrong { inherit name; }) [
+      "a"
+      "0"
+      "data-science_2"
+      "0123456789012345678901234567890123456789012345678901234567890123"
+    ];
+    expected = [ ];
+  };
+  testUnknownBackend = {
+    expr = wrong { backend = "docker"; };
+    expected = [ "mkSandbox data: backend is \"docker\": write \"jail\"" ];
+  };
+  testUnknownInterpreterType = {
+    expr = wrong { interpreter_type = "pyton"; };
+    expected = [
+      "mkSandbox data: interpreter_type is \"pyton\" (did you mean \"python\"?): write \"bash\", \"command\", \"node\" or \"python\""
+    ];
+  };
+  testUnknownNetwork = {
+    expr = wrong { network = "host"; };
+    expected = [ "mkSandbox data: network is \"host\": write \"none\"" ];
+  };
+  testPackagesOfWrongType = {
+    expr = [
+      (wrong { packages = [ "jq" ]; })
+      (wrong { packages = pkgs.jq; })
+      (wrong { packages = ps: [ ps.jq ]; })
+    ];
+    expected = [
+      [ "mkSandbox data: packages is a list: write a list of packages" ]
+      [ "mkSandbox data: packages is a package: write a list of packages" ]
+      [ "mkSandbox data: packages is a function: write a list of packages" ]
+    ];
+  };
+  testDescriptionOfTwoLines = {
+    expr = wrong { description = "one\ntwo"; };
+    expected = [
+      "mkSandbox data: description is \"one\\ntwo\": write a line of 1 to 200 bytes in quotes"
+    ];
+  };
+  testVariables = {
+    expr = [
+      (wrong { env.PORT = 80; })
+      (wrong { env."A=B" = "x"; })
+      (wrong { env = [ "A=B" ]; })
+      (wrong { env._A1 = "several\nlines = fine"; })
+    ];
+    expected = [
+      [
+        "mkSandbox data: env is a set of values: write variables and their values in quotes, such as { TZ = \"UTC\" }"
+      ]
+      [
+        "mkSandbox data: env is a set of values: write variables and their values in quotes, such as { TZ = \"UTC\" }"
+      ]
+      [
+        "mkSandbox data: env is a list: write variables and their values in quotes, such as { TZ = \"UTC\" }"
+      ]
+      [ ]
+    ];
+  };
+  testMistakesThrow = {
+    expr = [
+      (throws (mkSandbox { name = "x"; }).outPath)
+      (throws (mkSandbox { interpreter_type = "bash"; }).outPath)
+    ];
+    expected = [
+      true
+      true
+    ];
+  };
+
+  # Presets
+  testPresets = {
+    expr = builtins.attrNames library.presets;
+    expected = [
+      "node"
+      "python"
+      "shell"
+    ];
+  };
+}

@@ -1,0 +1,145 @@
+{
+  pkgs,
+  lib,
+  library,
+  ...
+}:
+let
+  inherit (library) mkServer mkSandbox problems;
+
+  perl = mkSandbox {
+    name = "perl";
+    packages = [ pkgs.perl ];
+    interpreter = "perl -e";
+    description = "Perl 5";
+  };
+  config = builtins.fromTOML "[environments.python]\npreset = \"python\"\n[session]\nidle_timeout_seconds = 9\n";
+  server = mkServer {
+    inherit config;
+    environments = [ perl ];
+    project.mount_point = "/src";
+  };
+in
+{
+  testServerMetadata = {
+    expr = removeAttrs server.metadata [ "environments" ];
+    expected = {
+      schema = 1;
+      session = {
+        idle_timeout_seconds = 9;
+        max_lifetime_seconds = 3600;
+      };
+      project = {
+        mount_point = "/src";
+        mode = "readonly";
+      };
+    };
+  };
+  testServerEnvironments = {
+    expr = lib.attrNames server.metadata.environments;
+    expected = [
+      "perl"
+      "python"
+    ];
+  };
+  testServerEnvironmentIsItsArtifacts = {
+    expr = server.metadata.environments.perl;
+    expected = perl.metadata // {
+      exec = "${perl}/bin/run";
+      session_exec = "${perl}/bin/session-run";
+    };
+  };
+  testServerTakesWhatFromTomlGives = {
+    expr = (mkServer (library.fromToml config)).metadata == (mkServer { inherit config; }).metadata;
+    expected = true;
+  };
+  testServerMetadataIsJson = {
+    expr = (builtins.fromJSON (builtins.unsafeDiscardStringContext (builtins.toJSON server.metadata))).environments.perl.stdin_mode;
+    expected = "arg";
+  };
+
+  # Mistakes
+  testServerNotASet = {
+    expr = problems.mkServer ./mkServer.nix;
+    expected = [ "mkServer is given a path: write mkServer { config = ./config.toml; }" ];
+  };
+  testServerOfNothing = {
+    expr = problems.mkServer { };
+    expected = [
+      "mkServer: has no environment: write config = ./config.toml or environments = [ … ]"
+    ];
+  };
+  testServerUnknownArgument = {
+    expr = problems.mkServer { confg = ./x.toml; };
+    expected = [
+      "mkServer: has no argument \"confg\" (did you mean \"config\"?): write one of config, environments, project, session"
+    ];
+  };
+  testServerTwoOfOneName = {
+    expr = problems.mkServer {
+      environments = [
+        perl
+        perl
+      ];
+    };
+    expected = [ "mkServer: two environments are called \"perl\": rename one of them" ];
+  };
+  testServerNameOfTheConfiguration = {
+    expr = problems.mkServer {
+      config = builtins.fromTOML "[environments.perl]\npreset = \"shell\"\n";
+      environments = [ perl ];
+    };
+    expected = [ "mkServer: two environments are called \"perl\": rename one of them" ];
+  };
+  testServerStranger = {
+    expr = problems.mkServer {
+      environments = [
+        pkgs.jq
+        "perl"
+      ];
+    };
+    expected = [
+      "mkServer: environments has a package in it: write what mkSandbox gives"
+      "mkServer: environments has \"perl\" in it: write what mkSandbox gives"
+    ];
+  };
+  testServerEnvironmentsOfWrongType = {
+    expr = problems.mkServer { environments = "perl"; };
+    expected = [ "mkServer: environments is \"perl\": write a list of mkSandbox artifacts" ];
+  };
+  testServerMistakeInItsConfiguration = {
+    expr = problems.mkServer { config = builtins.fromTOML "[environments.x]\npreset = \"y\"\n"; };
+    expected = [
+      "config: [environments.x] preset is \"y\": write \"node\", \"python\" or \"shell\""
+    ];
+  };
+  testServerSession = {
+    expr = problems.mkServer {
+      environments = [ perl ];
+      session.idle = 5;
+    };
+    expected = [
+      "mkServer: session: has no option \"idle\": write one of idle_timeout_seconds, max_lifetime_seconds"
+    ];
+  };
+  testServerMistakesThrow = {
+    expr = (builtins.tryEval (mkServer { }).outPath).success;
+    expected = false;
+  };
+
+  # For other flakes
+  testFlakeFunctionsWantPkgs = {
+    expr = (builtins.tryEval ((import ../../nix/flake-lib.nix).mkSandbox { name = "x"; })).success;
+    expected = false;
+  };
+  testFlakeFunctionsHandPkgsOn = {
+    expr =
+      ((import ../../nix/flake-lib.nix).mkSandbox {
+        inherit pkgs;
+        name = "x";
+        interpreter_type = "bash";
+        packages = [ pkgs.bash ];
+      }).metadata.name;
+    expected = "x";
+  };
+}
