@@ -197,6 +197,10 @@ func ended(err error) error {
 func (s *Sandbox) dispatch(reply frame.Reply) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.killed {
+		// What an agent says of its own end is no answer to a call.
+		return errors.New("it was ended")
+	}
 	req := s.pending[reply.ID]
 	if req == nil {
 		if reply.Type == frame.Error && reply.ID == 0 {
