@@ -215,6 +215,17 @@ func (i *Interpreter) read() {
 // further one; the process may still run.
 func (i *Interpreter) Replies() <-chan Reply { return i.replies }
 
+// Finish ends the control channel: Replies carries what was written to it up
+// to now and is closed. A child may hold the channel open after its
+// interpreter's end, so this end has to be the one that closes.
+func (i *Interpreter) Finish() {
+	raw, err := i.control.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RD) })
+}
+
 // Run gives code to the driver and returns the nonce that its reply will
 // carry. With last set there is none: the process ends with the code.
 func (i *Interpreter) Run(code string, number uint64, last bool) (uint64, error) {

@@ -454,12 +454,11 @@ func (e *executor) watch(ctx context.Context, c *call, p *process.Process, repli
 				return end, err
 			}
 		case <-p.Done():
-			// A reply that came before the end is still of interest.
+			// A reply that was written before the end is still to come.
 			if replies != nil {
-				select {
-				case r, ok := <-replies:
-					end.left = end.left || ok && r.Err == nil && r.Kind == driver.Leave && r.Nonce == nonce
-				case <-time.After(time.Millisecond):
+				e.now.Finish()
+				for r := range replies {
+					end.left = end.left || r.Err == nil && r.Kind == driver.Leave && r.Nonce == nonce
 				}
 			}
 			end.exited = true

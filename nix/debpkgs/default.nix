@@ -30,8 +30,17 @@ let
     {
       package ? name,
       mainProgram ? name,
+      more ? [ ],
     }:
-    group package
+    (
+      if more == [ ] then
+        group package
+      else
+        builders.symlinkJoin {
+          name = (group package).name;
+          paths = map group ([ package ] ++ lib.filter groups.has more);
+        }
+    )
     // {
       pname = name;
       version = groups.version package;

@@ -1,4 +1,4 @@
-# nixpkgs' names -> Debian's packages and their main programs.
+# nixpkgs' names -> Debian's packages and their main programs. `more` are packages that Debian has split off.
 {
   bash = { };
   bc = { };
@@ -51,7 +51,14 @@
   strace = { };
   tree = { };
   unzip = { };
-  util-linux.mainProgram = "mount";
+  util-linux = {
+    mainProgram = "mount";
+    more = [
+      "bsdextrautils"
+      "bsdutils"
+      "mount"
+    ];
+  };
   which.package = "debianutils";
   xz.package = "xz-utils";
   zip = { };

@@ -4,11 +4,13 @@
   beautifulsoup4 = "python3-bs4";
   certifi = "python3-certifi";
   charset-normalizer = "python3-charset-normalizer";
+  click = "python3-click";
   contourpy = "python3-contourpy";
   cycler = "python3-cycler";
   fonttools = "python3-fonttools";
   idna = "python3-idna";
   iniconfig = "python3-iniconfig";
+  jinja2 = "python3-jinja2";
   kiwisolver = "python3-kiwisolver";
   lxml = "python3-lxml";
   markdown-it-py = "python3-markdown-it";
@@ -18,11 +20,12 @@
   pandas = "python3-pandas";
   pillow = "python3-pil";
   pluggy = "python3-pluggy";
+  psutil = "python3-psutil";
   pygments = "python3-pygments";
   pyparsing = "python3-pyparsing";
   pytest = "python3-pytest";
   python-dateutil = "python3-dateutil";
-  pytz = "python3-tz";
+  pytz = "python3-pytz";
   pyyaml = "python3-yaml";
   requests = "python3-requests";
   rich = "python3-rich";
@@ -31,5 +34,6 @@
   six = "python3-six";
   soupsieve = "python3-soupsieve";
   tabulate = "python3-tabulate";
+  tqdm = "python3-tqdm";
   urllib3 = "python3-urllib3";
 }

@@ -64,7 +64,13 @@ let
       ];
       ignoreCollisions = true;
       postBuild = ''
-        # folders that lead to the interpreter's files must be real ones here
+        if [ -L $out/bin ]; then
+          programs=$(readlink $out/bin)
+          rm $out/bin
+          mkdir $out/bin
+          ln -s $programs/* $out/bin/
+        fi
+        # a script starts this interpreter, not the one without packages
         for program in $out/bin/*; do
           read -r first < "$(readlink -f $program)" 2>/dev/null || continue
           case $first in

@@ -27,96 +27,125 @@ let
 
   # "python3.13"
   python = lib.head (lib.filter (lib.hasPrefix "python3.") index.packages.python3.depends);
-in
-{
-  # C.UTF-8 is a file of libc-bin. libc looks for it below /usr/lib/locale, which is not there: it gets an archive of its
-  # own instead, at a name compiled into it.
-  libc6 = {
-    depends = [ "libc-bin" ];
-    title = "libc6";
-    postFixup = ''
-      lib=$out/lib/x86_64-linux-gnu
-      mkdir -p $out/usr/lib/locale
-      $lib/ld-linux-x86-64.so.2 --library-path $lib $out/bin/localedef --prefix=$out --add-to-archive $out/lib/locale/C.utf8
-      mv $out/usr/lib/locale/locale-archive $out/lib/locale/
-      rm -r $out/usr $out/lib/locale/C.utf8
-      ${relocate} $lib/libc.so.6 /usr/lib/locale/locale-archive $out/lib/locale/locale-archive
-      rm -rf $out/etc $out/bin/ldconfig $out/bin/ld.so $out/share/libc-bin
+  names = builtins.attrNames index.packages;
+
+  single = {
+    # C.UTF-8 is a file of libc-bin. libc looks for it below /usr/lib/locale, which is not there: it gets an archive of its
+    # own instead, at a name compiled into it.
+    libc6 = {
+      depends = [ "libc-bin" ];
+      title = "libc6";
+      postFixup = ''
+        lib=$out/lib/x86_64-linux-gnu
+        mkdir -p $out/usr/lib/locale
+        $lib/ld-linux-x86-64.so.2 --library-path $lib $out/bin/localedef --prefix=$out --add-to-archive $out/lib/locale/C.utf8
+        mv $out/usr/lib/locale/locale-archive $out/lib/locale/
+        rm -r $out/usr $out/lib/locale/C.utf8
+        ${relocate} $lib/libc.so.6 /usr/lib/locale/locale-archive $out/lib/locale/locale-archive
+        rm -rf $out/etc $out/bin/ldconfig $out/bin/ld.so $out/share/libc-bin
+      '';
+    };
+
+    # The folders of perl's library are compiled in with their lengths, so a wrapper names them.
+    perl = {
+      title = "perl";
+      postFixup =
+        let
+          version = lib.removePrefix "libperl" (lib.head (lib.filter (lib.hasPrefix "libperl5.") index.packages.perl.depends));
+        in
+        wrap "perl" {
+          PERL5LIB = "\\\${PERL5LIB:+\\$PERL5LIB:}$out/lib/x86_64-linux-gnu/perl/${version}:$out/share/perl/${version}:$out/lib/x86_64-linux-gnu/perl-base";
+        };
+    };
+
+    bash.postFixup = "ln -s bash $out/bin/sh";
+    debianutils.postFixup = "ln -sf which.debianutils $out/bin/which";
+    gawk.postFixup = "ln -sf gawk $out/bin/awk";
+    "lua5.4".postFixup = "ln -s lua5.4 $out/bin/lua; ln -s luac5.4 $out/bin/luac";
+
+    # Debian makes the bundle when the package is installed.
+    ca-certificates.postFixup = ''
+      mkdir -p $out/etc/ssl/certs
+      find $out/share/ca-certificates -name '*.crt' | sort | xargs cat > $out/etc/ssl/certs/ca-bundle.crt
+      ln -s ca-bundle.crt $out/etc/ssl/certs/ca-certificates.crt
+      rm -rf $out/bin $out/share/ca-certificates
     '';
-  };
 
-  bash.postFixup = "ln -s bash $out/bin/sh";
-  debianutils.postFixup = "ln -sf which.debianutils $out/bin/which";
-  gawk.postFixup = "ln -sf gawk $out/bin/awk";
-  "lua5.4".postFixup = "ln -s lua5.4 $out/bin/lua; ln -s luac5.4 $out/bin/luac";
+    file.postFixup = wrap "file" { MAGIC = "${group "libmagic-mgc"}/lib/file/magic.mgc"; };
 
-  # Debian makes the bundle when the package is installed.
-  ca-certificates.postFixup = ''
-    mkdir -p $out/etc/ssl/certs
-    find $out/share/ca-certificates -name '*.crt' | sort | xargs cat > $out/etc/ssl/certs/ca-bundle.crt
-    ln -s ca-bundle.crt $out/etc/ssl/certs/ca-certificates.crt
-    rm -rf $out/bin $out/share/ca-certificates
-  '';
+    # git and tar start other programs through a shell whose name is compiled in.
+    tar.postFixup = "${relocate} $out/bin/tar /bin/sh ${shell}";
+    git.postFixup = ''
+      ${relocate} $out/bin/git /bin/sh ${shell}
+      rm -rf $out/lib/git-core/git-shell $out/share/git-core/contrib $out/share/gitweb
+    ''
+    + wrap "git" {
+      GIT_EXEC_PATH = "$out/lib/git-core";
+      GIT_TEMPLATE_DIR = "$out/share/git-core/templates";
+    };
 
-  file.postFixup = wrap "file" { MAGIC = "${group "libmagic-mgc"}/lib/file/magic.mgc"; };
+    # The interpreter and its standard library are one path, so that sys.prefix is that path.
+    "lib${python}-minimal".depends = [ "python3" ];
+    python3 = {
+      title = "python3";
+      postFixup = ''
+        ln -s python3 $out/bin/python
+        rm -rf $out/lib/python3*/test $out/lib/python3*/idlelib
+        # the standard library is compiled by what has just been unpacked
+        $out/bin/${python} -B -E -s -S -m compileall -q -j 0 --invalidation-mode unchecked-hash $out/lib/${python} $out/lib/python3
+      '';
+    };
 
-  git.postFixup = ''
-    rm -rf $out/lib/git-core/git-shell $out/share/git-core/contrib $out/share/gitweb
-  ''
-  + wrap "git" {
-    GIT_EXEC_PATH = "$out/lib/git-core";
-    GIT_TEMPLATE_DIR = "$out/share/git-core/templates";
-  };
-
-  # The interpreter and its standard library are one path, so that sys.prefix is that path.
-  "lib${python}-minimal".depends = [ "python3" ];
-  python3 = {
-    title = "python3";
-    postFixup = ''
-      ln -s python3 $out/bin/python
-      rm -rf $out/lib/python3*/test $out/lib/python3*/idlelib
-      # the standard library is compiled by what has just been unpacked
-      $out/bin/${python} -E -s -S -m compileall -q -j 0 --invalidation-mode unchecked-hash $out/lib/${python} $out/lib/python3
-    '';
-  };
-
-  # Debian's node reads some of its built-in modules from files whose names are compiled into its library.
-  nodejs.title = "nodejs";
-  ${lib.head (lib.filter (lib.hasPrefix "libnode") index.packages.nodejs.depends ++ [ "libnode" ])}.postFixup = ''
-    library=$(echo $out/lib/x86_64-linux-gnu/libnode.so.*)
-    set --
-    for name in $(strings -n 18 $library | grep '^/usr/share/nodejs/[a-z/.-]*[.]js$'); do
-      for root in $out $deps none; do
-        [ $root != none ] || { echo "no package has $name, which node loads at its start" >&2; exit 1; }
-        if [ -e $root/''${name#/usr/} ]; then break; fi
+    # Debian's node reads some of its built-in modules from files whose names are compiled into its library.
+    nodejs.title = "nodejs";
+    ${lib.head (lib.filter (lib.hasPrefix "libnode") index.packages.nodejs.depends ++ [ "libnode" ])}.postFixup = ''
+      library=$(echo $out/lib/x86_64-linux-gnu/libnode.so.*)
+      set --
+      for name in $(strings -n 18 $library | grep '^/usr/share/nodejs/[a-z/.-]*[.]js$'); do
+        for root in $out $deps none; do
+          [ $root != none ] || { echo "no package has $name, which node loads at its start" >&2; exit 1; }
+          if [ -e $root/''${name#/usr/} ]; then break; fi
+        done
+        set -- "$@" $name $root/''${name#/usr/}
       done
-      set -- "$@" $name $root/''${name#/usr/}
-    done
-    ${relocate} $library "$@"
-    $out/bin/node -e 0
-  '';
-}
-// builtins.listToAttrs (
-  # Go's tool chain and its library are halves of one tree.
-  lib.concatMap (
-    name:
-    let
-      go = lib.removeSuffix "-src" name + "-go";
-    in
-    [
-      (lib.nameValuePair name { depends = [ go ]; })
-      (lib.nameValuePair go { title = go; })
-    ]
-  ) (lib.filter (name: builtins.match "golang-1\\.[0-9]+-src" name != null) (builtins.attrNames index.packages))
-)
-// builtins.listToAttrs (
-  # modules of python packages are compiled once here, not in each environment
-  map (name: {
-    inherit name;
-    value.postFixup = ''
-      if [ -d $out/lib/python3/dist-packages ]; then
-        ${group "python3"}/bin/${python} -E -s -S -m compileall -q -j 0 --invalidation-mode unchecked-hash $out/lib/python3/dist-packages || true
-      fi
+      ${relocate} $library "$@"
+      $out/bin/node -e 0
     '';
-  }) (lib.filter (name: lib.hasPrefix "python3-" name && name != "python3-minimal") (builtins.attrNames index.packages))
-)
+
+    # pytz joins the name of its folder from parts.
+    python3-pytz.postFixup = ''
+      sed -i "s|'/usr','share',|'${group "tzdata"}/share',|" $out/lib/python3/dist-packages/pytz/__init__.py
+    '';
+  };
+
+  # perl-base holds the program, the others its library: one path.
+  perl = lib.genAttrs (lib.filter (name: builtins.match "perl-base|perl-modules-.*|libperl5.*" name != null) names) (_: {
+    depends = [ "perl" ];
+  });
+
+  # Go's tool chain and its library are halves of one tree.
+  go = builtins.listToAttrs (
+    lib.concatMap (
+      name:
+      let
+        tools = lib.removeSuffix "-src" name + "-go";
+      in
+      [
+        (lib.nameValuePair name { depends = [ tools ]; })
+        (lib.nameValuePair tools { title = tools; })
+      ]
+    ) (lib.filter (name: builtins.match "golang-1\\.[0-9]+-src" name != null) names)
+  );
+
+  # The modules of python packages are compiled once here, not in each environment.
+  modules =
+    lib.genAttrs (lib.filter (name: lib.hasPrefix "python3-" name && name != "python3-minimal") names)
+      (name: {
+        postFixup = (single.${name}.postFixup or "") + ''
+          if [ -d $out/lib/python3/dist-packages ]; then
+            ${group "python3"}/bin/${python} -B -E -s -S -m compileall -q -j 0 --invalidation-mode unchecked-hash $out/lib/python3/dist-packages || true
+          fi
+        '';
+      });
+in
+single // perl // go // modules

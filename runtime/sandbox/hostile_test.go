@@ -151,7 +151,7 @@ func silent() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 func launch(t *testing.T, as string) (*Launcher, *Sandbox, error) {
 	t.Helper()
-	l := NewLauncher(silent(), []string{role + "=" + as})
+	l := NewLauncher(silent(), []string{role + "=" + as, "GORACE=atexit_sleep_ms=0"})
 	l.ready = 2 * time.Second
 	t.Cleanup(func() { l.Close(10 * time.Second) })
 	exe, err := os.Executable()

@@ -111,14 +111,14 @@ func (t *Tool) progress(ctx context.Context, meta *mcp.Meta, output *sandbox.Out
 	done := make(chan struct{})
 	var ended sync.WaitGroup
 	ended.Go(func() {
-		ticker := time.NewTicker(progressEvery)
+		ticker := time.NewTicker(t.every)
 		defer ticker.Stop()
 		for {
 			select {
 			case <-done:
 				return
 			case <-ticker.C:
-				elapsed := time.Since(began).Round(time.Second).Seconds()
+				elapsed := time.Since(began).Seconds() // it must grow each time
 				message := fmt.Sprintf("%.0f s", elapsed)
 				if newest := output.Newest(); newest != "" {
 					message += ": " + newest

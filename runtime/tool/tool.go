@@ -31,12 +31,13 @@ type Tool struct {
 	project string // where the project is mounted; empty where there is none
 	manager *session.Manager
 	log     *slog.Logger
+	every   time.Duration // progressEvery, but for tests
 }
 
 // New returns the tool for a set of environments. Project is the project's
 // place in every sandbox, or empty.
 func New(set *metadata.Set, project string, manager *session.Manager, log *slog.Logger) *Tool {
-	return &Tool{set: set, project: project, manager: manager, log: log}
+	return &Tool{set: set, project: project, manager: manager, log: log, every: progressEvery}
 }
 
 // Server returns an MCP server that offers the tool.

@@ -167,7 +167,10 @@ unpackPhase() {
 			done
 		else
 			case $source in
-			*.tar | *.tar.* | *.tgz | *.tbz2 | *.txz) tar xf "$source" ;;
+			*.tar) tar xf "$source" ;;
+			*.tar.gz | *.tgz) gzip -dc "$source" | tar x ;;
+			*.tar.bz2 | *.tbz2) bzip2 -dc "$source" | tar x ;;
+			*.tar.xz | *.txz) xz -dc "$source" | tar x ;;
 			*.zip) unzip -qq "$source" ;;
 			*) cp "$source" "${source#/nix/store/????????????????????????????????-}" ;;
 			esac

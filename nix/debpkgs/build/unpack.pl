@@ -42,6 +42,8 @@ sub place {
     return undef if $path =~ m{^\Q$arch\E/gconv};
     # the test data of Go's own library holds broken programs
     return undef if $path =~ m{^share/go-[^/]*/(?:test|api|misc)(?:/|$)} or $path =~ m{^share/go-.*/testdata(?:/|$)};
+    # tests of python packages are a third of them; some modules import what lies beside the tests
+    return undef if $path =~ m{^lib/python3/dist-packages/.*/tests/(?:.*/)?(?:test_[^/]*|[^/]*[.](?!py$)[^/.]*)$};
     # of the documentation only the licences stay
     return undef if $path =~ m{^share/doc/} and $path !~ m{/copyright$};
     return $path;
@@ -315,6 +317,29 @@ sub bind_script {
     close $file or die "$path: $!\n";
 }
 
+# ---- python modules ---------------------------------------------------------------------------------------------
+
+# Debian's python modules name files of the system (matplotlib's data, the certificates, the time zones). A name of a file
+# or folder that $out or a dependency has becomes its store path.
+sub bind_module {
+    my ($path) = @_;
+    return unless $path =~ /\.py$/;
+    local $/;
+    open my $file, '<:raw', $path or die "$path: $!\n";
+    my $text = <$file>;
+    return unless defined $text;
+    my $changed = $text =~ s{(?<![\w.\}/])(/(?:usr/(?:share|lib|bin)|etc)/[\w.+-]+(?:/[\w.+-]+)*)}{
+        my $name = $1;
+        my $inside = place($name);
+        my ($root) = defined $inside ? grep { -e "$_/$inside" } $out, @deps : ();
+        defined $root ? "$root/$inside" : $name;
+    }ge;
+    return unless $changed;
+    open $file, '>:raw', $path or die "$path: $!\n";
+    print {$file} $text;
+    close $file or die "$path: $!\n";
+}
+
 # -----------------------------------------------------------------------------------------------------------------
 
 mkdir $out or die "mkdir $out: $!\n";
@@ -324,6 +349,7 @@ my @files;
 walk($out, sub { push @files, $_[0] });
 bind_elf($_) for @files;
 bind_script($_) for @files;
+bind_module($_) for @files;
 if ($ENV{postFixup}) {
     my $tools = "$ENV{NIX_BUILD_TOP}/busybox";
     mkdir $tools;

@@ -1,0 +1,90 @@
+// Package e2e tests a built server as its clients and its operator meet it:
+// through its standard streams, its environment and its processes.
+//
+// NIX_SANDBOX_MCP_SERVER names the server, bin/nix-sandbox-mcp of what Nix
+// built from config.example.toml; without it the tests are skipped. Limits
+// that a test wants tighter are set in a copy of the server's own metadata.
+package e2e
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+)
+
+// built is the server under test.
+func built(t testing.TB) string {
+	t.Helper()
+	path := os.Getenv("NIX_SANDBOX_MCP_SERVER")
+	if path == "" {
+		t.Skip("NIX_SANDBOX_MCP_SERVER does not name a built server")
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if path, err = filepath.EvalSymlinks(path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// environments are those of the server, by name.
+func environments(t testing.TB) map[string]map[string]any {
+	t.Helper()
+	file := filepath.Join(filepath.Dir(built(t)), "..", "share", "nix-sandbox-mcp", "metadata.json")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var metadata struct {
+		Environments map[string]map[string]any
+	}
+	if err := json.Unmarshal(text, &metadata); err != nil {
+		t.Fatal(err)
+	}
+	return metadata.Environments
+}
+
+// tightened returns the variable that gives every environment other limits.
+func tightened(t testing.TB, limits map[string]any) string {
+	t.Helper()
+	all := environments(t)
+	for _, fields := range all {
+		maps.Copy(fields, limits)
+	}
+	return "NIX_SANDBOX_METADATA=" + mcptest.Metadata(t, all)
+}
+
+// command is the server with only these variables, its home and temporary
+// files in folders of the test.
+func command(t testing.TB, variables ...string) *exec.Cmd {
+	t.Helper()
+	home := t.TempDir()
+	cmd := exec.Command(built(t), "--stdio")
+	cmd.Env = append([]string{"HOME=" + home, "TMPDIR=" + home, "NIX_SANDBOX_DIR=" + filepath.Join(home, "sandboxes")}, variables...)
+	return cmd
+}
+
+// start starts the server and initializes.
+func start(t testing.TB, variables ...string) *mcptest.Client {
+	t.Helper()
+	c := mcptest.Start(t, command(t, variables...))
+	c.Initialize(mcptest.Newest)
+	return c
+}
+
+// run is a call without a session.
+func run(c *mcptest.Client, env, code string) mcptest.Answer {
+	return c.Run(mcptest.Arguments{Code: code, Env: env})
+}
+
+// in is a call in a session.
+func in(c *mcptest.Client, session, env, code string) mcptest.Answer {
+	return c.Run(mcptest.Arguments{Code: code, Env: env, Session: session})
+}

@@ -1,0 +1,286 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+)
+
+// What code writes, by whatever way, is in the answer.
+func TestAnswers(t *testing.T) {
+	c := start(t)
+	for name, test := range map[string]struct {
+		env, code string
+		want      string
+		failed    bool
+	}{
+		"python":                    {"python", "print(1+1)", "2\n", false},
+		"bash":                      {"bash", "echo hi", "hi\n", false},
+		"node":                      {"node", "console.log(1)", "1\n", false},
+		"python works in workspace": {"python", "import os; print(os.getcwd(), os.environ['HOME'], os.environ['TMPDIR'])", "/workspace /workspace /workspace\n", false},
+		"bash works in workspace":   {"bash", "pwd", "/workspace\n", false},
+		"node works in workspace":   {"node", "console.log(process.cwd())", "/workspace\n", false},
+		"python, empty":             {"python", "", "[no output]", false},
+		"bash, empty":               {"bash", "", "[no output]", false},
+		"node, empty":               {"node", "", "[no output]", false},
+		"stderr":                    {"bash", "echo out; echo err >&2", "out\n--- stderr ---\nerr\n", false},
+		"exit status":               {"bash", "echo a; exit 3", "a\n[exit status 3]", true},
+		"python's exit":             {"python", "import sys; print('a'); sys.exit(4)", "a\n[exit status 4]", true},
+		"node's exit":               {"node", "process.exit(5)", "[exit status 5]", true},
+		"a subprocess":              {"python", "import subprocess; subprocess.run(['echo', 'from a child']); None", "from a child\n", false},
+		"a descriptor":              {"python", "import os; os.write(1, b'raw\\n'); None", "raw\n", false},
+		"a C extension":             {"python", "import ctypes; libc = ctypes.CDLL(None); libc.puts(b'from C'); libc.fflush(None); None", "from C\n", false},
+		"no shell around code":      {"python", "print('$HOME `id` \"; rm -rf /')", "$HOME `id` \"; rm -rf /\n", false},
+		"unicode":                   {"python", "print('grüße \U0001F600')", "grüße \U0001F600\n", false},
+		"not UTF-8":                 {"bash", `printf 'a\377b'`, "a\uFFFDb", false},
+		"stdin is empty":            {"bash", "cat; echo end", "end\n", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			answer := run(c, test.env, test.code)
+			if answer.Text() != test.want || answer.IsError != test.failed {
+				t.Errorf("answer %+v, want %q", answer, test.want)
+			}
+		})
+	}
+}
+
+func TestTraceback(t *testing.T) {
+	answer := run(start(t), "python", "def f():\n    raise ValueError('x')\nf()")
+	for _, want := range []string{"--- stderr ---\nTraceback (most recent call last):", "in f", "ValueError: x", "[exit status 1]"} {
+		if !answer.IsError || !strings.Contains(answer.Text(), want) {
+			t.Errorf("answer %+v lacks %q", answer, want)
+		}
+	}
+}
+
+func TestFacts(t *testing.T) {
+	answer := run(start(t), "bash", "exit 3")
+	if answer.Fact("exit_code") != 3.0 || answer.Fact("outcome") != "ok" || answer.Fact("truncated") != false {
+		t.Errorf("facts %v", answer.Meta)
+	}
+	if hash, _ := answer.Fact("code_sha256").(string); len(hash) != 64 {
+		t.Errorf("facts %v", answer.Meta)
+	}
+	if want := environments(t)["bash"]["closure"]; want != nil && answer.Fact("closure") != want {
+		t.Errorf("closure %v, want %v", answer.Fact("closure"), want)
+	}
+}
+
+// Each call without a session is in a sandbox of its own.
+func TestFreshEachTime(t *testing.T) {
+	c := start(t)
+	run(c, "bash", "echo mine >/workspace/file; echo mine >/tmp/file")
+	if answer := run(c, "bash", "ls -A /workspace /tmp"); strings.Contains(answer.Text(), "file") {
+		t.Errorf("answer %+v", answer)
+	}
+}
+
+// A call that takes too long is answered at its limit, and nothing of it is
+// left, whatever it did to stay.
+func TestTimeout(t *testing.T) {
+	mark := fmt.Sprintf("%d.%d", os.Getpid(), time.Now().UnixNano()%1e9)
+	c := start(t, tightened(t, map[string]any{"timeout_seconds": 2}))
+	for name, test := range map[string]struct{ env, code string }{
+		"sleep":                    {"bash", "sleep 999." + mark},
+		"a child that left":        {"bash", "trap '' TERM HUP INT; setsid bash -c \"trap '' TERM HUP INT; sleep 999." + mark + "\" & sleep 999." + mark},
+		"python that ignores it":   {"python", "import signal, time, subprocess\nfor s in (1, 2, 15): signal.signal(s, signal.SIG_IGN)\nsubprocess.Popen(['sleep', '999." + mark + "'], start_new_session=True)\ntime.sleep(999)"},
+		"node that never comes up": {"node", "require('child_process').spawn('sleep', ['999." + mark + "'], {detached: true}); while (true) {}"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			answer := run(c, test.env, test.code)
+			if !answer.IsError || !strings.Contains(answer.Text(), "[timed out after 2 s]") {
+				t.Errorf("answer %+v", answer)
+			}
+			if took, _ := answer.Fact("duration_ms").(float64); took < 2000 || took > 2500 {
+				t.Errorf("it took %v ms", took)
+			}
+			mcptest.Gone(t, 2*time.Second, mcptest.Marked(mark))
+		})
+	}
+}
+
+// 20 calls at once do not mix, do not wait for each other, and leave nothing.
+func TestTwentyAtOnce(t *testing.T) {
+	c := start(t)
+	run(c, "bash", ":") // what is opened once is open
+	mcptest.Eventually(t, 5*time.Second, func() string { return "the first sandbox does not end" }, func() bool {
+		return len(mcptest.Descendants(c.PID())) == 0
+	})
+	before := mcptest.Descriptors(t, c.PID())
+	var ids []string
+	for i := range 20 {
+		ids = append(ids, c.SendRun(mcptest.Arguments{Code: fmt.Sprintf("date +%%s.%%N; sleep 5; date +%%s.%%N; echo number-%d; echo error-%d >&2", i, i), Env: "bash"}))
+	}
+	var firstEnd, lastBegin float64
+	for i, id := range ids {
+		var begin, end float64
+		var number, bar, problem string
+		answer := c.AwaitRun(id)
+		fmt.Sscan(strings.ReplaceAll(answer.Text(), "--- stderr ---", "bar"), &begin, &end, &number, &bar, &problem)
+		if number != fmt.Sprintf("number-%d", i) || problem != fmt.Sprintf("error-%d", i) {
+			t.Errorf("call %d was answered %+v", i, answer)
+		}
+		lastBegin = max(lastBegin, begin)
+		if firstEnd == 0 || end < firstEnd {
+			firstEnd = end
+		}
+	}
+	if lastBegin > firstEnd {
+		t.Errorf("the last call began %.1f s after the first had ended", lastBegin-firstEnd)
+	}
+	mcptest.Eventually(t, 2*time.Second, func() string { return fmt.Sprintf("processes left: %v", mcptest.Descendants(c.PID())) }, func() bool {
+		return len(mcptest.Descendants(c.PID())) == 0
+	})
+	mcptest.Eventually(t, 2*time.Second, func() string {
+		return fmt.Sprintf("%d descriptors before, %d after", before, mcptest.Descriptors(t, c.PID()))
+	}, func() bool { return mcptest.Descriptors(t, c.PID()) <= before })
+}
+
+// Nothing is left in the server's temporary folder.
+func TestNoTemporaryFiles(t *testing.T) {
+	dir := t.TempDir()
+	c := start(t, "TMPDIR="+dir)
+	run(c, "python", "open('a', 'w').write('x' * 100000)")
+	in(c, "s", "bash", "seq 100000")
+	c.CloseInput()
+	c.Wait(10 * time.Second)
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+		t.Errorf("left: %v, %v", entries, err)
+	}
+}
+
+// 100 MB of output become an answer within output_kb that says what is cut;
+// the server does not grow.
+func TestLargeOutput(t *testing.T) {
+	c := start(t)
+	limit := 32 << 10
+	if kb, ok := environments(t)["bash"]["output_kb"].(float64); ok {
+		limit = int(kb) << 10
+	}
+	for name, code := range map[string]string{
+		"stdout":   "echo begin; head -c 100000000 /dev/zero | tr '\\0' x; echo; echo end",
+		"stderr":   "{ echo begin; head -c 100000000 /dev/zero | tr '\\0' x; echo; echo end; } >&2",
+		"not text": "head -c 100000000 /dev/urandom",
+	} {
+		answer := run(c, "bash", code)
+		if answer.IsError || len(answer.Text()) > limit+500 {
+			t.Errorf("%s: %d bytes, error %v", name, len(answer.Text()), answer.IsError)
+		}
+		if !strings.Contains(answer.Text(), "100.0 MB of output cut; ") && !strings.Contains(answer.Text(), "99.9 MB of output cut; ") || answer.Fact("truncated") != true {
+			t.Errorf("%s: it does not say what was cut: %q", name, answer.Text()[max(0, len(answer.Text())-300):])
+		}
+		if name != "not text" && (!strings.Contains(answer.Text(), "begin\nxxx") || !strings.Contains(answer.Text(), "xxx\nend\n")) {
+			t.Errorf("%s: head or tail is missing", name)
+		}
+	}
+	if peak := mcptest.PeakMemory(t, c.PID()); peak >= 64<<20 {
+		t.Errorf("the server used %d MiB", peak>>20)
+	}
+}
+
+// kill -9 of the server takes every sandbox with it.
+func TestKilledServer(t *testing.T) {
+	c := start(t)
+	in(c, "idle", "python", "x = 1")
+	c.SendRun(mcptest.Arguments{Code: "trap '' TERM HUP INT; setsid sleep 999 & sleep 999", Env: "bash"})
+	c.SendRun(mcptest.Arguments{Code: "while(true){}", Env: "node", Session: "busy"})
+	alive := busy(t, c, 3)
+	c.Signal(syscall.SIGKILL)
+	mcptest.Gone(t, 2*time.Second, alive)
+}
+
+// busy waits until at least n sandboxes run and returns their processes.
+func busy(t *testing.T, c *mcptest.Client, n int) []int {
+	t.Helper()
+	var alive []int
+	mcptest.Eventually(t, 20*time.Second, func() string { return fmt.Sprintf("%d processes only", len(alive)) }, func() bool {
+		alive = mcptest.Descendants(c.PID())
+		return len(alive) >= 3*n // jail, agent, interpreter
+	})
+	return alive
+}
+
+// SIGTERM ends the server with status 0 and everything that runs.
+func TestTerminatedServer(t *testing.T) {
+	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		c := start(t)
+		in(c, "idle", "python", "x = 1")
+		c.SendRun(mcptest.Arguments{Code: "trap '' TERM HUP INT; setsid sleep 999 & sleep 999", Env: "bash"})
+		alive := busy(t, c, 2)
+		c.Signal(signal)
+		if status := c.Wait(3 * time.Second); status != 0 {
+			t.Errorf("%v: status %d", signal, status)
+		}
+		mcptest.Gone(t, 2*time.Second, alive)
+	}
+}
+
+// A client that stops reading and goes away ends everything too.
+func TestClientGoesAway(t *testing.T) {
+	c := start(t)
+	in(c, "idle", "bash", ":")
+	alive := busy(t, c, 1)
+	c.CloseInput()
+	if status := c.Wait(5 * time.Second); status != 0 {
+		t.Errorf("status %d", status)
+	}
+	mcptest.Gone(t, 2*time.Second, alive)
+}
+
+// A broken artifact or environment gives one clear error; the others are
+// served. A broken metadata file as a whole keeps the server from starting.
+func TestBrokenParts(t *testing.T) {
+	all := environments(t)
+	all["broken"] = map[string]any{"backend": "jail", "exec": "/nowhere/run", "session_exec": "/nowhere/session-run"}
+	folder := t.TempDir()
+	if err := os.Mkdir(filepath.Join(folder, "bad"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(folder, "bad", "metadata.json")
+	if err := os.WriteFile(file, []byte(`{"schema":1,"name":"bad","backend":"chroot"}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c := start(t, "NIX_SANDBOX_METADATA="+mcptest.Metadata(t, all), "NIX_SANDBOX_DIR="+folder)
+	if answer := run(c, "bash", "echo served"); answer.Text() != "served\n" {
+		t.Errorf("bash: %+v", answer)
+	}
+	for _, env := range []string{"broken", "bad"} {
+		if answer := run(c, env, "1"); !answer.IsError || !strings.Contains(answer.Text(), fmt.Sprintf("env %q could not be loaded", env)) {
+			t.Errorf("%s: %+v", env, answer)
+		}
+	}
+	for _, want := range []string{"environments.broken.exec is /nowhere/run, which does not exist", file + `: backend is \"chroot\", it must be one of jail`} {
+		if got := strings.Count(c.Log(), want); got != 1 {
+			t.Errorf("the log has %d times %s:\n%s", got, want, c.Log())
+		}
+	}
+
+	cmd := command(t, "NIX_SANDBOX_METADATA="+file)
+	out, _ := cmd.CombinedOutput()
+	if status := cmd.ProcessState.ExitCode(); status != 1 || string(out) != "nix-sandbox-mcp: error: "+file+": environments is missing, it must be an object of environments by name\n" {
+		t.Errorf("status %d: %s", status, out)
+	}
+}
+
+// An artifact in the operator's folder takes the place of a bundled one.
+func TestCustomWins(t *testing.T) {
+	all := environments(t)
+	folder := t.TempDir()
+	artifact := filepath.Dir(filepath.Dir(all["bash"]["session_exec"].(string)))
+	if err := os.Symlink(artifact, filepath.Join(folder, "mine")); err != nil {
+		t.Fatal(err)
+	}
+	c := start(t, "NIX_SANDBOX_DIR="+folder)
+	if answer := run(c, "bash", "echo mine"); answer.Text() != "mine\n" {
+		t.Errorf("answer %+v", answer)
+	}
+	if want := "environment overridden"; !strings.Contains(c.Log(), want) || !strings.Contains(c.Log(), filepath.Join(folder, "mine", "metadata.json")) {
+		t.Errorf("the log lacks %q:\n%s", want, c.Log())
+	}
+}

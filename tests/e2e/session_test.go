@@ -1,0 +1,266 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+)
+
+// State of every language stays over 20 calls.
+func TestStateStays(t *testing.T) {
+	c := start(t)
+	for env, code := range map[string][3]string{
+		"python": {"n = 0\nimport math\ndef up():\n    global n\n    n += 1\n    return n", "print(up(), int(math.sqrt(4)))", "%d 2\n"},
+		"bash":   {"n=0; up() { n=$((n+1)); }; cd /tmp; alias two='echo 2'", "up; echo $n; pwd", "%d\n/tmp\n"},
+		"node":   {"let n = 0; const two = 2; class Up { up() { return ++n } }", "console.log(new Up().up(), two)", "%d 2\n"},
+	} {
+		t.Run(env, func(t *testing.T) {
+			if answer := in(c, env, env, code[0]); answer.IsError {
+				t.Fatalf("answer %+v", answer)
+			}
+			for i := range 20 {
+				if answer := in(c, env, env, code[1]); answer.Text() != fmt.Sprintf(code[2], i+1) {
+					t.Fatalf("call %d: %+v", i, answer)
+				}
+			}
+		})
+	}
+}
+
+// What runs too long is interrupted, with its state kept; what ignores that
+// is ended, and its files are kept.
+func TestInterrupts(t *testing.T) {
+	c := start(t, tightened(t, map[string]any{"timeout_seconds": 1}))
+	for name, test := range map[string]struct {
+		env, before, code, after string
+		most                     float64 // milliseconds
+		lost                     bool
+	}{
+		"python computes":   {"python", "x = 'kept'", "while True: pass", "print(x)", 1500, false},
+		"python sleeps":     {"python", "x = 'kept'", "import time; time.sleep(99)", "print(x)", 1500, false},
+		"bash sleeps":       {"bash", "x=kept", "sleep 99", "echo $x", 1500, false},
+		"bash computes":     {"bash", "x=kept", "while :; do :; done", "echo $x", 1500, false},
+		"node computes":     {"node", "let x = 'kept'", "while(true){}", "console.log(x)", 1500, false},
+		"python ignores it": {"python", "open('f', 'w').write('kept')", "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", "print(open('f').read())", 4000, true},
+		"bash ignores it":   {"bash", "echo kept >f", "trap '' INT; while :; do sleep 1; done", "cat f", 4000, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			session := strings.ReplaceAll(name, " ", "-")
+			in(c, session, test.env, test.before)
+			answer := in(c, session, test.env, test.code)
+			want := "[timed out after 1 s; the session's state was kept]"
+			if test.lost {
+				want = "[timed out after 1 s; the session's variables are lost, its files in /workspace are kept]"
+			}
+			if !answer.IsError || !strings.Contains(answer.Text(), want) {
+				t.Errorf("answer %+v, want %q", answer, want)
+			}
+			if took, _ := answer.Fact("duration_ms").(float64); took > test.most {
+				t.Errorf("it took %v ms, at most %v are allowed", took, test.most)
+			}
+			if answer := in(c, session, test.env, test.after); answer.Text() != "kept\n" {
+				t.Errorf("afterwards: %+v", answer)
+			}
+		})
+	}
+}
+
+// 100 calls that are sent at once run in the order in which they were sent.
+func TestOrderInASession(t *testing.T) {
+	c := start(t)
+	var ids []string
+	for i := range 100 {
+		ids = append(ids, c.SendRun(mcptest.Arguments{Code: fmt.Sprintf("all = globals().get('all', []) + [%d]; print(all == list(range(%d)))", i, i+1), Env: "python", Session: "s"}))
+	}
+	for i, id := range ids {
+		if answer := c.AwaitRun(id); answer.Text() != "True\n" {
+			t.Fatalf("call %d: %+v", i, answer)
+		}
+	}
+}
+
+// Calls to different sessions run side by side: each of these ends only when
+// the next one has begun.
+func TestSessionsSideBySide(t *testing.T) {
+	c := start(t)
+	var ids []string
+	for i := range 8 {
+		ids = append(ids, c.SendRun(mcptest.Arguments{Code: "date +%s.%N; sleep 4; date +%s.%N", Env: "bash", Session: fmt.Sprint(i)}))
+	}
+	var firstEnd, lastBegin float64
+	for _, id := range ids {
+		var begin, end float64
+		fmt.Sscan(c.AwaitRun(id).Text(), &begin, &end)
+		lastBegin = max(lastBegin, begin)
+		if firstEnd == 0 || end < firstEnd {
+			firstEnd = end
+		}
+	}
+	if lastBegin > firstEnd {
+		t.Errorf("the last one began %.1f s after the first had ended", lastBegin-firstEnd)
+	}
+}
+
+func TestOtherEnvironment(t *testing.T) {
+	c := start(t)
+	in(c, "s", "bash", "x=1")
+	if answer := in(c, "s", "python", "1"); !answer.IsError || answer.Text() != `session "s" belongs to env "bash": call it with that env, or use another session id for "python"` {
+		t.Errorf("answer %+v", answer)
+	}
+	if answer := in(c, "s", "bash", "echo $x"); answer.Text() != "1\n" {
+		t.Errorf("afterwards: %+v", answer)
+	}
+}
+
+// Idle time and lifetime end a session when they say, and the next call is
+// told.
+func TestSessionEnds(t *testing.T) {
+	for variable, why := range map[string]string{"SESSION_IDLE_TIMEOUT=1": "ended after 1 s idle", "SESSION_MAX_LIFETIME=1": "ended at its lifetime of 1 s"} {
+		t.Run(variable, func(t *testing.T) {
+			c := start(t, variable)
+			in(c, "s", "bash", "x=1")
+			began := time.Now()
+			mcptest.Eventually(t, 2*time.Second, func() string { return fmt.Sprintf("it lives after %v", time.Since(began)) }, func() bool {
+				return len(mcptest.Descendants(c.PID())) == 0
+			})
+			if answer := in(c, "s", "bash", "echo none$x"); answer.Text() != "none\n[new session: the earlier one "+why+"]" {
+				t.Errorf("answer %+v", answer)
+			}
+			if answer := in(c, "s", "bash", "echo again"); answer.Text() != "again\n" {
+				t.Errorf("answer %+v", answer)
+			}
+		})
+	}
+}
+
+func TestTooManySessions(t *testing.T) {
+	c := start(t, "SESSION_MAX=2")
+	in(c, "one", "bash", ":")
+	in(c, "two", "bash", ":")
+	answer := in(c, "three", "bash", ":")
+	if !answer.IsError || !strings.Contains(answer.Text(), "all 2 sessions are in use; idle: one (bash, ") || !strings.Contains(answer.Text(), "two (bash, ") {
+		t.Errorf("answer %+v", answer)
+	}
+	if answer := run(c, "bash", "echo 1"); answer.Text() != "1\n" {
+		t.Errorf("without a session: %+v", answer)
+	}
+}
+
+// After the interpreter's death the session goes on with a new one; after the
+// agent's the sandbox is replaced. Both are said, and no other session is
+// touched.
+func TestDeaths(t *testing.T) {
+	c := start(t)
+	in(c, "other", "python", "x = 'untouched'")
+	for name, test := range map[string]struct{ env, code, after string }{
+		"python ends itself": {"python", "import os; open('f', 'w').write('kept'); os._exit(3)", "print(open('f').read())"},
+		"bash kills itself":  {"bash", "echo kept >f; kill -9 $$", "cat f"},
+		"python crashes":     {"python", "open('f', 'w').write('kept')\nimport ctypes; ctypes.string_at(0)", "print(open('f').read())"},
+		"node aborts":        {"node", "require('fs').writeFileSync('f', 'kept'); process.abort()", "console.log(require('fs').readFileSync('f', 'utf8'))"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			session := strings.ReplaceAll(name, " ", "-")
+			answer := in(c, session, test.env, test.code)
+			if !answer.IsError || !strings.Contains(answer.Text(), "the session's variables are lost, its files in /workspace are kept]") {
+				t.Errorf("answer %+v", answer)
+			}
+			if answer := in(c, session, test.env, test.after); answer.Text() != "kept\n" {
+				t.Errorf("afterwards: %+v", answer)
+			}
+		})
+	}
+	if answer := in(c, "other", "python", "print(x)"); answer.Text() != "untouched\n" {
+		t.Errorf("the other session: %+v", answer)
+	}
+}
+
+// Code that does its worst gets a true answer or a said failure; the next
+// call works, other sessions notice nothing, and the server does not grow.
+func TestHostileCode(t *testing.T) {
+	c := start(t, tightened(t, map[string]any{"timeout_seconds": 5}))
+	in(c, "other", "python", "x = 'untouched'")
+	for name, test := range map[string]struct{ env, code string }{
+		"closes every descriptor":    {"python", "import os; os.closerange(0, 256)"},
+		"writes to every descriptor": {"python", "import os\nfor fd in range(0, 256):\n    try: os.write(fd, b'\\x00\\x00\\x00\\x02{}' * 1000)\n    except OSError: pass"},
+		"imitates frames":            {"bash", `printf '\0\0\0\60{"type":"result","id":1,"outcome":"ok","exit_code":0}'; printf '\0\0\0\60{"type":"result","id":1}' >&2`},
+		"kills everything":           {"bash", "kill -9 -1"},
+		"kills the agent":            {"python", "import os, signal\nfor s in (9, 15, 2, 11, 19): \n    try: os.kill(1, s)\n    except OSError: pass"},
+		"leaves printing children":   {"bash", "(while :; do echo late; sleep 0.05; done) & disown; echo now"},
+		"many processes":             {"bash", "for i in $(seq 1000); do sleep 30 & done 2>/dev/null; echo started"},
+		"a fork bomb":                {"bash", "b() { b | b & }; b 2>/dev/null; sleep 1; echo ok"},
+		"deletes the workspace":      {"bash", "rm -rf /workspace /workspace/* /workspace/.* 2>/dev/null; echo gone"},
+		"replaces sys.stdout":        {"python", "import sys, builtins; sys.stdout = None; sys.stderr = None; builtins.print = None; builtins.exec = None; builtins.compile = None"},
+		"eats the disk":              {"bash", "head -c 10G /dev/zero >big; head -c 10G /dev/zero >/tmp/big; echo full"},
+		"endless output":             {"bash", "yes"},
+		"planted start-up files":     {"bash", "echo 'exit 9' >.bashrc; echo 'exit 9' >.profile; echo 'raise SystemExit(9)' >sitecustomize.py; mkdir -p node_modules; echo 'process.exit(9)' >node_modules/fs.js"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			session := strings.ReplaceAll(strings.ReplaceAll(name, " ", "-"), ".", "")
+			answer := in(c, session, test.env, test.code)
+			t.Logf("%.200q", answer.Text())
+			again := map[string]string{"python": "import builtins, importlib\nimport os; os.write(1, b'alive\\n')", "bash": "echo alive"}[test.env]
+			// One call may still pay for what was done: it says so, and the
+			// one after it works.
+			if answer := in(c, session, test.env, again); !strings.Contains(answer.Text(), "alive\n") {
+				t.Logf("next: %.200q", answer.Text())
+				if answer := in(c, session, test.env, again); !strings.Contains(answer.Text(), "alive\n") {
+					t.Errorf("the session is of no more use: %+v", answer)
+				}
+			}
+			if answer := in(c, "other", "python", "print(x)"); answer.Text() != "untouched\n" {
+				t.Errorf("the other session: %+v", answer)
+			}
+		})
+	}
+	if peak := mcptest.PeakMemory(t, c.PID()); peak >= 64<<20 {
+		t.Errorf("the server used %d MiB", peak>>20)
+	}
+}
+
+// All of an output that is cut can be searched by the next call.
+func TestWholeOutput(t *testing.T) {
+	c := start(t)
+	answer := in(c, "s", "bash", "seq 1000000")
+	_, rest, ok := strings.Cut(answer.Text(), "all of it is in ")
+	if !ok {
+		t.Fatalf("answer %q", answer.Text()[max(0, len(answer.Text())-300):])
+	}
+	path := strings.TrimSuffix(strings.TrimSpace(rest), "]")
+	if answer := in(c, "s", "bash", "wc -l <"+path+"; grep -c 7 "+path); answer.Text() != "1000000\n468559\n" {
+		t.Errorf("answer %+v", answer)
+	}
+}
+
+// A 300 KB table arrives as a resource, a picture as an image.
+func TestFiles(t *testing.T) {
+	c := start(t)
+	answer := in(c, "s", "python", "import os\nos.makedirs('outputs', exist_ok=True)\nopen('outputs/table.csv', 'w').write('a,b\\n' * 75000)")
+	if len(answer.Content) != 2 || answer.Content[1].Type != "resource_link" || answer.Content[1].Size != 300000 {
+		t.Fatalf("answer %+v", answer)
+	}
+	var read struct {
+		Contents []struct{ Text, MIMEType string }
+	}
+	if err := json.Unmarshal(c.Request("resources/read", map[string]any{"uri": answer.Content[1].URI}).Result, &read); err != nil {
+		t.Fatal(err)
+	}
+	if len(read.Contents) != 1 || len(read.Contents[0].Text) != 300000 {
+		t.Errorf("read %d contents", len(read.Contents))
+	}
+	const dot = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+	answer = run(c, "bash", "mkdir outputs; echo "+dot+" | base64 -d >outputs/dot.png")
+	if len(answer.Content) != 2 || answer.Content[1].Type != "image" || answer.Content[1].MIMEType != "image/png" {
+		t.Errorf("answer %+v", answer)
+	}
+}
+
+func TestResourceTemplate(t *testing.T) {
+	list := start(t).Request("resources/templates/list", nil).Result
+	if !strings.Contains(string(list), `"uriTemplate":"sandbox://{session}/{+path}"`) {
+		t.Errorf("templates %s", list)
+	}
+}
