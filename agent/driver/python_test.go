@@ -11,6 +11,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 )
 
+func TestMain(m *testing.M) { Main(m) }
+
 // The tests of one driver are sequences of calls in one session each.
 func steps(t *testing.T, kind string, tests map[string][]Step) {
 	for name, calls := range tests {

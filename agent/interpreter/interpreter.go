@@ -14,6 +14,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -61,7 +62,7 @@ func RunCommand(table *process.Table, s *Spec, code string) (*process.Process, e
 	if err != nil {
 		return nil, err
 	}
-	words := append([]string{path}, s.Command[1:]...)
+	words := slices.Clone(s.Command)
 	stdin := s.Null
 	if s.Pipe {
 		file, err := memory("code", code)
@@ -80,7 +81,7 @@ func RunCommand(table *process.Table, s *Spec, code string) (*process.Process, e
 		words = append(words, code)
 	}
 	return table.Start(process.Command{
-		Words: words, Env: s.Env, Dir: s.Root,
+		Path: path, Words: words, Env: s.Env, Dir: s.Root,
 		Files: []*os.File{stdin, s.Stdout, s.Stderr},
 	})
 }
@@ -143,8 +144,8 @@ func Start(table *process.Table, s *Spec, state *os.File) (_ *Interpreter, err e
 	files[0], files[1], files[2] = s.Null, s.Stdout, s.Stderr
 	files[d.Control], files[d.Control+1], files[d.Control+2] = theirs, i.code, i.state
 	i.Process, err = table.Start(process.Command{
-		Words: append(append([]string{path}, s.Command[1:]...), d.Words...),
-		Env:   s.Env, Dir: s.Root, Files: files,
+		Path: path, Words: slices.Concat(s.Command, d.Words),
+		Env: s.Env, Dir: s.Root, Files: files,
 	})
 	if err != nil {
 		return nil, err

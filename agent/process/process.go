@@ -79,7 +79,8 @@ func (t *Table) reap() {
 
 // Command is what to start.
 type Command struct {
-	Words []string // Words[0] is a path
+	Path  string
+	Words []string // the program's arguments, its own name first
 	Env   []string
 	Dir   string
 	// Files become descriptors 0, 1, 2, …; nil leaves a number closed.
@@ -108,14 +109,14 @@ func (t *Table) Start(c Command) (*Process, error) {
 	// before it is reaped.
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	pid, err := syscall.ForkExec(c.Words[0], c.Words, &syscall.ProcAttr{
+	pid, err := syscall.ForkExec(c.Path, c.Words, &syscall.ProcAttr{
 		Dir:   c.Dir,
 		Env:   c.Env,
 		Files: files,
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("start %s: %w", c.Words[0], err)
+		return nil, fmt.Errorf("start %s: %w", c.Path, err)
 	}
 	p := &Process{Pid: pid, table: t, done: make(chan struct{})}
 	t.live[pid] = p
