@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -160,10 +161,23 @@ func (p *Process) Kill() {
 	p.table.KillAll()
 }
 
-// KillAll ends every process of the namespace but this one; it does nothing
-// unless this process is the namespace's init.
+// killTime bounds how long KillAll waits. A process that is stuck in the
+// kernel may take longer to end.
+const killTime = 2 * time.Second
+
+// KillAll ends every process of the namespace but this one and waits until
+// they are gone; it does nothing unless this process is the namespace's init.
 func (t *Table) KillAll() {
-	if os.Getpid() == 1 {
-		_ = unix.Kill(-1, unix.SIGKILL)
+	if os.Getpid() != 1 {
+		return
+	}
+	deadline := time.Now().Add(killTime)
+	// Once is not enough: a process may fork while the others are killed.
+	for pause := 100 * time.Microsecond; ; pause = min(2*pause, 10*time.Millisecond) {
+		if unix.Kill(-1, unix.SIGKILL) == unix.ESRCH || time.Now().After(deadline) {
+			return
+		}
+		time.Sleep(pause)
+		t.reap()
 	}
 }
