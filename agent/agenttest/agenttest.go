@@ -139,6 +139,16 @@ func (l testLog) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// Warm waits until the interpreter is loaded.
+func (a *Agent) Warm() *Agent {
+	a.t.Helper()
+	a.Send(frame.Request{Type: frame.Ping, ID: 1 << 40})
+	if got := a.Receive(); got.Type != frame.Pong {
+		a.t.Fatalf("reply %+v, want pong", got)
+	}
+	return a
+}
+
 // Send sends a request.
 func (a *Agent) Send(req frame.Request) {
 	a.t.Helper()

@@ -124,11 +124,11 @@ func (e *executor) do(ctx context.Context, t task) error {
 	if !e.take(t.call) {
 		return nil
 	}
-	result, err := e.execute(ctx, t.call)
+	replies, err := e.execute(ctx, t.call)
 	if err != nil {
 		return err
 	}
-	return e.answer(t.call, result)
+	return e.answer(t.call, replies)
 }
 
 // configure applies a configuration. An interpreter that was started without
@@ -293,8 +293,9 @@ func (e *executor) load(ctx context.Context, deadline time.Time) error {
 	}
 }
 
-// execute runs a call. Its error ends the agent.
-func (e *executor) execute(ctx context.Context, c *call) (frame.Reply, error) {
+// execute runs a call and returns what is left to send: the rest of its output
+// and the result. Its error ends the agent.
+func (e *executor) execute(ctx context.Context, c *call) ([]any, error) {
 	e.number++
 	result := frame.Reply{Type: frame.Result, ID: c.ID, Outcome: frame.OutcomeOK}
 	streams := []*stream{{name: frame.Stdout, Stream: e.stdout}, {name: frame.Stderr, Stream: e.stderr}}
@@ -307,7 +308,7 @@ func (e *executor) execute(ctx context.Context, c *call) (frame.Reply, error) {
 	begin := time.Now()
 	end, err := e.code(ctx, c, streams)
 	if errors.Is(err, errUnkillable) {
-		return result, err
+		return nil, err
 	}
 	result.DurationMS = time.Since(begin).Milliseconds()
 	result.ExitCode = end.status
@@ -322,14 +323,11 @@ func (e *executor) execute(ctx context.Context, c *call) (frame.Reply, error) {
 		fmt.Fprintf(e.spec.Stderr, "%s\n", err)
 		e.stderr.Drain()
 	}
+	var replies []any
 	for _, s := range streams {
-		truncated, err := e.finish(c, s)
-		if err != nil {
-			return result, err
-		}
-		if truncated != nil {
-			result.Truncated = append(result.Truncated, *truncated)
-		}
+		rest, truncated := s.finish(c)
+		replies = append(replies, rest...)
+		result.Truncated = append(result.Truncated, truncated...)
 	}
 	result.Files = e.root.Changed()
 	if c.Keep {
@@ -339,7 +337,7 @@ func (e *executor) execute(ctx context.Context, c *call) (frame.Reply, error) {
 		}
 		e.lost = false
 	}
-	return result, nil
+	return append(replies, result), nil
 }
 
 // ending is how code ended.
@@ -556,27 +554,27 @@ func (e *executor) flush(c *call, s *stream, sample bool) error {
 	return nil
 }
 
-// finish sends the rest of a stream and says what was left out.
-func (e *executor) finish(c *call, s *stream) (*frame.Truncation, error) {
-	rest := s.End()
+// finish ends the capture of a call. It returns the rest of the stream's
+// frames and what was left out.
+func (s *stream) finish(c *call) (rest []any, truncated []frame.Truncation) {
+	r := s.End()
 	if s.archive != nil {
 		s.archive.Close()
 	}
-	send := func(text string, skipped int64) error {
-		if text == "" && skipped == 0 {
-			return nil
+	add := func(text string, skipped int64) {
+		if text != "" || skipped > 0 {
+			rest = append(rest, frame.Reply{Type: frame.Output, ID: c.ID, Stream: s.name, Data: text, Skipped: skipped})
 		}
-		return e.out.Write(frame.Reply{Type: frame.Output, ID: c.ID, Stream: s.name, Data: text, Skipped: skipped})
 	}
-	if rest.Skipped == 0 {
-		return nil, send(rest.Head+rest.Tail, 0)
+	if r.Skipped == 0 {
+		add(r.Head+r.Tail, 0)
+		return rest, nil
 	}
-	if err := send(rest.Head, 0); err != nil {
-		return nil, err
-	}
-	t := &frame.Truncation{Stream: s.name, Total: rest.Total, Skipped: rest.Skipped}
+	add(r.Head, 0)
+	add(r.Tail, r.Skipped)
+	t := frame.Truncation{Stream: s.name, Total: r.Total, Skipped: r.Skipped}
 	if s.archive != nil && s.archive.Stored > 0 {
 		t.Path, t.Stored = s.archive.Path, s.archive.Stored
 	}
-	return t, send(rest.Tail, rest.Skipped)
+	return rest, append(truncated, t)
 }

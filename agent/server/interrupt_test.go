@@ -28,7 +28,7 @@ func TestTimeoutKeepsState(t *testing.T) {
 		for _, code := range codes {
 			t.Run(kind+"/"+code, func(t *testing.T) {
 				t.Parallel()
-				a := Start(t, kind)
+				a := Start(t, kind).Warm()
 				a.Run(state[kind].set)
 				begin := time.Now()
 				got := a.Run(code, Limit(time.Second, 2*time.Second))
@@ -54,7 +54,7 @@ func TestTimeoutOfWhatIgnoresIt(t *testing.T) {
 	} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			a := Start(t, kind)
+			a := Start(t, kind).Warm()
 			a.Run(state[kind].set)
 			plantState(t, a)
 			got := a.Run(code, Limit(300*time.Millisecond, 300*time.Millisecond))
@@ -72,7 +72,7 @@ func TestCancel(t *testing.T) {
 	for kind, codes := range forever {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			a := Start(t, kind)
+			a := Start(t, kind).Warm()
 			a.Run(state[kind].set)
 			id := a.Call(codes[0])
 			time.Sleep(100 * time.Millisecond) // let it run; either way it must end
@@ -92,7 +92,7 @@ func TestCancelRaces(t *testing.T) {
 	for kind := range state {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			a := Start(t, kind)
+			a := Start(t, kind).Warm()
 			a.Run(state[kind].set)
 			for range 50 {
 				id := a.Call("")
@@ -110,7 +110,7 @@ func TestEphemeralTimeout(t *testing.T) {
 	for kind, codes := range forever {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			a := Start(t, kind)
+			a := Start(t, kind).Warm()
 			got := a.Run(codes[0], Ephemeral, func(r *frame.Request) { r.TimeoutMS, r.GraceMS = 500, 300 })
 			if got.Outcome != frame.OutcomeTimeout || got.ExitCode < 128 || got.State != "" {
 				t.Errorf("%+v", got)
@@ -127,7 +127,7 @@ func TestTimeoutKeepsOutput(t *testing.T) {
 		"node":   "console.log('before'); while (true) {}",
 	} {
 		for _, change := range []func(*frame.Request){Ephemeral, func(*frame.Request) {}} {
-			a := Start(t, kind)
+			a := Start(t, kind).Warm()
 			got := a.Run(code, Limit(700*time.Millisecond, 300*time.Millisecond), change)
 			if !strings.HasPrefix(got.Stdout, "before\n") || got.Outcome != frame.OutcomeTimeout {
 				t.Errorf("%s: %+v", kind, got)
