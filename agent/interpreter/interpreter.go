@@ -14,6 +14,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -61,7 +62,7 @@ func RunCommand(table *process.Table, s *Spec, code string) (*process.Process, e
 	if err != nil {
 		return nil, err
 	}
-	words := append([]string{path}, s.Command[1:]...)
+	words := slices.Clone(s.Command)
 	stdin := s.Null
 	if s.Pipe {
 		file, err := memory("code", code)
@@ -80,7 +81,7 @@ func RunCommand(table *process.Table, s *Spec, code string) (*process.Process, e
 		words = append(words, code)
 	}
 	return table.Start(process.Command{
-		Words: words, Env: s.Env, Dir: s.Root,
+		Path: path, Words: words, Env: s.Env, Dir: s.Root,
 		Files: []*os.File{stdin, s.Stdout, s.Stderr},
 	})
 }
@@ -94,6 +95,7 @@ type Interpreter struct {
 	replies chan Reply
 	closed  chan struct{}
 	kind    string
+	size    int64 // of the code file
 }
 
 // Reply is a driver's reply, or what was wrong with it.
@@ -130,6 +132,7 @@ func Start(table *process.Table, s *Spec, state *os.File) (_ *Interpreter, err e
 	if i.code, err = memory("code", d.Source); err != nil {
 		return nil, err
 	}
+	i.size = int64(len(d.Source))
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("make a control channel: %w", err)
@@ -143,8 +146,8 @@ func Start(table *process.Table, s *Spec, state *os.File) (_ *Interpreter, err e
 	files[0], files[1], files[2] = s.Null, s.Stdout, s.Stderr
 	files[d.Control], files[d.Control+1], files[d.Control+2] = theirs, i.code, i.state
 	i.Process, err = table.Start(process.Command{
-		Words: append(append([]string{path}, s.Command[1:]...), d.Words...),
-		Env:   s.Env, Dir: s.Root, Files: files,
+		Path: path, Words: slices.Concat(s.Command, d.Words),
+		Env: s.Env, Dir: s.Root, Files: files,
 	})
 	if err != nil {
 		return nil, err
@@ -232,13 +235,8 @@ func (i *Interpreter) Run(code string, number uint64, last bool) (uint64, error)
 	if i.kind == "bash" && strings.IndexByte(code, 0) >= 0 {
 		return 0, fmt.Errorf("%w: it holds a NUL byte; remove it", ErrCode)
 	}
-	for _, f := range []*os.File{i.code, i.state} {
-		if err := f.Truncate(0); err != nil {
-			return 0, err
-		}
-		if _, err := f.Seek(0, io.SeekStart); err != nil {
-			return 0, err
-		}
+	if err := i.rewind(int64(len(code))); err != nil {
+		return 0, err
 	}
 	if _, err := i.code.WriteAt([]byte(code), 0); err != nil {
 		return 0, fmt.Errorf("write %d bytes of code: %w", len(code), err)
@@ -250,6 +248,31 @@ func (i *Interpreter) Run(code string, number uint64, last bool) (uint64, error)
 		return 0, fmt.Errorf("write to the driver: %w", err)
 	}
 	return nonce, nil
+}
+
+// rewind makes the files ready for a call of code of some size.
+func (i *Interpreter) rewind(size int64) error {
+	if i.kind != "bash" {
+		// The driver reads by position as much as it is told to; what
+		// a large call took is given back after it.
+		if size < i.size {
+			if err := i.code.Truncate(size); err != nil {
+				return fmt.Errorf("shrink the code file: %w", err)
+			}
+		}
+		i.size = size
+		return nil
+	}
+	// A shell reads up to the end from where the last reader stood.
+	for _, f := range []*os.File{i.code, i.state} {
+		if err := f.Truncate(0); err != nil {
+			return fmt.Errorf("empty the %s file: %w", f.Name(), err)
+		}
+		if _, err := f.Seek(0, io.SeekStart); err != nil {
+			return fmt.Errorf("rewind the %s file: %w", f.Name(), err)
+		}
+	}
+	return nil
 }
 
 // Interrupt sends SIGINT to the interpreter's group.
