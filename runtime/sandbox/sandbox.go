@@ -133,7 +133,7 @@ func (s *Sandbox) own() {
 		}
 	})
 
-	err := s.read()
+	err := s.read(s.stdout)
 	s.mu.Lock()
 	if s.reason == "" {
 		s.reason = err.Error()
@@ -160,8 +160,8 @@ func (s *Sandbox) own() {
 }
 
 // read dispatches frames until the stream ends or breaks a rule.
-func (s *Sandbox) read() error {
-	frames := frame.NewReader(s.stdout)
+func (s *Sandbox) read(stream io.Reader) error {
+	frames := frame.NewReader(stream)
 	// The largest honest frames are a read's answer, in base64, and half of a
 	// stream's output, of which JSON may write a byte as six.
 	frames.Limit(2*ReadChunk + 4*s.output + 64<<10)
@@ -197,6 +197,10 @@ func ended(err error) error {
 func (s *Sandbox) dispatch(reply frame.Reply) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.killed {
+		// What an agent says of its own end is no answer to a call.
+		return errors.New("it was ended")
+	}
 	req := s.pending[reply.ID]
 	if req == nil {
 		if reply.Type == frame.Error && reply.ID == 0 {

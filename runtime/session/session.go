@@ -274,14 +274,16 @@ func (m *Manager) wait(ctx context.Context, turn <-chan struct{}) error {
 	case <-ctx.Done():
 	case <-m.closed:
 	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
+	return m.stopped(ctx)
+}
+
+// stopped says why a call may not run any more.
+func (m *Manager) stopped(ctx context.Context) error {
 	select {
 	case <-m.closed:
 		return sandbox.ErrClosed
 	default:
-		return nil
+		return ctx.Err()
 	}
 }
 
@@ -376,7 +378,7 @@ func (m *Manager) Once(ctx context.Context, env metadata.Environment, f func(Lea
 	case <-m.closed:
 		return sandbox.ErrClosed
 	}
-	if err := ctx.Err(); err != nil {
+	if err := m.stopped(ctx); err != nil {
 		<-m.once
 		return err
 	}

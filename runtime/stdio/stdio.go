@@ -85,8 +85,9 @@ func New(mcp *server.MCPServer, admission Admission, log *slog.Logger) *Server {
 // Serve answers what it reads from in until its end, and returns when all of
 // it has been answered; or when ctx ends, with what then runs cancelled. The
 // error is one of in or out.
-func (s *Server) Serve(ctx context.Context, in io.Reader, out io.Writer) error {
-	ctx, s.cancel = context.WithCancelCause(ctx)
+func (s *Server) Serve(parent context.Context, in io.Reader, out io.Writer) error {
+	ctx, cancel := context.WithCancelCause(parent)
+	s.cancel = cancel
 	defer s.cancel(nil)
 	s.conn = newConn(out, func(err error) { s.cancel(fmt.Errorf("write to the client: %w", err)) })
 	if err := s.mcp.RegisterSession(ctx, s.conn); err != nil {
@@ -116,12 +117,12 @@ func (s *Server) Serve(ctx context.Context, in io.Reader, out io.Writer) error {
 		case <-ctx.Done():
 			calls.Wait()
 			finish()
-			return cause(ctx)
+			return trouble(parent, ctx)
 		case l, open := <-lines:
 			if !open {
 				calls.Wait()
 				finish()
-				return cause(ctx)
+				return trouble(parent, ctx)
 			}
 			if l.err != nil {
 				s.cancel(fmt.Errorf("read from the client: %w", l.err))
@@ -132,12 +133,12 @@ func (s *Server) Serve(ctx context.Context, in io.Reader, out io.Writer) error {
 	}
 }
 
-// cause returns why ctx ended, or nil where it did not or was only asked to.
-func cause(ctx context.Context) error {
-	if err := context.Cause(ctx); err != nil && !errors.Is(err, context.Canceled) {
-		return err
+// trouble returns what ended ctx; that its parent ended is none.
+func trouble(parent, ctx context.Context) error {
+	if parent.Err() != nil || ctx.Err() == nil {
+		return nil
 	}
-	return nil
+	return context.Cause(ctx)
 }
 
 // handle answers a line, or has it answered by a goroutine of its own.

@@ -228,10 +228,10 @@ func TestAnswerText(t *testing.T) {
 // bench is the tool over real sandboxes.
 type bench struct {
 	*Tool
-	t *testing.T
+	t testing.TB
 }
 
-func lay(t *testing.T, change func(map[string]map[string]any)) *bench {
+func lay(t testing.TB, change func(map[string]map[string]any)) *bench {
 	t.Helper()
 	environments := mcptest.Artifacts(t)
 	if change != nil {

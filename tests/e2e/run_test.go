@@ -84,16 +84,21 @@ func TestFreshEachTime(t *testing.T) {
 // A call that takes too long is answered at its limit, and nothing of it is
 // left, whatever it did to stay.
 func TestTimeout(t *testing.T) {
-	mark := fmt.Sprintf("%d.%d", os.Getpid(), time.Now().UnixNano()%1e9)
+	mark := fmt.Sprintf("%d%09d", os.Getpid(), time.Now().UnixNano()%1e9)
 	c := start(t, tightened(t, map[string]any{"timeout_seconds": 2}))
+	// A child that calls setsid, ignores what can be ignored and stays.
+	leaver := "import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', 'import signal, time\\nfor s in (1, 2, 15): signal.signal(s, signal.SIG_IGN)\\ntime.sleep(999)', '" + mark + "'], start_new_session=True)\n"
 	for name, test := range map[string]struct{ env, code string }{
 		"sleep":                    {"bash", "sleep 999." + mark},
-		"a child that left":        {"bash", "trap '' TERM HUP INT; setsid bash -c \"trap '' TERM HUP INT; sleep 999." + mark + "\" & sleep 999." + mark},
-		"python that ignores it":   {"python", "import signal, time, subprocess\nfor s in (1, 2, 15): signal.signal(s, signal.SIG_IGN)\nsubprocess.Popen(['sleep', '999." + mark + "'], start_new_session=True)\ntime.sleep(999)"},
+		"a job of its own group":   {"bash", "set -m; trap '' TERM HUP INT; bash -c \"trap '' TERM HUP INT; sleep 999." + mark + "\" & sleep 999." + mark},
+		"a session of its own":     {"python", leaver + "time.sleep(999)\n# " + mark},
+		"python that ignores it":   {"python", "import signal\nfor s in (1, 2, 15): signal.signal(s, signal.SIG_IGN)\n" + leaver + "while True: time.sleep(1)\n# " + mark},
 		"node that never comes up": {"node", "require('child_process').spawn('sleep', ['999." + mark + "'], {detached: true}); while (true) {}"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			answer := run(c, test.env, test.code)
+			id := c.SendRun(mcptest.Arguments{Code: test.code, Env: test.env})
+			mcptest.Eventually(t, 2*time.Second, func() string { return "nothing of it ever ran" }, func() bool { return len(mcptest.Marked(mark)) > 0 })
+			answer := c.AwaitRun(id)
 			if !answer.IsError || !strings.Contains(answer.Text(), "[timed out after 2 s]") {
 				t.Errorf("answer %+v", answer)
 			}
@@ -188,7 +193,7 @@ func TestLargeOutput(t *testing.T) {
 func TestKilledServer(t *testing.T) {
 	c := start(t)
 	in(c, "idle", "python", "x = 1")
-	c.SendRun(mcptest.Arguments{Code: "trap '' TERM HUP INT; setsid sleep 999 & sleep 999", Env: "bash"})
+	c.SendRun(mcptest.Arguments{Code: "trap '' TERM HUP INT; set -m; sleep 999 & sleep 999", Env: "bash"})
 	c.SendRun(mcptest.Arguments{Code: "while(true){}", Env: "node", Session: "busy"})
 	alive := busy(t, c, 3)
 	c.Signal(syscall.SIGKILL)
@@ -211,7 +216,7 @@ func TestTerminatedServer(t *testing.T) {
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		c := start(t)
 		in(c, "idle", "python", "x = 1")
-		c.SendRun(mcptest.Arguments{Code: "trap '' TERM HUP INT; setsid sleep 999 & sleep 999", Env: "bash"})
+		c.SendRun(mcptest.Arguments{Code: "trap '' TERM HUP INT; set -m; sleep 999 & sleep 999", Env: "bash"})
 		alive := busy(t, c, 2)
 		c.Signal(signal)
 		if status := c.Wait(3 * time.Second); status != 0 {

@@ -200,6 +200,11 @@ func load(log *slog.Logger) (config.Config, *metadata.Set, error) {
 	if settings, err = settings.Complete(set.Session, set.Project); err != nil {
 		return settings, nil, err
 	}
+	if dir := os.Getenv("NIX_SANDBOX_DIR"); dir != "" {
+		if _, err := os.Stat(dir); err != nil {
+			log.Warn("no sandboxes are read from NIX_SANDBOX_DIR", "error", err)
+		}
+	}
 	for _, broken := range set.Broken {
 		log.Error("environment left out", "env", broken.Name, "error", broken.Err)
 	}

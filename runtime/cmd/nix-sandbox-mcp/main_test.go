@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -89,6 +91,30 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
+// Variables that the operator names reach the code; they are seen neither in
+// the arguments nor in the environment of any process on the host.
+func TestInheritedVariables(t *testing.T) {
+	metadata := strings.TrimSuffix(mcptest.Metadata(t, mcptest.Artifacts(t)), "}") + `,"project":{"inherit_env":{"vars":["TOKEN","UNSET"]}}}`
+	c := mcptest.Start(t, server(t, []string{"--stdio"}, "NIX_SANDBOX_METADATA="+metadata, "TOKEN=a secret", "OTHER=hidden"))
+	c.Initialize(mcptest.Newest)
+	const code = "echo \"$TOKEN:${UNSET-unset}:${OTHER-unset}\"; sleep 0.5"
+	id := c.SendRun(mcptest.Arguments{Code: code, Env: "bash", Session: "s"})
+	mcptest.Eventually(t, 10*time.Second, func() string { return "no sandbox" }, func() bool { return len(mcptest.Descendants(c.PID())) > 1 })
+	for _, pid := range mcptest.Descendants(c.PID()) {
+		for _, file := range []string{"cmdline", "environ"} {
+			text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
+			// The interpreter and what it starts have it, for the code to use.
+			inside := strings.Contains(string(text), "HOME=/workspace") && file == "environ"
+			if strings.Contains(string(text), "a secret") && !inside {
+				t.Errorf("it is in %s of %d: %q", file, pid, text)
+			}
+		}
+	}
+	if answer := c.AwaitRun(id); answer.Text() != "a secret:unset:unset\n" {
+		t.Errorf("answer %+v", answer)
+	}
+}
+
 // A broken environment is one line in the log and named when it is called;
 // the others are served.
 func TestBrokenEnvironment(t *testing.T) {
@@ -149,6 +175,43 @@ func TestSignalsEndTheServer(t *testing.T) {
 		}
 		mcptest.Gone(t, 2*time.Second, children)
 	}
+}
+
+// A client that no longer reads ends the server, which cleans up: the signal
+// for a broken pipe does not kill it before.
+func TestClientStopsReading(t *testing.T) {
+	cmd := server(t, []string{"--stdio"}, "NIX_SANDBOX_METADATA="+mcptest.Metadata(t, mcptest.Artifacts(t)))
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := &mcptest.Log{}
+	cmd.Stderr = log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	const call = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"run","arguments":{"env":"bash","code":"sleep 99","session":"s"}}}` + "\n"
+	if _, err := io.WriteString(in, call); err != nil {
+		t.Fatal(err)
+	}
+	var children []int
+	mcptest.Eventually(t, 10*time.Second, func() string { return "the call does not run" }, func() bool {
+		children = mcptest.Descendants(cmd.Process.Pid)
+		return len(children) >= 4
+	})
+	out.Close()
+	if _, err := io.WriteString(in, `{"jsonrpc":"2.0","id":2,"method":"ping"}`+"\n"); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Wait()
+	if status := cmd.ProcessState.ExitCode(); status != 1 || !strings.Contains(log.String(), "nix-sandbox-mcp: error: write to the client: ") {
+		t.Errorf("status %d:\n%s", status, log)
+	}
+	mcptest.Gone(t, 2*time.Second, children)
 }
 
 func BenchmarkOnce(b *testing.B) {

@@ -1,0 +1,56 @@
+package sandbox
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+)
+
+// Whatever bytes a sandbox writes: reading them ends, and what reaches the
+// call is within its bounds.
+func FuzzStream(f *testing.F) {
+	frames := func(replies ...frame.Reply) []byte {
+		var stream bytes.Buffer
+		w := frame.NewWriter(&stream)
+		for _, reply := range replies {
+			if err := w.Write(reply); err != nil {
+				f.Fatal(err)
+			}
+		}
+		return stream.Bytes()
+	}
+	ready := frame.Reply{Type: frame.Ready, Protocol: frame.Protocol}
+	f.Add(frames(ready, frame.Reply{Type: frame.Output, ID: 1, Stream: frame.Stdout, Data: "x", Skipped: 5}, frame.Reply{Type: frame.Result, ID: 1, Outcome: frame.OutcomeOK}))
+	f.Add(frames(ready, frame.Reply{Type: frame.Contents, ID: 2, Contents: []byte("x")}))
+	f.Add(frames(ready, frame.Reply{Type: frame.Error, Message: "x"}))
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff})
+	f.Fuzz(func(t *testing.T, stream []byte) {
+		output := NewOutput(100)
+		execute := &request{want: frame.Result, answer: make(chan frame.Reply, 1), output: output, frames: 50, bytes: 5000}
+		read := &request{want: frame.Contents, answer: make(chan frame.Reply, 1), frames: 1}
+		s := &Sandbox{output: 100, ready: make(chan struct{}), pending: map[uint64]*request{1: execute, 2: read}}
+		if err := s.read(bytes.NewReader(stream)); err == nil {
+			t.Fatal("the stream has no end")
+		}
+		stdout, stderr := output.Texts()
+		if shown := len(stdout.Head) + len(stdout.Tail) + len(stderr.Head) + len(stderr.Tail); shown > 100 {
+			t.Errorf("%d bytes shown", shown)
+		}
+		if len(output.Newest()) > sampleBytes {
+			t.Errorf("newest line of %d bytes", len(output.Newest()))
+		}
+		for _, req := range []*request{execute, read} {
+			select {
+			case reply := <-req.answer:
+				if reply.Type != req.want && reply.Type != frame.Error {
+					t.Errorf("%s was answered with %s", req.want, reply.Type)
+				}
+				if len(files(reply.Files)) > maxFiles {
+					t.Error("too many files")
+				}
+			default:
+			}
+		}
+	})
+}
