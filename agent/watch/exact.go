@@ -3,10 +3,12 @@ package watch
 import (
 	"bufio"
 	"bytes"
-	"context"
+	"errors"
 	"io"
 	"os"
+	"runtime"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,23 +16,46 @@ import (
 // kcmpVM asks kcmp(2) whether two processes have one memory.
 const kcmpVM = 1
 
+// budget is an amount of this thread's processor time. Time that passes
+// while others have the processor is not the look's own, and they take no
+// memory meanwhile either.
+type budget struct {
+	begin time.Duration
+	size  time.Duration
+}
+
+func newBudget(size time.Duration) budget { return budget{spentByThread(), size} }
+
+func (b budget) spent() time.Duration { return spentByThread() - b.begin }
+func (b budget) over() bool           { return b.spent() > b.size }
+
+func spentByThread() time.Duration {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now); err != nil {
+		return 0
+	}
+	return time.Duration(now.Nano())
+}
+
 // exact returns the memory of the processes that the last look found, in
 // which a page that n processes share counts 1/n for each. Of those that it
-// cannot ask, or not before ctx is done, it takes the first look's figure.
-func (g *gauge) exact(ctx context.Context) int64 {
-	var total int64
+// cannot ask, or not within its budget, it takes the first look's figure.
+func (g *gauge) exact(size time.Duration) (total int64, cost time.Duration) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	rest := newBudget(size)
 	for _, p := range g.found {
 		if p.parent != 0 && sameMemory(p.pid, p.parent) {
 			continue // a child of vfork, before its exec
 		}
 		total += p.tables
-		if memory, ok := shared(ctx, p.pid); ok {
+		if memory, ok := shared(rest, p.pid); ok {
 			total += memory
 		} else {
 			total += p.memory
 		}
 	}
-	return total
+	return total, rest.spent()
 }
 
 func sameMemory(a, b int) bool {
@@ -67,9 +92,12 @@ func unnamed(path string) bool {
 }
 
 // shared returns a process's memory by its mappings. It fails for processes
-// that cannot be dumped, and when ctx is done.
-func shared(ctx context.Context, pid int) (int64, bool) {
+// that cannot be dumped, and where it would cost more than the budget.
+func shared(rest budget, pid int) (int64, bool) {
 	file, err := os.Open("/proc/" + strconv.Itoa(pid) + "/smaps")
+	if gone(err) {
+		return 0, true
+	}
 	if err != nil {
 		return 0, false
 	}
@@ -80,12 +108,15 @@ func shared(ctx context.Context, pid int) (int64, bool) {
 		lines = bufio.NewReaderSize(file, 64<<10)
 	)
 	for n := 0; ; n++ {
-		if n%1024 == 0 && ctx.Err() != nil {
+		if n%1024 == 0 && rest.over() {
 			return 0, false
 		}
 		line, err := lines.ReadSlice('\n')
 		if err == io.EOF {
 			return total + now.memory(), true
+		}
+		if gone(err) {
+			return 0, true
 		}
 		if err != nil {
 			return 0, false
@@ -105,6 +136,11 @@ func shared(ctx context.Context, pid int) (int64, bool) {
 			now.swap = kilobytes(value)
 		}
 	}
+}
+
+// gone says that a process has ended since it was found.
+func gone(err error) bool {
+	return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH)
 }
 
 // header reads the first line of a mapping: addresses, permissions, offset,

@@ -61,8 +61,8 @@ const (
 	farPause  = 100 * time.Millisecond
 	idlePause = 500 * time.Millisecond
 
-	// exactTime bounds a look that tells shared memory from private; the
-	// pause after it is as long as it took.
+	// exactTime bounds a look that tells shared memory from private, in time
+	// of a processor; the pause after it is as long as it took.
 	exactTime = 200 * time.Millisecond
 
 	// dying is how long a killed process may take to give its memory back
@@ -116,7 +116,7 @@ func (w *Watch) Run(ctx context.Context, crossed func(Crossing)) error {
 		case busy = <-w.busy:
 		case <-timer.C:
 		}
-		usage, cost, err := w.look(ctx)
+		usage, cost, err := w.look()
 		if err != nil {
 			return fmt.Errorf("watch the limits: %w", err)
 		}
@@ -134,16 +134,13 @@ func (w *Watch) Run(ctx context.Context, crossed func(Crossing)) error {
 // look returns what is used. The first, cheap figure counts shared memory
 // more than once; where it is too high, a second look tells, and its cost is
 // returned too.
-func (w *Watch) look(ctx context.Context) (usage Usage, cost time.Duration, err error) {
+func (w *Watch) look() (usage Usage, cost time.Duration, err error) {
 	usage, err = w.gauge.bound(w.limits.Tasks)
 	if err != nil || w.limits.Memory == 0 || usage.Memory() <= w.limits.Memory {
 		return usage, 0, err
 	}
-	begin := time.Now()
-	ctx, cancel := context.WithDeadline(ctx, begin.Add(exactTime))
-	defer cancel()
-	usage.Processes = w.gauge.exact(ctx)
-	return usage, time.Since(begin), nil
+	usage.Processes, cost = w.gauge.exact(exactTime)
+	return usage, cost, nil
 }
 
 // crossed returns the limit that a usage crosses.
