@@ -6,7 +6,7 @@ require (
 	github.com/google/go-cmp v0.7.0
 	github.com/mark3labs/mcp-go v1.2.1
 	github.com/tidwall/gjson v1.20.0
-	golang.org/x/sys v0.5.0
+	golang.org/x/sys v0.38.0
 )
 
 require (
