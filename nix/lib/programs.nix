@@ -1,9 +1,10 @@
-# The Go programs: agent (inside each sandbox), jail (starts one) and runtime
-# (the MCP server).
+# The Go programs: agent (inside each sandbox), jail (starts one), seccomp
+# (writes the filter that the jail is started with) and runtime (the MCP
+# server).
 #
 # Each is a derivation of its own with only its own sources, so that a change
 # to the runtime builds no sandbox anew and a change to a test or a document
-# builds nothing. All three compile against one vendor tree.
+# builds nothing. All compile against one vendor tree.
 { pkgs }:
 let
   inherit (pkgs) lib;
@@ -114,6 +115,13 @@ in
     folders = [ "jail" ];
     package = "jail/cmd/nix-sandbox-jail";
     description = "Starts one sandbox from its generated description";
+  };
+
+  seccomp = program {
+    pname = "nix-sandbox-seccomp";
+    folders = [ "jail/seccomp" "jail/cmd/nix-sandbox-seccomp" ];
+    package = "jail/cmd/nix-sandbox-seccomp";
+    description = "Writes the system call filter of a jail";
   };
 
   runtime = program {

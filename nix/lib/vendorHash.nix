@@ -1,1 +1,1 @@
-"sha256-2rqWApwIE+YPstG38P3m/FKLDkwJv8RP+fVNm9K1JnI="
+"sha256-m0F79urfhYPXbGDGPb/s1lK08ooVyxqZ+IFf6Xuh5P4="
