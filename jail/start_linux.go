@@ -35,7 +35,16 @@ func (s *Spec) Start(project Project) error {
 	if err != nil {
 		return err
 	}
-	words := append([]string{s.Bubblewrap, "--args", strconv.Itoa(flags), "--"}, s.Command...)
+	filter, err := unix.Open(s.Seccomp, unix.O_RDONLY, 0)
+	if err != nil {
+		return &Refusal{
+			Problem: fmt.Sprintf("open the system call filter %s: %v", s.Seccomp, err),
+			Hint:    "build the sandbox again, so that its parts are in the store",
+		}
+	}
+	words := append([]string{
+		s.Bubblewrap, "--args", strconv.Itoa(flags), "--seccomp", strconv.Itoa(filter), "--",
+	}, s.Command...)
 	err = unix.Exec(s.Bubblewrap, words, nil)
 	return &Refusal{
 		Problem: fmt.Sprintf("start %s: %v", s.Bubblewrap, err),

@@ -156,21 +156,34 @@ func Start(table *process.Table, s *Spec, state *os.File) (_ *Interpreter, err e
 	return i, nil
 }
 
-// memory returns a file in memory that holds text, read from its beginning.
+// memory returns a file without a name that holds text, read from its
+// beginning. It lies in a file system that has a size, so that what the code
+// adds to it counts; that of a memfd would not, and the jail refuses it. One
+// file system may be full, of what the code wrote.
 func memory(name, text string) (*os.File, error) {
-	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	var errs []error
+	for _, folder := range []string{"/dev/shm", "/tmp", os.TempDir()} {
+		f, err := unnamed(folder, name, text)
+		if err == nil {
+			return f, nil
+		}
+		errs = append(errs, fmt.Errorf("make a file in %s: %w", folder, err))
+	}
+	return nil, errors.Join(errs...)
+}
+
+func unnamed(folder, name, text string) (*os.File, error) {
+	fd, err := unix.Open(folder, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("make a file in memory: %w", err)
+		return nil, err
 	}
 	f := os.NewFile(uintptr(fd), name)
-	if text != "" {
-		if _, err = f.WriteString(text); err == nil {
-			_, err = f.Seek(0, io.SeekStart)
-		}
-		if err != nil {
-			f.Close()
-			return nil, fmt.Errorf("write a file in memory: %w", err)
-		}
+	if _, err = f.WriteString(text); err == nil {
+		_, err = f.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
 	}
 	return f, nil
 }
