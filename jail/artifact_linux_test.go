@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 )
@@ -292,8 +294,9 @@ func TestArtifactRefusesToStart(t *testing.T) {
 	}
 }
 
-// The kernel refuses what would lead out or up.
-func TestArtifactKernelRefuses(t *testing.T) {
+// probe builds the probe into a folder that a sandbox may have as its project.
+func probe(t *testing.T) string {
+	t.Helper()
 	project := t.TempDir()
 	if err := os.Chmod(project, 0o755); err != nil {
 		t.Fatal(err)
@@ -303,6 +306,12 @@ func TestArtifactKernelRefuses(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
+	return project
+}
+
+// The kernel refuses what would lead out or up.
+func TestArtifactKernelRefuses(t *testing.T) {
+	artifact(t)
 	want := []string{
 		"chroot: operation not permitted",
 		"mount: operation not permitted",
@@ -316,7 +325,30 @@ func TestArtifactKernelRefuses(t *testing.T) {
 		// Root has no number in here.
 		"setuid: invalid argument",
 	}
-	if diff := cmp.Diff(want, lines(t, "/project/probe", "PROJECT_DIR="+project)); diff != "" {
+	if diff := cmp.Diff(want, lines(t, "/project/probe", "PROJECT_DIR="+probe(t))); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A key in the keyring of the session that starts a sandbox stays out of it.
+func TestArtifactLeavesKeys(t *testing.T) {
+	artifact(t)
+	// Keyrings are a thread's; this one ends with the test, for nobody
+	// unlocks it.
+	runtime.LockOSThread()
+	if _, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0); err != nil {
+		t.Skipf("no keyring to be had here: %v", err)
+	}
+	if _, err := unix.AddKey("user", "of-the-host", []byte("secret"), unix.KEY_SPEC_SESSION_KEYRING); err != nil {
+		t.Fatal(err)
+	}
+	project := probe(t)
+	outside, err := exec.Command(filepath.Join(project, "probe"), "key").CombinedOutput()
+	if want := "key of the host: <nil>\n"; err != nil || string(outside) != want {
+		t.Fatalf("outside: %v: %s, want %s", err, outside, want)
+	}
+	want := []string{"key of the host: required key not available"}
+	if diff := cmp.Diff(want, lines(t, "/project/probe key", "PROJECT_DIR="+project)); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -23,6 +23,9 @@ type Spec struct {
 	Schema int `json:"schema"`
 	// Bubblewrap is the absolute path of the program that makes the jail.
 	Bubblewrap string `json:"bubblewrap"`
+	// Seccomp is the absolute path of the system call filter, as package
+	// seccomp encodes it.
+	Seccomp string `json:"seccomp"`
 	// Flags are given to bubblewrap before the project's mount, Seal after it.
 	Flags []string `json:"flags"`
 	Seal  []string `json:"seal"`
@@ -86,6 +89,9 @@ func (s *Spec) check() error {
 	}
 	if !filepath.IsAbs(s.Bubblewrap) {
 		return fmt.Errorf("bubblewrap is %q, want an absolute path", s.Bubblewrap)
+	}
+	if !filepath.IsAbs(s.Seccomp) {
+		return fmt.Errorf("seccomp is %q, want the absolute path of a filter", s.Seccomp)
 	}
 	if len(s.Command) == 0 || !filepath.IsAbs(s.Command[0]) {
 		return fmt.Errorf("command is %q, want a program's absolute path first", s.Command)

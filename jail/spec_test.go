@@ -14,6 +14,7 @@ func valid() Spec {
 	return Spec{
 		Schema:       Schema,
 		Bubblewrap:   "/nix/store/b/bin/bwrap",
+		Seccomp:      "/nix/store/f-filter",
 		Flags:        []string{"--unshare-user", "--setenv", "A", "with space\nand line"},
 		Seal:         []string{"--remount-ro", "/"},
 		ProjectMount: "/project",
@@ -71,6 +72,8 @@ func TestParseSpecRefuses(t *testing.T) {
 		"no seal":             {set("seal", nil), "empty"},
 		"no reserved":         {set("reserved", nil), "empty"},
 		"bwrap by name":       {set("bubblewrap", "bwrap"), "absolute path"},
+		"no filter":           {set("seccomp", nil), "seccomp is"},
+		"filter by name":      {set("seccomp", "filter"), "seccomp is"},
 		"no command":          {set("command", nil), "absolute path"},
 		"command by name":     {set("command", []string{"agent"}), "absolute path"},
 		"zero byte in a flag": {set("flags", []string{"--setenv\x00"}), "zero byte"},
@@ -110,7 +113,7 @@ func FuzzParseSpec(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if !filepath.IsAbs(spec.Command[0]) || !filepath.IsAbs(spec.Bubblewrap) || len(spec.Seal) == 0 || spec.Schema != Schema {
+		if !filepath.IsAbs(spec.Command[0]) || !filepath.IsAbs(spec.Bubblewrap) || !filepath.IsAbs(spec.Seccomp) || len(spec.Seal) == 0 || spec.Schema != Schema {
 			t.Errorf("accepted %+v", spec)
 		}
 	})

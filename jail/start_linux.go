@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 
@@ -22,18 +23,51 @@ func (s *Spec) Start(project Project) error {
 	if err := closeOnExec(); err != nil {
 		return err
 	}
+	// Keyrings are the thread's, and the thread that execs is the one that stays.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := leaveKeys(); err != nil {
+		return err
+	}
 	// The flags travel in an anonymous file, not in the arguments, which
 	// every user of the host can read and which have a size limit.
 	flags, err := memfile("flags", s.arguments(project))
 	if err != nil {
 		return err
 	}
-	words := append([]string{s.Bubblewrap, "--args", strconv.Itoa(flags), "--"}, s.Command...)
+	filter, err := unix.Open(s.Seccomp, unix.O_RDONLY, 0)
+	if err != nil {
+		return &Refusal{
+			Problem: fmt.Sprintf("open the system call filter %s: %v", s.Seccomp, err),
+			Hint:    "build the sandbox again, so that its parts are in the store",
+		}
+	}
+	words := append([]string{
+		s.Bubblewrap, "--args", strconv.Itoa(flags), "--seccomp", strconv.Itoa(filter), "--",
+	}, s.Command...)
 	err = unix.Exec(s.Bubblewrap, words, nil)
 	return &Refusal{
 		Problem: fmt.Sprintf("start %s: %v", s.Bubblewrap, err),
 		Hint:    "build the sandbox again, so that its parts are in the store",
 	}
+}
+
+// leaveKeys gives the sandbox a keyring of its own: processes inherit their
+// session's, and could read the passwords and tickets that it holds.
+func leaveKeys() error {
+	// No name: the keyring is new, and this process's alone.
+	_, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)
+	switch {
+	// A kernel or a container without keys has none for the sandbox either.
+	case err == nil, errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EPERM):
+		return nil
+	case errors.Is(err, unix.EDQUOT):
+		return &Refusal{
+			Problem: "this user may hold no more keyrings, and each sandbox has one",
+			Hint:    "run fewer sandboxes at once, or raise kernel.keys.maxkeys with sysctl",
+		}
+	}
+	return fmt.Errorf("make a keyring for the sandbox: %w", err)
 }
 
 // arguments are bubblewrap's, each ended by a zero byte.

@@ -8,6 +8,7 @@ package agenttest
 import (
 	"context"
 	"errors"
+	"flag"
 	"io"
 	"os"
 	"os/exec"
@@ -52,6 +53,11 @@ func Command(pipe bool, words ...string) Option {
 	return func(s *interpreter.Spec) { s.Kind, s.Command, s.Pipe = "command", words, pipe }
 }
 
+// Words sets the interpreter's own words.
+func Words(words ...string) Option {
+	return func(s *interpreter.Spec) { s.Command = words }
+}
+
 // Env sets a variable of the interpreter.
 func Env(name, value string) Option {
 	return func(s *interpreter.Spec) { s.Env = append(s.Env, name+"="+value) }
@@ -73,8 +79,10 @@ func Start(t testing.TB, kind string, options ...Option) *Agent {
 		o(&spec)
 	}
 	spec.Env = append(spec.Env, "HOME="+spec.Root, "TMPDIR="+spec.Root)
-	if _, err := exec.LookPath(spec.Command[0]); err != nil {
-		t.Skipf("no %s here: %v", spec.Command[0], err)
+	if words := commands[kind]; words != nil {
+		if _, err := exec.LookPath(words[0]); err != nil {
+			t.Skipf("no %s here: %v", words[0], err)
+		}
 	}
 	in, requests, err := os.Pipe()
 	if err != nil {
@@ -129,6 +137,16 @@ type testLog struct{ t testing.TB }
 func (l testLog) Write(p []byte) (int, error) {
 	l.t.Log(strings.TrimSpace(string(p)))
 	return len(p), nil
+}
+
+// Warm waits until the interpreter is loaded.
+func (a *Agent) Warm() *Agent {
+	a.t.Helper()
+	a.Send(frame.Request{Type: frame.Ping, ID: 1 << 40})
+	if got := a.Receive(); got.Type != frame.Pong {
+		a.t.Fatalf("reply %+v, want pong", got)
+	}
+	return a
 }
 
 // Send sends a request.
@@ -280,4 +298,14 @@ func (a *Agent) Steps(steps []Step) {
 				s.Stdout, s.Stderr, s.Exit, s.Outcome, state)
 		}
 	}
+}
+
+// Main runs the tests of a package that uses agents. They wait much more than
+// they work: more of them run side by side than there are processors.
+func Main(m *testing.M) {
+	flag.Parse()
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
+	}
+	os.Exit(m.Run())
 }

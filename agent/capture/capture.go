@@ -39,6 +39,7 @@ type Stream struct {
 	head    []byte // the first bytes of the call, at most half
 	sent    int    // bytes of head that Take returned
 	tail    []byte // a ring of the newest bytes once head is full
+	ring    int    // the ring's size: what head leaves of the limit
 	at      int    // where the ring's next byte goes
 	beyond  int64  // bytes that came after head
 	line    []byte // the newest line's first bytes
@@ -117,9 +118,10 @@ func (s *Stream) add(p []byte) {
 		whole := max(wholeRunes(s.head), s.sent)
 		p = append(append([]byte(nil), s.head[whole:]...), p...)
 		s.head = s.head[:whole]
-		s.tail = make([]byte, 0, s.half)
+		s.ring = 2*s.half - whole
+		s.tail = make([]byte, 0, s.ring)
 	}
-	if s.spill != nil && s.beyond+int64(len(p)) > int64(s.half) {
+	if s.spill != nil && s.beyond+int64(len(p)) > int64(s.ring) {
 		// Something is about to be lost for the first time: the ring
 		// has not turned yet.
 		if s.spilled = s.spill(); s.spilled != nil {
@@ -133,16 +135,16 @@ func (s *Stream) add(p []byte) {
 	}
 	s.beyond += int64(len(p))
 	s.note(p)
-	if len(p) >= s.half {
-		s.tail = append(s.tail[:0], p[len(p)-s.half:]...)
+	if len(p) >= s.ring {
+		s.tail = append(s.tail[:0], p[len(p)-s.ring:]...)
 		s.at = 0
 		return
 	}
-	n := min(s.half-len(s.tail), len(p))
+	n := min(s.ring-len(s.tail), len(p))
 	s.tail = append(s.tail, p[:n]...)
 	for p = p[n:]; len(p) > 0; p = p[n:] {
 		n = copy(s.tail[s.at:], p)
-		s.at = (s.at + n) % s.half
+		s.at = (s.at + n) % s.ring
 	}
 }
 
@@ -192,7 +194,7 @@ func (s *Stream) Begin(spill func() io.Writer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.spill, s.spilled = nil, nil
-	if s.beyond <= int64(s.half) { // else a part is gone already
+	if s.beyond <= int64(s.ring) { // else a part is gone already
 		s.spill = spill
 	}
 }
@@ -252,7 +254,7 @@ func (s *Stream) End() Rest {
 
 func (s *Stream) reset() {
 	s.head, s.sent = s.head[:0], 0
-	s.tail, s.at, s.beyond = nil, 0, 0
+	s.tail, s.ring, s.at, s.beyond = nil, 0, 0, 0
 	s.line, s.fresh = nil, false
 	s.spill, s.spilled = nil, nil
 	if cap(s.head) > s.half {

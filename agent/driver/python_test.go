@@ -11,12 +11,14 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 )
 
+func TestMain(m *testing.M) { Main(m) }
+
 // The tests of one driver are sequences of calls in one session each.
 func steps(t *testing.T, kind string, tests map[string][]Step) {
 	for name, calls := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			Start(t, kind).Steps(calls)
+			Start(t, kind).Warm().Steps(calls)
 		})
 	}
 }
@@ -222,7 +224,7 @@ func TestLargeCode(t *testing.T) {
 	} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			Start(t, kind).Steps([]Step{{Code: code, Stdout: "1048576\n"}, {Code: "s = 1", Stdout: map[string]string{"node": "1\n"}[kind], Exit: map[string]int{"bash": 127}[kind], Stderr: map[string]string{"bash": "line 1: s: command not found"}[kind]}})
+			Start(t, kind).Warm().Steps([]Step{{Code: code, Stdout: "1048576\n"}, {Code: "s = 1", Stdout: map[string]string{"node": "1\n"}[kind], Exit: map[string]int{"bash": 127}[kind], Stderr: map[string]string{"bash": "line 1: s: command not found"}[kind]}})
 		})
 	}
 }

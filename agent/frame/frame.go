@@ -100,7 +100,7 @@ func (r *Reader) payload() ([]byte, error) {
 }
 
 // Writer writes frames to a stream. It is safe for concurrent use: frames
-// never interleave, and each is one call of the underlying Write.
+// never interleave, and those of one Write are one of the underlying Write.
 type Writer struct {
 	mu  sync.Mutex
 	w   io.Writer
@@ -113,11 +113,12 @@ func NewWriter(w io.Writer) *Writer {
 	return &Writer{w: w}
 }
 
-// Write sends v as one frame. Strings that are not valid UTF-8 are sent with
-// U+FFFD in place of each wrong byte. A value that cannot be encoded or is
-// too large is refused and the stream stays usable; an error of the stream
-// itself is returned by every later Write too.
-func (w *Writer) Write(v any) error {
+// Write sends each value as one frame, all of them together: the other end
+// wakes up once. Strings that are not valid UTF-8 are sent with U+FFFD in
+// place of each wrong byte. Where a value cannot be encoded or is too large,
+// nothing is sent and the stream stays usable; an error of the stream itself
+// is returned by every later Write too.
+func (w *Writer) Write(values ...any) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.err != nil {
@@ -127,6 +128,21 @@ func (w *Writer) Write(v any) error {
 		w.buf = bytes.Buffer{}
 	}
 	w.buf.Reset()
+	for _, v := range values {
+		if err := w.encode(v); err != nil {
+			return err
+		}
+	}
+	if _, err := w.w.Write(w.buf.Bytes()); err != nil {
+		w.err = fmt.Errorf("write frame: %w", err)
+		return w.err
+	}
+	return nil
+}
+
+// encode adds a frame to the buffer.
+func (w *Writer) encode(v any) error {
+	begin := w.buf.Len()
 	w.buf.Write(make([]byte, headerSize))
 	enc := json.NewEncoder(&w.buf)
 	enc.SetEscapeHTML(false)
@@ -134,15 +150,11 @@ func (w *Writer) Write(v any) error {
 		return fmt.Errorf("encode frame: %w", err)
 	}
 	w.buf.Truncate(w.buf.Len() - 1) // the newline that Encode adds
-	size := w.buf.Len() - headerSize
+	frame := w.buf.Bytes()[begin:]
+	size := len(frame) - headerSize
 	if size > MaxPayload {
 		return fmt.Errorf("%w: %d bytes to send", ErrTooLarge, size)
 	}
-	frame := w.buf.Bytes()
 	binary.BigEndian.PutUint32(frame, uint32(size))
-	if _, err := w.w.Write(frame); err != nil {
-		w.err = fmt.Errorf("write frame: %w", err)
-		return w.err
-	}
 	return nil
 }

@@ -40,6 +40,44 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
+// counting counts the writes.
+type counting struct {
+	bytes.Buffer
+	n int
+}
+
+func (c *counting) Write(p []byte) (int, error) {
+	c.n++
+	return c.Buffer.Write(p)
+}
+
+func TestWriteTogether(t *testing.T) {
+	var stream counting
+	w := NewWriter(&stream)
+	if err := w.Write(Reply{Type: Output, Data: "a"}, Reply{Type: Result, ExitCode: 3}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Write(Reply{Type: Pong}, Reply{Data: strings.Repeat("x", MaxPayload)}); !errors.Is(err, ErrTooLarge) {
+		t.Fatalf("error %v, want %v", err, ErrTooLarge)
+	}
+	if stream.n != 1 {
+		t.Errorf("%d writes, want 1", stream.n)
+	}
+	r := NewReader(&stream)
+	for _, want := range []Reply{{Type: Output, Data: "a"}, {Type: Result, ExitCode: 3}} {
+		var got Reply
+		if err := r.Read(&got); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Error(diff)
+		}
+	}
+	if err := r.Read(new(Reply)); err != io.EOF {
+		t.Errorf("%v, want io.EOF", err)
+	}
+}
+
 func TestWriteReplacesInvalidUTF8(t *testing.T) {
 	var stream bytes.Buffer
 	if err := NewWriter(&stream).Write(Reply{Type: Output, Data: "a\xffb"}); err != nil {

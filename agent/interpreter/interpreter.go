@@ -14,6 +14,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -61,7 +62,7 @@ func RunCommand(table *process.Table, s *Spec, code string) (*process.Process, e
 	if err != nil {
 		return nil, err
 	}
-	words := append([]string{path}, s.Command[1:]...)
+	words := slices.Clone(s.Command)
 	stdin := s.Null
 	if s.Pipe {
 		file, err := memory("code", code)
@@ -80,7 +81,7 @@ func RunCommand(table *process.Table, s *Spec, code string) (*process.Process, e
 		words = append(words, code)
 	}
 	return table.Start(process.Command{
-		Words: words, Env: s.Env, Dir: s.Root,
+		Path: path, Words: words, Env: s.Env, Dir: s.Root,
 		Files: []*os.File{stdin, s.Stdout, s.Stderr},
 	})
 }
@@ -94,6 +95,7 @@ type Interpreter struct {
 	replies chan Reply
 	closed  chan struct{}
 	kind    string
+	size    int64 // of the code file
 }
 
 // Reply is a driver's reply, or what was wrong with it.
@@ -130,6 +132,7 @@ func Start(table *process.Table, s *Spec, state *os.File) (_ *Interpreter, err e
 	if i.code, err = memory("code", d.Source); err != nil {
 		return nil, err
 	}
+	i.size = int64(len(d.Source))
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("make a control channel: %w", err)
@@ -143,8 +146,8 @@ func Start(table *process.Table, s *Spec, state *os.File) (_ *Interpreter, err e
 	files[0], files[1], files[2] = s.Null, s.Stdout, s.Stderr
 	files[d.Control], files[d.Control+1], files[d.Control+2] = theirs, i.code, i.state
 	i.Process, err = table.Start(process.Command{
-		Words: append(append([]string{path}, s.Command[1:]...), d.Words...),
-		Env:   s.Env, Dir: s.Root, Files: files,
+		Path: path, Words: slices.Concat(s.Command, d.Words),
+		Env: s.Env, Dir: s.Root, Files: files,
 	})
 	if err != nil {
 		return nil, err
@@ -153,21 +156,34 @@ func Start(table *process.Table, s *Spec, state *os.File) (_ *Interpreter, err e
 	return i, nil
 }
 
-// memory returns a file in memory that holds text, read from its beginning.
+// memory returns a file without a name that holds text, read from its
+// beginning. It lies in a file system that has a size, so that what the code
+// adds to it counts; that of a memfd would not, and the jail refuses it. One
+// file system may be full, of what the code wrote.
 func memory(name, text string) (*os.File, error) {
-	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	var errs []error
+	for _, folder := range []string{"/dev/shm", "/tmp", os.TempDir()} {
+		f, err := unnamed(folder, name, text)
+		if err == nil {
+			return f, nil
+		}
+		errs = append(errs, fmt.Errorf("make a file in %s: %w", folder, err))
+	}
+	return nil, errors.Join(errs...)
+}
+
+func unnamed(folder, name, text string) (*os.File, error) {
+	fd, err := unix.Open(folder, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("make a file in memory: %w", err)
+		return nil, err
 	}
 	f := os.NewFile(uintptr(fd), name)
-	if text != "" {
-		if _, err = f.WriteString(text); err == nil {
-			_, err = f.Seek(0, io.SeekStart)
-		}
-		if err != nil {
-			f.Close()
-			return nil, fmt.Errorf("write a file in memory: %w", err)
-		}
+	if _, err = f.WriteString(text); err == nil {
+		_, err = f.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
 	}
 	return f, nil
 }
@@ -232,13 +248,8 @@ func (i *Interpreter) Run(code string, number uint64, last bool) (uint64, error)
 	if i.kind == "bash" && strings.IndexByte(code, 0) >= 0 {
 		return 0, fmt.Errorf("%w: it holds a NUL byte; remove it", ErrCode)
 	}
-	for _, f := range []*os.File{i.code, i.state} {
-		if err := f.Truncate(0); err != nil {
-			return 0, err
-		}
-		if _, err := f.Seek(0, io.SeekStart); err != nil {
-			return 0, err
-		}
+	if err := i.rewind(int64(len(code))); err != nil {
+		return 0, err
 	}
 	if _, err := i.code.WriteAt([]byte(code), 0); err != nil {
 		return 0, fmt.Errorf("write %d bytes of code: %w", len(code), err)
@@ -250,6 +261,31 @@ func (i *Interpreter) Run(code string, number uint64, last bool) (uint64, error)
 		return 0, fmt.Errorf("write to the driver: %w", err)
 	}
 	return nonce, nil
+}
+
+// rewind makes the files ready for a call of code of some size.
+func (i *Interpreter) rewind(size int64) error {
+	if i.kind != "bash" {
+		// The driver reads by position as much as it is told to; what
+		// a large call took is given back after it.
+		if size < i.size {
+			if err := i.code.Truncate(size); err != nil {
+				return fmt.Errorf("shrink the code file: %w", err)
+			}
+		}
+		i.size = size
+		return nil
+	}
+	// A shell reads up to the end from where the last reader stood.
+	for _, f := range []*os.File{i.code, i.state} {
+		if err := f.Truncate(0); err != nil {
+			return fmt.Errorf("empty the %s file: %w", f.Name(), err)
+		}
+		if _, err := f.Seek(0, io.SeekStart); err != nil {
+			return fmt.Errorf("rewind the %s file: %w", f.Name(), err)
+		}
+	}
+	return nil
 }
 
 // Interrupt sends SIGINT to the interpreter's group.

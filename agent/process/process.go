@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -79,7 +80,8 @@ func (t *Table) reap() {
 
 // Command is what to start.
 type Command struct {
-	Words []string // Words[0] is a path
+	Path  string
+	Words []string // the program's arguments, its own name first
 	Env   []string
 	Dir   string
 	// Files become descriptors 0, 1, 2, …; nil leaves a number closed.
@@ -108,14 +110,14 @@ func (t *Table) Start(c Command) (*Process, error) {
 	// before it is reaped.
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	pid, err := syscall.ForkExec(c.Words[0], c.Words, &syscall.ProcAttr{
+	pid, err := syscall.ForkExec(c.Path, c.Words, &syscall.ProcAttr{
 		Dir:   c.Dir,
 		Env:   c.Env,
 		Files: files,
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("start %s: %w", c.Words[0], err)
+		return nil, fmt.Errorf("start %s: %w", c.Path, err)
 	}
 	p := &Process{Pid: pid, table: t, done: make(chan struct{})}
 	t.live[pid] = p
@@ -159,10 +161,23 @@ func (p *Process) Kill() {
 	p.table.KillAll()
 }
 
-// KillAll ends every process of the namespace but this one; it does nothing
-// unless this process is the namespace's init.
+// killTime bounds how long KillAll waits. A process that is stuck in the
+// kernel may take longer to end.
+const killTime = 2 * time.Second
+
+// KillAll ends every process of the namespace but this one and waits until
+// they are gone; it does nothing unless this process is the namespace's init.
 func (t *Table) KillAll() {
-	if os.Getpid() == 1 {
-		_ = unix.Kill(-1, unix.SIGKILL)
+	if os.Getpid() != 1 {
+		return
+	}
+	deadline := time.Now().Add(killTime)
+	// Once is not enough: a process may fork while the others are killed.
+	for pause := 100 * time.Microsecond; ; pause = min(2*pause, 10*time.Millisecond) {
+		if unix.Kill(-1, unix.SIGKILL) == unix.ESRCH || time.Now().After(deadline) {
+			return
+		}
+		time.Sleep(pause)
+		t.reap()
 	}
 }

@@ -21,7 +21,9 @@ import (
 
 const (
 	// loadTimeout is how long an interpreter may take to load its driver.
-	loadTimeout = 30 * time.Second
+	loadTimeout = 15 * time.Second
+	// forever is the time of a call without a limit.
+	forever = 10 * 365 * 24 * time.Hour
 	// endTimeout is how long a killed process may take to be gone.
 	endTimeout = 10 * time.Second
 	// flushEvery is how long output of a running call waits to be sent.
@@ -33,6 +35,9 @@ const (
 // notStarted is the exit status of code whose interpreter could not start,
 // as a shell gives it.
 const notStarted = 127
+
+// errLate reports a driver that is not up in time.
+var errLate = errors.New("it takes too long")
 
 // errUnkillable ends the agent, and with it the sandbox.
 var errUnkillable = errors.New("the interpreter does not end after SIGKILL")
@@ -119,11 +124,11 @@ func (e *executor) do(ctx context.Context, t task) error {
 	if !e.take(t.call) {
 		return nil
 	}
-	result, err := e.execute(ctx, t.call)
+	replies, err := e.execute(ctx, t.call)
 	if err != nil {
 		return err
 	}
-	return e.answer(t.call, result)
+	return e.answer(t.call, replies)
 }
 
 // configure applies a configuration. An interpreter that was started without
@@ -237,9 +242,10 @@ func (e *executor) end() {
 	e.table.KillAll()
 }
 
-// load waits for the driver. A driver that cannot load with the state of an
-// earlier interpreter is started without.
-func (e *executor) load(ctx context.Context) error {
+// load waits for the driver, at most until the end of the call's time. A
+// driver that cannot load with the state of an earlier interpreter is started
+// without.
+func (e *executor) load(ctx context.Context, deadline time.Time) error {
 	for {
 		if e.now == nil {
 			if e.start(nil); e.now == nil {
@@ -250,7 +256,7 @@ func (e *executor) load(ctx context.Context) error {
 			return nil
 		}
 		var err error
-		timeout := time.NewTimer(loadTimeout)
+		timeout := time.NewTimer(min(loadTimeout, time.Until(deadline)))
 		select {
 		case r, ok := <-e.now.Replies():
 			if ok && r.Err == nil && r.Kind == driver.Ready {
@@ -265,7 +271,7 @@ func (e *executor) load(ctx context.Context) error {
 		case <-e.now.Done():
 			err = fmt.Errorf("exit status %d", e.now.ExitCode())
 		case <-timeout.C:
-			err = fmt.Errorf("not within %v", loadTimeout)
+			err = errLate
 		case <-ctx.Done():
 			err = ctx.Err()
 		}
@@ -275,16 +281,21 @@ func (e *executor) load(ctx context.Context) error {
 		if err := e.kill(); err != nil {
 			return err
 		}
-		if !restored {
-			err = fmt.Errorf("%s did not load: %w", e.spec.Command[0], err)
-			e.up(err)
-			return err
+		if restored && time.Now().Before(deadline) {
+			continue
 		}
+		err = fmt.Errorf("%s did not load: %w", e.spec.Command[0], err)
+		e.up(err)
+		if restored {
+			e.start(nil)
+		}
+		return err
 	}
 }
 
-// execute runs a call. Its error ends the agent.
-func (e *executor) execute(ctx context.Context, c *call) (frame.Reply, error) {
+// execute runs a call and returns what is left to send: the rest of its output
+// and the result. Its error ends the agent.
+func (e *executor) execute(ctx context.Context, c *call) ([]any, error) {
 	e.number++
 	result := frame.Reply{Type: frame.Result, ID: c.ID, Outcome: frame.OutcomeOK}
 	streams := []*stream{{name: frame.Stdout, Stream: e.stdout}, {name: frame.Stderr, Stream: e.stderr}}
@@ -297,7 +308,7 @@ func (e *executor) execute(ctx context.Context, c *call) (frame.Reply, error) {
 	begin := time.Now()
 	end, err := e.code(ctx, c, streams)
 	if errors.Is(err, errUnkillable) {
-		return result, err
+		return nil, err
 	}
 	result.DurationMS = time.Since(begin).Milliseconds()
 	result.ExitCode = end.status
@@ -312,14 +323,11 @@ func (e *executor) execute(ctx context.Context, c *call) (frame.Reply, error) {
 		fmt.Fprintf(e.spec.Stderr, "%s\n", err)
 		e.stderr.Drain()
 	}
+	var replies []any
 	for _, s := range streams {
-		truncated, err := e.finish(c, s)
-		if err != nil {
-			return result, err
-		}
-		if truncated != nil {
-			result.Truncated = append(result.Truncated, *truncated)
-		}
+		rest, truncated := s.finish(c)
+		replies = append(replies, rest...)
+		result.Truncated = append(result.Truncated, truncated...)
 	}
 	result.Files = e.root.Changed()
 	if c.Keep {
@@ -329,7 +337,7 @@ func (e *executor) execute(ctx context.Context, c *call) (frame.Reply, error) {
 		}
 		e.lost = false
 	}
-	return result, nil
+	return append(replies, result), nil
 }
 
 // ending is how code ended.
@@ -344,35 +352,42 @@ type ending struct {
 // next. Its error says why code did not run; except for errUnkillable it is
 // for the caller of the code.
 func (e *executor) code(ctx context.Context, c *call, streams []*stream) (ending, error) {
+	deadline := time.Now().Add(forever)
+	if c.TimeoutMS > 0 {
+		deadline = time.Now().Add(time.Duration(c.TimeoutMS) * time.Millisecond)
+	}
 	if !e.spec.Sessions() {
 		p, err := interpreter.RunCommand(e.table, &e.spec, c.Code)
 		if err != nil {
 			return ending{status: notStarted, outcome: frame.OutcomeCrashed}, err
 		}
-		end, err := e.watch(ctx, c, p, nil, 0, streams)
-		return end, err
-	}
-	if err := e.load(ctx); err != nil {
-		return ending{status: notStarted, outcome: frame.OutcomeCrashed}, err
+		return e.watch(ctx, c, deadline, p, nil, 0, streams)
 	}
 	last := !c.Keep
-	nonce, err := e.now.Run(c.Code, e.number, last)
-	if errors.Is(err, interpreter.ErrCode) {
-		return ending{status: 2}, err
-	}
-	if err != nil {
-		// The driver has closed its end a moment ago.
-		e.lost = e.lost || e.used
-		e.logf("%v", err)
-		if err := e.kill(); err != nil {
-			return ending{}, err
+	var nonce uint64
+	for again := true; ; again = false {
+		err := e.load(ctx, deadline)
+		if err == nil {
+			nonce, err = e.now.Run(c.Code, e.number, last)
 		}
-		if err := e.load(ctx); err != nil {
+		switch {
+		case err == nil:
+		case errors.Is(err, interpreter.ErrCode):
+			return ending{status: 2}, err
+		case errors.Is(err, errLate) && !time.Now().Before(deadline):
+			return ending{status: notStarted, outcome: frame.OutcomeTimeout}, err
+		case e.now == nil || !e.ready || !again:
 			return ending{status: notStarted, outcome: frame.OutcomeCrashed}, err
+		default:
+			// The driver has closed its end a moment ago.
+			e.logf("%v", err)
+			e.lost = e.lost || e.used
+			if err := e.kill(); err != nil {
+				return ending{}, err
+			}
+			continue
 		}
-		if nonce, err = e.now.Run(c.Code, e.number, last); err != nil {
-			return ending{status: notStarted, outcome: frame.OutcomeCrashed}, err
-		}
+		break
 	}
 	replies := e.now.Replies()
 	if last {
@@ -380,7 +395,7 @@ func (e *executor) code(ctx context.Context, c *call, streams []*stream) (ending
 		replies = nil
 	}
 	e.used = e.used || c.Keep
-	end, err := e.watch(ctx, c, e.now.Process, replies, nonce, streams)
+	end, err := e.watch(ctx, c, deadline, e.now.Process, replies, nonce, streams)
 	if err != nil {
 		return end, err
 	}
@@ -409,13 +424,11 @@ func (e *executor) code(ctx context.Context, c *call, streams []*stream) (ending
 // It interrupts the code at its timeout or when it is cancelled, and kills
 // what has not ended when the grace has passed too. replies is nil where only
 // the process's end counts.
-func (e *executor) watch(ctx context.Context, c *call, p *process.Process, replies <-chan interpreter.Reply, nonce uint64, streams []*stream) (end ending, err error) {
-	var timeout, grace <-chan time.Time
-	if c.TimeoutMS > 0 {
-		t := time.NewTimer(time.Duration(c.TimeoutMS) * time.Millisecond)
-		defer t.Stop()
-		timeout = t.C
-	}
+func (e *executor) watch(ctx context.Context, c *call, deadline time.Time, p *process.Process, replies <-chan interpreter.Reply, nonce uint64, streams []*stream) (end ending, err error) {
+	var grace <-chan time.Time
+	timer := time.NewTimer(time.Until(deadline))
+	defer timer.Stop()
+	timeout := timer.C
 	interrupt := func(outcome string) {
 		end.outcome = outcome
 		timeout = nil
@@ -541,27 +554,27 @@ func (e *executor) flush(c *call, s *stream, sample bool) error {
 	return nil
 }
 
-// finish sends the rest of a stream and says what was left out.
-func (e *executor) finish(c *call, s *stream) (*frame.Truncation, error) {
-	rest := s.End()
+// finish ends the capture of a call. It returns the rest of the stream's
+// frames and what was left out.
+func (s *stream) finish(c *call) (rest []any, truncated []frame.Truncation) {
+	r := s.End()
 	if s.archive != nil {
 		s.archive.Close()
 	}
-	send := func(text string, skipped int64) error {
-		if text == "" && skipped == 0 {
-			return nil
+	add := func(text string, skipped int64) {
+		if text != "" || skipped > 0 {
+			rest = append(rest, frame.Reply{Type: frame.Output, ID: c.ID, Stream: s.name, Data: text, Skipped: skipped})
 		}
-		return e.out.Write(frame.Reply{Type: frame.Output, ID: c.ID, Stream: s.name, Data: text, Skipped: skipped})
 	}
-	if rest.Skipped == 0 {
-		return nil, send(rest.Head+rest.Tail, 0)
+	if r.Skipped == 0 {
+		add(r.Head+r.Tail, 0)
+		return rest, nil
 	}
-	if err := send(rest.Head, 0); err != nil {
-		return nil, err
-	}
-	t := &frame.Truncation{Stream: s.name, Total: rest.Total, Skipped: rest.Skipped}
+	add(r.Head, 0)
+	add(r.Tail, r.Skipped)
+	t := frame.Truncation{Stream: s.name, Total: r.Total, Skipped: r.Skipped}
 	if s.archive != nil && s.archive.Stored > 0 {
 		t.Path, t.Stored = s.archive.Path, s.archive.Stored
 	}
-	return t, send(rest.Tail, rest.Skipped)
+	return rest, append(truncated, t)
 }

@@ -280,12 +280,12 @@ func (s *Server) take(c *call) bool {
 	return true
 }
 
-// answer sends a call's result and forgets the call.
-func (s *Server) answer(c *call, result frame.Reply) error {
+// answer sends a call's last frames and forgets the call.
+func (s *Server) answer(c *call, replies []any) error {
 	s.mu.Lock()
 	delete(s.calls, c.ID)
 	s.mu.Unlock()
-	return s.out.Write(result)
+	return s.out.Write(replies...)
 }
 
 // up answers the pings that wait: the interpreter is loaded, or cannot be.

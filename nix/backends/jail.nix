@@ -13,6 +13,11 @@ let
 
   mebibytes = n: toString (n * 1048576);
 
+  # The system calls that are refused, compiled; the list is in jail/seccomp.
+  filter = pkgs.runCommandLocal "sandbox-system-calls" { } ''
+    ${lib.getExe programs.seccomp} ${pkgs.stdenv.hostPlatform.parsed.cpu.name} > $out
+  '';
+
   # Shared memory of processes (Python's multiprocessing asks for it), in MiB.
   shm_mb = 64;
 in
@@ -130,6 +135,7 @@ let
       schema = 1;
       bubblewrap = lib.getExe' pkgs.bubblewrap "bwrap";
       inherit flags;
+      seccomp = "${filter}";
       # The root too, once the project's mount point has been made in it.
       seal = [
         "--remount-ro"

@@ -1,5 +1,6 @@
-# The Go programs: agent (inside each sandbox), jail (starts one), runtime (the
-# MCP server) and demo (a client that shows it).
+# The Go programs: agent (inside each sandbox), jail (starts one), seccomp
+# (writes the filter that the jail is started with), runtime (the MCP server)
+# and demo (a client that shows it).
 #
 # They are compiled in two halves, what a sandbox holds and what stands outside,
 # each from only its own sources: a change to the runtime builds no sandbox
@@ -102,6 +103,7 @@ let
     packages = [
       "agent/cmd/nix-sandbox-agent"
       "jail/cmd/nix-sandbox-jail"
+      "jail/cmd/nix-sandbox-seccomp"
     ];
   };
 
@@ -141,6 +143,7 @@ in
 
   agent = program inside "nix-sandbox-agent" "Runs code inside a sandbox, as its first process";
   jail = program inside "nix-sandbox-jail" "Starts one sandbox from its generated description";
+  seccomp = program inside "nix-sandbox-seccomp" "Writes the system call filter of a jail";
   runtime = program outside "nix-sandbox-mcp" "Serves sandboxes over the Model Context Protocol";
   demo = program outside "demo" "Talks to a built server as an MCP client does";
 }

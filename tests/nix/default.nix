@@ -8,7 +8,7 @@ let
 
   library = import ../../nix {
     inherit pkgs;
-    programs = lib.genAttrs [ "agent" "jail" "runtime" ] (
+    programs = lib.genAttrs [ "agent" "jail" "runtime" "seccomp" ] (
       name:
       pkgs.writeTextFile {
         name = "program-${name}";

@@ -51,6 +51,11 @@ in
     expr = lib.stringLength (lib.head (lib.splitString "\n" plain.text)) < 127;
     expected = true;
   };
+  # The launcher refuses a jail without a filter of system calls.
+  testFilterIsInTheStore = {
+    expr = lib.hasPrefix "/nix/store/" plain.run.seccomp;
+    expected = true;
+  };
   testRunAndSessionRunDifferInOneWord = {
     expr = [
       (lib.elemAt plain.run.command 1)

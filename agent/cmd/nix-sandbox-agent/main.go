@@ -77,9 +77,19 @@ func agent(args []string) (status int, err error) {
 		Kind: kind, Command: args[3:], Pipe: stdin == "pipe",
 		Root: workspace(), Env: os.Environ(),
 	}
-	// Init ignores every signal that it has no handler for.
+	// Signals end run, and what it runs. In a sandbox they do not end serve:
+	// the code could send them too, and the runtime closes stdin instead.
 	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
+	first := os.Getpid() == 1
+	switch {
+	case !first:
+		signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
+	case mode == "run":
+		signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
+		shield(unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
+	default:
+		shield()
+	}
 	table := process.NewTable()
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()

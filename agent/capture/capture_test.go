@@ -1,0 +1,182 @@
+package capture
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+)
+
+// open returns a stream and the writing end of its pipe.
+func open(t testing.TB, limit int64) (*Stream, *os.File) {
+	t.Helper()
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	_ = unix.SetNonblock(p[0], true)
+	s, err := New(os.NewFile(uintptr(p[0]), "r"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.SetLimit(limit)
+	w := os.NewFile(uintptr(p[1]), "w")
+	t.Cleanup(func() { w.Close(); s.Close() })
+	return s, w
+}
+
+// put gives bytes to the stream, through its pipe.
+func put(t testing.TB, s *Stream, w io.Writer, text string) {
+	t.Helper()
+	for len(text) > 0 {
+		n := min(len(text), 4096)
+		if _, err := io.WriteString(w, text[:n]); err != nil {
+			t.Fatal(err)
+		}
+		s.Drain()
+		text = text[n:]
+	}
+}
+
+// What is kept is the beginning and the end, whole characters of both, and
+// what is said to be skipped is exactly what lies between.
+func TestHeadAndTail(t *testing.T) {
+	const limit = 1024
+	for _, letters := range []string{"abcdefghij", "aäb€c😀", "€", "\xff\xfe", "😀\xf0"} {
+		for _, size := range []int{0, 1, 511, 512, 513, 1023, 1024, 1025, 1026, 1027, 1500, 1536, 2048, 5000, 70000} {
+			for _, take := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%q/%d/%v", letters, size, take), func(t *testing.T) {
+					text := strings.Repeat(letters, size/len(letters)+1)[:size]
+					s, w := open(t, limit)
+					var stored bytes.Buffer
+					s.Begin(func() io.Writer { return &stored })
+					var head string
+					for i := 0; i < len(text); i += 700 {
+						put(t, s, w, text[i:min(i+700, len(text))])
+						if take {
+							head += s.Take()
+						}
+					}
+					rest := s.End()
+					head += rest.Head
+					if rest.Total != int64(size) {
+						t.Errorf("total %d, want %d", rest.Total, size)
+					}
+					if got := int64(len(head)+len(rest.Tail)) + rest.Skipped; got != int64(size) {
+						t.Errorf("%d bytes of head, %d skipped, %d of tail", len(head), rest.Skipped, len(rest.Tail))
+					}
+					if !strings.HasPrefix(text, head) || !strings.HasSuffix(text, rest.Tail) {
+						t.Errorf("head %q or tail %q is not of the text", head, rest.Tail)
+					}
+					if size <= limit && rest.Skipped != 0 {
+						t.Errorf("%d bytes skipped of %d", rest.Skipped, size)
+					}
+					if kept := len(head) + len(rest.Tail); size > limit && (kept > limit || kept < limit-2*utf8.UTFMax) {
+						t.Errorf("%d bytes kept", kept)
+					}
+					if rest.Skipped > 0 && utf8.ValidString(text) {
+						if !utf8.ValidString(head) || !utf8.ValidString(rest.Tail) {
+							t.Error("a character is cut in two")
+						}
+					}
+					if rest.Skipped > 0 && stored.String() != text {
+						t.Errorf("%d bytes stored, want %d", stored.Len(), size)
+					}
+					if rest.Skipped == 0 && stored.Len() != 0 {
+						t.Errorf("%d bytes stored of an output that is whole", stored.Len())
+					}
+					// The next call starts from nothing.
+					put(t, s, w, "next")
+					if got := s.End(); got.Head != "next" || got.Total != 4 {
+						t.Errorf("next call: %+v", got)
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestOutputBetweenCallsComesFirst(t *testing.T) {
+	s, w := open(t, 1024)
+	s.Begin(nil)
+	put(t, s, w, "one")
+	if got := s.End(); got.Head != "one" {
+		t.Errorf("%+v", got)
+	}
+	put(t, s, w, "late ")
+	s.Begin(nil)
+	put(t, s, w, "two")
+	if got := s.End(); got.Head != "late two" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Drain takes what is there and does not wait for a writer that lives.
+func TestDrainDoesNotWait(t *testing.T) {
+	s, w := open(t, 1024)
+	s.Drain()
+	if _, err := w.WriteString("there"); err != nil {
+		t.Fatal(err)
+	}
+	s.Drain()
+	if got := s.End(); got.Head != "there" {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestSample(t *testing.T) {
+	s, w := open(t, 1024)
+	put(t, s, w, strings.Repeat("x", 512))
+	if got := s.Sample(); got != "" {
+		t.Errorf("sample %q of output that is not held back", got)
+	}
+	put(t, s, w, "first\nsecond\r\n\n")
+	if got := s.Sample(); got != "second" {
+		t.Errorf("sample %q", got)
+	}
+	if got := s.Sample(); got != "" {
+		t.Errorf("sample %q twice", got)
+	}
+	put(t, s, w, "\n"+strings.Repeat("y", 1000))
+	if got := s.Sample(); got != strings.Repeat("y", maxSample) {
+		t.Errorf("sample of %d bytes", len(got))
+	}
+}
+
+// A stream holds its limit, whatever is written.
+func TestMemory(t *testing.T) {
+	s, w := open(t, 64<<10)
+	done := make(chan struct{})
+	go func() { defer close(done); s.Read() }()
+	chunk := bytes.Repeat([]byte("0123456789abcdef"), 4096)
+	for range 512 { // 32 MiB
+		if _, err := w.Write(chunk); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.Close()
+	<-done
+	if got := cap(s.head) + cap(s.tail) + cap(s.chunk); got > 256<<10 {
+		t.Errorf("%d bytes held", got)
+	}
+	if got := s.End(); got.Total != 32<<20 || got.Skipped != 32<<20-64<<10 {
+		t.Errorf("total %d, skipped %d", got.Total, got.Skipped)
+	}
+}
+
+func BenchmarkRead(b *testing.B) {
+	s, w := open(b, DefaultLimit)
+	chunk := bytes.Repeat([]byte("0123456789abcde\n"), 2048)
+	b.SetBytes(int64(len(chunk)))
+	for b.Loop() {
+		if _, err := w.Write(chunk); err != nil {
+			b.Fatal(err)
+		}
+		s.Drain()
+	}
+}

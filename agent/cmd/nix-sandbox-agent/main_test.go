@@ -1,0 +1,306 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+)
+
+// binary builds the command once.
+var binary = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "agent")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "nix-sandbox-agent")
+	build := exec.Command("go", "build", "-o", path, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", errors.New(string(out))
+	}
+	return path, nil
+})
+
+func TestMain(m *testing.M) {
+	status := m.Run()
+	if path, err := binary(); err == nil {
+		os.RemoveAll(filepath.Dir(path))
+	}
+	os.Exit(status)
+}
+
+func agentCommand(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	path, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(path, args...)
+	cmd.Dir = t.TempDir()
+	return cmd
+}
+
+// jailed is the agent as the first process of a namespace of its own.
+func jailed(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	path, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags := []string{
+		"--unshare-all", "--as-pid-1", "--die-with-parent", "--uid", "1000", "--gid", "1000",
+		"--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--ro-bind", path, "/tmp/agent", "--tmpfs", "/mnt", "--chdir", "/mnt", "--",
+	}
+	if out, err := exec.Command("bwrap", append(flags, "true")...).CombinedOutput(); err != nil {
+		t.Skipf("bubblewrap does not work here: %v: %s", err, out)
+	}
+	return exec.Command("bwrap", append(append(flags, "/tmp/agent"), args...)...)
+}
+
+func TestRun(t *testing.T) {
+	for name, test := range map[string]struct {
+		args   string
+		code   string
+		stdout string
+		stderr string // a part
+		status int
+	}{
+		"python":       {"python pipe python3", "print('hello')\n1 + 1", "hello\n2\n", "", 0},
+		"python error": {"python pipe python3", "1 / 0", "", "ZeroDivisionError", 1},
+		"python exit":  {"python pipe python3", "raise SystemExit(3)", "", "", 3},
+		"bash":         {"bash pipe bash", "echo a; echo b >&2; exit 4", "a\n", "b\n", 4},
+		"bash signal":  {"bash pipe bash", "kill -9 $$", "", "", 137},
+		"node":         {"node pipe node", "console.log(1); process.exit(5)", "1\n", "", 5},
+		"argument":     {"command arg sh -c", "echo \"$0\"; exit 6", "sh\n", "", 6},
+		"pipe":         {"command pipe sh", "echo a\nexit 7", "a\n", "", 7},
+		"empty":        {"python pipe python3", "", "", "", 0},
+		"no stdin":     {"bash pipe bash", "cat; echo end", "end\n", "", 0},
+		"missing":      {"python pipe /nowhere/python3", "1", "", "nix-sandbox-agent: error: interpreter /nowhere/python3", 125},
+		"broken":       {"python pipe false", "1", "", "nix-sandbox-agent: error: interpreter false", 125},
+		"large":        {"bash pipe bash", "x='" + strings.Repeat("x", 1<<20) + "'; echo ${#x}", "1048576\n", "", 0},
+	} {
+		for _, place := range []string{"jail", "host"} {
+			t.Run(name+"/"+place, func(t *testing.T) {
+				t.Parallel()
+				args := append([]string{"run"}, strings.Fields(test.args)...)
+				cmd := agentCommand(t, args...)
+				if place == "jail" {
+					cmd = jailed(t, args...)
+				}
+				var stdout, stderr bytes.Buffer
+				cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(test.code), &stdout, &stderr
+				_ = cmd.Run()
+				if stdout.String() != test.stdout || !strings.Contains(stderr.String(), test.stderr) ||
+					test.stderr == "" && stderr.Len() > 0 || cmd.ProcessState.ExitCode() != test.status {
+					t.Errorf("stdout %q, stderr %q, status %d", &stdout, &stderr, cmd.ProcessState.ExitCode())
+				}
+			})
+		}
+	}
+}
+
+func TestRunPassesSignalsOn(t *testing.T) {
+	for code, want := range map[string]int{
+		"echo ready; sleep 99": 143,
+		"trap 'echo got it; exit 3' TERM; echo ready; while :; do sleep 0.1; done": 3,
+		"trap '' TERM; echo ready; while :; do sleep 0.1; done":                    137,
+	} {
+		t.Run(code, func(t *testing.T) {
+			t.Parallel()
+			cmd := agentCommand(t, "run", "bash", "pipe", "bash")
+			cmd.Stdin = strings.NewReader(code)
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			var ready [6]byte
+			if _, err := out.Read(ready[:]); err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+			_ = cmd.Wait()
+			if got := cmd.ProcessState.ExitCode(); got != want {
+				t.Errorf("status %d, want %d", got, want)
+			}
+		})
+	}
+}
+
+func TestUsage(t *testing.T) {
+	for _, args := range []string{"", "run", "run python", "run python pipe", "dance python pipe python3", "run ruby pipe ruby", "run python both python3"} {
+		out, err := agentCommand(t, strings.Fields(args)...).CombinedOutput()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != failed || !strings.HasPrefix(string(out), "nix-sandbox-agent: error: ") || !strings.Contains(string(out), "usage: ") {
+			t.Errorf("%q: %v, %s", args, err, out)
+		}
+	}
+}
+
+// session is a serving agent that is pid 1 of its namespace.
+type session struct {
+	t   *testing.T
+	out *frame.Writer
+	in  *frame.Reader
+	id  uint64
+}
+
+func serve(t *testing.T, kind, command string) *session {
+	t.Helper()
+	cmd := jailed(t, "serve", kind, "pipe", command)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log bytes.Buffer
+	cmd.Stderr = &log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		stdin.Close()
+		end := time.AfterFunc(20*time.Second, func() {
+			t.Error("the sandbox does not end")
+			_ = cmd.Process.Kill()
+		})
+		defer end.Stop()
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the agent ended with %v: %s", err, &log)
+		}
+	})
+	s := &session{t: t, out: frame.NewWriter(stdin), in: frame.NewReader(stdout)}
+	var ready frame.Reply
+	if err := s.in.Read(&ready); err != nil || ready.Type != frame.Ready {
+		t.Fatalf("%+v, %v, %s", ready, err, &log)
+	}
+	return s
+}
+
+func (s *session) run(code string, timeout time.Duration, keep bool) (stdout string, result frame.Reply) {
+	s.t.Helper()
+	s.id++
+	if err := s.out.Write(frame.Request{
+		Type: frame.Execute, ID: s.id, Code: code, Keep: keep,
+		TimeoutMS: timeout.Milliseconds(), GraceMS: 300,
+	}); err != nil {
+		s.t.Fatal(err)
+	}
+	for {
+		var r frame.Reply
+		if err := s.in.Read(&r); err != nil {
+			s.t.Fatal(err)
+		}
+		switch {
+		case r.Type == frame.Output && r.Stream == frame.Stdout:
+			stdout += r.Data
+		case r.Type == frame.Result:
+			return stdout, r
+		}
+	}
+}
+
+// others counts the processes beside the agent and the interpreter.
+const others = "n=0; for p in /proc/[0-9]*; do p=${p#/proc/}; ((p == 1 || p == $$)) || n=$((n + 1)); done; echo $n"
+
+// As init, the agent is out of reach for the code of the same user.
+func TestAgentIsOutOfReach(t *testing.T) {
+	s := serve(t, "python", "python3")
+	got, _ := s.run(`
+import os, ctypes
+for name in ('environ', 'mem', 'maps', 'fd/0', 'fd/1', 'cwd', 'root', 'exe'):
+    try:
+        os.close(os.open('/proc/1/' + name, os.O_RDONLY)); print('opened', name)
+    except OSError: pass
+import signal, struct
+libc = ctypes.CDLL(None, use_errno=True)
+for number in range(1, 65):
+    try: os.kill(1, number)
+    except OSError as error: print(error)
+    # The same with SI_QUEUE, which Go does not take for a user's.
+    info = struct.pack('iii', number, 0, -1) + bytes(116)
+    if number < 32: libc.syscall(129, 1, number, info)
+print(ctypes.CDLL(None, use_errno=True).ptrace(16, 1, 0, 0))
+`, 10*time.Second, true)
+	if got != "-1\n" {
+		t.Errorf("stdout %q", got)
+	}
+}
+
+// Whatever escapes the interpreter's group ends with it when it is killed.
+func TestKillReachesEverything(t *testing.T) {
+	s := serve(t, "bash", "bash")
+	_, r := s.run("for n in 1 2 3; do setsid bash -c \"trap '' INT TERM; while :; do sleep 1; done\" & done; trap '' INT; while :; do sleep 1; done", time.Second, true)
+	if r.Outcome != frame.OutcomeTimeout || r.State != frame.StateLost {
+		t.Errorf("%+v", r)
+	}
+	if got, _ := s.run(others, 10*time.Second, true); got != "0\n" {
+		t.Errorf("%s processes are left", got)
+	}
+}
+
+func TestEphemeralLeavesNothing(t *testing.T) {
+	s := serve(t, "bash", "bash")
+	if got, r := s.run("setsid sleep 99 & sleep 99 & echo hi", 10*time.Second, false); got != "hi\n" || r.Outcome != frame.OutcomeOK {
+		t.Errorf("%q, %+v", got, r)
+	}
+	if got, _ := s.run(others, 10*time.Second, false); got != "0\n" {
+		t.Errorf("%s processes are left", got)
+	}
+}
+
+// Processes that lost their parents are reaped, and jobs survive an interrupt.
+func TestOrphansAndJobs(t *testing.T) {
+	s := serve(t, "bash", "bash")
+	s.run("for n in {1..20}; do (setsid sh -c 'exit 0' &); done; sleep 60 & job=$!", 10*time.Second, true)
+	if _, r := s.run("sleep 99", 500*time.Millisecond, true); r.Outcome != frame.OutcomeTimeout || r.State != frame.StateKept {
+		t.Errorf("%+v", r)
+	}
+	if got, _ := s.run("kill -0 $job && echo there; "+others, 10*time.Second, true); got != "there\n1\n" {
+		t.Errorf("stdout %q", got)
+	}
+}
+
+func TestKillOfEverything(t *testing.T) {
+	for _, code := range []string{"kill -9 -1", "kill -9 1; kill -9 -1; kill -9 $$", ":(){ :|:& };: & sleep 0.2; kill -9 -1"} {
+		s := serve(t, "bash", "bash")
+		if strings.Contains(code, ":|:") {
+			code = "ulimit -u 200; " + code
+		}
+		s.run(code, 3*time.Second, true)
+		s.run("kill -9 $$", 3*time.Second, true)
+		if got, r := s.run("echo alive", 10*time.Second, true); got != "alive\n" {
+			t.Errorf("%s: %q, %+v", code, got, r)
+		}
+	}
+}
+
+// An idle agent is small and does nothing.
+func BenchmarkStart(b *testing.B) {
+	path, err := binary()
+	if err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if err := exec.Command(path, "run", "command", "pipe", "true").Run(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,131 @@
+package process
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+var table = NewTable()
+
+// patience is how long a test waits for what must happen.
+const patience = 20 * time.Second
+
+func start(t *testing.T, files []*os.File, script string) *Process {
+	t.Helper()
+	p, err := table.Start(Command{Path: "/bin/sh", Words: []string{"sh", "-c", script}, Env: os.Environ(), Dir: "/", Files: files})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func wait(t *testing.T, p *Process) {
+	t.Helper()
+	select {
+	case <-p.Done():
+	case <-time.After(patience):
+		t.Fatalf("process %d runs for more than %v", p.Pid, patience)
+	}
+}
+
+func TestStatus(t *testing.T) {
+	for script, want := range map[string]struct {
+		code      int
+		signalled bool
+	}{
+		"exit 0":       {0, false},
+		"exit 3":       {3, false},
+		"kill -9 $$":   {137, true},
+		"kill -TERM 0": {143, true},
+	} {
+		p := start(t, nil, script)
+		wait(t, p)
+		if p.ExitCode() != want.code || p.Signalled() != want.signalled {
+			t.Errorf("%s: exit code %d, signalled %v", script, p.ExitCode(), p.Signalled())
+		}
+	}
+}
+
+// A hundred processes that end at once give a hundred statuses.
+func TestManyAtOnce(t *testing.T) {
+	var all []*Process
+	for i := range 100 {
+		all = append(all, start(t, nil, "exit "+strconv.Itoa(i)))
+	}
+	for i, p := range all {
+		wait(t, p)
+		if p.ExitCode() != i {
+			t.Errorf("exit code %d, want %d", p.ExitCode(), i)
+		}
+	}
+}
+
+// What loses its parent is reaped too.
+func TestOrphans(t *testing.T) {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	p := start(t, []*os.File{nil, w}, "sh -c 'echo $$; sleep 0.1' &")
+	w.Close()
+	wait(t, p)
+	var buf [32]byte
+	n, err := r.Read(buf[:])
+	if err != nil {
+		t.Fatal(err)
+	}
+	orphan := strings.TrimSpace(string(buf[:n]))
+	for begin := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+		if _, err := os.Stat("/proc/" + orphan); os.IsNotExist(err) {
+			return
+		}
+		if time.Since(begin) > patience {
+			t.Fatalf("orphan %s is still there", orphan)
+		}
+	}
+}
+
+func TestSignalReachesTheGroup(t *testing.T) {
+	p := start(t, nil, "sleep 99 | sleep 99")
+	time.Sleep(50 * time.Millisecond)
+	p.Signal(unix.SIGKILL)
+	wait(t, p)
+	// The process is gone; signals to its number reach nobody.
+	p.Signal(unix.SIGKILL)
+	p.SignalAlone(unix.SIGKILL)
+}
+
+func TestFiles(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	files := make([]*os.File, 252)
+	files[1], files[251] = w, w
+	p := start(t, files, "for n in 0 1 2 3 250 251 252; do [ ! -e /proc/$$/fd/$n ] || echo $n; done")
+	w.Close()
+	wait(t, p)
+	var buf [256]byte
+	n, _ := r.Read(buf[:])
+	if got := string(buf[:n]); got != "1\n251\n" {
+		t.Errorf("descriptors %q", got)
+	}
+}
+
+func TestStartFails(t *testing.T) {
+	_, err := table.Start(Command{Path: "/nowhere/sh", Words: []string{"sh"}})
+	if err == nil || !strings.Contains(err.Error(), "/nowhere/sh") {
+		t.Errorf("error %v, want one that names the program", err)
+	}
+}

@@ -1,0 +1,137 @@
+package server_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/agenttest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+)
+
+// What runs for ever, by interpreter: state is kept.
+var forever = map[string][]string{
+	"python": {"while True: pass", "import time; time.sleep(99)", "import subprocess; subprocess.run(['sleep', '99'])", "import threading; threading.Event().wait()"},
+	"bash":   {"sleep 99", "while :; do :; done", "while :; do sleep 0.1; done", "y=$(sleep 99)", "sleep 99 | cat", "read < <(sleep 99)", "sleep 99 & wait"},
+	"node":   {"while (true) {}", "await new Promise(() => {})", "await new Promise((ok) => setTimeout(ok, 99e3))"},
+}
+
+// What keeps state, by interpreter, and what shows it.
+var state = map[string]struct{ set, show, want string }{
+	"python": {"x = 41", "x + 1", "42\n"},
+	"bash":   {"x=42", "echo $x", "42\n"},
+	"node":   {"let x = 41; undefined", "x + 1", "42\n"},
+}
+
+func TestTimeoutKeepsState(t *testing.T) {
+	for kind, codes := range forever {
+		for _, code := range codes {
+			t.Run(kind+"/"+code, func(t *testing.T) {
+				t.Parallel()
+				a := Start(t, kind).Warm()
+				a.Run(state[kind].set)
+				begin := time.Now()
+				got := a.Run(code, Limit(time.Second, 2*time.Second))
+				if got.Outcome != frame.OutcomeTimeout || got.State != frame.StateKept {
+					t.Errorf("%s, state %s, want timeout, kept", got.Outcome, got.State)
+				}
+				if took := time.Since(begin); took < time.Second {
+					t.Errorf("interrupted after %v", took)
+				}
+				a.Steps([]Step{{Code: state[kind].show, Stdout: state[kind].want}})
+			})
+		}
+	}
+}
+
+// Code that ignores the interrupt is killed; the next call has a new
+// interpreter in the same workspace.
+func TestTimeoutOfWhatIgnoresIt(t *testing.T) {
+	for kind, code := range map[string]string{
+		"python": "import signal\nsignal.signal(2, signal.SIG_IGN)\nwhile True: pass",
+		"bash":   "trap '' INT\nwhile :; do :; done",
+		"node":   "process.removeAllListeners('SIGINT'); await 1; for (;;);",
+	} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			a := Start(t, kind).Warm()
+			a.Run(state[kind].set)
+			plantState(t, a)
+			got := a.Run(code, Limit(300*time.Millisecond, 300*time.Millisecond))
+			if got.Outcome != frame.OutcomeTimeout || got.State != frame.StateLost {
+				t.Errorf("%+v", got)
+			}
+			a.Run(state[kind].set)
+			a.Steps([]Step{{Code: state[kind].show, Stdout: state[kind].want}})
+			checkState(t, a)
+		})
+	}
+}
+
+func TestCancel(t *testing.T) {
+	for kind, codes := range forever {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			a := Start(t, kind).Warm()
+			a.Run(state[kind].set)
+			id := a.Call(codes[0])
+			time.Sleep(100 * time.Millisecond) // let it run; either way it must end
+			for range 3 {
+				a.Send(frame.Request{Type: frame.Interrupt, ID: id})
+			}
+			if got := a.Wait(id); got.Outcome != frame.OutcomeCancelled || got.State != frame.StateKept {
+				t.Errorf("%+v", got)
+			}
+			a.Steps([]Step{{Code: state[kind].show, Stdout: state[kind].want}})
+		})
+	}
+}
+
+// An interrupt that meets a call at its very end hits no later call.
+func TestCancelRaces(t *testing.T) {
+	for kind := range state {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			a := Start(t, kind).Warm()
+			a.Run(state[kind].set)
+			for range 50 {
+				id := a.Call("")
+				a.Send(frame.Request{Type: frame.Interrupt, ID: id})
+				if got := a.Wait(id); got.State != frame.StateKept {
+					t.Fatalf("%+v", got)
+				}
+				a.Steps([]Step{{Code: state[kind].show, Stdout: state[kind].want}})
+			}
+		})
+	}
+}
+
+func TestEphemeralTimeout(t *testing.T) {
+	for kind, codes := range forever {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			a := Start(t, kind).Warm()
+			got := a.Run(codes[0], Ephemeral, func(r *frame.Request) { r.TimeoutMS, r.GraceMS = 500, 300 })
+			if got.Outcome != frame.OutcomeTimeout || got.ExitCode < 128 || got.State != "" {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+}
+
+// Output that came before the timeout is in the answer.
+func TestTimeoutKeepsOutput(t *testing.T) {
+	for kind, code := range map[string]string{
+		"python": "print('before')\nwhile True: pass",
+		"bash":   "echo before; sleep 99",
+		"node":   "console.log('before'); while (true) {}",
+	} {
+		for _, change := range []func(*frame.Request){Ephemeral, func(*frame.Request) {}} {
+			a := Start(t, kind).Warm()
+			got := a.Run(code, Limit(700*time.Millisecond, 300*time.Millisecond), change)
+			if !strings.HasPrefix(got.Stdout, "before\n") || got.Outcome != frame.OutcomeTimeout {
+				t.Errorf("%s: %+v", kind, got)
+			}
+		}
+	}
+}

@@ -1,0 +1,168 @@
+package watch
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"runtime"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// kcmpVM asks kcmp(2) whether two processes have one memory.
+const kcmpVM = 1
+
+// budget is an amount of this thread's processor time. Time that passes
+// while others have the processor is not the look's own, and they take no
+// memory meanwhile either.
+type budget struct {
+	begin time.Duration
+	size  time.Duration
+}
+
+func newBudget(size time.Duration) budget { return budget{spentByThread(), size} }
+
+func (b budget) spent() time.Duration { return spentByThread() - b.begin }
+func (b budget) over() bool           { return b.spent() > b.size }
+
+func spentByThread() time.Duration {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now); err != nil {
+		return 0
+	}
+	return time.Duration(now.Nano())
+}
+
+// exact returns the memory of the processes that the last look found, in
+// which a page that n processes share counts 1/n for each. Of those that it
+// cannot ask, or not within its budget, it takes the first look's figure.
+func (g *gauge) exact(size time.Duration) (total int64, cost time.Duration) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	rest := newBudget(size)
+	for _, p := range g.found {
+		if p.parent != 0 && sameMemory(p.pid, p.parent) {
+			continue // a child of vfork, before its exec
+		}
+		total += p.tables
+		if memory, ok := shared(rest, p.pid); ok {
+			total += memory
+		} else {
+			total += p.memory
+		}
+	}
+	return total, rest.spent()
+}
+
+func sameMemory(a, b int) bool {
+	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(a), uintptr(b), kcmpVM, 0, 0, 0)
+	return errno == 0 && order == 0
+}
+
+// mapping is one part of a process's memory; sizes in KiB.
+type mapping struct {
+	path                 string
+	inode                bool // it maps a file
+	pss, anonymous, swap int64
+}
+
+// memory returns a mapping's own memory, in bytes: without pages of files
+// that lie in a file system, which count there or are the host's.
+func (m mapping) memory() int64 {
+	size := m.pss
+	if m.inode && !unnamed(m.path) {
+		size = min(m.pss, m.anonymous)
+	}
+	return (size + m.swap) << 10
+}
+
+// unnamed says whether a mapped file lies in no file system that has a size.
+// These names are the kernel's own; a file that bears one is counted twice.
+func unnamed(path string) bool {
+	for _, prefix := range []string{"/dev/zero (deleted)", "/memfd:", "/anon_hugepage (deleted)"} {
+		if len(path) >= len(prefix) && path[:len(prefix)] == prefix {
+			return true
+		}
+	}
+	return false
+}
+
+// shared returns a process's memory by its mappings. It fails for processes
+// that cannot be dumped, and where it would cost more than the budget.
+func shared(rest budget, pid int) (int64, bool) {
+	file, err := os.Open("/proc/" + strconv.Itoa(pid) + "/smaps")
+	if gone(err) {
+		return 0, true
+	}
+	if err != nil {
+		return 0, false
+	}
+	defer file.Close()
+	var (
+		total int64
+		now   mapping
+		lines = bufio.NewReaderSize(file, 64<<10)
+	)
+	for n := 0; ; n++ {
+		if n%1024 == 0 && rest.over() {
+			return 0, false
+		}
+		line, err := lines.ReadSlice('\n')
+		if err == io.EOF {
+			return total + now.memory(), true
+		}
+		if gone(err) {
+			return 0, true
+		}
+		if err != nil {
+			return 0, false
+		}
+		if name := line[0]; name < 'A' || name > 'Z' { // an address: the next mapping
+			total += now.memory()
+			now = header(line)
+			continue
+		}
+		name, value, _ := bytes.Cut(line, []byte(":"))
+		switch string(name) {
+		case "Pss":
+			now.pss = kilobytes(value)
+		case "Anonymous":
+			now.anonymous = kilobytes(value)
+		case "SwapPss":
+			now.swap = kilobytes(value)
+		}
+	}
+}
+
+// gone says that a process has ended since it was found.
+func gone(err error) bool {
+	return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH)
+}
+
+// header reads the first line of a mapping: addresses, permissions, offset,
+// device, inode, path.
+func header(line []byte) mapping {
+	var words [5][]byte
+	rest := line
+	for i := range words {
+		words[i], rest, _ = bytes.Cut(bytes.TrimLeft(rest, " "), []byte(" "))
+	}
+	inode := bytes.TrimSpace(words[4])
+	return mapping{
+		inode: !bytes.Equal(inode, []byte("0")),
+		path:  string(bytes.TrimSpace(rest)),
+	}
+}
+
+func kilobytes(value []byte) int64 {
+	number, _, _ := bytes.Cut(bytes.TrimSpace(value), []byte(" "))
+	n, err := strconv.ParseInt(string(number), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
+}

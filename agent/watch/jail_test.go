@@ -1,0 +1,416 @@
+package watch
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// This test's own program runs in a jail: as its first process with a watch,
+// which starts the program again as the code that takes too much.
+const role = "WATCH_TEST_ROLE"
+
+const (
+	memoryLimit = 96 << 20
+	taskLimit   = 64
+	// Code stops by itself here, watched or not.
+	mostMemory = 2 * memoryLimit
+	mostTasks  = 160
+	// No jail lives longer.
+	longest = 15 * time.Second
+)
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(role) {
+	case "":
+		os.Exit(m.Run())
+	case "watch":
+		time.AfterFunc(longest, func() { os.Exit(3) })
+		report, err := first(os.Args[1:])
+		if err == nil {
+			err = json.NewEncoder(os.Stdout).Encode(report)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	case "code":
+		if err := codes[os.Args[1]](); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+}
+
+// report is what the first process of a jail saw.
+type report struct {
+	Crossing *Crossing
+	// Bound is the largest of the cheap figures, in bytes.
+	Bound int64
+	// Used is what the code had touched when it ended, in bytes, and After
+	// the time between its crossing of the limit and the report of it.
+	Used  int64
+	After time.Duration
+	// Status is the code's exit status, -1 where it was killed.
+	Status int
+}
+
+// first runs code under a watch until it ends or crosses a limit.
+func first(args []string) (*report, error) {
+	if os.Getpid() != 1 {
+		return nil, fmt.Errorf("process %d is not the first of its namespace", os.Getpid())
+	}
+	limits := Limits{Memory: memoryLimit, Tasks: taskLimit}
+	if len(args) > 1 && args[1] == "unwatched" {
+		limits = Limits{}
+	}
+	w, err := New(limits, "/workspace", "/dev/shm", "/workspace")
+	if err != nil {
+		return nil, err
+	}
+	w.Busy(true)
+	g, err := newGauge([]string{"/workspace", "/dev/shm"})
+	if err != nil {
+		return nil, err
+	}
+	page, err := counter()
+	if err != nil {
+		return nil, err
+	}
+	result := &report{}
+	ctx, cancel := context.WithTimeout(context.Background(), longest)
+	defer cancel()
+	code := exec.CommandContext(ctx, "/proc/self/exe", args[0])
+	code.Env = []string{role + "=code"}
+	// Not through a pipe, which the code's children would hold open.
+	code.Stderr = os.Stderr
+	if err := code.Start(); err != nil {
+		return nil, err
+	}
+	ended := make(chan error, 1)
+	watched := make(chan error, 1)
+	go func() {
+		watched <- w.Run(ctx, func(c Crossing) {
+			at := time.Now()
+			_ = unix.Kill(-1, unix.SIGKILL)
+			if since := page.crossed.Load(); since != 0 {
+				result.After = time.Duration(at.UnixNano() - since)
+			}
+			result.Crossing = &c
+			cancel()
+		})
+	}()
+	go func() { ended <- code.Wait() }()
+	for {
+		select {
+		case <-ended:
+			cancel()
+			if err := <-watched; err != nil {
+				return nil, err
+			}
+			result.Status = code.ProcessState.ExitCode()
+			result.Used = page.used.Load()
+			if result.Status > 0 {
+				return nil, fmt.Errorf("the code ended with %d", result.Status)
+			}
+			return result, nil
+		case <-time.After(time.Millisecond):
+			if usage, err := g.bound(0); err == nil {
+				result.Bound = max(result.Bound, usage.Memory())
+			}
+		}
+	}
+}
+
+// count is the part of a page that code and watch share.
+type count struct {
+	used    atomic.Int64 // bytes touched
+	crossed atomic.Int64 // when that passed the limit, in Unix nanoseconds
+}
+
+func (c *count) add(n int64) {
+	if now := c.used.Add(n); now > memoryLimit && now-n <= memoryLimit {
+		c.crossed.Store(time.Now().UnixNano())
+	}
+}
+
+func counter() (*count, error) {
+	file, err := os.OpenFile("/dev/shm/count", os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	if err := file.Truncate(4096); err != nil {
+		return nil, err
+	}
+	page, err := unix.Mmap(int(file.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, err
+	}
+	return (*count)(unsafe.Pointer(&page[0])), nil
+}
+
+// codes are programs that use memory and processes, each bounded by itself.
+var codes = map[string]func() error{
+	"anonymous": func() error { return touch(mostMemory, unix.MAP_PRIVATE) },
+	"shared":    func() error { return touch(mostMemory, unix.MAP_SHARED) },
+	"undumpable": func() error {
+		if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+			return err
+		}
+		return touch(mostMemory, unix.MAP_PRIVATE)
+	},
+	"files": func() error {
+		file, err := os.Create("/workspace/file")
+		if err != nil {
+			return err
+		}
+		chunk := make([]byte, 1<<20)
+		for range mostMemory >> 20 {
+			if _, err := file.Write(chunk); err != nil {
+				return err
+			}
+		}
+		return rest()
+	},
+	"segment": func() error {
+		id, err := unix.SysvShmGet(unix.IPC_PRIVATE, mostMemory, unix.IPC_CREAT|0o600)
+		if err != nil {
+			return err
+		}
+		memory, err := unix.SysvShmAttach(id, 0, 0)
+		if err != nil {
+			return err
+		}
+		write(memory)
+		if err := unix.SysvShmDetach(memory); err != nil {
+			return err
+		}
+		return rest()
+	},
+	// Pages that were never written cost no memory, their tables do.
+	"tables": func() error {
+		const step = 2 << 20 // what one table of 4 KiB maps
+		memory, err := unix.Mmap(-1, 0, mostMemory/4096*step, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
+		if err != nil {
+			return err
+		}
+		if err := unix.Madvise(memory, unix.MADV_NOHUGEPAGE); err != nil {
+			return err
+		}
+		var sum byte
+		for at := 0; at < len(memory); at += step {
+			sum += memory[at]
+		}
+		if sum != 0 {
+			return fmt.Errorf("fresh memory holds %d", sum)
+		}
+		return rest()
+	},
+	"many": func() error {
+		memory, err := mapped(mostMemory/8, unix.MAP_PRIVATE)
+		if err != nil {
+			return err
+		}
+		for range 8 {
+			if err := fork(func() { write(memory) }); err != nil {
+				return err
+			}
+		}
+		return rest()
+	},
+	// Four children write over what they had in common with their parent.
+	"copies": func() error {
+		memory, err := mapped(mostMemory/4, unix.MAP_PRIVATE)
+		if err != nil {
+			return err
+		}
+		write(memory)
+		for range 4 {
+			if err := fork(func() { write(memory) }); err != nil {
+				return err
+			}
+		}
+		return rest()
+	},
+	"forks": func() error {
+		for range mostTasks {
+			if err := fork(func() {}); err != nil {
+				return err
+			}
+		}
+		return rest()
+	},
+	"threads": func() error {
+		for range mostTasks {
+			go func() {
+				_, _ = unix.Poll(nil, -1) // each in a thread of its own
+			}()
+		}
+		return rest()
+	},
+
+	// What stays within the limits, though a sum over the processes is above.
+	"inherited": func() error {
+		memory, err := mapped(memoryLimit/2, unix.MAP_PRIVATE)
+		if err != nil {
+			return err
+		}
+		write(memory)
+		for range 4 {
+			if err := fork(func() {}); err != nil {
+				return err
+			}
+		}
+		time.Sleep(time.Second)
+		return nil
+	},
+	"mapped files": func() error {
+		file, err := os.Create("/workspace/file")
+		if err != nil {
+			return err
+		}
+		if err := file.Truncate(memoryLimit / 2); err != nil {
+			return err
+		}
+		memory, err := unix.Mmap(int(file.Fd()), 0, memoryLimit/2, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			return err
+		}
+		for range 3 {
+			if err := fork(func() { write(memory) }); err != nil {
+				return err
+			}
+		}
+		time.Sleep(time.Second)
+		return nil
+	},
+	"spawning": func() error {
+		memory, err := mapped(memoryLimit*3/5, unix.MAP_PRIVATE)
+		if err != nil {
+			return err
+		}
+		write(memory)
+		for end := time.Now().Add(time.Second); time.Now().Before(end); {
+			pid, err := syscall.ForkExec("/proc/self/exe", []string{"code", "nothing"}, &syscall.ProcAttr{Env: []string{role + "=code"}})
+			if err != nil {
+				return err
+			}
+			if _, err := unix.Wait4(pid, nil, 0, nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	},
+	"nothing": func() error { return nil },
+}
+
+// rest waits to be killed, or for long enough to be seen.
+func rest() error {
+	time.Sleep(longest / 3)
+	return nil
+}
+
+func mapped(size, kind int) ([]byte, error) {
+	return unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, kind|unix.MAP_ANON)
+}
+
+func write(memory []byte) {
+	for at := 0; at < len(memory); at += 4096 {
+		memory[at]++
+	}
+}
+
+// touch fills memory and says how much in the shared page.
+func touch(size, kind int) error {
+	page, err := counter()
+	if err != nil {
+		return err
+	}
+	memory, err := mapped(size, kind)
+	if err != nil {
+		return err
+	}
+	const step = 1 << 20
+	for len(memory) >= step {
+		write(memory[:step])
+		page.add(step)
+		memory = memory[step:]
+	}
+	return rest()
+}
+
+// fork starts a process that shares its memory with this one until either
+// writes. It has one thread and must neither allocate nor wait for others.
+func fork(do func()) error {
+	pid, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
+	if errno != 0 {
+		return errno
+	}
+	if pid == 0 {
+		do()
+		for {
+			syscall.RawSyscall6(syscall.SYS_PPOLL, 0, 0, 0, 0, 0, 0)
+		}
+	}
+	return nil
+}
+
+// inJail runs code in a jail under a watch and returns what that saw.
+func inJail(t testing.TB, args ...string) report {
+	t.Helper()
+	bwrap, err := exec.LookPath("bwrap")
+	if err != nil {
+		t.Skip("bubblewrap is not installed: bwrap is not on PATH")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*longest)
+	defer cancel()
+	words := []string{
+		"--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1",
+		"--uid", "1000", "--gid", "1000", "--cap-drop", "ALL",
+		"--clearenv", "--setenv", role, "watch",
+		"--proc", "/proc", "--dev", "/dev", "--ro-bind", os.Args[0], "/program",
+		"--size", fmt.Sprint(mostMemory + 8<<20), "--tmpfs", "/workspace",
+		"--size", fmt.Sprint(8 << 20), "--tmpfs", "/dev/shm",
+	}
+	// A test program that was built with the race detector is linked to these.
+	for _, folder := range []string{"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/nix/store"} {
+		words = append(words, "--ro-bind-try", folder, folder)
+	}
+	cmd := exec.CommandContext(ctx, bwrap, append(append(words, "--", "/program"), args...)...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %s", err, stderr.String())
+	}
+	var r report
+	if err := json.Unmarshal(out, &r); err != nil {
+		t.Fatalf("%q: %v", out, err)
+	}
+	return r
+}
+
+// sleeper starts a process that waits for the test's end.
+func sleeper(t *testing.T) int {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "sleep", "30")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	return cmd.Process.Pid
+}

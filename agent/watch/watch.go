@@ -1,0 +1,184 @@
+// Package watch holds a sandbox to its limits where no cgroup does it: it
+// looks at the processes of its pid namespace and at the sandbox's file
+// systems in memory, and reports when they use more than allowed.
+//
+// It promises that a limit that is crossed is reported soon enough to stop
+// code that takes memory as fast as a processor can write it; that memory
+// which processes share counts once; and that a sandbox at rest costs two
+// short looks a second. It does not see memory that the kernel keeps for
+// others: buffers of pipes and sockets, which [Rlimits] bounds by the number
+// of descriptors. A cgroup sees that too, and is better where there is one.
+//
+// The watch must run as the first process of the namespace that /proc shows.
+package watch
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// Names of the limits, as a sandbox's metadata has them.
+const (
+	Memory = "memory_mb"
+	Tasks  = "pids"
+)
+
+// Limits are what a sandbox may use; 0 is no limit.
+type Limits struct {
+	Memory int64 // bytes, in processes and in files together
+	Tasks  int   // processes and threads, the watch's own left out
+}
+
+// Usage is what a sandbox uses.
+type Usage struct {
+	Processes int64 // bytes
+	Files     int64 // bytes in file systems in memory, and in System V's
+	Tasks     int
+}
+
+// Memory is the memory of processes and files, in bytes.
+func (u Usage) Memory() int64 { return u.Processes + u.Files }
+
+// Crossing says which limit was crossed.
+type Crossing struct {
+	Limit string
+	Value int64 // the limit: MiB, or a number of tasks
+	Usage Usage
+}
+
+const (
+	// growth is the speed, in bytes a second, at which a sandbox is taken to
+	// be able to fill memory: two processors that do nothing else.
+	growth = 5 << 30
+	// forks is the number of processes a second that it is taken to start.
+	// It may start more: that the number is crossed by far does no harm.
+	forks = 5_000
+
+	// Pauses between two looks: next to a limit, far from all while code
+	// runs, and when nothing runs.
+	nearPause = 4 * time.Millisecond
+	farPause  = 100 * time.Millisecond
+	idlePause = 500 * time.Millisecond
+
+	// exactTime bounds a look that tells shared memory from private, in time
+	// of a processor; the pause after it is as long as it took.
+	exactTime = 200 * time.Millisecond
+
+	// dying is how long a killed process may take to give its memory back
+	// without being counted.
+	dying = 2 * time.Second
+)
+
+// Watch looks at a sandbox.
+type Watch struct {
+	limits Limits
+	gauge  *gauge
+	busy   chan bool
+}
+
+// New returns a Watch over the processes of this namespace and over the file
+// systems in memory that the folders lie in.
+func New(limits Limits, folders ...string) (*Watch, error) {
+	g, err := newGauge(folders)
+	if err != nil {
+		return nil, fmt.Errorf("watch the limits: %w", err)
+	}
+	return &Watch{limits: limits, gauge: g, busy: make(chan bool, 1)}, nil
+}
+
+// Busy says whether a call runs, from now on. It does not wait for the watch.
+// Only one goroutine may call it.
+func (w *Watch) Busy(busy bool) {
+	select {
+	case <-w.busy: // an older word that was not heard yet
+	default:
+	}
+	w.busy <- busy
+}
+
+// Run looks until ctx is done. Before crossed returns it must have sent
+// SIGKILL to every other process of the namespace. An error means that the
+// limits hold no longer, and that the sandbox has to end.
+func (w *Watch) Run(ctx context.Context, crossed func(Crossing)) error {
+	defer w.gauge.close()
+	var (
+		busy  bool
+		last  Usage
+		pause = farPause
+		timer = time.NewTimer(0)
+	)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case busy = <-w.busy:
+		case <-timer.C:
+		}
+		usage, cost, err := w.look()
+		if err != nil {
+			return fmt.Errorf("watch the limits: %w", err)
+		}
+		if c, ok := w.limits.crossed(usage); ok {
+			killed := w.gauge.pids()
+			crossed(c)
+			w.gauge.ignore(killed, time.Now().Add(dying))
+		}
+		pause = w.limits.pause(usage, last, pause, busy)
+		last = usage
+		timer.Reset(max(pause, cost))
+	}
+}
+
+// look returns what is used. The first, cheap figure counts shared memory
+// more than once; where it is too high, a second look tells, and its cost is
+// returned too.
+func (w *Watch) look() (usage Usage, cost time.Duration, err error) {
+	usage, err = w.gauge.bound(w.limits.Tasks)
+	if err != nil || w.limits.Memory == 0 || usage.Memory() <= w.limits.Memory {
+		return usage, 0, err
+	}
+	usage.Processes, cost = w.gauge.exact(exactTime)
+	return usage, cost, nil
+}
+
+// crossed returns the limit that a usage crosses.
+func (l Limits) crossed(u Usage) (Crossing, bool) {
+	switch {
+	case l.Memory > 0 && u.Memory() > l.Memory:
+		return Crossing{Limit: Memory, Value: l.Memory >> 20, Usage: u}, true
+	case l.Tasks > 0 && u.Tasks > l.Tasks:
+		return Crossing{Limit: Tasks, Value: int64(l.Tasks), Usage: u}, true
+	}
+	return Crossing{}, false
+}
+
+// pause returns how long no limit can be crossed by much; when nothing runs
+// and nothing grows, twice the last pause.
+func (l Limits) pause(now, last Usage, pause time.Duration, busy bool) time.Duration {
+	longest := farPause
+	if !busy && now.Memory() <= last.Memory() && now.Tasks <= last.Tasks {
+		longest = min(max(2*pause, farPause), idlePause)
+	}
+	next := longest
+	if l.Memory > 0 {
+		next = min(next, fill(l.Memory-now.Memory(), growth))
+	}
+	if l.Tasks > 0 {
+		next = min(next, fill(int64(l.Tasks-now.Tasks), forks))
+	}
+	if !busy && longest == idlePause {
+		// At rest next to a limit: what is still there is at rest as well.
+		next = max(next, idlePause/10)
+	}
+	return max(next, nearPause)
+}
+
+// fill is the time in which a distance is covered, up to a minute.
+func fill(distance, perSecond int64) time.Duration {
+	if distance >= 60*perSecond {
+		return time.Minute
+	}
+	return time.Duration(distance * int64(time.Second/time.Microsecond) / perSecond * int64(time.Microsecond))
+}

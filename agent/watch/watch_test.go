@@ -1,0 +1,204 @@
+package watch
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+func TestCrossed(t *testing.T) {
+	for _, name := range []string{"anonymous", "shared", "undumpable", "files", "segment", "tables", "many", "copies"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := inJail(t, name)
+			switch {
+			case r.Crossing == nil:
+				t.Fatalf("it was not stopped: %+v", r)
+			case r.Crossing.Limit != Memory || r.Crossing.Value != memoryLimit>>20:
+				t.Errorf("limit %s of %d, want %s of %d", r.Crossing.Limit, r.Crossing.Value, Memory, memoryLimit>>20)
+			}
+			if used := r.Crossing.Usage.Memory(); used <= memoryLimit {
+				t.Errorf("stopped at %d bytes, below the limit of %d", used, memoryLimit)
+			}
+			if r.Status != -1 {
+				t.Errorf("the code ended by itself with %d", r.Status)
+			}
+			t.Logf("%d MiB in processes, %d MiB in files, %v after the crossing", r.Crossing.Usage.Processes>>20, r.Crossing.Usage.Files>>20, r.After)
+		})
+	}
+	for _, name := range []string{"forks", "threads"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := inJail(t, name)
+			if r.Crossing == nil || r.Crossing.Limit != Tasks || r.Crossing.Value != taskLimit {
+				t.Fatalf("crossing %+v, want of %s", r.Crossing, Tasks)
+			}
+		})
+	}
+}
+
+// Without a watch the same code uses what it wants: what the others show is
+// the watch's doing.
+func TestControl(t *testing.T) {
+	for _, name := range []string{"inherited", "mapped files", "spawning"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := inJail(t, name)
+			if r.Crossing != nil {
+				t.Errorf("it was stopped, with %d MiB in processes and %d MiB in files", r.Crossing.Usage.Processes>>20, r.Crossing.Usage.Files>>20)
+			}
+			if r.Bound <= memoryLimit {
+				t.Errorf("the sum over the processes was at most %d bytes, which is within the limit and shows nothing", r.Bound)
+			}
+		})
+	}
+	t.Run("unwatched", func(t *testing.T) {
+		t.Parallel()
+		r := inJail(t, "anonymous", "unwatched")
+		if r.Crossing != nil || r.Used != mostMemory || r.Status != 0 {
+			t.Errorf("unwatched: %+v, want %d bytes used and status 0", r, mostMemory)
+		}
+	})
+}
+
+func TestPause(t *testing.T) {
+	limits := Limits{Memory: 512 << 20, Tasks: 256}
+	far := Usage{Processes: 20 << 20, Tasks: 1}
+	tests := []struct {
+		name             string
+		now, last        Usage
+		pause, low, high time.Duration
+		busy             bool
+	}{
+		{"a call begins", far, Usage{}, 0, nearPause, farPause, true},
+		{"half the memory", Usage{Processes: 256 << 20}, far, farPause, 40 * time.Millisecond, 60 * time.Millisecond, true},
+		{"next to the memory", Usage{Files: 500 << 20}, far, farPause, nearPause, nearPause, true},
+		{"above it", Usage{Files: 600 << 20}, far, farPause, nearPause, nearPause, true},
+		{"next to the tasks", Usage{Tasks: 255}, far, farPause, nearPause, nearPause, true},
+	}
+	for _, test := range tests {
+		if got := limits.pause(test.now, test.last, test.pause, test.busy); got < test.low || got > test.high {
+			t.Errorf("%s: %v, want %v to %v", test.name, got, test.low, test.high)
+		}
+	}
+	// At rest, up to the longest.
+	pause := nearPause
+	for range 10 {
+		pause = limits.pause(Usage{}, Usage{}, pause, false)
+	}
+	if got := (Limits{}).pause(far, far, idlePause, false); got != idlePause {
+		t.Errorf("at rest: %v, want %v", got, idlePause)
+	}
+	if pause > idlePause {
+		t.Errorf("at rest: %v, want at most %v", pause, idlePause)
+	}
+}
+
+func TestFieldCannotBeForged(t *testing.T) {
+	status := []byte("Name:\tRssAnon: 9\nUmask:\t0022\nPPid:\t7\nRssAnon:\t     112 kB\nVmPTE:\t 52 kB\nThreads:\t3\n")
+	got := []int64{field(status, "RssAnon"), field(status, "VmPTE"), field(status, "Threads"), field(status, "PPid"), field(status, "VmSwap")}
+	if diff := cmp.Diff([]int64{112, 52, 3, 7, 0}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestHeader(t *testing.T) {
+	for line, want := range map[string]mapping{
+		"7f00-7f01 rw-p 00000000 00:00 0 \n":                                 {},
+		"7f00-7f01 rw-p 00000000 00:00 0                          [heap]\n":  {path: "[heap]"},
+		"7f00-7f01 rw-s 00000000 00:01 1039           /dev/zero (deleted)\n": {inode: true, path: "/dev/zero (deleted)"},
+		"7f00-7f01 r--p 00002000 fe:00 29033 /nix/store/a b/lib/libc.so.6\n": {inode: true, path: "/nix/store/a b/lib/libc.so.6"},
+		"7f00-7f01 rw-s 00000000 00:01 3 /memfd:x\\012Pss: 0 (deleted)\n":    {inode: true, path: "/memfd:x\\012Pss: 0 (deleted)"},
+	} {
+		if diff := cmp.Diff(want, header([]byte(line)), cmp.AllowUnexported(mapping{})); diff != "" {
+			t.Errorf("%q: %s", line, diff)
+		}
+	}
+}
+
+func TestMappingMemory(t *testing.T) {
+	for name, test := range map[string]struct {
+		mapping mapping
+		want    int64
+	}{
+		"heap":                         {mapping{pss: 10, anonymous: 20, swap: 1}, 11 << 10},
+		"a library's code":             {mapping{inode: true, path: "/lib/a", pss: 10}, 0},
+		"a library's data, written to": {mapping{inode: true, path: "/lib/a", pss: 10, anonymous: 4}, 4 << 10},
+		"a file in /workspace":         {mapping{inode: true, path: "/workspace/f", pss: 100}, 0},
+		"shared, of no file":           {mapping{inode: true, path: "/dev/zero (deleted)", pss: 100}, 100 << 10},
+	} {
+		if got := test.mapping.memory(); got != test.want {
+			t.Errorf("%s: %d, want %d", name, got, test.want)
+		}
+	}
+}
+
+func TestApply(t *testing.T) {
+	if os.Getpid() == 1 {
+		t.Skip("it starts a process")
+	}
+	limits := Rlimits(Limits{Memory: 512 << 20, Tasks: 256})
+	var names []string
+	for _, l := range limits {
+		names = append(names, l.Name)
+	}
+	if got := strings.Join(names, " "); !strings.HasPrefix(got, "core nofile data") {
+		t.Errorf("limits %q", got)
+	}
+	pid := sleeper(t)
+	if err := Apply(pid, limits); err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range limits {
+		var got unix.Rlimit
+		if err := unix.Prlimit(pid, l.Resource, nil, &got); err != nil {
+			t.Fatal(err)
+		}
+		if got.Max > l.Value.Max {
+			t.Errorf("%s: %d, want at most %d", l.Name, got.Max, l.Value.Max)
+		}
+	}
+	// A lower one stays.
+	if err := Apply(pid, []Rlimit{{unix.RLIMIT_NOFILE, "nofile", unix.Rlimit{Cur: 9000, Max: 9000}}}); err != nil {
+		t.Errorf("a limit that is lower already: %v", err)
+	}
+}
+
+// BenchmarkStop reports how far code gets that takes memory as fast as it
+// can: the time from the crossing to the kill, and the memory above the limit.
+func BenchmarkStop(b *testing.B) {
+	var after time.Duration
+	var above float64
+	for range b.N {
+		r := inJail(b, "anonymous")
+		if r.Crossing == nil {
+			b.Fatal("it was not stopped")
+		}
+		after = max(after, r.After)
+		above = max(above, 100*(float64(r.Used)/memoryLimit-1))
+	}
+	b.ReportMetric(float64(after.Microseconds())/1000, "worst-ms-after")
+	b.ReportMetric(above, "worst-%-above")
+}
+
+// BenchmarkLook is the cost of one cheap look, at this machine's processes.
+func BenchmarkLook(b *testing.B) {
+	g, err := newGauge([]string{"/dev/shm"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer g.close()
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := g.bound(0); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(len(g.found)), "processes")
+	b.Log(fmt.Sprint(len(g.found)))
+}

@@ -1,0 +1,150 @@
+package seccomp
+
+import "golang.org/x/sys/unix"
+
+// newest is the highest system call that was looked at when [list] was last
+// reviewed, on both architectures: open_tree_attr, of Linux 6.15. Later ones
+// do not exist for the sandbox.
+const newest = 467
+
+// absent marks a system call that an architecture does not have.
+const absent = -1
+
+// list holds the system calls that a sandbox for computing never needs, and
+// why. What is not listed is allowed.
+//
+// ENOSYS is the answer where programs try a newer way and fall back to an
+// older one; EPERM where they have no other way.
+var list = []rule{
+	// The file tree. It is laid out once, before the first process starts.
+	{"mount", 165, 40, always(eperm), "mounts over what the jail laid out"},
+	{"umount2", 166, 39, always(eperm), "uncovers what lies under a mount"},
+	{"pivot_root", 155, 41, always(eperm), "swaps the root"},
+	{"chroot", 161, 51, always(eperm), "a way out of a root that holds an open descriptor"},
+	{"fsopen", 430, 430, always(eperm), "mounts, first step of the newer calls"},
+	{"fsconfig", 431, 431, always(eperm), "parses options of any file system in the kernel"},
+	{"fsmount", 432, 432, always(eperm), "mounts"},
+	{"fspick", 433, 433, always(eperm), "changes a mount"},
+	{"move_mount", 429, 429, always(eperm), "mounts"},
+	{"open_tree", 428, 428, always(eperm), "copies a mount tree"},
+	{"open_tree_attr", 467, 467, always(eperm), "copies a mount tree and its flags"},
+	{"mount_setattr", 442, 442, always(eperm), "takes read-only away"},
+	{"statmount", 457, 457, always(enosys), "reads about mounts; no program needs it yet"},
+	{"listmount", 458, 458, always(enosys), "reads about mounts; no program needs it yet"},
+	{"name_to_handle_at", 303, 264, always(eperm), "names a file so that no mount or path limits who opens it"},
+	{"open_by_handle_at", 304, 265, always(eperm), "opens any file of a disk by its number"},
+	{"quotactl", 179, 60, always(eperm), "administers disks"},
+	{"quotactl_fd", 443, 443, always(eperm), "administers disks"},
+	{"sysfs", 139, absent, always(enosys), "lists file systems; replaced by /proc/filesystems"},
+	{"ustat", 136, absent, always(enosys), "asks about a device; replaced by statfs"},
+	{"cachestat", 451, 451, always(enosys), "tells which store files others have read lately"},
+	{"fanotify_init", 300, 262, always(eperm), "watches whole mounts"},
+	{"fanotify_mark", 301, 263, always(eperm), "watches whole mounts"},
+
+	// Namespaces. All that the sandbox needs were made for it.
+	{"setns", 308, 268, always(eperm), "enters another namespace"},
+	{"unshare", 272, 97, newNamespaceUnshare, "makes a namespace, in which the code would be root over more of the kernel"},
+	{"clone", 56, 220, newNamespace, "the same for a new process; without those flags it is fork"},
+	{"clone3", 435, 435, always(enosys), "hides its flags in memory, where no filter sees them; the C library then uses clone"},
+	{"sethostname", 170, 161, always(eperm), "belongs to who made the namespace"},
+	{"setdomainname", 171, 162, always(eperm), "belongs to who made the namespace"},
+
+	// Large and often broken parts of the kernel that computing does without.
+	{"bpf", 321, 280, always(eperm), "loads programs into the kernel"},
+	{"perf_event_open", 298, 241, always(eperm), "measures the machine, others' work included"},
+	{"userfaultfd", 323, 282, always(eperm), "stops the kernel in the middle of a copy, the tool of most races"},
+	{"io_uring_setup", 425, 425, always(enosys), "makes system calls that no filter sees; programs fall back to epoll"},
+	{"io_uring_enter", 426, 426, always(enosys), "goes with io_uring_setup"},
+	{"io_uring_register", 427, 427, always(enosys), "goes with io_uring_setup"},
+	{"io_setup", 206, 0, always(enosys), "draws on a count that the whole host shares (fs.aio-max-nr)"},
+	{"add_key", 248, 217, always(eperm), "the kernel's keys know no namespaces"},
+	{"request_key", 249, 218, always(eperm), "starts a program of the host to find a key"},
+	{"keyctl", 250, 219, always(eperm), "the kernel's keys know no namespaces"},
+	{"modify_ldt", 154, absent, always(eperm), "segments for 16-bit programs"},
+	{"uselib", 134, absent, always(enosys), "loads libraries of a format of the nineties"},
+	{"lookup_dcookie", 212, 18, always(enosys), "an old profiler's"},
+	{"nfsservctl", 180, 42, always(enosys), "an old file server's"},
+	{"_sysctl", 156, absent, always(enosys), "replaced by /proc/sys"},
+	{"vmsplice", 278, 75, always(enosys), "leaves pages in a pipe that count as no process's memory"},
+	{"move_pages", 279, 239, always(eperm), "moves other processes' memory between nodes"},
+	{"migrate_pages", 256, 238, always(eperm), "moves other processes' memory between nodes"},
+	{"socket", 41, 198, families, "every family is a protocol stack; computing uses three"},
+	{"socketpair", 53, 199, families, "every family is a protocol stack; computing uses three"},
+	{"ioctl", 16, 29, terminal, "puts words into a terminal's input, or code into its line"},
+	{"personality", 135, 92, oddities, "switches off protections that exec would otherwise set"},
+
+	// Other processes. The agent has the code's user, and is not to be steered.
+	{"ptrace", 101, 117, always(eperm), "reads, writes and steers another process"},
+	{"process_vm_readv", 310, 270, always(eperm), "reads another process's memory"},
+	{"process_vm_writev", 311, 271, always(eperm), "writes another process's memory"},
+	{"process_madvise", 440, 440, always(eperm), "drops another process's memory"},
+	{"pidfd_getfd", 438, 438, always(eperm), "takes another process's descriptors"},
+	{"kcmp", 312, 272, onlyVM, "compares kernel addresses; the agent's watch asks whether two processes share memory"},
+
+	// Memory that belongs to no process and lies in no file system with a size,
+	// so that only a cgroup would see it. The fallback is a file in /tmp.
+	{"memfd_create", 319, 279, always(enosys), "a file without a file system, also a way to run what was never written"},
+	{"memfd_secret", 447, 447, always(enosys), "memory that the kernel itself cannot look at"},
+	{"msgget", 68, 186, always(enosys), "System V queues: 32,000 of 16 KiB each in the kernel"},
+	{"semget", 64, 190, always(enosys), "System V semaphores: gigabytes in the kernel; POSIX ones are files"},
+
+	// The machine. A sandbox has no privilege for these; the filter keeps the
+	// code from trying what a later kernel bug may allow.
+	{"kexec_load", 246, 104, always(eperm), "starts another kernel"},
+	{"kexec_file_load", 320, 294, always(eperm), "starts another kernel"},
+	{"init_module", 175, 105, always(eperm), "loads a kernel module"},
+	{"finit_module", 313, 273, always(eperm), "loads a kernel module"},
+	{"delete_module", 176, 106, always(eperm), "unloads a kernel module"},
+	{"reboot", 169, 142, always(eperm), "ends or restarts the machine"},
+	{"swapon", 167, 224, always(eperm), "administers memory"},
+	{"swapoff", 168, 225, always(eperm), "administers memory"},
+	{"acct", 163, 89, always(eperm), "writes a log of every process of the host"},
+	{"syslog", 103, 116, always(eperm), "reads the kernel's log: addresses, other users' doings"},
+	{"settimeofday", 164, 170, always(eperm), "sets the clock"},
+	{"clock_settime", 227, 112, always(eperm), "sets the clock"},
+	{"clock_adjtime", 305, 266, always(eperm), "sets the clock's speed"},
+	{"adjtimex", 159, 171, always(eperm), "sets the clock's speed"},
+	{"iopl", 172, absent, always(eperm), "reaches hardware ports"},
+	{"ioperm", 173, absent, always(eperm), "reaches hardware ports"},
+	{"vhangup", 153, 58, always(eperm), "hangs up a terminal"},
+	{"lsm_set_self_attr", 460, 460, always(eperm), "changes the security module's label"},
+}
+
+// Flags that make a namespace. In clone's argument the bit of the time
+// namespace is part of the signal's number.
+const (
+	namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
+		unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
+	namespacesUnshared = namespaces | unix.CLONE_NEWTIME
+)
+
+var (
+	newNamespace        = verdict{{arg: 0, test: anyBit, values: []uint32{namespaces}, then: eperm}}
+	newNamespaceUnshare = verdict{{arg: 0, test: anyBit, values: []uint32{namespacesUnshared}, then: eperm}}
+
+	families = verdict{
+		// Without AF_NETLINK, name resolution takes every address family for
+		// usable, and a list of the network interfaces is an error.
+		{arg: 0, test: noneOf, values: []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6}, then: refuse(unix.EAFNOSUPPORT)},
+		// 0 is the family's own choice, 1 is ICMP's echo and AF_UNIX's own
+		// number; no SCTP, DCCP, SMC, L2TP.
+		{arg: 2, test: noneOf, values: []uint32{0, 1, unix.IPPROTO_TCP, unix.IPPROTO_UDP}, then: refuse(unix.EPROTONOSUPPORT)},
+	}
+
+	terminal = verdict{{arg: 1, test: anyOf, values: []uint32{tiocsti, tioclinux, tioccons, tiocsetd}, then: eperm}}
+
+	// Linux as it is, and the question which one is set.
+	oddities = verdict{{arg: 0, test: noneOf, values: []uint32{0, 0xffffffff}, then: eperm}}
+
+	onlyVM = verdict{{arg: 2, test: noneOf, values: []uint32{kcmpVM}, then: eperm}}
+)
+
+// From the kernel's asm-generic/ioctls.h and linux/kcmp.h: the same numbers
+// on both architectures.
+const (
+	tiocsti   = 0x5412
+	tioclinux = 0x541c
+	tioccons  = 0x541d
+	tiocsetd  = 0x5423
+	kcmpVM    = 1
+)

@@ -1,0 +1,183 @@
+package cgroup
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// This test's own program is what runs in a group.
+const role = "CGROUP_TEST_ROLE"
+
+const (
+	memoryLimit = 64 << 20
+	taskLimit   = 32
+	// Code stops by itself here, limited or not.
+	mostMemory = 4 * memoryLimit
+	mostTasks  = 3 * taskLimit
+	patience   = 20 * time.Second
+)
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(role) {
+	case "":
+		os.Exit(m.Run())
+	case "memory":
+		memory := make([]byte, mostMemory)
+		for at := 0; at < len(memory); at += 4096 {
+			memory[at] = 1
+		}
+	case "tasks":
+		for range mostTasks {
+			pid, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
+			if errno != 0 {
+				os.Exit(int(errno))
+			}
+			if pid == 0 {
+				for {
+					syscall.RawSyscall6(syscall.SYS_PPOLL, 0, 0, 0, 0, 0, 0)
+				}
+			}
+		}
+	case "where":
+		text, err := os.ReadFile("/proc/self/cgroup")
+		if err != nil {
+			os.Exit(1)
+		}
+		os.Stdout.Write(text)
+	case "wait":
+		time.Sleep(patience)
+	}
+}
+
+// tree returns groups to try, on a system that lets this process make any.
+func tree(t *testing.T) *Tree {
+	t.Helper()
+	found, err := Find(System)
+	if err != nil {
+		t.Skipf("the kernel's part cannot be shown here: %v", err)
+	}
+	return found
+}
+
+// start runs this program in a group, and leaves no group behind.
+func start(t *testing.T, limits Limits, what string) (*Group, *exec.Cmd, *bytes.Buffer) {
+	t.Helper()
+	g, err := tree(t).New(limits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = []string{role + "=" + what}
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
+	g.Apply(cmd.SysProcAttr)
+	var out bytes.Buffer
+	cmd.Stdout = &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := g.Close(ctx); err != nil {
+			t.Error(err)
+		}
+		_ = cmd.Wait()
+		if _, err := os.Stat(g.folder); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the group is still there: %v", err)
+		}
+	})
+	return g, cmd, &out
+}
+
+func TestStartsInside(t *testing.T) {
+	g, cmd, out := start(t, Limits{}, "where")
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(out.Bytes(), []byte("/"+filepath.Base(g.folder))) {
+		t.Errorf("it ran in %s, want in %s", out, g.folder)
+	}
+}
+
+func TestMemoryIsHeld(t *testing.T) {
+	g, cmd, _ := start(t, Limits{Memory: memoryLimit}, "memory")
+	err := cmd.Wait()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		t.Errorf("it ended with %v, want SIGKILL", err)
+	}
+	events, err := g.Events()
+	if err != nil || events.Killed == 0 || events.Peak > memoryLimit+ownMemory {
+		t.Errorf("events %+v, error %v, want a kill and a peak of at most %d", events, err, memoryLimit+ownMemory)
+	}
+}
+
+func TestMemoryControl(t *testing.T) {
+	_, cmd, _ := start(t, Limits{Memory: 2 * mostMemory}, "memory")
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("with room enough: %v", err)
+	}
+}
+
+func TestTasksAreHeld(t *testing.T) {
+	g, cmd, _ := start(t, Limits{Tasks: taskLimit}, "tasks")
+	_ = cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); code != int(unix.EAGAIN) {
+		t.Errorf("exit status %d, want that of EAGAIN, %d", code, int(unix.EAGAIN))
+	}
+	if events, err := g.Events(); err != nil || events.Refused == 0 {
+		t.Errorf("events %+v, error %v, want a refusal", events, err)
+	}
+}
+
+func TestTasksControl(t *testing.T) {
+	_, cmd, _ := start(t, Limits{Tasks: 2 * mostTasks}, "tasks")
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("with room enough: %v", err)
+	}
+}
+
+func TestKillEndsAll(t *testing.T) {
+	g, cmd, _ := start(t, Limits{}, "wait")
+	if err := g.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if status := cmd.ProcessState.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGKILL {
+		t.Errorf("it ended with %v, want SIGKILL", cmd.ProcessState)
+	}
+}
+
+func TestSweepRemovesWhatTheDeadLeft(t *testing.T) {
+	tree := tree(t)
+	dead := exec.Command("true")
+	if err := dead.Run(); err != nil {
+		t.Fatal(err)
+	}
+	left := filepath.Join(tree.folder, prefix+strconv.Itoa(dead.Process.Pid)+"-1")
+	if err := os.Mkdir(left, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	own, err := tree.New(Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close(t.Context())
+	tree.sweep()
+	if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("what a dead server left is still there: %v", err)
+	}
+	if _, err := os.Stat(own.folder); err != nil {
+		t.Errorf("a living server's group is gone: %v", err)
+	}
+}

@@ -1,0 +1,286 @@
+// Package cgroup holds sandboxes to their limits by control groups (version
+// 2), where the server may make some: in a subtree that was delegated to it,
+// or as root.
+//
+// It promises that a sandbox is inside its group from its first instruction
+// on; that a group has all the limits asked for or is not made; and that
+// [Group.Close] leaves neither a process nor a group. Where no group can be
+// had, [Find] says why and what to do; a nil [Tree] makes nil groups, on
+// which every method does nothing, and the agent's own watch is what holds.
+package cgroup
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// supervisor is the group that the server itself lives in, as systemd's
+	// DelegateSubgroup= names it: a group with limits for its subgroups may
+	// hold no process of its own.
+	supervisor = "supervisor"
+	// prefix starts the names of sandboxes' groups; the server's process
+	// number and a count follow.
+	prefix = "sandbox-"
+	// maxFile bounds what is read of a group's file.
+	maxFile = 64 << 10
+	// maxOwn bounds the processes that are moved to the supervisor's group.
+	maxOwn = 1024
+)
+
+// Controllers that every group needs; cpu is used where it is there.
+var needed = []string{"memory", "pids"}
+
+// Unavailable is why no group can be made, and what mends it.
+type Unavailable struct {
+	Problem string
+	Hint    string
+}
+
+func (u *Unavailable) Error() string { return u.Problem }
+
+// Tree is a group in which the server makes those of its sandboxes.
+type Tree struct {
+	folder string
+	cpu    bool
+	count  uint64
+}
+
+// Places are where the kernel shows groups and this process's own.
+type Places struct {
+	Groups string // /sys/fs/cgroup
+	Own    string // /proc/self/cgroup
+}
+
+// System are the places of a running system.
+var System = Places{Groups: "/sys/fs/cgroup", Own: "/proc/self/cgroup"}
+
+// found is a group that may become a Tree.
+type found struct {
+	folder string
+	// move says that the server and what else is in there moves down.
+	move bool
+	cpu  bool
+}
+
+// Find prepares the group in which sandboxes' groups can be made. It may
+// move this process, and those that share its group, one level down.
+func Find(places Places) (*Tree, error) {
+	f, err := places.look(os.Geteuid())
+	if err != nil {
+		return nil, err
+	}
+	if f.move {
+		if err := moveDown(f.folder); err != nil {
+			return nil, err
+		}
+	}
+	tree := &Tree{folder: f.folder, cpu: f.cpu}
+	enable := "+memory +pids"
+	if f.cpu {
+		enable += " +cpu"
+	}
+	if err := write(f.folder, "cgroup.subtree_control", enable); err != nil {
+		return nil, &Unavailable{
+			Problem: fmt.Sprintf("limits cannot be passed on in %s: %v", f.folder, err),
+			Hint:    scope,
+		}
+	}
+	tree.sweep()
+	return tree, nil
+}
+
+// scope starts a program in a group of its own.
+const scope = "start the server with: systemd-run --user --scope -p Delegate=yes nix-sandbox-mcp --stdio; " +
+	"a system service says Delegate=cpu memory pids and DelegateSubgroup=" + supervisor
+
+// look decides which group to use, and changes nothing.
+func (p Places) look(uid int) (found, error) {
+	if _, err := os.Stat(p.Groups); err != nil {
+		return found{}, &Unavailable{
+			Problem: fmt.Sprintf("no control groups: %v", err),
+			Hint:    "mount them: mount -t cgroup2 none " + p.Groups,
+		}
+	}
+	rootControllers, err := words(p.Groups, "cgroup.controllers")
+	if err != nil {
+		return found{}, &Unavailable{
+			Problem: p.Groups + " is not version 2 of control groups, or not it alone",
+			Hint:    "start the kernel with systemd.unified_cgroup_hierarchy=1",
+		}
+	}
+	if missing := lacks(rootControllers); missing != "" {
+		return found{}, &Unavailable{
+			Problem: "this system's control groups have no controller " + missing,
+			Hint:    "start the kernel with cgroup_enable=" + missing + ", or leave that controller to version 2",
+		}
+	}
+	own, err := p.own()
+	if err != nil {
+		return found{}, err
+	}
+	// The group above, where the server was started one level down.
+	if filepath.Base(own) == supervisor && own != p.Groups {
+		if f, ok := usable(filepath.Dir(own)); ok {
+			return f, nil
+		}
+	}
+	if f, ok := usable(own); ok && own != p.Groups && delegated(own, uid) {
+		f.move = true
+		return f, nil
+	}
+	if uid == 0 {
+		if f, ok := usable(p.Groups); ok {
+			// The topmost group of a container is a group like others,
+			// that of the system alone may hold processes of its own.
+			_, err := os.Stat(filepath.Join(p.Groups, "cgroup.type"))
+			f.move = err == nil && own == p.Groups
+			return f, nil
+		}
+	}
+	return found{}, &Unavailable{
+		Problem: "no control group was delegated to this process: it is in " + own,
+		Hint:    scope,
+	}
+}
+
+// own returns the folder of this process's group.
+func (p Places) own() (string, error) {
+	text, err := os.ReadFile(p.Own)
+	if err != nil {
+		return "", fmt.Errorf("read this process's control group: %w", err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if path, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::"); ok {
+			// A group outside of what is mounted here begins with /.. .
+			if !filepath.IsLocal(strings.TrimPrefix(path, "/")) && path != "/" {
+				break
+			}
+			return filepath.Join(p.Groups, path), nil
+		}
+	}
+	return "", &Unavailable{
+		Problem: "this process's control group is not shown in " + p.Groups,
+		Hint:    "start the server on the host, or in a container with a control group namespace of its own",
+	}
+}
+
+// usable says whether this process may make groups with limits in a folder.
+func usable(folder string) (found, bool) {
+	controllers, err := words(folder, "cgroup.controllers")
+	if err != nil || lacks(controllers) != "" {
+		return found{}, false
+	}
+	for _, name := range []string{"", "cgroup.procs", "cgroup.subtree_control"} {
+		if unix.Access(filepath.Join(folder, name), unix.W_OK) != nil {
+			return found{}, false
+		}
+	}
+	return found{folder: folder, cpu: slices.Contains(controllers, "cpu")}, true
+}
+
+// delegated says whether a group was given to this process to divide. To
+// root every group is open; systemd marks those that it leaves alone.
+func delegated(folder string, uid int) bool {
+	var mark [8]byte
+	for _, name := range []string{"user.delegate", "trusted.delegate"} {
+		if n, err := unix.Getxattr(folder, name, mark[:]); err == nil && string(mark[:n]) == "1" {
+			return true
+		}
+	}
+	var stat unix.Stat_t
+	return uid != 0 && unix.Stat(folder, &stat) == nil && int(stat.Uid) == uid
+}
+
+func lacks(controllers []string) string {
+	for _, name := range needed {
+		if !slices.Contains(controllers, name) {
+			return name
+		}
+	}
+	return ""
+}
+
+// moveDown moves every process of a group into a group below it.
+func moveDown(folder string) error {
+	below := filepath.Join(folder, supervisor)
+	if err := os.Mkdir(below, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("make the server's own control group: %w", err)
+	}
+	// Processes may start others meanwhile.
+	for range maxOwn {
+		pids, err := words(folder, "cgroup.procs")
+		if err != nil {
+			return err
+		}
+		if len(pids) == 0 {
+			return nil
+		}
+		if err := write(below, "cgroup.procs", pids[0]); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("move process %s to the server's own control group: %w", pids[0], err)
+		}
+	}
+	return fmt.Errorf("control group %s still holds processes after %d were moved to %s", folder, maxOwn, supervisor)
+}
+
+// sweep removes groups that servers left behind when they were killed: their
+// processes have ended, the groups stay.
+func (t *Tree) sweep() {
+	entries, err := os.ReadDir(t.folder)
+	if err != nil {
+		return
+	}
+	for _, entry := range entries {
+		rest, ok := strings.CutPrefix(entry.Name(), prefix)
+		if !ok {
+			continue
+		}
+		owner, _, _ := strings.Cut(rest, "-")
+		pid, err := strconv.Atoi(owner)
+		if err != nil || unix.Kill(pid, 0) != unix.ESRCH {
+			continue
+		}
+		// One that still holds a process stays: it is not known to be ours.
+		_ = unix.Rmdir(filepath.Join(t.folder, entry.Name()))
+	}
+}
+
+// words reads a group's file.
+func words(folder, name string) ([]string, error) {
+	text, err := read(folder, name)
+	return strings.Fields(text), err
+}
+
+func read(folder, name string) (string, error) {
+	file, err := os.Open(filepath.Join(folder, name))
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	// Such a file is made anew for each read, and comes whole in one.
+	buf := make([]byte, maxFile)
+	n, err := file.Read(buf)
+	if errors.Is(err, io.EOF) { // it is empty
+		err = nil
+	}
+	return string(bytes.TrimSpace(buf[:n])), err
+}
+
+// write writes a group's file, in one write as the kernel wants it.
+func write(folder, name, value string) error {
+	file, err := os.OpenFile(filepath.Join(folder, name), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = file.WriteString(value)
+	return errors.Join(err, file.Close())
+}

@@ -1,0 +1,22 @@
+// Files, streams, a watcher, compression and hashes in libuv's threads.
+const assert = require('node:assert')
+const crypto = require('node:crypto')
+const fs = require('node:fs')
+const os = require('node:os')
+const { promisify } = require('node:util')
+const zlib = require('node:zlib')
+;(async () => {
+  await Promise.all(Array.from({ length: 50 }, (_, n) => fs.promises.writeFile(`f${n}`, 'x'.repeat(1e5))))
+  fs.cpSync('f0', 'copy')
+  assert.equal(fs.statSync('copy').size, 1e5)
+  const changed = new Promise(resolve => fs.watch('.', (_, name) => resolve(name)))
+  setTimeout(() => fs.writeFileSync('seen', ''), 50)
+  assert.ok(await changed)
+  const packed = await promisify(zlib.gzip)('y'.repeat(1e6))
+  assert.equal((await promisify(zlib.gunzip)(packed)).length, 1e6)
+  assert.equal((await promisify(crypto.scrypt)('a', 'b', 32)).length, 32)
+  assert.ok(os.cpus().length > 0 && os.totalmem() > 0 && os.hostname())
+  process.exitCode = 0
+  console.log('ok')
+  process.exit()
+})()
