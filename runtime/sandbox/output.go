@@ -169,10 +169,7 @@ func lastLine(data string) string {
 	// A line that a terminal would show over and over, as progress bars do,
 	// begins at its last carriage return.
 	line := data[strings.LastIndexAny(data, "\r\n")+1:]
-	if over := len(line) - sampleBytes; over > 0 {
-		line = line[over:]
-	}
-	return clean(line)
+	return clean(end(line, sampleBytes))
 }
 
 // clean makes a line from a sandbox fit for one line of a message.

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"syscall"
 	"time"
+	"unicode/utf8"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 )
@@ -31,6 +32,10 @@ const (
 	maxPending = 64
 )
 
+// shownLog is what of a log an error's text carries, in bytes: a sentence or
+// two; the whole tail is in [DeadError.Log].
+const shownLog = 400
+
 // DeadError says why a sandbox ended and what it logged last.
 type DeadError struct {
 	Reason string
@@ -42,7 +47,19 @@ func (e *DeadError) Error() string {
 	if e.Log == "" {
 		return e.Reason
 	}
-	return e.Reason + "; its log ends: " + e.Log
+	return e.Reason + "; its log ends: " + end(e.Log, shownLog)
+}
+
+// end returns the last bytes of a text, at most size and from a rune on.
+func end(text string, size int) string {
+	if len(text) <= size {
+		return text
+	}
+	text = text[len(text)-size:]
+	for len(text) > 0 && !utf8.RuneStart(text[0]) {
+		text = text[1:]
+	}
+	return text
 }
 
 // Call is code to run.
