@@ -305,7 +305,7 @@ func initProcess(s *scene) error {
 
 // survivor looks for a process with the scene's mark after the end.
 func survivor(s *scene) error {
-	s.checks = append(s.checks, s.survivor)
+	s.left = true
 	return nil
 }
 
@@ -515,7 +515,7 @@ func project(s *scene) error {
 // oddProject is a project whose name a shell would obey: it would make a
 // file where it runs.
 func oddProject(s *scene) error {
-	name := "a b;echo>pwned;$(echo>pwned)`echo>pwned`' \" --bind / /host #\n"
+	name := "a b;echo>pwned;$(echo>pwned)`echo>pwned`' \" --cap-add ALL #\n"
 	folder := filepath.Join(s.dir, name)
 	if err := os.Mkdir(folder, 0o755); err != nil {
 		return err

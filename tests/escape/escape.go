@@ -425,6 +425,9 @@ func (s *suite) controlled(ctx context.Context, a *attempt) (fired bool, reason 
 			if out, err = scene.exposed(ctx, s.interpreter, argument, program); err != nil {
 				return false, "", err
 			}
+			if out.evidence != "" {
+				break
+			}
 		}
 	} else {
 		namespaces := a.control == controlUserns

@@ -218,6 +218,9 @@ func (s *scene) runInto(ctx context.Context, o *output, namespaces bool, stdin s
 		s.hear(o)
 	}
 	out := outcome{output: o, timedOut: ctx.Err() != nil}
+	if s.left {
+		out.evidence = s.survivor()
+	}
 	var exit *exec.ExitError
 	switch {
 	case err == nil || errors.Is(err, exec.ErrWaitDelay):

@@ -35,6 +35,7 @@ type scene struct {
 
 	vars  map[string]any  // what the attempt is told: strings and integers
 	env   []string        // added to the environment of bin/run
+	left  bool            // whether to look for processes left behind
 	files []*os.File      // descriptors from 3 on
 	tty   *os.File        // controlling terminal and stderr, if not nil
 	hear  func(io.Writer) // hands on what was written to the terminal
@@ -46,12 +47,12 @@ type scene struct {
 }
 
 // newScene makes a scene with the baits named.
-func newScene(inside bool, names []string) (s *scene, err error) {
+func newScene(inside bool, names []string) (*scene, error) {
 	dir, err := os.MkdirTemp("", "escape-")
 	if err != nil {
 		return nil, err
 	}
-	s = &scene{
+	s := &scene{
 		dir:     dir,
 		launch:  filepath.Join(dir, "launch"),
 		scratch: filepath.Join(dir, "scratch"),
@@ -61,33 +62,38 @@ func newScene(inside bool, names []string) (s *scene, err error) {
 		mark:    "escape-" + nonce(4),
 	}
 	s.closers = append(s.closers, func() { os.RemoveAll(dir) })
-	defer func() {
-		if err != nil {
-			s.close()
-		}
-	}()
+	if err := s.furnish(names); err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// furnish makes the scene's folders and baits.
+func (s *scene) furnish(names []string) error {
 	for _, folder := range []string{s.launch, s.scratch} {
 		if err := os.Mkdir(folder, 0o755); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	s.vars = map[string]any{
 		"TOKEN":   s.token,
 		"MARK":    s.mark,
-		"HOST":    dir,
+		"HOST":    s.dir,
 		"CONTROL": 1,
 		"ROUND":   1,
 	}
-	if inside {
+	if s.inside {
 		s.vars["CONTROL"] = 0
 	}
 	for _, name := range names {
 		if err := baits[name](s); err != nil {
-			return nil, fmt.Errorf("bait %s: %w", name, err)
+			return fmt.Errorf("bait %s: %w", name, err)
 		}
 	}
-	s.before, err = digest(dir, s.scratch)
-	return s, err
+	var err error
+	s.before, err = digest(s.dir, s.scratch)
+	return err
 }
 
 // nonce returns n random bytes in hexadecimal.
@@ -200,7 +206,7 @@ func difference(before, after string) string {
 	return "the host's folder has changed"
 }
 
-// A processes check looks for a process with the scene's mark in its name.
+// survivor looks for a process with the scene's mark as its name.
 func (s *scene) survivor() string {
 	names, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
