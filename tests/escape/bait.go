@@ -291,10 +291,11 @@ func group(s *scene) error {
 	return err
 }
 
-// initProcess is pid 1 inside and, for the control, a process of the host in
-// its place: nothing is ever tried on the host's own pid 1.
+// initProcess is pid 1 inside and, for the control or where the sandbox shows
+// the host's processes, a process of the host in its place: nothing is ever
+// tried on the host's own pid 1.
 func initProcess(s *scene) error {
-	if s.inside {
+	if s.inside && !s.open {
 		s.vars["INIT"] = 1
 		return nil
 	}
@@ -515,7 +516,7 @@ func project(s *scene) error {
 // oddProject is a project whose name a shell would obey: it would make a
 // file where it runs.
 func oddProject(s *scene) error {
-	name := "a b;echo>pwned;$(echo>pwned)`echo>pwned`' \" --cap-add ALL #\n"
+	name := "a b;echo>pwned;$(echo>pwned)`echo>pwned`\n' \" --cap-add ALL #"
 	folder := filepath.Join(s.dir, name)
 	if err := os.Mkdir(folder, 0o755); err != nil {
 		return err

@@ -126,8 +126,8 @@ type artifact struct {
 // maxMetadata bounds a metadata.json, in bytes.
 const maxMetadata = 1 << 20
 
-// open reads what is known of an artifact.
-func open(dir string) (artifact, error) {
+// describe reads what is known of an artifact.
+func describe(dir string) (artifact, error) {
 	a := artifact{Type: "command", MemoryMB: 512, Pids: 256, WorkspaceMB: 256}
 	var err error
 	if a.dir, err = filepath.Abs(dir); err != nil {
@@ -151,6 +151,7 @@ func open(dir string) (artifact, error) {
 type suite struct {
 	artifact
 	Options
+	open        bool   // the sandbox shows the host's processes
 	interpreter string // of the host; empty where there is none
 	uncontrol   string // why there is none
 }
@@ -166,7 +167,7 @@ func Run(ctx context.Context, dir string, options Options) (Report, error) {
 }
 
 func run(ctx context.Context, dir string, options Options, attempts []attempt) (Report, error) {
-	a, err := open(dir)
+	a, err := describe(dir)
 	if err != nil {
 		return Report{}, err
 	}
@@ -246,10 +247,19 @@ func (s *suite) all(ctx context.Context, attempts []attempt) []Result {
 	return results
 }
 
-// first makes sure that the artifact runs code at all.
+// looks are lines that show the arguments of a process of the host.
+var looks = map[language]string{
+	python: "with trying:\n    read(f'/proc/{VICTIM}/cmdline')",
+	bash:   "while IFS= read -r -d '' line; do printf '%s\\n' \"$line\"; done <\"/proc/$VICTIM/cmdline\"",
+	node:   "trying(() => show(fs.readFileSync(`/proc/${VICTIM}/cmdline`)));",
+}
+
+// first makes sure that the artifact runs code at all, and finds out whether
+// it shows the host's processes: then nothing may be tried on pid 1.
 func (s *suite) first(ctx context.Context) error {
-	a := attempt{name: "first", language: languages[s.Type], code: "", timeout: maxTimeout}
-	scene, err := newScene(true, nil)
+	a := attempt{name: "first", language: languages[s.Type], baits: []string{"victim"}, timeout: maxTimeout}
+	a.code = looks[a.language] + "\n"
+	scene, err := newScene(true, false, a.baits)
 	if err != nil {
 		return err
 	}
@@ -261,6 +271,7 @@ func (s *suite) first(ctx context.Context) error {
 	if !out.output.has(scene.says(wordTried)) {
 		return fmt.Errorf("%s/bin/run does not run code: exit status %d, output %q", s.dir, out.exit, out.output.last())
 	}
+	s.open = out.output.has(scene.secret)
 	return nil
 }
 
@@ -321,7 +332,7 @@ func (s *suite) try(ctx context.Context, a *attempt) Result {
 // sandboxed runs an attempt in the sandbox and returns whether there is
 // evidence of an escape, and which.
 func (s *suite) sandboxed(ctx context.Context, a *attempt) (escaped bool, evidence string, err error) {
-	scene, err := newScene(true, a.baits)
+	scene, err := newScene(true, s.open, a.baits)
 	if err != nil {
 		return false, "", err
 	}
@@ -406,7 +417,7 @@ func (s *suite) controlled(ctx context.Context, a *attempt) (fired bool, reason 
 	case a.control == controlRoot && os.Geteuid() != 0:
 		return false, "its control needs root", nil
 	}
-	scene, err := newScene(false, a.baits)
+	scene, err := newScene(false, false, a.baits)
 	if err != nil {
 		return false, "", err
 	}

@@ -145,9 +145,9 @@ func (s *scene) says(word string) string { return word + " " + s.token }
 func (s *scene) command(ctx context.Context, namespaces bool, argv ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Dir = s.launch
-	cmd.Env = append(without(os.Environ(), "PROJECT_DIR", "PROJECT_MOUNT"), s.env...)
+	cmd.Env = append(without(os.Environ(), "PROJECT_DIR", "PROJECT_MOUNT"), "HOME="+s.scratch, "TMPDIR="+s.scratch)
+	cmd.Env = append(cmd.Env, s.env...)
 	if !s.inside {
-		cmd.Env = append(cmd.Env, "HOME="+s.scratch, "TMPDIR="+s.scratch)
 		if cmd.Dir = s.scratch; s.vars["START"] != nil {
 			cmd.Dir = s.vars["START"].(string)
 		}

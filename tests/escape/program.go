@@ -40,8 +40,8 @@ func (a *attempt) program(vars map[string]any) (string, error) {
 	text.Write(prelude)
 	switch a.language {
 	case bash:
-		// Standard input is not the attempt's own text.
-		fmt.Fprintf(&text, "%s\nnote tried\n", a.code)
+		// What runs after the attempt may try commands that are not there.
+		fmt.Fprintf(&text, "%s\nunset -f command_not_found_handle\nnote tried\n", a.code)
 	case node:
 		fmt.Fprintf(&text, "attempt(async () => {\n%s});\n", a.code)
 	default:

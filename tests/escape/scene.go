@@ -28,6 +28,7 @@ type scene struct {
 	launch  string // folder in which bin/run is started
 	scratch string // working directory of a control
 	inside  bool   // the attempt runs in a sandbox, not as a control
+	open    bool   // the sandbox is known to show the host's processes
 
 	secret string // nobody may read it
 	token  string // marks what the attempt says of itself
@@ -47,7 +48,7 @@ type scene struct {
 }
 
 // newScene makes a scene with the baits named.
-func newScene(inside bool, names []string) (*scene, error) {
+func newScene(inside, open bool, names []string) (*scene, error) {
 	dir, err := os.MkdirTemp("", "escape-")
 	if err != nil {
 		return nil, err
@@ -57,11 +58,18 @@ func newScene(inside bool, names []string) (*scene, error) {
 		launch:  filepath.Join(dir, "launch"),
 		scratch: filepath.Join(dir, "scratch"),
 		inside:  inside,
+		open:    open,
 		secret:  nonce(16),
 		token:   nonce(8),
 		mark:    "escape-" + nonce(4),
 	}
-	s.closers = append(s.closers, func() { os.RemoveAll(dir) })
+	s.closers = append(s.closers, func() {
+		os.RemoveAll(dir)
+		// Where a sandbox does not hold, attempts leave files with this name.
+		for _, folder := range []string{"/tmp", "/var/tmp", "/dev/shm", "/run", "/"} {
+			os.Remove(filepath.Join(folder, s.mark))
+		}
+	})
 	if err := s.furnish(names); err != nil {
 		s.close()
 		return nil, err
