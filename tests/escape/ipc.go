@@ -99,27 +99,56 @@ func mqueue(s *scene) error {
 	return nil
 }
 
+// From <linux/keyctl.h>.
+const (
+	keyctlJoin    = 1 // KEYCTL_JOIN_SESSION_KEYRING
+	keyctlSetPerm = 5
+	keyctlUnlink  = 9
+	keyctlSearch  = 10
+
+	sessionKeyring = -3
+	userKeyring    = -4
+
+	// keyOpen lets the possessor and the user do everything with a key.
+	keyOpen = 0x3f3f0000
+)
+
 // keyring gives this thread, and with it what is started from it, a session
-// keyring of its own with a secret in it. The attempt's goroutine is bound to
-// its thread, and the thread ends with it.
+// keyring of its own, and puts a key with the secret into it and into the
+// user's. The attempt's goroutine is bound to its thread, and the session
+// keyring ends with that.
 func keyring(s *scene) error {
-	const join, sessionKeyring = 1, -3 // KEYCTL_JOIN_SESSION_KEYRING, KEY_SPEC_SESSION_KEYRING
 	runtime.LockOSThread()
-	if _, _, errno := syscall.Syscall(syscall.SYS_KEYCTL, join, 0, 0); errno != 0 {
+	if _, _, errno := syscall.Syscall(syscall.SYS_KEYCTL, keyctlJoin, 0, 0); errno != 0 {
 		return errLacking("no keyrings: " + errno.Error())
 	}
 	kind, err1 := syscall.BytePtrFromString("user")
 	name, err2 := syscall.BytePtrFromString(s.mark)
-	if err := errors.Join(err1, err2); err != nil {
+	planted, err3 := syscall.BytePtrFromString(s.mark + "-planted")
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return err
 	}
 	text := []byte(s.secret)
-	ring := sessionKeyring
-	_, _, errno := syscall.Syscall6(syscall.SYS_ADD_KEY, uintptr(unsafe.Pointer(kind)), uintptr(unsafe.Pointer(name)),
-		uintptr(unsafe.Pointer(&text[0])), uintptr(len(text)), uintptr(ring), 0)
-	if errno != 0 {
-		return os.NewSyscallError("add_key", errno)
+	for _, ring := range []int{sessionKeyring, userKeyring} {
+		key, _, errno := syscall.Syscall6(syscall.SYS_ADD_KEY, uintptr(unsafe.Pointer(kind)), uintptr(unsafe.Pointer(name)),
+			uintptr(unsafe.Pointer(&text[0])), uintptr(len(text)), uintptr(ring), 0)
+		if errno != 0 {
+			return os.NewSyscallError("add_key", errno)
+		}
+		s.closers = append(s.closers, func() { syscall.Syscall(syscall.SYS_KEYCTL, keyctlUnlink, key, uintptr(ring)) })
+		if _, _, errno := syscall.Syscall(syscall.SYS_KEYCTL, keyctlSetPerm, key, keyOpen); errno != 0 {
+			return os.NewSyscallError("keyctl", errno)
+		}
 	}
+	ring := sessionKeyring
+	s.checks = append(s.checks, func() string {
+		_, _, errno := syscall.Syscall6(syscall.SYS_KEYCTL, keyctlSearch, uintptr(ring),
+			uintptr(unsafe.Pointer(kind)), uintptr(unsafe.Pointer(planted)), 0, 0)
+		if errno != 0 {
+			return ""
+		}
+		return "a key is in the session keyring of the host"
+	})
 	s.vars["KEYNAME"] = s.mark
 	return nil
 }
