@@ -455,7 +455,11 @@ func (s *suite) controlled(ctx context.Context, a *attempt) (fired bool, reason 
 	if out.output.has(scene.says(wordLacking)) {
 		return false, "", errLacking("this host lacks something: " + out.output.said(scene.says(wordLacking)))
 	}
-	return false, "", fmt.Errorf("it did not fire, so that the attempt proves nothing: exit status %d, output %q", out.exit, out.output.last())
+	late := ""
+	if out.timedOut {
+		late = ", it took too long"
+	}
+	return false, "", fmt.Errorf("it did not fire, so that the attempt proves nothing: exit status %d%s, output %q", out.exit, late, out.output.last())
 }
 
 // programs returns the text of each round.

@@ -2,6 +2,7 @@ package escape
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"runtime"
 	"syscall"
@@ -103,6 +104,7 @@ func mqueue(s *scene) error {
 const (
 	keyctlJoin    = 1 // KEYCTL_JOIN_SESSION_KEYRING
 	keyctlSetPerm = 5
+	keyctlLink    = 8
 	keyctlUnlink  = 9
 	keyctlSearch  = 10
 
@@ -129,20 +131,20 @@ func keyring(s *scene) error {
 		return err
 	}
 	text := []byte(s.secret)
-	for _, ring := range []int{sessionKeyring, userKeyring} {
-		key, _, errno := syscall.Syscall6(syscall.SYS_ADD_KEY, uintptr(unsafe.Pointer(kind)), uintptr(unsafe.Pointer(name)),
-			uintptr(unsafe.Pointer(&text[0])), uintptr(len(text)), uintptr(ring), 0)
-		if errno != 0 {
-			return os.NewSyscallError("add_key", errno)
-		}
-		s.closers = append(s.closers, func() { syscall.Syscall(syscall.SYS_KEYCTL, keyctlUnlink, key, uintptr(ring)) })
-		if _, _, errno := syscall.Syscall(syscall.SYS_KEYCTL, keyctlSetPerm, key, keyOpen); errno != 0 {
-			return os.NewSyscallError("keyctl", errno)
-		}
+	session, user := sessionKeyring, userKeyring
+	key, _, errno := syscall.Syscall6(syscall.SYS_ADD_KEY, uintptr(unsafe.Pointer(kind)), uintptr(unsafe.Pointer(name)),
+		uintptr(unsafe.Pointer(&text[0])), uintptr(len(text)), uintptr(session), 0)
+	if errno != 0 {
+		return os.NewSyscallError("add_key", errno)
 	}
-	ring := sessionKeyring
+	_, _, errno1 := syscall.Syscall(syscall.SYS_KEYCTL, keyctlSetPerm, key, keyOpen)
+	_, _, errno2 := syscall.Syscall(syscall.SYS_KEYCTL, keyctlLink, key, uintptr(user))
+	s.closers = append(s.closers, func() { syscall.Syscall(syscall.SYS_KEYCTL, keyctlUnlink, key, uintptr(user)) })
+	if errno1 != 0 || errno2 != 0 {
+		return fmt.Errorf("keyctl: %w, %w", errno1, errno2)
+	}
 	s.checks = append(s.checks, func() string {
-		_, _, errno := syscall.Syscall6(syscall.SYS_KEYCTL, keyctlSearch, uintptr(ring),
+		_, _, errno := syscall.Syscall6(syscall.SYS_KEYCTL, keyctlSearch, uintptr(session),
 			uintptr(unsafe.Pointer(kind)), uintptr(unsafe.Pointer(planted)), 0, 0)
 		if errno != 0 {
 			return ""

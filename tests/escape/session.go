@@ -194,7 +194,7 @@ func (s *scene) exposed(ctx context.Context, argv ...string) (outcome, error) {
 	} else {
 		return outcome{}, err
 	}
-	out := outcome{output: o, timedOut: ctx.Err() != nil}
+	out := outcome{output: o, timedOut: ctx.Err() != nil, exit: exitStatus(cmd.ProcessState)}
 	for replies := frame.NewReader(&stream); ; {
 		var reply frame.Reply
 		err := replies.Read(&reply)

@@ -3,7 +3,20 @@
 // that is handed to attempt(), after it.
 var fs = require('node:fs'), net = require('node:net');
 
-var note = (word, text = '') => fs.writeSync(2, `${word} ${TOKEN} ${text}\n`);
+// Writes all of it, also where the descriptor is a pipe that does not wait.
+var put = (descriptor, data) => {
+  let rest = Buffer.from(data);
+  while (rest.length > 0) {
+    try {
+      rest = rest.subarray(fs.writeSync(descriptor, rest));
+    } catch (error) {
+      if (error.code !== 'EAGAIN') throw error;
+      Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1);
+    }
+  }
+};
+
+var note = (word, text = '') => put(2, `${word} ${TOKEN} ${text}\n`);
 
 // The attempt has succeeded.
 var escaped = (what) => note('escaped', what);
@@ -12,7 +25,7 @@ var escaped = (what) => note('escaped', what);
 var lacking = (what) => note('lacking', what);
 
 // Prints what was read: a secret in it is evidence.
-var show = (data) => fs.writeSync(1, `${data}`.slice(0, 16384) + '\n');
+var show = (data) => put(1, `${data}`.slice(0, 16384) + '\n');
 
 // A refusal is the kernel's answer; anything else is a mistake in the attempt.
 var refusal = (error) => typeof error.code === 'string' && error.code.startsWith('E') && 'syscall' in error;
