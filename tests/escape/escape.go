@@ -179,6 +179,9 @@ func run(ctx context.Context, dir string, options Options, attempts []attempt) (
 			return Report{}, fmt.Errorf("pattern %q: %w", pattern, err)
 		}
 	}
+	if err := keepDescriptors(); err != nil {
+		return Report{}, err
+	}
 	s := &suite{artifact: a, Options: options}
 	if !s.NoControls {
 		if s.interpreter, err = hostInterpreter(ctx, a.Type, options.Interpreters[a.Type]); err != nil {

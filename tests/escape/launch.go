@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -177,6 +178,21 @@ func (s *scene) command(ctx context.Context, namespaces bool, argv ...string) *e
 		return errors.Join(cmd.Process.Kill(), syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL))
 	}
 	return cmd
+}
+
+// keepDescriptors keeps what this process has inherited from whoever started
+// it: attempts write to every descriptor that they find.
+func keepDescriptors() error {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return fmt.Errorf("list this process's descriptors: %w", err)
+	}
+	for _, entry := range entries {
+		if fd, err := strconv.Atoi(entry.Name()); err == nil && fd > 2 {
+			syscall.CloseOnExec(fd)
+		}
+	}
+	return nil
 }
 
 // without returns an environment without some variables.
