@@ -395,7 +395,7 @@ func (s *suite) inside(ctx context.Context, a *attempt, scene *scene) (outcome, 
 	}
 	program := filepath.Join(s.dir, "bin", "run")
 	return a.play(ctx, scene, programs, func(ctx context.Context, o *output, text string) (outcome, error) {
-		return scene.runInto(ctx, o, false, text, program)
+		return scene.run(ctx, o, false, text, program)
 	})
 }
 
@@ -446,7 +446,7 @@ func (s *suite) controlled(ctx context.Context, a *attempt) (fired bool, reason 
 	} else {
 		namespaces := a.control == controlUserns
 		out, err = a.play(ctx, scene, programs, func(ctx context.Context, o *output, text string) (outcome, error) {
-			return scene.runInto(ctx, o, namespaces, "", s.interpreter, argument, text)
+			return scene.run(ctx, o, namespaces, "", s.interpreter, argument, text)
 		})
 		if err != nil {
 			return false, "", err

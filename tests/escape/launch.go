@@ -211,13 +211,9 @@ func without(environ []string, names ...string) []string {
 	return rest
 }
 
-// run starts a program with code on its stdin and waits for its end.
-func (s *scene) run(ctx context.Context, namespaces bool, stdin string, argv ...string) (outcome, error) {
-	o := newOutput(s.needles()...)
-	return s.runInto(ctx, o, namespaces, stdin, argv...)
-}
-
-func (s *scene) runInto(ctx context.Context, o *output, namespaces bool, stdin string, argv ...string) (outcome, error) {
+// run starts a program with code on its stdin, collects its output in o, and
+// waits for its end.
+func (s *scene) run(ctx context.Context, o *output, namespaces bool, stdin string, argv ...string) (outcome, error) {
 	cmd := s.command(ctx, namespaces, argv...)
 	cmd.Stdin = strings.NewReader(stdin)
 	cmd.Stdout = o
