@@ -24,7 +24,7 @@ const (
 	// How long QEMU may take to end by itself when all has been said.
 	endLimit = 5 * time.Second
 	// More than this from one command is an error.
-	messageLimit = 256 << 20
+	outputLimit = 16 << 20
 	// What is kept of the kernel's messages.
 	consoleLimit = 1 << 20
 )
@@ -145,13 +145,14 @@ func (m *machine) end(qemu *exec.Cmd, port *os.File, logged <-chan struct{}, can
 
 // listen reads the machine's messages until there is an error, io.EOF at the end.
 func listen(ctx context.Context, port io.Reader, messages chan<- guest.Message) error {
-	limited := &io.LimitedReader{R: port, N: messageLimit}
+	// Output travels as base64, a third longer.
+	limited := &io.LimitedReader{R: port, N: outputLimit / 3 * 4}
 	decoder := json.NewDecoder(limited)
 	for {
 		var message guest.Message
 		if err := decoder.Decode(&message); err != nil {
 			if limited.N <= 0 {
-				return fmt.Errorf("the command printed more than %d MB", messageLimit>>20)
+				return fmt.Errorf("the command printed more than %d MB", outputLimit>>20)
 			}
 			return err
 		}

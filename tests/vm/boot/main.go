@@ -25,6 +25,7 @@ import (
 )
 
 const (
+	statusLeft      = 123
 	statusTimeLimit = 124
 	statusMachine   = 125
 )
@@ -41,6 +42,7 @@ Runs the command as uid 1000 in a virtual machine with a kernel of its own.
   --store PATH       a further store path, with its closure (repeatable)
   --path PATH        the same, and its bin/ is on PATH (repeatable)
   --files DIR        a folder to be seen as /tests, where the command starts
+  --chdir FOLDER     where the command starts instead
   --env NAME=VALUE   an environment variable for the command (repeatable)
 
   --delegate         a cgroup subtree of the user's own (the default)
@@ -60,7 +62,7 @@ type options struct {
 	cache, kernel, init string // from tests/vm/run
 	server              string
 	store, path, env    []string
-	files               string
+	files, chdir        string
 	mode                guest.Mode
 	memory, cpus        int
 	accel               string
@@ -114,6 +116,7 @@ func parse(arguments []string) (options, error) {
 	flags.Func("path", "", list(&o.path))
 	flags.Func("env", "", list(&o.env))
 	flags.StringVar(&o.files, "files", "", "")
+	flags.StringVar(&o.chdir, "chdir", "", "")
 	flags.BoolFunc("delegate", "", mode(guest.Delegate))
 	flags.BoolFunc("no-delegate", "", mode(guest.NoDelegate))
 	flags.BoolFunc("no-userns", "", mode(guest.NoUserns))
@@ -177,8 +180,12 @@ func boot(ctx context.Context, o options) (int, error) {
 	request := guest.Request{
 		Mode:    o.mode,
 		Files:   o.files != "",
+		Folder:  o.chdir,
 		Command: o.command,
 		Env:     append([]string{"NIX_SANDBOX_TEST_MACHINE=" + string(o.mode)}, o.env...),
+	}
+	if request.Folder == "" && request.Files {
+		request.Folder = "/tests"
 	}
 	roots, err := resolve(o, &request)
 	if err != nil {
@@ -229,17 +236,21 @@ func boot(ctx context.Context, o options) (int, error) {
 			}
 			continue
 		}
-		if ctx.Err() != nil {
-			return statusTimeLimit, fmt.Errorf("%w; the kernel's messages are in %s", context.Cause(ctx), o.console)
-		}
 		if err != nil {
-			return statusMachine, fmt.Errorf("%w; the kernel's messages are in %s", err, o.console)
+			status := statusMachine
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				status, err = statusTimeLimit, context.Cause(ctx)
+			}
+			return status, fmt.Errorf("%w; the kernel's messages are in %s", err, o.console)
 		}
 		if ended.Error != "" {
 			return statusMachine, errors.New(ended.Error)
 		}
 		for _, process := range ended.Left {
-			fmt.Fprintln(os.Stderr, "vm: left behind: process", process)
+			fmt.Fprintln(os.Stderr, "vm: the command left process", process)
+		}
+		if ended.Status == 0 && len(ended.Left) > 0 {
+			return statusLeft, nil
 		}
 		return ended.Status, nil
 	}

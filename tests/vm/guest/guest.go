@@ -43,6 +43,7 @@ type Request struct {
 	Modules []string `json:"modules"` // file names in ModuleDir, in the order of loading
 	Time    int64    `json:"time"`    // seconds since 1970; the machine's own clock may be absent
 	Files   bool     `json:"files"`   // a second disk is to be mounted at /tests
+	Folder  string   `json:"folder"`  // where the command starts; the user's home where it is empty
 	Path    []string `json:"path"`    // folders for PATH
 	Env     []string `json:"env"`     // NAME=VALUE, added to the machine's own
 	Command []string `json:"command"` // the program is looked up on PATH

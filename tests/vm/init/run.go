@@ -27,9 +27,9 @@ func run(request guest.Request, group string, messages *json.Encoder) (guest.End
 	if len(request.Command) == 0 {
 		return ended, fmt.Errorf("the request names no command")
 	}
-	folder := home
-	if request.Files {
-		folder = "/tests"
+	folder := request.Folder
+	if folder == "" {
+		folder = home
 	}
 	program := request.Command[0]
 	if !strings.Contains(program, "/") {
