@@ -44,7 +44,7 @@ func storeImage(ctx context.Context, cache, folder string, roots []string) (stri
 	if err := os.Mkdir(tree, 0o755); err != nil {
 		return "", err
 	}
-	arguments := []string{"bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--tmpfs", tree}
+	arguments := []string{bubblewrap(closure), "--die-with-parent", "--dev-bind", "/", "/", "--tmpfs", tree}
 	for _, path := range closure {
 		inside := filepath.Join(tree, filepath.Base(path))
 		if target, err := os.Readlink(path); err == nil {
@@ -59,6 +59,18 @@ func storeImage(ctx context.Context, cache, folder string, roots []string) (stri
 		return "", err
 	}
 	return image, keep(cache, partial, image)
+}
+
+// bubblewrap is the one of the closure, which every jail has, so that the host
+// needs none.
+func bubblewrap(closure []string) string {
+	for _, path := range closure {
+		program := filepath.Join(path, "bin/bwrap")
+		if _, err := os.Stat(program); err == nil {
+			return program
+		}
+	}
+	return "bwrap"
 }
 
 // keep moves an image into the cache, and the oldest ones out of it. A machine

@@ -279,7 +279,9 @@ func TestNoDelegate(t *testing.T) {
 		}
 		if entry.IsDir() {
 			path = filepath.Join(path, "planted")
-			err = os.Mkdir(path, 0o755)
+			if err = os.Mkdir(path, 0o755); err == nil {
+				os.Remove(path)
+			}
 		} else {
 			var file *os.File
 			if file, err = os.OpenFile(path, os.O_WRONLY, 0); err == nil {
