@@ -167,10 +167,11 @@ func parse(arguments []string) (options, error) {
 
 // boot makes the images, starts the machine and answers with the exit status.
 func boot(ctx context.Context, o options) (int, error) {
-	folder, err := workFolder(o.cache)
+	folder, lock, err := workFolder(o.cache)
 	if err != nil {
 		return statusMachine, err
 	}
+	defer lock.Close()
 	defer os.RemoveAll(folder)
 	say := func(format string, values ...any) {
 		if o.verbose {
@@ -259,20 +260,39 @@ func boot(ctx context.Context, o options) (int, error) {
 }
 
 // workFolder makes a folder for one run, beside the images that it will make, and
-// removes those of runs that were killed: none takes longer than an hour.
-func workFolder(cache string) (string, error) {
+// removes those of runs that were killed: a run holds a lock on its own.
+func workFolder(cache string) (string, *os.File, error) {
 	old, err := filepath.Glob(filepath.Join(cache, "run-*"))
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
-	for _, folder := range old {
-		if info, err := os.Stat(folder); err == nil && time.Since(info.ModTime()) > 2*time.Hour {
-			if err := os.RemoveAll(folder); err != nil {
-				return "", err
-			}
+	for _, name := range old {
+		folder, err := os.Open(name)
+		if err != nil {
+			continue // another run removed it
+		}
+		if syscall.Flock(int(folder.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
+			err = os.RemoveAll(name)
+		}
+		folder.Close()
+		if err != nil {
+			return "", nil, err
 		}
 	}
-	return os.MkdirTemp(cache, "run-")
+	name, err := os.MkdirTemp(cache, "new-")
+	if err != nil {
+		return "", nil, err
+	}
+	folder, err := os.Open(name)
+	if err != nil {
+		return "", nil, err
+	}
+	if err := syscall.Flock(int(folder.Fd()), syscall.LOCK_EX); err != nil {
+		return "", nil, err
+	}
+	// Under its name it is locked from the beginning.
+	locked := filepath.Join(cache, "run-"+strings.TrimPrefix(filepath.Base(name), "new-"))
+	return locked, folder, os.Rename(name, locked)
 }
 
 // resolve follows the links of all that the store is to hold, and tells the

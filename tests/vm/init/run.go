@@ -179,5 +179,5 @@ func lookUp(path []string, name string) (string, error) {
 			return program, nil
 		}
 	}
-	return "", fmt.Errorf("%s is in none of the folders %s", name, strings.Join(path, ", "))
+	return "", fmt.Errorf("the program %s is in none of the folders [%s]: give a --path that has it", name, strings.Join(path, ", "))
 }
