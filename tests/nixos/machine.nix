@@ -75,7 +75,7 @@ pkgs.testers.runNixOSTest {
       }
       // lib.optionalAttrs delegated {
         Delegate = "cpu memory pids";
-        DelegateSubgroup = "session";
+        DelegateSubgroup = "supervisor";
       };
     };
   };

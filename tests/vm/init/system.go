@@ -168,9 +168,9 @@ func loopback() error {
 // cgroup makes the cgroups of the mode and answers with the one that the command
 // starts in.
 //
-// With delegation that is a leaf of the user's own subtree, so that the user can
-// make groups beside it: a group with processes cannot give controllers to its
-// children.
+// With delegation that is a leaf of the user's own subtree, as with systemd's
+// DelegateSubgroup=supervisor, so that the user can make groups beside it: a group
+// with processes cannot give controllers to its children.
 func cgroup(mode guest.Mode) (string, error) {
 	const controllers = "+cpu +memory +pids"
 	if err := os.WriteFile(cgroups+"/cgroup.subtree_control", []byte(controllers), 0); err != nil {
@@ -180,12 +180,16 @@ func cgroup(mode guest.Mode) (string, error) {
 		group := cgroups + "/session"
 		return group, os.Mkdir(group, 0o755)
 	}
-	subtree, leaf := cgroups+"/user", cgroups+"/user/session"
+	subtree, leaf := cgroups+"/user", cgroups+"/user/supervisor"
 	for _, group := range []string{subtree, leaf} {
 		if err := os.Mkdir(group, 0o755); err != nil {
 			return "", err
 		}
 		if group == subtree {
+			// systemd's mark.
+			if err := unix.Setxattr(group, "user.delegate", []byte("1"), 0); err != nil {
+				return "", fmt.Errorf("marking %s as delegated: %w", group, err)
+			}
 			if err := os.WriteFile(group+"/cgroup.subtree_control", []byte(controllers), 0); err != nil {
 				return "", fmt.Errorf("switching on the controllers %s of %s: %w", controllers, group, err)
 			}
