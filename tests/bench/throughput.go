@@ -27,7 +27,7 @@ func (b *bench) throughput(ctx context.Context, say func(string, ...any)) (rates
 	say("python: calls a second, %d callers", result.Callers)
 	calls := make([]int64, len(list))
 	spent := make([]time.Duration, len(list))
-	for i, c := range list {
+	for _, c := range list {
 		if err := bounded(ctx, c.Prepare); err != nil {
 			return result, err
 		}
