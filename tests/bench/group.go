@@ -129,7 +129,7 @@ func (b *bench) sized(name, title, code, want string) group {
 	plain.stdin = true
 	shown := want
 	if len(want) > longest {
-		shown = want[:longest/2] // what every answer keeps of its head
+		shown = want[:longest/2] // a part of the head that every answer keeps
 	}
 	served := b.call(a, "run in a session", b.cold, "bench", code, shown)
 	return group{

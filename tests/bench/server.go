@@ -178,14 +178,14 @@ func (s *server) run(ctx context.Context, environment, session, code, want strin
 	switch {
 	case reply.Error != nil:
 		return 0, fmt.Errorf("the server answered %s", brief(reply.Error.Message))
-	case reply.Result.IsError || !strings.HasPrefix(text, want) || len(want) < longest && text != want:
+	case reply.Result.IsError || text != want && (len(text) < longest || !strings.HasPrefix(text, want)):
 		return 0, fmt.Errorf("the server answered %s in place of %s", brief(text), brief(want))
 	}
 	return took, nil
 }
 
-// longest is the length from which on an output may come back shortened: half
-// of the 32 KB that the server gives back of a stream.
+// longest is the length of a text from which on it may be an output that was
+// shortened: half of the 32 KB that the server gives back of a stream.
 const longest = 16 << 10
 
 // said is the end of the server's log.
