@@ -120,6 +120,7 @@ func (m *Manager) Enqueue(id string) *Place {
 	if s.timer != nil {
 		// It is in use again; the timer starts anew when the line is empty.
 		s.timer.Stop()
+		s.timer = nil
 	}
 	p := &Place{manager: m, session: s, turn: make(chan struct{})}
 	s.line = append(s.line, p)
@@ -175,16 +176,17 @@ func (m *Manager) rest(s *session) {
 	if left := time.Until(s.born.Add(m.limits.Lifetime)); left < wait {
 		wait, why = left, m.lifetimeOver()
 	}
-	box := s.box
-	s.timer = time.AfterFunc(wait, func() {
+	var timer *time.Timer
+	timer = time.AfterFunc(wait, func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		// A call may have come while the timer fired.
-		if s.box == box && len(s.line) == 0 {
+		// A call may have come, and even gone, while the timer fired.
+		if s.timer == timer {
 			m.end(s, why)
 			delete(m.sessions, s.id)
 		}
 	})
+	s.timer = timer
 }
 
 func (m *Manager) idleOver() string {

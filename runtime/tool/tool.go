@@ -91,10 +91,16 @@ func (t *Tool) Refuse(ctx context.Context, reason string) context.Context {
 // place returns the call's place in the line of a session: the one that it
 // was admitted with or, with a transport that admits nothing, the next.
 func (t *Tool) place(ctx context.Context, id string) (*session.Place, func()) {
-	if place, ok := ctx.Value(placeKey{}).(*session.Place); ok && place.Session() == id {
+	place, admitted := ctx.Value(placeKey{}).(*session.Place)
+	if admitted && place.Session() == id {
 		return place, func() {}
 	}
-	place := t.manager.Enqueue(id)
+	if admitted {
+		// The arguments name two sessions. Nobody stands in two lines: two
+		// such calls could wait for each other.
+		place.Leave()
+	}
+	place = t.manager.Enqueue(id)
 	return place, place.Leave
 }
 

@@ -451,6 +451,28 @@ func TestProgress(t *testing.T) {
 	}
 }
 
+// A call whose arguments name two sessions runs in the last, as JSON is read,
+// and holds nobody up in the first.
+func TestTwoSessionsNamed(t *testing.T) {
+	b := lay(t, nil)
+	raw := json.RawMessage(`{"code":"echo x","env":"bash","session":"one","session":"two"}`)
+	ctx, leave := b.Admit(t.Context(), "tools/call", json.RawMessage(`{"name":"run","arguments":`+string(raw)+`}`))
+	behind := b.manager.Enqueue("one")
+	result, err := b.run(ctx, mcp.CallToolRequest{Params: mcp.CallToolParams{Name: "run", RawArguments: raw}})
+	if err != nil || text(result) != "x\n" {
+		t.Fatalf("answer %+v, %v", result, err)
+	}
+	// Its place in the first line is free although it has not left yet.
+	if err := b.manager.Find(t.Context(), behind, nil); err == nil || err.Error() != `there is no session "one"` {
+		t.Errorf("error %v", err)
+	}
+	behind.Leave()
+	leave()
+	if got := text(b.bash("two", "echo same")); got != "same\n" {
+		t.Errorf("afterwards %q", got)
+	}
+}
+
 func TestFacts(t *testing.T) {
 	b := lay(t, nil)
 	meta := b.bash("s", "exit 3").Meta.AdditionalFields

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -246,12 +247,14 @@ func TestProgress(t *testing.T) {
 func TestCancel(t *testing.T) {
 	c := start(t)
 	in(c, "s", "bash", "x=kept")
-	running := c.SendRun(mcptest.Arguments{Code: "sleep 999", Env: "bash", Session: "s"})
+	mark := fmt.Sprintf("999.%d%09d", os.Getpid(), time.Now().UnixNano()%1e9)
+	running := c.SendRun(mcptest.Arguments{Code: "sleep " + mark, Env: "bash", Session: "s"})
 	waiting := c.SendRun(mcptest.Arguments{Code: "touch ran", Env: "bash", Session: "s"})
 	c.Notify("notifications/cancelled", map[string]any{"requestId": json.RawMessage(waiting)})
 	if answer := c.AwaitRun(waiting); !answer.IsError || answer.Text() != "cancelled before it ran" {
 		t.Errorf("the waiting call: %+v", answer)
 	}
+	mcptest.Eventually(t, 10*time.Second, func() string { return "the call does not run" }, func() bool { return len(mcptest.Marked(mark)) > 0 })
 	c.Notify("notifications/cancelled", map[string]any{"requestId": json.RawMessage(running)})
 	if answer := c.AwaitRun(running); !answer.IsError || answer.Text() != "[cancelled; the session's state was kept]" {
 		t.Errorf("the running call: %+v", answer)

@@ -102,8 +102,14 @@ func TestTimeout(t *testing.T) {
 			if !answer.IsError || !strings.Contains(answer.Text(), "[timed out after 2 s]") {
 				t.Errorf("answer %+v", answer)
 			}
-			if took, _ := answer.Fact("duration_ms").(float64); took < 2000 || took > 2500 {
-				t.Errorf("it took %v ms", took)
+			// What ends at an interrupt ends at once; what does not gets a
+			// grace of 300 ms, and its agent 1 s more before it is killed too.
+			most := 3300.0
+			if name == "sleep" {
+				most = 2500
+			}
+			if took, _ := answer.Fact("duration_ms").(float64); took < 2000 || took > most {
+				t.Errorf("it took %v ms, at most %v are allowed", took, most)
 			}
 			mcptest.Gone(t, 2*time.Second, mcptest.Marked(mark))
 		})

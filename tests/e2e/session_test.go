@@ -150,6 +150,36 @@ func TestTooManySessions(t *testing.T) {
 	}
 }
 
+// 64 sessions fit; each costs at most 25 MB while it is idle, and nothing
+// after the end.
+func TestManySessions(t *testing.T) {
+	const sessions, most = 64, 25 << 20
+	c := start(t)
+	var ids []string
+	for i := range sessions {
+		ids = append(ids, c.SendRun(mcptest.Arguments{Code: "x = 1", Env: "python", Session: fmt.Sprint(i)}))
+	}
+	for _, id := range ids {
+		if answer := c.AwaitRun(id); answer.IsError {
+			t.Fatalf("answer %+v", answer)
+		}
+	}
+	if answer := in(c, "one-more", "python", "1"); !answer.IsError || !strings.Contains(answer.Text(), "all 64 sessions are in use") {
+		t.Errorf("one more: %+v", answer)
+	}
+	children := mcptest.Descendants(c.PID())
+	each := mcptest.ProportionalMemory(t, children) / sessions
+	t.Logf("%.1f MB each", float64(each)/1e6)
+	if each > most {
+		t.Errorf("a session costs %d bytes, at most %d are allowed", each, most)
+	}
+	c.CloseInput()
+	if status := c.Wait(10 * time.Second); status != 0 {
+		t.Errorf("status %d", status)
+	}
+	mcptest.Gone(t, 5*time.Second, children)
+}
+
 // After the interpreter's death the session goes on with a new one; after the
 // agent's the sandbox is replaced. Both are said, and no other session is
 // touched.

@@ -85,6 +85,29 @@ func PeakMemory(t testing.TB, pid int) int64 {
 	return 0
 }
 
+// ProportionalMemory returns what processes use together, in bytes, where
+// each bears its part of what is shared.
+func ProportionalMemory(t testing.TB, pids []int) int64 {
+	t.Helper()
+	var total int64
+	for _, pid := range pids {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+		if err != nil {
+			t.Skipf("memory cannot be measured: %v", err)
+		}
+		for line := range strings.Lines(string(text)) {
+			if value, ok := strings.CutPrefix(line, "Pss:"); ok {
+				kb, err := strconv.ParseInt(strings.Fields(value)[0], 10, 64)
+				if err != nil {
+					t.Fatal(err)
+				}
+				total += kb << 10
+			}
+		}
+	}
+	return total
+}
+
 // Gone fails the test unless all of the processes have ended within a time.
 // A dead one that nobody has waited for has no program any more.
 func Gone(t testing.TB, within time.Duration, pids []int) {
