@@ -58,6 +58,10 @@ func (r *Reader) Read(v any) error {
 	if err != nil {
 		return err
 	}
+	// Given back now: the next frame may be long in coming.
+	if r.buf.Cap() > keepBuffer {
+		defer func() { r.buf = bytes.Buffer{} }()
+	}
 	if err := json.Unmarshal(payload, v); err != nil {
 		return fmt.Errorf("frame of %d bytes: %w", len(payload), err)
 	}
@@ -75,9 +79,6 @@ func (r *Reader) payload() ([]byte, error) {
 		return nil, ErrEmpty
 	case size > MaxPayload:
 		return nil, fmt.Errorf("%w: %d bytes announced", ErrTooLarge, size)
-	}
-	if r.buf.Cap() > keepBuffer {
-		r.buf = bytes.Buffer{}
 	}
 	r.buf.Reset()
 	// CopyN grows the buffer with the bytes that arrive, so that a header
@@ -116,10 +117,12 @@ func (w *Writer) Write(values ...any) error {
 	if w.err != nil {
 		return w.err
 	}
-	if w.buf.Cap() > keepBuffer {
-		w.buf = bytes.Buffer{}
-	}
 	w.buf.Reset()
+	defer func() {
+		if w.buf.Cap() > keepBuffer {
+			w.buf = bytes.Buffer{}
+		}
+	}()
 	for _, v := range values {
 		if err := w.encode(v); err != nil {
 			return err
