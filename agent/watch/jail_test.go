@@ -312,7 +312,7 @@ var codes = map[string]func() error{
 		return nil
 	},
 	"spawning": func() error {
-		memory, err := mapped(memoryLimit*3/5, unix.MAP_PRIVATE)
+		memory, err := mapped(memoryLimit/2+2<<20, unix.MAP_PRIVATE)
 		if err != nil {
 			return err
 		}
