@@ -297,6 +297,9 @@ func TestArtifactRefusesToStart(t *testing.T) {
 // probe builds the probe into a folder that a sandbox may have as its project.
 func probe(t *testing.T) string {
 	t.Helper()
+	if _, err := exec.LookPath("go"); err != nil {
+		t.Skip("no Go is here to build the probe with")
+	}
 	project := t.TempDir()
 	if err := os.Chmod(project, 0o755); err != nil {
 		t.Fatal(err)

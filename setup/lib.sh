@@ -126,6 +126,19 @@ choose_nixpkgs() {
   esac
 }
 
+# vendor LOG: puts the Go modules where the build, which has no network, finds
+# them.
+vendor() {
+  local wanted hash
+  wanted=$(sed -n 's/.*"\(sha256-.*\)".*/\1/p' "$root/nix/lib/vendorHash.nix")
+  watched "$1" "$root/nix/debpkgs/stage" --vendor "$root" nix-sandbox-mcp 0.1.0 "$cache/debpkgs" || {
+    tail -n 20 "$1" >&2
+    fail "the Go modules could not be fetched" "the whole log is in $1"
+  }
+  hash=$(grep '^sha256-' "$1" | tail -n 1 || true)
+  [ "$hash" = "$wanted" ] || fail "nix/lib/vendorHash.nix is of other Go modules" "write \"$hash\" into it"
+}
+
 # prepare: Nix, its settings and the package set.
 prepare() {
   local settings log start
@@ -152,10 +165,7 @@ prepare() {
       tail -n 20 "$log" >&2
       fail "Debian's packages could not be staged" "the whole log is in $log"
     }
-    watched "$log" "$root/nix/debpkgs/stage" --vendor "$root" nix-sandbox-mcp 0.1.0 "$cache/debpkgs" || {
-      tail -n 20 "$log" >&2
-      fail "the Go modules could not be fetched" "the whole log is in $log"
-    }
+    vendor "$log"
     say "staged in $(took "$start")"
     nix_flags=(--override-input nixpkgs "path:$cache/debpkgs" --no-write-lock-file)
   fi

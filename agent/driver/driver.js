@@ -112,7 +112,8 @@
       expression, replMode: true, awaitPromise: true, objectGroup: 'call', silent: true,
     }, (failure, reply) => {
       if (failure) {
-        if (call.stopped) return;
+        // The code was interrupted: run knows.
+        if (call.stopped || /terminated/.test(failure.message)) return;
         // The inspector has lost its context; nothing can run here any more.
         exit.call(process, 70);
       }

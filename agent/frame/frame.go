@@ -66,6 +66,10 @@ func (r *Reader) Read(v any) error {
 	if err != nil {
 		return err
 	}
+	// Given back now: the next frame may be long in coming.
+	if r.buf.Cap() > keepBuffer {
+		defer func() { r.buf = bytes.Buffer{} }()
+	}
 	if err := json.Unmarshal(payload, v); err != nil {
 		return fmt.Errorf("frame of %d bytes: %w", len(payload), err)
 	}
@@ -83,9 +87,6 @@ func (r *Reader) payload() ([]byte, error) {
 		return nil, ErrEmpty
 	case size > r.limit:
 		return nil, fmt.Errorf("%w: %d bytes announced", ErrTooLarge, size)
-	}
-	if r.buf.Cap() > keepBuffer {
-		r.buf = bytes.Buffer{}
 	}
 	r.buf.Reset()
 	// CopyN grows the buffer with the bytes that arrive, so that a header
@@ -124,10 +125,12 @@ func (w *Writer) Write(values ...any) error {
 	if w.err != nil {
 		return w.err
 	}
-	if w.buf.Cap() > keepBuffer {
-		w.buf = bytes.Buffer{}
-	}
 	w.buf.Reset()
+	defer func() {
+		if w.buf.Cap() > keepBuffer {
+			w.buf = bytes.Buffer{}
+		}
+	}()
 	for _, v := range values {
 		if err := w.encode(v); err != nil {
 			return err

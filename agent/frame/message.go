@@ -7,7 +7,7 @@ const (
 	Interrupt = "interrupt" // ID of a running or waiting execute
 	List      = "list"      // ID, Path: a folder under /workspace
 	Read      = "read"      // ID, Path, Offset, Length: a file under /workspace
-	Ping      = "ping"      // ID
+	Ping      = "ping"      // ID; answered when the interpreter is loaded
 	Shutdown  = "shutdown"  // the agent ends everything in the sandbox
 )
 
@@ -31,10 +31,11 @@ const (
 	OutcomeCrashed   = "crashed"   // the interpreter died
 )
 
-// What became of a session's state in a [Result].
+// What became of a session's state in a [Result]; a call without a session
+// names none.
 const (
 	StateKept = "kept"
-	StateLost = "lost" // the interpreter was started again; files are as they were
+	StateLost = "lost" // in this call or since the last: the interpreter is a new one; files are as they were
 )
 
 // Streams of an [Output].

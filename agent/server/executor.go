@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -31,6 +32,10 @@ const (
 	// sampleEvery counts flushes between two samples: one second.
 	sampleEvery = int(time.Second / flushEvery)
 )
+
+// large is the size of code, in bytes, whose memory is given back to the
+// system at once.
+const large = 256 << 10
 
 // notStarted is the exit status of code whose interpreter could not start,
 // as a shell gives it.
@@ -128,7 +133,14 @@ func (e *executor) do(ctx context.Context, t task) error {
 	if err != nil {
 		return err
 	}
-	return e.answer(t.call, replies)
+	if err := e.answer(t.call, replies); err != nil {
+		return err
+	}
+	if size := len(t.call.Code); size > large {
+		t.call.Code = ""
+		debug.FreeOSMemory()
+	}
+	return nil
 }
 
 // configure applies a configuration. An interpreter that was started without

@@ -39,8 +39,9 @@ func spentByThread() time.Duration {
 
 // exact returns the memory of the processes that the last look found, in
 // which a page that n processes share counts 1/n for each. Of those that it
-// cannot ask, or not within its budget, it takes the first look's figure.
-func (g *gauge) exact(size time.Duration) (total int64, cost time.Duration) {
+// cannot ask, or not within its budget, it takes the first look's figure. It
+// stops when there is more than enough.
+func (g *gauge) exact(size time.Duration, enough int64) (total int64, cost time.Duration) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	rest := newBudget(size)
@@ -53,6 +54,9 @@ func (g *gauge) exact(size time.Duration) (total int64, cost time.Duration) {
 			total += memory
 		} else {
 			total += p.memory
+		}
+		if total > enough {
+			break
 		}
 	}
 	return total, rest.spent()

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"strconv"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -26,9 +28,23 @@ const (
 	// Code stops by itself here, watched or not.
 	mostMemory = 2 * memoryLimit
 	mostTasks  = 160
-	// No jail lives longer.
-	longest = 15 * time.Second
+	// ordinary is a user that owns nothing.
+	ordinary = 65534
 )
+
+// slow is by how much this machine is slower than others: 30 where it is
+// emulated.
+var slow = func() time.Duration {
+	if n, err := strconv.Atoi(os.Getenv(slowVariable)); err == nil && n > 1 {
+		return time.Duration(n)
+	}
+	return 1
+}()
+
+const slowVariable = "NIX_SANDBOX_TEST_SLOW"
+
+// longest is how long a jail lives at most.
+var longest = min(15*time.Second*slow, time.Minute)
 
 func TestMain(m *testing.M) {
 	switch os.Getenv(role) {
@@ -91,7 +107,7 @@ func first(args []string) (*report, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), longest)
 	defer cancel()
 	code := exec.CommandContext(ctx, "/proc/self/exe", args[0])
-	code.Env = []string{role + "=code"}
+	code.Env = []string{role + "=code", slowVariable + "=" + strconv.Itoa(int(slow))}
 	// Not through a pipe, which the code's children would hold open.
 	code.Stderr = os.Stderr
 	if err := code.Start(); err != nil {
@@ -272,7 +288,7 @@ var codes = map[string]func() error{
 				return err
 			}
 		}
-		time.Sleep(time.Second)
+		time.Sleep(min(time.Second*slow, longest/2))
 		return nil
 	},
 	"mapped files": func() error {
@@ -292,27 +308,52 @@ var codes = map[string]func() error{
 				return err
 			}
 		}
-		time.Sleep(time.Second)
+		time.Sleep(min(time.Second*slow, longest/2))
 		return nil
 	},
 	"spawning": func() error {
-		memory, err := mapped(memoryLimit*3/5, unix.MAP_PRIVATE)
+		memory, err := mapped(memoryLimit/2+2<<20, unix.MAP_PRIVATE)
 		if err != nil {
 			return err
 		}
 		write(memory)
 		for end := time.Now().Add(time.Second); time.Now().Before(end); {
-			pid, err := syscall.ForkExec("/proc/self/exe", []string{"code", "nothing"}, &syscall.ProcAttr{Env: []string{role + "=code"}})
-			if err != nil {
-				return err
-			}
-			if _, err := unix.Wait4(pid, nil, 0, nil); err != nil {
-				return err
+			// The child has the parent's memory until it has a program.
+			if _, err := syscall.ForkExec("/none", []string{"none"}, &syscall.ProcAttr{}); !errors.Is(err, unix.ENOENT) {
+				return fmt.Errorf("start a program that is not there: %v", err)
 			}
 		}
 		return nil
 	},
+	// The kernel refuses one process too many, and says so to the code.
+	"refused": func() error {
+		limits := Rlimits(Limits{Memory: memoryLimit, Tasks: taskLimit})
+		if err := Apply(os.Getpid(), limits); err != nil {
+			return err
+		}
+		for n := range mostTasks {
+			err := fork(func() {})
+			if errors.Is(err, unix.EAGAIN) && n > 1 && n < taskLimit {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return fmt.Errorf("%d processes were started, %d are allowed", mostTasks, taskLimit)
+	},
+	"too large": func() error {
+		limits := Rlimits(Limits{Memory: memoryLimit})
+		if err := Apply(os.Getpid(), limits); err != nil {
+			return err
+		}
+		if _, err := mapped(leastData+1<<20, unix.MAP_PRIVATE); !errors.Is(err, unix.ENOMEM) {
+			return fmt.Errorf("memory of more than %d bytes: %v, want ENOMEM", leastData, err)
+		}
+		return nil
+	},
 	"nothing": func() error { return nil },
+	"rest":    rest,
 }
 
 // rest waits to be killed, or for long enough to be seen.
@@ -378,8 +419,8 @@ func inJail(t testing.TB, args ...string) report {
 	words := []string{
 		"--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1",
 		"--uid", "1000", "--gid", "1000", "--cap-drop", "ALL",
-		"--clearenv", "--setenv", role, "watch",
-		"--proc", "/proc", "--dev", "/dev", "--ro-bind", os.Args[0], "/program",
+		"--clearenv", "--setenv", role, "watch", "--setenv", slowVariable, strconv.Itoa(int(slow)),
+		"--proc", "/proc", "--dev", "/dev", "--perms", "0555", "--ro-bind-data", "3", "/program",
 		"--size", fmt.Sprint(mostMemory + 8<<20), "--tmpfs", "/workspace",
 		"--size", fmt.Sprint(8 << 20), "--tmpfs", "/dev/shm",
 	}
@@ -388,6 +429,16 @@ func inJail(t testing.TB, args ...string) report {
 		words = append(words, "--ro-bind-try", folder, folder)
 	}
 	cmd := exec.CommandContext(ctx, bwrap, append(append(words, "--", "/program"), args...)...)
+	// Root is not held to a number of processes, so nobody here is root.
+	program, err := os.Open(os.Args[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	cmd.ExtraFiles = []*os.File{program}
+	if os.Getuid() == 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: ordinary, Gid: ordinary}}
+	}
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -404,7 +455,8 @@ func inJail(t testing.TB, args ...string) report {
 // sleeper starts a process that waits for the test's end.
 func sleeper(t *testing.T) int {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "sleep", "30")
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "rest")
+	cmd.Env = []string{role + "=code"}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

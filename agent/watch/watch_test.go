@@ -42,6 +42,19 @@ func TestCrossed(t *testing.T) {
 	}
 }
 
+// The limits that the kernel holds each process to, in a jail of an ordinary
+// user and without a watch.
+func TestRlimitsHold(t *testing.T) {
+	if !countsPerNamespace() {
+		t.Skip("this kernel counts the processes of a user in all namespaces")
+	}
+	for _, name := range []string{"refused", "too large"} {
+		if r := inJail(t, name, "unwatched"); r.Status != 0 {
+			t.Errorf("%s: %+v, want status 0", name, r)
+		}
+	}
+}
+
 // Without a watch the same code uses what it wants: what the others show is
 // the watch's doing.
 func TestControl(t *testing.T) {

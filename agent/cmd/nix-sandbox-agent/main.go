@@ -45,7 +45,7 @@ func main() {
 		fail(fmt.Errorf("make the agent undumpable: %w", err))
 	}
 	// Small sandboxes by the hundred: little heap, few threads.
-	debug.SetGCPercent(50)
+	debug.SetGCPercent(25)
 	runtime.GOMAXPROCS(2)
 	status, err := agent(os.Args[1:])
 	if err != nil {

@@ -1,0 +1,59 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
+)
+
+// Whatever arrives, the server ends with its stream and has sent nothing but
+// whole frames.
+func FuzzRequests(f *testing.F) {
+	for _, requests := range [][]any{
+		{frame.Request{Type: frame.Ping, ID: 1}, frame.Request{Type: frame.Shutdown}},
+		{frame.Request{Type: frame.Execute, ID: 1, Code: "x", TimeoutMS: 1000}, frame.Request{Type: frame.Interrupt, ID: 1}},
+		{frame.Request{Type: frame.Configure, Env: map[string]string{"A": "b"}, Limits: &frame.Limits{OutputBytes: 1}}},
+		{frame.Request{Type: frame.List, Path: "."}, frame.Request{Type: frame.Read, Path: "../x", Offset: -1}},
+	} {
+		var stream bytes.Buffer
+		if err := frame.NewWriter(&stream).Write(requests...); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(stream.Bytes())
+	}
+	f.Add([]byte{0, 0, 0, 2, '{'})
+	table := process.NewTable()
+	root := f.TempDir()
+	f.Fuzz(func(t *testing.T, stream []byte) {
+		var sent bytes.Buffer
+		err := Serve(context.Background(), table, Config{
+			Spec: interpreter.Spec{Kind: "command", Command: []string{"true"}, Root: root, Env: os.Environ()},
+			In:   io.NopCloser(bytes.NewReader(stream)),
+			Out:  &sent,
+			Log:  io.Discard,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := frame.NewReader(&sent)
+		for {
+			var reply frame.Reply
+			err := r.Read(&reply)
+			if err == io.EOF {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if reply.Type == "" {
+				t.Fatalf("reply %+v", reply)
+			}
+		}
+	})
+}

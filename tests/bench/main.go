@@ -1,0 +1,160 @@
+// Bench measures what a call costs: through the server, by hand, beside the
+// same interpreter without a sandbox, beside the least jail that could hold
+// it, and beside other sandboxes.
+//
+// All contenders of a group take turns, round after round, so that a machine
+// that is busy with something else slows all of them alike: read the ratios.
+// Every answer is checked. A peer that cannot run is a gap with its reason.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	if len(os.Args) > 2 && os.Args[1] == reapVerb {
+		os.Exit(reap(os.Args[2:]))
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := measure(ctx, os.Args[1:]); err != nil {
+		fmt.Fprintf(os.Stderr, "bench: error: %v\n", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// names are what --only takes.
+var names = []string{"python", "bash", "node", "large", "start", "throughput", "sessions"}
+
+func measure(ctx context.Context, arguments []string) error {
+	flags := flag.NewFlagSet("bench", flag.ExitOnError)
+	var (
+		program  = flags.String("server", "result/bin/nix-sandbox-mcp", "the server's `program`")
+		metadata = flags.String("metadata", "", "the server's metadata `file`, if it is not in the server's share/")
+		peers    = flags.String("peers", ".cache/peers", "the `folder` that tests/bench/peers filled")
+		short    = flags.Bool("short", false, "measure less, and fail where a ratio of expected.json is off by two")
+		jsonFile = flags.String("json", "", "write the figures to a `file`")
+		svgFile  = flags.String("svg", "", "write a plot to a `file`")
+		only     = flags.String("only", "", "measure only these, separated by commas: "+strings.Join(names, ", "))
+		duration = flags.Duration("duration", 12*time.Second, "how long each contender's throughput is measured")
+	)
+	if err := flags.Parse(arguments); err != nil {
+		return err
+	}
+	wanted := names
+	if *short {
+		wanted = []string{"python", "bash", "node", "start"}
+	}
+	if *only != "" {
+		wanted = strings.Split(*only, ",")
+		for _, name := range wanted {
+			if !slices.Contains(names, name) {
+				return fmt.Errorf("--only knows no %q, only %s", name, strings.Join(names, ", "))
+			}
+		}
+	}
+	b, err := prepare(*program, *metadata, *peers, *short)
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(b.temp)
+	b.duration = *duration
+
+	began := time.Now()
+	say := func(format string, a ...any) {
+		fmt.Fprintf(os.Stderr, "%4.0f s  %s\n", time.Since(began).Seconds(), fmt.Sprintf(format, a...))
+	}
+	result := report{Machine: b.thisMachine(ctx)}
+	var failed error
+	for _, g := range b.groups(wanted) {
+		s, err := g.run(ctx, say)
+		result.Sections = append(result.Sections, s)
+		failed = errors.Join(failed, err)
+	}
+	if slices.Contains(wanted, "throughput") && b.has("python") {
+		rates, err := b.throughput(ctx, say)
+		result.Throughput = &rates
+		failed = errors.Join(failed, err)
+	}
+	if slices.Contains(wanted, "sessions") && b.has("python") {
+		live, err := b.sessions(ctx, []int{1, 16, 64, 256}, say)
+		result.Sessions = &live
+		failed = errors.Join(failed, err)
+	}
+	result.print(os.Stdout)
+	if *jsonFile != "" {
+		text, err := json.MarshalIndent(result, "", "  ")
+		failed = errors.Join(failed, err, os.WriteFile(*jsonFile, append(text, '\n'), 0o644))
+	}
+	if *svgFile != "" {
+		failed = errors.Join(failed, os.WriteFile(*svgFile, plot(result), 0o644))
+	}
+	if *short {
+		failed = errors.Join(failed, b.verdict(ctx, result, say))
+	}
+	return failed
+}
+
+// prepare finds the artifacts behind a server and makes what the groups need.
+func prepare(program, metadata, peers string, short bool) (*bench, error) {
+	program, err := filepath.Abs(program)
+	if err != nil {
+		return nil, err
+	}
+	if peers, err = filepath.Abs(peers); err != nil {
+		return nil, err
+	}
+	if metadata == "" {
+		metadata = filepath.Join(filepath.Dir(program), "..", "share", "nix-sandbox-mcp", "metadata.json")
+	}
+	whole, found, err := readMetadata(metadata)
+	if err != nil {
+		return nil, err
+	}
+	temp, err := os.MkdirTemp("", "nix-sandbox-bench-*")
+	if err != nil {
+		return nil, err
+	}
+	b := &bench{server: program, found: found, peers: peers, temp: temp, env: environment(), short: short}
+	if b.cold, err = prewarmed(whole, 0, temp); err == nil {
+		b.warm, err = prewarmed(whole, 1, temp)
+	}
+	if err != nil {
+		os.RemoveAll(temp)
+		return nil, err
+	}
+	return b, nil
+}
+
+func (b *bench) has(language string) bool {
+	_, ok := b.found[language]
+	return ok
+}
+
+// groups are those of the wanted names that this server has environments for.
+func (b *bench) groups(wanted []string) []group {
+	var list []group
+	for _, name := range wanted {
+		switch {
+		case name == "start":
+			list = append(list, b.start())
+		case name == "large" && b.has("python"):
+			list = append(list, b.large()...)
+		case b.has(name):
+			list = append(list, b.language(name))
+		}
+	}
+	return list
+}

@@ -1,0 +1,73 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+)
+
+func sample() report {
+	return report{
+		Machine: machine{Date: "2026-01-02", Cores: 2, Versions: map[string]string{"go": "go1.26"}},
+		Sections: []section{{
+			Name: "python", Title: "python: print(1+1)", Base: plainName,
+			Rows: rows([]*series{
+				{Name: plainName, Rounds: [][]time.Duration{{10 * time.Millisecond}}},
+				{Name: "run in a session", Rounds: [][]time.Duration{{200 * time.Microsecond}}},
+				{Name: "a <peer>", Gap: "not installed"},
+				{Name: "slow peer", Rounds: [][]time.Duration{{400 * time.Millisecond}}},
+			}, plainName),
+		}},
+	}
+}
+
+func TestTable(t *testing.T) {
+	var text strings.Builder
+	table{
+		{"what", "ms", "ratio"},
+		{"µ", "1.00", "12×"},
+		{"peer", "gap: a long reason"},
+	}.print(&text)
+	want := `
+what    ms  ratio
+─────────────────
+µ     1.00    12×
+peer  gap: a long reason
+`
+	if text.String() != want {
+		t.Errorf("table is\n%s\nwant\n%s", text.String(), want)
+	}
+}
+
+func TestReportSaysMachineFiguresAndGaps(t *testing.T) {
+	var text strings.Builder
+	sample().print(&text)
+	for _, want := range []string{"2026-01-02", "2 cores", "go: go1.26", "0.200", "0.020×", "40.0×", "gap: not installed"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("the report lacks %q:\n%s", want, text.String())
+		}
+	}
+}
+
+func TestReportAsJSON(t *testing.T) {
+	text, err := json.Marshal(sample())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back report
+	if err := json.Unmarshal(text, &back); err != nil {
+		t.Fatal(err)
+	}
+	if got := back.Sections[0].Rows[3]; got.P50 != 400 || got.Ratio != 40 {
+		t.Errorf("the row came back as %+v", got)
+	}
+}
+
+func TestNumber(t *testing.T) {
+	for value, want := range map[float64]string{0: "–", 0.0772: "0.077", 1.234: "1.23", 12.34: "12.3", 1234.5: "1234"} {
+		if got := number(value); got != want {
+			t.Errorf("number(%g) is %s, want %s", value, got, want)
+		}
+	}
+}

@@ -1,0 +1,527 @@
+// Package escape tries to get out of a sandbox. It holds a suite of attempts,
+// each a few lines in a language that the sandbox runs, and says for each
+// whether the sandbox held.
+//
+// What counts is evidence, not what an attempt's exit status says: a secret
+// that only the host knows in its output, a connection at a listener of the
+// host, a dead process, a changed file. An attempt that did not run to its
+// end proves nothing and counts as a failure. And each attempt has a positive
+// control: the same lines run outside, where they must succeed, so that
+// nothing passes because of a misspelling or a missing program.
+//
+// No attempt does harm where it succeeds: it opens, but does not write, what
+// is not the suite's own; it sends signals that nobody minds; what it
+// consumes is bounded.
+package escape
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+)
+
+// Options of a run of the suite. The zero value runs everything.
+type Options struct {
+	// Match limits the run to attempts whose name matches one of these
+	// patterns of package path, such as "files/*".
+	Match []string
+	// Skip leaves out attempts with one of these tags: "limits" for those
+	// that limits on memory and processes stop, "seccomp" for those that a
+	// system call filter stops.
+	Skip []string
+	// Interpreters are the programs of the host that run the controls, by
+	// interpreter type (python, bash, node); without an entry, the one on
+	// PATH.
+	Interpreters map[string]string
+	// NoControls leaves out the controls.
+	NoControls bool
+	// Parallel is the number of attempts at a time; 0 is 2.
+	Parallel int
+	// Each is called with every result, in the order of the suite.
+	Each func(Result)
+}
+
+// A Verdict is what became of an attempt.
+type Verdict string
+
+const (
+	Held    Verdict = "ok"   // the sandbox held, and the control fired or had a reason not to
+	Failed  Verdict = "FAIL" // it escaped, or proved nothing
+	Skipped Verdict = "SKIP" // it was not tried
+)
+
+// Result is one attempt's.
+type Result struct {
+	Name    string // family/name.extension
+	Verdict Verdict
+	// Reason is empty where the sandbox held and the control fired. It is
+	// one line of printable text.
+	Reason string
+	// Escaped says that there is evidence of an escape.
+	Escaped bool
+	// Controlled says that the positive control fired.
+	Controlled bool
+}
+
+// String is one line: "ok NAME", or "FAIL NAME: REASON".
+func (r Result) String() string {
+	if r.Verdict == Held || r.Reason == "" {
+		return fmt.Sprintf("%s %s", r.Verdict, r.Name)
+	}
+	return fmt.Sprintf("%s %s: %s", r.Verdict, r.Name, r.Reason)
+}
+
+// Report is what a run of the suite has shown of one artifact.
+type Report struct {
+	Environment   string // the artifact's name
+	Results       []Result
+	NotApplicable int // attempts in languages that the artifact does not run
+}
+
+// Count returns the number of results with a verdict.
+func (r Report) Count(verdict Verdict) int {
+	n := 0
+	for _, result := range r.Results {
+		if result.Verdict == verdict {
+			n++
+		}
+	}
+	return n
+}
+
+// OK reports whether something was tried and nothing failed.
+func (r Report) OK() bool { return r.Count(Held) > 0 && r.Count(Failed) == 0 }
+
+// String is one line of figures.
+func (r Report) String() string {
+	controlled := 0
+	for _, result := range r.Results {
+		if result.Controlled {
+			controlled++
+		}
+	}
+	return fmt.Sprintf("%s: %d held, %d failed, %d skipped, %d not applicable; %d controls fired",
+		r.Environment, r.Count(Held), r.Count(Failed), r.Count(Skipped), r.NotApplicable, controlled)
+}
+
+// An artifact is a sandbox as it was built.
+type artifact struct {
+	dir         string
+	Name        string `json:"name"`
+	Type        string `json:"interpreter_type"`
+	MemoryMB    int    `json:"memory_mb"`
+	Pids        int    `json:"pids"`
+	WorkspaceMB int    `json:"workspace_mb"`
+}
+
+// maxMetadata bounds a metadata.json, in bytes.
+const maxMetadata = 1 << 20
+
+// describe reads what is known of an artifact.
+func describe(dir string) (artifact, error) {
+	a := artifact{Type: "command", MemoryMB: 512, Pids: 256, WorkspaceMB: 256}
+	var err error
+	if a.dir, err = filepath.Abs(dir); err != nil {
+		return a, err
+	}
+	file, err := os.Open(filepath.Join(a.dir, "metadata.json"))
+	if err != nil {
+		return a, fmt.Errorf("artifact: %w", err)
+	}
+	defer file.Close()
+	if err := json.NewDecoder(io.LimitReader(file, maxMetadata)).Decode(&a); err != nil {
+		return a, fmt.Errorf("%s: %w", file.Name(), err)
+	}
+	if languages[a.Type] == "" {
+		return a, fmt.Errorf("%s: no attempt is written for interpreter_type %q; use python, bash or node", file.Name(), a.Type)
+	}
+	return a, nil
+}
+
+// A suite is one run.
+type suite struct {
+	artifact
+	Options
+	open        bool   // the sandbox shows the host's processes
+	interpreter string // of the host; empty where there is none
+	uncontrol   string // why there is none
+}
+
+// Run tries every attempt that applies on the artifact in dir. The error says
+// that the suite could not be run; what the attempts showed is in the report.
+func Run(ctx context.Context, dir string, options Options) (Report, error) {
+	attempts, err := load(families)
+	if err != nil {
+		return Report{}, err
+	}
+	return run(ctx, dir, options, attempts)
+}
+
+func run(ctx context.Context, dir string, options Options, attempts []attempt) (Report, error) {
+	a, err := describe(dir)
+	if err != nil {
+		return Report{}, err
+	}
+	if runtime.GOOS != "linux" {
+		return Report{}, fmt.Errorf("the escape suite runs on Linux, not on %s", runtime.GOOS)
+	}
+	for _, pattern := range options.Match {
+		if _, err := path.Match(pattern, ""); err != nil {
+			return Report{}, fmt.Errorf("pattern %q: %w", pattern, err)
+		}
+	}
+	if err := keepDescriptors(); err != nil {
+		return Report{}, err
+	}
+	s := &suite{artifact: a, Options: options}
+	if !s.NoControls {
+		if s.interpreter, err = hostInterpreter(ctx, a.Type, options.Interpreters[a.Type]); err != nil {
+			s.uncontrol = err.Error()
+		}
+	}
+	if err := s.first(ctx); err != nil {
+		return Report{}, err
+	}
+	report := Report{Environment: a.Name}
+	var chosen []attempt
+	for _, each := range attempts {
+		switch {
+		case !s.matches(each.name):
+		case each.language != languages[a.Type]:
+			report.NotApplicable++
+		default:
+			chosen = append(chosen, each)
+		}
+	}
+	report.Results = s.all(ctx, chosen)
+	return report, ctx.Err()
+}
+
+func (s *suite) matches(name string) bool {
+	for _, pattern := range s.Match {
+		if ok, _ := path.Match(pattern, name); ok {
+			return true
+		}
+	}
+	return len(s.Match) == 0
+}
+
+// all tries attempts side by side and reports them in order.
+func (s *suite) all(ctx context.Context, attempts []attempt) []Result {
+	results := make([]Result, len(attempts))
+	ready := make([]chan struct{}, len(attempts))
+	for i := range ready {
+		ready[i] = make(chan struct{})
+	}
+	parallel := s.Parallel
+	if parallel <= 0 {
+		parallel = 2
+	}
+	slots := make(chan struct{}, parallel)
+	var wait sync.WaitGroup
+	wait.Go(func() {
+		for i := range attempts {
+			slots <- struct{}{}
+			wait.Go(func() {
+				// A sandbox dies with the thread that started it, and a
+				// thread may be given a keyring: one thread an attempt.
+				runtime.LockOSThread()
+				defer func() { close(ready[i]); <-slots }()
+				results[i] = s.try(ctx, &attempts[i])
+			})
+		}
+	})
+	for i := range results {
+		<-ready[i]
+		if s.Each != nil {
+			s.Each(results[i])
+		}
+	}
+	wait.Wait()
+	return results
+}
+
+// looks are lines that show the arguments of a process of the host.
+var looks = map[language]string{
+	python: "with trying:\n    read(f'/proc/{VICTIM}/cmdline')",
+	bash:   "while IFS= read -r -d '' line; do printf '%s\\n' \"$line\"; done <\"/proc/$VICTIM/cmdline\"",
+	node:   "trying(() => show(fs.readFileSync(`/proc/${VICTIM}/cmdline`)));",
+}
+
+// first makes sure that the artifact runs code at all, and finds out whether
+// it shows the host's processes: then nothing may be tried on pid 1.
+func (s *suite) first(ctx context.Context) error {
+	a := attempt{name: "first", language: languages[s.Type], baits: []string{"victim"}, timeout: maxTimeout}
+	a.code = looks[a.language] + "\n"
+	scene, err := newScene(true, false, a.baits)
+	if err != nil {
+		return err
+	}
+	defer scene.close()
+	out, err := s.inside(ctx, &a, scene)
+	if err != nil {
+		return err
+	}
+	if !out.output.has(scene.says(wordTried)) {
+		return fmt.Errorf("%s/bin/run does not run code: exit status %d, output %q", s.dir, out.exit, out.output.last())
+	}
+	s.open = out.output.has(scene.secret)
+	return nil
+}
+
+// hostInterpreter finds the program that runs the controls. What stands on
+// PATH may be a script that finds the true one, and slowly.
+func hostInterpreter(ctx context.Context, kind, program string) (string, error) {
+	names := map[string][]string{
+		"python": {"python3", "-c", "import sys; print(sys.executable)"},
+		"bash":   {"bash", "-c", "echo $BASH"},
+		"node":   {"node", "-p", "process.execPath"},
+	}
+	argv := names[kind]
+	if program == "" {
+		program = argv[0]
+	}
+	ctx, cancel := context.WithTimeout(ctx, maxTimeout)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, program, argv[1:]...).Output()
+	if err != nil {
+		return "", fmt.Errorf("no %s on this host: %w", program, err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// try runs one attempt and its control.
+func (s *suite) try(ctx context.Context, a *attempt) Result {
+	result := Result{Name: a.name}
+	if tag, ok := a.shared(s.Skip); ok {
+		result.Verdict, result.Reason = Skipped, "left out: "+tag
+		return result
+	}
+	escaped, reason, err := s.sandboxed(ctx, a)
+	var lacking errLacking
+	switch {
+	case errors.As(err, &lacking):
+		result.Verdict, result.Reason = Skipped, string(lacking)
+		return result
+	case err != nil:
+		result.Verdict, result.Reason = Failed, printable(err.Error(), 400)
+		return result
+	case escaped:
+		result.Verdict, result.Reason, result.Escaped = Failed, "escaped: "+reason, true
+		return result
+	}
+	switch fired, reason, err := s.controlled(ctx, a); {
+	case errors.As(err, &lacking):
+		result.Verdict, result.Reason = Skipped, string(lacking)
+	case err != nil:
+		result.Verdict, result.Reason = Failed, "its control: "+printable(err.Error(), 400)
+	case !fired && reason == "":
+		result.Verdict, result.Reason = Failed, "its control did not fire, so that it proves nothing"
+	default:
+		result.Verdict, result.Controlled, result.Reason = Held, fired, reason
+	}
+	return result
+}
+
+// sandboxed runs an attempt in the sandbox and returns whether there is
+// evidence of an escape, and which.
+func (s *suite) sandboxed(ctx context.Context, a *attempt) (escaped bool, evidence string, err error) {
+	scene, err := newScene(true, s.open, a.baits)
+	if err != nil {
+		return false, "", err
+	}
+	defer scene.close()
+	out, err := s.inside(ctx, a, scene)
+	if err != nil {
+		return false, "", err
+	}
+	if found := scene.found(out); found != "" {
+		return true, found, nil
+	}
+	has := func(word string) bool { return out.output.has(scene.says(word)) }
+	// A filter may end a process that makes a forbidden system call.
+	const killedByFilter = 128 + 31
+	switch {
+	case has(wordLacking):
+		return false, "", errLacking("the sandbox lacks something: " + out.output.said(scene.says(wordLacking)))
+	case out.timedOut:
+		return false, "", fmt.Errorf("it had no end after %v; output %q", a.timeout, out.output.last())
+	case has(wordTried) && (out.ended == "" || a.ends):
+		return false, "", nil
+	case has(wordStarted) && (a.ends || out.exit == killedByFilter):
+		return false, "", nil
+	}
+	return false, "", fmt.Errorf("it did not run to its end: exit status %d %s, output %q", out.exit, out.ended, out.output.last())
+}
+
+// found returns the evidence of a run in this scene, or nothing.
+func (s *scene) found(out outcome) string {
+	switch {
+	case out.output.has(s.secret):
+		return "a secret of the host is in its output"
+	case out.output.has(s.says(wordEscaped)):
+		return out.output.said(s.says(wordEscaped))
+	case out.evidence != "":
+		return out.evidence
+	}
+	return s.evidence()
+}
+
+// inside runs an attempt's rounds in the sandbox.
+func (s *suite) inside(ctx context.Context, a *attempt, scene *scene) (outcome, error) {
+	s.tell(scene)
+	programs, err := a.programs(scene)
+	if err != nil {
+		return outcome{}, err
+	}
+	if a.session {
+		program := filepath.Join(s.dir, "bin", "session-run")
+		if a.rounds == roundsAfter {
+			if out, err := scene.session(ctx, a, program, programs[:1]); err != nil {
+				return out, err
+			}
+			programs = programs[1:]
+		}
+		return scene.session(ctx, a, program, programs)
+	}
+	program := filepath.Join(s.dir, "bin", "run")
+	return a.play(ctx, scene, programs, func(ctx context.Context, o *output, text string) (outcome, error) {
+		return scene.run(ctx, o, false, text, program)
+	})
+}
+
+// tell gives a scene the artifact's limits.
+func (s *suite) tell(scene *scene) {
+	scene.vars["ARTIFACT"] = s.dir
+	scene.vars["MEMORY_MB"] = s.MemoryMB
+	scene.vars["PIDS"] = s.Pids
+	scene.vars["WORKSPACE_MB"] = s.WorkspaceMB
+}
+
+// controlled runs an attempt's control and returns whether it fired, or the
+// reason why it was not run.
+func (s *suite) controlled(ctx context.Context, a *attempt) (fired bool, reason string, err error) {
+	switch {
+	case s.NoControls:
+		return false, "controls are left out", nil
+	case s.interpreter == "":
+		return false, s.uncontrol, nil
+	case a.control == controlNone:
+		return false, "no control: " + a.reason, nil
+	case a.control == controlRoot && os.Geteuid() != 0:
+		return false, "its control needs root", nil
+	}
+	scene, err := newScene(false, false, a.baits)
+	if err != nil {
+		return false, "", err
+	}
+	defer scene.close()
+	s.tell(scene)
+	programs, err := a.programs(scene)
+	if err != nil {
+		return false, "", err
+	}
+	argument := a.language.argument()
+	var out outcome
+	if a.session {
+		for _, program := range programs {
+			ctx, cancel := context.WithTimeout(ctx, maxTimeout)
+			defer cancel()
+			if out, err = scene.exposed(ctx, s.interpreter, argument, program); err != nil {
+				return false, "", err
+			}
+			if out.evidence != "" {
+				break
+			}
+		}
+	} else {
+		namespaces := a.control == controlUserns
+		out, err = a.play(ctx, scene, programs, func(ctx context.Context, o *output, text string) (outcome, error) {
+			return scene.run(ctx, o, namespaces, "", s.interpreter, argument, text)
+		})
+		if err != nil {
+			return false, "", err
+		}
+	}
+	if found := scene.found(out); found != "" {
+		return true, "", nil
+	}
+	if out.output.has(scene.says(wordLacking)) {
+		return false, "", errLacking("this host lacks something: " + out.output.said(scene.says(wordLacking)))
+	}
+	late := ""
+	if out.timedOut {
+		late = ", it took too long"
+	}
+	return false, "", fmt.Errorf("it did not fire, so that the attempt proves nothing: exit status %d%s, output %q", out.exit, late, out.output.last())
+}
+
+// programs returns the text of each round.
+func (a *attempt) programs(scene *scene) ([]string, error) {
+	rounds := 1
+	if a.rounds != "" {
+		rounds = 2
+	}
+	var texts []string
+	for round := 1; round <= rounds; round++ {
+		scene.vars["ROUND"] = round
+		text, err := a.program(scene.vars)
+		if err != nil {
+			return nil, err
+		}
+		texts = append(texts, text)
+	}
+	return texts, nil
+}
+
+// play runs the rounds of an attempt, one after the other or, with rounds
+// beside, the second as soon as the first has said that it is ready; the
+// first is then ended. The outcome is the last round's.
+func (a *attempt) play(ctx context.Context, scene *scene, programs []string, start func(context.Context, *output, string) (outcome, error)) (outcome, error) {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	if a.rounds != roundsBeside {
+		var out outcome
+		for _, text := range programs {
+			var err error
+			if out, err = start(ctx, newOutput(scene.needles()...), text); err != nil {
+				return out, err
+			}
+		}
+		return out, nil
+	}
+	ready := "ready " + scene.token
+	first := newOutput(append(scene.needles(), ready)...)
+	beside, end := context.WithCancel(ctx)
+	defer end()
+	seen := first.seen(ready)
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		_, err := start(beside, first, programs[0])
+		done <- err
+	}()
+	select {
+	case <-seen:
+	case err := <-done:
+		return outcome{output: first}, errors.Join(err, fmt.Errorf("the first round ended before the second began: output %q", first.last()))
+	case <-ctx.Done():
+		end()
+		return outcome{output: first}, errors.Join(<-done, fmt.Errorf("the first round was never ready: output %q", first.last()))
+	}
+	out, err := start(ctx, newOutput(scene.needles()...), programs[1])
+	if found := scene.found(outcome{output: first}); found != "" && out.evidence == "" {
+		out.evidence = "in the first sandbox: " + found
+	}
+	end()
+	return out, errors.Join(err, <-done)
+}

@@ -1,0 +1,45 @@
+package escape
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestEscape runs the suite on the artifacts that
+// NIX_SANDBOX_ESCAPE_ARTIFACTS lists, separated by colons.
+// NIX_SANDBOX_ESCAPE_SKIP lists tags to leave out and
+// NIX_SANDBOX_ESCAPE_MATCH patterns of names, separated by commas.
+func TestEscape(t *testing.T) {
+	artifacts := filepath.SplitList(os.Getenv("NIX_SANDBOX_ESCAPE_ARTIFACTS"))
+	if len(artifacts) == 0 {
+		t.Skip("NIX_SANDBOX_ESCAPE_ARTIFACTS names no artifact")
+	}
+	list := func(name string) []string {
+		return strings.FieldsFunc(os.Getenv(name), func(char rune) bool { return char == ',' })
+	}
+	for _, dir := range artifacts {
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			report, err := Run(context.Background(), dir, Options{
+				Match: list("NIX_SANDBOX_ESCAPE_MATCH"),
+				Skip:  list("NIX_SANDBOX_ESCAPE_SKIP"),
+				Each: func(result Result) {
+					if result.Verdict == Failed {
+						t.Error(result)
+						return
+					}
+					t.Log(result)
+				},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Log(report)
+			if !report.OK() {
+				t.Fail()
+			}
+		})
+	}
+}

@@ -1,0 +1,196 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// patience is what a test waits for one machine, on a busy host too.
+const patience = 3 * time.Minute
+
+// The test program is also what the machines run: NIX_SANDBOX_TEST_PROGRAM says
+// what it does there.
+func TestMain(m *testing.M) {
+	switch os.Getenv("NIX_SANDBOX_TEST_PROGRAM") {
+	case "":
+		os.Exit(m.Run())
+	case "leave":
+		fmt.Println("to stdout")
+		fmt.Fprintln(os.Stderr, "to stderr")
+		child := exec.Command("/proc/self/exe")
+		child.Env = []string{"NIX_SANDBOX_TEST_PROGRAM=stay"}
+		if err := child.Start(); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		status, _ := strconv.Atoi(os.Args[1])
+		os.Exit(status)
+	case "stay":
+		time.Sleep(time.Hour)
+	case "flood":
+		line := bytes.Repeat([]byte{'x'}, 1<<20)
+		for {
+			os.Stdout.Write(line)
+		}
+	}
+}
+
+// vm is tests/vm/run with this test program as the command.
+func vm(t *testing.T, program string, options []string, arguments ...string) *exec.Cmd {
+	t.Helper()
+	artifact := os.Getenv("NIX_SANDBOX_TEST_ARTIFACT")
+	if artifact == "" {
+		t.Skip("NIX_SANDBOX_TEST_ARTIFACT is not set: tests/vm/suite does it")
+	}
+	own, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := t.TempDir()
+	if _, err := command(t.Context(), []string{"cp", own, filepath.Join(files, "program")}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	words := append([]string{"--memory", "512", "--store", artifact, "--files", files, "--verbose",
+		"--console", filepath.Join(files, "console.log"), "--env", "NIX_SANDBOX_TEST_PROGRAM=" + program}, options...)
+	words = append(append(words, "/tests/program"), arguments...)
+	cmd := exec.CommandContext(ctx, "../run", words...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 10 * time.Second
+	return cmd
+}
+
+// children are the processes that a process started and that are still there.
+func children(t *testing.T, pid int) []int {
+	t.Helper()
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []int
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue // a thread that ended
+		}
+		for _, word := range strings.Fields(string(text)) {
+			child, err := strconv.Atoi(word)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found = append(found, child)
+		}
+	}
+	return found
+}
+
+// up reads what a machine's runner says until the command runs, and answers with
+// QEMU's process.
+func up(t *testing.T, cmd *exec.Cmd, errs io.Reader) int {
+	t.Helper()
+	lines := bufio.NewScanner(errs)
+	for lines.Scan() {
+		if !strings.Contains(lines.Text(), ": up after ") {
+			continue
+		}
+		for _, child := range children(t, cmd.Process.Pid) {
+			if name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", child)); err == nil && strings.HasPrefix(string(name), "qemu-system") {
+				return child
+			}
+		}
+	}
+	t.Fatal("the machine did not come up")
+	return 0
+}
+
+// gone waits until a process has ended, which a zombie has too.
+func gone(t *testing.T, pid int) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if errors.Is(err, fs.ErrNotExist) || bytes.Contains(status, []byte(") Z ")) {
+			return
+		}
+	}
+	t.Errorf("process %d is still there", pid)
+}
+
+func TestCommandEnds(t *testing.T) {
+	for _, test := range []struct{ own, status int }{{3, 3}, {0, statusLeft}} {
+		t.Run(strconv.Itoa(test.own), func(t *testing.T) {
+			cmd := vm(t, "leave", nil, strconv.Itoa(test.own))
+			var output, errs bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &output, &errs
+			err := cmd.Run()
+			if status := cmd.ProcessState.ExitCode(); status != test.status {
+				t.Errorf("%v, want exit status %d", err, test.status)
+			}
+			if want := "to stdout\nto stderr\n"; output.String() != want {
+				t.Errorf("it printed %q, want %q", &output, want)
+			}
+			if want := "vm: the command left process "; !strings.Contains(errs.String(), want) {
+				t.Errorf("it says %q, want %q in it", &errs, want)
+			}
+		})
+	}
+}
+
+func TestTimeLimit(t *testing.T) {
+	cmd := vm(t, "stay", []string{"--time-limit", "12"})
+	output, err := cmd.CombinedOutput()
+	if status := cmd.ProcessState.ExitCode(); status != statusTimeLimit {
+		t.Errorf("%v, want exit status %d", err, statusTimeLimit)
+	}
+	if want := "the time limit of 12s passed"; !strings.Contains(string(output), want) {
+		t.Errorf("it says %q, want %q in it", output, want)
+	}
+}
+
+// However the runner ends, QEMU ends with it.
+func TestRunnerEnds(t *testing.T) {
+	for name, signal := range map[string]syscall.Signal{"asked": syscall.SIGTERM, "killed": syscall.SIGKILL} {
+		t.Run(name, func(t *testing.T) {
+			cmd := vm(t, "stay", nil)
+			errs, err := cmd.StderrPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			qemu := up(t, cmd, errs)
+			if err := cmd.Process.Signal(signal); err != nil {
+				t.Fatal(err)
+			}
+			cmd.Wait()
+			gone(t, qemu)
+		})
+	}
+}
+
+func TestOutputIsBounded(t *testing.T) {
+	cmd := vm(t, "flood", nil)
+	var errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = io.Discard, &errs
+	err := cmd.Run()
+	if status := cmd.ProcessState.ExitCode(); status != statusMachine {
+		t.Errorf("%v, want exit status %d", err, statusMachine)
+	}
+	if want := fmt.Sprintf("the command printed more than %d MB", outputLimit>>20); !strings.Contains(errs.String(), want) {
+		t.Errorf("it says %q, want %q in it", &errs, want)
+	}
+}

@@ -1,0 +1,338 @@
+// Command boot runs one command in a Linux kernel of its own, in QEMU, as an
+// ordinary user with the closure of a server or of artifacts as its Nix store.
+// tests/vm/run builds and starts it.
+//
+// It promises to end within --time-limit and to leave no QEMU behind, however it
+// ends itself. Its exit status is the command's own, 124 where the time limit
+// passed, and 125 where the machine failed.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/vm/guest"
+)
+
+const (
+	statusLeft      = 123
+	statusTimeLimit = 124
+	statusMachine   = 125
+)
+
+// slow is the factor by which tests stretch their time limits where every
+// instruction is emulated: bash in a jail takes 0.3 s instead of 13 ms, python
+// 0.6 s instead of 30 ms, node 3 s instead of 135 ms.
+const slow = "30"
+
+const usage = `usage: tests/vm/run [OPTION]... COMMAND [ARGUMENT]...
+
+Runs the command as uid 1000 in a virtual machine with a kernel of its own.
+
+  --server PATH      a built server: in the store, and as NIX_SANDBOX_MCP_SERVER
+  --store PATH       a further store path, with its closure (repeatable)
+  --path PATH        the same, and its bin/ is on PATH (repeatable)
+  --files DIR        a folder to be seen as /tests, where the command starts
+  --chdir FOLDER     where the command starts instead
+  --env NAME=VALUE   an environment variable for the command (repeatable)
+
+  --delegate         a cgroup subtree of the user's own (the default)
+  --no-delegate      no cgroup of the user's own
+  --no-userns        that, and user namespaces switched off
+
+  --memory MB        the machine's memory, 256 to 8192 (1024)
+  --cpus N           its processors, 1 to 8 (2)
+  --accel WHICH      kvm, tcg (software), or auto (kvm where it answers)
+  --time-limit S     seconds until it is killed, 1 to 3600 (300)
+  --console FILE     where the kernel's messages go (.cache/vm/console.log)
+  --verbose          say how long everything took
+`
+
+// options are the command line's.
+type options struct {
+	cache, kernel, init string // from tests/vm/run
+	server              string
+	store, path, env    []string
+	files, chdir        string
+	mode                guest.Mode
+	memory, cpus        int
+	accel               string
+	limit               int
+	console             string
+	verbose             bool
+	command             []string
+}
+
+func main() {
+	// QEMU is killed by the kernel when the thread that started it ends; that
+	// is this one, the main thread, which ends with the process.
+	runtime.LockOSThread()
+	options, err := parse(os.Args[1:])
+	if errors.Is(err, flag.ErrHelp) {
+		fmt.Print(usage)
+		return
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "vm: error:", err)
+		os.Exit(statusMachine)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	limit := time.Duration(options.limit) * time.Second
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the time limit of %s passed", limit))
+	defer cancel()
+	status, err := boot(ctx, options)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "vm: error:", err)
+	}
+	os.Exit(status)
+}
+
+func parse(arguments []string) (options, error) {
+	var o options
+	list := func(into *[]string) func(string) error {
+		return func(value string) error { *into = append(*into, value); return nil }
+	}
+	mode := func(mode guest.Mode) func(string) error {
+		return func(string) error { o.mode = mode; return nil }
+	}
+	flags := flag.NewFlagSet("vm", flag.ContinueOnError)
+	flags.Usage = func() {}
+	flags.SetOutput(io.Discard)
+	flags.StringVar(&o.cache, "cache", "", "")
+	flags.StringVar(&o.kernel, "kernel", "", "")
+	flags.StringVar(&o.init, "init", "", "")
+	flags.StringVar(&o.server, "server", "", "")
+	flags.Func("store", "", list(&o.store))
+	flags.Func("path", "", list(&o.path))
+	flags.Func("env", "", list(&o.env))
+	flags.StringVar(&o.files, "files", "", "")
+	flags.StringVar(&o.chdir, "chdir", "", "")
+	flags.BoolFunc("delegate", "", mode(guest.Delegate))
+	flags.BoolFunc("no-delegate", "", mode(guest.NoDelegate))
+	flags.BoolFunc("no-userns", "", mode(guest.NoUserns))
+	flags.IntVar(&o.memory, "memory", 1024, "")
+	flags.IntVar(&o.cpus, "cpus", 2, "")
+	flags.StringVar(&o.accel, "accel", "auto", "")
+	flags.IntVar(&o.limit, "time-limit", 300, "")
+	flags.StringVar(&o.console, "console", "", "")
+	flags.BoolVar(&o.verbose, "verbose", false, "")
+	o.mode = guest.Delegate
+	if err := flags.Parse(arguments); err != nil {
+		return o, err
+	}
+	o.command = flags.Args()
+	if o.console == "" {
+		o.console = filepath.Join(o.cache, "console.log")
+	}
+	for _, n := range []struct {
+		name             string
+		value, low, high int
+	}{{"memory", o.memory, 256, 8192}, {"cpus", o.cpus, 1, 8}, {"time-limit", o.limit, 1, 3600}} {
+		if n.value < n.low || n.value > n.high {
+			return o, fmt.Errorf("--%s is %d: give a number from %d to %d", n.name, n.value, n.low, n.high)
+		}
+	}
+	switch o.accel {
+	case "auto", accelKVM, accelTCG:
+	default:
+		return o, fmt.Errorf("--accel is %q: give auto, kvm or tcg", o.accel)
+	}
+	for _, variable := range o.env {
+		if name, _, ok := strings.Cut(variable, "="); !ok || name == "" {
+			return o, fmt.Errorf("--env is %q: give NAME=VALUE", variable)
+		}
+	}
+	if o.cache == "" || o.kernel == "" || o.init == "" {
+		return o, errors.New("--cache, --kernel and --init are missing: start tests/vm/run")
+	}
+	if len(o.command) == 0 {
+		return o, errors.New("no command was given: see --help")
+	}
+	if o.server == "" && len(o.store) == 0 && len(o.path) == 0 {
+		return o, errors.New("the machine's store would be empty: give --server, --store or --path")
+	}
+	return o, nil
+}
+
+// boot makes the images, starts the machine and answers with the exit status.
+func boot(ctx context.Context, o options) (int, error) {
+	folder, lock, err := workFolder(o.cache)
+	if err != nil {
+		return statusMachine, err
+	}
+	defer lock.Close()
+	defer os.RemoveAll(folder)
+	say := func(format string, values ...any) {
+		if o.verbose {
+			fmt.Fprintf(os.Stderr, "vm: "+format+"\n", values...)
+		}
+	}
+
+	request := guest.Request{
+		Mode:    o.mode,
+		Files:   o.files != "",
+		Folder:  o.chdir,
+		Command: o.command,
+		Env:     append([]string{"NIX_SANDBOX_TEST_MACHINE=" + string(o.mode)}, o.env...),
+	}
+	if request.Folder == "" && request.Files {
+		request.Folder = "/tests"
+	}
+	roots, err := resolve(o, &request)
+	if err != nil {
+		return statusMachine, err
+	}
+	started := time.Now()
+	m := machine{memory: o.memory, cpus: o.cpus}
+	if m.store, err = storeImage(ctx, o.cache, folder, roots); err != nil {
+		return statusMachine, err
+	}
+	say("store image: %s", took(started))
+	if o.files != "" {
+		started = time.Now()
+		m.files = filepath.Join(folder, "files.erofs")
+		if err := filesImage(ctx, o.files, m.files); err != nil {
+			return statusMachine, err
+		}
+		say("files image: %s", took(started))
+	}
+	kernel, err := openKernel(o.kernel)
+	if err != nil {
+		return statusMachine, err
+	}
+	m.kernel, m.initrd = kernel.image, filepath.Join(folder, "initrd")
+	console, err := os.Create(o.console)
+	if err != nil {
+		return statusMachine, err
+	}
+	defer console.Close()
+
+	for _, m.accel = range accels(o) {
+		started = time.Now()
+		attempt := request
+		attempt.Time = started.Unix()
+		if m.accel == accelTCG {
+			attempt.Env = append([]string{"NIX_SANDBOX_TEST_SLOW=" + slow}, attempt.Env...)
+		}
+		if err := writeInitrd(ctx, m.initrd, o.init, kernel, attempt); err != nil {
+			return statusMachine, err
+		}
+		say("initial RAM disk: %s", took(started))
+		var ended guest.Ended
+		ended, err = m.run(ctx, console, os.Stdout, say)
+		if errors.Is(err, errNotUp) && m.accel == accelKVM && o.accel == "auto" {
+			say("KVM does not run a machine here (%v)", err)
+			if err := rememberNoKVM(o.cache); err != nil {
+				return statusMachine, err
+			}
+			continue
+		}
+		if err != nil {
+			status := statusMachine
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				status, err = statusTimeLimit, context.Cause(ctx)
+			}
+			return status, fmt.Errorf("%w; the kernel's messages are in %s", err, o.console)
+		}
+		if ended.Error != "" {
+			return statusMachine, errors.New(ended.Error)
+		}
+		for _, process := range ended.Left {
+			fmt.Fprintln(os.Stderr, "vm: the command left process", process)
+		}
+		if ended.Status == 0 && len(ended.Left) > 0 {
+			return statusLeft, nil
+		}
+		return ended.Status, nil
+	}
+	return statusMachine, err
+}
+
+// workFolder makes a folder for one run, beside the images that it will make, and
+// removes those of runs that were killed: a run holds a lock on its own.
+func workFolder(cache string) (string, *os.File, error) {
+	old, err := filepath.Glob(filepath.Join(cache, "run-*"))
+	if err != nil {
+		return "", nil, err
+	}
+	for _, name := range old {
+		folder, err := os.Open(name)
+		if err != nil {
+			continue // another run removed it
+		}
+		if syscall.Flock(int(folder.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
+			err = os.RemoveAll(name)
+		}
+		folder.Close()
+		if err != nil {
+			return "", nil, err
+		}
+	}
+	name, err := os.MkdirTemp(cache, "new-")
+	if err != nil {
+		return "", nil, err
+	}
+	folder, err := os.Open(name)
+	if err != nil {
+		return "", nil, err
+	}
+	if err := syscall.Flock(int(folder.Fd()), syscall.LOCK_EX); err != nil {
+		return "", nil, err
+	}
+	// Under its name it is locked from the beginning.
+	locked := filepath.Join(cache, "run-"+strings.TrimPrefix(filepath.Base(name), "new-"))
+	return locked, folder, os.Rename(name, locked)
+}
+
+// resolve follows the links of all that the store is to hold, and tells the
+// request what the command should know of it.
+func resolve(o options, request *guest.Request) ([]string, error) {
+	var roots []string
+	root := func(path string) (string, error) {
+		real, err := filepath.EvalSymlinks(path)
+		if err != nil {
+			return "", err
+		}
+		if real, err = filepath.Abs(real); err != nil {
+			return "", err
+		}
+		if !strings.HasPrefix(real, storeFolder+"/") {
+			return "", fmt.Errorf("%s is %s, not in %s: give a store path or a link to one", path, real, storeFolder)
+		}
+		roots = append(roots, real)
+		return real, nil
+	}
+	if o.server != "" {
+		server, err := root(o.server)
+		if err != nil {
+			return nil, err
+		}
+		request.Env = append([]string{"NIX_SANDBOX_MCP_SERVER=" + server + "/bin/nix-sandbox-mcp"}, request.Env...)
+	}
+	for _, path := range o.store {
+		if _, err := root(path); err != nil {
+			return nil, err
+		}
+	}
+	for _, path := range o.path {
+		program, err := root(path)
+		if err != nil {
+			return nil, err
+		}
+		request.Path = append(request.Path, program+"/bin")
+	}
+	return roots, nil
+}
+
+func took(since time.Time) string { return fmt.Sprintf("%.2f s", time.Since(since).Seconds()) }

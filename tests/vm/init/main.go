@@ -1,0 +1,96 @@
+// Command init is the first process of the test machine. It makes the machine
+// look to an ordinary user like a small Linux system (mounts, devices, accounts,
+// cgroups), runs the one command of its request as that user, sends what the
+// command prints and how it ended to the host, and switches the machine off.
+//
+// Everything that it waits for is bounded by the host, which ends the machine.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/vm/guest"
+)
+
+func main() {
+	if os.Getpid() != 1 {
+		fmt.Fprintln(os.Stderr, "init: error: this is the first process of a test machine, started by tests/vm/run")
+		os.Exit(1)
+	}
+	if err := serve(); err != nil {
+		fmt.Fprintln(os.Stderr, "init: error:", err)
+	}
+	// With -no-reboot a restart ends QEMU; the microvm machine has no power
+	// switch.
+	unix.Sync()
+	unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART)
+}
+
+// serve carries out the request. Its error is for the console: the host has not
+// been told.
+func serve() error {
+	request, devices, err := prepare()
+	if err != nil {
+		return err
+	}
+	// Without O_NONBLOCK, so that a write waits for the host.
+	fd, err := unix.Open(devices.port, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("opening the port %s: %w", devices.port, err)
+	}
+	port := os.NewFile(uintptr(fd), devices.port)
+	defer port.Close()
+	messages := json.NewEncoder(port)
+	if err := messages.Encode(guest.Message{Up: true}); err != nil {
+		return err
+	}
+	var ended guest.Ended
+	group, err := system(request, devices)
+	if err == nil {
+		ended, err = run(request, group, messages)
+	}
+	if err != nil {
+		ended.Error = err.Error()
+	}
+	if err := messages.Encode(guest.Message{Ended: &ended}); err != nil {
+		return err
+	}
+	// The host answers with one byte when it has read everything.
+	_, err = io.ReadFull(port, make([]byte, 1))
+	return err
+}
+
+// prepare reads the request, loads the kernel modules and finds the devices, all
+// from the initial RAM disk, which nothing sees after this.
+func prepare() (guest.Request, devices, error) {
+	var request guest.Request
+	if err := mount("dev", "/dev", "devtmpfs", 0, "mode=0755"); err != nil {
+		return request, devices{}, err
+	}
+	data, err := os.ReadFile(guest.RequestFile)
+	if err != nil {
+		return request, devices{}, err
+	}
+	if err := json.Unmarshal(data, &request); err != nil {
+		return request, devices{}, fmt.Errorf("%s: %w", guest.RequestFile, err)
+	}
+	for _, module := range request.Modules {
+		if err := load(guest.ModuleDir + "/" + module); err != nil {
+			return request, devices{}, err
+		}
+	}
+	now := unix.Timeval{Sec: request.Time}
+	if err := unix.Settimeofday(&now); err != nil {
+		return request, devices{}, fmt.Errorf("setting the clock to %d: %w", request.Time, err)
+	}
+	found, err := find(request.Files)
+	if err != nil {
+		return request, devices{}, err
+	}
+	return request, found, newRoot()
+}

@@ -1,0 +1,219 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/vm/guest"
+)
+
+const (
+	home    = "/home/user"
+	runtime = "/run/user/1000"
+	cgroups = "/sys/fs/cgroup"
+)
+
+func mount(source, target, kind string, flags uintptr, data string) error {
+	if err := os.MkdirAll(target, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount(source, target, kind, flags, data); err != nil {
+		return fmt.Errorf("mounting %s at %s: %w", kind, target, err)
+	}
+	return nil
+}
+
+// newRoot leaves the initial RAM disk for a tmpfs. On the former pivot_root
+// fails, which every sandbox needs.
+func newRoot() error {
+	const root = "/root"
+	if err := mount("root", root, "tmpfs", 0, "mode=0755,size=16m"); err != nil {
+		return err
+	}
+	if err := os.Mkdir(root+"/dev", 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount("/dev", root+"/dev", "", unix.MS_MOVE, ""); err != nil {
+		return fmt.Errorf("moving /dev: %w", err)
+	}
+	if err := os.Chdir(root); err != nil {
+		return err
+	}
+	if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
+		return fmt.Errorf("moving the root: %w", err)
+	}
+	if err := unix.Chroot("."); err != nil {
+		return fmt.Errorf("entering the new root: %w", err)
+	}
+	return os.Chdir("/")
+}
+
+// system makes the rest of the system and answers with the cgroup that the
+// command starts in.
+func system(request guest.Request, devices devices) (string, error) {
+	const quiet = unix.MS_NOSUID | unix.MS_NODEV
+	for _, m := range []struct {
+		source, target, kind string
+		flags                uintptr
+		data                 string
+	}{
+		{"proc", "/proc", "proc", quiet | unix.MS_NOEXEC, ""},
+		{"sys", "/sys", "sysfs", quiet | unix.MS_NOEXEC, ""},
+		{"cgroup2", cgroups, "cgroup2", quiet | unix.MS_NOEXEC, ""},
+		{"devpts", "/dev/pts", "devpts", unix.MS_NOSUID | unix.MS_NOEXEC, "mode=0620,ptmxmode=0666"},
+		{"shm", "/dev/shm", "tmpfs", quiet, "mode=1777"},
+		{"tmp", "/tmp", "tmpfs", quiet, "mode=1777"},
+		{"run", "/run", "tmpfs", quiet, "mode=0755"},
+		{devices.store, "/nix/store", "erofs", quiet | unix.MS_RDONLY, ""},
+	} {
+		if err := mount(m.source, m.target, m.kind, m.flags, m.data); err != nil {
+			return "", err
+		}
+	}
+	if request.Files {
+		if err := mount(devices.files, "/tests", "erofs", quiet|unix.MS_RDONLY, ""); err != nil {
+			return "", err
+		}
+	}
+	if err := furnish(request); err != nil {
+		return "", err
+	}
+	if err := loopback(); err != nil {
+		return "", err
+	}
+	if request.Mode == guest.NoUserns {
+		if err := os.WriteFile("/proc/sys/user/max_user_namespaces", []byte("0\n"), 0); err != nil {
+			return "", fmt.Errorf("forbidding user namespaces: %w", err)
+		}
+	}
+	return cgroup(request.Mode)
+}
+
+// furnish makes the files that programs expect of any Linux system.
+func furnish(request guest.Request) error {
+	for link, target := range map[string]string{
+		"/dev/fd": "/proc/self/fd", "/dev/stdin": "/proc/self/fd/0",
+		"/dev/stdout": "/proc/self/fd/1", "/dev/stderr": "/proc/self/fd/2",
+	} {
+		if err := os.Symlink(target, link); err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
+	}
+	for _, folder := range []string{"/etc", "/bin", "/usr/bin", "/var", "/home", filepath.Dir(runtime)} {
+		if err := os.MkdirAll(folder, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := os.Symlink("/tmp", "/var/tmp"); err != nil {
+		return err
+	}
+	for _, folder := range []string{home, runtime} {
+		if err := os.Mkdir(folder, 0o700); err != nil {
+			return err
+		}
+		if err := os.Chown(folder, guest.ID, guest.ID); err != nil {
+			return err
+		}
+	}
+	// One program each that scripts name by its full path.
+	for name, link := range map[string]string{"sh": "/bin/sh", "env": "/usr/bin/env"} {
+		if program, err := lookUp(request.Path, name); err == nil {
+			if err := os.Symlink(program, link); err != nil {
+				return err
+			}
+		}
+	}
+	for path, text := range map[string]string{
+		"/etc/passwd":   "root:x:0:0:root:/:/bin/sh\nuser:x:1000:1000:user:" + home + ":/bin/sh\n",
+		"/etc/group":    "root:x:0:\nuser:x:1000:\n",
+		"/etc/hosts":    "127.0.0.1 localhost machine\n",
+		"/etc/hostname": "machine\n",
+		// A file that a sandbox must not be able to read.
+		"/etc/shadow": "root:!:1::::::\nuser:!:1::::::\n",
+	} {
+		mode := os.FileMode(0o644)
+		if path == "/etc/shadow" {
+			mode = 0o600
+		}
+		if err := os.WriteFile(path, []byte(text), mode); err != nil {
+			return err
+		}
+	}
+	return unix.Sethostname([]byte("machine"))
+}
+
+// loopback switches the interface lo on.
+func loopback() error {
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("opening a socket for the interface lo: %w", err)
+	}
+	defer unix.Close(socket)
+	request, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	request.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	if err := unix.IoctlIfreq(socket, unix.SIOCSIFFLAGS, request); err != nil {
+		return fmt.Errorf("switching the interface lo on: %w", err)
+	}
+	return nil
+}
+
+// cgroup makes the cgroups of the mode and answers with the one that the command
+// starts in.
+//
+// With delegation that is a leaf of the user's own subtree, as with systemd's
+// DelegateSubgroup=supervisor, so that the user can make groups beside it: a group
+// with processes cannot give controllers to its children.
+func cgroup(mode guest.Mode) (string, error) {
+	const controllers = "+cpu +memory +pids"
+	if err := os.WriteFile(cgroups+"/cgroup.subtree_control", []byte(controllers), 0); err != nil {
+		return "", fmt.Errorf("switching on the controllers %s: %w", controllers, err)
+	}
+	if mode != guest.Delegate {
+		group := cgroups + "/session"
+		return group, os.Mkdir(group, 0o755)
+	}
+	subtree, leaf := cgroups+"/user", cgroups+"/user/supervisor"
+	for _, group := range []string{subtree, leaf} {
+		if err := os.Mkdir(group, 0o755); err != nil {
+			return "", err
+		}
+		if group == subtree {
+			// systemd's mark.
+			if err := unix.Setxattr(group, "user.delegate", []byte("1"), 0); err != nil {
+				return "", fmt.Errorf("marking %s as delegated: %w", group, err)
+			}
+			if err := os.WriteFile(group+"/cgroup.subtree_control", []byte(controllers), 0); err != nil {
+				return "", fmt.Errorf("switching on the controllers %s of %s: %w", controllers, group, err)
+			}
+		}
+		if err := delegate(group); err != nil {
+			return "", err
+		}
+	}
+	return leaf, nil
+}
+
+// delegate hands a cgroup to the user: its folder and the files that the kernel
+// itself names as those to hand over. Its own limits stay root's.
+func delegate(group string) error {
+	names, err := os.ReadFile("/sys/kernel/cgroup/delegate")
+	if err != nil {
+		return err
+	}
+	for _, name := range append([]string{"."}, strings.Fields(string(names))...) {
+		err := os.Chown(filepath.Join(group, name), guest.ID, guest.ID)
+		// The list names files of controllers that this kernel may lack.
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
