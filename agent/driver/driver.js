@@ -113,7 +113,7 @@
     }, (failure, reply) => {
       if (failure) {
         // The code was interrupted: run knows.
-        if (call.stopped || /terminated/.test(failure.message)) return;
+        if (call?.stopped || /terminated/.test(failure.message)) return;
         // The inspector has lost its context; nothing can run here any more.
         exit.call(process, 70);
       }
