@@ -301,7 +301,9 @@
     }
     const source = code.toString('utf8', 0, length);
     if (word === 'last') last(source);
-    else run(nonce, `call-${number}`, source);
+    // Of all that one turn of the loop has read, signals come last: an
+    // interrupt of the call before must find no call.
+    else later(() => run(nonce, `call-${number}`, source));
   });
 
   process.execArgv = [];
