@@ -187,7 +187,7 @@ func (a *Agent) Closed() bool {
 	}
 }
 
-// Hang up ends the requests.
+// HangUp ends the requests.
 func (a *Agent) HangUp() { a.close() }
 
 // Answer is what a call brought.

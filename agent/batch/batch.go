@@ -27,22 +27,35 @@ const grace = 2 * time.Second
 // Signals that arrive are passed on to the code; what does not end then is
 // killed.
 func Run(ctx context.Context, table *process.Table, spec interpreter.Spec, in io.Reader, signals <-chan os.Signal) (int, error) {
-	code, err := io.ReadAll(io.LimitReader(in, MaxCode+1))
-	if err != nil {
-		return 0, fmt.Errorf("read code from stdin: %w", err)
-	}
-	if len(code) > MaxCode {
-		return 0, fmt.Errorf("code is longer than %d MiB", MaxCode>>20)
-	}
+	var err error
 	if spec.Null, err = os.Open(os.DevNull); err != nil {
 		return 0, err
 	}
 	defer spec.Null.Close()
-	p, err := start(table, &spec, string(code))
+	defer table.KillAll()
+	// The interpreter loads while the code is still being read.
+	var i *interpreter.Interpreter
+	if spec.Sessions() {
+		if i, err = interpreter.Start(table, &spec, nil); err != nil {
+			return 0, err
+		}
+		defer i.Kill()
+	}
+	source := make(chan text, 1)
+	go read(in, source) // ends with the program where in does not
+	var code text
+	select {
+	case code = <-source:
+	case sig := <-signals:
+		return 128 + int(sig.(unix.Signal)), nil
+	}
+	if code.err != nil {
+		return 0, code.err
+	}
+	p, err := start(table, &spec, i, code.string)
 	if err != nil {
 		return 0, err
 	}
-	defer table.KillAll()
 	var kill <-chan time.Time
 	for {
 		select {
@@ -63,15 +76,30 @@ func Run(ctx context.Context, table *process.Table, spec interpreter.Spec, in io
 	}
 }
 
-// start starts the interpreter with the code and returns its process.
-func start(table *process.Table, spec *interpreter.Spec, code string) (*process.Process, error) {
-	if !spec.Sessions() {
+// text is code that was read.
+type text struct {
+	string
+	err error
+}
+
+func read(in io.Reader, to chan<- text) {
+	code, err := io.ReadAll(io.LimitReader(in, MaxCode+1))
+	switch {
+	case err != nil:
+		err = fmt.Errorf("read code from stdin: %w", err)
+	case len(code) > MaxCode:
+		err = fmt.Errorf("code is longer than %d MiB", MaxCode>>20)
+	}
+	to <- text{string(code), err}
+}
+
+// start runs code in the interpreter, or as a command where there is none,
+// and returns the process whose end is the code's.
+func start(table *process.Table, spec *interpreter.Spec, i *interpreter.Interpreter, code string) (*process.Process, error) {
+	if i == nil {
 		return interpreter.RunCommand(table, spec, code)
 	}
-	i, err := interpreter.Start(table, spec, nil)
-	if err != nil {
-		return nil, err
-	}
+	var err error
 	select {
 	case r, ok := <-i.Replies():
 		switch {
@@ -89,7 +117,6 @@ func start(table *process.Table, spec *interpreter.Spec, code string) (*process.
 		_, err = i.Run(code, 1, true)
 	}
 	if err != nil {
-		i.Kill()
 		return nil, fmt.Errorf("interpreter %s: %w", spec.Command[0], err)
 	}
 	return i.Process, nil

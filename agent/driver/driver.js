@@ -113,7 +113,7 @@
     }, (failure, reply) => {
       if (failure) {
         // The code was interrupted: run knows.
-        if (call.stopped || /terminated/.test(failure.message)) return;
+        if (call?.stopped || /terminated/.test(failure.message)) return;
         // The inspector has lost its context; nothing can run here any more.
         exit.call(process, 70);
       }
@@ -301,7 +301,9 @@
     }
     const source = code.toString('utf8', 0, length);
     if (word === 'last') last(source);
-    else run(nonce, `call-${number}`, source);
+    // Of all that one turn of the loop has read, signals come last: an
+    // interrupt of the call before must find no call.
+    else later(() => run(nonce, `call-${number}`, source));
   });
 
   process.execArgv = [];

@@ -258,6 +258,11 @@ os.environ.setdefault('MPLBACKEND', 'Agg')
 # Lines leave at once: what a subprocess prints keeps its place among them,
 # and a crash loses none.
 sys.stdout.reconfigure(line_buffering=True)
+# Python 3.13's linecache imports nothing: with it, tracebacks that the code
+# formats itself show its lines too. An older one costs milliseconds and has
+# to wait for the first error.
+if sys.version_info >= (3, 13):
+    load('linecache')
 try:
     write(CONTROL, b'ready\n')
     loop()

@@ -288,9 +288,6 @@ func (i *Interpreter) rewind(size int64) error {
 	return nil
 }
 
-// Interrupt sends SIGINT to the interpreter's group.
-func (i *Interpreter) Interrupt() { i.Signal(unix.SIGINT) }
-
 // Close forgets an interpreter that has ended, or that is to be killed. It
 // returns the state that it left, which the caller owns.
 func (i *Interpreter) Close() (state *os.File) {

@@ -76,7 +76,7 @@ func (e *executor) run(ctx context.Context) error {
 		}
 	}
 	if e.spec.Sessions() {
-		e.start(nil)
+		_ = e.start(nil)
 	} else {
 		e.up(nil)
 	}
@@ -174,20 +174,23 @@ func (e *executor) configure(req *frame.Request) error {
 	if err := e.kill(); err != nil {
 		return err
 	}
-	e.start(nil)
+	_ = e.start(nil)
 	return nil
 }
 
 // start starts the interpreter; state is what an earlier one left, or nil.
-// A failure is told to those who wait and to the next call.
-func (e *executor) start(state *os.File) {
+// A failure is told to those who wait; the next call tries again.
+func (e *executor) start(state *os.File) error {
+	e.ready, e.used = false, state != nil
+	e.down()
 	var err error
 	if e.now, err = interpreter.Start(e.table, &e.spec, state); err != nil {
 		e.now = nil
+		e.lost = e.lost || e.used
 		e.logf("%v", err)
 		e.up(err)
 	}
-	e.ready, e.used = false, state != nil
+	return err
 }
 
 // idle deals with what an interpreter does between two calls.
@@ -208,7 +211,7 @@ func (e *executor) idle(r interpreter.Reply, ok bool) error {
 		return err
 	}
 	if again {
-		e.start(nil)
+		_ = e.start(nil)
 	} else {
 		e.up(fmt.Errorf("%s did not load: %w", e.spec.Command[0], err))
 	}
@@ -260,8 +263,8 @@ func (e *executor) end() {
 func (e *executor) load(ctx context.Context, deadline time.Time) error {
 	for {
 		if e.now == nil {
-			if e.start(nil); e.now == nil {
-				return fmt.Errorf("%s cannot be started", e.spec.Command[0])
+			if err := e.start(nil); err != nil {
+				return err
 			}
 		}
 		if e.ready {
@@ -299,7 +302,7 @@ func (e *executor) load(ctx context.Context, deadline time.Time) error {
 		err = fmt.Errorf("%s did not load: %w", e.spec.Command[0], err)
 		e.up(err)
 		if restored {
-			e.start(nil)
+			_ = e.start(nil)
 		}
 		return err
 	}
@@ -428,7 +431,7 @@ func (e *executor) code(ctx context.Context, c *call, streams []*stream) (ending
 			end.outcome = frame.OutcomeCrashed
 		}
 	}
-	e.start(state)
+	_ = e.start(state)
 	return end, nil
 }
 

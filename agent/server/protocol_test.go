@@ -62,6 +62,10 @@ func TestInterpreterThatCannotStart(t *testing.T) {
 					t.Errorf("%+v", got)
 				}
 			}
+			a.Send(frame.Request{Type: frame.Ping, ID: 8})
+			if got := a.Receive(); got.Type != frame.Error || got.ID != 8 {
+				t.Errorf("reply %+v to a late ping, want an error", got)
+			}
 		})
 	}
 }

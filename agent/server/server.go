@@ -28,7 +28,7 @@ import (
 const (
 	maxWaiting = 1024     // requests
 	maxCode    = 64 << 20 // bytes of code in them
-	maxPings   = 64       // pings that come before the interpreter is up
+	maxPings   = 64       // newest pings that wait for the interpreter
 )
 
 // Config is what a server needs.
@@ -52,9 +52,19 @@ type Server struct {
 	calls map[uint64]*call // those that wait and the one that runs
 	code  int              // bytes of code that wait
 
-	pings  []uint64
-	loaded bool
+	pings  []uint64 // that wait for the interpreter
+	phase  phase
+	broken error // why there is no interpreter
 }
+
+// phase is where the interpreter stands, for those who ping.
+type phase int
+
+const (
+	loading phase = iota
+	loaded
+	broken
+)
 
 // task is what the executor takes: a call or a configuration.
 type task struct {
@@ -182,13 +192,16 @@ func (s *Server) request(req frame.Request) error {
 		return s.interrupt(req.ID)
 	case frame.Ping:
 		s.mu.Lock()
-		wait := !s.loaded && len(s.pings) < maxPings
-		if wait {
-			s.pings = append(s.pings, req.ID)
+		now, err := s.phase, s.broken
+		if now == loading {
+			s.pings = append(s.pings[max(0, len(s.pings)-maxPings+1):], req.ID)
 		}
 		s.mu.Unlock()
-		if !wait {
+		switch now {
+		case loaded:
 			return s.out.Write(frame.Reply{Type: frame.Pong, ID: req.ID})
+		case broken:
+			return refuse(err)
 		}
 	case frame.List:
 		files, more, err := s.root.List(req.Path)
@@ -288,12 +301,21 @@ func (s *Server) answer(c *call, replies []any) error {
 	return s.out.Write(replies...)
 }
 
+// down says that an interpreter is loading: pings wait.
+func (s *Server) down() {
+	s.mu.Lock()
+	s.phase, s.broken = loading, nil
+	s.mu.Unlock()
+}
+
 // up answers the pings that wait: the interpreter is loaded, or cannot be.
 func (s *Server) up(err error) {
 	s.mu.Lock()
 	pings := s.pings
-	s.pings = nil
-	s.loaded = err == nil
+	s.pings, s.phase, s.broken = nil, loaded, err
+	if err != nil {
+		s.phase = broken
+	}
 	s.mu.Unlock()
 	for _, id := range pings {
 		reply := frame.Reply{Type: frame.Pong, ID: id}

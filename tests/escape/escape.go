@@ -36,7 +36,8 @@ type Options struct {
 	Match []string
 	// Skip leaves out attempts with one of these tags: "limits" for those
 	// that limits on memory and processes stop, "seccomp" for those that a
-	// system call filter stops.
+	// system call filter stops, "channels" for FIFOs and sockets in the
+	// project, "root" for those that fail only where root runs the sandbox.
 	Skip []string
 	// Interpreters are the programs of the host that run the controls, by
 	// interpreter type (python, bash, node); without an entry, the one on

@@ -39,7 +39,7 @@ func TestFamilies(t *testing.T) {
 			used[bait] = true
 		}
 		for _, tag := range a.tags {
-			if !slices.Contains([]string{"limits", "seccomp", "channels"}, tag) {
+			if !slices.Contains([]string{"limits", "seccomp", "channels", "root"}, tag) {
 				t.Errorf("%s: tag %q is not documented", a.name, tag)
 			}
 		}

@@ -46,7 +46,7 @@ func main() {
 	}
 	// Small sandboxes by the hundred: little heap, few threads.
 	debug.SetGCPercent(25)
-	runtime.GOMAXPROCS(2)
+	runtime.GOMAXPROCS(1)
 	status, err := agent(os.Args[1:])
 	if err != nil {
 		fail(err)

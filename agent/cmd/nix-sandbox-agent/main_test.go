@@ -141,6 +141,28 @@ func TestRunPassesSignalsOn(t *testing.T) {
 	}
 }
 
+// A signal ends run also while it waits for code.
+func TestRunEndsWithoutCode(t *testing.T) {
+	cmd := agentCommand(t, "run", "bash", "pipe", "bash")
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stdin.Close()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for cmd.ProcessState == nil {
+		// It may not listen yet: then the signal ends it just so.
+		time.Sleep(200 * time.Millisecond)
+		_ = cmd.Process.Signal(unix.SIGTERM)
+		_ = cmd.Wait()
+	}
+	if got := cmd.ProcessState.ExitCode(); got != 143 && got != -1 {
+		t.Errorf("status %d, want 143", got)
+	}
+}
+
 func TestUsage(t *testing.T) {
 	for _, args := range []string{"", "run", "run python", "run python pipe", "dance python pipe python3", "run ruby pipe ruby", "run python both python3"} {
 		out, err := agentCommand(t, strings.Fields(args)...).CombinedOutput()
