@@ -99,6 +99,9 @@ type Call struct {
 	// Last says that the interpreter ends with this code, as it would at
 	// the end of a program; the exit status is the answer.
 	Last bool
+	// Late says that the call before was interrupted: its signal may still
+	// be on its way through the interpreter.
+	Late bool
 	// Number counts the calls of a sandbox from 1.
 	Number uint64
 	// Size is the code's, in bytes.
@@ -108,8 +111,11 @@ type Call struct {
 // Line returns the call as it is written.
 func (c Call) Line() string {
 	word := "call"
-	if c.Last {
+	switch {
+	case c.Last:
 		word = "last"
+	case c.Late:
+		word = "late"
 	}
 	return fmt.Sprintf("%s %016x %d %d\n", word, c.Nonce, c.Number, c.Size)
 }

@@ -34,6 +34,7 @@
   hidden(Symbol.for('agent.enter'), () => entry());
   hidden(Symbol.for('agent.take'), (value) => { taken = value; });
   hidden('__imp_', (specifier, options) => load(specifier, options));
+  const wait = new vm.Script('Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 20)', { filename: 'agent:wait' });
   const enter = new vm.Script("globalThis[Symbol.for('agent.enter')]()", { filename: 'agent:enter' });
 
   // The value behind what the inspector describes.
@@ -146,6 +147,18 @@
     entry = null;
     current.sync = false;
     if (current.exit !== undefined) settle(current, current.exit);
+  }
+
+  // Takes an interrupt of the call before that is still on its way, so that it
+  // meets no code. In the loop's pipe it is read two turns later at the most. A
+  // signal that came while breakOnSigint was being taken down is kept by node
+  // for the next script that has it, and reaches that one from another thread.
+  function calm() {
+    try {
+      wait.runInThisContext({ breakOnSigint: true });
+    } catch {
+      // It came.
+    }
   }
 
   // A program: the process ends with it, as node would end it.
@@ -301,9 +314,8 @@
     }
     const source = code.toString('utf8', 0, length);
     if (word === 'last') last(source);
-    // Of all that one turn of the loop has read, signals come last: an
-    // interrupt of the call before must find no call.
-    else later(() => run(nonce, `call-${number}`, source));
+    else if (word === 'late') later(() => later(() => { calm(); run(nonce, `call-${number}`, source); }));
+    else run(nonce, `call-${number}`, source);
   });
 
   process.execArgv = [];

@@ -95,7 +95,9 @@ type Interpreter struct {
 	replies chan Reply
 	closed  chan struct{}
 	kind    string
-	size    int64 // of the code file
+	// interrupted says that the call before this one was.
+	interrupted bool
+	size        int64 // of the code file
 }
 
 // Reply is a driver's reply, or what was wrong with it.
@@ -242,6 +244,9 @@ func (i *Interpreter) Finish() {
 	_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RD) })
 }
 
+// Interrupted says that a signal was sent to end the call that runs.
+func (i *Interpreter) Interrupted() { i.interrupted = true }
+
 // Run gives code to the driver and returns the nonce that its reply will
 // carry. With last set there is none: the process ends with the code.
 func (i *Interpreter) Run(code string, number uint64, last bool) (uint64, error) {
@@ -255,7 +260,8 @@ func (i *Interpreter) Run(code string, number uint64, last bool) (uint64, error)
 		return 0, fmt.Errorf("write %d bytes of code: %w", len(code), err)
 	}
 	nonce := rand.Uint64()
-	line := driver.Call{Nonce: nonce, Last: last, Number: number, Size: len(code)}.Line()
+	line := driver.Call{Nonce: nonce, Last: last, Late: i.interrupted, Number: number, Size: len(code)}.Line()
+	i.interrupted = false
 	// The line fits into any socket's buffer: this cannot block.
 	if _, err := i.control.WriteString(line); err != nil {
 		return 0, fmt.Errorf("write to the driver: %w", err)

@@ -27,6 +27,9 @@ const (
 	forever = 10 * 365 * 24 * time.Hour
 	// endTimeout is how long a killed process may take to be gone.
 	endTimeout = 10 * time.Second
+	// takeUp is how long a driver may take to begin with code. A signal that
+	// comes meanwhile can be lost in bash, and end node.
+	takeUp = 20 * time.Millisecond
 	// flushEvery is how long output of a running call waits to be sent.
 	flushEvery = 50 * time.Millisecond
 	// sampleEvery counts flushes between two samples: one second.
@@ -440,13 +443,17 @@ func (e *executor) code(ctx context.Context, c *call, streams []*stream) (ending
 // what has not ended when the grace has passed too. replies is nil where only
 // the process's end counts.
 func (e *executor) watch(ctx context.Context, c *call, deadline time.Time, p *process.Process, replies <-chan interpreter.Reply, nonce uint64, streams []*stream) (end ending, err error) {
-	var grace <-chan time.Time
+	var held, grace <-chan time.Time
+	taken := time.Now().Add(takeUp)
 	timer := time.NewTimer(time.Until(deadline))
 	defer timer.Stop()
 	timeout := timer.C
 	interrupt := func(outcome string) {
 		end.outcome = outcome
 		timeout = nil
+		if e.now != nil {
+			e.now.Interrupted()
+		}
 		p.Signal(unix.SIGINT)
 		grace = time.After(time.Duration(c.GraceMS) * time.Millisecond)
 	}
@@ -469,6 +476,7 @@ func (e *executor) watch(ctx context.Context, c *call, deadline time.Time, p *pr
 				end.left = true
 				continue
 			case r.Err == nil && r.Kind == driver.Stop && r.Nonce == nonce:
+				e.now.Interrupted()
 				p.SignalAlone(unix.SIGINT)
 				continue
 			case r.Err == nil:
@@ -506,6 +514,9 @@ func (e *executor) watch(ctx context.Context, c *call, deadline time.Time, p *pr
 			interrupt(frame.OutcomeTimeout)
 		case <-cancel:
 			cancel = nil
+			held = time.After(time.Until(taken))
+		case <-held:
+			held = nil
 			if grace == nil {
 				interrupt(frame.OutcomeCancelled)
 			}
