@@ -85,7 +85,10 @@ let
     };
 
     # The interpreter and its standard library are one path, so that sys.prefix is that path.
-    "lib${python}-minimal".depends = [ "python3" ];
+    "lib${python}-minimal".depends = [
+      "python3"
+      "tzdata"
+    ];
     python3 = {
       title = "python3";
       postFixup = ''
@@ -111,12 +114,15 @@ let
       ${relocate} $library "$@"
       $out/bin/node -e 0
     '';
+  };
 
-    # pytz joins the name of its folder from parts.
-    python3-pytz.postFixup = ''
+  # pytz joins the name of its folder from parts. Its package has had two names.
+  pytz = lib.genAttrs [ "python3-pytz" "python3-tz" ] (_: {
+    depends = [ "tzdata" ];
+    postFixup = ''
       sed -i "s|'/usr','share',|'${group "tzdata"}/share',|" $out/lib/python3/dist-packages/pytz/__init__.py
     '';
-  };
+  });
 
   # perl-base holds the program, the others its library: one path.
   perl = lib.genAttrs (lib.filter (name: builtins.match "perl-base|perl-modules-.*|libperl5.*" name != null) names) (_: {
@@ -141,7 +147,8 @@ let
   modules =
     lib.genAttrs (lib.filter (name: lib.hasPrefix "python3-" name && name != "python3-minimal") names)
       (name: {
-        postFixup = (single.${name}.postFixup or "") + ''
+        inherit (pytz.${name} or { depends = [ ]; }) depends;
+        postFixup = (pytz.${name}.postFixup or "") + ''
           if [ -d $out/lib/python3/dist-packages ]; then
             ${group "python3"}/bin/${python} -B -E -s -S -m compileall -q -j 0 --invalidation-mode unchecked-hash $out/lib/python3/dist-packages || true
           fi
