@@ -133,9 +133,25 @@ func (w *Watch) Run(ctx context.Context, crossed func(Crossing)) error {
 }
 
 // look returns what is used. The first, cheap figure counts shared memory
-// more than once; where it is too high, a second look tells, and its cost is
-// returned too.
+// more than once; where it is too high, an exact look tells, and its cost is
+// returned too. That one may count too much as well: a process that forks
+// between two of its readings is counted whole, and its child by half again.
+// So before code is stopped for good, everything is stopped for a look that
+// nothing can move under.
 func (w *Watch) look() (usage Usage, cost time.Duration, err error) {
+	usage, cost, err = w.measure()
+	if err != nil || usage.Memory() <= w.limits.Memory || w.limits.Memory == 0 {
+		return usage, cost, err
+	}
+	resume := w.gauge.stop()
+	defer resume()
+	usage, again, err := w.measure()
+	return usage, cost + again, err
+}
+
+// measure returns the cheap figure where it is within the limit, otherwise
+// the exact one.
+func (w *Watch) measure() (usage Usage, cost time.Duration, err error) {
 	usage, err = w.gauge.bound(w.limits.Tasks)
 	if err != nil || w.limits.Memory == 0 || usage.Memory() <= w.limits.Memory {
 		return usage, 0, err
