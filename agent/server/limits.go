@@ -7,12 +7,17 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/watch"
 )
 
+// room is what an interpreter at rest takes, in bytes, of a small limit a
+// quarter: files that do not leave as much outlive every interpreter.
+const room = 16 << 20
+
 // crossed is called by the watch. It ends what runs in the sandbox, which the
 // executor learns from the interpreter's end; or the sandbox, where files
 // alone are too much and would stay so.
 func (s *Server) crossed(c watch.Crossing) {
-	if c.Limit == watch.Memory && c.Usage.Files > c.Value<<20 {
-		s.stop(fmt.Errorf("%v: files in /workspace, /tmp and /dev/shm alone have %d MB", c, c.Usage.Files>>20))
+	most := c.Value << 20
+	if c.Limit == watch.Memory && c.Usage.Files > most-min(room, most/4) {
+		s.stop(fmt.Errorf("%v: files in /workspace, /tmp and /dev/shm have %d MB and leave no room for code", c, c.Usage.Files>>20))
 	}
 	s.over.Store(&c)
 	s.table.KillAll()

@@ -151,7 +151,7 @@ func silent() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 func launch(t *testing.T, as string) (*Launcher, *Sandbox, error) {
 	t.Helper()
-	l := NewLauncher(silent(), []string{role + "=" + as, "GORACE=atexit_sleep_ms=0"})
+	l := NewLauncher(silent(), []string{role + "=" + as, "GORACE=atexit_sleep_ms=0"}, nil)
 	l.ready = 2 * time.Second
 	t.Cleanup(func() { l.Close(10 * time.Second) })
 	exe, err := os.Executable()
@@ -327,7 +327,7 @@ func TestCancelledBeforeIsNotRun(t *testing.T) {
 }
 
 func TestStartThatCannot(t *testing.T) {
-	l := NewLauncher(silent(), nil)
+	l := NewLauncher(silent(), nil, nil)
 	defer l.Close(time.Second)
 	ended := make(chan struct{})
 	path := filepath.Join(t.TempDir(), "none")
@@ -339,7 +339,7 @@ func TestStartThatCannot(t *testing.T) {
 }
 
 func TestStartAfterClose(t *testing.T) {
-	l := NewLauncher(silent(), nil)
+	l := NewLauncher(silent(), nil, nil)
 	l.Close(time.Second)
 	if _, err := l.Start(t.Context(), Spec{Exec: "/bin/true"}); !errors.Is(err, ErrClosed) {
 		t.Errorf("error %v", err)
@@ -347,7 +347,7 @@ func TestStartAfterClose(t *testing.T) {
 }
 
 func TestStartCancelled(t *testing.T) {
-	l := NewLauncher(silent(), []string{role + "=is never ready"})
+	l := NewLauncher(silent(), []string{role + "=is never ready"}, nil)
 	defer l.Close(10 * time.Second)
 	exe, err := os.Executable()
 	if err != nil {
@@ -391,7 +391,7 @@ func TestEnvironment(t *testing.T) {
 	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	l := NewLauncher(silent(), []string{"PROJECT_DIR=/p"})
+	l := NewLauncher(silent(), []string{"PROJECT_DIR=/p"}, nil)
 	defer l.Close(time.Second)
 	_, err := l.Start(t.Context(), Spec{Exec: script})
 	if err == nil {

@@ -110,7 +110,7 @@ func agent(args []string) (status int, err error) {
 	}
 	var guard *watch.Watch
 	if first && limits != (watch.Limits{}) {
-		if guard, err = watch.New(limits, root, "/tmp", "/dev/shm"); err != nil {
+		if guard, err = watch.New(limits, spec.Root, "/tmp", "/dev/shm"); err != nil {
 			return 0, err
 		}
 		spec.Limits = watch.Rlimits(limits)
