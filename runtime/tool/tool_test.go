@@ -486,6 +486,7 @@ func TestFacts(t *testing.T) {
 	delete(meta, "nix-sandbox-mcp/duration_ms")
 	want := map[string]any{
 		"nix-sandbox-mcp/outcome": "ok", "nix-sandbox-mcp/exit_code": 3, "nix-sandbox-mcp/state": "kept", "nix-sandbox-mcp/truncated": false,
+		"nix-sandbox-mcp/limits_by":   "watch",
 		"nix-sandbox-mcp/closure":     "the-closure-of-bash",
 		"nix-sandbox-mcp/code_sha256": fmt.Sprintf("%x", sha256.Sum256([]byte("exit 3"))),
 	}
