@@ -191,15 +191,51 @@ func TestIdleSandboxIsCheap(t *testing.T) {
 	time.Sleep(2 * time.Second) // the watch becomes slow
 	before := ticks(t, all)
 	time.Sleep(2 * time.Second)
-	// 100 ticks are a second of a processor: 5 % of one at most.
-	if spent := ticks(t, all) - before; spent > 10 {
+	// 100 ticks are a second of a processor: 5 % of one at most, and half of
+	// one that is emulated.
+	most := 10
+	if os.Getenv("NIX_SANDBOX_TEST_SLOW") != "" {
+		most = 100
+	}
+	if spent := ticks(t, all) - before; spent > most {
 		t.Errorf("%d ticks in 2 s", spent)
 	}
 	// The measure works.
 	before = ticks(t, all)
-	in(c, "s", "python", "import time\nwhile time.process_time() < 0.5: pass")
+	in(c, "s", "python", "import time\nbegin = time.process_time()\nwhile time.process_time() < begin + 0.5: pass")
 	if spent := ticks(t, all) - before; spent < 30 {
 		t.Errorf("half a second of work is %d ticks", spent)
+	}
+}
+
+// What the agent's watch does not stop, the kernel does, for the sandbox as a
+// whole: here the control group's limit is below the watch's.
+func TestKernelStopsWithDelegate(t *testing.T) {
+	c := start(t, tightened(t, map[string]any{"memory_mb": 64}))
+	if !strings.Contains(c.Log(), "limits by=cgroup") {
+		t.Skip("no control group can be made here")
+	}
+	groups := func() []string {
+		found, err := filepath.Glob(fmt.Sprintf("/sys/fs/cgroup/user/sandbox-%d-*", c.PID()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	if got := in(c, "s", "python", hog(32)); got.Text() != "32\n" {
+		t.Errorf("below the limit: %q", got.Text())
+	}
+	if len(groups()) != 1 {
+		t.Errorf("a session has the groups %v", groups())
+	}
+	got := in(c, "s", "python", hog(192))
+	want := "[stopped: used more than 64 MB of memory; the session's variables and files are lost, and its next call starts a new one]"
+	if !got.IsError || got.Text() != want || got.Fact("limit") != "memory_mb" || got.Fact("limits_by") != "cgroup" {
+		t.Errorf("%q, want %q; facts %v", got.Text(), want, got.Meta)
+	}
+	mcptest.Eventually(t, 10*time.Second, func() string { return fmt.Sprint(groups()) }, func() bool { return len(groups()) == 0 })
+	if got := in(c, "s", "python", "print(1)"); !strings.HasPrefix(got.Text(), "1\n") {
+		t.Errorf("after it: %q", got.Text())
 	}
 }
 
