@@ -111,6 +111,10 @@ func hostile(as string) {
 		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeOK})
 	case "answers with a pong":
 		w.Write(frame.Reply{Type: frame.Pong, ID: id})
+	case "names no limit":
+		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeMemory})
+	case "invents a limit":
+		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeLimit, Limit: &frame.Limit{Name: "patience", Used: 7}})
 	case "invents an outcome":
 		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: "won"})
 	case "invents a state":
@@ -205,6 +209,8 @@ func TestHostileCall(t *testing.T) {
 		"floods the log":                    "it logged more than 4 MiB",
 		"answers another call":              "for a request that nobody made",
 		"answers with a pong":               `the agent answered with "pong" instead of result`,
+		"names no limit":                    `the agent named the outcome memory and no limit`,
+		"invents a limit":                   `the agent named the limit "patience", of which 7 were used`,
 		"invents an outcome":                `the agent named the outcome "won"`,
 		"invents a state":                   `the agent named the state "solid"`,
 		"invents a stream":                  `the agent named the stream "stdlog"`,
