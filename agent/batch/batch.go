@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,6 +17,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/watch"
 )
 
 // MaxCode is the longest code, in bytes: that of a frame.
@@ -23,10 +26,40 @@ const MaxCode = 16 << 20
 // grace is how long code may take to end after a signal was passed on to it.
 const grace = 2 * time.Second
 
+// stopped is the exit status of code that crossed a limit: that of SIGKILL,
+// which ended it.
+const stopped = 128 + int(unix.SIGKILL)
+
 // Run reads code up to the end of in, runs it and returns its exit status.
 // Signals that arrive are passed on to the code; what does not end then is
-// killed.
-func Run(ctx context.Context, table *process.Table, spec interpreter.Spec, in io.Reader, signals <-chan os.Signal) (int, error) {
+// killed. guard holds the code to its limits; nil where there are none.
+func Run(ctx context.Context, table *process.Table, guard *watch.Watch, spec interpreter.Spec, in io.Reader, signals <-chan os.Signal) (int, error) {
+	if guard == nil {
+		return run(ctx, table, spec, in, signals)
+	}
+	ctx, stop := context.WithCancelCause(ctx)
+	var crossed atomic.Pointer[watch.Crossing]
+	var watched sync.WaitGroup
+	watched.Go(func() {
+		if err := guard.Run(ctx, func(c watch.Crossing) {
+			crossed.Store(&c)
+			table.KillAll()
+		}); err != nil {
+			stop(err)
+		}
+	})
+	guard.Busy(true)
+	status, err := run(ctx, table, spec, in, signals)
+	stop(nil)
+	watched.Wait()
+	if c := crossed.Load(); c != nil {
+		fmt.Fprintf(spec.Stderr, "nix-sandbox-agent: stopped: %v\n", c)
+		return stopped, nil
+	}
+	return status, err
+}
+
+func run(ctx context.Context, table *process.Table, spec interpreter.Spec, in io.Reader, signals <-chan os.Signal) (int, error) {
 	var err error
 	if spec.Null, err = os.Open(os.DevNull); err != nil {
 		return 0, err
@@ -71,7 +104,7 @@ func Run(ctx context.Context, table *process.Table, spec interpreter.Spec, in io
 			kill = nil
 		case <-ctx.Done():
 			p.Kill()
-			return 0, ctx.Err()
+			return 0, context.Cause(ctx)
 		}
 	}
 }

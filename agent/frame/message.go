@@ -28,6 +28,7 @@ const (
 	OutcomeTimeout   = "timeout"   // TimeoutMS passed
 	OutcomeCancelled = "cancelled" // an interrupt came
 	OutcomeMemory    = "memory"    // the memory limit was crossed
+	OutcomeLimit     = "limit"     // another limit was crossed; Limit says which
 	OutcomeCrashed   = "crashed"   // the interpreter died
 )
 
@@ -101,6 +102,9 @@ type Reply struct {
 	DurationMS int64  `json:"duration_ms,omitempty"`
 	Outcome    string `json:"outcome,omitempty"`
 	State      string `json:"state,omitempty"`
+	// Limit is the one that was crossed in this call; with the outcome ok,
+	// between it and the last one, where it cost the session its state.
+	Limit *Limit `json:"limit,omitempty"`
 	// Truncated holds the streams of which something was left out.
 	Truncated []Truncation `json:"truncated,omitempty"`
 	// Files are those that the call made or changed under
@@ -112,6 +116,14 @@ type Reply struct {
 	Size int64 `json:"size,omitempty"`
 
 	Message string `json:"message,omitempty"`
+}
+
+// Limit is a limit of the sandbox that was crossed: all its processes but the
+// agent were killed.
+type Limit struct {
+	Name  string `json:"name"`  // memory_mb or pids
+	Value int64  `json:"value"` // MiB, or processes and threads
+	Used  int64  `json:"used"`  // in the same unit, when that was seen
 }
 
 // Truncation says what was left out of a stream.

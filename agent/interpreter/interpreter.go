@@ -22,6 +22,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/watch"
 )
 
 // maxArgument is the longest argument that the kernel lets a program have, in
@@ -41,6 +42,10 @@ type Spec struct {
 	Null    *os.File // stdin
 	Stdout  *os.File
 	Stderr  *os.File
+	// Limits hold an interpreter before it runs code. Limiter are the words
+	// that start a command under the same limits: it runs code at once.
+	Limits  []watch.Rlimit
+	Limiter []string
 }
 
 // Sessions says whether the interpreter can keep state.
@@ -79,6 +84,10 @@ func RunCommand(table *process.Table, s *Spec, code string) (*process.Process, e
 			return nil, fmt.Errorf("%w: it holds a NUL byte; remove it", ErrCode)
 		}
 		words = append(words, code)
+	}
+	if len(s.Limiter) > 0 {
+		words[0] = path
+		path, words = s.Limiter[0], slices.Concat(s.Limiter, words)
 	}
 	return table.Start(process.Command{
 		Path: path, Words: words, Env: s.Env, Dir: s.Root,
@@ -152,6 +161,11 @@ func Start(table *process.Table, s *Spec, state *os.File) (_ *Interpreter, err e
 		Env: s.Env, Dir: s.Root, Files: files,
 	})
 	if err != nil {
+		return nil, err
+	}
+	// One that has ended already is told by its end.
+	if err = watch.Apply(i.Pid, s.Limits); err != nil && !errors.Is(err, unix.ESRCH) {
+		i.Kill()
 		return nil, err
 	}
 	go i.read()

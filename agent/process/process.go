@@ -22,6 +22,7 @@ import (
 // Table holds the processes that were started and reaps every child of this
 // process, also those it has never heard of.
 type Table struct {
+	starts  sync.Mutex // held by KillAll: nothing that it does not mean starts
 	mu      sync.Mutex
 	live    map[int]*Process
 	signals chan os.Signal
@@ -106,6 +107,8 @@ func (t *Table) Start(c Command) (*Process, error) {
 			files[i] = f.Fd()
 		}
 	}
+	t.starts.Lock()
+	defer t.starts.Unlock()
 	// The lock is held so that a process that ends at once is known
 	// before it is reaped.
 	t.mu.Lock()
@@ -167,10 +170,13 @@ const killTime = 2 * time.Second
 
 // KillAll ends every process of the namespace but this one and waits until
 // they are gone; it does nothing unless this process is the namespace's init.
+// What is to start meanwhile starts after it.
 func (t *Table) KillAll() {
 	if os.Getpid() != 1 {
 		return
 	}
+	t.starts.Lock()
+	defer t.starts.Unlock()
 	deadline := time.Now().Add(killTime)
 	// Once is not enough: a process may fork while the others are killed.
 	for pause := 100 * time.Microsecond; ; pause = min(2*pause, 10*time.Millisecond) {

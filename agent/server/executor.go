@@ -17,6 +17,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/watch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/workspace"
 )
 
@@ -64,7 +65,8 @@ type executor struct {
 	// lost says that the state of earlier calls is gone and that no call
 	// has been told yet.
 	lost   bool
-	number uint64 // calls so far
+	limit  *frame.Limit // that was crossed and that no call has been told of yet
+	number uint64       // calls so far
 }
 
 // run executes until ctx is done and then ends everything.
@@ -207,6 +209,12 @@ func (e *executor) idle(r interpreter.Reply, ok bool) error {
 	if err == nil {
 		err = errors.New("it ended between two calls")
 	}
+	if c := e.crossing(); c != nil {
+		err = errors.New(c.String())
+		if !e.used {
+			return tooSmall(*c)
+		}
+	}
 	e.logf("interpreter is lost: %v", err)
 	again := e.ready
 	e.lost = e.lost || e.used
@@ -294,6 +302,13 @@ func (e *executor) load(ctx context.Context, deadline time.Time) error {
 			err = ctx.Err()
 		}
 		timeout.Stop()
+		if c := e.crossing(); c != nil {
+			err = errors.New(c.String())
+			if !e.used {
+				e.stop(tooSmall(*c))
+				return err
+			}
+		}
 		restored := e.used
 		e.lost = e.lost || e.used
 		if err := e.kill(); err != nil {
@@ -323,12 +338,19 @@ func (e *executor) execute(ctx context.Context, c *call) ([]any, error) {
 	interpreter.Blocking(e.spec.Stdout)
 	interpreter.Blocking(e.spec.Stderr)
 
+	e.busy(true)
 	begin := time.Now()
 	end, err := e.code(ctx, c, streams)
+	e.busy(false)
 	if errors.Is(err, errUnkillable) {
 		return nil, err
 	}
+	// Where the sandbox has to end, no result is right.
+	if cause := context.Cause(ctx); cause != nil && cause != context.Canceled {
+		return nil, cause
+	}
 	result.DurationMS = time.Since(begin).Milliseconds()
+	result.Limit, e.limit = e.limit, nil
 	result.ExitCode = end.status
 	if end.outcome != "" {
 		result.Outcome = end.outcome
@@ -499,7 +521,12 @@ func (e *executor) watch(ctx context.Context, c *call, deadline time.Time, p *pr
 			}
 			end.exited = true
 			end.status = p.ExitCode()
-			if end.outcome == "" && p.Signalled() {
+			switch crossed := e.crossing(); {
+			case crossed != nil && crossed.Limit == watch.Memory:
+				end.outcome = frame.OutcomeMemory
+			case crossed != nil:
+				end.outcome = frame.OutcomeLimit
+			case end.outcome == "" && p.Signalled():
 				end.outcome = frame.OutcomeCrashed
 			}
 			if !c.Keep {

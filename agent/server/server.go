@@ -14,6 +14,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/watch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/workspace"
 )
 
@@ -34,9 +36,11 @@ const (
 // Config is what a server needs.
 type Config struct {
 	Spec interpreter.Spec // Null, Stdout and Stderr are the server's own
-	In   io.ReadCloser
-	Out  io.Writer
-	Log  io.Writer
+	// Watch holds the sandbox to its limits; nil where there is none.
+	Watch *watch.Watch
+	In    io.ReadCloser
+	Out   io.Writer
+	Log   io.Writer
 }
 
 // Server serves one sandbox.
@@ -47,6 +51,9 @@ type Server struct {
 	out   *frame.Writer
 	log   io.Writer
 	queue chan task
+	stop  context.CancelCauseFunc
+	guard *watch.Watch
+	over  atomic.Pointer[watch.Crossing] // until the executor has heard of it
 
 	mu    sync.Mutex
 	calls map[uint64]*call // those that wait and the one that runs
@@ -82,8 +89,8 @@ type call struct {
 // Serve answers requests until their stream ends, a shutdown comes or ctx is
 // done, and then ends the interpreter. It closes cfg.In.
 func Serve(ctx context.Context, table *process.Table, cfg Config) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	s := &Server{
 		table: table,
 		spec:  cfg.Spec,
@@ -91,6 +98,8 @@ func Serve(ctx context.Context, table *process.Table, cfg Config) error {
 		out:   frame.NewWriter(cfg.Out),
 		log:   cfg.Log,
 		queue: make(chan task, maxWaiting),
+		stop:  stop,
+		guard: cfg.Watch,
 		calls: map[uint64]*call{},
 	}
 	if err := s.out.Write(frame.Reply{
@@ -117,7 +126,7 @@ func Serve(ctx context.Context, table *process.Table, cfg Config) error {
 		owned.Go(stream.Read)
 	}
 	owned.Go(func() {
-		defer stop()
+		defer stop(nil)
 		if err := s.requests(cfg.In); err != nil {
 			s.logf("requests: %v", err)
 		}
@@ -127,7 +136,18 @@ func Serve(ctx context.Context, table *process.Table, cfg Config) error {
 		stdout: stdout, stderr: stderr,
 		root: workspace.Root{Path: s.spec.Root},
 	}
+	if s.guard != nil {
+		owned.Go(func() {
+			if err := s.guard.Run(ctx, s.crossed); err != nil {
+				stop(err)
+			}
+		})
+	}
 	err = e.run(ctx)
+	stop(nil)
+	if cause := context.Cause(ctx); err == nil && cause != context.Canceled {
+		err = cause
+	}
 	cfg.In.Close()
 	for _, c := range []io.Closer{stdout, stderr, s.spec.Stdout, s.spec.Stderr} {
 		c.Close()

@@ -47,6 +47,21 @@ type Crossing struct {
 	Usage Usage
 }
 
+// Used is what was used of the limit, in the unit of Value.
+func (c Crossing) Used() int64 {
+	if c.Limit == Memory {
+		return c.Usage.Memory() >> 20
+	}
+	return int64(c.Usage.Tasks)
+}
+
+func (c Crossing) String() string {
+	if c.Limit == Memory {
+		return fmt.Sprintf("used more than %d MB of memory", c.Value)
+	}
+	return fmt.Sprintf("more than %d processes and threads", c.Value)
+}
+
 const (
 	// growth is the speed, in bytes a second, at which a sandbox is taken to
 	// be able to fill memory: two processors that do nothing else.

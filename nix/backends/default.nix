@@ -1,6 +1,6 @@
 # The ways to isolate a sandbox, by name. Each is a function of
 #
-#   { name, environment, variables, driver, workspace_mb }
+#   { name, environment, variables, driver, memory_mb, pids, workspace_mb }
 #
 # where `environment` is the package whose bin is the PATH, `variables` the
 # environment variables and `driver` the agent's words for the interpreter, to

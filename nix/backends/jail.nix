@@ -26,6 +26,8 @@ in
   environment,
   variables,
   driver,
+  memory_mb,
+  pids,
   workspace_mb,
 }:
 let
@@ -146,6 +148,10 @@ let
       command = [
         (lib.getExe programs.agent)
         verb
+        "--memory-mb"
+        (toString memory_mb)
+        "--pids"
+        (toString pids)
       ]
       ++ driver;
     }

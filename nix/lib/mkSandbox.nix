@@ -61,7 +61,12 @@ let
       };
 
       isolated = backends.${given.backend} {
-        inherit (given) name workspace_mb;
+        inherit (given)
+          name
+          memory_mb
+          pids
+          workspace_mb
+          ;
         inherit environment;
         variables = {
           PATH = "${environment}/bin";

@@ -33,6 +33,10 @@ type Environment struct {
 	InterpreterType string
 	Timeout         time.Duration
 	MemoryMB        int64
+	// CPUs is how many processors it may use; 0 is all of them.
+	CPUs float64
+	// PIDs is how many processes and threads it may have.
+	PIDs int64
 	// OutputBytes is what an answer may carry of stdout and stderr together.
 	OutputBytes int64
 	// Closure identifies what is inside; empty where the builder did not say.
@@ -95,6 +99,8 @@ func (r *reader) environment(name, run, serve string) (Environment, error) {
 		InterpreterType: r.choice("interpreter_type", Command, interpreterTypes()),
 		Timeout:         time.Duration(r.number("timeout_seconds", 30, 0.001, maxSeconds) * float64(time.Second)),
 		MemoryMB:        r.whole("memory_mb", 512, 1, math.MaxInt32),
+		CPUs:            r.number("cpus", 0, 0.01, 4096),
+		PIDs:            r.whole("pids", 256, 1, math.MaxInt32),
 		OutputBytes:     r.whole("output_kb", 32, 1, 1024) << 10,
 		Closure:         r.text("closure", ""),
 		Exec:            run,
@@ -105,8 +111,6 @@ func (r *reader) environment(name, run, serve string) (Environment, error) {
 	// sandbox that is not what its operator wrote, so they are checked here.
 	r.text("interpreter", "")
 	r.choice("stdin_mode", "arg", stdinModes())
-	r.number("cpus", 1, 0.01, 4096)
-	r.whole("pids", 256, 1, math.MaxInt32)
 	r.whole("workspace_mb", 256, 1, math.MaxInt32)
 	r.whole("prewarm", 1, 0, 1000)
 	if network := r.object.Get("network"); network.Exists() && !network.IsObject() && r.err == nil {

@@ -75,7 +75,7 @@ func TestDefaults(t *testing.T) {
 	run := fields["exec"].(string)
 	want := Environment{
 		Name: "a", Backend: "jail", InterpreterType: Command,
-		Timeout: 30 * time.Second, MemoryMB: 512, OutputBytes: 32 << 10,
+		Timeout: 30 * time.Second, MemoryMB: 512, PIDs: 256, OutputBytes: 32 << 10,
 		Exec: run, SessionExec: run, Origin: "NIX_SANDBOX_METADATA",
 	}
 	if diff := cmp.Diff(want, set.Environments["a"]); diff != "" {
@@ -103,7 +103,7 @@ func TestEveryField(t *testing.T) {
 	got := set.Environments["a"]
 	want := Environment{
 		Name: "a", Description: "d", Backend: "jail", InterpreterType: Python, Closure: "c",
-		Timeout: 2500 * time.Millisecond, MemoryMB: 64, OutputBytes: 8 << 10,
+		Timeout: 2500 * time.Millisecond, MemoryMB: 64, CPUs: 1.5, PIDs: 10, OutputBytes: 8 << 10,
 		Exec: got.Exec, SessionExec: got.Exec, Origin: "NIX_SANDBOX_METADATA",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

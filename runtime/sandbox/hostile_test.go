@@ -111,6 +111,10 @@ func hostile(as string) {
 		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeOK})
 	case "answers with a pong":
 		w.Write(frame.Reply{Type: frame.Pong, ID: id})
+	case "names no limit":
+		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeMemory})
+	case "invents a limit":
+		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeLimit, Limit: &frame.Limit{Name: "patience", Used: 7}})
 	case "invents an outcome":
 		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: "won"})
 	case "invents a state":
@@ -151,7 +155,7 @@ func silent() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 func launch(t *testing.T, as string) (*Launcher, *Sandbox, error) {
 	t.Helper()
-	l := NewLauncher(silent(), []string{role + "=" + as, "GORACE=atexit_sleep_ms=0"})
+	l := NewLauncher(silent(), []string{role + "=" + as, "GORACE=atexit_sleep_ms=0"}, nil)
 	l.ready = 2 * time.Second
 	t.Cleanup(func() { l.Close(10 * time.Second) })
 	exe, err := os.Executable()
@@ -205,6 +209,8 @@ func TestHostileCall(t *testing.T) {
 		"floods the log":                    "it logged more than 4 MiB",
 		"answers another call":              "for a request that nobody made",
 		"answers with a pong":               `the agent answered with "pong" instead of result`,
+		"names no limit":                    `the agent named the outcome memory and no limit`,
+		"invents a limit":                   `the agent named the limit "patience", of which 7 were used`,
 		"invents an outcome":                `the agent named the outcome "won"`,
 		"invents a state":                   `the agent named the state "solid"`,
 		"invents a stream":                  `the agent named the stream "stdlog"`,
@@ -327,7 +333,7 @@ func TestCancelledBeforeIsNotRun(t *testing.T) {
 }
 
 func TestStartThatCannot(t *testing.T) {
-	l := NewLauncher(silent(), nil)
+	l := NewLauncher(silent(), nil, nil)
 	defer l.Close(time.Second)
 	ended := make(chan struct{})
 	path := filepath.Join(t.TempDir(), "none")
@@ -339,7 +345,7 @@ func TestStartThatCannot(t *testing.T) {
 }
 
 func TestStartAfterClose(t *testing.T) {
-	l := NewLauncher(silent(), nil)
+	l := NewLauncher(silent(), nil, nil)
 	l.Close(time.Second)
 	if _, err := l.Start(t.Context(), Spec{Exec: "/bin/true"}); !errors.Is(err, ErrClosed) {
 		t.Errorf("error %v", err)
@@ -347,7 +353,7 @@ func TestStartAfterClose(t *testing.T) {
 }
 
 func TestStartCancelled(t *testing.T) {
-	l := NewLauncher(silent(), []string{role + "=is never ready"})
+	l := NewLauncher(silent(), []string{role + "=is never ready"}, nil)
 	defer l.Close(10 * time.Second)
 	exe, err := os.Executable()
 	if err != nil {
@@ -391,7 +397,7 @@ func TestEnvironment(t *testing.T) {
 	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	l := NewLauncher(silent(), []string{"PROJECT_DIR=/p"})
+	l := NewLauncher(silent(), []string{"PROJECT_DIR=/p"}, nil)
 	defer l.Close(time.Second)
 	_, err := l.Start(t.Context(), Spec{Exec: script})
 	if err == nil {

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 )
 
 // readyWithin is what a sandbox may take from its start to its ready reply.
@@ -31,6 +32,9 @@ type Spec struct {
 	Exec string
 	// OutputBytes is what a call may answer of each stream.
 	OutputBytes int64
+	// Limits are what a control group holds the sandbox to; its agent holds
+	// it to those that Nix wrote into the artifact.
+	Limits cgroup.Limits
 	// Env holds the inherited variables; they travel in a frame and so never
 	// appear on a command line or in a process's environment on the host.
 	Env map[string]string
@@ -49,6 +53,7 @@ type Launcher struct {
 	log     *slog.Logger
 	ready   time.Duration // readyWithin, but for tests
 	environ []string
+	groups  *cgroup.Tree // nil where there are none
 	starts  chan func()
 	closed  chan struct{}
 	close   sync.Once
@@ -60,13 +65,15 @@ type Launcher struct {
 }
 
 // NewLauncher returns a launcher whose sandboxes get environ, and nothing
-// else, as their environment.
-func NewLauncher(log *slog.Logger, environ []string) *Launcher {
+// else, as their environment. Each is started in a group of its own of
+// groups; nil where there can be none.
+func NewLauncher(log *slog.Logger, environ []string, groups *cgroup.Tree) *Launcher {
 	l := &Launcher{
 		log:   log,
 		ready: readyWithin,
 		// Not nil, which would mean the server's own environment.
 		environ: append([]string{}, environ...),
+		groups:  groups,
 		starts:  make(chan func()),
 		closed:  make(chan struct{}),
 		live:    map[*Sandbox]struct{}{},
@@ -110,6 +117,33 @@ func (l *Launcher) Close(within time.Duration) {
 	}
 }
 
+// removeWithin is what the processes of a group that was killed may take to
+// be gone.
+const removeWithin = 2 * time.Second
+
+// remove ends a control group.
+func (l *Launcher) remove(group *cgroup.Group) {
+	ctx, stop := context.WithTimeout(context.Background(), removeWithin)
+	defer stop()
+	if err := group.Close(ctx); err != nil {
+		l.log.Error("a control group is left behind", "error", err)
+	}
+}
+
+// What holds sandboxes to their limits of memory and processes.
+const (
+	ByGroup = "cgroup" // a control group, and before it the agent's watch
+	ByWatch = "watch"  // the agent's watch alone
+)
+
+// Enforcer says which of the two it is.
+func (l *Launcher) Enforcer() string {
+	if l.groups == nil {
+		return ByWatch
+	}
+	return ByGroup
+}
+
 // own runs a started sandbox to its end.
 func (l *Launcher) own(s *Sandbox, ended func()) {
 	l.mu.Lock()
@@ -117,6 +151,7 @@ func (l *Launcher) own(s *Sandbox, ended func()) {
 	l.mu.Unlock()
 	l.running.Go(func() {
 		s.own()
+		l.remove(s.group)
 		l.mu.Lock()
 		delete(l.live, s)
 		l.mu.Unlock()
@@ -167,6 +202,11 @@ func (l *Launcher) spawn(spec Spec) (*Sandbox, error) {
 	if ended == nil {
 		ended = func() {}
 	}
+	group, err := l.groups.New(spec.Limits)
+	if err != nil {
+		ended()
+		return nil, &DeadError{Reason: err.Error()}
+	}
 	var pipes [3]struct{ r, w *os.File }
 	for i := range pipes {
 		r, w, err := os.Pipe()
@@ -175,6 +215,7 @@ func (l *Launcher) spawn(spec Spec) (*Sandbox, error) {
 				pipe.r.Close()
 				pipe.w.Close()
 			}
+			l.remove(group)
 			ended()
 			return nil, &DeadError{Reason: err.Error()}
 		}
@@ -185,8 +226,10 @@ func (l *Launcher) spawn(spec Spec) (*Sandbox, error) {
 	cmd.Dir = "/"
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = pipes[0].r, pipes[1].w, pipes[2].w
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	group.Apply(cmd.SysProcAttr)
 
 	s := newSandbox(l.log.With("env", spec.Name), cmd, pipes[0].w, pipes[1].r, pipes[2].r, spec.OutputBytes)
+	s.group, s.enforcer = group, l.Enforcer()
 	result := make(chan error, 1)
 	start := func() {
 		err := cmd.Start()
@@ -195,7 +238,7 @@ func (l *Launcher) spawn(spec Spec) (*Sandbox, error) {
 		}
 		result <- err
 	}
-	err := ErrClosed
+	err = ErrClosed
 	select {
 	case l.starts <- start:
 		err = <-result
@@ -208,6 +251,7 @@ func (l *Launcher) spawn(spec Spec) (*Sandbox, error) {
 		pipes[0].w.Close()
 		pipes[1].r.Close()
 		pipes[2].r.Close()
+		l.remove(group)
 		ended()
 		if !errors.Is(err, ErrClosed) {
 			err = &DeadError{Reason: err.Error()}

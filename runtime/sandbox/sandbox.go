@@ -16,6 +16,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 )
 
 const (
@@ -36,9 +37,20 @@ const (
 // two; the whole tail is in [DeadError.Log].
 const shownLog = 400
 
+// Names of the limits that can be crossed, as the metadata has them.
+const (
+	Memory = "memory_mb"
+	PIDs   = "pids"
+)
+
+// maxUsed bounds what an agent may say was used of a limit.
+const maxUsed = 1 << 40
+
 // DeadError says why a sandbox ended and what it logged last.
 type DeadError struct {
 	Reason string
+	// Limit is the one for which the kernel ended it; empty otherwise.
+	Limit string
 	// Log is the tail of the sandbox's standard error.
 	Log string
 }
@@ -81,6 +93,8 @@ type Result struct {
 	// Outcome is one of frame's outcomes, State one of its states or empty.
 	Outcome string
 	State   string
+	// Limit is the one that was crossed, or nil; State says what it cost.
+	Limit *frame.Limit
 	// Stored are the files that hold the output of which something was cut.
 	Stored []Stored
 	// Files are those that the call wrote under /workspace/outputs.
@@ -103,8 +117,11 @@ type Sandbox struct {
 	stdout *os.File
 	stderr *os.File
 	frames *frame.Writer
+	group  *cgroup.Group
 	tail   tail
 	output int64 // bytes that a call may send of each stream
+	// enforcer is what holds it to its limits.
+	enforcer string
 
 	ready  chan struct{} // closed when the agent said ready
 	dead   chan struct{} // closed when nothing can be asked any more
@@ -114,6 +131,7 @@ type Sandbox struct {
 	last    uint64
 	pending map[uint64]*request
 	reason  string // of death; empty while nothing is wrong
+	limit   string // that was the reason, if one was
 	killed  bool
 	waiting bool // the process is being waited for: its id is no longer ours
 }
@@ -165,6 +183,7 @@ func (s *Sandbox) own() {
 	s.waiting = true
 	s.mu.Unlock()
 	state := s.cmd.Wait()
+	s.outOfMemory()
 	// What was logged is in the pipe by now; a process that still holds the
 	// other end is not waited for.
 	s.stderr.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
@@ -175,6 +194,24 @@ func (s *Sandbox) own() {
 	s.log.Debug("sandbox ended", "pid", s.cmd.Process.Pid, "reason", s.reason, "status", fmt.Sprint(state))
 	close(s.reaped)
 }
+
+// outOfMemory finds out whether the kernel ended the sandbox for its memory.
+func (s *Sandbox) outOfMemory() {
+	events, err := s.group.Events()
+	if err != nil {
+		s.log.Warn("it is not known whether the sandbox ran out of memory", "error", err)
+		return
+	}
+	if events.Killed == 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reason, s.limit = "it used more memory than its limit allows", Memory
+}
+
+// Enforcer says what holds the sandbox to its limits: [ByGroup] or [ByWatch].
+func (s *Sandbox) Enforcer() string { return s.enforcer }
 
 // read dispatches frames until the stream ends or breaks a rule.
 func (s *Sandbox) read(stream io.Reader) error {
@@ -339,7 +376,12 @@ func (s *Sandbox) result(reply frame.Reply, took time.Duration) (Result, error) 
 		State:    reply.State,
 	}
 	switch reply.Outcome {
-	case frame.OutcomeOK, frame.OutcomeTimeout, frame.OutcomeCancelled, frame.OutcomeMemory, frame.OutcomeCrashed:
+	case frame.OutcomeOK, frame.OutcomeTimeout, frame.OutcomeCancelled, frame.OutcomeCrashed:
+	case frame.OutcomeMemory, frame.OutcomeLimit:
+		if reply.Limit == nil {
+			s.fail("the agent named the outcome %s and no limit", reply.Outcome)
+			return Result{}, s.gone()
+		}
 	default:
 		s.fail("the agent named the outcome %.20q", reply.Outcome)
 		return Result{}, s.gone()
@@ -349,6 +391,13 @@ func (s *Sandbox) result(reply frame.Reply, took time.Duration) (Result, error) 
 	default:
 		s.fail("the agent named the state %.20q", reply.State)
 		return Result{}, s.gone()
+	}
+	if l := reply.Limit; l != nil {
+		if l.Name != Memory && l.Name != PIDs || l.Value < 0 || l.Used < 0 || l.Used > maxUsed {
+			s.fail("the agent named the limit %.20q, of which %d were used", l.Name, l.Used)
+			return Result{}, s.gone()
+		}
+		result.Limit = l
 	}
 	for _, cut := range reply.Truncated {
 		if len(result.Stored) < 2 && inside(cut.Path) && cut.Stored > 0 {
@@ -465,5 +514,5 @@ func (s *Sandbox) gone() error {
 func (s *Sandbox) death() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return &DeadError{Reason: s.reason, Log: s.tail.String()}
+	return &DeadError{Reason: s.reason, Limit: s.limit, Log: s.tail.String()}
 }

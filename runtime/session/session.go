@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
@@ -365,6 +366,7 @@ func (m *Manager) spec(env metadata.Environment, ended func()) sandbox.Spec {
 		Name:        env.Name,
 		Exec:        env.SessionExec,
 		OutputBytes: env.OutputBytes,
+		Limits:      cgroup.Limits{Memory: env.MemoryMB << 20, Tasks: int(env.PIDs), CPUs: env.CPUs},
 		Env:         m.inherit,
 		Ended:       ended,
 	}

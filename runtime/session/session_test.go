@@ -48,7 +48,7 @@ func build(t *testing.T, limits Limits) *house {
 		limits.Max = 64
 	}
 	log := slog.New(slog.DiscardHandler)
-	launcher := sandbox.NewLauncher(log, nil)
+	launcher := sandbox.NewLauncher(log, nil, nil)
 	h := &house{New(launcher, limits, nil, log), t, set}
 	t.Cleanup(func() {
 		h.Close()

@@ -23,6 +23,10 @@ type answer struct {
 	stdout sandbox.Text
 	stderr sandbox.Text
 	files  collection
+	// enforcer is what holds the sandbox to its limits, limit the one for
+	// which the kernel ended it.
+	enforcer string
+	limit    string
 	// trouble is why there is no result; empty where there is one.
 	trouble string
 }
@@ -125,15 +129,27 @@ func (a answer) how() string {
 		return fmt.Sprintf("timed out after %g s%s", a.args.environment.Timeout.Seconds(), a.state())
 	case frame.OutcomeCancelled:
 		return "cancelled" + a.state()
-	case frame.OutcomeMemory:
-		return fmt.Sprintf("out of memory: the limit is %d MB%s", a.args.environment.MemoryMB, a.state())
+	case frame.OutcomeMemory, frame.OutcomeLimit:
+		return "stopped: " + a.crossed(a.ended.Limit.Name) + a.state()
 	case frame.OutcomeCrashed:
 		return fmt.Sprintf("the interpreter died with exit status %d%s", a.ended.ExitCode, a.state())
+	}
+	if a.ended.Limit != nil && a.ended.State == frame.StateLost {
+		return "stopped before this call: " + a.crossed(a.ended.Limit.Name) + a.lost()
 	}
 	if a.ended.ExitCode != 0 {
 		return fmt.Sprintf("exit status %d%s", a.ended.ExitCode, a.lost())
 	}
 	return strings.TrimPrefix(a.lost(), "; ")
+}
+
+// crossed says which limit was crossed. The figure is the operator's and not
+// the sandbox's own.
+func (a answer) crossed(limit string) string {
+	if limit == sandbox.PIDs {
+		return fmt.Sprintf("more than %d processes and threads", a.args.environment.PIDs)
+	}
+	return fmt.Sprintf("used more than %d MB of memory", a.args.environment.MemoryMB)
 }
 
 // state says what became of a session's state when a call was cut short.
@@ -185,6 +201,16 @@ func (a answer) facts() map[string]any {
 	}
 	if a.args.Session != "" && a.ended.State != "" {
 		facts[metaPrefix+"state"] = a.ended.State
+	}
+	if a.enforcer != "" {
+		facts[metaPrefix+"limits_by"] = a.enforcer
+	}
+	switch limit := a.ended.Limit; {
+	case a.limit != "":
+		facts[metaPrefix+"limit"] = a.limit
+	case limit != nil:
+		facts[metaPrefix+"limit"] = limit.Name
+		facts[metaPrefix+"limit_used"] = limit.Used
 	}
 	cut := a.stdout.Cut + a.stderr.Cut
 	facts[metaPrefix+"truncated"] = cut > 0

@@ -43,6 +43,7 @@ func (t *Tool) execute(ctx context.Context, request mcp.CallToolRequest, args ar
 	use := func(lease session.Lease) error {
 		reply.fresh = lease.Fresh
 		reply.began = true
+		reply.enforcer = lease.Enforcer()
 		var err error
 		reply.ended, err = lease.Execute(ctx, call)
 		reply.stdout, reply.stderr = output.Texts()
@@ -64,6 +65,10 @@ func (t *Tool) execute(ctx context.Context, request mcp.CallToolRequest, args ar
 		leave()
 	}
 	if err != nil {
+		var dead *sandbox.DeadError
+		if errors.As(err, &dead) {
+			reply.limit = dead.Limit
+		}
 		reply.trouble = t.trouble(err, reply)
 	}
 	return reply
@@ -84,13 +89,17 @@ func (t *Tool) trouble(err error, reply answer) string {
 		return err.Error()
 	}
 	t.log.Error("sandbox died", "env", reply.args.Env, "session", reply.args.Session, "reason", dead.Reason, "log", dead.Log)
+	lost := ""
+	if reply.args.Session != "" {
+		lost = "; the session's variables and files are lost, and its next call starts a new one"
+	}
 	switch {
+	case reply.began && dead.Limit != "":
+		return "stopped: " + reply.crossed(dead.Limit) + lost
 	case !reply.began:
 		return fmt.Sprintf("the sandbox of env %q did not start: %v", reply.args.Env, dead)
-	case reply.args.Session == "":
-		return fmt.Sprintf("the sandbox ended during the call: %v", dead)
 	default:
-		return fmt.Sprintf("the sandbox ended during the call: %v; the session's variables and files are lost, and its next call starts a new one", dead)
+		return fmt.Sprintf("the sandbox ended during the call: %v%s", dead, lost)
 	}
 }
 

@@ -183,10 +183,11 @@ func TestArguments(t *testing.T) {
 }
 
 func TestAnswerText(t *testing.T) {
-	once := arguments{Env: "python", environment: metadata.Environment{Timeout: 30 * time.Second, MemoryMB: 512}}
+	once := arguments{Env: "python", environment: metadata.Environment{Timeout: 30 * time.Second, MemoryMB: 512, PIDs: 256}}
 	kept := once
 	kept.Session = "s"
 	ok := sandbox.Result{Outcome: frame.OutcomeOK}
+	memory, tasks := &frame.Limit{Name: "memory_mb", Value: 512, Used: 530}, &frame.Limit{Name: "pids", Value: 256, Used: 257}
 	text := func(s string) sandbox.Text { return sandbox.Text{Head: s} }
 	for name, test := range map[string]struct {
 		answer answer
@@ -202,7 +203,10 @@ func TestAnswerText(t *testing.T) {
 		"timeout, kept":  {answer{args: kept, ended: sandbox.Result{Outcome: frame.OutcomeTimeout, State: frame.StateKept}}, "[timed out after 30 s; the session's state was kept]", true},
 		"timeout, lost":  {answer{args: kept, ended: sandbox.Result{Outcome: frame.OutcomeTimeout, State: frame.StateLost}}, "[timed out after 30 s; the session's variables are lost, its files in /workspace are kept]", true},
 		"cancelled":      {answer{args: kept, ended: sandbox.Result{Outcome: frame.OutcomeCancelled, State: frame.StateKept}}, "[cancelled; the session's state was kept]", true},
-		"memory":         {answer{args: once, ended: sandbox.Result{Outcome: frame.OutcomeMemory}}, "[out of memory: the limit is 512 MB]", true},
+		"memory":         {answer{args: once, ended: sandbox.Result{Outcome: frame.OutcomeMemory, Limit: memory}}, "[stopped: used more than 512 MB of memory]", true},
+		"memory, lost":   {answer{args: kept, ended: sandbox.Result{Outcome: frame.OutcomeMemory, Limit: memory, State: frame.StateLost}}, "[stopped: used more than 512 MB of memory; the session's variables are lost, its files in /workspace are kept]", true},
+		"memory before":  {answer{args: kept, ended: sandbox.Result{Outcome: frame.OutcomeOK, Limit: memory, State: frame.StateLost}}, "[stopped before this call: used more than 512 MB of memory; the session's variables are lost, its files in /workspace are kept]", false},
+		"tasks":          {answer{args: once, ended: sandbox.Result{Outcome: frame.OutcomeLimit, Limit: tasks}}, "[stopped: more than 256 processes and threads]", true},
 		"crashed":        {answer{args: kept, ended: sandbox.Result{Outcome: frame.OutcomeCrashed, ExitCode: 139, State: frame.StateLost}}, "[the interpreter died with exit status 139; the session's variables are lost, its files in /workspace are kept]", true},
 		"fresh":          {answer{args: kept, fresh: "ended after 300 s idle", ended: sandbox.Result{Outcome: frame.OutcomeOK, State: frame.StateKept}, stdout: text("1\n")}, "1\n[new session: the earlier one ended after 300 s idle]", false},
 		"lost, although": {answer{args: kept, ended: sandbox.Result{Outcome: frame.OutcomeOK, State: frame.StateLost}}, "[the session's variables are lost, its files in /workspace are kept]", false},
@@ -242,7 +246,7 @@ func lay(t testing.TB, change func(map[string]map[string]any)) *bench {
 		t.Fatal(err)
 	}
 	log := slog.New(slog.DiscardHandler)
-	launcher := sandbox.NewLauncher(log, nil)
+	launcher := sandbox.NewLauncher(log, nil, nil)
 	manager := session.New(launcher, session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, nil, log)
 	t.Cleanup(func() {
 		manager.Close()
@@ -482,6 +486,7 @@ func TestFacts(t *testing.T) {
 	delete(meta, "nix-sandbox-mcp/duration_ms")
 	want := map[string]any{
 		"nix-sandbox-mcp/outcome": "ok", "nix-sandbox-mcp/exit_code": 3, "nix-sandbox-mcp/state": "kept", "nix-sandbox-mcp/truncated": false,
+		"nix-sandbox-mcp/limits_by":   "watch",
 		"nix-sandbox-mcp/closure":     "the-closure-of-bash",
 		"nix-sandbox-mcp/code_sha256": fmt.Sprintf("%x", sha256.Sum256([]byte("exit 3"))),
 	}

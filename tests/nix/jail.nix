@@ -68,8 +68,42 @@ in
       true
     ];
   };
+  testLimitsAreInBoth = {
+    expr =
+      let
+        limited = described {
+          memory_mb = 100;
+          pids = 20;
+        };
+      in
+      map (spec: lib.sublist 2 4 spec.command) [
+        plain.run
+        limited.run
+        limited.sessionRun
+      ];
+    expected = [
+      [
+        "--memory-mb"
+        "512"
+        "--pids"
+        "256"
+      ]
+      [
+        "--memory-mb"
+        "100"
+        "--pids"
+        "20"
+      ]
+      [
+        "--memory-mb"
+        "100"
+        "--pids"
+        "20"
+      ]
+    ];
+  };
   testDriverWordsLeaveTheFlagOut = {
-    expr = map (v: lib.tail (lib.tail (described v).run.command)) [
+    expr = map (v: lib.drop 6 (described v).run.command) [
       { interpreter = "python3 -u -c"; }
       { interpreter = "node -e"; }
       { interpreter = "perl -e"; }

@@ -8,10 +8,17 @@
 // the sandbox's interpreter, reaps what is left behind and carries code in and
 // output out.
 //
-//	nix-sandbox-agent run   TYPE STDIN_MODE COMMAND...
-//	nix-sandbox-agent serve TYPE STDIN_MODE COMMAND...
+//	nix-sandbox-agent run   [LIMITS] TYPE STDIN_MODE COMMAND...
+//	nix-sandbox-agent serve [LIMITS] TYPE STDIN_MODE COMMAND...
+//	nix-sandbox-agent exec  [LIMITS] COMMAND...
 //
-// run takes code from stdin; serve speaks frames on stdin and stdout.
+// run takes code from stdin; serve speaks frames on stdin and stdout; exec
+// becomes a command, which the kernel then holds to the limits.
+//
+// LIMITS are --memory-mb MIB and --pids N, of processes and threads: what
+// runs in the sandbox together may use no more. They hold where the agent is
+// the first process of its namespace, and so the sandbox can be told from
+// the rest of the machine.
 package main
 
 import (
@@ -30,6 +37,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/server"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/watch"
 )
 
 // root is the workspace of every sandbox.
@@ -60,21 +68,31 @@ func fail(err error) {
 }
 
 func agent(args []string) (status int, err error) {
-	const usage = "usage: nix-sandbox-agent run|serve python|bash|node|command arg|pipe COMMAND..."
-	if len(args) < 4 {
-		return 0, fmt.Errorf("%d arguments; %s", len(args), usage)
+	const usage = "usage: nix-sandbox-agent run|serve [--memory-mb MIB] [--pids N] python|bash|node|command arg|pipe COMMAND..."
+	if len(args) == 0 {
+		return 0, fmt.Errorf("no arguments; %s", usage)
 	}
-	mode, kind, stdin := args[0], args[1], args[2]
+	mode := args[0]
+	limits, words, err := parse(args[1:])
 	switch {
+	case err != nil:
+		return 0, fmt.Errorf("%w; %s", err, usage)
+	case mode == "exec" && len(words) > 0:
+		return 0, become(limits, words)
 	case mode != "run" && mode != "serve":
 		return 0, fmt.Errorf("unknown mode %q; %s", mode, usage)
+	case len(words) < 3:
+		return 0, fmt.Errorf("%d arguments after the limits; %s", len(words), usage)
+	}
+	kind, stdin := words[0], words[1]
+	switch {
 	case kind != "command" && !slices.Contains(driver.Types, kind):
 		return 0, fmt.Errorf("unknown interpreter type %q; %s", kind, usage)
 	case stdin != "arg" && stdin != "pipe":
 		return 0, fmt.Errorf("unknown stdin mode %q; %s", stdin, usage)
 	}
 	spec := interpreter.Spec{
-		Kind: kind, Command: args[3:], Pipe: stdin == "pipe",
+		Kind: kind, Command: words[2:], Pipe: stdin == "pipe",
 		Root: workspace(), Env: os.Environ(),
 	}
 	// Signals end run, and what it runs. In a sandbox they do not end serve:
@@ -90,12 +108,22 @@ func agent(args []string) (status int, err error) {
 	default:
 		shield()
 	}
+	var guard *watch.Watch
+	if first && limits != (watch.Limits{}) {
+		if guard, err = watch.New(limits, spec.Root, "/tmp", "/dev/shm"); err != nil {
+			return 0, err
+		}
+		spec.Limits = watch.Rlimits(limits)
+		if spec.Limiter, err = limiter(limits); err != nil {
+			return 0, err
+		}
+	}
 	table := process.NewTable()
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	if mode == "run" {
 		spec.Stdout, spec.Stderr = os.Stdout, os.Stderr
-		return batch.Run(ctx, table, spec, os.Stdin, signals)
+		return batch.Run(ctx, table, guard, spec, os.Stdin, signals)
 	}
 	ended := make(chan int, 1)
 	go func() {
@@ -108,7 +136,7 @@ func agent(args []string) (status int, err error) {
 		return 0, fmt.Errorf("prepare stdin: %w", err)
 	}
 	in := os.NewFile(uintptr(unix.Stdin), "stdin")
-	err = server.Serve(ctx, table, server.Config{Spec: spec, In: in, Out: os.Stdout, Log: os.Stderr})
+	err = server.Serve(ctx, table, server.Config{Spec: spec, Watch: guard, In: in, Out: os.Stdout, Log: os.Stderr})
 	select {
 	case status = <-ended:
 	default:

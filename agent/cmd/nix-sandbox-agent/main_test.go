@@ -181,9 +181,11 @@ type session struct {
 	id  uint64
 }
 
-func serve(t *testing.T, kind, command string) *session {
+// serve starts one; before is what comes before the stdin mode, the type at
+// its end.
+func serve(t *testing.T, before []string, command string) *session {
 	t.Helper()
-	cmd := jailed(t, "serve", kind, "pipe", command)
+	cmd := jailed(t, append(append([]string{"serve"}, before...), "pipe", command)...)
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -244,7 +246,7 @@ const others = "n=0; for p in /proc/[0-9]*; do p=${p#/proc/}; ((p == 1 || p == $
 
 // As init, the agent is out of reach for the code of the same user.
 func TestAgentIsOutOfReach(t *testing.T) {
-	s := serve(t, "python", "python3")
+	s := serve(t, []string{"python"}, "python3")
 	got, _ := s.run(`
 import os, ctypes
 for name in ('environ', 'mem', 'maps', 'fd/0', 'fd/1', 'cwd', 'root', 'exe'):
@@ -268,7 +270,7 @@ print(ctypes.CDLL(None, use_errno=True).ptrace(16, 1, 0, 0))
 
 // Whatever escapes the interpreter's group ends with it when it is killed.
 func TestKillReachesEverything(t *testing.T) {
-	s := serve(t, "bash", "bash")
+	s := serve(t, []string{"bash"}, "bash")
 	_, r := s.run("for n in 1 2 3; do setsid bash -c \"trap '' INT TERM; while :; do sleep 1; done\" & done; trap '' INT; while :; do sleep 1; done", time.Second, true)
 	if r.Outcome != frame.OutcomeTimeout || r.State != frame.StateLost {
 		t.Errorf("%+v", r)
@@ -279,7 +281,7 @@ func TestKillReachesEverything(t *testing.T) {
 }
 
 func TestEphemeralLeavesNothing(t *testing.T) {
-	s := serve(t, "bash", "bash")
+	s := serve(t, []string{"bash"}, "bash")
 	if got, r := s.run("setsid sleep 99 & sleep 99 & echo hi", 10*time.Second, false); got != "hi\n" || r.Outcome != frame.OutcomeOK {
 		t.Errorf("%q, %+v", got, r)
 	}
@@ -290,7 +292,7 @@ func TestEphemeralLeavesNothing(t *testing.T) {
 
 // Processes that lost their parents are reaped, and jobs survive an interrupt.
 func TestOrphansAndJobs(t *testing.T) {
-	s := serve(t, "bash", "bash")
+	s := serve(t, []string{"bash"}, "bash")
 	s.run("for n in {1..20}; do (setsid sh -c 'exit 0' &); done; sleep 60 & job=$!", 10*time.Second, true)
 	if _, r := s.run("sleep 99", 500*time.Millisecond, true); r.Outcome != frame.OutcomeTimeout || r.State != frame.StateKept {
 		t.Errorf("%+v", r)
@@ -302,7 +304,7 @@ func TestOrphansAndJobs(t *testing.T) {
 
 func TestKillOfEverything(t *testing.T) {
 	for _, code := range []string{"kill -9 -1", "kill -9 1; kill -9 -1; kill -9 $$", ":(){ :|:& };: & sleep 0.2; kill -9 -1"} {
-		s := serve(t, "bash", "bash")
+		s := serve(t, []string{"bash"}, "bash")
 		if strings.Contains(code, ":|:") {
 			code = "ulimit -u 200; " + code
 		}

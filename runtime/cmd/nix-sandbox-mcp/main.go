@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
@@ -157,7 +158,7 @@ func serve(o options, in io.Reader, out, logTo io.Writer) error {
 	signal.Notify(broken, syscall.SIGPIPE)
 	defer signal.Stop(broken)
 
-	launcher := sandbox.NewLauncher(log, environ)
+	launcher := sandbox.NewLauncher(log, environ, groups(log, set))
 	manager := session.New(launcher, session.Limits{
 		Idle:     settings.SessionIdle,
 		Lifetime: settings.SessionLifetime,
@@ -184,6 +185,28 @@ func serve(o options, in io.Reader, out, logTo io.Writer) error {
 		}
 	}
 	return err
+}
+
+// groups prepares control groups for the sandboxes, if there can be any, and
+// logs what holds sandboxes to their limits.
+func groups(log *slog.Logger, set *metadata.Set) *cgroup.Tree {
+	tree, err := cgroup.Find(cgroup.System)
+	if err == nil {
+		log.Info("limits", "by", sandbox.ByGroup)
+		return tree
+	}
+	facts := []any{"by", sandbox.ByWatch, "because", err}
+	var unavailable *cgroup.Unavailable
+	if errors.As(err, &unavailable) {
+		facts = append(facts, "hint", unavailable.Hint)
+	}
+	log.Info("limits", facts...)
+	for _, name := range set.Names() {
+		if cpus := set.Environments[name].CPUs; cpus > 0 {
+			log.Warn("cpus has no effect without control groups", "env", name, "cpus", cpus)
+		}
+	}
+	return nil
 }
 
 // load reads the configuration and the metadata, and logs what they hold that

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+)
+
+// Limits of these tests. Code bounds itself as well: at twice the memory, and
+// at this many processes that end soon by themselves.
+const (
+	memoryMB = "96"
+	tasks    = "40"
+)
+
+var limited = []string{"--memory-mb", memoryMB, "--pids", tasks}
+
+// hog takes and touches MiB of memory, one after the other.
+func hog(mib int) string {
+	return fmt.Sprintf("b = []\nfor n in range(%d): b.append(bytearray(b'x') * (1 << 20))\nprint(len(b))", mib)
+}
+
+// crowd starts processes that end by themselves, and counts them.
+func crowd(n int) string {
+	return fmt.Sprintf("n=0; while ((n < %d)); do sleep 3 & n=$((n + 1)); done 2>/dev/null; kill $(jobs -p) 2>/dev/null; wait; echo $n", n)
+}
+
+func TestRunStopsAtLimits(t *testing.T) {
+	for name, test := range map[string]struct {
+		args, code string
+		stdout     string
+		stderr     string // its end
+		status     int
+	}{
+		"memory":        {"python pipe python3", hog(192), "", "nix-sandbox-agent: stopped: used more than 96 MB of memory\n", 137},
+		"memory below":  {"python pipe python3", hog(48), "48\n", "", 0},
+		"command":       {"command arg python3 -c", hog(192), "", "nix-sandbox-agent: stopped: used more than 96 MB of memory\n", 137},
+		"command below": {"command arg python3 -c", hog(48), "48\n", "", 0},
+		"files":         {"bash pipe bash", "head -c 192M /dev/zero > x; echo wrote", "", "nix-sandbox-agent: stopped: used more than 96 MB of memory\n", 137},
+		"files below":   {"bash pipe bash", "head -c 48M /dev/zero > x; echo wrote", "wrote\n", "", 0},
+		"tasks below":   {"bash pipe bash", crowd(20), "20\n", "", 0},
+		"rlimits":       {"command arg bash -c", "ulimit -c; ulimit -Sn; ulimit -Hn", "0\n1024\n4096\n", "", 0},
+		"rlimits too":   {"bash pipe bash", "ulimit -c; ulimit -Sn; ulimit -Hn", "0\n1024\n4096\n", "", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := append(append([]string{"run"}, limited...), strings.Fields(test.args)...)
+			cmd := jailed(t, args...)
+			var stdout, stderr bytes.Buffer
+			cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(test.code), &stdout, &stderr
+			_ = cmd.Run()
+			if stdout.String() != test.stdout || !strings.HasSuffix(stderr.String(), test.stderr) ||
+				test.stderr == "" && stderr.Len() > 0 || cmd.ProcessState.ExitCode() != test.status {
+				t.Errorf("stdout %q, stderr %q, status %d", &stdout, &stderr, cmd.ProcessState.ExitCode())
+			}
+		})
+	}
+}
+
+// Where the kernel does not refuse so many processes (it does not count those
+// of the machine's root), the watch ends them.
+func TestRunStopsTooManyTasks(t *testing.T) {
+	cmd := jailed(t, append(append([]string{"run"}, limited...), "bash", "pipe", "bash")...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(crowd(400)), &stdout, &stderr
+	_ = cmd.Run()
+	refused := cmd.ProcessState.ExitCode() == 0 && stdout.String() == "400\n"
+	stopped := cmd.ProcessState.ExitCode() == 137 && strings.HasSuffix(stderr.String(), "nix-sandbox-agent: stopped: more than 40 processes and threads\n")
+	if refused == stopped || refused && stderr.Len() > 0 {
+		t.Errorf("stdout %q, stderr %q, status %d", &stdout, &stderr, cmd.ProcessState.ExitCode())
+	}
+}
+
+func TestSessionSurvivesALimit(t *testing.T) {
+	s := serve(t, append(limited, "python"), "python3")
+	s.run("x = 1; open('file', 'w').write('kept')", 10*time.Second, true)
+	_, r := s.run(hog(192), 30*time.Second, true)
+	if r.Outcome != frame.OutcomeMemory || r.State != frame.StateLost || r.ExitCode != 137 {
+		t.Errorf("%+v", r)
+	}
+	if l := r.Limit; l == nil || l.Name != "memory_mb" || l.Value != 96 || l.Used <= 96 || l.Used > 192 {
+		t.Errorf("limit %+v", l)
+	}
+	got, r := s.run("print(open('file').read(), 'x' in globals())", 10*time.Second, true)
+	if got != "kept False\n" || r.Outcome != frame.OutcomeOK || r.State != frame.StateKept || r.Limit != nil {
+		t.Errorf("%q, %+v", got, r)
+	}
+	if got, r := s.run(hog(32), 30*time.Second, true); got != "32\n" || r.Outcome != frame.OutcomeOK {
+		t.Errorf("%q, %+v", got, r)
+	}
+}
+
+// What a call left running crosses a limit after it: the next call is told.
+func TestLimitBetweenTwoCalls(t *testing.T) {
+	s := serve(t, append(limited, "python"), "python3")
+	s.run("x = 1", 10*time.Second, true)
+	s.run("import subprocess, sys; subprocess.Popen([sys.executable, '-c', '''import time; time.sleep(0.5)\n"+hog(192)+"\ntime.sleep(3)'''])", 10*time.Second, true)
+	time.Sleep(2 * time.Second)
+	got, r := s.run("print('x' in globals())", 10*time.Second, true)
+	if got != "False\n" || r.Outcome != frame.OutcomeOK || r.State != frame.StateLost || r.Limit == nil || r.Limit.Name != "memory_mb" {
+		t.Errorf("%q, %+v, limit %+v", got, r, r.Limit)
+	}
+}
+
+// Files outlive what is killed: where they alone are too much, the sandbox
+// ends, and says why.
+func TestFilesAboveTheLimitEndTheSandbox(t *testing.T) {
+	cmd := jailed(t, append(append([]string{"serve"}, limited...), "bash", "pipe", "bash")...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stdin.Close()
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	end := time.AfterFunc(30*time.Second, func() { _ = cmd.Process.Kill() })
+	defer end.Stop()
+	if err := frame.NewWriter(stdin).Write(frame.Request{
+		Type: frame.Execute, ID: 1, Code: "head -c 192M /dev/zero > x; echo wrote", TimeoutMS: 20_000, Keep: true,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var last frame.Reply
+	for frames := frame.NewReader(stdout); ; {
+		var r frame.Reply
+		if frames.Read(&r) != nil {
+			break
+		}
+		last = r
+	}
+	_ = cmd.Wait()
+	if last.Type != frame.Ready || cmd.ProcessState.ExitCode() != failed ||
+		!strings.Contains(stderr.String(), "nix-sandbox-agent: error: used more than 96 MB of memory: files in /workspace") {
+		t.Errorf("last reply %+v, status %d, stderr %q", last, cmd.ProcessState.ExitCode(), &stderr)
+	}
+}
+
+func TestLimitsTooSmallForTheInterpreter(t *testing.T) {
+	cmd := jailed(t, "run", "--memory-mb", "2", "python", "pipe", "python3")
+	cmd.Stdin = strings.NewReader("import time; time.sleep(5); print('ran')")
+	out, err := cmd.CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "stopped: used more than 2 MB of memory") || strings.Contains(string(out), "ran") {
+		t.Errorf("%v, %s", err, out)
+	}
+}
+
+func TestParse(t *testing.T) {
+	for args, want := range map[string]string{
+		"run --memory-mb x python pipe python3":  "memory-mb",
+		"run --memory-mb -1 python pipe python3": "--memory-mb is -1, it must be from 0 to 16777216",
+		"serve --pids 5000000 bash pipe bash":    "--pids is 5000000, it must be from 0 to 4194304",
+		"run --cpus 1 bash pipe bash":            "cpus",
+		"exec --pids 3":                          `unknown mode "exec"`,
+	} {
+		out, err := agentCommand(t, strings.Fields(args)...).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), want) {
+			t.Errorf("%s: %v, %s", args, err, out)
+		}
+	}
+}

@@ -1,0 +1,262 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+)
+
+// Limits of these tests, small enough to be crossed without harm to the
+// machine. All code here is bounded by itself too.
+const (
+	memoryMB = 96
+	tasks    = 40
+)
+
+// limited returns the variable that gives the environments small limits: in
+// the metadata, and in copies of bin/session-run, which holds those that the
+// agent keeps.
+func limited(t testing.TB) string {
+	t.Helper()
+	all := environments(t)
+	for name, fields := range all {
+		built := fields["session_exec"].(string)
+		text, err := os.ReadFile(built)
+		if err != nil {
+			t.Fatal(err)
+		}
+		was := fmt.Sprintf(`"--memory-mb","%v","--pids","%v"`, fields["memory_mb"], fields["pids"])
+		if strings.Count(string(text), was) != 1 {
+			t.Fatalf("%s does not hold the limits %s", built, was)
+		}
+		now := fmt.Sprintf(`"--memory-mb","%d","--pids","%d"`, memoryMB, tasks)
+		path := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(path, []byte(strings.Replace(string(text), was, now, 1)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		fields["session_exec"], fields["memory_mb"], fields["pids"] = path, memoryMB, tasks
+	}
+	return "NIX_SANDBOX_METADATA=" + mcptest.Metadata(t, all)
+}
+
+// hog takes MiB of memory, one after the other, touches them and gives them
+// back.
+func hog(mib int) string {
+	return fmt.Sprintf("b = []\nfor n in range(%d): b.append(bytearray(b'x') * (1 << 20))\nprint(len(b)); del b", mib)
+}
+
+// crowd starts processes that end by themselves, and counts them.
+func crowd(n int) string {
+	return fmt.Sprintf("n=0; while ((n < %d)); do sleep 3 & n=$((n + 1)); done 2>/dev/null; kill $(jobs -p) 2>/dev/null; wait; echo $n", n)
+}
+
+// lost is what an answer says of the session, after what it says of a limit.
+const lost = "; the session's variables are lost, its files in /workspace are kept]"
+
+func TestMemoryLimit(t *testing.T) {
+	c := start(t, limited(t))
+	if got := run(c, "python", hog(memoryMB/2)); got.IsError || got.Text() != "48\n" {
+		t.Errorf("below the limit: %q", got.Text())
+	}
+	got := run(c, "python", hog(2*memoryMB))
+	if want := "[stopped: used more than 96 MB of memory]"; !got.IsError || got.Text() != want {
+		t.Errorf("%q, want %q", got.Text(), want)
+	}
+	if got.Fact("outcome") != "memory" || got.Fact("limit") != "memory_mb" {
+		t.Errorf("facts %v", got.Meta)
+	}
+	if used, ok := got.Fact("limit_used").(float64); !ok || used <= memoryMB || used > 2*memoryMB {
+		t.Errorf("used %v MiB", got.Fact("limit_used"))
+	}
+	by, _ := got.Fact("limits_by").(string)
+	if by != "cgroup" && by != "watch" || !strings.Contains(c.Log(), "limits by="+by) {
+		t.Errorf("limits are held by %q, the log says %s", by, c.Log())
+	}
+}
+
+// Many small processes count together, and what they share counts once.
+func TestMemoryOfManyProcesses(t *testing.T) {
+	c := start(t, limited(t))
+	code := func(mib int) string {
+		return fmt.Sprintf(`
+import os, time
+shared = bytearray(b'x') * (32 << 20)
+for n in range(4):
+    if os.fork() == 0:
+        own = bytearray(b'x') * (%d << 20)
+        time.sleep(1)
+        os._exit(0)
+for n in range(4): os.wait()
+print('ended')`, mib)
+	}
+	if got := run(c, "python", code(6)); got.Text() != "ended\n" {
+		t.Errorf("below the limit: %q", got.Text())
+	}
+	if got := run(c, "python", code(30)); !strings.Contains(got.Text(), "[stopped: used more than 96 MB of memory]") {
+		t.Errorf("%q", got.Text())
+	}
+}
+
+func TestProcessLimit(t *testing.T) {
+	c := start(t, limited(t))
+	if got := run(c, "bash", crowd(tasks/2)); got.Text() != "20\n" {
+		t.Errorf("below the limit: %q", got.Text())
+	}
+	// The kernel does not count the processes of the machine's root: those
+	// are the watch's. Others' it refuses, and bash tells of that.
+	got := run(c, "bash", "exec 2>&1; n=0; while ((n < 400)); do sleep 3 & n=$((n + 1)); done; echo started")
+	stopped := got.IsError && strings.HasSuffix(got.Text(), "[stopped: more than 40 processes and threads]") && got.Fact("limit") == "pids"
+	refused := strings.Contains(got.Text(), "Resource temporarily unavailable")
+	if !stopped && !refused {
+		t.Errorf("%q, %v", got.Text(), got.Meta)
+	}
+}
+
+// A session that is stopped goes on without its variables, and its neighbour
+// notices nothing.
+func TestSessionSurvivesALimit(t *testing.T) {
+	c := start(t, limited(t))
+	in(c, "other", "python", "y = 7")
+	in(c, "s", "python", "x = 1; open('file', 'w').write('kept')")
+	hogging := c.SendRun(mcptest.Arguments{Code: "print('before', flush=True)\n" + hog(2*memoryMB), Env: "python", Session: "s"})
+	for n := range 5 {
+		if got := in(c, "other", "python", "y += 1; print(y)"); got.Text() != strconv.Itoa(8+n)+"\n" {
+			t.Errorf("the other session: %q", got.Text())
+		}
+	}
+	if got, want := c.AwaitRun(hogging).Text(), "before\n[stopped: used more than 96 MB of memory"+lost; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got := in(c, "s", "python", "print(open('file').read(), 'x' in globals())"); got.IsError || got.Text() != "kept False\n" {
+		t.Errorf("after the stop: %q", got.Text())
+	}
+	if got := in(c, "s", "python", hog(memoryMB/2)); got.Text() != "48\n" {
+		t.Errorf("after the stop, below the limit: %q", got.Text())
+	}
+	if got := in(c, "other", "python", "print(y)"); got.Text() != "12\n" {
+		t.Errorf("the other session: %q", got.Text())
+	}
+}
+
+// /workspace is full before memory is: that is an error of the write alone.
+func TestWorkspaceIsFull(t *testing.T) {
+	c := start(t)
+	code := func(mib int) string {
+		return fmt.Sprintf("head -c %dM /dev/zero > x && echo wrote; rm x", mib)
+	}
+	if got := run(c, "bash", code(100)); got.Text() != "wrote\n" {
+		t.Errorf("below the size: %q", got.Text())
+	}
+	got := in(c, "s", "bash", code(300))
+	if !strings.Contains(got.Text(), "No space left on device") || strings.Contains(got.Text(), "wrote") || strings.Contains(got.Text(), "stopped") {
+		t.Errorf("%q", got.Text())
+	}
+	if got := in(c, "s", "bash", code(100)); got.Text() != "wrote\n" {
+		t.Errorf("after it: %q", got.Text())
+	}
+}
+
+// Files count as memory. They outlive what is killed, so the sandbox ends,
+// and the answer says that they are gone.
+func TestFilesAreMemory(t *testing.T) {
+	c := start(t, limited(t))
+	if got := in(c, "s", "bash", "head -c 48M /dev/zero > x && echo wrote"); got.Text() != "wrote\n" {
+		t.Errorf("below the limit: %q", got.Text())
+	}
+	got := in(c, "s", "bash", "head -c 150M /dev/zero > y && echo wrote")
+	for _, want := range []string{"used more than 96 MB of memory", "the session's variables and files are lost"} {
+		if !got.IsError || !strings.Contains(got.Text(), want) {
+			t.Errorf("%q, want %q in it", got.Text(), want)
+		}
+	}
+	if got := in(c, "s", "bash", "echo again; ls"); !strings.HasPrefix(got.Text(), "again\n") {
+		t.Errorf("after it: %q", got.Text())
+	}
+}
+
+// A sandbox at rest is looked at twice a second, which costs next to nothing.
+func TestIdleSandboxIsCheap(t *testing.T) {
+	c := start(t)
+	in(c, "s", "python", "x = 1")
+	all := mcptest.Descendants(c.PID())
+	if len(all) < 2 {
+		t.Fatalf("a session has the processes %v", all)
+	}
+	time.Sleep(2 * time.Second) // the watch becomes slow
+	before := ticks(t, all)
+	time.Sleep(2 * time.Second)
+	// 100 ticks are a second of a processor: 5 % of one at most, and half of
+	// one that is emulated.
+	most := 10
+	if os.Getenv("NIX_SANDBOX_TEST_SLOW") != "" {
+		most = 100
+	}
+	if spent := ticks(t, all) - before; spent > most {
+		t.Errorf("%d ticks in 2 s", spent)
+	}
+	// The measure works.
+	before = ticks(t, all)
+	in(c, "s", "python", "import time\nbegin = time.process_time()\nwhile time.process_time() < begin + 0.5: pass")
+	if spent := ticks(t, all) - before; spent < 30 {
+		t.Errorf("half a second of work is %d ticks", spent)
+	}
+}
+
+// What the agent's watch does not stop, the kernel does, for the sandbox as a
+// whole: here the control group's limit is below the watch's.
+func TestKernelStopsWithDelegate(t *testing.T) {
+	c := start(t, tightened(t, map[string]any{"memory_mb": 64}))
+	if !strings.Contains(c.Log(), "limits by=cgroup") {
+		t.Skip("no control group can be made here")
+	}
+	groups := func() []string {
+		found, err := filepath.Glob(fmt.Sprintf("/sys/fs/cgroup/user/sandbox-%d-*", c.PID()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	if got := in(c, "s", "python", hog(32)); got.Text() != "32\n" {
+		t.Errorf("below the limit: %q", got.Text())
+	}
+	if len(groups()) != 1 {
+		t.Errorf("a session has the groups %v", groups())
+	}
+	got := in(c, "s", "python", hog(192))
+	want := "[stopped: used more than 64 MB of memory; the session's variables and files are lost, and its next call starts a new one]"
+	if !got.IsError || got.Text() != want || got.Fact("limit") != "memory_mb" || got.Fact("limits_by") != "cgroup" {
+		t.Errorf("%q, want %q; facts %v", got.Text(), want, got.Meta)
+	}
+	mcptest.Eventually(t, 10*time.Second, func() string { return fmt.Sprint(groups()) }, func() bool { return len(groups()) == 0 })
+	if got := in(c, "s", "python", "print(1)"); !strings.HasPrefix(got.Text(), "1\n") {
+		t.Errorf("after it: %q", got.Text())
+	}
+}
+
+// ticks returns the processor time of processes, in hundredths of a second.
+func ticks(t testing.TB, pids []int) (total int) {
+	t.Helper()
+	for _, pid := range pids {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		// After the name, which may hold anything: state is field 3, utime
+		// and stime are 14 and 15 (proc_pid_stat(5)).
+		fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+		for _, field := range fields[11:13] {
+			n, err := strconv.Atoi(field)
+			if err != nil {
+				t.Fatal(err)
+			}
+			total += n
+		}
+	}
+	return total
+}
