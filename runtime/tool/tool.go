@@ -93,7 +93,9 @@ func (t *Tool) Refuse(ctx context.Context, reason string) context.Context {
 func (t *Tool) place(ctx context.Context, id string) (*session.Place, func()) {
 	place, admitted := ctx.Value(placeKey{}).(*session.Place)
 	if admitted && place.Session() == id {
-		return place, func() {}
+		// Left before the answer is written: whoever has read the answer
+		// finds the session idle.
+		return place, place.Leave
 	}
 	if admitted {
 		// The arguments name two sessions. Nobody stands in two lines: two
