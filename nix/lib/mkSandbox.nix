@@ -58,6 +58,17 @@ let
         paths = given.packages;
         pathsToLink = [ "/bin" ];
         ignoreCollisions = true;
+        # Of a single package, buildEnv links the folder itself. Python looks
+        # for its library from where it was started, and follows the links of
+        # programs only.
+        postBuild = ''
+          if [ -L $out/bin ]; then
+            folder=$(readlink -f $out/bin)
+            rm $out/bin
+            mkdir $out/bin
+            ln -s "$folder"/* $out/bin/
+          fi
+        '';
       };
 
       isolated = backends.${given.backend} {
