@@ -93,6 +93,11 @@ func For(kind, root string) (Driver, bool) {
 // MaxLine is the longest line of a control channel, in bytes.
 const MaxLine = 64
 
+// Repeats says whether an interrupt may be sent again to code that goes on:
+// node can miss one that comes while it takes up code, and takes no harm from
+// a second. In the others the code would be interrupted while it cleans up.
+func Repeats(kind string) bool { return kind == "node" }
+
 // Call is what the agent writes to a control channel.
 type Call struct {
 	Nonce uint64

@@ -34,7 +34,7 @@
   hidden(Symbol.for('agent.enter'), () => entry());
   hidden(Symbol.for('agent.take'), (value) => { taken = value; });
   hidden('__imp_', (specifier, options) => load(specifier, options));
-  const wait = new vm.Script('Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 20)', { filename: 'agent:wait' });
+  const wait = new vm.Script('Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 100)', { filename: 'agent:wait' });
   const enter = new vm.Script("globalThis[Symbol.for('agent.enter')]()", { filename: 'agent:enter' });
 
   // The value behind what the inspector describes.
@@ -107,7 +107,8 @@
     writeSync(CONTROL, `done ${current.nonce} ${status & 0xff}\n`);
   }
 
-  function evaluate(source, name, settled) {
+  // Of a call that has ended meanwhile nothing is shown any more.
+  function evaluate(source, name, settled, over = () => false) {
     const expression = `${rewrite(expressed(source))}\n//# sourceURL=${name}`;
     session.post('Runtime.evaluate', {
       expression, replMode: true, awaitPromise: true, objectGroup: 'call', silent: true,
@@ -118,6 +119,7 @@
         // The inspector has lost its context; nothing can run here any more.
         exit.call(process, 70);
       }
+      if (over()) return;
       const { result, exceptionDetails } = reply;
       if (!exceptionDetails) {
         if (result.type !== 'undefined') show(stdout, '', value(result));
@@ -132,7 +134,7 @@
   function run(nonce, name, source) {
     const current = { nonce, status: 0, sync: true, over: false };
     call = current;
-    entry = () => evaluate(source, name, (status) => settle(current, status));
+    entry = () => evaluate(source, name, (status) => settle(current, status), () => current.over);
     try {
       // SIGINT ends even a loop that never yields, and what was
       // computed before it stays.

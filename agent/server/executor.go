@@ -31,6 +31,8 @@ const (
 	// takeUp is how long a driver may take to begin with code. A signal that
 	// comes meanwhile can be lost in bash, and end node.
 	takeUp = 20 * time.Millisecond
+	// repeatEvery is the time between two interrupts of the same code.
+	repeatEvery = 100 * time.Millisecond
 	// flushEvery is how long output of a running call waits to be sent.
 	flushEvery = 50 * time.Millisecond
 	// sampleEvery counts flushes between two samples: one second.
@@ -470,6 +472,8 @@ func (e *executor) watch(ctx context.Context, c *call, deadline time.Time, p *pr
 	timer := time.NewTimer(time.Until(deadline))
 	defer timer.Stop()
 	timeout := timer.C
+	repeat := time.NewTicker(time.Hour)
+	defer repeat.Stop()
 	interrupt := func(outcome string) {
 		end.outcome = outcome
 		timeout = nil
@@ -478,6 +482,9 @@ func (e *executor) watch(ctx context.Context, c *call, deadline time.Time, p *pr
 		}
 		p.Signal(unix.SIGINT)
 		grace = time.After(time.Duration(c.GraceMS) * time.Millisecond)
+		if driver.Repeats(e.spec.Kind) {
+			repeat.Reset(repeatEvery)
+		}
 	}
 	flush := time.NewTicker(flushEvery)
 	defer flush.Stop()
@@ -546,6 +553,10 @@ func (e *executor) watch(ctx context.Context, c *call, deadline time.Time, p *pr
 			held = nil
 			if grace == nil {
 				interrupt(frame.OutcomeCancelled)
+			}
+		case <-repeat.C:
+			if grace != nil {
+				p.Signal(unix.SIGINT)
 			}
 		case <-grace:
 			grace = nil
