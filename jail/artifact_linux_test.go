@@ -167,8 +167,9 @@ func TestArtifactMounts(t *testing.T) {
 		fields := strings.Fields(line)
 		root, place, options := fields[3], fields[4], fields[5]
 		seen[place] = options
-		// The root is told from that of the file system that holds the store.
-		if place == "/nix" && !strings.HasSuffix(tree, root) {
+		// The root is told from that of the file system that holds the store:
+		// a shorter path where /nix is mounted, a longer one in a container.
+		if place == "/nix" && !strings.HasSuffix(tree, root) && !strings.HasSuffix(root, tree) {
 			t.Errorf("mount of %s at /nix, want %s", root, tree)
 		}
 	}
