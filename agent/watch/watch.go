@@ -122,6 +122,7 @@ func (w *Watch) Run(ctx context.Context, crossed func(Crossing)) error {
 		busy  bool
 		last  Usage
 		pause = farPause
+		due   = time.Now()
 		timer = time.NewTimer(0)
 	)
 	defer timer.Stop()
@@ -130,6 +131,13 @@ func (w *Watch) Run(ctx context.Context, crossed func(Crossing)) error {
 		case <-ctx.Done():
 			return nil
 		case busy = <-w.busy:
+			// A look at each call's beginning and end would cost as much as
+			// a short call does; the next one only may come sooner.
+			if soon := time.Now().Add(w.limits.pause(last, last, pause, busy)); soon.Before(due) {
+				due = soon
+				timer.Reset(time.Until(due))
+			}
+			continue
 		case <-timer.C:
 		}
 		usage, cost, err := w.look()
@@ -143,7 +151,8 @@ func (w *Watch) Run(ctx context.Context, crossed func(Crossing)) error {
 		}
 		pause = w.limits.pause(usage, last, pause, busy)
 		last = usage
-		timer.Reset(max(pause, cost))
+		due = time.Now().Add(max(pause, cost))
+		timer.Reset(time.Until(due))
 	}
 }
 
