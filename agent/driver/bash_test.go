@@ -135,6 +135,7 @@ func TestBashEphemeral(t *testing.T) {
 		"trap":       {Code: "trap 'echo bye' EXIT; trap 'echo int' INT; kill -INT $$", Stdout: "int\nbye\n"},
 		"background": {Code: "sleep 99 & echo hi", Stdout: "hi\n"},
 		"exec":       {Code: "exec sh -c 'exit 4'", Exit: 4},
+		"not found":  {Code: "command_not_found_handle() { echo \"no $1\"; }; echo hi; nope", Stdout: "hi\nno nope\n"},
 		"line":       {Code: "\nfoo", Exit: 127, Stderr: "bash: line 2: foo: command not found"},
 		"clean":      {Code: "declare -F; trap; for n in 251 252 253; do [[ ! -e /proc/$$/fd/$n ]] || echo $n; done"},
 	} {
