@@ -49,7 +49,7 @@ func agent(t testing.TB) string {
 // Artifacts makes an artifact for each of python, bash and node that this
 // machine has, and one of a plain command, cat: the real agent in a jail of
 // the machine's bubblewrap. It stands where the artifacts that Nix builds are
-// not at hand, and shows all of the machine's /usr. It skips the test where
+// not at hand, and shows all of the machine's /usr and /nix/store. It skips the test where
 // bubblewrap does not work. The result is the environments of a server's
 // metadata, by name.
 func Artifacts(t testing.TB) map[string]map[string]any {
@@ -63,7 +63,7 @@ func Artifacts(t testing.TB) map[string]map[string]any {
 		bwrap, "--unshare-all", "--die-with-parent", "--as-pid-1", "--new-session", "--clearenv",
 		"--uid", "1000", "--gid", "1000", "--hostname", "sandbox",
 		"--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64",
-		"--ro-bind-try", "/etc/alternatives", "/etc/alternatives",
+		"--ro-bind-try", "/etc/alternatives", "/etc/alternatives", "--ro-bind-try", "/nix/store", "/nix/store",
 		"--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/workspace", "--chdir", "/workspace",
 		"--setenv", "PATH", "/usr/local/bin:/usr/bin", "--setenv", "HOME", "/workspace", "--setenv", "TMPDIR", "/workspace",
 		"--setenv", "LANG", "C.UTF-8", "--setenv", "USER", "sandbox",
@@ -79,19 +79,21 @@ func Artifacts(t testing.TB) map[string]map[string]any {
 		"node":   {"node", "arg", "node"},
 		"cat":    {"command", "pipe", "cat"},
 	} {
-		if _, err := exec.LookPath(command[2]); err != nil {
+		path, ok := program(command[2])
+		if !ok {
 			continue
 		}
+		command[2] = path
 		fields := map[string]any{
 			"schema": 1, "name": name, "backend": "jail", "interpreter_type": command[0], "closure": "the-closure-of-" + name,
 			"timeout_seconds": 30, "description": "Test " + name,
 		}
-		for field, program := range map[string]string{"exec": "run", "session_exec": "session-run"} {
+		for field, file := range map[string]string{"exec": "run", "session_exec": "session-run"} {
 			verb := "run"
 			if field == "session_exec" {
 				verb = "serve"
 			}
-			path := filepath.Join(dir, name, "bin", program)
+			path := filepath.Join(dir, name, "bin", file)
 			project := `${PROJECT_DIR:+--ro-bind "$PROJECT_DIR" "$PROJECT_MOUNT"}`
 			line := fmt.Sprintf("#!/bin/sh\nexec %s %s /agent %s %s\n", strings.Join(jail, " "), project, verb, strings.Join(command, " "))
 			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -105,6 +107,22 @@ func Artifacts(t testing.TB) map[string]map[string]any {
 		environments[name] = fields
 	}
 	return environments
+}
+
+// program finds a program where such a jail has it.
+func program(name string) (string, bool) {
+	if path, err := exec.LookPath(name); err == nil {
+		if path, err = filepath.EvalSymlinks(path); err == nil && strings.HasPrefix(path, "/nix/store/") {
+			return path, true
+		}
+	}
+	for _, folder := range []string{"/usr/local/bin", "/usr/bin"} {
+		path := filepath.Join(folder, name)
+		if _, err := os.Stat(path); err == nil {
+			return path, true
+		}
+	}
+	return "", false
 }
 
 // Metadata is the server's metadata with the environments.
