@@ -23,7 +23,7 @@ import (
 const role = "WATCH_TEST_ROLE"
 
 const (
-	memoryLimit = 96 << 20
+	memoryLimit = 160 << 20
 	taskLimit   = 64
 	// Code stops by itself here, watched or not.
 	mostMemory = 2 * memoryLimit
