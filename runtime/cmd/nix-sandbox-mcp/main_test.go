@@ -24,8 +24,8 @@ func TestMain(m *testing.M) {
 	os.Exit(mcptest.Main(m))
 }
 
-// server returns the command with exactly these variables.
-func server(t testing.TB, args []string, variables ...string) *exec.Cmd {
+// serverCommand returns the command with exactly these variables.
+func serverCommand(t testing.TB, args []string, variables ...string) *exec.Cmd {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
@@ -43,7 +43,7 @@ func start(t testing.TB, change func(map[string]map[string]any), variables ...st
 	if change != nil {
 		change(environments)
 	}
-	return mcptest.Start(t, server(t, []string{"--stdio"}, append(variables, "NIX_SANDBOX_METADATA="+mcptest.Metadata(t, environments))...))
+	return mcptest.Start(t, serverCommand(t, []string{"--stdio"}, append(variables, "NIX_SANDBOX_METADATA="+mcptest.Metadata(t, environments))...))
 }
 
 func TestRun(t *testing.T) {
@@ -70,10 +70,13 @@ func TestCommandLine(t *testing.T) {
 	}{
 		"help":              {[]string{"--help"}, nil, 0, "Usage: nix-sandbox-mcp --stdio"},
 		"version":           {[]string{"--version"}, nil, 0, "nix-sandbox-mcp "},
-		"nothing":           {nil, nil, 1, "nix-sandbox-mcp: error: no transport was chosen\nnix-sandbox-mcp: hint: start it with --stdio\n"},
-		"unknown flag":      {[]string{"--http"}, nil, 1, "nix-sandbox-mcp: error: flag provided but not defined: -http\n"},
-		"argument":          {[]string{"--stdio", "x"}, nil, 1, `nix-sandbox-mcp: error: unknown argument "x"`},
-		"log format":        {[]string{"--stdio", "--log-format=xml"}, nil, 1, `nix-sandbox-mcp: error: --log-format is "xml"`},
+		"help of a command": {[]string{"help", "help"}, nil, 0, "Usage: nix-sandbox-mcp help [OPTION]... [COMMAND]\n"},
+		"nothing":           {nil, nil, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA is not set\nnix-sandbox-mcp: hint: "},
+		"unknown command":   {[]string{"sevre"}, nil, 2, "nix-sandbox-mcp: error: unknown command \"sevre\"\nnix-sandbox-mcp: hint: see nix-sandbox-mcp --help\n"},
+		"unknown option":    {[]string{"--http"}, nil, 2, "nix-sandbox-mcp: error: unknown option --http\nnix-sandbox-mcp: hint: "},
+		"no value":          {[]string{"--log-format"}, nil, 2, "nix-sandbox-mcp: error: --log-format needs a value\n"},
+		"argument":          {[]string{"--stdio", "x"}, nil, 2, `nix-sandbox-mcp: error: unknown argument "x"`},
+		"log format":        {[]string{"--stdio", "--log-format=xml"}, nil, 2, `nix-sandbox-mcp: error: --log-format is "xml"`},
 		"no metadata":       {[]string{"--stdio"}, nil, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA is not set\nnix-sandbox-mcp: hint: "},
 		"broken metadata":   {[]string{"--stdio"}, []string{`NIX_SANDBOX_METADATA={"schema":1,`}, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA: not valid JSON\n"},
 		"metadata nowhere":  {[]string{"--stdio"}, []string{"NIX_SANDBOX_METADATA=/nowhere.json"}, 1, "nix-sandbox-mcp: error: read metadata: open /nowhere.json: no such file or directory\n"},
@@ -82,7 +85,7 @@ func TestCommandLine(t *testing.T) {
 		"idle of words":     {[]string{"--stdio"}, []string{`NIX_SANDBOX_METADATA={"schema":1,"environments":{}}`, "SESSION_IDLE_TIMEOUT=soon"}, 1, `nix-sandbox-mcp: error: SESSION_IDLE_TIMEOUT is "soon"`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cmd := server(t, test.args, test.variables...)
+			cmd := serverCommand(t, test.args, test.variables...)
 			out, _ := cmd.CombinedOutput()
 			if status := cmd.ProcessState.ExitCode(); status != test.status || !strings.Contains(string(out), test.want) {
 				t.Errorf("status %d, wrote %q; want status %d and %q", status, out, test.status, test.want)
@@ -95,7 +98,7 @@ func TestCommandLine(t *testing.T) {
 // the arguments nor in the environment of any process on the host.
 func TestInheritedVariables(t *testing.T) {
 	metadata := strings.TrimSuffix(mcptest.Metadata(t, mcptest.Artifacts(t)), "}") + `,"project":{"inherit_env":{"vars":["TOKEN","UNSET"]}}}`
-	c := mcptest.Start(t, server(t, []string{"--stdio"}, "NIX_SANDBOX_METADATA="+metadata, "TOKEN=a secret", "OTHER=hidden"))
+	c := mcptest.Start(t, serverCommand(t, []string{"--stdio"}, "NIX_SANDBOX_METADATA="+metadata, "TOKEN=a secret", "OTHER=hidden"))
 	c.Initialize(mcptest.Newest)
 	const code = "echo \"$TOKEN:${UNSET-unset}:${OTHER-unset}\"; sleep 0.5"
 	id := c.SendRun(mcptest.Arguments{Code: code, Env: "bash", Session: "s"})
@@ -137,7 +140,7 @@ func TestBrokenEnvironment(t *testing.T) {
 // The log has a line a call, and never the code.
 func TestLog(t *testing.T) {
 	environments := mcptest.Artifacts(t)
-	c := mcptest.Start(t, server(t, []string{"--stdio", "--log-format", "json"}, "NIX_SANDBOX_METADATA="+mcptest.Metadata(t, environments)))
+	c := mcptest.Start(t, serverCommand(t, []string{"--stdio", "--log-format", "json"}, "NIX_SANDBOX_METADATA="+mcptest.Metadata(t, environments)))
 	c.Initialize(mcptest.Newest)
 	c.Run(mcptest.Arguments{Code: "echo secret-code; exit 3", Env: "bash", Session: "s1"})
 	c.CloseInput()
@@ -180,7 +183,7 @@ func TestSignalsEndTheServer(t *testing.T) {
 // A client that no longer reads ends the server, which cleans up: the signal
 // for a broken pipe does not kill it before.
 func TestClientStopsReading(t *testing.T) {
-	cmd := server(t, []string{"--stdio"}, "NIX_SANDBOX_METADATA="+mcptest.Metadata(t, mcptest.Artifacts(t)))
+	cmd := serverCommand(t, []string{"--stdio"}, "NIX_SANDBOX_METADATA="+mcptest.Metadata(t, mcptest.Artifacts(t)))
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/stdio"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
+)
+
+// endWithin is what ending may take after a signal; the promise is 3 s.
+const endWithin = 2500 * time.Millisecond
+
+type serveOptions struct {
+	stdio     bool
+	logFormat string
+}
+
+// server is what the program is without a command.
+func server() command {
+	return command{
+		summary: "serve the sandboxes to a language model over MCP",
+		define: func(flags *flag.FlagSet) runner {
+			var o serveOptions
+			var version bool
+			flags.BoolVar(&o.stdio, "stdio", false, "speak MCP over standard input and output")
+			flags.StringVar(&o.logFormat, "log-format", "text", "write the log, on standard error, as `text|json`")
+			flags.BoolVar(&version, "version", false, "print the version")
+			return func(streams streams, args []string) (int, error) {
+				switch {
+				case len(args) > 0:
+					return 0, &misuse{fmt.Sprintf("unknown argument %q", args[0]), seeHelp}
+				case o.logFormat != "text" && o.logFormat != "json":
+					return 0, &misuse{fmt.Sprintf("--log-format is %q", o.logFormat), "write text or json"}
+				case version:
+					fmt.Fprintln(streams.out, program, release())
+					return 0, nil
+				// Only a person has a terminal; a client that forgot the
+				// option is served.
+				case !o.stdio && isTerminal(streams.in):
+					writeNextSteps(streams.out)
+					return 0, nil
+				}
+				return 0, serve(o, streams.in, streams.out, streams.err)
+			}
+		},
+	}
+}
+
+// serve serves one client until its input ends or a signal comes.
+func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
+	log := slog.New(slog.NewTextHandler(logTo, nil))
+	if o.logFormat == "json" {
+		log = slog.New(slog.NewJSONHandler(logTo, nil))
+	}
+	settings, set, err := load(log)
+	if err != nil {
+		return err
+	}
+	inherited := map[string]string{}
+	for _, name := range set.Project.Inherit {
+		if value, ok := os.LookupEnv(name); ok {
+			inherited[name] = value
+		}
+	}
+	var environ []string
+	var mount string
+	if settings.ProjectDir != "" {
+		mount = settings.ProjectMount
+		environ = []string{"PROJECT_DIR=" + settings.ProjectDir, "PROJECT_MOUNT=" + mount}
+	}
+
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	// A client that is gone is an error of the write, not the end of this
+	// process before it has cleaned up. Notify and not Ignore: what is
+	// ignored would stay so in every sandbox.
+	broken := make(chan os.Signal, 1)
+	signal.Notify(broken, syscall.SIGPIPE)
+	defer signal.Stop(broken)
+
+	launcher := sandbox.NewLauncher(log, environ, groups(log, set))
+	manager := session.New(launcher, session.Limits{
+		Idle:     settings.SessionIdle,
+		Lifetime: settings.SessionLifetime,
+		Max:      settings.SessionMax,
+	}, inherited, log)
+	run := tool.New(set, mount, manager, log)
+
+	log.Info("serving", "version", release(), "environments", set.Names())
+	served := make(chan error, 1)
+	go func() { served <- stdio.New(run.Server(release()), run, log).Serve(ctx, in, out) }()
+
+	select {
+	case err = <-served:
+		manager.Close()
+		launcher.Close(endWithin)
+	case <-ctx.Done():
+		// Everything that runs is killed, which answers the calls; a client
+		// that does not read its answers is not waited for.
+		manager.Close()
+		launcher.Close(endWithin)
+		select {
+		case err = <-served:
+		case <-time.After(endWithin / 5):
+		}
+	}
+	return err
+}
+
+// groups prepares control groups for the sandboxes, if there can be any, and
+// logs what holds sandboxes to their limits.
+func groups(log *slog.Logger, set *metadata.Set) *cgroup.Tree {
+	tree, err := cgroup.Find(cgroup.System)
+	if err == nil {
+		log.Info("limits", "by", sandbox.ByGroup)
+		return tree
+	}
+	facts := []any{"by", sandbox.ByWatch, "because", err}
+	var unavailable *cgroup.Unavailable
+	if errors.As(err, &unavailable) {
+		facts = append(facts, "hint", unavailable.Hint)
+	}
+	log.Info("limits", facts...)
+	for _, name := range set.Names() {
+		if cpus := set.Environments[name].CPUs; cpus > 0 {
+			log.Warn("cpus has no effect without control groups", "env", name, "cpus", cpus)
+		}
+	}
+	return nil
+}
+
+// load reads the configuration and the metadata, and logs what they hold that
+// an operator should know.
+func load(log *slog.Logger) (config.Config, *metadata.Set, error) {
+	settings, err := config.Read(os.Getenv)
+	if err != nil {
+		return settings, nil, err
+	}
+	set, err := metadata.Load(settings.Metadata, settings.Folders)
+	if err != nil {
+		return settings, nil, err
+	}
+	if settings, err = settings.Complete(set.Session, set.Project); err != nil {
+		return settings, nil, err
+	}
+	if dir := os.Getenv("NIX_SANDBOX_DIR"); dir != "" {
+		if _, err := os.Stat(dir); err != nil {
+			log.Warn("no sandboxes are read from NIX_SANDBOX_DIR", "error", err)
+		}
+	}
+	for _, broken := range set.Broken {
+		log.Error("environment left out", "env", broken.Name, "error", broken.Err)
+	}
+	for _, hidden := range set.Overridden {
+		log.Warn("environment overridden", "env", hidden.Name, "by", set.Environments[hidden.Name].Origin, "instead_of", hidden.Origin)
+	}
+	return settings, set, nil
+}
