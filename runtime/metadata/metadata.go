@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/tidwall/gjson"
 )
@@ -35,10 +36,22 @@ const maxFolders = 1000
 // Set is everything that was read.
 type Set struct {
 	Environments map[string]Environment
+	Builds       []Build
 	Broken       []Broken
 	Overridden   []Overridden
 	Session      Session
 	Project      Project
+}
+
+// Build is an environment that Nix is building, or could not build. Another
+// one of its name may be among the usable ones.
+type Build struct {
+	Name  string
+	Since time.Time // when it began
+	// Failed says that it is over, and Reason why: the last lines of Nix's
+	// error.
+	Failed bool
+	Reason string
 }
 
 // Broken is an environment that was left out. Another one of its name may be
@@ -68,17 +81,6 @@ type Project struct {
 	// Inherit names the variables of the server's environment that are
 	// passed into every sandbox.
 	Inherit []string
-}
-
-// Reason says why an environment was left out; nil where none of that name
-// was.
-func (s *Set) Reason(name string) error {
-	for _, broken := range s.Broken {
-		if broken.Name == name {
-			return broken.Err
-		}
-	}
-	return nil
 }
 
 // Names returns the names of the usable environments in order.

@@ -7,7 +7,9 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/catalog"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
 )
 
@@ -21,11 +23,11 @@ type arguments struct {
 }
 
 // arguments checks what the model sent. The error is a sentence for it.
-func (t *Tool) arguments(raw json.RawMessage) (arguments, error) {
+func (l listing) arguments(raw json.RawMessage) (arguments, error) {
 	fields := map[string]json.RawMessage{}
 	if len(raw) > 0 {
 		if err := json.Unmarshal(raw, &fields); err != nil {
-			return arguments{}, errors.New("the arguments are not an object: call run with " + t.usage())
+			return arguments{}, errors.New("the arguments are not an object: call run with " + l.usage())
 		}
 	}
 	var args arguments
@@ -33,24 +35,24 @@ func (t *Tool) arguments(raw json.RawMessage) (arguments, error) {
 	for _, field := range slices.Sorted(maps.Keys(fields)) {
 		value, ok := known[field]
 		if !ok {
-			return args, fmt.Errorf("unknown argument %.80q: call run with %s", field, t.usage())
+			return args, fmt.Errorf("unknown argument %.80q: call run with %s", field, l.usage())
 		}
 		if string(fields[field]) == "null" {
 			delete(fields, field)
 			continue
 		}
 		if err := json.Unmarshal(fields[field], value); err != nil {
-			return args, fmt.Errorf("%s is not a string: call run with %s", field, t.usage())
+			return args, fmt.Errorf("%s is not a string: call run with %s", field, l.usage())
 		}
 	}
 	for _, field := range []string{"code", "env"} {
 		if _, ok := fields[field]; !ok {
-			return args, fmt.Errorf("%s is missing: call run with %s", field, t.usage())
+			return args, fmt.Errorf("%s is missing: call run with %s", field, l.usage())
 		}
 	}
 	var ok bool
-	if args.environment, ok = t.set.Environments[args.Env]; !ok {
-		return args, t.unknown(args.Env)
+	if args.environment, ok = l.Environment(args.Env); !ok {
+		return args, l.unknown(args.Env)
 	}
 	if _, ok := fields["session"]; !ok {
 		return args, nil
@@ -59,35 +61,50 @@ func (t *Tool) arguments(raw json.RawMessage) (arguments, error) {
 		return args, fmt.Errorf("session is %.80q: it must be 1 to 64 letters, digits, _ or -; leave it out to run without one", args.Session)
 	}
 	if !args.environment.Sessions() {
-		return args, t.stateless(args.Env)
+		return args, l.stateless(args.Env)
 	}
 	return args, nil
 }
 
 // usage names the arguments and the choices.
-func (t *Tool) usage() string {
-	usage := fmt.Sprintf("code (a string) and env (one of %s)", strings.Join(t.set.Names(), ", "))
-	if len(t.withSessions()) > 0 {
+func (l listing) usage() string {
+	usage := fmt.Sprintf("code (a string) and env (one of %s)", strings.Join(l.Names(), ", "))
+	if len(l.withSessions()) > 0 {
 		usage += ", and session (a string) to keep state"
 	}
 	return usage
 }
 
 // unknown answers a call of an environment that there is not.
-func (t *Tool) unknown(env string) error {
+func (l listing) unknown(env string) error {
 	problem := fmt.Sprintf("there is no env %.80q", env)
-	if t.set.Reason(env) != nil {
+	if entry, pending := l.Pending(env); pending {
+		switch {
+		case entry.State == catalog.Building:
+			return fmt.Errorf("env %q is still being built, for %.0f s so far: call again later%s", env, time.Since(entry.Since).Seconds(), l.meanwhile())
+		case entry.Reason != "":
+			return fmt.Errorf("env %q could not be built: tell the user what Nix said%s\n%s", env, l.meanwhile(), entry.Reason)
+		}
 		problem = fmt.Sprintf("env %.80q could not be loaded, as the server's log explains", env)
 	}
-	if len(t.set.Environments) == 0 {
+	if len(l.Names()) == 0 {
 		return fmt.Errorf("%s, nor any other: ask the operator to configure one", problem)
 	}
-	return fmt.Errorf("%s; choose one of\n%s", problem, strings.Join(t.lines(), "\n"))
+	return fmt.Errorf("%s; choose one of\n%s", problem, strings.Join(l.lines(), "\n"))
+}
+
+// meanwhile names the environments that can be used instead, as the end of a
+// sentence.
+func (l listing) meanwhile() string {
+	if len(l.Names()) == 0 {
+		return ""
+	}
+	return ", or use one of " + strings.Join(l.Names(), ", ")
 }
 
 // stateless answers a session on an environment that has none.
-func (t *Tool) stateless(env string) error {
-	with := t.withSessions()
+func (l listing) stateless(env string) error {
+	with := l.withSessions()
 	if len(with) == 0 {
 		return fmt.Errorf("env %q has no sessions, nor has any other: leave session out", env)
 	}

@@ -7,16 +7,27 @@ import (
 
 	"github.com/mark3labs/mcp-go/mcp"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/catalog"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
 )
 
 // describeBytes is what an environment's line may take of the context.
 const describeBytes = 160
 
+// listing is what the model is told while the environments are as they are at
+// one moment.
+type listing struct {
+	*catalog.Snapshot
+	project string // where the project is mounted; empty where there is none
+}
+
+// list is what the model is told now.
+func (t *Tool) list() listing { return listing{t.catalog.Now(), t.project} }
+
 // definition is the tool as tools/list shows it. Every byte of it costs the
 // model's context in every conversation.
-func (t *Tool) definition() mcp.Tool {
-	definition := mcp.NewToolWithRawSchema(name, t.description(), t.schema())
+func (l listing) definition() mcp.Tool {
+	definition := mcp.NewToolWithRawSchema(name, l.description(), l.schema())
 	// All four, for the defaults are a destructive tool in an open world.
 	no := false
 	definition.Annotations = mcp.ToolAnnotation{
@@ -28,7 +39,7 @@ func (t *Tool) definition() mcp.Tool {
 	return definition
 }
 
-func (t *Tool) schema() json.RawMessage {
+func (l listing) schema() json.RawMessage {
 	type property struct {
 		Type    string   `json:"type"`
 		Enum    []string `json:"enum,omitempty"`
@@ -48,11 +59,11 @@ func (t *Tool) schema() json.RawMessage {
 		Type: "object",
 		Properties: properties{
 			Code: property{Type: "string"},
-			Env:  property{Type: "string", Enum: t.set.Names()},
+			Env:  property{Type: "string", Enum: l.Names()},
 		},
 		Required: []string{"code", "env"},
 	}
-	if len(t.withSessions()) > 0 {
+	if len(l.withSessions()) > 0 {
 		schema.Properties.Session = &property{Type: "string", Pattern: validSession.String()}
 	}
 	text, err := json.Marshal(schema)
@@ -63,39 +74,39 @@ func (t *Tool) schema() json.RawMessage {
 }
 
 // description says what the tool does and lists the environments.
-func (t *Tool) description() string {
+func (l listing) description() string {
 	var text strings.Builder
 	text.WriteString("Run code in a sandbox without network or access to the host. The working directory is /workspace")
-	if t.project != "" {
-		text.WriteString("; the project is at " + t.project + ", read-only")
+	if l.project != "" {
+		text.WriteString("; the project is at " + l.project + ", read-only")
 	}
 	text.WriteString(". Each call starts fresh")
-	if len(t.withSessions()) > 0 {
+	if len(l.withSessions()) > 0 {
 		text.WriteString(" unless a session id (any name) is given: calls with the same one share variables and files")
 	}
 	text.WriteString(". Images saved in /workspace/outputs are shown.\nenv is one of\n")
-	text.WriteString(strings.Join(t.lines(), "\n"))
+	text.WriteString(strings.Join(l.lines(), "\n"))
 	return text.String()
 }
 
 // instructions are for the model as a whole.
-func (t *Tool) instructions() string {
+func (l listing) instructions() string {
 	text := "Use run to compute, test and analyse; code in it can do no harm. Choose env by the code's language: " +
-		strings.Join(t.set.Names(), ", ") + "."
-	if t.project != "" {
-		text += " The user's project is at " + t.project + "; copy what is to be changed to /workspace."
+		strings.Join(l.Names(), ", ") + "."
+	if l.project != "" {
+		text += " The user's project is at " + l.project + "; copy what is to be changed to /workspace."
 	}
-	if len(t.withSessions()) > 0 {
+	if len(l.withSessions()) > 0 {
 		text += " For work in steps use one session per task and env."
 	}
 	return text
 }
 
 // lines describes the environments, one line each.
-func (t *Tool) lines() []string {
+func (l listing) lines() []string {
 	var lines []string
-	for _, name := range t.set.Names() {
-		env := t.set.Environments[name]
+	for _, name := range l.Names() {
+		env := l.Ready()[name]
 		line := "- " + name
 		if about := oneLine(describe(env)); about != "" {
 			line += ": " + about
@@ -136,10 +147,10 @@ func oneLine(text string) string {
 }
 
 // withSessions names the environments that keep state.
-func (t *Tool) withSessions() []string {
+func (l listing) withSessions() []string {
 	var names []string
-	for _, name := range t.set.Names() {
-		if t.set.Environments[name].Sessions() {
+	for _, name := range l.Names() {
+		if l.Ready()[name].Sessions() {
 			names = append(names, name)
 		}
 	}

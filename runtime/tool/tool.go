@@ -10,6 +10,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"reflect"
 	"regexp"
 	"strings"
 	"time"
@@ -18,7 +19,7 @@ import (
 	"github.com/mark3labs/mcp-go/server"
 	"github.com/tidwall/gjson"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/catalog"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 )
 
@@ -27,33 +28,53 @@ const name = "run"
 
 // Tool answers calls of run.
 type Tool struct {
-	set     *metadata.Set
+	catalog *catalog.Catalog
 	project string // where the project is mounted; empty where there is none
 	manager *session.Manager
 	log     *slog.Logger
 	every   time.Duration // progressEvery, but for tests
 }
 
-// New returns the tool for a set of environments. Project is the project's
-// place in every sandbox, or empty.
-func New(set *metadata.Set, project string, manager *session.Manager, log *slog.Logger) *Tool {
-	return &Tool{set: set, project: project, manager: manager, log: log, every: progressEvery}
+// New returns the tool for a catalog of environments. Project is the
+// project's place in every sandbox, or empty.
+func New(environments *catalog.Catalog, project string, manager *session.Manager, log *slog.Logger) *Tool {
+	return &Tool{catalog: environments, project: project, manager: manager, log: log, every: progressEvery}
 }
 
-// Server returns an MCP server that offers the tool.
-func (t *Tool) Server(version string) *server.MCPServer {
-	s := server.NewMCPServer("nix-sandbox-mcp", version,
-		server.WithInstructions(t.instructions()),
+// Server returns an MCP server that offers the tool. It tells its clients when
+// the list of tools has changed, until the returned function is called.
+func (t *Tool) Server(version string) (s *server.MCPServer, stop func()) {
+	hooks := &server.Hooks{}
+	hooks.AddAfterInitialize(func(_ context.Context, _ any, _ *mcp.InitializeRequest, result *mcp.InitializeResult) {
+		result.Instructions = t.list().instructions()
+	})
+	hooks.AddAfterDiscover(func(_ context.Context, _ any, _ *mcp.DiscoverRequest, result *mcp.DiscoverResult) {
+		result.Instructions = t.list().instructions()
+	})
+	s = server.NewMCPServer("nix-sandbox-mcp", version,
+		server.WithHooks(hooks),
 		server.WithToolCapabilities(true),
 		server.WithResourceCapabilities(false, false),
 		server.WithRecovery(),
 		server.WithResourceRecovery(),
 	)
-	s.AddTool(t.definition(), t.run)
-	if len(t.withSessions()) > 0 {
-		s.AddResourceTemplate(template(), t.read)
-	}
-	return s
+	s.AddResourceTemplate(template(), t.read)
+	// A change that comes before the tool is offered waits until then.
+	offered := make(chan struct{})
+	var shown mcp.Tool
+	stop = t.catalog.Subscribe(func(_, after *catalog.Snapshot) {
+		<-offered
+		// A client that is told fetches the list and pays for it, so it is
+		// told of what it would see alone.
+		if next := (listing{after, t.project}).definition(); !reflect.DeepEqual(next, shown) {
+			shown = next
+			s.SetTools(server.ServerTool{Tool: shown, Handler: t.run})
+		}
+	})
+	shown = t.list().definition()
+	s.AddTool(shown, t.run)
+	close(offered)
+	return s, stop
 }
 
 // validSession is what a session may be called.
@@ -114,7 +135,7 @@ func (t *Tool) run(ctx context.Context, request mcp.CallToolRequest) (*mcp.CallT
 		t.log.Warn("call refused", "reason", reason)
 		return mcp.NewToolResultError(reason), nil
 	}
-	args, err := t.arguments(request.Params.RawArguments)
+	args, err := t.list().arguments(request.Params.RawArguments)
 	if err != nil {
 		t.log.Info("call", "env", bounded(args.Env), "session", bounded(args.Session), "outcome", "refused", "reason", firstLine(err.Error()))
 		return mcp.NewToolResultError(err.Error()), nil

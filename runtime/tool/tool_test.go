@@ -21,6 +21,7 @@ import (
 	"github.com/mark3labs/mcp-go/server"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/catalog"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
@@ -45,7 +46,9 @@ func ask(t *testing.T, tool *Tool, method string) string {
 	if method == "initialize" {
 		params = `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}`
 	}
-	reply := tool.Server("1.0.0").HandleMessage(t.Context(), []byte(`{"jsonrpc":"2.0","id":1,"method":"`+method+`","params":`+params+`}`))
+	s, stop := tool.Server("1.0.0")
+	defer stop()
+	reply := s.HandleMessage(t.Context(), []byte(`{"jsonrpc":"2.0","id":1,"method":"`+method+`","params":`+params+`}`))
 	text, err := json.Marshal(reply)
 	if err != nil {
 		t.Fatal(err)
@@ -56,24 +59,26 @@ func ask(t *testing.T, tool *Tool, method string) string {
 // cost is what the tool takes of the model's context, in bytes.
 func cost(t *testing.T, tool *Tool) int {
 	t.Helper()
-	return len(ask(t, tool, "tools/list")) + len(tool.instructions())
+	return len(ask(t, tool, "tools/list")) + len(tool.list().instructions())
 }
 
 func TestContextCost(t *testing.T) {
 	set := described()
-	tool := New(set, "/project", nil, nil)
+	environments := catalog.New(set)
+	tool := New(environments, "/project", nil, nil)
 	three := cost(t, tool)
 	t.Logf("three environments: %d bytes", three)
 	if three >= 1400 {
-		t.Errorf("three environments take %d bytes, 1400 are allowed:\n%s\n%s", three, ask(t, tool, "tools/list"), tool.instructions())
+		t.Errorf("three environments take %d bytes, 1400 are allowed:\n%s\n%s", three, ask(t, tool, "tools/list"), tool.list().instructions())
 	}
 	about := strings.Repeat("what it is for ", 20)
 	set.Environments["lua"] = metadata.Environment{Name: "lua", InterpreterType: metadata.Command, Description: about}
+	environments.Publish(set)
 	four := cost(t, tool)
 	if line := describeBytes + 4*len("lua") + 20; four-three > line {
 		t.Errorf("one further environment takes %d bytes, a line is %d", four-three, line)
 	}
-	if lines := strings.Count(tool.description(), "\n- "); lines != 4 {
+	if lines := strings.Count(tool.list().description(), "\n- "); lines != 4 {
 		t.Errorf("%d lines for 4 environments", lines)
 	}
 }
@@ -85,9 +90,9 @@ func TestDescription(t *testing.T) {
 		tool       *Tool
 		with, none []string
 	}{
-		"all of it":  {New(described(), "/code", nil, nil), []string{"/code", "read-only", "session", "- python: Python 3 with", "- bash: ", "- node: ", "bash, node, python"}, nil},
-		"no project": {New(described(), "", nil, nil), []string{"session"}, []string{"project", "read-only"}},
-		"no session": {New(stateless, "", nil, nil), []string{"- lua: Lua 5.4"}, []string{"session"}},
+		"all of it":  {New(catalog.New(described()), "/code", nil, nil), []string{"/code", "read-only", "session", "- python: Python 3 with", "- bash: ", "- node: ", "bash, node, python"}, nil},
+		"no project": {New(catalog.New(described()), "", nil, nil), []string{"session"}, []string{"project", "read-only"}},
+		"no session": {New(catalog.New(stateless), "", nil, nil), []string{"- lua: Lua 5.4"}, []string{"session"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			text := ask(t, test.tool, "tools/list") + ask(t, test.tool, "initialize")
@@ -116,7 +121,7 @@ func TestDefinition(t *testing.T) {
 			}
 		}
 	}
-	if err := json.Unmarshal([]byte(ask(t, New(described(), "", nil, nil), "tools/list")), &reply); err != nil {
+	if err := json.Unmarshal([]byte(ask(t, New(catalog.New(described()), "", nil, nil), "tools/list")), &reply); err != nil {
 		t.Fatal(err)
 	}
 	if len(reply.Result.Tools) != 1 {
@@ -137,12 +142,84 @@ func TestDefinition(t *testing.T) {
 	}
 }
 
+// client is one that the server tells of changes.
+type client struct{ notes chan mcp.JSONRPCNotification }
+
+func (*client) Initialize()                                           {}
+func (*client) Initialized() bool                                     { return true }
+func (*client) SessionID() string                                     { return "client" }
+func (c *client) NotificationChannel() chan<- mcp.JSONRPCNotification { return c.notes }
+
+// The list follows the catalog, and clients are told when it reads otherwise
+// and only then.
+func TestListChanges(t *testing.T) {
+	set := described()
+	environments := catalog.New(set)
+	tool := New(environments, "", nil, nil)
+	s, stop := tool.Server("1.0.0")
+	c := &client{make(chan mcp.JSONRPCNotification, 8)}
+	if err := s.RegisterSession(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	list := func() string {
+		text, err := json.Marshal(s.HandleMessage(t.Context(), []byte(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	for _, step := range []struct {
+		name   string
+		change func()
+		told   int
+		listed bool
+	}{
+		{"an artifact is replaced", func() {
+			set.Environments["bash"] = metadata.Environment{Name: "bash", InterpreterType: metadata.Bash, Description: set.Environments["bash"].Description, Exec: "/other"}
+		}, 0, false},
+		{"a build begins", func() { set.Builds = []metadata.Build{{Name: "perl", Since: time.Now()}} }, 0, false},
+		{"it is ready", func() {
+			set.Environments["perl"] = metadata.Environment{Name: "perl", InterpreterType: metadata.Command}
+		}, 1, true},
+		{"it is described", func() {
+			set.Environments["perl"] = metadata.Environment{Name: "perl", InterpreterType: metadata.Command, Description: "Perl 5"}
+		}, 1, true},
+		{"it goes", func() { delete(set.Environments, "perl") }, 1, false},
+	} {
+		step.change()
+		if !environments.Publish(set) {
+			t.Fatalf("%s: no change", step.name)
+		}
+		if len(c.notes) != step.told {
+			t.Errorf("%s: %d notifications, want %d", step.name, len(c.notes), step.told)
+		}
+		for range len(c.notes) {
+			if note := <-c.notes; note.Method != mcp.MethodNotificationToolsListChanged {
+				t.Errorf("%s: told %s", step.name, note.Method)
+			}
+		}
+		if listed := strings.Contains(list(), `"perl"`); listed != step.listed {
+			t.Errorf("%s: listed is %v:\n%s", step.name, listed, list())
+		}
+	}
+	stop()
+	set.Environments["perl"] = metadata.Environment{Name: "perl"}
+	environments.Publish(set)
+	if len(c.notes) != 0 {
+		t.Error("told after the end")
+	}
+}
+
 // Every wrong call is answered with a sentence that says what to do.
 func TestArguments(t *testing.T) {
 	set := described()
 	set.Environments["lua"] = metadata.Environment{Name: "lua", InterpreterType: metadata.Command}
 	set.Broken = []metadata.Broken{{Name: "ruby", Err: fmt.Errorf("/etc/secret-place: backend is missing")}}
-	tool := New(set, "", nil, nil)
+	set.Builds = []metadata.Build{
+		{Name: "slow", Since: time.Now().Add(-90 * time.Second)},
+		{Name: "wrong", Failed: true, Reason: "error: syntax error, unexpected '}'\n       at flake.nix:3:5"},
+	}
+	tool := New(catalog.New(set), "", nil, nil)
 	const usage = "call run with code (a string) and env (one of bash, lua, node, python), and session (a string) to keep state"
 	for name, test := range map[string]struct{ raw, want string }{
 		"right":                 {`{"code":"1","env":"python"}`, ""},
@@ -162,6 +239,8 @@ func TestArguments(t *testing.T) {
 		"unknown env":           {`{"code":"1","env":"perl"}`, "there is no env \"perl\"; choose one of\n- bash: Bash with the usual text tools, jq, ripgrep and git\n- lua\n- node: JavaScript in Node.js\n- python: Python 3 with NumPy, pandas and matplotlib"},
 		"env of another case":   {`{"code":"1","env":"Python"}`, `there is no env "Python"; choose one of`},
 		"broken env":            {`{"code":"1","env":"ruby"}`, `env "ruby" could not be loaded, as the server's log explains; choose one of`},
+		"env being built":       {`{"code":"1","env":"slow"}`, `env "slow" is still being built, for 90 s so far: call again later, or use one of bash, lua, node, python`},
+		"env of a failed build": {`{"code":"1","env":"wrong"}`, "env \"wrong\" could not be built: tell the user what Nix said, or use one of bash, lua, node, python\nerror: syntax error, unexpected '}'\n       at flake.nix:3:5"},
 		"bad session":           {`{"code":"1","env":"python","session":"a b"}`, `session is "a b": it must be 1 to 64 letters, digits, _ or -`},
 		"empty session":         {`{"code":"1","env":"python","session":""}`, `session is "": it must be`},
 		"session of two lines":  {`{"code":"1","env":"python","session":"a\n"}`, `session is "a\n": it must be`},
@@ -169,7 +248,7 @@ func TestArguments(t *testing.T) {
 		"session that cannot":   {`{"code":"1","env":"lua","session":"a"}`, `env "lua" has no sessions: leave session out, or use one of bash, node, python`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := tool.arguments(json.RawMessage(test.raw))
+			_, err := tool.list().arguments(json.RawMessage(test.raw))
 			switch {
 			case test.want == "" && err != nil:
 				t.Errorf("refused: %v", err)
@@ -252,7 +331,7 @@ func lay(t testing.TB, change func(map[string]map[string]any)) *bench {
 		manager.Close()
 		launcher.Close(20 * time.Second)
 	})
-	return &bench{New(set, "", manager, log), t}
+	return &bench{New(catalog.New(set), "", manager, log), t}
 }
 
 func (b *bench) call(ctx context.Context, env, session, code string, meta *mcp.Meta) *mcp.CallToolResult {
@@ -428,7 +507,9 @@ func TestProgress(t *testing.T) {
 	b := lay(t, nil)
 	b.every = 50 * time.Millisecond
 	client := &listener{}
-	ctx := b.Server("1").WithContext(t.Context(), client)
+	s, stop := b.Server("1")
+	defer stop()
+	ctx := s.WithContext(t.Context(), client)
 	b.call(ctx, "bash", "", "sleep 0.2", nil)
 	if len(client.notes) != 0 {
 		t.Errorf("%d notifications that nobody asked for", len(client.notes))

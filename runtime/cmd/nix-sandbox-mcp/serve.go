@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/catalog"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
@@ -98,11 +99,14 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 		Lifetime: settings.SessionLifetime,
 		Max:      settings.SessionMax,
 	}, inherited, log)
-	run := tool.New(set, mount, manager, log)
+	environments := catalog.New(set)
+	run := tool.New(environments, mount, manager, log)
+	offer, silence := run.Server(release())
+	defer silence()
 
 	log.Info("serving", "version", release(), "environments", set.Names())
 	served := make(chan error, 1)
-	go func() { served <- stdio.New(run.Server(release()), run, log).Serve(ctx, in, out) }()
+	go func() { served <- stdio.New(offer, run, log).Serve(ctx, in, out) }()
 
 	select {
 	case err = <-served:

@@ -1,0 +1,168 @@
+// Package catalog is the live list of environments: which are ready, which
+// are still building and which cannot be had.
+//
+// It promises that a reader sees one consistent state for as long as it holds
+// on to it and waits for nobody to get it, and that subscribers are told of
+// each change, one at a time and in order. What a reader holds stays usable
+// when the environment has left the list: it names an artifact, not a place in
+// a folder.
+package catalog
+
+import (
+	"cmp"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+)
+
+// State is what an environment is at the moment.
+type State int
+
+const (
+	// Ready environments can be used.
+	Ready State = iota
+	// Building ones will be ready, or fail.
+	Building
+	// Failed ones cannot be used before the operator has done something.
+	Failed
+)
+
+// Entry is one environment that is not ready.
+type Entry struct {
+	Name  string
+	State State
+	// Since is when the build of a building one began.
+	Since time.Time
+	// Reason is why a failed one failed, as the model may read it; empty
+	// where only the log says so.
+	Reason string
+}
+
+// Snapshot is the state of all environments at one moment. It never changes;
+// what its methods return must not be changed either.
+type Snapshot struct {
+	ready   map[string]metadata.Environment
+	names   []string
+	pending map[string]Entry
+}
+
+// Ready returns the usable environments by name.
+func (s *Snapshot) Ready() map[string]metadata.Environment { return s.ready }
+
+// Names returns the names of the usable environments in order.
+func (s *Snapshot) Names() []string { return s.names }
+
+// Environment returns a usable environment.
+func (s *Snapshot) Environment(name string) (metadata.Environment, bool) {
+	env, ok := s.ready[name]
+	return env, ok
+}
+
+// Pending returns an environment that is building or has failed, and false
+// where there is none of this name or it is ready.
+func (s *Snapshot) Pending(name string) (Entry, bool) {
+	entry, ok := s.pending[name]
+	return entry, ok
+}
+
+// AllPending returns the environments that are building or have failed, in
+// order of their names.
+func (s *Snapshot) AllPending() []Entry {
+	return slices.SortedFunc(maps.Values(s.pending), func(a, b Entry) int { return strings.Compare(a.Name, b.Name) })
+}
+
+// equal says whether two snapshots hold the same.
+func (s *Snapshot) equal(other *Snapshot) bool {
+	return maps.EqualFunc(s.ready, other.ready, func(a, b metadata.Environment) bool { return reflect.DeepEqual(a, b) }) &&
+		maps.EqualFunc(s.pending, other.pending, func(a, b Entry) bool {
+			return a.State == b.State && a.Since.Equal(b.Since) && a.Reason == b.Reason
+		})
+}
+
+// Catalog is the list itself.
+type Catalog struct {
+	now atomic.Pointer[Snapshot]
+
+	// mu orders publications; readers do not take it.
+	mu          sync.Mutex
+	subscribers []*subscriber
+}
+
+type subscriber struct{ changed func(before, after *Snapshot) }
+
+// New returns a catalog of what was read.
+func New(set *metadata.Set) *Catalog {
+	c := &Catalog{}
+	c.now.Store(snapshot(set))
+	return c
+}
+
+// snapshot is the state that a set describes. Nothing in it is shared with
+// the set.
+func snapshot(set *metadata.Set) *Snapshot {
+	s := &Snapshot{
+		ready:   maps.Clone(set.Environments),
+		names:   set.Names(),
+		pending: map[string]Entry{},
+	}
+	for _, build := range set.Builds {
+		if _, usable := s.ready[build.Name]; usable {
+			continue
+		}
+		entry := Entry{Name: build.Name, State: Building, Since: build.Since}
+		if build.Failed {
+			entry.State, entry.Since, entry.Reason = Failed, time.Time{}, cmp.Or(build.Reason, "it did not say why")
+		}
+		s.pending[build.Name] = entry
+	}
+	for _, broken := range set.Broken {
+		_, usable := s.ready[broken.Name]
+		_, known := s.pending[broken.Name]
+		if !usable && !known {
+			s.pending[broken.Name] = Entry{Name: broken.Name, State: Failed}
+		}
+	}
+	return s
+}
+
+// Now returns the state of this moment. It takes no lock.
+func (c *Catalog) Now() *Snapshot { return c.now.Load() }
+
+// Publish makes what was read the state from now on, and says whether that is
+// another state. It returns when the subscribers know.
+func (c *Catalog) Publish(set *metadata.Set) bool {
+	after := snapshot(set)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := c.now.Load()
+	if before.equal(after) {
+		return false
+	}
+	c.now.Store(after)
+	for _, s := range c.subscribers {
+		s.changed(before, after)
+	}
+	return true
+}
+
+// Subscribe has changed called after each change, until the returned function
+// is called. Calls come one at a time and in order; while one runs, the next
+// state waits to be published, so it must not wait for a sandbox. It must not
+// call Publish, Subscribe or the returned function.
+func (c *Catalog) Subscribe(changed func(before, after *Snapshot)) (cancel func()) {
+	own := &subscriber{changed}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.subscribers = append(slices.Clip(c.subscribers), own)
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.subscribers = slices.DeleteFunc(slices.Clone(c.subscribers), func(s *subscriber) bool { return s == own })
+	}
+}
