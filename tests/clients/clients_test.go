@@ -1,0 +1,281 @@
+// Package clients tries a built server with the clients that people use, as
+// their makers publish them: MCP Inspector's command line, the conformance
+// suite, and Claude Code.
+//
+// NIX_SANDBOX_MCP_SERVER names the server and NIX_SANDBOX_TEST_CLIENTS the
+// folder that tests/clients/install filled; without them the tests are
+// skipped. What a client and the server said to each other is kept in the
+// folder that NIX_SANDBOX_TEST_TRANSCRIPTS names, one file a test: lines that
+// begin with > are the client's, with < the server's, with ! what the client
+// printed.
+package clients
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+)
+
+// patience is what a client may take: they are large programs that start from
+// a cold cache.
+const patience = 2 * time.Minute
+
+// recordVerb makes the test's own program a server: it starts the real one
+// and writes down what passes.
+//
+//	clients.test record TRANSCRIPT SERVER ARGUMENT...
+const recordVerb = "record"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 3 && os.Args[1] == recordVerb {
+		os.Exit(record(os.Args[2], os.Args[3:]))
+	}
+	os.Exit(mcptest.Main(m))
+}
+
+// record runs a server between its own standard streams and returns its exit
+// status.
+func record(transcript string, server []string) int {
+	file, err := os.OpenFile(transcript, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer file.Close()
+	var writing sync.Mutex
+	pass := func(to io.Writer, from io.Reader, mark string) {
+		lines := bufio.NewReader(from)
+		for {
+			line, err := lines.ReadBytes('\n')
+			if len(line) > 0 {
+				writing.Lock()
+				fmt.Fprintf(file, "%s %s\n", mark, bytes.TrimRight(line, "\n"))
+				writing.Unlock()
+				if _, err := to.Write(line); err != nil {
+					return
+				}
+			}
+			if err != nil {
+				return
+			}
+		}
+	}
+	cmd := exec.Command(server[0], server[1:]...)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	go func() {
+		pass(in, os.Stdin, ">")
+		in.Close()
+	}()
+	pass(os.Stdout, out, "<")
+	// What is not zero here is shown by the client or by the test's look at
+	// what is left.
+	_ = cmd.Wait()
+	return cmd.ProcessState.ExitCode()
+}
+
+// setup is what a test of a client works with.
+type setup struct {
+	server     string
+	clients    string // the folder that holds node_modules
+	node       string // the program that clients in JavaScript run by
+	home       string // the client's own folder, empty at first
+	transcript string
+}
+
+// given skips the test unless it is told where the server and the clients are.
+func given(t *testing.T) (server, clients string) {
+	t.Helper()
+	server, clients = os.Getenv("NIX_SANDBOX_MCP_SERVER"), os.Getenv("NIX_SANDBOX_TEST_CLIENTS")
+	if server == "" || clients == "" {
+		t.Skip("NIX_SANDBOX_MCP_SERVER and NIX_SANDBOX_TEST_CLIENTS do not name a built server and its clients")
+	}
+	return server, clients
+}
+
+func prepare(t *testing.T) setup {
+	t.Helper()
+	server, clients := given(t)
+	transcripts := os.Getenv("NIX_SANDBOX_TEST_TRANSCRIPTS")
+	if transcripts == "" {
+		transcripts = t.TempDir()
+	}
+	s := setup{
+		home:       t.TempDir(),
+		transcript: filepath.Join(transcripts, strings.ReplaceAll(t.Name(), "/", "-")+".txt"),
+	}
+	var err error
+	if s.server, err = filepath.Abs(server); err != nil {
+		t.Fatal(err)
+	}
+	if s.clients, err = filepath.Abs(clients); err != nil {
+		t.Fatal(err)
+	}
+	if s.transcript, err = filepath.Abs(s.transcript); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Dir(s.transcript), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(s.transcript); err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	s.node = s.file(t, "node_modules/node-linux-"+architecture()+"/bin/node")
+	return s
+}
+
+// architecture is this machine's in the words of npm.
+func architecture() string {
+	if runtime.GOARCH == "amd64" {
+		return "x64"
+	}
+	return runtime.GOARCH
+}
+
+// file is a file of the installed clients.
+func (s setup) file(t *testing.T, name string) string {
+	t.Helper()
+	path := filepath.Join(s.clients, name)
+	if _, err := os.Stat(path); err != nil {
+		t.Fatalf("the installed clients lack %s: %v", name, err)
+	}
+	return path
+}
+
+// recorded is the command by which a client starts the server.
+func (s setup) recorded(t *testing.T) []string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []string{self, recordVerb, s.transcript, s.server, "--stdio"}
+}
+
+// output is what a client printed, and its exit status.
+type output struct {
+	stdout, stderr string
+	status         int
+}
+
+// run runs a client with a home of its own and nothing else of this process's
+// environment, and fails the test if a process is left of it.
+func (s setup) run(t *testing.T, program string, arguments ...string) output {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, arguments...)
+	cmd.Env = []string{
+		"HOME=" + s.home,
+		"TMPDIR=" + s.home,
+		"PATH=" + filepath.Dir(s.node) + ":" + os.Getenv("PATH"),
+		"NIX_SANDBOX_DIR=" + filepath.Join(s.home, "sandboxes"),
+		"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1",
+	}
+	cmd.Dir = s.home
+	cmd.WaitDelay = 5 * time.Second
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatalf("%s: %v\n%s", program, err, &stderr)
+	}
+	mcptest.Gone(t, 5*time.Second, s.left())
+	out := output{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+	s.note(t, out.stdout+out.stderr)
+	return out
+}
+
+// left are the processes whose home is this test's.
+func (s setup) left() []int {
+	var found []int
+	files, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil || !bytes.Contains(text, []byte("HOME="+s.home+"\x00")) {
+			continue
+		}
+		var pid int
+		if _, err := fmt.Sscanf(file, "/proc/%d/environ", &pid); err == nil {
+			found = append(found, pid)
+		}
+	}
+	return found
+}
+
+// note adds what a client printed to the transcript.
+func (s setup) note(t *testing.T, text string) {
+	t.Helper()
+	file, err := os.OpenFile(s.transcript, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	for line := range strings.Lines(text) {
+		fmt.Fprintf(file, "! %s\n", strings.TrimRight(line, "\n"))
+	}
+}
+
+// methods are what the client asked for, in order.
+func (s setup) methods(t *testing.T) []string {
+	t.Helper()
+	text, err := os.ReadFile(s.transcript)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var methods []string
+	for line := range strings.Lines(string(text)) {
+		said, ok := strings.CutPrefix(line, "> ")
+		if !ok {
+			continue
+		}
+		var message struct{ Method string }
+		if err := json.Unmarshal([]byte(said), &message); err != nil {
+			t.Fatalf("the client wrote %.200q: %v", said, err)
+		}
+		methods = append(methods, message.Method)
+	}
+	return methods
+}
+
+// The look at what a client leaves behind finds a process that stays.
+func TestLeftFindsWhatStays(t *testing.T) {
+	s := setup{home: t.TempDir()}
+	cmd := exec.Command("sleep", "60")
+	cmd.Env = []string{"HOME=" + s.home}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer cmd.Process.Kill()
+	if left := s.left(); len(left) != 1 || left[0] != cmd.Process.Pid {
+		t.Errorf("left %v, want %d", left, cmd.Process.Pid)
+	}
+}
