@@ -472,3 +472,48 @@ func BenchmarkArtifact(b *testing.B) {
 		}
 	}
 }
+
+// To the host the sandboxes of root belong to users of their own, one each;
+// those of others to their starter.
+func TestArtifactUser(t *testing.T) {
+	first, one := startForever(t, nil)
+	second, two := startForever(t, nil)
+	defer func() { _, _ = first.Process.Kill(), second.Process.Kill() }()
+	owner := func(pid int) int {
+		text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(string(text), "\nUid:\t")
+		uid, err := strconv.Atoi(strings.Fields(rest)[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return uid
+	}
+	a, b := owner(one), owner(two)
+	if root := os.Geteuid() == 0; root && (a == 0 || b == 0 || a == b) || !root && (a != os.Geteuid() || a != b) {
+		t.Errorf("the sandboxes' users are %d and %d, of one that user %d started", a, b, os.Geteuid())
+	}
+}
+
+// What only root may read, root's sandboxes read as the project and not
+// elsewhere.
+func TestArtifactRootsProject(t *testing.T) {
+	artifact(t)
+	if os.Geteuid() != 0 {
+		t.Skip("it takes root")
+	}
+	project := t.TempDir()
+	if err := errors.Join(os.Chmod(project, 0o700), os.WriteFile(filepath.Join(project, "file"), []byte("of the project\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	got := runIn(t, "cat /project/file; echo x >>/project/file", "PROJECT_DIR="+project)
+	if got.out != "of the project\n" || got.status == 0 {
+		t.Errorf("%+v, want that it is read and not written", got)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil || strings.Contains(string(mounts), project) {
+		t.Errorf("the project is mounted on the host: %v", err)
+	}
+}

@@ -2,13 +2,20 @@
 // adds what only the moment knows (the project's folder), and becomes
 // bubblewrap.
 //
-// It promises three things. Nothing of the caller reaches the sandbox but
+// It promises four things. Nothing of the caller reaches the sandbox but
 // the standard descriptors and the project: not its environment, its other
-// descriptors or its arguments. A sandbox starts exactly as described or not
-// at all. And what is wrong is said in one sentence before anything starts.
+// descriptors or its arguments. Where root calls, the sandbox is another
+// user's to the host, and no other sandbox's. A sandbox starts exactly as
+// described or not at all. And what is wrong is said in one sentence before
+// anything starts.
 package jail
 
 import "errors"
+
+// Hold is the argument with which the launcher waits for the end of its
+// input, and does nothing: a user namespace needs a process until somebody
+// holds it otherwise.
+const Hold = "--hold"
 
 // Refusal is why no sandbox starts, and what to do about it.
 type Refusal struct {

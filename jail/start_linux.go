@@ -17,15 +17,31 @@ const firstExtra = 3
 
 // Start replaces this process by the sandbox. It returns only if that fails.
 func (s *Spec) Start(project Project) error {
-	if err := namespacesAllowed(s.Bubblewrap); err != nil {
-		return err
-	}
 	if err := closeOnExec(); err != nil {
 		return err
 	}
-	// Keyrings are the thread's, and the thread that execs is the one that stays.
+	// Keyrings and mounts are the thread's, and the thread that execs is the
+	// one that stays.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	// What is missing is said while nothing has changed yet.
+	filter, err := unix.Open(s.Seccomp, unix.O_RDONLY, 0) // stays open across exec
+	if err != nil {
+		return &Refusal{
+			Problem: fmt.Sprintf("open the system call filter %s: %v", s.Seccomp, err),
+			Hint:    "build the sandbox again, so that its parts are in the store",
+		}
+	}
+	if err := unix.Access(s.Bubblewrap, unix.X_OK); err != nil {
+		return s.notStarted(err)
+	}
+	project, err = leaveRoot(project)
+	if err != nil {
+		return err
+	}
+	if err := namespacesAllowed(s.Bubblewrap); err != nil {
+		return err
+	}
 	if err := leaveKeys(); err != nil {
 		return err
 	}
@@ -35,17 +51,13 @@ func (s *Spec) Start(project Project) error {
 	if err != nil {
 		return err
 	}
-	filter, err := unix.Open(s.Seccomp, unix.O_RDONLY, 0)
-	if err != nil {
-		return &Refusal{
-			Problem: fmt.Sprintf("open the system call filter %s: %v", s.Seccomp, err),
-			Hint:    "build the sandbox again, so that its parts are in the store",
-		}
-	}
 	words := append([]string{
 		s.Bubblewrap, "--args", strconv.Itoa(flags), "--seccomp", strconv.Itoa(filter), "--",
 	}, s.Command...)
-	err = unix.Exec(s.Bubblewrap, words, nil)
+	return s.notStarted(unix.Exec(s.Bubblewrap, words, nil))
+}
+
+func (s *Spec) notStarted(err error) error {
 	return &Refusal{
 		Problem: fmt.Sprintf("start %s: %v", s.Bubblewrap, err),
 		Hint:    "build the sandbox again, so that its parts are in the store",

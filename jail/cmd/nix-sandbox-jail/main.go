@@ -6,7 +6,9 @@
 package main
 
 import (
+	"io"
 	"os"
+	"runtime"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 )
@@ -16,6 +18,10 @@ var version = "unknown"
 
 // exitRefused tells "no sandbox started" from every status of the code in it.
 const exitRefused = 125
+
+// The signal that ends a process with its parent is the main thread's, which
+// therefore is the one that becomes the sandbox.
+func init() { runtime.LockOSThread() }
 
 func main() {
 	err := run(os.Args[1:])
@@ -31,6 +37,9 @@ func main() {
 
 func run(args []string) error {
 	switch {
+	case len(args) == 1 && args[0] == jail.Hold:
+		_, err := io.Copy(io.Discard, os.Stdin)
+		return err
 	case len(args) == 1 && args[0] == "--version":
 		_, err := os.Stdout.WriteString("nix-sandbox-jail " + version + "\n")
 		return err

@@ -1,0 +1,214 @@
+package jail
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// projectPlace is where root mounts the project for bubblewrap to find it: a
+// folder that every Linux has, everybody may pass through and no project is
+// in. Only this process and what it becomes see that mount.
+const projectPlace = "/sys"
+
+// leaveRoot makes this process, where root started it, one of an ordinary
+// user of the sandbox's own, and returns the project as that user finds it.
+// To the host's files the code would be root otherwise: it could change the
+// modes of device files, read what only root may read, and be bounded by
+// none of the kernel's limits for users.
+//
+// The project's owner is that user in the sandbox, so that code reads there
+// what its owner may read.
+func leaveRoot(project Project) (Project, error) {
+	if unix.Geteuid() != 0 {
+		return project, nil
+	}
+	users, err := readMap("/proc/self/uid_map")
+	if err != nil {
+		return project, err
+	}
+	groups, err := readMap("/proc/self/gid_map")
+	if err != nil {
+		return project, err
+	}
+	user, err := sandboxUser(users, groups, os.Getpid())
+	if err != nil || user == 0 {
+		return project, err
+	}
+	if err := capable(); err != nil {
+		return project, err
+	}
+	given := project.Dir
+	if given != "" {
+		// Where the kernel or the file system cannot do it, the project is
+		// shown as any user sees it.
+		if err := handOver(given, user); err == nil {
+			project.Dir = projectPlace
+		}
+	}
+	if err := become(user); err != nil {
+		return project, err
+	}
+	if given != "" && unix.Faccessat(unix.AT_FDCWD, project.Dir, unix.R_OK|unix.X_OK, unix.AT_EACCESS) != nil {
+		return project, &Refusal{
+			Problem: fmt.Sprintf("PROJECT_DIR is %q, which only some users may read, and root starts sandboxes as none of them", given),
+			Hint:    "let others read it (chmod o+rx, on the folders above it too), or start the server as its owner",
+		}
+	}
+	return project, nil
+}
+
+func readMap(name string) ([]span, error) {
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return nil, fmt.Errorf("find a user for the sandbox: %w", err)
+	}
+	spans, err := parseMap(text)
+	if err != nil {
+		return nil, fmt.Errorf("find a user for the sandbox in %s: %w", name, err)
+	}
+	return spans, nil
+}
+
+// capable says which of root's powers are missing here that root needs to
+// start a sandbox as another user and, later, to end it.
+func capable() error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return fmt.Errorf("read this process's capabilities: %w", err)
+	}
+	var missing []string
+	for _, needed := range []struct {
+		name   string
+		number int
+	}{{"CAP_KILL", unix.CAP_KILL}, {"CAP_SETGID", unix.CAP_SETGID}, {"CAP_SETUID", unix.CAP_SETUID}} {
+		if data[0].Effective&(1<<needed.number) == 0 {
+			missing = append(missing, needed.name)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	return &Refusal{
+		Problem: "root starts sandboxes as an ordinary user, and lacks " + strings.Join(missing, " and ") + " here for it",
+		Hint:    "give the container these capabilities, or start the server as an ordinary user",
+	}
+}
+
+// handOver mounts a folder at [projectPlace], in a mount namespace of this
+// thread's own, read-only and with what belongs to the folder's owner and
+// group belonging to user.
+func handOver(folder string, user int) error {
+	var stat unix.Stat_t
+	if err := unix.Stat(folder, &stat); err != nil {
+		return err
+	}
+	mapping, err := mapOwner(int(stat.Uid), int(stat.Gid), user)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(mapping)
+	tree, err := unix.OpenTree(unix.AT_FDCWD, folder, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(tree)
+	err = unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &unix.MountAttr{
+		Attr_set:  unix.MOUNT_ATTR_IDMAP | unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV,
+		Userns_fd: uint64(mapping),
+	})
+	if err != nil {
+		return err
+	}
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return err
+	}
+	// Nothing goes back to the host's mounts; what the host unmounts later is
+	// unmounted here too, so that the sandbox does not hold it.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return err
+	}
+	return unix.MoveMount(tree, "", unix.AT_FDCWD, projectPlace, unix.MOVE_MOUNT_F_EMPTY_PATH)
+}
+
+// mapOwner returns a user namespace in which an owner and a group of files
+// are the user and the group of one number.
+func mapOwner(owner, group, user int) (int, error) {
+	hold := exec.Command("/proc/self/exe", Hold)
+	hold.Env = []string{}
+	hold.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: owner, HostID: user, Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: group, HostID: user, Size: 1}},
+		Pdeathsig:   syscall.SIGKILL,
+	}
+	input, err := hold.StdinPipe()
+	if err != nil {
+		return 0, err
+	}
+	if err := hold.Start(); err != nil {
+		return 0, err
+	}
+	fd, err := unix.Open(fmt.Sprintf("/proc/%d/ns/user", hold.Process.Pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	input.Close()
+	_ = hold.Wait() // it has done its work, however it ends
+	return fd, err
+}
+
+// become makes this process one of user, in no group but that of the same
+// number. It cannot come back.
+func become(user int) error {
+	fail := func(what string, err error) error {
+		return fmt.Errorf("start the sandbox as user %d: %s: %w", user, what, err)
+	}
+	for fd := range firstExtra {
+		if err := giveAway(fd, user); err != nil {
+			return fail("hand over a standard descriptor", err)
+		}
+	}
+	// The kernel forgets, with the user, that this process is to end with
+	// its parent.
+	parent := unix.Getppid()
+	var signal int32
+	if err := unix.Prctl(unix.PR_GET_PDEATHSIG, uintptr(unsafe.Pointer(&signal)), 0, 0, 0); err != nil {
+		return fail("ask for the signal of the parent's end", err)
+	}
+	if err := unix.Setgroups(nil); err != nil {
+		return fail("leave root's groups", err)
+	}
+	if err := unix.Setresgid(user, user, user); err != nil {
+		return fail("change the group", err)
+	}
+	if err := unix.Setresuid(user, user, user); err != nil {
+		return fail("change the user", err)
+	}
+	if signal != 0 {
+		if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(signal), 0, 0, 0); err != nil {
+			return fail("set the signal of the parent's end", err)
+		}
+		if unix.Getppid() != parent {
+			return errors.New("whoever started the sandbox has ended")
+		}
+	}
+	// The folder in which root is may be closed to this user.
+	return unix.Chdir("/")
+}
+
+// giveAway makes user the owner of a standard descriptor that is a pipe
+// without a name: code opens /dev/stdout and /dev/stderr again by their
+// names, which asks for the owner.
+func giveAway(fd, user int) error {
+	var fs unix.Statfs_t
+	var stat unix.Stat_t
+	if unix.Fstatfs(fd, &fs) != nil || fs.Type != unix.PIPEFS_MAGIC || unix.Fstat(fd, &stat) != nil || stat.Uid != 0 {
+		return nil
+	}
+	return unix.Fchown(fd, user, user)
+}
