@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"sync"
 	"syscall"
 	"time"
@@ -27,6 +28,8 @@ type Table struct {
 	live    map[int]*Process
 	signals chan os.Signal
 	stopped chan struct{}
+	spawns  chan func() // run by the thread that starts processes
+	err     error       // why that thread starts none
 }
 
 // NewTable returns a Table that reaps until Close. A process may have one
@@ -36,9 +39,11 @@ func NewTable() *Table {
 		live:    make(map[int]*Process),
 		signals: make(chan os.Signal, 1),
 		stopped: make(chan struct{}),
+		spawns:  make(chan func()),
 	}
 	signal.Notify(t.signals, unix.SIGCHLD)
 	go t.loop()
+	go t.spawn()
 	return t
 }
 
@@ -46,7 +51,19 @@ func NewTable() *Table {
 func (t *Table) Close() {
 	signal.Stop(t.signals)
 	close(t.signals)
+	close(t.spawns)
 	<-t.stopped
+}
+
+// spawn owns the thread that starts processes, which inherit what the kernel
+// forbids it and allows the agent's other threads. It never unlocks it: the
+// thread ends with the goroutine.
+func (t *Table) spawn() {
+	runtime.LockOSThread()
+	t.err = limitOnlySelf()
+	for start := range t.spawns {
+		start()
+	}
 }
 
 func (t *Table) loop() {
@@ -113,12 +130,21 @@ func (t *Table) Start(c Command) (*Process, error) {
 	// before it is reaped.
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	pid, err := syscall.ForkExec(c.Path, c.Words, &syscall.ProcAttr{
-		Dir:   c.Dir,
-		Env:   c.Env,
-		Files: files,
-		Sys:   &syscall.SysProcAttr{Setsid: true},
-	})
+	var pid int
+	var err error
+	done := make(chan struct{})
+	t.spawns <- func() {
+		defer close(done)
+		if err = t.err; err == nil {
+			pid, err = syscall.ForkExec(c.Path, c.Words, &syscall.ProcAttr{
+				Dir:   c.Dir,
+				Env:   c.Env,
+				Files: files,
+				Sys:   &syscall.SysProcAttr{Setsid: true},
+			})
+		}
+	}
+	<-done
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", c.Path, err)
 	}

@@ -10,13 +10,10 @@ import (
 // every signal that a process sends to its init where init has no handler
 // (signal(7)); but Go's runtime has one for each, which ends the program at
 // SIGQUIT, SIGSEGV and others. Those that stay are harmless: SIGCHLD, which
-// the agent waits for, SIGURG, by which the runtime interrupts itself, and
-// those in keep. SIGKILL from outside of the sandbox still ends it.
-func shield(keep ...unix.Signal) {
+// the agent waits for, and SIGURG, by which the runtime interrupts itself.
+// SIGKILL from outside of the sandbox still ends it.
+func shield() {
 	kept := map[unix.Signal]bool{unix.SIGCHLD: true, unix.SIGURG: true, unix.SIGKILL: true, unix.SIGSTOP: true}
-	for _, sig := range keep {
-		kept[sig] = true
-	}
 	// All zero is SIG_DFL without flags: struct sigaction of the kernel,
 	// whose set of signals has 8 bytes.
 	var action [4]uint64

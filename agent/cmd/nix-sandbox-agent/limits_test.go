@@ -41,6 +41,8 @@ func TestRunStopsAtLimits(t *testing.T) {
 		"command":       {"command arg python3 -c", hog(192), "", "nix-sandbox-agent: stopped: used more than 96 MB of memory\n", 137},
 		"command below": {"command arg python3 -c", hog(48), "48\n", "", 0},
 		"files":         {"bash pipe bash", "head -c 192M /dev/zero > x; echo wrote", "", "nix-sandbox-agent: stopped: used more than 96 MB of memory\n", 137},
+		"names":         {"bash pipe bash", "seq 1 130000 | xargs touch; echo made", "", "nix-sandbox-agent: stopped: used more than 96 MB of memory\n", 137},
+		"names below":   {"bash pipe bash", "seq 1 10000 | xargs touch; echo made", "made\n", "", 0},
 		"files below":   {"bash pipe bash", "head -c 48M /dev/zero > x; echo wrote", "wrote\n", "", 0},
 		"tasks below":   {"bash pipe bash", crowd(20), "20\n", "", 0},
 		"rlimits":       {"command arg bash -c", "ulimit -c; ulimit -Sn; ulimit -Hn", "0\n1024\n4096\n", "", 0},

@@ -95,18 +95,14 @@ func agent(args []string) (status int, err error) {
 		Kind: kind, Command: words[2:], Pipe: stdin == "pipe",
 		Root: workspace(), Env: os.Environ(),
 	}
-	// Signals end run, and what it runs. In a sandbox they do not end serve:
-	// the code could send them too, and the runtime closes stdin instead.
+	// Signals end the agent, but not in a sandbox, where the code could send
+	// them too: there the end of bubblewrap, which started it, ends it.
 	signals := make(chan os.Signal, 4)
 	first := os.Getpid() == 1
-	switch {
-	case !first:
-		signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
-	case mode == "run":
-		signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
-		shield(unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
-	default:
+	if first {
 		shield()
+	} else {
+		signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
 	}
 	var guard *watch.Watch
 	if first && limits != (watch.Limits{}) {
