@@ -147,14 +147,18 @@ func (g *gauge) files() (int64, error) {
 	return total, nil
 }
 
-// filesIn returns the bytes used in a folder's file system, and whether that
-// is one in memory.
+// fileCost is what the kernel keeps for a file in memory beside its contents,
+// in bytes: about 700 for the file, and 200 for its name.
+const fileCost = 1 << 10
+
+// filesIn returns the bytes used in a folder's file system, those for the
+// files themselves among them, and whether that is one in memory.
 func filesIn(folder string) (used int64, inMemory bool, err error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(folder, &fs); err != nil {
 		return 0, false, &os.PathError{Op: "statfs", Path: folder, Err: err}
 	}
-	return int64(fs.Blocks-fs.Bfree) * int64(fs.Bsize), fs.Type == unix.TMPFS_MAGIC, nil
+	return int64(fs.Blocks-fs.Bfree)*int64(fs.Bsize) + int64(fs.Files-fs.Ffree)*fileCost, fs.Type == unix.TMPFS_MAGIC, nil
 }
 
 // segments returns the bytes of System V's shared memory, attached or not.

@@ -47,10 +47,10 @@ type Crossing struct {
 	Usage Usage
 }
 
-// Used is what was used of the limit, in the unit of Value.
+// Used is what was used of the limit, in the unit of Value, rounded up.
 func (c Crossing) Used() int64 {
 	if c.Limit == Memory {
-		return c.Usage.Memory() >> 20
+		return (c.Usage.Memory() + 1<<20 - 1) >> 20
 	}
 	return int64(c.Usage.Tasks)
 }
