@@ -36,8 +36,7 @@ type Options struct {
 	Match []string
 	// Skip leaves out attempts with one of these tags: "limits" for those
 	// that limits on memory and processes stop, "seccomp" for those that a
-	// system call filter stops, "channels" for FIFOs and sockets in the
-	// project, "root" for those that fail only where root runs the sandbox.
+	// system call filter stops, and those of [Unpromised].
 	Skip []string
 	// Interpreters are the programs of the host that run the controls, by
 	// interpreter type (python, bash, node); without an entry, the one on
@@ -49,6 +48,18 @@ type Options struct {
 	Parallel int
 	// Each is called with every result, in the order of the suite.
 	Each func(Result)
+}
+
+// Unpromised returns the tags of attempts that succeed on a sandbox that is
+// as it should be, because what they try is not promised: "channels", FIFOs
+// and sockets in the project; "shared", what the kernel counts for each user
+// of the host, unless root starts the sandbox, which then has a user of its
+// own.
+func Unpromised() []string {
+	if os.Geteuid() == 0 {
+		return []string{"channels"}
+	}
+	return []string{"channels", "shared"}
 }
 
 // A Verdict is what became of an attempt.
