@@ -26,8 +26,9 @@ import (
 // Patience is how long a test waits for what must happen, before it fails.
 const Patience = 30 * time.Second
 
-// table is the one table of the test's process.
-var table = sync.OnceValue(process.NewTable)
+// Table returns the one table of the test's process. A second one would reap
+// what belongs to the first.
+var Table = sync.OnceValue(process.NewTable)
 
 // commands are the interpreters' own words.
 var commands = map[string][]string{
@@ -97,7 +98,7 @@ func Start(t testing.TB, kind string, options ...Option) *Agent {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		defer w.Close()
-		if err := server.Serve(context.Background(), table(), server.Config{
+		if err := server.Serve(context.Background(), Table(), server.Config{
 			Spec: spec, In: in, Out: w, Log: testLog{t},
 		}); err != nil {
 			t.Errorf("serve: %v", err)

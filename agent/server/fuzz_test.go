@@ -1,4 +1,4 @@
-package server
+package server_test
 
 import (
 	"bytes"
@@ -7,9 +7,10 @@ import (
 	"os"
 	"testing"
 
+	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/agenttest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/server"
 )
 
 // Whatever arrives, the server ends with its stream and has sent nothing but
@@ -28,11 +29,11 @@ func FuzzRequests(f *testing.F) {
 		f.Add(stream.Bytes())
 	}
 	f.Add([]byte{0, 0, 0, 2, '{'})
-	table := process.NewTable()
+	table := Table()
 	root := f.TempDir()
 	f.Fuzz(func(t *testing.T, stream []byte) {
 		var sent bytes.Buffer
-		err := Serve(context.Background(), table, Config{
+		err := server.Serve(context.Background(), table, server.Config{
 			Spec: interpreter.Spec{Kind: "command", Command: []string{"true"}, Root: root, Env: os.Environ()},
 			In:   io.NopCloser(bytes.NewReader(stream)),
 			Out:  &sent,
