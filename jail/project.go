@@ -9,19 +9,34 @@ import (
 	"strings"
 )
 
+// What a sandbox may do with the project's folder, as PROJECT_MODE says it.
+const (
+	// ModeReadOnly lets it read.
+	ModeReadOnly = "readonly"
+	// ModeOverlay lets it write too, on a layer that is thrown away with the
+	// sandbox.
+	ModeOverlay = "overlay"
+	// modeReadWrite is what people ask for and do not get.
+	modeReadWrite = "readwrite"
+)
+
 // Project is the folder that the caller shows to the sandbox.
 type Project struct {
-	Dir   string // absolute, on the host; empty where there is no project
-	Mount string // absolute, in the sandbox
+	Dir     string // absolute, on the host; empty where there is no project
+	Mount   string // absolute, in the sandbox
+	Overlay bool   // whether code may write, on a throw-away layer
 }
 
-// ReadProject finds the project in the values of PROJECT_DIR and
-// PROJECT_MOUNT, either of which may be empty.
-func (s *Spec) ReadProject(dir, mount string) (Project, error) {
+// ReadProject finds the project in the values of PROJECT_DIR, PROJECT_MOUNT
+// and PROJECT_MODE, each of which may be empty.
+func (s *Spec) ReadProject(dir, mount, mode string) (Project, error) {
 	if mount == "" {
 		mount = s.ProjectMount
 	}
 	if err := s.checkMount(mount); err != nil {
+		return Project{}, err
+	}
+	if err := s.checkMode(mode); err != nil {
 		return Project{}, err
 	}
 	if dir == "" {
@@ -31,7 +46,29 @@ func (s *Spec) ReadProject(dir, mount string) (Project, error) {
 	if err != nil {
 		return Project{}, err
 	}
-	return Project{Dir: dir, Mount: mount}, nil
+	return Project{Dir: dir, Mount: mount, Overlay: mode == ModeOverlay}, nil
+}
+
+func (s *Spec) checkMode(mode string) error {
+	const hint = "set PROJECT_MODE to readonly, or leave it unset"
+	switch mode {
+	case "", ModeReadOnly:
+		return nil
+	case ModeOverlay:
+		if s.Overlay == nil {
+			return &Refusal{Problem: "PROJECT_MODE is \"overlay\", which this sandbox has not: " + s.NoOverlay, Hint: hint}
+		}
+		return nil
+	case modeReadWrite:
+		return &Refusal{
+			Problem: `PROJECT_MODE is "readwrite", and code in a sandbox never changes files of the host`,
+			Hint:    "set PROJECT_MODE to overlay: code can write into the project, and what it wrote is thrown away with the sandbox",
+		}
+	}
+	return &Refusal{
+		Problem: fmt.Sprintf("PROJECT_MODE is %q", mode),
+		Hint:    "set PROJECT_MODE to readonly or overlay, or leave it unset",
+	}
 }
 
 func checkDir(dir string) (string, error) {

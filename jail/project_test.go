@@ -22,17 +22,17 @@ func TestReadProject(t *testing.T) {
 	}{
 		"none":              {"", "", Project{}},
 		"a mount alone":     {"", "/here", Project{}},
-		"usual mount":       {folder, "", Project{folder, "/project"}},
-		"another mount":     {folder, "/src/app", Project{folder, "/src/app"}},
-		"like a reserved":   {folder, "/nixos", Project{folder, "/nixos"}},
-		"through a link":    {link, "", Project{link, "/project"}},
-		"a slash at end":    {folder + "/", "", Project{folder, "/project"}},
-		"not a plain path":  {folder + "/../" + filepath.Base(folder), "", Project{folder, "/project"}},
-		"dots in its name":  {folder, "/..a", Project{folder, "/..a"}},
-		"spaces in a mount": {folder, "/my project", Project{folder, "/my project"}},
+		"usual mount":       {folder, "", Project{Dir: folder, Mount: "/project"}},
+		"another mount":     {folder, "/src/app", Project{Dir: folder, Mount: "/src/app"}},
+		"like a reserved":   {folder, "/nixos", Project{Dir: folder, Mount: "/nixos"}},
+		"through a link":    {link, "", Project{Dir: link, Mount: "/project"}},
+		"a slash at end":    {folder + "/", "", Project{Dir: folder, Mount: "/project"}},
+		"not a plain path":  {folder + "/../" + filepath.Base(folder), "", Project{Dir: folder, Mount: "/project"}},
+		"dots in its name":  {folder, "/..a", Project{Dir: folder, Mount: "/..a"}},
+		"spaces in a mount": {folder, "/my project", Project{Dir: folder, Mount: "/my project"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := spec.ReadProject(test.dir, test.mount)
+			got, err := spec.ReadProject(test.dir, test.mount, "")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -50,7 +50,7 @@ func TestReadProjectRelative(t *testing.T) {
 	}
 	t.Chdir(folder)
 	spec := valid()
-	got, err := spec.ReadProject(".", "")
+	got, err := spec.ReadProject(".", "", ModeReadOnly)
 	if err != nil || got.Dir != folder {
 		t.Errorf("project %+v, error %v, want %s", got, err, folder)
 	}
@@ -87,7 +87,7 @@ func TestReadProjectRefuses(t *testing.T) {
 		"bad mount, no project":      {"", "/nix", "overlaps"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			project, err := spec.ReadProject(test.dir, test.mount)
+			project, err := spec.ReadProject(test.dir, test.mount, "")
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Fatalf("project %+v, error %v, want one with %q", project, err, test.want)
 			}
@@ -95,5 +95,34 @@ func TestReadProjectRefuses(t *testing.T) {
 				t.Error("no hint")
 			}
 		})
+	}
+}
+
+func TestProjectModes(t *testing.T) {
+	folder := t.TempDir()
+	with, without := valid(), valid()
+	without.Overlay, without.NoOverlay = nil, "its bubblewrap is too old"
+	for mode, overlay := range map[string]bool{"": false, ModeReadOnly: false, ModeOverlay: true} {
+		project, err := with.ReadProject(folder, "", mode)
+		if err != nil || project.Overlay != overlay {
+			t.Errorf("mode %q: project %+v, error %v", mode, project, err)
+		}
+		// Without a project there is nothing to lay anything over.
+		if project, err := with.ReadProject("", "", mode); err != nil || project != (Project{}) {
+			t.Errorf("mode %q without a project: %+v, error %v", mode, project, err)
+		}
+	}
+	for mode, test := range map[string]struct {
+		spec Spec
+		want string
+	}{
+		"readwrite": {with, "never changes files of the host"},
+		"rw":        {with, `PROJECT_MODE is "rw"`},
+		"overlay":   {without, "its bubblewrap is too old"},
+	} {
+		project, err := test.spec.ReadProject(folder, "", mode)
+		if err == nil || !strings.Contains(err.Error(), test.want) || HintOf(err) == "" {
+			t.Errorf("mode %q: project %+v, error %v, want one with %q", mode, project, err, test.want)
+		}
 	}
 }

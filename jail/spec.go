@@ -33,8 +33,42 @@ type Spec struct {
 	ProjectMount string `json:"project_mount"`
 	// Reserved are the places in the sandbox where no project may appear.
 	Reserved []string `json:"reserved"`
+	// Binds are what the sandbox sees of the host besides, read-only.
+	Binds []Bind `json:"binds"`
+	// Variables is the absolute path of a file of environment variables,
+	// NAME=VALUE and a zero byte each, that only the build of the sandbox
+	// could find; empty where Flags set them all.
+	Variables string `json:"variables"`
+	// Overlay is how code may write into the project; nil where it may not,
+	// and then NoOverlay says why.
+	Overlay   *Overlay `json:"overlay"`
+	NoOverlay string   `json:"no_overlay"`
 	// Command is the first process of the sandbox and its arguments.
 	Command []string `json:"command"`
+}
+
+// Bind is a folder or file of the host that the sandbox sees, read-only.
+type Bind struct {
+	From string `json:"from"` // absolute, on the host
+	To   string `json:"to"`   // absolute, in the sandbox
+}
+
+// Overlay describes the throw-away layer that takes what code writes into the
+// project. The layer is a file system in memory of a fixed size, which
+// bubblewrap cannot give its own overlays: so a first bubblewrap makes a room
+// with the layer and the project in it, and the second, the sandbox, starts
+// in that room. The layer is gone with the room.
+type Overlay struct {
+	// Flags are the first bubblewrap's; Room is the folder in the room below
+	// which what the sandbox sees of the host is bound.
+	Flags []string `json:"flags"`
+	Room  string   `json:"room"`
+	// Upper and Work are folders of the layer, in the room.
+	Upper string `json:"upper"`
+	Work  string `json:"work"`
+	// Option goes before the project's mount after the first two words of the
+	// command, which so learns of the layer.
+	Option string `json:"option"`
 }
 
 // ReadSpec reads the description in a file.
@@ -100,7 +134,23 @@ func (s *Spec) check() error {
 	if len(s.Flags) == 0 || len(s.Seal) == 0 || len(s.Reserved) == 0 {
 		return errors.New("flags, seal or reserved is empty")
 	}
-	for _, words := range [][]string{s.Flags, s.Seal, s.Command, {s.Bubblewrap}} {
+	if s.Variables != "" && !filepath.IsAbs(s.Variables) {
+		return fmt.Errorf("variables is %q, want the absolute path of a file", s.Variables)
+	}
+	lists := [][]string{s.Flags, s.Seal, s.Command, {s.Bubblewrap}}
+	for _, bind := range s.Binds {
+		if !filepath.IsAbs(bind.From) || !filepath.IsAbs(bind.To) {
+			return fmt.Errorf("binds has %q at %q, want absolute paths", bind.From, bind.To)
+		}
+		lists = append(lists, []string{bind.From, bind.To})
+	}
+	if o := s.Overlay; o != nil {
+		if len(o.Flags) == 0 || !filepath.IsAbs(o.Room) || !filepath.IsAbs(o.Upper) || !filepath.IsAbs(o.Work) || o.Option == "" || len(s.Command) < 2 {
+			return errors.New("overlay lacks flags, room, upper, work or option")
+		}
+		lists = append(lists, o.Flags, []string{o.Room, o.Upper, o.Work, o.Option})
+	}
+	for _, words := range lists {
 		for _, word := range words {
 			if strings.ContainsRune(word, 0) {
 				return fmt.Errorf("%q holds a zero byte", word)

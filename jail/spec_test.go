@@ -19,7 +19,11 @@ func valid() Spec {
 		Seal:         []string{"--remount-ro", "/"},
 		ProjectMount: "/project",
 		Reserved:     []string{"/nix", "/proc", "/workspace"},
-		Command:      []string{"/nix/store/a/bin/agent", "run"},
+		Overlay: &Overlay{
+			Flags: []string{"--tmpfs", "/layer"}, Room: "/room",
+			Upper: "/layer/upper", Work: "/layer/work", Option: "--layer",
+		},
+		Command: []string{"/nix/store/a/bin/agent", "run"},
 	}
 }
 
@@ -79,6 +83,11 @@ func TestParseSpecRefuses(t *testing.T) {
 		"zero byte in a flag": {set("flags", []string{"--setenv\x00"}), "zero byte"},
 		"two objects":         {append(whole, "{}"...), "follows"},
 		"words after it":      {append(whole, "x"...), "follows"},
+		"bind by name":        {set("binds", []Bind{{"data", "/data"}}), "absolute paths"},
+		"bind to a name":      {set("binds", []Bind{{"/data", "data"}}), "absolute paths"},
+		"zero byte in a bind": {set("binds", []Bind{{"/data\x00", "/data"}}), "zero byte"},
+		"variables by name":   {set("variables", "variables"), "absolute path of a file"},
+		"half an overlay":     {set("overlay", map[string]any{"flags": []string{"--tmpfs"}}), "overlay lacks"},
 		"cut short":           {whole[:len(whole)-1], "unexpected EOF"},
 		"too large":           {set("command", []string{"/a", strings.Repeat("x", MaxSpec)}), "larger than"},
 	} {

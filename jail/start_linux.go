@@ -1,13 +1,14 @@
 package jail
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -35,6 +36,10 @@ func (s *Spec) Start(project Project) error {
 	if err := unix.Access(s.Bubblewrap, unix.X_OK); err != nil {
 		return s.notStarted(err)
 	}
+	variables, err := s.variables()
+	if err != nil {
+		return err
+	}
 	project, err = leaveRoot(project)
 	if err != nil {
 		return err
@@ -45,15 +50,31 @@ func (s *Spec) Start(project Project) error {
 	if err := leaveKeys(); err != nil {
 		return err
 	}
+	if err := s.checkBinds(); err != nil {
+		return err
+	}
+	if project.Overlay {
+		if err := overlayAllowed(s.Bubblewrap); err != nil {
+			return err
+		}
+	}
+	room, inside := s.plan(project)
 	// The flags travel in an anonymous file, not in the arguments, which
 	// every user of the host can read and which have a size limit.
-	flags, err := memfile("flags", s.arguments(project))
+	flags, err := memfile("flags", terminated(slices.Concat(inside, variables)))
 	if err != nil {
 		return err
 	}
 	words := append([]string{
 		s.Bubblewrap, "--args", strconv.Itoa(flags), "--seccomp", strconv.Itoa(filter), "--",
-	}, s.Command...)
+	}, s.command(project)...)
+	if room != nil {
+		around, err := memfile("room", terminated(room))
+		if err != nil {
+			return err
+		}
+		words = append([]string{s.Bubblewrap, "--args", strconv.Itoa(around), "--"}, words...)
+	}
 	return s.notStarted(unix.Exec(s.Bubblewrap, words, nil))
 }
 
@@ -82,21 +103,52 @@ func leaveKeys() error {
 	return fmt.Errorf("make a keyring for the sandbox: %w", err)
 }
 
-// arguments are bubblewrap's, each ended by a zero byte.
-func (s *Spec) arguments(project Project) []byte {
-	var list strings.Builder
-	add := func(words ...string) {
-		for _, word := range words {
-			list.WriteString(word)
-			list.WriteByte(0)
+// plan is what bubblewrap is told: the flags of the room around the sandbox,
+// nil where it needs none, and those of the sandbox. In a room, what is shown
+// of the host lies below the room's folder, numbered.
+func (s *Spec) plan(project Project) (room, inside []string) {
+	show := func(from string) string { return from }
+	if project.Overlay {
+		room = slices.Clone(s.Overlay.Flags)
+		shown := 0
+		show = func(from string) string {
+			to := s.Overlay.Room + "/" + strconv.Itoa(shown)
+			shown++
+			room = append(room, "--ro-bind", from, to)
+			return to
 		}
 	}
-	add(s.Flags...)
-	if project.Dir != "" {
-		add("--ro-bind", project.Dir, project.Mount)
+	inside = slices.Clone(s.Flags)
+	for _, bind := range s.Binds {
+		inside = append(inside, "--ro-bind", show(bind.From), bind.To)
 	}
-	add(s.Seal...)
-	return []byte(list.String())
+	switch {
+	case project.Overlay:
+		inside = append(inside,
+			"--overlay-src", show(project.Dir),
+			"--overlay", s.Overlay.Upper, s.Overlay.Work, project.Mount)
+	case project.Dir != "":
+		inside = append(inside, "--ro-bind", project.Dir, project.Mount)
+	}
+	return room, append(inside, s.Seal...)
+}
+
+// command is the first process, told of the layer if there is one.
+func (s *Spec) command(project Project) []string {
+	if !project.Overlay {
+		return s.Command
+	}
+	return slices.Concat(s.Command[:2], []string{s.Overlay.Option, project.Mount}, s.Command[2:])
+}
+
+// terminated are words, each ended by a zero byte.
+func terminated(words []string) []byte {
+	var list bytes.Buffer
+	for _, word := range words {
+		list.WriteString(word)
+		list.WriteByte(0)
+	}
+	return list.Bytes()
 }
 
 // memfile returns the descriptor of an anonymous file with these contents,

@@ -2,7 +2,9 @@ package jail
 
 import (
 	"io"
+	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -18,18 +20,94 @@ func TestArguments(t *testing.T) {
 		"no project": {Project{}, []string{
 			"--unshare-user", "--setenv", "A", "with space\nand line", "--remount-ro", "/",
 		}},
-		"a project is mounted before the seal": {Project{"/home/me/my project", "/project"}, []string{
+		"a project is mounted before the seal": {Project{Dir: "/home/me/my project", Mount: "/project"}, []string{
 			"--unshare-user", "--setenv", "A", "with space\nand line",
 			"--ro-bind", "/home/me/my project", "/project", "--remount-ro", "/",
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			list := string(spec.arguments(test.project))
-			got := strings.Split(strings.TrimSuffix(list, "\x00"), "\x00")
-			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Error(diff)
+			room, got := spec.plan(test.project)
+			if diff := cmp.Diff(test.want, got); diff != "" || room != nil {
+				t.Error(diff, room)
 			}
 		})
+	}
+}
+
+// What the sandbox sees of the host is bound in the room first; bubblewrap
+// makes the sandbox in there and so finds it under the room's names.
+func TestArgumentsWithALayer(t *testing.T) {
+	spec := valid()
+	spec.Binds = []Bind{{"/srv/data", "/data"}}
+	room, inside := spec.plan(Project{"/home/me/my:project", "/project", true})
+	wantRoom := []string{"--tmpfs", "/layer", "--ro-bind", "/srv/data", "/room/0", "--ro-bind", "/home/me/my:project", "/room/1"}
+	wantInside := []string{
+		"--unshare-user", "--setenv", "A", "with space\nand line",
+		"--ro-bind", "/room/0", "/data",
+		"--overlay-src", "/room/1", "--overlay", "/layer/upper", "/layer/work", "/project",
+		"--remount-ro", "/",
+	}
+	if diff := cmp.Diff(wantRoom, room); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(wantInside, inside); diff != "" {
+		t.Error(diff)
+	}
+	wantCommand := []string{"/nix/store/a/bin/agent", "run", "--layer", "/project"}
+	if diff := cmp.Diff(wantCommand, spec.command(Project{Mount: "/project", Overlay: true})); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestVariables(t *testing.T) {
+	spec := valid()
+	spec.Variables = filepath.Join(t.TempDir(), "variables")
+	if err := os.WriteFile(spec.Variables, []byte("A=1\x00B=two\nlines=\x00C=\x00\x00=no name\x00nothing\x00"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := spec.variables()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"--setenv", "A", "1", "--setenv", "B", "two\nlines=", "--setenv", "C", ""}, got); diff != "" {
+		t.Error(diff)
+	}
+	if err := os.Truncate(spec.Variables, maxVariables+1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := spec.variables(); err == nil || !strings.Contains(err.Error(), "larger than") {
+		t.Errorf("error %v", err)
+	}
+	spec.Variables += "-none"
+	if _, err := spec.variables(); err == nil || !strings.Contains(err.Error(), spec.Variables) || HintOf(err) == "" {
+		t.Errorf("error %v with hint %q", err, HintOf(err))
+	}
+}
+
+func TestCheckBinds(t *testing.T) {
+	folder := t.TempDir()
+	file, socket := filepath.Join(folder, "file"), filepath.Join(folder, "socket")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	for from, want := range map[string]string{
+		folder: "", file: "",
+		folder + "/none": "which does not exist",
+		file + "/x":      "cannot be looked at",
+		socket:           "neither a folder nor a file",
+		"/dev/null":      "neither a folder nor a file",
+	} {
+		spec := valid()
+		spec.Binds = []Bind{{from, "/data"}}
+		err := spec.checkBinds()
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want) || HintOf(err) == "") {
+			t.Errorf("%s: error %v, want one with %q", from, err, want)
+		}
 	}
 }
 

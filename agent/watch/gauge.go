@@ -152,13 +152,16 @@ func (g *gauge) files() (int64, error) {
 const fileCost = 1 << 10
 
 // filesIn returns the bytes used in a folder's file system, those for the
-// files themselves among them, and whether that is one in memory.
+// files themselves among them, and whether that is one in memory. An overlay
+// answers for its upper layer; the one that a sandbox can write to has that
+// in memory.
 func filesIn(folder string) (used int64, inMemory bool, err error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(folder, &fs); err != nil {
 		return 0, false, &os.PathError{Op: "statfs", Path: folder, Err: err}
 	}
-	return int64(fs.Blocks-fs.Bfree)*int64(fs.Bsize) + int64(fs.Files-fs.Ffree)*fileCost, fs.Type == unix.TMPFS_MAGIC, nil
+	inMemory = fs.Type == unix.TMPFS_MAGIC || fs.Type == unix.OVERLAYFS_SUPER_MAGIC
+	return int64(fs.Blocks-fs.Bfree)*int64(fs.Bsize) + int64(fs.Files-fs.Ffree)*fileCost, inMemory, nil
 }
 
 // segments returns the bytes of System V's shared memory, attached or not.

@@ -1,9 +1,15 @@
 # The ways to isolate a sandbox, by name. Each is a function of
 #
-#   { name, environment, variables, driver, memory_mb, pids, workspace_mb }
+#   {
+#     name, environment, variables, shellVariables, binds, driver,
+#     memory_mb, pids, workspace_mb
+#   }
 #
-# where `environment` is the package whose bin is the PATH, `variables` the
-# environment variables and `driver` the agent's words for the interpreter, to
+# where `environment` is the package of the programs, `variables` the
+# environment variables, `shellVariables` a file of those that a shell
+# brings (see lib/shellVariables.nix) or null, `binds` a list of { from; to; }
+# that the sandbox sees of the host, read-only, and `driver` the agent's words
+# for the interpreter, to
 #
 #   { run, sessionRun, closure }
 #

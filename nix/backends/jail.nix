@@ -20,11 +20,17 @@ let
 
   # Shared memory of processes (Python's multiprocessing asks for it), in MiB.
   shm_mb = 64;
+
+  # Of bubblewrap, for overlays.
+  overlayWants = "0.11.0";
+  overlays = lib.versionAtLeast (pkgs.bubblewrap.version or "0") overlayWants;
 in
 {
   name,
   environment,
   variables,
+  shellVariables,
+  binds,
   driver,
   memory_mb,
   pids,
@@ -42,7 +48,11 @@ let
       base
       programs.agent
     ]
-    ++ lib.optional mentions mentioned;
+    ++ lib.optional mentions mentioned
+    ++ lib.optional (shellVariables != null) shellVariables
+    # What lies in the store is there under its own name too, with all that it
+    # needs.
+    ++ map (bind: bind.from) (lib.filter (bind: builtins.hasContext bind.from) binds);
   };
 
   # Each tmpfs has a size; an unsized one may fill half of the host's memory.
@@ -130,6 +140,45 @@ let
       "/workspace"
     ];
 
+  # The room in which a sandbox starts whose project is overlaid: see
+  # jail/spec.go. bubblewrap wants /proc, /dev and /tmp in it, and the store
+  # has the program and its libraries.
+  overlay = {
+    room = "/room";
+    upper = "/layer/upper";
+    work = "/layer/work";
+    option = "--layer";
+    flags = [
+      "--unshare-user"
+      "--cap-drop"
+      "ALL"
+      # Root's own number could not be given on to the sandbox's user.
+      "--uid"
+      (toString user.uid)
+      "--gid"
+      (toString user.gid)
+      "--die-with-parent"
+      "--dev-bind"
+      "/dev"
+      "/dev"
+      "--bind"
+      "/proc"
+      "/proc"
+      "--ro-bind"
+      builtins.storeDir
+      builtins.storeDir
+      "--dir"
+      "/tmp"
+    ]
+    ++ tmpfs "0755" workspace_mb "/layer"
+    ++ [
+      "--dir"
+      "/layer/upper"
+      "--dir"
+      "/layer/work"
+    ];
+  };
+
   describe =
     verb:
     "#!${lib.getExe programs.jail}\n"
@@ -144,7 +193,13 @@ let
         "/"
       ];
       project_mount = "/project";
-      reserved = import ../lib/reserved.nix;
+      reserved = import ../lib/reserved.nix ++ map (bind: bind.to) binds;
+      inherit binds;
+      variables = if shellVariables == null then "" else "${shellVariables}";
+      overlay = if overlays then overlay else null;
+      no_overlay = lib.optionalString (
+        !overlays
+      ) "it was built with bubblewrap ${pkgs.bubblewrap.version or "of no version"}, and overlays take ${overlayWants}";
       command = [
         (lib.getExe programs.agent)
         verb

@@ -89,7 +89,10 @@ rec {
       else
         lib.optional (!(type.accepts value))
           "${place} ${key} is ${show value}${
-            lib.optionalString (isString value && type ? choices) (perhaps value type.choices)
+            if isString value && type ? reasons.${value} then
+              ", ${type.reasons.${value}}"
+            else
+              lib.optionalString (isString value && type ? choices) (perhaps value type.choices)
           }: write ${type.wanted}"
     ) (attrNames options);
 

@@ -24,13 +24,29 @@ let
     "description"
   ];
 
-  # The name in Nix's own style is welcome too.
+  # timeoutSeconds -> timeout_seconds: names in Nix's own style are welcome too.
+  snake =
+    name:
+    lib.concatMapStrings (part: if lib.isList part then "_${lib.toLower (lib.head part)}" else part) (
+      builtins.split "([A-Z])" name
+    );
+
+  # The options as they are declared; a shell alone is a sandbox for bash.
   normal =
     args:
-    if lib.isAttrs args && args ? stdinMode then
-      removeAttrs args [ "stdinMode" ] // { stdin_mode = args.stdinMode; }
+    if !(lib.isAttrs args) then
+      args
     else
-      args;
+      let
+        given = lib.mapAttrs' (
+          name: lib.nameValuePair (if options.mkSandbox ? ${snake name} then snake name else name)
+        ) args;
+        says = name: given.${name} or null != null;
+      in
+      given
+      // lib.optionalAttrs (says "from_shell" && !(says "interpreter") && !(says "interpreter_type")) {
+        interpreter_type = "bash";
+      };
 
   # Takes the place to name in the sentences; callers that know better than
   # mkSandbox where the values were written say so.
@@ -55,7 +71,7 @@ let
 
       environment = pkgs.buildEnv {
         name = "sandbox-environment";
-        paths = given.packages;
+        paths = given.packages ++ lib.optional (given.from_shell != null) pkgs.bash;
         pathsToLink = [ "/bin" ];
         ignoreCollisions = true;
         # Of a single package, buildEnv links the folder itself. Python looks
@@ -71,6 +87,27 @@ let
         '';
       };
 
+      shellVariables =
+        if given.from_shell == null then
+          null
+        else
+          import ./shellVariables.nix {
+            shell = given.from_shell;
+            programs = environment;
+            except = lib.attrNames variables;
+          };
+
+      # A shell's variables come with the PATH.
+      variables =
+        lib.optionalAttrs (given.from_shell == null) { PATH = "${environment}/bin"; }
+        // {
+          HOME = "/workspace";
+          TMPDIR = "/workspace";
+          LANG = "C.UTF-8";
+          USER = "sandbox";
+        }
+        // given.env;
+
       isolated = backends.${given.backend} {
         inherit (given)
           name
@@ -78,15 +115,11 @@ let
           pids
           workspace_mb
           ;
-        inherit environment;
-        variables = {
-          PATH = "${environment}/bin";
-          HOME = "/workspace";
-          TMPDIR = "/workspace";
-          LANG = "C.UTF-8";
-          USER = "sandbox";
-        }
-        // given.env;
+        inherit environment variables shellVariables;
+        binds = lib.mapAttrsToList (to: from: {
+          inherit to;
+          from = "${from}";
+        }) given.extra_binds;
         # What the agent is told about the interpreter.
         driver = [
           run.interpreter_type
@@ -115,6 +148,7 @@ let
             metadata = builtins.toJSON metadata;
             inherit (isolated) run sessionRun;
             program = lib.head run.words;
+            inherit shellVariables;
             meta = {
               description = given.description;
               mainProgram = "run";
@@ -125,7 +159,11 @@ let
             case $program in
               /*) ;;
               *)
-                if ! [ -x ${environment}/bin/"$program" ]; then
+                path=${environment}/bin
+                if [ -n "$shellVariables" ]; then
+                  path=$(tr '\0' '\n' < "$shellVariables" | sed -n 's/^PATH=//p')
+                fi
+                if ! PATH=$path type -P "$program" > /dev/null; then
                   echo "sandbox ${given.name}: its packages have no program $program: add the package that has it" >&2
                   exit 1
                 fi

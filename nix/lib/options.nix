@@ -50,6 +50,11 @@ let
       default = { };
       doc = "Environment variables inside the sandbox. They lie in the store, so no secrets.";
     };
+    extra_binds = {
+      type = types.binds;
+      default = { };
+      doc = "Folders and files of the host that code can read, by their place in the sandbox. They must be there when the sandbox starts.";
+    };
     timeout_seconds = {
       type = types.integer 1 86400;
       default = 30;
@@ -99,7 +104,9 @@ let
       doc = "How the sandbox is isolated.";
     };
     network = {
-      type = types.choice [ "none" ];
+      type = types.choiceBut (lib.genAttrs [ "allow" "full" "host" "internet" ] (
+        _: "and no sandbox reaches a network so far"
+      )) [ "none" ];
       default = "none";
       shared = true;
       doc = "What the sandbox reaches.";
@@ -120,6 +127,11 @@ in
       type = types.packages;
       default = [ ];
       doc = "What is in the sandbox: their programs are on its PATH.";
+    };
+    from_shell = {
+      type = types.shell;
+      nullable = true;
+      doc = "A development shell whose programs and exported variables are in the sandbox too. Its shellHook does not run. Without an interpreter the sandbox runs bash.";
     };
   };
 
@@ -167,9 +179,11 @@ in
       doc = "Where the project appears in the sandbox.";
     };
     mode = {
-      type = types.choice [ "readonly" ];
+      type = types.choiceBut {
+        readwrite = "and code in a sandbox never changes files of the host";
+      } [ "readonly" "overlay" ];
       default = "readonly";
-      doc = "What the sandbox may do with the project.";
+      doc = "What code may do with the project: read it, or (`overlay`) also write into it, on a layer of at most workspace_mb that is thrown away with the sandbox.";
     };
     inherit_env = {
       type = types.inherited;

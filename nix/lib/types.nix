@@ -1,6 +1,7 @@
 # The types of options: { accepts; wanted; } is a test, and the words for
 # what passes it, which follow "write" in a sentence. A choice has its
-# `choices` too, so that a slip of the pen can be named.
+# `choices` too, so that a slip of the pen can be named, and may have `reasons`
+# against values that people will try.
 { lib }:
 let
   inherit (builtins)
@@ -20,6 +21,12 @@ let
 
   reserved = import ./reserved.nix;
 
+  # Written plainly: absolute, and without empty parts, dots or lines in it.
+  isPlain =
+    v: isString v && match "(/[^/\n]+)+" v != null && match ".*/\\.{1,2}(/.*)?" v == null;
+
+  overlaps = path: lib.any (folder: inside path folder || inside folder path);
+
   inside = path: folder: path == folder || lib.hasPrefix "${folder}/" path;
 
   isLine = most: v: isString v && v != "" && stringLength v <= most && match "[^\n\r]*" v != null;
@@ -34,7 +41,7 @@ let
     else
       "${lib.concatStringsSep ", " (lib.init words)} or ${lib.last words}";
 in
-{
+rec {
   integer = min: max: {
     accepts = v: isInt v && v >= min && v <= max;
     wanted = "a whole number from ${toString min} to ${toString max}";
@@ -62,6 +69,9 @@ in
     inherit choices;
   };
 
+  # { VALUE = WHY_NOT; }
+  choiceBut = reasons: choices: choice choices // { inherit reasons; };
+
   name = {
     accepts = v: isString v && match "[a-z0-9][a-z0-9_-]{0,63}" v != null;
     wanted = "1 to 64 of a-z, 0-9, _ and -, with a letter or a digit first";
@@ -84,12 +94,39 @@ in
   };
 
   mountPoint = {
-    accepts =
-      v:
-      isString v
-      && match "(/[^/\n]+)+" v != null
-      && match ".*/\\.{1,2}(/.*)?" v == null
-      && !(lib.any (folder: inside v folder || inside folder v) reserved);
+    accepts = v: isPlain v && !(overlaps v reserved);
     wanted = "a plain absolute path outside of ${lib.concatStringsSep ", " reserved}";
+  };
+
+  # { PLACE = SOURCE; }: where in the sandbox, and what of the host or store.
+  binds =
+    let
+      places = reserved ++ [ "/project" ];
+      # Sources through which code would speak with the host's kernel.
+      never = [
+        "/dev"
+        "/proc"
+        "/sys"
+      ];
+      isSource =
+        v: builtins.isPath v || (isAttrs v && v ? outPath) || (isPlain v && !(lib.any (inside v) never));
+      apart =
+        names:
+        all (name: !(overlaps name (lib.filter (other: other != name) names))) names;
+    in
+    {
+      accepts =
+        v:
+        isAttrs v
+        && !(v ? outPath)
+        && all (place: isPlain place && !(overlaps place places)) (attrNames v)
+        && apart (attrNames v)
+        && all isSource (attrValues v);
+      wanted = "places in the sandbox and what is shown there, such as { \"/data\" = \"/srv/data\" }: plain absolute paths, the places apart from each other and from ${lib.concatStringsSep ", " places}, the sources outside of ${lib.concatStringsSep ", " never}";
+    };
+
+  shell = {
+    accepts = v: isAttrs v && v ? drvAttrs && v.drvAttrs ? stdenv;
+    wanted = "a shell that mkShell made, such as devShells.x86_64-linux.default";
   };
 }

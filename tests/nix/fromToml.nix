@@ -200,7 +200,7 @@ in
   testTomlUnknownKey = {
     expr = wrong "${python}timeout = 5\n";
     expected = [
-      "config: [environments.python] has no option \"timeout\": write one of backend, cpus, description, env, interpreter, interpreter_type, memory_mb, network, output_kb, packages, pids, preset, prewarm, stdin_mode, timeout_seconds, workspace_mb"
+      "config: [environments.python] has no option \"timeout\": write one of backend, cpus, description, env, extra_binds, interpreter, interpreter_type, memory_mb, network, output_kb, packages, pids, preset, prewarm, stdin_mode, timeout_seconds, workspace_mb"
     ];
   };
   testTomlWrongType = {
@@ -301,8 +301,18 @@ in
     ];
   };
   testTomlProjectMode = {
-    expr = wrong "${python}[project]\nmode = \"rw\"\n";
-    expected = [ "config: [project] mode is \"rw\": write \"readonly\"" ];
+    expr = map (mode: wrong "${python}[project]\nmode = \"${mode}\"\n") [
+      "overlay"
+      "rw"
+      "readwrite"
+    ];
+    expected = [
+      [ ]
+      [ "config: [project] mode is \"rw\": write \"readonly\" or \"overlay\"" ]
+      [
+        "config: [project] mode is \"readwrite\", and code in a sandbox never changes files of the host: write \"readonly\" or \"overlay\""
+      ]
+    ];
   };
   testTomlMountPoints = {
     expr =

@@ -160,6 +160,98 @@ in
     expr = lib.filter (flag: lib.hasSuffix "-try" flag || lib.hasPrefix "--share" flag) plain.run.flags;
     expected = [ ];
   };
+  # What is shown of the host is no place for the project.
+  testBindsAreListedAndReserved = {
+    expr =
+      let
+        spec = (described { extraBinds."/data" = "/srv/data"; }).run;
+      in
+      [
+        spec.binds
+        (lib.elem "/data" spec.reserved)
+        (lib.elem "/data" plain.run.reserved)
+      ];
+    expected = [
+      [
+        {
+          from = "/srv/data";
+          to = "/data";
+        }
+      ]
+      true
+      false
+    ];
+  };
+  # Of the store, with all that it needs.
+  testBindsOfTheStoreAreInTheClosure = {
+    expr =
+      (described { extraBinds."/data" = pkgs.jq; }).run.flags == (described { extraBinds."/data" = "/srv"; }).run.flags;
+    expected = false;
+  };
+  testLayerIsSized = {
+    expr = map (flag: after flag (described { workspace_mb = 3; }).run.overlay.flags) [
+      "--size"
+      "--tmpfs"
+    ];
+    expected = [
+      [ "3145728" ]
+      [ "/layer" ]
+    ];
+  };
+  testLayerNeedsItsBubblewrap = {
+    expr =
+      let
+        old = import ../../nix {
+          pkgs = pkgs // {
+            bubblewrap = pkgs.bubblewrap // {
+              version = "0.8.0";
+            };
+          };
+          inherit (library) programs;
+        };
+        spec =
+          (old.mkSandbox {
+            name = "x";
+            interpreter_type = "bash";
+            packages = [ pkgs.bash ];
+          }).run;
+      in
+      [
+        (lib.hasInfix "\"overlay\":null" spec)
+        (lib.hasInfix "bubblewrap 0.8.0, and overlays take 0.11.0" spec)
+      ];
+    expected = [
+      true
+      true
+    ];
+  };
+  # A shell's PATH comes with its variables, and bwrap's last word wins.
+  testShellBringsThePath = {
+    expr =
+      let
+        spec = (described {
+          fromShell = pkgs.mkShell { };
+          env.TZ = "UTC";
+        }).run;
+      in
+      [
+        (after "--setenv" spec.flags)
+        (builtins.match "/nix/store/.*-sandbox-variables" spec.variables != null)
+        plain.run.variables
+      ];
+    expected = [
+      [
+        "HOME"
+        "LANG"
+        "TMPDIR"
+        "TZ"
+        "USER"
+      ]
+      true
+      ""
+    ];
+  };
+
   # One mount for the store, whatever the number of packages.
   testOneBind = {
     expr = [

@@ -210,7 +210,7 @@ in
   testUnknownOption = {
     expr = wrong { timeout_second = 5; };
     expected = [
-      "mkSandbox data: has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of backend, cpus, description, env, interpreter, interpreter_type, memory_mb, name, network, output_kb, packages, pids, prewarm, stdin_mode, timeout_seconds, workspace_mb"
+      "mkSandbox data: has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of backend, cpus, description, env, extra_binds, from_shell, interpreter, interpreter_type, memory_mb, name, network, output_kb, packages, pids, prewarm, stdin_mode, timeout_seconds, workspace_mb"
     ];
   };
   testWrongTypeOfNumber = {
@@ -281,8 +281,14 @@ in
     ];
   };
   testUnknownNetwork = {
-    expr = wrong { network = "host"; };
-    expected = [ "mkSandbox data: network is \"host\": write \"none\"" ];
+    expr = map (network: wrong { inherit network; }) [
+      "host"
+      "bridge"
+    ];
+    expected = [
+      [ "mkSandbox data: network is \"host\", and no sandbox reaches a network so far: write \"none\"" ]
+      [ "mkSandbox data: network is \"bridge\": write \"none\"" ]
+    ];
   };
   testPackagesOfWrongType = {
     expr = [
@@ -322,6 +328,73 @@ in
       [ ]
     ];
   };
+  testBinds = {
+    expr = map (extra_binds: builtins.length (wrong { inherit extra_binds; })) [
+      { "/data" = "/srv/data"; }
+      { "/data" = ./.; }
+      { "/data" = pkgs.jq; }
+      { "/data" = "${pkgs.jq}/share"; }
+      {
+        "/data" = "/a";
+        "/data2" = "/a";
+      }
+      { "/data" = "srv/data"; }
+      { "/data" = "/srv/../etc"; }
+      { "/data" = "/"; }
+      { "/data" = "/proc/1"; }
+      { "/data" = "/dev"; }
+      { "/data" = 1; }
+      { "data" = "/srv"; }
+      { "/" = "/srv"; }
+      { "/nix" = "/srv"; }
+      { "/workspace/data" = "/srv"; }
+      { "/project" = "/srv"; }
+      {
+        "/data" = "/a";
+        "/data/b" = "/b";
+      }
+      [ "/data" ]
+    ];
+    expected = [ 0 0 0 0 0 ] ++ builtins.genList (_: 1) 13;
+  };
+  testBindsSayWhatToWrite = {
+    expr = wrong { extraBinds."/nix" = "/srv"; };
+    expected = [
+      "mkSandbox data: extra_binds is a set of values: write places in the sandbox and what is shown there, such as { \"/data\" = \"/srv/data\" }: plain absolute paths, the places apart from each other and from /bin, /dev, /etc, /nix, /proc, /sys, /tmp, /usr, /workspace, /project, the sources outside of /dev, /proc, /sys"
+    ];
+  };
+  testShellOfWrongType = {
+    expr = wrong { fromShell = [ pkgs.jq ]; };
+    expected = [
+      "mkSandbox data: from_shell is a list: write a shell that mkShell made, such as devShells.x86_64-linux.default"
+    ];
+  };
+  # A shell is enough: bash runs in it.
+  testShellAlone = {
+    expr =
+      (mkSandbox {
+        name = "data";
+        fromShell = pkgs.mkShell { };
+      }).metadata.interpreter_type;
+    expected = "bash";
+  };
+  testShellAndInterpreter = {
+    expr =
+      (mkSandbox {
+        name = "data";
+        fromShell = pkgs.mkShell { };
+        interpreter = "python3 -c";
+      }).metadata.interpreter_type;
+    expected = "python";
+  };
+  testNamesInNixStyle = {
+    expr = (metadata {
+      interpreterType = "bash";
+      timeoutSeconds = 5;
+    }).timeout_seconds;
+    expected = 5;
+  };
+
   testMistakesThrow = {
     expr = [
       (throws (mkSandbox { name = "x"; }).outPath)

@@ -18,22 +18,24 @@ const (
 	mostTasks  = 4 << 20
 )
 
-// parse takes the limits off the front of the arguments. 0 is no limit.
-func parse(args []string) (limits watch.Limits, rest []string, err error) {
+// parse takes the limits off the front of the arguments, and the folder of
+// the project's throw-away layer, empty where there is none. 0 is no limit.
+func parse(args []string) (limits watch.Limits, layer string, rest []string, err error) {
 	flags := flag.NewFlagSet("limits", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	memory := flags.Int64("memory-mb", 0, "")
 	flags.IntVar(&limits.Tasks, "pids", 0, "")
+	flags.StringVar(&layer, "layer", "", "")
 	switch err := flags.Parse(args); {
 	case err != nil:
-		return limits, nil, err
+		return limits, "", nil, err
 	case *memory < 0 || *memory > mostMemory:
-		return limits, nil, fmt.Errorf("--memory-mb is %d, it must be from 0 to %d", *memory, mostMemory)
+		return limits, "", nil, fmt.Errorf("--memory-mb is %d, it must be from 0 to %d", *memory, mostMemory)
 	case limits.Tasks < 0 || limits.Tasks > mostTasks:
-		return limits, nil, fmt.Errorf("--pids is %d, it must be from 0 to %d", limits.Tasks, mostTasks)
+		return limits, "", nil, fmt.Errorf("--pids is %d, it must be from 0 to %d", limits.Tasks, mostTasks)
 	}
 	limits.Memory = *memory << 20
-	return limits, flags.Args(), nil
+	return limits, layer, flags.Args(), nil
 }
 
 // limiter is this program as one that becomes a command under limits. Set

@@ -18,7 +18,8 @@
 // LIMITS are --memory-mb MIB and --pids N, of processes and threads: what
 // runs in the sandbox together may use no more. They hold where the agent is
 // the first process of its namespace, and so the sandbox can be told from
-// the rest of the machine.
+// the rest of the machine. --layer FOLDER among them names an overlay whose
+// upper layer lies in memory and counts too.
 package main
 
 import (
@@ -68,12 +69,12 @@ func fail(err error) {
 }
 
 func agent(args []string) (status int, err error) {
-	const usage = "usage: nix-sandbox-agent run|serve [--memory-mb MIB] [--pids N] python|bash|node|command arg|pipe COMMAND..."
+	const usage = "usage: nix-sandbox-agent run|serve [--memory-mb MIB] [--pids N] [--layer FOLDER] python|bash|node|command arg|pipe COMMAND..."
 	if len(args) == 0 {
 		return 0, fmt.Errorf("no arguments; %s", usage)
 	}
 	mode := args[0]
-	limits, words, err := parse(args[1:])
+	limits, layer, words, err := parse(args[1:])
 	switch {
 	case err != nil:
 		return 0, fmt.Errorf("%w; %s", err, usage)
@@ -106,7 +107,11 @@ func agent(args []string) (status int, err error) {
 	}
 	var guard *watch.Watch
 	if first && limits != (watch.Limits{}) {
-		if guard, err = watch.New(limits, spec.Root, "/tmp", "/dev/shm"); err != nil {
+		folders := []string{spec.Root, "/tmp", "/dev/shm"}
+		if layer != "" {
+			folders = append(folders, layer)
+		}
+		if guard, err = watch.New(limits, folders...); err != nil {
 			return 0, err
 		}
 		spec.Limits = watch.Rlimits(limits)

@@ -58,7 +58,7 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	project, err := spec.ReadProject(os.Getenv("PROJECT_DIR"), os.Getenv("PROJECT_MOUNT"))
+	project, err := spec.ReadProject(os.Getenv("PROJECT_DIR"), os.Getenv("PROJECT_MOUNT"), os.Getenv("PROJECT_MODE"))
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,31 @@
+package jail
+
+import (
+	"fmt"
+	"os"
+)
+
+// checkBinds looks for what the sandbox is to see of the host, so that a
+// missing folder is a sentence and not bubblewrap's.
+func (s *Spec) checkBinds() error {
+	for _, bind := range s.Binds {
+		refuse := func(what string) error {
+			return &Refusal{
+				Problem: fmt.Sprintf("the sandbox shows %s at %s, %s", bind.From, bind.To, what),
+				Hint:    "put a folder or a file there, or build the sandbox with other extraBinds",
+			}
+		}
+		info, err := os.Stat(bind.From)
+		switch {
+		case os.IsNotExist(err):
+			return refuse("which does not exist")
+		case err != nil:
+			return refuse("which cannot be looked at: " + reason(err))
+		// Through a socket or a device, read-only or not, code would speak
+		// with the host.
+		case !info.IsDir() && !info.Mode().IsRegular():
+			return refuse("which is neither a folder nor a file")
+		}
+	}
+	return nil
+}

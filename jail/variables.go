@@ -1,0 +1,51 @@
+package jail
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+)
+
+// maxVariables is the largest file of variables, in bytes: Linux starts no
+// program with more than 2 MiB of them by default.
+const maxVariables = 2 << 20
+
+// variables are the flags that set what the file of variables holds.
+func (s *Spec) variables() ([]string, error) {
+	if s.Variables == "" {
+		return nil, nil
+	}
+	text, err := readVariables(s.Variables)
+	if err != nil {
+		return nil, &Refusal{
+			Problem: fmt.Sprintf("read the sandbox's variables in %s: %v", s.Variables, err),
+			Hint:    "build the sandbox again, so that its parts are in the store",
+		}
+	}
+	var flags []string
+	for entry := range bytes.SplitSeq(text, []byte{0}) {
+		name, value, found := bytes.Cut(entry, []byte("="))
+		if found && len(name) > 0 {
+			flags = append(flags, "--setenv", string(name), string(value))
+		}
+	}
+	return flags, nil
+}
+
+func readVariables(name string) ([]byte, error) {
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, errors.New(reason(err))
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, maxVariables+1))
+	if err != nil {
+		return nil, errors.New(reason(err))
+	}
+	if len(text) > maxVariables {
+		return nil, fmt.Errorf("it is larger than %d bytes", maxVariables)
+	}
+	return text, nil
+}
