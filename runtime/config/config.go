@@ -27,6 +27,13 @@ const (
 	defaultMount    = "/project"
 )
 
+// What code may do with the project: read it, or write into it too, on a layer
+// that is thrown away with the sandbox.
+const (
+	ReadOnly = "readonly"
+	Overlay  = "overlay"
+)
+
 // Bounds of what may be set.
 const (
 	maxSeconds  = 365 * 24 * 3600
@@ -51,6 +58,8 @@ type Config struct {
 	// ProjectDir is absolute and exists; empty where there is no project.
 	ProjectDir   string
 	ProjectMount string
+	// ProjectMode is ReadOnly or Overlay.
+	ProjectMode string
 
 	SessionIdle     time.Duration
 	SessionLifetime time.Duration
@@ -65,6 +74,7 @@ func Read(get func(string) string) (Config, error) {
 		Folders:      folders(get),
 		ProjectDir:   get("PROJECT_DIR"),
 		ProjectMount: get("PROJECT_MOUNT"),
+		ProjectMode:  get("PROJECT_MODE"),
 	}
 	if config.Metadata == "" {
 		return Config{}, &Error{
@@ -97,7 +107,11 @@ func (c Config) Complete(session metadata.Session, project metadata.Project) (Co
 	c.SessionLifetime = cmp.Or(c.SessionLifetime, time.Duration(session.LifetimeSeconds)*time.Second, defaultLifetime)
 	c.SessionMax = cmp.Or(c.SessionMax, defaultSessions)
 	c.ProjectMount = cmp.Or(c.ProjectMount, project.Mount, defaultMount)
+	c.ProjectMode = cmp.Or(c.ProjectMode, project.Mode, ReadOnly)
 	c.ProjectDir = cmp.Or(c.ProjectDir, project.Path)
+	if err := checkMode(c.ProjectMode); err != nil {
+		return Config{}, err
+	}
 	if err := checkMount(c.ProjectMount); err != nil {
 		return Config{}, err
 	}
@@ -165,6 +179,19 @@ func projectDir(dir string) (string, error) {
 // reserved are the folders of a sandbox that a project may not hide.
 func reserved() []string {
 	return []string{"/bin", "/dev", "/etc", "/lib", "/lib64", "/nix", "/proc", "/run", "/sys", "/tmp", "/usr", "/workspace"}
+}
+
+func checkMode(mode string) error {
+	switch mode {
+	case ReadOnly, Overlay:
+		return nil
+	case "readwrite":
+		return &Error{
+			`PROJECT_MODE is "readwrite", and code in a sandbox never changes files of the host`,
+			"set it to overlay: code can write into the project, and what it wrote is thrown away with the call or session",
+		}
+	}
+	return &Error{fmt.Sprintf("PROJECT_MODE is %q", mode), "set it to readonly or overlay, or leave it unset"}
 }
 
 func checkMount(mount string) error {

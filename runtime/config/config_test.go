@@ -36,36 +36,36 @@ func TestComplete(t *testing.T) {
 		"defaults": {
 			variables: map[string]string{"NIX_SANDBOX_METADATA": "{}"},
 			want: Config{
-				Metadata: "{}", Folders: []string{"/etc/nix-sandbox-mcp/sandboxes"}, ProjectMount: "/project",
+				Metadata: "{}", Folders: []string{"/etc/nix-sandbox-mcp/sandboxes"}, ProjectMount: "/project", ProjectMode: "readonly",
 				SessionIdle: 300 * time.Second, SessionLifetime: 3600 * time.Second, SessionMax: 64,
 			},
 		},
 		"the metadata's": {
 			variables: map[string]string{"NIX_SANDBOX_METADATA": "m", "HOME": "/h"},
 			session:   metadata.Session{IdleSeconds: 5, LifetimeSeconds: 6},
-			project:   metadata.Project{Path: dir, Mount: "/code"},
+			project:   metadata.Project{Path: dir, Mount: "/code", Mode: "overlay"},
 			want: Config{
 				Metadata: "m", Folders: []string{"/h/.config/nix-sandbox-mcp/sandboxes", "/etc/nix-sandbox-mcp/sandboxes"},
-				ProjectDir: dir, ProjectMount: "/code",
+				ProjectDir: dir, ProjectMount: "/code", ProjectMode: "overlay",
 				SessionIdle: 5 * time.Second, SessionLifetime: 6 * time.Second, SessionMax: 64,
 			},
 		},
 		"variables win": {
 			variables: map[string]string{
-				"NIX_SANDBOX_METADATA": "m", "NIX_SANDBOX_DIR": "/boxes", "PROJECT_DIR": dir, "PROJECT_MOUNT": "/src/app",
+				"NIX_SANDBOX_METADATA": "m", "NIX_SANDBOX_DIR": "/boxes", "PROJECT_DIR": dir, "PROJECT_MOUNT": "/src/app", "PROJECT_MODE": "readonly",
 				"SESSION_IDLE_TIMEOUT": "1", "SESSION_MAX_LIFETIME": "2", "SESSION_MAX": "3",
 			},
 			session: metadata.Session{IdleSeconds: 5, LifetimeSeconds: 6},
-			project: metadata.Project{Path: "/does/not/exist", Mount: "/code"},
+			project: metadata.Project{Path: "/does/not/exist", Mount: "/code", Mode: "overlay"},
 			want: Config{
-				Metadata: "m", Folders: []string{"/boxes"}, ProjectDir: dir, ProjectMount: "/src/app",
+				Metadata: "m", Folders: []string{"/boxes"}, ProjectDir: dir, ProjectMount: "/src/app", ProjectMode: "readonly",
 				SessionIdle: time.Second, SessionLifetime: 2 * time.Second, SessionMax: 3,
 			},
 		},
 		"the user's own configuration folder": {
 			variables: map[string]string{"NIX_SANDBOX_METADATA": "m", "HOME": "/h", "XDG_CONFIG_HOME": "/x"},
 			want: Config{
-				Metadata: "m", Folders: []string{"/x/nix-sandbox-mcp/sandboxes", "/etc/nix-sandbox-mcp/sandboxes"}, ProjectMount: "/project",
+				Metadata: "m", Folders: []string{"/x/nix-sandbox-mcp/sandboxes", "/etc/nix-sandbox-mcp/sandboxes"}, ProjectMount: "/project", ProjectMode: "readonly",
 				SessionIdle: 300 * time.Second, SessionLifetime: 3600 * time.Second, SessionMax: 64,
 			},
 		},
@@ -121,6 +121,8 @@ func TestWrongValues(t *testing.T) {
 		{"PROJECT_MOUNT", "/nix", `PROJECT_MOUNT is "/nix", which lies in the sandbox's own /nix`},
 		{"PROJECT_MOUNT", "/workspace/project", `PROJECT_MOUNT is "/workspace/project", which lies in the sandbox's own /workspace`},
 		{"PROJECT_MOUNT", "/a\nb", "which holds control characters"},
+		{"PROJECT_MODE", "rw", `PROJECT_MODE is "rw"`},
+		{"PROJECT_MODE", "readwrite", "never changes files of the host"},
 	} {
 		t.Run(test.name+"="+test.value, func(t *testing.T) {
 			variables := map[string]string{"NIX_SANDBOX_METADATA": "m", test.name: test.value}

@@ -78,6 +78,7 @@ type Session struct {
 type Project struct {
 	Path  string
 	Mount string
+	Mode  string
 	// Inherit names the variables of the server's environment that are
 	// passed into every sandbox.
 	Inherit []string
@@ -134,6 +135,7 @@ func (s *Set) server(source string) error {
 	s.Project = Project{
 		Path:    project.text("path", ""),
 		Mount:   project.text("mount_point", ""),
+		Mode:    project.text("mode", ""),
 		Inherit: project.names("inherit_env.vars"),
 	}
 	if err := errors.Join(fields.err, project.err); err != nil {

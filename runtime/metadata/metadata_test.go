@@ -112,7 +112,7 @@ func TestEveryField(t *testing.T) {
 	if diff := cmp.Diff(Session{7, 8}, set.Session); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff(Project{Path: "/p", Mount: "/m", Inherit: []string{"A", "B_1"}}, set.Project); diff != "" {
+	if diff := cmp.Diff(Project{Path: "/p", Mount: "/m", Mode: "readonly", Inherit: []string{"A", "B_1"}}, set.Project); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -19,10 +19,11 @@ const describeBytes = 160
 type listing struct {
 	*catalog.Snapshot
 	project string // where the project is mounted; empty where there is none
+	overlay bool   // whether code may write there, and it is thrown away
 }
 
 // list is what the model is told now.
-func (t *Tool) list() listing { return listing{t.catalog.Now(), t.project} }
+func (t *Tool) list() listing { return listing{t.catalog.Now(), t.project, t.overlay} }
 
 // definition is the tool as tools/list shows it. Every byte of it costs the
 // model's context in every conversation.
@@ -78,7 +79,12 @@ func (l listing) description() string {
 	var text strings.Builder
 	text.WriteString("Run code in a sandbox without network or access to the host. The working directory is /workspace")
 	if l.project != "" {
-		text.WriteString("; the project is at " + l.project + ", read-only")
+		text.WriteString("; the project is at " + l.project)
+		if l.overlay {
+			text.WriteString(", where changes last as long as the sandbox")
+		} else {
+			text.WriteString(", read-only")
+		}
 	}
 	text.WriteString(". Each call starts fresh")
 	if len(l.withSessions()) > 0 {
@@ -94,7 +100,12 @@ func (l listing) instructions() string {
 	text := "Use run to compute, test and analyse; code in it can do no harm. Choose env by the code's language: " +
 		strings.Join(l.Names(), ", ") + "."
 	if l.project != "" {
-		text += " The user's project is at " + l.project + "; copy what is to be changed to /workspace."
+		text += " The user's project is at " + l.project
+		if l.overlay {
+			text += "; what code changes there never reaches the user."
+		} else {
+			text += "; copy what is to be changed to /workspace."
+		}
 	}
 	if len(l.withSessions()) > 0 {
 		text += " For work in steps use one session per task and env."

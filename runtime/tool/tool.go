@@ -30,6 +30,7 @@ const name = "run"
 type Tool struct {
 	catalog *catalog.Catalog
 	project string // where the project is mounted; empty where there is none
+	overlay bool   // whether code may write there, and it is thrown away
 	manager *session.Manager
 	log     *slog.Logger
 	every   time.Duration // progressEvery, but for tests
@@ -40,6 +41,10 @@ type Tool struct {
 func New(environments *catalog.Catalog, project string, manager *session.Manager, log *slog.Logger) *Tool {
 	return &Tool{catalog: environments, project: project, manager: manager, log: log, every: progressEvery}
 }
+
+// ProjectIsOverlaid says that code may write into the project, and that what
+// it writes is thrown away. For the time before the tool is served.
+func (t *Tool) ProjectIsOverlaid() { t.overlay = true }
 
 // Server returns an MCP server that offers the tool. It tells its clients when
 // the list of tools has changed, until the returned function is called.
@@ -66,7 +71,7 @@ func (t *Tool) Server(version string) (s *server.MCPServer, stop func()) {
 		<-offered
 		// A client that is told fetches the list and pays for it, so it is
 		// told of what it would see alone.
-		if next := (listing{after, t.project}).definition(); !reflect.DeepEqual(next, shown) {
+		if next := (listing{after, t.project, t.overlay}).definition(); !reflect.DeepEqual(next, shown) {
 			shown = next
 			s.SetTools(server.ServerTool{Tool: shown, Handler: t.run})
 		}

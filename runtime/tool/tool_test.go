@@ -91,6 +91,7 @@ func TestDescription(t *testing.T) {
 		with, none []string
 	}{
 		"all of it":  {New(catalog.New(described()), "/code", nil, nil), []string{"/code", "read-only", "session", "- python: Python 3 with", "- bash: ", "- node: ", "bash, node, python"}, nil},
+		"overlaid":   {overlaid(New(catalog.New(described()), "/code", nil, nil)), []string{"/code, where changes last", "never reaches the user"}, []string{"read-only", "copy what"}},
 		"no project": {New(catalog.New(described()), "", nil, nil), []string{"session"}, []string{"project", "read-only"}},
 		"no session": {New(catalog.New(stateless), "", nil, nil), []string{"- lua: Lua 5.4"}, []string{"session"}},
 	} {
@@ -108,6 +109,11 @@ func TestDescription(t *testing.T) {
 			}
 		})
 	}
+}
+
+func overlaid(t *Tool) *Tool {
+	t.ProjectIsOverlaid()
+	return t
 }
 
 func TestDefinition(t *testing.T) {

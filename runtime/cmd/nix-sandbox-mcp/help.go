@@ -36,8 +36,9 @@ func help() command {
 }
 
 // variables are what the environment may set, in the help.
-const variables = `PROJECT_DIR            folder to show in every sandbox, read-only
+const variables = `PROJECT_DIR            folder to show in every sandbox
 PROJECT_MOUNT          where it is shown (/project)
+PROJECT_MODE           readonly, or overlay: code may write, and it is thrown away (readonly)
 SESSION_IDLE_TIMEOUT   seconds until an unused session ends (300)
 SESSION_MAX_LIFETIME   seconds until a session ends (3600)
 SESSION_MAX            how many sessions live at once (64)

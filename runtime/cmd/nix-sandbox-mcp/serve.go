@@ -81,7 +81,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	var mount string
 	if settings.ProjectDir != "" {
 		mount = settings.ProjectMount
-		environ = []string{"PROJECT_DIR=" + settings.ProjectDir, "PROJECT_MOUNT=" + mount}
+		environ = []string{"PROJECT_DIR=" + settings.ProjectDir, "PROJECT_MOUNT=" + mount, "PROJECT_MODE=" + settings.ProjectMode}
 	}
 
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -101,6 +101,9 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	}, inherited, log)
 	environments := catalog.New(set)
 	run := tool.New(environments, mount, manager, log)
+	if settings.ProjectMode == config.Overlay {
+		run.ProjectIsOverlaid()
+	}
 	offer, silence := run.Server(release())
 	defer silence()
 
