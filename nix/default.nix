@@ -29,7 +29,7 @@ let
       interpreter
       ;
   };
-  toml = import ./lib/fromToml.nix {
+  configuration = import ./lib/configuration.nix {
     inherit
       pkgs
       options
@@ -38,6 +38,19 @@ let
       sandbox
       ;
   };
+  toml = import ./lib/fromToml.nix {
+    inherit
+      lib
+      options
+      check
+      configuration
+      ;
+  };
+  project = import ./lib/fromProject.nix {
+    inherit lib check sandbox;
+    inherit (pkgs.stdenv.hostPlatform) system;
+  };
+  written = import ./lib/fromOptions.nix { inherit options check configuration; };
   server = import ./lib/mkServer.nix {
     inherit
       pkgs
@@ -57,6 +70,12 @@ in
   # A TOML file, or a set of the same shape -> { environments; session; project; }.
   fromToml = toml.make;
 
+  # { prefix; values; }: where a module's options are, and what they hold -> the same.
+  fromOptions = written.make;
+
+  # { project } -> the artifact of a project's own development shell.
+  fromProject = project.make;
+
   # { config } or what fromToml gives -> the server.
   mkServer = server.make;
 
@@ -65,6 +84,8 @@ in
   problems = {
     mkSandbox = sandbox.problems;
     fromToml = toml.problems;
+    fromOptions = written.problems;
+    fromProject = project.problems;
     mkServer = server.problems;
   };
 

@@ -11,6 +11,7 @@ let
 in
 {
   mkSandbox = withPkgs "mkSandbox" (library: library.mkSandbox);
+  fromProject = withPkgs "fromProject" (library: library.fromProject);
   mkServer = withPkgs "mkServer" (library: library.mkServer);
   fromToml = withPkgs "fromToml" (library: args: library.fromToml args.config);
 }

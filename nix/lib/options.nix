@@ -113,6 +113,18 @@ let
     };
   };
 
+  preset = {
+    type = types.choice presets;
+    nullable = true;
+    doc = "The ready-made environment to start from.";
+  };
+
+  from_shell = {
+    type = types.shell;
+    nullable = true;
+    doc = "A development shell whose programs and exported variables are in the sandbox too. Its shellHook does not run. Without an interpreter the sandbox runs bash.";
+  };
+
   isShared = option: option.shared or false;
 in
 {
@@ -128,24 +140,31 @@ in
       default = [ ];
       doc = "What is in the sandbox: their programs are on its PATH.";
     };
-    from_shell = {
-      type = types.shell;
-      nullable = true;
-      doc = "A development shell whose programs and exported variables are in the sandbox too. Its shellHook does not run. Without an interpreter the sandbox runs bash.";
-    };
+    inherit from_shell;
   };
 
   # [environments.NAME] in TOML.
   environment = sandbox // {
-    preset = {
-      type = types.choice presets;
-      nullable = true;
-      doc = "The ready-made environment to start from.";
-    };
+    inherit preset;
     packages = {
       type = types.lines;
       default = [ ];
       doc = "Names of nixpkgs' packages, such as `imagemagick`; they join those of the preset.";
+    };
+  };
+
+  # environments.NAME in a module.
+  module = sandbox // {
+    inherit preset from_shell;
+    packages = {
+      type = types.packagesOrNames;
+      default = [ ];
+      doc = "Packages, or names of nixpkgs' packages; they join those of the preset.";
+    };
+    sandbox = {
+      type = types.artifact;
+      nullable = true;
+      doc = "A sandbox that mkSandbox made, in place of all other options.";
     };
   };
 
@@ -184,6 +203,11 @@ in
       } [ "readonly" "overlay" ];
       default = "readonly";
       doc = "What code may do with the project: read it, or (`overlay`) also write into it, on a layer of at most workspace_mb that is thrown away with the sandbox.";
+    };
+    use_flake = {
+      type = types.boolean;
+      default = false;
+      doc = "Whether the project's devShells.default is an environment too, called `project`. Nix builds it when the server starts.";
     };
     inherit_env = {
       type = types.inherited;

@@ -82,6 +82,21 @@ rec {
     wanted = "a list of packages";
   };
 
+  packagesOrNames = {
+    accepts = v: isList v && all (p: isLine 200 p || (isAttrs p && p ? outPath)) v;
+    wanted = "a list of packages, or of their names in quotes";
+  };
+
+  artifact = {
+    accepts = v: isAttrs v && v ? outPath && isAttrs (v.metadata or null);
+    wanted = "what mkSandbox gives";
+  };
+
+  boolean = {
+    accepts = builtins.isBool;
+    wanted = "true or false";
+  };
+
   variables = {
     accepts = v: isAttrs v && !(v ? outPath) && all isVariable (attrNames v) && all isString (attrValues v);
     wanted = "variables and their values in quotes, such as { TZ = \"UTC\" }";

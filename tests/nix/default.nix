@@ -24,4 +24,5 @@ import ./check.nix arguments
 // import ./mkSandbox.nix arguments
 // import ./fromToml.nix arguments
 // import ./mkServer.nix arguments
+// import ./fromProject.nix arguments
 // import ./jail.nix arguments

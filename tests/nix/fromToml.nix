@@ -161,6 +161,7 @@ in
         path = "/home/me";
         mount_point = "/project";
         mode = "readonly";
+        use_flake = false;
         inherit_env = null;
       };
     };
@@ -295,9 +296,13 @@ in
     ];
   };
   testTomlUseFlake = {
-    expr = wrong "${python}[project]\nuse_flake = true\n";
+    expr = map (value: wrong "${python}[project]\nuse_flake = ${value}\n") [
+      "true"
+      "1"
+    ];
     expected = [
-      "config: [project] use_flake belongs to a server's start, not to its build: which project it will be is not known before, so leave it out"
+      [ ]
+      [ "config: [project] use_flake is 1: write true or false" ]
     ];
   };
   testTomlProjectMode = {

@@ -32,6 +32,7 @@ in
       project = {
         mount_point = "/src";
         mode = "readonly";
+        use_flake = false;
       };
     };
   };

@@ -1,0 +1,134 @@
+# A configuration, wherever it was written: { defaults; environments; project;
+# session; } becomes artifacts. Each environment is a preset, packages of its
+# own, or both, completed by the defaults, and made by mkSandbox like any
+# other sandbox.
+#
+# A dialect says how such values are written somewhere:
+#
+#   {
+#     place         a table's name -> the words that name it in a sentence
+#     top           the words that name the whole
+#     environment   the options of an environment
+#     example       what to write where there is no environment at all
+#   }
+{
+  pkgs,
+  options,
+  check,
+  environments,
+  sandbox,
+}:
+let
+  inherit (pkgs) lib;
+  inherit (builtins) isAttrs isString toJSON;
+
+  tables = [
+    "defaults"
+    "environments"
+    "project"
+    "session"
+  ];
+
+  # pkgs.a.b for "a.b", or null; a package is itself.
+  package =
+    named:
+    let
+      found = if isString named then lib.attrByPath (lib.splitString "." named) null pkgs else named;
+    in
+    if isAttrs found && found ? outPath then found else null;
+
+  isGiven = key: values: values.${key} or null != null;
+
+  environmentProblems =
+    dialect: name: values:
+    let
+      place = dialect.place "environments.${name}";
+      plain = check.table place dialect.environment values;
+      named = check.values place { name = options.mkSandbox.name; } { inherit name; };
+      absent = lib.filter (p: package p == null) (values.packages or [ ]);
+      # An artifact is whole: its other options were said when it was made.
+      beside = lib.filter (key: key != "sandbox" && isGiven key values) (lib.attrNames values);
+      called = values.sandbox.metadata.name or null;
+    in
+    if named != [ ] then
+      named
+    else if !(isAttrs values) then
+      [ "${place} is ${check.show values}: write a table" ]
+    else if plain != [ ] then
+      plain
+    else if isGiven "sandbox" values then
+      if beside != [ ] then
+        [ "${place} has ${lib.head beside} beside sandbox: write it where that sandbox is made" ]
+      else
+        lib.optional (called != name)
+          "${place} sandbox is called ${toJSON called}: write environments.${called}, or give it this name where it is made"
+    else if absent != [ ] then
+      map (p: "${place} packages names ${toJSON p}: nixpkgs has no package of that name") absent
+    else if
+      !(isGiven "preset" values)
+      && !(isGiven "from_shell" values)
+      && values.packages or [ ] == [ ]
+    then
+      [
+        "${place} has nothing in it: write preset = ${options.environment.preset.type.wanted}, or packages = [ … ]"
+      ]
+    else
+      sandbox.problemsAt place (arguments { } name values);
+
+  # What mkSandbox gets for one environment.
+  arguments =
+    defaults: name: values:
+    let
+      own = lib.filterAttrs (_: v: v != null) values;
+      preset = if own ? preset then environments.${own.preset} else { packages = [ ]; };
+    in
+    # An environment's own interpreter is not of the preset's type.
+    (if own ? interpreter then removeAttrs preset [ "interpreter_type" ] else preset)
+    // defaults
+    // removeAttrs own [ "preset" ]
+    // {
+      inherit name;
+      packages = preset.packages ++ map package (own.packages or [ ]);
+    };
+in
+{
+  inherit environmentProblems;
+
+  # What is wrong with all but the environments, and then with each of those
+  # by `each`, which for most is environmentProblems.
+  problems =
+    dialect: each: values:
+    let
+      isTable = table: isAttrs (values.${table} or { });
+      wrong = lib.filter (table: !(isTable table)) tables;
+      simple = table: check.table (dialect.place table) options.${table} (values.${table} or { });
+      declared = values.environments or { };
+    in
+    check.unknown dialect.top "table" tables values
+    ++ map (
+      table: "${dialect.place table} is ${check.show values.${table}}: write a table"
+    ) wrong
+    ++ lib.optionals (wrong == [ ]) (
+      simple "defaults"
+      ++ simple "session"
+      ++ simple "project"
+      ++ lib.optional (
+        declared == { } && dialect.example != null
+      ) "${dialect.top} has no environment: write ${dialect.example}"
+      ++ lib.concatLists (lib.mapAttrsToList each declared)
+    );
+
+  build =
+    values:
+    let
+      defaults = lib.filterAttrs (_: v: v != null) (values.defaults or { });
+    in
+    {
+      environments = lib.mapAttrs (
+        name: own:
+        if isGiven "sandbox" own then own.sandbox else sandbox.build (arguments defaults name own)
+      ) (values.environments or { });
+      session = check.complete options.session (values.session or { });
+      project = check.complete options.project (values.project or { });
+    };
+}

@@ -1,0 +1,28 @@
+# fromOptions turns what a module's options hold into artifacts: fromToml's
+# values, with packages as well as their names, shells, and artifacts that are
+# made already.
+{
+  options,
+  check,
+  configuration,
+}:
+let
+  dialect = prefix: {
+    place = table: "${prefix}.${table}:";
+    top = "${prefix}:";
+    environment = options.module;
+    example = null;
+  };
+
+  problems =
+    { prefix, values }:
+    let
+      words = dialect prefix;
+    in
+    configuration.problems words (configuration.environmentProblems words) values;
+in
+{
+  inherit problems;
+
+  make = args: check.orThrow (problems args) (configuration.build args.values);
+}
