@@ -21,6 +21,17 @@
     {
       lib = import ./nix/flake-lib.nix;
 
+      # By their paths: imported twice, a module counts once.
+      flakeModules.default = ./modules/flake-parts.nix;
+      flakeModule = self.flakeModules.default; # convention
+      nixosModules.default = ./modules/nixos.nix;
+      homeModules.default = ./modules/home-manager.nix;
+
+      templates.default = {
+        path = ./templates/default;
+        description = "A flake with a sandbox of its own and a server for it";
+      };
+
       overlays.default = final: _: { nix-sandbox-mcp = import ./nix { pkgs = final; }; };
 
       packages = eachSystem (

@@ -79,6 +79,15 @@ in
   # { config } or what fromToml gives -> the server.
   mkServer = server.make;
 
+  # What modules for a machine or a user install: { environments; server; }.
+  installed = import ./lib/installed.nix {
+    fromOptions = written.make;
+    mkServer = server.make;
+  };
+
+  # An artifact -> a check that runs code in it.
+  tryOut = import ./lib/tryOut.nix { inherit pkgs; };
+
   # What is wrong with the argument of the function of that name, as a list of
   # sentences; the functions themselves throw the first.
   problems = {

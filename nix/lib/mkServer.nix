@@ -14,6 +14,7 @@ let
   arguments = [
     "config"
     "environments"
+    "flakeRefs"
     "project"
     "session"
   ];
@@ -52,7 +53,11 @@ let
       map (a: "mkServer: environments has ${check.show a} in it: write what mkSandbox gives") strangers
     else
       map (name: "mkServer: two environments are called ${toJSON name}: rename one of them") twice
-      ++ lib.optional (all == [ ]) "mkServer: has no environment: write config = ./config.toml or environments = [ … ]"
+      # An empty list is a server for what sandbox folders hold.
+      ++ lib.optional (
+        all == [ ] && !(args ? environments) && !(args ? flakeRefs)
+      ) "mkServer: has no environment: write config = ./config.toml or environments = [ … ]"
+      ++ check.values "mkServer:" { inherit (options) flakeRefs; } (builtins.intersectAttrs { flakeRefs = null; } args)
       ++ lib.optionals (args ? session) (check.table "mkServer: session:" options.session args.session)
       ++ lib.optionals (args ? project) (check.table "mkServer: project:" options.project args.project);
 
@@ -84,6 +89,7 @@ let
     args:
     let
       metadata = metadataOf args;
+      flakeRefs = lib.concatStringsSep "," (args.flakeRefs or [ ]);
       server =
         pkgs.runCommandLocal "nix-sandbox-mcp-${programs.version}"
           {
@@ -102,6 +108,10 @@ let
             cat > $out/bin/nix-sandbox-mcp <<EOF
             #!${pkgs.runtimeShell}
             export NIX_SANDBOX_METADATA="\''${NIX_SANDBOX_METADATA-$out/share/nix-sandbox-mcp/metadata.json}"
+            ${lib.optionalString (flakeRefs != "") ''
+              NIX_SANDBOX_ENVS=${lib.escapeShellArg flakeRefs}"\''${NIX_SANDBOX_ENVS:+,\$NIX_SANDBOX_ENVS}"
+              export NIX_SANDBOX_ENVS
+            ''}
             exec ${lib.getExe programs.runtime} "\$@"
             EOF
             chmod +x $out/bin/nix-sandbox-mcp

@@ -171,6 +171,13 @@ in
   # [defaults] in TOML: environments that do not say otherwise.
   defaults = lib.filterAttrs (_: isShared) sandbox;
 
+  # What mkServer's wrapper builds when the server starts.
+  flakeRefs = {
+    type = types.references;
+    default = [ ];
+    doc = "Flake references of sandboxes that are built in the background when the server starts; those that NIX_SANDBOX_ENVS names then are added.";
+  };
+
   # [session]
   session = {
     idle_timeout_seconds = {

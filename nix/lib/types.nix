@@ -92,6 +92,11 @@ rec {
     wanted = "what mkSandbox gives";
   };
 
+  references = {
+    accepts = v: isList v && all (r: isString r && match "[^#, \t\n]+#[^#, \t\n]+" r != null) v;
+    wanted = "a list of flake references with what to build, such as [ \"github:me/sandboxes#data\" ]";
+  };
+
   boolean = {
     accepts = builtins.isBool;
     wanted = "true or false";

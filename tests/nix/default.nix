@@ -1,8 +1,13 @@
 # Tests of the Nix code by evaluation alone: { testX = { expr; expected; }; },
 # the shape that lib.runTests and nix-unit read too.
 #
-# No Go program is needed, and nothing is built.
-{ pkgs }:
+# No Go program is needed, and nothing is built. The modules want nixpkgs'
+# module system, which a package set may lack: then `moduleLib` is null, and
+# their tests are not among these.
+{
+  pkgs,
+  moduleLib ? if (builtins.tryEval (pkgs.lib ? evalModules && builtins.isFunction pkgs.lib.evalModules)).value or false then pkgs.lib else null,
+}:
 let
   inherit (pkgs) lib;
 
@@ -26,3 +31,4 @@ import ./check.nix arguments
 // import ./mkServer.nix arguments
 // import ./fromProject.nix arguments
 // import ./jail.nix arguments
+// lib.optionalAttrs (moduleLib != null) (import ./modules.nix (arguments // { inherit moduleLib; }))

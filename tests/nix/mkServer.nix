@@ -73,7 +73,7 @@ in
   testServerUnknownArgument = {
     expr = problems.mkServer { confg = ./x.toml; };
     expected = [
-      "mkServer: has no argument \"confg\" (did you mean \"config\"?): write one of config, environments, project, session"
+      "mkServer: has no argument \"confg\" (did you mean \"config\"?): write one of config, environments, flakeRefs, project, session"
     ];
   };
   testServerTwoOfOneName = {
@@ -121,6 +121,39 @@ in
     };
     expected = [
       "mkServer: session: has no option \"idle\": write one of idle_timeout_seconds, max_lifetime_seconds"
+    ];
+  };
+  testServerForFolders = {
+    expr = (mkServer { environments = [ ]; }).metadata.environments;
+    expected = { };
+  };
+  testServerReferences = {
+    expr = map (flakeRefs: builtins.length (problems.mkServer { inherit flakeRefs; })) [
+      [ ]
+      [ ".#x" ]
+      [
+        "github:me/sandboxes/v1?dir=nix#a.b"
+        "/srv/flake#x"
+      ]
+      [ "github:me/sandboxes" ]
+      [ "a#b,c#d" ]
+      [ "a #b" ]
+      "a#b"
+    ];
+    expected = [
+      0
+      0
+      0
+      1
+      1
+      1
+      1
+    ];
+  };
+  testServerReferencesSayWhatToWrite = {
+    expr = problems.mkServer { flakeRefs = [ "github:me/sandboxes" ]; };
+    expected = [
+      "mkServer: flakeRefs is a list: write a list of flake references with what to build, such as [ \"github:me/sandboxes#data\" ]"
     ];
   };
   testServerMistakesThrow = {

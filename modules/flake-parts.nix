@@ -1,0 +1,69 @@
+# The module for flake-parts:
+#
+#   imports = [ inputs.nix-sandbox-mcp.flakeModules.default ];
+#   perSystem.nix-sandbox-mcp.environments.python.preset = "python";
+#
+# gives packages.nix-sandbox-mcp (the server), packages.sandbox-NAME, an app,
+# and a check for each environment that runs code in it.
+# `nix eval .#nix-sandbox-mcp.metadata --json` shows what the server is made of.
+{ lib, flake-parts-lib, ... }:
+let
+  declared = import ./options.nix { inherit lib; };
+in
+{
+  options.perSystem = flake-parts-lib.mkPerSystemOption (
+    { config, pkgs, ... }:
+    let
+      cfg = config.nix-sandbox-mcp;
+      library = import ../nix { inherit pkgs; };
+      values = declared.values cfg;
+
+      # The project of a flake is the flake: its shell is known here.
+      shell = config.devShells.default or (throw "perSystem.nix-sandbox-mcp.project: use_flake is true and there is no devShells.default: write one with mkShell, or leave use_flake out");
+      useFlake = values.project.use_flake or false == true;
+
+      written = library.fromOptions {
+        prefix = "perSystem.nix-sandbox-mcp";
+        values = values // {
+          project = if useFlake then removeAttrs values.project [ "use_flake" ] else values.project;
+          environments =
+            lib.optionalAttrs useFlake {
+              project = {
+                from_shell = shell;
+                description = "The project's own development shell, in bash";
+              };
+            }
+            // values.environments;
+        };
+      };
+      server = library.mkServer (written // { inherit (cfg) flakeRefs; });
+    in
+    {
+      options.nix-sandbox-mcp = declared.options // {
+        enable = lib.mkOption {
+          type = lib.types.bool;
+          default = cfg.environments != { } || cfg.flakeRefs != [ ] || useFlake;
+          defaultText = lib.literalExpression "environments, flakeRefs or project.use_flake is set";
+          description = "Whether this system has the server.";
+        };
+      };
+
+      config = lib.mkIf cfg.enable {
+        packages = {
+          nix-sandbox-mcp = server;
+        }
+        // lib.mapAttrs' (name: lib.nameValuePair "sandbox-${name}") server.environments;
+
+        apps.nix-sandbox-mcp = {
+          type = "app";
+          program = lib.getExe server;
+          meta.description = "Serve this flake's sandboxes to a language model";
+        };
+
+        checks = lib.mapAttrs' (
+          name: artifact: lib.nameValuePair "sandbox-${name}" (library.tryOut artifact)
+        ) server.environments;
+      };
+    }
+  );
+}

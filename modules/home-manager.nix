@@ -1,0 +1,58 @@
+# The module for home-manager:
+#
+#   imports = [ inputs.nix-sandbox-mcp.homeModules.default ];
+#   programs.nix-sandbox-mcp = {
+#     enable = true;
+#     environments.python.preset = "python";
+#   };
+#
+# gives every MCP client that home-manager configures the server
+# (programs.mcp.servers.nix-sandbox; programs.mcp.enable stays the user's to
+# set), and puts the environments into the user's sandbox folder.
+{
+  config,
+  lib,
+  pkgs,
+  ...
+}:
+let
+  declared = import ./options.nix { inherit lib; };
+  cfg = config.programs.nix-sandbox-mcp;
+  library = import ../nix { inherit pkgs; };
+  installed = library.installed {
+    prefix = "programs.nix-sandbox-mcp";
+    values = declared.values cfg;
+    inherit (cfg) flakeRefs;
+  };
+in
+{
+  options.programs.nix-sandbox-mcp = declared.options // {
+    enable = lib.mkEnableOption "sandboxes for language models, over the Model Context Protocol";
+    package = lib.mkOption {
+      type = lib.types.package;
+      default = installed.server;
+      defaultText = lib.literalExpression "a server with the settings of this module";
+      description = "The server.";
+    };
+    env = lib.mkOption {
+      type = lib.types.attrsOf lib.types.str;
+      default = { };
+      example = {
+        PROJECT_DIR = "/home/me/project";
+      };
+      description = "Variables of the server's environment, as clients are told to set them. They lie in the store, so no secrets.";
+    };
+  };
+
+  config = lib.mkIf cfg.enable {
+    home.packages = [ cfg.package ];
+    programs.mcp.servers.nix-sandbox = {
+      command = lib.getExe cfg.package;
+      args = [ "--stdio" ];
+      inherit (cfg) env;
+    };
+    xdg.configFile = lib.mapAttrs' (
+      name: artifact: lib.nameValuePair "nix-sandbox-mcp/sandboxes/${name}" { source = artifact; }
+    ) installed.environments;
+  };
+}

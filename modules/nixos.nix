@@ -1,0 +1,45 @@
+# The module for NixOS:
+#
+#   imports = [ inputs.nix-sandbox-mcp.nixosModules.default ];
+#   services.nix-sandbox-mcp = {
+#     enable = true;
+#     environments.python.preset = "python";
+#   };
+#
+# puts the command nix-sandbox-mcp on everybody's PATH and the environments
+# where every server of the machine looks for sandboxes, so that those that
+# run take up what a rebuild of the system changes.
+{
+  config,
+  lib,
+  pkgs,
+  ...
+}:
+let
+  declared = import ./options.nix { inherit lib; };
+  cfg = config.services.nix-sandbox-mcp;
+  library = import ../nix { inherit pkgs; };
+  installed = library.installed {
+    prefix = "services.nix-sandbox-mcp";
+    values = declared.values cfg;
+    inherit (cfg) flakeRefs;
+  };
+in
+{
+  options.services.nix-sandbox-mcp = declared.options // {
+    enable = lib.mkEnableOption "sandboxes for language models, over the Model Context Protocol";
+    package = lib.mkOption {
+      type = lib.types.package;
+      default = installed.server;
+      defaultText = lib.literalExpression "a server with the settings of this module";
+      description = "The server.";
+    };
+  };
+
+  config = lib.mkIf cfg.enable {
+    environment.systemPackages = [ cfg.package ];
+    environment.etc = lib.mapAttrs' (
+      name: artifact: lib.nameValuePair "nix-sandbox-mcp/sandboxes/${name}" { source = artifact; }
+    ) installed.environments;
+  };
+}

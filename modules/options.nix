@@ -1,0 +1,108 @@
+# The options of every module, made from nix/lib/options.nix, where names,
+# ranges, defaults and descriptions are declared.
+#
+# Values are not checked by their types here: what is wrong with them is said
+# by the same sentences as everywhere else, with the option's place.
+{ lib }:
+let
+  inherit (lib) mkOption types;
+
+  # Nothing of a package set is needed to know what can be written.
+  rows = import ../nix/lib/options.nix {
+    inherit lib;
+    presets = builtins.attrNames (import ../nix/environments { pkgs = { }; });
+    backends = builtins.attrNames (import ../nix/backends { pkgs = { }; programs = { }; });
+  };
+
+  isPlainSet = value: lib.isAttrs value && !(value ? outPath);
+
+  # Lists join and sets merge; of anything else there is one.
+  merge =
+    location: definitions:
+    let
+      values = map (definition: definition.value) definitions;
+    in
+    if lib.all lib.isList values then
+      lib.concatLists values
+    else if lib.all isPlainSet values then
+      lib.foldl' (all: more: all // more) { } values
+    else
+      lib.mergeEqualOption location definitions;
+
+  unchecked =
+    wanted:
+    lib.mkOptionType {
+      name = "value";
+      description = wanted;
+      check = _: true;
+      inherit merge;
+    };
+
+  # What is left out is completed where artifacts are made, from [defaults]
+  # first; so its default is null, and the text says what that comes to.
+  option =
+    row:
+    mkOption {
+      type = unchecked row.type.wanted;
+      default = null;
+      defaultText = lib.literalExpression (
+        if row.default or null == null then "null" else builtins.toJSON row.default
+      );
+      example = row.example or null;
+      description = row.doc;
+    };
+
+  # Keys that are no options reach our own sentence about them.
+  table =
+    rows:
+    types.submodule {
+      freeformType = types.lazyAttrsOf (unchecked "anything");
+      options = lib.mapAttrs (_: option) rows;
+    };
+
+  given = lib.filterAttrs (_: value: value != null);
+in
+{
+  inherit rows;
+
+  options = {
+    environments = mkOption {
+      type = types.lazyAttrsOf (table rows.module);
+      default = { };
+      example = lib.literalExpression ''{ python.preset = "python"; }'';
+      description = "Places to run code, by the name that the model asks for.";
+    };
+    defaults = mkOption {
+      type = table rows.defaults;
+      default = { };
+      example = lib.literalExpression "{ timeout_seconds = 60; }";
+      description = "Limits of every environment that does not say otherwise.";
+    };
+    session = mkOption {
+      type = table rows.session;
+      default = { };
+      example = lib.literalExpression "{ idle_timeout_seconds = 600; }";
+      description = "How long sessions live.";
+    };
+    project = mkOption {
+      type = table rows.project;
+      default = { };
+      example = lib.literalExpression ''{ mode = "overlay"; }'';
+      description = "The folder that every sandbox sees.";
+    };
+    flakeRefs = mkOption {
+      type = unchecked rows.flakeRefs.type.wanted;
+      default = [ ];
+      example = [ "github:me/sandboxes#data" ];
+      description = rows.flakeRefs.doc;
+    };
+  };
+
+  # What the options hold, as fromOptions takes it.
+  values = config: {
+    environments = lib.mapAttrs (_: given) config.environments;
+    defaults = given config.defaults;
+    session = given config.session;
+    project = given config.project;
+  };
+}

@@ -1,0 +1,23 @@
+# What is installed on a machine or for a user: the environments, for their
+# sandbox folder, and a server that has the settings and finds the
+# environments there, like every other server that looks into the folder.
+{
+  fromOptions,
+  mkServer,
+}:
+{
+  prefix,
+  values,
+  flakeRefs,
+}:
+let
+  written = fromOptions { inherit prefix values; };
+in
+{
+  inherit (written) environments;
+  server = mkServer {
+    environments = { };
+    inherit (written) session project;
+    inherit flakeRefs;
+  };
+}

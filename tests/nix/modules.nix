@@ -1,0 +1,383 @@
+# The modules, evaluated with stand-ins for what flake-parts, NixOS and
+# home-manager declare. This takes nixpkgs' module system.
+{
+  pkgs,
+  # nixpkgs.lib, with evalModules.
+  moduleLib,
+  ...
+}:
+let
+  # As the modules have it, with the programs.
+  library = import ../../nix { inherit pkgs; };
+
+  inherit (moduleLib) mkOption types;
+
+  anything = mkOption {
+    type = types.lazyAttrsOf types.raw;
+    default = { };
+  };
+  list = mkOption {
+    type = types.listOf types.raw;
+    default = [ ];
+  };
+
+  evaluate =
+    modules:
+    (moduleLib.evalModules {
+      modules = [ { _module.args = { inherit pkgs; }; } ] ++ modules;
+    }).config;
+
+  nixos =
+    settings:
+    evaluate [
+      ../../modules/nixos.nix
+      {
+        options.environment = {
+          systemPackages = list;
+          etc = anything;
+        };
+        config.services.nix-sandbox-mcp = settings;
+      }
+    ];
+
+  home =
+    settings:
+    evaluate [
+      ../../modules/home-manager.nix
+      {
+        options = {
+          home.packages = list;
+          xdg.configFile = anything;
+          programs.mcp.servers = anything;
+        };
+        config.programs.nix-sandbox-mcp = settings;
+      }
+    ];
+
+  # What flake-parts gives to a module, and one system of it.
+  flake-parts-lib.mkPerSystemOption =
+    module:
+    mkOption {
+      type = types.deferredModuleWith { staticModules = [ module ]; };
+    };
+  flakeParts =
+    settings: more:
+    let
+      top = moduleLib.evalModules {
+        specialArgs = { inherit flake-parts-lib; };
+        modules = [
+          ../../modules/flake-parts.nix
+          { perSystem.nix-sandbox-mcp = settings; }
+        ];
+      };
+    in
+    evaluate [
+      top.config.perSystem
+      {
+        options = {
+          packages = anything;
+          apps = anything;
+          checks = anything;
+          devShells = anything;
+        };
+        config = more;
+      }
+    ];
+
+  data = library.mkSandbox {
+    name = "data";
+    packages = [ pkgs.bash ];
+    interpreter_type = "bash";
+  };
+
+  # An example of everything that all modules take.
+  settings = {
+    environments = {
+      python.preset = "python";
+      perl = {
+        packages = [
+          pkgs.perl
+          "jq"
+        ];
+        interpreter = "perl -e";
+        timeout_seconds = 5;
+      };
+      data.sandbox = data;
+    };
+    defaults.timeout_seconds = 60;
+    session.idle_timeout_seconds = 9;
+    project.mode = "overlay";
+    flakeRefs = [ "github:me/sandboxes#x" ];
+  };
+
+  names = builtins.attrNames;
+  wrong =
+    evaluated: builtins.tryEval (builtins.deepSeq (map (p: p.outPath) evaluated) null);
+  problems = values: library.problems.fromOptions {
+    prefix = "services.nix-sandbox-mcp";
+    inherit values;
+  };
+in
+{
+  testNixosOff = {
+    expr = (nixos { environments.x.preset = "none"; }).environment;
+    expected = {
+      systemPackages = [ ];
+      etc = { };
+    };
+  };
+  testNixosInstalls = {
+    expr =
+      let
+        system = (nixos (settings // { enable = true; })).environment;
+      in
+      [
+        (names system.etc)
+        (map (p: p.meta.mainProgram) system.systemPackages)
+        (map (p: removeAttrs p.metadata [ "schema" ]) system.systemPackages)
+      ];
+    expected = [
+      [
+        "nix-sandbox-mcp/sandboxes/data"
+        "nix-sandbox-mcp/sandboxes/perl"
+        "nix-sandbox-mcp/sandboxes/python"
+      ]
+      [ "nix-sandbox-mcp" ]
+      [
+        {
+          environments = { };
+          session = {
+            idle_timeout_seconds = 9;
+            max_lifetime_seconds = 3600;
+          };
+          project = {
+            mode = "overlay";
+            mount_point = "/project";
+            use_flake = false;
+          };
+        }
+      ]
+    ];
+  };
+  # One implementation: what a module makes is what mkSandbox makes.
+  testNixosArtifactsAreMkSandboxs = {
+    expr =
+      let
+        inherit ((nixos (settings // { enable = true; })).environment) etc;
+        source = name: etc."nix-sandbox-mcp/sandboxes/${name}".source.outPath;
+      in
+      [
+        (source "data" == data.outPath)
+        (
+          source "perl"
+          == (library.mkSandbox {
+            name = "perl";
+            packages = [
+              pkgs.perl
+              pkgs.jq
+            ];
+            interpreter = "perl -e";
+            timeout_seconds = 5;
+          }).outPath
+        )
+      ];
+    expected = [
+      true
+      true
+    ];
+  };
+  testNixosDefaultsReachEnvironments = {
+    expr =
+      let
+        inherit ((nixos (settings // { enable = true; })).environment) etc;
+      in
+      map (name: etc."nix-sandbox-mcp/sandboxes/${name}".source.metadata.timeout_seconds) [
+        "python"
+        "perl"
+        "data"
+      ];
+    expected = [
+      60
+      5
+      30
+    ];
+  };
+  testNixosPackageOfOnesOwn = {
+    expr =
+      (nixos {
+        enable = true;
+        package = pkgs.jq;
+      }).environment.systemPackages == [ pkgs.jq ];
+    expected = true;
+  };
+  # Several files of a configuration may say parts of one environment.
+  testDefinitionsMerge = {
+    expr =
+      (evaluate [
+        ../../modules/nixos.nix
+        {
+          options.environment = {
+            systemPackages = list;
+            etc = anything;
+          };
+          config.services.nix-sandbox-mcp = {
+            enable = true;
+            environments.x.packages = [ "bash" ];
+            environments.x.env.A = "1";
+          };
+        }
+        {
+          services.nix-sandbox-mcp.environments.x = {
+            packages = [ "jq" ];
+            env.B = "2";
+            interpreter_type = "bash";
+          };
+        }
+      ]).environment.etc."nix-sandbox-mcp/sandboxes/x".source.outPath;
+    expected =
+      (library.mkSandbox {
+        name = "x";
+        packages = [
+          pkgs.bash
+          pkgs.jq
+        ];
+        env = {
+          A = "1";
+          B = "2";
+        };
+        interpreter_type = "bash";
+      }).outPath;
+  };
+
+  testHomeServesClients = {
+    expr =
+      let
+        user = home (
+          settings
+          // {
+            enable = true;
+            env.PROJECT_DIR = "/home/me/project";
+          }
+        );
+        server = user.programs.mcp.servers.nix-sandbox;
+      in
+      [
+        (names user.xdg.configFile)
+        (removeAttrs server [ "command" ])
+        (server.command == "${builtins.head user.home.packages}/bin/nix-sandbox-mcp")
+      ];
+    expected = [
+      [
+        "nix-sandbox-mcp/sandboxes/data"
+        "nix-sandbox-mcp/sandboxes/perl"
+        "nix-sandbox-mcp/sandboxes/python"
+      ]
+      {
+        args = [ "--stdio" ];
+        env.PROJECT_DIR = "/home/me/project";
+      }
+      true
+    ];
+  };
+
+  testFlakePartsOff = {
+    expr = names (flakeParts { } { }).packages;
+    expected = [ ];
+  };
+  testFlakePartsOutputs = {
+    expr =
+      let
+        system = flakeParts settings { };
+      in
+      {
+        packages = names system.packages;
+        checks = names system.checks;
+        app = system.apps.nix-sandbox-mcp.program;
+        served = names system.packages.nix-sandbox-mcp.metadata.environments;
+      };
+    expected = {
+      packages = [
+        "nix-sandbox-mcp"
+        "sandbox-data"
+        "sandbox-perl"
+        "sandbox-python"
+      ];
+      checks = [
+        "sandbox-data"
+        "sandbox-perl"
+        "sandbox-python"
+      ];
+      app = "${(flakeParts settings { }).packages.nix-sandbox-mcp}/bin/nix-sandbox-mcp";
+      served = [
+        "data"
+        "perl"
+        "python"
+      ];
+    };
+  };
+  testFlakePartsProject = {
+    expr =
+      let
+        shell = pkgs.mkShell { GREETING = "hello"; };
+        system = flakeParts { project.use_flake = true; } { devShells.default = shell; };
+        environment = system.packages.nix-sandbox-mcp.environments.project;
+      in
+      [
+        environment.metadata.interpreter_type
+        (
+          environment.outPath == (library.fromProject {
+            project.devShells.${pkgs.stdenv.hostPlatform.system}.default = shell;
+          }).outPath
+        )
+        # It is built already.
+        system.packages.nix-sandbox-mcp.metadata.project.use_flake
+      ];
+    expected = [
+      "bash"
+      true
+      false
+    ];
+  };
+
+  # Mistakes reach our sentences, and nothing is made.
+  testModuleMistakesThrow = {
+    expr = map (values: (wrong (nixos (values // { enable = true; })).environment.systemPackages).success) [
+      { environments.x.preset = "pyton"; }
+      { environments.x.presset = "python"; }
+      { session.idle = 5; }
+      { flakeRefs = [ "github:me/x" ]; }
+      { environments.python.preset = "python"; }
+    ];
+    expected = [
+      false
+      false
+      false
+      false
+      true
+    ];
+  };
+  testModuleMistakesNameTheOption = {
+    expr = problems {
+      environments = {
+        data.sandbox = data;
+        empty = { };
+        other.sandbox = data;
+        python.presset = "python";
+        twice = {
+          sandbox = data;
+          preset = "python";
+        };
+      };
+      defaults.timeout_seconds = "60";
+      project.mode = "readwrite";
+    };
+    expected = [
+      "services.nix-sandbox-mcp.defaults: timeout_seconds is \"60\": write a whole number from 1 to 86400"
+      "services.nix-sandbox-mcp.project: mode is \"readwrite\", and code in a sandbox never changes files of the host: write \"readonly\" or \"overlay\""
+      "services.nix-sandbox-mcp.environments.empty: has nothing in it: write preset = \"node\", \"python\" or \"shell\", or packages = [ … ]"
+      "services.nix-sandbox-mcp.environments.other: sandbox is called \"data\": write environments.data, or give it this name where it is made"
+      "services.nix-sandbox-mcp.environments.python: has no option \"presset\" (did you mean \"preset\"?): write one of backend, cpus, description, env, extra_binds, from_shell, interpreter, interpreter_type, memory_mb, network, output_kb, packages, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb"
+      "services.nix-sandbox-mcp.environments.twice: has preset beside sandbox: write it where that sandbox is made"
+    ];
+  };
+}
