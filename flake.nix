@@ -50,7 +50,7 @@
 
       legacyPackages = eachSystem (
         system: _: {
-          inherit (library.${system}) presets;
+          inherit (library.${system}) presets optionPages;
           debug = import ./nix/debug.nix { server = server.${system}; };
         }
       );

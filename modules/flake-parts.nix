@@ -44,7 +44,7 @@ in
           type = lib.types.bool;
           default = cfg.environments != { } || cfg.flakeRefs != [ ] || useFlake;
           defaultText = lib.literalExpression "environments, flakeRefs or project.use_flake is set";
-          description = "Whether this system has the server.";
+          description = declared.rows.modules.flake-parts.enable.doc;
         };
       };
 

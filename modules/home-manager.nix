@@ -27,20 +27,15 @@ let
 in
 {
   options.programs.nix-sandbox-mcp = declared.options // {
-    enable = lib.mkEnableOption "sandboxes for language models, over the Model Context Protocol";
-    package = lib.mkOption {
-      type = lib.types.package;
-      default = installed.server;
-      defaultText = lib.literalExpression "a server with the settings of this module";
-      description = "The server.";
-    };
+    inherit (declared) enable;
+    package = declared.package installed.server;
     env = lib.mkOption {
       type = lib.types.attrsOf lib.types.str;
       default = { };
       example = {
         PROJECT_DIR = "/home/me/project";
       };
-      description = "Variables of the server's environment, as clients are told to set them. They lie in the store, so no secrets.";
+      description = declared.rows.modules.home-manager.env.doc;
     };
   };
 

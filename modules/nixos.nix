@@ -27,13 +27,8 @@ let
 in
 {
   options.services.nix-sandbox-mcp = declared.options // {
-    enable = lib.mkEnableOption "sandboxes for language models, over the Model Context Protocol";
-    package = lib.mkOption {
-      type = lib.types.package;
-      default = installed.server;
-      defaultText = lib.literalExpression "a server with the settings of this module";
-      description = "The server.";
-    };
+    inherit (declared) enable;
+    package = declared.package installed.server;
   };
 
   config = lib.mkIf cfg.enable {

@@ -98,6 +98,22 @@ in
     };
   };
 
+  enable = mkOption {
+    type = types.bool;
+    default = false;
+    example = true;
+    description = rows.modules.nixos.enable.doc;
+  };
+
+  package =
+    server:
+    mkOption {
+      type = types.package;
+      default = server;
+      defaultText = lib.literalExpression "a server with the settings of this module";
+      description = rows.modules.nixos.package.doc;
+    };
+
   # What the options hold, as fromOptions takes it.
   values = config: {
     environments = lib.mapAttrs (_: given) config.environments;

@@ -88,6 +88,9 @@ in
   # An artifact -> a check that runs code in it.
   tryOut = import ./lib/tryOut.nix { inherit pkgs; };
 
+  # The pages of docs/options, by name.
+  optionPages = import ./lib/optionPages.nix { inherit lib options; };
+
   # What is wrong with the argument of the function of that name, as a list of
   # sentences; the functions themselves throw the first.
   problems = {

@@ -125,6 +125,17 @@ let
     doc = "A development shell whose programs and exported variables are in the sandbox too. Its shellHook does not run. Without an interpreter the sandbox runs bash.";
   };
 
+  enable = {
+    type = types.boolean;
+    default = false;
+    doc = "Whether to install the server and its environments.";
+  };
+
+  package = {
+    type = types.package;
+    doc = "The server: one with the settings of the module, when left out.";
+  };
+
   isShared = option: option.shared or false;
 in
 {
@@ -170,6 +181,23 @@ in
 
   # [defaults] in TOML: environments that do not say otherwise.
   defaults = lib.filterAttrs (_: isShared) sandbox;
+
+  # What the modules have besides, by module.
+  modules = {
+    flake-parts.enable = {
+      type = types.boolean;
+      doc = "Whether a system has the server: it has where environments, flakeRefs or project.use_flake are set.";
+    };
+    nixos = { inherit enable package; };
+    home-manager = {
+      inherit enable package;
+      env = {
+        type = types.variables;
+        default = { };
+        doc = "Variables of the server's own environment, as clients are told to set them. They lie in the store, so no secrets.";
+      };
+    };
+  };
 
   # What mkServer's wrapper builds when the server starts.
   flakeRefs = {

@@ -82,6 +82,11 @@ rec {
     wanted = "a list of packages";
   };
 
+  package = {
+    accepts = p: isAttrs p && p ? outPath;
+    wanted = "a package";
+  };
+
   packagesOrNames = {
     accepts = v: isList v && all (p: isLine 200 p || (isAttrs p && p ? outPath)) v;
     wanted = "a list of packages, or of their names in quotes";

@@ -30,5 +30,6 @@ import ./check.nix arguments
 // import ./fromToml.nix arguments
 // import ./mkServer.nix arguments
 // import ./fromProject.nix arguments
+// import ./optionPages.nix arguments
 // import ./jail.nix arguments
 // lib.optionalAttrs (moduleLib != null) (import ./modules.nix (arguments // { inherit moduleLib; }))

@@ -1,0 +1,120 @@
+# The pages of docs/options, made from the declarations; `docs/options/write`
+# writes them, and a test compares.
+{ lib, options }:
+let
+  inherit (builtins) toJSON;
+
+  # In a table's cell, a bar ends it.
+  cell = builtins.replaceStrings [ "|" "\n" ] [ "\\|" " " ];
+
+  default =
+    option:
+    if option.required or false then
+      "required"
+    else if option.default or null == null then
+      ""
+    else
+      "`${toJSON option.default}`";
+
+  row =
+    prefix: name: option:
+    "| `${prefix}${name}` | ${cell option.doc} | ${cell option.type.wanted} | ${cell (default option)} |";
+
+  table =
+    prefix: rows:
+    lib.concatStringsSep "\n" (
+      [
+        "| option | | value | default |"
+        "| --- | --- | --- | --- |"
+      ]
+      ++ lib.mapAttrsToList (row prefix) rows
+    );
+
+  page =
+    title: intro: parts:
+    lib.concatStringsSep "\n\n" (
+      [
+        "# ${title}"
+        intro
+      ]
+      ++ lib.concatMap (
+        part: lib.optional (part ? title) "## ${part.title}" ++ [ (table (part.prefix or "") part.rows) ]
+      ) parts
+    )
+    + "\n";
+
+  # What all modules have below their prefix.
+  module = prefix: own: [
+    { rows = own; inherit prefix; }
+    {
+      title = "Environments";
+      prefix = "${prefix}environments.<name>.";
+      rows = options.module;
+    }
+    {
+      title = "Defaults of environments";
+      prefix = "${prefix}defaults.";
+      rows = options.defaults;
+    }
+    {
+      title = "Sessions";
+      prefix = "${prefix}session.";
+      rows = options.session;
+    }
+    {
+      title = "The project";
+      prefix = "${prefix}project.";
+      rows = options.project;
+    }
+  ];
+in
+{
+  mkSandbox = page "Options of mkSandbox" ''
+    `nix-sandbox-mcp.lib.mkSandbox { inherit pkgs; … }` makes a sandbox: a folder with `metadata.json`, `bin/run` and `bin/session-run`. Names may
+    also be written in Nix's style (`fromShell`, `extraBinds`, `timeoutSeconds`). A sandbox is the same wherever it is built.'' [
+    { rows = options.mkSandbox; }
+  ];
+
+  toml = page "Options of the configuration file" "`config.example.toml` shows them in their places." [
+    {
+      title = "[environments.NAME]";
+      rows = options.environment;
+    }
+    {
+      title = "[defaults]";
+      rows = options.defaults;
+    }
+    {
+      title = "[session]";
+      rows = options.session;
+    }
+    {
+      title = "[project]";
+      rows = options.project;
+    }
+  ];
+
+  flake-parts =
+    page "Options of the flake-parts module"
+      ''
+        `imports = [ inputs.nix-sandbox-mcp.flakeModules.default ];` gives `packages.nix-sandbox-mcp` (the server), `packages.sandbox-<name>`, an app
+        `nix-sandbox-mcp`, and for each environment a check that runs code in it. `nix eval .#nix-sandbox-mcp.metadata --json` shows what the server is
+        made of. With `project.use_flake` the flake's own `devShells.default` is the environment `project`.''
+      (module "perSystem.nix-sandbox-mcp." (options.modules.flake-parts // { inherit (options) flakeRefs; }));
+
+  nixos =
+    page "Options of the NixOS module"
+      ''
+        `imports = [ inputs.nix-sandbox-mcp.nixosModules.default ];` puts the command `nix-sandbox-mcp` on everybody's PATH, and the environments into
+        `/etc/nix-sandbox-mcp/sandboxes`, where every server of the machine finds them.''
+      (module "services.nix-sandbox-mcp." (options.modules.nixos // { inherit (options) flakeRefs; }));
+
+  home-manager =
+    page "Options of the home-manager module"
+      ''
+        `imports = [ inputs.nix-sandbox-mcp.homeModules.default ];` sets `programs.mcp.servers.nix-sandbox`, which every client that home-manager
+        configures reads where `programs.mcp.enable` is set, and puts the environments into the user's own sandbox folder.''
+      (module "programs.nix-sandbox-mcp." (
+        options.modules.home-manager // { inherit (options) flakeRefs; }
+      ));
+}

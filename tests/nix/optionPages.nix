@@ -1,0 +1,43 @@
+{ lib, library, ... }:
+let
+  pages = library.optionPages;
+  folder = ../../docs/options;
+  written = name: builtins.readFile (folder + "/${name}.md");
+in
+{
+  # docs/options/write brings them up to date.
+  testOptionPagesAreCurrent = {
+    expr = lib.filter (name: pages.${name} != written name) (lib.attrNames pages);
+    expected = [ ];
+  };
+  testOptionPagesAreAll = {
+    expr = lib.filter (lib.hasSuffix ".md") (lib.attrNames (builtins.readDir folder));
+    expected = map (name: "${name}.md") (lib.attrNames pages);
+  };
+  testEveryOptionIsDescribed = {
+    expr =
+      let
+        inherit (library) options;
+        tables = {
+          inherit (options)
+            defaults
+            environment
+            mkSandbox
+            module
+            project
+            session
+            ;
+        }
+        // options.modules;
+      in
+      lib.concatLists (
+        lib.mapAttrsToList (
+          table: rows:
+          lib.filter (name: rows.${name}.doc or "" == "" || rows.${name}.type.wanted or "" == "") (
+            lib.attrNames rows
+          )
+        ) tables
+      );
+    expected = [ ];
+  };
+}
