@@ -60,6 +60,20 @@ let
       if v ? outPath then "a package" else "a set of values"
     else
       "a function";
+  # What is wrong with a value: all of it, or the first of its elements.
+  shown =
+    type: value:
+    let
+      wrong = (type.offends or (_: [ ])) value;
+      element = lib.head wrong;
+      name = lib.head (attrNames element);
+    in
+    if wrong == [ ] then
+      "is ${show value}"
+    else if isList value then
+      "has ${show element} in it"
+    else
+      "has ${toJSON name} = ${show element.${name}} in it";
 in
 rec {
   inherit near perhaps show;
@@ -85,10 +99,10 @@ rec {
       if !(hasAttr key given) || value == null then
         lib.optional (
           options.${key}.required or false
-        ) "${place} lacks ${key}: write ${key} = ${type.wanted}"
+        ) "${place} lacks ${key}: write ${key} = ${type.example or type.wanted}"
       else
         lib.optional (!(type.accepts value))
-          "${place} ${key} is ${show value}${
+          "${place} ${key} ${shown type value}${
             if isString value && type ? reasons.${value} then
               ", ${type.reasons.${value}}"
             else

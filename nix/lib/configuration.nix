@@ -63,7 +63,7 @@ let
         lib.optional (called != name)
           "${place} sandbox is called ${toJSON called}: write environments.${called}, or give it this name where it is made"
     else if absent != [ ] then
-      map (p: "${place} packages names ${toJSON p}: nixpkgs has no package of that name") absent
+      map (p: "${place} packages names ${toJSON p}: nixpkgs has none of that name: write one that `nix search nixpkgs WORD` finds") absent
     else if
       !(isGiven "preset" values)
       && !(isGiven "from_shell" values)

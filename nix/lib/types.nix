@@ -1,7 +1,8 @@
 # The types of options: { accepts; wanted; } is a test, and the words for
 # what passes it, which follow "write" in a sentence. A choice has its
 # `choices` too, so that a slip of the pen can be named, and may have `reasons`
-# against values that people will try.
+# against values that people will try. Of a list or a set, `offends` finds the
+# elements that are wrong by themselves, so that the sentence names one of them.
 { lib }:
 let
   inherit (builtins)
@@ -31,6 +32,28 @@ let
 
   isLine = most: v: isString v && v != "" && stringLength v <= most && match "[^\n\r]*" v != null;
 
+  isPackage = v: isAttrs v && v ? outPath;
+
+  listOf =
+    isElement: more:
+    {
+      accepts = v: isList v && all isElement v;
+      offends = v: lib.optionals (isList v) (lib.filter (e: !(isElement e)) v);
+    }
+    // more;
+
+  setOf =
+    isPair: more:
+    {
+      accepts = v: isAttrs v && !(isPackage v) && all (name: isPair name v.${name}) (attrNames v);
+      offends =
+        v:
+        lib.optionals (isAttrs v && !(isPackage v)) (
+          map (name: { ${name} = v.${name}; }) (lib.filter (name: !(isPair name v.${name})) (attrNames v))
+        );
+    }
+    // more;
+
   # A name that a shell can have for a variable.
   isVariable = n: match "[A-Za-z_][A-Za-z0-9_]*" n != null;
 
@@ -58,8 +81,7 @@ rec {
     wanted = "a line of 1 to ${toString most} bytes in quotes";
   };
 
-  lines = {
-    accepts = v: isList v && all (isLine 200) v;
+  lines = listOf (isLine 200) {
     wanted = "a list of names in quotes";
   };
 
@@ -73,22 +95,19 @@ rec {
   choiceBut = reasons: choices: choice choices // { inherit reasons; };
 
   name = {
+    example = "\"data\"";
     accepts = v: isString v && match "[a-z0-9][a-z0-9_-]{0,63}" v != null;
     wanted = "1 to 64 of a-z, 0-9, _ and -, with a letter or a digit first";
   };
 
-  packages = {
-    accepts = v: isList v && all (p: isAttrs p && p ? outPath) v;
-    wanted = "a list of packages";
-  };
+  packages = listOf isPackage { wanted = "a list of packages, such as [ pkgs.jq ]"; };
 
   package = {
-    accepts = p: isAttrs p && p ? outPath;
+    accepts = isPackage;
     wanted = "a package";
   };
 
-  packagesOrNames = {
-    accepts = v: isList v && all (p: isLine 200 p || (isAttrs p && p ? outPath)) v;
+  packagesOrNames = listOf (p: isLine 200 p || isPackage p) {
     wanted = "a list of packages, or of their names in quotes";
   };
 
@@ -97,8 +116,7 @@ rec {
     wanted = "what mkSandbox gives";
   };
 
-  references = {
-    accepts = v: isList v && all (r: isString r && match "[^#, \t\n]+#[^#, \t\n]+" r != null) v;
+  references = listOf (r: isString r && match "[^#, \t\n]+#[^#, \t\n]+" r != null) {
     wanted = "a list of flake references with what to build, such as [ \"github:me/sandboxes#data\" ]";
   };
 
@@ -107,8 +125,7 @@ rec {
     wanted = "true or false";
   };
 
-  variables = {
-    accepts = v: isAttrs v && !(v ? outPath) && all isVariable (attrNames v) && all isString (attrValues v);
+  variables = setOf (name: value: isVariable name && isString value) {
     wanted = "variables and their values in quotes, such as { TZ = \"UTC\" }";
   };
 
@@ -134,20 +151,15 @@ rec {
         "/sys"
       ];
       isSource =
-        v: builtins.isPath v || (isAttrs v && v ? outPath) || (isPlain v && !(lib.any (inside v) never));
-      apart =
-        names:
-        all (name: !(overlaps name (lib.filter (other: other != name) names))) names;
+        v: builtins.isPath v || isPackage v || (isPlain v && !(lib.any (inside v) never));
+      pairs = setOf (place: source: isPlain place && !(overlaps place places) && isSource source);
+      apart = names: all (name: !(overlaps name (lib.filter (other: other != name) names))) names;
     in
-    {
-      accepts =
-        v:
-        isAttrs v
-        && !(v ? outPath)
-        && all (place: isPlain place && !(overlaps place places)) (attrNames v)
-        && apart (attrNames v)
-        && all isSource (attrValues v);
+    pairs {
       wanted = "places in the sandbox and what is shown there, such as { \"/data\" = \"/srv/data\" }: plain absolute paths, the places apart from each other and from ${lib.concatStringsSep ", " places}, the sources outside of ${lib.concatStringsSep ", " never}";
+    }
+    // {
+      accepts = v: (pairs { }).accepts v && apart (attrNames v);
     };
 
   shell = {

@@ -31,5 +31,6 @@ import ./check.nix arguments
 // import ./mkServer.nix arguments
 // import ./fromProject.nix arguments
 // import ./optionPages.nix arguments
+// import ./mistakes.nix arguments
 // import ./jail.nix arguments
 // lib.optionalAttrs (moduleLib != null) (import ./modules.nix (arguments // { inherit moduleLib; }))

@@ -231,13 +231,13 @@ in
   testTomlUnknownPackage = {
     expr = wrong "${python}packages = [\"bash\", \"no-such-thing\"]\n";
     expected = [
-      "config: [environments.python] packages names \"no-such-thing\": nixpkgs has no package of that name"
+      "config: [environments.python] packages names \"no-such-thing\": nixpkgs has none of that name: write one that `nix search nixpkgs WORD` finds"
     ];
   };
   testTomlPackageIsNoPackage = {
     expr = wrong "${python}packages = [\"lib\"]\n";
     expected = [
-      "config: [environments.python] packages names \"lib\": nixpkgs has no package of that name"
+      "config: [environments.python] packages names \"lib\": nixpkgs has none of that name: write one that `nix search nixpkgs WORD` finds"
     ];
   };
   testTomlPackagesNotAList = {

@@ -182,7 +182,7 @@ in
   testNoName = {
     expr = problems.mkSandbox { interpreter_type = "bash"; };
     expected = [
-      "mkSandbox: lacks name: write name = 1 to 64 of a-z, 0-9, _ and -, with a letter or a digit first"
+      "mkSandbox: lacks name: write name = \"data\""
     ];
   };
   testNoInterpreter = {
@@ -297,9 +297,9 @@ in
       (wrong { packages = ps: [ ps.jq ]; })
     ];
     expected = [
-      [ "mkSandbox data: packages is a list: write a list of packages" ]
-      [ "mkSandbox data: packages is a package: write a list of packages" ]
-      [ "mkSandbox data: packages is a function: write a list of packages" ]
+      [ "mkSandbox data: packages has \"jq\" in it: write a list of packages, such as [ pkgs.jq ]" ]
+      [ "mkSandbox data: packages is a package: write a list of packages, such as [ pkgs.jq ]" ]
+      [ "mkSandbox data: packages is a function: write a list of packages, such as [ pkgs.jq ]" ]
     ];
   };
   testDescriptionOfTwoLines = {
@@ -317,10 +317,10 @@ in
     ];
     expected = [
       [
-        "mkSandbox data: env is a set of values: write variables and their values in quotes, such as { TZ = \"UTC\" }"
+        "mkSandbox data: env has \"PORT\" = 80 in it: write variables and their values in quotes, such as { TZ = \"UTC\" }"
       ]
       [
-        "mkSandbox data: env is a set of values: write variables and their values in quotes, such as { TZ = \"UTC\" }"
+        "mkSandbox data: env has \"A=B\" = \"x\" in it: write variables and their values in quotes, such as { TZ = \"UTC\" }"
       ]
       [
         "mkSandbox data: env is a list: write variables and their values in quotes, such as { TZ = \"UTC\" }"
@@ -360,7 +360,7 @@ in
   testBindsSayWhatToWrite = {
     expr = wrong { extraBinds."/nix" = "/srv"; };
     expected = [
-      "mkSandbox data: extra_binds is a set of values: write places in the sandbox and what is shown there, such as { \"/data\" = \"/srv/data\" }: plain absolute paths, the places apart from each other and from /bin, /dev, /etc, /nix, /proc, /sys, /tmp, /usr, /workspace, /project, the sources outside of /dev, /proc, /sys"
+      "mkSandbox data: extra_binds has \"/nix\" = \"/srv\" in it: write places in the sandbox and what is shown there, such as { \"/data\" = \"/srv/data\" }: plain absolute paths, the places apart from each other and from /bin, /dev, /etc, /nix, /proc, /sys, /tmp, /usr, /workspace, /project, the sources outside of /dev, /proc, /sys"
     ];
   };
   testShellOfWrongType = {

@@ -153,7 +153,7 @@ in
   testServerReferencesSayWhatToWrite = {
     expr = problems.mkServer { flakeRefs = [ "github:me/sandboxes" ]; };
     expected = [
-      "mkServer: flakeRefs is a list: write a list of flake references with what to build, such as [ \"github:me/sandboxes#data\" ]"
+      "mkServer: flakeRefs has \"github:me/sandboxes\" in it: write a list of flake references with what to build, such as [ \"github:me/sandboxes#data\" ]"
     ];
   };
   testServerMistakesThrow = {

@@ -1,0 +1,192 @@
+# What operators get wrong, and what they read: one sentence that names the
+# place and says what to write instead.
+{ pkgs, lib, library, ... }:
+let
+  inherit (library) problems;
+
+  toml = text: problems.fromToml (builtins.fromTOML text);
+  sandbox =
+    values:
+    problems.mkSandbox (
+      {
+        name = "data";
+        interpreter_type = "python";
+      }
+      // values
+    );
+  module =
+    values:
+    problems.fromOptions {
+      prefix = "services.nix-sandbox-mcp";
+      inherit values;
+    };
+
+  data = library.mkSandbox {
+    name = "data";
+    interpreter_type = "bash";
+    packages = [ pkgs.bash ];
+  };
+
+  mistakes = {
+    "a preset's name misspelt" = {
+      read = toml "[environments.python]\npreset = \"pyton\"\n";
+      sentence = "config: [environments.python] preset is \"pyton\" (did you mean \"python\"?): write \"node\", \"python\" or \"shell\"";
+    };
+    "a key misspelt" = {
+      read = toml "[environments.python]\npreset = \"python\"\ntimeout_second = 5\n";
+      sentence = "config: [environments.python] has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of backend, cpus, description, env, extra_binds, interpreter, interpreter_type, memory_mb, network, output_kb, packages, pids, preset, prewarm, stdin_mode, timeout_seconds, workspace_mb";
+    };
+    "a table misspelt" = {
+      read = toml "[environment.python]\npreset = \"python\"\n[environments.x]\npreset = \"shell\"\n";
+      sentence = "config: has no table \"environment\" (did you mean \"environments\"?): write one of defaults, environments, project, session";
+    };
+    "a number in quotes" = {
+      read = toml "[environments.python]\npreset = \"python\"\ntimeout_seconds = \"60\"\n";
+      sentence = "config: [environments.python] timeout_seconds is \"60\": write a whole number from 1 to 86400";
+    };
+    "a number out of range" = {
+      read = toml "[environments.python]\npreset = \"python\"\nmemory_mb = 4\n";
+      sentence = "config: [environments.python] memory_mb is 4: write a whole number from 16 to 16777216";
+    };
+    "an environment with capital letters" = {
+      read = toml "[environments.Python]\npreset = \"python\"\n";
+      sentence = "config: [environments.Python] name is \"Python\": write 1 to 64 of a-z, 0-9, _ and -, with a letter or a digit first";
+    };
+    "an environment with nothing in it" = {
+      read = toml "[environments.python]\n";
+      sentence = "config: [environments.python] has nothing in it: write preset = \"node\", \"python\" or \"shell\", or packages = [ … ]";
+    };
+    "no environment" = {
+      read = toml "";
+      sentence = "config: has no environment: write [environments.python] and preset = \"python\" below it";
+    };
+    "a package that does not exist" = {
+      read = toml "[environments.bash]\npreset = \"shell\"\npackages = [\"sqlight\"]\n";
+      sentence = "config: [environments.bash] packages names \"sqlight\": nixpkgs has none of that name: write one that `nix search nixpkgs WORD` finds";
+    };
+    "packages without an interpreter" = {
+      read = toml "[environments.perl]\npackages = [\"perl\"]\n";
+      sentence = "config: [environments.perl] does not say what runs the code: write interpreter_type = \"python\", \"bash\" or \"node\", or interpreter = \"perl -e\" or the like";
+    };
+    "an interpreter with quotes" = {
+      read = toml "[environments.sh]\npreset = \"shell\"\ninterpreter = \"sh -c \\\"$1\\\"\"\n";
+      sentence = "config: [environments.sh] interpreter is \"sh -c \\\"$1\\\"\": write it without quotes or backslashes, it is split at spaces";
+    };
+    "a network" = {
+      read = toml "[environments.python]\npreset = \"python\"\nnetwork = \"host\"\n";
+      sentence = "config: [environments.python] network is \"host\", and no sandbox reaches a network so far: write \"none\"";
+    };
+    "another backend" = {
+      read = toml "[environments.python]\npreset = \"python\"\nbackend = \"docker\"\n";
+      sentence = "config: [environments.python] backend is \"docker\": write \"jail\"";
+    };
+    "a project that can be written to" = {
+      read = toml "[environments.python]\npreset = \"python\"\n[project]\nmode = \"readwrite\"\n";
+      sentence = "config: [project] mode is \"readwrite\", and code in a sandbox never changes files of the host: write \"readonly\" or \"overlay\"";
+    };
+    "a project in the store's place" = {
+      read = toml "[environments.python]\npreset = \"python\"\n[project]\nmount_point = \"/nix\"\n";
+      sentence = "config: [project] mount_point is \"/nix\": write a plain absolute path outside of /bin, /dev, /etc, /nix, /proc, /sys, /tmp, /usr, /workspace";
+    };
+    "variables to inherit, as a list" = {
+      read = toml "[environments.python]\npreset = \"python\"\n[project]\ninherit_env = [\"TZ\"]\n";
+      sentence = "config: [project] inherit_env is a list: write the names of variables, such as { vars = [\"TZ\"] }";
+    };
+    "an hour in words" = {
+      read = toml "[environments.python]\npreset = \"python\"\n[session]\nmax_lifetime_seconds = \"1h\"\n";
+      sentence = "config: [session] max_lifetime_seconds is \"1h\": write a whole number from 1 to 2592000";
+    };
+    "a flake where the server is built" = {
+      read = toml "[environments.data]\nflake = \"github:me/sandboxes#data\"\n";
+      sentence = "config: [environments.data] flake belongs to a server's start, not to its build: a flake is built by its own lock file, so give its mkSandbox artifact to mkServer's environments";
+    };
+    "a set where a file belongs" = {
+      read = problems.fromToml [ ./config.toml ];
+      sentence = "fromToml is given a list: write the path of a TOML file";
+    };
+    "mkSandbox without a name" = {
+      read = problems.mkSandbox { interpreter_type = "python"; };
+      sentence = "mkSandbox: lacks name: write name = \"data\"";
+    };
+    "packages by name in Nix" = {
+      read = sandbox { packages = [ "numpy" ]; };
+      sentence = "mkSandbox data: packages has \"numpy\" in it: write a list of packages, such as [ pkgs.jq ]";
+    };
+    "one package without brackets" = {
+      read = sandbox { packages = pkgs.jq; };
+      sentence = "mkSandbox data: packages is a package: write a list of packages, such as [ pkgs.jq ]";
+    };
+    "a variable that is a number" = {
+      read = sandbox { env.PORT = 80; };
+      sentence = "mkSandbox data: env has \"PORT\" = 80 in it: write variables and their values in quotes, such as { TZ = \"UTC\" }";
+    };
+    "a kind of interpreter that does not exist" = {
+      read = sandbox { interpreter_type = "ruby"; };
+      sentence = "mkSandbox data: interpreter_type is \"ruby\": write \"bash\", \"command\", \"node\" or \"python\"";
+    };
+    "a folder shown at a reserved place" = {
+      read = sandbox { extraBinds."/etc/ssl" = "/etc/ssl"; };
+      sentence = "mkSandbox data: extra_binds has \"/etc/ssl\" = \"/etc/ssl\" in it: write places in the sandbox and what is shown there, such as { \"/data\" = \"/srv/data\" }: plain absolute paths, the places apart from each other and from /bin, /dev, /etc, /nix, /proc, /sys, /tmp, /usr, /workspace, /project, the sources outside of /dev, /proc, /sys";
+    };
+    "a package where a shell belongs" = {
+      read = sandbox { fromShell = "devShells.default"; };
+      sentence = "mkSandbox data: from_shell is \"devShells.default\": write a shell that mkShell made, such as devShells.x86_64-linux.default";
+    };
+    "a description of two lines" = {
+      read = sandbox { description = "Python\nfor data"; };
+      sentence = "mkSandbox data: description is \"Python\\nfor data\": write a line of 1 to 200 bytes in quotes";
+    };
+    "mkServer of nothing" = {
+      read = problems.mkServer { };
+      sentence = "mkServer: has no environment: write config = ./config.toml or environments = [ … ]";
+    };
+    "mkServer with a file" = {
+      read = problems.mkServer ./config.toml;
+      sentence = "mkServer is given a path: write mkServer { config = ./config.toml; }";
+    };
+    "mkServer with a package" = {
+      read = problems.mkServer { environments = [ pkgs.jq ]; };
+      sentence = "mkServer: environments has a package in it: write what mkSandbox gives";
+    };
+    "mkServer with a name twice" = {
+      read = problems.mkServer { environments = [ data data ]; };
+      sentence = "mkServer: two environments are called \"data\": rename one of them";
+    };
+    "a reference without what to build" = {
+      read = problems.mkServer { flakeRefs = [ "github:me/sandboxes" ]; };
+      sentence = "mkServer: flakeRefs has \"github:me/sandboxes\" in it: write a list of flake references with what to build, such as [ \"github:me/sandboxes#data\" ]";
+    };
+    "a module's option misspelt" = {
+      read = module { environments.python.presset = "python"; };
+      sentence = "services.nix-sandbox-mcp.environments.python: has no option \"presset\" (did you mean \"preset\"?): write one of backend, cpus, description, env, extra_binds, from_shell, interpreter, interpreter_type, memory_mb, network, output_kb, packages, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb";
+    };
+    "a module's environment under another name" = {
+      read = module { environments.numbers.sandbox = data; };
+      sentence = "services.nix-sandbox-mcp.environments.numbers: sandbox is called \"data\": write environments.data, or give it this name where it is made";
+    };
+    "a project without a shell" = {
+      read = problems.fromProject { project.packages = { }; };
+      sentence = "fromProject: the flake has no devShells.x86_64-linux.default: write one with mkShell, or leave PROJECT_USE_FLAKE unset";
+    };
+  };
+in
+lib.mapAttrs' (
+  what: mistake:
+  lib.nameValuePair "testMistake: ${what}" {
+    expr = mistake.read;
+    expected = [ mistake.sentence ];
+  }
+) mistakes
+// {
+  testMistakesAreEnough = {
+    expr = lib.length (lib.attrNames mistakes) >= 25;
+    expected = true;
+  };
+  # What is wrong, and what to write.
+  testMistakesSayWhatToWrite = {
+    expr = lib.filter (
+      what: builtins.match ".*[^ ]: write .*|.*: rename .*|.*, so give .*|.*: write it .*" mistakes.${what}.sentence == null
+    ) (lib.attrNames mistakes);
+    expected = [ ];
+  };
+}
