@@ -52,8 +52,8 @@ func (e *Error) Error() string { return e.Problem }
 type Config struct {
 	// Metadata is JSON, or the path of a file of it.
 	Metadata string
-	// Folders hold artifacts; earlier ones win.
-	Folders []string
+	// Places hold further environments.
+	Places metadata.Places
 
 	// ProjectDir is absolute and exists; empty where there is no project.
 	ProjectDir   string
@@ -71,7 +71,7 @@ type Config struct {
 func Read(get func(string) string) (Config, error) {
 	config := Config{
 		Metadata:     get("NIX_SANDBOX_METADATA"),
-		Folders:      folders(get),
+		Places:       metadata.Places{Folders: folders(get), Builds: get("NIX_SANDBOX_BUILDS")},
 		ProjectDir:   get("PROJECT_DIR"),
 		ProjectMount: get("PROJECT_MOUNT"),
 		ProjectMode:  get("PROJECT_MODE"),

@@ -36,7 +36,7 @@ func TestComplete(t *testing.T) {
 		"defaults": {
 			variables: map[string]string{"NIX_SANDBOX_METADATA": "{}"},
 			want: Config{
-				Metadata: "{}", Folders: []string{"/etc/nix-sandbox-mcp/sandboxes"}, ProjectMount: "/project", ProjectMode: "readonly",
+				Metadata: "{}", Places: metadata.Places{Folders: []string{"/etc/nix-sandbox-mcp/sandboxes"}}, ProjectMount: "/project", ProjectMode: "readonly",
 				SessionIdle: 300 * time.Second, SessionLifetime: 3600 * time.Second, SessionMax: 64,
 			},
 		},
@@ -45,7 +45,7 @@ func TestComplete(t *testing.T) {
 			session:   metadata.Session{IdleSeconds: 5, LifetimeSeconds: 6},
 			project:   metadata.Project{Path: dir, Mount: "/code", Mode: "overlay"},
 			want: Config{
-				Metadata: "m", Folders: []string{"/h/.config/nix-sandbox-mcp/sandboxes", "/etc/nix-sandbox-mcp/sandboxes"},
+				Metadata: "m", Places: metadata.Places{Folders: []string{"/h/.config/nix-sandbox-mcp/sandboxes", "/etc/nix-sandbox-mcp/sandboxes"}},
 				ProjectDir: dir, ProjectMount: "/code", ProjectMode: "overlay",
 				SessionIdle: 5 * time.Second, SessionLifetime: 6 * time.Second, SessionMax: 64,
 			},
@@ -58,14 +58,14 @@ func TestComplete(t *testing.T) {
 			session: metadata.Session{IdleSeconds: 5, LifetimeSeconds: 6},
 			project: metadata.Project{Path: "/does/not/exist", Mount: "/code", Mode: "overlay"},
 			want: Config{
-				Metadata: "m", Folders: []string{"/boxes"}, ProjectDir: dir, ProjectMount: "/src/app", ProjectMode: "readonly",
+				Metadata: "m", Places: metadata.Places{Folders: []string{"/boxes"}}, ProjectDir: dir, ProjectMount: "/src/app", ProjectMode: "readonly",
 				SessionIdle: time.Second, SessionLifetime: 2 * time.Second, SessionMax: 3,
 			},
 		},
 		"the user's own configuration folder": {
 			variables: map[string]string{"NIX_SANDBOX_METADATA": "m", "HOME": "/h", "XDG_CONFIG_HOME": "/x"},
 			want: Config{
-				Metadata: "m", Folders: []string{"/x/nix-sandbox-mcp/sandboxes", "/etc/nix-sandbox-mcp/sandboxes"}, ProjectMount: "/project", ProjectMode: "readonly",
+				Metadata: "m", Places: metadata.Places{Folders: []string{"/x/nix-sandbox-mcp/sandboxes", "/etc/nix-sandbox-mcp/sandboxes"}}, ProjectMount: "/project", ProjectMode: "readonly",
 				SessionIdle: 300 * time.Second, SessionLifetime: 3600 * time.Second, SessionMax: 64,
 			},
 		},

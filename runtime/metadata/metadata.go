@@ -9,14 +9,12 @@
 package metadata
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -29,9 +27,6 @@ const Schema = 1
 
 // maxFile bounds a metadata file, in bytes; one environment takes about 500.
 const maxFile = 4 << 20
-
-// maxFolders bounds the artifacts that are read from one sandbox folder.
-const maxFolders = 1000
 
 // Set is everything that was read.
 type Set struct {
@@ -89,20 +84,23 @@ func (s *Set) Names() []string {
 	return slices.Sorted(maps.Keys(s.Environments))
 }
 
-// Load reads the server's metadata, which is JSON itself or the path of a
-// file of it, and then the sandbox folders, of which earlier ones win over
-// later ones and all win over the server's own environments. A folder that
-// does not exist holds nothing. The error is for what makes the whole
-// unusable; what is wrong with one environment is in Set.Broken.
+// Load reads the server's metadata and sandbox folders; see [Read] and
+// [Set.With].
 func Load(server string, folders []string) (*Set, error) {
+	set, err := Read(server)
+	if err != nil {
+		return nil, err
+	}
+	return set.With(Places{Folders: folders})
+}
+
+// Read reads the server's metadata, which is JSON itself or the path of a
+// file of it. The error is for what makes the whole unusable; what is wrong
+// with one environment is in Set.Broken.
+func Read(server string) (*Set, error) {
 	set := &Set{Environments: map[string]Environment{}}
 	if err := set.server(server); err != nil {
 		return nil, err
-	}
-	for _, folder := range slices.Backward(folders) {
-		if err := set.folder(folder); err != nil {
-			return nil, err
-		}
 	}
 	return set, nil
 }
@@ -152,62 +150,6 @@ func (s *Set) server(source string) error {
 		return true
 	})
 	return nil
-}
-
-// folder reads the artifacts in a sandbox folder: each of its folders that
-// holds a metadata.json. Names in order, so that the last of two artifacts of
-// one name wins wherever the folder lies.
-func (s *Set) folder(path string) error {
-	entries, err := os.ReadDir(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("read sandbox folder: %w", err)
-	}
-	if len(entries) > maxFolders {
-		return fmt.Errorf("sandbox folder %s holds %d entries, more than %d: point NIX_SANDBOX_DIR at a folder of sandboxes only", path, len(entries), maxFolders)
-	}
-	for _, entry := range entries {
-		artifactPath := filepath.Join(path, entry.Name())
-		file := filepath.Join(artifactPath, "metadata.json")
-		data, err := readFile(file)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		name, env, err := artifact(artifactPath, file, data, err)
-		if err != nil {
-			s.Broken = append(s.Broken, Broken{cmp.Or(name, entry.Name()), err})
-			continue
-		}
-		if hidden, ok := s.Environments[name]; ok {
-			s.Overridden = append(s.Overridden, Overridden{name, hidden.Origin})
-		}
-		s.Environments[name] = env
-	}
-	return nil
-}
-
-// artifact reads one artifact's metadata.json; the name is empty where it
-// could not be read.
-func artifact(folder, file string, data []byte, err error) (string, Environment, error) {
-	if err != nil {
-		return "", Environment{}, err
-	}
-	root, err := parse(file, string(data))
-	if err != nil {
-		return "", Environment{}, err
-	}
-	fields := reader{where: file, object: root}
-	name := fields.text("name", "")
-	if fields.err != nil {
-		return "", Environment{}, fields.err
-	}
-	if name == "" {
-		return "", Environment{}, fmt.Errorf("%s: name is missing", file)
-	}
-	env, err := artifactEnvironment(folder, file, name, root)
-	return name, env, err
 }
 
 // parse returns the root of a metadata document after checking that it is

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/source"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/stdio"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
 )
@@ -67,12 +69,16 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	if o.logFormat == "json" {
 		log = slog.New(slog.NewJSONHandler(logTo, nil))
 	}
-	settings, set, err := load(log)
+	// From here on it is no reason to end.
+	again := make(chan os.Signal, 1)
+	signal.Notify(again, syscall.SIGHUP)
+	defer signal.Stop(again)
+	settings, base, places, err := load(log)
 	if err != nil {
 		return err
 	}
 	inherited := map[string]string{}
-	for _, name := range set.Project.Inherit {
+	for _, name := range base.Project.Inherit {
 		if value, ok := os.LookupEnv(name); ok {
 			inherited[name] = value
 		}
@@ -93,13 +99,13 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	signal.Notify(broken, syscall.SIGPIPE)
 	defer signal.Stop(broken)
 
-	launcher := sandbox.NewLauncher(log, environ, groups(log, set))
+	environments := places.Catalog()
+	launcher := sandbox.NewLauncher(log, environ, groups(log, environments.Now()))
 	manager := session.New(launcher, session.Limits{
 		Idle:     settings.SessionIdle,
 		Lifetime: settings.SessionLifetime,
 		Max:      settings.SessionMax,
 	}, inherited, log)
-	environments := catalog.New(set)
 	run := tool.New(environments, mount, manager, log)
 	if settings.ProjectMode == config.Overlay {
 		run.ProjectIsOverlaid()
@@ -107,7 +113,12 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	offer, silence := run.Server(release())
 	defer silence()
 
-	log.Info("serving", "version", release(), "environments", set.Names())
+	log.Info("serving", "version", release(), "environments", environments.Now().Names())
+	var keeping sync.WaitGroup
+	defer keeping.Wait()
+	keep, finish := context.WithCancel(ctx)
+	defer finish()
+	keeping.Go(func() { places.Keep(keep, again) })
 	served := make(chan error, 1)
 	go func() { served <- stdio.New(offer, run, log).Serve(ctx, in, out) }()
 
@@ -130,7 +141,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 
 // groups prepares control groups for the sandboxes, if there can be any, and
 // logs what holds sandboxes to their limits.
-func groups(log *slog.Logger, set *metadata.Set) *cgroup.Tree {
+func groups(log *slog.Logger, environments *catalog.Snapshot) *cgroup.Tree {
 	tree, err := cgroup.Find(cgroup.System)
 	if err == nil {
 		log.Info("limits", "by", sandbox.ByGroup)
@@ -142,8 +153,8 @@ func groups(log *slog.Logger, set *metadata.Set) *cgroup.Tree {
 		facts = append(facts, "hint", unavailable.Hint)
 	}
 	log.Info("limits", facts...)
-	for _, name := range set.Names() {
-		if cpus := set.Environments[name].CPUs; cpus > 0 {
+	for _, name := range environments.Names() {
+		if cpus := environments.Ready()[name].CPUs; cpus > 0 {
 			log.Warn("cpus has no effect without control groups", "env", name, "cpus", cpus)
 		}
 	}
@@ -152,28 +163,23 @@ func groups(log *slog.Logger, set *metadata.Set) *cgroup.Tree {
 
 // load reads the configuration and the metadata, and logs what they hold that
 // an operator should know.
-func load(log *slog.Logger) (config.Config, *metadata.Set, error) {
+func load(log *slog.Logger) (config.Config, *metadata.Set, *source.Source, error) {
 	settings, err := config.Read(os.Getenv)
 	if err != nil {
-		return settings, nil, err
+		return settings, nil, nil, err
 	}
-	set, err := metadata.Load(settings.Metadata, settings.Folders)
+	base, err := metadata.Read(settings.Metadata)
 	if err != nil {
-		return settings, nil, err
+		return settings, nil, nil, err
 	}
-	if settings, err = settings.Complete(set.Session, set.Project); err != nil {
-		return settings, nil, err
+	if settings, err = settings.Complete(base.Session, base.Project); err != nil {
+		return settings, nil, nil, err
 	}
 	if dir := os.Getenv("NIX_SANDBOX_DIR"); dir != "" {
 		if _, err := os.Stat(dir); err != nil {
-			log.Warn("no sandboxes are read from NIX_SANDBOX_DIR", "error", err)
+			log.Warn("NIX_SANDBOX_DIR cannot be read yet; its sandboxes will be served when it can", "error", err)
 		}
 	}
-	for _, broken := range set.Broken {
-		log.Error("environment left out", "env", broken.Name, "error", broken.Err)
-	}
-	for _, hidden := range set.Overridden {
-		log.Warn("environment overridden", "env", hidden.Name, "by", set.Environments[hidden.Name].Origin, "instead_of", hidden.Origin)
-	}
-	return settings, set, nil
+	places, err := source.New(base, settings.Places, log)
+	return settings, base, places, err
 }

@@ -1,0 +1,68 @@
+package metadata
+
+import (
+	"encoding/binary"
+	"hash/maphash"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// seed makes fingerprints of one process comparable.
+var seed = maphash.MakeSeed()
+
+// Fingerprint is another number after whatever [Set.With] would read from
+// these places has changed: entries, where their links lead, the files of
+// artifacts, and whether what builds still runs. It costs a few system calls
+// an entry and opens no artifact's file.
+func (p Places) Fingerprint() uint64 {
+	var hash maphash.Hash
+	hash.SetSeed(seed)
+	for _, folder := range append([]string{p.Builds}, p.Folders...) {
+		if folder == "" {
+			continue
+		}
+		hash.WriteString(folder)
+		hash.WriteByte(0)
+		entries, err := list(folder)
+		if err != nil {
+			hash.WriteString(err.Error())
+		}
+		for _, entry := range entries {
+			path := filepath.Join(folder, entry.Name())
+			hash.WriteString(entry.Name())
+			hash.WriteByte(0)
+			if entry.Type().IsRegular() {
+				if strings.HasSuffix(path, building) && !alive(tail(path)) {
+					hash.WriteString("dead")
+				}
+				trace(&hash, path)
+				continue
+			}
+			// A link may lead over others, each of which can be replaced.
+			target, err := filepath.EvalSymlinks(path)
+			if err != nil {
+				hash.WriteString(err.Error())
+				continue
+			}
+			hash.WriteString(target)
+			for _, file := range []string{"metadata.json", "bin/run", "bin/session-run"} {
+				trace(&hash, filepath.Join(target, file))
+			}
+		}
+	}
+	return hash.Sum64()
+}
+
+// trace adds what changes when a file does. The time of the last change of
+// its state is among it, which no program can set back.
+func trace(hash *maphash.Hash, path string) {
+	var stat syscall.Stat_t
+	if err := syscall.Stat(path, &stat); err != nil {
+		hash.WriteString(err.Error())
+		return
+	}
+	for _, number := range []uint64{stat.Dev, stat.Ino, uint64(stat.Mode), uint64(stat.Size), uint64(stat.Ctim.Nano())} {
+		hash.Write(binary.NativeEndian.AppendUint64(nil, number))
+	}
+}

@@ -1,0 +1,237 @@
+package metadata
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+const (
+	// maxEntries bounds what a sandbox folder may hold.
+	maxEntries = 1000
+	// maxReason bounds what is shown of why a build failed, in bytes.
+	maxReason = 4 << 10
+)
+
+// What the files beside the artifacts in a folder of builds are called; a
+// name of an environment has no dot.
+const (
+	building = ".building"
+	failed   = ".failed"
+	named    = ".named"
+)
+
+// Places are where environments are found beside the server's own.
+type Places struct {
+	// Folders are sandbox folders. Earlier ones win over later ones, and all
+	// of them over Builds, and that over the server's own environments. One
+	// that does not exist holds nothing.
+	Folders []string
+	// Builds is the folder in which the wrapper reports what it builds, or
+	// empty. Beside links to artifacts it may hold
+	//
+	//	NAME.named     a link to an artifact that is called NAME here,
+	//	NAME.building  a file: NAME is being built since it was written, by
+	//	               the process whose id is in it,
+	//	NAME.failed    a file: NAME was not built; the end of it says why.
+	Builds string
+}
+
+// With returns the set with what these places hold. The error is for a place
+// that cannot be read; what is wrong with one environment is in Set.Broken.
+func (s *Set) With(places Places) (*Set, error) {
+	all := *s
+	all.Environments = map[string]Environment{}
+	maps.Copy(all.Environments, s.Environments)
+	all.Broken, all.Overridden, all.Builds = slices.Clone(s.Broken), slices.Clone(s.Overridden), nil
+	if places.Builds != "" {
+		if err := all.folder(places.Builds, true); err != nil {
+			return nil, err
+		}
+	}
+	for _, folder := range slices.Backward(places.Folders) {
+		if err := all.folder(folder, false); err != nil {
+			return nil, err
+		}
+	}
+	return &all, nil
+}
+
+// list returns the entries of a folder in order of their names, without
+// hidden ones.
+func list(path string) ([]fs.DirEntry, error) {
+	folder, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read sandbox folder: %w", err)
+	}
+	defer folder.Close()
+	entries, err := folder.ReadDir(maxEntries + 1)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("read sandbox folder: %w", err)
+	}
+	if len(entries) > maxEntries {
+		return nil, fmt.Errorf("sandbox folder %s holds more than %d entries: point NIX_SANDBOX_DIR at a folder of sandboxes only", path, maxEntries)
+	}
+	entries = slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return strings.HasPrefix(e.Name(), ".") })
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
+	return entries, nil
+}
+
+// folder reads the artifacts in a sandbox folder: each of its folders, and
+// folders that its links lead to, that holds a metadata.json. In order of
+// names, so that the last of two artifacts of one name wins wherever the
+// folder lies.
+func (s *Set) folder(path string, builds bool) error {
+	entries, err := list(path)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		at := filepath.Join(path, entry.Name())
+		if builds && entry.Type().IsRegular() {
+			s.build(at, entry.Name())
+			continue
+		}
+		called, alias := "", false
+		if builds {
+			called, alias = strings.CutSuffix(entry.Name(), named)
+		}
+		name, env, err := artifact(at, entry.Type()&fs.ModeSymlink != 0, called, alias)
+		switch {
+		case errors.Is(err, errNoArtifact):
+		case err != nil:
+			s.Broken = append(s.Broken, Broken{cmp.Or(name, entry.Name()), err})
+		default:
+			if hidden, ok := s.Environments[name]; ok {
+				s.Overridden = append(s.Overridden, Overridden{name, hidden.Origin})
+			}
+			s.Environments[name] = env
+		}
+	}
+	return nil
+}
+
+// errNoArtifact is of an entry that nobody means as a sandbox, or that is not
+// written yet.
+var errNoArtifact = errors.New("no artifact")
+
+// artifact reads one artifact; the name is empty where it could not be read.
+// An alias is called as the folder calls it, whatever its own name. What is
+// returned names the artifact itself and not its links, which may lead
+// elsewhere at the next call.
+func artifact(entry string, link bool, called string, alias bool) (string, Environment, error) {
+	folder, err := filepath.EvalSymlinks(entry)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && link:
+		return "", Environment{}, fmt.Errorf("%s: leads to %s, which does not exist: build the sandbox again, or remove the link", entry, target(entry))
+	case errors.Is(err, fs.ErrNotExist):
+		return "", Environment{}, errNoArtifact
+	case err != nil:
+		return "", Environment{}, fmt.Errorf("%s: cannot be followed: %w", entry, err)
+	}
+	file := filepath.Join(entry, "metadata.json")
+	data, err := readFile(filepath.Join(folder, "metadata.json"))
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && link:
+		return "", Environment{}, fmt.Errorf("%s: leads to %s, which has no metadata.json: link it to what mkSandbox makes", entry, folder)
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
+		return "", Environment{}, errNoArtifact
+	case err != nil:
+		return "", Environment{}, err
+	}
+	root, err := parse(file, string(data))
+	if err != nil {
+		return "", Environment{}, err
+	}
+	fields := reader{where: file, object: root}
+	name := fields.text("name", "")
+	if fields.err != nil {
+		return "", Environment{}, fields.err
+	}
+	if name == "" {
+		return "", Environment{}, fmt.Errorf("%s: name is missing", file)
+	}
+	env, err := artifactEnvironment(folder, file, name, root)
+	if err == nil && alias {
+		name, env.Name = called, called
+		if !validName.MatchString(called) {
+			err = fmt.Errorf("%s: %q is no name of an environment", entry, called)
+		}
+	}
+	return name, env, err
+}
+
+// target is where a link leads, for a sentence.
+func target(link string) string {
+	to, err := os.Readlink(link)
+	if err != nil {
+		return "a place that cannot be read"
+	}
+	return to
+}
+
+// build reads what the wrapper reports of a build.
+func (s *Set) build(path, file string) {
+	name, ended := strings.CutSuffix(file, failed)
+	if ended {
+		s.Builds = append(s.Builds, Build{Name: name, Failed: true, Reason: tail(path)})
+		return
+	}
+	name, runs := strings.CutSuffix(file, building)
+	if !runs {
+		return
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return // it has just ended
+	}
+	build := Build{Name: name, Since: info.ModTime()}
+	if !alive(tail(path)) {
+		build.Failed, build.Reason = true, "the build was killed: start the server again to repeat it"
+	}
+	// That it failed counts more than that it ran.
+	s.Builds = append([]Build{build}, s.Builds...)
+}
+
+// alive says whether there is a process with this id; also where the text is
+// no id, for then nothing is known.
+func alive(text string) bool {
+	id, err := strconv.Atoi(strings.TrimSpace(text))
+	return err != nil || id < 1 || !errors.Is(syscall.Kill(id, 0), syscall.ESRCH)
+}
+
+// tail returns the last lines of a file as text that may be shown; empty
+// where it cannot be read.
+func tail(path string) string {
+	file, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return ""
+	}
+	from := max(0, info.Size()-maxReason)
+	data, err := io.ReadAll(io.NewSectionReader(file, from, maxReason))
+	if err != nil {
+		return ""
+	}
+	text := strings.ToValidUTF8(string(data), "\uFFFD")
+	if _, rest, found := strings.Cut(text, "\n"); from > 0 && found {
+		text = rest
+	}
+	return strings.TrimSpace(text)
+}

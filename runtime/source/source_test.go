@@ -1,0 +1,286 @@
+package source
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/catalog"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+)
+
+// patience is what a change may take on a machine that does much else.
+const patience = 20 * time.Second
+
+// place is a folder of sandboxes that a source keeps.
+type place struct {
+	*Source
+	t     *testing.T
+	at    string
+	again chan os.Signal
+	logMu sync.Mutex
+	text  bytes.Buffer
+}
+
+func (p *place) Write(text []byte) (int, error) {
+	p.logMu.Lock()
+	defer p.logMu.Unlock()
+	return p.text.Write(text)
+}
+
+func (p *place) logged(text string) int {
+	p.logMu.Lock()
+	defer p.logMu.Unlock()
+	return strings.Count(p.text.String(), text)
+}
+
+// keep has a source keep a folder, which need not exist.
+func keep(t *testing.T, folder string, builds bool) *place {
+	t.Helper()
+	p := &place{t: t, at: folder, again: make(chan os.Signal, 1)}
+	places := metadata.Places{Folders: []string{folder}}
+	if builds {
+		places = metadata.Places{Builds: folder}
+	}
+	var err error
+	if p.Source, err = New(&metadata.Set{}, places, slog.New(slog.NewTextHandler(p, nil))); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var keeping sync.WaitGroup
+	keeping.Go(func() { p.Keep(ctx, p.again) })
+	t.Cleanup(func() {
+		cancel()
+		keeping.Wait()
+	})
+	return p
+}
+
+// write makes an artifact and returns its folder.
+func write(t *testing.T, folder, name, about string) string {
+	t.Helper()
+	for _, program := range []string{"run", "session-run"} {
+		file(t, filepath.Join(folder, "bin", program), "#!/bin/sh\n", 0o755)
+	}
+	file(t, filepath.Join(folder, "metadata.json"), fmt.Sprintf(`{"schema":1,"name":%q,"backend":"jail","description":%q}`, name, about), 0o644)
+	return folder
+}
+
+func file(t *testing.T, path, text string, mode os.FileMode) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), mode); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func link(t *testing.T, target, path string) {
+	t.Helper()
+	if err := os.Symlink(target, path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func remove(t *testing.T, path string) {
+	t.Helper()
+	if err := os.RemoveAll(path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// becomes waits until the ready environments are these, with the words after
+// the colon as their descriptions.
+func (p *place) becomes(want ...string) {
+	p.t.Helper()
+	var got []string
+	mcptest.Eventually(p.t, patience, func() string { return "environments: " + cmp.Diff(want, got) }, func() bool {
+		now := p.Catalog().Now()
+		got = nil
+		for _, name := range now.Names() {
+			env, _ := now.Environment(name)
+			got = append(got, name+":"+env.Description)
+		}
+		return cmp.Equal(want, got)
+	})
+}
+
+func TestFolder(t *testing.T) {
+	p := keep(t, filepath.Join(t.TempDir(), "not", "yet", "there"), false)
+	p.becomes()
+	store := t.TempDir()
+	first := write(t, filepath.Join(store, "first"), "lua", "5.3")
+
+	// The folder, an entry, a link, a link over a link, each while it runs.
+	write(t, filepath.Join(p.at, "own"), "own", "1")
+	p.becomes("own:1")
+	result := filepath.Join(store, "result")
+	link(t, first, result)
+	link(t, result, filepath.Join(p.at, "lua"))
+	p.becomes("lua:5.3", "own:1")
+
+	// The link that the entry's link leads to is replaced, as nix build
+	// replaces it. What was taken before stays what it was.
+	held, _ := p.Catalog().Now().Environment("lua")
+	remove(t, result)
+	link(t, write(t, filepath.Join(store, "second"), "lua", "5.4"), result)
+	p.becomes("lua:5.4", "own:1")
+	if want := filepath.Join(first, "bin", "run"); held.Exec != want {
+		t.Errorf("what was held runs %s, want %s", held.Exec, want)
+	}
+
+	// One program of an artifact is replaced, with the same size.
+	file(t, filepath.Join(p.at, "own", "metadata.json"), `{"schema":1,"name":"own","backend":"jail","description":"2"}`, 0o644)
+	p.becomes("lua:5.4", "own:2")
+	remove(t, filepath.Join(p.at, "lua"))
+	p.becomes("own:2")
+	remove(t, p.at)
+	p.becomes()
+}
+
+// What is wrong with an entry is named once while it is wrong, and again when
+// it is wrong once more; what is half written becomes an environment when it
+// is whole.
+func TestBroken(t *testing.T) {
+	p := keep(t, t.TempDir(), false)
+	link(t, "/nowhere/at/all", filepath.Join(p.at, "dangling"))
+	file(t, filepath.Join(p.at, "half", "metadata.json"), `{"schema":1,"name":"half"`, 0o644)
+	named := func(what string, times int) {
+		t.Helper()
+		mcptest.Eventually(t, patience, func() string {
+			return fmt.Sprintf("%q was logged %d times, want %d:\n%s", what, p.logged(what), times, p.text.String())
+		}, func() bool {
+			return p.logged(what) == times
+		})
+	}
+	const dangling = "leads to /nowhere/at/all, which does not exist: build the sandbox again, or remove the link"
+	named(dangling, 1)
+	named("half/metadata.json: not valid JSON", 1)
+	for i := range 3 {
+		write(t, filepath.Join(p.at, "other"), "other", fmt.Sprint(i))
+		p.becomes(fmt.Sprintf("other:%d", i))
+	}
+	named(dangling, 1)
+	write(t, filepath.Join(p.at, "half"), "half", "whole")
+	p.becomes("half:whole", "other:2")
+	remove(t, filepath.Join(p.at, "dangling"))
+	link(t, write(t, t.TempDir(), "dangling", "no more"), filepath.Join(p.at, "dangling"))
+	p.becomes("dangling:no more", "half:whole", "other:2")
+	remove(t, filepath.Join(p.at, "dangling"))
+	link(t, "/nowhere/at/all", filepath.Join(p.at, "dangling"))
+	named(dangling, 2)
+	if got := p.logged("half/metadata.json: not valid JSON"); got != 1 {
+		t.Errorf("it was logged %d times", got)
+	}
+}
+
+// An entry that is removed and made again at once was never away.
+func TestReplacedInTwoSteps(t *testing.T) {
+	p := keep(t, t.TempDir(), false)
+	store := t.TempDir()
+	entry := filepath.Join(p.at, "lua")
+	link(t, write(t, filepath.Join(store, "0"), "lua", "0"), entry)
+	p.becomes("lua:0")
+	missing := 0
+	p.Catalog().Subscribe(func(_, after *catalog.Snapshot) {
+		if len(after.Names()) == 0 {
+			missing++
+		}
+	})
+	for i := 1; i <= 3; i++ {
+		next := write(t, filepath.Join(store, fmt.Sprint(i)), "lua", fmt.Sprint(i))
+		for range 200 { // so that a look falls between the two steps
+			remove(t, entry)
+			link(t, next, entry)
+			time.Sleep(time.Millisecond)
+		}
+		p.becomes(fmt.Sprintf("lua:%d", i))
+	}
+	if missing > 0 {
+		t.Errorf("it was away %d times", missing)
+	}
+}
+
+func TestSignalReadsAgain(t *testing.T) {
+	p := keep(t, t.TempDir(), false)
+	p.again <- syscall.SIGHUP
+	mcptest.Eventually(t, patience, func() string { return "nothing was read" }, func() bool {
+		return p.logged("reading the sandbox folders again") == 1
+	})
+}
+
+// The wrapper's reports: building, failed, ready under the artifact's own
+// name or under another.
+func TestBuilds(t *testing.T) {
+	p := keep(t, t.TempDir(), true)
+	began := time.Now()
+	for _, name := range []string{"fine", "wrong", "aliased"} {
+		file(t, filepath.Join(p.at, name+".building"), fmt.Sprint(os.Getpid()), 0o644)
+	}
+	state := func(name string, state catalog.State, reason string) {
+		t.Helper()
+		var entry catalog.Entry
+		var ok bool
+		mcptest.Eventually(t, patience, func() string { return fmt.Sprintf("%s is %+v (%v)", name, entry, ok) }, func() bool {
+			entry, ok = p.Catalog().Now().Pending(name)
+			return ok && entry.State == state && entry.Reason == reason
+		})
+		if state == catalog.Building && entry.Since.Sub(began).Abs() > time.Minute {
+			t.Errorf("%s builds since %v", name, entry.Since)
+		}
+	}
+	state("fine", catalog.Building, "")
+	state("wrong", catalog.Building, "")
+
+	store := t.TempDir()
+	link(t, write(t, filepath.Join(store, "a"), "its-own-name", "a"), filepath.Join(p.at, "fine"))
+	remove(t, filepath.Join(p.at, "fine.building"))
+	link(t, write(t, filepath.Join(store, "b"), "its-own-name-too", "b"), filepath.Join(p.at, "aliased.named"))
+	remove(t, filepath.Join(p.at, "aliased.building"))
+	file(t, filepath.Join(p.at, "wrong.failed"), strings.Repeat("progress of the build\n", 1000)+"error: it did not work\n", 0o644)
+	remove(t, filepath.Join(p.at, "wrong.building"))
+	p.becomes("aliased:b", "its-own-name:a")
+	mcptest.Eventually(t, patience, func() string { return "it did not fail" }, func() bool {
+		entry, _ := p.Catalog().Now().Pending("wrong")
+		return entry.State == catalog.Failed && len(entry.Reason) < 5000 && strings.HasSuffix(entry.Reason, "\nerror: it did not work")
+	})
+
+	// The builder is gone without a word: no process has this id.
+	file(t, filepath.Join(p.at, "killed.building"), "4194305", 0o644)
+	state("killed", catalog.Failed, "the build was killed: start the server again to repeat it")
+}
+
+func BenchmarkFingerprint(b *testing.B) {
+	for _, count := range []int{5, 100} {
+		b.Run(fmt.Sprint(count), func(b *testing.B) {
+			folder := b.TempDir()
+			for i := range count {
+				at := filepath.Join(folder, fmt.Sprint(i))
+				if err := os.MkdirAll(filepath.Join(at, "bin"), 0o755); err != nil {
+					b.Fatal(err)
+				}
+				for _, name := range []string{"metadata.json", "bin/run", "bin/session-run"} {
+					if err := os.WriteFile(filepath.Join(at, name), nil, 0o755); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+			places := metadata.Places{Folders: []string{folder}}
+			for b.Loop() {
+				places.Fingerprint()
+			}
+		})
+	}
+}
