@@ -29,6 +29,8 @@ type answer struct {
 	limit    string
 	// trouble is why there is no result; empty where there is one.
 	trouble string
+	// hint is what to do where the error does not say it.
+	hint string
 }
 
 // outcome is the call's in one word.
@@ -119,7 +121,11 @@ func (a answer) remarks() []string {
 	if cut := a.stdout.Cut + a.stderr.Cut; cut > 0 {
 		remarks = append(remarks, fmt.Sprintf("%s of output cut; %s", size(cut), a.whole()))
 	}
-	return append(remarks, a.files.remarks...)
+	remarks = append(remarks, a.files.remarks...)
+	if a.hint != "" {
+		remarks = append(remarks, "hint: "+a.hint)
+	}
+	return remarks
 }
 
 // how says how the code ended, if there is something to say.

@@ -68,11 +68,47 @@ func (l listing) arguments(raw json.RawMessage) (arguments, error) {
 
 // usage names the arguments and the choices.
 func (l listing) usage() string {
-	usage := fmt.Sprintf("code (a string) and env (one of %s)", strings.Join(l.Names(), ", "))
+	usage := fmt.Sprintf("code (a string) and env (one of %s)", l.choices(""))
 	if len(l.withSessions()) > 0 {
 		usage += ", and session (a string) to keep state"
 	}
 	return usage
+}
+
+// answerBytes and namesBytes are what an answer of ours and the names in one
+// may take: the model has the whole list in the tool's description.
+const (
+	answerBytes = 250
+	namesBytes  = 120
+)
+
+// choices names environments, those first whose name begins as wanted does.
+func (l listing) choices(wanted string) string {
+	names := slices.Clone(l.Names())
+	alike := func(name string) int {
+		n := 0
+		for n < min(len(name), len(wanted)) && name[n] == wanted[n] {
+			n++
+		}
+		return n
+	}
+	slices.SortStableFunc(names, func(a, b string) int { return alike(b) - alike(a) })
+	return list(names)
+}
+
+// list joins as many names as fit, and at least one.
+func list(names []string) string {
+	text := ""
+	for i, name := range names {
+		if i > 0 && len(text)+len(name) > namesBytes {
+			return fmt.Sprintf("%s and %d more, which the tool's description lists", text, len(names)-i)
+		}
+		if i > 0 {
+			text += ", "
+		}
+		text += name
+	}
+	return text
 }
 
 // unknown answers a call of an environment that there is not.
@@ -90,7 +126,10 @@ func (l listing) unknown(env string) error {
 	if len(l.Names()) == 0 {
 		return fmt.Errorf("%s, nor any other: ask the operator to configure one", problem)
 	}
-	return fmt.Errorf("%s; choose one of\n%s", problem, strings.Join(l.lines(), "\n"))
+	if lines := strings.Join(l.lines(), "\n"); len(problem)+len(lines) <= answerBytes {
+		return fmt.Errorf("%s; choose one of\n%s", problem, lines)
+	}
+	return fmt.Errorf("%s; choose one of %s", problem, l.choices(env))
 }
 
 // meanwhile names the environments that can be used instead, as the end of a
@@ -99,7 +138,7 @@ func (l listing) meanwhile() string {
 	if len(l.Names()) == 0 {
 		return ""
 	}
-	return ", or use one of " + strings.Join(l.Names(), ", ")
+	return ", or use one of " + l.choices("")
 }
 
 // stateless answers a session on an environment that has none.
@@ -108,5 +147,5 @@ func (l listing) stateless(env string) error {
 	if len(with) == 0 {
 		return fmt.Errorf("env %q has no sessions, nor has any other: leave session out", env)
 	}
-	return fmt.Errorf("env %q has no sessions: leave session out, or use one of %s", env, strings.Join(with, ", "))
+	return fmt.Errorf("env %q has no sessions: leave session out, or use one of %s", env, list(with))
 }

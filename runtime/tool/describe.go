@@ -11,8 +11,14 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
 )
 
-// describeBytes is what an environment's line may take of the context.
-const describeBytes = 160
+// What an environment's description may take of the context, in bytes, and
+// those of all together: some clients cut a tool's description at 2 KB, and a
+// short word on each environment is worth more than a long one on the first.
+const (
+	describeBytes    = 160
+	describeLeast    = 24
+	describeAllBytes = 1200
+)
 
 // listing is what the model is told while the environments are as they are at
 // one moment.
@@ -77,7 +83,8 @@ func (l listing) schema() json.RawMessage {
 // description says what the tool does and lists the environments.
 func (l listing) description() string {
 	var text strings.Builder
-	text.WriteString("Run code in a sandbox without network or access to the host. The working directory is /workspace")
+	text.WriteString("Run code in a sandbox: no network, no files of the host, nothing can be installed. " +
+		"code is the program itself in env's language, without a shell or ``` around it; print what is to be seen. It runs in /workspace")
 	if l.project != "" {
 		text.WriteString("; the project is at " + l.project)
 		if l.overlay {
@@ -88,7 +95,7 @@ func (l listing) description() string {
 	}
 	text.WriteString(". Each call starts fresh")
 	if len(l.withSessions()) > 0 {
-		text.WriteString(" unless a session id (any name) is given: calls with the same one share variables and files")
+		text.WriteString(" unless a session (any name) is given: calls with the same session and env share variables and files")
 	}
 	text.WriteString(". Images saved in /workspace/outputs are shown.\nenv is one of\n")
 	text.WriteString(strings.Join(l.lines(), "\n"))
@@ -97,7 +104,7 @@ func (l listing) description() string {
 
 // instructions are for the model as a whole.
 func (l listing) instructions() string {
-	text := "Use run to compute, test and analyse; code in it can do no harm. Choose env by the code's language: " +
+	text := "Use run to compute, test and analyse: code in it can do no harm. Choose env by the code's language: " +
 		strings.Join(l.Names(), ", ") + "."
 	if l.project != "" {
 		text += " The user's project is at " + l.project
@@ -116,10 +123,11 @@ func (l listing) instructions() string {
 // lines describes the environments, one line each.
 func (l listing) lines() []string {
 	var lines []string
+	room := min(describeBytes, max(describeLeast, describeAllBytes/max(1, len(l.Names()))))
 	for _, name := range l.Names() {
 		env := l.Ready()[name]
 		line := "- " + name
-		if about := oneLine(describe(env)); about != "" {
+		if about := oneLine(describe(env), room); about != "" {
 			line += ": " + about
 		}
 		lines = append(lines, line)
@@ -144,13 +152,13 @@ func describe(env metadata.Environment) string {
 	}
 }
 
-// oneLine makes a description fit for a list.
-func oneLine(text string) string {
+// oneLine makes a description fit for a list, in at most room bytes.
+func oneLine(text string, room int) string {
 	text = strings.Join(strings.Fields(strings.ToValidUTF8(text, "")), " ")
-	if len(text) <= describeBytes {
+	if len(text) <= room {
 		return text
 	}
-	end := describeBytes - len("...")
+	end := room - len("...")
 	for !utf8.RuneStart(text[end]) {
 		end--
 	}

@@ -71,6 +71,9 @@ func (t *Tool) execute(ctx context.Context, request mcp.CallToolRequest, args ar
 		}
 		reply.trouble = t.trouble(err, reply)
 	}
+	if reply.failed() {
+		reply.hint = t.list().hint(reply)
+	}
 	return reply
 }
 

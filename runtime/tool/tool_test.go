@@ -62,24 +62,47 @@ func cost(t *testing.T, tool *Tool) int {
 	return len(ask(t, tool, "tools/list")) + len(tool.list().instructions())
 }
 
+// What the tool costs in every conversation is bounded, and grows by a line
+// for each environment.
 func TestContextCost(t *testing.T) {
+	bounds := map[int]int{3: 1400, 10: 2100, 30: 3400} // bytes, by the number of environments
+	before, environments := 0, 0
+	for _, n := range []int{3, 10, 30} {
+		set := described()
+		for i := len(set.Environments); i < n; i++ {
+			name := fmt.Sprintf("env-%02d", i)
+			set.Environments[name] = metadata.Environment{Name: name, InterpreterType: metadata.Python, Description: "Python 3 with the packages of one more project, as many as it has"}
+		}
+		tool := New(catalog.New(set), "/project", nil, nil)
+		bytes := cost(t, tool)
+		// Four bytes make about one token of English.
+		t.Logf("%d environments: %d bytes, about %d tokens", n, bytes, bytes/4)
+		if bytes >= bounds[n] {
+			t.Errorf("%d environments take %d bytes, %d are allowed:\n%s\n%s", n, bytes, bounds[n], ask(t, tool, "tools/list"), tool.list().instructions())
+		}
+		if each := (bytes - before) / (n - environments); before > 0 && each > 140 {
+			t.Errorf("each further environment takes %d bytes", each)
+		}
+		if lines := strings.Count(tool.list().description(), "\n- "); lines != n {
+			t.Errorf("%d lines for %d environments", lines, n)
+		}
+		if length := len(tool.list().description()); length > 2000 {
+			t.Errorf("%d environments: a description of %d bytes, of which some clients show 2,000", n, length)
+		}
+		before, environments = bytes, n
+	}
+}
+
+// A description takes a line that is not longer than it may be.
+func TestLongDescription(t *testing.T) {
 	set := described()
 	environments := catalog.New(set)
-	tool := New(environments, "/project", nil, nil)
+	tool := New(environments, "", nil, nil)
 	three := cost(t, tool)
-	t.Logf("three environments: %d bytes", three)
-	if three >= 1400 {
-		t.Errorf("three environments take %d bytes, 1400 are allowed:\n%s\n%s", three, ask(t, tool, "tools/list"), tool.list().instructions())
-	}
-	about := strings.Repeat("what it is for ", 20)
-	set.Environments["lua"] = metadata.Environment{Name: "lua", InterpreterType: metadata.Command, Description: about}
+	set.Environments["lua"] = metadata.Environment{Name: "lua", InterpreterType: metadata.Command, Description: strings.Repeat("what it is for ", 20)}
 	environments.Publish(set)
-	four := cost(t, tool)
-	if line := describeBytes + 4*len("lua") + 20; four-three > line {
-		t.Errorf("one further environment takes %d bytes, a line is %d", four-three, line)
-	}
-	if lines := strings.Count(tool.list().description(), "\n- "); lines != 4 {
-		t.Errorf("%d lines for 4 environments", lines)
+	if line := describeBytes + 4*len("lua") + 20; cost(t, tool)-three > line {
+		t.Errorf("one further environment takes %d bytes, a line is %d", cost(t, tool)-three, line)
 	}
 }
 
