@@ -3,6 +3,7 @@ module github.com/nix-sandbox-mcp/nix-sandbox-mcp
 go 1.25.5
 
 require (
+	github.com/creack/pty v1.1.24
 	github.com/google/go-cmp v0.7.0
 	github.com/mark3labs/mcp-go v1.2.1
 	github.com/tidwall/gjson v1.20.0

@@ -32,10 +32,19 @@ const stopped = 128 + int(unix.SIGKILL)
 
 // Run reads code up to the end of in, runs it and returns its exit status.
 // Signals that arrive are passed on to the code; what does not end then is
-// killed. guard holds the code to its limits; nil where there are none.
+// killed. guard holds the code to its limits; nil where there are none. The
+// code's stdin is spec.Null, or empty where that is nil.
 func Run(ctx context.Context, table *process.Table, guard *watch.Watch, spec interpreter.Spec, in io.Reader, signals <-chan os.Signal) (int, error) {
-	if guard == nil {
+	return Hold(ctx, table, guard, spec.Stderr, func(ctx context.Context) (int, error) {
 		return run(ctx, table, spec, in, signals)
+	})
+}
+
+// Hold holds everything in the sandbox to its limits while run runs, whose
+// results it returns. Where a limit is crossed it kills all, and tells log.
+func Hold(ctx context.Context, table *process.Table, guard *watch.Watch, log io.Writer, run func(context.Context) (int, error)) (int, error) {
+	if guard == nil {
+		return run(ctx)
 	}
 	ctx, stop := context.WithCancelCause(ctx)
 	var crossed atomic.Pointer[watch.Crossing]
@@ -49,11 +58,11 @@ func Run(ctx context.Context, table *process.Table, guard *watch.Watch, spec int
 		}
 	})
 	guard.Busy(true)
-	status, err := run(ctx, table, spec, in, signals)
+	status, err := run(ctx)
 	stop(nil)
 	watched.Wait()
 	if c := crossed.Load(); c != nil {
-		fmt.Fprintf(spec.Stderr, "nix-sandbox-agent: stopped: %v\n", c)
+		fmt.Fprintf(log, "nix-sandbox-agent: stopped: %v\n", c)
 		return stopped, nil
 	}
 	return status, err
@@ -61,10 +70,12 @@ func Run(ctx context.Context, table *process.Table, guard *watch.Watch, spec int
 
 func run(ctx context.Context, table *process.Table, spec interpreter.Spec, in io.Reader, signals <-chan os.Signal) (int, error) {
 	var err error
-	if spec.Null, err = os.Open(os.DevNull); err != nil {
-		return 0, err
+	if spec.Null == nil {
+		if spec.Null, err = os.Open(os.DevNull); err != nil {
+			return 0, err
+		}
+		defer spec.Null.Close()
 	}
-	defer spec.Null.Close()
 	defer table.KillAll()
 	// The interpreter loads while the code is still being read.
 	var i *interpreter.Interpreter

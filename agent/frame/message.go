@@ -11,6 +11,15 @@ const (
 	Shutdown  = "shutdown"  // the agent ends everything in the sandbox
 )
 
+// Types of a [Request] to an agent that carries one program to a person; it
+// answers with the program's bytes and its exit status. The first is Open, or
+// Execute with the code in Contents; Interrupt names no ID.
+const (
+	Open   = "open"   // Terminal, Env: a shell on a terminal of its own
+	Resize = "resize" // Terminal: its new size
+	Input  = "input"  // Contents: what was typed; without any, its end
+)
+
 // Types of a [Reply].
 const (
 	Ready    = "ready"    // Protocol, Interpreters; once, before anything else
@@ -71,6 +80,19 @@ type Request struct {
 	Path   string `json:"path,omitempty"`
 	Offset int64  `json:"offset,omitempty"`
 	Length int64  `json:"length,omitempty"`
+
+	Contents []byte    `json:"contents,omitempty"`
+	Terminal *Terminal `json:"terminal,omitempty"`
+}
+
+// Terminal is what a program on a terminal should know of the person's.
+type Terminal struct {
+	Rows    uint16 `json:"rows"`
+	Columns uint16 `json:"columns"`
+	// Term is its type, as the variable TERM has it.
+	Term string `json:"term,omitempty"`
+	// Interpreter asks for the environment's interpreter, not for a shell.
+	Interpreter bool `json:"interpreter,omitempty"`
 }
 
 // Limits bound what the agent sends and stores for a call.

@@ -104,6 +104,8 @@ type Command struct {
 	Dir   string
 	// Files become descriptors 0, 1, 2, …; nil leaves a number closed.
 	Files []*os.File
+	// Terminal makes descriptor 0 the controlling terminal.
+	Terminal bool
 }
 
 // Process is one that was started. It leads a session and a process group of
@@ -140,7 +142,7 @@ func (t *Table) Start(c Command) (*Process, error) {
 				Dir:   c.Dir,
 				Env:   c.Env,
 				Files: files,
-				Sys:   &syscall.SysProcAttr{Setsid: true},
+				Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: c.Terminal},
 			})
 		}
 	}

@@ -11,10 +11,10 @@
 # that the sandbox sees of the host, read-only, and `driver` the agent's words
 # for the interpreter, to
 #
-#   { run, sessionRun, closure }
+#   { run, sessionRun, attach, closure, contents }
 #
-# the contents of bin/run and bin/session-run, and a hash that names
-# everything inside the sandbox.
+# the contents of bin/run, bin/session-run and bin/attach, a hash that names
+# everything inside the sandbox, and the folder that holds it.
 { pkgs, programs }:
 {
   jail = import ./jail.nix { inherit pkgs programs; };

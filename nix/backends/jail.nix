@@ -215,5 +215,7 @@ in
 {
   run = describe "run";
   sessionRun = describe "serve";
+  attach = describe "attach";
+  contents = tree;
   closure = builtins.unsafeDiscardStringContext (lib.substring 0 32 (baseNameOf tree.outPath));
 }

@@ -1,5 +1,6 @@
-# mkSandbox makes an artifact: metadata.json, bin/run, bin/session-run. Presets
-# and TOML environments go through it too; the server cannot tell them apart.
+# mkSandbox makes an artifact: metadata.json, bin/run, bin/session-run and
+# bin/attach. Presets and TOML environments go through it too; the server cannot
+# tell them apart.
 {
   pkgs,
   backends,
@@ -144,9 +145,10 @@ let
               "metadata"
               "run"
               "sessionRun"
+              "attach"
             ];
             metadata = builtins.toJSON metadata;
-            inherit (isolated) run sessionRun;
+            inherit (isolated) run sessionRun attach contents;
             program = lib.head run.words;
             inherit shellVariables;
             meta = {
@@ -170,10 +172,14 @@ let
                 ;;
             esac
             mkdir -p $out/bin
-            cp "$metadataPath" $out/metadata.json
             cp "$runPath" $out/bin/run
             cp "$sessionRunPath" $out/bin/session-run
-            chmod +x $out/bin/run $out/bin/session-run
+            cp "$attachPath" $out/bin/attach
+            chmod +x $out/bin/run $out/bin/session-run $out/bin/attach
+            # The size is known only now. The object ends with a brace.
+            size=$(du -s --apparent-size --block-size=1 "$contents" | cut -f 1)
+            text=$(cat "$metadataPath")
+            printf '%s,"closure_bytes":%s}' "''${text%\}}" "$size" > $out/metadata.json
           '';
     in
     artifact // { inherit metadata environment; };

@@ -1,1 +1,1 @@
-"sha256-m0F79urfhYPXbGDGPb/s1lK08ooVyxqZ+IFf6Xuh5P4="
+"sha256-xu83e6UStDp43NFxQuhhAuvgxwHQ06A8F/f0mee++s4="

@@ -8,11 +8,13 @@
 // the sandbox's interpreter, reaps what is left behind and carries code in and
 // output out.
 //
-//	nix-sandbox-agent run   [LIMITS] TYPE STDIN_MODE COMMAND...
-//	nix-sandbox-agent serve [LIMITS] TYPE STDIN_MODE COMMAND...
-//	nix-sandbox-agent exec  [LIMITS] COMMAND...
+//	nix-sandbox-agent run    [LIMITS] TYPE STDIN_MODE COMMAND...
+//	nix-sandbox-agent serve  [LIMITS] TYPE STDIN_MODE COMMAND...
+//	nix-sandbox-agent attach [LIMITS] TYPE STDIN_MODE COMMAND...
+//	nix-sandbox-agent exec   [LIMITS] COMMAND...
 //
-// run takes code from stdin; serve speaks frames on stdin and stdout; exec
+// run takes code from stdin; serve speaks frames on stdin and stdout; attach
+// takes frames from stdin and carries one program's bytes to stdout; exec
 // becomes a command, which the kernel then holds to the limits.
 //
 // LIMITS are --memory-mb MIB and --pids N, of processes and threads: what
@@ -33,6 +35,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/attach"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/batch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
@@ -69,7 +72,7 @@ func fail(err error) {
 }
 
 func agent(args []string) (status int, err error) {
-	const usage = "usage: nix-sandbox-agent run|serve [--memory-mb MIB] [--pids N] [--layer FOLDER] python|bash|node|command arg|pipe COMMAND..."
+	const usage = "usage: nix-sandbox-agent run|serve|attach [--memory-mb MIB] [--pids N] [--layer FOLDER] python|bash|node|command arg|pipe COMMAND..."
 	if len(args) == 0 {
 		return 0, fmt.Errorf("no arguments; %s", usage)
 	}
@@ -80,7 +83,7 @@ func agent(args []string) (status int, err error) {
 		return 0, fmt.Errorf("%w; %s", err, usage)
 	case mode == "exec" && len(words) > 0:
 		return 0, become(limits, words)
-	case mode != "run" && mode != "serve":
+	case mode != "run" && mode != "serve" && mode != "attach":
 		return 0, fmt.Errorf("unknown mode %q; %s", mode, usage)
 	case len(words) < 3:
 		return 0, fmt.Errorf("%d arguments after the limits; %s", len(words), usage)
@@ -122,6 +125,10 @@ func agent(args []string) (status int, err error) {
 	table := process.NewTable()
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
+	if mode == "attach" {
+		spec.Stdout, spec.Stderr = os.Stdout, os.Stderr
+		return attach.Serve(ctx, table, guard, spec, os.Stdin)
+	}
 	if mode == "run" {
 		spec.Stdout, spec.Stderr = os.Stdout, os.Stderr
 		return batch.Run(ctx, table, guard, spec, os.Stdin, signals)

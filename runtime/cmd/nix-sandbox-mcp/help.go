@@ -50,6 +50,9 @@ NIX_SANDBOX_METADATA   what the server was built with: JSON, or its path
 const statuses = `0    done
 1    what was asked for could not be done; the error says why
 2    the command line is wrong
+124  code was stopped after its time
+else that of the code: 128 + N where signal N ended it (137: it crossed a
+     limit), 125 where its sandbox did not start
 `
 
 // writeHelp writes the help of a command, or that of the program.

@@ -23,13 +23,16 @@ const program = "nix-sandbox-mcp"
 
 // Exit statuses of this program's own. That of code that ran is the code's.
 const (
-	failed  = 1 // what was asked for could not be done
-	misused = 2 // the command line is wrong
+	failed  = 1   // what was asked for could not be done
+	misused = 2   // the command line is wrong
+	tooLong = 124 // code was stopped after its time, as timeout(1) says it
 )
 
 // commands are what may follow the program's name, in the order of the help.
 func commands() []command {
 	return []command{
+		runCommand(),
+		shellCommand(),
 		help(),
 	}
 }
@@ -93,12 +96,23 @@ type misuse struct{ problem, hint string }
 
 func (e *misuse) Error() string { return e.problem }
 
+// ending is an error with an exit status of its own.
+type ending struct {
+	status        int
+	problem, hint string
+}
+
+func (e *ending) Error() string { return e.problem }
+
 // fail tells the operator what went wrong and returns the exit status.
 func fail(log io.Writer, err error) int {
 	status, hint := failed, ""
 	var wrong *config.Error
 	var line *misuse
+	var end *ending
 	switch {
+	case errors.As(err, &end):
+		status, hint = end.status, end.hint
 	case errors.As(err, &line):
 		status, hint = misused, line.hint
 	case errors.As(err, &wrong):

@@ -77,17 +77,9 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	if err != nil {
 		return err
 	}
-	inherited := map[string]string{}
-	for _, name := range base.Project.Inherit {
-		if value, ok := os.LookupEnv(name); ok {
-			inherited[name] = value
-		}
-	}
-	var environ []string
 	var mount string
 	if settings.ProjectDir != "" {
 		mount = settings.ProjectMount
-		environ = []string{"PROJECT_DIR=" + settings.ProjectDir, "PROJECT_MOUNT=" + mount, "PROJECT_MODE=" + settings.ProjectMode}
 	}
 
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -100,12 +92,12 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	defer signal.Stop(broken)
 
 	environments := places.Catalog()
-	launcher := sandbox.NewLauncher(log, environ, groups(log, environments.Now()))
+	launcher := sandbox.NewLauncher(log, projectVariables(settings), groups(log, environments.Now()))
 	manager := session.New(launcher, session.Limits{
 		Idle:     settings.SessionIdle,
 		Lifetime: settings.SessionLifetime,
 		Max:      settings.SessionMax,
-	}, inherited, log)
+	}, inherited(base), log)
 	run := tool.New(environments, mount, manager, log)
 	if settings.ProjectMode == config.Overlay {
 		run.ProjectIsOverlaid()
@@ -137,6 +129,25 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 		}
 	}
 	return err
+}
+
+// projectVariables are those that show the project to a sandbox.
+func projectVariables(settings config.Config) []string {
+	if settings.ProjectDir == "" {
+		return nil
+	}
+	return []string{"PROJECT_DIR=" + settings.ProjectDir, "PROJECT_MOUNT=" + settings.ProjectMount, "PROJECT_MODE=" + settings.ProjectMode}
+}
+
+// inherited are the variables of this process that code is to have.
+func inherited(set *metadata.Set) map[string]string {
+	variables := map[string]string{}
+	for _, name := range set.Project.Inherit {
+		if value, ok := os.LookupEnv(name); ok {
+			variables[name] = value
+		}
+	}
+	return variables
 }
 
 // groups prepares control groups for the sandboxes, if there can be any, and

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/attach"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/catalog"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+)
+
+// chosen is an environment that a person named, and what it is started with.
+type chosen struct {
+	metadata.Environment
+	environ   []string
+	inherited map[string]string
+	mount     string // of the project; empty where there is none
+}
+
+// choose finds the environment of a name as the server would serve it. A
+// project other than the one that the server would show may be given.
+func choose(name, project string) (chosen, error) {
+	if project != "" {
+		if err := os.Setenv("PROJECT_DIR", project); err != nil {
+			return chosen{}, fmt.Errorf("set PROJECT_DIR: %w", err)
+		}
+	}
+	settings, base, places, err := load(slog.New(slog.DiscardHandler))
+	if err != nil {
+		return chosen{}, err
+	}
+	now := places.Catalog().Now()
+	env, ok := now.Environment(name)
+	if !ok {
+		return chosen{}, unusable(name, now)
+	}
+	c := chosen{Environment: env, inherited: inherited(base)}
+	if settings.ProjectDir != "" {
+		c.mount = settings.ProjectMount
+	}
+	c.environ = projectVariables(settings)
+	return c, nil
+}
+
+// unusable says why an environment cannot be used.
+func unusable(name string, now *catalog.Snapshot) error {
+	entry, known := now.Pending(name)
+	switch {
+	case !known:
+		return &config.Error{
+			Problem: fmt.Sprintf("there is no environment %q", name),
+			Hint:    "use one of " + strings.Join(now.Names(), ", "),
+		}
+	case entry.State == catalog.Building:
+		return &config.Error{Problem: fmt.Sprintf("environment %q is still being built", name), Hint: "try again when " + program + " list says ready"}
+	}
+	return &config.Error{
+		Problem: fmt.Sprintf("environment %q cannot be used: %s", name, cmp.Or(entry.Reason, "it could not be loaded")),
+		Hint:    "correct it and build it again",
+	}
+}
+
+// program is the artifact's bin/attach.
+func (c chosen) program() (string, error) {
+	path := filepath.Join(filepath.Dir(c.Exec), "attach")
+	if _, err := os.Stat(path); err != nil {
+		return "", &config.Error{
+			Problem: fmt.Sprintf("environment %q has no program for people: %v", c.Name, err),
+			Hint:    "build it again with this version's mkSandbox",
+		}
+	}
+	return path, nil
+}
+
+// spec is what every program of the environment is started with.
+func (c chosen) spec() (attach.Spec, error) {
+	path, err := c.program()
+	if err != nil {
+		return attach.Spec{}, err
+	}
+	spec := attach.Spec{Exec: path, Environ: c.environ}
+	tree, err := cgroup.Find(cgroup.System)
+	var unavailable *cgroup.Unavailable
+	switch {
+	case err == nil:
+		spec.Groups = tree
+		spec.Limits = cgroup.Limits{Memory: c.MemoryMB << 20, Tasks: int(c.PIDs), CPUs: c.CPUs}
+	case !errors.As(err, &unavailable):
+		return attach.Spec{}, err
+	}
+	// Without control groups the agent's watch holds the limits.
+	return spec, nil
+}

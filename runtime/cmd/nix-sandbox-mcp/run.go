@@ -1,0 +1,187 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/attach"
+)
+
+// endCodeWithin is what code may take to end after an interrupt: the agent's
+// grace of 2 s, and time to say so.
+const endCodeWithin = 3 * time.Second
+
+// chunk is what is read of stdin at once, in bytes.
+const chunk = 32 << 10
+
+// maxSeconds bounds --timeout: a year.
+const maxSeconds = 365 * 24 * 3600
+
+type runOptions struct {
+	code    string
+	hasCode bool
+	project string
+	seconds float64
+}
+
+func runCommand() command {
+	return command{
+		name:    "run",
+		args:    "ENV [FILE | -c CODE | -]",
+		summary: "run code in a sandbox of its own, as a call of the model would",
+		details: `The code comes from FILE, from -c, or from standard input. In the first two
+cases standard input is the code's, unless it is a terminal; its output comes
+as it is written, without a bound, and its exit status is this command's.
+Ctrl-C interrupts the code, and a second one ends the sandbox.
+`,
+		define: func(flags *flag.FlagSet) runner {
+			var o runOptions
+			flags.Func("c", "run `CODE`", func(code string) error {
+				o.code, o.hasCode = code, true
+				return nil
+			})
+			flags.StringVar(&o.project, "project", "", "show the folder `DIR` to the code, read-only")
+			flags.Float64Var(&o.seconds, "timeout", 0, "stop the code after `SECONDS`, not after the environment's time")
+			return func(streams streams, args []string) (int, error) { return runCode(o, streams, args) }
+		},
+	}
+}
+
+// runCode runs code for a person.
+func runCode(o runOptions, streams streams, args []string) (int, error) {
+	const hint = "see " + program + " run --help"
+	switch {
+	case len(args) == 0:
+		return 0, &misuse{"no environment was named", "see which there are: " + program + " list"}
+	case len(args) > 2 || len(args) == 2 && o.hasCode:
+		return 0, &misuse{fmt.Sprintf("unknown argument %q", args[len(args)-1]), hint}
+	case o.seconds < 0 || o.seconds > maxSeconds:
+		return 0, &misuse{fmt.Sprintf("--timeout is %v", o.seconds), fmt.Sprintf("write seconds, up to %d", maxSeconds)}
+	}
+	env, err := choose(args[0], o.project)
+	if err != nil {
+		return 0, err
+	}
+	spec, err := env.spec()
+	if err != nil {
+		return 0, err
+	}
+	code, fromStdin := []byte(o.code), false
+	if !o.hasCode {
+		name := "-"
+		if len(args) == 2 {
+			name = args[1]
+		}
+		if len(args) == 1 && isTerminal(streams.in) {
+			return 0, &misuse{"no code was given", "name a file, write -c CODE, or pipe the code in"}
+		}
+		fromStdin = name == "-"
+		if code, err = readCode(name, streams.in); err != nil {
+			return 0, err
+		}
+	}
+	if len(code) > attach.MaxCode {
+		return 0, fmt.Errorf("the code is longer than %d MiB", attach.MaxCode>>20)
+	}
+	limit := env.Timeout
+	if o.seconds > 0 {
+		limit = time.Duration(o.seconds * float64(time.Second))
+	}
+	spec.First = frame.Request{Type: frame.Execute, Contents: code, Env: env.inherited}
+	spec.Stdout, spec.Stderr = visible(streams.out), visible(streams.err)
+
+	signals := make(chan os.Signal, 4)
+	// A reader that is gone is told to the code, by the end of its pipe.
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	defer signal.Stop(signals)
+	p, err := attach.Start(spec)
+	if err != nil {
+		return 0, err
+	}
+	if fromStdin || isTerminal(streams.in) {
+		go func() { _ = p.CloseInput() }()
+	} else {
+		go feed(p, streams.in) // ends with the program where in does not
+	}
+	return await(p, limit, signals)
+}
+
+// await waits for the end of a program, and ends it at its limit or when a
+// signal says so.
+func await(p *attach.Program, limit time.Duration, signals <-chan os.Signal) (int, error) {
+	over := time.NewTimer(limit)
+	defer over.Stop()
+	var kill <-chan time.Time
+	timedOut := false
+	for {
+		select {
+		case <-p.Ended():
+			status, err := p.Wait()
+			if err == nil && timedOut {
+				err = &ending{
+					tooLong, fmt.Sprintf("the code was stopped: it ran longer than %v", limit),
+					"give it more with --timeout SECONDS",
+				}
+			}
+			return status, err
+		case <-over.C:
+			timedOut = true
+			p.Interrupt()
+			kill = time.After(endCodeWithin)
+		case <-kill:
+			p.Kill()
+		case sig := <-signals:
+			switch {
+			case sig == syscall.SIGPIPE:
+			case sig == syscall.SIGINT && kill == nil:
+				p.Interrupt()
+				kill = time.After(endCodeWithin)
+			default:
+				p.Kill()
+				_, err := p.Wait()
+				return 128 + int(sig.(syscall.Signal)), err
+			}
+		}
+	}
+}
+
+// readCode reads a file, or in where its name is -.
+func readCode(name string, in io.Reader) ([]byte, error) {
+	if name != "-" {
+		file, err := os.Open(name)
+		if err != nil {
+			return nil, fmt.Errorf("read the code: %w", err)
+		}
+		defer file.Close()
+		in = file
+	}
+	code, err := io.ReadAll(io.LimitReader(in, attach.MaxCode+1))
+	if err != nil {
+		return nil, fmt.Errorf("read the code: %w", err)
+	}
+	return code, nil
+}
+
+// feed gives a program what in holds.
+func feed(p *attach.Program, in io.Reader) {
+	buf := make([]byte, chunk)
+	for {
+		n, err := in.Read(buf)
+		if p.Type(buf[:n]) != nil {
+			return
+		}
+		if errors.Is(err, io.EOF) {
+			_ = p.CloseInput()
+		}
+		if err != nil {
+			return
+		}
+	}
+}
