@@ -36,7 +36,7 @@ const waiting = 16
 var shells = []string{"bash", "/bin/sh"}
 
 // prompt is bash's: the folder, after a word that no other machine shows.
-const prompt = `sandbox:\w\$ `
+const prompt = `sandbox:$PWD\$ `
 
 // errGone is how the program ends where nobody is there any more.
 var errGone = errors.New("the other end is gone")
