@@ -12,6 +12,9 @@ type command struct {
 	name string
 	// args are the words that follow it, in the usage.
 	args string
+	// first are the words that the first of them may be, for completions:
+	// separated by spaces, or [environments].
+	first string
 	// summary is one line for the list of commands, lower case.
 	summary string
 	// details are the rest of its help: whole lines, or empty.

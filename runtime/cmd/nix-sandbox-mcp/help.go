@@ -35,6 +35,9 @@ func help() command {
 	}
 }
 
+// about is what the program does.
+const about = "Serves sandboxes to a language model over MCP, and shows them to you."
+
 // variables are what the environment may set, in the help.
 const variables = `PROJECT_DIR            folder to show in every sandbox
 PROJECT_MOUNT          where it is shown (/project)
@@ -66,7 +69,7 @@ func (c command) writeHelp(w io.Writer) {
 		return
 	}
 	fmt.Fprintf(w, "Usage: %[1]s --stdio [--log-format text|json]\n       %[1]s COMMAND [OPTION]...\n\n", program)
-	fmt.Fprint(w, "Serves sandboxes to a language model over MCP, and shows them to you.\n")
+	fmt.Fprint(w, about, "\n")
 	writeOptions(w, c)
 	fmt.Fprint(w, "\nCommands:\n")
 	writeCommands(w)
@@ -78,7 +81,7 @@ func writeNextSteps(w io.Writer) {
 	fmt.Fprintf(w, "%s %s: sandboxes for a language model, over MCP\n\n", program, release())
 	fmt.Fprint(w, "A client starts this server. For a person there is:\n\n")
 	writeCommands(w)
-	fmt.Fprintf(w, "\nNext: give your client this command:\n\n  %s --stdio\n", os.Args[0])
+	fmt.Fprintf(w, "\nNext: see what there is to run, and give it to your client:\n\n  %[1]s list\n  %[1]s client-config claude-code\n", os.Args[0])
 }
 
 // writeCommands writes a line for each command.
@@ -93,13 +96,11 @@ func writeCommands(w io.Writer) {
 // writeOptions writes a line for each option.
 func writeOptions(w io.Writer, c command) {
 	var rows [][2]string
-	flags, _ := c.flags()
-	flags.VisitAll(func(f *flag.Flag) {
-		value, about := flag.UnquoteUsage(f)
-		rows = append(rows, [2]string{strings.TrimSpace(spell(f.Name) + " " + value), about})
-	})
+	for _, o := range c.options() {
+		rows = append(rows, [2]string{strings.TrimSpace(o.name + " " + o.value), o.about})
+	}
 	fmt.Fprint(w, "\nOptions:\n")
-	writeRows(w, append(rows, [2]string{"--help", "print this"}))
+	writeRows(w, rows)
 }
 
 // writeRows writes two columns.

@@ -31,8 +31,12 @@ const (
 // commands are what may follow the program's name, in the order of the help.
 func commands() []command {
 	return []command{
+		listCommand(),
 		runCommand(),
 		shellCommand(),
+		clientCommand(),
+		completionCommand(),
+		manualCommand(),
 		help(),
 	}
 }

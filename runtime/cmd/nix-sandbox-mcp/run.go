@@ -35,6 +35,7 @@ func runCommand() command {
 	return command{
 		name:    "run",
 		args:    "ENV [FILE | -c CODE | -]",
+		first:   environments,
 		summary: "run code in a sandbox of its own, as a call of the model would",
 		details: `The code comes from FILE, from -c, or from standard input. In the first two
 cases standard input is the code's, unless it is a terminal; its output comes
@@ -126,7 +127,7 @@ func await(p *attach.Program, limit time.Duration, signals <-chan os.Signal) (in
 			status, err := p.Wait()
 			if err == nil && timedOut {
 				err = &ending{
-					tooLong, fmt.Sprintf("the code was stopped: it ran longer than %v", limit),
+					tooLong, fmt.Sprintf("the code was stopped: it ran longer than %v s", limit.Seconds()),
 					"give it more with --timeout SECONDS",
 				}
 			}

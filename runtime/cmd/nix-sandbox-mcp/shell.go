@@ -24,6 +24,7 @@ func shellCommand() command {
 	return command{
 		name:    "shell",
 		args:    "ENV",
+		first:   environments,
 		summary: "open a terminal in a sandbox: see what the model sees",
 		details: `The sandbox is a new one, with the environment's limits and no time limit; it
 ends with the shell. Keys go to it, Ctrl-C and Ctrl-Z too.

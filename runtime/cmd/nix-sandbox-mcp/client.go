@@ -1,0 +1,134 @@
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// client is a program that serves its user with MCP servers.
+type client struct {
+	name string
+	// where its configuration lies, for a person to read.
+	where string
+	// write writes what goes there.
+	write func(w io.Writer, s entry) error
+}
+
+// entry is what a client's configuration says of a server.
+type entry struct {
+	Type    string            `json:"type,omitempty"`
+	Command string            `json:"command"`
+	Args    []string          `json:"args"`
+	Env     map[string]string `json:"env,omitempty"`
+}
+
+// serverName is what clients call this server.
+const serverName = "sandbox"
+
+// clients are those whose configuration is known.
+func clients() []client {
+	return []client{
+		{"claude-code", ".mcp.json in the project, or the user's by: claude mcp add " + serverName + " -- COMMAND --stdio", inJSON("mcpServers", "")},
+		{"claude-desktop", "claude_desktop_config.json (Settings, Developer, Edit Config)", inJSON("mcpServers", "")},
+		{"codex", "~/.codex/config.toml", inTOML},
+		{"cursor", "~/.cursor/mcp.json, or .cursor/mcp.json in the project", inJSON("mcpServers", "")},
+		{"vscode", ".vscode/mcp.json in the project, or the user's by: MCP: Open User Configuration", inJSON("servers", "stdio")},
+		{"zed", "settings.json (zed: open settings)", inJSON("context_servers", "")},
+	}
+}
+
+func clientNames() []string {
+	var names []string
+	for _, c := range clients() {
+		names = append(names, c.name)
+	}
+	return names
+}
+
+func clientCommand() command {
+	return command{
+		name:    "client-config",
+		args:    "NAME",
+		first:   strings.Join(clientNames(), " "),
+		summary: "print what a client's configuration needs to start this server",
+		details: "NAME is one of " + strings.Join(clientNames(), ", ") + ".\n" +
+			"Standard output is what belongs into the file; where that lies is said beside it.\n",
+		define: func(flags *flag.FlagSet) runner {
+			var project string
+			flags.StringVar(&project, "project", "", "show the folder `DIR` to every sandbox")
+			return func(streams streams, args []string) (int, error) {
+				if len(args) != 1 {
+					return 0, &misuse{"name one client", "write one of " + strings.Join(clientNames(), ", ")}
+				}
+				for _, c := range clients() {
+					if c.name == args[0] {
+						return 0, writeClient(c, project, streams)
+					}
+				}
+				return 0, &misuse{fmt.Sprintf("unknown client %q", args[0]), "write one of " + strings.Join(clientNames(), ", ")}
+			}
+		},
+	}
+}
+
+func writeClient(c client, project string, streams streams) error {
+	path, err := self()
+	if err != nil {
+		return err
+	}
+	s := entry{Command: path, Args: []string{"--stdio"}}
+	if project != "" {
+		if project, err = filepath.Abs(project); err != nil {
+			return fmt.Errorf("find the project: %w", err)
+		}
+		s.Env = map[string]string{"PROJECT_DIR": project}
+	}
+	fmt.Fprintf(streams.err, "%s: this belongs into %s\n", program, c.where)
+	return c.write(streams.out, s)
+}
+
+// self is the absolute path by which this program was started. A link stays
+// one: it outlives what it leads to, which the next build replaces.
+func self() (string, error) {
+	path, err := exec.LookPath(os.Args[0])
+	if err == nil {
+		path, err = filepath.Abs(path)
+	}
+	if err != nil {
+		return "", fmt.Errorf("find the path of this program: %w", err)
+	}
+	return path, nil
+}
+
+// inJSON writes an entry below a key.
+func inJSON(key, transport string) func(io.Writer, entry) error {
+	return func(w io.Writer, s entry) error {
+		s.Type = transport
+		encoder := json.NewEncoder(w)
+		encoder.SetIndent("", "  ")
+		encoder.SetEscapeHTML(false)
+		return encoder.Encode(map[string]map[string]entry{key: {serverName: s}})
+	}
+}
+
+// inTOML writes an entry as a table. A string of JSON is one of TOML.
+func inTOML(w io.Writer, s entry) error {
+	quote := func(value any) string {
+		text, err := json.Marshal(value)
+		if err != nil {
+			return "" // strings cannot fail
+		}
+		return string(text)
+	}
+	fmt.Fprintf(w, "[mcp_servers.%s]\ncommand = %s\nargs = %s\n", serverName, quote(s.Command), quote(s.Args))
+	if len(s.Env) > 0 {
+		fmt.Fprintf(w, "env = { PROJECT_DIR = %s }\n", quote(s.Env["PROJECT_DIR"]))
+	}
+	return nil
+}

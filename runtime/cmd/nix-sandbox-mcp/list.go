@@ -1,0 +1,223 @@
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/catalog"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+)
+
+// maxMetadata bounds an artifact's metadata.json, in bytes.
+const maxMetadata = 1 << 20
+
+func listCommand() command {
+	return command{
+		name:    "list",
+		summary: "list the environments: their limits, sizes and states",
+		define: func(flags *flag.FlagSet) runner {
+			var asJSON, names bool
+			flags.BoolVar(&asJSON, "json", false, "write JSON: an array of objects")
+			flags.BoolVar(&names, "names", false, "write the names of those that can be used, alone")
+			return func(streams streams, args []string) (int, error) {
+				if len(args) > 0 {
+					return 0, &misuse{fmt.Sprintf("unknown argument %q", args[0]), "see " + program + " list --help"}
+				}
+				_, set, err := load(slog.New(slog.DiscardHandler))
+				if err != nil {
+					return 0, err
+				}
+				switch all := listed(set); {
+				case names:
+					for _, name := range set.Names() {
+						fmt.Fprintln(streams.out, name)
+					}
+				case asJSON:
+					encoder := json.NewEncoder(streams.out)
+					encoder.SetIndent("", "  ")
+					return 0, encoder.Encode(all)
+				default:
+					width := 0
+					if isTerminal(streams.out) {
+						width = int(sizeOf(streams.out.(*os.File)).Columns)
+					}
+					writeList(streams.out, all, width)
+				}
+				return 0, nil
+			}
+		},
+	}
+}
+
+// States in the list.
+const (
+	ready    = "ready"
+	building = "building"
+	broken   = "failed"
+)
+
+// row is an environment in the list, as JSON has it. What is not known is
+// left out.
+type row struct {
+	Name        string  `json:"name"`
+	State       string  `json:"state"`
+	Reason      string  `json:"reason,omitempty"` // of a failed one
+	Description string  `json:"description,omitempty"`
+	Backend     string  `json:"backend,omitempty"`
+	Interpreter string  `json:"interpreter_type,omitempty"`
+	Timeout     float64 `json:"timeout_seconds,omitempty"`
+	Memory      int64   `json:"memory_mb,omitempty"`
+	CPUs        float64 `json:"cpus,omitempty"`
+	PIDs        int64   `json:"pids,omitempty"`
+	Output      int64   `json:"output_kb,omitempty"`
+	Closure     string  `json:"closure,omitempty"`
+	Size        int64   `json:"closure_bytes,omitempty"`
+	Origin      string  `json:"origin,omitempty"`
+}
+
+// listed are the environments: those that can be used, then the others.
+func listed(set *metadata.Set) []row {
+	rows := []row{}
+	for _, name := range set.Names() {
+		env := set.Environments[name]
+		rows = append(rows, row{
+			Name: name, State: ready, Description: env.Description, Backend: env.Backend, Interpreter: env.InterpreterType,
+			Timeout: env.Timeout.Seconds(), Memory: env.MemoryMB, CPUs: env.CPUs, PIDs: env.PIDs, Output: env.OutputBytes >> 10,
+			Closure: env.Closure, Size: closureSize(env), Origin: env.Origin,
+		})
+	}
+	for _, entry := range catalog.New(set).Now().AllPending() {
+		r := row{Name: entry.Name, State: building}
+		if entry.State == catalog.Failed {
+			r.State, r.Reason = broken, entry.Reason
+			// An operator may read what the model may not.
+			for _, one := range set.Broken {
+				if one.Name == entry.Name && r.Reason == "" {
+					r.Reason = one.Err.Error()
+				}
+			}
+		}
+		rows = append(rows, r)
+	}
+	return rows
+}
+
+// closureSize is what everything in a sandbox takes, in bytes, as its builder
+// measured it; 0 where it did not.
+func closureSize(env metadata.Environment) int64 {
+	file, err := os.Open(filepath.Join(filepath.Dir(env.Exec), "..", "metadata.json"))
+	if err != nil {
+		return 0
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, maxMetadata))
+	if err != nil || !gjson.ValidBytes(text) {
+		return 0
+	}
+	return max(0, gjson.GetBytes(text, "closure_bytes").Int())
+}
+
+// column is one of the table.
+type column struct {
+	title string
+	// right says that it stands at the right, as numbers do.
+	right bool
+	value func(row) string
+}
+
+// leastDescription is what a description needs to say something, in columns.
+const leastDescription = 24
+
+// writeList writes a table of at most width columns; 0 is any width. Where it
+// is too narrow for all, the limits that matter least are left out.
+func writeList(w io.Writer, rows []row, width int) {
+	if len(rows) == 0 {
+		fmt.Fprintln(w, "there is no environment")
+		return
+	}
+	columns := []column{
+		{"NAME", false, func(r row) string { return r.Name }},
+		{"STATE", false, func(r row) string { return r.State }},
+		{"TIME", true, func(r row) string { return unit(r.Timeout, "s") }},
+		{"MEMORY", true, func(r row) string { return unit(float64(r.Memory), "MB") }},
+		{"SIZE", true, func(r row) string { return unit(float64(r.Size/1e5)/10, "MB") }},
+		{"BACKEND", false, func(r row) string { return r.Backend }},
+		{"CPUS", true, func(r row) string { return unit(r.CPUs, "") }},
+		{"PROCESSES", true, func(r row) string { return unit(float64(r.PIDs), "") }},
+	}
+	widths := func() (list []int, sum int) {
+		for _, c := range columns {
+			n := len(c.title)
+			for _, r := range rows {
+				n = max(n, len(c.value(r)))
+			}
+			list, sum = append(list, n), sum+n+2
+		}
+		return list, sum
+	}
+	list, sum := widths()
+	for width > 0 && sum+leastDescription > width && len(columns) > 2 {
+		columns = columns[:len(columns)-1]
+		list, sum = widths()
+	}
+	line := func(cells []string, last string) {
+		var text strings.Builder
+		for i, cell := range cells {
+			if columns[i].right {
+				cell = strings.Repeat(" ", list[i]-len(cell)) + cell
+			}
+			fmt.Fprintf(&text, "%-*s  ", list[i], cell)
+		}
+		if width > 0 {
+			last = shorten(last, width-sum)
+		}
+		fmt.Fprintln(w, strings.TrimRight(text.String()+last, " "))
+	}
+	titles := make([]string, len(columns))
+	for i, c := range columns {
+		titles[i] = c.title
+	}
+	line(titles, "DESCRIPTION")
+	for _, r := range rows {
+		cells := make([]string, len(columns))
+		for i, c := range columns {
+			cells[i] = c.value(r)
+		}
+		last := r.Description
+		if r.State == broken {
+			last = r.Reason
+		}
+		line(cells, plain(last))
+	}
+}
+
+// unit writes a number with its unit, and nothing for 0.
+func unit(n float64, of string) string {
+	if n == 0 {
+		return ""
+	}
+	return strings.TrimSpace(strconv.FormatFloat(n, 'f', -1, 64) + " " + of)
+}
+
+// plain makes one line of a text, without what a terminal would obey.
+func plain(text string) string {
+	return strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r <= ' ' || r >= 0x7f && r < 0xa0 }), " ")
+}
+
+// shorten cuts a line to a width, and says so.
+func shorten(text string, width int) string {
+	runes := []rune(text)
+	if len(runes) <= width {
+		return text
+	}
+	return string(runes[:max(0, width-1)]) + "…"
+}
