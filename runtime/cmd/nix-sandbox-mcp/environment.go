@@ -4,14 +4,13 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/attach"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/catalog"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
 )
@@ -32,16 +31,15 @@ func choose(name, project string) (chosen, error) {
 			return chosen{}, fmt.Errorf("set PROJECT_DIR: %w", err)
 		}
 	}
-	settings, base, places, err := load(slog.New(slog.DiscardHandler))
+	settings, set, err := survey()
 	if err != nil {
 		return chosen{}, err
 	}
-	now := places.Catalog().Now()
-	env, ok := now.Environment(name)
+	env, ok := set.Environments[name]
 	if !ok {
-		return chosen{}, unusable(name, now)
+		return chosen{}, unusable(name, catalog.New(set).Now())
 	}
-	c := chosen{Environment: env, inherited: inherited(base)}
+	c := chosen{Environment: env, inherited: inherited(set)}
 	if settings.ProjectDir != "" {
 		c.mount = settings.ProjectMount
 	}

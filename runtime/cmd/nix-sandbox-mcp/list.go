@@ -5,7 +5,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -32,7 +31,7 @@ func listCommand() command {
 				if len(args) > 0 {
 					return 0, &misuse{fmt.Sprintf("unknown argument %q", args[0]), "see " + program + " list --help"}
 				}
-				_, set, err := load(slog.New(slog.DiscardHandler))
+				_, set, err := survey()
 				if err != nil {
 					return 0, err
 				}

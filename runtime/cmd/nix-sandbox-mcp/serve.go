@@ -172,18 +172,12 @@ func groups(log *slog.Logger, environments *catalog.Snapshot) *cgroup.Tree {
 	return nil
 }
 
-// load reads the configuration and the metadata, and logs what they hold that
-// an operator should know.
+// load reads the configuration and the places of sandboxes, and logs what
+// they hold that an operator should know. The set is what the server was
+// built with.
 func load(log *slog.Logger) (config.Config, *metadata.Set, *source.Source, error) {
-	settings, err := config.Read(os.Getenv)
+	settings, base, err := configured()
 	if err != nil {
-		return settings, nil, nil, err
-	}
-	base, err := metadata.Read(settings.Metadata)
-	if err != nil {
-		return settings, nil, nil, err
-	}
-	if settings, err = settings.Complete(base.Session, base.Project); err != nil {
 		return settings, nil, nil, err
 	}
 	if dir := os.Getenv("NIX_SANDBOX_DIR"); dir != "" {
@@ -193,4 +187,29 @@ func load(log *slog.Logger) (config.Config, *metadata.Set, *source.Source, error
 	}
 	places, err := source.New(base, settings.Places, log)
 	return settings, base, places, err
+}
+
+// configured reads the configuration, and what the server was built with.
+func configured() (config.Config, *metadata.Set, error) {
+	settings, err := config.Read(os.Getenv)
+	if err != nil {
+		return settings, nil, err
+	}
+	base, err := metadata.Read(settings.Metadata)
+	if err != nil {
+		return settings, nil, err
+	}
+	settings, err = settings.Complete(base.Session, base.Project)
+	return settings, base, err
+}
+
+// survey is what there is at this moment: the configuration, and the set of
+// all environments.
+func survey() (config.Config, *metadata.Set, error) {
+	settings, base, err := configured()
+	if err != nil {
+		return settings, nil, err
+	}
+	set, err := base.With(settings.Places)
+	return settings, set, err
 }
