@@ -1,10 +1,14 @@
 package jail
 
 import (
+	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -18,10 +22,38 @@ const (
 	switchAppArmor = "kernel/apparmor_restrict_unprivileged_userns"
 )
 
+// Check says why no sandbox that this bubblewrap makes would start here, in
+// the sentences with which the start would be refused.
+func Check(ctx context.Context, bubblewrap string) error {
+	user, err := hostUser()
+	if err != nil {
+		return err
+	}
+	if user != 0 {
+		if err := capable(); err != nil {
+			return err
+		}
+	}
+	said, works := namespacesWork(ctx, bubblewrap, user)
+	if err := checkSwitches("/proc/sys", unix.Geteuid() == 0 && user == 0, func() bool { return works }); err != nil {
+		return err
+	}
+	if !works {
+		return &Refusal{
+			Problem: fmt.Sprintf("%s makes no sandbox here: %s", bubblewrap, said),
+			Hint:    "a container needs user namespaces of its own: start it with --security-opt seccomp=unconfined --security-opt apparmor=unconfined",
+		}
+	}
+	return nil
+}
+
 // namespacesAllowed says which switch forbids user namespaces, so that the
 // answer is a sentence and not bubblewrap's "Permission denied".
 func namespacesAllowed(bubblewrap string) error {
-	return checkSwitches("/proc/sys", unix.Geteuid() == 0, func() bool { return namespacesWork(bubblewrap) })
+	return checkSwitches("/proc/sys", unix.Geteuid() == 0, func() bool {
+		_, works := namespacesWork(context.Background(), bubblewrap, 0)
+		return works
+	})
 }
 
 // checkSwitches reads the switches in a folder. It asks `works` only where
@@ -53,10 +85,30 @@ func checkSwitches(folder string, root bool, works func() bool) error {
 	return nil
 }
 
-// namespacesWork tries the smallest jail; it prints nothing and is gone
-// within milliseconds, either way.
-func namespacesWork(bubblewrap string) bool {
-	try := exec.Command(bubblewrap, "--unshare-user", "--ro-bind", "/", "/", "--", bubblewrap, "--version")
+// tryWithin bounds the smallest jail, which is gone within milliseconds.
+const tryWithin = 10 * time.Second
+
+// maxSaid bounds what is repeated of bubblewrap's words, in bytes.
+const maxSaid = 300
+
+// namespacesWork tries the smallest jail, as a user where that is not 0, and
+// returns what bubblewrap says of it. It prints nothing.
+func namespacesWork(ctx context.Context, bubblewrap string, user int) (said string, works bool) {
+	ctx, stop := context.WithTimeout(ctx, tryWithin)
+	defer stop()
+	try := exec.CommandContext(ctx, bubblewrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--", bubblewrap, "--version")
 	try.Env = []string{}
-	return try.Run() == nil
+	try.Dir = "/"
+	if user != 0 {
+		try.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}}
+	}
+	out, err := try.CombinedOutput()
+	if err == nil {
+		return "", true
+	}
+	said = strings.Join(strings.Fields(string(out)), " ")
+	if said == "" {
+		said = err.Error()
+	}
+	return said[:min(len(said), maxSaid)], false
 }

@@ -26,18 +26,7 @@ const projectPlace = "/sys"
 // The project's owner is that user in the sandbox, so that code reads there
 // what its owner may read.
 func leaveRoot(project Project) (Project, error) {
-	if unix.Geteuid() != 0 {
-		return project, nil
-	}
-	users, err := readMap("/proc/self/uid_map")
-	if err != nil {
-		return project, err
-	}
-	groups, err := readMap("/proc/self/gid_map")
-	if err != nil {
-		return project, err
-	}
-	user, err := sandboxUser(users, groups, os.Getpid())
+	user, err := hostUser()
 	if err != nil || user == 0 {
 		return project, err
 	}
@@ -62,6 +51,23 @@ func leaveRoot(project Project) (Project, error) {
 		}
 	}
 	return project, nil
+}
+
+// hostUser is the user as which root starts a sandbox from this process; 0
+// where the sandbox is this process's user's.
+func hostUser() (int, error) {
+	if unix.Geteuid() != 0 {
+		return 0, nil
+	}
+	users, err := readMap("/proc/self/uid_map")
+	if err != nil {
+		return 0, err
+	}
+	groups, err := readMap("/proc/self/gid_map")
+	if err != nil {
+		return 0, err
+	}
+	return sandboxUser(users, groups, os.Getpid())
 }
 
 func readMap(name string) ([]span, error) {

@@ -111,6 +111,7 @@ let
     pname = "nix-sandbox-mcp-outside";
     folders = [
       "agent/frame"
+      "jail"
       "runtime"
       "tests/demo"
     ];

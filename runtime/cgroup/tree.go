@@ -99,6 +99,12 @@ func Find(places Places) (*Tree, error) {
 	return tree, nil
 }
 
+// Check says what [Find] would, and changes nothing.
+func Check(places Places) error {
+	_, err := places.look(os.Geteuid())
+	return err
+}
+
 // scope starts a program in a group of its own.
 const scope = "start the server with: systemd-run --user --scope -p Delegate=yes nix-sandbox-mcp --stdio; " +
 	"a system service says Delegate=cpu memory pids and DelegateSubgroup=" + supervisor

@@ -64,9 +64,12 @@ func (t *tail) add(line string) {
 	}
 }
 
-// String returns the last lines, divided by bars.
+// LogSeparator stands between the lines of [DeadError.Log].
+const LogSeparator = " | "
+
+// String returns the last lines.
 func (t *tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return strings.Join(t.lines, " | ")
+	return strings.Join(t.lines, LogSeparator)
 }

@@ -34,6 +34,7 @@ func commands() []command {
 		listCommand(),
 		runCommand(),
 		shellCommand(),
+		doctorCommand(),
 		clientCommand(),
 		completionCommand(),
 		manualCommand(),
