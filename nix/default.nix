@@ -60,9 +60,15 @@ let
       toml
       ;
   };
+  escapeTest = import ./lib/escapeTest.nix { inherit pkgs programs; };
 in
 {
-  inherit backends options programs;
+  inherit
+    backends
+    escapeTest
+    options
+    programs
+    ;
 
   # { name, packages, interpreter_type | interpreter, … } -> an artifact.
   mkSandbox = sandbox.make;

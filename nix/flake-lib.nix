@@ -10,6 +10,7 @@ let
       throw "${name} lacks pkgs: write ${name} { inherit pkgs; … }";
 in
 {
+  escapeTest = withPkgs "escapeTest" (library: args: library.escapeTest args.sandbox);
   mkSandbox = withPkgs "mkSandbox" (library: library.mkSandbox);
   fromProject = withPkgs "fromProject" (library: library.fromProject);
   mkServer = withPkgs "mkServer" (library: library.mkServer);

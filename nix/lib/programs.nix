@@ -114,6 +114,7 @@ let
       "jail"
       "runtime"
       "tests/demo"
+      "tests/escape"
     ];
     packages = [
       "runtime/cmd/nix-sandbox-mcp"

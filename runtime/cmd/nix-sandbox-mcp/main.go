@@ -35,6 +35,7 @@ func commands() []command {
 		runCommand(),
 		shellCommand(),
 		doctorCommand(),
+		escapeCommand(),
 		clientCommand(),
 		completionCommand(),
 		manualCommand(),

@@ -1,0 +1,40 @@
+# escapeTest tries to get out of an artifact's sandbox while something is built,
+# and fails where that succeeds; its output is what the suite printed.
+#
+#   checks.x86_64-linux.escape-perl = library.escapeTest artifact;
+#
+# A build lacks much that the attempts' controls need (other users, devices, a
+# network): those run where the command does, nix-sandbox-mcp escape-test. Where
+# a build may make no user namespaces, or is root's without build users, as
+# whose sandboxes would be root's too, the output says SKIP and why.
+{ pkgs, programs }:
+let
+  inherit (pkgs) lib;
+
+  # No attempt is written in a language that only its operator knows.
+  languages = [
+    "python"
+    "bash"
+    "node"
+  ];
+in
+artifact:
+if !(lib.elem (artifact.metadata.interpreter_type or "command") languages) then
+  throw "escapeTest: ${artifact.metadata.name} has interpreter_type command: use one with python, bash or node"
+else
+  pkgs.runCommand "escape-${artifact.metadata.name}" { meta.platforms = lib.platforms.linux; } ''
+    read -r inside outside _ < /proc/self/uid_map
+    if [ "$inside" != 0 ] && [ "$outside" = 0 ]; then
+      echo "SKIP escape-${artifact.metadata.name}: this build runs as the machine's root: give Nix build users" | tee $out
+      exit
+    fi
+    status=0
+    ${lib.getExe programs.runtime} escape-test --no-controls ${artifact} > log 2>&1 || status=$?
+    if [ "$status" = 77 ]; then
+      { printf 'SKIP escape-${artifact.metadata.name}: '; cat log; } | tee $out
+    else
+      grep -v '^ok' log || true
+      [ "$status" = 0 ]
+      cp log $out
+    fi
+  ''
