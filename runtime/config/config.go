@@ -24,6 +24,7 @@ const (
 	defaultIdle     = 300 * time.Second
 	defaultLifetime = 3600 * time.Second
 	defaultSessions = 64
+	defaultStart    = 10 * time.Second
 	defaultMount    = "/project"
 )
 
@@ -38,6 +39,7 @@ const (
 const (
 	maxSeconds  = 365 * 24 * 3600
 	maxSessions = 10000
+	maxStart    = 600 // seconds
 )
 
 // Error is a wrong setting: one sentence, and a hint at what to do.
@@ -64,6 +66,9 @@ type Config struct {
 	SessionIdle     time.Duration
 	SessionLifetime time.Duration
 	SessionMax      int
+
+	// StartWithin is what a sandbox may take to start.
+	StartWithin time.Duration
 }
 
 // Read reads the variables alone; [Config.Complete] fills what they leave
@@ -94,6 +99,11 @@ func Read(get func(string) string) (Config, error) {
 	if err != nil {
 		return Config{}, err
 	}
+	start, err := number(get, "NIX_SANDBOX_START_SECONDS", "seconds", maxStart)
+	if err != nil {
+		return Config{}, err
+	}
+	config.StartWithin = cmp.Or(time.Duration(start)*time.Second, defaultStart)
 	config.SessionIdle = time.Duration(idle) * time.Second
 	config.SessionLifetime = time.Duration(lifetime) * time.Second
 	config.SessionMax = sessions

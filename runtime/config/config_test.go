@@ -38,6 +38,7 @@ func TestComplete(t *testing.T) {
 			want: Config{
 				Metadata: "{}", Places: metadata.Places{Folders: []string{"/etc/nix-sandbox-mcp/sandboxes"}}, ProjectMount: "/project", ProjectMode: "readonly",
 				SessionIdle: 300 * time.Second, SessionLifetime: 3600 * time.Second, SessionMax: 64,
+				StartWithin: 10 * time.Second,
 			},
 		},
 		"the metadata's": {
@@ -48,6 +49,7 @@ func TestComplete(t *testing.T) {
 				Metadata: "m", Places: metadata.Places{Folders: []string{"/h/.config/nix-sandbox-mcp/sandboxes", "/etc/nix-sandbox-mcp/sandboxes"}},
 				ProjectDir: dir, ProjectMount: "/code", ProjectMode: "overlay",
 				SessionIdle: 5 * time.Second, SessionLifetime: 6 * time.Second, SessionMax: 64,
+				StartWithin: 10 * time.Second,
 			},
 		},
 		"variables win": {
@@ -60,6 +62,7 @@ func TestComplete(t *testing.T) {
 			want: Config{
 				Metadata: "m", Places: metadata.Places{Folders: []string{"/boxes"}}, ProjectDir: dir, ProjectMount: "/src/app", ProjectMode: "readonly",
 				SessionIdle: time.Second, SessionLifetime: 2 * time.Second, SessionMax: 3,
+				StartWithin: 10 * time.Second,
 			},
 		},
 		"the user's own configuration folder": {
@@ -67,6 +70,7 @@ func TestComplete(t *testing.T) {
 			want: Config{
 				Metadata: "m", Places: metadata.Places{Folders: []string{"/x/nix-sandbox-mcp/sandboxes", "/etc/nix-sandbox-mcp/sandboxes"}}, ProjectMount: "/project", ProjectMode: "readonly",
 				SessionIdle: 300 * time.Second, SessionLifetime: 3600 * time.Second, SessionMax: 64,
+				StartWithin: 10 * time.Second,
 			},
 		},
 	} {

@@ -21,7 +21,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 )
 
-// readyWithin is what a sandbox may take from its start to its ready reply.
+// readyWithin is what a sandbox may take from its start to its ready reply,
+// unless [Launcher.Wait] says otherwise.
 const readyWithin = 10 * time.Second
 
 // Spec is a sandbox to start.
@@ -51,7 +52,7 @@ var ErrClosed = errors.New("the server is ending")
 // parent when the parent *thread* ends.
 type Launcher struct {
 	log     *slog.Logger
-	ready   time.Duration // readyWithin, but for tests
+	ready   time.Duration // what a start may take
 	environ []string
 	groups  *cgroup.Tree // nil where there are none
 	starts  chan func()
@@ -81,6 +82,10 @@ func NewLauncher(log *slog.Logger, environ []string, groups *cgroup.Tree) *Launc
 	l.thread.Go(l.serve)
 	return l
 }
+
+// Wait sets what a sandbox may take from its start to its ready reply, for
+// machines on which it takes longer. It must be called before the first start.
+func (l *Launcher) Wait(within time.Duration) { l.ready = within }
 
 // serve owns the thread. It never unlocks it: the thread ends with the
 // goroutine.

@@ -68,6 +68,10 @@ func command(t testing.TB, variables ...string) *exec.Cmd {
 	home := t.TempDir()
 	cmd := exec.Command(built(t), "--stdio")
 	cmd.Env = append([]string{"HOME=" + home, "TMPDIR=" + home, "NIX_SANDBOX_DIR=" + filepath.Join(home, "sandboxes")}, variables...)
+	// A machine whose instructions are emulated says how long a start takes.
+	if seconds := os.Getenv("NIX_SANDBOX_START_SECONDS"); seconds != "" {
+		cmd.Env = append(cmd.Env, "NIX_SANDBOX_START_SECONDS="+seconds)
+	}
 	return cmd
 }
 

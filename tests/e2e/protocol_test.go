@@ -227,7 +227,7 @@ func TestProgress(t *testing.T) {
 		if notes := c.Notes(); len(notes) > seen {
 			seen, last = len(notes), time.Now()
 		}
-		if time.Since(last) > 6*time.Second { // 5 s, and time to be noticed on a busy machine
+		if time.Since(last) > mcptest.Slow(6*time.Second) { // 5 s, and time to be noticed on a busy machine
 			t.Fatalf("silence for %v after %d notifications", time.Since(last), seen)
 		}
 		time.Sleep(20 * time.Millisecond)

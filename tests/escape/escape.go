@@ -27,6 +27,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"time"
 )
 
 // Options of a run of the suite. The zero value runs everything.
@@ -46,8 +47,19 @@ type Options struct {
 	NoControls bool
 	// Parallel is the number of attempts at a time; 0 is 2.
 	Parallel int
+	// Slow multiplies what an attempt may take, up to maxSlow; 0 is 1. It is
+	// for machines whose instructions are emulated.
+	Slow int
 	// Each is called with every result, in the order of the suite.
 	Each func(Result)
+}
+
+// maxSlow bounds what an attempt may take on a slow machine.
+const maxSlow = 2 * time.Minute
+
+// patient returns what may take so long elsewhere.
+func (o Options) patient(timeout time.Duration) time.Duration {
+	return max(timeout, min(timeout*time.Duration(o.Slow), maxSlow))
 }
 
 // Unpromised returns the tags of attempts that succeed on a sandbox that is
@@ -196,7 +208,7 @@ func run(ctx context.Context, dir string, options Options, attempts []attempt) (
 	}
 	s := &suite{artifact: a, Options: options}
 	if !s.NoControls {
-		if s.interpreter, err = hostInterpreter(ctx, a.Type, options.Interpreters[a.Type]); err != nil {
+		if s.interpreter, err = hostInterpreter(ctx, a.Type, options.Interpreters[a.Type], options.patient(maxTimeout)); err != nil {
 			s.uncontrol = err.Error()
 		}
 	}
@@ -211,6 +223,7 @@ func run(ctx context.Context, dir string, options Options, attempts []attempt) (
 		case each.language != languages[a.Type]:
 			report.NotApplicable++
 		default:
+			each.timeout = s.patient(each.timeout)
 			chosen = append(chosen, each)
 		}
 	}
@@ -272,7 +285,7 @@ var looks = map[language]string{
 // first makes sure that the artifact runs code at all, and finds out whether
 // it shows the host's processes: then nothing may be tried on pid 1.
 func (s *suite) first(ctx context.Context) error {
-	a := attempt{name: "first", language: languages[s.Type], baits: []string{"victim"}, timeout: maxTimeout}
+	a := attempt{name: "first", language: languages[s.Type], baits: []string{"victim"}, timeout: s.patient(maxTimeout)}
 	a.code = looks[a.language] + "\n"
 	scene, err := newScene(true, false, a.baits)
 	if err != nil {
@@ -292,7 +305,7 @@ func (s *suite) first(ctx context.Context) error {
 
 // hostInterpreter finds the program that runs the controls. What stands on
 // PATH may be a script that finds the true one, and slowly.
-func hostInterpreter(ctx context.Context, kind, program string) (string, error) {
+func hostInterpreter(ctx context.Context, kind, program string, timeout time.Duration) (string, error) {
 	names := map[string][]string{
 		"python": {"python3", "-c", "import sys; print(sys.executable)"},
 		"bash":   {"bash", "-c", "echo $BASH"},
@@ -302,7 +315,7 @@ func hostInterpreter(ctx context.Context, kind, program string) (string, error) 
 	if program == "" {
 		program = argv[0]
 	}
-	ctx, cancel := context.WithTimeout(ctx, maxTimeout)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, program, argv[1:]...).Output()
 	if err != nil {
@@ -446,7 +459,7 @@ func (s *suite) controlled(ctx context.Context, a *attempt) (fired bool, reason 
 	var out outcome
 	if a.session {
 		for _, program := range programs {
-			ctx, cancel := context.WithTimeout(ctx, maxTimeout)
+			ctx, cancel := context.WithTimeout(ctx, s.patient(maxTimeout))
 			defer cancel()
 			if out, err = scene.exposed(ctx, s.interpreter, argument, program); err != nil {
 				return false, "", err

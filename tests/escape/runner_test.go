@@ -39,7 +39,7 @@ func TestFamilies(t *testing.T) {
 			used[bait] = true
 		}
 		for _, tag := range a.tags {
-			if !slices.Contains([]string{"limits", "seccomp", "channels", "root"}, tag) {
+			if !slices.Contains([]string{"limits", "seccomp", "channels", "shared"}, tag) {
 				t.Errorf("%s: tag %q is not documented", a.name, tag)
 			}
 		}
@@ -95,7 +95,7 @@ func TestLoadRefusesTwoOfOneName(t *testing.T) {
 // takes for /project is the project itself.
 func weak(t *testing.T, kind string) string {
 	t.Helper()
-	interpreter, err := hostInterpreter(context.Background(), kind, "")
+	interpreter, err := hostInterpreter(context.Background(), kind, "", maxTimeout)
 	if err != nil {
 		t.Skip(err)
 	}
@@ -174,7 +174,7 @@ func TestWeakSandboxFails(t *testing.T) {
 // A verdict comes from evidence and from having run to the end, never from
 // the absence of both.
 func TestVerdicts(t *testing.T) {
-	if _, err := hostInterpreter(context.Background(), "bash", ""); err != nil {
+	if _, err := hostInterpreter(context.Background(), "bash", "", maxTimeout); err != nil {
 		t.Skip(err)
 	}
 	// Half a sandbox: code runs in it, and the canary is out of its reach.

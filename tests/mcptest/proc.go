@@ -124,11 +124,24 @@ func Gone(t testing.TB, within time.Duration, pids []int) {
 	})
 }
 
+// longest is what a wait grows to on a slow machine.
+const longest = time.Minute
+
+// Slow returns what a wait takes on this machine: NIX_SANDBOX_TEST_SLOW times
+// as long, where that says that instructions are emulated.
+func Slow(within time.Duration) time.Duration {
+	times, err := strconv.Atoi(os.Getenv("NIX_SANDBOX_TEST_SLOW"))
+	if err != nil {
+		return within
+	}
+	return max(within, min(within*time.Duration(times), longest))
+}
+
 // Eventually fails the test unless ok becomes true within a time that is
 // generous for a busy machine; what says what did not happen.
 func Eventually(t testing.TB, within time.Duration, what func() string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(within); !ok(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(Slow(within)); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal(what())
 		}

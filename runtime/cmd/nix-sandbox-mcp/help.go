@@ -46,6 +46,7 @@ SESSION_IDLE_TIMEOUT   seconds until an unused session ends (300)
 SESSION_MAX_LIFETIME   seconds until a session ends (3600)
 SESSION_MAX            how many sessions live at once (64)
 NIX_SANDBOX_DIR        folder of further sandboxes
+NIX_SANDBOX_START_SECONDS  what a sandbox may take to start (10)
 NIX_SANDBOX_METADATA   what the server was built with: JSON, or its path
 `
 

@@ -93,6 +93,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 
 	environments := places.Catalog()
 	launcher := sandbox.NewLauncher(log, projectVariables(settings), groups(log, environments.Now()))
+	launcher.Wait(settings.StartWithin)
 	manager := session.New(launcher, session.Limits{
 		Idle:     settings.SessionIdle,
 		Lifetime: settings.SessionLifetime,

@@ -1,0 +1,154 @@
+package e2e
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+)
+
+// finding is a line of doctor's.
+type finding struct {
+	Name, Found, Mend string
+	OK, Needed        bool
+}
+
+// doctor examines this machine, and returns what was found by name, and the
+// exit status.
+func doctor(t *testing.T, variables ...string) (map[string]finding, int) {
+	t.Helper()
+	cmd := command(t, variables...)
+	cmd.Args = []string{cmd.Args[0], "doctor", "--json"}
+	out, _ := cmd.Output()
+	var report struct {
+		OK       bool
+		Findings []finding
+	}
+	if err := json.Unmarshal(out, &report); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	status := cmd.ProcessState.ExitCode()
+	if report.OK != (status == 0) {
+		t.Errorf("ok is %v, the exit status %d", report.OK, status)
+	}
+	found := map[string]finding{}
+	for _, f := range report.Findings {
+		found[f.Name] = f
+		if f.OK != (f.Mend == "") {
+			t.Errorf("%+v", f)
+		}
+	}
+	return found, status
+}
+
+// On a machine on which these tests pass, sandboxes work.
+func TestDoctor(t *testing.T) {
+	found, status := doctor(t)
+	for name := range environments(t) {
+		if f := found["sandbox "+name]; !f.OK || !f.Needed {
+			t.Errorf("sandbox %s: %+v", name, f)
+		}
+	}
+	for _, name := range []string{"bubblewrap", "user namespaces", "system call filter"} {
+		if f := found[name]; !f.OK || !f.Needed {
+			t.Errorf("%s: %+v", name, f)
+		}
+	}
+	if status != 0 {
+		t.Errorf("exit status %d: %+v", status, found)
+	}
+	by := "watch"
+	if found["control groups"].OK {
+		by = "cgroup"
+	}
+	if c := start(t); !strings.Contains(c.Log(), "limits by="+by) {
+		t.Errorf("doctor says that limits are held by %s, the log: %s", by, c.Log())
+	}
+}
+
+// What is broken on purpose is found, each fault by its name.
+func TestDoctorFindsBrokenArtifacts(t *testing.T) {
+	folder := t.TempDir()
+	whole := environments(t)["bash"]["session_exec"].(string)
+	spec, err := os.ReadFile(whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shebang, object, _ := strings.Cut(string(spec), "\n")
+	bubblewrap := between(t, object, `"bubblewrap":"`, `"`)
+	tree := between(t, object, `"--ro-bind","`, `"`)
+	for name, text := range map[string]string{
+		"no-closure":    shebang + "\n" + strings.ReplaceAll(object, tree, "/nix/store/00000000000000000000000000000000-gone"),
+		"no-bubblewrap": shebang + "\n" + strings.ReplaceAll(object, bubblewrap, "/does/not/exist/bwrap"),
+		"no-launcher":   "#!/does/not/exist/jail\n" + object,
+		"no-object":     shebang + "\n{",
+		"another":       "#!/bin/sh\necho hello\n",
+	} {
+		bin := filepath.Join(folder, name, "bin")
+		if err := os.MkdirAll(bin, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for file, text := range map[string]string{
+			"bin/run": text, "bin/session-run": text,
+			"metadata.json": `{"schema":1,"name":"` + name + `","backend":"jail","interpreter_type":"bash"}`,
+		} {
+			if err := os.WriteFile(filepath.Join(folder, name, file), []byte(text), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	found, status := doctor(t, "NIX_SANDBOX_DIR="+folder)
+	for name, want := range map[string]string{
+		"no-closure":    "00000000000000000000000000000000-gone",
+		"no-bubblewrap": "/does/not/exist/bwrap",
+		"no-launcher":   "no such file",
+		"no-object":     "does not describe a sandbox",
+		"another":       "stream broke",
+	} {
+		if f := found["sandbox "+name]; f.OK || !strings.Contains(f.Found, want) {
+			t.Errorf("%s: %+v, want %q in it", name, f, want)
+		}
+	}
+	if !found["sandbox bash"].OK || status != 1 {
+		t.Errorf("exit status %d, %+v", status, found["sandbox bash"])
+	}
+}
+
+func between(t *testing.T, text, before, after string) string {
+	t.Helper()
+	_, rest, found := strings.Cut(text, before)
+	word, _, ended := strings.Cut(rest, after)
+	if !found || !ended {
+		t.Fatalf("no %s… in %.300s", before, text)
+	}
+	return word
+}
+
+// Where the system forbids user namespaces nothing runs, and doctor, the log
+// and the answer say the same.
+func TestRefusalNoUserns(t *testing.T) {
+	if os.Getenv("NIX_SANDBOX_TEST_MACHINE") != "no-userns" {
+		t.Skip("user namespaces are allowed here: see tests/vm")
+	}
+	const want = "this system forbids user namespaces: user.max_user_namespaces is 0"
+	found, status := doctor(t)
+	if f := found["user namespaces"]; f.OK || f.Found != want || f.Mend != "an administrator allows them with: sysctl -w user.max_user_namespaces=15000" {
+		t.Errorf("doctor: %+v", f)
+	}
+	for name := range environments(t) {
+		if f := found["sandbox "+name]; f.OK || f.Found != want {
+			t.Errorf("doctor: %+v", f)
+		}
+	}
+	if status != 1 {
+		t.Errorf("doctor: exit status %d", status)
+	}
+	c := start(t)
+	answer := c.Run(mcptest.Arguments{Code: "echo ran", Env: "bash"})
+	if !answer.IsError || strings.Contains(answer.Text(), "ran") || !strings.Contains(answer.Text()+c.Log(), want) {
+		t.Errorf("%+v; the log: %s", answer, c.Log())
+	}
+}
