@@ -1,0 +1,231 @@
+package e2e
+
+import (
+	"bytes"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+)
+
+// sample is a copy of testdata/project in a folder of the test, which has
+// something in it that builds replace.
+func sample(t *testing.T) string {
+	t.Helper()
+	folder := filepath.Join(t.TempDir(), "a project")
+	if err := os.CopyFS(folder, os.DirFS(filepath.Join("testdata", "project"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(folder, "build"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(folder, "build", "old.txt"), []byte("old\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return folder
+}
+
+// tree is all that a folder holds: the mode, owner, time and contents of each
+// file, by its path.
+func tree(t *testing.T, folder string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	err := filepath.WalkDir(folder, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := os.Lstat(path)
+		if err != nil {
+			return err
+		}
+		var contents []byte
+		if info.Mode().IsRegular() {
+			if contents, err = os.ReadFile(path); err != nil {
+				return err
+			}
+		}
+		owner := info.Sys().(*syscall.Stat_t)
+		all[path] = fmt.Sprintf("%v %d:%d %v %x", info.Mode(), owner.Uid, owner.Gid, info.ModTime(), sha256.Sum256(contents))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// servedProject starts the server with the environment of a project's own
+// shell, and gives every sandbox the variable SAMPLE_TOKEN.
+func servedProject(t *testing.T, variables ...string) *mcptest.Client {
+	t.Helper()
+	artifact := os.Getenv("NIX_SANDBOX_TEST_PROJECT")
+	if artifact == "" {
+		t.Skip("NIX_SANDBOX_TEST_PROJECT does not name the sandbox of project.nix")
+	}
+	folder := t.TempDir()
+	if err := os.Symlink(artifact, filepath.Join(folder, "project")); err != nil {
+		t.Fatal(err)
+	}
+	metadata, err := json.Marshal(map[string]any{
+		"schema": 1, "environments": environments(t),
+		"project": map[string]any{"inherit_env": map[string]any{"vars": []string{"SAMPLE_TOKEN"}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return start(t, append([]string{"NIX_SANDBOX_DIR=" + folder, "NIX_SANDBOX_METADATA=" + string(metadata)}, variables...)...)
+}
+
+// A project's tests run in its own shell, write beside their sources, and
+// leave the host's files as they were.
+func TestProjectsOwnTests(t *testing.T) {
+	folder := sample(t)
+	before := tree(t, folder)
+	c := servedProject(t, "PROJECT_DIR="+folder, "PROJECT_MODE=overlay")
+
+	answer := run(c, "project", "cd /project && python3 -m pytest -q && cat build/output.txt && ls -d __pycache__ .pytest_cache && echo && echo $GREETING")
+	want := "2 passed"
+	if got := answer.Text(); answer.IsError || !strings.Contains(got, want) || !strings.HasSuffix(got, "BUILT!.pytest_cache\n__pycache__\n\nhello from the shell\n") {
+		t.Errorf("answer %+v", answer)
+	}
+	// What a call wrote is gone with it.
+	if got := run(c, "project", "ls -A /project/build").Text(); got != "old.txt\n" {
+		t.Errorf("the next call finds %q in build", got)
+	}
+	// What the project has can be replaced, and a session keeps it.
+	if answer := in(c, "work", "project", "make -s -C /project && rm /project/words.py && echo made"); answer.Text() != "made\n" {
+		t.Errorf("answer %+v", answer)
+	}
+	if got := in(c, "work", "project", "cat /project/build/old.txt; ls /project").Text(); got != "new\nMakefile\nbuild\nflake.nix\ntest_words.py\n" {
+		t.Errorf("the session finds %q", got)
+	}
+	if got := in(c, "other", "project", "cat /project/build/old.txt").Text(); got != "old\n" {
+		t.Errorf("another session finds %q", got)
+	}
+	// Every other environment has the same layer.
+	if got := run(c, "python", "open('/project/x', 'w').write('x'); import os; print(sorted(os.listdir('/project/build')), os.path.exists('/project/x'))").Text(); got != "['old.txt'] True\n" {
+		t.Errorf("python says %q", got)
+	}
+	c.CloseInput()
+	c.Wait(10 * time.Second)
+	if diff := cmp.Diff(before, tree(t, folder)); diff != "" {
+		t.Errorf("the host's files changed:\n%s", diff)
+	}
+}
+
+// Without the mode the same tests cannot write, and say so: what the overlay
+// is for.
+func TestProjectIsReadOnlyByDefault(t *testing.T) {
+	folder := sample(t)
+	before := tree(t, folder)
+	c := servedProject(t, "PROJECT_DIR="+folder)
+	answer := run(c, "project", "cd /project && python3 -m pytest -q -p no:cacheprovider")
+	if got := answer.Text(); !answer.IsError || !strings.Contains(got, "Read-only file system") || !strings.Contains(got, "1 failed, 1 passed") {
+		t.Errorf("answer %+v", answer)
+	}
+	if diff := cmp.Diff(before, tree(t, folder)); diff != "" {
+		t.Errorf("the host's files changed:\n%s", diff)
+	}
+}
+
+// The layer is memory, and bounded like it.
+func TestLayerIsBounded(t *testing.T) {
+	c := servedProject(t, "PROJECT_DIR="+sample(t), "PROJECT_MODE=overlay")
+	answer := run(c, "project", "head -c 400M /dev/zero > /project/big; stat -c %s /project/big")
+	if got := answer.Text(); !strings.Contains(got, "No space left on device") || strings.Contains(got, "419430400") {
+		t.Errorf("400 MB in a layer of 256: %+v", answer)
+	}
+	answer = run(c, "project", "head -c 200M /dev/zero > /project/big; head -c 200M /dev/zero > /tmp/big; head -c 200M /dev/zero > big; sleep 5; echo all of it")
+	if got := answer.Text(); !answer.IsError || strings.Contains(got, "all of it") {
+		t.Errorf("600 MB in a sandbox of 512: %+v", answer)
+	}
+}
+
+// A variable that is inherited reaches the code in a frame: it is in no store
+// path, on no command line, and in the environment of no process but the
+// server, whose operator set it, and the code.
+func TestInheritedSecret(t *testing.T) {
+	// Of the store, what is new since then; ctime is of the disk's clock.
+	began := time.Now().Add(-2 * time.Second)
+	secret := "secret-" + rand.Text()
+	c := servedProject(t, "PROJECT_DIR="+sample(t), "PROJECT_MODE=overlay", "SAMPLE_TOKEN="+secret)
+	if got := in(c, "work", "project", "echo $SAMPLE_TOKEN").Text(); got != secret+"\n" {
+		t.Fatalf("the code has %q", got)
+	}
+	holders := 0
+	for _, pid := range append(mcptest.Descendants(c.PID()), c.PID()) {
+		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if bytes.Contains(line, []byte(secret)) {
+			t.Errorf("the secret is on the command line of %s", name)
+		}
+		environ, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if !bytes.Contains(environ, []byte(secret)) {
+			continue
+		}
+		holders++
+		if got := strings.TrimSpace(string(name)); pid != c.PID() && got != "bash" {
+			t.Errorf("the secret is in the environment of %s", got)
+		}
+	}
+	// The control: those who have it are seen to.
+	if holders < 2 {
+		t.Errorf("%d processes have the secret, want the server and the session's bash", holders)
+	}
+	if marked := mcptest.Marked(secret); len(marked) > 0 {
+		t.Errorf("the secret is on the command lines of %v", marked)
+	}
+	searchStore(t, began, secret)
+}
+
+// searchStore looks for a secret in what has come into the store since then,
+// and in the sandboxes themselves.
+func searchStore(t *testing.T, since time.Time, secret string) {
+	t.Helper()
+	entries, err := os.ReadDir("/nix/store")
+	if err != nil {
+		t.Fatal(err)
+	}
+	places := []string{os.Getenv("NIX_SANDBOX_TEST_PROJECT"), filepath.Dir(filepath.Dir(built(t)))}
+	for _, entry := range entries {
+		info, err := entry.Info()
+		if err == nil && time.Unix(info.Sys().(*syscall.Stat_t).Ctim.Unix()).After(since) {
+			places = append(places, filepath.Join("/nix/store", entry.Name()))
+		}
+	}
+	seen := 0
+	for _, place := range places {
+		_ = filepath.WalkDir(place+"/.", func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || !entry.Type().IsRegular() {
+				return nil // another build's, gone meanwhile
+			}
+			// No larger one holds variables.
+			if info, err := entry.Info(); err != nil || info.Size() > 16<<20 {
+				return nil
+			}
+			text, err := os.ReadFile(path)
+			if err != nil {
+				return nil
+			}
+			seen++
+			if bytes.Contains(text, []byte(secret)) {
+				t.Errorf("the secret is in %s", path)
+			}
+			return nil
+		})
+	}
+	if seen < 4 {
+		t.Errorf("%d files were searched, the sandbox and the server alone have more", seen)
+	}
+}
