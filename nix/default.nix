@@ -40,7 +40,7 @@ let
   };
   toml = import ./lib/fromToml.nix {
     inherit
-      lib
+      pkgs
       options
       check
       configuration
@@ -90,6 +90,9 @@ in
     fromOptions = written.make;
     mkServer = server.make;
   };
+
+  # What the wrapper of a server asks when the server starts.
+  start = import ./start { inherit lib toml project; };
 
   # An artifact -> a check that runs code in it.
   tryOut = import ./lib/tryOut.nix { inherit pkgs; };

@@ -1,12 +1,19 @@
 # fromToml turns a configuration file into artifacts.
+#
+# Two keys name what another flake made: `sandbox` an artifact, `flake` a
+# program to make one of. A build can only follow references that are locked;
+# a server that reads the file when it starts follows all of them, and paths
+# too.
 {
-  lib,
+  pkgs,
   options,
   check,
   configuration,
 }:
 let
-  inherit (builtins) attrNames isAttrs;
+  inherit (pkgs) lib;
+  inherit (builtins) attrNames isAttrs toJSON;
+  inherit (pkgs.stdenv.hostPlatform) system;
 
   # A path is a TOML file, a set is what such a file holds.
   read =
@@ -25,41 +32,177 @@ let
   dialect = file: {
     place = table: "${file}: [${table}]";
     top = "${file}:";
-    inherit (options) environment;
+    environment = options.toml;
     example = "[environments.python] and preset = \"python\" below it";
   };
 
-  # What a configuration can only say to a server that reads it when it starts.
-  atStart = {
-    flake = "a flake is built by its own lock file, so give its mkSandbox artifact to mkServer's environments";
-    sandbox = "a build takes no artifact by its path, so give the artifact itself to mkServer's environments";
+  isPath = reference: lib.hasPrefix "/" reference && !(lib.hasInfix "#" reference);
+
+  # Whether pure evaluation may follow it.
+  isLocked =
+    reference:
+    builtins.match ".*[0-9a-f]{40}.*" reference != null
+    || lib.hasInfix "narHash=" reference
+    || lib.hasPrefix builtins.storeDir (lib.removePrefix "path:" reference);
+  isPure = !(builtins ? currentSystem);
+
+  # What `nix build` would build, and where in the flake it was found.
+  # Relative references begin at `base`, a folder.
+  follow =
+    base: place: reference:
+    let
+      parts = lib.splitString "#" reference;
+      location = lib.head parts;
+      outputs = builtins.getFlake (if lib.hasPrefix "." location then "${base}/${location}" else location);
+      attribute = if lib.length parts == 1 || lib.last parts == "" then "default" else lib.last parts;
+      named = lib.splitString "." attribute;
+      found = lib.findFirst (path: lib.hasAttrByPath path outputs) null [
+        ([ "packages" system ] ++ named)
+        ([ "legacyPackages" system ] ++ named)
+        named
+      ];
+    in
+    if found == null then
+      throw "${place}: ${location} has no ${attribute} for ${system}: write one that `nix flake show ${location}` lists"
+    else
+      {
+        path = found;
+        value = lib.getAttrFromPath found outputs;
+      };
+
+  # The values of an environment with `flake`, with what it names among the
+  # packages.
+  withPackage =
+    found: own:
+    removeAttrs own [ "flake" ]
+    // (
+      if lib.head found.path == "devShells" then
+        { from_shell = found.value; }
+      else
+        { packages = [ found.value ] ++ own.packages or [ ]; }
+    );
+
+  # Until it is followed, any package stands in for it.
+  standIn = {
+    path = [ "packages" ];
+    value = pkgs.bash;
   };
 
-  problems =
-    config:
+  # `starting` says that it is a server that reads the file.
+  environmentProblems =
+    starting: words: name: own:
+    let
+      place = words.place "environments.${name}";
+      given = key: isAttrs own && own.${key} or null != null;
+      typed = check.table place words.environment own ++ check.values place { inherit (options.mkSandbox) name; } { inherit name; };
+      key = lib.findFirst given null [
+        "sandbox"
+        "flake"
+      ];
+      beside = lib.filter (k: k != "sandbox" && given k) (attrNames own);
+    in
+    if key == null then
+      configuration.environmentProblems words name own
+    else if typed != [ ] then
+      typed
+    else if key == "sandbox" && beside != [ ] then
+      [ "${place} has ${lib.head beside} beside sandbox: write it where that sandbox is made" ]
+    else if key == "flake" && given "preset" then
+      [ "${place} has both flake and preset: write one of them" ]
+    else if !starting && key == "sandbox" && isPath own.sandbox then
+      [
+        "${place} sandbox is ${toJSON own.sandbox}, and a build takes no artifact by its path: write a flake reference, or give this file to the server when it starts, in NIX_SANDBOX_CONFIG"
+      ]
+    else if !starting && isPure && !(isLocked own.${key}) then
+      [
+        "${place} ${key} is ${toJSON own.${key}}, which is not locked: write the commit, such as \"github:owner/repo/<40 hex digits>#name\", or give this file to the server when it starts, in NIX_SANDBOX_CONFIG"
+      ]
+    else if key == "flake" then
+      configuration.environmentProblems (words // { environment = options.module; }) name (
+        withPackage standIn own
+      )
+    else
+      [ ];
+
+  problemsOf =
+    starting: config:
     let
       inherit (read config) file values;
       words = dialect file;
-      each =
-        name: own:
-        let
-          early = lib.filter (key: isAttrs own && own ? ${key}) (attrNames atStart);
-        in
-        if early == [ ] then
-          configuration.environmentProblems words name own
-        else
-          map (
-            key:
-            "${words.place "environments.${name}"} ${key} belongs to a server's start, not to its build: ${atStart.${key}}"
-          ) early;
     in
     if !(builtins.isPath config || lib.isString config || isAttrs config) then
       [ "fromToml is given ${check.show config}: write the path of a TOML file" ]
     else
-      configuration.problems words each values;
+      configuration.problems words (environmentProblems starting words) values;
+
+  # The file's values with every reference followed.
+  followed =
+    base: config:
+    let
+      inherit (read config) file values;
+      words = dialect file;
+    in
+    values
+    // {
+      environments = lib.mapAttrs (
+        name: own:
+        let
+          place = words.place "environments.${name}";
+          artifact = (follow base place own.sandbox).value;
+        in
+        if own.sandbox or null != null then
+          {
+            sandbox =
+              if !(isAttrs (artifact.metadata or null)) then
+                throw "${place} sandbox is ${toJSON own.sandbox}, which is no sandbox: write flake = and the interpreter, or make it with mkSandbox"
+              else
+                # The file's name for it counts.
+                artifact // { metadata = artifact.metadata // { inherit name; }; };
+          }
+        else if own.flake or null != null then
+          withPackage (follow base place own.flake) own
+        else
+          own
+      ) (values.environments or { });
+    };
 in
 {
-  inherit problems;
+  problems = problemsOf false;
 
-  make = config: check.orThrow (problems config) (configuration.build (read config).values);
+  make =
+    config:
+    check.orThrow (problemsOf false config) (
+      configuration.build (followed (if isAttrs config then "/" else toString (dirOf config)) config)
+    );
+
+  # For a server that reads the file when it starts; base is the file's folder.
+  start =
+    { file, base }:
+    let
+      inherit (read file) values;
+      built = configuration.build (followed base file);
+    in
+    {
+      problems = problemsOf true file;
+      inherit (built) environments session project;
+      # What has to be done for each environment: { kind; value; }.
+      kinds = lib.mapAttrs (
+        _: own:
+        if own.sandbox or null != null then
+          {
+            kind = if isPath own.sandbox then "path" else "sandbox";
+            value = own.sandbox;
+          }
+        else if own.flake or null != null then
+          {
+            kind = "flake";
+            value = own.flake;
+          }
+        else
+          {
+            kind = "own";
+            value = "";
+          }
+      ) values.environments;
+    };
 }

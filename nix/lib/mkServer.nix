@@ -1,5 +1,6 @@
 # mkServer makes the server: bin/nix-sandbox-mcp, which is the runtime with
-# the metadata of its environments.
+# the metadata of its environments, and what it takes to make more of them when
+# it starts (nix/start): the sources of this library and of the package set.
 {
   pkgs,
   programs,
@@ -26,6 +27,53 @@ let
 
   artifacts =
     args: artifactsIn ((fromConfig args).environments or { }) ++ artifactsIn (args.environments or [ ]);
+
+  # What makes sandboxes: Nix code, and the programs inside of them from just
+  # the files that they are built from here, so that they need not be again.
+  source = builtins.path {
+    name = "nix-sandbox-mcp-start";
+    path = ../..;
+    filter =
+      path: type:
+      let
+        relative = lib.removePrefix "${toString ../..}/" (toString path);
+        folder = lib.head (lib.splitString "/" relative);
+      in
+      (lib.elem folder [
+        "agent"
+        "jail"
+        "go.mod"
+        "go.sum"
+      ] || (folder == "nix" && relative != "nix/debpkgs"))
+      && baseNameOf relative != "testdata"
+      && !(lib.hasSuffix "_test.go" relative);
+  };
+
+  # The package set's folder, kept as long as the server: where it lies in the
+  # store, as flakes' do, it only has to be said that it is needed.
+  packages =
+    let
+      path = toString pkgs.path;
+      inStore = builtins.match "(${builtins.storeDir}/[^/]+)(/.*)?" path;
+    in
+    if inStore == null then
+      path
+    else
+      builtins.appendContext path { ${lib.head inStore}.path = true; };
+
+  start = pkgs.writeText "start.nix" ''
+    { config ? null, base ? "/", folder ? null }@args:
+    (import ${source}/nix {
+      pkgs = import ${packages} { system = "${pkgs.stdenv.hostPlatform.system}"; };
+    }).start args
+  '';
+
+  # A file's text with each @word@ that there is a value for replaced by it.
+  fill =
+    file: values:
+    builtins.replaceStrings (map (word: "@${word}@") (attrNames values)) (lib.attrValues values) (
+      builtins.readFile file
+    );
 
   nameOf = artifact: artifact.metadata.name;
 
@@ -89,12 +137,26 @@ let
     args:
     let
       metadata = metadataOf args;
-      flakeRefs = lib.concatStringsSep "," (args.flakeRefs or [ ]);
+      inherit (metadata) project;
       server =
         pkgs.runCommandLocal "nix-sandbox-mcp-${programs.version}"
           {
-            passAsFile = [ "metadata" ];
+            passAsFile = [
+              "metadata"
+              "wrapper"
+            ];
             metadata = toJSON metadata;
+            wrapper = fill ../start/wrapper.sh {
+              shell = pkgs.runtimeShell;
+              flakeRefs = lib.escapeShellArg (lib.concatStringsSep "," (args.flakeRefs or [ ]));
+              useFlake = if project.use_flake then "1" else "0";
+              project = lib.escapeShellArg (project.path or "");
+              tools = "${pkgs.coreutils}/bin";
+              start = "${start}";
+              prepare = "${../start/start.sh}";
+              builder = "${../start/build.sh}";
+              runtime = lib.getExe programs.runtime;
+            };
             meta = {
               description = "MCP server that runs code in sandboxes";
               license = lib.licenses.mit;
@@ -105,15 +167,7 @@ let
           ''
             mkdir -p $out/bin $out/share/nix-sandbox-mcp
             cp "$metadataPath" $out/share/nix-sandbox-mcp/metadata.json
-            cat > $out/bin/nix-sandbox-mcp <<EOF
-            #!${pkgs.runtimeShell}
-            export NIX_SANDBOX_METADATA="\''${NIX_SANDBOX_METADATA-$out/share/nix-sandbox-mcp/metadata.json}"
-            ${lib.optionalString (flakeRefs != "") ''
-              NIX_SANDBOX_ENVS=${lib.escapeShellArg flakeRefs}"\''${NIX_SANDBOX_ENVS:+,\$NIX_SANDBOX_ENVS}"
-              export NIX_SANDBOX_ENVS
-            ''}
-            exec ${lib.getExe programs.runtime} "\$@"
-            EOF
+            substitute "$wrapperPath" $out/bin/nix-sandbox-mcp --subst-var out
             chmod +x $out/bin/nix-sandbox-mcp
           '';
     in

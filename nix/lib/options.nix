@@ -138,7 +138,7 @@ let
 
   isShared = option: option.shared or false;
 in
-{
+rec {
   # The argument of mkSandbox.
   mkSandbox = sandbox // {
     name = {
@@ -161,6 +161,20 @@ in
       type = types.lines;
       default = [ ];
       doc = "Names of nixpkgs' packages, such as `imagemagick`; they join those of the preset.";
+    };
+  };
+
+  # The same with what TOML can only name: things that other flakes made.
+  toml = environment // {
+    flake = {
+      type = types.line 1000;
+      nullable = true;
+      doc = "A flake reference of a program or shell, such as `github:owner/repo#name`, that joins the packages; say its interpreter too.";
+    };
+    sandbox = {
+      type = types.line 1000;
+      nullable = true;
+      doc = "A sandbox that mkSandbox made, in place of all other options: a flake reference or, in a file that the server reads when it starts, a path.";
     };
   };
 

@@ -47,7 +47,7 @@ in
       lib.filter (name: !(shown name)) (
         lib.concatMap lib.attrNames [
           options.defaults
-          options.environment
+          options.toml
           options.session
           options.project
         ]
@@ -201,7 +201,7 @@ in
   testTomlUnknownKey = {
     expr = wrong "${python}timeout = 5\n";
     expected = [
-      "config: [environments.python] has no option \"timeout\": write one of backend, cpus, description, env, extra_binds, interpreter, interpreter_type, memory_mb, network, output_kb, packages, pids, preset, prewarm, stdin_mode, timeout_seconds, workspace_mb"
+      "config: [environments.python] has no option \"timeout\": write one of backend, cpus, description, env, extra_binds, flake, interpreter, interpreter_type, memory_mb, network, output_kb, packages, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb"
     ];
   };
   testTomlWrongType = {
@@ -244,17 +244,73 @@ in
     expr = wrong "${python}packages = \"perl\"\n";
     expected = [ "config: [environments.python] packages is \"perl\": write a list of names in quotes" ];
   };
-  testTomlFlake = {
+  testTomlFlakeWithoutInterpreter = {
     expr = wrong "[environments.x]\nflake = \"github:me/project\"\n";
     expected = [
-      "config: [environments.x] flake belongs to a server's start, not to its build: a flake is built by its own lock file, so give its mkSandbox artifact to mkServer's environments"
+      "config: [environments.x] does not say what runs the code: write interpreter_type = \"python\", \"bash\" or \"node\", or interpreter = \"perl -e\" or the like"
     ];
   };
-  testTomlSandbox = {
+  testTomlFlakeAndPreset = {
+    expr = wrong "[environments.x]\nflake = \"github:me/project\"\npreset = \"python\"\n";
+    expected = [ "config: [environments.x] has both flake and preset: write one of them" ];
+  };
+  testTomlFlakeOfWrongType = {
+    expr = wrong "[environments.x]\nflake = 1\ninterpreter = \"perl -e\"\n";
+    expected = [ "config: [environments.x] flake is 1: write a line of 1 to 1000 bytes in quotes" ];
+  };
+  testTomlFlakeIsRight = {
+    expr = wrong "[environments.x]\nflake = \"github:me/project\"\ninterpreter = \"perl -e\"\n";
+    expected = [ ];
+  };
+  testTomlSandboxByPath = {
     expr = wrong "[environments.x]\nsandbox = \"/nix/store/x\"\n";
     expected = [
-      "config: [environments.x] sandbox belongs to a server's start, not to its build: a build takes no artifact by its path, so give the artifact itself to mkServer's environments"
+      "config: [environments.x] sandbox is \"/nix/store/x\", and a build takes no artifact by its path: write a flake reference, or give this file to the server when it starts, in NIX_SANDBOX_CONFIG"
     ];
+  };
+  testTomlSandboxAndMore = {
+    expr = wrong "[environments.x]\nsandbox = \"github:me/x\"\nmemory_mb = 64\n";
+    expected = [
+      "config: [environments.x] has memory_mb beside sandbox: write it where that sandbox is made"
+    ];
+  };
+  # What a server that starts reads.
+  testStartPlan = {
+    expr =
+      lib.tail (lib.splitString "\n" (library.start {
+        config = builtins.fromTOML ''
+          ${python}
+          [environments.a]
+          sandbox = "/nix/store/x"
+          [environments.b]
+          sandbox = "/srv/flake#b"
+          [environments.c]
+          flake = "nixpkgs#perl"
+          interpreter = "perl -e"
+          [project]
+          path = "/home/me/my app"
+          use_flake = true
+        '';
+      }).plan);
+    expected = [
+      "project 1 /home/me/my app"
+      "path a /nix/store/x"
+      "sandbox b /srv/flake#b"
+      "flake c nixpkgs#perl"
+      "own python "
+      ""
+    ];
+  };
+  testStartPlanOfMistakes = {
+    expr = (library.start { config = builtins.fromTOML "[environments.x]\npreset = 1\n[session]\nidle = 1\n"; }).plan;
+    expected = "wrong config: [session] has no option \"idle\": write one of idle_timeout_seconds, max_lifetime_seconds\nwrong config: [environments.x] preset is 1: write \"node\", \"python\" or \"shell\"\n";
+  };
+  testStartDerivations = {
+    expr =
+      lib.filter (line: builtins.match "python /nix/store/[^ ]*-sandbox-python.drv" line != null) (
+        lib.splitString "\n" (library.start { config = builtins.fromTOML python; }).derivations
+      ) != [ ];
+    expected = true;
   };
   testTomlDefaults = {
     expr = wrong "${python}[defaults]\nmemory_mb = -1\npreset = \"python\"\n";

@@ -1,0 +1,61 @@
+# What the wrapper of a server asks Nix when the server starts; start.sh asks
+# the first, build.sh the others.
+{
+  lib,
+  toml,
+  project,
+}:
+{
+  # A configuration file, for which `base` is the folder of relative references.
+  config ? null,
+  base ? "/",
+  # The folder of a project.
+  folder ? null,
+}:
+let
+  read = toml.start {
+    file = config;
+    inherit base;
+  };
+  lines = lib.concatMapStrings (line: "${line}\n");
+in
+{
+  # What the file says that the server needs before it serves, as lines: the
+  # server's metadata without the environments; whether the project's shell is
+  # one, with the project's folder; KIND NAME VALUE for each environment. Or
+  # what is wrong with it, a line for each mistake that begins with "wrong".
+  plan = lines (
+    if read.problems != [ ] then
+      map (problem: "wrong ${problem}") read.problems
+    else
+      [
+        (builtins.toJSON {
+          schema = 1;
+          environments = { };
+          inherit (read) session;
+          project = lib.filterAttrs (_: v: v != null) read.project;
+        })
+        "project ${if read.project.use_flake then "1" else "0"} ${
+          if read.project.path == null then "" else read.project.path
+        }"
+      ]
+      ++ lib.mapAttrsToList (name: todo: "${todo.kind} ${name} ${todo.value}") read.kinds
+  );
+
+  # NAME DERIVATION for each environment that the file describes itself; one
+  # that cannot be evaluated has no derivation, and is then asked for alone.
+  derivations = lines (
+    lib.mapAttrsToList (
+      name: _:
+      let
+        tried = builtins.tryEval read.environments.${name}.drvPath;
+      in
+      "${name} ${lib.optionalString tried.success (builtins.unsafeDiscardStringContext tried.value)}"
+    ) (lib.filterAttrs (_: todo: todo.kind == "own") read.kinds)
+  );
+
+  inherit (read) environments;
+
+  # The project's own shell.
+  project = project.make { project = folder; };
+}

@@ -1,0 +1,247 @@
+# shellcheck shell=bash
+# What comes before the runtime where something has to be built first: read by
+# the wrapper, bin/nix-sandbox-mcp, if NIX_SANDBOX_ENVS, NIX_SANDBOX_CONFIG or
+# PROJECT_USE_FLAKE is set.
+#
+# The wrapper says what it was built with: $server (a word that no other server
+# has), $tools (a folder of programs), $start_nix (default.nix with its package
+# set), $builder (build.sh), $project (the project's folder, where PROJECT_DIR
+# does not name one).
+#
+# It leaves NIX_SANDBOX_METADATA and NIX_SANDBOX_BUILDS (runtime/metadata/folder.go
+# says what is in that folder) for the runtime, which then takes this process'
+# place, and where there is something to build a process that builds it
+# (build.sh). Nothing here waits for a build. Nix is asked in the foreground
+# once for each content of a configuration file, for the server cannot do
+# without what is in it; what it answered lies in the cache:
+#
+#   configs/SERVER-CONTENT/plan            the lines that default.nix explains
+#   configs/SERVER-CONTENT/metadata.json   the first of them
+#   configs/SERVER-CONTENT/built/NAME      links to artifacts; GC roots
+#   roots/REFERENCE/result                 the GC root of a reference's artifact
+#   …/used                                 when it was last used; 30 days keep it
+
+fail() {
+  printf 'nix-sandbox-mcp: error: %s\n' "$1" >&2
+  [ $# -lt 2 ] || printf 'nix-sandbox-mcp: hint: %s\n' "$2" >&2
+  [ -z "$private" ] || rm -rf -- "$private"
+  exit 1
+}
+
+# have_nix: whether there is a Nix to ask.
+have_nix() { type -P nix >/dev/null; }
+no_nix='there is no nix on the PATH of the server: install Nix, or give the path of a sandbox that was built elsewhere'
+
+# ask ATTRIBUTE [ARGUMENT]...: evaluates one of default.nix.
+ask() {
+  nix --extra-experimental-features 'nix-command flakes' eval --impure --raw -f "$start_nix" "$@" </dev/null
+}
+
+# digest: the SHA-256 of what it reads.
+digest() {
+  local sum
+  sum=$(sha256sum)
+  printf %s "${sum%% *}"
+}
+
+# own_folder: makes the folder that this start has for itself.
+own_folder() {
+  local base=${XDG_RUNTIME_DIR-}
+  [ -z "$private" ] || return 0
+  [ -n "$base" ] && [ -d "$base" ] && [ -w "$base" ] || base=${TMPDIR:-/tmp}
+  private=$(mktemp -d -- "$base/nix-sandbox-mcp.XXXXXXXXXX") ||
+    fail "no folder can be made in $base" "set TMPDIR to a folder that the server may write"
+}
+
+# find_cache: sets $cache, which ends with this start where nothing lasts.
+find_cache() {
+  cache=${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}/nix-sandbox-mcp
+  case $cache in /nix-sandbox-mcp | [!/]*) cache= ;; esac
+  if [ -z "$cache" ] || ! { [ -d "$cache" ] || mkdir -p -- "$cache" 2>/dev/null; } || ! [ -w "$cache" ]; then
+    own_folder
+    cache=$private/.cache
+  fi
+}
+
+# prune: forgets what no start used for 30 days.
+prune() {
+  local folder
+  touch -d '30 days ago' "$private/.month"
+  for folder in "$cache"/configs/* "$cache"/roots/*; do
+    if [ -e "$folder/used" ] && [ "$folder/used" -ot "$private/.month" ]; then rm -rf -- "$folder"; fi
+  done
+}
+
+# todo KIND NAME VALUE BASE: one more environment that has to be built.
+todo() {
+  kinds+=("$1") names+=("$2") values+=("$3") bases+=("$4")
+}
+
+# reference REFERENCE: one of NIX_SANDBOX_ENVS. Until it is built nobody knows
+# what its sandbox is called, so it is called by the end of its reference.
+reference() {
+  local name=${1%%[?]*} count=2 taken
+  case $1 in
+    *'#'*) name=${1##*#} name=${name##*.} ;;
+    . | ./) name=${PWD##*/} ;;
+    *) name=${name%/} name=${name##*[/:]} ;;
+  esac
+  name=${name,,} name=${name#sandbox-} name=${name//[!a-z0-9_-]/-}
+  while [[ $name == [_-]* ]]; do name=${name:1}; done
+  name=${name:0:60}
+  name=${name:-environment} taken=$name
+  while [[ " ${names[*]} " == *" $taken "* ]] || [ -e "${config:-/nowhere}/built/$taken" ]; do taken=$name-$count count=$((count + 1)); done
+  todo reference "$taken" "$1" "$PWD"
+}
+
+# references LIST: all of a list with commas between them.
+references() {
+  local one
+  local IFS=,
+  set -f
+  for one in $1; do
+    one=${one#"${one%%[![:space:]]*}"} one=${one%"${one##*[![:space:]]}"}
+    [ -z "$one" ] || reference "$one"
+  done
+  set +f
+}
+
+# evaluate FILE: has Nix read the configuration, into $config.
+evaluate() {
+  local text line wrong=
+  own_folder
+  if ! text=$(ask plan --argstr config "$1" 2> >(tee "$private/.log" >&2)); then
+    while IFS= read -r line; do
+      case $line in *error:*) wrong=${line#*error: } ;; esac
+    done <"$private/.log"
+    fail "NIX_SANDBOX_CONFIG is $1, which Nix could not read: ${wrong:-it did not say why}" "correct the file"
+  fi
+  case $text in
+    'wrong '*)
+      while IFS= read -r line; do printf 'nix-sandbox-mcp: error: %s\n' "${line#wrong }" >&2; done <<<"$text"
+      fail "NIX_SANDBOX_CONFIG is $1, which has mistakes" "correct what is named above"
+      ;;
+  esac
+  # Whole or not at all, whoever else starts at the same time.
+  mkdir -p -- "$private/.config/built" "$cache/configs"
+  printf '%s\n' "$text" >"$private/.config/plan"
+  printf '%s\n' "${text%%$'\n'*}" >"$private/.config/metadata.json"
+  mv -T -- "$private/.config" "$config" 2>/dev/null || [ -e "$config/plan" ] ||
+    fail "the cache $cache cannot be written" "set XDG_CACHE_HOME to a folder that the server may write"
+  prune
+}
+
+# plain FILE: the plan of a configuration where there is no Nix to read it. It
+# knows the tables of environments and their sandbox = "/path", each on a line
+# of its own; the rest is Nix's.
+plain() {
+  local line name= places
+  local table='^\[environments\.("([^"]*)"|([A-Za-z0-9_-]+))\][[:space:]]*(#.*)?$'
+  local sandbox="^sandbox[[:space:]]*=[[:space:]]*[\"'](/[^\"'\\\\#]*)[\"'][[:space:]]*(#.*)?\$"
+  own_folder
+  config=$private/.config places=$private/.config/built
+  mkdir -p -- "$places"
+  printf '{"schema":1,"environments":{}}\n' >"$config/metadata.json"
+  {
+    printf '\nproject 0 \n'
+    while IFS= read -r line || [ -n "$line" ]; do
+      line=${line#"${line%%[![:space:]]*}"}
+      if [[ $line =~ $table ]]; then
+        [ -z "$name" ] || printf 'own %s \n' "$name"
+        name=${BASH_REMATCH[2]}${BASH_REMATCH[3]}
+        [[ $name =~ ^[a-z0-9][a-z0-9_-]{0,63}$ ]] || name=
+      elif [[ -n $name && $line =~ $sandbox ]]; then
+        printf 'path %s %s\n' "$name" "${BASH_REMATCH[1]}"
+        name=
+      elif [[ $line == \[* ]]; then
+        [ -z "$name" ] || printf 'own %s \n' "$name"
+        name=
+        case $line in
+          '[defaults]'*) ;;
+          *) printf 'nix-sandbox-mcp: warning: %s of %s is not read without Nix: %s\n' "${line%%]*}]" "$1" "$no_nix" >&2 ;;
+        esac
+      fi
+    done <"$1"
+    [ -z "$name" ] || printf 'own %s \n' "$name"
+  } >"$config/plan"
+}
+
+# configure: takes up NIX_SANDBOX_CONFIG.
+configure() {
+  local file=$NIX_SANDBOX_CONFIG line kind name value base
+  case $file in /*) ;; *) file=$PWD/$file ;; esac
+  base=${file%/*}
+  [ -f "$file" ] && [ -r "$file" ] ||
+    fail "NIX_SANDBOX_CONFIG is $NIX_SANDBOX_CONFIG, which is no file that can be read" "set it to the path of a TOML file"
+  config=$cache/configs/$server-$(digest <"$file")
+  if ! [ -e "$config/plan" ]; then
+    if have_nix; then evaluate "$file"; else plain "$file"; fi
+  fi
+  : >"$config/used"
+  export NIX_SANDBOX_METADATA=$config/metadata.json
+  config_file=$file config_base=${base:-/}
+  {
+    read -r line
+    while IFS= read -r line; do
+      kind=${line%% *} value=${line#* } name=${value%% *} value=${value#* }
+      case $kind in
+        project)
+          : "${use_flake:=$name}" "${project:=$value}"
+          ;;
+        own)
+          [ -e "$config/built/$name" ] || todo own "$name" '' "$base"
+          ;;
+        path)
+          # A folder with a flake is one, unless it is a sandbox.
+          if [ -e "$value/flake.nix" ] && ! [ -e "$value/metadata.json" ]; then
+            todo sandbox "$name" "$value" "$base"
+          else
+            [ -L "$config/built/$name.named" ] || ln -sfT -- "$value" "$config/built/$name.named"
+          fi
+          ;;
+        flake | sandbox) todo "$kind" "$name" "$value" "$base" ;;
+      esac
+    done
+  } <"$config/plan"
+}
+
+# start: sets all of it up.
+start() {
+  local i PATH=$tools:${PATH-}
+  private='' config='' config_file='' config_base='' kinds=() names=() values=() bases=()
+  use_flake=${PROJECT_USE_FLAKE-} project=${PROJECT_DIR:-$project}
+  case $use_flake in '' | 0 | 1) ;; *) fail "PROJECT_USE_FLAKE is \"$use_flake\"" "set it to 1 or 0, or leave it unset" ;; esac
+  find_cache
+  [ -z "${NIX_SANDBOX_CONFIG-}" ] || configure
+  references "${NIX_SANDBOX_ENVS-}"
+  if [ "${use_flake:-0}" = 1 ]; then
+    [ -n "$project" ] || fail "PROJECT_USE_FLAKE is 1, and there is no project" "set PROJECT_DIR to its folder"
+    case $project in /*) ;; *) project=$PWD/$project ;; esac
+    todo project project "$project" "$project"
+  fi
+  if [ ${#kinds[@]} = 0 ] && [ -z "$private" ]; then
+    # All that there is has been built.
+    export NIX_SANDBOX_BUILDS=${config:+$config/built}
+    return
+  fi
+  own_folder
+  export NIX_SANDBOX_BUILDS=$private
+  if [ -n "$config" ]; then
+    for i in "$config"/built/*; do
+      # As they are: what they lead to is what counts.
+      if [ -L "$i" ]; then cp -P -t "$private" -- "$config"/built/*; break; fi
+    done
+  fi
+  if ! have_nix; then
+    for i in "${!names[@]}"; do printf '%s\n' "$no_nix" >"$private/${names[i]}.failed"; done
+    kinds=()
+  fi
+  for i in "${!kinds[@]}"; do : >"$private/${names[i]}.building"; done
+  # The builder's input ends with the runtime, however that ends; it holds
+  # nothing of the client's. It is no child of the runtime.
+  exec {alive}> >(
+    exec {input}<&0 >&2
+    . "$builder" <&"$input" &
+  )
+  wait $!
+}

@@ -1,0 +1,23 @@
+#!@shell@
+# The server as Nix built it: the runtime, its metadata, and what has to be
+# built first. mkServer fills in the words between at signs.
+
+export NIX_SANDBOX_METADATA="${NIX_SANDBOX_METADATA-@out@/share/nix-sandbox-mcp/metadata.json}"
+
+# What was said when this was built; what is said now is added, or counts more.
+NIX_SANDBOX_ENVS=@flakeRefs@${NIX_SANDBOX_ENVS:+,$NIX_SANDBOX_ENVS}
+if [ -z "${NIX_SANDBOX_CONFIG-}" ]; then
+  PROJECT_USE_FLAKE=${PROJECT_USE_FLAKE-@useFlake@} project=@project@
+fi
+
+case "$NIX_SANDBOX_ENVS${NIX_SANDBOX_CONFIG-}${PROJECT_USE_FLAKE#0} ${1-}" in
+  # Nothing to build, or nothing that needs an environment.
+  ' '* | *' --help' | *' --version' | *' help') ;;
+  *)
+    out=@out@
+    server=${out##*/} tools=@tools@ start_nix=@start@ builder=@builder@
+    . @prepare@
+    start
+    ;;
+esac
+exec @runtime@ "$@"
