@@ -127,6 +127,19 @@ func TestBashTwentyCalls(t *testing.T) {
 	}
 }
 
+// A shell counts its seconds from its first code on, not from when it began
+// to wait for it.
+func TestBashSeconds(t *testing.T) {
+	a := Start(t, "bash").Warm()
+	time.Sleep(1100 * time.Millisecond)
+	if got := a.Run("echo $SECONDS; SECONDS=100"); got.Stdout != "0\n" {
+		t.Errorf("stdout %q of the first call", got.Stdout)
+	}
+	if got := a.Run("((SECONDS >= 100)) && echo kept"); got.Stdout != "kept\n" {
+		t.Errorf("stdout %q of the second", got.Stdout)
+	}
+}
+
 func TestBashEphemeral(t *testing.T) {
 	for name, s := range map[string]Step{
 		"exit":       {Code: "echo hi; exit 3", Stdout: "hi\n", Exit: 3},

@@ -158,6 +158,8 @@ __agent_turn() {
   else
     __agent_nonce=$__agent_next
   fi
+  # A shell may have waited for its first code.
+  [[ $__agent_number != 1 ]] || SECONDS=0
   # Under set -a the code would be part of every command's environment.
   [[ $- != *a* ]] || builtin export -n __agent_code
   builtin return 0

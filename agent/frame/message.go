@@ -27,7 +27,7 @@ const (
 	Result   = "result"   // ID and the facts of a call; exactly one for each execute
 	Files    = "files"    // ID, Files; the answer to list
 	Contents = "contents" // ID, Contents, Size; the answer to read
-	Pong     = "pong"     // ID
+	Pong     = "pong"     // ID, Size: the memory in use, where it is watched
 	Error    = "error"    // ID where it answers a request; Message
 )
 
@@ -134,7 +134,7 @@ type Reply struct {
 	Files []File `json:"files,omitempty"`
 
 	Contents []byte `json:"contents,omitempty"`
-	// Size is the whole file's, in bytes.
+	// Size is the whole file's, or the memory's, in bytes.
 	Size int64 `json:"size,omitempty"`
 
 	Message string `json:"message,omitempty"`

@@ -219,7 +219,7 @@ func (s *Server) request(req frame.Request) error {
 		s.mu.Unlock()
 		switch now {
 		case loaded:
-			return s.out.Write(frame.Reply{Type: frame.Pong, ID: req.ID})
+			return s.out.Write(s.pong(req.ID))
 		case broken:
 			return refuse(err)
 		}
@@ -338,10 +338,25 @@ func (s *Server) up(err error) {
 	}
 	s.mu.Unlock()
 	for _, id := range pings {
-		reply := frame.Reply{Type: frame.Pong, ID: id}
+		reply := frame.Reply{Type: frame.Error, ID: id}
 		if err != nil {
-			reply = frame.Reply{Type: frame.Error, ID: id, Message: err.Error()}
+			reply.Message = err.Error()
+		} else {
+			reply = s.pong(id)
 		}
 		_ = s.out.Write(reply)
 	}
+}
+
+// pong is the answer to a ping.
+func (s *Server) pong(id uint64) frame.Reply {
+	reply := frame.Reply{Type: frame.Pong, ID: id}
+	if s.guard != nil {
+		usage, err := s.guard.Usage()
+		if err != nil {
+			s.logf("%v", err)
+		}
+		reply.Size = usage.Memory()
+	}
+	return reply
 }

@@ -75,6 +75,9 @@ const (
 	nearPause = 4 * time.Millisecond
 	farPause  = 100 * time.Millisecond
 	idlePause = 500 * time.Millisecond
+	// And before any code has run, when an interpreter has loaded: nothing
+	// but the agent itself can move.
+	freshPause = time.Minute
 
 	// exactTime bounds a look that tells shared memory from private, in time
 	// of a processor; the pause after it is as long as it took. It reads
@@ -88,9 +91,10 @@ const (
 
 // Watch looks at a sandbox.
 type Watch struct {
-	limits Limits
-	gauge  *gauge
-	busy   chan bool
+	limits  Limits
+	folders []string
+	gauge   *gauge
+	busy    chan bool
 }
 
 // New returns a Watch over the processes of this namespace and over the file
@@ -100,7 +104,7 @@ func New(limits Limits, folders ...string) (*Watch, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watch the limits: %w", err)
 	}
-	return &Watch{limits: limits, gauge: g, busy: make(chan bool, 1)}, nil
+	return &Watch{limits: limits, folders: folders, gauge: g, busy: make(chan bool, 1)}, nil
 }
 
 // Busy says whether a call runs, from now on. It does not wait for the watch.
@@ -120,6 +124,7 @@ func (w *Watch) Run(ctx context.Context, crossed func(Crossing)) error {
 	defer w.gauge.close()
 	var (
 		busy  bool
+		used  bool // a call has run
 		last  Usage
 		pause = farPause
 		due   = time.Now()
@@ -131,6 +136,7 @@ func (w *Watch) Run(ctx context.Context, crossed func(Crossing)) error {
 		case <-ctx.Done():
 			return nil
 		case busy = <-w.busy:
+			used = true
 			// A look at each call's beginning and end would cost as much as
 			// a short call does; the next one only may come sooner.
 			if soon := time.Now().Add(w.limits.pause(last, last, pause, busy)); soon.Before(due) {
@@ -150,10 +156,24 @@ func (w *Watch) Run(ctx context.Context, crossed func(Crossing)) error {
 			w.gauge.ignore(killed, time.Now().Add(dying))
 		}
 		pause = w.limits.pause(usage, last, pause, busy)
+		if !used && pause == idlePause {
+			pause = freshPause
+		}
 		last = usage
 		due = time.Now().Add(max(pause, cost))
 		timer.Reset(time.Until(due))
 	}
+}
+
+// Usage looks once, beside [Watch.Run], and counts shared memory for each
+// process that shares it.
+func (w *Watch) Usage() (Usage, error) {
+	g, err := newGauge(w.folders)
+	if err != nil {
+		return Usage{}, fmt.Errorf("look at the limits: %w", err)
+	}
+	defer g.close()
+	return g.bound(0)
 }
 
 // look returns what is used. The first, cheap figure counts shared memory

@@ -39,6 +39,8 @@ type Environment struct {
 	PIDs int64
 	// OutputBytes is what an answer may carry of stdout and stderr together.
 	OutputBytes int64
+	// Prewarm is how many sandboxes shall be ready before a call comes.
+	Prewarm int
 	// Closure identifies what is inside; empty where the builder did not say.
 	Closure string
 	// Exec runs code from its stdin; SessionExec speaks frames.
@@ -102,6 +104,7 @@ func (r *reader) environment(name, run, serve string) (Environment, error) {
 		CPUs:            r.number("cpus", 0, 0.01, 4096),
 		PIDs:            r.whole("pids", 256, 1, math.MaxInt32),
 		OutputBytes:     r.whole("output_kb", 32, 1, 1024) << 10,
+		Prewarm:         int(r.whole("prewarm", 1, 0, 1000)),
 		Closure:         r.text("closure", ""),
 		Exec:            run,
 		SessionExec:     serve,
@@ -112,7 +115,6 @@ func (r *reader) environment(name, run, serve string) (Environment, error) {
 	r.text("interpreter", "")
 	r.choice("stdin_mode", "arg", stdinModes())
 	r.whole("workspace_mb", 256, 1, math.MaxInt32)
-	r.whole("prewarm", 1, 0, 1000)
 	if network := r.object.Get("network"); network.Exists() && !network.IsObject() && r.err == nil {
 		r.fail("network", "is "+kind(network)+", it must be an object")
 	}

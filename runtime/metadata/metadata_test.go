@@ -75,7 +75,7 @@ func TestDefaults(t *testing.T) {
 	run := fields["exec"].(string)
 	want := Environment{
 		Name: "a", Backend: "jail", InterpreterType: Command,
-		Timeout: 30 * time.Second, MemoryMB: 512, PIDs: 256, OutputBytes: 32 << 10,
+		Timeout: 30 * time.Second, MemoryMB: 512, PIDs: 256, OutputBytes: 32 << 10, Prewarm: 1,
 		Exec: run, SessionExec: run, Origin: "NIX_SANDBOX_METADATA",
 	}
 	if diff := cmp.Diff(want, set.Environments["a"]); diff != "" {
@@ -87,7 +87,7 @@ func TestEveryField(t *testing.T) {
 	fields := entry(t, map[string]any{
 		"name": "a", "interpreter_type": "python", "interpreter": "python3 -c", "stdin_mode": "arg",
 		"timeout_seconds": 2.5, "memory_mb": 64, "cpus": 1.5, "pids": 10, "workspace_mb": 5, "output_kb": 8,
-		"prewarm": 0, "description": "d", "network": map[string]any{"mode": "none"}, "closure": "c",
+		"prewarm": 3, "description": "d", "network": map[string]any{"mode": "none"}, "closure": "c",
 		"of_a_newer_builder": []int{1},
 	})
 	set, err := Load(document(t, map[string]any{"a": fields}, map[string]any{
@@ -103,7 +103,7 @@ func TestEveryField(t *testing.T) {
 	got := set.Environments["a"]
 	want := Environment{
 		Name: "a", Description: "d", Backend: "jail", InterpreterType: Python, Closure: "c",
-		Timeout: 2500 * time.Millisecond, MemoryMB: 64, CPUs: 1.5, PIDs: 10, OutputBytes: 8 << 10,
+		Timeout: 2500 * time.Millisecond, MemoryMB: 64, CPUs: 1.5, PIDs: 10, OutputBytes: 8 << 10, Prewarm: 3,
 		Exec: got.Exec, SessionExec: got.Exec, Origin: "NIX_SANDBOX_METADATA",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -39,9 +39,9 @@ type Spec struct {
 	// Env holds the inherited variables; they travel in a frame and so never
 	// appear on a command line or in a process's environment on the host.
 	Env map[string]string
-	// Ended is called once when nothing is left of the sandbox, also when it
-	// did not start.
-	Ended func()
+	// Warm says that the sandbox is not wanted before its interpreter has
+	// loaded.
+	Warm bool
 }
 
 // ErrClosed reports a start after [Launcher.Close].
@@ -150,7 +150,7 @@ func (l *Launcher) Enforcer() string {
 }
 
 // own runs a started sandbox to its end.
-func (l *Launcher) own(s *Sandbox, ended func()) {
+func (l *Launcher) own(s *Sandbox) {
 	l.mu.Lock()
 	l.live[s] = struct{}{}
 	l.mu.Unlock()
@@ -160,11 +160,12 @@ func (l *Launcher) own(s *Sandbox, ended func()) {
 		l.mu.Lock()
 		delete(l.live, s)
 		l.mu.Unlock()
-		ended()
+		s.finish()
 	})
 }
 
-// Start starts a sandbox and waits until its agent is ready.
+// Start starts a sandbox and waits until its agent is ready; of one that did
+// not start nothing is left when it returns.
 func (l *Launcher) Start(ctx context.Context, spec Spec) (*Sandbox, error) {
 	began := time.Now()
 	s, err := l.spawn(spec)
@@ -174,28 +175,45 @@ func (l *Launcher) Start(ctx context.Context, spec Spec) (*Sandbox, error) {
 	// In the pipe before the agent reads it: the interpreter that it starts at
 	// once is then the right one.
 	s.stdin.SetWriteDeadline(began.Add(l.ready))
-	err = s.frames.Write(frame.Request{
+	messages := []any{frame.Request{
 		Type:   frame.Configure,
 		Env:    spec.Env,
 		Limits: &frame.Limits{OutputBytes: spec.OutputBytes},
-	})
-	if err != nil && !errors.Is(err, syscall.EPIPE) {
+	}}
+	var loaded chan frame.Reply
+	if spec.Warm {
+		ping := &request{want: frame.Pong, frames: 1}
+		id, err := s.expect(ping)
+		if err != nil {
+			return nil, s.abandon(err)
+		}
+		messages = append(messages, frame.Request{Type: frame.Ping, ID: id})
+		loaded = ping.answer
+	}
+	if err := s.frames.Write(messages...); err != nil && !errors.Is(err, syscall.EPIPE) {
 		s.fail("it cannot be configured: %v", err)
 	}
 	timer := time.NewTimer(l.ready)
 	defer timer.Stop()
-	select {
-	case <-s.ready:
-	case <-s.dead:
-		<-s.reaped
-		return nil, s.death()
-	case <-timer.C:
-		s.fail("it was not ready within %v", l.ready)
-		<-s.reaped
-		return nil, s.death()
-	case <-ctx.Done():
-		s.Kill()
-		return nil, ctx.Err()
+	ready := s.ready
+	for ready != nil || loaded != nil {
+		select {
+		case <-ready:
+			ready = nil
+		case reply := <-loaded:
+			if reply.Type == frame.Error {
+				s.fail("its interpreter did not load: %s", clean(reply.Message))
+				return nil, s.gone()
+			}
+			s.memory, loaded = reply.Size, nil
+		case <-s.dead:
+			return nil, s.gone()
+		case <-timer.C:
+			s.fail("it was not ready within %v", l.ready)
+			return nil, s.gone()
+		case <-ctx.Done():
+			return nil, s.abandon(ctx.Err())
+		}
 	}
 	l.log.Debug("sandbox started", "env", spec.Name, "pid", s.cmd.Process.Pid, "ms", time.Since(began).Milliseconds())
 	return s, nil
@@ -203,13 +221,8 @@ func (l *Launcher) Start(ctx context.Context, spec Spec) (*Sandbox, error) {
 
 // spawn starts the process and the goroutines that own it.
 func (l *Launcher) spawn(spec Spec) (*Sandbox, error) {
-	ended := spec.Ended
-	if ended == nil {
-		ended = func() {}
-	}
 	group, err := l.groups.New(spec.Limits)
 	if err != nil {
-		ended()
 		return nil, &DeadError{Reason: err.Error()}
 	}
 	var pipes [3]struct{ r, w *os.File }
@@ -221,7 +234,6 @@ func (l *Launcher) spawn(spec Spec) (*Sandbox, error) {
 				pipe.w.Close()
 			}
 			l.remove(group)
-			ended()
 			return nil, &DeadError{Reason: err.Error()}
 		}
 		pipes[i].r, pipes[i].w = r, w
@@ -239,7 +251,7 @@ func (l *Launcher) spawn(spec Spec) (*Sandbox, error) {
 	start := func() {
 		err := cmd.Start()
 		if err == nil {
-			l.own(s, ended)
+			l.own(s)
 		}
 		result <- err
 	}
@@ -257,7 +269,6 @@ func (l *Launcher) spawn(spec Spec) (*Sandbox, error) {
 		pipes[1].r.Close()
 		pipes[2].r.Close()
 		l.remove(group)
-		ended()
 		if !errors.Is(err, ErrClosed) {
 			err = &DeadError{Reason: err.Error()}
 		}

@@ -15,6 +15,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 )
@@ -122,6 +124,7 @@ type Sandbox struct {
 	output int64 // bytes that a call may send of each stream
 	// enforcer is what holds it to its limits.
 	enforcer string
+	memory   int64 // bytes in use when its interpreter had loaded
 
 	ready  chan struct{} // closed when the agent said ready
 	dead   chan struct{} // closed when nothing can be asked any more
@@ -134,6 +137,8 @@ type Sandbox struct {
 	limit   string // that was the reason, if one was
 	killed  bool
 	waiting bool // the process is being waited for: its id is no longer ours
+	over    bool // nothing is left
+	ends    []func()
 }
 
 // request is a question to the agent that has no answer yet.
@@ -279,19 +284,28 @@ func (s *Sandbox) dispatch(reply frame.Reply) error {
 	}
 }
 
-// ask sends a request. What comes of it arrives at the returned channel, if
-// the sandbox lives.
-func (s *Sandbox) ask(message frame.Request, req *request, within time.Duration) (uint64, error) {
+// expect makes room for the answer to a request that is about to be sent with
+// the id that it returns.
+func (s *Sandbox) expect(req *request) (uint64, error) {
 	req.answer = make(chan frame.Reply, 1)
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if len(s.pending) >= maxPending {
-		s.mu.Unlock()
 		return 0, fmt.Errorf("%d requests to one sandbox wait already", maxPending)
 	}
 	s.last++
-	message.ID = s.last
-	s.pending[message.ID] = req
-	s.mu.Unlock()
+	s.pending[s.last] = req
+	return s.last, nil
+}
+
+// ask sends a request. What comes of it arrives at the request's channel, if
+// the sandbox lives.
+func (s *Sandbox) ask(message frame.Request, req *request, within time.Duration) (uint64, error) {
+	id, err := s.expect(req)
+	if err != nil {
+		return 0, err
+	}
+	message.ID = id
 	// An agent that does not read is as good as dead once this has passed.
 	s.stdin.SetWriteDeadline(time.Now().Add(within))
 	if err := s.frames.Write(message); err != nil {
@@ -497,6 +511,65 @@ func (s *Sandbox) Kill() {
 		syscall.Kill(-s.cmd.Process.Pid, syscall.SIGKILL)
 	}
 	s.stdout.SetReadDeadline(time.Now())
+}
+
+// abandon ends a sandbox that nobody wants any more, waits until nothing is
+// left of it and returns err.
+func (s *Sandbox) abandon(err error) error {
+	s.Kill()
+	<-s.reaped
+	return err
+}
+
+// Quiet says whether nothing has come from a sandbox that was not asked
+// anything: it lives, as far as can be told without asking.
+func (s *Sandbox) Quiet() bool {
+	select {
+	case <-s.dead:
+		return false
+	default:
+	}
+	raw, err := s.stdout.SyscallConn()
+	if err != nil {
+		return false
+	}
+	quiet := false
+	err = raw.Control(func(fd uintptr) {
+		// An end of the stream counts as something that came.
+		events := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(events, 0)
+		quiet = err == nil && n == 0
+	})
+	return err == nil && quiet
+}
+
+// Memory is what the sandbox used when its interpreter had loaded, in bytes;
+// 0 where it was not started to wait for that.
+func (s *Sandbox) Memory() int64 { return s.memory }
+
+// OnEnd has f called once when nothing is left of the sandbox: now, if that
+// is so already. It must not wait.
+func (s *Sandbox) OnEnd(f func()) {
+	s.mu.Lock()
+	over := s.over
+	if !over {
+		s.ends = append(s.ends, f)
+	}
+	s.mu.Unlock()
+	if over {
+		f()
+	}
+}
+
+// finish tells those who asked that nothing is left.
+func (s *Sandbox) finish() {
+	s.mu.Lock()
+	s.over = true
+	ends := s.ends
+	s.mu.Unlock()
+	for _, f := range ends {
+		f()
+	}
 }
 
 // Dead is closed when the sandbox can no longer be asked anything.

@@ -19,7 +19,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
@@ -57,14 +56,19 @@ type Lease struct {
 	Fresh string
 }
 
+// Source is where sandboxes come from; package pool has one.
+type Source interface {
+	// Take returns a sandbox in which no code has run.
+	Take(context.Context, metadata.Environment) (*sandbox.Sandbox, error)
+}
+
 // Manager keeps the sandboxes of one client.
 type Manager struct {
-	launcher *sandbox.Launcher
-	limits   Limits
-	inherit  map[string]string
-	log      *slog.Logger
-	once     chan struct{} // holds a token for each sandbox without a session
-	closed   chan struct{}
+	source Source
+	limits Limits
+	log    *slog.Logger
+	once   chan struct{} // holds a token for each sandbox without a session
+	closed chan struct{}
 
 	mu       sync.Mutex
 	sessions map[string]*session
@@ -86,12 +90,11 @@ type session struct {
 	timer *time.Timer
 }
 
-// New returns a manager. Inherit holds the variables that every sandbox gets.
-func New(launcher *sandbox.Launcher, limits Limits, inherit map[string]string, log *slog.Logger) *Manager {
+// New returns a manager.
+func New(source Source, limits Limits, log *slog.Logger) *Manager {
 	return &Manager{
-		launcher: launcher,
+		source:   source,
 		limits:   limits,
-		inherit:  inherit,
 		log:      log,
 		once:     make(chan struct{}, maxOnce),
 		closed:   make(chan struct{}),
@@ -319,7 +322,10 @@ func (m *Manager) lease(ctx context.Context, s *session, env metadata.Environmen
 	m.mu.Unlock()
 
 	born := time.Now()
-	box, err := m.launcher.Start(ctx, m.spec(env, func() { m.bury(s) }))
+	box, err := m.source.Take(ctx, env)
+	if err == nil {
+		defer box.OnEnd(func() { m.bury(s) })
+	}
 
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -361,17 +367,6 @@ func (m *Manager) full() *Refusal {
 	return &Refusal{fmt.Sprintf("%s; idle: %s: go on in one of these, or call without session", text, strings.Join(names, ", "))}
 }
 
-func (m *Manager) spec(env metadata.Environment, ended func()) sandbox.Spec {
-	return sandbox.Spec{
-		Name:        env.Name,
-		Exec:        env.SessionExec,
-		OutputBytes: env.OutputBytes,
-		Limits:      cgroup.Limits{Memory: env.MemoryMB << 20, Tasks: int(env.PIDs), CPUs: env.CPUs},
-		Env:         m.inherit,
-		Ended:       ended,
-	}
-}
-
 // Once calls f with a sandbox that is thrown away afterwards. Calls wait in
 // line where maxOnce of them run.
 func (m *Manager) Once(ctx context.Context, env metadata.Environment, f func(Lease) error) error {
@@ -386,12 +381,14 @@ func (m *Manager) Once(ctx context.Context, env metadata.Environment, f func(Lea
 		<-m.once
 		return err
 	}
-	// The room is free again when nothing of the sandbox is left, for which
-	// the answer need not wait.
-	box, err := m.launcher.Start(ctx, m.spec(env, func() { <-m.once }))
+	box, err := m.source.Take(ctx, env)
 	if err != nil {
+		<-m.once
 		return err
 	}
+	// The room is free again when nothing of the sandbox is left, for which
+	// the answer need not wait.
+	box.OnEnd(func() { <-m.once })
 	defer box.Kill()
 	return f(Lease{Sandbox: box})
 }

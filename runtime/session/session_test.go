@@ -15,6 +15,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/pool"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 )
@@ -49,7 +50,7 @@ func build(t *testing.T, limits Limits) *house {
 	}
 	log := slog.New(slog.DiscardHandler)
 	launcher := sandbox.NewLauncher(log, nil, nil)
-	h := &house{New(launcher, limits, nil, log), t, set}
+	h := &house{New(pool.New(launcher, pool.Options{}, log), limits, log), t, set}
 	t.Cleanup(func() {
 		h.Close()
 		launcher.Close(20 * time.Second)
@@ -336,7 +337,7 @@ func TestDeathInACall(t *testing.T) {
 }
 
 func TestEndedAreForgotten(t *testing.T) {
-	m := New(nil, Limits{}, nil, slog.New(slog.DiscardHandler))
+	m := New(nil, Limits{}, slog.New(slog.DiscardHandler))
 	for i := range 3 * maxEnded {
 		m.remember(fmt.Sprint(i), "x")
 		m.remember(fmt.Sprint(i), "y")

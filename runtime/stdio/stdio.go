@@ -44,6 +44,9 @@ type Admission interface {
 	// Refuse returns the context of a call that shall be answered at once
 	// with the reason why it does not run.
 	Refuse(ctx context.Context, reason string) context.Context
+	// Greeted is called once, when the client's first request but for pings
+	// has been answered: whatever makes the answers after it faster may begin.
+	Greeted()
 }
 
 // Server serves one client.
@@ -53,8 +56,9 @@ type Server struct {
 	log       *slog.Logger
 	bounds    bounds
 
-	conn   *conn
-	cancel context.CancelCauseFunc
+	conn    *conn
+	cancel  context.CancelCauseFunc
+	greeted sync.Once
 
 	mu     sync.Mutex
 	calls  map[string]context.CancelFunc // of calls that run or wait, by id
@@ -175,6 +179,9 @@ func (s *Server) handle(ctx, listening context.Context, calls, listens *sync.Wai
 			s.conn.legacy.Store(true)
 		}
 		s.reply(ctx, message.ID, l.text)
+		if request {
+			s.greet(message.Method)
+		}
 	}
 }
 
@@ -214,6 +221,7 @@ func (s *Server) call(ctx context.Context, calls *sync.WaitGroup, message envelo
 			s.mu.Unlock()
 		}()
 		s.reply(callCtx, message.ID, text)
+		s.greet(message.Method)
 	})
 }
 
@@ -265,6 +273,13 @@ func (s *Server) subscribe(ctx context.Context, listens *sync.WaitGroup, message
 func (s *Server) reply(ctx context.Context, id json.RawMessage, text []byte) {
 	if answer := s.answer(ctx, id, text); answer != nil {
 		s.conn.write(answer)
+	}
+}
+
+// greet says that the client has its first answer.
+func (s *Server) greet(method string) {
+	if method != string(mcp.MethodPing) {
+		s.greeted.Do(s.admission.Greeted)
 	}
 }
 

@@ -32,6 +32,7 @@ type recorder struct {
 	mu       sync.Mutex
 	admitted []string
 	left     int
+	greeted  int
 }
 
 func (r *recorder) Admit(ctx context.Context, method string, params json.RawMessage) (context.Context, func()) {
@@ -49,6 +50,12 @@ func (r *recorder) Admit(ctx context.Context, method string, params json.RawMess
 
 func (r *recorder) Refuse(ctx context.Context, reason string) context.Context {
 	return context.WithValue(ctx, refusal{}, reason)
+}
+
+func (r *recorder) Greeted() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.greeted++
 }
 
 // link is a server of the test's tools and what it wrote.
@@ -186,6 +193,29 @@ func cancelled(id int) string {
 }
 
 func echo(_ context.Context, n string) string { return n }
+
+// The first answer is told of once, and one to a ping is none.
+func TestGreeted(t *testing.T) {
+	l := dial(t, echo)
+	greeted := func() int {
+		// Answered in order: what came before this ping is done.
+		l.send(ping)
+		for string(l.next().ID) != `"ping"` {
+		}
+		l.recorder.mu.Lock()
+		defer l.recorder.mu.Unlock()
+		return l.recorder.greeted
+	}
+	if n := greeted(); n != 0 {
+		t.Errorf("told %d times before initialize", n)
+	}
+	for range 2 {
+		l.send(initialize("2025-11-25"))
+		if n := greeted(); n != 1 {
+			t.Errorf("told %d times after initialize", n)
+		}
+	}
+}
 
 // Calls that still run at the end of input are answered.
 func TestDrainAtEndOfInput(t *testing.T) {

@@ -23,6 +23,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/catalog"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/pool"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
@@ -355,7 +356,7 @@ func lay(t testing.TB, change func(map[string]map[string]any)) *bench {
 	}
 	log := slog.New(slog.DiscardHandler)
 	launcher := sandbox.NewLauncher(log, nil, nil)
-	manager := session.New(launcher, session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, nil, log)
+	manager := session.New(pool.New(launcher, pool.Options{}, log), session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, log)
 	t.Cleanup(func() {
 		manager.Close()
 		launcher.Close(20 * time.Second)

@@ -118,7 +118,7 @@ func TestTimeout(t *testing.T) {
 
 // 20 calls at once do not mix, do not wait for each other, and leave nothing.
 func TestTwentyAtOnce(t *testing.T) {
-	c := start(t)
+	c := start(t, unpooled(t))
 	run(c, "bash", ":") // what is opened once is open
 	mcptest.Eventually(t, 5*time.Second, func() string { return "the first sandbox does not end" }, func() bool {
 		return len(mcptest.Descendants(c.PID())) == 0

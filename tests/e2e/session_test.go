@@ -121,7 +121,7 @@ func TestOtherEnvironment(t *testing.T) {
 func TestSessionEnds(t *testing.T) {
 	for variable, why := range map[string]string{"SESSION_IDLE_TIMEOUT=1": "ended after 1 s idle", "SESSION_MAX_LIFETIME=1": "ended at its lifetime of 1 s"} {
 		t.Run(variable, func(t *testing.T) {
-			c := start(t, variable)
+			c := start(t, variable, unpooled(t))
 			in(c, "s", "bash", "x=1")
 			began := time.Now()
 			mcptest.Eventually(t, 2*time.Second, func() string { return fmt.Sprintf("it lives after %v", time.Since(began)) }, func() bool {

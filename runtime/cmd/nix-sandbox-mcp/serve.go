@@ -17,6 +17,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/pool"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/source"
@@ -94,11 +95,14 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	environments := places.Catalog()
 	launcher := sandbox.NewLauncher(log, projectVariables(settings), groups(log, environments.Now()))
 	launcher.Wait(settings.StartWithin)
-	manager := session.New(launcher, session.Limits{
+	stock := pool.New(launcher, pool.Options{Inherit: inherited(base), Project: settings.ProjectDir}, log)
+	manager := session.New(stock, session.Limits{
 		Idle:     settings.SessionIdle,
 		Lifetime: settings.SessionLifetime,
 		Max:      settings.SessionMax,
-	}, inherited(base), log)
+	}, log)
+	stock.Set(environments.Now().Ready())
+	defer environments.Subscribe(func(_, after *catalog.Snapshot) { stock.Set(after.Ready()) })()
 	run := tool.New(environments, mount, manager, log)
 	if settings.ProjectMode == config.Overlay {
 		run.ProjectIsOverlaid()
@@ -113,17 +117,21 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	defer finish()
 	keeping.Go(func() { places.Keep(keep, again) })
 	served := make(chan error, 1)
-	go func() { served <- stdio.New(offer, run, log).Serve(ctx, in, out) }()
+	go func() { served <- stdio.New(offer, admission{run, stock}, log).Serve(ctx, in, out) }()
 
+	end := func() {
+		by := time.Now().Add(endWithin)
+		manager.Close()
+		stock.Close(time.Until(by))
+		launcher.Close(time.Until(by))
+	}
 	select {
 	case err = <-served:
-		manager.Close()
-		launcher.Close(endWithin)
+		end()
 	case <-ctx.Done():
 		// Everything that runs is killed, which answers the calls; a client
 		// that does not read its answers is not waited for.
-		manager.Close()
-		launcher.Close(endWithin)
+		end()
 		select {
 		case err = <-served:
 		case <-time.After(endWithin / 5):
@@ -150,6 +158,15 @@ func inherited(set *metadata.Set) map[string]string {
 	}
 	return variables
 }
+
+// admission is the tool's, and opens the pool when the client has its first
+// answer.
+type admission struct {
+	*tool.Tool
+	stock *pool.Pool
+}
+
+func (a admission) Greeted() { a.stock.Open() }
 
 // groups prepares control groups for the sandboxes, if there can be any, and
 // logs what holds sandboxes to their limits.

@@ -1,0 +1,132 @@
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+)
+
+// full waits until a sandbox of each environment is ready, with its
+// interpreter, and returns all their processes. What a call used up is gone
+// by then.
+func full(t testing.TB, c *mcptest.Client) []int {
+	t.Helper()
+	want := 0
+	for _, fields := range environments(t) {
+		want += 3 // jail, its first process, agent; and an interpreter
+		if fields["interpreter_type"] != "command" {
+			want++
+		}
+	}
+	var found []int
+	steady := 0
+	mcptest.Eventually(t, mcptest.Patience, func() string { return fmt.Sprintf("%d processes, want about %d", len(found), want) }, func() bool {
+		now := mcptest.Descendants(c.PID())
+		if len(now) == len(found) && len(now) >= want-len(environments(t)) {
+			steady++
+		} else {
+			steady = 0
+		}
+		found = now
+		return steady == 10
+	})
+	return found
+}
+
+// No sandbox starts before the client has the answer to initialize.
+func TestNothingBeforeInitialize(t *testing.T) {
+	c := mcptest.Start(t, command(t))
+	c.Await(c.Send("ping", nil))
+	time.Sleep(200 * time.Millisecond)
+	if started := mcptest.Descendants(c.PID()); len(started) > 0 {
+		t.Errorf("processes %v before initialize", started)
+	}
+	c.Initialize(mcptest.Newest)
+	full(t, c)
+}
+
+// unpooled is the variable that leaves no sandbox waiting: every process is
+// that of a call or a session.
+func unpooled(t testing.TB) string {
+	return tightened(t, map[string]any{"prewarm": 0})
+}
+
+// Without prewarm nothing waits.
+func TestNoPool(t *testing.T) {
+	c := start(t, unpooled(t))
+	if answer := run(c, "bash", "echo hello"); answer.Text() != "hello\n" {
+		t.Errorf("answer %+v", answer)
+	}
+	mcptest.Eventually(t, mcptest.Patience, func() string { return fmt.Sprint(mcptest.Descendants(c.PID())) }, func() bool {
+		return len(mcptest.Descendants(c.PID())) == 0
+	})
+}
+
+// Nothing of a call meets the next one, which takes a sandbox that was ready
+// before the first ended.
+func TestNothingIsLeftInThePool(t *testing.T) {
+	c := start(t)
+	const leave = "for d in /workspace /tmp /dev/shm; do echo mine >$d/mine; done; sleep 999 & disown"
+	look := map[string]string{
+		"bash":   leave + "; ls -A /workspace /tmp /dev/shm | grep -c mine; pgrep -c sleep",
+		"python": "import os, subprocess\nfor d in ('/workspace', '/tmp', '/dev/shm'): print('mine' in os.listdir(d), end=' '); open(d + '/mine', 'w').close()\nprint(sum(p.isdigit() for p in os.listdir('/proc')))\nsubprocess.Popen(['sleep', '999'], start_new_session=True)",
+		"node":   "const fs = require('fs'); for (const d of ['/workspace', '/tmp', '/dev/shm']) { console.log(fs.existsSync(d + '/mine')); fs.writeFileSync(d + '/mine', '') }; console.log(fs.readdirSync('/proc').filter((p) => +p > 0).length)",
+	}
+	for env, code := range look {
+		var first string
+		for turn := range 3 {
+			full(t, c)
+			answer := run(c, env, code)
+			text := answer.Text()
+			if turn == 0 {
+				first = text
+			}
+			if text != first || strings.Contains(text, "true") || strings.Contains(text, "True") {
+				t.Errorf("%s, call %d: %q, the first call: %q", env, turn, text, first)
+			}
+		}
+	}
+}
+
+// Two sandboxes that waited draw other numbers.
+func TestNothingIsSharedInThePool(t *testing.T) {
+	c := start(t, tightened(t, map[string]any{"prewarm": 3}))
+	for env, code := range map[string]string{
+		"bash":   "echo $RANDOM$RANDOM$RANDOM $SRANDOM",
+		"python": "import random; print(random.random(), hash('a'))",
+		"node":   "console.log(Math.random(), crypto.randomUUID())",
+	} {
+		full(t, c)
+		seen := map[string]bool{}
+		for range 3 {
+			for _, number := range strings.Fields(run(c, env, code).Text()) {
+				if seen[number] {
+					t.Errorf("%s drew %s twice", env, number)
+				}
+				seen[number] = true
+			}
+		}
+		if len(seen) != 6 {
+			t.Errorf("%s drew %v", env, seen)
+		}
+	}
+}
+
+// Sandboxes that were killed while they waited are replaced before a call
+// gets one.
+func TestKilledInThePool(t *testing.T) {
+	c := start(t)
+	alive := full(t, c)
+	for _, pid := range alive {
+		syscall.Kill(pid, syscall.SIGKILL)
+	}
+	mcptest.Gone(t, 2*time.Second, alive)
+	if answer := run(c, "bash", "echo alive"); answer.Text() != "alive\n" || answer.IsError {
+		t.Errorf("answer %+v", answer)
+	}
+	full(t, c)
+}
