@@ -5,7 +5,9 @@
 
 import _ast
 import _signal
+import atexit
 import builtins
+import gc
 import os
 import sys
 
@@ -21,6 +23,9 @@ close, getpid, leave, pread, read, write = (
 set_handler = _signal.signal
 
 CONTROL, CODE = 3, 4
+# Where the control channel is in a program, which may expect to be given the
+# lowest descriptors.
+ASIDE = 250
 SIGINT = 2
 # Flags of compile, as in Include/cpython/compile.h: importing ast for them
 # costs a millisecond.
@@ -31,6 +36,7 @@ KEEP_SOURCES = 4 << 20
 
 ROOT = sys.argv[1]
 PID = getpid()
+CHANNEL = os.fstat(CONTROL).st_ino
 main = sys.modules['__main__'].__dict__
 sys_modules = sys.modules
 stdlib = list(sys.path)
@@ -213,6 +219,49 @@ def guarded(source, filename):
         return 130
 
 
+def attempt(step):
+    """Takes a step of the end of a program; the next one is taken whatever comes of
+    it."""
+    try:
+        step()
+    except BaseException as error:
+        report(error)
+
+
+def forget():
+    """Lets go of what the code has made: files are written out, finalizers run."""
+    for private in True, False:
+        for name in list(main):
+            if name != '__builtins__' and private == (name[:1] == '_' and name[:2] != '__'):
+                main[name] = None
+    gc.collect()
+
+
+def end(nonce, status):
+    """Ends a program as the interpreter does, but does not take the
+    interpreter apart: that costs more than most code, and all of it is thrown
+    away."""
+    threading = sys_modules.get('threading')
+    if threading is not None:
+        attempt(threading._shutdown)
+    attempt(atexit._run_exitfuncs)
+    flush()
+    attempt(forget)
+    flush()
+    try:
+        # The code may have put a file of its own in the channel's place.
+        if os.fstat(ASIDE).st_ino == CHANNEL:
+            write(ASIDE, b'done %s %d\n' % (nonce, status))
+    finally:
+        leave(status)
+
+
+def warm():
+    """Goes the way of a call once: what that loads and builds is then there."""
+    run(b'pass\nNone', '<code>')
+    sources.clear()
+
+
 def receive():
     line = b''
     while not line.endswith(b'\n'):
@@ -229,10 +278,15 @@ def loop():
         word, nonce, number, size = receive()
         source = pread(CODE, int(size), 0)
         if word == b'last':
+            os.dup2(CONTROL, ASIDE, False)
             close(CONTROL)
             close(CODE)
             set_handler(SIGINT, handler)
-            sys.exit(guarded(source, '<code>'))
+            gc.freeze()
+            status = guarded(source, '<code>')
+            if getpid() == PID:
+                end(nonce, status)
+            sys.exit(status)
         set_handler(SIGINT, handler)
         status = guarded(source, '<call %s>' % number.decode())
         while True:
@@ -264,6 +318,7 @@ sys.stdout.reconfigure(line_buffering=True)
 if sys.version_info >= (3, 13):
     load('linecache')
 try:
+    warm()
     write(CONTROL, b'ready\n')
     loop()
 except OSError:

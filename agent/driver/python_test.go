@@ -176,16 +176,22 @@ func TestPythonPath(t *testing.T) {
 // A program's end waits for its threads and runs its atexit functions.
 func TestPythonEphemeral(t *testing.T) {
 	for name, s := range map[string]Step{
-		"value":      {Code: "print(1)\n2", Stdout: "1\n2\n"},
-		"exit":       {Code: "import sys; sys.exit(3)", Exit: 3},
-		"error":      {Code: "1 / 0", Exit: 1, Stderr: "  File \"<code>\", line 1, in <module>\n"},
-		"_exit":      {Code: "import os; os._exit(4)", Exit: 4},
-		"thread":     {Code: "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.2), print('late'))).start()", Stdout: "late\n"},
-		"atexit":     {Code: "import atexit; atexit.register(print, 'bye');", Stdout: "bye\n"},
-		"await":      {Code: "import asyncio\nawait asyncio.sleep(0.01)\n3", Stdout: "3\n"},
-		"unflushed":  {Code: "import os\nf = os.fdopen(os.dup(1), 'w')\nf.write('x');", Stdout: "x"},
-		"signal":     {Code: "import os; os.kill(os.getpid(), 9)", Exit: 137, Outcome: frame.OutcomeCrashed},
-		"no control": {Code: "import os\nfor n in (3, 4):\n    try: os.fstat(n); print(n)\n    except OSError: pass"},
+		"value":       {Code: "print(1)\n2", Stdout: "1\n2\n"},
+		"exit":        {Code: "import sys; sys.exit(3)", Exit: 3},
+		"error":       {Code: "1 / 0", Exit: 1, Stderr: "  File \"<code>\", line 1, in <module>\n"},
+		"_exit":       {Code: "import os; os._exit(4)", Exit: 4},
+		"thread":      {Code: "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.2), print('late'))).start()", Stdout: "late\n"},
+		"atexit":      {Code: "import atexit; atexit.register(print, 'bye');", Stdout: "bye\n"},
+		"await":       {Code: "import asyncio\nawait asyncio.sleep(0.01)\n3", Stdout: "3\n"},
+		"unflushed":   {Code: "import os\nf = os.fdopen(os.dup(1), 'w')\nf.write('x');", Stdout: "x"},
+		"finalizer":   {Code: "class C:\n    def __del__(self): print('gone')\nc = C()\nd = C(); d.me = d;", Stdout: "gone\ngone\n"},
+		"order":       {Code: "import atexit, threading, time\nclass C:\n    def __del__(self): print('finalizer')\n_c = C()\natexit.register(print, 'atexit')\nthreading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()\nprint('code')", Stdout: "code\nthread\natexit\nfinalizer\n"},
+		"its own end": {Code: "import atexit, sys\n@atexit.register\ndef end(): print(1 / 0)\nsys.exit(3)", Exit: 3, Stderr: "ZeroDivisionError"},
+		"fork":        {Code: "import os\nif os.fork(): print(os.wait()[1] >> 8)\nelse: raise SystemExit(7)", Stdout: "7\n"},
+		"descriptors": {Code: "import os\nos.closerange(3, 1000)\nf = os.fdopen(os.dup2(1, 250), 'w'); f.write('mine'); f.flush();", Stdout: "mine"},
+		"background":  {Code: "import subprocess; subprocess.Popen(['sleep', '99'])\nprint(1)", Stdout: "1\n"},
+		"signal":      {Code: "import os; os.kill(os.getpid(), 9)", Exit: 137, Outcome: frame.OutcomeCrashed},
+		"no control":  {Code: "import os\nfor n in (3, 4):\n    try: os.fstat(n); print(n)\n    except OSError: pass"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

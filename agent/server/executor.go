@@ -63,6 +63,7 @@ type executor struct {
 	// for a command.
 	now   *interpreter.Interpreter
 	ready bool // now has loaded its driver
+	spent bool // now has run a call without a session and ends
 	used  bool // now has run code of a session
 	// lost says that the state of earlier calls is gone and that no call
 	// has been told yet.
@@ -142,6 +143,12 @@ func (e *executor) do(ctx context.Context, t task) error {
 	}
 	if err := e.answer(t.call, replies); err != nil {
 		return err
+	}
+	if e.spent {
+		e.spent = false
+		if err := e.kill(); err != nil {
+			return err
+		}
 	}
 	if size := len(t.call.Code); size > large {
 		t.call.Code = ""
@@ -431,17 +438,13 @@ func (e *executor) code(ctx context.Context, c *call, streams []*stream) (ending
 		}
 		break
 	}
-	replies := e.now.Replies()
-	if last {
-		// Nobody speaks on the control channel any more but the code.
-		replies = nil
-	}
 	e.used = e.used || c.Keep
-	end, err := e.watch(ctx, c, deadline, e.now.Process, replies, nonce, streams)
+	end, err := e.watch(ctx, c, deadline, e.now.Process, e.now.Replies(), nonce, streams)
 	if err != nil {
 		return end, err
 	}
 	if !end.exited {
+		e.spent = last
 		return end, nil
 	}
 	state := e.now.Close()
@@ -507,6 +510,10 @@ func (e *executor) watch(ctx context.Context, c *call, deadline time.Time, p *pr
 			case r.Err == nil && r.Kind == driver.Stop && r.Nonce == nonce:
 				e.now.Interrupted()
 				p.SignalAlone(unix.SIGINT)
+				continue
+			case !c.Keep:
+				// The code speaks, and the process's end is still to come.
+				replies = nil
 				continue
 			case r.Err == nil:
 				r.Err = errors.New("driver answered another call")
