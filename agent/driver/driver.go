@@ -71,7 +71,7 @@ func For(kind, root string) (Driver, bool) {
 			Words: []string{
 				"--norc", "--noprofile", "-c",
 				// One line: bash counts the code's lines from this one.
-				`IFS= read -r -d '' -u 252 __agent_code; eval "$__agent_code"; while { "$__agent_next_turn" "$@"; } >/dev/null 2>&1; do builtin eval "$__agent_code"; done`,
+				`IFS= read -r -d '' -u 252 __agent_code; eval "$__agent_code"; while { case $__agent_next_turn in ?*) "$__agent_next_turn" "$@" ;; *) [[ "" ]] ;; esac; } >/dev/null 2>&1; do builtin eval "$__agent_code"; done`,
 				"bash",
 			},
 			Source:  bash,
@@ -88,6 +88,19 @@ func For(kind, root string) (Driver, bool) {
 		}, true
 	}
 	return Driver{}, false
+}
+
+// Warm is code of a kind that goes the way of a small call and leaves nothing
+// but a line of output behind.
+func Warm(kind string) string {
+	switch kind {
+	case "python":
+		return "print(1)"
+	case "node":
+		return "console.log(1)"
+	default:
+		return "echo 1"
+	}
 }
 
 // MaxLine is the longest line of a control channel, in bytes.

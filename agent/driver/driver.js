@@ -15,6 +15,7 @@
   const { readSync, writeSync } = fs;
   const { defineProperty } = Object;
   const { now } = Date;
+  const { fstatSync } = fs;
   const later = setImmediate;
 
   const CONTROL = 3;
@@ -163,10 +164,19 @@
     }
   }
 
-  // A program: the process ends with it, as node would end it.
-  function last(source) {
-    control.destroy();
+  // A program: the process ends with it, as node would end it. Where it ends
+  // well, the answer need not wait until node has taken itself apart: nothing
+  // of the code runs after the event.
+  function last(source, nonce) {
+    control.pause();
+    control.unref();
     fs.closeSync(CODE);
+    const { emit } = process;
+    process.emit = function (event, ...values) {
+      const result = emit.call(this, event, ...values);
+      if (event === 'exit' && process.pid === pid && !((process.exitCode ?? values[0]) & 0xff)) answer(nonce);
+      return result;
+    };
     process.removeListener('SIGINT', interrupted);
     process.removeListener('uncaughtException', uncaught);
     process.exit = exit;
@@ -180,7 +190,23 @@
     evaluate(source, 'code', (status) => {
       open = false;
       if (status !== 0) exit.call(process, status);
+      // The end of node's own loop waits for its compiler's threads.
+      later(() => {
+        if (process.listenerCount('beforeExit') === 0 && process.getActiveResourcesInfo().length === 0) exit.call(process);
+      });
     });
+  }
+
+  // The code may have put a file of its own in the channel's place.
+  function answer(nonce) {
+    try {
+      if (fstatSync(CONTROL).ino !== channel) return;
+      writeSync(CONTROL, `done ${nonce} 0\n`);
+      // Giving memory back would be in the answer's way.
+      Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1000);
+    } catch {
+      // The process's end is answer enough.
+    }
   }
 
   function interrupted() {
@@ -296,6 +322,7 @@
     return `void (${loaded})${lines}`;
   }
 
+  const channel = fstatSync(CONTROL).ino;
   let received = '';
   const control = new net.Socket({ fd: CONTROL, readable: true, writable: true });
   control.setEncoding('latin1');
@@ -315,7 +342,7 @@
       length += n;
     }
     const source = code.toString('utf8', 0, length);
-    if (word === 'last') last(source);
+    if (word === 'last') last(source, nonce);
     else if (word === 'late') later(() => later(() => { calm(); run(nonce, `call-${number}`, source); }));
     else run(nonce, `call-${number}`, source);
   });

@@ -151,9 +151,7 @@ __agent_turn() {
     # From here on this is a shell like any other.
     builtin trap - EXIT INT
     builtin unset -f trap __agent_turn __agent_dump __agent_globals __agent_check
-    # No turn follows. A name with a slash is not looked up: the code's own
-    # handler of commands that are not found is not asked for it.
-    __agent_next_turn=/
+    __agent_next_turn= # no turn follows
     exec 251>&- 252<&- 253>&-
   else
     __agent_nonce=$__agent_next

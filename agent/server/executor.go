@@ -211,8 +211,10 @@ func (e *executor) start(state *os.File) error {
 func (e *executor) idle(r interpreter.Reply, ok bool) error {
 	if ok && r.Err == nil && r.Kind == driver.Ready && !e.ready {
 		e.ready = true
-		e.up(nil)
-		return nil
+		if r, ok = e.warm(); ok && r.Err == nil && r.Kind == driver.Done {
+			e.up(nil)
+			return nil
+		}
 	}
 	err := r.Err
 	if err == nil {
@@ -236,6 +238,38 @@ func (e *executor) idle(r interpreter.Reply, ok bool) error {
 		e.up(fmt.Errorf("%s did not load: %w", e.spec.Command[0], err))
 	}
 	return nil
+}
+
+// warm goes the way of a call once, where nobody waits for a real one: what
+// that loads, compiles and maps is then there. It returns the driver's answer.
+func (e *executor) warm() (interpreter.Reply, bool) {
+	done := interpreter.Reply{Reply: driver.Reply{Kind: driver.Done}}
+	if !e.pinged() || e.number > 0 || e.used || len(e.queue) > 0 {
+		return done, true
+	}
+	nonce, err := e.now.Run(driver.Warm(e.spec.Kind), 0, false)
+	if err != nil {
+		return interpreter.Reply{Err: err}, true
+	}
+	timeout := time.NewTimer(loadTimeout)
+	defer timeout.Stop()
+	select {
+	case r, ok := <-e.now.Replies():
+		if r.Err == nil && r.Nonce != nonce {
+			r.Err = errors.New("driver answered another call")
+		}
+		for _, s := range []*capture.Stream{e.stdout, e.stderr} {
+			s.Begin(nil)
+			s.Drain()
+			s.End()
+		}
+		e.root.Changed()
+		return r, ok
+	case <-e.now.Done():
+		return interpreter.Reply{}, false
+	case <-timeout.C:
+		return interpreter.Reply{Err: errLate}, true
+	}
 }
 
 // kill ends the interpreter and everything beside it, and forgets it.

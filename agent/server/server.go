@@ -321,6 +321,13 @@ func (s *Server) answer(c *call, replies []any) error {
 	return s.out.Write(replies...)
 }
 
+// pinged says whether somebody waits for the interpreter to be loaded.
+func (s *Server) pinged() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.pings) > 0
+}
+
 // down says that an interpreter is loading: pings wait.
 func (s *Server) down() {
 	s.mu.Lock()
