@@ -70,7 +70,7 @@ func (r *Reader) Read(v any) error {
 	if r.buf.Cap() > keepBuffer {
 		defer func() { r.buf = bytes.Buffer{} }()
 	}
-	if err := json.Unmarshal(payload, v); err != nil {
+	if err := unmarshal(payload, v); err != nil {
 		return fmt.Errorf("frame of %d bytes: %w", len(payload), err)
 	}
 	return nil

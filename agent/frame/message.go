@@ -95,6 +95,9 @@ type Terminal struct {
 	Interpreter bool `json:"interpreter,omitempty"`
 }
 
+// long is the field that may be long.
+func (r *Request) long() (string, *string) { return "code", &r.Code }
+
 // Limits bound what the agent sends and stores for a call.
 type Limits struct {
 	// OutputBytes is what each stream of a call may send: the first half
@@ -139,6 +142,9 @@ type Reply struct {
 
 	Message string `json:"message,omitempty"`
 }
+
+// long is the field that may be long.
+func (r *Reply) long() (string, *string) { return "data", &r.Data }
 
 // Limit is a limit of the sandbox that was crossed: all its processes but the
 // agent were killed.

@@ -11,6 +11,7 @@ package stdio
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,6 +22,8 @@ import (
 
 	"github.com/mark3labs/mcp-go/mcp"
 	"github.com/mark3labs/mcp-go/server"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 )
 
 // bounds are what a client may ask for.
@@ -44,6 +47,9 @@ type Admission interface {
 	// Refuse returns the context of a call that shall be answered at once
 	// with the reason why it does not run.
 	Refuse(ctx context.Context, reason string) context.Context
+	// Lend returns the context of a call in whose arguments standIn stands
+	// for a longer text, which comes beside them.
+	Lend(ctx context.Context, standIn, text string) context.Context
 	// Greeted is called once, when the client's first request but for pings
 	// has been answered: whatever makes the answers after it faster may begin.
 	Greeted()
@@ -55,6 +61,7 @@ type Server struct {
 	admission Admission
 	log       *slog.Logger
 	bounds    bounds
+	standIn   string // for code that is long; nobody writes it by chance
 
 	conn    *conn
 	cancel  context.CancelCauseFunc
@@ -82,6 +89,7 @@ func New(mcp *server.MCPServer, admission Admission, log *slog.Logger) *Server {
 		admission: admission,
 		log:       log,
 		bounds:    bounds{line: 16 << 20, calls: 1024, bytes: 64 << 20, listens: 16},
+		standIn:   rand.Text(),
 		calls:     map[string]context.CancelFunc{},
 	}
 }
@@ -154,15 +162,20 @@ func (s *Server) handle(ctx, listening context.Context, calls, listens *sync.Wai
 	if len(l.text) == 0 {
 		return
 	}
+	// mcp-go reads a message a dozen times over. Code takes another way.
+	text, code := l.text, ""
+	if rest, long, ok := frame.Lift(text, "code", s.standIn); ok {
+		text, code = rest, long
+	}
 	var message envelope
 	// A field of a wrong type is mcp-go's to answer; what else was decoded
 	// stands.
 	var wrongType *json.UnmarshalTypeError
-	if err := json.Unmarshal(l.text, &message); err != nil && !errors.As(err, &wrongType) {
+	if err := json.Unmarshal(text, &message); err != nil && !errors.As(err, &wrongType) {
 		s.conn.fail(nil, mcp.PARSE_ERROR, "the message is not JSON")
 		return
 	}
-	if l.text[0] != '{' {
+	if text[0] != '{' {
 		s.conn.fail(nil, mcp.INVALID_REQUEST, "the message is not an object: send one request a line")
 		return
 	}
@@ -171,14 +184,17 @@ func (s *Server) handle(ctx, listening context.Context, calls, listens *sync.Wai
 	case message.Method == string(mcp.MethodNotificationCancelled):
 		s.cancelCall(message.Params)
 	case request && slow(message.Method):
-		s.call(ctx, calls, message, l.text)
+		if code != "" {
+			ctx = s.admission.Lend(ctx, s.standIn, code)
+		}
+		s.call(ctx, calls, message, text, len(l.text))
 	case request && message.Method == string(mcp.MethodSubscriptionsListen):
-		s.subscribe(listening, listens, message, l.text)
+		s.subscribe(listening, listens, message, text)
 	default:
 		if message.Method == string(mcp.MethodInitialize) {
 			s.conn.legacy.Store(true)
 		}
-		s.reply(ctx, message.ID, l.text)
+		s.reply(ctx, message.ID, text)
 		if request {
 			s.greet(message.Method)
 		}
@@ -190,13 +206,14 @@ func slow(method string) bool {
 	return method == string(mcp.MethodToolsCall) || method == string(mcp.MethodResourcesRead)
 }
 
-// call admits a call and answers it beside what follows.
-func (s *Server) call(ctx context.Context, calls *sync.WaitGroup, message envelope, text []byte) {
+// call admits a call, whose message had size bytes, and answers it beside
+// what follows.
+func (s *Server) call(ctx context.Context, calls *sync.WaitGroup, message envelope, text []byte, size int) {
 	s.mu.Lock()
-	full := s.count >= s.bounds.calls || s.bytes+len(text) > s.bounds.bytes
+	full := s.count >= s.bounds.calls || s.bytes+size > s.bounds.bytes
 	if !full {
 		s.count++
-		s.bytes += len(text)
+		s.bytes += size
 	}
 	s.mu.Unlock()
 	if full {
@@ -217,7 +234,7 @@ func (s *Server) call(ctx context.Context, calls *sync.WaitGroup, message envelo
 			s.mu.Lock()
 			delete(s.calls, key)
 			s.count--
-			s.bytes -= len(text)
+			s.bytes -= size
 			s.mu.Unlock()
 		}()
 		s.reply(callCtx, message.ID, text)

@@ -52,6 +52,13 @@ func (r *recorder) Refuse(ctx context.Context, reason string) context.Context {
 	return context.WithValue(ctx, refusal{}, reason)
 }
 
+// loan is a context's key for a text that has a stand-in.
+type loan struct{}
+
+func (r *recorder) Lend(ctx context.Context, standIn, text string) context.Context {
+	return context.WithValue(ctx, loan{}, map[string]string{standIn: text})
+}
+
 func (r *recorder) Greeted() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -193,6 +200,40 @@ func cancelled(id int) string {
 }
 
 func echo(_ context.Context, n string) string { return n }
+
+// Long code reaches its call whole, whatever stands around it, and a message
+// that is broken elsewhere is still broken.
+func TestLongCode(t *testing.T) {
+	l := dial(t, nil)
+	l.mcp.AddTool(mcp.NewTool("run"), func(ctx context.Context, request mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+		code := request.GetString("code", "")
+		lent, _ := ctx.Value(loan{}).(map[string]string)
+		if text, ok := lent[code]; ok {
+			return mcp.NewToolResultText("lent:" + text), nil
+		}
+		return mcp.NewToolResultText("plain:" + code), nil
+	})
+	long := strings.Repeat("a line\n", 4<<10)
+	for name, test := range map[string]struct{ arguments, params, want string }{
+		"short":        {arguments: `{"code":"x"}`, want: "plain:x"},
+		"long":         {arguments: fmt.Sprintf(`{"env":"e", "code" : %q}`, long), want: "lent:" + long},
+		"not UTF-8":    {arguments: fmt.Sprintf(`{"code":"%s%s"}`, strings.Repeat("y", len(long)), "\xff"), want: "plain:" + strings.Repeat("y", len(long)) + "\ufffd"},
+		"twice":        {arguments: fmt.Sprintf(`{"code":%q,"code":"last"}`, long), want: "plain:last"},
+		"elsewhere":    {arguments: `{"code":"here"}`, params: fmt.Sprintf(`"_meta":{"code":%q},`, long), want: "plain:here"},
+		"after broken": {arguments: fmt.Sprintf(`{"x":,"code":%q}`, long)},
+		"broken after": {arguments: fmt.Sprintf(`{"code":%q,}`, long)},
+	} {
+		l.send(fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{%s"name":"run","arguments":%s}}`, test.params, test.arguments))
+		r := l.next()
+		if test.want == "" {
+			if r.Error == nil || r.Error.Code != mcp.PARSE_ERROR {
+				t.Errorf("%s: answer %.200v", name, r)
+			}
+		} else if r.text() != test.want {
+			t.Errorf("%s: %.100q, want %.100q", name, r.text(), test.want)
+		}
+	}
+}
 
 // The first answer is told of once, and one to a ping is none.
 func TestGreeted(t *testing.T) {

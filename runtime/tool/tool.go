@@ -89,6 +89,7 @@ var validSession = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 type (
 	placeKey   struct{}
 	refusalKey struct{}
+	loanKey    struct{}
 )
 
 // Admit takes the call's place in the line of its session.
@@ -112,6 +113,14 @@ func (t *Tool) Admit(ctx context.Context, method string, params json.RawMessage)
 // Refuse has the call answered with the reason why it does not run.
 func (t *Tool) Refuse(ctx context.Context, reason string) context.Context {
 	return context.WithValue(ctx, refusalKey{}, reason)
+}
+
+// loan is a text that the arguments name by its stand-in.
+type loan struct{ standIn, text string }
+
+// Lend brings a text beside the arguments in which standIn stands for it.
+func (t *Tool) Lend(ctx context.Context, standIn, text string) context.Context {
+	return context.WithValue(ctx, loanKey{}, loan{standIn, text})
 }
 
 // place returns the call's place in the line of a session: the one that it
@@ -144,6 +153,9 @@ func (t *Tool) run(ctx context.Context, request mcp.CallToolRequest) (*mcp.CallT
 	if err != nil {
 		t.log.Info("call", "env", bounded(args.Env), "session", bounded(args.Session), "outcome", "refused", "reason", firstLine(err.Error()))
 		return mcp.NewToolResultError(err.Error()), nil
+	}
+	if lent, ok := ctx.Value(loanKey{}).(loan); ok && args.Code == lent.standIn {
+		args.Code = lent.text
 	}
 	answer := t.execute(ctx, request, args)
 	result := answer.result()
