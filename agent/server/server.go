@@ -8,6 +8,7 @@
 package server
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -174,7 +175,7 @@ func (s *Server) logf(format string, args ...any) {
 
 // requests reads until the stream ends or a shutdown comes.
 func (s *Server) requests(in io.Reader) error {
-	r := frame.NewReader(in)
+	r := frame.NewReader(bufio.NewReader(in))
 	for {
 		var req frame.Request
 		if err := r.Read(&req); err != nil {

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -31,6 +32,8 @@ const (
 	ReadChunk = 256 << 10
 	// maxFiles is how many files of a call or folder are looked at.
 	maxFiles = 1000
+	// readAhead is what is read of a sandbox's stream at once, in bytes.
+	readAhead = 8 << 10
 	// maxPending bounds the questions that wait for an answer.
 	maxPending = 64
 )
@@ -220,7 +223,8 @@ func (s *Sandbox) Enforcer() string { return s.enforcer }
 
 // read dispatches frames until the stream ends or breaks a rule.
 func (s *Sandbox) read(stream io.Reader) error {
-	frames := frame.NewReader(stream)
+	// Output and result come in one write, and are taken by one read.
+	frames := frame.NewReader(bufio.NewReaderSize(stream, readAhead))
 	// The largest honest frames are a read's answer, in base64, and half of a
 	// stream's output, of which JSON may write a byte as six.
 	frames.Limit(2*ReadChunk + 4*s.output + 64<<10)

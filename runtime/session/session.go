@@ -176,9 +176,10 @@ func (m *Manager) after(s *session) {
 
 // rest sets the timer of a session that nobody uses.
 func (m *Manager) rest(s *session) {
-	wait, why := m.limits.Idle, m.idleOver()
+	// The words are found when they are needed: this is on every call's way.
+	wait, why := m.limits.Idle, m.idleOver
 	if left := time.Until(s.born.Add(m.limits.Lifetime)); left < wait {
-		wait, why = left, m.lifetimeOver()
+		wait, why = left, m.lifetimeOver
 	}
 	var timer *time.Timer
 	timer = time.AfterFunc(wait, func() {
@@ -186,7 +187,7 @@ func (m *Manager) rest(s *session) {
 		defer m.mu.Unlock()
 		// A call may have come, and even gone, while the timer fired.
 		if s.timer == timer {
-			m.end(s, why)
+			m.end(s, why())
 			delete(m.sessions, s.id)
 		}
 	})
