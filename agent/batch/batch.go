@@ -96,15 +96,26 @@ func run(ctx context.Context, table *process.Table, spec interpreter.Spec, in io
 	if code.err != nil {
 		return 0, code.err
 	}
-	p, err := start(table, &spec, i, code.string)
+	p, nonce, err := start(table, &spec, i, code.string)
 	if err != nil {
 		return 0, err
+	}
+	var replies <-chan interpreter.Reply
+	if i != nil {
+		replies = i.Replies()
 	}
 	var kill <-chan time.Time
 	for {
 		select {
 		case <-p.Done():
 			return p.ExitCode(), nil
+		case r, ok := <-replies:
+			switch {
+			case !ok || r.Err != nil:
+				replies = nil // the code's own doing
+			case r.Kind == driver.Done && r.Nonce == nonce:
+				return r.Status, nil
+			}
 		case sig := <-signals:
 			p.Signal(sig.(unix.Signal))
 			if kill == nil {
@@ -138,12 +149,13 @@ func read(in io.Reader, to chan<- text) {
 }
 
 // start runs code in the interpreter, or as a command where there is none,
-// and returns the process whose end is the code's.
-func start(table *process.Table, spec *interpreter.Spec, i *interpreter.Interpreter, code string) (*process.Process, error) {
+// and returns the process whose end is the code's, or the nonce of a reply
+// that comes before that.
+func start(table *process.Table, spec *interpreter.Spec, i *interpreter.Interpreter, code string) (p *process.Process, nonce uint64, err error) {
 	if i == nil {
-		return interpreter.RunCommand(table, spec, code)
+		p, err = interpreter.RunCommand(table, spec, code)
+		return p, 0, err
 	}
-	var err error
 	select {
 	case r, ok := <-i.Replies():
 		switch {
@@ -158,10 +170,10 @@ func start(table *process.Table, spec *interpreter.Spec, i *interpreter.Interpre
 		err = fmt.Errorf("exit status %d", i.ExitCode())
 	}
 	if err == nil {
-		_, err = i.Run(code, 1, true)
+		nonce, err = i.Run(code, 1, true)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("interpreter %s: %w", spec.Command[0], err)
+		return nil, 0, fmt.Errorf("interpreter %s: %w", spec.Command[0], err)
 	}
-	return i.Process, nil
+	return i.Process, nonce, nil
 }
