@@ -78,7 +78,7 @@ in
   toml = page "Options of the configuration file" "`config.example.toml` shows them in their places." [
     {
       title = "[environments.NAME]";
-      rows = options.environment;
+      rows = options.toml;
     }
     {
       title = "[defaults]";

@@ -81,13 +81,16 @@ type Manager struct {
 // session is a line of calls and, between its first call and its end, a
 // sandbox. It is forgotten when it has neither.
 type session struct {
-	id    string
-	line  []*Place // the first one has its turn
-	env   string
-	box   *sandbox.Sandbox
-	born  time.Time
-	used  time.Time
-	timer *time.Timer
+	id   string
+	line []*Place // the first one has its turn
+	env  string
+	// environment is what the sandbox was started from, whatever is called so
+	// now.
+	environment metadata.Environment
+	box         *sandbox.Sandbox
+	born        time.Time
+	used        time.Time
+	timer       *time.Timer
 }
 
 // New returns a manager.
@@ -340,6 +343,7 @@ func (m *Manager) lease(ctx context.Context, s *session, env metadata.Environmen
 		return Lease{}, sandbox.ErrClosed
 	}
 	s.box, s.env, s.born, s.used = box, env.Name, born, time.Now()
+	s.environment = env
 	m.log.Info("session started", "session", s.id, "env", env.Name, "ms", time.Since(born).Milliseconds())
 	return Lease{Sandbox: box, Fresh: m.recall(s.id)}, nil
 }
@@ -407,6 +411,17 @@ func (m *Manager) Find(ctx context.Context, place *Place, f func(*sandbox.Sandbo
 		return &Refusal{fmt.Sprintf("there is no session %q", place.session.id)}
 	}
 	return f(box)
+}
+
+// Environment returns what a live session was started from. It goes on with
+// that when the environment has been replaced, or is not offered any more.
+func (m *Manager) Environment(id string) (metadata.Environment, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := m.sessions[id]; s != nil && s.box != nil {
+		return s.environment, true
+	}
+	return metadata.Environment{}, false
 }
 
 // Close ends every session and refuses further calls. Sandboxes of calls that

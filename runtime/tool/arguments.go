@@ -22,8 +22,9 @@ type arguments struct {
 	environment metadata.Environment
 }
 
-// arguments checks what the model sent. The error is a sentence for it.
-func (l listing) arguments(raw json.RawMessage) (arguments, error) {
+// arguments checks what the model sent. The error is a sentence for it. Started
+// says what a live session was started from.
+func (l listing) arguments(raw json.RawMessage, started func(session string) (metadata.Environment, bool)) (arguments, error) {
 	fields := map[string]json.RawMessage{}
 	if len(raw) > 0 {
 		if err := json.Unmarshal(raw, &fields); err != nil {
@@ -50,8 +51,12 @@ func (l listing) arguments(raw json.RawMessage) (arguments, error) {
 			return args, fmt.Errorf("%s is missing: call run with %s", field, l.usage())
 		}
 	}
-	var ok bool
-	if args.environment, ok = l.Environment(args.Env); !ok {
+	// A session stays with the artifact that it has.
+	env, ok := started(args.Session)
+	if !ok || env.Name != args.Env {
+		env, ok = l.Environment(args.Env)
+	}
+	if args.environment = env; !ok {
 		return args, l.unknown(args.Env)
 	}
 	if _, ok := fields["session"]; !ok {

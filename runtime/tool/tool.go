@@ -20,6 +20,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/catalog"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 )
 
@@ -149,7 +150,7 @@ func (t *Tool) run(ctx context.Context, request mcp.CallToolRequest) (*mcp.CallT
 		t.log.Warn("call refused", "reason", reason)
 		return mcp.NewToolResultError(reason), nil
 	}
-	args, err := t.list().arguments(request.Params.RawArguments)
+	args, err := t.list().arguments(request.Params.RawArguments, t.started)
 	if err != nil {
 		t.log.Info("call", "env", bounded(args.Env), "session", bounded(args.Session), "outcome", "refused", "reason", firstLine(err.Error()))
 		return mcp.NewToolResultError(err.Error()), nil
@@ -169,6 +170,15 @@ func (t *Tool) run(ctx context.Context, request mcp.CallToolRequest) (*mcp.CallT
 		"output_bytes", answer.size(),
 	)
 	return result, nil
+}
+
+// started returns the environment that a live session of this id was started
+// from.
+func (t *Tool) started(session string) (metadata.Environment, bool) {
+	if !validSession.MatchString(session) {
+		return metadata.Environment{}, false
+	}
+	return t.manager.Environment(session)
 }
 
 // firstLine is a sentence without the list after it.

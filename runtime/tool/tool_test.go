@@ -278,7 +278,7 @@ func TestArguments(t *testing.T) {
 		"session that cannot":   {`{"code":"1","env":"lua","session":"a"}`, `env "lua" has no sessions: leave session out, or use one of bash, node, python`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := tool.list().arguments(json.RawMessage(test.raw))
+			_, err := tool.list().arguments(json.RawMessage(test.raw), func(string) (metadata.Environment, bool) { return metadata.Environment{}, false })
 			switch {
 			case test.want == "" && err != nil:
 				t.Errorf("refused: %v", err)
@@ -341,7 +341,8 @@ func TestAnswerText(t *testing.T) {
 // bench is the tool over real sandboxes.
 type bench struct {
 	*Tool
-	t testing.TB
+	t   testing.TB
+	set *metadata.Set // that the catalog was made of
 }
 
 func lay(t testing.TB, change func(map[string]map[string]any)) *bench {
@@ -361,7 +362,7 @@ func lay(t testing.TB, change func(map[string]map[string]any)) *bench {
 		manager.Close()
 		launcher.Close(20 * time.Second)
 	})
-	return &bench{New(catalog.New(set), "", manager, log), t}
+	return &bench{New(catalog.New(set), "", manager, log), t, set}
 }
 
 func (b *bench) call(ctx context.Context, env, session, code string, meta *mcp.Meta) *mcp.CallToolResult {
@@ -531,6 +532,23 @@ func (l *listener) Notify(note mcp.JSONRPCNotification) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.notes = append(l.notes, note)
+}
+
+// A session goes on with the artifact that it began with when its environment
+// has left the list; new calls are told that there is none.
+func TestSessionOutlivesItsEnvironment(t *testing.T) {
+	b := lay(t, nil)
+	b.bash("s", "kept=yes")
+	delete(b.set.Environments, "bash")
+	b.catalog.Publish(b.set)
+	if got := b.bash("s", "echo $kept"); got.IsError || text(got) != "yes\n" {
+		t.Errorf("answer %+v", got)
+	}
+	for _, session := range []string{"", "other"} {
+		if got := b.bash(session, "echo 1"); !got.IsError || !strings.HasPrefix(text(got), `there is no env "bash"; choose one of`) {
+			t.Errorf("session %q: answer %+v", session, got)
+		}
+	}
 }
 
 func TestProgress(t *testing.T) {

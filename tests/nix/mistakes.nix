@@ -34,7 +34,7 @@ let
     };
     "a key misspelt" = {
       read = toml "[environments.python]\npreset = \"python\"\ntimeout_second = 5\n";
-      sentence = "config: [environments.python] has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of backend, cpus, description, env, extra_binds, interpreter, interpreter_type, memory_mb, network, output_kb, packages, pids, preset, prewarm, stdin_mode, timeout_seconds, workspace_mb";
+      sentence = "config: [environments.python] has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of backend, cpus, description, env, extra_binds, flake, interpreter, interpreter_type, memory_mb, network, output_kb, packages, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb";
     };
     "a table misspelt" = {
       read = toml "[environment.python]\npreset = \"python\"\n[environments.x]\npreset = \"shell\"\n";
@@ -96,9 +96,9 @@ let
       read = toml "[environments.python]\npreset = \"python\"\n[session]\nmax_lifetime_seconds = \"1h\"\n";
       sentence = "config: [session] max_lifetime_seconds is \"1h\": write a whole number from 1 to 2592000";
     };
-    "a flake where the server is built" = {
-      read = toml "[environments.data]\nflake = \"github:me/sandboxes#data\"\n";
-      sentence = "config: [environments.data] flake belongs to a server's start, not to its build: a flake is built by its own lock file, so give its mkSandbox artifact to mkServer's environments";
+    "a sandbox's path where the server is built" = {
+      read = toml "[environments.data]\nsandbox = \"/nix/store/data\"\n";
+      sentence = "config: [environments.data] sandbox is \"/nix/store/data\", and a build takes no artifact by its path: write a flake reference, or give this file to the server when it starts, in NIX_SANDBOX_CONFIG";
     };
     "a set where a file belongs" = {
       read = problems.fromToml [ ./config.toml ];

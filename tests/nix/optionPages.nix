@@ -21,11 +21,11 @@ in
         tables = {
           inherit (options)
             defaults
-            environment
             mkSandbox
             module
             project
             session
+            toml
             ;
         }
         // options.modules;

@@ -7,11 +7,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"os/signal"
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/catalog"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
@@ -74,6 +77,10 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	again := make(chan os.Signal, 1)
 	signal.Notify(again, syscall.SIGHUP)
 	defer signal.Stop(again)
+	// What the wrapper left open tells its builder that this process lives, so
+	// no sandbox may hold it. An old kernel refuses; then the jail's own closing
+	// is what there is.
+	unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	settings, base, places, err := load(log)
 	if err != nil {
 		return err
