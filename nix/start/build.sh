@@ -18,6 +18,8 @@ watched() {
   "$@" 2>&1 </dev/null | {
     local line last=()
     while IFS= read -r line; do
+      # Of nixpkgs that would be thousands.
+      [[ $line != 'evaluating file '* ]] || continue
       printf 'nix-sandbox-mcp: %s: %s\n' "$name" "$line" >&2
       # An error begins anew what is worth telling.
       [[ $line != error:* ]] || last=()

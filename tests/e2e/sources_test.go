@@ -1,0 +1,510 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+)
+
+// patience is what a change or a small build may take on a machine that does
+// much else.
+const patience = 120 * time.Second
+
+// gate is a Nix for servers of a test, behind a gate: what they ask of it
+// waits until the gate is open, so that a test decides what happens while
+// something is built.
+type gate struct {
+	t      testing.TB
+	folder string
+}
+
+// nix returns a gate that is open. It skips the test where there is no Nix.
+func nix(t testing.TB) *gate {
+	t.Helper()
+	real, err := exec.LookPath("nix")
+	if err != nil {
+		t.Skip("there is no nix on the PATH")
+	}
+	g := &gate{t, t.TempDir()}
+	script := fmt.Sprintf("#!/bin/sh\nwhile [ -e %s/closed ]; do sleep 0.05; done\nexec %s \"$@\"\n", g.folder, real)
+	if err := os.WriteFile(filepath.Join(g.folder, "nix"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+func (g *gate) close() { file(g.t, filepath.Join(g.folder, "closed"), "") }
+
+func (g *gate) open() {
+	if err := os.Remove(filepath.Join(g.folder, "closed")); err != nil {
+		g.t.Fatal(err)
+	}
+}
+
+// variables make a server use this Nix.
+func (g *gate) variables(more ...string) []string {
+	return append([]string{"PATH=" + g.folder + ":" + os.Getenv("PATH"), "NIX_CONFIG=" + os.Getenv("NIX_CONFIG")}, more...)
+}
+
+func file(t testing.TB, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func link(t testing.TB, target, path string) {
+	t.Helper()
+	if err := os.Symlink(target, path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// flake writes a flake as an operator has one, of this checkout and of the
+// package set of the tests.
+func flake(t testing.TB) string {
+	t.Helper()
+	packages := os.Getenv("NIX_SANDBOX_TEST_NIXPKGS")
+	if packages == "" {
+		t.Skip("NIX_SANDBOX_TEST_NIXPKGS does not name a package set")
+	}
+	packages, err := filepath.EvalSymlinks(packages)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkout, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	scheme := "path:"
+	if _, err := os.Stat(filepath.Join(checkout, ".git")); err == nil {
+		scheme = "git+file://" // without what is not among its files
+	}
+	folder := t.TempDir()
+	file(t, filepath.Join(folder, "flake.nix"), fmt.Sprintf(`{
+  inputs.nixpkgs.url = "path:%s";
+  inputs.nix-sandbox-mcp.url = "%s%s";
+  inputs.nix-sandbox-mcp.inputs.nixpkgs.follows = "nixpkgs";
+  outputs = { self, nixpkgs, nix-sandbox-mcp }: {
+    packages = builtins.mapAttrs (system: pkgs:
+      let
+        shell = name: nix-sandbox-mcp.lib.mkSandbox {
+          inherit pkgs name;
+          packages = [ pkgs.bash pkgs.coreutils ];
+          interpreter_type = "bash";
+        };
+      in {
+        data = nix-sandbox-mcp.lib.mkSandbox {
+          inherit pkgs;
+          name = "data";
+          packages = [ (pkgs.python3.withPackages (ps: [ ps.matplotlib ps.numpy ps.pandas ps.pyyaml ])) ];
+          interpreter = "python3 -c";
+          timeout_seconds = 120;
+          memory_mb = 1024;
+          description = "Python with NumPy, pandas and matplotlib";
+        };
+        one = shell "one";
+        two = shell "two";
+        nothing = pkgs.bash;
+        perl = pkgs.perl;
+      }) nixpkgs.legacyPackages;
+  };
+}
+`, packages, scheme, checkout))
+	return folder
+}
+
+// build builds an output of a flake as an operator does, with a link to it.
+func build(t testing.TB, reference, link string) string {
+	t.Helper()
+	cmd := exec.Command("nix", "--extra-experimental-features", "nix-command flakes", "build", "--no-write-lock-file", reference, "--out-link", link)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", cmd, err, out)
+	}
+	return link
+}
+
+// listed returns the environments that the list of tools offers.
+func listed(c *mcptest.Client) []string {
+	var list struct {
+		Tools []struct {
+			Schema struct {
+				Properties struct{ Env struct{ Enum []string } }
+			} `json:"inputSchema"`
+		}
+	}
+	if err := json.Unmarshal(c.Request("tools/list", map[string]any{}).Result, &list); err != nil || len(list.Tools) != 1 {
+		return nil
+	}
+	return list.Tools[0].Schema.Properties.Env.Enum
+}
+
+// offered waits until the list offers an environment, or does not any more.
+func offered(t testing.TB, c *mcptest.Client, env string, want bool) {
+	t.Helper()
+	var got []string
+	mcptest.Eventually(t, patience, func() string { return fmt.Sprintf("%s among %v should be %v\n%s", env, got, want, c.Log()) }, func() bool {
+		got = listed(c)
+		found := false
+		for _, name := range got {
+			found = found || name == env
+		}
+		return found == want
+	})
+}
+
+// told counts the notifications of a changed list.
+func told(c *mcptest.Client) int {
+	count := 0
+	for _, note := range c.Notes() {
+		if note.Method == "notifications/tools/list_changed" {
+			count++
+		}
+	}
+	return count
+}
+
+// A sandbox of another flake is served from a folder, through a link that is
+// made while the server runs, by its reference, and from a configuration file
+// that the server reads when it starts.
+func TestSandboxOfAnotherFlake(t *testing.T) {
+	g := nix(t)
+	own := flake(t)
+	artifact := build(t, own+"#data", filepath.Join(t.TempDir(), "result"))
+	pandas := func(t *testing.T, c *mcptest.Client) {
+		t.Helper()
+		offered(t, c, "data", true)
+		answer := run(c, "data", "import pandas as pd; print(pd.__version__)")
+		if answer.IsError || !strings.Contains(answer.Text(), ".") {
+			t.Errorf("answer %+v", answer)
+		}
+	}
+	t.Run("folder", func(t *testing.T) {
+		folder := t.TempDir()
+		link(t, artifact, filepath.Join(folder, "data"))
+		pandas(t, start(t, "NIX_SANDBOX_DIR="+folder))
+	})
+	t.Run("link made while it runs", func(t *testing.T) {
+		folder := filepath.Join(t.TempDir(), "not there yet")
+		c := start(t, "NIX_SANDBOX_DIR="+folder)
+		offered(t, c, "data", false)
+		if err := os.Mkdir(folder, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		link(t, artifact, filepath.Join(folder, "data"))
+		pandas(t, c)
+		if told(c) != 1 {
+			t.Errorf("the client was told %d times of one change", told(c))
+		}
+	})
+	t.Run("reference", func(t *testing.T) {
+		pandas(t, start(t, g.variables("NIX_SANDBOX_ENVS="+own+"#data")...))
+	})
+	for name, value := range map[string]string{"path": artifact, "reference": own + "#data"} {
+		t.Run("configuration with a "+name, func(t *testing.T) {
+			config := filepath.Join(t.TempDir(), "config.toml")
+			file(t, config, fmt.Sprintf("[environments.data]\nsandbox = %q\n", value))
+			pandas(t, start(t, g.variables("NIX_SANDBOX_CONFIG="+config)...))
+		})
+	}
+}
+
+// The server answers while references are built; each environment appears by
+// itself, and what cannot be built says why and hinders none.
+func TestReferencesAreBuiltBesideTheServer(t *testing.T) {
+	g := nix(t)
+	own := flake(t)
+	wrong := t.TempDir()
+	file(t, filepath.Join(wrong, "flake.nix"), "{ outputs = { self }: {\n")
+	g.close()
+	cmd := command(t, g.variables("NIX_SANDBOX_ENVS="+strings.Join([]string{own + "#one", " " + own + "#two", wrong + "#wrong", own + "#nothing"}, ","))...)
+	runtimeDir := t.TempDir()
+	cmd.Env = append(cmd.Env, "XDG_RUNTIME_DIR="+runtimeDir)
+	c := mcptest.Start(t, cmd)
+	began := time.Now()
+	c.Initialize(mcptest.Newest)
+	t.Logf("initialize was answered after %v", time.Since(began))
+	for _, env := range []string{"one", "two", "wrong", "nothing"} {
+		answer := run(c, env, "echo 1")
+		if !answer.IsError || !strings.HasPrefix(answer.Text(), fmt.Sprintf("env %q is still being built, for ", env)) || !strings.Contains(answer.Text(), " s so far: call again later, or use one of bash, ") {
+			t.Errorf("%s: %s", env, answer.Text())
+		}
+	}
+	if answer := run(c, "bash", "echo works"); answer.Text() != "works\n" {
+		t.Errorf("bash: %+v", answer)
+	}
+	g.open()
+	for _, env := range []string{"one", "two"} {
+		offered(t, c, env, true)
+		if answer := run(c, env, "echo $((6*7))"); answer.Text() != "42\n" {
+			t.Errorf("%s: %+v", env, answer)
+		}
+	}
+	for env, want := range map[string]string{"wrong": "error: syntax error", "nothing": "is no sandbox: name an attribute that nix-sandbox-mcp.lib.mkSandbox made"} {
+		var answer mcptest.Answer
+		mcptest.Eventually(t, patience, func() string { return answer.Text() }, func() bool {
+			answer = run(c, env, "echo 1")
+			return answer.IsError && strings.HasPrefix(answer.Text(), fmt.Sprintf("env %q could not be built: ", env)) && strings.Contains(answer.Text(), want)
+		})
+		if !strings.Contains(c.Log(), want) {
+			t.Errorf("the log does not say %q:\n%s", want, c.Log())
+		}
+	}
+	c.CloseInput()
+	if status := c.Wait(10 * time.Second); status != 0 {
+		t.Errorf("status %d", status)
+	}
+	mcptest.Eventually(t, patience, func() string { return "the folder of builds was left behind" }, func() bool {
+		left, err := os.ReadDir(runtimeDir)
+		return err == nil && len(left) == 0
+	})
+}
+
+// What builds ends with the server, however that ends, and keeps nobody
+// waiting.
+func TestBuilderEndsWithTheServer(t *testing.T) {
+	for name, end := range map[string]func(*mcptest.Client){
+		"end of input": (*mcptest.Client).CloseInput,
+		"killed":       func(c *mcptest.Client) { c.Signal(syscall.SIGKILL) },
+		"interrupted":  func(c *mcptest.Client) { c.Signal(syscall.SIGINT) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := nix(t)
+			g.close() // and it stays so
+			cmd := command(t, g.variables("NIX_SANDBOX_ENVS="+g.folder+"#never")...)
+			runtimeDir := t.TempDir()
+			cmd.Env = append(cmd.Env, "XDG_RUNTIME_DIR="+runtimeDir)
+			c := mcptest.Start(t, cmd)
+			c.Initialize(mcptest.Newest)
+			mark := g.folder + "/nix"
+			mcptest.Eventually(t, patience, func() string { return "nothing is built" }, func() bool { return len(mcptest.Marked(mark)) > 0 })
+			for _, pid := range mcptest.Marked(mark) {
+				for up := pid; up > 1; up = parent(t, up) {
+					if up == c.PID() {
+						t.Error("what builds is a process of the server's")
+					}
+				}
+			}
+			end(c)
+			c.Wait(10 * time.Second) // also for the end of its output
+			mcptest.Eventually(t, patience, func() string { return "what builds goes on" }, func() bool { return len(mcptest.Marked(mark)) == 0 })
+			mcptest.Eventually(t, patience, func() string { return "its folder was left behind" }, func() bool {
+				left, err := os.ReadDir(runtimeDir)
+				return err == nil && len(left) == 0
+			})
+		})
+	}
+}
+
+// parent returns a process' parent; 0 where it is gone.
+func parent(t testing.TB, pid int) int {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	var state string
+	var up int
+	fmt.Sscan(string(text[strings.LastIndexByte(string(text), ')')+1:]), &state, &up)
+	return up
+}
+
+// Nix reads a configuration file once for each content of it.
+func TestConfigurationAtStart(t *testing.T) {
+	g := nix(t)
+	own := flake(t)
+	folder := t.TempDir()
+	config := filepath.Join(folder, "config.toml")
+	cache := "XDG_CACHE_HOME=" + t.TempDir()
+	link(t, build(t, own+"#one", filepath.Join(folder, "result")), filepath.Join(folder, "sandbox"))
+	const text = "[environments.sh]\npreset = \"shell\"\n[environments.called]\nsandbox = %q\n[session]\nmax_lifetime_seconds = %d\n"
+	file(t, config, fmt.Sprintf(text, filepath.Join(folder, "sandbox"), 1000))
+	c := start(t, g.variables(cache, "NIX_SANDBOX_CONFIG="+config)...)
+	for _, env := range []string{"sh", "called"} {
+		offered(t, c, env, true)
+		if answer := run(c, env, "echo 1"); answer.Text() != "1\n" {
+			t.Errorf("%s: %+v", env, answer)
+		}
+	}
+	if got := fmt.Sprint(listed(c)); got != "[called sh]" {
+		t.Errorf("environments %s", got)
+	}
+
+	// All is known now, so that Nix is not asked: it would not answer.
+	g.close()
+	c = start(t, g.variables(cache, "NIX_SANDBOX_CONFIG="+config)...)
+	if got := fmt.Sprint(listed(c)); got != "[called sh]" {
+		t.Errorf("environments at the second start: %s", got)
+	}
+	if answer := run(c, "sh", "echo 1"); answer.Text() != "1\n" {
+		t.Errorf("sh at the second start: %+v", answer)
+	}
+	g.open()
+
+	// A mistake keeps the server from starting, and is one sentence.
+	file(t, config, "[environments.sh]\npreset = \"shel\"\n")
+	cmd := command(t, g.variables(cache, "NIX_SANDBOX_CONFIG="+config)...)
+	out, _ := cmd.CombinedOutput()
+	const want = `nix-sandbox-mcp: error: config.toml: [environments.sh] preset is "shel" (did you mean "shell"?): write "node", "python" or "shell"` + "\n"
+	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), want) {
+		t.Errorf("status %d:\n%s", cmd.ProcessState.ExitCode(), out)
+	}
+	file(t, config, "[environments.sh\n")
+	cmd = command(t, g.variables(cache, "NIX_SANDBOX_CONFIG="+config)...)
+	out, _ = cmd.CombinedOutput()
+	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), "nix-sandbox-mcp: error: NIX_SANDBOX_CONFIG is "+config+", which Nix could not read: ") {
+		t.Errorf("status %d:\n%s", cmd.ProcessState.ExitCode(), out)
+	}
+}
+
+// A program of another flake becomes an environment with its interpreter.
+func TestFlakeInConfiguration(t *testing.T) {
+	g := nix(t)
+	own := flake(t)
+	if out, err := exec.Command("nix", "--extra-experimental-features", "nix-command flakes", "flake", "lock", own).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	config := filepath.Join(own, "config.toml")
+	file(t, config, "[environments.pl]\nflake = \".#perl\"\ninterpreter = \"perl -e\"\n")
+	c := start(t, g.variables("NIX_SANDBOX_CONFIG="+config)...)
+	offered(t, c, "pl", true)
+	if answer := run(c, "pl", "print 6*7"); answer.Text() != "42" {
+		t.Errorf("answer %+v", answer)
+	}
+}
+
+// Without Nix, a sandbox that was built elsewhere is served from a
+// configuration, and what has to be built says what it needs.
+func TestConfigurationWithoutNix(t *testing.T) {
+	folder := t.TempDir()
+	config := filepath.Join(folder, "config.toml")
+	program, _ := environments(t)["bash"]["exec"].(string)
+	file(t, config, fmt.Sprintf("# mine\n[environments.prebuilt]\n  sandbox = %q # here\n\n[environments.python]\npreset = \"python\"\n[session]\nidle_timeout_seconds = 5\n", filepath.Dir(filepath.Dir(program))))
+	c := start(t, "PATH="+folder, "NIX_SANDBOX_CONFIG="+config, "NIX_SANDBOX_ENVS=github:me/sandboxes#other")
+	if answer := run(c, "prebuilt", "echo 1"); answer.Text() != "1\n" {
+		t.Errorf("answer %+v", answer)
+	}
+	for _, env := range []string{"python", "other"} {
+		answer := run(c, env, "1")
+		if !answer.IsError || !strings.Contains(answer.Text(), "there is no nix on the PATH of the server: install Nix, or give the path of a sandbox that was built elsewhere") {
+			t.Errorf("%s: %+v", env, answer)
+		}
+	}
+	if !strings.Contains(c.Log(), "nix-sandbox-mcp: warning: [session] of "+config+" is not read without Nix") {
+		t.Errorf("log:\n%s", c.Log())
+	}
+}
+
+// Entries come, are replaced and go while calls run; none is lost, and nothing
+// is left of it.
+func TestChangesUnderLoad(t *testing.T) {
+	folder := t.TempDir()
+	original, _ := environments(t)["bash"]["exec"].(string)
+	artifact := filepath.Dir(filepath.Dir(original))
+	// Copies differ by their name and place alone.
+	copies := t.TempDir()
+	copied := func(name string, generation int) string {
+		at := filepath.Join(copies, fmt.Sprintf("%s-%d", name, generation))
+		file(t, filepath.Join(at, "metadata.json"), fmt.Sprintf(`{"schema":1,"name":%q,"backend":"jail","interpreter_type":"bash","description":"generation %d"}`, name, generation))
+		link(t, filepath.Join(artifact, "bin"), filepath.Join(at, "bin"))
+		return at
+	}
+	entry := filepath.Join(folder, "replaced")
+	link(t, copied("replaced", 0), entry)
+	c := start(t, "NIX_SANDBOX_DIR="+folder)
+	run(c, "replaced", "echo warm")
+	before := mcptest.Descriptors(t, c.PID())
+
+	// 20 calls a second for 6 s, half of them of the environment that is
+	// replaced meanwhile, a few in a session.
+	var ids []string
+	var changes sync.WaitGroup
+	done := make(chan struct{})
+	changes.Go(func() {
+		for generation := 1; ; generation++ {
+			select {
+			case <-done:
+				return
+			case <-time.After(300 * time.Millisecond):
+			}
+			next := copied("replaced", generation)
+			switch generation % 3 {
+			case 0: // as ln -sfn does it
+				os.Remove(entry)
+				os.Symlink(next, entry)
+			default: // as nix build does it
+				os.Symlink(next, entry+".new")
+				os.Rename(entry+".new", entry)
+			}
+			passing := filepath.Join(folder, "passing")
+			if os.Remove(passing) != nil {
+				os.Symlink(copied("passing", generation), passing)
+			}
+		}
+	})
+	for i := range 120 {
+		arguments := mcptest.Arguments{Code: fmt.Sprintf("echo %d", i), Env: []string{"bash", "replaced"}[i%2]}
+		if i%10 == 1 {
+			arguments.Session = "kept"
+		}
+		ids = append(ids, c.SendRun(arguments))
+		time.Sleep(50 * time.Millisecond)
+	}
+	close(done)
+	changes.Wait()
+	for i, id := range ids {
+		if answer := c.AwaitRun(id); answer.IsError || answer.Text() != fmt.Sprintf("%d\n", i) {
+			t.Errorf("call %d: %+v", i, answer)
+		}
+	}
+	if told(c) == 0 {
+		t.Error("no change reached the list")
+	}
+	// It serves what is there at last, and holds on to nothing that went.
+	os.Remove(filepath.Join(folder, "passing"))
+	offered(t, c, "passing", false)
+	mcptest.Eventually(t, patience, func() string {
+		return fmt.Sprintf("%d descriptors are open, %d were before", mcptest.Descriptors(t, c.PID()), before)
+	}, func() bool {
+		// The session has some of its own.
+		return mcptest.Descriptors(t, c.PID()) <= before+8
+	})
+	children := mcptest.Descendants(c.PID())
+	c.CloseInput()
+	c.Wait(10 * time.Second)
+	mcptest.Gone(t, 5*time.Second, children)
+}
+
+// What an earlier version of mkSandbox wrote, schema 1, is served as it is.
+func TestArtifactOfSchema1(t *testing.T) {
+	folder := t.TempDir()
+	program, _ := environments(t)["bash"]["exec"].(string)
+	text, err := os.ReadFile("testdata/schema-1/metadata.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file(t, filepath.Join(folder, "old", "metadata.json"), string(text))
+	link(t, filepath.Dir(program), filepath.Join(folder, "old", "bin"))
+	c := start(t, "NIX_SANDBOX_DIR="+folder)
+	if answer := in(c, "s", "earlier", "x=1; echo $x"); answer.IsError || answer.Text() != "1\n" {
+		t.Errorf("answer %+v\n%s", answer, c.Log())
+	}
+	if answer := in(c, "s", "earlier", "echo $x"); answer.Text() != "1\n" {
+		t.Errorf("answer %+v", answer)
+	}
+	if strings.Contains(c.Log(), "left out") {
+		t.Errorf("log:\n%s", c.Log())
+	}
+}
