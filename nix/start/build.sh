@@ -64,7 +64,8 @@ root() {
   root+=/result
 }
 
-nix_build() { nix --extra-experimental-features 'nix-command flakes' build -v --no-write-lock-file "$@"; }
+# What waits for a build waits longer, so that what runs does not.
+nix_build() { nice -n 10 nix --extra-experimental-features 'nix-command flakes' build -v --no-write-lock-file "$@"; }
 
 # one INDEX: builds one environment.
 one() {
@@ -106,7 +107,7 @@ own() {
   if [ -z "$2" ]; then
     watched "$1" ask "environments.$1.drvPath" --argstr config "$config_file" || true
     failed "$1"
-  elif watched "$1" nix-store --realise "$2" --add-root "$config/built/$1" --indirect; then
+  elif watched "$1" nice -n 10 nix-store --realise "$2" --add-root "$config/built/$1" --indirect; then
     ready "$1" "$1" "$config/built/$1"
   else
     failed "$1"

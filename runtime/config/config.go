@@ -12,6 +12,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -151,11 +152,11 @@ func number(get func(string) string, name, unit string, most int) (int, error) {
 	return value, nil
 }
 
-// folders returns NIX_SANDBOX_DIR or, where it is unset, the user's folder
-// and then the machine's.
+// folders returns the folders in NIX_SANDBOX_DIR or, where it is unset, the
+// user's folder and then the machine's.
 func folders(get func(string) string) []string {
 	if dir := get("NIX_SANDBOX_DIR"); dir != "" {
-		return []string{dir}
+		return slices.DeleteFunc(filepath.SplitList(dir), func(one string) bool { return one == "" })
 	}
 	var dirs []string
 	user := get("XDG_CONFIG_HOME")

@@ -54,13 +54,13 @@ func TestComplete(t *testing.T) {
 		},
 		"variables win": {
 			variables: map[string]string{
-				"NIX_SANDBOX_METADATA": "m", "NIX_SANDBOX_DIR": "/boxes", "PROJECT_DIR": dir, "PROJECT_MOUNT": "/src/app", "PROJECT_MODE": "readonly",
+				"NIX_SANDBOX_METADATA": "m", "NIX_SANDBOX_DIR": "/boxes::/more", "PROJECT_DIR": dir, "PROJECT_MOUNT": "/src/app", "PROJECT_MODE": "readonly",
 				"SESSION_IDLE_TIMEOUT": "1", "SESSION_MAX_LIFETIME": "2", "SESSION_MAX": "3",
 			},
 			session: metadata.Session{IdleSeconds: 5, LifetimeSeconds: 6},
 			project: metadata.Project{Path: "/does/not/exist", Mount: "/code", Mode: "overlay"},
 			want: Config{
-				Metadata: "m", Places: metadata.Places{Folders: []string{"/boxes"}}, ProjectDir: dir, ProjectMount: "/src/app", ProjectMode: "readonly",
+				Metadata: "m", Places: metadata.Places{Folders: []string{"/boxes", "/more"}}, ProjectDir: dir, ProjectMount: "/src/app", ProjectMode: "readonly",
 				SessionIdle: time.Second, SessionLifetime: 2 * time.Second, SessionMax: 3,
 				StartWithin: 10 * time.Second,
 			},

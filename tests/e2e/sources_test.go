@@ -120,6 +120,9 @@ func flake(t testing.TB) string {
         nothing = pkgs.bash;
         perl = pkgs.perl;
       }) nixpkgs.legacyPackages;
+    devShells = builtins.mapAttrs (system: pkgs: {
+      default = pkgs.mkShell { packages = [ pkgs.perl ]; GREETING = "from the shell"; };
+    }) nixpkgs.legacyPackages;
   };
 }
 `, packages, scheme, checkout))
@@ -134,6 +137,15 @@ func build(t testing.TB, reference, link string) string {
 		t.Fatalf("%v: %v\n%s", cmd, err, out)
 	}
 	return link
+}
+
+// lock writes a flake's lock file, as projects have one.
+func lock(t testing.TB, folder string) {
+	t.Helper()
+	cmd := exec.Command("nix", "--extra-experimental-features", "nix-command flakes", "flake", "lock", folder)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", cmd, err, out)
+	}
 }
 
 // listed returns the environments that the list of tools offers.
@@ -373,15 +385,36 @@ func TestConfigurationAtStart(t *testing.T) {
 func TestFlakeInConfiguration(t *testing.T) {
 	g := nix(t)
 	own := flake(t)
-	if out, err := exec.Command("nix", "--extra-experimental-features", "nix-command flakes", "flake", "lock", own).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	lock(t, own)
 	config := filepath.Join(own, "config.toml")
 	file(t, config, "[environments.pl]\nflake = \".#perl\"\ninterpreter = \"perl -e\"\n")
 	c := start(t, g.variables("NIX_SANDBOX_CONFIG="+config)...)
 	offered(t, c, "pl", true)
 	if answer := run(c, "pl", "print 6*7"); answer.Text() != "42" {
 		t.Errorf("answer %+v", answer)
+	}
+}
+
+// A project's own shell becomes an environment, if the operator says so.
+func TestProjectsOwnShell(t *testing.T) {
+	g := nix(t)
+	own := flake(t)
+	lock(t, own)
+	file(t, filepath.Join(own, "file"), "of the project\n")
+	c := start(t, g.variables("PROJECT_DIR="+own, "PROJECT_USE_FLAKE=1")...)
+	offered(t, c, "project", true)
+	if answer := run(c, "project", `echo "$GREETING"; perl -e 'print 6*7, "\n"'; cat /project/file`); answer.Text() != "from the shell\n42\nof the project\n" {
+		t.Errorf("answer %+v", answer)
+	}
+	for name, test := range map[string]struct{ variables, want string }{
+		"no project": {"PROJECT_USE_FLAKE=1", "nix-sandbox-mcp: error: PROJECT_USE_FLAKE is 1, and there is no project\nnix-sandbox-mcp: hint: set PROJECT_DIR to its folder\n"},
+		"a word":     {"PROJECT_USE_FLAKE=yes", "nix-sandbox-mcp: error: PROJECT_USE_FLAKE is \"yes\"\nnix-sandbox-mcp: hint: set it to 1 or 0, or leave it unset\n"},
+	} {
+		cmd := command(t, test.variables)
+		out, _ := cmd.CombinedOutput()
+		if cmd.ProcessState.ExitCode() != 1 || string(out) != test.want {
+			t.Errorf("%s: status %d:\n%s", name, cmd.ProcessState.ExitCode(), out)
+		}
 	}
 }
 

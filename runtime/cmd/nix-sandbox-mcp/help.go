@@ -47,7 +47,7 @@ SESSION_IDLE_TIMEOUT   seconds until an unused session ends (300)
 SESSION_MAX_LIFETIME   seconds until a session ends (3600)
 SESSION_MAX            how many sessions live at once (64)
 NIX_SANDBOX_START_SECONDS  what a sandbox may take to start (10)
-NIX_SANDBOX_DIR        folder of further sandboxes
+NIX_SANDBOX_DIR        folders of further sandboxes, with colons between them
 NIX_SANDBOX_ENVS       flake references of sandboxes, with commas between them
 NIX_SANDBOX_CONFIG     TOML file of environments, in place of the server's own
 NIX_SANDBOX_METADATA   what the server was built with: JSON, or its path

@@ -205,9 +205,11 @@ func load(log *slog.Logger) (config.Config, *metadata.Set, *source.Source, error
 	if err != nil {
 		return settings, nil, nil, err
 	}
-	if dir := os.Getenv("NIX_SANDBOX_DIR"); dir != "" {
-		if _, err := os.Stat(dir); err != nil {
-			log.Warn("NIX_SANDBOX_DIR cannot be read yet; its sandboxes will be served when it can", "error", err)
+	if os.Getenv("NIX_SANDBOX_DIR") != "" {
+		for _, folder := range settings.Places.Folders {
+			if _, err := os.Stat(folder); err != nil {
+				log.Warn("NIX_SANDBOX_DIR cannot be read yet; its sandboxes will be served when it can", "error", err)
+			}
 		}
 	}
 	places, err := source.New(base, settings.Places, log)
