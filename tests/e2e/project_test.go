@@ -139,6 +139,37 @@ func TestProjectIsReadOnlyByDefault(t *testing.T) {
 	}
 }
 
+// A shell's variables are those that its makers export, not those of the
+// build that found them: the same wherever it ran.
+func TestShellVariables(t *testing.T) {
+	c := servedProject(t)
+	variables := map[string]string{}
+	for entry := range strings.SplitSeq(run(c, "project", "env -0 | tr '\\n\\0' ' \\n'").Text(), "\n") {
+		name, value, _ := strings.Cut(entry, "=")
+		variables[name] = value
+	}
+	if variables["GREETING"] != "hello from the shell" || variables["HOME"] != "/workspace" {
+		t.Errorf("variables %q", variables)
+	}
+	for _, name := range []string{
+		"NIX_BUILD_TOP", "NIX_BUILD_CORES", "NIX_LOG_FD", "NIX_STORE", "TMP", "TEMP", "SHELLOPTS", "builder", "out", "stdenv",
+		"buildInputs", "nativeBuildInputs", "shellHook", "sandboxExcept", "SSL_CERT_FILE",
+	} {
+		if value, there := variables[name]; there {
+			t.Errorf("the build's own %s=%s is in the sandbox", name, value)
+		}
+	}
+	for name, value := range variables {
+		if strings.Contains(value, "/build") || strings.Contains(value, "/homeless-shelter") {
+			t.Errorf("%s=%s tells of the build", name, value)
+		}
+	}
+	// What they name is there.
+	if got := run(c, "project", `IFS=:; for folder in $PATH; do [ -d "$folder" ] || echo "no $folder"; done; echo seen`).Text(); got != "seen\n" {
+		t.Errorf("%s", got)
+	}
+}
+
 // The layer is memory, and bounded like it.
 func TestLayerIsBounded(t *testing.T) {
 	c := servedProject(t, "PROJECT_DIR="+sample(t), "PROJECT_MODE=overlay")

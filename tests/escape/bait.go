@@ -448,9 +448,12 @@ const mount = "/project"
 // setProject gives a folder of the host as project.
 func (s *scene) setProject(folder string) {
 	s.env = append(s.env, "PROJECT_DIR="+folder)
-	s.vars["PROJECT"] = folder
+	s.vars["PROJECT"], s.vars["LAID_OVER"] = folder, 0
 	if s.inside {
 		s.vars["PROJECT"] = mount
+		if os.Getenv("PROJECT_MODE") == "overlay" {
+			s.vars["LAID_OVER"] = 1
+		}
 	}
 }
 
