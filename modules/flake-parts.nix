@@ -4,7 +4,8 @@
 #   perSystem.nix-sandbox-mcp.environments.python.preset = "python";
 #
 # gives packages.nix-sandbox-mcp (the server), packages.sandbox-NAME, an app,
-# and a check for each environment that runs code in it.
+# and for each environment two checks: one runs code in it, one tries to get
+# out of it.
 # `nix eval .#nix-sandbox-mcp.metadata --json` shows what the server is made of.
 { lib, flake-parts-lib, ... }:
 let
@@ -60,9 +61,14 @@ in
           meta.description = "Serve this flake's sandboxes to a language model";
         };
 
-        checks = lib.mapAttrs' (
-          name: artifact: lib.nameValuePair "sandbox-${name}" (library.tryOut artifact)
-        ) server.environments;
+        checks =
+          lib.mapAttrs' (
+            name: artifact: lib.nameValuePair "sandbox-${name}" (library.tryOut artifact)
+          ) server.environments
+          # No attempt is written in a language that only its operator knows.
+          // lib.mapAttrs' (name: artifact: lib.nameValuePair "escape-${name}" (library.escapeTest artifact)) (
+            lib.filterAttrs (_: artifact: artifact.metadata.interpreter_type != "command") server.environments
+          );
       };
     }
   );

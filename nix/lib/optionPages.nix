@@ -98,7 +98,7 @@ in
     page "Options of the flake-parts module"
       ''
         `imports = [ inputs.nix-sandbox-mcp.flakeModules.default ];` gives `packages.nix-sandbox-mcp` (the server), `packages.sandbox-<name>`, an app
-        `nix-sandbox-mcp`, and for each environment a check that runs code in it. `nix eval .#nix-sandbox-mcp.metadata --json` shows what the server is
+        `nix-sandbox-mcp`, and for each environment two checks: `sandbox-<name>` runs code in it, `escape-<name>` tries to get out of it. `nix eval .#nix-sandbox-mcp.metadata --json` shows what the server is
         made of. With `project.use_flake` the flake's own `devShells.default` is the environment `project`.''
       (module "perSystem.nix-sandbox-mcp." (options.modules.flake-parts // { inherit (options) flakeRefs; }));
 

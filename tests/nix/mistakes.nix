@@ -96,9 +96,17 @@ let
       read = toml "[environments.python]\npreset = \"python\"\n[session]\nmax_lifetime_seconds = \"1h\"\n";
       sentence = "config: [session] max_lifetime_seconds is \"1h\": write a whole number from 1 to 2592000";
     };
-    "a sandbox's path where the server is built" = {
-      read = toml "[environments.data]\nsandbox = \"/nix/store/data\"\n";
-      sentence = "config: [environments.data] sandbox is \"/nix/store/data\", and a build takes no artifact by its path: write a flake reference, or give this file to the server when it starts, in NIX_SANDBOX_CONFIG";
+    "an artifact's path where the server is built" = {
+      read = toml "[environments.data]\nsandbox = \"/srv/sandboxes/data\"\n";
+      sentence = "config: [environments.data] sandbox is \"/srv/sandboxes/data\", and a build takes no artifact by its path: write a flake reference, or give this file to the server when it starts, in NIX_SANDBOX_CONFIG";
+    };
+    "a flake without its interpreter" = {
+      read = toml "[environments.data]\nflake = \"github:me/tools#data\"\n";
+      sentence = "config: [environments.data] does not say what runs the code: write interpreter_type = \"python\", \"bash\" or \"node\", or interpreter = \"perl -e\" or the like";
+    };
+    "a flake and a preset" = {
+      read = toml "[environments.data]\nflake = \"github:me/tools#data\"\npreset = \"python\"\n";
+      sentence = "config: [environments.data] has both flake and preset: write one of them";
     };
     "a set where a file belongs" = {
       read = problems.fromToml [ ./config.toml ];

@@ -303,6 +303,8 @@ in
         "sandbox-python"
       ];
       checks = [
+        "escape-data"
+        "escape-python"
         "sandbox-data"
         "sandbox-perl"
         "sandbox-python"
