@@ -15,7 +15,10 @@
       };
       eachSystem = f: lib.mapAttrs f (builtins.intersectAttrs systems nixpkgs.legacyPackages);
 
-      library = eachSystem (_: pkgs: import ./nix { inherit pkgs; });
+      # Nix tells it of a clean checkout, and later versions of any.
+      revision = self.rev or self.dirtyRev or null;
+
+      library = eachSystem (_: pkgs: import ./nix { inherit pkgs revision; });
       server = eachSystem (system: _: library.${system}.mkServer { config = ./config.example.toml; });
     in
     {

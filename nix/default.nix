@@ -6,6 +6,8 @@
   pkgs,
   # The Go programs { agent; jail; runtime; seccomp; }, for those who have them built.
   programs ? import ./lib/programs.nix { inherit pkgs; },
+  # The commit that this is, for --version.
+  revision ? null,
 }:
 let
   inherit (pkgs) lib;
@@ -55,6 +57,7 @@ let
     inherit
       pkgs
       programs
+      revision
       options
       check
       toml

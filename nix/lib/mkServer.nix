@@ -4,6 +4,7 @@
 {
   pkgs,
   programs,
+  revision,
   options,
   check,
   toml,
@@ -131,7 +132,8 @@ let
       );
       session = settings "session";
       project = lib.filterAttrs (_: v: v != null) (settings "project");
-    };
+    }
+    // lib.optionalAttrs (revision != null) { inherit revision; };
 
   build =
     args:
@@ -154,6 +156,7 @@ let
               tools = "${pkgs.coreutils}/bin";
               start = "${start}";
               prepare = "${../start/start.sh}";
+              checker = "${../start/check.sh}";
               builder = "${../start/build.sh}";
               runtime = lib.getExe programs.runtime;
             };
@@ -169,6 +172,15 @@ let
             cp "$metadataPath" $out/share/nix-sandbox-mcp/metadata.json
             substitute "$wrapperPath" $out/bin/nix-sandbox-mcp --subst-var out
             chmod +x $out/bin/nix-sandbox-mcp
+
+            write() {
+              mkdir -p "$(dirname "$out/share/$1")"
+              ${lib.getExe programs.runtime} "''${@:2}" > "$out/share/$1"
+            }
+            write man/man1/nix-sandbox-mcp.1 manual
+            write bash-completion/completions/nix-sandbox-mcp completion bash
+            write zsh/site-functions/_nix-sandbox-mcp completion zsh
+            write fish/vendor_completions.d/nix-sandbox-mcp.fish completion fish
           '';
     in
     server

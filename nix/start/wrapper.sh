@@ -10,9 +10,23 @@ if [ -z "${NIX_SANDBOX_CONFIG-}" ]; then
   PROJECT_USE_FLAKE=${PROJECT_USE_FLAKE-@useFlake@} project=@project@
 fi
 
+case "${1-} ${2-}" in
+  'config check')
+    case "${*:3}" in
+      *--help*) ;;
+      *)
+        tools=@tools@ start_nix=@start@
+        . @prepare@
+        . @checker@
+        check "${@:3}"
+        ;;
+    esac
+    ;;
+esac
+
 case "$NIX_SANDBOX_ENVS${NIX_SANDBOX_CONFIG-}${PROJECT_USE_FLAKE#0} ${1-}" in
   # Nothing to build, or nothing that needs an environment.
-  ' '* | *' --help' | *' --version' | *' help') ;;
+  ' '* | *' --help' | *' --version' | *' help' | *' client-config' | *' completion' | *' config' | *' manual') ;;
   *)
     out=@out@
     server=${out##*/} tools=@tools@ start_nix=@start@ builder=@builder@
@@ -20,4 +34,5 @@ case "$NIX_SANDBOX_ENVS${NIX_SANDBOX_CONFIG-}${PROJECT_USE_FLAKE#0} ${1-}" in
     start
     ;;
 esac
-exec @runtime@ "$@"
+# Under the name that it was called by, so that it can tell others.
+exec -a "$0" @runtime@ "$@"

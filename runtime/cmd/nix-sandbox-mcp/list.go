@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -153,6 +154,9 @@ func writeList(w io.Writer, rows []row, width int) {
 		{"CPUS", true, func(r row) string { return unit(r.CPUs, "") }},
 		{"PROCESSES", true, func(r row) string { return unit(float64(r.PIDs), "") }},
 	}
+	columns = slices.DeleteFunc(columns, func(c column) bool {
+		return !slices.ContainsFunc(rows, func(r row) bool { return c.value(r) != "" })
+	})
 	widths := func() (list []int, sum int) {
 		for _, c := range columns {
 			n := len(c.title)

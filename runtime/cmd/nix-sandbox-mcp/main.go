@@ -36,6 +36,7 @@ func commands() []command {
 		shellCommand(),
 		doctorCommand(),
 		escapeCommand(),
+		configCommand(),
 		clientCommand(),
 		completionCommand(),
 		manualCommand(),

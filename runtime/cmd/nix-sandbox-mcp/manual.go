@@ -28,12 +28,12 @@ func manualCommand() command {
 func writeManual(w io.Writer) {
 	fmt.Fprintf(w, ".TH %s 1 \"\" \"%s %s\" \"User Commands\"\n", strings.ToUpper(program), program, version)
 	fmt.Fprintf(w, ".SH NAME\n%s \\- %s\n", program, roff("run a language model's code in sandboxes that Nix built"))
-	fmt.Fprintf(w, ".SH SYNOPSIS\n.nf\n.B %s \\-\\-stdio\n.B %s\n.I COMMAND\n.fi\n", roff(program), roff(program))
+	fmt.Fprintf(w, ".SH SYNOPSIS\n.nf\n\\fB%[1]s \\-\\-stdio\\fR [\\fIOPTION\\fR]...\n\\fB%[1]s\\fR \\fICOMMAND\\fR [\\fIOPTION\\fR]...\n.fi\n", roff(program))
 	fmt.Fprintf(w, ".SH DESCRIPTION\n%s\n", roff(about))
 	writeManualOptions(w, server())
 	fmt.Fprint(w, ".SH COMMANDS\n")
 	for _, c := range commands() {
-		fmt.Fprintf(w, ".SS %s %s\n%s.\n", roff(c.name), roff(c.args), roff(sentence(c.summary)))
+		fmt.Fprintf(w, ".SS %s\n%s.\n", roff(strings.TrimSpace(c.name+" "+c.args)), roff(sentence(c.summary)))
 		if c.details != "" {
 			fmt.Fprintf(w, ".PP\n.nf\n%s.fi\n", roff(c.details))
 		}
@@ -45,7 +45,11 @@ func writeManual(w io.Writer) {
 
 func writeManualOptions(w io.Writer, c command) {
 	for _, o := range c.options() {
-		fmt.Fprintf(w, ".TP\n\\fB%s\\fR \\fI%s\\fR\n%s\n", roff(o.name), roff(o.value), roff(sentence(o.about)))
+		value := ""
+		if o.value != "" {
+			value = ` \fI` + roff(o.value) + `\fR`
+		}
+		fmt.Fprintf(w, ".TP\n\\fB%s\\fR%s\n%s\n", roff(o.name), value, roff(sentence(o.about)))
 	}
 }
 

@@ -53,7 +53,11 @@ func server() command {
 				case o.logFormat != "text" && o.logFormat != "json":
 					return 0, &misuse{fmt.Sprintf("--log-format is %q", o.logFormat), "write text or json"}
 				case version:
-					fmt.Fprintln(streams.out, program, release())
+					text := program + " " + release()
+					if commit := revision(); commit != "" {
+						text += " (" + commit + ")"
+					}
+					fmt.Fprintln(streams.out, text)
 					return 0, nil
 				// Only a person has a terminal; a client that forgot the
 				// option is served.

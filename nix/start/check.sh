@@ -1,0 +1,53 @@
+# shellcheck shell=bash
+# What `nix-sandbox-mcp config check FILE` does: Nix reads the file, says what
+# is wrong with it, and builds nothing. Read by the wrapper after start.sh.
+
+check() {
+  local PATH=$tools:${PATH-} file line text wrong='' status=0 rows=() private=''
+  local hint='write nix-sandbox-mcp config check FILE'
+  case ${1-} in
+    '') usage "no configuration was named" "$hint" ;;
+    -*) usage "unknown option $1" "$hint" ;;
+  esac
+  [ $# = 1 ] || usage "unknown argument \"$2\"" "$hint"
+  file=$1
+  case $file in /*) ;; *) file=$PWD/$file ;; esac
+  [ -f "$file" ] && [ -r "$file" ] || fail "$1 is no file that can be read" "give the path of a TOML file"
+  have_nix || fail "$no_nix" "check the file on a machine that has Nix"
+  # Nix's first reading of a package set takes seconds.
+  [ ! -t 2 ] || printf 'nix-sandbox-mcp: Nix is reading %s ...' "$1" >&2
+  # What it answers comes first, then whether it could, then what it said.
+  text=$(
+    { ask plan --argstr config "$file" || status=$?; printf '\nstatus %s\n' "$status"; } 2> >(log=$(cat) && printf %s "$log")
+  )
+  [ ! -t 2 ] || printf '\r\033[K' >&2
+  while IFS= read -r line; do
+    case $line in
+      'wrong '*) printf 'nix-sandbox-mcp: error: %s: %s\n' "$1" "${line#wrong }" >&2; status=1 ;;
+      'status 0') ;;
+      'status '*) status=1 wrong=${wrong:-it did not say why} ;;
+      *error:*) wrong=${line#*error: } ;;
+      'own '* | 'path '* | 'flake '* | 'sandbox '*) rows+=("$line") ;;
+    esac
+  done <<<"$text"
+  [ -z "$wrong" ] || fail "$1 could not be read: $wrong" "correct the file"
+  if [ $status != 0 ]; then
+    printf 'nix-sandbox-mcp: hint: correct what is named above\n' >&2
+    exit 1
+  fi
+  printf '%s: no mistakes\n' "$1"
+  for line in "${rows[@]}"; do
+    text=${line#* }
+    case $line in
+      own*) printf '  %s\n' "${text%% *}" ;;
+      *) printf '  %s, from %s\n' "${text%% *}" "${text#* }" ;;
+    esac
+  done
+  exit 0
+}
+
+# usage PROBLEM HINT: what is wrong with the command line.
+usage() {
+  printf 'nix-sandbox-mcp: error: %s\nnix-sandbox-mcp: hint: %s\n' "$1" "$2" >&2
+  exit 2
+}
