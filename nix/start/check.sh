@@ -23,7 +23,7 @@ check() {
   [ ! -t 2 ] || printf '\r\033[K' >&2
   while IFS= read -r line; do
     case $line in
-      'wrong '*) printf 'nix-sandbox-mcp: error: %s: %s\n' "$1" "${line#wrong }" >&2; status=1 ;;
+      'wrong '*) printf 'nix-sandbox-mcp: error: %s\n' "${line#wrong }" >&2; status=1 ;;
       'status 0') ;;
       'status '*) status=1 wrong=${wrong:-it did not say why} ;;
       *error:*) wrong=${line#*error: } ;;

@@ -39,18 +39,18 @@ func help() command {
 const about = "Serves sandboxes to a language model over MCP, and shows them to you."
 
 // variables are what the environment may set, in the help.
-const variables = `PROJECT_DIR            folder to show in every sandbox
-PROJECT_MOUNT          where it is shown (/project)
-PROJECT_MODE           readonly, or overlay: code may write, and it is thrown away (readonly)
-PROJECT_USE_FLAKE      1: the project's devShells.default is an environment
-SESSION_IDLE_TIMEOUT   seconds until an unused session ends (300)
-SESSION_MAX_LIFETIME   seconds until a session ends (3600)
-SESSION_MAX            how many sessions live at once (64)
+const variables = `PROJECT_DIR                folder to show in every sandbox
+PROJECT_MOUNT              where it is shown (/project)
+PROJECT_MODE               readonly, or overlay: code may write, and it is thrown away (readonly)
+PROJECT_USE_FLAKE          1: the project's devShells.default is an environment
+SESSION_IDLE_TIMEOUT       seconds until an unused session ends (300)
+SESSION_MAX_LIFETIME       seconds until a session ends (3600)
+SESSION_MAX                how many sessions live at once (64)
+NIX_SANDBOX_CONFIG         TOML file of environments, in place of the server's own
+NIX_SANDBOX_ENVS           flake references of further sandboxes, with commas between them
+NIX_SANDBOX_DIR            folders of further sandboxes, with colons between them
 NIX_SANDBOX_START_SECONDS  what a sandbox may take to start (10)
-NIX_SANDBOX_DIR        folders of further sandboxes, with colons between them
-NIX_SANDBOX_ENVS       flake references of sandboxes, with commas between them
-NIX_SANDBOX_CONFIG     TOML file of environments, in place of the server's own
-NIX_SANDBOX_METADATA   what the server was built with: JSON, or its path
+NIX_SANDBOX_METADATA       what the server was built with: JSON, or its path
 `
 
 // statuses are the exit statuses, in the help.

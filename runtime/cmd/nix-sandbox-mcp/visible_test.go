@@ -1,0 +1,100 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+)
+
+// What passes is text, colours and moves within the line, however it is cut
+// into writes; the rest is shown.
+func TestFilter(t *testing.T) {
+	for in, want := range map[string]string{
+		"text\tand\r\nlines\b\a":                "text\tand\r\nlines\b\a",
+		"\x1b[1;31mred\x1b[0m":                  "\x1b[1;31mred\x1b[0m",
+		"\x1b[38:2::1:2:3mrgb\x1b[m":            "\x1b[38:2::1:2:3mrgb\x1b[m",
+		"\r\x1b[K50 %\x1b[3D":                   "\r\x1b[K50 %\x1b[3D",
+		"\x1b[c":                                "^[[c",
+		"\x1b[6n\x1b[2J\x1b[1;1H":               "^[[6n^[[2J^[[1;1H",
+		"\x1b]52;c;aGk=\a":                      "^[]52;c;aGk=\a",
+		"\x1bP$q q\x1b\\":                       "^[P$q q^[\\",
+		"\x1b[?1049h\x1bc\x05\x7f":              "^[[?1049h^[c^E^?",
+		"é ü \u00a0":                            "é ü \u00a0",
+		"\xc2\x9b6n":                            "<U+009B>6n",
+		"\xc2x\xc2\x1b[c":                       "\xc2x\xc2^[[c",
+		"\x1b\x1b[31mred":                       "^[\x1b[31mred",
+		"\x1b[" + strings.Repeat("1", 40) + "m": "^[[" + strings.Repeat("1", 40) + "m",
+	} {
+		for size := 1; size <= len(in); size++ {
+			var out bytes.Buffer
+			f := &filter{w: &out}
+			for rest := in; rest != ""; {
+				n := min(size, len(rest))
+				if wrote, err := f.Write([]byte(rest[:n])); wrote != n || err != nil {
+					t.Fatal(wrote, err)
+				}
+				rest = rest[n:]
+			}
+			if out.String() != want {
+				t.Errorf("%q in writes of %d became %q, want %q", in, size, &out, want)
+			}
+		}
+	}
+}
+
+// No bytes, in whatever order, get the start of a sequence through that is not
+// one of those.
+func FuzzFilter(f *testing.F) {
+	f.Add([]byte("a\x1b[1mb\x1b\x1b[[c\xc2\x9b\xc2"), 3)
+	f.Fuzz(func(t *testing.T, in []byte, size int) {
+		var out bytes.Buffer
+		w := &filter{w: &out}
+		size = max(1, size)
+		for rest := in; len(rest) > 0; {
+			n := min(size, len(rest))
+			_, _ = w.Write(rest[:n])
+			rest = rest[n:]
+		}
+		text := out.Bytes()
+		for i, b := range text {
+			if b == 0x1b {
+				end := bytes.IndexFunc(text[i:], func(r rune) bool { return r >= '@' && r != '[' })
+				if end < 0 || !strings.ContainsRune("mKCDG", rune(text[i+end])) {
+					t.Errorf("%q became %q", in, text)
+				}
+			}
+			if b == 0xc2 && i+1 < len(text) && text[i+1] >= 0x80 && text[i+1] < 0xa0 {
+				t.Errorf("%q became %q", in, text)
+			}
+		}
+	})
+}
+
+// What programs switched on is switched off, once, and nothing else is.
+func TestScreenLeaves(t *testing.T) {
+	const rest = "\x18\x1b[0m\x1b(B\x0f"
+	for in, want := range map[string]string{
+		"":                            "",
+		"plain":                       rest,
+		"\x1b[?1049h\x1b[?25l":        rest + "\x1b[?1049l\x1b[?25h",
+		"\x1b[?1049h\x1b[?1049l":      rest,
+		"\x1b[?1000;1006h\x1b=":       rest + "\x1b[?1000l\x1b[?1006l\x1b>",
+		"\x1b[?2004h\x1b[4h\x1b[?77h": rest + "\x1b[?2004l",
+		"\x1b[?7l\x1b[?7":             rest + "\x1b[?7h",
+	} {
+		for size := 1; size <= max(1, len(in)); size++ {
+			var out bytes.Buffer
+			s := &screen{w: &out}
+			for text := in; text != ""; {
+				n := min(size, len(text))
+				_, _ = s.Write([]byte(text[:n]))
+				text = text[n:]
+			}
+			s.leave()
+			s.leave()
+			if got := strings.TrimPrefix(out.String(), in); got != want {
+				t.Errorf("after %q it wrote %q, want %q", in, got, want)
+			}
+		}
+	}
+}
