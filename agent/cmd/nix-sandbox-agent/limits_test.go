@@ -162,6 +162,8 @@ func TestParse(t *testing.T) {
 		"run --memory-mb -1 python pipe python3": "--memory-mb is -1, it must be from 0 to 16777216",
 		"serve --pids 5000000 bash pipe bash":    "--pids is 5000000, it must be from 0 to 4194304",
 		"run --cpus 1 bash pipe bash":            "cpus",
+		"run --pids 3 bash pipe bash":            "not the first of a sandbox",
+		"serve --memory-mb 9 bash pipe bash":     "not the first of a sandbox",
 		"exec --pids 3":                          `unknown mode "exec"`,
 	} {
 		out, err := agentCommand(t, strings.Fields(args)...).CombinedOutput()

@@ -108,6 +108,10 @@ func agent(args []string) (status int, err error) {
 	} else {
 		signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
 	}
+	if !first && limits != (watch.Limits{}) {
+		// Whatever started it is no jail, and would let the code do as it likes.
+		return 0, fmt.Errorf("it is process %d and not the first of a sandbox, which alone it can hold to limits", os.Getpid())
+	}
 	var guard *watch.Watch
 	if first && limits != (watch.Limits{}) {
 		folders := []string{spec.Root, "/tmp", "/dev/shm"}

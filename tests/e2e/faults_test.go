@@ -1,0 +1,249 @@
+package e2e
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+)
+
+// soak is how often what is tried only a few times here is tried where
+// NIX_SANDBOX_TEST_SOAK says so.
+func soak(t testing.TB, few int) int {
+	t.Helper()
+	text := os.Getenv("NIX_SANDBOX_TEST_SOAK")
+	if text == "" {
+		return few
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n <= 0 {
+		t.Fatalf("NIX_SANDBOX_TEST_SOAK is %q, want a number of times", text)
+	}
+	return n
+}
+
+// A server that is killed at any moment under load leaves nothing behind.
+func TestKilledAtRandom(t *testing.T) {
+	for range soak(t, 5) {
+		mark := fmt.Sprintf("998.%d%09d", os.Getpid(), rand.IntN(1e9))
+		c := start(t)
+		for n := range 4 {
+			arguments := mcptest.Arguments{Code: "trap '' TERM HUP INT; sleep " + mark + " & sleep " + mark, Env: "bash"}
+			if n%2 == 1 {
+				arguments.Session = fmt.Sprintf("s%d", n)
+			}
+			c.SendRun(arguments)
+		}
+		time.Sleep(mcptest.Slow(rand.N(60 * time.Millisecond)))
+		alive := mcptest.Descendants(c.PID())
+		c.Signal(syscall.SIGKILL)
+		mcptest.Gone(t, 5*time.Second, alive)
+		// What was being started when the list was made has ended as well.
+		mcptest.Eventually(t, 5*time.Second, func() string { return fmt.Sprintf("processes are left: %v", mcptest.Marked(mark)) },
+			func() bool { return len(mcptest.Marked(mark)) == 0 })
+	}
+}
+
+// The server needs no place to write to: not where /tmp is read-only, and not
+// where every disk that it could use is full.
+func TestNowhereToWrite(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounts take root")
+	}
+	for name, mounts := range map[string]string{
+		"read-only": "mount -t tmpfs -o ro none /tmp && mount -t tmpfs -o ro none /var/tmp",
+		"full":      "mount -t tmpfs -o size=4k none /tmp && mount --bind /tmp /var/tmp && head -c 4096 /dev/zero >/tmp/full",
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := command(t)
+			wrapped := exec.Command("unshare", "--mount", "sh", "-c", mounts+` && exec "$@"`, "sh", server.Path, "--stdio")
+			wrapped.Env = []string{"HOME=/tmp", "TMPDIR=/tmp", "PATH=" + os.Getenv("PATH")}
+			c := mcptest.Start(t, wrapped)
+			c.Initialize(mcptest.Newest)
+			if answer := run(c, "bash", "echo x >file; cat file"); answer.Text() != "x\n" {
+				t.Errorf("%+v; the log: %s", answer, c.Log())
+			}
+		})
+	}
+}
+
+// variant is an artifact like bash's but for its bubblewrap.
+func variant(t *testing.T, folder, name, bubblewrap string) {
+	t.Helper()
+	text, err := os.ReadFile(environments(t)["bash"]["session_exec"].(string))
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := strings.ReplaceAll(string(text), between(t, string(text), `"bubblewrap":"`, `"`), bubblewrap)
+	bin := filepath.Join(folder, name, "bin")
+	if err := os.MkdirAll(bin, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for file, text := range map[string]string{
+		"bin/run": changed, "bin/session-run": changed,
+		"metadata.json": `{"schema":1,"name":"` + name + `","backend":"jail","interpreter_type":"bash"}`,
+	} {
+		if err := os.WriteFile(filepath.Join(folder, name, file), []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A bubblewrap that is missing, too old or another program starts no code, and
+// the others go on.
+func TestWrongBubblewrap(t *testing.T) {
+	folder := t.TempDir()
+	// Root's sandboxes are other users', who look at these programs too.
+	if err := os.Chmod(filepath.Dir(folder), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write := func(name, script string) string {
+		path := filepath.Join(folder, name)
+		if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	sandboxes := filepath.Join(folder, "sandboxes")
+	variant(t, sandboxes, "missing", filepath.Join(folder, "none"))
+	variant(t, sandboxes, "old", write("old", "echo 'bwrap: Unknown option --disable-userns' >&2; exit 1\n"))
+	variant(t, sandboxes, "silent", write("silent", "exit 0\n"))
+	// One that makes no jail and starts the command all the same.
+	variant(t, sandboxes, "open", write("open", "while [ \"$1\" != -- ]; do shift; done; shift; exec \"$@\"\n"))
+	c := start(t, "NIX_SANDBOX_DIR="+sandboxes)
+	for name, want := range map[string]string{
+		"missing": "no such file", "old": "Unknown option --disable-userns", "silent": "the agent ended", "open": "not the first of a sandbox",
+	} {
+		answer := run(c, name, "echo ran")
+		if !answer.IsError || strings.Contains(answer.Text(), "ran\n") || !strings.Contains(answer.Text()+c.Log(), want) {
+			t.Errorf("%s: %+v", name, answer)
+		}
+	}
+	if answer := run(c, "bash", "echo ran"); answer.Text() != "ran\n" {
+		t.Errorf("bash: %+v", answer)
+	}
+}
+
+// A sandbox whose artifact is deleted while it runs goes on; a new one is
+// refused or gone from the list, and others are served.
+func TestDeletedArtifact(t *testing.T) {
+	folder := t.TempDir()
+	text, err := os.ReadFile(environments(t)["bash"]["session_exec"].(string))
+	if err != nil {
+		t.Fatal(err)
+	}
+	variant(t, folder, "short-lived", between(t, string(text), `"bubblewrap":"`, `"`))
+	c := start(t, "NIX_SANDBOX_DIR="+folder)
+	in(c, "s", "short-lived", "x=kept")
+	if err := os.RemoveAll(filepath.Join(folder, "short-lived")); err != nil {
+		t.Fatal(err)
+	}
+	if answer := in(c, "s", "short-lived", "echo $x"); !answer.IsError && answer.Text() != "kept\n" {
+		t.Errorf("the running one: %+v", answer)
+	}
+	if answer := run(c, "short-lived", "echo ran"); !answer.IsError && answer.Text() != "ran\n" {
+		t.Errorf("a new one: %+v", answer)
+	}
+	if answer := run(c, "bash", "echo ran"); answer.Text() != "ran\n" {
+		t.Errorf("bash: %+v", answer)
+	}
+}
+
+// A client that closes its end of the server's output ends the server, and
+// everything in it.
+func TestClientStopsReading(t *testing.T) {
+	server := command(t)
+	in, err := server.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := server.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	out.Close()
+	fmt.Fprintln(in, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"`+mcptest.Newest+`","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`)
+	fmt.Fprintln(in, `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run","arguments":{"code":"sleep 600","env":"bash"}}}`)
+	ended := make(chan struct{})
+	go func() { _ = server.Wait(); close(ended) }()
+	alive := mcptest.Descendants(server.Process.Pid)
+	time.Sleep(100 * time.Millisecond)
+	in.Close()
+	select {
+	case <-ended:
+	case <-time.After(mcptest.Slow(10 * time.Second)):
+		_ = server.Process.Kill()
+		t.Error("the server lives on")
+	}
+	mcptest.Gone(t, 5*time.Second, alive)
+}
+
+// The server is, after many calls and sessions, what it was at the start:
+// descriptors, processes, memory, temporary files, control groups. A tenth as
+// many sessions as calls.
+func TestSoak(t *testing.T) {
+	calls := soak(t, 100)
+	cmd := command(t, "SESSION_MAX=16", "SESSION_IDLE_TIMEOUT=1")
+	home := ""
+	for _, variable := range cmd.Env {
+		if value, ok := strings.CutPrefix(variable, "HOME="); ok {
+			home = value
+		}
+	}
+	c := mcptest.Start(t, cmd)
+	c.Initialize(mcptest.Newest)
+	batch := func(calls int, session func(n int) string) {
+		const together = 4
+		for n := 0; n < calls; n += together {
+			var ids []string
+			for k := n; k < min(n+together, calls); k++ {
+				ids = append(ids, c.SendRun(mcptest.Arguments{Code: "echo $((6 * 7))", Env: "bash", Session: session(k)}))
+			}
+			for _, id := range ids {
+				if answer := c.AwaitRun(id); answer.Text() != "42\n" {
+					t.Fatalf("call %d: %+v", n, answer)
+				}
+			}
+		}
+	}
+	none := func(int) string { return "" }
+	still := func() (processes, descriptors int) {
+		last := -1
+		// Sessions end a second after their last call, and what is kept warm is there again.
+		mcptest.Eventually(t, time.Minute, func() string { return "the server does not come to rest" }, func() bool {
+			time.Sleep(1500 * time.Millisecond)
+			now := len(mcptest.Descendants(c.PID()))
+			defer func() { last = now }()
+			return now == last
+		})
+		return last, mcptest.Descriptors(t, c.PID())
+	}
+	batch(20, none)
+	processes, descriptors := still()
+	batch(calls, none)
+	for n := 0; n < calls/10; n += 8 {
+		batch(min(8, calls/10-n), func(k int) string { return fmt.Sprintf("s%d", (n+k)%12) })
+	}
+	nowProcesses, nowDescriptors := still()
+	if nowProcesses > processes || nowDescriptors > descriptors {
+		t.Errorf("%d processes and %d descriptors, at the start %d and %d", nowProcesses, nowDescriptors, processes, descriptors)
+	}
+	if peak := mcptest.PeakMemory(t, c.PID()); peak > 64<<20 {
+		t.Errorf("the server used %d MiB", peak>>20)
+	}
+	if left, err := os.ReadDir(home); err != nil || len(left) > 0 {
+		t.Errorf("left in its folder: %v, %v", left, err)
+	}
+	t.Logf("%d calls: %d processes, %d descriptors, peak %d MiB", calls, nowProcesses, nowDescriptors, mcptest.PeakMemory(t, c.PID())>>20)
+}
