@@ -7,6 +7,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,6 +22,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
@@ -107,6 +109,9 @@ type Subject struct {
 	Broken       []metadata.Broken
 	// Environ is the environment that sandboxes are started with.
 	Environ []string
+	// Within is what a sandbox may take to start, and its line to run; 0 is
+	// [tryWithin].
+	Within time.Duration
 }
 
 // Examine looks at the machine and at every environment.
@@ -135,8 +140,10 @@ func Examine(ctx context.Context, subject Subject) Report {
 	// Control groups are the server's to make; these looks are short.
 	launcher := sandbox.NewLauncher(slog.New(slog.DiscardHandler), subject.Environ, nil)
 	defer launcher.Close(tryWithin)
+	within := cmp.Or(subject.Within, tryWithin)
+	launcher.Wait(within)
 	for _, env := range subject.Environments {
-		add(try(ctx, launcher, env))
+		add(try(ctx, launcher, env, within))
 	}
 	return r
 }
@@ -274,7 +281,7 @@ var line = map[string]string{
 }
 
 // try starts a sandbox and runs one line in it.
-func try(ctx context.Context, launcher *sandbox.Launcher, env metadata.Environment) Finding {
+func try(ctx context.Context, launcher *sandbox.Launcher, env metadata.Environment, within time.Duration) Finding {
 	f := Finding{Name: "sandbox " + env.Name, Needed: true}
 	fail := func(err error) Finding {
 		f.Found, f.Mend = explain(err)
@@ -290,8 +297,12 @@ func try(ctx context.Context, launcher *sandbox.Launcher, env metadata.Environme
 	// What a command understands only its operator knows.
 	if code := line[env.InterpreterType]; code != "" {
 		out := sandbox.NewOutput(env.OutputBytes)
-		if _, err := s.Execute(ctx, sandbox.Call{Code: code, Timeout: tryWithin, Grace: time.Second, Output: out}); err != nil {
+		result, err := s.Execute(ctx, sandbox.Call{Code: code, Timeout: within, Grace: time.Second, Output: out})
+		if err != nil {
 			return fail(err)
+		}
+		if result.Outcome != frame.OutcomeOK {
+			return fail(fmt.Errorf("%q ended as %s after %v", code, result.Outcome, result.Duration.Round(time.Millisecond)))
 		}
 		if stdout, stderr := out.Texts(); stdout.Head != answer {
 			return fail(fmt.Errorf("%q printed %.100q and, as errors, %.300q", code, stdout.Head, stderr.Head))
