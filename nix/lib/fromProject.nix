@@ -15,17 +15,29 @@
 let
   inherit (builtins) isAttrs isString toJSON;
 
+  # The folder that has a file of this name, or the next above that has.
+  find =
+    file: path:
+    if builtins.pathExists (path + "/${file}") then
+      path
+    else if path == "/" then
+      null
+    else
+      find file (dirOf path);
+
+  # Whether a flake in a folder leaves open what its inputs are.
+  isOpen =
+    folder:
+    (import (folder + "/flake.nix")).inputs or { } != { }
+    && !(builtins.pathExists (folder + "/flake.lock"));
+
   # Of a checkout, git's files alone go into the store, and not what lies
   # beside them untracked, such as secrets; so do Nix's commands.
   reference =
     folder:
     let
-      # The folders above, up to the root.
-      up =
-        path: if path == "/" then [ path ] else [ path ] ++ up (dirOf path);
-      find = file: lib.findFirst (path: builtins.pathExists (path + "/${file}")) null (up folder);
-      root = find ".git";
-      flake = find "flake.nix";
+      root = find ".git" folder;
+      flake = find "flake.nix" folder;
       inside = lib.removePrefix "/" (lib.removePrefix root flake);
       # What ends a path in a reference.
       escape = builtins.replaceStrings [ "%" "?" "#" " " ] [ "%25" "%3F" "%23" "%20" ];
@@ -56,6 +68,10 @@ let
       else if found == null then
         {
           problem = "fromProject: ${project} has no flake.nix in it or above it: write one with devShells.${system}.default, or leave PROJECT_USE_FLAKE unset";
+        }
+      else if isOpen (find "flake.nix" project) then
+        {
+          problem = "fromProject: the flake of ${project} has inputs and no flake.lock: write it with `nix flake lock` and `git add`";
         }
       else
         {

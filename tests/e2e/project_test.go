@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -19,11 +20,11 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 )
 
-// sample is a copy of testdata/project in a folder of the test, which has
-// something in it that builds replace.
-func sample(t *testing.T) string {
+// sample is a copy of testdata/project in a folder of the test of that name,
+// which has something in it that builds replace.
+func sample(t *testing.T, name string) string {
 	t.Helper()
-	folder := filepath.Join(t.TempDir(), "a project")
+	folder := filepath.Join(t.TempDir(), name)
 	if err := os.CopyFS(folder, os.DirFS(filepath.Join("testdata", "project"))); err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +91,7 @@ func servedProject(t *testing.T, variables ...string) *mcptest.Client {
 // A project's tests run in its own shell, write beside their sources, and
 // leave the host's files as they were.
 func TestProjectsOwnTests(t *testing.T) {
-	folder := sample(t)
+	folder := sample(t, "a project")
 	before := tree(t, folder)
 	c := servedProject(t, "PROJECT_DIR="+folder, "PROJECT_MODE=overlay")
 
@@ -124,10 +125,74 @@ func TestProjectsOwnTests(t *testing.T) {
 	}
 }
 
+// The shell of the folder that is served is built when the server starts, by
+// Nix, from what git knows of the project: what lies beside it stays out of
+// the store.
+func TestProjectsShellIsBuiltAtStart(t *testing.T) {
+	packages := os.Getenv("NIX_SANDBOX_TEST_NIXPKGS")
+	if packages == "" {
+		t.Skip("NIX_SANDBOX_TEST_NIXPKGS does not name a package set")
+	}
+	for _, program := range []string{"nix", "git"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skipf("there is no %s on the PATH", program)
+		}
+	}
+	packages, err := filepath.EvalSymlinks(packages)
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now().Add(-2 * time.Second)
+	// Nix before 2.20 finds no checkout whose path has a space in it.
+	folder := sample(t, "project")
+	flake := filepath.Join(folder, "flake.nix")
+	text, err := os.ReadFile(flake)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(flake, bytes.Replace(text, []byte("github:NixOS/nixpkgs/nixos-unstable"), []byte("path:"+packages), 1), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, words := range [][]string{
+		{"git", "init", "-q"},
+		{"git", "add", "."},
+		{"nix", "--extra-experimental-features", "nix-command flakes", "flake", "lock"},
+		{"git", "add", "."},
+	} {
+		cmd := exec.Command(words[0], words[1:]...)
+		cmd.Dir = folder
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", cmd, err, out)
+		}
+	}
+	secret := "secret-" + rand.Text()
+	if err := os.WriteFile(filepath.Join(folder, ".env"), []byte("TOKEN="+secret+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before := tree(t, folder)
+	c := start(t, "PROJECT_DIR="+folder, "PROJECT_MODE=overlay", "PROJECT_USE_FLAKE=1", "PATH="+os.Getenv("PATH"), "NIX_CONFIG="+os.Getenv("NIX_CONFIG"))
+	var list string
+	mcptest.Eventually(t, 120*time.Second, func() string { return list + "\n" + c.Log() }, func() bool {
+		if strings.Contains(c.Log(), "environment not built") {
+			t.Fatal(c.Log())
+		}
+		list = string(c.Request("tools/list", map[string]any{}).Result)
+		return strings.Contains(list, `"project"`)
+	})
+	answer := run(c, "project", "cd /project && python3 -m pytest -q && cat .env")
+	if got := answer.Text(); answer.IsError || !strings.Contains(got, "2 passed") || !strings.Contains(got, secret) {
+		t.Errorf("answer %+v", answer)
+	}
+	if diff := cmp.Diff(before, tree(t, folder)); diff != "" {
+		t.Errorf("the host's files changed:\n%s", diff)
+	}
+	searchStore(t, began, secret)
+}
+
 // Without the mode the same tests cannot write, and say so: what the overlay
 // is for.
 func TestProjectIsReadOnlyByDefault(t *testing.T) {
-	folder := sample(t)
+	folder := sample(t, "a project")
 	before := tree(t, folder)
 	c := servedProject(t, "PROJECT_DIR="+folder)
 	answer := run(c, "project", "cd /project && python3 -m pytest -q -p no:cacheprovider")
@@ -172,7 +237,7 @@ func TestShellVariables(t *testing.T) {
 
 // The layer is memory, and bounded like it.
 func TestLayerIsBounded(t *testing.T) {
-	c := servedProject(t, "PROJECT_DIR="+sample(t), "PROJECT_MODE=overlay")
+	c := servedProject(t, "PROJECT_DIR="+sample(t, "a project"), "PROJECT_MODE=overlay")
 	answer := run(c, "project", "head -c 400M /dev/zero > /project/big; stat -c %s /project/big")
 	if got := answer.Text(); !strings.Contains(got, "No space left on device") || strings.Contains(got, "419430400") {
 		t.Errorf("400 MB in a layer of 256: %+v", answer)
@@ -190,7 +255,7 @@ func TestInheritedSecret(t *testing.T) {
 	// Of the store, what is new since then; ctime is of the disk's clock.
 	began := time.Now().Add(-2 * time.Second)
 	secret := "secret-" + rand.Text()
-	c := servedProject(t, "PROJECT_DIR="+sample(t), "PROJECT_MODE=overlay", "SAMPLE_TOKEN="+secret)
+	c := servedProject(t, "PROJECT_DIR="+sample(t, "a project"), "PROJECT_MODE=overlay", "SAMPLE_TOKEN="+secret)
 	if got := in(c, "work", "project", "echo $SAMPLE_TOKEN").Text(); got != secret+"\n" {
 		t.Fatalf("the code has %q", got)
 	}
@@ -228,7 +293,10 @@ func searchStore(t *testing.T, since time.Time, secret string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	places := []string{os.Getenv("NIX_SANDBOX_TEST_PROJECT"), filepath.Dir(filepath.Dir(built(t)))}
+	places := []string{filepath.Dir(filepath.Dir(built(t)))}
+	if artifact := os.Getenv("NIX_SANDBOX_TEST_PROJECT"); artifact != "" {
+		places = append(places, artifact)
+	}
 	for _, entry := range entries {
 		info, err := entry.Info()
 		if err == nil && time.Unix(info.Sys().(*syscall.Stat_t).Ctim.Unix()).After(since) {

@@ -66,6 +66,12 @@ in
       "fromProject: ${here}/none does not exist: write the path of the project's folder"
     ];
   };
+  testProjectWithoutALock = {
+    expr = problems.fromProject { project = "${here}/../e2e/testdata/project"; };
+    expected = [
+      "fromProject: the flake of ${here}/../e2e/testdata/project has inputs and no flake.lock: write it with `nix flake lock` and `git add`"
+    ];
+  };
   testProjectWithoutAShell = {
     expr = problems.fromProject { project.packages = { }; };
     expected = [
