@@ -112,8 +112,13 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 		Lifetime: settings.SessionLifetime,
 		Max:      settings.SessionMax,
 	}, log)
-	stock.Set(environments.Now().Ready())
-	defer environments.Subscribe(func(_, after *catalog.Snapshot) { stock.Set(after.Ready()) })()
+	// What a layer shows of files that change beneath it is undefined
+	// (Documentation/filesystems/overlayfs.rst of the kernel): no sandbox waits
+	// on top of a project.
+	if settings.ProjectDir == "" || settings.ProjectMode != config.Overlay {
+		stock.Set(environments.Now().Ready())
+		defer environments.Subscribe(func(_, after *catalog.Snapshot) { stock.Set(after.Ready()) })()
+	}
 	run := tool.New(environments, mount, manager, log)
 	if settings.ProjectMode == config.Overlay {
 		run.ProjectIsOverlaid()
