@@ -3,6 +3,7 @@ package jail_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -280,6 +281,78 @@ func TestArtifactProject(t *testing.T) {
 	}
 }
 
+// What code writes into a project that is laid over is gone with the sandbox;
+// the mount is as closed as the read-only one, and has the workspace's size.
+func TestArtifactLaysProjectOver(t *testing.T) {
+	project := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(project, "folder", "inner"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(project, "file"), []byte("of the host\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	settings := []string{"PROJECT_DIR=" + project, "PROJECT_MOUNT=/src/app", "PROJECT_MODE=overlay"}
+	got := lines(t, `cd /src/app
+echo of the sandbox >> file && cat file
+rm -r folder && mkdir folder && ls -A folder && mv folder moved && echo new > moved/new
+echo $(ls)
+mount=$(grep ' /src/app ' /proc/mounts); echo ${mount%%,relatime*}
+[ "$(stat -f -c '%b %S' .)" = "$(stat -f -c '%b %S' /workspace)" ] && echo sized
+touch /src/other 2>/dev/null || echo sealed`, settings...)
+	want := []string{"file moved", "of the host", "of the sandbox", "overlay /src/app overlay rw,nosuid,nodev", "sealed", "sized"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if got := lines(t, "cat /src/app/file; ls /src/app/folder", settings...); !slices.Equal(got, []string{"inner", "of the host"}) {
+		t.Errorf("the next sandbox finds %q", got)
+	}
+	if text, err := os.ReadFile(filepath.Join(project, "file")); err != nil || string(text) != "of the host\n" {
+		t.Errorf("the host has %q, error %v", text, err)
+	}
+}
+
+// Folders of the host are shown read-only, beside a project that is laid
+// over too; what is not there is said before anything starts.
+func TestArtifactShowsFolders(t *testing.T) {
+	run, spec := artifact(t)
+	data, project := t.TempDir(), t.TempDir()
+	// Where root starts sandboxes, they are another user's.
+	if err := errors.Join(os.Chmod(filepath.Dir(data), 0o755), os.Chmod(data, 0o755), os.WriteFile(filepath.Join(data, "file"), []byte("data\n"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, _, _ := strings.Cut(string(text), "\n")
+	with := func(from string) string {
+		spec.Binds = []jail.Bind{{From: from, To: "/srv/data"}}
+		encoded, err := json.Marshal(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := writeFile(t, first+"\n"+string(encoded)+"\n")
+		if err := os.Chmod(name, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	for _, mode := range []string{jail.ModeReadOnly, jail.ModeOverlay} {
+		cmd := exec.Command(with(data))
+		cmd.Env = []string{"PROJECT_DIR=" + project, "PROJECT_MODE=" + mode}
+		cmd.Stdin = strings.NewReader("cat /srv/data/file; touch /srv/data/file 2>/dev/null || echo read-only; grep -c ' /srv/data .* ro,nosuid,nodev' /proc/mounts")
+		if out, err := cmd.CombinedOutput(); err != nil || string(out) != "data\nread-only\n1\n" {
+			t.Errorf("%s: %v, %s", mode, err, out)
+		}
+	}
+	cmd := exec.Command(with(data + "/none"))
+	cmd.Env, cmd.Stdin = []string{}, strings.NewReader("echo ran")
+	out, err := cmd.CombinedOutput()
+	if err == nil || cmd.ProcessState.ExitCode() != 125 || !strings.Contains(string(out), data+"/none at /srv/data, which does not exist") || strings.Contains(string(out), "ran") {
+		t.Errorf("%v, %s", err, out)
+	}
+}
+
 func TestArtifactRefusesToStart(t *testing.T) {
 	for _, settings := range [][]string{
 		{"PROJECT_DIR=/does/not/exist"},
@@ -359,6 +432,19 @@ func TestArtifactLeavesKeys(t *testing.T) {
 
 func TestArtifactDiesWithBubblewrap(t *testing.T) {
 	cmd, first := startForever(t, nil)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	waitGone(t, first)
+}
+
+// A sandbox in a room ends with the bubblewrap that made the room.
+func TestArtifactDiesWithItsRoom(t *testing.T) {
+	run, _ := artifact(t)
+	cmd := exec.Command(run)
+	cmd.Env = []string{"PROJECT_DIR=" + t.TempDir(), "PROJECT_MODE=overlay"}
+	cmd, first := startForever(t, cmd)
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
