@@ -27,8 +27,9 @@
       # By their paths: imported twice, a module counts once.
       flakeModules.default = ./modules/flake-parts.nix;
       flakeModule = self.flakeModules.default; # convention
-      nixosModules.default = ./modules/nixos.nix;
-      homeModules.default = ./modules/home-manager.nix;
+      # Nix wants a set or a function where it knows the output.
+      nixosModules.default.imports = [ ./modules/nixos.nix ];
+      homeModules.default.imports = [ ./modules/home-manager.nix ];
 
       templates.default = {
         path = ./templates/default;

@@ -244,8 +244,9 @@ in
     expr = wrong "${python}packages = \"perl\"\n";
     expected = [ "config: [environments.python] packages is \"perl\": write a list of names in quotes" ];
   };
+  # Locked, so that pure evaluation follows them too.
   testTomlFlakeWithoutInterpreter = {
-    expr = wrong "[environments.x]\nflake = \"github:me/project\"\n";
+    expr = wrong "[environments.x]\nflake = \"github:me/project/0123456789012345678901234567890123456789\"\n";
     expected = [
       "config: [environments.x] does not say what runs the code: write interpreter_type = \"python\", \"bash\" or \"node\", or interpreter = \"perl -e\" or the like"
     ];
@@ -259,7 +260,7 @@ in
     expected = [ "config: [environments.x] flake is 1: write a line of 1 to 1000 bytes in quotes" ];
   };
   testTomlFlakeIsRight = {
-    expr = wrong "[environments.x]\nflake = \"github:me/project\"\ninterpreter = \"perl -e\"\n";
+    expr = wrong "[environments.x]\nflake = \"github:me/project/0123456789012345678901234567890123456789\"\ninterpreter = \"perl -e\"\n";
     expected = [ ];
   };
   testTomlSandboxByPath = {

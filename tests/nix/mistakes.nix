@@ -101,7 +101,7 @@ let
       sentence = "config: [environments.data] sandbox is \"/srv/sandboxes/data\", and a build takes no artifact by its path: write a flake reference, or give this file to the server when it starts, in NIX_SANDBOX_CONFIG";
     };
     "a flake without its interpreter" = {
-      read = toml "[environments.data]\nflake = \"github:me/tools#data\"\n";
+      read = toml "[environments.data]\nflake = \"github:me/tools/0123456789012345678901234567890123456789#data\"\n";
       sentence = "config: [environments.data] does not say what runs the code: write interpreter_type = \"python\", \"bash\" or \"node\", or interpreter = \"perl -e\" or the like";
     };
     "a flake and a preset" = {
