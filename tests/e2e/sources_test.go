@@ -529,6 +529,26 @@ func TestChangesUnderLoad(t *testing.T) {
 	mcptest.Gone(t, 5*time.Second, children)
 }
 
+// A client of the stateless protocol is told too, if it asked for that, and one
+// that did not is not.
+func TestStatelessClientIsTold(t *testing.T) {
+	for name, filter := range map[string]map[string]any{"asked": {"toolsListChanged": true}, "did not ask": {}} {
+		t.Run(name, func(t *testing.T) {
+			folder := t.TempDir()
+			program, _ := environments(t)["bash"]["exec"].(string)
+			c := mcptest.Start(t, command(t, "NIX_SANDBOX_DIR="+folder))
+			c.Initialize(mcptest.Stateless)
+			c.Send("subscriptions/listen", map[string]any{"notifications": filter})
+			mcptest.Eventually(t, patience, func() string { return "the subscription was not acknowledged" }, func() bool { return len(c.Notes()) > 0 })
+			file(t, filepath.Join(folder, "new", "metadata.json"), `{"schema":1,"name":"new","backend":"jail","interpreter_type":"bash"}`)
+			link(t, filepath.Dir(program), filepath.Join(folder, "new", "bin"))
+			offered(t, c, "new", true)
+			want := len(filter)
+			mcptest.Eventually(t, patience, func() string { return fmt.Sprintf("told %d times, want %d", told(c), want) }, func() bool { return told(c) == want })
+		})
+	}
+}
+
 // What an earlier version of mkSandbox wrote, schema 1, is served as it is.
 func TestArtifactOfSchema1(t *testing.T) {
 	folder := t.TempDir()
