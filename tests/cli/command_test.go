@@ -125,7 +125,7 @@ func TestList(t *testing.T) {
 
 	p := sit(t, 24, 60, cmd)
 	p.leaves()
-	p.sees("NAME    STATE")
+	p.sees("\nmine ")
 	lines := strings.Split(p.display.String(), "\n")
 	if len(lines) != 5 {
 		t.Fatalf("the screen is\n%s", p.display)
@@ -428,5 +428,91 @@ func TestManual(t *testing.T) {
 		if !strings.Contains(page, word) {
 			t.Errorf("the page lacks %s", word)
 		}
+	}
+}
+
+// The commit stands in the server's metadata; words that are none are not
+// repeated.
+func TestVersion(t *testing.T) {
+	const commit = "0123456789abcdef0123456789abcdef01234567"
+	for revision, want := range map[string]string{
+		commit:            "nix-sandbox-mcp 0.1.0 (" + commit + ")\n",
+		commit + "-dirty": "nix-sandbox-mcp 0.1.0 (" + commit + "-dirty)\n",
+		"<b>":             "nix-sandbox-mcp 0.1.0\n",
+	} {
+		cmd := command(t, "--version")
+		cmd.Env = append(cmd.Env, fmt.Sprintf(`NIX_SANDBOX_METADATA={"schema":1,"environments":{},"revision":%q}`, revision))
+		if got := finish(t, cmd, ""); got != (outcome{want, "", 0}) {
+			t.Errorf("%+v, want %q", got, want)
+		}
+	}
+}
+
+// What the operator lets through reaches code of a person's too.
+func TestInheritedVariables(t *testing.T) {
+	server, err := filepath.EvalSymlinks(built(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(filepath.Dir(server), "..", "share", "nix-sandbox-mcp", "metadata.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var metadata map[string]any
+	if err := json.Unmarshal(text, &metadata); err != nil {
+		t.Fatal(err)
+	}
+	metadata["project"] = map[string]any{"inherit_env": map[string]any{"vars": []string{"TOKEN"}}}
+	if text, err = json.Marshal(metadata); err != nil {
+		t.Fatal(err)
+	}
+	variables := []string{"NIX_SANDBOX_METADATA=" + string(text), "TOKEN=a secret", "OTHER=hidden"}
+	cmd := command(t, "run", "bash", "-c", `echo "$TOKEN ${OTHER-unset}"`)
+	cmd.Env = append(cmd.Env, variables...)
+	if got := finish(t, cmd, ""); got != (outcome{"a secret unset\n", "", 0}) {
+		t.Errorf("%+v", got)
+	}
+	cmd = command(t, "shell", "bash")
+	cmd.Env = append(cmd.Env, variables...)
+	p := sit(t, 24, 80, cmd)
+	p.sees("sandbox:/workspace$")
+	p.types("echo \"$TOKEN ${OTHER-unset}\"; exit\r")
+	p.leaves()
+	p.sees("a secret unset\n")
+}
+
+// Nix says what is wrong with a configuration.
+func TestConfigCheck(t *testing.T) {
+	if _, err := exec.LookPath("nix"); err != nil {
+		t.Skip("there is no Nix")
+	}
+	folder := t.TempDir()
+	check := func(text string, more ...string) outcome {
+		file := filepath.Join(folder, "config.toml")
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		cmd := command(t, append([]string{"config", "check", "config.toml"}, more...)...)
+		cmd.Dir = folder
+		return finish(t, cmd, "")
+	}
+	if got := check("[environments.mine]\npreset = \"python\"\n[environments.other]\nsandbox = \"/somewhere\"\n"); got != (outcome{"config.toml: no mistakes\n  mine\n  other, from /somewhere\n", "", 0}) {
+		t.Errorf("%+v", got)
+	}
+	got := check("[environments.mine]\npreset = \"perl\"\nmemory = 3\n")
+	if lines := strings.Split(got.stderr, "\n"); got.status != 1 || got.stdout != "" || len(lines) != 4 ||
+		!strings.HasPrefix(lines[0], `nix-sandbox-mcp: error: config.toml: [environments.mine] has no option "memory": write one of `) ||
+		!strings.HasPrefix(lines[1], `nix-sandbox-mcp: error: config.toml: [environments.mine] preset is "perl"`) ||
+		lines[2] != "nix-sandbox-mcp: hint: correct what is named above" {
+		t.Errorf("%+v", got)
+	}
+	if got := check("[environments.mine\n"); got.status != 1 || !strings.HasPrefix(got.stderr, "nix-sandbox-mcp: error: config.toml could not be read: ") {
+		t.Errorf("%+v", got)
+	}
+	if got := check("", "more"); got.status != 2 || !strings.HasPrefix(got.stderr, `nix-sandbox-mcp: error: unknown argument "more"`) {
+		t.Errorf("%+v", got)
+	}
+	if got := do(t, "", "config", "check", "/nowhere.toml"); got.status != 1 || !strings.HasPrefix(got.stderr, "nix-sandbox-mcp: error: /nowhere.toml is no file that can be read\n") {
+		t.Errorf("%+v", got)
 	}
 }
