@@ -1,0 +1,143 @@
+package docs
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+)
+
+// keys are where the clients keep their servers.
+var keys = map[string]string{
+	"claude-code":    "mcpServers",
+	"claude-desktop": "mcpServers",
+	"cursor":         "mcpServers",
+	"vscode":         "servers",
+	"zed":            "context_servers",
+	"codex":          "mcp_servers",
+}
+
+// started is a server as a client's configuration starts it.
+type started struct {
+	Type    string            `json:"type"`
+	Command string            `json:"command"`
+	Args    []string          `json:"args"`
+	Env     map[string]string `json:"env"`
+}
+
+// configured reads the configuration of a client, starts the one server in it
+// as the client does, and calls the tool.
+func (s *stage) configured(b block) {
+	s.t.Helper()
+	text := []byte(b.text)
+	if b.language == "toml" {
+		file := filepath.Join(s.t.TempDir(), "config.toml")
+		err := os.WriteFile(file, text, 0o644)
+		if err == nil {
+			text, err = s.nix("eval", "--impure", "--json", "--expr", fmt.Sprintf("builtins.fromTOML (builtins.readFile %s)", file))
+		}
+		if err != nil {
+			s.fail("%v", err)
+			return
+		}
+	}
+	key, known := keys[b.value]
+	if !known {
+		s.fail("no client %q is known", b.value)
+		return
+	}
+	var all map[string]json.RawMessage
+	var servers map[string]started
+	err := json.Unmarshal(text, &all)
+	if err == nil {
+		err = json.Unmarshal(all[key], &servers)
+	}
+	if err != nil || len(all) != 1 || len(servers) != 1 {
+		s.fail("it is not one server under %s: %v", key, err)
+		return
+	}
+	for name, server := range servers {
+		if server.Type != "" && server.Type != "stdio" {
+			s.fail("the type of %s is %q", name, server.Type)
+		}
+		s.serves(server, "bash", "echo $((6 * 7))", "42\n")
+	}
+}
+
+// serves starts a server and has it run code, whose answer must begin with
+// want.
+func (s *stage) serves(server started, env, code, want string) mcptest.Answer {
+	s.t.Helper()
+	// Commands are looked up where those of the pages are.
+	cmd := exec.Command("bash", append([]string{"-c", `exec "$@"`, "client", server.Command}, server.Args...)...)
+	cmd.Dir, cmd.Env = s.folder, s.environ
+	for name, value := range server.Env {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	c := mcptest.Start(s.t, cmd)
+	c.Initialize(mcptest.Newest)
+	answer := c.Run(mcptest.Arguments{Env: env, Code: code})
+	if answer.IsError || !strings.HasPrefix(answer.Text(), want) {
+		s.fail("%v answers %+v", server, answer)
+	}
+	return answer
+}
+
+// mostCommands is how many commands a newcomer types from nothing to a sandbox
+// of their own in a client.
+const mostCommands = 6
+
+// newcomer checks where the page that newcomers follow has led: Claude Code
+// starts a server that has their sandbox.
+func (s *stage) newcomer(p page) {
+	s.t.Helper()
+	var commands []string
+	for _, b := range p.blocks {
+		if b.verb != "run" {
+			continue
+		}
+		for line := range strings.Lines(b.text) {
+			if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+				commands = append(commands, line)
+			}
+		}
+	}
+	if len(commands) > mostCommands {
+		s.t.Errorf("%d commands, of which %d are allowed:\n%s", len(commands), mostCommands, strings.Join(commands, "\n"))
+	}
+	if s.clients == "" {
+		return
+	}
+	text, err := os.ReadFile(filepath.Join(s.home, ".claude.json"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var config struct {
+		Projects map[string]struct{ MCPServers map[string]started }
+	}
+	if err := json.Unmarshal(text, &config); err != nil {
+		s.t.Fatal(err)
+	}
+	found := 0
+	for _, project := range config.Projects {
+		for _, server := range project.MCPServers {
+			found++
+			answer := s.serves(server, "data", plot, "(3, 2)\n")
+			if len(answer.Content) != 2 || answer.Content[1].MIMEType != "image/png" {
+				s.t.Errorf("no plot came: %+v", answer)
+			}
+		}
+	}
+	if found != 1 {
+		s.t.Errorf("Claude Code knows %d servers: %s", found, text)
+	}
+}
+
+const plot = `import pandas as pd, matplotlib.pyplot as plt
+frame = pd.DataFrame({"x": [1, 2, 3], "y": [1, 4, 9]})
+frame.plot("x", "y")
+frame.shape`

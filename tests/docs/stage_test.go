@@ -1,0 +1,349 @@
+package docs
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+)
+
+// The variables that say what the pages are tried with.
+const (
+	serverVariable  = "NIX_SANDBOX_MCP_SERVER"   // bin/nix-sandbox-mcp of the built default server
+	dataVariable    = "NIX_SANDBOX_TEST_DATA"    // the sandbox of tests/e2e/data.nix
+	nixpkgsVariable = "NIX_SANDBOX_TEST_NIXPKGS" // a package set instead of the flake's own; may be unset
+	clientsVariable = "NIX_SANDBOX_TEST_CLIENTS" // what tests/clients/install filled; may be unset
+	blockPatience   = 8 * time.Minute            // for a build
+	flakeName       = "github:nix-sandbox-mcp/nix-sandbox-mcp"
+	project         = "../../examples/data-analysis" // what transcripts have as the project
+)
+
+// root is the checkout.
+func root(t *testing.T) string {
+	t.Helper()
+	path, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// pages are the project's own pages, by their path in the checkout.
+func pages(t *testing.T) map[string]page {
+	t.Helper()
+	all := map[string]page{}
+	top := root(t)
+	err := filepath.WalkDir(top, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() && path != top && strings.HasPrefix(entry.Name(), ".") {
+			return fs.SkipDir
+		}
+		if entry.IsDir() || filepath.Ext(path) != ".md" {
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(top, path)
+		if err != nil {
+			return err
+		}
+		p, err := parse(string(text))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		all[name] = p
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) < 5 {
+		t.Fatalf("only these pages were found: %v", slices.Collect(maps.Keys(all)))
+	}
+	return all
+}
+
+// Every link to a file of the checkout, and to a place in one, leads there.
+func TestLinks(t *testing.T) {
+	all := pages(t)
+	for name, p := range all {
+		for _, l := range p.links {
+			if strings.Contains(l.target, "://") {
+				continue
+			}
+			path, anchor, _ := strings.Cut(l.target, "#")
+			target := name
+			if path != "" {
+				target = filepath.Join(filepath.Dir(name), path)
+			}
+			if _, err := os.Stat(filepath.Join(root(t), target)); err != nil {
+				t.Errorf("%s:%d: %s: there is no such file", name, l.line, l.target)
+			} else if other, isPage := all[target]; anchor != "" && (!isPage || !other.anchors[anchor]) {
+				t.Errorf("%s:%d: %s: there is no such heading", name, l.line, l.target)
+			}
+		}
+	}
+}
+
+// Everything that the pages show is so.
+func TestPages(t *testing.T) {
+	if os.Getenv(serverVariable) == "" || os.Getenv(dataVariable) == "" {
+		t.Skipf("%s and %s do not name a built server and a sandbox for data", serverVariable, dataVariable)
+	}
+	all := pages(t)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		// Pages about the tests themselves are for those who work on them.
+		if strings.HasPrefix(name, "tests/") || name == "CONTRIBUTING.md" {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t)
+			for _, b := range all[name].blocks {
+				if b.needs == "claude" && s.clients == "" {
+					t.Logf("%s:%d: left out: %s is not set", name, b.line, clientsVariable)
+					continue
+				}
+				s.t, s.place = t, fmt.Sprintf("%s:%d", name, b.line)
+				s.play(b)
+			}
+			if name == "examples/data-analysis/README.md" && !t.Failed() {
+				s.picture(filepath.Join(root(t), "examples/data-analysis/revenue.png"))
+			}
+			if name == "docs/getting-started.md" && !t.Failed() {
+				s.newcomer(all[name])
+			}
+		})
+	}
+}
+
+// stage is where the blocks of one page are played.
+type stage struct {
+	t       *testing.T
+	place   string // page:line
+	folder  string // the page's
+	home    string
+	environ []string
+	clients string
+	printed string // by the last run
+	client  *mcptest.Client
+	images  [][]byte // of all answers
+}
+
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	s := &stage{t: t, folder: t.TempDir(), home: t.TempDir(), clients: os.Getenv(clientsVariable)}
+	tools := s.tools()
+	path := tools + ":" + os.Getenv("PATH")
+	if s.clients != "" {
+		path = filepath.Join(s.clients, "node_modules/node-linux-"+architecture()+"/bin") + ":" + path
+	}
+	s.environ = append(s.environ, "HOME="+s.home, "PATH="+path, "TMPDIR="+s.home, "LANG=C.UTF-8", "NIX_CONFIG="+os.Getenv("NIX_CONFIG"))
+	return s
+}
+
+// architecture is this machine's in the words of npm.
+func architecture() string {
+	if runtime.GOARCH == "amd64" {
+		return "x64"
+	}
+	return runtime.GOARCH
+}
+
+// tools makes a folder of programs for the PATH of commands: a nix that takes
+// this checkout for the published flake, and the clients.
+func (s *stage) tools() string {
+	folder := s.t.TempDir()
+	nix, err := exec.LookPath("nix")
+	if err != nil {
+		s.t.Skip("nix is not installed")
+	}
+	checkout := "git+file://" + root(s.t)
+	if _, err := os.Stat(filepath.Join(root(s.t), ".git")); err != nil {
+		checkout = "path:" + root(s.t)
+	}
+	overrides := "--override-input nix-sandbox-mcp " + checkout
+	if packages := os.Getenv(nixpkgsVariable); packages != "" {
+		overrides += " --override-input nixpkgs path:" + packages + " --override-input nix-sandbox-mcp/nixpkgs path:" + packages + " --no-write-lock-file"
+	}
+	script := fmt.Sprintf(`#!/usr/bin/env bash
+words=()
+for word; do words+=("${word/#%s/%s}"); done
+verb=("${words[@]:0:1}")
+rest=("${words[@]:1}")
+case ${words[0]-} in
+  build | run | eval | shell | print-dev-env) verb+=(%s) ;;
+  flake)
+    case ${words[1]-} in
+      show | check | lock | metadata) verb+=("${words[1]}" %s) rest=("${words[@]:2}") ;;
+    esac
+    ;;
+esac
+exec %s "${verb[@]}" "${rest[@]}"
+`, strings.ReplaceAll(flakeName, "/", `\/`), checkout, overrides, overrides, nix)
+	if err := os.WriteFile(filepath.Join(folder, "nix"), []byte(script), 0o755); err != nil {
+		s.t.Fatal(err)
+	}
+	if s.clients != "" {
+		program := filepath.Join(s.clients, "node_modules/@anthropic-ai/claude-code-linux-"+architecture()+"/claude")
+		if err := os.Symlink(program, filepath.Join(folder, "claude")); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	return folder
+}
+
+func (s *stage) fail(format string, values ...any) {
+	s.t.Helper()
+	s.t.Errorf("%s: %s", s.place, fmt.Sprintf(format, values...))
+}
+
+// play does what a block's verb says.
+func (s *stage) play(b block) {
+	s.t.Helper()
+	switch b.verb {
+	case "nothing":
+		s.fail("the block does not say what is done with it: see tests/docs/page.go")
+	case "run":
+		s.printed = s.run(b.text)
+	case "output":
+		if !matches(b.text, s.printed) {
+			s.fail("the page shows\n%s\nbut it printed\n%s", b.text, s.printed)
+		}
+	case "file":
+		path := filepath.Join(s.folder, b.value)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			s.t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(b.text), 0o644); err != nil {
+			s.t.Fatal(err)
+		}
+	case "config":
+		s.config(b.text)
+	case "call":
+		s.calls(b.text)
+	case "client":
+		s.configured(b)
+	}
+}
+
+// run runs commands and returns what they printed.
+func (s *stage) run(commands string) string {
+	s.t.Helper()
+	// The next block goes on in the folder where this one ends.
+	place := filepath.Join(s.home, "place")
+	out, err := s.output(exec.Command("bash", "-euo", "pipefail", "-c", commands+"\npwd >"+place))
+	if err != nil {
+		s.fail("%v\n%s\n%s", err, commands, out)
+		return out
+	}
+	folder, err := os.ReadFile(place)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.folder = strings.TrimSpace(string(folder))
+	return out
+}
+
+// output runs a command on the stage and returns both of its streams.
+func (s *stage) output(cmd *exec.Cmd) (string, error) {
+	ctx, cancel := context.WithTimeout(s.t.Context(), blockPatience)
+	defer cancel()
+	bounded := exec.CommandContext(ctx, cmd.Path, cmd.Args[1:]...)
+	bounded.Dir, bounded.Env = s.folder, s.environ
+	bounded.WaitDelay = 5 * time.Second
+	// What a command started ends with it.
+	bounded.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	bounded.Cancel = func() error { return syscall.Kill(-bounded.Process.Pid, syscall.SIGKILL) }
+	out, err := bounded.CombinedOutput()
+	return string(out), err
+}
+
+// nix runs nix and returns its standard output.
+func (s *stage) nix(words ...string) ([]byte, error) {
+	cmd := exec.CommandContext(s.t.Context(), "bash", append([]string{"-c", `exec nix "$@"`, "nix"}, words...)...)
+	cmd.Dir, cmd.Env = s.folder, s.environ
+	out, err := cmd.Output()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		err = fmt.Errorf("%w: %s", err, bytes.TrimSpace(exit.Stderr))
+	}
+	return out, err
+}
+
+// config has Nix make a server's metadata of a configuration file.
+func (s *stage) config(text string) {
+	s.t.Helper()
+	file := filepath.Join(s.t.TempDir(), "config.toml")
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		s.t.Fatal(err)
+	}
+	packages := os.Getenv(nixpkgsVariable)
+	if packages == "" {
+		s.t.Logf("%s: left out: %s is not set", s.place, nixpkgsVariable)
+		return
+	}
+	out, err := s.nix("eval", "--impure", "--json", "--expr", fmt.Sprintf(
+		`builtins.attrNames ((import %s/nix { pkgs = import %s { system = builtins.currentSystem; }; }).mkServer { config = %s; }).environments`, root(s.t), packages, file))
+	var names []string
+	if err == nil {
+		err = json.Unmarshal(out, &names)
+	}
+	if err != nil || len(names) == 0 {
+		s.fail("the configuration makes the environments %v: %v", names, err)
+	}
+}
+
+// calls replays a transcript, against one server for the whole page.
+func (s *stage) calls(text string) {
+	s.t.Helper()
+	transcript, err := calls(text)
+	if err != nil {
+		s.fail("%v", err)
+		return
+	}
+	if s.client == nil {
+		folder := s.t.TempDir()
+		if err := os.Symlink(os.Getenv(dataVariable), filepath.Join(folder, "data")); err != nil {
+			s.t.Fatal(err)
+		}
+		directory, err := filepath.Abs(project)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		cmd := exec.Command(os.Getenv(serverVariable), "--stdio")
+		cmd.Env = append(s.environ, "NIX_SANDBOX_DIR="+folder, "PROJECT_DIR="+directory)
+		s.client = mcptest.Start(s.t, cmd)
+		s.client.Initialize(mcptest.Newest)
+	}
+	for _, c := range transcript {
+		answer := s.client.Run(c.args)
+		got := answer.Text()
+		for _, content := range answer.Content[1:] {
+			got = strings.TrimRight(got, "\n") + "\n" + "(" + content.MIMEType + ")\n"
+			if content.Type == "image" {
+				s.images = append(s.images, content.Data)
+			}
+		}
+		if !matches(c.answer, got) {
+			s.fail("run(%v): the page shows\n%s\nbut the answer is\n%s", c.args, c.answer, got)
+		}
+	}
+}
