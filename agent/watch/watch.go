@@ -156,7 +156,7 @@ func (w *Watch) Run(ctx context.Context, crossed func(Crossing)) error {
 			w.gauge.ignore(killed, time.Now().Add(dying))
 		}
 		pause = w.limits.pause(usage, last, pause, busy)
-		if !used && pause == idlePause {
+		if !used && usage.Memory() <= last.Memory() && usage.Tasks <= last.Tasks {
 			pause = freshPause
 		}
 		last = usage
