@@ -603,3 +603,14 @@ func TestArtifactRootsProject(t *testing.T) {
 		t.Errorf("the project is mounted on the host: %v", err)
 	}
 }
+
+// What the caller blocks and ignores stays with the caller.
+func TestArtifactInheritsNoSignals(t *testing.T) {
+	run, _ := artifact(t)
+	cmd := exec.Command("sh", "-c", "trap '' USR1 USR2 HUP; exec "+run)
+	cmd.Stdin = strings.NewReader("grep -E '^Sig(Ign|Blk)' /proc/1/status")
+	out, err := cmd.CombinedOutput()
+	if want := "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n"; err != nil || string(out) != want {
+		t.Errorf("%v: %s, want %s", err, out, want)
+	}
+}

@@ -75,6 +75,9 @@ func (s *Spec) Start(project Project) error {
 		}
 		words = append([]string{s.Bubblewrap, "--args", strconv.Itoa(around), "--"}, words...)
 	}
+	if err := leaveSignals(); err != nil {
+		return err
+	}
 	return s.notStarted(unix.Exec(s.Bubblewrap, words, nil))
 }
 

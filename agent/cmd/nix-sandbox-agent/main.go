@@ -50,7 +50,17 @@ const root = "/workspace"
 // failed is the exit status where the agent itself could not do its work.
 const failed = 125
 
+// The main thread does nothing. The kernel keeps from a namespace's first
+// process what it has no handler for only where its main thread does not block
+// it, and the thread on which Go waits for signals blocks most of them.
+func init() { runtime.LockOSThread() }
+
 func main() {
+	go work()
+	select {}
+}
+
+func work() {
 	// The code runs as the same user: it must not read the agent's memory
 	// or take its descriptors.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
