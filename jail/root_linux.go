@@ -1,13 +1,11 @@
 package jail
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"strings"
 	"syscall"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -179,13 +177,6 @@ func become(user int) error {
 			return fail("hand over a standard descriptor", err)
 		}
 	}
-	// The kernel forgets, with the user, that this process is to end with
-	// its parent.
-	parent := unix.Getppid()
-	var signal int32
-	if err := unix.Prctl(unix.PR_GET_PDEATHSIG, uintptr(unsafe.Pointer(&signal)), 0, 0, 0); err != nil {
-		return fail("ask for the signal of the parent's end", err)
-	}
 	if err := unix.Setgroups(nil); err != nil {
 		return fail("leave root's groups", err)
 	}
@@ -194,14 +185,6 @@ func become(user int) error {
 	}
 	if err := unix.Setresuid(user, user, user); err != nil {
 		return fail("change the user", err)
-	}
-	if signal != 0 {
-		if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(signal), 0, 0, 0); err != nil {
-			return fail("set the signal of the parent's end", err)
-		}
-		if unix.Getppid() != parent {
-			return errors.New("whoever started the sandbox has ended")
-		}
 	}
 	// The folder in which root is may be closed to this user.
 	return unix.Chdir("/")

@@ -18,6 +18,7 @@ const firstExtra = 3
 
 // Start replaces this process by the sandbox. It returns only if that fails.
 func (s *Spec) Start(project Project) error {
+	parent := unix.Getppid()
 	if err := closeOnExec(); err != nil {
 		return err
 	}
@@ -77,6 +78,16 @@ func (s *Spec) Start(project Project) error {
 	}
 	if err := leaveSignals(); err != nil {
 		return err
+	}
+	if unix.Getppid() != parent {
+		return errors.New("whoever started the sandbox has ended")
+	}
+	// Bubblewrap asks itself to end with its parent (--die-with-parent), and
+	// does so when its child is about to go on. One that is ended before leaves
+	// a child that waits for it for good: until then it lives on, and the agent
+	// finds its input at the end.
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("leave the signal of the parent's end to bubblewrap: %w", err)
 	}
 	return s.notStarted(unix.Exec(s.Bubblewrap, words, nil))
 }
