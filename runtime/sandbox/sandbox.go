@@ -533,18 +533,24 @@ func (s *Sandbox) Quiet() bool {
 		return false
 	default:
 	}
-	raw, err := s.stdout.SyscallConn()
+	// Its processes end one descriptor after the other: an end of either
+	// stream counts, as does anything that came.
+	return uneventful(s.stdin, 0) && uneventful(s.stdout, unix.POLLIN)
+}
+
+// uneventful says whether a descriptor has neither an event nor an end.
+func uneventful(file *os.File, event int16) bool {
+	raw, err := file.SyscallConn()
 	if err != nil {
 		return false
 	}
-	quiet := false
+	none := false
 	err = raw.Control(func(fd uintptr) {
-		// An end of the stream counts as something that came.
-		events := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		events := []unix.PollFd{{Fd: int32(fd), Events: event}}
 		n, err := unix.Poll(events, 0)
-		quiet = err == nil && n == 0
+		none = err == nil && n == 0
 	})
-	return err == nil && quiet
+	return err == nil && none
 }
 
 // Memory is what the sandbox used when its interpreter had loaded, in bytes;
