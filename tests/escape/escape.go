@@ -223,7 +223,9 @@ func run(ctx context.Context, dir string, options Options, attempts []attempt) (
 		case each.language != languages[a.Type]:
 			report.NotApplicable++
 		default:
-			each.timeout = s.patient(each.timeout)
+			if !each.session { // there it is the call's own limit
+				each.timeout = s.patient(each.timeout)
+			}
 			chosen = append(chosen, each)
 		}
 	}
