@@ -31,8 +31,8 @@ SIGINT = 2
 # costs a millisecond.
 ONLY_AST, TOP_LEVEL_AWAIT = 0x400, 0x2000
 CO_COROUTINE = 0x80  # as in Include/cpython/code.h
-# Sources kept for tracebacks, in bytes: those of the newest calls.
-KEEP_SOURCES = 4 << 20
+# Sources kept for tracebacks, in characters and calls.
+KEEP_SOURCES, KEEP_CALLS = 4 << 20, 1000
 
 ROOT = sys.argv[1]
 PID = getpid()
@@ -40,7 +40,9 @@ CHANNEL = os.fstat(CONTROL).st_ino
 main = sys.modules['__main__'].__dict__
 sys_modules = sys.modules
 stdlib = list(sys.path)
-sources = {}
+sources = {}  # of the newest calls, the oldest first
+kept = 0  # characters in them
+shown = False  # linecache was told of all of them
 runner = None
 figures = 0
 
@@ -63,25 +65,42 @@ def load(name):
 
 
 def remember(filename, code):
-    """Registers a call's source so that tracebacks can show its lines."""
+    """Keeps a call's source, so that tracebacks can show its lines, and lets go of
+    the oldest ones. It is on every call's way: it must not look at all."""
+    global kept
     sources[filename] = code
-    size = 0
-    for name in list(sources)[::-1]:
-        size += len(sources[name])
-        if size > KEEP_SOURCES and name != filename:
-            del sources[name]
-    register()
+    kept += len(code)
+    linecache = sys_modules.get('linecache')
+    while kept > KEEP_SOURCES or len(sources) > KEEP_CALLS:
+        oldest = next(iter(sources))
+        if oldest == filename:
+            break
+        kept -= len(sources.pop(oldest))
+        if linecache is not None:
+            linecache.cache.pop(oldest, None)
+    if linecache is not None:
+        if shown:
+            show(linecache, filename)
+        else:
+            register()
 
 
 def register():
+    """Tells linecache of all sources: once it is there, and where it may have been
+    cleared since."""
+    global shown
     linecache = sys_modules.get('linecache')
     if linecache is None:
         return
-    cache = linecache.cache
-    for name, code in sources.items():
-        if name not in cache:
-            # No time of change: checkcache leaves such an entry alone.
-            cache[name] = (len(code), None, code.splitlines(True), name)
+    shown = True
+    for name in sources:
+        show(linecache, name)
+
+
+def show(linecache, name):
+    code = sources[name]
+    # No time of change: checkcache leaves such an entry alone.
+    linecache.cache[name] = (len(code), None, code.splitlines(True), name)
 
 
 def report(error):

@@ -138,6 +138,23 @@ func TestPython(t *testing.T) {
 }
 
 // What an earlier call left running prints with the next call.
+// A session's sources are kept for tracebacks, but not without end.
+func TestPythonSources(t *testing.T) {
+	a := Start(t, "python").Warm()
+	large := strings.Repeat("#", 3<<20)
+	calls := []Step{{Code: "def f(): raise ValueError('x')\n" + large}, {Code: "f()", Exit: 1, Stderr: "in f\n    def f(): raise ValueError('x')\n"}, {Code: large}}
+	for range 1100 {
+		calls = append(calls, Step{Code: "pass"})
+	}
+	calls = append(calls,
+		Step{Code: "import linecache\nlen([n for n in linecache.cache if n.startswith('<call')]) <= 1000", Stdout: "True\n"},
+		Step{Code: "f()", Exit: 1, Stderr: "line 1, in f\nValueError: x\n"},
+		Step{Code: "def g(): raise ValueError('y')"},
+		Step{Code: "g()", Exit: 1, Stderr: "in g\n    def g(): raise ValueError('y')\n"},
+	)
+	a.Steps(calls)
+}
+
 func TestPythonBackgroundOutput(t *testing.T) {
 	a := Start(t, "python")
 	if got := a.Run("import subprocess; p = subprocess.Popen('echo now; sleep 0.2; echo later', shell=True); print(p.stdout)"); got.State != frame.StateKept {
