@@ -125,8 +125,9 @@ func (w *Watch) Run(ctx context.Context, crossed func(Crossing)) error {
 	var (
 		busy  bool
 		used  bool // a call has run
-		last  Usage
 		pause = farPause
+		last  Usage
+		seen  time.Time // the last look's
 		due   = time.Now()
 		timer = time.NewTimer(0)
 	)
@@ -137,6 +138,8 @@ func (w *Watch) Run(ctx context.Context, crossed func(Crossing)) error {
 			return nil
 		case busy = <-w.busy:
 			used = true
+			// The last look may not have found what began since.
+			seen = time.Time{}
 			// A look at each call's beginning and end would cost as much as
 			// a short call does; the next one only may come sooner.
 			if soon := time.Now().Add(w.limits.pause(last, last, pause, busy)); soon.Before(due) {
@@ -146,6 +149,12 @@ func (w *Watch) Run(ctx context.Context, crossed func(Crossing)) error {
 			continue
 		case <-timer.C:
 		}
+		if !busy && time.Since(seen) < idlePause && w.gauge.still() {
+			due = time.Now().Add(pause)
+			timer.Reset(pause)
+			continue
+		}
+		seen = time.Now()
 		usage, cost, err := w.look()
 		if err != nil {
 			return fmt.Errorf("watch the limits: %w", err)

@@ -2,7 +2,9 @@ package watch
 
 import (
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -109,6 +111,64 @@ func TestPause(t *testing.T) {
 	}
 	if pause > idlePause {
 		t.Errorf("at rest: %v, want at most %v", pause, idlePause)
+	}
+}
+
+func TestStill(t *testing.T) {
+	cat := exec.Command("cat")
+	in, err := cat.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cat.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cat.Start(); err != nil {
+		t.Fatal(err)
+	}
+	g, err := newGauge(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.close()
+	look := func() {
+		p, _, ok := g.process(cat.Process.Pid)
+		if !ok {
+			t.Fatal("it is not found")
+		}
+		g.found = []process{p, {pid: g.self}}
+	}
+	work := func() {
+		if _, err := io.WriteString(in, "x"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(out, make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	work()
+	// It goes to sleep soon after its answer.
+	for end := time.Now().Add(10 * time.Second); ; look() {
+		time.Sleep(5 * time.Millisecond)
+		if len(g.found) > 0 && g.still() {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("it is never said to be still")
+		}
+	}
+	work()
+	if g.still() {
+		t.Error("it worked, and is said to be still")
+	}
+	look()
+	in.Close()
+	if err := cat.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if g.still() {
+		t.Error("it has ended, and is said to be still")
 	}
 }
 
