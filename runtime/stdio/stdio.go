@@ -108,7 +108,8 @@ func (s *Server) Serve(parent context.Context, in io.Reader, out io.Writer) erro
 	defer s.mcp.UnregisterSession(ctx, s.conn.SessionID())
 	ctx = s.mcp.WithContext(ctx, s.conn)
 
-	var calls, listens, notes sync.WaitGroup
+	calls := newWorkers()
+	var listens, notes sync.WaitGroup
 	listening, hangUp := context.WithCancel(ctx)
 	defer hangUp()
 	quiet := make(chan struct{})
@@ -127,12 +128,12 @@ func (s *Server) Serve(parent context.Context, in io.Reader, out io.Writer) erro
 	for {
 		select {
 		case <-ctx.Done():
-			calls.Wait()
+			calls.end()
 			finish()
 			return trouble(parent, ctx)
 		case l, open := <-lines:
 			if !open {
-				calls.Wait()
+				calls.end()
 				finish()
 				return trouble(parent, ctx)
 			}
@@ -140,7 +141,7 @@ func (s *Server) Serve(parent context.Context, in io.Reader, out io.Writer) erro
 				s.cancel(fmt.Errorf("read from the client: %w", l.err))
 				continue
 			}
-			s.handle(ctx, listening, &calls, &listens, l)
+			s.handle(ctx, listening, calls, &listens, l)
 		}
 	}
 }
@@ -154,7 +155,7 @@ func trouble(parent, ctx context.Context) error {
 }
 
 // handle answers a line, or has it answered by a goroutine of its own.
-func (s *Server) handle(ctx, listening context.Context, calls, listens *sync.WaitGroup, l line) {
+func (s *Server) handle(ctx, listening context.Context, calls *workers, listens *sync.WaitGroup, l line) {
 	if l.long {
 		s.conn.fail(prefixID(l.text), mcp.INVALID_REQUEST, fmt.Sprintf("the message is longer than %d bytes", s.bounds.line))
 		return
@@ -208,7 +209,7 @@ func slow(method string) bool {
 
 // call admits a call, whose message had size bytes, and answers it beside
 // what follows.
-func (s *Server) call(ctx context.Context, calls *sync.WaitGroup, message envelope, text []byte, size int) {
+func (s *Server) call(ctx context.Context, calls *workers, message envelope, text []byte, size int) {
 	s.mu.Lock()
 	full := s.count >= s.bounds.calls || s.bytes+size > s.bounds.bytes
 	if !full {
@@ -227,7 +228,7 @@ func (s *Server) call(ctx context.Context, calls *sync.WaitGroup, message envelo
 	s.calls[key] = cancel
 	s.mu.Unlock()
 	callCtx, leave := s.admission.Admit(callCtx, message.Method, message.Params)
-	calls.Go(func() {
+	calls.do(func() {
 		defer func() {
 			leave()
 			cancel()
