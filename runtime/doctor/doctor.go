@@ -114,18 +114,23 @@ type Subject struct {
 	Within time.Duration
 }
 
-// Examine looks at the machine and at every environment.
-func Examine(ctx context.Context, subject Subject) Report {
-	var r Report
-	add := func(f Finding) { r.Findings = append(r.Findings, f) }
-	for _, program := range bubblewraps(subject.Environments) {
-		found := version(ctx, program)
-		add(found)
-		if found.OK {
-			add(namespaces(ctx, program))
+// Machine looks at what these environments' sandboxes need of the machine, and
+// starts none of them.
+func Machine(ctx context.Context, environments []metadata.Environment) (found []Finding) {
+	for _, program := range bubblewraps(environments) {
+		f := version(ctx, program)
+		found = append(found, f)
+		if f.OK {
+			found = append(found, namespaces(ctx, program))
 		}
 	}
-	add(filters(procStatus))
+	return append(found, filters(procStatus))
+}
+
+// Examine looks at the machine and at every environment.
+func Examine(ctx context.Context, subject Subject) Report {
+	r := Report{Findings: Machine(ctx, subject.Environments)}
+	add := func(f Finding) { r.Findings = append(r.Findings, f) }
 	limits := groups(cgroup.System)
 	r.Limits = sandbox.ByGroup
 	if !limits.OK {

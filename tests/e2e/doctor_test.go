@@ -2,10 +2,12 @@ package e2e
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 )
@@ -117,6 +119,35 @@ func TestDoctorFindsBrokenArtifacts(t *testing.T) {
 	}
 }
 
+// missing begins the server's words on what doctor would find.
+const missing = `level=ERROR msg="what sandboxes need is missing" `
+
+// What keeps sandboxes from starting is in the log before anybody calls, in
+// doctor's words, also where none is kept ready that could fail.
+func TestLogSaysWhatDoctorWould(t *testing.T) {
+	folder := t.TempDir()
+	old := filepath.Join(folder, "bwrap")
+	if err := os.WriteFile(old, []byte("#!/bin/sh\necho bubblewrap 0.7.0\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	sandboxes := filepath.Join(folder, "sandboxes")
+	variant(t, sandboxes, "old", old)
+	overlaid := []string{"NIX_SANDBOX_DIR=" + sandboxes, "PROJECT_DIR=" + t.TempDir(), "PROJECT_MODE=overlay"}
+	found, _ := doctor(t, overlaid...)
+	f := found["bubblewrap"]
+	if f.OK || !strings.Contains(f.Found, "is version 0.7.0, sandboxes need 0.8.0 or later") {
+		t.Fatalf("doctor: %+v", f)
+	}
+	c := start(t, overlaid...)
+	mcptest.Eventually(t, 20*time.Second, func() string { return "the log does not say so: " + c.Log() },
+		func() bool {
+			return strings.Contains(c.Log(), missing+fmt.Sprintf("what=bubblewrap error=%q hint=%q", f.Found, f.Mend))
+		})
+	if n := strings.Count(c.Log(), missing); n != 1 {
+		t.Errorf("it says so %d times, want once: %s", n, c.Log())
+	}
+}
+
 func between(t *testing.T, text, before, after string) string {
 	t.Helper()
 	_, rest, found := strings.Cut(text, before)
@@ -147,6 +178,8 @@ func TestRefusalNoUserns(t *testing.T) {
 		t.Errorf("doctor: exit status %d", status)
 	}
 	c := start(t)
+	mcptest.Eventually(t, 20*time.Second, func() string { return "the log does not say so: " + c.Log() },
+		func() bool { return strings.Contains(c.Log(), missing+`what="user namespaces" error="`+want+`"`) })
 	answer := c.Run(mcptest.Arguments{Code: "echo ran", Env: "bash"})
 	if !answer.IsError || strings.Contains(answer.Text(), "ran") || !strings.Contains(answer.Text()+c.Log(), want) {
 		t.Errorf("%+v; the log: %s", answer, c.Log())

@@ -114,7 +114,7 @@ func TestWrongBubblewrap(t *testing.T) {
 	}
 	sandboxes := filepath.Join(folder, "sandboxes")
 	variant(t, sandboxes, "missing", filepath.Join(folder, "none"))
-	variant(t, sandboxes, "old", write("old", "echo 'bwrap: Unknown option --disable-userns' >&2; exit 1\n"))
+	variant(t, sandboxes, "old", write("old", "[ \"$1\" = --version ] && exec echo bubblewrap 0.7.0\necho 'bwrap: Unknown option --disable-userns' >&2; exit 1\n"))
 	variant(t, sandboxes, "silent", write("silent", "exit 0\n"))
 	// One that makes no jail and starts the command all the same.
 	variant(t, sandboxes, "open", write("open", "while [ \"$1\" != -- ]; do shift; done; shift; exec \"$@\"\n"))

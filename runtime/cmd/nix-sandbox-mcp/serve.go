@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math"
 	"os"
 	"os/signal"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -19,6 +21,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/catalog"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/doctor"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/pool"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
@@ -133,7 +136,9 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	defer finish()
 	keeping.Go(func() { places.Keep(keep, again) })
 	served := make(chan error, 1)
-	go func() { served <- stdio.New(offer, admission{run, stock}, log).Serve(ctx, in, out) }()
+	greeted := make(chan struct{})
+	keeping.Go(func() { lookAround(keep, greeted, environments, log) })
+	go func() { served <- stdio.New(offer, admission{run, stock, greeted}, log).Serve(ctx, in, out) }()
 
 	end := func() {
 		by := time.Now().Add(endWithin)
@@ -179,10 +184,39 @@ func inherited(set *metadata.Set) map[string]string {
 // answer.
 type admission struct {
 	*tool.Tool
-	stock *pool.Pool
+	stock   *pool.Pool
+	greeted chan<- struct{}
 }
 
-func (a admission) Greeted() { a.stock.Open() }
+func (a admission) Greeted() {
+	a.stock.Open()
+	close(a.greeted)
+}
+
+// settled is how long after its first answer a server has done what comes
+// with it: the pool is full, and a first call is not held up.
+const settled = time.Second
+
+// lookAround logs what keeps sandboxes from starting, in doctor's words, also
+// where no call or pool has met with it.
+func lookAround(ctx context.Context, greeted <-chan struct{}, environments *catalog.Catalog, log *slog.Logger) {
+	select {
+	case <-greeted:
+	case <-ctx.Done():
+		return
+	}
+	select {
+	case <-time.After(settled):
+	case <-ctx.Done():
+		return
+	}
+	found := doctor.Machine(ctx, slices.Collect(maps.Values(environments.Now().Ready())))
+	for _, f := range found {
+		if f.Needed && !f.OK && ctx.Err() == nil {
+			log.Error("what sandboxes need is missing", "what", f.Name, "error", f.Found, "hint", f.Mend)
+		}
+	}
+}
 
 // groups prepares control groups for the sandboxes, if there can be any, and
 // logs what holds sandboxes to their limits.
