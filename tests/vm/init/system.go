@@ -80,6 +80,11 @@ func system(request guest.Request, devices devices) (string, error) {
 			return "", err
 		}
 	}
+	// As systemd leaves them: what is mounted inside of a mount namespace of its
+	// own would come out again.
+	if err := unix.Mount("", "/", "", unix.MS_SHARED|unix.MS_REC, ""); err != nil {
+		return "", fmt.Errorf("sharing the mounts: %w", err)
+	}
 	if err := furnish(request); err != nil {
 		return "", err
 	}
