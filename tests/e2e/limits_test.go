@@ -216,25 +216,19 @@ func TestKernelStopsWithDelegate(t *testing.T) {
 	if !strings.Contains(c.Log(), "limits by=cgroup") {
 		t.Skip("no control group can be made here")
 	}
-	groups := func() []string {
-		found, err := filepath.Glob(fmt.Sprintf("/sys/fs/cgroup/user/sandbox-%d-*", c.PID()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return found
-	}
+	made := func() []string { return groups(t, c.PID()) }
 	if got := in(c, "s", "python", hog(32)); got.Text() != "32\n" {
 		t.Errorf("below the limit: %q", got.Text())
 	}
-	if len(groups()) != 1 {
-		t.Errorf("a session has the groups %v", groups())
+	if len(made()) != 1 {
+		t.Errorf("a session has the groups %v", made())
 	}
 	got := in(c, "s", "python", hog(192))
 	want := "[stopped: used more than 64 MB of memory; the session's variables and files are lost, and its next call starts a new one]"
 	if !got.IsError || got.Text() != want || got.Fact("limit") != "memory_mb" || got.Fact("limits_by") != "cgroup" {
 		t.Errorf("%q, want %q; facts %v", got.Text(), want, got.Meta)
 	}
-	mcptest.Eventually(t, 10*time.Second, func() string { return fmt.Sprint(groups()) }, func() bool { return len(groups()) == 0 })
+	mcptest.Eventually(t, 10*time.Second, func() string { return fmt.Sprint(made()) }, func() bool { return len(made()) == 0 })
 	if got := in(c, "s", "python", "print(1)"); !strings.HasPrefix(got.Text(), "1\n") {
 		t.Errorf("after it: %q", got.Text())
 	}
