@@ -134,8 +134,10 @@ func furnish(request guest.Request) error {
 		}
 	}
 	for path, text := range map[string]string{
-		"/etc/passwd":   "root:x:0:0:root:/:/bin/sh\nuser:x:1000:1000:user:" + home + ":/bin/sh\n",
-		"/etc/group":    "root:x:0:\nuser:x:1000:\n",
+		// With those of services that every system has.
+		"/etc/passwd": "root:x:0:0:root:/:/bin/sh\ndaemon:x:1:1:daemon:/:/bin/false\nbin:x:2:2:bin:/:/bin/false\nmail:x:8:8:mail:/:/bin/false\n" +
+			"nobody:x:65534:65534:nobody:/:/bin/false\nuser:x:1000:1000:user:" + home + ":/bin/sh\n",
+		"/etc/group":    "root:x:0:\ndaemon:x:1:\nbin:x:2:\nmail:x:8:\nnogroup:x:65534:\nuser:x:1000:\n",
 		"/etc/hosts":    "127.0.0.1 localhost machine\n",
 		"/etc/hostname": "machine\n",
 		// A file that a sandbox must not be able to read.
