@@ -71,8 +71,10 @@ type attempt struct {
 	needs   []string // modules or commands that the interpreter must have
 	session bool     // through bin/session-run instead of bin/run
 	timeout time.Duration
-	rounds  string // empty for one round
-	ends    bool   // the sandbox may end it before it has run to its end
+	// backstop is what a session may take beyond its calls' times.
+	backstop time.Duration
+	rounds   string // empty for one round
+	ends     bool   // the sandbox may end it before it has run to its end
 }
 
 // load reads the families, in alphabetical order.

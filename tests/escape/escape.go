@@ -223,7 +223,9 @@ func run(ctx context.Context, dir string, options Options, attempts []attempt) (
 		case each.language != languages[a.Type]:
 			report.NotApplicable++
 		default:
-			if !each.session { // there it is the call's own limit
+			if each.session { // where the time is the call's own limit
+				each.backstop = s.patient(backstop)
+			} else {
 				each.timeout = s.patient(each.timeout)
 			}
 			chosen = append(chosen, each)

@@ -24,8 +24,8 @@ const (
 	maxReplies = 100_000
 	// grace is the time between a call's interrupt and its kill.
 	grace = 300 * time.Millisecond
-	// backstop is the time after a call's timeout and grace at which a
-	// sandbox that has not answered counts as hung.
+	// backstop is the time after the calls' timeouts and graces at which a
+	// sandbox that has not answered counts as hung: it has to start first.
 	backstop = 3 * time.Second
 )
 
@@ -85,7 +85,7 @@ func (s *scene) session(ctx context.Context, a *attempt, program string, calls [
 	done := make(chan error, 1)
 	out := outcome{output: o}
 	go func() { done <- s.converse(a, &out, stdin, stdout, calls) }()
-	limit := time.NewTimer(time.Duration(len(calls))*(a.timeout+grace) + backstop)
+	limit := time.NewTimer(time.Duration(len(calls))*(a.timeout+grace) + a.backstop)
 	defer limit.Stop()
 	select {
 	case err = <-done:
