@@ -95,7 +95,7 @@ func (b *bench) language(language string) group {
 		},
 	}
 	if b.short {
-		g.rounds, g.budget, g.weigh = 25, 8*time.Second, false
+		g.rounds, g.budget, g.weigh = 25, 5*time.Second, false
 		return g
 	}
 	for _, c := range peers(a, w, b.peers, b.temp, b.env) {
@@ -153,7 +153,7 @@ func (b *bench) start() group {
 		},
 	}
 	if b.short {
-		g.rounds, g.budget = 30, 3*time.Second
+		g.rounds, g.budget = 30, 2*time.Second
 	}
 	return g
 }
