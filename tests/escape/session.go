@@ -20,6 +20,9 @@ const (
 	// and as many samples of held back lines as fit into an attempt's time.
 	outputBytes = 32 << 10
 	outputBound = 2*outputBytes + 32<<10
+	// loadID is the id of the ping that asks for the interpreter's load; those
+	// of later pings follow, those of calls are smaller.
+	loadID = 1000
 	// maxReplies bounds what is read of one session.
 	maxReplies = 100_000
 	// grace is the time between a call's interrupt and its kill.
@@ -127,6 +130,17 @@ func (s *scene) converse(a *attempt, out *outcome, stdin io.Writer, stdout io.Re
 	if err := requests.Write(frame.Request{Type: frame.Configure, Limits: &frame.Limits{OutputBytes: outputBytes}}); err != nil {
 		return err
 	}
+	// The first call's time is for the attempt, not for the interpreter's load.
+	if err := requests.Write(frame.Request{Type: frame.Ping, ID: loadID}); err != nil {
+		return err
+	}
+	reply = frame.Reply{}
+	if err := replies.Read(&reply); err != nil {
+		return fmt.Errorf("before the interpreter's load: %w", err)
+	}
+	if reply.Type != frame.Pong || reply.ID != loadID {
+		return fmt.Errorf("the interpreter did not load: %s", printable(reply.Message, 200))
+	}
 	read := 0
 	for i, code := range calls {
 		id := uint64(i + 1)
@@ -138,7 +152,7 @@ func (s *scene) converse(a *attempt, out *outcome, stdin io.Writer, stdout io.Re
 			return err
 		}
 		// A request that the running code has no business to read.
-		if err := requests.Write(frame.Request{Type: frame.Ping, ID: 1000 + id, Path: s.secret}); err != nil {
+		if err := requests.Write(frame.Request{Type: frame.Ping, ID: loadID + id, Path: s.secret}); err != nil {
 			return err
 		}
 		for answered := false; !answered; read++ {
