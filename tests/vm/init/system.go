@@ -109,7 +109,7 @@ func furnish(request guest.Request) error {
 			return err
 		}
 	}
-	for _, folder := range []string{"/etc", "/bin", "/usr/bin", "/var", "/home", filepath.Dir(runtime)} {
+	for _, folder := range []string{"/etc", "/bin", "/boot", "/usr/bin", "/var", "/home", filepath.Dir(runtime)} {
 		if err := os.MkdirAll(folder, 0o755); err != nil {
 			return err
 		}
