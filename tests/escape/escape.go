@@ -434,6 +434,7 @@ func (s *suite) tell(scene *scene) {
 	scene.vars["MEMORY_MB"] = s.MemoryMB
 	scene.vars["PIDS"] = s.Pids
 	scene.vars["WORKSPACE_MB"] = s.WorkspaceMB
+	scene.vars["SLOW"] = max(s.Slow, 1)
 }
 
 // controlled runs an attempt's control and returns whether it fired, or the
