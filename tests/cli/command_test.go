@@ -191,7 +191,7 @@ func TestRun(t *testing.T) {
 		"project":        {"", []string{"bash", "--project", project, "-c", "cat /project/data"}, outcome{"of the project\n", "", 0}},
 		"options after":  {"", []string{"bash", "-c", "echo $0", "--timeout", "9"}, outcome{"bash\n", "", 0}},
 		"killed":         {"", []string{"bash", "-c", "kill -9 $$"}, outcome{"", "", 137}},
-		"memory": {"", []string{"python", "-c", "words = b'x' * (1 << 30)"},
+		"memory": {"", []string{"python", "-c", "import time; words = b'x' * (700 << 20); time.sleep(60)"},
 			outcome{"", "nix-sandbox-agent: stopped: used more than 512 MB of memory\n", 137}},
 		"time": {"", []string{"bash", "--timeout", "0.5", "-c", "echo begun; sleep 60"},
 			outcome{"begun\n", "nix-sandbox-mcp: error: the code was stopped: it ran longer than 0.5 s\nnix-sandbox-mcp: hint: give it more with --timeout SECONDS\n", 124}},
