@@ -109,8 +109,9 @@ func TestProcessLimit(t *testing.T) {
 		t.Errorf("below the limit: %q", got.Text())
 	}
 	// The kernel does not count the processes of the machine's root: those
-	// are the watch's. Others' it refuses, and bash tells of that.
-	got := run(c, "bash", "exec 2>&1; n=0; while ((n < 400)); do sleep 3 & n=$((n + 1)); done; echo started")
+	// are the watch's. Others' it refuses; bash tells of that and tries again,
+	// after 1 s and after 2 more.
+	got := run(c, "bash", "exec 2>&1; n=0; while ((n < 70)); do sleep 2 & n=$((n + 1)); done; echo started")
 	stopped := got.IsError && strings.HasSuffix(got.Text(), "[stopped: more than 40 processes and threads]") && got.Fact("limit") == "pids"
 	refused := strings.Contains(got.Text(), "Resource temporarily unavailable")
 	if !stopped && !refused {
