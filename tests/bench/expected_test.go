@@ -40,7 +40,7 @@ func TestExpectedFileNamesRealRows(t *testing.T) {
 	if len(expected) == 0 {
 		t.Fatal("expected.json expects nothing")
 	}
-	b := &bench{short: true, found: map[string]artifact{"python": {}, "bash": {}, "node": {}}}
+	b := &bench{short: true, build: build{found: map[string]artifact{"python": {}, "bash": {}, "node": {}}}}
 	rows := map[string]bool{}
 	for _, g := range b.groups([]string{"python", "bash", "node", "start"}) {
 		for _, e := range g.list {

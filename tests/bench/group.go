@@ -29,12 +29,18 @@ var small = map[string]workload{
 	"node":   {"console.log(2)", "2", "console.log(2); setTimeout(() => {}, 1000)"},
 }
 
+// A build is one of the server with its sandboxes.
+type build struct {
+	server string
+	cold   string // metadata without sandboxes in stock
+	warm   string // metadata with one of each environment
+	found  map[string]artifact
+}
+
 // A bench is what all groups are made from.
 type bench struct {
-	server   string
-	cold     string // metadata without sandboxes in stock
-	warm     string // metadata with one of each environment
-	found    map[string]artifact
+	build
+	other    *build // measured beside the first; nil is none
 	peers    string // folder of sandbox-runtime
 	temp     string
 	env      []string
@@ -94,6 +100,9 @@ func (b *bench) language(language string) group {
 			{contender: floor(a, w.code, w.want), batch: 10},
 		},
 	}
+	if b.other != nil {
+		g.list = append(g.list, b.beside(language)...)
+	}
 	if b.short {
 		g.rounds, g.budget, g.weigh = 25, 5*time.Second, false
 		return g
@@ -102,6 +111,18 @@ func (b *bench) language(language string) group {
 		g.list = append(g.list, entry{contender: c, every: 8, optional: true})
 	}
 	return g
+}
+
+// beside are the calls of a language to the other build.
+func (b *bench) beside(language string) []entry {
+	other := *b
+	other.build = *b.other
+	a, w := other.found[language], small[language]
+	return []entry{
+		{contender: other.call(a, "other build, nothing in stock", other.cold, "", w.code, w.want)},
+		{contender: other.call(a, "other build, one sandbox in stock", other.warm, "", w.code, w.want)},
+		{contender: other.call(a, "other build, in a session", other.cold, "bench", w.code, w.want), batch: 10},
+	}
 }
 
 // large are the groups of large code and large output, in a session.

@@ -43,6 +43,7 @@ func measure(ctx context.Context, arguments []string) error {
 	var (
 		program  = flags.String("server", "result/bin/nix-sandbox-mcp", "the server's `program`")
 		metadata = flags.String("metadata", "", "the server's metadata `file`, if it is not in the server's share/")
+		other    = flags.String("beside", "", "measure the calls of another build of the server too, in the same turns: its `program`")
 		peers    = flags.String("peers", ".cache/peers", "the `folder` that tests/bench/peers filled")
 		short    = flags.Bool("short", false, "measure less, and fail where a ratio of expected.json is off by two")
 		jsonFile = flags.String("json", "", "write the figures to a `file`")
@@ -65,7 +66,7 @@ func measure(ctx context.Context, arguments []string) error {
 			}
 		}
 	}
-	b, err := prepare(*program, *metadata, *peers, *short)
+	b, err := prepare(*program, *metadata, *other, *peers, *short)
 	if err != nil {
 		return err
 	}
@@ -107,35 +108,60 @@ func measure(ctx context.Context, arguments []string) error {
 	return failed
 }
 
-// prepare finds the artifacts behind a server and makes what the groups need.
-func prepare(program, metadata, peers string, short bool) (*bench, error) {
-	program, err := filepath.Abs(program)
-	if err != nil {
-		return nil, err
-	}
+// prepare finds the artifacts behind a server, and behind another where there
+// is one, and makes what the groups need.
+func prepare(program, metadata, other, peers string, short bool) (b *bench, err error) {
 	if peers, err = filepath.Abs(peers); err != nil {
-		return nil, err
-	}
-	if metadata == "" {
-		metadata = filepath.Join(filepath.Dir(program), "..", "share", "nix-sandbox-mcp", "metadata.json")
-	}
-	whole, found, err := readMetadata(metadata)
-	if err != nil {
 		return nil, err
 	}
 	temp, err := os.MkdirTemp("", "nix-sandbox-bench-*")
 	if err != nil {
 		return nil, err
 	}
-	b := &bench{server: program, found: found, peers: peers, temp: temp, env: environment(), short: short}
-	if b.cold, err = prewarmed(whole, 0, temp); err == nil {
-		b.warm, err = prewarmed(whole, 1, temp)
+	defer func() {
+		if err != nil {
+			os.RemoveAll(temp)
+		}
+	}()
+	b = &bench{peers: peers, temp: temp, env: environment(), short: short}
+	if b.build, err = readBuild(program, metadata, temp); err != nil || other == "" {
+		return b, err
 	}
-	if err != nil {
-		os.RemoveAll(temp)
+	folder := filepath.Join(temp, "other")
+	if err := os.Mkdir(folder, 0o755); err != nil {
 		return nil, err
 	}
+	second, err := readBuild(other, "", folder)
+	if err != nil {
+		return nil, err
+	}
+	for language, a := range b.found {
+		if second.found[language].environment == "" {
+			return nil, fmt.Errorf("%s has no environment of type %s, as %s has", other, language, a.environment)
+		}
+	}
+	b.other = &second
 	return b, nil
+}
+
+// readBuild finds the artifacts behind a server, and writes its metadata as
+// the groups need it to a folder.
+func readBuild(program, metadata, folder string) (b build, err error) {
+	if b.server, err = filepath.Abs(program); err != nil {
+		return b, err
+	}
+	if metadata == "" {
+		metadata = filepath.Join(filepath.Dir(b.server), "..", "share", "nix-sandbox-mcp", "metadata.json")
+	}
+	whole, found, err := readMetadata(metadata)
+	if err != nil {
+		return b, err
+	}
+	b.found = found
+	if b.cold, err = prewarmed(whole, 0, folder); err == nil {
+		b.warm, err = prewarmed(whole, 1, folder)
+	}
+	return b, err
 }
 
 func (b *bench) has(language string) bool {
