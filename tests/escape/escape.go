@@ -57,6 +57,11 @@ type Options struct {
 // maxSlow bounds what an attempt may take on a slow machine.
 const maxSlow = 2 * time.Minute
 
+// maxPace is how many times longer a call's own limit becomes on a slow machine
+// at most: an attempt that outlasts it has to wait for it, and its control for
+// more.
+const maxPace = 5
+
 // patient returns what may take so long elsewhere.
 func (o Options) patient(timeout time.Duration) time.Duration {
 	return max(timeout, min(timeout*time.Duration(o.Slow), maxSlow))
@@ -225,6 +230,7 @@ func run(ctx context.Context, dir string, options Options, attempts []attempt) (
 		default:
 			if each.session { // where the time is the call's own limit
 				each.backstop = s.patient(backstop)
+				each.timeout *= time.Duration(min(max(s.Slow, 1), maxPace))
 			} else {
 				each.timeout = s.patient(each.timeout)
 			}
