@@ -1,8 +1,9 @@
 # shellcheck shell=bash
 # Builds what start.sh found to build, beside the runtime: reports to it in
-# $NIX_SANDBOX_BUILDS, and to the operator on standard error. It ends when its
-# input does, which is when the runtime has ended, and takes the folder with
-# it.
+# $NIX_SANDBOX_BUILDS, and to the operator on standard error. A line of its input
+# has it build again: what had failed is tried, and what leads elsewhere now is
+# replaced. It ends when its input does, which is when the runtime has ended, and
+# takes the folder with it.
 
 # parallel: how many of Nix's commands run at once; each evaluates, which takes
 # a processor and some hundred MiB.
@@ -31,12 +32,20 @@ watched() {
   return "${PIPESTATUS[0]}"
 }
 
+# built NAME: whether there is one, of an earlier build.
+built() { [ -L "$private/$1" ] || [ -L "$private/$1.named" ]; }
+
 # failed NAME [REASON]: tells that it will not come, by default with what Nix
 # said last.
 failed() {
   if [ $# -gt 1 ]; then
     printf '%s\n' "$2" >"$private/.$1.log"
     printf 'nix-sandbox-mcp: %s: %s\n' "$1" "$2" >&2
+  fi
+  if built "$1"; then
+    rm -f -- "$private/.$1.log"
+    printf 'nix-sandbox-mcp: %s: the sandbox that was built before stays\n' "$1" >&2
+    return
   fi
   [ -e "$private/.$1.log" ] || printf 'Nix ended without a word\n' >"$private/.$1.log"
   mv -- "$private/.$1.log" "$private/$1.failed"
@@ -120,16 +129,21 @@ room() {
   [ $running -le $parallel ] || { wait -n || true; running=$((running - 1)); }
 }
 
-# all: builds everything.
+# all: builds everything. What the configuration itself describes is the same
+# for as long as the server runs.
 all() {
   local i name derivation derivations='' asked=no running=0
-  for i in "${!kinds[@]}"; do printf '%s\n' "$BASHPID" >"$private/${names[i]}.building"; done
+  for i in "${!kinds[@]}"; do
+    built "${names[i]}" || printf '%s\n' "$BASHPID" >"$private/${names[i]}.building"
+    rm -f -- "$private/${names[i]}.failed"
+  done
   for i in "${!kinds[@]}"; do
     if [ "${kinds[i]}" != own ]; then
       room
       one "$i" &
       continue
     fi
+    ! built "${names[i]}" || continue
     # One evaluation serves all of these.
     if [ $asked = no ]; then
       asked=yes
@@ -148,10 +162,8 @@ all() {
   wait
 }
 
-# The server's end is what ends this, and not what was meant for the server.
-trap '' INT HUP TERM
-if [ ${#kinds[@]} != 0 ]; then
-  # A group of its own, so that all of it can be ended.
+# begin: builds everything, in a group of its own, so that all of it can be ended.
+begin() {
   set -m
   (
     set +m
@@ -160,12 +172,31 @@ if [ ${#kinds[@]} != 0 ]; then
   ) </dev/null &
   group=$!
   set +m
-fi
-while IFS= read -r _; do :; done
-if [ -n "${group-}" ] && kill -TERM -- "-$group" 2>/dev/null; then
+}
+
+# busy: whether it is at that.
+busy() { [ -n "$group" ] && kill -0 -- "-$group" 2>/dev/null; }
+
+# The server's end is what ends this, and not what was meant for the server.
+trap '' INT HUP TERM
+group='' asked=no
+[ ${#kinds[@]} = 0 ] || begin
+while :; do
+  # Asked while it builds, it looks once a second whether it has.
+  patience=()
+  if [ $asked = yes ]; then
+    if busy; then patience=(-t 1); else asked=no; begin; fi
+  fi
+  if IFS= read -r "${patience[@]}" _; then
+    [ ${#kinds[@]} = 0 ] || asked=yes
+  elif [ $? -le 128 ]; then
+    break
+  fi
+done
+if busy && kill -TERM -- "-$group" 2>/dev/null; then
   # Nix takes a moment to end its own builds; it gets 2 s.
   for ((tenths = 0; tenths < 20; tenths++)); do
-    kill -0 -- "-$group" 2>/dev/null || break
+    busy || break
     sleep 0.1
   done
   kill -KILL -- "-$group" 2>/dev/null

@@ -11,9 +11,11 @@
 # It leaves NIX_SANDBOX_METADATA and NIX_SANDBOX_BUILDS (runtime/metadata/folder.go
 # says what is in that folder) for the runtime, which then takes this process'
 # place, and where there is something to build a process that builds it
-# (build.sh). Nothing here waits for a build. Nix is asked in the foreground
-# once for each content of a configuration file, for the server cannot do
-# without what is in it; what it answered lies in the cache:
+# (build.sh) and NIX_SANDBOX_BUILDER, the number of the descriptor that leads to
+# that process: a line there has it build all of it again. Nothing here waits
+# for a build. Nix is asked in the foreground once for each content of a
+# configuration file, for the server cannot do without what is in it; what it
+# answered lies in the cache:
 #
 #   configs/SERVER-CONTENT/plan            the lines that default.nix explains
 #   configs/SERVER-CONTENT/metadata.json   the first of them
@@ -208,6 +210,7 @@ configure() {
 # start: sets all of it up.
 start() {
   local i PATH=$tools:${PATH-}
+  unset NIX_SANDBOX_BUILDER
   private='' config='' config_file='' config_base='' kinds=() names=() values=() bases=()
   use_flake=${PROJECT_USE_FLAKE-} project=${PROJECT_DIR:-$project}
   case $use_flake in '' | 0 | 1) ;; *) fail "PROJECT_USE_FLAKE is \"$use_flake\"" "set it to 1 or 0, or leave it unset" ;; esac
@@ -244,4 +247,5 @@ start() {
     . "$builder" <&"$input" &
   )
   wait $!
+  export NIX_SANDBOX_BUILDER=$alive
 }

@@ -41,6 +41,8 @@ const (
 	maxSeconds  = 365 * 24 * 3600
 	maxSessions = 10000
 	maxStart    = 600 // seconds
+	// maxDescriptor is what Linux lets a process open at most (fs.nr_open).
+	maxDescriptor = 1 << 30
 )
 
 // Error is a wrong setting: one sentence, and a hint at what to do.
@@ -57,6 +59,8 @@ type Config struct {
 	Metadata string
 	// Places hold further environments.
 	Places metadata.Places
+	// Builder is the descriptor that leads to what builds Places.Builds, or 0.
+	Builder int
 
 	// ProjectDir is absolute and exists; empty where there is no project.
 	ProjectDir   string
@@ -102,6 +106,9 @@ func Read(get func(string) string) (Config, error) {
 	}
 	start, err := number(get, "NIX_SANDBOX_START_SECONDS", "seconds", maxStart)
 	if err != nil {
+		return Config{}, err
+	}
+	if config.Builder, err = number(get, "NIX_SANDBOX_BUILDER", "a descriptor", maxDescriptor); err != nil {
 		return Config{}, err
 	}
 	config.StartWithin = cmp.Or(time.Duration(start)*time.Second, defaultStart)

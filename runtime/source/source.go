@@ -67,8 +67,9 @@ func New(base *metadata.Set, places metadata.Places, log *slog.Logger) (*Source,
 func (s *Source) Catalog() *catalog.Catalog { return s.catalog }
 
 // Keep keeps the catalog current until ctx ends. A value from again has
-// everything read again at once.
-func (s *Source) Keep(ctx context.Context, again <-chan os.Signal) {
+// everything read again at once, and what was built beside the server built
+// again: rebuild asks for that.
+func (s *Source) Keep(ctx context.Context, again <-chan os.Signal, rebuild func()) {
 	ticker := time.NewTicker(lookEvery)
 	defer ticker.Stop()
 	for {
@@ -77,6 +78,7 @@ func (s *Source) Keep(ctx context.Context, again <-chan os.Signal) {
 			return
 		case <-again:
 			s.log.Info("reading the sandbox folders again")
+			rebuild()
 			s.settle(ctx, s.places.Fingerprint())
 		case <-ticker.C:
 			if now := s.places.Fingerprint(); now != s.seen {

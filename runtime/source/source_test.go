@@ -59,7 +59,7 @@ func keep(t *testing.T, folder string, builds bool) *place {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var keeping sync.WaitGroup
-	keeping.Go(func() { p.Keep(ctx, p.again) })
+	keeping.Go(func() { p.Keep(ctx, p.again, func() {}) })
 	t.Cleanup(func() {
 		cancel()
 		keeping.Wait()

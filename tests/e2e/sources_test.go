@@ -284,6 +284,52 @@ func TestReferencesAreBuiltBesideTheServer(t *testing.T) {
 	})
 }
 
+// SIGHUP has references built again: what had failed comes, what leads elsewhere
+// now is replaced, and what cannot be built any more stays as it was.
+func TestBuiltAgain(t *testing.T) {
+	g := nix(t)
+	own := flake(t)
+	path := filepath.Join(own, "flake.nix")
+	right, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(text string) {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("{ outputs = { self }: {\n")
+	c := start(t, g.variables("NIX_SANDBOX_ENVS="+own+"#one")...)
+	logged := func(want string) {
+		t.Helper()
+		mcptest.Eventually(t, patience, func() string { return fmt.Sprintf("the log does not say %q:\n%s", want, c.Log()) },
+			func() bool { return strings.Contains(c.Log(), want) })
+	}
+	works := func() {
+		t.Helper()
+		if answer := run(c, "one", "echo $((6*7))"); answer.Text() != "42\n" {
+			t.Errorf("%+v", answer)
+		}
+	}
+	logged(`msg="environment not built" env=one`)
+	write(string(right))
+	c.Signal(syscall.SIGHUP)
+	offered(t, c, "one", true)
+	works()
+	write(strings.ReplaceAll(string(right), "[ pkgs.bash pkgs.coreutils ]", "[ pkgs.bash pkgs.coreutils pkgs.jq ]"))
+	c.Signal(syscall.SIGHUP)
+	logged(`msg="environment replaced" env=one`)
+	works()
+	if answer := run(c, "one", "jq -n 6*7"); answer.Text() != "42\n" {
+		t.Errorf("%+v", answer)
+	}
+	write("{ outputs = { self }: {\n")
+	c.Signal(syscall.SIGHUP)
+	logged("one: the sandbox that was built before stays")
+	works()
+}
+
 // What builds ends with the server, however that ends, and keeps nobody
 // waiting.
 func TestBuilderEndsWithTheServer(t *testing.T) {

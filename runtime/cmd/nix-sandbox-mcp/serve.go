@@ -134,7 +134,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	defer keeping.Wait()
 	keep, finish := context.WithCancel(ctx)
 	defer finish()
-	keeping.Go(func() { places.Keep(keep, again) })
+	keeping.Go(func() { places.Keep(keep, again, func() { rebuild(settings.Builder, log) }) })
 	served := make(chan error, 1)
 	greeted := make(chan struct{})
 	keeping.Go(func() { lookAround(keep, greeted, environments, log) })
@@ -159,6 +159,21 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 		}
 	}
 	return err
+}
+
+// rebuild asks the wrapper's builder to build again. It does not wait: a pipe
+// that is full holds more wishes than there are builds.
+func rebuild(builder int, log *slog.Logger) {
+	if builder == 0 {
+		return
+	}
+	err := unix.SetNonblock(builder, true)
+	if err == nil {
+		_, err = unix.Write(builder, []byte("\n"))
+	}
+	if err != nil && err != unix.EAGAIN {
+		log.Error("nothing is built again", "error", fmt.Errorf("ask the builder: %w", err))
+	}
 }
 
 // projectVariables are those that show the project to a sandbox.
