@@ -86,7 +86,7 @@ let
       doc = "Size of /workspace, and of /tmp, in MiB.";
     };
     output_kb = {
-      type = types.integer 1 16384;
+      type = types.integer 1 1024;
       default = 32;
       shared = true;
       doc = "Output that one call may answer, in KiB; of more, the head and the tail are kept.";

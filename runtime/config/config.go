@@ -194,9 +194,10 @@ func projectDir(dir string) (string, error) {
 	return absolute, nil
 }
 
-// reserved are the folders of a sandbox that a project may not hide.
+// reserved are the folders of a sandbox that a project may not hide, those of
+// nix/lib/reserved.nix.
 func reserved() []string {
-	return []string{"/bin", "/dev", "/etc", "/lib", "/lib64", "/nix", "/proc", "/run", "/sys", "/tmp", "/usr", "/workspace"}
+	return []string{"/bin", "/dev", "/etc", "/nix", "/proc", "/sys", "/tmp", "/usr", "/workspace"}
 }
 
 func checkMode(mode string) error {

@@ -138,3 +138,17 @@ func TestWrongValues(t *testing.T) {
 		})
 	}
 }
+
+// A mount point that Nix accepts is accepted here: docs/options has the places
+// of nix/lib/reserved.nix.
+func TestReservedAsInNix(t *testing.T) {
+	page, err := os.ReadFile("../../docs/options/toml.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, places, _ := strings.Cut(string(page), "a plain absolute path outside of ")
+	places, _, _ = strings.Cut(places, " |")
+	if diff := cmp.Diff(reserved(), strings.Split(places, ", ")); diff != "" {
+		t.Error(diff)
+	}
+}

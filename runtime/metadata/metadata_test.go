@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -114,6 +115,30 @@ func TestEveryField(t *testing.T) {
 	}
 	if diff := cmp.Diff(Project{Path: "/p", Mount: "/m", Mode: "readonly", Inherit: []string{"A", "B_1"}}, set.Project); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// What Nix lets an operator write, the runtime serves: docs/options has the
+// ranges of nix/lib/options.nix.
+func TestRangesOfOptions(t *testing.T) {
+	page, err := os.ReadFile("../../docs/options/mkSandbox.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ranges := regexp.MustCompile("(?m)^\\| `(\\w+)` .* from ([0-9.]+) to ([0-9]+) ").FindAllStringSubmatch(string(page), -1)
+	if len(ranges) < 6 {
+		t.Fatalf("only %d options with a range", len(ranges))
+	}
+	for _, option := range ranges {
+		for _, end := range option[2:] {
+			set, err := Load(document(t, map[string]any{"x": entry(t, map[string]any{option[1]: json.Number(end)})}, nil), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if why := reason(set, "x"); why != nil {
+				t.Error(why)
+			}
+		}
 	}
 }
 

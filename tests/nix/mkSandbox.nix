@@ -230,7 +230,7 @@ in
     expected = [
       "mkSandbox data: cpus is 0: write a number from 0.01 to 1024"
       "mkSandbox data: memory_mb is 15: write a whole number from 16 to 16777216"
-      "mkSandbox data: output_kb is 1.5: write a whole number from 1 to 16384"
+      "mkSandbox data: output_kb is 1.5: write a whole number from 1 to 1024"
       "mkSandbox data: prewarm is -1: write a whole number from 0 to 64"
       "mkSandbox data: timeout_seconds is 0: write a whole number from 1 to 86400"
     ];
