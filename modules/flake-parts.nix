@@ -43,8 +43,11 @@ in
       options.nix-sandbox-mcp = declared.options // {
         enable = lib.mkOption {
           type = lib.types.bool;
-          default = cfg.environments != { } || cfg.flakeRefs != [ ] || useFlake;
-          defaultText = lib.literalExpression "environments, flakeRefs or project.use_flake is set";
+          # A flake for many systems has its other outputs on those without jails.
+          default =
+            pkgs.stdenv.hostPlatform.isLinux
+            && (cfg.environments != { } || cfg.flakeRefs != [ ] || useFlake);
+          defaultText = lib.literalExpression "the system is Linux, and environments, flakeRefs or project.use_flake is set";
           description = declared.rows.modules.flake-parts.enable.doc;
         };
       };

@@ -6,6 +6,7 @@
 { pkgs, programs }:
 let
   inherit (pkgs) lib;
+  inherit (pkgs.stdenv) hostPlatform;
 
   user = import ../lib/user.nix;
   base = import ../lib/base.nix { inherit pkgs; };
@@ -15,7 +16,7 @@ let
 
   # The system calls that are refused, compiled; the list is in jail/seccomp.
   filter = pkgs.runCommandLocal "sandbox-system-calls" { } ''
-    ${lib.getExe programs.seccomp} ${pkgs.stdenv.hostPlatform.parsed.cpu.name} > $out
+    ${lib.getExe programs.seccomp} ${hostPlatform.parsed.cpu.name} > $out
   '';
 
   # Shared memory of processes (Python's multiprocessing asks for it), in MiB.
@@ -36,6 +37,9 @@ in
   pids,
   workspace_mb,
 }:
+assert
+  hostPlatform.isLinux
+  || throw "sandbox ${name}: jails need the namespaces of Linux, which ${hostPlatform.system} does not have: build it for x86_64-linux or aarch64-linux, and run the server there";
 let
   # A variable may name a path in the store, which then is in the sandbox too.
   mentioned = pkgs.writeText "sandbox-variables" (builtins.toJSON variables);

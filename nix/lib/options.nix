@@ -200,7 +200,7 @@ rec {
   modules = {
     flake-parts.enable = {
       type = types.boolean;
-      doc = "Whether a system has the server: it has where environments, flakeRefs or project.use_flake are set.";
+      doc = "Whether a system has the server: when left out, a Linux system where environments, flakeRefs or project.use_flake are set.";
     };
     nixos = { inherit enable package; };
     home-manager = {

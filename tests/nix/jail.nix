@@ -46,6 +46,25 @@ in
     expr = builtins.match "#!/nix/store/[^ ]*/bin/[a-z-]+" (lib.head (lib.splitString "\n" plain.text)) != null;
     expected = true;
   };
+  # On other systems it is a sentence of ours, not nixpkgs' about bubblewrap.
+  testOnlyForLinux = {
+    expr =
+      let
+        elsewhere = pkgs // {
+          stdenv.hostPlatform = {
+            isLinux = false;
+            system = "aarch64-darwin";
+          };
+        };
+        artifact = (import ../../nix { pkgs = elsewhere; }).mkSandbox {
+          name = "x";
+          packages = [ pkgs.bash ];
+          interpreter = "bash -c";
+        };
+      in
+      (builtins.tryEval artifact.run).success;
+    expected = false;
+  };
   # The kernel reads 255 bytes of it, older ones 127.
   testFirstLineIsShort = {
     expr = lib.stringLength (lib.head (lib.splitString "\n" plain.text)) < 127;

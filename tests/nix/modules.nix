@@ -21,8 +21,9 @@ let
     default = [ ];
   };
 
-  evaluate =
-    modules:
+  evaluate = evaluateWith pkgs;
+  evaluateWith =
+    pkgs: modules:
     (moduleLib.evalModules {
       modules = [ { _module.args = { inherit pkgs; }; } ] ++ modules;
     }).config;
@@ -60,8 +61,9 @@ let
     mkOption {
       type = types.deferredModuleWith { staticModules = [ module ]; };
     };
-  flakeParts =
-    settings: more:
+  flakeParts = flakePartsWith pkgs;
+  flakePartsWith =
+    pkgs: settings: more:
     let
       top = moduleLib.evalModules {
         specialArgs = { inherit flake-parts-lib; };
@@ -71,7 +73,7 @@ let
         ];
       };
     in
-    evaluate [
+    evaluateWith pkgs [
       top.config.perSystem
       {
         options = {
@@ -282,6 +284,21 @@ in
 
   testFlakePartsOff = {
     expr = names (flakeParts { } { }).packages;
+    expected = [ ];
+  };
+  testFlakePartsOffWithoutLinux = {
+    expr =
+      names
+        (flakePartsWith (
+          pkgs
+          // {
+            stdenv = pkgs.stdenv // {
+              hostPlatform = pkgs.stdenv.hostPlatform // {
+                isLinux = false;
+              };
+            };
+          }
+        ) settings { }).packages;
     expected = [ ];
   };
   testFlakePartsOutputs = {
