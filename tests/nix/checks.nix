@@ -3,8 +3,13 @@
 let
   inherit (pkgs) lib;
 
+  library = import ../../nix { inherit pkgs; };
   tests = import ./. { inherit pkgs; };
   failed = lib.filter (name: tests.${name}.expr != tests.${name}.expected) (lib.attrNames tests);
+
+  # A package set may lack NixOS, and arm machines that others rent out KVM.
+  machines =
+    pkgs.stdenv.hostPlatform.isx86_64 && (builtins.tryEval (pkgs ? testers.runNixOSTest)).value;
 in
 {
   inherit server;
@@ -17,5 +22,12 @@ in
 }
 # The artifacts run inside a build too, where that may make namespaces.
 // lib.mapAttrs' (
-  name: artifact: lib.nameValuePair "sandbox-${name}" ((import ../../nix { inherit pkgs; }).tryOut artifact)
+  name: artifact: lib.nameValuePair "sandbox-${name}" (library.tryOut artifact)
 ) server.environments
+# The suites that depend on the user and the kernel, in machines of their own.
+// lib.optionalAttrs machines (
+  import ../nixos {
+    inherit pkgs server;
+    inherit (library.programs) vendor;
+  }
+)

@@ -21,7 +21,10 @@ let
       refusal = true;
     };
     jail.folder = "jail";
-    e2e.folder = "tests/e2e";
+    e2e = {
+      folder = "tests/e2e";
+      refusal = true;
+    };
     escape.folder = "tests/escape";
   };
 
