@@ -126,7 +126,11 @@ func (c Config) Complete(session metadata.Session, project metadata.Project) (Co
 	c.SessionMax = cmp.Or(c.SessionMax, defaultSessions)
 	c.ProjectMount = cmp.Or(c.ProjectMount, project.Mount, defaultMount)
 	c.ProjectMode = cmp.Or(c.ProjectMode, project.Mode, ReadOnly)
-	c.ProjectDir = cmp.Or(c.ProjectDir, project.Path)
+	setting, hint := "PROJECT_DIR", "set PROJECT_DIR to an existing folder, or leave it unset to serve no project"
+	if c.ProjectDir == "" {
+		c.ProjectDir = project.Path
+		setting, hint = "the configuration's project path", "make that folder, or set PROJECT_DIR to the project's"
+	}
 	if err := checkMode(c.ProjectMode); err != nil {
 		return Config{}, err
 	}
@@ -138,7 +142,7 @@ func (c Config) Complete(session metadata.Session, project metadata.Project) (Co
 	}
 	dir, err := projectDir(c.ProjectDir)
 	if err != nil {
-		return Config{}, err
+		return Config{}, &Error{fmt.Sprintf("%s is %v", setting, err), hint}
 	}
 	c.ProjectDir = dir
 	return c, nil
@@ -176,20 +180,21 @@ func folders(get func(string) string) []string {
 	return append(dirs, "/etc/nix-sandbox-mcp/sandboxes")
 }
 
+// projectDir returns the absolute path of a folder. The error is what follows
+// "is".
 func projectDir(dir string) (string, error) {
-	const hint = "set PROJECT_DIR to an existing folder, or leave it unset to serve no project"
 	absolute, err := filepath.Abs(dir)
 	if err != nil {
-		return "", &Error{fmt.Sprintf("PROJECT_DIR is %s: %v", dir, err), hint}
+		return "", fmt.Errorf("%s: %w", dir, err)
 	}
 	info, err := os.Stat(absolute)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return "", &Error{fmt.Sprintf("PROJECT_DIR is %s, which does not exist", absolute), hint}
+		return "", fmt.Errorf("%s, which does not exist", absolute)
 	case err != nil:
-		return "", &Error{fmt.Sprintf("PROJECT_DIR is %s, which cannot be used: %v", absolute, err), hint}
+		return "", fmt.Errorf("%s, which cannot be used: %w", absolute, err)
 	case !info.IsDir():
-		return "", &Error{fmt.Sprintf("PROJECT_DIR is %s, which is not a folder", absolute), hint}
+		return "", fmt.Errorf("%s, which is not a folder", absolute)
 	}
 	return absolute, nil
 }

@@ -139,6 +139,15 @@ func TestWrongValues(t *testing.T) {
 	}
 }
 
+// Whoever wrote the path into the configuration did not set the variable.
+func TestWrongPathOfConfiguration(t *testing.T) {
+	_, err := complete(map[string]string{"NIX_SANDBOX_METADATA": "m"}, metadata.Session{}, metadata.Project{Path: "/does/not/exist"})
+	var wrong *Error
+	if !errors.As(err, &wrong) || wrong.Problem != "the configuration's project path is /does/not/exist, which does not exist" {
+		t.Errorf("error %#v", err)
+	}
+}
+
 // A mount point that Nix accepts is accepted here: docs/options has the places
 // of nix/lib/reserved.nix.
 func TestReservedAsInNix(t *testing.T) {
