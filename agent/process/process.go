@@ -27,32 +27,22 @@ type Table struct {
 	mu      sync.Mutex
 	live    map[int]*Process
 	signals chan os.Signal
-	stopped chan struct{}
 	spawns  chan func() // run by the thread that starts processes
 	err     error       // why that thread starts none
 }
 
-// NewTable returns a Table that reaps until Close. A process may have one
-// Table at a time.
+// NewTable returns a Table, which reaps for as long as this process lives. A
+// process may have one.
 func NewTable() *Table {
 	t := &Table{
 		live:    make(map[int]*Process),
 		signals: make(chan os.Signal, 1),
-		stopped: make(chan struct{}),
 		spawns:  make(chan func()),
 	}
 	signal.Notify(t.signals, unix.SIGCHLD)
 	go t.loop()
 	go t.spawn()
 	return t
-}
-
-// Close ends the reaping; processes that still run are left alone.
-func (t *Table) Close() {
-	signal.Stop(t.signals)
-	close(t.signals)
-	close(t.spawns)
-	<-t.stopped
 }
 
 // spawn owns the thread that starts processes, which inherit what the kernel
@@ -67,7 +57,6 @@ func (t *Table) spawn() {
 }
 
 func (t *Table) loop() {
-	defer close(t.stopped)
 	for range t.signals {
 		t.reap()
 	}

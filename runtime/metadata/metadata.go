@@ -84,16 +84,6 @@ func (s *Set) Names() []string {
 	return slices.Sorted(maps.Keys(s.Environments))
 }
 
-// Load reads the server's metadata and sandbox folders; see [Read] and
-// [Set.With].
-func Load(server string, folders []string) (*Set, error) {
-	set, err := Read(server)
-	if err != nil {
-		return nil, err
-	}
-	return set.With(Places{Folders: folders})
-}
-
 // Read reads the server's metadata, which is JSON itself or the path of a
 // file of it. The error is for what makes the whole unusable; what is wrong
 // with one environment is in Set.Broken.

@@ -69,7 +69,7 @@ func writeArtifact(t *testing.T, folder, called string, fields map[string]any) s
 
 func TestDefaults(t *testing.T) {
 	fields := entry(t, nil)
-	set, err := Load(document(t, map[string]any{"a": fields}, nil), nil)
+	set, err := Read(document(t, map[string]any{"a": fields}, nil))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,10 +91,10 @@ func TestEveryField(t *testing.T) {
 		"prewarm": 3, "description": "d", "network": map[string]any{"mode": "none"}, "closure": "c",
 		"of_a_newer_builder": []int{1},
 	})
-	set, err := Load(document(t, map[string]any{"a": fields}, map[string]any{
+	set, err := Read(document(t, map[string]any{"a": fields}, map[string]any{
 		"session": map[string]any{"idle_timeout_seconds": 7, "max_lifetime_seconds": 8},
 		"project": map[string]any{"path": "/p", "mount_point": "/m", "mode": "readonly", "inherit_env": map[string]any{"vars": []string{"A", "B_1"}}},
-	}), nil)
+	}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func TestRangesOfOptions(t *testing.T) {
 	}
 	for _, option := range ranges {
 		for _, end := range option[2:] {
-			set, err := Load(document(t, map[string]any{"x": entry(t, map[string]any{option[1]: json.Number(end)})}, nil), nil)
+			set, err := Read(document(t, map[string]any{"x": entry(t, map[string]any{option[1]: json.Number(end)})}, nil))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -177,7 +177,7 @@ func TestBrokenEnvironment(t *testing.T) {
 		"another name":           {map[string]any{"name": "y"}, `environments.x.name is "y", but the environment is called "x"`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			set, err := Load(document(t, map[string]any{"x": entry(t, test.change), "good": entry(t, nil)}, nil), nil)
+			set, err := Read(document(t, map[string]any{"x": entry(t, test.change), "good": entry(t, nil)}, nil))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -207,7 +207,7 @@ func reason(set *Set, name string) error {
 
 func TestBadNames(t *testing.T) {
 	for _, name := range []string{"", "Python", "a b", "-a", "_a", "a/b", "..", strings.Repeat("a", 65), "é"} {
-		set, err := Load(document(t, map[string]any{name: entry(t, nil)}, nil), nil)
+		set, err := Read(document(t, map[string]any{name: entry(t, nil)}, nil))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -238,7 +238,7 @@ func TestBrokenWhole(t *testing.T) {
 		"inherit no name":      {`{"schema":1,"environments":{},"project":{"inherit_env":{"vars":["A=B"]}}}`, `project.inherit_env.vars holds "A=B"`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := Load(test.source, nil)
+			_, err := Read(test.source)
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want %q", err, test.want)
 			}
@@ -259,7 +259,11 @@ func TestFolders(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	set, err := Load(document(t, map[string]any{"python": entry(t, nil), "bash": entry(t, nil)}, nil), []string{user, machine, user + "/none"})
+	base, err := Read(document(t, map[string]any{"python": entry(t, nil), "bash": entry(t, nil)}, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := base.With(Places{Folders: []string{user, machine, user + "/none"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,7 +298,11 @@ func TestBrokenArtifact(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	set, err := Load(document(t, map[string]any{"python": entry(t, nil)}, nil), []string{folder})
+	base, err := Read(document(t, map[string]any{"python": entry(t, nil)}, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := base.With(Places{Folders: []string{folder}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -312,14 +320,14 @@ func TestBrokenArtifact(t *testing.T) {
 	}
 }
 
-func FuzzLoad(f *testing.F) {
+func FuzzRead(f *testing.F) {
 	f.Add(`{"schema":1,"environments":{"a":{"backend":"jail","exec":"/bin/sh","session_exec":"/bin/sh"}}}`)
 	f.Add(`{"schema":1,"environments":{"a":{"timeout_seconds":1e999,"cpus":-0}}}`)
 	f.Fuzz(func(t *testing.T, text string) {
 		if !strings.HasPrefix(strings.TrimSpace(text), "{") {
 			return
 		}
-		set, err := Load(text, nil)
+		set, err := Read(text)
 		if err != nil {
 			return
 		}

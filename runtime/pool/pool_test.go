@@ -34,7 +34,7 @@ type yard struct {
 // build makes a pool that is not open; environ is what its sandboxes get.
 func build(t testing.TB, prewarm int, options Options, environ ...string) *yard {
 	t.Helper()
-	set, err := metadata.Load(mcptest.Metadata(t, mcptest.Artifacts(t)), nil)
+	set, err := metadata.Read(mcptest.Metadata(t, mcptest.Artifacts(t)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ type house struct {
 // build starts a manager; limits that are zero are far away.
 func build(t *testing.T, limits Limits) *house {
 	t.Helper()
-	set, err := metadata.Load(mcptest.Metadata(t, mcptest.Artifacts(t)), nil)
+	set, err := metadata.Read(mcptest.Metadata(t, mcptest.Artifacts(t)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -351,7 +351,7 @@ func lay(t testing.TB, change func(map[string]map[string]any)) *bench {
 	if change != nil {
 		change(environments)
 	}
-	set, err := metadata.Load(mcptest.Metadata(t, environments), nil)
+	set, err := metadata.Read(mcptest.Metadata(t, environments))
 	if err != nil {
 		t.Fatal(err)
 	}

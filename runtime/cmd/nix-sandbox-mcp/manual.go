@@ -26,7 +26,7 @@ func manualCommand() command {
 // writeManual writes the manual page in the language of man(7), from the same
 // words as the help.
 func writeManual(w io.Writer) {
-	fmt.Fprintf(w, ".TH %s 1 \"\" \"%s %s\" \"User Commands\"\n", strings.ToUpper(program), program, version)
+	fmt.Fprintf(w, ".TH %s 1 \"\" \"%s %s\" \"User Commands\"\n", strings.ToUpper(program), program, release())
 	fmt.Fprintf(w, ".SH NAME\n%s \\- %s\n", program, roff("run a language model's code in sandboxes that Nix built"))
 	fmt.Fprintf(w, ".SH SYNOPSIS\n.nf\n\\fB%[1]s \\-\\-stdio\\fR [\\fIOPTION\\fR]...\n\\fB%[1]s\\fR \\fICOMMAND\\fR [\\fIOPTION\\fR]...\n.fi\n", roff(program))
 	fmt.Fprintf(w, ".SH DESCRIPTION\n%s\n", roff(about))
