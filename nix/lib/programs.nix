@@ -32,13 +32,21 @@ let
         wanted relative type;
     };
 
+  # Go would say so in the middle of a build, of its own go.mod.
+  wantsGo = lib.head (builtins.match ".*\ngo ([0-9.]+)\n.*" (builtins.readFile (root + "/go.mod")));
+  buildGoModule =
+    assert
+      lib.versionAtLeast pkgs.go.version wantsGo
+      || throw "nix-sandbox-mcp takes Go ${wantsGo}, and this package set has ${pkgs.go.version}: use nixpkgs 25.11 or later as pkgs";
+    pkgs.buildGoModule;
+
   isModuleFile = path: path == "go.mod" || path == "go.sum";
 
   # Every Go file, because what `go mod vendor` writes depends on every import.
   # The tree is a fixed-output derivation: its path follows from vendorHash
   # alone, whatever else changes in here.
   vendor =
-    (pkgs.buildGoModule {
+    (buildGoModule {
       pname = name;
       inherit version;
       vendorHash = import ./vendorHash.nix;
@@ -74,7 +82,7 @@ let
           isModuleFile path || (within folders path && !(lib.hasSuffix "_test.go" path))
       );
     in
-    pkgs.buildGoModule {
+    buildGoModule {
       inherit pname version;
       # The vendor tree lies in the source, so buildGoModule has none to make.
       vendorHash = null;

@@ -21,6 +21,19 @@ let
   };
 in
 {
+  # A sentence, and not a build that fails.
+  testOldGoIsNamed = {
+    expr =
+      let
+        old = pkgs // {
+          go = pkgs.go // {
+            version = "1.20";
+          };
+        };
+      in
+      (builtins.tryEval (import ../../nix { pkgs = old; }).programs.runtime.outPath).success;
+    expected = false;
+  };
   testServerMetadata = {
     expr = removeAttrs server.metadata [ "environments" ];
     expected = {
