@@ -69,7 +69,7 @@ func (s *Set) With(places Places) (*Set, error) {
 // list returns the entries of a folder in order of their names, without
 // hidden ones.
 func list(path string) ([]fs.DirEntry, error) {
-	folder, err := os.Open(path)
+	folder, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY, 0) // a FIFO would be waited for
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -142,7 +142,11 @@ func artifact(entry string, link bool, called string, alias bool) (string, Envir
 		return "", Environment{}, fmt.Errorf("%s: cannot be followed: %w", entry, err)
 	}
 	file := filepath.Join(entry, "metadata.json")
-	data, err := readFile(filepath.Join(folder, "metadata.json"))
+	inside := filepath.Join(folder, "metadata.json")
+	if info, err := os.Stat(inside); err == nil && !info.Mode().IsRegular() {
+		return "", Environment{}, fmt.Errorf("%s: is no file: make the sandbox with mkSandbox, or remove it", file)
+	}
+	data, err := readFile(inside)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && link:
 		return "", Environment{}, fmt.Errorf("%s: leads to %s, which has no metadata.json: link it to what mkSandbox makes", entry, folder)

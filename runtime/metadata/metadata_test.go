@@ -2,11 +2,13 @@ package metadata
 
 import (
 	"encoding/json"
+	"errors"
 	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -282,6 +284,35 @@ func TestFolders(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, set.Overridden); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// What is no file is not waited for: reading a FIFO would stop the server.
+func TestFIFOForMetadata(t *testing.T) {
+	folder := t.TempDir()
+	dir := writeArtifact(t, folder, "pipe", nil)
+	file := filepath.Join(dir, "metadata.json")
+	if err := errors.Join(os.Remove(file), syscall.Mkfifo(file, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	server := document(t, map[string]any{"python": entry(t, nil)}, nil)
+	for folder, want := range map[string]string{folder: file + ": is no file", file: file + ": not a directory"} {
+		got := make(chan error, 1)
+		go func() {
+			set, err := Load(server, []string{folder})
+			if err == nil {
+				err = reason(set, "pipe")
+			}
+			got <- err
+		}()
+		select {
+		case err := <-got:
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: got %v, want %s", folder, err, want)
+			}
+		case <-time.After(10 * time.Second):
+			t.Errorf("%s: still being read", folder)
+		}
 	}
 }
 
