@@ -256,6 +256,12 @@ def forget():
     gc.collect()
 
 
+def stop(self, code=None):
+    """Stands for exit and quit, which close stdin: calls that follow would miss
+    it, and the next file that they open would take its place."""
+    raise SystemExit(code)
+
+
 def end(nonce, status):
     """Ends a program as the interpreter does, but does not take the
     interpreter apart: that costs more than most code, and all of it is thrown
@@ -319,6 +325,8 @@ def loop():
 os.set_inheritable(CONTROL, False)
 os.set_inheritable(CODE, False)
 set_handler(SIGINT, ignore)
+if 'exit' in builtins.__dict__:
+    type(builtins.exit).__call__ = stop
 sys.argv = ['']
 # -I left these out; the driver has all that it imports before they count.
 sys.path[:0] = [''] + [p for p in os.environ.get('PYTHONPATH', '').split(':') if p]

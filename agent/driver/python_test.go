@@ -73,6 +73,9 @@ func TestPython(t *testing.T) {
 			{Code: "sys.exit(None)"},
 			{Code: "exit(-1)", Exit: 255},
 			{Code: "x", Stdout: "1\n"},
+			{Code: "quit()"},
+			{Code: "input()", Exit: 1, Stderr: "EOFError"},
+			{Code: "f = open('/dev/zero'); f.fileno() > 2", Stdout: "True\n"},
 		},
 		"interrupt shows where": {
 			{Code: "x = 1\nimport time"},
