@@ -30,7 +30,7 @@ SIGINT = 2
 # Flags of compile, as in Include/cpython/compile.h: importing ast for them
 # costs a millisecond.
 ONLY_AST, TOP_LEVEL_AWAIT = 0x400, 0x2000
-CO_COROUTINE = 0x80  # as in Include/cpython/code.h
+CO_COROUTINE, CO_FUTURE_ANNOTATIONS = 0x80, 0x1000000  # as in Include/cpython/code.h
 # Sources kept for tracebacks, in characters and calls.
 KEEP_SOURCES, KEEP_CALLS = 4 << 20, 1000
 
@@ -44,6 +44,7 @@ sources = {}  # of the newest calls, the oldest first
 kept = 0  # characters in them
 shown = False  # linecache was told of all of them
 runner = None
+future = 0  # what calls have imported from __future__
 figures = 0
 
 
@@ -182,8 +183,8 @@ async def awaited(codes):
 
 def run(source, filename):
     """Runs code as a cell of a notebook: a last expression's value is shown."""
-    global runner
-    text = source.decode('utf-8')
+    global runner, future
+    text = source.decode('utf-8').removeprefix('\ufeff')
     remember(filename, text)
     tree = compile(text, filename, 'exec', ONLY_AST | TOP_LEVEL_AWAIT)
     body = tree.body
@@ -192,7 +193,8 @@ def run(source, filename):
         last = _ast.Expression(body.pop().value)
     codes = []
     if body:
-        codes.append(compile(tree, filename, 'exec', TOP_LEVEL_AWAIT))
+        codes.append(compile(tree, filename, 'exec', TOP_LEVEL_AWAIT | future))
+        future |= codes[0].co_flags & CO_FUTURE_ANNOTATIONS
     if last is not None:
         codes.append(compile(last, filename, 'eval', TOP_LEVEL_AWAIT))
     value = None

@@ -43,6 +43,7 @@ func TestPython(t *testing.T) {
 			{Code: "_", Stdout: "10\n"},
 			{Code: ""},
 			{Code: "# nothing"},
+			{Code: "\ufeffx = 6\nx", Stdout: "6\n"},
 		},
 		"top-level await": {
 			{Code: "import asyncio\nq = asyncio.Queue()"},
@@ -53,6 +54,10 @@ func TestPython(t *testing.T) {
 			{Code: "await asyncio.sleep(99)", Stderr: "KeyboardInterrupt", Exit: 130, Outcome: frame.OutcomeTimeout, Change: interrupted},
 			{Code: "await f()", Stdout: "4\n"},
 			{Code: "asyncio.run(f())", Stdout: "4\n"},
+		},
+		"future statements stay": {
+			{Code: "from __future__ import annotations\nx: Later = 1"},
+			{Code: "def f(x: Later): pass\nf.__annotations__", Stdout: "{'x': 'Later'}\n"},
 		},
 		"traceback": {
 			{Code: "def f():\n    raise ValueError('x')"},
