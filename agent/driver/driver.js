@@ -61,10 +61,11 @@
     return result;
   }
 
-  // A value as text, its stacks without the frames below the code's own.
+  // A value as text, its stacks without the frames below the code's own. The
+  // last line of a stack may open the braces of the error's properties.
   function describe(value) {
-    return inspect(value).replace(/\n +at Session\.post \(node:inspector[^]*?(?=\n(?! +at )|$)/g, '')
-      .replace(/\n +at [^\n]*agent:(?:driver|enter)[^\n]*/g, '');
+    return inspect(value).replace(/\n +at Session\.post \(node:inspector[^]*?(?=(?: \{)?\n(?! +at )|$)/g, '')
+      .replace(/\n +at [^\n]*agent:(?:driver|enter)[^\n]*?(?=(?: \{)?(?:\n|$))/g, '');
   }
 
   // Showing a value may run code of its own, which may throw.

@@ -48,6 +48,7 @@ func TestNode(t *testing.T) {
 			{Code: "throw new Error('a', { cause: new Error('b') })", Exit: 1, Stderr: "[cause]: Error: b\n"},
 			{Code: "(function r() { r() })()", Exit: 1, Stderr: "RangeError: Maximum call stack size exceeded"},
 			{Code: "'(", Exit: 1, Stderr: "SyntaxError"},
+			{Code: "throw Object.assign(new Error('x'), { code: 'E' })", Exit: 1, Stderr: "Uncaught Error: x\n    at call-10:1:21 {\n  code: 'E'\n}\n"},
 		},
 		"errors of nobody": {
 			{Code: "const x = 1; Promise.reject(new Error('lost')); 2", Stdout: "2\n", Exit: 1, Stderr: "Uncaught Error: lost"},
