@@ -81,7 +81,7 @@ func For(kind, root string) (Driver, bool) {
 		return Driver{
 			Words: []string{
 				"-e",
-				"new (require('vm').Script)(require('fs').readFileSync(4,'utf8'),{filename:'agent:driver'}).runInThisContext()(require,(s,o)=>import(s,o))",
+				"new (require('vm').Script)(require('fs').readFileSync(4,'utf8'),{filename:'agent:driver'}).runInThisContext()(require,(s,o)=>import(s,o),module)",
 			},
 			Source:  node,
 			Control: 3,

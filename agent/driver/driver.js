@@ -3,7 +3,7 @@
 // top level, the value of the last expression is the result.
 //
 // What the code may replace later is bound here before it runs.
-(function (require, load) {
+(function (require, load, module) {
   'use strict';
   const fs = require('fs');
   const vm = require('vm');
@@ -348,6 +348,9 @@
     else run(nonce, `call-${number}`, source);
   });
 
+  // The code is the main module. node takes module back when this script ends.
+  require.main = module;
+  process.nextTick(() => { globalThis.module = module; });
   process.execArgv = [];
   process.on('SIGINT', interrupted);
   process.on('uncaughtException', uncaught);

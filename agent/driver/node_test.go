@@ -94,6 +94,11 @@ func TestNode(t *testing.T) {
 			{Code: "require('fs').writeFileSync('child.js', 'process.send(7)'); await new Promise((ok) => require('child_process').fork('./child.js').on('message', ok))", Stdout: "7\n"},
 			{Code: "require('child_process').execSync('echo 8').toString()", Stdout: "'8\\n'\n"},
 		},
+		"the main module": {
+			{Code: "require.main === module", Stdout: "true\n"},
+			{Code: "require('fs').writeFileSync('m.js', 'module.exports = require.main === module'); require('./m.js')", Stdout: "false\n"},
+			{Code: "module.exports = { a: 1 }", Stdout: "{ a: 1 }\n"},
+		},
 		"stdin is empty": {
 			{Code: "require('fs').readFileSync(0, 'utf8')", Stdout: "''\n"},
 		},
@@ -144,6 +149,7 @@ func TestNodeEphemeral(t *testing.T) {
 		"await":      {Code: "await new Promise((ok) => setTimeout(ok, 20)); 5", Stdout: "5\n"},
 		"never":      {Code: "await new Promise(() => {})", Exit: 13, Stderr: "nothing can settle"},
 		"on exit":    {Code: "process.on('exit', () => console.log('bye')); undefined", Stdout: "bye\n"},
+		"main":       {Code: "if (require.main === module) console.log('main')", Stdout: "main\n"},
 		"no control": {Code: "try { require('fs').fstatSync(4); console.log('open') } catch {}"},
 	} {
 		t.Run(name, func(t *testing.T) {
