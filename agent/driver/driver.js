@@ -69,15 +69,18 @@
   }
 
   // Showing a value may run code of its own, which may throw.
-  function show(stream, before, value) {
+  function show(stream, before, value, unless) {
     let text;
     try {
       text = describe(value);
     } catch {
       text = '[a value that cannot be shown]';
     }
-    stream.write(`${before}${text}\n`);
+    if (!unless?.test(text)) stream.write(`${before}${text}\n`);
   }
+
+  // What a program has left under way: it is over when the program is.
+  const underWay = /^(?:Promise \{\s+(?:<pending>|undefined)[\s,]|Timeout \{\n +_idleTimeout: |Immediate \{\n +_idleNext: )/;
 
   function report(error, details, source, name) {
     let text = '';
@@ -110,7 +113,7 @@
   }
 
   // Of a call that has ended meanwhile nothing is shown any more.
-  function evaluate(source, name, settled, over = () => false) {
+  function evaluate(source, name, settled, over = () => false, unless = undefined) {
     const expression = `${rewrite(expressed(source))}\n//# sourceURL=${name}`;
     session.post('Runtime.evaluate', {
       expression, replMode: true, awaitPromise: true, objectGroup: 'call', silent: true,
@@ -124,7 +127,7 @@
       if (over()) return;
       const { result, exceptionDetails } = reply;
       if (!exceptionDetails) {
-        if (result.type !== 'undefined') show(stdout, '', value(result));
+        if (result.type !== 'undefined') show(stdout, '', value(result), unless);
         return settled(0);
       }
       const error = exceptionDetails.exception ? value(exceptionDetails.exception) : new Error(exceptionDetails.text);
@@ -195,7 +198,7 @@
       later(() => {
         if (process.listenerCount('beforeExit') === 0 && process.getActiveResourcesInfo().length === 0) exit.call(process);
       });
-    });
+    }, () => false, underWay);
   }
 
   // The code may have put a file of its own in the channel's place.

@@ -150,6 +150,10 @@ func TestNodeEphemeral(t *testing.T) {
 		"never":      {Code: "await new Promise(() => {})", Exit: 13, Stderr: "nothing can settle"},
 		"on exit":    {Code: "process.on('exit', () => console.log('bye')); undefined", Stdout: "bye\n"},
 		"main":       {Code: "if (require.main === module) console.log('main')", Stdout: "main\n"},
+		"its main":   {Code: "async function main() { await 1; setTimeout(() => console.log('end'), 10) }\nmain()", Stdout: "end\n"},
+		"pending":    {Code: "new Promise((ok) => setTimeout(() => ok(console.log('end')), 10))", Stdout: "end\n"},
+		"timers":     {Code: "setTimeout(() => console.log('late'), 10)", Stdout: "late\n"},
+		"promise":    {Code: "Promise.resolve(5)", Stdout: "Promise { 5 }\n"},
 		"no control": {Code: "try { require('fs').fstatSync(4); console.log('open') } catch {}"},
 	} {
 		t.Run(name, func(t *testing.T) {
