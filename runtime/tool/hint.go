@@ -21,8 +21,8 @@ var (
 	wrapped      = regexp.MustCompile(`^\s*(python[0-9.]*|node|nodejs) +-`)
 	notebook     = regexp.MustCompile(`(?m)^ *[!%]`)
 	noModule     = regexp.MustCompile(`(?m)(?:No module named '?|Cannot find (?:module|package) ')([A-Za-z0-9@][A-Za-z0-9_./-]{0,79})`)
-	noCommand    = regexp.MustCompile(`(?m)^(?:ba)?sh: .*?([A-Za-z0-9_.+-]{1,40}): command not found$`)
-	noProgram    = regexp.MustCompile(`(?m)(?:^FileNotFoundError: .*: '|spawn(?:Sync)? )([A-Za-z0-9_.+-]{1,40})(?:'$| ENOENT)`)
+	noCommand    = regexp.MustCompile(`(?m)^(?:/bin/)?(?:ba)?sh: .*?([A-Za-z0-9_.+-]{1,40}): command not found$`)
+	noProgram    = regexp.MustCompile(`(?m)(?:, in _execute_child\n(?:.*\n)*?FileNotFoundError: .*: '|spawn(?:Sync)? )([A-Za-z0-9_.+-]{1,40})(?:'$| ENOENT)`)
 	noNetwork    = regexp.MustCompile(`Name or service not known|Temporary failure in name resolution|Could not resolve host|Network is unreachable|ENOTFOUND|EAI_AGAIN|ENETUNREACH`)
 	noWriting    = regexp.MustCompile(`(?i)read-only file system`)
 	noFile       = regexp.MustCompile(`(?m)^.*(?:No such file or directory|ENOENT).*$`)
@@ -81,10 +81,13 @@ func (l listing) hint(a answer) string {
 		return l.missing(env, found)
 	}
 	if found := first(noCommand.FindStringSubmatch(problem)); found != "" {
+		if slices.Contains(foreign[env.InterpreterType], found) {
+			return mismatch
+		}
 		return l.unavailable(env, found)
 	}
-	if found := first(noProgram.FindStringSubmatch(problem)); slices.Contains(installers, found) {
-		return nothingInstalled
+	if found := first(noProgram.FindStringSubmatch(problem)); found != "" {
+		return l.unavailable(env, found)
 	}
 	if found := first(noName.FindStringSubmatch(problem)); found != "" {
 		switch {
@@ -152,9 +155,6 @@ func (l listing) missing(env metadata.Environment, name string) string {
 
 // unavailable is for a command that an environment does not have.
 func (l listing) unavailable(env metadata.Environment, command string) string {
-	if slices.Contains(foreign[env.InterpreterType], command) {
-		return mismatch
-	}
 	if kind := languages[command]; kind != "" && kind != env.InterpreterType {
 		if name := l.of(kind); name != "" {
 			return "this env does not have it: use env \"" + name + "\" for such code"

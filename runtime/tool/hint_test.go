@@ -33,6 +33,7 @@ func TestHint(t *testing.T) {
 
 	const lost = "Traceback (most recent call last):\nNameError: name 'frame' is not defined\n"
 	const noFile = "FileNotFoundError: [Errno 2] No such file or directory: "
+	const noProgram = "line 1972, in _execute_child\n    raise child_exception_type(errno_num, err_msg, err_filename)\n" + noFile
 	cut := failure(python, "", "")
 	cut.stderr = sandbox.Text{Head: lost, Tail: "ValueError: x\n", Cut: 1 << 20}
 	late := failure(lua, "", "")
@@ -66,6 +67,12 @@ func TestHint(t *testing.T) {
 		"a file, no project":                {plain, failure(python, "", noFile+"'x.csv'"), "/workspace is empty at first; calls with the same session share its files, and the host's are not here"},
 		"a file in a session, no project":   {plain, failure(python, "s", noFile+"'x.csv'"), ""},
 		"a file in a session, with project": {withProject, failure(python, "s", noFile+"'x.csv'"), "the user's files are under /code"},
+		"a program that Python starts":      {plain, failure(python, "", noProgram+"'git'"), nothingInstalled},
+		"one of another language":           {plain, failure(set.Environments["bash"], "", noProgram+"'python3'"), `this env does not have it: use env "data" for such code`},
+		"one in no folder of programs":      {plain, failure(python, "s", noProgram+"'./run'"), ""},
+		"a program that Node.js starts":     {plain, failure(set.Environments["node"], "", "Error: spawn git ENOENT\n    at ChildProcess._handle.onexit"), nothingInstalled},
+		"a program that a shell starts":     {plain, failure(python, "", "/bin/sh: line 1: curl: command not found\nsubprocess.CalledProcessError: x"), nothingInstalled},
+		"a file called as a program":        {plain, failure(python, "", noFile+"'git'"), "/workspace is empty at first; calls with the same session share its files, and the host's are not here"},
 		"a file of the project":             {withProject, failure(python, "", noFile+"'/code/x.csv'"), ""},
 		"late where nothing is kept":        {plain, late, "90 s is the limit of each call: do less in one"},
 		"late in a session":                 {plain, lateInSession, ""},

@@ -62,6 +62,9 @@ var mistakes = []mistake{
 	{"pip in Bash", code("bash", "pip install pandas"), "[hint: nothing can be installed or downloaded: do without, or ask the user", false},
 	{"pip from Python", code("python", "import subprocess\nsubprocess.run(['pip', 'install', 'pandas'], check=True)"), "[hint: nothing can be installed", false},
 	{"pip as a module", code("python", "import subprocess, sys\nsubprocess.check_call([sys.executable, '-m', 'pip', 'install', 'pandas'])"), "[hint: nothing can be installed", false},
+	{"a program that Python starts", code("python", "import subprocess\nsubprocess.run(['make'])"), "[hint: nothing can be installed", false},
+	{"a program that Python's shell starts", code("python", "import subprocess\nsubprocess.run('make all', shell=True, check=True)"), "[hint: nothing can be installed", false},
+	{"a program that Node.js starts", code("node", "require('child_process').execFileSync('make')"), "[hint: nothing can be installed", false},
 	{"npm", code("bash", "npm install lodash"), "[hint: nothing can be installed", false},
 	{"apt-get", code("bash", "apt-get install -y make"), "[hint: nothing can be installed", false},
 	{"sudo", code("bash", "sudo ls"), "[hint: nothing can be installed", false},
@@ -88,6 +91,8 @@ var mistakes = []mistake{
 	{"a server of an earlier call", code("python", "import urllib.request\nurllib.request.urlopen('http://127.0.0.1:8000')"), "[hint: nothing of earlier calls is here", false},
 	{"exit in a session", kept("theirs", "python", "exit()"), "[no output]", true},
 	{"and its variables after it", kept("theirs", "python", "x"), "1\n", true},
+	{"and input after it", kept("theirs", "python", "input()"), "[hint: there is no input: write the values into the code]", false},
+	{"a module's last line in JavaScript", code("node", "function main() { console.log('main') }\nif (require.main === module) main()"), "main\n", true},
 
 	// What no sandbox has, and what is too much.
 	{"input", code("python", "input('name? ')"), "[hint: there is no input: write the values into the code]", false},
