@@ -26,8 +26,8 @@ check() {
       'wrong '*) printf 'nix-sandbox-mcp: error: %s\n' "${line#wrong }" >&2; status=1 ;;
       'status 0') ;;
       'status '*) status=1 wrong=${wrong:-it did not say why} ;;
-      *error:*) wrong=${line#*error: } ;;
       'own '* | 'path '* | 'flake '* | 'sandbox '*) rows+=("$line") ;;
+      *) explain "$line" ;;
     esac
   done <<<"$text"
   [ -z "$wrong" ] || fail "$1 could not be read: $wrong" "correct the file"

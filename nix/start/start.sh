@@ -39,6 +39,16 @@ ask() {
   nix --extra-experimental-features 'nix-command flakes' eval --impure --raw -f "$start_nix" "$@" </dev/null
 }
 
+# explain LINE: keeps the error of what Nix says in $wrong; of a TOML file, the
+# last line that it shows is where.
+explain() {
+  local shown='^ +([0-9]+) \| '
+  case $1 in
+    *error:*) wrong=${1#*error: } ;;
+    *) if [[ $wrong && $1 =~ $shown ]]; then wrong="${wrong% (line *)} (line ${BASH_REMATCH[1]})"; fi ;;
+  esac
+}
+
 # digest: the SHA-256 of what it reads.
 digest() {
   local sum
@@ -113,9 +123,7 @@ evaluate() {
   local text line wrong=
   own_folder
   if ! text=$(ask plan --argstr config "$1" 2> >(tee "$private/.log" >&2)); then
-    while IFS= read -r line; do
-      case $line in *error:*) wrong=${line#*error: } ;; esac
-    done <"$private/.log"
+    while IFS= read -r line; do explain "$line"; done <"$private/.log"
     fail "NIX_SANDBOX_CONFIG is $1, which Nix could not read: ${wrong:-it did not say why}" "correct the file"
   fi
   case $text in

@@ -506,7 +506,8 @@ func TestConfigCheck(t *testing.T) {
 		lines[2] != "nix-sandbox-mcp: hint: correct what is named above" {
 		t.Errorf("%+v", got)
 	}
-	if got := check("[environments.mine\n"); got.status != 1 || !strings.HasPrefix(got.stderr, "nix-sandbox-mcp: error: config.toml could not be read: ") {
+	if got := check("# A comment.\n[environments.mine\n"); got.status != 1 || !strings.HasPrefix(got.stderr, "nix-sandbox-mcp: error: config.toml could not be read: ") ||
+		!strings.Contains(got.stderr, " (line 2)\n") {
 		t.Errorf("%+v", got)
 	}
 	if got := check("", "more"); got.status != 2 || !strings.HasPrefix(got.stderr, `nix-sandbox-mcp: error: unknown argument "more"`) {

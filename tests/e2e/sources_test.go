@@ -422,7 +422,7 @@ func TestConfigurationAtStart(t *testing.T) {
 	file(t, config, "[environments.sh\n")
 	cmd = command(t, g.variables(cache, "NIX_SANDBOX_CONFIG="+config)...)
 	out, _ = cmd.CombinedOutput()
-	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), "nix-sandbox-mcp: error: NIX_SANDBOX_CONFIG is "+config+", which Nix could not read: ") {
+	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), "nix-sandbox-mcp: error: NIX_SANDBOX_CONFIG is "+config+", which Nix could not read: ") || !strings.Contains(string(out), " (line 1)\n") {
 		t.Errorf("status %d:\n%s", cmd.ProcessState.ExitCode(), out)
 	}
 }
