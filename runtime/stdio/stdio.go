@@ -74,6 +74,9 @@ type Server struct {
 	listen int
 }
 
+// maxNumber is how long an id is that is a number of 64 bits.
+const maxNumber = len("-9223372036854775808")
+
 // envelope is what of a message decides how it is handled. It is decoded as
 // mcp-go decodes it, so that both see the same.
 type envelope struct {
@@ -309,5 +312,17 @@ func (s *Server) answer(ctx context.Context, id json.RawMessage, text []byte) (a
 			answer = failure(id, mcp.INTERNAL_ERROR, "the server failed to handle this request; its log says more")
 		}
 	}()
-	return s.mcp.HandleMessage(ctx, text)
+	answer = s.mcp.HandleMessage(ctx, text)
+	// mcp-go reads a number as a float64, to which long ones are another.
+	if len(id) > 0 && len(id) <= maxNumber && (id[0] == '-' || '0' <= id[0] && id[0] <= '9') {
+		switch a := answer.(type) {
+		case mcp.JSONRPCResponse:
+			a.ID = mcp.NewRequestId(id)
+			return a
+		case mcp.JSONRPCError:
+			a.ID = mcp.NewRequestId(id)
+			return a
+		}
+	}
+	return answer
 }

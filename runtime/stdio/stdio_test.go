@@ -449,6 +449,19 @@ func TestBadLines(t *testing.T) {
 	}
 }
 
+// An answer has its request's id to the last digit: a client finds no other.
+func TestLongIDs(t *testing.T) {
+	l := dial(t, echo)
+	for _, id := range []string{"9007199254740993", "-9223372036854775808", "18446744073709551615", "7", `"9007199254740993"`} {
+		for _, request := range []string{`"method":"ping"`, `"method":"nothing/like/it"`, `"method":"tools/call","params":{"name":"run"}`} {
+			l.send(`{"jsonrpc":"2.0","id":` + id + `,` + request + `}`)
+			if r := l.next(); string(r.ID) != id {
+				t.Errorf("%s was answered with id %s, want %s", request, r.ID, id)
+			}
+		}
+	}
+}
+
 func TestLines(t *testing.T) {
 	for name, input := range map[string]string{
 		"no newline at the end": ping,
