@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os/exec"
 	"runtime"
 	"syscall"
@@ -140,8 +141,8 @@ func (p *Program) Kill() { _ = p.cmd.Process.Kill() }
 func (p *Program) Ended() <-chan struct{} { return p.ended }
 
 // Wait waits for the end of the program and returns its exit status: 128 + N
-// where signal N ended it. A writer that failed is no error: the program was
-// told by the end of its pipe.
+// where signal N ended it. A writer that failed is an error where the program
+// ended well and cannot know; a reader that went away is none.
 func (p *Program) Wait() (int, error) {
 	<-p.ended
 	state := p.cmd.ProcessState
@@ -150,6 +151,10 @@ func (p *Program) Wait() (int, error) {
 	}
 	if status := state.Sys().(syscall.WaitStatus); status.Signaled() {
 		return 128 + int(status.Signal()), nil
+	}
+	var unwritten *fs.PathError
+	if state.Success() && errors.As(p.err, &unwritten) && !errors.Is(unwritten, syscall.EPIPE) {
+		return 0, fmt.Errorf("not all that the code printed could be written: %w", unwritten)
 	}
 	return state.ExitCode(), nil
 }

@@ -277,6 +277,22 @@ func TestRunStreams(t *testing.T) {
 	mcptest.Gone(t, 5*time.Second, sandbox)
 }
 
+// What the code printed and nobody has is an error.
+func TestRunOntoAFullDisk(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	cmd := command(t, "run", "bash", "-c", "echo hi")
+	var stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = full, &stderr
+	_ = cmd.Run()
+	if status := cmd.ProcessState.ExitCode(); status != 1 || !strings.HasPrefix(stderr.String(), "nix-sandbox-mcp: error: not all that the code printed could be written: ") {
+		t.Errorf("status %d: %s", status, stderr.String())
+	}
+}
+
 func TestRunOnATerminal(t *testing.T) {
 	// Ctrl-C reaches the code, which may clean up.
 	p := sit(t, 24, 80, command(t, "run", "python", "-c", `
