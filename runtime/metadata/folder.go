@@ -111,6 +111,8 @@ func (s *Set) folder(path string, builds bool) error {
 		name, env, err := artifact(at, entry.Type()&fs.ModeSymlink != 0, called, alias)
 		switch {
 		case errors.Is(err, errNoArtifact):
+		case err != nil && alias:
+			s.Broken = append(s.Broken, Broken{called, err})
 		case err != nil:
 			s.Broken = append(s.Broken, Broken{cmp.Or(name, entry.Name()), err})
 		default:

@@ -260,6 +260,14 @@ func TestBuilds(t *testing.T) {
 	// The builder is gone without a word: no process has this id.
 	file(t, filepath.Join(p.at, "killed.building"), "4194305", 0o644)
 	state("killed", catalog.Failed, "the build was killed: start the server again to repeat it")
+
+	// Paths that the configuration names: nobody has built one, and what is at
+	// the other is of another time.
+	link(t, "/nowhere/at/all", filepath.Join(p.at, "absent.named"))
+	file(t, filepath.Join(store, "c", "metadata.json"), `{"schema":1,"name":"its-own-name","backend":"abacus"}`, 0o644)
+	link(t, filepath.Join(store, "c"), filepath.Join(p.at, "old.named"))
+	state("absent", catalog.Failed, "")
+	state("old", catalog.Failed, "")
 }
 
 func BenchmarkFingerprint(b *testing.B) {
