@@ -12,7 +12,7 @@ func (s *Spec) checkBinds() error {
 		refuse := func(what string) error {
 			return &Refusal{
 				Problem: fmt.Sprintf("the sandbox shows %s at %s, %s", bind.From, bind.To, what),
-				Hint:    "put a folder or a file there, or build the sandbox with other extraBinds",
+				Hint:    "put a folder or a file there, or build the sandbox with other extra_binds",
 			}
 		}
 		info, err := os.Stat(bind.From)
