@@ -151,7 +151,7 @@ func TestTake(t *testing.T) {
 			t.Error("it is not the one that waited")
 		}
 		seen[box] = true
-		if out != "a b:0:/tmp:/workspace:\n" {
+		if out != "a b:0:/tmp:/workspace:outputs\n" {
 			t.Errorf("output %q", out)
 		}
 	}

@@ -424,7 +424,7 @@ func TestNotImages(t *testing.T) {
 	write := func(name, data string) string { return "echo " + data + " | base64 -d >outputs/" + name + "; " }
 	fake := base64.StdEncoding.EncodeToString([]byte("no image at all"))
 	broken := base64.StdEncoding.EncodeToString([]byte("\x89PNG\r\n\x1a\n broken"))
-	code := "mkdir outputs; " + write("fake.png", fake) + write("broken.png", broken) + write("wide.png", picturePNG(t, maxPixels+1, 1)) +
+	code := write("fake.png", fake) + write("broken.png", broken) + write("wide.png", picturePNG(t, maxPixels+1, 1)) +
 		write("jpeg.jpg", picturePNG(t, 1, 1)) + "head -c 1100000 /dev/zero >outputs/large.png; "
 	for i := range 6 {
 		code += write(fmt.Sprintf("z%d.png", i), picturePNG(t, 2, 2))
@@ -446,7 +446,7 @@ func TestNotImages(t *testing.T) {
 	if diff := cmp.Diff(want, links); images != maxImages || diff != "" {
 		t.Errorf("%d images; links: %s", images, diff)
 	}
-	named := text(b.bash("", "mkdir outputs; "+write("fake.png", fake)+"echo hi >outputs/notes.txt"))
+	named := text(b.bash("", write("fake.png", fake)+"echo hi >outputs/notes.txt"))
 	const sentence = "[written and gone with the sandbox: /workspace/outputs/fake.png (15 bytes), /workspace/outputs/notes.txt (3 bytes); to keep files, use a session]"
 	if named != sentence {
 		t.Errorf("without a session: %q", named)
@@ -455,7 +455,7 @@ func TestNotImages(t *testing.T) {
 
 func TestSVGIsText(t *testing.T) {
 	b := lay(t, nil)
-	result := b.bash("s", `mkdir outputs; echo '<svg/>' >outputs/a.svg; { echo '<svg>'; head -c 40000 /dev/zero | tr '\0' ' '; echo '</svg>'; } >outputs/b.svg`)
+	result := b.bash("s", `echo '<svg/>' >outputs/a.svg; { echo '<svg>'; head -c 40000 /dev/zero | tr '\0' ' '; echo '</svg>'; } >outputs/b.svg`)
 	if len(result.Content) != 3 {
 		t.Fatalf("content %+v", result.Content)
 	}

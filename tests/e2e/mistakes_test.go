@@ -80,6 +80,7 @@ var mistakes = []mistake{
 	{"a path of the host", code("python", "open('/home/me/data.csv')"), "[hint: the user's files are under /project", false},
 	{"a file of the project by its name", code("python", "open('sales.csv')"), "[hint: the user's files are under /project", false},
 	{"a home folder", code("bash", "ls /Users/me"), "[hint: the user's files are under /project", false},
+	{"a file in a folder that nobody made", code("python", "open('/workspace/outputs/table.csv', 'w').write('a,b')"), "3\n", true},
 	{"a file of an earlier call", code("bash", "cat result.txt"), "/workspace is empty at first, and shared by calls with the same session]", false},
 	{"writing to the project", code("python", "open('/project/out.txt', 'w')"), "[hint: write to /workspace: this place is read-only]", false},
 	{"writing to the project in JavaScript", code("node", "require('fs').writeFileSync('/project/x', '1')"), "[hint: write to /workspace", false},

@@ -29,6 +29,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -115,6 +116,8 @@ func agent(args []string) (status int, err error) {
 	first := os.Getpid() == 1
 	if first {
 		shield()
+		// The model is told to save there, and seldom makes the folder first.
+		_ = os.Mkdir(filepath.Join(spec.Root, "outputs"), 0o755)
 	} else {
 		signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
 	}
