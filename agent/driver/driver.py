@@ -46,6 +46,7 @@ shown = False  # linecache was told of all of them
 runner = None
 future = 0  # what calls have imported from __future__
 figures = 0
+shown_images = set()  # of outputs, when figures were saved last
 
 
 def ignore(signum, frame):
@@ -150,9 +151,16 @@ def flush():
             pass
 
 
+def images(folder):
+    """The images in a folder, with their times."""
+    return {
+        (entry.name, entry.stat(follow_symlinks=False).st_mtime_ns)
+        for entry in os.scandir(folder) if entry.name.lower().endswith(('.png', '.jpg', '.jpeg'))}
+
+
 def save_figures():
     """Saves the figures that the code left open, as a notebook shows them."""
-    global figures
+    global figures, shown_images
     pyplot = sys_modules.get('matplotlib.pyplot')
     if pyplot is None:
         return
@@ -161,7 +169,11 @@ def save_figures():
         return
     folder = ROOT + '/outputs'
     os.makedirs(folder, exist_ok=True)
+    its_own = not images(folder) <= shown_images
     for number in numbers:
+        # Drawn, and not changed since: pyplot.savefig leaves a figure so.
+        if its_own and not pyplot.figure(number).stale:
+            continue
         while True:
             figures += 1
             path = '%s/figure-%d.png' % (folder, figures)
@@ -169,6 +181,7 @@ def save_figures():
                 break
         pyplot.figure(number).savefig(path, bbox_inches='tight')
     pyplot.close('all')
+    shown_images = images(folder)
 
 
 async def awaited(codes):

@@ -244,6 +244,21 @@ func TestPythonFigures(t *testing.T) {
 	if got := a.Run("plt.plot([1]);"); len(got.Files) != 1 || !strings.HasSuffix(got.Files[0].Path, "figure-3.png") {
 		t.Errorf("files %v", got.Files)
 	}
+	// What the code has saved there is not shown twice; what it saved
+	// elsewhere, or went on with, is.
+	for code, want := range map[string]int{
+		"plt.plot([1]); plt.savefig('outputs/a.png')":                               1,
+		"plt.plot([1]); plt.savefig('outputs/a.png', dpi=50, bbox_inches='tight')":  1,
+		"plt.plot([1]); plt.savefig('outputs/a.png'); plt.figure(); plt.plot([2]);": 2,
+		"plt.plot([1]); plt.savefig('outputs/a.png'); plt.plot([2]);":               2,
+		"plt.plot([1]); plt.savefig('a.png')":                                       1,
+		"plt.plot([1]); plt.savefig('outputs/a.pdf')":                               2,
+		"import os; os.symlink('nowhere', 'outputs/b.png'); plt.plot([1]);":         1,
+	} {
+		if got := a.Run(code); got.ExitCode != 0 || len(got.Files) != want {
+			t.Errorf("%s: %s%d files, want %d", code, got.Stderr, len(got.Files), want)
+		}
+	}
 }
 
 func TestLargeCode(t *testing.T) {
