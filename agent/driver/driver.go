@@ -71,7 +71,7 @@ func For(kind, root string) (Driver, bool) {
 			Words: []string{
 				"--norc", "--noprofile", "-c",
 				// One line: bash counts the code's lines from this one.
-				`IFS= read -r -d '' -u 252 __agent_code; eval "$__agent_code"; while { case $__agent_next_turn in ?*) "$__agent_next_turn" "$@" ;; *) [[ "" ]] ;; esac; } >/dev/null 2>&1; do builtin eval "$__agent_code"; done`,
+				`IFS= read -r -d '' -u 252 __agent_code; eval "$__agent_code"; while { case $__agent_next_turn in ?*) "$__agent_next_turn" "$@" ;; *) [[ "" ]] ;; esac; } >/dev/null 2>&1; do builtin eval "$__agent_code${__agent_failed:+$(builtin exit "$__agent_failed")}"; done`,
 				"bash",
 			},
 			Source:  bash,

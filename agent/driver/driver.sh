@@ -132,6 +132,9 @@ __agent_check() {
 # Says how the last code ended and waits for the next.
 __agent_turn() {
   __agent_status=$? __agent_trace= __agent_arguments=("$@")
+  # The loop gives it back as $?.
+  __agent_failed=$__agent_status
+  [[ $__agent_failed != 0 ]] || __agent_failed=
   case $- in
     *x*)
       builtin set +x
