@@ -131,7 +131,7 @@ func (t *Table) Start(c Command) (*Process, error) {
 				Dir:   c.Dir,
 				Env:   c.Env,
 				Files: files,
-				Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: c.Terminal},
+				Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: c.Terminal, Unshareflags: forkFlags},
 			})
 		}
 	}
@@ -192,9 +192,17 @@ func (t *Table) KillAll() {
 	if os.Getpid() != 1 {
 		return
 	}
-	t.starts.Lock()
-	defer t.starts.Unlock()
 	deadline := time.Now().Add(killTime)
+	// What is being started is a process already, of the code's user. The code
+	// can stop it before it is the program, and its start does not end then.
+	for !t.starts.TryLock() {
+		_ = unix.Kill(-1, unix.SIGKILL)
+		if time.Now().After(deadline) {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+	defer t.starts.Unlock()
 	// Once is not enough: a process may fork while the others are killed.
 	for pause := 100 * time.Microsecond; ; pause = min(2*pause, 10*time.Millisecond) {
 		if unix.Kill(-1, unix.SIGKILL) == unix.ESRCH || time.Now().After(deadline) {

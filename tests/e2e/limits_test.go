@@ -103,6 +103,50 @@ print('ended')`, mib)
 	}
 }
 
+// stopStarts leaves a process behind that ends its interpreter at each call and
+// stops the next one before it is one, and then takes more than the limit.
+const stopStarts = `
+import os, signal, time
+if os.fork() == 0:
+    os.setsid()
+    def stopped():
+        for pid in filter(str.isdigit, os.listdir('/proc')):
+            try: status = open(f'/proc/{pid}/stat').read()
+            except OSError: continue
+            if '(nix-sandbox-age) T' in status: return True
+    while not os.path.exists('go'): time.sleep(.001)
+    os.kill(-1, signal.SIGKILL)
+    end = time.monotonic() + .05
+    while time.monotonic() < end:
+        try: os.kill(-1, signal.SIGSTOP)
+        except OSError: pass
+    if stopped():
+        open('stopped', 'w')
+        memory = bytearray(b'x') * (%d << 20)
+        time.sleep(1.5)
+        open('held', 'w')
+    os.kill(-1, signal.SIGCONT)
+    os._exit(0)
+`
+
+// The limit holds while an interpreter is being started, which takes as long as
+// the code likes.
+func TestMemoryLimitDuringAStart(t *testing.T) {
+	c := start(t, limited(t))
+	for range 30 {
+		in(c, "s", "python", fmt.Sprintf(stopStarts, 2*memoryMB))
+		got := in(c, "s", "python", "open('go', 'w'); import time; time.sleep(20)")
+		files := in(c, "s", "python", "import os\nfor name in ('go', 'stopped', 'held'):\n    if os.path.exists(name): print(name); os.unlink(name)").Text()
+		switch {
+		case strings.Contains(files, "held"):
+			t.Fatalf("%d MB were held for 1.5 s; the call's answer is %q", 2*memoryMB, got.Text())
+		case strings.Contains(files+got.Text(), "used more than 96 MB"):
+			return
+		}
+	}
+	t.Skip("no start was stopped in time")
+}
+
 func TestProcessLimit(t *testing.T) {
 	c := start(t, limited(t))
 	if got := run(c, "bash", crowd(tasks/2)); got.Text() != "20\n" {
