@@ -16,12 +16,19 @@ const (
 	sizeArg    = 8
 )
 
-// onlyOwn are the system calls that set or read limits, each with the argument
-// that says whose. The kernel lets a process limit every one of its user's, and
-// a limit of memory or time that the code sets for the agent would end the
-// sandbox.
+// onlyOwn are the system calls that set or read limits, or choose when and
+// where a process runs, each with the argument that says whose. The kernel
+// lets a process do that to every one of its user's: with a limit of memory or
+// time that the code sets for the agent the sandbox would end, and without
+// processor time the agent's watch would come too late.
 var onlyOwn = []struct{ nr, arg, own uint32 }{
 	{unix.SYS_PRLIMIT64, 0, 0},
+	{unix.SYS_SCHED_SETSCHEDULER, 0, 0},
+	{unix.SYS_SCHED_SETPARAM, 0, 0},
+	{unix.SYS_SCHED_SETATTR, 0, 0},
+	{unix.SYS_SCHED_SETAFFINITY, 0, 0},
+	{unix.SYS_SETPRIORITY, 0, unix.PRIO_PROCESS},
+	{unix.SYS_SETPRIORITY, 1, 0},
 }
 
 // forkFlags are flags of unshare(2) that no kernel knows, and to which the filter

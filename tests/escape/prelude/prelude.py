@@ -72,7 +72,7 @@ CALLS = {
     "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424), "pivot_root": (155, 41), "prlimit64": (302, 261),
     "process_madvise": (440, 440), "process_mrelease": (448, 448), "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271), "ptrace": (101, 117), "quotactl": (179, 60), "quotactl_fd": (443, 443),
-    "reboot": (169, 142), "request_key": (249, 218), "rt_tgsigqueueinfo": (297, 240), "semget": (64, 190),
+    "reboot": (169, 142), "request_key": (249, 218), "rt_tgsigqueueinfo": (297, 240), "sched_setattr": (314, 274), "semget": (64, 190),
     "set_mempolicy": (238, 237), "setdomainname": (171, 162), "sethostname": (170, 161), "setns": (308, 268),
     "settimeofday": (164, 170), "shmat": (30, 196), "shmget": (29, 194), "statmount": (457, 457),
     "swapoff": (168, 225), "swapon": (167, 224), "sysfs": (139, None), "syslog": (103, 116),
