@@ -145,6 +145,9 @@ func hostile(as string) {
 		}
 		fmt.Fprintln(os.Stderr, "child", child.Process.Pid)
 		return
+	case "prints controls alone":
+		w.Write(frame.Reply{Type: frame.Output, ID: id, Stream: frame.Stdout, Data: strings.Repeat("\x01", mostOutput)})
+		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeOK})
 	case "answers an error":
 		w.Write(frame.Reply{Type: frame.Error, ID: id, Message: "no\nsuch interpreter"})
 	}
@@ -153,7 +156,15 @@ func hostile(as string) {
 
 func silent() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
+// mostOutput is the most that an environment may answer, in bytes.
+const mostOutput = 1 << 20
+
 func launch(t *testing.T, as string) (*Launcher, *Sandbox, error) {
+	t.Helper()
+	return launchWith(t, as, 1000)
+}
+
+func launchWith(t *testing.T, as string, output int64) (*Launcher, *Sandbox, error) {
 	t.Helper()
 	l := NewLauncher(silent(), []string{role + "=" + as, "GORACE=atexit_sleep_ms=0"}, nil)
 	l.ready = 2 * time.Second
@@ -162,7 +173,7 @@ func launch(t *testing.T, as string) (*Launcher, *Sandbox, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := l.Start(t.Context(), Spec{Name: as, Exec: exe, OutputBytes: 1000})
+	s, err := l.Start(t.Context(), Spec{Name: as, Exec: exe, OutputBytes: output})
 	return l, s, err
 }
 
@@ -271,6 +282,22 @@ func TestHostileResult(t *testing.T) {
 	}
 	if len(result.Stored) != 0 {
 		t.Errorf("stored %v", result.Stored)
+	}
+}
+
+// The largest honest frame is taken: all of a stream's output, each byte of
+// which JSON writes as six.
+func TestLargestOutput(t *testing.T) {
+	_, s, err := launchWith(t, "prints controls alone", mostOutput)
+	if err != nil {
+		t.Fatal(err)
+	}
+	output := NewOutput(mostOutput)
+	if _, err := s.Execute(t.Context(), Call{Timeout: 10 * time.Second, Output: output}); err != nil {
+		t.Fatal(err)
+	}
+	if stdout, _ := output.Texts(); len(stdout.Head) != mostOutput {
+		t.Errorf("%d bytes of output, %d cut", len(stdout.Head), stdout.Cut)
 	}
 }
 

@@ -225,9 +225,9 @@ func (s *Sandbox) Enforcer() string { return s.enforcer }
 func (s *Sandbox) read(stream io.Reader) error {
 	// Output and result come in one write, and are taken by one read.
 	frames := frame.NewReader(bufio.NewReaderSize(stream, readAhead))
-	// The largest honest frames are a read's answer, in base64, and half of a
+	// The largest honest frames are a read's answer, in base64, and all of a
 	// stream's output, of which JSON may write a byte as six.
-	frames.Limit(2*ReadChunk + 4*s.output + 64<<10)
+	frames.Limit(2*ReadChunk + 6*s.output + 64<<10)
 	var hello frame.Reply
 	if err := frames.Read(&hello); err != nil {
 		return ended(err)
