@@ -28,6 +28,10 @@ const (
 	MaxRead    = 8 << 20 // bytes of a file in one frame
 	MaxEntries = 1000    // files in one list
 	maxDepth   = 8       // folders below outputs that are looked into
+	// maxNames is what the names of changed files may have together, in bytes,
+	// of which JSON may write each as six: they all are in one frame, with which
+	// the runtime expects no more.
+	maxNames = 64 << 10
 )
 
 // Root is a workspace.
@@ -175,7 +179,7 @@ func (r *Root) Read(name string, offset, length int64) (contents []byte, size in
 }
 
 // Changed returns the regular files under outputs that are new or changed
-// since the last time, at most [MaxEntries]. Links are not followed.
+// since the last time, as many as fit an answer. Links are not followed.
 func (r *Root) Changed() []frame.File {
 	dir, err := r.open("outputs", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0, unix.RESOLVE_NO_SYMLINKS)
 	if err != nil {
@@ -192,6 +196,12 @@ func (r *Root) Changed() []frame.File {
 	}
 	r.seen = now
 	slices.SortFunc(files, func(a, b frame.File) int { return strings.Compare(a.Path, b.Path) })
+	names := 0
+	for i, file := range files {
+		if names += len(file.Path); names > maxNames {
+			return files[:i]
+		}
+	}
 	return files
 }
 

@@ -453,6 +453,18 @@ func TestNotImages(t *testing.T) {
 	}
 }
 
+// Names alone cost a session nothing, however many and long they are.
+func TestLongNames(t *testing.T) {
+	b := lay(t, nil)
+	const code = `x=$(printf '\001%.0s' {1..250}); d=outputs/$x/$x/$x; mkdir -p "$d"; for n in {1..1000}; do : >"$d/$n"; done; echo made`
+	if got := text(b.bash("s", code)); !strings.HasPrefix(got, "made\n") {
+		t.Errorf("%.300q", got)
+	}
+	if got := text(b.bash("s", "echo $d | wc -c")); got != "761\n" {
+		t.Errorf("after it: %q", got)
+	}
+}
+
 func TestSVGIsText(t *testing.T) {
 	b := lay(t, nil)
 	result := b.bash("s", `echo '<svg/>' >outputs/a.svg; { echo '<svg>'; head -c 40000 /dev/zero | tr '\0' ' '; echo '</svg>'; } >outputs/b.svg`)
