@@ -26,6 +26,9 @@ const (
 	// maxImages and maxImageBytes bound the images of one answer.
 	maxImages     = 4
 	maxImageBytes = 1 << 20
+	// maxTries is how many files of one call are read to see whether they are
+	// images: what is named so need not be one.
+	maxTries = 4 * maxImages
 	// maxPixels is the longest side that the large models' interfaces take; a
 	// larger image would make the whole conversation fail.
 	maxPixels = 8000
@@ -49,14 +52,15 @@ type collection struct {
 func (t *Tool) collect(ctx context.Context, box *sandbox.Sandbox, args arguments, files []frame.File) collection {
 	var all collection
 	var named []string
-	shown, linked, rest := 0, 0, 0
+	shown, tries, linked, rest := 0, 0, 0, 0
 	svgRoom := args.environment.OutputBytes
 	for _, file := range files {
 		if file.Folder || !strings.HasPrefix(file.Path, outputs) {
 			continue
 		}
 		kind := imageType(file.Path)
-		if kind != "" && shown < maxImages && file.Size > 0 && file.Size <= maxImageBytes {
+		if kind != "" && shown < maxImages && tries < maxTries && file.Size > 0 && file.Size <= maxImageBytes {
+			tries++
 			if content := picture(ctx, box, file.Path, kind, &svgRoom); content != nil {
 				all.content = append(all.content, content)
 				shown++

@@ -453,6 +453,18 @@ func TestNotImages(t *testing.T) {
 	}
 }
 
+// Reading what is named like an image is bounded, for its time is not the
+// code's: a hundred of them would take seconds after it.
+func TestImagesAreBounded(t *testing.T) {
+	b := lay(t, nil)
+	result := b.bash("s", fmt.Sprintf("mkdir outputs; for ((n = 0; n < %d; n++)); do truncate -s 1M outputs/a$n.png; done; echo %s | base64 -d >outputs/z.png", maxTries, picturePNG(t, 2, 2)))
+	for _, content := range result.Content[1:] {
+		if _, ok := content.(mcp.ImageContent); ok {
+			t.Errorf("the image after %d that are none was read", maxTries)
+		}
+	}
+}
+
 // Names alone cost a session nothing, however many and long they are.
 func TestLongNames(t *testing.T) {
 	b := lay(t, nil)
