@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"unicode/utf8"
 )
 
 // maxSequence is the longest control sequence that is passed on, in bytes.
@@ -12,7 +13,8 @@ const maxSequence = 32
 // visible is w for bytes that code wrote. Where w is a terminal, colours and
 // moves within the line pass, and all that could ask the terminal to type,
 // to change its settings or to overwrite what others wrote is shown instead,
-// as ^[ and the like.
+// as ^[ and the like. Characters pass whole or not at all: the two streams of a
+// program could write the halves of one that is a control.
 func visible(w io.Writer) io.Writer {
 	if !isTerminal(w) {
 		return w
@@ -23,7 +25,8 @@ func visible(w io.Writer) io.Writer {
 // filter is a writer that lets text and harmless sequences through.
 type filter struct {
 	w io.Writer
-	// held is the beginning of a sequence that is not known in full.
+	// held is the beginning of a sequence or a character that is not known in
+	// full.
 	held []byte
 }
 
@@ -40,48 +43,50 @@ func (f *filter) Write(data []byte) (int, error) {
 
 // add takes one byte.
 func (f *filter) add(out *bytes.Buffer, b byte) {
-	if len(f.held) == 0 {
-		if b == 0x1b || b == 0xc2 {
-			f.held = append(f.held, b)
-			return
-		}
+	if len(f.held) == 0 && b != 0x1b && b < utf8.RuneSelf {
 		show(out, b)
 		return
 	}
 	f.held = append(f.held, b)
 	switch {
-	case f.held[0] == 0xc2:
-		// U+0080 to U+009F are controls too, such as the one for ESC [.
-		if b < 0x80 || b >= 0xa0 {
-			f.release(out, nil)
-		} else {
-			f.release(out, fmt.Appendf(nil, "<U+%04X>", b))
-		}
+	case f.held[0] >= utf8.RuneSelf:
+		f.character(out)
+	case len(f.held) == 1:
 	case len(f.held) == 2 && b == '[', len(f.held) > 2 && len(f.held) < maxSequence && parameter(b):
 	case len(f.held) > 2 && bytes.IndexByte([]byte("mKCDG"), b) >= 0:
 		out.Write(f.held)
 		f.held = f.held[:0]
 	default:
-		f.release(out, nil)
+		f.release(out, "^[")
+	}
+}
+
+// character writes what is held once it is a whole character, or none.
+func (f *filter) character(out *bytes.Buffer) {
+	if !utf8.FullRune(f.held) {
+		return
+	}
+	switch r, size := utf8.DecodeRune(f.held); {
+	case r == utf8.RuneError && size == 1:
+		f.release(out, string(utf8.RuneError))
+	// These are controls too, such as the one for ESC [.
+	case r < 0xa0:
+		fmt.Fprintf(out, "<U+%04X>", r)
+		f.held = f.held[:0]
+	default:
+		out.Write(f.held)
+		f.held = f.held[:0]
 	}
 }
 
 // parameter says whether a byte stands between ESC [ and the letter.
 func parameter(b byte) bool { return b >= '0' && b <= '9' || b == ';' || b == ':' }
 
-// release writes what was held in a harmless form.
-func (f *filter) release(out *bytes.Buffer, instead []byte) {
+// release writes something for the first byte that was held.
+func (f *filter) release(out *bytes.Buffer, instead string) {
 	held := f.held
 	f.held = nil
-	if instead != nil {
-		out.Write(instead)
-		return
-	}
-	if held[0] == 0xc2 {
-		out.WriteByte(held[0])
-	} else {
-		show(out, held[0])
-	}
+	out.WriteString(instead)
 	// What followed may begin something new.
 	for _, b := range held[1:] {
 		f.add(out, b)

@@ -4,26 +4,28 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // What passes is text, colours and moves within the line, however it is cut
 // into writes; the rest is shown.
 func TestFilter(t *testing.T) {
 	for in, want := range map[string]string{
-		"text\tand\r\nlines\b\a":                "text\tand\r\nlines\b\a",
-		"\x1b[1;31mred\x1b[0m":                  "\x1b[1;31mred\x1b[0m",
-		"\x1b[38:2::1:2:3mrgb\x1b[m":            "\x1b[38:2::1:2:3mrgb\x1b[m",
-		"\r\x1b[K50 %\x1b[3D":                   "\r\x1b[K50 %\x1b[3D",
-		"\x1b[c":                                "^[[c",
-		"\x1b[6n\x1b[2J\x1b[1;1H":               "^[[6n^[[2J^[[1;1H",
-		"\x1b]52;c;aGk=\a":                      "^[]52;c;aGk=\a",
-		"\x1bP$q q\x1b\\":                       "^[P$q q^[\\",
-		"\x1b[?1049h\x1bc\x05\x7f":              "^[[?1049h^[c^E^?",
-		"é ü \u00a0":                            "é ü \u00a0",
-		"\xc2\x9b6n":                            "<U+009B>6n",
-		"\xc2x\xc2\x1b[c":                       "\xc2x\xc2^[[c",
-		"\x1b\x1b[31mred":                       "^[\x1b[31mred",
-		"\x1b[" + strings.Repeat("1", 40) + "m": "^[[" + strings.Repeat("1", 40) + "m",
+		"text\tand\r\nlines\b\a":                     "text\tand\r\nlines\b\a",
+		"\x1b[1;31mred\x1b[0m":                       "\x1b[1;31mred\x1b[0m",
+		"\x1b[38:2::1:2:3mrgb\x1b[m":                 "\x1b[38:2::1:2:3mrgb\x1b[m",
+		"\r\x1b[K50 %\x1b[3D":                        "\r\x1b[K50 %\x1b[3D",
+		"\x1b[c":                                     "^[[c",
+		"\x1b[6n\x1b[2J\x1b[1;1H":                    "^[[6n^[[2J^[[1;1H",
+		"\x1b]52;c;aGk=\a":                           "^[]52;c;aGk=\a",
+		"\x1bP$q q\x1b\\":                            "^[P$q q^[\\",
+		"\x1b[?1049h\x1bc\x05\x7f":                   "^[[?1049h^[c^E^?",
+		"é ü \u00a0":                                 "é ü \u00a0",
+		"\xc2\x9b6n":                                 "<U+009B>6n",
+		"\xc2x\xc2\x1b[c":                            "\ufffdx\ufffd^[[c",
+		"\x9b6n\xc2\xc2\x9b\xe2\x82\xf0\x9f\x98\x80": "\ufffd6n\ufffd<U+009B>\ufffd\ufffd😀",
+		"\x1b\x1b[31mred":                            "^[\x1b[31mred",
+		"\x1b[" + strings.Repeat("1", 40) + "m":      "^[[" + strings.Repeat("1", 40) + "m",
 	} {
 		for size := 1; size <= len(in); size++ {
 			var out bytes.Buffer
@@ -32,6 +34,11 @@ func TestFilter(t *testing.T) {
 				n := min(size, len(rest))
 				if wrote, err := f.Write([]byte(rest[:n])); wrote != n || err != nil {
 					t.Fatal(wrote, err)
+				}
+				// Another stream may write to the same terminal now: the rest
+				// of a character, of which this one wrote the beginning.
+				if !utf8.Valid(out.Bytes()) {
+					t.Errorf("%q in writes of %d leaves %q", in, size, &out)
 				}
 				rest = rest[n:]
 			}
@@ -66,6 +73,9 @@ func FuzzFilter(f *testing.F) {
 			if b == 0xc2 && i+1 < len(text) && text[i+1] >= 0x80 && text[i+1] < 0xa0 {
 				t.Errorf("%q became %q", in, text)
 			}
+		}
+		if !utf8.Valid(text) {
+			t.Errorf("%q became %q", in, text)
 		}
 	})
 }
