@@ -67,6 +67,10 @@ func (g *gauge) exact(size time.Duration, enough int64) (total int64, cost time.
 // memory there.
 const stopTime = time.Second
 
+// takes is by how much a process has grown that takes memory, in bytes: more
+// than one that is about to stop.
+const takes = 8 << 20
+
 // stop stops every other process of the namespace until resume is called. It
 // does nothing unless this process is the namespace's first, for others may
 // not be its own.
@@ -74,24 +78,32 @@ func (g *gauge) stop() (resume func()) {
 	if g.self != 1 || unix.Kill(-1, unix.SIGSTOP) != nil {
 		return func() {}
 	}
-	for end := time.Now().Add(stopTime); !g.stopped() && time.Now().Before(end); {
+	for end := time.Now().Add(stopTime); !g.settled() && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
 	return func() { _ = unix.Kill(-1, unix.SIGCONT) }
 }
 
-// stopped says whether every process of the last look has stopped or ended.
-func (g *gauge) stopped() bool {
+// settled says whether every process of the last look has stopped or ended; or
+// whether waiting is no use, for one goes on and takes memory, as in the middle
+// of a system call that fills a mapping.
+func (g *gauge) settled() bool {
+	all := true
 	for _, p := range g.found {
 		if p.pid == g.self {
 			continue
 		}
-		_, state, _ := bytes.Cut(g.read(strconv.Itoa(p.pid)+"/status"), []byte("\nState:\t"))
-		if len(state) > 0 && !bytes.ContainsRune([]byte("TtZX"), rune(state[0])) {
-			return false
+		text := g.read(strconv.Itoa(p.pid) + "/status")
+		_, state, _ := bytes.Cut(text, []byte("\nState:\t"))
+		if len(state) == 0 || bytes.ContainsRune([]byte("TtZX"), rune(state[0])) {
+			continue
 		}
+		if resident(text) > p.memory+takes {
+			return true
+		}
+		all = false
 	}
-	return true
+	return all
 }
 
 func sameMemory(a, b int) bool {

@@ -242,9 +242,14 @@ func (g *gauge) process(pid int) (p process, tasks int, ok bool) {
 		pid:    pid,
 		clock:  clock,
 		parent: int(field(text, "PPid")),
-		memory: (field(text, "RssAnon") + field(text, "RssShmem") + field(text, "VmSwap")) << 10,
+		memory: resident(text),
 		tables: field(text, "VmPTE") << 10,
 	}, max(int(field(text, "Threads")), 1), true
+}
+
+// resident is a process's memory, in bytes, of its /proc/PID/status.
+func resident(status []byte) int64 {
+	return (field(status, "RssAnon") + field(status, "RssShmem") + field(status, "VmSwap")) << 10
 }
 
 // read returns a small file of /proc, or nothing; valid until the next call.

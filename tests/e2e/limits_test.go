@@ -103,6 +103,17 @@ print('ended')`, mib)
 	}
 }
 
+// Memory that the kernel fills in one system call, which no signal but SIGKILL
+// ends, is stopped as soon as other memory is.
+func TestMemoryLimitDuringAMapping(t *testing.T) {
+	c := start(t, limited(t))
+	got := run(c, "python", "import mmap\nmmap.mmap(-1, 1 << 30, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)")
+	used, _ := got.Fact("limit_used").(float64)
+	if got.Fact("outcome") != "memory" || used > 3*memoryMB {
+		t.Errorf("%v MB were used: %q", used, got.Text())
+	}
+}
+
 // stopStarts leaves a process behind that ends its interpreter at each call and
 // stops the next one before it is one, and then takes more than the limit.
 const stopStarts = `
