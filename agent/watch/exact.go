@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"time"
 
@@ -42,24 +43,72 @@ func spentByThread() time.Duration {
 // cannot ask, or not within its budget, it takes the first look's figure. It
 // stops when there is more than enough.
 func (g *gauge) exact(size time.Duration, enough int64) (total int64, cost time.Duration) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	rest := newBudget(size)
-	for _, p := range g.found {
+	found := slices.Clone(g.found) // looks while it waits find others
+	for _, p := range found {
 		if p.parent != 0 && sameMemory(p.pid, p.parent) {
 			continue // a child of vfork, before its exec
 		}
-		total += p.tables
-		if memory, ok := shared(rest, p.pid); ok {
-			total += memory
-		} else {
-			total += p.memory
+		memory := p.memory
+		if cost < size {
+			a := g.ask(p.pid, size-cost)
+			if a.ok {
+				memory = a.memory
+			}
+			cost += a.cost
 		}
+		total += p.tables + memory
 		if total > enough {
 			break
 		}
 	}
-	return total, rest.spent()
+	return total, cost
+}
+
+// answer is what a process has, if ok, and what it cost to learn.
+type answer struct {
+	memory int64
+	cost   time.Duration
+	ok     bool
+}
+
+// holdTime bounds how long a process may keep whoever asks waiting: as long as
+// one in the middle of a fork may be on a busy machine.
+const holdTime = stopTime
+
+// ask has a process's mappings read by another goroutine, for the kernel lets
+// nobody read them while the process changes them, and code can have it do so
+// for as long as it likes. What is then taken is no longer waited for: the
+// answer has cost all that it may.
+func (g *gauge) ask(pid int, size time.Duration) answer {
+	answers := make(chan answer, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		rest := newBudget(size)
+		memory, ok := shared(rest, pid)
+		answers <- answer{memory, rest.spent(), ok}
+	}()
+	// What each process has when it is first seen here: a fork makes new ones,
+	// and none that has more.
+	first := map[int]int64{}
+	for end := time.Now().Add(size + holdTime); time.Now().Before(end); {
+		select {
+		case a := <-answers:
+			return a
+		case <-time.After(nearPause):
+		}
+		if _, err := g.bound(0); err != nil {
+			continue
+		}
+		for _, p := range g.found {
+			if had, seen := first[p.pid]; !seen {
+				first[p.pid] = p.memory
+			} else if p.memory > had+takes {
+				return answer{cost: size}
+			}
+		}
+	}
+	return answer{cost: size}
 }
 
 // stopTime bounds the wait for processes to stop. On a busy machine one may

@@ -114,6 +114,30 @@ func TestMemoryLimitDuringAMapping(t *testing.T) {
 	}
 }
 
+// fillLocked has the kernel fill a mapping while other threads wait to make
+// one, behind whom everybody waits who asks for the process's mappings.
+const fillLocked = `
+import ctypes, mmap, threading, time
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+def take(size, flags): libc.mmap(None, ctypes.c_size_t(size), 3, flags | mmap.MAP_ANONYMOUS, -1, ctypes.c_long(0))
+def wait():
+    time.sleep(.01)
+    take(4096, mmap.MAP_PRIVATE)
+for n in range(4): threading.Thread(target=wait, daemon=True).start()
+take(1 << 30, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+`
+
+// A process whose mappings cannot be read is stopped too.
+func TestMemoryLimitOfALockedProcess(t *testing.T) {
+	c := start(t, limited(t))
+	got := run(c, "python", fillLocked)
+	used, _ := got.Fact("limit_used").(float64)
+	if got.Fact("outcome") != "memory" || used > 3*memoryMB {
+		t.Errorf("%v MB were used: %q", used, got.Text())
+	}
+}
+
 // stopStarts leaves a process behind that ends its interpreter at each call and
 // stops the next one before it is one, and then takes more than the limit.
 const stopStarts = `
