@@ -92,7 +92,7 @@ todo() {
 # reference REFERENCE: one of NIX_SANDBOX_ENVS. Until it is built nobody knows
 # what its sandbox is called, so it is called by the end of its reference.
 reference() {
-  local name=${1%%[?]*} count=2 taken
+  local name=${1%%[?]*} count=2 taken IFS=' '
   case $1 in
     *'#'*) name=${1##*#} name=${name##*.} ;;
     . | ./) name=${PWD##*/} ;;
