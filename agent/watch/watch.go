@@ -7,7 +7,9 @@
 // which processes share counts once; and that a sandbox at rest costs two
 // short looks a second. It does not see memory that the kernel keeps for
 // others: buffers of pipes and sockets, which [Rlimits] bounds by the number
-// of descriptors. A cgroup sees that too, and is better where there is one.
+// of descriptors; and pages of shared anonymous memory that are mapped no more
+// while others of the same mapping are, which the kernel shows nowhere. A
+// cgroup sees all of that, and is better where there is one.
 //
 // The watch must run as the first process of the namespace that /proc shows.
 package watch
