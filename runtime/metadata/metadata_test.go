@@ -295,11 +295,14 @@ func TestFIFOForMetadata(t *testing.T) {
 	if err := errors.Join(os.Remove(file), syscall.Mkfifo(file, 0o644)); err != nil {
 		t.Fatal(err)
 	}
-	server := document(t, map[string]any{"python": entry(t, nil)}, nil)
+	base, err := Read(document(t, map[string]any{"python": entry(t, nil)}, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
 	for folder, want := range map[string]string{folder: file + ": is no file", file: file + ": not a directory"} {
 		got := make(chan error, 1)
 		go func() {
-			set, err := Load(server, []string{folder})
+			set, err := base.With(Places{Folders: []string{folder}})
 			if err == nil {
 				err = reason(set, "pipe")
 			}
