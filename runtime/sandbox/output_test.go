@@ -139,3 +139,18 @@ func FuzzOutput(f *testing.F) {
 		}
 	})
 }
+
+// A line for a message holds nothing that a terminal obeys.
+func TestLastLineIsPlain(t *testing.T) {
+	for line, want := range map[string]string{
+		"one\ntwo\n":               "two",
+		"10 %\r20 %\r":             "20 %",
+		"\x1b[31mred\a":            " [31mred ",
+		"\u009b31mred\u0085\u007f": " 31mred  ",
+		"caf\u00e9 \xff":           "caf\u00e9 ",
+	} {
+		if got := lastLine(line); got != want {
+			t.Errorf("%q: %q, want %q", line, got, want)
+		}
+	}
+}

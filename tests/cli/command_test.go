@@ -94,6 +94,7 @@ func TestMistakes(t *testing.T) {
 		"run bash a b":           "unknown argument \"b\"\nhint: see nix-sandbox-mcp run --help",
 		"run bash -c":            "-c needs a value\nhint: see nix-sandbox-mcp run --help",
 		"run bash --timeout -1":  "--timeout is -1\nhint: write seconds, up to 31536000",
+		"run bash --timeout NaN": "--timeout is NaN\nhint: write seconds, up to 31536000",
 		"shell":                  "no environment was named\nhint: see which there are: nix-sandbox-mcp list",
 		"client-config emacs":    "unknown client \"emacs\"\nhint: write one of claude-code, claude-desktop, codex, cursor, vscode, zed",
 		"completion tcsh":        "name one shell\nhint: write one of bash, zsh, fish",

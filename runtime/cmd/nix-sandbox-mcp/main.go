@@ -125,6 +125,8 @@ func fail(log io.Writer, err error) int {
 	case errors.As(err, &wrong):
 		hint = wrong.Hint
 	}
+	// What Nix said of a flake stands in some of them.
+	log = visible(log)
 	fmt.Fprintf(log, "%s: error: %v\n", program, err)
 	if hint != "" {
 		fmt.Fprintf(log, "%s: hint: %s\n", program, hint)

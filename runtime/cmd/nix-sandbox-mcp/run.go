@@ -63,7 +63,7 @@ func runCode(o runOptions, streams streams, args []string) (int, error) {
 		return 0, &misuse{"no environment was named", "see which there are: " + program + " list"}
 	case len(args) > 2 || len(args) == 2 && o.hasCode:
 		return 0, &misuse{fmt.Sprintf("unknown argument %q", args[len(args)-1]), hint}
-	case o.seconds < 0 || o.seconds > maxSeconds:
+	case !(o.seconds >= 0 && o.seconds <= maxSeconds): // "NaN" is neither
 		return 0, &misuse{fmt.Sprintf("--timeout is %v", o.seconds), fmt.Sprintf("write seconds, up to %d", maxSeconds)}
 	}
 	env, err := choose(args[0], o.project)
