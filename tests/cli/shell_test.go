@@ -97,10 +97,13 @@ was = termios.tcgetattr(0)
 tty.setraw(0)
 typed = ''
 def draw(*_):
-    columns, rows = os.get_terminal_size()
-    lines = ['+' + '-' * (columns - 2) + '+'] + ['|' + ' ' * (columns - 2) + '|'] * (rows - 2) + ['+' + '-' * (columns - 2) + '+']
-    text = '\x1b[H\x1b[2J' + '\r\n'.join(lines) + '\x1b[2;3H%dx%d' % (rows, columns) + '\x1b[3;3H' + typed
-    os.write(1, text.encode())
+    # A signal may come in the middle of drawing for the one before.
+    drawn = None
+    while drawn != os.get_terminal_size():
+        columns, rows = drawn = os.get_terminal_size()
+        lines = ['+' + '-' * (columns - 2) + '+'] + ['|' + ' ' * (columns - 2) + '|'] * (rows - 2) + ['+' + '-' * (columns - 2) + '+']
+        text = '\x1b[H\x1b[2J' + '\r\n'.join(lines) + '\x1b[2;3H%dx%d' % (rows, columns) + '\x1b[3;3H' + typed
+        os.write(1, text.encode())
 signal.signal(signal.SIGWINCH, draw)
 os.write(1, b'\x1b[?1049h\x1b[?25l')
 draw()
