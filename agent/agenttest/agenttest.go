@@ -268,6 +268,8 @@ type Step struct {
 	Stderr string // a part of it; "" is nothing at all
 	Exit   int
 	Lost   bool
+	// After is how long to wait before the call.
+	After time.Duration
 	// Outcome is ok unless given.
 	Outcome string
 	Change  func(*frame.Request)
@@ -277,6 +279,7 @@ type Step struct {
 func (a *Agent) Steps(steps []Step) {
 	a.t.Helper()
 	for i, s := range steps {
+		time.Sleep(s.After)
 		var change []func(*frame.Request)
 		if s.Change != nil {
 			change = append(change, s.Change)
