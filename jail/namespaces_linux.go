@@ -99,8 +99,13 @@ func namespacesWork(ctx context.Context, bubblewrap string, user int) (said stri
 	try := exec.CommandContext(ctx, bubblewrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--", bubblewrap, "--version")
 	try.Env = []string{}
 	try.Dir = "/"
+	// All of it ends with what gave up: bubblewrap's child, which waits for its
+	// parent before it would end with it, would wait for ever and keep the
+	// output open.
+	try.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	try.Cancel = func() error { return unix.Kill(-try.Process.Pid, unix.SIGKILL) }
 	if user != 0 {
-		try.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}}
+		try.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}
 	}
 	out, err := try.CombinedOutput()
 	if err == nil {

@@ -1,10 +1,16 @@
 package jail
 
 import (
+	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestCheckSwitches(t *testing.T) {
@@ -51,5 +57,52 @@ func TestCheckSwitches(t *testing.T) {
 func TestNamespacesWork(t *testing.T) {
 	if said, works := namespacesWork(t.Context(), "/does/not/exist", 0); works || said == "" {
 		t.Error("a program that does not exist works")
+	}
+}
+
+// A look that is given up ends with all that it started, also where that
+// still waits for its parent, as bubblewrap's child may.
+func TestNamespacesWorkGivesUp(t *testing.T) {
+	folder := t.TempDir()
+	program, note := filepath.Join(folder, "bubblewrap"), filepath.Join(folder, "child")
+	script := "#!/bin/sh\nsleep 60 &\necho $! >" + note + ".part\nmv " + note + ".part " + note + "\nwait\n"
+	if err := os.WriteFile(program, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan bool, 1)
+	go func() {
+		_, works := namespacesWork(ctx, program, 0)
+		ended <- works
+	}()
+	var child int
+	eventually(t, "the program starts its child", func() bool {
+		text, err := os.ReadFile(note)
+		child, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+		return err == nil
+	})
+	defer unix.Kill(child, unix.SIGKILL)
+	cancel()
+	select {
+	case works := <-ended:
+		if works {
+			t.Error("what was given up works")
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("it is still waited for")
+	}
+	eventually(t, "the child ends", func() bool {
+		state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", child))
+		return err != nil || strings.Contains(string(state), ") Z ")
+	})
+}
+
+func eventually(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !done(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within 30 s: %s", what)
+		}
 	}
 }

@@ -267,7 +267,9 @@ const tryWithin = 10 * time.Second
 func output(ctx context.Context, program string, args ...string) (string, error) {
 	ctx, stop := context.WithTimeout(ctx, tryWithin)
 	defer stop()
-	text, err := exec.CommandContext(ctx, program, args...).Output()
+	command := exec.CommandContext(ctx, program, args...)
+	command.WaitDelay = time.Second // for what it started and left its output to
+	text, err := command.Output()
 	if err != nil {
 		return "", fmt.Errorf("%s does not run: %w", filepath.Base(program), err)
 	}
