@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 )
@@ -97,6 +99,16 @@ func (p *Program) own(started chan<- error) {
 	started <- err
 	if err != nil {
 		return
+	}
+	// What has ended keeps its id until it is waited for, so that its group is
+	// no other one's. In it is what bubblewrap left when it was killed before
+	// it had made the sandbox.
+	err = unix.EINTR
+	for err == unix.EINTR {
+		err = unix.Waitid(unix.P_PID, p.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+	}
+	if err == nil {
+		_ = unix.Kill(-p.cmd.Process.Pid, unix.SIGKILL)
 	}
 	p.err = p.cmd.Wait()
 	if err := p.remove(); err != nil {
