@@ -111,6 +111,7 @@ func kept(session, env, code string) map[string]any {
 
 // Each of a model's likely mistakes is answered with what to do, in few words.
 func TestMistakes(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	project := t.TempDir()
 	if err := os.WriteFile(filepath.Join(project, "sales.csv"), []byte("a,b\n1,2\n"), 0o644); err != nil {
 		t.Fatal(err)

@@ -215,6 +215,7 @@ func TestLongCode(t *testing.T) {
 // A call that takes long tells that it goes on, at least every 5 s, with what
 // it wrote last.
 func TestProgress(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	c := start(t)
 	began := time.Now()
 	id := c.Send("tools/call", map[string]any{

@@ -211,6 +211,7 @@ func TestDeaths(t *testing.T) {
 // Code that does its worst gets a true answer or a said failure; the next
 // call works, other sessions notice nothing, and the server does not grow.
 func TestHostileCode(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	c := start(t, tightened(t, map[string]any{"timeout_seconds": 5}))
 	in(c, "other", "python", "x = 'untouched'")
 	for name, test := range map[string]struct{ env, code string }{
