@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -461,6 +462,64 @@ func TestArtifactDiesWithItsStarter(t *testing.T) {
 	}
 	_ = cmd.Wait()
 	waitGone(t, first)
+}
+
+// Whenever the starter of a sandbox is killed, nothing of it stays: not even
+// bubblewrap's child, which waits for bubblewrap without an end while it
+// starts. A start takes some 20 ms.
+func TestArtifactDiesAtAnyMoment(t *testing.T) {
+	run, _ := artifact(t)
+	for name, settings := range map[string][]string{
+		"alone":     nil,
+		"in a room": {"PROJECT_DIR=" + t.TempDir(), "PROJECT_MODE=overlay"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for try := range 60 {
+				starter := exec.Command("/bin/sh", "-c", "exec 3<&0; "+run+" <&3 & wait")
+				starter.Env = settings
+				starter.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+				input, err := starter.StdinPipe()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := starter.Start(); err != nil {
+					t.Fatal(err)
+				}
+				group := starter.Process.Pid
+				time.Sleep(time.Duration(try) * 500 * time.Microsecond)
+				_ = starter.Process.Kill()
+				input.Close()
+				_ = starter.Wait()
+				for deadline := time.Now().Add(patience); len(living(t, group)) > 0; time.Sleep(5 * time.Millisecond) {
+					if time.Now().After(deadline) {
+						t.Errorf("killed in try %d, of it are left: %q", try, living(t, group))
+						_ = unix.Kill(-group, unix.SIGKILL)
+						return
+					}
+				}
+			}
+		})
+	}
+}
+
+// living are the command lines of the processes of a group that have not ended.
+func living(t *testing.T, group int) []string {
+	t.Helper()
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, name := range stats {
+		stat, _ := os.ReadFile(name)
+		// After the name, in which anything may stand: state, parent, group.
+		_, rest, _ := strings.Cut(string(stat[max(0, bytes.LastIndexByte(stat, ')')):]), " ")
+		if fields := strings.Fields(rest); len(fields) > 2 && fields[0] != "Z" && fields[2] == strconv.Itoa(group) {
+			line, _ := os.ReadFile(filepath.Join(filepath.Dir(name), "cmdline"))
+			found = append(found, strings.ReplaceAll(string(line), "\x00", " "))
+		}
+	}
+	return found
 }
 
 // startForever starts a sandbox that only a signal ends, and returns with it

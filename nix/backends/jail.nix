@@ -161,7 +161,12 @@ let
       (toString user.uid)
       "--gid"
       (toString user.gid)
+      # A bubblewrap that is killed while it starts leaves a child that waits for
+      # it for good. That of the sandbox ends with the room, whose first process
+      # it is the child of.
       "--die-with-parent"
+      "--unshare-pid"
+      "--as-pid-1"
       "--dev-bind"
       "/dev"
       "/dev"
