@@ -468,13 +468,15 @@ func TestArtifactDiesWithItsStarter(t *testing.T) {
 // bubblewrap's child, which waits for bubblewrap without an end while it
 // starts. A start takes some 20 ms.
 func TestArtifactDiesAtAnyMoment(t *testing.T) {
+	const tries = 100
 	run, _ := artifact(t)
 	for name, settings := range map[string][]string{
 		"alone":     nil,
 		"in a room": {"PROJECT_DIR=" + t.TempDir(), "PROJECT_MODE=overlay"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for try := range 60 {
+			groups := map[int]bool{}
+			for try := range tries {
 				starter := exec.Command("/bin/sh", "-c", "exec 3<&0; "+run+" <&3 & wait")
 				starter.Env = settings
 				starter.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -485,25 +487,35 @@ func TestArtifactDiesAtAnyMoment(t *testing.T) {
 				if err := starter.Start(); err != nil {
 					t.Fatal(err)
 				}
-				group := starter.Process.Pid
-				time.Sleep(time.Duration(try) * 500 * time.Microsecond)
+				groups[starter.Process.Pid] = true
+				time.Sleep(time.Duration(try) * 30 * time.Millisecond / tries)
 				_ = starter.Process.Kill()
 				input.Close()
 				_ = starter.Wait()
-				for deadline := time.Now().Add(patience); len(living(t, group)) > 0; time.Sleep(5 * time.Millisecond) {
-					if time.Now().After(deadline) {
-						t.Errorf("killed in try %d, of it are left: %q", try, living(t, group))
+			}
+			// What starts while the processes are listed is not in the list:
+			// it counts when they are gone for a while.
+			for deadline, since := time.Now().Add(patience), time.Now(); time.Since(since) < 200*time.Millisecond; time.Sleep(5 * time.Millisecond) {
+				left := living(t, groups)
+				if len(left) == 0 {
+					continue
+				}
+				since = time.Now()
+				if since.After(deadline) {
+					t.Errorf("of %d that were killed, there are left: %q", tries, left)
+					for group := range groups {
 						_ = unix.Kill(-group, unix.SIGKILL)
-						return
 					}
+					return
 				}
 			}
 		})
 	}
 }
 
-// living are the command lines of the processes of a group that have not ended.
-func living(t *testing.T, group int) []string {
+// living are the command lines of the processes of these groups that have not
+// ended.
+func living(t *testing.T, groups map[int]bool) []string {
 	t.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
@@ -514,7 +526,11 @@ func living(t *testing.T, group int) []string {
 		stat, _ := os.ReadFile(name)
 		// After the name, in which anything may stand: state, parent, group.
 		_, rest, _ := strings.Cut(string(stat[max(0, bytes.LastIndexByte(stat, ')')):]), " ")
-		if fields := strings.Fields(rest); len(fields) > 2 && fields[0] != "Z" && fields[2] == strconv.Itoa(group) {
+		fields := strings.Fields(rest)
+		if len(fields) < 3 || fields[0] == "Z" {
+			continue
+		}
+		if group, err := strconv.Atoi(fields[2]); err == nil && groups[group] {
 			line, _ := os.ReadFile(filepath.Join(filepath.Dir(name), "cmdline"))
 			found = append(found, strings.ReplaceAll(string(line), "\x00", " "))
 		}
