@@ -189,8 +189,8 @@ func TestCommand(t *testing.T) {
 		"too long":     {Command(false, "sh", "-c"), Step{Code: long, Exit: 127, Outcome: frame.OutcomeCrashed, Stderr: "131071"}},
 		"NUL":          {Command(false, "sh", "-c"), Step{Code: "a\x00b", Exit: 127, Outcome: frame.OutcomeCrashed, Stderr: "NUL"}},
 		"not there":    {Command(false, "/nowhere/sh"), Step{Code: "a", Exit: 127, Outcome: frame.OutcomeCrashed, Stderr: "/nowhere/sh"}},
-		"interrupt":    {Command(false, "sh", "-c"), Step{Code: "sleep 99", Exit: 130, Outcome: frame.OutcomeTimeout, Change: Limit(200*time.Millisecond, time.Second)}},
-		"ignores it":   {Command(false, "sh", "-c"), Step{Code: "trap '' INT; while :; do sleep 1; done", Exit: 137, Outcome: frame.OutcomeTimeout, Change: Limit(200*time.Millisecond, 200*time.Millisecond)}},
+		"interrupt":    {Command(false, "sh", "-c"), Step{Code: "sleep 99", Exit: 130, Outcome: frame.OutcomeTimeout, Change: Limit(2*time.Second, time.Second)}},
+		"ignores it":   {Command(false, "sh", "-c"), Step{Code: "trap '' INT; while :; do sleep 1; done", Exit: 137, Outcome: frame.OutcomeTimeout, Change: Limit(2*time.Second, 200*time.Millisecond)}},
 		"empty":        {Command(true, "sh"), Step{}},
 		"state is not": {Command(true, "sh"), Step{Code: "echo $x", Stdout: "\n"}},
 	} {
