@@ -28,6 +28,10 @@ const (
 	forever = 10 * 365 * 24 * time.Hour
 	// endTimeout is how long a killed process may take to be gone.
 	endTimeout = 10 * time.Second
+	// linger is how long an interpreter stays whose call without a session has
+	// been answered. Whoever asked ends the sandbox before; to end anything here
+	// would take the processor from the answer that is on its way.
+	linger = 100 * time.Millisecond
 	// takeUp is how long a driver may take to begin with code. A signal that
 	// comes meanwhile can be lost in bash, and end node.
 	takeUp = 20 * time.Millisecond
@@ -96,12 +100,20 @@ func (e *executor) run(ctx context.Context) error {
 	for {
 		var replies <-chan interpreter.Reply
 		var done <-chan struct{}
-		if e.now != nil {
+		var spent <-chan time.Time
+		switch {
+		case e.spent:
+			spent = time.After(linger)
+		case e.now != nil:
 			replies, done = e.now.Replies(), e.now.Done()
 		}
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-spent:
+			if err := e.bury(); err != nil {
+				return err
+			}
 		case t := <-e.queue:
 			if err := e.do(ctx, t); err != nil {
 				return err
@@ -131,6 +143,9 @@ func (e *executor) first() (task, bool) {
 }
 
 func (e *executor) do(ctx context.Context, t task) error {
+	if err := e.bury(); err != nil {
+		return err
+	}
 	if t.configure != nil {
 		return e.configure(t.configure)
 	}
@@ -143,12 +158,6 @@ func (e *executor) do(ctx context.Context, t task) error {
 	}
 	if err := e.answer(t.call, replies); err != nil {
 		return err
-	}
-	if e.spent {
-		e.spent = false
-		if err := e.kill(); err != nil {
-			return err
-		}
 	}
 	if size := len(t.call.Code); size > large {
 		t.call.Code = ""
@@ -270,6 +279,15 @@ func (e *executor) warm() (interpreter.Reply, bool) {
 	case <-timeout.C:
 		return interpreter.Reply{Err: errLate}, true
 	}
+}
+
+// bury ends an interpreter that is spent.
+func (e *executor) bury() error {
+	if !e.spent {
+		return nil
+	}
+	e.spent = false
+	return e.kill()
 }
 
 // kill ends the interpreter and everything beside it, and forgets it.

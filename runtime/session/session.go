@@ -27,6 +27,9 @@ const (
 	// maxOnce is how many sandboxes of calls without a session live at once;
 	// further calls wait. Each costs an interpreter's memory.
 	maxOnce = 32
+	// headStart is what the answer of a call without a session has for itself
+	// before its sandbox is ended, which takes a processor for milliseconds.
+	headStart = 5 * time.Millisecond
 	// maxEnded is how many ended sessions are remembered, to tell the next
 	// call what became of it.
 	maxEnded = 1024
@@ -394,7 +397,7 @@ func (m *Manager) Once(ctx context.Context, env metadata.Environment, f func(Lea
 	// The room is free again when nothing of the sandbox is left, for which
 	// the answer need not wait.
 	box.OnEnd(func() { <-m.once })
-	defer box.Kill()
+	defer time.AfterFunc(headStart, box.Kill)
 	return f(Lease{Sandbox: box})
 }
 
