@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"slices"
 
 	"github.com/tidwall/gjson"
 )
@@ -50,6 +51,10 @@ func next(reader *bufio.Reader, longest int) (line, error) {
 	for {
 		part, err := reader.ReadSlice('\n')
 		if !l.long {
+			// append would grow a long text by a quarter at a time.
+			if len(l.text)+len(part) > cap(l.text) {
+				l.text = slices.Grow(l.text, max(len(l.text), len(part)))
+			}
 			l.text = append(l.text, part...)
 			if len(l.text) > longest {
 				l.long = true
