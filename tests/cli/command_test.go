@@ -110,6 +110,17 @@ func TestMistakes(t *testing.T) {
 	if got.status != 1 || got.stderr != "nix-sandbox-mcp: error: there is no environment \"nope\"\nnix-sandbox-mcp: hint: use one of bash, node, python\n" {
 		t.Errorf("%+v", got)
 	}
+	for value, problem := range map[string]string{
+		"/nowhere": "read metadata: open /nowhere: no such file or directory",
+		"{":        "NIX_SANDBOX_METADATA: not valid JSON",
+	} {
+		cmd := command(t, "list")
+		cmd.Env = append(cmd.Env, "NIX_SANDBOX_METADATA="+value)
+		want := outcome{"", "nix-sandbox-mcp: error: " + problem + "\nnix-sandbox-mcp: hint: unset NIX_SANDBOX_METADATA to serve what the server was built with, or build the server again\n", 1}
+		if got := finish(t, cmd, ""); got != want {
+			t.Errorf("%+v", got)
+		}
+	}
 }
 
 func TestList(t *testing.T) {

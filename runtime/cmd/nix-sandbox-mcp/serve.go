@@ -282,7 +282,10 @@ func configured() (config.Config, *metadata.Set, error) {
 	}
 	base, err := metadata.Read(settings.Metadata)
 	if err != nil {
-		return settings, nil, err
+		return settings, nil, &config.Error{
+			Problem: err.Error(),
+			Hint:    "unset NIX_SANDBOX_METADATA to serve what the server was built with, or build the server again",
+		}
 	}
 	settings, err = settings.Complete(base.Session, base.Project)
 	return settings, base, err
