@@ -263,6 +263,36 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
+// Each call of the list is tried in every sandbox, and each that is tried there
+// as one that no sandbox reaches is on the list: many of them the kernel refuses
+// by itself, so that no attempt shows that the filter does.
+func TestListIsAttempted(t *testing.T) {
+	families, err := filepath.Glob("../../tests/escape/attempts/*.txtar")
+	if err != nil || len(families) == 0 {
+		t.Fatalf("%d families of attempts, error %v", len(families), err)
+	}
+	tried := map[string]bool{}
+	for _, family := range families {
+		text, err := os.ReadFile(family)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`\breached\("(\w+)"`).FindAllStringSubmatch(string(text), -1) {
+			tried[m[1]] = true
+		}
+	}
+	for _, r := range list {
+		// The others are in TestArguments.
+		if r.verdict[0].test == whatever && !tried[r.name] {
+			t.Errorf("%s is on the list, and no attempt makes it", r.name)
+		}
+		delete(tried, r.name)
+	}
+	for name := range tried {
+		t.Errorf("an attempt shows that %s is not reached, and it is not on the list", name)
+	}
+}
+
 func TestListIsWellFormed(t *testing.T) {
 	seen := map[string]bool{}
 	for _, r := range list {

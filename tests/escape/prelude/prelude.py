@@ -55,7 +55,7 @@ def pids():
 # System calls: their numbers on x86_64 and on aarch64.
 CALLS = {
     "acct": (163, 89), "add_key": (248, 217), "adjtimex": (159, 171), "bpf": (321, 280),
-    "chroot": (161, 51), "clock_settime": (227, 112), "clone": (56, 220), "clone3": (435, 435),
+    "chroot": (161, 51), "clock_adjtime": (305, 266), "clock_settime": (227, 112), "clone": (56, 220), "clone3": (435, 435),
     "delete_module": (176, 106), "fanotify_init": (300, 262), "finit_module": (313, 273),
     "fsconfig": (431, 431), "fsmount": (432, 432), "fsopen": (430, 430), "fspick": (433, 433),
     "get_mempolicy": (239, 236), "getpid": (39, 172), "init_module": (175, 105), "io_uring_enter": (426, 426),
@@ -63,6 +63,7 @@ CALLS = {
     "ioprio_set": (251, 30), "io_setup": (206, 0), "cachestat": (451, 451), "fanotify_mark": (301, 263), "memfd_create": (319, 279),
     "vmsplice": (278, 75), "kcmp": (312, 272), "kexec_file_load": (320, 294), "kexec_load": (246, 104),
     "keyctl": (250, 219), "listmount": (458, 458), "lookup_dcookie": (212, 18), "lsm_list_modules": (461, 461),
+    "lsm_set_self_attr": (460, 460), "open_tree_attr": (467, 467), "_sysctl": (156, None), "ustat": (136, None),
     "mbind": (237, 235), "memfd_secret": (447, 447), "migrate_pages": (256, 238), "modify_ldt": (154, None),
     "mount": (165, 40), "mount_setattr": (442, 442), "move_mount": (429, 429), "move_pages": (279, 239),
     "mq_getsetattr": (245, 185), "mq_open": (240, 180), "mq_timedreceive": (243, 183), "mq_timedsend": (242, 182),
