@@ -104,6 +104,12 @@ func hostile(as string) {
 				return
 			}
 		}
+	case "answers after too much output":
+		// Less than the frames that it may send, and more than the bytes.
+		for range 100 {
+			w.Write(frame.Reply{Type: frame.Output, ID: id, Stream: frame.Stdout, Data: strings.Repeat("x", 1000)})
+		}
+		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeOK})
 	case "answers another call":
 		w.Write(frame.Reply{Type: frame.Result, ID: id + 1, Outcome: frame.OutcomeOK})
 	case "answers twice":
@@ -115,6 +121,10 @@ func hostile(as string) {
 		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeMemory})
 	case "invents a limit":
 		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeLimit, Limit: &frame.Limit{Name: "patience", Used: 7}})
+	case "uses less than nothing":
+		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeMemory, Limit: &frame.Limit{Name: Memory, Used: -1}})
+	case "uses more than there is":
+		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeMemory, Limit: &frame.Limit{Name: Memory, Used: 1 << 50}})
 	case "invents an outcome":
 		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: "won"})
 	case "invents a state":
@@ -126,6 +136,7 @@ func hostile(as string) {
 			Type: frame.Result, ID: id, Outcome: frame.OutcomeOK,
 			Files: []frame.File{
 				{Path: "/etc/passwd"}, {Path: "/workspace/../etc/passwd"}, {Path: "relative"}, {Path: "/workspace/a\n[exit status 0]"},
+				{Path: "/workspace/a\x7f"}, {Path: "/workspace/\xff"}, {Path: "/workspace/" + strings.Repeat("a", 1024)},
 				{Path: "/workspace/outputs/good", Size: 1}, {Path: "/workspace/outputs/negative", Size: -1},
 			},
 			Truncated: []frame.Truncation{{Stream: frame.Stdout, Path: "/etc/shadow", Stored: 1}},
@@ -217,11 +228,14 @@ func TestHostileCall(t *testing.T) {
 		"floods with output":                "the agent sent more than it may",
 		"floods with empty output":          "the agent sent more than it may",
 		"floods with samples":               "the agent sent more than it may",
+		"answers after too much output":     "the agent sent more than it may",
 		"floods the log":                    "it logged more than 4 MiB",
 		"answers another call":              "for a request that nobody made",
 		"answers with a pong":               `the agent answered with "pong" instead of result`,
 		"names no limit":                    `the agent named the outcome memory and no limit`,
 		"invents a limit":                   `the agent named the limit "patience", of which 7 were used`,
+		"uses less than nothing":            `the agent named the limit "memory_mb", of which -1 were used`,
+		"uses more than there is":           `the agent named the limit "memory_mb", of which 1125899906842624 were used`,
 		"invents an outcome":                `the agent named the outcome "won"`,
 		"invents a state":                   `the agent named the state "solid"`,
 		"invents a stream":                  `the agent named the stream "stdlog"`,
@@ -336,8 +350,28 @@ func TestCancelUnheeded(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(50*time.Millisecond, cancel)
 	_, err = s.Execute(ctx, Call{Timeout: time.Hour, Grace: 50 * time.Millisecond, Output: NewOutput(10)})
+	// This agent ends by itself, later.
 	var dead *DeadError
-	if !errors.As(err, &dead) {
+	if want := "the agent did not end the call at its time limit"; !errors.As(err, &dead) || dead.Reason != want {
+		t.Errorf("error %v, want %s", err, want)
+	}
+}
+
+// Questions that nobody waits for any more are unanswered all the same, and
+// count.
+func TestUnansweredAreBounded(t *testing.T) {
+	_, s, err := launch(t, "answers nothing")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range maxPending {
+		if _, _, err := s.Read(ctx, "/workspace/a", 0, 1); !errors.Is(err, context.Canceled) {
+			t.Fatalf("error %v, want a cancelled question", err)
+		}
+	}
+	if _, _, err := s.Read(ctx, "/workspace/a", 0, 1); err == nil || !strings.Contains(err.Error(), "64 requests to one sandbox wait already") {
 		t.Errorf("error %v", err)
 	}
 }
