@@ -14,7 +14,7 @@ import (
 )
 
 func TestCrossed(t *testing.T) {
-	for _, name := range []string{"anonymous", "shared", "undumpable", "files", "segment", "tables", "many", "copies"} {
+	for _, name := range []string{"anonymous", "shared", "undumpable", "files", "segments", "tables", "many", "copies"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := inJail(t, name)
