@@ -176,6 +176,16 @@ func TestChanged(t *testing.T) {
 	check()
 	write(t, r.Path+"/outputs/a.png", "2")
 	check(a)
+	// Of the same size, and dated back.
+	info, err := os.Stat(r.Path + "/outputs/a.png")
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, r.Path+"/outputs/a.png", "3")
+	if err := os.Chtimes(r.Path+"/outputs/a.png", info.ModTime(), info.ModTime()); err != nil {
+		t.Fatal(err)
+	}
+	check(a)
 	if err := os.Remove(r.Path + "/outputs/a.png"); err != nil {
 		t.Fatal(err)
 	}
@@ -193,11 +203,27 @@ func TestChanged(t *testing.T) {
 func TestChangedIsBounded(t *testing.T) {
 	r := &Root{Path: t.TempDir()}
 	for i := range MaxEntries + 5 {
-		write(t, fmt.Sprintf("%s/outputs/%d", r.Path, i), "")
+		write(t, fmt.Sprintf("%s/outputs/%d/%d", r.Path, i%2, i), "")
 	}
 	write(t, r.Path+"/outputs/"+strings.Repeat("d/", 100)+"file", "")
-	if got := r.Changed(); len(got) > MaxEntries {
-		t.Errorf("%d files", len(got))
+	if got := r.Changed(); len(got) != MaxEntries {
+		t.Errorf("%d files, want %d", len(got), MaxEntries)
+	}
+}
+
+// The names of all fit a frame, however long they are.
+func TestChangedNamesAreBounded(t *testing.T) {
+	r := &Root{Path: t.TempDir()}
+	folder := r.Path + "/outputs" + strings.Repeat("/"+strings.Repeat("d", 250), 4)
+	for i := range 100 {
+		write(t, fmt.Sprintf("%s/%d", folder, i), "")
+	}
+	names := 0
+	for _, file := range r.Changed() {
+		names += len(file.Path)
+	}
+	if names == 0 || names > maxNames {
+		t.Errorf("%d bytes of names, want some and at most %d", names, maxNames)
 	}
 }
 
@@ -232,6 +258,13 @@ func TestArchiveIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer a.Close()
+	var fs unix.Statfs_t
+	if err := unix.Statfs(r.Path, &fs); err != nil {
+		t.Fatal(err)
+	}
+	if free := int64(fs.Bavail) * fs.Bsize; a.room <= 0 || a.room > free/2 { // a quarter, while others write too
+		t.Errorf("room for %d bytes of %d that are free", a.room, free)
+	}
 	a.room = 5
 	for range 3 {
 		if n, err := a.Write([]byte("abc")); n != 3 || err != nil {
