@@ -143,6 +143,8 @@ func hostile(as string) {
 		})
 	case "sends more of a file":
 		w.Write(frame.Reply{Type: frame.Contents, ID: id, Contents: make([]byte, 100), Size: 100})
+	case "claims a negative size":
+		w.Write(frame.Reply{Type: frame.Contents, ID: id, Contents: make([]byte, 5), Size: -1})
 	case "dies in a call":
 		w.Write(frame.Reply{Type: frame.Output, ID: id, Stream: frame.Stdout, Data: "so far\n"})
 		fmt.Fprintln(os.Stderr, "fatal: out of luck")
@@ -332,12 +334,38 @@ func TestErrorReplyKeepsTheSandbox(t *testing.T) {
 }
 
 func TestReadMoreThanAsked(t *testing.T) {
-	_, s, err := launch(t, "sends more of a file")
+	for _, as := range []string{"sends more of a file", "claims a negative size"} {
+		_, s, err := launch(t, as)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := s.Read(t.Context(), "/workspace/a", 0, 10); err == nil || !strings.Contains(err.Error(), "more of a file than was asked for") {
+			t.Errorf("%s: error %v", as, err)
+		}
+	}
+}
+
+func TestReadErrorIsOneLine(t *testing.T) {
+	_, s, err := launch(t, "answers an error")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := s.Read(t.Context(), "/workspace/a", 0, 10); err == nil || !strings.Contains(err.Error(), "more of a file than was asked for") {
-		t.Errorf("error %v", err)
+	if _, _, err := s.Read(t.Context(), "/workspace/a", 0, 10); err == nil || err.Error() != "no such interpreter" {
+		t.Errorf("error %q", err)
+	}
+}
+
+// A second answer is one to a request that nobody made, whoever takes the
+// first.
+func TestAnswerTwice(t *testing.T) {
+	_, s, err := launch(t, "answers twice")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = s.Execute(t.Context(), Call{Timeout: 5 * time.Second, Output: NewOutput(10)})
+	deadline(t, "the end", s.Reaped())
+	if err := s.death(); !strings.Contains(err.Error(), `the agent sent "result" for a request that nobody made`) {
+		t.Errorf("death %v", err)
 	}
 }
 
