@@ -14,6 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
@@ -360,5 +363,21 @@ func TestCloseUnderRefill(t *testing.T) {
 				t.Errorf("%d shelves, %d starts after the end", len(y.shelves), y.starting)
 			}
 		})
+	}
+}
+
+// A sandbox is started with all that its environment says of it.
+func TestSpec(t *testing.T) {
+	p := New(nil, Options{Inherit: map[string]string{"LANG": "C"}}, slog.New(slog.DiscardHandler))
+	got := p.spec(metadata.Environment{
+		Name: "bash", SessionExec: "/run", OutputBytes: 1 << 10, MemoryMB: 3, PIDs: 5, CPUs: 1.5,
+	}, true)
+	want := sandbox.Spec{
+		Name: "bash", Exec: "/run", OutputBytes: 1 << 10, Warm: true,
+		Limits: cgroup.Limits{Memory: 3 << 20, Tasks: 5, CPUs: 1.5},
+		Env:    map[string]string{"LANG": "C"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
 	}
 }

@@ -294,6 +294,21 @@ func TestFailedStartsTakeNoRoom(t *testing.T) {
 	h.want(h.bash("a", "echo 1"), "1\n")
 }
 
+// Nor does what is cancelled before its turn.
+func TestCancelledTakeNoRoom(t *testing.T) {
+	h := build(t, Limits{})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 100 {
+		if err := h.Once(ctx, h.set.Environments["bash"], func(Lease) error { return nil }); !errors.Is(err, context.Canceled) {
+			t.Fatalf("error %v", err)
+		}
+		if len(h.once) != 0 {
+			t.Fatalf("%d sandboxes", len(h.once))
+		}
+	}
+}
+
 // kill ends a session's sandbox from outside, as the end of its agent does.
 func (h *house) kill(id string) {
 	h.t.Helper()

@@ -74,6 +74,7 @@ type link struct {
 	served   chan error
 	cancel   context.CancelFunc
 	recorder *recorder
+	under    *Server
 }
 
 // reply is what of a line the tests look at.
@@ -114,10 +115,10 @@ func dial(t *testing.T, handler func(ctx context.Context, n string) string) *lin
 	// Room for everything that a test lets wait, as a pipe of the kernel has.
 	l := &link{t: t, mcp: s, in: inWrite, replies: make(chan reply, 4096), served: make(chan error, 1), cancel: cancel, recorder: &recorder{}}
 	go l.read(outRead)
+	l.under = New(s, l.recorder, slog.New(slog.DiscardHandler))
+	l.under.bounds = small
 	go func() {
-		under := New(s, l.recorder, slog.New(slog.DiscardHandler))
-		under.bounds = small
-		err := under.Serve(ctx, inRead, outWrite)
+		err := l.under.Serve(ctx, inRead, outWrite)
 		inRead.CloseWithError(io.ErrClosedPipe)
 		outWrite.Close()
 		l.served <- err
@@ -431,6 +432,7 @@ func TestBadLines(t *testing.T) {
 		"too long, id a string":   {`{"jsonrpc":"2.0","id":"a\"b","method":"` + long + `"}`, `"a\"b"`, mcp.INVALID_REQUEST},
 		"too long, id elsewhere":  {`{"jsonrpc":"2.0","params":{"id":7,"x":"` + long + `"},"id":8}`, "null", mcp.INVALID_REQUEST},
 		"too long, id an object":  {`{"jsonrpc":"2.0","id":{"a":1},"x":"` + long + `"}`, "null", mcp.INVALID_REQUEST},
+		"too long, in its id":     {`{"jsonrpc":"2.0","id":"` + long + `"}`, "null", mcp.INVALID_REQUEST},
 		"too long and not JSON":   {long + long, "null", mcp.INVALID_REQUEST},
 		"a call that is not JSON": {`{"jsonrpc":"2.0","id":9,"method":"tools/call","params":{`, "null", mcp.PARSE_ERROR},
 	} {
@@ -564,6 +566,22 @@ func TestBusy(t *testing.T) {
 	}
 }
 
+// What has been answered is forgotten, whatever the client does.
+func TestAnsweredAreForgotten(t *testing.T) {
+	l := dial(t, echo)
+	for i := range 10 {
+		l.send(call(i, "x"))
+		l.next()
+	}
+	l.in.Close()
+	if err := l.wait(); err != nil {
+		t.Fatal(err)
+	}
+	if u := l.under; len(u.calls) != 0 || u.count != 0 || u.bytes != 0 || u.listen != 0 {
+		t.Errorf("%d calls are known, of %d calls and %d bytes, %d subscriptions", len(u.calls), u.count, u.bytes, u.listen)
+	}
+}
+
 // A client that is gone ends what runs.
 func TestWriteFails(t *testing.T) {
 	s := server.NewMCPServer("test", "1", server.WithToolCapabilities(true))
@@ -666,6 +684,20 @@ func TestSubscriptionsAreBounded(t *testing.T) {
 	l.send(listen(99, `{"toolsListChanged":true}`))
 	if r := l.next(); string(r.ID) != "99" || r.Error == nil {
 		t.Errorf("reply %+v", r)
+	}
+	// One that has ended makes room, soon after its reply.
+	l.send(cancelled(0))
+	if r := l.next(); string(r.ID) != "0" {
+		t.Errorf("reply %+v", r)
+	}
+	for end := time.Now().Add(patience); ; {
+		l.send(listen(100, `{"toolsListChanged":true}`))
+		if r := l.next(); r.Error == nil {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("a subscription that has ended takes room")
+		}
 	}
 }
 
