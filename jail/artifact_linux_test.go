@@ -679,9 +679,44 @@ func TestArtifactRootsProject(t *testing.T) {
 	}
 }
 
+// Groups that root is in besides its own open files of the host, and have no
+// name inside by which anybody would see it.
+func TestArtifactLeavesRootsGroups(t *testing.T) {
+	run, _ := artifact(t)
+	if os.Geteuid() != 0 {
+		t.Skip("it takes root")
+	}
+	groups := func(program, code string) string {
+		cmd := exec.Command(program)
+		cmd.Stdin = strings.NewReader(code)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Groups: []uint32{6, 27}}}
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return strings.Join(strings.Fields(string(out)), " ")
+	}
+	const show = "grep ^Groups: /proc/self/status"
+	if got := groups("/bin/sh", show); got != "Groups: 6 27" {
+		t.Fatalf("outside: %q", got)
+	}
+	if got := groups(run, show); got != "Groups:" {
+		t.Errorf("%q, want none", got)
+	}
+}
+
 // What the caller blocks and ignores stays with the caller.
 func TestArtifactInheritsNoSignals(t *testing.T) {
 	run, _ := artifact(t)
+	// The mask is a thread's; this one ends with the test, for nobody unlocks
+	// it.
+	runtime.LockOSThread()
+	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &unix.Sigset_t{Val: [16]uint64{1 << (unix.SIGUSR1 - 1)}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("grep", "^SigBlk", "/proc/self/status").CombinedOutput(); err != nil || string(out) != "SigBlk:\t0000000000000200\n" {
+		t.Fatalf("outside: %v: %s", err, out)
+	}
 	cmd := exec.Command("sh", "-c", "trap '' USR1 USR2 HUP; exec "+run)
 	cmd.Stdin = strings.NewReader("grep -E '^Sig(Ign|Blk)' /proc/1/status")
 	out, err := cmd.CombinedOutput()
