@@ -175,6 +175,45 @@ in
         ];
     expected = [ ];
   };
+  # Nor does the room around a sandbox whose project is laid over.
+  testNothingIsLeftOutOfTheRoom = {
+    expr =
+      lib.filter (flag: !(lib.elem flag plain.run.overlay.flags))
+        [
+          "--as-pid-1"
+          "--cap-drop"
+          "--die-with-parent"
+          "--unshare-pid"
+          "--unshare-user"
+        ];
+    expected = [ ];
+  };
+  # What is dropped, and who the code is.
+  testWhoRuns = {
+    expr =
+      map
+        (flags: [
+          (after "--cap-drop" flags)
+          (after "--uid" flags)
+          (after "--gid" flags)
+        ])
+        [
+          plain.run.flags
+          plain.run.overlay.flags
+        ];
+    expected =
+      let
+        ordinary = [
+          [ "ALL" ]
+          [ "1000" ]
+          [ "1000" ]
+        ];
+      in
+      [
+        ordinary
+        ordinary
+      ];
+  };
   testNothingGoesWithout = {
     expr = lib.filter (flag: lib.hasSuffix "-try" flag || lib.hasPrefix "--share" flag) plain.run.flags;
     expected = [ ];
