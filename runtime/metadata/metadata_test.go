@@ -3,8 +3,10 @@ package metadata
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -284,6 +286,97 @@ func TestFolders(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, set.Overridden); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// Where there are too many entries none is taken, for nobody could say which
+// were left out.
+func TestTooManyEntries(t *testing.T) {
+	folder := t.TempDir()
+	for i := range maxEntries {
+		if err := os.WriteFile(filepath.Join(folder, fmt.Sprint(i)), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := (&Set{}).With(Places{Folders: []string{folder}}); err != nil {
+		t.Fatal(err)
+	}
+	program(t, filepath.Join(folder, "one-more"))
+	if _, err := (&Set{}).With(Places{Folders: []string{folder}}); err == nil || !strings.Contains(err.Error(), "holds more than 1000 entries") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// What Nix said is shown to clients whatever its bytes, and what is no name
+// becomes none.
+func TestReports(t *testing.T) {
+	folder := t.TempDir()
+	if err := errors.Join(
+		os.WriteFile(filepath.Join(folder, "wrong.failed"), []byte("caf\xe9 is closed\n"), 0o644),
+		os.Symlink(writeArtifact(t, t.TempDir(), "result", map[string]any{"schema": 1, "name": "fine", "backend": "jail"}), filepath.Join(folder, "No Name.named")),
+	); err != nil {
+		t.Fatal(err)
+	}
+	set, err := (&Set{}).With(Places{Builds: folder})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(set.Builds) != 1 || set.Builds[0].Reason != "caf\uFFFD is closed" {
+		t.Errorf("builds %+v", set.Builds)
+	}
+	if err := reason(set, "No Name"); err == nil || !strings.Contains(err.Error(), `"No Name" is no name of an environment`) || len(set.Environments) != 0 {
+		t.Errorf("error %v, environments %v", err, set.Names())
+	}
+}
+
+// Each change that another reading would show is another fingerprint.
+func TestFingerprint(t *testing.T) {
+	sandboxes, builds := t.TempDir(), t.TempDir()
+	artifact := writeArtifact(t, sandboxes, "one", map[string]any{"schema": 1, "name": "one", "backend": "jail"})
+	builder := exec.Command("sleep", "1000")
+	if err := builder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = builder.Process.Kill() })
+	if err := os.WriteFile(filepath.Join(builds, "two.building"), []byte(fmt.Sprint(builder.Process.Pid)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	places := Places{Folders: []string{sandboxes}, Builds: builds}
+	last := places.Fingerprint()
+	if again := places.Fingerprint(); again != last {
+		t.Fatal("nothing has changed, and the fingerprint has")
+	}
+	replace := func(name string) func() error {
+		return func() error {
+			name := filepath.Join(artifact, name)
+			return errors.Join(os.WriteFile(name+".new", []byte("#!/bin/sh\n"), 0o755), os.Rename(name+".new", name))
+		}
+	}
+	for _, change := range []struct {
+		what string
+		make func() error
+	}{
+		{"the metadata", replace("metadata.json")},
+		{"bin/run", replace("bin/run")},
+		{"bin/session-run", replace("bin/session-run")},
+		{"a builder that is gone", func() error {
+			if err := builder.Process.Kill(); err != nil {
+				return err
+			}
+			_ = builder.Wait()
+			return nil
+		}},
+		{"a build that is over", func() error { return os.Remove(filepath.Join(builds, "two.building")) }},
+		{"one more", func() error { return os.Symlink(artifact, filepath.Join(sandboxes, "three")) }},
+	} {
+		if err := change.make(); err != nil {
+			t.Fatal(err)
+		}
+		now := places.Fingerprint()
+		if now == last {
+			t.Errorf("%s: the fingerprint is the same", change.what)
+		}
+		last = now
 	}
 }
 
