@@ -86,6 +86,7 @@ func TestParseSpecRefuses(t *testing.T) {
 		"bind by name":        {set("binds", []Bind{{"data", "/data"}}), "absolute paths"},
 		"bind to a name":      {set("binds", []Bind{{"/data", "data"}}), "absolute paths"},
 		"zero byte in a bind": {set("binds", []Bind{{"/data\x00", "/data"}}), "zero byte"},
+		"zero byte in a room": {set("overlay", Overlay{Flags: []string{"--size\x00"}, Room: "/room", Upper: "/upper", Work: "/work", Option: "--layer"}), "zero byte"},
 		"variables by name":   {set("variables", "variables"), "absolute path of a file"},
 		"half an overlay":     {set("overlay", map[string]any{"flags": []string{"--tmpfs"}}), "overlay lacks"},
 		"cut short":           {whole[:len(whole)-1], "unexpected EOF"},

@@ -169,3 +169,14 @@ func TestNil(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A group that cannot have all of its limits is none.
+func TestHalfAGroupIsNone(t *testing.T) {
+	tree := &Tree{folder: t.TempDir()} // where no file of a group appears
+	if group, err := tree.New(Limits{Memory: 1 << 20}); err == nil {
+		t.Errorf("a group without a limit: %+v", group)
+	}
+	if left, err := os.ReadDir(tree.folder); err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v, error %v", left, err)
+	}
+}

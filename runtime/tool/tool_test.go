@@ -491,6 +491,21 @@ func TestSVGIsText(t *testing.T) {
 	}
 }
 
+// All of them together take no more than one may.
+func TestSVGsShareTheirRoom(t *testing.T) {
+	b := lay(t, nil)
+	result := b.bash("s", `for n in a b; do { echo '<svg>'; head -c 20000 /dev/zero | tr '\0' ' '; echo '</svg>'; } >outputs/$n.svg; done`)
+	if len(result.Content) != 3 {
+		t.Fatalf("content %+v", result.Content)
+	}
+	if svg, ok := result.Content[1].(mcp.TextContent); !ok || !strings.HasPrefix(svg.Text, "outputs/a.svg:\n<svg>") {
+		t.Errorf("the first: %+v", result.Content[1])
+	}
+	if link, ok := result.Content[2].(mcp.ResourceLink); !ok || link.Name != "b.svg" {
+		t.Errorf("the one that leaves no room: %+v", result.Content[2])
+	}
+}
+
 // fetch reads a resource.
 func (b *bench) fetch(uri string) ([]mcp.ResourceContents, error) {
 	request := mcp.ReadResourceRequest{}
