@@ -574,6 +574,9 @@ func (e *executor) watch(ctx context.Context, c *call, deadline time.Time, p *pr
 			if end.outcome == "" {
 				end.outcome = frame.OutcomeCrashed
 			}
+			// What it said besides, the right answer too, comes from an
+			// interpreter that is no more.
+			replies, end.left = nil, false
 			if err := killed(p); err != nil {
 				return end, err
 			}

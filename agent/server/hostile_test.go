@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -144,6 +145,44 @@ func TestHostile(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// What speaks for the driver without the call's own number ends the
+// interpreter: it neither ends the call, nor leaves state, nor has the code
+// interrupted.
+func TestForgedReplies(t *testing.T) {
+	for kind, write := range map[string]string{
+		"python": "import os; os.write(3, b'%s\\n')\n",
+		"bash":   "echo %s >&251\n",
+		"node":   "require('fs').writeSync(3, '%s\\n');",
+	} {
+		for _, reply := range []string{"done 0123456789abcdef 7", "leave 0123456789abcdef", "stop 0123456789abcdef"} {
+			t.Run(kind+"/"+reply, func(t *testing.T) {
+				t.Parallel()
+				a := Start(t, kind).Warm()
+				if got := a.Run(state[kind].set); got.Outcome != frame.OutcomeOK {
+					t.Fatalf("before it: %+v", got)
+				}
+				got := a.Run(fmt.Sprintf(write, reply), Limit(5*time.Second, time.Second))
+				if got.Outcome != frame.OutcomeCrashed || got.State != frame.StateLost || got.ExitCode == 7 {
+					t.Errorf("%+v", got)
+				}
+			})
+		}
+	}
+}
+
+// Programs share a pipe, and with it whether it blocks; what one of them
+// leaves behind is no matter of the next call's.
+func TestPipesBlockAgain(t *testing.T) {
+	a := Start(t, "python").Warm()
+	const show = "print(os.get_blocking(1), os.get_blocking(2))"
+	if got := a.Run("import os\nos.set_blocking(1, False); os.set_blocking(2, False)\n" + show); got.Stdout != "False False\n" {
+		t.Fatalf("%+v", got)
+	}
+	if got := a.Run(show); got.Stdout != "True True\n" {
+		t.Errorf("%+v", got)
 	}
 }
 
