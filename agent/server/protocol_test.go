@@ -128,6 +128,41 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// The code that waits is bounded, and counts no longer when it runs or is
+// given up.
+func TestWaitingCodeIsBounded(t *testing.T) {
+	a := Start(t, "python").Warm()
+	large := "#" + strings.Repeat("x", 15<<20)
+	for range 2 {
+		running := a.Call("import time; time.sleep(99)")
+		var waiting []uint64
+		for range 4 {
+			waiting = append(waiting, a.Call(large))
+		}
+		a.Send(frame.Request{Type: frame.Execute, ID: 1000, Code: large, Keep: true})
+		if got := a.Receive(); got.Type != frame.Error || got.ID != 1000 || !strings.Contains(got.Message, "64 MiB of code wait already") {
+			t.Fatalf("reply %s to call %d, %q, want an error to the code that is too much", got.Type, got.ID, got.Message)
+		}
+		for _, id := range waiting[:3] {
+			a.Send(frame.Request{Type: frame.Interrupt, ID: id})
+			if got := a.Wait(id); got.Outcome != frame.OutcomeCancelled {
+				t.Fatalf("%+v", got)
+			}
+		}
+		a.Send(frame.Request{Type: frame.Interrupt, ID: running})
+		a.Wait(running)
+		if got := a.Wait(waiting[3]); got.Outcome != frame.OutcomeOK {
+			t.Fatalf("%+v", got)
+		}
+	}
+	// More than may wait, one after the other.
+	for range 4 {
+		if got := a.Run(large); got.Outcome != frame.OutcomeOK {
+			t.Fatalf("%+v", got)
+		}
+	}
+}
+
 func TestInterruptOfAWaitingCall(t *testing.T) {
 	a := Start(t, "bash")
 	first := a.Call("sleep 0.5; echo first")
