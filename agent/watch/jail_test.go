@@ -86,6 +86,9 @@ func first(args []string) (*report, error) {
 	if os.Getpid() != 1 {
 		return nil, fmt.Errorf("process %d is not the first of its namespace", os.Getpid())
 	}
+	if args[0] == "resume" {
+		return &report{}, resumed()
+	}
 	limits := Limits{Memory: memoryLimit, Tasks: taskLimit}
 	if len(args) > 1 && args[1] == "unwatched" {
 		limits = Limits{}
@@ -146,6 +149,38 @@ func first(args []string) (*report, error) {
 			}
 		}
 	}
+}
+
+// resumed stops a process for a look and lets it go on. The error says which
+// of the two did not happen.
+func resumed() error {
+	code := exec.Command("/proc/self/exe", "rest")
+	code.Env = []string{role + "=code"}
+	if err := code.Start(); err != nil {
+		return err
+	}
+	g, err := newGauge(nil)
+	if err != nil {
+		return err
+	}
+	if _, err := g.bound(0); err != nil {
+		return err
+	}
+	stopped := func() bool {
+		text := g.read(strconv.Itoa(code.Process.Pid) + "/status")
+		return bytes.Contains(text, []byte("\nState:\tT"))
+	}
+	resume := g.stop()
+	if !stopped() {
+		return errors.New("the process goes on while it is looked at")
+	}
+	resume()
+	for end := time.Now().Add(longest / 2); stopped(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			return errors.New("the process stays stopped")
+		}
+	}
+	return nil
 }
 
 // count is the part of a page that code and watch share.

@@ -57,6 +57,11 @@ func TestRlimitsHold(t *testing.T) {
 	}
 }
 
+// Nothing moves while an exact look is taken, and everything goes on after it.
+func TestStopsForALook(t *testing.T) {
+	inJail(t, "resume")
+}
+
 // Without a watch the same code uses what it wants: what the others show is
 // the watch's doing.
 func TestControl(t *testing.T) {
