@@ -131,6 +131,19 @@ func TestEphemeralTimeout(t *testing.T) {
 	}
 }
 
+// An interpreter that does not load takes no longer than the call may.
+func TestTimeoutWhileLoading(t *testing.T) {
+	a := Start(t, "python", Words("sh", "-c", "sleep 99"))
+	begin := time.Now()
+	got := a.Run("1", Limit(200*time.Millisecond, 100*time.Millisecond))
+	if got.Outcome != frame.OutcomeTimeout || got.State != frame.StateLost {
+		t.Errorf("%+v", got)
+	}
+	if took := time.Since(begin); took > 10*time.Second { // an interpreter may take 15 s to load
+		t.Errorf("answered after %v", took)
+	}
+}
+
 // Output that came before the timeout is in the answer.
 func TestTimeoutKeepsOutput(t *testing.T) {
 	for kind, code := range map[string]string{
