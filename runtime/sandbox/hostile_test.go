@@ -25,11 +25,35 @@ import (
 const role = "HOSTILE_AGENT"
 
 func TestMain(m *testing.M) {
-	if as := os.Getenv(role); as != "" {
+	switch as := os.Getenv(role); as {
+	case "":
+	case starter:
+		start()
+		return
+	default:
 		hostile(as)
 		return
 	}
 	os.Exit(m.Run())
+}
+
+// starter is the role of a program that starts a sandbox, says its process id
+// and is then killed.
+const starter = "starts another"
+
+func start() {
+	exe, err := os.Executable()
+	if err != nil {
+		panic(err)
+	}
+	// Which the end of its input does not end.
+	l := NewLauncher(silent(), []string{role + "=does not read"}, nil)
+	s, err := l.Start(context.Background(), Spec{Exec: exe, OutputBytes: 1000})
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(s.cmd.Process.Pid)
+	time.Sleep(time.Minute)
 }
 
 // hostile is an agent that breaks a rule.
@@ -475,6 +499,29 @@ func TestNothingIsLeft(t *testing.T) {
 	if after := mcptest.Descriptors(t, os.Getpid()); after > before+2 { // the runtime's own poller
 		t.Errorf("%d descriptors before, %d after", before, after)
 	}
+}
+
+// Nothing of a sandbox outlives a program that was killed, even where the agent
+// does not mind the end of its input.
+func TestEndsWithItsStarter(t *testing.T) {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = []string{role + "=" + starter}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	_, err = fmt.Fscan(out, &pid)
+	alive := err == nil && syscall.Kill(pid, 0) == nil
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	if !alive {
+		t.Fatalf("the sandbox %d did not live: %v", pid, err)
+	}
+	mcptest.Gone(t, 20*time.Second, []int{pid})
 }
 
 // A sandbox gets what it is meant to get of its parent, and no more.
