@@ -274,7 +274,9 @@ func TestBrokenParts(t *testing.T) {
 
 	cmd := command(t, "NIX_SANDBOX_METADATA="+file)
 	out, _ := cmd.CombinedOutput()
-	if status := cmd.ProcessState.ExitCode(); status != 1 || string(out) != "nix-sandbox-mcp: error: "+file+": environments is missing, it must be an object of environments by name\n" {
+	want := "nix-sandbox-mcp: error: " + file + ": environments is missing, it must be an object of environments by name\n" +
+		"nix-sandbox-mcp: hint: unset NIX_SANDBOX_METADATA to serve what the server was built with, or build the server again\n"
+	if status := cmd.ProcessState.ExitCode(); status != 1 || string(out) != want {
 		t.Errorf("status %d: %s", status, out)
 	}
 }
