@@ -312,6 +312,26 @@ touch /src/other 2>/dev/null || echo sealed`, settings...)
 	}
 }
 
+// In a container processes have other numbers, and those that they have on the
+// host may be nobody's.
+func TestArtifactLaysProjectOverInAContainer(t *testing.T) {
+	run, _ := artifact(t)
+	unshare, err := exec.LookPath("unshare")
+	if err != nil || os.Geteuid() != 0 {
+		t.Skip("a namespace of processes takes root and the program unshare")
+	}
+	project := t.TempDir()
+	if err := os.WriteFile(filepath.Join(project, "file"), []byte("of the project\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(unshare, "--pid", "--fork", "--kill-child", "--mount-proc", run)
+	cmd.Env = []string{"PROJECT_DIR=" + project, "PROJECT_MODE=overlay"}
+	cmd.Stdin = strings.NewReader("cd /project; cat file; echo new >file; cat file")
+	if out, err := cmd.CombinedOutput(); err != nil || string(out) != "of the project\nnew\n" {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
 // Folders of the host are shown read-only, beside a project that is laid
 // over too; what is not there is said before anything starts.
 func TestArtifactShowsFolders(t *testing.T) {

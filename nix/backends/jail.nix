@@ -170,8 +170,8 @@ let
       "--dev-bind"
       "/dev"
       "/dev"
-      "--bind"
-      "/proc"
+      # Of the room's processes: the second bubblewrap looks for its child there.
+      "--proc"
       "/proc"
       "--ro-bind"
       builtins.storeDir
