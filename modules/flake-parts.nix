@@ -66,7 +66,7 @@ in
 
         checks =
           lib.mapAttrs' (
-            name: artifact: lib.nameValuePair "sandbox-${name}" (library.tryOut artifact)
+            name: artifact: lib.nameValuePair "sandbox-${name}" (library.smokeTest artifact)
           ) server.environments
           # No attempt is written in a language that only its operator knows.
           // lib.mapAttrs' (name: artifact: lib.nameValuePair "escape-${name}" (library.escapeTest artifact)) (

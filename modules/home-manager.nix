@@ -19,7 +19,7 @@ let
   declared = import ./options.nix { inherit lib; };
   cfg = config.programs.nix-sandbox-mcp;
   library = import ../nix { inherit pkgs; };
-  installed = library.installed {
+  installed = library.installation {
     prefix = "programs.nix-sandbox-mcp";
     values = declared.values cfg;
     inherit (cfg) flakeRefs;

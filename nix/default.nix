@@ -19,7 +19,7 @@ let
     presets = lib.attrNames environments;
     backends = lib.attrNames backends;
   };
-  check = import ./lib/check.nix { inherit lib; };
+  validate = import ./lib/validate.nix { inherit lib; };
   interpreter = import ./lib/interpreter.nix { inherit lib; };
 
   sandbox = import ./lib/mkSandbox.nix {
@@ -27,7 +27,7 @@ let
       pkgs
       backends
       options
-      check
+      validate
       interpreter
       ;
   };
@@ -35,7 +35,7 @@ let
     inherit
       pkgs
       options
-      check
+      validate
       environments
       sandbox
       ;
@@ -44,22 +44,22 @@ let
     inherit
       pkgs
       options
-      check
+      validate
       configuration
       ;
   };
   project = import ./lib/fromProject.nix {
-    inherit lib check sandbox;
+    inherit lib validate sandbox;
     inherit (pkgs.stdenv.hostPlatform) system;
   };
-  written = import ./lib/fromOptions.nix { inherit options check configuration; };
+  written = import ./lib/fromOptions.nix { inherit options validate configuration; };
   server = import ./lib/mkServer.nix {
     inherit
       pkgs
       programs
       revision
       options
-      check
+      validate
       toml
       ;
   };
@@ -89,16 +89,16 @@ in
   mkServer = server.make;
 
   # What modules for a machine or a user install: { environments; server; }.
-  installed = import ./lib/installed.nix {
+  installation = import ./lib/installation.nix {
     fromOptions = written.make;
     mkServer = server.make;
   };
 
   # What the wrapper of a server asks when the server starts.
-  start = import ./start { inherit lib toml project; };
+  start = import ./wrapper { inherit lib toml project; };
 
   # An artifact -> a check that runs code in it.
-  tryOut = import ./lib/tryOut.nix { inherit pkgs; };
+  smokeTest = import ./lib/smokeTest.nix { inherit pkgs; };
 
   # The pages of docs/options, by name.
   optionPages = import ./lib/optionPages.nix { inherit lib options; };

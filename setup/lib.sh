@@ -122,7 +122,7 @@ choose_nixpkgs() {
   esac
   case $nixpkgs in
     nixpkgs) say "packages: nixpkgs ($why)" ;;
-    debpkgs) say "packages: Debian's, through nix/debpkgs ($why)" ;;
+    debpkgs) say "packages: Debian's, through setup/debpkgs ($why)" ;;
   esac
 }
 
@@ -131,7 +131,7 @@ choose_nixpkgs() {
 vendor() {
   local wanted hash
   wanted=$(sed -n 's/.*"\(sha256-.*\)".*/\1/p' "$root/nix/lib/vendorHash.nix")
-  watched "$1" "$root/nix/debpkgs/stage" --vendor "$root" nix-sandbox-mcp 0.1.0 "$cache/debpkgs" || {
+  watched "$1" "$root/setup/debpkgs/stage" --vendor "$root" nix-sandbox-mcp 0.1.0 "$cache/debpkgs" || {
     tail -n 20 "$1" >&2
     fail "the Go modules could not be fetched" "the whole log is in $1"
   }
@@ -161,7 +161,7 @@ prepare() {
     NIX_CONFIG+=$'\nsubstituters =\nsandbox-paths ='
     start=$(now)
     log=$cache/stage.log
-    watched "$log" "$root/nix/debpkgs/stage" "$cache/debpkgs" || {
+    watched "$log" "$root/setup/debpkgs/stage" "$cache/debpkgs" || {
       tail -n 20 "$log" >&2
       fail "Debian's packages could not be staged" "the whole log is in $log"
     }

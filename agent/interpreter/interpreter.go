@@ -21,8 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/limitkeeper"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/watch"
 )
 
 // maxArgument is the longest argument that the kernel lets a program have, in
@@ -44,7 +44,7 @@ type Spec struct {
 	Stderr  *os.File
 	// Limits hold an interpreter before it runs code. Limiter are the words
 	// that start a command under the same limits: it runs code at once.
-	Limits  []watch.Rlimit
+	Limits  []limitkeeper.Rlimit
 	Limiter []string
 }
 
@@ -164,7 +164,7 @@ func Start(table *process.Table, s *Spec, state *os.File) (_ *Interpreter, err e
 		return nil, err
 	}
 	// One that has ended already is told by its end.
-	if err = watch.Apply(i.Pid, s.Limits); err != nil && !errors.Is(err, unix.ESRCH) {
+	if err = limitkeeper.Apply(i.Pid, s.Limits); err != nil && !errors.Is(err, unix.ESRCH) {
 		i.Kill()
 		return nil, err
 	}

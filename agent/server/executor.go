@@ -12,12 +12,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/capture"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/limitkeeper"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/output"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/watch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/workspace"
 )
 
@@ -60,7 +60,7 @@ var errUnkillable = errors.New("the interpreter does not end after SIGKILL")
 // executor runs calls.
 type executor struct {
 	*Server
-	stdout, stderr *capture.Stream
+	stdout, stderr *output.Stream
 	root           workspace.Root
 
 	// now is the running interpreter; nil where there is none, and always
@@ -267,7 +267,7 @@ func (e *executor) warm() (interpreter.Reply, bool) {
 		if r.Err == nil && r.Nonce != nonce {
 			r.Err = errors.New("driver answered another call")
 		}
-		for _, s := range []*capture.Stream{e.stdout, e.stderr} {
+		for _, s := range []*output.Stream{e.stdout, e.stderr} {
 			s.Begin(nil)
 			s.Drain()
 			s.End()
@@ -591,7 +591,7 @@ func (e *executor) watch(ctx context.Context, c *call, deadline time.Time, p *pr
 			end.exited = true
 			end.status = p.ExitCode()
 			switch crossed := e.crossing(); {
-			case crossed != nil && crossed.Limit == watch.Memory:
+			case crossed != nil && crossed.Limit == limitkeeper.Memory:
 				end.outcome = frame.OutcomeMemory
 			case crossed != nil:
 				end.outcome = frame.OutcomeLimit
@@ -640,7 +640,7 @@ func (e *executor) watch(ctx context.Context, c *call, deadline time.Time, p *pr
 
 // stream is a captured stream of one call.
 type stream struct {
-	*capture.Stream
+	*output.Stream
 	name    string
 	archive *workspace.Archive
 }

@@ -19,11 +19,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/capture"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/limitkeeper"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/output"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/watch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/workspace"
 )
 
@@ -38,7 +38,7 @@ const (
 type Config struct {
 	Spec interpreter.Spec // Null, Stdout and Stderr are the server's own
 	// Watch holds the sandbox to its limits; nil where there is none.
-	Watch *watch.Watch
+	Watch *limitkeeper.Keeper
 	In    io.ReadCloser
 	Out   io.Writer
 	Log   io.Writer
@@ -53,8 +53,8 @@ type Server struct {
 	log   io.Writer
 	queue chan task
 	stop  context.CancelCauseFunc
-	guard *watch.Watch
-	over  atomic.Pointer[watch.Crossing] // until the executor has heard of it
+	guard *limitkeeper.Keeper
+	over  atomic.Pointer[limitkeeper.Crossing] // until the executor has heard of it
 
 	mu    sync.Mutex
 	calls map[uint64]*call // those that wait and the one that runs
@@ -123,7 +123,7 @@ func Serve(ctx context.Context, table *process.Table, cfg Config) error {
 		return err
 	}
 	var owned sync.WaitGroup
-	for _, stream := range []*capture.Stream{stdout, stderr} {
+	for _, stream := range []*output.Stream{stdout, stderr} {
 		owned.Go(stream.Read)
 	}
 	owned.Go(func() {
@@ -159,14 +159,14 @@ func Serve(ctx context.Context, table *process.Table, cfg Config) error {
 
 // pipe makes a pipe for one of the interpreter's streams. The agent keeps its
 // writing end for the next interpreter.
-func (s *Server) pipe(write **os.File) (*capture.Stream, error) {
+func (s *Server) pipe(write **os.File) (*output.Stream, error) {
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("make a pipe: %w", err)
 	}
 	_ = unix.SetNonblock(p[0], true)
 	*write = os.NewFile(uintptr(p[1]), "output")
-	return capture.New(os.NewFile(uintptr(p[0]), "output"))
+	return output.New(os.NewFile(uintptr(p[0]), "output"))
 }
 
 func (s *Server) logf(format string, args ...any) {

@@ -9,7 +9,7 @@ let
   inherit (pkgs.stdenv) hostPlatform;
 
   user = import ../lib/user.nix;
-  base = import ../lib/base.nix { inherit pkgs; };
+  rootfs = import ../lib/rootfs.nix { inherit pkgs; };
   closureTree = import ../lib/closureTree.nix { inherit pkgs; };
 
   mebibytes = n: toString (n * 1048576);
@@ -49,7 +49,7 @@ let
     name = "sandbox";
     roots = [
       environment
-      base
+      rootfs
       programs.agent
     ]
     ++ lib.optional mentions mentioned
@@ -132,7 +132,7 @@ let
     ++ tmpfs "0755" workspace_mb "/workspace"
     ++ lib.concatMap (folder: [
       "--symlink"
-      "${base}/${folder}"
+      "${rootfs}/${folder}"
       "/${folder}"
     ]) [
       "bin"

@@ -14,7 +14,7 @@
 {
   pkgs,
   options,
-  check,
+  validate,
   environments,
   sandbox,
 }:
@@ -43,8 +43,8 @@ let
     dialect: name: values:
     let
       place = dialect.place "environments.${name}";
-      plain = check.table place dialect.environment values;
-      named = check.values place { name = options.mkSandbox.name; } { inherit name; };
+      plain = validate.table place dialect.environment values;
+      named = validate.values place { name = options.mkSandbox.name; } { inherit name; };
       absent = lib.filter (p: package p == null) (values.packages or [ ]);
       # An artifact is whole: its other options were said when it was made.
       beside = lib.filter (key: key != "sandbox" && isGiven key values) (lib.attrNames values);
@@ -53,7 +53,7 @@ let
     if named != [ ] then
       named
     else if !(isAttrs values) then
-      [ "${place} is ${check.show values}: write a table" ]
+      [ "${place} is ${validate.show values}: write a table" ]
     else if plain != [ ] then
       plain
     else if isGiven "sandbox" values then
@@ -101,12 +101,12 @@ in
     let
       isTable = table: isAttrs (values.${table} or { });
       wrong = lib.filter (table: !(isTable table)) tables;
-      simple = table: check.table (dialect.place table) options.${table} (values.${table} or { });
+      simple = table: validate.table (dialect.place table) options.${table} (values.${table} or { });
       declared = values.environments or { };
     in
-    check.unknown dialect.top "table" tables values
+    validate.unknown dialect.top "table" tables values
     ++ map (
-      table: "${dialect.place table} is ${check.show values.${table}}: write a table"
+      table: "${dialect.place table} is ${validate.show values.${table}}: write a table"
     ) wrong
     ++ lib.optionals (wrong == [ ]) (
       simple "defaults"
@@ -128,7 +128,7 @@ in
         name: own:
         if isGiven "sandbox" own then own.sandbox else sandbox.build (arguments defaults name own)
       ) (values.environments or { });
-      session = check.complete options.session (values.session or { });
-      project = check.complete options.project (values.project or { });
+      session = validate.complete options.session (values.session or { });
+      project = validate.complete options.project (values.project or { });
     };
 }

@@ -3,7 +3,7 @@
 # made already.
 {
   options,
-  check,
+  validate,
   configuration,
 }:
 let
@@ -24,5 +24,5 @@ in
 {
   inherit problems;
 
-  make = args: check.orThrow (problems args) (configuration.build args.values);
+  make = args: validate.orThrow (problems args) (configuration.build args.values);
 }

@@ -8,7 +8,7 @@
 # is given goes to mkSandbox.
 {
   lib,
-  check,
+  validate,
   sandbox,
   system,
 }:
@@ -58,7 +58,7 @@ let
         outputs = project;
       }
     else if !(isString project && lib.hasPrefix "/" project) then
-      { problem = "fromProject: project is ${check.show project}: write the absolute path of a folder"; }
+      { problem = "fromProject: project is ${validate.show project}: write the absolute path of a folder"; }
     else
       let
         found = reference project;
@@ -115,5 +115,5 @@ in
 {
   inherit problems reference;
 
-  make = args: check.orThrow (problems args) (sandbox.build (describe args).values);
+  make = args: validate.orThrow (problems args) (sandbox.build (describe args).values);
 }

@@ -7,7 +7,7 @@
 {
   pkgs,
   options,
-  check,
+  validate,
   configuration,
 }:
 let
@@ -94,7 +94,7 @@ let
     let
       place = words.place "environments.${name}";
       given = key: isAttrs own && own.${key} or null != null;
-      typed = check.table place words.environment own ++ check.values place { inherit (options.mkSandbox) name; } { inherit name; };
+      typed = validate.table place words.environment own ++ validate.values place { inherit (options.mkSandbox) name; } { inherit name; };
       key = lib.findFirst given null [
         "sandbox"
         "flake"
@@ -131,7 +131,7 @@ let
       words = dialect file;
     in
     if !(builtins.isPath config || lib.isString config || isAttrs config) then
-      [ "fromToml is given ${check.show config}: write the path of a TOML file" ]
+      [ "fromToml is given ${validate.show config}: write the path of a TOML file" ]
     else
       configuration.problems words (environmentProblems starting words) values;
 
@@ -171,7 +171,7 @@ in
 
   make =
     config:
-    check.orThrow (problemsOf false config) (
+    validate.orThrow (problemsOf false config) (
       configuration.build (followed (if isAttrs config then "/" else toString (dirOf config)) config)
     );
 

@@ -5,7 +5,7 @@
   pkgs,
   backends,
   options,
-  check,
+  validate,
   interpreter,
 }:
 let
@@ -55,7 +55,7 @@ let
     place: args:
     let
       given = normal args;
-      typed = check.table place options.mkSandbox given;
+      typed = validate.table place options.mkSandbox given;
     in
     # The second question is only sensible about values of the right type.
     if typed == [ ] then interpreter.problems place given else typed;
@@ -67,7 +67,7 @@ let
   build =
     args:
     let
-      given = check.complete options.mkSandbox (normal args);
+      given = validate.complete options.mkSandbox (normal args);
       run = interpreter.complete given;
 
       environment = pkgs.buildEnv {
@@ -187,5 +187,5 @@ in
 {
   inherit problems problemsAt build;
 
-  make = args: check.orThrow (problems args) (build args);
+  make = args: validate.orThrow (problems args) (build args);
 }

@@ -1,12 +1,12 @@
 # mkServer makes the server: bin/nix-sandbox-mcp, which is the runtime with
 # the metadata of its environments, and what it takes to make more of them when
-# it starts (nix/start): the sources of this library and of the package set.
+# it starts (nix/wrapper): the sources of this library and of the package set.
 {
   pkgs,
   programs,
   revision,
   options,
-  check,
+  validate,
   toml,
 }:
 let
@@ -45,7 +45,7 @@ let
         "jail"
         "go.mod"
         "go.sum"
-      ] || (folder == "nix" && relative != "nix/debpkgs"))
+      ] || folder == "nix")
       && baseNameOf relative != "testdata"
       && !(lib.hasSuffix "_test.go" relative);
   };
@@ -91,30 +91,30 @@ let
       );
     in
     if !(isAttrs args) then
-      [ "mkServer is given ${check.show args}: write mkServer { config = ./config.toml; }" ]
+      [ "mkServer is given ${validate.show args}: write mkServer { config = ./config.toml; }" ]
     else if !(lib.isList own || isAttrs own) then
-      [ "mkServer: environments is ${check.show own}: write a list of mkSandbox artifacts" ]
+      [ "mkServer: environments is ${validate.show own}: write a list of mkSandbox artifacts" ]
     else if lib.any (key: !(lib.elem key arguments)) (attrNames args) then
-      check.unknown "mkServer:" "argument" arguments args
+      validate.unknown "mkServer:" "argument" arguments args
     else if args.config or null != null && toml.problems args.config != [ ] then
       toml.problems args.config
     else if strangers != [ ] then
-      map (a: "mkServer: environments has ${check.show a} in it: write what mkSandbox gives") strangers
+      map (a: "mkServer: environments has ${validate.show a} in it: write what mkSandbox gives") strangers
     else
       map (name: "mkServer: two environments are called ${toJSON name}: rename one of them") twice
       # An empty list is a server for what sandbox folders hold.
       ++ lib.optional (
         all == [ ] && !(args ? environments) && !(args ? flakeRefs)
       ) "mkServer: has no environment: write config = ./config.toml or environments = [ … ]"
-      ++ check.values "mkServer:" { inherit (options) flakeRefs; } (builtins.intersectAttrs { flakeRefs = null; } args)
-      ++ lib.optionals (args ? session) (check.table "mkServer: session:" options.session args.session)
-      ++ lib.optionals (args ? project) (check.table "mkServer: project:" options.project args.project);
+      ++ validate.values "mkServer:" { inherit (options) flakeRefs; } (builtins.intersectAttrs { flakeRefs = null; } args)
+      ++ lib.optionals (args ? session) (validate.table "mkServer: session:" options.session args.session)
+      ++ lib.optionals (args ? project) (validate.table "mkServer: project:" options.project args.project);
 
   metadataOf =
     args:
     let
       configured = fromConfig args;
-      settings = table: check.complete options.${table} (configured.${table} or { } // args.${table} or { });
+      settings = table: validate.complete options.${table} (configured.${table} or { } // args.${table} or { });
     in
     {
       schema = 1;
@@ -148,16 +148,16 @@ let
               "wrapper"
             ];
             metadata = toJSON metadata;
-            wrapper = fill ../start/wrapper.sh {
+            wrapper = fill ../wrapper/wrapper.sh {
               shell = pkgs.runtimeShell;
               flakeRefs = lib.escapeShellArg (lib.concatStringsSep "," (args.flakeRefs or [ ]));
               useFlake = if project.use_flake then "1" else "0";
               project = lib.escapeShellArg (project.path or "");
               tools = "${pkgs.coreutils}/bin";
               start = "${start}";
-              prepare = "${../start/start.sh}";
-              checker = "${../start/check.sh}";
-              builder = "${../start/build.sh}";
+              prepare = "${../wrapper/start.sh}";
+              checker = "${../wrapper/check.sh}";
+              builder = "${../wrapper/build.sh}";
               runtime = lib.getExe programs.runtime;
             };
             meta = {
@@ -192,5 +192,5 @@ in
 {
   inherit problems;
 
-  make = args: check.orThrow (problems args) (build args);
+  make = args: validate.orThrow (problems args) (build args);
 }

@@ -22,7 +22,7 @@ in
 }
 # The artifacts run inside a build too, where that may make namespaces.
 // lib.mapAttrs' (
-  name: artifact: lib.nameValuePair "sandbox-${name}" (library.tryOut artifact)
+  name: artifact: lib.nameValuePair "sandbox-${name}" (library.smokeTest artifact)
 ) server.environments
 # The suites that depend on the user and the kernel, in machines of their own.
 // lib.optionalAttrs machines (

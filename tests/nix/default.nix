@@ -25,7 +25,7 @@ let
 
   arguments = { inherit pkgs lib library; };
 in
-import ./check.nix arguments
+import ./validate.nix arguments
 // import ./mkSandbox.nix arguments
 // import ./fromToml.nix arguments
 // import ./mkServer.nix arguments

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/watch"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/limitkeeper"
 )
 
 // The largest limits: 16 TiB, and what Linux can number.
@@ -20,7 +20,7 @@ const (
 
 // parse takes the limits off the front of the arguments, and the folder of
 // the project's throw-away layer, empty where there is none. 0 is no limit.
-func parse(args []string) (limits watch.Limits, layer string, rest []string, err error) {
+func parse(args []string) (limits limitkeeper.Limits, layer string, rest []string, err error) {
 	flags := flag.NewFlagSet("limits", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	memory := flags.Int64("memory-mb", 0, "")
@@ -40,7 +40,7 @@ func parse(args []string) (limits watch.Limits, layer string, rest []string, err
 
 // limiter is this program as one that becomes a command under limits. Set
 // from outside they would come after the command's first steps.
-func limiter(limits watch.Limits) ([]string, error) {
+func limiter(limits limitkeeper.Limits) ([]string, error) {
 	program, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find the agent's own program: %w", err)
@@ -53,8 +53,8 @@ func limiter(limits watch.Limits) ([]string, error) {
 }
 
 // become replaces this program by a command, whose first word is its path.
-func become(limits watch.Limits, words []string) error {
-	if err := watch.Apply(0, watch.Rlimits(limits)); err != nil {
+func become(limits limitkeeper.Limits, words []string) error {
+	if err := limitkeeper.Apply(0, limitkeeper.Rlimits(limits)); err != nil {
 		return err
 	}
 	return fmt.Errorf("start %s: %w", words[0], unix.Exec(words[0], words, os.Environ()))

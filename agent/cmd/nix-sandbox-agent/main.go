@@ -36,13 +36,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/attach"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/batch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interactive"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/limitkeeper"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/oneshot"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/server"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/watch"
 )
 
 // root is the workspace of every sandbox.
@@ -121,20 +121,20 @@ func agent(args []string) (status int, err error) {
 	} else {
 		signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
 	}
-	if !first && limits != (watch.Limits{}) {
+	if !first && limits != (limitkeeper.Limits{}) {
 		// Whatever started it is no jail, and would let the code do as it likes.
 		return 0, fmt.Errorf("it is process %d and not the first of a sandbox, which alone it can hold to limits", os.Getpid())
 	}
-	var guard *watch.Watch
-	if first && limits != (watch.Limits{}) {
+	var guard *limitkeeper.Keeper
+	if first && limits != (limitkeeper.Limits{}) {
 		folders := []string{spec.Root, "/tmp", "/dev/shm"}
 		if layer != "" {
 			folders = append(folders, layer)
 		}
-		if guard, err = watch.New(limits, folders...); err != nil {
+		if guard, err = limitkeeper.New(limits, folders...); err != nil {
 			return 0, err
 		}
-		spec.Limits = watch.Rlimits(limits)
+		spec.Limits = limitkeeper.Rlimits(limits)
 		if spec.Limiter, err = limiter(limits); err != nil {
 			return 0, err
 		}
@@ -144,11 +144,11 @@ func agent(args []string) (status int, err error) {
 	defer stop()
 	if mode == "attach" {
 		spec.Stdout, spec.Stderr = os.Stdout, os.Stderr
-		return attach.Serve(ctx, table, guard, spec, os.Stdin)
+		return interactive.Serve(ctx, table, guard, spec, os.Stdin)
 	}
 	if mode == "run" {
 		spec.Stdout, spec.Stderr = os.Stdout, os.Stderr
-		return batch.Run(ctx, table, guard, spec, os.Stdin, signals)
+		return oneshot.Run(ctx, table, guard, spec, os.Stdin, signals)
 	}
 	ended := make(chan int, 1)
 	go func() {

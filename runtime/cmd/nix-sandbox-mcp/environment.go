@@ -8,10 +8,10 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/attach"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/catalog"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/interactive"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
 )
 
@@ -78,12 +78,12 @@ func (c chosen) program() (string, error) {
 }
 
 // spec is what every program of the environment is started with.
-func (c chosen) spec() (attach.Spec, error) {
+func (c chosen) spec() (interactive.Spec, error) {
 	path, err := c.program()
 	if err != nil {
-		return attach.Spec{}, err
+		return interactive.Spec{}, err
 	}
-	spec := attach.Spec{Exec: path, Environ: c.environ}
+	spec := interactive.Spec{Exec: path, Environ: c.environ}
 	tree, err := cgroup.Find(cgroup.System)
 	var unavailable *cgroup.Unavailable
 	switch {
@@ -91,7 +91,7 @@ func (c chosen) spec() (attach.Spec, error) {
 		spec.Groups = tree
 		spec.Limits = cgroup.Limits{Memory: c.MemoryMB << 20, Tasks: int(c.PIDs), CPUs: c.CPUs}
 	case !errors.As(err, &unavailable):
-		return attach.Spec{}, err
+		return interactive.Spec{}, err
 	}
 	// Without control groups the agent's watch holds the limits.
 	return spec, nil

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/attach"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/interactive"
 )
 
 // endCodeWithin is what code may take to end after an interrupt: the agent's
@@ -88,8 +88,8 @@ func runCode(o runOptions, streams streams, args []string) (int, error) {
 			return 0, err
 		}
 	}
-	if len(code) > attach.MaxCode {
-		return 0, fmt.Errorf("the code is longer than %d MiB", attach.MaxCode>>20)
+	if len(code) > interactive.MaxCode {
+		return 0, fmt.Errorf("the code is longer than %d MiB", interactive.MaxCode>>20)
 	}
 	limit := env.Timeout
 	if o.seconds > 0 {
@@ -102,7 +102,7 @@ func runCode(o runOptions, streams streams, args []string) (int, error) {
 	// A reader that is gone is told to the code, by the end of its pipe.
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	defer signal.Stop(signals)
-	p, err := attach.Start(spec)
+	p, err := interactive.Start(spec)
 	if err != nil {
 		return 0, err
 	}
@@ -116,7 +116,7 @@ func runCode(o runOptions, streams streams, args []string) (int, error) {
 
 // await waits for the end of a program, and ends it at its limit or when a
 // signal says so.
-func await(p *attach.Program, limit time.Duration, signals <-chan os.Signal) (int, error) {
+func await(p *interactive.Program, limit time.Duration, signals <-chan os.Signal) (int, error) {
 	over := time.NewTimer(limit)
 	defer over.Stop()
 	var kill <-chan time.Time
@@ -163,7 +163,7 @@ func readCode(name string, in io.Reader) ([]byte, error) {
 		defer file.Close()
 		in = file
 	}
-	code, err := io.ReadAll(io.LimitReader(in, attach.MaxCode+1))
+	code, err := io.ReadAll(io.LimitReader(in, interactive.MaxCode+1))
 	if err != nil {
 		return nil, fmt.Errorf("read the code: %w", err)
 	}
@@ -171,7 +171,7 @@ func readCode(name string, in io.Reader) ([]byte, error) {
 }
 
 // feed gives a program what in holds.
-func feed(p *attach.Program, in io.Reader) {
+func feed(p *interactive.Program, in io.Reader) {
 	buf := make([]byte, chunk)
 	for {
 		n, err := in.Read(buf)

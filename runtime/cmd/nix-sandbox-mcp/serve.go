@@ -22,12 +22,12 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/doctor"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcpstdio"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/pool"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/source"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/stdio"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
 )
 
@@ -138,7 +138,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	served := make(chan error, 1)
 	greeted := make(chan struct{})
 	keeping.Go(func() { lookAround(keep, greeted, environments, log) })
-	go func() { served <- stdio.New(offer, admission{run, stock, greeted}, log).Serve(ctx, in, out) }()
+	go func() { served <- mcpstdio.New(offer, admission{run, stock, greeted}, log).Serve(ctx, in, out) }()
 
 	end := func() {
 		by := time.Now().Add(endWithin)

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/attach"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/interactive"
 )
 
 // maxLog is what is kept of a sandbox's log while a shell runs, in bytes.
@@ -79,7 +79,7 @@ func openShell(env chosen, in, out *os.File, log io.Writer, interpreter bool) (i
 	}
 	// On every way out, before anything is said.
 	defer terminal.restore(screen)
-	p, err := attach.Start(spec)
+	p, err := interactive.Start(spec)
 	if err != nil {
 		return 0, err
 	}
@@ -98,7 +98,7 @@ func openShell(env chosen, in, out *os.File, log io.Writer, interpreter bool) (i
 
 // follow waits for the end of a shell and passes on what happens to its
 // terminal.
-func follow(p *attach.Program, terminal *raw, out *os.File, screen *screen, signals <-chan os.Signal, gone <-chan struct{}) (int, error) {
+func follow(p *interactive.Program, terminal *raw, out *os.File, screen *screen, signals <-chan os.Signal, gone <-chan struct{}) (int, error) {
 	resized := make(chan struct{}, 1)
 	defer close(resized)
 	go func() {

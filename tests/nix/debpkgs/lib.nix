@@ -1,4 +1,4 @@
-# nix-instantiate --eval --strict lib.nix --arg staged FOLDER: the tests of nix/debpkgs' lib that fail; [ ] when all pass.
+# nix-instantiate --eval --strict lib.nix --arg staged FOLDER: the tests of setup/debpkgs' lib that fail; [ ] when all pass.
 { staged }:
 let
   lib = import (staged + "/lib.nix");

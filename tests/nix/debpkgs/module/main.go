@@ -1,4 +1,4 @@
-// Command module is what the tests of nix/debpkgs build: it has a dependency, a version and a test.
+// Command module is what the tests of setup/debpkgs build: it has a dependency, a version and a test.
 package main
 
 import (

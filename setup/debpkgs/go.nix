@@ -43,7 +43,7 @@ let
         meta.mainProgram = "go";
       }
     else
-      throw "debpkgs: there is no Go here: Debian ${source.index.release} has none that is new enough; install Go 1.25.5 or later and run nix/debpkgs/stage --refresh";
+      throw "debpkgs: there is no Go here: Debian ${source.index.release} has none that is new enough; install Go 1.25.5 or later and run setup/debpkgs/stage --refresh";
 
   environment = ''
     export GOROOT=${go.GOROOT} GOPATH=$NIX_BUILD_TOP/go GOCACHE=$NIX_BUILD_TOP/go-cache GOTOOLCHAIN=local GOTELEMETRY=off GOPROXY=off GOSUMDB=off
@@ -104,7 +104,7 @@ let
               buildPhase = ''
                 cd ${escapeShellArg modRoot}
                 go mod vendor || {
-                  echo "the build has no network; put the modules into the store with: nix/debpkgs/stage --vendor DIR ${
+                  echo "the build has no network; put the modules into the store with: setup/debpkgs/stage --vendor DIR ${
                     args.pname or name
                   } ${args.version or ""}" >&2
                   exit 1

@@ -1,4 +1,4 @@
-// Package stdio serves MCP over the standard streams: a JSON-RPC message a
+// Package mcpstdio serves MCP over the standard streams: a JSON-RPC message a
 // line.
 //
 // It promises that every request is answered: calls run beside each other
@@ -6,7 +6,7 @@
 // input all that came before it is still answered. A line that is too long,
 // is not JSON or is no request costs an error reply and nothing else. Memory
 // is bounded whatever the client sends, and reading never waits for a call.
-package stdio
+package mcpstdio
 
 import (
 	"bytes"

@@ -611,7 +611,7 @@ let
       ]
       (
         name:
-        throw "debpkgs: lib.${name} is not part of nix/debpkgs, which stands in for nixpkgs where it cannot be reached; use nixpkgs, or do without it"
+        throw "debpkgs: lib.${name} is not part of setup/debpkgs, which stands in for nixpkgs where it cannot be reached; use nixpkgs, or do without it"
       );
 
   lib = absent // {

@@ -1,4 +1,4 @@
-package attach
+package interactive
 
 import (
 	"os"

@@ -1,6 +1,6 @@
-// Package batch runs one piece of code as a program: its stdout and stderr
+// Package oneshot runs one piece of code as a program: its stdout and stderr
 // are the agent's own, and its exit status is the agent's.
-package batch
+package oneshot
 
 import (
 	"context"
@@ -16,8 +16,8 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/limitkeeper"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/watch"
 )
 
 // MaxCode is the longest code, in bytes: that of a frame.
@@ -34,7 +34,7 @@ const stopped = 128 + int(unix.SIGKILL)
 // Signals that arrive are passed on to the code; what does not end then is
 // killed. guard holds the code to its limits; nil where there are none. The
 // code's stdin is spec.Null, or empty where that is nil.
-func Run(ctx context.Context, table *process.Table, guard *watch.Watch, spec interpreter.Spec, in io.Reader, signals <-chan os.Signal) (int, error) {
+func Run(ctx context.Context, table *process.Table, guard *limitkeeper.Keeper, spec interpreter.Spec, in io.Reader, signals <-chan os.Signal) (int, error) {
 	return Hold(ctx, table, guard, spec.Stderr, func(ctx context.Context) (int, error) {
 		return run(ctx, table, spec, in, signals)
 	})
@@ -42,15 +42,15 @@ func Run(ctx context.Context, table *process.Table, guard *watch.Watch, spec int
 
 // Hold holds everything in the sandbox to its limits while run runs, whose
 // results it returns. Where a limit is crossed it kills all, and tells log.
-func Hold(ctx context.Context, table *process.Table, guard *watch.Watch, log io.Writer, run func(context.Context) (int, error)) (int, error) {
+func Hold(ctx context.Context, table *process.Table, guard *limitkeeper.Keeper, log io.Writer, run func(context.Context) (int, error)) (int, error) {
 	if guard == nil {
 		return run(ctx)
 	}
 	ctx, stop := context.WithCancelCause(ctx)
-	var crossed atomic.Pointer[watch.Crossing]
+	var crossed atomic.Pointer[limitkeeper.Crossing]
 	var watched sync.WaitGroup
 	watched.Go(func() {
-		if err := guard.Run(ctx, func(c watch.Crossing) {
+		if err := guard.Run(ctx, func(c limitkeeper.Crossing) {
 			crossed.Store(&c)
 			table.KillAll()
 		}); err != nil {

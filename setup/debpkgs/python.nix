@@ -28,11 +28,11 @@ let
         meta = { };
       }
     else
-      throw "debpkgs: python3.pkgs.${name} is not staged: ${debian} is not in nix/debpkgs/packages.list or Debian ${index.release} does not have it";
+      throw "debpkgs: python3.pkgs.${name} is not staged: ${debian} is not in setup/debpkgs/packages.list or Debian ${index.release} does not have it";
 
   absent = lib.genAttrs (import ./missing.nix).python (
     name:
-    throw "debpkgs: python3.pkgs.${name} is not supported by nix/debpkgs; add Debian's package to nix/debpkgs/packages.list and python-packages.nix, or use nixpkgs"
+    throw "debpkgs: python3.pkgs.${name} is not supported by setup/debpkgs; add Debian's package to setup/debpkgs/packages.list and python-packages.nix, or use nixpkgs"
   );
   pkgs =
     absent

@@ -1,4 +1,4 @@
-// Package capture reads what an interpreter and everything that it started
+// Package output reads what an interpreter and everything that it started
 // write to a stream, and keeps a bounded part of it: the first half of the
 // limit and the last half.
 //
@@ -6,7 +6,7 @@
 // ever blocks on a full pipe; what comes between two calls is the beginning
 // of the next one's output. It never waits for the end of a pipe: a process
 // that was left running holds it open for as long as it likes.
-package capture
+package output
 
 import (
 	"io"

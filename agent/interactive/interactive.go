@@ -1,11 +1,11 @@
-// Package attach carries one program of a sandbox to a person: its code or a
+// Package interactive carries one program of a sandbox to a person: its code or a
 // terminal comes in by frames, its bytes leave as they are, and its exit
 // status is the agent's.
 //
 // The terminal is made in here, of the sandbox's own kind: no descriptor of
 // the person's terminal is in the sandbox, so nothing in it can type into that
 // or change how it behaves. End of the frames ends everything.
-package attach
+package interactive
 
 import (
 	"bytes"
@@ -21,11 +21,11 @@ import (
 	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/batch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/limitkeeper"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/oneshot"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/watch"
 )
 
 // waiting is how many frames of input wait for a program to read them; more
@@ -43,7 +43,7 @@ var errGone = errors.New("the other end is gone")
 
 // Serve runs the program that the first frame asks for and returns its exit
 // status. Its output goes to spec.Stdout and spec.Stderr.
-func Serve(ctx context.Context, table *process.Table, guard *watch.Watch, spec interpreter.Spec, in io.Reader) (int, error) {
+func Serve(ctx context.Context, table *process.Table, guard *limitkeeper.Keeper, spec interpreter.Spec, in io.Reader) (int, error) {
 	frames := frame.NewReader(in)
 	var first frame.Request
 	if err := frames.Read(&first); err != nil {
@@ -64,7 +64,7 @@ func Serve(ctx context.Context, table *process.Table, guard *watch.Watch, spec i
 }
 
 // execute runs code, whose stdin is the input that comes after it.
-func execute(ctx context.Context, stop context.CancelCauseFunc, table *process.Table, guard *watch.Watch, spec interpreter.Spec, code []byte, frames *frame.Reader) (int, error) {
+func execute(ctx context.Context, stop context.CancelCauseFunc, table *process.Table, guard *limitkeeper.Keeper, spec interpreter.Spec, code []byte, frames *frame.Reader) (int, error) {
 	stdin, typed, err := os.Pipe()
 	if err != nil {
 		return 0, fmt.Errorf("make the code's stdin: %w", err)
@@ -83,11 +83,11 @@ func execute(ctx context.Context, stop context.CancelCauseFunc, table *process.T
 			}
 		}))
 	}()
-	return batch.Run(ctx, table, guard, spec, bytes.NewReader(code), signals)
+	return oneshot.Run(ctx, table, guard, spec, bytes.NewReader(code), signals)
 }
 
 // open runs a shell on a new terminal.
-func open(ctx context.Context, stop context.CancelCauseFunc, table *process.Table, guard *watch.Watch, spec interpreter.Spec, terminal frame.Terminal, frames *frame.Reader) (int, error) {
+func open(ctx context.Context, stop context.CancelCauseFunc, table *process.Table, guard *limitkeeper.Keeper, spec interpreter.Spec, terminal frame.Terminal, frames *frame.Reader) (int, error) {
 	path, words, err := program(spec, terminal.Interpreter)
 	if err != nil {
 		return 0, err
@@ -109,7 +109,7 @@ func open(ctx context.Context, stop context.CancelCauseFunc, table *process.Tabl
 	if terminal.Term != "" {
 		env = set(env, "TERM", terminal.Term)
 	}
-	return batch.Hold(ctx, table, guard, spec.Stderr, func(ctx context.Context) (int, error) {
+	return oneshot.Hold(ctx, table, guard, spec.Stderr, func(ctx context.Context) (int, error) {
 		p, err := table.Start(process.Command{
 			Path: path, Words: words, Env: env, Dir: spec.Root,
 			Files: []*os.File{theirs, theirs, theirs}, Terminal: true,

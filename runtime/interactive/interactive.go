@@ -1,11 +1,11 @@
-// Package attach gives one program of a sandbox to the person who asked for
+// Package interactive gives one program of a sandbox to the person who asked for
 // it: what the program writes arrives as it comes and as it is.
 //
 // It promises that none of the caller's descriptors are in the sandbox, which
 // talks through pipes alone; that the sandbox is held to the limits of its
 // environment; and that nothing of it is left when [Program.Wait] returns, or
 // when this process dies.
-package attach
+package interactive
 
 import (
 	"context"

@@ -94,7 +94,7 @@ let
 
   absent = lib.genAttrs (import ./missing.nix).packages (
     name:
-    throw "debpkgs: ${name} is not supported by nix/debpkgs, which stands in for nixpkgs where it cannot be reached; add Debian's package to nix/debpkgs/packages.list and packages.nix, or use nixpkgs"
+    throw "debpkgs: ${name} is not supported by setup/debpkgs, which stands in for nixpkgs where it cannot be reached; add Debian's package to setup/debpkgs/packages.list and packages.nix, or use nixpkgs"
   );
 
   base =

@@ -1,4 +1,4 @@
-// Package watch holds a sandbox to its limits where no cgroup does it: it
+// Package limitkeeper holds a sandbox to its limits where no cgroup does it: it
 // looks at the processes of its pid namespace and at the sandbox's file
 // systems in memory, and reports when they use more than allowed.
 //
@@ -12,7 +12,7 @@
 // cgroup sees all of that, and is better where there is one.
 //
 // The watch must run as the first process of the namespace that /proc shows.
-package watch
+package limitkeeper
 
 import (
 	"context"
@@ -91,27 +91,27 @@ const (
 	dying = 2 * time.Second
 )
 
-// Watch looks at a sandbox.
-type Watch struct {
+// Keeper looks at a sandbox.
+type Keeper struct {
 	limits  Limits
 	folders []string
 	gauge   *gauge
 	busy    chan bool
 }
 
-// New returns a Watch over the processes of this namespace and over the file
+// New returns a Keeper over the processes of this namespace and over the file
 // systems in memory that the folders lie in.
-func New(limits Limits, folders ...string) (*Watch, error) {
+func New(limits Limits, folders ...string) (*Keeper, error) {
 	g, err := newGauge(folders)
 	if err != nil {
 		return nil, fmt.Errorf("watch the limits: %w", err)
 	}
-	return &Watch{limits: limits, folders: folders, gauge: g, busy: make(chan bool, 1)}, nil
+	return &Keeper{limits: limits, folders: folders, gauge: g, busy: make(chan bool, 1)}, nil
 }
 
 // Busy says whether a call runs, from now on. It does not wait for the watch.
 // Only one goroutine may call it.
-func (w *Watch) Busy(busy bool) {
+func (w *Keeper) Busy(busy bool) {
 	select {
 	case <-w.busy: // an older word that was not heard yet
 	default:
@@ -122,7 +122,7 @@ func (w *Watch) Busy(busy bool) {
 // Run looks until ctx is done. Before crossed returns it must have sent
 // SIGKILL to every other process of the namespace. An error means that the
 // limits hold no longer, and that the sandbox has to end.
-func (w *Watch) Run(ctx context.Context, crossed func(Crossing)) error {
+func (w *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 	defer w.gauge.close()
 	var (
 		busy  bool
@@ -176,9 +176,9 @@ func (w *Watch) Run(ctx context.Context, crossed func(Crossing)) error {
 	}
 }
 
-// Usage looks once, beside [Watch.Run], and counts shared memory for each
+// Usage looks once, beside [Keeper.Run], and counts shared memory for each
 // process that shares it.
-func (w *Watch) Usage() (Usage, error) {
+func (w *Keeper) Usage() (Usage, error) {
 	g, err := newGauge(w.folders)
 	if err != nil {
 		return Usage{}, fmt.Errorf("look at the limits: %w", err)
@@ -193,7 +193,7 @@ func (w *Watch) Usage() (Usage, error) {
 // between two of its readings is counted whole, and its child by half again.
 // So before code is stopped for good, everything is stopped for a look that
 // nothing can move under.
-func (w *Watch) look() (usage Usage, cost time.Duration, err error) {
+func (w *Keeper) look() (usage Usage, cost time.Duration, err error) {
 	usage, cost, err = w.measure()
 	if err != nil || usage.Memory() <= w.limits.Memory || w.limits.Memory == 0 {
 		return usage, cost, err
@@ -206,7 +206,7 @@ func (w *Watch) look() (usage Usage, cost time.Duration, err error) {
 
 // measure returns the cheap figure where it is within the limit, otherwise
 // the exact one.
-func (w *Watch) measure() (usage Usage, cost time.Duration, err error) {
+func (w *Keeper) measure() (usage Usage, cost time.Duration, err error) {
 	usage, err = w.gauge.bound(w.limits.Tasks)
 	if err != nil || w.limits.Memory == 0 || usage.Memory() <= w.limits.Memory {
 		return usage, 0, err
