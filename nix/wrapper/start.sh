@@ -8,7 +8,7 @@
 # set), $builder (build.sh), $project (the project's folder, where PROJECT_DIR
 # does not name one).
 #
-# It leaves NIX_SANDBOX_METADATA and NIX_SANDBOX_BUILDS (runtime/metadata/folder.go
+# It leaves NIX_SANDBOX_METADATA and NIX_SANDBOX_BUILDS (runtime/registry/folder.go
 # says what is in that folder) for the runtime, which then takes this process'
 # place, and where there is something to build a process that builds it
 # (build.sh) and NIX_SANDBOX_BUILDER, the number of the descriptor that leads to

@@ -55,14 +55,14 @@ type Tree struct {
 	count  uint64
 }
 
-// Places are where the kernel shows groups and this process's own.
-type Places struct {
+// Paths are where the kernel shows groups and this process's own.
+type Paths struct {
 	Groups string // /sys/fs/cgroup
 	Own    string // /proc/self/cgroup
 }
 
-// System are the places of a running system.
-var System = Places{Groups: "/sys/fs/cgroup", Own: "/proc/self/cgroup"}
+// System are the paths of a running system.
+var System = Paths{Groups: "/sys/fs/cgroup", Own: "/proc/self/cgroup"}
 
 // found is a group that may become a Tree.
 type found struct {
@@ -74,8 +74,8 @@ type found struct {
 
 // Find prepares the group in which sandboxes' groups can be made. It may
 // move this process, and those that share its group, one level down.
-func Find(places Places) (*Tree, error) {
-	f, err := places.look(os.Geteuid())
+func Find(paths Paths) (*Tree, error) {
+	f, err := paths.look(os.Geteuid())
 	if err != nil {
 		return nil, err
 	}
@@ -100,8 +100,8 @@ func Find(places Places) (*Tree, error) {
 }
 
 // Check says what [Find] would, and changes nothing.
-func Check(places Places) error {
-	_, err := places.look(os.Geteuid())
+func Check(paths Paths) error {
+	_, err := paths.look(os.Geteuid())
 	return err
 }
 
@@ -110,7 +110,7 @@ const scope = "start the server with: systemd-run --user --scope -p Delegate=yes
 	"a system service says Delegate=cpu memory pids and DelegateSubgroup=" + supervisor
 
 // look decides which group to use, and changes nothing.
-func (p Places) look(uid int) (found, error) {
+func (p Paths) look(uid int) (found, error) {
 	if _, err := os.Stat(p.Groups); err != nil {
 		return found{}, &Unavailable{
 			Problem: fmt.Sprintf("no control groups: %v", err),
@@ -160,7 +160,7 @@ func (p Places) look(uid int) (found, error) {
 }
 
 // own returns the folder of this process's group.
-func (p Places) own() (string, error) {
+func (p Paths) own() (string, error) {
 	text, err := os.ReadFile(p.Own)
 	if err != nil {
 		return "", fmt.Errorf("read this process's control group: %w", err)

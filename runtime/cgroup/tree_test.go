@@ -12,7 +12,7 @@ import (
 
 // layout is a folder that looks like groups: what a kernel shows can be
 // imitated, what it does cannot.
-func layout(t *testing.T, own string, files map[string]string) Places {
+func layout(t *testing.T, own string, files map[string]string) Paths {
 	t.Helper()
 	root := t.TempDir()
 	for name, text := range files {
@@ -24,11 +24,11 @@ func layout(t *testing.T, own string, files map[string]string) Places {
 			t.Fatal(err)
 		}
 	}
-	places := Places{Groups: filepath.Join(root, "groups"), Own: filepath.Join(root, "own")}
-	if err := os.WriteFile(places.Own, []byte(own), 0o644); err != nil {
+	paths := Paths{Groups: filepath.Join(root, "groups"), Own: filepath.Join(root, "own")}
+	if err := os.WriteFile(paths.Own, []byte(own), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	return places
+	return paths
 }
 
 func group(name, controllers string) map[string]string {
@@ -94,8 +94,8 @@ func TestLook(t *testing.T) {
 		"not in version 2":  {"9:pids:/a\n", group("", full), -1, found{}, "is not shown"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			places := layout(t, test.own, test.files)
-			got, err := places.look(test.uid)
+			paths := layout(t, test.own, test.files)
+			got, err := paths.look(test.uid)
 			if test.err != "" {
 				var unavailable *Unavailable
 				if !errors.As(err, &unavailable) || unavailable.Hint == "" || !strings.Contains(err.Error(), test.err) {
@@ -106,7 +106,7 @@ func TestLook(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			test.want.folder = filepath.Join(places.Groups, test.want.folder)
+			test.want.folder = filepath.Join(paths.Groups, test.want.folder)
 			if diff := cmp.Diff(test.want, got, cmp.AllowUnexported(found{})); diff != "" {
 				t.Error(diff)
 			}
@@ -116,8 +116,8 @@ func TestLook(t *testing.T) {
 		if me == 0 {
 			t.Skip("to root every group is open, so that owning one says nothing")
 		}
-		places := layout(t, "0::/scope\n", merge(group("", full), group("scope", full)))
-		got, err := places.look(me)
+		paths := layout(t, "0::/scope\n", merge(group("", full), group("scope", full)))
+		got, err := paths.look(me)
 		if err != nil || !got.move || filepath.Base(got.folder) != "scope" {
 			t.Errorf("found %+v, error %v, want the group scope and to move down", got, err)
 		}

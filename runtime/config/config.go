@@ -17,7 +17,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
 // Defaults of what neither a variable nor the metadata sets.
@@ -57,9 +57,9 @@ func (e *Error) Error() string { return e.Problem }
 type Config struct {
 	// Metadata is JSON, or the path of a file of it.
 	Metadata string
-	// Places hold further environments.
-	Places metadata.Places
-	// Builder is the descriptor that leads to what builds Places.Builds, or 0.
+	// Folders hold further environments.
+	Folders registry.Folders
+	// Builder is the descriptor that leads to what builds Folders.Builds, or 0.
 	Builder int
 
 	// ProjectDir is absolute and exists; empty where there is no project.
@@ -81,7 +81,7 @@ type Config struct {
 func Read(get func(string) string) (Config, error) {
 	config := Config{
 		Metadata:     get("NIX_SANDBOX_METADATA"),
-		Places:       metadata.Places{Folders: folders(get), Builds: get("NIX_SANDBOX_BUILDS")},
+		Folders:      registry.Folders{Folders: folders(get), Builds: get("NIX_SANDBOX_BUILDS")},
 		ProjectDir:   get("PROJECT_DIR"),
 		ProjectMount: get("PROJECT_MOUNT"),
 		ProjectMode:  get("PROJECT_MODE"),
@@ -120,7 +120,7 @@ func Read(get func(string) string) (Config, error) {
 
 // Complete fills what the variables left open from the metadata and the
 // defaults, and checks the result.
-func (c Config) Complete(session metadata.Session, project metadata.Project) (Config, error) {
+func (c Config) Complete(session registry.Session, project registry.Project) (Config, error) {
 	c.SessionIdle = cmp.Or(c.SessionIdle, time.Duration(session.IdleSeconds)*time.Second, defaultIdle)
 	c.SessionLifetime = cmp.Or(c.SessionLifetime, time.Duration(session.LifetimeSeconds)*time.Second, defaultLifetime)
 	c.SessionMax = cmp.Or(c.SessionMax, defaultSessions)

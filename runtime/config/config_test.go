@@ -10,14 +10,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
 func environment(variables map[string]string) func(string) string {
 	return func(name string) string { return variables[name] }
 }
 
-func complete(variables map[string]string, session metadata.Session, project metadata.Project) (Config, error) {
+func complete(variables map[string]string, session registry.Session, project registry.Project) (Config, error) {
 	config, err := Read(environment(variables))
 	if err != nil {
 		return Config{}, err
@@ -29,24 +29,24 @@ func TestComplete(t *testing.T) {
 	dir := t.TempDir()
 	for name, test := range map[string]struct {
 		variables map[string]string
-		session   metadata.Session
-		project   metadata.Project
+		session   registry.Session
+		project   registry.Project
 		want      Config
 	}{
 		"defaults": {
 			variables: map[string]string{"NIX_SANDBOX_METADATA": "{}"},
 			want: Config{
-				Metadata: "{}", Places: metadata.Places{Folders: []string{"/etc/nix-sandbox-mcp/sandboxes"}}, ProjectMount: "/project", ProjectMode: "readonly",
+				Metadata: "{}", Folders: registry.Folders{Folders: []string{"/etc/nix-sandbox-mcp/sandboxes"}}, ProjectMount: "/project", ProjectMode: "readonly",
 				SessionIdle: 300 * time.Second, SessionLifetime: 3600 * time.Second, SessionMax: 64,
 				StartWithin: 10 * time.Second,
 			},
 		},
 		"the metadata's": {
 			variables: map[string]string{"NIX_SANDBOX_METADATA": "m", "HOME": "/h"},
-			session:   metadata.Session{IdleSeconds: 5, LifetimeSeconds: 6},
-			project:   metadata.Project{Path: dir, Mount: "/code", Mode: "overlay"},
+			session:   registry.Session{IdleSeconds: 5, LifetimeSeconds: 6},
+			project:   registry.Project{Path: dir, Mount: "/code", Mode: "overlay"},
 			want: Config{
-				Metadata: "m", Places: metadata.Places{Folders: []string{"/h/.config/nix-sandbox-mcp/sandboxes", "/etc/nix-sandbox-mcp/sandboxes"}},
+				Metadata: "m", Folders: registry.Folders{Folders: []string{"/h/.config/nix-sandbox-mcp/sandboxes", "/etc/nix-sandbox-mcp/sandboxes"}},
 				ProjectDir: dir, ProjectMount: "/code", ProjectMode: "overlay",
 				SessionIdle: 5 * time.Second, SessionLifetime: 6 * time.Second, SessionMax: 64,
 				StartWithin: 10 * time.Second,
@@ -57,10 +57,10 @@ func TestComplete(t *testing.T) {
 				"NIX_SANDBOX_METADATA": "m", "NIX_SANDBOX_DIR": "/boxes::/more", "PROJECT_DIR": dir, "PROJECT_MOUNT": "/src/app", "PROJECT_MODE": "readonly",
 				"SESSION_IDLE_TIMEOUT": "1", "SESSION_MAX_LIFETIME": "2", "SESSION_MAX": "3",
 			},
-			session: metadata.Session{IdleSeconds: 5, LifetimeSeconds: 6},
-			project: metadata.Project{Path: "/does/not/exist", Mount: "/code", Mode: "overlay"},
+			session: registry.Session{IdleSeconds: 5, LifetimeSeconds: 6},
+			project: registry.Project{Path: "/does/not/exist", Mount: "/code", Mode: "overlay"},
 			want: Config{
-				Metadata: "m", Places: metadata.Places{Folders: []string{"/boxes", "/more"}}, ProjectDir: dir, ProjectMount: "/src/app", ProjectMode: "readonly",
+				Metadata: "m", Folders: registry.Folders{Folders: []string{"/boxes", "/more"}}, ProjectDir: dir, ProjectMount: "/src/app", ProjectMode: "readonly",
 				SessionIdle: time.Second, SessionLifetime: 2 * time.Second, SessionMax: 3,
 				StartWithin: 10 * time.Second,
 			},
@@ -68,7 +68,7 @@ func TestComplete(t *testing.T) {
 		"the user's own configuration folder": {
 			variables: map[string]string{"NIX_SANDBOX_METADATA": "m", "HOME": "/h", "XDG_CONFIG_HOME": "/x"},
 			want: Config{
-				Metadata: "m", Places: metadata.Places{Folders: []string{"/x/nix-sandbox-mcp/sandboxes", "/etc/nix-sandbox-mcp/sandboxes"}}, ProjectMount: "/project", ProjectMode: "readonly",
+				Metadata: "m", Folders: registry.Folders{Folders: []string{"/x/nix-sandbox-mcp/sandboxes", "/etc/nix-sandbox-mcp/sandboxes"}}, ProjectMount: "/project", ProjectMode: "readonly",
 				SessionIdle: 300 * time.Second, SessionLifetime: 3600 * time.Second, SessionMax: 64,
 				StartWithin: 10 * time.Second,
 			},
@@ -91,7 +91,7 @@ func TestProjectDirIsMadeAbsolute(t *testing.T) {
 	if err := os.Mkdir("code", 0o755); err != nil {
 		t.Fatal(err)
 	}
-	config, err := complete(map[string]string{"NIX_SANDBOX_METADATA": "m", "PROJECT_DIR": "code"}, metadata.Session{}, metadata.Project{})
+	config, err := complete(map[string]string{"NIX_SANDBOX_METADATA": "m", "PROJECT_DIR": "code"}, registry.Session{}, registry.Project{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +130,7 @@ func TestWrongValues(t *testing.T) {
 	} {
 		t.Run(test.name+"="+test.value, func(t *testing.T) {
 			variables := map[string]string{"NIX_SANDBOX_METADATA": "m", test.name: test.value}
-			_, err := complete(variables, metadata.Session{}, metadata.Project{})
+			_, err := complete(variables, registry.Session{}, registry.Project{})
 			var wrong *Error
 			if !errors.As(err, &wrong) || !strings.Contains(wrong.Problem, test.want) || wrong.Hint == "" {
 				t.Errorf("error %#v, want %q and a hint", err, test.want)
@@ -141,23 +141,23 @@ func TestWrongValues(t *testing.T) {
 
 // Whoever wrote the path into the configuration did not set the variable.
 func TestWrongPathOfConfiguration(t *testing.T) {
-	_, err := complete(map[string]string{"NIX_SANDBOX_METADATA": "m"}, metadata.Session{}, metadata.Project{Path: "/does/not/exist"})
+	_, err := complete(map[string]string{"NIX_SANDBOX_METADATA": "m"}, registry.Session{}, registry.Project{Path: "/does/not/exist"})
 	var wrong *Error
 	if !errors.As(err, &wrong) || wrong.Problem != "the configuration's project path is /does/not/exist, which does not exist" {
 		t.Errorf("error %#v", err)
 	}
 }
 
-// A mount point that Nix accepts is accepted here: docs/options has the places
+// A mount point that Nix accepts is accepted here: docs/options has the folders
 // of nix/lib/reserved.nix.
 func TestReservedAsInNix(t *testing.T) {
 	page, err := os.ReadFile("../../docs/options/toml.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, places, _ := strings.Cut(string(page), "a plain absolute path outside of ")
-	places, _, _ = strings.Cut(places, " |")
-	if diff := cmp.Diff(reserved(), strings.Split(places, ", ")); diff != "" {
+	_, folders, _ := strings.Cut(string(page), "a plain absolute path outside of ")
+	folders, _, _ = strings.Cut(folders, " |")
+	if diff := cmp.Diff(reserved(), strings.Split(folders, ", ")); diff != "" {
 		t.Error(diff)
 	}
 }

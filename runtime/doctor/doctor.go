@@ -25,7 +25,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -105,8 +105,8 @@ func (r Report) WriteJSON(w io.Writer) error {
 
 // Subject is what is examined.
 type Subject struct {
-	Environments []metadata.Environment
-	Broken       []metadata.Broken
+	Environments []registry.Environment
+	Broken       []registry.Broken
 	// Environ is the environment that sandboxes are started with.
 	Environ []string
 	// Within is what a sandbox may take to start, and its line to run; 0 is
@@ -116,7 +116,7 @@ type Subject struct {
 
 // Machine looks at what these environments' sandboxes need of the machine, and
 // starts none of them.
-func Machine(ctx context.Context, environments []metadata.Environment) (found []Finding) {
+func Machine(ctx context.Context, environments []registry.Environment) (found []Finding) {
 	for _, program := range bubblewraps(environments) {
 		f := version(ctx, program)
 		found = append(found, f)
@@ -157,7 +157,7 @@ func Examine(ctx context.Context, subject Subject) Report {
 const rebuild = "build it again with mkSandbox, and name what that made"
 
 // bubblewraps are the programs that make the sandboxes, each once.
-func bubblewraps(environments []metadata.Environment) []string {
+func bubblewraps(environments []registry.Environment) []string {
 	var programs []string
 	for _, env := range environments {
 		// One that cannot be read is told of when it is tried.
@@ -225,9 +225,9 @@ func filters(status string) Finding {
 	return f
 }
 
-func groups(places cgroup.Places) Finding {
+func groups(paths cgroup.Paths) Finding {
 	f := Finding{Name: "control groups", OK: true, Found: "limits of memory, processes and processors by the kernel"}
-	if err := cgroup.Check(places); err != nil {
+	if err := cgroup.Check(paths); err != nil {
 		f.OK, f.Found = false, fmt.Sprintf("%v: limits of memory and processes by the agent's watch, none of processors", err)
 		var unavailable *cgroup.Unavailable
 		if errors.As(err, &unavailable) {
@@ -282,13 +282,13 @@ const answer = "42\n"
 
 // line is code of an interpreter that prints the answer.
 var line = map[string]string{
-	metadata.Python: "print(6 * 7)",
-	metadata.Bash:   "echo $((6 * 7))",
-	metadata.Node:   "console.log(6 * 7)",
+	registry.Python: "print(6 * 7)",
+	registry.Bash:   "echo $((6 * 7))",
+	registry.Node:   "console.log(6 * 7)",
 }
 
 // try starts a sandbox and runs one line in it.
-func try(ctx context.Context, launcher *sandbox.Launcher, env metadata.Environment, within time.Duration) Finding {
+func try(ctx context.Context, launcher *sandbox.Launcher, env registry.Environment, within time.Duration) Finding {
 	f := Finding{Name: "sandbox " + env.Name, Needed: true}
 	fail := func(err error) Finding {
 		f.Found, f.Mend = explain(err)

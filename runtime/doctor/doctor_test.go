@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -48,7 +48,7 @@ func TestKernel(t *testing.T) {
 		{filters(write(t, "Name:\tx\n", 0o600)), false},
 		{overlay(write(t, "nodev\toverlay\n\text4\n", 0o600)), true},
 		{overlay(write(t, "nodev\ttmpfs\n", 0o600)), false},
-		{groups(cgroup.Places{Groups: "/does/not/exist", Own: "/does/not/exist"}), false},
+		{groups(cgroup.Paths{Groups: "/does/not/exist", Own: "/does/not/exist"}), false},
 	} {
 		if test.got.OK != test.want || (test.got.Mend == "") != test.want {
 			t.Errorf("%+v, want %v", test.got, test.want)
@@ -71,8 +71,8 @@ func TestExplain(t *testing.T) {
 func TestExamineTellsOfEverySandbox(t *testing.T) {
 	exec := write(t, "#!/bin/sh\necho 'nix-sandbox-jail: error: it is broken' >&2\nexit 125\n", 0o755)
 	r := Examine(t.Context(), Subject{
-		Environments: []metadata.Environment{{Name: "one", SessionExec: exec, InterpreterType: metadata.Bash, OutputBytes: 1000}},
-		Broken:       []metadata.Broken{{Name: "two", Err: errors.New("two is broken")}},
+		Environments: []registry.Environment{{Name: "one", SessionExec: exec, InterpreterType: registry.Bash, OutputBytes: 1000}},
+		Broken:       []registry.Broken{{Name: "two", Err: errors.New("two is broken")}},
 	})
 	if r.OK() {
 		t.Error("all is well")

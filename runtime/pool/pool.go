@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -86,7 +86,7 @@ type Pool struct {
 
 // shelf holds what is ready of one environment.
 type shelf struct {
-	env  metadata.Environment
+	env  registry.Environment
 	kind kind
 	// want is how many shall be ready: the environment's prewarm, or more.
 	want  int
@@ -109,7 +109,7 @@ type kind struct {
 	limits cgroup.Limits
 }
 
-func kindOf(env metadata.Environment) kind {
+func kindOf(env registry.Environment) kind {
 	return kind{
 		exec:   env.SessionExec,
 		output: env.OutputBytes,
@@ -159,7 +159,7 @@ func budget() int64 {
 
 // Set names the environments that there are from now on. What is ready of
 // others, or of what an environment was before, is ended.
-func (p *Pool) Set(environments map[string]metadata.Environment) {
+func (p *Pool) Set(environments map[string]registry.Environment) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for name, s := range p.shelves {
@@ -250,14 +250,14 @@ func (p *Pool) Close(within time.Duration) {
 
 // Take returns a sandbox of an environment in which no code has run: one that
 // is ready, one that is on its way, or a new one.
-func (p *Pool) Take(ctx context.Context, env metadata.Environment) (*sandbox.Sandbox, error) {
+func (p *Pool) Take(ctx context.Context, env registry.Environment) (*sandbox.Sandbox, error) {
 	if box := p.take(ctx, env); box != nil {
 		return box, nil
 	}
 	return p.launcher.Start(ctx, p.spec(env, false))
 }
 
-func (p *Pool) take(ctx context.Context, env metadata.Environment) *sandbox.Sandbox {
+func (p *Pool) take(ctx context.Context, env registry.Environment) *sandbox.Sandbox {
 	p.mu.Lock()
 	s := p.shelves[env.Name]
 	if s == nil || s.kind != kindOf(env) || !p.open {
@@ -461,7 +461,7 @@ func (p *Pool) failed(s *shelf, err error) {
 	})
 }
 
-func (p *Pool) spec(env metadata.Environment, warm bool) sandbox.Spec {
+func (p *Pool) spec(env registry.Environment, warm bool) sandbox.Spec {
 	k := kindOf(env)
 	return sandbox.Spec{
 		Name:        env.Name,
@@ -474,7 +474,7 @@ func (p *Pool) spec(env metadata.Environment, warm bool) sandbox.Spec {
 }
 
 // origin is what a sandbox started now is started from.
-func (p *Pool) origin(env metadata.Environment) origin {
+func (p *Pool) origin(env registry.Environment) origin {
 	return origin{exec: look(env.SessionExec), project: look(p.options.Project)}
 }
 

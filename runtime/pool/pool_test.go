@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 )
@@ -31,13 +31,13 @@ const patience = 20 * time.Second
 type yard struct {
 	*Pool
 	t    testing.TB
-	envs map[string]metadata.Environment
+	envs map[string]registry.Environment
 }
 
 // build makes a pool that is not open; environ is what its sandboxes get.
 func build(t testing.TB, prewarm int, options Options, environ ...string) *yard {
 	t.Helper()
-	set, err := metadata.Read(mcptest.Metadata(t, mcptest.Artifacts(t)))
+	set, err := registry.Read(mcptest.Metadata(t, mcptest.Artifacts(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func build(t testing.TB, prewarm int, options Options, environ ...string) *yard 
 	bash.Prewarm = prewarm
 	log := slog.New(slog.DiscardHandler)
 	launcher := sandbox.NewLauncher(log, environ, nil)
-	y := &yard{New(launcher, options, log), t, map[string]metadata.Environment{"bash": bash}}
+	y := &yard{New(launcher, options, log), t, map[string]registry.Environment{"bash": bash}}
 	y.Set(y.envs)
 	t.Cleanup(func() {
 		y.Close(patience)
@@ -238,8 +238,8 @@ func TestSet(t *testing.T) {
 	changed.PIDs++
 	y.envs["bash"] = changed
 	// A call that still names the former one, and one that comes too early.
-	for _, env := range []metadata.Environment{before["bash"], changed} {
-		y.Set(map[string]metadata.Environment{"bash": env})
+	for _, env := range []registry.Environment{before["bash"], changed} {
+		y.Set(map[string]registry.Environment{"bash": env})
 		if env == changed {
 			<-old.Reaped()
 		}
@@ -308,7 +308,7 @@ func TestFailures(t *testing.T) {
 	if err := os.WriteFile(broken.SessionExec, []byte("#!/bin/sh\necho >>"+count+"\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	y.Set(map[string]metadata.Environment{"bash": broken})
+	y.Set(map[string]registry.Environment{"bash": broken})
 	y.mu.Lock()
 	y.shelves["bash"].failures = maxFailures - 1
 	y.mu.Unlock()
@@ -369,7 +369,7 @@ func TestCloseUnderRefill(t *testing.T) {
 // A sandbox is started with all that its environment says of it.
 func TestSpec(t *testing.T) {
 	p := New(nil, Options{Inherit: map[string]string{"LANG": "C"}}, slog.New(slog.DiscardHandler))
-	got := p.spec(metadata.Environment{
+	got := p.spec(registry.Environment{
 		Name: "bash", SessionExec: "/run", OutputBytes: 1 << 10, MemoryMB: 3, PIDs: 5, CPUs: 1.5,
 	}, true)
 	want := sandbox.Spec{

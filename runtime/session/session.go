@@ -19,7 +19,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -62,7 +62,7 @@ type Lease struct {
 // Source is where sandboxes come from; package pool has one.
 type Source interface {
 	// Take returns a sandbox in which no code has run.
-	Take(context.Context, metadata.Environment) (*sandbox.Sandbox, error)
+	Take(context.Context, registry.Environment) (*sandbox.Sandbox, error)
 }
 
 // Manager keeps the sandboxes of one client.
@@ -89,7 +89,7 @@ type session struct {
 	env  string
 	// environment is what the sandbox was started from, whatever is called so
 	// now.
-	environment metadata.Environment
+	environment registry.Environment
 	box         *sandbox.Sandbox
 	born        time.Time
 	used        time.Time
@@ -268,7 +268,7 @@ func (m *Manager) recall(id string) string {
 // which is started if there is none. A place is used once. The error is a
 // [*Refusal], ctx's, a [*sandbox.DeadError] of a sandbox that did not start,
 // or f's.
-func (m *Manager) Use(ctx context.Context, place *Place, env metadata.Environment, f func(Lease) error) error {
+func (m *Manager) Use(ctx context.Context, place *Place, env registry.Environment, f func(Lease) error) error {
 	if err := m.wait(ctx, place.turn); err != nil {
 		return err
 	}
@@ -302,7 +302,7 @@ func (m *Manager) stopped(ctx context.Context) error {
 
 // lease returns the sandbox of a session whose turn the caller has, so that
 // nobody else starts one.
-func (m *Manager) lease(ctx context.Context, s *session, env metadata.Environment) (Lease, error) {
+func (m *Manager) lease(ctx context.Context, s *session, env registry.Environment) (Lease, error) {
 	m.mu.Lock()
 	if s.box != nil {
 		select {
@@ -377,7 +377,7 @@ func (m *Manager) full() *Refusal {
 
 // Once calls f with a sandbox that is thrown away afterwards. Calls wait in
 // line where maxOnce of them run.
-func (m *Manager) Once(ctx context.Context, env metadata.Environment, f func(Lease) error) error {
+func (m *Manager) Once(ctx context.Context, env registry.Environment, f func(Lease) error) error {
 	select {
 	case m.once <- struct{}{}:
 	case <-ctx.Done():
@@ -418,13 +418,13 @@ func (m *Manager) Find(ctx context.Context, place *Place, f func(*sandbox.Sandbo
 
 // Environment returns what a live session was started from. It goes on with
 // that when the environment has been replaced, or is not offered any more.
-func (m *Manager) Environment(id string) (metadata.Environment, bool) {
+func (m *Manager) Environment(id string) (registry.Environment, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if s := m.sessions[id]; s != nil && s.box != nil {
 		return s.environment, true
 	}
-	return metadata.Environment{}, false
+	return registry.Environment{}, false
 }
 
 // Close ends every session and refuses further calls. Sandboxes of calls that

@@ -14,8 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/pool"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 )
@@ -26,13 +26,13 @@ func TestMain(m *testing.M) { os.Exit(mcptest.Main(m)) }
 type house struct {
 	*Manager
 	t   *testing.T
-	set *metadata.Set
+	set *registry.Set
 }
 
 // build starts a manager; limits that are zero are far away.
 func build(t *testing.T, limits Limits) *house {
 	t.Helper()
-	set, err := metadata.Read(mcptest.Metadata(t, mcptest.Artifacts(t)))
+	set, err := registry.Read(mcptest.Metadata(t, mcptest.Artifacts(t)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,8 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/catalog"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
 // arguments are those of one call, checked.
@@ -19,12 +18,12 @@ type arguments struct {
 	Env     string
 	Session string // empty where the call has none
 
-	environment metadata.Environment
+	environment registry.Environment
 }
 
 // arguments checks what the model sent. The error is a sentence for it. Started
 // says what a live session was started from.
-func (l listing) arguments(raw json.RawMessage, started func(session string) (metadata.Environment, bool)) (arguments, error) {
+func (l listing) arguments(raw json.RawMessage, started func(session string) (registry.Environment, bool)) (arguments, error) {
 	fields := map[string]json.RawMessage{}
 	if len(raw) > 0 {
 		if err := json.Unmarshal(raw, &fields); err != nil {
@@ -121,7 +120,7 @@ func (l listing) unknown(env string) error {
 	problem := fmt.Sprintf("there is no env %.80q", env)
 	if entry, pending := l.Pending(env); pending {
 		switch {
-		case entry.State == catalog.Building:
+		case entry.State == registry.Building:
 			return fmt.Errorf("env %q is still being built, for %.0f s so far: call again later%s", env, time.Since(entry.Since).Seconds(), l.meanwhile())
 		case entry.Reason != "":
 			return fmt.Errorf("env %q could not be built: tell the user what Nix said%s\n%s", env, l.meanwhile(), entry.Reason)

@@ -7,8 +7,7 @@ import (
 
 	"github.com/mark3labs/mcp-go/mcp"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/catalog"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
 // What an environment's description may take of the context, in bytes, and
@@ -23,7 +22,7 @@ const (
 // listing is what the model is told while the environments are as they are at
 // one moment.
 type listing struct {
-	*catalog.Snapshot
+	*registry.Snapshot
 	project string // where the project is mounted; empty where there is none
 	overlay bool   // whether code may write there, and it is thrown away
 }
@@ -136,16 +135,16 @@ func (l listing) lines() []string {
 }
 
 // describe says what an environment is for.
-func describe(env metadata.Environment) string {
+func describe(env registry.Environment) string {
 	if env.Description != "" {
 		return env.Description
 	}
 	switch env.InterpreterType {
-	case metadata.Python:
+	case registry.Python:
 		return "Python 3"
-	case metadata.Bash:
+	case registry.Bash:
 		return "Bash and command-line tools"
-	case metadata.Node:
+	case registry.Node:
 		return "JavaScript in Node.js"
 	default:
 		return ""

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
 // hintBytes is how much of the end of stderr is looked at for a hint, and of
@@ -38,14 +38,14 @@ var installers = []string{"apk", "apt", "apt-get", "brew", "conda", "curl", "npm
 // foreign are the first words of programs in another language, by the type of
 // the environment that does not know them.
 var foreign = map[string][]string{
-	metadata.Python: {"console", "document", "require", "ls", "cd", "cat", "echo", "pwd"},
-	metadata.Bash:   {"import", "from", "def", "print", "const", "let", "var", "function"},
-	metadata.Node:   {"print", "len", "range", "echo", "ls"},
+	registry.Python: {"console", "document", "require", "ls", "cd", "cat", "echo", "pwd"},
+	registry.Bash:   {"import", "from", "def", "print", "const", "let", "var", "function"},
+	registry.Node:   {"print", "len", "range", "echo", "ls"},
 }
 
 // languages are the interpreters that code calls by their name, with the type
 // of the environments that have them.
-var languages = map[string]string{"python": metadata.Python, "python3": metadata.Python, "node": metadata.Node, "bash": metadata.Bash}
+var languages = map[string]string{"python": registry.Python, "python3": registry.Python, "node": registry.Node, "bash": registry.Bash}
 
 // hint says what to do about an error whose own words leave that open, or
 // nothing. Each of them costs context, so there is one at most, and none
@@ -133,7 +133,7 @@ func (l listing) late(a answer) string {
 }
 
 // missing is for a package that an environment does not have.
-func (l listing) missing(env metadata.Environment, name string) string {
+func (l listing) missing(env registry.Environment, name string) string {
 	name = strings.ToLower(name)
 	if i := strings.IndexByte(name, '.'); i > 0 {
 		name = name[:i]
@@ -147,14 +147,14 @@ func (l listing) missing(env metadata.Environment, name string) string {
 			return "nothing can be installed: use env \"" + other + "\", which has it"
 		}
 	}
-	if l.project != "" && env.InterpreterType == metadata.Python && !slices.Contains(installers, name) {
+	if l.project != "" && env.InterpreterType == registry.Python && !slices.Contains(installers, name) {
 		return nothingInstalled + "; modules of the project need sys.path.insert(0, \"" + l.project + "\")"
 	}
 	return nothingInstalled
 }
 
 // unavailable is for a command that an environment does not have.
-func (l listing) unavailable(env metadata.Environment, command string) string {
+func (l listing) unavailable(env registry.Environment, command string) string {
 	if kind := languages[command]; kind != "" && kind != env.InterpreterType {
 		if name := l.of(kind); name != "" {
 			return "this env does not have it: use env \"" + name + "\" for such code"

@@ -19,8 +19,7 @@ import (
 	"github.com/mark3labs/mcp-go/server"
 	"github.com/tidwall/gjson"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/catalog"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 )
 
@@ -29,7 +28,7 @@ const name = "run"
 
 // Tool answers calls of run.
 type Tool struct {
-	catalog *catalog.Catalog
+	catalog *registry.Registry
 	project string // where the project is mounted; empty where there is none
 	overlay bool   // whether code may write there, and it is thrown away
 	manager *session.Manager
@@ -39,7 +38,7 @@ type Tool struct {
 
 // New returns the tool for a catalog of environments. Project is the
 // project's place in every sandbox, or empty.
-func New(environments *catalog.Catalog, project string, manager *session.Manager, log *slog.Logger) *Tool {
+func New(environments *registry.Registry, project string, manager *session.Manager, log *slog.Logger) *Tool {
 	return &Tool{catalog: environments, project: project, manager: manager, log: log, every: progressEvery}
 }
 
@@ -68,7 +67,7 @@ func (t *Tool) Server(version string) (s *server.MCPServer, stop func()) {
 	// A change that comes before the tool is offered waits until then.
 	offered := make(chan struct{})
 	var shown mcp.Tool
-	stop = t.catalog.Subscribe(func(_, after *catalog.Snapshot) {
+	stop = t.catalog.Subscribe(func(_, after *registry.Snapshot) {
 		<-offered
 		// A client that is told fetches the list and pays for it, so it is
 		// told of what it would see alone.
@@ -174,9 +173,9 @@ func (t *Tool) run(ctx context.Context, request mcp.CallToolRequest) (*mcp.CallT
 
 // started returns the environment that a live session of this id was started
 // from.
-func (t *Tool) started(session string) (metadata.Environment, bool) {
+func (t *Tool) started(session string) (registry.Environment, bool) {
 	if !validSession.MatchString(session) {
-		return metadata.Environment{}, false
+		return registry.Environment{}, false
 	}
 	return t.manager.Environment(session)
 }

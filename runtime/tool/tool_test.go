@@ -21,9 +21,8 @@ import (
 	"github.com/mark3labs/mcp-go/server"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/catalog"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/pool"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
@@ -32,11 +31,11 @@ import (
 func TestMain(m *testing.M) { os.Exit(mcptest.Main(m)) }
 
 // described is a set of environments as the presets have them.
-func described() *metadata.Set {
-	return &metadata.Set{Environments: map[string]metadata.Environment{
-		"python": {Name: "python", InterpreterType: metadata.Python, Description: "Python 3 with NumPy, pandas and matplotlib"},
-		"bash":   {Name: "bash", InterpreterType: metadata.Bash, Description: "Bash with the usual text tools, jq, ripgrep and git"},
-		"node":   {Name: "node", InterpreterType: metadata.Node, Description: "JavaScript in Node.js"},
+func described() *registry.Set {
+	return &registry.Set{Environments: map[string]registry.Environment{
+		"python": {Name: "python", InterpreterType: registry.Python, Description: "Python 3 with NumPy, pandas and matplotlib"},
+		"bash":   {Name: "bash", InterpreterType: registry.Bash, Description: "Bash with the usual text tools, jq, ripgrep and git"},
+		"node":   {Name: "node", InterpreterType: registry.Node, Description: "JavaScript in Node.js"},
 	}}
 }
 
@@ -72,9 +71,9 @@ func TestContextCost(t *testing.T) {
 		set := described()
 		for i := len(set.Environments); i < n; i++ {
 			name := fmt.Sprintf("env-%02d", i)
-			set.Environments[name] = metadata.Environment{Name: name, InterpreterType: metadata.Python, Description: "Python 3 with the packages of one more project, as many as it has"}
+			set.Environments[name] = registry.Environment{Name: name, InterpreterType: registry.Python, Description: "Python 3 with the packages of one more project, as many as it has"}
 		}
-		tool := New(catalog.New(set), "/project", nil, nil)
+		tool := New(registry.New(set), "/project", nil, nil)
 		bytes := cost(t, tool)
 		// Four bytes make about one token of English.
 		t.Logf("%d environments: %d bytes, about %d tokens", n, bytes, bytes/4)
@@ -97,10 +96,10 @@ func TestContextCost(t *testing.T) {
 // A description takes a line that is not longer than it may be.
 func TestLongDescription(t *testing.T) {
 	set := described()
-	environments := catalog.New(set)
+	environments := registry.New(set)
 	tool := New(environments, "", nil, nil)
 	three := cost(t, tool)
-	set.Environments["lua"] = metadata.Environment{Name: "lua", InterpreterType: metadata.Command, Description: strings.Repeat("what it is for ", 20)}
+	set.Environments["lua"] = registry.Environment{Name: "lua", InterpreterType: registry.Command, Description: strings.Repeat("what it is for ", 20)}
 	environments.Publish(set)
 	if line := describeBytes + 4*len("lua") + 20; cost(t, tool)-three > line {
 		t.Errorf("one further environment takes %d bytes, a line is %d", cost(t, tool)-three, line)
@@ -109,15 +108,15 @@ func TestLongDescription(t *testing.T) {
 
 // What the model reads follows the configuration.
 func TestDescription(t *testing.T) {
-	stateless := &metadata.Set{Environments: map[string]metadata.Environment{"lua": {Name: "lua", InterpreterType: metadata.Command, Description: "Lua\n 5.4"}}}
+	stateless := &registry.Set{Environments: map[string]registry.Environment{"lua": {Name: "lua", InterpreterType: registry.Command, Description: "Lua\n 5.4"}}}
 	for name, test := range map[string]struct {
 		tool       *Tool
 		with, none []string
 	}{
-		"all of it":  {New(catalog.New(described()), "/code", nil, nil), []string{"/code", "read-only", "session", "- python: Python 3 with", "- bash: ", "- node: ", "bash, node, python"}, nil},
-		"overlaid":   {overlaid(New(catalog.New(described()), "/code", nil, nil)), []string{"/code, where changes last", "never reaches the user"}, []string{"read-only", "copy what"}},
-		"no project": {New(catalog.New(described()), "", nil, nil), []string{"session"}, []string{"project", "read-only"}},
-		"no session": {New(catalog.New(stateless), "", nil, nil), []string{"- lua: Lua 5.4"}, []string{"session"}},
+		"all of it":  {New(registry.New(described()), "/code", nil, nil), []string{"/code", "read-only", "session", "- python: Python 3 with", "- bash: ", "- node: ", "bash, node, python"}, nil},
+		"overlaid":   {overlaid(New(registry.New(described()), "/code", nil, nil)), []string{"/code, where changes last", "never reaches the user"}, []string{"read-only", "copy what"}},
+		"no project": {New(registry.New(described()), "", nil, nil), []string{"session"}, []string{"project", "read-only"}},
+		"no session": {New(registry.New(stateless), "", nil, nil), []string{"- lua: Lua 5.4"}, []string{"session"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			text := ask(t, test.tool, "tools/list") + ask(t, test.tool, "initialize")
@@ -151,7 +150,7 @@ func TestDefinition(t *testing.T) {
 			}
 		}
 	}
-	if err := json.Unmarshal([]byte(ask(t, New(catalog.New(described()), "", nil, nil), "tools/list")), &reply); err != nil {
+	if err := json.Unmarshal([]byte(ask(t, New(registry.New(described()), "", nil, nil), "tools/list")), &reply); err != nil {
 		t.Fatal(err)
 	}
 	if len(reply.Result.Tools) != 1 {
@@ -184,7 +183,7 @@ func (c *client) NotificationChannel() chan<- mcp.JSONRPCNotification { return c
 // and only then.
 func TestListChanges(t *testing.T) {
 	set := described()
-	environments := catalog.New(set)
+	environments := registry.New(set)
 	tool := New(environments, "", nil, nil)
 	s, stop := tool.Server("1.0.0")
 	c := &client{make(chan mcp.JSONRPCNotification, 8)}
@@ -205,14 +204,14 @@ func TestListChanges(t *testing.T) {
 		listed bool
 	}{
 		{"an artifact is replaced", func() {
-			set.Environments["bash"] = metadata.Environment{Name: "bash", InterpreterType: metadata.Bash, Description: set.Environments["bash"].Description, Exec: "/other"}
+			set.Environments["bash"] = registry.Environment{Name: "bash", InterpreterType: registry.Bash, Description: set.Environments["bash"].Description, Exec: "/other"}
 		}, 0, false},
-		{"a build begins", func() { set.Builds = []metadata.Build{{Name: "perl", Since: time.Now()}} }, 0, false},
+		{"a build begins", func() { set.Builds = []registry.Build{{Name: "perl", Since: time.Now()}} }, 0, false},
 		{"it is ready", func() {
-			set.Environments["perl"] = metadata.Environment{Name: "perl", InterpreterType: metadata.Command}
+			set.Environments["perl"] = registry.Environment{Name: "perl", InterpreterType: registry.Command}
 		}, 1, true},
 		{"it is described", func() {
-			set.Environments["perl"] = metadata.Environment{Name: "perl", InterpreterType: metadata.Command, Description: "Perl 5"}
+			set.Environments["perl"] = registry.Environment{Name: "perl", InterpreterType: registry.Command, Description: "Perl 5"}
 		}, 1, true},
 		{"it goes", func() { delete(set.Environments, "perl") }, 1, false},
 	} {
@@ -233,7 +232,7 @@ func TestListChanges(t *testing.T) {
 		}
 	}
 	stop()
-	set.Environments["perl"] = metadata.Environment{Name: "perl"}
+	set.Environments["perl"] = registry.Environment{Name: "perl"}
 	environments.Publish(set)
 	if len(c.notes) != 0 {
 		t.Error("told after the end")
@@ -243,13 +242,13 @@ func TestListChanges(t *testing.T) {
 // Every wrong call is answered with a sentence that says what to do.
 func TestArguments(t *testing.T) {
 	set := described()
-	set.Environments["lua"] = metadata.Environment{Name: "lua", InterpreterType: metadata.Command}
-	set.Broken = []metadata.Broken{{Name: "ruby", Err: fmt.Errorf("/etc/secret-place: backend is missing")}}
-	set.Builds = []metadata.Build{
+	set.Environments["lua"] = registry.Environment{Name: "lua", InterpreterType: registry.Command}
+	set.Broken = []registry.Broken{{Name: "ruby", Err: fmt.Errorf("/etc/secret-place: backend is missing")}}
+	set.Builds = []registry.Build{
 		{Name: "slow", Since: time.Now().Add(-90 * time.Second)},
 		{Name: "wrong", Failed: true, Reason: "error: syntax error, unexpected '}'\n       at flake.nix:3:5"},
 	}
-	tool := New(catalog.New(set), "", nil, nil)
+	tool := New(registry.New(set), "", nil, nil)
 	const usage = "call run with code (a string) and env (one of bash, lua, node, python), and session (a string) to keep state"
 	for name, test := range map[string]struct{ raw, want string }{
 		"right":                 {`{"code":"1","env":"python"}`, ""},
@@ -278,7 +277,7 @@ func TestArguments(t *testing.T) {
 		"session that cannot":   {`{"code":"1","env":"lua","session":"a"}`, `env "lua" has no sessions: leave session out, or use one of bash, node, python`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := tool.list().arguments(json.RawMessage(test.raw), func(string) (metadata.Environment, bool) { return metadata.Environment{}, false })
+			_, err := tool.list().arguments(json.RawMessage(test.raw), func(string) (registry.Environment, bool) { return registry.Environment{}, false })
 			switch {
 			case test.want == "" && err != nil:
 				t.Errorf("refused: %v", err)
@@ -292,7 +291,7 @@ func TestArguments(t *testing.T) {
 }
 
 func TestAnswerText(t *testing.T) {
-	once := arguments{Env: "python", environment: metadata.Environment{Timeout: 30 * time.Second, MemoryMB: 512, PIDs: 256}}
+	once := arguments{Env: "python", environment: registry.Environment{Timeout: 30 * time.Second, MemoryMB: 512, PIDs: 256}}
 	kept := once
 	kept.Session = "s"
 	ok := sandbox.Result{Outcome: frame.OutcomeOK}
@@ -342,7 +341,7 @@ func TestAnswerText(t *testing.T) {
 type bench struct {
 	*Tool
 	t   testing.TB
-	set *metadata.Set // that the catalog was made of
+	set *registry.Set // that the catalog was made of
 }
 
 func lay(t testing.TB, change func(map[string]map[string]any)) *bench {
@@ -351,7 +350,7 @@ func lay(t testing.TB, change func(map[string]map[string]any)) *bench {
 	if change != nil {
 		change(environments)
 	}
-	set, err := metadata.Read(mcptest.Metadata(t, environments))
+	set, err := registry.Read(mcptest.Metadata(t, environments))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -362,7 +361,7 @@ func lay(t testing.TB, change func(map[string]map[string]any)) *bench {
 		manager.Close()
 		launcher.Close(20 * time.Second)
 	})
-	return &bench{New(catalog.New(set), "", manager, log), t, set}
+	return &bench{New(registry.New(set), "", manager, log), t, set}
 }
 
 func (b *bench) call(ctx context.Context, env, session, code string, meta *mcp.Meta) *mcp.CallToolResult {

@@ -8,16 +8,15 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/catalog"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/interactive"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
 // chosen is an environment that a person named, and what it is started with.
 type chosen struct {
-	metadata.Environment
+	registry.Environment
 	environ   []string
 	inherited map[string]string
 	mount     string // of the project; empty where there is none
@@ -37,7 +36,7 @@ func choose(name, project string) (chosen, error) {
 	}
 	env, ok := set.Environments[name]
 	if !ok {
-		return chosen{}, unusable(name, catalog.New(set).Now())
+		return chosen{}, unusable(name, registry.New(set).Now())
 	}
 	c := chosen{Environment: env, inherited: inherited(set)}
 	if settings.ProjectDir != "" {
@@ -48,7 +47,7 @@ func choose(name, project string) (chosen, error) {
 }
 
 // unusable says why an environment cannot be used.
-func unusable(name string, now *catalog.Snapshot) error {
+func unusable(name string, now *registry.Snapshot) error {
 	entry, known := now.Pending(name)
 	switch {
 	case !known:
@@ -56,7 +55,7 @@ func unusable(name string, now *catalog.Snapshot) error {
 			Problem: fmt.Sprintf("there is no environment %q", name),
 			Hint:    "use one of " + strings.Join(now.Names(), ", "),
 		}
-	case entry.State == catalog.Building:
+	case entry.State == registry.Building:
 		return &config.Error{Problem: fmt.Sprintf("environment %q is still being built", name), Hint: "try again when " + program + " list says ready"}
 	}
 	return &config.Error{

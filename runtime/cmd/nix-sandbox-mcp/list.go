@@ -13,8 +13,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/catalog"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
 // maxMetadata bounds an artifact's metadata.json, in bytes.
@@ -85,7 +84,7 @@ type row struct {
 }
 
 // listed are the environments: those that can be used, then the others.
-func listed(set *metadata.Set) []row {
+func listed(set *registry.Set) []row {
 	rows := []row{}
 	for _, name := range set.Names() {
 		env := set.Environments[name]
@@ -95,9 +94,9 @@ func listed(set *metadata.Set) []row {
 			Closure: env.Closure, Size: closureSize(env), Origin: env.Origin,
 		})
 	}
-	for _, entry := range catalog.New(set).Now().AllPending() {
+	for _, entry := range registry.New(set).Now().AllPending() {
 		r := row{Name: entry.Name, State: building}
-		if entry.State == catalog.Failed {
+		if entry.State == registry.Failed {
 			r.State, r.Reason = broken, entry.Reason
 			// An operator may read what the model may not.
 			for _, one := range set.Broken {
@@ -113,7 +112,7 @@ func listed(set *metadata.Set) []row {
 
 // closureSize is what everything in a sandbox takes, in bytes, as its builder
 // measured it; 0 where it did not.
-func closureSize(env metadata.Environment) int64 {
+func closureSize(env registry.Environment) int64 {
 	file, err := os.Open(filepath.Join(filepath.Dir(env.Exec), "..", "metadata.json"))
 	if err != nil {
 		return 0

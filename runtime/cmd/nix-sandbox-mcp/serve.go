@@ -18,16 +18,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/catalog"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/doctor"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcpstdio"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/pool"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/source"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
 )
 
@@ -88,7 +86,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	// no sandbox may hold it. An old kernel refuses; then the jail's own closing
 	// is what there is.
 	unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
-	settings, base, places, err := load(log)
+	settings, base, watcher, err := load(log)
 	if err != nil {
 		return err
 	}
@@ -106,7 +104,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	signal.Notify(broken, syscall.SIGPIPE)
 	defer signal.Stop(broken)
 
-	environments := places.Catalog()
+	environments := watcher.Registry()
 	launcher := sandbox.NewLauncher(log, projectVariables(settings), groups(log, environments.Now()))
 	launcher.Wait(settings.StartWithin)
 	stock := pool.New(launcher, pool.Options{Inherit: inherited(base), Project: settings.ProjectDir}, log)
@@ -120,7 +118,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	// on top of a project.
 	if settings.ProjectDir == "" || settings.ProjectMode != config.Overlay {
 		stock.Set(environments.Now().Ready())
-		defer environments.Subscribe(func(_, after *catalog.Snapshot) { stock.Set(after.Ready()) })()
+		defer environments.Subscribe(func(_, after *registry.Snapshot) { stock.Set(after.Ready()) })()
 	}
 	run := tool.New(environments, mount, manager, log)
 	if settings.ProjectMode == config.Overlay {
@@ -134,7 +132,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	defer keeping.Wait()
 	keep, finish := context.WithCancel(ctx)
 	defer finish()
-	keeping.Go(func() { places.Keep(keep, again, func() { rebuild(settings.Builder, log) }) })
+	keeping.Go(func() { watcher.Run(keep, again, func() { rebuild(settings.Builder, log) }) })
 	served := make(chan error, 1)
 	greeted := make(chan struct{})
 	keeping.Go(func() { lookAround(keep, greeted, environments, log) })
@@ -185,7 +183,7 @@ func projectVariables(settings config.Config) []string {
 }
 
 // inherited are the variables of this process that code is to have.
-func inherited(set *metadata.Set) map[string]string {
+func inherited(set *registry.Set) map[string]string {
 	variables := map[string]string{}
 	for _, name := range set.Project.Inherit {
 		if value, ok := os.LookupEnv(name); ok {
@@ -214,7 +212,7 @@ const settled = time.Second
 
 // lookAround logs what keeps sandboxes from starting, in doctor's words, also
 // where no call or pool has met with it.
-func lookAround(ctx context.Context, greeted <-chan struct{}, environments *catalog.Catalog, log *slog.Logger) {
+func lookAround(ctx context.Context, greeted <-chan struct{}, environments *registry.Registry, log *slog.Logger) {
 	select {
 	case <-greeted:
 	case <-ctx.Done():
@@ -235,7 +233,7 @@ func lookAround(ctx context.Context, greeted <-chan struct{}, environments *cata
 
 // groups prepares control groups for the sandboxes, if there can be any, and
 // logs what holds sandboxes to their limits.
-func groups(log *slog.Logger, environments *catalog.Snapshot) *cgroup.Tree {
+func groups(log *slog.Logger, environments *registry.Snapshot) *cgroup.Tree {
 	tree, err := cgroup.Find(cgroup.System)
 	if err == nil {
 		log.Info("limits", "by", sandbox.ByGroup)
@@ -255,32 +253,32 @@ func groups(log *slog.Logger, environments *catalog.Snapshot) *cgroup.Tree {
 	return nil
 }
 
-// load reads the configuration and the places of sandboxes, and logs what
+// load reads the configuration and the sandbox folders, and logs what
 // they hold that an operator should know. The set is what the server was
 // built with.
-func load(log *slog.Logger) (config.Config, *metadata.Set, *source.Source, error) {
+func load(log *slog.Logger) (config.Config, *registry.Set, *registry.Watcher, error) {
 	settings, base, err := configured()
 	if err != nil {
 		return settings, nil, nil, err
 	}
 	if os.Getenv("NIX_SANDBOX_DIR") != "" {
-		for _, folder := range settings.Places.Folders {
+		for _, folder := range settings.Folders.Folders {
 			if _, err := os.Stat(folder); err != nil {
 				log.Warn("NIX_SANDBOX_DIR cannot be read yet; its sandboxes will be served when it can", "error", err)
 			}
 		}
 	}
-	places, err := source.New(base, settings.Places, log)
-	return settings, base, places, err
+	watcher, err := registry.Watch(base, settings.Folders, log)
+	return settings, base, watcher, err
 }
 
 // configured reads the configuration, and what the server was built with.
-func configured() (config.Config, *metadata.Set, error) {
+func configured() (config.Config, *registry.Set, error) {
 	settings, err := config.Read(os.Getenv)
 	if err != nil {
 		return settings, nil, err
 	}
-	base, err := metadata.Read(settings.Metadata)
+	base, err := registry.Read(settings.Metadata)
 	if err != nil {
 		return settings, nil, &config.Error{
 			Problem: err.Error(),
@@ -293,11 +291,11 @@ func configured() (config.Config, *metadata.Set, error) {
 
 // survey is what there is at this moment: the configuration, and the set of
 // all environments.
-func survey() (config.Config, *metadata.Set, error) {
+func survey() (config.Config, *registry.Set, error) {
 	settings, base, err := configured()
 	if err != nil {
 		return settings, nil, err
 	}
-	set, err := base.With(settings.Places)
+	set, err := base.With(settings.Folders)
 	return settings, set, err
 }

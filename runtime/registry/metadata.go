@@ -1,12 +1,4 @@
-// Package metadata reads what Nix decided: the server's metadata and the
-// artifacts in sandbox folders.
-//
-// It promises that what it returns is usable: each environment has been
-// checked field by field and its programs exist. What is wrong with one
-// environment is one error that names the file and the field; that
-// environment is left out and the others work. Fields that it does not know
-// are ignored, so that an older runtime serves what a newer builder made.
-package metadata
+package registry
 
 import (
 	"encoding/json"

@@ -1,4 +1,4 @@
-package metadata
+package registry
 
 import (
 	"cmp"
@@ -30,8 +30,8 @@ const (
 	named    = ".named"
 )
 
-// Places are where environments are found beside the server's own.
-type Places struct {
+// Folders are where environments are found beside the server's own.
+type Folders struct {
 	// Folders are sandbox folders. Earlier ones win over later ones, and all
 	// of them over Builds, and that over the server's own environments. One
 	// that does not exist holds nothing.
@@ -46,19 +46,19 @@ type Places struct {
 	Builds string
 }
 
-// With returns the set with what these places hold. The error is for a place
+// With returns the set with what these folders hold. The error is for a place
 // that cannot be read; what is wrong with one environment is in Set.Broken.
-func (s *Set) With(places Places) (*Set, error) {
+func (s *Set) With(folders Folders) (*Set, error) {
 	all := *s
 	all.Environments = map[string]Environment{}
 	maps.Copy(all.Environments, s.Environments)
 	all.Broken, all.Overridden, all.Builds = slices.Clone(s.Broken), slices.Clone(s.Overridden), nil
-	if places.Builds != "" {
-		if err := all.folder(places.Builds, true); err != nil {
+	if folders.Builds != "" {
+		if err := all.folder(folders.Builds, true); err != nil {
 			return nil, err
 		}
 	}
-	for _, folder := range slices.Backward(places.Folders) {
+	for _, folder := range slices.Backward(folders.Folders) {
 		if err := all.folder(folder, false); err != nil {
 			return nil, err
 		}

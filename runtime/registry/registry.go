@@ -1,12 +1,17 @@
-// Package catalog is the live list of environments: which are ready, which
-// are still building and which cannot be had.
+// Package registry holds the environments that can be called: it reads what
+// Nix decided about them (the server's metadata and the artifacts in sandbox
+// folders), keeps a snapshot of what is ready, building or failed, and watches
+// the folders for changes.
 //
-// It promises that a reader sees one consistent state for as long as it holds
-// on to it and waits for nobody to get it, and that subscribers are told of
-// each change, one at a time and in order. What a reader holds stays usable
-// when the environment has left the list: it names an artifact, not a place in
-// a folder.
-package catalog
+// It makes three promises. Each environment that it returns is usable: its
+// metadata was checked field by field and its programs exist. What is wrong
+// with one environment is one error that names the file and the field, and the
+// other environments work; unknown fields are ignored, so that an older
+// runtime serves what a newer builder made. A snapshot never changes: whoever
+// holds one can go on using the artifacts that it names after they left the
+// registry, and subscribers are told of each change, one at a time and in
+// order.
+package registry
 
 import (
 	"cmp"
@@ -17,8 +22,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
 )
 
 // State is what an environment is at the moment.
@@ -47,19 +50,19 @@ type Entry struct {
 // Snapshot is the state of all environments at one moment. It never changes;
 // what its methods return must not be changed either.
 type Snapshot struct {
-	ready   map[string]metadata.Environment
+	ready   map[string]Environment
 	names   []string
 	pending map[string]Entry
 }
 
 // Ready returns the usable environments by name.
-func (s *Snapshot) Ready() map[string]metadata.Environment { return s.ready }
+func (s *Snapshot) Ready() map[string]Environment { return s.ready }
 
 // Names returns the names of the usable environments in order.
 func (s *Snapshot) Names() []string { return s.names }
 
 // Environment returns a usable environment.
-func (s *Snapshot) Environment(name string) (metadata.Environment, bool) {
+func (s *Snapshot) Environment(name string) (Environment, bool) {
 	env, ok := s.ready[name]
 	return env, ok
 }
@@ -79,14 +82,14 @@ func (s *Snapshot) AllPending() []Entry {
 
 // equal says whether two snapshots hold the same.
 func (s *Snapshot) equal(other *Snapshot) bool {
-	return maps.EqualFunc(s.ready, other.ready, func(a, b metadata.Environment) bool { return reflect.DeepEqual(a, b) }) &&
+	return maps.EqualFunc(s.ready, other.ready, func(a, b Environment) bool { return reflect.DeepEqual(a, b) }) &&
 		maps.EqualFunc(s.pending, other.pending, func(a, b Entry) bool {
 			return a.State == b.State && a.Since.Equal(b.Since) && a.Reason == b.Reason
 		})
 }
 
-// Catalog is the list itself.
-type Catalog struct {
+// Registry is the list itself.
+type Registry struct {
 	now atomic.Pointer[Snapshot]
 
 	// mu orders publications; readers do not take it.
@@ -97,15 +100,15 @@ type Catalog struct {
 type subscriber struct{ changed func(before, after *Snapshot) }
 
 // New returns a catalog of what was read.
-func New(set *metadata.Set) *Catalog {
-	c := &Catalog{}
+func New(set *Set) *Registry {
+	c := &Registry{}
 	c.now.Store(snapshot(set))
 	return c
 }
 
 // snapshot is the state that a set describes. Nothing in it is shared with
 // the set.
-func snapshot(set *metadata.Set) *Snapshot {
+func snapshot(set *Set) *Snapshot {
 	s := &Snapshot{
 		ready:   maps.Clone(set.Environments),
 		names:   set.Names(),
@@ -132,11 +135,11 @@ func snapshot(set *metadata.Set) *Snapshot {
 }
 
 // Now returns the state of this moment. It takes no lock.
-func (c *Catalog) Now() *Snapshot { return c.now.Load() }
+func (c *Registry) Now() *Snapshot { return c.now.Load() }
 
 // Publish makes what was read the state from now on, and says whether that is
 // another state. It returns when the subscribers know.
-func (c *Catalog) Publish(set *metadata.Set) bool {
+func (c *Registry) Publish(set *Set) bool {
 	after := snapshot(set)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -155,7 +158,7 @@ func (c *Catalog) Publish(set *metadata.Set) bool {
 // is called. Calls come one at a time and in order; while one runs, the next
 // state waits to be published, so it must not wait for a sandbox. It must not
 // call Publish, Subscribe or the returned function.
-func (c *Catalog) Subscribe(changed func(before, after *Snapshot)) (cancel func()) {
+func (c *Registry) Subscribe(changed func(before, after *Snapshot)) (cancel func()) {
 	own := &subscriber{changed}
 	c.mu.Lock()
 	defer c.mu.Unlock()

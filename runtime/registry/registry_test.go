@@ -1,4 +1,4 @@
-package catalog
+package registry
 
 import (
 	"errors"
@@ -8,15 +8,13 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
 )
 
 // of is a set of ready environments whose programs tell their generation.
-func of(generation int, names ...string) *metadata.Set {
-	set := &metadata.Set{Environments: map[string]metadata.Environment{}}
+func of(generation int, names ...string) *Set {
+	set := &Set{Environments: map[string]Environment{}}
 	for _, name := range names {
-		set.Environments[name] = metadata.Environment{Name: name, Exec: fmt.Sprint(generation)}
+		set.Environments[name] = Environment{Name: name, Exec: fmt.Sprint(generation)}
 	}
 	return set
 }
@@ -24,13 +22,13 @@ func of(generation int, names ...string) *metadata.Set {
 func TestStates(t *testing.T) {
 	began := time.Now().Add(-time.Minute)
 	set := of(1, "ready", "rebuilt")
-	set.Builds = []metadata.Build{
+	set.Builds = []Build{
 		{Name: "slow", Since: began},
 		{Name: "wrong", Since: began, Failed: true, Reason: "error: syntax error"},
 		{Name: "silent", Since: began, Failed: true},
 		{Name: "rebuilt", Since: began},
 	}
-	set.Broken = []metadata.Broken{{Name: "broken", Err: errors.New("/etc/x: no name")}, {Name: "ready", Err: errors.New("/etc/y: no name")}}
+	set.Broken = []Broken{{Name: "broken", Err: errors.New("/etc/x: no name")}, {Name: "ready", Err: errors.New("/etc/y: no name")}}
 	now := New(set).Now()
 	if diff := cmp.Diff([]string{"ready", "rebuilt"}, now.Names()); diff != "" {
 		t.Error(diff)

@@ -1,4 +1,4 @@
-package metadata
+package registry
 
 import (
 	"encoding/binary"
@@ -12,10 +12,10 @@ import (
 var seed = maphash.MakeSeed()
 
 // Fingerprint is another number after whatever [Set.With] would read from
-// these places has changed: entries, where their links lead, the files of
+// these folders has changed: entries, where their links lead, the files of
 // artifacts, and whether what builds still runs. It costs a few system calls
 // an entry and opens no artifact's file.
-func (p Places) Fingerprint() uint64 {
+func (p Folders) Fingerprint() uint64 {
 	var hash maphash.Hash
 	hash.SetSeed(seed)
 	for _, folder := range append([]string{p.Builds}, p.Folders...) {

@@ -1,4 +1,4 @@
-package source
+package registry
 
 import (
 	"bytes"
@@ -15,8 +15,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/catalog"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metadata"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 )
 
@@ -25,7 +23,7 @@ const patience = 20 * time.Second
 
 // place is a folder of sandboxes that a source keeps.
 type place struct {
-	*Source
+	*Watcher
 	t     *testing.T
 	at    string
 	again chan os.Signal
@@ -49,17 +47,17 @@ func (p *place) logged(text string) int {
 func keep(t *testing.T, folder string, builds bool) *place {
 	t.Helper()
 	p := &place{t: t, at: folder, again: make(chan os.Signal, 1)}
-	places := metadata.Places{Folders: []string{folder}}
+	folders := Folders{Folders: []string{folder}}
 	if builds {
-		places = metadata.Places{Builds: folder}
+		folders = Folders{Builds: folder}
 	}
 	var err error
-	if p.Source, err = New(&metadata.Set{}, places, slog.New(slog.NewTextHandler(p, nil))); err != nil {
+	if p.Watcher, err = Watch(&Set{}, folders, slog.New(slog.NewTextHandler(p, nil))); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var keeping sync.WaitGroup
-	keeping.Go(func() { p.Keep(ctx, p.again, func() {}) })
+	keeping.Go(func() { p.Run(ctx, p.again, func() {}) })
 	t.Cleanup(func() {
 		cancel()
 		keeping.Wait()
@@ -107,7 +105,7 @@ func (p *place) becomes(want ...string) {
 	p.t.Helper()
 	var got []string
 	mcptest.Eventually(p.t, patience, func() string { return "environments: " + cmp.Diff(want, got) }, func() bool {
-		now := p.Catalog().Now()
+		now := p.Registry().Now()
 		got = nil
 		for _, name := range now.Names() {
 			env, _ := now.Environment(name)
@@ -133,7 +131,7 @@ func TestFolder(t *testing.T) {
 
 	// The link that the entry's link leads to is replaced, as nix build
 	// replaces it. What was taken before stays what it was.
-	held, _ := p.Catalog().Now().Environment("lua")
+	held, _ := p.Registry().Now().Environment("lua")
 	remove(t, result)
 	link(t, write(t, filepath.Join(store, "second"), "lua", "5.4"), result)
 	p.becomes("lua:5.4", "own:1")
@@ -194,7 +192,7 @@ func TestReplacedInTwoSteps(t *testing.T) {
 	link(t, write(t, filepath.Join(store, "0"), "lua", "0"), entry)
 	p.becomes("lua:0")
 	missing := 0
-	p.Catalog().Subscribe(func(_, after *catalog.Snapshot) {
+	p.Registry().Subscribe(func(_, after *Snapshot) {
 		if len(after.Names()) == 0 {
 			missing++
 		}
@@ -229,20 +227,20 @@ func TestBuilds(t *testing.T) {
 	for _, name := range []string{"fine", "wrong", "aliased"} {
 		file(t, filepath.Join(p.at, name+".building"), fmt.Sprint(os.Getpid()), 0o644)
 	}
-	state := func(name string, state catalog.State, reason string) {
+	state := func(name string, state State, reason string) {
 		t.Helper()
-		var entry catalog.Entry
+		var entry Entry
 		var ok bool
 		mcptest.Eventually(t, patience, func() string { return fmt.Sprintf("%s is %+v (%v)", name, entry, ok) }, func() bool {
-			entry, ok = p.Catalog().Now().Pending(name)
+			entry, ok = p.Registry().Now().Pending(name)
 			return ok && entry.State == state && entry.Reason == reason
 		})
-		if state == catalog.Building && entry.Since.Sub(began).Abs() > time.Minute {
+		if state == Building && entry.Since.Sub(began).Abs() > time.Minute {
 			t.Errorf("%s builds since %v", name, entry.Since)
 		}
 	}
-	state("fine", catalog.Building, "")
-	state("wrong", catalog.Building, "")
+	state("fine", Building, "")
+	state("wrong", Building, "")
 
 	store := t.TempDir()
 	link(t, write(t, filepath.Join(store, "a"), "its-own-name", "a"), filepath.Join(p.at, "fine"))
@@ -253,21 +251,21 @@ func TestBuilds(t *testing.T) {
 	remove(t, filepath.Join(p.at, "wrong.building"))
 	p.becomes("aliased:b", "its-own-name:a")
 	mcptest.Eventually(t, patience, func() string { return "it did not fail" }, func() bool {
-		entry, _ := p.Catalog().Now().Pending("wrong")
-		return entry.State == catalog.Failed && len(entry.Reason) < 5000 && strings.HasSuffix(entry.Reason, "\nerror: it did not work")
+		entry, _ := p.Registry().Now().Pending("wrong")
+		return entry.State == Failed && len(entry.Reason) < 5000 && strings.HasSuffix(entry.Reason, "\nerror: it did not work")
 	})
 
 	// The builder is gone without a word: no process has this id.
 	file(t, filepath.Join(p.at, "killed.building"), "4194305", 0o644)
-	state("killed", catalog.Failed, "the build was killed: start the server again to repeat it")
+	state("killed", Failed, "the build was killed: start the server again to repeat it")
 
 	// Paths that the configuration names: nobody has built one, and what is at
 	// the other is of another time.
 	link(t, "/nowhere/at/all", filepath.Join(p.at, "absent.named"))
 	file(t, filepath.Join(store, "c", "metadata.json"), `{"schema":1,"name":"its-own-name","backend":"abacus"}`, 0o644)
 	link(t, filepath.Join(store, "c"), filepath.Join(p.at, "old.named"))
-	state("absent", catalog.Failed, "")
-	state("old", catalog.Failed, "")
+	state("absent", Failed, "")
+	state("old", Failed, "")
 }
 
 func BenchmarkFingerprint(b *testing.B) {
@@ -285,9 +283,9 @@ func BenchmarkFingerprint(b *testing.B) {
 					}
 				}
 			}
-			places := metadata.Places{Folders: []string{folder}}
+			folders := Folders{Folders: []string{folder}}
 			for b.Loop() {
-				places.Fingerprint()
+				folders.Fingerprint()
 			}
 		})
 	}

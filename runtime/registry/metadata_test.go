@@ -1,4 +1,4 @@
-package metadata
+package registry
 
 import (
 	"encoding/json"
@@ -267,7 +267,7 @@ func TestFolders(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	set, err := base.With(Places{Folders: []string{user, machine, user + "/none"}})
+	set, err := base.With(Folders{Folders: []string{user, machine, user + "/none"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -298,11 +298,11 @@ func TestTooManyEntries(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := (&Set{}).With(Places{Folders: []string{folder}}); err != nil {
+	if _, err := (&Set{}).With(Folders{Folders: []string{folder}}); err != nil {
 		t.Fatal(err)
 	}
 	program(t, filepath.Join(folder, "one-more"))
-	if _, err := (&Set{}).With(Places{Folders: []string{folder}}); err == nil || !strings.Contains(err.Error(), "holds more than 1000 entries") {
+	if _, err := (&Set{}).With(Folders{Folders: []string{folder}}); err == nil || !strings.Contains(err.Error(), "holds more than 1000 entries") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -317,7 +317,7 @@ func TestReports(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	set, err := (&Set{}).With(Places{Builds: folder})
+	set, err := (&Set{}).With(Folders{Builds: folder})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -341,9 +341,9 @@ func TestFingerprint(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(builds, "two.building"), []byte(fmt.Sprint(builder.Process.Pid)), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	places := Places{Folders: []string{sandboxes}, Builds: builds}
-	last := places.Fingerprint()
-	if again := places.Fingerprint(); again != last {
+	folders := Folders{Folders: []string{sandboxes}, Builds: builds}
+	last := folders.Fingerprint()
+	if again := folders.Fingerprint(); again != last {
 		t.Fatal("nothing has changed, and the fingerprint has")
 	}
 	replace := func(name string) func() error {
@@ -372,7 +372,7 @@ func TestFingerprint(t *testing.T) {
 		if err := change.make(); err != nil {
 			t.Fatal(err)
 		}
-		now := places.Fingerprint()
+		now := folders.Fingerprint()
 		if now == last {
 			t.Errorf("%s: the fingerprint is the same", change.what)
 		}
@@ -395,7 +395,7 @@ func TestFIFOForMetadata(t *testing.T) {
 	for folder, want := range map[string]string{folder: file + ": is no file", file: file + ": not a directory"} {
 		got := make(chan error, 1)
 		go func() {
-			set, err := base.With(Places{Folders: []string{folder}})
+			set, err := base.With(Folders{Folders: []string{folder}})
 			if err == nil {
 				err = reason(set, "pipe")
 			}
@@ -429,7 +429,7 @@ func TestBrokenArtifact(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	set, err := base.With(Places{Folders: []string{folder}})
+	set, err := base.With(Folders{Folders: []string{folder}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,167 @@
+package registry
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+)
+
+const (
+	// pollEvery is the interval between two fingerprints of the folders.
+	pollEvery = 500 * time.Millisecond
+	// settleEvery is how often while they change: a change counts when two
+	// looks agree. Whoever replaces a link by removing it first is between
+	// the two for less.
+	settleEvery = 100 * time.Millisecond
+	// settleWithin is after how long it counts nevertheless.
+	settleWithin = time.Second
+)
+
+// Watcher keeps a registry current. A change in the folders is in the registry
+// within 2 s; an entry that is half written or half replaced is not; and the
+// log names a broken entry once for as long as it is broken.
+//
+// The watcher polls. inotify reports neither a folder that does not exist yet,
+// nor a new target of a link that an entry's link leads to (which is how
+// `nix build` replaces results), nor a change made by another machine on a
+// network file system. One fingerprint covers all three; for a handful of
+// sandboxes it takes about 100 µs, twice a second.
+type Watcher struct {
+	base     *Set
+	folders  Folders
+	registry *Registry
+	log      *slog.Logger
+
+	seen     uint64          // the fingerprint of what was read last
+	problems map[string]bool // that the log names already
+}
+
+// Watch reads the folders for the first time. Base is what the server was built
+// with. The error is for a place that cannot be read.
+func Watch(base *Set, folders Folders, log *slog.Logger) (*Watcher, error) {
+	w := &Watcher{base: base, folders: folders, log: log, problems: map[string]bool{}}
+	// Before the reading: what changes in between is read again.
+	w.seen = folders.Fingerprint()
+	set, err := base.With(folders)
+	if err != nil {
+		return nil, err
+	}
+	w.registry = New(set)
+	w.report(set)
+	for _, entry := range w.registry.Now().AllPending() {
+		w.tell(entry)
+	}
+	return w, nil
+}
+
+// Registry is what the source keeps.
+func (w *Watcher) Registry() *Registry { return w.registry }
+
+// Run keeps the catalog current until ctx ends. A value from again has
+// everything read again at once, and what was built beside the server built
+// again: rebuild asks for that.
+func (w *Watcher) Run(ctx context.Context, again <-chan os.Signal, rebuild func()) {
+	ticker := time.NewTicker(pollEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-again:
+			w.log.Info("reading the sandbox folders again")
+			rebuild()
+			w.settle(ctx, w.folders.Fingerprint())
+		case <-ticker.C:
+			if now := w.folders.Fingerprint(); now != w.seen {
+				w.settle(ctx, now)
+			}
+		}
+	}
+}
+
+// settle waits until the folders stay as they are, and reads them.
+func (w *Watcher) settle(ctx context.Context, now uint64) {
+	for began := time.Now(); time.Since(began) < settleWithin; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(settleEvery):
+		}
+		before := now
+		if now = w.folders.Fingerprint(); now == before {
+			break
+		}
+	}
+	w.seen = now
+	set, err := w.base.With(w.folders)
+	if err != nil {
+		// The environments stay as they were, until the place has changed.
+		w.log.Error("sandboxes not read again", "error", err)
+		return
+	}
+	w.report(set)
+	before := w.registry.Now()
+	if w.registry.Publish(set) {
+		w.changes(before, w.registry.Now())
+	}
+}
+
+// report logs what is wrong with entries, and what hides what, unless the log
+// says so already.
+func (w *Watcher) report(set *Set) {
+	known := w.problems
+	w.problems = map[string]bool{}
+	fresh := func(problem string) bool {
+		told := w.problems[problem]
+		w.problems[problem] = true
+		return !told && !known[problem]
+	}
+	for _, broken := range set.Broken {
+		if fresh(broken.Err.Error()) {
+			w.log.Error("environment left out", "env", broken.Name, "error", broken.Err)
+		}
+	}
+	for _, hidden := range set.Overridden {
+		by := set.Environments[hidden.Name].Origin
+		if fresh(fmt.Sprintf("%s: %s instead of %s", hidden.Name, by, hidden.Origin)) {
+			w.log.Warn("environment overridden", "env", hidden.Name, "by", by, "instead_of", hidden.Origin)
+		}
+	}
+}
+
+// changes logs what has become of environments.
+func (w *Watcher) changes(before, after *Snapshot) {
+	for _, name := range after.Names() {
+		env, _ := after.Environment(name)
+		earlier, was := before.Environment(name)
+		switch {
+		case !was:
+			w.log.Info("environment ready", "env", name, "from", env.Origin)
+		case earlier.Exec != env.Exec || earlier.Closure != env.Closure:
+			w.log.Info("environment replaced", "env", name, "from", env.Origin)
+		}
+	}
+	for _, name := range before.Names() {
+		if _, is := after.Environment(name); !is {
+			w.log.Info("environment gone", "env", name)
+		}
+	}
+	for _, entry := range after.AllPending() {
+		if earlier, was := before.Pending(entry.Name); !was || earlier.State != entry.State {
+			w.tell(entry)
+		}
+	}
+}
+
+// tell logs what an environment waits for. What is wrong with one that could
+// not be read has been reported.
+func (w *Watcher) tell(entry Entry) {
+	switch {
+	case entry.State == Building:
+		w.log.Info("environment is being built", "env", entry.Name)
+	case entry.Reason != "":
+		w.log.Error("environment not built", "env", entry.Name, "error", entry.Reason)
+	}
+}
