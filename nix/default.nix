@@ -12,15 +12,22 @@
 let
   inherit (pkgs) lib;
 
-  environments = import ./environments { inherit pkgs; };
+  interpreters = import ./interpreters { inherit pkgs; };
+  environments = lib.mapAttrs' (
+    type: known:
+    lib.nameValuePair known.preset.name (
+      removeAttrs known.preset [ "name" ] // { interpreter_type = type; }
+    )
+  ) interpreters;
   backends = import ./backends { inherit pkgs programs; };
   options = import ./lib/options.nix {
     inherit lib;
+    interpreters = lib.attrNames interpreters;
     presets = lib.attrNames environments;
     backends = lib.attrNames backends;
   };
   validate = import ./lib/validate.nix { inherit lib; };
-  interpreter = import ./lib/interpreter.nix { inherit lib; };
+  interpreter = import ./lib/interpreter.nix { inherit lib interpreters; };
 
   sandbox = import ./lib/mkSandbox.nix {
     inherit
@@ -29,6 +36,7 @@ let
       options
       validate
       interpreter
+      interpreters
       ;
   };
   configuration = import ./lib/configuration.nix {
@@ -61,6 +69,7 @@ let
       options
       validate
       toml
+      interpreters
       ;
   };
   escapeTest = import ./lib/escapeTest.nix { inherit pkgs programs; };
@@ -69,6 +78,7 @@ in
   inherit
     backends
     escapeTest
+    interpreters
     options
     programs
     ;
@@ -95,7 +105,14 @@ in
   };
 
   # What the wrapper of a server asks when the server starts.
-  start = import ./wrapper { inherit lib toml project; };
+  start = import ./wrapper {
+    inherit
+      lib
+      toml
+      project
+      interpreters
+      ;
+  };
 
   # An artifact -> a check that runs code in it.
   smokeTest = import ./lib/smokeTest.nix { inherit pkgs; };

@@ -11,12 +11,12 @@ import (
 	"flag"
 	"io"
 	"os"
-	"os/exec"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
@@ -29,11 +29,6 @@ const Patience = 30 * time.Second
 // Table returns the one table of the test's process. A second one would reap
 // what belongs to the first.
 var Table = sync.OnceValue(process.NewTable)
-
-// commands are the interpreters' own words.
-var commands = map[string][]string{
-	"python": {"python3"}, "bash": {"bash"}, "node": {"node"},
-}
 
 // Agent is a server with an interpreter.
 type Agent struct {
@@ -49,14 +44,15 @@ type Agent struct {
 // Option changes how an agent is started.
 type Option func(*interpreter.Spec)
 
-// Command makes the interpreter a plain command.
-func Command(pipe bool, words ...string) Option {
-	return func(s *interpreter.Spec) { s.Kind, s.Command, s.Pipe = "command", words, pipe }
+// Command makes the interpreter a plain command, which reads its code from
+// stdin with pipe set.
+func Command(pipe bool, command ...string) Option {
+	return func(s *interpreter.Spec) { s.Driver, s.Command, s.Pipe = nil, command, pipe }
 }
 
-// Words sets the interpreter's own words.
-func Words(words ...string) Option {
-	return func(s *interpreter.Spec) { s.Command = words }
+// Words sets the interpreter's command line.
+func Words(command ...string) Option {
+	return func(s *interpreter.Spec) { s.Command = command }
 }
 
 // Env sets a variable of the interpreter.
@@ -69,22 +65,25 @@ func Root(path string) Option {
 	return func(s *interpreter.Spec) { s.Root = path }
 }
 
-// Start starts an agent for a kind of interpreter, and ends it with the test.
-func Start(t testing.TB, kind string, options ...Option) *Agent {
+// Start starts an agent for an interpreter of nix/interpreters, or for "command"
+// and the option [Command], and ends it with the test.
+func Start(t testing.TB, name string, options ...Option) *Agent {
 	t.Helper()
 	spec := interpreter.Spec{
-		Kind: kind, Command: commands[kind], Root: t.TempDir(),
-		Env: []string{"PATH=" + os.Getenv("PATH"), "LANG=C.UTF-8"},
+		Root: t.TempDir(), Env: []string{"PATH=" + os.Getenv("PATH"), "LANG=C.UTF-8"},
+	}
+	if name != "command" {
+		var folder string
+		var err error
+		folder, spec.Command = Driver(t, name)
+		if spec.Driver, err = driver.Load(folder); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for _, o := range options {
 		o(&spec)
 	}
 	spec.Env = append(spec.Env, "HOME="+spec.Root, "TMPDIR="+spec.Root)
-	if words := commands[kind]; words != nil {
-		if _, err := exec.LookPath(words[0]); err != nil {
-			t.Skipf("no %s here: %v", words[0], err)
-		}
-	}
 	in, requests, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)

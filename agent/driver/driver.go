@@ -1,141 +1,142 @@
-// Package driver holds the programs, one in each interpreter's own language,
-// that run code inside an interpreter, and the protocol between them and the
-// agent.
+// Package driver describes the programs, one in each interpreter's own
+// language, that run code inside an interpreter, and the protocol between them
+// and the agent.
 //
-// A driver has three descriptors beside its standard streams. The first is
-// its control channel: the agent writes one line for a call, the driver one
-// line when it is done. The second is a file in memory that holds the code:
-// the driver's own at the start, then that of each call, so that nothing that
-// is large ever waits in a pipe. The third is a file in memory where a driver
-// may leave what the next interpreter is to start with.
+// What the agent has to know of an interpreter is data: [Load] reads it from
+// the folder that Nix makes of nix/interpreters/NAME for an environment. A
+// driver has three descriptors beside its standard streams. The first is its
+// control channel: the agent writes one line for each call, and the driver
+// writes one line when the call has ended. The second is a file without a name
+// that holds the code of the call, so that nothing large ever waits in a pipe.
+// The third is another such file, in which a driver may leave the state that
+// the next interpreter starts with.
 //
-// The code that runs in the interpreter can reach all three. What comes from
-// a control channel is therefore a claim: it is bounded, it is parsed here,
-// and whatever is not exactly as expected means that the interpreter cannot
-// be used any more.
+// The code that runs in the interpreter can reach all three. What comes from a
+// control channel is therefore a claim: it is bounded, it is parsed here, and
+// anything but exactly what is expected means that the interpreter cannot be
+// used any more.
 package driver
 
 import (
-	_ "embed"
+	"bytes"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 )
 
-//go:embed driver.py
-var python string
-
-//go:embed driver.sh
-var bash string
-
-//go:embed driver.js
-var node string
-
-// Driver says how an interpreter is started with its driver.
+// Driver says how an interpreter is started with its driver and how the agent
+// treats it. Its JSON is the file driver.json of a driver's folder; a field
+// that is not listed here is an error.
 type Driver struct {
-	// Words follow the interpreter's own: they read the driver from the
-	// code file and run it.
-	Words []string
-	// Source is the driver.
-	Source string
-	// Control is the control channel's descriptor; the code file's is
-	// Control+1, the state file's Control+2.
-	Control int
-	// Name is what the interpreter calls itself in its messages, and is its
-	// argument zero where that matters.
-	Name string
+	// Program is the driver: the name of a file in the same folder. [Load]
+	// makes it an absolute path.
+	Program string `json:"program"`
+	// Arguments follow the interpreter's own command line, and the path of
+	// Program follows them.
+	Arguments []string `json:"arguments"`
+	// Control is the control channel's descriptor, from 3 to 253. The code
+	// file's is Control+1, the state file's Control+2.
+	Control int `json:"control"`
+	// Warm is code that takes the way of a small call and leaves nothing
+	// behind but a line of output.
+	Warm string `json:"warm"`
+	// RefusesNUL says that the interpreter cannot read code with a NUL byte.
+	RefusesNUL bool `json:"refuses_nul"`
+	// RepeatInterrupt says that SIGINT may be sent again to code that goes on.
+	// Node.js can miss a signal that comes while it begins with code, and takes
+	// no harm from a second. Other interpreters would be interrupted while they
+	// clean up.
+	RepeatInterrupt bool `json:"repeat_interrupt"`
 }
 
-// Types are the interpreter types that have a driver.
-var Types = []string{"python", "bash", "node"}
+const (
+	// maxFile bounds driver.json, in bytes.
+	maxFile = 64 << 10
+	// maxControl leaves numbers for the code file and the state file below
+	// 256, which is the fewest descriptors that a process may have.
+	maxControl = 253
+)
 
-// For returns the driver of an interpreter type. root is the workspace.
-func For(kind, root string) (Driver, bool) {
-	switch kind {
-	case "python":
-		// -I: neither the environment nor a file of the workspace can
-		// change what the interpreter and the driver import.
-		return Driver{
-			Words: []string{
-				"-I", "-c",
-				"exec(compile(__import__('os').pread(4,1<<20,0),'<driver>','exec'),{'__name__':'<driver>'})",
-				root,
-			},
-			Source:  python,
-			Control: 3,
-		}, true
-	case "bash":
-		// Scripts use low descriptors by number (exec 3>log); bash itself
-		// takes those from 10 on and 255.
-		return Driver{
-			Words: []string{
-				"--norc", "--noprofile", "-c",
-				// One line: bash counts the code's lines from this one.
-				`IFS= read -r -d '' -u 252 __agent_code; eval "$__agent_code"; while { case $__agent_next_turn in ?*) "$__agent_next_turn" "$@" ;; *) [[ "" ]] ;; esac; } >/dev/null 2>&1; do builtin eval "$__agent_code${__agent_failed:+$(builtin exit "$__agent_failed")}"; done`,
-				"bash",
-			},
-			Source:  bash,
-			Control: 251,
-		}, true
-	case "node":
-		return Driver{
-			Words: []string{
-				"-e",
-				"new (require('vm').Script)(require('fs').readFileSync(4,'utf8'),{filename:'agent:driver'}).runInThisContext()(require,(s,o)=>import(s,o),module)",
-			},
-			Source:  node,
-			Control: 3,
-		}, true
+// Load reads the driver in a folder. The error names the file and the field
+// that is wrong.
+func Load(folder string) (*Driver, error) {
+	name := filepath.Join(folder, "driver.json")
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("read the driver: %w", err)
 	}
-	return Driver{}, false
-}
-
-// Warm is code of a kind that goes the way of a small call and leaves nothing
-// but a line of output behind.
-func Warm(kind string) string {
-	switch kind {
-	case "python":
-		return "print(1)"
-	case "node":
-		return "console.log(1)"
-	default:
-		return "echo 1"
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, maxFile+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read the driver: %w", err)
+	case len(text) > maxFile:
+		return nil, fmt.Errorf("%s: larger than %d KiB", name, maxFile>>10)
 	}
+	d := &Driver{}
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(d); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s: there is more than one value in it", name)
+	}
+	switch {
+	case d.Program == "" || d.Program != filepath.Base(d.Program):
+		return nil, fmt.Errorf("%s: program is %q, it must be the name of a file beside it", name, d.Program)
+	case d.Control < 3 || d.Control > maxControl:
+		return nil, fmt.Errorf("%s: control is %d, it must be from 3 to %d", name, d.Control, maxControl)
+	case d.Warm == "":
+		return nil, fmt.Errorf("%s: warm is missing, it must be code", name)
+	case strings.Contains(strings.Join(d.Arguments, ""), "\x00"):
+		return nil, fmt.Errorf("%s: arguments has a NUL byte in it", name)
+	}
+	if d.Program, err = filepath.Abs(filepath.Join(folder, d.Program)); err != nil {
+		return nil, fmt.Errorf("find the driver's program: %w", err)
+	}
+	if info, err := os.Stat(d.Program); err != nil {
+		return nil, fmt.Errorf("%s: program: %w", name, err)
+	} else if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s: program is %s, which is not a file", name, d.Program)
+	}
+	return d, nil
 }
 
-// MaxLine is the longest line of a control channel, in bytes.
+// MaxLine is the length of the longest line of a control channel, in bytes,
+// with its newline.
 const MaxLine = 64
-
-// Repeats says whether an interrupt may be sent again to code that goes on:
-// node can miss one that comes while it takes up code, and takes no harm from
-// a second. In the others the code would be interrupted while it cleans up.
-func Repeats(kind string) bool { return kind == "node" }
 
 // Call is what the agent writes to a control channel.
 type Call struct {
 	Nonce uint64
 	// Last says that the interpreter ends with this code, as it would at
-	// the end of a program; the exit status is the answer.
+	// the end of a program; its exit status is the answer.
 	Last bool
 	// Late says that the call before was interrupted: its signal may still
 	// be on its way through the interpreter.
 	Late bool
-	// Number counts the calls of a sandbox from 1.
+	// Number counts the calls of a sandbox from 1; a warm-up has number 0.
 	Number uint64
 	// Size is the code's, in bytes.
 	Size int
 }
 
-// Line returns the call as it is written.
+// Line returns the call as it is written, with its newline.
 func (c Call) Line() string {
-	word := "call"
+	verb := "call"
 	switch {
 	case c.Last:
-		word = "last"
+		verb = "last"
 	case c.Late:
-		word = "late"
+		verb = "late"
 	}
-	return fmt.Sprintf("%s %016x %d %d\n", word, c.Nonce, c.Number, c.Size)
+	return fmt.Sprintf("%s %016x %d %d\n", verb, c.Nonce, c.Number, c.Size)
 }
 
 // Kind is the kind of a [Reply].
@@ -156,25 +157,26 @@ type Reply struct {
 	Status int // of Done, 0 to 255
 }
 
-// ParseReply reads a line without its newline.
+// ParseReply reads a line without its newline. The error quotes the line, or
+// says that it is too long.
 func ParseReply(line string) (Reply, error) {
 	if len(line) >= MaxLine {
 		return Reply{}, fmt.Errorf("driver's line is longer than %d bytes", MaxLine)
 	}
-	words := strings.Split(line, " ")
+	fields := strings.Split(line, " ")
 	var r Reply
-	switch words[0] {
+	switch fields[0] {
 	case "ready":
-		if len(words) == 1 {
+		if len(fields) == 1 {
 			return Reply{Kind: Ready}, nil
 		}
 	case "done", "leave", "stop":
 		kinds := map[string]Kind{"done": Done, "leave": Leave, "stop": Stop}
-		r.Kind = kinds[words[0]]
-		if len(words) < 2 || len(words[1]) != 16 || (len(words) == 3) != (r.Kind == Done) {
+		r.Kind = kinds[fields[0]]
+		if len(fields) < 2 || len(fields[1]) != 16 || (len(fields) == 3) != (r.Kind == Done) {
 			break
 		}
-		nonce, err := strconv.ParseUint(words[1], 16, 64)
+		nonce, err := strconv.ParseUint(fields[1], 16, 64)
 		if err != nil {
 			break
 		}
@@ -182,7 +184,7 @@ func ParseReply(line string) (Reply, error) {
 		if r.Kind != Done {
 			return r, nil
 		}
-		status, err := strconv.ParseUint(words[2], 10, 8)
+		status, err := strconv.ParseUint(fields[2], 10, 8)
 		if err != nil {
 			break
 		}

@@ -1,7 +1,7 @@
 // Package interpreter keeps one interpreter running, with its driver, and
 // runs code in it.
 //
-// An [Interpreter] tells what it sees and decides nothing: replies of the
+// An [Interpreter] reports what it sees and decides nothing: replies of the
 // driver and the end of the process arrive on channels, and its owner decides
 // what they mean. The end of the process is known from its status, never
 // from the end of a pipe, which a child may hold open.
@@ -34,22 +34,25 @@ var ErrCode = errors.New("code cannot be run")
 
 // Spec says which interpreter to run and how.
 type Spec struct {
-	Kind    string   // python, bash, node or command
-	Command []string // the interpreter's own words
-	Pipe    bool     // a command reads its code from stdin
-	Root    string   // the workspace: working directory
+	// Driver runs code in an interpreter that stays; nil where each call
+	// starts Command with the code.
+	Driver  *driver.Driver
+	Command []string // the interpreter's program and its own arguments
+	Pipe    bool     // without a driver: Command reads its code from stdin, not from its last argument
+	Root    string   // the workspace, which is the working directory
 	Env     []string
 	Null    *os.File // stdin
 	Stdout  *os.File
 	Stderr  *os.File
-	// Limits hold an interpreter before it runs code. Limiter are the words
-	// that start a command under the same limits: it runs code at once.
+	// Limits hold an interpreter with a driver, before it runs code. Limiter
+	// is the command line that starts a command under the same limits, because
+	// a command runs code at once.
 	Limits  []limitkeeper.Rlimit
 	Limiter []string
 }
 
 // Sessions says whether the interpreter can keep state.
-func (s *Spec) Sessions() bool { return s.Kind != "command" }
+func (s *Spec) Sessions() bool { return s.Driver != nil }
 
 // path finds the interpreter's program.
 func (s *Spec) path() (string, error) {
@@ -60,14 +63,14 @@ func (s *Spec) path() (string, error) {
 	return path, nil
 }
 
-// RunCommand starts an interpreter of the type command with code. Its end is
+// RunCommand starts an interpreter without a driver. The end of its process is
 // the answer.
 func RunCommand(table *process.Table, s *Spec, code string) (*process.Process, error) {
 	path, err := s.path()
 	if err != nil {
 		return nil, err
 	}
-	words := slices.Clone(s.Command)
+	arguments := slices.Clone(s.Command)
 	stdin := s.Null
 	if s.Pipe {
 		file, err := memory("code", code)
@@ -83,14 +86,14 @@ func RunCommand(table *process.Table, s *Spec, code string) (*process.Process, e
 		case strings.IndexByte(code, 0) >= 0:
 			return nil, fmt.Errorf("%w: it holds a NUL byte; remove it", ErrCode)
 		}
-		words = append(words, code)
+		arguments = append(arguments, code)
 	}
 	if len(s.Limiter) > 0 {
-		words[0] = path
-		path, words = s.Limiter[0], slices.Concat(s.Limiter, words)
+		arguments[0] = path
+		path, arguments = s.Limiter[0], slices.Concat(s.Limiter, arguments)
 	}
 	return table.Start(process.Command{
-		Path: path, Words: words, Env: s.Env, Dir: s.Root,
+		Path: path, Words: arguments, Env: s.Env, Dir: s.Root,
 		Files: []*os.File{stdin, s.Stdout, s.Stderr},
 	})
 }
@@ -98,15 +101,14 @@ func RunCommand(table *process.Table, s *Spec, code string) (*process.Process, e
 // Interpreter is a running interpreter with its driver.
 type Interpreter struct {
 	*process.Process
+	driver  *driver.Driver
 	control *os.File
 	code    *os.File
 	state   *os.File
 	replies chan Reply
 	closed  chan struct{}
-	kind    string
 	// interrupted says that the call before this one was.
 	interrupted bool
-	size        int64 // of the code file
 }
 
 // Reply is a driver's reply, or what was wrong with it.
@@ -115,18 +117,16 @@ type Reply struct {
 	Err error
 }
 
-// Start starts an interpreter with its driver. state is what an earlier one
-// left, or nil; the Interpreter owns it from now on.
+// Start starts an interpreter with its driver, which the specification must
+// have. state is what an earlier interpreter left, or nil; the Interpreter owns
+// it from now on.
 func Start(table *process.Table, s *Spec, state *os.File) (_ *Interpreter, err error) {
-	d, ok := driver.For(s.Kind, s.Root)
-	if !ok {
-		return nil, fmt.Errorf("interpreter type %s has no driver; use one of %s", s.Kind, strings.Join(driver.Types, ", "))
-	}
 	path, err := s.path()
 	if err != nil {
 		return nil, err
 	}
-	i := &Interpreter{kind: s.Kind, replies: make(chan Reply), closed: make(chan struct{}), state: state}
+	d := s.Driver
+	i := &Interpreter{driver: d, replies: make(chan Reply), closed: make(chan struct{}), state: state}
 	defer func() {
 		if err != nil {
 			i.closeFiles()
@@ -140,10 +140,9 @@ func Start(table *process.Table, s *Spec, state *os.File) (_ *Interpreter, err e
 	if _, err = i.state.Seek(0, io.SeekStart); err != nil {
 		return nil, err
 	}
-	if i.code, err = memory("code", d.Source); err != nil {
+	if i.code, err = memory("code", ""); err != nil {
 		return nil, err
 	}
-	i.size = int64(len(d.Source))
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("make a control channel: %w", err)
@@ -157,13 +156,13 @@ func Start(table *process.Table, s *Spec, state *os.File) (_ *Interpreter, err e
 	files[0], files[1], files[2] = s.Null, s.Stdout, s.Stderr
 	files[d.Control], files[d.Control+1], files[d.Control+2] = theirs, i.code, i.state
 	i.Process, err = table.Start(process.Command{
-		Path: path, Words: slices.Concat(s.Command, d.Words),
+		Path: path, Words: slices.Concat(s.Command, d.Arguments, []string{d.Program}),
 		Env: s.Env, Dir: s.Root, Files: files,
 	})
 	if err != nil {
 		return nil, err
 	}
-	// One that has ended already is told by its end.
+	// An interpreter that has ended already is reported by its end.
 	if err = limitkeeper.Apply(i.Pid, s.Limits); err != nil && !errors.Is(err, unix.ESRCH) {
 		i.Kill()
 		return nil, err
@@ -172,10 +171,11 @@ func Start(table *process.Table, s *Spec, state *os.File) (_ *Interpreter, err e
 	return i, nil
 }
 
-// memory returns a file without a name that holds text, read from its
+// memory returns a file without a name that holds text, positioned at its
 // beginning. It lies in a file system that has a size, so that what the code
-// adds to it counts; that of a memfd would not, and the jail refuses it. One
-// file system may be full, of what the code wrote.
+// adds to it counts towards a limit; what is in a memfd would not, and the jail
+// refuses memfd_create(2). Several file systems are tried, because the code may
+// have filled one.
 func memory(name, text string) (*os.File, error) {
 	var errs []error
 	for _, folder := range []string{"/dev/shm", "/tmp", os.TempDir()} {
@@ -243,13 +243,13 @@ func (i *Interpreter) read() {
 	}
 }
 
-// Replies carries the driver's replies. It is closed when there can be no
-// further one; the process may still run.
+// Replies carries the driver's replies. It is closed when no further reply can
+// come; the process may still run.
 func (i *Interpreter) Replies() <-chan Reply { return i.replies }
 
-// Finish ends the control channel: Replies carries what was written to it up
-// to now and is closed. A child may hold the channel open after its
-// interpreter's end, so this end has to be the one that closes.
+// Finish ends the control channel: Replies carries what was written to it until
+// now and is then closed. A child may hold the channel open after the end of
+// its interpreter, so the agent's end has to be the one that is closed.
 func (i *Interpreter) Finish() {
 	raw, err := i.control.SyscallConn()
 	if err != nil {
@@ -258,17 +258,25 @@ func (i *Interpreter) Finish() {
 	_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RD) })
 }
 
-// Interrupted says that a signal was sent to end the call that runs.
+// Interrupted records that a signal was sent to end the call that runs: the
+// next call is told.
 func (i *Interpreter) Interrupted() { i.interrupted = true }
 
 // Run gives code to the driver and returns the nonce that its reply will
 // carry. With last set there is none: the process ends with the code.
 func (i *Interpreter) Run(code string, number uint64, last bool) (uint64, error) {
-	if i.kind == "bash" && strings.IndexByte(code, 0) >= 0 {
+	if i.driver.RefusesNUL && strings.IndexByte(code, 0) >= 0 {
 		return 0, fmt.Errorf("%w: it holds a NUL byte; remove it", ErrCode)
 	}
-	if err := i.rewind(int64(len(code))); err != nil {
-		return 0, err
+	// A driver may read the code by position, as much as it is told to, or to
+	// the end from where the last reader stopped.
+	for _, f := range []*os.File{i.code, i.state} {
+		if err := f.Truncate(0); err != nil {
+			return 0, fmt.Errorf("empty the %s file: %w", f.Name(), err)
+		}
+		if _, err := f.Seek(0, io.SeekStart); err != nil {
+			return 0, fmt.Errorf("rewind the %s file: %w", f.Name(), err)
+		}
 	}
 	if _, err := i.code.WriteAt([]byte(code), 0); err != nil {
 		return 0, fmt.Errorf("write %d bytes of code: %w", len(code), err)
@@ -283,33 +291,9 @@ func (i *Interpreter) Run(code string, number uint64, last bool) (uint64, error)
 	return nonce, nil
 }
 
-// rewind makes the files ready for a call of code of some size.
-func (i *Interpreter) rewind(size int64) error {
-	if i.kind != "bash" {
-		// The driver reads by position as much as it is told to; what
-		// a large call took is given back after it.
-		if size < i.size {
-			if err := i.code.Truncate(size); err != nil {
-				return fmt.Errorf("shrink the code file: %w", err)
-			}
-		}
-		i.size = size
-		return nil
-	}
-	// A shell reads up to the end from where the last reader stood.
-	for _, f := range []*os.File{i.code, i.state} {
-		if err := f.Truncate(0); err != nil {
-			return fmt.Errorf("empty the %s file: %w", f.Name(), err)
-		}
-		if _, err := f.Seek(0, io.SeekStart); err != nil {
-			return fmt.Errorf("rewind the %s file: %w", f.Name(), err)
-		}
-	}
-	return nil
-}
-
-// Close forgets an interpreter that has ended, or that is to be killed. It
-// returns the state that it left, which the caller owns.
+// Close releases what the agent holds of an interpreter that has ended or that
+// is to be killed. It returns the file of the state that it left, which the
+// caller owns.
 func (i *Interpreter) Close() (state *os.File) {
 	close(i.closed)
 	state, i.state = i.state, nil
@@ -325,8 +309,8 @@ func (i *Interpreter) closeFiles() {
 	}
 }
 
-// Blocking makes sure that a descriptor blocks again: programs change that
-// of a pipe, which they share with all others that write to it.
+// Blocking makes writes to a pipe block again. Whether they do belongs to the
+// open file description, which programs share, and some change it.
 func Blocking(f *os.File) {
 	raw, err := f.SyscallConn()
 	if err != nil {

@@ -256,7 +256,7 @@ func (e *executor) warm() (interpreter.Reply, bool) {
 	if !e.pinged() || e.number > 0 || e.used || len(e.queue) > 0 {
 		return done, true
 	}
-	nonce, err := e.now.Run(driver.Warm(e.spec.Kind), 0, false)
+	nonce, err := e.now.Run(e.spec.Driver.Warm, 0, false)
 	if err != nil {
 		return interpreter.Reply{Err: err}, true
 	}
@@ -537,7 +537,7 @@ func (e *executor) watch(ctx context.Context, c *call, deadline time.Time, p *pr
 		}
 		p.Signal(unix.SIGINT)
 		grace = time.After(time.Duration(c.GraceMS) * time.Millisecond)
-		if driver.Repeats(e.spec.Kind) {
+		if e.spec.Driver != nil && e.spec.Driver.RepeatInterrupt {
 			repeat.Reset(repeatEvery)
 		}
 	}

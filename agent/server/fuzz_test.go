@@ -34,7 +34,7 @@ func FuzzRequests(f *testing.F) {
 	f.Fuzz(func(t *testing.T, stream []byte) {
 		var sent bytes.Buffer
 		err := server.Serve(context.Background(), table, server.Config{
-			Spec: interpreter.Spec{Kind: "command", Command: []string{"true"}, Root: root, Env: os.Environ()},
+			Spec: interpreter.Spec{Command: []string{"true"}, Root: root, Env: os.Environ()},
 			In:   io.NopCloser(bytes.NewReader(stream)),
 			Out:  &sent,
 			Log:  io.Discard,

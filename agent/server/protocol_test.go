@@ -103,7 +103,6 @@ func TestRefusals(t *testing.T) {
 	running := a.Call("sleep 99")
 	for name, req := range map[string]frame.Request{
 		"a call of the same id":  {Type: frame.Execute, ID: running},
-		"another interpreter":    {Type: frame.Execute, ID: 100, Interpreter: "python"},
 		"a type that is unknown": {Type: "dance", ID: 100},
 	} {
 		a.Send(req)

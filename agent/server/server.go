@@ -103,9 +103,7 @@ func Serve(ctx context.Context, table *process.Table, cfg Config) error {
 		guard: cfg.Watch,
 		calls: map[uint64]*call{},
 	}
-	if err := s.out.Write(frame.Reply{
-		Type: frame.Ready, Protocol: frame.Protocol, Interpreters: []string{s.spec.Kind},
-	}); err != nil {
+	if err := s.out.Write(frame.Reply{Type: frame.Ready, Protocol: frame.Protocol}); err != nil {
 		return err
 	}
 	null, err := os.Open(os.DevNull)
@@ -249,9 +247,6 @@ func (s *Server) request(req frame.Request) error {
 func (s *Server) enqueue(req frame.Request) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if req.Interpreter != "" && req.Interpreter != s.spec.Kind {
-		return fmt.Errorf("no interpreter %q; this sandbox has %s", req.Interpreter, s.spec.Kind)
-	}
 	if _, ok := s.calls[req.ID]; ok {
 		return fmt.Errorf("call %d is known already", req.ID)
 	}

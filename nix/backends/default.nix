@@ -1,15 +1,16 @@
 # The ways to isolate a sandbox, by name. Each is a function of
 #
 #   {
-#     name, environment, variables, shellVariables, binds, driver,
-#     memory_mb, pids, workspace_mb
+#     name, environment, variables, shellVariables, binds, command, driver,
+#     pipe, memory_mb, pids, workspace_mb
 #   }
 #
 # where `environment` is the package of the programs, `variables` the
 # environment variables, `shellVariables` a file of those that a shell
 # brings (see lib/shellVariables.nix) or null, `binds` a list of { from; to; }
-# that the sandbox sees of the host, read-only, and `driver` the agent's words
-# for the interpreter, to
+# that the sandbox sees of the host, read-only, `command` the interpreter's
+# command line, a list, `driver` the folder of its driver or null, and `pipe`
+# whether a command without a driver reads its code from stdin, to
 #
 #   { run, sessionRun, attach, closure, contents }
 #

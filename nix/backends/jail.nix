@@ -32,7 +32,9 @@ in
   variables,
   shellVariables,
   binds,
+  command,
   driver,
+  pipe,
   memory_mb,
   pids,
   workspace_mb,
@@ -52,6 +54,7 @@ let
       rootfs
       programs.agent
     ]
+    ++ lib.optional (driver != null) driver
     ++ lib.optional mentions mentioned
     ++ lib.optional (shellVariables != null) shellVariables
     # What lies in the store is there under its own name too, with all that it
@@ -217,7 +220,12 @@ let
         "--pids"
         (toString pids)
       ]
-      ++ driver;
+      ++ lib.optionals (driver != null) [
+        "--driver"
+        "${driver}"
+      ]
+      ++ lib.optional pipe "--pipe"
+      ++ command;
     }
     + "\n";
 in

@@ -1,27 +1,24 @@
 # Finds out how an environment runs code from what the operator wrote.
-{ lib }:
+{ lib, interpreters }:
 let
-  # The interpreters that keep sessions, by their program's name.
+  types = import ./types.nix { inherit lib; };
+
+  # The interpreter that a program is, whatever version its name ends with.
   typeOf =
     program:
-    if builtins.match "python[0-9.]*" program != null then
-      "python"
-    else if program == "bash" || program == "node" then
-      program
-    else
-      "command";
+    let
+      plain = lib.head (builtins.match "(.*[^0-9.]|)[0-9.]*" program);
+      isCalled = type: lib.elem plain interpreters.${type}.language.programs;
+    in
+    lib.findFirst isCalled "command" (lib.attrNames interpreters);
 
-  # What a type alone stands for.
-  usual = {
-    python = "python3 -c";
-    bash = "bash -c";
-    node = "node -e";
-  };
+  # What to write for one of them.
+  examples = (types.choice (lib.attrNames interpreters)).wanted;
 in
 rec {
-  # { interpreter; interpreter_type; stdin_mode; } with nulls -> without, and
-  # the interpreter's `words`, which for a type that keeps sessions are those
-  # before -c or -e: the agent's driver has its own way to hand code over.
+  # Replaces nulls in { interpreter; interpreter_type; stdin_mode; } and adds the
+  # interpreter's `command` as a list. For an interpreter that keeps sessions it
+  # ends before -c or -e: the agent's driver has its own way to hand code over.
   complete =
     {
       interpreter,
@@ -30,7 +27,7 @@ rec {
       ...
     }:
     let
-      line = if interpreter != null then interpreter else usual.${interpreter_type};
+      line = if interpreter != null then interpreter else interpreters.${interpreter_type}.interpreter;
       words = lib.filter (w: w != "") (lib.splitString " " line);
       takesArgument = lib.elem (lib.last words) [
         "-c"
@@ -48,7 +45,7 @@ rec {
           "arg"
         else
           "pipe";
-      words = if type != "command" && takesArgument then lib.init words else words;
+      command = if type != "command" && takesArgument then lib.init words else words;
     };
 
   problems =
@@ -60,7 +57,7 @@ rec {
     }:
     if interpreter == null && interpreter_type == null then
       [
-        "${place} does not say what runs the code: write interpreter_type = \"python\", \"bash\" or \"node\", or interpreter = \"perl -e\" or the like"
+        "${place} does not say what runs the code: write interpreter_type = ${examples}, or interpreter = \"perl -e\" or the like"
       ]
     else if interpreter == null && interpreter_type == "command" then
       [

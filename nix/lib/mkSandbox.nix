@@ -7,6 +7,7 @@
   options,
   validate,
   interpreter,
+  interpreters,
 }:
 let
   inherit (pkgs) lib;
@@ -109,6 +110,16 @@ let
         }
         // given.env;
 
+      # A shell expression for where the programs are.
+      path =
+        if shellVariables == null then
+          "${environment}/bin"
+        else
+          "$(tr '\\0' '\\n' < ${shellVariables} | sed -n 's/^PATH=//p')";
+
+      # Null for a command: each of its calls starts it with the code.
+      known = interpreters.${run.interpreter_type} or null;
+
       isolated = backends.${given.backend} {
         inherit (given)
           name
@@ -121,12 +132,16 @@ let
           inherit to;
           from = "${from}";
         }) given.extra_binds;
-        # What the agent is told about the interpreter.
-        driver = [
-          run.interpreter_type
-          run.stdin_mode
-        ]
-        ++ run.words;
+        inherit (run) command;
+        driver =
+          if known == null then
+            null
+          else
+            known.driver {
+              inherit (run) command;
+              inherit path;
+            };
+        pipe = known == null && run.stdin_mode == "pipe";
       };
 
       metadata =
@@ -136,7 +151,8 @@ let
           inherit (run) interpreter interpreter_type stdin_mode;
           network.mode = given.network;
           inherit (isolated) closure;
-        };
+        }
+        // lib.optionalAttrs (known != null) { inherit (known) language; };
 
       artifact =
         pkgs.runCommandLocal "sandbox-${given.name}"
@@ -149,8 +165,7 @@ let
             ];
             metadata = builtins.toJSON metadata;
             inherit (isolated) run sessionRun attach contents;
-            program = lib.head run.words;
-            inherit shellVariables;
+            program = lib.head run.command;
             meta = {
               description = given.description;
               mainProgram = "run";
@@ -161,11 +176,7 @@ let
             case $program in
               /*) ;;
               *)
-                path=${environment}/bin
-                if [ -n "$shellVariables" ]; then
-                  path=$(tr '\0' '\n' < "$shellVariables" | sed -n 's/^PATH=//p')
-                fi
-                if ! PATH=$path type -P "$program" > /dev/null; then
+                if ! PATH=${path} type -P "$program" > /dev/null; then
                   echo "sandbox ${given.name}: its packages have no program $program: add the package that has it" >&2
                   exit 1
                 fi

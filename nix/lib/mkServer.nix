@@ -8,6 +8,7 @@
   options,
   validate,
   toml,
+  interpreters,
 }:
 let
   inherit (pkgs) lib;
@@ -130,6 +131,8 @@ let
           )
         ) (artifacts args)
       );
+      # For artifacts that an earlier version made, which say less of theirs.
+      interpreters = lib.mapAttrs (_: known: known.language) interpreters;
       session = settings "session";
       project = lib.filterAttrs (_: v: v != null) (settings "project");
     }
@@ -145,9 +148,16 @@ let
           {
             passAsFile = [
               "metadata"
+              "interpreters"
               "wrapper"
             ];
             metadata = toJSON metadata;
+            # For a server that reads a configuration file without Nix.
+            interpreters = toJSON {
+              schema = 1;
+              environments = { };
+              inherit (metadata) interpreters;
+            };
             wrapper = fill ../wrapper/wrapper.sh {
               shell = pkgs.runtimeShell;
               flakeRefs = lib.escapeShellArg (lib.concatStringsSep "," (args.flakeRefs or [ ]));
@@ -170,6 +180,7 @@ let
           ''
             mkdir -p $out/bin $out/share/nix-sandbox-mcp
             cp "$metadataPath" $out/share/nix-sandbox-mcp/metadata.json
+            cp "$interpretersPath" $out/share/nix-sandbox-mcp/interpreters.json
             substitute "$wrapperPath" $out/bin/nix-sandbox-mcp --subst-var out
             chmod +x $out/bin/nix-sandbox-mcp
 

@@ -6,6 +6,7 @@
 # [defaults] and hold for every environment that does not say otherwise.
 {
   lib,
+  interpreters,
   presets,
   backends,
 }:
@@ -18,14 +19,9 @@ let
   # What a sandbox is, wherever it is described.
   sandbox = {
     interpreter_type = {
-      type = types.choice [
-        "bash"
-        "command"
-        "node"
-        "python"
-      ];
+      type = types.choice (lib.sort (a: b: a < b) ([ "command" ] ++ interpreters));
       nullable = true;
-      doc = "The kind of interpreter: the first three keep sessions, `command` runs any program once. Found from `interpreter` when left out.";
+      doc = "The kind of interpreter: `command` runs any program once, all others keep sessions. Found from `interpreter` when left out.";
     };
     interpreter = {
       type = types.line 200;

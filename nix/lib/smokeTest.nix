@@ -3,18 +3,13 @@
 { pkgs }:
 let
   inherit (pkgs) lib;
-
-  # Code that prints "hello", by the kind of interpreter. What a command wants
-  # nobody knows; that it starts is seen.
-  greetings = {
-    bash = "echo hello";
-    node = "console.log('hello')";
-    python = "print('hello')";
-  };
 in
 artifact:
 let
-  inherit (artifact.metadata) name interpreter_type;
+  inherit (artifact.metadata) name;
+  # Code that prints 42. The language of a command is not known: the check shows
+  # that it starts.
+  code = artifact.metadata.language.probe or null;
   run = "${artifact}/bin/run";
 in
 pkgs.runCommandLocal "check-sandbox-${name}" { nativeBuildInputs = [ pkgs.bubblewrap ]; } (
@@ -25,11 +20,11 @@ pkgs.runCommandLocal "check-sandbox-${name}" { nativeBuildInputs = [ pkgs.bubble
     fi
   ''
   + (
-    if greetings ? ${interpreter_type} then
+    if code != null then
       ''
-        said=$(echo ${lib.escapeShellArg greetings.${interpreter_type}} | ${run})
-        if [ "$said" != hello ]; then
-          echo "sandbox ${name} was to say hello, and said: $said" >&2
+        printed=$(echo ${lib.escapeShellArg code} | ${run})
+        if [ "$printed" != 42 ]; then
+          echo "sandbox ${name} should print 42 and printed: $printed" >&2
           exit 1
         fi
       ''

@@ -4,6 +4,7 @@
   lib,
   toml,
   project,
+  interpreters,
 }:
 {
   # A configuration file, for which `base` is the folder of relative references.
@@ -32,6 +33,7 @@ in
         (builtins.toJSON {
           schema = 1;
           environments = { };
+          interpreters = lib.mapAttrs (_: known: known.language) interpreters;
           inherit (read) session;
           project = lib.filterAttrs (_: v: v != null) read.project;
         })

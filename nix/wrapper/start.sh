@@ -151,7 +151,7 @@ plain() {
   own_folder
   config=$private/.config places=$private/.config/built
   mkdir -p -- "$places"
-  printf '{"schema":1,"environments":{}}\n' >"$config/metadata.json"
+  cat -- "$out/share/nix-sandbox-mcp/interpreters.json" >"$config/metadata.json"
   {
     printf '\nproject 0 \n'
     while IFS= read -r line || [ -n "$line" ]; do

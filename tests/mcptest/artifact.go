@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/agenttest"
 )
 
 // built is the agent that the tests of one process share, and its folder.
@@ -73,20 +75,23 @@ func Artifacts(t testing.TB) map[string]map[string]any {
 		t.Skipf("bubblewrap does not work here: %v: %s", err, out)
 	}
 	environments := map[string]map[string]any{}
-	for name, command := range map[string][]string{
-		"python": {"python", "arg", "python3"},
-		"bash":   {"bash", "arg", "bash"},
-		"node":   {"node", "arg", "node"},
-		"cat":    {"command", "pipe", "cat"},
-	} {
-		path, ok := program(command[2])
+	for name, interpreter := range map[string]string{"python": "python3", "bash": "bash", "node": "node", "cat": "cat"} {
+		path, ok := program(interpreter)
 		if !ok {
 			continue
 		}
-		command[2] = path
 		fields := map[string]any{
-			"schema": 1, "name": name, "backend": "jail", "interpreter_type": command[0], "closure": "the-closure-of-" + name,
+			"schema": 1, "name": name, "backend": "jail", "interpreter_type": name, "closure": "the-closure-of-" + name,
 			"timeout_seconds": 30, "description": "Test " + name,
+		}
+		binds, command := "", "--pipe "+path
+		if name == "cat" {
+			fields["interpreter_type"] = "command"
+		} else {
+			driver, _ := agenttest.Driver(t, name)
+			binds = fmt.Sprintf("--ro-bind %s /driver --ro-bind %[2]s %[2]s", driver, agenttest.Folder(t, name))
+			command = "--driver /driver " + path
+			fields["language"] = map[string]any{"sessions": true}
 		}
 		for field, file := range map[string]string{"exec": "run", "session_exec": "session-run"} {
 			verb := "run"
@@ -95,7 +100,7 @@ func Artifacts(t testing.TB) map[string]map[string]any {
 			}
 			path := filepath.Join(dir, name, "bin", file)
 			project := `${PROJECT_DIR:+--ro-bind "$PROJECT_DIR" "$PROJECT_MOUNT"}`
-			line := fmt.Sprintf("#!/bin/sh\nexec %s %s /agent %s %s\n", strings.Join(jail, " "), project, verb, strings.Join(command, " "))
+			line := fmt.Sprintf("#!/bin/sh\nexec %s %s %s /agent %s %s\n", strings.Join(jail, " "), binds, project, verb, command)
 			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 				t.Fatal(err)
 			}

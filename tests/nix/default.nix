@@ -23,7 +23,28 @@ let
     ) // { version = "0"; };
   };
 
-  arguments = { inherit pkgs lib library; };
+  # What sentences list: every interpreter and preset that the project has.
+  choices =
+    let
+      sentence =
+        words:
+        "${lib.concatMapStringsSep ", " builtins.toJSON (lib.init words)} or ${builtins.toJSON (lib.last words)}";
+      inherit (library) interpreters presets;
+    in
+    {
+      interpreters = sentence (lib.attrNames interpreters);
+      types = sentence (lib.attrNames (interpreters // { command = null; }));
+      presets = sentence (lib.attrNames presets);
+    };
+
+  arguments = {
+    inherit
+      pkgs
+      lib
+      library
+      choices
+      ;
+  };
 in
 import ./validate.nix arguments
 // import ./mkSandbox.nix arguments

@@ -1,6 +1,7 @@
 {
   lib,
   library,
+  choices,
   ...
 }:
 let
@@ -195,7 +196,7 @@ in
   testTomlUnknownPreset = {
     expr = wrong "[environments.python]\npreset = \"pyton\"\n";
     expected = [
-      "config: [environments.python] preset is \"pyton\" (did you mean \"python\"?): write \"node\", \"python\" or \"shell\""
+      "config: [environments.python] preset is \"pyton\" (did you mean \"python\"?): write ${choices.presets}"
     ];
   };
   testTomlUnknownKey = {
@@ -219,13 +220,13 @@ in
   testTomlNothingInIt = {
     expr = wrong "[environments.python]\n";
     expected = [
-      "config: [environments.python] has nothing in it: write preset = \"node\", \"python\" or \"shell\", or packages = [ … ]"
+      "config: [environments.python] has nothing in it: write preset = ${choices.presets}, or packages = [ … ]"
     ];
   };
   testTomlPackagesAlone = {
     expr = wrong "[environments.perl]\npackages = [\"perl\"]\n";
     expected = [
-      "config: [environments.perl] does not say what runs the code: write interpreter_type = \"python\", \"bash\" or \"node\", or interpreter = \"perl -e\" or the like"
+      "config: [environments.perl] does not say what runs the code: write interpreter_type = ${choices.interpreters}, or interpreter = \"perl -e\" or the like"
     ];
   };
   testTomlUnknownPackage = {
@@ -248,7 +249,7 @@ in
   testTomlFlakeWithoutInterpreter = {
     expr = wrong "[environments.x]\nflake = \"github:me/project/0123456789012345678901234567890123456789\"\n";
     expected = [
-      "config: [environments.x] does not say what runs the code: write interpreter_type = \"python\", \"bash\" or \"node\", or interpreter = \"perl -e\" or the like"
+      "config: [environments.x] does not say what runs the code: write interpreter_type = ${choices.interpreters}, or interpreter = \"perl -e\" or the like"
     ];
   };
   testTomlFlakeAndPreset = {
@@ -304,7 +305,7 @@ in
   };
   testStartPlanOfMistakes = {
     expr = (library.start { config = builtins.fromTOML "[environments.x]\npreset = 1\n[session]\nidle = 1\n"; }).plan;
-    expected = "wrong config: [session] has no option \"idle\": write one of idle_timeout_seconds, max_lifetime_seconds\nwrong config: [environments.x] preset is 1: write \"node\", \"python\" or \"shell\"\n";
+    expected = "wrong config: [session] has no option \"idle\": write one of idle_timeout_seconds, max_lifetime_seconds\nwrong config: [environments.x] preset is 1: write ${choices.presets}\n";
   };
   testStartDerivations = {
     expr =

@@ -121,37 +121,24 @@ in
       ]
     ];
   };
-  testDriverWordsLeaveTheFlagOut = {
-    expr = map (v: lib.drop 6 (described v).run.command) [
-      { interpreter = "python3 -u -c"; }
-      { interpreter = "node -e"; }
-      { interpreter = "perl -e"; }
-      { interpreter = "lua -"; }
-    ];
+  # An interpreter with a driver is not given the flag for code.
+  testAgentStartsTheInterpreter = {
+    expr =
+      let
+        # Without the hashes of store paths.
+        plain = word: if lib.hasPrefix "/" word then lib.substring 33 (-1) (baseNameOf word) else word;
+      in
+      map (v: lib.concatMapStringsSep " " plain (lib.drop 6 (described v).run.command)) [
+        { interpreter = "python3 -u -c"; }
+        { interpreter = "node -e"; }
+        { interpreter = "perl -e"; }
+        { interpreter = "lua -"; }
+      ];
     expected = [
-      [
-        "python"
-        "arg"
-        "python3"
-        "-u"
-      ]
-      [
-        "node"
-        "arg"
-        "node"
-      ]
-      [
-        "command"
-        "arg"
-        "perl"
-        "-e"
-      ]
-      [
-        "command"
-        "pipe"
-        "lua"
-        "-"
-      ]
+      "--driver sandbox-driver-python python3 -u"
+      "--driver sandbox-driver-node node"
+      "perl -e"
+      "--pipe lua -"
     ];
   };
   # A jail never goes without a namespace, capabilities or environment of the

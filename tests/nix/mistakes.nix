@@ -1,6 +1,6 @@
 # What operators get wrong, and what they read: one sentence that names the
 # place and says what to write instead.
-{ pkgs, lib, library, ... }:
+{ pkgs, lib, library, choices, ... }:
 let
   inherit (library) problems;
 
@@ -30,7 +30,7 @@ let
   mistakes = {
     "a preset's name misspelt" = {
       read = toml "[environments.python]\npreset = \"pyton\"\n";
-      sentence = "config: [environments.python] preset is \"pyton\" (did you mean \"python\"?): write \"node\", \"python\" or \"shell\"";
+      sentence = "config: [environments.python] preset is \"pyton\" (did you mean \"python\"?): write ${choices.presets}";
     };
     "a key misspelt" = {
       read = toml "[environments.python]\npreset = \"python\"\ntimeout_second = 5\n";
@@ -54,7 +54,7 @@ let
     };
     "an environment with nothing in it" = {
       read = toml "[environments.python]\n";
-      sentence = "config: [environments.python] has nothing in it: write preset = \"node\", \"python\" or \"shell\", or packages = [ … ]";
+      sentence = "config: [environments.python] has nothing in it: write preset = ${choices.presets}, or packages = [ … ]";
     };
     "no environment" = {
       read = toml "";
@@ -66,7 +66,7 @@ let
     };
     "packages without an interpreter" = {
       read = toml "[environments.perl]\npackages = [\"perl\"]\n";
-      sentence = "config: [environments.perl] does not say what runs the code: write interpreter_type = \"python\", \"bash\" or \"node\", or interpreter = \"perl -e\" or the like";
+      sentence = "config: [environments.perl] does not say what runs the code: write interpreter_type = ${choices.interpreters}, or interpreter = \"perl -e\" or the like";
     };
     "an interpreter with quotes" = {
       read = toml "[environments.sh]\npreset = \"shell\"\ninterpreter = \"sh -c \\\"$1\\\"\"\n";
@@ -102,7 +102,7 @@ let
     };
     "a flake without its interpreter" = {
       read = toml "[environments.data]\nflake = \"github:me/tools/0123456789012345678901234567890123456789#data\"\n";
-      sentence = "config: [environments.data] does not say what runs the code: write interpreter_type = \"python\", \"bash\" or \"node\", or interpreter = \"perl -e\" or the like";
+      sentence = "config: [environments.data] does not say what runs the code: write interpreter_type = ${choices.interpreters}, or interpreter = \"perl -e\" or the like";
     };
     "a flake and a preset" = {
       read = toml "[environments.data]\nflake = \"github:me/tools#data\"\npreset = \"python\"\n";
@@ -130,7 +130,7 @@ let
     };
     "a kind of interpreter that does not exist" = {
       read = sandbox { interpreter_type = "ruby"; };
-      sentence = "mkSandbox data: interpreter_type is \"ruby\": write \"bash\", \"command\", \"node\" or \"python\"";
+      sentence = "mkSandbox data: interpreter_type is \"ruby\": write ${choices.types}";
     };
     "a folder shown at a reserved place" = {
       read = sandbox { extraBinds."/etc/ssl" = "/etc/ssl"; };

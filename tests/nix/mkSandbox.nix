@@ -1,4 +1,4 @@
-{ pkgs, library, ... }:
+{ pkgs, library, choices, ... }:
 let
   inherit (library) mkSandbox problems;
 
@@ -26,7 +26,10 @@ in
 {
   # Metadata
   testMetadataDefaults = {
-    expr = removeAttrs (metadata { interpreter_type = "python"; }) [ "closure" ];
+    expr = removeAttrs (metadata { interpreter_type = "python"; }) [
+      "closure"
+      "language"
+    ];
     expected = {
       schema = 1;
       name = "data";
@@ -42,6 +45,16 @@ in
       prewarm = 1;
       network.mode = "none";
     };
+  };
+  testMetadataTellsTheLanguage = {
+    expr = map (v: (metadata v).language.probe or null) [
+      { interpreter = "python3 -u"; }
+      { interpreter = "perl -e"; }
+    ];
+    expected = [
+      "print(6 * 7)"
+      null
+    ];
   };
   testMetadataGiven = {
     expr = removeAttrs (metadata {
@@ -188,7 +201,7 @@ in
   testNoInterpreter = {
     expr = problems.mkSandbox { name = "data"; };
     expected = [
-      "mkSandbox data: does not say what runs the code: write interpreter_type = \"python\", \"bash\" or \"node\", or interpreter = \"perl -e\" or the like"
+      "mkSandbox data: does not say what runs the code: write interpreter_type = ${choices.interpreters}, or interpreter = \"perl -e\" or the like"
     ];
   };
   testCommandWithoutInterpreter = {
@@ -277,7 +290,7 @@ in
   testUnknownInterpreterType = {
     expr = wrong { interpreter_type = "pyton"; };
     expected = [
-      "mkSandbox data: interpreter_type is \"pyton\" (did you mean \"python\"?): write \"bash\", \"command\", \"node\" or \"python\""
+      "mkSandbox data: interpreter_type is \"pyton\" (did you mean \"python\"?): write ${choices.types}"
     ];
   };
   testUnknownNetwork = {

@@ -2,6 +2,7 @@
   pkgs,
   lib,
   library,
+  choices,
   ...
 }:
 let
@@ -35,7 +36,10 @@ in
     expected = false;
   };
   testServerMetadata = {
-    expr = removeAttrs server.metadata [ "environments" ];
+    expr = removeAttrs server.metadata [
+      "environments"
+      "interpreters"
+    ];
     expected = {
       schema = 1;
       session = {
@@ -48,6 +52,10 @@ in
         use_flake = false;
       };
     };
+  };
+  testServerKnowsEveryInterpreter = {
+    expr = server.metadata.interpreters;
+    expected = lib.mapAttrs (_: known: known.language) library.interpreters;
   };
   testServerEnvironments = {
     expr = lib.attrNames server.metadata.environments;
@@ -124,7 +132,7 @@ in
   testServerMistakeInItsConfiguration = {
     expr = problems.mkServer { config = builtins.fromTOML "[environments.x]\npreset = \"y\"\n"; };
     expected = [
-      "config: [environments.x] preset is \"y\": write \"node\", \"python\" or \"shell\""
+      "config: [environments.x] preset is \"y\": write ${choices.presets}"
     ];
   };
   testServerSession = {

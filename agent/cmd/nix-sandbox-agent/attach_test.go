@@ -72,7 +72,7 @@ func (a *attached) ends() int {
 }
 
 func TestAttachCode(t *testing.T) {
-	a := attachTo(t, frame.Request{Type: frame.Execute, Contents: []byte("printf '\\377%s' \"$WORD\"; cat; echo err >&2; exit 3"), Env: map[string]string{"WORD": "w"}}, "bash", "arg", "bash")
+	a := attachTo(t, frame.Request{Type: frame.Execute, Contents: []byte("printf '\\377%s' \"$WORD\"; cat; echo err >&2; exit 3"), Env: map[string]string{"WORD": "w"}}, "@bash")
 	a.send(frame.Request{Type: frame.Input, Contents: []byte("typed \xfe")})
 	a.send(frame.Request{Type: frame.Input})
 	if status := a.ends(); status != 3 || a.stdout.String() != "\xffwtyped \xfe" || a.stderr.String() != "err\n" {
@@ -81,7 +81,7 @@ func TestAttachCode(t *testing.T) {
 }
 
 func TestAttachInterrupt(t *testing.T) {
-	a := attachTo(t, frame.Request{Type: frame.Execute, Contents: []byte("trap 'echo caught; exit 4' INT; echo begun; while :; do sleep 0.05; done")}, "bash", "arg", "bash")
+	a := attachTo(t, frame.Request{Type: frame.Execute, Contents: []byte("trap 'echo caught; exit 4' INT; echo begun; while :; do sleep 0.05; done")}, "@bash")
 	a.reads("begun\n")
 	a.send(frame.Request{Type: frame.Interrupt})
 	if status := a.ends(); status != 4 || a.stdout.String() != "begun\ncaught\n" {
@@ -92,7 +92,7 @@ func TestAttachInterrupt(t *testing.T) {
 // More input than waits for a program that reads none does not keep it from
 // ending.
 func TestAttachInputThatNobodyReads(t *testing.T) {
-	a := attachTo(t, frame.Request{Type: frame.Execute, Contents: []byte("sleep 0.3; echo done")}, "bash", "arg", "bash")
+	a := attachTo(t, frame.Request{Type: frame.Execute, Contents: []byte("sleep 0.3; echo done")}, "@bash")
 	go func() {
 		for a.frames.Write(frame.Request{Type: frame.Input, Contents: make([]byte, 64<<10)}) == nil {
 		}
@@ -103,7 +103,7 @@ func TestAttachInputThatNobodyReads(t *testing.T) {
 }
 
 func TestAttachTerminal(t *testing.T) {
-	a := attachTo(t, frame.Request{Type: frame.Open, Terminal: &frame.Terminal{Rows: 31, Columns: 97, Term: "vt100"}, Env: map[string]string{"WORD": "w"}}, "--memory-mb", "256", "--pids", "64", "python", "arg", "python3")
+	a := attachTo(t, frame.Request{Type: frame.Open, Terminal: &frame.Terminal{Rows: 31, Columns: 97, Term: "vt100"}, Env: map[string]string{"WORD": "w"}}, "--memory-mb", "256", "--pids", "64", "@python")
 	a.reads("$ ")
 	a.send(frame.Request{Type: frame.Input, Contents: []byte("stty size; echo $TERM$WORD; tty; echo /proc/$$/fd/*\r")})
 	a.reads("31 97\r\nvt100w\r\n/dev/pts/0\r\n")
@@ -117,13 +117,13 @@ func TestAttachTerminal(t *testing.T) {
 // The end of the frames ends everything, and without a word of what to run
 // nothing runs.
 func TestAttachEnds(t *testing.T) {
-	a := attachTo(t, frame.Request{Type: frame.Open, Terminal: &frame.Terminal{Rows: 24, Columns: 80}}, "bash", "arg", "bash")
+	a := attachTo(t, frame.Request{Type: frame.Open, Terminal: &frame.Terminal{Rows: 24, Columns: 80}}, "@bash")
 	a.reads("$ ")
 	a.in.Close()
 	if status := a.ends(); status != failed || a.stderr.String() != "nix-sandbox-agent: error: the other end is gone\n" {
 		t.Errorf("status %d, stderr %q", status, &a.stderr)
 	}
-	a = attachTo(t, frame.Request{Type: frame.Ping}, "bash", "arg", "bash")
+	a = attachTo(t, frame.Request{Type: frame.Ping}, "@bash")
 	if status := a.ends(); status != failed || a.stderr.String() != "nix-sandbox-agent: error: the first frame is \"ping\", not execute or open\n" {
 		t.Errorf("status %d, stderr %q", status, &a.stderr)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -18,24 +19,35 @@ const (
 	mostTasks  = 4 << 20
 )
 
-// parse takes the limits off the front of the arguments, and the folder of
-// the project's throw-away layer, empty where there is none. 0 is no limit.
-func parse(args []string) (limits limitkeeper.Limits, layer string, rest []string, err error) {
-	flags := flag.NewFlagSet("limits", flag.ContinueOnError)
+// options are what stands before the interpreter's command line.
+type options struct {
+	limits limitkeeper.Limits // 0 is no limit
+	layer  string             // the folder of the project's overlay; empty where there is none
+	driver string             // the folder of the interpreter's driver; empty where there is none
+	pipe   bool               // the command reads its code from stdin
+}
+
+// parse takes the options off the front of the arguments.
+func parse(args []string) (o options, rest []string, err error) {
+	flags := flag.NewFlagSet("nix-sandbox-agent", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	memory := flags.Int64("memory-mb", 0, "")
-	flags.IntVar(&limits.Tasks, "pids", 0, "")
-	flags.StringVar(&layer, "layer", "", "")
+	flags.IntVar(&o.limits.Tasks, "pids", 0, "")
+	flags.StringVar(&o.layer, "layer", "", "")
+	flags.StringVar(&o.driver, "driver", "", "")
+	flags.BoolVar(&o.pipe, "pipe", false, "")
 	switch err := flags.Parse(args); {
 	case err != nil:
-		return limits, "", nil, err
+		return options{}, nil, err
 	case *memory < 0 || *memory > mostMemory:
-		return limits, "", nil, fmt.Errorf("--memory-mb is %d, it must be from 0 to %d", *memory, mostMemory)
-	case limits.Tasks < 0 || limits.Tasks > mostTasks:
-		return limits, "", nil, fmt.Errorf("--pids is %d, it must be from 0 to %d", limits.Tasks, mostTasks)
+		return options{}, nil, fmt.Errorf("--memory-mb is %d, it must be from 0 to %d", *memory, mostMemory)
+	case o.limits.Tasks < 0 || o.limits.Tasks > mostTasks:
+		return options{}, nil, fmt.Errorf("--pids is %d, it must be from 0 to %d", o.limits.Tasks, mostTasks)
+	case o.driver != "" && o.pipe:
+		return options{}, nil, errors.New("--pipe is for a command without a driver: leave out one of --driver and --pipe")
 	}
-	limits.Memory = *memory << 20
-	return limits, layer, flags.Args(), nil
+	o.limits.Memory = *memory << 20
+	return o, flags.Args(), nil
 }
 
 // limiter is this program as one that becomes a command under limits. Set

@@ -36,17 +36,17 @@ func TestRunStopsAtLimits(t *testing.T) {
 		stderr     string // its end
 		status     int
 	}{
-		"memory":        {"python pipe python3", hog(192), "", "nix-sandbox-agent: stopped: used more than 96 MB of memory\n", 137},
-		"memory below":  {"python pipe python3", hog(48), "48\n", "", 0},
-		"command":       {"command arg python3 -c", hog(192), "", "nix-sandbox-agent: stopped: used more than 96 MB of memory\n", 137},
-		"command below": {"command arg python3 -c", hog(48), "48\n", "", 0},
-		"files":         {"bash pipe bash", "head -c 192M /dev/zero > x; echo wrote", "", "nix-sandbox-agent: stopped: used more than 96 MB of memory\n", 137},
-		"names":         {"bash pipe bash", "seq 1 130000 | xargs touch; echo made", "", "nix-sandbox-agent: stopped: used more than 96 MB of memory\n", 137},
-		"names below":   {"bash pipe bash", "seq 1 10000 | xargs touch; echo made", "made\n", "", 0},
-		"files below":   {"bash pipe bash", "head -c 48M /dev/zero > x; echo wrote", "wrote\n", "", 0},
-		"tasks below":   {"bash pipe bash", crowd(20), "20\n", "", 0},
-		"rlimits":       {"command arg bash -c", "ulimit -c; ulimit -Sn; ulimit -Hn", "0\n1024\n4096\n", "", 0},
-		"rlimits too":   {"bash pipe bash", "ulimit -c; ulimit -Sn; ulimit -Hn", "0\n1024\n4096\n", "", 0},
+		"memory":        {"@python", hog(192), "", "nix-sandbox-agent: stopped: used more than 96 MB of memory\n", 137},
+		"memory below":  {"@python", hog(48), "48\n", "", 0},
+		"command":       {"python3 -c", hog(192), "", "nix-sandbox-agent: stopped: used more than 96 MB of memory\n", 137},
+		"command below": {"python3 -c", hog(48), "48\n", "", 0},
+		"files":         {"@bash", "head -c 192M /dev/zero > x; echo wrote", "", "nix-sandbox-agent: stopped: used more than 96 MB of memory\n", 137},
+		"names":         {"@bash", "seq 1 130000 | xargs touch; echo made", "", "nix-sandbox-agent: stopped: used more than 96 MB of memory\n", 137},
+		"names below":   {"@bash", "seq 1 10000 | xargs touch; echo made", "made\n", "", 0},
+		"files below":   {"@bash", "head -c 48M /dev/zero > x; echo wrote", "wrote\n", "", 0},
+		"tasks below":   {"@bash", crowd(20), "20\n", "", 0},
+		"rlimits":       {"bash -c", "ulimit -c; ulimit -Sn; ulimit -Hn", "0\n1024\n4096\n", "", 0},
+		"rlimits too":   {"@bash", "ulimit -c; ulimit -Sn; ulimit -Hn", "0\n1024\n4096\n", "", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			args := append(append([]string{"run"}, limited...), strings.Fields(test.args)...)
@@ -65,7 +65,7 @@ func TestRunStopsAtLimits(t *testing.T) {
 // Where the kernel does not refuse so many processes (it does not count those
 // of the machine's root), the watch ends them.
 func TestRunStopsTooManyTasks(t *testing.T) {
-	cmd := jailed(t, append(append([]string{"run"}, limited...), "bash", "pipe", "bash")...)
+	cmd := jailed(t, append(append([]string{"run"}, limited...), "@bash")...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(crowd(400)), &stdout, &stderr
 	_ = cmd.Run()
@@ -77,7 +77,7 @@ func TestRunStopsTooManyTasks(t *testing.T) {
 }
 
 func TestSessionSurvivesALimit(t *testing.T) {
-	s := serve(t, append(limited, "python"), "python3")
+	s := serve(t, append(limited, "@python")...)
 	s.run("x = 1; open('file', 'w').write('kept')", 10*time.Second, true)
 	_, r := s.run(hog(192), 30*time.Second, true)
 	if r.Outcome != frame.OutcomeMemory || r.State != frame.StateLost || r.ExitCode != 137 {
@@ -97,7 +97,7 @@ func TestSessionSurvivesALimit(t *testing.T) {
 
 // What a call left running crosses a limit after it: the next call is told.
 func TestLimitBetweenTwoCalls(t *testing.T) {
-	s := serve(t, append(limited, "python"), "python3")
+	s := serve(t, append(limited, "@python")...)
 	s.run("x = 1", 10*time.Second, true)
 	s.run("import subprocess, sys; subprocess.Popen([sys.executable, '-c', '''import time; time.sleep(0.5)\n"+hog(192)+"\ntime.sleep(3)'''])", 10*time.Second, true)
 	time.Sleep(2 * time.Second)
@@ -110,7 +110,7 @@ func TestLimitBetweenTwoCalls(t *testing.T) {
 // Files outlive what is killed: where they alone are too much, the sandbox
 // ends, and says why.
 func TestFilesAboveTheLimitEndTheSandbox(t *testing.T) {
-	cmd := jailed(t, append(append([]string{"serve"}, limited...), "bash", "pipe", "bash")...)
+	cmd := jailed(t, append(append([]string{"serve"}, limited...), "@bash")...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	stdin, err := cmd.StdinPipe()
@@ -148,7 +148,7 @@ func TestFilesAboveTheLimitEndTheSandbox(t *testing.T) {
 }
 
 func TestLimitsTooSmallForTheInterpreter(t *testing.T) {
-	cmd := jailed(t, "run", "--memory-mb", "2", "python", "pipe", "python3")
+	cmd := jailed(t, "run", "--memory-mb", "2", "@python")
 	cmd.Stdin = strings.NewReader("import time; time.sleep(5); print('ran')")
 	out, err := cmd.CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "stopped: used more than 2 MB of memory") || strings.Contains(string(out), "ran") {
@@ -158,13 +158,13 @@ func TestLimitsTooSmallForTheInterpreter(t *testing.T) {
 
 func TestParse(t *testing.T) {
 	for args, want := range map[string]string{
-		"run --memory-mb x python pipe python3":  "memory-mb",
-		"run --memory-mb -1 python pipe python3": "--memory-mb is -1, it must be from 0 to 16777216",
-		"serve --pids 5000000 bash pipe bash":    "--pids is 5000000, it must be from 0 to 4194304",
-		"run --cpus 1 bash pipe bash":            "cpus",
-		"run --pids 3 bash pipe bash":            "not the first of a sandbox",
-		"serve --memory-mb 9 bash pipe bash":     "not the first of a sandbox",
-		"exec --pids 3":                          `unknown mode "exec"`,
+		"run --memory-mb x @python":  "memory-mb",
+		"run --memory-mb -1 @python": "--memory-mb is -1, it must be from 0 to 16777216",
+		"serve --pids 5000000 @bash": "--pids is 5000000, it must be from 0 to 4194304",
+		"run --cpus 1 @bash":         "cpus",
+		"run --pids 3 @bash":         "not the first of a sandbox",
+		"serve --memory-mb 9 @bash":  "not the first of a sandbox",
+		"exec --pids 3":              `unknown mode "exec"`,
 	} {
 		out, err := agentCommand(t, strings.Fields(args)...).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), want) {

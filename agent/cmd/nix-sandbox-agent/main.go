@@ -8,14 +8,18 @@
 // the sandbox's interpreter, reaps what is left behind and carries code in and
 // output out.
 //
-//	nix-sandbox-agent run    [LIMITS] TYPE STDIN_MODE COMMAND...
-//	nix-sandbox-agent serve  [LIMITS] TYPE STDIN_MODE COMMAND...
-//	nix-sandbox-agent attach [LIMITS] TYPE STDIN_MODE COMMAND...
+//	nix-sandbox-agent run    [LIMITS] [--driver FOLDER | --pipe] COMMAND...
+//	nix-sandbox-agent serve  [LIMITS] [--driver FOLDER | --pipe] COMMAND...
+//	nix-sandbox-agent attach [LIMITS] [--driver FOLDER | --pipe] COMMAND...
 //	nix-sandbox-agent exec   [LIMITS] COMMAND...
 //
 // run takes code from stdin; serve speaks frames on stdin and stdout; attach
 // takes frames from stdin and carries one program's bytes to stdout; exec
 // becomes a command, which the kernel then holds to the limits.
+//
+// COMMAND is an interpreter. With --driver it is started with the driver in
+// that folder (package driver) and keeps its state between calls. Without, each
+// call starts it with the code as its last argument or, with --pipe, on stdin.
 //
 // LIMITS are --memory-mb MIB and --pids N, of processes and threads: what
 // runs in the sandbox together may use no more. They hold where the agent is
@@ -32,7 +36,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -83,32 +86,28 @@ func fail(err error) {
 }
 
 func agent(args []string) (status int, err error) {
-	const usage = "usage: nix-sandbox-agent run|serve|attach [--memory-mb MIB] [--pids N] [--layer FOLDER] python|bash|node|command arg|pipe COMMAND..."
+	const usage = "usage: nix-sandbox-agent run|serve|attach [--memory-mb MIB] [--pids N] [--layer FOLDER] [--driver FOLDER | --pipe] COMMAND..."
 	if len(args) == 0 {
 		return 0, fmt.Errorf("no arguments; %s", usage)
 	}
 	mode := args[0]
-	limits, layer, words, err := parse(args[1:])
+	options, command, err := parse(args[1:])
+	limits := options.limits
 	switch {
 	case err != nil:
 		return 0, fmt.Errorf("%w; %s", err, usage)
-	case mode == "exec" && len(words) > 0:
-		return 0, become(limits, words)
+	case mode == "exec" && len(command) > 0:
+		return 0, become(limits, command)
 	case mode != "run" && mode != "serve" && mode != "attach":
 		return 0, fmt.Errorf("unknown mode %q; %s", mode, usage)
-	case len(words) < 3:
-		return 0, fmt.Errorf("%d arguments after the limits; %s", len(words), usage)
+	case len(command) == 0:
+		return 0, fmt.Errorf("no command; %s", usage)
 	}
-	kind, stdin := words[0], words[1]
-	switch {
-	case kind != "command" && !slices.Contains(driver.Types, kind):
-		return 0, fmt.Errorf("unknown interpreter type %q; %s", kind, usage)
-	case stdin != "arg" && stdin != "pipe":
-		return 0, fmt.Errorf("unknown stdin mode %q; %s", stdin, usage)
-	}
-	spec := interpreter.Spec{
-		Kind: kind, Command: words[2:], Pipe: stdin == "pipe",
-		Root: workspace(), Env: os.Environ(),
+	spec := interpreter.Spec{Command: command, Pipe: options.pipe, Root: workspace(), Env: os.Environ()}
+	if options.driver != "" {
+		if spec.Driver, err = driver.Load(options.driver); err != nil {
+			return 0, err
+		}
 	}
 	// Signals end the agent, but not in a sandbox, where the code could send
 	// them too: there the end of bubblewrap, which started it, ends it.
@@ -128,8 +127,8 @@ func agent(args []string) (status int, err error) {
 	var guard *limitkeeper.Keeper
 	if first && limits != (limitkeeper.Limits{}) {
 		folders := []string{spec.Root, "/tmp", "/dev/shm"}
-		if layer != "" {
-			folders = append(folders, layer)
+		if options.layer != "" {
+			folders = append(folders, options.layer)
 		}
 		if guard, err = limitkeeper.New(limits, folders...); err != nil {
 			return 0, err

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"os"
 	"os/exec"
@@ -13,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/agenttest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 )
 
@@ -39,19 +41,42 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-func agentCommand(t *testing.T, args ...string) *exec.Cmd {
+// arguments replaces @NAME by the driver and the command line of that
+// interpreter, and @NAME=COMMAND by its driver and that command. folders are
+// those of the drivers.
+func arguments(t *testing.T, given []string) (args, folders []string) {
+	t.Helper()
+	for _, arg := range given {
+		name, found := strings.CutPrefix(arg, "@")
+		if !found {
+			args = append(args, arg)
+			continue
+		}
+		name, other, replaced := strings.Cut(name, "=")
+		folder, command := agenttest.Driver(t, name)
+		if replaced {
+			command = []string{other}
+		}
+		args = append(append(args, "--driver", folder), command...)
+		folders = append(folders, folder)
+	}
+	return args, folders
+}
+
+func agentCommand(t *testing.T, given ...string) *exec.Cmd {
 	t.Helper()
 	path, err := binary()
 	if err != nil {
 		t.Fatal(err)
 	}
+	args, _ := arguments(t, given)
 	cmd := exec.Command(path, args...)
 	cmd.Dir = t.TempDir()
 	return cmd
 }
 
 // jailed is the agent as the first process of a namespace of its own.
-func jailed(t *testing.T, args ...string) *exec.Cmd {
+func jailed(t *testing.T, given ...string) *exec.Cmd {
 	t.Helper()
 	path, err := binary()
 	if err != nil {
@@ -59,8 +84,13 @@ func jailed(t *testing.T, args ...string) *exec.Cmd {
 	}
 	flags := []string{
 		"--unshare-all", "--as-pid-1", "--die-with-parent", "--uid", "1000", "--gid", "1000",
-		"--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--ro-bind", path, "/tmp/agent", "--tmpfs", "/mnt", "--chdir", "/mnt", "--",
+		"--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--ro-bind", path, "/tmp/agent", "--tmpfs", "/mnt", "--chdir", "/mnt",
 	}
+	args, folders := arguments(t, given)
+	for _, folder := range folders {
+		flags = append(flags, "--ro-bind", folder, folder)
+	}
+	flags = append(flags, "--")
 	if out, err := exec.Command("bwrap", append(flags, "true")...).CombinedOutput(); err != nil {
 		t.Skipf("bubblewrap does not work here: %v: %s", err, out)
 	}
@@ -75,19 +105,19 @@ func TestRun(t *testing.T) {
 		stderr string // a part
 		status int
 	}{
-		"python":       {"python pipe python3", "print('hello')\n1 + 1", "hello\n2\n", "", 0},
-		"python error": {"python pipe python3", "1 / 0", "", "ZeroDivisionError", 1},
-		"python exit":  {"python pipe python3", "raise SystemExit(3)", "", "", 3},
-		"bash":         {"bash pipe bash", "echo a; echo b >&2; exit 4", "a\n", "b\n", 4},
-		"bash signal":  {"bash pipe bash", "kill -9 $$", "", "", 137},
-		"node":         {"node pipe node", "console.log(1); process.exit(5)", "1\n", "", 5},
-		"argument":     {"command arg sh -c", "echo \"$0\"; exit 6", "sh\n", "", 6},
-		"pipe":         {"command pipe sh", "echo a\nexit 7", "a\n", "", 7},
-		"empty":        {"python pipe python3", "", "", "", 0},
-		"no stdin":     {"bash pipe bash", "cat; echo end", "end\n", "", 0},
-		"missing":      {"python pipe /nowhere/python3", "1", "", "nix-sandbox-agent: error: interpreter /nowhere/python3", 125},
-		"broken":       {"python pipe false", "1", "", "nix-sandbox-agent: error: interpreter false", 125},
-		"large":        {"bash pipe bash", "x='" + strings.Repeat("x", 1<<20) + "'; echo ${#x}", "1048576\n", "", 0},
+		"python":       {"@python", "print('hello')\n1 + 1", "hello\n2\n", "", 0},
+		"python error": {"@python", "1 / 0", "", "ZeroDivisionError", 1},
+		"python exit":  {"@python", "raise SystemExit(3)", "", "", 3},
+		"bash":         {"@bash", "echo a; echo b >&2; exit 4", "a\n", "b\n", 4},
+		"bash signal":  {"@bash", "kill -9 $$", "", "", 137},
+		"node":         {"@node", "console.log(1); process.exit(5)", "1\n", "", 5},
+		"argument":     {"sh -c", "echo \"$0\"; exit 6", "sh\n", "", 6},
+		"pipe":         {"--pipe sh", "echo a\nexit 7", "a\n", "", 7},
+		"empty":        {"@python", "", "", "", 0},
+		"no stdin":     {"@bash", "cat; echo end", "end\n", "", 0},
+		"missing":      {"@python=/nowhere/python3", "1", "", "nix-sandbox-agent: error: interpreter /nowhere/python3", 125},
+		"broken":       {"@python=false", "1", "", "nix-sandbox-agent: error: interpreter false", 125},
+		"large":        {"@bash", "x='" + strings.Repeat("x", 1<<20) + "'; echo ${#x}", "1048576\n", "", 0},
 	} {
 		for _, place := range []string{"jail", "host"} {
 			t.Run(name+"/"+place, func(t *testing.T) {
@@ -117,7 +147,7 @@ func TestRunPassesSignalsOn(t *testing.T) {
 	} {
 		t.Run(code, func(t *testing.T) {
 			t.Parallel()
-			cmd := agentCommand(t, "run", "bash", "pipe", "bash")
+			cmd := agentCommand(t, "run", "@bash")
 			cmd.Stdin = strings.NewReader(code)
 			out, err := cmd.StdoutPipe()
 			if err != nil {
@@ -143,7 +173,7 @@ func TestRunPassesSignalsOn(t *testing.T) {
 
 // A signal ends run also while it waits for code.
 func TestRunEndsWithoutCode(t *testing.T) {
-	cmd := agentCommand(t, "run", "bash", "pipe", "bash")
+	cmd := agentCommand(t, "run", "@bash")
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -164,12 +194,86 @@ func TestRunEndsWithoutCode(t *testing.T) {
 }
 
 func TestUsage(t *testing.T) {
-	for _, args := range []string{"", "run", "run python", "run python pipe", "dance python pipe python3", "run ruby pipe ruby", "run python both python3"} {
+	for _, args := range []string{"", "run", "run --pipe", "dance @python", "run --driver", "run --both python3", "run --pipe @python"} {
 		out, err := agentCommand(t, strings.Fields(args)...).CombinedOutput()
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) || exit.ExitCode() != failed || !strings.HasPrefix(string(out), "nix-sandbox-agent: error: ") || !strings.Contains(string(out), "usage: ") {
 			t.Errorf("%q: %v, %s", args, err, out)
 		}
+	}
+}
+
+// What Nix has an interpreter compile is used; where it is of another version,
+// the driver's text is.
+func TestCompiledDriver(t *testing.T) {
+	for _, name := range agenttest.Interpreters(t) {
+		t.Run(name, func(t *testing.T) {
+			text, err := os.ReadFile(filepath.Join(agenttest.Folder(t, name), "interpreter.json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var known struct {
+				Compile struct {
+					Program   string
+					Arguments []string
+				}
+				Driver   map[string]any
+				Language struct{ Probe string }
+			}
+			if err := json.Unmarshal(text, &known); err != nil {
+				t.Fatal(err)
+			}
+			if known.Compile.Program == "" {
+				t.Skip("nothing is compiled")
+			}
+			folder, command := agenttest.Driver(t, name)
+			source := filepath.Join(folder, known.Driver["program"].(string))
+			compiled := filepath.Join(folder, known.Compile.Program)
+			args := append(append(command[1:len(command):len(command)], known.Compile.Arguments...), source, compiled)
+			if out, err := exec.Command(command[0], args...).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			known.Driver["program"] = known.Compile.Program
+			if text, err = json.Marshal(known.Driver); err != nil {
+				t.Fatal(err)
+			}
+			run := func() string {
+				cmd := agentCommand(t, append([]string{"run", "--driver", folder}, command...)...)
+				cmd.Stdin = strings.NewReader(known.Language.Probe)
+				out, _ := cmd.CombinedOutput()
+				return string(out)
+			}
+			write := func(path string, text []byte) {
+				t.Helper()
+				if err := os.WriteFile(path, text, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			code, err := os.ReadFile(compiled)
+			if err != nil {
+				t.Fatal(err)
+			}
+			write(filepath.Join(folder, "driver.json"), text)
+			target, err := os.Readlink(source)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// Without its text, only the compiled driver can have run.
+			os.Remove(source)
+			if got := run(); got != "42\n" {
+				t.Errorf("compiled: %q", got)
+			}
+			write(compiled, append([]byte("\xff\xff\xff\xff"), code[4:]...))
+			if got := run(); got == "42\n" {
+				t.Error("control: it runs without its text and of another version")
+			}
+			if err := os.Symlink(target, source); err != nil {
+				t.Fatal(err)
+			}
+			if got := run(); got != "42\n" {
+				t.Errorf("of another version: %q", got)
+			}
+		})
 	}
 }
 
@@ -181,11 +285,9 @@ type session struct {
 	id  uint64
 }
 
-// serve starts one; before is what comes before the stdin mode, the type at
-// its end.
-func serve(t *testing.T, before []string, command string) *session {
+func serve(t *testing.T, args ...string) *session {
 	t.Helper()
-	cmd := jailed(t, append(append([]string{"serve"}, before...), "pipe", command)...)
+	cmd := jailed(t, append([]string{"serve"}, args...)...)
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -246,7 +348,7 @@ const others = "n=0; for p in /proc/[0-9]*; do p=${p#/proc/}; ((p == 1 || p == $
 
 // As init, the agent is out of reach for the code of the same user.
 func TestAgentIsOutOfReach(t *testing.T) {
-	s := serve(t, []string{"python"}, "python3")
+	s := serve(t, "@python")
 	got, _ := s.run(`
 import os, ctypes
 for name in ('environ', 'mem', 'maps', 'fd/0', 'fd/1', 'cwd', 'root', 'exe'):
@@ -270,7 +372,7 @@ print(ctypes.CDLL(None, use_errno=True).ptrace(16, 1, 0, 0))
 
 // Whatever escapes the interpreter's group ends with it when it is killed.
 func TestKillReachesEverything(t *testing.T) {
-	s := serve(t, []string{"bash"}, "bash")
+	s := serve(t, "@bash")
 	_, r := s.run("for n in 1 2 3; do setsid bash -c \"trap '' INT TERM; while :; do sleep 1; done\" & done; trap '' INT; while :; do sleep 1; done", time.Second, true)
 	if r.Outcome != frame.OutcomeTimeout || r.State != frame.StateLost {
 		t.Errorf("%+v", r)
@@ -281,7 +383,7 @@ func TestKillReachesEverything(t *testing.T) {
 }
 
 func TestEphemeralLeavesNothing(t *testing.T) {
-	s := serve(t, []string{"bash"}, "bash")
+	s := serve(t, "@bash")
 	if got, r := s.run("setsid sleep 99 & sleep 99 & echo hi", 10*time.Second, false); got != "hi\n" || r.Outcome != frame.OutcomeOK {
 		t.Errorf("%q, %+v", got, r)
 	}
@@ -292,7 +394,7 @@ func TestEphemeralLeavesNothing(t *testing.T) {
 
 // Processes that lost their parents are reaped, and jobs survive an interrupt.
 func TestOrphansAndJobs(t *testing.T) {
-	s := serve(t, []string{"bash"}, "bash")
+	s := serve(t, "@bash")
 	s.run("for n in {1..20}; do (setsid sh -c 'exit 0' &); done; sleep 60 & job=$!", 10*time.Second, true)
 	if _, r := s.run("sleep 99", 500*time.Millisecond, true); r.Outcome != frame.OutcomeTimeout || r.State != frame.StateKept {
 		t.Errorf("%+v", r)
@@ -304,7 +406,7 @@ func TestOrphansAndJobs(t *testing.T) {
 
 func TestKillOfEverything(t *testing.T) {
 	for _, code := range []string{"kill -9 -1", "kill -9 1; kill -9 -1; kill -9 $$", ":(){ :|:& };: & sleep 0.2; kill -9 -1"} {
-		s := serve(t, []string{"bash"}, "bash")
+		s := serve(t, "@bash")
 		if strings.Contains(code, ":|:") {
 			code = "ulimit -u 200; " + code
 		}
@@ -323,7 +425,7 @@ func BenchmarkStart(b *testing.B) {
 		b.Fatal(err)
 	}
 	for b.Loop() {
-		if err := exec.Command(path, "run", "command", "pipe", "true").Run(); err != nil {
+		if err := exec.Command(path, "run", "--pipe", "true").Run(); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -1,6 +1,6 @@
 { pkgs }:
 {
-  interpreter_type = "bash";
+  name = "shell";
   description = "Bash with the usual text tools, jq, ripgrep and git";
   packages = [
     pkgs.bash

@@ -34,7 +34,7 @@ CO_COROUTINE, CO_FUTURE_ANNOTATIONS = 0x80, 0x1000000  # as in Include/cpython/c
 # Sources kept for tracebacks, in characters and calls.
 KEEP_SOURCES, KEEP_CALLS = 4 << 20, 1000
 
-ROOT = sys.argv[1]
+ROOT = os.getcwd()
 PID = getpid()
 CHANNEL = os.fstat(CONTROL).st_ino
 main = sys.modules['__main__'].__dict__

@@ -1,6 +1,6 @@
 { pkgs }:
 {
-  interpreter_type = "python";
+  name = "python";
   description = "Python 3 with NumPy and PyYAML";
   packages = [
     (pkgs.python3.withPackages (ps: [

@@ -1,6 +1,6 @@
 { pkgs }:
 {
-  interpreter_type = "node";
+  name = "node";
   description = "JavaScript in Node.js";
   packages = [
     pkgs.nodejs

@@ -1,0 +1,81 @@
+package agenttest
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
+)
+
+// Folder is where an interpreter of this project is described: the folder of
+// that name in nix/interpreters.
+func Folder(t testing.TB, name string) string {
+	t.Helper()
+	root, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(root, "go.mod")); err == nil {
+			return filepath.Join(root, "nix", "interpreters", name)
+		}
+		if root = filepath.Dir(root); root == "/" {
+			t.Fatal("the tests run outside of the module: no go.mod above the working directory")
+		}
+	}
+}
+
+// Interpreters returns the names of the project's interpreters.
+func Interpreters(t testing.TB) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(Folder(t, "*"), "interpreter.json"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d interpreters, %v", len(files), err)
+	}
+	var names []string
+	for _, file := range files {
+		names = append(names, filepath.Base(filepath.Dir(file)))
+	}
+	return names
+}
+
+// Driver makes the folder of an interpreter's driver as Nix does, but without
+// what Nix has the interpreter compile. It returns the folder and the
+// interpreter's usual command line, and skips the test where this machine does
+// not have the interpreter.
+func Driver(t testing.TB, name string) (folder string, command []string) {
+	t.Helper()
+	source := Folder(t, name)
+	text, err := os.ReadFile(filepath.Join(source, "interpreter.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var known struct {
+		Interpreter string
+		Driver      json.RawMessage
+	}
+	var described driver.Driver
+	if err := json.Unmarshal(text, &known); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	if err := json.Unmarshal(known.Driver, &described); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	command = strings.Fields(known.Interpreter)
+	command = command[:len(command)-1] // without -c or -e
+	if _, err := exec.LookPath(command[0]); err != nil {
+		t.Skipf("no %s here: %v", command[0], err)
+	}
+	folder = t.TempDir()
+	if err := os.WriteFile(filepath.Join(folder, "driver.json"), known.Driver, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(source, described.Program), filepath.Join(folder, described.Program)); err != nil {
+		t.Fatal(err)
+	}
+	return folder, command
+}

@@ -1,0 +1,71 @@
+# The interpreters that keep sessions, by name. Everything that the project
+# knows of one is in its folder:
+#
+#   interpreter.json  what it is, for programs:
+#     interpreter       the command line that its name alone stands for
+#     driver            how the agent starts it with its driver: the fields of
+#                       Driver in agent/driver/driver.go
+#     compile           optional { program; arguments; }: arguments that have the
+#                       interpreter compile its driver. The paths of the driver
+#                       and of the result, which is then the driver's program,
+#                       follow them
+#     language          what the runtime is told, in the metadata of every
+#                       environment that runs it: the fields of Language in
+#                       runtime/registry/language.go
+#   driver.EXT        the driver, in the interpreter's own language
+#   preset.nix        { pkgs }: the ready-made environment: `name`, and the
+#                       arguments of mkSandbox `packages` and `description`
+#   testdata/         the calls that its tests make: see agent/driver
+{ pkgs }:
+let
+  inherit (pkgs) lib;
+
+  names = [
+    "bash"
+    "node"
+    "python"
+  ];
+
+  interpreter =
+    name:
+    let
+      folder = ./. + "/${name}";
+      known = lib.importJSON (folder + "/interpreter.json");
+      program = folder + "/${known.driver.program}";
+    in
+    {
+      inherit (known) interpreter language;
+      preset = import (folder + "/preset.nix") { inherit pkgs; };
+
+      # The folder of the driver, as the agent reads it, for an environment in
+      # which `path` has the interpreter under the name `command`: a shell
+      # expression and a list.
+      driver =
+        { command, path }:
+        pkgs.runCommandLocal "sandbox-driver-${name}"
+          {
+            passAsFile = [ "description" ];
+            description = builtins.toJSON (
+              known.driver // lib.optionalAttrs (known ? compile) { inherit (known.compile) program; }
+            );
+          }
+          (
+            ''
+              mkdir $out
+              cp "$descriptionPath" $out/driver.json
+              cp ${program} $out/${known.driver.program}
+            ''
+            # A build may not be able to run the interpreter: one for another
+            # processor, or a program that is put together when it starts.
+            + lib.optionalString (known ? compile) ''
+              cd $out
+              PATH=${path}:$PATH ${
+                lib.escapeShellArgs (command ++ known.compile.arguments)
+              } ${known.driver.program} ${known.compile.program} ||
+                echo "sandbox-driver-${name}: it is not compiled here, and so each start compiles it" >&2
+              [ -e ${known.compile.program} ] || cp ${known.driver.program} ${known.compile.program}
+            ''
+          );
+    };
+in
+lib.genAttrs names interpreter
