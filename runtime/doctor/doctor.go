@@ -277,15 +277,8 @@ func output(ctx context.Context, program string, args ...string) (string, error)
 	return line, nil
 }
 
-// answer is what every line prints.
+// answer is what the probe of every language prints.
 const answer = "42\n"
-
-// line is code of an interpreter that prints the answer.
-var line = map[string]string{
-	registry.Python: "print(6 * 7)",
-	registry.Bash:   "echo $((6 * 7))",
-	registry.Node:   "console.log(6 * 7)",
-}
 
 // try starts a sandbox and runs one line in it.
 func try(ctx context.Context, launcher *sandbox.Launcher, env registry.Environment, within time.Duration) Finding {
@@ -301,8 +294,9 @@ func try(ctx context.Context, launcher *sandbox.Launcher, env registry.Environme
 	}
 	defer s.Kill()
 	f.Found = "starts"
-	// What a command understands only its operator knows.
-	if code := line[env.InterpreterType]; code != "" {
+	// The language of a command is not known.
+	if env.Language != nil && env.Language.Probe != "" {
+		code := env.Language.Probe
 		out := sandbox.NewOutput(env.OutputBytes)
 		result, err := s.Execute(ctx, sandbox.Call{Code: code, Timeout: within, Grace: time.Second, Output: out})
 		if err != nil {

@@ -71,7 +71,7 @@ func TestExplain(t *testing.T) {
 func TestExamineTellsOfEverySandbox(t *testing.T) {
 	exec := write(t, "#!/bin/sh\necho 'nix-sandbox-jail: error: it is broken' >&2\nexit 125\n", 0o755)
 	r := Examine(t.Context(), Subject{
-		Environments: []registry.Environment{{Name: "one", SessionExec: exec, InterpreterType: registry.Bash, OutputBytes: 1000}},
+		Environments: []registry.Environment{{Name: "one", SessionExec: exec, OutputBytes: 1000}},
 		Broken:       []registry.Broken{{Name: "two", Err: errors.New("two is broken")}},
 	})
 	if r.OK() {

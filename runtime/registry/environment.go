@@ -14,14 +14,6 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// Types of an interpreter. All but [Command] keep state in sessions.
-const (
-	Python  = "python"
-	Bash    = "bash"
-	Node    = "node"
-	Command = "command"
-)
-
 // maxSeconds bounds every time in the metadata: a year.
 const maxSeconds = 365 * 24 * 3600
 
@@ -31,8 +23,10 @@ type Environment struct {
 	Description     string
 	Backend         string
 	InterpreterType string
-	Timeout         time.Duration
-	MemoryMB        int64
+	// Language is what is known of the interpreter; nil where that is nothing.
+	Language *Language
+	Timeout  time.Duration
+	MemoryMB int64
 	// CPUs is how many processors it may use; 0 is all of them.
 	CPUs float64
 	// PIDs is how many processes and threads it may have.
@@ -52,12 +46,11 @@ type Environment struct {
 
 // Sessions says whether the environment keeps state across calls.
 func (e Environment) Sessions() bool {
-	return e.InterpreterType != Command
+	return e.Language != nil && e.Language.Sessions
 }
 
-func backends() []string         { return []string{"jail"} }
-func interpreterTypes() []string { return []string{Python, Bash, Node, Command} }
-func stdinModes() []string       { return []string{"arg", "pipe"} }
+func backends() []string   { return []string{"jail"} }
+func stdinModes() []string { return []string{"arg", "pipe"} }
 
 // validName is what an environment may be called.
 var validName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,63}$`)
@@ -98,7 +91,7 @@ func (r *reader) environment(name, run, serve string) (Environment, error) {
 		Name:            name,
 		Backend:         r.choice("backend", "", backends()),
 		Description:     r.text("description", ""),
-		InterpreterType: r.choice("interpreter_type", Command, interpreterTypes()),
+		InterpreterType: r.text("interpreter_type", Command),
 		Timeout:         time.Duration(r.number("timeout_seconds", 30, 0.001, maxSeconds) * float64(time.Second)),
 		MemoryMB:        r.whole("memory_mb", 512, 1, math.MaxInt32),
 		CPUs:            r.number("cpus", 0, 0.01, 4096),
@@ -110,6 +103,10 @@ func (r *reader) environment(name, run, serve string) (Environment, error) {
 		SessionExec:     serve,
 		Origin:          r.where,
 	}
+	if r.err == nil && !validType.MatchString(env.InterpreterType) {
+		r.fail("interpreter_type", fmt.Sprintf("is %q, it must be 1 to 32 of a-z, 0-9, _ and -, and begin with a letter", env.InterpreterType))
+	}
+	env.Language = r.language("language", env.InterpreterType)
 	// These are the backend's and the agent's to use; a wrong one would be a
 	// sandbox that is not what its operator wrote, so they are checked here.
 	r.text("interpreter", "")

@@ -119,7 +119,7 @@ func (s *Set) folder(path string, builds bool) error {
 			if hidden, ok := s.Environments[name]; ok {
 				s.Overridden = append(s.Overridden, Overridden{name, hidden.Origin})
 			}
-			s.Environments[name] = env
+			s.add(name, env)
 		}
 	}
 	return nil

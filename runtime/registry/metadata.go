@@ -23,11 +23,13 @@ const maxFile = 4 << 20
 // Set is everything that was read.
 type Set struct {
 	Environments map[string]Environment
-	Builds       []Build
-	Broken       []Broken
-	Overridden   []Overridden
-	Session      Session
-	Project      Project
+	// Languages are those that the server knows, by interpreter type.
+	Languages  map[string]*Language
+	Builds     []Build
+	Broken     []Broken
+	Overridden []Overridden
+	Session    Session
+	Project    Project
 }
 
 // Build is an environment that Nix is building, or could not build. Another
@@ -118,7 +120,9 @@ func (s *Set) server(source string) error {
 		Mode:    project.text("mode", ""),
 		Inherit: project.names("inherit_env.vars"),
 	}
-	if err := errors.Join(fields.err, project.err); err != nil {
+	known := reader{where: where, object: root}
+	s.Languages = known.languages("interpreters")
+	if err := errors.Join(fields.err, project.err, known.err); err != nil {
 		return err
 	}
 	environments.ForEach(func(key, value gjson.Result) bool {
@@ -128,10 +132,22 @@ func (s *Set) server(source string) error {
 			s.Broken = append(s.Broken, Broken{name, err})
 			return true
 		}
-		s.Environments[name] = env
+		s.add(name, env)
 		return true
 	})
 	return nil
+}
+
+// add puts an environment into the set. What an earlier version of Nix's part
+// did not write into its artifacts comes from the server's own metadata.
+func (s *Set) add(name string, env Environment) {
+	if env.Language == nil {
+		env.Language = s.Languages[env.InterpreterType]
+	}
+	if env.Description == "" && env.Language != nil {
+		env.Description = env.Language.Description
+	}
+	s.Environments[name] = env
 }
 
 // parse returns the root of a metadata document after checking that it is

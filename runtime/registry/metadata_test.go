@@ -107,7 +107,7 @@ func TestEveryField(t *testing.T) {
 	}
 	got := set.Environments["a"]
 	want := Environment{
-		Name: "a", Description: "d", Backend: "jail", InterpreterType: Python, Closure: "c",
+		Name: "a", Description: "d", Backend: "jail", InterpreterType: "python", Closure: "c",
 		Timeout: 2500 * time.Millisecond, MemoryMB: 64, CPUs: 1.5, PIDs: 10, OutputBytes: 8 << 10, Prewarm: 3,
 		Exec: got.Exec, SessionExec: got.Exec, Origin: "NIX_SANDBOX_METADATA",
 	}
@@ -161,7 +161,7 @@ func TestBrokenEnvironment(t *testing.T) {
 		"backend missing":        {map[string]any{"backend": nil}, "environments.x.backend is missing, it must be one of jail"},
 		"backend unknown":        {map[string]any{"backend": "chroot"}, `environments.x.backend is "chroot", it must be one of jail`},
 		"backend of wrong type":  {map[string]any{"backend": 1}, "environments.x.backend is a number, it must be a string"},
-		"interpreter type":       {map[string]any{"interpreter_type": "ruby"}, `environments.x.interpreter_type is "ruby", it must be one of python, bash, node, command`},
+		"interpreter type":       {map[string]any{"interpreter_type": "Ruby"}, `environments.x.interpreter_type is "Ruby", it must be 1 to 32 of a-z, 0-9, _ and -, and begin with a letter`},
 		"timeout a string":       {map[string]any{"timeout_seconds": "30"}, "environments.x.timeout_seconds is a string, it must be a number"},
 		"timeout zero":           {map[string]any{"timeout_seconds": 0}, "environments.x.timeout_seconds is 0, it must be from 0.001 to"},
 		"memory a fraction":      {map[string]any{"memory_mb": 1.5}, "environments.x.memory_mb is 1.5, it must be a whole number"},

@@ -53,6 +53,8 @@ type Snapshot struct {
 	ready   map[string]Environment
 	names   []string
 	pending map[string]Entry
+	// languages are those of the server and of the environments.
+	languages []*Language
 }
 
 // Ready returns the usable environments by name.
@@ -66,6 +68,11 @@ func (s *Snapshot) Environment(name string) (Environment, bool) {
 	env, ok := s.ready[name]
 	return env, ok
 }
+
+// Languages returns what is known of interpreters, whether or not an
+// environment runs them, in order of their types. There may be several of one
+// type.
+func (s *Snapshot) Languages() []*Language { return s.languages }
 
 // Pending returns an environment that is building or has failed, and false
 // where there is none of this name or it is ready.
@@ -114,6 +121,13 @@ func snapshot(set *Set) *Snapshot {
 		names:   set.Names(),
 		pending: map[string]Entry{},
 	}
+	s.languages = slices.Collect(maps.Values(set.Languages))
+	for _, env := range s.ready {
+		if env.Language != nil && !slices.Contains(s.languages, env.Language) {
+			s.languages = append(s.languages, env.Language)
+		}
+	}
+	slices.SortStableFunc(s.languages, func(a, b *Language) int { return strings.Compare(a.Type, b.Type) })
 	for _, build := range set.Builds {
 		if _, usable := s.ready[build.Name]; usable {
 			continue

@@ -126,29 +126,12 @@ func (l listing) lines() []string {
 	for _, name := range l.Names() {
 		env := l.Ready()[name]
 		line := "- " + name
-		if about := oneLine(describe(env), room); about != "" {
+		if about := oneLine(env.Description, room); about != "" {
 			line += ": " + about
 		}
 		lines = append(lines, line)
 	}
 	return lines
-}
-
-// describe says what an environment is for.
-func describe(env registry.Environment) string {
-	if env.Description != "" {
-		return env.Description
-	}
-	switch env.InterpreterType {
-	case registry.Python:
-		return "Python 3"
-	case registry.Bash:
-		return "Bash and command-line tools"
-	case registry.Node:
-		return "JavaScript in Node.js"
-	default:
-		return ""
-	}
 }
 
 // oneLine makes a description fit for a list, in at most room bytes.

@@ -14,38 +14,41 @@ import (
 // the beginning of the code: the line that says what went wrong is there.
 const hintBytes = 2 << 10
 
-// These recognize what an error is about. What they look at comes out of a
-// sandbox, so they decide about nothing but the words of a hint, and nothing
+// These recognize what an error is about, whatever the language; the errors of
+// one language are data (registry.Errors). The text that they match comes out of
+// a sandbox, so they decide about nothing but the words of a hint, and nothing
 // that they find is repeated in one.
 var (
-	wrapped      = regexp.MustCompile(`^\s*(python[0-9.]*|node|nodejs) +-`)
+	wrapped      = regexp.MustCompile(`^\s*(\S+) +-`)
 	notebook     = regexp.MustCompile(`(?m)^ *[!%]`)
-	noModule     = regexp.MustCompile(`(?m)(?:No module named '?|Cannot find (?:module|package) ')([A-Za-z0-9@][A-Za-z0-9_./-]{0,79})`)
-	noCommand    = regexp.MustCompile(`(?m)^(?:/bin/)?(?:ba)?sh: .*?([A-Za-z0-9_.+-]{1,40}): command not found$`)
-	noProgram    = regexp.MustCompile(`(?m)(?:, in _execute_child\n(?:.*\n)*?FileNotFoundError: .*: '|spawn(?:Sync)? )([A-Za-z0-9_.+-]{1,40})(?:'$| ENOENT)`)
 	noNetwork    = regexp.MustCompile(`Name or service not known|Temporary failure in name resolution|Could not resolve host|Network is unreachable|ENOTFOUND|EAI_AGAIN|ENETUNREACH`)
 	noWriting    = regexp.MustCompile(`(?i)read-only file system`)
 	noFile       = regexp.MustCompile(`(?m)^.*(?:No such file or directory|ENOENT).*$`)
-	noInput      = regexp.MustCompile(`(?m)^EOFError: `)
 	noConnection = regexp.MustCompile(`Connection refused|ECONNREFUSED`)
-	// A name that Python has a guess for is misspelt, not of an earlier call.
-	noName = regexp.MustCompile(`(?m)^NameError: name '(\w{1,80})' is not defined$|^(?:Uncaught )?ReferenceError: (\w{1,80}) is not defined$`)
 )
 
-// installers are the commands that fetch something.
-var installers = []string{"apk", "apt", "apt-get", "brew", "conda", "curl", "npm", "npx", "pip", "pip3", "pnpm", "poetry", "sudo", "uv", "wget", "yarn"}
-
-// foreign are the first words of programs in another language, by the type of
-// the environment that does not know them.
-var foreign = map[string][]string{
-	registry.Python: {"console", "document", "require", "ls", "cd", "cat", "echo", "pwd"},
-	registry.Bash:   {"import", "from", "def", "print", "const", "let", "var", "function"},
-	registry.Node:   {"print", "len", "range", "echo", "ls"},
+// find returns what an error of any language names, or nothing: code of one
+// language starts programs of another. with picks the error.
+func (l listing) find(text string, with func(registry.Errors) *regexp.Regexp) (name string, found bool) {
+	for _, language := range l.Languages() {
+		if pattern := with(language.Errors); pattern != nil {
+			if groups := pattern.FindStringSubmatch(text); groups != nil {
+				return first(groups), true
+			}
+		}
+	}
+	return "", false
 }
 
-// languages are the interpreters that code calls by their name, with the type
-// of the environments that have them.
-var languages = map[string]string{"python": registry.Python, "python3": registry.Python, "node": registry.Node, "bash": registry.Bash}
+// caller returns the language whose interpreter is called by that name, or nil.
+func (l listing) caller(program string) *registry.Language {
+	for _, language := range l.Languages() {
+		if language.Calls(program) {
+			return language
+		}
+	}
+	return nil
+}
 
 // hint says what to do about an error whose own words leave that open, or
 // nothing. Each of them costs context, so there is one at most, and none
@@ -61,12 +64,13 @@ func (l listing) hint(a answer) string {
 	}
 	env := a.args.environment
 	code, problem := strings.TrimSpace(head(a.args.Code)), ending(a)
-	syntax := strings.Contains(problem, "SyntaxError")
+	_, syntax := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Syntax })
+	_, input := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Input })
 	alone := a.args.Session == "" && env.Sessions()
 	switch {
 	case strings.HasPrefix(code, "```"):
 		return "code is run as it is: send it without the ``` fence"
-	case syntax && wrapped.MatchString(code):
+	case syntax && l.caller(first(wrapped.FindStringSubmatch(code))) != nil:
 		return "code is run by the interpreter itself: send the program alone, without the command around it"
 	case syntax && notebook.MatchString(problem):
 		return "this is no notebook: leave out lines that begin with ! or %"
@@ -74,24 +78,24 @@ func (l listing) hint(a answer) string {
 		return "there is no network, and trying again does not help"
 	case noWriting.MatchString(problem):
 		return "write to /workspace: this place is read-only"
-	case noInput.MatchString(problem):
+	case input:
 		return "there is no input: write the values into the code"
 	}
-	if found := first(noModule.FindStringSubmatch(problem)); found != "" {
-		return l.missing(env, found)
+	if name, found := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Module }); found {
+		return l.missing(env, name)
 	}
-	if found := first(noCommand.FindStringSubmatch(problem)); found != "" {
-		if slices.Contains(foreign[env.InterpreterType], found) {
+	if name, found := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Command }); found {
+		if env.Language.IsForeign(name) {
 			return mismatch
 		}
-		return l.unavailable(env, found)
+		return l.unavailable(env, name)
 	}
-	if found := first(noProgram.FindStringSubmatch(problem)); found != "" {
-		return l.unavailable(env, found)
+	if name, found := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Program }); found {
+		return l.unavailable(env, name)
 	}
-	if found := first(noName.FindStringSubmatch(problem)); found != "" {
+	if name, found := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Name }); found {
 		switch {
-		case slices.Contains(foreign[env.InterpreterType], found):
+		case env.Language.IsForeign(name):
 			return mismatch
 		case alone:
 			return stateless
@@ -142,21 +146,21 @@ func (l listing) missing(env registry.Environment, name string) string {
 		if other == env.Name || l.Ready()[other].InterpreterType != env.InterpreterType {
 			continue
 		}
-		words := strings.FieldsFunc(strings.ToLower(describe(l.Ready()[other])), func(r rune) bool { return strings.ContainsRune(" ,;.:()", r) })
+		words := strings.FieldsFunc(strings.ToLower(l.Ready()[other].Description), func(r rune) bool { return strings.ContainsRune(" ,;.:()", r) })
 		if slices.Contains(words, name) {
 			return "nothing can be installed: use env \"" + other + "\", which has it"
 		}
 	}
-	if l.project != "" && env.InterpreterType == registry.Python && !slices.Contains(installers, name) {
-		return nothingInstalled + "; modules of the project need sys.path.insert(0, \"" + l.project + "\")"
+	if l.project == "" || env.Language == nil || env.Language.ProjectModules == "" || slices.Contains(env.Language.Installers, name) {
+		return nothingInstalled
 	}
-	return nothingInstalled
+	return nothingInstalled + "; " + strings.ReplaceAll(env.Language.ProjectModules, "@project@", l.project)
 }
 
 // unavailable is for a command that an environment does not have.
 func (l listing) unavailable(env registry.Environment, command string) string {
-	if kind := languages[command]; kind != "" && kind != env.InterpreterType {
-		if name := l.of(kind); name != "" {
+	if language := l.caller(command); language != nil && language.Type != env.InterpreterType {
+		if name := l.of(language.Type); name != "" {
 			return "this env does not have it: use env \"" + name + "\" for such code"
 		}
 	}

@@ -21,10 +21,9 @@ func failure(env registry.Environment, session, stderr string) answer {
 
 func TestHint(t *testing.T) {
 	set := described()
-	set.Environments["data"] = registry.Environment{Name: "data", InterpreterType: registry.Python, Description: "Python with NumPy, pandas, SciPy."}
+	set.Environments["data"] = speaking("data", "python", "Python with NumPy, pandas, SciPy.")
 	set.Environments["lua"] = registry.Environment{Name: "lua", InterpreterType: registry.Command, Timeout: 90 * time.Second}
-	python, lua := set.Environments["bash"], set.Environments["lua"]
-	python.Name, python.InterpreterType, python.Description = "python", registry.Python, "Python 3"
+	python, lua := speaking("python", "python", "Python 3"), set.Environments["lua"]
 	set.Environments["python"] = python
 	plain := listing{Snapshot: registry.New(set).Now()}
 	withProject := plain
@@ -75,7 +74,7 @@ func TestHint(t *testing.T) {
 		"a file of the project":             {withProject, failure(python, "", noFile+"'/code/x.csv'"), ""},
 		"late where nothing is kept":        {plain, late, "90 s is the limit of each call: do less in one"},
 		"late in a session":                 {plain, lateInSession, ""},
-		"Python where there is none":        {listing{Snapshot: registry.New(&registry.Set{}).Now()}, failure(set.Environments["bash"], "", "bash: line 1: python3: command not found"), nothingInstalled},
+		"Python where there is none":        {listing{Snapshot: registry.New(&registry.Set{Languages: languages()}).Now()}, failure(set.Environments["bash"], "", "bash: line 1: python3: command not found"), nothingInstalled},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := test.list.hint(test.answer); got != test.want {

@@ -11,6 +11,7 @@ import (
 	"image/png"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -30,12 +31,46 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(mcptest.Main(m)) }
 
+// languages are those of nix/interpreters, as the server's metadata has them.
+var languages = sync.OnceValue(func() map[string]*registry.Language {
+	files, err := filepath.Glob("../../nix/interpreters/*/interpreter.json")
+	if err != nil || len(files) == 0 {
+		panic(fmt.Sprint("no interpreters: ", err))
+	}
+	known := map[string]any{}
+	for _, file := range files {
+		var interpreter struct{ Language json.RawMessage }
+		text, err := os.ReadFile(file)
+		if err == nil {
+			err = json.Unmarshal(text, &interpreter)
+		}
+		if err != nil {
+			panic(err)
+		}
+		known[filepath.Base(filepath.Dir(file))] = interpreter.Language
+	}
+	metadata, err := json.Marshal(map[string]any{"schema": 1, "environments": map[string]any{}, "interpreters": known})
+	if err != nil {
+		panic(err)
+	}
+	set, err := registry.Read(string(metadata))
+	if err != nil {
+		panic(err)
+	}
+	return set.Languages
+})
+
+// speaking is an environment of an interpreter that keeps sessions.
+func speaking(name, language, description string) registry.Environment {
+	return registry.Environment{Name: name, InterpreterType: language, Language: languages()[language], Description: description}
+}
+
 // described is a set of environments as the presets have them.
 func described() *registry.Set {
-	return &registry.Set{Environments: map[string]registry.Environment{
-		"python": {Name: "python", InterpreterType: registry.Python, Description: "Python 3 with NumPy, pandas and matplotlib"},
-		"bash":   {Name: "bash", InterpreterType: registry.Bash, Description: "Bash with the usual text tools, jq, ripgrep and git"},
-		"node":   {Name: "node", InterpreterType: registry.Node, Description: "JavaScript in Node.js"},
+	return &registry.Set{Languages: languages(), Environments: map[string]registry.Environment{
+		"python": speaking("python", "python", "Python 3 with NumPy, pandas and matplotlib"),
+		"bash":   speaking("bash", "bash", "Bash with the usual text tools, jq, ripgrep and git"),
+		"node":   speaking("node", "node", "JavaScript in Node.js"),
 	}}
 }
 
@@ -71,7 +106,7 @@ func TestContextCost(t *testing.T) {
 		set := described()
 		for i := len(set.Environments); i < n; i++ {
 			name := fmt.Sprintf("env-%02d", i)
-			set.Environments[name] = registry.Environment{Name: name, InterpreterType: registry.Python, Description: "Python 3 with the packages of one more project, as many as it has"}
+			set.Environments[name] = speaking(name, "python", "Python 3 with the packages of one more project, as many as it has")
 		}
 		tool := New(registry.New(set), "/project", nil, nil)
 		bytes := cost(t, tool)
@@ -204,7 +239,9 @@ func TestListChanges(t *testing.T) {
 		listed bool
 	}{
 		{"an artifact is replaced", func() {
-			set.Environments["bash"] = registry.Environment{Name: "bash", InterpreterType: registry.Bash, Description: set.Environments["bash"].Description, Exec: "/other"}
+			bash := set.Environments["bash"]
+			bash.Exec = "/other"
+			set.Environments["bash"] = bash
 		}, 0, false},
 		{"a build begins", func() { set.Builds = []registry.Build{{Name: "perl", Since: time.Now()}} }, 0, false},
 		{"it is ready", func() {

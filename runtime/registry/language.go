@@ -1,0 +1,198 @@
+package registry
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/tidwall/gjson"
+)
+
+// Command is the interpreter type of environments whose language only their
+// operator knows. They keep no sessions.
+const Command = "command"
+
+// Language is what the runtime knows of an interpreter with a name. Nix writes
+// it from the interpreter's folder (nix/interpreters) into the metadata of each
+// environment that runs it, as the object "language", and of the server, as one
+// of "interpreters", for artifacts that an earlier version made.
+type Language struct {
+	// Type is the interpreter_type: not a field, but the object's name.
+	Type string
+	// Sessions says that variables outlive a call.
+	Sessions bool
+	// Description is that of an environment without one of its own.
+	Description string
+	// Probe is code that prints 42 and a newline; empty where there is none.
+	Probe string
+	// Programs are the names by which code calls the interpreter, without a
+	// version at their end.
+	Programs []string
+	// ForeignWords are names that code of other languages begins with and that
+	// mean nothing here.
+	ForeignWords []string
+	// Installers are the modules that would install others.
+	Installers []string
+	// ProjectModules says how a module of the project is loaded, with
+	// @project@ for the project's folder; empty where code just loads it.
+	ProjectModules string
+	// Errors find errors in what code wrote to stderr.
+	Errors Errors
+}
+
+// Errors recognize what an error is about. The first group of each but Syntax
+// and Input is the name that is missing; nil matches nothing.
+type Errors struct {
+	Syntax  *regexp.Regexp // code that the interpreter cannot read
+	Module  *regexp.Regexp // a module or package
+	Name    *regexp.Regexp // a variable or function
+	Command *regexp.Regexp // a command of a shell
+	Program *regexp.Regexp // a program that code tried to start
+	Input   *regexp.Regexp // stdin is empty
+}
+
+// Bounds of the fields of a language.
+const (
+	maxLanguages = 64
+	maxWords     = 64
+	maxWord      = 40   // bytes
+	maxSentence  = 200  // bytes
+	maxCode      = 1000 // bytes
+	maxPattern   = 400  // bytes
+)
+
+// validType is what an interpreter type may be called.
+var validType = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,31}$`)
+
+// Calls says whether a program's name, with or without a version at its end, is
+// one of this language's interpreter.
+func (l *Language) Calls(program string) bool {
+	return slices.Contains(l.Programs, strings.TrimRight(program, "0123456789."))
+}
+
+// IsForeign says whether a word tells that code is in another language. No word
+// is foreign to a language that is not known.
+func (l *Language) IsForeign(word string) bool {
+	return l != nil && slices.Contains(l.ForeignWords, word)
+}
+
+// language reads the object of that name, or returns nil where there is none.
+func (r *reader) language(field, kindOf string) *Language {
+	object, ok := r.get(field)
+	if !ok {
+		return nil
+	}
+	if !object.IsObject() {
+		r.fail(field, "is "+kind(object)+", it must be an object")
+		return nil
+	}
+	fields := reader{where: r.where, prefix: r.prefix + field + ".", object: object}
+	errs := reader{where: r.where, prefix: fields.prefix + "errors.", object: object.Get("errors")}
+	l := &Language{
+		Type:           kindOf,
+		Sessions:       fields.flag("sessions"),
+		Description:    fields.line("description", maxSentence),
+		Probe:          fields.line("probe", maxCode),
+		Programs:       fields.words("programs"),
+		ForeignWords:   fields.words("foreign_words"),
+		Installers:     fields.words("installers"),
+		ProjectModules: fields.line("project_modules", maxSentence),
+		Errors: Errors{
+			Syntax:  errs.pattern("syntax"),
+			Module:  errs.pattern("module"),
+			Name:    errs.pattern("name"),
+			Command: errs.pattern("command"),
+			Program: errs.pattern("program"),
+			Input:   errs.pattern("input"),
+		},
+	}
+	if fields.err == nil {
+		fields.err = errs.err
+	}
+	if r.err = fields.err; r.err != nil {
+		return nil
+	}
+	return l
+}
+
+// languages reads an object of languages by type.
+func (r *reader) languages(field string) map[string]*Language {
+	object, ok := r.get(field)
+	if !ok {
+		return nil
+	}
+	if !object.IsObject() {
+		r.fail(field, "is "+kind(object)+", it must be an object")
+		return nil
+	}
+	fields := reader{where: r.where, prefix: r.prefix + field + ".", object: object}
+	all := map[string]*Language{}
+	object.ForEach(func(key, _ gjson.Result) bool {
+		switch {
+		case !validType.MatchString(key.Str):
+			fields.err = fmt.Errorf("%s: %s has %q in it, which is no interpreter type", r.where, field, key.Str)
+		case len(all) == maxLanguages:
+			r.fail(field, fmt.Sprintf("has more than %d in it", maxLanguages))
+		default:
+			all[key.Str] = fields.language(key.Str, key.Str)
+		}
+		return fields.err == nil && r.err == nil
+	})
+	if r.err == nil {
+		r.err = fields.err
+	}
+	return all
+}
+
+func (r *reader) flag(field string) bool {
+	value, ok := r.get(field)
+	if ok && !value.IsBool() {
+		r.fail(field, "is "+kind(value)+", it must be true or false")
+	}
+	return ok && value.Bool()
+}
+
+// line reads a text of one line and at most so many bytes.
+func (r *reader) line(field string, most int) string {
+	text := r.text(field, "")
+	if r.err == nil && (len(text) > most || strings.ContainsAny(text, "\r\n")) {
+		r.fail(field, fmt.Sprintf("has %d bytes, it must be one line of at most %d", len(text), most))
+	}
+	return text
+}
+
+func (r *reader) words(field string) []string {
+	value, ok := r.get(field)
+	if !ok {
+		return nil
+	}
+	items := value.Array()
+	if !value.IsArray() || len(items) > maxWords {
+		r.fail(field, fmt.Sprintf("must be an array of at most %d words", maxWords))
+		return nil
+	}
+	var words []string
+	for _, item := range items {
+		if item.Type != gjson.String || item.Str == "" || len(item.Str) > maxWord {
+			r.fail(field, fmt.Sprintf("holds %.100s, which is no word of at most %d bytes", item.Raw, maxWord))
+			return nil
+		}
+		words = append(words, item.Str)
+	}
+	return words
+}
+
+// pattern reads a regular expression whose ^ and $ match at lines.
+func (r *reader) pattern(field string) *regexp.Regexp {
+	text := r.line(field, maxPattern)
+	if r.err != nil || text == "" {
+		return nil
+	}
+	pattern, err := regexp.Compile("(?m)" + text)
+	if err != nil {
+		r.fail(field, fmt.Sprintf("is %q, it must be a regular expression: %v", text, err))
+		return nil
+	}
+	return pattern
+}

@@ -1,0 +1,134 @@
+package registry
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// What the folders of the interpreters hold is read without a mistake.
+func TestLanguage_ReadsWhatNixWrites(t *testing.T) {
+	files, err := filepath.Glob("../../nix/interpreters/*/interpreter.json")
+	if err != nil || len(files) < 3 {
+		t.Fatalf("%d interpreters, %v", len(files), err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var known struct{ Language map[string]any }
+		if err := json.Unmarshal(text, &known); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		fields := entry(t, map[string]any{"interpreter_type": "x", "language": known.Language})
+		set, err := Read(document(t, map[string]any{"a": fields}, nil))
+		if err != nil || len(set.Broken) > 0 {
+			t.Fatalf("%s: %v, %v", file, err, set.Broken)
+		}
+		l := set.Environments["a"].Language
+		if l.Type != "x" || !l.Sessions || l.Description == "" || l.Probe == "" || len(l.Programs) == 0 || len(l.ForeignWords) == 0 || l.Errors == (Errors{}) {
+			t.Errorf("%s: %+v", file, l)
+		}
+		program := l.Programs[0]
+		if !l.Calls(program) || !l.Calls(program+"3.13") || l.Calls(program+"-build") || l.Calls("") {
+			t.Errorf("%s: programs %q", file, l.Programs)
+		}
+	}
+}
+
+// An artifact of an earlier version says less: the rest comes from the server.
+func TestLanguage_OfAnEarlierArtifactIsTheServers(t *testing.T) {
+	known := map[string]any{"interpreters": map[string]any{
+		"python": map[string]any{"sessions": true, "description": "Python", "probe": "server"},
+	}}
+	set, err := Read(document(t, map[string]any{
+		"older":  entry(t, map[string]any{"interpreter_type": "python"}),
+		"newer":  entry(t, map[string]any{"interpreter_type": "python", "language": map[string]any{"sessions": false, "probe": "own"}, "description": "d"}),
+		"plain":  entry(t, nil),
+		"future": entry(t, map[string]any{"interpreter_type": "cobol"}),
+	}, known))
+	if err != nil || len(set.Broken) > 0 {
+		t.Fatalf("%v, %v", err, set.Broken)
+	}
+	got := map[string][]any{}
+	for name, env := range set.Environments {
+		probe := ""
+		if env.Language != nil {
+			probe = env.Language.Probe
+		}
+		got[name] = []any{env.Sessions(), env.Description, probe}
+	}
+	want := map[string][]any{
+		"older":  {true, "Python", "server"},
+		"newer":  {false, "d", "own"},
+		"plain":  {false, "", ""},
+		"future": {false, "", ""},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	folder := t.TempDir()
+	writeArtifact(t, folder, "shell", map[string]any{"schema": 1, "name": "shell", "backend": "jail", "interpreter_type": "python"})
+	all, err := set.With(Folders{Folders: []string{folder}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !all.Environments["shell"].Sessions() {
+		t.Errorf("an earlier artifact in a folder: %+v", all.Environments["shell"])
+	}
+	// Code of one environment starts programs of any language.
+	var types []string
+	for _, l := range New(all).Now().Languages() {
+		types = append(types, l.Type+" "+l.Probe)
+	}
+	if len(types) != 2 || !strings.Contains(strings.Join(types, ","), "python own") {
+		t.Errorf("languages %q", types)
+	}
+}
+
+func TestLanguage_NamesWhatIsWrong(t *testing.T) {
+	for field, test := range map[string]struct {
+		value any
+		want  string
+	}{
+		"sessions":        {"yes", "sessions is a string, it must be true or false"},
+		"description":     {"a\nb", "description has 3 bytes, it must be one line of at most 200"},
+		"probe":           {strings.Repeat("x", 1001), "probe has 1001 bytes, it must be one line of at most 1000"},
+		"programs":        {"python", "programs must be an array of at most 64 words"},
+		"foreign_words":   {make([]string, 65), "foreign_words must be an array of at most 64 words"},
+		"installers":      {[]any{"pip", 1}, "installers holds 1, which is no word of at most 40 bytes"},
+		"project_modules": {1, "project_modules is a number, it must be a string"},
+		"errors":          {map[string]any{"name": "("}, `errors.name is "(", it must be a regular expression`},
+	} {
+		set, err := Read(document(t, map[string]any{"x": entry(t, map[string]any{"language": map[string]any{field: test.value}})}, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if why := reason(set, "x"); why == nil || !strings.Contains(why.Error(), "environments.x.language."+test.want) {
+			t.Errorf("%s: %v, want %q", field, why, test.want)
+		}
+		_, err = Read(document(t, map[string]any{}, map[string]any{"interpreters": map[string]any{"python": map[string]any{field: test.value}}}))
+		if err == nil || !strings.Contains(err.Error(), "interpreters.python."+test.want) {
+			t.Errorf("of the server: %s: %v, want %q", field, err, test.want)
+		}
+	}
+	many := map[string]any{}
+	for n := range 65 {
+		many[strings.Repeat("x", n%13+1)+strings.Repeat("y", n/13)] = map[string]any{}
+	}
+	for want, value := range map[string]any{
+		"interpreters is an array, it must be an object": []int{},
+		"interpreters.ruby is a number":                  map[string]any{"ruby": 1},
+		`interpreters has "R" in it`:                     map[string]any{"R": map[string]any{}},
+		"interpreters has more than 64 in it":            many,
+	} {
+		if _, err := Read(document(t, map[string]any{}, map[string]any{"interpreters": value})); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
