@@ -8,6 +8,7 @@ require (
 	github.com/mark3labs/mcp-go v1.2.1
 	github.com/tidwall/gjson v1.20.0
 	golang.org/x/sys v0.38.0
+	golang.org/x/tools v0.39.0
 )
 
 require (

@@ -1,1 +1,1 @@
-"sha256-xu83e6UStDp43NFxQuhhAuvgxwHQ06A8F/f0mee++s4="
+"sha256-fj6JezsulKWJYzJDujXizLu2H+E5zD668EQsJJEBTRI="
