@@ -51,17 +51,24 @@ let
       && !(lib.hasSuffix "_test.go" relative);
   };
 
-  # The package set's folder, kept as long as the server: where it lies in the
-  # store, as flakes' do, it only has to be said that it is needed.
+  # The package set's folder as a path of the store that the server keeps. An
+  # input of a flake may only be mounted there until a derivation needs it
+  # (Nix 2.35 and lazy trees), so it is copied, under its own name and hence to
+  # the very path that it is mounted at.
   packages =
     let
       path = toString pkgs.path;
-      inStore = builtins.match "(${builtins.storeDir}/[^/]+)(/.*)?" path;
+      inStore = builtins.match "(${builtins.storeDir}/[^/]{32}-([^/]+))(/.*)?" path;
+      inside = lib.elemAt inStore 2;
     in
     if inStore == null then
       path
     else
-      builtins.appendContext path { ${lib.head inStore}.path = true; };
+      builtins.path {
+        name = lib.elemAt inStore 1;
+        path = /. + lib.head inStore;
+      }
+      + (if inside == null then "" else inside);
 
   start = pkgs.writeText "start.nix" ''
     { config ? null, base ? "/", folder ? null }@args:
@@ -196,7 +203,7 @@ let
     in
     server
     // {
-      inherit metadata;
+      inherit metadata start;
       environments = lib.listToAttrs (map (a: lib.nameValuePair (nameOf a) a) (artifacts args));
     };
 in

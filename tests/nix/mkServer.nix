@@ -20,8 +20,65 @@ let
     environments = [ perl ];
     project.mount_point = "/src";
   };
+
+  # The file that the wrapper evaluates, of a server whose package set has this
+  # folder.
+  startOf =
+    path:
+    ((import ../../nix { pkgs = pkgs // { inherit path; }; }).mkServer { environments = [ ]; }).start.text;
+  # A path of the store: the flake, where this is evaluated as one; an
+  # evaluation that may not write to the store adds no other.
+  input =
+    let
+      flake = builtins.match "(${builtins.storeDir}/[^/]+)/.*" (toString ./mkServer.nix);
+    in
+    if flake != null then
+      lib.head flake
+    else
+      plain (
+        builtins.path {
+          name = "input";
+          path = ../../templates;
+        }
+      );
+  plain = builtins.unsafeDiscardStringContext;
+  mentions = word: text: builtins.length (lib.splitString (plain word) text) > 1;
+
+  # Every file below a folder.
+  filesIn =
+    folder:
+    lib.concatLists (
+      lib.mapAttrsToList (
+        name: type: if type == "directory" then filesIn (folder + "/${name}") else [ (folder + "/${name}") ]
+      ) (builtins.readDir folder)
+    );
 in
 {
+  # The server keeps its package set, at the path that the flake's input has.
+  testStartKeepsThePackageSet = {
+    expr = map (path: [
+      (mentions "import ${path} {" (plain (startOf path)))
+      ((builtins.getContext (startOf path)) ? ${input})
+    ]) [
+      input
+      "${input}/templates"
+    ];
+    expected = [
+      [
+        true
+        true
+      ]
+      [
+        true
+        true
+      ]
+    ];
+  };
+  # It fails for inputs that are only mounted; no evaluation in here has one.
+  testNoPathIsTakenToBeInTheStore = {
+    expr = map toString (lib.filter (file: mentions "appendContext" (builtins.readFile file)) (filesIn ../../nix));
+    expected = [ ];
+  };
   # A sentence, and not a build that fails.
   testOldGoIsNamed = {
     expr =
