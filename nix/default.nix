@@ -73,6 +73,7 @@ let
       ;
   };
   escapeTest = import ./lib/escapeTest.nix { inherit pkgs programs; };
+  smokeTest = import ./lib/smokeTest.nix { inherit pkgs; };
 in
 {
   inherit
@@ -115,7 +116,10 @@ in
   };
 
   # An artifact -> a check that runs code in it.
-  smokeTest = import ./lib/smokeTest.nix { inherit pkgs; };
+  smokeTest = artifact: smokeTest { inherit artifact; };
+
+  # { artifact; code; output; } -> a check that the code prints the output.
+  prints = smokeTest;
 
   # The pages of docs/options, by name.
   optionPages = import ./lib/optionPages.nix { inherit lib options; };

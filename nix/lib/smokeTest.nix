@@ -1,15 +1,18 @@
-# A check of an artifact: it runs code in it, inside a build. A build that may
-# make no namespaces says so and passes; the same holds for nobody else.
+# A check of an artifact: it runs code in it, inside a build. Where a build may
+# make no namespaces, the check says so and passes.
 { pkgs }:
 let
   inherit (pkgs) lib;
 in
-artifact:
+{
+  artifact,
+  # What to run, and what it has to print. The language of a command is not
+  # known: for one, the check shows that it starts.
+  code ? artifact.metadata.language.probe or null,
+  output ? "42",
+}:
 let
   inherit (artifact.metadata) name;
-  # Code that prints 42. The language of a command is not known: the check shows
-  # that it starts.
-  code = artifact.metadata.language.probe or null;
   run = "${artifact}/bin/run";
 in
 pkgs.runCommandLocal "check-sandbox-${name}" { nativeBuildInputs = [ pkgs.bubblewrap ]; } (
@@ -22,9 +25,10 @@ pkgs.runCommandLocal "check-sandbox-${name}" { nativeBuildInputs = [ pkgs.bubble
   + (
     if code != null then
       ''
+        wanted=${lib.escapeShellArg output}
         printed=$(echo ${lib.escapeShellArg code} | ${run})
-        if [ "$printed" != 42 ]; then
-          echo "sandbox ${name} should print 42 and printed: $printed" >&2
+        if [ "$printed" != "$wanted" ]; then
+          echo "sandbox ${name} should print \"$wanted\" and printed \"$printed\"" >&2
           exit 1
         fi
       ''

@@ -3,6 +3,8 @@
 set -eu
 set -o pipefail
 shopt -s nullglob inherit_errexit 2>/dev/null || true
+# nixpkgs' builder is a bash without readline, which lacks these.
+[[ $- == *i* ]] || enable -n bind compgen complete compopt
 
 : "${outputs:=out}" "${NIX_BUILD_TOP:=$PWD}"
 export HOME=${HOME:-/homeless-shelter} TZ=UTC
@@ -95,7 +97,10 @@ substituteInPlace() {
 }
 substituteAll() { # every lower-case variable of the environment
 	local names=() name
-	for name in $(compgen -e | grep '^[a-z]'); do names+=(--subst-var "$name"); done
+	while IFS= read -r -d '' name; do
+		name=${name%%=*}
+		if [[ $name =~ ^[a-z][A-Za-z0-9_]*$ ]]; then names+=(--subst-var "$name"); fi
+	done < <(env -0)
 	substitute "$1" "$2" "${names[@]}"
 }
 patchShebangs() {

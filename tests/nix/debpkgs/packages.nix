@@ -184,6 +184,20 @@ rec {
     passthru.answer = 42;
   });
 
+  # nixpkgs' builder is a bash without readline
+  builtinsOfReadline = pkgs.runCommandLocal "builtins-of-readline" { } ''
+    for word in bind compgen complete compopt; do
+      if type "$word" > /dev/null 2>&1; then echo "$word"; fi
+    done > $out
+  '';
+  substituted = pkgs.runCommandLocal "substituted" {
+    greeting = "good day";
+    LOUD = "left";
+  } ''
+    echo '@greeting@ @LOUD@' > text
+    substituteAll text $out
+  '';
+
   # a jail inside a build
   nested = pkgs.runCommand "nested" { nativeBuildInputs = [ pkgs.bubblewrap ]; } ''
     binds=()
