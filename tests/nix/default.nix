@@ -6,6 +6,8 @@
 # their tests are not among these.
 {
   pkgs,
+  # Whether these are the tests for another system, which test no further one.
+  other ? false,
   moduleLib ? if (builtins.tryEval (pkgs.lib ? evalModules && builtins.isFunction pkgs.lib.evalModules)).value or false then pkgs.lib else null,
 }:
 let
@@ -45,6 +47,22 @@ let
       choices
       ;
   };
+  # The package set of the other system, as far as the library asks it: nothing
+  # of it is built.
+  otherPkgs = pkgs // {
+    stdenv = pkgs.stdenv // {
+      hostPlatform = pkgs.stdenv.hostPlatform // {
+        system = "aarch64-linux";
+        isx86_64 = false;
+        isAarch64 = true;
+        parsed = pkgs.stdenv.hostPlatform.parsed // {
+          cpu.name = "aarch64";
+        };
+      };
+    };
+  };
+  failing =
+    tests: lib.filter (name: tests.${name}.expr != tests.${name}.expected) (lib.attrNames tests);
 in
 import ./validate.nix arguments
 // import ./mkSandbox.nix arguments
@@ -54,4 +72,17 @@ import ./validate.nix arguments
 // import ./optionPages.nix arguments
 // import ./mistakes.nix arguments
 // import ./jail.nix arguments
+// import ./flakeChecks.nix arguments
+// lib.optionalAttrs (!other) {
+  testTestsPassOnAnotherSystem = {
+    expr = failing (
+      import ./. {
+        pkgs = otherPkgs;
+        other = true;
+        moduleLib = null;
+      }
+    );
+    expected = [ ];
+  };
+}
 // lib.optionalAttrs (moduleLib != null) (import ./modules.nix (arguments // { inherit moduleLib; }))

@@ -174,7 +174,7 @@ let
     };
     "a project without a shell" = {
       read = problems.fromProject { project.packages = { }; };
-      sentence = "fromProject: the flake has no devShells.x86_64-linux.default: write one with mkShell, or leave PROJECT_USE_FLAKE unset";
+      sentence = "fromProject: the flake has no devShells.${pkgs.stdenv.hostPlatform.system}.default: write one with mkShell, or leave PROJECT_USE_FLAKE unset";
     };
   };
 in
