@@ -67,7 +67,8 @@ in
 
   options = {
     environments = mkOption {
-      type = types.lazyAttrsOf (table rows.module);
+      # lazyAttrsOf would keep the names that mkIf switches off.
+      type = types.attrsOf (table rows.module);
       default = { };
       example = lib.literalExpression ''{ python.preset = "python"; }'';
       description = "Places to run code, by the name that the model asks for.";

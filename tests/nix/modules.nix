@@ -359,6 +359,34 @@ in
     ];
   };
 
+  # What a host switches off is not there.
+  testAnEnvironmentThatIsOffIsNone = {
+    expr =
+      let
+        off = {
+          enable = true;
+          environments = {
+            python.preset = "python";
+            none = moduleLib.mkIf false { preset = "shell"; };
+            broken = moduleLib.mkIf false { preset = "none"; };
+          };
+        };
+      in
+      [
+        (names (nixos off).environment.etc)
+        (names (home off).xdg.configFile)
+        (names (flakeParts off { }).packages)
+      ];
+    expected = [
+      [ "nix-sandbox-mcp/sandboxes/python" ]
+      [ "nix-sandbox-mcp/sandboxes/python" ]
+      [
+        "nix-sandbox-mcp"
+        "sandbox-python"
+      ]
+    ];
+  };
+
   # Mistakes reach our sentences, and nothing is made.
   testModuleMistakesThrow = {
     expr = map (values: (wrong (nixos (values // { enable = true; })).environment.systemPackages).success) [
