@@ -12,6 +12,8 @@
 let
   inherit (pkgs) lib;
 
+  pythonModules = import ./pythonModules.nix { inherit lib; };
+
   # The fields of metadata.json that are copied from the options.
   published = [
     "name"
@@ -58,8 +60,11 @@ let
       given = normal args;
       typed = validate.table place options.mkSandbox given;
     in
-    # The second question is only sensible about values of the right type.
-    if typed == [ ] then interpreter.problems place given else typed;
+    # The others expect values of the right type.
+    if typed != [ ] then
+      typed
+    else
+      interpreter.problems place given ++ pythonModules.problems place (given.packages or [ ]);
 
   placeOf = args: if lib.isString (args.name or null) then "mkSandbox ${args.name}:" else "mkSandbox:";
 
@@ -73,7 +78,7 @@ let
 
       environment = pkgs.buildEnv {
         name = "sandbox-environment";
-        paths = given.packages ++ lib.optional (given.from_shell != null) pkgs.bash;
+        paths = pythonModules.join given.packages ++ lib.optional (given.from_shell != null) pkgs.bash;
         pathsToLink = [ "/bin" ];
         ignoreCollisions = true;
         # Of a single package, buildEnv links the folder itself. Python looks

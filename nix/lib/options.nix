@@ -156,7 +156,7 @@ rec {
     packages = {
       type = types.lines;
       default = [ ];
-      doc = "Names of nixpkgs' packages, such as `imagemagick`; they join those of the preset.";
+      doc = "Names of nixpkgs' packages, such as `imagemagick`, or `python3Packages.pandas` for a module of Python; they join those of the preset.";
     };
   };
 

@@ -30,6 +30,17 @@ let
       code = ''printf %s "$GREETING" | jq --raw-input --slurp .'';
       output = ''"hello\nyou"'';
     };
+    modules = {
+      artifact =
+        (library.fromToml {
+          environments.python = {
+            preset = "python";
+            packages = [ "python3Packages.pandas" ];
+          };
+        }).environments.python;
+      code = "import numpy, pandas, yaml; print(pandas.Series([1, 2]).sum())";
+      output = "3";
+    };
   };
 in
 {

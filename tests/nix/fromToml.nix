@@ -1,5 +1,6 @@
 {
   lib,
+  pkgs,
   library,
   choices,
   ...
@@ -116,6 +117,25 @@ in
       in
       closure "" != closure "packages = [\"perl\"]";
     expected = true;
+  };
+  testPythonModulesJoinThePresets = {
+    expr =
+      (made "${python}packages = [\"python3Packages.pandas\", \"jq\"]\n").python.metadata.closure;
+    expected =
+      (library.mkSandbox {
+        name = "other";
+        interpreter_type = "python";
+        packages = [
+          (pkgs.python3.withPackages (ps: [
+            ps.numpy
+            ps.pyyaml
+            ps.pandas
+          ]))
+          pkgs.bash
+          pkgs.coreutils
+          pkgs.jq
+        ];
+      }).metadata.closure;
   };
   testInterpreterOfItsOwn = {
     expr =

@@ -1,5 +1,12 @@
-{ pkgs, library, choices, ... }:
+{
+  pkgs,
+  lib,
+  library,
+  choices,
+  ...
+}:
 let
+  ps = pkgs.python3Packages;
   inherit (library) mkSandbox problems;
 
   # What is wrong with a sandbox that is right but for these values.
@@ -55,6 +62,60 @@ in
       "print(6 * 7)"
       null
     ];
+  };
+  # Modules are no packages with programs: they become a Python that imports them.
+  testPythonModulesAreAPythonThatImportsThem = {
+    expr =
+      map (packages: (metadata { inherit packages; interpreter_type = "python"; }).closure)
+        [
+          [ ps.pyyaml ]
+          [
+            pkgs.python3
+            ps.pyyaml
+          ]
+          # What was made an application of is none.
+          [
+            ps.pyyaml
+            (ps.numpy // { pythonModule = false; })
+          ]
+        ];
+    expected =
+      map (packages: (metadata { inherit packages; interpreter_type = "python"; }).closure)
+        [
+          [ (pkgs.python3.withPackages (ps: [ ps.pyyaml ])) ]
+          [ (pkgs.python3.withPackages (ps: [ ps.pyyaml ])) ]
+          [
+            (pkgs.python3.withPackages (ps: [ ps.pyyaml ]))
+            (ps.numpy // { pythonModule = false; })
+          ]
+        ];
+  };
+  testPythonModulesOfTwoPythons = {
+    expr = map (packages: wrong { inherit packages; }) [
+      [
+        ps.pyyaml
+        (ps.numpy // { pythonModule = pkgs.python3 // { outPath = "/nix/store/another"; }; })
+      ]
+      [
+        (pkgs.python3.withPackages (ps: [ ps.numpy ]))
+        ps.pyyaml
+      ]
+      [
+        pkgs.python3
+        ps.pyyaml
+      ]
+    ];
+    expected =
+      let
+        sentence = name: [
+          "mkSandbox data: packages has ${lib.getName ps.pyyaml} and ${name}, which are of different Pythons: write all modules from one set, such as python3Packages"
+        ];
+      in
+      [
+        (sentence (lib.getName ps.numpy))
+        (sentence (lib.getName (pkgs.python3.withPackages (ps: [ ps.numpy ]))))
+        [ ]
+      ];
   };
   testMetadataGiven = {
     expr = removeAttrs (metadata {
