@@ -2,10 +2,10 @@
 # them: by a build that runs the set-up of the shell's own stdenv, with the
 # hooks of its packages. $out is a file of NAME=VALUE, each ended by a zero byte.
 #
-# What the build itself brings is left out: its folders, its number of
+# Variables of the build itself are left out: its folders, its number of
 # processors, the attributes that stdenv acts on. So the result is the same
-# wherever it is built. The shellHook is not run; it belongs to a person's
-# shell and may do anything.
+# wherever it is built. The shellHook does not run: it is meant for an
+# interactive shell and may do anything.
 {
   # What mkShell gives.
   shell,
@@ -15,7 +15,13 @@
   except,
 }:
 derivation (
+  # These hold for what the derivation builds, and not for its variables.
   removeAttrs shell.drvAttrs [
+    "allowedReferences"
+    "allowedRequisites"
+    "disallowedReferences"
+    "disallowedRequisites"
+    "outputChecks"
     "outputHash"
     "outputHashAlgo"
     "outputHashMode"

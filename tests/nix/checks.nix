@@ -25,6 +25,8 @@ let
         from_shell = pkgs.mkShell {
           packages = [ pkgs.jq ];
           GREETING = "hello\nyou";
+          # As buildGoModule has it; the variables name jq.
+          disallowedReferences = [ pkgs.jq ];
         };
       };
       code = ''printf %s "$GREETING" | jq --raw-input --slurp .'';
