@@ -70,10 +70,40 @@ let
       }
       + (if inside == null then "" else inside);
 
+  # What of the package set's configuration a file can say. Functions, such as
+  # allowUnfreePredicate, and overlays cannot be handed on.
+  packagesConfig = lib.filterAttrs (_: isPlain) (
+    lib.getAttrs (lib.filter (name: pkgs.config ? ${name}) [
+      "allowAliases"
+      "allowBroken"
+      "allowUnfree"
+      "allowUnfreePackages"
+      "allowUnsupportedSystem"
+      "allowVariants"
+      "checkMeta"
+      "cudaCapabilities"
+      "cudaSupport"
+      "permittedInsecurePackages"
+      "rocmSupport"
+    ]) pkgs.config
+  );
+  isPlain =
+    value:
+    builtins.isBool value || builtins.isString value || lib.isList value && lib.all builtins.isString value;
+
+  # A string as Nix code.
+  quote = text: builtins.replaceStrings [ "$" ] [ "\\$" ] (toJSON text);
+
+  # With a config and overlays given, nixpkgs reads neither from the home of who
+  # starts the server.
   start = pkgs.writeText "start.nix" ''
     { config ? null, base ? "/", folder ? null }@args:
     (import ${source}/nix {
-      pkgs = import ${packages} { system = "${pkgs.stdenv.hostPlatform.system}"; };
+      pkgs = import ${packages} {
+        system = "${pkgs.stdenv.hostPlatform.system}";
+        config = builtins.fromJSON ${quote (toJSON packagesConfig)};
+        overlays = [ ];
+      };
     }).start args
   '';
 

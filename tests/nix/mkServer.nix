@@ -23,9 +23,9 @@ let
 
   # The file that the wrapper evaluates, of a server whose package set has this
   # folder.
-  startOf =
-    path:
-    ((import ../../nix { pkgs = pkgs // { inherit path; }; }).mkServer { environments = [ ]; }).start.text;
+  startOf = path: startWith { inherit path; };
+  startWith =
+    changes: ((import ../../nix { pkgs = pkgs // changes; }).mkServer { environments = [ ]; }).start.text;
   # A path of the store: the flake, where this is evaluated as one; an
   # evaluation that may not write to the store adds no other.
   input =
@@ -43,6 +43,9 @@ let
       );
   plain = builtins.unsafeDiscardStringContext;
   mentions = word: text: builtins.length (lib.splitString (plain word) text) > 1;
+
+  unindented =
+    text: lib.concatMapStrings (line: "${lib.last (builtins.match "( *)(.*)" line)}\n") (lib.splitString "\n" (plain text));
 
   # Every file below a folder.
   filesIn =
@@ -73,6 +76,33 @@ in
         true
       ]
     ];
+  };
+  # So do its settings, and nothing is read from the home of who starts it.
+  testStartHandsTheConfigurationOn = {
+    expr =
+      mentions
+        ''
+          config = builtins.fromJSON "{\"allowBroken\":false,\"allowUnfree\":true,\"permittedInsecurePackages\":[\"a-1\",\"\''${b}\"]}";
+          overlays = [ ];
+        ''
+        (unindented (startWith {
+          config = {
+            allowBroken = false;
+            allowUnfree = true;
+            allowUnfreePredicate = _: true;
+            permittedInsecurePackages = [
+              "a-1"
+              "\${b}"
+            ];
+          };
+        }));
+    expected = true;
+  };
+  testStartWithoutAConfiguration = {
+    expr = mentions "config = builtins.fromJSON \"{}\";\noverlays = [ ];" (
+      unindented (startWith { config = { }; })
+    );
+    expected = true;
   };
   # It fails for inputs that are only mounted; no evaluation in here has one.
   testNoPathIsTakenToBeInTheStore = {
