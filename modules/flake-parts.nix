@@ -37,7 +37,7 @@ in
             // values.environments;
         };
       };
-      server = library.mkServer (written // { inherit (cfg) flakeRefs; });
+      server = library.mkServer (written // declared.start cfg);
     in
     {
       options.nix-sandbox-mcp = declared.options // {

@@ -22,7 +22,7 @@ let
   installed = library.installation {
     prefix = "programs.nix-sandbox-mcp";
     values = declared.values cfg;
-    inherit (cfg) flakeRefs;
+    start = declared.start cfg;
   };
 in
 {

@@ -91,11 +91,16 @@ in
       example = lib.literalExpression ''{ mode = "overlay"; }'';
       description = "The folder that every sandbox sees.";
     };
+    buildAtStart = mkOption {
+      type = unchecked rows.start.buildAtStart.type.wanted;
+      default = true;
+      description = rows.start.buildAtStart.doc;
+    };
     flakeRefs = mkOption {
-      type = unchecked rows.flakeRefs.type.wanted;
+      type = unchecked rows.start.flakeRefs.type.wanted;
       default = [ ];
       example = [ "github:me/sandboxes#data" ];
-      description = rows.flakeRefs.doc;
+      description = rows.start.flakeRefs.doc;
     };
   };
 
@@ -114,6 +119,9 @@ in
       defaultText = lib.literalExpression "a server with the settings of this module";
       description = rows.modules.nixos.package.doc;
     };
+
+  # What mkServer takes besides.
+  start = lib.getAttrs (lib.attrNames rows.start);
 
   # What the options hold, as fromOptions takes it.
   values = config: {

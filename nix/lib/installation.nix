@@ -8,16 +8,19 @@
 {
   prefix,
   values,
-  flakeRefs,
+  # { buildAtStart; flakeRefs; }
+  start,
 }:
 let
   written = fromOptions { inherit prefix values; };
 in
 {
   inherit (written) environments;
-  server = mkServer {
-    environments = { };
-    inherit (written) session project;
-    inherit flakeRefs;
-  };
+  server = mkServer (
+    {
+      environments = { };
+      inherit (written) session project;
+    }
+    // start
+  );
 }

@@ -1,6 +1,7 @@
 # mkServer makes the server: bin/nix-sandbox-mcp, which is the runtime with
-# the metadata of its environments, and what it takes to make more of them when
-# it starts (nix/wrapper): the sources of this library and of the package set.
+# the metadata of its environments and, unless buildAtStart is false, the sources
+# of this library and of the package set, with which the wrapper builds further
+# environments when the server starts (nix/wrapper).
 {
   pkgs,
   programs,
@@ -14,13 +15,15 @@ let
   inherit (pkgs) lib;
   inherit (builtins) attrNames isAttrs toJSON;
 
-  arguments = [
-    "config"
-    "environments"
-    "flakeRefs"
-    "project"
-    "session"
-  ];
+  arguments = attrNames (
+    options.start
+    // {
+      config = null;
+      environments = null;
+      project = null;
+      session = null;
+    }
+  );
 
   # A list of artifacts, or a set of them by name as fromToml gives it.
   artifactsIn = environments: if isAttrs environments then lib.attrValues environments else environments;
@@ -124,6 +127,7 @@ let
         artifactsIn own
       );
       all = artifacts args;
+      wrongAtStart = validate.values "mkServer:" options.start (builtins.intersectAttrs options.start args);
       twice = lib.filter (name: lib.length (lib.filter (a: nameOf a == name) all) > 1) (
         lib.unique (map nameOf all)
       );
@@ -142,11 +146,27 @@ let
       map (name: "mkServer: two environments are called ${toJSON name}: rename one of them") twice
       # An empty list is a server for what sandbox folders hold.
       ++ lib.optional (
-        all == [ ] && !(args ? environments) && !(args ? flakeRefs)
+        all == [ ] && !(args ? environments) && args.flakeRefs or null == null
       ) "mkServer: has no environment: write config = ./config.toml or environments = [ … ]"
-      ++ validate.values "mkServer:" { inherit (options) flakeRefs; } (builtins.intersectAttrs { flakeRefs = null; } args)
+      ++ wrongAtStart
+      ++ lib.optionals (wrongAtStart == [ ]) (needless args)
       ++ lib.optionals (args ? session) (validate.table "mkServer: session:" options.session args.session)
       ++ lib.optionals (args ? project) (validate.table "mkServer: project:" options.project args.project);
+
+  # What a server that builds nothing when it starts is told to build.
+  needless =
+    args:
+    let
+      inherit (startOf args) buildAtStart flakeRefs;
+      asked =
+        lib.optional (flakeRefs != [ ]) "flakeRefs names what to build"
+        ++ lib.optional ((fromConfig args).project.use_flake or false || args.project.use_flake or false == true) "project.use_flake is true";
+    in
+    map (what: "mkServer: buildAtStart is false, and ${what}: write buildAtStart = true, or leave it out") (
+      lib.optionals (!buildAtStart) asked
+    );
+
+  startOf = args: validate.complete options.start args;
 
   metadataOf =
     args:
@@ -197,11 +217,11 @@ let
             };
             wrapper = fill ../wrapper/wrapper.sh {
               shell = pkgs.runtimeShell;
-              flakeRefs = lib.escapeShellArg (lib.concatStringsSep "," (args.flakeRefs or [ ]));
+              flakeRefs = lib.escapeShellArg (lib.concatStringsSep "," (startOf args).flakeRefs);
               useFlake = if project.use_flake then "1" else "0";
               project = lib.escapeShellArg (project.path or "");
               tools = "${pkgs.coreutils}/bin";
-              start = "${start}";
+              start = lib.optionalString (startOf args).buildAtStart "${start}";
               prepare = "${../wrapper/start.sh}";
               checker = "${../wrapper/check.sh}";
               builder = "${../wrapper/build.sh}";

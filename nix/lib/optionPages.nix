@@ -100,14 +100,14 @@ in
         `imports = [ inputs.nix-sandbox-mcp.flakeModules.default ];` gives `packages.nix-sandbox-mcp` (the server), `packages.sandbox-<name>`, an app
         `nix-sandbox-mcp`, and for each environment two checks: `sandbox-<name>` runs code in it, `escape-<name>` tries to get out of it. `nix eval .#nix-sandbox-mcp.metadata --json` shows what the server is
         made of. With `project.use_flake` the flake's own `devShells.default` is the environment `project`.''
-      (module "perSystem.nix-sandbox-mcp." (options.modules.flake-parts // { inherit (options) flakeRefs; }));
+      (module "perSystem.nix-sandbox-mcp." (options.modules.flake-parts // options.start));
 
   nixos =
     page "Options of the NixOS module"
       ''
         `imports = [ inputs.nix-sandbox-mcp.nixosModules.default ];` puts the command `nix-sandbox-mcp` on everybody's PATH, and the environments into
         `/etc/nix-sandbox-mcp/sandboxes`, where every server of the machine finds them.''
-      (module "services.nix-sandbox-mcp." (options.modules.nixos // { inherit (options) flakeRefs; }));
+      (module "services.nix-sandbox-mcp." (options.modules.nixos // options.start));
 
   home-manager =
     page "Options of the home-manager module"
@@ -115,6 +115,6 @@ in
         `imports = [ inputs.nix-sandbox-mcp.homeModules.default ];` sets `programs.mcp.servers.nix-sandbox`, which every client that home-manager
         configures reads where `programs.mcp.enable` is set, and puts the environments into the user's own sandbox folder.''
       (module "programs.nix-sandbox-mcp." (
-        options.modules.home-manager // { inherit (options) flakeRefs; }
+        options.modules.home-manager // options.start
       ));
 }

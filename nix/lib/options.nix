@@ -210,10 +210,17 @@ rec {
   };
 
   # What mkServer's wrapper builds when the server starts.
-  flakeRefs = {
-    type = types.references;
-    default = [ ];
-    doc = "Flake references of sandboxes that are built in the background when the server starts; those that NIX_SANDBOX_ENVS names then are added.";
+  start = {
+    buildAtStart = {
+      type = types.boolean;
+      default = true;
+      doc = "Whether the server can build sandboxes when it starts; nixpkgs' sources are then part of its closure. Without, it refuses NIX_SANDBOX_ENVS, NIX_SANDBOX_CONFIG and PROJECT_USE_FLAKE.";
+    };
+    flakeRefs = {
+      type = types.references;
+      default = [ ];
+      doc = "Flake references of sandboxes that are built in the background when the server starts; those that NIX_SANDBOX_ENVS names then are added.";
+    };
   };
 
   # [session]

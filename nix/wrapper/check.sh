@@ -13,6 +13,7 @@ check() {
   file=$1
   case $file in /*) ;; *) file=$PWD/$file ;; esac
   [ -f "$file" ] && [ -r "$file" ] || fail "$1 is no file that can be read" "give the path of a TOML file"
+  builds_at_start "config check has Nix read the file"
   have_nix || fail "$no_nix" "check the file on a machine that has Nix"
   # Nix's first reading of a package set takes seconds.
   [ ! -t 2 ] || printf 'nix-sandbox-mcp: Nix is reading %s ...' "$1" >&2

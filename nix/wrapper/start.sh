@@ -5,8 +5,8 @@
 #
 # The wrapper says what it was built with: $server (a word that no other server
 # has), $tools (a folder of programs), $start_nix (default.nix with its package
-# set), $builder (build.sh), $project (the project's folder, where PROJECT_DIR
-# does not name one).
+# set, or nothing where the server was made with buildAtStart = false), $builder
+# (build.sh), $project (the project's folder, where PROJECT_DIR does not name one).
 #
 # It leaves NIX_SANDBOX_METADATA and NIX_SANDBOX_BUILDS (runtime/registry/folder.go
 # says what is in that folder) for the runtime, which then takes this process'
@@ -215,6 +215,13 @@ configure() {
   } <"$config/plan"
 }
 
+# builds_at_start WHAT: ends with an error where the server was made to build
+# nothing when it starts.
+builds_at_start() {
+  [ -n "$start_nix" ] ||
+    fail "$1, and this server builds nothing when it starts" "build the environment beforehand, or make the server with buildAtStart = true"
+}
+
 # start: sets all of it up.
 start() {
   local i PATH=$tools:${PATH-}
@@ -222,6 +229,9 @@ start() {
   private='' config='' config_file='' config_base='' kinds=() names=() values=() bases=()
   use_flake=${PROJECT_USE_FLAKE-} project=${PROJECT_DIR:-$project}
   case $use_flake in '' | 0 | 1) ;; *) fail "PROJECT_USE_FLAKE is \"$use_flake\"" "set it to 1 or 0, or leave it unset" ;; esac
+  [ -z "${NIX_SANDBOX_CONFIG-}" ] || builds_at_start "NIX_SANDBOX_CONFIG is $NIX_SANDBOX_CONFIG"
+  [ -z "$NIX_SANDBOX_ENVS" ] || builds_at_start "NIX_SANDBOX_ENVS is ${NIX_SANDBOX_ENVS#,}"
+  [ "${use_flake:-0}" = 0 ] || builds_at_start "PROJECT_USE_FLAKE is 1"
   find_cache
   [ -z "${NIX_SANDBOX_CONFIG-}" ] || configure
   references "${NIX_SANDBOX_ENVS-}"

@@ -44,9 +44,45 @@ let
       output = "3";
     };
   };
+
+  # Servers with and without what it takes to build at a start.
+  builds = library.mkServer { environments = [ ]; };
+  quiet = library.mkServer {
+    environments = [ ];
+    buildAtStart = false;
+  };
 in
 {
   inherit server;
+
+  # What a server that builds nothing at its start keeps and answers.
+  buildAtStart =
+    pkgs.runCommandLocal "build-at-start"
+      {
+        building = pkgs.closureInfo { rootPaths = [ builds ]; };
+        quiet = pkgs.closureInfo { rootPaths = [ quiet ]; };
+        server = lib.getExe quiet;
+      }
+      ''
+        grep -e -nix-sandbox-mcp-start $building/store-paths
+        if grep -e -nix-sandbox-mcp-start -e '${baseNameOf (toString pkgs.path)}' $quiet/store-paths; then
+          exit 1
+        fi
+        $server list
+        refuses() {
+          if "$@" 2> error; then exit 1; fi
+          cat error
+          grep 'error: .* and this server builds nothing when it starts' error
+          grep 'hint: .*buildAtStart = true' error
+        }
+        echo > file.toml
+        refuses env NIX_SANDBOX_ENVS=.#x $server list
+        refuses env NIX_SANDBOX_CONFIG=file.toml $server list
+        refuses env PROJECT_USE_FLAKE=1 $server list
+        refuses $server config check file.toml
+        PROJECT_USE_FLAKE=0 $server list
+        touch $out
+      '';
 
   # A test that fails is a build that fails: `nix flake show`, and the checks of
   # other systems, have to evaluate.

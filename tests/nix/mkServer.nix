@@ -181,7 +181,7 @@ in
   testServerUnknownArgument = {
     expr = problems.mkServer { confg = ./x.toml; };
     expected = [
-      "mkServer: has no argument \"confg\" (did you mean \"config\"?): write one of config, environments, flakeRefs, project, session"
+      "mkServer: has no argument \"confg\" (did you mean \"config\"?): write one of buildAtStart, config, environments, flakeRefs, project, session"
     ];
   };
   testServerTwoOfOneName = {
@@ -256,6 +256,26 @@ in
       1
       1
       1
+    ];
+  };
+  testServerThatBuildsNothingAtStart = {
+    expr = map (args: problems.mkServer ({ environments = [ ]; buildAtStart = false; } // args)) [
+      { }
+      { flakeRefs = [ ]; }
+      { project.use_flake = false; }
+      { flakeRefs = [ "github:me/sandboxes#data" ]; }
+      { project.use_flake = true; }
+      { config.project.use_flake = true; config.environments.python.preset = "python"; }
+      { buildAtStart = "no"; }
+    ];
+    expected = [
+      [ ]
+      [ ]
+      [ ]
+      [ "mkServer: buildAtStart is false, and flakeRefs names what to build: write buildAtStart = true, or leave it out" ]
+      [ "mkServer: buildAtStart is false, and project.use_flake is true: write buildAtStart = true, or leave it out" ]
+      [ "mkServer: buildAtStart is false, and project.use_flake is true: write buildAtStart = true, or leave it out" ]
+      [ "mkServer: buildAtStart is \"no\": write true or false" ]
     ];
   };
   testServerReferencesSayWhatToWrite = {
