@@ -1,4 +1,6 @@
-# The ways to isolate a sandbox, by name. Each is a function of
+# The ways to isolate a sandbox, by name. Each is a set { problems; make; }.
+# `problems` takes the place to name, and lists sentences about a platform where
+# the backend does not work. `make` takes
 #
 #   {
 #     name, environment, variables, shellVariables, binds, command, driver,
@@ -10,7 +12,7 @@
 # brings (see lib/shellVariables.nix) or null, `binds` a list of { from; to; }
 # that the sandbox sees of the host, read-only, `command` the interpreter's
 # command line, a list, `driver` the folder of its driver or null, and `pipe`
-# whether a command without a driver reads its code from stdin, to
+# whether a command without a driver reads its code from stdin, and gives
 #
 #   { run, sessionRun, attach, closure, contents }
 #

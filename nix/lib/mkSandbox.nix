@@ -64,7 +64,9 @@ let
     if typed != [ ] then
       typed
     else
-      interpreter.problems place given ++ pythonModules.problems place (given.packages or [ ]);
+      backends.${(validate.complete options.mkSandbox given).backend}.problems place
+      ++ interpreter.problems place given
+      ++ pythonModules.problems place (given.packages or [ ]);
 
   placeOf = args: if lib.isString (args.name or null) then "mkSandbox ${args.name}:" else "mkSandbox:";
 
@@ -125,7 +127,7 @@ let
       # Null for a command: each of its calls starts it with the code.
       known = interpreters.${run.interpreter_type} or null;
 
-      isolated = backends.${given.backend} {
+      isolated = backends.${given.backend}.make {
         inherit (given)
           name
           memory_mb

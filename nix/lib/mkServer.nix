@@ -132,7 +132,11 @@ let
         lib.unique (map nameOf all)
       );
     in
-    if !(isAttrs args) then
+    if !pkgs.stdenv.hostPlatform.isLinux then
+      [
+        "mkServer: the server runs on Linux, and these packages are for ${pkgs.stdenv.hostPlatform.system}: build it for x86_64-linux or aarch64-linux, and run it there"
+      ]
+    else if !(isAttrs args) then
       [ "mkServer is given ${validate.show args}: write mkServer { config = ./config.toml; }" ]
     else if !(lib.isList own || isAttrs own) then
       [ "mkServer: environments is ${validate.show own}: write a list of mkSandbox artifacts" ]

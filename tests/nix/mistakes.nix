@@ -27,6 +27,17 @@ let
     packages = [ pkgs.bash ];
   };
 
+  onMacOS = import ../../nix {
+    pkgs = pkgs // {
+      stdenv = pkgs.stdenv // {
+        hostPlatform = pkgs.stdenv.hostPlatform // {
+          system = "aarch64-darwin";
+          isLinux = false;
+        };
+      };
+    };
+  };
+
   mistakes = {
     "a preset's name misspelt" = {
       read = toml "[environments.python]\npreset = \"pyton\"\n";
@@ -172,6 +183,21 @@ let
       read = module { environments.numbers.sandbox = data; };
       sentence = "services.nix-sandbox-mcp.environments.numbers: sandbox is called \"data\": write environments.data, or give it this name where it is made";
     };
+    "a sandbox on macOS" = {
+      read = onMacOS.problems.mkSandbox {
+        name = "data";
+        interpreter_type = "bash";
+      };
+      sentence = "mkSandbox data: a jail needs the namespaces of Linux, which aarch64-darwin does not have: build it for x86_64-linux or aarch64-linux, and run the server there";
+    };
+    "a configuration on macOS" = {
+      read = onMacOS.problems.fromToml { environments.python.preset = "python"; };
+      sentence = "config: [environments.python] a jail needs the namespaces of Linux, which aarch64-darwin does not have: build it for x86_64-linux or aarch64-linux, and run the server there";
+    };
+    "a server on macOS" = {
+      read = onMacOS.problems.mkServer { config = ./config.toml; };
+      sentence = "mkServer: the server runs on Linux, and these packages are for aarch64-darwin: build it for x86_64-linux or aarch64-linux, and run it there";
+    };
     "a project without a shell" = {
       read = problems.fromProject { project.packages = { }; };
       sentence = "fromProject: the flake has no devShells.${pkgs.stdenv.hostPlatform.system}.default: write one with mkShell, or leave PROJECT_USE_FLAKE unset";
@@ -193,7 +219,7 @@ lib.mapAttrs' (
   # What is wrong, and what to write.
   testMistakesSayWhatToWrite = {
     expr = lib.filter (
-      what: builtins.match ".*[^ ]: write .*|.*: rename .*|.*, so give .*|.*: write it .*" mistakes.${what}.sentence == null
+      what: builtins.match ".*[^ ]: write .*|.*: rename .*|.*, so give .*|.*: write it .*|.*: build it .*" mistakes.${what}.sentence == null
     ) (lib.attrNames mistakes);
     expected = [ ];
   };
