@@ -32,12 +32,12 @@ let
         wanted relative type;
     };
 
-  # Go would say so in the middle of a build, of its own go.mod.
+  # Go itself would refuse go.mod only in the middle of a build.
   wantsGo = lib.head (builtins.match ".*\ngo ([0-9.]+)\n.*" (builtins.readFile (root + "/go.mod")));
   buildGoModule =
     assert
       lib.versionAtLeast pkgs.go.version wantsGo
-      || throw "nix-sandbox-mcp takes Go ${wantsGo}, and this package set has ${pkgs.go.version}: use nixpkgs 25.11 or later as pkgs";
+      || throw "nix-sandbox-mcp takes Go ${wantsGo}, and this package set has ${pkgs.go.version}: use a nixpkgs with Go ${wantsGo} or later as pkgs";
     pkgs.buildGoModule;
 
   isModuleFile = path: path == "go.mod" || path == "go.sum";
@@ -130,8 +130,9 @@ let
     ];
   };
 
-  # One program of a half in a store path of its own: static, so that its
-  # closure is itself.
+  # One program of a half in a store path of its own. It is static, and refers to
+  # nothing but the few data files that nixpkgs' Go names in each program (tzdata,
+  # iana-etc and mailcap).
   program =
     half: name: description:
     pkgs.runCommandLocal "${name}-${version}"
