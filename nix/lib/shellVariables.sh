@@ -5,6 +5,8 @@
 [ -e "${NIX_ATTRS_SH_FILE:-}" ] || NIX_ATTRS_SH_FILE=$PWD/.attrs.sh
 if [ -e "$NIX_ATTRS_SH_FILE" ]; then . "$NIX_ATTRS_SH_FILE"; fi
 programs=$sandboxPrograms except=" $sandboxExcept " result=${out:-${outputs[out]}}
+# stdenv would have programs search for libraries in the folder of this file.
+NIX_NO_SELF_RPATH=1
 . "$stdenv/setup"
 set +eu
 
@@ -19,7 +21,7 @@ while IFS= read -r -d '' variable; do
   [[ $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] || continue
   case $name in
     # The build, the sandbox and the operator's own shell set these.
-    _ | HOME | HOST_PATH | OLDPWD | PWD | SHELL | SHLVL | TERM | TMP | TMPDIR | TEMP | TEMPDIR) continue ;;
+    _ | shell | HOME | HOST_PATH | OLDPWD | PWD | SHELL | SHLVL | TERM | TMP | TMPDIR | TEMP | TEMPDIR) continue ;;
     NIX_ATTRS_* | NIX_BUILD_CORES | NIX_BUILD_TOP | NIX_ENFORCE_PURITY | NIX_LOG_FD | NIX_STORE | CONFIG_SHELL) continue ;;
     SOURCE_DATE_EPOCH) continue ;;
     # stdenv acts on these.
@@ -29,8 +31,14 @@ while IFS= read -r -d '' variable; do
     *Hook | *Inputs | *Phase | deps[A-Z]* | do*Check | dont[A-Z]* | enableParallel* | mesonFlags | output[A-Z]* | shellHook) continue ;;
   esac
   [[ $except != *" $name "* ]] || continue
-  case $value in
-    *"$NIX_BUILD_TOP"* | /no-cert-file.crt) continue ;;
+  # stdenv sets these, whatever the shell says.
+  case $name=$value in
+    *"$NIX_BUILD_TOP"* | *=/no-cert-file.crt | TZ=UTC) continue ;;
   esac
+  # The seed is made of this file's own path.
+  if [[ $name = NIX_CFLAGS_COMPILE && $value =~ ^(.*)\ -frandom-seed=[^\ ]*(.*)$ ]]; then
+    value=${BASH_REMATCH[1]}${BASH_REMATCH[2]}
+    [ -n "$value" ] || continue
+  fi
   printf '%s=%s\0' "$name" "$value" >> "$result"
 done < <("$env" -0 | LC_ALL=C "$sort" -z)

@@ -17,20 +17,37 @@ let
   machines =
     pkgs.stdenv.hostPlatform.isx86_64 && (builtins.tryEval (pkgs ? testers.runNixOSTest)).value;
 
+  # What hooks of nixpkgs' stdenv leave behind.
+  setupHook = pkgs.writeTextFile {
+    name = "setup-hook";
+    destination = "/nix-support/setup-hook";
+    text = ''
+      export shell=$SHELL
+      export NIX_CFLAGS_COMPILE="-O2 -frandom-seed=abc -g"
+    '';
+  };
+
   # What evaluation does not show, because a build decides it.
   built = {
     shell = {
       artifact = library.mkSandbox {
         name = "shell";
         from_shell = pkgs.mkShell {
-          packages = [ pkgs.jq ];
+          packages = [
+            pkgs.jq
+            setupHook
+          ];
           GREETING = "hello\nyou";
           # As buildGoModule has it; the variables name jq.
           disallowedReferences = [ pkgs.jq ];
         };
       };
-      code = ''printf %s "$GREETING" | jq --raw-input --slurp .'';
-      output = ''"hello\nyou"'';
+      code = ''
+        printf %s "$GREETING" | jq --raw-input --slurp .
+        echo "$NIX_CFLAGS_COMPILE"
+        env | grep -e frandom -e sandbox-variables -e ^TZ= -e ^shell= || true
+      '';
+      output = "\"hello\\nyou\"\n-O2 -g";
     };
     modules = {
       artifact =
