@@ -164,12 +164,9 @@ let
       artifact =
         pkgs.runCommandLocal "sandbox-${given.name}"
           {
-            passAsFile = [
-              "metadata"
-              "run"
-              "sessionRun"
-              "attach"
-            ];
+            # Texts of any length, as variables of the shell.
+            __structuredAttrs = true;
+            nativeBuildInputs = [ pkgs.jq ];
             metadata = builtins.toJSON metadata;
             inherit (isolated) run sessionRun attach contents;
             program = lib.head run.command;
@@ -190,14 +187,14 @@ let
                 ;;
             esac
             mkdir -p $out/bin
-            cp "$runPath" $out/bin/run
-            cp "$sessionRunPath" $out/bin/session-run
-            cp "$attachPath" $out/bin/attach
+            printf %s "$run" > $out/bin/run
+            printf %s "$sessionRun" > $out/bin/session-run
+            printf %s "$attach" > $out/bin/attach
             chmod +x $out/bin/run $out/bin/session-run $out/bin/attach
-            # The size is known only now. The object ends with a brace.
-            size=$(du -s --apparent-size --block-size=1 "$contents" | cut -f 1)
-            text=$(cat "$metadataPath")
-            printf '%s,"closure_bytes":%s}' "''${text%\}}" "$size" > $out/metadata.json
+            # Only a build can tell the size.
+            printf %s "$metadata" |
+              jq --compact-output --argjson size "$(du -s --apparent-size --block-size=1 "$contents" | cut -f 1)" \
+                '.closure_bytes = $size' > $out/metadata.json
           '';
     in
     artifact // { inherit metadata environment; };

@@ -207,11 +207,8 @@ let
       server =
         pkgs.runCommandLocal "nix-sandbox-mcp-${programs.version}"
           {
-            passAsFile = [
-              "metadata"
-              "interpreters"
-              "wrapper"
-            ];
+            # Texts of any length, as variables of the shell.
+            __structuredAttrs = true;
             metadata = toJSON metadata;
             # For a server that reads a configuration file without Nix.
             interpreters = toJSON {
@@ -240,9 +237,9 @@ let
           }
           ''
             mkdir -p $out/bin $out/share/nix-sandbox-mcp
-            cp "$metadataPath" $out/share/nix-sandbox-mcp/metadata.json
-            cp "$interpretersPath" $out/share/nix-sandbox-mcp/interpreters.json
-            substitute "$wrapperPath" $out/bin/nix-sandbox-mcp --subst-var out
+            printf %s "$metadata" > $out/share/nix-sandbox-mcp/metadata.json
+            printf %s "$interpreters" > $out/share/nix-sandbox-mcp/interpreters.json
+            printf %s "''${wrapper//@out@/$out}" > $out/bin/nix-sandbox-mcp
             chmod +x $out/bin/nix-sandbox-mcp
 
             write() {
