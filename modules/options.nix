@@ -7,11 +7,13 @@
 let
   inherit (lib) mkOption types;
 
-  # Nothing of a package set is needed to know what can be written.
+  # No package is needed to know what can be written.
+  interpreters = import ../nix/interpreters { pkgs = { inherit lib; }; };
   rows = import ../nix/lib/options.nix {
     inherit lib;
-    presets = builtins.attrNames (import ../nix/environments { pkgs = { }; });
-    backends = builtins.attrNames (import ../nix/backends { pkgs = { }; programs = { }; });
+    interpreters = lib.attrNames interpreters;
+    presets = lib.sort (a: b: a < b) (lib.mapAttrsToList (_: known: known.preset.name) interpreters);
+    backends = lib.attrNames (import ../nix/backends { pkgs = { }; programs = { }; });
   };
 
   isPlainSet = value: lib.isAttrs value && !(value ? outPath);

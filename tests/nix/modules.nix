@@ -137,7 +137,7 @@ in
       [
         (names system.etc)
         (map (p: p.meta.mainProgram) system.systemPackages)
-        (map (p: removeAttrs p.metadata [ "schema" ]) system.systemPackages)
+        (map (p: { inherit (p.metadata) environments session project; }) system.systemPackages)
       ];
     expected = [
       [

@@ -3,6 +3,7 @@ let
   pages = library.optionPages;
   folder = ../../docs/options;
   written = name: builtins.readFile (folder + "/${name}.md");
+  wanted = lib.mapAttrs (_: row: row.type.wanted);
 in
 {
   # docs/options/write brings them up to date.
@@ -13,6 +14,12 @@ in
   testOptionPagesAreAll = {
     expr = lib.filter (lib.hasSuffix ".md") (lib.attrNames (builtins.readDir folder));
     expected = map (name: "${name}.md") (lib.attrNames pages);
+  };
+  # The modules know the options without a package set, and without nixpkgs'
+  # module system as far as here.
+  testModulesKnowTheOptions = {
+    expr = wanted (import ../../modules/options.nix { inherit lib; }).rows.module;
+    expected = wanted library.options.module;
   };
   testEveryOptionIsDescribed = {
     expr =
