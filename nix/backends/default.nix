@@ -1,23 +1,26 @@
 # The ways to isolate a sandbox, by name. Each is a set { problems; make; }.
-# `problems` takes the place to name, and lists sentences about a platform where
-# the backend does not work. `make` takes
 #
-#   {
-#     name, environment, variables, shellVariables, binds, command, driver,
-#     pipe, memory_mb, pids, workspace_mb
-#   }
+# problems PREFIX   sentences about a platform on which the backend does not work
+# make {
+#   options         every option of mkSandbox, with defaults filled in
+#   environment     the package of the programs
+#   variables       the environment variables
+#   shellVariables  a file of those that a shell brings (lib/shellVariables.nix), or null
+#   command         the interpreter's command line, a list
+#   driver          the folder of its driver, or null
+#   pipe            whether a command without a driver reads its code from stdin
+# }
 #
-# where `environment` is the package of the programs, `variables` the
-# environment variables, `shellVariables` a file of those that a shell
-# brings (see lib/shellVariables.nix) or null, `binds` a list of { from; to; }
-# that the sandbox sees of the host, read-only, `command` the interpreter's
-# command line, a list, `driver` the folder of its driver or null, and `pipe`
-# whether a command without a driver reads its code from stdin, and gives
+# and make gives
 #
-#   { run, sessionRun, attach, closure, contents }
-#
-# the contents of bin/run, bin/session-run and bin/attach, a hash that names
-# everything inside the sandbox, and the folder that holds it.
+# {
+#   bin             the contents of the programs in bin/, by name: run, session-run,
+#                   attach and check (docs/architecture.md, C1)
+#   contents        the folder that holds everything that is in the sandbox
+#   closure         a hash of it
+#   needs           a string that is equal for sandboxes that need the same of a
+#                   machine, for which one bin/check answers
+# }
 { pkgs, programs }:
 {
   jail = import ./jail.nix { inherit pkgs programs; };

@@ -1,15 +1,16 @@
 # A jail made by bubblewrap, out of Linux's namespaces.
 #
 # bin/run is not a script but a description, whose interpreter is
-# nix-sandbox-jail: that adds the project's folder, if there is one, and
-# becomes bubblewrap with these flags.
+# nix-sandbox-jail: the launcher adds the project's folder, if there is one, and
+# becomes bubblewrap with these flags. By its name it knows bin/check, with which
+# it checks the machine and starts nothing.
 { pkgs, programs }:
 let
   inherit (pkgs) lib;
   inherit (pkgs.stdenv) hostPlatform;
 
   user = import ../lib/user.nix;
-  rootfs = import ../lib/rootfs.nix { inherit pkgs; };
+  rootfsOf = import ../lib/rootfs.nix { inherit pkgs; };
   closureTree = import ../lib/closureTree.nix { inherit pkgs; };
 
   mebibytes = n: toString (n * 1048576);
@@ -19,28 +20,37 @@ let
     ${lib.getExe programs.seccomp} ${hostPlatform.parsed.cpu.name} > $out
   '';
 
+  bubblewrap = lib.getExe' pkgs.bubblewrap "bwrap";
+  launcher = lib.getExe programs.jail;
+
   # Shared memory of processes (Python's multiprocessing asks for it), in MiB.
   shm_mb = 64;
 
-  # Of bubblewrap, for overlays.
+  # The first version of bubblewrap with overlays.
   overlayWants = "0.11.0";
   overlays = lib.versionAtLeast (pkgs.bubblewrap.version or "0") overlayWants;
 
   make =
     {
-      name,
+      options,
       environment,
       variables,
       shellVariables,
-      binds,
       command,
       driver,
       pipe,
-      memory_mb,
-      pids,
-      workspace_mb,
     }:
     let
+      inherit (options) memory_mb pids workspace_mb;
+
+      hostname = "sandbox";
+      rootfs = rootfsOf { inherit hostname; };
+
+      binds = lib.mapAttrsToList (to: from: {
+        inherit to;
+        from = "${from}";
+      }) options.extra_binds;
+
       # A variable may name a path in the store, which then is in the sandbox too.
       mentioned = pkgs.writeText "sandbox-variables" (builtins.toJSON variables);
       mentions = lib.any builtins.hasContext (lib.attrValues (removeAttrs variables [ "PATH" ]));
@@ -55,24 +65,23 @@ let
         ++ lib.optional (driver != null) driver
         ++ lib.optional mentions mentioned
         ++ lib.optional (shellVariables != null) shellVariables
-        # What lies in the store is there under its own name too, with all that it
-        # needs.
+        # A bind from the store is there under its own path too, with its closure.
         ++ map (bind: bind.from) (lib.filter (bind: builtins.hasContext bind.from) binds);
       };
 
-      # Each tmpfs has a size; an unsized one may fill half of the host's memory.
-      tmpfs = permissions: megabytes: place: [
+      # Without a size, a tmpfs may fill half of the host's memory.
+      tmpfs = permissions: megabytes: path: [
         "--perms"
         permissions
         "--size"
         (mebibytes megabytes)
         "--tmpfs"
-        place
+        path
       ];
 
       flags =
-        # All namespaces by name: --unshare-all would go without a user or cgroup
-        # namespace where it cannot have one.
+        # Each namespace by name: --unshare-all does without a user or cgroup
+        # namespace where the system has none.
         [
           "--unshare-user"
           "--unshare-ipc"
@@ -88,10 +97,10 @@ let
           "--gid"
           (toString user.gid)
           "--hostname"
-          "sandbox"
+          hostname
         ]
-        # TIOCSTI cannot reach the caller's terminal; no end of bubblewrap or of
-        # its parent leaves anything behind; the agent is the first process.
+        # TIOCSTI cannot reach the caller's terminal; the sandbox ends with
+        # bubblewrap, and bubblewrap with its parent; the agent is PID 1.
         ++ [
           "--new-session"
           "--die-with-parent"
@@ -110,9 +119,9 @@ let
           "${tree}/nix"
           "/nix"
         ]
-        # Where root starts the jail, its user is root to the host's files, and
-        # /proc/sys of the whole machine would be open to it: no capability is
-        # asked there, only the user. So nobody writes to /proc.
+        # Where root starts the jail, the sandbox's user is root to the host's
+        # files. /proc/sys, which is the whole machine's, checks the user and no
+        # capability, so /proc is read-only.
         ++ [
           "--proc"
           "/proc"
@@ -123,7 +132,7 @@ let
           "--dev"
           "/dev"
         ]
-        # /dev is itself an unsized tmpfs that the user could write to.
+        # /dev is a tmpfs without a size, so it is read-only.
         ++ tmpfs "1777" shm_mb "/dev/shm"
         ++ [
           "--remount-ro"
@@ -145,9 +154,9 @@ let
           "/workspace"
         ];
 
-      # The room in which a sandbox starts whose project is overlaid: see
-      # jail/spec.go. bubblewrap wants /proc, /dev and /tmp in it, and the store
-      # has the program and its libraries.
+      # The outer namespace of a sandbox whose project is an overlay: see
+      # jail/spec.go. The second bubblewrap needs /proc, /dev and /tmp in it, and
+      # the store, where its own libraries are.
       overlay = {
         room = "/room";
         upper = "/layer/upper";
@@ -157,21 +166,21 @@ let
           "--unshare-user"
           "--cap-drop"
           "ALL"
-          # Root's own number could not be given on to the sandbox's user.
+          # The inner namespace cannot map the user to root's own number.
           "--uid"
           (toString user.uid)
           "--gid"
           (toString user.gid)
-          # A bubblewrap that is killed while it starts leaves a child that waits for
-          # it for good. That of the sandbox ends with the room, whose first process
-          # it is the child of.
+          # A bubblewrap that is killed while it starts leaves a child that waits
+          # for it for ever. The inner one's child ends with the outer PID
+          # namespace.
           "--die-with-parent"
           "--unshare-pid"
           "--as-pid-1"
           "--dev-bind"
           "/dev"
           "/dev"
-          # Of the room's processes: the second bubblewrap looks for its child there.
+          # The inner bubblewrap finds its child by this namespace's /proc.
           "--proc"
           "/proc"
           "--ro-bind"
@@ -191,13 +200,12 @@ let
 
       describe =
         verb:
-        "#!${lib.getExe programs.jail}\n"
+        "#!${launcher}\n"
         + builtins.toJSON {
           schema = 1;
-          bubblewrap = lib.getExe' pkgs.bubblewrap "bwrap";
-          inherit flags;
+          inherit bubblewrap flags;
           seccomp = "${filter}";
-          # The root too, once the project's mount point has been made in it.
+          # The root is made read-only once it has the project's mount point.
           seal = [
             "--remount-ro"
             "/"
@@ -209,7 +217,7 @@ let
           overlay = if overlays then overlay else null;
           no_overlay = lib.optionalString (
             !overlays
-          ) "it was built with bubblewrap ${pkgs.bubblewrap.version or "of no version"}, and overlays take ${overlayWants}";
+          ) "it was built with bubblewrap ${pkgs.bubblewrap.version or "of no version"}, and overlays need ${overlayWants}";
           command = [
             (lib.getExe programs.agent)
             verb
@@ -228,10 +236,14 @@ let
         + "\n";
     in
     {
-      run = describe "run";
-      sessionRun = describe "serve";
-      attach = describe "attach";
+      bin = {
+        run = describe "run";
+        session-run = describe "serve";
+        attach = describe "attach";
+        check = describe "serve";
+      };
       contents = tree;
+      needs = builtins.hashString "sha256" "${launcher} ${bubblewrap}";
       closure = builtins.unsafeDiscardStringContext (lib.substring 0 32 (baseNameOf tree.outPath));
     };
 in

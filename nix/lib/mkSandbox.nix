@@ -1,6 +1,6 @@
-# mkSandbox makes an artifact: metadata.json, bin/run, bin/session-run and
-# bin/attach. Presets and TOML environments go through it too; the server cannot
-# tell them apart.
+# mkSandbox makes an artifact (docs/architecture.md, C1): metadata.json and the
+# programs of its backend. Presets and TOML environments go through it too; the
+# server cannot tell them apart.
 {
   pkgs,
   backends,
@@ -13,20 +13,6 @@ let
   inherit (pkgs) lib;
 
   pythonModules = import ./pythonModules.nix { inherit lib; };
-
-  # The fields of metadata.json that are copied from the options.
-  published = [
-    "name"
-    "backend"
-    "timeout_seconds"
-    "memory_mb"
-    "cpus"
-    "pids"
-    "workspace_mb"
-    "output_kb"
-    "prewarm"
-    "description"
-  ];
 
   # timeoutSeconds -> timeout_seconds: names in Nix's own style are welcome too.
   snake =
@@ -75,8 +61,17 @@ let
   build =
     args:
     let
-      given = validate.complete options.mkSandbox (normal args);
-      run = interpreter.complete given;
+      completed = validate.complete options.mkSandbox (normal args);
+      run = interpreter.complete completed;
+
+      # Null for a command: each of its calls starts it with the code.
+      known = interpreters.${run.interpreter_type} or null;
+
+      given = completed // {
+        inherit (run) interpreter interpreter_type stdin_mode;
+        description =
+          if completed.description != null then completed.description else known.language.description or "";
+      };
 
       environment = pkgs.buildEnv {
         name = "sandbox-environment";
@@ -124,21 +119,9 @@ let
         else
           "$(tr '\\0' '\\n' < ${shellVariables} | sed -n 's/^PATH=//p')";
 
-      # Null for a command: each of its calls starts it with the code.
-      known = interpreters.${run.interpreter_type} or null;
-
       isolated = backends.${given.backend}.make {
-        inherit (given)
-          name
-          memory_mb
-          pids
-          workspace_mb
-          ;
+        options = given;
         inherit environment variables shellVariables;
-        binds = lib.mapAttrsToList (to: from: {
-          inherit to;
-          from = "${from}";
-        }) given.extra_binds;
         inherit (run) command;
         driver =
           if known == null then
@@ -152,12 +135,11 @@ let
       };
 
       metadata =
-        lib.filterAttrs (_: v: v != null) (lib.genAttrs published (field: given.${field}))
+        lib.getAttrs (lib.attrNames options.published) given
         // {
           schema = 1;
-          inherit (run) interpreter interpreter_type stdin_mode;
           network.mode = given.network;
-          inherit (isolated) closure;
+          inherit (isolated) closure needs;
         }
         // lib.optionalAttrs (known != null) { inherit (known) language; };
 
@@ -168,7 +150,7 @@ let
             __structuredAttrs = true;
             nativeBuildInputs = [ pkgs.jq ];
             metadata = builtins.toJSON metadata;
-            inherit (isolated) run sessionRun attach contents;
+            inherit (isolated) bin contents;
             program = lib.head run.command;
             meta = {
               description = given.description;
@@ -187,10 +169,10 @@ let
                 ;;
             esac
             mkdir -p $out/bin
-            printf %s "$run" > $out/bin/run
-            printf %s "$sessionRun" > $out/bin/session-run
-            printf %s "$attach" > $out/bin/attach
-            chmod +x $out/bin/run $out/bin/session-run $out/bin/attach
+            for name in "''${!bin[@]}"; do
+              printf %s "''${bin[$name]}" > $out/bin/$name
+              chmod +x $out/bin/$name
+            done
             # Only a build can tell the size.
             printf %s "$metadata" |
               jq --compact-output --argjson size "$(du -s --apparent-size --block-size=1 "$contents" | cut -f 1)" \

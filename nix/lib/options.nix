@@ -3,7 +3,8 @@
 #
 # An option is { type; doc; } and, where there is one, a `default`; `nullable`
 # ones may be left out and then are null. `shared` ones may also stand in
-# [defaults] and hold for every environment that does not say otherwise.
+# [defaults] and hold for every environment that does not set them itself.
+# `published` ones are fields of metadata.json; backends get them all.
 {
   lib,
   interpreters,
@@ -21,11 +22,13 @@ let
     interpreter_type = {
       type = types.choice (lib.sort (a: b: a < b) ([ "command" ] ++ interpreters));
       nullable = true;
+      published = true;
       doc = "The kind of interpreter: `command` runs any program once, all others keep sessions. Found from `interpreter` when left out.";
     };
     interpreter = {
       type = types.line 200;
       nullable = true;
+      published = true;
       doc = "The program that runs the code and its arguments, split at spaces, such as `python3 -c` or `perl -e`.";
     };
     stdin_mode = {
@@ -34,11 +37,13 @@ let
         "pipe"
       ];
       nullable = true;
+      published = true;
       doc = "How the interpreter gets the code: as its last argument, or on standard input. Found from `interpreter` when left out: `arg` after -c or -e.";
     };
     description = {
       type = types.line 200;
       nullable = true;
+      published = true;
       doc = "What the model reads about this environment: one short line.";
     };
     env = {
@@ -55,48 +60,56 @@ let
       type = types.integer 1 86400;
       default = 30;
       shared = true;
+      published = true;
       doc = "How long one call may run.";
     };
     memory_mb = {
       type = types.integer 16 16777216;
       default = 512;
       shared = true;
+      published = true;
       doc = "Memory of the sandbox, in MiB.";
     };
     cpus = {
       type = types.number 1024;
       nullable = true;
       shared = true;
+      published = true;
       doc = "Processors that the sandbox may use, such as 0.5 or 2; all of them when left out.";
     };
     pids = {
       type = types.integer 8 4194304;
       default = 256;
       shared = true;
+      published = true;
       doc = "Processes and threads in the sandbox.";
     };
     workspace_mb = {
       type = types.integer 1 16777216;
       default = 256;
       shared = true;
+      published = true;
       doc = "Size of /workspace, and of /tmp, in MiB.";
     };
     output_kb = {
       type = types.integer 1 1024;
       default = 32;
       shared = true;
+      published = true;
       doc = "Output that one call may answer, in KiB; of more, the head and the tail are kept.";
     };
     prewarm = {
       type = types.integer 0 64;
       default = 1;
       shared = true;
+      published = true;
       doc = "Sandboxes that are kept started, waiting for a call.";
     };
     backend = {
       type = types.choice backends;
       default = "jail";
       shared = true;
+      published = true;
       doc = "How the sandbox is isolated.";
     };
     network = {
@@ -140,6 +153,7 @@ rec {
     name = {
       type = types.name;
       required = true;
+      published = true;
       doc = "The name by which the model asks for this environment.";
     };
     packages = {
@@ -149,6 +163,9 @@ rec {
     };
     inherit from_shell;
   };
+
+  # The fields of an artifact's metadata that are options.
+  published = lib.filterAttrs (_: option: option.published or false) mkSandbox;
 
   # [environments.NAME] in TOML.
   environment = sandbox // {

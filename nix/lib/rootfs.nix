@@ -1,7 +1,8 @@
-# The files that programs expect outside of /nix/store and that every jail
-# has: /bin/sh, /usr/bin/env, and an /etc with one user. It is one store path;
-# the jail's /bin, /usr and /etc are links into it, and so cost no mount.
+# The files that programs expect outside of /nix/store: /bin/sh, /usr/bin/env,
+# and an /etc with one user and the name of the host. They are one store path;
+# the sandbox's /bin, /usr and /etc are links into it, which cost no mount.
 { pkgs }:
+{ hostname }:
 let
   inherit (import ./user.nix) name uid gid;
 in
@@ -11,6 +12,6 @@ pkgs.runCommandLocal "sandbox-base" { } ''
   ln -s ${pkgs.coreutils}/bin/env $out/usr/bin/env
   echo '${name}:x:${toString uid}:${toString gid}:${name}:/workspace:/bin/sh' > $out/etc/passwd
   echo '${name}:x:${toString gid}:' > $out/etc/group
-  printf '127.0.0.1 localhost ${name}\n::1 localhost\n' > $out/etc/hosts
+  printf '127.0.0.1 localhost ${hostname}\n::1 localhost\n' > $out/etc/hosts
   printf 'passwd: files\ngroup: files\nhosts: files\n' > $out/etc/nsswitch.conf
 ''

@@ -25,9 +25,9 @@ let
         );
     in
     {
-      run = parse artifact.run;
-      sessionRun = parse artifact.sessionRun;
-      text = artifact.run;
+      run = parse artifact.bin.run;
+      sessionRun = parse artifact.bin.session-run;
+      text = artifact.bin.run;
     };
 
   plain = described { };
@@ -62,7 +62,7 @@ in
           interpreter = "bash -c";
         };
       in
-      (builtins.tryEval artifact.run).success;
+      (builtins.tryEval artifact.bin.run).success;
     expected = false;
   };
   # The kernel reads 255 bytes of it, older ones 127.
@@ -259,11 +259,11 @@ in
             name = "x";
             interpreter_type = "bash";
             packages = [ pkgs.bash ];
-          }).run;
+          }).bin.run;
       in
       [
         (lib.hasInfix "\"overlay\":null" spec)
-        (lib.hasInfix "bubblewrap 0.8.0, and overlays take 0.11.0" spec)
+        (lib.hasInfix "bubblewrap 0.8.0, and overlays need 0.11.0" spec)
       ];
     expected = [
       true
