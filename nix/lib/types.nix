@@ -94,11 +94,17 @@ rec {
   # { VALUE = WHY_NOT; }
   choiceBut = reasons: choices: choice choices // { inherit reasons; };
 
-  name = {
-    example = "\"data\"";
-    accepts = v: isString v && match "[a-z0-9][a-z0-9_-]{0,63}" v != null;
-    wanted = "1 to 64 of a-z, 0-9, _ and -, with a letter or a digit first";
+  # A string that a regular expression matches whole.
+  matching = pattern: wanted: {
+    accepts = v: isString v && match pattern v != null;
+    inherit wanted;
   };
+
+  name =
+    matching "[a-z0-9][a-z0-9_-]{0,63}" "1 to 64 of a-z, 0-9, _ and -, with a letter or a digit first"
+    // {
+      example = "\"data\"";
+    };
 
   packages = listOf isPackage { wanted = "a list of packages, such as [ pkgs.jq ]"; };
 

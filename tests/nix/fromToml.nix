@@ -38,30 +38,15 @@ in
       ];
     };
   };
-  # It is the reference of the options too.
-  testExampleShowsEveryOption = {
-    expr =
-      let
-        text = builtins.readFile ../../config.example.toml;
-        shown = name: builtins.length (lib.splitString name text) > 1;
-        inherit (library) options;
-      in
-      lib.filter (name: !(shown name)) (
-        lib.concatMap lib.attrNames [
-          options.defaults
-          options.toml
-          options.session
-          options.project
-        ]
-      );
-    expected = [ ];
-  };
+  # docs/options/toml.md, which is generated, has all options; of those that the
+  # example shows, it shows the defaults.
   testExampleShowsTheDefaults = {
     expr =
       let
-        # `#` and what stands before the value make no difference.
         text = builtins.readFile ../../config.example.toml;
-        shown = name: value: builtins.length (lib.splitString "${name} = ${builtins.toJSON value}" text) > 1;
+        mentions = words: builtins.length (lib.splitString words text) > 1;
+        # A `#` and what else stands before the name make no difference.
+        shown = name: value: !(mentions "${name} = ") || mentions "${name} = ${builtins.toJSON value}";
         inherit (library) options;
       in
       lib.concatMap
