@@ -41,9 +41,13 @@ let
       pipe,
     }:
     let
-      inherit (options) memory_mb pids workspace_mb;
+      inherit (options)
+        hostname
+        memory_mb
+        pids
+        workspace_mb
+        ;
 
-      hostname = "sandbox";
       rootfs = rootfsOf { inherit hostname; };
 
       binds = lib.mapAttrsToList (to: from: {

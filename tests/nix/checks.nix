@@ -55,10 +55,15 @@ let
           environments.python = {
             preset = "python";
             packages = [ "python3Packages.pandas" ];
+            hostname = "data-1";
           };
         }).environments.python;
-      code = "import numpy, pandas, yaml; print(pandas.Series([1, 2]).sum())";
-      output = "3";
+      code = ''
+        import numpy, pandas, socket, yaml
+        print(pandas.Series([1, 2]).sum())
+        print(socket.gethostname(), socket.gethostbyname(socket.gethostname()))
+      '';
+      output = "3\ndata-1 127.0.0.1";
     };
   };
 

@@ -207,7 +207,7 @@ in
   testTomlUnknownKey = {
     expr = wrong "${python}timeout = 5\n";
     expected = [
-      "config: [environments.python] has no option \"timeout\": write one of backend, cpus, description, env, extra_binds, flake, interpreter, interpreter_type, memory_mb, network, output_kb, packages, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb"
+      "config: [environments.python] has no option \"timeout\": write one of backend, cpus, description, env, extra_binds, flake, hostname, interpreter, interpreter_type, memory_mb, network, output_kb, packages, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb"
     ];
   };
   testTomlWrongType = {
@@ -322,7 +322,7 @@ in
   testTomlDefaults = {
     expr = wrong "${python}[defaults]\nmemory_mb = -1\npreset = \"python\"\n";
     expected = [
-      "config: [defaults] has no option \"preset\": write one of backend, cpus, memory_mb, network, output_kb, pids, prewarm, timeout_seconds, workspace_mb"
+      "config: [defaults] has no option \"preset\": write one of backend, cpus, hostname, memory_mb, network, output_kb, pids, prewarm, timeout_seconds, workspace_mb"
       "config: [defaults] memory_mb is -1: write a whole number from 16 to 16777216"
     ];
   };

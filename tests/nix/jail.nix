@@ -46,6 +46,16 @@ in
     expr = builtins.match "#!/nix/store/[^ ]*/bin/[a-z-]+" (lib.head (lib.splitString "\n" plain.text)) != null;
     expected = true;
   };
+  testHostnameIsTheSandboxs = {
+    expr = map (values: after "--hostname" (described values).run.flags) [
+      { }
+      { hostname = "data-1"; }
+    ];
+    expected = [
+      [ "sandbox" ]
+      [ "data-1" ]
+    ];
+  };
   # On other systems it is a sentence of ours, not nixpkgs' about bubblewrap.
   testOnlyForLinux = {
     expr =

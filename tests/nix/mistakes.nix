@@ -45,7 +45,7 @@ let
     };
     "a key misspelt" = {
       read = toml "[environments.python]\npreset = \"python\"\ntimeout_second = 5\n";
-      sentence = "config: [environments.python] has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of backend, cpus, description, env, extra_binds, flake, interpreter, interpreter_type, memory_mb, network, output_kb, packages, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb";
+      sentence = "config: [environments.python] has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of backend, cpus, description, env, extra_binds, flake, hostname, interpreter, interpreter_type, memory_mb, network, output_kb, packages, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb";
     };
     "a table misspelt" = {
       read = toml "[environment.python]\npreset = \"python\"\n[environments.x]\npreset = \"shell\"\n";
@@ -177,7 +177,7 @@ let
     };
     "a module's option misspelt" = {
       read = module { environments.python.presset = "python"; };
-      sentence = "services.nix-sandbox-mcp.environments.python: has no option \"presset\" (did you mean \"preset\"?): write one of backend, cpus, description, env, extra_binds, from_shell, interpreter, interpreter_type, memory_mb, network, output_kb, packages, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb";
+      sentence = "services.nix-sandbox-mcp.environments.python: has no option \"presset\" (did you mean \"preset\"?): write one of backend, cpus, description, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, memory_mb, network, output_kb, packages, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb";
     };
     "a module's environment under another name" = {
       read = module { environments.numbers.sandbox = data; };

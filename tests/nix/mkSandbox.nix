@@ -291,7 +291,7 @@ in
   testUnknownOption = {
     expr = wrong { timeout_second = 5; };
     expected = [
-      "mkSandbox data: has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of backend, cpus, description, env, extra_binds, from_shell, interpreter, interpreter_type, memory_mb, name, network, output_kb, packages, pids, prewarm, stdin_mode, timeout_seconds, workspace_mb"
+      "mkSandbox data: has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of backend, cpus, description, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, memory_mb, name, network, output_kb, packages, pids, prewarm, stdin_mode, timeout_seconds, workspace_mb"
     ];
   };
   testWrongTypeOfNumber = {
@@ -350,6 +350,32 @@ in
       "0123456789012345678901234567890123456789012345678901234567890123"
     ];
     expected = [ ];
+  };
+  testHostnames = {
+    expr = map (hostname: wrong { inherit hostname; } == [ ]) [
+      "a"
+      "data-1"
+      (lib.concatStrings (lib.genList (_: "a") 63))
+      ""
+      "-a"
+      "a-"
+      "a_b"
+      "a.b"
+      "A"
+      (lib.concatStrings (lib.genList (_: "a") 64))
+    ];
+    expected = [
+      true
+      true
+      true
+      false
+      false
+      false
+      false
+      false
+      false
+      false
+    ];
   };
   testUnknownBackend = {
     expr = wrong { backend = "docker"; };
