@@ -8,19 +8,17 @@ import (
 	"os"
 )
 
-// update writes the pictures that the pages show anew.
-var update = flag.Bool("update", false, "write the pictures of the pages as the server makes them now")
+// update makes the tests write the images of the pages and the recording.
+var update = flag.Bool("update", false, "write the images of the pages and the recording from the answers of the server")
 
-// mostPictureBytes is what a picture may weigh in every checkout.
+// mostPictureBytes bounds an image, which every checkout contains.
 const mostPictureBytes = 60 << 10
 
-// picture checks that the file is the picture that the page's calls have made.
-// The fonts and the version of what draws may differ, so it is the size and
-// the colours that are compared, and not each point.
+// picture checks that the file is the image that the calls of the page made.
 func (s *stage) picture(file string) {
 	s.t.Helper()
 	if len(s.images) != 1 {
-		s.t.Fatalf("the page made %d pictures", len(s.images))
+		s.t.Fatalf("the calls of the page made %d images, not 1", len(s.images))
 	}
 	if *update {
 		if err := os.WriteFile(file, s.images[0], 0o644); err != nil {
@@ -34,13 +32,21 @@ func (s *stage) picture(file string) {
 	if len(kept) > mostPictureBytes {
 		s.t.Errorf("%s has %d bytes, %d are allowed", file, len(kept), mostPictureBytes)
 	}
-	made, shown := s.decode(s.images[0]), s.decode(kept)
-	if made.Bounds() != shown.Bounds() {
-		s.t.Fatalf("the picture is %v, the page shows one of %v", made.Bounds(), shown.Bounds())
+	s.compareImages(s.images[0], kept)
+}
+
+// compareImages checks that two PNG files have the same size and, in each of
+// 16 parts, about the same brightness. Fonts and the version of the library
+// that draws may differ, so it does not compare single pixels.
+func (s *stage) compareImages(made, kept []byte) {
+	s.t.Helper()
+	madeImage, keptImage := s.decode(made), s.decode(kept)
+	if madeImage.Bounds() != keptImage.Bounds() {
+		s.t.Fatalf("the new image is %v, the one in the checkout %v", madeImage.Bounds(), keptImage.Bounds())
 	}
-	for i, part := range brightness(made) {
-		if other := brightness(shown)[i]; part-other > 0.1 || other-part > 0.1 {
-			s.t.Errorf("the picture's part %d is %.2f bright, that of the page %.2f", i, part, other)
+	for i, part := range brightness(madeImage) {
+		if other := brightness(keptImage)[i]; part-other > 0.1 || other-part > 0.1 {
+			s.t.Errorf("part %d of the new image has brightness %.2f, in the checkout %.2f", i, part, other)
 		}
 	}
 }
@@ -54,7 +60,7 @@ func (s *stage) decode(data []byte) image.Image {
 	return picture
 }
 
-// brightness is how bright each of 16 parts of a picture is, from 0 to 1.
+// brightness returns the mean brightness of 16 parts of an image, from 0 to 1.
 func brightness(picture image.Image) [16]float64 {
 	var sums, counts [16]float64
 	bounds := picture.Bounds()

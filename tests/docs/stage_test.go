@@ -103,11 +103,17 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// Everything that the pages show is so.
-func TestPages(t *testing.T) {
+// needServer skips a test where no server was built for it.
+func needServer(t *testing.T) {
+	t.Helper()
 	if os.Getenv(serverVariable) == "" || os.Getenv(dataVariable) == "" {
 		t.Skipf("%s and %s do not name a built server and a sandbox for data", serverVariable, dataVariable)
 	}
+}
+
+// Everything that the pages show is so.
+func TestPages(t *testing.T) {
+	needServer(t)
 	all := pages(t)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		// Pages about the tests themselves are for those who work on them.
@@ -311,7 +317,28 @@ func (s *stage) config(text string) {
 	}
 }
 
-// calls replays a transcript, against one server for the whole page.
+// connect starts the server of the page's calls, unless it runs already. It has
+// the sandbox for data beside its own, and the example as its project.
+func (s *stage) connect() {
+	s.t.Helper()
+	if s.client != nil {
+		return
+	}
+	folder := s.t.TempDir()
+	if err := os.Symlink(os.Getenv(dataVariable), filepath.Join(folder, "data")); err != nil {
+		s.t.Fatal(err)
+	}
+	directory, err := filepath.Abs(project)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	cmd := exec.Command(os.Getenv(serverVariable), "--stdio")
+	cmd.Env = append(s.environ, "NIX_SANDBOX_DIR="+folder, "PROJECT_DIR="+directory)
+	s.client = mcptest.Start(s.t, cmd)
+	s.client.Initialize(mcptest.Newest)
+}
+
+// calls replays a transcript against the page's server.
 func (s *stage) calls(text string) {
 	s.t.Helper()
 	transcript, err := calls(text)
@@ -319,20 +346,7 @@ func (s *stage) calls(text string) {
 		s.fail("%v", err)
 		return
 	}
-	if s.client == nil {
-		folder := s.t.TempDir()
-		if err := os.Symlink(os.Getenv(dataVariable), filepath.Join(folder, "data")); err != nil {
-			s.t.Fatal(err)
-		}
-		directory, err := filepath.Abs(project)
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		cmd := exec.Command(os.Getenv(serverVariable), "--stdio")
-		cmd.Env = append(s.environ, "NIX_SANDBOX_DIR="+folder, "PROJECT_DIR="+directory)
-		s.client = mcptest.Start(s.t, cmd)
-		s.client.Initialize(mcptest.Newest)
-	}
+	s.connect()
 	for _, c := range transcript {
 		answer := s.client.Run(c.args)
 		got := answer.Text()
