@@ -6,6 +6,9 @@ import (
 	"image"
 	"image/png"
 	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
 )
 
 // update makes the tests write the images of the pages and the recording.
@@ -76,4 +79,30 @@ func brightness(picture image.Image) [16]float64 {
 		sums[i] /= counts[i]
 	}
 	return sums
+}
+
+// mostArchitectureBytes bounds the picture of the architecture.
+const mostArchitectureBytes = 20 << 10
+
+// pictured is a text in the picture of the architecture that names a folder.
+var pictured = regexp.MustCompile(`<text class="path"[^>]*>([^<]*)</text>`)
+
+// The picture of the architecture names folders that exist.
+func TestArchitecture_NamesFolders(t *testing.T) {
+	data, err := os.ReadFile(filepath.Join(root(t), "docs/architecture.svg"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(data) > mostArchitectureBytes {
+		t.Errorf("it has %d bytes, %d are allowed", len(data), mostArchitectureBytes)
+	}
+	folders := pictured.FindAllSubmatch(data, -1)
+	if len(folders) == 0 {
+		t.Fatal("it names no folder")
+	}
+	for _, match := range folders {
+		if info, err := os.Stat(filepath.Join(root(t), string(match[1]))); err != nil || !info.IsDir() {
+			t.Errorf("%s is not a folder of the checkout", match[1])
+		}
+	}
 }
