@@ -11,7 +11,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 )
 
-// keys are where the clients keep their servers.
+// keys are the keys under which the clients' configurations list servers.
 var keys = map[string]string{
 	"claude-code":    "mcpServers",
 	"claude-desktop": "mcpServers",
@@ -21,7 +21,7 @@ var keys = map[string]string{
 	"codex":          "mcp_servers",
 }
 
-// started is a server as a client's configuration starts it.
+// started is a server in the configuration of a client.
 type started struct {
 	Type    string            `json:"type"`
 	Command string            `json:"command"`
@@ -29,7 +29,7 @@ type started struct {
 	Env     map[string]string `json:"env"`
 }
 
-// configured reads the configuration of a client, starts the one server in it
+// configured parses the configuration of a client, starts the one server in it
 // as the client does, and calls the tool.
 func (s *stage) configured(b block) {
 	s.t.Helper()
@@ -47,7 +47,7 @@ func (s *stage) configured(b block) {
 	}
 	key, known := keys[b.value]
 	if !known {
-		s.fail("no client %q is known", b.value)
+		s.fail("there is no client %q in these tests", b.value)
 		return
 	}
 	var all map[string]json.RawMessage
@@ -57,7 +57,7 @@ func (s *stage) configured(b block) {
 		err = json.Unmarshal(all[key], &servers)
 	}
 	if err != nil || len(all) != 1 || len(servers) != 1 {
-		s.fail("it is not one server under %s: %v", key, err)
+		s.fail("the configuration does not contain one server under %s: %v", key, err)
 		return
 	}
 	for name, server := range servers {
@@ -72,7 +72,7 @@ func (s *stage) configured(b block) {
 // want.
 func (s *stage) serves(server started, env, code, want string) mcptest.Answer {
 	s.t.Helper()
-	// Commands are looked up where those of the pages are.
+	// The shell finds the command on the PATH of the pages' commands.
 	cmd := exec.Command("bash", append([]string{"-c", `exec "$@"`, "client", server.Command}, server.Args...)...)
 	cmd.Dir, cmd.Env = s.folder, s.environ
 	for name, value := range server.Env {
@@ -87,12 +87,12 @@ func (s *stage) serves(server started, env, code, want string) mcptest.Answer {
 	return answer
 }
 
-// mostCommands is how many commands a newcomer types from nothing to a sandbox
-// of their own in a client.
+// mostCommands bounds the number of commands from nothing to a sandbox of one's
+// own in a client.
 const mostCommands = 6
 
-// newcomer checks where the page that newcomers follow has led: Claude Code
-// starts a server that has their sandbox.
+// newcomer checks the result of the page for newcomers: Claude Code starts a
+// server that has their sandbox.
 func (s *stage) newcomer(p page) {
 	s.t.Helper()
 	var commands []string

@@ -1,22 +1,21 @@
-// Package docs holds the pages of this project to what they say: it runs every
-// command, evaluates every configuration, replays every transcript and follows
-// every link.
+// Package docs tests the pages of this project: it runs every command, evaluates
+// every configuration, makes every call of a transcript and follows every link.
 //
-// A fenced block's info string says what is done with it, after its language:
+// After its language, the info string of a fenced block says how it is tested:
 //
 //	sh run                a shell runs it in the page's folder; it must succeed
-//	text output           what the run before printed; "…" stands for any text,
+//	text output           the output of the previous run; "…" stands for any text,
 //	                      a line "…" for any lines
 //	LANGUAGE file=NAME    it is written to NAME in the page's folder
-//	toml config           a configuration file that fromToml takes
+//	toml config           a configuration file that fromToml accepts
 //	text call             calls of the tool, each with its answer
 //	json client=NAME      the configuration of a client, whose command is started
 //	text                  a drawing
 //	LANGUAGE elsewhere: REASON
-//	                      it cannot be run here, because of REASON
+//	                      it cannot run in the tests, because of REASON
 //
-// The word needs=claude after any of them leaves it out where the clients of
-// tests/clients are not installed. Blocks of a page run in their order.
+// A block with the last word needs=claude is skipped where the clients of
+// tests/clients are not installed. The blocks of a page run in order.
 package docs
 
 import (
@@ -30,8 +29,8 @@ import (
 type block struct {
 	line     int
 	language string
-	// verb is run, output, file, config, call, client, drawing, elsewhere or,
-	// where the info string is empty, nothing; value is what stands after it.
+	// verb is run, output, file, config, call, client, drawing, elsewhere or, if
+	// the info string is empty, nothing. value is the text after the verb.
 	verb, value string
 	needs       string
 	text        string
@@ -40,12 +39,20 @@ type block struct {
 // page is a parsed page.
 type page struct {
 	blocks []block
-	// anchors are the places that a link may name.
+	// anchors are the headings that a link may name.
 	anchors map[string]bool
 	links   []link
+	// code is the text between backticks outside of fenced blocks.
+	code []codeSpan
 }
 
-// link is a link to somewhere.
+// codeSpan is the text between two backticks, by the line that it is in.
+type codeSpan struct {
+	line int
+	text string
+}
+
+// link is a link, by the line that it is in.
 type link struct {
 	line   int
 	target string
@@ -54,11 +61,11 @@ type link struct {
 var (
 	heading  = regexp.MustCompile(`^#{1,6} +(.*?) *#*$`)
 	linked   = regexp.MustCompile(`\]\(([^()\s]+)\)`)
-	code     = regexp.MustCompile("`[^`]*`")
+	code     = regexp.MustCompile("`([^`]*)`")
 	noAnchor = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 )
 
-// parse reads a page. The error names the line.
+// parse parses the text of a page. The error names the line.
 func parse(text string) (page, error) {
 	p := page{anchors: map[string]bool{}}
 	var open *block
@@ -82,6 +89,9 @@ func parse(text string) (page, error) {
 			if title := heading.FindStringSubmatch(line); title != nil {
 				p.addAnchor(title[1])
 			}
+			for _, found := range code.FindAllStringSubmatch(line, -1) {
+				p.code = append(p.code, codeSpan{i + 1, found[1]})
+			}
 			for _, found := range linked.FindAllStringSubmatch(code.ReplaceAllString(line, ""), -1) {
 				p.links = append(p.links, link{i + 1, found[1]})
 			}
@@ -93,7 +103,7 @@ func parse(text string) (page, error) {
 	return p, nil
 }
 
-// addAnchor adds the place of a heading as GitHub calls it.
+// addAnchor adds the anchor that GitHub makes for a heading.
 func (p page) addAnchor(title string) {
 	anchor := strings.ReplaceAll(noAnchor.ReplaceAllString(strings.ToLower(title), ""), " ", "-")
 	name := anchor
@@ -103,7 +113,7 @@ func (p page) addAnchor(title string) {
 	p.anchors[name] = true
 }
 
-// parseInfo reads an info string.
+// parseInfo parses an info string.
 func parseInfo(info string) (block, error) {
 	if language, reason, ok := strings.Cut(info, " elsewhere: "); ok {
 		if len(strings.Fields(reason)) < 3 {
@@ -124,18 +134,18 @@ func parseInfo(info string) (block, error) {
 		b.verb, b.value, _ = strings.Cut(words[1], "=")
 	}
 	known := map[string]bool{
-		" nothing": true, // an error in the pages that are played
+		" nothing": true, // an error in the pages whose blocks run
 		"sh run":   true, "text output": true, "toml config": true, "text call": true, "json client": true, "toml client": true, "text drawing": true,
 	}
 	if !known[b.language+" "+b.verb] && (b.verb != "file" || b.value == "") {
-		return block{}, fmt.Errorf("a block %q says not what is done with it: see tests/docs/page.go", info)
+		return block{}, fmt.Errorf("the info string %q does not say how the block is tested: see tests/docs/page.go", info)
 	}
 	return b, nil
 }
 
-// matches says whether what was printed is what a page shows, in which …
-// stands for any text and a line of it for any lines.
-func matches(shown, printed string) bool {
+// matches reports whether output is what a page shows, where … stands for any
+// text and a line of it for any lines.
+func matches(shown, output string) bool {
 	var pattern strings.Builder
 	pattern.WriteString(`\A`)
 	for _, line := range strings.Split(strings.TrimRight(shown, "\n"), "\n") {
@@ -150,7 +160,7 @@ func matches(shown, printed string) bool {
 		pattern.WriteString(strings.Join(parts, `.*`) + ` *\n`)
 	}
 	pattern.WriteString(`\z`)
-	return regexp.MustCompile(pattern.String()).MatchString(strings.TrimRight(printed, "\n") + "\n")
+	return regexp.MustCompile(pattern.String()).MatchString(strings.TrimRight(output, "\n") + "\n")
 }
 
 // call is one call of a transcript.
@@ -164,8 +174,8 @@ var (
 	argument  = regexp.MustCompile(`^(\w+): ("(?:[^"\\]|\\.)*")(?:, |$)`)
 )
 
-// calls reads a transcript: lines run(env: "…", code: "…"), each with its
-// answer after an empty line. The strings are JSON's.
+// calls parses a transcript: lines run(env: "…", code: "…"), each followed by an
+// empty line and its answer. The strings are JSON strings.
 func calls(text string) ([]call, error) {
 	var all []call
 	for _, line := range strings.Split(strings.TrimRight(text, "\n"), "\n") {
@@ -198,7 +208,7 @@ func calls(text string) ([]call, error) {
 	return all, nil
 }
 
-// unquote reads a string of JSON.
+// unquote parses a JSON string.
 func unquote(text string) (string, error) {
 	var value string
 	err := json.Unmarshal([]byte(text), &value)

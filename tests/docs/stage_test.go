@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -21,18 +22,18 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 )
 
-// The variables that say what the pages are tried with.
+// Environment variables of these tests.
 const (
 	serverVariable  = "NIX_SANDBOX_MCP_SERVER"   // bin/nix-sandbox-mcp of the built default server
 	dataVariable    = "NIX_SANDBOX_TEST_DATA"    // the sandbox of tests/e2e/data.nix
-	nixpkgsVariable = "NIX_SANDBOX_TEST_NIXPKGS" // a package set instead of the flake's own; may be unset
-	clientsVariable = "NIX_SANDBOX_TEST_CLIENTS" // what tests/clients/install filled; may be unset
-	blockPatience   = 8 * time.Minute            // for a build
+	nixpkgsVariable = "NIX_SANDBOX_TEST_NIXPKGS" // a package set in place of the flake's own; optional
+	clientsVariable = "NIX_SANDBOX_TEST_CLIENTS" // the folder of tests/clients/install; optional
+	blockPatience   = 8 * time.Minute            // what one block may take, builds included
 	flakeName       = "github:nix-sandbox-mcp/nix-sandbox-mcp"
-	project         = "../../examples/data-analysis" // what transcripts have as the project
+	project         = "../../examples/data-analysis" // PROJECT_DIR of the transcripts' server
 )
 
-// root is the checkout.
+// root returns the path of the checkout.
 func root(t *testing.T) string {
 	t.Helper()
 	path, err := filepath.Abs("../..")
@@ -42,46 +43,50 @@ func root(t *testing.T) string {
 	return path
 }
 
-// pages are the project's own pages, by their path in the checkout.
+// files returns the paths of the checkout's files whose names have a suffix,
+// relative to the checkout. It skips hidden folders, such as .cache.
+func files(t *testing.T, suffix string) []string {
+	t.Helper()
+	var names []string
+	err := fs.WalkDir(os.DirFS(root(t)), ".", func(name string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && name != "." && strings.HasPrefix(entry.Name(), "."):
+			return fs.SkipDir
+		case !entry.IsDir() && strings.HasSuffix(name, suffix):
+			names = append(names, name)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+// pages returns the pages of the checkout by their path in it.
 func pages(t *testing.T) map[string]page {
 	t.Helper()
 	all := map[string]page{}
-	top := root(t)
-	err := filepath.WalkDir(top, func(path string, entry fs.DirEntry, err error) error {
+	for _, name := range files(t, ".md") {
+		text, err := os.ReadFile(filepath.Join(root(t), name))
 		if err != nil {
-			return err
-		}
-		if entry.IsDir() && path != top && strings.HasPrefix(entry.Name(), ".") {
-			return fs.SkipDir
-		}
-		if entry.IsDir() || filepath.Ext(path) != ".md" {
-			return nil
-		}
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		name, err := filepath.Rel(top, path)
-		if err != nil {
-			return err
+			t.Fatal(err)
 		}
 		p, err := parse(string(text))
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		all[name] = p
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	if len(all) < 5 {
-		t.Fatalf("only these pages were found: %v", slices.Collect(maps.Keys(all)))
+		t.Fatalf("found only these pages: %v", slices.Collect(maps.Keys(all)))
 	}
 	return all
 }
 
-// Every link to a file of the checkout, and to a place in one, leads there.
+// Every link to a file of the checkout, or to a heading in one, has a target.
 func TestLinks(t *testing.T) {
 	all := pages(t)
 	for name, p := range all {
@@ -103,6 +108,49 @@ func TestLinks(t *testing.T) {
 	}
 }
 
+var (
+	codePath = regexp.MustCompile(`^(agent|docs|examples|jail|modules|nix|runtime|setup|templates|tests)/[a-zA-Z0-9_./-]*$`)
+	codeTest = regexp.MustCompile(`^(Test[A-Z][A-Za-z0-9_]*)(…?)$`)
+	testFunc = regexp.MustCompile(`(?m)^func (Test[A-Za-z0-9_]*)\(`)
+)
+
+// Every path of the checkout and every test that a page names exists.
+func TestPages_NameWhatExists(t *testing.T) {
+	var tests []string
+	for _, name := range files(t, "_test.go") {
+		text, err := os.ReadFile(filepath.Join(root(t), name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, match := range testFunc.FindAllSubmatch(text, -1) {
+			tests = append(tests, string(match[1]))
+		}
+	}
+	checked := 0
+	for name, p := range pages(t) {
+		for _, span := range p.code {
+			if codePath.MatchString(span.text) {
+				checked++
+				if _, err := os.Stat(filepath.Join(root(t), span.text)); err != nil {
+					t.Errorf("%s:%d: `%s`: there is no such file or folder", name, span.line, span.text)
+				}
+			}
+			if match := codeTest.FindStringSubmatch(span.text); match != nil {
+				checked++
+				exists := slices.ContainsFunc(tests, func(test string) bool {
+					return test == match[1] || match[2] != "" && strings.HasPrefix(test, match[1])
+				})
+				if !exists {
+					t.Errorf("%s:%d: `%s`: there is no such test", name, span.line, span.text)
+				}
+			}
+		}
+	}
+	if checked == 0 {
+		t.Error("no page names a path or a test")
+	}
+}
+
 // needServer skips a test where no server was built for it.
 func needServer(t *testing.T) {
 	t.Helper()
@@ -111,12 +159,12 @@ func needServer(t *testing.T) {
 	}
 }
 
-// Everything that the pages show is so.
+// Every block of every page does what its info string says.
 func TestPages(t *testing.T) {
 	needServer(t)
 	all := pages(t)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		// Pages about the tests themselves are for those who work on them.
+		// The commands of these pages take long or change the machine.
 		if strings.HasPrefix(name, "tests/") || name == "CONTRIBUTING.md" {
 			continue
 		}
@@ -124,11 +172,11 @@ func TestPages(t *testing.T) {
 			s := newStage(t)
 			for _, b := range all[name].blocks {
 				if b.needs == "claude" && s.clients == "" {
-					t.Logf("%s:%d: left out: %s is not set", name, b.line, clientsVariable)
+					t.Logf("%s:%d: skipped: %s is not set", name, b.line, clientsVariable)
 					continue
 				}
-				s.t, s.place = t, fmt.Sprintf("%s:%d", name, b.line)
-				s.play(b)
+				s.location = fmt.Sprintf("%s:%d", name, b.line)
+				s.test(b)
 			}
 			if name == "examples/data-analysis/README.md" && !t.Failed() {
 				s.picture(filepath.Join(root(t), "examples/data-analysis/revenue.png"))
@@ -140,17 +188,17 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// stage is where the blocks of one page are played.
+// stage is the state that the blocks of one page share.
 type stage struct {
-	t       *testing.T
-	place   string // page:line
-	folder  string // the page's
-	home    string
-	environ []string
-	clients string
-	printed string // by the last run
-	client  *mcptest.Client
-	images  [][]byte // of all answers
+	t        *testing.T
+	location string // page:line of the block
+	folder   string // the working directory of the commands
+	home     string
+	environ  []string
+	clients  string // where the clients are installed; empty: nowhere
+	printed  string // by the last run
+	client   *mcptest.Client
+	images   [][]byte // of all answers
 }
 
 func newStage(t *testing.T) *stage {
@@ -165,7 +213,7 @@ func newStage(t *testing.T) *stage {
 	return s
 }
 
-// architecture is this machine's in the words of npm.
+// architecture returns npm's name for the architecture of this machine.
 func architecture() string {
 	if runtime.GOARCH == "amd64" {
 		return "x64"
@@ -173,8 +221,8 @@ func architecture() string {
 	return runtime.GOARCH
 }
 
-// tools makes a folder of programs for the PATH of commands: a nix that takes
-// this checkout for the published flake, and the clients.
+// tools makes a folder of programs for the PATH of the commands: a nix that
+// uses this checkout in place of the published flake, and the clients.
 func (s *stage) tools() string {
 	folder := s.t.TempDir()
 	nix, err := exec.LookPath("nix")
@@ -218,15 +266,15 @@ exec %s "${verb[@]}" "${rest[@]}"
 
 func (s *stage) fail(format string, values ...any) {
 	s.t.Helper()
-	s.t.Errorf("%s: %s", s.place, fmt.Sprintf(format, values...))
+	s.t.Errorf("%s: %s", s.location, fmt.Sprintf(format, values...))
 }
 
-// play does what a block's verb says.
-func (s *stage) play(b block) {
+// test tests a block by its verb.
+func (s *stage) test(b block) {
 	s.t.Helper()
 	switch b.verb {
 	case "nothing":
-		s.fail("the block does not say what is done with it: see tests/docs/page.go")
+		s.fail("the block has no info string that says how it is tested: see tests/docs/page.go")
 	case "run":
 		s.printed = s.run(b.text)
 	case "output":
@@ -250,17 +298,17 @@ func (s *stage) play(b block) {
 	}
 }
 
-// run runs commands and returns what they printed.
+// run runs commands and returns their output.
 func (s *stage) run(commands string) string {
 	s.t.Helper()
-	// The next block goes on in the folder where this one ends.
-	place := filepath.Join(s.home, "place")
-	out, err := s.output(exec.Command("bash", "-euo", "pipefail", "-c", commands+"\npwd >"+place))
+	// The next block starts in the working directory in which this one ended.
+	folderFile := filepath.Join(s.home, "folder")
+	out, err := s.output(exec.Command("bash", "-euo", "pipefail", "-c", commands+"\npwd >"+folderFile))
 	if err != nil {
 		s.fail("%v\n%s\n%s", err, commands, out)
 		return out
 	}
-	folder, err := os.ReadFile(place)
+	folder, err := os.ReadFile(folderFile)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -268,14 +316,14 @@ func (s *stage) run(commands string) string {
 	return out
 }
 
-// output runs a command on the stage and returns both of its streams.
+// output runs a command and returns its stdout and stderr together.
 func (s *stage) output(cmd *exec.Cmd) (string, error) {
 	ctx, cancel := context.WithTimeout(s.t.Context(), blockPatience)
 	defer cancel()
 	bounded := exec.CommandContext(ctx, cmd.Path, cmd.Args[1:]...)
 	bounded.Dir, bounded.Env = s.folder, s.environ
 	bounded.WaitDelay = 5 * time.Second
-	// What a command started ends with it.
+	// The processes that the command started are killed with it.
 	bounded.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	bounded.Cancel = func() error { return syscall.Kill(-bounded.Process.Pid, syscall.SIGKILL) }
 	out, err := bounded.CombinedOutput()
@@ -294,7 +342,7 @@ func (s *stage) nix(words ...string) ([]byte, error) {
 	return out, err
 }
 
-// config has Nix make a server's metadata of a configuration file.
+// config evaluates the metadata of a server with a configuration file.
 func (s *stage) config(text string) {
 	s.t.Helper()
 	file := filepath.Join(s.t.TempDir(), "config.toml")
@@ -303,7 +351,7 @@ func (s *stage) config(text string) {
 	}
 	packages := os.Getenv(nixpkgsVariable)
 	if packages == "" {
-		s.t.Logf("%s: left out: %s is not set", s.place, nixpkgsVariable)
+		s.t.Logf("%s: skipped: %s is not set", s.location, nixpkgsVariable)
 		return
 	}
 	out, err := s.nix("eval", "--impure", "--json", "--expr", fmt.Sprintf(
@@ -317,8 +365,8 @@ func (s *stage) config(text string) {
 	}
 }
 
-// connect starts the server of the page's calls, unless it runs already. It has
-// the sandbox for data beside its own, and the example as its project.
+// connect starts the server for the page's calls, unless it is running. It has
+// the environment data in addition to its own, and the example as its project.
 func (s *stage) connect() {
 	s.t.Helper()
 	if s.client != nil {
@@ -338,7 +386,7 @@ func (s *stage) connect() {
 	s.client.Initialize(mcptest.Newest)
 }
 
-// calls replays a transcript against the page's server.
+// calls makes the calls of a transcript and compares the answers with it.
 func (s *stage) calls(text string) {
 	s.t.Helper()
 	transcript, err := calls(text)
