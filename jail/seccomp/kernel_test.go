@@ -89,11 +89,23 @@ func attempt(name string, nr int) syscall.Errno {
 		args = [6]uintptr{unix.AF_NETLINK, unix.SOCK_RAW, 0, wrong}
 	case "ioctl":
 		args[1] = unix.TIOCSTI
+	case "setsockopt":
+		args[1], args[2] = unix.SOL_SOCKET, unix.SO_ATTACH_FILTER
 	case "personality":
 		args[0] = 0x0040000 // ADDR_NO_RANDOMIZE, of this process alone
 	}
 	_, _, errno := syscall.Syscall6(uintptr(nr), args[0], args[1], args[2], args[3], args[4], args[5])
 	return errno
+}
+
+// errno is the error of a verdict's first refusal.
+func (v verdict) errno() syscall.Errno {
+	for _, c := range v {
+		if c.then != allow {
+			return syscall.Errno(c.then & unix.SECCOMP_RET_DATA)
+		}
+	}
+	return 0
 }
 
 // errnos runs the calls in a process of their own and returns how each ended.
@@ -129,8 +141,7 @@ func TestKernelRefuses(t *testing.T) {
 			continue
 		}
 		t.Run(r.name, func(t *testing.T) {
-			then := r.verdict[0].then
-			if want := syscall.Errno(then & unix.SECCOMP_RET_DATA); with[r.name] != want {
+			if want := r.verdict.errno(); with[r.name] != want {
 				t.Errorf("with the filter: %v, want %v", with[r.name], want)
 			}
 			t.Logf("without: %d (%v), with: %d (%v)", without[r.name], without[r.name], with[r.name], with[r.name])

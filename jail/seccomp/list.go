@@ -70,6 +70,7 @@ var list = []rule{
 	{"migrate_pages", 256, 238, always(eperm), "moves other processes' memory between nodes"},
 	{"socket", 41, 198, families, "every family is a protocol stack; computing uses three"},
 	{"socketpair", 53, 199, families, "every family is a protocol stack; computing uses three"},
+	{"setsockopt", 54, 208, noFilters, "attaches programs that the kernel compiles, from a budget that the whole machine shares (net.core.bpf_jit_limit)"},
 	{"ioctl", 16, 29, terminal, "puts words into a terminal's input, or code into its line"},
 	{"personality", 135, 92, oddities, "switches off protections that exec would otherwise set"},
 
@@ -129,6 +130,15 @@ var (
 		// 0 is the family's own choice, 1 is ICMP's echo and AF_UNIX's own
 		// number; no SCTP, DCCP, SMC, L2TP.
 		{arg: 2, test: noneOf, values: []uint32{0, 1, unix.IPPROTO_TCP, unix.IPPROTO_UDP}, then: refuse(unix.EPROTONOSUPPORT)},
+	}
+
+	// The level has to be asked too: IPV6_V6ONLY has the number of
+	// SO_ATTACH_FILTER.
+	noFilters = verdict{
+		{arg: 1, test: noneOf, values: []uint32{unix.SOL_SOCKET}, then: allow},
+		{arg: 2, test: anyOf, values: []uint32{
+			unix.SO_ATTACH_FILTER, unix.SO_ATTACH_BPF, unix.SO_ATTACH_REUSEPORT_CBPF, unix.SO_ATTACH_REUSEPORT_EBPF,
+		}, then: eperm},
 	}
 
 	terminal = verdict{{arg: 1, test: anyOf, values: []uint32{tiocsti, tioclinux, tioccons, tiocsetd}, then: eperm}}

@@ -67,6 +67,8 @@ func refuse(errno unix.Errno) uint32 {
 	return unix.SECCOMP_RET_ERRNO | uint32(errno)
 }
 
+const allow = uint32(unix.SECCOMP_RET_ALLOW)
+
 var (
 	eperm  = refuse(unix.EPERM)
 	enosys = refuse(unix.ENOSYS)

@@ -160,7 +160,6 @@ func TestOtherArchitecturesAreRefused(t *testing.T) {
 }
 
 func TestArguments(t *testing.T) {
-	const allow = unix.SECCOMP_RET_ALLOW
 	family, protocol := refuse(unix.EAFNOSUPPORT), refuse(unix.EPROTONOSUPPORT)
 	type args = [6]uint64
 	tests := []struct {
@@ -199,6 +198,15 @@ func TestArguments(t *testing.T) {
 		{"socket", args{unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_RAW}, protocol},
 		{"socketpair", args{unix.AF_UNIX, unix.SOCK_STREAM, 0}, allow},
 		{"socketpair", args{unix.AF_TIPC, unix.SOCK_STREAM, 0}, family},
+		{"setsockopt", args{0, unix.SOL_SOCKET, unix.SO_REUSEADDR}, allow},
+		{"setsockopt", args{0, unix.SOL_SOCKET, unix.SO_RCVBUF}, allow},
+		{"setsockopt", args{0, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY}, allow}, // 26, as SO_ATTACH_FILTER is
+		{"setsockopt", args{0, unix.IPPROTO_TCP, unix.TCP_NODELAY}, allow},
+		{"setsockopt", args{0, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER}, eperm},
+		{"setsockopt", args{0, 1<<32 | unix.SOL_SOCKET, 1<<32 | unix.SO_ATTACH_FILTER}, eperm}, // the kernel reads 32 bits of each
+		{"setsockopt", args{0, unix.SOL_SOCKET, unix.SO_ATTACH_BPF}, eperm},
+		{"setsockopt", args{0, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF}, eperm},
+		{"setsockopt", args{0, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_EBPF}, eperm},
 		{"ioctl", args{0, unix.TCGETS}, allow},
 		{"ioctl", args{0, unix.TIOCGWINSZ}, allow},
 		{"ioctl", args{0, unix.TIOCSTI}, eperm},

@@ -79,6 +79,8 @@ CALLS = {
     "swapoff": (168, 225), "swapon": (167, 224), "sysfs": (139, None), "syslog": (103, 116),
     "tgkill": (234, 131), "umount2": (166, 39), "unshare": (272, 97), "uselib": (134, None),
     "userfaultfd": (323, 282), "vhangup": (153, 58),
+    "fcntl": (72, 25), "futex": (202, 98), "futex_requeue": (456, 456), "mmap": (9, 222), "seccomp": (317, 277),
+    "setsockopt": (54, 208), "timer_create": (222, 107),
 }
 
 
