@@ -89,6 +89,8 @@ func attempt(name string, nr int) syscall.Errno {
 		args = [6]uintptr{unix.AF_NETLINK, unix.SOCK_RAW, 0, wrong}
 	case "ioctl":
 		args[1] = unix.TIOCSTI
+	case "fcntl":
+		args[1] = unix.F_SETLEASE
 	case "setsockopt":
 		args[1], args[2] = unix.SOL_SOCKET, unix.SO_ATTACH_FILTER
 	case "personality":

@@ -71,6 +71,7 @@ var list = []rule{
 	{"socket", 41, 198, families, "every family is a protocol stack; computing uses three"},
 	{"socketpair", 53, 199, families, "every family is a protocol stack; computing uses three"},
 	{"setsockopt", 54, 208, noFilters, "attaches programs that the kernel compiles, from a budget that the whole machine shares (net.core.bpf_jit_limit)"},
+	{"fcntl", 72, 25, leases, "makes a program of the host wait that opens a file for writing, which reading the file is enough for"},
 	{"ioctl", 16, 29, terminal, "puts words into a terminal's input, or code into its line"},
 	{"personality", 135, 92, oddities, "switches off protections that exec would otherwise set"},
 
@@ -141,6 +142,14 @@ var (
 		}, then: eperm},
 	}
 
+	leases = verdict{{arg: 1, test: anyOf, values: []uint32{
+		unix.F_SETLEASE,
+		unix.F_NOTIFY,           // signals what others do in a folder
+		unix.F_SET_RW_HINT,      // changes the host's inode through a read-only mount
+		unix.F_SET_FILE_RW_HINT, // the same, before Linux 5.17
+		fSetDelegation,
+	}, then: eperm}}
+
 	terminal = verdict{{arg: 1, test: anyOf, values: []uint32{tiocsti, tioclinux, tioccons, tiocsetd}, then: eperm}}
 
 	// Linux as it is, and the question which one is set.
@@ -149,12 +158,14 @@ var (
 	onlyVM = verdict{{arg: 2, test: noneOf, values: []uint32{kcmpVM}, then: eperm}}
 )
 
-// From the kernel's asm-generic/ioctls.h and linux/kcmp.h: the same numbers
-// on both architectures.
+// From the kernel's asm-generic/ioctls.h, linux/kcmp.h and linux/fcntl.h: the same
+// numbers on both architectures.
 const (
 	tiocsti   = 0x5412
 	tioclinux = 0x541c
 	tioccons  = 0x541d
 	tiocsetd  = 0x5423
 	kcmpVM    = 1
+
+	fSetDelegation = 1040 // F_SETDELEG, since Linux 6.19
 )
