@@ -131,6 +131,13 @@ var (
 		// 0 is the family's own choice, 1 is ICMP's echo and AF_UNIX's own
 		// number; no SCTP, DCCP, SMC, L2TP.
 		{arg: 2, test: noneOf, values: []uint32{0, 1, unix.IPPROTO_TCP, unix.IPPROTO_UDP}, then: refuse(unix.EPROTONOSUPPORT)},
+		// The type alone can choose a protocol or a family: SOCK_PACKET (10)
+		// is AF_PACKET's, and SOCK_SEQPACKET (5) and SOCK_DCCP (6) with protocol
+		// 0 are SCTP and DCCP. SOCK_STREAM, SOCK_DGRAM and SOCK_RAW, from 1 to 3,
+		// have neither bit; SOCK_NONBLOCK and SOCK_CLOEXEC are higher ones.
+		{arg: 1, test: anyBit, values: []uint32{8}, then: refuse(unix.ESOCKTNOSUPPORT)},
+		{arg: 0, test: anyOf, values: []uint32{unix.AF_UNIX}, then: allow},
+		{arg: 1, test: anyBit, values: []uint32{4}, then: refuse(unix.ESOCKTNOSUPPORT)},
 	}
 
 	// The level has to be asked too: IPV6_V6ONLY has the number of
@@ -158,8 +165,8 @@ var (
 	onlyVM = verdict{{arg: 2, test: noneOf, values: []uint32{kcmpVM}, then: eperm}}
 )
 
-// From the kernel's asm-generic/ioctls.h, linux/kcmp.h and linux/fcntl.h: the same
-// numbers on both architectures.
+// From the kernel's asm-generic/ioctls.h, linux/kcmp.h, linux/fcntl.h
+// and linux/shm.h: the same numbers on both architectures.
 const (
 	tiocsti   = 0x5412
 	tioclinux = 0x541c

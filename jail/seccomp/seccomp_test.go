@@ -161,6 +161,7 @@ func TestOtherArchitecturesAreRefused(t *testing.T) {
 
 func TestArguments(t *testing.T) {
 	family, protocol := refuse(unix.EAFNOSUPPORT), refuse(unix.EPROTONOSUPPORT)
+	socketType := refuse(unix.ESOCKTNOSUPPORT)
 	type args = [6]uint64
 	tests := []struct {
 		name string
@@ -207,6 +208,16 @@ func TestArguments(t *testing.T) {
 		{"setsockopt", args{0, unix.SOL_SOCKET, unix.SO_ATTACH_BPF}, eperm},
 		{"setsockopt", args{0, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF}, eperm},
 		{"setsockopt", args{0, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_EBPF}, eperm},
+		{"socket", args{unix.AF_INET, unix.SOCK_RAW, 1}, allow}, // the kernel asks for a capability
+		{"socket", args{unix.AF_INET, unix.SOCK_DGRAM | unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK, 0}, allow},
+		{"socket", args{unix.AF_UNIX, unix.SOCK_SEQPACKET | unix.SOCK_CLOEXEC, 0}, allow},
+		{"socket", args{unix.AF_INET, unix.SOCK_PACKET, 0}, socketType},
+		{"socket", args{unix.AF_INET, unix.SOCK_PACKET | unix.SOCK_CLOEXEC, 0}, socketType},
+		{"socket", args{unix.AF_UNIX, unix.SOCK_PACKET, 0}, socketType},
+		{"socket", args{unix.AF_INET, unix.SOCK_DCCP, 0}, socketType},
+		{"socket", args{unix.AF_INET6, unix.SOCK_SEQPACKET | unix.SOCK_NONBLOCK, 0}, socketType},
+		{"socket", args{unix.AF_INET, unix.SOCK_RDM, 0}, socketType},
+		{"socketpair", args{unix.AF_UNIX, unix.SOCK_SEQPACKET, 0}, allow},
 		{"fcntl", args{0, unix.F_SETLK}, allow},
 		{"fcntl", args{0, unix.F_OFD_SETLK}, allow},
 		{"fcntl", args{0, unix.F_SETFL}, allow},
