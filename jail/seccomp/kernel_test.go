@@ -89,6 +89,8 @@ func attempt(name string, nr int) syscall.Errno {
 		args = [6]uintptr{unix.AF_NETLINK, unix.SOCK_RAW, 0, wrong}
 	case "ioctl":
 		args[1] = unix.TIOCSTI
+	case "futex":
+		args[0], args[1] = 0, futexRequeue // no word at this address
 	case "fcntl":
 		args[1] = unix.F_SETLEASE
 	case "setsockopt":

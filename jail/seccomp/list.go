@@ -72,6 +72,8 @@ var list = []rule{
 	{"socketpair", 53, 199, families, "every family is a protocol stack; computing uses three"},
 	{"setsockopt", 54, 208, noFilters, "attaches programs that the kernel compiles, from a budget that the whole machine shares (net.core.bpf_jit_limit)"},
 	{"fcntl", 72, 25, leases, "makes a program of the host wait that opens a file for writing, which reading the file is enough for"},
+	{"futex", 202, 98, requeue, "moves who sleeps on a word of a file, a program of the host too, to where nobody wakes it"},
+	{"futex_requeue", 456, 456, always(enosys), "the same"},
 	{"ioctl", 16, 29, terminal, "puts words into a terminal's input, or code into its line"},
 	{"personality", 135, 92, oddities, "switches off protections that exec would otherwise set"},
 
@@ -157,6 +159,14 @@ var (
 		fSetDelegation,
 	}, then: eperm}}
 
+	// The operations of futex(2) that move sleepers to another word, or change
+	// one, without FUTEX_PRIVATE_FLAG: C libraries move those of their own
+	// process alone. The higher bit is FUTEX_CLOCK_REALTIME.
+	requeue = verdict{{arg: 1, test: anyOf, values: []uint32{
+		futexRequeue, futexCmpRequeue, futexWakeOp, futexWaitRequeuePI, futexCmpRequeuePI,
+		futexRequeue | 256, futexCmpRequeue | 256, futexWakeOp | 256, futexWaitRequeuePI | 256, futexCmpRequeuePI | 256,
+	}, then: enosys}}
+
 	terminal = verdict{{arg: 1, test: anyOf, values: []uint32{tiocsti, tioclinux, tioccons, tiocsetd}, then: eperm}}
 
 	// Linux as it is, and the question which one is set.
@@ -165,7 +175,7 @@ var (
 	onlyVM = verdict{{arg: 2, test: noneOf, values: []uint32{kcmpVM}, then: eperm}}
 )
 
-// From the kernel's asm-generic/ioctls.h, linux/kcmp.h, linux/fcntl.h
+// From the kernel's asm-generic/ioctls.h, linux/kcmp.h, linux/fcntl.h, linux/futex.h
 // and linux/shm.h: the same numbers on both architectures.
 const (
 	tiocsti   = 0x5412
@@ -173,6 +183,12 @@ const (
 	tioccons  = 0x541d
 	tiocsetd  = 0x5423
 	kcmpVM    = 1
+
+	futexRequeue       = 3
+	futexCmpRequeue    = 4
+	futexWakeOp        = 5
+	futexWaitRequeuePI = 11
+	futexCmpRequeuePI  = 12
 
 	fSetDelegation = 1040 // F_SETDELEG, since Linux 6.19
 )

@@ -218,6 +218,18 @@ func TestArguments(t *testing.T) {
 		{"socket", args{unix.AF_INET6, unix.SOCK_SEQPACKET | unix.SOCK_NONBLOCK, 0}, socketType},
 		{"socket", args{unix.AF_INET, unix.SOCK_RDM, 0}, socketType},
 		{"socketpair", args{unix.AF_UNIX, unix.SOCK_SEQPACKET, 0}, allow},
+		{"futex", args{0, 0}, allow},              // FUTEX_WAIT
+		{"futex", args{0, 1}, allow},              // FUTEX_WAKE
+		{"futex", args{0, 9 | 256}, allow},        // FUTEX_WAIT_BITSET
+		{"futex", args{0, 6}, allow},              // FUTEX_LOCK_PI
+		{"futex", args{0, 3 | 128}, allow},        // the process's own sleepers
+		{"futex", args{0, 4 | 128}, allow},        // likewise
+		{"futex", args{0, 11 | 128 | 256}, allow}, // likewise
+		{"futex", args{0, 3}, enosys},
+		{"futex", args{0, 1<<32 | 4}, enosys},
+		{"futex", args{0, 5}, enosys},
+		{"futex", args{0, 11 | 256}, enosys},
+		{"futex", args{0, 12}, enosys},
 		{"fcntl", args{0, unix.F_SETLK}, allow},
 		{"fcntl", args{0, unix.F_OFD_SETLK}, allow},
 		{"fcntl", args{0, unix.F_SETFL}, allow},
