@@ -91,6 +91,10 @@ func attempt(name string, nr int) syscall.Errno {
 		args[1] = unix.TIOCSTI
 	case "futex":
 		args[0], args[1] = 0, futexRequeue // no word at this address
+	case "mmap":
+		args[3] = unix.MAP_ANONYMOUS | unix.MAP_PRIVATE | unix.MAP_HUGETLB | 63<<unix.MAP_HUGE_SHIFT // no such size
+	case "shmget":
+		args[0], args[1], args[2] = 0, 0, shmHugeTLB // no segment is so small
 	case "fcntl":
 		args[1] = unix.F_SETLEASE
 	case "setsockopt":

@@ -74,6 +74,8 @@ var list = []rule{
 	{"fcntl", 72, 25, leases, "makes a program of the host wait that opens a file for writing, which reading the file is enough for"},
 	{"futex", 202, 98, requeue, "moves who sleeps on a word of a file, a program of the host too, to where nobody wakes it"},
 	{"futex_requeue", 456, 456, always(enosys), "the same"},
+	{"mmap", 9, 222, hugePages, "takes huge pages that the operator keeps for a database; no control group counts them by default"},
+	{"shmget", 29, 194, hugeSegments, "the same, as System V shared memory"},
 	{"ioctl", 16, 29, terminal, "puts words into a terminal's input, or code into its line"},
 	{"personality", 135, 92, oddities, "switches off protections that exec would otherwise set"},
 
@@ -167,6 +169,10 @@ var (
 		futexRequeue | 256, futexCmpRequeue | 256, futexWakeOp | 256, futexWaitRequeuePI | 256, futexCmpRequeuePI | 256,
 	}, then: enosys}}
 
+	// ENOMEM is the answer of a machine without huge pages.
+	hugePages    = verdict{{arg: 3, test: anyBit, values: []uint32{unix.MAP_HUGETLB}, then: refuse(unix.ENOMEM)}}
+	hugeSegments = verdict{{arg: 2, test: anyBit, values: []uint32{shmHugeTLB}, then: refuse(unix.ENOMEM)}}
+
 	terminal = verdict{{arg: 1, test: anyOf, values: []uint32{tiocsti, tioclinux, tioccons, tiocsetd}, then: eperm}}
 
 	// Linux as it is, and the question which one is set.
@@ -189,6 +195,8 @@ const (
 	futexWakeOp        = 5
 	futexWaitRequeuePI = 11
 	futexCmpRequeuePI  = 12
+
+	shmHugeTLB = 0o4000
 
 	fSetDelegation = 1040 // F_SETDELEG, since Linux 6.19
 )

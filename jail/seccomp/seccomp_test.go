@@ -161,7 +161,7 @@ func TestOtherArchitecturesAreRefused(t *testing.T) {
 
 func TestArguments(t *testing.T) {
 	family, protocol := refuse(unix.EAFNOSUPPORT), refuse(unix.EPROTONOSUPPORT)
-	socketType := refuse(unix.ESOCKTNOSUPPORT)
+	socketType, noMemory := refuse(unix.ESOCKTNOSUPPORT), refuse(unix.ENOMEM)
 	type args = [6]uint64
 	tests := []struct {
 		name string
@@ -230,6 +230,12 @@ func TestArguments(t *testing.T) {
 		{"futex", args{0, 5}, enosys},
 		{"futex", args{0, 11 | 256}, enosys},
 		{"futex", args{0, 12}, enosys},
+		{"mmap", args{0, 4096, 3, unix.MAP_PRIVATE | unix.MAP_ANONYMOUS}, allow},
+		{"mmap", args{0, 4096, 3, unix.MAP_SHARED | unix.MAP_POPULATE | unix.MAP_NORESERVE}, allow},
+		{"mmap", args{0, 4096, 3, unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_HUGETLB}, noMemory},
+		{"mmap", args{0, 4096, 3, unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_HUGETLB | 30<<unix.MAP_HUGE_SHIFT}, noMemory},
+		{"shmget", args{0, 4096, 0o1600}, allow},
+		{"shmget", args{0, 4096, 0o1600 | 0o4000}, noMemory},
 		{"fcntl", args{0, unix.F_SETLK}, allow},
 		{"fcntl", args{0, unix.F_OFD_SETLK}, allow},
 		{"fcntl", args{0, unix.F_SETFL}, allow},
