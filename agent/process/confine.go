@@ -29,7 +29,12 @@ var onlyOwn = []struct{ nr, arg, own uint32 }{
 	{unix.SYS_SCHED_SETAFFINITY, 0, 0},
 	{unix.SYS_SETPRIORITY, 0, unix.PRIO_PROCESS},
 	{unix.SYS_SETPRIORITY, 1, 0},
+	{unix.SYS_IOPRIO_SET, 0, ioprioProcess},
+	{unix.SYS_IOPRIO_SET, 1, 0},
 }
+
+// ioprioProcess is IOPRIO_WHO_PROCESS, of the kernel's linux/ioprio.h.
+const ioprioProcess = 1
 
 // forkFlags are flags of unshare(2) that no kernel knows, and to which the filter
 // below says yes: they make package syscall start a process by fork and not
