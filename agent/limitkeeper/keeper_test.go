@@ -225,7 +225,7 @@ func TestApply(t *testing.T) {
 	for _, l := range limits {
 		names = append(names, l.Name)
 	}
-	if got := strings.Join(names, " "); !strings.HasPrefix(got, "core nofile data") {
+	if got := strings.Join(names, " "); !strings.HasPrefix(got, "core nofile sigpending msgqueue data") {
 		t.Errorf("limits %q", got)
 	}
 	pid := sleeper(t)

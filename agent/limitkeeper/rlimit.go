@@ -12,6 +12,13 @@ const (
 	softFiles = 1024
 	hardFiles = 4096
 
+	// Signals that wait, timers among them, and bytes of POSIX message queues:
+	// the kernel counts both for each user of the host too, where they are 95,000
+	// and 819,200 for all of an ordinary user's programs. Two queues of the
+	// default size, of 82,480 bytes each, fit.
+	maxSignals    = 1024
+	maxQueueBytes = 192 << 10
+
 	// leastData leaves room for stacks of threads and for interpreters that
 	// reserve more than they use.
 	leastData = 1 << 30
@@ -33,6 +40,8 @@ func Rlimits(limits Limits) []Rlimit {
 	out := []Rlimit{
 		{unix.RLIMIT_CORE, "core", unix.Rlimit{}},
 		{unix.RLIMIT_NOFILE, "nofile", unix.Rlimit{Cur: softFiles, Max: hardFiles}},
+		{unix.RLIMIT_SIGPENDING, "sigpending", unix.Rlimit{Cur: maxSignals, Max: maxSignals}},
+		{unix.RLIMIT_MSGQUEUE, "msgqueue", unix.Rlimit{Cur: maxQueueBytes, Max: maxQueueBytes}},
 	}
 	if limits.Memory > 0 {
 		// Address space that is private and writable: above the limit,
