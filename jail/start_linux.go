@@ -41,6 +41,7 @@ func (s *Spec) Start(project Project) error {
 	if err != nil {
 		return err
 	}
+	yieldToHost()
 	project, err = leaveRoot(project)
 	if err != nil {
 		return err

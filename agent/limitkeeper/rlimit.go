@@ -12,6 +12,11 @@ const (
 	softFiles = 1024
 	hardFiles = 4096
 
+	// coreSize is 1, because 0 is no limit for a handler that kernel.core_pattern
+	// names; that would run as root and read the memory of what crashed. The
+	// kernel takes 1 for none, in files too (core(5)).
+	coreSize = 1
+
 	// Signals that wait, timers among them, and bytes of POSIX message queues:
 	// the kernel counts both for each user of the host too, where they are 95,000
 	// and 819,200 for all of an ordinary user's programs. Two queues of the
@@ -38,7 +43,7 @@ type Rlimit struct {
 // before the watch ends them all.
 func Rlimits(limits Limits) []Rlimit {
 	out := []Rlimit{
-		{unix.RLIMIT_CORE, "core", unix.Rlimit{}},
+		{unix.RLIMIT_CORE, "core", unix.Rlimit{Cur: coreSize, Max: coreSize}},
 		{unix.RLIMIT_NOFILE, "nofile", unix.Rlimit{Cur: softFiles, Max: hardFiles}},
 		{unix.RLIMIT_SIGPENDING, "sigpending", unix.Rlimit{Cur: maxSignals, Max: maxSignals}},
 		{unix.RLIMIT_MSGQUEUE, "msgqueue", unix.Rlimit{Cur: maxQueueBytes, Max: maxQueueBytes}},
