@@ -18,6 +18,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 )
 
 // Names of the limits, as a sandbox's metadata has them.
@@ -37,10 +39,12 @@ type Usage struct {
 	Processes int64 // bytes
 	Files     int64 // bytes in file systems in memory, and in System V's
 	Tasks     int
+	Kernel    kernelUse
 }
 
-// Memory is the memory of processes and files, in bytes.
-func (u Usage) Memory() int64 { return u.Processes + u.Files }
+// Memory is the memory of processes and files, and what the kernel keeps for
+// them, in bytes.
+func (u Usage) Memory() int64 { return u.Processes + u.Files + u.Kernel.Bytes }
 
 // Crossing says which limit was crossed.
 type Crossing struct {
@@ -51,15 +55,25 @@ type Crossing struct {
 
 // Used is what was used of the limit, in the unit of Value, rounded up.
 func (c Crossing) Used() int64 {
-	if c.Limit == Memory {
+	switch c.Limit {
+	case Memory:
 		return (c.Usage.Memory() + 1<<20 - 1) >> 20
+	case frame.FileLocks:
+		return int64(c.Usage.Kernel.Locks)
+	case frame.Terminals:
+		return int64(c.Usage.Kernel.Terminals)
 	}
 	return int64(c.Usage.Tasks)
 }
 
 func (c Crossing) String() string {
-	if c.Limit == Memory {
+	switch c.Limit {
+	case Memory:
 		return fmt.Sprintf("used more than %d MB of memory", c.Value)
+	case frame.FileLocks:
+		return fmt.Sprintf("held more than %d locks on files", c.Value)
+	case frame.Terminals:
+		return fmt.Sprintf("opened more than %d terminals", c.Value)
 	}
 	return fmt.Sprintf("more than %d processes and threads", c.Value)
 }
@@ -96,6 +110,7 @@ type Keeper struct {
 	limits  Limits
 	folders []string
 	gauge   *gauge
+	kernel  *kernelGauge
 	busy    chan bool
 }
 
@@ -106,7 +121,7 @@ func New(limits Limits, folders ...string) (*Keeper, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watch the limits: %w", err)
 	}
-	return &Keeper{limits: limits, folders: folders, gauge: g, busy: make(chan bool, 1)}, nil
+	return &Keeper{limits: limits, folders: folders, gauge: g, kernel: newKernelGauge(), busy: make(chan bool, 1)}, nil
 }
 
 // Busy says whether a call runs, from now on. It does not wait for the watch.
@@ -124,6 +139,7 @@ func (w *Keeper) Busy(busy bool) {
 // limits hold no longer, and that the sandbox has to end.
 func (w *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 	defer w.gauge.close()
+	defer w.kernel.close()
 	var (
 		busy  bool
 		used  bool // a call has run
@@ -140,6 +156,7 @@ func (w *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 			return nil
 		case busy = <-w.busy:
 			used = true
+			w.kernel.begun()
 			// The last look may not have found what began since.
 			seen = time.Time{}
 			// A look at each call's beginning and end would cost as much as
@@ -165,6 +182,7 @@ func (w *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 			killed := w.gauge.pids()
 			crossed(c)
 			w.gauge.ignore(killed, time.Now().Add(dying))
+			w.kernel.forget()
 		}
 		pause = w.limits.pause(usage, last, pause, busy)
 		if !used && usage.Memory() <= last.Memory() && usage.Tasks <= last.Tasks {
@@ -200,6 +218,9 @@ func (w *Keeper) look() (usage Usage, cost time.Duration, err error) {
 	}
 	resume := w.gauge.stop()
 	defer resume()
+	if usage.Kernel.Bytes > 0 {
+		w.kernel.refresh(w.gauge.found)
+	}
 	usage, again, err := w.measure()
 	return usage, cost + again, err
 }
@@ -208,10 +229,15 @@ func (w *Keeper) look() (usage Usage, cost time.Duration, err error) {
 // the exact one.
 func (w *Keeper) measure() (usage Usage, cost time.Duration, err error) {
 	usage, err = w.gauge.bound(w.limits.Tasks)
+	usage.Kernel = w.kernel.use(w.gauge.found, w.gauge.self, time.Now())
 	if err != nil || w.limits.Memory == 0 || usage.Memory() <= w.limits.Memory {
 		return usage, 0, err
 	}
-	usage.Processes, cost = w.gauge.exact(exactTime, w.limits.Memory-usage.Files)
+	rest := w.limits.Memory - usage.Files - usage.Kernel.Bytes
+	if rest < 0 { // whatever the processes have
+		return usage, 0, nil
+	}
+	usage.Processes, cost = w.gauge.exact(exactTime, rest)
 	return usage, cost, nil
 }
 
@@ -222,6 +248,10 @@ func (l Limits) crossed(u Usage) (Crossing, bool) {
 		return Crossing{Limit: Memory, Value: l.Memory >> 20, Usage: u}, true
 	case l.Tasks > 0 && u.Tasks > l.Tasks:
 		return Crossing{Limit: Tasks, Value: int64(l.Tasks), Usage: u}, true
+	case u.Kernel.Locks > frame.MaxFileLocks:
+		return Crossing{Limit: frame.FileLocks, Value: frame.MaxFileLocks, Usage: u}, true
+	case u.Kernel.Terminals > frame.MaxTerminals:
+		return Crossing{Limit: frame.Terminals, Value: frame.MaxTerminals, Usage: u}, true
 	}
 	return Crossing{}, false
 }

@@ -71,7 +71,7 @@ var list = []rule{
 	{"socket", 41, 198, families, "every family is a protocol stack; computing uses three"},
 	{"socketpair", 53, 199, families, "every family is a protocol stack; computing uses three"},
 	{"setsockopt", 54, 208, noFilters, "attaches programs that the kernel compiles, from a budget that the whole machine shares (net.core.bpf_jit_limit)"},
-	{"fcntl", 72, 25, leases, "makes a program of the host wait that opens a file for writing, which reading the file is enough for"},
+	{"fcntl", 72, 25, fileLocks, "makes a program of the host wait that opens a file for writing, which reading the file is enough for"},
 	{"futex", 202, 98, requeue, "moves who sleeps on a word of a file, a program of the host too, to where nobody wakes it"},
 	{"futex_requeue", 456, 456, always(enosys), "the same"},
 	{"mmap", 9, 222, hugePages, "takes huge pages that the operator keeps for a database; no control group counts them by default"},
@@ -125,7 +125,14 @@ const (
 )
 
 var (
-	newNamespace        = verdict{{arg: 0, test: anyBit, values: []uint32{namespaces}, then: eperm}}
+	newNamespace = verdict{
+		{arg: 0, test: anyBit, values: []uint32{namespaces}, then: eperm},
+		// A process that shares its descriptors with another can take locks and
+		// end. They stay, and /proc/locks of the namespace, by which the agent
+		// counts, leaves out those whose owner's number is gone.
+		{arg: 0, test: anyBit, values: []uint32{unix.CLONE_THREAD}, then: allow},
+		{arg: 0, test: anyBit, values: []uint32{unix.CLONE_FILES}, then: eperm},
+	}
 	newNamespaceUnshare = verdict{{arg: 0, test: anyBit, values: []uint32{namespacesUnshared}, then: eperm}}
 
 	families = verdict{
@@ -153,13 +160,18 @@ var (
 		}, then: eperm},
 	}
 
-	leases = verdict{{arg: 1, test: anyOf, values: []uint32{
+	fileLocks = verdict{{arg: 1, test: anyOf, values: []uint32{
 		unix.F_SETLEASE,
 		unix.F_NOTIFY,           // signals what others do in a folder
 		unix.F_SET_RW_HINT,      // changes the host's inode through a read-only mount
 		unix.F_SET_FILE_RW_HINT, // the same, before Linux 5.17
 		fSetDelegation,
-	}, then: eperm}}
+	}, then: eperm}, {
+		// Locks of open files belong to no process: they are in /proc/locks of
+		// every namespace, so that nobody can tell whose they are. This is what
+		// kernels before Linux 3.15 answer, for which programs take POSIX locks.
+		arg: 1, test: anyOf, values: []uint32{fOFDSetLock, fOFDSetLockWait}, then: refuse(unix.EINVAL),
+	}}
 
 	// The operations of futex(2) that move sleepers to another word, or change
 	// one, without FUTEX_PRIVATE_FLAG: C libraries move those of their own
@@ -198,5 +210,7 @@ const (
 
 	shmHugeTLB = 0o4000
 
-	fSetDelegation = 1040 // F_SETDELEG, since Linux 6.19
+	fOFDSetLock     = 37
+	fOFDSetLockWait = 38
+	fSetDelegation  = 1040 // F_SETDELEG, since Linux 6.19
 )

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -47,6 +48,9 @@ const (
 	Memory = "memory_mb"
 	PIDs   = "pids"
 )
+
+// limits are the names that an agent may give for what stopped code.
+var limits = []string{Memory, PIDs, frame.FileLocks, frame.Terminals}
 
 // maxUsed bounds what an agent may say was used of a limit.
 const maxUsed = 1 << 40
@@ -411,7 +415,7 @@ func (s *Sandbox) result(reply frame.Reply, took time.Duration) (Result, error) 
 		return Result{}, s.gone()
 	}
 	if l := reply.Limit; l != nil {
-		if l.Name != Memory && l.Name != PIDs || l.Value < 0 || l.Used < 0 || l.Used > maxUsed {
+		if !slices.Contains(limits, l.Name) || l.Value < 0 || l.Used < 0 || l.Used > maxUsed {
 			s.fail("the agent named the limit %.20q, of which %d were used", l.Name, l.Used)
 			return Result{}, s.gone()
 		}

@@ -152,8 +152,13 @@ func (a answer) how() string {
 // crossed says which limit was crossed. The figure is the operator's and not
 // the sandbox's own.
 func (a answer) crossed(limit string) string {
-	if limit == sandbox.PIDs {
+	switch limit {
+	case sandbox.PIDs:
 		return fmt.Sprintf("more than %d processes and threads", a.args.environment.PIDs)
+	case frame.FileLocks:
+		return fmt.Sprintf("held more than %d locks on files", frame.MaxFileLocks)
+	case frame.Terminals:
+		return fmt.Sprintf("opened more than %d terminals", frame.MaxTerminals)
 	}
 	return fmt.Sprintf("used more than %d MB of memory", a.args.environment.MemoryMB)
 }

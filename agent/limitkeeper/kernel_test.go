@@ -1,0 +1,178 @@
+package limitkeeper
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+)
+
+func TestFileLocks_CountsEachPart(t *testing.T) {
+	file, err := os.Create(filepath.Join(t.TempDir(), "file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	before := fileLocks()
+	const parts = 50
+	for i := range int64(parts) {
+		lock := unix.Flock_t{Type: unix.F_WRLCK, Start: 2 * i, Len: 1}
+		if err := unix.FcntlFlock(file.Fd(), unix.F_SETLK, &lock); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Other programs of this machine may give theirs back meanwhile.
+	if got := fileLocks(); got < parts || got < before+parts/2 {
+		t.Errorf("%d locks, want %d beside the %d of others", got, parts, before)
+	}
+	open := unix.Flock_t{Type: unix.F_WRLCK, Start: 1000, Len: 1}
+	if err := unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &open); err != nil {
+		t.Skipf("no locks of open files here: %v", err)
+	}
+	text, err := os.ReadFile("/proc/locks")
+	if err != nil || !strings.Contains(string(text), ": OFDLCK ") {
+		t.Fatalf("/proc/locks shows no lock of an open file, which must not be counted; error %v", err)
+	}
+	if all, got := strings.Count(string(text), "\n"), fileLocks(); got >= all {
+		t.Errorf("%d locks of %d lines, one of which belongs to an open file", got, all)
+	}
+}
+
+func TestQueued_CountsWhatNobodyReads(t *testing.T) {
+	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	sender, err := net.Dial("tcp4", listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sender.Close()
+	before := queued("tcp")
+	const size = 32 << 10
+	if _, err := sender.Write(make([]byte, size)); err != nil {
+		t.Fatal(err)
+	}
+	if got := queued("tcp"); got < size {
+		t.Errorf("%d bytes wait in sockets, %d before, want %d more", got, before, size)
+	}
+	if got := queued("no such protocol"); got != 0 {
+		t.Errorf("%d bytes in a table that is not there", got)
+	}
+}
+
+func TestPending_CountsConnectionsThatNobodyAccepts(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "socket")
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	const connections = 5
+	for range connections {
+		sender, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sender.Close()
+	}
+	if got := pending(); got < connections*pendingCost {
+		t.Errorf("%d bytes, want at least those of %d connections", got, connections)
+	}
+}
+
+func TestCountTerminals(t *testing.T) {
+	k := newKernelGauge()
+	defer k.close()
+	before := k.countTerminals()
+	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skipf("no terminals here: %v", err)
+	}
+	defer terminal.Close()
+	if got := k.countTerminals(); got < 1 || got < before {
+		t.Errorf("%d terminals, want one more than %d", got, before)
+	}
+}
+
+// A process with very many mappings counts as one with all that there may be,
+// until it is gone.
+func TestKernelGauge_CountsMappings(t *testing.T) {
+	const pages = 3 * manyMappings
+	memory, err := unix.Mmap(-1, 0, pages*4096, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(memory)
+	k := newKernelGauge()
+	defer k.close()
+	k.begun()
+	self := process{pid: os.Getpid()}
+	ask := func() int64 {
+		k.ended = time.Time{}.Add(1) // long ago
+		k.earliest = time.Time{}
+		self.clock += int64(mappingTime)
+		use := k.use([]process{self}, 0, time.Now())
+		for k.running {
+			k.collect(time.Second)
+			use = k.use([]process{self}, 0, k.ended)
+		}
+		return use.Bytes
+	}
+	if got := ask(); got != 0 {
+		t.Errorf("%d bytes of mappings, want none", got)
+	}
+	for page := 0; page < pages; page += 2 {
+		if err := unix.Mprotect(memory[page*4096:(page+1)*4096], unix.PROT_READ); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, want := ask(), int64(allMappings*mappingCost); got != want {
+		t.Errorf("%d bytes of %d mappings, want %d", got, pages, want)
+	}
+	if got := k.use(nil, 0, k.ended); got.Bytes != 0 {
+		t.Errorf("%d bytes of a process that is gone", got.Bytes)
+	}
+}
+
+// What was counted before everything was killed is not counted again, nor is the
+// result of a scan that was under way.
+func TestKernelGauge_ForgetsWhatWasKilled(t *testing.T) {
+	k := newKernelGauge()
+	defer k.close()
+	k.last, k.running, k.results = scanned{locks: 9999, sockets: 1 << 40}, true, make(chan scanned, 1)
+	k.forget()
+	k.results <- scanned{locks: 8888}
+	if got := k.use(nil, 0, time.Now()); got.Locks != 0 || got.Bytes != 0 {
+		t.Errorf("%+v, want nothing", got)
+	}
+	if k.running || k.stale {
+		t.Error("the result is still awaited")
+	}
+}
+
+func TestCrossed_NamesWhatTheKernelKeeps(t *testing.T) {
+	limits := Limits{Memory: 64 << 20, Tasks: 10}
+	for _, test := range []struct {
+		use         kernelUse
+		limit       string
+		value, used int64
+	}{
+		{kernelUse{Bytes: 63 << 20, Locks: frame.MaxFileLocks, Terminals: frame.MaxTerminals}, "", 0, 0},
+		{kernelUse{Bytes: 65 << 20}, Memory, 64, 65},
+		{kernelUse{Locks: frame.MaxFileLocks + 1}, frame.FileLocks, 4096, 4097},
+		{kernelUse{Terminals: frame.MaxTerminals + 1}, frame.Terminals, 64, 65},
+	} {
+		c, crossed := limits.crossed(Usage{Kernel: test.use})
+		if crossed != (test.limit != "") || c.Limit != test.limit || c.Value != test.value || crossed && c.Used() != test.used {
+			t.Errorf("%+v: limit %q of %d crossed by %d, want %q of %d by %d", test.use, c.Limit, c.Value, c.Used(), test.limit, test.value, test.used)
+		}
+	}
+}
