@@ -180,7 +180,7 @@ func (m mapping) memory() int64 {
 // unnamed says whether a mapped file lies in no file system that has a size.
 // These names are the kernel's own; a file that bears one is counted twice.
 func unnamed(path string) bool {
-	for _, prefix := range []string{"/dev/zero (deleted)", "/memfd:", "/anon_hugepage (deleted)"} {
+	for _, prefix := range []string{"/dev/zero (deleted)", "[anon_shmem:", "/memfd:", "/anon_hugepage (deleted)"} {
 		if len(path) >= len(prefix) && path[:len(prefix)] == prefix {
 			return true
 		}

@@ -176,3 +176,16 @@ func TestCrossed_NamesWhatTheKernelKeeps(t *testing.T) {
 		}
 	}
 }
+
+// A name that code gives to shared memory does not make it a file's.
+func TestMapping_NamedSharedMemoryIsMemory(t *testing.T) {
+	for path, want := range map[string]int64{
+		"/dev/zero (deleted)": 100 << 10,
+		"[anon_shmem:x]":      100 << 10,
+		"/nix/store/library":  4 << 10,
+	} {
+		if got := (mapping{path: path, inode: true, pss: 100, anonymous: 4}).memory(); got != want {
+			t.Errorf("%s: %d bytes, want %d", path, got, want)
+		}
+	}
+}
