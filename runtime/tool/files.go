@@ -5,10 +5,6 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
-	"image"
-	_ "image/gif"  // so that image.DecodeConfig reads it
-	_ "image/jpeg" // likewise
-	_ "image/png"  // likewise
 	"mime"
 	"net/http"
 	"net/url"
@@ -19,6 +15,7 @@ import (
 	"github.com/mark3labs/mcp-go/mcp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/picture"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -29,9 +26,6 @@ const (
 	// maxTries is how many files of one call are read to see whether they are
 	// images: what is named so need not be one.
 	maxTries = 4 * maxImages
-	// maxPixels is the longest side that the large models' interfaces take; a
-	// larger image would make the whole conversation fail.
-	maxPixels = 8000
 	// maxLinks is how many files of one call are linked or named.
 	maxLinks = 16
 	// maxResource is the largest file that is read as a resource, in bytes.
@@ -61,7 +55,7 @@ func (t *Tool) collect(ctx context.Context, box *sandbox.Sandbox, args arguments
 		kind := imageType(file.Path)
 		if kind != "" && shown < maxImages && tries < maxTries && file.Size > 0 && file.Size <= maxImageBytes {
 			tries++
-			if content := picture(ctx, box, file.Path, kind, &svgRoom); content != nil {
+			if content := shownImage(ctx, box, file.Path, kind, &svgRoom); content != nil {
 				all.content = append(all.content, content)
 				shown++
 				continue
@@ -111,8 +105,8 @@ func imageType(name string) string {
 	}
 }
 
-// picture returns an image as content, or nil where it cannot be shown.
-func picture(ctx context.Context, box *sandbox.Sandbox, name, kind string, svgRoom *int64) mcp.Content {
+// shownImage returns an image as content, or nil where it cannot be shown.
+func shownImage(ctx context.Context, box *sandbox.Sandbox, name, kind string, svgRoom *int64) mcp.Content {
 	data, err := whole(ctx, box, name, maxImageBytes)
 	if err != nil {
 		return nil
@@ -124,19 +118,10 @@ func picture(ctx context.Context, box *sandbox.Sandbox, name, kind string, svgRo
 		*svgRoom -= int64(len(data))
 		return mcp.NewTextContent(strings.TrimPrefix(name, workspace) + ":\n" + string(data))
 	}
-	if http.DetectContentType(data) != kind || !viewable(data, kind) {
+	if http.DetectContentType(data) != kind || picture.Viewable(data, kind) != nil {
 		return nil
 	}
 	return mcp.NewImageContent(base64.StdEncoding.EncodeToString(data), kind)
-}
-
-// viewable says whether an image is one that a model's interface takes.
-func viewable(data []byte, kind string) bool {
-	if kind == "image/webp" {
-		return true // its container was recognized; nothing here reads more
-	}
-	config, _, err := image.DecodeConfig(bytes.NewReader(data))
-	return err == nil && config.Width > 0 && config.Height > 0 && config.Width <= maxPixels && config.Height <= maxPixels
 }
 
 // whole reads a file of at most limit bytes.

@@ -460,7 +460,7 @@ func TestNotImages(t *testing.T) {
 	write := func(name, data string) string { return "echo " + data + " | base64 -d >outputs/" + name + "; " }
 	fake := base64.StdEncoding.EncodeToString([]byte("no image at all"))
 	broken := base64.StdEncoding.EncodeToString([]byte("\x89PNG\r\n\x1a\n broken"))
-	code := write("fake.png", fake) + write("broken.png", broken) + write("wide.png", picturePNG(t, maxPixels+1, 1)) +
+	code := write("fake.png", fake) + write("broken.png", broken) + write("wide.png", picturePNG(t, 8001, 1)) +
 		write("jpeg.jpg", picturePNG(t, 1, 1)) + "head -c 1100000 /dev/zero >outputs/large.png; "
 	for i := range 6 {
 		code += write(fmt.Sprintf("z%d.png", i), picturePNG(t, 2, 2))

@@ -1,0 +1,154 @@
+package picture
+
+import (
+	"bytes"
+	"compress/zlib"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+)
+
+const signaturePNG = "\x89PNG\r\n\x1a\n"
+
+// samplesPNG holds the samples of a pixel by colour type, and the depths that
+// they may have, in bits.
+var samplesPNG = map[int]struct {
+	samples int
+	depths  string
+}{
+	0: {1, "\x01\x02\x04\x08\x10"}, // grey
+	2: {3, "\x08\x10"},             // colours
+	3: {1, "\x01\x02\x04\x08"},     // a palette
+	4: {2, "\x08\x10"},             // grey and opacity
+	6: {4, "\x08\x10"},             // colours and opacity
+}
+
+// viewPNG follows the chunks of a PNG from IHDR to IEND, and unpacks its rows.
+func viewPNG(data []byte) error {
+	c := &cursor{data: data}
+	if string(c.bytes(len(signaturePNG))) != signaturePNG {
+		return errors.New("it does not begin as a PNG does")
+	}
+	var header struct{ width, height, depth, colour, interlace int }
+	var rows [][]byte // the data of IDAT chunks
+	palette, last := false, ""
+	for number := 0; ; number++ {
+		kind, body, err := chunkPNG(c)
+		if err != nil {
+			return err
+		}
+		if (number == 0) != (kind == "IHDR") {
+			return fmt.Errorf("chunk %d is %q", number+1, kind)
+		}
+		switch kind {
+		case "IHDR":
+			if len(body) != 13 || body[10] != 0 || body[11] != 0 || body[12] > 1 {
+				return errors.New("its header is of no known kind")
+			}
+			header.width = int(binary.BigEndian.Uint32(body))
+			header.height = int(binary.BigEndian.Uint32(body[4:]))
+			header.depth, header.colour, header.interlace = int(body[8]), int(body[9]), int(body[12])
+			samples, known := samplesPNG[header.colour]
+			if !known || bytes.IndexByte([]byte(samples.depths), body[8]) < 0 {
+				return fmt.Errorf("it has colour type %d with %d bits", header.colour, header.depth)
+			}
+			if err := checkSize(header.width, header.height, (samples.samples*header.depth+7)/8); err != nil {
+				return err
+			}
+		case "PLTE":
+			palette = len(body) > 0 && len(body)%3 == 0 && len(body) <= 3*256
+			if !palette {
+				return fmt.Errorf("its palette has %d bytes", len(body))
+			}
+		case "IDAT":
+			if len(rows) > 0 && last != "IDAT" {
+				return errors.New("its rows are in two places")
+			}
+			rows = append(rows, body)
+		case "IEND":
+			switch {
+			case len(rows) == 0:
+				return errors.New("it has no rows")
+			case header.colour == 3 && !palette:
+				return errors.New("it has no palette")
+			}
+			bits := samplesPNG[header.colour].samples * header.depth
+			return unpackPNG(rows, header.width, header.height, bits, header.interlace == 1)
+		default:
+			if kind[0]&0x20 == 0 { // a capital: nobody can read it who does not know the chunk
+				return fmt.Errorf("it needs the unknown chunk %q", kind)
+			}
+		}
+		last = kind
+	}
+}
+
+// chunkPNG reads a chunk and compares its checksum.
+func chunkPNG(c *cursor) (kind string, body []byte, err error) {
+	length := c.number(4, binary.BigEndian)
+	named := c.bytes(4 + length)
+	sum := c.number(4, binary.BigEndian)
+	if c.short {
+		return "", nil, io.ErrUnexpectedEOF
+	}
+	kind = string(named[:4])
+	if uint32(sum) != crc32.ChecksumIEEE(named) {
+		return "", nil, fmt.Errorf("the checksum of its chunk %q is wrong", kind)
+	}
+	return kind, named[4:], nil
+}
+
+// passesPNG are where the rows of an interlaced image's seven passes begin, and
+// how far its pixels are from each other.
+var passesPNG = [7]struct{ x, y, dx, dy int }{
+	{0, 0, 8, 8}, {4, 0, 8, 8}, {0, 4, 4, 8}, {2, 0, 4, 4}, {0, 2, 2, 4}, {1, 0, 2, 2}, {0, 1, 1, 2},
+}
+
+// unpackPNG unpacks all rows, one at a time.
+func unpackPNG(parts [][]byte, width, height, bits int, interlaced bool) error {
+	readers := make([]io.Reader, len(parts))
+	for i, part := range parts {
+		readers[i] = bytes.NewReader(part)
+	}
+	packed, err := zlib.NewReader(io.MultiReader(readers...))
+	if err != nil {
+		return err
+	}
+	defer packed.Close()
+	row := make([]byte, 1+(width*bits+7)/8)
+	read := func(width, height int) error {
+		if width <= 0 {
+			return nil
+		}
+		row := row[:1+(width*bits+7)/8]
+		for range height {
+			if _, err := io.ReadFull(packed, row); err != nil {
+				return err
+			}
+			if row[0] > 4 {
+				return fmt.Errorf("a row has the unknown filter %d", row[0])
+			}
+		}
+		return nil
+	}
+	if interlaced {
+		for _, p := range passesPNG {
+			if err := read((width-p.x+p.dx-1)/p.dx, (height-p.y+p.dy-1)/p.dy); err != nil {
+				return err
+			}
+		}
+	} else if err := read(width, height); err != nil {
+		return err
+	}
+	// At the end, the checksum is compared.
+	switch _, err := io.ReadFull(packed, row[:1]); err {
+	case io.EOF:
+		return nil
+	case nil:
+		return errors.New("it has more rows than it is high")
+	default:
+		return err
+	}
+}
