@@ -4,10 +4,13 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/tidwall/gjson"
+	"golang.org/x/tools/txtar"
 )
 
 // What the folders of the interpreters hold is read without a mistake.
@@ -37,6 +40,56 @@ func TestLanguage_ReadsWhatNixWrites(t *testing.T) {
 		program := l.Programs[0]
 		if !l.Calls(program) || !l.Calls(program+"3.13") || l.Calls(program+"-build") || l.Calls("") {
 			t.Errorf("%s: programs %q", file, l.Programs)
+		}
+	}
+}
+
+// Each folder has errors as the interpreter writes them, in files that are called
+// "KIND NAME" after what they are about. None of "none" is recognized.
+func TestLanguage_RecognizesErrors(t *testing.T) {
+	files, err := filepath.Glob("../../nix/interpreters/*/testdata/errors.txtar")
+	if err != nil || len(files) < 3 {
+		t.Fatalf("%d interpreters, %v", len(files), err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(filepath.Join(filepath.Dir(file), "..", "interpreter.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fields := reader{where: file, object: gjson.ParseBytes(text)}
+		l := fields.language("language", "x")
+		if fields.err != nil {
+			t.Fatal(fields.err)
+		}
+		kinds := map[string]*regexp.Regexp{
+			"syntax": l.Errors.Syntax, "module": l.Errors.Module, "name": l.Errors.Name,
+			"command": l.Errors.Command, "program": l.Errors.Program, "input": l.Errors.Input,
+		}
+		tried := map[string]bool{}
+		archive, err := txtar.ParseFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range archive.Files {
+			want, name, _ := strings.Cut(f.Name, " ")
+			tried[want] = true
+			for kind, pattern := range kinds {
+				if pattern == nil {
+					continue
+				}
+				groups := pattern.FindSubmatch(f.Data)
+				if (groups != nil) != (kind == want) {
+					t.Errorf("%s: %s: recognized as %s: %v", file, f.Name, kind, groups != nil)
+				}
+				if kind == want && name != "" && string(groups[1]) != name {
+					t.Errorf("%s: %s: the name is %q", file, f.Name, groups[1])
+				}
+			}
+		}
+		for kind, pattern := range kinds {
+			if tried[kind] != (pattern != nil) {
+				t.Errorf("%s: %s: tried %v, has a pattern %v", file, kind, tried[kind], pattern != nil)
+			}
 		}
 	}
 }

@@ -140,8 +140,8 @@ let
       sentence = "mkSandbox data: env has \"PORT\" = 80 in it: write variables and their values in quotes, such as { TZ = \"UTC\" }";
     };
     "a kind of interpreter that does not exist" = {
-      read = sandbox { interpreter_type = "ruby"; };
-      sentence = "mkSandbox data: interpreter_type is \"ruby\": write ${choices.types}";
+      read = sandbox { interpreter_type = "cobol"; };
+      sentence = "mkSandbox data: interpreter_type is \"cobol\": write ${choices.types}";
     };
     "a folder shown at a reserved place" = {
       read = sandbox { extraBinds."/etc/ssl" = "/etc/ssl"; };

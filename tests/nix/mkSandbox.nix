@@ -515,11 +515,14 @@ in
 
   # Presets
   testPresets = {
-    expr = builtins.attrNames library.presets;
-    expected = [
-      "node"
-      "python"
-      "shell"
-    ];
+    # One for each interpreter, which alone says what it is called.
+    expr = map (name: (library.fromToml { environments.x.preset = name; }).environments.x.metadata.interpreter_type) (
+      builtins.attrNames library.presets
+    );
+    expected = map (preset: preset.type) (
+      builtins.sort (a: b: a.name < b.name) (
+        builtins.attrValues (builtins.mapAttrs (type: known: known.preset // { inherit type; }) library.interpreters)
+      )
+    );
   };
 }
