@@ -115,7 +115,6 @@
     "racket"
     "redis"
     "rsync"
-    "ruby"
     "ruff"
     "rustPlatform"
     "rustc"

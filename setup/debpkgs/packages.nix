@@ -44,6 +44,7 @@
   perl = { };
   procps.mainProgram = "ps";
   ripgrep.mainProgram = "rg";
+  ruby = { };
   sqlite = {
     package = "sqlite3";
     mainProgram = "sqlite3";

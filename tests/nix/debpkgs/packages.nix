@@ -87,7 +87,12 @@ rec {
     }
   );
   pythonSmall = pkgs.python3.withPackages (ps: [ ps.pyyaml ]);
-  inherit (pkgs) python3 nodejs bash;
+  inherit (pkgs)
+    python3
+    nodejs
+    bash
+    ruby
+    ;
 
   module = pkgs.buildGoModule (finalAttrs: {
     pname = "debpkgs-module";
