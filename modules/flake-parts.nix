@@ -68,9 +68,11 @@ in
           lib.mapAttrs' (
             name: artifact: lib.nameValuePair "sandbox-${name}" (library.smokeTest artifact)
           ) server.environments
-          # No attempt is written in a language that only its operator knows.
+          # There are attempts in some languages.
           // lib.mapAttrs' (name: artifact: lib.nameValuePair "escape-${name}" (library.escapeTest artifact)) (
-            lib.filterAttrs (_: artifact: artifact.metadata.interpreter_type != "command") server.environments
+            lib.filterAttrs (
+              _: artifact: lib.elem artifact.metadata.interpreter_type library.escapeTest.languages
+            ) server.environments
           );
       };
     }

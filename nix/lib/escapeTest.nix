@@ -11,30 +11,36 @@
 let
   inherit (pkgs) lib;
 
-  # No attempt is written in a language that only its operator knows.
+  # Attempts are written in these: the interpreter types of tests/escape.
   languages = [
     "python"
     "bash"
     "node"
   ];
-in
-artifact:
-if !(lib.elem (artifact.metadata.interpreter_type or "command") languages) then
-  throw "escapeTest: ${artifact.metadata.name} has interpreter_type command: use one with python, bash or node"
-else
-  pkgs.runCommand "escape-${artifact.metadata.name}" { meta.platforms = lib.platforms.linux; } ''
-    read -r inside outside _ < /proc/self/uid_map
-    if [ "$inside" != 0 ] && [ "$outside" = 0 ]; then
-      echo "SKIP escape-${artifact.metadata.name}: this build runs as the machine's root: give Nix build users" | tee $out
-      exit
-    fi
-    status=0
-    ${lib.getExe programs.runtime} escape-test --no-controls ${artifact} > log 2>&1 || status=$?
-    if [ "$status" = 77 ]; then
-      { printf 'SKIP escape-${artifact.metadata.name}: '; cat log; } | tee $out
+
+  make =
+    artifact:
+    if !(lib.elem artifact.metadata.interpreter_type languages) then
+      throw "escapeTest: ${artifact.metadata.name} has interpreter_type ${artifact.metadata.interpreter_type}: use one with python, bash or node"
     else
-      grep -v '^ok' log || true
-      [ "$status" = 0 ]
-      cp log $out
-    fi
-  ''
+      pkgs.runCommand "escape-${artifact.metadata.name}" { meta.platforms = lib.platforms.linux; } ''
+        read -r inside outside _ < /proc/self/uid_map
+        if [ "$inside" != 0 ] && [ "$outside" = 0 ]; then
+          echo "SKIP escape-${artifact.metadata.name}: this build runs as the machine's root: give Nix build users" | tee $out
+          exit
+        fi
+        status=0
+        ${lib.getExe programs.runtime} escape-test --no-controls ${artifact} > log 2>&1 || status=$?
+        if [ "$status" = 77 ]; then
+          { printf 'SKIP escape-${artifact.metadata.name}: '; cat log; } | tee $out
+        else
+          grep -v '^ok' log || true
+          [ "$status" = 0 ]
+          cp log $out
+        fi
+      '';
+in
+{
+  inherit languages;
+  __functor = _: make;
+}
