@@ -6,11 +6,13 @@
 package agenttest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"io"
 	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -265,8 +267,11 @@ type Step struct {
 	Code   string
 	Stdout string // exactly
 	Stderr string // a part of it; "" is nothing at all
-	Exit   int
-	Lost   bool
+	// Match is a regular expression that matches stderr, in place of Stderr;
+	// its ^ and $ match at lines.
+	Match string
+	Exit  int
+	Lost  bool
 	// After is how long to wait before the call.
 	After time.Duration
 	// Outcome is ok unless given.
@@ -291,6 +296,9 @@ func (a *Agent) Steps(steps []Step) {
 		if s.Lost {
 			state = frame.StateLost
 		}
+		if s.Match != "" {
+			s.Stderr = regexp.MustCompile("(?m)" + s.Match).FindString(got.Stderr)
+		}
 		if s.Stderr == Any {
 			s.Stderr = got.Stderr
 		}
@@ -298,7 +306,7 @@ func (a *Agent) Steps(steps []Step) {
 			!strings.Contains(got.Stderr, s.Stderr) || s.Stderr == "" && got.Stderr != "" {
 			a.t.Fatalf("step %d: %s\ngot  stdout %q, stderr %q, exit %d, %s, state %s\nwant stdout %q, stderr %q, exit %d, %s, state %s",
 				i+1, s.Code, got.Stdout, got.Stderr, got.ExitCode, got.Outcome, got.State,
-				s.Stdout, s.Stderr, s.Exit, s.Outcome, state)
+				s.Stdout, cmp.Or(s.Match, s.Stderr), s.Exit, s.Outcome, state)
 		}
 	}
 }

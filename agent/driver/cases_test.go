@@ -28,6 +28,7 @@ import (
 //	! text         a part of its stderr, which is otherwise empty
 //	!= text        the same, up to the end of a line; ! and != lines that follow
 //	               each other are one part. A lone ! takes any stderr
+//	!~ regexp      a regular expression that its stderr matches
 //	[facts]        exit N, timeout, crashed, lost; with commas between them
 //	@ NAME         the calls of that file
 //	* N            repeats what follows, up to a lone *
@@ -153,7 +154,7 @@ func (c cases) steps(t *testing.T, root, name string, change func(*frame.Request
 			marker, rest = "[", strings.Trim(line, "[]")
 		}
 		rest = in.Replace(rest)
-		if s == nil && strings.Contains("| < ! != [", marker) && marker != "" {
+		if s == nil && strings.Contains("| < ! != !~ [", marker) && marker != "" {
 			wrong("there is no call before it")
 		}
 		switch marker {
@@ -175,6 +176,8 @@ func (c cases) steps(t *testing.T, root, name string, change func(*frame.Request
 				s.Stderr += "\n"
 			}
 			s.Stderr = cmp.Or(s.Stderr, Any)
+		case "!~":
+			s.Match = rest
 		case "[":
 			if err := facts(s, rest); err != nil {
 				wrong(err)
