@@ -24,6 +24,7 @@ let
     "bash"
     "node"
     "python"
+    "ruby"
   ];
 
   interpreter =
