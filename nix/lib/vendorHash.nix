@@ -1,1 +1,1 @@
-"sha256-fj6JezsulKWJYzJDujXizLu2H+E5zD668EQsJJEBTRI="
+"sha256-XZfpg8FT84HjzbOyUFdMhocRIS+wKB46/aQhRRgAoRA="

@@ -24,9 +24,16 @@ case "${1-} ${2-}" in
     ;;
 esac
 
-case "$NIX_SANDBOX_ENVS${NIX_SANDBOX_CONFIG-}${PROJECT_USE_FLAKE#0} ${1-}" in
-  # Nothing to build, or nothing that needs an environment.
-  ' '* | *' --help' | *' --version' | *' help' | *' client-config' | *' completion' | *' config' | *' manual') ;;
+needs_environments=yes
+case "${1-} ${2-}" in
+  # The completion of these commands lists the names of the environments.
+  '__complete run' | '__complete shell' | '__complete escape-test') ;;
+  -h* | --help* | --version* | help* | client-config* | completion* | __complete* | config* | manual*)
+    needs_environments=no
+    ;;
+esac
+case "$needs_environments$NIX_SANDBOX_ENVS${NIX_SANDBOX_CONFIG-}${PROJECT_USE_FLAKE#0}" in
+  no* | yes) ;;
   *)
     out=@out@
     server=${out##*/} tools=@tools@ start_nix=@start@ builder=@builder@

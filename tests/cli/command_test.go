@@ -50,7 +50,7 @@ func TestWithoutArguments(t *testing.T) {
 	server := built(t)
 	p.sees("nix-sandbox-mcp 0.1.0")
 	p.sees(": sandboxes for a language model, over MCP\n")
-	p.sees(fmt.Sprintf("Next: see what there is to run, and give it to your client:\n\n  %[1]s list\n  %[1]s client-config claude-code", server))
+	p.sees(fmt.Sprintf("Next: list the environments, and configure your client:\n\n  %[1]s list\n  %[1]s client-config claude-code", server))
 
 	const ping = `{"jsonrpc":"2.0","id":1,"method":"ping"}` + "\n"
 	if got := do(t, ping); got.status != 0 || strings.TrimSpace(got.stdout) != `{"jsonrpc":"2.0","id":1,"result":{}}` {
@@ -64,14 +64,14 @@ func TestHelp(t *testing.T) {
 	if all.status != 0 || all.stderr != "" {
 		t.Fatalf("%+v", all)
 	}
-	_, list, _ := strings.Cut(all.stdout, "\nCommands:\n")
+	_, list, _ := strings.Cut(all.stdout, "\nAvailable Commands:\n")
 	list, _, _ = strings.Cut(list, "\n\n")
 	names := 0
 	for line := range strings.Lines(list) {
 		name := strings.Fields(line)[0]
 		names++
 		asked, helped := do(t, "", name, "--help"), do(t, "", "help", name)
-		if asked != helped || !strings.HasPrefix(asked.stdout, "Usage: nix-sandbox-mcp "+name) || asked.status != 0 {
+		if asked != helped || !strings.Contains(asked.stdout, "\nUsage:\n  nix-sandbox-mcp "+name) || asked.status != 0 {
 			t.Errorf("%s: %+v, %+v", name, asked, helped)
 		}
 		for line := range strings.Lines(asked.stdout) {
@@ -87,8 +87,8 @@ func TestHelp(t *testing.T) {
 
 func TestMistakes(t *testing.T) {
 	for line, want := range map[string]string{
-		"lst":                    "unknown command \"lst\"\nhint: see nix-sandbox-mcp --help",
-		"list --jsn":             "unknown option --jsn\nhint: see nix-sandbox-mcp list --help",
+		"lst --jsn":              "unknown command \"lst\"\nhint: write nix-sandbox-mcp list, or see nix-sandbox-mcp --help",
+		"list --jsn":             "unknown flag --jsn\nhint: write --json, or see nix-sandbox-mcp list --help",
 		"list all":               "unknown argument \"all\"\nhint: see nix-sandbox-mcp list --help",
 		"run":                    "no environment was named\nhint: see which there are: nix-sandbox-mcp list",
 		"run bash a b":           "unknown argument \"b\"\nhint: see nix-sandbox-mcp run --help",
@@ -97,7 +97,7 @@ func TestMistakes(t *testing.T) {
 		"run bash --timeout NaN": "--timeout is NaN\nhint: write seconds, up to 31536000",
 		"shell":                  "no environment was named\nhint: see which there are: nix-sandbox-mcp list",
 		"client-config emacs":    "unknown client \"emacs\"\nhint: write one of claude-code, claude-desktop, codex, cursor, vscode, zed",
-		"completion tcsh":        "name one shell\nhint: write one of bash, zsh, fish",
+		"completion tcsh":        "unknown command \"tcsh\"\nhint: write nix-sandbox-mcp completion bash, or see nix-sandbox-mcp completion --help",
 		"--stdio --log-format x": "--log-format is \"x\"\nhint: write text or json",
 	} {
 		got := do(t, "", strings.Fields(line)...)
@@ -393,43 +393,49 @@ func TestCompletion(t *testing.T) {
 	if err := os.Symlink(built(t), filepath.Join(bin, "nix-sandbox-mcp")); err != nil {
 		t.Fatal(err)
 	}
-	for shell, script := range map[string]string{
-		"bash": `source <(nix-sandbox-mcp completion bash)
-read -ra COMP_WORDS <<< "$1"; COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _nix_sandbox_mcp; printf '%s\n' "${COMPREPLY[@]}"`,
-		"fish": `nix-sandbox-mcp completion fish | source; complete -C $argv[1] | string split -f 1 \t`,
+	variables := append(command(t).Env, "PATH="+bin+":"+os.Getenv("PATH"), "PS1=prompt> ")
+	for shell, start := range map[string]struct {
+		args  []string
+		setUp string
+	}{
+		"bash":                  {[]string{"--norc", "-i"}, "source <(nix-sandbox-mcp completion bash)"},
+		"bash with its package": {[]string{"--norc", "-i"}, "source /usr/share/bash-completion/bash_completion; source <(nix-sandbox-mcp completion bash)"},
+		"zsh":                   {[]string{"-f", "-i"}, "autoload -U compinit; compinit -D -u; source <(nix-sandbox-mcp completion zsh)"},
 	} {
 		t.Run(shell, func(t *testing.T) {
-			path, err := exec.LookPath(shell)
+			name, _, withPackage := strings.Cut(shell, " ")
+			path, err := exec.LookPath(name)
 			if err != nil {
-				t.Skipf("there is no %s", shell)
+				t.Skipf("there is no %s", name)
 			}
+			if withPackage {
+				if _, err := os.Stat("/usr/share/bash-completion/bash_completion"); err != nil {
+					t.Skip(err)
+				}
+			}
+			cmd := exec.Command(path, start.args...)
+			cmd.Env = variables
+			p := sit(t, 24, 100, cmd)
+			p.types(start.setUp + "\r")
 			for line, want := range lines {
-				cmd := exec.Command(path, "-c", script, line)
-				if shell == "bash" {
-					cmd = exec.Command(path, "--norc", "-c", script, "bash", line)
-				}
-				cmd.Env = append(command(t).Env, "PATH="+bin+":"+os.Getenv("PATH"))
-				if got := finish(t, cmd, ""); got.stdout != want+"\n" || got.stderr != "" {
-					t.Errorf("%s: %+v, want %s", line, got, want)
-				}
+				p.types("\x15clear\r")
+				p.shows("prompt>")
+				p.types(line + "\t")
+				p.sees("prompt> " + line[:strings.LastIndexByte(line, ' ')+1] + want)
 			}
 		})
 	}
-	// Its completion works at a terminal alone.
-	t.Run("zsh", func(t *testing.T) {
-		path, err := exec.LookPath("zsh")
+	t.Run("fish", func(t *testing.T) {
+		path, err := exec.LookPath("fish")
 		if err != nil {
-			t.Skip("there is no zsh")
+			t.Skip("there is no fish")
 		}
-		cmd := exec.Command(path, "-f", "-i")
-		cmd.Env = append(command(t).Env, "PATH="+bin+":"+os.Getenv("PATH"), "PS1=zsh> ")
-		p := sit(t, 24, 100, cmd)
-		p.types("autoload -U compinit; compinit -D -u; source <(nix-sandbox-mcp completion zsh)\r")
 		for line, want := range lines {
-			p.types("\x15clear\r")
-			p.shows("zsh>")
-			p.types(line + "\t")
-			p.sees("zsh> " + line[:strings.LastIndexByte(line, ' ')+1] + want)
+			cmd := exec.Command(path, "-c", `nix-sandbox-mcp completion fish | source; complete -C $argv[1] | string split -f 1 \t`, line)
+			cmd.Env = variables
+			if got := finish(t, cmd, ""); got.stdout != want+"\n" || got.stderr != "" {
+				t.Errorf("%s: %+v, want %s", line, got, want)
+			}
 		}
 	})
 }

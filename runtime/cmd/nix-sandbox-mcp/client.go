@@ -2,13 +2,14 @@ package main
 
 import (
 	"encoding/json"
-	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/spf13/cobra"
 )
 
 // client is a program that serves its user with MCP servers.
@@ -51,30 +52,31 @@ func clientNames() []string {
 	return names
 }
 
-func clientCommand() command {
-	return command{
-		name:    "client-config",
-		args:    "NAME",
-		first:   strings.Join(clientNames(), " "),
-		summary: "print what a client's configuration needs to start this server",
-		details: "NAME is one of " + strings.Join(clientNames(), ", ") + ".\n" +
-			"Standard output is what belongs into the file; where that lies is said beside it.\n",
-		define: func(flags *flag.FlagSet) runner {
-			var project string
-			flags.StringVar(&project, "project", "", "show the folder `DIR` to every sandbox")
-			return func(streams streams, args []string) (int, error) {
-				if len(args) != 1 {
-					return 0, &misuse{"name one client", "write one of " + strings.Join(clientNames(), ", ")}
-				}
-				for _, c := range clients() {
-					if c.name == args[0] {
-						return 0, writeClient(c, project, streams)
-					}
-				}
-				return 0, &misuse{fmt.Sprintf("unknown client %q", args[0]), "write one of " + strings.Join(clientNames(), ", ")}
+func clientCommand(std streams) *cobra.Command {
+	var project string
+	cmd := &cobra.Command{
+		Use:   "client-config NAME",
+		Short: "Print what a client's configuration needs to start this server",
+		Long: `Print what a client's configuration needs to start this server.
+
+NAME is one of ` + strings.Join(clientNames(), ", ") + `.
+Standard output is the text for the client's configuration file. Standard error
+names that file.`,
+		ValidArgsFunction: cobra.FixedCompletions(clientNames(), cobra.ShellCompDirectiveNoFileComp),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return &misuse{"name one client", "write one of " + strings.Join(clientNames(), ", ")}
 			}
+			for _, c := range clients() {
+				if c.name == args[0] {
+					return writeClient(c, project, std)
+				}
+			}
+			return &misuse{fmt.Sprintf("unknown client %q", args[0]), "write one of " + strings.Join(clientNames(), ", ")}
 		},
 	}
+	projectFlag(cmd, &project, "show the folder `DIR` to every sandbox")
+	return cmd
 }
 
 func writeClient(c client, project string, streams streams) error {

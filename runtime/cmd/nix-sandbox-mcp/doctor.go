@@ -3,45 +3,46 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"os/signal"
 	"slices"
 	"syscall"
 
+	"github.com/spf13/cobra"
+
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/doctor"
 )
 
-func doctorCommand() command {
-	return command{
-		name:    "doctor",
-		summary: "say what sandboxes need that this machine lacks, and what mends it",
-		details: "Starts every sandbox and runs one line in it. The exit status is 1 where\nsomething that is needed is missing.\n",
-		define: func(flags *flag.FlagSet) runner {
-			var asJSON bool
-			flags.BoolVar(&asJSON, "json", false, "for programs")
-			return func(streams streams, args []string) (int, error) {
-				if len(args) > 0 {
-					return 0, &misuse{fmt.Sprintf("unknown argument %q", args[0]), "see " + program + " doctor --help"}
-				}
-				ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-				defer stop()
-				report := examine(ctx)
-				write := report.WriteTable
-				if asJSON {
-					write = report.WriteJSON
-				}
-				if err := write(streams.out); err != nil {
-					return 0, fmt.Errorf("write the report: %w", err)
-				}
-				if !report.OK() {
-					return failed, nil
-				}
-				return 0, nil
+func doctorCommand(std streams) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Report what sandboxes need that this machine lacks, and how to fix it",
+		Long: `Report what sandboxes need that this machine lacks, and how to fix it.
+
+Starts every sandbox and runs one line of code in it. The exit status is 1 where
+something that sandboxes need is missing.`,
+		Args: atMost(0),
+		RunE: func(*cobra.Command, []string) error {
+			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+			defer stop()
+			report := examine(ctx)
+			write := report.WriteTable
+			if asJSON {
+				write = report.WriteJSON
 			}
+			if err := write(std.out); err != nil {
+				return fmt.Errorf("write the report: %w", err)
+			}
+			if !report.OK() {
+				return &ending{status: failed}
+			}
+			return nil
 		},
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	return cmd
 }
 
 // examine examines this machine with what the server would serve.

@@ -2,12 +2,13 @@ package main
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/spf13/cobra"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
@@ -18,36 +19,36 @@ import (
 // nothing could be tried.
 const impossible = 77
 
-func escapeCommand() command {
-	return command{
-		name:    "escape-test",
-		args:    "ENV|FOLDER",
-		summary: "try to get out of a sandbox, in some 350 ways",
-		details: `Prints a line for each attempt, and one of figures. Each attempt is also
-made outside, where it must succeed: that takes the sandbox's interpreter on
-the PATH. The exit status is 1 where an attempt got out or proved nothing, and
-77 where no sandbox starts on this machine.
-`,
-		define: func(flags *flag.FlagSet) runner {
-			var options escape.Options
-			var match, skip string
-			var everything bool
-			flags.StringVar(&match, "match", "", "only attempts with names like these `PATTERNS`: files/*,network/*.sh")
-			flags.StringVar(&skip, "skip", "", "no attempts with these `TAGS`: limits,seccomp")
-			flags.BoolVar(&everything, "all", false, "also what SECURITY.md does not promise")
-			flags.BoolVar(&options.NoControls, "no-controls", false, "do not show that each attempt succeeds outside")
-			return func(streams streams, args []string) (int, error) {
-				if len(args) != 1 {
-					return 0, &misuse{"escape-test takes one environment", "see " + program + " escape-test --help"}
-				}
-				options.Match, options.Skip = list(match), list(skip)
-				if !everything {
-					options.Skip = append(options.Skip, escape.Unpromised()...)
-				}
-				return escapeTest(streams, args[0], options)
+func escapeCommand(std streams) *cobra.Command {
+	var options escape.Options
+	var match, skip string
+	var everything bool
+	cmd := &cobra.Command{
+		Use:   "escape-test ENV|FOLDER",
+		Short: "Try to get out of a sandbox, in some 350 ways",
+		Long: `Try to get out of a sandbox, in some 350 ways.
+
+Prints a line for each attempt, and one of figures. Each attempt is also made
+outside, where it must succeed: that takes the sandbox's interpreter on the
+PATH. The exit status is 1 where an attempt got out or proved nothing, and 77
+where no sandbox starts on this machine.`,
+		ValidArgsFunction: completeEnvironment(cobra.ShellCompDirectiveNoFileComp),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return &misuse{"escape-test takes one environment", seeHelp(cmd)}
 			}
+			options.Match, options.Skip = list(match), list(skip)
+			if !everything {
+				options.Skip = append(options.Skip, escape.Unpromised()...)
+			}
+			return exit(escapeTest(std, args[0], options))
 		},
 	}
+	cmd.Flags().StringVar(&match, "match", "", "only attempts with names like these `PATTERNS`: files/*,network/*.sh")
+	cmd.Flags().StringVar(&skip, "skip", "", "no attempts with these `TAGS`: limits,seccomp")
+	cmd.Flags().BoolVar(&everything, "all", false, "also what SECURITY.md does not promise")
+	cmd.Flags().BoolVar(&options.NoControls, "no-controls", false, "do not show that each attempt succeeds outside")
+	return cmd
 }
 
 func list(text string) []string {

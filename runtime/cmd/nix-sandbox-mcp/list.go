@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -11,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/tidwall/gjson"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
@@ -19,42 +19,39 @@ import (
 // maxMetadata bounds an artifact's metadata.json, in bytes.
 const maxMetadata = 1 << 20
 
-func listCommand() command {
-	return command{
-		name:    "list",
-		summary: "list the environments: their limits, sizes and states",
-		define: func(flags *flag.FlagSet) runner {
-			var asJSON, names bool
-			flags.BoolVar(&asJSON, "json", false, "write JSON: an array of objects")
-			flags.BoolVar(&names, "names", false, "write the names of those that can be used, alone")
-			return func(streams streams, args []string) (int, error) {
-				if len(args) > 0 {
-					return 0, &misuse{fmt.Sprintf("unknown argument %q", args[0]), "see " + program + " list --help"}
-				}
-				_, set, err := survey()
-				if err != nil {
-					return 0, err
-				}
-				switch all := listed(set); {
-				case names:
-					for _, name := range set.Names() {
-						fmt.Fprintln(streams.out, name)
-					}
-				case asJSON:
-					encoder := json.NewEncoder(streams.out)
-					encoder.SetIndent("", "  ")
-					return 0, encoder.Encode(all)
-				default:
-					width := 0
-					if isTerminal(streams.out) {
-						width = int(sizeOf(streams.out.(*os.File)).Columns)
-					}
-					writeList(streams.out, all, width)
-				}
-				return 0, nil
+func listCommand(std streams) *cobra.Command {
+	var asJSON, names bool
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List the environments: their limits, sizes and states",
+		Args:  atMost(0),
+		RunE: func(*cobra.Command, []string) error {
+			_, set, err := survey()
+			if err != nil {
+				return err
 			}
+			switch all := listed(set); {
+			case names:
+				for _, name := range set.Names() {
+					fmt.Fprintln(std.out, name)
+				}
+			case asJSON:
+				encoder := json.NewEncoder(std.out)
+				encoder.SetIndent("", "  ")
+				return encoder.Encode(all)
+			default:
+				width := 0
+				if isTerminal(std.out) {
+					width = int(sizeOf(std.out.(*os.File)).Columns)
+				}
+				writeList(std.out, all, width)
+			}
+			return nil
 		},
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON: an array of objects")
+	cmd.Flags().BoolVar(&names, "names", false, "write only the names of the environments that are ready")
+	return cmd
 }
 
 // States in the list.

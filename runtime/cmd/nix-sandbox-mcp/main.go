@@ -1,109 +1,185 @@
 // Command nix-sandbox-mcp serves the sandboxes that Nix built over MCP, and
-// lets a person look into them.
+// lets a user list, run and examine them.
 //
 // It promises to say in one sentence what went wrong and in another what to
 // do, to write nothing but messages to its standard output while it serves,
 // and to leave no process behind however it ends.
 //
-// A command of it is a file of this folder and an entry in [commands].
+// Each command is a file of this folder and a line of [rootCommand]. Help,
+// completions and the manual page are made from these commands.
 package main
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 )
 
-// program is what this program is called.
+// program is the name of this program.
 const program = "nix-sandbox-mcp"
 
-// Exit statuses of this program's own. That of code that ran is the code's.
+// Exit statuses of this program's own. Otherwise the exit status is that of
+// the code that ran.
 const (
 	failed  = 1   // what was asked for could not be done
 	misused = 2   // the command line is wrong
-	tooLong = 124 // code was stopped after its time, as timeout(1) says it
+	tooLong = 124 // the code exceeded its time limit, as timeout(1) reports it
 )
 
-// commands are what may follow the program's name, in the order of the help.
-func commands() []command {
-	return []command{
-		listCommand(),
-		runCommand(),
-		shellCommand(),
-		doctorCommand(),
-		escapeCommand(),
-		configCommand(),
-		clientCommand(),
-		completionCommand(),
-		manualCommand(),
-		help(),
-	}
-}
-
-func main() {
-	os.Exit(run(os.Args[1:], streams{os.Stdin, os.Stdout, os.Stderr}))
-}
-
-// streams are the standard ones.
+// streams are the standard streams.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer
 }
 
-// run is the program; it returns the exit status.
-func run(args []string, streams streams) int {
-	status, err := dispatch(args, streams)
-	if err != nil {
-		return fail(streams.err, err)
-	}
-	return status
+func main() {
+	std := streams{os.Stdin, os.Stdout, os.Stderr}
+	root := rootCommand(std)
+	root.SetArgs(os.Args[1:])
+	os.Exit(fail(std.err, root.Execute()))
 }
 
-// dispatch runs the command that the arguments name.
-func dispatch(args []string, streams streams) (int, error) {
-	chosen := server()
-	if len(args) > 0 && len(args[0]) > 0 && args[0][0] != '-' {
-		var err error
-		if chosen, err = find(args[0]); err != nil {
-			return 0, err
-		}
-		args = args[1:]
+// rootCommand returns the program's command, with all others below it.
+func rootCommand(std streams) *cobra.Command {
+	cobra.EnableCommandSorting = false
+	root := serveCommand(std)
+	root.SilenceErrors, root.SilenceUsage = true, true
+	root.SetOut(std.out)
+	root.SetErr(std.err)
+	root.SetFlagErrorFunc(flagError)
+	root.AddCommand(
+		listCommand(std),
+		runCommand(std),
+		shellCommand(std),
+		doctorCommand(std),
+		escapeCommand(std),
+		configCommand(),
+		clientCommand(std),
+		manualCommand(std),
+	)
+	initHelp(root)
+	initCompletion(root)
+	forEach(root, refuseUnknown)
+	return root
+}
+
+// forEach calls f with a command and all commands below it.
+func forEach(cmd *cobra.Command, f func(*cobra.Command)) {
+	f(cmd)
+	for _, child := range cmd.Commands() {
+		forEach(child, f)
 	}
-	flags, run := chosen.flags()
-	words, err := parse(flags, args)
+}
+
+// refuseUnknown makes a command that has commands below it refuse any other
+// word, and no word where it does nothing itself. cobra would print the help and
+// succeed.
+func refuseUnknown(cmd *cobra.Command) {
+	if !cmd.HasSubCommands() {
+		return
+	}
+	cmd.SuggestionsMinimumDistance = suggestWithin
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return unknownCommand(cmd, args[0])
+		}
+		return nil
+	}
+	if !cmd.Runnable() {
+		cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+			return &misuse{cmd.CommandPath() + " needs a command", seeHelp(cmd)}
+		}
+	}
+}
+
+// suggestWithin is how many letters of a mistyped word may be wrong for the
+// right one to be suggested.
+const suggestWithin = 2
+
+// unknownCommand returns the error for a word that is no command below cmd.
+func unknownCommand(cmd *cobra.Command, word string) error {
+	hint := seeHelp(cmd)
+	if near := cmd.SuggestionsFor(word); len(near) > 0 {
+		hint = "write " + cmd.CommandPath() + " " + near[0] + ", or " + hint
+	}
+	return &misuse{fmt.Sprintf("unknown command %q", word), hint}
+}
+
+// unknownFlag returns the error for a flag that cmd does not have. cobra
+// suggests commands alone, so the flags' names are given to it as such.
+func unknownFlag(cmd *cobra.Command, flag string) error {
+	names := &cobra.Command{SuggestionsMinimumDistance: suggestWithin}
+	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		if f.Name != "help" { // the hint names it anyway
+			names.AddCommand(&cobra.Command{Use: f.Name, Run: func(*cobra.Command, []string) {}})
+		}
+	})
+	hint := seeHelp(cmd)
+	if near := names.SuggestionsFor(strings.TrimLeft(flag, "-")); len(near) > 0 {
+		hint = "write --" + near[0] + ", or " + hint
+	}
+	return &misuse{"unknown flag " + flag, hint}
+}
+
+// flagError returns this program's error for what package pflag refused.
+func flagError(cmd *cobra.Command, err error) error {
+	// The word before the flag is the mistake where it should be a command.
+	if cmd.HasSubCommands() && cmd.Flags().NArg() > 0 {
+		return unknownCommand(cmd, cmd.Flags().Arg(0))
+	}
+	var unknown *pflag.NotExistError
+	var lacking *pflag.ValueRequiredError
+	var invalid *pflag.InvalidValueError
 	switch {
-	case errors.Is(err, flag.ErrHelp):
-		chosen.writeHelp(streams.out)
-		return 0, nil
-	case err != nil:
-		return 0, &misuse{err.Error(), "see " + chosen.words() + " --help"}
-	}
-	return run(streams, words)
-}
-
-// find returns the command of a name.
-func find(name string) (command, error) {
-	for _, command := range commands() {
-		if command.name == name {
-			return command, nil
+	case errors.As(err, &unknown):
+		// "-json" is read as four flags of one letter each.
+		if letters := unknown.GetSpecifiedShortnames(); letters != "" {
+			return unknownFlag(cmd, "-"+letters)
 		}
+		return unknownFlag(cmd, spell(unknown.GetSpecifiedName()))
+	case errors.As(err, &lacking):
+		return &misuse{spell(lacking.GetSpecifiedName()) + " needs a value", seeHelp(cmd)}
+	case errors.As(err, &invalid):
+		return &misuse{fmt.Sprintf("--%s is %q", invalid.GetFlag().Name, invalid.GetValue()), seeHelp(cmd)}
 	}
-	return command{}, &misuse{fmt.Sprintf("unknown command %q", name), seeHelp}
+	return &misuse{err.Error(), seeHelp(cmd)}
 }
 
-// seeHelp is the hint where the command line is wrong.
-const seeHelp = "see " + program + " --help"
+// spell writes a flag as users do.
+func spell(name string) string {
+	if len(name) == 1 {
+		return "-" + name
+	}
+	return "--" + name
+}
+
+// atMost refuses arguments after the first n.
+func atMost(n int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) > n {
+			return &misuse{fmt.Sprintf("unknown argument %q", args[n]), seeHelp(cmd)}
+		}
+		return nil
+	}
+}
+
+// seeHelp is the hint that leads to the help of a command.
+func seeHelp(cmd *cobra.Command) string { return "see " + cmd.CommandPath() + " --help" }
 
 // misuse is a mistake in the command line.
 type misuse struct{ problem, hint string }
 
 func (e *misuse) Error() string { return e.problem }
 
-// ending is an error with an exit status of its own.
+// ending is an error with an exit status of its own. Nothing is printed where
+// it has no problem.
 type ending struct {
 	status        int
 	problem, hint string
@@ -111,8 +187,19 @@ type ending struct {
 
 func (e *ending) Error() string { return e.problem }
 
+// exit returns what a command returns that ends with a status or an error.
+func exit(status int, err error) error {
+	if err != nil || status == 0 {
+		return err
+	}
+	return &ending{status: status}
+}
+
 // fail tells the operator what went wrong and returns the exit status.
 func fail(log io.Writer, err error) int {
+	if err == nil {
+		return 0
+	}
 	status, hint := failed, ""
 	var wrong *config.Error
 	var line *misuse
@@ -125,7 +212,10 @@ func fail(log io.Writer, err error) int {
 	case errors.As(err, &wrong):
 		hint = wrong.Hint
 	}
-	// What Nix said of a flake stands in some of them.
+	if err.Error() == "" {
+		return status
+	}
+	// Some errors quote Nix, and so whatever a flake makes Nix print.
 	log = visible(log)
 	fmt.Fprintf(log, "%s: error: %v\n", program, err)
 	if hint != "" {

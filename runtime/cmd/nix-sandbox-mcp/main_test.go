@@ -68,14 +68,14 @@ func TestCommandLine(t *testing.T) {
 		status    int
 		want      string // on either stream
 	}{
-		"help":              {[]string{"--help"}, nil, 0, "Usage: nix-sandbox-mcp --stdio"},
+		"help":              {[]string{"--help"}, nil, 0, "Usage:\n  nix-sandbox-mcp [flags]\n"},
 		"version":           {[]string{"--version"}, nil, 0, "nix-sandbox-mcp "},
-		"help of a command": {[]string{"help", "help"}, nil, 0, "Usage: nix-sandbox-mcp help [OPTION]... [COMMAND]\n"},
+		"help of a command": {[]string{"help", "help"}, nil, 0, "Usage:\n  nix-sandbox-mcp help [command] [flags]\n"},
 		"nothing":           {nil, nil, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA is not set\nnix-sandbox-mcp: hint: "},
 		"unknown command":   {[]string{"sevre"}, nil, 2, "nix-sandbox-mcp: error: unknown command \"sevre\"\nnix-sandbox-mcp: hint: see nix-sandbox-mcp --help\n"},
-		"unknown option":    {[]string{"--http"}, nil, 2, "nix-sandbox-mcp: error: unknown option --http\nnix-sandbox-mcp: hint: "},
+		"unknown flag":      {[]string{"--http"}, nil, 2, "nix-sandbox-mcp: error: unknown flag --http\nnix-sandbox-mcp: hint: "},
 		"no value":          {[]string{"--log-format"}, nil, 2, "nix-sandbox-mcp: error: --log-format needs a value\n"},
-		"argument":          {[]string{"--stdio", "x"}, nil, 2, `nix-sandbox-mcp: error: unknown argument "x"`},
+		"argument":          {[]string{"--stdio", "x"}, nil, 2, `nix-sandbox-mcp: error: unknown command "x"`},
 		"log format":        {[]string{"--stdio", "--log-format=xml"}, nil, 2, `nix-sandbox-mcp: error: --log-format is "xml"`},
 		"no metadata":       {[]string{"--stdio"}, nil, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA is not set\nnix-sandbox-mcp: hint: "},
 		"broken metadata":   {[]string{"--stdio"}, []string{`NIX_SANDBOX_METADATA={"schema":1,`}, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA: not valid JSON\n"},

@@ -1,66 +1,80 @@
 package main
 
 import (
-	"flag"
 	"fmt"
 	"io"
 	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
-func manualCommand() command {
-	return command{
-		name:    "manual",
-		summary: "print the manual page, for man -l -",
-		define: func(*flag.FlagSet) runner {
-			return func(streams streams, args []string) (int, error) {
-				if len(args) > 0 {
-					return 0, &misuse{fmt.Sprintf("unknown argument %q", args[0]), seeHelp}
-				}
-				writeManual(streams.out)
-				return 0, nil
-			}
+func manualCommand(std streams) *cobra.Command {
+	return &cobra.Command{
+		Use:   "manual",
+		Short: "Print the manual page, for man -l -",
+		Args:  atMost(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			writeManual(std.out, cmd.Root())
+			return nil
 		},
 	}
 }
 
-// writeManual writes the manual page in the language of man(7), from the same
-// words as the help.
-func writeManual(w io.Writer) {
+// writeManual writes one manual page of all commands in the language of
+// man(7). cobra's own generator writes a page for each command, and takes three
+// more modules.
+func writeManual(w io.Writer, root *cobra.Command) {
 	fmt.Fprintf(w, ".TH %s 1 \"\" \"%s %s\" \"User Commands\"\n", strings.ToUpper(program), program, release())
 	fmt.Fprintf(w, ".SH NAME\n%s \\- %s\n", program, roff("run a language model's code in sandboxes that Nix built"))
-	fmt.Fprintf(w, ".SH SYNOPSIS\n.nf\n\\fB%[1]s \\-\\-stdio\\fR [\\fIOPTION\\fR]...\n\\fB%[1]s\\fR \\fICOMMAND\\fR [\\fIOPTION\\fR]...\n.fi\n", roff(program))
+	fmt.Fprintf(w, ".SH SYNOPSIS\n.nf\n\\fB%[1]s \\-\\-stdio\\fR [\\fIFLAG\\fR]...\n\\fB%[1]s\\fR \\fICOMMAND\\fR [\\fIFLAG\\fR]...\n.fi\n", roff(program))
 	fmt.Fprintf(w, ".SH DESCRIPTION\n%s\n", roff(about))
-	writeManualOptions(w, server())
+	writeManualFlags(w, root)
 	fmt.Fprint(w, ".SH COMMANDS\n")
-	for _, c := range commands() {
-		fmt.Fprintf(w, ".SS %s\n%s.\n", roff(strings.TrimSpace(c.name+" "+c.args)), roff(sentence(c.summary)))
-		if c.details != "" {
-			fmt.Fprintf(w, ".PP\n.nf\n%s.fi\n", roff(c.details))
+	forEach(root, func(cmd *cobra.Command) {
+		if cmd == root || cmd.HasSubCommands() {
+			return
 		}
-		writeManualOptions(w, c)
-	}
+		name := strings.TrimPrefix(cmd.CommandPath(), root.Name()+" ")
+		_, arguments, _ := strings.Cut(cmd.Use, " ")
+		fmt.Fprintf(w, ".SS %s\n", roff(strings.TrimSpace(name+" "+arguments)))
+		if cmd.Long == "" {
+			fmt.Fprintf(w, "%s.\n", roff(cmd.Short))
+		} else {
+			fmt.Fprintf(w, ".nf\n%s\n.fi\n", roff(strings.TrimSpace(cmd.Long)))
+		}
+		writeManualFlags(w, cmd)
+	})
 	fmt.Fprintf(w, ".SH ENVIRONMENT\n.nf\n%s.fi\n", roff(variables))
 	fmt.Fprintf(w, ".SH EXIT STATUS\n.nf\n%s.fi\n", roff(statuses))
 }
 
-func writeManualOptions(w io.Writer, c command) {
-	for _, o := range c.options() {
-		value := ""
-		if o.value != "" {
-			value = ` \fI` + roff(o.value) + `\fR`
+func writeManualFlags(w io.Writer, cmd *cobra.Command) {
+	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		name := `\fB` + roff("--"+f.Name) + `\fR`
+		if f.Shorthand != "" {
+			name = `\fB` + roff("-"+f.Shorthand) + `\fR, ` + name
 		}
-		fmt.Fprintf(w, ".TP\n\\fB%s\\fR%s\n%s\n", roff(o.name), value, roff(sentence(o.about)))
-	}
+		value, usage := pflag.UnquoteUsage(f)
+		if value != "" {
+			name += ` \fI` + roff(value) + `\fR`
+		}
+		fmt.Fprintf(w, ".TP\n%s\n%s\n", name, roff(usage))
+	})
 }
 
-// roff writes text so that no word of it is a request.
+// roff escapes text so that man(7) reads no line of it as a request. Empty
+// lines become paragraphs.
 func roff(text string) string {
 	text = strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(text)
-	lines := strings.SplitAfter(text, "\n")
+	lines := strings.Split(text, "\n")
 	for i, line := range lines {
-		if strings.HasPrefix(line, ".") || strings.HasPrefix(line, "'") {
+		switch {
+		case strings.HasPrefix(line, "."), strings.HasPrefix(line, "'"):
 			lines[i] = `\&` + line
+		case line == "" && i < len(lines)-1:
+			lines[i] = ".PP"
 		}
 	}
-	return strings.Join(lines, "")
+	return strings.Join(lines, "\n")
 }

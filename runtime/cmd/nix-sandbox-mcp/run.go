@@ -2,13 +2,14 @@ package main
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"syscall"
 	"time"
+
+	"github.com/spf13/cobra"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/interactive"
@@ -31,31 +32,30 @@ type runOptions struct {
 	seconds float64
 }
 
-func runCommand() command {
-	return command{
-		name:    "run",
-		args:    "ENV [FILE | -c CODE | -]",
-		first:   environments,
-		summary: "run code in a sandbox of its own, as a call of the model would",
-		details: `The code comes from FILE, from -c, or from standard input. In the first two
-cases standard input is the code's, unless it is a terminal; its output comes
-as it is written, without a bound, and its exit status is this command's.
-Ctrl-C interrupts the code, and a second one ends the sandbox.
-`,
-		define: func(flags *flag.FlagSet) runner {
-			var o runOptions
-			flags.Func("c", "run `CODE`", func(code string) error {
-				o.code, o.hasCode = code, true
-				return nil
-			})
-			flags.StringVar(&o.project, "project", "", "show the folder `DIR` to the code, read-only")
-			flags.Float64Var(&o.seconds, "timeout", 0, "stop the code after `SECONDS`, not after the environment's time")
-			return func(streams streams, args []string) (int, error) { return runCode(o, streams, args) }
+func runCommand(std streams) *cobra.Command {
+	var o runOptions
+	cmd := &cobra.Command{
+		Use:   "run ENV [FILE | -c CODE | -]",
+		Short: "Run code in a new sandbox, as a call of the model would",
+		Long: `Run code in a new sandbox, as a call of the model would.
+
+The code comes from FILE, from -c, or from standard input. In the first two
+cases standard input is the code's, unless it is a terminal. The output appears
+as the code writes it and has no bound, and this command's exit status is the
+code's. Ctrl-C interrupts the code, and a second one ends the sandbox.`,
+		ValidArgsFunction: completeEnvironment(cobra.ShellCompDirectiveDefault),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.hasCode = cmd.Flags().Changed("code")
+			return exit(runCode(o, std, args))
 		},
 	}
+	cmd.Flags().StringVarP(&o.code, "code", "c", "", "run `CODE`")
+	projectFlag(cmd, &o.project, "show the folder `DIR` to the code, read-only")
+	cmd.Flags().Float64Var(&o.seconds, "timeout", 0, "stop the code after `SECONDS` instead of the environment's time limit")
+	return cmd
 }
 
-// runCode runs code for a person.
+// runCode runs code at the command line.
 func runCode(o runOptions, streams streams, args []string) (int, error) {
 	const hint = "see " + program + " run --help"
 	switch {

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -16,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
@@ -37,39 +37,37 @@ type serveOptions struct {
 	logFormat string
 }
 
-// server is what the program is without a command.
-func server() command {
-	return command{
-		summary: "serve the sandboxes to a language model over MCP",
-		define: func(flags *flag.FlagSet) runner {
-			var o serveOptions
-			var version bool
-			flags.BoolVar(&o.stdio, "stdio", false, "speak MCP over standard input and output")
-			flags.StringVar(&o.logFormat, "log-format", "text", "write the log, on standard error, as `text|json`")
-			flags.BoolVar(&version, "version", false, "print the version")
-			return func(streams streams, args []string) (int, error) {
-				switch {
-				case len(args) > 0:
-					return 0, &misuse{fmt.Sprintf("unknown argument %q", args[0]), seeHelp}
-				case o.logFormat != "text" && o.logFormat != "json":
-					return 0, &misuse{fmt.Sprintf("--log-format is %q", o.logFormat), "write text or json"}
-				case version:
-					text := program + " " + release()
-					if commit := revision(); commit != "" {
-						text += " (" + commit + ")"
-					}
-					fmt.Fprintln(streams.out, text)
-					return 0, nil
-				// Only a person has a terminal; a client that forgot the
-				// option is served.
-				case !o.stdio && isTerminal(streams.in):
-					writeNextSteps(streams.out)
-					return 0, nil
+// serveCommand is the program without a command: it serves.
+func serveCommand(std streams) *cobra.Command {
+	var o serveOptions
+	var version bool
+	cmd := &cobra.Command{
+		Use:     program,
+		Long:    about,
+		Example: "  " + program + " --stdio\n  " + program + " run python -c 'print(6 * 7)'",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case o.logFormat != "text" && o.logFormat != "json":
+				return &misuse{fmt.Sprintf("--log-format is %q", o.logFormat), "write text or json"}
+			case version:
+				text := program + " " + release()
+				if commit := revision(); commit != "" {
+					text += " (" + commit + ")"
 				}
-				return 0, serve(o, streams.in, streams.out, streams.err)
+				fmt.Fprintln(std.out, text)
+				return nil
+			// A client has no terminal, and is served even without --stdio.
+			case !o.stdio && isTerminal(std.in):
+				writeNextSteps(std.out, cmd)
+				return nil
 			}
+			return serve(o, std.in, std.out, std.err)
 		},
 	}
+	cmd.Flags().BoolVar(&o.stdio, "stdio", false, "speak MCP over standard input and output")
+	cmd.Flags().StringVar(&o.logFormat, "log-format", "text", "write the log, on standard error, as `text|json`")
+	cmd.Flags().BoolVar(&version, "version", false, "print the version")
+	return cmd
 }
 
 // serve serves one client until its input ends or a signal comes.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -11,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
@@ -20,37 +20,35 @@ import (
 // maxLog is what is kept of a sandbox's log while a shell runs, in bytes.
 const maxLog = 4 << 10
 
-func shellCommand() command {
-	return command{
-		name:    "shell",
-		args:    "ENV",
-		first:   environments,
-		summary: "open a terminal in a sandbox: see what the model sees",
-		details: `The sandbox is a new one, with the environment's limits and no time limit; it
-ends with the shell. Keys go to it, Ctrl-C and Ctrl-Z too.
-`,
-		define: func(flags *flag.FlagSet) runner {
-			var project string
-			var interpreter bool
-			flags.StringVar(&project, "project", "", "show the folder `DIR`, read-only")
-			flags.BoolVar(&interpreter, "interpreter", false, "open the environment's interpreter, not a shell")
-			return func(streams streams, args []string) (int, error) {
-				switch {
-				case len(args) == 0:
-					return 0, &misuse{"no environment was named", "see which there are: " + program + " list"}
-				case len(args) > 1:
-					return 0, &misuse{fmt.Sprintf("unknown argument %q", args[1]), "see " + program + " shell --help"}
-				case !isTerminal(streams.in) || !isTerminal(streams.out):
-					return 0, &misuse{"shell needs a terminal", "run code without one: " + program + " run " + args[0]}
-				}
-				env, err := choose(args[0], project)
-				if err != nil {
-					return 0, err
-				}
-				return openShell(env, streams.in.(*os.File), streams.out.(*os.File), streams.err, interpreter)
+func shellCommand(std streams) *cobra.Command {
+	var project string
+	var interpreter bool
+	cmd := &cobra.Command{
+		Use:   "shell ENV",
+		Short: "Open a terminal in a sandbox and see what the model sees",
+		Long: `Open a terminal in a sandbox and see what the model sees.
+
+The sandbox is a new one, with the environment's limits and no time limit, and
+it ends with the shell. All keys go to the shell, Ctrl-C and Ctrl-Z too.`,
+		Args:              atMost(1),
+		ValidArgsFunction: completeEnvironment(cobra.ShellCompDirectiveNoFileComp),
+		RunE: func(_ *cobra.Command, args []string) error {
+			switch {
+			case len(args) == 0:
+				return &misuse{"no environment was named", "see which there are: " + program + " list"}
+			case !isTerminal(std.in) || !isTerminal(std.out):
+				return &misuse{"shell needs a terminal", "run code without one: " + program + " run " + args[0]}
 			}
+			env, err := choose(args[0], project)
+			if err != nil {
+				return err
+			}
+			return exit(openShell(env, std.in.(*os.File), std.out.(*os.File), std.err, interpreter))
 		},
 	}
+	projectFlag(cmd, &project, "show the folder `DIR`, read-only")
+	cmd.Flags().BoolVar(&interpreter, "interpreter", false, "open the environment's interpreter instead of a shell")
+	return cmd
 }
 
 // openShell connects a terminal to a shell in a sandbox until one of them
@@ -98,7 +96,7 @@ func openShell(env chosen, in, out *os.File, log io.Writer, interpreter bool) (i
 
 // follow waits for the end of a shell and passes on what happens to its
 // terminal.
-func follow(p *interactive.Program, terminal *raw, out *os.File, screen *screen, signals <-chan os.Signal, gone <-chan struct{}) (int, error) {
+func follow(p *interactive.Program, terminal *rawTerminal, out *os.File, screen *screen, signals <-chan os.Signal, gone <-chan struct{}) (int, error) {
 	resized := make(chan struct{}, 1)
 	defer close(resized)
 	go func() {
@@ -151,53 +149,6 @@ func follow(p *interactive.Program, terminal *raw, out *os.File, screen *screen,
 
 // validTerm is what the type of a terminal may be.
 var validTerm = regexp.MustCompile(`^[A-Za-z0-9._+-]{1,64}$`)
-
-// sizeOf is the size of a terminal, or the usual one where it has none.
-func sizeOf(file *os.File) frame.Terminal {
-	size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ)
-	if err != nil || size.Row == 0 || size.Col == 0 {
-		return frame.Terminal{Rows: 24, Columns: 80}
-	}
-	return frame.Terminal{Rows: size.Row, Columns: size.Col}
-}
-
-// raw is a terminal whose keys arrive as they are typed.
-type raw struct {
-	fd             int
-	before, during unix.Termios
-}
-
-// makeRaw makes a terminal raw, as cfmakeraw(3) does.
-func makeRaw(file *os.File) (*raw, error) {
-	fd := int(file.Fd())
-	before, err := unix.IoctlGetTermios(fd, unix.TCGETS)
-	if err != nil {
-		return nil, fmt.Errorf("look at the terminal: %w", err)
-	}
-	r := &raw{fd: fd, before: *before, during: *before}
-	r.during.Iflag &^= unix.IGNBRK | unix.BRKINT | unix.PARMRK | unix.ISTRIP | unix.INLCR | unix.IGNCR | unix.ICRNL | unix.IXON
-	r.during.Oflag &^= unix.OPOST
-	r.during.Lflag &^= unix.ECHO | unix.ECHONL | unix.ICANON | unix.ISIG | unix.IEXTEN
-	r.during.Cflag &^= unix.CSIZE | unix.PARENB
-	r.during.Cflag |= unix.CS8
-	r.during.Cc[unix.VMIN], r.during.Cc[unix.VTIME] = 1, 0
-	return r, r.again()
-}
-
-// again makes it raw once more.
-func (r *raw) again() error {
-	if err := unix.IoctlSetTermios(r.fd, unix.TCSETSW, &r.during); err != nil {
-		return fmt.Errorf("prepare the terminal: %w", err)
-	}
-	return nil
-}
-
-// restore makes the terminal what it was. What was typed or answered and not
-// yet read is dropped: it was not meant for the program that reads next.
-func (r *raw) restore(screen *screen) {
-	screen.leave()
-	_ = unix.IoctlSetTermios(r.fd, unix.TCSETSF, &r.before)
-}
 
 // tail keeps the beginning of a log.
 type tail struct{ bytes.Buffer }

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+)
+
+// isTerminal says whether a stream is a terminal.
+func isTerminal(stream any) bool {
+	file, ok := stream.(*os.File)
+	return ok && term.IsTerminal(int(file.Fd()))
+}
+
+// sizeOf is the size of a terminal, or 24 rows and 80 columns where it has
+// none.
+func sizeOf(file *os.File) frame.Terminal {
+	columns, rows, err := term.GetSize(int(file.Fd()))
+	if err != nil || rows == 0 || columns == 0 {
+		return frame.Terminal{Rows: 24, Columns: 80}
+	}
+	return frame.Terminal{Rows: uint16(rows), Columns: uint16(columns)}
+}
+
+// rawTerminal is a terminal that delivers each key as it is pressed.
+type rawTerminal struct {
+	fd     int
+	before *term.State
+}
+
+// makeRaw makes a terminal raw. The caller restores it.
+func makeRaw(file *os.File) (*rawTerminal, error) {
+	r := &rawTerminal{fd: int(file.Fd())}
+	var err error
+	if r.before, err = term.MakeRaw(r.fd); err != nil {
+		return nil, fmt.Errorf("make the terminal raw: %w", err)
+	}
+	return r, nil
+}
+
+// again makes it raw once more after a restore.
+func (r *rawTerminal) again() error {
+	if _, err := term.MakeRaw(r.fd); err != nil {
+		return fmt.Errorf("make the terminal raw again: %w", err)
+	}
+	return nil
+}
+
+// restore makes the terminal what it was. It discards input that nobody has
+// read: that was meant for the sandbox, not for the program that reads next.
+func (r *rawTerminal) restore(screen *screen) {
+	screen.leave()
+	_ = term.Restore(r.fd, r.before)
+	_ = unix.IoctlSetInt(r.fd, unix.TCFLSH, unix.TCIFLUSH)
+}
