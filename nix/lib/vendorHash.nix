@@ -1,1 +1,1 @@
-"sha256-XZfpg8FT84HjzbOyUFdMhocRIS+wKB46/aQhRRgAoRA="
+"sha256-8rMP90xPXoic13li6g0g94kMA3rv089bb/luH67fF4Q="

@@ -1,5 +1,6 @@
-// Package cli tests the command line of a built server as a person uses it: a
-// terminal types, and its screen is compared.
+// Package cli tests the command line of a built server: testdata holds a script
+// for what commands do without a terminal, and the tests in Go press keys at a
+// terminal and compare its screen.
 //
 // NIX_SANDBOX_MCP_SERVER names the server; without it the tests are skipped.
 package cli

@@ -1,8 +1,10 @@
 package cli
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -14,78 +16,78 @@ import (
 )
 
 // shell opens one and waits for its prompt.
-func shell(t *testing.T, rows, columns int, args ...string) *person {
+func openShell(t *testing.T, rows, columns int, args ...string) *user {
 	t.Helper()
-	p := sit(t, rows, columns, command(t, append([]string{"shell"}, args...)...))
-	p.sees(`sandbox:/workspace$`)
-	return p
+	u := startOnTerminal(t, rows, columns, command(t, append([]string{"shell"}, args...)...))
+	u.sees(`sandbox:/workspace$`)
+	return u
 }
 
 // mess makes a mess of the terminal, as a full-screen program that is then
 // killed does.
 const mess = `printf '\033[?1049h\033[?1000;1006h\033[?25l\033[?1h\033=\033[31;1mmess'; echo made; stty -echo raw` + "\r"
 
-func TestShell(t *testing.T) {
-	p := shell(t, 24, 80, "bash")
-	p.types("echo $((6*7)) $TERM; tty; pwd\r")
-	p.sees("42 xterm-256color\n/dev/pts/0\n/workspace\n")
-	p.types("stty size\r")
-	p.sees("24 80\n")
-	p.types("exit 7\r")
-	if status := p.leaves(); status != 7 {
+func TestShell_RunsCommands(t *testing.T) {
+	u := openShell(t, 24, 80, "bash")
+	u.types("echo $((6*7)) $TERM; tty; pwd\r")
+	u.sees("42 xterm-256color\n/dev/pts/0\n/workspace\n")
+	u.types("stty size\r")
+	u.sees("24 80\n")
+	u.types("exit 7\r")
+	if status := u.awaitExit(); status != 7 {
 		t.Errorf("status %d", status)
 	}
 }
 
 // What a person sees from within is what the model's code would.
-func TestShellIsASandbox(t *testing.T) {
-	p := shell(t, 24, 80, "bash")
-	p.types("ls /home /root; id -u; ls /proc/self/fd | wc -l; ls /dev/pts\r")
-	p.sees("cannot access '/home'")
-	p.sees("1000\n4\n0  ptmx\n")
+func TestShell_IsASandbox(t *testing.T) {
+	u := openShell(t, 24, 80, "bash")
+	u.types("ls /home /root; id -u; ls /proc/self/fd | wc -l; ls /dev/pts\r")
+	u.sees("cannot access '/home'")
+	u.sees("1000\n4\n0  ptmx\n")
 	// Typing into the terminal, also one's own, is refused.
-	p.types(`exit` + "\r")
-	p.leaves()
+	u.types(`exit` + "\r")
+	u.awaitExit()
 
-	p = sit(t, 24, 80, command(t, "shell", "python", "--interpreter"))
-	p.sees("\n>>>")
-	p.types("import fcntl\r")
-	p.types("try: fcntl.ioctl(0, 0x5412, b'x')\rexcept OSError as e: print('refused', e.errno)\r\r")
-	p.sees("refused 1\n")
-	p.types("\x04")
-	if status := p.leaves(); status != 0 {
+	u = startOnTerminal(t, 24, 80, command(t, "shell", "python", "--interpreter"))
+	u.sees("\n>>>")
+	u.types("import fcntl\r")
+	u.types("try: fcntl.ioctl(0, 0x5412, b'x')\rexcept OSError as e: print('refused', e.errno)\r\r")
+	u.sees("refused 1\n")
+	u.types("\x04")
+	if status := u.awaitExit(); status != 0 {
 		t.Errorf("status %d", status)
 	}
 }
 
-func TestShellProject(t *testing.T) {
+func TestShell_ShowsTheProject(t *testing.T) {
 	project := t.TempDir()
 	if err := os.WriteFile(project+"/file", []byte("of the project\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	p := shell(t, 24, 80, "bash", "--project", project)
-	p.types("cat /project/file; touch /project/new\r")
-	p.sees("of the project\n")
-	p.sees("Read-only file system")
-	p.types("exit\r")
-	p.leaves()
+	u := openShell(t, 24, 80, "bash", "--project", project)
+	u.types("cat /project/file; touch /project/new\r")
+	u.sees("of the project\n")
+	u.sees("Read-only file system")
+	u.types("exit\r")
+	u.awaitExit()
 }
 
-func TestShellJobControl(t *testing.T) {
-	p := shell(t, 24, 80, "bash")
-	p.types("sleep 1000\r")
+func TestShell_HasJobControl(t *testing.T) {
+	u := openShell(t, 24, 80, "bash")
+	u.types("sleep 1000\r")
 	time.Sleep(200 * time.Millisecond)
-	p.types("\x1a")
-	p.sees("[1]+  Stopped")
-	p.types("jobs; fg\r")
-	// What jobs lists, whose width differs between versions of bash, then what fg does.
-	p.sees("sleep 1000\nsleep 1000")
-	p.types("\x03")
-	p.sees("^C\nsandbox:/workspace$")
-	p.types("echo $?\r")
-	p.sees("130\n")
-	p.types("exit\r")
-	if status := p.leaves(); status != 0 {
+	u.types("\x1a")
+	u.sees("[1]+  Stopped")
+	u.types("jobs; fg\r")
+	// jobs pads its line as wide as this version of bash does; fg prints the command.
+	u.sees("sleep 1000\nsleep 1000")
+	u.types("\x03")
+	u.sees("^C\nsandbox:/workspace$")
+	u.types("echo $?\r")
+	u.sees("130\n")
+	u.types("exit\r")
+	if status := u.awaitExit(); status != 0 {
 		t.Errorf("status %d", status)
 	}
 }
@@ -126,91 +128,91 @@ func framed(rows, columns int, typed string) string {
 	return strings.Join(append(lines, edge), "\n")
 }
 
-func TestShellFullScreen(t *testing.T) {
+func TestShell_DrawsFullScreen(t *testing.T) {
 	project := t.TempDir()
 	if err := os.WriteFile(project+"/editor.py", []byte(editor), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	p := shell(t, 24, 80, "python", "--project", project)
-	p.types("python3 /project/editor.py\r")
-	p.shows(framed(24, 80, ""))
-	p.types("words")
-	p.shows(framed(24, 80, "words"))
-	p.resize(10, 40)
-	p.shows(framed(10, 40, "words"))
-	p.resize(40, 132)
-	p.shows(framed(40, 132, "words"))
+	u := openShell(t, 24, 80, "python", "--project", project)
+	u.types("python3 /project/editor.py\r")
+	u.shows(framed(24, 80, ""))
+	u.types("words")
+	u.shows(framed(24, 80, "words"))
+	u.resize(10, 40)
+	u.shows(framed(10, 40, "words"))
+	u.resize(40, 132)
+	u.shows(framed(40, 132, "words"))
 	// A window that is dragged.
 	for i := range 200 {
-		p.resize(10+i%20, 30+i%50)
+		u.resize(10+i%20, 30+i%50)
 	}
-	p.resize(12, 44)
-	p.shows(framed(12, 44, "words"))
-	p.types(":q")
-	p.sees("sandbox:/workspace$ ")
-	p.types("exit\r")
-	if status := p.leaves(); status != 0 {
+	u.resize(12, 44)
+	u.shows(framed(12, 44, "words"))
+	u.types(":q")
+	u.sees("sandbox:/workspace$ ")
+	u.types("exit\r")
+	if status := u.awaitExit(); status != 0 {
 		t.Errorf("status %d", status)
 	}
 }
 
 // Each way in which a shell can end leaves the terminal as it was, and nothing
 // behind. It is in a mess when the end comes, but where the shell has to live.
-func TestShellEnds(t *testing.T) {
+func TestShell_RestoresTheTerminal(t *testing.T) {
 	for name, test := range map[string]struct {
 		clean  bool // there is no mess
-		end    func(p *person, sandbox []int)
+		end    func(u *user, sandbox []int)
 		status int
 		says   string
 	}{
-		"exit":          {true, func(p *person, _ []int) { p.types("exit 3\r") }, 3, ""},
-		"Ctrl-D":        {true, func(p *person, _ []int) { p.types("\x04") }, 0, ""},
-		"exec":          {true, func(p *person, _ []int) { p.types("exec false\r") }, 1, ""},
-		"crash":         {true, func(p *person, _ []int) { p.types("kill -SEGV $$\r") }, 139, ""},
-		"mess and exit": {true, func(p *person, _ []int) { p.types(strings.ReplaceAll(mess, "\r", "; exit 5\r")) }, 5, ""},
-		"background":    {true, func(p *person, _ []int) { p.types("sleep 1000 & disown; exit 4\r") }, 4, ""},
-		"memory": {true, func(p *person, _ []int) {
-			p.types("head -c 400M /dev/zero > a; head -c 400M /dev/zero > /tmp/a; x=$(yes | head -c 700M); exit\r")
+		"exit":          {true, func(u *user, _ []int) { u.types("exit 3\r") }, 3, ""},
+		"Ctrl-D":        {true, func(u *user, _ []int) { u.types("\x04") }, 0, ""},
+		"exec":          {true, func(u *user, _ []int) { u.types("exec false\r") }, 1, ""},
+		"crash":         {true, func(u *user, _ []int) { u.types("kill -SEGV $$\r") }, 139, ""},
+		"mess and exit": {true, func(u *user, _ []int) { u.types(strings.ReplaceAll(mess, "\r", "; exit 5\r")) }, 5, ""},
+		"background":    {true, func(u *user, _ []int) { u.types("sleep 1000 & disown; exit 4\r") }, 4, ""},
+		"memory": {true, func(u *user, _ []int) {
+			u.types("head -c 400M /dev/zero > a; head -c 400M /dev/zero > /tmp/a; x=$(yes | head -c 700M); exit\r")
 		}, 137, "stopped: used more than 512 MB of memory"},
-		"SIGTERM":        {false, func(p *person, _ []int) { p.cmd.Process.Signal(syscall.SIGTERM) }, 143, ""},
-		"SIGINT":         {false, func(p *person, _ []int) { p.cmd.Process.Signal(syscall.SIGINT) }, 130, ""},
-		"SIGHUP":         {false, func(p *person, _ []int) { p.cmd.Process.Signal(syscall.SIGHUP) }, 129, ""},
-		"SIGQUIT":        {false, func(p *person, _ []int) { p.cmd.Process.Signal(syscall.SIGQUIT) }, 131, ""},
-		"killed jail":    {false, func(_ *person, sandbox []int) { unix.Kill(sandbox[0], unix.SIGKILL) }, 137, ""},
-		"killed agent":   {false, func(_ *person, sandbox []int) { unix.Kill(sandbox[1], unix.SIGKILL) }, 137, ""},
-		"killed program": {false, func(_ *person, sandbox []int) { unix.Kill(sandbox[2], unix.SIGKILL) }, 137, ""},
-		"resize storm": {false, func(p *person, _ []int) {
+		"SIGTERM":        {false, func(u *user, _ []int) { u.cmd.Process.Signal(syscall.SIGTERM) }, 143, ""},
+		"SIGINT":         {false, func(u *user, _ []int) { u.cmd.Process.Signal(syscall.SIGINT) }, 130, ""},
+		"SIGHUP":         {false, func(u *user, _ []int) { u.cmd.Process.Signal(syscall.SIGHUP) }, 129, ""},
+		"SIGQUIT":        {false, func(u *user, _ []int) { u.cmd.Process.Signal(syscall.SIGQUIT) }, 131, ""},
+		"killed jail":    {false, func(_ *user, sandbox []int) { unix.Kill(sandbox[0], unix.SIGKILL) }, 137, ""},
+		"killed agent":   {false, func(_ *user, sandbox []int) { unix.Kill(sandbox[1], unix.SIGKILL) }, 137, ""},
+		"killed program": {false, func(_ *user, sandbox []int) { unix.Kill(sandbox[2], unix.SIGKILL) }, 137, ""},
+		"resize storm": {false, func(u *user, _ []int) {
 			for i := range 300 {
-				p.resize(10+i%30, 20+i%100)
+				u.resize(10+i%30, 20+i%100)
 			}
-			p.cmd.Process.Signal(syscall.SIGTERM)
+			u.cmd.Process.Signal(syscall.SIGTERM)
 		}, 143, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := shell(t, 24, 80, "bash")
-			sandbox := p.sandbox()
+			u := openShell(t, 24, 80, "bash")
+			sandbox := u.sandbox()
 			if !test.clean {
-				p.types(mess)
-				p.sees("messmade")
+				u.types(mess)
+				u.sees("messmade")
 			}
-			test.end(p, sandbox)
-			if status := p.leaves(); status != test.status {
+			test.end(u, sandbox)
+			if status := u.awaitExit(); status != test.status {
 				t.Errorf("status %d, want %d", status, test.status)
 			}
-			p.sees(test.says)
+			u.sees(test.says)
 			mcptest.Gone(t, 5*time.Second, sandbox)
 		})
 	}
 }
 
 // A terminal that is gone, as when its window is closed, ends the shell.
-func TestShellClosedTerminal(t *testing.T) {
-	p := shell(t, 24, 80, "bash")
-	sandbox := p.sandbox()
-	p.close()
+func TestShell_EndsWithItsTerminal(t *testing.T) {
+	u := openShell(t, 24, 80, "bash")
+	sandbox := u.sandbox()
+	u.close()
 	select {
-	case <-p.ended:
+	case <-u.ended:
 	case <-time.After(patience):
 		t.Fatal("the program does not end")
 	}
@@ -218,38 +220,58 @@ func TestShellClosedTerminal(t *testing.T) {
 }
 
 // Stopped from elsewhere, it lends the terminal back, and goes on where it was.
-func TestShellStopped(t *testing.T) {
-	p := shell(t, 24, 80, "bash")
-	during := p.termios()
-	p.cmd.Process.Signal(syscall.SIGTSTP)
-	mcptest.Eventually(t, patience, func() string { return "the terminal is not lent back" }, func() bool { return p.termios() == p.before })
-	p.cmd.Process.Signal(syscall.SIGCONT)
-	mcptest.Eventually(t, patience, func() string { return "the terminal is not taken again" }, func() bool { return p.termios() == during })
-	p.types("echo $((40+2))\r")
-	p.sees("42\n")
-	p.types("exit\r")
-	if status := p.leaves(); status != 0 {
+func TestShell_CanBeStopped(t *testing.T) {
+	u := openShell(t, 24, 80, "bash")
+	during := u.termios()
+	u.cmd.Process.Signal(syscall.SIGTSTP)
+	mcptest.Eventually(t, patience, func() string { return "the terminal is not lent back" }, func() bool { return u.termios() == u.before })
+	u.cmd.Process.Signal(syscall.SIGCONT)
+	mcptest.Eventually(t, patience, func() string { return "the terminal is not taken again" }, func() bool { return u.termios() == during })
+	u.types("echo $((40+2))\r")
+	u.sees("42\n")
+	u.types("exit\r")
+	if status := u.awaitExit(); status != 0 {
 		t.Errorf("status %d", status)
 	}
 }
 
 // What the terminal answers to a question of a program that has ended is not
 // typed into the next one.
-func TestShellDropsLateAnswers(t *testing.T) {
-	p := shell(t, 24, 80, "bash")
-	p.types("sleep 0.3; exit\r")
+func TestShell_DropsUnreadInput(t *testing.T) {
+	u := openShell(t, 24, 80, "bash")
+	u.types("sleep 0.3; exit\r")
 	time.Sleep(100 * time.Millisecond)
-	p.types("rm -rf important")
-	p.leaves()
-	n, err := unix.IoctlGetInt(int(p.terminal.Fd()), unix.TIOCINQ)
+	u.types("rm -rf important")
+	u.awaitExit()
+	n, err := unix.IoctlGetInt(int(u.terminal.Fd()), unix.TIOCINQ)
 	if err != nil || n != 0 {
 		t.Errorf("%d bytes wait for the next program, %v", n, err)
 	}
 }
 
-func TestShellNeedsATerminal(t *testing.T) {
-	out, err := command(t, "shell", "bash").CombinedOutput()
-	if err == nil || string(out) != "nix-sandbox-mcp: error: shell needs a terminal\nnix-sandbox-mcp: hint: run code without one: nix-sandbox-mcp run bash\n" {
-		t.Errorf("%v, %s", err, out)
+// The shell has the variables that the operator passes on, and no others.
+func TestShell_PassesVariables(t *testing.T) {
+	server, err := filepath.EvalSymlinks(built(t))
+	if err != nil {
+		t.Fatal(err)
 	}
+	text, err := os.ReadFile(filepath.Join(filepath.Dir(server), "..", "share", "nix-sandbox-mcp", "metadata.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var metadata map[string]any
+	if err := json.Unmarshal(text, &metadata); err != nil {
+		t.Fatal(err)
+	}
+	metadata["project"] = map[string]any{"inherit_env": map[string]any{"vars": []string{"TOKEN"}}}
+	if text, err = json.Marshal(metadata); err != nil {
+		t.Fatal(err)
+	}
+	cmd := command(t, "shell", "bash")
+	cmd.Env = append(cmd.Env, "NIX_SANDBOX_METADATA="+string(text), "TOKEN=a secret", "OTHER=hidden")
+	u := startOnTerminal(t, 24, 80, cmd)
+	u.sees("sandbox:/workspace$")
+	u.types("echo \"$TOKEN ${OTHER-unset}\"; exit\r")
+	u.awaitExit()
+	u.sees("a secret unset\n")
 }

@@ -1,0 +1,205 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+)
+
+// patience is how long a test waits for something to appear on a busy machine.
+const patience = 8 * time.Second
+
+// built is the server under test.
+func built(t testing.TB) string {
+	t.Helper()
+	path := os.Getenv("NIX_SANDBOX_MCP_SERVER")
+	if path == "" {
+		t.Skip("NIX_SANDBOX_MCP_SERVER does not name a built server")
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// command is the program with these arguments and a home of the test's.
+func command(t testing.TB, args ...string) *exec.Cmd {
+	t.Helper()
+	home := t.TempDir()
+	cmd := exec.Command(built(t), args...)
+	cmd.Env = []string{"HOME=" + home, "TMPDIR=" + home, "NIX_SANDBOX_DIR=" + filepath.Join(home, "sandboxes"), "PATH=" + os.Getenv("PATH"), "TERM=xterm-256color"}
+	return cmd
+}
+
+// user is at a terminal on which the program was started.
+type user struct {
+	t        testing.TB
+	cmd      *exec.Cmd
+	keys     *os.File // our end of the terminal
+	terminal *os.File // the program's
+	display  *display
+	before   unix.Termios
+	ended    chan struct{}
+	reading  chan struct{} // closed when readScreen has ended
+	closed   chan struct{} // closed when the terminal is
+}
+
+// startOnTerminal starts a program on a new terminal of this size.
+func startOnTerminal(t testing.TB, rows, columns int, cmd *exec.Cmd) *user {
+	t.Helper()
+	keys, terminal, err := pty.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	u := &user{t: t, cmd: cmd, keys: keys, terminal: terminal, display: newDisplay(rows, columns), ended: make(chan struct{}), reading: make(chan struct{}), closed: make(chan struct{})}
+	u.resize(rows, columns)
+	u.before = u.termios()
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = terminal, terminal, terminal
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_ = cmd.Wait()
+		close(u.ended)
+	}()
+	go u.readScreen()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-u.ended
+		u.close()
+	})
+	return u
+}
+
+// readScreen shows what the program writes on the display, until the user closes
+// the terminal. A read of a terminal cannot be cancelled, so it reads only when
+// there is something.
+func (u *user) readScreen() {
+	defer close(u.reading)
+	buf := make([]byte, 64<<10)
+	ready := []unix.PollFd{{Fd: int32(u.keys.Fd()), Events: unix.POLLIN}}
+	for {
+		select {
+		case <-u.closed:
+			return
+		default:
+		}
+		if n, err := unix.Poll(ready, 50); err != nil && !errors.Is(err, unix.EINTR) || n <= 0 {
+			continue
+		}
+		n, err := u.keys.Read(buf)
+		if err != nil {
+			return
+		}
+		_, _ = u.display.Write(buf[:n])
+	}
+}
+
+// close closes the terminal, as closing its window does.
+func (u *user) close() {
+	select {
+	case <-u.closed:
+		return
+	default:
+	}
+	close(u.closed)
+	<-u.reading
+	u.terminal.Close()
+	u.keys.Close()
+}
+
+func (u *user) resize(rows, columns int) {
+	u.t.Helper()
+	u.display.resize(rows, columns)
+	if err := pty.Setsize(u.keys, &pty.Winsize{Rows: uint16(rows), Cols: uint16(columns)}); err != nil {
+		u.t.Fatal(err)
+	}
+}
+
+func (u *user) termios() unix.Termios {
+	u.t.Helper()
+	settings, err := unix.IoctlGetTermios(int(u.terminal.Fd()), unix.TCGETS)
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	return *settings
+}
+
+// types presses keys.
+func (u *user) types(keys string) {
+	u.t.Helper()
+	if _, err := io.WriteString(u.keys, keys); err != nil {
+		u.t.Fatal(err)
+	}
+}
+
+// sees waits until the screen shows a text.
+func (u *user) sees(text string) {
+	u.t.Helper()
+	mcptest.Eventually(u.t, patience, func() string {
+		return fmt.Sprintf("the screen does not show %q:\n%s", text, u.display)
+	}, func() bool { return strings.Contains(u.display.String(), text) })
+}
+
+// shows waits until the screen is exactly this.
+func (u *user) shows(screen string) {
+	u.t.Helper()
+	mcptest.Eventually(u.t, patience, func() string {
+		return fmt.Sprintf("the screen is\n%s\nand not\n%s", u.display, screen)
+	}, func() bool { return u.display.String() == screen })
+}
+
+// awaitExit waits for the program's end, checks that the terminal is as it was,
+// and returns the exit status: 128 + N after signal N.
+func (u *user) awaitExit() int {
+	u.t.Helper()
+	select {
+	case <-u.ended:
+	case <-time.After(patience):
+		u.t.Fatalf("the program does not end:\n%s", u.display)
+	}
+	if after := u.termios(); after != u.before {
+		u.t.Errorf("the terminal's settings are %+v; they were %+v", after, u.before)
+	}
+	// What was written last may still be on its way to the screen.
+	mcptest.Eventually(u.t, patience, func() string {
+		modes, colours := u.display.changed()
+		return fmt.Sprintf("the terminal is left with modes %v, colours %v", modes, colours)
+	}, func() bool {
+		modes, colours := u.display.changed()
+		return len(modes) == 0 && !colours
+	})
+	status := u.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	if status.Signaled() {
+		return 128 + int(status.Signal())
+	}
+	return status.ExitStatus()
+}
+
+// sandbox returns the processes of what the program started, and waits until
+// there are some.
+func (u *user) sandbox() []int {
+	u.t.Helper()
+	var found []int
+	mcptest.Eventually(u.t, patience, func() string { return "no sandbox runs" }, func() bool {
+		found = mcptest.Descendants(u.cmd.Process.Pid)
+		return len(found) >= 3
+	})
+	slices.Sort(found)
+	return found
+}
