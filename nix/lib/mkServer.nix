@@ -210,12 +210,6 @@ let
             # Texts of any length, as variables of the shell.
             __structuredAttrs = true;
             metadata = toJSON metadata;
-            # For a server that reads a configuration file without Nix.
-            interpreters = toJSON {
-              schema = 1;
-              environments = { };
-              inherit (metadata) interpreters;
-            };
             wrapper = fill ../wrapper/wrapper.sh {
               shell = pkgs.runtimeShell;
               flakeRefs = lib.escapeShellArg (lib.concatStringsSep "," (startOf args).flakeRefs);
@@ -238,7 +232,6 @@ let
           ''
             mkdir -p $out/bin $out/share/nix-sandbox-mcp
             printf %s "$metadata" > $out/share/nix-sandbox-mcp/metadata.json
-            printf %s "$interpreters" > $out/share/nix-sandbox-mcp/interpreters.json
             printf %s "''${wrapper//@out@/$out}" > $out/bin/nix-sandbox-mcp
             chmod +x $out/bin/nix-sandbox-mcp
 

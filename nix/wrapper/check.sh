@@ -7,14 +7,14 @@ check() {
   local hint='write nix-sandbox-mcp config check FILE'
   case ${1-} in
     '') usage "no configuration was named" "$hint" ;;
-    -*) usage "unknown option $1" "$hint" ;;
+    -*) usage "unknown flag $1" "$hint" ;;
   esac
   [ $# = 1 ] || usage "unknown argument \"$2\"" "$hint"
   file=$1
   case $file in /*) ;; *) file=$PWD/$file ;; esac
   [ -f "$file" ] && [ -r "$file" ] || fail "$1 is no file that can be read" "give the path of a TOML file"
   builds_at_start "config check has Nix read the file"
-  have_nix || fail "$no_nix" "check the file on a machine that has Nix"
+  have_nix || fail 'there is no nix on the PATH to read the file' 'install Nix, or check the file on a machine that has it'
   # Nix's first reading of a package set takes seconds.
   [ ! -t 2 ] || printf 'nix-sandbox-mcp: Nix is reading %s ...' "$1" >&2
   # What it answers comes first, then whether it could, then what it said.

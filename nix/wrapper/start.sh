@@ -141,41 +141,6 @@ evaluate() {
   prune
 }
 
-# plain FILE: the plan of a configuration where there is no Nix to read it. It
-# knows the tables of environments and their sandbox = "/path", each on a line
-# of its own; the rest is Nix's.
-plain() {
-  local line name= places
-  local table='^\[environments\.("([^"]*)"|([A-Za-z0-9_-]+))\][[:space:]]*(#.*)?$'
-  local sandbox="^sandbox[[:space:]]*=[[:space:]]*[\"'](/[^\"'\\\\#]*)[\"'][[:space:]]*(#.*)?\$"
-  own_folder
-  config=$private/.config places=$private/.config/built
-  mkdir -p -- "$places"
-  cat -- "$out/share/nix-sandbox-mcp/interpreters.json" >"$config/metadata.json"
-  {
-    printf '\nproject 0 \n'
-    while IFS= read -r line || [ -n "$line" ]; do
-      line=${line#"${line%%[![:space:]]*}"}
-      if [[ $line =~ $table ]]; then
-        [ -z "$name" ] || printf 'own %s \n' "$name"
-        name=${BASH_REMATCH[2]}${BASH_REMATCH[3]}
-        [[ $name =~ ^[a-z0-9][a-z0-9_-]{0,63}$ ]] || name=
-      elif [[ -n $name && $line =~ $sandbox ]]; then
-        printf 'path %s %s\n' "$name" "${BASH_REMATCH[1]}"
-        name=
-      elif [[ $line == \[* ]]; then
-        [ -z "$name" ] || printf 'own %s \n' "$name"
-        name=
-        case $line in
-          '[defaults]'*) ;;
-          *) printf 'nix-sandbox-mcp: warning: %s of %s is not read without Nix: %s\n' "${line%%]*}]" "$1" "$no_nix" >&2 ;;
-        esac
-      fi
-    done <"$1"
-    [ -z "$name" ] || printf 'own %s \n' "$name"
-  } >"$config/plan"
-}
-
 # configure: takes up NIX_SANDBOX_CONFIG.
 configure() {
   local file=$NIX_SANDBOX_CONFIG line kind name value base
@@ -185,7 +150,9 @@ configure() {
     fail "NIX_SANDBOX_CONFIG is $NIX_SANDBOX_CONFIG, which is no file that can be read" "set it to the path of a TOML file"
   config=$cache/configs/$server-$(digest <"$file")
   if ! [ -e "$config/plan" ]; then
-    if have_nix; then evaluate "$file"; else plain "$file"; fi
+    have_nix || fail "NIX_SANDBOX_CONFIG is $NIX_SANDBOX_CONFIG, and there is no nix on the PATH of the server to read it" \
+      "install Nix, or unset NIX_SANDBOX_CONFIG and set NIX_SANDBOX_DIR to a folder of sandboxes that were built elsewhere"
+    evaluate "$file"
   fi
   : >"$config/used"
   export NIX_SANDBOX_METADATA=$config/metadata.json

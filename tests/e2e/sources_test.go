@@ -464,28 +464,6 @@ func TestProjectsOwnShell(t *testing.T) {
 	}
 }
 
-// Without Nix, a sandbox that was built elsewhere is served from a
-// configuration, and what has to be built says what it needs.
-func TestConfigurationWithoutNix(t *testing.T) {
-	folder := t.TempDir()
-	config := filepath.Join(folder, "config.toml")
-	program, _ := environments(t)["bash"]["exec"].(string)
-	file(t, config, fmt.Sprintf("# mine\n[environments.prebuilt]\n  sandbox = %q # here\n\n[environments.python]\npreset = \"python\"\n[session]\nidle_timeout_seconds = 5\n", filepath.Dir(filepath.Dir(program))))
-	c := start(t, "PATH="+folder, "NIX_SANDBOX_CONFIG="+config, "NIX_SANDBOX_ENVS=github:me/sandboxes#other,github:you/sandboxes#python, github:you/sandboxes#other")
-	if answer := run(c, "prebuilt", "echo 1"); answer.Text() != "1\n" {
-		t.Errorf("answer %+v", answer)
-	}
-	for _, env := range []string{"python", "other", "python-2", "other-2"} {
-		answer := run(c, env, "1")
-		if !answer.IsError || !strings.Contains(answer.Text(), "there is no nix on the PATH of the server: install Nix, or give the path of a sandbox that was built elsewhere") {
-			t.Errorf("%s: %+v", env, answer)
-		}
-	}
-	if !strings.Contains(c.Log(), "nix-sandbox-mcp: warning: [session] of "+config+" is not read without Nix") {
-		t.Errorf("log:\n%s", c.Log())
-	}
-}
-
 // Entries come, are replaced and go while calls run; none is lost, and nothing
 // is left of it.
 func TestChangesUnderLoad(t *testing.T) {
