@@ -1,28 +1,28 @@
 # shellcheck shell=bash
-# Builds what start.sh found to build, beside the runtime: reports to it in
-# $NIX_SANDBOX_BUILDS, and to the operator on standard error. A line of its input
-# has it build again: what had failed is tried, and what leads elsewhere now is
-# replaced. It ends when its input does, which is when the runtime has ended, and
-# takes the folder with it.
+# Builds the environments that start.sh listed, while the runtime serves. It
+# reports to the runtime in the folder $NIX_SANDBOX_BUILDS, and to the operator
+# on standard error. Each line of its standard input makes it build again:
+# failed builds are tried again, and results that changed are replaced. Standard
+# input ends with the runtime; then this ends too and removes the folder.
 
-# parallel: how many of Nix's commands run at once; each evaluates, which takes
-# a processor and some hundred MiB.
+# parallel: how many Nix commands run at once. Each of them evaluates, which takes
+# one processor and some hundred MiB.
 parallel=4
-# shown: how many lines of Nix's error are kept for whoever calls.
+# shown: how many lines of Nix's error are kept for the caller's answer.
 shown=20
 
-# watched NAME COMMAND...: runs it with its output on standard error, and
-# leaves the last lines in $private/.NAME.log.
-watched() {
+# logged NAME COMMAND...: runs a command, copies its output to standard error,
+# and leaves the last lines in $private/.NAME.log.
+logged() {
   local name=$1
   shift
   "$@" 2>&1 </dev/null | {
     local line last=()
     while IFS= read -r line; do
-      # Of nixpkgs that would be thousands.
+      # nixpkgs has thousands of these lines.
       [[ $line != 'evaluating file '* ]] || continue
       printf 'nix-sandbox-mcp: %s: %s\n' "$name" "$line" >&2
-      # An error begins anew what is worth telling.
+      # Lines before the last error do not explain it.
       [[ $line != error:* ]] || last=()
       last+=("$line")
       [ ${#last[@]} -le $shown ] || last=("${last[@]:1}")
@@ -32,11 +32,11 @@ watched() {
   return "${PIPESTATUS[0]}"
 }
 
-# built NAME: whether there is one, of an earlier build.
+# built NAME: whether an earlier build of this environment succeeded.
 built() { [ -L "$private/$1" ] || [ -L "$private/$1.named" ]; }
 
-# failed NAME [REASON]: tells that it will not come, by default with what Nix
-# said last.
+# failed NAME [REASON]: reports that a build failed, by default with the last
+# lines of Nix's output.
 failed() {
   if [ $# -gt 1 ]; then
     printf '%s\n' "$2" >"$private/.$1.log"
@@ -52,7 +52,7 @@ failed() {
   rm -f -- "$private/$1.building"
 }
 
-# ready NAME LINK ROOT: shows what a root leads to.
+# ready NAME LINK ROOT: reports the target of a GC root as the environment NAME.
 ready() {
   local artifact
   artifact=$(readlink -f -- "$3")
@@ -65,7 +65,7 @@ ready() {
   rm -f -- "$private/$1.building" "$private/.$1.log"
 }
 
-# root KEY: makes a place for a GC root.
+# root KEY: sets $root to the path of a GC root, in a folder that it makes.
 root() {
   root=$cache/roots/$(printf %s "$1" | digest)
   mkdir -p -- "$root"
@@ -73,7 +73,7 @@ root() {
   root+=/result
 }
 
-# What waits for a build waits longer, so that what runs does not.
+# Builds have a low priority, so that they do not slow down running calls.
 nix_build() { nice -n 10 nix --extra-experimental-features 'nix-command flakes' build -v --no-write-lock-file "$@"; }
 
 # one INDEX: builds one environment.
@@ -83,7 +83,7 @@ one() {
     reference | sandbox)
       root "$base $value"
       cd -- "$base" || return
-      if watched "$name" nix_build --out-link "$root" -- "$value"; then
+      if logged "$name" nix_build --out-link "$root" -- "$value"; then
         case $kind in
           reference) ready "$name" "$name" "$root" ;;
           sandbox) ready "$name" "$name.named" "$root" ;;
@@ -94,7 +94,7 @@ one() {
       ;;
     flake)
       root "$config_file $name"
-      if watched "$name" nix_build --impure --out-link "$root" -f "$start_nix" --argstr config "$config_file" --argstr base "$config_base" "environments.$name"; then
+      if logged "$name" nix_build --impure --out-link "$root" -f "$start_nix" --argstr config "$config_file" --argstr base "$config_base" "environments.$name"; then
         ready "$name" "$name" "$root"
       else
         failed "$name"
@@ -102,7 +102,7 @@ one() {
       ;;
     project)
       root "$value project"
-      if watched "$name" nix_build --impure --out-link "$root" -f "$start_nix" --argstr folder "$value" project; then
+      if logged "$name" nix_build --impure --out-link "$root" -f "$start_nix" --argstr folder "$value" project; then
         ready "$name" "$name" "$root"
       else
         failed "$name"
@@ -114,23 +114,23 @@ one() {
 # own NAME DERIVATION: builds an environment that the configuration describes.
 own() {
   if [ -z "$2" ]; then
-    watched "$1" ask "environments.$1.drvPath" --argstr config "$config_file" || true
+    logged "$1" ask "environments.$1.drvPath" --argstr config "$config_file" || true
     failed "$1"
-  elif watched "$1" nice -n 10 nix-store --realise "$2" --add-root "$config/built/$1" --indirect; then
+  elif logged "$1" nice -n 10 nix-store --realise "$2" --add-root "$config/built/$1" --indirect; then
     ready "$1" "$1" "$config/built/$1"
   else
     failed "$1"
   fi
 }
 
-# room: waits until one more may run.
-room() {
+# await_slot: waits until fewer than $parallel builds run.
+await_slot() {
   running=$((running + 1))
   [ $running -le $parallel ] || { wait -n || true; running=$((running - 1)); }
 }
 
-# all: builds everything. What the configuration itself describes is the same
-# for as long as the server runs.
+# all: builds everything, but an environment of kind "own" only once: its
+# configuration does not change while the server runs.
 all() {
   local i name derivation derivations='' asked=no running=0
   for i in "${!kinds[@]}"; do
@@ -139,7 +139,7 @@ all() {
   done
   for i in "${!kinds[@]}"; do
     if [ "${kinds[i]}" != own ]; then
-      room
+      await_slot
       one "$i" &
       continue
     fi
@@ -156,13 +156,14 @@ all() {
       continue
     fi
     derivation=$'\n'$derivations$'\n' derivation=${derivation#*$'\n'"$name "} derivation=${derivation%%$'\n'*}
-    room
+    await_slot
     own "$name" "$derivation" &
   done
   wait
 }
 
-# begin: builds everything, in a group of its own, so that all of it can be ended.
+# begin: builds everything in a process group of its own, which can be ended
+# as a whole.
 begin() {
   set -m
   (
@@ -174,27 +175,28 @@ begin() {
   set +m
 }
 
-# busy: whether it is at that.
+# busy: whether that process group runs.
 busy() { [ -n "$group" ] && kill -0 -- "-$group" 2>/dev/null; }
 
-# The server's end is what ends this, and not what was meant for the server.
+# Signals may be meant for the server, in whose process group this is: only the
+# end of standard input ends this.
 trap '' INT HUP TERM
 group='' asked=no
 [ ${#kinds[@]} = 0 ] || begin
 while :; do
-  # Asked while it builds, it looks once a second whether it has.
-  patience=()
+  # If it is asked while it builds, it checks every second whether it has ended.
+  wait_option=()
   if [ $asked = yes ]; then
-    if busy; then patience=(-t 1); else asked=no; begin; fi
+    if busy; then wait_option=(-t 1); else asked=no; begin; fi
   fi
-  if IFS= read -r "${patience[@]}" _; then
+  if IFS= read -r "${wait_option[@]}" _; then
     [ ${#kinds[@]} = 0 ] || asked=yes
   elif [ $? -le 128 ]; then
     break
   fi
 done
 if busy && kill -TERM -- "-$group" 2>/dev/null; then
-  # Nix takes a moment to end its own builds; it gets 2 s.
+  # Nix needs time to end its own builds: 2 s.
   for ((tenths = 0; tenths < 20; tenths++)); do
     busy || break
     sleep 0.1

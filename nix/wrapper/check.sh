@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# What `nix-sandbox-mcp config check FILE` does: Nix reads the file, says what
-# is wrong with it, and builds nothing. Read by the wrapper after start.sh.
+# Defines check, which does `nix-sandbox-mcp config check FILE`: Nix evaluates
+# the file and builds nothing. The wrapper sources this after start.sh.
 
 check() {
   local PATH=$tools:${PATH-} file line text wrong='' status=0 rows=() private=''
@@ -15,9 +15,9 @@ check() {
   [ -f "$file" ] && [ -r "$file" ] || fail "$1 is no file that can be read" "give the path of a TOML file"
   builds_at_start "config check has Nix read the file"
   have_nix || fail 'there is no nix on the PATH to read the file' 'install Nix, or check the file on a machine that has it'
-  # Nix's first reading of a package set takes seconds.
+  # Nix takes seconds to evaluate a package set for the first time.
   [ ! -t 2 ] || printf 'nix-sandbox-mcp: Nix is reading %s ...' "$1" >&2
-  # What it answers comes first, then whether it could, then what it said.
+  # The order is: standard output, exit status, standard error.
   text=$(
     { ask plan --argstr config "$file" || status=$?; printf '\nstatus %s\n' "$status"; } 2> >(log=$(cat) && printf %s "$log")
   )
@@ -47,7 +47,7 @@ check() {
   exit 0
 }
 
-# usage PROBLEM HINT: what is wrong with the command line.
+# usage PROBLEM HINT: ends with an error about the command line.
 usage() {
   printf 'nix-sandbox-mcp: error: %s\nnix-sandbox-mcp: hint: %s\n' "$1" "$2" >&2
   exit 2

@@ -1,27 +1,30 @@
 # shellcheck shell=bash
-# What comes before the runtime where something has to be built first: read by
-# the wrapper, bin/nix-sandbox-mcp, if NIX_SANDBOX_ENVS, NIX_SANDBOX_CONFIG or
-# PROJECT_USE_FLAKE is set.
+# Prepares the runtime where environments have to be built at start: the
+# wrapper, bin/nix-sandbox-mcp, sources this if NIX_SANDBOX_ENVS,
+# NIX_SANDBOX_CONFIG or PROJECT_USE_FLAKE is set.
 #
-# The wrapper says what it was built with: $server (a word that no other server
-# has), $tools (a folder of programs), $start_nix (default.nix with its package
-# set, or nothing where the server was made with buildAtStart = false), $builder
-# (build.sh), $project (the project's folder, where PROJECT_DIR does not name one).
+# The wrapper sets these variables: $server (a name that no other server has),
+# $tools (a folder of programs), $start_nix (default.nix with its package set, or
+# empty if the server was made with buildAtStart = false), $builder (build.sh),
+# $project (the project's folder, if PROJECT_DIR is unset).
 #
-# It leaves NIX_SANDBOX_METADATA and NIX_SANDBOX_BUILDS (runtime/registry/folder.go
-# says what is in that folder) for the runtime, which then takes this process'
-# place, and where there is something to build a process that builds it
-# (build.sh) and NIX_SANDBOX_BUILDER, the number of the descriptor that leads to
-# that process: a line there has it build all of it again. Nothing here waits
-# for a build. Nix is asked in the foreground once for each content of a
-# configuration file, for the server cannot do without what is in it; what it
-# answered lies in the cache:
+# This sets for the runtime, which the wrapper then executes:
 #
-#   configs/SERVER-CONTENT/plan            the lines that default.nix explains
+#   NIX_SANDBOX_METADATA   the server's metadata
+#   NIX_SANDBOX_BUILDS     a folder of build results; see runtime/registry/folder.go
+#   NIX_SANDBOX_BUILDER    a descriptor of the process that builds (build.sh): a line
+#                          written to it makes that process build everything again
+#
+# Nothing here waits for a build. Nix evaluates each new content of a
+# configuration file in the foreground, because the server needs its settings.
+# The result is in the cache:
+#
+#   configs/SERVER-CONTENT/plan            the lines that default.nix documents
 #   configs/SERVER-CONTENT/metadata.json   the first of them
 #   configs/SERVER-CONTENT/built/NAME      links to artifacts; GC roots
 #   roots/REFERENCE/result                 the GC root of a reference's artifact
-#   …/used                                 when it was last used; 30 days keep it
+#   …/used                                 its time is that of the last use; after
+#                                          30 days without use the folder is removed
 
 fail() {
   printf 'nix-sandbox-mcp: error: %s\n' "$1" >&2
@@ -30,17 +33,17 @@ fail() {
   exit 1
 }
 
-# have_nix: whether there is a Nix to ask.
+# have_nix: whether nix is installed.
 have_nix() { type -P nix >/dev/null; }
 no_nix='there is no nix on the PATH of the server: install Nix, or give the path of a sandbox that was built elsewhere'
 
-# ask ATTRIBUTE [ARGUMENT]...: evaluates one of default.nix.
+# ask ATTRIBUTE [ARGUMENT]...: evaluates an attribute of default.nix.
 ask() {
   nix --extra-experimental-features 'nix-command flakes' eval --impure --raw -f "$start_nix" "$@" </dev/null
 }
 
-# explain LINE: keeps the error of what Nix says in $wrong; of a TOML file, the
-# last line that it shows is where.
+# explain LINE: takes a line of Nix's standard error, and sets $wrong to the last
+# error. Of a TOML file, the last source line that Nix shows has the mistake.
 explain() {
   local shown='^ +([0-9]+) \| '
   case $1 in
@@ -49,14 +52,14 @@ explain() {
   esac
 }
 
-# digest: the SHA-256 of what it reads.
+# digest: prints the SHA-256 of standard input.
 digest() {
   local sum
   sum=$(sha256sum)
   printf %s "${sum%% *}"
 }
 
-# own_folder: makes the folder that this start has for itself.
+# own_folder: sets $private to a folder of this start alone, and makes it once.
 own_folder() {
   local base=${XDG_RUNTIME_DIR-}
   [ -z "$private" ] || return 0
@@ -65,7 +68,8 @@ own_folder() {
     fail "no folder can be made in $base" "set TMPDIR to a folder that the server may write"
 }
 
-# find_cache: sets $cache, which ends with this start where nothing lasts.
+# find_cache: sets $cache to the user's cache, or to a folder that is removed
+# with this start if no cache can be written.
 find_cache() {
   cache=${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}/nix-sandbox-mcp
   case $cache in /nix-sandbox-mcp | [!/]*) cache= ;; esac
@@ -75,7 +79,7 @@ find_cache() {
   fi
 }
 
-# prune: forgets what no start used for 30 days.
+# prune: removes what no start has used for 30 days.
 prune() {
   local folder
   touch -d '30 days ago' "$private/.month"
@@ -84,13 +88,14 @@ prune() {
   done
 }
 
-# todo KIND NAME VALUE BASE: one more environment that has to be built.
+# todo KIND NAME VALUE BASE: adds an environment that has to be built.
 todo() {
   kinds+=("$1") names+=("$2") values+=("$3") bases+=("$4")
 }
 
-# reference REFERENCE: one of NIX_SANDBOX_ENVS. Until it is built nobody knows
-# what its sandbox is called, so it is called by the end of its reference.
+# reference REFERENCE: adds a flake reference of NIX_SANDBOX_ENVS. The name of its
+# sandbox is not known until it is built: until then the last word of the
+# reference is its name.
 reference() {
   local name=${1%%[?]*} count=2 taken IFS=' '
   case $1 in
@@ -106,7 +111,7 @@ reference() {
   todo reference "$taken" "$1" "$PWD"
 }
 
-# references LIST: all of a list with commas between them.
+# references LIST: adds all references of a list that is separated by commas.
 references() {
   local one
   local IFS=,
@@ -118,7 +123,7 @@ references() {
   set +f
 }
 
-# evaluate FILE: has Nix read the configuration, into $config.
+# evaluate FILE: makes Nix evaluate the configuration, into the folder $config.
 evaluate() {
   local text line wrong=
   own_folder
@@ -132,7 +137,7 @@ evaluate() {
       fail "NIX_SANDBOX_CONFIG is $1, which has mistakes" "correct what is named above"
       ;;
   esac
-  # Whole or not at all, whoever else starts at the same time.
+  # A rename is atomic: other servers may start at the same time.
   mkdir -p -- "$private/.config/built" "$cache/configs"
   printf '%s\n' "$text" >"$private/.config/plan"
   printf '%s\n' "${text%%$'\n'*}" >"$private/.config/metadata.json"
@@ -141,7 +146,7 @@ evaluate() {
   prune
 }
 
-# configure: takes up NIX_SANDBOX_CONFIG.
+# configure: evaluates NIX_SANDBOX_CONFIG, or takes its result from the cache.
 configure() {
   local file=$NIX_SANDBOX_CONFIG line kind name value base
   case $file in /*) ;; *) file=$PWD/$file ;; esac
@@ -169,7 +174,7 @@ configure() {
           [ -e "$config/built/$name" ] || todo own "$name" '' "$base"
           ;;
         path)
-          # A folder with a flake is one, unless it is a sandbox.
+          # A folder may be an artifact, or a flake that has to be built.
           if [ -e "$value/flake.nix" ] && ! [ -e "$value/metadata.json" ]; then
             todo sandbox "$name" "$value" "$base"
           else
@@ -182,14 +187,14 @@ configure() {
   } <"$config/plan"
 }
 
-# builds_at_start WHAT: ends with an error where the server was made to build
-# nothing when it starts.
+# builds_at_start WHAT: ends with an error if the server was made to build nothing
+# at start.
 builds_at_start() {
   [ -n "$start_nix" ] ||
     fail "$1, and this server builds nothing when it starts" "build the environment beforehand, or make the server with buildAtStart = true"
 }
 
-# start: sets all of it up.
+# start: prepares the runtime.
 start() {
   local i PATH=$tools:${PATH-}
   unset NIX_SANDBOX_BUILDER
@@ -208,7 +213,7 @@ start() {
     todo project project "$project" "$project"
   fi
   if [ ${#kinds[@]} = 0 ] && [ -z "$private" ]; then
-    # All that there is has been built.
+    # Everything has been built before.
     export NIX_SANDBOX_BUILDS=${config:+$config/built}
     return
   fi
@@ -216,7 +221,7 @@ start() {
   export NIX_SANDBOX_BUILDS=$private
   if [ -n "$config" ]; then
     for i in "$config"/built/*; do
-      # As they are: what they lead to is what counts.
+      # The links are copied, not their targets.
       if [ -L "$i" ]; then cp -P -t "$private" -- "$config"/built/*; break; fi
     done
   fi
@@ -225,8 +230,8 @@ start() {
     kinds=()
   fi
   for i in "${!kinds[@]}"; do : >"$private/${names[i]}.building"; done
-  # The builder's input ends with the runtime, however that ends; it holds
-  # nothing of the client's. It is no child of the runtime.
+  # The builder's standard input ends with the runtime, even if that is killed.
+  # The builder has no descriptor of the client's, and is no child of the runtime.
   exec {alive}> >(
     exec {input}<&0 >&2
     . "$builder" <&"$input" &

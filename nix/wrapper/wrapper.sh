@@ -1,10 +1,11 @@
 #!@shell@
-# The server as Nix built it: the runtime, its metadata, and what has to be
-# built first. mkServer fills in the words between at signs.
+# The server as Nix built it: starts the runtime with its metadata, and with
+# what has to be built at start. mkServer replaces the names between at signs.
 
 export NIX_SANDBOX_METADATA="${NIX_SANDBOX_METADATA-@out@/share/nix-sandbox-mcp/metadata.json}"
 
-# What was said when this was built; what is said now is added, or counts more.
+# The references of the build come before those of the environment. For the
+# other settings the environment overrides the build.
 NIX_SANDBOX_ENVS=@flakeRefs@${NIX_SANDBOX_ENVS:+,$NIX_SANDBOX_ENVS}
 if [ -z "${NIX_SANDBOX_CONFIG-}" ]; then
   PROJECT_USE_FLAKE=${PROJECT_USE_FLAKE-@useFlake@} project=@project@
@@ -41,5 +42,5 @@ case "$needs_environments$NIX_SANDBOX_ENVS${NIX_SANDBOX_CONFIG-}${PROJECT_USE_FL
     start
     ;;
 esac
-# Under the name that it was called by, so that it can tell others.
+# The name by which this was called: `client-config` prints it.
 exec -a "$0" @runtime@ "$@"

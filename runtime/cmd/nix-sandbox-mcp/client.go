@@ -12,16 +12,16 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// client is a program that serves its user with MCP servers.
+// client is an MCP client.
 type client struct {
 	name string
-	// where its configuration lies, for a person to read.
+	// where names its configuration file, for the user.
 	where string
-	// write writes what goes there.
+	// write writes the part of that file which starts a server.
 	write func(w io.Writer, s entry) error
 }
 
-// entry is what a client's configuration says of a server.
+// entry is the description of a server in a client's configuration.
 type entry struct {
 	Type    string            `json:"type,omitempty"`
 	Command string            `json:"command"`
@@ -29,10 +29,10 @@ type entry struct {
 	Env     map[string]string `json:"env,omitempty"`
 }
 
-// serverName is what clients call this server.
+// serverName is the name of this server in a client's configuration.
 const serverName = "sandbox"
 
-// clients are those whose configuration is known.
+// clients are the clients whose configuration file is known.
 func clients() []client {
 	return []client{
 		{"claude-code", ".mcp.json in the project, or the user's by: claude mcp add " + serverName + " -- COMMAND --stdio", inJSON("mcpServers", "")},
@@ -95,8 +95,9 @@ func writeClient(c client, project string, streams streams) error {
 	return c.write(streams.out, s)
 }
 
-// self is the absolute path by which this program was started. A link stays
-// one: it outlives what it leads to, which the next build replaces.
+// self is the absolute path by which this program was started. It does not
+// follow links: a link such as result/ stays when the next build replaces its
+// target.
 func self() (string, error) {
 	path, err := exec.LookPath(os.Args[0])
 	if err == nil {
@@ -108,7 +109,7 @@ func self() (string, error) {
 	return path, nil
 }
 
-// inJSON writes an entry below a key.
+// inJSON returns a writer of JSON that puts an entry below a key.
 func inJSON(key, transport string) func(io.Writer, entry) error {
 	return func(w io.Writer, s entry) error {
 		s.Type = transport
@@ -119,7 +120,8 @@ func inJSON(key, transport string) func(io.Writer, entry) error {
 	}
 }
 
-// inTOML writes an entry as a table. A string of JSON is one of TOML.
+// inTOML writes an entry as a table. Strings and arrays of strings are the same
+// in JSON and TOML.
 func inTOML(w io.Writer, s entry) error {
 	quote := func(value any) string {
 		text, err := json.Marshal(value)

@@ -45,7 +45,8 @@ something that sandboxes need is missing.`,
 	return cmd
 }
 
-// examine examines this machine with what the server would serve.
+// examine examines this machine, with the environments that the server would
+// serve.
 func examine(ctx context.Context) doctor.Report {
 	settings, set, err := survey()
 	if err != nil {

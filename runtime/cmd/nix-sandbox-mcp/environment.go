@@ -14,16 +14,17 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
-// chosen is an environment that a person named, and what it is started with.
+// chosen is an environment that the user named, and what its sandbox is started
+// with.
 type chosen struct {
 	registry.Environment
 	environ   []string
 	inherited map[string]string
-	mount     string // of the project; empty where there is none
+	mount     string // where the project is shown; empty without a project
 }
 
-// choose finds the environment of a name as the server would serve it. A
-// project other than the one that the server would show may be given.
+// choose finds the environment that the server would serve under a name. If
+// project is not empty, it replaces the project that the server would show.
 func choose(name, project string) (chosen, error) {
 	if project != "" {
 		if err := os.Setenv("PROJECT_DIR", project); err != nil {
@@ -46,7 +47,7 @@ func choose(name, project string) (chosen, error) {
 	return c, nil
 }
 
-// unusable says why an environment cannot be used.
+// unusable returns the error that says why an environment cannot be used.
 func unusable(name string, now *registry.Snapshot) error {
 	entry, known := now.Pending(name)
 	switch {
@@ -64,7 +65,7 @@ func unusable(name string, now *registry.Snapshot) error {
 	}
 }
 
-// program is the artifact's bin/attach.
+// program returns the path of the artifact's bin/attach.
 func (c chosen) program() (string, error) {
 	path := filepath.Join(filepath.Dir(c.Exec), "attach")
 	if _, err := os.Stat(path); err != nil {
@@ -76,7 +77,7 @@ func (c chosen) program() (string, error) {
 	return path, nil
 }
 
-// spec is what every program of the environment is started with.
+// spec returns what every program of the environment is started with.
 func (c chosen) spec() (interactive.Spec, error) {
 	path, err := c.program()
 	if err != nil {
@@ -92,6 +93,6 @@ func (c chosen) spec() (interactive.Spec, error) {
 	case !errors.As(err, &unavailable):
 		return interactive.Spec{}, err
 	}
-	// Without control groups the agent's watch holds the limits.
+	// Without control groups the agent's limit keeper alone enforces the limits.
 	return spec, nil
 }

@@ -61,8 +61,8 @@ const (
 	broken   = "failed"
 )
 
-// row is an environment in the list, as JSON has it. What is not known is
-// left out.
+// row is an environment in the list, and the schema of list --json. Fields with
+// unknown values are left out.
 type row struct {
 	Name        string  `json:"name"`
 	State       string  `json:"state"`
@@ -80,7 +80,7 @@ type row struct {
 	Origin      string  `json:"origin,omitempty"`
 }
 
-// listed are the environments: those that can be used, then the others.
+// listed returns a row for each environment: first those that are ready.
 func listed(set *registry.Set) []row {
 	rows := []row{}
 	for _, name := range set.Names() {
@@ -107,8 +107,8 @@ func listed(set *registry.Set) []row {
 	return rows
 }
 
-// closureSize is what everything in a sandbox takes, in bytes, as its builder
-// measured it; 0 where it did not.
+// closureSize is the size of a sandbox's closure in bytes, as its builder
+// measured it, or 0 if it is not known.
 func closureSize(env registry.Environment) int64 {
 	file, err := os.Open(filepath.Join(filepath.Dir(env.Exec), "..", "metadata.json"))
 	if err != nil {
@@ -122,19 +122,18 @@ func closureSize(env registry.Environment) int64 {
 	return max(0, gjson.GetBytes(text, "closure_bytes").Int())
 }
 
-// column is one of the table.
+// column is a column of the table.
 type column struct {
 	title string
-	// right says that it stands at the right, as numbers do.
-	right bool
+	right bool // aligned to the right, as numbers are
 	value func(row) string
 }
 
-// leastDescription is what a description needs to say something, in columns.
+// leastDescription is the smallest useful width of a description, in columns.
 const leastDescription = 24
 
-// writeList writes a table of at most width columns; 0 is any width. Where it
-// is too narrow for all, the limits that matter least are left out.
+// writeList writes a table of at most width columns, or of any width if width is
+// 0. In a narrow table the last columns before the description are left out.
 func writeList(w io.Writer, rows []row, width int) {
 	if len(rows) == 0 {
 		fmt.Fprintln(w, "there is no environment")
@@ -199,7 +198,7 @@ func writeList(w io.Writer, rows []row, width int) {
 	}
 }
 
-// unit writes a number with its unit, and nothing for 0.
+// unit formats a number with its unit, and 0 as an empty text.
 func unit(n float64, of string) string {
 	if n == 0 {
 		return ""
@@ -207,12 +206,12 @@ func unit(n float64, of string) string {
 	return strings.TrimSpace(strconv.FormatFloat(n, 'f', -1, 64) + " " + of)
 }
 
-// plain makes one line of a text, without what a terminal would obey.
+// plain makes one line of a text and removes control characters.
 func plain(text string) string {
 	return strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r <= ' ' || r >= 0x7f && r < 0xa0 }), " ")
 }
 
-// shorten cuts a line to a width, and says so.
+// shorten cuts a line to a width and marks the cut with an ellipsis.
 func shorten(text string, width int) string {
 	runes := []rune(text)
 	if len(runes) <= width {

@@ -13,7 +13,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 )
 
-// asServer is the variable that makes the test binary the server.
+// asServer is the environment variable that makes the test binary the server.
 const asServer = "TEST_AS_SERVER"
 
 func TestMain(m *testing.M) {
@@ -36,7 +36,7 @@ func serverCommand(t testing.TB, args []string, variables ...string) *exec.Cmd {
 	return cmd
 }
 
-// start starts a server of the environments that this machine has.
+// start starts a server of environments made from this machine's programs.
 func start(t testing.TB, change func(map[string]map[string]any), variables ...string) *mcptest.Client {
 	t.Helper()
 	environments := mcptest.Artifacts(t)
@@ -46,7 +46,7 @@ func start(t testing.TB, change func(map[string]map[string]any), variables ...st
 	return mcptest.Start(t, serverCommand(t, []string{"--stdio"}, append(variables, "NIX_SANDBOX_METADATA="+mcptest.Metadata(t, environments))...))
 }
 
-func TestRun(t *testing.T) {
+func TestServer_RunsCode(t *testing.T) {
 	c := start(t, nil)
 	c.Initialize(mcptest.Newest)
 	for env, code := range map[string]string{"python": "print(1+1)", "bash": "echo 2", "node": "console.log(1+1)", "cat": "2\n"} {
@@ -61,7 +61,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-func TestCommandLine(t *testing.T) {
+func TestProgram_ReportsMistakes(t *testing.T) {
 	for name, test := range map[string]struct {
 		args      []string
 		variables []string
@@ -94,9 +94,9 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-// Variables that the operator names reach the code; they are seen neither in
-// the arguments nor in the environment of any process on the host.
-func TestInheritedVariables(t *testing.T) {
+// The code gets the variables that the operator names. They are in neither the
+// arguments nor the environment of any process on the host.
+func TestServer_PassesVariables(t *testing.T) {
 	metadata := strings.TrimSuffix(mcptest.Metadata(t, mcptest.Artifacts(t)), "}") + `,"project":{"inherit_env":{"vars":["TOKEN","UNSET"]}}}`
 	c := mcptest.Start(t, serverCommand(t, []string{"--stdio"}, "NIX_SANDBOX_METADATA="+metadata, "TOKEN=a secret", "OTHER=hidden"))
 	c.Initialize(mcptest.Newest)
@@ -106,7 +106,7 @@ func TestInheritedVariables(t *testing.T) {
 	for _, pid := range mcptest.Descendants(c.PID()) {
 		for _, file := range []string{"cmdline", "environ"} {
 			text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
-			// The interpreter and what it starts have it, for the code to use.
+			// The interpreter and its children have it, for the code to use.
 			inside := strings.Contains(string(text), "HOME=/workspace") && file == "environ"
 			if strings.Contains(string(text), "a secret") && !inside {
 				t.Errorf("it is in %s of %d: %q", file, pid, text)
@@ -118,9 +118,9 @@ func TestInheritedVariables(t *testing.T) {
 	}
 }
 
-// A broken environment is one line in the log and named when it is called;
-// the others are served.
-func TestBrokenEnvironment(t *testing.T) {
+// A broken environment has one line in the log, and a call of it is answered with
+// an error; the other environments are served.
+func TestServer_ServesBesideBrokenEnvironment(t *testing.T) {
 	c := start(t, func(environments map[string]map[string]any) {
 		environments["broken"] = map[string]any{"backend": "jail", "exec": "/nowhere/bin/run", "session_exec": "/nowhere/bin/session-run"}
 	})
@@ -137,8 +137,8 @@ func TestBrokenEnvironment(t *testing.T) {
 	}
 }
 
-// The log has a line a call, and never the code.
-func TestLog(t *testing.T) {
+// The log has a line for each call, and never has the code.
+func TestServer_LogsCalls(t *testing.T) {
 	environments := mcptest.Artifacts(t)
 	c := mcptest.Start(t, serverCommand(t, []string{"--stdio", "--log-format", "json"}, "NIX_SANDBOX_METADATA="+mcptest.Metadata(t, environments)))
 	c.Initialize(mcptest.Newest)
@@ -162,7 +162,7 @@ func TestLog(t *testing.T) {
 	}
 }
 
-func TestSignalsEndTheServer(t *testing.T) {
+func TestServer_EndsAfterSignal(t *testing.T) {
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		c := start(t, nil)
 		c.Initialize(mcptest.Newest)
@@ -180,9 +180,9 @@ func TestSignalsEndTheServer(t *testing.T) {
 	}
 }
 
-// A client that no longer reads ends the server, which cleans up: the signal
-// for a broken pipe does not kill it before.
-func TestClientStopsReading(t *testing.T) {
+// A client that closes its end of the pipe ends the server. SIGPIPE does not
+// kill the server before it has ended its sandboxes.
+func TestServer_EndsWithItsReader(t *testing.T) {
 	cmd := serverCommand(t, []string{"--stdio"}, "NIX_SANDBOX_METADATA="+mcptest.Metadata(t, mcptest.Artifacts(t)))
 	in, err := cmd.StdinPipe()
 	if err != nil {

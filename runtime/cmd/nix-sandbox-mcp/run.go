@@ -15,11 +15,11 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/interactive"
 )
 
-// endCodeWithin is what code may take to end after an interrupt: the agent's
-// grace of 2 s, and time to say so.
+// endCodeWithin is how long code may take to end after an interrupt: the agent's
+// grace period of 2 s, and 1 s for the result to arrive.
 const endCodeWithin = 3 * time.Second
 
-// chunk is what is read of stdin at once, in bytes.
+// chunk is how much is read from standard input at once, in bytes.
 const chunk = 32 << 10
 
 // maxSeconds bounds --timeout: a year.
@@ -99,7 +99,8 @@ func runCode(o runOptions, streams streams, args []string) (int, error) {
 	spec.Stdout, spec.Stderr = visible(streams.out), visible(streams.err)
 
 	signals := make(chan os.Signal, 4)
-	// A reader that is gone is told to the code, by the end of its pipe.
+	// If the reader of our output is gone, the next write fails, which closes the
+	// code's own pipe: the signal must not end this program before that.
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	defer signal.Stop(signals)
 	p, err := interactive.Start(spec)
@@ -109,13 +110,13 @@ func runCode(o runOptions, streams streams, args []string) (int, error) {
 	if fromStdin || isTerminal(streams.in) {
 		go func() { _ = p.CloseInput() }()
 	} else {
-		go feed(p, streams.in) // ends with the program where in does not
+		go feed(p, streams.in) // a read of standard input may last as long as the process
 	}
 	return await(p, limit, signals)
 }
 
-// await waits for the end of a program, and ends it at its limit or when a
-// signal says so.
+// await waits for the end of a program, and ends it at its time limit or after a
+// signal.
 func await(p *interactive.Program, limit time.Duration, signals <-chan os.Signal) (int, error) {
 	over := time.NewTimer(limit)
 	defer over.Stop()
@@ -153,7 +154,7 @@ func await(p *interactive.Program, limit time.Duration, signals <-chan os.Signal
 	}
 }
 
-// readCode reads a file, or in where its name is -.
+// readCode reads the file of this name, or in if the name is "-".
 func readCode(name string, in io.Reader) ([]byte, error) {
 	if name != "-" {
 		file, err := os.Open(name)
@@ -170,7 +171,7 @@ func readCode(name string, in io.Reader) ([]byte, error) {
 	return code, nil
 }
 
-// feed gives a program what in holds.
+// feed copies in to the program's standard input until either ends.
 func feed(p *interactive.Program, in io.Reader) {
 	buf := make([]byte, chunk)
 	for {

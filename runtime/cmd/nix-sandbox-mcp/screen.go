@@ -9,64 +9,64 @@ import (
 	"sync"
 )
 
-// screen is a terminal that programs draw on. It remembers which of a
-// terminal's modes they switched on, for a program that was killed has
-// switched none off.
+// screen passes on what programs write to a terminal, and remembers which of the
+// terminal's modes they set, because a program that is killed resets none.
 type screen struct {
 	w io.Writer
 
 	mu    sync.Mutex
 	state int
-	// params is the beginning of a sequence, without ESC [.
+	// params are the parameters of the sequence that is being read.
 	params []byte
-	on     map[int]bool // private modes, by their number: on or off
-	keypad bool
-	drawn  bool
+	on     map[int]bool // private modes that were set or reset, by number
+	keypad bool         // the keypad sends application codes
+	drawn  bool         // something was written
 }
 
-// States of a screen.
+// States of the parser.
 const (
 	inText = iota
 	inEscape
 	inSequence
 )
 
-// mode is a private mode of a terminal, and how it is at rest.
+// mode is a private mode of a terminal, and its normal value.
 type mode struct {
 	number int
-	rest   bool
+	normal bool
 }
 
-// modes are those that are put back, as xterm numbers them. Other screens are
-// left first.
+// modes are the private modes that are restored, with xterm's numbers
+// (https://invisible-island.net/xterm/ctlseqs/ctlseqs.html). Alternate screens
+// come first, so that the other modes are restored on the normal screen.
 func modes() []mode {
 	return []mode{
-		{1049, false}, {1047, false}, {47, false}, // other screens
-		{1, false},                                                             // keys of applications
+		{1049, false}, {1047, false}, {47, false}, // alternate screens
+		{1, false},                                                             // application cursor keys
 		{5, false},                                                             // reverse video
-		{6, false},                                                             // lines count from a region's first
-		{7, true},                                                              // lines wrap
-		{25, true},                                                             // the cursor is seen
-		{9, false}, {1000, false}, {1001, false}, {1002, false}, {1003, false}, // the mouse is told
-		{1005, false}, {1006, false}, {1015, false}, {1016, false}, // how it is told
-		{1004, false}, // focus is told
-		{2004, false}, // what is pasted is marked
-		{2026, false}, // changes are shown together
+		{6, false},                                                             // origin mode
+		{7, true},                                                              // auto-wrap
+		{25, true},                                                             // visible cursor
+		{9, false}, {1000, false}, {1001, false}, {1002, false}, {1003, false}, // mouse reports
+		{1005, false}, {1006, false}, {1015, false}, {1016, false}, // formats of mouse reports
+		{1004, false}, // focus reports
+		{2004, false}, // bracketed paste
+		{2026, false}, // synchronized output
 	}
 }
 
 func (s *screen) Write(data []byte) (int, error) {
 	s.mu.Lock()
 	for _, b := range data {
-		s.see(b)
+		s.parse(b)
 	}
 	s.drawn = s.drawn || len(data) > 0
 	s.mu.Unlock()
 	return s.w.Write(data)
 }
 
-// see follows the sequences among the bytes.
-func (s *screen) see(b byte) {
+// parse takes the next byte of the control sequences.
+func (s *screen) parse(b byte) {
 	switch s.state {
 	case inText:
 		if b == 0x1b {
@@ -96,7 +96,7 @@ func (s *screen) see(b byte) {
 	}
 }
 
-// set notes modes that were switched.
+// set records the modes of a "set mode" or "reset mode" sequence.
 func (s *screen) set(params string, on bool) {
 	list, private := strings.CutPrefix(params, "?")
 	if !private {
@@ -113,20 +113,20 @@ func (s *screen) set(params string, on bool) {
 	}
 }
 
-// leave puts back what programs changed.
-func (s *screen) leave() {
+// restore resets the modes that programs left set.
+func (s *screen) restore() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.drawn {
 		return
 	}
 	var out strings.Builder
-	// Ends a sequence that was cut, then the colours and the line drawing.
+	// Cancel an unfinished sequence, then reset colours and character sets.
 	out.WriteString("\x18\x1b[0m\x1b(B\x0f")
 	for _, mode := range modes() {
-		if on, seen := s.on[mode.number]; seen && on != mode.rest {
+		if on, seen := s.on[mode.number]; seen && on != mode.normal {
 			letter := 'l'
-			if mode.rest {
+			if mode.normal {
 				letter = 'h'
 			}
 			fmt.Fprintf(&out, "\x1b[?%d%c", mode.number, letter)

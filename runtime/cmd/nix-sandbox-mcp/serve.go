@@ -50,11 +50,7 @@ func serveCommand(std streams) *cobra.Command {
 			case o.logFormat != "text" && o.logFormat != "json":
 				return &misuse{fmt.Sprintf("--log-format is %q", o.logFormat), "write text or json"}
 			case version:
-				text := program + " " + release()
-				if commit := revision(); commit != "" {
-					text += " (" + commit + ")"
-				}
-				fmt.Fprintln(std.out, text)
+				fmt.Fprintln(std.out, versionLine())
 				return nil
 			// A client has no terminal, and is served even without --stdio.
 			case !o.stdio && isTerminal(std.in):

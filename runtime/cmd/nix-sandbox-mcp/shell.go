@@ -17,7 +17,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/interactive"
 )
 
-// maxLog is what is kept of a sandbox's log while a shell runs, in bytes.
+// maxLog bounds what is kept of a sandbox's log while a shell runs, in bytes.
 const maxLog = 4 << 10
 
 func shellCommand(std streams) *cobra.Command {
@@ -65,7 +65,7 @@ func openShell(env chosen, in, out *os.File, log io.Writer, interpreter bool) (i
 	}
 	spec.First = frame.Request{Type: frame.Open, Terminal: &size, Env: env.inherited}
 	screen := &screen{w: out}
-	var logged tail
+	var logged logHead
 	spec.Stdout, spec.Stderr = screen, &logged
 
 	signals := make(chan os.Signal, 8)
@@ -75,14 +75,14 @@ func openShell(env chosen, in, out *os.File, log io.Writer, interpreter bool) (i
 	if err != nil {
 		return 0, err
 	}
-	// On every way out, before anything is said.
+	// Errors must be printed on a terminal that is restored.
 	defer terminal.restore(screen)
 	p, err := interactive.Start(spec)
 	if err != nil {
 		return 0, err
 	}
 	gone := make(chan struct{})
-	go func() { // ends with the program: a read of a terminal cannot be ended
+	go func() { // a read of a terminal cannot be cancelled: it may last as long as the process
 		feed(p, in)
 		close(gone)
 	}()
@@ -94,14 +94,14 @@ func openShell(env chosen, in, out *os.File, log io.Writer, interpreter bool) (i
 	return status, err
 }
 
-// follow waits for the end of a shell and passes on what happens to its
-// terminal.
+// follow waits for the end of a shell, and passes on changes of its terminal's
+// size and signals.
 func follow(p *interactive.Program, terminal *rawTerminal, out *os.File, screen *screen, signals <-chan os.Signal, gone <-chan struct{}) (int, error) {
 	resized := make(chan struct{}, 1)
 	defer close(resized)
 	go func() {
-		// A storm of changes is one change: the size is asked for when the
-		// last one has been told.
+		// Many changes in a row count as one: the size is read when the previous
+		// one has been sent.
 		for range resized {
 			if p.Resize(sizeOf(out)) != nil {
 				return
@@ -128,7 +128,7 @@ func follow(p *interactive.Program, terminal *rawTerminal, out *os.File, screen 
 			case syscall.SIGWINCH:
 				resize()
 			case syscall.SIGTSTP:
-				// Not a key, which the shell gets, but from elsewhere.
+				// Ctrl-Z goes to the shell, so another process sent this signal.
 				terminal.restore(screen)
 				_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
 			case syscall.SIGCONT:
@@ -147,13 +147,13 @@ func follow(p *interactive.Program, terminal *rawTerminal, out *os.File, screen 
 	}
 }
 
-// validTerm is what the type of a terminal may be.
+// validTerm matches the values of TERM that are passed on.
 var validTerm = regexp.MustCompile(`^[A-Za-z0-9._+-]{1,64}$`)
 
-// tail keeps the beginning of a log.
-type tail struct{ bytes.Buffer }
+// logHead keeps the first bytes of a log.
+type logHead struct{ bytes.Buffer }
 
-func (t *tail) Write(data []byte) (int, error) {
-	t.Buffer.Write(data[:min(len(data), max(0, maxLog-t.Len()))])
+func (l *logHead) Write(data []byte) (int, error) {
+	l.Buffer.Write(data[:min(len(data), max(0, maxLog-l.Len()))])
 	return len(data), nil
 }

@@ -53,7 +53,7 @@ func (r *rawTerminal) again() error {
 // restore makes the terminal what it was. It discards input that nobody has
 // read: that was meant for the sandbox, not for the program that reads next.
 func (r *rawTerminal) restore(screen *screen) {
-	screen.leave()
+	screen.restore()
 	_ = term.Restore(r.fd, r.before)
 	_ = unix.IoctlSetInt(r.fd, unix.TCFLSH, unix.TCIFLUSH)
 }

@@ -10,10 +10,10 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// version is set by the linker; without it the module's is used.
+// version is set by the linker. If it is empty, the module's version is used.
 var version string
 
-// release is the version that was built.
+// release is the version of this program.
 func release() string {
 	if version != "" {
 		return version
@@ -27,12 +27,21 @@ func release() string {
 // maxServerMetadata bounds the server's metadata, in bytes.
 const maxServerMetadata = 4 << 20
 
-// validRevision is a commit, as git and Nix write it.
+// validRevision matches a commit as Nix writes it.
 var validRevision = regexp.MustCompile(`^[0-9a-f]{40}(-dirty)?$`)
 
-// revision is the commit that the server was built from; empty where it is
-// not known. It stands in the server's metadata and not in this program, which
-// would be built anew for each commit.
+// versionLine is what --version prints.
+func versionLine() string {
+	line := program + " " + release()
+	if commit := revision(); commit != "" {
+		line += " (" + commit + ")"
+	}
+	return line
+}
+
+// revision is the commit that the server was built from, or empty if it is not
+// known. It is in the server's metadata and not in this program, because then
+// each commit would compile the program again.
 func revision() string {
 	text := os.Getenv("NIX_SANDBOX_METADATA")
 	if !strings.HasPrefix(strings.TrimSpace(text), "{") {

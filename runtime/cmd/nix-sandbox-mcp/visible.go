@@ -7,14 +7,16 @@ import (
 	"unicode/utf8"
 )
 
-// maxSequence is the longest control sequence that is passed on, in bytes.
+// maxSequence is the length of the longest control sequence that passes, in
+// bytes.
 const maxSequence = 32
 
-// visible is w for bytes that code wrote. Where w is a terminal, colours and
-// moves within the line pass, and all that could ask the terminal to type,
-// to change its settings or to overwrite what others wrote is shown instead,
-// as ^[ and the like. Characters pass whole or not at all: the two streams of a
-// program could write the halves of one that is a control.
+// visible returns a writer to w for bytes that code wrote. If w is a terminal,
+// text, colours and moves within the line pass. Any other control sequence could
+// make the terminal send input, change its settings or overwrite older output,
+// and is written visibly, as ^[ and the like. Characters pass whole or not at
+// all: otherwise the two streams of a program could each write one half of a
+// control character.
 func visible(w io.Writer) io.Writer {
 	if !isTerminal(w) {
 		return w
@@ -22,11 +24,10 @@ func visible(w io.Writer) io.Writer {
 	return &filter{w: w}
 }
 
-// filter is a writer that lets text and harmless sequences through.
+// filter is a writer that passes text and harmless sequences.
 type filter struct {
 	w io.Writer
-	// held is the beginning of a sequence or a character that is not known in
-	// full.
+	// held is an unfinished sequence or character.
 	held []byte
 }
 
@@ -61,7 +62,8 @@ func (f *filter) add(out *bytes.Buffer, b byte) {
 	}
 }
 
-// character writes what is held once it is a whole character, or none.
+// character writes the held bytes when they are a whole character or can no
+// longer become one.
 func (f *filter) character(out *bytes.Buffer) {
 	if !utf8.FullRune(f.held) {
 		return
@@ -69,7 +71,7 @@ func (f *filter) character(out *bytes.Buffer) {
 	switch r, size := utf8.DecodeRune(f.held); {
 	case r == utf8.RuneError && size == 1:
 		f.release(out, string(utf8.RuneError))
-	// These are controls too, such as the one for ESC [.
+	// U+0080 to U+009F are control characters too: U+009B means ESC [.
 	case r < 0xa0:
 		fmt.Fprintf(out, "<U+%04X>", r)
 		f.held = f.held[:0]
@@ -79,21 +81,22 @@ func (f *filter) character(out *bytes.Buffer) {
 	}
 }
 
-// parameter says whether a byte stands between ESC [ and the letter.
+// parameter reports whether a byte may be between ESC [ and the final letter.
 func parameter(b byte) bool { return b >= '0' && b <= '9' || b == ';' || b == ':' }
 
-// release writes something for the first byte that was held.
+// release writes a text instead of the first held byte, and takes the others
+// again.
 func (f *filter) release(out *bytes.Buffer, instead string) {
 	held := f.held
 	f.held = nil
 	out.WriteString(instead)
-	// What followed may begin something new.
+	// They may begin a new sequence.
 	for _, b := range held[1:] {
 		f.add(out, b)
 	}
 }
 
-// show writes a byte, or what stands for it.
+// show writes a byte, or its visible form if it is a control.
 func show(out *bytes.Buffer, b byte) {
 	switch {
 	case b == '\a', b == '\b', b == '\t', b == '\n', b == '\r', b >= ' ' && b != 0x7f:

@@ -7,9 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// What passes is text, colours and moves within the line, however it is cut
-// into writes; the rest is shown.
-func TestFilter(t *testing.T) {
+// Text, colours and moves within the line pass, however the text is divided into
+// writes. Everything else is made visible.
+func TestFilter_PassesText(t *testing.T) {
 	for in, want := range map[string]string{
 		"text\tand\r\nlines\b\a":                     "text\tand\r\nlines\b\a",
 		"\x1b[1;31mred\x1b[0m":                       "\x1b[1;31mred\x1b[0m",
@@ -35,8 +35,8 @@ func TestFilter(t *testing.T) {
 				if wrote, err := f.Write([]byte(rest[:n])); wrote != n || err != nil {
 					t.Fatal(wrote, err)
 				}
-				// Another stream may write to the same terminal now: the rest
-				// of a character, of which this one wrote the beginning.
+				// Another stream may write to the terminal between two writes, and
+				// must not complete a character that this stream began.
 				if !utf8.Valid(out.Bytes()) {
 					t.Errorf("%q in writes of %d leaves %q", in, size, &out)
 				}
@@ -49,8 +49,7 @@ func TestFilter(t *testing.T) {
 	}
 }
 
-// No bytes, in whatever order, get the start of a sequence through that is not
-// one of those.
+// No input makes the filter write the start of any other sequence.
 func FuzzFilter(f *testing.F) {
 	f.Add([]byte("a\x1b[1mb\x1b\x1b[[c\xc2\x9b\xc2"), 3)
 	f.Fuzz(func(t *testing.T, in []byte, size int) {
@@ -80,8 +79,8 @@ func FuzzFilter(f *testing.F) {
 	})
 }
 
-// What programs switched on is switched off, once, and nothing else is.
-func TestScreenLeaves(t *testing.T) {
+// Modes that programs left set are reset once, and no others.
+func TestScreen_RestoresModes(t *testing.T) {
 	const rest = "\x18\x1b[0m\x1b(B\x0f"
 	for in, want := range map[string]string{
 		"":                            "",
@@ -100,8 +99,8 @@ func TestScreenLeaves(t *testing.T) {
 				_, _ = s.Write([]byte(text[:n]))
 				text = text[n:]
 			}
-			s.leave()
-			s.leave()
+			s.restore()
+			s.restore()
 			if got := strings.TrimPrefix(out.String(), in); got != want {
 				t.Errorf("after %q it wrote %q, want %q", in, got, want)
 			}
