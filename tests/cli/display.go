@@ -16,9 +16,9 @@ type display struct {
 	row, column   int
 	saved         [2]int
 	wrap          bool         // the next character begins a line
-	modes         map[int]bool // private modes that were switched
+	modes         map[int]bool // private modes that were set or reset
 	colours       bool         // some are set
-	rest          []byte       // of a sequence that is not known in full
+	rest          []byte       // an unfinished sequence
 }
 
 func newDisplay(rows, columns int) *display {
@@ -61,8 +61,8 @@ func (d *display) String() string {
 	return strings.TrimRight(strings.Join(lines, "\n"), "\n")
 }
 
-// changed are the private modes that differ from rest, and whether colours are
-// left on.
+// changed returns the private modes that are not as usual, and whether colours are
+// set.
 func (d *display) changed() (modes []int, colours bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -89,7 +89,8 @@ func (d *display) Write(data []byte) (int, error) {
 	return len(data), nil
 }
 
-// take shows what stands first and returns its length; 0 where more is needed.
+// take shows the first character or sequence and returns its length, or 0 if it
+// is unfinished.
 func (d *display) take(data []byte) int {
 	switch b := data[0]; {
 	case b == 0x1b:
@@ -137,7 +138,7 @@ func (d *display) down() {
 	d.cells[d.rows-1] = []rune(strings.Repeat(" ", d.columns))
 }
 
-// escape obeys a sequence that begins with ESC.
+// escape executes a sequence that begins with ESC.
 func (d *display) escape(data []byte) int {
 	if len(data) < 2 {
 		return 0
@@ -170,7 +171,7 @@ func (d *display) escape(data []byte) int {
 	return 2
 }
 
-// control obeys ESC [ params letter.
+// control executes the sequence ESC [ params letter.
 func (d *display) control(params string, letter byte) {
 	private := strings.HasPrefix(params, "?")
 	var numbers []int
@@ -230,7 +231,7 @@ func (d *display) blank(row, from int) {
 	}
 }
 
-// set switches a private mode.
+// set sets or resets a private mode.
 func (d *display) set(number int, on bool) {
 	if number == 1049 && on != d.modes[number] {
 		if on {

@@ -15,7 +15,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 )
 
-// shell opens one and waits for its prompt.
+// openShell starts the command shell at a terminal and waits for its prompt.
 func openShell(t *testing.T, rows, columns int, args ...string) *user {
 	t.Helper()
 	u := startOnTerminal(t, rows, columns, command(t, append([]string{"shell"}, args...)...))
@@ -23,8 +23,8 @@ func openShell(t *testing.T, rows, columns int, args ...string) *user {
 	return u
 }
 
-// mess makes a mess of the terminal, as a full-screen program that is then
-// killed does.
+// mess is input that leaves the terminal's modes changed, as a full-screen
+// program does that is killed.
 const mess = `printf '\033[?1049h\033[?1000;1006h\033[?25l\033[?1h\033=\033[31;1mmess'; echo made; stty -echo raw` + "\r"
 
 func TestShell_RunsCommands(t *testing.T) {
@@ -39,16 +39,16 @@ func TestShell_RunsCommands(t *testing.T) {
 	}
 }
 
-// What a person sees from within is what the model's code would.
+// The user sees in a shell what the model's code would see.
 func TestShell_IsASandbox(t *testing.T) {
 	u := openShell(t, 24, 80, "bash")
 	u.types("ls /home /root; id -u; ls /proc/self/fd | wc -l; ls /dev/pts\r")
 	u.sees("cannot access '/home'")
 	u.sees("1000\n4\n0  ptmx\n")
-	// Typing into the terminal, also one's own, is refused.
-	u.types(`exit` + "\r")
+	u.types("exit\r")
 	u.awaitExit()
 
+	// TIOCSTI, which types into a terminal, is refused on one's own terminal too.
 	u = startOnTerminal(t, 24, 80, command(t, "shell", "python", "--interpreter"))
 	u.sees("\n>>>")
 	u.types("import fcntl\r")
@@ -76,7 +76,7 @@ func TestShell_ShowsTheProject(t *testing.T) {
 func TestShell_HasJobControl(t *testing.T) {
 	u := openShell(t, 24, 80, "bash")
 	u.types("sleep 1000\r")
-	time.Sleep(200 * time.Millisecond)
+	u.awaitProgram("sleep")
 	u.types("\x1a")
 	u.sees("[1]+  Stopped")
 	u.types("jobs; fg\r")
@@ -235,12 +235,12 @@ func TestShell_CanBeStopped(t *testing.T) {
 	}
 }
 
-// What the terminal answers to a question of a program that has ended is not
-// typed into the next one.
+// Input that the shell has not read when it ends, such as the terminal's answer
+// to a query, does not reach the program that reads next.
 func TestShell_DropsUnreadInput(t *testing.T) {
 	u := openShell(t, 24, 80, "bash")
-	u.types("sleep 0.3; exit\r")
-	time.Sleep(100 * time.Millisecond)
+	u.types("sleep 0.5; exit\r")
+	u.awaitProgram("sleep")
 	u.types("rm -rf important")
 	u.awaitExit()
 	n, err := unix.IoctlGetInt(int(u.terminal.Fd()), unix.TIOCINQ)

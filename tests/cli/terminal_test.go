@@ -97,7 +97,7 @@ except KeyboardInterrupt:
 	u.sees("^Ccleaned up")
 	mcptest.Gone(t, 5*time.Second, sandbox)
 
-	// A second one is for those who wait no longer.
+	// A second Ctrl-C ends code that ignores the first.
 	u = startOnTerminal(t, 24, 80, command(t, "run", "bash", "-c", "trap '' INT; echo begun; while :; do sleep 1; done"))
 	u.sees("begun")
 	sandbox = u.sandbox()
@@ -109,8 +109,8 @@ except KeyboardInterrupt:
 	}
 	mcptest.Gone(t, 5*time.Second, sandbox)
 
-	// Colours pass; what asks the terminal to type, or draws over what was
-	// there before, is shown.
+	// Colours pass. Sequences that make the terminal send input or overwrite
+	// older output are shown.
 	u = startOnTerminal(t, 24, 80, command(t, "run", "bash", "-c", `printf '\033[31mred\033[0m \033[c\033]0;title\007\033[2J\033[?1049h\xc2\x9bH ok\n'`))
 	u.awaitExit()
 	u.shows(`red ^[[c^[]0;title^[[2J^[[?1049h<U+009B>H ok`)

@@ -49,8 +49,8 @@ func command(t testing.TB, args ...string) *exec.Cmd {
 type user struct {
 	t        testing.TB
 	cmd      *exec.Cmd
-	keys     *os.File // our end of the terminal
-	terminal *os.File // the program's
+	keys     *os.File // the user's end of the terminal
+	terminal *os.File // the program's end
 	display  *display
 	before   unix.Termios
 	ended    chan struct{}
@@ -148,7 +148,7 @@ func (u *user) types(keys string) {
 	}
 }
 
-// sees waits until the screen shows a text.
+// sees waits until a text is on the screen.
 func (u *user) sees(text string) {
 	u.t.Helper()
 	mcptest.Eventually(u.t, patience, func() string {
@@ -156,7 +156,7 @@ func (u *user) sees(text string) {
 	}, func() bool { return strings.Contains(u.display.String(), text) })
 }
 
-// shows waits until the screen is exactly this.
+// shows waits until the screen has exactly this text.
 func (u *user) shows(screen string) {
 	u.t.Helper()
 	mcptest.Eventually(u.t, patience, func() string {
@@ -176,7 +176,7 @@ func (u *user) awaitExit() int {
 	if after := u.termios(); after != u.before {
 		u.t.Errorf("the terminal's settings are %+v; they were %+v", after, u.before)
 	}
-	// What was written last may still be on its way to the screen.
+	// readScreen may not have read the last output yet.
 	mcptest.Eventually(u.t, patience, func() string {
 		modes, colours := u.display.changed()
 		return fmt.Sprintf("the terminal is left with modes %v, colours %v", modes, colours)
@@ -191,8 +191,8 @@ func (u *user) awaitExit() int {
 	return status.ExitStatus()
 }
 
-// sandbox returns the processes of what the program started, and waits until
-// there are some.
+// sandbox waits until the program has started a sandbox, and returns its
+// processes.
 func (u *user) sandbox() []int {
 	u.t.Helper()
 	var found []int
@@ -202,4 +202,15 @@ func (u *user) sandbox() []int {
 	})
 	slices.Sort(found)
 	return found
+}
+
+// awaitProgram waits until a program of this name runs in the sandbox.
+func (u *user) awaitProgram(name string) {
+	u.t.Helper()
+	mcptest.Eventually(u.t, patience, func() string { return name + " does not run" }, func() bool {
+		return slices.ContainsFunc(mcptest.Descendants(u.cmd.Process.Pid), func(pid int) bool {
+			comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+			return string(comm) == name+"\n"
+		})
+	})
 }
