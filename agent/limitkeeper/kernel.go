@@ -157,7 +157,13 @@ func (k *kernelGauge) follow(found []process, self int) (worth []process) {
 			continue
 		}
 		m, known := k.asked[p.pid]
-		if known = known && m.clock <= p.clock; known { // otherwise another process has the number
+		known = known && m.clock <= p.clock // otherwise another process has the number
+		if !known && k.asked[p.parent].many {
+			// A fork has all mappings of its parent. It is asked as well, for it
+			// may have become another program since.
+			m, known = mapper{clock: -int64(mappingTime), many: true}, true
+		}
+		if known {
 			still[p.pid] = m
 		}
 		if !known || p.clock-m.clock >= int64(mappingTime) {

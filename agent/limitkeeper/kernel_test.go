@@ -137,6 +137,10 @@ func TestKernelGauge_CountsMappings(t *testing.T) {
 	if got, want := ask(), int64(allMappings*mappingCost); got != want {
 		t.Errorf("%d bytes of %d mappings, want %d", got, pages, want)
 	}
+	child := process{pid: self.pid + 1, parent: self.pid}
+	if got := k.use([]process{self, child}, 0, k.ended); got.Bytes != 2*allMappings*mappingCost {
+		t.Errorf("%d bytes with a child, want twice as much", got.Bytes)
+	}
 	if got := k.use(nil, 0, k.ended); got.Bytes != 0 {
 		t.Errorf("%d bytes of a process that is gone", got.Bytes)
 	}
