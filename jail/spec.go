@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -35,6 +36,9 @@ type Spec struct {
 	Reserved []string `json:"reserved"`
 	// Binds are what the sandbox sees of the host besides, read-only.
 	Binds []Bind `json:"binds"`
+	// Masks are files of the build that the sandbox sees in place of those of
+	// /proc that name the host, where the kernel has them.
+	Masks []Bind `json:"masks"`
 	// Variables is the absolute path of a file of environment variables,
 	// NAME=VALUE and a zero byte each, that only the build of the sandbox
 	// could find; empty where Flags set them all.
@@ -138,7 +142,7 @@ func (s *Spec) check() error {
 		return fmt.Errorf("variables is %q, want the absolute path of a file", s.Variables)
 	}
 	lists := [][]string{s.Flags, s.Seal, s.Command, {s.Bubblewrap}}
-	for _, bind := range s.Binds {
+	for _, bind := range slices.Concat(s.Binds, s.Masks) {
 		if !filepath.IsAbs(bind.From) || !filepath.IsAbs(bind.To) {
 			return fmt.Errorf("binds has %q at %q, want absolute paths", bind.From, bind.To)
 		}

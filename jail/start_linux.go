@@ -133,7 +133,7 @@ func (s *Spec) plan(project Project) (room, inside []string) {
 			return to
 		}
 	}
-	inside = slices.Clone(s.Flags)
+	inside = slices.Concat(s.Flags, s.masks())
 	for _, bind := range s.Binds {
 		inside = append(inside, "--ro-bind", show(bind.From), bind.To)
 	}

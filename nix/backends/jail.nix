@@ -26,6 +26,21 @@ let
   # Shared memory of processes (Python's multiprocessing asks for it), in MiB.
   shm_mb = 64;
 
+  # What of /proc names the host, and what the sandbox sees in its place: the
+  # names of the user's keys, how the machine was started, and the number by
+  # which one start is told from another.
+  masks =
+    let
+      nothing = pkgs.writeText "sandbox-nothing" "";
+      anyStart = pkgs.writeText "sandbox-boot-id" "00000000-0000-4000-8000-000000000000\n";
+    in
+    lib.mapAttrsToList (to: from: { inherit from to; }) {
+      "/proc/cmdline" = nothing;
+      "/proc/key-users" = nothing;
+      "/proc/keys" = nothing;
+      "/proc/sys/kernel/random/boot_id" = anyStart;
+    };
+
   # The first version of bubblewrap with overlays.
   overlayWants = "0.11.0";
   overlays = lib.versionAtLeast (pkgs.bubblewrap.version or "0") overlayWants;
@@ -216,7 +231,7 @@ let
           ];
           project_mount = "/project";
           reserved = import ../lib/reserved.nix ++ map (bind: bind.to) binds;
-          inherit binds;
+          inherit binds masks;
           variables = if shellVariables == null then "" else "${shellVariables}";
           overlay = if overlays then overlay else null;
           no_overlay = lib.optionalString (
