@@ -227,6 +227,26 @@ func TestChangedNamesAreBounded(t *testing.T) {
 	}
 }
 
+// Folders count too: each costs as much as a file does.
+func TestChangedAsksFewEntries(t *testing.T) {
+	r := &Root{Path: t.TempDir()}
+	for i := range 60 {
+		write(t, fmt.Sprintf("%s/outputs/%d/deep/er/file", r.Path, i), "")
+	}
+	for _, limit := range []int{0, 1, 100, maxVisits} {
+		dir, err := os.Open(r.Path + "/outputs")
+		if err != nil {
+			t.Fatal(err)
+		}
+		visits, into := limit, map[string]stamp{}
+		r.walk(dir, r.Path+"/outputs", 0, into, &visits)
+		// Each file is the fourth entry on its way.
+		if want := min(limit/4, 60); len(into) != want || visits != max(limit-4*60, 0) {
+			t.Errorf("%d entries: %d files and %d left, want %d files", limit, len(into), visits, want)
+		}
+	}
+}
+
 func TestArchive(t *testing.T) {
 	r := plant(t)
 	for range 2 { // also where an earlier one of the same name lies
