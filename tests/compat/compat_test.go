@@ -75,12 +75,12 @@ func TestControl(t *testing.T) {
 	}
 }
 
-func execute(t *testing.T, run string, code []byte) (out, errs string, err error) {
+func execute(t *testing.T, run string, code []byte, environ ...string) (out, errs string, err error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, run)
-	cmd.Env = []string{}
+	cmd.Env = append([]string{}, environ...)
 	cmd.Stdin = bytes.NewReader(code)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

@@ -1,0 +1,126 @@
+package compat
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/base64"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// makeDatabase and makeRepository print a project's file, in base64, and are run
+// in sandboxes: the machine may lack SQLite and git.
+const (
+	makeDatabase = `
+import base64, sqlite3
+database = sqlite3.connect("notes.db")
+with database:
+    database.execute("CREATE TABLE notes (number INT, text TEXT)")
+    database.execute("INSERT INTO notes VALUES (1, 'one'), (2, 'two')")
+database.close()
+print(base64.b64encode(open("notes.db", "rb").read()).decode())
+`
+	makeRepository = `
+set -e
+command -v git >/dev/null || { echo; exit; }
+git init -q repository
+cd repository
+echo content >file
+git add file
+git -c user.name=a -c user.email=a@example.org commit -qm one
+tar -cf - . | base64 -w 0
+`
+)
+
+// TestProjects_WorkReadOnlyAndLaidOver runs the programs below projects in
+// sandboxes that have a project with a database and a repository.
+func TestProjects_WorkReadOnlyAndLaidOver(t *testing.T) {
+	artifacts := os.Getenv(variable)
+	if artifacts == "" {
+		t.Skip("set " + variable + " to a folder of built sandboxes: bash, python")
+	}
+	programs, err := filepath.Glob("projects/*/*")
+	if err != nil || len(programs) < 2 {
+		t.Fatalf("%d programs in projects, error %v", len(programs), err)
+	}
+	for _, program := range programs {
+		language := filepath.Base(filepath.Dir(program))
+		run := filepath.Join(artifacts, language, "bin", "run")
+		code, err := os.ReadFile(program)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, mode := range []string{"readonly", "overlay"} {
+			t.Run(language+"-"+filepath.Base(program)+"-"+mode, func(t *testing.T) {
+				if _, err := os.Stat(run); err != nil {
+					t.Skipf("no sandbox: %v", err)
+				}
+				project := makeProject(t, language, run)
+				out, errs, err := execute(t, run, code, "PROJECT_DIR="+project, "PROJECT_MODE="+mode)
+				if reason, skipped := strings.CutPrefix(out, "skip: "); skipped {
+					t.Skip(reason)
+				}
+				if err != nil || !strings.HasSuffix(out, "ok\n") {
+					t.Errorf("%v\n%s%s", err, out, errs)
+				}
+			})
+		}
+	}
+}
+
+// makeProject returns a folder with what the programs of a language look for.
+func makeProject(t *testing.T, language, run string) string {
+	t.Helper()
+	folder := t.TempDir()
+	maker := makeDatabase
+	if language == "bash" {
+		maker = makeRepository
+	}
+	out, errs, err := execute(t, run, []byte(maker))
+	if err != nil {
+		t.Fatalf("make the project: %v\n%s", err, errs)
+	}
+	contents, err := base64.StdEncoding.DecodeString(strings.TrimSpace(out))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if language != "bash" {
+		if err := os.WriteFile(filepath.Join(folder, "notes.db"), contents, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return folder
+	}
+	if err := unpack(folder, contents); err != nil {
+		t.Fatal(err)
+	}
+	return folder
+}
+
+// unpack writes the files of an archive, all of which this test has made.
+func unpack(folder string, archive []byte) error {
+	for files := tar.NewReader(bytes.NewReader(archive)); ; {
+		header, err := files.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		path := filepath.Join(folder, header.Name)
+		if header.Typeflag == tar.TypeDir {
+			err = os.MkdirAll(path, 0o755)
+		} else {
+			var contents []byte
+			if contents, err = io.ReadAll(files); err == nil {
+				err = os.WriteFile(path, contents, os.FileMode(header.Mode))
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
