@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"time"
 
@@ -15,8 +16,8 @@ import (
 )
 
 // The kernel keeps memory for code beside the pages of its processes. What can be
-// counted at a bounded cost is counted here: file locks, terminals, mappings, and
-// what waits in sockets.
+// counted at a bounded cost is counted here: file locks, terminals, mappings, open
+// files, and what waits in sockets.
 
 const (
 	// A scan of what takes long to read comes once a second, and not before code
@@ -48,6 +49,13 @@ const (
 	// the size of its vm_area_struct, in bytes.
 	allMappings = 65_530
 	mappingCost = 200
+	// openFileCost is what an open file may stand for, in bytes. A pipe has two,
+	// and holds 8 KB where the user's pipes have as many pages as allowed
+	// (fs.pipe-user-pages-soft, 64 MB); a socket takes 2 KB beside its buffers.
+	openFileCost = 4096
+	// fewFiles is the size of the table that any process may have. Kernels
+	// before Linux 6.2 tell that alone, and not how much of it is used.
+	fewFiles = 256
 	// A process is asked how many it has when it has used so much processor time
 	// since it was last asked: making one takes a microsecond.
 	mappingTime = 10 * time.Millisecond
@@ -55,7 +63,7 @@ const (
 
 // kernelUse is what the kernel keeps for the sandbox.
 type kernelUse struct {
-	Bytes     int64 // in sockets and mappings
+	Bytes     int64 // for sockets, open files and mappings
 	Locks     int   // more than frame.MaxFileLocks are not counted
 	Terminals int
 }
@@ -78,14 +86,16 @@ type kernelGauge struct {
 
 // scan is what to read.
 type scan struct {
-	sockets   bool
-	processes []process
+	sockets  bool
+	files    []process // whose open files to count
+	mappings []process // whose mappings
 }
 
 // scanned is what was read.
 type scanned struct {
 	locks   int
 	sockets int64 // bytes
+	files   int64
 	asked   map[int]mapper
 	cost    time.Duration // of a processor
 }
@@ -124,13 +134,13 @@ func (k *kernelGauge) use(found []process, self int, now time.Time) kernelUse {
 		period = fastScan
 	}
 	if !k.running && !k.ended.IsZero() && now.Sub(k.ended) >= period && now.After(k.earliest) {
-		k.begin(scan{sockets: many, processes: worth})
+		k.begin(scan{sockets: many, files: slices.Clone(found), mappings: worth})
 		// Most scans end at once, and count at once.
 		k.collect(time.Millisecond)
 	}
-	use := kernelUse{Locks: k.last.locks, Terminals: k.countTerminals()}
+	use := kernelUse{Bytes: k.last.files * openFileCost, Locks: k.last.locks, Terminals: k.countTerminals()}
 	if many {
-		use.Bytes = k.last.sockets
+		use.Bytes += k.last.sockets
 	}
 	for _, m := range k.asked {
 		if m.many {
@@ -174,7 +184,7 @@ func (k *kernelGauge) follow(found []process, self int) (worth []process) {
 	return worth
 }
 
-// refresh counts sockets and mappings anew, for what was counted may have gone
+// refresh counts all that is memory anew, for what was counted may have gone
 // since. The processes are stopped meanwhile. It waits for at most two seconds.
 func (k *kernelGauge) refresh(found []process) {
 	k.collect(time.Second)
@@ -187,7 +197,7 @@ func (k *kernelGauge) refresh(found []process) {
 			again = append(again, p)
 		}
 	}
-	k.begin(scan{sockets: true, processes: again})
+	k.begin(scan{sockets: true, files: slices.Clone(found), mappings: again})
 	k.collect(time.Second)
 }
 
@@ -292,16 +302,48 @@ func (s scan) read() scanned {
 		}
 		result.sockets += pending()
 	}
+	for _, p := range s.files {
+		result.files += openFiles(p.pid)
+	}
 	rest := newBudget(mappingsTime)
-	for _, p := range s.processes {
+	for _, p := range s.mappings {
 		if rest.over() {
 			break
 		}
-		mappings := countLines("/proc/"+strconv.Itoa(p.pid)+"/maps", manyMappings+1, nil)
-		result.asked[p.pid] = mapper{clock: p.clock, many: mappings > manyMappings}
+		result.asked[p.pid] = mapper{clock: p.clock, many: hasManyMappings(p.pid)}
 	}
 	result.cost = begin.spent()
 	return result
+}
+
+// openFiles returns how many files a process has open, as far as the kernel tells:
+// since Linux 6.2 that is the size of the folder of its descriptors.
+func openFiles(pid int) int64 {
+	folder := "/proc/" + strconv.Itoa(pid)
+	var stat unix.Stat_t
+	if err := unix.Stat(folder+"/fd", &stat); err != nil || stat.Size > 0 {
+		return stat.Size
+	}
+	status, err := os.ReadFile(folder + "/status")
+	if err != nil {
+		return 0
+	}
+	if size := field(status, "FDSize"); size > fewFiles {
+		return size
+	}
+	return 0
+}
+
+// hasManyMappings says so of processes that do not let it count as well: code can
+// make them so.
+func hasManyMappings(pid int) bool {
+	path := "/proc/" + strconv.Itoa(pid) + "/maps"
+	file, err := os.Open(path)
+	if err != nil {
+		return !gone(err)
+	}
+	file.Close()
+	return countLines(path, manyMappings+1, nil) > manyMappings
 }
 
 // fileLocks counts the locks of parts of files, and of whole ones, that this

@@ -124,7 +124,7 @@ func TestKernelGauge_CountsMappings(t *testing.T) {
 			k.collect(time.Second)
 			use = k.use([]process{self}, 0, k.ended)
 		}
-		return use.Bytes
+		return use.Bytes - k.last.files*openFileCost
 	}
 	if got := ask(); got != 0 {
 		t.Errorf("%d bytes of mappings, want none", got)
@@ -138,6 +138,7 @@ func TestKernelGauge_CountsMappings(t *testing.T) {
 		t.Errorf("%d bytes of %d mappings, want %d", got, pages, want)
 	}
 	child := process{pid: self.pid + 1, parent: self.pid}
+	k.last.files = 0
 	if got := k.use([]process{self, child}, 0, k.ended); got.Bytes != 2*allMappings*mappingCost {
 		t.Errorf("%d bytes with a child, want twice as much", got.Bytes)
 	}
@@ -191,5 +192,23 @@ func TestMapping_NamedSharedMemoryIsMemory(t *testing.T) {
 		if got := (mapping{path: path, inode: true, pss: 100, anonymous: 4}).memory(); got != want {
 			t.Errorf("%s: %d bytes, want %d", path, got, want)
 		}
+	}
+}
+
+func TestOpenFiles(t *testing.T) {
+	before := openFiles(os.Getpid())
+	const many = 2 * fewFiles
+	for range many {
+		file, err := os.Open(os.DevNull)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+	}
+	if got := openFiles(os.Getpid()); got < before+many-fewFiles {
+		t.Errorf("%d open files, want about %d more than %d", got, many, before)
+	}
+	if got := openFiles(1 << 30); got != 0 {
+		t.Errorf("%d open files of no process", got)
 	}
 }
