@@ -7,7 +7,7 @@
 // driver has three descriptors beside its standard streams. The first is its
 // control channel: the agent writes one line for each call, and the driver
 // writes one line when the call has ended. The second is a file without a name
-// that holds the code of the call, so that nothing large ever waits in a pipe.
+// with the code of the call, so that nothing large ever waits in a pipe.
 // The third is another such file, in which a driver may leave the state that
 // the next interpreter starts with.
 //
@@ -42,15 +42,15 @@ type Driver struct {
 	// Control is the control channel's descriptor, from 3 to 253. The code
 	// file's is Control+1, the state file's Control+2.
 	Control int `json:"control"`
-	// Warm is code that takes the way of a small call and leaves nothing
-	// behind but a line of output.
+	// Warm is code that does what a small call does, once, before the first one.
+	// It leaves nothing behind but a line of output.
 	Warm string `json:"warm"`
 	// RefusesNUL says that the interpreter cannot read code with a NUL byte.
 	RefusesNUL bool `json:"refuses_nul"`
 	// RepeatInterrupt says that SIGINT may be sent again to code that goes on.
-	// Node.js can miss a signal that comes while it begins with code, and takes
-	// no harm from a second. Other interpreters would be interrupted while they
-	// clean up.
+	// Node.js can miss a signal that comes while it begins with code, and a
+	// second signal does not harm it. It would interrupt the cleanup of code in
+	// other interpreters.
 	RepeatInterrupt bool `json:"repeat_interrupt"`
 }
 

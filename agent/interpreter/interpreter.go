@@ -4,7 +4,7 @@
 // An [Interpreter] reports what it sees and decides nothing: replies of the
 // driver and the end of the process arrive on channels, and its owner decides
 // what they mean. The end of the process is known from its status, never
-// from the end of a pipe, which a child may hold open.
+// from the end of a pipe, which a child may keep open.
 package interpreter
 
 import (
@@ -44,7 +44,7 @@ type Spec struct {
 	Null    *os.File // stdin
 	Stdout  *os.File
 	Stderr  *os.File
-	// Limits hold an interpreter with a driver, before it runs code. Limiter
+	// Limits apply to an interpreter with a driver before it runs code. Limiter
 	// is the command line that starts a command under the same limits, because
 	// a command runs code at once.
 	Limits  []limitkeeper.Rlimit
@@ -171,7 +171,7 @@ func Start(table *process.Table, s *Spec, state *os.File) (_ *Interpreter, err e
 	return i, nil
 }
 
-// memory returns a file without a name that holds text, positioned at its
+// memory returns a file without a name that contains text, positioned at its
 // beginning. It lies in a file system that has a size, so that what the code
 // adds to it counts towards a limit; what is in a memfd would not, and the jail
 // refuses memfd_create(2). Several file systems are tried, because the code may
@@ -204,8 +204,8 @@ func unnamed(folder, name, text string) (*os.File, error) {
 	return f, nil
 }
 
-// read reads the control channel until it is closed, at either end, or holds
-// what no driver writes.
+// read reads the control channel until either end is closed or a line comes that
+// no driver writes.
 func (i *Interpreter) read() {
 	defer close(i.replies)
 	var buf [driver.MaxLine]byte
@@ -248,7 +248,7 @@ func (i *Interpreter) read() {
 func (i *Interpreter) Replies() <-chan Reply { return i.replies }
 
 // Finish ends the control channel: Replies carries what was written to it until
-// now and is then closed. A child may hold the channel open after the end of
+// now and is then closed. A child may keep the channel open after the end of
 // its interpreter, so the agent's end has to be the one that is closed.
 func (i *Interpreter) Finish() {
 	raw, err := i.control.SyscallConn()
@@ -268,8 +268,8 @@ func (i *Interpreter) Run(code string, number uint64, last bool) (uint64, error)
 	if i.driver.RefusesNUL && strings.IndexByte(code, 0) >= 0 {
 		return 0, fmt.Errorf("%w: it holds a NUL byte; remove it", ErrCode)
 	}
-	// A driver may read the code by position, as much as it is told to, or to
-	// the end from where the last reader stopped.
+	// A driver may read the code by position, as many bytes as the call says, or
+	// from the file's offset to its end.
 	for _, f := range []*os.File{i.code, i.state} {
 		if err := f.Truncate(0); err != nil {
 			return 0, fmt.Errorf("empty the %s file: %w", f.Name(), err)
@@ -291,7 +291,7 @@ func (i *Interpreter) Run(code string, number uint64, last bool) (uint64, error)
 	return nonce, nil
 }
 
-// Close releases what the agent holds of an interpreter that has ended or that
+// Close closes the agent's files of an interpreter that has ended or that
 // is to be killed. It returns the file of the state that it left, which the
 // caller owns.
 func (i *Interpreter) Close() (state *os.File) {

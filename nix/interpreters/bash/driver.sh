@@ -1,19 +1,19 @@
-# Runs code in this shell for the agent. The loop that does so follows this
-# text: the code is evaluated at the top level, so that what it declares is
-# global.
+# Runs code in this shell for the agent. The shell's own command line evaluates
+# this file and then loops: it evaluates each call's code at the top level, so that
+# what the code declares is global.
 #
-# Code that ends the shell (exit, set -e, an unset variable under set -u) ends
-# the process, as in any shell. The state is then written to descriptor 253 by
-# the trap on EXIT, and the next shell starts with it.
+# Code that ends the shell (exit, set -e, an unset variable under set -u) ends the
+# process, as in any shell. The trap on EXIT then writes the state to descriptor
+# 253, and the agent starts another shell, which reads it.
 
-# What an earlier shell left behind. Some of it cannot be set again (UID and
-# its like are read-only): those errors are of no interest. It must be a plain
-# eval: behind builtin, set -e counts again.
+# Restore the state of an earlier shell. Some variables are read-only, such as UID,
+# and the errors about them mean nothing. This has to be a plain eval: after
+# `builtin eval`, set -e would apply.
 IFS= builtin read -r -d '' -u 253 __agent_code
 [[ -z $__agent_code ]] || { eval "$__agent_code"; } >/dev/null 2>&1 || :
 
-# Everything that the next shell needs, as commands. The options come from
-# the trap itself: some are turned off here.
+# Print the state as commands for the next shell. The trap on EXIT prints the
+# options itself, because it turns some of them off.
 __agent_dump() {
   builtin shopt -p
   builtin declare -f
@@ -29,9 +29,9 @@ __agent_dump() {
   builtin printf '__agent_exit=\n'
 }
 
-# Code that ends the shell inside of a function leaves that function's local
-# variables in the way of the global ones: each is unset as often as there are
-# functions, until what is below all of them appears. Runs in a subshell.
+# Print the global variables where code ended the shell inside a function, whose
+# local variables hide them. Each variable is unset once for each function on the
+# stack, until the global one appears; this runs in a subshell.
 __agent_globals() {
   builtin local __agent_line __agent_name __agent_i __agent_depth=${#FUNCNAME[@]}
   while builtin read -r __agent_line; do
@@ -47,17 +47,19 @@ __agent_globals() {
   done < <(builtin declare -p)
 }
 
-# Runs at the end of a shell. The agent waits for the shell itself, so that a
-# trap on EXIT of the code's own may still print, and change the status.
+# Runs when the shell ends. The agent waits for the shell's process, so the code's
+# own trap on EXIT may still print and change the status.
 __agent_on_exit='{ __agent_status=$?; builtin set +o >&253; builtin set +exuv; } 2>/dev/null
 { builtin trap -p; builtin printf "builtin trap - EXIT INT\n"; __agent_dump; [[ ${BASH_SOURCE-} ]] && builtin set -- "${__agent_arguments[@]}"; builtin printf "builtin set --"; builtin printf " %q" "$@"; builtin printf "\n"; } >&253 2>/dev/null
 builtin printf "leave %s\n" "$__agent_nonce" >&251 2>/dev/null
 [[ -z $__agent_exit ]] || { builtin unset -f trap; ( builtin exit "$__agent_status" ); builtin eval "$__agent_exit"; }'
 
-# An interrupt ends the code that runs; between two calls it comes too late.
+# SIGINT ends the code that runs. Between two calls it arrives too late, and is
+# ignored.
 __agent_on_interrupt='[[ -z $__agent_nonce ]] || builtin exit 130'
 
-# trap, with the trap on EXIT kept aside: the driver needs it for itself.
+# Replaces the builtin trap: the driver needs the traps on EXIT and INT for itself,
+# and so stores those of the code.
 trap() {
   if [[ $BASHPID != "$__agent_pid" ]]; then
     builtin trap "$@"
@@ -105,7 +107,7 @@ trap() {
         fi
         ;;
       DEBUG | ERR | RETURN)
-        # A function cannot take these away for its caller.
+        # A function cannot remove these traps of its caller.
         [[ $1 != - ]] || builtin set -- : "${@:2}"
         __agent_rest+=("$__agent_signal")
         ;;
@@ -115,10 +117,10 @@ trap() {
   [[ ${#__agent_rest[@]} == 0 ]] || builtin trap -- "$1" "${__agent_rest[@]}"
 }
 
-# A here-document that is not closed is only worth a warning to bash, which
-# runs the command with what there is. Here it is an error: the end of a call
-# is no end of anything. A function's body is parsed and not run; the brace
-# that ends it becomes a part of an open here-document.
+# Makes a here-document that is not closed an error. bash only warns, and runs the
+# command with the text up to the end of the code, which here is just the end of a
+# call. The code is parsed as the body of a function, without being run; the brace
+# that ends the function becomes a part of an open here-document.
 __agent_check() {
   builtin local __agent_message=
   { builtin eval "__agent_probe() {"$'\n'"$__agent_code"$'\n}'; } 2>/proc/self/fd/253
@@ -129,10 +131,10 @@ __agent_check() {
   builtin printf -v __agent_code 'builtin printf "bash: here-document is not closed (wanted %%s)\n" %q >&2; (builtin exit 2)' "${BASH_REMATCH[2]%%$'\n'*}"
 }
 
-# Says how the last code ended and waits for the next.
+# Reports how the last code ended and waits for the next.
 __agent_turn() {
   __agent_status=$? __agent_trace= __agent_arguments=("$@")
-  # The loop gives it back as $?.
+  # The loop restores it as $?.
   __agent_failed=$__agent_status
   [[ $__agent_failed != 0 ]] || __agent_failed=
   case $- in
@@ -151,7 +153,7 @@ __agent_turn() {
   [[ $__agent_code != *'<<'* ]] || __agent_check
   __agent_code=$__agent_trace$__agent_code
   if [[ $__agent_word == last ]]; then
-    # From here on this is a shell like any other.
+    # No call follows: this is an ordinary shell from here on.
     builtin trap - EXIT INT
     builtin unset -f trap __agent_turn __agent_dump __agent_globals __agent_check
     __agent_next_turn= # no turn follows
@@ -159,9 +161,9 @@ __agent_turn() {
   else
     __agent_nonce=$__agent_next
   fi
-  # A shell may have waited for its first code.
+  # The time before the first call does not count.
   [[ $__agent_number != 1 ]] || SECONDS=0
-  # Under set -a the code would be part of every command's environment.
+  # set -a would put the code into the environment of every command.
   [[ $- != *a* ]] || builtin export -n __agent_code
   builtin return 0
 }

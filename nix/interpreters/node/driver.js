@@ -1,8 +1,9 @@
-// Runs code in this process for the agent. The inspector's Runtime.evaluate
-// does what a REPL must: declarations may be repeated, await is allowed at the
-// top level, the value of the last expression is the result.
+// Runs code in this process for the agent. The inspector's Runtime.evaluate has the
+// semantics of a REPL: declarations may be repeated, await is allowed at the top
+// level, and the value of the last expression is the result.
 //
-// What the code may replace later is bound here before it runs.
+// The code may replace any global or method. This file binds those that it uses
+// before the code runs.
 (function (require, load, module) {
   'use strict';
   const fs = require('fs');
@@ -29,8 +30,8 @@
   let entry = null; // what the next script calls
   let taken; // what take received
 
-  // Names that code evaluated by the inspector can reach; symbols and
-  // descriptors keep them out of sight.
+  // Code that the inspector evaluates reaches the driver through these properties.
+  // They are symbols or not enumerable, so that the code does not meet them.
   const hidden = (key, value) => defineProperty(globalThis, key, { value, configurable: false, enumerable: false, writable: false });
   hidden(Symbol.for('agent.enter'), () => entry());
   hidden(Symbol.for('agent.take'), (value) => { taken = value; });
@@ -38,7 +39,7 @@
   const wait = new vm.Script('Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 100)', { filename: 'agent:wait' });
   const enter = new vm.Script("globalThis[Symbol.for('agent.enter')]()", { filename: 'agent:enter' });
 
-  // The value behind what the inspector describes.
+  // Returns the value that a RemoteObject of the inspector describes.
   function value(remote) {
     if (remote.objectId === undefined) {
       switch (remote.unserializableValue) {
@@ -61,14 +62,14 @@
     return result;
   }
 
-  // A value as text, its stacks without the frames below the code's own. The
-  // last line of a stack may open the braces of the error's properties.
+  // Returns a value as text, with the driver's frames removed from stacks. The last
+  // line of a stack may end with the brace that opens the error's properties.
   function describe(value) {
     return inspect(value).replace(/\n +at Session\.post \(node:inspector[^]*?(?=(?: \{)?\n(?! +at )|$)/g, '')
       .replace(/\n +at [^\n]*agent:(?:driver|enter)[^\n]*?(?=(?: \{)?(?:\n|$))/g, '');
   }
 
-  // Showing a value may run code of its own, which may throw.
+  // Writes a value. This may run code of the value's own, which may throw.
   function show(stream, before, value, unless) {
     let text;
     try {
@@ -79,7 +80,7 @@
     if (!unless?.test(text)) stream.write(`${before}${text}\n`);
   }
 
-  // What a program has left under way: it is over when the program is.
+  // Values that only say that work is pending: a program ends when it is done.
   const underWay = /^(?:Promise \{\s+(?:<pending>|undefined)[\s,]|Timeout \{\n +_idleTimeout: |Immediate \{\n +_idleNext: )/;
 
   function report(error, details, source, name) {
@@ -93,12 +94,12 @@
     show(stderr, `${text}Uncaught `, error);
   }
 
-  // Names what ends the call; the first one wins.
+  // Ends a call with a status; only the first status counts.
   function settle(current, status) {
     if (current.over) return;
     current.over = true;
     current.status = status;
-    // Rejections that nobody handles are known after the microtasks.
+    // Unhandled rejections are reported after the microtasks.
     later(() => finish(current));
   }
 
@@ -112,16 +113,16 @@
     writeSync(CONTROL, `done ${current.nonce} ${status & 0xff}\n`);
   }
 
-  // Of a call that has ended meanwhile nothing is shown any more.
+  // Evaluates code. Nothing is written once over() says that the call has ended.
   function evaluate(source, name, settled, over = () => false, unless = undefined) {
     const expression = `${rewrite(expressed(source))}\n//# sourceURL=${name}`;
     session.post('Runtime.evaluate', {
       expression, replMode: true, awaitPromise: true, objectGroup: 'call', silent: true,
     }, (failure, reply) => {
       if (failure) {
-        // The code was interrupted: run knows.
+        // The code was interrupted, which run handles.
         if (call?.stopped || /terminated/.test(failure.message)) return;
-        // The inspector has lost its context; nothing can run here any more.
+        // The inspector has lost its context: no code can run here any more.
         exit.call(process, 70);
       }
       if (over()) return;
@@ -141,8 +142,8 @@
     call = current;
     entry = () => evaluate(source, name, (status) => settle(current, status), () => current.over);
     try {
-      // SIGINT ends even a loop that never yields, and what was
-      // computed before it stays.
+      // SIGINT ends even a loop that never yields, and the state that was
+      // computed before stays.
       enter.runInThisContext({ breakOnSigint: true });
     } catch {
       current.stopped = true;
@@ -156,21 +157,21 @@
     if (current.exit !== undefined) settle(current, current.exit);
   }
 
-  // Takes an interrupt of the call before that is still on its way, so that it
-  // meets no code. In the loop's pipe it is read two turns later at the most. A
-  // signal that came while breakOnSigint was being taken down is kept by node
-  // for the next script that has it, and reaches that one from another thread.
+  // Absorbs a late SIGINT of the previous call, so that it does not interrupt this
+  // one. libuv delivers a signal at most two turns of the event loop later. If it
+  // arrived while node removed the handler of breakOnSigint, node stores it for the
+  // next script with that option, and raises it there from another thread.
   function calm() {
     try {
       wait.runInThisContext({ breakOnSigint: true });
     } catch {
-      // It came.
+      // The signal arrived.
     }
   }
 
-  // A program: the process ends with it, as node would end it. Where it ends
-  // well, the answer need not wait until node has taken itself apart: nothing
-  // of the code runs after the event.
+  // Runs code as a program: the process ends with it, as node would end it. If it
+  // ends with status 0, the reply is written at the event exit and need not wait for
+  // node's own teardown, because no code runs after that event.
   function last(source, nonce) {
     control.pause();
     control.unref();
@@ -194,22 +195,23 @@
     evaluate(source, 'code', (status) => {
       open = false;
       if (status !== 0) exit.call(process, status);
-      // The end of node's own loop waits for its compiler's threads.
+      // The end of node's own event loop would wait for the compiler's threads.
       later(() => {
         if (process.listenerCount('beforeExit') === 0 && process.getActiveResourcesInfo().length === 0) exit.call(process);
       });
     }, () => false, underWay);
   }
 
-  // The code may have put a file of its own in the channel's place.
+  // Writes the reply of a program, unless the code has put a file of its own at the
+  // channel's descriptor.
   function answer(nonce) {
     try {
       if (fstatSync(CONTROL).ino !== channel) return;
       writeSync(CONTROL, `done ${nonce} 0\n`);
-      // Giving memory back would be in the answer's way.
+      // Freeing memory now would compete with the agent for the processor.
       Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1000);
     } catch {
-      // The process's end is answer enough.
+      // The agent learns the status from the end of the process.
     }
   }
 
@@ -233,9 +235,9 @@
     status = (status ?? 0) & 0xff;
     if (process.pid === pid && call !== null && !call.over) {
       if (call.sync) {
-        // An interrupt ends the code without running its catch
-        // and finally blocks, as the end of a process would. It has to
-        // come from outside: process.kill tears the inspector down.
+        // SIGINT ends the code without running its catch and finally
+        // blocks, like the end of a process. The agent has to send it:
+        // process.kill would tear the inspector down.
         call.exit = status;
         call.stopped = true;
         writeSync(CONTROL, `stop ${call.nonce}\n`);
@@ -247,8 +249,8 @@
     throw ended;
   };
 
-  // An object literal is a block to the parser, as in { a: 1 }. What can be
-  // read as an expression is meant as one.
+  // The parser reads { a: 1 } as a block. Code in braces that is also an expression
+  // is evaluated as one.
   function expressed(source) {
     if (!/^\s*\{[^]*\}\s*$/.test(source)) return source;
     try {
@@ -259,9 +261,9 @@
     }
   }
 
-  // Code that the inspector evaluates has no loader for import: dynamic
-  // imports become calls of a function of the same length, so that columns
-  // stay; import declarations become awaited ones.
+  // Code that the inspector evaluates has no loader for import. Dynamic imports
+  // become calls of a function whose name is as long, so that columns stay the same;
+  // import declarations become awaited dynamic imports.
   function rewrite(source) {
     if (!/\bimport\b/.test(source)) return source;
     const open = []; // '{' for a block, '`' for a template's expression
@@ -351,7 +353,8 @@
     else run(nonce, `call-${number}`, source);
   });
 
-  // The code is the main module. node takes module back when this script ends.
+  // The code is the main module. node removes the global module when this script
+  // ends.
   require.main = module;
   process.nextTick(() => { globalThis.module = module; });
   process.execArgv = [];

@@ -1,7 +1,7 @@
-# Runs code in this interpreter for the agent. It imports nothing that the
-# interpreter has not loaded already: what it does not import cannot be
-# shadowed, and costs no start-up time. Names that the code may redefine
-# (print, exit, sys.stdout, even len) are bound here before it runs.
+# Runs code in this interpreter for the agent. It imports only modules that the
+# interpreter has loaded already: others could be shadowed, and would cost start-up
+# time. The code may redefine any name (print, exit, sys.stdout, even len), so this
+# file binds those that it uses before the code runs.
 
 import _ast
 import _signal
@@ -23,15 +23,15 @@ close, getpid, leave, pread, read, write = (
 set_handler = _signal.signal
 
 CONTROL, CODE = 3, 4
-# Where the control channel is in a program, which may expect to be given the
-# lowest descriptors.
+# The control channel's descriptor while a program runs, which may expect that it
+# gets the lowest descriptors.
 ASIDE = 250
 SIGINT = 2
-# Flags of compile, as in Include/cpython/compile.h: importing ast for them
-# costs a millisecond.
+# Flags of compile, as in Include/cpython/compile.h. Importing ast for them would
+# cost a millisecond.
 ONLY_AST, TOP_LEVEL_AWAIT = 0x400, 0x2000
 CO_COROUTINE, CO_FUTURE_ANNOTATIONS = 0x80, 0x1000000  # as in Include/cpython/code.h
-# Sources kept for tracebacks, in characters and calls.
+# Bounds of the sources that are kept for tracebacks: characters and calls.
 KEEP_SOURCES, KEEP_CALLS = 4 << 20, 1000
 
 ROOT = os.getcwd()
@@ -50,7 +50,7 @@ shown_images = set()  # of outputs, when figures were saved last
 
 
 def ignore(signum, frame):
-    """Stands for SIGINT while no code runs: it comes too late, or for a child."""
+    """Handles SIGINT while no code runs: the signal is late, or meant for a child."""
 
 
 def load(name):
@@ -67,8 +67,8 @@ def load(name):
 
 
 def remember(filename, code):
-    """Keeps a call's source, so that tracebacks can show its lines, and lets go of
-    the oldest ones. It is on every call's way: it must not look at all."""
+    """Keeps a call's source, so that tracebacks can show its lines, and drops the
+    oldest sources. It runs in every call, so it must not scan all of them."""
     global kept
     sources[filename] = code
     kept += len(code)
@@ -88,8 +88,8 @@ def remember(filename, code):
 
 
 def register():
-    """Tells linecache of all sources: once it is there, and where it may have been
-    cleared since."""
+    """Gives linecache all sources, when it has been imported and whenever it may have
+    been cleared since."""
     global shown
     linecache = sys_modules.get('linecache')
     if linecache is None:
@@ -101,7 +101,7 @@ def register():
 
 def show(linecache, name):
     code = sources[name]
-    # No time of change: checkcache leaves such an entry alone.
+    # checkcache leaves an entry without a modification time alone.
     linecache.cache[name] = (len(code), None, code.splitlines(True), name)
 
 
@@ -111,7 +111,7 @@ def report(error):
     while tb is not None and tb.tb_frame.f_code.co_filename not in sources:
         tb = tb.tb_next
     if tb is None and not isinstance(error, SyntaxError):
-        tb = error.__traceback__  # raised outside of the code: show all of it
+        tb = error.__traceback__  # raised outside the code: show all but the driver
         while tb is not None and tb.tb_frame.f_code.co_filename == '<driver>':
             tb = tb.tb_next
     error.__traceback__ = tb
@@ -171,7 +171,7 @@ def save_figures():
     os.makedirs(folder, exist_ok=True)
     its_own = not images(folder) <= shown_images
     for number in numbers:
-        # Drawn, and not changed since: pyplot.savefig leaves a figure so.
+        # A figure that pyplot.savefig has drawn is not stale until it changes.
         if its_own and not pyplot.figure(number).stale:
             continue
         while True:
@@ -254,8 +254,8 @@ def guarded(source, filename):
 
 
 def attempt(step):
-    """Takes a step of the end of a program; the next one is taken whatever comes of
-    it."""
+    """Runs a step of the end of a program, and reports its error, so that the next
+    step runs in any case."""
     try:
         step()
     except BaseException as error:
@@ -263,7 +263,7 @@ def attempt(step):
 
 
 def forget():
-    """Lets go of what the code has made: files are written out, finalizers run."""
+    """Releases the objects of the code, so that files are flushed and finalizers run."""
     for private in True, False:
         for name in list(main):
             if name != '__builtins__' and private == (name[:1] == '_' and name[:2] != '__'):
@@ -272,15 +272,14 @@ def forget():
 
 
 def stop(self, code=None):
-    """Stands for exit and quit, which close stdin: calls that follow would miss
-    it, and the next file that they open would take its place."""
+    """Replaces exit and quit, which close stdin: later calls would lack it, and the
+    next file that they open would get its descriptor."""
     raise SystemExit(code)
 
 
 def end(nonce, status):
-    """Ends a program as the interpreter does, but does not take the
-    interpreter apart: that costs more than most code, and all of it is thrown
-    away."""
+    """Ends a program as the interpreter does, but without tearing the interpreter
+    down, which takes longer than most code and changes nothing."""
     threading = sys_modules.get('threading')
     if threading is not None:
         attempt(threading._shutdown)
@@ -289,10 +288,10 @@ def end(nonce, status):
     attempt(forget)
     flush()
     try:
-        # The code may have put a file of its own in the channel's place.
+        # The code may have put a file of its own at the channel's descriptor.
         if os.fstat(ASIDE).st_ino == CHANNEL:
             write(ASIDE, b'done %s %d\n' % (nonce, status))
-            read(ASIDE, 1)  # giving memory back would be in the answer's way
+            read(ASIDE, 1)  # freeing memory now would compete with the agent
     finally:
         leave(status)
 
@@ -343,15 +342,16 @@ set_handler(SIGINT, ignore)
 if 'exit' in builtins.__dict__:
     type(builtins.exit).__call__ = stop
 sys.argv = ['']
-# -I left these out; the driver has all that it imports before they count.
+# -I leaves these folders out. The driver's imports are done, so they cannot change
+# them.
 sys.path[:0] = [''] + [p for p in os.environ.get('PYTHONPATH', '').split(':') if p]
 os.environ.setdefault('MPLBACKEND', 'Agg')
-# Lines leave at once: what a subprocess prints keeps its place among them,
-# and a crash loses none.
+# Flush each line: the output of subprocesses stays in order, and a crash loses no
+# line.
 sys.stdout.reconfigure(line_buffering=True)
-# Python 3.13's linecache imports nothing: with it, tracebacks that the code
-# formats itself show its lines too. An older one costs milliseconds and has
-# to wait for the first error.
+# With linecache, tracebacks that the code formats itself show the code's lines too.
+# Since Python 3.13 it imports nothing; an older one costs milliseconds and is loaded
+# at the first error.
 if sys.version_info >= (3, 13):
     load('linecache')
 try:
