@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -154,7 +155,7 @@ func (c cases) steps(t *testing.T, root, name string, change func(*frame.Request
 			marker, rest = "[", strings.Trim(line, "[]")
 		}
 		rest = in.Replace(rest)
-		if s == nil && strings.Contains("| < ! != !~ [", marker) && marker != "" {
+		if s == nil && slices.Contains([]string{"|", "<", "!", "!=", "!~", "["}, marker) {
 			wrong("there is no call before it")
 		}
 		switch marker {
