@@ -6,7 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/mountpoint"
 )
 
 // What a sandbox may do with the project's folder, as PROJECT_MODE says it.
@@ -16,7 +17,7 @@ const (
 	// ModeOverlay lets it write too, on a layer that is thrown away with the
 	// sandbox.
 	ModeOverlay = "overlay"
-	// modeReadWrite is what people ask for and do not get.
+	// modeReadWrite is refused with a sentence of its own.
 	modeReadWrite = "readwrite"
 )
 
@@ -100,26 +101,13 @@ func checkDir(dir string) (string, error) {
 }
 
 func (s *Spec) checkMount(mount string) error {
-	refuse := func(what string) error {
+	if problem := mountpoint.Problem(mount, s.Reserved); problem != "" {
 		return &Refusal{
-			Problem: fmt.Sprintf("PROJECT_MOUNT is %q, %s", mount, what),
+			Problem: fmt.Sprintf("PROJECT_MOUNT is %q, %s", mount, problem),
 			Hint:    "set PROJECT_MOUNT to a folder of its own such as /project, or leave it unset",
 		}
 	}
-	if !filepath.IsAbs(mount) || filepath.Clean(mount) != mount {
-		return refuse("which is not a plain absolute path")
-	}
-	for _, reserved := range s.Reserved {
-		if inside(mount, reserved) || inside(reserved, mount) {
-			return refuse("which overlaps the sandbox's own " + reserved)
-		}
-	}
 	return nil
-}
-
-// inside reports whether path is folder or lies in it; both are clean.
-func inside(path, folder string) bool {
-	return folder == "/" || path == folder || strings.HasPrefix(path, folder+"/")
 }
 
 // reason is the error without the path, which the sentence has named.

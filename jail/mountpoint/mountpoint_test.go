@@ -1,0 +1,30 @@
+package mountpoint
+
+import "testing"
+
+func TestProblem_NamesWhatIsWrong(t *testing.T) {
+	const plain = "which is not a plain absolute path"
+	reserved := []string{"/nix", "/workspace", "/data/x"}
+	for mount, want := range map[string]string{
+		"/project":        "",
+		"/src/app":        "",
+		"/nixos":          "",
+		"/data/y":         "",
+		"":                plain,
+		"project":         plain,
+		"./project":       plain,
+		"/a/../b":         plain,
+		"/project/":       plain,
+		"//project":       plain,
+		"/a\nb":           plain,
+		"/a\x7f":          plain,
+		"/":               "which overlaps the sandbox's own /nix",
+		"/nix":            "which overlaps the sandbox's own /nix",
+		"/workspace/code": "which overlaps the sandbox's own /workspace",
+		"/data":           "which overlaps the sandbox's own /data/x",
+	} {
+		if got := Problem(mount, reserved); got != want {
+			t.Errorf("%q: %q, want %q", mount, got, want)
+		}
+	}
+}
