@@ -61,6 +61,7 @@ let
     inherit (pkgs.stdenv.hostPlatform) system;
   };
   written = import ./lib/fromOptions.nix { inherit options validate configuration; };
+  serverMetadata = import ./lib/serverMetadata.nix { inherit lib options interpreters; };
   server = import ./lib/mkServer.nix {
     inherit
       pkgs
@@ -69,7 +70,7 @@ let
       options
       validate
       toml
-      interpreters
+      serverMetadata
       ;
   };
   escapeTest = import ./lib/escapeTest.nix { inherit pkgs programs; };
@@ -111,7 +112,7 @@ in
       lib
       toml
       project
-      interpreters
+      serverMetadata
       ;
   };
 

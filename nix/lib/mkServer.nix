@@ -9,7 +9,7 @@
   options,
   validate,
   toml,
-  interpreters,
+  serverMetadata,
 }:
 let
   inherit (pkgs) lib;
@@ -178,8 +178,11 @@ let
       configured = fromConfig args;
       settings = table: validate.complete options.${table} (configured.${table} or { } // args.${table} or { });
     in
-    {
-      schema = 1;
+    serverMetadata {
+      session = settings "session";
+      project = settings "project";
+    }
+    // {
       environments = lib.listToAttrs (
         map (
           artifact:
@@ -192,10 +195,6 @@ let
           )
         ) (artifacts args)
       );
-      # For artifacts that an earlier version made, which say less of theirs.
-      interpreters = lib.mapAttrs (_: known: known.language) interpreters;
-      session = settings "session";
-      project = lib.filterAttrs (_: v: v != null) (settings "project");
     }
     // lib.optionalAttrs (revision != null) { inherit revision; };
 
@@ -214,7 +213,7 @@ let
               shell = pkgs.runtimeShell;
               flakeRefs = lib.escapeShellArg (lib.concatStringsSep "," (startOf args).flakeRefs);
               useFlake = if project.use_flake then "1" else "0";
-              project = lib.escapeShellArg (project.path or "");
+              project = lib.escapeShellArg (lib.optionalString (project.path != null) project.path);
               tools = "${pkgs.coreutils}/bin";
               start = lib.optionalString (startOf args).buildAtStart "${start}";
               prepare = "${../wrapper/start.sh}";

@@ -4,7 +4,7 @@
   lib,
   toml,
   project,
-  interpreters,
+  serverMetadata,
 }:
 {
   # A configuration file, for which `base` is the folder of relative references.
@@ -30,13 +30,7 @@ in
       map (problem: "wrong ${problem}") read.problems
     else
       [
-        (builtins.toJSON {
-          schema = 1;
-          environments = { };
-          interpreters = lib.mapAttrs (_: known: known.language) interpreters;
-          inherit (read) session;
-          project = lib.filterAttrs (_: v: v != null) read.project;
-        })
+        (builtins.toJSON (serverMetadata { inherit (read) session project; } // { environments = { }; }))
         "project ${if read.project.use_flake then "1" else "0"} ${
           if read.project.path == null then "" else read.project.path
         }"

@@ -10,31 +10,25 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/mountpoint"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
-// Defaults of what neither a variable nor the metadata sets.
+// Defaults of the variables for which the metadata has no field.
 const (
-	defaultIdle     = 300 * time.Second
-	defaultLifetime = 3600 * time.Second
 	defaultSessions = 64
 	defaultStart    = 10 * time.Second
-	defaultMount    = "/project"
 )
 
-// What code may do with the project: read it, or write into it too, on a layer
-// that is thrown away with the sandbox.
-const (
-	ReadOnly = "readonly"
-	Overlay  = "overlay"
-)
+// Overlay is the project mode in which code may write into the project, on a
+// layer that is thrown away with the sandbox.
+const Overlay = "overlay"
 
 // Bounds of what may be set.
 const (
@@ -65,7 +59,7 @@ type Config struct {
 	// ProjectDir is absolute and exists; empty where there is no project.
 	ProjectDir   string
 	ProjectMount string
-	// ProjectMode is ReadOnly or Overlay.
+	// ProjectMode is one of the metadata's modes.
 	ProjectMode string
 
 	SessionIdle     time.Duration
@@ -118,24 +112,27 @@ func Read(get func(string) string) (Config, error) {
 	return config, nil
 }
 
-// Complete fills what the variables left open from the metadata and the
-// defaults, and checks the result.
+// Complete fills what the variables left open from the metadata, in which Nix
+// filled in the defaults, and checks the result.
 func (c Config) Complete(session registry.Session, project registry.Project) (Config, error) {
-	c.SessionIdle = cmp.Or(c.SessionIdle, time.Duration(session.IdleSeconds)*time.Second, defaultIdle)
-	c.SessionLifetime = cmp.Or(c.SessionLifetime, time.Duration(session.LifetimeSeconds)*time.Second, defaultLifetime)
+	c.SessionIdle = cmp.Or(c.SessionIdle, session.Idle)
+	c.SessionLifetime = cmp.Or(c.SessionLifetime, session.Lifetime)
 	c.SessionMax = cmp.Or(c.SessionMax, defaultSessions)
-	c.ProjectMount = cmp.Or(c.ProjectMount, project.Mount, defaultMount)
-	c.ProjectMode = cmp.Or(c.ProjectMode, project.Mode, ReadOnly)
+	c.ProjectMount = cmp.Or(c.ProjectMount, project.Mount)
+	c.ProjectMode = cmp.Or(c.ProjectMode, project.Mode)
 	setting, hint := "PROJECT_DIR", "set PROJECT_DIR to an existing folder, or leave it unset to serve no project"
 	if c.ProjectDir == "" {
 		c.ProjectDir = project.Path
 		setting, hint = "the configuration's project path", "make that folder, or set PROJECT_DIR to the project's"
 	}
-	if err := checkMode(c.ProjectMode); err != nil {
+	if err := checkMode(c.ProjectMode, project); err != nil {
 		return Config{}, err
 	}
-	if err := checkMount(c.ProjectMount); err != nil {
-		return Config{}, err
+	if problem := mountpoint.Problem(c.ProjectMount, project.Reserved); problem != "" {
+		return Config{}, &Error{
+			fmt.Sprintf("PROJECT_MOUNT is %q, %s", c.ProjectMount, problem),
+			`set it to an absolute path of its own, without ".." or a trailing slash, such as /project`,
+		}
 	}
 	if c.ProjectDir == "" {
 		return c, nil
@@ -199,46 +196,14 @@ func projectDir(dir string) (string, error) {
 	return absolute, nil
 }
 
-// reserved are the folders of a sandbox that a project may not hide, those of
-// nix/lib/reserved.nix.
-func reserved() []string {
-	return []string{"/bin", "/dev", "/etc", "/nix", "/proc", "/sys", "/tmp", "/usr", "/workspace"}
-}
-
-func checkMode(mode string) error {
-	switch mode {
-	case ReadOnly, Overlay:
+// checkMode says why a mode is not one of the metadata's.
+func checkMode(mode string, project registry.Project) error {
+	if slices.Contains(project.Modes, mode) {
 		return nil
-	case "readwrite":
-		return &Error{
-			`PROJECT_MODE is "readwrite", and code in a sandbox never changes files of the host`,
-			"set it to overlay: code can write into the project, and what it wrote is thrown away with the call or session",
-		}
 	}
-	return &Error{fmt.Sprintf("PROJECT_MODE is %q", mode), "set it to readonly or overlay, or leave it unset"}
-}
-
-func checkMount(mount string) error {
-	wrong := func(why string) error {
-		return &Error{
-			fmt.Sprintf("PROJECT_MOUNT is %q, which %s", mount, why),
-			"set it to an absolute path of its own, such as /project",
-		}
+	problem := fmt.Sprintf("PROJECT_MODE is %q", mode)
+	if reason := project.RefusedModes[mode]; reason != "" {
+		problem += ", " + reason
 	}
-	switch {
-	case !path.IsAbs(mount):
-		return wrong("is not an absolute path")
-	case path.Clean(mount) != mount:
-		return wrong("is not written plainly")
-	case mount == "/":
-		return wrong("is the whole sandbox")
-	case strings.ContainsFunc(mount, func(r rune) bool { return r < ' ' || r == 0x7f }):
-		return wrong("holds control characters")
-	}
-	for _, dir := range reserved() {
-		if mount == dir || strings.HasPrefix(mount, dir+"/") {
-			return wrong("lies in the sandbox's own " + dir)
-		}
-	}
-	return nil
+	return &Error{problem, "set it to " + strings.Join(project.Modes, " or ") + ", or leave it unset"}
 }

@@ -7,15 +7,11 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/tidwall/gjson"
 )
-
-// maxSeconds bounds every time in the metadata: a year.
-const maxSeconds = 365 * 24 * 3600
 
 // Environment is one usable environment.
 type Environment struct {
@@ -37,6 +33,9 @@ type Environment struct {
 	Prewarm int
 	// Closure identifies what is inside; empty where the builder did not say.
 	Closure string
+	// Needs is equal for environments that need the same of a machine; empty
+	// where the builder did not say.
+	Needs string
 	// Exec runs code from its stdin; SessionExec speaks frames.
 	Exec        string
 	SessionExec string
@@ -49,37 +48,31 @@ func (e Environment) Sessions() bool {
 	return e.Language != nil && e.Language.Sessions
 }
 
-func backends() []string   { return []string{"jail"} }
-func stdinModes() []string { return []string{"arg", "pipe"} }
-
 // validName is what an environment may be called.
 var validName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,63}$`)
 
-// environment checks an entry of the server's metadata.
-func environment(where, prefix, name string, object gjson.Result) (Environment, error) {
+// environment checks an entry of the server's metadata. Defaults are the fields
+// that it may lack.
+func environment(where, prefix, name string, object, defaults gjson.Result) (Environment, error) {
 	if !object.IsObject() {
 		return Environment{}, fmt.Errorf("%s: %s is %s, it must be an object", where, strings.TrimSuffix(prefix, "."), kind(object))
 	}
-	fields := reader{where: where, object: object, prefix: prefix}
-	run := fields.text("exec", "")
-	serve := fields.text("session_exec", "")
-	if fields.err == nil && run == "" {
-		fields.fail("exec", "is missing")
-	}
-	if fields.err == nil && serve == "" {
-		fields.fail("session_exec", "is missing")
-	}
+	fields := reader{where: where, object: object, defaults: defaults, prefix: prefix}
+	run := fields.required("exec")
+	serve := fields.required("session_exec")
 	return fields.environment(name, run, serve)
 }
 
-// artifactEnvironment checks an artifact in a sandbox folder.
-func artifactEnvironment(folder, file, name string, object gjson.Result) (Environment, error) {
-	fields := reader{where: file, object: object}
+// artifactEnvironment checks an artifact in a sandbox folder. Defaults are the
+// fields that it may lack.
+func artifactEnvironment(folder, file, name string, object, defaults gjson.Result) (Environment, error) {
+	fields := reader{where: file, object: object, defaults: defaults}
 	return fields.environment(name, filepath.Join(folder, "bin", "run"), filepath.Join(folder, "bin", "session-run"))
 }
 
 // environment reads the fields that both forms share. The first wrong one is
-// the error.
+// the error. Which values make sense was decided where the artifact was built;
+// here they only have to be of the right type.
 func (r *reader) environment(name, run, serve string) (Environment, error) {
 	if r.err == nil && !validName.MatchString(name) {
 		r.err = fmt.Errorf("%s: environment name %q must be 1 to 64 of a-z, 0-9, _ and -, and begin with a letter or digit", r.where, name)
@@ -89,16 +82,17 @@ func (r *reader) environment(name, run, serve string) (Environment, error) {
 	}
 	env := Environment{
 		Name:            name,
-		Backend:         r.choice("backend", "", backends()),
-		Description:     r.text("description", ""),
-		InterpreterType: r.text("interpreter_type", Command),
-		Timeout:         time.Duration(r.number("timeout_seconds", 30, 0.001, maxSeconds) * float64(time.Second)),
-		MemoryMB:        r.whole("memory_mb", 512, 1, math.MaxInt32),
-		CPUs:            r.number("cpus", 0, 0.01, 4096),
-		PIDs:            r.whole("pids", 256, 1, math.MaxInt32),
-		OutputBytes:     r.whole("output_kb", 32, 1, 1024) << 10,
-		Prewarm:         int(r.whole("prewarm", 1, 0, 1000)),
-		Closure:         r.text("closure", ""),
+		Backend:         r.required("backend"),
+		Description:     r.required("description"),
+		InterpreterType: r.required("interpreter_type"),
+		Timeout:         r.seconds("timeout_seconds"),
+		MemoryMB:        r.whole("memory_mb"),
+		CPUs:            r.numberOrNull("cpus"),
+		PIDs:            r.whole("pids"),
+		OutputBytes:     r.whole("output_kb") << 10,
+		Prewarm:         int(r.whole("prewarm")),
+		Closure:         r.required("closure"),
+		Needs:           r.required("needs"),
 		Exec:            run,
 		SessionExec:     serve,
 		Origin:          r.where,
@@ -107,16 +101,11 @@ func (r *reader) environment(name, run, serve string) (Environment, error) {
 		r.fail("interpreter_type", fmt.Sprintf("is %q, it must be 1 to 32 of a-z, 0-9, _ and -, and begin with a letter", env.InterpreterType))
 	}
 	env.Language = r.language("language", env.InterpreterType)
-	// These are the backend's and the agent's to use; a wrong one would be a
-	// sandbox that is not what its operator wrote, so they are checked here.
-	r.text("interpreter", "")
-	r.choice("stdin_mode", "arg", stdinModes())
-	r.whole("workspace_mb", 256, 1, math.MaxInt32)
-	if network := r.object.Get("network"); network.Exists() && !network.IsObject() && r.err == nil {
-		r.fail("network", "is "+kind(network)+", it must be an object")
-	}
 	for _, program := range []struct{ field, path string }{{"exec", run}, {"session_exec", serve}} {
-		if err := executable(program.path); err != nil && r.err == nil {
+		if r.err != nil {
+			break
+		}
+		if err := executable(program.path); err != nil {
 			r.fail(program.field, err.Error())
 		}
 	}
@@ -151,7 +140,9 @@ type reader struct {
 	where  string // the file
 	prefix string // of the field's name in errors, with its dot
 	object gjson.Result
-	err    error
+	// defaults are fields that the object may lack.
+	defaults gjson.Result
+	err      error
 }
 
 func (r *reader) fail(field, what string) {
@@ -162,9 +153,23 @@ func (r *reader) fail(field, what string) {
 // before.
 func (r *reader) get(field string) (gjson.Result, bool) {
 	value := r.object.Get(field)
+	if !value.Exists() {
+		value = r.defaults.Get(field)
+	}
 	return value, r.err == nil && value.Exists() && value.Type != gjson.Null
 }
 
+// need returns a field, which may be null, and false where it is absent, which
+// is an error, or an error came before.
+func (r *reader) need(field string) (gjson.Result, bool) {
+	value, _ := r.get(field)
+	if r.err == nil && !value.Exists() {
+		r.fail(field, "is missing")
+	}
+	return value, r.err == nil
+}
+
+// text returns a string, or another value where the field is absent or null.
 func (r *reader) text(field, unset string) string {
 	value, ok := r.get(field)
 	if !ok {
@@ -177,42 +182,91 @@ func (r *reader) text(field, unset string) string {
 	return value.Str
 }
 
-func (r *reader) choice(field, unset string, choices []string) string {
-	value := r.text(field, unset)
-	if r.err != nil {
-		return unset
+// required returns a string.
+func (r *reader) required(field string) string {
+	value, ok := r.need(field)
+	if ok && value.Type != gjson.String {
+		r.fail(field, "is "+kind(value)+", it must be a string")
 	}
-	if value == "" {
-		r.fail(field, "is missing, it must be one of "+strings.Join(choices, ", "))
-	} else if !slices.Contains(choices, value) {
-		r.fail(field, fmt.Sprintf("is %q, it must be one of %s", value, strings.Join(choices, ", ")))
-	}
-	return value
+	return value.Str
 }
 
-func (r *reader) number(field string, unset, least, most float64) float64 {
-	value, ok := r.get(field)
-	if !ok {
-		return unset
-	}
-	if value.Type != gjson.Number {
+// number returns a number from 0 to 2147483647, the range of the types that it
+// is stored in.
+func (r *reader) number(field string) float64 {
+	value, ok := r.need(field)
+	switch {
+	case !ok:
+		return 0
+	case value.Type != gjson.Number:
 		r.fail(field, "is "+kind(value)+", it must be a number")
-		return unset
-	}
-	if !(value.Num >= least && value.Num <= most) {
-		r.fail(field, fmt.Sprintf("is %s, it must be from %v to %v", value.Raw, least, most))
-		return unset
+		return 0
+	case !(value.Num >= 0 && value.Num <= math.MaxInt32):
+		r.fail(field, fmt.Sprintf("is %s, it must be a number from 0 to %d", value.Raw, math.MaxInt32))
+		return 0
 	}
 	return value.Num
 }
 
-func (r *reader) whole(field string, unset, least, most int64) int64 {
-	value := r.number(field, float64(unset), float64(least), float64(most))
+// numberOrNull returns 0 for null.
+func (r *reader) numberOrNull(field string) float64 {
+	if value, ok := r.need(field); !ok || value.Type == gjson.Null {
+		return 0
+	}
+	return r.number(field)
+}
+
+func (r *reader) whole(field string) int64 {
+	value := r.number(field)
 	if r.err == nil && value != math.Trunc(value) {
 		r.fail(field, fmt.Sprintf("is %v, it must be a whole number", value))
-		return unset
+		return 0
 	}
 	return int64(value)
+}
+
+func (r *reader) seconds(field string) time.Duration {
+	return time.Duration(r.number(field) * float64(time.Second))
+}
+
+// strings returns an array of strings.
+func (r *reader) strings(field string) []string {
+	value, ok := r.need(field)
+	if ok && !value.IsArray() {
+		r.fail(field, "is "+kind(value)+", it must be an array of strings")
+	}
+	if r.err != nil {
+		return nil
+	}
+	var list []string
+	for _, item := range value.Array() {
+		if item.Type != gjson.String {
+			r.fail(field, "holds "+kind(item)+", it must be an array of strings")
+			return nil
+		}
+		list = append(list, item.Str)
+	}
+	return list
+}
+
+// sentences returns an object of strings.
+func (r *reader) sentences(field string) map[string]string {
+	value, ok := r.need(field)
+	if ok && !value.IsObject() {
+		r.fail(field, "is "+kind(value)+", it must be an object of strings")
+	}
+	if r.err != nil {
+		return nil
+	}
+	object := map[string]string{}
+	value.ForEach(func(key, item gjson.Result) bool {
+		if item.Type != gjson.String {
+			r.fail(field+"."+key.Str, "is "+kind(item)+", it must be a string")
+		}
+		object[key.Str] = item.Str
+		return r.err == nil
+	})
+	return object
 }
 
 // validVariable is what an environment variable may be called.

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/tidwall/gjson"
 )
 
 const (
@@ -108,7 +110,7 @@ func (s *Set) folder(path string, builds bool) error {
 		if builds {
 			called, alias = strings.CutSuffix(entry.Name(), named)
 		}
-		name, env, err := artifact(at, entry.Type()&fs.ModeSymlink != 0, called, alias)
+		name, env, err := artifact(at, entry.Type()&fs.ModeSymlink != 0, called, alias, s.defaults)
 		switch {
 		case errors.Is(err, errNoArtifact):
 		case err != nil && alias:
@@ -133,7 +135,7 @@ var errNoArtifact = errors.New("no artifact")
 // An alias is called as the folder calls it, whatever its own name. What is
 // returned names the artifact itself and not its links, which may lead
 // elsewhere at the next call.
-func artifact(entry string, link bool, called string, alias bool) (string, Environment, error) {
+func artifact(entry string, link bool, called string, alias bool, defaults gjson.Result) (string, Environment, error) {
 	folder, err := filepath.EvalSymlinks(entry)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && link:
@@ -162,14 +164,11 @@ func artifact(entry string, link bool, called string, alias bool) (string, Envir
 		return "", Environment{}, err
 	}
 	fields := reader{where: file, object: root}
-	name := fields.text("name", "")
+	name := fields.required("name")
 	if fields.err != nil {
 		return "", Environment{}, fields.err
 	}
-	if name == "" {
-		return "", Environment{}, fmt.Errorf("%s: name is missing", file)
-	}
-	env, err := artifactEnvironment(folder, file, name, root)
+	env, err := artifactEnvironment(folder, file, name, root, defaults)
 	if err == nil && alias {
 		name, env.Name = called, called
 		if !validName.MatchString(called) {

@@ -30,6 +30,8 @@ type Set struct {
 	Overridden []Overridden
 	Session    Session
 	Project    Project
+	// defaults are the fields that an artifact of an earlier version lacks.
+	defaults gjson.Result
 }
 
 // Build is an environment that Nix is building, or could not build. Another
@@ -57,17 +59,26 @@ type Overridden struct {
 	Origin string
 }
 
-// Session holds the operator's defaults for sessions; zero is unset.
+// Session is how long sessions live, as the operator configured it.
 type Session struct {
-	IdleSeconds     int64
-	LifetimeSeconds int64
+	Idle     time.Duration // since the last call
+	Lifetime time.Duration // since the first call
 }
 
-// Project holds the operator's defaults for the project; empty is unset.
+// Project is what the operator configured for the project, and what a sandbox
+// allows.
 type Project struct {
-	Path  string
-	Mount string
-	Mode  string
+	// Path is the folder on the host; empty where only PROJECT_DIR names one.
+	Path string
+	// Mount is its path in the sandbox, and Reserved the paths there that it
+	// may not overlap.
+	Mount    string
+	Reserved []string
+	// Mode is one of Modes. RefusedModes are others that operators try, each
+	// with the reason for its refusal.
+	Mode         string
+	Modes        []string
+	RefusedModes map[string]string
 	// Inherit names the variables of the server's environment that are
 	// passed into every sandbox.
 	Inherit []string
@@ -108,17 +119,21 @@ func (s *Set) server(source string) error {
 	if !environments.IsObject() {
 		return fmt.Errorf("%s: environments is %s, it must be an object of environments by name", where, kind(environments))
 	}
+	s.defaults = root.Get("defaults")
 	fields := reader{where: where, object: root.Get("session"), prefix: "session."}
 	s.Session = Session{
-		IdleSeconds:     fields.whole("idle_timeout_seconds", 0, 1, maxSeconds),
-		LifetimeSeconds: fields.whole("max_lifetime_seconds", 0, 1, maxSeconds),
+		Idle:     fields.seconds("idle_timeout_seconds"),
+		Lifetime: fields.seconds("max_lifetime_seconds"),
 	}
 	project := reader{where: where, object: root.Get("project"), prefix: "project."}
 	s.Project = Project{
-		Path:    project.text("path", ""),
-		Mount:   project.text("mount_point", ""),
-		Mode:    project.text("mode", ""),
-		Inherit: project.names("inherit_env.vars"),
+		Path:         project.text("path", ""),
+		Mount:        project.required("mount_point"),
+		Reserved:     project.strings("reserved"),
+		Mode:         project.required("mode"),
+		Modes:        project.strings("modes"),
+		RefusedModes: project.sentences("refused_modes"),
+		Inherit:      project.names("inherit_env.vars"),
 	}
 	known := reader{where: where, object: root}
 	s.Languages = known.languages("interpreters")
@@ -127,7 +142,7 @@ func (s *Set) server(source string) error {
 	}
 	environments.ForEach(func(key, value gjson.Result) bool {
 		name := key.String()
-		env, err := environment(where, "environments."+name+".", name, value)
+		env, err := environment(where, "environments."+name+".", name, value, s.defaults)
 		if err != nil {
 			s.Broken = append(s.Broken, Broken{name, err})
 			return true

@@ -52,7 +52,7 @@ func keep(t *testing.T, folder string, builds bool) *place {
 		folders = Folders{Builds: folder}
 	}
 	var err error
-	if p.Watcher, err = Watch(&Set{}, folders, slog.New(slog.NewTextHandler(p, nil))); err != nil {
+	if p.Watcher, err = Watch(base(t), folders, slog.New(slog.NewTextHandler(p, nil))); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -49,7 +49,7 @@ var languages = sync.OnceValue(func() map[string]*registry.Language {
 		}
 		known[filepath.Base(filepath.Dir(file))] = interpreter.Language
 	}
-	metadata, err := json.Marshal(map[string]any{"schema": 1, "environments": map[string]any{}, "interpreters": known})
+	metadata, err := json.Marshal(mcptest.Settings(map[string]any{"environments": map[string]any{}, "interpreters": known}))
 	if err != nil {
 		panic(err)
 	}

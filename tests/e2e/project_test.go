@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/json"
 	"fmt"
 	"io/fs"
 	"os"
@@ -78,14 +77,10 @@ func servedProject(t *testing.T, variables ...string) *mcptest.Client {
 	if err := os.Symlink(artifact, filepath.Join(folder, "project")); err != nil {
 		t.Fatal(err)
 	}
-	metadata, err := json.Marshal(map[string]any{
-		"schema": 1, "environments": environments(t),
-		"project": map[string]any{"inherit_env": map[string]any{"vars": []string{"SAMPLE_TOKEN"}}},
+	metadata := mcptest.MetadataWith(t, environments(t), map[string]any{
+		"project": mcptest.Project(map[string]any{"inherit_env": map[string]any{"vars": []string{"SAMPLE_TOKEN"}}}),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return start(t, append([]string{"NIX_SANDBOX_DIR=" + folder, "NIX_SANDBOX_METADATA=" + string(metadata)}, variables...)...)
+	return start(t, append([]string{"NIX_SANDBOX_DIR=" + folder, "NIX_SANDBOX_METADATA=" + metadata}, variables...)...)
 }
 
 // A project's tests run in its own shell, write beside their sources, and

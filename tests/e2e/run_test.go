@@ -266,7 +266,7 @@ func TestBrokenParts(t *testing.T) {
 			t.Errorf("%s: %+v", env, answer)
 		}
 	}
-	for _, want := range []string{"environments.broken.exec is /nowhere/run, which does not exist", file + `: backend is \"chroot\", it must be one of jail`} {
+	for _, want := range []string{"environments.broken.exec is /nowhere/run, which does not exist", file + ": exec is " + filepath.Join(folder, "bad", "bin", "run") + ", which does not exist"} {
 		if got := strings.Count(c.Log(), want); got != 1 {
 			t.Errorf("the log has %d times %s:\n%s", got, want, c.Log())
 		}

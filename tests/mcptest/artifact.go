@@ -1,7 +1,6 @@
 package mcptest
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -128,14 +127,4 @@ func program(name string) (string, bool) {
 		}
 	}
 	return "", false
-}
-
-// Metadata is the server's metadata with the environments.
-func Metadata(t testing.TB, environments map[string]map[string]any) string {
-	t.Helper()
-	text, err := json.Marshal(map[string]any{"schema": 1, "environments": environments})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
 }

@@ -124,6 +124,7 @@ in
   };
   testServerMetadata = {
     expr = removeAttrs server.metadata [
+      "defaults"
       "environments"
       "interpreters"
     ];
@@ -134,11 +135,26 @@ in
         max_lifetime_seconds = 3600;
       };
       project = {
+        inherit_env = null;
         mount_point = "/src";
         mode = "readonly";
+        modes = [
+          "readonly"
+          "overlay"
+        ];
+        path = null;
+        refused_modes.readwrite = "and code in a sandbox never changes files of the host";
+        reserved = import ../../nix/lib/reserved.nix;
         use_flake = false;
       };
     };
+  };
+  # What the runtime reads of an artifact of an earlier version is whole with these.
+  testServerDefaultsCompleteAnArtifact = {
+    expr = lib.filter (
+      field: !(server.metadata.defaults ? ${field}) && !(lib.elem field [ "schema" "name" "backend" "network" "language" ])
+    ) (lib.attrNames (mkSandbox { name = "x"; interpreter_type = "bash"; packages = [ pkgs.bash ]; }).metadata);
+    expected = [ ];
   };
   testServerKnowsEveryInterpreter = {
     expr = server.metadata.interpreters;

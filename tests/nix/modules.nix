@@ -137,7 +137,10 @@ in
       [
         (names system.etc)
         (map (p: p.meta.mainProgram) system.systemPackages)
-        (map (p: { inherit (p.metadata) environments session project; }) system.systemPackages)
+        (map (p: {
+          inherit (p.metadata) environments session;
+          project = { inherit (p.metadata.project) mode mount_point use_flake; };
+        }) system.systemPackages)
       ];
     expected = [
       [

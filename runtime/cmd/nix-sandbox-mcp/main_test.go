@@ -62,6 +62,7 @@ func TestServer_RunsCode(t *testing.T) {
 }
 
 func TestProgram_ReportsMistakes(t *testing.T) {
+	metadata := "NIX_SANDBOX_METADATA=" + mcptest.Metadata(t, map[string]map[string]any{})
 	for name, test := range map[string]struct {
 		args      []string
 		variables []string
@@ -79,10 +80,11 @@ func TestProgram_ReportsMistakes(t *testing.T) {
 		"log format":        {[]string{"--stdio", "--log-format=xml"}, nil, 2, `nix-sandbox-mcp: error: --log-format is "xml"`},
 		"no metadata":       {[]string{"--stdio"}, nil, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA is not set\nnix-sandbox-mcp: hint: "},
 		"broken metadata":   {[]string{"--stdio"}, []string{`NIX_SANDBOX_METADATA={"schema":1,`}, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA: not valid JSON\n"},
+		"older metadata":    {[]string{"--stdio"}, []string{`NIX_SANDBOX_METADATA={"schema":1,"environments":{}}`}, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA: session.idle_timeout_seconds is missing\n"},
 		"metadata nowhere":  {[]string{"--stdio"}, []string{"NIX_SANDBOX_METADATA=/nowhere.json"}, 1, "nix-sandbox-mcp: error: read metadata: open /nowhere.json: no such file or directory\n"},
-		"project nowhere":   {[]string{"--stdio"}, []string{`NIX_SANDBOX_METADATA={"schema":1,"environments":{}}`, "PROJECT_DIR=/nowhere"}, 1, "nix-sandbox-mcp: error: PROJECT_DIR is /nowhere, which does not exist\nnix-sandbox-mcp: hint: "},
-		"project misplaced": {[]string{"--stdio"}, []string{`NIX_SANDBOX_METADATA={"schema":1,"environments":{}}`, "PROJECT_MOUNT=/nix/x"}, 1, `nix-sandbox-mcp: error: PROJECT_MOUNT is "/nix/x"`},
-		"idle of words":     {[]string{"--stdio"}, []string{`NIX_SANDBOX_METADATA={"schema":1,"environments":{}}`, "SESSION_IDLE_TIMEOUT=soon"}, 1, `nix-sandbox-mcp: error: SESSION_IDLE_TIMEOUT is "soon"`},
+		"project nowhere":   {[]string{"--stdio"}, []string{metadata, "PROJECT_DIR=/nowhere"}, 1, "nix-sandbox-mcp: error: PROJECT_DIR is /nowhere, which does not exist\nnix-sandbox-mcp: hint: "},
+		"project misplaced": {[]string{"--stdio"}, []string{metadata, "PROJECT_MOUNT=/nix/x"}, 1, `nix-sandbox-mcp: error: PROJECT_MOUNT is "/nix/x"`},
+		"idle of words":     {[]string{"--stdio"}, []string{metadata, "SESSION_IDLE_TIMEOUT=soon"}, 1, `nix-sandbox-mcp: error: SESSION_IDLE_TIMEOUT is "soon"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := serverCommand(t, test.args, test.variables...)
@@ -97,7 +99,9 @@ func TestProgram_ReportsMistakes(t *testing.T) {
 // The code gets the variables that the operator names. They are in neither the
 // arguments nor the environment of any process on the host.
 func TestServer_PassesVariables(t *testing.T) {
-	metadata := strings.TrimSuffix(mcptest.Metadata(t, mcptest.Artifacts(t)), "}") + `,"project":{"inherit_env":{"vars":["TOKEN","UNSET"]}}}`
+	metadata := mcptest.MetadataWith(t, mcptest.Artifacts(t), map[string]any{
+		"project": mcptest.Project(map[string]any{"inherit_env": map[string]any{"vars": []string{"TOKEN", "UNSET"}}}),
+	})
 	c := mcptest.Start(t, serverCommand(t, []string{"--stdio"}, "NIX_SANDBOX_METADATA="+metadata, "TOKEN=a secret", "OTHER=hidden"))
 	c.Initialize(mcptest.Newest)
 	const code = "echo \"$TOKEN:${UNSET-unset}:${OTHER-unset}\"; sleep 0.5"

@@ -1,0 +1,35 @@
+# What the server's metadata holds besides its environments
+# (docs/architecture.md, C2): the settings with their defaults filled in, and
+# what the runtime must know of sandboxes without knowing how they are made.
+{
+  lib,
+  options,
+  interpreters,
+}:
+{ session, project }:
+{
+  schema = 1;
+
+  # The fields of environments that artifacts of earlier versions lack.
+  defaults =
+    lib.mapAttrs (_: option: option.default or null) (
+      removeAttrs options.published [
+        "backend"
+        "name"
+      ]
+    )
+    // {
+      closure = "";
+      description = "";
+      interpreter_type = "command";
+      needs = "";
+    };
+  interpreters = lib.mapAttrs (_: known: known.language) interpreters;
+
+  inherit session;
+  project = project // {
+    modes = options.project.mode.type.choices;
+    refused_modes = options.project.mode.type.reasons;
+    reserved = import ./reserved.nix;
+  };
+}

@@ -1,0 +1,55 @@
+package mcptest
+
+import (
+	"encoding/json"
+	"maps"
+	"testing"
+)
+
+// Metadata is the server's metadata with the environments, and with
+// [Settings].
+func Metadata(t testing.TB, environments map[string]map[string]any) string {
+	t.Helper()
+	return MetadataWith(t, environments, nil)
+}
+
+// MetadataWith is [Metadata] with some of the settings replaced.
+func MetadataWith(t testing.TB, environments map[string]map[string]any, others map[string]any) string {
+	t.Helper()
+	settings := Settings(others)
+	settings["environments"] = environments
+	text, err := json.Marshal(settings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// Settings are the fields of the server's metadata besides its environments,
+// as Nix writes them (nix/lib/serverMetadata.nix) where nothing is configured.
+// Each of the others replaces one of them.
+func Settings(others map[string]any) map[string]any {
+	settings := map[string]any{
+		"schema": 1,
+		"defaults": map[string]any{
+			"closure": "", "cpus": nil, "description": "", "interpreter_type": "command", "memory_mb": 512, "needs": "",
+			"output_kb": 32, "pids": 256, "prewarm": 1, "timeout_seconds": 30,
+		},
+		"session": map[string]any{"idle_timeout_seconds": 300, "max_lifetime_seconds": 3600},
+		"project": Project(nil),
+	}
+	maps.Copy(settings, others)
+	return settings
+}
+
+// Project is the field of that name. Each of the others replaces one of its
+// own fields.
+func Project(others map[string]any) map[string]any {
+	project := map[string]any{
+		"path": nil, "inherit_env": nil, "use_flake": false,
+		"mount_point": "/project", "reserved": []string{"/nix", "/workspace"},
+		"mode": "readonly", "modes": []string{"readonly", "overlay"}, "refused_modes": map[string]string{"readwrite": "and it is refused"},
+	}
+	maps.Copy(project, others)
+	return project
+}
