@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/mountpoint"
@@ -112,9 +113,15 @@ func (s *Spec) checkMount(mount string) error {
 
 // reason is the error without the path, which the sentence has named.
 func reason(err error) string {
-	var pathErr *fs.PathError
-	if errors.As(err, &pathErr) {
+	var (
+		pathErr *fs.PathError
+		execErr *exec.Error
+	)
+	switch {
+	case errors.As(err, &pathErr):
 		return pathErr.Err.Error()
+	case errors.As(err, &execErr):
+		return execErr.Err.Error()
 	}
 	return err.Error()
 }

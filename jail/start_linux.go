@@ -35,7 +35,7 @@ func (s *Spec) Start(project Project) error {
 		}
 	}
 	if err := unix.Access(s.Bubblewrap, unix.X_OK); err != nil {
-		return s.notStarted(err)
+		return s.notStarted(err.Error())
 	}
 	variables, err := s.variables()
 	if err != nil {
@@ -90,14 +90,7 @@ func (s *Spec) Start(project Project) error {
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("leave the signal of the parent's end to bubblewrap: %w", err)
 	}
-	return s.notStarted(unix.Exec(s.Bubblewrap, words, nil))
-}
-
-func (s *Spec) notStarted(err error) error {
-	return &Refusal{
-		Problem: fmt.Sprintf("start %s: %v", s.Bubblewrap, err),
-		Hint:    "build the sandbox again, so that its parts are in the store",
-	}
+	return s.notStarted(unix.Exec(s.Bubblewrap, words, nil).Error())
 }
 
 // leaveKeys gives the sandbox a keyring of its own: processes inherit their

@@ -1,9 +1,9 @@
-// Package doctor looks at everything that sandboxes need of a machine, and
-// says what is missing and what mends it.
+// Package doctor checks everything that sandboxes need of a machine, and says
+// what is missing and how to fix it.
 //
-// It promises to find what a start of a sandbox would find, in the same
-// words, because both ask the same functions; to start every sandbox that is
-// configured; and to change nothing.
+// What a sandbox needs is known to the program bin/check of its artifact, which
+// finds what a start would find, in the same words. The package starts every
+// sandbox that is configured, and changes nothing.
 package doctor
 
 import (
@@ -13,23 +13,24 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
-// Finding is what one look found.
+// Finding is the state of one thing that sandboxes need or use. The programs
+// bin/check print findings in this form.
 type Finding struct {
 	Name string `json:"name"`
 	OK   bool   `json:"ok"`
@@ -37,8 +38,8 @@ type Finding struct {
 	Needed bool `json:"needed"`
 	// Found is what is there, or what is wrong.
 	Found string `json:"found"`
-	// Mend is the command or the file that mends it; empty where all is well.
-	Mend string `json:"mend,omitempty"`
+	// Fix is what to do about it; empty where nothing is wrong.
+	Fix string `json:"fix,omitempty"`
 }
 
 // Report is everything that was found.
@@ -53,7 +54,7 @@ func (r Report) OK() bool {
 	return !slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Needed && !f.OK })
 }
 
-// WriteTable writes a line for each finding, and below it what mends it.
+// WriteTable writes a line for each finding, and below it what to do.
 func (r Report) WriteTable(w io.Writer) error {
 	width := 0
 	for _, f := range r.Findings {
@@ -66,8 +67,8 @@ func (r Report) WriteTable(w io.Writer) error {
 			mark = "✗"
 		}
 		fmt.Fprintf(&out, "%s %-*s  %s\n", mark, width, f.Name, f.Found)
-		if f.Mend != "" {
-			fmt.Fprintf(&out, "  %-*s  → %s\n", width, "", f.Mend)
+		if f.Fix != "" {
+			fmt.Fprintf(&out, "  %-*s  → %s\n", width, "", f.Fix)
 		}
 	}
 	switch missing := r.missing(); {
@@ -114,20 +115,28 @@ type Subject struct {
 	Within time.Duration
 }
 
-// Machine looks at what these environments' sandboxes need of the machine, and
-// starts none of them.
-func Machine(ctx context.Context, environments []registry.Environment) (found []Finding) {
-	for _, program := range bubblewraps(environments) {
-		f := version(ctx, program)
-		found = append(found, f)
-		if f.OK {
-			found = append(found, namespaces(ctx, program))
+// Machine returns what the sandboxes of these environments need of the machine,
+// and starts none of them. Environments with the same needs are asked once, and
+// equal findings are returned once.
+func Machine(ctx context.Context, environments []registry.Environment) (findings []Finding) {
+	asked := map[string]bool{}
+	for _, env := range environments {
+		program := filepath.Join(filepath.Dir(env.SessionExec), "check")
+		needs := cmp.Or(env.Needs, program)
+		if asked[needs] {
+			continue
+		}
+		asked[needs] = true
+		for _, f := range check(ctx, env.Name, program) {
+			if !slices.Contains(findings, f) {
+				findings = append(findings, f)
+			}
 		}
 	}
-	return append(found, filters(procStatus))
+	return findings
 }
 
-// Examine looks at the machine and at every environment.
+// Examine checks the machine and every environment.
 func Examine(ctx context.Context, subject Subject) Report {
 	r := Report{Findings: Machine(ctx, subject.Environments)}
 	add := func(f Finding) { r.Findings = append(r.Findings, f) }
@@ -137,12 +146,11 @@ func Examine(ctx context.Context, subject Subject) Report {
 		r.Limits = sandbox.ByWatch
 	}
 	add(limits)
-	add(overlay(fileSystems))
 	add(nix(ctx))
 	for _, broken := range subject.Broken {
 		add(Finding{"sandbox " + broken.Name, false, true, broken.Err.Error(), rebuild})
 	}
-	// Control groups are the server's to make; these looks are short.
+	// Control groups are the server's to make; these sandboxes live shortly.
 	launcher := sandbox.NewLauncher(slog.New(slog.DiscardHandler), subject.Environ, nil)
 	defer launcher.Close(tryWithin)
 	within := cmp.Or(subject.Within, tryWithin)
@@ -153,76 +161,50 @@ func Examine(ctx context.Context, subject Subject) Report {
 	return r
 }
 
-// rebuild mends an artifact.
+// rebuild is what to do about a broken artifact.
 const rebuild = "build it again with mkSandbox, and name what that made"
 
-// bubblewraps are the programs that make the sandboxes, each once.
-func bubblewraps(environments []registry.Environment) []string {
-	var programs []string
-	for _, env := range environments {
-		// One that cannot be read is told of when it is tried.
-		if spec, err := jail.ReadSpec(env.SessionExec); err == nil && !slices.Contains(programs, spec.Bubblewrap) {
-			programs = append(programs, spec.Bubblewrap)
-		}
-	}
-	return programs
-}
-
-// oldest is the first bubblewrap that has every option of a jail: that of
-// --disable-userns.
-var oldest = []int{0, 8, 0}
-
-func version(ctx context.Context, program string) Finding {
-	f := Finding{Name: "bubblewrap", Needed: true, Mend: rebuild}
-	said, err := output(ctx, program, "--version")
-	if err != nil {
-		f.Found = err.Error()
-		return f
-	}
-	number, ok := strings.CutPrefix(said, "bubblewrap ")
-	if !ok {
-		f.Found = fmt.Sprintf("%s says %q of its version, which no bubblewrap does", program, said)
-		return f
-	}
-	var have []int
-	for word := range strings.SplitSeq(number, ".") {
-		n, err := strconv.Atoi(word)
-		if err != nil {
-			break
-		}
-		have = append(have, n)
-	}
-	if slices.Compare(have, oldest) < 0 {
-		f.Found = fmt.Sprintf("%s is version %s, sandboxes need 0.8.0 or later", program, number)
-		return f
-	}
-	f.OK, f.Found, f.Mend = true, number, ""
-	return f
-}
-
-func namespaces(ctx context.Context, program string) Finding {
-	f := Finding{Name: "user namespaces", Needed: true}
-	if err := jail.Check(ctx, program); err != nil {
-		f.Found, f.Mend = err.Error(), jail.HintOf(err)
-		return f
-	}
-	f.OK, f.Found = true, "allowed"
-	return f
-}
-
-// Files of the kernel.
+// Bounds of what a program may print.
 const (
-	procStatus  = "/proc/self/status"
-	fileSystems = "/proc/filesystems"
+	maxReport   = 64 << 10 // bytes
+	maxFindings = 32
 )
 
-func filters(status string) Finding {
-	f := Finding{Name: "system call filter", Needed: true, OK: true, Found: "the kernel has seccomp"}
-	text, err := os.ReadFile(status)
-	if err != nil || !strings.Contains(string(text), "\nSeccomp:") {
-		f.OK, f.Found, f.Mend = false, "the kernel has no seccomp", "start a kernel with CONFIG_SECCOMP_FILTER=y, as every distribution's has"
+// check runs the program bin/check of an environment. An artifact of an earlier
+// version has none, and then there is nothing to say.
+func check(ctx context.Context, name, program string) []Finding {
+	if _, err := os.Lstat(program); errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
-	return f
+	fail := func(err error) []Finding {
+		return []Finding{{"check of " + name, false, true, err.Error(), rebuild}}
+	}
+	text, err := output(ctx, []string{}, program)
+	if err != nil {
+		return fail(err)
+	}
+	var report struct{ Findings []Finding }
+	if err := json.Unmarshal(text, &report); err != nil {
+		return fail(fmt.Errorf("%s printed no findings: %w", program, err))
+	}
+	if len(report.Findings) > maxFindings {
+		return fail(fmt.Errorf("%s printed %d findings, more than %d", program, len(report.Findings), maxFindings))
+	}
+	for i := range report.Findings {
+		f := &report.Findings[i]
+		f.Name, f.Found, f.Fix = printable(f.Name), printable(f.Found), printable(f.Fix)
+	}
+	return report.Findings
+}
+
+// printable is one line without control characters.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, text)
 }
 
 func groups(paths cgroup.Paths) Finding {
@@ -231,18 +213,8 @@ func groups(paths cgroup.Paths) Finding {
 		f.OK, f.Found = false, fmt.Sprintf("%v: limits of memory and processes by the agent's watch, none of processors", err)
 		var unavailable *cgroup.Unavailable
 		if errors.As(err, &unavailable) {
-			f.Mend = unavailable.Hint
+			f.Fix = unavailable.Hint
 		}
-	}
-	return f
-}
-
-func overlay(list string) Finding {
-	f := Finding{Name: "overlay", OK: true, Found: "the kernel has it"}
-	text, err := os.ReadFile(list)
-	if err != nil || !strings.Contains(string(text), "\toverlay\n") {
-		f.OK, f.Found = false, "the kernel has no overlay file system loaded: a project with mode overlay does not start"
-		f.Mend = "modprobe overlay; for every start: echo overlay > /etc/modules-load.d/nix-sandbox-mcp.conf"
 	}
 	return f
 }
@@ -251,11 +223,14 @@ func nix(ctx context.Context) Finding {
 	f := Finding{Name: "Nix", OK: true}
 	program, err := exec.LookPath("nix")
 	if err == nil {
-		f.Found, err = output(ctx, program, "--version")
+		var version []byte
+		version, err = output(ctx, nil, program, "--version")
+		line, _, _ := strings.Cut(string(version), "\n")
+		f.Found = printable(line)
 	}
 	if err != nil {
 		f.OK, f.Found = false, "there is none: what is built works, nothing new is built here"
-		f.Mend = "install Nix: https://nixos.org/download"
+		f.Fix = "install Nix: https://nixos.org/download"
 	}
 	return f
 }
@@ -263,18 +238,34 @@ func nix(ctx context.Context) Finding {
 // tryWithin bounds each program that is tried.
 const tryWithin = 10 * time.Second
 
-// output is the first line of what a program prints.
-func output(ctx context.Context, program string, args ...string) (string, error) {
+// output returns what a program prints, with this process's environment where
+// none is given.
+func output(ctx context.Context, environ []string, program string, args ...string) ([]byte, error) {
 	ctx, stop := context.WithTimeout(ctx, tryWithin)
 	defer stop()
 	command := exec.CommandContext(ctx, program, args...)
-	command.WaitDelay = time.Second // for what it started and left its output to
-	text, err := command.Output()
+	command.Env = environ
+	command.WaitDelay = time.Second // for children that keep its output open
+	text, err := command.StdoutPipe()
 	if err != nil {
-		return "", fmt.Errorf("%s does not run: %w", filepath.Base(program), err)
+		return nil, fmt.Errorf("run %s: %w", program, err)
 	}
-	line, _, _ := strings.Cut(string(text), "\n")
-	return line, nil
+	if err := command.Start(); err != nil {
+		return nil, fmt.Errorf("%s does not run: %w", filepath.Base(program), err)
+	}
+	printed, err := io.ReadAll(io.LimitReader(text, maxReport+1))
+	if len(printed) > maxReport {
+		stop()
+		err = fmt.Errorf("it prints more than %d bytes", maxReport)
+	}
+	// Of the two, the reason why it was stopped.
+	if failed := command.Wait(); err == nil {
+		err = failed
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s does not run: %w", filepath.Base(program), err)
+	}
+	return printed, nil
 }
 
 // answer is what the probe of every language prints.
@@ -284,7 +275,7 @@ const answer = "42\n"
 func try(ctx context.Context, launcher *sandbox.Launcher, env registry.Environment, within time.Duration) Finding {
 	f := Finding{Name: "sandbox " + env.Name, Needed: true}
 	fail := func(err error) Finding {
-		f.Found, f.Mend = explain(err)
+		f.Found, f.Fix = explain(err)
 		return f
 	}
 	began := time.Now()
@@ -314,24 +305,26 @@ func try(ctx context.Context, launcher *sandbox.Launcher, env registry.Environme
 	return f
 }
 
-// launcherSays begins the launcher's lines in a sandbox's log.
-const launcherSays = "nix-sandbox-jail: "
-
 // explain takes the launcher's own sentences, where there are some, for what
-// keeps a sandbox from starting.
-func explain(err error) (problem, mend string) {
-	problem, mend = err.Error(), rebuild
+// keeps a sandbox from starting: lines of its log that begin "PROGRAM: error: "
+// and "PROGRAM: hint: ".
+func explain(err error) (problem, fix string) {
+	problem, fix = err.Error(), rebuild
 	var dead *sandbox.DeadError
 	if !errors.As(err, &dead) {
-		return problem, mend
+		return problem, fix
 	}
-	for text := range strings.SplitSeq(dead.Log, sandbox.LogSeparator) {
-		if said, ok := strings.CutPrefix(text, launcherSays+"error: "); ok {
-			problem = said
+	sentence := func(line, label string) (string, bool) {
+		program, text, found := strings.Cut(line, label)
+		return text, found && !strings.Contains(program, " ")
+	}
+	for line := range strings.SplitSeq(dead.Log, sandbox.LogSeparator) {
+		if text, ok := sentence(line, ": error: "); ok {
+			problem = text
 		}
-		if said, ok := strings.CutPrefix(text, launcherSays+"hint: "); ok {
-			mend = said
+		if text, ok := sentence(line, ": hint: "); ok {
+			fix = text
 		}
 	}
-	return problem, mend
+	return problem, fix
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
@@ -23,47 +25,77 @@ func write(t *testing.T, text string, mode os.FileMode) string {
 	return name
 }
 
-func TestVersion(t *testing.T) {
-	for said, want := range map[string]bool{
-		"bubblewrap 0.8.0": true, "bubblewrap 0.12.0": true, "bubblewrap 1.0": true, "bubblewrap 0.11.0-rc1": true,
-		"bubblewrap 0.7.0": false, "bubblewrap 0": false, "bubblewrap": false, "bwrap 1.0": false, "": false,
-	} {
-		program := write(t, "#!/bin/sh\necho '"+said+"'\n", 0o755)
-		f := version(t.Context(), program)
-		if f.OK != want || !f.Needed || f.Found == "" || (f.Mend == "") != want {
-			t.Errorf("%q: %+v", said, f)
-		}
+// environment is one whose bin/check is this script.
+func environment(t *testing.T, name, needs, script string) registry.Environment {
+	t.Helper()
+	bin := t.TempDir()
+	if err := os.WriteFile(filepath.Join(bin, "check"), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+		t.Fatal(err)
 	}
-	if f := version(t.Context(), "/does/not/exist"); f.OK || f.Mend == "" {
-		t.Errorf("%+v", f)
+	return registry.Environment{Name: name, Needs: needs, SessionExec: filepath.Join(bin, "session-run")}
+}
+
+// What sandboxes need is what their own programs say, each finding once.
+func TestMachine_AsksEachArtifactOnce(t *testing.T) {
+	asked := filepath.Join(t.TempDir(), "asked")
+	say := func(findings string) string {
+		return "echo x >> " + asked + "\n[ -z \"$HOME\" ] || exit 1\nprintf %s '{\"findings\":[" + findings + "]}'\n"
+	}
+	const (
+		one = `{"name":"one","ok":true,"needed":true,"found":"is there"}`
+		two = `{"name":"two","ok":false,"needed":false,"found":"is \u001b[31m old","fix":"buy\na new one"}`
+	)
+	got := Machine(t.Context(), []registry.Environment{
+		environment(t, "a", "x", say(one)),
+		environment(t, "b", "x", say("1")),
+		environment(t, "c", "y", say(one+","+two)),
+		environment(t, "d", "", say(two)),
+		{Name: "older", SessionExec: filepath.Join(t.TempDir(), "session-run")},
+	})
+	want := []Finding{
+		{Name: "one", OK: true, Needed: true, Found: "is there"},
+		{Name: "two", Found: "is  [31m old", Fix: "buy a new one"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if text, err := os.ReadFile(asked); err != nil || string(text) != "x\nx\nx\n" {
+		t.Errorf("asked %q, %v", text, err)
 	}
 }
 
-func TestKernel(t *testing.T) {
-	for _, test := range []struct {
-		got  Finding
-		want bool
-	}{
-		{filters(write(t, "Name:\tx\nSeccomp:\t0\n", 0o600)), true},
-		{filters(write(t, "Name:\tx\n", 0o600)), false},
-		{overlay(write(t, "nodev\toverlay\n\text4\n", 0o600)), true},
-		{overlay(write(t, "nodev\ttmpfs\n", 0o600)), false},
-		{groups(cgroup.Paths{Groups: "/does/not/exist", Own: "/does/not/exist"}), false},
+// A program that is broken is a finding, and holds nothing up.
+func TestMachine_NamesABrokenCheck(t *testing.T) {
+	many := strings.TrimSuffix(strings.Repeat(`{"name":"x"},`, maxFindings+1), ",")
+	for name, test := range map[string]struct{ script, want string }{
+		"fails":         {"exit 3\n", "check does not run: exit status 3"},
+		"says nothing":  {"exit 0\n", "printed no findings"},
+		"says anything": {"echo no\n", "printed no findings"},
+		"other types":   {`echo '{"findings":[{"name":1}]}'` + "\n", "printed no findings"},
+		"too many":      {"echo '{\"findings\":[" + many + "]}'\n", "printed 33 findings, more than 32"},
+		"endless":       {"exec yes\n", "it prints more than 65536 bytes"},
 	} {
-		if test.got.OK != test.want || (test.got.Mend == "") != test.want {
-			t.Errorf("%+v, want %v", test.got, test.want)
+		got := Machine(t.Context(), []registry.Environment{environment(t, "x", "", test.script)})
+		if len(got) != 1 || got[0].OK || !got[0].Needed || got[0].Name != "check of x" || !strings.Contains(got[0].Found, test.want) || got[0].Fix == "" {
+			t.Errorf("%s: %+v, want %q", name, got, test.want)
 		}
+	}
+}
+
+func TestGroups_AreAFindingWhereThereAreNone(t *testing.T) {
+	if f := groups(cgroup.Paths{Groups: "/does/not/exist", Own: "/does/not/exist"}); f.OK || f.Needed || f.Fix == "" {
+		t.Errorf("%+v", f)
 	}
 }
 
 func TestExplain(t *testing.T) {
 	err := error(&sandbox.DeadError{Reason: "the agent ended", Log: "nix-sandbox-jail: error: no bwrap" + sandbox.LogSeparator + "nix-sandbox-jail: hint: build"})
-	if problem, mend := explain(err); problem != "no bwrap" || mend != "build" {
-		t.Errorf("%q, %q", problem, mend)
+	if problem, fix := explain(err); problem != "no bwrap" || fix != "build" {
+		t.Errorf("%q, %q", problem, fix)
 	}
 	err = errors.New("something else")
-	if problem, mend := explain(err); problem != "something else" || mend != rebuild {
-		t.Errorf("%q, %q", problem, mend)
+	if problem, fix := explain(err); problem != "something else" || fix != rebuild {
+		t.Errorf("%q, %q", problem, fix)
 	}
 }
 

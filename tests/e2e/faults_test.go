@@ -89,7 +89,7 @@ func variant(t *testing.T, folder, name, bubblewrap string) {
 		t.Fatal(err)
 	}
 	for file, text := range map[string]string{
-		"bin/run": changed, "bin/session-run": changed,
+		"bin/run": changed, "bin/session-run": changed, "bin/check": changed,
 		"metadata.json": `{"schema":1,"name":"` + name + `","backend":"jail","interpreter_type":"bash"}`,
 	} {
 		if err := os.WriteFile(filepath.Join(folder, name, file), []byte(text), 0o755); err != nil {

@@ -1,13 +1,16 @@
-// The command nix-sandbox-jail is the interpreter of a sandbox's bin/run and
-// bin/session-run: the kernel starts it with the path of such a file, and it
-// becomes the sandbox that the file describes.
+// The command nix-sandbox-jail is the interpreter of the programs of an
+// artifact: the kernel starts it with the path of such a file, and it becomes
+// the sandbox that the file describes. For a file that is called check it prints
+// what the sandbox needs of this machine, and starts none.
 //
 // Its exit status is that of the sandbox, or 125 where none started.
 package main
 
 import (
+	"context"
 	"io"
 	"os"
+	"path/filepath"
 	"runtime"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
@@ -57,6 +60,9 @@ func run(args []string) error {
 	spec, err := jail.ReadSpec(args[0])
 	if err != nil {
 		return err
+	}
+	if filepath.Base(args[0]) == jail.CheckName {
+		return jail.WriteFindings(os.Stdout, spec.CheckMachine(context.Background()))
 	}
 	project, err := spec.ReadProject(os.Getenv("PROJECT_DIR"), os.Getenv("PROJECT_MOUNT"), os.Getenv("PROJECT_MODE"))
 	if err != nil {

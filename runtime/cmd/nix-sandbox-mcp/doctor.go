@@ -53,7 +53,7 @@ func examine(ctx context.Context) doctor.Report {
 		wrong := doctor.Finding{Name: "configuration", Needed: true, Found: err.Error()}
 		var mistake *config.Error
 		if errors.As(err, &mistake) {
-			wrong.Mend = mistake.Hint
+			wrong.Fix = mistake.Hint
 		}
 		report := doctor.Examine(ctx, doctor.Subject{})
 		report.Findings = slices.Insert(report.Findings, 0, wrong)

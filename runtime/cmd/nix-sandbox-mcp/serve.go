@@ -220,7 +220,7 @@ func lookAround(ctx context.Context, greeted <-chan struct{}, environments *regi
 	found := doctor.Machine(ctx, slices.Collect(maps.Values(environments.Now().Ready())))
 	for _, f := range found {
 		if f.Needed && !f.OK && ctx.Err() == nil {
-			log.Error("what sandboxes need is missing", "what", f.Name, "error", f.Found, "hint", f.Mend)
+			log.Error("what sandboxes need is missing", "what", f.Name, "error", f.Found, "hint", f.Fix)
 		}
 	}
 }

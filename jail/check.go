@@ -1,0 +1,101 @@
+package jail
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+)
+
+// CheckName is the name by which the launcher knows that it is to check the
+// machine for a description, and to start nothing.
+const CheckName = "check"
+
+// Finding is the state of one thing that sandboxes need of a machine.
+type Finding struct {
+	Name string `json:"name"`
+	OK   bool   `json:"ok"`
+	// Needed says that no sandbox starts without it.
+	Needed bool `json:"needed"`
+	// Found is what is there, or what is wrong.
+	Found string `json:"found"`
+	// Fix is what to do about it; empty where nothing is wrong.
+	Fix string `json:"fix,omitempty"`
+}
+
+// Files of the kernel that tell what it has.
+const (
+	statusFile      = "/proc/self/status"
+	fileSystemsFile = "/proc/filesystems"
+)
+
+// CheckMachine returns what the sandbox needs of this machine, in the sentences
+// with which its start would be refused. It starts no sandbox but the smallest
+// one that bubblewrap makes, and changes nothing.
+func (s *Spec) CheckMachine(ctx context.Context) []Finding {
+	findings := []Finding{s.bubblewrap()}
+	if findings[0].OK {
+		findings = append(findings, s.namespaces(ctx))
+	}
+	return append(findings, filters(statusFile), s.overlays(fileSystemsFile))
+}
+
+// WriteFindings writes findings as bin/check prints them: one JSON object.
+func WriteFindings(w io.Writer, findings []Finding) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetEscapeHTML(false)
+	return encoder.Encode(struct {
+		Findings []Finding `json:"findings"`
+	}{findings})
+}
+
+func (s *Spec) bubblewrap() Finding {
+	f := Finding{Name: "bubblewrap", Needed: true, OK: true, Found: s.Bubblewrap}
+	if _, err := exec.LookPath(s.Bubblewrap); err != nil {
+		refusal := s.notStarted(reason(err))
+		f.OK, f.Found, f.Fix = false, refusal.Problem, refusal.Hint
+	}
+	return f
+}
+
+func (s *Spec) notStarted(why string) *Refusal {
+	return &Refusal{
+		Problem: fmt.Sprintf("start %s: %s", s.Bubblewrap, why),
+		Hint:    "build the sandbox again, so that its parts are in the store",
+	}
+}
+
+func (s *Spec) namespaces(ctx context.Context) Finding {
+	f := Finding{Name: "user namespaces", Needed: true, OK: true, Found: "allowed"}
+	if err := Check(ctx, s.Bubblewrap); err != nil {
+		f.OK, f.Found, f.Fix = false, err.Error(), HintOf(err)
+	}
+	return f
+}
+
+func filters(status string) Finding {
+	f := Finding{Name: "system call filter", Needed: true, OK: true, Found: "the kernel has seccomp"}
+	text, err := os.ReadFile(status)
+	if err != nil || !strings.Contains(string(text), "\nSeccomp:") {
+		f.OK, f.Found = false, "the kernel has no seccomp"
+		f.Fix = "start a kernel with CONFIG_SECCOMP_FILTER=y, as every distribution's has"
+	}
+	return f
+}
+
+func (s *Spec) overlays(fileSystems string) Finding {
+	f := Finding{Name: "overlay", OK: true, Found: "the kernel has it"}
+	text, err := os.ReadFile(fileSystems)
+	switch {
+	case s.Overlay == nil:
+		f.OK, f.Found = false, "a project with mode overlay does not start: "+s.NoOverlay
+		f.Fix = "build the sandbox with a newer bubblewrap"
+	case err != nil || !strings.Contains(string(text), "\toverlay\n"):
+		f.OK, f.Found = false, "the kernel has no overlay file system loaded: a project with mode overlay does not start"
+		f.Fix = "modprobe overlay; for every start: echo overlay > /etc/modules-load.d/nix-sandbox-mcp.conf"
+	}
+	return f
+}
