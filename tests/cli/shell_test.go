@@ -263,7 +263,7 @@ func TestShell_PassesVariables(t *testing.T) {
 	if err := json.Unmarshal(text, &metadata); err != nil {
 		t.Fatal(err)
 	}
-	metadata["project"] = map[string]any{"inherit_env": map[string]any{"vars": []string{"TOKEN"}}}
+	metadata["project"] = mcptest.Project(map[string]any{"inherit_env": map[string]any{"vars": []string{"TOKEN"}}})
 	if text, err = json.Marshal(metadata); err != nil {
 		t.Fatal(err)
 	}

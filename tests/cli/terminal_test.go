@@ -33,7 +33,7 @@ func TestList_FitsTerminal(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(folder, "mine"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(folder, "mine", "metadata.json"), []byte(`{"schema":1,"name":"mine","backend":"a\u001b[31mjail"}`), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(folder, "mine", "metadata.json"), []byte(`{"schema":1,"name":"mine","backend":"jail","interpreter_type":"a\u001b[31mjail"}`), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	cmd.Env = append(cmd.Env, "NIX_SANDBOX_DIR="+folder)

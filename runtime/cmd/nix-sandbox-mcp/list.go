@@ -145,7 +145,7 @@ func writeList(w io.Writer, rows []row, width int) {
 		{"TIME", true, func(r row) string { return unit(r.Timeout, "s") }},
 		{"MEMORY", true, func(r row) string { return unit(float64(r.Memory), "MB") }},
 		{"SIZE", true, func(r row) string { return unit(float64(r.Size/1e5)/10, "MB") }},
-		{"BACKEND", false, func(r row) string { return r.Backend }},
+		{"BACKEND", false, func(r row) string { return plain(r.Backend) }},
 		{"CPUS", true, func(r row) string { return unit(r.CPUs, "") }},
 		{"PROCESSES", true, func(r row) string { return unit(float64(r.PIDs), "") }},
 	}
