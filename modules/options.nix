@@ -1,8 +1,8 @@
 # The options of every module, made from nix/lib/options.nix, where names,
 # ranges, defaults and descriptions are declared.
 #
-# Values are not checked by their types here: what is wrong with them is said
-# by the same sentences as everywhere else, with the option's place.
+# The types here accept every value: what is wrong with one is said by the same
+# sentence as everywhere else, with the option's name.
 { lib }:
 let
   inherit (lib) mkOption types;
@@ -125,7 +125,7 @@ in
   # What mkServer takes besides.
   start = lib.getAttrs (lib.attrNames rows.start);
 
-  # What the options hold, as fromOptions takes it.
+  # The values of the options, as fromOptions takes them.
   values = config: {
     environments = lib.mapAttrs (_: given) config.environments;
     defaults = given config.defaults;

@@ -270,7 +270,7 @@ in
   inherit make;
 
   problems =
-    place:
+    location:
     lib.optional (!hostPlatform.isLinux)
-      "${place} a jail needs the namespaces of Linux, which ${hostPlatform.system} does not have: build it for x86_64-linux or aarch64-linux, and run the server there";
+      "${location} a jail needs the namespaces of Linux, which ${hostPlatform.system} does not have: build it for x86_64-linux or aarch64-linux, and run the server there";
 }

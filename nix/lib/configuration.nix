@@ -6,7 +6,7 @@
 # A dialect says how such values are written somewhere:
 #
 #   {
-#     place         a table's name -> the words that name it in a sentence
+#     location      a table's name -> the words that name it in a sentence
 #     top           the words that name the whole
 #     environment   the options of an environment
 #     example       what to write where there is no environment at all
@@ -42,38 +42,38 @@ let
   environmentProblems =
     dialect: name: values:
     let
-      place = dialect.place "environments.${name}";
-      plain = validate.table place dialect.environment values;
-      named = validate.values place { name = options.mkSandbox.name; } { inherit name; };
+      location = dialect.location "environments.${name}";
+      plain = validate.table location dialect.environment values;
+      named = validate.values location { name = options.mkSandbox.name; } { inherit name; };
       absent = lib.filter (p: package p == null) (values.packages or [ ]);
-      # An artifact is whole: its other options were said when it was made.
+      # An artifact is complete: its other options were set when it was made.
       beside = lib.filter (key: key != "sandbox" && isGiven key values) (lib.attrNames values);
       called = values.sandbox.metadata.name or null;
     in
     if named != [ ] then
       named
     else if !(isAttrs values) then
-      [ "${place} is ${validate.show values}: write a table" ]
+      [ "${location} is ${validate.show values}: write a table" ]
     else if plain != [ ] then
       plain
     else if isGiven "sandbox" values then
       if beside != [ ] then
-        [ "${place} has ${lib.head beside} beside sandbox: write it where that sandbox is made" ]
+        [ "${location} has ${lib.head beside} beside sandbox: write it where that sandbox is made" ]
       else
         lib.optional (called != name)
-          "${place} sandbox is called ${toJSON called}: write environments.${called}, or give it this name where it is made"
+          "${location} sandbox is called ${toJSON called}: write environments.${called}, or give it this name where it is made"
     else if absent != [ ] then
-      map (p: "${place} packages names ${toJSON p}: nixpkgs has none of that name: write one that `nix search nixpkgs WORD` finds") absent
+      map (p: "${location} packages names ${toJSON p}: nixpkgs has none of that name: write one that `nix search nixpkgs WORD` finds") absent
     else if
       !(isGiven "preset" values)
       && !(isGiven "from_shell" values)
       && values.packages or [ ] == [ ]
     then
       [
-        "${place} has nothing in it: write preset = ${options.environment.preset.type.wanted}, or packages = [ … ]"
+        "${location} has nothing in it: write preset = ${options.environment.preset.type.wanted}, or packages = [ … ]"
       ]
     else
-      sandbox.problemsAt place (arguments { } name values);
+      sandbox.problemsAt location (arguments { } name values);
 
   # What mkSandbox gets for one environment.
   arguments =
@@ -101,12 +101,12 @@ in
     let
       isTable = table: isAttrs (values.${table} or { });
       wrong = lib.filter (table: !(isTable table)) tables;
-      simple = table: validate.table (dialect.place table) options.${table} (values.${table} or { });
+      simple = table: validate.table (dialect.location table) options.${table} (values.${table} or { });
       declared = values.environments or { };
     in
     validate.unknown dialect.top "table" tables values
     ++ map (
-      table: "${dialect.place table} is ${validate.show values.${table}}: write a table"
+      table: "${dialect.location table} is ${validate.show values.${table}}: write a table"
     ) wrong
     ++ lib.optionals (wrong == [ ]) (
       simple "defaults"

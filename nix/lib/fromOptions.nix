@@ -1,4 +1,4 @@
-# fromOptions turns what a module's options hold into artifacts: fromToml's
+# fromOptions turns the values of a module's options into artifacts: fromToml's
 # values, with packages as well as their names, shells, and artifacts that are
 # made already.
 {
@@ -8,7 +8,7 @@
 }:
 let
   dialect = prefix: {
-    place = table: "${prefix}.${table}:";
+    location = table: "${prefix}.${table}:";
     top = "${prefix}:";
     environment = options.module;
     example = null;

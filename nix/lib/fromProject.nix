@@ -49,12 +49,12 @@ let
     else
       "git+file://${escape root}${lib.optionalString (inside != "") "?dir=${escape inside}"}";
 
-  # { place; outputs; } or { problem; }.
+  # { location; outputs; } or { problem; }.
   open =
     project:
     if isAttrs project then
       {
-        place = "fromProject: the flake";
+        location = "fromProject: the flake";
         outputs = project;
       }
     else if !(isString project && lib.hasPrefix "/" project) then
@@ -75,7 +75,7 @@ let
         }
       else
         {
-          place = "fromProject: the flake of ${project}";
+          location = "fromProject: the flake of ${project}";
           outputs = builtins.getFlake found;
         };
 
@@ -96,7 +96,7 @@ let
     else if shell == null then
       {
         problems = [
-          "${opened.place} has no devShells.${system}.default: write one with mkShell, or leave PROJECT_USE_FLAKE unset"
+          "${opened.location} has no devShells.${system}.default: write one with mkShell, or leave PROJECT_USE_FLAKE unset"
         ];
       }
     else

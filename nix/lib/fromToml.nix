@@ -30,7 +30,7 @@ let
       };
 
   dialect = file: {
-    place = table: "${file}: [${table}]";
+    location = table: "${file}: [${table}]";
     top = "${file}:";
     environment = options.toml;
     example = "[environments.python] and preset = \"python\" below it";
@@ -49,11 +49,11 @@ let
   # What `nix build` would build, and where in the flake it was found.
   # Relative references begin at `base`, a folder.
   follow =
-    base: place: reference:
+    base: location: reference:
     let
       parts = lib.splitString "#" reference;
-      location = lib.head parts;
-      outputs = builtins.getFlake (if lib.hasPrefix "." location then "${base}/${location}" else location);
+      flake = lib.head parts;
+      outputs = builtins.getFlake (if lib.hasPrefix "." flake then "${base}/${flake}" else flake);
       attribute = if lib.length parts == 1 || lib.last parts == "" then "default" else lib.last parts;
       named = lib.splitString "." attribute;
       found = lib.findFirst (path: lib.hasAttrByPath path outputs) null [
@@ -63,7 +63,7 @@ let
       ];
     in
     if found == null then
-      throw "${place}: ${location} has no ${attribute} for ${system}: write one that `nix flake show ${location}` lists"
+      throw "${location}: ${flake} has no ${attribute} for ${system}: write one that `nix flake show ${flake}` lists"
     else
       {
         path = found;
@@ -92,9 +92,9 @@ let
   environmentProblems =
     starting: words: name: own:
     let
-      place = words.place "environments.${name}";
+      location = words.location "environments.${name}";
       given = key: isAttrs own && own.${key} or null != null;
-      typed = validate.table place words.environment own ++ validate.values place { inherit (options.mkSandbox) name; } { inherit name; };
+      typed = validate.table location words.environment own ++ validate.values location { inherit (options.mkSandbox) name; } { inherit name; };
       key = lib.findFirst given null [
         "sandbox"
         "flake"
@@ -106,16 +106,16 @@ let
     else if typed != [ ] then
       typed
     else if key == "sandbox" && beside != [ ] then
-      [ "${place} has ${lib.head beside} beside sandbox: write it where that sandbox is made" ]
+      [ "${location} has ${lib.head beside} beside sandbox: write it where that sandbox is made" ]
     else if key == "flake" && given "preset" then
-      [ "${place} has both flake and preset: write one of them" ]
+      [ "${location} has both flake and preset: write one of them" ]
     else if !starting && key == "sandbox" && isPath own.sandbox then
       [
-        "${place} sandbox is ${toJSON own.sandbox}, and a build takes no artifact by its path: write a flake reference, or give this file to the server when it starts, in NIX_SANDBOX_CONFIG"
+        "${location} sandbox is ${toJSON own.sandbox}, and a build takes no artifact by its path: write a flake reference, or give this file to the server when it starts, in NIX_SANDBOX_CONFIG"
       ]
     else if !starting && isPure && !(isLocked own.${key}) then
       [
-        "${place} ${key} is ${toJSON own.${key}}, which is not locked: write the commit, such as \"github:owner/repo/<40 hex digits>#name\", or give this file to the server when it starts, in NIX_SANDBOX_CONFIG"
+        "${location} ${key} is ${toJSON own.${key}}, which is not locked: write the commit, such as \"github:owner/repo/<40 hex digits>#name\", or give this file to the server when it starts, in NIX_SANDBOX_CONFIG"
       ]
     else if key == "flake" then
       configuration.environmentProblems (words // { environment = options.module; }) name (
@@ -147,20 +147,20 @@ let
       environments = lib.mapAttrs (
         name: own:
         let
-          place = words.place "environments.${name}";
-          artifact = (follow base place own.sandbox).value;
+          location = words.location "environments.${name}";
+          artifact = (follow base location own.sandbox).value;
         in
         if own.sandbox or null != null then
           {
             sandbox =
               if !(isAttrs (artifact.metadata or null)) then
-                throw "${place} sandbox is ${toJSON own.sandbox}, which is no sandbox: write flake = and the interpreter, or make it with mkSandbox"
+                throw "${location} sandbox is ${toJSON own.sandbox}, which is no sandbox: write flake = and the interpreter, or make it with mkSandbox"
               else
                 # The file's name for it counts.
                 artifact // { metadata = artifact.metadata // { inherit name; }; };
           }
         else if own.flake or null != null then
-          withPackage (follow base place own.flake) own
+          withPackage (follow base location own.flake) own
         else
           own
       ) (values.environments or { });

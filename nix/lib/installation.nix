@@ -1,6 +1,6 @@
 # What is installed on a machine or for a user: the environments, for their
 # sandbox folder, and a server that has the settings and finds the
-# environments there, like every other server that looks into the folder.
+# environments there, like every other server that reads the folder.
 {
   fromOptions,
   mkServer,

@@ -49,7 +49,7 @@ rec {
     };
 
   problems =
-    place:
+    location:
     {
       interpreter ? null,
       interpreter_type ? null,
@@ -57,18 +57,18 @@ rec {
     }:
     if interpreter == null && interpreter_type == null then
       [
-        "${place} does not say what runs the code: write interpreter_type = ${examples}, or interpreter = \"perl -e\" or the like"
+        "${location} does not say what runs the code: write interpreter_type = ${examples}, or interpreter = \"perl -e\" or the like"
       ]
     else if interpreter == null && interpreter_type == "command" then
       [
-        "${place} interpreter_type is \"command\" without an interpreter: write interpreter = \"perl -e\" or the like"
+        "${location} interpreter_type is \"command\" without an interpreter: write interpreter = \"perl -e\" or the like"
       ]
     else if interpreter != null && builtins.match ".*['\"\\\\].*" interpreter != null then
       [
-        "${place} interpreter is ${builtins.toJSON interpreter}: write it without quotes or backslashes, it is split at spaces"
+        "${location} interpreter is ${builtins.toJSON interpreter}: write it without quotes or backslashes, it is split at spaces"
       ]
     else if interpreter != null && builtins.match " *" interpreter != null then
-      [ "${place} interpreter is blank: write a program such as \"perl -e\"" ]
+      [ "${location} interpreter is blank: write a program such as \"perl -e\"" ]
     else
       [ ];
 }

@@ -38,21 +38,21 @@ let
         interpreter_type = "bash";
       };
 
-  # Takes the place to name in the sentences; callers that know better than
-  # mkSandbox where the values were written say so.
+  # Takes the location that the sentences name: callers may know better than
+  # mkSandbox where the values were written.
   problemsAt =
-    place: args:
+    location: args:
     let
       given = normal args;
-      typed = validate.table place options.mkSandbox given;
+      typed = validate.table location options.mkSandbox given;
     in
     # The others expect values of the right type.
     if typed != [ ] then
       typed
     else
-      backends.${(validate.complete options.mkSandbox given).backend}.problems place
-      ++ interpreter.problems place given
-      ++ pythonModules.problems place (given.packages or [ ]);
+      backends.${(validate.complete options.mkSandbox given).backend}.problems location
+      ++ interpreter.problems location given
+      ++ pythonModules.problems location (given.packages or [ ]);
 
   placeOf = args: if lib.isString (args.name or null) then "mkSandbox ${args.name}:" else "mkSandbox:";
 

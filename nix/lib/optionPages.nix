@@ -75,7 +75,7 @@ in
     { rows = options.mkSandbox; }
   ];
 
-  toml = page "Options of the configuration file" "`config.example.toml` shows them in their places." [
+  toml = page "Options of the configuration file" "`config.example.toml` shows most of them." [
     {
       title = "[environments.NAME]";
       rows = options.toml;

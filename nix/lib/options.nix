@@ -60,7 +60,7 @@ hostname = {
     extra_binds = {
       type = types.binds;
       default = { };
-      doc = "Folders and files of the host that code can read, by their place in the sandbox. They must be there when the sandbox starts.";
+      doc = "Folders and files of the host that code can read, by their path in the sandbox. They must be there when the sandbox starts.";
     };
     timeout_seconds = {
       type = types.integer 1 86400;

@@ -32,10 +32,10 @@ in
     if modules == [ ] then packages else [ (python.withPackages (_: modules)) ] ++ rest;
 
   problems =
-    place: packages:
+    location: packages:
     let
       inherit (split packages) modules strangers;
     in
     lib.optional (modules != [ ] && strangers != [ ])
-      "${place} packages has ${lib.getName (lib.head modules)} and ${lib.getName (lib.head strangers)}, which are of different Pythons: write all modules from one set, such as python3Packages";
+      "${location} packages has ${lib.getName (lib.head modules)} and ${lib.getName (lib.head strangers)}, which are of different Pythons: write all modules from one set, such as python3Packages";
 }

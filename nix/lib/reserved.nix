@@ -1,4 +1,4 @@
-# The places in a sandbox that are its own, where no project may appear.
+# The paths of a sandbox that are its own, where no project may appear.
 [
   "/bin"
   "/dev"

@@ -1,7 +1,7 @@
 # The types of options: { accepts; wanted; } is a test, and the words for
 # what passes it, which follow "write" in a sentence. A choice has its
-# `choices` too, so that a slip of the pen can be named, and may have `reasons`
-# against values that people will try. Of a list or a set, `offends` finds the
+# `choices` too, so that a misspelling can be named, and may have `reasons`
+# against values that operators will try. Of a list or a set, `offends` finds the
 # elements that are wrong by themselves, so that the sentence names one of them.
 { lib }:
 let
@@ -146,10 +146,10 @@ rec {
     wanted = "a plain absolute path outside of ${lib.concatStringsSep ", " reserved}";
   };
 
-  # { PLACE = SOURCE; }: where in the sandbox, and what of the host or store.
+  # { PATH = SOURCE; }: a path in the sandbox, and what of the host or store.
   binds =
     let
-      places = reserved ++ [ "/project" ];
+      own = reserved ++ [ "/project" ];
       # Sources through which code would speak with the host's kernel.
       never = [
         "/dev"
@@ -158,11 +158,11 @@ rec {
       ];
       isSource =
         v: builtins.isPath v || isPackage v || (isPlain v && !(lib.any (inside v) never));
-      pairs = setOf (place: source: isPlain place && !(overlaps place places) && isSource source);
+      pairs = setOf (path: source: isPlain path && !(overlaps path own) && isSource source);
       apart = names: all (name: !(overlaps name (lib.filter (other: other != name) names))) names;
     in
     pairs {
-      wanted = "places in the sandbox and what is shown there, such as { \"/data\" = \"/srv/data\" }: plain absolute paths, the places apart from each other and from ${lib.concatStringsSep ", " places}, the sources outside of ${lib.concatStringsSep ", " never}";
+      wanted = "paths in the sandbox and what is shown there, such as { \"/data\" = \"/srv/data\" }: plain absolute paths, those in the sandbox apart from each other and from ${lib.concatStringsSep ", " own}, the sources outside of ${lib.concatStringsSep ", " never}";
     }
     // {
       accepts = v: (pairs { }).accepts v && apart (attrNames v);

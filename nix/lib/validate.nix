@@ -80,16 +80,16 @@ rec {
 
   # Keys that are no options. `what` is the word for one key.
   unknown =
-    place: what: known: values:
+    location: what: known: values:
     concatMap (
       key:
       lib.optional (!(lib.elem key known))
-        "${place} has no ${what} ${toJSON key}${perhaps key known}: write one of ${lib.concatStringsSep ", " known}"
+        "${location} has no ${what} ${toJSON key}${perhaps key known}: write one of ${lib.concatStringsSep ", " known}"
     ) (attrNames values);
 
   # Values that their options do not accept. Null is the same as left out.
   values =
-    place: options: given:
+    location: options: given:
     concatMap (
       key:
       let
@@ -99,10 +99,10 @@ rec {
       if !(hasAttr key given) || value == null then
         lib.optional (
           options.${key}.required or false
-        ) "${place} lacks ${key}: write ${key} = ${type.example or type.wanted}"
+        ) "${location} lacks ${key}: write ${key} = ${type.example or type.wanted}"
       else
         lib.optional (!(type.accepts value))
-          "${place} ${key} ${shown type value}${
+          "${location} ${key} ${shown type value}${
             if isString value && type ? reasons.${value} then
               ", ${type.reasons.${value}}"
             else
@@ -112,11 +112,11 @@ rec {
 
   # Both.
   table =
-    place: options: given:
+    location: options: given:
     if !(isAttrs given) then
-      [ "${place} is ${show given}: write a set of values" ]
+      [ "${location} is ${show given}: write a set of values" ]
     else
-      unknown place "option" (attrNames options) given ++ values place options given;
+      unknown location "option" (attrNames options) given ++ values location options given;
 
   # The values given, and the defaults of those that were not.
   complete =

@@ -172,7 +172,7 @@ in
         ];
     expected = [ ];
   };
-  # Nor does the room around a sandbox whose project is laid over.
+  # Nor does the outer namespace of a sandbox whose project is an overlay.
   testNothingIsLeftOutOfTheRoom = {
     expr =
       lib.filter (flag: !(lib.elem flag plain.run.overlay.flags))
@@ -215,7 +215,7 @@ in
     expr = lib.filter (flag: lib.hasSuffix "-try" flag || lib.hasPrefix "--share" flag) plain.run.flags;
     expected = [ ];
   };
-  # What is shown of the host is no place for the project.
+  # A project cannot be mounted over what is shown of the host.
   testBindsAreListedAndReserved = {
     expr =
       let

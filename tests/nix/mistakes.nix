@@ -1,5 +1,5 @@
 # What operators get wrong, and what they read: one sentence that names the
-# place and says what to write instead.
+# location and says what to write instead.
 { pkgs, lib, library, choices, ... }:
 let
   inherit (library) problems;
@@ -145,7 +145,7 @@ let
     };
     "a folder shown at a reserved place" = {
       read = sandbox { extraBinds."/etc/ssl" = "/etc/ssl"; };
-      sentence = "mkSandbox data: extra_binds has \"/etc/ssl\" = \"/etc/ssl\" in it: write places in the sandbox and what is shown there, such as { \"/data\" = \"/srv/data\" }: plain absolute paths, the places apart from each other and from /bin, /dev, /etc, /nix, /proc, /sys, /tmp, /usr, /workspace, /project, the sources outside of /dev, /proc, /sys";
+      sentence = "mkSandbox data: extra_binds has \"/etc/ssl\" = \"/etc/ssl\" in it: write paths in the sandbox and what is shown there, such as { \"/data\" = \"/srv/data\" }: plain absolute paths, those in the sandbox apart from each other and from /bin, /dev, /etc, /nix, /proc, /sys, /tmp, /usr, /workspace, /project, the sources outside of /dev, /proc, /sys";
     };
     "a package where a shell belongs" = {
       read = sandbox { fromShell = "devShells.default"; };
