@@ -112,9 +112,7 @@ func (g *Group) Apply(attr *syscall.SysProcAttr) {
 
 // Events are what the kernel did to hold a sandbox to its limits.
 type Events struct {
-	Killed  int64 // processes, for memory
-	Refused int64 // processes that could not be started
-	Peak    int64 // bytes; 0 where the kernel does not say
+	Killed int64 // processes, for memory
 }
 
 // Events returns what happened in the group so far.
@@ -126,15 +124,7 @@ func (g *Group) Events() (Events, error) {
 	if err != nil {
 		return Events{}, fmt.Errorf("read the sandbox's control group: %w", err)
 	}
-	tasks, err := read(g.folder, "pids.events")
-	if err != nil {
-		return Events{}, fmt.Errorf("read the sandbox's control group: %w", err)
-	}
-	peak, err := read(g.folder, "memory.peak") // from Linux 5.19 on
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return Events{}, fmt.Errorf("read the sandbox's control group: %w", err)
-	}
-	return Events{Killed: value(memory, "oom_kill"), Refused: value(tasks, "max"), Peak: value("peak "+peak, "peak")}, nil
+	return Events{Killed: value(memory, "oom_kill")}, nil
 }
 
 // value returns the number after a key, of lines of a key and a number.
