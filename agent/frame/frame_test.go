@@ -96,6 +96,18 @@ func header(size uint32) []byte {
 	return binary.BigEndian.AppendUint32(nil, size)
 }
 
+// A newer program at the other end may send fields that this one does not know.
+func TestReaderIgnoresUnknownFields(t *testing.T) {
+	payload := `{"type":"execute","id":7,"interpreter":"python","code":"1","later":{"a":[1]}}`
+	var got Request
+	if err := NewReader(strings.NewReader(string(header(uint32(len(payload)))) + payload)).Read(&got); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(Request{Type: Execute, ID: 7, Code: "1"}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestReadRefuses(t *testing.T) {
 	for name, test := range map[string]struct {
 		stream []byte

@@ -5,10 +5,8 @@ const (
 	Configure = "configure" // Env, Limits; before the first execute
 	Execute   = "execute"   // ID, Code, TimeoutMS, GraceMS, Keep
 	Interrupt = "interrupt" // ID of a running or waiting execute
-	List      = "list"      // ID, Path: a folder under /workspace
 	Read      = "read"      // ID, Path, Offset, Length: a file under /workspace
 	Ping      = "ping"      // ID; answered when the interpreter is loaded
-	Shutdown  = "shutdown"  // the agent ends everything in the sandbox
 )
 
 // Types of a [Request] to an agent that carries one program to a person; it
@@ -22,10 +20,9 @@ const (
 
 // Types of a [Reply].
 const (
-	Ready    = "ready"    // Protocol, Interpreters; once, before anything else
+	Ready    = "ready"    // Protocol; once, before anything else
 	Output   = "output"   // ID, Stream, Data; any number before the result
 	Result   = "result"   // ID and the facts of a call; exactly one for each execute
-	Files    = "files"    // ID, Files; the answer to list
 	Contents = "contents" // ID, Contents, Size; the answer to read
 	Pong     = "pong"     // ID, Size: the memory in use, where it is watched
 	Error    = "error"    // ID where it answers a request; Message
@@ -54,7 +51,8 @@ const (
 	Stderr = "stderr"
 )
 
-// Request is a message to the agent.
+// Request is a message to the agent. As in a [Reply], fields that the reader
+// does not know are ignored.
 type Request struct {
 	Type string `json:"type"`
 	// ID is the sender's; replies carry it back. Executes run one at a time
@@ -64,9 +62,7 @@ type Request struct {
 	Env    map[string]string `json:"env,omitempty"`
 	Limits *Limits           `json:"limits,omitempty"`
 
-	// Interpreter is one of those that ready named; empty for the first.
-	Interpreter string `json:"interpreter,omitempty"`
-	Code        string `json:"code,omitempty"`
+	Code string `json:"code,omitempty"`
 	// TimeoutMS is the time the code may run, in milliseconds; 0 is no limit.
 	TimeoutMS int64 `json:"timeout_ms,omitempty"`
 	// GraceMS is the time between the interrupt that a timeout or a
@@ -110,8 +106,7 @@ type Reply struct {
 	Type string `json:"type"`
 	ID   uint64 `json:"id,omitempty"`
 
-	Protocol     int      `json:"protocol,omitempty"`
-	Interpreters []string `json:"interpreters,omitempty"`
+	Protocol int `json:"protocol,omitempty"`
 
 	Stream string `json:"stream,omitempty"`
 	Data   string `json:"data,omitempty"`
@@ -123,17 +118,15 @@ type Reply struct {
 	Sample bool `json:"sample,omitempty"`
 
 	// ExitCode is the code's exit status; 128 + N where signal N ended it.
-	ExitCode   int    `json:"exit_code,omitempty"`
-	DurationMS int64  `json:"duration_ms,omitempty"`
-	Outcome    string `json:"outcome,omitempty"`
-	State      string `json:"state,omitempty"`
+	ExitCode int    `json:"exit_code,omitempty"`
+	Outcome  string `json:"outcome,omitempty"`
+	State    string `json:"state,omitempty"`
 	// Limit is the one that was crossed in this call; with the outcome ok,
 	// between it and the last one, where it cost the session its state.
 	Limit *Limit `json:"limit,omitempty"`
 	// Truncated holds the streams of which something was left out.
 	Truncated []Truncation `json:"truncated,omitempty"`
-	// Files are those that the call made or changed under
-	// /workspace/outputs, or the answer to list.
+	// Files are those that the call made or changed under /workspace/outputs.
 	Files []File `json:"files,omitempty"`
 
 	Contents []byte `json:"contents,omitempty"`
@@ -156,10 +149,9 @@ type Limit struct {
 
 // Truncation says what was left out of a stream.
 type Truncation struct {
-	Stream  string `json:"stream"`
-	Total   int64  `json:"total"`          // bytes that the code wrote
-	Skipped int64  `json:"skipped"`        // bytes of them that were not sent
-	Path    string `json:"path,omitempty"` // the file that holds it; empty where there is none
+	Stream string `json:"stream"`
+	Total  int64  `json:"total"`          // bytes that the code wrote
+	Path   string `json:"path,omitempty"` // the file that holds it; empty where there is none
 	// Stored is the number of bytes that the file at Path holds: Total,
 	// unless the workspace had no room for more.
 	Stored int64 `json:"stored,omitempty"`
@@ -167,7 +159,6 @@ type Truncation struct {
 
 // File is a file under /workspace.
 type File struct {
-	Path   string `json:"path"` // absolute
-	Size   int64  `json:"size"` // bytes
-	Folder bool   `json:"folder,omitempty"`
+	Path string `json:"path"` // absolute
+	Size int64  `json:"size"` // bytes
 }

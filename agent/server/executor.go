@@ -400,7 +400,6 @@ func (e *executor) execute(ctx context.Context, c *call) ([]any, error) {
 	interpreter.Blocking(e.spec.Stderr)
 
 	e.busy(true)
-	begin := time.Now()
 	end, err := e.code(ctx, c, streams)
 	e.busy(false)
 	if errors.Is(err, errUnkillable) {
@@ -410,7 +409,6 @@ func (e *executor) execute(ctx context.Context, c *call) ([]any, error) {
 	if cause := context.Cause(ctx); cause != nil && cause != context.Canceled {
 		return nil, cause
 	}
-	result.DurationMS = time.Since(begin).Milliseconds()
 	result.Limit, e.limit = e.limit, nil
 	result.ExitCode = end.status
 	if end.outcome != "" {
@@ -698,7 +696,7 @@ func (s *stream) finish(c *call) (rest []any, truncated []frame.Truncation) {
 	}
 	add(r.Head, 0)
 	add(r.Tail, r.Skipped)
-	t := frame.Truncation{Stream: s.name, Total: r.Total, Skipped: r.Skipped}
+	t := frame.Truncation{Stream: s.name, Total: r.Total}
 	if s.archive != nil && s.archive.Stored > 0 {
 		t.Path, t.Stored = s.archive.Path, s.archive.Stored
 	}

@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
@@ -54,13 +53,13 @@ func TestOutputIsBounded(t *testing.T) {
 			const total = 1088890 + 4
 			path := filepath.Join(a.Root, ".outputs", "2.stdout")
 			want := []frame.Truncation{{
-				Stream: frame.Stdout, Total: total, Skipped: total - int64(len(got.Stdout)), Path: path, Stored: total,
+				Stream: frame.Stdout, Total: total, Path: path, Stored: total,
 			}}
 			if diff := cmp.Diff(want, got.Truncated); diff != "" {
 				t.Error(diff)
 			}
-			if got.Skipped != want[0].Skipped {
-				t.Errorf("%d bytes skipped in the frames, %d in the result", got.Skipped, want[0].Skipped)
+			if want := total - int64(len(got.Stdout)); got.Skipped != want {
+				t.Errorf("%d bytes skipped in the frames, want %d", got.Skipped, want)
 			}
 			stored, err := os.ReadFile(path)
 			if err != nil || len(stored) != total {
@@ -136,11 +135,6 @@ func TestFiles(t *testing.T) {
 	if diff := cmp.Diff(frame.Reply{Type: frame.Contents, ID: 50, Contents: []byte("2\n"), Size: 3}, a.Receive()); diff != "" {
 		t.Error(diff)
 	}
-	a.Send(frame.Request{Type: frame.List, ID: 51, Path: "outputs"})
-	want = []frame.File{{Path: a.Root + "/outputs/a", Size: 2}, {Path: a.Root + "/outputs/sub", Folder: true}}
-	if diff := cmp.Diff(frame.Reply{Type: frame.Files, ID: 51, Files: want}, a.Receive()); diff != "" {
-		t.Error(diff)
-	}
 	for _, path := range []string{"outputs/c", "/etc/passwd", "../x", "nothing"} {
 		a.Send(frame.Request{Type: frame.Read, ID: 52, Path: path})
 		if got := a.Receive(); got.Type != frame.Error || got.ID != 52 || got.Message == "" {
@@ -149,11 +143,4 @@ func TestFiles(t *testing.T) {
 	}
 	a.Send(frame.Request{Type: frame.Interrupt, ID: id})
 	a.Wait(id)
-}
-
-func TestDuration(t *testing.T) {
-	a := Start(t, "bash")
-	if got := a.Run("sleep 0.3"); got.DurationMS < 300 || got.DurationMS > time.Minute.Milliseconds() {
-		t.Errorf("%d ms", got.DurationMS)
-	}
 }

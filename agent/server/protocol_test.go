@@ -185,27 +185,22 @@ func TestInterruptOfAWaitingCall(t *testing.T) {
 	}
 }
 
-func TestEnds(t *testing.T) {
-	for name, end := range map[string]func(*Agent){
-		"at the end of requests": func(a *Agent) { a.HangUp() },
-		"at a shutdown":          func(a *Agent) { a.Send(frame.Request{Type: frame.Shutdown}) },
-	} {
-		for _, code := range []string{"", "trap '' INT TERM; while :; do sleep 1; done"} {
-			t.Run(name+"/"+code, func(t *testing.T) {
-				a := Start(t, "bash")
-				pid := strings.TrimSpace(a.Run("echo $$").Stdout)
-				if code != "" {
-					a.Call(code)
-				}
-				end(a)
-				if !a.Closed() {
-					t.Fatal("the agent still runs")
-				}
-				if _, err := os.Stat("/proc/" + pid); err == nil {
-					t.Error("the interpreter still runs")
-				}
-			})
-		}
+func TestEndsWithItsRequests(t *testing.T) {
+	for _, code := range []string{"", "trap '' INT TERM; while :; do sleep 1; done"} {
+		t.Run(code, func(t *testing.T) {
+			a := Start(t, "bash")
+			pid := strings.TrimSpace(a.Run("echo $$").Stdout)
+			if code != "" {
+				a.Call(code)
+			}
+			a.HangUp()
+			if !a.Closed() {
+				t.Fatal("the agent still runs")
+			}
+			if _, err := os.Stat("/proc/" + pid); err == nil {
+				t.Error("the interpreter still runs")
+			}
+		})
 	}
 }
 

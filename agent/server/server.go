@@ -3,7 +3,7 @@
 // time, in order of arrival, and answers each call exactly once.
 //
 // Two goroutines share the work. One reads requests, and answers at once what
-// needs no interpreter: list, read, ping, an interrupt of a call that waits.
+// needs no interpreter: read, ping, an interrupt of a call that waits.
 // The other, the executor, is the only one that touches the interpreter.
 package server
 
@@ -87,8 +87,8 @@ type call struct {
 	cancel  chan struct{} // closed by an interrupt
 }
 
-// Serve answers requests until their stream ends, a shutdown comes or ctx is
-// done, and then ends the interpreter. It closes cfg.In.
+// Serve answers requests until their stream ends or ctx is done, and then ends
+// the interpreter. It closes cfg.In.
 func Serve(ctx context.Context, table *process.Table, cfg Config) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -171,7 +171,7 @@ func (s *Server) logf(format string, args ...any) {
 	fmt.Fprintf(s.log, "nix-sandbox-agent: "+format+"\n", args...)
 }
 
-// requests reads until the stream ends or a shutdown comes.
+// requests reads until the stream ends.
 func (s *Server) requests(in io.Reader) error {
 	r := frame.NewReader(bufio.NewReader(in))
 	for {
@@ -181,9 +181,6 @@ func (s *Server) requests(in io.Reader) error {
 				return nil
 			}
 			return err
-		}
-		if req.Type == frame.Shutdown {
-			return nil
 		}
 		if err := s.request(req); err != nil {
 			return err
@@ -222,16 +219,6 @@ func (s *Server) request(req frame.Request) error {
 		case broken:
 			return refuse(err)
 		}
-	case frame.List:
-		files, more, err := s.root.List(req.Path)
-		if err != nil {
-			return refuse(err)
-		}
-		reply := frame.Reply{Type: frame.Files, ID: req.ID, Files: files}
-		if more {
-			reply.Message = fmt.Sprintf("%s holds more than %d entries", req.Path, workspace.MaxEntries)
-		}
-		return s.out.Write(reply)
 	case frame.Read:
 		contents, size, err := s.root.Read(req.Path, req.Offset, req.Length)
 		if err != nil {

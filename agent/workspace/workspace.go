@@ -26,7 +26,7 @@ import (
 // Bounds of one answer.
 const (
 	MaxRead    = 8 << 20 // bytes of a file in one frame
-	MaxEntries = 1000    // files in one list
+	MaxEntries = 1000    // files in one answer
 	maxDepth   = 8       // folders below outputs that are looked into
 	// maxVisits is how many entries below outputs are asked for what they are,
 	// folders and links too: 225,000 folders took 5 s of each call's end.
@@ -113,43 +113,6 @@ func (r *Root) outside(name string, err error) error {
 		return fmt.Errorf("%s: %w", name, p.Err)
 	}
 	return err
-}
-
-// List returns what a folder holds, sorted by name. more says that it holds
-// more than MaxEntries.
-func (r *Root) List(name string) (files []frame.File, more bool, err error) {
-	dir, err := r.open(name, unix.O_RDONLY|unix.O_DIRECTORY, 0, 0)
-	if err != nil {
-		return nil, false, r.outside(name, err)
-	}
-	defer dir.Close()
-	rel, _ := r.relative(name)
-	files, more, err = r.entries(dir, path.Join(r.Path, rel))
-	slices.SortFunc(files, func(a, b frame.File) int { return strings.Compare(a.Path, b.Path) })
-	return files, more, err
-}
-
-// entries lists the folders and regular files of an open folder.
-func (r *Root) entries(dir *os.File, at string) (files []frame.File, more bool, err error) {
-	// One beyond the bound tells that there are more.
-	names, err := dir.Readdirnames(MaxEntries + 1)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, false, fmt.Errorf("list %s: %w", at, err)
-	}
-	more = len(names) > MaxEntries
-	for _, name := range names[:min(len(names), MaxEntries)] {
-		var st unix.Stat_t
-		if unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
-			continue // gone in the meantime
-		}
-		switch st.Mode & unix.S_IFMT {
-		case unix.S_IFREG:
-			files = append(files, frame.File{Path: path.Join(at, name), Size: st.Size})
-		case unix.S_IFDIR:
-			files = append(files, frame.File{Path: path.Join(at, name), Folder: true})
-		}
-	}
-	return files, more, nil
 }
 
 // Read returns a part of a regular file, at most [MaxRead] bytes, and the

@@ -118,40 +118,6 @@ func TestReadIsBounded(t *testing.T) {
 	}
 }
 
-func TestList(t *testing.T) {
-	r := plant(t)
-	want := []frame.File{
-		{Path: r.Path + "/empty"},
-		{Path: r.Path + "/file", Size: 4},
-		{Path: r.Path + "/folder", Folder: true},
-	}
-	for _, path := range []string{"", ".", r.Path} {
-		got, more, err := r.List(path)
-		if err != nil || more {
-			t.Errorf("%v, more %v", err, more)
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Error(diff)
-		}
-	}
-	for _, path := range []string{"..", "/", "outFolder", "file", "fifo", "nothing", "proc"} {
-		if got, _, err := r.List(path); err == nil {
-			t.Errorf("%q: listed %v", path, got)
-		}
-	}
-}
-
-func TestListIsBounded(t *testing.T) {
-	r := &Root{Path: t.TempDir()}
-	for i := range MaxEntries + 5 {
-		write(t, fmt.Sprintf("%s/%d", r.Path, i), "")
-	}
-	got, more, err := r.List("")
-	if err != nil || len(got) != MaxEntries || !more {
-		t.Errorf("%d entries, more %v, %v", len(got), more, err)
-	}
-}
-
 func TestChanged(t *testing.T) {
 	r := plant(t)
 	check := func(want ...frame.File) {

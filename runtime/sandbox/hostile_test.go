@@ -60,7 +60,7 @@ func start() {
 func hostile(as string) {
 	w := frame.NewWriter(os.Stdout)
 	r := frame.NewReader(os.Stdin)
-	ready := frame.Reply{Type: frame.Ready, Protocol: frame.Protocol, Interpreters: []string{"python"}}
+	ready := frame.Reply{Type: frame.Ready, Protocol: frame.Protocol}
 	header := func(size uint32) { os.Stdout.Write(binary.BigEndian.AppendUint32(nil, size)) }
 	// execute waits for the call and returns its id.
 	execute := func() uint64 {

@@ -49,7 +49,7 @@ func (t *Tool) collect(ctx context.Context, box *sandbox.Sandbox, args arguments
 	shown, tries, linked, rest := 0, 0, 0, 0
 	svgRoom := args.environment.OutputBytes
 	for _, file := range files {
-		if file.Folder || !strings.HasPrefix(file.Path, outputs) {
+		if !strings.HasPrefix(file.Path, outputs) {
 			continue
 		}
 		kind := imageType(file.Path)

@@ -181,7 +181,7 @@ func (s *scene) converse(a *attempt, out *outcome, stdin io.Writer, stdout io.Re
 			}
 		}
 	}
-	return requests.Write(frame.Request{Type: frame.Shutdown})
+	return nil
 }
 
 // exposed is the control of an attempt on the frames: an interpreter whose
