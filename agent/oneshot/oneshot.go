@@ -14,13 +14,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/attempt"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/limitkeeper"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
 )
 
-// MaxCode is the longest code, in bytes: that of a frame.
+// MaxCode is the length of the longest code, in bytes: that of a frame.
 const MaxCode = 16 << 20
 
 // grace is how long code may take to end after a signal was passed on to it.
@@ -31,37 +31,44 @@ const grace = 2 * time.Second
 const stopped = 128 + int(unix.SIGKILL)
 
 // Run reads code up to the end of in, runs it and returns its exit status.
-// Signals that arrive are passed on to the code; what does not end then is
-// killed. guard holds the code to its limits; nil where there are none. The
-// code's stdin is spec.Null, or empty where that is nil.
-func Run(ctx context.Context, table *process.Table, guard *limitkeeper.Keeper, spec interpreter.Spec, in io.Reader, signals <-chan os.Signal) (int, error) {
-	return Hold(ctx, table, guard, spec.Stderr, func(ctx context.Context) (int, error) {
-		return run(ctx, table, spec, in, signals)
+// Signals that arrive are passed on to the code, which is killed if it does not
+// end then; a signal that arrives before the code runs ends Run, with the exit
+// status that the signal gives. keeper holds the code to its limits; nil where
+// there are none. The code's stdin is spec.Null, or empty where that is nil.
+func Run(ctx context.Context, table *process.Table, keeper *limitkeeper.Keeper, spec interpreter.Spec, in io.Reader, signals <-chan os.Signal) (int, error) {
+	return Hold(ctx, table, keeper, spec.Stderr, func(ctx context.Context) (int, error) {
+		status, err := run(ctx, table, spec, in, signals)
+		var signal ended
+		if errors.As(err, &signal) {
+			return 128 + int(signal), nil
+		}
+		return status, err
 	})
 }
 
 // Hold holds everything in the sandbox to its limits while run runs, whose
-// results it returns. Where a limit is crossed it kills all, and tells log.
-func Hold(ctx context.Context, table *process.Table, guard *limitkeeper.Keeper, log io.Writer, run func(context.Context) (int, error)) (int, error) {
-	if guard == nil {
+// results it returns. Where a limit is crossed it kills everything, and writes
+// a line to log.
+func Hold(ctx context.Context, table *process.Table, keeper *limitkeeper.Keeper, log io.Writer, run func(context.Context) (int, error)) (int, error) {
+	if keeper == nil {
 		return run(ctx)
 	}
 	ctx, stop := context.WithCancelCause(ctx)
-	var crossed atomic.Pointer[limitkeeper.Crossing]
-	var watched sync.WaitGroup
-	watched.Go(func() {
-		if err := guard.Run(ctx, func(c limitkeeper.Crossing) {
-			crossed.Store(&c)
+	var crossing atomic.Pointer[limitkeeper.Crossing]
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := keeper.Run(ctx, func(c limitkeeper.Crossing) {
+			crossing.Store(&c)
 			table.KillAll()
 		}); err != nil {
 			stop(err)
 		}
 	})
-	guard.Busy(true)
+	keeper.Busy(true)
 	status, err := run(ctx)
 	stop(nil)
-	watched.Wait()
-	if c := crossed.Load(); c != nil {
+	wg.Wait()
+	if c := crossing.Load(); c != nil {
 		fmt.Fprintf(log, "nix-sandbox-agent: stopped: %v\n", c)
 		return stopped, nil
 	}
@@ -77,67 +84,78 @@ func run(ctx context.Context, table *process.Table, spec interpreter.Spec, in io
 		defer spec.Null.Close()
 	}
 	defer table.KillAll()
+	try := attempt.Attempt{Grace: grace, Signals: signals}
 	// The interpreter loads while the code is still being read.
-	var i *interpreter.Interpreter
+	loaded := make(chan error, 1)
 	if spec.Sessions() {
-		if i, err = interpreter.Start(table, &spec, nil); err != nil {
+		if try.Interpreter, err = interpreter.Start(table, &spec, nil); err != nil {
 			return 0, err
 		}
-		defer i.Kill()
+		defer try.Interpreter.Kill()
+		try.Process = try.Interpreter.Process
+		go func() { loaded <- attempt.Load(ctx, try.Interpreter, attempt.LoadTimeout) }()
 	}
-	source := make(chan text, 1)
-	go read(in, source) // ends with the program where in does not
-	var code text
-	select {
-	case code = <-source:
-	case sig := <-signals:
-		return 128 + int(sig.(unix.Signal)), nil
+	reading := make(chan source, 1)
+	go read(in, reading) // ends with the program where in does not
+	code, err := await(ctx, signals, reading)
+	if err == nil {
+		err = code.err
 	}
-	if code.err != nil {
-		return 0, code.err
-	}
-	p, nonce, err := start(table, &spec, i, code.string)
 	if err != nil {
 		return 0, err
 	}
-	var replies <-chan interpreter.Reply
-	if i != nil {
-		replies = i.Replies()
+	if try.Interpreter == nil {
+		try.Process, err = interpreter.RunCommand(table, &spec, code.text)
+	} else if try.Nonce, err = begin(ctx, signals, loaded, try.Interpreter, code.text); err != nil {
+		err = fmt.Errorf("interpreter %s: %w", spec.Command[0], err)
 	}
-	var kill <-chan time.Time
-	for {
-		select {
-		case <-p.Done():
-			return p.ExitCode(), nil
-		case r, ok := <-replies:
-			switch {
-			case !ok || r.Err != nil:
-				replies = nil // the code's own doing
-			case r.Kind == driver.Done && r.Nonce == nonce:
-				return r.Status, nil
-			}
-		case sig := <-signals:
-			p.Signal(sig.(unix.Signal))
-			if kill == nil {
-				kill = time.After(grace)
-			}
-		case <-kill:
-			p.Kill()
-			kill = nil
-		case <-ctx.Done():
-			p.Kill()
-			return 0, context.Cause(ctx)
-		}
+	if err != nil {
+		return 0, err
+	}
+	end, err := try.Wait(ctx)
+	if err == nil && !end.Exited {
+		err = context.Cause(ctx) // nil where the driver has answered
+	}
+	return end.Status, err
+}
+
+// begin gives code to an interpreter as soon as it has loaded, and returns the
+// nonce of the reply.
+func begin(ctx context.Context, signals <-chan os.Signal, loaded <-chan error, i *interpreter.Interpreter, code string) (uint64, error) {
+	failure, err := await(ctx, signals, loaded)
+	if err == nil {
+		err = failure
+	}
+	if err != nil {
+		return 0, err
+	}
+	return i.Run(code, 1, true)
+}
+
+// ended is the signal that ended a run before its code began.
+type ended unix.Signal
+
+func (e ended) Error() string { return unix.Signal(e).String() }
+
+// await receives a value, unless ctx is done or a signal arrives before.
+func await[T any](ctx context.Context, signals <-chan os.Signal, values <-chan T) (value T, err error) {
+	select {
+	case value = <-values:
+		return value, nil
+	case signal := <-signals:
+		return value, ended(signal.(unix.Signal))
+	case <-ctx.Done():
+		return value, context.Cause(ctx)
 	}
 }
 
-// text is code that was read.
-type text struct {
-	string
-	err error
+// source is code that was read.
+type source struct {
+	text string
+	err  error
 }
 
-func read(in io.Reader, to chan<- text) {
+func read(in io.Reader, to chan<- source) {
 	code, err := io.ReadAll(io.LimitReader(in, MaxCode+1))
 	switch {
 	case err != nil:
@@ -145,35 +163,5 @@ func read(in io.Reader, to chan<- text) {
 	case len(code) > MaxCode:
 		err = fmt.Errorf("code is longer than %d MiB", MaxCode>>20)
 	}
-	to <- text{string(code), err}
-}
-
-// start runs code in the interpreter, or as a command where there is none,
-// and returns the process whose end is the code's, or the nonce of a reply
-// that comes before that.
-func start(table *process.Table, spec *interpreter.Spec, i *interpreter.Interpreter, code string) (p *process.Process, nonce uint64, err error) {
-	if i == nil {
-		p, err = interpreter.RunCommand(table, spec, code)
-		return p, 0, err
-	}
-	select {
-	case r, ok := <-i.Replies():
-		switch {
-		case !ok:
-			err = errors.New("its driver has ended")
-		case r.Err != nil:
-			err = r.Err
-		case r.Kind != driver.Ready:
-			err = errors.New("its driver does not answer as it should")
-		}
-	case <-i.Done():
-		err = fmt.Errorf("exit status %d", i.ExitCode())
-	}
-	if err == nil {
-		nonce, err = i.Run(code, 1, true)
-	}
-	if err != nil {
-		return nil, 0, fmt.Errorf("interpreter %s: %w", spec.Command[0], err)
-	}
-	return i.Process, nonce, nil
+	to <- source{string(code), err}
 }

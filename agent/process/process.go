@@ -9,6 +9,7 @@
 package process
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -179,6 +180,23 @@ func (p *Process) signal(to int, sig unix.Signal) {
 func (p *Process) Kill() {
 	p.Signal(unix.SIGKILL)
 	p.table.KillAll()
+}
+
+// endTimeout is how long a process may take to be gone after SIGKILL.
+const endTimeout = 10 * time.Second
+
+// ErrUnkillable reports a process that SIGKILL did not end in 10 s.
+var ErrUnkillable = errors.New("the process does not end after SIGKILL")
+
+// End kills the process, as Kill does, and waits until it has ended.
+func (p *Process) End() error {
+	p.Kill()
+	select {
+	case <-p.done:
+		return nil
+	case <-time.After(endTimeout):
+		return ErrUnkillable
+	}
 }
 
 // killTime bounds how long KillAll waits. A process that is stuck in the

@@ -124,13 +124,13 @@ func agent(args []string) (status int, err error) {
 		// Whatever started it is no jail, and would let the code do as it likes.
 		return 0, fmt.Errorf("it is process %d and not the first of a sandbox, which alone it can hold to limits", os.Getpid())
 	}
-	var guard *limitkeeper.Keeper
+	var keeper *limitkeeper.Keeper
 	if first && limits != (limitkeeper.Limits{}) {
 		folders := []string{spec.Root, "/tmp", "/dev/shm"}
 		if options.layer != "" {
 			folders = append(folders, options.layer)
 		}
-		if guard, err = limitkeeper.New(limits, folders...); err != nil {
+		if keeper, err = limitkeeper.New(limits, folders...); err != nil {
 			return 0, err
 		}
 		spec.Limits = limitkeeper.Rlimits(limits)
@@ -143,11 +143,11 @@ func agent(args []string) (status int, err error) {
 	defer stop()
 	if mode == "attach" {
 		spec.Stdout, spec.Stderr = os.Stdout, os.Stderr
-		return interactive.Serve(ctx, table, guard, spec, os.Stdin)
+		return interactive.Serve(ctx, table, keeper, spec, os.Stdin)
 	}
 	if mode == "run" {
 		spec.Stdout, spec.Stderr = os.Stdout, os.Stderr
-		return oneshot.Run(ctx, table, guard, spec, os.Stdin, signals)
+		return oneshot.Run(ctx, table, keeper, spec, os.Stdin, signals)
 	}
 	ended := make(chan int, 1)
 	go func() {
@@ -160,7 +160,7 @@ func agent(args []string) (status int, err error) {
 		return 0, fmt.Errorf("prepare stdin: %w", err)
 	}
 	in := os.NewFile(uintptr(unix.Stdin), "stdin")
-	err = server.Serve(ctx, table, server.Config{Spec: spec, Watch: guard, In: in, Out: os.Stdout, Log: os.Stderr})
+	err = server.Serve(ctx, table, server.Config{Spec: spec, Keeper: keeper, In: in, Out: os.Stdout, Log: os.Stderr})
 	select {
 	case status = <-ended:
 	default:

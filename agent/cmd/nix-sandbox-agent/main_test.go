@@ -193,6 +193,31 @@ func TestRunEndsWithoutCode(t *testing.T) {
 	}
 }
 
+// A signal also ends run while its interpreter loads.
+func TestRun_EndsWhileItsInterpreterLoads(t *testing.T) {
+	cmd := agentCommand(t, "run", "@python=sh", "-c", "echo loading; exec sleep 99", "sh")
+	cmd.Stdin = strings.NewReader("1")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	end := time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
+	defer end.Stop()
+	if _, err := out.Read(make([]byte, 16)); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if got := cmd.ProcessState.ExitCode(); got != 143 {
+		t.Errorf("status %d, want 143", got)
+	}
+}
+
 func TestUsage(t *testing.T) {
 	for _, args := range []string{"", "run", "run --pipe", "dance @python", "run --driver", "run --both python3", "run --pipe @python"} {
 		out, err := agentCommand(t, strings.Fields(args)...).CombinedOutput()

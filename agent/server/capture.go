@@ -1,0 +1,118 @@
+package server
+
+import (
+	"io"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/attempt"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/output"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/workspace"
+)
+
+// capture turns what one call writes into frames.
+type capture struct {
+	out     *frame.Writer
+	id      uint64 // of the call
+	streams []*stream
+	flushes int
+}
+
+// stream is one stream of a call.
+type stream struct {
+	*output.Stream
+	name    string
+	archive *workspace.Archive // nil until output is left out of the answer
+}
+
+// capture starts the capture of a call. Output of a session's call that exceeds
+// the limit is stored in the workspace, where the next call can search it.
+func (e *executor) capture(c *call) *capture {
+	out := &capture{out: e.out, id: c.ID, streams: []*stream{
+		{name: frame.Stdout, Stream: e.stdout},
+		{name: frame.Stderr, Stream: e.stderr},
+	}}
+	for _, s := range out.streams {
+		if !c.Keep {
+			s.Begin(nil)
+			continue
+		}
+		s.Begin(func() io.Writer {
+			archive, err := e.root.Archive(e.number, s.name)
+			if err != nil {
+				e.logf("%v", err)
+				return nil
+			}
+			s.archive = archive
+			return archive
+		})
+	}
+	interpreter.Blocking(e.spec.Stdout)
+	interpreter.Blocking(e.spec.Stderr)
+	return out
+}
+
+// drain takes what the pipes hold.
+func (c *capture) drain() {
+	for _, s := range c.streams {
+		s.Drain()
+	}
+}
+
+// flush sends the output that has arrived within the first half of the limit,
+// and once a second a sample of what is held back.
+func (c *capture) flush() error {
+	c.flushes++
+	for _, s := range c.streams {
+		if text := s.Take(); text != "" {
+			if err := c.out.Write(c.frame(s, text)); err != nil {
+				return err
+			}
+		}
+		if c.flushes%attempt.FlushesPerSecond != 0 {
+			continue
+		}
+		if line := s.Sample(); line != "" {
+			sample := c.frame(s, line)
+			sample.Sample = true
+			if err := c.out.Write(sample); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// finish ends the capture. It returns the frames that are left to send, and
+// what was left out of the streams.
+func (c *capture) finish() (frames []any, truncated []frame.Truncation) {
+	for _, s := range c.streams {
+		rest := s.End()
+		if s.archive != nil {
+			s.archive.Close()
+		}
+		if rest.Skipped == 0 {
+			rest.Head += rest.Tail
+		}
+		if rest.Head != "" {
+			frames = append(frames, c.frame(s, rest.Head))
+		}
+		if rest.Skipped == 0 {
+			continue
+		}
+		tail := c.frame(s, rest.Tail)
+		tail.Skipped = rest.Skipped
+		frames = append(frames, tail)
+		t := frame.Truncation{Stream: s.name, Total: rest.Total}
+		if s.archive != nil && s.archive.Stored > 0 {
+			t.Path, t.Stored = s.archive.Path, s.archive.Stored
+		}
+		truncated = append(truncated, t)
+	}
+	return frames, truncated
+}
+
+// frame is an output frame of a stream.
+func (c *capture) frame(s *stream, data string) frame.Reply {
+	return frame.Reply{Type: frame.Output, ID: c.id, Stream: s.name, Data: data}
+}

@@ -1,0 +1,231 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/attempt"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/output"
+)
+
+// phase says how far the interpreter is.
+type phase int
+
+const (
+	absent  phase = iota // there is none: it could not start or has ended; always so for a command
+	loading              // it was started, and its driver has not answered yet
+	ready                // its driver waits for code, or runs it
+	ending               // it has run the code of a call without a session and is to be killed
+)
+
+// state says what the interpreter holds of the state of a session's calls, and
+// whether a call still has to hear that earlier state is lost.
+type state int
+
+const (
+	stateNone    state = iota // no call of a session has run in the interpreter
+	stateHeld                 // it holds the state of all calls
+	stateLost                 // it holds nothing; earlier state is lost, which no result has reported
+	stateRenewed              // it holds the state of the running call; earlier state is lost, which no result has reported
+)
+
+// begun is the state after code of a session has been given to the interpreter.
+func (s state) begun() state {
+	if s.isUnreported() {
+		return stateRenewed
+	}
+	return stateHeld
+}
+
+// dropped is the state after the interpreter has ended and left nothing.
+func (s state) dropped() state {
+	if s == stateNone {
+		return stateNone
+	}
+	return stateLost
+}
+
+// reported is the state after a result has said what became of it.
+func (s state) reported() state {
+	switch s {
+	case stateLost:
+		return stateNone
+	case stateRenewed:
+		return stateHeld
+	}
+	return s
+}
+
+// isHeld says whether the interpreter holds the state of a session.
+func (s state) isHeld() bool { return s == stateHeld || s == stateRenewed }
+
+// isUnreported says whether a result has to report that state is lost.
+func (s state) isUnreported() bool { return s == stateLost || s == stateRenewed }
+
+// start starts the interpreter, in the phase absent. file is the state that an
+// earlier interpreter left, which start owns, or nil. Those who wait for the
+// interpreter hear of a failure, and the next call tries again.
+func (e *executor) start(file *os.File) error {
+	e.pings.loading()
+	current, err := interpreter.Start(e.table, &e.spec, file)
+	if err != nil {
+		if file != nil {
+			e.state = e.state.dropped()
+		}
+		e.logf("%v", err)
+		e.pings.failed(err)
+		return err
+	}
+	e.current, e.phase = current, loading
+	return nil
+}
+
+// load waits until the driver is loaded, at most until the end of the call's
+// time. An interpreter that cannot load with the state of an earlier one is
+// replaced by one without.
+func (e *executor) load(ctx context.Context, deadline time.Time) error {
+	for {
+		if e.phase == absent {
+			if err := e.start(nil); err != nil {
+				return err
+			}
+		}
+		if e.phase == ready {
+			return nil
+		}
+		err := attempt.Load(ctx, e.current, min(attempt.LoadTimeout, time.Until(deadline)))
+		if err == nil {
+			e.phase = ready
+			e.pings.loaded()
+			return nil
+		}
+		if c := e.takeCrossing(); c != nil {
+			err = errors.New(c.String())
+			if !e.state.isHeld() {
+				e.stop(tooSmall(*c))
+				return err
+			}
+		}
+		restored := e.state.isHeld()
+		if err := e.kill(); err != nil {
+			return err
+		}
+		if restored && time.Now().Before(deadline) {
+			continue
+		}
+		err = fmt.Errorf("%s did not load: %w", e.spec.Command[0], err)
+		e.pings.failed(err)
+		if restored {
+			_ = e.start(nil)
+		}
+		return err
+	}
+}
+
+// between deals with what the interpreter does between two calls: it answers
+// that it is loaded, or it ends. ok is false where it has ended.
+func (e *executor) between(ctx context.Context, r interpreter.Reply, ok bool) error {
+	err := r.Err
+	switch {
+	case err != nil:
+	case ok && r.Kind == driver.Ready && e.phase == loading:
+		if err = e.warm(ctx); err == nil {
+			e.phase = ready
+			e.pings.loaded()
+			return nil
+		}
+	default:
+		err = errors.New("it ended between two calls")
+	}
+	held := e.state.isHeld()
+	if c := e.takeCrossing(); c != nil {
+		err = errors.New(c.String())
+		if !held {
+			return tooSmall(*c)
+		}
+	}
+	e.logf("interpreter is lost: %v", err)
+	// The session's next call is likely to come. An interpreter that ends before
+	// any call is not started again until one does: it may end each time.
+	restart := held && e.phase == ready
+	if err := e.kill(); err != nil {
+		return err
+	}
+	if restart {
+		_ = e.start(nil)
+		return nil
+	}
+	e.pings.failed(fmt.Errorf("%s did not load: %w", e.spec.Command[0], err))
+	return nil
+}
+
+// warm runs a small piece of code where a ping waits and no call does: what the
+// code loads, compiles and maps is then there for the first call.
+func (e *executor) warm(ctx context.Context) error {
+	if !e.pings.pending() || e.number > 0 || len(e.queue) > 0 {
+		return nil
+	}
+	nonce, err := e.current.Run(e.spec.Driver.Warm, 0, false)
+	if err != nil {
+		return err
+	}
+	try := attempt.Attempt{
+		Process: e.current.Process, Interpreter: e.current, Nonce: nonce,
+		Session: true, Deadline: attempt.Deadline(attempt.LoadTimeout),
+	}
+	end, err := try.Wait(ctx)
+	for _, s := range []*output.Stream{e.stdout, e.stderr} {
+		s.Begin(nil)
+		s.Drain()
+		s.End()
+	}
+	e.root.Changed()
+	switch {
+	case err != nil:
+		return err
+	case end.Broken != nil:
+		return end.Broken
+	case end.Exited:
+		return fmt.Errorf("it ended with its first code, with status %d", end.Status)
+	}
+	return ctx.Err()
+}
+
+// kill ends the interpreter and everything beside it, and drops it.
+func (e *executor) kill() error {
+	if e.phase == absent {
+		return nil
+	}
+	if err := e.current.End(); err != nil {
+		return err
+	}
+	e.drop(false)
+	return nil
+}
+
+// drop forgets the interpreter, which has ended. With keep set it returns the
+// state that the interpreter left, which is the caller's; otherwise it returns
+// nil, and that state is lost.
+func (e *executor) drop(keep bool) *os.File {
+	file := e.current.Close()
+	e.current, e.phase = nil, absent
+	if keep {
+		return file
+	}
+	file.Close()
+	e.state = e.state.dropped()
+	return nil
+}
+
+// end ends everything that runs in the sandbox.
+func (e *executor) end() {
+	if err := e.kill(); err != nil {
+		e.logf("%v", err)
+	}
+	e.table.KillAll()
+}

@@ -1,0 +1,70 @@
+package server_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/agenttest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+)
+
+// A call without a session ends the interpreter, and with it the state that a
+// session's calls left there. The session's next call says so, once.
+func TestState_LostByACallWithoutASession(t *testing.T) {
+	for kind := range state {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			a := Start(t, kind).Warm()
+			a.Steps([]Step{{Code: state[kind].set}, {Code: state[kind].show, Stdout: state[kind].want}})
+			if got := a.Run("", Ephemeral); got.Outcome != frame.OutcomeOK || got.State != "" {
+				t.Fatalf("the call without a session: %+v", got)
+			}
+			a.Steps([]Step{
+				{Code: state[kind].set, Lost: true},
+				{Code: state[kind].show, Stdout: state[kind].want},
+			})
+		})
+	}
+}
+
+// fake is a program that answers as Python's driver does, and then ends. It
+// records each start in the workspace.
+func fake(t *testing.T, script string) *Agent {
+	return Start(t, "python", Words("sh", "-c", "echo >>starts; echo ready >&3; "+script, "sh"))
+}
+
+// An interpreter that loads and ends by itself is not started again and again:
+// a ping is answered with an error, and the next call starts it once more.
+func TestInterpreter_EndsAfterItHasLoaded(t *testing.T) {
+	for name, script := range map[string]string{
+		"with its first code": "read -r line <&3",
+		"while it is idle":    `read -r word nonce rest <&3; echo "done $nonce 0" >&3`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := fake(t, script)
+			for end := time.Now().Add(Patience); ; {
+				a.Send(frame.Request{Type: frame.Ping, ID: 7})
+				got := a.Receive()
+				if got.Type == frame.Error && strings.Contains(got.Message, "sh") {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatalf("reply %+v, want an error", got)
+				}
+			}
+			starts, err := os.ReadFile(filepath.Join(a.Root, "starts"))
+			if err != nil || len(starts) != 1 {
+				t.Errorf("%d starts, error %v, want 1", len(starts), err)
+			}
+			a.Run("1")
+			starts, err = os.ReadFile(filepath.Join(a.Root, "starts"))
+			if err != nil || len(starts) < 2 {
+				t.Errorf("%d starts after a call, error %v, want more", len(starts), err)
+			}
+		})
+	}
+}

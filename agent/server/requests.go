@@ -1,0 +1,149 @@
+package server
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+)
+
+// Bounds of what waits for the executor.
+const (
+	maxWaiting = 1024     // requests
+	maxCode    = 64 << 20 // bytes of code in them
+)
+
+// task is what the executor takes: a call or a configuration.
+type task struct {
+	call      *call
+	configure *frame.Request
+}
+
+// call is an execute request.
+type call struct {
+	frame.Request
+	running bool
+	cancel  chan struct{} // closed by an interrupt
+}
+
+// requests reads until the stream ends.
+func (s *Server) requests(in io.Reader) error {
+	r := frame.NewReader(bufio.NewReader(in))
+	for {
+		var req frame.Request
+		if err := r.Read(&req); err != nil {
+			if errors.Is(err, io.EOF) || errors.Is(err, os.ErrClosed) {
+				return nil
+			}
+			return err
+		}
+		if err := s.request(req); err != nil {
+			return err
+		}
+	}
+}
+
+// request answers or queues one request. Its error is that of the stream.
+func (s *Server) request(req frame.Request) error {
+	var refusal error
+	switch req.Type {
+	case frame.Execute:
+		refusal = s.enqueue(req)
+	case frame.Configure:
+		refusal = s.queueTask(task{configure: &req})
+	case frame.Interrupt:
+		return s.interrupt(req.ID)
+	case frame.Ping:
+		return s.pings.add(req.ID)
+	case frame.Read:
+		contents, size, err := s.root.Read(req.Path, req.Offset, req.Length)
+		if err == nil {
+			return s.out.Write(frame.Reply{Type: frame.Contents, ID: req.ID, Contents: contents, Size: size})
+		}
+		refusal = err
+	default:
+		refusal = fmt.Errorf("unknown request %q", req.Type)
+	}
+	if refusal == nil {
+		return nil
+	}
+	return s.out.Write(frame.Reply{Type: frame.Error, ID: req.ID, Message: refusal.Error()})
+}
+
+// queueTask hands a task to the executor, if there is a free slot.
+func (s *Server) queueTask(t task) error {
+	select {
+	case s.queue <- t:
+		return nil
+	default:
+		return fmt.Errorf("%d requests wait already", maxWaiting)
+	}
+}
+
+func (s *Server) enqueue(req frame.Request) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.calls[req.ID]; ok {
+		return fmt.Errorf("call %d is known already", req.ID)
+	}
+	if s.code+len(req.Code) > maxCode {
+		return fmt.Errorf("%d MiB of code wait already", maxCode>>20)
+	}
+	c := &call{Request: req, cancel: make(chan struct{})}
+	if err := s.queueTask(task{call: c}); err != nil {
+		return err
+	}
+	s.calls[req.ID] = c
+	s.code += len(req.Code)
+	return nil
+}
+
+// interrupt cancels a call. A call that waits is answered now and never runs; a
+// call that is not known has been answered.
+func (s *Server) interrupt(id uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c, ok := s.calls[id]
+	if !ok {
+		return nil
+	}
+	if c.running {
+		select {
+		case <-c.cancel:
+		default:
+			close(c.cancel)
+		}
+		return nil
+	}
+	delete(s.calls, id)
+	s.code -= len(c.Code)
+	c.Code = ""
+	result := frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeCancelled, ExitCode: 130}
+	if c.Keep {
+		result.State = frame.StateKept
+	}
+	return s.out.Write(result)
+}
+
+// take marks a call as running. It is false for a call that was cancelled.
+func (s *Server) take(c *call) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.calls[c.ID] != c {
+		return false
+	}
+	c.running = true
+	s.code -= len(c.Code)
+	return true
+}
+
+// answer sends a call's last frames and forgets the call.
+func (s *Server) answer(c *call, replies []any) error {
+	s.mu.Lock()
+	delete(s.calls, c.ID)
+	s.mu.Unlock()
+	return s.out.Write(replies...)
+}
