@@ -51,7 +51,7 @@ func NewTable() *Table {
 // thread ends with the goroutine.
 func (t *Table) spawn() {
 	runtime.LockOSThread()
-	t.err = limitOnlySelf()
+	t.err = confine()
 	for start := range t.spawns {
 		start()
 	}
@@ -132,7 +132,7 @@ func (t *Table) Start(c Command) (*Process, error) {
 				Dir:   c.Dir,
 				Env:   c.Env,
 				Files: files,
-				Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: c.Terminal, Unshareflags: forkFlags},
+				Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: c.Terminal, Unshareflags: forceFork},
 			})
 		}
 	}

@@ -11,9 +11,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/bpf"
 )
 
 // childMode says, in the environment of this test's own program, that it is
@@ -62,16 +63,7 @@ func install() error {
 	if err != nil {
 		return err
 	}
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return err
-	}
-	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER,
-		unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&program)))
-	if errno != 0 {
-		return errno
-	}
-	return nil
+	return bpf.Install(filter, unix.SECCOMP_FILTER_FLAG_TSYNC)
 }
 
 // attempt makes a call with arguments that the kernel cannot accept: where
@@ -106,11 +98,11 @@ func attempt(name string, nr int) syscall.Errno {
 	return errno
 }
 
-// errno is the error of a verdict's first refusal.
-func (v verdict) errno() syscall.Errno {
+// refusal is the error of a verdict's first refusal.
+func refusal(v bpf.Verdict) syscall.Errno {
 	for _, c := range v {
-		if c.then != allow {
-			return syscall.Errno(c.then & unix.SECCOMP_RET_DATA)
+		if c.Then != allow {
+			return syscall.Errno(c.Then & unix.SECCOMP_RET_DATA)
 		}
 	}
 	return 0
@@ -149,7 +141,7 @@ func TestKernelRefuses(t *testing.T) {
 			continue
 		}
 		t.Run(r.name, func(t *testing.T) {
-			if want := r.verdict.errno(); with[r.name] != want {
+			if want := refusal(r.verdict); with[r.name] != want {
 				t.Errorf("with the filter: %v, want %v", with[r.name], want)
 			}
 			t.Logf("without: %d (%v), with: %d (%v)", without[r.name], without[r.name], with[r.name], with[r.name])

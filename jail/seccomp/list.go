@@ -1,6 +1,10 @@
 package seccomp
 
-import "golang.org/x/sys/unix"
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/bpf"
+)
 
 // newest is the highest system call that was looked at when [list] was last
 // reviewed, on both architectures: open_tree_attr, of Linux 6.15. Later ones
@@ -125,72 +129,72 @@ const (
 )
 
 var (
-	newNamespace = verdict{
-		{arg: 0, test: anyBit, values: []uint32{namespaces}, then: eperm},
+	newNamespace = bpf.Verdict{
+		{Arg: 0, Test: bpf.AnyBit, Values: []uint32{namespaces}, Then: eperm},
 		// A process that shares its descriptors with another can take locks and
 		// end. They stay, and /proc/locks of the namespace, by which the agent
 		// counts, leaves out those whose owner's number is gone.
-		{arg: 0, test: anyBit, values: []uint32{unix.CLONE_THREAD}, then: allow},
-		{arg: 0, test: anyBit, values: []uint32{unix.CLONE_FILES}, then: eperm},
+		{Arg: 0, Test: bpf.AnyBit, Values: []uint32{unix.CLONE_THREAD}, Then: allow},
+		{Arg: 0, Test: bpf.AnyBit, Values: []uint32{unix.CLONE_FILES}, Then: eperm},
 	}
-	newNamespaceUnshare = verdict{{arg: 0, test: anyBit, values: []uint32{namespacesUnshared}, then: eperm}}
+	newNamespaceUnshare = bpf.Verdict{{Arg: 0, Test: bpf.AnyBit, Values: []uint32{namespacesUnshared}, Then: eperm}}
 
-	families = verdict{
+	families = bpf.Verdict{
 		// Without AF_NETLINK, name resolution takes every address family for
 		// usable, and a list of the network interfaces is an error.
-		{arg: 0, test: noneOf, values: []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6}, then: refuse(unix.EAFNOSUPPORT)},
+		{Arg: 0, Test: bpf.NoneOf, Values: []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6}, Then: bpf.Errno(unix.EAFNOSUPPORT)},
 		// 0 is the family's own choice, 1 is ICMP's echo and AF_UNIX's own
 		// number; no SCTP, DCCP, SMC, L2TP.
-		{arg: 2, test: noneOf, values: []uint32{0, 1, unix.IPPROTO_TCP, unix.IPPROTO_UDP}, then: refuse(unix.EPROTONOSUPPORT)},
+		{Arg: 2, Test: bpf.NoneOf, Values: []uint32{0, 1, unix.IPPROTO_TCP, unix.IPPROTO_UDP}, Then: bpf.Errno(unix.EPROTONOSUPPORT)},
 		// The type alone can choose a protocol or a family: SOCK_PACKET (10)
 		// is AF_PACKET's, and SOCK_SEQPACKET (5) and SOCK_DCCP (6) with protocol
 		// 0 are SCTP and DCCP. SOCK_STREAM, SOCK_DGRAM and SOCK_RAW, from 1 to 3,
 		// have neither bit; SOCK_NONBLOCK and SOCK_CLOEXEC are higher ones.
-		{arg: 1, test: anyBit, values: []uint32{8}, then: refuse(unix.ESOCKTNOSUPPORT)},
-		{arg: 0, test: anyOf, values: []uint32{unix.AF_UNIX}, then: allow},
-		{arg: 1, test: anyBit, values: []uint32{4}, then: refuse(unix.ESOCKTNOSUPPORT)},
+		{Arg: 1, Test: bpf.AnyBit, Values: []uint32{8}, Then: bpf.Errno(unix.ESOCKTNOSUPPORT)},
+		{Arg: 0, Test: bpf.AnyOf, Values: []uint32{unix.AF_UNIX}, Then: allow},
+		{Arg: 1, Test: bpf.AnyBit, Values: []uint32{4}, Then: bpf.Errno(unix.ESOCKTNOSUPPORT)},
 	}
 
 	// The level has to be asked too: IPV6_V6ONLY has the number of
 	// SO_ATTACH_FILTER.
-	noFilters = verdict{
-		{arg: 1, test: noneOf, values: []uint32{unix.SOL_SOCKET}, then: allow},
-		{arg: 2, test: anyOf, values: []uint32{
+	noFilters = bpf.Verdict{
+		{Arg: 1, Test: bpf.NoneOf, Values: []uint32{unix.SOL_SOCKET}, Then: allow},
+		{Arg: 2, Test: bpf.AnyOf, Values: []uint32{
 			unix.SO_ATTACH_FILTER, unix.SO_ATTACH_BPF, unix.SO_ATTACH_REUSEPORT_CBPF, unix.SO_ATTACH_REUSEPORT_EBPF,
-		}, then: eperm},
+		}, Then: eperm},
 	}
 
-	fileLocks = verdict{{arg: 1, test: anyOf, values: []uint32{
+	fileLocks = bpf.Verdict{{Arg: 1, Test: bpf.AnyOf, Values: []uint32{
 		unix.F_SETLEASE,
 		unix.F_NOTIFY,           // signals what others do in a folder
 		unix.F_SET_RW_HINT,      // changes the host's inode through a read-only mount
 		unix.F_SET_FILE_RW_HINT, // the same, before Linux 5.17
 		fSetDelegation,
-	}, then: eperm}, {
+	}, Then: eperm}, {
 		// Locks of open files belong to no process: they are in /proc/locks of
 		// every namespace, so that nobody can tell whose they are. This is what
 		// kernels before Linux 3.15 answer, for which programs take POSIX locks.
-		arg: 1, test: anyOf, values: []uint32{fOFDSetLock, fOFDSetLockWait}, then: refuse(unix.EINVAL),
+		Arg: 1, Test: bpf.AnyOf, Values: []uint32{fOFDSetLock, fOFDSetLockWait}, Then: bpf.Errno(unix.EINVAL),
 	}}
 
 	// The operations of futex(2) that move sleepers to another word, or change
 	// one, without FUTEX_PRIVATE_FLAG: C libraries move those of their own
 	// process alone. The higher bit is FUTEX_CLOCK_REALTIME.
-	requeue = verdict{{arg: 1, test: anyOf, values: []uint32{
+	requeue = bpf.Verdict{{Arg: 1, Test: bpf.AnyOf, Values: []uint32{
 		futexRequeue, futexCmpRequeue, futexWakeOp, futexWaitRequeuePI, futexCmpRequeuePI,
 		futexRequeue | 256, futexCmpRequeue | 256, futexWakeOp | 256, futexWaitRequeuePI | 256, futexCmpRequeuePI | 256,
-	}, then: enosys}}
+	}, Then: enosys}}
 
 	// ENOMEM is the answer of a machine without huge pages.
-	hugePages    = verdict{{arg: 3, test: anyBit, values: []uint32{unix.MAP_HUGETLB}, then: refuse(unix.ENOMEM)}}
-	hugeSegments = verdict{{arg: 2, test: anyBit, values: []uint32{shmHugeTLB}, then: refuse(unix.ENOMEM)}}
+	hugePages    = bpf.Verdict{{Arg: 3, Test: bpf.AnyBit, Values: []uint32{unix.MAP_HUGETLB}, Then: bpf.Errno(unix.ENOMEM)}}
+	hugeSegments = bpf.Verdict{{Arg: 2, Test: bpf.AnyBit, Values: []uint32{shmHugeTLB}, Then: bpf.Errno(unix.ENOMEM)}}
 
-	terminal = verdict{{arg: 1, test: anyOf, values: []uint32{tiocsti, tioclinux, tioccons, tiocsetd}, then: eperm}}
+	terminal = bpf.Verdict{{Arg: 1, Test: bpf.AnyOf, Values: []uint32{tiocsti, tioclinux, tioccons, tiocsetd}, Then: eperm}}
 
 	// Linux as it is, and the question which one is set.
-	oddities = verdict{{arg: 0, test: noneOf, values: []uint32{0, 0xffffffff}, then: eperm}}
+	oddities = bpf.Verdict{{Arg: 0, Test: bpf.NoneOf, Values: []uint32{0, 0xffffffff}, Then: eperm}}
 
-	onlyVM = verdict{{arg: 2, test: noneOf, values: []uint32{kcmpVM}, then: eperm}}
+	onlyVM = bpf.Verdict{{Arg: 2, Test: bpf.NoneOf, Values: []uint32{kcmpVM}, Then: eperm}}
 )
 
 // From the kernel's asm-generic/ioctls.h, linux/kcmp.h, linux/fcntl.h, linux/futex.h

@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/bpf"
 )
 
 // call is what a filter sees of a system call.
@@ -115,9 +117,9 @@ func TestEveryNumber(t *testing.T) {
 					if answer != unix.SECCOMP_RET_ALLOW || !constant {
 						t.Errorf("%d is not listed: %#x, constant %v", nr, answer, constant)
 					}
-				case r.verdict[0].test == whatever:
-					if answer != r.verdict[0].then || !constant {
-						t.Errorf("%s: %#x, want %#x", r.name, answer, r.verdict[0].then)
+				case r.verdict[0].Test == bpf.Always:
+					if answer != r.verdict[0].Then || !constant {
+						t.Errorf("%s: %#x, want %#x", r.name, answer, r.verdict[0].Then)
 					}
 				default:
 					if constant {
@@ -160,8 +162,8 @@ func TestOtherArchitecturesAreRefused(t *testing.T) {
 }
 
 func TestArguments(t *testing.T) {
-	family, protocol := refuse(unix.EAFNOSUPPORT), refuse(unix.EPROTONOSUPPORT)
-	socketType, noMemory := refuse(unix.ESOCKTNOSUPPORT), refuse(unix.ENOMEM)
+	family, protocol := bpf.Errno(unix.EAFNOSUPPORT), bpf.Errno(unix.EPROTONOSUPPORT)
+	socketType, noMemory := bpf.Errno(unix.ESOCKTNOSUPPORT), bpf.Errno(unix.ENOMEM)
 	type args = [6]uint64
 	tests := []struct {
 		name string
@@ -243,8 +245,8 @@ func TestArguments(t *testing.T) {
 		{"fcntl", args{0, unix.F_SETLK}, allow},
 		{"fcntl", args{0, unix.F_SETLKW}, allow},
 		{"fcntl", args{0, unix.F_OFD_GETLK}, allow},
-		{"fcntl", args{0, unix.F_OFD_SETLK}, refuse(unix.EINVAL)},
-		{"fcntl", args{0, unix.F_OFD_SETLKW}, refuse(unix.EINVAL)},
+		{"fcntl", args{0, unix.F_OFD_SETLK}, bpf.Errno(unix.EINVAL)},
+		{"fcntl", args{0, unix.F_OFD_SETLKW}, bpf.Errno(unix.EINVAL)},
 		{"fcntl", args{0, unix.F_SETFL}, allow},
 		{"fcntl", args{0, unix.F_DUPFD_CLOEXEC}, allow},
 		{"fcntl", args{0, unix.F_SETPIPE_SZ}, allow},
@@ -339,7 +341,7 @@ func TestListIsAttempted(t *testing.T) {
 	}
 	for _, r := range list {
 		// The others are in TestArguments.
-		if r.verdict[0].test == whatever && !tried[r.name] {
+		if r.verdict[0].Test == bpf.Always && !tried[r.name] {
 			t.Errorf("%s is on the list, and no attempt makes it", r.name)
 		}
 		delete(tried, r.name)

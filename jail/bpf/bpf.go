@@ -1,0 +1,184 @@
+// Package bpf compiles rules about system calls into the classic BPF program
+// that seccomp(2) runs before each call.
+//
+// It promises that a call which no rule names, and a call whose rule looks at
+// no argument, is decided by its number alone. The kernel (5.11 and later)
+// remembers the allowed ones of these and runs no filter for them.
+package bpf
+
+import (
+	"cmp"
+	"fmt"
+	"runtime"
+	"slices"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Rule is the verdict on the system calls with the numbers from First to Last.
+type Rule struct {
+	First, Last uint32
+	Verdict     Verdict
+}
+
+// Verdict is what happens to a call: the first check that applies decides, and
+// without one the call is allowed.
+type Verdict []Check
+
+// Check tests the lower 32 bits of one argument. These are all that the kernel
+// reads of the arguments in question; a program may put anything above them.
+type Check struct {
+	Arg    int // 0 to 5; unused by Always
+	Test   Test
+	Values []uint32
+	Then   uint32 // what the filter returns: SECCOMP_RET_*, with an error number
+}
+
+// Test is how a [Check] tests its argument.
+type Test int
+
+// The tests.
+const (
+	Always Test = iota // it applies whatever the argument is
+	AnyOf              // the argument is one of Values
+	NoneOf             // the argument is none of Values
+	AnyBit             // the argument has a bit of Values[0]
+)
+
+// Errno is the return value that fails a call with an error.
+func Errno(errno unix.Errno) uint32 {
+	return unix.SECCOMP_RET_ERRNO | uint32(errno)
+}
+
+// Offsets in struct seccomp_data, which is what a filter sees of a call. On a
+// little-endian architecture the lower half of an argument comes first.
+const (
+	offsetNr   = 0
+	offsetArch = 4
+	offsetArgs = 16
+	sizeArg    = 8
+)
+
+// maxInstructions is BPF_MAXINSNS of linux/bpf_common.h, the kernel's limit of
+// a program's length.
+const maxInstructions = 4096
+
+// Compile returns the program of rules about calls of a little-endian
+// architecture. Where arch is not 0 (AUDIT_ARCH_* of linux/audit.h), it ends a
+// process that makes a call of another architecture. The rules must not
+// overlap.
+func Compile(arch uint32, rules []Rule) ([]unix.SockFilter, error) {
+	rules = slices.SortedFunc(slices.Values(rules), func(a, b Rule) int { return cmp.Compare(a.First, b.First) })
+	var segments []Rule
+	next := uint64(0)
+	for _, r := range rules {
+		if uint64(r.First) < next || r.Last < r.First {
+			return nil, fmt.Errorf("the rule for the system calls %d to %d overlaps another one", r.First, r.Last)
+		}
+		if uint64(r.First) > next {
+			segments = append(segments, Rule{First: uint32(next)})
+		}
+		segments = append(segments, r)
+		next = uint64(r.Last) + 1
+	}
+	if next <= 1<<32-1 {
+		segments = append(segments, Rule{First: uint32(next)})
+	}
+	search, err := tree(segments)
+	if err != nil {
+		return nil, err
+	}
+	var program []unix.SockFilter
+	if arch != 0 {
+		program = []unix.SockFilter{
+			load(offsetArch),
+			{Code: jumpEqual, K: arch, Jt: 1},
+			// A program of another architecture would read an error number as
+			// an odd result and go on.
+			ret(unix.SECCOMP_RET_KILL_PROCESS),
+		}
+	}
+	program = slices.Concat(program, []unix.SockFilter{load(offsetNr)}, search)
+	if len(program) > maxInstructions {
+		return nil, fmt.Errorf("the rules take %d instructions, the kernel allows %d", len(program), maxInstructions)
+	}
+	return program, nil
+}
+
+// Install has the kernel run a program for every later call of this thread and
+// of what it starts; with SECCOMP_FILTER_FLAG_TSYNC in flags, of every thread
+// of this process. None of them can gain privileges from then on (no_new_privs),
+// without which the kernel takes programs from root alone.
+func Install(program []unix.SockFilter, flags uintptr) error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("set no_new_privs: %w", err)
+	}
+	header := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
+	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&header)))
+	runtime.KeepAlive(program)
+	if errno != 0 {
+		return fmt.Errorf("install a system call filter: %w", errno)
+	}
+	return nil
+}
+
+const (
+	loadWord  = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
+	jumpEqual = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
+	jumpFrom  = unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K
+	jumpBits  = unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K
+	stop      = unix.BPF_RET | unix.BPF_K
+)
+
+func load(offset uint32) unix.SockFilter { return unix.SockFilter{Code: loadWord, K: offset} }
+func ret(value uint32) unix.SockFilter   { return unix.SockFilter{Code: stop, K: value} }
+
+// tree returns the instructions that find the number's segment by halving. A
+// segment ends where the next one begins.
+func tree(segments []Rule) ([]unix.SockFilter, error) {
+	if len(segments) == 1 {
+		return leaf(segments[0].Verdict), nil
+	}
+	middle := len(segments) / 2
+	below, err := tree(segments[:middle])
+	if err != nil {
+		return nil, err
+	}
+	above, err := tree(segments[middle:])
+	if err != nil {
+		return nil, err
+	}
+	if len(below) > 255 { // the distance of a conditional jump has eight bits
+		return nil, fmt.Errorf("a jump over %d instructions, 255 are possible: split the tree in more parts", len(below))
+	}
+	branch := unix.SockFilter{Code: jumpFrom, K: segments[middle].First, Jt: uint8(len(below))}
+	return slices.Concat([]unix.SockFilter{branch}, below, above), nil
+}
+
+// leaf returns the instructions of a verdict.
+func leaf(v Verdict) []unix.SockFilter {
+	var out []unix.SockFilter
+	for _, c := range v {
+		if c.Test == Always {
+			return append(out, ret(c.Then))
+		}
+		out = append(out, load(uint32(offsetArgs+c.Arg*sizeArg)))
+		for i, value := range c.Values {
+			behind := uint8(len(c.Values) - i) // the distance over the return
+			jump := unix.SockFilter{Code: jumpEqual, K: value, Jt: behind - 1}
+			switch {
+			case c.Test == NoneOf:
+				jump.Jt = behind
+			case behind == 1:
+				jump.Jf = behind
+			}
+			if c.Test == AnyBit {
+				jump.Code = jumpBits
+			}
+			out = append(out, jump)
+		}
+		out = append(out, ret(c.Then))
+	}
+	return append(out, ret(unix.SECCOMP_RET_ALLOW))
+}
