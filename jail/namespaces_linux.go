@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 )
 
 // Switches by which a system forbids user namespaces, without which there is
@@ -115,5 +117,5 @@ func namespacesWork(ctx context.Context, bubblewrap string, user int) (said stri
 	if said == "" {
 		said = err.Error()
 	}
-	return said[:min(len(said), maxSaid)], false
+	return bounded.Head(said, maxSaid), false
 }

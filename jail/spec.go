@@ -6,10 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 )
 
 // Schema is the version of [Spec] that this program reads.
@@ -77,12 +78,7 @@ type Overlay struct {
 
 // ReadSpec reads the description in a file.
 func ReadSpec(name string) (*Spec, error) {
-	file, err := os.Open(name)
-	if err != nil {
-		return nil, fmt.Errorf("read the sandbox's description: %w", err)
-	}
-	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, MaxSpec+1))
+	text, err := bounded.ReadFile(name, MaxSpec)
 	if err != nil {
 		return nil, fmt.Errorf("read the sandbox's description: %w", err)
 	}
@@ -99,9 +95,6 @@ func ReadSpec(name string) (*Spec, error) {
 // ParseSpec reads a description: a line that starts with #!, then one JSON
 // object with the fields of [Spec] and no others.
 func ParseSpec(text []byte) (*Spec, error) {
-	if len(text) > MaxSpec {
-		return nil, fmt.Errorf("it is larger than %d bytes", MaxSpec)
-	}
 	first, object, found := bytes.Cut(text, []byte("\n"))
 	if !found || !bytes.HasPrefix(first, []byte("#!")) {
 		return nil, errors.New("it does not start with a #! line")

@@ -2,10 +2,9 @@ package jail
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"io"
-	"os"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 )
 
 // maxVariables is the largest file of variables, in bytes: Linux starts no
@@ -17,10 +16,10 @@ func (s *Spec) variables() ([]string, error) {
 	if s.Variables == "" {
 		return nil, nil
 	}
-	text, err := readVariables(s.Variables)
+	text, err := bounded.ReadFile(s.Variables, maxVariables)
 	if err != nil {
 		return nil, &Refusal{
-			Problem: fmt.Sprintf("read the sandbox's variables in %s: %v", s.Variables, err),
+			Problem: fmt.Sprintf("read the sandbox's variables in %s: %s", s.Variables, reason(err)),
 			Hint:    "build the sandbox again, so that its parts are in the store",
 		}
 	}
@@ -32,20 +31,4 @@ func (s *Spec) variables() ([]string, error) {
 		}
 	}
 	return flags, nil
-}
-
-func readVariables(name string) ([]byte, error) {
-	file, err := os.Open(name)
-	if err != nil {
-		return nil, errors.New(reason(err))
-	}
-	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, maxVariables+1))
-	if err != nil {
-		return nil, errors.New(reason(err))
-	}
-	if len(text) > maxVariables {
-		return nil, fmt.Errorf("it is larger than %d bytes", maxVariables)
-	}
-	return text, nil
 }

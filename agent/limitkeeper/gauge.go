@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 )
 
 const (
@@ -194,15 +196,10 @@ func filesIn(folder string) (used int64, inMemory bool, err error) {
 
 // segments returns the bytes of System V's shared memory, attached or not.
 func segments() (int64, error) {
-	file, err := os.Open("/proc/sysvipc/shm")
+	text, err := bounded.ReadFile("/proc/sysvipc/shm", maxSegments)
 	if errors.Is(err, os.ErrNotExist) { // a kernel without it
 		return 0, nil
 	}
-	if err != nil {
-		return 0, err
-	}
-	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, maxSegments))
 	if err != nil {
 		return 0, err
 	}

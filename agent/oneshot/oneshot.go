@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/attempt"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/limitkeeper"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
@@ -156,12 +157,9 @@ type source struct {
 }
 
 func read(in io.Reader, to chan<- source) {
-	code, err := io.ReadAll(io.LimitReader(in, MaxCode+1))
-	switch {
-	case err != nil:
+	code, err := bounded.Read(in, MaxCode)
+	if err != nil {
 		err = fmt.Errorf("read code from stdin: %w", err)
-	case len(code) > MaxCode:
-		err = fmt.Errorf("code is longer than %d MiB", MaxCode>>20)
 	}
 	to <- source{string(code), err}
 }

@@ -16,6 +16,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 )
 
 // Limits of what a stream keeps, in bytes.
@@ -161,7 +163,7 @@ func (s *Stream) note(p []byte) {
 	if begin == end {
 		return
 	}
-	s.line = append(s.line[:0], p[begin:min(end, begin+maxSample)]...)
+	s.line = append(s.line[:0], bounded.Head(p[begin:end], maxSample)...)
 	s.fresh = true
 }
 

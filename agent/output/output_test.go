@@ -146,6 +146,10 @@ func TestSample(t *testing.T) {
 	if got := s.Sample(); got != strings.Repeat("y", maxSample) {
 		t.Errorf("sample of %d bytes", len(got))
 	}
+	put(t, s, w, "\n"+strings.Repeat("y", maxSample-1)+"€")
+	if got := s.Sample(); got != strings.Repeat("y", maxSample-1) {
+		t.Errorf("sample %q, want no part of a character", got)
+	}
 }
 
 // A stream holds its limit, whatever is written.

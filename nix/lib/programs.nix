@@ -118,6 +118,7 @@ let
   outside = compile {
     pname = "nix-sandbox-mcp-outside";
     folders = [
+      "agent/bounded"
       "agent/frame"
       "jail"
       "runtime"

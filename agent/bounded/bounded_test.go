@@ -1,0 +1,52 @@
+package bounded_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+)
+
+func TestReadFile_RefusesMoreThanItsLimit(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(name, []byte("12345"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, limit := range []int64{5, 6, 1 << 40} {
+		if got, err := bounded.ReadFile(name, limit); err != nil || string(got) != "12345" {
+			t.Errorf("limit %d: %q, %v", limit, got, err)
+		}
+	}
+	for _, limit := range []int64{0, 4} {
+		got, err := bounded.ReadFile(name, limit)
+		if !errors.Is(err, bounded.ErrTooLarge) || len(got) > 0 || !strings.Contains(err.Error(), name) {
+			t.Errorf("limit %d: %q, error %v, want one that names the file", limit, got, err)
+		}
+	}
+	// A file without an end.
+	if _, err := bounded.ReadFile("/dev/zero", 1<<20); !errors.Is(err, bounded.ErrTooLarge) {
+		t.Errorf("/dev/zero: error %v", err)
+	}
+}
+
+func TestHeadAndTail_KeepCharactersWhole(t *testing.T) {
+	for _, text := range []string{"", "abc", "aé€😀z", "€€", "\x80\x80\x80\x80\x80\x80", "a\xff\xfe"} {
+		for limit := range len(text) + 2 {
+			head, tail := bounded.Head(text, limit), bounded.Tail(text, limit)
+			if !strings.HasPrefix(text, head) || !strings.HasSuffix(text, tail) {
+				t.Errorf("%q, %d: head %q, tail %q", text, limit, head, tail)
+			}
+			least := min(limit, len(text)) - utf8.UTFMax
+			if len(head) > limit || len(tail) > limit || len(head) < least || len(tail) < least {
+				t.Errorf("%q, %d: head of %d bytes, tail of %d", text, limit, len(head), len(tail))
+			}
+			if utf8.ValidString(text) && !(utf8.ValidString(head) && utf8.ValidString(tail)) {
+				t.Errorf("%q, %d: head %q, tail %q", text, limit, head, tail)
+			}
+		}
+	}
+}
