@@ -44,13 +44,17 @@ func spentByThread() time.Duration {
 // stops when there is more than enough.
 func (g *gauge) exact(size time.Duration, enough int64) (total int64, cost time.Duration) {
 	found := slices.Clone(g.found) // looks while it waits find others
+	tasks := map[int]int{}
 	for _, p := range found {
-		if p.parent != 0 && sameMemory(p.pid, p.parent) {
+		tasks[p.pid] = p.task
+	}
+	for _, p := range found {
+		if parent, ok := tasks[p.parent]; ok && sameMemory(p.task, parent) {
 			continue // a child of vfork, before its exec
 		}
 		memory := p.memory
 		if cost < size {
-			a := g.ask(p.pid, size-cost)
+			a := g.ask(p, size-cost)
 			if a.ok {
 				memory = a.memory
 			}
@@ -79,13 +83,16 @@ const holdTime = stopTime
 // nobody read them while the process changes them, and code can have it do so
 // for as long as it likes. What is then taken is no longer waited for: the
 // answer has cost all that it may.
-func (g *gauge) ask(pid int, size time.Duration) answer {
+func (g *gauge) ask(p process, size time.Duration) answer {
 	answers := make(chan answer, 1)
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		rest := newBudget(size)
-		memory, ok := shared(rest, pid)
+		memory, ok := shared(rest, p.task)
+		if memory == 0 && p.task != p.pid {
+			ok = false // the thread has ended, and others may have the memory
+		}
 		answers <- answer{memory, rest.spent(), ok}
 	}()
 	// What each process has when it is first seen here: a fork makes new ones,
@@ -142,9 +149,8 @@ func (g *gauge) settled() bool {
 		if p.pid == g.self {
 			continue
 		}
-		text := g.read(strconv.Itoa(p.pid) + "/status")
-		_, state, _ := bytes.Cut(text, []byte("\nState:\t"))
-		if len(state) == 0 || bytes.ContainsRune([]byte("TtZX"), rune(state[0])) {
+		text, _ := g.status(p.pid)
+		if len(text) == 0 || bytes.IndexByte([]byte("TtZX"), state(text)) >= 0 {
 			continue
 		}
 		if resident(text) > p.memory+takes {

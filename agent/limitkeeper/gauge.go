@@ -28,6 +28,7 @@ const (
 // process is what one look found.
 type process struct {
 	pid, parent int
+	task        int   // the thread by which the kernel shows the memory
 	clock       int64 // processor time that it had used before, in ns
 	memory      int64 // bytes, with what it shares with others
 	tables      int64 // bytes of memory that map the memory
@@ -229,7 +230,7 @@ func segments() (int64, error) {
 // process reads what a process uses; ok is false where it has ended.
 func (g *gauge) process(pid int) (p process, tasks int, ok bool) {
 	clock, _ := spentByProcess(pid)
-	text := g.read(strconv.Itoa(pid) + "/status")
+	text, task := g.status(pid)
 	if len(text) == 0 {
 		return p, 0, false
 	}
@@ -237,11 +238,60 @@ func (g *gauge) process(pid int) (p process, tasks int, ok bool) {
 	// and still counts as a task.
 	return process{
 		pid:    pid,
+		task:   task,
 		clock:  clock,
 		parent: int(field(text, "PPid")),
 		memory: resident(text),
 		tables: field(text, "VmPTE") << 10,
 	}, max(int(field(text, "Threads")), 1), true
+}
+
+// statusTries bounds the search for a thread that has the memory of a process.
+// Threads can end as fast as they are read, each after it has started the next.
+const statusTries = 16
+
+// status returns /proc/PID/status of a process, or nothing where it has ended,
+// and the number of the thread whose status it is. That is the first thread's,
+// whose number is the process's. Where the first thread has ended before the
+// others, it is a zombie without memory until they have ended too, and the
+// status is that of one which still has the memory. A process that is about to
+// end has no such thread. The text is valid until the next read.
+func (g *gauge) status(pid int) (text []byte, task int) {
+	folder := strconv.Itoa(pid)
+	for range statusTries {
+		text = g.read(folder + "/status")
+		if state(text) != 'Z' || field(text, "Threads") <= 1 {
+			break
+		}
+		for _, name := range names(folder + "/task") {
+			if other := g.read(name + "/status"); bytes.Contains(other, []byte("\nRssAnon:")) {
+				task, _ = strconv.Atoi(name)
+				return other, task
+			}
+		}
+		text = g.read(folder + "/status")
+	}
+	return text, pid
+}
+
+// names returns the first entries of a folder of /proc; none where it is gone.
+func names(folder string) []string {
+	dir, err := os.Open("/proc/" + folder)
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	entries, _ := dir.Readdirnames(namesAtOnce)
+	return entries
+}
+
+// state is the letter of the state in /proc/PID/status.
+func state(status []byte) byte {
+	_, rest, _ := bytes.Cut(status, []byte("\nState:\t"))
+	if len(rest) == 0 {
+		return 0
+	}
+	return rest[0]
 }
 
 // resident is a process's memory, in bytes, of its /proc/PID/status.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"sync/atomic"
 	"syscall"
@@ -234,6 +235,27 @@ var codes = map[string]func() error{
 		}
 		return rest()
 	},
+	// The first thread of the process ends, and another one goes on.
+	"exited leader": func() error {
+		return withoutLeader(func() error { return touch(mostMemory, unix.MAP_PRIVATE) })
+	},
+	"exited leader, shared": func() error {
+		return withoutLeader(func() error { return touch(mostMemory, unix.MAP_SHARED) })
+	},
+	// Neither such a process nor its child takes too much alone.
+	"exited leaders": func() error {
+		return withoutLeader(func() error {
+			child := exec.Command("/proc/self/exe", "exited leader's child")
+			child.Env, child.Stderr = os.Environ(), os.Stderr
+			if err := child.Start(); err != nil {
+				return err
+			}
+			return touch(memoryLimit*3/4, unix.MAP_PRIVATE)
+		})
+	},
+	"exited leader's child": func() error {
+		return withoutLeader(func() error { return touch(memoryLimit*3/4, unix.MAP_PRIVATE) })
+	},
 	"segments": func() error {
 		// No process has more than one of them at a time.
 		for range 4 {
@@ -392,6 +414,23 @@ var codes = map[string]func() error{
 	},
 	"nothing": func() error { return nil },
 	"rest":    rest,
+}
+
+// The main goroutine keeps the first thread, so that it can end it.
+func init() { runtime.LockOSThread() }
+
+// withoutLeader ends this process's first thread and calls f in another one,
+// with whose end the process ends.
+func withoutLeader(f func() error) error {
+	go func() {
+		if err := f(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}()
+	_, _, errno := unix.Syscall(unix.SYS_EXIT, 0, 0, 0)
+	return errno
 }
 
 // rest waits to be killed, or for long enough to be seen.

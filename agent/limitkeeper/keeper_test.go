@@ -14,7 +14,7 @@ import (
 )
 
 func TestCrossed(t *testing.T) {
-	for _, name := range []string{"anonymous", "shared", "undumpable", "files", "segments", "tables", "many", "copies"} {
+	for _, name := range []string{"anonymous", "shared", "undumpable", "files", "segments", "tables", "many", "copies", "exited leader", "exited leader, shared", "exited leaders"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := inJail(t, name)
