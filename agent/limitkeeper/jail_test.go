@@ -19,14 +19,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This test's own program runs in a jail: as its first process with a watch,
+// This test's own program runs in a jail: as its first process with a keeper,
 // which starts the program again as the code that takes too much.
-const role = "WATCH_TEST_ROLE"
+const role = "LIMITKEEPER_TEST_ROLE"
 
 const (
 	memoryLimit = 160 << 20
 	taskLimit   = 64
-	// Code stops by itself here, watched or not.
+	// Code ends by itself here, with a keeper or without.
 	mostMemory = 2 * memoryLimit
 	mostTasks  = 160
 	// ordinary is a user that owns nothing.
@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 	switch os.Getenv(role) {
 	case "":
 		os.Exit(m.Run())
-	case "watch":
+	case "keeper":
 		time.AfterFunc(longest, func() { os.Exit(3) })
 		report, err := first(os.Args[1:])
 		if err == nil {
@@ -72,7 +72,7 @@ func TestMain(m *testing.M) {
 // report is what the first process of a jail saw.
 type report struct {
 	Crossing *Crossing
-	// Bound is the largest of the cheap figures, in bytes.
+	// Bound is the largest figure of a cheap scan, in bytes.
 	Bound int64
 	// Used is what the code had touched when it ended, in bytes, and After
 	// the time between its crossing of the limit and the report of it.
@@ -82,7 +82,7 @@ type report struct {
 	Status int
 }
 
-// first runs code under a watch until it ends or crosses a limit.
+// first runs code under a keeper until it ends or crosses a limit.
 func first(args []string) (*report, error) {
 	if os.Getpid() != 1 {
 		return nil, fmt.Errorf("process %d is not the first of its namespace", os.Getpid())
@@ -91,15 +91,15 @@ func first(args []string) (*report, error) {
 		return &report{}, resumed()
 	}
 	limits := Limits{Memory: memoryLimit, Tasks: taskLimit}
-	if len(args) > 1 && args[1] == "unwatched" {
+	if len(args) > 1 && args[1] == "without a keeper" {
 		limits = Limits{}
 	}
-	w, err := New(limits, "/workspace", "/dev/shm", "/workspace")
+	k, err := New(limits, "/workspace", "/dev/shm", "/workspace")
 	if err != nil {
 		return nil, err
 	}
-	w.Busy(true)
-	g, err := newGauge([]string{"/workspace", "/dev/shm"})
+	k.Busy(true)
+	s, err := newScanner([]string{"/workspace", "/dev/shm"})
 	if err != nil {
 		return nil, err
 	}
@@ -118,9 +118,9 @@ func first(args []string) (*report, error) {
 		return nil, err
 	}
 	ended := make(chan error, 1)
-	watched := make(chan error, 1)
+	kept := make(chan error, 1)
 	go func() {
-		watched <- w.Run(ctx, func(c Crossing) {
+		kept <- k.Run(ctx, func(c Crossing) {
 			at := time.Now()
 			_ = unix.Kill(-1, unix.SIGKILL)
 			if since := page.crossed.Load(); since != 0 {
@@ -135,7 +135,7 @@ func first(args []string) (*report, error) {
 		select {
 		case <-ended:
 			cancel()
-			if err := <-watched; err != nil {
+			if err := <-kept; err != nil {
 				return nil, err
 			}
 			result.Status = code.ProcessState.ExitCode()
@@ -145,14 +145,14 @@ func first(args []string) (*report, error) {
 			}
 			return result, nil
 		case <-time.After(time.Millisecond):
-			if usage, err := g.bound(0); err == nil {
+			if usage, err := s.scan(0); err == nil {
 				result.Bound = max(result.Bound, usage.Memory())
 			}
 		}
 	}
 }
 
-// resumed stops a process for a look and lets it go on. The error says which
+// resumed stops a process for an exact scan and lets it go on. The error says which
 // of the two did not happen.
 func resumed() error {
 	code := exec.Command("/proc/self/exe", "rest")
@@ -160,20 +160,20 @@ func resumed() error {
 	if err := code.Start(); err != nil {
 		return err
 	}
-	g, err := newGauge(nil)
+	s, err := newScanner(nil)
 	if err != nil {
 		return err
 	}
-	if _, err := g.bound(0); err != nil {
+	if _, err := s.scan(0); err != nil {
 		return err
 	}
 	stopped := func() bool {
-		text := g.read(strconv.Itoa(code.Process.Pid) + "/status")
+		text := s.read(strconv.Itoa(code.Process.Pid) + "/status")
 		return bytes.Contains(text, []byte("\nState:\tT"))
 	}
-	resume := g.stop()
+	resume := s.stop()
 	if !stopped() {
-		return errors.New("the process goes on while it is looked at")
+		return errors.New("the process goes on during an exact scan")
 	}
 	resume()
 	for end := time.Now().Add(longest / 2); stopped(); time.Sleep(time.Millisecond) {
@@ -184,7 +184,7 @@ func resumed() error {
 	return nil
 }
 
-// count is the part of a page that code and watch share.
+// count is the part of a page that the code and the first process share.
 type count struct {
 	used    atomic.Int64 // bytes touched
 	crossed atomic.Int64 // when that passed the limit, in Unix nanoseconds
@@ -407,8 +407,8 @@ var codes = map[string]func() error{
 		if err := Apply(os.Getpid(), limits); err != nil {
 			return err
 		}
-		if _, err := mapped(leastData+1<<20, unix.MAP_PRIVATE); !errors.Is(err, unix.ENOMEM) {
-			return fmt.Errorf("memory of more than %d bytes: %v, want ENOMEM", leastData, err)
+		if _, err := mapped(minData+1<<20, unix.MAP_PRIVATE); !errors.Is(err, unix.ENOMEM) {
+			return fmt.Errorf("memory of more than %d bytes: %v, want ENOMEM", minData, err)
 		}
 		return nil
 	},
@@ -484,7 +484,7 @@ func fork(do func()) error {
 	return nil
 }
 
-// inJail runs code in a jail under a watch and returns what that saw.
+// inJail runs code in a jail under a keeper and returns what the first process saw.
 func inJail(t testing.TB, args ...string) report {
 	t.Helper()
 	bwrap, err := exec.LookPath("bwrap")
@@ -496,7 +496,7 @@ func inJail(t testing.TB, args ...string) report {
 	words := []string{
 		"--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1",
 		"--uid", "1000", "--gid", "1000", "--cap-drop", "ALL",
-		"--clearenv", "--setenv", role, "watch", "--setenv", slowVariable, strconv.Itoa(int(slow)),
+		"--clearenv", "--setenv", role, "keeper", "--setenv", slowVariable, strconv.Itoa(int(slow)),
 		"--proc", "/proc", "--dev", "/dev", "--perms", "0555", "--ro-bind-data", "3", "/program",
 		"--size", fmt.Sprint(mostMemory + 8<<20), "--tmpfs", "/workspace",
 		"--size", fmt.Sprint(8 << 20), "--tmpfs", "/dev/shm",

@@ -1,17 +1,19 @@
-// Package limitkeeper holds a sandbox to its limits where no cgroup does it: it
-// looks at the processes of its pid namespace and at the sandbox's file
-// systems in memory, and reports when they use more than allowed.
+// Package limitkeeper holds a sandbox to its limits where no control group does
+// it: it scans the processes of the sandbox's pid namespace and the sandbox's
+// file systems in memory, and reports when they use more than is allowed.
 //
-// It promises that a limit that is crossed is reported soon enough to stop
-// code that takes memory as fast as a processor can write it; that memory
-// which processes share counts once; and that a sandbox at rest costs two
-// short looks a second. It does not see memory that the kernel keeps for
-// others: buffers of pipes and sockets, which [Rlimits] bounds by the number
-// of descriptors; and pages of shared anonymous memory that are mapped no more
-// while others of the same mapping are, which the kernel shows nowhere. A
-// cgroup sees all of that, and is better where there is one.
+// It promises that a crossed limit is reported soon enough to stop code that
+// takes memory as fast as a processor can write it, that memory which processes
+// share counts once, and that a sandbox at rest costs two short scans a second.
 //
-// The watch must run as the first process of the namespace that /proc shows.
+// Of the memory that the kernel keeps for processes it sees what kernel.go
+// counts. It does not see buffers of pipes and of connected Unix sockets, which
+// [Rlimits] bounds by the number of descriptors; and pages of shared anonymous
+// memory that are no longer mapped while other pages of the same mapping are,
+// which the kernel shows nowhere. A control group sees all of that, and is
+// better where there is one.
+//
+// The keeper must run as the first process of the namespace that /proc shows.
 package limitkeeper
 
 import (
@@ -31,14 +33,14 @@ const (
 // Limits are what a sandbox may use; 0 is no limit.
 type Limits struct {
 	Memory int64 // bytes, in processes and in files together
-	Tasks  int   // processes and threads, the watch's own left out
+	Tasks  int   // processes and threads, without the keeper's own
 }
 
 // Usage is what a sandbox uses.
 type Usage struct {
 	Processes int64 // bytes
-	Files     int64 // bytes in file systems in memory, and in System V's
-	Tasks     int
+	Files     int64 // bytes in file systems in memory, and in System V's shared memory
+	Tasks     int   // processes and threads
 	Kernel    kernelUse
 }
 
@@ -48,8 +50,8 @@ func (u Usage) Memory() int64 { return u.Processes + u.Files + u.Kernel.Bytes }
 
 // Crossing says which limit was crossed.
 type Crossing struct {
-	Limit string
-	Value int64 // the limit: MiB, or a number of tasks
+	Limit string // [Memory], [Tasks], or a name of package frame
+	Value int64  // the limit: MiB, or a number of what the limit counts
 	Usage Usage
 }
 
@@ -79,73 +81,73 @@ func (c Crossing) String() string {
 }
 
 const (
-	// growth is the speed, in bytes a second, at which a sandbox is taken to
-	// be able to fill memory: two processors that do nothing else.
-	growth = 5 << 30
-	// forks is the number of processes a second that it is taken to start.
-	// It may start more: that the number is crossed by far does no harm.
-	forks = 5_000
+	// growthRate is how fast a sandbox is assumed to fill memory, in bytes a
+	// second: as fast as two processors that do nothing else.
+	growthRate = 5 << 30
+	// forkRate is how many processes a second a sandbox is assumed to start. It
+	// may start more: to cross the number of tasks by far does no harm.
+	forkRate = 5_000
 
-	// Pauses between two looks: next to a limit, far from all while code
-	// runs, and when nothing runs.
+	// Pauses between two scans: next to a limit; far from every limit while
+	// code runs; and while nothing runs.
 	nearPause = 4 * time.Millisecond
 	farPause  = 100 * time.Millisecond
 	idlePause = 500 * time.Millisecond
-	// And before any code has run, when an interpreter has loaded: nothing
-	// but the agent itself can move.
+	// freshPause is the pause after the interpreter has loaded and before any
+	// code has run: nothing but the agent itself can use more.
 	freshPause = time.Minute
 
-	// exactTime bounds a look that tells shared memory from private, in time
-	// of a processor; the pause after it is as long as it took. It reads
-	// about 30 GB of the processes' memory, shared or not, in a second.
+	// exactTime bounds a scan that tells shared memory from private memory, in
+	// processor time. The pause after it is as long as it took. In a second it
+	// gets through about 30 GB of the processes' memory, shared or not.
 	exactTime = time.Second
 
-	// dying is how long a killed process may take to give its memory back
-	// without being counted.
-	dying = 2 * time.Second
+	// dyingTime is how long a killed process may take to give its memory back.
+	// Until then it is not counted.
+	dyingTime = 2 * time.Second
 )
 
-// Keeper looks at a sandbox.
+// Keeper scans a sandbox.
 type Keeper struct {
 	limits  Limits
 	folders []string
-	gauge   *gauge
-	kernel  *kernelGauge
+	scanner *scanner
+	kernel  *kernelScanner
 	busy    chan bool
 }
 
-// New returns a Keeper over the processes of this namespace and over the file
-// systems in memory that the folders lie in.
+// New returns a Keeper of the processes of this pid namespace and of the file
+// systems in memory in which the folders lie.
 func New(limits Limits, folders ...string) (*Keeper, error) {
-	g, err := newGauge(folders)
+	s, err := newScanner(folders)
 	if err != nil {
-		return nil, fmt.Errorf("watch the limits: %w", err)
+		return nil, fmt.Errorf("prepare to scan the sandbox: %w", err)
 	}
-	return &Keeper{limits: limits, folders: folders, gauge: g, kernel: newKernelGauge(), busy: make(chan bool, 1)}, nil
+	return &Keeper{limits: limits, folders: folders, scanner: s, kernel: newKernelScanner(), busy: make(chan bool, 1)}, nil
 }
 
-// Busy says whether a call runs, from now on. It does not wait for the watch.
+// Busy says whether a call runs, from now on. It does not wait for the keeper.
 // Only one goroutine may call it.
-func (w *Keeper) Busy(busy bool) {
+func (k *Keeper) Busy(busy bool) {
 	select {
-	case <-w.busy: // an older word that was not heard yet
+	case <-k.busy: // an older value that was not received yet
 	default:
 	}
-	w.busy <- busy
+	k.busy <- busy
 }
 
-// Run looks until ctx is done. Before crossed returns it must have sent
-// SIGKILL to every other process of the namespace. An error means that the
-// limits hold no longer, and that the sandbox has to end.
-func (w *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
-	defer w.gauge.close()
-	defer w.kernel.close()
+// Run scans until ctx is done. Before crossed returns it must have sent SIGKILL
+// to every other process of the namespace. An error means that the limits hold
+// no longer and that the sandbox has to end.
+func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
+	defer k.scanner.close()
+	defer k.kernel.close()
 	var (
 		busy  bool
 		used  bool // a call has run
 		pause = farPause
 		last  Usage
-		seen  time.Time // the last look's
+		began time.Time // when the last scan began; zero where it does not count
 		due   = time.Now()
 		timer = time.NewTimer(0)
 	)
@@ -154,37 +156,37 @@ func (w *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case busy = <-w.busy:
+		case busy = <-k.busy:
 			used = true
-			w.kernel.begun()
-			// The last look may not have found what began since.
-			seen = time.Time{}
-			// A look at each call's beginning and end would cost as much as
-			// a short call does; the next one only may come sooner.
-			if soon := time.Now().Add(w.limits.pause(last, last, pause, busy)); soon.Before(due) {
+			k.kernel.begun()
+			// The last scan does not know the processes that began since.
+			began = time.Time{}
+			// A scan at the beginning and at the end of each call would cost as
+			// much as a short call does. The next scan may only come sooner.
+			if soon := time.Now().Add(k.limits.pause(last, last, pause, busy)); soon.Before(due) {
 				due = soon
 				timer.Reset(time.Until(due))
 			}
 			continue
 		case <-timer.C:
 		}
-		if !busy && time.Since(seen) < idlePause && w.gauge.still() {
+		if !busy && time.Since(began) < idlePause && k.scanner.unchanged() {
 			due = time.Now().Add(pause)
 			timer.Reset(pause)
 			continue
 		}
-		seen = time.Now()
-		usage, cost, err := w.look()
+		began = time.Now()
+		usage, cost, err := k.check()
 		if err != nil {
-			return fmt.Errorf("watch the limits: %w", err)
+			return fmt.Errorf("scan the sandbox: %w", err)
 		}
-		if c, ok := w.limits.crossed(usage); ok {
-			killed := w.gauge.pids()
+		if c, ok := k.limits.crossed(usage); ok {
+			killed := k.scanner.pids()
 			crossed(c)
-			w.gauge.ignore(killed, time.Now().Add(dying))
-			w.kernel.forget()
+			k.scanner.ignore(killed, time.Now().Add(dyingTime))
+			k.kernel.forget()
 		}
-		pause = w.limits.pause(usage, last, pause, busy)
+		pause = k.limits.pause(usage, last, pause, busy)
 		if !used && usage.Memory() <= last.Memory() && usage.Tasks <= last.Tasks {
 			pause = freshPause
 		}
@@ -194,50 +196,48 @@ func (w *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 	}
 }
 
-// Usage looks once, beside [Keeper.Run], and counts shared memory for each
+// Usage scans once, beside [Keeper.Run]. It counts shared memory for each
 // process that shares it.
-func (w *Keeper) Usage() (Usage, error) {
-	g, err := newGauge(w.folders)
+func (k *Keeper) Usage() (Usage, error) {
+	s, err := newScanner(k.folders)
 	if err != nil {
-		return Usage{}, fmt.Errorf("look at the limits: %w", err)
+		return Usage{}, fmt.Errorf("scan the sandbox: %w", err)
 	}
-	defer g.close()
-	return g.bound(0)
+	defer s.close()
+	return s.scan(0)
 }
 
-// look returns what is used. The first, cheap figure counts shared memory
-// more than once; where it is too high, an exact look tells, and its cost is
-// returned too. That one may count too much as well: a process that forks
-// between two of its readings is counted whole, and its child by half again.
-// So before code is stopped for good, everything is stopped for a look that
-// nothing can move under.
-func (w *Keeper) look() (usage Usage, cost time.Duration, err error) {
-	usage, cost, err = w.measure()
-	if err != nil || usage.Memory() <= w.limits.Memory || w.limits.Memory == 0 {
+// check returns what is used, and what an exact scan has cost, if one was
+// needed. An exact scan can count too much: a process that forks between two
+// readings is counted whole, and its child by half again. So before a limit
+// counts as crossed, every process is stopped and scanned once more.
+func (k *Keeper) check() (usage Usage, cost time.Duration, err error) {
+	usage, cost, err = k.measure()
+	if err != nil || usage.Memory() <= k.limits.Memory || k.limits.Memory == 0 {
 		return usage, cost, err
 	}
-	resume := w.gauge.stop()
+	resume := k.scanner.stop()
 	defer resume()
 	if usage.Kernel.Bytes > 0 {
-		w.kernel.refresh(w.gauge.found)
+		k.kernel.refresh(k.scanner.found)
 	}
-	usage, again, err := w.measure()
+	usage, again, err := k.measure()
 	return usage, cost + again, err
 }
 
-// measure returns the cheap figure where it is within the limit, otherwise
-// the exact one.
-func (w *Keeper) measure() (usage Usage, cost time.Duration, err error) {
-	usage, err = w.gauge.bound(w.limits.Tasks)
-	usage.Kernel = w.kernel.use(w.gauge.found, w.gauge.self, time.Now())
-	if err != nil || w.limits.Memory == 0 || usage.Memory() <= w.limits.Memory {
+// measure returns the figure of a cheap scan, which counts shared memory more
+// than once, where that is within the limit, and of an exact one otherwise.
+func (k *Keeper) measure() (usage Usage, cost time.Duration, err error) {
+	usage, err = k.scanner.scan(k.limits.Tasks)
+	usage.Kernel = k.kernel.use(k.scanner.found, k.scanner.self, time.Now())
+	if err != nil || k.limits.Memory == 0 || usage.Memory() <= k.limits.Memory {
 		return usage, 0, err
 	}
-	rest := w.limits.Memory - usage.Files - usage.Kernel.Bytes
-	if rest < 0 { // whatever the processes have
+	rest := k.limits.Memory - usage.Files - usage.Kernel.Bytes
+	if rest < 0 { // the limit is crossed without the processes
 		return usage, 0, nil
 	}
-	usage.Processes, cost = w.gauge.exact(exactTime, rest)
+	usage.Processes, cost = k.scanner.exact(exactTime, rest)
 	return usage, cost, nil
 }
 
@@ -256,8 +256,8 @@ func (l Limits) crossed(u Usage) (Crossing, bool) {
 	return Crossing{}, false
 }
 
-// pause returns how long no limit can be crossed by much; when nothing runs
-// and nothing grows, twice the last pause.
+// pause returns how long no limit can be crossed by much. Where nothing runs
+// and nothing grows, it is twice the last pause, up to idlePause.
 func (l Limits) pause(now, last Usage, pause time.Duration, busy bool) time.Duration {
 	longest := farPause
 	if !busy && now.Memory() <= last.Memory() && now.Tasks <= last.Tasks {
@@ -265,22 +265,23 @@ func (l Limits) pause(now, last Usage, pause time.Duration, busy bool) time.Dura
 	}
 	next := longest
 	if l.Memory > 0 {
-		next = min(next, fill(l.Memory-now.Memory(), growth))
+		next = min(next, timeTo(l.Memory-now.Memory(), growthRate))
 	}
 	if l.Tasks > 0 {
-		next = min(next, fill(int64(l.Tasks-now.Tasks), forks))
+		next = min(next, timeTo(int64(l.Tasks-now.Tasks), forkRate))
 	}
 	if !busy && longest == idlePause {
-		// At rest next to a limit: what is still there is at rest as well.
+		// At rest next to a limit: whatever is there is at rest as well.
 		next = max(next, idlePause/10)
 	}
 	return max(next, nearPause)
 }
 
-// fill is the time in which a distance is covered, up to a minute.
-func fill(distance, perSecond int64) time.Duration {
+// timeTo is the time in which a distance is covered, up to a minute.
+func timeTo(distance, perSecond int64) time.Duration {
 	if distance >= 60*perSecond {
 		return time.Minute
 	}
-	return time.Duration(distance * int64(time.Second/time.Microsecond) / perSecond * int64(time.Microsecond))
+	const micros = int64(time.Second / time.Microsecond)
+	return time.Duration(distance*micros/perSecond) * time.Microsecond
 }

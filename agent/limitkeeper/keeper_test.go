@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestCrossed(t *testing.T) {
+func TestKeeper_StopsCodeThatCrossesALimit(t *testing.T) {
 	for _, name := range []string{"anonymous", "shared", "undumpable", "files", "segments", "tables", "many", "copies", "exited leader", "exited leader, shared", "exited leaders"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -45,26 +45,26 @@ func TestCrossed(t *testing.T) {
 }
 
 // The limits that the kernel holds each process to, in a jail of an ordinary
-// user and without a watch.
-func TestRlimitsHold(t *testing.T) {
+// user and without a keeper.
+func TestRlimits_HoldWithoutAKeeper(t *testing.T) {
 	if !countsPerNamespace() {
 		t.Skip("this kernel counts the processes of a user in all namespaces")
 	}
 	for _, name := range []string{"refused", "too large"} {
-		if r := inJail(t, name, "unwatched"); r.Status != 0 {
+		if r := inJail(t, name, "without a keeper"); r.Status != 0 {
 			t.Errorf("%s: %+v, want status 0", name, r)
 		}
 	}
 }
 
-// Nothing moves while an exact look is taken, and everything goes on after it.
-func TestStopsForALook(t *testing.T) {
+// Nothing runs during an exact scan, and everything goes on after it.
+func TestKeeper_StopsEverythingForAnExactScan(t *testing.T) {
 	inJail(t, "resume")
 }
 
-// Without a watch the same code uses what it wants: what the others show is
-// the watch's doing.
-func TestControl(t *testing.T) {
+// Code within the limits is not stopped, and code without a keeper uses what it
+// wants: what the other tests show is the keeper's doing.
+func TestKeeper_LeavesOtherCodeAlone(t *testing.T) {
 	for _, name := range []string{"inherited", "mapped files", "spawning"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -77,16 +77,16 @@ func TestControl(t *testing.T) {
 			}
 		})
 	}
-	t.Run("unwatched", func(t *testing.T) {
+	t.Run("without a keeper", func(t *testing.T) {
 		t.Parallel()
-		r := inJail(t, "anonymous", "unwatched")
+		r := inJail(t, "anonymous", "without a keeper")
 		if r.Crossing != nil || r.Used != mostMemory || r.Status != 0 {
-			t.Errorf("unwatched: %+v, want %d bytes used and status 0", r, mostMemory)
+			t.Errorf("without a keeper: %+v, want %d bytes used and status 0", r, mostMemory)
 		}
 	})
 }
 
-func TestPause(t *testing.T) {
+func TestLimits_PauseByTheDistance(t *testing.T) {
 	limits := Limits{Memory: 512 << 20, Tasks: 256}
 	far := Usage{Processes: 20 << 20, Tasks: 1}
 	tests := []struct {
@@ -119,7 +119,7 @@ func TestPause(t *testing.T) {
 	}
 }
 
-func TestStill(t *testing.T) {
+func TestScanner_KnowsWhatHasRun(t *testing.T) {
 	cat := exec.Command("cat")
 	in, err := cat.StdinPipe()
 	if err != nil {
@@ -132,17 +132,17 @@ func TestStill(t *testing.T) {
 	if err := cat.Start(); err != nil {
 		t.Fatal(err)
 	}
-	g, err := newGauge(nil)
+	s, err := newScanner(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer g.close()
-	look := func() {
-		p, _, ok := g.process(cat.Process.Pid)
+	defer s.close()
+	scan := func() {
+		p, _, ok := s.process(cat.Process.Pid)
 		if !ok {
 			t.Fatal("it is not found")
 		}
-		g.found = []process{p, {pid: g.self}}
+		s.found = []process{p, {pid: s.self}}
 	}
 	work := func() {
 		if _, err := io.WriteString(in, "x"); err != nil {
@@ -154,30 +154,30 @@ func TestStill(t *testing.T) {
 	}
 	work()
 	// It goes to sleep soon after its answer.
-	for end := time.Now().Add(10 * time.Second); ; look() {
+	for end := time.Now().Add(10 * time.Second); ; scan() {
 		time.Sleep(5 * time.Millisecond)
-		if len(g.found) > 0 && g.still() {
+		if len(s.found) > 0 && s.unchanged() {
 			break
 		}
 		if time.Now().After(end) {
-			t.Fatal("it is never said to be still")
+			t.Fatal("it is never reported as unchanged")
 		}
 	}
 	work()
-	if g.still() {
-		t.Error("it worked, and is said to be still")
+	if s.unchanged() {
+		t.Error("it worked, and is reported as unchanged")
 	}
-	look()
+	scan()
 	in.Close()
 	if err := cat.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	if g.still() {
-		t.Error("it has ended, and is said to be still")
+	if s.unchanged() {
+		t.Error("it has ended, and is reported as unchanged")
 	}
 }
 
-func TestFieldCannotBeForged(t *testing.T) {
+func TestField_CannotBeForged(t *testing.T) {
 	status := []byte("Name:\tRssAnon: 9\nUmask:\t0022\nPPid:\t7\nRssAnon:\t     112 kB\nVmPTE:\t 52 kB\nThreads:\t3\n")
 	got := []int64{field(status, "RssAnon"), field(status, "VmPTE"), field(status, "Threads"), field(status, "PPid"), field(status, "VmSwap")}
 	if diff := cmp.Diff([]int64{112, 52, 3, 7, 0}, got); diff != "" {
@@ -185,7 +185,7 @@ func TestFieldCannotBeForged(t *testing.T) {
 	}
 }
 
-func TestHeader(t *testing.T) {
+func TestHeader_ReadsMappings(t *testing.T) {
 	for line, want := range map[string]mapping{
 		"7f00-7f01 rw-p 00000000 00:00 0 \n":                                 {},
 		"7f00-7f01 rw-p 00000000 00:00 0                          [heap]\n":  {path: "[heap]"},
@@ -199,7 +199,7 @@ func TestHeader(t *testing.T) {
 	}
 }
 
-func TestMappingMemory(t *testing.T) {
+func TestMapping_CountsItsOwnMemory(t *testing.T) {
 	for name, test := range map[string]struct {
 		mapping mapping
 		want    int64
@@ -216,7 +216,7 @@ func TestMappingMemory(t *testing.T) {
 	}
 }
 
-func TestApply(t *testing.T) {
+func TestApply_LowersLimits(t *testing.T) {
 	if os.Getpid() == 1 {
 		t.Skip("it starts a process")
 	}
@@ -264,19 +264,19 @@ func BenchmarkStop(b *testing.B) {
 	b.ReportMetric(above, "worst-%-above")
 }
 
-// BenchmarkLook is the cost of one cheap look, at this machine's processes.
-func BenchmarkLook(b *testing.B) {
-	g, err := newGauge([]string{"/dev/shm"})
+// BenchmarkScan is the cost of one cheap scan of this machine's processes.
+func BenchmarkScan(b *testing.B) {
+	s, err := newScanner([]string{"/dev/shm"})
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer g.close()
+	defer s.close()
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := g.bound(0); err != nil {
+		if _, err := s.scan(0); err != nil {
 			b.Fatal(err)
 		}
 	}
-	b.ReportMetric(float64(len(g.found)), "processes")
-	b.Log(fmt.Sprint(len(g.found)))
+	b.ReportMetric(float64(len(s.found)), "processes")
+	b.Log(fmt.Sprint(len(s.found)))
 }

@@ -68,9 +68,9 @@ type kernelUse struct {
 	Terminals int
 }
 
-// kernelGauge counts it. What takes long, or waits for locks of the kernel that
+// kernelScanner counts it. What takes long, or waits for locks of the kernel that
 // code can hold, is read by a goroutine of its own.
-type kernelGauge struct {
+type kernelScanner struct {
 	terminals *os.File // /dev/pts, or nil
 	buf       []byte
 
@@ -102,19 +102,19 @@ type scanned struct {
 
 // mapper is a process that was asked how many mappings it has.
 type mapper struct {
-	clock int64 // its processor time then, in ns
-	many  bool
+	time int64 // its processor time then, in ns
+	many bool
 }
 
-func newKernelGauge() *kernelGauge {
+func newKernelScanner() *kernelScanner {
 	// A machine without terminals has no such folder.
 	terminals, _ := os.Open("/dev/pts")
-	return &kernelGauge{terminals: terminals, buf: make([]byte, 4096), asked: map[int]mapper{}}
+	return &kernelScanner{terminals: terminals, buf: make([]byte, 4096), asked: map[int]mapper{}}
 }
 
 // close ends the goroutine, as soon as a scan in the middle of which it is has
 // ended.
-func (k *kernelGauge) close() {
+func (k *kernelScanner) close() {
 	if k.terminals != nil {
 		k.terminals.Close()
 	}
@@ -125,7 +125,7 @@ func (k *kernelGauge) close() {
 
 // use returns what is used, as far as it is known, and has it counted anew where
 // that is due. found are the sandbox's processes, self is this one.
-func (k *kernelGauge) use(found []process, self int, now time.Time) kernelUse {
+func (k *kernelScanner) use(found []process, self int, now time.Time) kernelUse {
 	k.collect(0)
 	worth := k.follow(found, self)
 	many := k.countSockets() > fewSockets
@@ -152,7 +152,7 @@ func (k *kernelGauge) use(found []process, self int, now time.Time) kernelUse {
 
 // begun says that code runs, or has. A sandbox that waits for its first call has
 // nothing to scan.
-func (k *kernelGauge) begun() {
+func (k *kernelScanner) begun() {
 	if k.ended.IsZero() {
 		k.ended = time.Now()
 	}
@@ -160,23 +160,23 @@ func (k *kernelGauge) begun() {
 
 // follow drops processes that have ended from what is known, and returns those
 // that may have made mappings since they were asked, or never were.
-func (k *kernelGauge) follow(found []process, self int) (worth []process) {
+func (k *kernelScanner) follow(found []process, self int) (worth []process) {
 	still := make(map[int]mapper, len(k.asked))
 	for _, p := range found {
 		if p.pid == self {
 			continue
 		}
 		m, known := k.asked[p.pid]
-		known = known && m.clock <= p.clock // otherwise another process has the number
+		known = known && m.time <= p.time // otherwise another process has the number
 		if !known && k.asked[p.parent].many {
 			// A fork has all mappings of its parent. It is asked as well, for it
 			// may have become another program since.
-			m, known = mapper{clock: -int64(mappingTime), many: true}, true
+			m, known = mapper{time: -int64(mappingTime), many: true}, true
 		}
 		if known {
 			still[p.pid] = m
 		}
-		if !known || p.clock-m.clock >= int64(mappingTime) {
+		if !known || p.time-m.time >= int64(mappingTime) {
 			worth = append(worth, p)
 		}
 	}
@@ -186,7 +186,7 @@ func (k *kernelGauge) follow(found []process, self int) (worth []process) {
 
 // refresh counts all that is memory anew, for what was counted may have gone
 // since. The processes are stopped meanwhile. It waits for at most two seconds.
-func (k *kernelGauge) refresh(found []process) {
+func (k *kernelScanner) refresh(found []process) {
 	k.collect(time.Second)
 	if k.running {
 		return
@@ -202,14 +202,14 @@ func (k *kernelGauge) refresh(found []process) {
 }
 
 // forget drops what was counted: the processes have been killed.
-func (k *kernelGauge) forget() {
+func (k *kernelScanner) forget() {
 	k.last = scanned{}
 	k.stale = k.running
 	clear(k.asked)
 }
 
 // begin hands a scan to the goroutine.
-func (k *kernelGauge) begin(s scan) {
+func (k *kernelScanner) begin(s scan) {
 	if k.scans == nil {
 		k.scans, k.results = make(chan scan, 1), make(chan scanned, 1)
 		go func(scans <-chan scan, results chan<- scanned) {
@@ -224,7 +224,7 @@ func (k *kernelGauge) begin(s scan) {
 }
 
 // collect takes the result of a scan, if there is one within the time.
-func (k *kernelGauge) collect(wait time.Duration) {
+func (k *kernelScanner) collect(wait time.Duration) {
 	if !k.running {
 		return
 	}
@@ -244,7 +244,7 @@ func (k *kernelGauge) collect(wait time.Duration) {
 	}
 }
 
-func (k *kernelGauge) take(result scanned) {
+func (k *kernelScanner) take(result scanned) {
 	k.running = false
 	k.ended = time.Now()
 	k.earliest = k.ended.Add(scanRest * result.cost)
@@ -256,7 +256,7 @@ func (k *kernelGauge) take(result scanned) {
 }
 
 // countTerminals returns how many there are, without the name of their maker.
-func (k *kernelGauge) countTerminals() int {
+func (k *kernelScanner) countTerminals() int {
 	if k.terminals == nil {
 		return 0
 	}
@@ -276,7 +276,7 @@ func (k *kernelGauge) countTerminals() int {
 
 // countSockets returns how many sockets the sandbox has, with those that no descriptor
 // stands for.
-func (k *kernelGauge) countSockets() int {
+func (k *kernelScanner) countSockets() int {
 	fd, err := unix.Open("/proc/net/sockstat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0
@@ -310,7 +310,7 @@ func (s scan) read() scanned {
 		if rest.over() {
 			break
 		}
-		result.asked[p.pid] = mapper{clock: p.clock, many: hasManyMappings(p.pid)}
+		result.asked[p.pid] = mapper{time: p.time, many: hasManyMappings(p.pid)}
 	}
 	result.cost = begin.spent()
 	return result
@@ -340,7 +340,7 @@ func hasManyMappings(pid int) bool {
 	path := "/proc/" + strconv.Itoa(pid) + "/maps"
 	file, err := os.Open(path)
 	if err != nil {
-		return !gone(err)
+		return !hasEnded(err)
 	}
 	file.Close()
 	return countLines(path, manyMappings+1, nil) > manyMappings

@@ -89,7 +89,7 @@ func TestPending_CountsConnectionsThatNobodyAccepts(t *testing.T) {
 }
 
 func TestCountTerminals(t *testing.T) {
-	k := newKernelGauge()
+	k := newKernelScanner()
 	defer k.close()
 	before := k.countTerminals()
 	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -104,21 +104,21 @@ func TestCountTerminals(t *testing.T) {
 
 // A process with very many mappings counts as one with all that there may be,
 // until it is gone.
-func TestKernelGauge_CountsMappings(t *testing.T) {
+func TestKernelScanner_CountsMappings(t *testing.T) {
 	const pages = 3 * manyMappings
 	memory, err := unix.Mmap(-1, 0, pages*4096, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Munmap(memory)
-	k := newKernelGauge()
+	k := newKernelScanner()
 	defer k.close()
 	k.begun()
 	self := process{pid: os.Getpid()}
 	ask := func() int64 {
 		k.ended = time.Time{}.Add(1) // long ago
 		k.earliest = time.Time{}
-		self.clock += int64(mappingTime)
+		self.time += int64(mappingTime)
 		use := k.use([]process{self}, 0, time.Now())
 		for k.running {
 			k.collect(time.Second)
@@ -149,8 +149,8 @@ func TestKernelGauge_CountsMappings(t *testing.T) {
 
 // What was counted before everything was killed is not counted again, nor is the
 // result of a scan that was under way.
-func TestKernelGauge_ForgetsWhatWasKilled(t *testing.T) {
-	k := newKernelGauge()
+func TestKernelScanner_ForgetsWhatWasKilled(t *testing.T) {
+	k := newKernelScanner()
 	defer k.close()
 	k.last, k.running, k.results = scanned{locks: 9999, sockets: 1 << 40}, true, make(chan scanned, 1)
 	k.forget()

@@ -7,40 +7,41 @@ import (
 )
 
 const (
-	// Descriptors of a process: what select(2) can count, and what it may
-	// raise that to. Each may stand for 200 KB in a buffer of the kernel.
+	// The descriptors of a process: as many as select(2) can count, and up to
+	// which number a process may raise that. Each may stand for 200 KB in a
+	// buffer of the kernel.
 	softFiles = 1024
 	hardFiles = 4096
 
 	// coreSize is 1, because 0 is no limit for a handler that kernel.core_pattern
-	// names; that would run as root and read the memory of what crashed. The
+	// names, which would run as root and read the memory of what crashed. The
 	// kernel takes 1 for none, in files too (core(5)).
 	coreSize = 1
 
-	// Signals that wait, timers among them, and bytes of POSIX message queues:
-	// the kernel counts both for each user of the host too, where they are 95,000
-	// and 819,200 for all of an ordinary user's programs. Two queues of the
-	// default size, of 82,480 bytes each, fit.
+	// Signals that wait, timers among them, and bytes of POSIX message queues. The
+	// kernel also counts both for each user of the host, where all programs of an
+	// ordinary user may have 95,000 and 819,200. Two queues of the default size,
+	// of 82,480 bytes each, fit.
 	maxSignals    = 1024
 	maxQueueBytes = 192 << 10
 
-	// leastData leaves room for stacks of threads and for interpreters that
-	// reserve more than they use.
-	leastData = 1 << 30
+	// minData leaves room for the stacks of threads and for interpreters that
+	// reserve more address space than they use, in bytes.
+	minData = 1 << 30
 )
 
 // Rlimit is a limit that the kernel holds each process to.
 type Rlimit struct {
-	Resource int
-	Name     string
+	Resource int    // RLIMIT_*
+	Name     string // for messages
 	Value    unix.Rlimit
 }
 
-// Rlimits returns what the kernel can hold the sandbox's processes to. They
-// stop the crudest by an error of the call that goes too far: an allocation
-// far above the limit, and processes without end. The number of processes
-// includes the watch's own few threads, so that the kernel refuses one more
-// before the watch ends them all.
+// Rlimits returns the limits that the kernel can hold the sandbox's processes
+// to. They stop the crudest code by an error of the call that goes too far: an
+// allocation far above the limit, and processes without end. The number of
+// processes includes the agent's own few threads, so that the kernel refuses
+// one more before the keeper kills them all.
 func Rlimits(limits Limits) []Rlimit {
 	out := []Rlimit{
 		{unix.RLIMIT_CORE, "core", unix.Rlimit{Cur: coreSize, Max: coreSize}},
@@ -49,9 +50,9 @@ func Rlimits(limits Limits) []Rlimit {
 		{unix.RLIMIT_MSGQUEUE, "msgqueue", unix.Rlimit{Cur: maxQueueBytes, Max: maxQueueBytes}},
 	}
 	if limits.Memory > 0 {
-		// Address space that is private and writable: above the limit,
-		// because much of it is never touched.
-		data := uint64(max(2*limits.Memory, leastData))
+		// This counts address space that is private and writable, much of which
+		// is never touched, and so it lies above the limit.
+		data := uint64(max(2*limits.Memory, minData))
 		out = append(out, Rlimit{unix.RLIMIT_DATA, "data", unix.Rlimit{Cur: data, Max: data}})
 	}
 	if limits.Tasks > 0 && countsPerNamespace() {
@@ -61,9 +62,9 @@ func Rlimits(limits Limits) []Rlimit {
 	return out
 }
 
-// countsPerNamespace says whether the kernel counts a user's processes for
-// each user namespace, which it does from 5.14 on; before, all those of the
-// host's user count. It never counts those of the host's root.
+// countsPerNamespace says whether the kernel counts the processes of a user in
+// each user namespace, which it does from 5.14 on. Before, RLIMIT_NPROC counts
+// all processes of the user of the host. It never counts those of its root.
 func countsPerNamespace() bool {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
@@ -76,8 +77,8 @@ func countsPerNamespace() bool {
 	return major > 5 || major == 5 && minor >= 14
 }
 
-// Apply sets the limits of a process, which its children inherit; those that
-// it already has stay lower where they are.
+// Apply sets limits of a process, which its children inherit; pid 0 is this
+// process. A limit that is lower already stays.
 func Apply(pid int, limits []Rlimit) error {
 	for _, l := range limits {
 		var now unix.Rlimit

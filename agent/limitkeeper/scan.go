@@ -1,0 +1,335 @@
+package limitkeeper
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+)
+
+const (
+	// maxStatus bounds /proc/PID/status, in bytes. It has 1.5 KB, and more where
+	// a kernel lists many processors.
+	maxStatus = 16 << 10
+	// maxSegments bounds /proc/sysvipc/shm, in bytes: the kernel has at most
+	// 4,096 segments, of 160 bytes each.
+	maxSegments = 1 << 20
+	// maxNames bounds the names of processes or threads that are read at once.
+	maxNames = 256
+	// statusTries bounds the search for a thread that has the memory of a
+	// process. Threads can end as fast as they are read, each after it has
+	// started the next one.
+	statusTries = 16
+)
+
+// process is what a scan found out about a process.
+type process struct {
+	pid, parent int
+	task        int   // the thread by which the kernel shows the memory
+	time        int64 // processor time that it had used before the scan, in ns
+	memory      int64 // bytes, with those that it shares with others
+	pageTables  int64 // bytes of memory that map the memory
+}
+
+// scanner finds out what a sandbox uses. It is not safe for concurrent use.
+type scanner struct {
+	proc    *os.File
+	folders []string // one for each file system in memory
+	self    int
+	buf     []byte
+	found   []process // by the last scan
+	ignored map[int]time.Time
+}
+
+// newScanner returns a scanner of the file systems in which the folders lie. A
+// folder whose file system is not in memory is left out.
+func newScanner(folders []string) (*scanner, error) {
+	proc, err := os.Open("/proc")
+	if err != nil {
+		return nil, err
+	}
+	s := &scanner{proc: proc, self: os.Getpid(), buf: make([]byte, maxStatus), ignored: map[int]time.Time{}}
+	seen := map[uint64]bool{}
+	for _, folder := range folders {
+		var stat unix.Stat_t
+		if err := unix.Stat(folder, &stat); err != nil {
+			proc.Close()
+			return nil, &os.PathError{Op: "stat", Path: folder, Err: err}
+		}
+		if _, inMemory, err := filesIn(folder); err != nil || !inMemory || seen[stat.Dev] {
+			continue
+		}
+		seen[stat.Dev] = true
+		s.folders = append(s.folders, folder)
+	}
+	return s, nil
+}
+
+func (s *scanner) close() { s.proc.Close() }
+
+// pids returns the processes that the last scan found.
+func (s *scanner) pids() []int {
+	var pids []int
+	for _, p := range s.found {
+		pids = append(pids, p.pid)
+	}
+	return pids
+}
+
+// ignore leaves processes that were killed out of further scans, up to a time.
+func (s *scanner) ignore(pids []int, until time.Time) {
+	clear(s.ignored)
+	for _, pid := range pids {
+		if pid != s.self {
+			s.ignored[pid] = until
+		}
+	}
+}
+
+// scan returns what is used at most: shared memory counts for each process that
+// shares it. It stops when there are more tasks than maxTasks, unless that is 0.
+func (s *scanner) scan(maxTasks int) (Usage, error) {
+	usage := Usage{}
+	var err error
+	if usage.Files, err = s.files(); err != nil {
+		return usage, err
+	}
+	s.found = s.found[:0]
+	if _, err := s.proc.Seek(0, io.SeekStart); err != nil {
+		return usage, err
+	}
+	now := time.Now()
+	for {
+		names, err := s.proc.Readdirnames(maxNames)
+		for _, name := range names {
+			pid, err := strconv.Atoi(name)
+			if err != nil {
+				continue
+			}
+			if until, ok := s.ignored[pid]; ok {
+				if now.Before(until) {
+					continue
+				}
+				delete(s.ignored, pid)
+			}
+			p, tasks, ok := s.process(pid)
+			if !ok {
+				continue
+			}
+			s.found = append(s.found, p)
+			usage.Processes += p.memory + p.pageTables
+			if pid != s.self {
+				usage.Tasks += tasks
+			}
+			if maxTasks > 0 && usage.Tasks > maxTasks {
+				return usage, nil
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return usage, nil
+		}
+		if err != nil {
+			return usage, err
+		}
+	}
+}
+
+// unchanged says whether no process of the last scan has run since: then none
+// has taken memory, and none has started another one. This process is left out;
+// what it starts is found by a later scan. It costs one system call for each
+// process, a tenth of what a scan costs.
+func (s *scanner) unchanged() bool {
+	for _, p := range s.found {
+		if p.pid == s.self {
+			continue
+		}
+		if used, ok := processTime(p.pid); !ok || used != p.time {
+			return false
+		}
+	}
+	return true
+}
+
+// processTime is the processor time of all threads of a process, in ns. The
+// number of the clock is made as clock_getcpuclockid(3) makes it.
+func processTime(pid int) (ns int64, ok bool) {
+	const scheduler = 2 // CPUCLOCK_SCHED
+	var now unix.Timespec
+	if err := unix.ClockGettime(int32(^pid<<3|scheduler), &now); err != nil {
+		return 0, false
+	}
+	return now.Nano(), true
+}
+
+// files returns the bytes of files in memory.
+func (s *scanner) files() (int64, error) {
+	total, err := segments()
+	if err != nil {
+		return 0, err
+	}
+	for _, folder := range s.folders {
+		used, _, err := filesIn(folder)
+		if err != nil {
+			return 0, err
+		}
+		total += used
+	}
+	return total, nil
+}
+
+// fileCost is what the kernel keeps for a file in memory beside its contents,
+// in bytes: about 700 for the inode, and 200 for the name.
+const fileCost = 1 << 10
+
+// filesIn returns the bytes that a folder's file system uses, those for inodes
+// and names among them, and whether it is in memory. An overlay answers for its
+// upper layer, which is in memory where the sandbox can write to it.
+func filesIn(folder string) (used int64, inMemory bool, err error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(folder, &fs); err != nil {
+		return 0, false, &os.PathError{Op: "statfs", Path: folder, Err: err}
+	}
+	inMemory = fs.Type == unix.TMPFS_MAGIC || fs.Type == unix.OVERLAYFS_SUPER_MAGIC
+	return int64(fs.Blocks-fs.Bfree)*int64(fs.Bsize) + int64(fs.Files-fs.Ffree)*fileCost, inMemory, nil
+}
+
+// segments returns the bytes of System V's shared memory, attached or not.
+func segments() (int64, error) {
+	text, err := bounded.ReadFile("/proc/sysvipc/shm", maxSegments)
+	if errors.Is(err, os.ErrNotExist) { // a kernel without System V's shared memory
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	header, rows, _ := bytes.Cut(text, []byte("\n"))
+	var columns []int
+	for i, name := range bytes.Fields(header) {
+		if string(name) == "rss" || string(name) == "swap" {
+			columns = append(columns, i)
+		}
+	}
+	if len(columns) != 2 {
+		return 0, fmt.Errorf("/proc/sysvipc/shm has the columns %q, want rss and swap among them", header)
+	}
+	var total int64
+	for row := range bytes.Lines(rows) {
+		fields := bytes.Fields(row)
+		for _, column := range columns {
+			if column < len(fields) {
+				total += number(fields[column])
+			}
+		}
+	}
+	return total, nil
+}
+
+// process finds out what a process uses. ok is false where it has ended.
+func (s *scanner) process(pid int) (p process, tasks int, ok bool) {
+	used, _ := processTime(pid)
+	text, task := s.status(pid)
+	if len(text) == 0 {
+		return p, 0, false
+	}
+	// A process that has given its memory back counts as a task until it has
+	// been waited for.
+	return process{
+		pid:        pid,
+		parent:     int(field(text, "PPid")),
+		task:       task,
+		time:       used,
+		memory:     resident(text),
+		pageTables: field(text, "VmPTE") << 10,
+	}, max(int(field(text, "Threads")), 1), true
+}
+
+// status returns /proc/PID/status of a process, or nothing where it has ended,
+// and the number of the thread whose status it is. That is the first thread's,
+// whose number is the process's. Where the first thread has ended before the
+// others, it is a zombie without memory until they have ended too, and the
+// status is that of a thread which still has the memory. In a process that is
+// about to end there is none. The text is valid until the next read.
+func (s *scanner) status(pid int) (text []byte, task int) {
+	folder := strconv.Itoa(pid)
+	for range statusTries {
+		text = s.read(folder + "/status")
+		if state(text) != 'Z' || field(text, "Threads") <= 1 {
+			break
+		}
+		for _, name := range threads(folder) {
+			if other := s.read(name + "/status"); bytes.Contains(other, []byte("\nRssAnon:")) {
+				task, _ = strconv.Atoi(name)
+				return other, task
+			}
+		}
+		text = s.read(folder + "/status")
+	}
+	return text, pid
+}
+
+// threads returns the first threads of a process; none where it has ended.
+func threads(pid string) []string {
+	dir, err := os.Open("/proc/" + pid + "/task")
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	names, _ := dir.Readdirnames(maxNames)
+	return names
+}
+
+// read returns a small file of /proc, or nothing. It is valid until the next
+// read.
+func (s *scanner) read(name string) []byte {
+	fd, err := unix.Openat(int(s.proc.Fd()), name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	defer unix.Close(fd)
+	n, err := unix.Read(fd, s.buf)
+	if err != nil {
+		return nil
+	}
+	return s.buf[:n]
+}
+
+// resident is the memory that /proc/PID/status shows, in bytes.
+func resident(status []byte) int64 {
+	return (field(status, "RssAnon") + field(status, "RssShmem") + field(status, "VmSwap")) << 10
+}
+
+// state is the letter of a state in /proc/PID/status, or 0.
+func state(status []byte) byte {
+	if text := line(status, "State"); len(text) > 0 {
+		return text[0]
+	}
+	return 0
+}
+
+// field returns a number of /proc/PID/status, 0 where there is none.
+func field(status []byte, name string) int64 { return number(line(status, name)) }
+
+// line returns what a line of /proc/PID/status says. A process chooses its
+// name, which is the first line, and cannot end that line.
+func line(status []byte, name string) []byte {
+	_, rest, _ := bytes.Cut(status, []byte("\n"+name+":"))
+	text, _, _ := bytes.Cut(rest, []byte("\n"))
+	return bytes.TrimSpace(text)
+}
+
+// number is the number at the beginning of a text, 0 where there is none.
+func number(text []byte) int64 {
+	digits, _, _ := bytes.Cut(bytes.TrimSpace(text), []byte(" "))
+	n, err := strconv.ParseInt(string(digits), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
+}
