@@ -9,9 +9,9 @@ const (
 	Ping      = "ping"      // ID; answered when the interpreter is loaded
 )
 
-// Types of a [Request] to an agent that carries one program to a person; it
-// answers with the program's bytes and its exit status. The first is Open, or
-// Execute with the code in Contents; Interrupt names no ID.
+// Types of a [Request] to an agent that connects one program to the user, and
+// answers with the bytes and the exit status of the program. The first request
+// is Open, or Execute with the code in Contents; Interrupt has no ID.
 const (
 	Open   = "open"   // Terminal, Env: a shell on a terminal of its own
 	Resize = "resize" // Terminal: its new size
@@ -24,7 +24,7 @@ const (
 	Output   = "output"   // ID, Stream, Data; any number before the result
 	Result   = "result"   // ID and the facts of a call; exactly one for each execute
 	Contents = "contents" // ID, Contents, Size; the answer to read
-	Pong     = "pong"     // ID, Size: the memory in use, where it is watched
+	Pong     = "pong"     // ID, Size: the memory in use, where there are limits
 	Error    = "error"    // ID where it answers a request; Message
 )
 
@@ -38,11 +38,13 @@ const (
 	OutcomeCrashed   = "crashed"   // the interpreter died
 )
 
-// What became of a session's state in a [Result]; a call without a session
-// names none.
+// States of a session in a [Result]; the result of a call without a session has
+// none.
 const (
 	StateKept = "kept"
-	StateLost = "lost" // in this call or since the last: the interpreter is a new one; files are as they were
+	// StateLost says that the interpreter is a new one, since this call or since
+	// the last one. Files are as they were.
+	StateLost = "lost"
 )
 
 // Streams of an [Output].
@@ -55,8 +57,8 @@ const (
 // does not know are ignored.
 type Request struct {
 	Type string `json:"type"`
-	// ID is the sender's; replies carry it back. Executes run one at a time
-	// in the order in which they arrive.
+	// ID is chosen by the sender, and the replies carry it back. Executes run
+	// one at a time, in the order in which they arrive.
 	ID uint64 `json:"id,omitempty"`
 
 	Env    map[string]string `json:"env,omitempty"`
@@ -68,9 +70,8 @@ type Request struct {
 	// GraceMS is the time between the interrupt that a timeout or a
 	// cancellation sends and the kill, in milliseconds.
 	GraceMS int64 `json:"grace_ms,omitempty"`
-	// Keep says that the interpreter's state outlives the call: in a
-	// session. Without it, an interpreter that had to be ended is not
-	// started again.
+	// Keep says that the call belongs to a session: the interpreter's state
+	// outlives it. Without Keep, the interpreter ends with the call.
 	Keep bool `json:"keep,omitempty"`
 
 	Path   string `json:"path,omitempty"`
@@ -81,23 +82,23 @@ type Request struct {
 	Terminal *Terminal `json:"terminal,omitempty"`
 }
 
-// Terminal is what a program on a terminal should know of the person's.
+// Terminal describes the user's terminal to a program on one of its own.
 type Terminal struct {
 	Rows    uint16 `json:"rows"`
 	Columns uint16 `json:"columns"`
 	// Term is its type, as the variable TERM has it.
 	Term string `json:"term,omitempty"`
-	// Interpreter asks for the environment's interpreter, not for a shell.
+	// Interpreter asks for the environment's interpreter in place of a shell.
 	Interpreter bool `json:"interpreter,omitempty"`
 }
 
 // long is the field that may be long.
 func (r *Request) long() (string, *string) { return "code", &r.Code }
 
-// Limits bound what the agent sends and stores for a call.
+// Limits bound what the agent sends for a call.
 type Limits struct {
-	// OutputBytes is what each stream of a call may send: the first half
-	// and the last half of it.
+	// OutputBytes bounds what is sent of each stream of a call: as much of its
+	// beginning as one half, and as much of its end as the other.
 	OutputBytes int64 `json:"output_bytes,omitempty"`
 }
 
@@ -110,19 +111,19 @@ type Reply struct {
 
 	Stream string `json:"stream,omitempty"`
 	Data   string `json:"data,omitempty"`
-	// Skipped is the number of bytes of this stream that were left out
-	// just before Data.
+	// Skipped is the number of bytes of this stream that were left out just
+	// before Data.
 	Skipped int64 `json:"skipped,omitempty"`
-	// Sample marks Data as the newest line of output that is otherwise
-	// held back: shown as progress, never part of the answer.
+	// Sample marks Data as the newest line of output that is otherwise held
+	// back. It is shown as progress and is no part of the answer.
 	Sample bool `json:"sample,omitempty"`
 
 	// ExitCode is the code's exit status; 128 + N where signal N ended it.
 	ExitCode int    `json:"exit_code,omitempty"`
 	Outcome  string `json:"outcome,omitempty"`
 	State    string `json:"state,omitempty"`
-	// Limit is the one that was crossed in this call; with the outcome ok,
-	// between it and the last one, where it cost the session its state.
+	// Limit was crossed in this call; with the outcome ok, between this call
+	// and the last one, which cost the session its state.
 	Limit *Limit `json:"limit,omitempty"`
 	// Truncated holds the streams of which something was left out.
 	Truncated []Truncation `json:"truncated,omitempty"`
@@ -139,21 +140,21 @@ type Reply struct {
 // long is the field that may be long.
 func (r *Reply) long() (string, *string) { return "data", &r.Data }
 
-// Limit is a limit of the sandbox that was crossed: all its processes but the
-// agent were killed.
+// Limit is a limit that the sandbox has crossed, for which all its processes but
+// the agent were killed.
 type Limit struct {
 	Name  string `json:"name"`  // memory_mb or pids
 	Value int64  `json:"value"` // MiB, or processes and threads
-	Used  int64  `json:"used"`  // in the same unit, when that was seen
+	Used  int64  `json:"used"`  // at that moment, in the same unit
 }
 
-// Truncation says what was left out of a stream.
+// Truncation describes a stream of which something was left out.
 type Truncation struct {
 	Stream string `json:"stream"`
 	Total  int64  `json:"total"`          // bytes that the code wrote
 	Path   string `json:"path,omitempty"` // the file that holds it; empty where there is none
-	// Stored is the number of bytes that the file at Path holds: Total,
-	// unless the workspace had no room for more.
+	// Stored is the number of bytes in the file at Path: Total, unless the
+	// workspace was too full for all of them.
 	Stored int64 `json:"stored,omitempty"`
 }
 

@@ -1,10 +1,10 @@
-// Package interactive carries one program of a sandbox to a person: its code or a
-// terminal comes in by frames, its bytes leave as they are, and its exit
+// Package interactive connects one program of a sandbox to a user: code and
+// input arrive in frames, the program's output leaves as it is, and its exit
 // status is the agent's.
 //
-// The terminal is made in here, of the sandbox's own kind: no descriptor of
-// the person's terminal is in the sandbox, so nothing in it can type into that
-// or change how it behaves. End of the frames ends everything.
+// A program on a terminal has one that is made inside the sandbox. No descriptor
+// of the user's own terminal is in the sandbox, so nothing there can type into
+// it or change its settings. The end of the frames ends everything.
 package interactive
 
 import (
@@ -28,22 +28,22 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
 )
 
-// waiting is how many frames of input wait for a program to read them; more
-// are not taken from the sender.
-const waiting = 16
+// maxWaiting is how many frames of input wait until the program reads them.
+// Then no further frame is read.
+const maxWaiting = 16
 
 // shells are tried in this order.
 var shells = []string{"bash", "/bin/sh"}
 
-// prompt is bash's: the folder, after a word that no other machine shows.
+// prompt is bash's PS1: the folder, after a word that no other machine shows.
 const prompt = `sandbox:$PWD\$ `
 
-// errGone is how the program ends where nobody is there any more.
+// errGone reports that the frames have ended before the program.
 var errGone = errors.New("the other end is gone")
 
 // Serve runs the program that the first frame asks for and returns its exit
-// status. Its output goes to spec.Stdout and spec.Stderr.
-func Serve(ctx context.Context, table *process.Table, guard *limitkeeper.Keeper, spec interpreter.Spec, in io.Reader) (int, error) {
+// status. The program's output goes to spec.Stdout and spec.Stderr.
+func Serve(ctx context.Context, table *process.Table, keeper *limitkeeper.Keeper, spec interpreter.Spec, in io.Reader) (int, error) {
 	frames := frame.NewReader(in)
 	var first frame.Request
 	if err := frames.Read(&first); err != nil {
@@ -56,16 +56,16 @@ func Serve(ctx context.Context, table *process.Table, guard *limitkeeper.Keeper,
 	defer stop(nil)
 	switch {
 	case first.Type == frame.Execute:
-		return execute(ctx, stop, table, guard, spec, first.Contents, frames)
+		return execute(ctx, stop, table, keeper, spec, first.Contents, frames)
 	case first.Type == frame.Open && first.Terminal != nil:
-		return open(ctx, stop, table, guard, spec, *first.Terminal, frames)
+		return open(ctx, stop, table, keeper, spec, *first.Terminal, frames)
 	}
 	return 0, fmt.Errorf("the first frame is %.20q, not %s or %s", first.Type, frame.Execute, frame.Open)
 }
 
 // execute runs code, whose stdin is the input that comes after it.
-func execute(ctx context.Context, stop context.CancelCauseFunc, table *process.Table, guard *limitkeeper.Keeper, spec interpreter.Spec, code []byte, frames *frame.Reader) (int, error) {
-	stdin, typed, err := os.Pipe()
+func execute(ctx context.Context, stop context.CancelCauseFunc, table *process.Table, keeper *limitkeeper.Keeper, spec interpreter.Spec, code []byte, frames *frame.Reader) (int, error) {
+	stdin, input, err := os.Pipe()
 	if err != nil {
 		return 0, fmt.Errorf("make the code's stdin: %w", err)
 	}
@@ -74,60 +74,60 @@ func execute(ctx context.Context, stop context.CancelCauseFunc, table *process.T
 	spec.Null = stdin
 	signals := make(chan os.Signal, 1)
 	go func() {
-		stop(receive(frames, typed, func(r frame.Request) {
+		stop(receive(frames, input, func(r frame.Request) {
 			if r.Type == frame.Interrupt {
 				select {
 				case signals <- unix.SIGINT:
-				default: // one is on its way
+				default: // an earlier one has not been passed on yet
 				}
 			}
 		}))
 	}()
-	return oneshot.Run(ctx, table, guard, spec, bytes.NewReader(code), signals)
+	return oneshot.Run(ctx, table, keeper, spec, bytes.NewReader(code), signals)
 }
 
 // open runs a shell on a new terminal.
-func open(ctx context.Context, stop context.CancelCauseFunc, table *process.Table, guard *limitkeeper.Keeper, spec interpreter.Spec, terminal frame.Terminal, frames *frame.Reader) (int, error) {
-	path, words, err := program(spec, terminal.Interpreter)
+func open(ctx context.Context, stop context.CancelCauseFunc, table *process.Table, keeper *limitkeeper.Keeper, spec interpreter.Spec, terminal frame.Terminal, frames *frame.Reader) (int, error) {
+	path, args, err := program(spec, terminal.Interpreter)
 	if err != nil {
 		return 0, err
 	}
 	if len(spec.Limiter) > 0 {
-		words[0] = path
-		path, words = spec.Limiter[0], slices.Concat(spec.Limiter, words)
+		args[0] = path
+		path, args = spec.Limiter[0], slices.Concat(spec.Limiter, args)
 	}
-	person, theirs, err := pty.Open()
+	master, slave, err := pty.Open()
 	if err != nil {
 		return 0, fmt.Errorf("make a terminal: %w", err)
 	}
-	defer person.Close()
-	if err := resize(person, terminal); err != nil {
-		theirs.Close()
+	defer master.Close()
+	if err := resize(master, terminal); err != nil {
+		slave.Close()
 		return 0, err
 	}
 	env := set(spec.Env, "PS1", prompt)
 	if terminal.Term != "" {
 		env = set(env, "TERM", terminal.Term)
 	}
-	return oneshot.Hold(ctx, table, guard, spec.Stderr, func(ctx context.Context) (int, error) {
+	return oneshot.Hold(ctx, table, keeper, spec.Stderr, func(ctx context.Context) (int, error) {
 		p, err := table.Start(process.Command{
-			Path: path, Words: words, Env: env, Dir: spec.Root,
-			Files: []*os.File{theirs, theirs, theirs}, Terminal: true,
+			Path: path, Words: args, Env: env, Dir: spec.Root,
+			Files: []*os.File{slave, slave, slave}, Terminal: true,
 		})
-		theirs.Close()
+		slave.Close()
 		if err != nil {
 			return 0, err
 		}
 		shown := make(chan struct{})
 		go func() {
 			defer close(shown)
-			// It ends with EIO when no process has the terminal any more.
-			_, _ = io.Copy(spec.Stdout, person)
+			// A read fails with EIO when no process has the terminal any more.
+			_, _ = io.Copy(spec.Stdout, master)
 		}()
 		go func() {
-			stop(receive(frames, keepOpen{person}, func(r frame.Request) {
+			stop(receive(frames, keepOpen{master}, func(r frame.Request) {
 				if r.Type == frame.Resize && r.Terminal != nil {
-					_ = resize(person, *r.Terminal)
+					_ = resize(master, *r.Terminal)
 				}
 			}))
 		}()
@@ -137,7 +137,7 @@ func open(ctx context.Context, stop context.CancelCauseFunc, table *process.Tabl
 			p.Kill()
 			return 0, context.Cause(ctx)
 		}
-		// What it left running has the terminal too.
+		// Processes that it left running have the terminal too.
 		table.KillAll()
 		select {
 		case <-shown:
@@ -147,20 +147,20 @@ func open(ctx context.Context, stop context.CancelCauseFunc, table *process.Tabl
 	})
 }
 
-// program finds the shell, or the interpreter where that is asked for: its
-// path and its words.
+// program returns the path and the arguments of a shell, or of the interpreter
+// where that is asked for.
 func program(spec interpreter.Spec, own bool) (string, []string, error) {
 	if own {
-		words := slices.Clone(spec.Command)
-		// What would follow these is code.
-		if last := words[len(words)-1]; len(words) > 1 && (last == "-c" || last == "-e") {
-			words = words[:len(words)-1]
+		args := slices.Clone(spec.Command)
+		// After these options, code would follow.
+		if last := args[len(args)-1]; len(args) > 1 && (last == "-c" || last == "-e") {
+			args = args[:len(args)-1]
 		}
-		path, err := exec.LookPath(words[0])
+		path, err := exec.LookPath(args[0])
 		if err != nil {
-			return "", nil, fmt.Errorf("interpreter %s: %w", words[0], err)
+			return "", nil, fmt.Errorf("interpreter %s: %w", args[0], err)
 		}
-		return path, words, nil
+		return path, args, nil
 	}
 	for _, shell := range shells {
 		if path, err := exec.LookPath(shell); err == nil {
@@ -170,7 +170,7 @@ func program(spec interpreter.Spec, own bool) (string, []string, error) {
 	return program(spec, true)
 }
 
-// resize gives a terminal its size; the kernel tells the programs on it.
+// resize sets the size of a terminal; the kernel sends SIGWINCH to its programs.
 func resize(terminal *os.File, t frame.Terminal) error {
 	if err := pty.Setsize(terminal, &pty.Winsize{Rows: t.Rows, Cols: t.Columns}); err != nil {
 		return fmt.Errorf("set the terminal's size: %w", err)
@@ -178,23 +178,23 @@ func resize(terminal *os.File, t frame.Terminal) error {
 	return nil
 }
 
-// receive writes the input that comes to w, and hands other frames to other,
-// until the frames end. The error is why they did.
+// receive writes the input in frames to w and gives other frames to other, until
+// the frames end. The error is the reason for their end.
 func receive(frames *frame.Reader, w io.WriteCloser, other func(frame.Request)) error {
-	typed := make(chan []byte, waiting)
-	defer close(typed)
+	input := make(chan []byte, maxWaiting)
+	defer close(input)
 	go func() {
 		defer w.Close()
-		broken := false
-		for data := range typed {
+		closed := false
+		for data := range input {
 			if len(data) == 0 {
 				w.Close()
-				broken = true
+				closed = true
 			}
-			// A program that reads no more is no reason to end.
-			if !broken {
+			// A program that reads no further input goes on all the same.
+			if !closed {
 				_, err := w.Write(data)
-				broken = err != nil
+				closed = err != nil
 			}
 		}
 	}()
@@ -204,23 +204,22 @@ func receive(frames *frame.Reader, w io.WriteCloser, other func(frame.Request)) 
 			if errors.Is(err, io.EOF) {
 				return errGone
 			}
-			return fmt.Errorf("read what was typed: %w", err)
+			return fmt.Errorf("read the input: %w", err)
 		}
-		switch r.Type {
-		case frame.Input:
-			typed <- r.Contents
-		default:
+		if r.Type == frame.Input {
+			input <- r.Contents
+		} else {
 			other(r)
 		}
 	}
 }
 
-// keepOpen is a terminal: the end of the input is typed, not closed.
+// keepOpen is a terminal, on which end of input is a character and no close.
 type keepOpen struct{ *os.File }
 
 func (keepOpen) Close() error { return nil }
 
-// set returns the variables with one of them set.
+// set returns variables of the environment with one of them set.
 func set(variables []string, name, value string) []string {
 	kept := slices.DeleteFunc(slices.Clone(variables), func(v string) bool { return strings.HasPrefix(v, name+"=") })
 	return append(kept, name+"="+value)

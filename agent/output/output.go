@@ -1,11 +1,11 @@
 // Package output reads what an interpreter and everything that it started
-// write to a stream, and keeps a bounded part of it: the first half of the
-// limit and the last half.
+// write to a stream, and keeps a bounded part of it: as much of the beginning
+// as half of a limit, and as much of the end as the other half.
 //
-// It reads always, also between two calls, so that nothing in the sandbox
-// ever blocks on a full pipe; what comes between two calls is the beginning
-// of the next one's output. It never waits for the end of a pipe: a process
-// that was left running holds it open for as long as it likes.
+// It also reads between two calls, so that nothing in the sandbox ever blocks
+// on a full pipe; what arrives then is the beginning of the next call's output.
+// It never waits for the end of a pipe, which a process that was left running
+// can hold open for as long as it likes.
 package output
 
 import (
@@ -23,7 +23,7 @@ import (
 // Limits of what a stream keeps, in bytes.
 const (
 	MinLimit     = 1 << 10
-	MaxLimit     = 2 << 20 // a frame holds it even where JSON needs six bytes for one
+	MaxLimit     = 2 << 20 // a frame has room for it where JSON writes each byte as six
 	DefaultLimit = 32 << 10
 )
 
@@ -35,19 +35,19 @@ type Stream struct {
 	raw  syscall.RawConn
 	file *os.File
 
-	mu      sync.Mutex
-	chunk   []byte // what one read returns
-	half    int
-	head    []byte // the first bytes of the call, at most half
-	sent    int    // bytes of head that Take returned
-	tail    []byte // a ring of the newest bytes once head is full
-	ring    int    // the ring's size: what head leaves of the limit
-	at      int    // where the ring's next byte goes
-	beyond  int64  // bytes that came after head
-	line    []byte // the newest line's first bytes
-	fresh   bool   // line changed since the last Sample
-	spill   func() io.Writer
-	spilled io.Writer
+	mu       sync.Mutex
+	chunk    []byte // the buffer of a read
+	half     int    // of the limit
+	head     []byte // the first bytes of the call, at most half
+	sent     int    // bytes of head that Take returned
+	tail     []byte // a ring of the newest bytes once head is full
+	ring     int    // the ring's size: what head leaves of the limit
+	at       int    // where the ring's next byte goes
+	beyond   int64  // bytes that came after head
+	line     []byte // the newest line's first bytes
+	newLine  bool   // line has changed since the last Sample
+	overflow func() io.Writer
+	store    io.Writer // what overflow returned
 }
 
 // New returns the Stream of a pipe's read end. The end must be non-blocking.
@@ -67,7 +67,7 @@ func (s *Stream) Read() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			var err error
-			n, err = s.once(int(fd), len(s.chunk))
+			n, err = s.read(int(fd), len(s.chunk))
 			return err != unix.EAGAIN
 		})
 		if err != nil || n == 0 {
@@ -76,9 +76,9 @@ func (s *Stream) Read() {
 	}
 }
 
-// once reads at most limit bytes. The caller holds the lock, so that bytes
-// read by two goroutines keep their order.
-func (s *Stream) once(fd, limit int) (int, error) {
+// read makes one read of at most limit bytes. The caller holds the lock, so
+// that bytes which two goroutines read keep their order.
+func (s *Stream) read(fd, limit int) (int, error) {
 	for {
 		n, err := unix.Read(fd, s.chunk[:min(limit, len(s.chunk))])
 		if err == unix.EINTR {
@@ -91,8 +91,8 @@ func (s *Stream) once(fd, limit int) (int, error) {
 	}
 }
 
-// Drain takes what the pipe holds at this moment, and no more: a process in
-// the background may write for ever.
+// Drain takes what the pipe holds at this moment and no more, because a process
+// in the background may write without an end.
 func (s *Stream) Drain() {
 	_ = s.raw.Control(func(fd uintptr) {
 		s.mu.Lock()
@@ -100,7 +100,7 @@ func (s *Stream) Drain() {
 		left, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ)
 		for err == nil && left > 0 {
 			var n int
-			n, err = s.once(int(fd), left)
+			n, err = s.read(int(fd), left)
 			left -= n
 			if n <= 0 {
 				return
@@ -116,27 +116,26 @@ func (s *Stream) add(p []byte) {
 		if p = p[n:]; len(p) == 0 {
 			return
 		}
-		// A character that the limit cuts in two belongs to the rest.
+		// A character that half of the limit would cut in two goes to the ring.
 		whole := max(wholeRunes(s.head), s.sent)
 		p = append(append([]byte(nil), s.head[whole:]...), p...)
 		s.head = s.head[:whole]
 		s.ring = 2*s.half - whole
 		s.tail = make([]byte, 0, s.ring)
 	}
-	if s.spill != nil && s.beyond+int64(len(p)) > int64(s.ring) {
-		// Something is about to be lost for the first time: the ring
-		// has not turned yet.
-		if s.spilled = s.spill(); s.spilled != nil {
-			_, _ = s.spilled.Write(s.head)
-			_, _ = s.spilled.Write(s.tail)
+	if s.overflow != nil && s.beyond+int64(len(p)) > int64(s.ring) {
+		// The ring is about to overwrite bytes for the first time.
+		if s.store = s.overflow(); s.store != nil {
+			_, _ = s.store.Write(s.head)
+			_, _ = s.store.Write(s.tail)
 		}
-		s.spill = nil
+		s.overflow = nil
 	}
-	if s.spilled != nil {
-		_, _ = s.spilled.Write(p)
+	if s.store != nil {
+		_, _ = s.store.Write(p)
 	}
 	s.beyond += int64(len(p))
-	s.note(p)
+	s.keepLine(p)
 	if len(p) >= s.ring {
 		s.tail = append(s.tail[:0], p[len(p)-s.ring:]...)
 		s.at = 0
@@ -150,8 +149,8 @@ func (s *Stream) add(p []byte) {
 	}
 }
 
-// note keeps the beginning of the newest line that is not empty.
-func (s *Stream) note(p []byte) {
+// keepLine keeps the beginning of the newest line that is not empty.
+func (s *Stream) keepLine(p []byte) {
 	end := len(p)
 	for end > 0 && (p[end-1] == '\n' || p[end-1] == '\r') {
 		end--
@@ -164,7 +163,7 @@ func (s *Stream) note(p []byte) {
 		return
 	}
 	s.line = append(s.line[:0], bounded.Head(p[begin:end], maxSample)...)
-	s.fresh = true
+	s.newLine = true
 }
 
 // wholeRunes is the length of p without an incomplete character at its end.
@@ -180,8 +179,8 @@ func wholeRunes(p []byte) int {
 	return len(p)
 }
 
-// SetLimit sets what a call keeps of this stream, in bytes. It is called
-// before the first call.
+// SetLimit sets how many bytes of a call this stream keeps: from MinLimit to
+// MaxLimit. It is called before the first call.
 func (s *Stream) SetLimit(limit int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -189,19 +188,20 @@ func (s *Stream) SetLimit(limit int64) {
 	s.reset()
 }
 
-// Begin starts a call. spill, if any, is asked for a place for all of the
-// call's output when it exceeds what the stream keeps; it may answer nil.
+// Begin starts a call. Where the call's output exceeds the limit, overflow, if
+// any, is called once and returns a writer that takes all of the output, or nil.
 // It runs with the stream locked.
-func (s *Stream) Begin(spill func() io.Writer) {
+func (s *Stream) Begin(overflow func() io.Writer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.spill, s.spilled = nil, nil
-	if s.beyond <= int64(s.ring) { // else a part is gone already
-		s.spill = spill
+	s.overflow, s.store = nil, nil
+	if s.beyond <= int64(s.ring) { // otherwise bytes are lost already
+		s.overflow = overflow
 	}
 }
 
-// Take returns what of the call's first half has come since the last Take.
+// Take returns what has arrived since the last Take, of the part of the call's
+// output that fits into the first half of the limit.
 func (s *Stream) Take() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -214,26 +214,26 @@ func (s *Stream) Take() string {
 	return text
 }
 
-// Sample returns the newest line while output is held back, once.
+// Sample returns the newest line while output is held back, each line once.
 func (s *Stream) Sample() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.fresh {
+	if !s.newLine {
 		return ""
 	}
-	s.fresh = false
+	s.newLine = false
 	return string(s.line)
 }
 
-// Rest is what End returns.
+// Rest is the part of a call's output that Take has not returned.
 type Rest struct {
-	Head    string // what Take has not returned
-	Skipped int64  // bytes left out between Head and Tail
+	Head    string
+	Skipped int64 // bytes left out between Head and Tail
 	Tail    string
-	Total   int64 // bytes of the whole call
+	Total   int64 // bytes of the whole call, with those that Take returned
 }
 
-// End ends the call; what comes from now on belongs to the next.
+// End ends the call; what arrives from now on belongs to the next.
 func (s *Stream) End() Rest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -257,8 +257,8 @@ func (s *Stream) End() Rest {
 func (s *Stream) reset() {
 	s.head, s.sent = s.head[:0], 0
 	s.tail, s.ring, s.at, s.beyond = nil, 0, 0, 0
-	s.line, s.fresh = nil, false
-	s.spill, s.spilled = nil, nil
+	s.line, s.newLine = nil, false
+	s.overflow, s.store = nil, nil
 	if cap(s.head) > s.half {
 		s.head = nil
 	}

@@ -43,9 +43,9 @@ func put(t testing.TB, s *Stream, w io.Writer, text string) {
 	}
 }
 
-// What is kept is the beginning and the end, whole characters of both, and
-// what is said to be skipped is exactly what lies between.
-func TestHeadAndTail(t *testing.T) {
+// What is kept is the beginning and the end, whole characters of both, and what
+// is reported as skipped is exactly what lies between.
+func TestStream_KeepsBothEnds(t *testing.T) {
 	const limit = 1024
 	for _, letters := range []string{"abcdefghij", "aäb€c😀", "€", "\xff\xfe", "😀\xf0"} {
 		for _, size := range []int{0, 1, 511, 512, 513, 1023, 1024, 1025, 1026, 1027, 1500, 1536, 2048, 5000, 70000} {
@@ -101,7 +101,7 @@ func TestHeadAndTail(t *testing.T) {
 	}
 }
 
-func TestOutputBetweenCallsComesFirst(t *testing.T) {
+func TestStream_BeginsWithOutputBetweenCalls(t *testing.T) {
 	s, w := open(t, 1024)
 	s.Begin(nil)
 	put(t, s, w, "one")
@@ -117,7 +117,7 @@ func TestOutputBetweenCallsComesFirst(t *testing.T) {
 }
 
 // Drain takes what is there and does not wait for a writer that lives.
-func TestDrainDoesNotWait(t *testing.T) {
+func TestDrain_DoesNotWait(t *testing.T) {
 	s, w := open(t, 1024)
 	s.Drain()
 	if _, err := w.WriteString("there"); err != nil {
@@ -129,7 +129,7 @@ func TestDrainDoesNotWait(t *testing.T) {
 	}
 }
 
-func TestSample(t *testing.T) {
+func TestSample_ReturnsTheNewestLine(t *testing.T) {
 	s, w := open(t, 1024)
 	put(t, s, w, strings.Repeat("x", 512))
 	if got := s.Sample(); got != "" {
@@ -153,7 +153,7 @@ func TestSample(t *testing.T) {
 }
 
 // A stream holds its limit, whatever is written.
-func TestMemory(t *testing.T) {
+func TestStream_HoldsItsLimit(t *testing.T) {
 	s, w := open(t, 64<<10)
 	done := make(chan struct{})
 	go func() { defer close(done); s.Read() }()

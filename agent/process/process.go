@@ -2,10 +2,10 @@
 // the agent that waits for any.
 //
 // The agent is the init of its pid namespace: every process whose parent has
-// died becomes its child. A wait for one process beside a wait for all would
-// race for statuses, so there is one loop, which keeps what belongs to a
-// [Process] and drops the rest. Nothing else in the agent may wait: os/exec
-// must not be used beside a [Table].
+// ended becomes its child. A wait for one process and a wait for all would race
+// for statuses, so one loop waits for all children, keeps the status of each
+// [Process] and drops the others. Nothing else in the agent may wait for a
+// child: os/exec must not be used beside a [Table].
 package process
 
 import (
@@ -22,9 +22,9 @@ import (
 )
 
 // Table holds the processes that were started and reaps every child of this
-// process, also those it has never heard of.
+// process, also those that it did not start.
 type Table struct {
-	starts  sync.Mutex // held by KillAll: nothing that it does not mean starts
+	starts  sync.Mutex // held by KillAll, so that nothing starts meanwhile
 	mu      sync.Mutex
 	live    map[int]*Process
 	signals chan os.Signal
@@ -33,7 +33,7 @@ type Table struct {
 }
 
 // NewTable returns a Table, which reaps for as long as this process lives. A
-// process may have one.
+// process may have one Table.
 func NewTable() *Table {
 	t := &Table{
 		live:    make(map[int]*Process),
@@ -46,9 +46,9 @@ func NewTable() *Table {
 	return t
 }
 
-// spawn owns the thread that starts processes, which inherit what the kernel
-// forbids it and allows the agent's other threads. It never unlocks it: the
-// thread ends with the goroutine.
+// spawn owns the thread that starts processes. They inherit its system call
+// filter, which the agent's other threads do not have. It never unlocks the
+// thread, which therefore ends with the goroutine.
 func (t *Table) spawn() {
 	runtime.LockOSThread()
 	t.err = confine()
@@ -63,9 +63,9 @@ func (t *Table) loop() {
 	}
 }
 
-// reap collects every child that has ended. One SIGCHLD may stand for many.
-// The lock makes sure that a signal is never sent to a number that the
-// kernel has already given to somebody else.
+// reap waits for every child that has ended. One SIGCHLD may stand for many of
+// them. The lock makes sure that no signal is sent to a process id that the
+// kernel has given to another process meanwhile.
 func (t *Table) reap() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -86,20 +86,20 @@ func (t *Table) reap() {
 	}
 }
 
-// Command is what to start.
+// Command is a program to start.
 type Command struct {
 	Path  string
 	Words []string // the program's arguments, its own name first
 	Env   []string
 	Dir   string
-	// Files become descriptors 0, 1, 2, …; nil leaves a number closed.
+	// Files become the descriptors 0, 1, 2, …; nil leaves a descriptor closed.
 	Files []*os.File
 	// Terminal makes descriptor 0 the controlling terminal.
 	Terminal bool
 }
 
-// Process is one that was started. It leads a session and a process group of
-// its own, so that a signal can reach everything that it has not let go.
+// Process is a process that was started. It leads a session and a process group
+// of its own, so that a signal reaches everything that has not left the group.
 type Process struct {
 	Pid    int
 	table  *Table
@@ -118,8 +118,7 @@ func (t *Table) Start(c Command) (*Process, error) {
 	}
 	t.starts.Lock()
 	defer t.starts.Unlock()
-	// The lock is held so that a process that ends at once is known
-	// before it is reaped.
+	// With the lock, a process that ends at once is known before it is reaped.
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var pid int
@@ -148,8 +147,8 @@ func (t *Table) Start(c Command) (*Process, error) {
 // Done is closed when the process has ended and was reaped.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// ExitCode is the exit status of a process that has ended: 128 + N where
-// signal N ended it.
+// ExitCode is the exit status of a process that has ended, 128 + N where signal
+// N ended it.
 func (p *Process) ExitCode() int {
 	if p.status.Signaled() {
 		return 128 + int(p.status.Signal())
@@ -157,7 +156,7 @@ func (p *Process) ExitCode() int {
 	return p.status.ExitStatus()
 }
 
-// Signalled says that a process that has ended was ended by a signal.
+// Signalled says whether a signal ended a process that has ended.
 func (p *Process) Signalled() bool { return p.status.Signaled() }
 
 // Signal sends a signal to the process's group while the process lives.
@@ -174,9 +173,10 @@ func (p *Process) signal(to int, sig unix.Signal) {
 	}
 }
 
-// Kill ends the process and everything that might belong to it. As init that
-// is every other process of the namespace: what has left the group by setsid
-// cannot be told from what belongs to it. Elsewhere it is the group.
+// Kill sends SIGKILL to the process and to everything that may belong to it. For
+// an init that is every other process of the namespace, because what has left
+// the group by setsid cannot be told from what belongs to it. Elsewhere it is
+// the group.
 func (p *Process) Kill() {
 	p.Signal(unix.SIGKILL)
 	p.table.KillAll()
@@ -199,20 +199,21 @@ func (p *Process) End() error {
 	}
 }
 
-// killTime bounds how long KillAll waits. A process that is stuck in the
-// kernel may take longer to end.
+// killTime bounds how long KillAll waits. A process that is stuck in the kernel
+// may take longer to end.
 const killTime = 2 * time.Second
 
-// KillAll ends every process of the namespace but this one and waits until
-// they are gone; it does nothing unless this process is the namespace's init.
-// What is to start meanwhile starts after it.
+// KillAll sends SIGKILL to every process of the namespace but this one and waits
+// until they have ended, for at most 2 s. It does nothing unless this process is
+// the namespace's init. A Start that is called meanwhile waits for it.
 func (t *Table) KillAll() {
 	if os.Getpid() != 1 {
 		return
 	}
 	deadline := time.Now().Add(killTime)
-	// What is being started is a process already, of the code's user. The code
-	// can stop it before it is the program, and its start does not end then.
+	// A Start that is under way has a process already, and that has the code's
+	// user. The code can stop it before it begins its program, and that Start
+	// would not return.
 	for !t.starts.TryLock() {
 		_ = unix.Kill(-1, unix.SIGKILL)
 		if time.Now().After(deadline) {
@@ -221,7 +222,7 @@ func (t *Table) KillAll() {
 		time.Sleep(time.Millisecond)
 	}
 	defer t.starts.Unlock()
-	// Once is not enough: a process may fork while the others are killed.
+	// A process may fork while the others are killed.
 	for pause := 100 * time.Microsecond; ; pause = min(2*pause, 10*time.Millisecond) {
 		if unix.Kill(-1, unix.SIGKILL) == unix.ESRCH || time.Now().After(deadline) {
 			return

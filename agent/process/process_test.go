@@ -33,7 +33,7 @@ func wait(t *testing.T, p *Process) {
 	}
 }
 
-func TestStatus(t *testing.T) {
+func TestProcess_HasItsStatus(t *testing.T) {
 	for script, want := range map[string]struct {
 		code      int
 		signalled bool
@@ -52,7 +52,7 @@ func TestStatus(t *testing.T) {
 }
 
 // A hundred processes that end at once give a hundred statuses.
-func TestManyAtOnce(t *testing.T) {
+func TestTable_ReapsManyAtOnce(t *testing.T) {
 	var all []*Process
 	for i := range 100 {
 		all = append(all, start(t, nil, "exit "+strconv.Itoa(i)))
@@ -65,8 +65,8 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// What loses its parent is reaped too.
-func TestOrphans(t *testing.T) {
+// A process whose parent has ended is reaped too.
+func TestTable_ReapsOrphans(t *testing.T) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func TestOrphans(t *testing.T) {
 	}
 }
 
-func TestSignalReachesTheGroup(t *testing.T) {
+func TestSignal_ReachesTheGroup(t *testing.T) {
 	p := start(t, nil, "sleep 99 | sleep 99")
 	time.Sleep(50 * time.Millisecond)
 	p.Signal(unix.SIGKILL)
@@ -105,7 +105,7 @@ func TestSignalReachesTheGroup(t *testing.T) {
 	p.SignalAlone(unix.SIGKILL)
 }
 
-func TestFiles(t *testing.T) {
+func TestStart_PassesFiles(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -123,7 +123,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-func TestStartFails(t *testing.T) {
+func TestStart_NamesTheProgramThatFails(t *testing.T) {
 	_, err := table.Start(Command{Path: "/nowhere/sh", Words: []string{"sh"}})
 	if err == nil || !strings.Contains(err.Error(), "/nowhere/sh") {
 		t.Errorf("error %v, want one that names the program", err)

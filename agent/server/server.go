@@ -1,10 +1,11 @@
 // Package server is the agent's side of the frame protocol: it takes requests
-// from the runtime, runs code in the sandbox's interpreter one call at a
-// time, in order of arrival, and answers each call exactly once.
+// from the runtime, runs code in the sandbox's interpreter, one call at a time in
+// the order of arrival, and answers each call exactly once.
 //
-// Two goroutines share the work. One reads requests, and answers at once what
-// needs no interpreter: read, ping, an interrupt of a call that waits.
-// The other, the executor, is the only one that touches the interpreter.
+// Two goroutines share the work. One reads requests (requests.go) and answers at
+// once what needs no interpreter: read, ping, an interrupt of a call that waits.
+// The other, the executor (executor.go), is the only one that touches the
+// interpreter, whose phases are in lifecycle.go.
 package server
 
 import (
@@ -114,16 +115,15 @@ func Serve(ctx context.Context, table *process.Table, cfg Config) error {
 	if cause := context.Cause(ctx); err == nil && cause != context.Canceled {
 		err = cause
 	}
-	cfg.In.Close()
-	for _, c := range []io.Closer{stdout, stderr, s.spec.Stdout, s.spec.Stderr} {
+	for _, c := range []io.Closer{cfg.In, stdout, stderr, s.spec.Stdout, s.spec.Stderr} {
 		c.Close()
 	}
 	owned.Wait()
 	return err
 }
 
-// pipe makes a pipe for one of the interpreter's streams. The agent keeps its
-// writing end for the next interpreter.
+// pipe makes a pipe for one of the interpreter's streams. The agent keeps the
+// writing end open for the next interpreter.
 func (s *Server) pipe(write **os.File) (*output.Stream, error) {
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
@@ -138,7 +138,7 @@ func (s *Server) logf(format string, args ...any) {
 	fmt.Fprintf(s.log, "nix-sandbox-agent: "+format+"\n", args...)
 }
 
-// pong answers a ping.
+// pong answers a ping, with an error where the interpreter has failed.
 func (s *Server) pong(id uint64, failure error) error {
 	if failure != nil {
 		return s.out.Write(frame.Reply{Type: frame.Error, ID: id, Message: failure.Error()})

@@ -15,21 +15,21 @@ import (
 // archive is the folder of outputs that did not fit into an answer.
 const archive = ".outputs"
 
-// Archive holds all of a stream of one call, as far as there is room. Its
-// writes never fail: what does not fit is left out.
+// Archive holds all output of one stream of a call, as much as fits. Its writes
+// never fail: what does not fit is left out.
 type Archive struct {
 	Path   string
 	Stored int64 // bytes that the file holds
 	file   *os.File
-	room   int64
+	limit  int64 // bytes that the file may hold
 }
 
-// Archive makes the file for a stream of a call. It may use a quarter of the
-// workspace's free space; older ones are removed until all of them together
+// Archive makes the file for a stream of a call. The file may use a quarter of
+// the workspace's free space; older files are removed until all of them together
 // use at most a quarter of the workspace.
 //
-// The folder belongs to the code, which may have put a link or anything else
-// in its place: nothing is followed, and what cannot be used is an error.
+// The folder belongs to the code, which may have replaced it by a link or
+// anything else: no link is followed, and what cannot be used is an error.
 func (r *Root) Archive(call uint64, stream string) (*Archive, error) {
 	dir, err := r.archives()
 	if err != nil {
@@ -52,13 +52,13 @@ func (r *Root) Archive(call uint64, stream string) (*Archive, error) {
 		return nil, err
 	}
 	return &Archive{
-		Path: path.Join(r.Path, archive, name),
-		file: f,
-		room: int64(st.Bavail) * block / 4,
+		Path:  path.Join(r.Path, archive, name),
+		file:  f,
+		limit: int64(st.Bavail) * block / 4,
 	}, nil
 }
 
-// archives opens the folder, and makes it first where there is none.
+// archives opens the folder, which is made first where there is none.
 func (r *Root) archives() (*os.File, error) {
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW
 	dir, err := r.open(archive, flags, 0, unix.RESOLVE_NO_SYMLINKS)
@@ -97,7 +97,7 @@ func (r *Root) expire(dir *os.File, limit int64) {
 			all = append(all, old{name, call, st.Blocks * 512})
 		}
 	}
-	// The newest first: what does not fit behind them goes.
+	// The newest first: whatever does not fit after them is removed.
 	slices.SortFunc(all, func(a, b old) int {
 		if a.call != b.call {
 			if a.call > b.call {
@@ -114,13 +114,13 @@ func (r *Root) expire(dir *os.File, limit int64) {
 	}
 }
 
-// Write stores what there is room for.
+// Write stores what the limit and the file system allow.
 func (a *Archive) Write(p []byte) (int, error) {
-	if n := min(int64(len(p)), a.room-a.Stored); n > 0 {
+	if n := min(int64(len(p)), a.limit-a.Stored); n > 0 {
 		m, err := a.file.Write(p[:n])
 		a.Stored += int64(max(m, 0))
 		if err != nil {
-			a.room = a.Stored
+			a.limit = a.Stored
 		}
 	}
 	return len(p), nil

@@ -1,10 +1,10 @@
 // Package workspace reads and writes files under the sandbox's workspace on
 // behalf of the runtime, while the code that owns the workspace runs.
 //
-// Every path is resolved by the kernel beneath the root (openat2 with
-// RESOLVE_BENEATH and RESOLVE_NO_MAGICLINKS): a link that leads out, or one
-// that is swapped in while we look, is an error and not a way out. Only
-// regular files are read: opening anything else could block or have effects.
+// The kernel resolves every path beneath the root (openat2 with RESOLVE_BENEATH
+// and RESOLVE_NO_MAGICLINKS): a link that leads out, or that replaces a folder
+// during the call, is an error and not a way out. Only regular files are read:
+// to open anything else could block or have effects.
 package workspace
 
 import (
@@ -27,13 +27,13 @@ import (
 const (
 	MaxRead    = 8 << 20 // bytes of a file in one frame
 	MaxEntries = 1000    // files in one answer
-	maxDepth   = 8       // folders below outputs that are looked into
-	// maxVisits is how many entries below outputs are asked for what they are,
-	// folders and links too: 225,000 folders took 5 s of each call's end.
+	maxDepth   = 8       // of folders below outputs
+	// maxVisits bounds the entries below outputs that Changed asks for, folders and
+	// links among them: 225,000 folders took 5 s at the end of each call.
 	maxVisits = 4 * MaxEntries
-	// maxNames is what the names of changed files may have together, in bytes,
-	// of which JSON may write each as six: they all are in one frame, with which
-	// the runtime expects no more.
+	// maxNames bounds the names of changed files together, in bytes. JSON may
+	// write each byte as six, and all of them are in one frame, for which the
+	// runtime has a limit.
 	maxNames = 64 << 10
 )
 
@@ -41,11 +41,11 @@ const (
 type Root struct {
 	// Path is absolute: /workspace.
 	Path string
-	// Outputs is what ChangedOutputs has seen.
+	// seen has the files that Changed found last.
 	seen map[string]stamp
 }
 
-// stamp is what changes when a file does.
+// stamp is what changes when a file changes.
 type stamp struct {
 	inode, size   uint64
 	mtime, change int64 // ns
@@ -72,7 +72,7 @@ func openAt(dir int, rel string, flags int, mode uint32, resolve uint64) (*os.Fi
 		Mode:    uint64(mode),
 		Resolve: resolve | unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS,
 	}
-	// EAGAIN: something was renamed while the kernel looked (openat2(2)).
+	// EAGAIN: something was renamed while the kernel resolved the path (openat2(2)).
 	for range 8 {
 		fd, err := unix.Openat2(dir, rel, &how)
 		if err == nil {
@@ -97,13 +97,10 @@ func (r *Root) relative(name string) (string, error) {
 		}
 		return rel, nil
 	}
-	if name == "" {
-		return ".", nil
-	}
 	return name, nil
 }
 
-// outside explains the kernel's refusal.
+// outside makes a sentence of an error of open.
 func (r *Root) outside(name string, err error) error {
 	if errors.Is(err, unix.EXDEV) || errors.Is(err, unix.ELOOP) {
 		return fmt.Errorf("%s leads out of %s", name, r.Path)
@@ -144,8 +141,8 @@ func (r *Root) Read(name string, offset, length int64) (contents []byte, size in
 	return contents[:n], st.Size, nil
 }
 
-// Changed returns the regular files under outputs that are new or changed
-// since the last time, as many as fit an answer. Links are not followed.
+// Changed returns the regular files under outputs that are new or have changed
+// since the last time, as many as fit into a frame. Links are not followed.
 func (r *Root) Changed() []frame.File {
 	dir, err := r.open("outputs", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0, unix.RESOLVE_NO_SYMLINKS)
 	if err != nil {
@@ -172,8 +169,8 @@ func (r *Root) Changed() []frame.File {
 	return files
 }
 
-// walk stamps the regular files of a folder and closes it. It asks at most so many
-// entries as there are visits left.
+// walk adds the regular files of a folder to a map, and closes the folder. visits
+// is the number of entries that it may still ask for.
 func (r *Root) walk(dir *os.File, at string, depth int, into map[string]stamp, visits *int) {
 	defer dir.Close()
 	names, _ := dir.Readdirnames(MaxEntries)

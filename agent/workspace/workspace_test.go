@@ -248,10 +248,10 @@ func TestArchiveIsBounded(t *testing.T) {
 	if err := unix.Statfs(r.Path, &fs); err != nil {
 		t.Fatal(err)
 	}
-	if free := int64(fs.Bavail) * fs.Bsize; a.room <= 0 || a.room > free/2 { // a quarter, while others write too
-		t.Errorf("room for %d bytes of %d that are free", a.room, free)
+	if free := int64(fs.Bavail) * fs.Bsize; a.limit <= 0 || a.limit > free/2 { // a quarter, while others write too
+		t.Errorf("room for %d bytes of %d that are free", a.limit, free)
 	}
-	a.room = 5
+	a.limit = 5
 	for range 3 {
 		if n, err := a.Write([]byte("abc")); n != 3 || err != nil {
 			t.Errorf("%d, %v", n, err)
