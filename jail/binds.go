@@ -5,8 +5,8 @@ import (
 	"os"
 )
 
-// checkBinds looks for what the sandbox is to see of the host, so that a
-// missing folder is a sentence and not bubblewrap's.
+// checkBinds checks that what the sandbox is to see of the host exists, so that
+// the error is a sentence and not bubblewrap's.
 func (s *Spec) checkBinds() error {
 	for _, bind := range s.Binds {
 		refuse := func(what string) error {
@@ -20,9 +20,9 @@ func (s *Spec) checkBinds() error {
 		case os.IsNotExist(err):
 			return refuse("which does not exist")
 		case err != nil:
-			return refuse("which cannot be looked at: " + reason(err))
-		// Through a socket or a device, read-only or not, code would speak
-		// with the host.
+			return refuse("which cannot be read: " + reason(err))
+		// Through a socket or a device, read-only or not, code could reach the
+		// host.
 		case !info.IsDir() && !info.Mode().IsRegular():
 			return refuse("which is neither a folder nor a file")
 		}

@@ -10,20 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// projectPlace is where root mounts the project for bubblewrap to find it: a
-// folder that every Linux has, everybody may pass through and no project is
-// in. Only this process and what it becomes see that mount.
-const projectPlace = "/sys"
+// projectMount is where root mounts the project for bubblewrap to find it: a
+// folder that every Linux has, that everybody may pass through and that contains
+// no project. Only this process and bubblewrap see that mount.
+const projectMount = "/sys"
 
-// leaveRoot makes this process, where root started it, one of an ordinary
-// user of the sandbox's own, and returns the project as that user finds it.
-// To the host's files the code would be root otherwise: it could change the
-// modes of device files, read what only root may read, and be bounded by
-// none of the kernel's limits for users.
+// dropRoot changes the user of this process, where root started it, to an
+// ordinary user of the sandbox's own, and returns the project at the path where
+// that user finds it. Otherwise the code would be root to the host's files: it
+// could change the modes of device files, read what only root may read, and none
+// of the kernel's limits for users would hold.
 //
-// The project's owner is that user in the sandbox, so that code reads there
-// what its owner may read.
-func leaveRoot(project Project) (Project, error) {
+// In the sandbox, the files of the project's owner belong to that user, so that
+// code reads there what the owner may read.
+func dropRoot(project Project) (Project, error) {
 	user, err := hostUser()
 	if err != nil || user == 0 {
 		return project, err
@@ -33,13 +33,13 @@ func leaveRoot(project Project) (Project, error) {
 	}
 	given := project.Dir
 	if given != "" {
-		// Where the kernel or the file system cannot do it, the project is
-		// shown as any user sees it.
+		// Where the kernel or the file system cannot do this, the sandbox sees
+		// the project as any user does.
 		if err := handOver(given, user); err == nil {
-			project.Dir = projectPlace
+			project.Dir = projectMount
 		}
 	}
-	if err := become(user); err != nil {
+	if err := setUser(user); err != nil {
 		return project, err
 	}
 	if given != "" && unix.Faccessat(unix.AT_FDCWD, project.Dir, unix.R_OK|unix.X_OK, unix.AT_EACCESS) != nil {
@@ -51,8 +51,8 @@ func leaveRoot(project Project) (Project, error) {
 	return project, nil
 }
 
-// hostUser is the user as which root starts a sandbox from this process; 0
-// where the sandbox is this process's user's.
+// hostUser returns the user as which root starts a sandbox from this process; 0
+// where the sandbox runs as the user of this process.
 func hostUser() (int, error) {
 	if unix.Geteuid() != 0 {
 		return 0, nil
@@ -80,8 +80,8 @@ func readMap(name string) ([]span, error) {
 	return spans, nil
 }
 
-// capable says which of root's powers are missing here that root needs to
-// start a sandbox as another user and, later, to end it.
+// capable returns an error where root lacks a capability that it needs to start
+// a sandbox as another user or, later, to end it.
 func capable() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -106,9 +106,9 @@ func capable() error {
 	}
 }
 
-// handOver mounts a folder at [projectPlace], in a mount namespace of this
-// thread's own, read-only and with what belongs to the folder's owner and
-// group belonging to user.
+// handOver mounts a folder at [projectMount], read-only, in a mount namespace of
+// this thread's own. What belongs to the folder's owner and group belongs to user
+// there.
 func handOver(folder string, user int) error {
 	var stat unix.Stat_t
 	if err := unix.Stat(folder, &stat); err != nil {
@@ -134,16 +134,16 @@ func handOver(folder string, user int) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return err
 	}
-	// Nothing goes back to the host's mounts; what the host unmounts later is
-	// unmounted here too, so that the sandbox does not hold it.
+	// No mount propagates to the host. What the host unmounts later is unmounted
+	// here too, so that the sandbox does not keep it busy.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return err
 	}
-	return unix.MoveMount(tree, "", unix.AT_FDCWD, projectPlace, unix.MOVE_MOUNT_F_EMPTY_PATH)
+	return unix.MoveMount(tree, "", unix.AT_FDCWD, projectMount, unix.MOVE_MOUNT_F_EMPTY_PATH)
 }
 
-// mapOwner returns a user namespace in which an owner and a group of files
-// are the user and the group of one number.
+// mapOwner returns the descriptor of a user namespace that maps an owner and a
+// group of files to the user and the group of one number.
 func mapOwner(owner, group, user int) (int, error) {
 	hold := exec.Command("/proc/self/exe", Hold)
 	hold.Env = []string{}
@@ -162,13 +162,13 @@ func mapOwner(owner, group, user int) (int, error) {
 	}
 	fd, err := unix.Open(fmt.Sprintf("/proc/%d/ns/user", hold.Process.Pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	input.Close()
-	_ = hold.Wait() // it has done its work, however it ends
+	_ = hold.Wait() // its status means nothing
 	return fd, err
 }
 
-// become makes this process one of user, in no group but that of the same
-// number. It cannot come back.
-func become(user int) error {
+// setUser changes the user of this process for good, and its group to that of
+// the same number; it is in no other group.
+func setUser(user int) error {
 	fail := func(what string, err error) error {
 		return fmt.Errorf("start the sandbox as user %d: %s: %w", user, what, err)
 	}
@@ -186,13 +186,13 @@ func become(user int) error {
 	if err := unix.Setresuid(user, user, user); err != nil {
 		return fail("change the user", err)
 	}
-	// The folder in which root is may be closed to this user.
+	// The user may have no access to the current folder.
 	return unix.Chdir("/")
 }
 
-// giveAway makes user the owner of a standard descriptor that is a pipe
-// without a name: code opens /dev/stdout and /dev/stderr again by their
-// names, which asks for the owner.
+// giveAway makes user the owner of a standard descriptor that is a pipe without
+// a name. Code may open /dev/stdout and /dev/stderr by name, for which the kernel
+// checks the owner of the pipe.
 func giveAway(fd, user int) error {
 	var fs unix.Statfs_t
 	var stat unix.Stat_t

@@ -15,17 +15,17 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 )
 
-// Switches by which a system forbids user namespaces, without which there is
-// no jail: files below /proc/sys that hold a number, absent where they do
+// Sysctls with which a system forbids user namespaces, without which there is no
+// jail: files below /proc/sys that hold a number. A file is absent where it does
 // not apply.
 const (
-	switchMax      = "user/max_user_namespaces"
-	switchDebian   = "kernel/unprivileged_userns_clone"
-	switchAppArmor = "kernel/apparmor_restrict_unprivileged_userns"
+	sysctlMax      = "user/max_user_namespaces"
+	sysctlDebian   = "kernel/unprivileged_userns_clone"
+	sysctlAppArmor = "kernel/apparmor_restrict_unprivileged_userns"
 )
 
-// Check says why no sandbox that this bubblewrap makes would start here, in
-// the sentences with which the start would be refused.
+// Check returns why no sandbox would start here with this bubblewrap, in the
+// sentences with which the start would be refused.
 func Check(ctx context.Context, bubblewrap string) error {
 	user, err := hostUser()
 	if err != nil {
@@ -36,31 +36,31 @@ func Check(ctx context.Context, bubblewrap string) error {
 			return err
 		}
 	}
-	said, works := namespacesWork(ctx, bubblewrap, user)
-	if err := checkSwitches("/proc/sys", unix.Geteuid() == 0 && user == 0, func() bool { return works }); err != nil {
+	output, works := namespacesWork(ctx, bubblewrap, user)
+	if err := checkSysctls("/proc/sys", unix.Geteuid() == 0 && user == 0, func() bool { return works }); err != nil {
 		return err
 	}
 	if !works {
 		return &Refusal{
-			Problem: fmt.Sprintf("%s makes no sandbox here: %s", bubblewrap, said),
+			Problem: fmt.Sprintf("%s makes no sandbox here: %s", bubblewrap, output),
 			Hint:    "a container needs user namespaces of its own: start it with --security-opt seccomp=unconfined --security-opt apparmor=unconfined",
 		}
 	}
 	return nil
 }
 
-// namespacesAllowed says which switch forbids user namespaces, so that the
-// answer is a sentence and not bubblewrap's "Permission denied".
+// namespacesAllowed returns which sysctl forbids user namespaces, so that the
+// error is a sentence and not bubblewrap's "Permission denied".
 func namespacesAllowed(bubblewrap string) error {
-	return checkSwitches("/proc/sys", unix.Geteuid() == 0, func() bool {
+	return checkSysctls("/proc/sys", unix.Geteuid() == 0, func() bool {
 		_, works := namespacesWork(context.Background(), bubblewrap, 0)
 		return works
 	})
 }
 
-// checkSwitches reads the switches in a folder. It asks `works` only where
-// they leave the question open.
-func checkSwitches(folder string, root bool, works func() bool) error {
+// checkSysctls reads the sysctls in a folder. It calls works only where they do
+// not decide the question.
+func checkSysctls(folder string, root bool, works func() bool) error {
 	is := func(name, value string) bool {
 		text, err := os.ReadFile(filepath.Join(folder, name))
 		return err == nil && strings.TrimSpace(string(text)) == value
@@ -73,37 +73,37 @@ func checkSwitches(folder string, root bool, works func() bool) error {
 		}
 	}
 	switch {
-	case is(switchMax, "0"):
-		return refuse(switchMax, "0", "15000")
+	case is(sysctlMax, "0"):
+		return refuse(sysctlMax, "0", "15000")
 	case root:
 		return nil
-	case is(switchDebian, "0"):
-		return refuse(switchDebian, "0", "1")
-	// AppArmor forbids them to all but the programs that a profile names,
-	// and only a try shows whether bubblewrap is one of these.
-	case is(switchAppArmor, "1") && !works():
-		return refuse(switchAppArmor, "1", "0")
+	case is(sysctlDebian, "0"):
+		return refuse(sysctlDebian, "0", "1")
+	// AppArmor forbids them to all programs but those that a profile names, and
+	// only a trial shows whether bubblewrap is one of these.
+	case is(sysctlAppArmor, "1") && !works():
+		return refuse(sysctlAppArmor, "1", "0")
 	}
 	return nil
 }
 
-// tryWithin bounds the smallest jail, which is gone within milliseconds.
-const tryWithin = 10 * time.Second
+// trialTimeout bounds the smallest jail, which ends within milliseconds.
+const trialTimeout = 10 * time.Second
 
-// maxSaid bounds what is repeated of bubblewrap's words, in bytes.
-const maxSaid = 300
+// maxOutput bounds what is repeated of bubblewrap's output, in bytes.
+const maxOutput = 300
 
 // namespacesWork tries the smallest jail, as a user where that is not 0, and
-// returns what bubblewrap says of it. It prints nothing.
-func namespacesWork(ctx context.Context, bubblewrap string, user int) (said string, works bool) {
-	ctx, stop := context.WithTimeout(ctx, tryWithin)
+// returns bubblewrap's output if it fails. It prints nothing.
+func namespacesWork(ctx context.Context, bubblewrap string, user int) (output string, works bool) {
+	ctx, stop := context.WithTimeout(ctx, trialTimeout)
 	defer stop()
 	try := exec.CommandContext(ctx, bubblewrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--", bubblewrap, "--version")
 	try.Env = []string{}
 	try.Dir = "/"
-	// All of it ends with what gave up: bubblewrap's child, which waits for its
-	// parent before it would end with it, would wait for ever and keep the
-	// output open.
+	// The whole group is killed at the timeout. Bubblewrap's child first waits
+	// for its parent, and only then asks to end with it: left alone, it would
+	// wait for good and keep the output open.
 	try.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	try.Cancel = func() error { return unix.Kill(-try.Process.Pid, unix.SIGKILL) }
 	if user != 0 {
@@ -113,9 +113,9 @@ func namespacesWork(ctx context.Context, bubblewrap string, user int) (said stri
 	if err == nil {
 		return "", true
 	}
-	said = strings.Join(strings.Fields(string(out)), " ")
-	if said == "" {
-		said = err.Error()
+	output = strings.Join(strings.Fields(string(out)), " ")
+	if output == "" {
+		output = err.Error()
 	}
-	return bounded.Head(said, maxSaid), false
+	return bounded.Head(output, maxOutput), false
 }

@@ -21,14 +21,14 @@ func TestCheckSwitches(t *testing.T) {
 		want     string // in the refusal; empty if there is none
 	}{
 		"none of them":          {nil, false, false, ""},
-		"all open":              {map[string]string{switchMax: "15000", switchDebian: "1", switchAppArmor: "0"}, false, false, ""},
-		"no number left":        {map[string]string{switchMax: "0"}, false, true, "user.max_user_namespaces is 0"},
-		"no number, for root":   {map[string]string{switchMax: "0"}, true, true, "user.max_user_namespaces is 0"},
-		"Debian's":              {map[string]string{switchDebian: "0"}, false, true, "kernel.unprivileged_userns_clone is 0"},
-		"Debian's, for root":    {map[string]string{switchDebian: "0"}, true, false, ""},
-		"AppArmor's":            {map[string]string{switchAppArmor: "1"}, false, false, "kernel.apparmor_restrict_unprivileged_userns is 1"},
-		"AppArmor's, a profile": {map[string]string{switchAppArmor: "1"}, false, true, ""},
-		"AppArmor's, for root":  {map[string]string{switchAppArmor: "1"}, true, false, ""},
+		"all open":              {map[string]string{sysctlMax: "15000", sysctlDebian: "1", sysctlAppArmor: "0"}, false, false, ""},
+		"no number left":        {map[string]string{sysctlMax: "0"}, false, true, "user.max_user_namespaces is 0"},
+		"no number, for root":   {map[string]string{sysctlMax: "0"}, true, true, "user.max_user_namespaces is 0"},
+		"Debian's":              {map[string]string{sysctlDebian: "0"}, false, true, "kernel.unprivileged_userns_clone is 0"},
+		"Debian's, for root":    {map[string]string{sysctlDebian: "0"}, true, false, ""},
+		"AppArmor's":            {map[string]string{sysctlAppArmor: "1"}, false, false, "kernel.apparmor_restrict_unprivileged_userns is 1"},
+		"AppArmor's, a profile": {map[string]string{sysctlAppArmor: "1"}, false, true, ""},
+		"AppArmor's, for root":  {map[string]string{sysctlAppArmor: "1"}, true, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			folder := t.TempDir()
@@ -41,7 +41,7 @@ func TestCheckSwitches(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			err := checkSwitches(folder, test.root, func() bool { return test.works })
+			err := checkSysctls(folder, test.root, func() bool { return test.works })
 			switch {
 			case test.want == "" && err != nil:
 				t.Errorf("refused: %v", err)

@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// overlayAllowed says what keeps a user namespace from making overlays, so
-// that the answer is a sentence and not bubblewrap's "Operation not permitted".
+// overlayAllowed returns why user namespaces cannot make overlays here, so that
+// the error is a sentence and not bubblewrap's "Operation not permitted".
 func overlayAllowed(bubblewrap string) error {
 	known, err := os.ReadFile("/proc/filesystems")
 	if err == nil && bytes.Contains(known, []byte("\toverlay\n")) && kernelAtLeast(5, 11) {
 		return nil
 	}
-	// Only a try shows whether the kernel has a module for it, or a patch.
+	// Only a trial shows whether the kernel has a module for it, or a patch.
 	try := exec.Command(bubblewrap, "--unshare-user", "--ro-bind", "/", "/",
 		"--overlay-src", filepath.Dir(bubblewrap), "--tmp-overlay", "/tmp", "--", bubblewrap, "--version")
 	try.Env = []string{}

@@ -89,7 +89,7 @@ func checkDir(dir string) (string, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return refuse("which does not exist")
 	case err != nil:
-		return refuse("which cannot be looked at: " + reason(err))
+		return refuse("which cannot be read: " + reason(err))
 	case !info.IsDir():
 		return refuse("which is not a folder")
 	}

@@ -73,7 +73,7 @@ func TestReadProjectRefuses(t *testing.T) {
 	}{
 		"missing":                    {folder + "/none", "", "does not exist"},
 		"a file":                     {file, "", "not a folder"},
-		"inside a file":              {file + "/x", "", "cannot be looked at"},
+		"inside a file":              {file + "/x", "", "cannot be read"},
 		"the root":                   {"/", "", "whole file system"},
 		"a link to the root":         {root, "", "whole file system"},
 		"up to the root":             {"/../..", "", "whole file system"},

@@ -7,16 +7,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lastSignal is the highest that Linux has.
+// lastSignal is the highest signal number of Linux.
 const lastSignal = 64
 
-// leaveSignals undoes what the caller blocks and ignores, which processes
-// inherit: code would not get its own SIGTERM, and of signals that the first
-// process of a namespace blocks the kernel lets the code send it even those
-// that end it.
-func leaveSignals() error {
-	// All zero is SIG_DFL without flags: struct sigaction of the kernel, whose
-	// set of signals has 8 bytes. SIGKILL and SIGSTOP refuse.
+// resetSignals sets every signal to its default, unblocked. What the caller
+// ignores or blocks would be inherited: code would not get its own SIGTERM, and
+// code could end the first process of its pid namespace, to which the kernel
+// delivers those signals that it blocks. See pid_namespaces(7).
+func resetSignals() error {
+	// The kernel's struct sigaction, whose signal set has 8 bytes; all zero is
+	// SIG_DFL without flags. SIGKILL and SIGSTOP cannot be set.
 	var action [4]uint64
 	for signal := 1; signal <= lastSignal; signal++ {
 		_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(signal), uintptr(unsafe.Pointer(&action)), 0, 8, 0, 0)

@@ -16,7 +16,7 @@ import (
 // Schema is the version of [Spec] that this program reads.
 const Schema = 1
 
-// MaxSpec is the largest description, in bytes; a real one has about 3 KB.
+// MaxSpec bounds a description, in bytes. A real one has about 3 KB.
 const MaxSpec = 1 << 20
 
 // Spec describes a sandbox. The build writes it, after a first line that
@@ -33,19 +33,19 @@ type Spec struct {
 	Seal  []string `json:"seal"`
 	// ProjectMount is where the project appears if the caller does not say.
 	ProjectMount string `json:"project_mount"`
-	// Reserved are the places in the sandbox where no project may appear.
+	// Reserved are the paths in the sandbox where no project may appear.
 	Reserved []string `json:"reserved"`
-	// Binds are what the sandbox sees of the host besides, read-only.
+	// Binds are folders and files of the host that the sandbox sees, read-only.
 	Binds []Bind `json:"binds"`
 	// Masks are files of the build that the sandbox sees in place of those of
 	// /proc that name the host, where the kernel has them.
 	Masks []Bind `json:"masks"`
-	// Variables is the absolute path of a file of environment variables,
-	// NAME=VALUE and a zero byte each, that only the build of the sandbox
-	// could find; empty where Flags set them all.
+	// Variables is the absolute path of a file of environment variables, each as
+	// NAME=VALUE and a zero byte, which only the build of the sandbox could find
+	// out; empty where Flags set all variables.
 	Variables string `json:"variables"`
-	// Overlay is how code may write into the project; nil where it may not,
-	// and then NoOverlay says why.
+	// Overlay describes how code may write into the project; nil where it may
+	// not, and then NoOverlay says why.
 	Overlay   *Overlay `json:"overlay"`
 	NoOverlay string   `json:"no_overlay"`
 	// Command is the first process of the sandbox and its arguments.
@@ -60,19 +60,20 @@ type Bind struct {
 
 // Overlay describes the throw-away layer that takes what code writes into the
 // project. The layer is a file system in memory of a fixed size, which
-// bubblewrap cannot give its own overlays: so a first bubblewrap makes a room
-// with the layer and the project in it, and the second, the sandbox, starts
-// in that room. The layer is gone with the room.
+// bubblewrap cannot give its own overlays. So a first bubblewrap makes an outer
+// namespace with the layer and the project, and a second one starts the sandbox
+// in it. The layer ends with the outer namespace.
 type Overlay struct {
-	// Flags are the first bubblewrap's; Room is the folder in the room below
-	// which what the sandbox sees of the host is bound.
+	// Flags are those of the first bubblewrap.
 	Flags []string `json:"flags"`
-	Room  string   `json:"room"`
-	// Upper and Work are folders of the layer, in the room.
+	// Room is the folder of the outer namespace below which everything is bound
+	// that the sandbox sees of the host.
+	Room string `json:"room"`
+	// Upper and Work are the layer's folders, in the outer namespace.
 	Upper string `json:"upper"`
 	Work  string `json:"work"`
-	// Option goes before the project's mount after the first two words of the
-	// command, which so learns of the layer.
+	// Option and the project's mount are added after the first two arguments of
+	// the command, which learns of the layer by them.
 	Option string `json:"option"`
 }
 
@@ -127,7 +128,7 @@ func (s *Spec) check() error {
 	if len(s.Command) == 0 || !filepath.IsAbs(s.Command[0]) {
 		return fmt.Errorf("command is %q, want a program's absolute path first", s.Command)
 	}
-	// Without these two lists a jail would be open or without a file.
+	// Without these lists a jail would be empty or open.
 	if len(s.Flags) == 0 || len(s.Seal) == 0 || len(s.Reserved) == 0 {
 		return errors.New("flags, seal or reserved is empty")
 	}

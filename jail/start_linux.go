@@ -22,11 +22,11 @@ func (s *Spec) Start(project Project) error {
 	if err := closeOnExec(); err != nil {
 		return err
 	}
-	// Keyrings and mounts are the thread's, and the thread that execs is the
-	// one that stays.
+	// Keyrings and mounts belong to a thread, and only the thread that calls
+	// execve stays.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	// What is missing is said while nothing has changed yet.
+	// What is missing is an error before anything has changed.
 	filter, err := unix.Open(s.Seccomp, unix.O_RDONLY, 0) // stays open across exec
 	if err != nil {
 		return &Refusal{
@@ -42,14 +42,14 @@ func (s *Spec) Start(project Project) error {
 		return err
 	}
 	yieldToHost()
-	project, err = leaveRoot(project)
+	project, err = dropRoot(project)
 	if err != nil {
 		return err
 	}
 	if err := namespacesAllowed(s.Bubblewrap); err != nil {
 		return err
 	}
-	if err := leaveKeys(); err != nil {
+	if err := newKeyring(); err != nil {
 		return err
 	}
 	if err := s.checkBinds(); err != nil {
@@ -60,46 +60,46 @@ func (s *Spec) Start(project Project) error {
 			return err
 		}
 	}
-	room, inside := s.plan(project)
-	// The flags travel in an anonymous file, not in the arguments, which
-	// every user of the host can read and which have a size limit.
+	outer, inside := s.plan(project)
+	// The flags are in an anonymous file and not in the arguments, which every
+	// user of the host can read and whose size is limited.
 	flags, err := memfile("flags", terminated(slices.Concat(inside, variables)))
 	if err != nil {
 		return err
 	}
-	words := append([]string{
+	args := append([]string{
 		s.Bubblewrap, "--args", strconv.Itoa(flags), "--seccomp", strconv.Itoa(filter), "--",
 	}, s.command(project)...)
-	if room != nil {
-		around, err := memfile("room", terminated(room))
+	if outer != nil {
+		flags, err := memfile("outer flags", terminated(outer))
 		if err != nil {
 			return err
 		}
-		words = append([]string{s.Bubblewrap, "--args", strconv.Itoa(around), "--"}, words...)
+		args = append([]string{s.Bubblewrap, "--args", strconv.Itoa(flags), "--"}, args...)
 	}
-	if err := leaveSignals(); err != nil {
+	if err := resetSignals(); err != nil {
 		return err
 	}
 	if unix.Getppid() != parent {
 		return errors.New("whoever started the sandbox has ended")
 	}
-	// Bubblewrap asks itself to end with its parent (--die-with-parent), and
-	// does so when its child is about to go on. One that is ended before leaves
-	// a child that waits for it for good: until then it lives on, and the agent
-	// finds its input at the end.
+	// Bubblewrap itself asks to end with its parent (--die-with-parent), when its
+	// child is about to go on. A bubblewrap that ended before that would leave a
+	// child which waits for it for good. So it does not end with its parent until
+	// then; where the parent has ended, the agent finds the end of its input.
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("leave the signal of the parent's end to bubblewrap: %w", err)
 	}
-	return s.notStarted(unix.Exec(s.Bubblewrap, words, nil).Error())
+	return s.notStarted(unix.Exec(s.Bubblewrap, args, nil).Error())
 }
 
-// leaveKeys gives the sandbox a keyring of its own: processes inherit their
-// session's, and could read the passwords and tickets that it holds.
-func leaveKeys() error {
-	// No name: the keyring is new, and this process's alone.
+// newKeyring gives the sandbox a session keyring of its own. Processes inherit
+// their session's, and could read the passwords and tickets in it.
+func newKeyring() error {
+	// Without a name, the keyring is a new one.
 	_, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)
 	switch {
-	// A kernel or a container without keys has none for the sandbox either.
+	// In a kernel or a container without keys there are none to read.
 	case err == nil, errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EPERM):
 		return nil
 	case errors.Is(err, unix.EDQUOT):
@@ -111,18 +111,18 @@ func leaveKeys() error {
 	return fmt.Errorf("make a keyring for the sandbox: %w", err)
 }
 
-// plan is what bubblewrap is told: the flags of the room around the sandbox,
-// nil where it needs none, and those of the sandbox. In a room, what is shown
-// of the host lies below the room's folder, numbered.
-func (s *Spec) plan(project Project) (room, inside []string) {
+// plan returns the flags of bubblewrap: those of the outer namespace, nil where
+// the sandbox needs none, and those of the sandbox. In the outer namespace, what
+// the sandbox sees of the host lies in numbered folders.
+func (s *Spec) plan(project Project) (outer, inside []string) {
 	show := func(from string) string { return from }
 	if project.Overlay {
-		room = slices.Clone(s.Overlay.Flags)
+		outer = slices.Clone(s.Overlay.Flags)
 		shown := 0
 		show = func(from string) string {
 			to := s.Overlay.Room + "/" + strconv.Itoa(shown)
 			shown++
-			room = append(room, "--ro-bind", from, to)
+			outer = append(outer, "--ro-bind", from, to)
 			return to
 		}
 	}
@@ -138,10 +138,11 @@ func (s *Spec) plan(project Project) (room, inside []string) {
 	case project.Dir != "":
 		inside = append(inside, "--ro-bind", project.Dir, project.Mount)
 	}
-	return room, append(inside, s.Seal...)
+	return outer, append(inside, s.Seal...)
 }
 
-// command is the first process, told of the layer if there is one.
+// command returns the first process and its arguments, with the option for the
+// layer if there is one.
 func (s *Spec) command(project Project) []string {
 	if !project.Overlay {
 		return s.Command
@@ -149,18 +150,18 @@ func (s *Spec) command(project Project) []string {
 	return slices.Concat(s.Command[:2], []string{s.Overlay.Option, project.Mount}, s.Command[2:])
 }
 
-// terminated are words, each ended by a zero byte.
-func terminated(words []string) []byte {
+// terminated returns arguments, each with a zero byte after it.
+func terminated(args []string) []byte {
 	var list bytes.Buffer
-	for _, word := range words {
-		list.WriteString(word)
+	for _, arg := range args {
+		list.WriteString(arg)
 		list.WriteByte(0)
 	}
 	return list.Bytes()
 }
 
-// memfile returns the descriptor of an anonymous file with these contents,
-// at its beginning, which stays open across exec.
+// memfile returns the descriptor of an anonymous file with some contents, at its
+// beginning. It stays open across execve.
 func memfile(name string, contents []byte) (int, error) {
 	fd, err := unix.MemfdCreate(name, 0)
 	if err != nil {
@@ -179,14 +180,14 @@ func memfile(name string, contents []byte) (int, error) {
 	return fd, nil
 }
 
-// closeOnExec keeps every descriptor of the caller, beyond the standard
-// ones, out of the sandbox.
+// closeOnExec keeps every descriptor of the caller but the standard ones out of
+// the sandbox.
 func closeOnExec() error {
 	err := unix.CloseRange(firstExtra, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	if err == nil {
 		return nil
 	}
-	// Kernels before 5.11.
+	// A kernel before 5.11.
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return fmt.Errorf("list the open descriptors: %w", err)

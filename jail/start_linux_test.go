@@ -98,7 +98,7 @@ func TestCheckBinds(t *testing.T) {
 	for from, want := range map[string]string{
 		folder: "", file: "",
 		folder + "/none": "which does not exist",
-		file + "/x":      "cannot be looked at",
+		file + "/x":      "cannot be read",
 		socket:           "neither a folder nor a file",
 		"/dev/null":      "neither a folder nor a file",
 	} {

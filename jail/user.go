@@ -6,17 +6,17 @@ import (
 	"strconv"
 )
 
-// Users of the host that sandboxes of root's run as. Each has the starter's
-// process number in it, which is the sandbox's as long as it lives: so two
-// sandboxes at once have two users, and none uses up what the kernel counts
-// for each user.
+// Users of the host as which sandboxes run that root starts. Each number is made
+// from the launcher's process id, which the sandbox has as long as it lives. So
+// two sandboxes at the same time have two users, and neither uses up what the
+// kernel counts for each user.
 const (
-	// ownUsers starts a range of 2^22, the most processes that Linux numbers.
-	// Neither distributions nor systemd, subordinate users or containers give
-	// numbers of it away.
+	// ownUsers begins a range of 2^22 users, as many as Linux has process ids.
+	// Neither distributions nor systemd, subordinate users or containers assign
+	// numbers of this range.
 	ownUsers = 0x7000_0000
-	// dynamicUsers and their number are systemd's range for users of the
-	// moment, for containers that have 65,536 users.
+	// dynamicUsers begins systemd's range for dynamic users, which also exists
+	// in containers that have 65,536 users.
 	dynamicUsers     = 61184
 	dynamicUserCount = 4336
 )
@@ -26,7 +26,7 @@ type span struct{ inside, outside, count int64 }
 
 func (s span) holds(id int64) bool { return id >= s.inside && id < s.inside+s.count }
 
-// parseMap reads such a file.
+// parseMap reads the text of such a file.
 func parseMap(text []byte) ([]span, error) {
 	var spans []span
 	for line := range bytes.Lines(text) {
@@ -47,9 +47,9 @@ func parseMap(text []byte) ([]span, error) {
 	return spans, nil
 }
 
-// sandboxUser chooses the user, and the group of the same number, of a
-// sandbox that root starts, by what this system maps; 0 where root is alone
-// there and an ordinary user of the system above.
+// sandboxUser chooses the user, and the group of the same number, of a sandbox
+// that root starts, among those that this user namespace maps. It is 0 where
+// root is the only user there, and an ordinary user of the parent namespace.
 func sandboxUser(users, groups []span, pid int) (int, error) {
 	mapped := func(id int64) bool {
 		find := func(spans []span) bool {

@@ -11,7 +11,7 @@ import (
 // program with more than 2 MiB of them by default.
 const maxVariables = 2 << 20
 
-// variables are the flags that set what the file of variables holds.
+// variables returns the flags that set the variables of the file of variables.
 func (s *Spec) variables() ([]string, error) {
 	if s.Variables == "" {
 		return nil, nil

@@ -6,24 +6,24 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/bpf"
 )
 
-// newest is the highest system call that was looked at when [list] was last
-// reviewed, on both architectures: open_tree_attr, of Linux 6.15. Later ones
-// do not exist for the sandbox.
+// newest is the highest system call that was known when [list] was last reviewed,
+// on both architectures: open_tree_attr, of Linux 6.15. Later calls do not exist
+// for the sandbox.
 const newest = 467
 
 // absent marks a system call that an architecture does not have.
 const absent = -1
 
-// list holds the system calls that a sandbox for computing never needs, and
-// why. What is not listed is allowed.
+// list has the system calls that a sandbox for computing never needs, each with
+// the reason for its verdict. A call that is not listed is allowed.
 //
-// ENOSYS is the answer where programs try a newer way and fall back to an
-// older one; EPERM where they have no other way.
+// The error is ENOSYS where programs try a newer call and fall back to an older
+// one, and EPERM where there is no other call.
 var list = []rule{
-	// The file tree. It is laid out once, before the first process starts.
-	{"mount", 165, 40, always(eperm), "mounts over what the jail laid out"},
+	// Mounts. All of them are made before the first process starts.
+	{"mount", 165, 40, always(eperm), "mounts over what the jail has mounted"},
 	{"umount2", 166, 39, always(eperm), "uncovers what lies under a mount"},
-	{"pivot_root", 155, 41, always(eperm), "swaps the root"},
+	{"pivot_root", 155, 41, always(eperm), "replaces the root"},
 	{"chroot", 161, 51, always(eperm), "a way out of a root that holds an open descriptor"},
 	{"fsopen", 430, 430, always(eperm), "mounts, first step of the newer calls"},
 	{"fsconfig", 431, 431, always(eperm), "parses options of any file system in the kernel"},
@@ -50,10 +50,10 @@ var list = []rule{
 	{"unshare", 272, 97, newNamespaceUnshare, "makes a namespace, in which the code would be root over more of the kernel"},
 	{"clone", 56, 220, newNamespace, "the same for a new process; without those flags it is fork"},
 	{"clone3", 435, 435, always(enosys), "hides its flags in memory, where no filter sees them; the C library then uses clone"},
-	{"sethostname", 170, 161, always(eperm), "belongs to who made the namespace"},
-	{"setdomainname", 171, 162, always(eperm), "belongs to who made the namespace"},
+	{"sethostname", 170, 161, always(eperm), "for whoever made the namespace"},
+	{"setdomainname", 171, 162, always(eperm), "for whoever made the namespace"},
 
-	// Large and often broken parts of the kernel that computing does without.
+	// Large parts of the kernel with many vulnerabilities that computing does not need.
 	{"bpf", 321, 280, always(eperm), "loads programs into the kernel"},
 	{"perf_event_open", 298, 241, always(eperm), "measures the machine, others' work included"},
 	{"userfaultfd", 323, 282, always(eperm), "stops the kernel in the middle of a copy, the tool of most races"},
@@ -83,23 +83,23 @@ var list = []rule{
 	{"ioctl", 16, 29, terminal, "puts words into a terminal's input, or code into its line"},
 	{"personality", 135, 92, oddities, "switches off protections that exec would otherwise set"},
 
-	// Other processes. The agent has the code's user, and is not to be steered.
-	{"ptrace", 101, 117, always(eperm), "reads, writes and steers another process"},
+	// Other processes. The agent has the same user as the code, which must not control it.
+	{"ptrace", 101, 117, always(eperm), "reads, writes and controls another process"},
 	{"process_vm_readv", 310, 270, always(eperm), "reads another process's memory"},
 	{"process_vm_writev", 311, 271, always(eperm), "writes another process's memory"},
 	{"process_madvise", 440, 440, always(eperm), "drops another process's memory"},
 	{"pidfd_getfd", 438, 438, always(eperm), "takes another process's descriptors"},
-	{"kcmp", 312, 272, onlyVM, "compares kernel addresses; the agent's watch asks whether two processes share memory"},
+	{"kcmp", 312, 272, onlyVM, "compares kernel addresses; the limit keeper asks whether two processes share memory"},
 
-	// Memory that belongs to no process and lies in no file system with a size,
-	// so that only a cgroup would see it. The fallback is a file in /tmp.
+	// Memory of no process and in no file system with a size, which only a control
+	// group would see. Programs fall back to a file in /tmp.
 	{"memfd_create", 319, 279, always(enosys), "a file without a file system, also a way to run what was never written"},
-	{"memfd_secret", 447, 447, always(enosys), "memory that the kernel itself cannot look at"},
+	{"memfd_secret", 447, 447, always(enosys), "memory that the kernel itself cannot read"},
 	{"msgget", 68, 186, always(enosys), "System V queues: 32,000 of 16 KiB each in the kernel"},
 	{"semget", 64, 190, always(enosys), "System V semaphores: gigabytes in the kernel; POSIX ones are files"},
 
-	// The machine. A sandbox has no privilege for these; the filter keeps the
-	// code from trying what a later kernel bug may allow.
+	// The machine. A sandbox has no privilege for these calls; the filter keeps code
+	// from what a bug in a kernel may allow.
 	{"kexec_load", 246, 104, always(eperm), "starts another kernel"},
 	{"kexec_file_load", 320, 294, always(eperm), "starts another kernel"},
 	{"init_module", 175, 105, always(eperm), "loads a kernel module"},
@@ -109,7 +109,7 @@ var list = []rule{
 	{"swapon", 167, 224, always(eperm), "administers memory"},
 	{"swapoff", 168, 225, always(eperm), "administers memory"},
 	{"acct", 163, 89, always(eperm), "writes a log of every process of the host"},
-	{"syslog", 103, 116, always(eperm), "reads the kernel's log: addresses, other users' doings"},
+	{"syslog", 103, 116, always(eperm), "reads the kernel's log: addresses, what other users do"},
 	{"settimeofday", 164, 170, always(eperm), "sets the clock"},
 	{"clock_settime", 227, 112, always(eperm), "sets the clock"},
 	{"clock_adjtime", 305, 266, always(eperm), "sets the clock's speed"},
@@ -140,11 +140,11 @@ var (
 	newNamespaceUnshare = bpf.Verdict{{Arg: 0, Test: bpf.AnyBit, Values: []uint32{namespacesUnshared}, Then: eperm}}
 
 	families = bpf.Verdict{
-		// Without AF_NETLINK, name resolution takes every address family for
-		// usable, and a list of the network interfaces is an error.
+		// Without AF_NETLINK, name resolution assumes that every address family is
+		// usable, and the list of network interfaces is an error.
 		{Arg: 0, Test: bpf.NoneOf, Values: []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6}, Then: bpf.Errno(unix.EAFNOSUPPORT)},
-		// 0 is the family's own choice, 1 is ICMP's echo and AF_UNIX's own
-		// number; no SCTP, DCCP, SMC, L2TP.
+		// 0 is the family's default; 1 is ICMP's echo, and AF_UNIX's own number.
+		// SCTP, DCCP, SMC and L2TP are refused.
 		{Arg: 2, Test: bpf.NoneOf, Values: []uint32{0, 1, unix.IPPROTO_TCP, unix.IPPROTO_UDP}, Then: bpf.Errno(unix.EPROTONOSUPPORT)},
 		// The type alone can choose a protocol or a family: SOCK_PACKET (10)
 		// is AF_PACKET's, and SOCK_SEQPACKET (5) and SOCK_DCCP (6) with protocol
@@ -191,7 +191,7 @@ var (
 
 	terminal = bpf.Verdict{{Arg: 1, Test: bpf.AnyOf, Values: []uint32{tiocsti, tioclinux, tioccons, tiocsetd}, Then: eperm}}
 
-	// Linux as it is, and the question which one is set.
+	// The default personality, and the query of the current one.
 	oddities = bpf.Verdict{{Arg: 0, Test: bpf.NoneOf, Values: []uint32{0, 0xffffffff}, Then: eperm}}
 
 	onlyVM = bpf.Verdict{{Arg: 2, Test: bpf.NoneOf, Values: []uint32{kcmpVM}, Then: eperm}}
