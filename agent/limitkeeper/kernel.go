@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"maps"
+	"math"
 	"os"
 	"runtime"
 	"slices"
@@ -12,108 +13,111 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 )
 
-// The kernel keeps memory for code beside the pages of its processes. What can be
-// counted at a bounded cost is counted here: file locks, terminals, mappings, open
-// files, and what waits in sockets.
+// The kernel keeps memory for code beside the pages of its processes. This file
+// counts what can be counted at a bounded cost: file locks, terminals, mappings,
+// open files, and bytes that wait in sockets.
 
 const (
-	// A scan of what takes long to read comes once a second, and not before code
-	// has run for so long, so that short calls pay nothing. With many sockets,
-	// which fill with a gigabyte a second, it comes oftener. Its cost is a small
-	// part of the time between two.
+	// Scans of what takes long to read are a second apart, and begin when code has
+	// run for a second, so that short calls pay nothing. Many sockets can fill
+	// with a gigabyte a second, and are scanned more often.
 	slowScan = time.Second
 	fastScan = 50 * time.Millisecond
-	scanRest = 20 // times the cost of a scan pass until the next one
-	// mappingsTime bounds the part of a scan that asks processes, in time of a
-	// processor. Those that are left are asked by the next one.
+	// scanRest is the time between two scans, in multiples of the cost of one.
+	scanRest = 20
+	// mappingsTime bounds the part of a scan that counts mappings, in processor
+	// time. The processes that are left are counted by the next scan.
 	mappingsTime = 50 * time.Millisecond
 
-	// fewSockets hold what is not worth a scan: some 8 MB each at most.
+	// fewSockets do not hold enough for a scan: at most some 8 MB each.
 	fewSockets = 16
 	// maxSockets bounds what is read of one table of sockets, in bytes: 14,000
 	// lines.
 	maxSockets = 2 << 20
-	// pendingCost is what a connection to a Unix socket may hold, in bytes, that
-	// nobody has accepted yet: a sender's buffer of the default size
-	// (net.core.wmem_default). Its sender may have closed, so that no descriptor
-	// stands for it.
+	// pendingCost is what a connection to a Unix socket that nobody has accepted
+	// may hold, in bytes: a sender's buffer of the default size
+	// (net.core.wmem_default). The sender may have closed its end, so that no
+	// descriptor stands for the buffer.
 	pendingCost = 212_992
 
-	// manyMappings of one process count as all that a process may have, because
-	// counting them costs more than they do. Interpreters have some 500.
+	// A process with more than manyMappings mappings counts as one with as many
+	// as a process may have, because to count them costs more than to make them.
+	// Interpreters have some 500.
 	manyMappings = 4096
 	// allMappings is the kernel's default of vm.max_map_count, and mappingCost
 	// the size of its vm_area_struct, in bytes.
 	allMappings = 65_530
 	mappingCost = 200
-	// openFileCost is what an open file may stand for, in bytes. A pipe has two,
-	// and holds 8 KB where the user's pipes have as many pages as allowed
-	// (fs.pipe-user-pages-soft, 64 MB); a socket takes 2 KB beside its buffers.
-	openFileCost = 4096
-	// fewFiles is the size of the table that any process may have. Kernels
-	// before Linux 6.2 tell that alone, and not how much of it is used.
-	fewFiles = 256
-	// A process is asked how many it has when it has used so much processor time
-	// since it was last asked: making one takes a microsecond.
+	// mappingTime is the processor time that a process uses between two counts of
+	// its mappings. To make one mapping takes a microsecond.
 	mappingTime = 10 * time.Millisecond
+
+	// openFileCost is the kernel's memory for an open file, in bytes. A pipe is
+	// two open files, and holds 8 KB where the pipes of the user have as many
+	// pages as are allowed (fs.pipe-user-pages-soft, 64 MB); a socket takes 2 KB
+	// beside its buffers.
+	openFileCost = 4096
+	// fewFiles is the size of the descriptor table that every process may have.
+	// Kernels before Linux 6.2 show the size of the table and not its use.
+	fewFiles = 256
 )
 
 // kernelUse is what the kernel keeps for the sandbox.
 type kernelUse struct {
 	Bytes     int64 // for sockets, open files and mappings
-	Locks     int   // more than frame.MaxFileLocks are not counted
+	Locks     int   // at most frame.MaxFileLocks + 1
 	Terminals int
 }
 
-// kernelScanner counts it. What takes long, or waits for locks of the kernel that
-// code can hold, is read by a goroutine of its own.
+// kernelScanner finds out what the kernel keeps. A goroutine of its own reads what
+// takes long, or what waits for locks of the kernel that code can hold.
 type kernelScanner struct {
 	terminals *os.File // /dev/pts, or nil
 	buf       []byte
 
-	scans    chan scan      // to the goroutine, which exists from the first scan on
-	results  chan scanned   // from it
-	running  bool           // a scan has no result yet
-	stale    bool           // its processes have been killed since it began
-	ended    time.Time      // when the last scan ended, or code first ran; zero before
-	earliest time.Time      // when its cost has passed scanRest times
-	last     scanned        // the last result that counts
-	asked    map[int]mapper // by process
+	scans    chan kernelScan    // to the goroutine, which exists from the first scan on
+	results  chan kernelFound   // from it
+	running  bool               // a scan has no result yet
+	stale    bool               // the processes of that scan have been killed meanwhile
+	ended    time.Time          // when the last scan ended, or code first ran; zero before
+	earliest time.Time          // when the next scan may begin
+	last     kernelFound        // the last result that counts
+	mappings map[int]mappingsOf // by process
 }
 
-// scan is what to read.
-type scan struct {
+// kernelScan says what to read.
+type kernelScan struct {
 	sockets  bool
 	files    []process // whose open files to count
-	mappings []process // whose mappings
+	mappings []process // whose mappings to count
 }
 
-// scanned is what was read.
-type scanned struct {
-	locks   int
-	sockets int64 // bytes
-	files   int64
-	asked   map[int]mapper
-	cost    time.Duration // of a processor
+// kernelFound is the result of a scan.
+type kernelFound struct {
+	locks    int
+	sockets  int64 // bytes
+	files    int64 // open files
+	mappings map[int]mappingsOf
+	cost     time.Duration // processor time
 }
 
-// mapper is a process that was asked how many mappings it has.
-type mapper struct {
-	time int64 // its processor time then, in ns
-	many bool
+// mappingsOf says how many mappings a process had.
+type mappingsOf struct {
+	time int64 // the processor time that it had used then, in ns
+	many bool  // more than manyMappings
 }
 
 func newKernelScanner() *kernelScanner {
 	// A machine without terminals has no such folder.
 	terminals, _ := os.Open("/dev/pts")
-	return &kernelScanner{terminals: terminals, buf: make([]byte, 4096), asked: map[int]mapper{}}
+	return &kernelScanner{terminals: terminals, buf: make([]byte, 4096), mappings: map[int]mappingsOf{}}
 }
 
-// close ends the goroutine, as soon as a scan in the middle of which it is has
-// ended.
+// close ends the goroutine, after the scan that it is carrying out.
 func (k *kernelScanner) close() {
 	if k.terminals != nil {
 		k.terminals.Close()
@@ -123,26 +127,26 @@ func (k *kernelScanner) close() {
 	}
 }
 
-// use returns what is used, as far as it is known, and has it counted anew where
-// that is due. found are the sandbox's processes, self is this one.
+// use returns what the last scan has found, and begins the next one if it is due.
+// found are the sandbox's processes; self is this one.
 func (k *kernelScanner) use(found []process, self int, now time.Time) kernelUse {
 	k.collect(0)
-	worth := k.follow(found, self)
+	due := k.dueProcesses(found, self)
 	many := k.countSockets() > fewSockets
 	period := slowScan
 	if many {
 		period = fastScan
 	}
 	if !k.running && !k.ended.IsZero() && now.Sub(k.ended) >= period && now.After(k.earliest) {
-		k.begin(scan{sockets: many, files: slices.Clone(found), mappings: worth})
-		// Most scans end at once, and count at once.
+		k.begin(kernelScan{sockets: many, files: slices.Clone(found), mappings: due})
+		// Most scans end within this time.
 		k.collect(time.Millisecond)
 	}
 	use := kernelUse{Bytes: k.last.files * openFileCost, Locks: k.last.locks, Terminals: k.countTerminals()}
 	if many {
 		use.Bytes += k.last.sockets
 	}
-	for _, m := range k.asked {
+	for _, m := range k.mappings {
 		if m.many {
 			use.Bytes += allMappings * mappingCost
 		}
@@ -150,42 +154,43 @@ func (k *kernelScanner) use(found []process, self int, now time.Time) kernelUse 
 	return use
 }
 
-// begun says that code runs, or has. A sandbox that waits for its first call has
-// nothing to scan.
+// begun says that code has begun to run. In a sandbox that waits for its first
+// call there is nothing to scan.
 func (k *kernelScanner) begun() {
 	if k.ended.IsZero() {
 		k.ended = time.Now()
 	}
 }
 
-// follow drops processes that have ended from what is known, and returns those
-// that may have made mappings since they were asked, or never were.
-func (k *kernelScanner) follow(found []process, self int) (worth []process) {
-	still := make(map[int]mapper, len(k.asked))
+// dueProcesses returns the processes that may have made mappings since these were
+// counted, and those whose mappings never were. It forgets processes that have
+// ended.
+func (k *kernelScanner) dueProcesses(found []process, self int) (due []process) {
+	alive := make(map[int]mappingsOf, len(k.mappings))
 	for _, p := range found {
 		if p.pid == self {
 			continue
 		}
-		m, known := k.asked[p.pid]
+		m, known := k.mappings[p.pid]
 		known = known && m.time <= p.time // otherwise another process has the number
-		if !known && k.asked[p.parent].many {
-			// A fork has all mappings of its parent. It is asked as well, for it
-			// may have become another program since.
-			m, known = mapper{time: -int64(mappingTime), many: true}, true
+		if !known && k.mappings[p.parent].many {
+			// A fork has all mappings of its parent. They are due to be counted as
+			// well, because the process may have started another program since.
+			m, known = mappingsOf{time: -int64(mappingTime), many: true}, true
 		}
 		if known {
-			still[p.pid] = m
+			alive[p.pid] = m
 		}
 		if !known || p.time-m.time >= int64(mappingTime) {
-			worth = append(worth, p)
+			due = append(due, p)
 		}
 	}
-	k.asked = still
-	return worth
+	k.mappings = alive
+	return due
 }
 
-// refresh counts all that is memory anew, for what was counted may have gone
-// since. The processes are stopped meanwhile. It waits for at most two seconds.
+// refresh counts everything that takes memory again, because what was counted may
+// no longer exist. The processes are stopped meanwhile. It waits for at most 2 s.
 func (k *kernelScanner) refresh(found []process) {
 	k.collect(time.Second)
 	if k.running {
@@ -193,27 +198,27 @@ func (k *kernelScanner) refresh(found []process) {
 	}
 	var again []process
 	for _, p := range found {
-		if k.asked[p.pid].many {
+		if k.mappings[p.pid].many {
 			again = append(again, p)
 		}
 	}
-	k.begin(scan{sockets: true, files: slices.Clone(found), mappings: again})
+	k.begin(kernelScan{sockets: true, files: slices.Clone(found), mappings: again})
 	k.collect(time.Second)
 }
 
-// forget drops what was counted: the processes have been killed.
+// forget drops what was counted, because the processes have been killed.
 func (k *kernelScanner) forget() {
-	k.last = scanned{}
+	k.last = kernelFound{}
 	k.stale = k.running
-	clear(k.asked)
+	clear(k.mappings)
 }
 
-// begin hands a scan to the goroutine.
-func (k *kernelScanner) begin(s scan) {
+// begin has the goroutine carry out a scan.
+func (k *kernelScanner) begin(s kernelScan) {
 	if k.scans == nil {
-		k.scans, k.results = make(chan scan, 1), make(chan scanned, 1)
-		go func(scans <-chan scan, results chan<- scanned) {
-			runtime.LockOSThread() // its processor time is measured
+		k.scans, k.results = make(chan kernelScan, 1), make(chan kernelFound, 1)
+		go func(scans <-chan kernelScan, results chan<- kernelFound) {
+			runtime.LockOSThread() // whose processor time is the cost of a scan
 			for s := range scans {
 				results <- s.read()
 			}
@@ -223,39 +228,35 @@ func (k *kernelScanner) begin(s scan) {
 	k.running = true
 }
 
-// collect takes the result of a scan, if there is one within the time.
+// collect takes the result of a scan, if one arrives within the time.
 func (k *kernelScanner) collect(wait time.Duration) {
 	if !k.running {
 		return
 	}
+	var result kernelFound
 	select {
-	case result := <-k.results:
-		k.take(result)
-		return
+	case result = <-k.results:
 	default:
+		if wait == 0 {
+			return
+		}
+		select {
+		case result = <-k.results:
+		case <-time.After(wait):
+			return
+		}
 	}
-	if wait == 0 {
-		return
-	}
-	select {
-	case result := <-k.results:
-		k.take(result)
-	case <-time.After(wait):
-	}
-}
-
-func (k *kernelScanner) take(result scanned) {
 	k.running = false
 	k.ended = time.Now()
 	k.earliest = k.ended.Add(scanRest * result.cost)
 	if !k.stale {
 		k.last = result
-		maps.Copy(k.asked, result.asked)
+		maps.Copy(k.mappings, result.mappings)
 	}
 	k.stale = false
 }
 
-// countTerminals returns how many there are, without the name of their maker.
+// countTerminals returns the number of entries of /dev/pts but ptmx.
 func (k *kernelScanner) countTerminals() int {
 	if k.terminals == nil {
 		return 0
@@ -267,15 +268,15 @@ func (k *kernelScanner) countTerminals() int {
 	for {
 		n, err := unix.ReadDirent(int(k.terminals.Fd()), k.buf)
 		if err != nil || n <= 0 {
-			return max(total-1, 0) // ptmx
+			return max(total-1, 0)
 		}
 		_, entries, _ := unix.ParseDirent(k.buf[:n], -1, nil)
 		total += entries
 	}
 }
 
-// countSockets returns how many sockets the sandbox has, with those that no descriptor
-// stands for.
+// countSockets returns the number of sockets of the sandbox, with those for which
+// there is no descriptor.
 func (k *kernelScanner) countSockets() int {
 	fd, err := unix.Open("/proc/net/sockstat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -288,14 +289,13 @@ func (k *kernelScanner) countSockets() int {
 	}
 	_, rest, _ := bytes.Cut(k.buf[:n], []byte("sockets: used "))
 	line, _, _ := bytes.Cut(rest, []byte("\n"))
-	used, _ := strconv.Atoi(string(line))
-	return used
+	return int(number(line))
 }
 
-// read carries a scan out.
-func (s scan) read() scanned {
+// read carries out a scan.
+func (s kernelScan) read() kernelFound {
 	begin := newBudget(mappingsTime)
-	result := scanned{locks: fileLocks(), asked: map[int]mapper{}}
+	result := kernelFound{locks: fileLocks(), mappings: map[int]mappingsOf{}}
 	if s.sockets {
 		for _, name := range []string{"tcp", "tcp6", "udp", "udp6"} {
 			result.sockets += queued(name)
@@ -303,28 +303,28 @@ func (s scan) read() scanned {
 		result.sockets += pending()
 	}
 	for _, p := range s.files {
-		result.files += openFiles(p.pid)
+		result.files += openFiles(p.task)
 	}
 	rest := newBudget(mappingsTime)
 	for _, p := range s.mappings {
 		if rest.over() {
 			break
 		}
-		result.asked[p.pid] = mapper{time: p.time, many: hasManyMappings(p.pid)}
+		result.mappings[p.pid] = mappingsOf{time: p.time, many: hasManyMappings(p.task)}
 	}
 	result.cost = begin.spent()
 	return result
 }
 
-// openFiles returns how many files a process has open, as far as the kernel tells:
-// since Linux 6.2 that is the size of the folder of its descriptors.
+// openFiles returns how many files a process or a thread has open, as far as the
+// kernel shows it: from Linux 6.2 on, as the size of the folder of descriptors.
 func openFiles(pid int) int64 {
 	folder := "/proc/" + strconv.Itoa(pid)
 	var stat unix.Stat_t
 	if err := unix.Stat(folder+"/fd", &stat); err != nil || stat.Size > 0 {
 		return stat.Size
 	}
-	status, err := os.ReadFile(folder + "/status")
+	status, err := bounded.ReadFile(folder+"/status", maxStatus)
 	if err != nil {
 		return 0
 	}
@@ -334,8 +334,8 @@ func openFiles(pid int) int64 {
 	return 0
 }
 
-// hasManyMappings says so of processes that do not let it count as well: code can
-// make them so.
+// hasManyMappings reports whether a process or a thread has many mappings. It
+// assumes so where they cannot be read, which code can bring about.
 func hasManyMappings(pid int) bool {
 	path := "/proc/" + strconv.Itoa(pid) + "/maps"
 	file, err := os.Open(path)
@@ -346,19 +346,20 @@ func hasManyMappings(pid int) bool {
 	return countLines(path, manyMappings+1, nil) > manyMappings
 }
 
-// fileLocks counts the locks of parts of files, and of whole ones, that this
-// namespace's processes hold or wait for. Locks of open files, which the system
-// call filter refuses, belong to no process, and the kernel shows them to all.
+// fileLocks counts the locks of files and of parts of files that the processes of
+// this namespace hold or wait for. Locks of open file descriptions, which the
+// system call filter refuses, belong to no process, and the kernel shows them in
+// every namespace.
 func fileLocks() int {
 	return countLines("/proc/locks", frame.MaxFileLocks+1, func(line []byte) bool {
 		return !bytes.Contains(line, []byte(": OFDLCK "))
 	})
 }
 
-// queued returns the bytes that wait in the sockets of a protocol. Each line of
-// its table has them in hexadecimal, as its fifth word.
+// queued returns the bytes that wait in the sockets of a protocol. They are the
+// fifth word of each line of its table, in hexadecimal.
 func queued(protocol string) (total int64) {
-	lines("/proc/net/"+protocol, maxSockets, func(line []byte) bool {
+	eachLine("/proc/net/"+protocol, maxSockets, func(line []byte) bool {
 		words := bytes.Fields(line)
 		if len(words) < 5 {
 			return true
@@ -373,10 +374,10 @@ func queued(protocol string) (total int64) {
 	return total
 }
 
-// pending returns what connections to Unix sockets may hold that nobody has
-// accepted: state 2, and no inode.
+// pending returns what connections to Unix sockets that nobody has accepted may
+// hold, in bytes. These are the sockets in state 2 without an inode.
 func pending() (total int64) {
-	lines("/proc/net/unix", maxSockets, func(line []byte) bool {
+	eachLine("/proc/net/unix", maxSockets, func(line []byte) bool {
 		words := bytes.Fields(line)
 		if len(words) >= 7 && string(words[5]) == "02" && string(words[6]) == "0" {
 			total += pendingCost
@@ -386,20 +387,21 @@ func pending() (total int64) {
 	return total
 }
 
-// countLines counts the lines of a file that count, up to most of them.
-func countLines(path string, most int, counts func([]byte) bool) (n int) {
-	lines(path, 1<<62, func(line []byte) bool {
-		if counts == nil || counts(line) {
+// countLines counts the lines of a file that matches accepts, all lines where it
+// is nil. It stops at limit.
+func countLines(path string, limit int, matches func([]byte) bool) (n int) {
+	eachLine(path, math.MaxInt64, func(line []byte) bool {
+		if matches == nil || matches(line) {
 			n++
 		}
-		return n < most
+		return n < limit
 	})
 	return n
 }
 
-// lines hands on each line of a file, of which it reads at most limit bytes,
-// until more says no. A file that is not there has none.
-func lines(path string, limit int64, more func([]byte) bool) {
+// eachLine calls more with each line of a file, up to limit bytes of the file,
+// until more returns false. A file that does not exist has no lines.
+func eachLine(path string, limit int64, more func([]byte) bool) {
 	file, err := os.Open(path)
 	if err != nil {
 		return
@@ -422,7 +424,7 @@ func lines(path string, limit int64, more func([]byte) bool) {
 			rest = after
 		}
 		if len(rest) == cap(buf) {
-			rest = nil // no line of these files is so long
+			rest = nil // no line of these files is as long
 		}
 		buf = buf[:copy(buf[:cap(buf)], rest)]
 		if err != nil {
