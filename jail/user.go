@@ -3,6 +3,7 @@ package jail
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strconv"
 )
 
@@ -23,8 +24,6 @@ const (
 
 // span is a line of /proc/self/uid_map or gid_map.
 type span struct{ inside, outside, count int64 }
-
-func (s span) holds(id int64) bool { return id >= s.inside && id < s.inside+s.count }
 
 // parseMap reads the text of such a file.
 func parseMap(text []byte) ([]span, error) {
@@ -52,15 +51,8 @@ func parseMap(text []byte) ([]span, error) {
 // root is the only user there, and an ordinary user of the parent namespace.
 func sandboxUser(users, groups []span, pid int) (int, error) {
 	mapped := func(id int64) bool {
-		find := func(spans []span) bool {
-			for _, s := range spans {
-				if s.holds(id) {
-					return true
-				}
-			}
-			return false
-		}
-		return find(users) && find(groups)
+		holds := func(s span) bool { return id >= s.inside && id < s.inside+s.count }
+		return slices.ContainsFunc(users, holds) && slices.ContainsFunc(groups, holds)
 	}
 	for _, id := range []int64{ownUsers + int64(pid), dynamicUsers + int64(pid%dynamicUserCount)} {
 		if mapped(id) {

@@ -53,15 +53,3 @@ func Head[T ~string | ~[]byte](text T, limit int) T {
 	}
 	return text[:end]
 }
-
-// Tail returns the end of a text, as [Head] returns its beginning.
-func Tail[T ~string | ~[]byte](text T, limit int) T {
-	if len(text) <= limit {
-		return text
-	}
-	begin := len(text) - limit
-	for begin < len(text) && begin-(len(text)-limit) < utf8.UTFMax && !utf8.RuneStart(text[begin]) {
-		begin++
-	}
-	return text[begin:]
-}

@@ -27,6 +27,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 )
 
 // Driver says how an interpreter is started with its driver and how the agent
@@ -66,17 +68,9 @@ const (
 // that is wrong.
 func Load(folder string) (*Driver, error) {
 	name := filepath.Join(folder, "driver.json")
-	file, err := os.Open(name)
+	text, err := bounded.ReadFile(name, maxFile)
 	if err != nil {
 		return nil, fmt.Errorf("read the driver: %w", err)
-	}
-	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, maxFile+1))
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("read the driver: %w", err)
-	case len(text) > maxFile:
-		return nil, fmt.Errorf("%s: larger than %d KiB", name, maxFile>>10)
 	}
 	d := &Driver{}
 	decoder := json.NewDecoder(bytes.NewReader(text))

@@ -59,7 +59,7 @@ func TestLoad_NamesWhatIsWrong(t *testing.T) {
 		`{"program": "nothing", "control": 3, "warm": "1"}`:                           "no such file",
 		`{"program": "folder", "control": 3, "warm": "1"}`:                            "which is not a file",
 		`{"program": "driver.x", "control": 3, "warm": "1"} {}`:                       "more than one value",
-		`{"warm": "` + strings.Repeat("x", 64<<10) + `"}`:                             "larger than 64 KiB",
+		`{"warm": "` + strings.Repeat("x", 64<<10) + `"}`:                             "larger than its limit of 65536 bytes",
 	} {
 		if got, err := driver.Load(folder(t, text)); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "driver.json") {
 			t.Errorf("%.100s: %+v, %v, want an error that says %q", text, got, err, want)

@@ -181,9 +181,8 @@ func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 			return fmt.Errorf("scan the sandbox: %w", err)
 		}
 		if c, ok := k.limits.crossed(usage); ok {
-			killed := k.scanner.pids()
 			crossed(c)
-			k.scanner.ignore(killed, time.Now().Add(dyingTime))
+			k.scanner.ignore(time.Now().Add(dyingTime))
 			k.kernel.forget()
 		}
 		pause = k.limits.pause(usage, last, pause, busy)

@@ -74,21 +74,13 @@ func newScanner(folders []string) (*scanner, error) {
 
 func (s *scanner) close() { s.proc.Close() }
 
-// pids returns the processes that the last scan found.
-func (s *scanner) pids() []int {
-	var pids []int
-	for _, p := range s.found {
-		pids = append(pids, p.pid)
-	}
-	return pids
-}
-
-// ignore leaves processes that were killed out of further scans, up to a time.
-func (s *scanner) ignore(pids []int, until time.Time) {
+// ignore leaves the processes that the last scan found, and that were killed, out
+// of further scans up to a time.
+func (s *scanner) ignore(until time.Time) {
 	clear(s.ignored)
-	for _, pid := range pids {
-		if pid != s.self {
-			s.ignored[pid] = until
+	for _, p := range s.found {
+		if p.pid != s.self {
+			s.ignored[p.pid] = until
 		}
 	}
 }

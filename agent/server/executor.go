@@ -65,7 +65,7 @@ func (e *executor) run(ctx context.Context) error {
 	if e.spec.Sessions() {
 		_ = e.start(nil)
 	} else {
-		e.pings.loaded()
+		e.pings.settle(nil)
 	}
 	if ok && first.call != nil {
 		if err := e.do(ctx, first); err != nil {

@@ -71,14 +71,14 @@ func (s state) isUnreported() bool { return s == stateLost || s == stateRenewed 
 // earlier interpreter left, which start owns, or nil. Those who wait for the
 // interpreter hear of a failure, and the next call tries again.
 func (e *executor) start(file *os.File) error {
-	e.pings.loading()
+	e.pings.started()
 	current, err := interpreter.Start(e.table, &e.spec, file)
 	if err != nil {
 		if file != nil {
 			e.state = e.state.dropped()
 		}
 		e.logf("%v", err)
-		e.pings.failed(err)
+		e.pings.settle(err)
 		return err
 	}
 	e.current, e.phase = current, loading
@@ -101,7 +101,7 @@ func (e *executor) load(ctx context.Context, deadline time.Time) error {
 		err := attempt.Load(ctx, e.current, min(attempt.LoadTimeout, time.Until(deadline)))
 		if err == nil {
 			e.phase = ready
-			e.pings.loaded()
+			e.pings.settle(nil)
 			return nil
 		}
 		if c := e.takeCrossing(); c != nil {
@@ -119,7 +119,7 @@ func (e *executor) load(ctx context.Context, deadline time.Time) error {
 			continue
 		}
 		err = fmt.Errorf("%s did not load: %w", e.spec.Command[0], err)
-		e.pings.failed(err)
+		e.pings.settle(err)
 		if restored {
 			_ = e.start(nil)
 		}
@@ -136,7 +136,7 @@ func (e *executor) between(ctx context.Context, r interpreter.Reply, ok bool) er
 	case ok && r.Kind == driver.Ready && e.phase == loading:
 		if err = e.warm(ctx); err == nil {
 			e.phase = ready
-			e.pings.loaded()
+			e.pings.settle(nil)
 			return nil
 		}
 	default:
@@ -160,7 +160,7 @@ func (e *executor) between(ctx context.Context, r interpreter.Reply, ok bool) er
 		_ = e.start(nil)
 		return nil
 	}
-	e.pings.failed(fmt.Errorf("%s did not load: %w", e.spec.Command[0], err))
+	e.pings.settle(fmt.Errorf("%s did not load: %w", e.spec.Command[0], err))
 	return nil
 }
 

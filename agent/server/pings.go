@@ -38,19 +38,15 @@ func (p *pings) pending() bool {
 	return len(p.waiting) > 0
 }
 
-// loading has pings wait: an interpreter was started.
-func (p *pings) loading() {
+// started has pings wait: an interpreter was started.
+func (p *pings) started() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.known, p.failure = false, nil
 }
 
-// loaded answers the pings that wait with a pong.
-func (p *pings) loaded() { p.settle(nil) }
-
-// failed answers the pings that wait with an error.
-func (p *pings) failed(err error) { p.settle(err) }
-
+// settle answers the pings that wait: the interpreter has loaded, or has failed
+// with an error.
 func (p *pings) settle(failure error) {
 	p.mu.Lock()
 	waiting := p.waiting
