@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestRoundTrip(t *testing.T) {
+func TestFrames_ArriveAsTheyWere(t *testing.T) {
 	want := []Request{
 		{Type: Ping, ID: 1},
 		{Type: Execute, ID: 2, Code: "print('<&>\u2028')\n", TimeoutMS: 30000, GraceMS: 300, Keep: true},
@@ -140,7 +140,7 @@ func TestReadAllocatesWhatArrives(t *testing.T) {
 	}
 }
 
-func TestLimit(t *testing.T) {
+func TestReader_HoldsItsLimit(t *testing.T) {
 	var stream bytes.Buffer
 	w := NewWriter(&stream)
 	for _, data := range []string{"small", strings.Repeat("x", 2000)} {

@@ -30,7 +30,7 @@ func quote(text string) string {
 }
 
 // A long frame is read as encoding/json reads it, wrong ones included.
-func TestLongFrames(t *testing.T) {
+func TestLongFrames_ArriveAsTheyWere(t *testing.T) {
 	for _, text := range texts() {
 		for _, payload := range []string{
 			`{"type":"execute","id":1,"code":` + text + `,"keep":true}`,
@@ -53,7 +53,7 @@ func TestLongFrames(t *testing.T) {
 	}
 }
 
-func TestLift(t *testing.T) {
+func TestLift_TakesALongText(t *testing.T) {
 	long := strings.Repeat("x\ny", Long)
 	rest, text, ok := Lift([]byte(`{"a":{"b" : `+quote(long)+`},"c":1}`), "b", "an other")
 	if !ok || text != long || string(rest) != `{"a":{"b" : "an other"},"c":1}` {

@@ -38,7 +38,7 @@ func TestPipesBlockAgain(t *testing.T) {
 }
 
 // What a child of an earlier call prints comes with a later call, once.
-func TestLateOutput(t *testing.T) {
+func TestOutput_OfEarlierCallsComesOnce(t *testing.T) {
 	a := Start(t, "bash")
 	if got := a.Run("(sleep 0.3; echo late) & echo now"); got.Stdout != "now\n" {
 		t.Errorf("stdout %q", got.Stdout)

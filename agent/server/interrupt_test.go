@@ -68,7 +68,7 @@ func TestTimeoutOfWhatIgnoresIt(t *testing.T) {
 	}
 }
 
-func TestCancel(t *testing.T) {
+func TestInterrupt_KeepsState(t *testing.T) {
 	for kind, codes := range forever {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
@@ -97,7 +97,7 @@ var ending = map[string]string{
 // An interrupt that meets a call at its very end hits no later call. Node
 // ends if it comes in the moment in which nothing there handles signals, and
 // the result says so.
-func TestCancelRaces(t *testing.T) {
+func TestInterrupt_HitsNoLaterCall(t *testing.T) {
 	for kind := range state {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()

@@ -13,7 +13,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 )
 
-func TestOutputStreams(t *testing.T) {
+func TestOutput_ArrivesBeforeTheResult(t *testing.T) {
 	a := Start(t, "bash")
 	id := a.Call("echo first; echo error >&2; sleep 99")
 	seen := map[string]string{}
@@ -81,7 +81,7 @@ func TestEphemeralOutputIsNotStored(t *testing.T) {
 }
 
 // 100 MB arrive as 32 KiB, with samples of what is held back.
-func TestMuchOutput(t *testing.T) {
+func TestOutput_HasSamplesOfWhatIsHeldBack(t *testing.T) {
 	a := Start(t, "bash")
 	got := a.Run("yes 'a line of output' | head -c 100000000; sleep 1.2; echo; yes again | head -c 100; sleep 1.2")
 	if len(got.Stdout) > 32<<10 || len(got.Truncated) != 1 || got.Truncated[0].Total != 100000101 {
@@ -117,7 +117,7 @@ func TestStoredOutputFollowsNoLink(t *testing.T) {
 	}
 }
 
-func TestFiles(t *testing.T) {
+func TestRead_AnswersWhileACallRuns(t *testing.T) {
 	a := Start(t, "bash")
 	a.Send(frame.Request{Type: frame.Ping, ID: 999})
 	a.Receive()

@@ -70,7 +70,7 @@ func TestInterpreterThatCannotStart(t *testing.T) {
 	}
 }
 
-func TestConfigure(t *testing.T) {
+func TestConfigure_SetsVariables(t *testing.T) {
 	code := map[string]string{
 		"python": "import os; print(os.environ.get('GIVEN'), os.environ['LANG'])",
 		"bash":   "echo $GIVEN $LANG",
@@ -98,7 +98,7 @@ func TestConfigure(t *testing.T) {
 	}
 }
 
-func TestRefusals(t *testing.T) {
+func TestRequests_AreRefused(t *testing.T) {
 	a := Start(t, "bash")
 	running := a.Call("sleep 99")
 	for name, req := range map[string]frame.Request{
@@ -204,7 +204,7 @@ func TestEndsWithItsRequests(t *testing.T) {
 	}
 }
 
-func TestCommand(t *testing.T) {
+func TestCommand_RunsEachCall(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)
 	for name, test := range map[string]struct {
 		option Option

@@ -58,7 +58,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-func TestRead(t *testing.T) {
+func TestRead_ReturnsAPart(t *testing.T) {
 	r := plant(t)
 	for name, test := range map[string]struct {
 		path           string
@@ -118,7 +118,7 @@ func TestReadIsBounded(t *testing.T) {
 	}
 }
 
-func TestChanged(t *testing.T) {
+func TestChanged_NamesNewFiles(t *testing.T) {
 	r := plant(t)
 	check := func(want ...frame.File) {
 		t.Helper()
@@ -194,7 +194,7 @@ func TestChangedNamesAreBounded(t *testing.T) {
 }
 
 // Folders count too: each costs as much as a file does.
-func TestChangedAsksFewEntries(t *testing.T) {
+func TestChanged_AsksFewEntries(t *testing.T) {
 	r := &Root{Path: t.TempDir()}
 	for i := range 60 {
 		write(t, fmt.Sprintf("%s/outputs/%d/deep/er/file", r.Path, i), "")
@@ -213,7 +213,7 @@ func TestChangedAsksFewEntries(t *testing.T) {
 	}
 }
 
-func TestArchive(t *testing.T) {
+func TestArchive_HoldsAllOutput(t *testing.T) {
 	r := plant(t)
 	for range 2 { // also where an earlier one of the same name lies
 		a, err := r.Archive(7, frame.Stdout)
@@ -262,7 +262,7 @@ func TestArchiveIsBounded(t *testing.T) {
 	}
 }
 
-func TestExpire(t *testing.T) {
+func TestExpire_RemovesTheOldest(t *testing.T) {
 	r := &Root{Path: t.TempDir()}
 	for _, name := range []string{"1.stdout", "2.stdout", "10.stderr", "10.stdout", "mine"} {
 		write(t, r.Path+"/.outputs/"+name, strings.Repeat("x", 8192))

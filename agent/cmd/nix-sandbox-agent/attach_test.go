@@ -71,7 +71,7 @@ func (a *attached) ends() int {
 	return a.cmd.ProcessState.ExitCode()
 }
 
-func TestAttachCode(t *testing.T) {
+func TestAttach_RunsCode(t *testing.T) {
 	a := attachTo(t, frame.Request{Type: frame.Execute, Contents: []byte("printf '\\377%s' \"$WORD\"; cat; echo err >&2; exit 3"), Env: map[string]string{"WORD": "w"}}, "@bash")
 	a.send(frame.Request{Type: frame.Input, Contents: []byte("typed \xfe")})
 	a.send(frame.Request{Type: frame.Input})
@@ -80,7 +80,7 @@ func TestAttachCode(t *testing.T) {
 	}
 }
 
-func TestAttachInterrupt(t *testing.T) {
+func TestAttach_InterruptsCode(t *testing.T) {
 	a := attachTo(t, frame.Request{Type: frame.Execute, Contents: []byte("trap 'echo caught; exit 4' INT; echo begun; while :; do sleep 0.05; done")}, "@bash")
 	a.reads("begun\n")
 	a.send(frame.Request{Type: frame.Interrupt})
@@ -91,7 +91,7 @@ func TestAttachInterrupt(t *testing.T) {
 
 // More input than waits for a program that reads none does not keep it from
 // ending.
-func TestAttachInputThatNobodyReads(t *testing.T) {
+func TestAttach_EndsWithInputThatNobodyReads(t *testing.T) {
 	a := attachTo(t, frame.Request{Type: frame.Execute, Contents: []byte("sleep 0.3; echo done")}, "@bash")
 	go func() {
 		for a.frames.Write(frame.Request{Type: frame.Input, Contents: make([]byte, 64<<10)}) == nil {
@@ -102,7 +102,7 @@ func TestAttachInputThatNobodyReads(t *testing.T) {
 	}
 }
 
-func TestAttachTerminal(t *testing.T) {
+func TestAttach_MakesATerminal(t *testing.T) {
 	a := attachTo(t, frame.Request{Type: frame.Open, Terminal: &frame.Terminal{Rows: 31, Columns: 97, Term: "vt100"}, Env: map[string]string{"WORD": "w"}}, "--memory-mb", "256", "--pids", "64", "@python")
 	a.reads("$ ")
 	a.send(frame.Request{Type: frame.Input, Contents: []byte("stty size; echo $TERM$WORD; tty; echo /proc/$$/fd/*\r")})
@@ -116,7 +116,7 @@ func TestAttachTerminal(t *testing.T) {
 
 // The end of the frames ends everything, and without a word of what to run
 // nothing runs.
-func TestAttachEnds(t *testing.T) {
+func TestAttach_EndsWithItsFrames(t *testing.T) {
 	a := attachTo(t, frame.Request{Type: frame.Open, Terminal: &frame.Terminal{Rows: 24, Columns: 80}}, "@bash")
 	a.reads("$ ")
 	a.in.Close()

@@ -6,22 +6,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shield makes the init of a sandbox deaf to the code in it. The kernel drops
-// every signal that a process sends to its init where init has no handler
-// (signal(7)); but Go's runtime has one for each, which ends the program at
-// SIGQUIT, SIGSEGV and others. Those that stay are harmless: SIGCHLD, which
-// the agent waits for, and SIGURG, by which the runtime interrupts itself.
-// SIGKILL from outside of the sandbox still ends it.
+// dropSignals has the kernel drop the signals that code sends to the agent. It
+// drops every signal that a process of a pid namespace sends to the init of that
+// namespace and for which init has no handler (pid_namespaces(7)). But Go's
+// runtime has a handler for each signal, which ends the program at SIGQUIT,
+// SIGSEGV and others. Two handlers stay, which do no harm: that of SIGCHLD, for
+// which the agent waits, and that of SIGURG, by which the runtime preempts
+// goroutines. SIGKILL from outside of the sandbox still ends the agent.
 //
-// While a handler runs, Go's runtime has its thread block every signal, and what
-// the main thread blocks the kernel gives to another thread instead of dropping
-// it, where it ends the program. So the two handlers block each other alone.
-func shield() {
+// Go's handlers run with every signal blocked. What the main thread blocks the
+// kernel delivers to another thread instead of dropping it, where it would end
+// the program. So the two handlers block no signals but each other's.
+func dropSignals() {
 	kept := map[unix.Signal]bool{unix.SIGCHLD: true, unix.SIGURG: true}
 	mask := uint64(1)<<(unix.SIGCHLD-1) | uint64(1)<<(unix.SIGURG-1)
 	for sig := unix.Signal(1); sig <= 64; sig++ {
-		// struct sigaction of the kernel, whose set of signals has 8 bytes:
-		// handler, flags, restorer, mask. All zero is SIG_DFL without flags.
+		// The kernel's struct sigaction, whose signal set has 8 bytes: handler,
+		// flags, restorer, mask. All zero is SIG_DFL without flags.
 		var action [4]uint64
 		if kept[sig] {
 			sigaction(sig, nil, &action)

@@ -13,13 +13,13 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/limitkeeper"
 )
 
-// The largest limits: 16 TiB, and what Linux can number.
+// The largest limits: 16 TiB, and as many tasks as Linux has ids for.
 const (
-	mostMemory = 16 << 20 // MiB
-	mostTasks  = 4 << 20
+	maxMemory = 16 << 20 // MiB
+	maxTasks  = 4 << 20
 )
 
-// options are what stands before the interpreter's command line.
+// options are the arguments before the interpreter's command line.
 type options struct {
 	limits limitkeeper.Limits // 0 is no limit
 	layer  string             // the folder of the project's overlay; empty where there is none
@@ -39,10 +39,10 @@ func parse(args []string) (o options, rest []string, err error) {
 	switch err := flags.Parse(args); {
 	case err != nil:
 		return options{}, nil, err
-	case *memory < 0 || *memory > mostMemory:
-		return options{}, nil, fmt.Errorf("--memory-mb is %d, it must be from 0 to %d", *memory, mostMemory)
-	case o.limits.Tasks < 0 || o.limits.Tasks > mostTasks:
-		return options{}, nil, fmt.Errorf("--pids is %d, it must be from 0 to %d", o.limits.Tasks, mostTasks)
+	case *memory < 0 || *memory > maxMemory:
+		return options{}, nil, fmt.Errorf("--memory-mb is %d, it must be from 0 to %d", *memory, maxMemory)
+	case o.limits.Tasks < 0 || o.limits.Tasks > maxTasks:
+		return options{}, nil, fmt.Errorf("--pids is %d, it must be from 0 to %d", o.limits.Tasks, maxTasks)
 	case o.driver != "" && o.pipe:
 		return options{}, nil, errors.New("--pipe is for a command without a driver: leave out one of --driver and --pipe")
 	}
@@ -50,8 +50,9 @@ func parse(args []string) (o options, rest []string, err error) {
 	return o, flags.Args(), nil
 }
 
-// limiter is this program as one that becomes a command under limits. Set
-// from outside they would come after the command's first steps.
+// limiter returns the command line that starts a command under limits: this
+// program with exec. Limits that the agent sets would apply only after the
+// command's first steps.
 func limiter(limits limitkeeper.Limits) ([]string, error) {
 	program, err := os.Executable()
 	if err != nil {
@@ -64,10 +65,11 @@ func limiter(limits limitkeeper.Limits) ([]string, error) {
 	}, nil
 }
 
-// become replaces this program by a command, whose first word is its path.
-func become(limits limitkeeper.Limits, words []string) error {
+// execLimited replaces this program by a command, whose first argument is its
+// path.
+func execLimited(limits limitkeeper.Limits, args []string) error {
 	if err := limitkeeper.Apply(0, limitkeeper.Rlimits(limits)); err != nil {
 		return err
 	}
-	return fmt.Errorf("start %s: %w", words[0], unix.Exec(words[0], words, os.Environ()))
+	return fmt.Errorf("start %s: %w", args[0], unix.Exec(args[0], args, os.Environ()))
 }

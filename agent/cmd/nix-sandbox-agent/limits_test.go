@@ -29,7 +29,7 @@ func crowd(n int) string {
 	return fmt.Sprintf("n=0; while ((n < %d)); do sleep 3 & n=$((n + 1)); done 2>/dev/null; kill $(jobs -p) 2>/dev/null; wait; echo $n", n)
 }
 
-func TestRunStopsAtLimits(t *testing.T) {
+func TestRun_StopsAtLimits(t *testing.T) {
 	for name, test := range map[string]struct {
 		args, code string
 		stdout     string
@@ -64,7 +64,7 @@ func TestRunStopsAtLimits(t *testing.T) {
 
 // Where the kernel does not refuse so many processes (it does not count those
 // of the machine's root), the watch ends them.
-func TestRunStopsTooManyTasks(t *testing.T) {
+func TestRun_StopsTooManyTasks(t *testing.T) {
 	cmd := jailed(t, append(append([]string{"run"}, limited...), "@bash")...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(crowd(400)), &stdout, &stderr
@@ -156,7 +156,7 @@ func TestLimitsTooSmallForTheInterpreter(t *testing.T) {
 	}
 }
 
-func TestParse(t *testing.T) {
+func TestParse_RefusesLimits(t *testing.T) {
 	for args, want := range map[string]string{
 		"run --memory-mb x @python":  "memory-mb",
 		"run --memory-mb -1 @python": "--memory-mb is -1, it must be from 0 to 16777216",

@@ -1,12 +1,12 @@
-// The Go runtime would read files to learn how many processors its control
-// group has. The agent waits nearly all the time.
+// Without these settings, the Go runtime would read files to find out how many
+// processors its control group has. The agent waits nearly all the time.
 //
 //go:debug containermaxprocs=0
 //go:debug updatemaxprocs=0
 
-// Command nix-sandbox-agent is the first process inside a sandbox. It starts
-// the sandbox's interpreter, reaps what is left behind and carries code in and
-// output out.
+// Command nix-sandbox-agent is the first process inside a sandbox. It starts the
+// sandbox's interpreter, gives it code, returns its output, and reaps processes
+// whose parent has ended.
 //
 //	nix-sandbox-agent run    [LIMITS] [--driver FOLDER | --pipe] COMMAND...
 //	nix-sandbox-agent serve  [LIMITS] [--driver FOLDER | --pipe] COMMAND...
@@ -14,18 +14,18 @@
 //	nix-sandbox-agent exec   [LIMITS] COMMAND...
 //
 // run takes code from stdin; serve speaks frames on stdin and stdout; attach
-// takes frames from stdin and carries one program's bytes to stdout; exec
-// becomes a command, which the kernel then holds to the limits.
+// takes frames from stdin and writes one program's output to stdout; exec
+// replaces itself by a command, which the kernel then holds to the limits.
 //
 // COMMAND is an interpreter. With --driver it is started with the driver in
 // that folder (package driver) and keeps its state between calls. Without, each
 // call starts it with the code as its last argument or, with --pipe, on stdin.
 //
-// LIMITS are --memory-mb MIB and --pids N, of processes and threads: what
-// runs in the sandbox together may use no more. They hold where the agent is
-// the first process of its namespace, and so the sandbox can be told from
-// the rest of the machine. --layer FOLDER among them names an overlay whose
-// upper layer lies in memory and counts too.
+// LIMITS are --memory-mb MIB and --pids N, of processes and threads, for all that
+// runs in the sandbox together. They need an agent that is the first process of
+// its pid namespace, because only then the sandbox can be told from the rest of
+// the machine. --layer FOLDER among them names an overlay whose upper layer is in
+// memory and counts too.
 package main
 
 import (
@@ -51,12 +51,13 @@ import (
 // root is the workspace of every sandbox.
 const root = "/workspace"
 
-// failed is the exit status where the agent itself could not do its work.
+// failed is the exit status of an agent that could not do its work.
 const failed = 125
 
-// The main thread does nothing. The kernel keeps from a namespace's first
-// process what it has no handler for only where its main thread does not block
-// it, and the thread on which Go waits for signals blocks most of them.
+// The main thread does nothing. The kernel drops a signal for which the first
+// process of a pid namespace has no handler, but only if the main thread does not
+// block it, and the thread on which Go waits for signals blocks most of them. See
+// pid_namespaces(7).
 func init() { runtime.LockOSThread() }
 
 func main() {
@@ -65,12 +66,12 @@ func main() {
 }
 
 func work() {
-	// The code runs as the same user: it must not read the agent's memory
-	// or take its descriptors.
+	// The code runs as the same user, and must not read the agent's memory or
+	// open its descriptors.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		fail(fmt.Errorf("make the agent undumpable: %w", err))
 	}
-	// Small sandboxes by the hundred: little heap, few threads.
+	// There may be hundreds of agents: they take a small heap and few threads.
 	debug.SetGCPercent(25)
 	runtime.GOMAXPROCS(1)
 	status, err := agent(os.Args[1:])
@@ -97,7 +98,7 @@ func agent(args []string) (status int, err error) {
 	case err != nil:
 		return 0, fmt.Errorf("%w; %s", err, usage)
 	case mode == "exec" && len(command) > 0:
-		return 0, become(limits, command)
+		return 0, execLimited(limits, command)
 	case mode != "run" && mode != "serve" && mode != "attach":
 		return 0, fmt.Errorf("unknown mode %q; %s", mode, usage)
 	case len(command) == 0:
@@ -109,19 +110,19 @@ func agent(args []string) (status int, err error) {
 			return 0, err
 		}
 	}
-	// Signals end the agent, but not in a sandbox, where the code could send
-	// them too: there the end of bubblewrap, which started it, ends it.
+	// Signals end an agent outside of a sandbox. In a sandbox the code could send
+	// them too, and the agent ends with bubblewrap, which started it.
 	signals := make(chan os.Signal, 4)
 	first := os.Getpid() == 1
 	if first {
-		shield()
-		// The model is told to save there, and seldom makes the folder first.
+		dropSignals()
+		// The model is told to save files there, and seldom makes the folder first.
 		_ = os.Mkdir(filepath.Join(spec.Root, "outputs"), 0o755)
 	} else {
 		signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
 	}
 	if !first && limits != (limitkeeper.Limits{}) {
-		// Whatever started it is no jail, and would let the code do as it likes.
+		// Whatever started it is no jail, and would not confine the code.
 		return 0, fmt.Errorf("it is process %d and not the first of a sandbox, which alone it can hold to limits", os.Getpid())
 	}
 	var keeper *limitkeeper.Keeper
@@ -168,8 +169,8 @@ func agent(args []string) (status int, err error) {
 	return status, err
 }
 
-// workspace is the working directory of code: that of the agent where there
-// is no workspace, which is never so in a sandbox.
+// workspace returns the working directory of code. Outside of a sandbox, where
+// there is no workspace, it is the agent's own.
 func workspace() string {
 	if _, err := os.Stat(root); err == nil {
 		return root

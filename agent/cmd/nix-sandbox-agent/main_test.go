@@ -101,7 +101,7 @@ func jailed(t *testing.T, given ...string) *exec.Cmd {
 	return exec.Command("bwrap", append(append(flags, "/tmp/agent"), args...)...)
 }
 
-func TestRun(t *testing.T) {
+func TestRun_IsTheProgram(t *testing.T) {
 	for name, test := range map[string]struct {
 		args   string
 		code   string
@@ -143,7 +143,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-func TestRunPassesSignalsOn(t *testing.T) {
+func TestRun_PassesSignalsOn(t *testing.T) {
 	for code, want := range map[string]int{
 		"echo ready; sleep 99": 143,
 		"trap 'echo got it; exit 3' TERM; echo ready; while :; do sleep 0.1; done": 3,
@@ -176,7 +176,7 @@ func TestRunPassesSignalsOn(t *testing.T) {
 }
 
 // A signal ends run also while it waits for code.
-func TestRunEndsWithoutCode(t *testing.T) {
+func TestRun_EndsWithoutCode(t *testing.T) {
 	cmd := agentCommand(t, "run", "@bash")
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
@@ -222,7 +222,7 @@ func TestRun_EndsWhileItsInterpreterLoads(t *testing.T) {
 	}
 }
 
-func TestUsage(t *testing.T) {
+func TestUsage_IsPartOfTheError(t *testing.T) {
 	for _, args := range []string{"", "run", "run --pipe", "dance @python", "run --driver", "run --both python3", "run --pipe @python"} {
 		out, err := agentCommand(t, strings.Fields(args)...).CombinedOutput()
 		var exit *exec.ExitError
@@ -422,7 +422,7 @@ func TestEphemeralLeavesNothing(t *testing.T) {
 }
 
 // Processes that lost their parents are reaped, and jobs survive an interrupt.
-func TestOrphansAndJobs(t *testing.T) {
+func TestAgent_ReapsOrphansAndKeepsJobs(t *testing.T) {
 	s := serve(t, "@bash")
 	s.run("for n in {1..20}; do (setsid sh -c 'exit 0' &); done; sleep 60 & job=$!", 10*time.Second, true)
 	if _, r := s.run("sleep 99", 500*time.Millisecond, true); r.Outcome != frame.OutcomeTimeout || r.State != frame.StateKept {
@@ -433,7 +433,7 @@ func TestOrphansAndJobs(t *testing.T) {
 	}
 }
 
-func TestKillOfEverything(t *testing.T) {
+func TestCode_CannotKillTheAgent(t *testing.T) {
 	for _, code := range []string{"kill -9 -1", "kill -9 1; kill -9 -1; kill -9 $$", ":(){ :|:& };: & sleep 0.2; kill -9 -1"} {
 		s := serve(t, "@bash")
 		if strings.Contains(code, ":|:") {
