@@ -93,8 +93,8 @@ type Attempt struct {
 	// its driver's replies to this code carry; nil for a command.
 	Interpreter *interpreter.Interpreter
 	Nonce       uint64
-	// Session says that the interpreter is to run further code. Whatever its
-	// control channel carries that no driver writes then makes it unusable.
+	// Session says that the interpreter is to run further code. A line on its
+	// control channel that no driver writes then makes it unusable.
 	Session bool
 	// Repeat says that an interrupt is sent again while the code goes on.
 	Repeat bool
@@ -185,7 +185,7 @@ func (a *Attempt) reply(r interpreter.Reply, ok bool) (over bool, err error) {
 	switch {
 	case !ok:
 		// The channel is closed, or the line before was the last one. The end
-		// of the process tells more.
+		// of the process has the status.
 		a.replies = nil
 		return false, nil
 	case r.Err == nil && r.Kind == driver.Done && r.Nonce == a.Nonce:

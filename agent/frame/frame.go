@@ -2,10 +2,9 @@
 // sandbox: four bytes, big-endian, that count the payload's bytes; then the
 // payload, one JSON object in UTF-8 of at most [MaxPayload] bytes.
 //
-// Both ends use this package and neither trusts the other to: the bytes that
-// leave a sandbox are written by whatever runs in it. A reader therefore
-// never allocates more than the bytes that have really arrived, and every
-// error it returns means that the stream is lost for good.
+// Both ends use this package, and neither relies on that: code in a sandbox may
+// have written any byte that leaves it. A reader therefore never allocates more
+// memory than bytes have arrived, and after an error it cannot be used any more.
 package frame
 
 import (
@@ -27,8 +26,8 @@ const Protocol = 1
 // headerSize is the length prefix's size, in bytes.
 const headerSize = 4
 
-// keepBuffer is the largest buffer that a reader or writer keeps between two
-// frames; what a single large frame needed is given back after it.
+// keepBuffer is the largest buffer that a reader or a writer keeps between two
+// frames, in bytes. The buffer of a larger frame is given back after it.
 const keepBuffer = 256 << 10
 
 // ErrTooLarge reports a payload of more than [MaxPayload] bytes, or than a
@@ -46,14 +45,14 @@ type Reader struct {
 	buf    bytes.Buffer
 }
 
-// NewReader returns a Reader of r. It reads no byte beyond the frames asked
-// for, so r may be handed on between two frames.
+// NewReader returns a Reader of r. It reads no byte after the frames that were
+// asked for, so that r can have another reader between two frames.
 func NewReader(r io.Reader) *Reader {
 	return &Reader{r: r, limit: MaxPayload}
 }
 
-// Limit refuses payloads of more than size bytes from now on: for a reader
-// that knows how much it asked for. A size beyond [MaxPayload] is that.
+// Limit refuses payloads of more than size bytes from now on, which is for a
+// reader that knows how much it has asked for. No size is above [MaxPayload].
 func (r *Reader) Limit(size int64) {
 	r.limit = uint32(min(max(size, 1), MaxPayload))
 }
@@ -66,7 +65,7 @@ func (r *Reader) Read(v any) error {
 	if err != nil {
 		return err
 	}
-	// Given back now: the next frame may be long in coming.
+	// The buffer is given back now, because the next frame may come much later.
 	if r.buf.Cap() > keepBuffer {
 		defer func() { r.buf = bytes.Buffer{} }()
 	}
@@ -89,8 +88,8 @@ func (r *Reader) payload() ([]byte, error) {
 		return nil, fmt.Errorf("%w: %d bytes announced", ErrTooLarge, size)
 	}
 	r.buf.Reset()
-	// CopyN grows the buffer with the bytes that arrive, so that a header
-	// alone, which costs its sender four bytes, cannot cost us 16 MiB.
+	// CopyN grows the buffer with the bytes that arrive, so that a header of four
+	// bytes cannot make this end allocate 16 MiB.
 	if _, err := io.CopyN(&r.buf, r.r, int64(size)); err != nil {
 		if errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
@@ -100,8 +99,8 @@ func (r *Reader) payload() ([]byte, error) {
 	return r.buf.Bytes(), nil
 }
 
-// Writer writes frames to a stream. It is safe for concurrent use: frames
-// never interleave, and those of one Write are one of the underlying Write.
+// Writer writes frames to a stream. It is safe for concurrent use: the frames of
+// one Write are one Write of the stream.
 type Writer struct {
 	mu  sync.Mutex
 	w   io.Writer
@@ -114,11 +113,11 @@ func NewWriter(w io.Writer) *Writer {
 	return &Writer{w: w}
 }
 
-// Write sends each value as one frame, all of them together: the other end
-// wakes up once. Strings that are not valid UTF-8 are sent with U+FFFD in
-// place of each wrong byte. Where a value cannot be encoded or is too large,
-// nothing is sent and the stream stays usable; an error of the stream itself
-// is returned by every later Write too.
+// Write sends each value as one frame, and all frames together, so that the other
+// end wakes up once. In a string that is not valid UTF-8, each wrong byte is sent
+// as U+FFFD. Where a value cannot be encoded or is too large, nothing is sent and
+// the stream stays usable. An error of the stream itself is the result of every
+// later Write too.
 func (w *Writer) Write(values ...any) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -9,15 +9,15 @@ import (
 	"unicode/utf8"
 )
 
-// Long is the size, in bytes, from which on a text is worth a way of its own
-// through JSON.
+// Long is the size in bytes from which on a text is decoded apart from the JSON
+// around it.
 const Long = 16 << 10
 
-// standIn is what encoding/json meets in the place of a long text.
+// standIn replaces a long text in what encoding/json decodes.
 const standIn = "\x00long\x00"
 
-// unmarshal is json.Unmarshal, which reads everything twice and slowly, but
-// reads a long text once.
+// unmarshal is json.Unmarshal, which scans its input twice and slowly; but it
+// scans a long text once.
 func unmarshal(payload []byte, v any) error {
 	message, ok := v.(interface{ long() (string, *string) })
 	if !ok || len(payload) < Long {
@@ -31,19 +31,19 @@ func unmarshal(payload []byte, v any) error {
 	if err := json.Unmarshal(rest, v); err != nil {
 		return err
 	}
-	if *field != standIn { // the text stood elsewhere
+	if *field != standIn { // the text is the value of another key
 		return json.Unmarshal(payload, v)
 	}
 	*field = text
 	return nil
 }
 
-// Lift takes the first string that a key has out of JSON, if it is long, and
-// puts another one in its place: what reads the rest again and again does not
-// meet it. What is wrong with the rest still is. ok is false where there is
-// no such string, or one that encoding/json would not take as it is.
+// Lift replaces the first string that is the value of a key in JSON, if it is
+// long, by another string. It returns the JSON, which has no other change and any
+// error that it had, and the string. ok is false where there is no such string,
+// or where encoding/json would not decode it to the same text.
 func Lift(message []byte, key, instead string) (rest []byte, text string, ok bool) {
-	// Inside of a string the quotes would be escaped: this is a whole one.
+	// Inside a string the quotes would be escaped, so that this is a whole string.
 	quoted := []byte(strconv.Quote(key))
 	at := bytes.Index(message, quoted)
 	if at < 0 {
@@ -71,8 +71,8 @@ func Lift(message []byte, key, instead string) (rest []byte, text string, ok boo
 	return rest, text, true
 }
 
-// unquote reads a string's characters up to its closing quote, and says how
-// many bytes they and the quote take.
+// unquote decodes a string up to its closing quote. size is the number of bytes
+// up to and with the quote.
 func unquote(raw []byte) (text string, size int, ok bool) {
 	var out strings.Builder
 	out.Grow(len(raw))
@@ -101,8 +101,7 @@ func unquote(raw []byte) (text string, size int, ok bool) {
 	return "", 0, false
 }
 
-// escape reads an escape sequence, and says how long it is; 0 where it is
-// none.
+// escape decodes an escape sequence and returns its length, 0 where it is none.
 func escape(raw []byte) (rune, int) {
 	if len(raw) < 2 {
 		return 0, 0
@@ -136,7 +135,7 @@ func escape(raw []byte) (rune, int) {
 	return utf8.RuneError, 6
 }
 
-// unit reads \uXXXX.
+// unit decodes \uXXXX.
 func unit(raw []byte) (rune, bool) {
 	if len(raw) < 6 || raw[0] != '\\' || raw[1] != 'u' {
 		return 0, false

@@ -109,9 +109,9 @@ func open(ctx context.Context, stop context.CancelCauseFunc, table *process.Tabl
 	if terminal.Term != "" {
 		env = set(env, "TERM", terminal.Term)
 	}
-	return oneshot.Hold(ctx, table, keeper, spec.Stderr, func(ctx context.Context) (int, error) {
+	return oneshot.UnderLimits(ctx, table, keeper, spec.Stderr, func(ctx context.Context) (int, error) {
 		p, err := table.Start(process.Command{
-			Path: path, Words: args, Env: env, Dir: spec.Root,
+			Path: path, Args: args, Env: env, Dir: spec.Root,
 			Files: []*os.File{slave, slave, slave}, Terminal: true,
 		})
 		slave.Close()

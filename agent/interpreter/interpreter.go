@@ -51,7 +51,7 @@ type Spec struct {
 	Limiter []string
 }
 
-// Sessions says whether the interpreter can keep state.
+// Sessions reports whether the interpreter can keep state.
 func (s *Spec) Sessions() bool { return s.Driver != nil }
 
 // path finds the interpreter's program.
@@ -93,7 +93,7 @@ func RunCommand(table *process.Table, s *Spec, code string) (*process.Process, e
 		path, arguments = s.Limiter[0], slices.Concat(s.Limiter, arguments)
 	}
 	return table.Start(process.Command{
-		Path: path, Words: arguments, Env: s.Env, Dir: s.Root,
+		Path: path, Args: arguments, Env: s.Env, Dir: s.Root,
 		Files: []*os.File{stdin, s.Stdout, s.Stderr},
 	})
 }
@@ -156,7 +156,7 @@ func Start(table *process.Table, s *Spec, state *os.File) (_ *Interpreter, err e
 	files[0], files[1], files[2] = s.Null, s.Stdout, s.Stderr
 	files[d.Control], files[d.Control+1], files[d.Control+2] = theirs, i.code, i.state
 	i.Process, err = table.Start(process.Command{
-		Path: path, Words: slices.Concat(s.Command, d.Arguments, []string{d.Program}),
+		Path: path, Args: slices.Concat(s.Command, d.Arguments, []string{d.Program}),
 		Env: s.Env, Dir: s.Root, Files: files,
 	})
 	if err != nil {

@@ -139,7 +139,7 @@ func (s *scanner) stop() (resume func()) {
 	return func() { _ = unix.Kill(-1, unix.SIGCONT) }
 }
 
-// stopped says whether every process of the last scan has stopped or ended. It
+// stopped reports whether every process of the last scan has stopped or ended. It
 // also says so where waiting is useless, because a process goes on and takes
 // memory: in the middle of a system call that fills a mapping.
 func (s *scanner) stopped() bool {
@@ -183,7 +183,7 @@ func (m mapping) memory() int64 {
 	return (size + m.swap) << 10
 }
 
-// isUnnamed says whether a mapped file lies in no file system that has a size.
+// isUnnamed reports whether a mapped file lies in no file system that has a size.
 // These names are the kernel's own; a file that bears one is counted twice.
 func isUnnamed(path string) bool {
 	for _, prefix := range []string{"/dev/zero (deleted)", "[anon_shmem:", "/memfd:", "/anon_hugepage (deleted)"} {
@@ -242,7 +242,7 @@ func readMappings(rest budget, pid int) (int64, bool) {
 	}
 }
 
-// hasEnded says whether an error means that a process has ended since it was
+// hasEnded reports whether an error means that a process has ended since it was
 // found.
 func hasEnded(err error) bool {
 	return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH)

@@ -126,7 +126,7 @@ func New(limits Limits, folders ...string) (*Keeper, error) {
 	return &Keeper{limits: limits, folders: folders, scanner: s, kernel: newKernelScanner(), busy: make(chan bool, 1)}, nil
 }
 
-// Busy says whether a call runs, from now on. It does not wait for the keeper.
+// Busy reports whether a call runs, from now on. It does not wait for the keeper.
 // Only one goroutine may call it.
 func (k *Keeper) Busy(busy bool) {
 	select {

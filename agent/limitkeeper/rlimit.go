@@ -62,7 +62,7 @@ func Rlimits(limits Limits) []Rlimit {
 	return out
 }
 
-// countsPerNamespace says whether the kernel counts the processes of a user in
+// countsPerNamespace reports whether the kernel counts the processes of a user in
 // each user namespace, which it does from 5.14 on. Before, RLIMIT_NPROC counts
 // all processes of the user of the host. It never counts those of its root.
 func countsPerNamespace() bool {

@@ -133,7 +133,7 @@ func (s *scanner) scan(maxTasks int) (Usage, error) {
 	}
 }
 
-// unchanged says whether no process of the last scan has run since: then none
+// unchanged reports whether no process of the last scan has run since: then none
 // has taken memory, and none has started another one. This process is left out;
 // what it starts is found by a later scan. It costs one system call for each
 // process, a tenth of what a scan costs.

@@ -37,7 +37,7 @@ const stopped = 128 + int(unix.SIGKILL)
 // status that the signal gives. keeper holds the code to its limits; nil where
 // there are none. The code's stdin is spec.Null, or empty where that is nil.
 func Run(ctx context.Context, table *process.Table, keeper *limitkeeper.Keeper, spec interpreter.Spec, in io.Reader, signals <-chan os.Signal) (int, error) {
-	return Hold(ctx, table, keeper, spec.Stderr, func(ctx context.Context) (int, error) {
+	return UnderLimits(ctx, table, keeper, spec.Stderr, func(ctx context.Context) (int, error) {
 		status, err := run(ctx, table, spec, in, signals)
 		var signal ended
 		if errors.As(err, &signal) {
@@ -47,10 +47,10 @@ func Run(ctx context.Context, table *process.Table, keeper *limitkeeper.Keeper, 
 	})
 }
 
-// Hold holds everything in the sandbox to its limits while run runs, whose
-// results it returns. Where a limit is crossed it kills everything, and writes
-// a line to log.
-func Hold(ctx context.Context, table *process.Table, keeper *limitkeeper.Keeper, log io.Writer, run func(context.Context) (int, error)) (int, error) {
+// UnderLimits calls run, whose results it returns, and meanwhile holds everything
+// in the sandbox to its limits. Where a limit is crossed it kills everything, and
+// writes a line to log.
+func UnderLimits(ctx context.Context, table *process.Table, keeper *limitkeeper.Keeper, log io.Writer, run func(context.Context) (int, error)) (int, error) {
 	if keeper == nil {
 		return run(ctx)
 	}

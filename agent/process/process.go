@@ -88,10 +88,10 @@ func (t *Table) reap() {
 
 // Command is a program to start.
 type Command struct {
-	Path  string
-	Words []string // the program's arguments, its own name first
-	Env   []string
-	Dir   string
+	Path string
+	Args []string // the program's arguments, its own name first
+	Env  []string
+	Dir  string
 	// Files become the descriptors 0, 1, 2, …; nil leaves a descriptor closed.
 	Files []*os.File
 	// Terminal makes descriptor 0 the controlling terminal.
@@ -127,7 +127,7 @@ func (t *Table) Start(c Command) (*Process, error) {
 	t.spawns <- func() {
 		defer close(done)
 		if err = t.err; err == nil {
-			pid, err = syscall.ForkExec(c.Path, c.Words, &syscall.ProcAttr{
+			pid, err = syscall.ForkExec(c.Path, c.Args, &syscall.ProcAttr{
 				Dir:   c.Dir,
 				Env:   c.Env,
 				Files: files,
@@ -156,7 +156,7 @@ func (p *Process) ExitCode() int {
 	return p.status.ExitStatus()
 }
 
-// Signalled says whether a signal ended a process that has ended.
+// Signalled reports whether a signal ended a process that has ended.
 func (p *Process) Signalled() bool { return p.status.Signaled() }
 
 // Signal sends a signal to the process's group while the process lives.

@@ -17,7 +17,7 @@ const patience = 20 * time.Second
 
 func start(t *testing.T, files []*os.File, script string) *Process {
 	t.Helper()
-	p, err := table.Start(Command{Path: "/bin/sh", Words: []string{"sh", "-c", script}, Env: os.Environ(), Dir: "/", Files: files})
+	p, err := table.Start(Command{Path: "/bin/sh", Args: []string{"sh", "-c", script}, Env: os.Environ(), Dir: "/", Files: files})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +124,7 @@ func TestStart_PassesFiles(t *testing.T) {
 }
 
 func TestStart_NamesTheProgramThatFails(t *testing.T) {
-	_, err := table.Start(Command{Path: "/nowhere/sh", Words: []string{"sh"}})
+	_, err := table.Start(Command{Path: "/nowhere/sh", Args: []string{"sh"}})
 	if err == nil || !strings.Contains(err.Error(), "/nowhere/sh") {
 		t.Errorf("error %v, want one that names the program", err)
 	}

@@ -30,8 +30,8 @@ type state int
 const (
 	stateNone    state = iota // no call of a session has run in the interpreter
 	stateHeld                 // it holds the state of all calls
-	stateLost                 // it holds nothing; earlier state is lost, which no result has reported
-	stateRenewed              // it holds the state of the running call; earlier state is lost, which no result has reported
+	stateLost                 // state is lost, which no result has reported; it holds none
+	stateRenewed              // the same, but it holds the state of the running call
 )
 
 // begun is the state after code of a session has been given to the interpreter.
@@ -61,10 +61,10 @@ func (s state) reported() state {
 	return s
 }
 
-// isHeld says whether the interpreter holds the state of a session.
+// isHeld reports whether the interpreter holds the state of a session.
 func (s state) isHeld() bool { return s == stateHeld || s == stateRenewed }
 
-// isUnreported says whether a result has to report that state is lost.
+// isUnreported reports whether a result has to report that state is lost.
 func (s state) isUnreported() bool { return s == stateLost || s == stateRenewed }
 
 // start starts the interpreter, in the phase absent. file is the state that an

@@ -41,7 +41,7 @@ func tooSmall(c limitkeeper.Crossing) error {
 		c, c.Usage.Processes>>20, c.Usage.Files>>20, c.Usage.Tasks)
 }
 
-// busy tells the limit keeper whether a call runs.
+// busy informs the limit keeper whether a call runs.
 func (e *executor) busy(busy bool) {
 	if e.keeper == nil {
 		return

@@ -31,7 +31,7 @@ func (p *pings) add(id uint64) error {
 	return p.answer(id, failure)
 }
 
-// pending says whether a ping waits.
+// pending reports whether a ping waits.
 func (p *pings) pending() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -74,11 +74,11 @@ var list = []rule{
 	{"migrate_pages", 256, 238, always(eperm), "moves other processes' memory between nodes"},
 	{"socket", 41, 198, families, "every family is a protocol stack; computing uses three"},
 	{"socketpair", 53, 199, families, "every family is a protocol stack; computing uses three"},
-	{"setsockopt", 54, 208, noFilters, "attaches programs that the kernel compiles, from a budget that the whole machine shares (net.core.bpf_jit_limit)"},
-	{"fcntl", 72, 25, fileLocks, "makes a program of the host wait that opens a file for writing, which reading the file is enough for"},
-	{"futex", 202, 98, requeue, "moves who sleeps on a word of a file, a program of the host too, to where nobody wakes it"},
+	{"setsockopt", 54, 208, noFilters, "attaches programs that the kernel compiles, in memory that the whole machine shares (net.core.bpf_jit_limit)"},
+	{"fcntl", 72, 25, fileLocks, "takes leases, for which read access is enough: a program of the host that opens the file for writing waits"},
+	{"futex", 202, 98, requeue, "moves a waiter on a word of a file, a program of the host too, to where nobody wakes it"},
 	{"futex_requeue", 456, 456, always(enosys), "the same"},
-	{"mmap", 9, 222, hugePages, "takes huge pages that the operator keeps for a database; no control group counts them by default"},
+	{"mmap", 9, 222, hugePages, "takes huge pages that the operator has reserved; no control group counts them by default"},
 	{"shmget", 29, 194, hugeSegments, "the same, as System V shared memory"},
 	{"ioctl", 16, 29, terminal, "puts words into a terminal's input, or code into its line"},
 	{"personality", 135, 92, oddities, "switches off protections that exec would otherwise set"},
@@ -131,9 +131,9 @@ const (
 var (
 	newNamespace = bpf.Verdict{
 		{Arg: 0, Test: bpf.AnyBit, Values: []uint32{namespaces}, Then: eperm},
-		// A process that shares its descriptors with another can take locks and
-		// end. They stay, and /proc/locks of the namespace, by which the agent
-		// counts, leaves out those whose owner's number is gone.
+		// A process that shares its descriptors with another process can take
+		// locks and end. The locks stay, and /proc/locks, where the limit keeper
+		// counts them, does not show a lock whose owner has ended.
 		{Arg: 0, Test: bpf.AnyBit, Values: []uint32{unix.CLONE_THREAD}, Then: allow},
 		{Arg: 0, Test: bpf.AnyBit, Values: []uint32{unix.CLONE_FILES}, Then: eperm},
 	}
@@ -146,17 +146,16 @@ var (
 		// 0 is the family's default; 1 is ICMP's echo, and AF_UNIX's own number.
 		// SCTP, DCCP, SMC and L2TP are refused.
 		{Arg: 2, Test: bpf.NoneOf, Values: []uint32{0, 1, unix.IPPROTO_TCP, unix.IPPROTO_UDP}, Then: bpf.Errno(unix.EPROTONOSUPPORT)},
-		// The type alone can choose a protocol or a family: SOCK_PACKET (10)
-		// is AF_PACKET's, and SOCK_SEQPACKET (5) and SOCK_DCCP (6) with protocol
-		// 0 are SCTP and DCCP. SOCK_STREAM, SOCK_DGRAM and SOCK_RAW, from 1 to 3,
-		// have neither bit; SOCK_NONBLOCK and SOCK_CLOEXEC are higher ones.
+		// The type alone can choose a protocol or a family: SOCK_PACKET (10) is
+		// AF_PACKET's, and SOCK_SEQPACKET (5) and SOCK_DCCP (6) with protocol 0 are
+		// SCTP and DCCP. SOCK_STREAM, SOCK_DGRAM and SOCK_RAW, from 1 to 3, have
+		// neither of the two bits; SOCK_NONBLOCK and SOCK_CLOEXEC are higher bits.
 		{Arg: 1, Test: bpf.AnyBit, Values: []uint32{8}, Then: bpf.Errno(unix.ESOCKTNOSUPPORT)},
 		{Arg: 0, Test: bpf.AnyOf, Values: []uint32{unix.AF_UNIX}, Then: allow},
 		{Arg: 1, Test: bpf.AnyBit, Values: []uint32{4}, Then: bpf.Errno(unix.ESOCKTNOSUPPORT)},
 	}
 
-	// The level has to be asked too: IPV6_V6ONLY has the number of
-	// SO_ATTACH_FILTER.
+	// The level counts too: IPV6_V6ONLY has the number of SO_ATTACH_FILTER.
 	noFilters = bpf.Verdict{
 		{Arg: 1, Test: bpf.NoneOf, Values: []uint32{unix.SOL_SOCKET}, Then: allow},
 		{Arg: 2, Test: bpf.AnyOf, Values: []uint32{
@@ -166,26 +165,27 @@ var (
 
 	fileLocks = bpf.Verdict{{Arg: 1, Test: bpf.AnyOf, Values: []uint32{
 		unix.F_SETLEASE,
-		unix.F_NOTIFY,           // signals what others do in a folder
+		unix.F_NOTIFY,           // notifies of what others do in a folder
 		unix.F_SET_RW_HINT,      // changes the host's inode through a read-only mount
 		unix.F_SET_FILE_RW_HINT, // the same, before Linux 5.17
 		fSetDelegation,
 	}, Then: eperm}, {
-		// Locks of open files belong to no process: they are in /proc/locks of
-		// every namespace, so that nobody can tell whose they are. This is what
-		// kernels before Linux 3.15 answer, for which programs take POSIX locks.
+		// Locks of open file descriptions belong to no process: /proc/locks shows
+		// them in every namespace, so that they cannot be counted. The error is
+		// that of kernels before Linux 3.15, for which programs fall back to
+		// POSIX locks.
 		Arg: 1, Test: bpf.AnyOf, Values: []uint32{fOFDSetLock, fOFDSetLockWait}, Then: bpf.Errno(unix.EINVAL),
 	}}
 
-	// The operations of futex(2) that move sleepers to another word, or change
-	// one, without FUTEX_PRIVATE_FLAG: C libraries move those of their own
-	// process alone. The higher bit is FUTEX_CLOCK_REALTIME.
+	// The operations of futex(2) that move waiters to another word, or change a
+	// word, without FUTEX_PRIVATE_FLAG. C libraries move only waiters of their own
+	// process. The higher bit is FUTEX_CLOCK_REALTIME.
 	requeue = bpf.Verdict{{Arg: 1, Test: bpf.AnyOf, Values: []uint32{
 		futexRequeue, futexCmpRequeue, futexWakeOp, futexWaitRequeuePI, futexCmpRequeuePI,
 		futexRequeue | 256, futexCmpRequeue | 256, futexWakeOp | 256, futexWaitRequeuePI | 256, futexCmpRequeuePI | 256,
 	}, Then: enosys}}
 
-	// ENOMEM is the answer of a machine without huge pages.
+	// ENOMEM is the error of a machine without huge pages.
 	hugePages    = bpf.Verdict{{Arg: 3, Test: bpf.AnyBit, Values: []uint32{unix.MAP_HUGETLB}, Then: bpf.Errno(unix.ENOMEM)}}
 	hugeSegments = bpf.Verdict{{Arg: 2, Test: bpf.AnyBit, Values: []uint32{shmHugeTLB}, Then: bpf.Errno(unix.ENOMEM)}}
 
