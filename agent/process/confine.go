@@ -39,25 +39,21 @@ func confined() []bpf.Rule {
 	own := func(arg int, value uint32) bpf.Check {
 		return bpf.Check{Arg: arg, Test: bpf.NoneOf, Values: []uint32{value}, Then: bpf.Errno(unix.EPERM)}
 	}
-	deny := func(value uint32) bpf.Verdict {
-		return bpf.Verdict{{Test: bpf.AnyOf, Values: []uint32{value}, Then: bpf.Errno(unix.EINVAL)}}
+	deny := func(value uint32) bpf.Check {
+		return bpf.Check{Test: bpf.AnyOf, Values: []uint32{value}, Then: bpf.Errno(unix.EINVAL)}
 	}
-	var rules []bpf.Rule
-	for call, verdict := range map[uint32]bpf.Verdict{
-		unix.SYS_PRLIMIT64:          {own(0, 0)},
-		unix.SYS_SCHED_SETSCHEDULER: {own(0, 0)},
-		unix.SYS_SCHED_SETPARAM:     {own(0, 0)},
-		unix.SYS_SCHED_SETATTR:      {own(0, 0)},
-		unix.SYS_SCHED_SETAFFINITY:  {own(0, 0)},
-		unix.SYS_SETPRIORITY:        {own(0, unix.PRIO_PROCESS), own(1, 0)},
-		unix.SYS_IOPRIO_SET:         {own(0, ioprioProcess), own(1, 0)},
-		unix.SYS_SECCOMP:            deny(unix.SECCOMP_SET_MODE_FILTER),
-		unix.SYS_PRCTL:              deny(unix.PR_SET_SECCOMP),
-		unix.SYS_UNSHARE:            {{Test: bpf.AnyOf, Values: []uint32{forceFork}, Then: bpf.Errno(0)}},
-	} {
-		rules = append(rules, bpf.Rule{First: call, Last: call, Verdict: verdict})
+	return []bpf.Rule{
+		bpf.On(unix.SYS_PRLIMIT64, own(0, 0)),
+		bpf.On(unix.SYS_SCHED_SETSCHEDULER, own(0, 0)),
+		bpf.On(unix.SYS_SCHED_SETPARAM, own(0, 0)),
+		bpf.On(unix.SYS_SCHED_SETATTR, own(0, 0)),
+		bpf.On(unix.SYS_SCHED_SETAFFINITY, own(0, 0)),
+		bpf.On(unix.SYS_SETPRIORITY, own(0, unix.PRIO_PROCESS), own(1, 0)),
+		bpf.On(unix.SYS_IOPRIO_SET, own(0, ioprioProcess), own(1, 0)),
+		bpf.On(unix.SYS_SECCOMP, deny(unix.SECCOMP_SET_MODE_FILTER)),
+		bpf.On(unix.SYS_PRCTL, deny(unix.PR_SET_SECCOMP)),
+		bpf.On(unix.SYS_UNSHARE, bpf.Check{Test: bpf.AnyOf, Values: []uint32{forceFork}, Then: bpf.Errno(0)}),
 	}
-	return rules
 }
 
 // confine applies the rules to this thread and to the processes that it starts.

@@ -26,11 +26,9 @@ func onThread(f func() error) error {
 func TestForceFork_MakesSyscallFork(t *testing.T) {
 	err := onThread(func() error {
 		program, err := bpf.Compile(0, []bpf.Rule{
-			{First: unix.SYS_CLONE, Last: unix.SYS_CLONE, Verdict: bpf.Verdict{
-				{Test: bpf.AnyBit, Values: []uint32{unix.CLONE_VFORK}, Then: bpf.Errno(unix.EXDEV)},
-			}},
+			bpf.On(unix.SYS_CLONE, bpf.Check{Test: bpf.AnyBit, Values: []uint32{unix.CLONE_VFORK}, Then: bpf.Errno(unix.EXDEV)}),
 			// Its flags lie in memory, where no filter sees them.
-			{First: unix.SYS_CLONE3, Last: unix.SYS_CLONE3, Verdict: bpf.Verdict{{Then: bpf.Errno(unix.EXDEV)}}},
+			bpf.On(unix.SYS_CLONE3, bpf.Check{Then: bpf.Errno(unix.EXDEV)}),
 		})
 		if err != nil {
 			return err

@@ -22,6 +22,9 @@ type Rule struct {
 	Verdict     Verdict
 }
 
+// On returns the rule for one system call.
+func On(call uint32, checks ...Check) Rule { return Rule{call, call, checks} }
+
 // Verdict is what happens to a call: the first check that applies decides, and
 // without one the call is allowed.
 type Verdict []Check

@@ -55,7 +55,7 @@ func Compile(arch Arch) ([]unix.SockFilter, error) {
 	rules := []bpf.Rule{{First: newest + 1, Last: math.MaxUint32, Verdict: always(enosys)}}
 	for _, r := range list {
 		if nr := arch.nr(r); nr != absent {
-			rules = append(rules, bpf.Rule{First: uint32(nr), Last: uint32(nr), Verdict: r.verdict})
+			rules = append(rules, bpf.On(uint32(nr), r.verdict...))
 		}
 	}
 	filter, err := bpf.Compile(arch.audit, rules)
