@@ -297,10 +297,7 @@ func (s kernelScan) read() kernelFound {
 	begin := newBudget(mappingsTime)
 	result := kernelFound{locks: fileLocks(), mappings: map[int]mappingsOf{}}
 	if s.sockets {
-		for _, name := range []string{"tcp", "tcp6", "udp", "udp6"} {
-			result.sockets += queued(name)
-		}
-		result.sockets += pending()
+		result.sockets = socketMemory()
 	}
 	for _, p := range s.files {
 		result.files += openFiles(p.task)

@@ -8,8 +8,8 @@ import (
 
 const (
 	// The descriptors of a process: as many as select(2) can count, and up to
-	// which number a process may raise that. Each may stand for 200 KB in a
-	// buffer of the kernel.
+	// which number a process may raise that, which servers with many connections
+	// do. Each counts as memory of 4 KB too, and a socket as what it holds.
 	softFiles = 1024
 	hardFiles = 4096
 

@@ -35,12 +35,15 @@ const ioprioProcess = 1
 // then nobody without a privilege could install a filter, and no sandbox start.
 // EINVAL is the error of a kernel without filters, which programs that would
 // confine themselves accept.
+//
+// The jail's filter allows sockets of sock_diag(7) for the limit keeper. No process
+// needs one.
 func confined() []bpf.Rule {
 	own := func(arg int, value uint32) bpf.Check {
 		return bpf.Check{Arg: arg, Test: bpf.NoneOf, Values: []uint32{value}, Then: bpf.Errno(unix.EPERM)}
 	}
-	deny := func(value uint32) bpf.Check {
-		return bpf.Check{Test: bpf.AnyOf, Values: []uint32{value}, Then: bpf.Errno(unix.EINVAL)}
+	deny := func(arg int, value uint32, errno unix.Errno) bpf.Check {
+		return bpf.Check{Arg: arg, Test: bpf.AnyOf, Values: []uint32{value}, Then: bpf.Errno(errno)}
 	}
 	return []bpf.Rule{
 		bpf.On(unix.SYS_PRLIMIT64, own(0, 0)),
@@ -50,8 +53,9 @@ func confined() []bpf.Rule {
 		bpf.On(unix.SYS_SCHED_SETAFFINITY, own(0, 0)),
 		bpf.On(unix.SYS_SETPRIORITY, own(0, unix.PRIO_PROCESS), own(1, 0)),
 		bpf.On(unix.SYS_IOPRIO_SET, own(0, ioprioProcess), own(1, 0)),
-		bpf.On(unix.SYS_SECCOMP, deny(unix.SECCOMP_SET_MODE_FILTER)),
-		bpf.On(unix.SYS_PRCTL, deny(unix.PR_SET_SECCOMP)),
+		bpf.On(unix.SYS_SECCOMP, deny(0, unix.SECCOMP_SET_MODE_FILTER, unix.EINVAL)),
+		bpf.On(unix.SYS_PRCTL, deny(0, unix.PR_SET_SECCOMP, unix.EINVAL)),
+		bpf.On(unix.SYS_SOCKET, deny(2, unix.NETLINK_SOCK_DIAG, unix.EPROTONOSUPPORT)),
 		bpf.On(unix.SYS_UNSHARE, bpf.Check{Test: bpf.AnyOf, Values: []uint32{forceFork}, Then: bpf.Errno(0)}),
 	}
 }

@@ -72,7 +72,7 @@ var list = []rule{
 	{"vmsplice", 278, 75, always(enosys), "leaves pages in a pipe that count as no process's memory"},
 	{"move_pages", 279, 239, always(eperm), "moves other processes' memory between nodes"},
 	{"migrate_pages", 256, 238, always(eperm), "moves other processes' memory between nodes"},
-	{"socket", 41, 198, families, "every family is a protocol stack; computing uses three"},
+	{"socket", 41, 198, familiesOfAgent, "every family is a protocol stack; computing uses three"},
 	{"socketpair", 53, 199, families, "every family is a protocol stack; computing uses three"},
 	{"setsockopt", 54, 208, noFilters, "attaches programs that the kernel compiles, in memory that the whole machine shares (net.core.bpf_jit_limit)"},
 	{"fcntl", 72, 25, fileLocks, "takes leases, for which read access is enough: a program of the host that opens the file for writing waits"},
@@ -138,6 +138,13 @@ var (
 		{Arg: 0, Test: bpf.AnyBit, Values: []uint32{unix.CLONE_FILES}, Then: eperm},
 	}
 	newNamespaceUnshare = bpf.Verdict{{Arg: 0, Test: bpf.AnyBit, Values: []uint32{namespacesUnshared}, Then: eperm}}
+
+	// What the agent needs beside what the code may open: sock_diag(7), by which
+	// the limit keeper learns what sockets hold. The agent's own filter refuses it
+	// to the code, and protocol 4 of other families with it.
+	familiesOfAgent = append(bpf.Verdict{
+		{Arg: 2, Test: bpf.AnyOf, Values: []uint32{unix.NETLINK_SOCK_DIAG}, Then: allow},
+	}, families...)
 
 	families = bpf.Verdict{
 		// Without AF_NETLINK, name resolution assumes that every address family is

@@ -196,6 +196,9 @@ func TestArguments(t *testing.T) {
 		{"socket", args{1<<32 | unix.AF_ALG, unix.SOCK_SEQPACKET, 0}, family},
 		{"socket", args{unix.AF_UNSPEC}, family},
 		{"socket", args{unix.AF_NETLINK, unix.SOCK_RAW, 0}, family},
+		{"socket", args{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_XFRM}, family},
+		{"socket", args{unix.AF_NETLINK, unix.SOCK_RAW | unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG}, allow}, // the agent's
+		{"socketpair", args{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_SOCK_DIAG}, family},
 		{"socket", args{unix.AF_PACKET, unix.SOCK_RAW, 0}, family},
 		{"socket", args{unix.AF_VSOCK, unix.SOCK_STREAM, 0}, family},
 		{"socket", args{unix.AF_BLUETOOTH}, family},
