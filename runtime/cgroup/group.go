@@ -127,6 +127,19 @@ func (g *Group) Events() (Events, error) {
 	return Events{Killed: value(memory, "oom_kill")}, nil
 }
 
+// Killed returns how many processes of the group the kernel killed so far
+// because the group used too much memory.
+func (g *Group) Killed() (int64, error) {
+	if g == nil {
+		return 0, nil
+	}
+	events, err := read(g.folder, "memory.events")
+	if err != nil {
+		return 0, fmt.Errorf("read the sandbox's control group: %w", err)
+	}
+	return value(events, "oom_kill"), nil
+}
+
 // value returns the number after a key, of lines of a key and a number.
 func value(text, key string) int64 {
 	for line := range strings.Lines(text) {

@@ -8,34 +8,26 @@
 package interactive
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os/exec"
-	"runtime"
 	"syscall"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/process"
 )
 
 // MaxCode is the longest code, in bytes: a frame holds it as base64.
 const MaxCode = 11 << 20
 
-// removeWithin is what the processes of a control group that was killed may
-// take to be gone.
-const removeWithin = 2 * time.Second
-
 // Spec is a program to start.
 type Spec struct {
 	// Exec is the artifact's bin/attach.
 	Exec string
-	// Environ is the environment of Exec, nothing else.
+	// Environ holds all the variables of Exec.
 	Environ []string
 	// First says what to run: an Execute or an Open.
 	First frame.Request
@@ -48,38 +40,29 @@ type Spec struct {
 
 // Program is one that runs. Its methods may be called at the same time.
 type Program struct {
-	cmd    *exec.Cmd
-	stdin  io.WriteCloser
-	frames *frame.Writer
-	group  *cgroup.Group
-	ended  chan struct{}
-	err    error // of the end
+	starter *process.Starter
+	process *process.Process
+	frames  *frame.Writer
+	ended   chan struct{}
+	err     error // of the end
 }
 
 // Start starts a program.
 func Start(spec Spec) (*Program, error) {
-	group, err := spec.Groups.New(spec.Limits)
-	if err != nil {
-		return nil, err
-	}
 	cmd := exec.Command(spec.Exec)
-	cmd.Env = append([]string{}, spec.Environ...) // not nil, which is ours
-	cmd.Dir = "/"
+	cmd.Env = spec.Environ
 	// Hidden in a type of ours, so that no file becomes the sandbox's own.
-	cmd.Stdout, cmd.Stderr = through{spec.Stdout}, through{spec.Stderr}
-	// A group of its own: what the terminal's keys send is for us.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	group.Apply(cmd.SysProcAttr)
-	p := &Program{cmd: cmd, group: group, ended: make(chan struct{})}
-	if p.stdin, err = cmd.StdinPipe(); err != nil {
-		return nil, errors.Join(fmt.Errorf("make a pipe: %w", err), p.remove())
+	cmd.Stdout, cmd.Stderr = writerOnly{spec.Stdout}, writerOnly{spec.Stderr}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, fmt.Errorf("make a pipe: %w", err)
 	}
-	p.frames = frame.NewWriter(p.stdin)
-	started := make(chan error, 1)
-	go p.own(started)
-	if err := <-started; err != nil {
-		return nil, errors.Join(fmt.Errorf("start %s: %w", spec.Exec, err), p.remove())
+	p := &Program{starter: process.NewStarter(spec.Groups), frames: frame.NewWriter(stdin), ended: make(chan struct{})}
+	if p.process, err = p.starter.Start(cmd, spec.Limits); err != nil {
+		p.starter.Close()
+		return nil, fmt.Errorf("start %s: %w", spec.Exec, err)
 	}
+	go p.run()
 	if err := p.frames.Write(spec.First); err != nil && !errors.Is(err, syscall.EPIPE) {
 		p.Kill()
 		_, _ = p.Wait()
@@ -88,40 +71,16 @@ func Start(spec Spec) (*Program, error) {
 	return p, nil
 }
 
-type through struct{ io.Writer }
+type writerOnly struct{ io.Writer }
 
-// own starts the program and waits for its end, on one thread: Linux sends
-// the signal that ends a sandbox with its parent when the parent thread ends.
-func (p *Program) own(started chan<- error) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	err := p.cmd.Start()
-	started <- err
-	if err != nil {
-		return
-	}
-	// What has ended keeps its id until it is waited for, so that its group is
-	// no other one's. In it is what bubblewrap left when it was killed before
-	// it had made the sandbox.
-	err = unix.EINTR
-	for err == unix.EINTR {
-		err = unix.Waitid(unix.P_PID, p.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
-	}
-	if err == nil {
-		_ = unix.Kill(-p.cmd.Process.Pid, unix.SIGKILL)
-	}
-	p.err = p.cmd.Wait()
-	if err := p.remove(); err != nil {
+// run waits for the program's end.
+func (p *Program) run() {
+	p.err = p.process.Wait()
+	if err := p.process.Close(); err != nil {
 		p.err = errors.Join(p.err, err)
 	}
+	p.starter.Close()
 	close(p.ended)
-}
-
-// remove ends the control group.
-func (p *Program) remove() error {
-	ctx, stop := context.WithTimeout(context.Background(), removeWithin)
-	defer stop()
-	return p.group.Close(ctx)
 }
 
 // Type gives the program what was typed, or piped.
@@ -147,7 +106,7 @@ func (p *Program) Interrupt() {
 }
 
 // Kill ends the sandbox.
-func (p *Program) Kill() { _ = p.cmd.Process.Kill() }
+func (p *Program) Kill() { p.process.Kill() }
 
 // Ended is closed when nothing is left of the program.
 func (p *Program) Ended() <-chan struct{} { return p.ended }
@@ -157,7 +116,7 @@ func (p *Program) Ended() <-chan struct{} { return p.ended }
 // ended well and cannot know; a reader that went away is none.
 func (p *Program) Wait() (int, error) {
 	<-p.ended
-	state := p.cmd.ProcessState
+	state := p.process.Cmd.ProcessState
 	if state == nil {
 		return 0, p.err
 	}

@@ -35,7 +35,7 @@ func TestKillEndsAll(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	group := -p.cmd.Process.Pid
+	group := -p.process.Cmd.Process.Pid
 	defer unix.Kill(group, unix.SIGKILL)
 	for _, next := range []struct {
 		what string

@@ -1,0 +1,148 @@
+// Package process starts the programs of artifacts, for package framed and
+// package interactive.
+//
+// It promises that a program is in a process group and, where there are
+// control groups, in one of its own from its first instruction on; that the
+// kernel kills it if this process dies; and that [Process.Close] leaves
+// nothing of either group.
+package process
+
+import (
+	"context"
+	"errors"
+	"os/exec"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
+)
+
+// closeTimeout bounds how long [Process.Close] waits for processes that it
+// killed.
+const closeTimeout = 2 * time.Second
+
+// ErrClosed reports a start after [Starter.Close].
+var ErrClosed = errors.New("no program is started any more")
+
+// Starter starts programs, all on one thread that lives as long as the
+// Starter: Linux sends the signal that ends a program with its parent when
+// the parent *thread* ends (PR_SET_PDEATHSIG in prctl(2)).
+type Starter struct {
+	groups *cgroup.Tree
+	starts chan func()
+	closed chan struct{}
+	close  sync.Once
+	thread sync.WaitGroup
+}
+
+// NewStarter returns a Starter that makes a control group for each program in
+// groups; nil where there can be none.
+func NewStarter(groups *cgroup.Tree) *Starter {
+	s := &Starter{groups: groups, starts: make(chan func()), closed: make(chan struct{})}
+	s.thread.Go(s.serve)
+	return s
+}
+
+// HasGroups reports whether programs are held to their limits by control
+// groups.
+func (s *Starter) HasGroups() bool { return s.groups != nil }
+
+// serve owns the thread. It never unlocks it, so that the thread ends with
+// the goroutine.
+func (s *Starter) serve() {
+	runtime.LockOSThread()
+	for {
+		select {
+		case start := <-s.starts:
+			start()
+		case <-s.closed:
+			return
+		}
+	}
+}
+
+// Close ends the thread, and with it every program that still runs.
+func (s *Starter) Close() {
+	s.close.Do(func() { close(s.closed) })
+	s.thread.Wait()
+}
+
+// Start starts cmd with exactly the variables of cmd.Env, in / of the host.
+// The caller calls [Process.Wait] and then [Process.Close]. The error names
+// the program; after an error nothing of it is left.
+func (s *Starter) Start(cmd *exec.Cmd, limits cgroup.Limits) (*Process, error) {
+	group, err := s.groups.New(limits)
+	if err != nil {
+		return nil, err
+	}
+	if cmd.Env == nil { // which would mean this process's own
+		cmd.Env = []string{}
+	}
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	group.Apply(cmd.SysProcAttr)
+	p := &Process{Cmd: cmd, group: group}
+	started := make(chan error, 1)
+	err = ErrClosed
+	select {
+	case s.starts <- func() { started <- cmd.Start() }:
+		err = <-started
+	case <-s.closed:
+	}
+	if err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	return p, nil
+}
+
+// Process is a program that was started.
+type Process struct {
+	Cmd   *exec.Cmd
+	group *cgroup.Group
+
+	mu     sync.Mutex
+	reaped bool // the process id may be another process's
+}
+
+// Kill ends the process group. It does nothing after [Process.Wait].
+func (p *Process) Kill() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.reaped {
+		_ = unix.Kill(-p.Cmd.Process.Pid, unix.SIGKILL)
+	}
+}
+
+// Wait waits for the program's end, kills what is left of its process group,
+// and returns what cmd.Wait returns.
+func (p *Process) Wait() error {
+	// A process that has ended keeps its id until it is reaped. Only so long
+	// can the process group not be another one's.
+	err := error(unix.EINTR)
+	for err == unix.EINTR {
+		err = unix.Waitid(unix.P_PID, p.Cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+	}
+	p.Kill()
+	p.mu.Lock()
+	p.reaped = true
+	p.mu.Unlock()
+	return p.Cmd.Wait()
+}
+
+// OutOfMemory reports whether the kernel killed a process of the program's
+// control group because the group used too much memory.
+func (p *Process) OutOfMemory() (bool, error) {
+	killed, err := p.group.Killed()
+	return killed > 0, err
+}
+
+// Close ends what is left in the program's control group, and the group.
+func (p *Process) Close() error {
+	ctx, stop := context.WithTimeout(context.Background(), closeTimeout)
+	defer stop()
+	return p.group.Close(ctx)
+}
