@@ -110,23 +110,6 @@ func (g *Group) Apply(attr *syscall.SysProcAttr) {
 	attr.UseCgroupFD, attr.CgroupFD = true, int(g.handle.Fd())
 }
 
-// Events are what the kernel did to hold a sandbox to its limits.
-type Events struct {
-	Killed int64 // processes, for memory
-}
-
-// Events returns what happened in the group so far.
-func (g *Group) Events() (Events, error) {
-	if g == nil {
-		return Events{}, nil
-	}
-	memory, err := read(g.folder, "memory.events")
-	if err != nil {
-		return Events{}, fmt.Errorf("read the sandbox's control group: %w", err)
-	}
-	return Events{Killed: value(memory, "oom_kill")}, nil
-}
-
 // Killed returns how many processes of the group the kernel killed so far
 // because the group used too much memory.
 func (g *Group) Killed() (int64, error) {

@@ -118,9 +118,8 @@ func TestMemoryIsHeld(t *testing.T) {
 	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 		t.Errorf("it ended with %v, want SIGKILL", err)
 	}
-	events, err := g.Events()
-	if err != nil || events.Killed == 0 {
-		t.Errorf("events %+v, error %v, want a kill", events, err)
+	if killed, err := g.Killed(); err != nil || killed == 0 {
+		t.Errorf("%d processes killed, error %v, want one at least", killed, err)
 	}
 	// memory.peak exists from Linux 5.19 on.
 	peak, err := read(g.folder, "memory.peak")

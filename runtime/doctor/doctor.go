@@ -27,6 +27,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
 )
 
 // Finding is the state of one thing that sandboxes need or use. The programs
@@ -108,8 +109,8 @@ func (r Report) WriteJSON(w io.Writer) error {
 type Subject struct {
 	Environments []registry.Environment
 	Broken       []registry.Broken
-	// Environ is the environment that sandboxes are started with.
-	Environ []string
+	// Project is what the sandboxes show.
+	Project sandbox.Project
 	// Within is what a sandbox may take to start, and its line to run; 0 is
 	// [tryWithin].
 	Within time.Duration
@@ -143,7 +144,7 @@ func Examine(ctx context.Context, subject Subject) Report {
 	limits := groups(cgroup.System)
 	r.Limits = sandbox.ByGroup
 	if !limits.OK {
-		r.Limits = sandbox.ByWatch
+		r.Limits = sandbox.ByAgent
 	}
 	add(limits)
 	add(nix(ctx))
@@ -151,12 +152,11 @@ func Examine(ctx context.Context, subject Subject) Report {
 		add(Finding{"sandbox " + broken.Name, false, true, broken.Err.Error(), rebuild})
 	}
 	// Control groups are the server's to make; these sandboxes live shortly.
-	launcher := sandbox.NewLauncher(slog.New(slog.DiscardHandler), subject.Environ, nil)
-	defer launcher.Close(tryWithin)
 	within := cmp.Or(subject.Within, tryWithin)
-	launcher.Wait(within)
+	starter := framed.New(slog.New(slog.DiscardHandler), framed.Options{StartTimeout: within})
+	defer starter.Close(tryWithin)
 	for _, env := range subject.Environments {
-		add(try(ctx, launcher, env, within))
+		add(try(ctx, starter, env, subject.Project, within))
 	}
 	return r
 }
@@ -272,14 +272,14 @@ func output(ctx context.Context, environ []string, program string, args ...strin
 const answer = "42\n"
 
 // try starts a sandbox and runs one line in it.
-func try(ctx context.Context, launcher *sandbox.Launcher, env registry.Environment, within time.Duration) Finding {
+func try(ctx context.Context, starter sandbox.Starter, env registry.Environment, project sandbox.Project, within time.Duration) Finding {
 	f := Finding{Name: "sandbox " + env.Name, Needed: true}
 	fail := func(err error) Finding {
 		f.Found, f.Fix = explain(err)
 		return f
 	}
 	began := time.Now()
-	s, err := launcher.Start(ctx, sandbox.Spec{Name: env.Name, Exec: env.SessionExec, OutputBytes: env.OutputBytes})
+	s, err := starter.Start(ctx, sandbox.Spec{Name: env.Name, Exec: env.SessionExec, OutputBytes: env.OutputBytes, Project: project})
 	if err != nil {
 		return fail(err)
 	}
@@ -288,16 +288,15 @@ func try(ctx context.Context, launcher *sandbox.Launcher, env registry.Environme
 	// The language of a command is not known.
 	if env.Language != nil && env.Language.Probe != "" {
 		code := env.Language.Probe
-		out := sandbox.NewOutput(env.OutputBytes)
-		result, err := s.Execute(ctx, sandbox.Call{Code: code, Timeout: within, Grace: time.Second, Output: out})
+		result, err := s.Execute(ctx, sandbox.Request{Code: code, Timeout: within, Grace: time.Second})
 		if err != nil {
 			return fail(err)
 		}
 		if result.Outcome != frame.OutcomeOK {
 			return fail(fmt.Errorf("%q ended as %s after %v", code, result.Outcome, result.Duration.Round(time.Millisecond)))
 		}
-		if stdout, stderr := out.Texts(); stdout.Head != answer {
-			return fail(fmt.Errorf("%q printed %.100q and, as errors, %.300q", code, stdout.Head, stderr.Head))
+		if result.Stdout.Head != answer {
+			return fail(fmt.Errorf("%q printed %.100q and, as errors, %.300q", code, result.Stdout.Head, result.Stderr.Head))
 		}
 		f.Found = "runs " + env.InterpreterType
 	}

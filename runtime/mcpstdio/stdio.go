@@ -9,92 +9,47 @@
 package mcpstdio
 
 import (
-	"bytes"
 	"context"
-	"crypto/rand"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"log/slog"
-	"runtime/debug"
 	"sync"
 
 	"github.com/mark3labs/mcp-go/mcp"
-	"github.com/mark3labs/mcp-go/server"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
 )
 
-// bounds are what a client may ask for.
-type bounds struct {
-	// line is the longest message that is read, in bytes.
-	line int
-	// calls and bytes bound the calls that run or wait, and their messages
-	// together.
-	calls int
-	bytes int
-	// listens bounds the open subscriptions.
-	listens int
-}
-
-// Admission decides, in order of arrival and before anything of a call runs,
-// where it stands in line.
-type Admission interface {
-	// Admit returns the context that the call runs with, and a function that
-	// is called when it has been answered. It must not wait.
-	Admit(ctx context.Context, method string, params json.RawMessage) (context.Context, func())
-	// Refuse returns the context of a call that shall be answered at once
-	// with the reason why it does not run.
-	Refuse(ctx context.Context, reason string) context.Context
-	// Lend returns the context of a call in whose arguments standIn stands
-	// for a longer text, which comes beside them.
-	Lend(ctx context.Context, standIn, text string) context.Context
-	// Greeted is called once, when the client's first request but for pings
-	// has been answered: whatever makes the answers after it faster may begin.
-	Greeted()
-}
+const (
+	// maxLine is the longest message that is read, in bytes.
+	maxLine = 16 << 20
+	// maxListens bounds the open subscriptions.
+	maxListens = 16
+)
 
 // Server serves one client.
 type Server struct {
-	mcp       *server.MCPServer
-	admission Admission
-	log       *slog.Logger
-	bounds    bounds
-	standIn   string // for code that is long; nobody writes it by chance
+	handler *rpc.Handler
+	// afterFirst is called once, when the client's first request but for pings
+	// has been answered.
+	afterFirst func()
+	maxLine    int
+	maxListens int
 
 	conn    *conn
 	cancel  context.CancelCauseFunc
-	greeted sync.Once
+	calls   sync.WaitGroup // calls that run or wait
+	listens sync.WaitGroup // subscriptions
 
-	mu     sync.Mutex
-	calls  map[string]context.CancelFunc // of calls that run or wait, by id
-	count  int
-	bytes  int
-	listen int
+	mu        sync.Mutex
+	cancels   map[string]context.CancelFunc // of calls and subscriptions, by id
+	listening int
 }
 
-// maxNumber is how long an id is that is a number of 64 bits.
-const maxNumber = len("-9223372036854775808")
-
-// envelope is what of a message decides how it is handled. It is decoded as
-// mcp-go decodes it, so that both see the same.
-type envelope struct {
-	Method string          `json:"method"`
-	ID     json.RawMessage `json:"id"`
-	Params json.RawMessage `json:"params"`
-}
-
-// New returns a server of in and out.
-func New(mcp *server.MCPServer, admission Admission, log *slog.Logger) *Server {
-	return &Server{
-		mcp:       mcp,
-		admission: admission,
-		log:       log,
-		bounds:    bounds{line: 16 << 20, calls: 1024, bytes: 64 << 20, listens: 16},
-		standIn:   rand.Text(),
-		calls:     map[string]context.CancelFunc{},
-	}
+// New returns a server of what handler answers. AfterFirst is called once,
+// when the client's first request but for pings has been answered: whatever
+// makes the answers after it faster may begin.
+func New(handler *rpc.Handler, afterFirst func()) *Server {
+	return &Server{handler: handler, afterFirst: sync.OnceFunc(afterFirst), maxLine: maxLine, maxListens: maxListens, cancels: map[string]context.CancelFunc{}}
 }
 
 // Serve answers what it reads from in until its end, and returns when all of
@@ -105,224 +60,138 @@ func (s *Server) Serve(parent context.Context, in io.Reader, out io.Writer) erro
 	s.cancel = cancel
 	defer s.cancel(nil)
 	s.conn = newConn(out, func(err error) { s.cancel(fmt.Errorf("write to the client: %w", err)) })
-	if err := s.mcp.RegisterSession(ctx, s.conn); err != nil {
+	mcpServer := s.handler.MCP()
+	if err := mcpServer.RegisterSession(ctx, s.conn); err != nil {
 		return fmt.Errorf("register the client: %w", err)
 	}
-	defer s.mcp.UnregisterSession(ctx, s.conn.SessionID())
-	ctx = s.mcp.WithContext(ctx, s.conn)
+	defer mcpServer.UnregisterSession(ctx, s.conn.SessionID())
+	ctx = mcpServer.WithContext(ctx, s.conn)
 
-	calls := newWorkers()
-	var listens, notes sync.WaitGroup
-	listening, hangUp := context.WithCancel(ctx)
+	var notifications sync.WaitGroup
+	listenCtx, hangUp := context.WithCancel(ctx)
 	defer hangUp()
-	quiet := make(chan struct{})
-	notes.Go(func() { s.conn.notify(quiet) })
-	// Nothing writes any more when these have ended, unless a write hangs;
-	// then the process's end is what ends it.
-	finish := func() {
-		hangUp()
-		listens.Wait()
-		close(quiet)
-		notes.Wait()
-	}
+	last := make(chan struct{}) // closed when nothing else will be written
+	notifications.Go(func() { s.conn.writeNotifications(last) })
 
 	lines := make(chan line)
-	go read(ctx, in, s.bounds.line, lines)
-	for {
+	go read(ctx, in, s.maxLine, lines)
+	for open := true; open && ctx.Err() == nil; {
 		select {
 		case <-ctx.Done():
-			calls.end()
-			finish()
-			return trouble(parent, ctx)
-		case l, open := <-lines:
-			if !open {
-				calls.end()
-				finish()
-				return trouble(parent, ctx)
-			}
-			if l.err != nil {
+		case l, more := <-lines:
+			switch open = more; {
+			case !open:
+			case l.err != nil:
 				s.cancel(fmt.Errorf("read from the client: %w", l.err))
-				continue
+			default:
+				s.handle(ctx, listenCtx, l)
 			}
-			s.handle(ctx, listening, calls, &listens, l)
 		}
 	}
-}
-
-// trouble returns what ended ctx; that its parent ended is none.
-func trouble(parent, ctx context.Context) error {
+	s.calls.Wait()
+	hangUp()
+	s.listens.Wait()
+	close(last)
+	// A write that hangs ends with the process.
+	notifications.Wait()
 	if parent.Err() != nil || ctx.Err() == nil {
-		return nil
+		return nil // the parent's end is no error
 	}
 	return context.Cause(ctx)
 }
 
 // handle answers a line, or has it answered by a goroutine of its own.
-func (s *Server) handle(ctx, listening context.Context, calls *workers, listens *sync.WaitGroup, l line) {
+func (s *Server) handle(ctx, listenCtx context.Context, l line) {
 	if l.long {
-		s.conn.fail(prefixID(l.text), mcp.INVALID_REQUEST, fmt.Sprintf("the message is longer than %d bytes", s.bounds.line))
+		s.conn.write(rpc.Failure(prefixID(l.text), mcp.INVALID_REQUEST, fmt.Sprintf("the message is longer than %d bytes", s.maxLine)))
 		return
 	}
-	if len(l.text) == 0 {
-		return
-	}
-	// mcp-go reads a message a dozen times over. Code takes another way.
-	text, code := l.text, ""
-	if rest, long, ok := frame.Lift(text, "code", s.standIn); ok {
-		text, code = rest, long
-	}
-	var message envelope
-	// A field of a wrong type is mcp-go's to answer; what else was decoded
-	// stands.
-	var wrongType *json.UnmarshalTypeError
-	if err := json.Unmarshal(text, &message); err != nil && !errors.As(err, &wrongType) {
-		s.conn.fail(nil, mcp.PARSE_ERROR, "the message is not JSON")
-		return
-	}
-	if text[0] != '{' {
-		s.conn.fail(nil, mcp.INVALID_REQUEST, "the message is not an object: send one request a line")
-		return
-	}
-	request := len(message.ID) > 0 && !bytes.Equal(message.ID, []byte("null"))
+	m, reply := rpc.Decode(l.text)
 	switch {
-	case message.Method == string(mcp.MethodNotificationCancelled):
-		s.cancelCall(message.Params)
-	case request && slow(message.Method):
-		if code != "" {
-			ctx = s.admission.Lend(ctx, s.standIn, code)
-		}
-		s.call(ctx, calls, message, text, len(l.text))
-	case request && message.Method == string(mcp.MethodSubscriptionsListen):
-		s.subscribe(listening, listens, message, text)
+	case reply != nil:
+		s.conn.write(reply)
+	case m.Method == string(mcp.MethodNotificationCancelled):
+		s.cancelRequest(string(m.CancelledID))
+	case m.Waits():
+		s.call(ctx, m)
+	case m.IsRequest() && m.Method == string(mcp.MethodSubscriptionsListen):
+		s.listen(listenCtx, m)
 	default:
-		if message.Method == string(mcp.MethodInitialize) {
+		if m.Method == string(mcp.MethodInitialize) {
 			s.conn.legacy.Store(true)
 		}
-		s.reply(ctx, message.ID, text)
-		if request {
-			s.greet(message.Method)
-		}
+		s.reply(m, s.handler.Answer(ctx, m))
 	}
 }
 
-// slow says whether answering may wait for a sandbox.
-func slow(method string) bool {
-	return method == string(mcp.MethodToolsCall) || method == string(mcp.MethodResourcesRead)
+// reply writes a reply, if there is one.
+func (s *Server) reply(m rpc.Message, reply mcp.JSONRPCMessage) {
+	if reply != nil {
+		s.conn.write(reply)
+	}
+	if m.IsRequest() && m.Method != string(mcp.MethodPing) {
+		s.afterFirst()
+	}
 }
 
-// call admits a call, whose message had size bytes, and answers it beside
-// what follows.
-func (s *Server) call(ctx context.Context, calls *workers, message envelope, text []byte, size int) {
-	s.mu.Lock()
-	full := s.count >= s.bounds.calls || s.bytes+size > s.bounds.bytes
-	if !full {
-		s.count++
-		s.bytes += size
-	}
-	s.mu.Unlock()
-	if full {
-		reason := fmt.Sprintf("the server is busy: %d calls or %d bytes of code wait already; call again when some have been answered", s.bounds.calls, s.bounds.bytes)
-		s.reply(s.admission.Refuse(ctx, reason), message.ID, text)
+// call has a call answered beside what follows.
+func (s *Server) call(ctx context.Context, m rpc.Message) {
+	call, busy := s.handler.Admit("", m)
+	if call == nil {
+		s.conn.write(busy)
 		return
 	}
-	callCtx, cancel := context.WithCancel(ctx)
-	key := string(message.ID)
-	s.mu.Lock()
-	s.calls[key] = cancel
-	s.mu.Unlock()
-	callCtx, leave := s.admission.Admit(callCtx, message.Method, message.Params)
-	calls.do(func() {
-		defer func() {
-			leave()
-			cancel()
-			s.mu.Lock()
-			delete(s.calls, key)
-			s.count--
-			s.bytes -= size
-			s.mu.Unlock()
-		}()
-		s.reply(callCtx, message.ID, text)
-		s.greet(message.Method)
+	ctx, forget := s.remember(ctx, m)
+	s.calls.Go(func() {
+		defer forget()
+		s.reply(m, call.Answer(ctx, s.conn.Notify))
 	})
 }
 
-// cancelCall ends the context of a call, also of one that still waits.
-func (s *Server) cancelCall(params json.RawMessage) {
-	var cancelled struct {
-		ID json.RawMessage `json:"requestId"`
-	}
-	if json.Unmarshal(params, &cancelled) != nil {
-		return // a notification has no reply to say so in
-	}
+// remember returns a context that a cancellation of the message ends, until
+// forget is called.
+func (s *Server) remember(ctx context.Context, m rpc.Message) (_ context.Context, forget func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	key := string(m.ID)
 	s.mu.Lock()
-	cancel := s.calls[string(cancelled.ID)]
+	defer s.mu.Unlock()
+	s.cancels[key] = cancel
+	return ctx, func() {
+		cancel()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.cancels, key)
+	}
+}
+
+// cancelRequest ends the context of a request, also of one that still waits.
+func (s *Server) cancelRequest(id string) {
+	s.mu.Lock()
+	cancel := s.cancels[id]
 	s.mu.Unlock()
 	if cancel != nil {
 		cancel()
 	}
 }
 
-// subscribe serves a subscription, which lasts until the client hangs up.
-func (s *Server) subscribe(ctx context.Context, listens *sync.WaitGroup, message envelope, text []byte) {
+// listen serves a subscription, which lasts until the client hangs up.
+func (s *Server) listen(ctx context.Context, m rpc.Message) {
 	s.mu.Lock()
-	full := s.listen >= s.bounds.listens
+	full := s.listening >= s.maxListens
 	if !full {
-		s.listen++
-	}
-	key := string(message.ID)
-	ctx, cancel := context.WithCancel(ctx)
-	if !full {
-		s.calls[key] = cancel
+		s.listening++
 	}
 	s.mu.Unlock()
 	if full {
-		cancel()
-		s.conn.fail(message.ID, mcp.INVALID_REQUEST, fmt.Sprintf("%d subscriptions are open already", s.bounds.listens))
+		s.conn.write(rpc.Failure(m.ID, mcp.INVALID_REQUEST, fmt.Sprintf("%d subscriptions are open already", s.maxListens)))
 		return
 	}
-	listens.Go(func() {
-		defer cancel()
-		s.reply(ctx, message.ID, text)
+	ctx, forget := s.remember(ctx, m)
+	s.listens.Go(func() {
+		s.reply(m, s.handler.Answer(ctx, m))
+		forget()
 		s.mu.Lock()
-		s.listen--
-		delete(s.calls, key)
-		s.mu.Unlock()
+		defer s.mu.Unlock()
+		s.listening--
 	})
-}
-
-// reply answers on the caller's goroutine.
-func (s *Server) reply(ctx context.Context, id json.RawMessage, text []byte) {
-	if answer := s.answer(ctx, id, text); answer != nil {
-		s.conn.write(answer)
-	}
-}
-
-// greet says that the client has its first answer.
-func (s *Server) greet(method string) {
-	if method != string(mcp.MethodPing) {
-		s.greeted.Do(s.admission.Greeted)
-	}
-}
-
-// answer has mcp-go handle a message; nil where there is nothing to say.
-func (s *Server) answer(ctx context.Context, id json.RawMessage, text []byte) (answer mcp.JSONRPCMessage) {
-	defer func() {
-		if trouble := recover(); trouble != nil {
-			s.log.Error("a handler panicked", "panic", fmt.Sprint(trouble), "stack", string(debug.Stack()))
-			answer = failure(id, mcp.INTERNAL_ERROR, "the server failed to handle this request; its log says more")
-		}
-	}()
-	answer = s.mcp.HandleMessage(ctx, text)
-	// mcp-go reads a number as a float64, to which long ones are another.
-	if len(id) > 0 && len(id) <= maxNumber && (id[0] == '-' || '0' <= id[0] && id[0] <= '9') {
-		switch a := answer.(type) {
-		case mcp.JSONRPCResponse:
-			a.ID = mcp.NewRequestId(id)
-			return a
-		case mcp.JSONRPCError:
-			a.ID = mcp.NewRequestId(id)
-			return a
-		}
-	}
-	return answer
 }

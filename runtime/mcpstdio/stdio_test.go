@@ -17,52 +17,67 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/mark3labs/mcp-go/mcp"
 	"github.com/mark3labs/mcp-go/server"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
 )
 
 // patience is what a test waits for anything.
 const patience = 20 * time.Second
 
-// small are bounds that a test reaches soon.
-var small = bounds{line: 256 << 10, calls: 100, bytes: 1 << 20, listens: 3}
+// Bounds that a test reaches soon.
+const (
+	shortLine  = 256 << 10
+	fewCalls   = 100
+	fewBytes   = 1 << 20
+	fewListens = 3
+)
 
-type refusal struct{}
+// executor answers calls by their code.
+type executor func(ctx context.Context, code string) string
 
-// recorder is an admission that notes the order of arrival.
-type recorder struct {
-	mu       sync.Mutex
-	admitted []string
-	left     int
-	greeted  int
+func (f executor) Execute(ctx context.Context, c call.Call) (call.Result, error) {
+	return call.Result{Result: sandbox.Result{Outcome: frame.OutcomeOK, Stdout: sandbox.Text{Head: f(ctx, c.Code)}}}, nil
 }
 
-func (r *recorder) Admit(ctx context.Context, method string, params json.RawMessage) (context.Context, func()) {
+// recorder notes in which order tickets are taken, and how many are released.
+type recorder struct {
+	tool.Sessions
+	mu       sync.Mutex
+	taken    []string
+	released int
+	first    int // how often the first answer was reported
+}
+
+func (r *recorder) Environment(call.Key) (env registry.Environment, ok bool) { return env, false }
+
+func (r *recorder) Enqueue(key call.Key) *call.Ticket {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var call struct{ Arguments struct{ N string } }
-	json.Unmarshal(params, &call)
-	r.admitted = append(r.admitted, call.Arguments.N)
-	return ctx, func() {
+	r.taken = append(r.taken, key.ID)
+	return call.NewTicket(key, nil, func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.left++
-	}
+		r.released++
+	})
 }
 
-func (r *recorder) Refuse(ctx context.Context, reason string) context.Context {
-	return context.WithValue(ctx, refusal{}, reason)
-}
-
-// loan is a context's key for a text that has a stand-in.
-type loan struct{}
-
-func (r *recorder) Lend(ctx context.Context, standIn, text string) context.Context {
-	return context.WithValue(ctx, loan{}, map[string]string{standIn: text})
-}
-
-func (r *recorder) Greeted() {
+func (r *recorder) answered() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.greeted++
+	r.first++
+}
+
+// handler is one of a tool whose calls f answers.
+func handler(f executor, sessions tool.Sessions) *rpc.Handler {
+	set := &registry.Set{Environments: map[string]registry.Environment{"e": {Name: "e", Language: &registry.Language{Sessions: true}, SessionExec: "/session-run"}}}
+	log := slog.New(slog.DiscardHandler)
+	h, _ := rpc.New(tool.New(tool.Options{Environments: registry.New(set), Executor: f, Sessions: sessions, Log: log}), "1", rpc.Bounds{Calls: fewCalls, Bytes: fewBytes}, log)
+	return h
 }
 
 // link is a server of the test's tools and what it wrote.
@@ -99,24 +114,19 @@ func (r reply) text() string {
 	return text
 }
 
-// dial starts a server whose only tool calls handler.
-func dial(t *testing.T, handler func(ctx context.Context, n string) string) *link {
+// dial starts a server whose calls f answers.
+func dial(t *testing.T, f executor) *link {
 	t.Helper()
-	s := server.NewMCPServer("test", "1", server.WithToolCapabilities(true))
-	s.AddTool(mcp.NewTool("run"), func(ctx context.Context, request mcp.CallToolRequest) (*mcp.CallToolResult, error) {
-		if reason, ok := ctx.Value(refusal{}).(string); ok {
-			return mcp.NewToolResultError(reason), nil
-		}
-		return mcp.NewToolResultText(handler(ctx, request.GetString("n", ""))), nil
-	})
+	r := &recorder{}
+	h := handler(f, r)
 	inRead, inWrite := io.Pipe()
 	outRead, outWrite := io.Pipe()
 	ctx, cancel := context.WithCancel(t.Context())
-	// Room for everything that a test lets wait, as a pipe of the kernel has.
-	l := &link{t: t, mcp: s, in: inWrite, replies: make(chan reply, 4096), served: make(chan error, 1), cancel: cancel, recorder: &recorder{}}
+	// As many replies wait as a test lets wait, as in a pipe of the kernel.
+	l := &link{t: t, mcp: h.MCP(), in: inWrite, replies: make(chan reply, 4096), served: make(chan error, 1), cancel: cancel, recorder: r}
 	go l.read(outRead)
-	l.under = New(s, l.recorder, slog.New(slog.DiscardHandler))
-	l.under.bounds = small
+	l.under = New(h, r.answered)
+	l.under.maxLine, l.under.maxListens = shortLine, fewListens
 	go func() {
 		err := l.under.Serve(ctx, inRead, outWrite)
 		inRead.CloseWithError(io.ErrClosedPipe)
@@ -192,69 +202,39 @@ func initialize(version string) string {
 	return fmt.Sprintf(`{"jsonrpc":"2.0","id":"init","method":"initialize","params":{"protocolVersion":%q,"capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`, version)
 }
 
-func call(id int, n string) string {
-	return fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"run","arguments":{"n":%q}}}`, id, n)
+func run(id int, code string) string {
+	return fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"run","arguments":{"env":"e","code":%q}}}`, id, code)
+}
+
+func runIn(id int, session string) string {
+	return fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"run","arguments":{"env":"e","code":"x","session":%q}}}`, id, session)
 }
 
 func cancelled(id int) string {
 	return fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%d}}`, id)
 }
 
-func echo(_ context.Context, n string) string { return n }
+func echo(_ context.Context, code string) string { return code }
 
-// Long code reaches its call whole, whatever stands around it, and a message
-// that is broken elsewhere is still broken.
-func TestLongCode(t *testing.T) {
-	l := dial(t, nil)
-	l.mcp.AddTool(mcp.NewTool("run"), func(ctx context.Context, request mcp.CallToolRequest) (*mcp.CallToolResult, error) {
-		code := request.GetString("code", "")
-		lent, _ := ctx.Value(loan{}).(map[string]string)
-		if text, ok := lent[code]; ok {
-			return mcp.NewToolResultText("lent:" + text), nil
-		}
-		return mcp.NewToolResultText("plain:" + code), nil
-	})
-	long := strings.Repeat("a line\n", 4<<10)
-	for name, test := range map[string]struct{ arguments, params, want string }{
-		"short":        {arguments: `{"code":"x"}`, want: "plain:x"},
-		"long":         {arguments: fmt.Sprintf(`{"env":"e", "code" : %q}`, long), want: "lent:" + long},
-		"not UTF-8":    {arguments: fmt.Sprintf(`{"code":"%s%s"}`, strings.Repeat("y", len(long)), "\xff"), want: "plain:" + strings.Repeat("y", len(long)) + "\ufffd"},
-		"twice":        {arguments: fmt.Sprintf(`{"code":%q,"code":"last"}`, long), want: "plain:last"},
-		"elsewhere":    {arguments: `{"code":"here"}`, params: fmt.Sprintf(`"_meta":{"code":%q},`, long), want: "plain:here"},
-		"after broken": {arguments: fmt.Sprintf(`{"x":,"code":%q}`, long)},
-		"broken after": {arguments: fmt.Sprintf(`{"code":%q,}`, long)},
-	} {
-		l.send(fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{%s"name":"run","arguments":%s}}`, test.params, test.arguments))
-		r := l.next()
-		if test.want == "" {
-			if r.Error == nil || r.Error.Code != mcp.PARSE_ERROR {
-				t.Errorf("%s: answer %.200v", name, r)
-			}
-		} else if r.text() != test.want {
-			t.Errorf("%s: %.100q, want %.100q", name, r.text(), test.want)
-		}
-	}
-}
-
-// The first answer is told of once, and one to a ping is none.
-func TestGreeted(t *testing.T) {
+// The first answer is reported once, and one to a ping is none.
+func TestFirstAnswer(t *testing.T) {
 	l := dial(t, echo)
-	greeted := func() int {
+	reported := func() int {
 		// Answered in order: what came before this ping is done.
 		l.send(ping)
 		for string(l.next().ID) != `"ping"` {
 		}
 		l.recorder.mu.Lock()
 		defer l.recorder.mu.Unlock()
-		return l.recorder.greeted
+		return l.recorder.first
 	}
-	if n := greeted(); n != 0 {
-		t.Errorf("told %d times before initialize", n)
+	if n := reported(); n != 0 {
+		t.Errorf("reported %d times before initialize", n)
 	}
 	for range 2 {
 		l.send(initialize("2025-11-25"))
-		if n := greeted(); n != 1 {
-			t.Errorf("told %d times after initialize", n)
+		if n := reported(); n != 1 {
+			t.Errorf("reported %d times after initialize", n)
 		}
 	}
 }
@@ -265,7 +245,7 @@ func TestDrainAtEndOfInput(t *testing.T) {
 	l := dial(t, func(_ context.Context, n string) string { <-release; return n })
 	l.send(initialize("2025-11-25"), `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
 	for i := range 20 {
-		l.send(call(i, fmt.Sprint(i)))
+		l.send(fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"run","arguments":{"env":"e","code":"%d","session":"s"}}}`, i, i))
 	}
 	l.in.Close()
 	if first := l.next(); string(first.ID) != `"init"` {
@@ -285,8 +265,8 @@ func TestDrainAtEndOfInput(t *testing.T) {
 	if err := l.wait(); err != nil {
 		t.Errorf("served: %v", err)
 	}
-	if l.recorder.left != 20 {
-		t.Errorf("%d of 20 calls left their place", l.recorder.left)
+	if l.recorder.released != 20 {
+		t.Errorf("%d of 20 calls released their tickets", l.recorder.released)
 	}
 }
 
@@ -295,7 +275,7 @@ func TestDrainAtEndOfInput(t *testing.T) {
 func TestOrder(t *testing.T) {
 	for range 50 {
 		l := dial(t, echo)
-		l.send(initialize("2025-11-25"), call(1, "a"), ping)
+		l.send(initialize("2025-11-25"), run(1, "a"), ping)
 		if got := string(l.next().ID); got != `"init"` {
 			t.Fatalf("the first reply is to %s", got)
 		}
@@ -306,13 +286,13 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// Calls are admitted in order of arrival, whatever order they run in.
+// Calls take their tickets in order of arrival, whatever order they run in.
 func TestAdmissionOrder(t *testing.T) {
 	l := dial(t, echo)
 	var want []string
 	go func() {
 		for i := range 90 {
-			l.in.Write([]byte(call(i, fmt.Sprint(i)) + "\n"))
+			l.in.Write([]byte(runIn(i, fmt.Sprint(i)) + "\n"))
 		}
 	}()
 	for i := range 90 {
@@ -321,7 +301,7 @@ func TestAdmissionOrder(t *testing.T) {
 	}
 	l.recorder.mu.Lock()
 	defer l.recorder.mu.Unlock()
-	if diff := cmp.Diff(want, l.recorder.admitted); diff != "" {
+	if diff := cmp.Diff(want, l.recorder.taken); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -336,7 +316,7 @@ func TestCallsSideBySide(t *testing.T) {
 		return n
 	})
 	for i := range 100 {
-		l.send(call(i, "x"))
+		l.send(run(i, "x"))
 	}
 	for range 100 {
 		l.next()
@@ -345,17 +325,17 @@ func TestCallsSideBySide(t *testing.T) {
 
 // Notifications of a call arrive, all of them, in order and before its result.
 func TestNotificationsBeforeTheResult(t *testing.T) {
-	l := dial(t, func(ctx context.Context, n string) string {
-		client := server.ClientSessionFromContext(ctx).(interface{ Notify(mcp.JSONRPCNotification) })
+	var l *link
+	l = dial(t, func(_ context.Context, n string) string {
 		for i := range 1000 {
-			client.Notify(mcp.JSONRPCNotification{JSONRPC: "2.0", Notification: mcp.Notification{
+			l.under.conn.Notify(mcp.JSONRPCNotification{JSONRPC: "2.0", Notification: mcp.Notification{
 				Method: "notifications/progress",
 				Params: mcp.NotificationParams{AdditionalFields: map[string]any{"progress": i}},
 			}})
 		}
 		return n
 	})
-	l.send(call(1, "done"))
+	l.send(run(1, "done"))
 	for i := range 1000 {
 		if r := l.next(); r.Method != "notifications/progress" || r.Params["progress"] != float64(i) {
 			t.Fatalf("line %d is %+v", i, r)
@@ -378,7 +358,7 @@ func TestCancelAtOnce(t *testing.T) {
 		}
 	})
 	for i := range 200 {
-		l.send(call(i, "x"), cancelled(i))
+		l.send(run(i, "x"), cancelled(i))
 		if got := l.next().text(); got != "cancelled" {
 			t.Fatalf("call %d %s", i, got)
 		}
@@ -395,7 +375,7 @@ func TestCancelMeansOneCall(t *testing.T) {
 			return n
 		}
 	})
-	l.send(call(1, "one"), call(2, "two"), cancelled(2), cancelled(99),
+	l.send(run(1, "one"), run(2, "two"), cancelled(2), cancelled(99),
 		`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"1"}}`,
 		`{"jsonrpc":"2.0","method":"notifications/cancelled","params":[]}`,
 		`{"jsonrpc":"2.0","method":"notifications/cancelled"}`)
@@ -410,7 +390,7 @@ func TestCancelMeansOneCall(t *testing.T) {
 
 // What is not a request costs an error reply and nothing else.
 func TestBadLines(t *testing.T) {
-	long := strings.Repeat("x", small.line)
+	long := strings.Repeat("x", shortLine)
 	for name, test := range map[string]struct {
 		line string
 		id   string
@@ -488,12 +468,12 @@ func TestLines(t *testing.T) {
 // The longest line is taken, one byte more is not.
 func TestLongestLine(t *testing.T) {
 	l := dial(t, func(_ context.Context, n string) string { return fmt.Sprint(len(n)) })
-	room := small.line - 1 - len(call(1, ""))
-	l.send(call(1, strings.Repeat("x", room)))
+	room := shortLine - 1 - len(run(1, ""))
+	l.send(run(1, strings.Repeat("x", room)))
 	if r := l.next(); r.text() != fmt.Sprint(room) {
 		t.Errorf("the longest line: %+v", r)
 	}
-	l.send(call(1, strings.Repeat("x", room+1)))
+	l.send(run(1, strings.Repeat("x", room+1)))
 	if r := l.next(); r.Error == nil || string(r.ID) != "1" {
 		t.Errorf("one byte more: %+v", r)
 	}
@@ -506,8 +486,8 @@ func TestAmbiguousMethod(t *testing.T) {
 	release := make(chan struct{})
 	l := dial(t, func(_ context.Context, n string) string { <-release; return n })
 	l.send(
-		`{"jsonrpc":"2.0","id":1,"method":"ping","method":"tools/call","params":{"name":"run","arguments":{"n":"a"}}}`,
-		`{"jsonrpc":"2.0","id":2,"METHOD":"tools/call","params":{"name":"run","arguments":{"n":"b"}}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"ping","method":"tools/call","params":{"name":"run","arguments":{"env":"e","code":"a"}}}`,
+		`{"jsonrpc":"2.0","id":2,"METHOD":"tools/call","params":{"name":"run","arguments":{"env":"e","code":"b"}}}`,
 		ping)
 	if r := l.next(); string(r.ID) != `"ping"` {
 		t.Errorf("first reply %+v", r)
@@ -519,7 +499,7 @@ func TestAmbiguousMethod(t *testing.T) {
 
 func TestPanic(t *testing.T) {
 	l := dial(t, func(context.Context, string) string { panic("trouble") })
-	l.send(call(1, "x"), ping)
+	l.send(run(1, "x"), ping)
 	var got []string
 	for range 2 {
 		r := l.next()
@@ -537,15 +517,15 @@ func TestPanic(t *testing.T) {
 func TestBusy(t *testing.T) {
 	for name, arg := range map[string]struct {
 		size, calls int
-	}{"by number": {1, small.calls}, "by size": {small.line - 1000, small.bytes / (small.line - 1000)}} {
+	}{"by number": {1, fewCalls}, "by size": {shortLine - 1000, fewBytes / (shortLine - 1000)}} {
 		t.Run(name, func(t *testing.T) {
 			release := make(chan struct{})
 			l := dial(t, func(context.Context, string) string { <-release; return "ran" })
 			text := strings.Repeat("x", arg.size)
 			for i := range arg.calls {
-				l.send(call(i, text))
+				l.send(run(i, text))
 			}
-			l.send(call(5000, text), ping)
+			l.send(run(5000, text), ping)
 			if r := l.next(); string(r.ID) != "5000" || r.Result["isError"] != true || !strings.Contains(r.text(), "the server is busy") {
 				t.Errorf("reply %+v", r)
 			}
@@ -558,7 +538,7 @@ func TestBusy(t *testing.T) {
 					t.Fatalf("reply %+v", r)
 				}
 			}
-			l.send(call(5001, text))
+			l.send(run(5001, text))
 			if r := l.next(); r.text() != "ran" {
 				t.Errorf("after it: %+v", r)
 			}
@@ -570,34 +550,33 @@ func TestBusy(t *testing.T) {
 func TestAnsweredAreForgotten(t *testing.T) {
 	l := dial(t, echo)
 	for i := range 10 {
-		l.send(call(i, "x"))
+		l.send(run(i, "x"))
 		l.next()
 	}
 	l.in.Close()
 	if err := l.wait(); err != nil {
 		t.Fatal(err)
 	}
-	if u := l.under; len(u.calls) != 0 || u.count != 0 || u.bytes != 0 || u.listen != 0 {
-		t.Errorf("%d calls are known, of %d calls and %d bytes, %d subscriptions", len(u.calls), u.count, u.bytes, u.listen)
+	if u := l.under; len(u.cancels) != 0 || u.listening != 0 {
+		t.Errorf("%d requests are known, %d subscriptions", len(u.cancels), u.listening)
 	}
 }
 
 // A client that is gone ends what runs.
 func TestWriteFails(t *testing.T) {
-	s := server.NewMCPServer("test", "1", server.WithToolCapabilities(true))
 	ended := make(chan struct{})
-	s.AddTool(mcp.NewTool("run"), func(ctx context.Context, _ mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+	h := handler(func(ctx context.Context, _ string) string {
 		<-ctx.Done()
 		close(ended)
-		return mcp.NewToolResultText(""), nil
-	})
+		return ""
+	}, &recorder{})
 	in, write := io.Pipe()
 	defer write.Close()
 	out, gone := io.Pipe()
 	out.Close()
 	served := make(chan error, 1)
-	go func() { served <- New(s, &recorder{}, slog.New(slog.DiscardHandler)).Serve(t.Context(), in, gone) }()
-	fmt.Fprintln(write, call(1, ""))
+	go func() { served <- New(h, func() {}).Serve(t.Context(), in, gone) }()
+	fmt.Fprintln(write, run(1, ""))
 	fmt.Fprintln(write, ping)
 	<-ended
 	if err := <-served; !errors.Is(err, io.ErrClosedPipe) || !strings.Contains(err.Error(), "write to the client") {
@@ -622,7 +601,7 @@ func TestContextEnds(t *testing.T) {
 		<-ctx.Done()
 		return "cancelled"
 	})
-	l.send(call(1, "x"))
+	l.send(run(1, "x"))
 	<-begun
 	l.cancel()
 	if r := l.next(); r.text() != "cancelled" {
@@ -677,7 +656,7 @@ func TestSubscriptionCancelled(t *testing.T) {
 
 func TestSubscriptionsAreBounded(t *testing.T) {
 	l := dial(t, echo)
-	for i := range small.listens {
+	for i := range fewListens {
 		l.send(listen(i, `{"toolsListChanged":true}`))
 		l.next()
 	}
@@ -725,16 +704,12 @@ func TestChangedLists(t *testing.T) {
 // However input is cut into lines and whatever they hold, the server lives,
 // and each line gets at most one reply.
 func FuzzInput(f *testing.F) {
-	f.Add([]byte(ping + "\n" + call(1, "a") + "\n[]\n"))
+	f.Add([]byte(ping + "\n" + run(1, "a") + "\n[]\n"))
 	f.Add([]byte(listen(1, "{}") + "\n" + cancelled(1)))
 	f.Add([]byte(`{"jsonrpc":"2.0","id":{},"method":"tools/call","params":{"name":"run","arguments":[]}}`))
 	f.Fuzz(func(t *testing.T, input []byte) {
-		s := server.NewMCPServer("test", "1", server.WithToolCapabilities(true))
-		s.AddTool(mcp.NewTool("run"), func(context.Context, mcp.CallToolRequest) (*mcp.CallToolResult, error) {
-			return mcp.NewToolResultText(""), nil
-		})
 		var out bytes.Buffer
-		err := New(s, &recorder{}, slog.New(slog.DiscardHandler)).Serve(t.Context(), bytes.NewReader(input), &out)
+		err := New(handler(echo, &recorder{}), func() {}).Serve(t.Context(), bytes.NewReader(input), &out)
 		if err != nil {
 			t.Errorf("served: %v", err)
 		}
@@ -755,15 +730,12 @@ func FuzzInput(f *testing.F) {
 }
 
 func BenchmarkCall(b *testing.B) {
-	s := server.NewMCPServer("test", "1", server.WithToolCapabilities(true))
-	s.AddTool(mcp.NewTool("run"), func(context.Context, mcp.CallToolRequest) (*mcp.CallToolResult, error) {
-		return mcp.NewToolResultText("2\n"), nil
-	})
+	h := handler(func(context.Context, string) string { return "2\n" }, &recorder{})
 	in, write := io.Pipe()
 	read, out := io.Pipe()
-	go New(s, &recorder{}, slog.New(slog.DiscardHandler)).Serve(b.Context(), in, out)
+	go New(h, func() {}).Serve(b.Context(), in, out)
 	lines := bufio.NewReader(read)
-	text := []byte(call(1, "print(1+1)") + "\n")
+	text := []byte(run(1, "print(1+1)") + "\n")
 	for b.Loop() {
 		write.Write(text)
 		if _, err := lines.ReadSlice('\n'); err != nil {

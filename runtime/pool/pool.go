@@ -1,12 +1,12 @@
 // Package pool keeps sandboxes started before anybody asks for them, with
-// their interpreters loaded, so that a call need not wait for a start.
+// their interpreters loaded, so that a call need not wait for a start. A
+// [Pool] is a [sandbox.Starter] in front of another one.
 //
 // It promises that a sandbox is handed out once, and only while it lives and
 // is what a start at that moment would give; that filling leaves half of the
 // processors to what runs, gives a call that has just begun a head start, and
-// holds no more than a stated memory; and that a burst makes it keep more,
-// until it is over. Without one ready it starts one, so that a pool of none
-// is no pool.
+// holds no more than a stated memory; and that a burst of calls makes it keep
+// more, until the burst is over. What it does not have, it starts.
 package pool
 
 import (
@@ -20,29 +20,28 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
 const (
-	// headStart is what a call that took a sandbox has for itself before the
-	// next one is started: the shortest calls have ended by then.
-	headStart = 5 * time.Millisecond
-	// calm is how long no call may have found an environment's shelf empty
-	// before what a burst added to it is given back.
-	calm = 10 * time.Second
-	// most is how many sandboxes of an environment a burst makes ready at
-	// most; what the operator asks for may be more.
-	most = 16
+	// fillDelay is how long the pool leaves the processors to a call that took
+	// a sandbox before it starts the next one: the shortest calls have ended
+	// by then.
+	fillDelay = 5 * time.Millisecond
+	// burstEnd is how long no call may have found a shelf empty before what a
+	// burst added to it is given back.
+	burstEnd = 10 * time.Second
+	// maxBurst is how many sandboxes of a kind a burst makes ready at most;
+	// what the operator asks for may be more.
+	maxBurst = 16
 	// firstRetry is the pause after a sandbox that did not start or stay; it
 	// doubles with each further one. After maxFailures only a call tries
 	// again.
 	firstRetry  = 250 * time.Millisecond
 	maxFailures = 6
-	// unknown is what a sandbox is taken to use that was not measured yet, in
-	// bytes: more than the largest interpreter does.
-	unknown = 64 << 20
+	// unmeasuredSize is what a sandbox is taken to use that was not measured
+	// yet, in bytes: more than the largest interpreter does.
+	unmeasuredSize = 64 << 20
 	// overhead is for bubblewrap's two processes and what the kernel keeps for a
 	// sandbox, in bytes.
 	overhead = 2 << 20
@@ -51,105 +50,85 @@ const (
 	maxBudget = 2 << 30
 )
 
-// errEarly reports a sandbox of which nobody had asked anything.
-var errEarly = errors.New("it ended, or spoke, before a call came")
+// errEarly reports a sandbox that did something before it was asked to.
+var errEarly = errors.New("it ended, or wrote, before a call came")
 
-// Options are what all sandboxes of a pool have in common.
-type Options struct {
-	// Inherit holds the variables that every sandbox gets.
-	Inherit map[string]string
-	// Project is the folder that every sandbox shows; empty where there is
-	// none.
-	Project string
+// Kind is a kind of sandbox of which Count are kept ready.
+type Kind struct {
+	Spec  sandbox.Spec // its name is the kind's
+	Count int
 }
 
 // Pool keeps sandboxes ready.
 type Pool struct {
-	launcher *sandbox.Launcher
-	options  Options
+	next     sandbox.Starter
 	log      *slog.Logger
 	parallel int   // starts at a time
 	budget   int64 // bytes
-	calm     time.Duration
 
 	ctx     context.Context // of the starts
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 
 	mu       sync.Mutex
-	open     bool
+	filling  bool // between Fill and Close
 	shelves  map[string]*shelf
 	starting int
 	held     int64 // bytes of what is ready or starting
 	timer    *time.Timer
 }
 
-// shelf holds what is ready of one environment.
+var _ sandbox.Starter = (*Pool)(nil)
+
+// shelf holds what is ready of one kind.
 type shelf struct {
-	env  registry.Environment
-	kind kind
-	// want is how many shall be ready: the environment's prewarm, or more.
+	kind Kind
+	// want is how many shall be ready: the kind's count, or more in a burst.
 	want  int
 	ready []*entry
-	// starting counts those on their way in the background, waiting the
-	// calls that each take one of these.
+	// starting counts those on their way in the background; each of the calls
+	// in waiting gets one of them.
 	starting int
 	waiting  []chan *entry
 	size     int64 // bytes that one takes
 	failures int   // in a row
 	paused   bool  // after a failure
-	calm     *time.Timer
+	burst    *time.Timer
 	retry    *time.Timer
 }
 
-// kind is what of an environment decides how its sandboxes are started.
-type kind struct {
-	exec   string
-	output int64
-	limits cgroup.Limits
-}
-
-func kindOf(env registry.Environment) kind {
-	return kind{
-		exec:   env.SessionExec,
-		output: env.OutputBytes,
-		limits: cgroup.Limits{Memory: env.MemoryMB << 20, Tasks: int(env.PIDs), CPUs: env.CPUs},
-	}
-}
-
-// entry is a sandbox and what it was started from.
+// entry is a sandbox and the files that it was started from.
 type entry struct {
-	*sandbox.Sandbox
-	origin origin
-	size   int64
+	sandbox.Sandbox
+	files fileIDs
+	size  int64
 }
 
-// origin tells the files behind two starts apart: one may have been replaced
-// between them.
-type origin struct{ exec, project file }
+// fileIDs tell the files behind two starts apart: one of them may have been
+// replaced in between.
+type fileIDs struct{ exec, project fileID }
 
-type file struct {
+type fileID struct {
 	device, inode uint64
 	changed       unix.Timespec
 }
 
-// New returns a pool that starts nothing until it is opened.
-func New(launcher *sandbox.Launcher, options Options, log *slog.Logger) *Pool {
+// New returns a pool in front of next that starts nothing by itself until
+// [Pool.Fill]. Its owner calls [Pool.Close].
+func New(next sandbox.Starter, log *slog.Logger) *Pool {
 	p := &Pool{
-		launcher: launcher,
-		options:  options,
+		next:     next,
 		log:      log,
 		parallel: max(1, runtime.NumCPU()/2),
-		budget:   budget(),
-		calm:     calm,
+		budget:   defaultBudget(),
 		shelves:  map[string]*shelf{},
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p
 }
 
-// budget is the memory that a pool may hold, in bytes.
-func budget() int64 {
+// defaultBudget is the memory that a pool may hold, in bytes.
+func defaultBudget() int64 {
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) != nil {
 		return maxBudget / 8
@@ -157,31 +136,35 @@ func budget() int64 {
 	return min(maxBudget, int64(info.Totalram)*int64(info.Unit)/8)
 }
 
-// Set names the environments that there are from now on. What is ready of
-// others, or of what an environment was before, is ended.
-func (p *Pool) Set(environments map[string]registry.Environment) {
+// Keep says what is to be kept ready from now on. What is ready of other
+// kinds, or of what a kind was before, is ended.
+func (p *Pool) Keep(kinds []Kind) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	next := map[string]Kind{}
+	for _, kind := range kinds {
+		next[kind.Spec.Name] = kind
+	}
 	for name, s := range p.shelves {
-		if env, ok := environments[name]; !ok || kindOf(env) != s.kind || env.Prewarm != s.env.Prewarm {
+		if kind, ok := next[name]; !ok || !kind.Spec.Same(s.kind.Spec) || kind.Count != s.kind.Count {
 			p.drop(s)
 			delete(p.shelves, name)
 		}
 	}
-	for name, env := range environments {
-		if p.shelves[name] == nil && env.Prewarm > 0 && p.ctx.Err() == nil {
-			p.shelves[name] = &shelf{env: env, kind: kindOf(env), want: env.Prewarm, size: unknown}
+	for name, kind := range next {
+		if p.shelves[name] == nil && kind.Count > 0 && p.ctx.Err() == nil {
+			p.shelves[name] = &shelf{kind: kind, want: kind.Count, size: unmeasuredSize}
 		}
 	}
 	p.fill()
 }
 
-// drop ends what is ready on a shelf and what it waits for. Starts that are
-// under way find out when they are done.
+// drop ends what is ready on a shelf, and its timers. Starts that are under
+// way find out when they are done.
 func (p *Pool) drop(s *shelf) {
 	s.want = 0
 	p.trim(s)
-	for _, timer := range []*time.Timer{s.calm, s.retry} {
+	for _, timer := range []*time.Timer{s.burst, s.retry} {
 		if timer != nil {
 			timer.Stop()
 		}
@@ -191,17 +174,17 @@ func (p *Pool) drop(s *shelf) {
 // trim ends what is ready beyond what is wanted, the oldest first.
 func (p *Pool) trim(s *shelf) {
 	for len(s.ready) > s.want {
-		p.end(s, s.ready[0])
+		p.discard(s, s.ready[0])
 	}
 }
 
-// end ends a sandbox that is ready.
-func (p *Pool) end(s *shelf, e *entry) {
+// discard ends a sandbox that is ready.
+func (p *Pool) discard(s *shelf, e *entry) {
 	p.remove(s, e)
 	e.Kill()
 }
 
-// remove takes a sandbox off its shelf; it says whether it was there.
+// remove takes a sandbox off its shelf, and reports whether it was there.
 func (p *Pool) remove(s *shelf, e *entry) bool {
 	at := slices.Index(s.ready, e)
 	if at < 0 {
@@ -212,20 +195,20 @@ func (p *Pool) remove(s *shelf, e *entry) bool {
 	return true
 }
 
-// Open starts filling the pool.
-func (p *Pool) Open() {
+// Fill starts filling the pool.
+func (p *Pool) Fill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.open {
+	if p.filling {
 		return
 	}
-	p.open = true
+	p.filling = true
 	p.log.Debug("pool", "memory_mb", p.budget>>20, "starts_at_a_time", p.parallel)
 	p.fill()
 }
 
-// Close ends what is ready and starts nothing more. It waits until starts
-// that are under way have ended, at most for within.
+// Close ends what is ready and starts nothing more by itself. It waits until
+// starts that are under way have ended, at most for within.
 func (p *Pool) Close(within time.Duration) {
 	p.mu.Lock()
 	p.cancel()
@@ -248,92 +231,91 @@ func (p *Pool) Close(within time.Duration) {
 	}
 }
 
-// Take returns a sandbox of an environment in which no code has run: one that
-// is ready, one that is on its way, or a new one.
-func (p *Pool) Take(ctx context.Context, env registry.Environment) (*sandbox.Sandbox, error) {
-	if box := p.take(ctx, env); box != nil {
-		return box, nil
+// Start returns a sandbox in which no code has run: one that is ready, one
+// that is on its way, or a new one.
+func (p *Pool) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	if e := p.take(ctx, spec); e != nil {
+		return e.Sandbox, nil
 	}
-	return p.launcher.Start(ctx, p.spec(env, false))
+	return p.next.Start(ctx, spec)
 }
 
-func (p *Pool) take(ctx context.Context, env registry.Environment) *sandbox.Sandbox {
+// take returns a sandbox that is ready or on its way, or nil.
+func (p *Pool) take(ctx context.Context, spec sandbox.Spec) *entry {
 	p.mu.Lock()
-	s := p.shelves[env.Name]
-	if s == nil || s.kind != kindOf(env) || !p.open {
+	s := p.shelves[spec.Name]
+	if s == nil || !s.kind.Spec.Same(spec) || !p.filling {
 		p.mu.Unlock()
 		return nil
 	}
-	now := p.origin(env)
+	files := filesOf(spec)
 	for len(s.ready) > 0 {
 		e := s.ready[0]
-		if e.origin == now && e.Quiet() {
+		if e.files == files && e.Idle() {
 			p.remove(s, e)
 			s.failures = 0
-			p.later()
+			p.fillSoon()
 			p.mu.Unlock()
-			return e.Sandbox
+			return e
 		}
-		p.log.Info("pooled sandbox replaced", "env", env.Name)
-		p.end(s, e)
+		p.log.Info("pooled sandbox replaced", "env", spec.Name)
+		p.discard(s, e)
 	}
 	s.failures, s.paused = 0, false
-	p.burst(s)
-	p.later()
+	p.widen(s)
+	p.fillSoon()
 	if s.starting <= len(s.waiting) {
 		p.mu.Unlock()
 		return nil
 	}
-	turn := make(chan *entry, 1)
-	s.waiting = append(s.waiting, turn)
+	next := make(chan *entry, 1)
+	s.waiting = append(s.waiting, next)
 	p.mu.Unlock()
 
-	var e *entry
 	select {
-	case e = <-turn:
-		if e == nil || e.origin == now {
-			break
+	case e := <-next:
+		if e != nil && e.files != files {
+			e.Kill()
+			return nil
 		}
-		e.Kill()
-		e = nil
+		return e
 	case <-ctx.Done():
 		p.mu.Lock()
-		if at := slices.Index(s.waiting, turn); at >= 0 {
+		defer p.mu.Unlock()
+		if at := slices.Index(s.waiting, next); at >= 0 {
 			s.waiting = slices.Delete(s.waiting, at, at+1)
-		} else if e := <-turn; e != nil {
-			p.put(s, e)
+		} else if e := <-next; e != nil {
+			p.shelve(s, e)
 		}
-		p.mu.Unlock()
-	}
-	if e == nil {
 		return nil
 	}
-	return e.Sandbox
 }
 
-// burst wants more of an environment of which a call found none ready, for a
-// while.
-func (p *Pool) burst(s *shelf) {
-	s.want = max(s.want, min(2*s.want, most))
-	if s.calm != nil {
-		s.calm.Stop()
+// widen makes a shelf of which a call found none ready want more for a while.
+func (p *Pool) widen(s *shelf) {
+	s.want = max(s.want, min(2*s.want, maxBurst))
+	if s.burst != nil {
+		s.burst.Stop()
 	}
-	s.calm = time.AfterFunc(p.calm, func() {
+	s.burst = time.AfterFunc(burstEnd, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if p.shelves[s.env.Name] == s {
-			s.want = s.env.Prewarm
+		if p.current(s) {
+			s.want = s.kind.Count
 			p.trim(s)
 		}
 	})
 }
 
-// later fills the pool when the call that begins now has had its head start.
-func (p *Pool) later() {
+// current reports whether a shelf is still to be filled.
+func (p *Pool) current(s *shelf) bool { return p.shelves[s.kind.Spec.Name] == s }
+
+// fillSoon fills the pool after fillDelay.
+func (p *Pool) fillSoon() {
 	if p.timer != nil {
 		return
 	}
-	p.timer = time.AfterFunc(headStart, func() {
+	p.timer = time.AfterFunc(fillDelay, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.timer = nil
@@ -341,87 +323,87 @@ func (p *Pool) later() {
 	})
 }
 
-// fill starts what is missing, as far as it may.
+// fill starts what is missing, as far as the bounds allow.
 func (p *Pool) fill() {
-	if !p.open || p.ctx.Err() != nil {
+	if !p.filling || p.ctx.Err() != nil {
 		return
 	}
 	for p.starting < p.parallel {
-		s := p.next()
+		s := p.neediest()
 		if s == nil {
 			return
 		}
 		s.starting++
 		p.starting++
 		p.held += s.size
-		size := s.size
-		p.running.Go(func() { p.start(s, size) })
+		reserved := s.size
+		p.running.Go(func() { p.start(s, reserved) })
 	}
 }
 
-// next is the shelf that has the smallest part of what it wants, and room.
-func (p *Pool) next() *shelf {
-	var next *shelf
+// neediest returns the shelf that has the smallest part of what it wants, of
+// those that may have one more; nil where there is none.
+func (p *Pool) neediest() *shelf {
+	var found *shelf
 	share := func(s *shelf) float64 { return float64(len(s.ready)+s.starting) / float64(s.want) }
 	for _, s := range p.shelves {
 		if s.paused || len(s.ready)+s.starting >= s.want || p.held+s.size > p.budget {
 			continue
 		}
 		// What one of them takes is known when the first has come.
-		if s.size == unknown && s.starting > 0 {
+		if s.size == unmeasuredSize && s.starting > 0 {
 			continue
 		}
-		if next == nil || share(s) < share(next) || share(s) == share(next) && s.env.Name < next.env.Name {
-			next = s
+		if found == nil || share(s) < share(found) || share(s) == share(found) && s.kind.Spec.Name < found.kind.Spec.Name {
+			found = s
 		}
 	}
-	return next
+	return found
 }
 
-// start starts one sandbox for a shelf; size is what was set aside for it.
-func (p *Pool) start(s *shelf, size int64) {
-	from := p.origin(s.env)
-	box, err := p.launcher.Start(p.ctx, p.spec(s.env, true))
-	e := &entry{Sandbox: box, origin: from}
-	if err == nil {
-		box.OnEnd(func() { p.bury(s, e) })
+// start starts one sandbox for a shelf; reserved is what p.held has for it.
+func (p *Pool) start(s *shelf, reserved int64) {
+	e := &entry{files: filesOf(s.kind.Spec)}
+	spec := s.kind.Spec
+	spec.Warm = true
+	var err error
+	if e.Sandbox, err = p.next.Start(p.ctx, spec); err == nil {
+		e.OnEnd(func() { p.entryEnded(s, e) })
 	}
 
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s.starting--
 	p.starting--
-	p.held -= size
+	p.held -= reserved
 	defer p.fill()
 	if err != nil {
 		if p.ctx.Err() == nil && !errors.Is(err, sandbox.ErrClosed) {
 			p.failed(s, err)
 		}
-		if len(s.waiting) > 0 {
-			s.waiting[0] <- nil // has room for the one answer
-			s.waiting = s.waiting[1:]
+		e = nil
+	} else {
+		if used := e.Memory(); used > 0 {
+			s.size = min(used, spec.Limits.Memory) + overhead
 		}
-		return
+		e.size = s.size
 	}
-	if used := box.Memory(); used > 0 {
-		s.size = min(used, s.kind.limits.Memory) + overhead
-	}
-	e.size = s.size
-	if len(s.waiting) > 0 {
-		s.waiting[0] <- e
+	switch {
+	case len(s.waiting) > 0:
+		s.waiting[0] <- e // is buffered for the one answer
 		s.waiting = s.waiting[1:]
-		return
+	case e != nil:
+		p.shelve(s, e)
 	}
-	p.put(s, e)
 }
 
-// put puts a sandbox on its shelf, if there is room.
-func (p *Pool) put(s *shelf, e *entry) {
-	if p.shelves[s.env.Name] != s || len(s.ready) >= s.want || p.ctx.Err() != nil {
+// shelve puts a sandbox on its shelf, if it is wanted there.
+func (p *Pool) shelve(s *shelf, e *entry) {
+	if !p.current(s) || len(s.ready) >= s.want || p.ctx.Err() != nil {
 		e.Kill()
 		return
 	}
-	if !e.Quiet() {
+	if !e.Idle() {
 		e.Kill()
 		p.failed(s, errEarly)
 		return
@@ -430,8 +412,8 @@ func (p *Pool) put(s *shelf, e *entry) {
 	p.held += e.size
 }
 
-// bury replaces a sandbox that ended while it was ready.
-func (p *Pool) bury(s *shelf, e *entry) {
+// entryEnded replaces a sandbox that ended while it was ready.
+func (p *Pool) entryEnded(s *shelf, e *entry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.remove(s, e) {
@@ -441,11 +423,11 @@ func (p *Pool) bury(s *shelf, e *entry) {
 
 // failed counts a sandbox that did not start or stay, and pauses.
 func (p *Pool) failed(s *shelf, err error) {
-	if p.shelves[s.env.Name] != s {
+	if !p.current(s) {
 		return
 	}
 	s.failures++
-	p.log.Warn("sandbox of the pool failed", "env", s.env.Name, "failures", s.failures, "error", err)
+	p.log.Warn("sandbox of the pool failed", "env", s.kind.Spec.Name, "failures", s.failures, "error", err)
 	s.paused = true
 	if s.retry != nil {
 		s.retry.Stop()
@@ -461,32 +443,20 @@ func (p *Pool) failed(s *shelf, err error) {
 	})
 }
 
-func (p *Pool) spec(env registry.Environment, warm bool) sandbox.Spec {
-	k := kindOf(env)
-	return sandbox.Spec{
-		Name:        env.Name,
-		Exec:        k.exec,
-		OutputBytes: k.output,
-		Limits:      k.limits,
-		Env:         p.options.Inherit,
-		Warm:        warm,
-	}
+// filesOf identifies what a sandbox started now would be started from.
+func filesOf(spec sandbox.Spec) fileIDs {
+	return fileIDs{exec: identify(spec.Exec), project: identify(spec.Project.Dir)}
 }
 
-// origin is what a sandbox started now is started from.
-func (p *Pool) origin(env registry.Environment) origin {
-	return origin{exec: look(env.SessionExec), project: look(p.options.Project)}
-}
-
-// look identifies a file or folder, by nothing that changes inside of it.
-func look(path string) file {
+// identify identifies a file or folder, by nothing that changes inside of it.
+func identify(path string) fileID {
 	var stat unix.Stat_t
 	if path == "" || unix.Stat(path, &stat) != nil {
-		return file{}
+		return fileID{}
 	}
-	f := file{device: uint64(stat.Dev), inode: stat.Ino}
+	id := fileID{device: uint64(stat.Dev), inode: stat.Ino}
 	if stat.Mode&unix.S_IFMT == unix.S_IFREG {
-		f.changed = stat.Mtim
+		id.changed = stat.Mtim
 	}
-	return f
+	return id
 }

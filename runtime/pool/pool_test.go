@@ -2,382 +2,432 @@ package pool
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"log/slog"
-	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"sync"
-	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/sandboxtest"
 )
 
-func TestMain(m *testing.M) { os.Exit(mcptest.Main(m)) }
-
-// patience bounds what a test waits for; nothing is told by how long it took.
-const patience = 20 * time.Second
-
-// yard is a pool over real sandboxes.
-type yard struct {
+// fixture is a pool in front of a machine of this process. Its time is a
+// bubble's.
+type fixture struct {
 	*Pool
-	t    testing.TB
-	envs map[string]registry.Environment
+	t       *testing.T
+	machine *sandboxtest.Machine
 }
 
-// build makes a pool that is not open; environ is what its sandboxes get.
-func build(t testing.TB, prewarm int, options Options, environ ...string) *yard {
+// inBubble runs a test with a pool that starts two sandboxes at a time.
+func inBubble(t *testing.T, machine *sandboxtest.Machine, test func(*testing.T, *fixture)) {
 	t.Helper()
-	set, err := registry.Read(mcptest.Metadata(t, mcptest.Artifacts(t)))
+	synctest.Test(t, func(t *testing.T) {
+		f := &fixture{New(machine, slog.New(slog.DiscardHandler)), t, machine}
+		f.parallel, f.budget = 2, 1<<40
+		test(t, f)
+		f.Close(time.Hour)
+		synctest.Wait()
+		machine.Close(0)
+		if f.held != 0 || f.starting != 0 || len(f.shelves) != 0 {
+			t.Errorf("after its end the pool counts %d bytes, %d starts, %d shelves", f.held, f.starting, len(f.shelves))
+		}
+	})
+}
+
+// seconds is a machine whose starts take one.
+func seconds() *sandboxtest.Machine {
+	return &sandboxtest.Machine{StartTime: time.Second, Memory: 1 << 20}
+}
+
+func spec(name string) sandbox.Spec { return sandbox.Spec{Name: name} }
+
+// keep says that count sandboxes of each name are to be ready.
+func (f *fixture) keep(count int, names ...string) {
+	var kinds []Kind
+	for _, name := range names {
+		kinds = append(kinds, Kind{spec(name), count})
+	}
+	f.Keep(kinds)
+}
+
+// ready waits until nothing is starting, and returns how many are ready.
+func (f *fixture) ready(name string) int {
+	time.Sleep(time.Minute / 10) // less than any burst or retry that a test is about
+	synctest.Wait()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if s := f.shelves[name]; s != nil {
+		return len(s.ready)
+	}
+	return 0
+}
+
+// start starts a sandbox, and says how long that took.
+func (f *fixture) start(name string) (sandbox.Sandbox, time.Duration) {
+	f.t.Helper()
+	began := time.Now()
+	box, err := f.Start(f.t.Context(), spec(name))
 	if err != nil {
+		f.t.Fatal(err)
+	}
+	return box, time.Since(began)
+}
+
+func TestFill_BeginsWhenItIsAskedTo(t *testing.T) {
+	inBubble(t, seconds(), func(t *testing.T, f *fixture) {
+		f.keep(2, "a")
+		if n := f.ready("a"); n != 0 || f.machine.Started() != 0 {
+			t.Errorf("%d are ready before Fill", n)
+		}
+		f.Fill()
+		if n := f.ready("a"); n != 2 || f.machine.Started() != 2 {
+			t.Errorf("%d are ready, %d were started, want 2", n, f.machine.Started())
+		}
+		live, _ := f.machine.Live()
+		for _, box := range live {
+			if !box.Spec.Warm {
+				t.Error("it was not started warm")
+			}
+		}
+	})
+}
+
+// What waits is what a call gets, once and at once, and another takes its
+// place when the call has had its head start.
+func TestStart_TakesWhatIsReady(t *testing.T) {
+	inBubble(t, seconds(), func(t *testing.T, f *fixture) {
+		f.keep(1, "a")
+		f.Fill()
+		seen := map[sandbox.Sandbox]bool{}
+		for i := range 3 {
+			if n := f.ready("a"); n != 1 {
+				t.Fatalf("%d are ready", n)
+			}
+			box, took := f.start("a")
+			if took != 0 || seen[box] {
+				t.Errorf("start %d took %v; a second time: %v", i, took, seen[box])
+			}
+			seen[box] = true
+			synctest.Wait()
+			if n := f.machine.Started(); n != i+1 {
+				t.Errorf("%d were started at once after start %d", n, i)
+			}
+		}
+	})
+}
+
+// A call that finds none ready gets the one that is on its way.
+func TestStart_TakesWhatIsOnItsWay(t *testing.T) {
+	inBubble(t, seconds(), func(t *testing.T, f *fixture) {
+		f.keep(1, "a")
+		f.Fill()
+		time.Sleep(time.Second / 2)
+		if _, took := f.start("a"); took != time.Second/2 {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
+// Nobody is given a sandbox of another kind, or waits for one of a pool that
+// keeps none.
+func TestStart_WithoutAShelf(t *testing.T) {
+	inBubble(t, seconds(), func(t *testing.T, f *fixture) {
+		f.keep(1, "a")
+		f.keep(0, "none")
+		f.Fill()
+		f.ready("a")
+		for _, name := range []string{"none", "other"} {
+			if _, took := f.start(name); took != time.Second {
+				t.Errorf("%s: it took %v", name, took)
+			}
+		}
+		changed := spec("a")
+		changed.OutputBytes = 5
+		box, err := f.Start(t.Context(), changed)
+		if err != nil || box.(*sandboxtest.Sandbox).Spec.OutputBytes != 5 {
+			t.Errorf("sandbox %+v, error %v", box, err)
+		}
+	})
+}
+
+// A sandbox that ends while it waits is not handed out, and replaced.
+func TestReady_DiesAndIsReplaced(t *testing.T) {
+	inBubble(t, seconds(), func(t *testing.T, f *fixture) {
+		f.keep(1, "a")
+		f.Fill()
+		f.ready("a")
+		kill := func() *sandboxtest.Sandbox {
+			live, _ := f.machine.Live()
+			live[0].Kill()
+			return live[0]
+		}
+		dead := kill()
+		if box, _ := f.start("a"); box == dead || !box.Idle() {
+			t.Error("a dead sandbox was handed out")
+		} else {
+			box.Kill()
+		}
+		f.ready("a")
+		kill()
+		synctest.Wait()
+		if n := f.ready("a"); n < 1 {
+			t.Error("it was not replaced")
+		}
+	})
+}
+
+// A burst makes the pool keep more, and gives that back when it is over.
+func TestBurst_KeepsMoreForAWhile(t *testing.T) {
+	inBubble(t, &sandboxtest.Machine{StartTime: time.Second / 10, Memory: 1 << 20}, func(t *testing.T, f *fixture) {
+		f.keep(1, "a")
+		f.Fill()
+		f.ready("a")
+		for range 3 {
+			for range 8 {
+				box, _ := f.start("a")
+				box.Kill()
+			}
+		}
+		f.mu.Lock()
+		want := f.shelves["a"].want
+		f.mu.Unlock()
+		if want <= 1 || want > maxBurst {
+			t.Fatalf("a burst makes the pool want %d", want)
+		}
+		if n := f.ready("a"); n != want {
+			t.Errorf("%d are ready, %d wanted", n, want)
+		}
+		time.Sleep(burstEnd)
+		if n := f.ready("a"); n != 1 {
+			t.Errorf("%d are ready after the burst", n)
+		}
+	})
+}
+
+// What a kind was before, or is no more, is not handed out.
+func TestKeep_ReplacesWhatChanged(t *testing.T) {
+	inBubble(t, seconds(), func(t *testing.T, f *fixture) {
+		f.keep(1, "a", "b")
+		f.Fill()
+		f.ready("a")
+		changed := Kind{spec("a"), 1}
+		changed.Spec.Limits.Tasks = 7
+		f.Keep([]Kind{changed})
+		f.ready("a")
+		live, _ := f.machine.Live()
+		if len(live) != 1 || live[0].Spec.Name != "a" || live[0].Spec.Limits.Tasks != 7 {
+			t.Errorf("%d live: %+v", len(live), live[0].Spec)
+		}
+		f.Keep([]Kind{changed}) // the same again
+		if n := f.machine.Started(); n != 3 {
+			t.Errorf("%d starts, want 3", n)
+		}
+	})
+}
+
+// A start that is under way when its kind changes is thrown away.
+func TestKeep_DuringAStart(t *testing.T) {
+	inBubble(t, seconds(), func(t *testing.T, f *fixture) {
+		f.keep(1, "a")
+		f.Fill()
+		time.Sleep(time.Second / 2)
+		f.Keep(nil)
+		f.ready("a")
+		if live, _ := f.machine.Live(); len(live) > 0 || f.held != 0 {
+			t.Errorf("%d live, %d bytes are held", len(live), f.held)
+		}
+	})
+}
+
+// A project that was moved away is not shown to a later call; one whose files
+// changed is.
+func TestProject_ThatWasReplaced(t *testing.T) {
+	project := filepath.Join(t.TempDir(), "project")
+	if err := os.Mkdir(project, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	bash, ok := set.Environments["bash"]
-	if !ok {
-		t.Skip("there is no bash")
-	}
-	bash.Prewarm = prewarm
-	log := slog.New(slog.DiscardHandler)
-	launcher := sandbox.NewLauncher(log, environ, nil)
-	y := &yard{New(launcher, options, log), t, map[string]registry.Environment{"bash": bash}}
-	y.Set(y.envs)
-	t.Cleanup(func() {
-		y.Close(patience)
-		launcher.Close(patience)
-		mcptest.Gone(t, patience, mcptest.Descendants(os.Getpid()))
-		if y.held != 0 || y.starting != 0 {
-			t.Errorf("the pool counts %d bytes and %d starts after its end", y.held, y.starting)
-		}
-	})
-	return y
-}
-
-// until waits until the pool is as f wants it, which runs with the pool
-// locked.
-func (y *yard) until(what string, f func() bool) {
-	y.t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		y.mu.Lock()
-		met := f()
-		y.mu.Unlock()
-		if met {
-			return
-		}
-		if time.Now().After(end) {
-			y.t.Fatalf("%s did not come", what)
-		}
-	}
-}
-
-// full waits until n sandboxes are ready and none is on its way.
-func (y *yard) full(n int) {
-	y.t.Helper()
-	y.until(fmt.Sprintf("%d that are ready", n), func() bool { return len(y.ready()) == n && y.starting == 0 })
-}
-
-func (y *yard) ready() []*entry { return y.shelves["bash"].ready }
-
-// first is the sandbox that is handed out next.
-func (y *yard) first() *entry {
-	y.t.Helper()
-	y.until("one that is ready", func() bool { return len(y.ready()) > 0 && y.starting == 0 })
-	y.mu.Lock()
-	defer y.mu.Unlock()
-	return y.ready()[0]
-}
-
-// take takes a sandbox, runs code in it and throws it away.
-func (y *yard) take(code string) (*sandbox.Sandbox, string) {
-	y.t.Helper()
-	box, err := y.Take(y.t.Context(), y.envs["bash"])
-	if err != nil {
-		y.t.Fatal(err)
-	}
-	defer box.Kill()
-	output := sandbox.NewOutput(1000)
-	if _, err := box.Execute(y.t.Context(), sandbox.Call{Code: code, Timeout: patience, Output: output}); err != nil {
-		y.t.Errorf("%s: %v", code, err)
-	}
-	stdout, stderr := output.Texts()
-	return box, stdout.Head + stderr.Head
-}
-
-// shoot kills every process of every sandbox, as anybody on the host may.
-func (y *yard) shoot() {
-	for _, pid := range mcptest.Descendants(os.Getpid()) {
-		syscall.Kill(pid, syscall.SIGKILL)
-	}
-}
-
-// Nothing starts before the pool is opened; then as many as are wanted, with
-// their interpreters.
-func TestOpen(t *testing.T) {
-	y := build(t, 2, Options{})
-	if started := mcptest.Descendants(os.Getpid()); len(started) > 0 {
-		t.Errorf("processes %v before the pool is open", started)
-	}
-	y.Open()
-	y.full(2)
-	shells := 0
-	for _, pid := range mcptest.Descendants(os.Getpid()) {
-		// An agent names its interpreter too, but not first.
-		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-		word, _, _ := strings.Cut(string(line), "\x00")
-		if strings.HasSuffix(word, "bash") {
-			shells++
-		}
-	}
-	if shells != 2 {
-		t.Errorf("%d interpreters run, want 2", shells)
-	}
-}
-
-// What waits is what a call gets, once, and another takes its place.
-func TestTake(t *testing.T) {
-	y := build(t, 1, Options{Inherit: map[string]string{"GIVEN": "a b"}})
-	y.Open()
-	const code = `echo "$GIVEN:$SECONDS:$(ls -A /workspace /tmp | tr -d '\n')"; touch /workspace/mine /tmp/mine; sleep 99 & disown`
-	seen := map[*sandbox.Sandbox]bool{}
-	for range 3 {
-		waits := y.first()
-		box, out := y.take(code)
-		if box != waits.Sandbox || seen[box] {
-			t.Error("it is not the one that waited")
-		}
-		seen[box] = true
-		if out != "a b:0:/tmp:/workspace:outputs\n" {
-			t.Errorf("output %q", out)
-		}
-	}
-}
-
-// A sandbox that was killed while it waited is not handed out, and replaced.
-func TestKilled(t *testing.T) {
-	y := build(t, 1, Options{})
-	y.Open()
-	shot := y.first()
-	y.shoot()
-	for end := time.Now().Add(patience); shot.Quiet(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the end of a sandbox was not noticed")
-		}
-	}
-	if box, out := y.take("echo alive"); box == shot.Sandbox || out != "alive\n" {
-		t.Errorf("output %q of the sandbox that was killed: %v", out, box == shot.Sandbox)
-	}
-	if next := y.first(); next == shot {
-		t.Error("it is still there")
-	}
-	y.shoot()
-	y.until("a successor without a call", func() bool {
-		return len(y.ready()) > 0 && y.ready()[0].Quiet() && y.ready()[0] != shot && y.shelves["bash"].failures > 0
-	})
-}
-
-// A burst makes the pool keep more, and gives that back.
-func TestBurst(t *testing.T) {
-	y := build(t, 1, Options{})
-	y.calm = time.Hour
-	y.Open()
-	y.full(1)
-	var calls sync.WaitGroup
-	for range 8 {
-		calls.Go(func() {
-			if _, out := y.take("echo hello"); out != "hello\n" {
-				t.Errorf("output %q", out)
-			}
-		})
-	}
-	calls.Wait()
-	y.mu.Lock()
-	wanted := y.shelves["bash"].want
-	y.calm = time.Millisecond
-	y.mu.Unlock()
-	if wanted <= 1 || wanted > most {
-		t.Fatalf("a burst makes the pool want %d", wanted)
-	}
-	y.full(wanted)
-	// The last call of a burst: from then on it is calm.
-	y.mu.Lock()
-	y.burst(y.shelves["bash"])
-	y.mu.Unlock()
-	y.full(1)
-}
-
-func TestNone(t *testing.T) {
-	y := build(t, 0, Options{})
-	y.Open()
-	if len(y.shelves) > 0 {
-		t.Errorf("shelves %v", slices.Collect(maps.Keys(y.shelves)))
-	}
-	if _, out := y.take("echo cold"); out != "cold\n" {
-		t.Errorf("output %q", out)
-	}
-	y.until("rest", func() bool { return y.timer == nil })
-	if y.starting != 0 || y.held != 0 {
-		t.Errorf("%d starts, %d bytes", y.starting, y.held)
-	}
-}
-
-// What an environment was before is not handed out any more.
-func TestSet(t *testing.T) {
-	y := build(t, 1, Options{})
-	y.Open()
-	old := y.first()
-	before := maps.Clone(y.envs)
-	changed := y.envs["bash"]
-	changed.PIDs++
-	y.envs["bash"] = changed
-	// A call that still names the former one, and one that comes too early.
-	for _, env := range []registry.Environment{before["bash"], changed} {
-		y.Set(map[string]registry.Environment{"bash": env})
-		if env == changed {
-			<-old.Reaped()
-		}
-	}
-	if box, out := y.take("echo new"); box == old.Sandbox || out != "new\n" {
-		t.Errorf("output %q", out)
-	}
-	last := y.first()
-	y.Set(nil)
-	<-last.Reaped()
-	if len(y.shelves) > 0 || y.held != 0 {
-		t.Errorf("%d shelves, %d bytes", len(y.shelves), y.held)
-	}
-	if _, out := y.take("echo gone"); out != "gone\n" {
-		t.Errorf("output %q", out)
-	}
-}
-
-// A project that was moved away is not shown to a later call.
-func TestProject(t *testing.T) {
-	project := filepath.Join(t.TempDir(), "project")
-	write := func(text string) {
-		if err := os.MkdirAll(project, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(project, "file"), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write("first")
-	y := build(t, 1, Options{Project: project}, "PROJECT_DIR="+project, "PROJECT_MOUNT=/project")
-	y.Open()
-	for text, kept := range map[string]bool{"second": true, "third": false} {
-		waits := y.first()
-		if !kept {
-			if err := os.Rename(project, project+".old"); err != nil {
+	inBubble(t, seconds(), func(t *testing.T, f *fixture) {
+		s := spec("a")
+		s.Project.Dir = project
+		f.Keep([]Kind{{s, 1}})
+		f.Fill()
+		for _, step := range []struct {
+			change func() error
+			kept   bool
+		}{
+			{func() error { return os.WriteFile(filepath.Join(project, "file"), nil, 0o644) }, true},
+			{func() error { return errors.Join(os.Rename(project, project+".old"), os.Mkdir(project, 0o755)) }, false},
+		} {
+			f.ready("a")
+			live, _ := f.machine.Live()
+			if err := step.change(); err != nil {
 				t.Fatal(err)
 			}
+			box, err := f.Start(t.Context(), s)
+			if err != nil || (box == live[0]) != step.kept {
+				t.Errorf("kept %v, want %v; error %v", box == live[0], step.kept, err)
+			}
+			box.Kill()
 		}
-		write(text)
-		if box, out := y.take("cat /project/file"); out != text || (box == waits.Sandbox) != kept {
-			t.Errorf("output %q, want %q; the one that waited: %v", out, text, box == waits.Sandbox)
-		}
-	}
+	})
 }
 
-// The pool never holds more than its memory, and goes on when some is free.
+// Shelves share what the bounds allow by what they want.
+func TestFill_IsFair(t *testing.T) {
+	inBubble(t, &sandboxtest.Machine{StartTime: time.Second}, func(t *testing.T, f *fixture) {
+		f.budget = 6 * unmeasuredSize
+		f.keep(4, "a", "b", "c")
+		f.Fill()
+		for _, name := range []string{"a", "b", "c"} {
+			if n := f.ready(name); n != 2 {
+				t.Errorf("%d of %s are ready, want 2", n, name)
+			}
+		}
+		if _, most := f.machine.Live(); most != 6 {
+			t.Errorf("%d lived at once", most)
+		}
+	})
+}
+
+// The pool never holds more than its memory, as far as it was measured, and
+// goes on when some is free.
 func TestBudget(t *testing.T) {
-	y := build(t, 4, Options{})
-	y.budget = 2*unknown + 1
-	y.Open()
-	y.full(2)
-	if y.next() != nil {
-		t.Error("a third one is to be started")
-	}
-	y.take("echo")
-	y.full(2)
+	machine := seconds()
+	machine.Memory = 10 << 20
+	inBubble(t, machine, func(t *testing.T, f *fixture) {
+		f.budget = 100 << 20 // one that was not measured, or 8 of 12 MiB
+		limited := spec("a")
+		limited.Limits.Memory = 1 << 30
+		f.Keep([]Kind{{limited, 20}})
+		f.Fill()
+		if n := f.ready("a"); n != 8 {
+			t.Errorf("%d are ready, want 8", n)
+		}
+		box, err := f.Start(t.Context(), limited)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := f.ready("a"); n != 8 {
+			t.Errorf("%d are ready after a call, want 8", n)
+		}
+		box.Kill()
+	})
 }
 
-// What does not start is not tried for ever, but when a call comes.
-func TestFailures(t *testing.T) {
-	y := build(t, 1, Options{})
-	count := filepath.Join(t.TempDir(), "count")
-	broken := y.envs["bash"]
-	broken.SessionExec = filepath.Join(t.TempDir(), "session-run")
-	if err := os.WriteFile(broken.SessionExec, []byte("#!/bin/sh\necho >>"+count+"\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	y.Set(map[string]registry.Environment{"bash": broken})
-	y.mu.Lock()
-	y.shelves["bash"].failures = maxFailures - 1
-	y.mu.Unlock()
-	y.Open()
-	y.until("the last failure", func() bool { return y.shelves["bash"].failures == maxFailures })
-	text, _ := os.ReadFile(count)
-	if len(text) != 1 || y.next() != nil {
-		t.Errorf("started %d times; again: %v", len(text), y.next() != nil)
-	}
-	if _, err := y.Take(t.Context(), broken); err == nil {
-		t.Error("a sandbox that cannot start was handed out")
-	}
-	y.until("another try", func() bool { return y.shelves["bash"].failures == 1 })
+// What does not start is tried again after longer and longer pauses, then only
+// when a call comes.
+func TestFailures_AreRetriedMoreAndMoreSeldom(t *testing.T) {
+	inBubble(t, &sandboxtest.Machine{FailureRate: 1}, func(t *testing.T, f *fixture) {
+		f.keep(1, "a")
+		f.Fill()
+		pause := firstRetry
+		for try := 1; try < maxFailures; try++ {
+			time.Sleep(pause - 1)
+			synctest.Wait()
+			if n := f.machine.Started(); n != try {
+				t.Errorf("%d starts before pause %d is over", n, try)
+			}
+			time.Sleep(1)
+			pause *= 2
+		}
+		time.Sleep(time.Hour)
+		if n := f.machine.Started(); n != maxFailures {
+			t.Errorf("%d starts, want %d", n, maxFailures)
+		}
+		if _, err := f.Start(t.Context(), spec("a")); err == nil {
+			t.Error("a sandbox that cannot start was handed out")
+		}
+		time.Sleep(firstRetry / 2) // that call had the pool try once more
+		synctest.Wait()
+		if n := f.machine.Started(); n != maxFailures+2 {
+			t.Errorf("%d starts, want %d", n, maxFailures+2)
+		}
+		f.machine.SetFailureRate(0)
+		if n := f.ready("a"); n < 1 {
+			t.Error("nothing is ready when starts succeed again")
+		}
+	})
+}
+
+// With a machine that fails now and then, every call is answered, with a
+// sandbox or an error.
+func TestFailures_NowAndThen(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	machine := &sandboxtest.Machine{StartTime: time.Second, FailureRate: 0.3, Rand: rand.New(rand.NewPCG(seed, 1))}
+	inBubble(t, machine, func(t *testing.T, f *fixture) {
+		f.keep(3, "a", "b")
+		f.Fill()
+		var calls sync.WaitGroup
+		for i := range 200 {
+			calls.Go(func() {
+				time.Sleep(time.Duration(i) * 100 * time.Millisecond)
+				box, err := f.Start(t.Context(), spec([]string{"a", "b"}[i%2]))
+				var dead *sandbox.DeadError
+				if err != nil && !errors.As(err, &dead) {
+					t.Errorf("error %v", err)
+				}
+				if err == nil {
+					box.Kill()
+				}
+			})
+		}
+		calls.Wait()
+		for _, name := range []string{"a", "b"} {
+			f.mu.Lock()
+			if n := len(f.shelves[name].waiting); n > 0 {
+				t.Errorf("%d calls wait for ever", n)
+			}
+			f.mu.Unlock()
+		}
+	})
 }
 
 // A call that is given up while it waits for a start leaves it to the next.
-func TestTakeCancelled(t *testing.T) {
-	y := build(t, 1, Options{})
-	y.Open()
-	y.until("a start", func() bool { return y.starting == 1 })
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := y.Take(ctx, y.envs["bash"]); err == nil {
-		t.Error("a call that was given up got a sandbox")
-	}
-	y.until("the one that was on its way", func() bool { return len(y.ready()) > 0 })
-	if len(y.shelves["bash"].waiting) > 0 {
-		t.Error("it still waits")
-	}
+func TestStart_Cancelled(t *testing.T) {
+	inBubble(t, seconds(), func(t *testing.T, f *fixture) {
+		f.keep(1, "a")
+		f.Fill()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
+		defer cancel()
+		if _, err := f.Start(ctx, spec("a")); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error %v", err)
+		}
+		if n := f.ready("a"); n < 1 || len(f.shelves["a"].waiting) > 0 {
+			t.Errorf("%d are ready, %d wait", n, len(f.shelves["a"].waiting))
+		}
+	})
 }
 
 // Close may come at any moment, and leaves nothing.
-func TestCloseUnderRefill(t *testing.T) {
-	for round := range 10 {
-		t.Run(fmt.Sprint(round), func(t *testing.T) {
-			y := build(t, 3, Options{})
-			y.Open()
+func TestClose_AtAnyMoment(t *testing.T) {
+	for round := range 12 {
+		inBubble(t, seconds(), func(t *testing.T, f *fixture) {
+			f.keep(3, "a")
+			f.Fill()
 			var calls sync.WaitGroup
 			for range 3 {
 				calls.Go(func() {
-					if box, err := y.Take(t.Context(), y.envs["bash"]); err == nil {
+					if box, err := f.Start(t.Context(), spec("a")); err == nil {
 						box.Kill()
 					}
 				})
 			}
-			time.Sleep(time.Duration(round) * 4 * time.Millisecond)
-			y.Close(patience)
+			time.Sleep(time.Duration(round) * 200 * time.Millisecond)
+			f.Close(time.Hour)
 			calls.Wait()
-			y.Open()
-			y.Set(y.envs)
-			if len(y.shelves) > 0 || y.starting > 0 {
-				t.Errorf("%d shelves, %d starts after the end", len(y.shelves), y.starting)
+			f.Fill()
+			f.keep(3, "a")
+			synctest.Wait()
+			if live, _ := f.machine.Live(); len(live) > 0 {
+				t.Errorf("%d sandboxes are left", len(live))
 			}
 		})
-	}
-}
-
-// A sandbox is started with all that its environment says of it.
-func TestSpec(t *testing.T) {
-	p := New(nil, Options{Inherit: map[string]string{"LANG": "C"}}, slog.New(slog.DiscardHandler))
-	got := p.spec(registry.Environment{
-		Name: "bash", SessionExec: "/run", OutputBytes: 1 << 10, MemoryMB: 3, PIDs: 5, CPUs: 1.5,
-	}, true)
-	want := sandbox.Spec{
-		Name: "bash", Exec: "/run", OutputBytes: 1 << 10, Warm: true,
-		Limits: cgroup.Limits{Memory: 3 << 20, Tasks: 5, CPUs: 1.5},
-		Env:    map[string]string{"LANG": "C"},
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
 	}
 }

@@ -1,42 +1,37 @@
-// Package session keeps sandboxes for calls: one of its own for each call
-// without a session, and one that stays for each session.
+// Package session answers calls in sandboxes: [Once] starts one for each call,
+// [Manager] keeps one for each session.
 //
-// It promises that the calls of one session run one at a time in the order in
-// which they took their places, that sessions end by their idle time and
-// lifetime when they said they would, and that every bound (sessions,
-// sandboxes at once) is answered with what to do, never with an endless wait.
+// It promises that the calls of one session run one at a time in the order of
+// their tickets, that sessions end by their idle time and lifetime when they
+// should, and that a session beyond the bound is an error and never an endless
+// wait.
 //
 // The lifetime ends a session between two calls: a call that runs at that
-// moment is finished first, which its own time limit bounds, and is told.
+// moment is finished first, which its own time limit bounds, and the next one
+// is told.
 package session
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
 const (
-	// maxOnce is how many sandboxes of calls without a session live at once;
-	// further calls wait. Each costs an interpreter's memory.
-	maxOnce = 32
-	// headStart is what the answer of a call without a session has for itself
-	// before its sandbox is ended, which takes a processor for milliseconds.
-	headStart = 5 * time.Millisecond
-	// maxEnded is how many ended sessions are remembered, to tell the next
-	// call what became of it.
+	// sessionGrace is the time between interrupt and kill in a session, where
+	// a kill loses the state.
+	sessionGrace = 2 * time.Second
+	// maxEnded bounds the ended sessions that are remembered, to tell the next
+	// call why it begins anew.
 	maxEnded = 1024
 )
-
-// died is why a session ended whose sandbox did.
-const died = "ended because its sandbox died"
 
 // Limits are the operator's.
 type Limits struct {
@@ -46,146 +41,127 @@ type Limits struct {
 	Max int
 }
 
-// Refusal is an answer to a call that does not run: a sentence that says what
-// to do.
-type Refusal struct{ Sentence string }
+// SpecFunc says which sandbox a call needs.
+type SpecFunc func(call.Call) sandbox.Spec
 
-func (r *Refusal) Error() string { return r.Sentence }
-
-// Lease is a sandbox for the time of one call.
-type Lease struct {
-	*sandbox.Sandbox
-	// Fresh says why a session had to start anew; empty where it did not.
-	Fresh string
-}
-
-// Source is where sandboxes come from; package pool has one.
-type Source interface {
-	// Take returns a sandbox in which no code has run.
-	Take(context.Context, registry.Environment) (*sandbox.Sandbox, error)
-}
-
-// Manager keeps the sandboxes of one client.
+// Manager keeps a sandbox for each session.
 type Manager struct {
-	source Source
-	limits Limits
-	log    *slog.Logger
-	once   chan struct{} // holds a token for each sandbox without a session
-	closed chan struct{}
+	starter sandbox.Starter
+	spec    SpecFunc
+	once    call.Executor
+	limits  Limits
+	log     *slog.Logger
+	closed  chan struct{}
 
 	mu       sync.Mutex
-	sessions map[string]*session
+	sessions map[call.Key]*session
 	live     int // sessions that have a sandbox or are starting one
-	ended    map[string]string
-	order    []string // of ended, oldest first
-	ending   bool
+	ended    map[call.Key]call.Restart
+	order    []call.Key // of ended, oldest first
 }
 
-// session is a line of calls and, between its first call and its end, a
+var _ call.Executor = (*Manager)(nil)
+
+// session is a queue of calls and, between its first call and its end, a
 // sandbox. It is forgotten when it has neither.
 type session struct {
-	id   string
-	line []*Place // the first one has its turn
-	env  string
-	// environment is what the sandbox was started from, whatever is called so
-	// now.
-	environment registry.Environment
-	box         *sandbox.Sandbox
-	born        time.Time
-	used        time.Time
-	timer       *time.Timer
+	key     call.Key
+	queue   []chan struct{} // one for each ticket; the first is closed
+	box     sandbox.Sandbox // nil where there is none
+	env     registry.Environment
+	started time.Time
+	used    time.Time
+	timer   *time.Timer // of its idle time; nil while it is in use
 }
 
-// New returns a manager.
-func New(source Source, limits Limits, log *slog.Logger) *Manager {
+// New returns a Manager that starts the sandboxes of sessions by starter and
+// leaves calls without a session to once. Its owner calls [Manager.Close].
+func New(starter sandbox.Starter, spec SpecFunc, once call.Executor, limits Limits, log *slog.Logger) *Manager {
 	return &Manager{
-		source:   source,
+		starter:  starter,
+		spec:     spec,
+		once:     once,
 		limits:   limits,
 		log:      log,
-		once:     make(chan struct{}, maxOnce),
 		closed:   make(chan struct{}),
-		sessions: map[string]*session{},
-		ended:    map[string]string{},
+		sessions: map[call.Key]*session{},
+		ended:    map[call.Key]call.Restart{},
 	}
 }
 
-// Place is a place in the line of a session.
-type Place struct {
-	manager *Manager
-	session *session
-	turn    chan struct{} // closed when it is this call's turn
-}
-
-// Enqueue takes the next place in the line of session id. It returns at once,
-// so that whoever reads calls can take their places in order of arrival.
-// [Place.Leave] must be called.
-func (m *Manager) Enqueue(id string) *Place {
+// Enqueue returns the next ticket of a session. It does not wait, so that
+// whoever reads calls takes their tickets in order of arrival. The caller
+// releases the ticket.
+func (m *Manager) Enqueue(key call.Key) *call.Ticket {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := m.sessions[id]
+	s := m.sessions[key]
 	if s == nil {
-		s = &session{id: id}
-		m.sessions[id] = s
+		s = &session{key: key}
+		m.sessions[key] = s
 	}
-	if s.timer != nil {
-		// It is in use again; the timer starts anew when the line is empty.
-		s.timer.Stop()
-		s.timer = nil
+	s.stopTimer()
+	turn := make(chan struct{})
+	s.queue = append(s.queue, turn)
+	if len(s.queue) == 1 {
+		close(turn)
 	}
-	p := &Place{manager: m, session: s, turn: make(chan struct{})}
-	s.line = append(s.line, p)
-	if len(s.line) == 1 {
-		close(p.turn)
-	}
-	return p
+	return call.NewTicket(key, turn, func() { m.release(s, turn) })
 }
 
-// Leave gives the place up, whether its turn came or not. It may be called
-// more than once.
-func (p *Place) Leave() {
-	m, s := p.manager, p.session
+// release takes a ticket out of its queue.
+func (m *Manager) release(s *session, turn chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	at := slices.Index(s.line, p)
-	if at < 0 {
-		return
-	}
-	s.line = slices.Delete(s.line, at, at+1)
+	at := slices.Index(s.queue, turn)
+	s.queue = slices.Delete(s.queue, at, at+1)
 	if at == 0 {
-		m.after(s)
+		m.advance(s)
 	}
 }
 
-// after settles a session whose first place was given up: it ends what is
-// over, and gives the turn to the next call or starts the idle timer.
-func (m *Manager) after(s *session) {
-	if s.box != nil {
-		s.used = time.Now()
-		select {
-		case <-s.box.Dead():
-			m.end(s, died)
-		default:
-			if left := time.Until(s.born.Add(m.limits.Lifetime)); left <= 0 {
-				m.end(s, m.lifetimeOver())
-			}
-		}
-	}
+// advance is called when the call at the head of the queue has ended. It ends
+// the session if its sandbox died or its lifetime is over; then it wakes the
+// next call or starts the idle timer.
+func (m *Manager) advance(s *session) {
+	s.used = time.Now()
+	m.endIfOver(s)
 	switch {
-	case len(s.line) > 0:
-		close(s.line[0].turn)
+	case len(s.queue) > 0:
+		close(s.queue[0])
 	case s.box == nil:
-		delete(m.sessions, s.id)
+		delete(m.sessions, s.key)
 	default:
-		m.rest(s)
+		m.startTimer(s)
 	}
 }
 
-// rest sets the timer of a session that nobody uses.
-func (m *Manager) rest(s *session) {
-	// The words are found when they are needed: this is on every call's way.
-	wait, why := m.limits.Idle, m.idleOver
-	if left := time.Until(s.born.Add(m.limits.Lifetime)); left < wait {
-		wait, why = left, m.lifetimeOver
+// endIfOver ends a session whose sandbox died or whose lifetime is over.
+func (m *Manager) endIfOver(s *session) {
+	switch {
+	case s.box == nil:
+	case isDone(s.box):
+		m.end(s, call.Restart{Cause: call.Died})
+	case time.Since(s.started) >= m.limits.Lifetime:
+		m.end(s, call.Restart{Cause: call.Lifetime, After: m.limits.Lifetime})
+	}
+}
+
+func isDone(box sandbox.Sandbox) bool {
+	select {
+	case <-box.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// startTimer ends a session that nobody uses when its idle time or its
+// lifetime is over.
+func (m *Manager) startTimer(s *session) {
+	wait, why := m.limits.Idle, call.Restart{Cause: call.Idle, After: m.limits.Idle}
+	if left := time.Until(s.started.Add(m.limits.Lifetime)); left < wait {
+		wait, why = left, call.Restart{Cause: call.Lifetime, After: m.limits.Lifetime}
 	}
 	var timer *time.Timer
 	timer = time.AfterFunc(wait, func() {
@@ -193,256 +169,224 @@ func (m *Manager) rest(s *session) {
 		defer m.mu.Unlock()
 		// A call may have come, and even gone, while the timer fired.
 		if s.timer == timer {
-			m.end(s, why())
-			delete(m.sessions, s.id)
+			m.end(s, why)
+			delete(m.sessions, s.key)
 		}
 	})
 	s.timer = timer
 }
 
-func (m *Manager) idleOver() string {
-	return fmt.Sprintf("ended after %s idle", seconds(m.limits.Idle))
-}
-
-func (m *Manager) lifetimeOver() string {
-	return fmt.Sprintf("ended at its lifetime of %s", seconds(m.limits.Lifetime))
-}
-
-func seconds(d time.Duration) string {
-	return fmt.Sprintf("%g s", d.Seconds())
-}
-
-// end takes the sandbox from a session and remembers why.
-func (m *Manager) end(s *session, why string) {
+func (s *session) stopTimer() {
 	if s.timer != nil {
 		s.timer.Stop()
 		s.timer = nil
 	}
+}
+
+// end takes the sandbox from a session and remembers why.
+func (m *Manager) end(s *session, why call.Restart) {
+	s.stopTimer()
 	s.box.Kill()
 	m.live--
-	m.log.Info("session ended", "session", s.id, "env", s.env, "why", why, "lived_ms", time.Since(s.born).Milliseconds())
-	s.box, s.env = nil, ""
-	m.remember(s.id, why)
-}
-
-// bury ends a session whose sandbox died while nobody used it; a call that
-// uses it finds out by itself.
-func (m *Manager) bury(s *session) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if s.box == nil || len(s.line) > 0 {
-		return
+	m.log.Info("session ended", "session", s.key.ID, "env", s.env.Name, "why", why.Cause, "lived_ms", time.Since(s.started).Milliseconds())
+	s.box = nil
+	if _, known := m.ended[s.key]; !known {
+		m.order = append(m.order, s.key)
 	}
-	select {
-	case <-s.box.Dead():
-		m.end(s, died)
-		delete(m.sessions, s.id)
-	default: // the sandbox that ended is an earlier one
-	}
-}
-
-// remember keeps why a session ended until its next call.
-func (m *Manager) remember(id, why string) {
-	if _, known := m.ended[id]; !known {
-		m.order = append(m.order, id)
-	}
-	m.ended[id] = why
+	m.ended[s.key] = why
 	for len(m.order) > maxEnded {
 		delete(m.ended, m.order[0])
 		m.order = m.order[1:]
 	}
 }
 
-// recall returns why the session ended before, once.
-func (m *Manager) recall(id string) string {
-	why, known := m.ended[id]
+// takeRestart returns why a session ended before; once, and nil where it did
+// not.
+func (m *Manager) takeRestart(key call.Key) *call.Restart {
+	why, known := m.ended[key]
 	if !known {
-		return ""
+		return nil
 	}
-	delete(m.ended, id)
-	m.order = slices.DeleteFunc(m.order, func(other string) bool { return other == id })
-	return why
+	delete(m.ended, key)
+	m.order = slices.DeleteFunc(m.order, func(other call.Key) bool { return other == key })
+	return &why
 }
 
-// Use waits for the place's turn and calls f with the session's sandbox,
-// which is started if there is none. A place is used once. The error is a
-// [*Refusal], ctx's, a [*sandbox.DeadError] of a sandbox that did not start,
-// or f's.
-func (m *Manager) Use(ctx context.Context, place *Place, env registry.Environment, f func(Lease) error) error {
-	if err := m.wait(ctx, place.turn); err != nil {
-		return err
+// sandboxEnded ends a session whose sandbox died while nobody used it; a call
+// that uses it finds out by itself.
+func (m *Manager) sandboxEnded(s *session) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	// The sandbox that ended may be an earlier one.
+	if s.box != nil && len(s.queue) == 0 && isDone(s.box) {
+		m.end(s, call.Restart{Cause: call.Died})
+		delete(m.sessions, s.key)
 	}
-	lease, err := m.lease(ctx, place.session, env)
+}
+
+// Execute implements [call.Executor]. It waits for the turn of the call's
+// ticket, and starts the session's sandbox where there is none.
+func (m *Manager) Execute(ctx context.Context, c call.Call) (call.Result, error) {
+	if c.Session == "" {
+		return m.once.Execute(ctx, c)
+	}
+	ticket := c.Ticket
+	if ticket == nil {
+		ticket = m.Enqueue(c.Key())
+		defer ticket.Release()
+	}
+	s, err := m.wait(ctx, ticket)
 	if err != nil {
-		return err
+		return call.Result{}, err
 	}
-	return f(lease)
+	box, restart, err := m.lease(ctx, s, c)
+	if err != nil {
+		return call.Result{}, err
+	}
+	result, err := execute(ctx, box, c, sessionGrace, true)
+	return call.Result{Result: result, Restart: restart}, err
 }
 
-// wait waits for a turn, the call's end or the server's. A call that was
-// cancelled while it waited does not run, even if its turn came too.
-func (m *Manager) wait(ctx context.Context, turn <-chan struct{}) error {
+// wait waits for a ticket's turn, the call's end or the Manager's. A call that
+// was cancelled while it waited does not run, even if its turn came too.
+func (m *Manager) wait(ctx context.Context, ticket *call.Ticket) (*session, error) {
 	select {
-	case <-turn:
+	case <-ticket.Turn:
 	case <-ctx.Done():
 	case <-m.closed:
 	}
-	return m.stopped(ctx)
+	if m.isClosed() {
+		return nil, sandbox.ErrClosed
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.sessions[ticket.Key], ctx.Err()
 }
 
-// stopped says why a call may not run any more.
-func (m *Manager) stopped(ctx context.Context) error {
+func (m *Manager) isClosed() bool {
 	select {
 	case <-m.closed:
-		return sandbox.ErrClosed
+		return true
 	default:
-		return ctx.Err()
+		return false
 	}
 }
 
 // lease returns the sandbox of a session whose turn the caller has, so that
 // nobody else starts one.
-func (m *Manager) lease(ctx context.Context, s *session, env registry.Environment) (Lease, error) {
+func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (sandbox.Sandbox, *call.Restart, error) {
 	m.mu.Lock()
-	if s.box != nil {
-		select {
-		case <-s.box.Dead():
-			m.end(s, died)
-		default:
-			if time.Since(s.born) >= m.limits.Lifetime {
-				m.end(s, m.lifetimeOver())
-			}
-		}
-	}
+	m.endIfOver(s)
 	if s.box != nil {
 		defer m.mu.Unlock()
-		if s.env != env.Name {
-			return Lease{}, &Refusal{fmt.Sprintf("session %q belongs to env %q: call it with that env, or use another session id for %q", s.id, s.env, env.Name)}
+		if s.env.Name != c.Env.Name {
+			return nil, nil, &call.OtherEnvError{Session: c.Session, Has: s.env.Name, Wanted: c.Env.Name}
 		}
-		return Lease{Sandbox: s.box}, nil
+		return s.box, nil, nil
 	}
 	if m.live >= m.limits.Max {
 		defer m.mu.Unlock()
-		return Lease{}, m.full()
+		return nil, nil, m.full(c.Principal)
 	}
 	m.live++
 	m.mu.Unlock()
 
-	born := time.Now()
-	box, err := m.source.Take(ctx, env)
+	started := time.Now()
+	box, err := start(ctx, m.starter, m.spec(c))
 	if err == nil {
-		defer box.OnEnd(func() { m.bury(s) })
+		defer box.OnEnd(func() { m.sandboxEnded(s) })
 	}
 
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if err == nil && m.isClosed() {
+		box.Kill()
+		err = sandbox.ErrClosed
+	}
 	if err != nil {
 		m.live--
-		return Lease{}, err
+		return nil, nil, err
 	}
-	if m.ending {
-		m.live--
-		box.Kill()
-		return Lease{}, sandbox.ErrClosed
-	}
-	s.box, s.env, s.born, s.used = box, env.Name, born, time.Now()
-	s.environment = env
-	m.log.Info("session started", "session", s.id, "env", env.Name, "ms", time.Since(born).Milliseconds())
-	return Lease{Sandbox: box, Fresh: m.recall(s.id)}, nil
+	s.box, s.env, s.started, s.used = box, c.Env, started, time.Now()
+	m.log.Info("session started", "session", c.Session, "env", c.Env.Name, "ms", time.Since(started).Milliseconds())
+	return box, m.takeRestart(s.key), nil
 }
 
-// full refuses a session beyond the limit and names the ones that are idle,
-// the longest first.
-func (m *Manager) full() *Refusal {
-	var idle []*session
-	for _, s := range m.sessions {
-		if s.box != nil && len(s.line) == 0 {
-			idle = append(idle, s)
+// full is the error of a session beyond the bound.
+func (m *Manager) full(principal string) error {
+	full := &call.FullError{Max: m.limits.Max}
+	for key, s := range m.sessions {
+		if s.box != nil && len(s.queue) == 0 && key.Principal == principal {
+			full.Idle = append(full.Idle, call.IdleSession{ID: key.ID, Env: s.env.Name, Idle: time.Since(s.used)})
 		}
 	}
-	slices.SortFunc(idle, func(a, b *session) int { return a.used.Compare(b.used) })
-	text := fmt.Sprintf("all %d sessions are in use", m.limits.Max)
-	if len(idle) == 0 {
-		return &Refusal{text + " and none is idle: wait until a call has ended, or call without session"}
-	}
-	var names []string
-	for _, s := range idle[:min(len(idle), 8)] {
-		names = append(names, fmt.Sprintf("%s (%s, %.0f s)", s.id, s.env, time.Since(s.used).Seconds()))
-	}
-	if more := len(idle) - len(names); more > 0 {
-		names = append(names, fmt.Sprintf("%d more", more))
-	}
-	return &Refusal{fmt.Sprintf("%s; idle: %s: go on in one of these, or call without session", text, strings.Join(names, ", "))}
+	slices.SortFunc(full.Idle, func(a, b call.IdleSession) int { return int(b.Idle - a.Idle) })
+	return full
 }
 
-// Once calls f with a sandbox that is thrown away afterwards. Calls wait in
-// line where maxOnce of them run.
-func (m *Manager) Once(ctx context.Context, env registry.Environment, f func(Lease) error) error {
-	select {
-	case m.once <- struct{}{}:
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-m.closed:
-		return sandbox.ErrClosed
-	}
-	if err := m.stopped(ctx); err != nil {
-		<-m.once
-		return err
-	}
-	box, err := m.source.Take(ctx, env)
+// ReadFile reads a file of a live session, as [sandbox.Sandbox] does, when the
+// ticket's turn has come. It starts no session: without one the error is a
+// [*call.NoSessionError].
+func (m *Manager) ReadFile(ctx context.Context, ticket *call.Ticket, name string, limit int64) ([]byte, error) {
+	s, err := m.wait(ctx, ticket)
 	if err != nil {
-		<-m.once
-		return err
-	}
-	// The room is free again when nothing of the sandbox is left, for which
-	// the answer need not wait.
-	box.OnEnd(func() { <-m.once })
-	defer time.AfterFunc(headStart, box.Kill)
-	return f(Lease{Sandbox: box})
-}
-
-// Find calls f with the sandbox of a live session when the place's turn has
-// come; it starts none.
-func (m *Manager) Find(ctx context.Context, place *Place, f func(*sandbox.Sandbox) error) error {
-	if err := m.wait(ctx, place.turn); err != nil {
-		return err
+		return nil, err
 	}
 	m.mu.Lock()
-	box := place.session.box
+	box := s.box
 	m.mu.Unlock()
 	if box == nil {
-		return &Refusal{fmt.Sprintf("there is no session %q", place.session.id)}
+		return nil, &call.NoSessionError{Session: ticket.Key.ID}
 	}
-	return f(box)
+	return box.ReadFile(ctx, name, limit)
 }
 
 // Environment returns what a live session was started from. It goes on with
 // that when the environment has been replaced, or is not offered any more.
-func (m *Manager) Environment(id string) (registry.Environment, bool) {
+func (m *Manager) Environment(key call.Key) (registry.Environment, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if s := m.sessions[id]; s != nil && s.box != nil {
-		return s.environment, true
+	if s := m.sessions[key]; s != nil && s.box != nil {
+		return s.env, true
 	}
 	return registry.Environment{}, false
 }
 
-// Close ends every session and refuses further calls. Sandboxes of calls that
-// run are ended by [sandbox.Launcher.Close].
+// Close ends every session; later calls fail with [sandbox.ErrClosed].
 func (m *Manager) Close() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.ending {
+	if m.isClosed() {
 		return
 	}
-	m.ending = true
 	close(m.closed)
 	for _, s := range m.sessions {
 		if s.box != nil {
-			m.end(s, "ended with the server")
+			m.end(s, call.Restart{Cause: call.Closed})
 		}
 	}
 }
 
-// Session is the id that the place is for.
-func (p *Place) Session() string { return p.session.id }
+// start starts a sandbox for a call.
+func start(ctx context.Context, starter sandbox.Starter, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	box, err := starter.Start(ctx, spec)
+	// The end of the call or of the server is no fault of the environment.
+	if err != nil && ctx.Err() == nil && !errors.Is(err, sandbox.ErrClosed) {
+		err = &call.StartError{Env: spec.Name, Err: err}
+	}
+	return box, err
+}
+
+// execute runs a call in a sandbox and reads the images that it wrote.
+func execute(ctx context.Context, box sandbox.Sandbox, c call.Call, grace time.Duration, keep bool) (sandbox.Result, error) {
+	result, err := box.Execute(ctx, sandbox.Request{
+		Code: c.Code, Timeout: c.Env.Timeout, Grace: grace, Keep: keep, Progress: c.Progress,
+	})
+	if err != nil {
+		return result, err
+	}
+	// What was written before a cancellation is shown as well, so this does
+	// not end with the call.
+	readImages(context.WithoutCancel(ctx), box, result.Files, c.Env.OutputBytes)
+	return result, nil
+}

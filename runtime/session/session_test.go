@@ -5,453 +5,500 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
+	"math/rand/v2"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/pool"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/sandboxtest"
 )
 
-func TestMain(m *testing.M) { os.Exit(mcptest.Main(m)) }
-
-// house is a manager over real sandboxes.
-type house struct {
+// fixture is a Manager over a machine of this process. Its time is a bubble's.
+type fixture struct {
 	*Manager
-	t   *testing.T
-	set *registry.Set
+	t       *testing.T
+	machine *sandboxtest.Machine
 }
 
-// build starts a manager; limits that are zero are far away.
-func build(t *testing.T, limits Limits) *house {
+func specOf(c call.Call) sandbox.Spec { return sandbox.Spec{Name: c.Env.Name, OutputBytes: 1000} }
+
+// inBubble runs a test with a Manager; limits that are zero are out of reach.
+func inBubble(t *testing.T, limits Limits, test func(*testing.T, *fixture)) {
 	t.Helper()
-	set, err := registry.Read(mcptest.Metadata(t, mcptest.Artifacts(t)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(set.Broken) > 0 {
-		t.Fatal(set.Broken)
-	}
 	if limits.Idle == 0 {
-		limits.Idle = time.Hour
+		limits.Idle = 1000 * time.Hour
 	}
 	if limits.Lifetime == 0 {
-		limits.Lifetime = time.Hour
+		limits.Lifetime = 1000 * time.Hour
 	}
 	if limits.Max == 0 {
 		limits.Max = 64
 	}
-	log := slog.New(slog.DiscardHandler)
-	launcher := sandbox.NewLauncher(log, nil, nil)
-	h := &house{New(pool.New(launcher, pool.Options{}, log), limits, log), t, set}
-	t.Cleanup(func() {
-		h.Close()
-		launcher.Close(20 * time.Second)
-		mcptest.Gone(t, 10*time.Second, mcptest.Descendants(os.Getpid()))
+	synctest.Test(t, func(t *testing.T) {
+		machine := &sandboxtest.Machine{StartTime: time.Second}
+		f := &fixture{New(machine, specOf, Once(machine, specOf), limits, slog.New(slog.DiscardHandler)), t, machine}
+		test(t, f)
+		f.Close()
+		synctest.Wait()
+		if live, _ := machine.Live(); len(live) > 0 {
+			t.Errorf("%d sandboxes outlive the sessions", len(live))
+		}
 	})
-	return h
 }
 
-// said is what came of a call.
-type said struct {
-	stdout string
-	fresh  string
-	result sandbox.Result
-	err    error
+// environment is one of the fixture's; all but the named are alike.
+func environment(name string) registry.Environment {
+	return registry.Environment{Name: name, Timeout: time.Minute, OutputBytes: 1000}
 }
 
-// take runs code in a place of the session's line.
-func (h *house) take(ctx context.Context, place *Place, env, code string) said {
-	defer place.Leave()
-	var s said
-	s.err = h.Use(ctx, place, h.set.Environments[env], func(lease Lease) error {
-		s.fresh = lease.Fresh
-		output := sandbox.NewOutput(1000)
-		var err error
-		s.result, err = lease.Execute(ctx, sandbox.Call{Code: code, Timeout: 20 * time.Second, Grace: time.Second, Keep: true, Output: output})
-		stdout, stderr := output.Texts()
-		s.stdout = stdout.Head + stderr.Head
-		return err
+// do runs code with a ticket.
+func (f *fixture) do(ctx context.Context, ticket *call.Ticket, code string) (call.Result, error) {
+	defer ticket.Release()
+	return f.Execute(ctx, call.Call{
+		Principal: ticket.Key.Principal, Session: ticket.Key.ID, Ticket: ticket, Env: environment("one"), Code: code,
 	})
-	return s
 }
 
-func (h *house) bash(id, code string) said {
-	return h.take(h.t.Context(), h.Enqueue(id), "bash", code)
-}
-
-// want fails the test unless the call answered with stdout.
-func (h *house) want(s said, stdout string) {
-	h.t.Helper()
-	if s.err != nil || s.stdout != stdout {
-		h.t.Errorf("answer %q, error %v, want %q", s.stdout, s.err, stdout)
+// in runs code in a session and fails the test unless it writes want.
+func (f *fixture) in(session, code, want string) call.Result {
+	f.t.Helper()
+	result, err := f.do(f.t.Context(), f.Enqueue(call.Key{ID: session}), code)
+	if err != nil || result.Stdout.Head != want {
+		f.t.Errorf("%s: answer %q, error %v, want %q", code, result.Stdout.Head, err, want)
 	}
+	return result
 }
 
-func TestStateStays(t *testing.T) {
-	h := build(t, Limits{})
-	h.want(h.bash("a", "x=1; echo $x"), "1\n")
-	h.want(h.bash("b", "echo none$x"), "none\n")
-	h.want(h.bash("a", "x=$((x+1)); echo $x"), "2\n")
+func TestSession_KeepsState(t *testing.T) {
+	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
+		f.in("a", "x=1; echo $x", "1\n")
+		f.in("b", "echo none$x", "none\n")
+		if result := f.in("a", "echo $x", "1\n"); result.State != frame.StateKept || result.Restart != nil {
+			t.Errorf("result %+v", result)
+		}
+		if f.machine.Started() != 2 {
+			t.Errorf("%d sandboxes for two sessions", f.machine.Started())
+		}
+	})
 }
 
-func TestOtherEnvironment(t *testing.T) {
-	h := build(t, Limits{})
-	h.want(h.bash("a", "echo 1"), "1\n")
-	s := h.take(t.Context(), h.Enqueue("a"), "cat", "x")
-	var refusal *Refusal
-	if !errors.As(s.err, &refusal) || refusal.Sentence != `session "a" belongs to env "bash": call it with that env, or use another session id for "cat"` {
-		t.Errorf("error %v", s.err)
-	}
-	h.want(h.bash("a", "echo 2"), "2\n")
+// Sessions of one name of two principals are two sessions, also in what a
+// refusal names.
+func TestSession_BelongsToItsPrincipal(t *testing.T) {
+	inBubble(t, Limits{Max: 2}, func(t *testing.T, f *fixture) {
+		as := func(principal, session, code string) (string, error) {
+			result, err := f.do(t.Context(), f.Enqueue(call.Key{Principal: principal, ID: session}), code)
+			return result.Stdout.Head, err
+		}
+		as("alice", "s", "x=hers")
+		if got, err := as("bob", "s", "echo none$x"); got != "none\n" {
+			t.Errorf("bob reads %q, error %v", got, err)
+		}
+		if got, _ := as("alice", "s", "echo $x"); got != "hers\n" {
+			t.Errorf("alice reads %q", got)
+		}
+		_, err := as("bob", "another", "echo")
+		var full *call.FullError
+		if !errors.As(err, &full) || len(full.Idle) != 1 || full.Idle[0].ID != "s" {
+			t.Errorf("error %v: %+v", err, full)
+		}
+	})
 }
 
-// Calls run in the order in which they took their places, whatever order
-// their goroutines run in.
-func TestOrder(t *testing.T) {
-	h := build(t, Limits{})
-	var places []*Place
-	for range 50 {
-		places = append(places, h.Enqueue("a"))
-	}
-	var wg sync.WaitGroup
-	for i := len(places) - 1; i >= 0; i-- {
-		wg.Go(func() { h.take(t.Context(), places[i], "bash", fmt.Sprintf("echo -n %d. >>order", i)) })
-	}
-	wg.Wait()
-	var want strings.Builder
-	for i := range places {
-		fmt.Fprintf(&want, "%d.", i)
-	}
-	h.want(h.bash("a", "cat order"), want.String())
+func TestSession_HasOneEnvironment(t *testing.T) {
+	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
+		f.in("a", "echo 1", "1\n")
+		_, err := f.Execute(t.Context(), call.Call{Session: "a", Env: environment("two"), Code: "echo"})
+		var other *call.OtherEnvError
+		if !errors.As(err, &other) || *other != (call.OtherEnvError{Session: "a", Has: "one", Wanted: "two"}) {
+			t.Errorf("error %v", err)
+		}
+		f.in("a", "echo 2", "2\n")
+		if env, ok := f.Environment(call.Key{ID: "a"}); !ok || env.Name != "one" {
+			t.Errorf("environment %+v, %v", env, ok)
+		}
+		if _, ok := f.Environment(call.Key{ID: "b"}); ok {
+			t.Error("a session that never was has an environment")
+		}
+	})
 }
 
-// Sessions do not wait for each other: each of these waits for all others.
-func TestSideBySide(t *testing.T) {
-	h := build(t, Limits{})
-	var begun, wg sync.WaitGroup
-	begun.Add(8)
-	for i := range 8 {
-		wg.Go(func() {
-			place := h.Enqueue(fmt.Sprint(i))
-			defer place.Leave()
-			err := h.Use(t.Context(), place, h.set.Environments["bash"], func(Lease) error {
-				begun.Done()
-				begun.Wait()
-				return nil
+// Calls run in the order of their tickets, whatever order their goroutines
+// run in.
+func TestTickets_DecideTheOrder(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
+		var tickets []*call.Ticket
+		for range 50 {
+			tickets = append(tickets, f.Enqueue(call.Key{ID: "a"}))
+		}
+		var calls sync.WaitGroup
+		for _, i := range rand.New(rand.NewPCG(seed, 0)).Perm(len(tickets)) {
+			calls.Go(func() {
+				if _, err := f.do(t.Context(), tickets[i], fmt.Sprintf("sleep 0.1; order=$order.%d", i)); err != nil {
+					t.Error(err)
+				}
 			})
-			if err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
+		}
+		calls.Wait()
+		var want strings.Builder
+		for i := range tickets {
+			fmt.Fprintf(&want, ".%d", i)
+		}
+		f.in("a", "echo $order", want.String()+"\n")
+	})
+}
+
+func TestSessions_RunBesideEachOther(t *testing.T) {
+	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
+		began := time.Now()
+		var calls sync.WaitGroup
+		for i := range 8 {
+			calls.Go(func() { f.in(fmt.Sprint(i), "sleep 10", "") })
+		}
+		calls.Wait()
+		if took := time.Since(began); took != 11*time.Second { // one start and one call
+			t.Errorf("8 calls of 10 s in 8 sessions took %v", took)
+		}
+	})
 }
 
 // A call that is cancelled while it waits never runs, and holds nobody up.
-func TestCancelledWhileWaiting(t *testing.T) {
-	h := build(t, Limits{})
-	first, second, third := h.Enqueue("a"), h.Enqueue("a"), h.Enqueue("a")
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if s := h.take(ctx, second, "bash", "touch ran"); !errors.Is(s.err, context.Canceled) {
-		t.Errorf("error %v", s.err)
-	}
-	h.want(h.take(t.Context(), first, "bash", "echo 1"), "1\n")
-	h.want(h.take(t.Context(), third, "bash", "find -name ran"), "")
-	// One whose turn has come does not run either.
-	if s := h.take(ctx, h.Enqueue("a"), "bash", "touch ran"); !errors.Is(s.err, context.Canceled) {
-		t.Errorf("error %v", s.err)
-	}
-	h.want(h.bash("a", "find -name ran"), "")
-}
-
-func TestCancelKeepsState(t *testing.T) {
-	h := build(t, Limits{})
-	h.want(h.bash("a", "x=kept"), "")
-	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(200*time.Millisecond, cancel)
-	s := h.take(ctx, h.Enqueue("a"), "bash", "echo before; sleep 99")
-	if s.err != nil || s.result.Outcome != frame.OutcomeCancelled || s.result.State != frame.StateKept || s.stdout != "before\n" {
-		t.Errorf("answer %+v", s)
-	}
-	h.want(h.bash("a", "echo $x"), "kept\n")
-}
-
-func TestIdleEnds(t *testing.T) {
-	h := build(t, Limits{Idle: time.Second})
-	h.want(h.bash("a", "x=1"), "")
-	// A running call is not cut, however long it takes.
-	s := h.bash("a", "sleep 1.5; echo $x")
-	h.want(s, "1\n")
-	if s.fresh != "" {
-		t.Errorf("the session was started anew: %s", s.fresh)
-	}
-	h.awaitEnd("a")
-	s = h.bash("a", "echo none$x")
-	h.want(s, "none\n")
-	if s.fresh != "ended after 1 s idle" {
-		t.Errorf("told %q", s.fresh)
-	}
-	// It is told once.
-	if s := h.bash("a", ":"); s.fresh != "" {
-		t.Errorf("told again %q", s.fresh)
-	}
-}
-
-// awaitEnd waits until a session has no sandbox.
-func (h *house) awaitEnd(id string) {
-	h.t.Helper()
-	mcptest.Eventually(h.t, 10*time.Second, func() string { return "session " + id + " lives on" }, func() bool {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		return h.sessions[id] == nil
+func TestCancel_WhileWaiting(t *testing.T) {
+	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
+		first, second, third := f.Enqueue(call.Key{ID: "a"}), f.Enqueue(call.Key{ID: "a"}), f.Enqueue(call.Key{ID: "a"})
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := f.do(ctx, second, "ran=yes"); !errors.Is(err, context.Canceled) {
+			t.Errorf("error %v", err)
+		}
+		f.do(t.Context(), first, "x=1")
+		if result, err := f.do(t.Context(), third, "echo $x$ran"); err != nil || result.Stdout.Head != "1\n" {
+			t.Errorf("answer %+v, error %v", result, err)
+		}
+		// One whose turn has come does not run either.
+		if _, err := f.do(ctx, f.Enqueue(call.Key{ID: "a"}), "ran=yes"); !errors.Is(err, context.Canceled) {
+			t.Errorf("error %v", err)
+		}
+		f.in("a", "echo none$ran", "none\n")
 	})
 }
 
-// Use puts the idle end off.
-func TestUseKeepsIdleAway(t *testing.T) {
-	h := build(t, Limits{Idle: 700 * time.Millisecond})
-	h.want(h.bash("a", "x=1"), "")
-	for range 4 {
-		time.Sleep(350 * time.Millisecond)
-		h.want(h.bash("a", "echo $x"), "1\n")
+func TestCancel_KeepsState(t *testing.T) {
+	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
+		f.in("a", "x=kept", "")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		result, err := f.do(ctx, f.Enqueue(call.Key{ID: "a"}), "echo before; sleep 99; echo after")
+		if err != nil || result.Outcome != frame.OutcomeCancelled || result.State != frame.StateKept || result.Stdout.Head != "before\n" {
+			t.Errorf("answer %+v, error %v", result, err)
+		}
+		f.in("a", "echo $x", "kept\n")
+	})
+}
+
+// restart fails the test unless a result says why its session is a new one.
+func restart(t *testing.T, result call.Result, want call.Restart) {
+	t.Helper()
+	if result.Restart == nil || *result.Restart != want {
+		t.Errorf("restart %+v, want %+v", result.Restart, want)
 	}
 }
 
-func TestLifetimeEnds(t *testing.T) {
-	h := build(t, Limits{Lifetime: time.Second})
-	h.want(h.bash("a", "x=1"), "")
-	h.awaitEnd("a")
-	s := h.bash("a", "echo none$x")
-	h.want(s, "none\n")
-	if s.fresh != "ended at its lifetime of 1 s" {
-		t.Errorf("told %q", s.fresh)
-	}
+func TestIdle_EndsASession(t *testing.T) {
+	inBubble(t, Limits{Idle: time.Minute}, func(t *testing.T, f *fixture) {
+		f.in("a", "x=1", "")
+		time.Sleep(time.Minute - 1)
+		f.in("a", "echo $x", "1\n") // a call puts the end off
+		time.Sleep(time.Minute - 1)
+		f.in("a", "sleep 30; sleep 29; echo $x", "1\n") // however long it takes
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if live, _ := f.machine.Live(); len(live) > 0 {
+			t.Error("the session lives on")
+		}
+		restart(t, f.in("a", "echo none$x", "none\n"), call.Restart{Cause: call.Idle, After: time.Minute})
+		if result := f.in("a", "", ""); result.Restart != nil {
+			t.Errorf("told again: %+v", result.Restart)
+		}
+	})
+}
+
+// A ticket alone keeps the session, and its release starts the idle time.
+func TestIdle_BeginsWhenTheQueueIsEmpty(t *testing.T) {
+	inBubble(t, Limits{Idle: time.Minute}, func(t *testing.T, f *fixture) {
+		f.in("a", "x=1", "")
+		time.Sleep(30 * time.Second)
+		ticket := f.Enqueue(call.Key{ID: "a"})
+		time.Sleep(time.Hour)
+		ticket.Release()
+		ticket.Release() // once is enough
+		time.Sleep(time.Minute - 1)
+		f.in("a", "echo $x", "1\n")
+	})
+}
+
+func TestLifetime_EndsASession(t *testing.T) {
+	inBubble(t, Limits{Lifetime: time.Hour}, func(t *testing.T, f *fixture) {
+		f.in("a", "x=1", "")
+		time.Sleep(time.Hour - time.Second) // a start took one
+		synctest.Wait()
+		if live, _ := f.machine.Live(); len(live) > 0 {
+			t.Error("the session lives on")
+		}
+		restart(t, f.in("a", "echo none$x", "none\n"), call.Restart{Cause: call.Lifetime, After: time.Hour})
+	})
 }
 
 // A call that runs at the end of the lifetime is finished; what waits behind
-// it starts afresh.
-func TestLifetimeEndsAfterTheCall(t *testing.T) {
-	h := build(t, Limits{Lifetime: time.Second})
-	first, second := h.Enqueue("a"), h.Enqueue("a")
-	h.want(h.take(t.Context(), first, "bash", "x=1; sleep 1.3; echo $x"), "1\n")
-	s := h.take(t.Context(), second, "bash", "echo none$x")
-	h.want(s, "none\n")
-	if s.fresh != "ended at its lifetime of 1 s" {
-		t.Errorf("told %q", s.fresh)
-	}
-}
-
-func TestMax(t *testing.T) {
-	h := build(t, Limits{Max: 2})
-	h.want(h.bash("one", "echo 1"), "1\n")
-	h.want(h.bash("two", "echo 2"), "2\n")
-	s := h.bash("three", "echo 3")
-	var refusal *Refusal
-	if !errors.As(s.err, &refusal) || !strings.HasPrefix(refusal.Sentence, "all 2 sessions are in use; idle: one (bash, 0 s), two (bash, 0 s): go on in one of these") {
-		t.Errorf("error %v", s.err)
-	}
-	// One that is busy is not offered.
-	busy := h.Enqueue("one")
-	s = h.bash("three", "echo 3")
-	if !errors.As(s.err, &refusal) || strings.Contains(refusal.Sentence, "one (") {
-		t.Errorf("error %v", s.err)
-	}
-	busy.Leave()
-	h.want(h.bash("two", "exec true"), "") // the interpreter ends, not the session
-	h.want(h.bash("two", "echo 2"), "2\n")
-}
-
-// What fails to start takes no room.
-func TestFailedStartsTakeNoRoom(t *testing.T) {
-	h := build(t, Limits{Max: 1})
-	broken := h.set.Environments["bash"]
-	broken.SessionExec = "/nowhere/session-run"
-	for range 3 {
-		place := h.Enqueue("a")
-		err := h.Use(t.Context(), place, broken, func(Lease) error { return nil })
-		place.Leave()
-		var dead *sandbox.DeadError
-		if !errors.As(err, &dead) {
-			t.Fatalf("error %v", err)
+// it begins anew.
+func TestLifetime_EndsAfterTheCall(t *testing.T) {
+	inBubble(t, Limits{Lifetime: 10 * time.Second}, func(t *testing.T, f *fixture) {
+		first, second := f.Enqueue(call.Key{ID: "a"}), f.Enqueue(call.Key{ID: "a"})
+		if result, err := f.do(t.Context(), first, "x=1; sleep 15; echo $x"); err != nil || result.Stdout.Head != "1\n" {
+			t.Errorf("answer %+v, error %v", result, err)
 		}
-		err = h.Once(t.Context(), broken, func(Lease) error { return nil })
-		if !errors.As(err, &dead) {
-			t.Fatalf("error %v", err)
+		result, err := f.do(t.Context(), second, "echo none$x")
+		if err != nil || result.Stdout.Head != "none\n" {
+			t.Errorf("answer %+v, error %v", result, err)
 		}
-	}
-	if len(h.once) != 0 || len(h.sessions) != 0 || h.live != 0 {
-		t.Errorf("%d sandboxes, %d sessions, %d live", len(h.once), len(h.sessions), h.live)
-	}
-	h.want(h.bash("a", "echo 1"), "1\n")
-}
-
-// Nor does what is cancelled before its turn.
-func TestCancelledTakeNoRoom(t *testing.T) {
-	h := build(t, Limits{})
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	for range 100 {
-		if err := h.Once(ctx, h.set.Environments["bash"], func(Lease) error { return nil }); !errors.Is(err, context.Canceled) {
-			t.Fatalf("error %v", err)
-		}
-		if len(h.once) != 0 {
-			t.Fatalf("%d sandboxes", len(h.once))
-		}
-	}
-}
-
-// kill ends a session's sandbox from outside, as the end of its agent does.
-func (h *house) kill(id string) {
-	h.t.Helper()
-	h.mu.Lock()
-	box := h.sessions[id].box
-	h.mu.Unlock()
-	box.Kill()
-	<-box.Reaped()
-}
-
-// A sandbox that dies between two calls is replaced, and the next one told.
-func TestDeathWhenIdle(t *testing.T) {
-	h := build(t, Limits{Max: 1})
-	h.want(h.bash("a", "x=1"), "")
-	h.kill("a")
-	h.awaitEnd("a")
-	h.want(h.bash("b", "echo 1"), "1\n") // the room is free
-	h.kill("b")
-	h.awaitEnd("b")
-	s := h.bash("a", "echo none$x")
-	h.want(s, "none\n")
-	if s.fresh != "ended because its sandbox died" {
-		t.Errorf("told %q", s.fresh)
-	}
-}
-
-func TestDeathInACall(t *testing.T) {
-	h := build(t, Limits{})
-	h.want(h.bash("a", "x=1"), "")
-	time.AfterFunc(200*time.Millisecond, func() { h.kill("a") })
-	s := h.bash("a", "sleep 99")
-	var dead *sandbox.DeadError
-	if !errors.As(s.err, &dead) {
-		t.Errorf("error %v", s.err)
-	}
-	s = h.bash("a", "echo none$x")
-	h.want(s, "none\n")
-	if s.fresh != "ended because its sandbox died" {
-		t.Errorf("told %q", s.fresh)
-	}
-}
-
-func TestEndedAreForgotten(t *testing.T) {
-	m := New(nil, Limits{}, slog.New(slog.DiscardHandler))
-	for i := range 3 * maxEnded {
-		m.remember(fmt.Sprint(i), "x")
-		m.remember(fmt.Sprint(i), "y")
-	}
-	if len(m.ended) != maxEnded || len(m.order) != maxEnded {
-		t.Errorf("%d and %d are remembered", len(m.ended), len(m.order))
-	}
-	last := fmt.Sprint(3*maxEnded - 1)
-	if got := m.recall(last); got != "y" {
-		t.Errorf("recalled %q", got)
-	}
-	if got := m.recall(last); got != "" {
-		t.Errorf("recalled again %q", got)
-	}
-}
-
-func TestOnce(t *testing.T) {
-	h := build(t, Limits{})
-	var box *sandbox.Sandbox
-	err := h.Once(t.Context(), h.set.Environments["bash"], func(lease Lease) error {
-		box = lease.Sandbox
-		return nil
+		restart(t, result, call.Restart{Cause: call.Lifetime, After: 10 * time.Second})
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	<-box.Reaped()
 }
 
-// Calls beyond the bound wait for room, which every end gives back.
-func TestOnceIsBounded(t *testing.T) {
-	h := build(t, Limits{})
-	for range maxOnce {
-		h.once <- struct{}{}
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(50*time.Millisecond, cancel)
-	if err := h.Once(ctx, h.set.Environments["bash"], func(Lease) error { return nil }); !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v", err)
-	}
-	time.AfterFunc(50*time.Millisecond, func() { <-h.once })
-	for range 3 {
-		if err := h.Once(t.Context(), h.set.Environments["bash"], func(Lease) error { return nil }); err != nil {
-			t.Error(err)
+func TestMax_IsAnError(t *testing.T) {
+	inBubble(t, Limits{Max: 2}, func(t *testing.T, f *fixture) {
+		f.in("one", "", "")
+		time.Sleep(time.Second)
+		f.in("two", "", "")
+		third := func() *call.FullError {
+			t.Helper()
+			_, err := f.do(t.Context(), f.Enqueue(call.Key{ID: "three"}), "")
+			var full *call.FullError
+			if !errors.As(err, &full) {
+				t.Fatalf("error %v", err)
+			}
+			return full
 		}
-	}
-}
-
-func TestFind(t *testing.T) {
-	h := build(t, Limits{})
-	h.want(h.bash("a", "echo -n hello >f"), "")
-	place := h.Enqueue("a")
-	defer place.Leave()
-	err := h.Find(t.Context(), place, func(box *sandbox.Sandbox) error {
-		data, size, err := box.Read(t.Context(), "/workspace/f", 1, 3)
-		if string(data) != "ell" || size != 5 {
-			t.Errorf("read %q of %d bytes", data, size)
+		want := &call.FullError{Max: 2, Idle: []call.IdleSession{{ID: "one", Env: "one", Idle: 2 * time.Second}, {ID: "two", Env: "one"}}}
+		if diff := cmp.Diff(want, third()); diff != "" {
+			t.Error(diff)
 		}
-		return err
+		busy := f.Enqueue(call.Key{ID: "one"})
+		if full := third(); len(full.Idle) != 1 || full.Idle[0].ID != "two" {
+			t.Errorf("with one that is busy: %+v", full)
+		}
+		busy.Release()
+		if len(f.sessions) != 2 {
+			t.Errorf("%d sessions are known", len(f.sessions))
+		}
 	})
-	if err != nil {
-		t.Error(err)
-	}
-	none := h.Enqueue("b")
-	defer none.Leave()
-	var refusal *Refusal
-	if err := h.Find(t.Context(), none, nil); !errors.As(err, &refusal) || refusal.Sentence != `there is no session "b"` {
-		t.Errorf("error %v", err)
-	}
+}
+
+// What fails to start takes no room and leaves no session.
+func TestStart_Fails(t *testing.T) {
+	inBubble(t, Limits{Max: 1}, func(t *testing.T, f *fixture) {
+		f.machine.SetFailureRate(1)
+		for _, session := range []string{"a", "", "b", ""} {
+			_, err := f.Execute(t.Context(), call.Call{Session: session, Env: environment("one"), Code: "echo 1"})
+			var start *call.StartError
+			if !errors.As(err, &start) || start.Env != "one" || call.DiedDuring(err) != nil {
+				t.Errorf("session %q: error %v", session, err)
+			}
+		}
+		if len(f.sessions) != 0 || f.live != 0 {
+			t.Errorf("%d sessions, %d live", len(f.sessions), f.live)
+		}
+		f.machine.SetFailureRate(0)
+		f.in("a", "echo 1", "1\n")
+	})
+}
+
+// The end of a call that waits for a start is the call's, and no failure of
+// the environment.
+func TestStart_Cancelled(t *testing.T) {
+	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
+		defer cancel()
+		for _, session := range []string{"a", ""} {
+			if _, err := f.Execute(ctx, call.Call{Session: session, Env: environment("one")}); !errors.Is(err, context.DeadlineExceeded) || call.Outcome(call.Result{}, err) != "refused" {
+				t.Errorf("session %q: error %v", session, err)
+			}
+		}
+	})
+}
+
+// A sandbox that dies between two calls frees its room at once, and the next
+// call is told.
+func TestDeath_BetweenCalls(t *testing.T) {
+	inBubble(t, Limits{Max: 1}, func(t *testing.T, f *fixture) {
+		f.in("a", "x=1", "")
+		live, _ := f.machine.Live()
+		live[0].Kill()
+		synctest.Wait()
+		f.in("b", "echo 1", "1\n")
+		live, _ = f.machine.Live()
+		live[0].Kill()
+		synctest.Wait()
+		restart(t, f.in("a", "echo none$x", "none\n"), call.Restart{Cause: call.Died})
+	})
+}
+
+func TestDeath_InACall(t *testing.T) {
+	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
+		f.in("a", "x=1", "")
+		first, second := f.Enqueue(call.Key{ID: "a"}), f.Enqueue(call.Key{ID: "a"})
+		result, err := f.do(t.Context(), first, "echo before; crash; echo after")
+		if dead := call.DiedDuring(err); dead == nil || result.Stdout.Head != "before\n" {
+			t.Errorf("answer %+v, error %v", result, err)
+		}
+		result, err = f.do(t.Context(), second, "echo none$x")
+		if err != nil || result.Stdout.Head != "none\n" {
+			t.Errorf("answer %+v, error %v", result, err)
+		}
+		restart(t, result, call.Restart{Cause: call.Died})
+	})
+}
+
+// However many sessions end, only so many are remembered.
+func TestEnded_AreForgotten(t *testing.T) {
+	inBubble(t, Limits{Idle: time.Second, Max: 2 * maxEnded}, func(t *testing.T, f *fixture) {
+		f.machine.StartTime = 0
+		for i := range maxEnded + 10 {
+			f.in(fmt.Sprint(i), "", "")
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if len(f.ended) != maxEnded || len(f.order) != maxEnded {
+			t.Errorf("%d and %d are remembered", len(f.ended), len(f.order))
+		}
+		if result := f.in("0", "", ""); result.Restart != nil {
+			t.Errorf("the first is remembered: %+v", result.Restart)
+		}
+		if len(f.sessions) != 1 {
+			t.Errorf("%d sessions are known", len(f.sessions))
+		}
+	})
+}
+
+// A sandbox of one call is ended soon after it, whatever came of it.
+func TestOnce_ThrowsTheSandboxAway(t *testing.T) {
+	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
+		for _, code := range []string{"x=1; echo none$y", "sleep 99", "crash", "exit 3"} {
+			_, err := f.Execute(t.Context(), call.Call{Env: environment("one"), Code: code})
+			if code != "crash" && err != nil {
+				t.Errorf("%s: %v", code, err)
+			}
+			time.Sleep(killDelay)
+			synctest.Wait()
+			if live, _ := f.machine.Live(); len(live) > 0 {
+				t.Errorf("%s: its sandbox lives on", code)
+			}
+		}
+	})
+}
+
+func TestReadFile(t *testing.T) {
+	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
+		f.in("a", "echo hello >f", "")
+		read := func(session string, limit int64) (string, error) {
+			ticket := f.Enqueue(call.Key{ID: session})
+			defer ticket.Release()
+			data, err := f.ReadFile(t.Context(), ticket, "/workspace/f", limit)
+			return string(data), err
+		}
+		if got, err := read("a", 100); got != "hello\n" {
+			t.Errorf("read %q, error %v", got, err)
+		}
+		var large *sandbox.TooLargeError
+		if _, err := read("a", 2); !errors.As(err, &large) {
+			t.Errorf("error %v", err)
+		}
+		var none *call.NoSessionError
+		if _, err := read("b", 100); !errors.As(err, &none) || none.Session != "b" {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
+// A read waits for the calls before it.
+func TestReadFile_KeepsTheOrder(t *testing.T) {
+	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
+		first, second := f.Enqueue(call.Key{ID: "a"}), f.Enqueue(call.Key{ID: "a"})
+		defer second.Release()
+		go f.do(t.Context(), first, "sleep 5; echo late >f")
+		if data, err := f.ReadFile(t.Context(), second, "/workspace/f", 100); string(data) != "late\n" {
+			t.Errorf("read %q, error %v", data, err)
+		}
+	})
+}
+
+// A result is complete: the images that a call wrote are in it, as many and as
+// large as the bounds allow.
+func TestResult_HasItsImages(t *testing.T) {
+	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
+		var code strings.Builder
+		for i := range 6 {
+			fmt.Fprintf(&code, "png outputs/%d.png\n", i)
+		}
+		code.WriteString("echo no image >outputs/text.png; echo notes >outputs/notes.txt")
+		result := f.in("a", code.String(), "")
+		read := 0
+		for _, file := range result.Files {
+			if file.Content != nil {
+				read++
+				if file.Type != "image/png" || !strings.HasSuffix(file.Path, ".png") || int64(len(file.Content)) != file.Size {
+					t.Errorf("file %s of type %s, %d of %d bytes", file.Path, file.Type, len(file.Content), file.Size)
+				}
+			}
+		}
+		if read != maxImages || len(result.Files) != 8 {
+			t.Errorf("%d images of %d files", read, len(result.Files))
+		}
+	})
 }
 
 // At the server's end every call is answered: the one that runs, the one that
 // waits and the one that comes later.
-func TestClose(t *testing.T) {
-	h := build(t, Limits{})
-	h.want(h.bash("a", ":"), "")
-	running, waiting := h.Enqueue("a"), h.Enqueue("a")
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		var dead *sandbox.DeadError // or it had not begun
-		if s := h.take(t.Context(), running, "bash", "sleep 99"); !errors.As(s.err, &dead) && !errors.Is(s.err, sandbox.ErrClosed) {
-			t.Errorf("running: error %v", s.err)
+func TestClose_AnswersEveryCall(t *testing.T) {
+	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
+		f.in("a", "", "")
+		running, waiting := f.Enqueue(call.Key{ID: "a"}), f.Enqueue(call.Key{ID: "a"})
+		var calls sync.WaitGroup
+		calls.Go(func() {
+			if _, err := f.do(t.Context(), running, "sleep 99"); call.DiedDuring(err) == nil {
+				t.Errorf("running: error %v", err)
+			}
+		})
+		calls.Go(func() {
+			if _, err := f.do(t.Context(), waiting, ""); !errors.Is(err, sandbox.ErrClosed) {
+				t.Errorf("waiting: error %v", err)
+			}
+		})
+		// One whose sandbox is being started.
+		calls.Go(func() {
+			if _, err := f.do(t.Context(), f.Enqueue(call.Key{ID: "b"}), ""); !errors.Is(err, sandbox.ErrClosed) {
+				t.Errorf("starting: error %v", err)
+			}
+		})
+		synctest.Wait()
+		f.Close()
+		calls.Wait()
+		if _, err := f.do(t.Context(), f.Enqueue(call.Key{ID: "c"}), ""); !errors.Is(err, sandbox.ErrClosed) {
+			t.Errorf("later: error %v", err)
+		}
+		if len(f.sessions) != 0 || f.live != 0 {
+			t.Errorf("%d sessions are left, %d live", len(f.sessions), f.live)
 		}
 	})
-	wg.Go(func() {
-		if s := h.take(t.Context(), waiting, "bash", ":"); !errors.Is(s.err, sandbox.ErrClosed) {
-			t.Errorf("waiting: error %v", s.err)
-		}
-	})
-	time.Sleep(100 * time.Millisecond)
-	h.Close()
-	wg.Wait()
-	if s := h.bash("b", ":"); !errors.Is(s.err, sandbox.ErrClosed) {
-		t.Errorf("later: error %v", s.err)
-	}
-	if err := h.Once(t.Context(), h.set.Environments["bash"], nil); !errors.Is(err, sandbox.ErrClosed) {
-		t.Errorf("later, without a session: error %v", err)
-	}
-	if diff := cmp.Diff(0, len(h.sessions)); diff != "" {
-		t.Errorf("sessions left: %s", diff)
-	}
 }

@@ -1,12 +1,17 @@
 package tool
 
 import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/mark3labs/mcp-go/mcp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -15,71 +20,42 @@ const metaPrefix = "nix-sandbox-mcp/"
 
 // answer is everything that a call came to.
 type answer struct {
-	args   arguments
-	code   string // hash
-	fresh  string // why the session is a new one
-	began  bool   // a sandbox took the call
-	ended  sandbox.Result
-	stdout sandbox.Text
-	stderr sandbox.Text
-	files  collection
-	// enforcer is what holds the sandbox to its limits, limit the one for
-	// which the kernel ended it.
-	enforcer string
-	limit    string
-	// trouble is why there is no result; empty where there is one.
-	trouble string
-	// hint is what to do where the error does not say it.
-	hint string
+	call   call.Call
+	result call.Result
+	err    error  // of the Executor
+	hint   string // what to do where an error of the code does not say it
 }
 
-// outcome is the call's in one word.
-func (a answer) outcome() string {
-	switch {
-	case a.trouble == "":
-		return a.ended.Outcome
-	case a.began:
-		return "died"
-	default:
-		return "refused"
-	}
-}
-
-// failed says whether the model should take the answer for an error.
+// failed reports whether the model should take the answer for an error.
 func (a answer) failed() bool {
-	return a.trouble != "" || a.ended.Outcome != frame.OutcomeOK || a.ended.ExitCode != 0
+	return a.err != nil || a.result.Outcome != frame.OutcomeOK || a.result.ExitCode != 0
 }
 
-// size is the text's, in bytes.
-func (a answer) size() int {
-	return len(a.stdout.Head) + len(a.stdout.Tail) + len(a.stderr.Head) + len(a.stderr.Tail)
-}
-
-// result is the answer as MCP carries it: content only, for clients that see
-// structured content show the model nothing else.
-func (a answer) result() *mcp.CallToolResult {
-	content := []mcp.Content{mcp.NewTextContent(a.text())}
-	result := &mcp.CallToolResult{
-		Content: append(content, a.files.content...),
+// toolResult is the answer as MCP carries it: content only, for clients that
+// see structured content show the model nothing else.
+func (a answer) toolResult() *mcp.CallToolResult {
+	content, remarks := a.files()
+	return &mcp.CallToolResult{
+		Result:  mcp.Result{Meta: mcp.NewMetaFromMap(a.facts())},
+		Content: append([]mcp.Content{mcp.NewTextContent(a.text(remarks))}, content...),
 		IsError: a.failed(),
 	}
-	result.Meta = mcp.NewMetaFromMap(a.facts())
-	return result
 }
 
-// text is what the code wrote and, in brackets, what there is to say of it.
-func (a answer) text() string {
-	if !a.began {
-		return a.trouble
+// text is what the code wrote and, in brackets, what there is to know of it.
+// Remarks are those about files.
+func (a answer) text(remarks []string) string {
+	if a.err != nil && call.DiedDuring(a.err) == nil {
+		return a.problem()
 	}
 	var text strings.Builder
-	write(&text, a.stdout)
-	if a.stderr.Head != "" || a.stderr.Cut > 0 {
+	write(&text, a.result.Stdout)
+	if a.result.Stderr.Len() > 0 || a.result.Stderr.Cut > 0 {
 		newLine(&text)
 		text.WriteString("--- stderr ---\n")
-		write(&text, a.stderr)
+		write(&text, a.result.Stderr)
 	}
-	for _, remark := range a.remarks() {
+	for _, remark := range a.remarks(remarks) {
 		newLine(&text)
 		text.WriteString("[" + remark + "]")
 	}
@@ -87,6 +63,72 @@ func (a answer) text() string {
 		return "[no output]"
 	}
 	return text.String()
+}
+
+// problem is why there is no result, and what to do.
+func (a answer) problem() string {
+	var otherEnv *call.OtherEnvError
+	var noSession *call.NoSessionError
+	var full *call.FullError
+	var start *call.StartError
+	switch {
+	case errors.As(a.err, &otherEnv):
+		return fmt.Sprintf("session %q belongs to env %q: call it with that env, or use another session id for %q", otherEnv.Session, otherEnv.Has, otherEnv.Wanted)
+	case errors.As(a.err, &noSession):
+		return fmt.Sprintf("there is no session %q", noSession.Session)
+	case errors.As(a.err, &full):
+		return noFurtherSession(full)
+	case errors.As(a.err, &start):
+		return fmt.Sprintf("the sandbox of env %q did not start: %v", start.Env, start.Err)
+	case errors.Is(a.err, context.Canceled), errors.Is(a.err, context.DeadlineExceeded):
+		return "cancelled before it ran"
+	case errors.Is(a.err, sandbox.ErrClosed):
+		return "not run: the server is ending"
+	}
+	dead := call.DiedDuring(a.err)
+	if dead == nil {
+		return a.err.Error()
+	}
+	lost := ""
+	if a.call.Session != "" {
+		lost = "; the session's variables and files are lost, and its next call starts a new one"
+	}
+	if dead.Limit != "" {
+		return "stopped: " + a.crossed(dead.Limit) + lost
+	}
+	return fmt.Sprintf("the sandbox ended during the call: %v%s", dead, lost)
+}
+
+// maxIdleNamed is how many idle sessions a refusal names.
+const maxIdleNamed = 8
+
+// noFurtherSession refuses a session beyond the bound and names the ones that
+// are idle.
+func noFurtherSession(full *call.FullError) string {
+	text := fmt.Sprintf("all %d sessions are in use", full.Max)
+	if len(full.Idle) == 0 {
+		return text + " and none is idle: wait until a call has ended, or call without session"
+	}
+	var names []string
+	for _, s := range full.Idle[:min(len(full.Idle), maxIdleNamed)] {
+		names = append(names, fmt.Sprintf("%s (%s, %.0f s)", s.ID, s.Env, s.Idle.Seconds()))
+	}
+	if more := len(full.Idle) - len(names); more > 0 {
+		names = append(names, fmt.Sprintf("%d more", more))
+	}
+	return fmt.Sprintf("%s; idle: %s: go on in one of these, or call without session", text, strings.Join(names, ", "))
+}
+
+// restarted says why a session is a new one.
+func restarted(why *call.Restart) string {
+	switch why.Cause {
+	case call.Idle:
+		return fmt.Sprintf("new session: the earlier one ended after %g s idle", why.After.Seconds())
+	case call.Lifetime:
+		return fmt.Sprintf("new session: the earlier one ended at its lifetime of %g s", why.After.Seconds())
+	default:
+		return "new session: the earlier one ended because its sandbox died"
+	}
 }
 
 // write writes a stream with a mark where something is left out.
@@ -107,44 +149,44 @@ func newLine(text *strings.Builder) {
 	}
 }
 
-// remarks are the lines in brackets.
-func (a answer) remarks() []string {
+// remarks are the lines in brackets; those about files come from the caller.
+func (a answer) remarks(files []string) []string {
 	var remarks []string
-	if a.fresh != "" {
-		remarks = append(remarks, "new session: the earlier one "+a.fresh)
+	if a.result.Restart != nil {
+		remarks = append(remarks, restarted(a.result.Restart))
 	}
-	if a.trouble != "" {
-		remarks = append(remarks, a.trouble)
-	} else if how := a.how(); how != "" {
-		remarks = append(remarks, how)
+	if a.err != nil {
+		remarks = append(remarks, a.problem())
+	} else if ending := a.ending(); ending != "" {
+		remarks = append(remarks, ending)
 	}
-	if cut := a.stdout.Cut + a.stderr.Cut; cut > 0 {
-		remarks = append(remarks, fmt.Sprintf("%s of output cut; %s", size(cut), a.whole()))
+	if cut := a.result.Stdout.Cut + a.result.Stderr.Cut; cut > 0 {
+		remarks = append(remarks, fmt.Sprintf("%s of output cut; %s", size(cut), a.storedOutput()))
 	}
-	remarks = append(remarks, a.files.remarks...)
+	remarks = append(remarks, files...)
 	if a.hint != "" {
 		remarks = append(remarks, "hint: "+a.hint)
 	}
 	return remarks
 }
 
-// how says how the code ended, if there is something to say.
-func (a answer) how() string {
-	switch a.ended.Outcome {
+// ending says how the code ended, where that needs words.
+func (a answer) ending() string {
+	switch a.result.Outcome {
 	case frame.OutcomeTimeout:
-		return fmt.Sprintf("timed out after %g s%s", a.args.environment.Timeout.Seconds(), a.state())
+		return fmt.Sprintf("timed out after %g s%s", a.call.Env.Timeout.Seconds(), a.state())
 	case frame.OutcomeCancelled:
 		return "cancelled" + a.state()
 	case frame.OutcomeMemory, frame.OutcomeLimit:
-		return "stopped: " + a.crossed(a.ended.Limit.Name) + a.state()
+		return "stopped: " + a.crossed(a.result.Limit.Name) + a.state()
 	case frame.OutcomeCrashed:
-		return fmt.Sprintf("the interpreter died with exit status %d%s", a.ended.ExitCode, a.state())
+		return fmt.Sprintf("the interpreter died with exit status %d%s", a.result.ExitCode, a.state())
 	}
-	if a.ended.Limit != nil && a.ended.State == frame.StateLost {
-		return "stopped before this call: " + a.crossed(a.ended.Limit.Name) + a.lost()
+	if a.result.Limit != nil && a.result.State == frame.StateLost {
+		return "stopped before this call: " + a.crossed(a.result.Limit.Name) + a.lost()
 	}
-	if a.ended.ExitCode != 0 {
-		return fmt.Sprintf("exit status %d%s", a.ended.ExitCode, a.lost())
+	if a.result.ExitCode != 0 {
+		return fmt.Sprintf("exit status %d%s", a.result.ExitCode, a.lost())
 	}
 	return strings.TrimPrefix(a.lost(), "; ")
 }
@@ -154,18 +196,18 @@ func (a answer) how() string {
 func (a answer) crossed(limit string) string {
 	switch limit {
 	case sandbox.PIDs:
-		return fmt.Sprintf("more than %d processes and threads", a.args.environment.PIDs)
+		return fmt.Sprintf("more than %d processes and threads", a.call.Env.PIDs)
 	case frame.FileLocks:
 		return fmt.Sprintf("held more than %d locks on files", frame.MaxFileLocks)
 	case frame.Terminals:
 		return fmt.Sprintf("opened more than %d terminals", frame.MaxTerminals)
 	}
-	return fmt.Sprintf("used more than %d MB of memory", a.args.environment.MemoryMB)
+	return fmt.Sprintf("used more than %d MB of memory", a.call.Env.MemoryMB)
 }
 
 // state says what became of a session's state when a call was cut short.
 func (a answer) state() string {
-	if a.args.Session != "" && a.ended.State == frame.StateKept {
+	if a.call.Session != "" && a.result.State == frame.StateKept {
 		return "; the session's state was kept"
 	}
 	return a.lost()
@@ -173,58 +215,59 @@ func (a answer) state() string {
 
 // lost says that a session's state is gone, if it is.
 func (a answer) lost() string {
-	if a.args.Session != "" && a.ended.State == frame.StateLost {
+	if a.call.Session != "" && a.result.State == frame.StateLost {
 		return "; the session's variables are lost, its files in /workspace are kept"
 	}
 	return ""
 }
 
-// whole says where all of the output is.
-func (a answer) whole() string {
-	var places []string
-	if a.args.Session != "" {
-		for _, stored := range a.ended.Stored {
-			place := "all of it is in " + stored.Path
+// storedOutput says where all of the output is.
+func (a answer) storedOutput() string {
+	var files []string
+	if a.call.Session != "" {
+		for _, stored := range a.result.Stored {
+			file := "all of it is in " + stored.Path
 			if !stored.All {
-				place = fmt.Sprintf("its first %s are in %s", size(stored.Bytes), stored.Path)
+				file = fmt.Sprintf("its first %s are in %s", size(stored.Bytes), stored.Path)
 			}
-			places = append(places, place)
+			files = append(files, file)
 		}
 	}
-	if len(places) == 0 {
+	if len(files) == 0 {
 		return "print less of it"
 	}
-	return strings.Join(places, "; ")
+	return strings.Join(files, "; ")
 }
 
 // facts are for programs; they cost the model nothing.
 func (a answer) facts() map[string]any {
+	sum := sha256.Sum256([]byte(a.call.Code))
+	cut := a.result.Stdout.Cut + a.result.Stderr.Cut
 	facts := map[string]any{
-		metaPrefix + "outcome":     a.outcome(),
-		metaPrefix + "code_sha256": a.code,
+		metaPrefix + "outcome":     call.Outcome(a.result, a.err),
+		metaPrefix + "code_sha256": hex.EncodeToString(sum[:]),
+		metaPrefix + "truncated":   cut > 0,
 	}
-	if a.trouble == "" {
-		facts[metaPrefix+"exit_code"] = a.ended.ExitCode
-		facts[metaPrefix+"duration_ms"] = a.ended.Duration.Milliseconds()
+	if a.err == nil {
+		facts[metaPrefix+"exit_code"] = a.result.ExitCode
+		facts[metaPrefix+"duration_ms"] = a.result.Duration.Milliseconds()
 	}
-	if a.args.environment.Closure != "" {
-		facts[metaPrefix+"closure"] = a.args.environment.Closure
+	if a.call.Env.Closure != "" {
+		facts[metaPrefix+"closure"] = a.call.Env.Closure
 	}
-	if a.args.Session != "" && a.ended.State != "" {
-		facts[metaPrefix+"state"] = a.ended.State
+	if a.call.Session != "" && a.result.State != "" {
+		facts[metaPrefix+"state"] = a.result.State
 	}
-	if a.enforcer != "" {
-		facts[metaPrefix+"limits_by"] = a.enforcer
+	if a.result.EnforcedBy != "" {
+		facts[metaPrefix+"limits_by"] = a.result.EnforcedBy
 	}
-	switch limit := a.ended.Limit; {
-	case a.limit != "":
-		facts[metaPrefix+"limit"] = a.limit
-	case limit != nil:
+	if limit := a.result.Limit; limit != nil {
 		facts[metaPrefix+"limit"] = limit.Name
 		facts[metaPrefix+"limit_used"] = limit.Used
 	}
-	cut := a.stdout.Cut + a.stderr.Cut
-	facts[metaPrefix+"truncated"] = cut > 0
+	if dead := call.DiedDuring(a.err); dead != nil && dead.Limit != "" {
+		facts[metaPrefix+"limit"] = dead.Limit
+	}
 	if cut > 0 {
 		facts[metaPrefix+"cut_bytes"] = cut
 	}

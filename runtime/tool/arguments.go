@@ -1,73 +1,69 @@
 package tool
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
-// arguments are those of one call, checked.
-type arguments struct {
-	Code    string
-	Env     string
-	Session string // empty where the call has none
+// validSession is what a session may be called.
+var validSession = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
-	environment registry.Environment
-}
-
-// arguments checks what the model sent. The error is a sentence for it. Started
-// says what a live session was started from.
-func (l listing) arguments(raw json.RawMessage, started func(session string) (registry.Environment, bool)) (arguments, error) {
-	fields := map[string]json.RawMessage{}
-	if len(raw) > 0 {
-		if err := json.Unmarshal(raw, &fields); err != nil {
-			return arguments{}, errors.New("the arguments are not an object: call run with " + l.usage())
-		}
+// call makes a call of what the model sent. The error is a sentence for the
+// model; the call then holds what could be read of it. Started says what a
+// live session was started from.
+func (l listing) call(arguments any, started func(session string) (registry.Environment, bool)) (call.Call, error) {
+	var c call.Call
+	fields, ok := arguments.(map[string]any)
+	if !ok && arguments != nil {
+		return c, errors.New("the arguments are not an object: call run with " + l.usage())
 	}
-	var args arguments
-	known := map[string]*string{"code": &args.Code, "env": &args.Env, "session": &args.Session}
+	known := map[string]*string{"code": &c.Code, "env": &c.Env.Name, "session": &c.Session}
 	for _, field := range slices.Sorted(maps.Keys(fields)) {
 		value, ok := known[field]
 		if !ok {
-			return args, fmt.Errorf("unknown argument %.80q: call run with %s", field, l.usage())
+			return c, fmt.Errorf("unknown argument %.80q: call run with %s", field, l.usage())
 		}
-		if string(fields[field]) == "null" {
-			delete(fields, field)
+		if fields[field] == nil {
 			continue
 		}
-		if err := json.Unmarshal(fields[field], value); err != nil {
-			return args, fmt.Errorf("%s is not a string: call run with %s", field, l.usage())
+		if *value, ok = fields[field].(string); !ok {
+			return c, fmt.Errorf("%s is not a string: call run with %s", field, l.usage())
 		}
 	}
 	for _, field := range []string{"code", "env"} {
-		if _, ok := fields[field]; !ok {
-			return args, fmt.Errorf("%s is missing: call run with %s", field, l.usage())
+		if fields[field] == nil {
+			return c, fmt.Errorf("%s is missing: call run with %s", field, l.usage())
 		}
 	}
+	name := c.Env.Name
+	hasSession := fields["session"] != nil
+	valid := validSession.MatchString(c.Session)
 	// A session stays with the artifact that it has.
-	env, ok := started(args.Session)
-	if !ok || env.Name != args.Env {
-		env, ok = l.Environment(args.Env)
+	var env registry.Environment
+	if ok = hasSession && valid; ok {
+		env, ok = started(c.Session)
 	}
-	if args.environment = env; !ok {
-		return args, l.unknown(args.Env)
+	if !ok || env.Name != name {
+		env, ok = l.Environment(name)
 	}
-	if _, ok := fields["session"]; !ok {
-		return args, nil
+	switch {
+	case !ok:
+		return c, l.unknown(name)
+	case hasSession && !valid:
+		return c, fmt.Errorf("session is %.80q: it must be 1 to 64 letters, digits, _ or -; leave it out to run without one", c.Session)
+	case hasSession && !env.Sessions():
+		return c, l.stateless(name)
 	}
-	if !validSession.MatchString(args.Session) {
-		return args, fmt.Errorf("session is %.80q: it must be 1 to 64 letters, digits, _ or -; leave it out to run without one", args.Session)
-	}
-	if !args.environment.Sessions() {
-		return args, l.stateless(args.Env)
-	}
-	return args, nil
+	c.Env = env
+	return c, nil
 }
 
 // usage names the arguments and the choices.

@@ -23,17 +23,16 @@ const (
 // one moment.
 type listing struct {
 	*registry.Snapshot
-	project string // where the project is mounted; empty where there is none
-	overlay bool   // whether code may write there, and it is thrown away
+	project Project
 }
 
 // list is what the model is told now.
-func (t *Tool) list() listing { return listing{t.catalog.Now(), t.project, t.overlay} }
+func (t *Tool) list() listing { return listing{t.Environments.Now(), t.Project} }
 
 // definition is the tool as tools/list shows it. Every byte of it costs the
 // model's context in every conversation.
 func (l listing) definition() mcp.Tool {
-	definition := mcp.NewToolWithRawSchema(name, l.description(), l.schema())
+	definition := mcp.NewToolWithRawSchema(Name, l.description(), l.schema())
 	// All four, for the defaults are a destructive tool in an open world.
 	no := false
 	definition.Annotations = mcp.ToolAnnotation{
@@ -84,9 +83,9 @@ func (l listing) description() string {
 	var text strings.Builder
 	text.WriteString("Run code in a sandbox: no network, no files of the host, nothing can be installed. " +
 		"code is the program itself in env's language, without a shell or ``` around it; print what is to be seen. It runs in /workspace")
-	if l.project != "" {
-		text.WriteString("; the project is at " + l.project)
-		if l.overlay {
+	if l.project.Mount != "" {
+		text.WriteString("; the project is at " + l.project.Mount)
+		if l.project.Overlaid {
 			text.WriteString(", where changes last as long as the sandbox")
 		} else {
 			text.WriteString(", read-only")
@@ -105,9 +104,9 @@ func (l listing) description() string {
 func (l listing) instructions() string {
 	text := "Use run to compute, test and analyse: code in it can do no harm. Choose env by the code's language: " +
 		strings.Join(l.Names(), ", ") + "."
-	if l.project != "" {
-		text += " The user's project is at " + l.project
-		if l.overlay {
+	if l.project.Mount != "" {
+		text += " The user's project is at " + l.project.Mount
+		if l.project.Overlaid {
 			text += "; what code changes there never reaches the user."
 		} else {
 			text += "; copy what is to be changed to /workspace."

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"mime"
 	"net/http"
@@ -14,61 +15,36 @@ import (
 
 	"github.com/mark3labs/mcp-go/mcp"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/picture"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
 const (
-	// maxImages and maxImageBytes bound the images of one answer.
-	maxImages     = 4
-	maxImageBytes = 1 << 20
-	// maxTries is how many files of one call are read to see whether they are
-	// images: what is named so need not be one.
-	maxTries = 4 * maxImages
 	// maxLinks is how many files of one call are linked or named.
 	maxLinks = 16
 	// maxResource is the largest file that is read as a resource, in bytes.
 	maxResource = 8 << 20
 
 	workspace = "/workspace/"
-	outputs   = workspace + "outputs/"
 	scheme    = "sandbox://"
 )
 
-// collection is what an answer carries of the files that a call wrote.
-type collection struct {
-	content []mcp.Content
-	remarks []string
-}
-
-// collect reads the images among files and links or names the others.
-func (t *Tool) collect(ctx context.Context, box *sandbox.Sandbox, args arguments, files []frame.File) collection {
-	var all collection
+// files shows the images that a call wrote, and links or names its other
+// files.
+func (a answer) files() (content []mcp.Content, remarks []string) {
 	var named []string
-	shown, tries, linked, rest := 0, 0, 0, 0
-	svgRoom := args.environment.OutputBytes
-	for _, file := range files {
-		if !strings.HasPrefix(file.Path, outputs) {
-			continue
-		}
-		kind := imageType(file.Path)
-		if kind != "" && shown < maxImages && tries < maxTries && file.Size > 0 && file.Size <= maxImageBytes {
-			tries++
-			if content := shownImage(ctx, box, file.Path, kind, &svgRoom); content != nil {
-				all.content = append(all.content, content)
-				shown++
-				continue
-			}
-		}
+	links, rest := 0, 0
+	for _, file := range a.result.Files {
 		switch {
-		case linked+len(named) == maxLinks:
+		case file.Content != nil:
+			content = append(content, imageContent(file))
+		case links+len(named) == maxLinks:
 			rest++
-		case args.Session == "":
+		case a.call.Session == "":
 			named = append(named, fmt.Sprintf("%s (%s)", file.Path, size(file.Size)))
 		default:
-			all.content = append(all.content, link(args.Session, file))
-			linked++
+			content = append(content, link(a.call.Session, file))
+			links++
 		}
 	}
 	if len(named) > 0 {
@@ -77,77 +53,26 @@ func (t *Tool) collect(ctx context.Context, box *sandbox.Sandbox, args arguments
 			more = fmt.Sprintf(" and %d more", rest)
 		}
 		keep := ""
-		if args.environment.Sessions() {
+		if a.call.Env.Sessions() {
 			keep = "; to keep files, use a session"
 		}
-		all.remarks = append(all.remarks, fmt.Sprintf("written and gone with the sandbox: %s%s%s", strings.Join(named, ", "), more, keep))
+		remarks = append(remarks, fmt.Sprintf("written and gone with the sandbox: %s%s%s", strings.Join(named, ", "), more, keep))
 	} else if rest > 0 {
-		all.remarks = append(all.remarks, fmt.Sprintf("%d more files in /workspace/outputs", rest))
+		remarks = append(remarks, fmt.Sprintf("%d more files in /workspace/outputs", rest))
 	}
-	return all
+	return content, remarks
 }
 
-// imageType returns the MIME type of an image by its name, or nothing.
-func imageType(name string) string {
-	switch strings.ToLower(path.Ext(name)) {
-	case ".png":
-		return "image/png"
-	case ".jpg", ".jpeg":
-		return "image/jpeg"
-	case ".gif":
-		return "image/gif"
-	case ".webp":
-		return "image/webp"
-	case ".svg":
-		return "image/svg+xml"
-	default:
-		return ""
+// imageContent shows an image. A model's interface takes SVG as text alone.
+func imageContent(file sandbox.File) mcp.Content {
+	if file.Type == "image/svg+xml" {
+		return mcp.NewTextContent(strings.TrimPrefix(file.Path, workspace) + ":\n" + string(file.Content))
 	}
+	return mcp.NewImageContent(base64.StdEncoding.EncodeToString(file.Content), file.Type)
 }
-
-// shownImage returns an image as content, or nil where it cannot be shown.
-func shownImage(ctx context.Context, box *sandbox.Sandbox, name, kind string, svgRoom *int64) mcp.Content {
-	data, err := whole(ctx, box, name, maxImageBytes)
-	if err != nil {
-		return nil
-	}
-	if kind == "image/svg+xml" {
-		if int64(len(data)) > *svgRoom || !utf8.Valid(data) {
-			return nil
-		}
-		*svgRoom -= int64(len(data))
-		return mcp.NewTextContent(strings.TrimPrefix(name, workspace) + ":\n" + string(data))
-	}
-	if http.DetectContentType(data) != kind || picture.Viewable(data, kind) != nil {
-		return nil
-	}
-	return mcp.NewImageContent(base64.StdEncoding.EncodeToString(data), kind)
-}
-
-// whole reads a file of at most limit bytes.
-func whole(ctx context.Context, box *sandbox.Sandbox, name string, limit int64) ([]byte, error) {
-	var data []byte
-	for {
-		part, size, err := box.Read(ctx, name, int64(len(data)), sandbox.ReadChunk)
-		if err != nil {
-			return nil, err
-		}
-		data = append(data, part...)
-		if size > limit || int64(len(data)) > limit {
-			return nil, fmt.Errorf("the file has %s, more than the %s that can be read at once: read parts of it with run", sizeOf(size, data), sizeOf(limit, nil))
-		}
-		// A file that shrinks meanwhile ends with an empty part.
-		if len(part) == 0 || int64(len(data)) >= size {
-			return data, nil
-		}
-	}
-}
-
-// sizeOf words a file's size, which is at least what was read of it.
-func sizeOf(claimed int64, data []byte) string { return size(max(claimed, int64(len(data)))) }
 
 // link returns a file of a session as a resource link.
-func link(session string, file frame.File) mcp.Content {
+func link(session string, file sandbox.File) mcp.Content {
 	bytes := file.Size
 	link := mcp.NewResourceLink(address(session, file.Path), path.Base(file.Path), "", mimeType(file.Path))
 	link.Size = &bytes
@@ -179,35 +104,45 @@ func template() mcp.ResourceTemplate {
 		mcp.WithTemplateDescription("A file under /workspace of a live session"))
 }
 
-// read answers resources/read.
-func (t *Tool) read(ctx context.Context, request mcp.ReadResourceRequest) ([]mcp.ResourceContents, error) {
-	if reason, refused := ctx.Value(refusalKey{}).(string); refused {
-		return nil, fmt.Errorf("%s", reason)
-	}
-	uri := request.Params.URI
+// Read is a read of a resource that has arrived.
+type Read struct {
+	tool   *Tool
+	uri    string
+	name   string // of the file, in the sandbox
+	ticket *call.Ticket
+}
+
+// AcceptRead takes the place of a read in the session that its URI names, as
+// [Tool.Accept] does for a call. The error says why the URI is not one of a
+// session's file; otherwise [Read.Answer] must be called.
+func (t *Tool) AcceptRead(principal, uri string) (*Read, error) {
 	session, name, err := locate(uri)
 	if err != nil {
 		return nil, err
 	}
-	place, leave := t.place(ctx, session)
-	defer leave()
-	var data []byte
-	err = t.manager.Find(ctx, place, func(box *sandbox.Sandbox) error {
-		data, err = whole(ctx, box, name, maxResource)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read %.200s: %w", uri, err)
+	return &Read{tool: t, uri: uri, name: name, ticket: t.Sessions.Enqueue(call.Key{Principal: principal, ID: session})}, nil
+}
+
+// Answer reads the file.
+func (r *Read) Answer(ctx context.Context) ([]mcp.ResourceContents, error) {
+	defer r.ticket.Release()
+	data, err := r.tool.Sessions.ReadFile(ctx, r.ticket, r.name, maxResource)
+	var large *sandbox.TooLargeError
+	if errors.As(err, &large) {
+		err = fmt.Errorf("the file has %s, more than the %s that can be read at once: read parts of it with run", size(large.Size), size(large.Limit))
 	}
-	kind := mimeType(name)
+	if err != nil {
+		return nil, fmt.Errorf("read %.200s: %w", r.uri, err)
+	}
+	kind := mimeType(r.name)
 	if kind == "application/octet-stream" {
 		kind, _, _ = strings.Cut(http.DetectContentType(data), ";")
 	}
-	t.log.Info("read", "session", session, "bytes", len(data))
+	r.tool.Log.Info("read", "session", r.ticket.Key.ID, "bytes", len(data))
 	if utf8.Valid(data) && !bytes.ContainsRune(data, 0) {
-		return []mcp.ResourceContents{mcp.TextResourceContents{URI: uri, MIMEType: kind, Text: string(data)}}, nil
+		return []mcp.ResourceContents{mcp.TextResourceContents{URI: r.uri, MIMEType: kind, Text: string(data)}}, nil
 	}
-	return []mcp.ResourceContents{mcp.BlobResourceContents{URI: uri, MIMEType: kind, Blob: base64.StdEncoding.EncodeToString(data)}}, nil
+	return []mcp.ResourceContents{mcp.BlobResourceContents{URI: r.uri, MIMEType: kind, Blob: base64.StdEncoding.EncodeToString(data)}}, nil
 }
 
 // locate splits the URI of a file into its session and its path.

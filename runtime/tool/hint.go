@@ -55,18 +55,18 @@ func (l listing) caller(program string) *registry.Language {
 // where a call succeeded or the error says enough.
 func (l listing) hint(a answer) string {
 	switch {
-	case a.trouble != "" || a.fresh != "":
+	case a.err != nil || a.result.Restart != nil:
 		return ""
-	case a.ended.Outcome == frame.OutcomeTimeout:
+	case a.result.Outcome == frame.OutcomeTimeout:
 		return l.late(a)
-	case a.ended.Outcome != frame.OutcomeOK || a.ended.ExitCode == 0:
+	case a.result.Outcome != frame.OutcomeOK || a.result.ExitCode == 0:
 		return ""
 	}
-	env := a.args.environment
-	code, problem := strings.TrimSpace(head(a.args.Code)), ending(a)
+	env := a.call.Env
+	code, problem := strings.TrimSpace(head(a.call.Code)), ending(a)
 	_, syntax := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Syntax })
 	_, input := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Input })
-	alone := a.args.Session == "" && env.Sessions()
+	alone := a.call.Session == "" && env.Sessions()
 	switch {
 	case strings.HasPrefix(code, "```"):
 		return "code is run as it is: send it without the ``` fence"
@@ -103,8 +103,8 @@ func (l listing) hint(a answer) string {
 		return ""
 	}
 	switch found := noFile.FindString(problem); {
-	case found != "" && l.project != "":
-		if strings.Contains(found, l.project) {
+	case found != "" && l.project.Mount != "":
+		if strings.Contains(found, l.project.Mount) {
 			return ""
 		}
 		return l.elsewhere(alone)
@@ -125,11 +125,11 @@ const (
 
 // late is for a call that took too long.
 func (l listing) late(a answer) string {
-	limit := fmt.Sprintf("%g s", a.args.environment.Timeout.Seconds())
+	limit := fmt.Sprintf("%g s", a.call.Env.Timeout.Seconds())
 	switch {
-	case a.args.Session != "":
+	case a.call.Session != "":
 		return ""
-	case a.args.environment.Sessions():
+	case a.call.Env.Sessions():
 		return limit + " is the limit of each call: do less in one, and keep what is done in a session"
 	default:
 		return limit + " is the limit of each call: do less in one"
@@ -151,10 +151,10 @@ func (l listing) missing(env registry.Environment, name string) string {
 			return "nothing can be installed: use env \"" + other + "\", which has it"
 		}
 	}
-	if l.project == "" || env.Language == nil || env.Language.ProjectModules == "" || slices.Contains(env.Language.Installers, name) {
+	if l.project.Mount == "" || env.Language == nil || env.Language.ProjectModules == "" || slices.Contains(env.Language.Installers, name) {
 		return nothingInstalled
 	}
-	return nothingInstalled + "; " + strings.ReplaceAll(env.Language.ProjectModules, "@project@", l.project)
+	return nothingInstalled + "; " + strings.ReplaceAll(env.Language.ProjectModules, "@project@", l.project.Mount)
 }
 
 // unavailable is for a command that an environment does not have.
@@ -169,7 +169,7 @@ func (l listing) unavailable(env registry.Environment, command string) string {
 
 // elsewhere is for a file that is not where the code looked for it.
 func (l listing) elsewhere(alone bool) string {
-	text := "the user's files are under " + l.project
+	text := "the user's files are under " + l.project.Mount
 	if alone {
 		text += "; /workspace is empty at first, and shared by calls with the same session"
 	}
@@ -191,9 +191,9 @@ func head(text string) string { return text[:min(len(text), hintBytes)] }
 
 // ending is the end of what the code wrote to stderr.
 func ending(a answer) string {
-	text := a.stderr.Head
-	if a.stderr.Cut > 0 {
-		text = a.stderr.Tail
+	text := a.result.Stderr.Head
+	if a.result.Stderr.Cut > 0 {
+		text = a.result.Stderr.Tail
 	}
 	return strings.TrimRight(text[max(0, len(text)-hintBytes):], "\n")
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
@@ -13,9 +14,10 @@ import (
 // failure is an answer of code that failed in an environment.
 func failure(env registry.Environment, session, stderr string) answer {
 	return answer{
-		args:   arguments{Env: env.Name, Session: session, environment: env},
-		ended:  sandbox.Result{Outcome: frame.OutcomeOK, ExitCode: 1},
-		stderr: sandbox.Text{Head: stderr},
+		call: call.Call{Env: env, Session: session},
+		result: call.Result{Result: sandbox.Result{
+			Outcome: frame.OutcomeOK, ExitCode: 1, Stderr: sandbox.Text{Head: stderr},
+		}},
 	}
 }
 
@@ -27,23 +29,23 @@ func TestHint(t *testing.T) {
 	set.Environments["python"] = python
 	plain := listing{Snapshot: registry.New(set).Now()}
 	withProject := plain
-	withProject.project = "/code"
+	withProject.project.Mount = "/code"
 
 	const lost = "Traceback (most recent call last):\nNameError: name 'frame' is not defined\n"
 	const noFile = "FileNotFoundError: [Errno 2] No such file or directory: "
 	const noProgram = "line 1972, in _execute_child\n    raise child_exception_type(errno_num, err_msg, err_filename)\n" + noFile
 	cut := failure(python, "", "")
-	cut.stderr = sandbox.Text{Head: lost, Tail: "ValueError: x\n", Cut: 1 << 20}
+	cut.result.Stderr = sandbox.Text{Head: lost, Tail: "ValueError: x\n", Cut: 1 << 20}
 	late := failure(lua, "", "")
-	late.ended.Outcome = frame.OutcomeTimeout
+	late.result.Outcome = frame.OutcomeTimeout
 	lateInSession := failure(python, "s", "")
-	lateInSession.ended.Outcome = frame.OutcomeTimeout
+	lateInSession.result.Outcome = frame.OutcomeTimeout
 	succeeded := failure(python, "", lost)
-	succeeded.ended.ExitCode = 0
+	succeeded.result.ExitCode = 0
 	fresh := failure(python, "s", lost)
-	fresh.fresh = "ended after 300 s without a call"
+	fresh.result.Restart = &call.Restart{Cause: call.Idle, After: 300 * time.Second}
 	died := failure(python, "", lost)
-	died.trouble = "the sandbox ended"
+	died.err = &sandbox.DeadError{Reason: "the agent ended"}
 
 	for name, test := range map[string]struct {
 		list   listing

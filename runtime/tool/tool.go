@@ -8,46 +8,65 @@ package tool
 
 import (
 	"context"
-	"encoding/json"
+	"fmt"
 	"log/slog"
 	"reflect"
-	"regexp"
 	"strings"
 	"time"
 
 	"github.com/mark3labs/mcp-go/mcp"
 	"github.com/mark3labs/mcp-go/server"
-	"github.com/tidwall/gjson"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 )
 
-// name is the tool's.
-const name = "run"
+// Name is the tool's, ServerName the server's that offers it.
+const (
+	Name       = "run"
+	ServerName = "nix-sandbox-mcp"
+)
+
+// Options are what a tool is made of.
+type Options struct {
+	Environments *registry.Registry
+	// Executor answers the calls.
+	Executor call.Executor
+	Sessions Sessions
+	Project  Project
+	Log      *slog.Logger
+}
+
+// Sessions is what the tool asks of sessions besides running calls in them;
+// package session has it.
+type Sessions interface {
+	Enqueue(call.Key) *call.Ticket
+	Environment(call.Key) (registry.Environment, bool)
+	ReadFile(ctx context.Context, ticket *call.Ticket, name string, limit int64) ([]byte, error)
+}
+
+// Project is what the model is told of the project; the zero value is none.
+type Project struct {
+	Mount string // in every sandbox
+	// Overlaid says that code may write there, and that what it writes is
+	// thrown away.
+	Overlaid bool
+}
 
 // Tool answers calls of run.
 type Tool struct {
-	catalog *registry.Registry
-	project string // where the project is mounted; empty where there is none
-	overlay bool   // whether code may write there, and it is thrown away
-	manager *session.Manager
-	log     *slog.Logger
-	every   time.Duration // progressEvery, but for tests
+	Options
+	progressEvery time.Duration // shorter in tests
 }
 
-// New returns the tool for a catalog of environments. Project is the
-// project's place in every sandbox, or empty.
-func New(environments *registry.Registry, project string, manager *session.Manager, log *slog.Logger) *Tool {
-	return &Tool{catalog: environments, project: project, manager: manager, log: log, every: progressEvery}
-}
-
-// ProjectIsOverlaid says that code may write into the project, and that what
-// it writes is thrown away. For the time before the tool is served.
-func (t *Tool) ProjectIsOverlaid() { t.overlay = true }
+// New returns the tool.
+func New(options Options) *Tool { return &Tool{options, progressEvery} }
 
 // Server returns an MCP server that offers the tool. It tells its clients when
 // the list of tools has changed, until the returned function is called.
+//
+// Package rpc hands the tool its calls and reads itself, in their order of
+// arrival; the handlers here are for what reaches the server another way.
 func (t *Tool) Server(version string) (s *server.MCPServer, stop func()) {
 	hooks := &server.Hooks{}
 	hooks.AddAfterInitialize(func(_ context.Context, _ any, _ *mcp.InitializeRequest, result *mcp.InitializeResult) {
@@ -56,140 +75,100 @@ func (t *Tool) Server(version string) (s *server.MCPServer, stop func()) {
 	hooks.AddAfterDiscover(func(_ context.Context, _ any, _ *mcp.DiscoverRequest, result *mcp.DiscoverResult) {
 		result.Instructions = t.list().instructions()
 	})
-	s = server.NewMCPServer("nix-sandbox-mcp", version,
+	s = server.NewMCPServer(ServerName, version,
 		server.WithHooks(hooks),
 		server.WithToolCapabilities(true),
 		server.WithResourceCapabilities(false, false),
 		server.WithRecovery(),
 		server.WithResourceRecovery(),
 	)
-	s.AddResourceTemplate(template(), t.read)
+	s.AddResourceTemplate(template(), func(ctx context.Context, request mcp.ReadResourceRequest) ([]mcp.ResourceContents, error) {
+		read, err := t.AcceptRead("", request.Params.URI)
+		if err != nil {
+			return nil, err
+		}
+		return read.Answer(ctx)
+	})
+	run := func(ctx context.Context, request mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+		return t.Accept("", request.Params.Arguments).Answer(ctx, nil), nil
+	}
 	// A change that comes before the tool is offered waits until then.
 	offered := make(chan struct{})
 	var shown mcp.Tool
-	stop = t.catalog.Subscribe(func(_, after *registry.Snapshot) {
+	stop = t.Environments.Subscribe(func(_, after *registry.Snapshot) {
 		<-offered
 		// A client that is told fetches the list and pays for it, so it is
-		// told of what it would see alone.
-		if next := (listing{after, t.project, t.overlay}).definition(); !reflect.DeepEqual(next, shown) {
+		// told only of what it would see.
+		if next := (listing{after, t.Project}).definition(); !reflect.DeepEqual(next, shown) {
 			shown = next
-			s.SetTools(server.ServerTool{Tool: shown, Handler: t.run})
+			s.SetTools(server.ServerTool{Tool: shown, Handler: run})
 		}
 	})
 	shown = t.list().definition()
-	s.AddTool(shown, t.run)
+	s.AddTool(shown, run)
 	close(offered)
 	return s, stop
 }
 
-// validSession is what a session may be called.
-var validSession = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
-
-// placeKey and refusalKey mark what the transport put into a call's context.
-type (
-	placeKey   struct{}
-	refusalKey struct{}
-	loanKey    struct{}
-)
-
-// Admit takes the call's place in the line of its session.
-func (t *Tool) Admit(ctx context.Context, method string, params json.RawMessage) (context.Context, func()) {
-	var id string
-	switch method {
-	case string(mcp.MethodToolsCall):
-		if gjson.GetBytes(params, "name").Str == name {
-			id = gjson.GetBytes(params, "arguments.session").Str
-		}
-	case string(mcp.MethodResourcesRead):
-		id, _, _ = strings.Cut(strings.TrimPrefix(gjson.GetBytes(params, "uri").Str, scheme), "/")
-	}
-	if !validSession.MatchString(id) {
-		return ctx, func() {}
-	}
-	place := t.manager.Enqueue(id)
-	return context.WithValue(ctx, placeKey{}, place), place.Leave
+// Run is a call of the tool that has arrived.
+type Run struct {
+	tool    *Tool
+	call    call.Call
+	refusal error // why it does not run; nil where it does
 }
 
-// Refuse has the call answered with the reason why it does not run.
-func (t *Tool) Refuse(ctx context.Context, reason string) context.Context {
-	return context.WithValue(ctx, refusalKey{}, reason)
+// Accept checks the arguments of a call, as encoding/json decodes them into an
+// any, and takes the call's place in its session. It does not wait, so that
+// whoever reads calls accepts them in order of arrival. [Run.Answer] must be
+// called.
+func (t *Tool) Accept(principal string, arguments any) *Run {
+	r := &Run{tool: t}
+	r.call, r.refusal = t.list().call(arguments, func(session string) (registry.Environment, bool) {
+		return t.Sessions.Environment(call.Key{Principal: principal, ID: session})
+	})
+	r.call.Principal = principal
+	if r.refusal == nil && r.call.Session != "" {
+		r.call.Ticket = t.Sessions.Enqueue(r.call.Key())
+	}
+	return r
 }
 
-// loan is a text that the arguments name by its stand-in.
-type loan struct{ standIn, text string }
-
-// Lend brings a text beside the arguments in which standIn stands for it.
-func (t *Tool) Lend(ctx context.Context, standIn, text string) context.Context {
-	return context.WithValue(ctx, loanKey{}, loan{standIn, text})
+// Answer runs the call. What goes wrong is an answer too: an error of the
+// protocol would not reach the model. Progress is called now and then, with
+// the seconds that have passed and a line that says what goes on; it may be
+// nil, and is not called after Answer has returned.
+func (r *Run) Answer(ctx context.Context, progress func(seconds float64, line string)) *mcp.CallToolResult {
+	// Before the answer is written: whoever has read it finds the session idle.
+	defer r.call.Ticket.Release()
+	t := r.tool
+	if r.refusal != nil {
+		sentence, _, _ := strings.Cut(r.refusal.Error(), "\n")
+		t.Log.Info("call", "env", firstBytes(r.call.Env.Name, 64), "session", firstBytes(r.call.Session, 64), "outcome", "refused", "reason", sentence)
+		return mcp.NewToolResultError(r.refusal.Error())
+	}
+	if progress != nil {
+		report, stop := reportProgress(t.progressEvery, progress)
+		defer stop()
+		r.call.Progress = report
+	}
+	a := answer{call: r.call}
+	a.result, a.err = t.Executor.Execute(ctx, r.call)
+	if a.failed() {
+		a.hint = t.list().hint(a)
+	}
+	return a.toolResult()
 }
 
-// place returns the call's place in the line of a session: the one that it
-// was admitted with or, with a transport that admits nothing, the next.
-func (t *Tool) place(ctx context.Context, id string) (*session.Place, func()) {
-	place, admitted := ctx.Value(placeKey{}).(*session.Place)
-	if admitted && place.Session() == id {
-		// Left before the answer is written: whoever has read the answer
-		// finds the session idle.
-		return place, place.Leave
-	}
-	if admitted {
-		// The arguments name two sessions. Nobody stands in two lines: two
-		// such calls could wait for each other.
-		place.Leave()
-	}
-	place = t.manager.Enqueue(id)
-	return place, place.Leave
+// Busy is the sentence for a call that comes while as many wait as may.
+func Busy(calls, bytes int) string {
+	return fmt.Sprintf("the server is busy: %d calls or %d bytes of code wait already; call again when some have been answered", calls, bytes)
 }
 
-// run answers a call of the tool. What goes wrong is an answer too: a Go
-// error would reach the model as a failure of the protocol.
-func (t *Tool) run(ctx context.Context, request mcp.CallToolRequest) (*mcp.CallToolResult, error) {
-	began := time.Now()
-	if reason, refused := ctx.Value(refusalKey{}).(string); refused {
-		t.log.Warn("call refused", "reason", reason)
-		return mcp.NewToolResultError(reason), nil
+// firstBytes returns the beginning of a text: at most size bytes, up to the
+// end of a rune.
+func firstBytes(text string, size int) string {
+	if len(text) <= size {
+		return text
 	}
-	args, err := t.list().arguments(request.Params.RawArguments, t.started)
-	if err != nil {
-		t.log.Info("call", "env", bounded(args.Env), "session", bounded(args.Session), "outcome", "refused", "reason", firstLine(err.Error()))
-		return mcp.NewToolResultError(err.Error()), nil
-	}
-	if lent, ok := ctx.Value(loanKey{}).(loan); ok && args.Code == lent.standIn {
-		args.Code = lent.text
-	}
-	answer := t.execute(ctx, request, args)
-	result := answer.result()
-	t.log.Info("call",
-		"env", args.Env,
-		"session", args.Session,
-		"outcome", answer.outcome(),
-		"exit_code", answer.ended.ExitCode,
-		"duration_ms", time.Since(began).Milliseconds(),
-		"code_bytes", len(args.Code),
-		"output_bytes", answer.size(),
-	)
-	return result, nil
-}
-
-// started returns the environment that a live session of this id was started
-// from.
-func (t *Tool) started(session string) (registry.Environment, bool) {
-	if !validSession.MatchString(session) {
-		return registry.Environment{}, false
-	}
-	return t.manager.Environment(session)
-}
-
-// firstLine is a sentence without the list after it.
-func firstLine(text string) string {
-	line, _, _ := strings.Cut(text, "\n")
-	return line
-}
-
-// bounded is a client's text as it may stand in a log.
-func bounded(text string) string {
-	if len(text) > 64 {
-		return text[:64]
-	}
-	return text
+	return strings.ToValidUTF8(text[:size], "")
 }

@@ -12,22 +12,22 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/interactive"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
 // chosen is an environment that the user named, and what its sandbox is started
 // with.
 type chosen struct {
 	registry.Environment
-	environ   []string
+	project   sandbox.Project
 	inherited map[string]string
-	mount     string // where the project is shown; empty without a project
 }
 
 // choose finds the environment that the server would serve under a name. If
-// project is not empty, it replaces the project that the server would show.
-func choose(name, project string) (chosen, error) {
-	if project != "" {
-		if err := os.Setenv("PROJECT_DIR", project); err != nil {
+// projectDir is not empty, it replaces the project that the server would show.
+func choose(name, projectDir string) (chosen, error) {
+	if projectDir != "" {
+		if err := os.Setenv("PROJECT_DIR", projectDir); err != nil {
 			return chosen{}, fmt.Errorf("set PROJECT_DIR: %w", err)
 		}
 	}
@@ -39,12 +39,7 @@ func choose(name, project string) (chosen, error) {
 	if !ok {
 		return chosen{}, unusable(name, registry.New(set).Now())
 	}
-	c := chosen{Environment: env, inherited: inherited(set)}
-	if settings.ProjectDir != "" {
-		c.mount = settings.ProjectMount
-	}
-	c.environ = projectVariables(settings)
-	return c, nil
+	return chosen{Environment: env, inherited: inherited(set), project: project(settings)}, nil
 }
 
 // unusable returns the error that says why an environment cannot be used.
@@ -83,7 +78,7 @@ func (c chosen) spec() (interactive.Spec, error) {
 	if err != nil {
 		return interactive.Spec{}, err
 	}
-	spec := interactive.Spec{Exec: path, Environ: c.environ}
+	spec := interactive.Spec{Exec: path, Environ: c.project.Environ()}
 	tree, err := cgroup.Find(cgroup.System)
 	var unavailable *cgroup.Unavailable
 	switch {

@@ -21,16 +21,12 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/doctor"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcpstdio"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/pool"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
 )
-
-// endWithin is what ending may take after a signal; the promise is 3 s.
-const endWithin = 2500 * time.Millisecond
 
 type serveOptions struct {
 	stdio     bool
@@ -72,10 +68,10 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	if o.logFormat == "json" {
 		log = slog.New(slog.NewJSONHandler(logTo, nil))
 	}
-	// From here on it is no reason to end.
-	again := make(chan os.Signal, 1)
-	signal.Notify(again, syscall.SIGHUP)
-	defer signal.Stop(again)
+	// From here on SIGHUP asks for everything to be read again.
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	defer signal.Stop(hangups)
 	// What the wrapper left open tells its builder that this process lives, so
 	// no sandbox may hold it. An old kernel refuses; then the jail's own closing
 	// is what there is.
@@ -84,73 +80,34 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	if err != nil {
 		return err
 	}
-	var mount string
-	if settings.ProjectDir != "" {
-		mount = settings.ProjectMount
-	}
-
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	// A client that is gone is an error of the write, not the end of this
 	// process before it has cleaned up. Notify and not Ignore: what is
 	// ignored would stay so in every sandbox.
-	broken := make(chan os.Signal, 1)
-	signal.Notify(broken, syscall.SIGPIPE)
-	defer signal.Stop(broken)
+	brokenPipes := make(chan os.Signal, 1)
+	signal.Notify(brokenPipes, syscall.SIGPIPE)
+	defer signal.Stop(brokenPipes)
 
 	environments := watcher.Registry()
-	launcher := sandbox.NewLauncher(log, projectVariables(settings), groups(log, environments.Now()))
-	launcher.Wait(settings.StartWithin)
-	stock := pool.New(launcher, pool.Options{Inherit: inherited(base), Project: settings.ProjectDir}, log)
-	manager := session.New(stock, session.Limits{
-		Idle:     settings.SessionIdle,
-		Lifetime: settings.SessionLifetime,
-		Max:      settings.SessionMax,
-	}, log)
-	// What a layer shows of files that change beneath it is undefined
-	// (Documentation/filesystems/overlayfs.rst of the kernel): no sandbox waits
-	// on top of a project.
-	if settings.ProjectDir == "" || settings.ProjectMode != config.Overlay {
-		stock.Set(environments.Now().Ready())
-		defer environments.Subscribe(func(_, after *registry.Snapshot) { stock.Set(after.Ready()) })()
-	}
-	run := tool.New(environments, mount, manager, log)
-	if settings.ProjectMode == config.Overlay {
-		run.ProjectIsOverlaid()
-	}
-	offer, silence := run.Server(release())
-	defer silence()
-
 	log.Info("serving", "version", release(), "environments", environments.Now().Names())
-	var keeping sync.WaitGroup
-	defer keeping.Wait()
-	keep, finish := context.WithCancel(ctx)
-	defer finish()
-	keeping.Go(func() { watcher.Run(keep, again, func() { rebuild(settings.Builder, log) }) })
-	served := make(chan error, 1)
-	greeted := make(chan struct{})
-	keeping.Go(func() { lookAround(keep, greeted, environments, log) })
-	go func() { served <- mcpstdio.New(offer, admission{run, stock, greeted}, log).Serve(ctx, in, out) }()
-
-	end := func() {
-		by := time.Now().Add(endWithin)
-		manager.Close()
-		stock.Close(time.Until(by))
-		launcher.Close(time.Until(by))
-	}
-	select {
-	case err = <-served:
-		end()
-	case <-ctx.Done():
-		// Everything that runs is killed, which answers the calls; a client
-		// that does not read its answers is not waited for.
-		end()
-		select {
-		case err = <-served:
-		case <-time.After(endWithin / 5):
-		}
-	}
-	return err
+	background, stopBackground := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer stopBackground()
+	answered := make(chan struct{})
+	running.Go(func() { watcher.Run(background, hangups, func() { rebuild(settings.Builder, log) }) })
+	running.Go(func() { logMachine(background, answered, environments, log) })
+	return service.Stdio(ctx, in, out, service.Options{
+		Environments: environments,
+		Starter:      framed.New(log, framed.Options{StartTimeout: settings.StartWithin, Groups: groups(log, environments.Now())}),
+		Sessions:     session.Limits{Idle: settings.SessionIdle, Lifetime: settings.SessionLifetime, Max: settings.SessionMax},
+		Project:      project(settings),
+		Variables:    inherited(base),
+		Version:      release(),
+		AfterFirst:   func() { close(answered) },
+		Log:          log,
+	})
 }
 
 // rebuild asks the wrapper's builder to build again. It does not wait: a pipe
@@ -168,12 +125,12 @@ func rebuild(builder int, log *slog.Logger) {
 	}
 }
 
-// projectVariables are those that show the project to a sandbox.
-func projectVariables(settings config.Config) []string {
+// project is the folder that every sandbox shows.
+func project(settings config.Config) sandbox.Project {
 	if settings.ProjectDir == "" {
-		return nil
+		return sandbox.Project{}
 	}
-	return []string{"PROJECT_DIR=" + settings.ProjectDir, "PROJECT_MOUNT=" + settings.ProjectMount, "PROJECT_MODE=" + settings.ProjectMode}
+	return sandbox.Project{Dir: settings.ProjectDir, Mount: settings.ProjectMount, Mode: settings.ProjectMode}
 }
 
 // inherited are the variables of this process that code is to have.
@@ -187,33 +144,20 @@ func inherited(set *registry.Set) map[string]string {
 	return variables
 }
 
-// admission is the tool's, and opens the pool when the client has its first
-// answer.
-type admission struct {
-	*tool.Tool
-	stock   *pool.Pool
-	greeted chan<- struct{}
-}
-
-func (a admission) Greeted() {
-	a.stock.Open()
-	close(a.greeted)
-}
-
-// settled is how long after its first answer a server has done what comes
+// settleTime is how long after its first answer a server has done what comes
 // with it: the pool is full, and a first call is not held up.
-const settled = time.Second
+const settleTime = time.Second
 
-// lookAround logs what keeps sandboxes from starting, in doctor's words, also
-// where no call or pool has met with it.
-func lookAround(ctx context.Context, greeted <-chan struct{}, environments *registry.Registry, log *slog.Logger) {
+// logMachine logs what keeps sandboxes from starting, in doctor's words, also
+// where no call or pool has met with it. It begins after the first answer.
+func logMachine(ctx context.Context, answered <-chan struct{}, environments *registry.Registry, log *slog.Logger) {
 	select {
-	case <-greeted:
+	case <-answered:
 	case <-ctx.Done():
 		return
 	}
 	select {
-	case <-time.After(settled):
+	case <-time.After(settleTime):
 	case <-ctx.Done():
 		return
 	}
@@ -233,7 +177,7 @@ func groups(log *slog.Logger, environments *registry.Snapshot) *cgroup.Tree {
 		log.Info("limits", "by", sandbox.ByGroup)
 		return tree
 	}
-	facts := []any{"by", sandbox.ByWatch, "because", err}
+	facts := []any{"by", sandbox.ByAgent, "because", err}
 	var unavailable *cgroup.Unavailable
 	if errors.As(err, &unavailable) {
 		facts = append(facts, "hint", unavailable.Hint)

@@ -1,4 +1,4 @@
-package sandbox
+package framed
 
 import (
 	"bytes"
@@ -26,21 +26,25 @@ func FuzzStream(f *testing.F) {
 	f.Add(frames(ready, frame.Reply{Type: frame.Error, Message: "x"}))
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff})
 	f.Fuzz(func(t *testing.T, stream []byte) {
-		output := NewOutput(100)
-		execute := &request{want: frame.Result, answer: make(chan frame.Reply, 1), output: output, frames: 50, bytes: 5000}
-		read := &request{want: frame.Contents, answer: make(chan frame.Reply, 1), frames: 1}
-		s := &Sandbox{output: 100, ready: make(chan struct{}), pending: map[uint64]*request{1: execute, 2: read}}
+		newest := ""
+		output := &output{progress: func(line string) { newest = line }}
+		execute := &pending{want: frame.Result, answer: make(chan frame.Reply, 1), output: output, frames: 50, bytes: 5000}
+		read := &pending{want: frame.Contents, answer: make(chan frame.Reply, 1), frames: 1}
+		s := &Sandbox{outputBytes: 100, ready: make(chan struct{}), pending: map[uint64]*pending{1: execute, 2: read}}
 		if err := s.read(bytes.NewReader(stream)); err == nil {
 			t.Fatal("the stream has no end")
 		}
-		stdout, stderr := output.Texts()
-		if shown := len(stdout.Head) + len(stdout.Tail) + len(stderr.Head) + len(stderr.Tail); shown > 100 {
+		stdout, stderr := output.texts(100)
+		if shown := stdout.Len() + stderr.Len(); shown > 100 {
 			t.Errorf("%d bytes shown", shown)
 		}
-		if len(output.Newest()) > sampleBytes {
-			t.Errorf("newest line of %d bytes", len(output.Newest()))
+		if held := output.stdout.size() + output.stderr.size(); held > 5000 {
+			t.Errorf("%d bytes held, 5000 may come", held)
 		}
-		for _, req := range []*request{execute, read} {
+		if len(newest) > sampleBytes {
+			t.Errorf("newest line of %d bytes", len(newest))
+		}
+		for _, req := range []*pending{execute, read} {
 			select {
 			case reply := <-req.answer:
 				if reply.Type != req.want && reply.Type != frame.Error {

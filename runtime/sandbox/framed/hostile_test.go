@@ -1,4 +1,4 @@
-package sandbox
+package framed
 
 import (
 	"bytes"
@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 )
 
@@ -37,22 +38,19 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// starter is the role of a program that starts a sandbox, says its process id
-// and is then killed.
-const starter = "starts another"
+// starter is the role of a program that starts the sandbox that toStart names,
+// prints its process id and is then killed.
+const (
+	starter = "starts another"
+	toStart = "PROGRAM_TO_START"
+)
 
 func start() {
-	exe, err := os.Executable()
+	s, err := New(silent(), Options{}).start(context.Background(), sandbox.Spec{Exec: os.Getenv(toStart), OutputBytes: 1000})
 	if err != nil {
 		panic(err)
 	}
-	// Which the end of its input does not end.
-	l := NewLauncher(silent(), []string{role + "=does not read"}, nil)
-	s, err := l.Start(context.Background(), Spec{Exec: exe, OutputBytes: 1000})
-	if err != nil {
-		panic(err)
-	}
-	fmt.Println(s.cmd.Process.Pid)
+	fmt.Println(s.pid())
 	time.Sleep(time.Minute)
 }
 
@@ -146,9 +144,9 @@ func hostile(as string) {
 	case "invents a limit":
 		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeLimit, Limit: &frame.Limit{Name: "patience", Used: 7}})
 	case "uses less than nothing":
-		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeMemory, Limit: &frame.Limit{Name: Memory, Used: -1}})
+		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeMemory, Limit: &frame.Limit{Name: sandbox.Memory, Used: -1}})
 	case "uses more than there is":
-		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeMemory, Limit: &frame.Limit{Name: Memory, Used: 1 << 50}})
+		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeMemory, Limit: &frame.Limit{Name: sandbox.Memory, Used: 1 << 50}})
 	case "invents an outcome":
 		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: "won"})
 	case "invents a state":
@@ -191,26 +189,36 @@ func hostile(as string) {
 	time.Sleep(time.Minute)
 }
 
+// program is a program that takes a role as an agent.
+func program(t *testing.T, as string) string {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "session-run")
+	text := fmt.Sprintf("#!/bin/sh\n%s='%s' GORACE=atexit_sleep_ms=0 exec '%s'\n", role, as, exe)
+	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 func silent() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 // mostOutput is the most that an environment may answer, in bytes.
 const mostOutput = 1 << 20
 
-func launch(t *testing.T, as string) (*Launcher, *Sandbox, error) {
+func launch(t *testing.T, as string) (*Starter, *Sandbox, error) {
 	t.Helper()
 	return launchWith(t, as, 1000)
 }
 
-func launchWith(t *testing.T, as string, output int64) (*Launcher, *Sandbox, error) {
+func launchWith(t *testing.T, as string, output int64) (*Starter, *Sandbox, error) {
 	t.Helper()
-	l := NewLauncher(silent(), []string{role + "=" + as, "GORACE=atexit_sleep_ms=0"}, nil)
-	l.ready = 2 * time.Second
+	l := New(silent(), Options{StartTimeout: 2 * time.Second})
 	t.Cleanup(func() { l.Close(10 * time.Second) })
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := l.Start(t.Context(), Spec{Name: as, Exec: exe, OutputBytes: output})
+	s, err := l.start(t.Context(), sandbox.Spec{Name: as, Exec: program(t, as), OutputBytes: output})
 	return l, s, err
 }
 
@@ -235,7 +243,7 @@ func TestHostileStart(t *testing.T) {
 		t.Run(as, func(t *testing.T) {
 			t.Parallel()
 			_, _, err := launch(t, as)
-			var dead *DeadError
+			var dead *sandbox.DeadError
 			if !errors.As(err, &dead) || !strings.Contains(err.Error(), want) {
 				t.Errorf("error %v, want %q", err, want)
 			}
@@ -272,14 +280,13 @@ func TestHostileCall(t *testing.T) {
 		t.Run(as, func(t *testing.T) {
 			t.Parallel()
 			_, s, err := launch(t, as)
-			var dead *DeadError
+			var dead *sandbox.DeadError
 			if as == "writes when idle" && errors.As(err, &dead) {
 				return // so early that it did not even start
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			output := NewOutput(1000)
 			code := "1"
 			if as == "does not read" {
 				code = strings.Repeat("x", 1<<20) // more than a pipe holds
@@ -288,14 +295,14 @@ func TestHostileCall(t *testing.T) {
 			if strings.HasPrefix(as, "floods") {
 				timeout = 20 * time.Second // what is too much ends it, however slowly it comes
 			}
-			_, err = s.Execute(t.Context(), Call{Code: code, Timeout: timeout, Grace: 50 * time.Millisecond, Output: output})
+			result, err := s.Execute(t.Context(), sandbox.Request{Code: code, Timeout: timeout, Grace: 50 * time.Millisecond})
 			if !errors.As(err, &dead) || !strings.Contains(err.Error(), want) {
 				t.Errorf("error %v, want %q", err, want)
 			}
-			deadline(t, "reaping", s.Reaped())
+			deadline(t, "reaping", s.reaped)
 			if as == "dies in a call" {
-				if stdout, _ := output.Texts(); stdout.Head != "so far\n" {
-					t.Errorf("stdout %+v", stdout)
+				if result.Stdout.Head != "so far\n" {
+					t.Errorf("stdout %+v", result.Stdout)
 				}
 			}
 			if _, pid, ok := strings.Cut(err.Error(), "child "); ok {
@@ -305,7 +312,7 @@ func TestHostileCall(t *testing.T) {
 				}
 			}
 			// Nothing can be asked of it any more, and nothing hangs.
-			if _, err := s.Execute(t.Context(), Call{Timeout: time.Second, Output: output}); !errors.As(err, &dead) {
+			if _, err := s.Execute(t.Context(), sandbox.Request{Timeout: time.Second}); !errors.As(err, &dead) {
 				t.Errorf("a call after the end: %v", err)
 			}
 		})
@@ -317,7 +324,7 @@ func TestHostileResult(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	result, err := s.Execute(t.Context(), Call{Timeout: 5 * time.Second, Output: NewOutput(10)})
+	result, err := s.Execute(t.Context(), sandbox.Request{Timeout: 5 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -336,12 +343,12 @@ func TestLargestOutput(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	output := NewOutput(mostOutput)
-	if _, err := s.Execute(t.Context(), Call{Timeout: 10 * time.Second, Output: output}); err != nil {
+	result, err := s.Execute(t.Context(), sandbox.Request{Timeout: 10 * time.Second})
+	if err != nil {
 		t.Fatal(err)
 	}
-	if stdout, _ := output.Texts(); len(stdout.Head) != mostOutput {
-		t.Errorf("%d bytes of output, %d cut", len(stdout.Head), stdout.Cut)
+	if len(result.Stdout.Head) != mostOutput {
+		t.Errorf("%d bytes of output, %d cut", len(result.Stdout.Head), result.Stdout.Cut)
 	}
 }
 
@@ -350,12 +357,12 @@ func TestErrorReplyKeepsTheSandbox(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = s.Execute(t.Context(), Call{Timeout: 5 * time.Second, Output: NewOutput(10)})
+	_, err = s.Execute(t.Context(), sandbox.Request{Timeout: 5 * time.Second})
 	if err == nil || err.Error() != "the sandbox refused the call: no such interpreter" {
 		t.Errorf("error %v", err)
 	}
 	select {
-	case <-s.Dead():
+	case <-s.Done():
 		t.Error("the sandbox ended")
 	default:
 	}
@@ -367,7 +374,7 @@ func TestReadMoreThanAsked(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := s.Read(t.Context(), "/workspace/a", 0, 10); err == nil || !strings.Contains(err.Error(), "more of a file than was asked for") {
+		if _, _, err := s.readPart(t.Context(), "/workspace/a", 0, 10); err == nil || !strings.Contains(err.Error(), "more of a file than was asked for") {
 			t.Errorf("%s: error %v", as, err)
 		}
 	}
@@ -378,7 +385,7 @@ func TestReadErrorIsOneLine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := s.Read(t.Context(), "/workspace/a", 0, 10); err == nil || err.Error() != "no such interpreter" {
+	if _, _, err := s.readPart(t.Context(), "/workspace/a", 0, 10); err == nil || err.Error() != "no such interpreter" {
 		t.Errorf("error %q", err)
 	}
 }
@@ -390,8 +397,8 @@ func TestAnswerTwice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _ = s.Execute(t.Context(), Call{Timeout: 5 * time.Second, Output: NewOutput(10)})
-	deadline(t, "the end", s.Reaped())
+	_, _ = s.Execute(t.Context(), sandbox.Request{Timeout: 5 * time.Second})
+	deadline(t, "the end", s.reaped)
 	if err := s.death(); !strings.Contains(err.Error(), `the agent sent "result" for a request that nobody made`) {
 		t.Errorf("death %v", err)
 	}
@@ -405,9 +412,9 @@ func TestCancelUnheeded(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(50*time.Millisecond, cancel)
-	_, err = s.Execute(ctx, Call{Timeout: time.Hour, Grace: 50 * time.Millisecond, Output: NewOutput(10)})
+	_, err = s.Execute(ctx, sandbox.Request{Timeout: time.Hour, Grace: 50 * time.Millisecond})
 	// This agent ends by itself, later.
-	var dead *DeadError
+	var dead *sandbox.DeadError
 	if want := "the agent did not end the call at its time limit"; !errors.As(err, &dead) || dead.Reason != want {
 		t.Errorf("error %v, want %s", err, want)
 	}
@@ -423,11 +430,11 @@ func TestUnansweredAreBounded(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for range maxPending {
-		if _, _, err := s.Read(ctx, "/workspace/a", 0, 1); !errors.Is(err, context.Canceled) {
+		if _, _, err := s.readPart(ctx, "/workspace/a", 0, 1); !errors.Is(err, context.Canceled) {
 			t.Fatalf("error %v, want a cancelled question", err)
 		}
 	}
-	if _, _, err := s.Read(ctx, "/workspace/a", 0, 1); err == nil || !strings.Contains(err.Error(), "64 requests to one sandbox wait already") {
+	if _, _, err := s.readPart(ctx, "/workspace/a", 0, 1); err == nil || !strings.Contains(err.Error(), "64 requests to one sandbox wait already") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -439,44 +446,40 @@ func TestCancelledBeforeIsNotRun(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := s.Execute(ctx, Call{Timeout: time.Second, Output: NewOutput(10)}); !errors.Is(err, context.Canceled) {
+	if _, err := s.Execute(ctx, sandbox.Request{Timeout: time.Second}); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
 	select {
-	case <-s.Dead():
+	case <-s.Done():
 		t.Error("the call reached the sandbox")
 	case <-time.After(100 * time.Millisecond):
 	}
 }
 
 func TestStartThatCannot(t *testing.T) {
-	l := NewLauncher(silent(), nil, nil)
+	l := New(silent(), Options{})
 	defer l.Close(time.Second)
 	path := filepath.Join(t.TempDir(), "none")
-	_, err := l.Start(t.Context(), Spec{Exec: path})
+	_, err := l.Start(t.Context(), sandbox.Spec{Exec: path})
 	if err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("error %v", err)
 	}
 }
 
 func TestStartAfterClose(t *testing.T) {
-	l := NewLauncher(silent(), nil, nil)
+	l := New(silent(), Options{})
 	l.Close(time.Second)
-	if _, err := l.Start(t.Context(), Spec{Exec: "/bin/true"}); !errors.Is(err, ErrClosed) {
+	if _, err := l.Start(t.Context(), sandbox.Spec{Exec: "/bin/true"}); !errors.Is(err, sandbox.ErrClosed) {
 		t.Errorf("error %v", err)
 	}
 }
 
 func TestStartCancelled(t *testing.T) {
-	l := NewLauncher(silent(), []string{role + "=is never ready"}, nil)
+	l := New(silent(), Options{})
 	defer l.Close(10 * time.Second)
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(50*time.Millisecond, cancel)
-	if _, err := l.Start(ctx, Spec{Exec: exe}); !errors.Is(err, context.Canceled) {
+	if _, err := l.Start(ctx, sandbox.Spec{Exec: program(t, "is never ready")}); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
 	if left := mcptest.Descendants(os.Getpid()); len(left) > 0 {
@@ -492,7 +495,7 @@ func TestNothingIsLeft(t *testing.T) {
 		for _, as := range roles {
 			l, s, err := launch(t, as)
 			if err == nil {
-				s.Execute(t.Context(), Call{Timeout: 10 * time.Millisecond, Grace: time.Millisecond, Output: NewOutput(10)})
+				s.Execute(t.Context(), sandbox.Request{Timeout: 10 * time.Millisecond, Grace: time.Millisecond})
 			}
 			l.Close(10 * time.Second)
 		}
@@ -509,7 +512,8 @@ func TestNothingIsLeft(t *testing.T) {
 // does not mind the end of its input.
 func TestEndsWithItsStarter(t *testing.T) {
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = []string{role + "=" + starter}
+	// The end of its input does not end this agent.
+	cmd.Env = []string{role + "=" + starter, toStart + "=" + program(t, "does not read")}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -536,9 +540,9 @@ func TestEnvironment(t *testing.T) {
 	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	l := NewLauncher(silent(), []string{"PROJECT_DIR=/p"}, nil)
+	l := New(silent(), Options{})
 	defer l.Close(time.Second)
-	_, failure := l.Start(t.Context(), Spec{Exec: script})
+	_, failure := l.Start(t.Context(), sandbox.Spec{Exec: script, Project: sandbox.Project{Dir: "/p"}})
 	if failure == nil {
 		t.Fatal("it started")
 	}

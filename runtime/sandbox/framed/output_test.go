@@ -1,4 +1,4 @@
-package sandbox
+package framed
 
 import (
 	"strings"
@@ -8,11 +8,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
-func collect(t *testing.T, limit int64, replies ...frame.Reply) *Output {
+func collect(t *testing.T, replies ...frame.Reply) *output {
 	t.Helper()
-	o := NewOutput(limit)
+	o := &output{}
 	for _, reply := range replies {
 		if err := o.add(reply); err != nil {
 			t.Fatal(err)
@@ -30,24 +31,24 @@ func gap(stream, data string, skipped int64) frame.Reply {
 func TestTexts(t *testing.T) {
 	for name, test := range map[string]struct {
 		replies        []frame.Reply
-		stdout, stderr Text
+		stdout, stderr sandbox.Text
 	}{
-		"nothing":              {nil, Text{}, Text{}},
-		"in parts":             {[]frame.Reply{out("ab"), err("x"), out("cd")}, Text{Head: "abcd"}, Text{Head: "x"}},
-		"one uses all of it":   {[]frame.Reply{out("0123456789")}, Text{Head: "0123456789"}, Text{}},
-		"both fit exactly":     {[]frame.Reply{out("01234567"), err("ab")}, Text{Head: "01234567"}, Text{Head: "ab"}},
-		"head and tail":        {[]frame.Reply{out("0123456789abc")}, Text{"01234", "89abc", 3}, Text{}},
-		"byte by byte":         {[]frame.Reply{out("0123"), out("4567"), out("89ab"), out("cdef")}, Text{"01234", "bcdef", 6}, Text{}},
-		"fair to stderr":       {[]frame.Reply{out(strings.Repeat("o", 30)), err("abcdefg")}, Text{"oo", "ooo", 25}, Text{"ab", "efg", 2}},
-		"what stderr leaves":   {[]frame.Reply{out(strings.Repeat("o", 30)), err("abc")}, Text{"ooo", "oooo", 23}, Text{Head: "abc"}},
-		"the agent's own gap":  {[]frame.Reply{out("01"), gap(frame.Stdout, "89", 6)}, Text{"01", "89", 6}, Text{}},
-		"the agent's last gap": {[]frame.Reply{out("01"), gap(frame.Stdout, "45", 2), gap(frame.Stdout, "89", 2)}, Text{"01", "89", 6}, Text{}},
-		"a gap and more":       {[]frame.Reply{out("01234"), gap(frame.Stdout, "abcde", 100), err("1234567890")}, Text{"01", "cde", 105}, Text{"12", "890", 5}},
-		"between runes":        {[]frame.Reply{out("ééééééééé")}, Text{"éé", "éé", 10}, Text{}},
+		"nothing":              {nil, sandbox.Text{}, sandbox.Text{}},
+		"in parts":             {[]frame.Reply{out("ab"), err("x"), out("cd")}, sandbox.Text{Head: "abcd"}, sandbox.Text{Head: "x"}},
+		"one uses all of it":   {[]frame.Reply{out("0123456789")}, sandbox.Text{Head: "0123456789"}, sandbox.Text{}},
+		"both fit exactly":     {[]frame.Reply{out("01234567"), err("ab")}, sandbox.Text{Head: "01234567"}, sandbox.Text{Head: "ab"}},
+		"head and tail":        {[]frame.Reply{out("0123456789abc")}, sandbox.Text{Head: "01234", Tail: "89abc", Cut: 3}, sandbox.Text{}},
+		"byte by byte":         {[]frame.Reply{out("0123"), out("4567"), out("89ab"), out("cdef")}, sandbox.Text{Head: "01234", Tail: "bcdef", Cut: 6}, sandbox.Text{}},
+		"fair to stderr":       {[]frame.Reply{out(strings.Repeat("o", 30)), err("abcdefg")}, sandbox.Text{Head: "oo", Tail: "ooo", Cut: 25}, sandbox.Text{Head: "ab", Tail: "efg", Cut: 2}},
+		"what stderr leaves":   {[]frame.Reply{out(strings.Repeat("o", 30)), err("abc")}, sandbox.Text{Head: "ooo", Tail: "oooo", Cut: 23}, sandbox.Text{Head: "abc"}},
+		"the agent's own gap":  {[]frame.Reply{out("01"), gap(frame.Stdout, "89", 6)}, sandbox.Text{Head: "01", Tail: "89", Cut: 6}, sandbox.Text{}},
+		"the agent's last gap": {[]frame.Reply{out("01"), gap(frame.Stdout, "45", 2), gap(frame.Stdout, "89", 2)}, sandbox.Text{Head: "01", Tail: "89", Cut: 6}, sandbox.Text{}},
+		"a gap and more":       {[]frame.Reply{out("01234"), gap(frame.Stdout, "abcde", 100), err("1234567890")}, sandbox.Text{Head: "01", Tail: "cde", Cut: 105}, sandbox.Text{Head: "12", Tail: "890", Cut: 5}},
+		"between runes":        {[]frame.Reply{out("ééééééééé")}, sandbox.Text{Head: "éé", Tail: "éé", Cut: 10}, sandbox.Text{}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			stdout, stderr := collect(t, 10, test.replies...).Texts()
-			if diff := cmp.Diff([]Text{test.stdout, test.stderr}, []Text{stdout, stderr}); diff != "" {
+			stdout, stderr := collect(t, test.replies...).texts(10)
+			if diff := cmp.Diff([]sandbox.Text{test.stdout, test.stderr}, []sandbox.Text{stdout, stderr}); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -56,13 +57,13 @@ func TestTexts(t *testing.T) {
 
 func TestAddRefuses(t *testing.T) {
 	for _, reply := range []frame.Reply{{Stream: "stdlog", Data: "x"}, {Data: "x"}, {Stream: frame.Stdout, Skipped: -1}} {
-		if NewOutput(10).add(reply) == nil {
+		if (&output{}).add(reply) == nil {
 			t.Errorf("took %+v", reply)
 		}
 	}
 }
 
-func TestNewest(t *testing.T) {
+func TestProgress_NewestLine(t *testing.T) {
 	long := strings.Repeat("é", 200)
 	for name, test := range map[string]struct {
 		replies []frame.Reply
@@ -77,7 +78,14 @@ func TestNewest(t *testing.T) {
 		"the end of it":    {[]frame.Reply{out(long)}, strings.Repeat("é", 100)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := collect(t, 10, test.replies...).Newest(); got != test.want {
+			got := ""
+			o := &output{progress: func(line string) { got = line }}
+			for _, reply := range test.replies {
+				if err := o.add(reply); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got != test.want {
 				t.Errorf("newest %q, want %q", got, test.want)
 			}
 		})
@@ -85,8 +93,8 @@ func TestNewest(t *testing.T) {
 }
 
 func TestSamplesAreNoOutput(t *testing.T) {
-	o := collect(t, 10, out("a"), frame.Reply{Sample: true, Stream: frame.Stdout, Data: "b"})
-	if stdout, _ := o.Texts(); stdout.Head != "a" {
+	o := collect(t, out("a"), frame.Reply{Sample: true, Stream: frame.Stdout, Data: "b"})
+	if stdout, _ := o.texts(10); stdout.Head != "a" {
 		t.Errorf("stdout %+v", stdout)
 	}
 }
@@ -100,7 +108,7 @@ func FuzzOutput(f *testing.F) {
 		if !utf8.ValidString(text) || limit == 0 {
 			return // frames hold valid UTF-8, environments a limit
 		}
-		o := NewOutput(int64(limit))
+		o := &output{}
 		var total int64
 		step := int(part) + 1
 		for rest := []rune(text); len(rest) > 0; {
@@ -120,11 +128,8 @@ func FuzzOutput(f *testing.F) {
 				}
 				total += int64(len(data)) + skipped
 			}
-			if held := cap(o.stdout.head) + cap(o.stdout.tail); held > 16*int(limit)+4*len(data)+64 {
-				t.Fatalf("%d bytes are held for a limit of %d", held, limit)
-			}
 		}
-		stdout, stderr := o.Texts()
+		stdout, stderr := o.texts(int(limit))
 		shown := int64(len(stdout.Head) + len(stdout.Tail) + len(stderr.Head) + len(stderr.Tail))
 		if shown > int64(limit) {
 			t.Errorf("%d bytes shown, %d allowed", shown, limit)

@@ -1,0 +1,137 @@
+// Package call is the seam between who asks and who answers: a transport
+// makes a [Call] of what a client asked for, an [Executor] makes a [Result] of
+// it. Whatever is to happen to every call is an Executor that has another one,
+// such as [Log]; package serve puts them together.
+package call
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+)
+
+// Call is code to run.
+type Call struct {
+	// Principal is who asks; empty where there is one client alone.
+	Principal string
+	Env       registry.Environment
+	// Session is the session's id; empty for a call without one.
+	Session string
+	Code    string
+	// Ticket is the call's place among those of its session, if the transport
+	// took one when the call arrived; nil otherwise. The transport releases it.
+	Ticket *Ticket
+	// Progress is called with the newest line of output as it comes, by one
+	// goroutine at a time, and must not wait. It is nil where nobody listens.
+	Progress func(line string)
+}
+
+// Key names the call's session.
+func (c Call) Key() Key { return Key{c.Principal, c.Session} }
+
+// Key names a session. The sessions of two principals never meet.
+type Key struct{ Principal, ID string }
+
+// Result is what came of a call. It is complete: nothing is fetched after it.
+type Result struct {
+	sandbox.Result
+	// Restart says that the session had to begin anew, and why; nil where it
+	// went on, or where this is its first call.
+	Restart *Restart
+}
+
+// Cause is why a session ended.
+type Cause string
+
+const (
+	Idle     Cause = "idle"     // nobody had used it for [Restart.After]
+	Lifetime Cause = "lifetime" // it had lived for [Restart.After]
+	Died     Cause = "died"     // its sandbox died
+	Closed   Cause = "closed"   // the server ends
+)
+
+// Restart says why a session ended before.
+type Restart struct {
+	Cause Cause
+	After time.Duration
+}
+
+// Executor answers calls. Its methods may be called at the same time.
+type Executor interface {
+	// Execute runs a call and returns what came of it. ctx ends the call: one
+	// that runs is interrupted, and its result says so. The error says why the
+	// code did not run or did not end: ctx's, [sandbox.ErrClosed], a
+	// [*StartError], a [*sandbox.DeadError] where the sandbox ended during the
+	// call, which the result then shows as far as it came, or one of those
+	// below.
+	Execute(ctx context.Context, call Call) (Result, error)
+}
+
+// StartError reports that no sandbox could be started for a call.
+type StartError struct {
+	Env string
+	Err error
+}
+
+func (e *StartError) Error() string {
+	return fmt.Sprintf("start a sandbox of environment %q: %v", e.Env, e.Err)
+}
+func (e *StartError) Unwrap() error { return e.Err }
+
+// OtherEnvError reports a call to a session of another environment.
+type OtherEnvError struct{ Session, Has, Wanted string }
+
+func (e *OtherEnvError) Error() string {
+	return fmt.Sprintf("session %q has environment %q, not %q", e.Session, e.Has, e.Wanted)
+}
+
+// NoSessionError reports a session that does not live.
+type NoSessionError struct{ Session string }
+
+func (e *NoSessionError) Error() string { return fmt.Sprintf("there is no session %q", e.Session) }
+
+// FullError reports that no further session can begin.
+type FullError struct {
+	Max int
+	// Idle are the principal's sessions that nobody uses, the one that has
+	// been idle longest first.
+	Idle []IdleSession
+}
+
+// IdleSession is a session that nobody uses.
+type IdleSession struct {
+	ID, Env string
+	Idle    time.Duration
+}
+
+func (e *FullError) Error() string {
+	return fmt.Sprintf("all %d sessions are in use, %d of them are idle", e.Max, len(e.Idle))
+}
+
+// DiedDuring returns the error of a sandbox that ended during the call, or
+// nil.
+func DiedDuring(err error) *sandbox.DeadError {
+	var start *StartError
+	var dead *sandbox.DeadError
+	if errors.As(err, &start) || !errors.As(err, &dead) {
+		return nil
+	}
+	return dead
+}
+
+// Outcome says in one word what came of a call: the result's own outcome,
+// died or refused.
+func Outcome(result Result, err error) string {
+	switch {
+	case err == nil:
+		return result.Outcome
+	case DiedDuring(err) != nil:
+		return "died"
+	default:
+		return "refused"
+	}
+}

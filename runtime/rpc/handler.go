@@ -1,0 +1,178 @@
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+
+	"github.com/mark3labs/mcp-go/mcp"
+	"github.com/mark3labs/mcp-go/server"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
+)
+
+// Bounds are what clients may ask for at once.
+type Bounds struct {
+	// Calls and Bytes bound the calls that run or wait, and their messages
+	// together.
+	Calls int
+	Bytes int
+}
+
+// DefaultBounds are those of a server of one client.
+var DefaultBounds = Bounds{Calls: 1024, Bytes: 64 << 20}
+
+// Handler answers messages. Its methods may be called at the same time.
+type Handler struct {
+	mcp    *server.MCPServer
+	info   mcp.Implementation
+	tool   *tool.Tool
+	log    *slog.Logger
+	bounds Bounds
+
+	mu    sync.Mutex
+	calls int
+	bytes int
+}
+
+// New returns a Handler of a tool's calls. It closes over an MCP server that
+// tells its clients of changes until the returned function is called.
+func New(t *tool.Tool, version string, bounds Bounds, log *slog.Logger) (h *Handler, stop func()) {
+	h = &Handler{
+		info:   mcp.Implementation{Name: tool.ServerName, Version: version},
+		tool:   t,
+		log:    log,
+		bounds: bounds,
+	}
+	h.mcp, stop = t.Server(version)
+	return h, stop
+}
+
+// MCP is the server that answers all that is not the tool's.
+func (h *Handler) MCP() *server.MCPServer { return h.mcp }
+
+// Answer has mcp-go answer a message; nil where there is nothing to answer.
+func (h *Handler) Answer(ctx context.Context, m Message) (reply mcp.JSONRPCMessage) {
+	defer h.recover(m, &reply)
+	reply = h.mcp.HandleMessage(ctx, m.text)
+	if id := m.replyID(); id != nil {
+		switch r := reply.(type) {
+		case mcp.JSONRPCResponse:
+			r.ID = mcp.NewRequestId(id)
+			return r
+		case mcp.JSONRPCError:
+			r.ID = mcp.NewRequestId(id)
+			return r
+		}
+	}
+	return reply
+}
+
+// recover makes an error reply of a panic.
+func (h *Handler) recover(m Message, reply *mcp.JSONRPCMessage) {
+	if cause := recover(); cause != nil {
+		h.log.Error("a handler panicked", "panic", fmt.Sprint(cause), "stack", string(debug.Stack()))
+		*reply = Failure(m.ID, mcp.INTERNAL_ERROR, "the server failed to handle this request; its log says more")
+	}
+}
+
+// Call is a message that waits for a sandbox and has been admitted.
+type Call struct {
+	handler *Handler
+	message Message
+	// One of these answers; mcp-go does where both are nil.
+	run  *tool.Run
+	read *tool.Read
+}
+
+// Admit takes a message for which [Message.Waits] holds. It does not wait, and
+// is called in the order in which a principal's messages arrive. Where too
+// much waits already, the call is nil and the reply says so; otherwise
+// [Call.Answer] must be called.
+func (h *Handler) Admit(principal string, m Message) (call *Call, reply mcp.JSONRPCMessage) {
+	h.mu.Lock()
+	full := h.calls >= h.bounds.Calls || h.bytes+len(m.text) > h.bounds.Bytes
+	if !full {
+		h.calls++
+		h.bytes += len(m.text)
+	}
+	h.mu.Unlock()
+	if full {
+		sentence := tool.Busy(h.bounds.Calls, h.bounds.Bytes)
+		h.log.Warn("call refused", "reason", sentence)
+		if m.Method == string(mcp.MethodToolsCall) && m.isPlain() {
+			return nil, h.complete(m, mcp.NewToolResultError(sentence))
+		}
+		return nil, Failure(m.ID, mcp.INTERNAL_ERROR, sentence)
+	}
+	call = &Call{handler: h, message: m}
+	switch p := m.fields.Params; {
+	case !m.isPlain():
+	case m.Method == string(mcp.MethodResourcesRead):
+		call.read, _ = h.tool.AcceptRead(principal, p.URI)
+	case p.Name == tool.Name:
+		call.run = h.tool.Accept(principal, p.Arguments)
+	}
+	return call, nil
+}
+
+// Answer answers the call, whose end ctx is. Notify, which may be nil, sends a
+// notification to the client before it returns; it is not called after Answer
+// has returned.
+func (c *Call) Answer(ctx context.Context, notify func(mcp.JSONRPCNotification)) (reply mcp.JSONRPCMessage) {
+	h := c.handler
+	defer func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.calls--
+		h.bytes -= len(c.message.text)
+	}()
+	defer h.recover(c.message, &reply)
+	switch {
+	case c.run != nil:
+		return h.complete(c.message, c.run.Answer(ctx, c.progress(notify)))
+	case c.read != nil:
+		contents, err := c.read.Answer(ctx)
+		if err != nil {
+			return mcp.NewJSONRPCError(mcp.NewRequestId(c.message.replyID()), mcp.INTERNAL_ERROR, err.Error(), nil)
+		}
+		return h.complete(c.message, &mcp.ReadResourceResult{Contents: contents})
+	default:
+		return h.Answer(ctx, c.message)
+	}
+}
+
+// progress makes notifications of a call's progress, if the client asked for
+// them.
+func (c *Call) progress(notify func(mcp.JSONRPCNotification)) func(seconds float64, line string) {
+	meta := c.message.fields.Params.Meta
+	if notify == nil || meta == nil || meta.ProgressToken == nil {
+		return nil
+	}
+	return func(seconds float64, line string) {
+		notify(mcp.JSONRPCNotification{
+			JSONRPC: mcp.JSONRPC_VERSION,
+			Notification: mcp.Notification{
+				Method: string(mcp.MethodNotificationProgress),
+				Params: mcp.NotificationParams{AdditionalFields: map[string]any{
+					"progressToken": meta.ProgressToken, "progress": seconds, "message": line,
+				}},
+			},
+		})
+	}
+}
+
+// complete makes a reply of a result, with what the message's version of the
+// protocol wants in it.
+func (h *Handler) complete(m Message, result mcp.ResultMetadata) mcp.JSONRPCMessage {
+	if m.isModern() {
+		result.SetResultType(mcp.ResultTypeComplete)
+		result.EnsureResultMeta().SetServerInfo(h.info)
+		if cacheable, ok := result.(mcp.CacheHintSetter); ok {
+			cacheable.SetCacheHints(0, mcp.CacheScopePrivate) // mcp-go's default
+		}
+	}
+	return mcp.NewJSONRPCResultResponse(mcp.NewRequestId(m.replyID()), result)
+}

@@ -1,0 +1,141 @@
+// Package rpc knows what a client's JSON-RPC message is and how it is
+// answered, whatever transport carried it.
+//
+// A message is decoded once. Calls of the tool and reads of its files go to
+// the tool itself, in their order of arrival; everything else, and what is
+// unusual in those, is mcp-go's to answer. It promises that both ways give the
+// same answer, with the id of the request to the last digit, that what waits
+// is bounded, and that a handler that panics costs its own request only.
+package rpc
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+
+	"github.com/mark3labs/mcp-go/mcp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+)
+
+// Message is a message of a client.
+type Message struct {
+	Method string
+	// ID is the request's id as it came; empty for a notification.
+	ID json.RawMessage
+	// CancelledID is the id of the request that a notification cancels.
+	CancelledID json.RawMessage
+
+	text   []byte
+	fields fields
+	// typed says that each field that is read here has the type that it should
+	// have.
+	typed bool
+}
+
+// fields are what is read of a message. They are named as mcp-go names them,
+// so that both read the same where a field comes twice or in another case.
+type fields struct {
+	JSONRPC string          `json:"jsonrpc"`
+	Method  string          `json:"method"`
+	ID      json.RawMessage `json:"id"`
+	Result  json.RawMessage `json:"result"`
+	Params  struct {
+		Name           string          `json:"name"`
+		Arguments      any             `json:"arguments"`
+		URI            string          `json:"uri"`
+		Meta           *mcp.Meta       `json:"_meta"`
+		RequestID      json.RawMessage `json:"requestId"`
+		Task           json.RawMessage `json:"task"`
+		InputResponses json.RawMessage `json:"inputResponses"`
+		RequestState   json.RawMessage `json:"requestState"`
+	} `json:"params"`
+}
+
+// Decode reads a message. The reply is the answer to a text that is none; nil
+// otherwise.
+func Decode(text []byte) (m Message, reply mcp.JSONRPCMessage) {
+	f, err := decode(text)
+	var syntax *json.SyntaxError
+	switch {
+	case errors.As(err, &syntax):
+		return m, Failure(nil, mcp.PARSE_ERROR, "the message is not JSON")
+	case text[0] != '{':
+		return m, Failure(nil, mcp.INVALID_REQUEST, "the message is not an object: send one request at a time")
+	}
+	m = Message{Method: f.Method, ID: f.ID, CancelledID: f.Params.RequestID, text: text, fields: f, typed: err == nil}
+	if bytes.Equal(m.ID, []byte("null")) {
+		m.ID = nil
+	}
+	return m, nil
+}
+
+// placeholder stands for long code while the rest of its message is decoded.
+const placeholder = "\x00code\x00"
+
+// decode decodes a text. Long code is lifted out before: encoding/json takes
+// three times as long for it.
+func decode(text []byte) (f fields, err error) {
+	if rest, code, ok := frame.Lift(text, "code", placeholder); ok {
+		err = json.Unmarshal(rest, &f)
+		if arguments, ok := f.Params.Arguments.(map[string]any); ok && arguments["code"] == placeholder {
+			arguments["code"] = code
+			return f, err
+		}
+		f = fields{} // what was lifted is another field called code
+	}
+	err = json.Unmarshal(text, &f)
+	return f, err
+}
+
+// IsRequest reports whether the message wants an answer.
+func (m Message) IsRequest() bool { return len(m.ID) > 0 }
+
+// Waits reports whether answering the message may wait for a sandbox.
+func (m Message) Waits() bool {
+	return m.IsRequest() && (m.Method == string(mcp.MethodToolsCall) || m.Method == string(mcp.MethodResourcesRead))
+}
+
+// isModern reports whether the message is of the protocol without a handshake.
+func (m Message) isModern() bool {
+	return mcp.IsModernProtocol(m.fields.Params.Meta.ProtocolVersion())
+}
+
+// isPlain reports whether mcp-go would find nothing in the message to object
+// to, and nothing in it that this package does not know.
+func (m Message) isPlain() bool {
+	p := m.fields.Params
+	if !m.typed || m.fields.JSONRPC != mcp.JSONRPC_VERSION || m.fields.Result != nil ||
+		p.Task != nil || p.InputResponses != nil || p.RequestState != nil || m.replyID() == nil {
+		return false
+	}
+	return !m.isModern() || mcp.IsValidProtocolVersion(p.Meta.ProtocolVersion()) && p.Meta.ClientCapabilities() != nil
+}
+
+// maxNumber is the length of a 64-bit number.
+const maxNumber = len("-9223372036854775808")
+
+// replyID is the id for the reply where it is a string or a number of 64 bits;
+// nil otherwise. mcp-go reads a number as a float64, in which long ones change.
+func (m Message) replyID() any {
+	switch {
+	case len(m.ID) == 0:
+		return nil
+	case m.ID[0] == '"':
+		var id string
+		if json.Unmarshal(m.ID, &id) == nil {
+			return id
+		}
+	case len(m.ID) <= maxNumber && (m.ID[0] == '-' || '0' <= m.ID[0] && m.ID[0] <= '9'):
+		return m.ID
+	}
+	return nil
+}
+
+// Failure returns an error reply; id is nil where none is known.
+func Failure(id json.RawMessage, code int, text string) mcp.JSONRPCMessage {
+	if len(id) == 0 {
+		id = json.RawMessage("null")
+	}
+	return mcp.NewJSONRPCError(mcp.NewRequestId(id), code, text, nil)
+}

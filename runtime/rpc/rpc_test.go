@@ -1,0 +1,245 @@
+package rpc
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/mark3labs/mcp-go/mcp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/sandboxtest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
+)
+
+// inBubble runs a test with a Handler over a machine of this process, which
+// takes two calls at a time.
+func inBubble(t *testing.T, test func(*testing.T, *Handler)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		set := &registry.Set{Environments: map[string]registry.Environment{"bash": {
+			Name: "bash", Language: &registry.Language{Sessions: true}, SessionExec: "/session-run", Timeout: time.Minute, OutputBytes: 1 << 20,
+		}}}
+		log := slog.New(slog.DiscardHandler)
+		machine := &sandboxtest.Machine{}
+		spec := func(c call.Call) sandbox.Spec { return sandbox.Spec{Name: c.Env.Name, OutputBytes: c.Env.OutputBytes} }
+		sessions := session.New(machine, spec, session.Once(machine, spec), session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, log)
+		h, stop := New(tool.New(tool.Options{Environments: registry.New(set), Executor: sessions, Sessions: sessions, Log: log}), "1", Bounds{Calls: 2, Bytes: 4 << 20}, log)
+		defer stop()
+		test(t, h)
+		sessions.Close()
+		machine.Close(0)
+	})
+}
+
+// answer answers a message as a transport does.
+func answer(t *testing.T, h *Handler, message string) map[string]any {
+	t.Helper()
+	m, reply := Decode([]byte(message))
+	if reply == nil && m.Waits() {
+		var admitted *Call
+		if admitted, reply = h.Admit("", m); admitted != nil {
+			reply = admitted.Answer(t.Context(), nil)
+		}
+	} else if reply == nil {
+		reply = h.Answer(t.Context(), m)
+	}
+	return plain(t, reply)
+}
+
+// plain is a reply as a client reads it.
+func plain(t *testing.T, reply any) map[string]any {
+	t.Helper()
+	text, err := json.Marshal(reply)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var fields map[string]any
+	if err := json.Unmarshal(text, &fields); err != nil {
+		t.Fatal(err)
+	}
+	return fields
+}
+
+func content(reply map[string]any) string {
+	result, _ := reply["result"].(map[string]any)
+	list, _ := result["content"].([]any)
+	if len(list) == 0 {
+		return fmt.Sprint(reply)
+	}
+	return list[0].(map[string]any)["text"].(string)
+}
+
+const (
+	modern  = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}},`
+	odd     = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2027-01-01","io.modelcontextprotocol/clientCapabilities":{}},`
+	partial = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"},`
+)
+
+// Whoever answers, this package or mcp-go, the answer is the same.
+func TestAnswer_IsAsOfMCPGo(t *testing.T) {
+	const run = `"name":"run","arguments":{"env":"bash","session":"s","code":"echo hi >outputs/f; echo hi; exit 3"}`
+	inBubble(t, func(t *testing.T, h *Handler) {
+		for name, message := range map[string]string{
+			"call":                        `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{` + run + `}}`,
+			"modern call":                 `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{` + modern + run + `}}`,
+			"call of an unknown version":  `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{` + odd + run + `}}`,
+			"call without capabilities":   `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{` + partial + run + `}}`,
+			"id is a string":              `{"jsonrpc":"2.0","id":"a\u0041\ud83d","method":"tools/call","params":{` + run + `}}`,
+			"id is an object":             `{"jsonrpc":"2.0","id":{"a":1},"method":"tools/call","params":{` + run + `}}`,
+			"id is false":                 `{"jsonrpc":"2.0","id":false,"method":"tools/call","params":{` + run + `}}`,
+			"no version":                  `{"id":1,"method":"tools/call","params":{` + run + `}}`,
+			"a task":                      `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"task":{},` + run + `}}`,
+			"a wrong task":                `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"task":5,` + run + `}}`,
+			"a wrong name":                `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":5}}`,
+			"a wrong _meta":               `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"_meta":5,` + run + `}}`,
+			"an answer":                   `{"jsonrpc":"2.0","id":1,"method":"tools/call","result":{},"params":{` + run + `}}`,
+			"another tool":                `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"walk"}}`,
+			"no arguments":                `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"run"}}`,
+			"arguments are a list":        `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"run","arguments":[]}}`,
+			"an unknown argument":         `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"run","arguments":{"x":1}}}`,
+			"no params":                   `{"jsonrpc":"2.0","id":1,"method":"tools/call"}`,
+			"params are a list":           `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":[]}`,
+			"read":                        `{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"sandbox://s/outputs/f"}}`,
+			"modern read":                 `{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{` + modern + `"uri":"sandbox://s/outputs/f"}}`,
+			"read of what is not there":   `{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"sandbox://s/outputs/g"}}`,
+			"modern read of such":         `{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{` + modern + `"uri":"sandbox://s/outputs/g"}}`,
+			"read of another scheme":      `{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"file:///etc/hostname"}}`,
+			"read of no session's name":   `{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"sandbox://a.b/f"}}`,
+			"read of a folder":            `{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"sandbox://s/"}}`,
+			"read of no session":          `{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"sandbox://none/f"}}`,
+			"a field twice":               `{"jsonrpc":"2.0","id":1,"method":"ping","method":"tools/call","params":{"name":"walk","name":"run","arguments":{"env":"x","env":"bash","code":"echo 1"}}}`,
+			"fields of another case":      `{"jsonrpc":"2.0","ID":1,"METHOD":"tools/call","Params":{"NAME":"run","Arguments":{"env":"bash","code":"echo 1"}}}`,
+			"an argument of another case": `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"run","arguments":{"Env":"bash","code":"echo 1"}}}`,
+		} {
+			// One call has the session begin, so that all others meet the same.
+			answer(t, h, `{"jsonrpc":"2.0","id":0,"method":"tools/call","params":{`+run+`}}`)
+			ours := answer(t, h, message)
+			mcpGo := plain(t, h.mcp.HandleMessage(t.Context(), []byte(message)))
+			if diff := cmp.Diff(mcpGo, ours); diff != "" {
+				t.Errorf("%s: mcp-go's answer is -, this package's +\n%s", name, diff)
+			}
+		}
+	})
+}
+
+// Such calls and reads do go to the tool itself: the test above would pass
+// without.
+func TestAdmit_GoesToTheTool(t *testing.T) {
+	inBubble(t, func(t *testing.T, h *Handler) {
+		for message, direct := range map[string]bool{
+			`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"run","arguments":{}}}`:                 true,
+			`{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{` + modern + `"name":"run","arguments":{}}}`: true,
+			`{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"sandbox://s/f"}}`:                   true,
+			`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"walk","arguments":{}}}`:                false,
+			`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{` + odd + `"name":"run","arguments":{}}}`:      false,
+		} {
+			m, _ := Decode([]byte(message))
+			admitted, _ := h.Admit("", m)
+			if got := admitted.run != nil || admitted.read != nil; got != direct {
+				t.Errorf("%s: to the tool %v, want %v", message, got, direct)
+			}
+			admitted.Answer(t.Context(), nil)
+		}
+	})
+}
+
+// Long code reaches its call whole, whatever stands around it, and a message
+// that is broken elsewhere is still broken.
+func TestDecode_LongCode(t *testing.T) {
+	long := strings.Repeat("# a line\n", 4<<10)
+	inBubble(t, func(t *testing.T, h *Handler) {
+		for name, test := range map[string]struct{ arguments, params, want string }{
+			"short":        {arguments: `{"env":"bash","code":"echo x"}`, want: "x\n"},
+			"long":         {arguments: fmt.Sprintf(`{"env":"bash", "code" : %q}`, long+"echo x"), want: "x\n"},
+			"not UTF-8":    {arguments: fmt.Sprintf(`{"env":"bash","code":"#%s\necho %s"}`, strings.Repeat("y", len(long)), "\xff"), want: "\ufffd\n"},
+			"twice":        {arguments: fmt.Sprintf(`{"env":"bash","code":%q,"code":"echo last"}`, long), want: "last\n"},
+			"elsewhere":    {arguments: `{"env":"bash","code":"echo here"}`, params: fmt.Sprintf(`"_meta":{"code":%q},`, long), want: "here\n"},
+			"after broken": {arguments: fmt.Sprintf(`{"x":,"code":%q}`, long)},
+			"broken after": {arguments: fmt.Sprintf(`{"code":%q,}`, long)},
+		} {
+			reply := answer(t, h, fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{%s"name":"run","arguments":%s}}`, test.params, test.arguments))
+			if test.want == "" {
+				if failure, _ := reply["error"].(map[string]any); failure["code"] != float64(mcp.PARSE_ERROR) {
+					t.Errorf("%s: answer %.200v", name, reply)
+				}
+			} else if got := content(reply); got != test.want {
+				t.Errorf("%s: %.100q, want %.100q", name, got, test.want)
+			}
+		}
+	})
+}
+
+// Beyond a bound a call is refused at once, and its end makes room.
+func TestAdmit_IsBounded(t *testing.T) {
+	const message = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"run","arguments":{"env":"bash","code":"echo 1"}}}`
+	inBubble(t, func(t *testing.T, h *Handler) {
+		m, _ := Decode([]byte(message))
+		large, _ := Decode([]byte(strings.Replace(message, "echo 1", "echo 1 #"+strings.Repeat("x", 4<<20), 1)))
+		if admitted, reply := h.Admit("", large); admitted != nil || !strings.Contains(content(plain(t, reply)), "the server is busy: 2 calls") {
+			t.Error("too many bytes were admitted")
+		}
+		var admitted []*Call
+		for range 2 {
+			c, _ := h.Admit("", m)
+			admitted = append(admitted, c)
+		}
+		if c, reply := h.Admit("", m); c != nil || !strings.Contains(content(plain(t, reply)), "the server is busy: 2 calls") {
+			t.Error("too many calls were admitted")
+		}
+		for _, c := range admitted {
+			c.Answer(t.Context(), nil)
+		}
+		if got := content(answer(t, h, message)); got != "1\n" {
+			t.Errorf("after it: %q", got)
+		}
+		if h.calls != 0 || h.bytes != 0 {
+			t.Errorf("%d calls and %d bytes are counted at the end", h.calls, h.bytes)
+		}
+	})
+}
+
+func TestAnswer_NotifiesOfProgress(t *testing.T) {
+	inBubble(t, func(t *testing.T, h *Handler) {
+		var notes []map[string]any
+		for _, meta := range []string{"", `"_meta":{"progressToken":"token"},`} {
+			m, _ := Decode([]byte(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{` + meta + `"name":"run","arguments":{"env":"bash","code":"echo one; sleep 5"}}}`))
+			admitted, _ := h.Admit("", m)
+			admitted.Answer(t.Context(), func(note mcp.JSONRPCNotification) { notes = append(notes, plain(t, note)) })
+		}
+		want := []map[string]any{{"jsonrpc": "2.0", "method": "notifications/progress", "params": map[string]any{"progressToken": "token", "progress": 4.0, "message": "4 s: one"}}}
+		if diff := cmp.Diff(want, notes); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// panicking is an Executor that panics.
+type panicking struct{}
+
+func (panicking) Execute(context.Context, call.Call) (call.Result, error) { panic("trouble") }
+
+// A panic costs its own request, and not its session's place.
+func TestAnswer_RecoversFromPanics(t *testing.T) {
+	const message = `{"jsonrpc":"2.0","id":9007199254740993,"method":"tools/call","params":{"name":"run","arguments":{"env":"bash","session":"s","code":"echo 1"}}}`
+	inBubble(t, func(t *testing.T, h *Handler) {
+		executor := h.tool.Executor
+		h.tool.Executor = panicking{}
+		if failure, _ := answer(t, h, message)["error"].(map[string]any); failure["code"] != float64(mcp.INTERNAL_ERROR) {
+			t.Errorf("answer %v", failure)
+		}
+		h.tool.Executor = executor
+		if got := content(answer(t, h, message)); got != "1\n" {
+			t.Errorf("after it: %q", got)
+		}
+	})
+}

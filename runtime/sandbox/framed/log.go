@@ -1,0 +1,74 @@
+package framed
+
+import (
+	"bufio"
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+)
+
+const (
+	// logTailBytes is what is kept of a sandbox's log to explain its end.
+	logTailBytes = 1 << 10
+	// logLineBytes is what is kept of one line.
+	logLineBytes = 512
+	// maxLogLines is how many lines of one sandbox reach the server's log.
+	maxLogLines = 100
+	// maxLog is what one sandbox may log, in bytes. An agent logs a line for
+	// each mishap, so whoever writes this much is no agent.
+	maxLog = 4 << 20
+)
+
+// logTail follows a sandbox's standard error: its first lines go to the
+// server's log, its last ones are kept.
+type logTail struct {
+	mu    sync.Mutex
+	lines []string
+	size  int
+}
+
+// follow reads r to its end, and is false where that is beyond maxLog.
+func (t *logTail) follow(r io.Reader, log *slog.Logger) bool {
+	reader := bufio.NewReaderSize(r, logLineBytes)
+	count, total := 0, 0
+	for {
+		chunk, err := reader.ReadSlice('\n')
+		if total += len(chunk); total > maxLog {
+			return false
+		}
+		line := sandbox.OneLine(strings.TrimSpace(string(chunk)))
+		if line != "" {
+			t.add(line)
+			switch count++; {
+			case count <= maxLogLines:
+				log.Info("sandbox log", "line", line)
+			case count == maxLogLines+1:
+				log.Warn("sandbox logs too much; the rest is left out", "lines", maxLogLines)
+			}
+		}
+		if err != nil && err != bufio.ErrBufferFull {
+			return true
+		}
+	}
+}
+
+func (t *logTail) add(line string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lines = append(t.lines, line)
+	t.size += len(line)
+	for t.size > logTailBytes && len(t.lines) > 1 {
+		t.size -= len(t.lines[0])
+		t.lines = t.lines[1:]
+	}
+}
+
+// String returns the last lines.
+func (t *logTail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.Join(t.lines, sandbox.LogSeparator)
+}

@@ -1,0 +1,119 @@
+package framed
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+)
+
+// sampleBytes bounds the newest line, in bytes.
+const sampleBytes = 200
+
+// output collects both streams of a call. The agent cuts each of them to the
+// environment's bound; how much may come in all is bounded by [pending].
+type output struct {
+	stdout   stream
+	stderr   stream
+	progress func(line string) // may be nil
+}
+
+// add takes an output frame; the error is a rule that it breaks.
+func (o *output) add(reply frame.Reply) error {
+	if reply.Skipped < 0 {
+		return errors.New("the agent skipped fewer than no bytes")
+	}
+	if o.progress != nil {
+		if line := lastLine(reply.Data); line != "" {
+			o.progress(line)
+		}
+	}
+	if reply.Sample {
+		return nil
+	}
+	switch reply.Stream {
+	case frame.Stdout:
+		o.stdout.add(reply.Data, reply.Skipped)
+	case frame.Stderr:
+		o.stderr.add(reply.Data, reply.Skipped)
+	default:
+		return fmt.Errorf("the agent named the stream %.20q", reply.Stream)
+	}
+	return nil
+}
+
+// texts returns at most limit bytes of both streams together. Each has at
+// least half of them, and what the other does not need.
+func (o *output) texts(limit int) (stdout, stderr sandbox.Text) {
+	first, second := limit/2, limit-limit/2
+	if out := o.stdout.size(); out < first {
+		first, second = out, limit-out
+	} else if err := o.stderr.size(); err < second {
+		first, second = limit-err, err
+	}
+	return o.stdout.text(first), o.stderr.text(second)
+}
+
+// stream is what came of a stream: its beginning, and what followed the last
+// gap.
+type stream struct {
+	head []byte
+	tail []byte
+	cut  int64 // bytes that are left out between the two; tail is empty without
+}
+
+func (s *stream) add(data string, skipped int64) {
+	if skipped > 0 {
+		s.cut += skipped + int64(len(s.tail))
+		s.tail = s.tail[:0]
+	}
+	if s.cut > 0 {
+		s.tail = append(s.tail, data...)
+	} else {
+		s.head = append(s.head, data...)
+	}
+}
+
+func (s *stream) size() int { return len(s.head) + len(s.tail) }
+
+// text returns at most limit bytes, cut between runes.
+func (s *stream) text(limit int) sandbox.Text {
+	if s.cut == 0 && s.size() <= limit {
+		return sandbox.Text{Head: string(s.head)}
+	}
+	head, tail := s.head, s.tail
+	if s.cut == 0 {
+		head, tail = s.head[:len(s.head)/2], s.head[len(s.head)/2:]
+	}
+	// Each has half of the limit, and what the other does not need.
+	tailSize := min(len(tail), max(limit-limit/2, limit-len(head)))
+	head, tail = head[:min(len(head), limit-tailSize)], tail[len(tail)-tailSize:]
+	// What comes in is valid UTF-8, so only a rune that a cut fell into is
+	// not: at the head's end and at the tail's beginning.
+	for len(head) > 0 {
+		if r, size := utf8.DecodeLastRune(head); r != utf8.RuneError || size != 1 {
+			break
+		}
+		head = head[:len(head)-1]
+	}
+	for len(tail) > 0 && !utf8.RuneStart(tail[0]) {
+		tail = tail[1:]
+	}
+	return sandbox.Text{
+		Head: string(head),
+		Tail: string(tail),
+		Cut:  s.cut + int64(s.size()-len(head)-len(tail)),
+	}
+}
+
+// lastLine returns the end of the last line that is not blank.
+func lastLine(data string) string {
+	data = strings.TrimRight(data, " \t\r\n")
+	// A line that a terminal would show over and over, as progress bars do,
+	// begins at its last carriage return.
+	line := data[strings.LastIndexAny(data, "\r\n")+1:]
+	return sandbox.OneLine(sandbox.LastBytes(line, sampleBytes))
+}

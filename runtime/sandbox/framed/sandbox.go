@@ -1,0 +1,520 @@
+package framed
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/process"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+)
+
+const (
+	// answerMargin is how much later than a call's time limit and grace the
+	// agent may answer before its sandbox is killed.
+	answerMargin = time.Second
+	// readTimeout bounds the wait for a part of a file.
+	readTimeout = 5 * time.Second
+	// readBytes is what one read frame asks for at most, in bytes.
+	readBytes = 256 << 10
+	// maxFiles bounds the files of one result.
+	maxFiles = 1000
+	// bufferBytes is what is read of a sandbox's stream at once, in bytes.
+	bufferBytes = 8 << 10
+	// maxPending bounds the requests that wait for an answer.
+	maxPending = 64
+	// outputsFolder is where the files of a result are.
+	outputsFolder = "/workspace/outputs/"
+	// maxUsed bounds what an agent may say was used of a limit.
+	maxUsed = 1 << 40
+)
+
+// limits are the names that an agent may give for what stopped code.
+var limits = []string{sandbox.Memory, sandbox.PIDs, frame.FileLocks, frame.Terminals}
+
+// Sandbox is a [sandbox.Sandbox] whose agent speaks frames.
+type Sandbox struct {
+	log         *slog.Logger
+	process     *process.Process
+	stdin       *os.File
+	stdout      *os.File
+	stderr      *os.File
+	frames      *frame.Writer
+	logTail     logTail
+	outputBytes int64 // that a call may send of each stream, before escapes
+	enforcedBy  string
+	memory      int64 // bytes in use when its interpreter had loaded
+
+	ready  chan struct{} // closed when the agent said ready
+	done   chan struct{} // closed when nothing can be asked any more
+	reaped chan struct{} // closed when its process and streams are gone
+
+	mu      sync.Mutex
+	lastID  uint64
+	pending map[uint64]*pending
+	reason  string // of death; empty while nothing is wrong
+	limit   string // that was the reason, if one was
+	killed  bool
+	over    bool // nothing is left
+	onEnd   []func()
+}
+
+// pending is a request to the agent that has no answer yet.
+type pending struct {
+	want   string // the type of the answer
+	answer chan frame.Reply
+	output *output // of an execute; otherwise nil
+	// frames and bytes are what may still come before the answer.
+	frames int64
+	bytes  int64
+}
+
+func newSandbox(log *slog.Logger, started *process.Process, stdin, stdout, stderr *os.File, outputBytes int64) *Sandbox {
+	return &Sandbox{
+		log: log, process: started, stdin: stdin, stdout: stdout, stderr: stderr,
+		frames:      frame.NewWriter(stdin),
+		outputBytes: outputBytes,
+		ready:       make(chan struct{}),
+		done:        make(chan struct{}),
+		reaped:      make(chan struct{}),
+		pending:     map[uint64]*pending{},
+	}
+}
+
+func (s *Sandbox) pid() int { return s.process.Cmd.Process.Pid }
+
+// run reads the sandbox's streams until they end, and then ends the rest.
+func (s *Sandbox) run() {
+	var logged sync.WaitGroup
+	logged.Go(func() {
+		if !s.logTail.follow(s.stderr, s.log) {
+			s.fail("it logged more than %d MiB", maxLog>>20)
+		}
+	})
+	err := s.read(s.stdout)
+	s.fail("%v", err)
+	close(s.done)
+	status := s.process.Wait()
+	s.findOutOfMemory()
+	// What was logged is in the pipe by now; a process that still holds the
+	// other end is not waited for.
+	s.stderr.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+	logged.Wait()
+	s.stdin.Close()
+	s.stdout.Close()
+	s.stderr.Close()
+	s.log.Debug("sandbox ended", "pid", s.pid(), "reason", s.reason, "status", fmt.Sprint(status))
+	close(s.reaped)
+}
+
+// findOutOfMemory makes the memory limit the reason of death where the kernel
+// killed for it.
+func (s *Sandbox) findOutOfMemory() {
+	killed, err := s.process.OutOfMemory()
+	if err != nil {
+		s.log.Warn("it is not known whether the sandbox ran out of memory", "error", err)
+	}
+	if !killed {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reason, s.limit = "it used more memory than its limit allows", sandbox.Memory
+}
+
+// read dispatches frames until the stream ends or breaks a rule.
+func (s *Sandbox) read(stream io.Reader) error {
+	// Output and result come in one write, and are taken by one read.
+	frames := frame.NewReader(bufio.NewReaderSize(stream, bufferBytes))
+	// The largest honest frames are a read's answer, in base64, and all of a
+	// stream's output, of which JSON may write a byte as six.
+	frames.Limit(2*readBytes + 6*s.outputBytes + 64<<10)
+	var hello frame.Reply
+	if err := frames.Read(&hello); err != nil {
+		return streamError(err)
+	}
+	if hello.Type != frame.Ready || hello.Protocol != frame.Protocol {
+		return fmt.Errorf("its first frame is %.20q with protocol %d, not ready with protocol %d", hello.Type, hello.Protocol, frame.Protocol)
+	}
+	close(s.ready)
+	for {
+		var reply frame.Reply
+		if err := frames.Read(&reply); err != nil {
+			return streamError(err)
+		}
+		if err := s.dispatch(reply); err != nil {
+			return err
+		}
+	}
+}
+
+func streamError(err error) error {
+	if errors.Is(err, io.EOF) {
+		return errors.New("the agent ended")
+	}
+	return fmt.Errorf("the agent's stream broke: %w", err)
+}
+
+// dispatch hands a reply to the request that it answers; the error is a rule
+// that the reply breaks.
+func (s *Sandbox) dispatch(reply frame.Reply) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.killed {
+		// What an agent reports of its own end is no answer to a call.
+		return errors.New("it was ended")
+	}
+	p := s.pending[reply.ID]
+	if p == nil {
+		if reply.Type == frame.Error && reply.ID == 0 {
+			return fmt.Errorf("the agent failed: %.200q", reply.Message)
+		}
+		return fmt.Errorf("the agent sent %.20q for a request that nobody made", reply.Type)
+	}
+	p.frames--
+	p.bytes -= int64(len(reply.Data))
+	if p.frames < 0 || p.bytes < 0 {
+		return errors.New("the agent sent more than it may")
+	}
+	switch {
+	case reply.Type == frame.Output && p.output != nil:
+		return p.output.add(reply)
+	case reply.Type == p.want, reply.Type == frame.Error:
+		delete(s.pending, reply.ID)
+		p.answer <- reply // is buffered for the one answer
+		return nil
+	default:
+		return fmt.Errorf("the agent answered with %.20q instead of %s", reply.Type, p.want)
+	}
+}
+
+// register prepares for the answer to a request that is about to be sent with
+// the id that it returns.
+func (s *Sandbox) register(p *pending) (uint64, error) {
+	p.answer = make(chan frame.Reply, 1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.pending) >= maxPending {
+		return 0, fmt.Errorf("%d requests to one sandbox wait already", maxPending)
+	}
+	s.lastID++
+	s.pending[s.lastID] = p
+	return s.lastID, nil
+}
+
+// send sends a request. Its answer arrives at p's channel, if the sandbox
+// lives. The sandbox is ended where the agent does not read within timeout.
+func (s *Sandbox) send(message frame.Request, p *pending, timeout time.Duration) (uint64, error) {
+	id, err := s.register(p)
+	if err != nil {
+		return 0, err
+	}
+	message.ID = id
+	s.stdin.SetWriteDeadline(time.Now().Add(timeout))
+	if err := s.frames.Write(message); err != nil {
+		s.mu.Lock()
+		delete(s.pending, message.ID)
+		s.mu.Unlock()
+		if errors.Is(err, frame.ErrTooLarge) {
+			return 0, err
+		}
+		s.fail("it does not take requests: %v", err)
+		return 0, s.death()
+	}
+	return message.ID, nil
+}
+
+// Execute implements [sandbox.Sandbox].
+func (s *Sandbox) Execute(ctx context.Context, request sandbox.Request) (sandbox.Result, error) {
+	if err := ctx.Err(); err != nil {
+		return sandbox.Result{}, err
+	}
+	began := time.Now()
+	out := &output{progress: request.Progress}
+	reply, err := s.execute(ctx, request, out)
+	result := sandbox.Result{EnforcedBy: s.enforcedBy, Duration: time.Since(began)}
+	result.Stdout, result.Stderr = s.texts(out)
+	if err == nil {
+		err = s.check(reply, &result)
+	}
+	return result, err
+}
+
+func (s *Sandbox) texts(out *output) (stdout, stderr sandbox.Text) {
+	s.mu.Lock() // the reader may still add to it
+	defer s.mu.Unlock()
+	return out.texts(int(s.outputBytes))
+}
+
+// execute sends the request and waits for its result.
+func (s *Sandbox) execute(ctx context.Context, request sandbox.Request, out *output) (frame.Reply, error) {
+	limit := request.Timeout + request.Grace + answerMargin
+	samples := int64(limit/time.Second) * 4
+	p := &pending{
+		want:   frame.Result,
+		output: out,
+		// An honest agent sends each stream's bytes once, at worst one by one
+		// and each as three where they are not UTF-8, and a sample a second.
+		frames: 2*s.outputBytes + samples + 1000,
+		bytes:  2*3*s.outputBytes + samples*sampleBytes + 64<<10,
+	}
+	id, err := s.send(frame.Request{
+		Type:      frame.Execute,
+		Code:      request.Code,
+		TimeoutMS: request.Timeout.Milliseconds(),
+		GraceMS:   request.Grace.Milliseconds(),
+		Keep:      request.Keep,
+	}, p, limit)
+	if err != nil {
+		return frame.Reply{}, err
+	}
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	cancelled := ctx.Done()
+	for {
+		select {
+		case reply := <-p.answer:
+			return reply, nil
+		case <-s.done:
+			// The answer may have come just before the end.
+			select {
+			case reply := <-p.answer:
+				return reply, nil
+			default:
+				return frame.Reply{}, s.death()
+			}
+		case <-timer.C:
+			s.fail("the agent did not end the call at its time limit")
+			return frame.Reply{}, s.death()
+		case <-cancelled:
+			cancelled = nil
+			timer.Reset(request.Grace + answerMargin)
+			s.stdin.SetWriteDeadline(time.Now().Add(answerMargin))
+			if err := s.frames.Write(frame.Request{Type: frame.Interrupt, ID: id}); err != nil {
+				s.fail("it does not take interrupts: %v", err)
+			}
+		}
+	}
+}
+
+// check takes what the agent reports of a call into the result. A report that
+// breaks a rule ends the sandbox.
+func (s *Sandbox) check(reply frame.Reply, result *sandbox.Result) error {
+	if reply.Type == frame.Error {
+		return fmt.Errorf("the sandbox refused the call: %s", sandbox.OneLine(reply.Message))
+	}
+	invalid := func(format string, args ...any) error {
+		s.fail(format, args...)
+		return s.death()
+	}
+	switch reply.Outcome {
+	case frame.OutcomeOK, frame.OutcomeTimeout, frame.OutcomeCancelled, frame.OutcomeCrashed:
+	case frame.OutcomeMemory, frame.OutcomeLimit:
+		if reply.Limit == nil {
+			return invalid("the agent named the outcome %s and no limit", reply.Outcome)
+		}
+	default:
+		return invalid("the agent named the outcome %.20q", reply.Outcome)
+	}
+	switch reply.State {
+	case "", frame.StateKept, frame.StateLost:
+	default:
+		return invalid("the agent named the state %.20q", reply.State)
+	}
+	if l := reply.Limit; l != nil {
+		if !slices.Contains(limits, l.Name) || l.Value < 0 || l.Used < 0 || l.Used > maxUsed {
+			return invalid("the agent named the limit %.20q, of which %d were used", l.Name, l.Used)
+		}
+	}
+	result.Outcome, result.State, result.ExitCode, result.Limit = reply.Outcome, reply.State, reply.ExitCode, reply.Limit
+	for _, cut := range reply.Truncated {
+		if len(result.Stored) < 2 && inWorkspace(cut.Path) && cut.Stored > 0 {
+			result.Stored = append(result.Stored, sandbox.Stored{Path: cut.Path, Bytes: cut.Stored, All: cut.Stored >= cut.Total})
+		}
+	}
+	result.Files = files(reply.Files)
+	return nil
+}
+
+// files keeps what a file that code wrote can be.
+func files(all []frame.File) []sandbox.File {
+	var kept []sandbox.File
+	for _, file := range all {
+		if len(kept) == maxFiles {
+			break
+		}
+		if strings.HasPrefix(file.Path, outputsFolder) && inWorkspace(file.Path) && file.Size >= 0 {
+			kept = append(kept, sandbox.File{Path: file.Path, Size: file.Size})
+		}
+	}
+	return kept
+}
+
+// inWorkspace reports whether a path that a sandbox sent names a file under
+// /workspace and can be shown.
+func inWorkspace(name string) bool {
+	return len(name) <= 1024 && strings.HasPrefix(name, "/workspace/") && path.Clean(name) == name &&
+		!strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f || r == 0xfffd })
+}
+
+// ReadFile implements [sandbox.Sandbox].
+func (s *Sandbox) ReadFile(ctx context.Context, name string, limit int64) ([]byte, error) {
+	var data []byte
+	for {
+		part, size, err := s.readPart(ctx, name, int64(len(data)), readBytes)
+		if err != nil {
+			return nil, err
+		}
+		data = append(data, part...)
+		if size = max(size, int64(len(data))); size > limit {
+			return nil, &sandbox.TooLargeError{Size: size, Limit: limit}
+		}
+		// A file that shrinks meanwhile ends with an empty part.
+		if len(part) == 0 || int64(len(data)) >= size {
+			return data, nil
+		}
+	}
+}
+
+// readPart returns at most length bytes of a file, from offset, and the whole
+// file's size.
+func (s *Sandbox) readPart(ctx context.Context, name string, offset, length int64) ([]byte, int64, error) {
+	p := &pending{want: frame.Contents, frames: 1}
+	if _, err := s.send(frame.Request{Type: frame.Read, Path: name, Offset: offset, Length: length}, p, readTimeout); err != nil {
+		return nil, 0, err
+	}
+	timer := time.NewTimer(readTimeout)
+	defer timer.Stop()
+	select {
+	case reply := <-p.answer:
+		if reply.Type == frame.Error {
+			return nil, 0, errors.New(sandbox.OneLine(reply.Message))
+		}
+		if int64(len(reply.Contents)) > length || reply.Size < 0 {
+			s.fail("the agent sent more of a file than was asked for")
+			return nil, 0, s.death()
+		}
+		return reply.Contents, reply.Size, nil
+	case <-ctx.Done():
+		return nil, 0, ctx.Err()
+	case <-s.done:
+		return nil, 0, s.death()
+	case <-timer.C:
+		s.fail("the agent did not answer within %v", readTimeout)
+		return nil, 0, s.death()
+	}
+}
+
+// fail ends the sandbox for a reason, unless it has one already.
+func (s *Sandbox) fail(format string, args ...any) {
+	s.mu.Lock()
+	if s.reason == "" {
+		s.reason = fmt.Sprintf(format, args...)
+	}
+	s.mu.Unlock()
+	s.Kill()
+}
+
+// Kill implements [sandbox.Sandbox].
+func (s *Sandbox) Kill() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.killed {
+		return
+	}
+	s.killed = true
+	if s.reason == "" {
+		s.reason = "it was ended"
+	}
+	// End of input ends an agent by itself; the signal ends what it runs in,
+	// and that the rest with it.
+	s.stdin.Close()
+	s.process.Kill()
+	s.stdout.SetReadDeadline(time.Now())
+}
+
+// abandon ends a sandbox that nobody wants any more, waits until nothing is
+// left of it and returns err.
+func (s *Sandbox) abandon(err error) error {
+	s.Kill()
+	<-s.reaped
+	return err
+}
+
+// Idle implements [sandbox.Sandbox].
+func (s *Sandbox) Idle() bool {
+	select {
+	case <-s.done:
+		return false
+	default:
+	}
+	// A sandbox's processes end one descriptor after the other: an end of
+	// either stream counts, as does anything that came.
+	return uneventful(s.stdin, 0) && uneventful(s.stdout, unix.POLLIN)
+}
+
+// uneventful reports whether a descriptor has neither an event nor an end.
+func uneventful(file *os.File, event int16) bool {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return false
+	}
+	none := false
+	err = raw.Control(func(fd uintptr) {
+		events := []unix.PollFd{{Fd: int32(fd), Events: event}}
+		n, err := unix.Poll(events, 0)
+		none = err == nil && n == 0
+	})
+	return err == nil && none
+}
+
+// Memory implements [sandbox.Sandbox].
+func (s *Sandbox) Memory() int64 { return s.memory }
+
+// Done implements [sandbox.Sandbox].
+func (s *Sandbox) Done() <-chan struct{} { return s.done }
+
+// OnEnd implements [sandbox.Sandbox].
+func (s *Sandbox) OnEnd(f func()) {
+	s.mu.Lock()
+	over := s.over
+	if !over {
+		s.onEnd = append(s.onEnd, f)
+	}
+	s.mu.Unlock()
+	if over {
+		f()
+	}
+}
+
+// finish calls what was given to OnEnd.
+func (s *Sandbox) finish() {
+	s.mu.Lock()
+	s.over = true
+	onEnd := s.onEnd
+	s.mu.Unlock()
+	for _, f := range onEnd {
+		f()
+	}
+}
+
+// death waits for the log's end, which is near, and returns why the sandbox
+// ended.
+func (s *Sandbox) death() error {
+	<-s.reaped
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return &sandbox.DeadError{Reason: s.reason, Limit: s.limit, Log: s.logTail.String()}
+}

@@ -1,0 +1,213 @@
+// Package framed starts sandboxes whose agent speaks frames on the standard
+// streams of a program: the bin/session-run of an artifact.
+//
+// It promises that nothing a sandbox sends or fails to send harms anything
+// but that sandbox: every frame is bounded in size and number, every wait in
+// time, and a stream that breaks a rule ends its sandbox. What is started is
+// killed and waited for, and the kernel kills it if this process dies first.
+package framed
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/process"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+)
+
+// defaultStartTimeout is [Options.StartTimeout] where none is given.
+const defaultStartTimeout = 10 * time.Second
+
+// Options change how a [Starter] starts; the zero value is fine.
+type Options struct {
+	// StartTimeout bounds the time from a sandbox's start to its ready reply;
+	// 0 is 10 s.
+	StartTimeout time.Duration
+	// Groups makes a control group for each sandbox; nil where there can be
+	// none.
+	Groups *cgroup.Tree
+}
+
+// Starter starts sandboxes.
+type Starter struct {
+	log          *slog.Logger
+	startTimeout time.Duration
+	processes    *process.Starter
+	enforcedBy   string
+	running      sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+	live   map[*Sandbox]struct{}
+}
+
+var _ sandbox.Starter = (*Starter)(nil)
+
+// New returns a Starter. Its owner calls [Starter.Close].
+func New(log *slog.Logger, options Options) *Starter {
+	s := &Starter{
+		log:          log,
+		startTimeout: options.StartTimeout,
+		processes:    process.NewStarter(options.Groups),
+		enforcedBy:   sandbox.ByAgent,
+		live:         map[*Sandbox]struct{}{},
+	}
+	if s.startTimeout == 0 {
+		s.startTimeout = defaultStartTimeout
+	}
+	if options.Groups != nil {
+		s.enforcedBy = sandbox.ByGroup
+	}
+	return s
+}
+
+// Close ends every sandbox; later starts fail with [sandbox.ErrClosed]. It
+// waits until nothing of them is left, at most for within.
+func (l *Starter) Close(within time.Duration) {
+	l.mu.Lock()
+	l.closed = true
+	for s := range l.live {
+		s.Kill()
+	}
+	l.mu.Unlock()
+	l.processes.Close()
+	done := make(chan struct{})
+	go func() {
+		l.running.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(within):
+	}
+}
+
+// Start implements [sandbox.Starter].
+func (l *Starter) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	s, err := l.start(ctx, spec)
+	if err != nil {
+		return nil, err // and not a nil *Sandbox in the interface
+	}
+	return s, nil
+}
+
+func (l *Starter) start(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) {
+	began := time.Now()
+	s, err := l.spawn(spec)
+	if err != nil {
+		return nil, err
+	}
+	// The agent finds these when it starts to read, so that the interpreter
+	// that it loads first is already the right one.
+	s.stdin.SetWriteDeadline(began.Add(l.startTimeout))
+	messages := []any{frame.Request{
+		Type:   frame.Configure,
+		Env:    spec.Variables,
+		Limits: &frame.Limits{OutputBytes: spec.OutputBytes},
+	}}
+	var loaded chan frame.Reply
+	if spec.Warm {
+		ping := &pending{want: frame.Pong, frames: 1}
+		id, err := s.register(ping)
+		if err != nil {
+			return nil, s.abandon(err)
+		}
+		messages = append(messages, frame.Request{Type: frame.Ping, ID: id})
+		loaded = ping.answer
+	}
+	if err := s.frames.Write(messages...); err != nil && !errors.Is(err, syscall.EPIPE) {
+		s.fail("it cannot be configured: %v", err)
+	}
+	timer := time.NewTimer(l.startTimeout)
+	defer timer.Stop()
+	ready := s.ready
+	for ready != nil || loaded != nil {
+		select {
+		case <-ready:
+			ready = nil
+		case reply := <-loaded:
+			if reply.Type == frame.Error {
+				s.fail("its interpreter did not load: %s", sandbox.OneLine(reply.Message))
+				return nil, s.death()
+			}
+			s.memory, loaded = reply.Size, nil
+		case <-s.done:
+			return nil, s.death()
+		case <-timer.C:
+			s.fail("it was not ready within %v", l.startTimeout)
+			return nil, s.death()
+		case <-ctx.Done():
+			return nil, s.abandon(ctx.Err())
+		}
+	}
+	l.log.Debug("sandbox started", "env", spec.Name, "pid", s.pid(), "ms", time.Since(began).Milliseconds())
+	return s, nil
+}
+
+// spawn starts the program and the goroutine that owns it.
+func (l *Starter) spawn(spec sandbox.Spec) (_ *Sandbox, err error) {
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return nil, sandbox.ErrClosed
+	}
+	l.running.Add(1)
+	l.mu.Unlock()
+	defer func() {
+		if err != nil {
+			l.running.Done()
+		}
+	}()
+	var pipes [3]struct{ r, w *os.File }
+	closeAll := func() {
+		for _, pipe := range pipes {
+			pipe.r.Close() // on nil too, which is an error and nothing else
+			pipe.w.Close()
+		}
+	}
+	for i := range pipes {
+		if pipes[i].r, pipes[i].w, err = os.Pipe(); err != nil {
+			closeAll()
+			return nil, &sandbox.DeadError{Reason: err.Error()}
+		}
+	}
+	cmd := exec.Command(spec.Exec)
+	cmd.Env = spec.Project.Environ()
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = pipes[0].r, pipes[1].w, pipes[2].w
+	started, err := l.processes.Start(cmd, cgroup.Limits(spec.Limits))
+	if err != nil {
+		closeAll()
+		if errors.Is(err, process.ErrClosed) {
+			return nil, sandbox.ErrClosed
+		}
+		return nil, &sandbox.DeadError{Reason: err.Error()}
+	}
+	pipes[0].r.Close()
+	pipes[1].w.Close()
+	pipes[2].w.Close()
+	s := newSandbox(l.log.With("env", spec.Name), started, pipes[0].w, pipes[1].r, pipes[2].r, spec.OutputBytes)
+	s.enforcedBy = l.enforcedBy
+	l.mu.Lock()
+	l.live[s] = struct{}{}
+	l.mu.Unlock()
+	go func() {
+		defer l.running.Done()
+		s.run()
+		if err := started.Close(); err != nil {
+			l.log.Error("a control group is left behind", "error", err)
+		}
+		l.mu.Lock()
+		delete(l.live, s)
+		l.mu.Unlock()
+		s.finish()
+	}()
+	return s, nil
+}

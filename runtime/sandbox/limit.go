@@ -1,0 +1,35 @@
+package sandbox
+
+import "context"
+
+// Limit returns a Starter whose sandboxes are at most n at a time: a start
+// beyond that waits until nothing is left of another one. Each sandbox costs
+// an interpreter's memory.
+func Limit(next Starter, n int) Starter {
+	return &limit{next, make(chan struct{}, n)}
+}
+
+type limit struct {
+	next  Starter
+	slots chan struct{} // holds a token for each sandbox
+}
+
+func (l *limit) Start(ctx context.Context, spec Spec) (Sandbox, error) {
+	select {
+	case l.slots <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	// Both may have been possible.
+	if err := ctx.Err(); err != nil {
+		<-l.slots
+		return nil, err
+	}
+	box, err := l.next.Start(ctx, spec)
+	if err != nil {
+		<-l.slots
+		return nil, err
+	}
+	box.OnEnd(func() { <-l.slots })
+	return box, nil
+}

@@ -1,0 +1,362 @@
+// Package sandboxtest has a machine for tests: it starts sandboxes in this
+// process, without a jail, an agent or a program. What passes with it depends
+// on none of these.
+//
+// Its sandboxes run a small part of a shell's language: statements are lines,
+// or have ; between them.
+//
+//	NAME=VALUE             kept until the sandbox ends
+//	echo WORD...           $NAME and $((NUMBER+NUMBER)) are replaced; with >FILE
+//	                       it writes a file under /workspace, with >&2 to stderr
+//	cat FILE
+//	seq NUMBER             writes as many lines
+//	png FILE               writes an image of one pixel
+//	sleep SECONDS          can be interrupted
+//	exit STATUS
+//	crash                  ends the sandbox
+//	# ...                  a comment
+package sandboxtest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"image"
+	"image/png"
+	"maps"
+	"math/rand/v2"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+)
+
+// Machine starts sandboxes. Its fields are set before its first start.
+type Machine struct {
+	// StartTime is how long a start takes.
+	StartTime time.Duration
+	// FailureRate is the part of the starts that fail, from 0 to 1; Rand
+	// decides which.
+	FailureRate float64
+	Rand        *rand.Rand
+	// Memory is what each sandbox says it uses, in bytes.
+	Memory int64
+
+	mu      sync.Mutex
+	closed  bool
+	started int
+	most    int
+	live    map[*Sandbox]struct{}
+}
+
+var _ sandbox.Starter = (*Machine)(nil)
+
+// Start implements [sandbox.Starter].
+func (m *Machine) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	select {
+	case <-time.After(m.StartTime):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, sandbox.ErrClosed
+	}
+	m.started++
+	if m.FailureRate > 0 && (m.FailureRate >= 1 || m.Rand.Float64() < m.FailureRate) {
+		return nil, &sandbox.DeadError{Reason: "the machine failed"}
+	}
+	s := &Sandbox{Spec: spec, machine: m, done: make(chan struct{}), variables: map[string]string{}, files: map[string][]byte{}}
+	maps.Copy(s.variables, spec.Variables)
+	if m.live == nil {
+		m.live = map[*Sandbox]struct{}{}
+	}
+	m.live[s] = struct{}{}
+	m.most = max(m.most, len(m.live))
+	return s, nil
+}
+
+// SetFailureRate changes FailureRate for later starts.
+func (m *Machine) SetFailureRate(rate float64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.FailureRate = rate
+}
+
+// Close ends every sandbox.
+func (m *Machine) Close(time.Duration) {
+	m.mu.Lock()
+	m.closed = true
+	live := slices.Collect(maps.Keys(m.live))
+	m.mu.Unlock()
+	for _, s := range live {
+		s.Kill()
+	}
+}
+
+// Started is how many starts there were, also those that failed.
+func (m *Machine) Started() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.started
+}
+
+// Live returns the sandboxes that have not ended, and how many there were at
+// most at a time.
+func (m *Machine) Live() (live []*Sandbox, most int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Keys(m.live)), m.most
+}
+
+// Sandbox is a sandbox of a [Machine].
+type Sandbox struct {
+	Spec    sandbox.Spec
+	machine *Machine
+	done    chan struct{}
+	runs    sync.Mutex // held by the code that runs
+
+	mu        sync.Mutex
+	reason    string // of its end
+	over      bool
+	onEnd     []func()
+	variables map[string]string
+	files     map[string][]byte // by path
+}
+
+var _ sandbox.Sandbox = (*Sandbox)(nil)
+
+// Kill implements [sandbox.Sandbox].
+func (s *Sandbox) Kill() { s.end("it was ended") }
+
+func (s *Sandbox) end(reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.reason != "" {
+		return
+	}
+	s.reason = reason
+	close(s.done)
+	go func() { // whoever kills may hold what f wants
+		s.machine.mu.Lock()
+		delete(s.machine.live, s)
+		s.machine.mu.Unlock()
+		s.mu.Lock()
+		s.over = true
+		onEnd := s.onEnd
+		s.mu.Unlock()
+		for _, f := range onEnd {
+			f()
+		}
+	}()
+}
+
+// Done implements [sandbox.Sandbox].
+func (s *Sandbox) Done() <-chan struct{} { return s.done }
+
+// OnEnd implements [sandbox.Sandbox].
+func (s *Sandbox) OnEnd(f func()) {
+	s.mu.Lock()
+	over := s.over
+	if !over {
+		s.onEnd = append(s.onEnd, f)
+	}
+	s.mu.Unlock()
+	if over {
+		f()
+	}
+}
+
+// Idle implements [sandbox.Sandbox].
+func (s *Sandbox) Idle() bool {
+	select {
+	case <-s.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// Memory implements [sandbox.Sandbox].
+func (s *Sandbox) Memory() int64 { return s.machine.Memory }
+
+// ReadFile implements [sandbox.Sandbox].
+func (s *Sandbox) ReadFile(_ context.Context, name string, limit int64) ([]byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	data, ok := s.files[name]
+	switch {
+	case s.reason != "":
+		return nil, &sandbox.DeadError{Reason: s.reason}
+	case !ok:
+		return nil, errors.New("there is no such file")
+	case int64(len(data)) > limit:
+		return nil, &sandbox.TooLargeError{Size: int64(len(data)), Limit: limit}
+	}
+	return data, nil
+}
+
+// WriteFile writes a file, by its path under /workspace.
+func (s *Sandbox) WriteFile(name string, data []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.files[inWorkspace(name)] = data
+}
+
+// Execute implements [sandbox.Sandbox].
+func (s *Sandbox) Execute(ctx context.Context, request sandbox.Request) (sandbox.Result, error) {
+	s.runs.Lock()
+	defer s.runs.Unlock()
+	if err := ctx.Err(); err != nil {
+		return sandbox.Result{}, err
+	}
+	began := time.Now()
+	timeout := time.NewTimer(request.Timeout)
+	defer timeout.Stop()
+	r := &run{Sandbox: s, request: request, ctx: ctx, timeout: timeout.C, outcome: frame.OutcomeOK}
+	for statement := range strings.FieldsFuncSeq(request.Code, func(c rune) bool { return c == '\n' || c == ';' }) {
+		if !r.statement(strings.TrimSpace(statement)) {
+			break
+		}
+	}
+	result := sandbox.Result{
+		Outcome: r.outcome, ExitCode: r.status, Duration: time.Since(began), EnforcedBy: "machine", Files: r.files,
+		Stdout: cut(r.stdout.String(), int(s.Spec.OutputBytes)), Stderr: cut(r.stderr.String(), int(s.Spec.OutputBytes)),
+	}
+	if request.Keep {
+		result.State = frame.StateKept
+	}
+	if !s.Idle() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return result, &sandbox.DeadError{Reason: s.reason}
+	}
+	return result, nil
+}
+
+// cut bounds a text as a sandbox's output is.
+func cut(text string, limit int) sandbox.Text {
+	if len(text) <= limit {
+		return sandbox.Text{Head: text}
+	}
+	return sandbox.Text{Head: text[:limit/2], Tail: text[len(text)-limit/2:], Cut: int64(len(text) - limit/2*2)}
+}
+
+// run is one execution.
+type run struct {
+	*Sandbox
+	request        sandbox.Request
+	ctx            context.Context
+	timeout        <-chan time.Time
+	stdout, stderr strings.Builder
+	files          []sandbox.File
+	status         int
+	outcome        string
+}
+
+var (
+	assignment = regexp.MustCompile(`^(\w+)=(.*)$`)
+	sum        = regexp.MustCompile(`\$\(\((\d+)\+(\d+)\)\)`)
+	variable   = regexp.MustCompile(`\$(\w+)`)
+)
+
+// statement runs a statement, and reports whether the next one is to run.
+func (r *run) statement(text string) bool {
+	if text == "" || text[0] == '#' {
+		return true
+	}
+	text = sum.ReplaceAllStringFunc(text, func(match string) string {
+		terms := sum.FindStringSubmatch(match)
+		a, _ := strconv.Atoi(terms[1])
+		b, _ := strconv.Atoi(terms[2])
+		return strconv.Itoa(a + b)
+	})
+	r.mu.Lock()
+	text = variable.ReplaceAllStringFunc(text, func(match string) string { return r.variables[match[1:]] })
+	if set := assignment.FindStringSubmatch(text); set != nil {
+		r.variables[set[1]] = set[2]
+		r.mu.Unlock()
+		return true
+	}
+	r.mu.Unlock()
+	command, argument, _ := strings.Cut(text, " ")
+	switch command {
+	case "echo":
+		words, file, toFile := strings.Cut(argument, ">")
+		words = strings.TrimSpace(words)
+		switch {
+		case file == "&2":
+			r.stderr.WriteString(words + "\n")
+		case toFile:
+			r.write(strings.TrimSpace(file), []byte(words+"\n"))
+		default:
+			r.print(words)
+		}
+	case "cat":
+		r.mu.Lock()
+		data := r.Sandbox.files[inWorkspace(argument)]
+		r.mu.Unlock()
+		r.stdout.Write(data)
+	case "seq":
+		count, _ := strconv.Atoi(argument)
+		for i := range count {
+			r.print(strconv.Itoa(i + 1))
+		}
+	case "png":
+		var data bytes.Buffer
+		_ = png.Encode(&data, image.NewGray(image.Rect(0, 0, 1, 1))) // a buffer takes everything
+		r.write(argument, data.Bytes())
+	case "sleep":
+		seconds, _ := strconv.ParseFloat(argument, 64)
+		return r.sleep(time.Duration(seconds * float64(time.Second)))
+	case "exit":
+		r.status, _ = strconv.Atoi(argument)
+		return false
+	case "crash":
+		r.end("the machine crashed")
+		return false
+	default:
+		fmt.Fprintf(&r.stderr, "bash: line 1: %s: command not found\n", command)
+		r.status = 127
+	}
+	return true
+}
+
+func (r *run) print(line string) {
+	r.stdout.WriteString(line + "\n")
+	if r.request.Progress != nil && line != "" {
+		r.request.Progress(line)
+	}
+}
+
+func inWorkspace(name string) string { return path.Join("/workspace", name) }
+
+func (r *run) write(name string, data []byte) {
+	r.WriteFile(name, data)
+	if name = inWorkspace(name); strings.HasPrefix(name, "/workspace/outputs/") {
+		r.files = append(r.files, sandbox.File{Path: name, Size: int64(len(data))})
+	}
+}
+
+func (r *run) sleep(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-r.ctx.Done():
+		r.outcome, r.status = frame.OutcomeCancelled, 130
+	case <-r.timeout:
+		r.outcome, r.status = frame.OutcomeTimeout, 130
+	case <-r.done:
+	}
+	return false
+}

@@ -1,0 +1,137 @@
+// Package service puts the server together, from what starts sandboxes to what
+// a client speaks to. [Stdio] reads as the list of what a call passes.
+package service
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcpstdio"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/pool"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
+)
+
+const (
+	// maxOnce bounds the sandboxes of calls without a session that live at
+	// once; further calls wait.
+	maxOnce = 32
+	// endTimeout bounds the end of all sandboxes after a signal; the promise is
+	// 3 s.
+	endTimeout = 2500 * time.Millisecond
+	// lastAnswersTimeout bounds the wait for answers to calls that the end cut
+	// short: a client may not read them.
+	lastAnswersTimeout = 500 * time.Millisecond
+)
+
+// Starter starts sandboxes and ends them all.
+type Starter interface {
+	sandbox.Starter
+	// Close ends every sandbox. It waits until nothing of them is left, at
+	// most for within.
+	Close(within time.Duration)
+}
+
+// Options are what a server is made of.
+type Options struct {
+	Environments *registry.Registry
+	Starter      Starter // is closed at the end
+	Sessions     session.Limits
+	// Project is shown by every sandbox, and Variables are in each.
+	Project   sandbox.Project
+	Variables map[string]string
+	Version   string
+	// AfterFirst is called when the client has its first answer; it may be
+	// nil.
+	AfterFirst func()
+	Log        *slog.Logger
+}
+
+// Stdio serves one client until in ends and all that came is answered, or
+// until ctx ends. When it returns, no sandbox is left. The error is one of in
+// or out.
+func Stdio(ctx context.Context, in io.Reader, out io.Writer, o Options) error {
+	spec := func(c call.Call) sandbox.Spec { return o.spec(c.Env) }
+	warm := pool.New(o.Starter, o.Log)
+	once := session.Once(sandbox.Limit(warm, maxOnce), spec)
+	sessions := session.New(warm, spec, once, o.Sessions, o.Log)
+	calls := call.Log(sessions, o.Log)
+	run := tool.New(tool.Options{
+		Environments: o.Environments,
+		Executor:     calls,
+		Sessions:     sessions,
+		Project:      tool.Project{Mount: o.Project.Mount, Overlaid: o.Project.Mode == config.Overlay},
+		Log:          o.Log,
+	})
+	handler, stopHandler := rpc.New(run, o.Version, rpc.DefaultBounds, o.Log)
+	defer stopHandler()
+	transport := mcpstdio.New(handler, func() {
+		warm.Fill()
+		if o.AfterFirst != nil {
+			o.AfterFirst()
+		}
+	})
+	defer o.keepWarm(warm)()
+
+	served := make(chan error, 1)
+	go func() { served <- transport.Serve(ctx, in, out) }()
+	end := func() {
+		deadline := time.Now().Add(endTimeout)
+		sessions.Close()
+		warm.Close(time.Until(deadline))
+		o.Starter.Close(time.Until(deadline))
+	}
+	select {
+	case err := <-served:
+		end()
+		return err
+	case <-ctx.Done():
+		// The end of all sandboxes answers the calls that run.
+		end()
+		select {
+		case err := <-served:
+			return err
+		case <-time.After(lastAnswersTimeout):
+			return nil
+		}
+	}
+}
+
+// spec is the sandbox of an environment.
+func (o *Options) spec(env registry.Environment) sandbox.Spec {
+	return sandbox.Spec{
+		Name:        env.Name,
+		Exec:        env.SessionExec,
+		OutputBytes: env.OutputBytes,
+		Limits:      sandbox.Limits{Memory: env.MemoryMB << 20, Tasks: int(env.PIDs), CPUs: env.CPUs},
+		Variables:   o.Variables,
+		Project:     o.Project,
+	}
+}
+
+// keepWarm has the pool keep what the environments ask for, and follow them
+// until the returned function is called.
+func (o *Options) keepWarm(warm *pool.Pool) (stop func()) {
+	// What a layer shows of files that change beneath it is undefined
+	// (Documentation/filesystems/overlayfs.rst of the kernel): no sandbox waits
+	// on top of a project.
+	if o.Project.Mode == config.Overlay {
+		return func() {}
+	}
+	keep := func(environments *registry.Snapshot) {
+		var kinds []pool.Kind
+		for _, env := range environments.Ready() {
+			kinds = append(kinds, pool.Kind{Spec: o.spec(env), Count: env.Prewarm})
+		}
+		warm.Keep(kinds)
+	}
+	keep(o.Environments.Now())
+	return o.Environments.Subscribe(func(_, after *registry.Snapshot) { keep(after) })
+}

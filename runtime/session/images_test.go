@@ -1,0 +1,103 @@
+package session
+
+import (
+	"bytes"
+	"fmt"
+	"image"
+	"image/jpeg"
+	"image/png"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/sandboxtest"
+)
+
+func encoded(t *testing.T, width, height int) string {
+	t.Helper()
+	var data bytes.Buffer
+	if err := png.Encode(&data, image.NewGray(image.Rect(0, 0, width, height))); err != nil {
+		t.Fatal(err)
+	}
+	return data.String()
+}
+
+// read returns the names of the files that readImages reads of those with
+// these contents, in order.
+func read(t *testing.T, names []string, contents map[string]string) []string {
+	t.Helper()
+	box, err := (&sandboxtest.Machine{}).Start(t.Context(), sandbox.Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer box.Kill()
+	var files []sandbox.File
+	for _, name := range names {
+		box.(*sandboxtest.Sandbox).WriteFile(name, []byte(contents[name]))
+		files = append(files, sandbox.File{Path: "/workspace/" + name, Size: int64(len(contents[name]))})
+	}
+	readImages(t.Context(), box, files, 100)
+	var found []string
+	for _, file := range files {
+		if file.Content == nil {
+			continue
+		}
+		name := strings.TrimPrefix(file.Path, "/workspace/")
+		found = append(found, name)
+		if string(file.Content) != contents[name] {
+			t.Errorf("%s: %d bytes were read of %d", name, len(file.Content), len(contents[name]))
+		}
+	}
+	return found
+}
+
+// What is no image that a model can take is not read as one: one that is only
+// named so, that is broken, of another type, too wide or too large.
+func TestReadImages_OnlyImages(t *testing.T) {
+	var photo bytes.Buffer
+	if err := jpeg.Encode(&photo, image.NewGray(image.Rect(0, 0, 2, 2)), nil); err != nil {
+		t.Fatal(err)
+	}
+	contents := map[string]string{
+		"a.png": encoded(t, 2, 2), "A.PNG": encoded(t, 2, 2), "b.jpeg": photo.String(), "c.svg": "<svg/>",
+		"fake.png": "no image at all", "broken.png": "\x89PNG\r\n\x1a\n broken", "empty.png": "",
+		"png.jpg": encoded(t, 1, 1), "wide.png": encoded(t, 8001, 1), "large.svg": strings.Repeat("x", maxImageBytes+1),
+		"bytes.svg": "\xff", "notes.txt": "x",
+	}
+	for name := range contents {
+		want := map[string][]string{"a.png": {"a.png"}, "A.PNG": {"A.PNG"}, "b.jpeg": {"b.jpeg"}, "c.svg": {"c.svg"}}[name]
+		if diff := cmp.Diff(want, read(t, []string{name}, contents)); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
+// Their number is bounded, and that of the files which are read in vain.
+func TestReadImages_Bounds(t *testing.T) {
+	contents := map[string]string{}
+	var images, fakes []string
+	for i := range maxTries {
+		images, fakes = append(images, fmt.Sprintf("i%02d.png", i)), append(fakes, fmt.Sprintf("f%02d.png", i))
+		contents[images[i]], contents[fakes[i]] = encoded(t, 2, 2), "x"
+	}
+	if diff := cmp.Diff(images[:maxImages], read(t, images, contents)); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(images[:1], read(t, append(fakes[1:], images...), contents)); diff != "" {
+		t.Error(diff)
+	}
+	if got := read(t, append(fakes, images...), contents); got != nil {
+		t.Errorf("after %d that are none: %v", maxTries, got)
+	}
+}
+
+// SVG images have at most svgBytes together; one that does not fit leaves room
+// for the next.
+func TestReadImages_SVGBytes(t *testing.T) {
+	contents := map[string]string{"a.svg": strings.Repeat("a", 60), "b.svg": strings.Repeat("b", 60), "c.svg": strings.Repeat("c", 40)}
+	if diff := cmp.Diff([]string{"a.svg", "c.svg"}, read(t, []string{"a.svg", "b.svg", "c.svg"}, contents)); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -1,0 +1,282 @@
+package tool
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/mark3labs/mcp-go/mcp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/sandboxtest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
+)
+
+// fixture is the tool over a machine of this process. Its time is a bubble's.
+type fixture struct {
+	*Tool
+	t   *testing.T
+	set *registry.Set // that the environments were made of
+}
+
+// inBubble runs a test with the tool and one environment, bash.
+func inBubble(t *testing.T, test func(*testing.T, *fixture)) {
+	t.Helper()
+	set := &registry.Set{Languages: languages(), Environments: map[string]registry.Environment{"bash": {
+		Name: "bash", InterpreterType: "bash", Language: languages()["bash"], SessionExec: "/session-run",
+		Timeout: 30 * time.Second, OutputBytes: 8 << 10, Closure: "the-closure", MemoryMB: 512,
+	}}}
+	synctest.Test(t, func(t *testing.T) {
+		log := slog.New(slog.DiscardHandler)
+		machine := &sandboxtest.Machine{}
+		spec := func(c call.Call) sandbox.Spec { return sandbox.Spec{Name: c.Env.Name, OutputBytes: c.Env.OutputBytes} }
+		sessions := session.New(machine, spec, session.Once(machine, spec), session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, log)
+		test(t, &fixture{New(Options{Environments: registry.New(set), Executor: sessions, Sessions: sessions, Log: log}), t, set})
+		sessions.Close()
+		machine.Close(0)
+	})
+}
+
+// bash answers a call in the environment; session may be empty.
+func (f *fixture) bash(session, code string) *mcp.CallToolResult {
+	f.t.Helper()
+	arguments := map[string]any{"code": code, "env": "bash"}
+	if session != "" {
+		arguments["session"] = session
+	}
+	return f.Accept("", arguments).Answer(f.t.Context(), nil)
+}
+
+func text(result *mcp.CallToolResult) string {
+	first, _ := result.Content[0].(mcp.TextContent)
+	return first.Text
+}
+
+func TestRun_Answers(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fixture) {
+		for _, step := range []struct {
+			session, code, want string
+			failed              bool
+		}{
+			{"", "echo hi", "hi\n", false},
+			{"", "echo out; echo err >&2; exit 3", "out\n--- stderr ---\nerr\n[exit status 3]", true},
+			{"s", "x=1", "[no output]", false},
+			{"s", "echo $x; sleep 99", "1\n[timed out after 30 s; the session's state was kept]", true},
+			{"s", "echo $x; crash", "1\n[the sandbox ended during the call: the machine crashed; the session's variables and files are lost, and its next call starts a new one]", true},
+			{"s", "echo none$x", "none\n[new session: the earlier one ended because its sandbox died]", false},
+			{"", "nothing", "--- stderr ---\nbash: line 1: nothing: command not found\n[hint: " + nothingInstalled + "]", true},
+		} {
+			result := f.bash(step.session, step.code)
+			if step.code == "nothing" {
+				step.want = strings.Replace(step.want, "[hint", "[exit status 127]\n[hint", 1)
+			}
+			if diff := cmp.Diff(step.want, text(result)); diff != "" || result.IsError != step.failed {
+				t.Errorf("%s: isError %v, %s", step.code, result.IsError, diff)
+			}
+		}
+	})
+}
+
+// Images come back as images, other files as links in a session and by name
+// without one.
+func TestRun_ShowsFiles(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fixture) {
+		const code = "png outputs/dot.png; echo <svg/>; echo notes >outputs/notes.txt; echo drawing >outputs/a.svg"
+		result := f.bash("s", code)
+		kinds := ""
+		for _, content := range result.Content {
+			switch content := content.(type) {
+			case mcp.TextContent:
+				kinds += "text:" + content.Text + " "
+			case mcp.ImageContent:
+				kinds += content.MIMEType + " "
+			case mcp.ResourceLink:
+				kinds += content.URI + " "
+			}
+		}
+		if want := "text:outputs/a.svg:\ndrawing\n"; !strings.HasPrefix(kinds, "text:") || !strings.Contains(kinds, "image/png sandbox://s/outputs/notes.txt "+want) {
+			t.Errorf("content %q", kinds)
+		}
+		result = f.bash("", "echo notes >outputs/notes.txt")
+		if got, want := text(result), "[written and gone with the sandbox: /workspace/outputs/notes.txt (6 bytes); to keep files, use a session]"; got != want {
+			t.Errorf("without a session: %q", got)
+		}
+	})
+}
+
+func TestRead_AnswersLinks(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fixture) {
+		f.bash("s", "echo a,b >outputs/table.csv; png outputs/dot.png")
+		read := func(uri string) (mcp.ResourceContents, error) {
+			read, err := f.AcceptRead("", uri)
+			if err != nil {
+				return nil, err
+			}
+			contents, err := read.Answer(t.Context())
+			if err != nil {
+				return nil, err
+			}
+			return contents[0], nil
+		}
+		got, err := read("sandbox://s/outputs/table.csv")
+		if diff := cmp.Diff(mcp.TextResourceContents{URI: "sandbox://s/outputs/table.csv", MIMEType: "text/csv", Text: "a,b\n"}, got); diff != "" || err != nil {
+			t.Errorf("error %v, %s", err, diff)
+		}
+		if got, err := read("sandbox://s/outputs/dot.png"); err != nil || got.(mcp.BlobResourceContents).MIMEType != "image/png" {
+			t.Errorf("contents %+v, error %v", got, err)
+		}
+		for _, uri := range []string{
+			"sandbox://s/../etc/hostname", "sandbox://s/%2e%2e/etc/hostname", "sandbox://s//etc/hostname", "sandbox://s/", "sandbox://s",
+			"sandbox://s/none", "sandbox://other/outputs/table.csv", "sandbox://s/%00", "sandbox://s/%zz", "file:///etc/hostname", "sandbox://a b/x",
+		} {
+			if contents, err := read(uri); err == nil {
+				t.Errorf("%s: %+v", uri, contents)
+			}
+		}
+		if got := text(f.bash("s", "echo alive")); got != "alive\n" {
+			t.Errorf("afterwards: %q", got)
+		}
+	})
+}
+
+// A session goes on with the artifact that it began with when its environment
+// has left the list; new calls are told that there is none.
+func TestRun_SessionOutlivesItsEnvironment(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fixture) {
+		f.bash("s", "kept=yes")
+		delete(f.set.Environments, "bash")
+		f.Environments.Publish(f.set)
+		if got := f.bash("s", "echo $kept"); got.IsError || text(got) != "yes\n" {
+			t.Errorf("answer %+v", got)
+		}
+		for _, session := range []string{"", "other"} {
+			if got := f.bash(session, "echo 1"); !got.IsError || !strings.HasPrefix(text(got), `there is no env "bash"`) {
+				t.Errorf("session %q: answer %+v", session, got)
+			}
+		}
+	})
+}
+
+// Progress comes every few seconds, grows, carries the newest line, and ends
+// before the answer.
+func TestRun_ReportsProgress(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fixture) {
+		var lines []string
+		last := 0.0
+		run := f.Accept("", map[string]any{"env": "bash", "code": "sleep 5; echo one; sleep 4; echo two; sleep 4"})
+		run.Answer(t.Context(), func(seconds float64, line string) {
+			if seconds <= last {
+				t.Errorf("progress %v after %v", seconds, last)
+			}
+			last = seconds
+			lines = append(lines, line)
+		})
+		if diff := cmp.Diff([]string{"4 s", "8 s: one", "12 s: two"}, lines); diff != "" {
+			t.Error(diff)
+		}
+		time.Sleep(time.Minute)
+		if len(lines) != 3 {
+			t.Error("progress after the answer")
+		}
+	})
+}
+
+// Calls take their places in a session when they are accepted, not when they
+// are answered.
+func TestAccept_TakesThePlace(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fixture) {
+		arguments := func(code string) map[string]any {
+			return map[string]any{"env": "bash", "session": "s", "code": code}
+		}
+		first, second := f.Accept("", arguments("sleep 5; x=late")), f.Accept("", arguments("echo $x"))
+		answer := make(chan string)
+		go func() { answer <- text(second.Answer(t.Context(), nil)) }()
+		synctest.Wait()
+		first.Answer(t.Context(), nil)
+		if got := <-answer; got != "late\n" {
+			t.Errorf("answer %q", got)
+		}
+	})
+}
+
+// What is refused takes no place.
+func TestAccept_RefusesWithoutAPlace(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fixture) {
+		refused := f.Accept("", map[string]any{"env": "none", "session": "s", "code": ""})
+		if got := text(f.bash("s", "echo 1")); got != "1\n" {
+			t.Errorf("answer %q", got)
+		}
+		if got := refused.Answer(t.Context(), nil); !got.IsError {
+			t.Errorf("answer %+v", got)
+		}
+	})
+}
+
+func TestRun_Facts(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fixture) {
+		got := f.bash("s", "sleep 2; exit 3").Meta.AdditionalFields
+		want := map[string]any{
+			"nix-sandbox-mcp/outcome": "ok", "nix-sandbox-mcp/exit_code": 3, "nix-sandbox-mcp/state": "kept", "nix-sandbox-mcp/truncated": false,
+			"nix-sandbox-mcp/duration_ms": int64(2000),
+			"nix-sandbox-mcp/limits_by":   "machine",
+			"nix-sandbox-mcp/closure":     "the-closure",
+			"nix-sandbox-mcp/code_sha256": fmt.Sprintf("%x", sha256.Sum256([]byte("sleep 2; exit 3"))),
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// failing is an Executor that only fails.
+type failing struct{ err error }
+
+func (f failing) Execute(context.Context, call.Call) (call.Result, error) {
+	return call.Result{}, f.err
+}
+
+// Each error of an Executor is one sentence that says what to do.
+func TestRun_WordsErrors(t *testing.T) {
+	dead := &sandbox.DeadError{Reason: "the agent ended", Log: "no space"}
+	for want, err := range map[string]error{
+		`session "s" belongs to env "bash": call it with that env, or use another session id for "cat"`:    &call.OtherEnvError{Session: "s", Has: "bash", Wanted: "cat"},
+		`all 2 sessions are in use; idle: one (bash, 3 s): go on in one of these, or call without session`: &call.FullError{Max: 2, Idle: []call.IdleSession{{ID: "one", Env: "bash", Idle: 3 * time.Second}}},
+		`all 2 sessions are in use and none is idle: wait until a call has ended, or call without session`: &call.FullError{Max: 2},
+		`the sandbox of env "bash" did not start: the agent ended; its log ends: no space`:                 &call.StartError{Env: "bash", Err: dead},
+		`[the sandbox ended during the call: the agent ended; its log ends: no space]`:                     dead,
+		`[stopped: used more than 512 MB of memory]`:                                                       &sandbox.DeadError{Reason: "x", Limit: sandbox.Memory},
+		"cancelled before it ran":           context.Canceled,
+		"not run: the server is ending":     sandbox.ErrClosed,
+		"the sandbox refused the call: odd": errors.New("the sandbox refused the call: odd"),
+	} {
+		inBubble(t, func(t *testing.T, f *fixture) {
+			f.Executor = failing{err}
+			if result := f.bash("", "echo"); !result.IsError || text(result) != want {
+				t.Errorf("%v is answered %q, want %q", err, text(result), want)
+			}
+		})
+	}
+}
+
+// The bound on an answer holds for what is long too, and the answer says so.
+func TestRun_BoundsOutput(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fixture) {
+		result := f.bash("", "seq 100000")
+		got := text(result)
+		if len(got) > 8<<10+300 || !strings.HasPrefix(got, "1\n2\n3\n") || !strings.Contains(got, "cut here ...]\n") || !strings.HasSuffix(got, "\n100000\n[580.7 KB of output cut; print less of it]") {
+			t.Errorf("%d bytes: %.100q ... %q", len(got), got, got[len(got)-100:])
+		}
+		if result.Meta.AdditionalFields["nix-sandbox-mcp/truncated"] != true {
+			t.Errorf("facts %v", result.Meta.AdditionalFields)
+		}
+	})
+}
