@@ -14,6 +14,7 @@
 //	sleep SECONDS          can be interrupted
 //	exit STATUS
 //	crash                  ends the sandbox
+//	:                      does nothing
 //	# ...                  a comment
 package sandboxtest
 
@@ -320,6 +321,7 @@ func (r *run) statement(text string) bool {
 	case "exit":
 		r.status, _ = strconv.Atoi(argument)
 		return false
+	case ":":
 	case "crash":
 		r.end("the machine crashed")
 		return false
