@@ -16,19 +16,20 @@ import (
 )
 
 const (
-	// What the jail and the agent themselves need, on top of what the code
-	// may use: so the agent's watch, which ends the code alone and can say
-	// why, comes before the kernel, which ends the whole sandbox.
+	// The jail and the agent need these on top of what the code may use, so
+	// that the agent's limit keeper acts before the kernel: it ends the code
+	// alone and can say why, the kernel ends the whole sandbox.
 	ownMemory = 32 << 20 // bytes
 	ownTasks  = 32
 
-	// period is the time over which processor time is shared out; the
+	// period is the time to which a quota of processor time belongs; the
 	// kernel's default.
 	period = 100 * time.Millisecond
-	// leastQuota is the smallest share of a period that the kernel accepts.
-	leastQuota = time.Millisecond
+	// minQuota is the smallest quota that the kernel accepts.
+	minQuota = time.Millisecond
 
-	// Removing a group waits until its processes are gone.
+	// removeEvery is the time between two tries to remove a group, which
+	// fails as long as it holds processes.
 	removeEvery = 2 * time.Millisecond
 )
 
@@ -78,7 +79,7 @@ func (t *Tree) New(limits Limits) (_ *Group, err error) {
 	return g, nil
 }
 
-// setting is a file of a group and what is written to it.
+// setting is a value for a file of a group.
 type setting struct {
 	controller, file, value string
 	optional                bool // a kernel without it has nothing to limit
@@ -96,7 +97,7 @@ func (l Limits) settings() []setting {
 		out = append(out, setting{"pids", "pids.max", strconv.Itoa(l.Tasks + ownTasks), false})
 	}
 	if l.CPUs > 0 {
-		quota := max(time.Duration(l.CPUs*float64(period)), leastQuota)
+		quota := max(time.Duration(l.CPUs*float64(period)), minQuota)
 		out = append(out, setting{"cpu", "cpu.max", fmt.Sprintf("%d %d", quota.Microseconds(), period.Microseconds()), false})
 	}
 	return out
@@ -148,7 +149,7 @@ func (g *Group) Kill() error {
 	}
 	// Kernels before 5.14: the first process of the sandbox's namespaces is
 	// among these, and takes the others with it.
-	pids, err := words(g.folder, "cgroup.procs")
+	pids, err := readFields(g.folder, "cgroup.procs")
 	for _, word := range pids {
 		if pid, err := strconv.Atoi(word); err == nil && pid > 1 {
 			_ = unix.Kill(pid, unix.SIGKILL)

@@ -5,8 +5,8 @@
 // It promises that a sandbox is inside its group from its first instruction
 // on; that a group has all the limits asked for or is not made; and that
 // [Group.Close] leaves neither a process nor a group. Where no group can be
-// had, [Find] says why and what to do; a nil [Tree] makes nil groups, on
-// which every method does nothing, and the agent's own watch is what holds.
+// made, [Find] says why and what to do; a nil [Tree] makes nil groups, on
+// which every method does nothing. The agent's limit keeper then acts alone.
 package cgroup
 
 import (
@@ -31,16 +31,17 @@ const (
 	// prefix starts the names of sandboxes' groups; the server's process
 	// number and a count follow.
 	prefix = "sandbox-"
-	// maxFile bounds what is read of a group's file.
+	// maxFile bounds what is read of a group's file, in bytes.
 	maxFile = 64 << 10
-	// maxOwn bounds the processes that are moved to the supervisor's group.
-	maxOwn = 1024
+	// maxMoved bounds the processes that are moved to the supervisor's group.
+	maxMoved = 1024
 )
 
-// Controllers that every group needs; cpu is used where it is there.
+// needed are the controllers that every group needs; cpu is used where it is
+// there.
 var needed = []string{"memory", "pids"}
 
-// Unavailable is why no group can be made, and what mends it.
+// Unavailable is why no group can be made, and what to do about it.
 type Unavailable struct {
 	Problem string
 	Hint    string
@@ -64,10 +65,10 @@ type Paths struct {
 // System are the paths of a running system.
 var System = Paths{Groups: "/sys/fs/cgroup", Own: "/proc/self/cgroup"}
 
-// found is a group that may become a Tree.
-type found struct {
+// candidate is a group that may become a [Tree].
+type candidate struct {
 	folder string
-	// move says that the server and what else is in there moves down.
+	// move says that the processes in it have to move into a group below it.
 	move bool
 	cpu  bool
 }
@@ -75,7 +76,7 @@ type found struct {
 // Find prepares the group in which sandboxes' groups can be made. It may
 // move this process, and those that share its group, one level down.
 func Find(paths Paths) (*Tree, error) {
-	f, err := paths.look(os.Geteuid())
+	f, err := paths.choose(os.Geteuid())
 	if err != nil {
 		return nil, err
 	}
@@ -92,47 +93,47 @@ func Find(paths Paths) (*Tree, error) {
 	if err := write(f.folder, "cgroup.subtree_control", enable); err != nil {
 		return nil, &Unavailable{
 			Problem: fmt.Sprintf("limits cannot be passed on in %s: %v", f.folder, err),
-			Hint:    scope,
+			Hint:    delegate,
 		}
 	}
 	tree.sweep()
 	return tree, nil
 }
 
-// Check says what [Find] would, and changes nothing.
+// Check returns the error that [Find] would, and changes nothing.
 func Check(paths Paths) error {
-	_, err := paths.look(os.Geteuid())
+	_, err := paths.choose(os.Geteuid())
 	return err
 }
 
-// scope starts a program in a group of its own.
-const scope = "start the server with: systemd-run --user --scope -p Delegate=yes nix-sandbox-mcp --stdio; " +
+// delegate is the hint that says how a group is delegated to the server.
+const delegate = "start the server with: systemd-run --user --scope -p Delegate=yes nix-sandbox-mcp --stdio; " +
 	"a system service says Delegate=cpu memory pids and DelegateSubgroup=" + supervisor
 
-// look decides which group to use, and changes nothing.
-func (p Paths) look(uid int) (found, error) {
+// choose decides which group to use, and changes nothing.
+func (p Paths) choose(uid int) (candidate, error) {
 	if _, err := os.Stat(p.Groups); err != nil {
-		return found{}, &Unavailable{
+		return candidate{}, &Unavailable{
 			Problem: fmt.Sprintf("no control groups: %v", err),
 			Hint:    "mount them: mount -t cgroup2 none " + p.Groups,
 		}
 	}
-	rootControllers, err := words(p.Groups, "cgroup.controllers")
+	rootControllers, err := readFields(p.Groups, "cgroup.controllers")
 	if err != nil {
-		return found{}, &Unavailable{
+		return candidate{}, &Unavailable{
 			Problem: p.Groups + " is not version 2 of control groups, or not it alone",
 			Hint:    "start the kernel with systemd.unified_cgroup_hierarchy=1",
 		}
 	}
-	if missing := lacks(rootControllers); missing != "" {
-		return found{}, &Unavailable{
+	if missing := missingController(rootControllers); missing != "" {
+		return candidate{}, &Unavailable{
 			Problem: "this system's control groups have no controller " + missing,
 			Hint:    "start the kernel with cgroup_enable=" + missing + ", or leave that controller to version 2",
 		}
 	}
-	own, err := p.own()
+	own, err := p.ownGroup()
 	if err != nil {
-		return found{}, err
+		return candidate{}, err
 	}
 	// The group above, where the server was started one level down.
 	if filepath.Base(own) == supervisor && own != p.Groups {
@@ -153,14 +154,14 @@ func (p Paths) look(uid int) (found, error) {
 			return f, nil
 		}
 	}
-	return found{}, &Unavailable{
+	return candidate{}, &Unavailable{
 		Problem: "no control group was delegated to this process: it is in " + own,
-		Hint:    scope,
+		Hint:    delegate,
 	}
 }
 
-// own returns the folder of this process's group.
-func (p Paths) own() (string, error) {
+// ownGroup returns the folder of this process's group.
+func (p Paths) ownGroup() (string, error) {
 	text, err := os.ReadFile(p.Own)
 	if err != nil {
 		return "", fmt.Errorf("read this process's control group: %w", err)
@@ -180,22 +181,23 @@ func (p Paths) own() (string, error) {
 	}
 }
 
-// usable says whether this process may make groups with limits in a folder.
-func usable(folder string) (found, bool) {
-	controllers, err := words(folder, "cgroup.controllers")
-	if err != nil || lacks(controllers) != "" {
-		return found{}, false
+// usable reports whether this process may make groups with limits in a folder.
+func usable(folder string) (candidate, bool) {
+	controllers, err := readFields(folder, "cgroup.controllers")
+	if err != nil || missingController(controllers) != "" {
+		return candidate{}, false
 	}
 	for _, name := range []string{"", "cgroup.procs", "cgroup.subtree_control"} {
 		if unix.Access(filepath.Join(folder, name), unix.W_OK) != nil {
-			return found{}, false
+			return candidate{}, false
 		}
 	}
-	return found{folder: folder, cpu: slices.Contains(controllers, "cpu")}, true
+	return candidate{folder: folder, cpu: slices.Contains(controllers, "cpu")}, true
 }
 
-// delegated says whether a group was given to this process to divide. To
-// root every group is open; systemd marks those that it leaves alone.
+// delegated reports whether a group was delegated to this process. Root may
+// write to every group; systemd marks those that it delegated by an extended
+// attribute (see systemd.resource-control(5), Delegate=).
 func delegated(folder string, uid int) bool {
 	var mark [8]byte
 	for _, name := range []string{"user.delegate", "trusted.delegate"} {
@@ -207,7 +209,8 @@ func delegated(folder string, uid int) bool {
 	return uid != 0 && unix.Stat(folder, &stat) == nil && int(stat.Uid) == uid
 }
 
-func lacks(controllers []string) string {
+// missingController returns a needed controller that is not among these.
+func missingController(controllers []string) string {
 	for _, name := range needed {
 		if !slices.Contains(controllers, name) {
 			return name
@@ -222,9 +225,9 @@ func moveDown(folder string) error {
 	if err := os.Mkdir(below, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("make the server's own control group: %w", err)
 	}
-	// Processes may start others meanwhile.
-	for range maxOwn {
-		pids, err := words(folder, "cgroup.procs")
+	// A process may start another one while it is moved.
+	for range maxMoved {
+		pids, err := readFields(folder, "cgroup.procs")
 		if err != nil {
 			return err
 		}
@@ -235,7 +238,7 @@ func moveDown(folder string) error {
 			return fmt.Errorf("move process %s to the server's own control group: %w", pids[0], err)
 		}
 	}
-	return fmt.Errorf("control group %s still holds processes after %d were moved to %s", folder, maxOwn, supervisor)
+	return fmt.Errorf("control group %s still holds processes after %d were moved to %s", folder, maxMoved, supervisor)
 }
 
 // sweep removes groups that servers left behind when they were killed: their
@@ -255,13 +258,13 @@ func (t *Tree) sweep() {
 		if err != nil || unix.Kill(pid, 0) != unix.ESRCH {
 			continue
 		}
-		// One that still holds a process stays: it is not known to be ours.
+		// A group that still holds a process is not known to be this server's.
 		_ = unix.Rmdir(filepath.Join(t.folder, entry.Name()))
 	}
 }
 
-// words reads a group's file.
-func words(folder, name string) ([]string, error) {
+// readFields reads the words of a group's file.
+func readFields(folder, name string) ([]string, error) {
 	text, err := read(folder, name)
 	return strings.Fields(text), err
 }
@@ -272,7 +275,7 @@ func read(folder, name string) (string, error) {
 		return "", err
 	}
 	defer file.Close()
-	// Such a file is made anew for each read, and comes whole in one.
+	// The kernel makes the whole file anew for each read(2).
 	buf := make([]byte, maxFile)
 	n, err := file.Read(buf)
 	if errors.Is(err, io.EOF) { // it is empty

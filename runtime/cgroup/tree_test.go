@@ -60,42 +60,42 @@ func TestLook(t *testing.T) {
 		own   string
 		files map[string]string
 		uid   int
-		want  found // folder relative to the groups'
+		want  candidate // folder relative to the groups'
 		err   string
 	}{
 		"a service of systemd": {
 			"0::/system.slice/mcp.service/supervisor\n",
 			merge(group("", full), group("system.slice/mcp.service", full), group("system.slice/mcp.service/supervisor", "")),
-			user, found{folder: "system.slice/mcp.service", cpu: true}, "",
+			user, candidate{folder: "system.slice/mcp.service", cpu: true}, "",
 		},
 		"without the controller cpu": {
 			"0::/a/supervisor\n", merge(group("", full), group("a", "memory pids"), group("a/supervisor", "")),
-			user, found{folder: "a"}, "",
+			user, candidate{folder: "a"}, "",
 		},
 		"root of a system": {
 			"0::/user.slice/session-1.scope\n", merge(group("", full), group("user.slice/session-1.scope", full)),
-			0, found{folder: ".", cpu: true}, "",
+			0, candidate{folder: ".", cpu: true}, "",
 		},
 		"root of a container": {
 			"0::/\n", merge(group("", full), map[string]string{"cgroup.type": "domain\n"}),
-			0, found{folder: ".", move: true, cpu: true}, "",
+			0, candidate{folder: ".", move: true, cpu: true}, "",
 		},
 		"a group of somebody else": {
 			"0::/user.slice/session-1.scope\n", merge(group("", full), group("user.slice/session-1.scope", full)),
-			-1, found{}, "no control group was delegated",
+			-1, candidate{}, "no control group was delegated",
 		},
 		"no controllers below": {
 			"0::/a/supervisor\n", merge(group("", full), group("a", "cpu"), group("a/supervisor", "")),
-			-1, found{}, "no control group was delegated",
+			-1, candidate{}, "no control group was delegated",
 		},
-		"version 1":         {"9:pids:/\n0::/\n", map[string]string{"memory/tasks": ""}, 0, found{}, "not version 2"},
-		"memory is missing": {"0::/\n", group("", "cpu pids"), 0, found{}, "no controller memory"},
-		"outside the mount": {"0::/../other\n", group("", full), -1, found{}, "is not shown"},
-		"not in version 2":  {"9:pids:/a\n", group("", full), -1, found{}, "is not shown"},
+		"version 1":         {"9:pids:/\n0::/\n", map[string]string{"memory/tasks": ""}, 0, candidate{}, "not version 2"},
+		"memory is missing": {"0::/\n", group("", "cpu pids"), 0, candidate{}, "no controller memory"},
+		"outside the mount": {"0::/../other\n", group("", full), -1, candidate{}, "is not shown"},
+		"not in version 2":  {"9:pids:/a\n", group("", full), -1, candidate{}, "is not shown"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			paths := layout(t, test.own, test.files)
-			got, err := paths.look(test.uid)
+			got, err := paths.choose(test.uid)
 			if test.err != "" {
 				var unavailable *Unavailable
 				if !errors.As(err, &unavailable) || unavailable.Hint == "" || !strings.Contains(err.Error(), test.err) {
@@ -107,7 +107,7 @@ func TestLook(t *testing.T) {
 				t.Fatal(err)
 			}
 			test.want.folder = filepath.Join(paths.Groups, test.want.folder)
-			if diff := cmp.Diff(test.want, got, cmp.AllowUnexported(found{})); diff != "" {
+			if diff := cmp.Diff(test.want, got, cmp.AllowUnexported(candidate{})); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -117,7 +117,7 @@ func TestLook(t *testing.T) {
 			t.Skip("to root every group is open, so that owning one says nothing")
 		}
 		paths := layout(t, "0::/scope\n", merge(group("", full), group("scope", full)))
-		got, err := paths.look(me)
+		got, err := paths.choose(me)
 		if err != nil || !got.move || filepath.Base(got.folder) != "scope" {
 			t.Errorf("found %+v, error %v, want the group scope and to move down", got, err)
 		}

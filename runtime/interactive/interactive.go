@@ -1,10 +1,9 @@
-// Package interactive gives one program of a sandbox to the person who asked for
-// it: what the program writes arrives as it comes and as it is.
+// Package interactive runs one program in a sandbox for the user of the command
+// line: what the program writes arrives at once and unchanged.
 //
-// It promises that none of the caller's descriptors are in the sandbox, which
-// talks through pipes alone; that the sandbox is held to the limits of its
-// environment; and that nothing of it is left when [Program.Wait] returns, or
-// when this process dies.
+// It promises that the sandbox has none of the caller's descriptors, only pipes;
+// that it is held to the limits of its environment; and that nothing of it is
+// left when [Program.Wait] returns, or when this process dies.
 package interactive
 
 import (
@@ -51,7 +50,8 @@ type Program struct {
 func Start(spec Spec) (*Program, error) {
 	cmd := exec.Command(spec.Exec)
 	cmd.Env = spec.Environ
-	// Hidden in a type of ours, so that no file becomes the sandbox's own.
+	// Package os/exec would pass an *os.File to the program as it is; of any
+	// other writer it makes a pipe.
 	cmd.Stdout, cmd.Stderr = writerOnly{spec.Stdout}, writerOnly{spec.Stderr}
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
@@ -83,7 +83,7 @@ func (p *Program) run() {
 	close(p.ended)
 }
 
-// Type gives the program what was typed, or piped.
+// Type sends input to the program.
 func (p *Program) Type(data []byte) error {
 	if len(data) == 0 {
 		return nil
@@ -91,7 +91,7 @@ func (p *Program) Type(data []byte) error {
 	return p.frames.Write(frame.Request{Type: frame.Input, Contents: data})
 }
 
-// CloseInput ends what is typed.
+// CloseInput ends the program's input.
 func (p *Program) CloseInput() error { return p.frames.Write(frame.Request{Type: frame.Input}) }
 
 // Resize tells the program the terminal's new size.
@@ -99,8 +99,8 @@ func (p *Program) Resize(t frame.Terminal) error {
 	return p.frames.Write(frame.Request{Type: frame.Resize, Terminal: &t})
 }
 
-// Interrupt sends SIGINT to the code, which is killed where it does not end
-// within seconds. It does not wait for a program that does not read its input.
+// Interrupt sends SIGINT to the code; the agent kills it if it does not end
+// within seconds. Interrupt does not block on a program that does not read.
 func (p *Program) Interrupt() {
 	go func() { _ = p.frames.Write(frame.Request{Type: frame.Interrupt}) }()
 }
@@ -112,8 +112,8 @@ func (p *Program) Kill() { p.process.Kill() }
 func (p *Program) Ended() <-chan struct{} { return p.ended }
 
 // Wait waits for the end of the program and returns its exit status: 128 + N
-// where signal N ended it. A writer that failed is an error where the program
-// ended well and cannot know; a reader that went away is none.
+// if signal N ended it. If the program succeeded but its output could not be
+// written, that is an error, unless the reader of the output went away.
 func (p *Program) Wait() (int, error) {
 	<-p.ended
 	state := p.process.Cmd.ProcessState

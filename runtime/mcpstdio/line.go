@@ -22,8 +22,8 @@ type line struct {
 	err  error
 }
 
-// read sends the lines of in and closes the channel at its end. It ends with
-// ctx too, unless a read of in hangs; then the process's end is its own.
+// read sends the lines of in and closes the channel when in ends. It returns
+// when ctx ends too, unless a read of in blocks: that ends with the process.
 func read(ctx context.Context, in io.Reader, longest int, lines chan<- line) {
 	defer close(lines)
 	reader := bufio.NewReaderSize(in, 64<<10)
@@ -45,7 +45,7 @@ func read(ctx context.Context, in io.Reader, longest int, lines chan<- line) {
 	}
 }
 
-// next reads one line. What is beyond longest is skipped without being kept.
+// next reads one line. Bytes beyond longest are skipped.
 func next(reader *bufio.Reader, longest int) (line, error) {
 	var l line
 	for {
@@ -69,10 +69,9 @@ func next(reader *bufio.Reader, longest int) (line, error) {
 	}
 }
 
-// prefixID finds the id in the beginning of a request; nil where it is not
-// there.
+// prefixID returns the id in the beginning of a request, or nil.
 func prefixID(prefix []byte) json.RawMessage {
-	// gjson reads JSON that breaks off.
+	// gjson reads JSON that is cut off.
 	id := gjson.GetBytes(prefix, "id")
 	if id.Type != gjson.Number && id.Type != gjson.String || !json.Valid([]byte(id.Raw)) {
 		return nil

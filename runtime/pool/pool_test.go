@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/sandboxtest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
 )
 
 // fixture is a pool in front of a machine of this process. Its time is a

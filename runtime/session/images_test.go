@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/sandboxtest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
 )
 
 func encoded(t *testing.T, width, height int) string {

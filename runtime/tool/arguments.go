@@ -56,17 +56,17 @@ func (l listing) call(arguments any, started func(session string) (registry.Envi
 	}
 	switch {
 	case !ok:
-		return c, l.unknown(name)
+		return c, l.noEnvironment(name)
 	case hasSession && !valid:
 		return c, fmt.Errorf("session is %.80q: it must be 1 to 64 letters, digits, _ or -; leave it out to run without one", c.Session)
 	case hasSession && !env.Sessions():
-		return c, l.stateless(name)
+		return c, l.noSessions(name)
 	}
 	c.Env = env
 	return c, nil
 }
 
-// usage names the arguments and the choices.
+// usage names the arguments and the environments.
 func (l listing) usage() string {
 	usage := fmt.Sprintf("code (a string) and env (one of %s)", l.choices(""))
 	if len(l.withSessions()) > 0 {
@@ -75,29 +75,30 @@ func (l listing) usage() string {
 	return usage
 }
 
-// answerBytes and namesBytes are what an answer of ours and the names in one
-// may take: the model has the whole list in the tool's description.
+// answerBytes bounds a refusal, namesBytes the names in one: the model has the
+// whole list in the tool's description.
 const (
 	answerBytes = 250
 	namesBytes  = 120
 )
 
-// choices names environments, those first whose name begins as wanted does.
+// choices names the environments, first those whose names share the most
+// leading letters with wanted.
 func (l listing) choices(wanted string) string {
 	names := slices.Clone(l.Names())
-	alike := func(name string) int {
+	shared := func(name string) int {
 		n := 0
 		for n < min(len(name), len(wanted)) && name[n] == wanted[n] {
 			n++
 		}
 		return n
 	}
-	slices.SortStableFunc(names, func(a, b string) int { return alike(b) - alike(a) })
-	return list(names)
+	slices.SortStableFunc(names, func(a, b string) int { return shared(b) - shared(a) })
+	return joinNames(names)
 }
 
-// list joins as many names as fit, and at least one.
-func list(names []string) string {
+// joinNames joins as many names as namesBytes allow, and at least one.
+func joinNames(names []string) string {
 	text := ""
 	for i, name := range names {
 		if i > 0 && len(text)+len(name) > namesBytes {
@@ -111,15 +112,16 @@ func list(names []string) string {
 	return text
 }
 
-// unknown answers a call of an environment that there is not.
-func (l listing) unknown(env string) error {
+// noEnvironment refuses a call of an environment that does not exist, or not
+// yet.
+func (l listing) noEnvironment(env string) error {
 	problem := fmt.Sprintf("there is no env %.80q", env)
 	if entry, pending := l.Pending(env); pending {
 		switch {
 		case entry.State == registry.Building:
-			return fmt.Errorf("env %q is still being built, for %.0f s so far: call again later%s", env, time.Since(entry.Since).Seconds(), l.meanwhile())
+			return fmt.Errorf("env %q is still being built, for %.0f s so far: call again later%s", env, time.Since(entry.Since).Seconds(), l.alternatives())
 		case entry.Reason != "":
-			return fmt.Errorf("env %q could not be built: tell the user what Nix said%s\n%s", env, l.meanwhile(), entry.Reason)
+			return fmt.Errorf("env %q could not be built: tell the user what Nix said%s\n%s", env, l.alternatives(), entry.Reason)
 		}
 		problem = fmt.Sprintf("env %.80q could not be loaded, as the server's log explains", env)
 	}
@@ -132,20 +134,19 @@ func (l listing) unknown(env string) error {
 	return fmt.Errorf("%s; choose one of %s", problem, l.choices(env))
 }
 
-// meanwhile names the environments that can be used instead, as the end of a
-// sentence.
-func (l listing) meanwhile() string {
+// alternatives ends a sentence with the environments that can be used instead.
+func (l listing) alternatives() string {
 	if len(l.Names()) == 0 {
 		return ""
 	}
 	return ", or use one of " + l.choices("")
 }
 
-// stateless answers a session on an environment that has none.
-func (l listing) stateless(env string) error {
+// noSessions refuses a session of an environment that has none.
+func (l listing) noSessions(env string) error {
 	with := l.withSessions()
 	if len(with) == 0 {
 		return fmt.Errorf("env %q has no sessions, nor has any other: leave session out", env)
 	}
-	return fmt.Errorf("env %q has no sessions: leave session out, or use one of %s", env, list(with))
+	return fmt.Errorf("env %q has no sessions: leave session out, or use one of %s", env, joinNames(with))
 }

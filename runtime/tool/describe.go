@@ -10,23 +10,23 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
-// What an environment's description may take of the context, in bytes, and
-// those of all together: some clients cut a tool's description at 2 KB, and a
-// short word on each environment is worth more than a long one on the first.
+// Bounds of the environments' descriptions, in bytes: of one, of one where
+// there are many, and of all together. Some clients cut a tool's description at
+// 2 KB, and a few words on each environment are worth more than a sentence on the
+// first.
 const (
 	describeBytes    = 160
 	describeLeast    = 24
 	describeAllBytes = 1200
 )
 
-// listing is what the model is told while the environments are as they are at
-// one moment.
+// listing is what the model is told about the environments of one moment.
 type listing struct {
 	*registry.Snapshot
 	project Project
 }
 
-// list is what the model is told now.
+// list returns what the model is told now.
 func (t *Tool) list() listing { return listing{t.Environments.Now(), t.Project} }
 
 // definition is the tool as tools/list shows it. Every byte of it costs the
@@ -100,7 +100,7 @@ func (l listing) description() string {
 	return text.String()
 }
 
-// instructions are for the model as a whole.
+// instructions tell the model when to use the tool.
 func (l listing) instructions() string {
 	text := "Use run to compute, test and analyse: code in it can do no harm. Choose env by the code's language: " +
 		strings.Join(l.Names(), ", ") + "."
@@ -121,11 +121,11 @@ func (l listing) instructions() string {
 // lines describes the environments, one line each.
 func (l listing) lines() []string {
 	var lines []string
-	room := min(describeBytes, max(describeLeast, describeAllBytes/max(1, len(l.Names()))))
+	limit := min(describeBytes, max(describeLeast, describeAllBytes/max(1, len(l.Names()))))
 	for _, name := range l.Names() {
 		env := l.Ready()[name]
 		line := "- " + name
-		if about := oneLine(env.Description, room); about != "" {
+		if about := oneLine(env.Description, limit); about != "" {
 			line += ": " + about
 		}
 		lines = append(lines, line)
@@ -133,13 +133,13 @@ func (l listing) lines() []string {
 	return lines
 }
 
-// oneLine makes a description fit for a list, in at most room bytes.
-func oneLine(text string, room int) string {
+// oneLine makes one line of at most limit bytes of a description.
+func oneLine(text string, limit int) string {
 	text = strings.Join(strings.Fields(strings.ToValidUTF8(text, "")), " ")
-	if len(text) <= room {
+	if len(text) <= limit {
 		return text
 	}
-	end := room - len("...")
+	end := limit - len("...")
 	for !utf8.RuneStart(text[end]) {
 		end--
 	}
