@@ -22,7 +22,7 @@ type Call struct {
 	// Session is the session's id; empty for a call without one.
 	Session string
 	Code    string
-	// Ticket is the call's place among those of its session, if the transport
+	// Ticket is the call's position among those of its session, if the transport
 	// took one when the call arrived; nil otherwise. The transport releases it.
 	Ticket *Ticket
 	// Progress is called with the newest line of output as it comes, by one

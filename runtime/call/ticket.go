@@ -2,7 +2,7 @@ package call
 
 import "sync"
 
-// Ticket is a call's place in the queue of its session. Tickets are given out
+// Ticket is a call's position in the queue of its session. Tickets are given out
 // in the order in which calls arrive, whatever order their goroutines run in.
 type Ticket struct {
 	// Turn is closed when the calls before this one have ended.
@@ -18,7 +18,7 @@ func NewTicket(key Key, turn <-chan struct{}, release func()) *Ticket {
 	return &Ticket{Turn: turn, Key: key, release: release}
 }
 
-// Release gives the place up, whether its turn came or not. It may be called
+// Release gives the position up, whether its turn came or not. It may be called
 // more than once, and on nil.
 func (t *Ticket) Release() {
 	if t != nil {

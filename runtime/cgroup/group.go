@@ -29,7 +29,7 @@ const (
 	minQuota = time.Millisecond
 
 	// removeEvery is the time between two tries to remove a group, which
-	// fails as long as it holds processes.
+	// fails as long as it contains processes.
 	removeEvery = 2 * time.Millisecond
 )
 

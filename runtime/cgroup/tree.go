@@ -1,4 +1,4 @@
-// Package cgroup holds sandboxes to their limits by control groups (version
+// Package cgroup enforces limits by control groups (version
 // 2), where the server may make some: in a subtree that was delegated to it,
 // or as root.
 //
@@ -26,7 +26,7 @@ import (
 const (
 	// supervisor is the group that the server itself lives in, as systemd's
 	// DelegateSubgroup= names it: a group with limits for its subgroups may
-	// hold no process of its own.
+	// contain no process of its own.
 	supervisor = "supervisor"
 	// prefix starts the names of sandboxes' groups; the server's process
 	// number and a count follow.
@@ -148,7 +148,7 @@ func (p Paths) choose(uid int) (candidate, error) {
 	if uid == 0 {
 		if f, ok := usable(p.Groups); ok {
 			// The topmost group of a container is a group like others,
-			// that of the system alone may hold processes of its own.
+			// that of the system alone may contain processes of its own.
 			_, err := os.Stat(filepath.Join(p.Groups, "cgroup.type"))
 			f.move = err == nil && own == p.Groups
 			return f, nil
@@ -238,7 +238,7 @@ func moveDown(folder string) error {
 			return fmt.Errorf("move process %s to the server's own control group: %w", pids[0], err)
 		}
 	}
-	return fmt.Errorf("control group %s still holds processes after %d were moved to %s", folder, maxMoved, supervisor)
+	return fmt.Errorf("control group %s still contains processes after %d were moved to %s", folder, maxMoved, supervisor)
 }
 
 // sweep removes groups that servers left behind when they were killed: their
@@ -258,7 +258,7 @@ func (t *Tree) sweep() {
 		if err != nil || unix.Kill(pid, 0) != unix.ESRCH {
 			continue
 		}
-		// A group that still holds a process is not known to be this server's.
+		// A group that still contains a process is not known to be this server's.
 		_ = unix.Rmdir(filepath.Join(t.folder, entry.Name()))
 	}
 }

@@ -154,7 +154,7 @@ func TestValue(t *testing.T) {
 	}
 }
 
-// Without a tree everything goes on, and the watch holds the limits.
+// Without a tree everything works, and the agent's limit keeper acts alone.
 func TestNil(t *testing.T) {
 	var tree *Tree
 	g, err := tree.New(Limits{Memory: 1})

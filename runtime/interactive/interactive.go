@@ -2,7 +2,7 @@
 // line: what the program writes arrives at once and unchanged.
 //
 // It promises that the sandbox has none of the caller's descriptors, only pipes;
-// that it is held to the limits of its environment; and that nothing of it is
+// that the limits of its environment are enforced; and that nothing of it is
 // left when [Program.Wait] returns, or when this process dies.
 package interactive
 
@@ -19,14 +19,14 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/process"
 )
 
-// MaxCode is the longest code, in bytes: a frame holds it as base64.
+// MaxCode is the longest code, in bytes: in a frame it is base64.
 const MaxCode = 11 << 20
 
 // Spec is a program to start.
 type Spec struct {
 	// Exec is the artifact's bin/attach.
 	Exec string
-	// Environ holds all the variables of Exec.
+	// Environ has all the variables of Exec.
 	Environ []string
 	// First says what to run: an Execute or an Open.
 	First frame.Request

@@ -92,7 +92,7 @@ type link struct {
 	under    *Server
 }
 
-// reply is what of a line the tests look at.
+// reply is what the tests check of a line.
 type reply struct {
 	ID     json.RawMessage `json:"id"`
 	Method string          `json:"method"`
@@ -468,12 +468,12 @@ func TestLines(t *testing.T) {
 // The longest line is taken, one byte more is not.
 func TestLongestLine(t *testing.T) {
 	l := dial(t, func(_ context.Context, n string) string { return fmt.Sprint(len(n)) })
-	room := shortLine - 1 - len(run(1, ""))
-	l.send(run(1, strings.Repeat("x", room)))
-	if r := l.next(); r.text() != fmt.Sprint(room) {
+	longest := shortLine - 1 - len(run(1, ""))
+	l.send(run(1, strings.Repeat("x", longest)))
+	if r := l.next(); r.text() != fmt.Sprint(longest) {
 		t.Errorf("the longest line: %+v", r)
 	}
-	l.send(run(1, strings.Repeat("x", room+1)))
+	l.send(run(1, strings.Repeat("x", longest+1)))
 	if r := l.next(); r.Error == nil || string(r.ID) != "1" {
 		t.Errorf("one byte more: %+v", r)
 	}
@@ -498,7 +498,7 @@ func TestAmbiguousMethod(t *testing.T) {
 }
 
 func TestPanic(t *testing.T) {
-	l := dial(t, func(context.Context, string) string { panic("trouble") })
+	l := dial(t, func(context.Context, string) string { panic("a test") })
 	l.send(run(1, "x"), ping)
 	var got []string
 	for range 2 {
@@ -586,9 +586,9 @@ func TestWriteFails(t *testing.T) {
 
 func TestReadFails(t *testing.T) {
 	l := dial(t, echo)
-	trouble := errors.New("trouble")
-	l.in.CloseWithError(trouble)
-	if err := l.wait(); !errors.Is(err, trouble) {
+	broken := errors.New("broken")
+	l.in.CloseWithError(broken)
+	if err := l.wait(); !errors.Is(err, broken) {
 		t.Errorf("served: %v", err)
 	}
 }
@@ -664,7 +664,7 @@ func TestSubscriptionsAreBounded(t *testing.T) {
 	if r := l.next(); string(r.ID) != "99" || r.Error == nil {
 		t.Errorf("reply %+v", r)
 	}
-	// One that has ended makes room, soon after its reply.
+	// One that has ended frees its slot, soon after its reply.
 	l.send(cancelled(0))
 	if r := l.next(); string(r.ID) != "0" {
 		t.Errorf("reply %+v", r)
@@ -675,7 +675,7 @@ func TestSubscriptionsAreBounded(t *testing.T) {
 			break
 		}
 		if time.Now().After(end) {
-			t.Fatal("a subscription that has ended takes room")
+			t.Fatal("a subscription that has ended still counts")
 		}
 	}
 }

@@ -5,7 +5,7 @@
 // It promises that a sandbox is handed out once, and only while it lives and
 // is what a start at that moment would give; that filling leaves half of the
 // processors to what runs, gives a call that has just begun a head start, and
-// holds no more than a stated memory; and that a burst of calls makes it keep
+// uses no more than a stated memory; and that a burst of calls makes it keep
 // more, until the burst is over. What it does not have, it starts.
 package pool
 
@@ -74,13 +74,13 @@ type Pool struct {
 	filling  bool // between Fill and Close
 	shelves  map[string]*shelf
 	starting int
-	held     int64 // bytes of what is ready or starting
+	used     int64 // bytes of what is ready or starting
 	timer    *time.Timer
 }
 
 var _ sandbox.Starter = (*Pool)(nil)
 
-// shelf holds what is ready of one kind.
+// shelf has what is ready of one kind.
 type shelf struct {
 	kind Kind
 	// want is how many shall be ready: the kind's count, or more in a burst.
@@ -127,7 +127,7 @@ func New(next sandbox.Starter, log *slog.Logger) *Pool {
 	return p
 }
 
-// defaultBudget is the memory that a pool may hold, in bytes.
+// defaultBudget is the memory that a pool may use, in bytes.
 func defaultBudget() int64 {
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) != nil {
@@ -191,7 +191,7 @@ func (p *Pool) remove(s *shelf, e *entry) bool {
 		return false
 	}
 	s.ready = slices.Delete(s.ready, at, at+1)
-	p.held -= e.size
+	p.used -= e.size
 	return true
 }
 
@@ -335,7 +335,7 @@ func (p *Pool) fill() {
 		}
 		s.starting++
 		p.starting++
-		p.held += s.size
+		p.used += s.size
 		reserved := s.size
 		p.running.Go(func() { p.start(s, reserved) })
 	}
@@ -347,7 +347,7 @@ func (p *Pool) neediest() *shelf {
 	var found *shelf
 	share := func(s *shelf) float64 { return float64(len(s.ready)+s.starting) / float64(s.want) }
 	for _, s := range p.shelves {
-		if s.paused || len(s.ready)+s.starting >= s.want || p.held+s.size > p.budget {
+		if s.paused || len(s.ready)+s.starting >= s.want || p.used+s.size > p.budget {
 			continue
 		}
 		// What one of them takes is known when the first has come.
@@ -361,7 +361,7 @@ func (p *Pool) neediest() *shelf {
 	return found
 }
 
-// start starts one sandbox for a shelf; reserved is what p.held has for it.
+// start starts one sandbox for a shelf; reserved is what p.used has for it.
 func (p *Pool) start(s *shelf, reserved int64) {
 	e := &entry{files: filesOf(s.kind.Spec)}
 	spec := s.kind.Spec
@@ -375,7 +375,7 @@ func (p *Pool) start(s *shelf, reserved int64) {
 	defer p.mu.Unlock()
 	s.starting--
 	p.starting--
-	p.held -= reserved
+	p.used -= reserved
 	defer p.fill()
 	if err != nil {
 		if p.ctx.Err() == nil && !errors.Is(err, sandbox.ErrClosed) {
@@ -383,8 +383,8 @@ func (p *Pool) start(s *shelf, reserved int64) {
 		}
 		e = nil
 	} else {
-		if used := e.Memory(); used > 0 {
-			s.size = min(used, spec.Limits.Memory) + overhead
+		if measured := e.Memory(); measured > 0 {
+			s.size = min(measured, spec.Limits.Memory) + overhead
 		}
 		e.size = s.size
 	}
@@ -409,7 +409,7 @@ func (p *Pool) shelve(s *shelf, e *entry) {
 		return
 	}
 	s.ready = append(s.ready, e)
-	p.held += e.size
+	p.used += e.size
 }
 
 // entryEnded replaces a sandbox that ended while it was ready.

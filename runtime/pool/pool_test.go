@@ -34,8 +34,8 @@ func inBubble(t *testing.T, machine *sandboxtest.Machine, test func(*testing.T, 
 		f.Close(time.Hour)
 		synctest.Wait()
 		machine.Close(0)
-		if f.held != 0 || f.starting != 0 || len(f.shelves) != 0 {
-			t.Errorf("after its end the pool counts %d bytes, %d starts, %d shelves", f.held, f.starting, len(f.shelves))
+		if f.used != 0 || f.starting != 0 || len(f.shelves) != 0 {
+			t.Errorf("after its end the pool counts %d bytes, %d starts, %d shelves", f.used, f.starting, len(f.shelves))
 		}
 	})
 }
@@ -98,8 +98,8 @@ func TestFill_BeginsWhenItIsAskedTo(t *testing.T) {
 	})
 }
 
-// What waits is what a call gets, once and at once, and another takes its
-// place when the call has had its head start.
+// What waits is what a call gets, once and at once, and another one is
+// started when the call has had its head start.
 func TestStart_TakesWhatIsReady(t *testing.T) {
 	inBubble(t, seconds(), func(t *testing.T, f *fixture) {
 		f.keep(1, "a")
@@ -239,8 +239,8 @@ func TestKeep_DuringAStart(t *testing.T) {
 		time.Sleep(time.Second / 2)
 		f.Keep(nil)
 		f.ready("a")
-		if live, _ := f.machine.Live(); len(live) > 0 || f.held != 0 {
-			t.Errorf("%d live, %d bytes are held", len(live), f.held)
+		if live, _ := f.machine.Live(); len(live) > 0 || f.used != 0 {
+			t.Errorf("%d live, %d bytes are counted", len(live), f.used)
 		}
 	})
 }
@@ -295,7 +295,7 @@ func TestFill_IsFair(t *testing.T) {
 	})
 }
 
-// The pool never holds more than its memory, as far as it was measured, and
+// The pool never uses more than its memory, as far as it was measured, and
 // goes on when some is free.
 func TestBudget(t *testing.T) {
 	machine := seconds()

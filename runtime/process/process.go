@@ -47,8 +47,7 @@ func NewStarter(groups *cgroup.Tree) *Starter {
 	return s
 }
 
-// HasGroups reports whether programs are held to their limits by control
-// groups.
+// HasGroups reports whether control groups enforce the limits.
 func (s *Starter) HasGroups() bool { return s.groups != nil }
 
 // serve owns the thread. It never unlocks it, so that the thread ends with

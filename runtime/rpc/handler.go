@@ -87,7 +87,7 @@ type Call struct {
 	read *tool.Read
 }
 
-// Admit takes a message for which [Message.Waits] holds. It does not wait, and
+// Admit takes a message for which [Message.Waits] is true. It does not wait, and
 // is called in the order in which a principal's messages arrive. Where too
 // much waits already, the call is nil and the reply says so; otherwise
 // [Call.Answer] must be called.

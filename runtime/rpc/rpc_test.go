@@ -179,7 +179,7 @@ func TestDecode_LongCode(t *testing.T) {
 	})
 }
 
-// Beyond a bound a call is refused at once, and its end makes room.
+// Beyond a bound a call is refused at once; the end of another one frees its slot.
 func TestAdmit_IsBounded(t *testing.T) {
 	const message = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"run","arguments":{"env":"bash","code":"echo 1"}}}`
 	inBubble(t, func(t *testing.T, h *Handler) {
@@ -226,9 +226,9 @@ func TestAnswer_NotifiesOfProgress(t *testing.T) {
 // panicking is an Executor that panics.
 type panicking struct{}
 
-func (panicking) Execute(context.Context, call.Call) (call.Result, error) { panic("trouble") }
+func (panicking) Execute(context.Context, call.Call) (call.Result, error) { panic("a test") }
 
-// A panic costs its own request, and not its session's place.
+// A panic costs its own request, and not its session's queue.
 func TestAnswer_RecoversFromPanics(t *testing.T) {
 	const message = `{"jsonrpc":"2.0","id":9007199254740993,"method":"tools/call","params":{"name":"run","arguments":{"env":"bash","session":"s","code":"echo 1"}}}`
 	inBubble(t, func(t *testing.T, h *Handler) {

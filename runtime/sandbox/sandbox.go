@@ -30,7 +30,7 @@ type Sandbox interface {
 	// Execute runs code. When ctx ends before the code does, the code is
 	// interrupted and the result says so; a ctx that has ended already is the
 	// error. The error is a [*DeadError] where the sandbox ended, and the
-	// result then holds what the code had written until then.
+	// result then has what the code had written until then.
 	Execute(ctx context.Context, request Request) (Result, error)
 	// ReadFile returns a file under /workspace. The error is a
 	// [*TooLargeError] where it has more than limit bytes.
@@ -121,16 +121,16 @@ type Result struct {
 	Stderr   Text
 	// Limit is the limit that was crossed, or nil.
 	Limit *frame.Limit
-	// Stored are the files that hold the output of which something was cut.
+	// Stored are the files with the output of which something was cut.
 	Stored []Stored
 	// Files are those that the code wrote under /workspace/outputs.
 	Files []File
-	// EnforcedBy says what held the sandbox to its limits: [ByGroup] or
+	// EnforcedBy says what enforced the limits: [ByGroup] or
 	// [ByAgent].
 	EnforcedBy string
 }
 
-// What holds a sandbox to its limits of memory and processes.
+// What enforces the limits of memory and processes.
 const (
 	ByGroup = "cgroup" // a control group, and before it the agent's limit keeper
 	ByAgent = "watch"  // the agent's limit keeper alone
@@ -153,11 +153,11 @@ type Text struct {
 // Len is the number of bytes that are there.
 func (t Text) Len() int { return len(t.Head) + len(t.Tail) }
 
-// Stored is a file that holds a stream's output from its beginning.
+// Stored is a file with a stream's output from its beginning.
 type Stored struct {
 	Path  string
 	Bytes int64
-	// All says that it holds all of the stream.
+	// All says that all of the stream is in it.
 	All bool
 }
 

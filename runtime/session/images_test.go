@@ -93,8 +93,8 @@ func TestReadImages_Bounds(t *testing.T) {
 	}
 }
 
-// SVG images have at most svgBytes together; one that does not fit leaves room
-// for the next.
+// SVG images have at most svgBytes together; the bytes of one that does not fit are
+// left for the next.
 func TestReadImages_SVGBytes(t *testing.T) {
 	contents := map[string]string{"a.svg": strings.Repeat("a", 60), "b.svg": strings.Repeat("b", 60), "c.svg": strings.Repeat("c", 40)}
 	if diff := cmp.Diff([]string{"a.svg", "c.svg"}, read(t, []string{"a.svg", "b.svg", "c.svg"}, contents)); diff != "" {

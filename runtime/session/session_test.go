@@ -172,7 +172,7 @@ func TestSessions_RunBesideEachOther(t *testing.T) {
 	})
 }
 
-// A call that is cancelled while it waits never runs, and holds nobody up.
+// A call that is cancelled while it waits never runs, and delays nobody.
 func TestCancel_WhileWaiting(t *testing.T) {
 	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
 		first, second, third := f.Enqueue(call.Key{ID: "a"}), f.Enqueue(call.Key{ID: "a"}), f.Enqueue(call.Key{ID: "a"})
@@ -304,7 +304,7 @@ func TestMax_IsAnError(t *testing.T) {
 	})
 }
 
-// What fails to start takes no room and leaves no session.
+// What fails to start does not count, and leaves no session.
 func TestStart_Fails(t *testing.T) {
 	inBubble(t, Limits{Max: 1}, func(t *testing.T, f *fixture) {
 		f.machine.SetFailureRate(1)
@@ -337,7 +337,7 @@ func TestStart_Cancelled(t *testing.T) {
 	})
 }
 
-// A sandbox that dies between two calls frees its room at once, and the next
+// A sandbox that dies between two calls stops counting at once, and the next
 // call is told.
 func TestDeath_BetweenCalls(t *testing.T) {
 	inBubble(t, Limits{Max: 1}, func(t *testing.T, f *fixture) {

@@ -17,7 +17,7 @@ import (
 var validSession = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
 // call makes a call of what the model sent. The error is a sentence for the
-// model; the call then holds what could be read of it. Started says what a
+// model; the call then has what could be read of it. Started says what a
 // live session was started from.
 func (l listing) call(arguments any, started func(session string) (registry.Environment, bool)) (call.Call, error) {
 	var c call.Call

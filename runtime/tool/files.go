@@ -112,7 +112,7 @@ type Read struct {
 	ticket *call.Ticket
 }
 
-// AcceptRead takes the place of a read in the session that its URI names, as
+// AcceptRead takes a ticket for a read in the session that its URI names, as
 // [Tool.Accept] does for a call. The error says why the URI is not one of a
 // session's file; otherwise [Read.Answer] must be called.
 func (t *Tool) AcceptRead(principal, uri string) (*Read, error) {

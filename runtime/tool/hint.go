@@ -8,6 +8,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
 // hintBytes is how much of the end of stderr is looked at for a hint, and of
@@ -63,7 +64,7 @@ func (l listing) hint(a answer) string {
 		return ""
 	}
 	env := a.call.Env
-	code, problem := strings.TrimSpace(head(a.call.Code)), ending(a)
+	code, problem := strings.TrimSpace(firstBytes(a.call.Code, hintBytes)), errorText(a)
 	_, syntax := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Syntax })
 	_, input := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Input })
 	alone := a.call.Session == "" && env.Sessions()
@@ -186,16 +187,13 @@ func (l listing) of(kind string) string {
 	return ""
 }
 
-// head is the beginning of a text.
-func head(text string) string { return text[:min(len(text), hintBytes)] }
-
-// ending is the end of what the code wrote to stderr.
-func ending(a answer) string {
+// errorText is the end of what the code wrote to stderr.
+func errorText(a answer) string {
 	text := a.result.Stderr.Head
 	if a.result.Stderr.Cut > 0 {
 		text = a.result.Stderr.Tail
 	}
-	return strings.TrimRight(text[max(0, len(text)-hintBytes):], "\n")
+	return strings.TrimRight(sandbox.LastBytes(text, hintBytes), "\n")
 }
 
 // first is the first group that matched.

@@ -190,9 +190,9 @@ func TestRun_ReportsProgress(t *testing.T) {
 	})
 }
 
-// Calls take their places in a session when they are accepted, not when they
+// Calls take their tickets when they are accepted, not when they
 // are answered.
-func TestAccept_TakesThePlace(t *testing.T) {
+func TestAccept_TakesATicket(t *testing.T) {
 	inBubble(t, func(t *testing.T, f *fixture) {
 		arguments := func(code string) map[string]any {
 			return map[string]any{"env": "bash", "session": "s", "code": code}
@@ -208,8 +208,8 @@ func TestAccept_TakesThePlace(t *testing.T) {
 	})
 }
 
-// What is refused takes no place.
-func TestAccept_RefusesWithoutAPlace(t *testing.T) {
+// What is refused takes no ticket.
+func TestAccept_RefusesWithoutATicket(t *testing.T) {
 	inBubble(t, func(t *testing.T, f *fixture) {
 		refused := f.Accept("", map[string]any{"env": "none", "session": "s", "code": ""})
 		if got := text(f.bash("s", "echo 1")); got != "1\n" {
@@ -267,7 +267,7 @@ func TestRun_WordsErrors(t *testing.T) {
 	}
 }
 
-// The bound on an answer holds for what is long too, and the answer says so.
+// The bound on an answer is kept for what is long too, and the answer says so.
 func TestRun_BoundsOutput(t *testing.T) {
 	inBubble(t, func(t *testing.T, f *fixture) {
 		result := f.bash("", "seq 100000")

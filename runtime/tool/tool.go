@@ -118,7 +118,7 @@ type Run struct {
 }
 
 // Accept checks the arguments of a call, as encoding/json decodes them into an
-// any, and takes the call's place in its session. It does not wait, so that
+// any, and takes the call's ticket. It does not wait, so that
 // whoever reads calls accepts them in order of arrival. [Run.Answer] must be
 // called.
 func (t *Tool) Accept(principal string, arguments any) *Run {

@@ -123,7 +123,7 @@ type Sandbox struct {
 	Spec    sandbox.Spec
 	machine *Machine
 	done    chan struct{}
-	runs    sync.Mutex // held by the code that runs
+	runs    sync.Mutex // locked by the code that runs
 
 	mu        sync.Mutex
 	reason    string // of its end
@@ -146,7 +146,7 @@ func (s *Sandbox) end(reason string) {
 	}
 	s.reason = reason
 	close(s.done)
-	go func() { // whoever kills may hold what f wants
+	go func() { // the caller may have locked what f locks
 		s.machine.mu.Lock()
 		delete(s.machine.live, s)
 		s.machine.mu.Unlock()

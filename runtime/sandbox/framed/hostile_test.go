@@ -21,8 +21,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 )
 
-// role is the variable that makes the test binary take an agent's place and
-// do one of the things that code which got hold of one could do.
+// role is the variable that makes the test binary an agent that does one of the
+// things that code could do which took over an agent.
 const role = "HOSTILE_AGENT"
 
 func TestMain(m *testing.M) {
@@ -171,7 +171,7 @@ func hostile(as string) {
 		w.Write(frame.Reply{Type: frame.Output, ID: id, Stream: frame.Stdout, Data: "so far\n"})
 		fmt.Fprintln(os.Stderr, "fatal: out of luck")
 		os.Exit(2)
-	case "leaves one that holds its streams":
+	case "leaves a child with its streams":
 		child := exec.Command("/bin/sleep", "20")
 		child.Stdout, child.Stderr = os.Stdout, os.Stderr
 		child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -253,29 +253,29 @@ func TestHostileStart(t *testing.T) {
 
 func TestHostileCall(t *testing.T) {
 	for as, want := range map[string]string{
-		"writes when idle":                  "the agent sent \"output\" for a request that nobody made",
-		"ends when idle":                    "", // found out while asking, or before
-		"does not read":                     "it does not take requests",
-		"announces 16 MiB":                  "frame is too large: 16777216 bytes announced",
-		"breaks off in a frame":             "the agent's stream broke: unexpected EOF",
-		"sends no JSON":                     "",
-		"floods with output":                "the agent sent more than it may",
-		"floods with empty output":          "the agent sent more than it may",
-		"floods with samples":               "the agent sent more than it may",
-		"answers after too much output":     "the agent sent more than it may",
-		"floods the log":                    "it logged more than 4 MiB",
-		"answers another call":              "for a request that nobody made",
-		"answers with a pong":               `the agent answered with "pong" instead of result`,
-		"names no limit":                    `the agent named the outcome memory and no limit`,
-		"invents a limit":                   `the agent named the limit "patience", of which 7 were used`,
-		"uses less than nothing":            `the agent named the limit "memory_mb", of which -1 were used`,
-		"uses more than there is":           `the agent named the limit "memory_mb", of which 1125899906842624 were used`,
-		"invents an outcome":                `the agent named the outcome "won"`,
-		"invents a state":                   `the agent named the state "solid"`,
-		"invents a stream":                  `the agent named the stream "stdlog"`,
-		"dies in a call":                    "the agent ended; its log ends: fatal: out of luck",
-		"leaves one that holds its streams": "the agent did not end the call at its time limit",
-		"answers nothing":                   "the agent did not end the call at its time limit",
+		"writes when idle":                "the agent sent \"output\" for a request that nobody made",
+		"ends when idle":                  "", // found out while asking, or before
+		"does not read":                   "it does not take requests",
+		"announces 16 MiB":                "frame is too large: 16777216 bytes announced",
+		"breaks off in a frame":           "the agent's stream broke: unexpected EOF",
+		"sends no JSON":                   "",
+		"floods with output":              "the agent sent more than it may",
+		"floods with empty output":        "the agent sent more than it may",
+		"floods with samples":             "the agent sent more than it may",
+		"answers after too much output":   "the agent sent more than it may",
+		"floods the log":                  "it logged more than 4 MiB",
+		"answers another call":            "for a request that nobody made",
+		"answers with a pong":             `the agent answered with "pong" instead of result`,
+		"names no limit":                  `the agent named the outcome memory and no limit`,
+		"invents a limit":                 `the agent named the limit "patience", of which 7 were used`,
+		"uses less than nothing":          `the agent named the limit "memory_mb", of which -1 were used`,
+		"uses more than there is":         `the agent named the limit "memory_mb", of which 1125899906842624 were used`,
+		"invents an outcome":              `the agent named the outcome "won"`,
+		"invents a state":                 `the agent named the state "solid"`,
+		"invents a stream":                `the agent named the stream "stdlog"`,
+		"dies in a call":                  "the agent ended; its log ends: fatal: out of luck",
+		"leaves a child with its streams": "the agent did not end the call at its time limit",
+		"answers nothing":                 "the agent did not end the call at its time limit",
 	} {
 		t.Run(as, func(t *testing.T) {
 			t.Parallel()
@@ -289,7 +289,7 @@ func TestHostileCall(t *testing.T) {
 			}
 			code := "1"
 			if as == "does not read" {
-				code = strings.Repeat("x", 1<<20) // more than a pipe holds
+				code = strings.Repeat("x", 1<<20) // more than a pipe takes
 			}
 			timeout := 200 * time.Millisecond
 			if strings.HasPrefix(as, "floods") {

@@ -99,14 +99,14 @@ func TestSamplesAreNoOutput(t *testing.T) {
 	}
 }
 
-// Whatever comes in, in whatever parts: the bound holds, nothing is broken,
+// Whatever comes in, in whatever parts: the bound is kept, nothing is broken,
 // and what is shown and what is cut add up.
 func FuzzOutput(f *testing.F) {
 	f.Add("hello wörld, hello wörld", uint8(5), uint8(10), uint8(0))
 	f.Add("\U0001F600\U0001F600\U0001F600", uint8(3), uint8(7), uint8(200))
 	f.Fuzz(func(t *testing.T, text string, part, limit, skip uint8) {
 		if !utf8.ValidString(text) || limit == 0 {
-			return // frames hold valid UTF-8, environments a limit
+			return // frames are valid UTF-8, environments a limit
 		}
 		o := &output{}
 		var total int64
@@ -145,7 +145,7 @@ func FuzzOutput(f *testing.F) {
 	})
 }
 
-// A line for a message holds nothing that a terminal obeys.
+// A line for a message has nothing that a terminal obeys.
 func TestLastLineIsPlain(t *testing.T) {
 	for line, want := range map[string]string{
 		"one\ntwo\n":               "two",

@@ -57,7 +57,7 @@ type Sandbox struct {
 	enforcedBy  string
 	memory      int64 // bytes in use when its interpreter had loaded
 
-	ready  chan struct{} // closed when the agent said ready
+	ready  chan struct{} // closed when the agent was ready
 	done   chan struct{} // closed when nothing can be asked any more
 	reaped chan struct{} // closed when its process and streams are gone
 
@@ -108,7 +108,7 @@ func (s *Sandbox) run() {
 	close(s.done)
 	status := s.process.Wait()
 	s.findOutOfMemory()
-	// What was logged is in the pipe by now; a process that still holds the
+	// What was logged is in the pipe by now; a process that still has the
 	// other end is not waited for.
 	s.stderr.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
 	logged.Wait()

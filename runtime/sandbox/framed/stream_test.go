@@ -38,8 +38,8 @@ func FuzzStream(f *testing.F) {
 		if shown := stdout.Len() + stderr.Len(); shown > 100 {
 			t.Errorf("%d bytes shown", shown)
 		}
-		if held := output.stdout.size() + output.stderr.size(); held > 5000 {
-			t.Errorf("%d bytes held, 5000 may come", held)
+		if kept := output.stdout.size() + output.stderr.size(); kept > 5000 {
+			t.Errorf("%d bytes are kept, 5000 may come", kept)
 		}
 		if len(newest) > sampleBytes {
 			t.Errorf("newest line of %d bytes", len(newest))
