@@ -47,9 +47,6 @@ func NewStarter(groups *cgroup.Tree) *Starter {
 	return s
 }
 
-// HasGroups reports whether control groups enforce the limits.
-func (s *Starter) HasGroups() bool { return s.groups != nil }
-
 // serve owns the thread. It never unlocks it, so that the thread ends with
 // the goroutine.
 func (s *Starter) serve() {

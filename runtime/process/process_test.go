@@ -1,0 +1,106 @@
+package process
+
+import (
+	"errors"
+	"io"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+)
+
+// start starts a line of sh.
+func start(t *testing.T, s *Starter, line string, environ ...string) (*Process, io.Reader) {
+	t.Helper()
+	cmd := exec.Command("/bin/sh", "-c", line)
+	cmd.Env = environ
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := s.Start(cmd, cgroup.Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		p.Kill()
+		_ = p.Wait()
+	})
+	return p, out
+}
+
+// A program has the variables that it was given and no other, works in /, and
+// leads a process group.
+func TestStart_SetsTheEnvironment(t *testing.T) {
+	t.Setenv("SECRET_OF_THE_HOST", "1")
+	s := NewStarter(nil)
+	defer s.Close()
+	for _, environ := range [][]string{nil, {"GIVEN=yes"}} {
+		p, out := start(t, s, "/usr/bin/env; pwd", environ...)
+		text, err := io.ReadAll(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(text), "SECRET") || strings.Contains(string(text), "GIVEN=yes") != (environ != nil) || !strings.HasSuffix(string(text), "\n/\n") {
+			t.Errorf("with %v it prints %q", environ, text)
+		}
+		if group, err := unix.Getpgid(p.Cmd.Process.Pid); err == nil && group != p.Cmd.Process.Pid {
+			t.Errorf("process %d is in group %d", p.Cmd.Process.Pid, group)
+		}
+	}
+}
+
+// Wait kills what a program left behind in its process group, and Kill after
+// that meets no other process.
+func TestWait_EndsTheProcessGroup(t *testing.T) {
+	s := NewStarter(nil)
+	defer s.Close()
+	p, out := start(t, s, "sleep 60 >/dev/null & echo $!")
+	text, err := io.ReadAll(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Wait(); err != nil || !p.Cmd.ProcessState.Success() {
+		t.Errorf("it ended with %v, error %v", p.Cmd.ProcessState, err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mcptest.Gone(t, 20*time.Second, []int{pid})
+	p.Kill()
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestStart_Fails(t *testing.T) {
+	s := NewStarter(nil)
+	if _, err := s.Start(exec.Command("/nowhere/program"), cgroup.Limits{}); err == nil || !strings.Contains(err.Error(), "/nowhere/program") {
+		t.Errorf("error %v", err)
+	}
+	s.Close()
+	s.Close()
+	if _, err := s.Start(exec.Command("/bin/true"), cgroup.Limits{}); !errors.Is(err, ErrClosed) {
+		t.Errorf("error %v after the end", err)
+	}
+}
+
+// The end of the Starter ends what it started: the kernel does it, by the end
+// of the thread.
+func TestClose_EndsWhatRuns(t *testing.T) {
+	s := NewStarter(nil)
+	p, _ := start(t, s, "exec sleep 60")
+	s.Close()
+	_ = p.Wait()
+	if status := p.Cmd.ProcessState.Sys().(syscall.WaitStatus); status.Signal() != unix.SIGKILL {
+		t.Errorf("it ended with %v", p.Cmd.ProcessState)
+	}
+}
