@@ -37,6 +37,7 @@ type Stream struct {
 
 	mu       sync.Mutex
 	chunk    []byte // the buffer of a read
+	over     overwriter
 	half     int    // of the limit
 	head     []byte // the first bytes of the call, at most half
 	sent     int    // bytes of head that Take returned
@@ -85,7 +86,10 @@ func (s *Stream) read(fd, limit int) (int, error) {
 			continue
 		}
 		if n > 0 {
-			s.add(s.chunk[:n])
+			s.over.add(s.chunk[:n], s.add)
+			if s.beyond > 0 || len(s.over.line) > 0 {
+				s.keepLine(s.chunk[:n])
+			}
 		}
 		return n, err
 	}
@@ -135,7 +139,6 @@ func (s *Stream) add(p []byte) {
 		_, _ = s.store.Write(p)
 	}
 	s.beyond += int64(len(p))
-	s.keepLine(p)
 	if len(p) >= s.ring {
 		s.tail = append(s.tail[:0], p[len(p)-s.ring:]...)
 		s.at = 0
@@ -214,7 +217,8 @@ func (s *Stream) Take() string {
 	return text
 }
 
-// Sample returns the newest line while output is held back, each line once.
+// Sample returns the newest line, or its beginning, while it is held back, each
+// line once.
 func (s *Stream) Sample() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -237,6 +241,7 @@ type Rest struct {
 func (s *Stream) End() Rest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.over.flush(s.add)
 	r := Rest{
 		Head:  string(s.head[s.sent:]),
 		Total: int64(len(s.head)) + s.beyond,

@@ -131,7 +131,7 @@ func TestDrain_DoesNotWait(t *testing.T) {
 
 func TestSample_ReturnsTheNewestLine(t *testing.T) {
 	s, w := open(t, 1024)
-	put(t, s, w, strings.Repeat("x", 512))
+	put(t, s, w, strings.Repeat("x", 511)+"\n")
 	if got := s.Sample(); got != "" {
 		t.Errorf("sample %q of output that is not held back", got)
 	}
