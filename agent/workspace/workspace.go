@@ -8,6 +8,7 @@
 package workspace
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -159,7 +160,10 @@ func (r *Root) Changed() []frame.File {
 		}
 	}
 	r.seen = now
-	slices.SortFunc(files, func(a, b frame.File) int { return strings.Compare(a.Path, b.Path) })
+	// In the order in which the code wrote them.
+	slices.SortFunc(files, func(a, b frame.File) int {
+		return cmp.Or(cmp.Compare(now[a.Path].mtime, now[b.Path].mtime), strings.Compare(a.Path, b.Path))
+	})
 	names := 0
 	for i, file := range files {
 		if names += len(file.Path); names > maxNames {
