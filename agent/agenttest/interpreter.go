@@ -74,8 +74,10 @@ func Driver(t testing.TB, name string) (folder string, command []string) {
 	if err := os.WriteFile(filepath.Join(folder, "driver.json"), known.Driver, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(filepath.Join(source, described.Program), filepath.Join(folder, described.Program)); err != nil {
-		t.Fatal(err)
+	for _, name := range []string{described.Program, "modules"} {
+		if err := os.Symlink(filepath.Join(source, name), filepath.Join(folder, name)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return folder, command
 }

@@ -9,6 +9,27 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 )
 
+// A figure that an earlier call has shown is shown again when it is asked for.
+func TestPythonFigures_Again(t *testing.T) {
+	a := Start(t, "python")
+	if got := a.Run("import matplotlib"); got.ExitCode != 0 {
+		t.Skipf("no matplotlib here: %s", got.Stderr)
+	}
+	for _, step := range []struct {
+		code string
+		want int
+	}{
+		{"import matplotlib.pyplot as plt\nfig, ax = plt.subplots(); ax.plot([1]);", 1},
+		{"ax.plot([2])\nfig", 1},
+		{"fig", 1},
+		{"fig.show(); fig", 1},
+	} {
+		if got := a.Run(step.code); got.ExitCode != 0 || got.Stdout != "" || len(got.Files) != step.want {
+			t.Errorf("%s: %q, %s%d files, want %d", step.code, got.Stdout, got.Stderr, len(got.Files), step.want)
+		}
+	}
+}
+
 func TestMain(m *testing.M) { Main(m) }
 
 // What an earlier call left running prints with the next call.
@@ -26,9 +47,9 @@ func TestPythonBackgroundOutput(t *testing.T) {
 func TestPythonFigures(t *testing.T) {
 	a := Start(t, "python")
 	if got := a.Run("import matplotlib"); got.ExitCode != 0 {
-		t.Skip("no matplotlib here")
+		t.Skipf("no matplotlib here: %s", got.Stderr)
 	}
-	got := a.Run("import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.figure()\nplt.show()")
+	got := a.Run("import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.figure()\nplt.plot([2, 1])\nplt.show()")
 	if got.ExitCode != 0 || len(got.Files) != 2 {
 		t.Fatalf("%+v", got)
 	}
@@ -44,13 +65,27 @@ func TestPythonFigures(t *testing.T) {
 	// What the code has saved there is not shown twice; what it saved
 	// elsewhere, or went on with, is.
 	for code, want := range map[string]int{
-		"plt.plot([1]); plt.savefig('outputs/a.png')":                               1,
-		"plt.plot([1]); plt.savefig('outputs/a.png', dpi=50, bbox_inches='tight')":  1,
-		"plt.plot([1]); plt.savefig('outputs/a.png'); plt.figure(); plt.plot([2]);": 2,
-		"plt.plot([1]); plt.savefig('outputs/a.png'); plt.plot([2]);":               2,
-		"plt.plot([1]); plt.savefig('a.png')":                                       1,
-		"plt.plot([1]); plt.savefig('outputs/a.pdf')":                               2,
-		"import os; os.symlink('nowhere', 'outputs/b.png'); plt.plot([1]);":         1,
+		"plt.plot([1]); plt.savefig('outputs/a.png')":                                          1,
+		"plt.plot([1]); plt.savefig('outputs/a.png', dpi=50, bbox_inches='tight')":             1,
+		"plt.plot([1]); plt.savefig('outputs/a.png'); plt.figure(); plt.plot([2]);":            2,
+		"plt.plot([1]); plt.savefig('outputs/a.png'); plt.plot([2]);":                          2,
+		"plt.plot([1]); plt.savefig('a.png')":                                                  1,
+		"plt.plot([1]); plt.savefig('outputs/a.pdf')":                                          2,
+		"import os; os.symlink('nowhere', 'outputs/b.png'); plt.plot([1]);":                    1,
+		"plt.plot([1]); plt.show(); plt.close()":                                               1,
+		"plt.plot([1]); plt.show(); plt.clf()":                                                 1,
+		"for i in range(3):\n    plt.plot([i]); plt.show()":                                    3,
+		"plt.plot([1]); plt.savefig('c.png'); plt.show()":                                      1,
+		"import os; os.makedirs('x/y'); plt.plot([1]); plt.savefig('x/y/deep.png')":            1,
+		"old = plt.figure(); old.subplots().plot([1]); plt.close(old)":                         0,
+		"plt.plot([1]); plt.gcf()":                                                             1,
+		"from matplotlib.figure import Figure; f = Figure(); f.subplots(); f":                  1,
+		"plt.plot([1])[0].figure":                                                              1,
+		"plt.figure()":                                                                         1,
+		"from PIL import Image; Image.new('RGB', (2, 2)).save('pillow.png')":                   1,
+		"from PIL import Image; Image.new('RGB', (2, 2)).show()":                               1,
+		"from PIL import Image; Image.new('RGB', (2, 2))":                                      1,
+		"import io; from PIL import Image; Image.new('RGB', (2, 2)).save(io.BytesIO(), 'png')": 0,
 	} {
 		if got := a.Run(code); got.ExitCode != 0 || len(got.Files) != want {
 			t.Errorf("%s: %s%d files, want %d", code, got.Stderr, len(got.Files), want)

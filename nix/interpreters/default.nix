@@ -13,6 +13,7 @@
 #                       environment that runs it: the fields of Language in
 #                       runtime/registry/language.go
 #   driver.EXT        the driver, in the interpreter's own language
+#   modules/          optional: what the driver has for code to load
 #   preset.nix        { pkgs }: the ready-made environment: `name`, and the
 #                       arguments of mkSandbox `packages` and `description`
 #   testdata/         the calls that its tests make: see agent/driver
@@ -55,6 +56,10 @@ let
               mkdir $out
               cp "$descriptionPath" $out/driver.json
               cp ${program} $out/${known.driver.program}
+            ''
+            + lib.optionalString (lib.pathExists (folder + "/modules")) ''
+              cp -r ${folder + "/modules"} $out/modules
+              chmod -R u+w $out/modules
             ''
             # A build may not be able to run the interpreter: one for another
             # processor, or a program that is put together when it starts.

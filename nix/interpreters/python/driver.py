@@ -4,6 +4,8 @@
 # file binds those that it uses before the code runs.
 
 import _ast
+import _frozen_importlib_external
+import _io
 import _signal
 import atexit
 import builtins
@@ -14,10 +16,10 @@ import sys
 BaseException, Exception, SystemExit, KeyboardInterrupt, OSError = (
     builtins.BaseException, builtins.Exception, builtins.SystemExit,
     builtins.KeyboardInterrupt, builtins.OSError)
-compile, eval, exec, getattr, int, isinstance, len, str, type = (
-    builtins.compile, builtins.eval, builtins.exec, builtins.getattr,
-    builtins.int, builtins.isinstance, builtins.len, builtins.str,
-    builtins.type)
+any, compile, eval, exec, getattr, hasattr, int, isinstance, len, list, str, type = (
+    builtins.any, builtins.compile, builtins.eval, builtins.exec,
+    builtins.getattr, builtins.hasattr, builtins.int, builtins.isinstance,
+    builtins.len, builtins.list, builtins.str, builtins.type)
 close, getpid, leave, pread, read, write = (
     os.close, os.getpid, os._exit, os.pread, os.read, os.write)
 set_handler = _signal.signal
@@ -35,6 +37,8 @@ CO_COROUTINE, CO_FUTURE_ANNOTATIONS = 0x80, 0x1000000  # as in Include/cpython/c
 KEEP_SOURCES, KEEP_CALLS = 4 << 20, 1000
 
 ROOT = os.getcwd()
+# What the driver brings for code to import lies beside it.
+MODULES = [os.path.dirname(sys.argv[1]) + '/modules']
 PID = getpid()
 CHANNEL = os.fstat(CONTROL).st_ino
 main = sys.modules['__main__'].__dict__
@@ -43,10 +47,12 @@ stdlib = list(sys.path)
 sources = {}  # of the newest calls, the oldest first
 kept = 0  # characters in them
 shown = False  # linecache was told of all of them
-runner = None
+tasks = None  # the module sandbox_tasks, once code has imported asyncio
+running = False  # code that awaits nothing
 future = 0  # what calls have imported from __future__
-figures = 0
-shown_images = set()  # of outputs, when figures were saved last
+# The methods by which a value says that it has more to show than its repr.
+PLAIN = {bool, bytes, dict, float, int, list, set, str, tuple}
+RICH = ('_repr_mimebundle_', '_repr_html_', '_repr_png_', '_repr_svg_', '_repr_markdown_', '_repr_jpeg_')
 
 
 def ignore(signum, frame):
@@ -151,37 +157,98 @@ def flush():
             pass
 
 
-def images(folder):
-    """The images in a folder, with their times."""
-    return {
-        (entry.name, entry.stat(follow_symlinks=False).st_mtime_ns)
-        for entry in os.scandir(folder) if entry.name.lower().endswith(('.png', '.jpg', '.jpeg'))}
+class Raw(_io.FileIO):
+    """Standard output that knows the last byte that was written to it, so that a
+    value begins on a line of its own."""
+
+    last = b'\n'
+
+    def write(self, data):
+        count = _io.FileIO.write(self, data)
+        if count:
+            Raw.last = bytes(data[count - 1:count])
+        return count
 
 
-def save_figures():
-    """Saves the figures that the code left open, as a notebook shows them."""
-    global figures, shown_images
-    pyplot = sys_modules.get('matplotlib.pyplot')
-    if pyplot is None:
+def begin_line():
+    """Ends a line that the code has begun on standard output."""
+    if sys.stdout is STDOUT:
+        STDOUT.flush()
+        if Raw.last != b'\n':
+            STDOUT.write('\n')
+
+
+def display(*values, **options):
+    """Shows values: images as images, HTML as text. See IPython.display.display."""
+    begin_line()
+    return load('sandbox_display').display(*values, **options)
+
+
+def show_value(value):
+    """Is sys.displayhook: shows the value of a call's last expression."""
+    if value is None:
         return
-    numbers = pyplot.get_fignums()
-    if not numbers:
-        return
-    folder = ROOT + '/outputs'
-    os.makedirs(folder, exist_ok=True)
-    its_own = not images(folder) <= shown_images
-    for number in numbers:
-        # A figure that pyplot.savefig has drawn is not stale until it changes.
-        if its_own and not pyplot.figure(number).stale:
-            continue
-        while True:
-            figures += 1
-            path = '%s/figure-%d.png' % (folder, figures)
-            if not os.path.lexists(path):
-                break
-        pyplot.figure(number).savefig(path, bbox_inches='tight')
-    pyplot.close('all')
-    shown_images = images(folder)
+    begin_line()
+    kind = type(value)
+    if kind not in PLAIN and (any(hasattr(kind, name) for name in RICH) or kind.__module__.startswith(('matplotlib.', 'PIL.'))):
+        builtins._ = value
+        load('sandbox_display').show(value)
+    else:
+        sys.__displayhook__(value)
+
+
+def close_figures():
+    """Shows the figures that the code left open, as a notebook does."""
+    figures = sys_modules.get('sandbox_figures')
+    if figures is not None:
+        figures.end_call()
+
+
+class Finder:
+    """Has a function called when the code has imported a certain module. It stands
+    first in sys.meta_path and leaves all other modules alone."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        after = after_import.get(name)
+        if after is None:
+            return None
+        spec = _frozen_importlib_external.PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            after(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def have_tasks(asyncio):
+    """Gives the session its event loop, once code has imported asyncio."""
+    global tasks
+    tasks = load('sandbox_tasks')
+    if running:
+        tasks.begin()
+
+
+def parse(text, filename):
+    """The syntax tree of code, and the text that it is of."""
+    # The prompt of IPython is an annotation to the compiler.
+    if text.lstrip().startswith('In ['):
+        text = load('sandbox_source').unpasted(text)
+    try:
+        return compile(text, filename, 'exec', ONLY_AST | TOP_LEVEL_AWAIT), text
+    except SyntaxError:
+        meant = load('sandbox_source').unpasted(text)
+        if meant != text:
+            try:
+                return compile(meant, filename, 'exec', ONLY_AST | TOP_LEVEL_AWAIT), meant
+            except SyntaxError:
+                pass
+        raise
 
 
 async def awaited(codes):
@@ -196,10 +263,12 @@ async def awaited(codes):
 
 def run(source, filename):
     """Runs code as a cell of a notebook: a last expression's value is shown."""
-    global runner, future
+    global future, running
     text = source.decode('utf-8').removeprefix('\ufeff')
     remember(filename, text)
-    tree = compile(text, filename, 'exec', ONLY_AST | TOP_LEVEL_AWAIT)
+    tree, meant = parse(text, filename)
+    if meant != text:
+        remember(filename, text := meant)
     body = tree.body
     last = None
     if body and isinstance(body[-1], _ast.Expr) and not text.rstrip().endswith(';'):
@@ -211,15 +280,19 @@ def run(source, filename):
     if last is not None:
         codes.append(compile(last, filename, 'eval', TOP_LEVEL_AWAIT))
     value = None
-    for code in codes:
-        if code.co_flags & CO_COROUTINE:
-            if runner is None:
-                runner = load('asyncio').Runner()
-            value = runner.run(awaited(codes))
-            break
+    if any(code.co_flags & CO_COROUTINE for code in codes):
+        value = load('sandbox_tasks').runner.run(awaited(codes))
     else:
-        for code in codes:
-            value = eval(code, main)
+        running = True
+        if tasks is not None:
+            tasks.begin()
+        try:
+            for code in codes:
+                value = eval(code, main)
+        finally:
+            running = False
+            if tasks is not None:
+                tasks.end()
     # A value that a child of the code computed is not shown twice.
     if last is not None and getpid() == PID:
         sys.displayhook(value)
@@ -234,7 +307,7 @@ def call(source, filename):
             run(source, filename)
         finally:
             if getpid() == PID:
-                save_figures()
+                close_figures()
     except SystemExit as error:
         status = status_of(error)
     except KeyboardInterrupt as error:
@@ -278,8 +351,11 @@ def stop(self, code=None):
 
 
 def end(nonce, status):
-    """Ends a program as the interpreter does, but without tearing the interpreter
-    down, which takes longer than most code and changes nothing."""
+    """Ends a program as the interpreter does, but does not take the
+    interpreter apart: that costs more than most code, and all of it is thrown
+    away."""
+    if tasks is not None:
+        attempt(tasks.finish)
     threading = sys_modules.get('threading')
     if threading is not None:
         attempt(threading._shutdown)
@@ -297,6 +373,8 @@ def end(nonce, status):
 
 
 def receive():
+    if tasks is not None:
+        tasks.turn(CONTROL)
     line = b''
     while not line.endswith(b'\n'):
         byte = read(CONTROL, 64)
@@ -311,6 +389,7 @@ def loop():
     while True:
         word, nonce, number, size = receive()
         source = pread(CODE, int(size), 0)
+        Raw.last = b'\n'
         if word == b'last':
             os.dup2(CONTROL, ASIDE, False)
             close(CONTROL)
@@ -345,13 +424,35 @@ sys.argv = ['']
 # -I leaves these folders out. The driver's imports are done, so they cannot change
 # them.
 sys.path[:0] = [''] + [p for p in os.environ.get('PYTHONPATH', '').split(':') if p]
+# What belongs to this driver is found last, so that a library of the same name
+# comes first.
+sys.path += MODULES
+stdlib += MODULES
 os.environ.setdefault('MPLBACKEND', 'Agg')
-# Flush each line: the output of subprocesses stays in order, and a crash loses no
-# line.
-sys.stdout.reconfigure(line_buffering=True)
-# With linecache, tracebacks that the code formats itself show the code's lines too.
-# Since Python 3.13 it imports nothing; an older one costs milliseconds and is loaded
-# at the first error.
+# Lines leave at once: what a subprocess prints keeps its place among them,
+# and a crash loses none.
+raw = Raw(1, 'wb', closefd=False)
+raw.name = '<stdout>'
+STDOUT = _io.TextIOWrapper(_io.BufferedWriter(raw), sys.stdout.encoding, sys.stdout.errors, line_buffering=True)
+STDOUT.mode = 'w'
+sys.stdout = sys.__stdout__ = STDOUT
+sys.displayhook = show_value
+builtins.display = display
+# Nobody sends this interpreter numbers to slow it down but its own code.
+sys.set_int_max_str_digits(0)
+main['__file__'] = ROOT + '/main.py'
+after_import = {
+    'sandbox_display': lambda module: setattr(module, 'workspace', ROOT),
+    'asyncio': have_tasks,
+    'multiprocessing.spawn': lambda module: load('sandbox_source').install(module, sources),
+    'matplotlib.figure': lambda module: load('sandbox_figures').install_figures(),
+    'matplotlib.pyplot': lambda module: load('sandbox_figures').install_pyplot(),
+    'PIL.Image': lambda module: load('sandbox_figures').install_images(),
+}
+sys.meta_path.insert(0, Finder)
+# Python 3.13's linecache imports nothing: with it, tracebacks that the code
+# formats itself show its lines too. An older one costs milliseconds and has
+# to wait for the first error.
 if sys.version_info >= (3, 13):
     load('linecache')
 try:
