@@ -48,6 +48,7 @@
             runtime
             ;
           default = server.${system};
+          escape-test = library.${system}.programs.escapeTest;
         }
         // lib.mapAttrs' (name: lib.nameValuePair "sandbox-${name}") server.${system}.environments
       );

@@ -3,10 +3,11 @@
 #
 #   checks.x86_64-linux.escape-perl = library.escapeTest artifact;
 #
-# A build lacks much that the attempts' controls need (other users, devices, a
-# network): those run where the command does, nix-sandbox-mcp escape-test. Where
-# a build may make no user namespaces, or is root's without build users, as
-# whose sandboxes would be root's too, the output says SKIP and why.
+# A build lacks much that the controls of the attempts need (other users, devices,
+# a network), so it makes none of them; `nix run .#escape-test -- ARTIFACT` does.
+# The output says SKIP and why where a build may make no user namespaces, and
+# where builds run as the machine's root because Nix has no build users: their
+# sandboxes would be root's too.
 { pkgs, programs }:
 let
   inherit (pkgs) lib;
@@ -30,7 +31,7 @@ let
           exit
         fi
         status=0
-        ${lib.getExe programs.runtime} escape-test --no-controls ${artifact} > log 2>&1 || status=$?
+        ${lib.getExe programs.escapeTest} --no-controls ${artifact} > log 2>&1 || status=$?
         if [ "$status" = 77 ]; then
           { printf 'SKIP escape-${artifact.metadata.name}: '; cat log; } | tee $out
         else

@@ -1,11 +1,13 @@
 # The Go programs: agent (inside each sandbox), jail (starts one), seccomp
-# (writes the filter that the jail is started with), runtime (the MCP server)
-# and demo (a client that shows it).
+# (writes the filter that the jail is started with), runtime (the MCP server),
+# demo (a client that shows it) and escapeTest (tries to get out of a sandbox).
 #
 # They are compiled in two halves, what a sandbox holds and what stands outside,
 # each from only its own sources: a change to the runtime builds no sandbox
-# anew, and a change to a test or a document builds nothing. Two and not four,
-# for most of the time is the standard library's. All against one vendor tree.
+# anew, and a change to a test or a document builds neither half. Two and not
+# four, because most of the time goes into the standard library. The escape test
+# is compiled apart, where it is asked for: no server depends on it. All use one
+# vendor tree.
 { pkgs }:
 let
   inherit (pkgs) lib;
@@ -123,7 +125,6 @@ let
       "jail"
       "runtime"
       "tests/demo"
-      "tests/escape"
     ];
     packages = [
       "runtime/cmd/nix-sandbox-mcp"
@@ -131,11 +132,20 @@ let
     ];
   };
 
-  # One program of a half in a store path of its own. It is static, and refers to
-  # nothing but the few data files that nixpkgs' Go names in each program (tzdata,
-  # iana-etc and mailcap).
+  attacks = compile {
+    pname = "nix-sandbox-mcp-attacks";
+    folders = [
+      "agent/frame"
+      "tests/escape"
+    ];
+    packages = [ "tests/escape/cmd/nix-sandbox-escape-test" ];
+  };
+
+  # One of the programs that were compiled together, in a store path of its own.
+  # It is static, and refers to nothing but the few data files that nixpkgs' Go
+  # names in each program (tzdata, iana-etc and mailcap).
   program =
-    half: name: description:
+    compiled: name: description:
     pkgs.runCommandLocal "${name}-${version}"
       {
         meta = {
@@ -147,7 +157,7 @@ let
       }
       ''
         mkdir -p $out/bin
-        cp ${half}/bin/${name} $out/bin/
+        cp ${compiled}/bin/${name} $out/bin/
       '';
 in
 {
@@ -158,4 +168,5 @@ in
   seccomp = program inside "nix-sandbox-seccomp" "Writes the system call filter of a jail";
   runtime = program outside "nix-sandbox-mcp" "Serves sandboxes over the Model Context Protocol";
   demo = program outside "demo" "Talks to a built server as an MCP client does";
+  escapeTest = program attacks "nix-sandbox-escape-test" "Tries to get out of built sandboxes";
 }

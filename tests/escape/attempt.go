@@ -1,7 +1,6 @@
 package escape
 
 import (
-	"bufio"
 	"embed"
 	"fmt"
 	"io/fs"
@@ -9,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/tools/txtar"
 )
 
 //go:embed attempts/*.txtar
@@ -106,57 +107,30 @@ func load(files fs.FS) ([]attempt, error) {
 	return all, nil
 }
 
-// parse reads one family: prose, then a section for each attempt, which
-// starts with a line "-- name.extension --".
+// parse reads one family: an archive of package txtar, in which prose comes
+// first and each file is an attempt.
 func parse(family, text string) ([]attempt, error) {
-	var (
-		all     []attempt
-		prose   bool
-		section []string
-		name    string
-	)
-	end := func() error {
-		if name == "" {
-			return nil
-		}
-		a, err := parseAttempt(family, name, section)
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		all = append(all, a)
-		return nil
-	}
-	lines := bufio.NewScanner(strings.NewReader(text))
-	for number := 1; lines.Scan(); number++ {
-		line := lines.Text()
+	for number, line := range strings.Split(text, "\n") {
 		for _, char := range line {
 			if char >= 0x7f || char < ' ' && char != '\t' {
-				return nil, fmt.Errorf("line %d: %q is not printable ASCII", number, char)
+				return nil, fmt.Errorf("line %d: %q is not printable ASCII", number+1, char)
 			}
 		}
-		switch {
-		case strings.HasPrefix(line, "-- ") && strings.HasSuffix(line, " --"):
-			if err := end(); err != nil {
-				return nil, err
-			}
-			name, section = line[3:len(line)-3], nil
-		case name == "":
-			prose = prose || strings.TrimSpace(line) != ""
-		default:
-			section = append(section, line)
-		}
 	}
-	if err := lines.Err(); err != nil {
-		return nil, err
+	archive := txtar.Parse([]byte(text))
+	if strings.TrimSpace(string(archive.Comment)) == "" {
+		return nil, fmt.Errorf("it does not explain what the family tries: start it with a paragraph")
 	}
-	if err := end(); err != nil {
-		return nil, err
-	}
-	if !prose {
-		return nil, fmt.Errorf("it says nothing of what the family tries: start it with a paragraph")
-	}
-	if len(all) == 0 {
+	if len(archive.Files) == 0 {
 		return nil, fmt.Errorf("no attempt: start one with a line \"-- name.py --\"")
+	}
+	var all []attempt
+	for _, file := range archive.Files {
+		a, err := parseAttempt(family, file.Name, strings.Split(string(file.Data), "\n"))
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", file.Name, err)
+		}
+		all = append(all, a)
 	}
 	return all, nil
 }

@@ -16,6 +16,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/creack/pty"
 )
 
 // baits makes what the host can hold out. The names are those of the "with"
@@ -31,7 +33,7 @@ func init() {
 		"temporary":   temporary,
 		"tcp":         tcp,
 		"udp":         udp,
-		"unix":        unix,
+		"unix":        unixSocket,
 		"abstract":    abstract,
 		"victim":      victim,
 		"group":       group,
@@ -156,8 +158,8 @@ func udp(s *scene) error {
 	return nil
 }
 
-// unix is a socket by path.
-func unix(s *scene) error {
+// unixSocket is a socket by path.
+func unixSocket(s *scene) error {
 	path := filepath.Join(s.dir, "socket")
 	listener, err := net.Listen("unix", path)
 	if err != nil {
@@ -320,26 +322,15 @@ func survivor(s *scene) error {
 
 // tty makes a new terminal the controlling one of bin/run, and its stderr.
 func tty(s *scene) error {
-	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
+	master, terminal, err := pty.Open()
 	if err != nil {
-		return errLacking("no /dev/ptmx: " + err.Error())
+		return errLacking("no terminal can be made: " + err.Error())
 	}
-	s.closers = append(s.closers, func() { master.Close() })
-	number, err := unlockTerminal(master)
-	if err != nil {
-		return err
-	}
-	path := fmt.Sprintf("/dev/pts/%d", number)
-	terminal, err := os.OpenFile(path, os.O_RDWR|syscall.O_NOCTTY, 0)
-	if err != nil {
-		return err
-	}
-	s.tty = terminal
-	heard := &terminalReader{done: make(chan struct{})}
-	go heard.read(master)
-	s.closers = append(s.closers, func() { terminal.Close(); master.Close(); <-heard.done })
-	s.hear = heard.copy
-	s.vars["TERMINAL"] = path
+	output := &terminalReader{done: make(chan struct{})}
+	go output.read(master)
+	s.closers = append(s.closers, func() { terminal.Close(); master.Close(); <-output.done })
+	s.tty, s.hear = terminal, output.copy
+	s.vars["TERMINAL"] = terminal.Name()
 	return nil
 }
 

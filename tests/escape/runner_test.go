@@ -57,7 +57,7 @@ func TestFamilies(t *testing.T) {
 func TestParseRefuses(t *testing.T) {
 	const good = "# Tries. Held: no.\n#: control host\nread('x')\n"
 	for name, test := range map[string]struct{ text, want string }{
-		"no prose":          {"-- a.py --\n" + good, "says nothing"},
+		"no prose":          {"-- a.py --\n" + good, "does not explain"},
 		"no attempt":        {"Prose.\n", "no attempt"},
 		"extension":         {"Prose.\n-- a.rb --\n" + good, `extension "rb"`},
 		"name":              {"Prose.\n-- A b.py --\n" + good, "lower case"},
@@ -255,6 +255,9 @@ func TestCleansUp(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			// Nothing was tried, so no evidence is on its way, which is awaited
+			// longer outside of a sandbox.
+			scene.inside = true
 			if found := scene.evidence(); found != "" {
 				t.Errorf("evidence before anything was tried: %s", found)
 			}

@@ -59,7 +59,6 @@ func rootCommand(std streams) *cobra.Command {
 		runCommand(std),
 		shellCommand(std),
 		doctorCommand(std),
-		escapeCommand(std),
 		configCommand(),
 		clientCommand(std),
 		manualCommand(std),
