@@ -5,7 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io/fs"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,24 +21,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
-// artifactVariable names a built sandbox whose interpreter is bash, and which
-// has coreutils and findutils in it. These tests run code in it; go test sees
-// no change of an artifact, so give it -count=1.
-const artifactVariable = "NIX_SANDBOX_TEST_ARTIFACT"
-
-// patience bounds each wait here; none is expected to last.
-const patience = 20 * time.Second
-
-// artifact returns the path of bin/run and what it describes.
+// artifact returns the path of bin/run and what it describes, of a built sandbox
+// whose interpreter is bash, and which has coreutils and findutils in it. Go's
+// cache of test results sees no change of an artifact, so give go test -count=1.
 func artifact(t testing.TB) (string, *jail.Spec) {
 	t.Helper()
-	folder := os.Getenv(artifactVariable)
-	if folder == "" {
-		t.Skip("set " + artifactVariable + " to the result of nix build .#sandbox-bash")
-	}
-	run := filepath.Join(folder, "bin", "run")
+	run := filepath.Join(undertest.Artifact(t, "bash"), "bin", "run")
 	spec, err := jail.ReadSpec(run)
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +49,7 @@ type result struct {
 func runIn(t testing.TB, code string, settings ...string) result {
 	t.Helper()
 	run, _ := artifact(t)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), patience.Long)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, run)
 	cmd.Env = append([]string{"SECRET=of the host"}, settings...)
@@ -69,7 +62,7 @@ func runIn(t testing.TB, code string, settings ...string) result {
 		t.Fatal(err)
 	}
 	if ctx.Err() != nil {
-		t.Fatalf("still running after %v; so far: %s%s", patience, &out, &errs)
+		t.Fatalf("still running after %v; so far: %s%s", patience.Long, &out, &errs)
 	}
 	return result{out.String(), errs.String(), cmd.ProcessState.ExitCode()}
 }
@@ -457,7 +450,7 @@ func TestArtifactDiesWithBubblewrap(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	waitGone(t, first)
+	patience.Gone(t, first)
 }
 
 // A sandbox in a room ends with the bubblewrap that made the room.
@@ -470,7 +463,7 @@ func TestArtifactDiesWithItsRoom(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	waitGone(t, first)
+	patience.Gone(t, first)
 }
 
 func TestArtifactDiesWithItsStarter(t *testing.T) {
@@ -481,7 +474,7 @@ func TestArtifactDiesWithItsStarter(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	waitGone(t, first)
+	patience.Gone(t, first)
 }
 
 // Whenever the starter of a sandbox is killed, nothing of it stays: not even
@@ -515,47 +508,28 @@ func TestArtifactDiesAtAnyMoment(t *testing.T) {
 			}
 			// What starts while the processes are listed is not in the list:
 			// it counts when they are gone for a while.
-			for deadline, since := time.Now().Add(patience), time.Now(); time.Since(since) < 200*time.Millisecond; time.Sleep(5 * time.Millisecond) {
-				left := living(t, groups)
-				if len(left) == 0 {
-					continue
+			since := time.Now()
+			var left []procfs.Process
+			t.Cleanup(func() {
+				for _, p := range left {
+					_ = unix.Kill(p.PID, unix.SIGKILL)
 				}
-				since = time.Now()
-				if since.After(deadline) {
-					t.Errorf("of %d that were killed, there are left: %q", tries, left)
-					for group := range groups {
-						_ = unix.Kill(-group, unix.SIGKILL)
-					}
-					return
+			})
+			patience.Wait(t, patience.Long, func() string {
+				return fmt.Sprintf("of %d that were killed, there are left: %+v", tries, left)
+			}, func() bool {
+				if left = living(groups); len(left) > 0 {
+					since = time.Now()
 				}
-			}
+				return time.Since(since) > 200*time.Millisecond
+			})
 		})
 	}
 }
 
-// living are the command lines of the processes of these groups that have not
-// ended.
-func living(t *testing.T, groups map[int]bool) []string {
-	t.Helper()
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var found []string
-	for _, name := range stats {
-		stat, _ := os.ReadFile(name)
-		// After the name, in which anything may stand: state, parent, group.
-		_, rest, _ := strings.Cut(string(stat[max(0, bytes.LastIndexByte(stat, ')')):]), " ")
-		fields := strings.Fields(rest)
-		if len(fields) < 3 || fields[0] == "Z" {
-			continue
-		}
-		if group, err := strconv.Atoi(fields[2]); err == nil && groups[group] {
-			line, _ := os.ReadFile(filepath.Join(filepath.Dir(name), "cmdline"))
-			found = append(found, strings.ReplaceAll(string(line), "\x00", " "))
-		}
-	}
-	return found
+// living returns the processes of these groups that have not ended.
+func living(groups map[int]bool) []procfs.Process {
+	return slices.DeleteFunc(procfs.All(), func(p procfs.Process) bool { return !groups[p.Group] || p.State == "Z" })
 }
 
 // startForever starts a sandbox that only a signal ends, and returns with it
@@ -584,15 +558,14 @@ func startForever(t *testing.T, cmd *exec.Cmd) (*exec.Cmd, int) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
-	if err := out.SetReadDeadline(time.Now().Add(patience)); err != nil {
+	if err := out.SetReadDeadline(time.Now().Add(patience.Long)); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := out.Read(make([]byte, 64)); err != nil || n == 0 {
 		t.Fatalf("the sandbox says nothing: %v", err)
 	}
-	for _, pid := range descendants(t, cmd.Process.Pid) {
-		words, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
-		if strings.HasPrefix(string(words), spec.Command[0]+"\x00") {
+	for _, pid := range procfs.Descendants(cmd.Process.Pid) {
+		if p, err := procfs.Read(pid); err == nil && strings.HasPrefix(p.Command(), spec.Command[0]+" ") {
 			return cmd, pid
 		}
 	}
@@ -607,41 +580,6 @@ func writeFile(t *testing.T, text string) string {
 		t.Fatal(err)
 	}
 	return name
-}
-
-// descendants are the processes below one, on the host.
-func descendants(t *testing.T, pid int) []int {
-	t.Helper()
-	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/task/" + strconv.Itoa(pid) + "/children")
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	var all []int
-	for _, word := range strings.Fields(string(text)) {
-		child, err := strconv.Atoi(word)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all = append(append(all, child), descendants(t, child)...)
-	}
-	return all
-}
-
-// waitGone waits until the first process of a sandbox, and with it its whole
-// process namespace, has ended.
-func waitGone(t *testing.T, pid int) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-		if err != nil || strings.Contains(string(stat), ") Z ") {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("process %d of the sandbox lives on: %s", pid, stat)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
 }
 
 // The time from nothing to the end of an empty script, jail and all.

@@ -2,7 +2,6 @@ package jail
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -11,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 func TestCheckSwitches(t *testing.T) {
@@ -65,7 +66,7 @@ func TestNamespacesWork(t *testing.T) {
 func TestNamespacesWorkGivesUp(t *testing.T) {
 	folder := t.TempDir()
 	program, note := filepath.Join(folder, "bubblewrap"), filepath.Join(folder, "child")
-	script := "#!/bin/sh\nsleep 60 &\necho $! >" + note + ".part\nmv " + note + ".part " + note + "\nwait\n"
+	script := "#!/bin/sh\nsleep 600 &\necho $! >" + note + ".part\nmv " + note + ".part " + note + "\nwait\n"
 	if err := os.WriteFile(program, []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +78,7 @@ func TestNamespacesWorkGivesUp(t *testing.T) {
 		ended <- works
 	}()
 	var child int
-	eventually(t, "the program starts its child", func() bool {
+	patience.Until(t, "the program starts its child", func() bool {
 		text, err := os.ReadFile(note)
 		child, _ = strconv.Atoi(strings.TrimSpace(string(text)))
 		return err == nil
@@ -89,20 +90,8 @@ func TestNamespacesWorkGivesUp(t *testing.T) {
 		if works {
 			t.Error("what was given up works")
 		}
-	case <-time.After(30 * time.Second):
+	case <-time.After(patience.Long):
 		t.Fatal("it is still waited for")
 	}
-	eventually(t, "the child ends", func() bool {
-		state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", child))
-		return err != nil || strings.Contains(string(state), ") Z ")
-	})
-}
-
-func eventually(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !done(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within 30 s: %s", what)
-		}
-	}
+	patience.Gone(t, child)
 }

@@ -17,6 +17,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 // This test's own program runs in a jail: as its first process with a keeper,
@@ -42,7 +44,7 @@ var slow = func() time.Duration {
 	return 1
 }()
 
-const slowVariable = "NIX_SANDBOX_TEST_SLOW"
+const slowVariable = patience.Variable
 
 // longest is how long a jail lives at most.
 var longest = min(15*time.Second*slow, time.Minute)

@@ -13,7 +13,7 @@ import (
 // it connected, and leaves nothing running. It needs no login for that.
 func TestClaudeCode(t *testing.T) {
 	s := prepare(t)
-	claude := s.file(t, "node_modules/@anthropic-ai/claude-code-linux-"+architecture()+"/claude")
+	claude := s.Claude
 
 	out := s.run(t, claude, append([]string{"mcp", "add", "sandbox", "--"}, s.recorded(t)...)...)
 	if out.status != 0 {
@@ -58,7 +58,7 @@ func TestClaudeCode(t *testing.T) {
 // would fail.
 func TestClaudeCodeTellsFailure(t *testing.T) {
 	s := prepare(t)
-	claude := s.file(t, "node_modules/@anthropic-ai/claude-code-linux-"+architecture()+"/claude")
+	claude := s.Claude
 	if out := s.run(t, claude, "mcp", "add", "broken", "--", s.server, "--no-such-flag"); out.status != 0 {
 		t.Fatalf("mcp add: status %d: %s%s", out.status, out.stdout, out.stderr)
 	}

@@ -21,18 +21,20 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
-// patience is what a client may take: they are large programs that start from
+// clientTime is what a client may take: they are large programs that start from
 // a cold cache.
-const patience = 2 * time.Minute
+const clientTime = 2 * time.Minute
 
 // recordVerb makes the test's own program a server: it starts the real one
 // and writes down what passes.
@@ -102,21 +104,20 @@ func record(transcript string, server []string) int {
 
 // setup is what a test of a client works with.
 type setup struct {
+	undertest.Clients
 	server     string
-	clients    string // the folder that holds node_modules
-	node       string // the program that clients in JavaScript run by
 	home       string // the client's own folder, empty at first
 	transcript string
 }
 
 // given skips the test unless it is told where the server and the clients are.
-func given(t *testing.T) (server, clients string) {
+func given(t *testing.T) (server string, clients undertest.Clients) {
 	t.Helper()
-	server, clients = os.Getenv("NIX_SANDBOX_MCP_SERVER"), os.Getenv("NIX_SANDBOX_TEST_CLIENTS")
-	if server == "" || clients == "" {
-		t.Skip("NIX_SANDBOX_MCP_SERVER and NIX_SANDBOX_TEST_CLIENTS do not name a built server and its clients")
+	clients, ok := undertest.InstalledClients(t)
+	if !ok {
+		t.Skip(undertest.ClientsVariable + " does not name the folder that tests/clients/install filled")
 	}
-	return server, clients
+	return undertest.Server(t), clients
 }
 
 func prepare(t *testing.T) setup {
@@ -127,16 +128,10 @@ func prepare(t *testing.T) setup {
 		transcripts = t.TempDir()
 	}
 	s := setup{
-		home:       t.TempDir(),
+		server: server, Clients: clients, home: t.TempDir(),
 		transcript: filepath.Join(transcripts, strings.ReplaceAll(t.Name(), "/", "-")+".txt"),
 	}
 	var err error
-	if s.server, err = filepath.Abs(server); err != nil {
-		t.Fatal(err)
-	}
-	if s.clients, err = filepath.Abs(clients); err != nil {
-		t.Fatal(err)
-	}
 	if s.transcript, err = filepath.Abs(s.transcript); err != nil {
 		t.Fatal(err)
 	}
@@ -146,22 +141,13 @@ func prepare(t *testing.T) setup {
 	if err := os.Remove(s.transcript); err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Fatal(err)
 	}
-	s.node = s.file(t, "node_modules/node-linux-"+architecture()+"/bin/node")
 	return s
-}
-
-// architecture is this machine's in the words of npm.
-func architecture() string {
-	if runtime.GOARCH == "amd64" {
-		return "x64"
-	}
-	return runtime.GOARCH
 }
 
 // file is a file of the installed clients.
 func (s setup) file(t *testing.T, name string) string {
 	t.Helper()
-	path := filepath.Join(s.clients, name)
+	path := filepath.Join(s.Folder, name)
 	if _, err := os.Stat(path); err != nil {
 		t.Fatalf("the installed clients lack %s: %v", name, err)
 	}
@@ -188,13 +174,13 @@ type output struct {
 // environment, and fails the test if a process is left of it.
 func (s setup) run(t *testing.T, program string, arguments ...string) output {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), clientTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, arguments...)
 	cmd.Env = []string{
 		"HOME=" + s.home,
 		"TMPDIR=" + s.home,
-		"PATH=" + filepath.Dir(s.node) + ":" + os.Getenv("PATH"),
+		"PATH=" + filepath.Dir(s.Node) + ":" + os.Getenv("PATH"),
 		"NIX_SANDBOX_DIR=" + filepath.Join(s.home, "sandboxes"),
 		"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1",
 	}
@@ -207,7 +193,7 @@ func (s setup) run(t *testing.T, program string, arguments ...string) output {
 	if err != nil && !errors.As(err, &exit) {
 		t.Fatalf("%s: %v\n%s", program, err, &stderr)
 	}
-	mcptest.Gone(t, 5*time.Second, s.left())
+	patience.Gone(t, s.left()...)
 	out := output{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 	s.note(t, out.stdout+out.stderr)
 	return out
@@ -215,19 +201,7 @@ func (s setup) run(t *testing.T, program string, arguments ...string) output {
 
 // left are the processes whose home is this test's.
 func (s setup) left() []int {
-	var found []int
-	files, _ := filepath.Glob("/proc/[0-9]*/environ")
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil || !bytes.Contains(text, []byte("HOME="+s.home+"\x00")) {
-			continue
-		}
-		var pid int
-		if _, err := fmt.Sscanf(file, "/proc/%d/environ", &pid); err == nil {
-			found = append(found, pid)
-		}
-	}
-	return found
+	return procfs.WithVariable("HOME", s.home)
 }
 
 // note adds what a client printed to the transcript.

@@ -24,7 +24,7 @@ func TestConformance(t *testing.T) {
 	web := httptest.NewServer(&bridge{t: t, command: s.recorded(t), conns: map[string]*conn{}})
 	defer web.Close()
 	program := s.file(t, "node_modules/@modelcontextprotocol/conformance/dist/index.js")
-	out := s.run(t, s.node, program, "server", "--url", web.URL+"/mcp", "--expected-failures", file)
+	out := s.run(t, s.Node, program, "server", "--url", web.URL+"/mcp", "--expected-failures", file)
 	if out.status != 0 {
 		t.Errorf("status %d:\n%s%s", out.status, out.stdout, out.stderr)
 	}

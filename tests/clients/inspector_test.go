@@ -27,7 +27,7 @@ func (s setup) inspect(t *testing.T, era string, arguments ...string) output {
 	program := s.file(t, "node_modules/@modelcontextprotocol/inspector/clients/launcher/build/index.js")
 	command := append([]string{program, "--cli"}, s.recorded(t)...)
 	command = append(command, "--protocol-era", era)
-	return s.run(t, s.node, append(command, arguments...)...)
+	return s.run(t, s.Node, append(command, arguments...)...)
 }
 
 // inspectRun calls the tool.

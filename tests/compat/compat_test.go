@@ -1,9 +1,9 @@
 // Package compat shows that hardening breaks no honest program: it runs those
 // in testdata in built sandboxes, each in a fresh one.
 //
-// NIX_SANDBOX_ARTIFACTS names a folder that holds artifacts under the names
-// of testdata's folders; an artifact that is not there is skipped. A program
-// says "ok" in its last line, or "skip: " and what its environment lacks.
+// Package undertest names the sandboxes. A program runs in the one that has the
+// name of its folder in testdata, and is skipped where there is none. Its last
+// line is "ok", or "skip: " and what its environment lacks.
 package compat
 
 import (
@@ -14,19 +14,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
-const variable = "NIX_SANDBOX_ARTIFACTS"
-
-// patience bounds each program; none needs more than a few seconds.
-const patience = 60 * time.Second
-
 func TestPrograms(t *testing.T) {
-	artifacts := os.Getenv(variable)
-	if artifacts == "" {
-		t.Skip("set " + variable + " to a folder of built sandboxes: bash, c, node, python")
-	}
 	programs, err := filepath.Glob("testdata/*/*")
 	if err != nil {
 		t.Fatal(err)
@@ -40,10 +33,8 @@ func TestPrograms(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Run(name, func(t *testing.T) {
-			run := filepath.Join(artifacts, filepath.Dir(name), "bin", "run")
-			if _, err := os.Stat(run); err != nil {
-				t.Skipf("no sandbox: %v", err)
-			}
+			t.Parallel()
+			run := filepath.Join(undertest.Artifact(t, filepath.Dir(name)), "bin", "run")
 			code, err := os.ReadFile(program)
 			if err != nil {
 				t.Fatal(err)
@@ -65,11 +56,8 @@ func TestPrograms(t *testing.T) {
 }
 
 // A program that fails is seen to fail.
-func TestControl(t *testing.T) {
-	run := filepath.Join(os.Getenv(variable), "bash", "bin", "run")
-	if _, err := os.Stat(run); err != nil {
-		t.Skipf("set %s to a folder that holds the sandbox bash: %v", variable, err)
-	}
+func TestPrograms_ControlFails(t *testing.T) {
+	run := filepath.Join(undertest.Artifact(t, "bash"), "bin", "run")
 	if out, _, err := execute(t, run, []byte("set -e\nfalse\necho ok\n")); err == nil || out != "" {
 		t.Errorf("output %q, error %v, want none and a failure", out, err)
 	}
@@ -77,7 +65,7 @@ func TestControl(t *testing.T) {
 
 func execute(t *testing.T, run string, code []byte, environ ...string) (out, errs string, err error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), patience.Long)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, run)
 	cmd.Env = append([]string{}, environ...)

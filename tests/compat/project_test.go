@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
 // makeDatabase and makeRepository print a project's file, in base64, and are run
@@ -39,26 +41,19 @@ tar -cf - . | base64 -w 0
 // TestProjects_WorkReadOnlyAndLaidOver runs the programs below projects in
 // sandboxes that have a project with a database and a repository.
 func TestProjects_WorkReadOnlyAndLaidOver(t *testing.T) {
-	artifacts := os.Getenv(variable)
-	if artifacts == "" {
-		t.Skip("set " + variable + " to a folder of built sandboxes: bash, python")
-	}
 	programs, err := filepath.Glob("projects/*/*")
 	if err != nil || len(programs) < 2 {
 		t.Fatalf("%d programs in projects, error %v", len(programs), err)
 	}
 	for _, program := range programs {
 		language := filepath.Base(filepath.Dir(program))
-		run := filepath.Join(artifacts, language, "bin", "run")
 		code, err := os.ReadFile(program)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, mode := range []string{"readonly", "overlay"} {
 			t.Run(language+"-"+filepath.Base(program)+"-"+mode, func(t *testing.T) {
-				if _, err := os.Stat(run); err != nil {
-					t.Skipf("no sandbox: %v", err)
-				}
+				run := filepath.Join(undertest.Artifact(t, language), "bin", "run")
 				project := makeProject(t, language, run)
 				out, errs, err := execute(t, run, code, "PROJECT_DIR="+project, "PROJECT_MODE="+mode)
 				if reason, skipped := strings.CutPrefix(out, "skip: "); skipped {

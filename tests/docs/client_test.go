@@ -109,7 +109,7 @@ func (s *stage) newcomer(p page) {
 	if len(commands) > mostCommands {
 		s.t.Errorf("%d commands, of which %d are allowed:\n%s", len(commands), mostCommands, strings.Join(commands, "\n"))
 	}
-	if s.clients == "" {
+	if !s.clients {
 		return
 	}
 	text, err := os.ReadFile(filepath.Join(s.home, ".claude.json"))

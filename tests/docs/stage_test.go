@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -20,14 +19,12 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
 // Environment variables of these tests.
 const (
-	serverVariable  = "NIX_SANDBOX_MCP_SERVER"   // bin/nix-sandbox-mcp of the built default server
-	dataVariable    = "NIX_SANDBOX_TEST_DATA"    // the sandbox of tests/e2e/data.nix
 	nixpkgsVariable = "NIX_SANDBOX_TEST_NIXPKGS" // a package set in place of the flake's own; optional
-	clientsVariable = "NIX_SANDBOX_TEST_CLIENTS" // the folder of tests/clients/install; optional
 	blockPatience   = 8 * time.Minute            // what one block may take, builds included
 	flakeName       = "github:nix-sandbox-mcp/nix-sandbox-mcp"
 	project         = "../../examples/data-analysis" // PROJECT_DIR of the transcripts' server
@@ -154,9 +151,8 @@ func TestPages_NameWhatExists(t *testing.T) {
 // needServer skips a test where no server was built for it.
 func needServer(t *testing.T) {
 	t.Helper()
-	if os.Getenv(serverVariable) == "" || os.Getenv(dataVariable) == "" {
-		t.Skipf("%s and %s do not name a built server and a sandbox for data", serverVariable, dataVariable)
-	}
+	undertest.Server(t)
+	undertest.Artifact(t, "data")
 }
 
 // Every block of every page does what its info string says.
@@ -171,8 +167,8 @@ func TestPages(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t)
 			for _, b := range all[name].blocks {
-				if b.needs == "claude" && s.clients == "" {
-					t.Logf("%s:%d: skipped: %s is not set", name, b.line, clientsVariable)
+				if b.needs == "claude" && !s.clients {
+					t.Logf("%s:%d: skipped: %s is not set", name, b.line, undertest.ClientsVariable)
 					continue
 				}
 				s.location = fmt.Sprintf("%s:%d", name, b.line)
@@ -195,7 +191,7 @@ type stage struct {
 	folder   string // the working directory of the commands
 	home     string
 	environ  []string
-	clients  string // where the clients are installed; empty: nowhere
+	clients  bool   // whether there are clients to test with
 	printed  string // by the last run
 	client   *mcptest.Client
 	images   [][]byte // of all answers
@@ -203,22 +199,13 @@ type stage struct {
 
 func newStage(t *testing.T) *stage {
 	t.Helper()
-	s := &stage{t: t, folder: t.TempDir(), home: t.TempDir(), clients: os.Getenv(clientsVariable)}
-	tools := s.tools()
-	path := tools + ":" + os.Getenv("PATH")
-	if s.clients != "" {
-		path = filepath.Join(s.clients, "node_modules/node-linux-"+architecture()+"/bin") + ":" + path
+	s := &stage{t: t, folder: t.TempDir(), home: t.TempDir()}
+	path := s.tools() + ":" + os.Getenv("PATH")
+	if clients, ok := undertest.InstalledClients(t); ok {
+		path = filepath.Dir(clients.Node) + ":" + path
 	}
 	s.environ = append(s.environ, "HOME="+s.home, "PATH="+path, "TMPDIR="+s.home, "LANG=C.UTF-8", "NIX_CONFIG="+os.Getenv("NIX_CONFIG"))
 	return s
-}
-
-// architecture returns npm's name for the architecture of this machine.
-func architecture() string {
-	if runtime.GOARCH == "amd64" {
-		return "x64"
-	}
-	return runtime.GOARCH
 }
 
 // tools makes a folder of programs for the PATH of the commands: a nix that
@@ -255,9 +242,9 @@ exec %s "${verb[@]}" "${rest[@]}"
 	if err := os.WriteFile(filepath.Join(folder, "nix"), []byte(script), 0o755); err != nil {
 		s.t.Fatal(err)
 	}
-	if s.clients != "" {
-		program := filepath.Join(s.clients, "node_modules/@anthropic-ai/claude-code-linux-"+architecture()+"/claude")
-		if err := os.Symlink(program, filepath.Join(folder, "claude")); err != nil {
+	if clients, ok := undertest.InstalledClients(s.t); ok {
+		s.clients = true
+		if err := os.Symlink(clients.Claude, filepath.Join(folder, "claude")); err != nil {
 			s.t.Fatal(err)
 		}
 	}
@@ -373,14 +360,14 @@ func (s *stage) connect() {
 		return
 	}
 	folder := s.t.TempDir()
-	if err := os.Symlink(os.Getenv(dataVariable), filepath.Join(folder, "data")); err != nil {
+	if err := os.Symlink(undertest.Artifact(s.t, "data"), filepath.Join(folder, "data")); err != nil {
 		s.t.Fatal(err)
 	}
 	directory, err := filepath.Abs(project)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	cmd := exec.Command(os.Getenv(serverVariable), "--stdio")
+	cmd := exec.Command(undertest.Server(s.t), "--stdio")
 	cmd.Env = append(s.environ, "NIX_SANDBOX_DIR="+folder, "PROJECT_DIR="+directory)
 	s.client = mcptest.Start(s.t, cmd)
 	s.client.Initialize(mcptest.Newest)

@@ -7,15 +7,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
 // A sandbox that an operator built apart from the server is served from a
 // folder of links, and a plot made in it arrives as an image.
 func TestPlotFromAnotherSandbox(t *testing.T) {
-	artifact := os.Getenv("NIX_SANDBOX_TEST_DATA")
-	if artifact == "" {
-		t.Skip("NIX_SANDBOX_TEST_DATA does not name the sandbox of data.nix")
-	}
+	artifact := undertest.Artifact(t, "data") // data.nix
 	folder := t.TempDir()
 	if err := os.Symlink(artifact, filepath.Join(folder, "data")); err != nil {
 		t.Fatal(err)

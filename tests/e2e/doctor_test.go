@@ -7,9 +7,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 // finding is a line of doctor's.
@@ -158,7 +158,7 @@ func TestLogSaysWhatDoctorWould(t *testing.T) {
 		t.Fatalf("doctor: %+v", f)
 	}
 	c := start(t, overlaid...)
-	mcptest.Eventually(t, 20*time.Second, func() string { return "the log does not say so: " + c.Log() },
+	patience.Wait(t, patience.Long, func() string { return "the log does not say so: " + c.Log() },
 		func() bool {
 			return strings.Contains(c.Log(), missing+fmt.Sprintf("what=%q error=%q hint=%q", f.Name, f.Found, f.Fix))
 		})
@@ -197,7 +197,7 @@ func TestRefusalNoUserns(t *testing.T) {
 		t.Errorf("doctor: exit status %d", status)
 	}
 	c := start(t)
-	mcptest.Eventually(t, 20*time.Second, func() string { return "the log does not say so: " + c.Log() },
+	patience.Wait(t, patience.Long, func() string { return "the log does not say so: " + c.Log() },
 		func() bool { return strings.Contains(c.Log(), missing+`what="user namespaces" error="`+want+`"`) })
 	answer := c.Run(mcptest.Arguments{Code: "echo ran", Env: "bash"})
 	if !answer.IsError || strings.Contains(answer.Text(), "ran") || !strings.Contains(answer.Text()+c.Log(), want) {

@@ -1,9 +1,8 @@
 // Package e2e tests a built server as its clients and its operator meet it:
 // through its standard streams, its environment and its processes.
 //
-// NIX_SANDBOX_MCP_SERVER names the server, bin/nix-sandbox-mcp of what Nix
-// built from config.example.toml; without it the tests are skipped. Limits
-// that a test wants tighter are set in a copy of the server's own metadata.
+// Package undertest names the server. Limits that a test wants tighter are set
+// in a copy of the server's own metadata.
 package e2e
 
 import (
@@ -13,31 +12,20 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
-// built is the server under test.
-func built(t testing.TB) string {
-	t.Helper()
-	path := os.Getenv("NIX_SANDBOX_MCP_SERVER")
-	if path == "" {
-		t.Skip("NIX_SANDBOX_MCP_SERVER does not name a built server")
-	}
-	path, err := filepath.Abs(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if path, err = filepath.EvalSymlinks(path); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
+// building is what a small build by Nix may take on a machine that does much
+// else.
+const building = 2 * time.Minute
 
 // environments are those of the server, by name.
 func environments(t testing.TB) map[string]map[string]any {
 	t.Helper()
-	file := filepath.Join(filepath.Dir(built(t)), "..", "share", "nix-sandbox-mcp", "metadata.json")
+	file := filepath.Join(filepath.Dir(undertest.Server(t)), "..", "share", "nix-sandbox-mcp", "metadata.json")
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -66,7 +54,7 @@ func tightened(t testing.TB, limits map[string]any) string {
 func command(t testing.TB, variables ...string) *exec.Cmd {
 	t.Helper()
 	home := t.TempDir()
-	cmd := exec.Command(built(t), "--stdio")
+	cmd := exec.Command(undertest.Server(t), "--stdio")
 	cmd.Env = append([]string{"HOME=" + home, "TMPDIR=" + home, "NIX_SANDBOX_DIR=" + filepath.Join(home, "sandboxes")}, variables...)
 	// A machine whose instructions are emulated says how long a start takes.
 	if seconds := os.Getenv("NIX_SANDBOX_START_SECONDS"); seconds != "" {

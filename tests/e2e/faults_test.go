@@ -14,6 +14,9 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
 )
 
 // soak is how often what is tried only a few times here is tried where
@@ -33,6 +36,7 @@ func soak(t testing.TB, few int) int {
 
 // A server that is killed at any moment under load leaves nothing behind.
 func TestKilledAtRandom(t *testing.T) {
+	random := seed.New(t)
 	for range soak(t, 5) {
 		mark := fmt.Sprintf("998.%d%09d", os.Getpid(), rand.IntN(1e9))
 		c := start(t)
@@ -43,13 +47,13 @@ func TestKilledAtRandom(t *testing.T) {
 			}
 			c.SendRun(arguments)
 		}
-		time.Sleep(mcptest.Slow(rand.N(60 * time.Millisecond)))
-		alive := mcptest.Descendants(c.PID())
+		time.Sleep(patience.For(time.Duration(random.Int64N(int64(60 * time.Millisecond)))))
+		alive := procfs.Descendants(c.PID())
 		c.Signal(syscall.SIGKILL)
-		mcptest.Gone(t, time.Minute, alive)
+		patience.Gone(t, alive...)
 		// What was being started when the list was made has ended as well.
-		mcptest.Eventually(t, time.Minute, func() string { return fmt.Sprintf("processes are left: %v", mcptest.Marked(mark)) },
-			func() bool { return len(mcptest.Marked(mark)) == 0 })
+		patience.Wait(t, patience.Long, func() string { return fmt.Sprintf("processes are left: %v", procfs.WithCommand(mark)) },
+			func() bool { return len(procfs.WithCommand(mark)) == 0 })
 	}
 }
 
@@ -178,16 +182,16 @@ func TestClientStopsReading(t *testing.T) {
 	fmt.Fprintln(in, `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run","arguments":{"code":"sleep 600","env":"bash"}}}`)
 	ended := make(chan struct{})
 	go func() { _ = server.Wait(); close(ended) }()
-	alive := mcptest.Descendants(server.Process.Pid)
+	alive := procfs.Descendants(server.Process.Pid)
 	time.Sleep(100 * time.Millisecond)
 	in.Close()
 	select {
 	case <-ended:
-	case <-time.After(mcptest.Slow(10 * time.Second)):
+	case <-time.After(patience.For(10 * time.Second)):
 		_ = server.Process.Kill()
 		t.Error("the server lives on")
 	}
-	mcptest.Gone(t, time.Minute, alive)
+	patience.Gone(t, alive...)
 }
 
 // groups are the control groups of a server's sandboxes.
@@ -253,20 +257,20 @@ func TestSoak(t *testing.T) {
 	// beyond what is kept ends after 10 s, for which the long run has time; and
 	// where everything is emulated, what is kept takes seconds to start.
 	looks := 1
-	if calls > few || os.Getenv("NIX_SANDBOX_TEST_SLOW") != "" {
+	if calls > few || patience.Factor() > 1 {
 		looks = 8
 	}
 	still := func() (processes, descriptors, made int) {
 		last, same := -1, 0
-		mcptest.Eventually(t, time.Minute, func() string { return "the server does not come to rest" }, func() bool {
+		patience.Until(t, "the server comes to rest", func() bool {
 			time.Sleep(1500 * time.Millisecond)
-			now := len(mcptest.Descendants(c.PID()))
+			now := len(procfs.Descendants(c.PID()))
 			if same++; now != last {
 				last, same = now, 0
 			}
 			return same >= looks
 		})
-		return last, mcptest.Descriptors(t, c.PID()), len(groups(t, c.PID()))
+		return last, c.Descriptors(), len(groups(t, c.PID()))
 	}
 	batch(20, none)
 	processes, descriptors, made := still()
@@ -279,15 +283,14 @@ func TestSoak(t *testing.T) {
 		now := min(most, sessions-begun)
 		batch(now, func(k int) string { return fmt.Sprintf("s%d", begun+k) })
 		begun += now
-		mcptest.Eventually(t, time.Minute, func() string { return "idle sessions do not end" },
-			func() bool { return strings.Count(c.Log(), `msg="session ended"`) == begun })
+		patience.Until(t, "idle sessions end", func() bool { return strings.Count(c.Log(), `msg="session ended"`) == begun })
 	}
 	nowProcesses, nowDescriptors, nowMade := still()
 	if nowProcesses > processes || nowDescriptors > descriptors || nowMade > made {
 		t.Errorf("%d processes, %d descriptors and %d control groups, at the start %d, %d and %d",
 			nowProcesses, nowDescriptors, nowMade, processes, descriptors, made)
 	}
-	peak := mcptest.PeakMemory(t, c.PID())
+	peak := c.PeakMemory()
 	if peak > 64<<20 {
 		t.Errorf("the server used %d MiB", peak>>20)
 	}

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 const (
@@ -67,7 +67,7 @@ func TestFastHogNoDelegate(t *testing.T) {
 		rounds = 5
 		most   = hogLimit * 12 / 10
 	)
-	within := mcptest.Slow(500 * time.Millisecond)
+	within := patience.For(500 * time.Millisecond)
 	for _, hogs := range []int{1, 4} {
 		t.Run(fmt.Sprint(hogs), func(t *testing.T) {
 			c := start(t)

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
 // probe runs Python that prints what it could reach; want is what it must
@@ -74,7 +75,7 @@ func TestNoHostFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	const exists = "import os; print(os.path.exists(%q))"
-	for _, path := range []string{"/home", "/root", "/etc/shadow", "/etc/hostname", "/var", "/boot", "/run", secret, built(t), "/sys", "/mnt"} {
+	for _, path := range []string{"/home", "/root", "/etc/shadow", "/etc/hostname", "/var", "/boot", "/run", secret, undertest.Server(t), "/sys", "/mnt"} {
 		probe(t, c, fmt.Sprintf(exists, path), "False")
 	}
 	// The one user is the sandbox's own.
@@ -140,7 +141,7 @@ func TestStoreIsTheClosure(t *testing.T) {
 				t.Errorf("%s: %s is no part of the closure", env, entry)
 			}
 		}
-		if strings.Contains(answer.Text(), filepath.Base(filepath.Dir(filepath.Dir(built(t))))) {
+		if strings.Contains(answer.Text(), filepath.Base(filepath.Dir(filepath.Dir(undertest.Server(t))))) {
 			t.Errorf("%s: the server itself is visible", env)
 		}
 		if !strings.Contains(strings.Join(seen, "\n"), filepath.Base(filepath.Dir(path))) {

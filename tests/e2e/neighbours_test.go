@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -10,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 // storms are what a bad neighbour does, in Python. Each goes on for so many
@@ -103,7 +103,7 @@ func watch(t *testing.T, c *mcptest.Client, do string, during time.Duration) (p9
 				select {
 				case <-over:
 					return
-				case <-time.After(mcptest.Slow(10 * time.Millisecond)):
+				case <-time.After(patience.For(10 * time.Millisecond)):
 				}
 				began := time.Now()
 				got := in(c, fmt.Sprintf("good%d", n), "bash", fmt.Sprintf("echo $((%d * 7))", call))
@@ -142,7 +142,7 @@ func (s storm) withstand(t *testing.T) {
 	)
 	c := start(t)
 	during := time.Second
-	if os.Getenv("NIX_SANDBOX_TEST_SLOW") != "" {
+	if patience.Factor() > 1 {
 		during = 6 * time.Second
 	}
 	for n := range 7 {
@@ -176,7 +176,7 @@ func (s storm) withstand(t *testing.T) {
 		t.Errorf("p99 is %v, want at most %d times that of a quiet day, %v", stormy, most, quiet)
 	}
 	// 64 MiB is what the server may use, whatever goes on in it.
-	peak := mcptest.PeakMemory(t, c.PID())
+	peak := c.PeakMemory()
 	t.Logf("the server used %d MiB at most", peak>>20)
 	if peak > 64<<20 {
 		t.Errorf("the server used %d MiB", peak>>20)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
 
 // full waits until a sandbox of each environment is ready, with its
@@ -24,8 +26,8 @@ func full(t testing.TB, c *mcptest.Client) []int {
 	}
 	var found []int
 	steady := 0
-	mcptest.Eventually(t, mcptest.Patience, func() string { return fmt.Sprintf("%d processes, want about %d", len(found), want) }, func() bool {
-		now := mcptest.Descendants(c.PID())
+	patience.Wait(t, patience.Long, func() string { return fmt.Sprintf("%d processes, want about %d", len(found), want) }, func() bool {
+		now := procfs.Descendants(c.PID())
 		if len(now) == len(found) && len(now) >= want-len(environments(t)) {
 			steady++
 		} else {
@@ -42,7 +44,7 @@ func TestNothingBeforeInitialize(t *testing.T) {
 	c := mcptest.Start(t, command(t))
 	c.Await(c.Send("ping", nil))
 	time.Sleep(200 * time.Millisecond)
-	if started := mcptest.Descendants(c.PID()); len(started) > 0 {
+	if started := procfs.Descendants(c.PID()); len(started) > 0 {
 		t.Errorf("processes %v before initialize", started)
 	}
 	c.Initialize(mcptest.Newest)
@@ -61,8 +63,8 @@ func TestNoPool(t *testing.T) {
 	if answer := run(c, "bash", "echo hello"); answer.Text() != "hello\n" {
 		t.Errorf("answer %+v", answer)
 	}
-	mcptest.Eventually(t, mcptest.Patience, func() string { return fmt.Sprint(mcptest.Descendants(c.PID())) }, func() bool {
-		return len(mcptest.Descendants(c.PID())) == 0
+	patience.Wait(t, patience.Long, func() string { return fmt.Sprint(procfs.Descendants(c.PID())) }, func() bool {
+		return len(procfs.Descendants(c.PID())) == 0
 	})
 }
 
@@ -124,7 +126,7 @@ func TestKilledInThePool(t *testing.T) {
 	for _, pid := range alive {
 		syscall.Kill(pid, syscall.SIGKILL)
 	}
-	mcptest.Gone(t, 2*time.Second, alive)
+	patience.Gone(t, alive...)
 	if answer := run(c, "bash", "echo alive"); answer.Text() != "alive\n" || answer.IsError {
 		t.Errorf("answer %+v", answer)
 	}

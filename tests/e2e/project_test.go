@@ -17,6 +17,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
 // sample is a copy of testdata/project in a folder of the test of that name,
@@ -69,10 +72,7 @@ func tree(t *testing.T, folder string) map[string]string {
 // shell, and gives every sandbox the variable SAMPLE_TOKEN.
 func servedProject(t *testing.T, variables ...string) *mcptest.Client {
 	t.Helper()
-	artifact := os.Getenv("NIX_SANDBOX_TEST_PROJECT")
-	if artifact == "" {
-		t.Skip("NIX_SANDBOX_TEST_PROJECT does not name the sandbox of project.nix")
-	}
+	artifact := undertest.Artifact(t, "project") // project.nix
 	folder := t.TempDir()
 	if err := os.Symlink(artifact, filepath.Join(folder, "project")); err != nil {
 		t.Fatal(err)
@@ -167,7 +167,7 @@ func TestProjectsShellIsBuiltAtStart(t *testing.T) {
 	before := tree(t, folder)
 	c := start(t, "PROJECT_DIR="+folder, "PROJECT_MODE=overlay", "PROJECT_USE_FLAKE=1", "PATH="+os.Getenv("PATH"), "NIX_CONFIG="+os.Getenv("NIX_CONFIG"))
 	var list string
-	mcptest.Eventually(t, 120*time.Second, func() string { return list + "\n" + c.Log() }, func() bool {
+	patience.Wait(t, building, func() string { return list + "\n" + c.Log() }, func() bool {
 		if strings.Contains(c.Log(), "environment not built") {
 			t.Fatal(c.Log())
 		}
@@ -255,7 +255,7 @@ func TestInheritedSecret(t *testing.T) {
 		t.Fatalf("the code has %q", got)
 	}
 	holders := 0
-	for _, pid := range append(mcptest.Descendants(c.PID()), c.PID()) {
+	for _, pid := range append(procfs.Descendants(c.PID()), c.PID()) {
 		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		if bytes.Contains(line, []byte(secret)) {
@@ -274,7 +274,7 @@ func TestInheritedSecret(t *testing.T) {
 	if holders < 2 {
 		t.Errorf("%d processes have the secret, want the server and the session's bash", holders)
 	}
-	if marked := mcptest.Marked(secret); len(marked) > 0 {
+	if marked := procfs.WithCommand(secret); len(marked) > 0 {
 		t.Errorf("the secret is on the command lines of %v", marked)
 	}
 	searchStore(t, began, secret)
@@ -288,10 +288,7 @@ func searchStore(t *testing.T, since time.Time, secret string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	places := []string{filepath.Dir(filepath.Dir(built(t)))}
-	if artifact := os.Getenv("NIX_SANDBOX_TEST_PROJECT"); artifact != "" {
-		places = append(places, artifact)
-	}
+	places := append(undertest.Artifacts(t), filepath.Dir(filepath.Dir(undertest.Server(t))))
 	for _, entry := range entries {
 		info, err := entry.Info()
 		if err == nil && time.Unix(info.Sys().(*syscall.Stat_t).Ctim.Unix()).After(since) {

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
 
 // A shell script pipes a heredoc and reads what comes: initialize, calls,
@@ -193,7 +195,7 @@ func TestBadInput(t *testing.T) {
 	if answer := run(c, "bash", "echo alive"); answer.Text() != "alive\n" {
 		t.Errorf("afterwards: %+v", answer)
 	}
-	if peak := mcptest.PeakMemory(t, c.PID()); peak >= 128<<20 {
+	if peak := c.PeakMemory(); peak >= 128<<20 {
 		t.Errorf("the server used %d MiB", peak>>20)
 	}
 }
@@ -228,7 +230,7 @@ func TestProgress(t *testing.T) {
 		if notes := c.Notes(); len(notes) > seen {
 			seen, last = len(notes), time.Now()
 		}
-		if time.Since(last) > mcptest.Slow(6*time.Second) { // 5 s, and time to be noticed on a busy machine
+		if time.Since(last) > patience.For(6*time.Second) { // 5 s, and time to be noticed on a busy machine
 			t.Fatalf("silence for %v after %d notifications", time.Since(last), seen)
 		}
 		time.Sleep(20 * time.Millisecond)
@@ -255,7 +257,7 @@ func TestCancel(t *testing.T) {
 	if answer := c.AwaitRun(waiting); !answer.IsError || answer.Text() != "cancelled before it ran" {
 		t.Errorf("the waiting call: %+v", answer)
 	}
-	mcptest.Eventually(t, 10*time.Second, func() string { return "the call does not run" }, func() bool { return len(mcptest.Marked(mark)) > 0 })
+	patience.Until(t, "the call runs", func() bool { return len(procfs.WithCommand(mark)) > 0 })
 	c.Notify("notifications/cancelled", map[string]any{"requestId": json.RawMessage(running)})
 	if answer := c.AwaitRun(running); !answer.IsError || answer.Text() != "[cancelled; the session's state was kept]" {
 		t.Errorf("the running call: %+v", answer)

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
 
 // What code writes, by whatever way, is in the answer.
@@ -97,7 +99,7 @@ func TestTimeout(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			id := c.SendRun(mcptest.Arguments{Code: test.code, Env: test.env})
-			mcptest.Eventually(t, 2*time.Second, func() string { return "nothing of it ever ran" }, func() bool { return len(mcptest.Marked(mark)) > 0 })
+			patience.Until(t, "the code runs", func() bool { return len(procfs.WithCommand(mark)) > 0 })
 			answer := c.AwaitRun(id)
 			if !answer.IsError || !strings.Contains(answer.Text(), "[timed out after 2 s]") {
 				t.Errorf("answer %+v", answer)
@@ -111,7 +113,7 @@ func TestTimeout(t *testing.T) {
 			if took, _ := answer.Fact("duration_ms").(float64); took < 2000 || took > most {
 				t.Errorf("it took %v ms, at most %v are allowed", took, most)
 			}
-			mcptest.Gone(t, 2*time.Second, mcptest.Marked(mark))
+			patience.Gone(t, procfs.WithCommand(mark)...)
 		})
 	}
 }
@@ -120,10 +122,10 @@ func TestTimeout(t *testing.T) {
 func TestTwentyAtOnce(t *testing.T) {
 	c := start(t, unpooled(t))
 	run(c, "bash", ":") // what is opened once is open
-	mcptest.Eventually(t, 5*time.Second, func() string { return "the first sandbox does not end" }, func() bool {
-		return len(mcptest.Descendants(c.PID())) == 0
+	patience.Until(t, "the first sandbox ends", func() bool {
+		return len(procfs.Descendants(c.PID())) == 0
 	})
-	before := mcptest.Descriptors(t, c.PID())
+	before := c.Descriptors()
 	var ids []string
 	for i := range 20 {
 		ids = append(ids, c.SendRun(mcptest.Arguments{Code: fmt.Sprintf("date +%%s.%%N; sleep 5; date +%%s.%%N; echo number-%d; echo error-%d >&2", i, i), Env: "bash"}))
@@ -145,12 +147,12 @@ func TestTwentyAtOnce(t *testing.T) {
 	if lastBegin > firstEnd {
 		t.Errorf("the last call began %.1f s after the first had ended", lastBegin-firstEnd)
 	}
-	mcptest.Eventually(t, 2*time.Second, func() string { return fmt.Sprintf("processes left: %v", mcptest.Descendants(c.PID())) }, func() bool {
-		return len(mcptest.Descendants(c.PID())) == 0
+	patience.Wait(t, patience.Long, func() string { return fmt.Sprintf("processes left: %v", procfs.Descendants(c.PID())) }, func() bool {
+		return len(procfs.Descendants(c.PID())) == 0
 	})
-	mcptest.Eventually(t, 2*time.Second, func() string {
-		return fmt.Sprintf("%d descriptors before, %d after", before, mcptest.Descriptors(t, c.PID()))
-	}, func() bool { return mcptest.Descriptors(t, c.PID()) <= before })
+	patience.Wait(t, patience.Long, func() string {
+		return fmt.Sprintf("%d descriptors before, %d after", before, c.Descriptors())
+	}, func() bool { return c.Descriptors() <= before })
 }
 
 // Nothing is left in the server's temporary folder.
@@ -190,7 +192,7 @@ func TestLargeOutput(t *testing.T) {
 			t.Errorf("%s: head or tail is missing", name)
 		}
 	}
-	if peak := mcptest.PeakMemory(t, c.PID()); peak >= 64<<20 {
+	if peak := c.PeakMemory(); peak >= 64<<20 {
 		t.Errorf("the server used %d MiB", peak>>20)
 	}
 }
@@ -203,15 +205,15 @@ func TestKilledServer(t *testing.T) {
 	c.SendRun(mcptest.Arguments{Code: "while(true){}", Env: "node", Session: "busy"})
 	alive := busy(t, c, 3)
 	c.Signal(syscall.SIGKILL)
-	mcptest.Gone(t, 2*time.Second, alive)
+	patience.Gone(t, alive...)
 }
 
 // busy waits until at least n sandboxes run and returns their processes.
 func busy(t *testing.T, c *mcptest.Client, n int) []int {
 	t.Helper()
 	var alive []int
-	mcptest.Eventually(t, 20*time.Second, func() string { return fmt.Sprintf("%d processes only", len(alive)) }, func() bool {
-		alive = mcptest.Descendants(c.PID())
+	patience.Wait(t, patience.Long, func() string { return fmt.Sprintf("%d processes only", len(alive)) }, func() bool {
+		alive = procfs.Descendants(c.PID())
 		return len(alive) >= 3*n // jail, agent, interpreter
 	})
 	return alive
@@ -228,7 +230,7 @@ func TestTerminatedServer(t *testing.T) {
 		if status := c.Wait(3 * time.Second); status != 0 {
 			t.Errorf("%v: status %d", signal, status)
 		}
-		mcptest.Gone(t, 2*time.Second, alive)
+		patience.Gone(t, alive...)
 	}
 }
 
@@ -241,7 +243,7 @@ func TestClientGoesAway(t *testing.T) {
 	if status := c.Wait(5 * time.Second); status != 0 {
 		t.Errorf("status %d", status)
 	}
-	mcptest.Gone(t, 2*time.Second, alive)
+	patience.Gone(t, alive...)
 }
 
 // A broken artifact or environment gives one clear error; the others are

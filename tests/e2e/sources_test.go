@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -13,11 +14,9 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
-
-// patience is what a change or a small build may take on a machine that does
-// much else.
-const patience = 120 * time.Second
 
 // gate is a Nix for servers of a test, behind a gate: what they ask of it
 // waits until the gate is open, so that a test decides what happens while
@@ -167,7 +166,7 @@ func listed(c *mcptest.Client) []string {
 func offered(t testing.TB, c *mcptest.Client, env string, want bool) {
 	t.Helper()
 	var got []string
-	mcptest.Eventually(t, patience, func() string { return fmt.Sprintf("%s among %v should be %v\n%s", env, got, want, c.Log()) }, func() bool {
+	patience.Wait(t, building, func() string { return fmt.Sprintf("%s among %v should be %v\n%s", env, got, want, c.Log()) }, func() bool {
 		got = listed(c)
 		found := false
 		for _, name := range got {
@@ -266,7 +265,7 @@ func TestReferencesAreBuiltBesideTheServer(t *testing.T) {
 	}
 	for env, want := range map[string]string{"wrong": "error: syntax error", "nothing": "is no sandbox: name an attribute that nix-sandbox-mcp.lib.mkSandbox made"} {
 		var answer mcptest.Answer
-		mcptest.Eventually(t, patience, func() string { return answer.Text() }, func() bool {
+		patience.Wait(t, building, func() string { return answer.Text() }, func() bool {
 			answer = run(c, env, "echo 1")
 			return answer.IsError && strings.HasPrefix(answer.Text(), fmt.Sprintf("env %q could not be built: ", env)) && strings.Contains(answer.Text(), want)
 		})
@@ -278,7 +277,7 @@ func TestReferencesAreBuiltBesideTheServer(t *testing.T) {
 	if status := c.Wait(10 * time.Second); status != 0 {
 		t.Errorf("status %d", status)
 	}
-	mcptest.Eventually(t, patience, func() string { return "the folder of builds was left behind" }, func() bool {
+	patience.Until(t, "the folder of builds is gone", func() bool {
 		left, err := os.ReadDir(runtimeDir)
 		return err == nil && len(left) == 0
 	})
@@ -303,7 +302,7 @@ func TestBuiltAgain(t *testing.T) {
 	c := start(t, g.variables("NIX_SANDBOX_ENVS="+own+"#one")...)
 	logged := func(want string) {
 		t.Helper()
-		mcptest.Eventually(t, patience, func() string { return fmt.Sprintf("the log does not say %q:\n%s", want, c.Log()) },
+		patience.Wait(t, patience.Long, func() string { return fmt.Sprintf("the log does not say %q:\n%s", want, c.Log()) },
 			func() bool { return strings.Contains(c.Log(), want) })
 	}
 	works := func() {
@@ -347,36 +346,21 @@ func TestBuilderEndsWithTheServer(t *testing.T) {
 			c := mcptest.Start(t, cmd)
 			c.Initialize(mcptest.Newest)
 			mark := g.folder + "/nix"
-			mcptest.Eventually(t, patience, func() string { return "nothing is built" }, func() bool { return len(mcptest.Marked(mark)) > 0 })
-			for _, pid := range mcptest.Marked(mark) {
-				for up := pid; up > 1; up = parent(t, up) {
-					if up == c.PID() {
-						t.Error("what builds is a process of the server's")
-					}
+			patience.Until(t, "something is built", func() bool { return len(procfs.WithCommand(mark)) > 0 })
+			for _, pid := range procfs.WithCommand(mark) {
+				if slices.Contains(procfs.Descendants(c.PID()), pid) {
+					t.Error("what builds is a process of the server's")
 				}
 			}
 			end(c)
 			c.Wait(10 * time.Second) // also for the end of its output
-			mcptest.Eventually(t, patience, func() string { return "what builds goes on" }, func() bool { return len(mcptest.Marked(mark)) == 0 })
-			mcptest.Eventually(t, patience, func() string { return "its folder was left behind" }, func() bool {
+			patience.Until(t, "nothing is built any more", func() bool { return len(procfs.WithCommand(mark)) == 0 })
+			patience.Until(t, "its folder is gone", func() bool {
 				left, err := os.ReadDir(runtimeDir)
 				return err == nil && len(left) == 0
 			})
 		})
 	}
-}
-
-// parent returns a process' parent; 0 where it is gone.
-func parent(t testing.TB, pid int) int {
-	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-	var state string
-	var up int
-	fmt.Sscan(string(text[strings.LastIndexByte(string(text), ')')+1:]), &state, &up)
-	return up
 }
 
 // Nix reads a configuration file once for each content of it.
@@ -533,7 +517,7 @@ func TestChangesUnderLoad(t *testing.T) {
 	// It holds on to nothing that went: a sandbox has four descriptors or
 	// more, and no more of them are open after 15 further generations than a
 	// few sandboxes in stock can explain.
-	before := mcptest.Descriptors(t, c.PID())
+	before := c.Descriptors()
 	for generation := range 15 {
 		name := fmt.Sprintf("last-%d", generation)
 		at := filepath.Join(folder, "last")
@@ -544,13 +528,13 @@ func TestChangesUnderLoad(t *testing.T) {
 		offered(t, c, name, true)
 		run(c, name, "echo 1")
 	}
-	mcptest.Eventually(t, patience, func() string {
-		return fmt.Sprintf("%d descriptors are open, %d were before", mcptest.Descriptors(t, c.PID()), before)
-	}, func() bool { return mcptest.Descriptors(t, c.PID()) <= before+24 })
-	children := mcptest.Descendants(c.PID())
+	patience.Wait(t, patience.Long, func() string {
+		return fmt.Sprintf("%d descriptors are open, %d were before", c.Descriptors(), before)
+	}, func() bool { return c.Descriptors() <= before+24 })
+	children := procfs.Descendants(c.PID())
 	c.CloseInput()
 	c.Wait(10 * time.Second)
-	mcptest.Gone(t, 5*time.Second, children)
+	patience.Gone(t, children...)
 }
 
 // A client of the stateless protocol is told too, if it asked for that, and one
@@ -563,12 +547,12 @@ func TestStatelessClientIsTold(t *testing.T) {
 			c := mcptest.Start(t, command(t, "NIX_SANDBOX_DIR="+folder))
 			c.Initialize(mcptest.Stateless)
 			c.Send("subscriptions/listen", map[string]any{"notifications": filter})
-			mcptest.Eventually(t, patience, func() string { return "the subscription was not acknowledged" }, func() bool { return len(c.Notes()) > 0 })
+			patience.Until(t, "the subscription is acknowledged", func() bool { return len(c.Notes()) > 0 })
 			file(t, filepath.Join(folder, "new", "metadata.json"), `{"schema":1,"name":"new","backend":"jail","interpreter_type":"bash"}`)
 			link(t, filepath.Dir(program), filepath.Join(folder, "new", "bin"))
 			offered(t, c, "new", true)
 			want := len(filter)
-			mcptest.Eventually(t, patience, func() string { return fmt.Sprintf("told %d times, want %d", told(c), want) }, func() bool { return told(c) == want })
+			patience.Wait(t, patience.Long, func() string { return fmt.Sprintf("told %d times, want %d", told(c), want) }, func() bool { return told(c) == want })
 		})
 	}
 }

@@ -5,26 +5,22 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
-// TestEscape runs the suite on the artifacts that
-// NIX_SANDBOX_ESCAPE_ARTIFACTS lists, separated by colons.
+// TestEscape runs the suite on the sandboxes that package undertest names.
 // NIX_SANDBOX_ESCAPE_SKIP lists tags to leave out beside those that are not
 // promised ("none" leaves out nothing), and NIX_SANDBOX_ESCAPE_MATCH patterns
-// of names, separated by commas. NIX_SANDBOX_TEST_SLOW is how many times
-// longer an attempt may take.
+// of names, separated by commas.
 func TestEscape(t *testing.T) {
-	artifacts := filepath.SplitList(os.Getenv("NIX_SANDBOX_ESCAPE_ARTIFACTS"))
-	if len(artifacts) == 0 {
-		t.Skip("NIX_SANDBOX_ESCAPE_ARTIFACTS names no artifact")
-	}
+	artifacts := undertest.Artifacts(t)
 	list := func(name string) []string {
 		return strings.FieldsFunc(os.Getenv(name), func(char rune) bool { return char == ',' })
 	}
-	slow, _ := strconv.Atoi(os.Getenv("NIX_SANDBOX_TEST_SLOW"))
 	skip := list("NIX_SANDBOX_ESCAPE_SKIP")
 	if !slices.Contains(skip, "none") {
 		skip = append(skip, Unpromised()...)
@@ -34,7 +30,7 @@ func TestEscape(t *testing.T) {
 			report, err := Run(context.Background(), dir, Options{
 				Match: list("NIX_SANDBOX_ESCAPE_MATCH"),
 				Skip:  skip,
-				Slow:  slow,
+				Slow:  patience.Factor(),
 				Each: func(result Result) {
 					if result.Verdict == Failed {
 						t.Error(result)

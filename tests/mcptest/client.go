@@ -3,7 +3,7 @@
 // behind.
 //
 // It promises that a test never hangs: whatever it waits for fails the test
-// after [Patience].
+// after [patience.Long].
 package mcptest
 
 import (
@@ -19,10 +19,10 @@ import (
 	"syscall"
 	"testing"
 	"time"
-)
 
-// Patience is what a test waits for one answer.
-const Patience = 60 * time.Second
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
+)
 
 // Versions of the protocol that clients speak.
 const (
@@ -200,6 +200,26 @@ func (c *Client) Log() string { return c.log.String() }
 // PID is the server's process.
 func (c *Client) PID() int { return c.cmd.Process.Pid }
 
+// Descriptors is how many descriptors the server has open.
+func (c *Client) Descriptors() int {
+	c.t.Helper()
+	n, err := procfs.Descriptors(c.PID())
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return n
+}
+
+// PeakMemory is the most memory that the server has had resident, in bytes.
+func (c *Client) PeakMemory() int64 {
+	c.t.Helper()
+	size, err := procfs.PeakMemory(c.PID())
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return size
+}
+
 // Raw writes bytes as they are. A server that does not read fails nothing:
 // what it should have answered will be missed.
 func (c *Client) Raw(data []byte) {
@@ -260,7 +280,7 @@ func (c *Client) message(message map[string]any, method string, params any, vers
 // await waits until ready, which is called with the client locked, is true.
 func (c *Client) await(what string, ready func() bool) {
 	c.t.Helper()
-	timer := time.AfterFunc(Patience, func() {
+	timer := time.AfterFunc(patience.Long, func() {
 		c.mu.Lock()
 		c.late = true
 		c.arrived.Broadcast()
@@ -271,7 +291,7 @@ func (c *Client) await(what string, ready func() bool) {
 		if c.over || c.late {
 			why := "the server's output ended"
 			if c.late {
-				why = fmt.Sprintf("nothing within %v", Patience)
+				why = fmt.Sprintf("nothing within %v", patience.Long)
 			}
 			c.mu.Unlock()
 			c.t.Fatalf("waiting for %s: %s; its log:\n%s", what, why, c.log)
@@ -392,10 +412,11 @@ func (c *Client) Signal(signal syscall.Signal) {
 	}
 }
 
-// Wait waits for the server's end, at most for within, and returns its exit
-// status; -1 where a signal ended it.
+// Wait waits for the server's end, at most for within (which [patience.For]
+// stretches), and returns its exit status; -1 where a signal ended it.
 func (c *Client) Wait(within time.Duration) int {
 	c.t.Helper()
+	within = patience.For(within)
 	select {
 	case <-c.exited:
 	case <-time.After(within):

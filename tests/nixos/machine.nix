@@ -47,13 +47,9 @@ pkgs.testers.runNixOSTest {
       environment = {
         HOME = "/home/user";
         NIX_SANDBOX_MCP_SERVER = lib.getExe server;
-        # Each suite asks for artifacts in its own way: one, a list, a folder
-        # by name.
-        NIX_SANDBOX_TEST_ARTIFACT = "${server.environments.bash}";
-        NIX_SANDBOX_ESCAPE_ARTIFACTS = lib.concatStringsSep ":" (
+        NIX_SANDBOX_TEST_ARTIFACTS = lib.concatStringsSep ":" (
           map toString (lib.attrValues server.environments)
         );
-        NIX_SANDBOX_ARTIFACTS = "${pkgs.linkFarm "artifacts" server.environments}";
         NIX_SANDBOX_TEST_MACHINE = mode;
       };
       # systemd hands the subtree over and leaves it to its owner to switch the

@@ -16,10 +16,12 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
-// patience is what a test waits for one machine, on a busy host too.
-const patience = 3 * time.Minute
+// machineTime is what a test waits for one machine, on a busy host too.
+const machineTime = 3 * time.Minute
 
 // The test program is also what the machines run: NIX_SANDBOX_TEST_PROGRAM says
 // what it does there.
@@ -51,10 +53,7 @@ func TestMain(m *testing.M) {
 // vm is tests/vm/run with this test program as the command.
 func vm(t *testing.T, program string, options []string, arguments ...string) *exec.Cmd {
 	t.Helper()
-	artifact := os.Getenv("NIX_SANDBOX_TEST_ARTIFACT")
-	if artifact == "" {
-		t.Skip("NIX_SANDBOX_TEST_ARTIFACT is not set: tests/vm/suite does it")
-	}
+	artifact := undertest.Artifact(t, "bash")
 	own, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -63,7 +62,7 @@ func vm(t *testing.T, program string, options []string, arguments ...string) *ex
 	if _, err := command(t.Context(), []string{"cp", own, filepath.Join(files, "program")}); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), machineTime)
 	t.Cleanup(cancel)
 	words := append([]string{"--memory", "512", "--store", artifact, "--files", files, "--verbose",
 		"--console", filepath.Join(files, "console.log"), "--env", "NIX_SANDBOX_TEST_PROGRAM=" + program}, options...)

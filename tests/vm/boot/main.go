@@ -223,7 +223,7 @@ func boot(ctx context.Context, o options) (int, error) {
 		attempt := request
 		attempt.Time = started.Unix()
 		if m.accel == accelTCG {
-			attempt.Env = append([]string{"NIX_SANDBOX_TEST_SLOW=" + slow}, attempt.Env...)
+			attempt.Env = append([]string{"NIX_SANDBOX_TEST_PATIENCE=" + slow}, attempt.Env...)
 		}
 		if err := writeInitrd(ctx, m.initrd, o.init, kernel, attempt); err != nil {
 			return statusMachine, err

@@ -2,8 +2,7 @@
 // tests/vm/run promises in each of its modes, so that what other suites find in
 // it means something. It runs in the machine alone.
 //
-// NIX_SANDBOX_TEST_MACHINE holds the mode and NIX_SANDBOX_TEST_ARTIFACT an
-// artifact whose interpreter is bash.
+// NIX_SANDBOX_TEST_MACHINE holds the mode.
 package selftest
 
 import (
@@ -20,12 +19,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/vm/guest"
 )
-
-// patience is what a test waits for one program, all of whose instructions may
-// be emulated.
-const patience = 60 * time.Second
 
 const cgroups = "/sys/fs/cgroup"
 
@@ -41,11 +38,8 @@ func in(t *testing.T) {
 // given.
 func jail(t *testing.T, group, code string) *exec.Cmd {
 	t.Helper()
-	artifact := os.Getenv("NIX_SANDBOX_TEST_ARTIFACT")
-	if artifact == "" {
-		t.Fatal("NIX_SANDBOX_TEST_ARTIFACT is not set: give tests/vm/suite an --artifact")
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	artifact := undertest.Artifact(t, "bash")
+	ctx, cancel := context.WithTimeout(context.Background(), patience.Long)
 	t.Cleanup(cancel)
 	command := exec.CommandContext(ctx, filepath.Join(artifact, "bin/run"))
 	command.Stdin = strings.NewReader(code)
@@ -72,7 +66,7 @@ func newGroup(t *testing.T, limits map[string]string) string {
 		if err := os.WriteFile(group+"/cgroup.kill", []byte("1"), 0); err != nil {
 			t.Error(err)
 		}
-		until(t, "the group is empty", func() bool {
+		patience.Until(t, "the group is empty", func() bool {
 			return strings.Contains(read(t, group+"/cgroup.events"), "populated 0")
 		})
 		if err := os.Remove(group); err != nil {
@@ -115,15 +109,6 @@ func event(t *testing.T, path, name string) int {
 	}
 	t.Fatalf("%s has no line %s", path, name)
 	return 0
-}
-
-func until(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !holds(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("after %s it is still not so that %s", patience, what)
-		}
-	}
 }
 
 func TestUserIsOrdinary(t *testing.T) {
@@ -228,7 +213,7 @@ func TestProcessLimitWithDelegate(t *testing.T) {
 		if err := command.Start(); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "60 processes run", func() bool { return strings.Count(read(t, group+"/cgroup.procs"), "\n") > 60 })
+		patience.Until(t, "60 processes run", func() bool { return strings.Count(read(t, group+"/cgroup.procs"), "\n") > 60 })
 		command.Cancel()
 		command.Wait()
 	})
@@ -238,7 +223,7 @@ func TestProcessLimitWithDelegate(t *testing.T) {
 		if err := command.Start(); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "a fork was refused", func() bool { return event(t, group+"/pids.events", "max") > 0 })
+		patience.Until(t, "a fork was refused", func() bool { return event(t, group+"/pids.events", "max") > 0 })
 		current, err := strconv.Atoi(strings.TrimSpace(read(t, group+"/pids.current")))
 		if err != nil || current > limit {
 			t.Errorf("%d processes, want at most %d (%v)", current, limit, err)

@@ -1,0 +1,115 @@
+// Package undertest finds what the tests are about: a built server, and built
+// sandboxes. Without them a test is skipped.
+package undertest
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+)
+
+const (
+	// ServerVariable names bin/nix-sandbox-mcp of what Nix built from
+	// config.example.toml.
+	ServerVariable = "NIX_SANDBOX_MCP_SERVER"
+	// ArtifactsVariable names the folders of built sandboxes, separated by
+	// colons. A test takes the ones that it is about.
+	ArtifactsVariable = "NIX_SANDBOX_TEST_ARTIFACTS"
+	// ClientsVariable names the folder that tests/clients/install filled.
+	ClientsVariable = "NIX_SANDBOX_TEST_CLIENTS"
+)
+
+// Server returns the path of the server under test, without links.
+func Server(t testing.TB) string {
+	t.Helper()
+	path := os.Getenv(ServerVariable)
+	if path == "" {
+		t.Skip(ServerVariable + " does not name a built server")
+	}
+	return resolve(t, path)
+}
+
+// Clients are programs of MCP clients, as their makers publish them.
+type Clients struct {
+	Folder string // holds node_modules
+	Node   string // the node that runs those in JavaScript
+	Claude string // Claude Code, a program of its own
+}
+
+// InstalledClients returns the clients under test, and whether there are any.
+func InstalledClients(t testing.TB) (clients Clients, ok bool) {
+	t.Helper()
+	folder := os.Getenv(ClientsVariable)
+	if folder == "" {
+		return Clients{}, false
+	}
+	architecture := runtime.GOARCH
+	if architecture == "amd64" {
+		architecture = "x64" // the word of npm
+	}
+	folder = resolve(t, folder)
+	return Clients{
+		Folder: folder,
+		Node:   filepath.Join(folder, "node_modules/node-linux-"+architecture, "bin/node"),
+		Claude: filepath.Join(folder, "node_modules/@anthropic-ai/claude-code-linux-"+architecture, "claude"),
+	}, true
+}
+
+// Artifacts returns the folders of all sandboxes under test, at least one.
+func Artifacts(t testing.TB) []string {
+	t.Helper()
+	var folders []string
+	for _, folder := range filepath.SplitList(os.Getenv(ArtifactsVariable)) {
+		folders = append(folders, resolve(t, folder))
+	}
+	if len(folders) == 0 {
+		t.Skip(ArtifactsVariable + " does not name a built sandbox")
+	}
+	return folders
+}
+
+// Artifact returns the folder of the sandbox under test that has this name or,
+// where none has, of the first that has this interpreter type.
+func Artifact(t testing.TB, kind string) string {
+	t.Helper()
+	byType := ""
+	for _, folder := range Artifacts(t) {
+		file := filepath.Join(folder, "metadata.json")
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatalf("%s: %v", ArtifactsVariable, err)
+		}
+		var metadata struct {
+			Name string `json:"name"`
+			Type string `json:"interpreter_type"`
+		}
+		if err := json.Unmarshal(text, &metadata); err != nil {
+			t.Fatalf("%s: %s: %v", ArtifactsVariable, file, err)
+		}
+		if metadata.Name == kind {
+			return folder
+		}
+		if metadata.Type == kind && byType == "" {
+			byType = folder
+		}
+	}
+	if byType != "" {
+		return byType
+	}
+	t.Skipf("%s names no sandbox %s", ArtifactsVariable, kind)
+	return ""
+}
+
+func resolve(t testing.TB, path string) string {
+	t.Helper()
+	path, err := filepath.EvalSymlinks(path)
+	if err == nil {
+		path, err = filepath.Abs(path)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
