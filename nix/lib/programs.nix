@@ -125,6 +125,7 @@ let
       "jail"
       "runtime"
       "tests/demo"
+      "tests/mcpclient"
     ];
     packages = [
       "runtime/cmd/nix-sandbox-mcp"

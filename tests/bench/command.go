@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
 
 // A command is a contender that starts a process for each call, and is
@@ -148,7 +150,7 @@ func (c *command) Memory(ctx context.Context) (int64, error) {
 	}
 	lines := bufio.NewReader(out)
 	_, lineErr := lines.ReadString('\n')
-	bytes, err := memory(tree(cmd.Process.Pid, mark))
+	bytes, err := procfs.Memory(tree(cmd.Process.Pid, mark)...)
 	io.Copy(io.Discard, lines)
 	if waitErr := cmd.Wait(); waitErr != nil {
 		return 0, fmt.Errorf("weigh: %w", waitErr)

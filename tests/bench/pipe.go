@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
 
 // loops are the least that an interpreter needs to run code again and again:
@@ -98,7 +100,8 @@ func (c *piped) Prepare(ctx context.Context) (err error) {
 	if err := c.cmd.Start(); err != nil {
 		return err
 	}
-	return c.cost.begin(c.cmd.Process.Pid)
+	c.cost.begin(c.cmd.Process.Pid)
+	return nil
 }
 
 func (c *piped) Call(ctx context.Context) (time.Duration, error) {
@@ -121,10 +124,10 @@ func (c *piped) Call(ctx context.Context) (time.Duration, error) {
 	return took, nil
 }
 
-func (c *piped) CPU(context.Context) (time.Duration, error) { return c.cost.mean() }
+func (c *piped) CPU(context.Context) (time.Duration, error) { return c.cost.mean(), nil }
 
 func (c *piped) Memory(ctx context.Context) (int64, error) {
-	return memory(tree(c.cmd.Process.Pid, ""))
+	return procfs.Memory(tree(c.cmd.Process.Pid, "")...)
 }
 
 func (c *piped) Close() error {

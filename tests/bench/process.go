@@ -3,16 +3,15 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
 
 // markVariable is set in the environment of every command, with a value of
@@ -20,87 +19,27 @@ import (
 // are still found.
 const markVariable = "NIX_SANDBOX_BENCH_MARK"
 
-// tick is the unit of the times in /proc/PID/stat: USER_HZ is 100 on every
-// Linux that Go runs on.
-const tick = 10 * time.Millisecond
-
 // tree returns the pids of a process and its descendants, and of those that
 // carry mark (where it is not empty) and theirs.
 func tree(root int, mark string) []int {
-	children := map[int][]int{}
-	var found []int
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-	for _, path := range stats {
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		if err != nil {
-			continue
-		}
-		fields, err := stat(pid)
-		if err != nil {
-			continue // it ended between the two reads
-		}
-		parent, _ := strconv.Atoi(fields[1])
-		children[parent] = append(children[parent], pid)
-		if pid == root || mark != "" && marked(pid, mark) {
-			found = append(found, pid)
-		}
+	roots := []int{root}
+	if mark != "" {
+		roots = append(roots, procfs.WithVariable(markVariable, mark)...)
 	}
-	seen := map[int]bool{}
-	var all []int
-	for len(found) > 0 {
-		pid := found[0]
-		found = found[1:]
-		if seen[pid] {
-			continue
-		}
-		seen[pid] = true
-		all = append(all, pid)
-		found = append(found, children[pid]...)
-	}
-	return all
-}
-
-func marked(pid int, mark string) bool {
-	environment, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-	if err != nil {
-		return false
-	}
-	return bytes.Contains(environment, []byte(markVariable+"="+mark+"\x00"))
-}
-
-// stat returns the fields of /proc/PID/stat that follow the command's name;
-// the first is the state.
-func stat(pid int) ([]string, error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return nil, err
-	}
-	// The name stands in parentheses and may hold any character.
-	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
-	if len(fields) < 15 {
-		return nil, fmt.Errorf("/proc/%d/stat has an unknown form", pid)
-	}
-	return fields, nil
+	return procfs.Tree(roots...)
 }
 
 // treeCPU is the processor time of a process, its descendants, and all those
 // of them that ended and were waited for.
-func treeCPU(root int) (time.Duration, error) {
-	var ticks int64
+func treeCPU(root int) time.Duration {
+	var sum time.Duration
 	for _, pid := range tree(root, "") {
-		fields, err := stat(pid)
-		if err != nil {
-			continue
-		}
-		for _, field := range fields[11:15] { // utime, stime, cutime, cstime
-			n, err := strconv.ParseInt(field, 10, 64)
-			if err != nil {
-				return 0, fmt.Errorf("/proc/%d/stat: %w", pid, err)
-			}
-			ticks += n
+		if p, err := procfs.Read(pid); err == nil {
+			own, ended := p.Times()
+			sum += own + ended
 		}
 	}
-	return time.Duration(ticks) * tick, nil
+	return sum
 }
 
 // A meter is the processor time of a process tree that answers calls.
@@ -111,41 +50,11 @@ type meter struct {
 }
 
 // begin counts from here on.
-func (m *meter) begin(root int) (err error) {
-	m.root = root
-	m.first, err = treeCPU(root)
-	return err
-}
+func (m *meter) begin(root int) { m.root, m.first = root, treeCPU(root) }
 
 // mean is the processor time of a call.
-func (m *meter) mean() (time.Duration, error) {
-	now, err := treeCPU(m.root)
-	return (now - m.first) / time.Duration(max(1, m.calls.Load())), err
-}
-
-// memory is the sum of the processes' proportional set sizes, in bytes: each
-// page counts in equal parts for all that share it.
-func memory(pids []int) (int64, error) {
-	var sum int64
-	for _, pid := range pids {
-		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
-			continue // it ended
-		}
-		if err != nil {
-			return 0, err
-		}
-		for line := range strings.Lines(string(data)) {
-			if fields := strings.Fields(line); len(fields) == 3 && fields[0] == "Pss:" {
-				kib, err := strconv.ParseInt(fields[1], 10, 64)
-				if err != nil {
-					return 0, fmt.Errorf("/proc/%d/smaps_rollup: %w", pid, err)
-				}
-				sum += kib << 10
-			}
-		}
-	}
-	return sum, nil
+func (m *meter) mean() time.Duration {
+	return (treeCPU(m.root) - m.first) / time.Duration(max(1, m.calls.Load()))
 }
 
 // Bounds of [quiet]: how often it looks, how long a tree must rest, and when

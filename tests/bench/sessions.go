@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
 
 // Bounds of the load on live sessions: each calls that often, or as often as
@@ -27,12 +29,12 @@ func (b *bench) sessions(ctx context.Context, counts []int, say func(string, ...
 	if err != nil {
 		return result, err
 	}
-	before, err := treeCPU(s.cmd.Process.Pid)
+	before := treeCPU(s.PID())
 	const rest = 2 * time.Second
 	time.Sleep(rest)
-	after, err2 := treeCPU(s.cmd.Process.Pid)
-	size, err3 := memory([]int{s.cmd.Process.Pid})
-	if err := errors.Join(err, err2, err3, s.Close()); err != nil {
+	after := treeCPU(s.PID())
+	size, err := procfs.Memory(s.PID())
+	if err := errors.Join(err, s.Close()); err != nil {
 		return result, err
 	}
 	result.IdleMemory = mebibytes(size)
@@ -71,13 +73,17 @@ func (b *bench) live(ctx context.Context, a artifact, n int) (liveRow, error) {
 		return row, err
 	}
 	row.Start = milliseconds(time.Since(began)) / float64(n)
-	quiet(ctx, s.cmd.Process.Pid)
-	size, err := memory(s.sandboxes())
+	quiet(ctx, s.PID())
+	server, err := s.process()
+	if err != nil {
+		return row, err
+	}
+	size, err := procfs.Memory(procfs.Descendants(server)...)
 	if err != nil {
 		return row, err
 	}
 	row.Memory = mebibytes(size) / float64(n)
-	if size, err = memory(tree(s.cmd.Process.Pid, "")[1:2]); err != nil {
+	if size, err = procfs.Memory(server); err != nil {
 		return row, err
 	}
 	row.Server = mebibytes(size)
@@ -139,7 +145,7 @@ func (b *bench) live(ctx context.Context, a artifact, n int) (liveRow, error) {
 	for _, p := range all {
 		pids = append(pids, p.cmd.Process.Pid)
 	}
-	if size, err = memory(pids); err != nil {
+	if size, err = procfs.Memory(pids...); err != nil {
 		return row, err
 	}
 	row.Bare = mebibytes(size) / float64(n)

@@ -1,7 +1,7 @@
 package clients
 
 import (
-	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -9,7 +9,9 @@ import (
 	"os/exec"
 	"sync"
 	"testing"
-	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcpclient"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 // bridge serves a server's standard streams by HTTP, a process for each
@@ -21,17 +23,7 @@ type bridge struct {
 	command []string
 
 	mu    sync.Mutex
-	conns map[string]*conn
-	last  int
-}
-
-// conn is one server.
-type conn struct {
-	in      io.Writer
-	writing sync.Mutex
-
-	mu      sync.Mutex
-	waiting map[string]chan json.RawMessage
+	conns map[string]*mcpclient.Client // by session
 }
 
 // maxMessage bounds a message of the suite, in bytes.
@@ -63,116 +55,59 @@ func (b *bridge) post(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	c, session := b.conn(r.Header.Get("Mcp-Session-Id"), message.Method)
-	if c == nil {
-		http.Error(w, "there is no such session", http.StatusNotFound)
+	c, session, err := b.conn(r.Header.Get("Mcp-Session-Id"), message.Method)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusNotFound)
 		return
 	}
 	w.Header().Set("Mcp-Session-Id", session)
-	reply, err := c.send(message.ID, body)
-	switch {
-	case err != nil:
-		http.Error(w, err.Error(), http.StatusBadGateway)
-	case reply == nil:
-		w.WriteHeader(http.StatusAccepted)
-	default:
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(reply)
+	line, err := json.Marshal(json.RawMessage(body)) // on one line
+	if err == nil {
+		_, err = c.Write(append(line, '\n'))
 	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	if len(message.ID) == 0 {
+		w.WriteHeader(http.StatusAccepted)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), patience.Long)
+	defer cancel()
+	reply, err := c.Await(ctx, string(message.ID))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(reply.Line)
 }
 
 // conn returns the server of a session; initialize starts one.
-func (b *bridge) conn(session, method string) (*conn, string) {
+func (b *bridge) conn(session, method string) (*mcpclient.Client, string, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if method != "initialize" {
-		return b.conns[session], session
+		if c := b.conns[session]; c != nil {
+			return c, session, nil
+		}
+		return nil, "", fmt.Errorf("there is no session %q", session)
 	}
-	b.last++
-	session = fmt.Sprintf("bridge-%d", b.last)
+	session = fmt.Sprintf("bridge-%d", len(b.conns)+1)
 	cmd := exec.Command(b.command[0], b.command[1:]...)
 	cmd.Env = []string{"HOME=" + b.t.TempDir()}
-	in, err := cmd.StdinPipe()
+	c, err := mcpclient.Start(cmd, func(fault string) { b.t.Error(fault) })
 	if err != nil {
-		b.t.Error(err)
-		return nil, ""
+		return nil, "", err
 	}
-	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		b.t.Error(err)
-		return nil, ""
-	}
-	c := &conn{in: in, waiting: map[string]chan json.RawMessage{}}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		c.read(out)
-		_ = cmd.Wait()
-	}()
 	b.t.Cleanup(func() {
-		in.Close()
-		select {
-		case <-ended:
-		case <-time.After(10 * time.Second):
-			b.t.Error("the server goes on after the end of its input")
-			_ = cmd.Process.Kill()
-			<-ended
+		ctx, cancel := context.WithTimeout(context.Background(), patience.Long)
+		defer cancel()
+		if err := c.Close(ctx); err != nil {
+			b.t.Error(err)
 		}
 	})
 	b.conns[session] = c
-	return c, session
-}
-
-// send writes a message and, if it has an id, waits for the reply.
-func (c *conn) send(id json.RawMessage, body []byte) (json.RawMessage, error) {
-	var line json.RawMessage = body
-	text, err := json.Marshal(line) // on one line
-	if err != nil {
-		return nil, err
-	}
-	var reply chan json.RawMessage
-	if len(id) > 0 {
-		reply = make(chan json.RawMessage, 1)
-		c.mu.Lock()
-		c.waiting[string(id)] = reply
-		c.mu.Unlock()
-	}
-	c.writing.Lock()
-	_, err = c.in.Write(append(text, '\n'))
-	c.writing.Unlock()
-	if err != nil || reply == nil {
-		return nil, err
-	}
-	select {
-	case text := <-reply:
-		return text, nil
-	case <-time.After(30 * time.Second):
-		return nil, fmt.Errorf("the server did not answer %s", id)
-	}
-}
-
-// read hands out replies until the server ends. Notifications have nowhere to
-// go.
-func (c *conn) read(out io.Reader) {
-	lines := bufio.NewReader(out)
-	for {
-		line, err := lines.ReadBytes('\n')
-		if err != nil {
-			return
-		}
-		var message struct{ ID json.RawMessage }
-		if json.Unmarshal(line, &message) != nil || len(message.ID) == 0 {
-			continue
-		}
-		c.mu.Lock()
-		reply := c.waiting[string(message.ID)]
-		delete(c.waiting, string(message.ID))
-		c.mu.Unlock()
-		if reply != nil {
-			reply <- json.RawMessage(line)
-		}
-	}
+	return c, session, nil
 }

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcpclient"
 )
 
 // expected is a line of expected-failures.yml: a scenario and why it is there.
@@ -21,7 +23,7 @@ func TestConformance(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	web := httptest.NewServer(&bridge{t: t, command: s.recorded(t), conns: map[string]*conn{}})
+	web := httptest.NewServer(&bridge{t: t, command: s.recorded(t), conns: map[string]*mcpclient.Client{}})
 	defer web.Close()
 	program := s.file(t, "node_modules/@modelcontextprotocol/conformance/dist/index.js")
 	out := s.run(t, s.Node, program, "server", "--url", web.URL+"/mcp", "--expected-failures", file)

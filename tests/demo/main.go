@@ -6,12 +6,17 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcpclient"
 )
 
 // step is one call, and what its answer must hold.
@@ -55,16 +60,88 @@ func demonstrate(server string) error {
 
 	heading("A client connects")
 	began := time.Now()
-	c, err := connect(server)
+	err = with(server, nil, func(c *mcpclient.Client, hello hello) error {
+		note("%s %s answered initialize %s after its start", hello.ServerInfo.Name, hello.ServerInfo.Version, took(began))
+		return show(c, steps(secret, word))
+	})
 	if err != nil {
 		return err
 	}
-	h, err := c.initialize()
+
+	heading("The same server with a limit of %d s a call", limit)
+	metadata, err := limited(server)
 	if err != nil {
 		return err
 	}
-	note("%s %s answered initialize %s after its start", h.ServerInfo.Name, h.ServerInfo.Version, took(began))
-	if err := show(c, []step{
+	err = with(server, []string{"NIX_SANDBOX_METADATA=" + metadata}, func(c *mcpclient.Client, _ hello) error {
+		return show(c, []step{{
+			title: "A call that never ends", env: "bash",
+			code:    "echo working; sleep 999",
+			isError: true, holds: "timed out",
+		}})
+	})
+	if err != nil {
+		return err
+	}
+
+	heading("For the configuration of an MCP client")
+	config := map[string]any{"mcpServers": map[string]any{"sandbox": map[string]any{
+		"command": server, "args": []string{"--stdio"},
+	}}}
+	text, err := json.MarshalIndent(config, "  ", "  ")
+	if err != nil {
+		return err
+	}
+	fmt.Printf("\n  %s\n\n", text)
+	return nil
+}
+
+// patience is how long one answer may take before the demonstration ends.
+const patience = 60 * time.Second
+
+// hello is what a server says about itself.
+type hello struct {
+	ServerInfo struct{ Name, Version string }
+}
+
+// with starts the server with additional variables, gives do a client of it, and
+// ends it by the end of its input. Where something fails, the server's log is
+// kept.
+func with(server string, variables []string, do func(*mcpclient.Client, hello) error) error {
+	log, err := os.CreateTemp("", "nix-sandbox-mcp-demo-*.log")
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(server, "--stdio")
+	cmd.Env = append(os.Environ(), variables...)
+	cmd.Stderr = log
+	c, err := mcpclient.Start(cmd, func(fault string) { fmt.Fprintln(log, fault) })
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var greeting hello
+	reply, err := c.Initialize(ctx, mcpclient.Newest, "demo")
+	if err == nil {
+		err = json.Unmarshal(reply.Result, &greeting)
+	}
+	if err == nil {
+		err = do(c, greeting)
+	}
+	closing, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err = errors.Join(err, c.Close(closing)); err != nil {
+		return fmt.Errorf("%w; the server's log is %s", err, log.Name())
+	}
+	return os.Remove(log.Name())
+}
+
+// steps are the calls of the demonstration: secret is a file of the host, and
+// word is what it holds.
+func steps(secret, word string) []step {
+	return []step{
 		{
 			title: "Python", env: "python",
 			code:  "import sys, statistics\nprint('python', sys.version.split()[0])\nstatistics.median([3, 1, 4, 1, 5, 9, 2, 6])",
@@ -102,45 +179,7 @@ func demonstrate(server string) error {
 			title: "An environment that nobody configured", env: "ruby",
 			code: "puts 1", isError: true, holds: "python",
 		},
-	}); err != nil {
-		return err
 	}
-	if err := c.close(); err != nil {
-		return fmt.Errorf("the server did not end well: %w", err)
-	}
-
-	heading("The same server with a limit of %d s a call", limit)
-	metadata, err := limited(server)
-	if err != nil {
-		return err
-	}
-	if c, err = connect(server, "NIX_SANDBOX_METADATA="+metadata); err != nil {
-		return err
-	}
-	if _, err := c.initialize(); err != nil {
-		return err
-	}
-	if err := show(c, []step{{
-		title: "A call that never ends", env: "bash",
-		code:    "echo working; sleep 999",
-		isError: true, holds: "timed out",
-	}}); err != nil {
-		return err
-	}
-	if err := c.close(); err != nil {
-		return fmt.Errorf("the server did not end well: %w", err)
-	}
-
-	heading("For the configuration of an MCP client")
-	config := map[string]any{"mcpServers": map[string]any{"sandbox": map[string]any{
-		"command": server, "args": []string{"--stdio"},
-	}}}
-	text, err := json.MarshalIndent(config, "  ", "  ")
-	if err != nil {
-		return err
-	}
-	fmt.Printf("\n  %s\n\n", text)
-	return nil
 }
 
 // limited returns the metadata that the server was built with, with another
@@ -167,18 +206,22 @@ func limited(server string) (string, error) {
 
 // show makes the calls and prints them; the error is an answer that is not as
 // it should be.
-func show(c *client, steps []step) error {
+func show(c *mcpclient.Client, steps []step) error {
 	for _, s := range steps {
 		heading("%s", s.title)
-		args := map[string]string{"code": s.code, "env": s.env}
 		call := fmt.Sprintf("run(env: %q", s.env)
 		if s.session != "" {
-			args["session"] = s.session
 			call += fmt.Sprintf(", session: %q", s.session)
 		}
 		quote(dim, call+")\n"+s.code)
 		began := time.Now()
-		a, err := c.run(args)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		reply, err := c.Call(ctx, "tools/call", mcpclient.RunParams(mcpclient.Arguments{Code: s.code, Env: s.env, Session: s.session}))
+		cancel()
+		if err != nil {
+			return fmt.Errorf("%s: %w", s.title, err)
+		}
+		a, err := reply.Answer()
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.title, err)
 		}
@@ -186,14 +229,14 @@ func show(c *client, steps []step) error {
 		if a.IsError {
 			colour = yellow
 		}
-		quote(colour, a.text())
+		quote(colour, a.Text())
 		note("%s", took(began))
 		switch {
 		case a.IsError != s.isError:
 			return fmt.Errorf("%s: isError is %v", s.title, a.IsError)
-		case !strings.Contains(a.text(), s.holds):
+		case !strings.Contains(a.Text(), s.holds):
 			return fmt.Errorf("%s: the answer does not hold %q", s.title, s.holds)
-		case s.lacks != "" && strings.Contains(a.text(), s.lacks):
+		case s.lacks != "" && strings.Contains(a.Text(), s.lacks):
 			return fmt.Errorf("%s: the answer holds %q", s.title, s.lacks)
 		}
 	}
