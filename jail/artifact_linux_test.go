@@ -21,10 +21,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/jailtest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
+
+func TestMain(m *testing.M) { os.Exit(jailtest.Main(m)) }
 
 // artifact returns the path of bin/run and what it describes, of a built sandbox
 // whose interpreter is bash, and which has coreutils and findutils in it. Go's
@@ -580,6 +583,31 @@ func writeFile(t *testing.T, text string) string {
 		t.Fatal(err)
 	}
 	return name
+}
+
+// The sandboxes that other tests make of this machine's programs are closed in
+// the same way: they differ in what they show and in their variables.
+func TestArtifactIsolatesLikeTheFixture(t *testing.T) {
+	_, built := artifact(t)
+	fixture, err := jail.ReadSpec(jailtest.Sandbox{}.Write(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	isolation := func(spec *jail.Spec) []string {
+		var flags []string
+		for i := 0; i < len(spec.Flags); i++ {
+			switch spec.Flags[i] {
+			case "--setenv", "--ro-bind", "--ro-bind-try", "--symlink":
+				i += 2
+			default:
+				flags = append(flags, spec.Flags[i])
+			}
+		}
+		return append(flags, spec.Seal...)
+	}
+	if diff := cmp.Diff(isolation(built), isolation(fixture)); diff != "" {
+		t.Error(diff)
+	}
 }
 
 // The time from nothing to the end of an empty script, jail and all.

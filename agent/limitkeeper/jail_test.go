@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"sync/atomic"
@@ -18,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/jailtest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
@@ -31,28 +33,19 @@ const (
 	// Code ends by itself here, with a keeper or without.
 	mostMemory = 2 * memoryLimit
 	mostTasks  = 160
-	// ordinary is a user that owns nothing.
-	ordinary = 65534
 )
 
 // slow is by how much this machine is slower than others: 30 where it is
 // emulated.
-var slow = func() time.Duration {
-	if n, err := strconv.Atoi(os.Getenv(slowVariable)); err == nil && n > 1 {
-		return time.Duration(n)
-	}
-	return 1
-}()
-
-const slowVariable = patience.Variable
+var slow = time.Duration(patience.Factor())
 
 // longest is how long a jail lives at most.
-var longest = min(15*time.Second*slow, time.Minute)
+var longest = patience.For(15 * time.Second)
 
 func TestMain(m *testing.M) {
 	switch os.Getenv(role) {
 	case "":
-		os.Exit(m.Run())
+		os.Exit(jailtest.Main(m))
 	case "keeper":
 		time.AfterFunc(longest, func() { os.Exit(3) })
 		report, err := first(os.Args[1:])
@@ -113,7 +106,7 @@ func first(args []string) (*report, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), longest)
 	defer cancel()
 	code := exec.CommandContext(ctx, "/proc/self/exe", args[0])
-	code.Env = []string{role + "=code", slowVariable + "=" + strconv.Itoa(int(slow))}
+	code.Env = []string{role + "=code", patience.Variable + "=" + os.Getenv(patience.Variable)}
 	// Not through a pipe, which the code's children would hold open.
 	code.Stderr = os.Stderr
 	if err := code.Start(); err != nil {
@@ -486,38 +479,29 @@ func fork(do func()) error {
 	return nil
 }
 
+// program returns a copy of this program that every user may run: where root
+// starts a sandbox, it is another user's.
+func program(t testing.TB) string {
+	t.Helper()
+	text, err := os.ReadFile(os.Args[0])
+	folder := t.TempDir()
+	path := filepath.Join(folder, "program")
+	if err := errors.Join(err, os.Chmod(filepath.Dir(folder), 0o755), os.Chmod(folder, 0o755), os.WriteFile(path, text, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 // inJail runs code in a jail under a keeper and returns what the first process saw.
 func inJail(t testing.TB, args ...string) report {
 	t.Helper()
-	bwrap, err := exec.LookPath("bwrap")
-	if err != nil {
-		t.Skip("bubblewrap is not installed: bwrap is not on PATH")
-	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*longest)
 	defer cancel()
-	words := []string{
-		"--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1",
-		"--uid", "1000", "--gid", "1000", "--cap-drop", "ALL",
-		"--clearenv", "--setenv", role, "keeper", "--setenv", slowVariable, strconv.Itoa(int(slow)),
-		"--proc", "/proc", "--dev", "/dev", "--perms", "0555", "--ro-bind-data", "3", "/program",
-		"--size", fmt.Sprint(mostMemory + 8<<20), "--tmpfs", "/workspace",
-		"--size", fmt.Sprint(8 << 20), "--tmpfs", "/dev/shm",
-	}
-	// A test program that was built with the race detector is linked to these.
-	for _, folder := range []string{"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/nix/store"} {
-		words = append(words, "--ro-bind-try", folder, folder)
-	}
-	cmd := exec.CommandContext(ctx, bwrap, append(append(words, "--", "/program"), args...)...)
-	// Root is not held to a number of processes, so nobody here is root.
-	program, err := os.Open(os.Args[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer program.Close()
-	cmd.ExtraFiles = []*os.File{program}
-	if os.Getuid() == 0 {
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: ordinary, Gid: ordinary}}
-	}
+	cmd := exec.CommandContext(ctx, jailtest.Sandbox{
+		Program: program(t), Args: args,
+		Env:         []string{role + "=keeper", patience.Variable + "=" + os.Getenv(patience.Variable)},
+		WorkspaceMB: mostMemory>>20 + 8, ShmMB: 8,
+	}.Write(t))
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()

@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -16,30 +15,10 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/agenttest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/jailtest"
 )
 
-// binary builds the command once.
-var binary = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "agent")
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, "nix-sandbox-agent")
-	build := exec.Command("go", "build", "-o", path, ".")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return "", errors.New(string(out))
-	}
-	return path, nil
-})
-
-func TestMain(m *testing.M) {
-	status := m.Run()
-	if path, err := binary(); err == nil {
-		os.RemoveAll(filepath.Dir(path))
-	}
-	os.Exit(status)
-}
+func TestMain(m *testing.M) { os.Exit(jailtest.Main(m)) }
 
 // arguments replaces @NAME by the driver and the command line of that
 // interpreter, and @NAME=COMMAND by its driver and that command. folders are
@@ -65,40 +44,17 @@ func arguments(t *testing.T, given []string) (args, folders []string) {
 
 func agentCommand(t *testing.T, given ...string) *exec.Cmd {
 	t.Helper()
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
 	args, _ := arguments(t, given)
-	cmd := exec.Command(path, args...)
+	cmd := exec.Command(jailtest.Agent(t), args...)
 	cmd.Dir = t.TempDir()
 	return cmd
 }
 
-// jailed is the agent as the first process of a namespace of its own.
+// jailed is the agent as the first process of a sandbox.
 func jailed(t *testing.T, given ...string) *exec.Cmd {
 	t.Helper()
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
-	flags := []string{
-		"--unshare-all", "--as-pid-1", "--die-with-parent", "--uid", "1000", "--gid", "1000",
-		"--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--ro-bind", path, "/tmp/agent", "--tmpfs", "/mnt", "--chdir", "/mnt",
-	}
 	args, folders := arguments(t, given)
-	for _, folder := range folders {
-		flags = append(flags, "--ro-bind", folder, folder)
-	}
-	// The agent takes this folder for the workspace wherever there is one.
-	if _, err := os.Stat(root); err == nil {
-		flags = append(flags, "--tmpfs", root)
-	}
-	flags = append(flags, "--")
-	if out, err := exec.Command("bwrap", append(flags, "true")...).CombinedOutput(); err != nil {
-		t.Skipf("bubblewrap does not work here: %v: %s", err, out)
-	}
-	return exec.Command("bwrap", append(append(flags, "/tmp/agent"), args...)...)
+	return exec.Command(jailtest.Sandbox{Args: args, Folders: folders}.Write(t))
 }
 
 func TestRun_IsTheProgram(t *testing.T) {
@@ -449,10 +405,7 @@ func TestCode_CannotKillTheAgent(t *testing.T) {
 
 // An idle agent is small and does nothing.
 func BenchmarkStart(b *testing.B) {
-	path, err := binary()
-	if err != nil {
-		b.Fatal(err)
-	}
+	path := jailtest.Agent(b)
 	for b.Loop() {
 		if err := exec.Command(path, "run", "--pipe", "true").Run(); err != nil {
 			b.Fatal(err)

@@ -1,0 +1,236 @@
+// Package jailtest makes sandboxes for tests that have no built ones at hand: the
+// project's own launcher, system call filter and agent, as Nix would put them
+// together, with this machine's /usr and /nix/store in place of a closure.
+//
+// Where no sandbox starts, the test is skipped.
+package jailtest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/seccomp"
+)
+
+// folder holds what the tests of one process share: the programs, built once,
+// and the filter.
+var folder = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "nix-sandbox-jailtest-")
+	if err != nil {
+		return "", err
+	}
+	const module = "github.com/nix-sandbox-mcp/nix-sandbox-mcp/"
+	build := exec.Command("go", "build", "-o", dir+"/", module+"jail/cmd/nix-sandbox-jail", module+"agent/cmd/nix-sandbox-agent")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return dir, fmt.Errorf("build the launcher and the agent: %w\n%s", err, out)
+	}
+	filter, err := filter()
+	// Where root starts a sandbox, it is another user's.
+	return dir, errors.Join(err, os.Chmod(dir, 0o755), os.WriteFile(filepath.Join(dir, "filter"), filter, 0o644))
+})
+
+func filter() ([]byte, error) {
+	name := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
+	for _, arch := range seccomp.Archs {
+		if arch.Name == name {
+			program, err := seccomp.Compile(arch)
+			if err != nil {
+				return nil, err
+			}
+			return seccomp.Encode(program)
+		}
+	}
+	return nil, fmt.Errorf("there is no filter for %s", runtime.GOARCH)
+}
+
+// made says whether folder was asked for.
+var made bool
+
+// Main runs a package's tests and removes what this package built for them; it is
+// for TestMain. The result is the exit status.
+func Main(m *testing.M) int {
+	defer func() {
+		if made {
+			dir, _ := folder()
+			os.RemoveAll(dir)
+		}
+	}()
+	return m.Run()
+}
+
+func shared(t testing.TB) string {
+	t.Helper()
+	if _, err := exec.LookPath("go"); err != nil {
+		t.Skipf("the launcher and the agent cannot be built here: %v", err)
+	}
+	made = true
+	dir, err := folder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// Agent returns the path of the agent, built from the sources.
+func Agent(t testing.TB) string {
+	t.Helper()
+	return filepath.Join(shared(t), "nix-sandbox-agent")
+}
+
+// Program is where a sandbox has the program of its first process.
+const Program = "/program"
+
+// Sandbox is what differs between the sandboxes of tests.
+type Sandbox struct {
+	Program string   // the first process' program on the host; empty is the agent
+	Args    []string // the arguments of the first process
+	Env     []string // variables of the sandbox, NAME=VALUE
+	// Folders are folders of the host whose files the sandbox has: the n-th at
+	// /folders/N, and an argument that is one of them becomes that path. It has
+	// copies: where root starts a sandbox, it is another user's, who may not see a
+	// folder of the test.
+	Folders []string
+	// WorkspaceMB and ShmMB are the sizes of /workspace and /tmp, and of /dev/shm,
+	// in MiB; 0 is what sandboxes have by default.
+	WorkspaceMB, ShmMB int
+}
+
+// bubblewrap returns the path of this machine's, if sandboxes start here.
+var bubblewrap = sync.OnceValues(func() (string, error) {
+	path, err := exec.LookPath("bwrap")
+	if err != nil {
+		return "", fmt.Errorf("bubblewrap is not installed: %w", err)
+	}
+	if path, err = filepath.EvalSymlinks(path); err != nil {
+		return "", err
+	}
+	return path, jail.Check(context.Background(), path)
+})
+
+// Write writes the description of a sandbox into a folder of the test and returns
+// its path: a program like an artifact's bin/run.
+func (s Sandbox) Write(t testing.TB) string {
+	t.Helper()
+	bubblewrap, err := bubblewrap()
+	if err != nil {
+		t.Skipf("no sandbox starts here: %v", err)
+	}
+	dir := t.TempDir()
+	program := s.Program
+	if program == "" {
+		program = Agent(t)
+	}
+	var binds []jail.Bind
+	args := slices.Clone(s.Args)
+	for i, folder := range s.Folders {
+		copied := filepath.Join(dir, fmt.Sprint(i))
+		entries, err := os.ReadDir(folder)
+		err = errors.Join(err, os.Mkdir(copied, 0o755))
+		for _, entry := range entries {
+			text, readErr := os.ReadFile(filepath.Join(folder, entry.Name()))
+			err = errors.Join(err, readErr, os.WriteFile(filepath.Join(copied, entry.Name()), text, 0o644))
+		}
+		if err != nil {
+			t.Fatalf("copy %s for a sandbox: %v", folder, err)
+		}
+		binds = append(binds, jail.Bind{From: copied, To: fmt.Sprintf("/folders/%d", i)})
+		for n := range args {
+			if args[n] == folder {
+				args[n] = binds[i].To
+			}
+		}
+	}
+	text, err := json.Marshal(jail.Spec{
+		Schema:       jail.Schema,
+		Bubblewrap:   bubblewrap,
+		Seccomp:      filepath.Join(shared(t), "filter"),
+		Flags:        s.flags(program),
+		Seal:         []string{"--remount-ro", "/"},
+		ProjectMount: "/project",
+		Reserved:     []string{"/bin", "/dev", "/etc", "/lib", "/lib64", "/nix", "/proc", "/program", "/tmp", "/usr", "/workspace"},
+		Binds:        binds,
+		NoOverlay:    "sandboxes of tests have none",
+		Command:      append([]string{Program}, args...),
+	})
+	path := filepath.Join(dir, "run")
+	line := "#!" + filepath.Join(shared(t), "nix-sandbox-jail") + "\n"
+	if err := errors.Join(err,
+		os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(dir, 0o755),
+		os.WriteFile(path, append([]byte(line), text...), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// flags are those that nix/backends/jail.nix generates, with folders of the host
+// where that has a closure. TestArtifactIsolatesLikeTheFixture of package jail
+// compares the two.
+func (s Sandbox) flags(program string) []string {
+	flags := []string{
+		"--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup",
+		"--disable-userns", "--cap-drop", "ALL", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox",
+		"--new-session", "--die-with-parent", "--as-pid-1",
+		"--clearenv",
+	}
+	for _, variable := range append([]string{
+		"HOME=/workspace", "LANG=C.UTF-8", "PATH=" + strings.Join(path(), ":"), "TMPDIR=/workspace", "USER=sandbox",
+	}, s.Env...) {
+		name, value, _ := strings.Cut(variable, "=")
+		flags = append(flags, "--setenv", name, value)
+	}
+	size := func(mb, standard int) string {
+		if mb == 0 {
+			mb = standard
+		}
+		return fmt.Sprint(mb << 20)
+	}
+	shm, workspace := size(s.ShmMB, 64), size(s.WorkspaceMB, 256)
+	flags = append(flags, "--ro-bind", "/usr", "/usr", "--ro-bind", program, Program)
+	for _, folder := range []string{"/nix/store", "/etc/alternatives"} {
+		flags = append(flags, "--ro-bind-try", folder, folder)
+	}
+	for _, folder := range []string{"bin", "lib", "lib64"} {
+		flags = append(flags, "--symlink", "usr/"+folder, "/"+folder)
+	}
+	return append(flags,
+		"--proc", "/proc", "--remount-ro", "/proc",
+		"--dev", "/dev", "--perms", "1777", "--size", shm, "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
+		"--perms", "1777", "--size", workspace, "--tmpfs", "/tmp",
+		"--perms", "0755", "--size", workspace, "--tmpfs", "/workspace",
+		"--chdir", "/workspace")
+}
+
+// path is PATH in the sandboxes: the folders of this process' PATH that sandboxes
+// have, too.
+func path() []string {
+	var folders []string
+	for _, folder := range append(filepath.SplitList(os.Getenv("PATH")), "/usr/local/bin", "/usr/bin") {
+		folder, err := filepath.EvalSymlinks(folder)
+		if err == nil && (strings.HasPrefix(folder, "/nix/store/") || strings.HasPrefix(folder, "/usr/")) {
+			folders = append(folders, folder)
+		}
+	}
+	return folders
+}
+
+// Has reports whether sandboxes find a program on their PATH.
+func Has(program string) bool {
+	for _, folder := range path() {
+		if info, err := os.Stat(filepath.Join(folder, program)); err == nil && info.Mode()&0o111 != 0 {
+			return true
+		}
+	}
+	return false
+}
