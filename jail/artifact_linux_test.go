@@ -22,6 +22,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/jailtest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
@@ -35,10 +36,7 @@ func TestMain(m *testing.M) { os.Exit(jailtest.Main(m)) }
 func artifact(t testing.TB) (string, *jail.Spec) {
 	t.Helper()
 	run := filepath.Join(undertest.Artifact(t, "bash"), "bin", "run")
-	spec, err := jail.ReadSpec(run)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spec := must.Get(jail.ReadSpec(run))(t)
 	return run, spec
 }
 
@@ -93,10 +91,7 @@ func TestArtifactPassesOutputAndStatusThrough(t *testing.T) {
 func TestArtifactShowsItsClosureOnly(t *testing.T) {
 	_, spec := artifact(t)
 	tree := spec.Flags[slices.Index(spec.Flags, "--ro-bind")+1]
-	entries, err := os.ReadDir(filepath.Join(tree, "store"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := must.Get(os.ReadDir(filepath.Join(tree, "store")))(t)
 	var want []string
 	for _, entry := range entries {
 		want = append(want, entry.Name())
@@ -249,12 +244,8 @@ func TestArtifactSeesNoProcessOfTheHost(t *testing.T) {
 func TestArtifactProject(t *testing.T) {
 	project := t.TempDir()
 	// Readable by all, as the folder of an ordinary checkout is.
-	if err := os.Chmod(project, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(project, "a file"), []byte("of the project\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(project, 0o755))
+	must.Do(t, os.WriteFile(filepath.Join(project, "a file"), []byte("of the project\n"), 0o644))
 	for _, test := range []struct{ setting, mount string }{
 		{"A=1", "/project"},
 		{"PROJECT_MOUNT=/src/deep/app", "/src/deep/app"},
@@ -282,12 +273,8 @@ func TestArtifactProject(t *testing.T) {
 // the mount is as closed as the read-only one, and has the workspace's size.
 func TestArtifactLaysProjectOver(t *testing.T) {
 	project := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(project, "folder", "inner"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(project, "file"), []byte("of the host\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Join(project, "folder", "inner"), 0o755))
+	must.Do(t, os.WriteFile(filepath.Join(project, "file"), []byte("of the host\n"), 0o600))
 	settings := []string{"PROJECT_DIR=" + project, "PROJECT_MOUNT=/src/app", "PROJECT_MODE=overlay"}
 	got := lines(t, `cd /src/app
 echo of the sandbox >> file && cat file
@@ -317,9 +304,7 @@ func TestArtifactLaysProjectOverInAContainer(t *testing.T) {
 		t.Skip("a namespace of processes takes root and the program unshare")
 	}
 	project := t.TempDir()
-	if err := os.WriteFile(filepath.Join(project, "file"), []byte("of the project\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(project, "file"), []byte("of the project\n"), 0o644))
 	cmd := exec.Command(unshare, "--pid", "--fork", "--kill-child", "--mount-proc", run)
 	cmd.Env = []string{"PROJECT_DIR=" + project, "PROJECT_MODE=overlay"}
 	cmd.Stdin = strings.NewReader("cd /project; cat file; echo new >file; cat file")
@@ -334,24 +319,14 @@ func TestArtifactShowsFolders(t *testing.T) {
 	run, spec := artifact(t)
 	data, project := t.TempDir(), t.TempDir()
 	// Where root starts sandboxes, they are another user's.
-	if err := errors.Join(os.Chmod(filepath.Dir(data), 0o755), os.Chmod(data, 0o755), os.WriteFile(filepath.Join(data, "file"), []byte("data\n"), 0o644)); err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile(run)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Chmod(filepath.Dir(data), 0o755), os.Chmod(data, 0o755), os.WriteFile(filepath.Join(data, "file"), []byte("data\n"), 0o644)))
+	text := must.Get(os.ReadFile(run))(t)
 	first, _, _ := strings.Cut(string(text), "\n")
 	with := func(from string) string {
 		spec.Binds = []jail.Bind{{From: from, To: "/srv/data"}}
-		encoded, err := json.Marshal(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
+		encoded := must.Get(json.Marshal(spec))(t)
 		name := writeFile(t, first+"\n"+string(encoded)+"\n")
-		if err := os.Chmod(name, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chmod(name, 0o700))
 		return name
 	}
 	for _, mode := range []string{jail.ModeReadOnly, jail.ModeOverlay} {
@@ -392,9 +367,7 @@ func probe(t *testing.T) string {
 		t.Skip("no Go is here to build the probe with")
 	}
 	project := t.TempDir()
-	if err := os.Chmod(project, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(project, 0o755))
 	build := exec.Command("go", "build", "-o", filepath.Join(project, "probe"), "./testdata/probe")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
@@ -449,9 +422,7 @@ func TestArtifactLeavesKeys(t *testing.T) {
 
 func TestArtifactDiesWithBubblewrap(t *testing.T) {
 	cmd, first := startForever(t, nil)
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	patience.Gone(t, first)
 }
@@ -462,9 +433,7 @@ func TestArtifactDiesWithItsRoom(t *testing.T) {
 	cmd := exec.Command(run)
 	cmd.Env = []string{"PROJECT_DIR=" + t.TempDir(), "PROJECT_MODE=overlay"}
 	cmd, first := startForever(t, cmd)
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	patience.Gone(t, first)
 }
@@ -473,9 +442,7 @@ func TestArtifactDiesWithItsStarter(t *testing.T) {
 	run, _ := artifact(t)
 	// The shell is the parent of bubblewrap, and dies without a word to it.
 	cmd, first := startForever(t, exec.Command("/bin/sh", "-c", "exec 3<&0; "+run+" <&3 & wait"))
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	patience.Gone(t, first)
 }
@@ -496,13 +463,8 @@ func TestArtifactDiesAtAnyMoment(t *testing.T) {
 				starter := exec.Command("/bin/sh", "-c", "exec 3<&0; "+run+" <&3 & wait")
 				starter.Env = settings
 				starter.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-				input, err := starter.StdinPipe()
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := starter.Start(); err != nil {
-					t.Fatal(err)
-				}
+				input := must.Get(starter.StdinPipe())(t)
+				must.Do(t, starter.Start())
 				groups[starter.Process.Pid] = true
 				time.Sleep(time.Duration(try) * 30 * time.Millisecond / tries)
 				_ = starter.Process.Kill()
@@ -543,10 +505,7 @@ func startForever(t *testing.T, cmd *exec.Cmd) (*exec.Cmd, int) {
 	if cmd == nil {
 		cmd = exec.Command(run)
 	}
-	code, err := os.Open(writeFile(t, "trap '' TERM INT HUP\necho started\nset -m; sleep 1000 & sleep 1000\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	code := must.Get(os.Open(writeFile(t, "trap '' TERM INT HUP\necho started\nset -m; sleep 1000 & sleep 1000\n")))(t)
 	defer code.Close()
 	// The parent must stay: the kernel's signal comes when its thread ends.
 	out, in, err := os.Pipe()
@@ -561,9 +520,7 @@ func startForever(t *testing.T, cmd *exec.Cmd) (*exec.Cmd, int) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
-	if err := out.SetReadDeadline(time.Now().Add(patience.Long)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, out.SetReadDeadline(time.Now().Add(patience.Long)))
 	if n, err := out.Read(make([]byte, 64)); err != nil || n == 0 {
 		t.Fatalf("the sandbox says nothing: %v", err)
 	}
@@ -579,9 +536,7 @@ func startForever(t *testing.T, cmd *exec.Cmd) (*exec.Cmd, int) {
 func writeFile(t *testing.T, text string) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "code")
-	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(name, []byte(text), 0o600))
 	return name
 }
 
@@ -589,10 +544,7 @@ func writeFile(t *testing.T, text string) string {
 // the same way: they differ in what they show and in their variables.
 func TestArtifactIsolatesLikeTheFixture(t *testing.T) {
 	_, built := artifact(t)
-	fixture, err := jail.ReadSpec(jailtest.Sandbox{}.Write(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	fixture := must.Get(jail.ReadSpec(jailtest.Sandbox{}.Write(t)))(t)
 	isolation := func(spec *jail.Spec) []string {
 		var flags []string
 		for i := 0; i < len(spec.Flags); i++ {
@@ -627,15 +579,9 @@ func TestArtifactUser(t *testing.T) {
 	second, two := startForever(t, nil)
 	defer func() { _, _ = first.Process.Kill(), second.Process.Kill() }()
 	owner := func(pid int) int {
-		text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status"))(t)
 		_, rest, _ := strings.Cut(string(text), "\nUid:\t")
-		uid, err := strconv.Atoi(strings.Fields(rest)[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		uid := must.Get(strconv.Atoi(strings.Fields(rest)[0]))(t)
 		return uid
 	}
 	a, b := owner(one), owner(two)
@@ -652,9 +598,7 @@ func TestArtifactRootsProject(t *testing.T) {
 		t.Skip("it takes root")
 	}
 	project := t.TempDir()
-	if err := errors.Join(os.Chmod(project, 0o700), os.WriteFile(filepath.Join(project, "file"), []byte("of the project\n"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Chmod(project, 0o700), os.WriteFile(filepath.Join(project, "file"), []byte("of the project\n"), 0o600)))
 	got := runIn(t, "cat /project/file; echo x >>/project/file", "PROJECT_DIR="+project)
 	if got.out != "of the project\n" || got.status == 0 {
 		t.Errorf("%+v, want that it is read and not written", got)
@@ -697,9 +641,7 @@ func TestArtifactInheritsNoSignals(t *testing.T) {
 	// The mask is a thread's; this one ends with the test, for nobody unlocks
 	// it.
 	runtime.LockOSThread()
-	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &unix.Sigset_t{Val: [16]uint64{1 << (unix.SIGUSR1 - 1)}}, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.PthreadSigmask(unix.SIG_BLOCK, &unix.Sigset_t{Val: [16]uint64{1 << (unix.SIGUSR1 - 1)}}, nil))
 	if out, err := exec.Command("grep", "^SigBlk", "/proc/self/status").CombinedOutput(); err != nil || string(out) != "SigBlk:\t0000000000000200\n" {
 		t.Fatalf("outside: %v: %s", err, out)
 	}

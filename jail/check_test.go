@@ -7,19 +7,17 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 func TestCheckMachine_NamesWhatIsMissing(t *testing.T) {
 	file := func(text string) string {
 		folder := t.TempDir()
 		// Where root tests, another user starts the program.
-		if err := os.Chmod(filepath.Dir(folder), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chmod(filepath.Dir(folder), 0o755))
 		name := filepath.Join(folder, "file")
-		if err := os.WriteFile(name, []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(name, []byte(text), 0o755))
 		return name
 	}
 	with, without := &Spec{Overlay: &Overlay{}}, &Spec{NoOverlay: "it is old"}
@@ -51,9 +49,7 @@ func TestCheckMachine_NamesWhatIsMissing(t *testing.T) {
 
 func TestWriteFindings_IsOneObject(t *testing.T) {
 	var out bytes.Buffer
-	if err := WriteFindings(&out, []Finding{{Name: "a", OK: true, Needed: true, Found: "<b>"}, {Name: "c", Found: "d", Fix: "e"}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WriteFindings(&out, []Finding{{Name: "a", OK: true, Needed: true, Found: "<b>"}, {Name: "c", Found: "d", Fix: "e"}}))
 	const want = `{"findings":[{"name":"a","ok":true,"needed":true,"found":"<b>"},{"name":"c","ok":false,"needed":false,"found":"d","fix":"e"}]}` + "\n"
 	if out.String() != want || !json.Valid(out.Bytes()) {
 		t.Errorf("wrote %s", &out)

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
@@ -35,12 +36,8 @@ func TestCheckSwitches(t *testing.T) {
 			folder := t.TempDir()
 			for name, value := range test.switches {
 				file := filepath.Join(folder, name)
-				if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(file, []byte(value+"\n"), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.MkdirAll(filepath.Dir(file), 0o700))
+				must.Do(t, os.WriteFile(file, []byte(value+"\n"), 0o600))
 			}
 			err := checkSysctls(folder, test.root, func() bool { return test.works })
 			switch {
@@ -67,9 +64,7 @@ func TestNamespacesWorkGivesUp(t *testing.T) {
 	folder := t.TempDir()
 	program, note := filepath.Join(folder, "bubblewrap"), filepath.Join(folder, "child")
 	script := "#!/bin/sh\nsleep 600 &\necho $! >" + note + ".part\nmv " + note + ".part " + note + "\nwait\n"
-	if err := os.WriteFile(program, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(program, []byte(script), 0o700))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	ended := make(chan bool, 1)

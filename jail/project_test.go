@@ -7,15 +7,15 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 func TestReadProject(t *testing.T) {
 	spec := valid()
 	folder := t.TempDir()
 	link := filepath.Join(t.TempDir(), "link")
-	if err := os.Symlink(folder, link); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(folder, link))
 	for name, test := range map[string]struct {
 		dir, mount string
 		want       Project
@@ -32,10 +32,7 @@ func TestReadProject(t *testing.T) {
 		"spaces in a mount": {folder, "/my project", Project{Dir: folder, Mount: "/my project"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := spec.ReadProject(test.dir, test.mount, "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must.Get(spec.ReadProject(test.dir, test.mount, ""))(t)
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Error(diff)
 			}
@@ -44,10 +41,7 @@ func TestReadProject(t *testing.T) {
 }
 
 func TestReadProjectRelative(t *testing.T) {
-	folder, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	folder := must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
 	t.Chdir(folder)
 	spec := valid()
 	got, err := spec.ReadProject(".", "", ModeReadOnly)
@@ -60,13 +54,9 @@ func TestReadProjectRefuses(t *testing.T) {
 	spec := valid()
 	folder := t.TempDir()
 	file := filepath.Join(folder, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, nil, 0o600))
 	root := filepath.Join(folder, "root")
-	if err := os.Symlink("/", root); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink("/", root))
 	for name, test := range map[string]struct {
 		dir, mount string
 		want       string

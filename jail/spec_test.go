@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 func valid() Spec {
@@ -30,27 +32,15 @@ func valid() Spec {
 // text is a description as the build writes it, after a change of its fields.
 func text(t testing.TB, change func(fields map[string]any)) []byte {
 	t.Helper()
-	encoded, err := json.Marshal(valid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	encoded := must.Get(json.Marshal(valid()))(t)
 	fields := map[string]any{}
-	if err := json.Unmarshal(encoded, &fields); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(encoded, &fields))
 	change(fields)
-	encoded, err = json.Marshal(fields)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return append([]byte("#!/nix/store/j/bin/nix-sandbox-jail\n"), encoded...)
+	return append([]byte("#!/nix/store/j/bin/nix-sandbox-jail\n"), must.Get(json.Marshal(fields))(t)...)
 }
 
 func TestParseSpec(t *testing.T) {
-	got, err := ParseSpec(append(text(t, func(map[string]any) {}), '\n'))
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(ParseSpec(append(text(t, func(map[string]any) {}), '\n')))(t)
 	if diff := cmp.Diff(valid(), *got); diff != "" {
 		t.Error(diff)
 	}
@@ -102,9 +92,7 @@ func TestParseSpecRefuses(t *testing.T) {
 
 func TestReadSpecNamesTheFile(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "run")
-	if err := os.WriteFile(name, []byte("#!/bin/sh\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(name, []byte("#!/bin/sh\n"), 0o600))
 	_, err := ReadSpec(name)
 	if err == nil || !strings.Contains(err.Error(), name) || HintOf(err) == "" {
 		t.Errorf("error %v with hint %q, want the file's name and a hint", err, HintOf(err))

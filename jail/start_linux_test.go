@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 func TestArguments(t *testing.T) {
@@ -62,19 +64,12 @@ func TestArgumentsWithALayer(t *testing.T) {
 func TestVariables(t *testing.T) {
 	spec := valid()
 	spec.Variables = filepath.Join(t.TempDir(), "variables")
-	if err := os.WriteFile(spec.Variables, []byte("A=1\x00B=two\nlines=\x00C=\x00\x00=no name\x00nothing\x00"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	got, err := spec.variables()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(spec.Variables, []byte("A=1\x00B=two\nlines=\x00C=\x00\x00=no name\x00nothing\x00"), 0o600))
+	got := must.Get(spec.variables())(t)
 	if diff := cmp.Diff([]string{"--setenv", "A", "1", "--setenv", "B", "two\nlines=", "--setenv", "C", ""}, got); diff != "" {
 		t.Error(diff)
 	}
-	if err := os.Truncate(spec.Variables, maxVariables+1); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Truncate(spec.Variables, maxVariables+1))
 	if _, err := spec.variables(); err == nil || !strings.Contains(err.Error(), "larger than") {
 		t.Errorf("error %v", err)
 	}
@@ -87,13 +82,8 @@ func TestVariables(t *testing.T) {
 func TestCheckBinds(t *testing.T) {
 	folder := t.TempDir()
 	file, socket := filepath.Join(folder, "file"), filepath.Join(folder, "socket")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, nil, 0o600))
+	listener := must.Get(net.Listen("unix", socket))(t)
 	defer listener.Close()
 	for from, want := range map[string]string{
 		folder: "", file: "",
@@ -113,10 +103,7 @@ func TestCheckBinds(t *testing.T) {
 
 func TestMemfile(t *testing.T) {
 	want := strings.Repeat("flag\x00", 100_000)
-	fd, err := memfile("test", []byte(want))
-	if err != nil {
-		t.Fatal(err)
-	}
+	fd := must.Get(memfile("test", []byte(want)))(t)
 	file := os.NewFile(uintptr(fd), "memfile")
 	defer file.Close()
 	got, err := io.ReadAll(file)

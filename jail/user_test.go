@@ -3,6 +3,8 @@ package jail
 import (
 	"strings"
 	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 func TestSandboxUser(t *testing.T) {
@@ -19,14 +21,8 @@ func TestSandboxUser(t *testing.T) {
 		"users without groups":    {"0 0 4294967295", "0 1000 1", 0, "none of them"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			users, err := parseMap([]byte(test.users))
-			if err != nil {
-				t.Fatal(err)
-			}
-			groups, err := parseMap([]byte(test.groups))
-			if err != nil {
-				t.Fatal(err)
-			}
+			users := must.Get(parseMap([]byte(test.users)))(t)
+			groups := must.Get(parseMap([]byte(test.groups)))(t)
 			got, err := sandboxUser(users, groups, 4711)
 			if got != test.want {
 				t.Errorf("user %d, want %d", got, test.want)

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/bpf"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // childMode says, in the environment of this test's own program, that it is
@@ -200,9 +201,7 @@ func BenchmarkSystemCall(b *testing.B) {
 		}
 	}
 	b.Run("without", run)
-	if err := install(); err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, install())
 	b.Run("with", run)
 	b.Run("with/looking at arguments", func(b *testing.B) {
 		for b.Loop() {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/bpf"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // call is what a filter sees of a system call.
@@ -73,10 +74,7 @@ func interpret(t *testing.T, filter []unix.SockFilter, c call) (answer uint32, c
 
 func compile(t *testing.T, arch Arch) []unix.SockFilter {
 	t.Helper()
-	filter, err := Compile(arch)
-	if err != nil {
-		t.Fatal(err)
-	}
+	filter := must.Get(Compile(arch))(t)
 	return filter
 }
 
@@ -295,16 +293,10 @@ func TestNumbers(t *testing.T) {
 	folder := strings.TrimSpace(string(out))
 	for _, arch := range Archs {
 		goarch := map[string]string{"x86_64": "amd64", "aarch64": "arm64"}[arch.Name]
-		text, err := os.ReadFile(filepath.Join(folder, "zsysnum_linux_"+goarch+".go"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(filepath.Join(folder, "zsysnum_linux_"+goarch+".go")))(t)
 		numbers := map[string]int{}
 		for _, m := range regexp.MustCompile(`(?m)^\s*SYS_(\w+)\s*= (\d+)$`).FindAllStringSubmatch(string(text), -1) {
-			nr, err := strconv.Atoi(m[2])
-			if err != nil {
-				t.Fatal(err)
-			}
+			nr := must.Get(strconv.Atoi(m[2]))(t)
 			numbers[strings.ToLower(m[1])] = nr
 		}
 		if len(numbers) < 300 {
@@ -334,10 +326,7 @@ func TestListIsAttempted(t *testing.T) {
 	}
 	tried := map[string]bool{}
 	for _, family := range families {
-		text, err := os.ReadFile(family)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(family))(t)
 		for _, m := range regexp.MustCompile(`\breached\("(\w+)"`).FindAllStringSubmatch(string(text), -1) {
 			tried[m[1]] = true
 		}
@@ -371,10 +360,7 @@ func TestListIsWellFormed(t *testing.T) {
 }
 
 func TestEncode(t *testing.T) {
-	got, err := Encode([]unix.SockFilter{{Code: 0x1234, Jt: 5, Jf: 6, K: 0x789abcde}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(Encode([]unix.SockFilter{{Code: 0x1234, Jt: 5, Jf: 6, K: 0x789abcde}}))(t)
 	want := []byte{0x34, 0x12, 5, 6, 0xde, 0xbc, 0x9a, 0x78}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"testing"
 	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 func TestExpectation(t *testing.T) {
@@ -34,9 +36,7 @@ func TestExpectation(t *testing.T) {
 
 func TestExpectedFileNamesRealRows(t *testing.T) {
 	var expected []expectation
-	if err := json.Unmarshal(expectedText, &expected); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(expectedText, &expected))
 	if len(expected) == 0 {
 		t.Fatal("expected.json expects nothing")
 	}

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // read reads a plot and returns its texts and the widths of its bars.
@@ -30,10 +32,7 @@ func read(t *testing.T, plot []byte) (texts []string, bars []float64) {
 				if token.Name.Local != "rect" || a.Name.Local != "width" {
 					continue
 				}
-				width, err := strconv.ParseFloat(a.Value, 64)
-				if err != nil {
-					t.Fatal(err)
-				}
+				width := must.Get(strconv.ParseFloat(a.Value, 64))(t)
 				bars = append(bars, width)
 			}
 		}

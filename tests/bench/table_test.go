@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 func sample() report {
@@ -51,14 +53,9 @@ func TestReportSaysMachineFiguresAndGaps(t *testing.T) {
 }
 
 func TestReportAsJSON(t *testing.T) {
-	text, err := json.Marshal(sample())
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(json.Marshal(sample()))(t)
 	var back report
-	if err := json.Unmarshal(text, &back); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(text, &back))
 	if got := back.Sections[0].Rows[3]; got.P50 != 400 || got.Ratio != 40 {
 		t.Errorf("the row came back as %+v", got)
 	}

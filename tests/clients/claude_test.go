@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // Claude Code takes the server with the one command of docs/clients.md, finds
@@ -19,10 +21,7 @@ func TestClaudeCode(t *testing.T) {
 	if out.status != 0 {
 		t.Fatalf("mcp add: status %d: %s%s", out.status, out.stdout, out.stderr)
 	}
-	text, err := os.ReadFile(filepath.Join(s.home, ".claude.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(filepath.Join(s.home, ".claude.json")))(t)
 	var config struct {
 		Projects map[string]struct {
 			MCPServers map[string]struct {
@@ -31,9 +30,7 @@ func TestClaudeCode(t *testing.T) {
 			}
 		}
 	}
-	if err := json.Unmarshal(text, &config); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(text, &config))
 	found := false
 	for _, project := range config.Projects {
 		server := project.MCPServers["sandbox"]

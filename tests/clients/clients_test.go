@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
@@ -135,9 +136,7 @@ func prepare(t *testing.T) setup {
 	if s.transcript, err = filepath.Abs(s.transcript); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.MkdirAll(filepath.Dir(s.transcript), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(s.transcript), 0o755))
 	if err := os.Remove(s.transcript); err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Fatal(err)
 	}
@@ -157,10 +156,7 @@ func (s setup) file(t *testing.T, name string) string {
 // recorded is the command by which a client starts the server.
 func (s setup) recorded(t *testing.T) []string {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
 	return []string{self, recordVerb, s.transcript, s.server, "--stdio"}
 }
 
@@ -207,10 +203,7 @@ func (s setup) left() []int {
 // note adds what a client printed to the transcript.
 func (s setup) note(t *testing.T, text string) {
 	t.Helper()
-	file, err := os.OpenFile(s.transcript, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(os.OpenFile(s.transcript, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644))(t)
 	defer file.Close()
 	for line := range strings.Lines(text) {
 		fmt.Fprintf(file, "! %s\n", strings.TrimRight(line, "\n"))
@@ -220,10 +213,7 @@ func (s setup) note(t *testing.T, text string) {
 // methods are what the client asked for, in order.
 func (s setup) methods(t *testing.T) []string {
 	t.Helper()
-	text, err := os.ReadFile(s.transcript)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(s.transcript))(t)
 	var methods []string
 	for line := range strings.Lines(string(text)) {
 		said, ok := strings.CutPrefix(line, "> ")
@@ -244,9 +234,7 @@ func TestLeftFindsWhatStays(t *testing.T) {
 	s := setup{home: t.TempDir()}
 	cmd := exec.Command("sleep", "60")
 	cmd.Env = []string{"HOME=" + s.home}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	defer cmd.Wait()
 	defer cmd.Process.Kill()
 	if left := s.left(); len(left) != 1 || left[0] != cmd.Process.Pid {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcpclient"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // expected is a line of expected-failures.yml: a scenario and why it is there.
@@ -19,10 +20,7 @@ var expected = regexp.MustCompile(`^  - [a-z0-9-]+ # \S.{10,}$`)
 // line too many in that file as a failure.
 func TestConformance(t *testing.T) {
 	s := prepare(t)
-	file, err := filepath.Abs("expected-failures.yml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(filepath.Abs("expected-failures.yml"))(t)
 	web := httptest.NewServer(&bridge{t: t, command: s.recorded(t), conns: map[string]*mcpclient.Client{}})
 	defer web.Close()
 	program := s.file(t, "node_modules/@modelcontextprotocol/conformance/dist/index.js")
@@ -39,10 +37,7 @@ func TestConformance(t *testing.T) {
 
 // Every scenario that may fail says why.
 func TestExpectedFailuresHaveReasons(t *testing.T) {
-	text, err := os.ReadFile("expected-failures.yml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("expected-failures.yml"))(t)
 	lines := 0
 	for line := range strings.Lines(string(text)) {
 		line = strings.TrimRight(line, "\n")

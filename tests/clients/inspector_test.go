@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // Exit statuses of the Inspector's command line.
@@ -33,10 +34,7 @@ func (s setup) inspect(t *testing.T, era string, arguments ...string) output {
 // inspectRun calls the tool.
 func (s setup) inspectRun(t *testing.T, era string, args mcptest.Arguments) (mcptest.Answer, int) {
 	t.Helper()
-	text, err := json.Marshal(args)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(json.Marshal(args))(t)
 	out := s.inspect(t, era, "--method", "tools/call", "--tool-name", "run", "--tool-args-json", string(text))
 	var answer mcptest.Answer
 	if err := json.Unmarshal([]byte(out.stdout), &answer); err != nil {

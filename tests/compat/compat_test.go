@@ -15,30 +15,22 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
 func TestPrograms(t *testing.T) {
-	programs, err := filepath.Glob("testdata/*/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	programs := must.Get(filepath.Glob("testdata/*/*"))(t)
 	if len(programs) < 15 {
 		t.Fatalf("%d programs in testdata, want at least 15", len(programs))
 	}
 	for _, program := range programs {
-		name, err := filepath.Rel("testdata", program)
-		if err != nil {
-			t.Fatal(err)
-		}
+		name := must.Get(filepath.Rel("testdata", program))(t)
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			run := filepath.Join(undertest.Artifact(t, filepath.Dir(name)), "bin", "run")
-			code, err := os.ReadFile(program)
-			if err != nil {
-				t.Fatal(err)
-			}
+			code := must.Get(os.ReadFile(program))(t)
 			out, errs, err := execute(t, run, code)
 			if err != nil {
 				t.Fatalf("%v\n%s%s", err, out, errs)

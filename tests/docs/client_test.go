@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // keys are the keys under which the clients' configurations list servers.
@@ -112,16 +113,11 @@ func (s *stage) newcomer(p page) {
 	if !s.clients {
 		return
 	}
-	text, err := os.ReadFile(filepath.Join(s.home, ".claude.json"))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(filepath.Join(s.home, ".claude.json")))(s.t)
 	var config struct {
 		Projects map[string]struct{ MCPServers map[string]started }
 	}
-	if err := json.Unmarshal(text, &config); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Do(s.t, json.Unmarshal(text, &config))
 	found := 0
 	for _, project := range config.Projects {
 		for _, server := range project.MCPServers {

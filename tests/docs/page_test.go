@@ -4,13 +4,12 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 func TestParse(t *testing.T) {
-	p, err := parse("# A page, of `two` parts\n\n## Part\n[a](b.md#c) `[no](link)`\n```sh run\necho [x](y)\n```\n## Part\n```text\n->\n```\n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(parse("# A page, of `two` parts\n\n## Part\n[a](b.md#c) `[no](link)`\n```sh run\necho [x](y)\n```\n## Part\n```text\n->\n```\n"))(t)
 	if diff := cmp.Diff(map[string]bool{"a-page-of-two-parts": true, "part": true, "part-1": true}, p.anchors); diff != "" {
 		t.Error(diff)
 	}
@@ -53,10 +52,7 @@ func TestMatches(t *testing.T) {
 }
 
 func TestCalls(t *testing.T) {
-	got, err := calls("run(env: \"python\", code: \"print(1)\\n\\\"x\\\"\")\n\n1\nx\n\nrun(env: \"bash\", session: \"s\", code: \"\")\n\n[no output]\n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(calls("run(env: \"python\", code: \"print(1)\\n\\\"x\\\"\")\n\n1\nx\n\nrun(env: \"bash\", session: \"s\", code: \"\")\n\n[no output]\n"))(t)
 	want := []call{
 		{map[string]any{"env": "python", "code": "print(1)\n\"x\""}, "1\nx\n"},
 		{map[string]any{"env": "bash", "session": "s", "code": ""}, "[no output]\n"},

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // update makes the tests write the images of the pages and the recording.
@@ -24,14 +26,9 @@ func (s *stage) picture(file string) {
 		s.t.Fatalf("the calls of the page made %d images, not 1", len(s.images))
 	}
 	if *update {
-		if err := os.WriteFile(file, s.images[0], 0o644); err != nil {
-			s.t.Fatal(err)
-		}
+		must.Do(s.t, os.WriteFile(file, s.images[0], 0o644))
 	}
-	kept, err := os.ReadFile(file)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	kept := must.Get(os.ReadFile(file))(s.t)
 	if len(kept) > mostPictureBytes {
 		s.t.Errorf("%s has %d bytes, %d are allowed", file, len(kept), mostPictureBytes)
 	}
@@ -56,10 +53,7 @@ func (s *stage) compareImages(made, kept []byte) {
 
 func (s *stage) decode(data []byte) image.Image {
 	s.t.Helper()
-	picture, err := png.Decode(bytes.NewReader(data))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	picture := must.Get(png.Decode(bytes.NewReader(data)))(s.t)
 	return picture
 }
 
@@ -89,10 +83,7 @@ var pictured = regexp.MustCompile(`<text class="path"[^>]*>([^<]*)</text>`)
 
 // The picture of the architecture names folders that exist.
 func TestArchitecture_NamesFolders(t *testing.T) {
-	data, err := os.ReadFile(filepath.Join(root(t), "docs/architecture.svg"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile(filepath.Join(root(t), "docs/architecture.svg")))(t)
 	if len(data) > mostArchitectureBytes {
 		t.Errorf("it has %d bytes, %d are allowed", len(data), mostArchitectureBytes)
 	}

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // recordedCalls are the calls that docs/recording.svg shows. Their answers
@@ -51,23 +52,15 @@ func TestRecording_ShowsWhatTheServerAnswers(t *testing.T) {
 	for _, call := range recordedCalls {
 		session = append(session, recorded{call, s.client.Run(call)})
 	}
-	drawing, err := drawRecording(session)
-	if err != nil {
-		t.Fatal(err)
-	}
+	drawing := must.Get(drawRecording(session))(t)
 	if len(drawing) > mostRecordingBytes {
 		t.Errorf("the drawing has %d bytes, %d are allowed", len(drawing), mostRecordingBytes)
 	}
 	file := filepath.Join(root(t), "docs/recording.svg")
 	if *update {
-		if err := os.WriteFile(file, drawing, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, drawing, 0o644))
 	}
-	kept, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kept := must.Get(os.ReadFile(file))(t)
 	madeText, madeImages := splitImages(t, drawing)
 	keptText, keptImages := splitImages(t, kept)
 	if !bytes.Equal(madeText, keptText) {
@@ -90,10 +83,7 @@ func splitImages(t *testing.T, drawing []byte) ([]byte, [][]byte) {
 	t.Helper()
 	var images [][]byte
 	for _, match := range embedded.FindAll(drawing, -1) {
-		data, err := base64.StdEncoding.DecodeString(string(bytes.TrimPrefix(match, []byte("data:image/png;base64,"))))
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := must.Get(base64.StdEncoding.DecodeString(string(bytes.TrimPrefix(match, []byte("data:image/png;base64,")))))(t)
 		images = append(images, data)
 	}
 	return embedded.ReplaceAll(drawing, nil), images

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
@@ -33,10 +34,7 @@ const (
 // root returns the path of the checkout.
 func root(t *testing.T) string {
 	t.Helper()
-	path, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := must.Get(filepath.Abs("../.."))(t)
 	return path
 }
 
@@ -67,10 +65,7 @@ func pages(t *testing.T) map[string]page {
 	t.Helper()
 	all := map[string]page{}
 	for _, name := range files(t, ".md") {
-		text, err := os.ReadFile(filepath.Join(root(t), name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(filepath.Join(root(t), name)))(t)
 		p, err := parse(string(text))
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -115,10 +110,7 @@ var (
 func TestPages_NameWhatExists(t *testing.T) {
 	var tests []string
 	for _, name := range files(t, "_test.go") {
-		text, err := os.ReadFile(filepath.Join(root(t), name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(filepath.Join(root(t), name)))(t)
 		for _, match := range testFunc.FindAllSubmatch(text, -1) {
 			tests = append(tests, string(match[1]))
 		}
@@ -239,14 +231,10 @@ case ${words[0]-} in
 esac
 exec %s "${verb[@]}" "${rest[@]}"
 `, strings.ReplaceAll(flakeName, "/", `\/`), checkout, overrides, overrides, nix)
-	if err := os.WriteFile(filepath.Join(folder, "nix"), []byte(script), 0o755); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Do(s.t, os.WriteFile(filepath.Join(folder, "nix"), []byte(script), 0o755))
 	if clients, ok := undertest.InstalledClients(s.t); ok {
 		s.clients = true
-		if err := os.Symlink(clients.Claude, filepath.Join(folder, "claude")); err != nil {
-			s.t.Fatal(err)
-		}
+		must.Do(s.t, os.Symlink(clients.Claude, filepath.Join(folder, "claude")))
 	}
 	return folder
 }
@@ -270,12 +258,8 @@ func (s *stage) test(b block) {
 		}
 	case "file":
 		path := filepath.Join(s.folder, b.value)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			s.t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(b.text), 0o644); err != nil {
-			s.t.Fatal(err)
-		}
+		must.Do(s.t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must.Do(s.t, os.WriteFile(path, []byte(b.text), 0o644))
 	case "config":
 		s.config(b.text)
 	case "call":
@@ -295,10 +279,7 @@ func (s *stage) run(commands string) string {
 		s.fail("%v\n%s\n%s", err, commands, out)
 		return out
 	}
-	folder, err := os.ReadFile(folderFile)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	folder := must.Get(os.ReadFile(folderFile))(s.t)
 	s.folder = strings.TrimSpace(string(folder))
 	return out
 }
@@ -333,9 +314,7 @@ func (s *stage) nix(words ...string) ([]byte, error) {
 func (s *stage) config(text string) {
 	s.t.Helper()
 	file := filepath.Join(s.t.TempDir(), "config.toml")
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Do(s.t, os.WriteFile(file, []byte(text), 0o644))
 	packages := os.Getenv(nixpkgsVariable)
 	if packages == "" {
 		s.t.Logf("%s: skipped: %s is not set", s.location, nixpkgsVariable)
@@ -360,13 +339,8 @@ func (s *stage) connect() {
 		return
 	}
 	folder := s.t.TempDir()
-	if err := os.Symlink(undertest.Artifact(s.t, "data"), filepath.Join(folder, "data")); err != nil {
-		s.t.Fatal(err)
-	}
-	directory, err := filepath.Abs(project)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must.Do(s.t, os.Symlink(undertest.Artifact(s.t, "data"), filepath.Join(folder, "data")))
+	directory := must.Get(filepath.Abs(project))(s.t)
 	cmd := exec.Command(undertest.Server(s.t), "--stdio")
 	cmd.Env = append(s.environ, "NIX_SANDBOX_DIR="+folder, "PROJECT_DIR="+directory)
 	s.client = mcptest.Start(s.t, cmd)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
@@ -16,9 +17,7 @@ import (
 func TestPlotFromAnotherSandbox(t *testing.T) {
 	artifact := undertest.Artifact(t, "data") // data.nix
 	folder := t.TempDir()
-	if err := os.Symlink(artifact, filepath.Join(folder, "data")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(artifact, filepath.Join(folder, "data")))
 	c := start(t, "NIX_SANDBOX_DIR="+folder)
 	answer := in(c, "plots", "data", "import pandas as pd\nframe = pd.DataFrame({'x': range(10)})\nframe['y'] = frame.x ** 2\nint(frame.y.sum())")
 	if answer.IsError || answer.Text() != "285\n" {
@@ -28,10 +27,7 @@ func TestPlotFromAnotherSandbox(t *testing.T) {
 	if answer.IsError || len(answer.Content) != 2 || answer.Content[1].Type != "image" {
 		t.Fatalf("answer %+v", answer)
 	}
-	picture, err := png.Decode(bytes.NewReader(answer.Content[1].Data))
-	if err != nil {
-		t.Fatal(err)
-	}
+	picture := must.Get(png.Decode(bytes.NewReader(answer.Content[1].Data)))(t)
 	if size := picture.Bounds().Size(); size.X < 200 || size.Y < 200 {
 		t.Errorf("a picture of %v", size)
 	}

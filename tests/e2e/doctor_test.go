@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
@@ -85,10 +86,7 @@ func TestDoctor(t *testing.T) {
 func TestDoctorFindsBrokenArtifacts(t *testing.T) {
 	folder := t.TempDir()
 	whole := environments(t)["bash"]["session_exec"].(string)
-	spec, err := os.ReadFile(whole)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spec := must.Get(os.ReadFile(whole))(t)
 	shebang, object, _ := strings.Cut(string(spec), "\n")
 	bubblewrap := between(t, object, `"bubblewrap":"`, `"`)
 	tree := between(t, object, `"--ro-bind","`, `"`)
@@ -100,16 +98,12 @@ func TestDoctorFindsBrokenArtifacts(t *testing.T) {
 		"another":       "#!/bin/sh\necho hello\n",
 	} {
 		bin := filepath.Join(folder, name, "bin")
-		if err := os.MkdirAll(bin, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(bin, 0o755))
 		for file, text := range map[string]string{
 			"bin/run": text, "bin/session-run": text,
 			"metadata.json": `{"schema":1,"name":"` + name + `","backend":"jail","interpreter_type":"bash"}`,
 		} {
-			if err := os.WriteFile(filepath.Join(folder, name, file), []byte(text), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(filepath.Join(folder, name, file), []byte(text), 0o755))
 		}
 	}
 	found, status := doctor(t, "NIX_SANDBOX_DIR="+folder)
@@ -137,13 +131,9 @@ const missing = `level=ERROR msg="what sandboxes need is missing" `
 func TestLogSaysWhatDoctorWould(t *testing.T) {
 	folder := t.TempDir()
 	// Root's sandboxes are other users', who start this program too.
-	if err := os.Chmod(filepath.Dir(folder), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(filepath.Dir(folder), 0o755))
 	broken := filepath.Join(folder, "bwrap")
-	if err := os.WriteFile(broken, []byte("#!/bin/sh\necho 'bwrap: it is broken' >&2\nexit 1\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(broken, []byte("#!/bin/sh\necho 'bwrap: it is broken' >&2\nexit 1\n"), 0o755))
 	sandboxes := filepath.Join(folder, "sandboxes")
 	variant(t, sandboxes, "broken", broken)
 	overlaid := []string{"NIX_SANDBOX_DIR=" + sandboxes, "PROJECT_DIR=" + t.TempDir(), "PROJECT_MODE=overlay"}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
@@ -26,16 +27,11 @@ const building = 2 * time.Minute
 func environments(t testing.TB) map[string]map[string]any {
 	t.Helper()
 	file := filepath.Join(filepath.Dir(undertest.Server(t)), "..", "share", "nix-sandbox-mcp", "metadata.json")
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(file))(t)
 	var metadata struct {
 		Environments map[string]map[string]any
 	}
-	if err := json.Unmarshal(text, &metadata); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(text, &metadata))
 	return metadata.Environments
 }
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
@@ -83,22 +84,15 @@ func TestNowhereToWrite(t *testing.T) {
 // variant is an artifact like bash's but for its bubblewrap.
 func variant(t *testing.T, folder, name, bubblewrap string) {
 	t.Helper()
-	text, err := os.ReadFile(environments(t)["bash"]["session_exec"].(string))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(environments(t)["bash"]["session_exec"].(string)))(t)
 	changed := strings.ReplaceAll(string(text), between(t, string(text), `"bubblewrap":"`, `"`), bubblewrap)
 	bin := filepath.Join(folder, name, "bin")
-	if err := os.MkdirAll(bin, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(bin, 0o755))
 	for file, text := range map[string]string{
 		"bin/run": changed, "bin/session-run": changed, "bin/check": changed,
 		"metadata.json": `{"schema":1,"name":"` + name + `","backend":"jail","interpreter_type":"bash"}`,
 	} {
-		if err := os.WriteFile(filepath.Join(folder, name, file), []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(folder, name, file), []byte(text), 0o755))
 	}
 }
 
@@ -107,14 +101,10 @@ func variant(t *testing.T, folder, name, bubblewrap string) {
 func TestWrongBubblewrap(t *testing.T) {
 	folder := t.TempDir()
 	// Root's sandboxes are other users', who look at these programs too.
-	if err := os.Chmod(filepath.Dir(folder), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(filepath.Dir(folder), 0o755))
 	write := func(name, script string) string {
 		path := filepath.Join(folder, name)
-		if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o755))
 		return path
 	}
 	sandboxes := filepath.Join(folder, "sandboxes")
@@ -141,16 +131,11 @@ func TestWrongBubblewrap(t *testing.T) {
 // refused or gone from the list, and others are served.
 func TestDeletedArtifact(t *testing.T) {
 	folder := t.TempDir()
-	text, err := os.ReadFile(environments(t)["bash"]["session_exec"].(string))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(environments(t)["bash"]["session_exec"].(string)))(t)
 	variant(t, folder, "short-lived", between(t, string(text), `"bubblewrap":"`, `"`))
 	c := start(t, "NIX_SANDBOX_DIR="+folder)
 	in(c, "s", "short-lived", "x=kept")
-	if err := os.RemoveAll(filepath.Join(folder, "short-lived")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.RemoveAll(filepath.Join(folder, "short-lived")))
 	if answer := in(c, "s", "short-lived", "echo $x"); !answer.IsError && answer.Text() != "kept\n" {
 		t.Errorf("the running one: %+v", answer)
 	}
@@ -166,17 +151,9 @@ func TestDeletedArtifact(t *testing.T) {
 // everything in it.
 func TestClientStopsReading(t *testing.T) {
 	server := command(t)
-	in, err := server.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := server.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := server.Start(); err != nil {
-		t.Fatal(err)
-	}
+	in := must.Get(server.StdinPipe())(t)
+	out := must.Get(server.StdoutPipe())(t)
+	must.Do(t, server.Start())
 	out.Close()
 	fmt.Fprintln(in, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"`+mcptest.Newest+`","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`)
 	fmt.Fprintln(in, `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run","arguments":{"code":"sleep 600","env":"bash"}}}`)
@@ -198,10 +175,7 @@ func TestClientStopsReading(t *testing.T) {
 func groups(t *testing.T, server int) []string {
 	t.Helper()
 	const top = "/sys/fs/cgroup"
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", server))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", server)))(t)
 	_, own, found := strings.Cut("\n"+string(text), "\n0::")
 	if !found {
 		return nil // no version 2
@@ -210,10 +184,7 @@ func groups(t *testing.T, server int) []string {
 	// Beside the server's own, or, where root started it, at the top.
 	var all []string
 	for _, folder := range []string{filepath.Dir(filepath.Join(top, own)), top} {
-		made, err := filepath.Glob(filepath.Join(folder, fmt.Sprintf("sandbox-%d-*", server)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		made := must.Get(filepath.Glob(filepath.Join(folder, fmt.Sprintf("sandbox-%d-*", server))))(t)
 		all = append(all, made...)
 	}
 	slices.Sort(all)

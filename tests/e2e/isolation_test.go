@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
@@ -25,22 +26,13 @@ func probe(t *testing.T, c *mcptest.Client, code, want string) {
 
 func TestNoNetwork(t *testing.T) {
 	c := start(t)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer listener.Close()
 	dir := t.TempDir()
-	file, err := net.Listen("unix", filepath.Join(dir, "socket"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(net.Listen("unix", filepath.Join(dir, "socket")))(t)
 	defer file.Close()
 	abstract := fmt.Sprintf("nix-sandbox-test-%d", os.Getpid())
-	hidden, err := net.Listen("unix", "@"+abstract)
-	if err != nil {
-		t.Fatal(err)
-	}
+	hidden := must.Get(net.Listen("unix", "@"+abstract))(t)
 	defer hidden.Close()
 	const try = `
 import socket
@@ -71,18 +63,13 @@ def reach(family, address, kind=socket.SOCK_STREAM):
 func TestNoHostFiles(t *testing.T) {
 	c := start(t)
 	secret := filepath.Join(t.TempDir(), "secret")
-	if err := os.WriteFile(secret, []byte("secret"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(secret, []byte("secret"), 0o644))
 	const exists = "import os; print(os.path.exists(%q))"
 	for _, path := range []string{"/home", "/root", "/etc/shadow", "/etc/hostname", "/var", "/boot", "/run", secret, undertest.Server(t), "/sys", "/mnt"} {
 		probe(t, c, fmt.Sprintf(exists, path), "False")
 	}
 	// The one user is the sandbox's own.
-	host, err := os.ReadFile("/etc/passwd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	host := must.Get(os.ReadFile("/etc/passwd"))(t)
 	answer := run(c, "bash", "cat /etc/passwd; id -u; id -un")
 	if lines := strings.Split(strings.TrimSpace(answer.Text()), "\n"); len(lines) > 6 || lines[len(lines)-2] != "1000" || strings.Contains(answer.Text(), strings.Split(string(host), "\n")[1]) {
 		t.Errorf("users %+v", answer)
@@ -163,9 +150,7 @@ func inTree(paths []byte, entry string) bool {
 // PROJECT_DIR is at /project, readable and not writable; absent when unset.
 func TestProject(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "file"), []byte("of the project\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, "file"), []byte("of the project\n"), 0o644))
 	c := start(t, "PROJECT_DIR="+dir)
 	if answer := run(c, "bash", "cat /project/file"); answer.Text() != "of the project\n" {
 		t.Errorf("read: %+v", answer)

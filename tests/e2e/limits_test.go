@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
@@ -29,19 +30,14 @@ func limited(t testing.TB) string {
 	all := environments(t)
 	for name, fields := range all {
 		built := fields["session_exec"].(string)
-		text, err := os.ReadFile(built)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(built))(t)
 		was := fmt.Sprintf(`"--memory-mb","%v","--pids","%v"`, fields["memory_mb"], fields["pids"])
 		if strings.Count(string(text), was) != 1 {
 			t.Fatalf("%s does not hold the limits %s", built, was)
 		}
 		now := fmt.Sprintf(`"--memory-mb","%d","--pids","%d"`, memoryMB, tasks)
 		path := filepath.Join(t.TempDir(), name)
-		if err := os.WriteFile(path, []byte(strings.Replace(string(text), was, now, 1)), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, []byte(strings.Replace(string(text), was, now, 1)), 0o755))
 		fields["session_exec"], fields["memory_mb"], fields["pids"] = path, memoryMB, tasks
 	}
 	return "NIX_SANDBOX_METADATA=" + mcptest.Metadata(t, all)
@@ -273,10 +269,7 @@ func TestIdleSandboxIsCheap(t *testing.T) {
 	}
 	used := func() (total time.Duration) {
 		for _, pid := range all {
-			p, err := procfs.Read(pid)
-			if err != nil {
-				t.Fatal(err)
-			}
+			p := must.Get(procfs.Read(pid))(t)
 			own, _ := p.Times()
 			total += own
 		}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // mostBytes is what an answer may take that is ours and not the code's.
@@ -113,9 +114,7 @@ func kept(session, env, code string) map[string]any {
 func TestMistakes(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	project := t.TempDir()
-	if err := os.WriteFile(filepath.Join(project, "sales.csv"), []byte("a,b\n1,2\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(project, "sales.csv"), []byte("a,b\n1,2\n"), 0o644))
 	c := start(t, "PROJECT_DIR="+project, tightened(t, map[string]any{"timeout_seconds": 2}))
 	in(c, "theirs", "python", "x = 1")
 	for _, m := range mistakes {

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
@@ -27,15 +28,9 @@ import (
 func sample(t *testing.T, name string) string {
 	t.Helper()
 	folder := filepath.Join(t.TempDir(), name)
-	if err := os.CopyFS(folder, os.DirFS(filepath.Join("testdata", "project"))); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(filepath.Join(folder, "build"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(folder, "build", "old.txt"), []byte("old\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.CopyFS(folder, os.DirFS(filepath.Join("testdata", "project"))))
+	must.Do(t, os.Mkdir(filepath.Join(folder, "build"), 0o755))
+	must.Do(t, os.WriteFile(filepath.Join(folder, "build", "old.txt"), []byte("old\n"), 0o644))
 	return folder
 }
 
@@ -74,9 +69,7 @@ func servedProject(t *testing.T, variables ...string) *mcptest.Client {
 	t.Helper()
 	artifact := undertest.Artifact(t, "project") // project.nix
 	folder := t.TempDir()
-	if err := os.Symlink(artifact, filepath.Join(folder, "project")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(artifact, filepath.Join(folder, "project")))
 	metadata := mcptest.MetadataWith(t, environments(t), map[string]any{
 		"project": mcptest.Project(map[string]any{"inherit_env": map[string]any{"vars": []string{"SAMPLE_TOKEN"}}}),
 	})
@@ -124,30 +117,18 @@ func TestProjectsOwnTests(t *testing.T) {
 // Nix, from what git knows of the project: what lies beside it stays out of
 // the store.
 func TestProjectsShellIsBuiltAtStart(t *testing.T) {
-	packages := os.Getenv("NIX_SANDBOX_TEST_NIXPKGS")
-	if packages == "" {
-		t.Skip("NIX_SANDBOX_TEST_NIXPKGS does not name a package set")
-	}
+	packages := undertest.Packages(t)
 	for _, program := range []string{"nix", "git"} {
 		if _, err := exec.LookPath(program); err != nil {
 			t.Skipf("there is no %s on the PATH", program)
 		}
 	}
-	packages, err := filepath.EvalSymlinks(packages)
-	if err != nil {
-		t.Fatal(err)
-	}
 	began := time.Now().Add(-2 * time.Second)
 	// Nix before 2.20 finds no checkout whose path has a space in it.
 	folder := sample(t, "project")
 	flake := filepath.Join(folder, "flake.nix")
-	text, err := os.ReadFile(flake)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(flake, bytes.Replace(text, []byte("github:NixOS/nixpkgs/nixos-unstable"), []byte("path:"+packages), 1), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(flake))(t)
+	must.Do(t, os.WriteFile(flake, bytes.Replace(text, []byte("github:NixOS/nixpkgs/nixos-unstable"), []byte("path:"+packages), 1), 0o644))
 	for _, words := range [][]string{
 		{"git", "init", "-q"},
 		{"git", "add", "."},
@@ -161,9 +142,7 @@ func TestProjectsShellIsBuiltAtStart(t *testing.T) {
 		}
 	}
 	secret := "secret-" + rand.Text()
-	if err := os.WriteFile(filepath.Join(folder, ".env"), []byte("TOKEN="+secret+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(folder, ".env"), []byte("TOKEN="+secret+"\n"), 0o600))
 	before := tree(t, folder)
 	c := start(t, "PROJECT_DIR="+folder, "PROJECT_MODE=overlay", "PROJECT_USE_FLAKE=1", "PATH="+os.Getenv("PATH"), "NIX_CONFIG="+os.Getenv("NIX_CONFIG"))
 	var list string
@@ -284,10 +263,7 @@ func TestInheritedSecret(t *testing.T) {
 // and in the sandboxes themselves.
 func searchStore(t *testing.T, since time.Time, secret string) {
 	t.Helper()
-	entries, err := os.ReadDir("/nix/store")
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := must.Get(os.ReadDir("/nix/store"))(t)
 	places := append(undertest.Artifacts(t), filepath.Dir(filepath.Dir(undertest.Server(t))))
 	for _, entry := range entries {
 		info, err := entry.Info()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
@@ -78,9 +79,7 @@ func TestProtocolEras(t *testing.T) {
 				Instructions      string
 				Capabilities      struct{ Tools *struct{ ListChanged bool } }
 			}
-			if err := json.Unmarshal(c.Initialize(version).Result, &about); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, json.Unmarshal(c.Initialize(version).Result, &about))
 			if version != mcptest.Stateless && about.ProtocolVersion != version {
 				t.Errorf("the server answered version %q", about.ProtocolVersion)
 			}
@@ -116,9 +115,7 @@ func TestStatelessFirstCall(t *testing.T) {
 func TestContextCost(t *testing.T) {
 	c := mcptest.Start(t, command(t, "PROJECT_DIR="+t.TempDir()))
 	var about struct{ Instructions string }
-	if err := json.Unmarshal(c.Initialize(mcptest.Newest).Result, &about); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(c.Initialize(mcptest.Newest).Result, &about))
 	list := c.Request("tools/list", nil).Result
 	if count := len(environments(t)); count != 3 {
 		t.Skipf("the server has %d environments, not three", count)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
@@ -252,13 +253,9 @@ func TestBrokenParts(t *testing.T) {
 	all := environments(t)
 	all["broken"] = map[string]any{"backend": "jail", "exec": "/nowhere/run", "session_exec": "/nowhere/session-run"}
 	folder := t.TempDir()
-	if err := os.Mkdir(filepath.Join(folder, "bad"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(filepath.Join(folder, "bad"), 0o755))
 	file := filepath.Join(folder, "bad", "metadata.json")
-	if err := os.WriteFile(file, []byte(`{"schema":1,"name":"bad","backend":"chroot"}`), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte(`{"schema":1,"name":"bad","backend":"chroot"}`), 0o644))
 	c := start(t, "NIX_SANDBOX_METADATA="+mcptest.Metadata(t, all), "NIX_SANDBOX_DIR="+folder)
 	if answer := run(c, "bash", "echo served"); answer.Text() != "served\n" {
 		t.Errorf("bash: %+v", answer)
@@ -288,9 +285,7 @@ func TestCustomWins(t *testing.T) {
 	all := environments(t)
 	folder := t.TempDir()
 	artifact := filepath.Dir(filepath.Dir(all["bash"]["session_exec"].(string)))
-	if err := os.Symlink(artifact, filepath.Join(folder, "mine")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(artifact, filepath.Join(folder, "mine")))
 	c := start(t, "NIX_SANDBOX_DIR="+folder)
 	if answer := run(c, "bash", "echo mine"); answer.Text() != "mine\n" {
 		t.Errorf("answer %+v", answer)

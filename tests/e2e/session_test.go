@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
@@ -281,9 +282,7 @@ func TestFiles(t *testing.T) {
 	var read struct {
 		Contents []struct{ Text, MIMEType string }
 	}
-	if err := json.Unmarshal(c.Request("resources/read", map[string]any{"uri": answer.Content[1].URI}).Result, &read); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(c.Request("resources/read", map[string]any{"uri": answer.Content[1].URI}).Result, &read))
 	if len(read.Contents) != 1 || len(read.Contents[0].Text) != 300000 {
 		t.Errorf("read %d contents", len(read.Contents))
 	}

@@ -14,8 +14,10 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
 // gate is a Nix for servers of a test, behind a gate: what they ask of it
@@ -35,18 +37,14 @@ func nix(t testing.TB) *gate {
 	}
 	g := &gate{t, t.TempDir()}
 	script := fmt.Sprintf("#!/bin/sh\nwhile [ -e %s/closed ]; do sleep 0.05; done\nexec %s \"$@\"\n", g.folder, real)
-	if err := os.WriteFile(filepath.Join(g.folder, "nix"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(g.folder, "nix"), []byte(script), 0o755))
 	return g
 }
 
 func (g *gate) close() { file(g.t, filepath.Join(g.folder, "closed"), "") }
 
 func (g *gate) open() {
-	if err := os.Remove(filepath.Join(g.folder, "closed")); err != nil {
-		g.t.Fatal(err)
-	}
+	must.Do(g.t, os.Remove(filepath.Join(g.folder, "closed")))
 }
 
 // variables make a server use this Nix.
@@ -56,37 +54,21 @@ func (g *gate) variables(more ...string) []string {
 
 func file(t testing.TB, path, text string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	must.Do(t, os.WriteFile(path, []byte(text), 0o644))
 }
 
 func link(t testing.TB, target, path string) {
 	t.Helper()
-	if err := os.Symlink(target, path); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(target, path))
 }
 
 // flake writes a flake as an operator has one, of this checkout and of the
 // package set of the tests.
 func flake(t testing.TB) string {
 	t.Helper()
-	packages := os.Getenv("NIX_SANDBOX_TEST_NIXPKGS")
-	if packages == "" {
-		t.Skip("NIX_SANDBOX_TEST_NIXPKGS does not name a package set")
-	}
-	packages, err := filepath.EvalSymlinks(packages)
-	if err != nil {
-		t.Fatal(err)
-	}
-	checkout, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	packages := undertest.Packages(t)
+	checkout := must.Get(filepath.Abs("../.."))(t)
 	scheme := "path:"
 	if _, err := os.Stat(filepath.Join(checkout, ".git")); err == nil {
 		scheme = "git+file://" // without what is not among its files
@@ -211,9 +193,7 @@ func TestSandboxOfAnotherFlake(t *testing.T) {
 		folder := filepath.Join(t.TempDir(), "not there yet")
 		c := start(t, "NIX_SANDBOX_DIR="+folder)
 		offered(t, c, "data", false)
-		if err := os.Mkdir(folder, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Mkdir(folder, 0o755))
 		link(t, artifact, filepath.Join(folder, "data"))
 		pandas(t, c)
 		if told(c) != 1 {
@@ -289,14 +269,9 @@ func TestBuiltAgain(t *testing.T) {
 	g := nix(t)
 	own := flake(t)
 	path := filepath.Join(own, "flake.nix")
-	right, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	right := must.Get(os.ReadFile(path))(t)
 	write := func(text string) {
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 	write("{ outputs = { self }: {\n")
 	c := start(t, g.variables("NIX_SANDBOX_ENVS="+own+"#one")...)
@@ -522,9 +497,7 @@ func TestChangesUnderLoad(t *testing.T) {
 		name := fmt.Sprintf("last-%d", generation)
 		at := filepath.Join(folder, "last")
 		link(t, copied(name, 0), at+".new")
-		if err := os.Rename(at+".new", at); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Rename(at+".new", at))
 		offered(t, c, name, true)
 		run(c, name, "echo 1")
 	}
@@ -561,10 +534,7 @@ func TestStatelessClientIsTold(t *testing.T) {
 func TestArtifactOfSchema1(t *testing.T) {
 	folder := t.TempDir()
 	program, _ := environments(t)["bash"]["exec"].(string)
-	text, err := os.ReadFile("testdata/schema-1/metadata.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("testdata/schema-1/metadata.json"))(t)
 	file(t, filepath.Join(folder, "old", "metadata.json"), string(text))
 	link(t, filepath.Dir(program), filepath.Join(folder, "old", "bin"))
 	c := start(t, "NIX_SANDBOX_DIR="+folder)

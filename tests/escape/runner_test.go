@@ -12,15 +12,14 @@ import (
 	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // every returns the suite's attempts.
 func every(t *testing.T) []attempt {
 	t.Helper()
-	attempts, err := load(families)
-	if err != nil {
-		t.Fatal(err)
-	}
+	attempts := must.Get(load(families))(t)
 	return attempts
 }
 
@@ -115,16 +114,12 @@ func weak(t *testing.T, kind string) string {
 func script(t *testing.T, kind, text string) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, "bin"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(filepath.Join(dir, "bin"), 0o755))
 	for name, content := range map[string]string{
 		"metadata.json": fmt.Sprintf(`{"schema":1,"name":"weak","backend":"none","interpreter_type":%q,"pids":32,"memory_mb":64,"workspace_mb":16}`, kind),
 		"bin/run":       "#!/bin/sh\n" + text + "\n",
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o755))
 	}
 	return dir
 }
@@ -144,10 +139,7 @@ func TestWeakSandboxFails(t *testing.T) {
 			if testing.Short() {
 				t.Skip("it tries the whole suite")
 			}
-			report, err := run(context.Background(), dir, Options{NoControls: true}, direct)
-			if err != nil {
-				t.Fatal(err)
-			}
+			report := must.Get(run(context.Background(), dir, Options{NoControls: true}, direct))(t)
 			escaped := 0
 			for _, result := range report.Results {
 				if result.Escaped {
@@ -196,14 +188,8 @@ func TestVerdicts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			attempts, err := parse("test", "Prose.\n-- a.sh --\n# Held: no.\n#: with canary\n#: timeout 1s\n#: control host\n"+test.code+"\n")
-			if err != nil {
-				t.Fatal(err)
-			}
-			report, err := run(context.Background(), script(t, "bash", test.script), Options{}, attempts)
-			if err != nil {
-				t.Fatal(err)
-			}
+			attempts := must.Get(parse("test", "Prose.\n-- a.sh --\n# Held: no.\n#: with canary\n#: timeout 1s\n#: control host\n"+test.code+"\n"))(t)
+			report := must.Get(run(context.Background(), script(t, "bash", test.script), Options{}, attempts))(t)
 			got := report.Results[0]
 			t.Log(got)
 			got.Name, got.Reason = "", ""

@@ -21,6 +21,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/seccomp"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // folder holds what the tests of one process share: the programs, built once,
@@ -76,10 +77,7 @@ func shared(t testing.TB) string {
 		t.Skipf("the launcher and the agent cannot be built here: %v", err)
 	}
 	made = true
-	dir, err := folder()
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(folder())(t)
 	return dir
 }
 

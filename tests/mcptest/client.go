@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcpclient"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
@@ -89,20 +90,14 @@ func (c *Client) Log() string { return c.log.String() }
 // Descriptors returns how many descriptors the server has open.
 func (c *Client) Descriptors() int {
 	c.t.Helper()
-	n, err := procfs.Descriptors(c.PID())
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	n := must.Get(procfs.Descriptors(c.PID()))(c.t)
 	return n
 }
 
 // PeakMemory returns the most memory that the server has had resident, in bytes.
 func (c *Client) PeakMemory() int64 {
 	c.t.Helper()
-	size, err := procfs.PeakMemory(c.PID())
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	size := must.Get(procfs.PeakMemory(c.PID()))(c.t)
 	return size
 }
 
@@ -172,10 +167,7 @@ func (c *Client) SendRun(arguments any) string {
 // AwaitRun returns the answer to a call of run.
 func (c *Client) AwaitRun(id string) Answer {
 	c.t.Helper()
-	answer, err := c.Await(id).Answer()
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	answer := must.Get(c.Await(id).Answer())(c.t)
 	return answer
 }
 

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
@@ -14,10 +15,7 @@ func Descendants(pid int) []int { return procfs.Descendants(pid) }
 // Descriptors is [procfs.Descriptors].
 func Descriptors(t testing.TB, pid int) int {
 	t.Helper()
-	n, err := procfs.Descriptors(pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(procfs.Descriptors(pid))(t)
 	return n
 }
 

@@ -17,6 +17,8 @@ const (
 	// ArtifactsVariable names the folders of built sandboxes, separated by
 	// colons. A test takes the ones that it is about.
 	ArtifactsVariable = "NIX_SANDBOX_TEST_ARTIFACTS"
+	// PackagesVariable names a package set to build with.
+	PackagesVariable = "NIX_SANDBOX_TEST_NIXPKGS"
 	// ClientsVariable names the folder that tests/clients/install filled.
 	ClientsVariable = "NIX_SANDBOX_TEST_CLIENTS"
 )
@@ -27,6 +29,16 @@ func Server(t testing.TB) string {
 	path := os.Getenv(ServerVariable)
 	if path == "" {
 		t.Skip(ServerVariable + " does not name a built server")
+	}
+	return resolve(t, path)
+}
+
+// Packages returns the folder of the package set to build with.
+func Packages(t testing.TB) string {
+	t.Helper()
+	path := os.Getenv(PackagesVariable)
+	if path == "" {
+		t.Skip(PackagesVariable + " does not name a package set")
 	}
 	return resolve(t, path)
 }

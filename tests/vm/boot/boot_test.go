@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
@@ -54,10 +55,7 @@ func TestMain(m *testing.M) {
 func vm(t *testing.T, program string, options []string, arguments ...string) *exec.Cmd {
 	t.Helper()
 	artifact := undertest.Artifact(t, "bash")
-	own, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	own := must.Get(os.Executable())(t)
 	files := t.TempDir()
 	if _, err := command(t.Context(), []string{"cp", own, filepath.Join(files, "program")}); err != nil {
 		t.Fatal(err)
@@ -76,10 +74,7 @@ func vm(t *testing.T, program string, options []string, arguments ...string) *ex
 // children are the processes that a process started and that are still there.
 func children(t *testing.T, pid int) []int {
 	t.Helper()
-	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid)))(t)
 	var found []int
 	for _, file := range files {
 		text, err := os.ReadFile(file)
@@ -87,10 +82,7 @@ func children(t *testing.T, pid int) []int {
 			continue // a thread that ended
 		}
 		for _, word := range strings.Fields(string(text)) {
-			child, err := strconv.Atoi(word)
-			if err != nil {
-				t.Fatal(err)
-			}
+			child := must.Get(strconv.Atoi(word))(t)
 			found = append(found, child)
 		}
 	}
@@ -164,17 +156,10 @@ func TestRunnerEnds(t *testing.T) {
 	for name, signal := range map[string]syscall.Signal{"asked": syscall.SIGTERM, "killed": syscall.SIGKILL} {
 		t.Run(name, func(t *testing.T) {
 			cmd := vm(t, "stay", nil)
-			errs, err := cmd.StderrPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			errs := must.Get(cmd.StderrPipe())(t)
+			must.Do(t, cmd.Start())
 			qemu := up(t, cmd, errs)
-			if err := cmd.Process.Signal(signal); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, cmd.Process.Signal(signal))
 			cmd.Wait()
 			gone(t, qemu)
 		})

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/vm/guest"
@@ -45,10 +46,7 @@ func jail(t *testing.T, group, code string) *exec.Cmd {
 	command.Stdin = strings.NewReader(code)
 	command.WaitDelay = time.Second
 	if group != "" {
-		folder, err := os.Open(group)
-		if err != nil {
-			t.Fatal(err)
-		}
+		folder := must.Get(os.Open(group))(t)
 		t.Cleanup(func() { folder.Close() })
 		command.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(folder.Fd())}
 	}
@@ -59,9 +57,7 @@ func jail(t *testing.T, group, code string) *exec.Cmd {
 func newGroup(t *testing.T, limits map[string]string) string {
 	t.Helper()
 	group := filepath.Join(filepath.Dir(ownGroup(t)), strings.ReplaceAll(t.Name(), "/", "-"))
-	if err := os.Mkdir(group, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(group, 0o755))
 	t.Cleanup(func() {
 		if err := os.WriteFile(group+"/cgroup.kill", []byte("1"), 0); err != nil {
 			t.Error(err)
@@ -74,9 +70,7 @@ func newGroup(t *testing.T, limits map[string]string) string {
 		}
 	})
 	for name, value := range limits {
-		if err := os.WriteFile(filepath.Join(group, name), []byte(value), 0); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(group, name), []byte(value), 0))
 	}
 	return group
 }
@@ -88,10 +82,7 @@ func ownGroup(t *testing.T) string {
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(path))(t)
 	return string(text)
 }
 
@@ -210,9 +201,7 @@ func TestProcessLimitWithDelegate(t *testing.T) {
 	t.Run("control", func(t *testing.T) {
 		group := newGroup(t, nil)
 		command := jail(t, group, bomb)
-		if err := command.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, command.Start())
 		patience.Until(t, "60 processes run", func() bool { return strings.Count(read(t, group+"/cgroup.procs"), "\n") > 60 })
 		command.Cancel()
 		command.Wait()
@@ -220,9 +209,7 @@ func TestProcessLimitWithDelegate(t *testing.T) {
 	t.Run("limit", func(t *testing.T) {
 		group := newGroup(t, map[string]string{"pids.max": strconv.Itoa(limit)})
 		command := jail(t, group, bomb)
-		if err := command.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, command.Start())
 		patience.Until(t, "a fork was refused", func() bool { return event(t, group+"/pids.events", "max") > 0 })
 		current, err := strconv.Atoi(strings.TrimSpace(read(t, group+"/pids.current")))
 		if err != nil || current > limit {
@@ -237,19 +224,12 @@ func TestKillWithDelegate(t *testing.T) {
 	in(t)
 	group := newGroup(t, nil)
 	command := jail(t, group, "echo started; exec sleep 1000")
-	output, err := command.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	output := must.Get(command.StdoutPipe())(t)
+	must.Do(t, command.Start())
 	if _, err := output.Read(make([]byte, 8)); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(group+"/cgroup.kill", []byte("1"), 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(group+"/cgroup.kill", []byte("1"), 0))
 	var exit *exec.ExitError
 	if err := command.Wait(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 		t.Errorf("%v, want that it was killed", err)
