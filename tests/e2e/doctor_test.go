@@ -85,9 +85,7 @@ func TestDoctor(t *testing.T) {
 // What is broken on purpose is found, each fault by its name.
 func TestDoctorFindsBrokenArtifacts(t *testing.T) {
 	folder := t.TempDir()
-	whole := environments(t)["bash"]["session_exec"].(string)
-	spec := must.Get(os.ReadFile(whole))(t)
-	shebang, object, _ := strings.Cut(string(spec), "\n")
+	shebang, object, _ := strings.Cut(description(t), "\n")
 	bubblewrap := between(t, object, `"bubblewrap":"`, `"`)
 	tree := between(t, object, `"--ro-bind","`, `"`)
 	for name, text := range map[string]string{
@@ -97,14 +95,7 @@ func TestDoctorFindsBrokenArtifacts(t *testing.T) {
 		"no-object":     shebang + "\n{",
 		"another":       "#!/bin/sh\necho hello\n",
 	} {
-		bin := filepath.Join(folder, name, "bin")
-		must.Do(t, os.MkdirAll(bin, 0o755))
-		for file, text := range map[string]string{
-			"bin/run": text, "bin/session-run": text,
-			"metadata.json": `{"schema":1,"name":"` + name + `","backend":"jail","interpreter_type":"bash"}`,
-		} {
-			must.Do(t, os.WriteFile(filepath.Join(folder, name, file), []byte(text), 0o755))
-		}
+		artifact(t, folder, name, text)
 	}
 	found, status := doctor(t, "NIX_SANDBOX_DIR="+folder)
 	for name, want := range map[string]string{
@@ -133,7 +124,7 @@ func TestLogSaysWhatDoctorWould(t *testing.T) {
 	// Root's sandboxes are other users', who start this program too.
 	must.Do(t, os.Chmod(filepath.Dir(folder), 0o755))
 	broken := filepath.Join(folder, "bwrap")
-	must.Do(t, os.WriteFile(broken, []byte("#!/bin/sh\necho 'bwrap: it is broken' >&2\nexit 1\n"), 0o755))
+	must.Write(t, broken, "#!/bin/sh\necho 'bwrap: it is broken' >&2\nexit 1\n", 0o755)
 	sandboxes := filepath.Join(folder, "sandboxes")
 	variant(t, sandboxes, "broken", broken)
 	overlaid := []string{"NIX_SANDBOX_DIR=" + sandboxes, "PROJECT_DIR=" + t.TempDir(), "PROJECT_MODE=overlay"}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -67,6 +68,18 @@ func start(t testing.TB, variables ...string) *mcptest.Client {
 	return c
 }
 
+// expectRefusal fails the test unless a server that is started so ends with
+// status 1 and prints all of these.
+func expectRefusal(t testing.TB, cmd *exec.Cmd, parts ...string) {
+	t.Helper()
+	out, _ := cmd.CombinedOutput()
+	for _, part := range parts {
+		if status := cmd.ProcessState.ExitCode(); status != 1 || !strings.Contains(string(out), part) {
+			t.Errorf("status %d, want 1 and %q:\n%s", status, part, out)
+		}
+	}
+}
+
 // run is a call without a session.
 func run(c *mcptest.Client, env, code string) mcptest.Answer {
 	return c.Run(mcptest.Arguments{Code: code, Env: env})
@@ -75,4 +88,24 @@ func run(c *mcptest.Client, env, code string) mcptest.Answer {
 // in is a call in a session.
 func in(c *mcptest.Client, session, env, code string) mcptest.Answer {
 	return c.Run(mcptest.Arguments{Code: code, Env: env, Session: session})
+}
+
+// expect fails the test unless a call succeeded and was answered with want, as
+// text alone.
+func expect(t testing.TB, answer mcptest.Answer, want string) {
+	t.Helper()
+	if answer.IsError || answer.Text() != want || answer.Structured != nil {
+		t.Errorf("answer %+v, want %q", answer, want)
+	}
+}
+
+// expectError fails the test unless a call failed with an answer that holds all
+// of these.
+func expectError(t testing.TB, answer mcptest.Answer, parts ...string) {
+	t.Helper()
+	for _, part := range parts {
+		if !answer.IsError || !strings.Contains(answer.Text(), part) {
+			t.Errorf("answer %+v, want an error with %q", answer, part)
+		}
+	}
 }

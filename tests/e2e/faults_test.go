@@ -74,26 +74,35 @@ func TestNowhereToWrite(t *testing.T) {
 			wrapped.Env = []string{"HOME=/tmp", "TMPDIR=/tmp", "PATH=" + os.Getenv("PATH")}
 			c := mcptest.Start(t, wrapped)
 			c.Initialize(mcptest.Newest)
-			if answer := run(c, "bash", "echo x >file; cat file"); answer.Text() != "x\n" {
-				t.Errorf("%+v; the log: %s", answer, c.Log())
-			}
+			expect(t, run(c, "bash", "echo x >file; cat file"), "x\n")
 		})
 	}
 }
 
-// variant is an artifact like bash's but for its bubblewrap.
-func variant(t *testing.T, folder, name, bubblewrap string) {
+// description returns the description of bash's sandbox in the server.
+func description(t *testing.T) string {
 	t.Helper()
-	text := must.Get(os.ReadFile(environments(t)["bash"]["session_exec"].(string)))(t)
-	changed := strings.ReplaceAll(string(text), between(t, string(text), `"bubblewrap":"`, `"`), bubblewrap)
-	bin := filepath.Join(folder, name, "bin")
-	must.Do(t, os.MkdirAll(bin, 0o755))
+	return string(must.Get(os.ReadFile(environments(t)["bash"]["session_exec"].(string)))(t))
+}
+
+// artifact writes an artifact with a description of its own.
+func artifact(t *testing.T, folder, name, description string) {
+	t.Helper()
 	for file, text := range map[string]string{
-		"bin/run": changed, "bin/session-run": changed, "bin/check": changed,
+		"bin/run": description, "bin/session-run": description,
 		"metadata.json": `{"schema":1,"name":"` + name + `","backend":"jail","interpreter_type":"bash"}`,
 	} {
-		must.Do(t, os.WriteFile(filepath.Join(folder, name, file), []byte(text), 0o755))
+		must.Write(t, filepath.Join(folder, name, file), text, 0o755)
 	}
+}
+
+// variant writes an artifact like bash's but for its bubblewrap.
+func variant(t *testing.T, folder, name, bubblewrap string) {
+	t.Helper()
+	text := description(t)
+	changed := strings.ReplaceAll(text, between(t, text, `"bubblewrap":"`, `"`), bubblewrap)
+	artifact(t, folder, name, changed)
+	must.Write(t, filepath.Join(folder, name, "bin", "check"), changed, 0o755)
 }
 
 // A bubblewrap that is missing, too old or another program starts no code, and
@@ -104,7 +113,7 @@ func TestWrongBubblewrap(t *testing.T) {
 	must.Do(t, os.Chmod(filepath.Dir(folder), 0o755))
 	write := func(name, script string) string {
 		path := filepath.Join(folder, name)
-		must.Do(t, os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o755))
+		must.Write(t, path, "#!/bin/sh\n"+script, 0o755)
 		return path
 	}
 	sandboxes := filepath.Join(folder, "sandboxes")
@@ -122,17 +131,14 @@ func TestWrongBubblewrap(t *testing.T) {
 			t.Errorf("%s: %+v", name, answer)
 		}
 	}
-	if answer := run(c, "bash", "echo ran"); answer.Text() != "ran\n" {
-		t.Errorf("bash: %+v", answer)
-	}
+	expect(t, run(c, "bash", "echo ran"), "ran\n")
 }
 
 // A sandbox whose artifact is deleted while it runs goes on; a new one is
 // refused or gone from the list, and others are served.
 func TestDeletedArtifact(t *testing.T) {
 	folder := t.TempDir()
-	text := must.Get(os.ReadFile(environments(t)["bash"]["session_exec"].(string)))(t)
-	variant(t, folder, "short-lived", between(t, string(text), `"bubblewrap":"`, `"`))
+	artifact(t, folder, "short-lived", description(t))
 	c := start(t, "NIX_SANDBOX_DIR="+folder)
 	in(c, "s", "short-lived", "x=kept")
 	must.Do(t, os.RemoveAll(filepath.Join(folder, "short-lived")))
@@ -142,9 +148,7 @@ func TestDeletedArtifact(t *testing.T) {
 	if answer := run(c, "short-lived", "echo ran"); !answer.IsError && answer.Text() != "ran\n" {
 		t.Errorf("a new one: %+v", answer)
 	}
-	if answer := run(c, "bash", "echo ran"); answer.Text() != "ran\n" {
-		t.Errorf("bash: %+v", answer)
-	}
+	expect(t, run(c, "bash", "echo ran"), "ran\n")
 }
 
 // A client that closes its end of the server's output ends the server, and

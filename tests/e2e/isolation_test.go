@@ -152,9 +152,7 @@ func TestProject(t *testing.T) {
 	dir := t.TempDir()
 	must.Do(t, os.WriteFile(filepath.Join(dir, "file"), []byte("of the project\n"), 0o644))
 	c := start(t, "PROJECT_DIR="+dir)
-	if answer := run(c, "bash", "cat /project/file"); answer.Text() != "of the project\n" {
-		t.Errorf("read: %+v", answer)
-	}
+	expect(t, run(c, "bash", "cat /project/file"), "of the project\n")
 	if answer := run(c, "bash", "echo x >/project/file; echo y >/project/new; rm -f /project/file; mv /project/file /project/other"); !answer.IsError {
 		t.Errorf("write: %+v", answer)
 	}
@@ -182,11 +180,7 @@ func TestProject(t *testing.T) {
 		t.Errorf("the description is %s", list)
 	}
 
-	cmd := command(t, "PROJECT_DIR="+filepath.Join(dir, "none"))
-	out, _ := cmd.CombinedOutput()
-	if status := cmd.ProcessState.ExitCode(); status != 1 || !strings.HasPrefix(string(out), "nix-sandbox-mcp: error: PROJECT_DIR is "+filepath.Join(dir, "none")+", which does not exist\n") {
-		t.Errorf("nowhere: status %d: %s", status, out)
-	}
+	expectRefusal(t, command(t, "PROJECT_DIR="+filepath.Join(dir, "none")), "nix-sandbox-mcp: error: PROJECT_DIR is "+filepath.Join(dir, "none")+", which does not exist\n")
 }
 
 // Nothing of the server's own environment reaches the code.

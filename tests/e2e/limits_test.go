@@ -59,9 +59,7 @@ const lost = "; the session's variables are lost, its files in /workspace are ke
 
 func TestMemoryLimit(t *testing.T) {
 	c := start(t, limited(t))
-	if got := run(c, "python", hog(memoryMB/2)); got.IsError || got.Text() != "48\n" {
-		t.Errorf("below the limit: %q", got.Text())
-	}
+	expect(t, run(c, "python", hog(memoryMB/2)), "48\n")
 	got := run(c, "python", hog(2*memoryMB))
 	if want := "[stopped: used more than 96 MB of memory]"; !got.IsError || got.Text() != want {
 		t.Errorf("%q, want %q", got.Text(), want)
@@ -93,9 +91,7 @@ for n in range(4):
 for n in range(4): os.wait()
 print('ended')`, mib)
 	}
-	if got := run(c, "python", code(6)); got.Text() != "ended\n" {
-		t.Errorf("below the limit: %q", got.Text())
-	}
+	expect(t, run(c, "python", code(6)), "ended\n")
 	if got := run(c, "python", code(30)); !strings.Contains(got.Text(), "[stopped: used more than 96 MB of memory]") {
 		t.Errorf("%q", got.Text())
 	}
@@ -182,9 +178,7 @@ func TestMemoryLimitDuringAStart(t *testing.T) {
 
 func TestProcessLimit(t *testing.T) {
 	c := start(t, limited(t))
-	if got := run(c, "bash", crowd(tasks/2)); got.Text() != "20\n" {
-		t.Errorf("below the limit: %q", got.Text())
-	}
+	expect(t, run(c, "bash", crowd(tasks/2)), "20\n")
 	// The kernel does not count the processes of the machine's root: those
 	// are the watch's. Others' it refuses; bash tells of that and tries again,
 	// after 1 s and after 2 more.
@@ -204,22 +198,14 @@ func TestSessionSurvivesALimit(t *testing.T) {
 	in(c, "s", "python", "x = 1; open('file', 'w').write('kept')")
 	hogging := c.SendRun(mcptest.Arguments{Code: "print('before', flush=True)\n" + hog(2*memoryMB), Env: "python", Session: "s"})
 	for n := range 5 {
-		if got := in(c, "other", "python", "y += 1; print(y)"); got.Text() != strconv.Itoa(8+n)+"\n" {
-			t.Errorf("the other session: %q", got.Text())
-		}
+		expect(t, in(c, "other", "python", "y += 1; print(y)"), strconv.Itoa(8+n)+"\n")
 	}
 	if got, want := c.AwaitRun(hogging).Text(), "before\n[stopped: used more than 96 MB of memory"+lost; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if got := in(c, "s", "python", "print(open('file').read(), 'x' in globals())"); got.IsError || got.Text() != "kept False\n" {
-		t.Errorf("after the stop: %q", got.Text())
-	}
-	if got := in(c, "s", "python", hog(memoryMB/2)); got.Text() != "48\n" {
-		t.Errorf("after the stop, below the limit: %q", got.Text())
-	}
-	if got := in(c, "other", "python", "print(y)"); got.Text() != "12\n" {
-		t.Errorf("the other session: %q", got.Text())
-	}
+	expect(t, in(c, "s", "python", "print(open('file').read(), 'x' in globals())"), "kept False\n")
+	expect(t, in(c, "s", "python", hog(memoryMB/2)), "48\n")
+	expect(t, in(c, "other", "python", "print(y)"), "12\n")
 }
 
 // /workspace is full before memory is: that is an error of the write alone.
@@ -228,31 +214,21 @@ func TestWorkspaceIsFull(t *testing.T) {
 	code := func(mib int) string {
 		return fmt.Sprintf("head -c %dM /dev/zero > x && echo wrote; rm x", mib)
 	}
-	if got := run(c, "bash", code(100)); got.Text() != "wrote\n" {
-		t.Errorf("below the size: %q", got.Text())
-	}
+	expect(t, run(c, "bash", code(100)), "wrote\n")
 	got := in(c, "s", "bash", code(300))
 	if !strings.Contains(got.Text(), "No space left on device") || strings.Contains(got.Text(), "wrote") || strings.Contains(got.Text(), "stopped") {
 		t.Errorf("%q", got.Text())
 	}
-	if got := in(c, "s", "bash", code(100)); got.Text() != "wrote\n" {
-		t.Errorf("after it: %q", got.Text())
-	}
+	expect(t, in(c, "s", "bash", code(100)), "wrote\n")
 }
 
 // Files count as memory. They outlive what is killed, so the sandbox ends,
 // and the answer says that they are gone.
 func TestFilesAreMemory(t *testing.T) {
 	c := start(t, limited(t))
-	if got := in(c, "s", "bash", "head -c 48M /dev/zero > x && echo wrote"); got.Text() != "wrote\n" {
-		t.Errorf("below the limit: %q", got.Text())
-	}
-	got := in(c, "s", "bash", "head -c 150M /dev/zero > y && echo wrote")
-	for _, want := range []string{"used more than 96 MB of memory", "the session's variables and files are lost"} {
-		if !got.IsError || !strings.Contains(got.Text(), want) {
-			t.Errorf("%q, want %q in it", got.Text(), want)
-		}
-	}
+	expect(t, in(c, "s", "bash", "head -c 48M /dev/zero > x && echo wrote"), "wrote\n")
+	expectError(t, in(c, "s", "bash", "head -c 150M /dev/zero > y && echo wrote"),
+		"used more than 96 MB of memory", "the session's variables and files are lost")
 	if got := in(c, "s", "bash", "echo again; ls"); !strings.HasPrefix(got.Text(), "again\n") {
 		t.Errorf("after it: %q", got.Text())
 	}
@@ -303,9 +279,7 @@ func TestKernelStopsWithDelegate(t *testing.T) {
 		t.Skip("no control group can be made here")
 	}
 	made := func() []string { return groups(t, c.PID()) }
-	if got := in(c, "s", "python", hog(32)); got.Text() != "32\n" {
-		t.Errorf("below the limit: %q", got.Text())
-	}
+	expect(t, in(c, "s", "python", hog(32)), "32\n")
 	if len(made()) != 1 {
 		t.Errorf("a session has the groups %v", made())
 	}

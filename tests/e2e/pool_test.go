@@ -60,9 +60,7 @@ func unpooled(t testing.TB) string {
 // Without prewarm nothing waits.
 func TestNoPool(t *testing.T) {
 	c := start(t, unpooled(t))
-	if answer := run(c, "bash", "echo hello"); answer.Text() != "hello\n" {
-		t.Errorf("answer %+v", answer)
-	}
+	expect(t, run(c, "bash", "echo hello"), "hello\n")
 	patience.Wait(t, patience.Long, func() string { return fmt.Sprint(procfs.Descendants(c.PID())) }, func() bool {
 		return len(procfs.Descendants(c.PID())) == 0
 	})
@@ -127,8 +125,6 @@ func TestKilledInThePool(t *testing.T) {
 		syscall.Kill(pid, syscall.SIGKILL)
 	}
 	patience.Gone(t, alive...)
-	if answer := run(c, "bash", "echo alive"); answer.Text() != "alive\n" || answer.IsError {
-		t.Errorf("answer %+v", answer)
-	}
+	expect(t, run(c, "bash", "echo alive"), "alive\n")
 	full(t, c)
 }

@@ -89,23 +89,13 @@ func TestProjectsOwnTests(t *testing.T) {
 		t.Errorf("answer %+v", answer)
 	}
 	// What a call wrote is gone with it.
-	if got := run(c, "project", "ls -A /project/build").Text(); got != "old.txt\n" {
-		t.Errorf("the next call finds %q in build", got)
-	}
+	expect(t, run(c, "project", "ls -A /project/build"), "old.txt\n")
 	// What the project has can be replaced, and a session keeps it.
-	if answer := in(c, "work", "project", "make -s -C /project && rm /project/words.py && echo made"); answer.Text() != "made\n" {
-		t.Errorf("answer %+v", answer)
-	}
-	if got := in(c, "work", "project", "cat /project/build/old.txt; ls /project").Text(); got != "new\nMakefile\nbuild\nflake.nix\ntest_words.py\n" {
-		t.Errorf("the session finds %q", got)
-	}
-	if got := in(c, "other", "project", "cat /project/build/old.txt").Text(); got != "old\n" {
-		t.Errorf("another session finds %q", got)
-	}
+	expect(t, in(c, "work", "project", "make -s -C /project && rm /project/words.py && echo made"), "made\n")
+	expect(t, in(c, "work", "project", "cat /project/build/old.txt; ls /project"), "new\nMakefile\nbuild\nflake.nix\ntest_words.py\n")
+	expect(t, in(c, "other", "project", "cat /project/build/old.txt"), "old\n")
 	// Every other environment has the same layer.
-	if got := run(c, "python", "open('/project/x', 'w').write('x'); import os; print(sorted(os.listdir('/project/build')), os.path.exists('/project/x'))").Text(); got != "['old.txt'] True\n" {
-		t.Errorf("python says %q", got)
-	}
+	expect(t, run(c, "python", "open('/project/x', 'w').write('x'); import os; print(sorted(os.listdir('/project/build')), os.path.exists('/project/x'))"), "['old.txt'] True\n")
 	c.CloseInput()
 	c.Wait(10 * time.Second)
 	if diff := cmp.Diff(before, tree(t, folder)); diff != "" {
@@ -204,9 +194,7 @@ func TestShellVariables(t *testing.T) {
 		}
 	}
 	// What they name is there.
-	if got := run(c, "project", `IFS=:; for folder in $PATH; do [ -d "$folder" ] || echo "no $folder"; done; echo seen`).Text(); got != "seen\n" {
-		t.Errorf("%s", got)
-	}
+	expect(t, run(c, "project", `IFS=:; for folder in $PATH; do [ -d "$folder" ] || echo "no $folder"; done; echo seen`), "seen\n")
 }
 
 // The layer is memory, and bounded like it.
@@ -230,9 +218,7 @@ func TestInheritedSecret(t *testing.T) {
 	began := time.Now().Add(-2 * time.Second)
 	secret := "secret-" + rand.Text()
 	c := servedProject(t, "PROJECT_DIR="+sample(t, "a project"), "PROJECT_MODE=overlay", "SAMPLE_TOKEN="+secret)
-	if got := in(c, "work", "project", "echo $SAMPLE_TOKEN").Text(); got != secret+"\n" {
-		t.Fatalf("the code has %q", got)
-	}
+	expect(t, in(c, "work", "project", "echo $SAMPLE_TOKEN"), secret+"\n")
 	holders := 0
 	for _, pid := range append(procfs.Descendants(c.PID()), c.PID()) {
 		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))

@@ -89,13 +89,9 @@ func TestProtocolEras(t *testing.T) {
 			if about.Capabilities.Tools == nil || about.Instructions == "" {
 				t.Errorf("the server says %+v", about)
 			}
-			if answer := run(c, "bash", "echo hi"); answer.IsError || answer.Text() != "hi\n" || answer.Structured != nil {
-				t.Errorf("run answered %+v", answer)
-			}
+			expect(t, run(c, "bash", "echo hi"), "hi\n")
 			in(c, "s", "bash", "x=1")
-			if answer := in(c, "s", "bash", "echo $x"); answer.Text() != "1\n" {
-				t.Errorf("run in a session answered %+v", answer)
-			}
+			expect(t, in(c, "s", "bash", "echo $x"), "1\n")
 		})
 	}
 }
@@ -189,9 +185,7 @@ func TestBadInput(t *testing.T) {
 	if reply := c.Await(`"long"`); reply.Error == nil || reply.Error.Code != invalid {
 		t.Errorf("the long line: %+v", reply)
 	}
-	if answer := run(c, "bash", "echo alive"); answer.Text() != "alive\n" {
-		t.Errorf("afterwards: %+v", answer)
-	}
+	expect(t, run(c, "bash", "echo alive"), "alive\n")
 	if peak := c.PeakMemory(); peak >= 128<<20 {
 		t.Errorf("the server used %d MiB", peak>>20)
 	}
@@ -202,13 +196,9 @@ func TestLongCode(t *testing.T) {
 	c := start(t)
 	filler := strings.Repeat("# a comment\n", 1<<20/12)
 	for env, code := range map[string]string{"python": "print(1)", "bash": "echo 1"} {
-		if answer := run(c, env, filler+code); answer.IsError || answer.Text() != "1\n" {
-			t.Errorf("%s: %+v", env, answer)
-		}
+		expect(t, run(c, env, filler+code), "1\n")
 	}
-	if answer := run(c, "node", "//"+strings.Repeat("x", 1<<20)+"\nconsole.log(1)"); answer.IsError || answer.Text() != "1\n" {
-		t.Errorf("node: %+v", answer)
-	}
+	expect(t, run(c, "node", "//"+strings.Repeat("x", 1<<20)+"\nconsole.log(1)"), "1\n")
 }
 
 // A call that takes long tells that it goes on, at least every 5 s, with what
@@ -259,7 +249,5 @@ func TestCancel(t *testing.T) {
 	if answer := c.AwaitRun(running); !answer.IsError || answer.Text() != "[cancelled; the session's state was kept]" {
 		t.Errorf("the running call: %+v", answer)
 	}
-	if answer := in(c, "s", "bash", "echo $x; find -name ran"); answer.Text() != "kept\n" {
-		t.Errorf("afterwards: %+v", answer)
-	}
+	expect(t, in(c, "s", "bash", "echo $x; find -name ran"), "kept\n")
 }

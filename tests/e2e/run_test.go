@@ -253,17 +253,12 @@ func TestBrokenParts(t *testing.T) {
 	all := environments(t)
 	all["broken"] = map[string]any{"backend": "jail", "exec": "/nowhere/run", "session_exec": "/nowhere/session-run"}
 	folder := t.TempDir()
-	must.Do(t, os.Mkdir(filepath.Join(folder, "bad"), 0o755))
 	file := filepath.Join(folder, "bad", "metadata.json")
-	must.Do(t, os.WriteFile(file, []byte(`{"schema":1,"name":"bad","backend":"chroot"}`), 0o644))
+	must.Write(t, file, `{"schema":1,"name":"bad","backend":"chroot"}`, 0o644)
 	c := start(t, "NIX_SANDBOX_METADATA="+mcptest.Metadata(t, all), "NIX_SANDBOX_DIR="+folder)
-	if answer := run(c, "bash", "echo served"); answer.Text() != "served\n" {
-		t.Errorf("bash: %+v", answer)
-	}
+	expect(t, run(c, "bash", "echo served"), "served\n")
 	for _, env := range []string{"broken", "bad"} {
-		if answer := run(c, env, "1"); !answer.IsError || !strings.Contains(answer.Text(), fmt.Sprintf("env %q could not be loaded", env)) {
-			t.Errorf("%s: %+v", env, answer)
-		}
+		expectError(t, run(c, env, "1"), fmt.Sprintf("env %q could not be loaded", env))
 	}
 	for _, want := range []string{"environments.broken.exec is /nowhere/run, which does not exist", file + ": exec is " + filepath.Join(folder, "bad", "bin", "run") + ", which does not exist"} {
 		if got := strings.Count(c.Log(), want); got != 1 {
@@ -271,13 +266,9 @@ func TestBrokenParts(t *testing.T) {
 		}
 	}
 
-	cmd := command(t, "NIX_SANDBOX_METADATA="+file)
-	out, _ := cmd.CombinedOutput()
-	want := "nix-sandbox-mcp: error: " + file + ": environments is missing, it must be an object of environments by name\n" +
-		"nix-sandbox-mcp: hint: unset NIX_SANDBOX_METADATA to serve what the server was built with, or build the server again\n"
-	if status := cmd.ProcessState.ExitCode(); status != 1 || string(out) != want {
-		t.Errorf("status %d: %s", status, out)
-	}
+	expectRefusal(t, command(t, "NIX_SANDBOX_METADATA="+file),
+		"nix-sandbox-mcp: error: "+file+": environments is missing, it must be an object of environments by name\n"+
+			"nix-sandbox-mcp: hint: unset NIX_SANDBOX_METADATA to serve what the server was built with, or build the server again\n")
 }
 
 // An artifact in the operator's folder takes the place of a bundled one.
@@ -287,9 +278,7 @@ func TestCustomWins(t *testing.T) {
 	artifact := filepath.Dir(filepath.Dir(all["bash"]["session_exec"].(string)))
 	must.Do(t, os.Symlink(artifact, filepath.Join(folder, "mine")))
 	c := start(t, "NIX_SANDBOX_DIR="+folder)
-	if answer := run(c, "bash", "echo mine"); answer.Text() != "mine\n" {
-		t.Errorf("answer %+v", answer)
-	}
+	expect(t, run(c, "bash", "echo mine"), "mine\n")
 	if want := "environment overridden"; !strings.Contains(c.Log(), want) || !strings.Contains(c.Log(), filepath.Join(folder, "mine", "metadata.json")) {
 		t.Errorf("the log lacks %q:\n%s", want, c.Log())
 	}

@@ -26,9 +26,7 @@ func TestStateStays(t *testing.T) {
 				t.Fatalf("answer %+v", answer)
 			}
 			for i := range 20 {
-				if answer := in(c, env, env, code[1]); answer.Text() != fmt.Sprintf(code[2], i+1) {
-					t.Fatalf("call %d: %+v", i, answer)
-				}
+				expect(t, in(c, env, env, code[1]), fmt.Sprintf(code[2], i+1))
 			}
 		})
 	}
@@ -65,9 +63,7 @@ func TestInterrupts(t *testing.T) {
 			if took, _ := answer.Fact("duration_ms").(float64); took > test.most {
 				t.Errorf("it took %v ms, at most %v are allowed", took, test.most)
 			}
-			if answer := in(c, session, test.env, test.after); answer.Text() != "kept\n" {
-				t.Errorf("afterwards: %+v", answer)
-			}
+			expect(t, in(c, session, test.env, test.after), "kept\n")
 		})
 	}
 }
@@ -114,9 +110,7 @@ func TestOtherEnvironment(t *testing.T) {
 	if answer := in(c, "s", "python", "1"); !answer.IsError || answer.Text() != `session "s" belongs to env "bash": call it with that env, or use another session id for "python"` {
 		t.Errorf("answer %+v", answer)
 	}
-	if answer := in(c, "s", "bash", "echo $x"); answer.Text() != "1\n" {
-		t.Errorf("afterwards: %+v", answer)
-	}
+	expect(t, in(c, "s", "bash", "echo $x"), "1\n")
 }
 
 // Idle time and lifetime end a session when they say, and the next call is
@@ -130,12 +124,8 @@ func TestSessionEnds(t *testing.T) {
 			patience.Wait(t, patience.Long, func() string { return fmt.Sprintf("it lives after %v", time.Since(began)) }, func() bool {
 				return len(procfs.Descendants(c.PID())) == 0
 			})
-			if answer := in(c, "s", "bash", "echo none$x"); answer.Text() != "none\n[new session: the earlier one "+why+"]" {
-				t.Errorf("answer %+v", answer)
-			}
-			if answer := in(c, "s", "bash", "echo again"); answer.Text() != "again\n" {
-				t.Errorf("answer %+v", answer)
-			}
+			expect(t, in(c, "s", "bash", "echo none$x"), "none\n[new session: the earlier one "+why+"]")
+			expect(t, in(c, "s", "bash", "echo again"), "again\n")
 		})
 	}
 }
@@ -144,13 +134,8 @@ func TestTooManySessions(t *testing.T) {
 	c := start(t, "SESSION_MAX=2")
 	in(c, "one", "bash", ":")
 	in(c, "two", "bash", ":")
-	answer := in(c, "three", "bash", ":")
-	if !answer.IsError || !strings.Contains(answer.Text(), "all 2 sessions are in use; idle: one (bash, ") || !strings.Contains(answer.Text(), "two (bash, ") {
-		t.Errorf("answer %+v", answer)
-	}
-	if answer := run(c, "bash", "echo 1"); answer.Text() != "1\n" {
-		t.Errorf("without a session: %+v", answer)
-	}
+	expectError(t, in(c, "three", "bash", ":"), "all 2 sessions are in use; idle: one (bash, ", "two (bash, ")
+	expect(t, run(c, "bash", "echo 1"), "1\n")
 }
 
 // 64 sessions fit; each costs at most 25 MB while it is idle, and nothing
@@ -167,9 +152,7 @@ func TestManySessions(t *testing.T) {
 			t.Fatalf("answer %+v", answer)
 		}
 	}
-	if answer := in(c, "one-more", "python", "1"); !answer.IsError || !strings.Contains(answer.Text(), "all 64 sessions are in use") {
-		t.Errorf("one more: %+v", answer)
-	}
+	expectError(t, in(c, "one-more", "python", "1"), "all 64 sessions are in use")
 	children := procfs.Descendants(c.PID())
 	all, err := procfs.Memory(children...)
 	if err != nil {
@@ -201,18 +184,11 @@ func TestDeaths(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			session := strings.ReplaceAll(name, " ", "-")
-			answer := in(c, session, test.env, test.code)
-			if !answer.IsError || !strings.Contains(answer.Text(), "the session's variables are lost, its files in /workspace are kept]") {
-				t.Errorf("answer %+v", answer)
-			}
-			if answer := in(c, session, test.env, test.after); answer.Text() != "kept\n" {
-				t.Errorf("afterwards: %+v", answer)
-			}
+			expectError(t, in(c, session, test.env, test.code), "the session's variables are lost, its files in /workspace are kept]")
+			expect(t, in(c, session, test.env, test.after), "kept\n")
 		})
 	}
-	if answer := in(c, "other", "python", "print(x)"); answer.Text() != "untouched\n" {
-		t.Errorf("the other session: %+v", answer)
-	}
+	expect(t, in(c, "other", "python", "print(x)"), "untouched\n")
 }
 
 // Code that does its worst gets a true answer or a said failure; the next
@@ -248,9 +224,7 @@ func TestHostileCode(t *testing.T) {
 					t.Errorf("the session is of no more use: %+v", answer)
 				}
 			}
-			if answer := in(c, "other", "python", "print(x)"); answer.Text() != "untouched\n" {
-				t.Errorf("the other session: %+v", answer)
-			}
+			expect(t, in(c, "other", "python", "print(x)"), "untouched\n")
 		})
 	}
 	if peak := c.PeakMemory(); peak >= 64<<20 {
@@ -267,9 +241,7 @@ func TestWholeOutput(t *testing.T) {
 		t.Fatalf("answer %q", answer.Text()[max(0, len(answer.Text())-300):])
 	}
 	path := strings.TrimSuffix(strings.TrimSpace(rest), "]")
-	if answer := in(c, "s", "bash", "wc -l <"+path+"; grep -c 7 "+path); answer.Text() != "1000000\n468559\n" {
-		t.Errorf("answer %+v", answer)
-	}
+	expect(t, in(c, "s", "bash", "wc -l <"+path+"; grep -c 7 "+path), "1000000\n468559\n")
 }
 
 // A 300 KB table arrives as a resource, a picture as an image.

@@ -20,42 +20,36 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
-// gate is a Nix for servers of a test, behind a gate: what they ask of it
-// waits until the gate is open, so that a test decides what happens while
-// something is built.
-type gate struct {
+// heldNix is a Nix for servers of a test that the test can hold: what they ask of
+// it then waits until the test releases it, so that the test decides what happens
+// while something is built.
+type heldNix struct {
 	t      testing.TB
 	folder string
 }
 
-// nix returns a gate that is open. It skips the test where there is no Nix.
-func nix(t testing.TB) *gate {
+// nix returns a Nix that is not held. It skips the test where there is none.
+func nix(t testing.TB) *heldNix {
 	t.Helper()
 	real, err := exec.LookPath("nix")
 	if err != nil {
 		t.Skip("there is no nix on the PATH")
 	}
-	g := &gate{t, t.TempDir()}
-	script := fmt.Sprintf("#!/bin/sh\nwhile [ -e %s/closed ]; do sleep 0.05; done\nexec %s \"$@\"\n", g.folder, real)
+	g := &heldNix{t, t.TempDir()}
+	script := fmt.Sprintf("#!/bin/sh\nwhile [ -e %s/held ]; do sleep 0.05; done\nexec %s \"$@\"\n", g.folder, real)
 	must.Do(t, os.WriteFile(filepath.Join(g.folder, "nix"), []byte(script), 0o755))
 	return g
 }
 
-func (g *gate) close() { file(g.t, filepath.Join(g.folder, "closed"), "") }
+func (g *heldNix) hold() { must.Write(g.t, filepath.Join(g.folder, "held"), "", 0o644) }
 
-func (g *gate) open() {
-	must.Do(g.t, os.Remove(filepath.Join(g.folder, "closed")))
+func (g *heldNix) release() {
+	must.Do(g.t, os.Remove(filepath.Join(g.folder, "held")))
 }
 
 // variables make a server use this Nix.
-func (g *gate) variables(more ...string) []string {
+func (g *heldNix) variables(more ...string) []string {
 	return append([]string{"PATH=" + g.folder + ":" + os.Getenv("PATH"), "NIX_CONFIG=" + os.Getenv("NIX_CONFIG")}, more...)
-}
-
-func file(t testing.TB, path, text string) {
-	t.Helper()
-	must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
-	must.Do(t, os.WriteFile(path, []byte(text), 0o644))
 }
 
 func link(t testing.TB, target, path string) {
@@ -74,7 +68,7 @@ func flake(t testing.TB) string {
 		scheme = "git+file://" // without what is not among its files
 	}
 	folder := t.TempDir()
-	file(t, filepath.Join(folder, "flake.nix"), fmt.Sprintf(`{
+	must.Write(t, filepath.Join(folder, "flake.nix"), fmt.Sprintf(`{
   inputs.nixpkgs.url = "path:%s";
   inputs.nix-sandbox-mcp.url = "%s%s";
   inputs.nix-sandbox-mcp.inputs.nixpkgs.follows = "nixpkgs";
@@ -106,27 +100,30 @@ func flake(t testing.TB) string {
     }) nixpkgs.legacyPackages;
   };
 }
-`, packages, scheme, checkout))
+`, packages, scheme, checkout), 0o644)
 	return folder
+}
+
+// nixCommand runs Nix as operators do.
+func nixCommand(t testing.TB, args ...string) {
+	t.Helper()
+	cmd := exec.Command("nix", append([]string{"--extra-experimental-features", "nix-command flakes"}, args...)...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", cmd, err, out)
+	}
 }
 
 // build builds an output of a flake as an operator does, with a link to it.
 func build(t testing.TB, reference, link string) string {
 	t.Helper()
-	cmd := exec.Command("nix", "--extra-experimental-features", "nix-command flakes", "build", "--no-write-lock-file", reference, "--out-link", link)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %v\n%s", cmd, err, out)
-	}
+	nixCommand(t, "build", "--no-write-lock-file", reference, "--out-link", link)
 	return link
 }
 
 // lock writes a flake's lock file, as projects have one.
 func lock(t testing.TB, folder string) {
 	t.Helper()
-	cmd := exec.Command("nix", "--extra-experimental-features", "nix-command flakes", "flake", "lock", folder)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %v\n%s", cmd, err, out)
-	}
+	nixCommand(t, "flake", "lock", folder)
 }
 
 // listed returns the environments that the list of tools offers.
@@ -206,7 +203,7 @@ func TestSandboxOfAnotherFlake(t *testing.T) {
 	for name, value := range map[string]string{"path": artifact, "reference": own + "#data"} {
 		t.Run("configuration with a "+name, func(t *testing.T) {
 			config := filepath.Join(t.TempDir(), "config.toml")
-			file(t, config, fmt.Sprintf("[environments.data]\nsandbox = %q\n", value))
+			must.Write(t, config, fmt.Sprintf("[environments.data]\nsandbox = %q\n", value), 0o644)
 			pandas(t, start(t, g.variables("NIX_SANDBOX_CONFIG="+config)...))
 		})
 	}
@@ -218,8 +215,8 @@ func TestReferencesAreBuiltBesideTheServer(t *testing.T) {
 	g := nix(t)
 	own := flake(t)
 	wrong := t.TempDir()
-	file(t, filepath.Join(wrong, "flake.nix"), "{ outputs = { self }: {\n")
-	g.close()
+	must.Write(t, filepath.Join(wrong, "flake.nix"), "{ outputs = { self }: {\n", 0o644)
+	g.hold()
 	cmd := command(t, g.variables("NIX_SANDBOX_ENVS="+strings.Join([]string{own + "#one", " " + own + "#two", wrong + "#wrong", own + "#nothing"}, ","))...)
 	runtimeDir := t.TempDir()
 	cmd.Env = append(cmd.Env, "XDG_RUNTIME_DIR="+runtimeDir)
@@ -228,20 +225,13 @@ func TestReferencesAreBuiltBesideTheServer(t *testing.T) {
 	c.Initialize(mcptest.Newest)
 	t.Logf("initialize was answered after %v", time.Since(began))
 	for _, env := range []string{"one", "two", "wrong", "nothing"} {
-		answer := run(c, env, "echo 1")
-		if !answer.IsError || !strings.HasPrefix(answer.Text(), fmt.Sprintf("env %q is still being built, for ", env)) || !strings.Contains(answer.Text(), " s so far: call again later, or use one of bash, ") {
-			t.Errorf("%s: %s", env, answer.Text())
-		}
+		expectError(t, run(c, env, "echo 1"), fmt.Sprintf("env %q is still being built, for ", env), " s so far: call again later, or use one of bash, ")
 	}
-	if answer := run(c, "bash", "echo works"); answer.Text() != "works\n" {
-		t.Errorf("bash: %+v", answer)
-	}
-	g.open()
+	expect(t, run(c, "bash", "echo works"), "works\n")
+	g.release()
 	for _, env := range []string{"one", "two"} {
 		offered(t, c, env, true)
-		if answer := run(c, env, "echo $((6*7))"); answer.Text() != "42\n" {
-			t.Errorf("%s: %+v", env, answer)
-		}
+		expect(t, run(c, env, "echo $((6*7))"), "42\n")
 	}
 	for env, want := range map[string]string{"wrong": "error: syntax error", "nothing": "is no sandbox: name an attribute that nix-sandbox-mcp.lib.mkSandbox made"} {
 		var answer mcptest.Answer
@@ -282,9 +272,7 @@ func TestBuiltAgain(t *testing.T) {
 	}
 	works := func() {
 		t.Helper()
-		if answer := run(c, "one", "echo $((6*7))"); answer.Text() != "42\n" {
-			t.Errorf("%+v", answer)
-		}
+		expect(t, run(c, "one", "echo $((6*7))"), "42\n")
 	}
 	logged(`msg="environment not built" env=one`)
 	write(string(right))
@@ -295,9 +283,7 @@ func TestBuiltAgain(t *testing.T) {
 	c.Signal(syscall.SIGHUP)
 	logged(`msg="environment replaced" env=one`)
 	works()
-	if answer := run(c, "one", "jq -n 6*7"); answer.Text() != "42\n" {
-		t.Errorf("%+v", answer)
-	}
+	expect(t, run(c, "one", "jq -n 6*7"), "42\n")
 	write("{ outputs = { self }: {\n")
 	c.Signal(syscall.SIGHUP)
 	logged("one: the sandbox that was built before stays")
@@ -314,7 +300,7 @@ func TestBuilderEndsWithTheServer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := nix(t)
-			g.close() // and it stays so
+			g.hold() // and it stays so
 			cmd := command(t, g.variables("NIX_SANDBOX_ENVS="+g.folder+"#never")...)
 			runtimeDir := t.TempDir()
 			cmd.Env = append(cmd.Env, "XDG_RUNTIME_DIR="+runtimeDir)
@@ -347,43 +333,32 @@ func TestConfigurationAtStart(t *testing.T) {
 	cache := "XDG_CACHE_HOME=" + t.TempDir()
 	link(t, build(t, own+"#one", filepath.Join(folder, "result")), filepath.Join(folder, "sandbox"))
 	const text = "[environments.sh]\npreset = \"shell\"\n[environments.called]\nsandbox = %q\n[session]\nmax_lifetime_seconds = %d\n"
-	file(t, config, fmt.Sprintf(text, filepath.Join(folder, "sandbox"), 1000))
+	must.Write(t, config, fmt.Sprintf(text, filepath.Join(folder, "sandbox"), 1000), 0o644)
 	c := start(t, g.variables(cache, "NIX_SANDBOX_CONFIG="+config)...)
 	for _, env := range []string{"sh", "called"} {
 		offered(t, c, env, true)
-		if answer := run(c, env, "echo 1"); answer.Text() != "1\n" {
-			t.Errorf("%s: %+v", env, answer)
-		}
+		expect(t, run(c, env, "echo 1"), "1\n")
 	}
 	if got := fmt.Sprint(listed(c)); got != "[called sh]" {
 		t.Errorf("environments %s", got)
 	}
 
 	// All is known now, so that Nix is not asked: it would not answer.
-	g.close()
+	g.hold()
 	c = start(t, g.variables(cache, "NIX_SANDBOX_CONFIG="+config)...)
 	if got := fmt.Sprint(listed(c)); got != "[called sh]" {
 		t.Errorf("environments at the second start: %s", got)
 	}
-	if answer := run(c, "sh", "echo 1"); answer.Text() != "1\n" {
-		t.Errorf("sh at the second start: %+v", answer)
-	}
-	g.open()
+	expect(t, run(c, "sh", "echo 1"), "1\n")
+	g.release()
 
 	// A mistake keeps the server from starting, and is one sentence.
-	file(t, config, "[environments.sh]\npreset = \"shel\"\n")
-	cmd := command(t, g.variables(cache, "NIX_SANDBOX_CONFIG="+config)...)
-	out, _ := cmd.CombinedOutput()
-	const want = `nix-sandbox-mcp: error: config.toml: [environments.sh] preset is "shel" (did you mean "shell"?): write "`
-	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), want) {
-		t.Errorf("status %d:\n%s", cmd.ProcessState.ExitCode(), out)
-	}
-	file(t, config, "[environments.sh\n")
-	cmd = command(t, g.variables(cache, "NIX_SANDBOX_CONFIG="+config)...)
-	out, _ = cmd.CombinedOutput()
-	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), "nix-sandbox-mcp: error: NIX_SANDBOX_CONFIG is "+config+", which Nix could not read: ") || !strings.Contains(string(out), " (line 1)\n") {
-		t.Errorf("status %d:\n%s", cmd.ProcessState.ExitCode(), out)
-	}
+	must.Write(t, config, "[environments.sh]\npreset = \"shel\"\n", 0o644)
+	expectRefusal(t, command(t, g.variables(cache, "NIX_SANDBOX_CONFIG="+config)...),
+		`nix-sandbox-mcp: error: config.toml: [environments.sh] preset is "shel" (did you mean "shell"?): write "`)
+	must.Write(t, config, "[environments.sh\n", 0o644)
+	expectRefusal(t, command(t, g.variables(cache, "NIX_SANDBOX_CONFIG="+config)...),
+		"nix-sandbox-mcp: error: NIX_SANDBOX_CONFIG is "+config+", which Nix could not read: ", " (line 1)\n")
 }
 
 // A program of another flake becomes an environment with its interpreter.
@@ -392,12 +367,10 @@ func TestFlakeInConfiguration(t *testing.T) {
 	own := flake(t)
 	lock(t, own)
 	config := filepath.Join(own, "config.toml")
-	file(t, config, "[environments.pl]\nflake = \".#perl\"\ninterpreter = \"perl -e\"\n")
+	must.Write(t, config, "[environments.pl]\nflake = \".#perl\"\ninterpreter = \"perl -e\"\n", 0o644)
 	c := start(t, g.variables("NIX_SANDBOX_CONFIG="+config)...)
 	offered(t, c, "pl", true)
-	if answer := run(c, "pl", "print 6*7"); answer.Text() != "42" {
-		t.Errorf("answer %+v", answer)
-	}
+	expect(t, run(c, "pl", "print 6*7"), "42")
 }
 
 // A project's own shell becomes an environment, if the operator says so.
@@ -405,21 +378,15 @@ func TestProjectsOwnShell(t *testing.T) {
 	g := nix(t)
 	own := flake(t)
 	lock(t, own)
-	file(t, filepath.Join(own, "file"), "of the project\n")
+	must.Write(t, filepath.Join(own, "file"), "of the project\n", 0o644)
 	c := start(t, g.variables("PROJECT_DIR="+own, "PROJECT_USE_FLAKE=1")...)
 	offered(t, c, "project", true)
-	if answer := run(c, "project", `echo "$GREETING"; perl -e 'print 6*7, "\n"'; cat /project/file`); answer.Text() != "from the shell\n42\nof the project\n" {
-		t.Errorf("answer %+v", answer)
-	}
+	expect(t, run(c, "project", `echo "$GREETING"; perl -e 'print 6*7, "\n"'; cat /project/file`), "from the shell\n42\nof the project\n")
 	for name, test := range map[string]struct{ variables, want string }{
 		"no project": {"PROJECT_USE_FLAKE=1", "nix-sandbox-mcp: error: PROJECT_USE_FLAKE is 1, and there is no project\nnix-sandbox-mcp: hint: set PROJECT_DIR to its folder\n"},
 		"a word":     {"PROJECT_USE_FLAKE=yes", "nix-sandbox-mcp: error: PROJECT_USE_FLAKE is \"yes\"\nnix-sandbox-mcp: hint: set it to 1 or 0, or leave it unset\n"},
 	} {
-		cmd := command(t, test.variables)
-		out, _ := cmd.CombinedOutput()
-		if cmd.ProcessState.ExitCode() != 1 || string(out) != test.want {
-			t.Errorf("%s: status %d:\n%s", name, cmd.ProcessState.ExitCode(), out)
-		}
+		t.Run(name, func(t *testing.T) { expectRefusal(t, command(t, test.variables), test.want) })
 	}
 }
 
@@ -433,7 +400,7 @@ func TestChangesUnderLoad(t *testing.T) {
 	copies := t.TempDir()
 	copied := func(name string, generation int) string {
 		at := filepath.Join(copies, fmt.Sprintf("%s-%d", name, generation))
-		file(t, filepath.Join(at, "metadata.json"), fmt.Sprintf(`{"schema":1,"name":%q,"backend":"jail","interpreter_type":"bash","description":"generation %d"}`, name, generation))
+		must.Write(t, filepath.Join(at, "metadata.json"), fmt.Sprintf(`{"schema":1,"name":%q,"backend":"jail","interpreter_type":"bash","description":"generation %d"}`, name, generation), 0o644)
 		link(t, filepath.Join(artifact, "bin"), filepath.Join(at, "bin"))
 		return at
 	}
@@ -521,7 +488,7 @@ func TestStatelessClientIsTold(t *testing.T) {
 			c.Initialize(mcptest.Stateless)
 			c.Send("subscriptions/listen", map[string]any{"notifications": filter})
 			patience.Until(t, "the subscription is acknowledged", func() bool { return len(c.Notes()) > 0 })
-			file(t, filepath.Join(folder, "new", "metadata.json"), `{"schema":1,"name":"new","backend":"jail","interpreter_type":"bash"}`)
+			must.Write(t, filepath.Join(folder, "new", "metadata.json"), `{"schema":1,"name":"new","backend":"jail","interpreter_type":"bash"}`, 0o644)
 			link(t, filepath.Dir(program), filepath.Join(folder, "new", "bin"))
 			offered(t, c, "new", true)
 			want := len(filter)
@@ -535,15 +502,11 @@ func TestArtifactOfSchema1(t *testing.T) {
 	folder := t.TempDir()
 	program, _ := environments(t)["bash"]["exec"].(string)
 	text := must.Get(os.ReadFile("testdata/schema-1/metadata.json"))(t)
-	file(t, filepath.Join(folder, "old", "metadata.json"), string(text))
+	must.Write(t, filepath.Join(folder, "old", "metadata.json"), string(text), 0o644)
 	link(t, filepath.Dir(program), filepath.Join(folder, "old", "bin"))
 	c := start(t, "NIX_SANDBOX_DIR="+folder)
-	if answer := in(c, "s", "earlier", "x=1; echo $x"); answer.IsError || answer.Text() != "1\n" {
-		t.Errorf("answer %+v\n%s", answer, c.Log())
-	}
-	if answer := in(c, "s", "earlier", "echo $x"); answer.Text() != "1\n" {
-		t.Errorf("answer %+v", answer)
-	}
+	expect(t, in(c, "s", "earlier", "x=1; echo $x"), "1\n")
+	expect(t, in(c, "s", "earlier", "echo $x"), "1\n")
 	if strings.Contains(c.Log(), "left out") {
 		t.Errorf("log:\n%s", c.Log())
 	}

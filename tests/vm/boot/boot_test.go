@@ -4,10 +4,8 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +16,8 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
@@ -57,9 +57,7 @@ func vm(t *testing.T, program string, options []string, arguments ...string) *ex
 	artifact := undertest.Artifact(t, "bash")
 	own := must.Get(os.Executable())(t)
 	files := t.TempDir()
-	if _, err := command(t.Context(), []string{"cp", own, filepath.Join(files, "program")}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(command(t.Context(), []string{"cp", own, filepath.Join(files, "program")}))(t)
 	ctx, cancel := context.WithTimeout(context.Background(), machineTime)
 	t.Cleanup(cancel)
 	words := append([]string{"--memory", "512", "--store", artifact, "--files", files, "--verbose",
@@ -71,24 +69,6 @@ func vm(t *testing.T, program string, options []string, arguments ...string) *ex
 	return cmd
 }
 
-// children are the processes that a process started and that are still there.
-func children(t *testing.T, pid int) []int {
-	t.Helper()
-	files := must.Get(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid)))(t)
-	var found []int
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			continue // a thread that ended
-		}
-		for _, word := range strings.Fields(string(text)) {
-			child := must.Get(strconv.Atoi(word))(t)
-			found = append(found, child)
-		}
-	}
-	return found
-}
-
 // up reads what a machine's runner says until the command runs, and answers with
 // QEMU's process.
 func up(t *testing.T, cmd *exec.Cmd, errs io.Reader) int {
@@ -98,26 +78,14 @@ func up(t *testing.T, cmd *exec.Cmd, errs io.Reader) int {
 		if !strings.Contains(lines.Text(), ": up after ") {
 			continue
 		}
-		for _, child := range children(t, cmd.Process.Pid) {
-			if name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", child)); err == nil && strings.HasPrefix(string(name), "qemu-system") {
-				return child
+		for _, p := range procfs.All() {
+			if p.Parent == cmd.Process.Pid && strings.HasPrefix(p.Name(), "qemu-system") {
+				return p.PID
 			}
 		}
 	}
 	t.Fatal("the machine did not come up")
 	return 0
-}
-
-// gone waits until a process has ended, which a zombie has too.
-func gone(t *testing.T, pid int) {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if errors.Is(err, fs.ErrNotExist) || bytes.Contains(status, []byte(") Z ")) {
-			return
-		}
-	}
-	t.Errorf("process %d is still there", pid)
 }
 
 func TestCommandEnds(t *testing.T) {
@@ -161,7 +129,7 @@ func TestRunnerEnds(t *testing.T) {
 			qemu := up(t, cmd, errs)
 			must.Do(t, cmd.Process.Signal(signal))
 			cmd.Wait()
-			gone(t, qemu)
+			patience.Gone(t, qemu)
 		})
 	}
 }

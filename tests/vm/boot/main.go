@@ -39,23 +39,6 @@ const usage = `usage: tests/vm/run [OPTION]... COMMAND [ARGUMENT]...
 
 Runs the command as uid 1000 in a virtual machine with a kernel of its own.
 
-  --server PATH      a built server: in the store, and as NIX_SANDBOX_MCP_SERVER
-  --store PATH       a further store path, with its closure (repeatable)
-  --path PATH        the same, and its bin/ is on PATH (repeatable)
-  --files DIR        a folder to be seen as /tests, where the command starts
-  --chdir FOLDER     where the command starts instead
-  --env NAME=VALUE   an environment variable for the command (repeatable)
-
-  --delegate         a cgroup subtree of the user's own (the default)
-  --no-delegate      no cgroup of the user's own
-  --no-userns        that, and user namespaces switched off
-
-  --memory MB        the machine's memory, 256 to 8192 (1024)
-  --cpus N           its processors, 1 to 8 (2)
-  --accel WHICH      kvm, tcg (software), or auto (kvm where it answers)
-  --time-limit S     seconds until it is killed, 1 to 3600 (300)
-  --console FILE     where the kernel's messages go (.cache/vm/console.log)
-  --verbose          say how long everything took
 `
 
 // options are the command line's.
@@ -79,7 +62,6 @@ func main() {
 	runtime.LockOSThread()
 	options, err := parse(os.Args[1:])
 	if errors.Is(err, flag.ErrHelp) {
-		fmt.Print(usage)
 		return
 	}
 	if err != nil {
@@ -109,26 +91,31 @@ func parse(arguments []string) (options, error) {
 	flags := flag.NewFlagSet("vm", flag.ContinueOnError)
 	flags.Usage = func() {}
 	flags.SetOutput(io.Discard)
-	flags.StringVar(&o.cache, "cache", "", "")
-	flags.StringVar(&o.kernel, "kernel", "", "")
-	flags.StringVar(&o.init, "init", "", "")
-	flags.StringVar(&o.server, "server", "", "")
-	flags.Func("store", "", list(&o.store))
-	flags.Func("path", "", list(&o.path))
-	flags.Func("env", "", list(&o.env))
-	flags.StringVar(&o.files, "files", "", "")
-	flags.StringVar(&o.chdir, "chdir", "", "")
-	flags.BoolFunc("delegate", "", mode(guest.Delegate))
-	flags.BoolFunc("no-delegate", "", mode(guest.NoDelegate))
-	flags.BoolFunc("no-userns", "", mode(guest.NoUserns))
-	flags.IntVar(&o.memory, "memory", 1024, "")
-	flags.IntVar(&o.cpus, "cpus", 2, "")
-	flags.StringVar(&o.accel, "accel", "auto", "")
-	flags.IntVar(&o.limit, "time-limit", 300, "")
-	flags.StringVar(&o.console, "console", "", "")
-	flags.BoolVar(&o.verbose, "verbose", false, "")
+	flags.StringVar(&o.cache, "cache", "", "the `folder` of images (tests/vm/run gives it)")
+	flags.StringVar(&o.kernel, "kernel", "", "the kernel's `folder` (tests/vm/run gives it)")
+	flags.StringVar(&o.init, "init", "", "the first `program` (tests/vm/run gives it)")
+	flags.StringVar(&o.server, "server", "", "the `path` of a built server: in the store, and as NIX_SANDBOX_MCP_SERVER")
+	flags.Func("store", "the `path` of something in the store, taken with its closure (repeatable)", list(&o.store))
+	flags.Func("path", "the same, and its bin/ is on the PATH: `path` (repeatable)", list(&o.path))
+	flags.StringVar(&o.files, "files", "", "a `folder` to be seen as /tests, where the command starts")
+	flags.StringVar(&o.chdir, "chdir", "", "the `folder` where the command starts instead")
+	flags.Func("env", "an environment variable of the command: `NAME=VALUE` (repeatable)", list(&o.env))
+	flags.BoolFunc("delegate", "a cgroup subtree of the user's own (the default)", mode(guest.Delegate))
+	flags.BoolFunc("no-delegate", "no cgroup of the user's own", mode(guest.NoDelegate))
+	flags.BoolFunc("no-userns", "that, and user namespaces switched off", mode(guest.NoUserns))
+	flags.IntVar(&o.memory, "memory", 1024, "the machine's memory in `MB`, 256 to 8192")
+	flags.IntVar(&o.cpus, "cpus", 2, "its processors, 1 to 8")
+	flags.StringVar(&o.accel, "accel", "auto", "kvm, tcg (software), or auto (kvm where it answers)")
+	flags.IntVar(&o.limit, "time-limit", 300, "`seconds` until it is killed, 1 to 3600")
+	flags.StringVar(&o.console, "console", "", "the `file` for the kernel's messages (.cache/vm/console.log)")
+	flags.BoolVar(&o.verbose, "verbose", false, "say how long everything took")
 	o.mode = guest.Delegate
 	if err := flags.Parse(arguments); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			fmt.Print(usage)
+			flags.SetOutput(os.Stdout)
+			flags.PrintDefaults()
+		}
 		return o, err
 	}
 	o.command = flags.Args()
