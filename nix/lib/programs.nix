@@ -138,6 +138,7 @@ let
     folders = [
       "agent/frame"
       "tests/escape"
+      "tests/procfs"
     ];
     packages = [ "tests/escape/cmd/nix-sandbox-escape-test" ];
   };

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/creack/pty"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
 
 // baits makes what the host can hold out. The names are those of the "with"
@@ -263,10 +265,9 @@ func (s *scene) startVictim(attr *syscall.SysProcAttr) (int, error) {
 
 // awaitChild waits until a process has started another.
 func awaitChild(pid int) error {
-	path := fmt.Sprintf("/proc/%d/task/%d/children", pid, pid)
 	for range 400 {
-		if children, err := os.ReadFile(path); err != nil || len(children) > 0 {
-			return err
+		if len(procfs.Descendants(pid)) > 0 {
+			return nil
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
@@ -276,13 +277,8 @@ func awaitChild(pid int) error {
 // processState returns the letter that stands for it, or nothing where there
 // is no such process.
 func processState(pid int) string {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return ""
-	}
-	_, rest, _ := strings.Cut(string(stat), ") ")
-	state, _, _ := strings.Cut(rest, " ")
-	return state
+	p, _ := procfs.Read(pid)
+	return p.State
 }
 
 // victim is a process of the host.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -197,18 +198,10 @@ func keepDescriptors() error {
 
 // without returns an environment without some variables.
 func without(environ []string, names ...string) []string {
-	var rest []string
-	for _, entry := range environ {
+	return slices.DeleteFunc(environ, func(entry string) bool {
 		name, _, _ := strings.Cut(entry, "=")
-		drop := false
-		for _, each := range names {
-			drop = drop || name == each
-		}
-		if !drop {
-			rest = append(rest, entry)
-		}
-	}
-	return rest
+		return slices.Contains(names, name)
+	})
 }
 
 // run starts a program with code on its stdin, collects its output in o, and

@@ -1,7 +1,6 @@
 package escape
 
 import (
-	"bytes"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
@@ -13,6 +12,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
 
 // errLacking means that this machine cannot hold out a bait.
@@ -216,17 +217,9 @@ func difference(before, after string) string {
 
 // survivor looks for a process with the scene's mark as its name.
 func (s *scene) survivor() string {
-	names, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		return ""
-	}
-	for _, name := range names {
-		// Processes that end meanwhile are none that survived.
-		cmdline, _ := os.ReadFile(name)
-		comm, _ := os.ReadFile(filepath.Join(filepath.Dir(name), "comm"))
-		first, _, _ := bytes.Cut(cmdline, []byte{0})
-		if string(first) == s.mark || strings.TrimSpace(string(comm)) == s.mark {
-			return fmt.Sprintf("process %s still runs", filepath.Base(filepath.Dir(name)))
+	for _, p := range procfs.All() {
+		if first, _, _ := strings.Cut(p.Command(), " "); first == s.mark || p.Name() == s.mark {
+			return fmt.Sprintf("process %d still runs", p.PID)
 		}
 	}
 	return ""
