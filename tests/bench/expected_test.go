@@ -8,7 +8,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
-func TestExpectation(t *testing.T) {
+func TestExpectation_BreaksBeyondTwice(t *testing.T) {
 	pair := func(a, b time.Duration) section {
 		return section{Name: "g", Rows: rows([]*series{
 			{Name: "a", Rounds: [][]time.Duration{{a}}},

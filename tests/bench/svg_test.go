@@ -39,7 +39,7 @@ func read(t *testing.T, plot []byte) (texts []string, bars []float64) {
 	}
 }
 
-func TestPlot(t *testing.T) {
+func TestPlot_ShowsEveryRow(t *testing.T) {
 	texts, bars := read(t, plot(sample()))
 	all := strings.Join(texts, "\n")
 	for _, want := range []string{"python: print(1+1)", "run in a session", "0.200 ms · 0.020×", "100 µs", "1 s"} {

@@ -24,7 +24,7 @@ func sample() report {
 	}
 }
 
-func TestTable(t *testing.T) {
+func TestTable_AlignsColumns(t *testing.T) {
 	var text strings.Builder
 	table{
 		{"what", "ms", "ratio"},
@@ -61,7 +61,7 @@ func TestReportAsJSON(t *testing.T) {
 	}
 }
 
-func TestNumber(t *testing.T) {
+func TestNumber_HasThreeDigits(t *testing.T) {
 	for value, want := range map[float64]string{0: "–", 0.0772: "0.077", 1.234: "1.23", 12.34: "12.3", 1234.5: "1234"} {
 		if got := number(value); got != want {
 			t.Errorf("number(%g) is %s, want %s", value, got, want)

@@ -8,7 +8,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
-func TestParse(t *testing.T) {
+func TestParse_FindsBlocksAndLinks(t *testing.T) {
 	p := must.Get(parse("# A page, of `two` parts\n\n## Part\n[a](b.md#c) `[no](link)`\n```sh run\necho [x](y)\n```\n## Part\n```text\n->\n```\n"))(t)
 	if diff := cmp.Diff(map[string]bool{"a-page-of-two-parts": true, "part": true, "part-1": true}, p.anchors); diff != "" {
 		t.Error(diff)
@@ -30,7 +30,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-func TestMatches(t *testing.T) {
+func TestMatches_EllipsisStandsForAnything(t *testing.T) {
 	for _, test := range []struct {
 		shown, printed string
 		want           bool
@@ -51,7 +51,7 @@ func TestMatches(t *testing.T) {
 	}
 }
 
-func TestCalls(t *testing.T) {
+func TestCalls_ReadsTranscript(t *testing.T) {
 	got := must.Get(calls("run(env: \"python\", code: \"print(1)\\n\\\"x\\\"\")\n\n1\nx\n\nrun(env: \"bash\", session: \"s\", code: \"\")\n\n[no output]\n"))(t)
 	want := []call{
 		{map[string]any{"env": "python", "code": "print(1)\n\"x\""}, "1\nx\n"},

@@ -79,7 +79,7 @@ func pages(t *testing.T) map[string]page {
 }
 
 // Every link to a file of the checkout, or to a heading in one, has a target.
-func TestLinks(t *testing.T) {
+func TestPages_LinksLeadSomewhere(t *testing.T) {
 	all := pages(t)
 	for name, p := range all {
 		for _, l := range p.links {

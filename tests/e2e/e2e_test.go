@@ -7,18 +7,36 @@ package e2e
 
 import (
 	"encoding/json"
+	"flag"
+	"fmt"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
+
+// TestMain lets more tests run side by side than there are processors: those that
+// call t.Parallel wait more than they work.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if patience.Factor() == 1 {
+		if err := flag.Set("test.parallel", "4"); err != nil {
+			panic(err)
+		}
+	}
+	os.Exit(m.Run())
+}
 
 // building is what a small build by Nix may take on a machine that does much
 // else.
@@ -88,6 +106,24 @@ func run(c *mcptest.Client, env, code string) mcptest.Answer {
 // in is a call in a session.
 func in(c *mcptest.Client, session, env, code string) mcptest.Answer {
 	return c.Run(mcptest.Arguments{Code: code, Env: env, Session: session})
+}
+
+// seconds returns a number of seconds that only one program on this machine sleeps
+// for, by which a test finds it. It does not end before the test.
+func seconds() string { return fmt.Sprintf("999.%d%09d", os.Getpid(), rand.IntN(1e9)) }
+
+// together waits until n programs sleep for that number of seconds at the same time,
+// and ends them.
+func together(t testing.TB, n int, seconds string) {
+	t.Helper()
+	var found []int
+	patience.Wait(t, patience.Long, func() string { return fmt.Sprintf("%d of %d run at the same time", len(found), n) }, func() bool {
+		found = procfs.WithCommand("sleep\x00" + seconds)
+		return len(found) == n
+	})
+	for _, pid := range found {
+		must.Do(t, syscall.Kill(pid, syscall.SIGKILL))
+	}
 }
 
 // expect fails the test unless a call succeeded and was answered with want, as

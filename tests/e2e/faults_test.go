@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -39,7 +38,7 @@ func soak(t testing.TB, few int) int {
 func TestKilledAtRandom(t *testing.T) {
 	random := seed.New(t)
 	for range soak(t, 5) {
-		mark := fmt.Sprintf("998.%d%09d", os.Getpid(), rand.IntN(1e9))
+		mark := seconds()
 		c := start(t)
 		for n := range 4 {
 			arguments := mcptest.Arguments{Code: "trap '' TERM HUP INT; sleep " + mark + " & sleep " + mark, Env: "bash"}
@@ -160,11 +159,14 @@ func TestClientStopsReading(t *testing.T) {
 	must.Do(t, server.Start())
 	out.Close()
 	fmt.Fprintln(in, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"`+mcptest.Newest+`","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`)
-	fmt.Fprintln(in, `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run","arguments":{"code":"sleep 600","env":"bash"}}}`)
+	mark := seconds()
+	fmt.Fprintln(in, `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run","arguments":{"code":"sleep `+mark+`","env":"bash"}}}`)
 	ended := make(chan struct{})
 	go func() { _ = server.Wait(); close(ended) }()
-	alive := procfs.Descendants(server.Process.Pid)
-	time.Sleep(100 * time.Millisecond)
+	// The server ends at once, where it writes an answer, or has begun the call.
+	patience.Until(t, "the call runs, or the server has ended", func() bool {
+		return len(procfs.WithCommand(mark)) > 0 || !procfs.Runs(server.Process.Pid)
+	})
 	in.Close()
 	select {
 	case <-ended:
@@ -172,7 +174,7 @@ func TestClientStopsReading(t *testing.T) {
 		_ = server.Process.Kill()
 		t.Error("the server lives on")
 	}
-	patience.Gone(t, alive...)
+	patience.Gone(t, procfs.WithCommand(mark)...)
 }
 
 // groups are the control groups of a server's sandboxes.
@@ -199,6 +201,7 @@ func groups(t *testing.T, server int) []string {
 // descriptors, processes, memory, temporary files, control groups. A tenth as
 // many sessions as calls, no two of one name.
 func TestSoak(t *testing.T) {
+	t.Parallel()
 	const (
 		few  = 100
 		most = 32 // sessions at a time

@@ -148,7 +148,7 @@ func inTree(paths []byte, entry string) bool {
 }
 
 // PROJECT_DIR is at /project, readable and not writable; absent when unset.
-func TestProject(t *testing.T) {
+func TestProject_IsReadableAndNotWritable(t *testing.T) {
 	dir := t.TempDir()
 	must.Do(t, os.WriteFile(filepath.Join(dir, "file"), []byte("of the project\n"), 0o644))
 	c := start(t, "PROJECT_DIR="+dir)

@@ -237,6 +237,7 @@ func TestFilesAreMemory(t *testing.T) {
 // The limit keeper of a sandbox at rest reads its usage twice a second, which
 // costs next to nothing.
 func TestIdleSandboxIsCheap(t *testing.T) {
+	t.Parallel()
 	c := start(t)
 	in(c, "s", "python", "x = 1")
 	all := procfs.Descendants(c.PID())

@@ -111,7 +111,7 @@ func kept(session, env, code string) map[string]any {
 }
 
 // Each of a model's likely mistakes is answered with what to do, in few words.
-func TestMistakes(t *testing.T) {
+func TestMistakes_AreAnsweredWithAHint(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	project := t.TempDir()
 	must.Do(t, os.WriteFile(filepath.Join(project, "sales.csv"), []byte("a,b\n1,2\n"), 0o644))
@@ -147,7 +147,7 @@ func ours(answer mcptest.Answer) string {
 
 // What an error's text says is no reason for a hint where the call succeeded
 // or the error is the code's own.
-func TestNoHint(t *testing.T) {
+func TestMistakes_OfTheCodeGetNoHint(t *testing.T) {
 	c := start(t)
 	for name, args := range map[string]map[string]any{
 		"the words of errors, printed":     code("bash", "echo 'Read-only file system'; echo 'Network is unreachable' >&2; echo 'x: command not found' >&2"),

@@ -40,7 +40,7 @@ func full(t testing.TB, c *mcptest.Client) []int {
 }
 
 // No sandbox starts before the client has the answer to initialize.
-func TestNothingBeforeInitialize(t *testing.T) {
+func TestPool_StartsNothingBeforeInitialize(t *testing.T) {
 	c := mcptest.Start(t, command(t))
 	c.Await(c.Send("ping", nil))
 	time.Sleep(200 * time.Millisecond)
@@ -58,7 +58,7 @@ func unpooled(t testing.TB) string {
 }
 
 // Without prewarm nothing waits.
-func TestNoPool(t *testing.T) {
+func TestPool_CanBeSwitchedOff(t *testing.T) {
 	c := start(t, unpooled(t))
 	expect(t, run(c, "bash", "echo hello"), "hello\n")
 	patience.Wait(t, patience.Long, func() string { return fmt.Sprint(procfs.Descendants(c.PID())) }, func() bool {
@@ -68,7 +68,7 @@ func TestNoPool(t *testing.T) {
 
 // Nothing of a call meets the next one, which takes a sandbox that was ready
 // before the first ended.
-func TestNothingIsLeftInThePool(t *testing.T) {
+func TestPool_LeavesNothingOfACall(t *testing.T) {
 	c := start(t)
 	const leave = "for d in /workspace /tmp /dev/shm; do echo mine >$d/mine; done; sleep 999 & disown"
 	look := map[string]string{
@@ -93,7 +93,7 @@ func TestNothingIsLeftInThePool(t *testing.T) {
 }
 
 // Two sandboxes that waited draw other numbers.
-func TestNothingIsSharedInThePool(t *testing.T) {
+func TestPool_SharesNoRandomNumbers(t *testing.T) {
 	c := start(t, tightened(t, map[string]any{"prewarm": 3}))
 	for env, code := range map[string]string{
 		"bash":   "echo $RANDOM$RANDOM$RANDOM $SRANDOM",
@@ -118,7 +118,7 @@ func TestNothingIsSharedInThePool(t *testing.T) {
 
 // Sandboxes that were killed while they waited are replaced before a call
 // gets one.
-func TestKilledInThePool(t *testing.T) {
+func TestPool_ReplacesKilledSandboxes(t *testing.T) {
 	c := start(t)
 	alive := full(t, c)
 	for _, pid := range alive {

@@ -170,7 +170,7 @@ func TestProjectIsReadOnlyByDefault(t *testing.T) {
 
 // A shell's variables are those that its makers export, not those of the
 // build that found them: the same wherever it ran.
-func TestShellVariables(t *testing.T) {
+func TestShell_VariablesReachCode(t *testing.T) {
 	c := servedProject(t)
 	variables := map[string]string{}
 	for entry := range strings.SplitSeq(run(c, "project", "env -0 | tr '\\n\\0' ' \\n'").Text(), "\n") {
@@ -198,7 +198,7 @@ func TestShellVariables(t *testing.T) {
 }
 
 // The layer is memory, and bounded like it.
-func TestLayerIsBounded(t *testing.T) {
+func TestOverlay_IsBounded(t *testing.T) {
 	c := servedProject(t, "PROJECT_DIR="+sample(t, "a project"), "PROJECT_MODE=overlay")
 	answer := run(c, "project", "head -c 400M /dev/zero > /project/big; stat -c %s /project/big")
 	if got := answer.Text(); !strings.Contains(got, "No space left on device") || strings.Contains(got, "419430400") {

@@ -16,7 +16,7 @@ import (
 )
 
 // What code writes, by whatever way, is in the answer.
-func TestAnswers(t *testing.T) {
+func TestRun_AnswersWhatCodeWrites(t *testing.T) {
 	c := start(t)
 	for name, test := range map[string]struct {
 		env, code string
@@ -53,7 +53,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-func TestTraceback(t *testing.T) {
+func TestRun_AnswersTraceback(t *testing.T) {
 	answer := run(start(t), "python", "def f():\n    raise ValueError('x')\nf()")
 	for _, want := range []string{"--- stderr ---\nTraceback (most recent call last):", "in f", "ValueError: x", "[exit status 1]"} {
 		if !answer.IsError || !strings.Contains(answer.Text(), want) {
@@ -62,7 +62,7 @@ func TestTraceback(t *testing.T) {
 	}
 }
 
-func TestFacts(t *testing.T) {
+func TestRun_TellsFacts(t *testing.T) {
 	answer := run(start(t), "bash", "exit 3")
 	if answer.Fact("exit_code") != 3.0 || answer.Fact("outcome") != "ok" || answer.Fact("truncated") != false {
 		t.Errorf("facts %v", answer.Meta)
@@ -76,7 +76,7 @@ func TestFacts(t *testing.T) {
 }
 
 // Each call without a session is in a sandbox of its own.
-func TestFreshEachTime(t *testing.T) {
+func TestRun_StartsFreshSandbox(t *testing.T) {
 	c := start(t)
 	run(c, "bash", "echo mine >/workspace/file; echo mine >/tmp/file")
 	if answer := run(c, "bash", "ls -A /workspace /tmp"); strings.Contains(answer.Text(), "file") {
@@ -86,31 +86,28 @@ func TestFreshEachTime(t *testing.T) {
 
 // A call that takes too long is answered at its limit, and nothing of it is
 // left, whatever it did to stay.
-func TestTimeout(t *testing.T) {
-	mark := fmt.Sprintf("%d%09d", os.Getpid(), time.Now().UnixNano()%1e9)
+func TestRun_EndsAtTimeLimit(t *testing.T) {
+	t.Parallel()
 	c := start(t, tightened(t, map[string]any{"timeout_seconds": 2}))
 	// A child that calls setsid, ignores what can be ignored and stays.
-	leaver := "import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', 'import signal, time\\nfor s in (1, 2, 15): signal.signal(s, signal.SIG_IGN)\\ntime.sleep(999)', '" + mark + "'], start_new_session=True)\n"
+	const leaver = "import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', 'import signal, time\\nfor s in (1, 2, 15): signal.signal(s, signal.SIG_IGN)\\ntime.sleep(999)', 'MARK'], start_new_session=True)\n"
 	for name, test := range map[string]struct{ env, code string }{
-		"sleep":                    {"bash", "sleep 999." + mark},
-		"a job of its own group":   {"bash", "set -m; trap '' TERM HUP INT; bash -c \"trap '' TERM HUP INT; sleep 999." + mark + "\" & sleep 999." + mark},
-		"a session of its own":     {"python", leaver + "time.sleep(999)\n# " + mark},
-		"python that ignores it":   {"python", "import signal\nfor s in (1, 2, 15): signal.signal(s, signal.SIG_IGN)\n" + leaver + "while True: time.sleep(1)\n# " + mark},
-		"node that never comes up": {"node", "require('child_process').spawn('sleep', ['999." + mark + "'], {detached: true}); while (true) {}"},
+		"sleep":                    {"bash", "sleep MARK"},
+		"a job of its own group":   {"bash", "set -m; trap '' TERM HUP INT; bash -c \"trap '' TERM HUP INT; sleep MARK\" & sleep MARK"},
+		"a session of its own":     {"python", leaver + "time.sleep(999)"},
+		"python that ignores it":   {"python", "import signal\nfor s in (1, 2, 15): signal.signal(s, signal.SIG_IGN)\n" + leaver + "while True: time.sleep(1)"},
+		"node that never comes up": {"node", "require('child_process').spawn('sleep', ['MARK'], {detached: true}); while (true) {}"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			id := c.SendRun(mcptest.Arguments{Code: test.code, Env: test.env})
+			t.Parallel()
+			mark := seconds()
+			id := c.SendRun(mcptest.Arguments{Code: strings.ReplaceAll(test.code, "MARK", mark), Env: test.env})
 			patience.Until(t, "the code runs", func() bool { return len(procfs.WithCommand(mark)) > 0 })
 			answer := c.AwaitRun(id)
-			if !answer.IsError || !strings.Contains(answer.Text(), "[timed out after 2 s]") {
-				t.Errorf("answer %+v", answer)
-			}
-			// What ends at an interrupt ends at once; what does not gets a
-			// grace of 300 ms, and its agent 1 s more before it is killed too.
-			most := 3300.0
-			if name == "sleep" {
-				most = 2500
-			}
+			expectError(t, answer, "[timed out after 2 s]")
+			// What ignores the interrupt gets a grace of 300 ms, and its agent 1 s
+			// more before the kernel ends it.
+			most := float64(patience.For(5 * time.Second).Milliseconds())
 			if took, _ := answer.Fact("duration_ms").(float64); took < 2000 || took > most {
 				t.Errorf("it took %v ms, at most %v are allowed", took, most)
 			}
@@ -119,34 +116,23 @@ func TestTimeout(t *testing.T) {
 	}
 }
 
-// 20 calls at once do not mix, do not wait for each other, and leave nothing.
-func TestTwentyAtOnce(t *testing.T) {
+// 20 calls run at the same time, do not mix, and leave nothing.
+func TestRun_TwentyAtOnce(t *testing.T) {
+	const calls = 20
 	c := start(t, unpooled(t))
 	run(c, "bash", ":") // what is opened once is open
 	patience.Until(t, "the first sandbox ends", func() bool {
 		return len(procfs.Descendants(c.PID())) == 0
 	})
 	before := c.Descriptors()
+	mark := seconds()
 	var ids []string
-	for i := range 20 {
-		ids = append(ids, c.SendRun(mcptest.Arguments{Code: fmt.Sprintf("date +%%s.%%N; sleep 5; date +%%s.%%N; echo number-%d; echo error-%d >&2", i, i), Env: "bash"}))
+	for i := range calls {
+		ids = append(ids, c.SendRun(mcptest.Arguments{Code: fmt.Sprintf("{ sleep %s; } 2>/dev/null; echo number-%d; echo error-%d >&2", mark, i, i), Env: "bash"}))
 	}
-	var firstEnd, lastBegin float64
+	together(t, calls, mark)
 	for i, id := range ids {
-		var begin, end float64
-		var number, bar, problem string
-		answer := c.AwaitRun(id)
-		fmt.Sscan(strings.ReplaceAll(answer.Text(), "--- stderr ---", "bar"), &begin, &end, &number, &bar, &problem)
-		if number != fmt.Sprintf("number-%d", i) || problem != fmt.Sprintf("error-%d", i) {
-			t.Errorf("call %d was answered %+v", i, answer)
-		}
-		lastBegin = max(lastBegin, begin)
-		if firstEnd == 0 || end < firstEnd {
-			firstEnd = end
-		}
-	}
-	if lastBegin > firstEnd {
-		t.Errorf("the last call began %.1f s after the first had ended", lastBegin-firstEnd)
+		expect(t, c.AwaitRun(id), fmt.Sprintf("number-%d\n--- stderr ---\nerror-%d\n", i, i))
 	}
 	patience.Wait(t, patience.Long, func() string { return fmt.Sprintf("processes left: %v", procfs.Descendants(c.PID())) }, func() bool {
 		return len(procfs.Descendants(c.PID())) == 0
@@ -157,7 +143,7 @@ func TestTwentyAtOnce(t *testing.T) {
 }
 
 // Nothing is left in the server's temporary folder.
-func TestNoTemporaryFiles(t *testing.T) {
+func TestServer_LeavesNoTemporaryFiles(t *testing.T) {
 	dir := t.TempDir()
 	c := start(t, "TMPDIR="+dir)
 	run(c, "python", "open('a', 'w').write('x' * 100000)")
@@ -171,7 +157,7 @@ func TestNoTemporaryFiles(t *testing.T) {
 
 // 100 MB of output become an answer within output_kb that says what is cut;
 // the server does not grow.
-func TestLargeOutput(t *testing.T) {
+func TestRun_CutsLargeOutput(t *testing.T) {
 	c := start(t)
 	limit := 32 << 10
 	if kb, ok := environments(t)["bash"]["output_kb"].(float64); ok {
@@ -199,7 +185,7 @@ func TestLargeOutput(t *testing.T) {
 }
 
 // kill -9 of the server takes every sandbox with it.
-func TestKilledServer(t *testing.T) {
+func TestServer_KilledTakesSandboxesAlong(t *testing.T) {
 	c := start(t)
 	in(c, "idle", "python", "x = 1")
 	c.SendRun(mcptest.Arguments{Code: "trap '' TERM HUP INT; set -m; sleep 999 & sleep 999", Env: "bash"})
@@ -221,7 +207,7 @@ func busy(t *testing.T, c *mcptest.Client, n int) []int {
 }
 
 // SIGTERM ends the server with status 0 and everything that runs.
-func TestTerminatedServer(t *testing.T) {
+func TestServer_EndsAtSignal(t *testing.T) {
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		c := start(t)
 		in(c, "idle", "python", "x = 1")
@@ -236,7 +222,7 @@ func TestTerminatedServer(t *testing.T) {
 }
 
 // A client that stops reading and goes away ends everything too.
-func TestClientGoesAway(t *testing.T) {
+func TestServer_EndsWithItsInput(t *testing.T) {
 	c := start(t)
 	in(c, "idle", "bash", ":")
 	alive := busy(t, c, 1)
@@ -249,7 +235,7 @@ func TestClientGoesAway(t *testing.T) {
 
 // A broken artifact or environment gives one clear error; the others are
 // served. A broken metadata file as a whole keeps the server from starting.
-func TestBrokenParts(t *testing.T) {
+func TestServer_ServesBesideBrokenParts(t *testing.T) {
 	all := environments(t)
 	all["broken"] = map[string]any{"backend": "jail", "exec": "/nowhere/run", "session_exec": "/nowhere/session-run"}
 	folder := t.TempDir()
@@ -272,7 +258,7 @@ func TestBrokenParts(t *testing.T) {
 }
 
 // An artifact in the operator's folder takes the place of a bundled one.
-func TestCustomWins(t *testing.T) {
+func TestServer_FolderOverridesBundled(t *testing.T) {
 	all := environments(t)
 	folder := t.TempDir()
 	artifact := filepath.Dir(filepath.Dir(all["bash"]["session_exec"].(string)))

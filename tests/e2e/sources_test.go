@@ -255,7 +255,7 @@ func TestReferencesAreBuiltBesideTheServer(t *testing.T) {
 
 // SIGHUP has references built again: what had failed comes, what leads elsewhere
 // now is replaced, and what cannot be built any more stays as it was.
-func TestBuiltAgain(t *testing.T) {
+func TestReferences_AreBuiltAgainAtSIGHUP(t *testing.T) {
 	g := nix(t)
 	own := flake(t)
 	path := filepath.Join(own, "flake.nix")
@@ -293,12 +293,14 @@ func TestBuiltAgain(t *testing.T) {
 // What builds ends with the server, however that ends, and keeps nobody
 // waiting.
 func TestBuilderEndsWithTheServer(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(*mcptest.Client){
 		"end of input": (*mcptest.Client).CloseInput,
 		"killed":       func(c *mcptest.Client) { c.Signal(syscall.SIGKILL) },
 		"interrupted":  func(c *mcptest.Client) { c.Signal(syscall.SIGINT) },
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			g := nix(t)
 			g.hold() // and it stays so
 			cmd := command(t, g.variables("NIX_SANDBOX_ENVS="+g.folder+"#never")...)
@@ -393,6 +395,7 @@ func TestProjectsOwnShell(t *testing.T) {
 // Entries come, are replaced and go while calls run; none is lost, and nothing
 // is left of it.
 func TestChangesUnderLoad(t *testing.T) {
+	t.Parallel()
 	folder := t.TempDir()
 	original, _ := environments(t)["bash"]["exec"].(string)
 	artifact := filepath.Dir(filepath.Dir(original))

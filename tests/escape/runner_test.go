@@ -23,7 +23,7 @@ func every(t *testing.T) []attempt {
 	return attempts
 }
 
-func TestFamilies(t *testing.T) {
+func TestFamilies_AreComplete(t *testing.T) {
 	attempts := every(t)
 	if len(attempts) < 120 {
 		t.Errorf("%d attempts, want 120 at least", len(attempts))
@@ -126,7 +126,7 @@ func script(t *testing.T, kind, text string) string {
 
 // Without a sandbox, nearly everything gets out. What does not is stopped by
 // the kernel or by what an ordinary user may not.
-func TestWeakSandboxFails(t *testing.T) {
+func TestRun_WithoutASandboxFails(t *testing.T) {
 	var direct []attempt
 	for _, a := range every(t) {
 		if !a.session {
@@ -165,7 +165,7 @@ func TestWeakSandboxFails(t *testing.T) {
 
 // A verdict comes from evidence and from having run to the end, never from
 // the absence of both.
-func TestVerdicts(t *testing.T) {
+func TestRun_VerdictsComeFromEvidence(t *testing.T) {
 	if _, err := hostInterpreter(context.Background(), "bash", "", maxTimeout); err != nil {
 		t.Skip(err)
 	}
@@ -200,7 +200,7 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-func TestRunRefuses(t *testing.T) {
+func TestRun_Refuses(t *testing.T) {
 	if _, err := exec.LookPath("bash"); err != nil {
 		t.Skip(err)
 	}
@@ -224,7 +224,7 @@ func TestRunRefuses(t *testing.T) {
 }
 
 // What the suite makes on the host is gone when it ends.
-func TestCleansUp(t *testing.T) {
+func TestBaits_AreRemoved(t *testing.T) {
 	var names []string
 	for name := range baits {
 		if name != "takeover" { // it needs a project
@@ -266,7 +266,7 @@ func TestCleansUp(t *testing.T) {
 	}
 }
 
-func TestOutputIsSearchedAcrossWrites(t *testing.T) {
+func TestOutput_IsSearchedAcrossWrites(t *testing.T) {
 	o := newOutput("needle", "other")
 	fmt.Fprint(o, strings.Repeat("x", keepOutput), "nee")
 	if o.has("needle") {

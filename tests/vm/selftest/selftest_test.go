@@ -138,7 +138,7 @@ func TestUserNamespaces(t *testing.T) {
 	}
 }
 
-func TestJail(t *testing.T) {
+func TestJail_RunsCode(t *testing.T) {
 	in(t)
 	command := jail(t, "", "echo hello; id -u; ls /nix/store | wc -l >&2; exit 3")
 	var errs bytes.Buffer
