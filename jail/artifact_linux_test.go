@@ -314,7 +314,7 @@ func TestArtifactLaysProjectOverInAContainer(t *testing.T) {
 }
 
 // Folders of the host are shown read-only, beside a project that is laid
-// over too; what is not there is said before anything starts.
+// over too. A folder that is missing is an error before anything starts.
 func TestArtifactShowsFolders(t *testing.T) {
 	run, spec := artifact(t)
 	data, project := t.TempDir(), t.TempDir()
@@ -427,8 +427,8 @@ func TestArtifactDiesWithBubblewrap(t *testing.T) {
 	patience.Gone(t, first)
 }
 
-// A sandbox in a room ends with the bubblewrap that made the room.
-func TestArtifactDiesWithItsRoom(t *testing.T) {
+// A sandbox in an outer namespace ends with the bubblewrap that made that.
+func TestArtifactDiesWithItsOuterNamespace(t *testing.T) {
 	run, _ := artifact(t)
 	cmd := exec.Command(run)
 	cmd.Env = []string{"PROJECT_DIR=" + t.TempDir(), "PROJECT_MODE=overlay"}
@@ -454,8 +454,8 @@ func TestArtifactDiesAtAnyMoment(t *testing.T) {
 	const tries = 100
 	run, _ := artifact(t)
 	for name, settings := range map[string][]string{
-		"alone":     nil,
-		"in a room": {"PROJECT_DIR=" + t.TempDir(), "PROJECT_MODE=overlay"},
+		"alone":                 nil,
+		"in an outer namespace": {"PROJECT_DIR=" + t.TempDir(), "PROJECT_MODE=overlay"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			groups := map[int]bool{}

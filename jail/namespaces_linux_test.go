@@ -58,7 +58,7 @@ func TestNamespacesWork(t *testing.T) {
 	}
 }
 
-// A look that is given up ends with all that it started, also where that
+// A check that is given up ends with all that it started, also where that
 // still waits for its parent, as bubblewrap's child may.
 func TestNamespacesWorkGivesUp(t *testing.T) {
 	folder := t.TempDir()

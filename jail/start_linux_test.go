@@ -36,8 +36,8 @@ func TestArguments(t *testing.T) {
 	}
 }
 
-// What the sandbox sees of the host is bound in the room first; bubblewrap
-// makes the sandbox in there and so finds it under the room's names.
+// What the sandbox sees of the host is bound in the outer namespace first; the
+// second bubblewrap makes the sandbox in there and finds it under those names.
 func TestArgumentsWithALayer(t *testing.T) {
 	spec := valid()
 	spec.Binds = []Bind{{"/srv/data", "/data"}}

@@ -161,7 +161,7 @@ func (c *command) Memory(ctx context.Context) (int64, error) {
 	return bytes, err
 }
 
-// brief shortens what a program said to what a table holds.
+// brief shortens a program's output to what fits into a table.
 func brief(s string) string {
 	const limit = 160
 	lines := strings.Split(strings.TrimSpace(s), "\n")

@@ -57,7 +57,7 @@ func (m *meter) mean() time.Duration {
 	return (treeCPU(m.root) - m.first) / time.Duration(max(1, m.calls.Load()))
 }
 
-// Bounds of [quiet]: how often it looks, how long a tree must rest, and when
+// Bounds of [quiet]: how often it measures, how long a tree must rest, and when
 // it gives up.
 const (
 	quietStep  = 4 * time.Millisecond
@@ -66,7 +66,7 @@ const (
 )
 
 // quiet waits until a process tree rests: the same processes with the same
-// time on a processor, three looks in a row.
+// time on a processor, three times in a row.
 func quiet(ctx context.Context, root int) {
 	var last string
 	same := 0

@@ -4,7 +4,7 @@
 //
 // NIX_SANDBOX_MCP_SERVER names the server and NIX_SANDBOX_TEST_CLIENTS the
 // folder that tests/clients/install filled; without them the tests are
-// skipped. What a client and the server said to each other is kept in the
+// skipped. The messages between a client and the server are kept in the
 // folder that NIX_SANDBOX_TEST_TRANSCRIPTS names, one file a test: lines that
 // begin with > are the client's, with < the server's, with ! what the client
 // printed.
@@ -97,8 +97,8 @@ func record(transcript string, server []string) int {
 		in.Close()
 	}()
 	pass(os.Stdout, out, "<")
-	// What is not zero here is shown by the client or by the test's look at
-	// what is left.
+	// If the status is not 0, the client reports it, or the test finds what was
+	// left behind.
 	_ = cmd.Wait()
 	return cmd.ProcessState.ExitCode()
 }
@@ -229,7 +229,7 @@ func (s setup) methods(t *testing.T) []string {
 	return methods
 }
 
-// The look at what a client leaves behind finds a process that stays.
+// The control: a process that a client leaves behind is found.
 func TestLeftFindsWhatStays(t *testing.T) {
 	s := setup{home: t.TempDir()}
 	cmd := exec.Command("sleep", "60")

@@ -19,8 +19,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
 )
 
-// soak is how often what is tried only a few times here is tried where
-// NIX_SANDBOX_TEST_SOAK says so.
+// soak returns how many rounds a test makes: few, unless NIX_SANDBOX_TEST_SOAK gives
+// another number.
 func soak(t testing.TB, few int) int {
 	t.Helper()
 	text := os.Getenv("NIX_SANDBOX_TEST_SOAK")
@@ -108,7 +108,7 @@ func variant(t *testing.T, folder, name, bubblewrap string) {
 // the others go on.
 func TestWrongBubblewrap(t *testing.T) {
 	folder := t.TempDir()
-	// Root's sandboxes are other users', who look at these programs too.
+	// Root's sandboxes are other users', who must be able to run these programs.
 	must.Do(t, os.Chmod(filepath.Dir(folder), 0o755))
 	write := func(name, script string) string {
 		path := filepath.Join(folder, name)

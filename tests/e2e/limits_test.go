@@ -179,9 +179,9 @@ func TestMemoryLimitDuringAStart(t *testing.T) {
 func TestProcessLimit(t *testing.T) {
 	c := start(t, limited(t))
 	expect(t, run(c, "bash", crowd(tasks/2)), "20\n")
-	// The kernel does not count the processes of the machine's root: those
-	// are the watch's. Others' it refuses; bash tells of that and tries again,
-	// after 1 s and after 2 more.
+	// The kernel does not count the processes of the machine's root: the limit
+	// keeper ends those. Others' it refuses, which bash reports; bash tries again
+	// after 1 s and after 2 s more.
 	got := run(c, "bash", "exec 2>&1; n=0; while ((n < 70)); do sleep 2 & n=$((n + 1)); done; echo started")
 	stopped := got.IsError && strings.HasSuffix(got.Text(), "[stopped: more than 40 processes and threads]") && got.Fact("limit") == "pids"
 	refused := strings.Contains(got.Text(), "Resource temporarily unavailable")
@@ -252,7 +252,7 @@ func TestIdleSandboxIsCheap(t *testing.T) {
 		}
 		return total
 	}
-	time.Sleep(2 * time.Second) // after a second or so the limit keeper looks more rarely
+	time.Sleep(2 * time.Second) // the limit keeper of an idle sandbox measures less often
 	before := used()
 	time.Sleep(2 * time.Second)
 	// That is 5 % of a processor, and half of one that is emulated.
@@ -271,8 +271,8 @@ func TestIdleSandboxIsCheap(t *testing.T) {
 	}
 }
 
-// What the agent's watch does not stop, the kernel does, for the sandbox as a
-// whole: here the control group's limit is below the watch's.
+// What the agent's limit keeper does not stop, the kernel does, for the sandbox as
+// a whole: here the control group's limit is below the limit keeper's.
 func TestKernelStopsWithDelegate(t *testing.T) {
 	// The groups that are counted are the session's alone.
 	c := start(t, tightened(t, map[string]any{"memory_mb": 64, "prewarm": 0}))

@@ -86,11 +86,11 @@ func crossed(limit string) func(mcptest.Answer) bool {
 	return func(a mcptest.Answer) bool { return a.Fact("limit") == limit }
 }
 
-// watch lets seven sessions work, each as someone who thinks between calls,
-// for a time; beside them one storm after the other, if there is to be any. It
-// returns what one call in a hundred exceeded, of how many, and what the storms
-// were answered.
-func watch(t *testing.T, c *mcptest.Client, do string, during time.Duration) (p99 time.Duration, calls int, ended []mcptest.Answer) {
+// measure lets seven sessions work for a time, each with pauses between its calls,
+// and runs one storm after the other beside them, if it is given one. It returns the
+// 99th percentile of the calls' times, the number of calls, and the answers to the
+// storms.
+func measure(t *testing.T, c *mcptest.Client, do string, during time.Duration) (p99 time.Duration, calls int, ended []mcptest.Answer) {
 	var (
 		over = make(chan struct{})
 		all  []time.Duration
@@ -157,8 +157,8 @@ func (s storm) withstand(t *testing.T) {
 	quiet, stormy := time.Hour, time.Hour
 	came := false
 	for try := range tries {
-		before, calm, _ := watch(t, c, "", during)
-		beside, calls, ended := watch(t, c, s.do, during)
+		before, calm, _ := measure(t, c, "", during)
+		beside, calls, ended := measure(t, c, s.do, during)
 		last := ended[len(ended)-1].Text()
 		t.Logf("p99 %v of %d calls, quiet %v of %d; storms: %d, the last answered %q",
 			beside, calls, before, calm, len(ended), last[max(0, len(last)-100):])

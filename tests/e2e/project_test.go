@@ -245,7 +245,7 @@ func TestInheritedSecret(t *testing.T) {
 	searchStore(t, began, secret)
 }
 
-// searchStore looks for a secret in what has come into the store since then,
+// searchStore searches what has come into the store since then for a secret,
 // and in the sandboxes themselves.
 func searchStore(t *testing.T, since time.Time, secret string) {
 	t.Helper()

@@ -161,7 +161,7 @@ func TestSessions_CostLittleMemory(t *testing.T) {
 }
 
 // After the interpreter's death the session goes on with a new one; after the
-// agent's the sandbox is replaced. Both are said, and no other session is
+// agent's the sandbox is replaced. The answers say so, and no other session is
 // touched.
 func TestSession_GoesOnAfterInterpretersDeath(t *testing.T) {
 	c := start(t)
@@ -181,7 +181,7 @@ func TestSession_GoesOnAfterInterpretersDeath(t *testing.T) {
 	expect(t, in(c, "other", "python", "print(x)"), "untouched\n")
 }
 
-// Code that does its worst gets a true answer or a said failure; the next
+// Code that does its worst gets a true answer or an error; the next
 // call works, other sessions notice nothing, and the server does not grow.
 func TestSession_WithstandsHostileCode(t *testing.T) {
 	t.Parallel() // it waits more than it works

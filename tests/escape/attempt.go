@@ -67,7 +67,7 @@ type attempt struct {
 
 	control control
 	reason  string   // why there is no control
-	baits   []string // what the host holds out: names of [baits]
+	baits   []string // what the host offers: names of [baits]
 	tags    []string
 	needs   []string // modules or commands that the interpreter must have
 	session bool     // through bin/session-run instead of bin/run

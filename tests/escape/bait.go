@@ -310,7 +310,7 @@ func initProcess(s *scene) error {
 	return err
 }
 
-// survivor looks for a process with the scene's mark after the end.
+// survivor has the scene searched for a process with the scene's mark after the end.
 func survivor(s *scene) error {
 	s.left = true
 	return nil

@@ -217,7 +217,7 @@ func run(ctx context.Context, dir string, options Options, attempts []attempt) (
 			s.uncontrol = err.Error()
 		}
 	}
-	if err := s.first(ctx); err != nil {
+	if err := s.tryArtifact(ctx); err != nil {
 		return Report{}, err
 	}
 	report := Report{Environment: a.Name}
@@ -285,18 +285,18 @@ func (s *suite) all(ctx context.Context, attempts []attempt) []Result {
 	return results
 }
 
-// looks are lines that show the arguments of a process of the host.
-var looks = map[language]string{
+// readsVictim is code that prints the arguments of a process of the host.
+var readsVictim = map[language]string{
 	python: "with trying:\n    read(f'/proc/{VICTIM}/cmdline')",
 	bash:   "while IFS= read -r -d '' line; do printf '%s\\n' \"$line\"; done <\"/proc/$VICTIM/cmdline\"",
 	node:   "trying(() => show(fs.readFileSync(`/proc/${VICTIM}/cmdline`)));",
 }
 
-// first makes sure that the artifact runs code at all, and finds out whether
+// tryArtifact makes sure that the artifact runs code at all, and finds out whether
 // it shows the host's processes: then nothing may be tried on pid 1.
-func (s *suite) first(ctx context.Context) error {
+func (s *suite) tryArtifact(ctx context.Context) error {
 	a := attempt{name: "first", language: languages[s.Type], baits: []string{"victim"}, timeout: s.patient(maxTimeout)}
-	a.code = looks[a.language] + "\n"
+	a.code = readsVictim[a.language] + "\n"
 	scene, err := newScene(true, false, a.baits)
 	if err != nil {
 		return err
@@ -306,7 +306,7 @@ func (s *suite) first(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if !out.output.has(scene.says(wordTried)) {
+	if !out.output.has(scene.signal(wordTried)) {
 		return fmt.Errorf("%s/bin/run does not run code: exit status %d, output %q", s.dir, out.exit, out.output.last())
 	}
 	s.open = out.output.has(scene.secret)
@@ -382,12 +382,12 @@ func (s *suite) sandboxed(ctx context.Context, a *attempt) (escaped bool, eviden
 	if found := scene.found(out); found != "" {
 		return true, found, nil
 	}
-	has := func(word string) bool { return out.output.has(scene.says(word)) }
+	has := func(word string) bool { return out.output.has(scene.signal(word)) }
 	// A filter may end a process that makes a forbidden system call.
 	const killedByFilter = 128 + 31
 	switch {
 	case has(wordLacking):
-		return false, "", errLacking("the sandbox lacks something: " + out.output.said(scene.says(wordLacking)))
+		return false, "", errLacking("the sandbox lacks something: " + out.output.lineAfter(scene.signal(wordLacking)))
 	case out.timedOut:
 		return false, "", fmt.Errorf("it had no end after %v; output %q", a.timeout, out.output.last())
 	case has(wordTried) && (out.ended == "" || a.ends):
@@ -403,8 +403,8 @@ func (s *scene) found(out outcome) string {
 	switch {
 	case out.output.has(s.secret):
 		return "a secret of the host is in its output"
-	case out.output.has(s.says(wordEscaped)):
-		return out.output.said(s.says(wordEscaped))
+	case out.output.has(s.signal(wordEscaped)):
+		return out.output.lineAfter(s.signal(wordEscaped))
 	case out.evidence != "":
 		return out.evidence
 	}
@@ -491,8 +491,8 @@ func (s *suite) controlled(ctx context.Context, a *attempt) (fired bool, reason 
 	if found := scene.found(out); found != "" {
 		return true, "", nil
 	}
-	if out.output.has(scene.says(wordLacking)) {
-		return false, "", errLacking("this host lacks something: " + out.output.said(scene.says(wordLacking)))
+	if out.output.has(scene.signal(wordLacking)) {
+		return false, "", errLacking("this host lacks something: " + out.output.lineAfter(scene.signal(wordLacking)))
 	}
 	late := ""
 	if out.timedOut {
@@ -520,7 +520,7 @@ func (a *attempt) programs(scene *scene) ([]string, error) {
 }
 
 // play runs the rounds of an attempt, one after the other or, with rounds
-// beside, the second as soon as the first has said that it is ready; the
+// beside, the second as soon as the first has reported that it is ready; the
 // first is then ended. The outcome is the last round's.
 func (a *attempt) play(ctx context.Context, scene *scene, programs []string, start func(context.Context, *output, string) (outcome, error)) (outcome, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)

@@ -25,7 +25,7 @@ const (
 	drain = 2 * time.Second
 )
 
-// Words that an attempt says of itself, each before the scene's token.
+// Words by which an attempt reports how far it came, each before the scene's token.
 const (
 	wordStarted = "started"
 	wordEscaped = "escaped"
@@ -103,9 +103,9 @@ func (o *output) seen(needle string) <-chan struct{} {
 	return done
 }
 
-// said returns the rest of the first line that starts with needle, if it was
+// lineAfter returns the rest of the first line that starts with needle, if it was
 // kept.
-func (o *output) said(needle string) string {
+func (o *output) lineAfter(needle string) string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	_, rest, _ := strings.Cut(o.kept.String(), needle)
@@ -137,10 +137,12 @@ func printable(text string, size int) string {
 
 // needles returns what the output of a run in this scene is searched for.
 func (s *scene) needles() []string {
-	return []string{s.secret, s.says(wordStarted), s.says(wordEscaped), s.says(wordLacking), s.says(wordTried)}
+	return []string{s.secret, s.signal(wordStarted), s.signal(wordEscaped), s.signal(wordLacking), s.signal(wordTried)}
 }
 
-func (s *scene) says(word string) string { return word + " " + s.token }
+// signal returns the line by which an attempt reports a word, which nothing else
+// prints because of the token.
+func (s *scene) signal(word string) string { return word + " " + s.token }
 
 // command returns the program that runs an attempt in this scene, not yet
 // started. Its descriptors beyond the scene's are the caller's.

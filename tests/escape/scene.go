@@ -16,7 +16,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
 
-// errLacking means that this machine cannot hold out a bait.
+// errLacking means that this machine cannot offer a bait.
 type errLacking string
 
 func (e errLacking) Error() string { return string(e) }
@@ -37,7 +37,7 @@ type scene struct {
 
 	vars  map[string]any  // what the attempt is told: strings and integers
 	env   []string        // added to the environment of bin/run
-	left  bool            // whether to look for processes left behind
+	left  bool            // whether to search for processes left behind
 	files []*os.File      // descriptors from 3 on
 	tty   *os.File        // controlling terminal and stderr, if not nil
 	hear  func(io.Writer) // hands on what was written to the terminal
@@ -215,7 +215,7 @@ func difference(before, after string) string {
 	return "the host's folder has changed"
 }
 
-// survivor looks for a process with the scene's mark as its name.
+// survivor searches for a process with the scene's mark as its name.
 func (s *scene) survivor() string {
 	for _, p := range procfs.All() {
 		if first, _, _ := strings.Cut(p.Command(), " "); first == s.mark || p.Name() == s.mark {

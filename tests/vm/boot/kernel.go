@@ -28,7 +28,7 @@ type kernel struct {
 	builtin map[string]bool
 }
 
-// openKernel looks into a folder with boot/vmlinuz-* and lib/modules/*.
+// openKernel opens a folder with boot/vmlinuz-* and lib/modules/*.
 func openKernel(folder string) (*kernel, error) {
 	one := func(patterns ...string) (string, error) {
 		for _, pattern := range patterns {

@@ -21,7 +21,7 @@ const (
 	// idle host.
 	upLimitKVM = 10 * time.Second
 	upLimitTCG = 90 * time.Second
-	// How long QEMU may take to end by itself when all has been said.
+	// How long QEMU may take to end by itself after the guest has reported its end.
 	endLimit = 5 * time.Second
 	// More than this from one command is an error.
 	outputLimit = 16 << 20
@@ -137,7 +137,7 @@ func (m *machine) end(qemu *exec.Cmd, port *os.File, logged <-chan struct{}, can
 	}
 	timer := time.AfterFunc(endLimit, cancel)
 	defer timer.Stop()
-	// All has been said: how QEMU ends is of no matter.
+	// The guest has reported its end: how QEMU ends does not matter.
 	_ = qemu.Wait()
 	<-logged
 	return nil
