@@ -50,9 +50,16 @@ type result struct {
 func runIn(t testing.TB, code string, settings ...string) result {
 	t.Helper()
 	run, _ := artifact(t)
+	return runProgram(t, exec.Command(run), code, settings...)
+}
+
+// runProgram gives code to a program that starts a sandbox.
+func runProgram(t testing.TB, cmd *exec.Cmd, code string, settings ...string) result {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience.Long)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, run)
+	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })
+	defer stop()
 	cmd.Env = append([]string{"SECRET=of the host"}, settings...)
 	cmd.Stdin = strings.NewReader(code)
 	var out, errs bytes.Buffer
@@ -222,14 +229,10 @@ func TestArtifactInheritsNoDescriptor(t *testing.T) {
 	}
 	defer file.Close()
 	cmd := exec.Command(run)
-	cmd.Stdin = strings.NewReader(`cd /proc/self/fd && for fd in *; do readlink $fd || true; done`)
 	cmd.ExtraFiles = []*os.File{file, file, file, file, file}
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	if strings.Contains(string(out), "hostname") {
-		t.Errorf("the host's descriptors in the sandbox: %s", out)
+	got := runProgram(t, cmd, "cd /proc/self/fd && for fd in *; do readlink $fd || true; done")
+	if got.status != 0 || strings.Contains(got.out, "hostname") {
+		t.Errorf("the host's descriptors in the sandbox: %+v", got)
 	}
 }
 
@@ -305,11 +308,10 @@ func TestArtifactLaysProjectOverInAContainer(t *testing.T) {
 	}
 	project := t.TempDir()
 	must.Do(t, os.WriteFile(filepath.Join(project, "file"), []byte("of the project\n"), 0o644))
-	cmd := exec.Command(unshare, "--pid", "--fork", "--kill-child", "--mount-proc", run)
-	cmd.Env = []string{"PROJECT_DIR=" + project, "PROJECT_MODE=overlay"}
-	cmd.Stdin = strings.NewReader("cd /project; cat file; echo new >file; cat file")
-	if out, err := cmd.CombinedOutput(); err != nil || string(out) != "of the project\nnew\n" {
-		t.Errorf("%v: %s", err, out)
+	got := runProgram(t, exec.Command(unshare, "--pid", "--fork", "--kill-child", "--mount-proc", run),
+		"cd /project; cat file; echo new >file; cat file", "PROJECT_DIR="+project, "PROJECT_MODE=overlay")
+	if got != (result{out: "of the project\nnew\n"}) {
+		t.Errorf("%+v", got)
 	}
 }
 
@@ -330,18 +332,15 @@ func TestArtifactShowsFolders(t *testing.T) {
 		return name
 	}
 	for _, mode := range []string{jail.ModeReadOnly, jail.ModeOverlay} {
-		cmd := exec.Command(with(data))
-		cmd.Env = []string{"PROJECT_DIR=" + project, "PROJECT_MODE=" + mode}
-		cmd.Stdin = strings.NewReader("cat /srv/data/file; touch /srv/data/file 2>/dev/null || echo read-only; grep -c ' /srv/data .* ro,nosuid,nodev' /proc/mounts")
-		if out, err := cmd.CombinedOutput(); err != nil || string(out) != "data\nread-only\n1\n" {
-			t.Errorf("%s: %v, %s", mode, err, out)
+		const code = "cat /srv/data/file; touch /srv/data/file 2>/dev/null || echo read-only; grep -c ' /srv/data .* ro,nosuid,nodev' /proc/mounts"
+		got := runProgram(t, exec.Command(with(data)), code, "PROJECT_DIR="+project, "PROJECT_MODE="+mode)
+		if got != (result{out: "data\nread-only\n1\n"}) {
+			t.Errorf("%s: %+v", mode, got)
 		}
 	}
-	cmd := exec.Command(with(data + "/none"))
-	cmd.Env, cmd.Stdin = []string{}, strings.NewReader("echo ran")
-	out, err := cmd.CombinedOutput()
-	if err == nil || cmd.ProcessState.ExitCode() != 125 || !strings.Contains(string(out), data+"/none at /srv/data, which does not exist") || strings.Contains(string(out), "ran") {
-		t.Errorf("%v, %s", err, out)
+	got := runProgram(t, exec.Command(with(data+"/none")), "echo ran")
+	if got.status != 125 || got.out != "" || !strings.Contains(got.err, data+"/none at /srv/data, which does not exist") {
+		t.Errorf("%+v", got)
 	}
 }
 
@@ -421,7 +420,14 @@ func TestArtifactLeavesKeys(t *testing.T) {
 }
 
 func TestArtifactDiesWithBubblewrap(t *testing.T) {
-	cmd, first := startForever(t, nil)
+	diesWith(t, nil)
+}
+
+// diesWith starts a sandbox by a program, kills the program, and waits for the end of
+// the sandbox.
+func diesWith(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
+	cmd, first := startForever(t, cmd)
 	must.Do(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	patience.Gone(t, first)
@@ -432,19 +438,13 @@ func TestArtifactDiesWithItsOuterNamespace(t *testing.T) {
 	run, _ := artifact(t)
 	cmd := exec.Command(run)
 	cmd.Env = []string{"PROJECT_DIR=" + t.TempDir(), "PROJECT_MODE=overlay"}
-	cmd, first := startForever(t, cmd)
-	must.Do(t, cmd.Process.Kill())
-	_ = cmd.Wait()
-	patience.Gone(t, first)
+	diesWith(t, cmd)
 }
 
 func TestArtifactDiesWithItsStarter(t *testing.T) {
 	run, _ := artifact(t)
 	// The shell is the parent of bubblewrap, and dies without a word to it.
-	cmd, first := startForever(t, exec.Command("/bin/sh", "-c", "exec 3<&0; "+run+" <&3 & wait"))
-	must.Do(t, cmd.Process.Kill())
-	_ = cmd.Wait()
-	patience.Gone(t, first)
+	diesWith(t, exec.Command("/bin/sh", "-c", "exec 3<&0; "+run+" <&3 & wait"))
 }
 
 // Whenever the starter of a sandbox is killed, nothing of it stays: not even
@@ -618,13 +618,8 @@ func TestArtifactLeavesRootsGroups(t *testing.T) {
 	}
 	groups := func(program, code string) string {
 		cmd := exec.Command(program)
-		cmd.Stdin = strings.NewReader(code)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Groups: []uint32{6, 27}}}
-		out, err := cmd.CombinedOutput()
-		if err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-		return strings.Join(strings.Fields(string(out)), " ")
+		return strings.Join(strings.Fields(runProgram(t, cmd, code).out), " ")
 	}
 	const show = "grep ^Groups: /proc/self/status"
 	if got := groups("/bin/sh", show); got != "Groups: 6 27" {
@@ -645,10 +640,8 @@ func TestArtifactInheritsNoSignals(t *testing.T) {
 	if out, err := exec.Command("grep", "^SigBlk", "/proc/self/status").CombinedOutput(); err != nil || string(out) != "SigBlk:\t0000000000000200\n" {
 		t.Fatalf("outside: %v: %s", err, out)
 	}
-	cmd := exec.Command("sh", "-c", "trap '' USR1 USR2 HUP; exec "+run)
-	cmd.Stdin = strings.NewReader("grep -E '^Sig(Ign|Blk)' /proc/1/status")
-	out, err := cmd.CombinedOutput()
-	if want := "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n"; err != nil || string(out) != want {
-		t.Errorf("%v: %s, want %s", err, out, want)
+	got := runProgram(t, exec.Command("sh", "-c", "trap '' USR1 USR2 HUP; exec "+run), "grep -E '^Sig(Ign|Blk)' /proc/1/status")
+	if want := (result{out: "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n"}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
 	}
 }
