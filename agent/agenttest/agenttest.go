@@ -23,10 +23,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/server"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
-
-// Patience is how long a test waits for what must happen, before it fails.
-const Patience = 30 * time.Second
 
 // Table returns the one table of the test's process. A second one would reap
 // what belongs to the first.
@@ -168,15 +166,15 @@ func (a *Agent) Receive() frame.Reply {
 			a.t.Fatal("the agent has ended")
 		}
 		return r
-	case <-time.After(Patience):
-		a.t.Fatalf("no reply in %v", Patience)
+	case <-time.After(patience.Long):
+		a.t.Fatalf("no reply in %v", patience.Long)
 	}
 	return frame.Reply{}
 }
 
 // Closed reports whether the agent has ended; it waits for that.
 func (a *Agent) Closed() bool {
-	deadline := time.After(Patience)
+	deadline := time.After(patience.Long)
 	for {
 		select {
 		case _, ok := <-a.replies:
@@ -206,7 +204,7 @@ func (a *Agent) Call(code string, change ...func(*frame.Request)) uint64 {
 	a.id++
 	req := frame.Request{
 		Type: frame.Execute, ID: a.id, Code: code, Keep: true,
-		TimeoutMS: Patience.Milliseconds(), GraceMS: 2000,
+		TimeoutMS: patience.Long.Milliseconds(), GraceMS: 2000,
 	}
 	for _, f := range change {
 		f(&req)

@@ -127,7 +127,7 @@ func (c *command) Call(ctx context.Context) (time.Duration, error) {
 	err := cmd.Run()
 	took := time.Since(began)
 	if ctx.Err() != nil {
-		return 0, fmt.Errorf("gave no answer in %v", patience)
+		return 0, fmt.Errorf("gave no answer in %v", callLimit)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w: %s", cmd.Args[0], err, brief(stderr.String()))

@@ -38,8 +38,8 @@ type weigher interface {
 	Memory(ctx context.Context) (int64, error)
 }
 
-// patience is how long one call or one preparation may take.
-const patience = 20 * time.Second
+// callLimit is how long one call or one preparation may take.
+const callLimit = 20 * time.Second
 
 // warmUps is the number of calls before the first that counts.
 const warmUps = 2
@@ -153,9 +153,9 @@ func turn(ctx context.Context, e entry) ([]time.Duration, error) {
 	return times, nil
 }
 
-// bounded gives f no more than [patience].
+// bounded gives f no more than [callLimit].
 func bounded(ctx context.Context, f func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
 	return f(ctx)
 }

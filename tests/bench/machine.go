@@ -37,7 +37,7 @@ func (b *bench) thisMachine(ctx context.Context) machine {
 		m.Load, _, _ = strings.Cut(string(text), " ")
 	}
 	version := func(name string, argv ...string) {
-		ctx, cancel := context.WithTimeout(ctx, patience)
+		ctx, cancel := context.WithTimeout(ctx, callLimit)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 		cmd.WaitDelay = time.Second

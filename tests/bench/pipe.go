@@ -135,7 +135,7 @@ func (c *piped) Close() error {
 		return nil
 	}
 	c.in.Close()
-	end := time.AfterFunc(patience, func() { kill(c.cmd.Process.Pid, "") })
+	end := time.AfterFunc(callLimit, func() { kill(c.cmd.Process.Pid, "") })
 	defer end.Stop()
 	return c.cmd.Wait()
 }

@@ -108,7 +108,7 @@ func (s *server) process() (int, error) {
 // Close closes the server's input, which ends it, and waits for it.
 func (s *server) Close() error {
 	defer s.log.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { kill(s.PID(), "") })
 	defer stop()

@@ -96,8 +96,8 @@ func demonstrate(server string) error {
 	return nil
 }
 
-// patience is how long one answer may take before the demonstration ends.
-const patience = 60 * time.Second
+// answerLimit is how long one answer may take before the demonstration ends.
+const answerLimit = 60 * time.Second
 
 // hello is what a server says about itself.
 type hello struct {
@@ -120,7 +120,7 @@ func with(server string, variables []string, do func(*mcpclient.Client, hello) e
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
 	defer cancel()
 	var greeting hello
 	reply, err := c.Initialize(ctx, mcpclient.Newest, "demo")
@@ -130,7 +130,7 @@ func with(server string, variables []string, do func(*mcpclient.Client, hello) e
 	if err == nil {
 		err = do(c, greeting)
 	}
-	closing, cancel := context.WithTimeout(context.Background(), patience)
+	closing, cancel := context.WithTimeout(context.Background(), answerLimit)
 	defer cancel()
 	if err = errors.Join(err, c.Close(closing)); err != nil {
 		return fmt.Errorf("%w; the server's log is %s", err, log.Name())
@@ -215,7 +215,7 @@ func show(c *mcpclient.Client, steps []step) error {
 		}
 		quote(dim, call+")\n"+s.code)
 		began := time.Now()
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
 		reply, err := c.Call(ctx, "tools/call", mcpclient.RunParams(mcpclient.Arguments{Code: s.code, Env: s.env, Session: s.session}))
 		cancel()
 		if err != nil {
