@@ -35,7 +35,7 @@ func TestMain(m *testing.M) { os.Exit(jailtest.Main(m)) }
 // cache of test results sees no change of an artifact, so give go test -count=1.
 func artifact(t testing.TB) (string, *jail.Spec) {
 	t.Helper()
-	run := filepath.Join(undertest.Artifact(t, "bash"), "bin", "run")
+	run := filepath.Join(undertest.ArtifactOfType(t, "bash"), "bin", "run")
 	spec := must.Get(jail.ReadSpec(run))(t)
 	return run, spec
 }

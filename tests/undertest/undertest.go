@@ -82,35 +82,42 @@ func Artifacts(t testing.TB) []string {
 	return folders
 }
 
-// Artifact returns the folder of the sandbox under test that has this name or,
-// where none has, of the first that has this interpreter type.
-func Artifact(t testing.TB, kind string) string {
+// Artifact returns the folder of the sandbox under test that has this name.
+func Artifact(t testing.TB, name string) string {
 	t.Helper()
-	byType := ""
+	return find(t, "called "+name, func(m metadata) bool { return m.Name == name })
+}
+
+// ArtifactOfType returns the folder of the first sandbox under test that has this
+// type of interpreter.
+func ArtifactOfType(t testing.TB, kind string) string {
+	t.Helper()
+	return find(t, "of type "+kind, func(m metadata) bool { return m.Type == kind })
+}
+
+// metadata is what tests choose an artifact by.
+type metadata struct {
+	Name string `json:"name"`
+	Type string `json:"interpreter_type"`
+}
+
+func find(t testing.TB, description string, wanted func(metadata) bool) string {
+	t.Helper()
 	for _, folder := range Artifacts(t) {
 		file := filepath.Join(folder, "metadata.json")
+		var m metadata
 		text, err := os.ReadFile(file)
+		if err == nil {
+			err = json.Unmarshal(text, &m)
+		}
 		if err != nil {
-			t.Fatalf("%s: %v", ArtifactsVariable, err)
-		}
-		var metadata struct {
-			Name string `json:"name"`
-			Type string `json:"interpreter_type"`
-		}
-		if err := json.Unmarshal(text, &metadata); err != nil {
 			t.Fatalf("%s: %s: %v", ArtifactsVariable, file, err)
 		}
-		if metadata.Name == kind {
+		if wanted(m) {
 			return folder
 		}
-		if metadata.Type == kind && byType == "" {
-			byType = folder
-		}
 	}
-	if byType != "" {
-		return byType
-	}
-	t.Skipf("%s names no sandbox %s", ArtifactsVariable, kind)
+	t.Skipf("%s names no sandbox %s", ArtifactsVariable, description)
 	return ""
 }
 

@@ -54,7 +54,7 @@ func TestMain(m *testing.M) {
 // vm is tests/vm/run with this test program as the command.
 func vm(t *testing.T, program string, options []string, arguments ...string) *exec.Cmd {
 	t.Helper()
-	artifact := undertest.Artifact(t, "bash")
+	artifact := undertest.ArtifactOfType(t, "bash")
 	own := must.Get(os.Executable())(t)
 	files := t.TempDir()
 	must.Get(command(t.Context(), []string{"cp", own, filepath.Join(files, "program")}))(t)

@@ -39,7 +39,7 @@ func in(t *testing.T) {
 // given.
 func jail(t *testing.T, group, code string) *exec.Cmd {
 	t.Helper()
-	artifact := undertest.Artifact(t, "bash")
+	artifact := undertest.ArtifactOfType(t, "bash")
 	ctx, cancel := context.WithTimeout(context.Background(), patience.Long)
 	t.Cleanup(cancel)
 	command := exec.CommandContext(ctx, filepath.Join(artifact, "bin/run"))
