@@ -2,5 +2,5 @@
 // for what commands do without a terminal, and the tests in Go press keys at a
 // terminal and compare its screen.
 //
-// NIX_SANDBOX_MCP_SERVER names the server; without it the tests are skipped.
+// Package undertest names the server; without it the tests are skipped.
 package cli

@@ -9,6 +9,9 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
 // TestScripts runs testdata/*.txtar: what the commands do without a terminal.
@@ -22,11 +25,8 @@ import (
 //	                            status, print exactly this error and this hint
 //	                            (none where HINT is empty), and nothing else
 func TestScripts(t *testing.T) {
-	server := built(t)
-	real, err := filepath.EvalSymlinks(server)
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := undertest.Server(t)
+	real := must.Get(filepath.EvalSymlinks(server))(t)
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata",
 		RequireExplicitExec: true,

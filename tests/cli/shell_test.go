@@ -13,6 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
 // openShell starts the command shell at a terminal and waits for its prompt.
@@ -62,9 +65,7 @@ func TestShell_IsASandbox(t *testing.T) {
 
 func TestShell_ShowsTheProject(t *testing.T) {
 	project := t.TempDir()
-	if err := os.WriteFile(project+"/file", []byte("of the project\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(project+"/file", []byte("of the project\n"), 0o644))
 	u := openShell(t, 24, 80, "bash", "--project", project)
 	u.types("cat /project/file; touch /project/new\r")
 	u.sees("of the project\n")
@@ -130,9 +131,7 @@ func framed(rows, columns int, typed string) string {
 
 func TestShell_DrawsFullScreen(t *testing.T) {
 	project := t.TempDir()
-	if err := os.WriteFile(project+"/editor.py", []byte(editor), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(project+"/editor.py", []byte(editor), 0o644))
 	u := openShell(t, 24, 80, "python", "--project", project)
 	u.types("python3 /project/editor.py\r")
 	u.shows(framed(24, 80, ""))
@@ -201,7 +200,7 @@ func TestShell_RestoresTheTerminal(t *testing.T) {
 				t.Errorf("status %d, want %d", status, test.status)
 			}
 			u.sees(test.says)
-			mcptest.Gone(t, 5*time.Second, sandbox)
+			patience.Gone(t, sandbox...)
 		})
 	}
 }
@@ -213,10 +212,10 @@ func TestShell_EndsWithItsTerminal(t *testing.T) {
 	u.close()
 	select {
 	case <-u.ended:
-	case <-time.After(patience):
+	case <-time.After(patience.Long):
 		t.Fatal("the program does not end")
 	}
-	mcptest.Gone(t, 5*time.Second, sandbox)
+	patience.Gone(t, sandbox...)
 }
 
 // Stopped from elsewhere, it lends the terminal back, and goes on where it was.
@@ -224,9 +223,9 @@ func TestShell_CanBeStopped(t *testing.T) {
 	u := openShell(t, 24, 80, "bash")
 	during := u.termios()
 	u.cmd.Process.Signal(syscall.SIGTSTP)
-	mcptest.Eventually(t, patience, func() string { return "the terminal is not lent back" }, func() bool { return u.termios() == u.before })
+	patience.Until(t, "the terminal is given back", func() bool { return u.termios() == u.before })
 	u.cmd.Process.Signal(syscall.SIGCONT)
-	mcptest.Eventually(t, patience, func() string { return "the terminal is not taken again" }, func() bool { return u.termios() == during })
+	patience.Until(t, "the terminal is taken again", func() bool { return u.termios() == during })
 	u.types("echo $((40+2))\r")
 	u.sees("42\n")
 	u.types("exit\r")
@@ -251,24 +250,13 @@ func TestShell_DropsUnreadInput(t *testing.T) {
 
 // The shell has the variables that the operator passes on, and no others.
 func TestShell_PassesVariables(t *testing.T) {
-	server, err := filepath.EvalSymlinks(built(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile(filepath.Join(filepath.Dir(server), "..", "share", "nix-sandbox-mcp", "metadata.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := undertest.Server(t)
+	text := must.Get(os.ReadFile(filepath.Join(filepath.Dir(server), "..", "share", "nix-sandbox-mcp", "metadata.json")))(t)
 	var metadata map[string]any
-	if err := json.Unmarshal(text, &metadata); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(text, &metadata))
 	metadata["project"] = mcptest.Project(map[string]any{"inherit_env": map[string]any{"vars": []string{"TOKEN"}}})
-	if text, err = json.Marshal(metadata); err != nil {
-		t.Fatal(err)
-	}
 	cmd := command(t, "shell", "bash")
-	cmd.Env = append(cmd.Env, "NIX_SANDBOX_METADATA="+string(text), "TOKEN=a secret", "OTHER=hidden")
+	cmd.Env = append(cmd.Env, "NIX_SANDBOX_METADATA="+string(must.Get(json.Marshal(metadata))(t)), "TOKEN=a secret", "OTHER=hidden")
 	u := startOnTerminal(t, 24, 80, cmd)
 	u.sees("sandbox:/workspace$")
 	u.types("echo \"$TOKEN ${OTHER-unset}\"; exit\r")

@@ -9,9 +9,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
 // At a terminal, the program without arguments says what to do next.
@@ -23,19 +25,15 @@ func TestProgram_WithoutArguments(t *testing.T) {
 	u.sees("nix-sandbox-mcp 0.1.0")
 	u.sees(": sandboxes for a language model, over MCP\n")
 	u.sees("  client-config Print what")
-	u.sees(fmt.Sprintf("Next: list the environments, and configure your client:\n\n  %[1]s list\n  %[1]s client-config claude-code", built(t)))
+	u.sees(fmt.Sprintf("Next: list the environments, and configure your client:\n\n  %[1]s list\n  %[1]s client-config claude-code", undertest.Server(t)))
 }
 
 // The list fits the terminal.
 func TestList_FitsTerminal(t *testing.T) {
 	cmd := command(t, "list")
 	folder := filepath.Join(t.TempDir(), "own")
-	if err := os.MkdirAll(filepath.Join(folder, "mine"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(folder, "mine", "metadata.json"), []byte(`{"schema":1,"name":"mine","backend":"jail","interpreter_type":"a\u001b[31mjail"}`), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Join(folder, "mine"), 0o755))
+	must.Do(t, os.WriteFile(filepath.Join(folder, "mine", "metadata.json"), []byte(`{"schema":1,"name":"mine","backend":"jail","interpreter_type":"a\u001b[31mjail"}`), 0o644))
 	cmd.Env = append(cmd.Env, "NIX_SANDBOX_DIR="+folder)
 	u := startOnTerminal(t, 24, 60, cmd)
 	u.awaitExit()
@@ -57,23 +55,18 @@ func TestList_FitsTerminal(t *testing.T) {
 // A reader that closes its pipe ends the code.
 func TestRun_EndsWithItsReader(t *testing.T) {
 	cmd := command(t, "run", "bash", "-c", "yes")
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
 	if _, err := io.ReadFull(out, make([]byte, 6)); err != nil {
 		t.Fatal(err)
 	}
-	sandbox := mcptest.Descendants(cmd.Process.Pid)
+	sandbox := procfs.Descendants(cmd.Process.Pid)
 	out.Close()
 	_ = cmd.Wait()
 	if status := cmd.ProcessState.ExitCode(); status != 128+int(syscall.SIGPIPE) {
 		t.Errorf("status %d, want that of SIGPIPE", status)
 	}
-	mcptest.Gone(t, 5*time.Second, sandbox)
+	patience.Gone(t, sandbox...)
 }
 
 // Ctrl-C and control sequences of code that runs at a terminal.
@@ -95,7 +88,7 @@ except KeyboardInterrupt:
 		t.Errorf("status %d", status)
 	}
 	u.sees("^Ccleaned up")
-	mcptest.Gone(t, 5*time.Second, sandbox)
+	patience.Gone(t, sandbox...)
 
 	// A second Ctrl-C ends code that ignores the first.
 	u = startOnTerminal(t, 24, 80, command(t, "run", "bash", "-c", "trap '' INT; echo begun; while :; do sleep 1; done"))
@@ -107,7 +100,7 @@ except KeyboardInterrupt:
 	if status := u.awaitExit(); status != 130 {
 		t.Errorf("status %d", status)
 	}
-	mcptest.Gone(t, 5*time.Second, sandbox)
+	patience.Gone(t, sandbox...)
 
 	// Colours pass. Sequences that make the terminal send input or overwrite
 	// older output are shown.
@@ -132,9 +125,7 @@ func TestCompletion_OfEachShell(t *testing.T) {
 		"nix-sandbox-mcp --ver":           "--version",
 	}
 	bin := t.TempDir()
-	if err := os.Symlink(built(t), filepath.Join(bin, "nix-sandbox-mcp")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(undertest.Server(t), filepath.Join(bin, "nix-sandbox-mcp")))
 	variables := append(command(t).Env, "PATH="+bin+":"+os.Getenv("PATH"), "PS1=prompt> ")
 	for shell, start := range map[string]struct {
 		args  []string

@@ -16,31 +16,17 @@ import (
 	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
-
-// patience is how long a test waits for something to appear on a busy machine.
-const patience = 8 * time.Second
-
-// built is the server under test.
-func built(t testing.TB) string {
-	t.Helper()
-	path := os.Getenv("NIX_SANDBOX_MCP_SERVER")
-	if path == "" {
-		t.Skip("NIX_SANDBOX_MCP_SERVER does not name a built server")
-	}
-	path, err := filepath.Abs(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
 
 // command is the program with these arguments and a home of the test's.
 func command(t testing.TB, args ...string) *exec.Cmd {
 	t.Helper()
 	home := t.TempDir()
-	cmd := exec.Command(built(t), args...)
+	cmd := exec.Command(undertest.Server(t), args...)
 	cmd.Env = []string{"HOME=" + home, "TMPDIR=" + home, "NIX_SANDBOX_DIR=" + filepath.Join(home, "sandboxes"), "PATH=" + os.Getenv("PATH"), "TERM=xterm-256color"}
 	return cmd
 }
@@ -70,9 +56,7 @@ func startOnTerminal(t testing.TB, rows, columns int, cmd *exec.Cmd) *user {
 	u.before = u.termios()
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = terminal, terminal, terminal
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	go func() {
 		_ = cmd.Wait()
 		close(u.ended)
@@ -126,17 +110,12 @@ func (u *user) close() {
 func (u *user) resize(rows, columns int) {
 	u.t.Helper()
 	u.display.resize(rows, columns)
-	if err := pty.Setsize(u.keys, &pty.Winsize{Rows: uint16(rows), Cols: uint16(columns)}); err != nil {
-		u.t.Fatal(err)
-	}
+	must.Do(u.t, pty.Setsize(u.keys, &pty.Winsize{Rows: uint16(rows), Cols: uint16(columns)}))
 }
 
 func (u *user) termios() unix.Termios {
 	u.t.Helper()
-	settings, err := unix.IoctlGetTermios(int(u.terminal.Fd()), unix.TCGETS)
-	if err != nil {
-		u.t.Fatal(err)
-	}
+	settings := must.Get(unix.IoctlGetTermios(int(u.terminal.Fd()), unix.TCGETS))(u.t)
 	return *settings
 }
 
@@ -151,7 +130,7 @@ func (u *user) types(keys string) {
 // sees waits until a text is on the screen.
 func (u *user) sees(text string) {
 	u.t.Helper()
-	mcptest.Eventually(u.t, patience, func() string {
+	patience.Wait(u.t, patience.Long, func() string {
 		return fmt.Sprintf("the screen does not show %q:\n%s", text, u.display)
 	}, func() bool { return strings.Contains(u.display.String(), text) })
 }
@@ -159,7 +138,7 @@ func (u *user) sees(text string) {
 // shows waits until the screen has exactly this text.
 func (u *user) shows(screen string) {
 	u.t.Helper()
-	mcptest.Eventually(u.t, patience, func() string {
+	patience.Wait(u.t, patience.Long, func() string {
 		return fmt.Sprintf("the screen is\n%s\nand not\n%s", u.display, screen)
 	}, func() bool { return u.display.String() == screen })
 }
@@ -170,14 +149,14 @@ func (u *user) awaitExit() int {
 	u.t.Helper()
 	select {
 	case <-u.ended:
-	case <-time.After(patience):
+	case <-time.After(patience.Long):
 		u.t.Fatalf("the program does not end:\n%s", u.display)
 	}
 	if after := u.termios(); after != u.before {
 		u.t.Errorf("the terminal's settings are %+v; they were %+v", after, u.before)
 	}
 	// readScreen may not have read the last output yet.
-	mcptest.Eventually(u.t, patience, func() string {
+	patience.Wait(u.t, patience.Long, func() string {
 		modes, colours := u.display.changed()
 		return fmt.Sprintf("the terminal is left with modes %v, colours %v", modes, colours)
 	}, func() bool {
@@ -196,8 +175,8 @@ func (u *user) awaitExit() int {
 func (u *user) sandbox() []int {
 	u.t.Helper()
 	var found []int
-	mcptest.Eventually(u.t, patience, func() string { return "no sandbox runs" }, func() bool {
-		found = mcptest.Descendants(u.cmd.Process.Pid)
+	patience.Until(u.t, "a sandbox runs", func() bool {
+		found = procfs.Descendants(u.cmd.Process.Pid)
 		return len(found) >= 3
 	})
 	slices.Sort(found)
@@ -207,10 +186,10 @@ func (u *user) sandbox() []int {
 // awaitProgram waits until a program of this name runs in the sandbox.
 func (u *user) awaitProgram(name string) {
 	u.t.Helper()
-	mcptest.Eventually(u.t, patience, func() string { return name + " does not run" }, func() bool {
-		return slices.ContainsFunc(mcptest.Descendants(u.cmd.Process.Pid), func(pid int) bool {
-			comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-			return string(comm) == name+"\n"
+	patience.Until(u.t, name+" runs", func() bool {
+		return slices.ContainsFunc(procfs.Descendants(u.cmd.Process.Pid), func(pid int) bool {
+			p, err := procfs.Read(pid)
+			return err == nil && p.Name() == name
 		})
 	})
 }
