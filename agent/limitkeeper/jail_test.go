@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/jailtest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
@@ -483,12 +484,11 @@ func fork(do func()) error {
 // starts a sandbox, it is another user's.
 func program(t testing.TB) string {
 	t.Helper()
-	text, err := os.ReadFile(os.Args[0])
+	text := must.Get(os.ReadFile(os.Args[0]))(t)
 	folder := t.TempDir()
+	must.Do(t, errors.Join(os.Chmod(filepath.Dir(folder), 0o755), os.Chmod(folder, 0o755)))
 	path := filepath.Join(folder, "program")
-	if err := errors.Join(err, os.Chmod(filepath.Dir(folder), 0o755), os.Chmod(folder, 0o755), os.WriteFile(path, text, 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	must.Write(t, path, string(text), 0o755)
 	return path
 }
 

@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
@@ -57,13 +58,13 @@ func filter() ([]byte, error) {
 }
 
 // made says whether folder was asked for.
-var made bool
+var made atomic.Bool
 
 // Main runs a package's tests and removes what this package built for them; it is
 // for TestMain. The result is the exit status.
 func Main(m *testing.M) int {
 	defer func() {
-		if made {
+		if made.Load() {
 			dir, _ := folder()
 			os.RemoveAll(dir)
 		}
@@ -76,7 +77,7 @@ func shared(t testing.TB) string {
 	if _, err := exec.LookPath("go"); err != nil {
 		t.Skipf("the launcher and the agent cannot be built here: %v", err)
 	}
-	made = true
+	made.Store(true)
 	dir := must.Get(folder())(t)
 	return dir
 }
@@ -134,14 +135,9 @@ func (s Sandbox) Write(t testing.TB) string {
 	args := slices.Clone(s.Args)
 	for i, folder := range s.Folders {
 		copied := filepath.Join(dir, fmt.Sprint(i))
-		entries, err := os.ReadDir(folder)
-		err = errors.Join(err, os.Mkdir(copied, 0o755))
-		for _, entry := range entries {
-			text, readErr := os.ReadFile(filepath.Join(folder, entry.Name()))
-			err = errors.Join(err, readErr, os.WriteFile(filepath.Join(copied, entry.Name()), text, 0o644))
-		}
-		if err != nil {
-			t.Fatalf("copy %s for a sandbox: %v", folder, err)
+		for _, entry := range must.Get(os.ReadDir(folder))(t) {
+			text := must.Get(os.ReadFile(filepath.Join(folder, entry.Name())))(t)
+			must.Write(t, filepath.Join(copied, entry.Name()), string(text), 0o644)
 		}
 		binds = append(binds, jail.Bind{From: copied, To: fmt.Sprintf("/folders/%d", i)})
 		for n := range args {
@@ -164,11 +160,8 @@ func (s Sandbox) Write(t testing.TB) string {
 	})
 	path := filepath.Join(dir, "run")
 	line := "#!" + filepath.Join(shared(t), "nix-sandbox-jail") + "\n"
-	if err := errors.Join(err,
-		os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(dir, 0o755),
-		os.WriteFile(path, append([]byte(line), text...), 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(err, os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(dir, 0o755)))
+	must.Write(t, path, line+string(text), 0o755)
 	return path
 }
 

@@ -5,6 +5,7 @@ package must
 import (
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 )
 
@@ -28,9 +29,14 @@ func Get[T any](value T, err error) func(testing.TB) T {
 	}
 }
 
-// Write writes a file, and the folders that lead to it.
+// Write writes a file, and the folders that lead to it. A program can be started at
+// once: no child that is forked meanwhile has the file open for writing, with which
+// the kernel would refuse the program (ETXTBSY).
 func Write(t testing.TB, path, text string, mode os.FileMode) {
 	t.Helper()
 	Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
-	Do(t, os.WriteFile(path, []byte(text), mode))
+	syscall.ForkLock.RLock()
+	err := os.WriteFile(path, []byte(text), mode)
+	syscall.ForkLock.RUnlock()
+	Do(t, err)
 }
