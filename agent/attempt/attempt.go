@@ -89,8 +89,9 @@ type Ending struct {
 type Attempt struct {
 	// Process ends with the code, unless the driver answers before.
 	Process *process.Process
-	// Interpreter is the one that Process belongs to, and Nonce the number that
-	// its driver's replies to this code carry; nil for a command.
+	// Interpreter is the interpreter whose process Process is; nil for a
+	// command. Nonce is the number that the driver repeats in its replies to
+	// this code.
 	Interpreter *interpreter.Interpreter
 	Nonce       uint64
 	// Session says that the interpreter is to run further code. A line on its

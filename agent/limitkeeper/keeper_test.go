@@ -44,8 +44,8 @@ func TestKeeper_StopsCodeThatCrossesALimit(t *testing.T) {
 	}
 }
 
-// The limits that the kernel holds each process to, in a jail of an ordinary
-// user and without a keeper.
+// The kernel enforces the resource limits on each process, in a jail of an
+// ordinary user and without a limit keeper.
 func TestRlimits_HoldWithoutAKeeper(t *testing.T) {
 	if !countsPerNamespace() {
 		t.Skip("this kernel counts the processes of a user in all namespaces")

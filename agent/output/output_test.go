@@ -152,7 +152,7 @@ func TestSample_ReturnsTheNewestLine(t *testing.T) {
 	}
 }
 
-// A stream holds its limit, whatever is written.
+// The memory of a stream is bounded, however much is written to it.
 func TestStream_HoldsItsLimit(t *testing.T) {
 	s, w := open(t, 64<<10)
 	done := make(chan struct{})

@@ -27,7 +27,7 @@ func TestForceFork_MakesSyscallFork(t *testing.T) {
 	err := onThread(func() error {
 		program, err := bpf.Compile(0, []bpf.Rule{
 			bpf.On(unix.SYS_CLONE, bpf.Check{Test: bpf.AnyBit, Values: []uint32{unix.CLONE_VFORK}, Then: bpf.Errno(unix.EXDEV)}),
-			// Its flags lie in memory, where no filter sees them.
+			// clone3(2) has its flags in memory, which a filter cannot read.
 			bpf.On(unix.SYS_CLONE3, bpf.Check{Then: bpf.Errno(unix.EXDEV)}),
 		})
 		if err != nil {

@@ -29,7 +29,7 @@ import (
 // Config is what a server needs.
 type Config struct {
 	Spec interpreter.Spec // Null, Stdout and Stderr are the server's own
-	// Keeper holds the sandbox to its limits; nil where there are none.
+	// Keeper enforces the limits of the sandbox; nil if there are none.
 	Keeper *limitkeeper.Keeper
 	In     io.ReadCloser
 	Out    io.Writer

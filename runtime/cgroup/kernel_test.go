@@ -59,7 +59,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// tree returns groups to try, on a system that lets this process make any.
+// tree returns a Tree for a test, and skips the test where this process cannot
+// make control groups.
 func tree(t *testing.T) *Tree {
 	t.Helper()
 	found, err := Find(System)

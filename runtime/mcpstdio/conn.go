@@ -51,8 +51,8 @@ func (c *conn) SetSubscriptionFilter(filter mcp.SubscriptionFilter) {
 	c.filter = filter
 }
 
-// SubscriptionFilter is in force for clients that did not initialize, also
-// while it is empty.
+// SubscriptionFilter returns the notifications that the client subscribed to. It
+// applies to clients that did not send initialize, also while it is empty.
 func (c *conn) SubscriptionFilter() (mcp.SubscriptionFilter, bool) {
 	c.filterMu.Lock()
 	defer c.filterMu.Unlock()

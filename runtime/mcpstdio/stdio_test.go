@@ -513,7 +513,8 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// Beyond the bound a call is refused at once, and reading goes on.
+// At the bound of concurrent calls the server refuses further calls at once and
+// continues to read.
 func TestBusy(t *testing.T) {
 	for name, arg := range map[string]struct {
 		size, calls int
@@ -680,8 +681,8 @@ func TestSubscriptionsAreBounded(t *testing.T) {
 	}
 }
 
-// Who initialized is told of changes; a stateless client is not, unless it
-// asks.
+// A client that sent initialize is notified of changes, a stateless client only
+// if it subscribed to them.
 func TestChangedLists(t *testing.T) {
 	l := dial(t, echo)
 	l.send(`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{` + stateless + `}}`)

@@ -116,8 +116,8 @@ func (p *Process) Kill() {
 // Wait waits for the program's end, kills what is left of its process group,
 // and returns what cmd.Wait returns.
 func (p *Process) Wait() error {
-	// A process that has ended keeps its id until it is reaped. Only so long
-	// can the process group not be another one's.
+	// A process that has ended keeps its id until it is reaped. Until then no
+	// other process group can have this id, so the signal cannot reach another.
 	err := error(unix.EINTR)
 	for err == unix.EINTR {
 		err = unix.Waitid(unix.P_PID, p.Cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)

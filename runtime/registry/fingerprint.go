@@ -39,7 +39,8 @@ func (p Folders) Fingerprint() uint64 {
 				trace(&hash, path)
 				continue
 			}
-			// A link may lead over others, each of which can be replaced.
+			// A link may point to another link. The fingerprint has to change when any
+			// of them is replaced.
 			target, err := filepath.EvalSymlinks(path)
 			if err != nil {
 				hash.WriteString(err.Error())

@@ -21,7 +21,7 @@ type Bounds struct {
 	Bytes int
 }
 
-// DefaultBounds are those of a server of one client.
+// DefaultBounds are the bounds of a server with one client.
 var DefaultBounds = Bounds{Calls: 1024, Bytes: 64 << 20}
 
 // Handler answers messages. Its methods may be called at the same time.

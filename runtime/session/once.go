@@ -9,7 +9,8 @@ import (
 )
 
 const (
-	// onceGrace is the time between interrupt and kill where no state is lost.
+	// onceGrace is the time between interrupt and kill of a call without a session,
+	// which has no state to lose.
 	onceGrace = 300 * time.Millisecond
 	// killDelay is how long a sandbox outlives its only call: ending it takes a
 	// processor for milliseconds, and the answer goes first.

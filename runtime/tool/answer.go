@@ -18,7 +18,7 @@ import (
 // metaPrefix is before the name of every fact in a result's _meta.
 const metaPrefix = "nix-sandbox-mcp/"
 
-// answer is everything that a call came to.
+// answer is a call with its result, and everything else that its text reports.
 type answer struct {
 	call   call.Call
 	result call.Result

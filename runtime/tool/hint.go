@@ -177,7 +177,8 @@ func (l listing) elsewhere(alone bool) string {
 	return text
 }
 
-// of returns the first environment of a type, or nothing.
+// of returns the name of the first environment with this type of interpreter, or
+// an empty string.
 func (l listing) of(kind string) string {
 	for _, name := range l.Names() {
 		if l.Ready()[name].InterpreterType == kind {

@@ -122,7 +122,7 @@ func TestContextCost(t *testing.T) {
 	}
 }
 
-// A description takes a line that is not longer than it may be.
+// The tool cuts the description of an environment to one line of bounded length.
 func TestLongDescription(t *testing.T) {
 	set := described()
 	environments := registry.New(set)

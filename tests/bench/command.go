@@ -138,7 +138,7 @@ func (c *command) Call(ctx context.Context) (time.Duration, error) {
 	return took, nil
 }
 
-// Memory weighs a call while it holds.
+// Memory measures the memory of a call that runs the workload's hold.
 func (c *command) Memory(ctx context.Context) (int64, error) {
 	cmd, mark := c.start(ctx, c.hold)
 	out, err := cmd.StdoutPipe()

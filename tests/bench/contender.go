@@ -25,14 +25,15 @@ type contender interface {
 	Close() error
 }
 
-// A settler has work left after its answer: a sandbox that is thrown away, a
-// pool that is filled. The next contender's turn starts when Settle returns,
-// so that nobody pays for another's rest.
+// settler is a contender that works after its answer: it ends a sandbox or fills
+// a pool. The next contender's turn starts when Settle returns, so that this work
+// does not slow the next contender.
 type settler interface {
 	Settle(ctx context.Context)
 }
 
-// A weigher can say what one live sandbox, or interpreter, of it weighs.
+// weigher is a contender that can measure the memory of one of its sandboxes or
+// interpreters.
 type weigher interface {
 	// Memory is the proportional set size, in bytes.
 	Memory(ctx context.Context) (int64, error)

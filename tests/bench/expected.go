@@ -46,8 +46,9 @@ func (e expectation) broken(s section) error {
 	return nil
 }
 
-// verdict holds the expected ratios against the report, and prints a line for
-// each. A group in which one is broken is measured once more before it counts.
+// verdict compares the ratios of the report with the expected ones, and prints a
+// line for each. It measures a group with a broken ratio once more before it
+// reports the failure.
 func (b *bench) verdict(ctx context.Context, r report, say func(string, ...any)) error {
 	var expected []expectation
 	if err := json.Unmarshal(expectedText, &expected); err != nil {

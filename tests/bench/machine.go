@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// A machine is what the figures were measured on, and with.
+// machine describes the machine that the figures were measured on, and the
+// versions of the programs.
 type machine struct {
 	Date     string            `json:"date"` // UTC
 	Cores    int               `json:"cores"`

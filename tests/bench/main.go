@@ -1,6 +1,5 @@
-// Bench measures what a call costs: through the server, by hand, beside the
-// same interpreter without a sandbox, beside the least jail that could hold
-// it, and beside other sandboxes.
+// Bench measures what a call costs: through the server, with bin/run, with the
+// same interpreter without a sandbox, in a minimal jail, and in other sandboxes.
 //
 // All contenders of a group take turns, round after round, so that a machine
 // that is busy with something else slows all of them alike: read the ratios.

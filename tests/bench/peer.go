@@ -82,7 +82,7 @@ func crun(a artifact, temp string) *command {
 	return c
 }
 
-// podman runs the same root file system with an engine around it.
+// podman runs the same root file system with podman, which starts crun.
 func podman(a artifact, temp string) *command {
 	root := filepath.Join(temp, "podman-"+a.language)
 	c := &command{name: "container (podman run)"}

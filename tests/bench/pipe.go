@@ -68,8 +68,8 @@ type piped struct {
 	out  *bufio.Reader
 }
 
-// floor is the interpreter of an artifact in a minimal jail: what a session
-// costs at least.
+// floor is the interpreter of an artifact in a minimal jail, which is the lower
+// bound for the time of a session's call.
 func floor(a artifact, code, want string) *piped {
 	argv := append(a.minimal(), programs[a.language])
 	return &piped{name: pipeName, argv: append(argv, loops[a.language]...), code: code, want: want}

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// reapVerb is the first argument of a benchmark that is to run as [reap].
+// reapVerb is the first argument with which the benchmark starts itself to run
+// [reap].
 const reapVerb = "reap"
 
 // reportVariable names the descriptor for the processor time of a command
@@ -39,7 +40,7 @@ func reap(argv []string) int {
 		fmt.Fprintf(os.Stderr, "bench: error: %v\n", err)
 		return 1
 	}
-	// Only the command may hold its streams open.
+	// Only the command may have its streams open.
 	os.Stdin.Close()
 	os.Stdout.Close()
 	status := 1

@@ -118,8 +118,8 @@ func (s *server) Close() error {
 	return nil
 }
 
-// prewarmed writes a copy of the metadata in which every environment has n
-// sandboxes in stock, and returns the file's name.
+// prewarmed writes a copy of the metadata in which prewarm of every environment
+// is n, and returns the file's name.
 func prewarmed(metadata map[string]any, n int, folder string) (string, error) {
 	environments, _ := metadata["environments"].(map[string]any)
 	for _, e := range environments {
@@ -173,7 +173,7 @@ func (c *served) Settle(ctx context.Context) {
 	}
 }
 
-// Memory returns what the sandboxes use: of a session one, and nothing in stock.
+// Memory returns the memory of the sandbox of one session; the pool is empty.
 func (c *served) Memory(ctx context.Context) (int64, error) {
 	server, err := c.server.process()
 	if err != nil {

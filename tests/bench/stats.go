@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// A series is what was measured of one contender. Rounds holds one slice a
-// round, empty where the contender had no turn.
+// series contains the measurements of one contender. Rounds has one slice for each
+// round, which is empty if the contender had no turn.
 type series struct {
 	Name   string
 	Gap    string // why there is nothing; empty where there is

@@ -19,7 +19,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcpclient"
 )
 
-// step is one call, and what its answer must hold.
+// step is one call and what its answer must contain.
 type step struct {
 	title   string
 	env     string

@@ -99,7 +99,7 @@ func TestFastHogNoDelegate(t *testing.T) {
 				t.Logf("used %d MiB, %.0f by the answer; stopped %v after the limit", bytes>>20, said, after)
 				used, took = append(used, max(bytes>>20, int64(said))), append(took, after)
 			}
-			// A host that is busy with other things may hold one up.
+			// A busy host may delay one of them.
 			slices.Sort(used)
 			slices.Sort(took)
 			if got := used[rounds/2]; got > most {

@@ -158,8 +158,8 @@ if os.fork() == 0:
     os._exit(0)
 `
 
-// The limit holds while an interpreter is being started, which takes as long as
-// the code likes.
+// The limit is enforced while an interpreter starts, because the code decides how
+// long that takes.
 func TestMemoryLimitDuringAStart(t *testing.T) {
 	c := start(t, limited(t))
 	for range 30 {

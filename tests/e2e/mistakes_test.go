@@ -10,15 +10,15 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
-// mostBytes is what an answer may take that is ours and not the code's.
+// mostBytes bounds what the server adds to the output of the code in an answer.
 const mostBytes = 300
 
 // mistake is something that a model is likely to get wrong.
 type mistake struct {
 	name string
 	args map[string]any
-	// want is in the answer, and says what to do; a want that begins with [
-	// is a line of the server's own.
+	// want is a part of the answer that says what to do. If it begins with [,
+	// it is the beginning of a line that the server wrote.
 	want string
 	// fine is a mistake that is none: the answer is not an error.
 	fine bool

@@ -193,7 +193,7 @@ func TestNeighbours(t *testing.T) {
 	}}.withstand(t)
 }
 
-// The same for each kind of greed alone.
+// TestNeighbours, with a neighbour that takes one resource only.
 func TestNeighboursOfEach(t *testing.T) {
 	for _, s := range []storm{
 		{"memory", crossed("memory_mb")},

@@ -66,8 +66,8 @@ func TestPool_CanBeSwitchedOff(t *testing.T) {
 	})
 }
 
-// Nothing of a call meets the next one, which takes a sandbox that was ready
-// before the first ended.
+// A call finds no files and no processes of an earlier call, although its
+// sandbox was started while the earlier call was running.
 func TestPool_LeavesNothingOfACall(t *testing.T) {
 	c := start(t)
 	const leave = "for d in /workspace /tmp /dev/shm; do echo mine >$d/mine; done; sleep 999 & disown"

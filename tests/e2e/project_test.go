@@ -88,7 +88,7 @@ func TestProjectsOwnTests(t *testing.T) {
 	if got := answer.Text(); answer.IsError || !strings.Contains(got, want) || !strings.HasSuffix(got, "BUILT!.pytest_cache\n__pycache__\n\nhello from the shell\n") {
 		t.Errorf("answer %+v", answer)
 	}
-	// What a call wrote is gone with it.
+	// The next call does not find the files that a call wrote.
 	expect(t, run(c, "project", "ls -A /project/build"), "old.txt\n")
 	// What the project has can be replaced, and a session keeps it.
 	expect(t, in(c, "work", "project", "make -s -C /project && rm /project/words.py && echo made"), "made\n")

@@ -459,9 +459,9 @@ func TestChangesUnderLoad(t *testing.T) {
 	os.Remove(filepath.Join(folder, "passing"))
 	offered(t, c, "passing", false)
 
-	// It holds on to nothing that went: a sandbox has four descriptors or
-	// more, and no more of them are open after 15 further generations than a
-	// few sandboxes in stock can explain.
+	// The server keeps nothing open of artifacts that were replaced: a sandbox has at
+	// least four descriptors, and after 15 further generations no more are open than
+	// the few sandboxes in the pool have.
 	before := c.Descriptors()
 	for generation := range 15 {
 		name := fmt.Sprintf("last-%d", generation)

@@ -227,7 +227,7 @@ func (a *attempt) direct(directive string) error {
 	return nil
 }
 
-// shared returns a tag of the attempt that stands among tags.
+// shared returns the first tag of the attempt that tags contains.
 func (a *attempt) shared(tags []string) (string, bool) {
 	for _, tag := range a.tags {
 		if slices.Contains(tags, tag) {

@@ -22,8 +22,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
 
-// baits makes what the host can hold out. The names are those of the "with"
-// directive; the README lists the variables that each gives to the attempt.
+// baits are the functions that make baits, by the names of the "with" directive.
+// The README lists the variables that each bait gives to the attempt.
 var baits = map[string]func(*scene) error{}
 
 // The map refers to functions that refer to it through newScene, which the

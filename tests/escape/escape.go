@@ -1,6 +1,6 @@
-// Package escape tries to get out of a sandbox. It holds a suite of attempts,
-// each a few lines in a language that the sandbox runs, and says for each
-// whether the sandbox held.
+// Package escape tries to get out of a sandbox. It contains attempts, each a few
+// lines in a language that the sandbox runs, and reports for each whether the
+// sandbox contained it.
 //
 // What counts is evidence, not what an attempt's exit status says: a secret
 // that only the host knows in its output, a connection at a listener of the
@@ -9,9 +9,9 @@
 // control: the same lines run outside, where they must succeed, so that
 // nothing passes because of a misspelling or a missing program.
 //
-// No attempt does harm where it succeeds: it opens, but does not write, what
-// is not the suite's own; it sends signals that nobody minds; what it
-// consumes is bounded.
+// An attempt that succeeds does no harm: it opens, but does not write, what is not
+// the suite's own; it sends signals that are ignored by default; and it consumes a
+// bounded amount.
 package escape
 
 import (
@@ -92,8 +92,8 @@ const (
 type Result struct {
 	Name    string // family/name.extension
 	Verdict Verdict
-	// Reason is empty where the sandbox held and the control fired. It is
-	// one line of printable text.
+	// Reason is empty if the sandbox contained the attempt and the control
+	// succeeded. It is one line of printable text.
 	Reason string
 	// Escaped says that there is evidence of an escape.
 	Escaped bool

@@ -20,8 +20,8 @@ const (
 	// keepOutput is how much of an attempt's output is kept, in bytes. The
 	// rest is searched and forgotten.
 	keepOutput = 64 << 10
-	// drain is how long output is awaited after a program has ended:
-	// something that it left behind may still hold the pipe.
+	// drain bounds the wait for output after a program has ended: a process
+	// that it left behind may still have the pipe open.
 	drain = 2 * time.Second
 )
 

@@ -21,9 +21,9 @@ type errLacking string
 
 func (e errLacking) Error() string { return string(e) }
 
-// A scene is what the host holds out to one attempt, made afresh for it and
-// removed after it. Whatever the attempt gets hold of is told by evidence,
-// not by the attempt.
+// scene is what the host offers to one attempt: baits, files and variables. It is
+// made for the attempt and removed after it. Evidence on the host shows what the
+// attempt reached, not what the attempt reports.
 type scene struct {
 	dir     string // the host's folder of this scene
 	launch  string // folder in which bin/run is started
@@ -48,7 +48,7 @@ type scene struct {
 	before  string // the folder's digest when the attempt starts
 }
 
-// newScene makes a scene with the baits named.
+// newScene makes a scene with the baits that names lists.
 func newScene(inside, open bool, names []string) (*scene, error) {
 	dir, err := os.MkdirTemp("", "escape-")
 	if err != nil {
@@ -66,7 +66,7 @@ func newScene(inside, open bool, names []string) (*scene, error) {
 	}
 	s.closers = append(s.closers, func() {
 		os.RemoveAll(dir)
-		// Where a sandbox does not hold, attempts leave files with this name.
+		// Attempts that get out of a sandbox leave files with this name.
 		for _, folder := range []string{"/tmp", "/var/tmp", "/dev/shm", "/run", "/"} {
 			os.Remove(filepath.Join(folder, s.mark))
 		}

@@ -106,7 +106,8 @@ type Sandbox struct {
 	WorkspaceMB, ShmMB int
 }
 
-// bubblewrap returns the path of this machine's, if sandboxes start here.
+// bubblewrap returns the path of the machine's bwrap, or an error if it cannot
+// start a sandbox here.
 var bubblewrap = sync.OnceValues(func() (string, error) {
 	path, err := exec.LookPath("bwrap")
 	if err != nil {

@@ -14,9 +14,9 @@ const (
 	accelTCG = "tcg"
 )
 
-// accels answers with the accelerators to try, in order. That /dev/kvm can be
-// opened does not say that machines run: only a machine that comes up does, and
-// one that did not is remembered until the host starts anew.
+// accels returns the accelerators to try, in order. That /dev/kvm can be opened
+// does not prove that KVM works: only a machine that starts does. A failed start
+// is recorded until the host restarts.
 func accels(o options) []string {
 	if o.accel != "auto" {
 		return []string{o.accel}

@@ -69,8 +69,8 @@ func vm(t *testing.T, program string, options []string, arguments ...string) *ex
 	return cmd
 }
 
-// up reads what a machine's runner says until the command runs, and answers with
-// QEMU's process.
+// up reads the output of the runner until the command runs, and returns QEMU's
+// process id.
 func up(t *testing.T, cmd *exec.Cmd, errs io.Reader) int {
 	t.Helper()
 	lines := bufio.NewScanner(errs)

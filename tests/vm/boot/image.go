@@ -24,8 +24,8 @@ const keptImages = 3
 // files remember; nothing is compressed, since an image is used once or twice.
 var mkfs = []string{"mkfs.erofs", "--quiet", "--all-root", "-x-1", "-T1", "-U", "6e69782d-7361-6e64-626f-782d6d637000"}
 
-// storeImage answers with an image of the roots' closure, which it makes where
-// the cache has none. Store paths never change, so their names are the key.
+// storeImage returns an image of the roots' closure, and makes it if the cache
+// has none. Store paths never change, so their names are the key.
 func storeImage(ctx context.Context, cache, folder string, roots []string) (string, error) {
 	output, err := command(ctx, append([]string{"nix-store", "--query", "--requisites"}, roots...))
 	if err != nil {
@@ -73,8 +73,8 @@ func bubblewrap(closure []string) string {
 	return "bwrap"
 }
 
-// keep moves an image into the cache, and the oldest ones out of it. A machine
-// that still uses one of those keeps it open.
+// keep moves an image into the cache and deletes the oldest images there. A
+// virtual machine that uses a deleted image has it open and is not affected.
 func keep(cache, partial, image string) error {
 	if err := os.Rename(partial, image); err != nil {
 		return err
@@ -105,7 +105,7 @@ func filesImage(ctx context.Context, folder, image string) error {
 	return err
 }
 
-// command runs a program of the host to its end and answers with what it wrote.
+// command runs a program on the host, waits for it and returns its output.
 func command(ctx context.Context, words []string) (string, error) {
 	var errs bytes.Buffer
 	cmd := exec.CommandContext(ctx, words[0], words[1:]...)

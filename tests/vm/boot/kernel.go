@@ -84,7 +84,7 @@ type module struct {
 	data []byte
 }
 
-// load answers with the wanted modules, each after those that it needs.
+// load returns the wanted modules, each after the modules that it needs.
 func (k *kernel) load(ctx context.Context, names []string) ([]module, error) {
 	var modules []module
 	done := map[string]bool{}
@@ -127,7 +127,7 @@ func (k *kernel) load(ctx context.Context, names []string) ([]module, error) {
 	return modules, nil
 }
 
-// dependencies reads which modules one needs, as it says itself.
+// dependencies returns the modules that a module names as its dependencies.
 func dependencies(data []byte) ([]string, error) {
 	file, err := elf.NewFile(bytes.NewReader(data))
 	if err != nil {

@@ -32,7 +32,7 @@ const (
 // errNotUp says that the kernel did not come so far as to run init.
 var errNotUp = errors.New("the machine did not come up")
 
-// A machine is what QEMU is told.
+// machine is a virtual machine for QEMU to run.
 type machine struct {
 	kernel, initrd string
 	store, files   string // images; files may be empty
@@ -40,9 +40,9 @@ type machine struct {
 	accel          string
 }
 
-// run starts the machine and stays with it to its end. The command's output goes
-// to output, the kernel's messages to console. Whatever happens, QEMU is gone
-// when it returns.
+// run starts the machine and waits for its end. It writes the command's output to
+// output and the kernel's messages to console. QEMU has exited when run returns,
+// also after an error.
 func (m *machine) run(ctx context.Context, console, output io.Writer, say func(string, ...any)) (guest.Ended, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -172,8 +172,8 @@ func log(console io.Writer, serial io.Reader) {
 	}
 }
 
-// pair answers with the two ends of a stream: one for this process, which can be
-// waited for, and one for QEMU.
+// pair returns the two ends of a stream: one for this process, which supports
+// deadlines, and one for QEMU.
 func pair(name string) (own, other *os.File, err error) {
 	ends, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -152,7 +152,7 @@ func parse(arguments []string) (options, error) {
 	return o, nil
 }
 
-// boot makes the images, starts the machine and answers with the exit status.
+// boot makes the images, starts the machine and returns the exit status.
 func boot(ctx context.Context, o options) (int, error) {
 	folder, lock, err := workFolder(o.cache)
 	if err != nil {
@@ -246,8 +246,9 @@ func boot(ctx context.Context, o options) (int, error) {
 	return statusMachine, err
 }
 
-// workFolder makes a folder for one run, beside the images that it will make, and
-// removes those of runs that were killed: a run holds a lock on its own.
+// workFolder makes a folder for one run in the cache and removes the folders of
+// runs that were killed. Each run locks its own folder, so a folder that can be
+// locked belongs to no run.
 func workFolder(cache string) (string, *os.File, error) {
 	old, err := filepath.Glob(filepath.Join(cache, "run-*"))
 	if err != nil {
@@ -282,8 +283,8 @@ func workFolder(cache string) (string, *os.File, error) {
 	return locked, folder, os.Rename(name, locked)
 }
 
-// resolve follows the links of all that the store is to hold, and tells the
-// request what the command should know of it.
+// resolve follows the links of everything that the store has to contain, and
+// sets the variables of the command in the request.
 func resolve(o options, request *guest.Request) ([]string, error) {
 	var roots []string
 	root := func(path string) (string, error) {

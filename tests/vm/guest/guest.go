@@ -1,6 +1,6 @@
-// Package guest holds what the host and the test machine say to each other: the
-// host's request lies in the machine's initial RAM disk, the machine answers with
-// a sequence of JSON messages on one virtio-serial port.
+// Package guest defines the messages between the host and the test machine. The
+// host's request is a file in the machine's initial RAM disk; the machine answers
+// with a sequence of JSON messages on one virtio-serial port.
 //
 // The port belongs to root in the machine. The command that is tested runs as an
 // ordinary user and reaches the host only as the bytes of Message.Output.

@@ -59,8 +59,8 @@ func find(files bool) (devices, error) {
 	}
 }
 
-// named answers with the device whose name stands in a file that the pattern
-// matches, or with nothing.
+// named returns the device whose name is in a file that the pattern matches, or
+// an empty string.
 func named(pattern, name string) string {
 	files, err := filepath.Glob(pattern)
 	if err != nil {

@@ -108,8 +108,8 @@ func send(messages *json.Encoder, output io.Reader) error {
 	}
 }
 
-// reap collects every process that ends until pid does, and answers with its
-// exit status.
+// reap waits for every child process that ends until pid has ended, and returns
+// the exit status of pid.
 func reap(pid int) (int, error) {
 	for {
 		var status syscall.WaitStatus

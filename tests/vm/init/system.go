@@ -53,8 +53,8 @@ func newRoot() error {
 	return os.Chdir("/")
 }
 
-// system makes the rest of the system and answers with the cgroup that the
-// command starts in.
+// system makes the mounts, files and cgroups of the machine, and returns the
+// cgroup in which the command starts.
 func system(request guest.Request, devices devices) (string, error) {
 	const quiet = unix.MS_NOSUID | unix.MS_NODEV
 	for _, m := range []struct {
@@ -172,8 +172,8 @@ func loopback() error {
 	return nil
 }
 
-// cgroup makes the cgroups of the mode and answers with the one that the command
-// starts in.
+// cgroup makes the cgroups of the mode and returns the one in which the command
+// starts.
 //
 // With delegation that is a leaf of the user's own subtree, as with systemd's
 // DelegateSubgroup=supervisor, so that the user can make groups beside it: a group

@@ -1,6 +1,5 @@
-// Package selftest is about the test machine itself: that it is what
-// tests/vm/run promises in each of its modes, so that what other suites find in
-// it means something. It runs in the machine alone.
+// Package selftest tests that the test machine is what tests/vm/run promises in
+// each of its modes, on which the other suites depend. It runs only in the machine.
 //
 // NIX_SANDBOX_TEST_MACHINE holds the mode.
 package selftest
@@ -171,7 +170,7 @@ func TestNoUserns(t *testing.T) {
 
 func TestMemoryLimitWithDelegate(t *testing.T) {
 	in(t)
-	// tail holds 64 MB.
+	// tail keeps 64 MB in memory.
 	const hog = `set -o pipefail; head -c 64M /dev/zero | tail -c 64M | wc -c`
 	t.Run("control", func(t *testing.T) {
 		group := newGroup(t, map[string]string{"memory.max": "512M"})

@@ -1,6 +1,6 @@
-// The command nix-sandbox-escape-test tries to get out of built sandboxes and
-// reports, for each attempt, whether the sandbox held. It is a program of its
-// own so that the MCP server carries no attacks.
+// Command nix-sandbox-escape-test tries to get out of built sandboxes and reports,
+// for each attempt, whether the sandbox contained it. It is a separate program so
+// that the MCP server contains no attacks.
 package main
 
 import (
@@ -25,7 +25,7 @@ const program = "nix-sandbox-escape-test"
 // version is set when the program is linked.
 var version = "unknown"
 
-// Exit statuses. That of a run in which every sandbox held is 0.
+// Exit statuses. The status is 0 if every sandbox contained every attempt.
 const (
 	statusFailed     = 1  // an attempt got out or proved nothing, or the suite could not run
 	statusMisused    = 2  // the command line is wrong
