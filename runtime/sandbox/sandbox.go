@@ -14,6 +14,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 )
 
@@ -205,7 +206,7 @@ func (e *TooLargeError) Error() string {
 }
 
 // LastBytes returns the end of a text: at most size bytes, from a rune on.
-func LastBytes(text string, size int) string {
+func LastBytes[T ~string | ~[]byte](text T, size int) T {
 	if len(text) <= size {
 		return text
 	}
@@ -219,13 +220,10 @@ func LastBytes(text string, size int) string {
 // OneLine makes a text from a sandbox fit for one line of a message: at most
 // 1 KiB, valid UTF-8 and no control characters.
 func OneLine(text string) string {
-	if len(text) > 1024 {
-		text = text[:1024]
-	}
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r >= 0x7f && r < 0xa0 {
 			return ' '
 		}
 		return r
-	}, strings.ToValidUTF8(text, ""))
+	}, strings.ToValidUTF8(bounded.Head(text, 1<<10), ""))
 }

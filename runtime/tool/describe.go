@@ -3,10 +3,10 @@ package tool
 import (
 	"encoding/json"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/mark3labs/mcp-go/mcp"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
@@ -139,11 +139,7 @@ func oneLine(text string, limit int) string {
 	if len(text) <= limit {
 		return text
 	}
-	end := limit - len("...")
-	for !utf8.RuneStart(text[end]) {
-		end--
-	}
-	return text[:end] + "..."
+	return bounded.Head(text, limit-len("...")) + "..."
 }
 
 // withSessions names the environments that keep state.

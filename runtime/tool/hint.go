@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
@@ -64,7 +65,7 @@ func (l listing) hint(a answer) string {
 		return ""
 	}
 	env := a.call.Env
-	code, problem := strings.TrimSpace(firstBytes(a.call.Code, hintBytes)), errorText(a)
+	code, problem := strings.TrimSpace(bounded.Head(a.call.Code, hintBytes)), errorText(a)
 	_, syntax := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Syntax })
 	_, input := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Input })
 	alone := a.call.Session == "" && env.Sessions()

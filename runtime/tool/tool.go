@@ -17,6 +17,7 @@ import (
 	"github.com/mark3labs/mcp-go/mcp"
 	"github.com/mark3labs/mcp-go/server"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
@@ -143,7 +144,7 @@ func (r *Run) Answer(ctx context.Context, progress func(seconds float64, line st
 	t := r.tool
 	if r.refusal != nil {
 		sentence, _, _ := strings.Cut(r.refusal.Error(), "\n")
-		t.Log.Info("call", "env", firstBytes(r.call.Env.Name, 64), "session", firstBytes(r.call.Session, 64), "outcome", "refused", "reason", sentence)
+		t.Log.Info("call", "env", bounded.Head(r.call.Env.Name, 64), "session", bounded.Head(r.call.Session, 64), "outcome", "refused", "reason", sentence)
 		return mcp.NewToolResultError(r.refusal.Error())
 	}
 	if progress != nil {
@@ -162,13 +163,4 @@ func (r *Run) Answer(ctx context.Context, progress func(seconds float64, line st
 // Busy is the sentence for a call that comes while as many wait as may.
 func Busy(calls, bytes int) string {
 	return fmt.Sprintf("the server is busy: %d calls or %d bytes of code wait already; call again when some have been answered", calls, bytes)
-}
-
-// firstBytes returns the beginning of a text: at most size bytes, up to the
-// end of a rune.
-func firstBytes(text string, size int) string {
-	if len(text) <= size {
-		return text
-	}
-	return strings.ToValidUTF8(text[:size], "")
 }

@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"unicode/utf8"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
@@ -84,29 +84,16 @@ func (s *stream) text(limit int) sandbox.Text {
 	if s.cut == 0 && s.size() <= limit {
 		return sandbox.Text{Head: string(s.head)}
 	}
-	head, tail := s.head, s.tail
+	head, tail, end := len(s.head), len(s.tail), s.tail
 	if s.cut == 0 {
-		head, tail = s.head[:len(s.head)/2], s.head[len(s.head)/2:]
+		head, tail, end = len(s.head)/2, len(s.head)-len(s.head)/2, s.head
 	}
 	// Each has half of the limit, and what the other does not need.
-	tailSize := min(len(tail), max(limit-limit/2, limit-len(head)))
-	head, tail = head[:min(len(head), limit-tailSize)], tail[len(tail)-tailSize:]
-	// What comes in is valid UTF-8, so only a rune that a cut fell into is
-	// not: at the head's end and at the tail's beginning.
-	for len(head) > 0 {
-		if r, size := utf8.DecodeLastRune(head); r != utf8.RuneError || size != 1 {
-			break
-		}
-		head = head[:len(head)-1]
-	}
-	for len(tail) > 0 && !utf8.RuneStart(tail[0]) {
-		tail = tail[1:]
-	}
-	return sandbox.Text{
-		Head: string(head),
-		Tail: string(tail),
-		Cut:  s.cut + int64(s.size()-len(head)-len(tail)),
-	}
+	tail = min(tail, max(limit-limit/2, limit-head))
+	head = min(head, limit-tail)
+	t := sandbox.Text{Head: string(bounded.Head(s.head, head)), Tail: string(sandbox.LastBytes(end, tail))}
+	t.Cut = s.cut + int64(s.size()-t.Len())
+	return t
 }
 
 // lastLine returns the end of the last line that is not blank.
