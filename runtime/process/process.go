@@ -48,7 +48,7 @@ func NewStarter(groups *cgroup.Tree) *Starter {
 }
 
 // serve owns the thread. It never unlocks it, so that the thread ends with
-// the goroutine.
+// the goroutine and no other goroutine runs on it.
 func (s *Starter) serve() {
 	runtime.LockOSThread()
 	for {
@@ -61,7 +61,9 @@ func (s *Starter) serve() {
 	}
 }
 
-// Close ends the thread, and with it every program that still runs.
+// Close ends the thread. Whoever started programs ends them first: the end of
+// the thread kills what still runs, but Go does not end a process's main
+// thread, which this one may be.
 func (s *Starter) Close() {
 	s.close.Do(func() { close(s.closed) })
 	s.thread.Wait()

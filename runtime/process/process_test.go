@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -90,17 +89,5 @@ func TestStart_Fails(t *testing.T) {
 	s.Close()
 	if _, err := s.Start(exec.Command("/bin/true"), cgroup.Limits{}); !errors.Is(err, ErrClosed) {
 		t.Errorf("error %v after the end", err)
-	}
-}
-
-// The end of the Starter ends what it started: the kernel does it, by the end
-// of the thread.
-func TestClose_EndsWhatRuns(t *testing.T) {
-	s := NewStarter(nil)
-	p, _ := start(t, s, "exec sleep 60")
-	s.Close()
-	_ = p.Wait()
-	if status := p.Cmd.ProcessState.Sys().(syscall.WaitStatus); status.Signal() != unix.SIGKILL {
-		t.Errorf("it ended with %v", p.Cmd.ProcessState)
 	}
 }

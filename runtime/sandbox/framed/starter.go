@@ -197,7 +197,11 @@ func (l *Starter) spawn(spec sandbox.Spec) (_ *Sandbox, err error) {
 	s.enforcedBy = l.enforcedBy
 	l.mu.Lock()
 	l.live[s] = struct{}{}
+	closed := l.closed
 	l.mu.Unlock()
+	if closed { // meanwhile
+		s.Kill()
+	}
 	go func() {
 		defer l.running.Done()
 		s.run()
