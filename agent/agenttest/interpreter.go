@@ -74,10 +74,22 @@ func Driver(t testing.TB, name string) (folder string, command []string) {
 	if err := os.WriteFile(filepath.Join(folder, "driver.json"), known.Driver, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{described.Program, "modules"} {
-		if err := os.Symlink(filepath.Join(source, name), filepath.Join(folder, name)); err != nil {
+	program, err := os.ReadFile(filepath.Join(source, described.Program))
+	if err == nil {
+		err = os.WriteFile(filepath.Join(folder, described.Program), program, 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if modules := filepath.Join(source, "modules"); exists(modules) {
+		if err := os.CopyFS(filepath.Join(folder, "modules"), os.DirFS(modules)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	return folder, command
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }

@@ -9,6 +9,7 @@ import (
 
 	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/agenttest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 // A call without a session ends the interpreter, and with it the state that a
@@ -46,7 +47,7 @@ func TestInterpreter_EndsAfterItHasLoaded(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			a := fake(t, script)
-			for end := time.Now().Add(Patience); ; {
+			for end := time.Now().Add(patience.Long); ; {
 				a.Send(frame.Request{Type: frame.Ping, ID: 7})
 				got := a.Receive()
 				if got.Type == frame.Error && strings.Contains(got.Message, "sh") {

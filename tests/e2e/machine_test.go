@@ -29,17 +29,6 @@ import (
 // fail, from 0 to 1.
 const asMachine = "NIX_SANDBOX_TEST_MACHINE"
 
-func TestMain(m *testing.M) {
-	rate, ok := os.LookupEnv(asMachine)
-	if !ok {
-		os.Exit(m.Run())
-	}
-	if err := serveMachine(rate); err != nil {
-		fmt.Fprintln(os.Stderr, "error:", err)
-		os.Exit(1)
-	}
-}
-
 func serveMachine(rate string) error {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	failureRate, err := strconv.ParseFloat(rate, 64)
@@ -109,8 +98,8 @@ func TestMachine_Protocol(t *testing.T) {
 	useMachine(t, 0)
 	for name, test := range map[string]func(*testing.T){
 		"PipedHeredoc": TestPipedHeredoc, "ProtocolEras": TestProtocolEras, "StatelessFirstCall": TestStatelessFirstCall,
-		"ContextCost": TestContextCost, "Errors": TestErrors, "BadInput": TestBadInput,
-		"OtherEnvironment": TestOtherEnvironment, "TooManySessions": TestTooManySessions, "ResourceTemplate": TestResourceTemplate,
+		"ContextCost": TestContextCost, "Errors": TestProtocol_ErrorCodes, "BadInput": TestProtocol_SurvivesBadInput,
+		"OtherEnvironment": TestSession_RefusesOtherEnvironment, "TooManySessions": TestSessions_AreBounded, "ResourceTemplate": TestResources_HaveTemplate,
 	} {
 		t.Run(name, test)
 	}

@@ -136,10 +136,7 @@ func (s Sandbox) Write(t testing.TB) string {
 	args := slices.Clone(s.Args)
 	for i, folder := range s.Folders {
 		copied := filepath.Join(dir, fmt.Sprint(i))
-		for _, entry := range must.Get(os.ReadDir(folder))(t) {
-			text := must.Get(os.ReadFile(filepath.Join(folder, entry.Name())))(t)
-			must.Write(t, filepath.Join(copied, entry.Name()), string(text), 0o644)
-		}
+		must.Do(t, os.CopyFS(copied, os.DirFS(folder)))
 		binds = append(binds, jail.Bind{From: copied, To: fmt.Sprintf("/folders/%d", i)})
 		for n := range args {
 			if args[n] == folder {

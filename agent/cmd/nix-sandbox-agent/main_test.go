@@ -239,7 +239,7 @@ func TestCompiledDriver(t *testing.T) {
 				t.Fatal(err)
 			}
 			write(filepath.Join(folder, "driver.json"), text)
-			target, err := os.Readlink(source)
+			original, err := os.ReadFile(source)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -252,9 +252,7 @@ func TestCompiledDriver(t *testing.T) {
 			if got := run(); got == "42\n" {
 				t.Error("control: it runs without its text and of another version")
 			}
-			if err := os.Symlink(target, source); err != nil {
-				t.Fatal(err)
-			}
+			write(source, original)
 			if got := run(); got != "42\n" {
 				t.Errorf("of another version: %q", got)
 			}
