@@ -8,12 +8,11 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 var table = NewTable()
-
-// patience is how long a test waits for what must happen.
-const patience = 20 * time.Second
 
 func start(t *testing.T, files []*os.File, script string) *Process {
 	t.Helper()
@@ -28,8 +27,8 @@ func wait(t *testing.T, p *Process) {
 	t.Helper()
 	select {
 	case <-p.Done():
-	case <-time.After(patience):
-		t.Fatalf("process %d runs for more than %v", p.Pid, patience)
+	case <-time.After(patience.Long):
+		t.Fatalf("process %d runs for more than %v", p.Pid, patience.Long)
 	}
 }
 
@@ -89,7 +88,7 @@ func TestTable_ReapsOrphans(t *testing.T) {
 		if _, err := os.Stat("/proc/" + orphan); os.IsNotExist(err) {
 			return
 		}
-		if time.Since(begin) > patience {
+		if time.Since(begin) > patience.Long {
 			t.Fatalf("orphan %s is still there", orphan)
 		}
 	}

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 // This test's own program is what runs in a group.
@@ -24,7 +26,6 @@ const (
 	// Code stops by itself here, limited or not.
 	mostMemory = 4 * memoryLimit
 	mostTasks  = 3 * taskLimit
-	patience   = 20 * time.Second
 )
 
 func TestMain(m *testing.M) {
@@ -55,7 +56,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Stdout.Write(text)
 	case "wait":
-		time.Sleep(patience)
+		time.Sleep(patience.Long)
 	}
 }
 
@@ -89,7 +90,7 @@ func start(t *testing.T, limits Limits, what string) (*Group, *exec.Cmd, *bytes.
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), patience.Long)
 		defer cancel()
 		if err := g.Close(ctx); err != nil {
 			t.Error(err)

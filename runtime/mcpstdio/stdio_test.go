@@ -24,10 +24,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
-
-// patience is what a test waits for anything.
-const patience = 20 * time.Second
 
 // Bounds that a test reaches soon.
 const (
@@ -179,8 +177,8 @@ func (l *link) next() reply {
 			l.t.Fatal("the server's output has ended")
 		}
 		return r
-	case <-time.After(patience):
-		l.t.Fatalf("nothing came within %v", patience)
+	case <-time.After(patience.Long):
+		l.t.Fatalf("nothing came within %v", patience.Long)
 		return reply{}
 	}
 }
@@ -190,8 +188,8 @@ func (l *link) wait() error {
 	select {
 	case err := <-l.served:
 		return err
-	case <-time.After(patience):
-		l.t.Fatalf("the server serves on after %v", patience)
+	case <-time.After(patience.Long):
+		l.t.Fatalf("the server serves on after %v", patience.Long)
 		return nil
 	}
 }
@@ -353,7 +351,7 @@ func TestCancelAtOnce(t *testing.T) {
 		select {
 		case <-ctx.Done():
 			return "cancelled"
-		case <-time.After(patience / 2):
+		case <-time.After(patience.Long / 2):
 			return "ran on"
 		}
 	})
@@ -670,7 +668,7 @@ func TestSubscriptionsAreBounded(t *testing.T) {
 	if r := l.next(); string(r.ID) != "0" {
 		t.Errorf("reply %+v", r)
 	}
-	for end := time.Now().Add(patience); ; {
+	for end := time.Now().Add(patience.Long); ; {
 		l.send(listen(100, `{"toolsListChanged":true}`))
 		if r := l.next(); r.Error == nil {
 			break

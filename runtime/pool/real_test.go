@@ -13,12 +13,11 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
 
 func TestMain(m *testing.M) { os.Exit(mcptest.Main(m)) }
-
-// patience bounds what a test waits for.
-const patience = 20 * time.Second
 
 // Over real sandboxes: what is ready has its interpreter loaded and nothing of
 // an earlier call, is handed out once, and is not handed out when somebody
@@ -36,9 +35,9 @@ func TestRealSandboxes(t *testing.T) {
 	starter := framed.New(log, framed.Options{})
 	p := New(starter, log)
 	defer func() {
-		p.Close(patience)
-		starter.Close(patience)
-		mcptest.Gone(t, patience, mcptest.Descendants(os.Getpid()))
+		p.Close(patience.Long)
+		starter.Close(patience.Long)
+		patience.Gone(t, procfs.Descendants(os.Getpid())...)
 	}()
 	spec := sandbox.Spec{Name: "bash", Exec: bash.SessionExec, OutputBytes: 1000, Variables: map[string]string{"GIVEN": "a b"}}
 	p.Keep([]Kind{{spec, 1}})
@@ -46,7 +45,7 @@ func TestRealSandboxes(t *testing.T) {
 	// first waits for the sandbox that is handed out next.
 	first := func() sandbox.Sandbox {
 		t.Helper()
-		for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(patience.Long); time.Now().Before(end); time.Sleep(time.Millisecond) {
 			p.mu.Lock()
 			ready := p.shelves["bash"].ready
 			if len(ready) > 0 && p.starting == 0 {
@@ -60,7 +59,7 @@ func TestRealSandboxes(t *testing.T) {
 	}
 	first()
 	shells := 0
-	for _, pid := range mcptest.Descendants(os.Getpid()) {
+	for _, pid := range procfs.Descendants(os.Getpid()) {
 		// An agent names its interpreter too, but not first.
 		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		word, _, _ := strings.Cut(string(line), "\x00")
@@ -79,7 +78,7 @@ func TestRealSandboxes(t *testing.T) {
 		}
 		defer box.Kill()
 		const code = `echo "$GIVEN:$SECONDS:$(ls -A /workspace /tmp | tr -d '\n')"; touch /workspace/mine /tmp/mine; sleep 99 & disown`
-		result, err := box.Execute(t.Context(), sandbox.Request{Code: code, Timeout: patience})
+		result, err := box.Execute(t.Context(), sandbox.Request{Code: code, Timeout: patience.Long})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -98,10 +97,10 @@ func TestRealSandboxes(t *testing.T) {
 		seen[box] = true
 	}
 	killed := first()
-	for _, pid := range mcptest.Descendants(os.Getpid()) {
+	for _, pid := range procfs.Descendants(os.Getpid()) {
 		syscall.Kill(pid, syscall.SIGKILL)
 	}
-	for end := time.Now().Add(patience); killed.Idle(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(patience.Long); killed.Idle(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the end of a sandbox was not noticed")
 		}

@@ -7,12 +7,11 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 // start starts a line of sh.
@@ -73,7 +72,7 @@ func TestWait_EndsTheProcessGroup(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mcptest.Gone(t, 20*time.Second, []int{pid})
+	patience.Gone(t, pid)
 	p.Kill()
 	if err := p.Close(); err != nil {
 		t.Error(err)

@@ -15,11 +15,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
-
-// patience is what a change may take on a machine that does much else.
-const patience = 20 * time.Second
 
 // place is a folder of sandboxes that a source keeps.
 type place struct {
@@ -104,7 +101,7 @@ func remove(t *testing.T, path string) {
 func (p *place) becomes(want ...string) {
 	p.t.Helper()
 	var got []string
-	mcptest.Eventually(p.t, patience, func() string { return "environments: " + cmp.Diff(want, got) }, func() bool {
+	patience.Wait(p.t, patience.Long, func() string { return "environments: " + cmp.Diff(want, got) }, func() bool {
 		now := p.Registry().Now()
 		got = nil
 		for _, name := range now.Names() {
@@ -157,7 +154,7 @@ func TestBroken(t *testing.T) {
 	file(t, filepath.Join(p.at, "half", "metadata.json"), `{"schema":1,"name":"half"`, 0o644)
 	named := func(what string, times int) {
 		t.Helper()
-		mcptest.Eventually(t, patience, func() string {
+		patience.Wait(t, patience.Long, func() string {
 			return fmt.Sprintf("%q was logged %d times, want %d:\n%s", what, p.logged(what), times, p.text.String())
 		}, func() bool {
 			return p.logged(what) == times
@@ -214,7 +211,7 @@ func TestReplacedInTwoSteps(t *testing.T) {
 func TestSignalReadsAgain(t *testing.T) {
 	p := keep(t, t.TempDir(), false)
 	p.again <- syscall.SIGHUP
-	mcptest.Eventually(t, patience, func() string { return "nothing was read" }, func() bool {
+	patience.Until(t, "something is read", func() bool {
 		return p.logged("reading the sandbox folders again") == 1
 	})
 }
@@ -231,7 +228,7 @@ func TestBuilds(t *testing.T) {
 		t.Helper()
 		var entry Entry
 		var ok bool
-		mcptest.Eventually(t, patience, func() string { return fmt.Sprintf("%s is %+v (%v)", name, entry, ok) }, func() bool {
+		patience.Wait(t, patience.Long, func() string { return fmt.Sprintf("%s is %+v (%v)", name, entry, ok) }, func() bool {
 			entry, ok = p.Registry().Now().Pending(name)
 			return ok && entry.State == state && entry.Reason == reason
 		})
@@ -250,7 +247,7 @@ func TestBuilds(t *testing.T) {
 	file(t, filepath.Join(p.at, "wrong.failed"), strings.Repeat("progress of the build\n", 1000)+"error: it did not work\n", 0o644)
 	remove(t, filepath.Join(p.at, "wrong.building"))
 	p.becomes("aliased:b", "its-own-name:a")
-	mcptest.Eventually(t, patience, func() string { return "it did not fail" }, func() bool {
+	patience.Until(t, "it fails", func() bool {
 		entry, _ := p.Registry().Now().Pending("wrong")
 		return entry.State == Failed && len(entry.Reason) < 5000 && strings.HasSuffix(entry.Reason, "\nerror: it did not work")
 	})

@@ -15,6 +15,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
 
 func TestMain(m *testing.M) { os.Exit(mcptest.Main(m)) }
@@ -39,7 +41,7 @@ func TestRealSandboxes(t *testing.T) {
 	defer func() {
 		sessions.Close()
 		starter.Close(20 * time.Second)
-		mcptest.Gone(t, 10*time.Second, mcptest.Descendants(os.Getpid()))
+		patience.Gone(t, procfs.Descendants(os.Getpid())...)
 	}()
 	begun := make(chan struct{}, 1)
 	run := func(ctx context.Context, session, code string) (call.Result, error) {

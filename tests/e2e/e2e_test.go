@@ -26,17 +26,9 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
-// TestMain is the server over a machine that is no jail where the variable says so.
-// Otherwise it lets more tests run side by side than there are processors: those
-// that call t.Parallel wait more than they work.
-func TestMain(m *testing.M) {
-	if rate, ok := os.LookupEnv(asMachine); ok {
-		if err := serveMachine(rate); err != nil {
-			fmt.Fprintln(os.Stderr, "error:", err)
-			os.Exit(1)
-		}
-		return
-	}
+// runTests lets more tests run side by side than there are processors: those that
+// call t.Parallel wait more than they work.
+func runTests(m *testing.M) {
 	flag.Parse()
 	if patience.Factor() == 1 {
 		if err := flag.Set("test.parallel", "4"); err != nil {

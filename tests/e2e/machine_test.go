@@ -21,13 +21,25 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
 )
 
 // asMachine is the variable that makes the test binary a server over
 // sandboxtest's machine: the transport, the tool, the sessions and the pool are
 // the real ones, and nothing else is. Its value is the part of the starts that
 // fail, from 0 to 1.
-const asMachine = "NIX_SANDBOX_TEST_MACHINE"
+const asMachine = "NIX_SANDBOX_TEST_SERVE_MACHINE"
+
+func TestMain(m *testing.M) {
+	rate, ok := os.LookupEnv(asMachine)
+	if !ok {
+		runTests(m)
+	}
+	if err := serveMachine(rate); err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1)
+	}
+}
 
 func serveMachine(rate string) error {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
@@ -51,7 +63,10 @@ func serveMachine(rate string) error {
 	if err != nil {
 		return err
 	}
-	seed := uint64(time.Now().UnixNano())
+	seed, err := seed.Pick()
+	if err != nil {
+		return err
+	}
 	log.Info("machine", "seed", seed)
 	return service.Stdio(context.Background(), os.Stdin, os.Stdout, service.Options{
 		Environments: watcher.Registry(),
@@ -83,7 +98,8 @@ func useMachine(t *testing.T, failureRate float64) {
 	}
 	metadata := filepath.Join(root, "share", "nix-sandbox-mcp", "metadata.json")
 	program := filepath.Join(root, "bin", "nix-sandbox-mcp")
-	script := fmt.Sprintf("#!/bin/sh\n: \"${NIX_SANDBOX_METADATA=%s}\"\nexport NIX_SANDBOX_METADATA\n%s=%g GORACE=atexit_sleep_ms=0 exec '%s'\n", metadata, asMachine, failureRate, exe)
+	script := fmt.Sprintf("#!/bin/sh\n: \"${NIX_SANDBOX_METADATA=%s}\"\nexport NIX_SANDBOX_METADATA\n%s=%g %s='%s' GORACE=atexit_sleep_ms=0 exec '%s'\n",
+		metadata, asMachine, failureRate, seed.Variable, os.Getenv(seed.Variable), exe)
 	err = errors.Join(os.MkdirAll(filepath.Dir(metadata), 0o755), os.MkdirAll(filepath.Dir(program), 0o755),
 		os.WriteFile(metadata, []byte(mcptest.Metadata(t, environments)), 0o644), os.WriteFile(program, []byte(script), 0o755))
 	if err != nil {

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
 
 // asServer is the environment variable that makes the test binary the server.
@@ -106,8 +108,8 @@ func TestServer_PassesVariables(t *testing.T) {
 	c.Initialize(mcptest.Newest)
 	const code = "echo \"$TOKEN:${UNSET-unset}:${OTHER-unset}\"; sleep 0.5"
 	id := c.SendRun(mcptest.Arguments{Code: code, Env: "bash", Session: "s"})
-	mcptest.Eventually(t, 10*time.Second, func() string { return "no sandbox" }, func() bool { return len(mcptest.Descendants(c.PID())) > 1 })
-	for _, pid := range mcptest.Descendants(c.PID()) {
+	patience.Until(t, "a sandbox runs", func() bool { return len(procfs.Descendants(c.PID())) > 1 })
+	for _, pid := range procfs.Descendants(c.PID()) {
 		for _, file := range []string{"cmdline", "environ"} {
 			text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
 			// The interpreter and its children have it, for the code to use.
@@ -172,15 +174,15 @@ func TestServer_EndsAfterSignal(t *testing.T) {
 		c.Initialize(mcptest.Newest)
 		c.Run(mcptest.Arguments{Code: "echo 1", Env: "bash", Session: "kept"})
 		c.SendRun(mcptest.Arguments{Code: "trap '' TERM INT; echo busy; sleep 999", Env: "bash"})
-		mcptest.Eventually(t, 10*time.Second, func() string { return "the call does not run" }, func() bool {
-			return len(mcptest.Descendants(c.PID())) >= 5
+		patience.Until(t, "the call runs", func() bool {
+			return len(procfs.Descendants(c.PID())) >= 5
 		})
-		children := mcptest.Descendants(c.PID())
+		children := procfs.Descendants(c.PID())
 		c.Signal(signal)
 		if status := c.Wait(3 * time.Second); status != 0 {
 			t.Errorf("%v: status %d", signal, status)
 		}
-		mcptest.Gone(t, 2*time.Second, children)
+		patience.Gone(t, children...)
 	}
 }
 
@@ -206,8 +208,8 @@ func TestServer_EndsWithItsReader(t *testing.T) {
 		t.Fatal(err)
 	}
 	var children []int
-	mcptest.Eventually(t, 10*time.Second, func() string { return "the call does not run" }, func() bool {
-		children = mcptest.Descendants(cmd.Process.Pid)
+	patience.Until(t, "the call runs", func() bool {
+		children = procfs.Descendants(cmd.Process.Pid)
 		return len(children) >= 4
 	})
 	out.Close()
@@ -218,5 +220,5 @@ func TestServer_EndsWithItsReader(t *testing.T) {
 	if status := cmd.ProcessState.ExitCode(); status != 1 || !strings.Contains(log.String(), "nix-sandbox-mcp: error: write to the client: ") {
 		t.Errorf("status %d:\n%s", status, log)
 	}
-	mcptest.Gone(t, 2*time.Second, children)
+	patience.Gone(t, children...)
 }

@@ -18,7 +18,9 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
 
 // role is the variable that makes the test binary an agent that does one of the
@@ -482,14 +484,14 @@ func TestStartCancelled(t *testing.T) {
 	if _, err := l.Start(ctx, sandbox.Spec{Exec: program(t, "is never ready")}); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
-	if left := mcptest.Descendants(os.Getpid()); len(left) > 0 {
+	if left := procfs.Descendants(os.Getpid()); len(left) > 0 {
 		t.Errorf("processes %v are left", left)
 	}
 }
 
 // Whatever an agent does, nothing of it is left: no process, no descriptor.
 func TestNothingIsLeft(t *testing.T) {
-	before := mcptest.Descriptors(t, os.Getpid())
+	before := must.Get(procfs.Descriptors(os.Getpid()))(t)
 	roles := []string{"fails to start", "writes garbage", "answers twice", "floods the log", "dies in a call", "answers nothing", "ends when idle"}
 	for range 3 {
 		for _, as := range roles {
@@ -500,10 +502,10 @@ func TestNothingIsLeft(t *testing.T) {
 			l.Close(10 * time.Second)
 		}
 	}
-	if left := mcptest.Descendants(os.Getpid()); len(left) > 0 {
+	if left := procfs.Descendants(os.Getpid()); len(left) > 0 {
 		t.Errorf("processes left: %v", left)
 	}
-	if after := mcptest.Descriptors(t, os.Getpid()); after > before+2 { // the runtime's own poller
+	if after := must.Get(procfs.Descriptors(os.Getpid()))(t); after > before+2 { // the runtime's own poller
 		t.Errorf("%d descriptors before, %d after", before, after)
 	}
 }
@@ -529,7 +531,7 @@ func TestEndsWithItsStarter(t *testing.T) {
 	if !alive {
 		t.Fatalf("the sandbox %d did not live: %v", pid, err)
 	}
-	mcptest.Gone(t, 20*time.Second, []int{pid})
+	patience.Gone(t, pid)
 }
 
 // A sandbox gets what it is meant to get of its parent, and no more.
