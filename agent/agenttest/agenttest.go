@@ -23,6 +23,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/server"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
@@ -152,9 +153,7 @@ func (a *Agent) Warm() *Agent {
 // Send sends a request.
 func (a *Agent) Send(req frame.Request) {
 	a.t.Helper()
-	if err := a.out.Write(req); err != nil {
-		a.t.Fatal(err)
-	}
+	must.Do(a.t, a.out.Write(req))
 }
 
 // Receive returns the next reply.

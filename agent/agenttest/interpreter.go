@@ -9,16 +9,14 @@ import (
 	"testing"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // Folder is where an interpreter of this project is described: the folder of
 // that name in nix/interpreters.
 func Folder(t testing.TB, name string) string {
 	t.Helper()
-	root, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := must.Get(os.Getwd())(t)
 	for {
 		if _, err := os.Stat(filepath.Join(root, "go.mod")); err == nil {
 			return filepath.Join(root, "nix", "interpreters", name)
@@ -50,10 +48,7 @@ func Interpreters(t testing.TB) []string {
 func Driver(t testing.TB, name string) (folder string, command []string) {
 	t.Helper()
 	source := Folder(t, name)
-	text, err := os.ReadFile(filepath.Join(source, "interpreter.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(filepath.Join(source, "interpreter.json")))(t)
 	var known struct {
 		Interpreter string
 		Driver      json.RawMessage
@@ -71,20 +66,11 @@ func Driver(t testing.TB, name string) (folder string, command []string) {
 		t.Skipf("no %s here: %v", command[0], err)
 	}
 	folder = t.TempDir()
-	if err := os.WriteFile(filepath.Join(folder, "driver.json"), known.Driver, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	program, err := os.ReadFile(filepath.Join(source, described.Program))
-	if err == nil {
-		err = os.WriteFile(filepath.Join(folder, described.Program), program, 0o644)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(folder, "driver.json"), known.Driver, 0o644))
+	program := must.Get(os.ReadFile(filepath.Join(source, described.Program)))(t)
+	must.Do(t, os.WriteFile(filepath.Join(folder, described.Program), program, 0o644))
 	if modules := filepath.Join(source, "modules"); exists(modules) {
-		if err := os.CopyFS(filepath.Join(folder, "modules"), os.DirFS(modules)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.CopyFS(filepath.Join(folder, "modules"), os.DirFS(modules)))
 	}
 	return folder, command
 }

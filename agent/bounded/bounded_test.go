@@ -9,13 +9,12 @@ import (
 	"unicode/utf8"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 func TestReadFile_RefusesMoreThanItsLimit(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(name, []byte("12345"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(name, []byte("12345"), 0o600))
 	for _, limit := range []int64{5, 6, 1 << 40} {
 		if got, err := bounded.ReadFile(name, limit); err != nil || string(got) != "12345" {
 			t.Errorf("limit %d: %q, %v", limit, got, err)

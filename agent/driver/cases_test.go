@@ -15,6 +15,7 @@ import (
 
 	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/agenttest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // The tests of a driver are data in the testdata of its interpreter's folder,
@@ -55,10 +56,7 @@ const (
 
 func readCases(t *testing.T, file string) cases {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(file))(t)
 	c := cases{file: file, files: map[string]string{}, begin: map[string]int{}}
 	line := strings.Count(string(txtar.Parse(text).Comment), "\n")
 	for _, f := range txtar.Parse(text).Files {
@@ -101,12 +99,8 @@ func (c cases) run(t *testing.T, interpreter string, change func(*frame.Request)
 
 func plant(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	must.Do(t, os.WriteFile(path, []byte(text), 0o644))
 }
 
 // steps reads a case; line numbers in its errors are those of the archive.

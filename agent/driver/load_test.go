@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // folder writes a driver's folder with a program in it.
@@ -16,13 +17,9 @@ func folder(t *testing.T, text string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range map[string]string{"driver.json": text, "driver.x": "code"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 	}
-	if err := os.Mkdir(filepath.Join(dir, "folder"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(filepath.Join(dir, "folder"), 0o755))
 	return dir
 }
 
@@ -32,10 +29,7 @@ func TestLoad_ReadsEveryField(t *testing.T) {
 		Program: filepath.Join(dir, "driver.x"), Arguments: []string{"-a", ""}, Control: 253, Warm: "1",
 		RefusesNUL: true, RepeatInterrupt: true,
 	}
-	got, err := driver.Load(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(driver.Load(dir))(t)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 func TestFrames_ArriveAsTheyWere(t *testing.T) {
@@ -21,16 +23,12 @@ func TestFrames_ArriveAsTheyWere(t *testing.T) {
 	var stream bytes.Buffer
 	w := NewWriter(&stream)
 	for _, req := range want {
-		if err := w.Write(req); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.Write(req))
 	}
 	r := NewReader(&stream)
 	for i := range want {
 		var got Request
-		if err := r.Read(&got); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.Read(&got))
 		if diff := cmp.Diff(want[i], got); diff != "" {
 			t.Errorf("request %d: %s", i, diff)
 		}
@@ -54,9 +52,7 @@ func (c *counting) Write(p []byte) (int, error) {
 func TestWriteTogether(t *testing.T) {
 	var stream counting
 	w := NewWriter(&stream)
-	if err := w.Write(Reply{Type: Output, Data: "a"}, Reply{Type: Result, ExitCode: 3}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.Write(Reply{Type: Output, Data: "a"}, Reply{Type: Result, ExitCode: 3}))
 	if err := w.Write(Reply{Type: Pong}, Reply{Data: strings.Repeat("x", MaxPayload)}); !errors.Is(err, ErrTooLarge) {
 		t.Fatalf("error %v, want %v", err, ErrTooLarge)
 	}
@@ -66,9 +62,7 @@ func TestWriteTogether(t *testing.T) {
 	r := NewReader(&stream)
 	for _, want := range []Reply{{Type: Output, Data: "a"}, {Type: Result, ExitCode: 3}} {
 		var got Reply
-		if err := r.Read(&got); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.Read(&got))
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Error(diff)
 		}
@@ -80,13 +74,9 @@ func TestWriteTogether(t *testing.T) {
 
 func TestWriteReplacesInvalidUTF8(t *testing.T) {
 	var stream bytes.Buffer
-	if err := NewWriter(&stream).Write(Reply{Type: Output, Data: "a\xffb"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, NewWriter(&stream).Write(Reply{Type: Output, Data: "a\xffb"}))
 	var got Reply
-	if err := NewReader(&stream).Read(&got); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, NewReader(&stream).Read(&got))
 	if got.Data != "a\uFFFDb" {
 		t.Errorf("data %q, want a\uFFFDb", got.Data)
 	}
@@ -100,9 +90,7 @@ func header(size uint32) []byte {
 func TestReaderIgnoresUnknownFields(t *testing.T) {
 	payload := `{"type":"execute","id":7,"interpreter":"python","code":"1","later":{"a":[1]}}`
 	var got Request
-	if err := NewReader(strings.NewReader(string(header(uint32(len(payload)))) + payload)).Read(&got); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, NewReader(strings.NewReader(string(header(uint32(len(payload))))+payload)).Read(&got))
 	if diff := cmp.Diff(Request{Type: Execute, ID: 7, Code: "1"}, got); diff != "" {
 		t.Error(diff)
 	}
@@ -144,9 +132,7 @@ func TestReader_HoldsItsLimit(t *testing.T) {
 	var stream bytes.Buffer
 	w := NewWriter(&stream)
 	for _, data := range []string{"small", strings.Repeat("x", 2000)} {
-		if err := w.Write(Reply{Type: Output, Data: data}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.Write(Reply{Type: Output, Data: data}))
 	}
 	r := NewReader(&stream)
 	r.Limit(1000)
@@ -162,15 +148,11 @@ func TestReaderGivesLargeBuffersBack(t *testing.T) {
 	var stream bytes.Buffer
 	w := NewWriter(&stream)
 	for _, data := range []string{strings.Repeat("x", 4<<20), "small"} {
-		if err := w.Write(Reply{Type: Output, Data: data}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.Write(Reply{Type: Output, Data: data}))
 	}
 	r := NewReader(&stream)
 	for range 2 {
-		if err := r.Read(new(Reply)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.Read(new(Reply)))
 	}
 	if got := r.buf.Cap(); got > keepBuffer {
 		t.Errorf("reader keeps %d bytes after a small frame", got)
@@ -234,9 +216,7 @@ func FuzzReader(f *testing.F) {
 				t.Fatal(err)
 			}
 			var got Reply
-			if err := NewReader(&again).Read(&got); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, NewReader(&again).Read(&got))
 			if diff := cmp.Diff(reply, got); diff != "" {
 				t.Fatal(diff)
 			}
@@ -253,13 +233,9 @@ func BenchmarkRoundTrip(b *testing.B) {
 			b.SetBytes(int64(size))
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := w.Write(reply); err != nil {
-					b.Fatal(err)
-				}
+				must.Do(b, w.Write(reply))
 				var got Reply
-				if err := r.Read(&got); err != nil {
-					b.Fatal(err)
-				}
+				must.Do(b, r.Read(&got))
 			}
 		})
 	}

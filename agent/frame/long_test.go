@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // texts are what code may look like: as it is, and as JSON may write it.
@@ -89,14 +91,10 @@ func FuzzUnquote(f *testing.F) {
 
 func BenchmarkReadLong(b *testing.B) {
 	var stream bytes.Buffer
-	if err := NewWriter(&stream).Write(Request{Type: Execute, Code: strings.Repeat("# a line of code\n", 1<<16)}); err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, NewWriter(&stream).Write(Request{Type: Execute, Code: strings.Repeat("# a line of code\n", 1<<16)}))
 	b.SetBytes(int64(stream.Len()))
 	for b.Loop() {
 		var r Request
-		if err := NewReader(bytes.NewReader(stream.Bytes())).Read(&r); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, NewReader(bytes.NewReader(stream.Bytes())).Read(&r))
 	}
 }

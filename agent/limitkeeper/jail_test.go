@@ -520,9 +520,7 @@ func sleeper(t *testing.T) int {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "rest")
 	cmd.Env = []string{role + "=code"}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()

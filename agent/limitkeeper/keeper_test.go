@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 func TestKeeper_StopsCodeThatCrossesALimit(t *testing.T) {
@@ -121,21 +123,10 @@ func TestLimits_PauseByTheDistance(t *testing.T) {
 
 func TestScanner_KnowsWhatHasRun(t *testing.T) {
 	cat := exec.Command("cat")
-	in, err := cat.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cat.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cat.Start(); err != nil {
-		t.Fatal(err)
-	}
-	s, err := newScanner(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	in := must.Get(cat.StdinPipe())(t)
+	out := must.Get(cat.StdoutPipe())(t)
+	must.Do(t, cat.Start())
+	s := must.Get(newScanner(nil))(t)
 	defer s.close()
 	scan := func() {
 		p, _, ok := s.process(cat.Process.Pid)
@@ -169,9 +160,7 @@ func TestScanner_KnowsWhatHasRun(t *testing.T) {
 	}
 	scan()
 	in.Close()
-	if err := cat.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cat.Wait())
 	if s.unchanged() {
 		t.Error("it has ended, and is reported as unchanged")
 	}
@@ -229,14 +218,10 @@ func TestApply_LowersLimits(t *testing.T) {
 		t.Errorf("limits %q", got)
 	}
 	pid := sleeper(t)
-	if err := Apply(pid, limits); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Apply(pid, limits))
 	for _, l := range limits {
 		var got unix.Rlimit
-		if err := unix.Prlimit(pid, l.Resource, nil, &got); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, unix.Prlimit(pid, l.Resource, nil, &got))
 		if got.Max > l.Value.Max {
 			t.Errorf("%s: %d, want at most %d", l.Name, got.Max, l.Value.Max)
 		}
@@ -266,10 +251,7 @@ func BenchmarkStop(b *testing.B) {
 
 // BenchmarkScan is the cost of one cheap scan of this machine's processes.
 func BenchmarkScan(b *testing.B) {
-	s, err := newScanner([]string{"/dev/shm"})
-	if err != nil {
-		b.Fatal(err)
-	}
+	s := must.Get(newScanner([]string{"/dev/shm"}))(b)
 	defer s.close()
 	b.ReportAllocs()
 	for b.Loop() {

@@ -11,21 +11,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 func TestFileLocks_CountsEachPart(t *testing.T) {
-	file, err := os.Create(filepath.Join(t.TempDir(), "file"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(os.Create(filepath.Join(t.TempDir(), "file")))(t)
 	defer file.Close()
 	before := fileLocks()
 	const parts = 50
 	for i := range int64(parts) {
 		lock := unix.Flock_t{Type: unix.F_WRLCK, Start: 2 * i, Len: 1}
-		if err := unix.FcntlFlock(file.Fd(), unix.F_SETLK, &lock); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, unix.FcntlFlock(file.Fd(), unix.F_SETLK, &lock))
 	}
 	// Other programs of this machine may give theirs back meanwhile.
 	if got := fileLocks(); got < parts || got < before+parts/2 {
@@ -45,15 +41,9 @@ func TestFileLocks_CountsEachPart(t *testing.T) {
 }
 
 func TestQueued_CountsBytesThatNobodyReads(t *testing.T) {
-	listener, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get(net.Listen("tcp4", "127.0.0.1:0"))(t)
 	defer listener.Close()
-	sender, err := net.Dial("tcp4", listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	sender := must.Get(net.Dial("tcp4", listener.Addr().String()))(t)
 	defer sender.Close()
 	before := queued("tcp")
 	const size = 32 << 10
@@ -70,17 +60,11 @@ func TestQueued_CountsBytesThatNobodyReads(t *testing.T) {
 
 func TestPending_CountsConnectionsThatNobodyAccepts(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "socket")
-	listener, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get(net.Listen("unix", path))(t)
 	defer listener.Close()
 	const connections = 5
 	for range connections {
-		sender, err := net.Dial("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		sender := must.Get(net.Dial("unix", path))(t)
 		sender.Close()
 	}
 	if got := pending(); got < connections*pendingCost {
@@ -106,10 +90,7 @@ func TestCountTerminals_CountsOpenOnes(t *testing.T) {
 // until it has ended.
 func TestKernelScanner_CountsMappings(t *testing.T) {
 	const pages = 3 * manyMappings
-	memory, err := unix.Mmap(-1, 0, pages*4096, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
-	if err != nil {
-		t.Fatal(err)
-	}
+	memory := must.Get(unix.Mmap(-1, 0, pages*4096, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE))(t)
 	defer unix.Munmap(memory)
 	k := newKernelScanner()
 	defer k.close()
@@ -131,9 +112,7 @@ func TestKernelScanner_CountsMappings(t *testing.T) {
 		t.Errorf("%d bytes of mappings, want none", got)
 	}
 	for page := 0; page < pages; page += 2 {
-		if err := unix.Mprotect(memory[page*4096:(page+1)*4096], unix.PROT_READ); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, unix.Mprotect(memory[page*4096:(page+1)*4096], unix.PROT_READ))
 	}
 	if got, want := ask(), int64(allMappings*mappingCost); got != want {
 		t.Errorf("%d bytes of %d mappings, want %d", got, pages, want)
@@ -200,10 +179,7 @@ func TestOpenFiles_CountsDescriptors(t *testing.T) {
 	before := openFiles(os.Getpid())
 	const many = 2 * fewFiles
 	for range many {
-		file, err := os.Open(os.DevNull)
-		if err != nil {
-			t.Fatal(err)
-		}
+		file := must.Get(os.Open(os.DevNull))(t)
 		defer file.Close()
 	}
 	if got := openFiles(os.Getpid()); got < before+many-fewFiles {

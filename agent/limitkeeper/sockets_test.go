@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // diagnosed returns what one of the tables holds.
@@ -37,10 +39,7 @@ func fill(t *testing.T, fd int) (size int64) {
 
 func unixPair(t *testing.T) (sender, receiver int) {
 	t.Helper()
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pair := must.Get(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0))(t)
 	t.Cleanup(func() { unix.Close(pair[1]) })
 	return pair[0], pair[1]
 }
@@ -80,16 +79,10 @@ func TestDiagnose_CountsWhatNoSenderStandsFor(t *testing.T) {
 func TestDiagnose_CountsConnectionsThatNobodyAccepts(t *testing.T) {
 	before := diagnosed(t, 0)
 	path := filepath.Join(t.TempDir(), "socket")
-	listener, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get(net.Listen("unix", path))(t)
 	defer listener.Close()
 	for range much {
-		sender, err := net.Dial("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		sender := must.Get(net.Dial("unix", path))(t)
 		sender.Close()
 	}
 	if got, want := diagnosed(t, 0)-before, int64(much*pendingCost*3/4); got < want {
@@ -98,24 +91,14 @@ func TestDiagnose_CountsConnectionsThatNobodyAccepts(t *testing.T) {
 }
 
 func TestDiagnose_CountsFullConnections(t *testing.T) {
-	listener, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get(net.Listen("tcp4", "127.0.0.1:0"))(t)
 	defer listener.Close()
 	before := diagnosed(t, 1)
-	sender, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	sender := must.Get(unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))(t)
 	defer unix.Close(sender)
 	address := unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: listener.Addr().(*net.TCPAddr).Port}
-	if err := unix.Connect(sender, &address); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.SetNonblock(sender, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Connect(sender, &address))
+	must.Do(t, unix.SetNonblock(sender, true))
 	size := fill(t, sender)
 	if got := diagnosed(t, 1); got-before < size/2 {
 		t.Errorf("%d bytes, %d before, want about %d more", got, before, size)

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
@@ -16,10 +17,7 @@ var table = NewTable()
 
 func start(t *testing.T, files []*os.File, script string) *Process {
 	t.Helper()
-	p, err := table.Start(Command{Path: "/bin/sh", Args: []string{"sh", "-c", script}, Env: os.Environ(), Dir: "/", Files: files})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(table.Start(Command{Path: "/bin/sh", Args: []string{"sh", "-c", script}, Env: os.Environ(), Dir: "/", Files: files}))(t)
 	return p
 }
 
@@ -66,9 +64,7 @@ func TestTable_ReapsManyAtOnce(t *testing.T) {
 
 // A process whose parent has ended is reaped too.
 func TestTable_ReapsOrphans(t *testing.T) {
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 	defer unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -79,10 +75,7 @@ func TestTable_ReapsOrphans(t *testing.T) {
 	w.Close()
 	wait(t, p)
 	var buf [32]byte
-	n, err := r.Read(buf[:])
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(r.Read(buf[:]))(t)
 	orphan := strings.TrimSpace(string(buf[:n]))
 	for begin := time.Now(); ; time.Sleep(5 * time.Millisecond) {
 		if _, err := os.Stat("/proc/" + orphan); os.IsNotExist(err) {

@@ -11,6 +11,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/server"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // Whatever arrives, the server ends with its stream and has sent nothing but
@@ -23,9 +24,7 @@ func FuzzRequests(f *testing.F) {
 		{frame.Request{Type: frame.Read, Path: "x"}, frame.Request{Type: frame.Read, Path: "../x", Offset: -1}},
 	} {
 		var stream bytes.Buffer
-		if err := frame.NewWriter(&stream).Write(requests...); err != nil {
-			f.Fatal(err)
-		}
+		must.Do(f, frame.NewWriter(&stream).Write(requests...))
 		f.Add(stream.Bytes())
 	}
 	f.Add([]byte{0, 0, 0, 2, '{'})

@@ -8,13 +8,12 @@ import (
 
 	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/agenttest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 func plantState(t *testing.T, a *Agent) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(a.Root, "file"), []byte("kept"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(a.Root, "file"), []byte("kept"), 0o644))
 }
 
 func checkState(t *testing.T, a *Agent) {

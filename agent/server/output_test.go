@@ -11,6 +11,7 @@ import (
 
 	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/agenttest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 func TestOutput_ArrivesBeforeTheResult(t *testing.T) {
@@ -105,9 +106,7 @@ func TestCharactersStayWhole(t *testing.T) {
 func TestStoredOutputFollowsNoLink(t *testing.T) {
 	a := Start(t, "bash")
 	outside := t.TempDir()
-	if err := os.Symlink(outside, filepath.Join(a.Root, ".outputs")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(outside, filepath.Join(a.Root, ".outputs")))
 	got := a.Run("seq 100000")
 	if len(got.Truncated) != 1 || got.Truncated[0].Path != "" {
 		t.Errorf("%+v", got.Truncated)

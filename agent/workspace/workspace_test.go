@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // secret is what must never be read.
@@ -38,24 +39,16 @@ func plant(t *testing.T) *Root {
 		"proc":          "/proc/self/root",
 		"folder/parent": "../../outside/file",
 	} {
-		if err := os.Symlink(to, filepath.Join(root, link)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Symlink(to, filepath.Join(root, link)))
 	}
-	if err := unix.Mkfifo(filepath.Join(root, "fifo"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Mkfifo(filepath.Join(root, "fifo"), 0o600))
 	return &Root{Path: root}
 }
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	must.Do(t, os.WriteFile(path, []byte(text), 0o644))
 }
 
 func TestRead_ReturnsAPart(t *testing.T) {
@@ -109,9 +102,7 @@ func TestReadRefuses(t *testing.T) {
 func TestReadIsBounded(t *testing.T) {
 	r := plant(t)
 	write(t, r.Path+"/large", "")
-	if err := os.Truncate(r.Path+"/large", 1<<40); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Truncate(r.Path+"/large", 1<<40))
 	got, size, err := r.Read("large", 0, 0)
 	if err != nil || len(got) != MaxRead || size != 1<<40 {
 		t.Errorf("%d bytes, size %d, %v", len(got), size, err)
@@ -130,39 +121,24 @@ func TestChanged_NamesNewFiles(t *testing.T) {
 	write(t, r.Path+"/outputs/a.png", "1")
 	write(t, r.Path+"/outputs/deep/b", "22")
 	for _, link := range []string{"link", "deep/link"} {
-		if err := os.Symlink(filepath.Dir(r.Path)+"/outside", r.Path+"/outputs/"+link); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Symlink(filepath.Dir(r.Path)+"/outside", r.Path+"/outputs/"+link))
 	}
-	if err := unix.Mkfifo(r.Path+"/outputs/fifo", 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Mkfifo(r.Path+"/outputs/fifo", 0o600))
 	a, b := frame.File{Path: r.Path + "/outputs/a.png", Size: 1}, frame.File{Path: r.Path + "/outputs/deep/b", Size: 2}
 	check(a, b)
 	check()
 	write(t, r.Path+"/outputs/a.png", "2")
 	check(a)
 	// Of the same size, and dated back.
-	info, err := os.Stat(r.Path + "/outputs/a.png")
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := must.Get(os.Stat(r.Path + "/outputs/a.png"))(t)
 	write(t, r.Path+"/outputs/a.png", "3")
-	if err := os.Chtimes(r.Path+"/outputs/a.png", info.ModTime(), info.ModTime()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chtimes(r.Path+"/outputs/a.png", info.ModTime(), info.ModTime()))
 	check(a)
-	if err := os.Remove(r.Path + "/outputs/a.png"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(r.Path+"/outputs/a.png"))
 	check()
 	// A link in the folder's place leads nowhere.
-	if err := os.Rename(r.Path+"/outputs", r.Path+"/elsewhere"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("../outside", r.Path+"/outputs"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Rename(r.Path+"/outputs", r.Path+"/elsewhere"))
+	must.Do(t, os.Symlink("../outside", r.Path+"/outputs"))
 	check()
 }
 
@@ -200,10 +176,7 @@ func TestChanged_AsksFewEntries(t *testing.T) {
 		write(t, fmt.Sprintf("%s/outputs/%d/deep/er/file", r.Path, i), "")
 	}
 	for _, limit := range []int{0, 1, 100, maxVisits} {
-		dir, err := os.Open(r.Path + "/outputs")
-		if err != nil {
-			t.Fatal(err)
-		}
+		dir := must.Get(os.Open(r.Path + "/outputs"))(t)
 		visits, into := limit, map[string]stamp{}
 		r.walk(dir, r.Path+"/outputs", 0, into, &visits)
 		// Each file is the fourth entry on its way.
@@ -216,16 +189,11 @@ func TestChanged_AsksFewEntries(t *testing.T) {
 func TestArchive_HoldsAllOutput(t *testing.T) {
 	r := plant(t)
 	for range 2 { // also where an earlier one of the same name lies
-		a, err := r.Archive(7, frame.Stdout)
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := must.Get(r.Archive(7, frame.Stdout))(t)
 		if _, err := a.Write([]byte("all of it")); err != nil {
 			t.Fatal(err)
 		}
-		if err := a.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, a.Close())
 		if want := r.Path + "/.outputs/7.stdout"; a.Path != want || a.Stored != 9 {
 			t.Errorf("path %s, %d bytes", a.Path, a.Stored)
 		}
@@ -239,15 +207,10 @@ func TestArchive_HoldsAllOutput(t *testing.T) {
 // The archive is bounded by the room it was given, and says so.
 func TestArchiveIsBounded(t *testing.T) {
 	r := plant(t)
-	a, err := r.Archive(1, frame.Stdout)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(r.Archive(1, frame.Stdout))(t)
 	defer a.Close()
 	var fs unix.Statfs_t
-	if err := unix.Statfs(r.Path, &fs); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Statfs(r.Path, &fs))
 	if free := int64(fs.Bavail) * fs.Bsize; a.limit <= 0 || a.limit > free/2 { // a quarter, while others write too
 		t.Errorf("room for %d bytes of %d that are free", a.limit, free)
 	}
@@ -267,16 +230,10 @@ func TestExpire_RemovesTheOldest(t *testing.T) {
 	for _, name := range []string{"1.stdout", "2.stdout", "10.stderr", "10.stdout", "mine"} {
 		write(t, r.Path+"/.outputs/"+name, strings.Repeat("x", 8192))
 	}
-	dir, err := r.archives()
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(r.archives())(t)
 	defer dir.Close()
 	r.expire(dir, 2*8192)
-	left, err := os.ReadDir(r.Path + "/.outputs")
-	if err != nil {
-		t.Fatal(err)
-	}
+	left := must.Get(os.ReadDir(r.Path + "/.outputs"))(t)
 	var names []string
 	for _, e := range left {
 		names = append(names, e.Name())
@@ -290,23 +247,17 @@ func TestExpire_RemovesTheOldest(t *testing.T) {
 func TestArchiveFollowsNothing(t *testing.T) {
 	for name, set := range map[string]func(t *testing.T, r *Root){
 		"a link for the folder": func(t *testing.T, r *Root) {
-			if err := os.Symlink("../outside", r.Path+"/.outputs"); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.Symlink("../outside", r.Path+"/.outputs"))
 		},
 		"a link for the file": func(t *testing.T, r *Root) {
 			write(t, r.Path+"/.outputs/x", "")
-			if err := os.Symlink("../../outside/file", r.Path+"/.outputs/1.stdout"); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.Symlink("../../outside/file", r.Path+"/.outputs/1.stdout"))
 		},
 		"a file for the folder": func(t *testing.T, r *Root) { write(t, r.Path+"/.outputs", "") },
 		"a folder for the file": func(t *testing.T, r *Root) { write(t, r.Path+"/.outputs/1.stdout/x", "") },
 		"a FIFO for the file": func(t *testing.T, r *Root) {
 			write(t, r.Path+"/.outputs/x", "")
-			if err := unix.Mkfifo(r.Path+"/.outputs/1.stdout", 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, unix.Mkfifo(r.Path+"/.outputs/1.stdout", 0o600))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

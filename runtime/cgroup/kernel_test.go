@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
@@ -74,10 +75,7 @@ func tree(t *testing.T) *Tree {
 // start runs this program in a group, and leaves no group behind.
 func start(t *testing.T, limits Limits, what string) (*Group, *exec.Cmd, *bytes.Buffer) {
 	t.Helper()
-	g, err := tree(t).New(limits)
-	if err != nil {
-		t.Fatal(err)
-	}
+	g := must.Get(tree(t).New(limits))(t)
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	cmd.Env = []string{role + "=" + what}
 	cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -86,9 +84,7 @@ func start(t *testing.T, limits Limits, what string) (*Group, *exec.Cmd, *bytes.
 	if what == "where" { // what leaves children behind must hold no pipe open
 		cmd.Stdout = &out
 	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience.Long)
 		defer cancel()
@@ -105,9 +101,7 @@ func start(t *testing.T, limits Limits, what string) (*Group, *exec.Cmd, *bytes.
 
 func TestStartsInside(t *testing.T) {
 	g, cmd, out := start(t, Limits{}, "where")
-	if err := cmd.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Wait())
 	if !bytes.Contains(out.Bytes(), []byte("/"+filepath.Base(g.folder))) {
 		t.Errorf("it ran in %s, want in %s", out, g.folder)
 	}
@@ -157,9 +151,7 @@ func TestTasksControl(t *testing.T) {
 
 func TestKillEndsAll(t *testing.T) {
 	g, cmd, _ := start(t, Limits{}, "wait")
-	if err := g.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, g.Kill())
 	_ = cmd.Wait()
 	if status := cmd.ProcessState.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGKILL {
 		t.Errorf("it ended with %v, want SIGKILL", cmd.ProcessState)
@@ -170,17 +162,10 @@ func TestSweepRemovesWhatTheDeadLeft(t *testing.T) {
 	tree := tree(t)
 	dead := exec.Command(os.Args[0])
 	dead.Env = []string{role + "=nothing"}
-	if err := dead.Run(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, dead.Run())
 	left := filepath.Join(tree.folder, prefix+strconv.Itoa(dead.Process.Pid)+"-1")
-	if err := os.Mkdir(left, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	own, err := tree.New(Limits{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(left, 0o755))
+	own := must.Get(tree.New(Limits{}))(t)
 	defer own.Close(t.Context())
 	tree.sweep()
 	if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {

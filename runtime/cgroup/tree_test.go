@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // layout is a folder that looks like groups: what a kernel shows can be
@@ -17,17 +19,11 @@ func layout(t *testing.T, own string, files map[string]string) Paths {
 	root := t.TempDir()
 	for name, text := range files {
 		name = filepath.Join(root, "groups", name)
-		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(name), 0o755))
+		must.Do(t, os.WriteFile(name, []byte(text), 0o644))
 	}
 	paths := Paths{Groups: filepath.Join(root, "groups"), Own: filepath.Join(root, "own")}
-	if err := os.WriteFile(paths.Own, []byte(own), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(paths.Own, []byte(own), 0o644))
 	return paths
 }
 

@@ -12,6 +12,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 func environment(variables map[string]string) func(string) string {
@@ -90,10 +91,7 @@ func TestComplete(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := complete(test.variables, test.session, test.project)
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must.Get(complete(test.variables, test.session, test.project))(t)
 			if diff := gocmp.Diff(test.want, got); diff != "" {
 				t.Error(diff)
 			}
@@ -103,13 +101,8 @@ func TestComplete(t *testing.T) {
 
 func TestProjectDirIsMadeAbsolute(t *testing.T) {
 	t.Chdir(t.TempDir())
-	if err := os.Mkdir("code", 0o755); err != nil {
-		t.Fatal(err)
-	}
-	config, err := complete(map[string]string{"NIX_SANDBOX_METADATA": "m", "PROJECT_DIR": "code"}, built, project(registry.Project{}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir("code", 0o755))
+	config := must.Get(complete(map[string]string{"NIX_SANDBOX_METADATA": "m", "PROJECT_DIR": "code"}, built, project(registry.Project{})))(t)
 	if !filepath.IsAbs(config.ProjectDir) || filepath.Base(config.ProjectDir) != "code" {
 		t.Errorf("project is at %s", config.ProjectDir)
 	}
@@ -120,9 +113,7 @@ func TestProjectDirIsMadeAbsolute(t *testing.T) {
 func TestWrongValues(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, nil, 0o644))
 	for _, test := range []struct{ name, value, want string }{
 		{"NIX_SANDBOX_METADATA", "", "NIX_SANDBOX_METADATA is not set"},
 		{"SESSION_IDLE_TIMEOUT", "5m", `SESSION_IDLE_TIMEOUT is "5m"`},

@@ -14,14 +14,13 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 func write(t *testing.T, text string, mode os.FileMode) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(name, []byte(text), mode); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(name, []byte(text), mode))
 	return name
 }
 
@@ -29,9 +28,7 @@ func write(t *testing.T, text string, mode os.FileMode) string {
 func environment(t *testing.T, name, needs, script string) registry.Environment {
 	t.Helper()
 	bin := t.TempDir()
-	if err := os.WriteFile(filepath.Join(bin, "check"), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(bin, "check"), []byte("#!/bin/sh\n"+script), 0o755))
 	return registry.Environment{Name: name, Needs: needs, SessionExec: filepath.Join(bin, "session-run")}
 }
 
@@ -110,9 +107,7 @@ func TestExamineTellsOfEverySandbox(t *testing.T) {
 		t.Error("all is well")
 	}
 	var table, object bytes.Buffer
-	if err := errors.Join(r.WriteTable(&table), r.WriteJSON(&object)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(r.WriteTable(&table), r.WriteJSON(&object)))
 	for _, want := range []string{"✗ sandbox one ", "  it is broken\n", "✗ sandbox two ", "  two is broken\n", "\n2 things that are needed are missing.\n"} {
 		if !strings.Contains(table.String(), want) {
 			t.Errorf("no %q in:\n%s", want, &table)

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // started is closed by what is written to it first, which is all that it takes.
@@ -24,9 +25,7 @@ func (s started) Write(data []byte) (int, error) {
 // heard from it.
 func TestKillEndsAll(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "attach")
-	if err := os.WriteFile(program, []byte("#!/bin/sh\nsleep 60 &\necho started\nwait\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(program, []byte("#!/bin/sh\nsleep 60 &\necho started\nwait\n"), 0o700))
 	begins := make(started)
 	p, err := Start(Spec{
 		Exec: program, Environ: []string{"PATH=" + os.Getenv("PATH")},

@@ -24,6 +24,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
@@ -553,9 +554,7 @@ func TestAnsweredAreForgotten(t *testing.T) {
 		l.next()
 	}
 	l.in.Close()
-	if err := l.wait(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.wait())
 	if u := l.under; len(u.cancels) != 0 || u.listening != 0 {
 		t.Errorf("%d requests are known, %d subscriptions", len(u.cancels), u.listening)
 	}

@@ -13,6 +13,8 @@ import (
 	"image/png"
 	"strings"
 	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // drawing is an image with something in it.
@@ -27,27 +29,21 @@ func drawing(width, height int) *image.Paletted {
 func asPNG(t testing.TB, drawn image.Image) []byte {
 	t.Helper()
 	var out bytes.Buffer
-	if err := png.Encode(&out, drawn); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, png.Encode(&out, drawn))
 	return out.Bytes()
 }
 
 func asJPEG(t testing.TB, drawn image.Image) []byte {
 	t.Helper()
 	var out bytes.Buffer
-	if err := jpeg.Encode(&out, drawn, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, jpeg.Encode(&out, drawn, nil))
 	return out.Bytes()
 }
 
 func asGIF(t testing.TB, frames ...*image.Paletted) []byte {
 	t.Helper()
 	var out bytes.Buffer
-	if err := gif.EncodeAll(&out, &gif.GIF{Image: frames, Delay: make([]int, len(frames))}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, gif.EncodeAll(&out, &gif.GIF{Image: frames, Delay: make([]int, len(frames))}))
 	return out.Bytes()
 }
 
@@ -58,10 +54,7 @@ func asWebP(t testing.TB, lossless bool) []byte {
 	if lossless {
 		text = "UklGRhoAAABXRUJQVlA4TA0AAAAvAAAAEAcQERGIiP4HAA=="
 	}
-	data, err := base64.StdEncoding.DecodeString(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(base64.StdEncoding.DecodeString(text))(t)
 	return data
 }
 
@@ -227,8 +220,6 @@ func BenchmarkViewable(b *testing.B) {
 	data := asPNG(b, drawing(2000, 1500))
 	b.SetBytes(int64(len(data)))
 	for b.Loop() {
-		if err := Viewable(data, "image/png"); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, Viewable(data, "image/png"))
 	}
 }

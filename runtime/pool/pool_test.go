@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
 )
 
@@ -72,10 +73,7 @@ func (f *fixture) ready(name string) int {
 func (f *fixture) start(name string) (sandbox.Sandbox, time.Duration) {
 	f.t.Helper()
 	began := time.Now()
-	box, err := f.Start(f.t.Context(), spec(name))
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	box := must.Get(f.Start(f.t.Context(), spec(name)))(f.t)
 	return box, time.Since(began)
 }
 
@@ -249,9 +247,7 @@ func TestKeep_DuringAStart(t *testing.T) {
 // changed is.
 func TestProject_ThatWasReplaced(t *testing.T) {
 	project := filepath.Join(t.TempDir(), "project")
-	if err := os.Mkdir(project, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(project, 0o755))
 	inBubble(t, seconds(), func(t *testing.T, f *fixture) {
 		s := spec("a")
 		s.Project.Dir = project
@@ -266,9 +262,7 @@ func TestProject_ThatWasReplaced(t *testing.T) {
 		} {
 			f.ready("a")
 			live, _ := f.machine.Live()
-			if err := step.change(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, step.change())
 			box, err := f.Start(t.Context(), s)
 			if err != nil || (box == live[0]) != step.kept {
 				t.Errorf("kept %v, want %v; error %v", box == live[0], step.kept, err)
@@ -309,10 +303,7 @@ func TestBudget(t *testing.T) {
 		if n := f.ready("a"); n != 8 {
 			t.Errorf("%d are ready, want 8", n)
 		}
-		box, err := f.Start(t.Context(), limited)
-		if err != nil {
-			t.Fatal(err)
-		}
+		box := must.Get(f.Start(t.Context(), limited))(t)
 		if n := f.ready("a"); n != 8 {
 			t.Errorf("%d are ready after a call, want 8", n)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
@@ -23,10 +24,7 @@ func TestMain(m *testing.M) { os.Exit(mcptest.Main(m)) }
 // an earlier call, is handed out once, and is not handed out when somebody
 // killed it.
 func TestRealSandboxes(t *testing.T) {
-	set, err := registry.Read(mcptest.Metadata(t, mcptest.Artifacts(t)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := must.Get(registry.Read(mcptest.Metadata(t, mcptest.Artifacts(t))))(t)
 	bash, ok := set.Environments["bash"]
 	if !ok {
 		t.Skip("there is no bash")
@@ -72,16 +70,10 @@ func TestRealSandboxes(t *testing.T) {
 	}
 	run := func() (sandbox.Sandbox, string) {
 		t.Helper()
-		box, err := p.Start(t.Context(), spec)
-		if err != nil {
-			t.Fatal(err)
-		}
+		box := must.Get(p.Start(t.Context(), spec))(t)
 		defer box.Kill()
 		const code = `echo "$GIVEN:$SECONDS:$(ls -A /workspace /tmp | tr -d '\n')"; touch /workspace/mine /tmp/mine; sleep 99 & disown`
-		result, err := box.Execute(t.Context(), sandbox.Request{Code: code, Timeout: patience.Long})
-		if err != nil {
-			t.Fatal(err)
-		}
+		result := must.Get(box.Execute(t.Context(), sandbox.Request{Code: code, Timeout: patience.Long}))(t)
 		return box, result.Stdout.Head + result.Stderr.Head
 	}
 	seen := map[sandbox.Sandbox]bool{}

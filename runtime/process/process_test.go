@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
@@ -19,14 +20,8 @@ func start(t *testing.T, s *Starter, line string, environ ...string) (*Process, 
 	t.Helper()
 	cmd := exec.Command("/bin/sh", "-c", line)
 	cmd.Env = environ
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := s.Start(cmd, cgroup.Limits{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(cmd.StdoutPipe())(t)
+	p := must.Get(s.Start(cmd, cgroup.Limits{}))(t)
 	t.Cleanup(func() {
 		p.Kill()
 		_ = p.Wait()
@@ -42,10 +37,7 @@ func TestStart_SetsTheEnvironment(t *testing.T) {
 	defer s.Close()
 	for _, environ := range [][]string{nil, {"GIVEN=yes"}} {
 		p, out := start(t, s, "/usr/bin/env; pwd", environ...)
-		text, err := io.ReadAll(out)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(io.ReadAll(out))(t)
 		if strings.Contains(string(text), "SECRET") || strings.Contains(string(text), "GIVEN=yes") != (environ != nil) || !strings.HasSuffix(string(text), "\n/\n") {
 			t.Errorf("with %v it prints %q", environ, text)
 		}
@@ -61,17 +53,11 @@ func TestWait_EndsTheProcessGroup(t *testing.T) {
 	s := NewStarter(nil)
 	defer s.Close()
 	p, out := start(t, s, "sleep 60 >/dev/null & echo $!")
-	text, err := io.ReadAll(out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(io.ReadAll(out))(t)
 	if err := p.Wait(); err != nil || !p.Cmd.ProcessState.Success() {
 		t.Errorf("it ended with %v, error %v", p.Cmd.ProcessState, err)
 	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pid := must.Get(strconv.Atoi(strings.TrimSpace(string(text))))(t)
 	patience.Gone(t, pid)
 	p.Kill()
 	if err := p.Close(); err != nil {

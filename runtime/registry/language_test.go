@@ -11,6 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/tidwall/gjson"
 	"golang.org/x/tools/txtar"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // What the folders of the interpreters hold is read without a mistake.
@@ -20,10 +22,7 @@ func TestLanguage_ReadsWhatNixWrites(t *testing.T) {
 		t.Fatalf("%d interpreters, %v", len(files), err)
 	}
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(file))(t)
 		var known struct{ Language map[string]any }
 		if err := json.Unmarshal(text, &known); err != nil {
 			t.Fatalf("%s: %v", file, err)
@@ -52,10 +51,7 @@ func TestLanguage_RecognizesErrors(t *testing.T) {
 		t.Fatalf("%d interpreters, %v", len(files), err)
 	}
 	for _, file := range files {
-		text, err := os.ReadFile(filepath.Join(filepath.Dir(file), "..", "interpreter.json"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(filepath.Join(filepath.Dir(file), "..", "interpreter.json")))(t)
 		fields := reader{where: file, object: gjson.ParseBytes(text)}
 		l := fields.language("language", "x")
 		if fields.err != nil {
@@ -66,10 +62,7 @@ func TestLanguage_RecognizesErrors(t *testing.T) {
 			"command": l.Errors.Command, "program": l.Errors.Program, "input": l.Errors.Input,
 		}
 		tried := map[string]bool{}
-		archive, err := txtar.ParseFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		archive := must.Get(txtar.ParseFile(file))(t)
 		for _, f := range archive.Files {
 			want, name, _ := strings.Cut(f.Name, " ")
 			tried[want] = true
@@ -127,10 +120,7 @@ func TestLanguage_OfAnEarlierArtifactIsTheServers(t *testing.T) {
 	}
 	folder := t.TempDir()
 	writeArtifact(t, folder, "shell", map[string]any{"schema": 1, "name": "shell", "backend": "jail", "interpreter_type": "python"})
-	all, err := set.With(Folders{Folders: []string{folder}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(set.With(Folders{Folders: []string{folder}}))(t)
 	if !all.Environments["shell"].Sessions() {
 		t.Errorf("an earlier artifact in a folder: %+v", all.Environments["shell"])
 	}
@@ -158,14 +148,11 @@ func TestLanguage_NamesWhatIsWrong(t *testing.T) {
 		"project_modules": {1, "project_modules is a number, it must be a string"},
 		"errors":          {map[string]any{"name": "("}, `errors.name is "(", it must be a regular expression`},
 	} {
-		set, err := Read(document(t, map[string]any{"x": entry(t, map[string]any{"language": map[string]any{field: test.value}})}, nil))
-		if err != nil {
-			t.Fatal(err)
-		}
+		set := must.Get(Read(document(t, map[string]any{"x": entry(t, map[string]any{"language": map[string]any{field: test.value}})}, nil)))(t)
 		if why := reason(set, "x"); why == nil || !strings.Contains(why.Error(), "environments.x.language."+test.want) {
 			t.Errorf("%s: %v, want %q", field, why, test.want)
 		}
-		_, err = Read(document(t, map[string]any{}, map[string]any{"interpreters": map[string]any{"python": map[string]any{field: test.value}}}))
+		_, err := Read(document(t, map[string]any{}, map[string]any{"interpreters": map[string]any{"python": map[string]any{field: test.value}}}))
 		if err == nil || !strings.Contains(err.Error(), "interpreters.python."+test.want) {
 			t.Errorf("of the server: %s: %v, want %q", field, err, test.want)
 		}

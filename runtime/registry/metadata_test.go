@@ -16,17 +16,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // program makes an executable file and returns its path.
 func program(t *testing.T, path string) string {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	must.Do(t, os.WriteFile(path, []byte("#!/bin/sh\n"), 0o755))
 	return path
 }
 
@@ -49,10 +46,7 @@ func document(t testing.TB, environments map[string]any, more map[string]any) st
 	t.Helper()
 	fields := mcptest.Settings(more)
 	fields["environments"] = environments
-	text, err := json.Marshal(fields)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(json.Marshal(fields))(t)
 	return string(text)
 }
 
@@ -62,23 +56,15 @@ func writeArtifact(t *testing.T, folder, called string, fields map[string]any) s
 	dir := filepath.Join(folder, called)
 	program(t, filepath.Join(dir, "bin", "run"))
 	program(t, filepath.Join(dir, "bin", "session-run"))
-	text, err := json.Marshal(fields)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "metadata.json"), text, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(json.Marshal(fields))(t)
+	must.Do(t, os.WriteFile(filepath.Join(dir, "metadata.json"), text, 0o644))
 	return dir
 }
 
 // base is what a server without environments was built with.
 func base(t *testing.T) *Set {
 	t.Helper()
-	set, err := Read(document(t, map[string]any{}, nil))
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := must.Get(Read(document(t, map[string]any{}, nil)))(t)
 	return set
 }
 
@@ -88,10 +74,7 @@ func TestEnvironment_NeedsEveryField(t *testing.T) {
 	for field := range whole {
 		rest := maps.Clone(whole)
 		delete(rest, field)
-		set, err := Read(document(t, map[string]any{"x": entry(t, nil)}, map[string]any{"defaults": rest}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		set := must.Get(Read(document(t, map[string]any{"x": entry(t, nil)}, map[string]any{"defaults": rest})))(t)
 		if why := reason(set, "x"); why == nil || why.Error() != "NIX_SANDBOX_METADATA: environments.x."+field+" is missing" {
 			t.Errorf("without %s: %v", field, why)
 		}
@@ -103,10 +86,7 @@ func TestEnvironment_NeedsEveryField(t *testing.T) {
 func TestArtifact_IsCompletedByTheServer(t *testing.T) {
 	folder := t.TempDir()
 	writeArtifact(t, folder, "old", map[string]any{"schema": 1, "name": "old", "backend": "jail", "pids": 7})
-	set, err := base(t).With(Folders{Folders: []string{folder}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := must.Get(base(t).With(Folders{Folders: []string{folder}}))(t)
 	if env := set.Environments["old"]; env.PIDs != 7 || env.MemoryMB != 512 || env.Timeout != 30*time.Second {
 		t.Errorf("%+v, broken %v", env, set.Broken)
 	}
@@ -114,10 +94,7 @@ func TestArtifact_IsCompletedByTheServer(t *testing.T) {
 
 func TestDefaults(t *testing.T) {
 	fields := entry(t, nil)
-	set, err := Read(document(t, map[string]any{"a": fields}, nil))
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := must.Get(Read(document(t, map[string]any{"a": fields}, nil)))(t)
 	run := fields["exec"].(string)
 	want := Environment{
 		Name: "a", Backend: "jail", InterpreterType: "command",
@@ -174,9 +151,7 @@ func TestEveryField(t *testing.T) {
 func TestBrokenEnvironment(t *testing.T) {
 	dir := t.TempDir()
 	plain := filepath.Join(dir, "plain")
-	if err := os.WriteFile(plain, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(plain, nil, 0o644))
 	for name, test := range map[string]struct {
 		change map[string]any
 		want   string
@@ -201,10 +176,7 @@ func TestBrokenEnvironment(t *testing.T) {
 		"another name":           {map[string]any{"name": "y"}, `environments.x.name is "y", but the environment is called "x"`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			set, err := Read(document(t, map[string]any{"x": entry(t, test.change), "good": entry(t, nil)}, nil))
-			if err != nil {
-				t.Fatal(err)
-			}
+			set := must.Get(Read(document(t, map[string]any{"x": entry(t, test.change), "good": entry(t, nil)}, nil)))(t)
 			if diff := cmp.Diff([]string{"good"}, set.Names()); diff != "" {
 				t.Errorf("usable environments: %s", diff)
 			}
@@ -231,10 +203,7 @@ func reason(set *Set, name string) error {
 
 func TestBadNames(t *testing.T) {
 	for _, name := range []string{"", "Python", "a b", "-a", "_a", "a/b", "..", strings.Repeat("a", 65), "é"} {
-		set, err := Read(document(t, map[string]any{name: entry(t, nil)}, nil))
-		if err != nil {
-			t.Fatal(err)
-		}
+		set := must.Get(Read(document(t, map[string]any{name: entry(t, nil)}, nil)))(t)
 		if len(set.Environments) > 0 || reason(set, name) == nil {
 			t.Errorf("environment %q was taken", name)
 		}
@@ -244,9 +213,7 @@ func TestBadNames(t *testing.T) {
 func TestBrokenWhole(t *testing.T) {
 	dir := t.TempDir()
 	broken := filepath.Join(dir, "broken.json")
-	if err := os.WriteFile(broken, []byte(`{"schema":1,`), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(broken, []byte(`{"schema":1,`), 0o644))
 	with := func(changes map[string]any) string { return document(t, map[string]any{}, changes) }
 	project := func(changes map[string]any) string { return with(map[string]any{"project": mcptest.Project(changes)}) }
 	inherit := func(names any) string { return project(map[string]any{"inherit_env": map[string]any{"vars": names}}) }
@@ -285,22 +252,12 @@ func TestFolders(t *testing.T) {
 	mine := writeArtifact(t, user, "any-folder", map[string]any{"schema": 1, "name": "python", "backend": "jail", "description": "mine"})
 	writeArtifact(t, machine, "python", map[string]any{"schema": 1, "name": "python", "backend": "jail", "description": "the machine's"})
 	lua := writeArtifact(t, machine, "lua", map[string]any{"schema": 1, "name": "lua", "backend": "jail"})
-	if err := os.Mkdir(filepath.Join(machine, "no-artifact"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(filepath.Join(machine, "no-artifact"), 0o755))
 	// A link, as nix build leaves one.
-	if err := os.Symlink(writeArtifact(t, t.TempDir(), "result", map[string]any{"schema": 1, "name": "linked", "backend": "jail"}), filepath.Join(user, "link")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(writeArtifact(t, t.TempDir(), "result", map[string]any{"schema": 1, "name": "linked", "backend": "jail"}), filepath.Join(user, "link")))
 
-	base, err := Read(document(t, map[string]any{"python": entry(t, nil), "bash": entry(t, nil)}, nil))
-	if err != nil {
-		t.Fatal(err)
-	}
-	set, err := base.With(Folders{Folders: []string{user, machine, user + "/none"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	base := must.Get(Read(document(t, map[string]any{"python": entry(t, nil), "bash": entry(t, nil)}, nil)))(t)
+	set := must.Get(base.With(Folders{Folders: []string{user, machine, user + "/none"}}))(t)
 	if diff := cmp.Diff([]string{"bash", "linked", "lua", "python"}, set.Names()); diff != "" {
 		t.Error(diff)
 	}
@@ -324,9 +281,7 @@ func TestFolders(t *testing.T) {
 func TestTooManyEntries(t *testing.T) {
 	folder := t.TempDir()
 	for i := range maxEntries {
-		if err := os.WriteFile(filepath.Join(folder, fmt.Sprint(i)), nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(folder, fmt.Sprint(i)), nil, 0o644))
 	}
 	if _, err := (&Set{}).With(Folders{Folders: []string{folder}}); err != nil {
 		t.Fatal(err)
@@ -347,10 +302,7 @@ func TestReports(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	set, err := base(t).With(Folders{Builds: folder})
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := must.Get(base(t).With(Folders{Builds: folder}))(t)
 	if len(set.Builds) != 1 || set.Builds[0].Reason != "caf\uFFFD is closed" {
 		t.Errorf("builds %+v", set.Builds)
 	}
@@ -364,13 +316,9 @@ func TestFingerprint(t *testing.T) {
 	sandboxes, builds := t.TempDir(), t.TempDir()
 	artifact := writeArtifact(t, sandboxes, "one", map[string]any{"schema": 1, "name": "one", "backend": "jail"})
 	builder := exec.Command("sleep", "1000")
-	if err := builder.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, builder.Start())
 	t.Cleanup(func() { _ = builder.Process.Kill() })
-	if err := os.WriteFile(filepath.Join(builds, "two.building"), []byte(fmt.Sprint(builder.Process.Pid)), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(builds, "two.building"), []byte(fmt.Sprint(builder.Process.Pid)), 0o644))
 	folders := Folders{Folders: []string{sandboxes}, Builds: builds}
 	last := folders.Fingerprint()
 	if again := folders.Fingerprint(); again != last {
@@ -399,9 +347,7 @@ func TestFingerprint(t *testing.T) {
 		{"a build that is over", func() error { return os.Remove(filepath.Join(builds, "two.building")) }},
 		{"one more", func() error { return os.Symlink(artifact, filepath.Join(sandboxes, "three")) }},
 	} {
-		if err := change.make(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, change.make())
 		now := folders.Fingerprint()
 		if now == last {
 			t.Errorf("%s: the fingerprint is the same", change.what)
@@ -415,13 +361,8 @@ func TestFIFOForMetadata(t *testing.T) {
 	folder := t.TempDir()
 	dir := writeArtifact(t, folder, "pipe", nil)
 	file := filepath.Join(dir, "metadata.json")
-	if err := errors.Join(os.Remove(file), syscall.Mkfifo(file, 0o644)); err != nil {
-		t.Fatal(err)
-	}
-	base, err := Read(document(t, map[string]any{"python": entry(t, nil)}, nil))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Remove(file), syscall.Mkfifo(file, 0o644)))
+	base := must.Get(Read(document(t, map[string]any{"python": entry(t, nil)}, nil)))(t)
 	for folder, want := range map[string]string{folder: file + ": is no file", file: file + ": not a directory"} {
 		got := make(chan error, 1)
 		go func() {
@@ -446,23 +387,13 @@ func TestFIFOForMetadata(t *testing.T) {
 func TestBrokenArtifact(t *testing.T) {
 	folder := t.TempDir()
 	dir := writeArtifact(t, folder, "python", map[string]any{"schema": 1, "name": "python", "backend": "jail"})
-	if err := os.Remove(filepath.Join(dir, "bin", "run")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(filepath.Join(dir, "bin", "run")))
 	for called, text := range map[string]string{"one": `{"schema":1,`, "two": `{"schema":1,"backend":"jail"}`} {
 		dir := writeArtifact(t, folder, called, nil)
-		if err := os.WriteFile(filepath.Join(dir, "metadata.json"), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, "metadata.json"), []byte(text), 0o644))
 	}
-	base, err := Read(document(t, map[string]any{"python": entry(t, nil)}, nil))
-	if err != nil {
-		t.Fatal(err)
-	}
-	set, err := base.With(Folders{Folders: []string{folder}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	base := must.Get(Read(document(t, map[string]any{"python": entry(t, nil)}, nil)))(t)
+	set := must.Get(base.With(Folders{Folders: []string{folder}}))(t)
 	if diff := cmp.Diff([]string{"python"}, set.Names()); diff != "" {
 		t.Error(diff)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
@@ -74,26 +75,18 @@ func write(t *testing.T, folder, name, about string) string {
 
 func file(t *testing.T, path, text string, mode os.FileMode) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), mode); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	must.Do(t, os.WriteFile(path, []byte(text), mode))
 }
 
 func link(t *testing.T, target, path string) {
 	t.Helper()
-	if err := os.Symlink(target, path); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(target, path))
 }
 
 func remove(t *testing.T, path string) {
 	t.Helper()
-	if err := os.RemoveAll(path); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.RemoveAll(path))
 }
 
 // becomes waits until the ready environments are these, with the words after
@@ -271,13 +264,9 @@ func BenchmarkFingerprint(b *testing.B) {
 			folder := b.TempDir()
 			for i := range count {
 				at := filepath.Join(folder, fmt.Sprint(i))
-				if err := os.MkdirAll(filepath.Join(at, "bin"), 0o755); err != nil {
-					b.Fatal(err)
-				}
+				must.Do(b, os.MkdirAll(filepath.Join(at, "bin"), 0o755))
 				for _, name := range []string{"metadata.json", "bin/run", "bin/session-run"} {
-					if err := os.WriteFile(filepath.Join(at, name), nil, 0o755); err != nil {
-						b.Fatal(err)
-					}
+					must.Do(b, os.WriteFile(filepath.Join(at, name), nil, 0o755))
 				}
 			}
 			folders := Folders{Folders: []string{folder}}

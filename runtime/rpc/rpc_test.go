@@ -18,6 +18,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
 )
 
@@ -59,14 +60,9 @@ func answer(t *testing.T, h *Handler, message string) map[string]any {
 // plain is a reply as a client reads it.
 func plain(t *testing.T, reply any) map[string]any {
 	t.Helper()
-	text, err := json.Marshal(reply)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(json.Marshal(reply))(t)
 	var fields map[string]any
-	if err := json.Unmarshal(text, &fields); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(text, &fields))
 	return fields
 }
 

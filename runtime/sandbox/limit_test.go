@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
 )
 
@@ -22,9 +23,7 @@ func TestLimit_WaitsForTheEndOfAnotherSandbox(t *testing.T) {
 			return err
 		}
 		for range 2 {
-			if err := start(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, start())
 		}
 		third := make(chan error, 1)
 		go func() { third <- start() }()

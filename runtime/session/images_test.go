@@ -12,15 +12,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
 )
 
 func encoded(t *testing.T, width, height int) string {
 	t.Helper()
 	var data bytes.Buffer
-	if err := png.Encode(&data, image.NewGray(image.Rect(0, 0, width, height))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, png.Encode(&data, image.NewGray(image.Rect(0, 0, width, height))))
 	return data.String()
 }
 
@@ -28,10 +27,7 @@ func encoded(t *testing.T, width, height int) string {
 // these contents, in order.
 func read(t *testing.T, names []string, contents map[string]string) []string {
 	t.Helper()
-	box, err := (&sandboxtest.Machine{}).Start(t.Context(), sandbox.Spec{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	box := must.Get((&sandboxtest.Machine{}).Start(t.Context(), sandbox.Spec{}))(t)
 	defer box.Kill()
 	var files []sandbox.File
 	for _, name := range names {
@@ -57,9 +53,7 @@ func read(t *testing.T, names []string, contents map[string]string) []string {
 // named so, that is broken, of another type, too wide or too large.
 func TestReadImages_OnlyImages(t *testing.T) {
 	var photo bytes.Buffer
-	if err := jpeg.Encode(&photo, image.NewGray(image.Rect(0, 0, 2, 2)), nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, jpeg.Encode(&photo, image.NewGray(image.Rect(0, 0, 2, 2)), nil))
 	contents := map[string]string{
 		"a.png": encoded(t, 2, 2), "A.PNG": encoded(t, 2, 2), "b.jpeg": photo.String(), "c.svg": "<svg/>",
 		"fake.png": "no image at all", "broken.png": "\x89PNG\r\n\x1a\n broken", "empty.png": "",

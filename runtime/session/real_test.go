@@ -15,6 +15,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
@@ -24,10 +25,7 @@ func TestMain(m *testing.M) { os.Exit(mcptest.Main(m)) }
 // Over real sandboxes a session keeps its state, a cancellation interrupts and
 // keeps it, a death loses it, and nothing is left at the end.
 func TestRealSandboxes(t *testing.T) {
-	set, err := registry.Read(mcptest.Metadata(t, mcptest.Artifacts(t)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := must.Get(registry.Read(mcptest.Metadata(t, mcptest.Artifacts(t))))(t)
 	bash, ok := set.Environments["bash"]
 	if !ok {
 		t.Skip("there is no bash")

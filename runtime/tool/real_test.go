@@ -16,6 +16,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 func TestMain(m *testing.M) { os.Exit(mcptest.Main(m)) }
@@ -28,10 +29,7 @@ type real struct {
 
 func overRealSandboxes(t testing.TB) *real {
 	t.Helper()
-	set, err := registry.Read(mcptest.Metadata(t, mcptest.Artifacts(t)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := must.Get(registry.Read(mcptest.Metadata(t, mcptest.Artifacts(t))))(t)
 	log := slog.New(slog.DiscardHandler)
 	starter := framed.New(log, framed.Options{})
 	spec := func(c call.Call) sandbox.Spec {

@@ -18,6 +18,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // languages are those of nix/interpreters, as the server's metadata has them.
@@ -78,10 +79,7 @@ func ask(t *testing.T, tool *Tool, method string) string {
 	s, stop := tool.Server("1.0.0")
 	defer stop()
 	reply := s.HandleMessage(t.Context(), []byte(`{"jsonrpc":"2.0","id":1,"method":"`+method+`","params":`+params+`}`))
-	text, err := json.Marshal(reply)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(json.Marshal(reply))(t)
 	return string(text)
 }
 
@@ -174,9 +172,7 @@ func TestDefinition(t *testing.T) {
 			}
 		}
 	}
-	if err := json.Unmarshal([]byte(ask(t, describing(registry.New(described()), Project{}), "tools/list")), &reply); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal([]byte(ask(t, describing(registry.New(described()), Project{}), "tools/list")), &reply))
 	if len(reply.Result.Tools) != 1 {
 		t.Fatalf("%d tools", len(reply.Result.Tools))
 	}
@@ -211,14 +207,9 @@ func TestListChanges(t *testing.T) {
 	tool := describing(environments, Project{})
 	s, stop := tool.Server("1.0.0")
 	c := &client{make(chan mcp.JSONRPCNotification, 8)}
-	if err := s.RegisterSession(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.RegisterSession(t.Context(), c))
 	list := func() string {
-		text, err := json.Marshal(s.HandleMessage(t.Context(), []byte(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(json.Marshal(s.HandleMessage(t.Context(), []byte(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))))(t)
 		return string(text)
 	}
 	for _, step := range []struct {
@@ -305,9 +296,7 @@ func TestArguments(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var arguments any
 			if test.raw != "" {
-				if err := json.Unmarshal([]byte(test.raw), &arguments); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, json.Unmarshal([]byte(test.raw), &arguments))
 			}
 			_, err := tool.list().call(arguments, func(string) (registry.Environment, bool) { return registry.Environment{}, false })
 			switch {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
@@ -47,10 +48,7 @@ func TestProjects_WorkReadOnlyAndLaidOver(t *testing.T) {
 	}
 	for _, program := range programs {
 		language := filepath.Base(filepath.Dir(program))
-		code, err := os.ReadFile(program)
-		if err != nil {
-			t.Fatal(err)
-		}
+		code := must.Get(os.ReadFile(program))(t)
 		for _, mode := range []string{"readonly", "overlay"} {
 			t.Run(language+"-"+filepath.Base(program)+"-"+mode, func(t *testing.T) {
 				run := filepath.Join(undertest.Artifact(t, language), "bin", "run")
@@ -79,19 +77,12 @@ func makeProject(t *testing.T, language, run string) string {
 	if err != nil {
 		t.Fatalf("make the project: %v\n%s", err, errs)
 	}
-	contents, err := base64.StdEncoding.DecodeString(strings.TrimSpace(out))
-	if err != nil {
-		t.Fatal(err)
-	}
+	contents := must.Get(base64.StdEncoding.DecodeString(strings.TrimSpace(out)))(t)
 	if language != "bash" {
-		if err := os.WriteFile(filepath.Join(folder, "notes.db"), contents, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(folder, "notes.db"), contents, 0o644))
 		return folder
 	}
-	if err := unpack(folder, contents); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unpack(folder, contents))
 	return folder
 }
 

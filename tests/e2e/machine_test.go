@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -20,6 +19,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
 )
@@ -84,10 +84,7 @@ func serveMachine(rate string) error {
 // useMachine makes a server over the machine the one under test.
 func useMachine(t *testing.T, failureRate float64) {
 	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	exe := must.Get(os.Executable())(t)
 	root := t.TempDir()
 	environments := map[string]map[string]any{}
 	for name, description := range map[string]string{"bash": "Bash", "python": "Python 3", "node": "JavaScript in Node.js"} {
@@ -100,11 +97,8 @@ func useMachine(t *testing.T, failureRate float64) {
 	program := filepath.Join(root, "bin", "nix-sandbox-mcp")
 	script := fmt.Sprintf("#!/bin/sh\n: \"${NIX_SANDBOX_METADATA=%s}\"\nexport NIX_SANDBOX_METADATA\n%s=%g %s='%s' GORACE=atexit_sleep_ms=0 exec '%s'\n",
 		metadata, asMachine, failureRate, seed.Variable, os.Getenv(seed.Variable), exe)
-	err = errors.Join(os.MkdirAll(filepath.Dir(metadata), 0o755), os.MkdirAll(filepath.Dir(program), 0o755),
-		os.WriteFile(metadata, []byte(mcptest.Metadata(t, environments)), 0o644), os.WriteFile(program, []byte(script), 0o755))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Write(t, metadata, mcptest.Metadata(t, environments), 0o644)
+	must.Write(t, program, script, 0o755)
 	t.Setenv("NIX_SANDBOX_MCP_SERVER", program)
 }
 
@@ -168,9 +162,7 @@ func TestMachine_Files(t *testing.T) {
 		t.Fatalf("answer %+v", answer)
 	}
 	var read struct{ Contents []struct{ Text string } }
-	if err := json.Unmarshal(c.Request("resources/read", map[string]any{"uri": answer.Content[1].URI}).Result, &read); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(c.Request("resources/read", map[string]any{"uri": answer.Content[1].URI}).Result, &read))
 	if len(read.Contents) != 1 || read.Contents[0].Text != "a,b\n" {
 		t.Errorf("read %+v", read)
 	}

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"maps"
 	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // Metadata is the server's metadata with the environments, and with
@@ -18,10 +20,7 @@ func MetadataWith(t testing.TB, environments map[string]map[string]any, others m
 	t.Helper()
 	settings := Settings(others)
 	settings["environments"] = environments
-	text, err := json.Marshal(settings)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(json.Marshal(settings))(t)
 	return string(text)
 }
 

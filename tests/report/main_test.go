@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // module has a package for each way in which `go test` can end.
@@ -45,12 +47,8 @@ func TestReport_GoTest(t *testing.T) {
 	folder := t.TempDir()
 	for name, text := range module {
 		path := filepath.Join(folder, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must.Do(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 	for name, want := range map[string]struct {
 		counts   string
@@ -115,13 +113,8 @@ func report(t *testing.T, output string) (counts string, verdicts []string, reas
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "summary")
 	var text strings.Builder
-	if err := run([]string{path}, strings.NewReader(output), &text); err != nil {
-		t.Fatal(err)
-	}
-	summary, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, run([]string{path}, strings.NewReader(output), &text))
+	summary := must.Get(os.ReadFile(path))(t)
 	head, reasons, _ := strings.Cut(string(summary), "\n\n")
 	lines := strings.Split(head, "\n")
 	return lines[0], lines[1:], reasons, text.String()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // attached is an agent that carries one program to the test.
@@ -33,9 +34,7 @@ func attachTo(t *testing.T, first frame.Request, words ...string) *attached {
 		t.Fatal(err)
 	}
 	cmd.Stderr = &a.stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	end := time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
 	t.Cleanup(func() { end.Stop() })
 	a.frames = frame.NewWriter(a.in)
@@ -45,9 +44,7 @@ func attachTo(t *testing.T, first frame.Request, words ...string) *attached {
 
 func (a *attached) send(r frame.Request) {
 	a.t.Helper()
-	if err := a.frames.Write(r); err != nil {
-		a.t.Fatal(err)
-	}
+	must.Do(a.t, a.frames.Write(r))
 }
 
 // reads waits until the program has written a text.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // Limits of these tests. Code bounds itself as well: at twice the memory, and
@@ -123,18 +124,10 @@ func TestFilesAboveTheLimitEndTheSandbox(t *testing.T) {
 	cmd := jailed(t, append(append([]string{"serve"}, limited...), "@bash")...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stdin := must.Get(cmd.StdinPipe())(t)
 	defer stdin.Close()
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stdout := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
 	end := time.AfterFunc(30*time.Second, func() { _ = cmd.Process.Kill() })
 	defer end.Stop()
 	if err := frame.NewWriter(stdin).Write(frame.Request{

@@ -16,6 +16,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/agenttest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/jailtest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 func TestMain(m *testing.M) { os.Exit(jailtest.Main(m)) }
@@ -109,20 +110,13 @@ func TestRun_PassesSignalsOn(t *testing.T) {
 			t.Parallel()
 			cmd := agentCommand(t, "run", "@bash")
 			cmd.Stdin = strings.NewReader(code)
-			out, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			out := must.Get(cmd.StdoutPipe())(t)
+			must.Do(t, cmd.Start())
 			var ready [6]byte
 			if _, err := out.Read(ready[:]); err != nil {
 				t.Fatal(err)
 			}
-			if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, cmd.Process.Signal(unix.SIGTERM))
 			_ = cmd.Wait()
 			if got := cmd.ProcessState.ExitCode(); got != want {
 				t.Errorf("status %d, want %d", got, want)
@@ -134,14 +128,9 @@ func TestRun_PassesSignalsOn(t *testing.T) {
 // A signal ends run also while it waits for code.
 func TestRun_EndsWithoutCode(t *testing.T) {
 	cmd := agentCommand(t, "run", "@bash")
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stdin := must.Get(cmd.StdinPipe())(t)
 	defer stdin.Close()
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	for cmd.ProcessState == nil {
 		// It may not listen yet: then the signal ends it just so.
 		time.Sleep(200 * time.Millisecond)
@@ -157,21 +146,14 @@ func TestRun_EndsWithoutCode(t *testing.T) {
 func TestRun_EndsWhileItsInterpreterLoads(t *testing.T) {
 	cmd := agentCommand(t, "run", "@python=sh", "-c", "echo loading; exec sleep 99", "sh")
 	cmd.Stdin = strings.NewReader("1")
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
 	end := time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
 	defer end.Stop()
 	if _, err := out.Read(make([]byte, 16)); err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Process.Signal(unix.SIGTERM))
 	_ = cmd.Wait()
 	if got := cmd.ProcessState.ExitCode(); got != 143 {
 		t.Errorf("status %d, want 143", got)
@@ -193,10 +175,7 @@ func TestUsage_IsPartOfTheError(t *testing.T) {
 func TestCompiledDriver(t *testing.T) {
 	for _, name := range agenttest.Interpreters(t) {
 		t.Run(name, func(t *testing.T) {
-			text, err := os.ReadFile(filepath.Join(agenttest.Folder(t, name), "interpreter.json"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := must.Get(os.ReadFile(filepath.Join(agenttest.Folder(t, name), "interpreter.json")))(t)
 			var known struct {
 				Compile struct {
 					Program   string
@@ -205,9 +184,7 @@ func TestCompiledDriver(t *testing.T) {
 				Driver   map[string]any
 				Language struct{ Probe string }
 			}
-			if err := json.Unmarshal(text, &known); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, json.Unmarshal(text, &known))
 			if known.Compile.Program == "" {
 				t.Skip("nothing is compiled")
 			}
@@ -219,9 +196,7 @@ func TestCompiledDriver(t *testing.T) {
 				t.Fatalf("%v: %s", err, out)
 			}
 			known.Driver["program"] = known.Compile.Program
-			if text, err = json.Marshal(known.Driver); err != nil {
-				t.Fatal(err)
-			}
+			text = must.Get(json.Marshal(known.Driver))(t)
 			run := func() string {
 				cmd := agentCommand(t, append([]string{"run", "--driver", folder}, command...)...)
 				cmd.Stdin = strings.NewReader(known.Language.Probe)
@@ -230,19 +205,11 @@ func TestCompiledDriver(t *testing.T) {
 			}
 			write := func(path string, text []byte) {
 				t.Helper()
-				if err := os.WriteFile(path, text, 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(path, text, 0o644))
 			}
-			code, err := os.ReadFile(compiled)
-			if err != nil {
-				t.Fatal(err)
-			}
+			code := must.Get(os.ReadFile(compiled))(t)
 			write(filepath.Join(folder, "driver.json"), text)
-			original, err := os.ReadFile(source)
-			if err != nil {
-				t.Fatal(err)
-			}
+			original := must.Get(os.ReadFile(source))(t)
 			// Without its text, only the compiled driver can have run.
 			os.Remove(source)
 			if got := run(); got != "42\n" {
@@ -271,19 +238,11 @@ type session struct {
 func serve(t *testing.T, args ...string) *session {
 	t.Helper()
 	cmd := jailed(t, append([]string{"serve"}, args...)...)
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stdin := must.Get(cmd.StdinPipe())(t)
+	stdout := must.Get(cmd.StdoutPipe())(t)
 	var log bytes.Buffer
 	cmd.Stderr = &log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	t.Cleanup(func() {
 		stdin.Close()
 		end := time.AfterFunc(20*time.Second, func() {
@@ -314,9 +273,7 @@ func (s *session) run(code string, timeout time.Duration, keep bool) (stdout str
 	}
 	for {
 		var r frame.Reply
-		if err := s.in.Read(&r); err != nil {
-			s.t.Fatal(err)
-		}
+		must.Do(s.t, s.in.Read(&r))
 		switch {
 		case r.Type == frame.Output && r.Stream == frame.Stdout:
 			stdout += r.Data
@@ -405,8 +362,6 @@ func TestCode_CannotKillTheAgent(t *testing.T) {
 func BenchmarkStart(b *testing.B) {
 	path := jailtest.Agent(b)
 	for b.Loop() {
-		if err := exec.Command(path, "run", "--pipe", "true").Run(); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, exec.Command(path, "run", "--pipe", "true").Run())
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
@@ -29,10 +30,7 @@ func TestMain(m *testing.M) {
 // serverCommand returns the command with exactly these variables.
 func serverCommand(t testing.TB, args []string, variables ...string) *exec.Cmd {
 	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	exe := must.Get(os.Executable())(t)
 	cmd := exec.Command(exe, args...)
 	cmd.Env = append([]string{asServer + "=1", "GORACE=atexit_sleep_ms=0", "NIX_SANDBOX_DIR=" + t.TempDir()}, variables...)
 	return cmd
@@ -190,19 +188,11 @@ func TestServer_EndsAfterSignal(t *testing.T) {
 // kill the server before it has ended its sandboxes.
 func TestServer_EndsWithItsReader(t *testing.T) {
 	cmd := serverCommand(t, []string{"--stdio"}, "NIX_SANDBOX_METADATA="+mcptest.Metadata(t, mcptest.Artifacts(t)))
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	in := must.Get(cmd.StdinPipe())(t)
+	out := must.Get(cmd.StdoutPipe())(t)
 	log := &mcptest.Log{}
 	cmd.Stderr = log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	const call = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"run","arguments":{"env":"bash","code":"sleep 99","session":"s"}}}` + "\n"
 	if _, err := io.WriteString(in, call); err != nil {
 		t.Fatal(err)

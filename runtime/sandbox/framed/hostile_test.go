@@ -194,15 +194,10 @@ func hostile(as string) {
 // program is a program that takes a role as an agent.
 func program(t *testing.T, as string) string {
 	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	exe := must.Get(os.Executable())(t)
 	path := filepath.Join(t.TempDir(), "session-run")
 	text := fmt.Sprintf("#!/bin/sh\n%s='%s' GORACE=atexit_sleep_ms=0 exec '%s'\n", role, as, exe)
-	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(text), 0o755))
 	return path
 }
 
@@ -326,10 +321,7 @@ func TestHostileResult(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	result, err := s.Execute(t.Context(), sandbox.Request{Timeout: 5 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	result := must.Get(s.Execute(t.Context(), sandbox.Request{Timeout: 5 * time.Second}))(t)
 	if len(result.Files) != 1 || result.Files[0].Path != "/workspace/outputs/good" {
 		t.Errorf("files %+v", result.Files)
 	}
@@ -345,10 +337,7 @@ func TestLargestOutput(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	result, err := s.Execute(t.Context(), sandbox.Request{Timeout: 10 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	result := must.Get(s.Execute(t.Context(), sandbox.Request{Timeout: 10 * time.Second}))(t)
 	if len(result.Stdout.Head) != mostOutput {
 		t.Errorf("%d bytes of output, %d cut", len(result.Stdout.Head), result.Stdout.Cut)
 	}
@@ -516,15 +505,10 @@ func TestEndsWithItsStarter(t *testing.T) {
 	cmd := exec.Command(os.Args[0])
 	// The end of its input does not end this agent.
 	cmd.Env = []string{role + "=" + starter, toStart + "=" + program(t, "does not read")}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
 	var pid int
-	_, err = fmt.Fscan(out, &pid)
+	_, err := fmt.Fscan(out, &pid)
 	alive := err == nil && syscall.Kill(pid, 0) == nil
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
@@ -539,9 +523,7 @@ func TestEnvironment(t *testing.T) {
 	t.Setenv("SECRET_OF_THE_HOST", "1")
 	script := filepath.Join(t.TempDir(), "session-run")
 	text := "#!/bin/sh\n/usr/bin/env >&2\n/bin/grep SigIgn /proc/self/status >&2\n"
-	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(script, []byte(text), 0o755))
 	l := New(silent(), Options{})
 	defer l.Close(time.Second)
 	_, failure := l.Start(t.Context(), sandbox.Spec{Exec: script, Project: sandbox.Project{Dir: "/p"}})
@@ -549,10 +531,7 @@ func TestEnvironment(t *testing.T) {
 		t.Fatal("it started")
 	}
 	// What these tests were started to ignore, as by nohup, the launched ignore.
-	status, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	status := must.Get(os.ReadFile("/proc/self/status"))(t)
 	_, ignored, _ := strings.Cut(string(status), "SigIgn:")
 	for _, want := range []string{"PROJECT_DIR=/p", "SigIgn: " + strings.Fields(ignored)[0]} {
 		if !strings.Contains(failure.Error(), want) {

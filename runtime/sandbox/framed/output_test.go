@@ -9,15 +9,14 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 func collect(t *testing.T, replies ...frame.Reply) *output {
 	t.Helper()
 	o := &output{}
 	for _, reply := range replies {
-		if err := o.add(reply); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, o.add(reply))
 	}
 	return o
 }
@@ -81,9 +80,7 @@ func TestProgress_NewestLine(t *testing.T) {
 			got := ""
 			o := &output{progress: func(line string) { got = line }}
 			for _, reply := range test.replies {
-				if err := o.add(reply); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, o.add(reply))
 			}
 			if got != test.want {
 				t.Errorf("newest %q, want %q", got, test.want)
@@ -123,9 +120,7 @@ func FuzzOutput(f *testing.F) {
 				if i == 1 && len(rest)%2 == 0 {
 					continue
 				}
-				if err := o.add(gap(stream, data, skipped)); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, o.add(gap(stream, data, skipped)))
 				total += int64(len(data)) + skipped
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // Whatever bytes a sandbox writes: reading them ends, and what reaches the
@@ -14,9 +15,7 @@ func FuzzStream(f *testing.F) {
 		var stream bytes.Buffer
 		w := frame.NewWriter(&stream)
 		for _, reply := range replies {
-			if err := w.Write(reply); err != nil {
-				f.Fatal(err)
-			}
+			must.Do(f, w.Write(reply))
 		}
 		return stream.Bytes()
 	}
