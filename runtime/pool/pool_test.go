@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"sync"
@@ -15,6 +14,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
 )
 
 // fixture is a pool in front of a machine of this process. Its time is a
@@ -349,9 +349,7 @@ func TestFailures_AreRetriedMoreAndMoreSeldom(t *testing.T) {
 // With a machine that fails now and then, every call is answered, with a
 // sandbox or an error.
 func TestFailures_NowAndThen(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	machine := &sandboxtest.Machine{StartTime: time.Second, FailureRate: 0.3, Rand: rand.New(rand.NewPCG(seed, 1))}
+	machine := &sandboxtest.Machine{StartTime: time.Second, FailureRate: 0.3, Rand: seed.New(t)}
 	inBubble(t, machine, func(t *testing.T, f *fixture) {
 		f.keep(3, "a", "b")
 		f.Fill()

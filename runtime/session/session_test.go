@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +18,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
 )
 
 // fixture is a Manager over a machine of this process. Its time is a bubble's.
@@ -134,15 +134,14 @@ func TestSession_HasOneEnvironment(t *testing.T) {
 // Calls run in the order of their tickets, whatever order their goroutines
 // run in.
 func TestTickets_DecideTheOrder(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
+	random := seed.New(t)
 	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
 		var tickets []*call.Ticket
 		for range 50 {
 			tickets = append(tickets, f.Enqueue(call.Key{ID: "a"}))
 		}
 		var calls sync.WaitGroup
-		for _, i := range rand.New(rand.NewPCG(seed, 0)).Perm(len(tickets)) {
+		for _, i := range random.Perm(len(tickets)) {
 			calls.Go(func() {
 				if _, err := f.do(t.Context(), tickets[i], fmt.Sprintf("sleep 0.1; order=$order.%d", i)); err != nil {
 					t.Error(err)
