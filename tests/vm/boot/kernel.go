@@ -19,6 +19,7 @@ var wanted = []string{
 	"virtio_mmio", "virtio_blk", "virtio_console",
 	"crc32c_intel", "erofs", "overlay", "fuse",
 	"algif_hash", "vsock", "vsock_loopback",
+	"unix_diag", "inet_diag", "tcp_diag", "udp_diag",
 }
 
 // A kernel is an unpacked kernel package.
