@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -172,7 +173,11 @@ func TestRun_CutsLargeOutput(t *testing.T) {
 		if answer.IsError || len(answer.Text()) > limit+500 {
 			t.Errorf("%s: %d bytes, error %v", name, len(answer.Text()), answer.IsError)
 		}
-		if !strings.Contains(answer.Text(), "100.0 MB of output cut; ") && !strings.Contains(answer.Text(), "99.9 MB of output cut; ") || answer.Fact("truncated") != true {
+		cut := regexp.MustCompile(`\[(100\.0|99\.9) MB of output cut; `)
+		if name == "not text" { // with carriage returns that write over a part of it
+			cut = regexp.MustCompile(`\[[0-9.]+ MB of output cut; `)
+		}
+		if !cut.MatchString(answer.Text()) || answer.Fact("truncated") != true {
 			t.Errorf("%s: it does not say what was cut: %q", name, answer.Text()[max(0, len(answer.Text())-300):])
 		}
 		if name != "not text" && (!strings.Contains(answer.Text(), "begin\nxxx") || !strings.Contains(answer.Text(), "xxx\nend\n")) {
