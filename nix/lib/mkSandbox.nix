@@ -91,15 +91,28 @@ let
         '';
       };
 
+      # Of from_shell, or what the wrapper found of a project's shell.
       shellVariables =
         if given.from_shell == null then
           null
         else
-          import ./shellVariables.nix {
-            shell = given.from_shell;
-            programs = environment;
-            except = lib.attrNames variables;
-          };
+          pkgs.runCommandLocal "sandbox-variables"
+            {
+              found =
+                given.from_shell.sandboxVariables or (import ./shellVariables.nix {
+                  builder = builtins.readFile ./shellVariables.sh;
+                  shell = given.from_shell;
+                });
+              programs = "${environment}/bin";
+              except = lib.attrNames variables;
+            }
+            ''
+              while IFS= read -r -d "" variable; do
+                [[ " $except " != *" ''${variable%%=*} "* ]] || continue
+                case $variable in PATH=*) variable=PATH=$programs:''${variable#PATH=} ;; esac
+                printf '%s\0' "$variable"
+              done < $found > $out
+            '';
 
       # A shell's variables come with the PATH.
       variables =

@@ -100,7 +100,7 @@ let
   # With a config and overlays given, nixpkgs reads neither from the home of who
   # starts the server.
   start = pkgs.writeText "start.nix" ''
-    { config ? null, base ? "/", folder ? null }@args:
+    { config ? null, base ? "/", variables ? null }@args:
     (import ${source}/nix {
       pkgs = import ${packages} {
         system = "${pkgs.stdenv.hostPlatform.system}";
@@ -108,6 +108,16 @@ let
         overlays = [ ];
       };
     }).start args
+  '';
+
+  # A function that the wrapper gives to the evaluation of a project's flake,
+  # which reads no other file: a shell -> the derivation of its variables.
+  variablesOf = pkgs.writeText "shell-variables.nix" ''
+    shell:
+    ((${builtins.readFile ./shellVariables.nix}) {
+      inherit shell;
+      builder = ${quote (builtins.readFile ./shellVariables.sh)};
+    }).drvPath
   '';
 
   # A file's text with each @word@ that there is a value for replaced by it.
@@ -219,6 +229,10 @@ let
               prepare = "${../wrapper/start.sh}";
               checker = "${../wrapper/check.sh}";
               builder = "${../wrapper/build.sh}";
+              confine = "${../wrapper/project.sh}";
+              bubblewrap = lib.getExe' pkgs.bubblewrap "bwrap";
+              variablesOf = "${variablesOf}";
+              system = pkgs.stdenv.hostPlatform.system;
               runtime = lib.getExe programs.runtime;
             };
             meta = {

@@ -6,13 +6,14 @@
 # processors, the attributes that stdenv acts on. So the result is the same
 # wherever it is built. The shellHook does not run: it is meant for an
 # interactive shell and may do anything.
+#
+# This needs nothing but its arguments, so that the wrapper can give its text to
+# an evaluation that may read no other file.
 {
+  # The text of shellVariables.sh.
+  builder,
   # What mkShell gives.
   shell,
-  # The package whose programs come first on the PATH.
-  programs,
-  # Names of variables that the sandbox sets itself.
-  except,
 }:
 derivation (
   # These hold for what the derivation builds, and not for its variables.
@@ -27,13 +28,11 @@ derivation (
     "outputHashMode"
   ]
   // {
-    name = "sandbox-variables";
+    name = "sandbox-shell-variables";
     outputs = [ "out" ];
     args = [
       "-e"
-      ./shellVariables.sh
+      (builtins.toFile "shellVariables.sh" builder)
     ];
-    sandboxPrograms = "${programs}/bin";
-    sandboxExcept = toString except;
   }
 )

@@ -4,7 +4,7 @@
 # 2.9 names by its path outside of the build.
 [ -e "${NIX_ATTRS_SH_FILE:-}" ] || NIX_ATTRS_SH_FILE=$PWD/.attrs.sh
 if [ -e "$NIX_ATTRS_SH_FILE" ]; then . "$NIX_ATTRS_SH_FILE"; fi
-programs=$sandboxPrograms except=" $sandboxExcept " result=${out:-${outputs[out]}}
+result=${out:-${outputs[out]}}
 # stdenv would have programs search for libraries in the folder of this file.
 NIX_NO_SELF_RPATH=1
 . "$stdenv/setup"
@@ -12,7 +12,6 @@ set +eu
 
 # These come from stdenv, whatever the shell's packages bring.
 env=$(type -P env) sort=$(type -P sort)
-PATH=$programs:$PATH
 : > "$result"
 # Not `compgen -e`: nixpkgs builds with a bash that has no readline, and hence
 # no compgen.
@@ -26,11 +25,10 @@ while IFS= read -r -d '' variable; do
     SOURCE_DATE_EPOCH) continue ;;
     # stdenv acts on these.
     allowSubstitutes | args | buildCommand* | builder | cmakeFlags | configureFlags | name | out | outputs) continue ;;
-    passAsFile | patches | phases | pname | preferLocalBuild | sandboxExcept | sandboxPrograms | src | srcs | stdenv) continue ;;
+    passAsFile | patches | phases | pname | preferLocalBuild | src | srcs | stdenv) continue ;;
     strictDeps | system | userHook | version | __*) continue ;;
     *Hook | *Inputs | *Phase | deps[A-Z]* | do*Check | dont[A-Z]* | enableParallel* | mesonFlags | output[A-Z]* | shellHook) continue ;;
   esac
-  [[ $except != *" $name "* ]] || continue
   # stdenv sets these, whatever the shell says.
   case $name=$value in
     *"$NIX_BUILD_TOP"* | *=/no-cert-file.crt | TZ=UTC) continue ;;

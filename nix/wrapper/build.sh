@@ -11,6 +11,15 @@ parallel=4
 # shown: how many lines of Nix's error are kept for the caller's answer.
 shown=20
 
+. "$confine"
+
+# Nix before 2.20 asks git about checkouts, whose settings name programs to
+# start: an unpacked archive can bring such settings.
+n=${GIT_CONFIG_COUNT:-0}
+export GIT_CONFIG_COUNT=$((n + 2)) \
+  "GIT_CONFIG_KEY_$n=core.fsmonitor" "GIT_CONFIG_VALUE_$n=false" \
+  "GIT_CONFIG_KEY_$((n + 1))=core.hooksPath" "GIT_CONFIG_VALUE_$((n + 1))=/dev/null"
+
 # logged NAME COMMAND...: runs a command, copies its output to standard error,
 # and leaves the last lines in $private/.NAME.log.
 logged() {
@@ -18,7 +27,9 @@ logged() {
   shift
   "$@" 2>&1 </dev/null | {
     local line last=()
-    while IFS= read -r line; do
+    # A project's flake can print what it likes.
+    while IFS= read -r -n 4096 line || [ -n "$line" ]; do
+      line=${line//[[:cntrl:]]/}
       # nixpkgs has thousands of these lines.
       [[ $line != 'evaluating file '* ]] || continue
       printf 'nix-sandbox-mcp: %s: %s\n' "$name" "$line" >&2
@@ -78,7 +89,7 @@ nix_build() { nice -n 10 nix --extra-experimental-features 'nix-command flakes' 
 
 # one INDEX: builds one environment.
 one() {
-  local kind=${kinds[$1]} name=${names[$1]} value=${values[$1]} base=${bases[$1]:-/} root
+  local kind=${kinds[$1]} name=${names[$1]} value=${values[$1]} base=${bases[$1]:-/} root variables problem
   case $kind in
     reference | sandbox)
       root "$base $value"
@@ -101,11 +112,16 @@ one() {
       fi
       ;;
     project)
-      root "$value project"
-      if logged "$name" nix_build --impure --out-link "$root" -f "$start_nix" --argstr folder "$value" project; then
-        ready "$name" "$name" "$root"
+      problem=
+      if evaluate_project "$name" "$value"; then
+        root "$value project"
+        if logged "$name" confined_build --impure --out-link "$root" -f "$start_nix" --argstr variables "$variables" project; then
+          ready "$name" "$name" "$root"
+        else
+          failed "$name"
+        fi
       else
-        failed "$name"
+        failed "$name" ${problem:+"$problem"}
       fi
       ;;
   esac

@@ -10,8 +10,8 @@
   # A configuration file, for which `base` is the folder of relative references.
   config ? null,
   base ? "/",
-  # The folder of a project.
-  folder ? null,
+  # The derivation of a project's variables, which project.sh had evaluated.
+  variables ? null,
 }:
 let
   read = toml.start {
@@ -52,6 +52,7 @@ in
 
   inherit (read) environments;
 
-  # The project's own shell.
-  project = project.make { project = folder; };
+  # The project's own shell. Of a file that ends in .drv, import reads what it
+  # builds, and evaluates nothing.
+  project = project.ofVariables (import variables);
 }

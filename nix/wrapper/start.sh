@@ -6,7 +6,8 @@
 # The wrapper sets these variables: $server (a name that no other server has),
 # $tools (a folder of programs), $start_nix (default.nix with its package set, or
 # empty if the server was made with buildAtStart = false), $builder (build.sh),
-# $project (the project's folder, if PROJECT_DIR is unset).
+# $project (the project's folder, if PROJECT_DIR is unset), $confine (project.sh)
+# and what that needs: $bubblewrap, $variables_of and $system.
 #
 # This sets for the runtime, which the wrapper then executes:
 #

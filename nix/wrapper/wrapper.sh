@@ -38,6 +38,7 @@ case "$needs_environments$NIX_SANDBOX_ENVS${NIX_SANDBOX_CONFIG-}${PROJECT_USE_FL
   *)
     out=@out@
     server=${out##*/} tools=@tools@ start_nix=@start@ builder=@builder@
+    confine=@confine@ bubblewrap=@bubblewrap@ variables_of=@variablesOf@ system=@system@
     . @prepare@
     start
     ;;

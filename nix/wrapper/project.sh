@@ -1,0 +1,272 @@
+# shellcheck shell=bash
+# Evaluates the flake of a project, whose author is not trusted. build.sh sources
+# this for PROJECT_USE_FLAKE, and defines logged and $cache.
+#
+# Two things keep the author from the user's files, variables and network:
+#
+# 1. Nix evaluates the flake purely: it reads the flake and its locked inputs,
+#    and fetches only what has a hash. It builds nothing for the evaluation
+#    (import from derivation), takes no settings from the flake (nixConfig), and
+#    updates no lock file.
+# 2. That Nix, and the git that it starts, run in a jail: they see the checkout
+#    read-only, the store, their own programs and settings, and a home of this
+#    project alone. Of the checkout's git settings they see those that no program
+#    is started for.
+#
+# What comes out is the path of a derivation. Nix builds it like any other, in
+# its own sandbox, which is required here.
+
+# lists of what the jail shows of the host, where it exists.
+shown_folders=(/usr /bin /lib /lib32 /lib64 /sbin)
+shown_settings=(
+  /etc/alternatives /etc/ca-certificates /etc/crypto-policies /etc/gai.conf /etc/host.conf /etc/hosts
+  /etc/ld.so.cache /etc/ld.so.conf /etc/ld.so.conf.d /etc/nix /etc/nsswitch.conf /etc/pki /etc/protocols
+  /etc/resolv.conf /etc/services /etc/ssl /etc/static
+)
+# passed: the variables that Nix acts on. A derivation can ask for any variable
+# of the process that builds it (impureEnvVars), so nothing else is left there.
+passed=' PATH HOME USER LOGNAME LANG LC_ALL TMPDIR XDG_CACHE_HOME XDG_CONFIG_DIRS XDG_CONFIG_HOME XDG_DATA_HOME
+ XDG_STATE_HOME NIX_CONF_DIR NIX_REMOTE NIX_SSL_CERT_FILE NIX_USER_CONF_FILES SSL_CERT_FILE SSH_AUTH_SOCK
+ http_proxy https_proxy ftp_proxy all_proxy no_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY NO_PROXY '
+
+# forget: removes all other variables from those of this shell's programs.
+forget() {
+  local entry
+  while IFS= read -r -d '' entry; do
+    entry=${entry%%=*}
+    [[ $passed =~ [[:space:]]"$entry"[[:space:]] || ! $entry =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] || export -n "$entry"
+  done < <(env -0)
+}
+
+# above NAME FOLDER: prints FOLDER, or the nearest folder above it that has NAME.
+above() {
+  local folder=$2
+  until [ -e "${folder%/}/$1" ]; do
+    [ "$folder" != / ] || return 1
+    folder=${folder%/*} folder=${folder:-/}
+  done
+  printf %s "$folder"
+}
+
+# escaped PATH: prints a path as flake references have it.
+escaped() {
+  local path=$1
+  path=${path//'%'/%25} path=${path//'?'/%3F} path=${path//'#'/%23} path=${path// /%20}
+  printf %s "$path"
+}
+
+# show FOLDER...: adds folders of programs to what the jail shows.
+show() {
+  local folder
+  for folder; do
+    case $folder/ in
+      /nix/* | /usr/*) ;;
+      *) flags+=(--ro-bind "$folder" "$folder") ;;
+    esac
+  done
+}
+
+# confined_build ARGUMENT...: builds with Nix, in its own sandbox and without what
+# a derivation of the project could read or ask for.
+confined_build() {
+  local settings=$private/.nix.conf
+  (
+    forget
+    umask 077
+    printf '%s\n' "${NIX_CONFIG-}" >"$settings"
+    export NIX_USER_CONF_FILES=$settings:${NIX_USER_CONF_FILES:-${XDG_CONFIG_HOME:-$HOME/.config}/nix/nix.conf}
+    nix_build --option sandbox true --option sandbox-fallback false "$@"
+  )
+}
+
+# jailed COMMAND...: runs a command in the jail of $flags.
+jailed() {
+  local memory
+  # 600 s of processor time, and half of the machine's memory, but 4 GiB at least.
+  read -r _ memory _ </proc/meminfo
+  memory=$((memory / 2 > 4194304 ? memory / 2 : 4194304))
+  (
+    forget
+    ulimit -c 0 -t 600 -v $memory
+    exec "$bubblewrap" --args 3 "$@" 3< <(printf '%s\0' "${flags[@]}")
+  )
+}
+
+# repository CHECKOUT: adds git's own folder of a checkout to the jail, with
+# settings that start no program. Fails with a sentence in $problem.
+repository() {
+  local root=$1 git own common key value settings=$home/git-config
+  own=$(readlink -e -- "$root/.git") common=$own
+  problem="the git repository of $root"
+  if [ -f "$own" ]; then
+    # A working tree or a submodule: the folder that is named has to name this
+    # one, so that no project can have another repository shown.
+    IFS= read -r -n 4096 git <"$own"
+    case $git in 'gitdir: '*) git=${git#gitdir: } ;; *) problem+=" has no folder: .git is no file of git's"; return 1 ;; esac
+    case $git in /*) ;; *) git=$root/$git ;; esac
+    own=$(readlink -e -- "$git") && [ -d "$own" ] || { problem+=" is missing: $git does not exist"; return 1; }
+    if [ -f "$own/commondir" ]; then
+      IFS= read -r -n 4096 common <"$own/commondir"
+      case $common in /*) ;; *) common=$own/$common ;; esac
+      common=$(readlink -e -- "$common") && IFS= read -r -n 4096 value <"$own/gitdir" || value=
+      case $value in /*) ;; *) value=$own/$value ;; esac
+      [ "${own%/*}" = "$common/worktrees" ] && [ "$(readlink -e -- "$value")" = "$root/.git" ] || common=
+    else
+      common=$own
+      value=$(git_setting "$own/config" core.worktree)
+      [ "$(cd -- "$own" && readlink -e -- "$value")" = "$root" ] || common=
+    fi
+    [ -n "$common" ] || { problem+=" is $own, which is that of another folder"; return 1; }
+    flags+=(--ro-bind "$common" "$common")
+    case $own/ in "$common"/*) ;; *) flags+=(--ro-bind "$own" "$own") ;; esac
+  elif [[ $own/ != "$root"/* ]] || [ -e "$own/commondir" ]; then
+    problem+=" is another folder's: clone it"
+    return 1
+  fi
+  # Only these are read by a git that starts nothing.
+  : >"$settings"
+  if [ -e "$common/config" ]; then
+    [ -f "$common/config" ] && [ ! -L "$common/config" ] || { problem+=" has settings that are no file"; return 1; }
+    for key in core.{repositoryFormatVersion,bare,worktree,fileMode,symlinks,ignoreCase,autocrlf,eol,sparseCheckout,precomposeUnicode} \
+      extensions.{objectFormat,refStorage,relativeWorktrees}; do
+      value=$(git_setting "$common/config" $key) || continue
+      git_setting "$settings" $key "$value"
+    done
+    flags+=(--ro-bind "$settings" "$common/config")
+  fi
+  if [ -f "$common/objects/info/alternates" ]; then
+    # The objects of a clone with --reference or --shared.
+    while IFS= read -r value; do
+      case $value in /*/objects) flags+=(--ro-bind-try "$value" "$value") ;; esac
+    done < <(head -n 16 -- "$common/objects/info/alternates")
+  fi
+}
+
+# git_setting FILE KEY [VALUE]: prints or writes a setting of a file of git's.
+git_setting() {
+  type -P git >/dev/null || return
+  (cd / && forget && exec git config --file "$1" --no-includes "${@:2}") 2>/dev/null
+}
+
+# evaluate_project NAME FOLDER: evaluates the shell of the project's flake and sets
+# $variables to the derivation of its variables. Fails with a sentence in $problem.
+evaluate_project() {
+  local name=$1 folder root checkout nix git home flags=() reference attribute config value
+  local place="PROJECT_USE_FLAKE: the flake of $2"
+  folder=$(readlink -e -- "$2") || { problem="PROJECT_USE_FLAKE: $2 does not exist: write the path of the project's folder"; return 1; }
+  folder=$(above flake.nix "$folder") || {
+    problem="PROJECT_USE_FLAKE: $2 has no flake.nix in it or above it: write one with devShells.$system.default, or leave PROJECT_USE_FLAKE unset"
+    return 1
+  }
+  root "$2 project"
+  home=${root%/result}/home
+  mkdir -p -- "$home/tmp" "$home/.config/nix"
+  nix=$(readlink -e -- "$(type -P nix)") git=$(type -P git) && git=$(readlink -e -- "$git")
+  flags=(
+    --die-with-parent --new-session --unshare-ipc --unshare-pid --unshare-uts --unshare-cgroup-try
+    --cap-drop ALL --clearenv --proc /proc --dev /dev --size 67108864 --tmpfs /tmp --dir /run
+  )
+  if [ $EUID = 0 ]; then
+    # The project may be another user's, and readable by that user alone.
+    if "$bubblewrap" --bind / / "$tools/true" 2>/dev/null; then
+      flags+=(--cap-add CAP_DAC_READ_SEARCH)
+    else
+      flags+=(--unshare-user)
+    fi
+  fi
+  for value in "${shown_folders[@]}"; do
+    if [ -L "$value" ]; then
+      flags+=(--symlink "$(readlink -- "$value")" "$value")
+    elif [ -d "$value" ]; then
+      flags+=(--ro-bind "$value" "$value")
+    fi
+  done
+  for value in "${shown_settings[@]}"; do
+    root=$(readlink -e -- "$value") && flags+=(--ro-bind "$root" "$value")
+  done
+  show "${nix%/*}" ${git:+"${git%/*}"}
+  if [ -S "${NIX_REMOTE#unix://}" ]; then
+    flags+=(--ro-bind /nix /nix --ro-bind "${NIX_REMOTE#unix://}" "${NIX_REMOTE#unix://}")
+  elif [ "${NIX_REMOTE:-daemon}" = daemon ] && [ -S /nix/var/nix/daemon-socket/socket ]; then
+    flags+=(--ro-bind /nix /nix --setenv NIX_REMOTE daemon)
+  else
+    # Without a daemon, Nix itself writes what it fetches and the derivations.
+    flags+=(--bind /nix /nix)
+  fi
+  # Of a checkout, git's files alone go into the store, and not what lies beside
+  # them untracked, such as secrets; so do Nix's commands.
+  if checkout=$(above .git "$folder") && [ "$checkout" != / ]; then
+    flags+=(--ro-bind "$checkout" "$checkout")
+    repository "$checkout" || { problem="$place: $problem"; return 1; }
+    reference=git+file://$(escaped "$checkout")
+    [ "$checkout" = "$folder" ] || reference+="?dir=$(escaped "${folder#"$checkout"/}")"
+  else
+    flags+=(--ro-bind "$folder" "$folder")
+    reference=path:$(escaped "$folder")
+  fi
+  config=${XDG_CONFIG_HOME:-$HOME/.config}/nix
+  flags+=(--bind "$home" "$home" --ro-bind-try "$config" "$home/.config/nix")
+  for value in $passed; do
+    case $value in
+      HOME | PATH | TMPDIR | USER | LOGNAME | XDG_* | SSH_AUTH_SOCK | NIX_CONF_DIR | NIX_USER_CONF_FILES) ;;
+      *) [ -z "${!value+set}" ] || flags+=(--setenv "$value" "${!value}") ;;
+    esac
+  done
+  for value in NIX_CONF_DIR NIX_SSL_CERT_FILE SSL_CERT_FILE; do
+    case ${!value-} in /*) flags+=(--ro-bind-try "${!value}" "${!value}" --setenv "$value" "${!value}") ;; esac
+  done
+  flags+=(
+    --setenv HOME "$home" --setenv TMPDIR "$home/tmp" --setenv PATH "${nix%/*}${git:+:${git%/*}}:/usr/bin:/bin"
+    --setenv NIX_CONFIG "${NIX_CONFIG-}"
+    # The checkout may be another user's; its settings are not read.
+    --setenv GIT_CONFIG_COUNT 3
+    --setenv GIT_CONFIG_KEY_0 safe.directory --setenv GIT_CONFIG_VALUE_0 '*'
+    --setenv GIT_CONFIG_KEY_1 core.fsmonitor --setenv GIT_CONFIG_VALUE_1 false
+    --setenv GIT_CONFIG_KEY_2 core.hooksPath --setenv GIT_CONFIG_VALUE_2 /dev/null
+    --remount-ro / --chdir "$home"
+  )
+  # Nix would fetch an input that is not locked before it refuses it, so this is
+  # found out without a network.
+  if ! logged "$name" jailed_nix --unshare-net flake metadata --offline "$reference"; then
+    value=$(cat -- "$private/.$name.log" 2>/dev/null)
+    case $value in
+      *"--no-update-lock-file"* | *"unable to download"* | *"fetch"* | *"registries"* | *"program 'git' failed"*)
+        problem="$place has inputs that its flake.lock lacks: write them with \`nix flake lock\` and \`git add\`"
+        ;;
+    esac
+    return 1
+  fi
+  # An older flake has devShell.
+  for attribute in "devShells.$system.default" "devShell.$system"; do
+    problem=
+    if logged "$name" jailed_nix --share-net eval --raw --apply "$(<"$variables_of")" "$reference#$attribute"; then
+      variables=$(<"$private/.$name.out")
+      [[ $variables =~ ^/nix/store/[0-9a-z]{32}-sandbox-shell-variables\.drv$ ]] && return
+      problem="$place has a $attribute that is no shell: write one with mkShell"
+      return 1
+    fi
+    value=$(cat -- "$private/.$name.log" 2>/dev/null)
+    case $value in
+      *"does not provide attribute"*)
+        problem="$place has no devShells.$system.default: write one with mkShell, or leave PROJECT_USE_FLAKE unset"
+        continue
+        ;;
+      *"mport-from-derivation"*)
+        problem="$place needs a build for its evaluation (import from derivation), which is refused to projects: use a flake without that"
+        ;;
+    esac
+    return 1
+  done
+  return 1
+}
+
+# jailed_nix NETWORK COMMAND...: runs Nix on the project's flake, with a network or
+# without. Its output goes to $private/.$name.out.
+jailed_nix() {
+  local network=() arguments=("${@:2}")
+  [ "$1" = --share-net ] || network=("$1")
+  jailed "${network[@]}" nice -n 10 "$nix" --extra-experimental-features 'nix-command flakes' \
+    --option pure-eval true --option allow-import-from-derivation false --option accept-flake-config false \
+    --option eval-cache false "${@:2}" --no-update-lock-file | head -c 4096 >"$private/.$name.out"
+  return "${PIPESTATUS[0]}"
+}
