@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"fmt"
 	"strings"
 	"sync"
 	"unicode/utf8"
@@ -15,14 +16,19 @@ type display struct {
 	other         [][]rune // the main screen while the alternate one is shown
 	row, column   int
 	saved         [2]int
-	wrap          bool         // the next character begins a line
-	modes         map[int]bool // private modes that were set or reset
-	colours       bool         // some are set
-	rest          []byte       // an unfinished sequence
+	wrap          bool            // the next character begins a line
+	modes         map[int]bool    // private modes that were set or reset
+	colours       bool            // some are set
+	left          map[string]bool // other settings that are not as usual
+	cursor        [2]int          // what ESC 7 saved
+	rest          []byte          // an unfinished sequence
+
+	// answer sends what the terminal answers to queries.
+	answer func(string)
 }
 
 func newDisplay(rows, columns int) *display {
-	d := &display{modes: map[int]bool{}}
+	d := &display{modes: map[int]bool{}, left: map[string]bool{}, answer: func(string) {}}
 	d.resize(rows, columns)
 	return d
 }
@@ -61,17 +67,26 @@ func (d *display) String() string {
 	return strings.TrimRight(strings.Join(lines, "\n"), "\n")
 }
 
-// changed returns the private modes that are not as usual, and whether colours are
-// set.
-func (d *display) changed() (modes []int, colours bool) {
+// changed returns what is not as usual: private modes by their numbers, and
+// other settings by their names.
+func (d *display) changed() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	var changed []string
 	for number, on := range d.modes {
 		if on != (number == 25 || number == 7) {
-			modes = append(modes, number)
+			changed = append(changed, fmt.Sprint(number))
 		}
 	}
-	return modes, d.colours
+	for name, left := range d.left {
+		if left {
+			changed = append(changed, name)
+		}
+	}
+	if d.colours {
+		changed = append(changed, "colours")
+	}
+	return changed
 }
 
 func (d *display) Write(data []byte) (int, error) {
@@ -154,14 +169,16 @@ func (d *display) escape(data []byte) int {
 		return 0
 	case ']': // up to BEL or ESC \
 		for i := 2; i < len(data); i++ {
-			if data[i] == '\a' {
-				return i + 1
-			}
-			if data[i] == '\\' && data[i-1] == 0x1b {
+			if data[i] == '\a' || data[i] == '\\' && data[i-1] == 0x1b {
+				d.command(string(data[2:i]))
 				return i + 1
 			}
 		}
 		return 0
+	case '7':
+		d.cursor = [2]int{d.row, d.column}
+	case '8':
+		d.row, d.column = min(d.cursor[0], d.rows-1), min(d.cursor[1], d.columns-1)
 	case '(', ')':
 		if len(data) < 3 {
 			return 0
@@ -171,8 +188,39 @@ func (d *display) escape(data []byte) int {
 	return 2
 }
 
+// command executes an operating system command.
+func (d *display) command(text string) {
+	switch number, _, _ := strings.Cut(text, ";"); number {
+	case "4", "10", "11", "12":
+		d.left["colour "+number] = true
+	case "104", "110", "111", "112":
+		d.left["colour "+number[1:]] = false
+		if number == "104" {
+			d.left["colour 4"] = false
+		}
+	}
+}
+
 // control executes the sequence ESC [ params letter.
 func (d *display) control(params string, letter byte) {
+	switch {
+	case letter == 'u' && strings.HasPrefix(params, ">"):
+		d.left["encoding of keys"] = true
+	case letter == 'u' && params == "<99":
+		d.left["encoding of keys"] = false
+	case letter == 'm' && strings.HasPrefix(params, ">"):
+		d.left["modified keys"] = params != ">4"
+		return
+	case letter == 'q' && strings.HasSuffix(params, " "):
+		d.left["cursor"] = params != "0 "
+	case letter == 'r':
+		d.left["margins"] = params != ""
+		d.row, d.column = 0, 0
+	case letter == 'n' && params == "6":
+		d.answer(fmt.Sprintf("\x1b[%d;%dR", d.row+1, d.column+1))
+	case letter == 't' && params == "21":
+		d.answer("\x1b]ltouch /tmp/pwn\x1b\\")
+	}
 	private := strings.HasPrefix(params, "?")
 	var numbers []int
 	for word := range strings.SplitSeq(strings.TrimPrefix(params, "?"), ";") {
@@ -221,6 +269,10 @@ func (d *display) control(params string, letter byte) {
 			for _, number := range numbers {
 				d.set(number, letter == 'h')
 			}
+			return
+		}
+		for _, number := range numbers {
+			d.left[fmt.Sprint("mode ", number)] = (letter == 'h') != (number == 12)
 		}
 	}
 }

@@ -28,7 +28,8 @@ func openShell(t *testing.T, rows, columns int, args ...string) *user {
 
 // mess is input that leaves the terminal's modes changed, as a full-screen
 // program does that is killed.
-const mess = `printf '\033[?1049h\033[?1000;1006h\033[?25l\033[?1h\033=\033[31;1mmess'; echo made; stty -echo raw` + "\r"
+const mess = `printf '\033[4;20h\033[2;20r\033[>1u\033[>4;2m\033[5 q\033]10;red\a\033]11;red\a\033]4;1;red\a';` +
+	`printf '\033[?1049h\033[?1000;1006h\033[?25l\033[?1h\033=\033[31;1mmess'; echo made; stty -echo raw` + "\r"
 
 func TestShell_RunsCommands(t *testing.T) {
 	u := openShell(t, 24, 80, "bash")
@@ -242,9 +243,29 @@ func TestShell_DropsUnreadInput(t *testing.T) {
 	u.awaitProgram("sleep")
 	u.types("rm -rf important")
 	u.awaitExit()
-	n, err := unix.IoctlGetInt(int(u.terminal.Fd()), unix.TIOCINQ)
-	if err != nil || n != 0 {
-		t.Errorf("%d bytes wait for the next program, %v", n, err)
+	if n := u.unread(); n != 0 {
+		t.Errorf("%d bytes wait for the next program", n)
+	}
+}
+
+// Nor do answers of a terminal that is far away, which come when the shell has
+// ended: not even where earlier answers look like those that are waited for.
+func TestShell_DropsLateAnswers(t *testing.T) {
+	for name, ask := range map[string]string{
+		"title":            `printf '\033[21t'`,
+		"many":             `for i in {1..100}; do printf '\033[21t\033[6n'; done`,
+		"forged positions": `for i in {1..24}; do printf '\033[%d;7H\033[6n' $i; done; printf '\033[21t'`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			u := openShell(t, 24, 80, "bash")
+			u.away = 300 * time.Millisecond
+			u.types(ask + "; exit\r")
+			u.awaitExit()
+			time.Sleep(2 * u.away)
+			if n := u.unread(); n != 0 {
+				t.Errorf("%d bytes wait for the next program", n)
+			}
+		})
 	}
 }
 

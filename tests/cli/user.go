@@ -15,6 +15,7 @@ import (
 
 	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
@@ -42,6 +43,8 @@ type user struct {
 	ended    chan struct{}
 	reading  chan struct{} // closed when readScreen has ended
 	closed   chan struct{} // closed when the terminal is
+	// away is how long the terminal's answers take to the program.
+	away time.Duration
 }
 
 // startOnTerminal starts a program on a new terminal of this size.
@@ -54,6 +57,7 @@ func startOnTerminal(t testing.TB, rows, columns int, cmd *exec.Cmd) *user {
 	u := &user{t: t, cmd: cmd, keys: keys, terminal: terminal, display: newDisplay(rows, columns), ended: make(chan struct{}), reading: make(chan struct{}), closed: make(chan struct{})}
 	u.resize(rows, columns)
 	u.before = u.termios()
+	u.display.answer = u.answers()
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = terminal, terminal, terminal
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	must.Do(t, cmd.Start())
@@ -68,6 +72,28 @@ func startOnTerminal(t testing.TB, rows, columns int, cmd *exec.Cmd) *user {
 		u.close()
 	})
 	return u
+}
+
+// answers returns a function that sends an answer of the terminal to the
+// program, in order and u.away later.
+func (u *user) answers() func(string) {
+	type answer struct {
+		due  time.Time
+		text string
+	}
+	queue := make(chan answer, 1<<10)
+	go func() {
+		for {
+			select {
+			case <-u.closed:
+				return
+			case next := <-queue:
+				time.Sleep(time.Until(next.due))
+				_, _ = io.WriteString(u.keys, next.text)
+			}
+		}
+	}()
+	return func(text string) { queue <- answer{time.Now().Add(u.away), text} }
 }
 
 // readScreen shows what the program writes on the display, until the user closes
@@ -119,6 +145,20 @@ func (u *user) termios() unix.Termios {
 	return *settings
 }
 
+// unread returns how many bytes of input wait for the next program, whether or
+// not they end a line.
+func (u *user) unread() int {
+	u.t.Helper()
+	if _, err := term.MakeRaw(int(u.terminal.Fd())); err != nil {
+		u.t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(int(u.terminal.Fd()), unix.TIOCINQ)
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	return n
+}
+
 // types presses keys.
 func (u *user) types(keys string) {
 	u.t.Helper()
@@ -157,12 +197,8 @@ func (u *user) awaitExit() int {
 	}
 	// readScreen may not have read the last output yet.
 	patience.Wait(u.t, patience.Long, func() string {
-		modes, colours := u.display.changed()
-		return fmt.Sprintf("the terminal is left with modes %v, colours %v", modes, colours)
-	}, func() bool {
-		modes, colours := u.display.changed()
-		return len(modes) == 0 && !colours
-	})
+		return fmt.Sprintf("the terminal is left with %q", u.display.changed())
+	}, func() bool { return len(u.display.changed()) == 0 })
 	status := u.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	if status.Signaled() {
 		return 128 + int(status.Signal())

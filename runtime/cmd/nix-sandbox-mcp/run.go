@@ -112,7 +112,10 @@ func runCode(o runOptions, streams streams, args []string) (int, error) {
 	} else {
 		go feed(p, streams.in) // a read of standard input may last as long as the process
 	}
-	return await(p, limit, signals)
+	status, err := await(p, limit, signals)
+	reset(spec.Stdout)
+	reset(spec.Stderr)
+	return status, err
 }
 
 // await waits for the end of a program, and ends it at its time limit or after a

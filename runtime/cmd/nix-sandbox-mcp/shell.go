@@ -75,19 +75,16 @@ func openShell(env chosen, in, out *os.File, log io.Writer, interpreter bool) (i
 	if err != nil {
 		return 0, err
 	}
+	keys := &keyboard{gone: make(chan struct{})}
 	// Errors must be printed on a terminal that is restored.
-	defer terminal.restore(screen)
+	defer terminal.restore(screen, keys)
 	p, err := interactive.Start(spec)
 	if err != nil {
 		return 0, err
 	}
-	gone := make(chan struct{})
-	go func() { // a read of a terminal cannot be cancelled: it may last as long as the process
-		feed(p, in)
-		close(gone)
-	}()
-	status, err := follow(p, terminal, out, screen, signals, gone)
-	terminal.restore(screen)
+	go keys.feed(p, in)
+	status, err := follow(p, terminal, out, screen, signals, keys)
+	terminal.restore(screen, keys)
 	if text := strings.TrimSpace(logged.String()); text != "" {
 		fmt.Fprintln(visible(log), text)
 	}
@@ -96,7 +93,7 @@ func openShell(env chosen, in, out *os.File, log io.Writer, interpreter bool) (i
 
 // follow waits for the end of a shell, and passes on changes of its terminal's
 // size and signals.
-func follow(p *interactive.Program, terminal *rawTerminal, out *os.File, screen *screen, signals <-chan os.Signal, gone <-chan struct{}) (int, error) {
+func follow(p *interactive.Program, terminal *rawTerminal, out *os.File, screen *screen, signals <-chan os.Signal, keys *keyboard) (int, error) {
 	resized := make(chan struct{}, 1)
 	defer close(resized)
 	go func() {
@@ -118,7 +115,7 @@ func follow(p *interactive.Program, terminal *rawTerminal, out *os.File, screen 
 		select {
 		case <-p.Ended():
 			return p.Wait()
-		case <-gone:
+		case <-keys.gone:
 			p.Kill()
 			_, err := p.Wait()
 			return 128 + int(syscall.SIGHUP), err
@@ -129,7 +126,7 @@ func follow(p *interactive.Program, terminal *rawTerminal, out *os.File, screen 
 				resize()
 			case syscall.SIGTSTP:
 				// Ctrl-Z goes to the shell, so another process sent this signal.
-				terminal.restore(screen)
+				terminal.restore(screen, keys)
 				_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
 			case syscall.SIGCONT:
 				if err := terminal.again(); err != nil {

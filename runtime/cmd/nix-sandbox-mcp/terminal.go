@@ -30,11 +30,12 @@ func sizeOf(file *os.File) frame.Terminal {
 type rawTerminal struct {
 	fd     int
 	before *term.State
+	size   func() frame.Terminal
 }
 
 // makeRaw makes a terminal raw. The caller restores it.
 func makeRaw(file *os.File) (*rawTerminal, error) {
-	r := &rawTerminal{fd: int(file.Fd())}
+	r := &rawTerminal{fd: int(file.Fd()), size: func() frame.Terminal { return sizeOf(file) }}
 	var err error
 	if r.before, err = term.MakeRaw(r.fd); err != nil {
 		return nil, fmt.Errorf("make the terminal raw: %w", err)
@@ -51,9 +52,12 @@ func (r *rawTerminal) again() error {
 }
 
 // restore makes the terminal what it was. It discards input that nobody has
-// read: that was meant for the sandbox, not for the program that reads next.
-func (r *rawTerminal) restore(screen *screen) {
-	screen.restore()
+// read, and answers that are still on their way: they were meant for the
+// sandbox, not for the program that reads next.
+func (r *rawTerminal) restore(screen *screen, keys *keyboard) {
+	if screen.restore() {
+		keys.drain(screen.w, r.size())
+	}
 	_ = term.Restore(r.fd, r.before)
 	_ = unix.IoctlSetInt(r.fd, unix.TCFLSH, unix.TCIFLUSH)
 }

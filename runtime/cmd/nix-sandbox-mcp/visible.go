@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -29,6 +30,17 @@ type filter struct {
 	w io.Writer
 	// held is an unfinished sequence or character.
 	held []byte
+	// coloured says that a colour or the like was set and not reset.
+	coloured bool
+}
+
+// reset ends colours and hidden text that code left set, for what others write
+// after it.
+func reset(w io.Writer) {
+	if f, ok := w.(*filter); ok && f.coloured {
+		f.held, f.coloured = nil, false
+		_, _ = io.WriteString(f.w, "\x1b[0m")
+	}
 }
 
 func (f *filter) Write(data []byte) (int, error) {
@@ -55,6 +67,9 @@ func (f *filter) add(out *bytes.Buffer, b byte) {
 	case len(f.held) == 1:
 	case len(f.held) == 2 && b == '[', len(f.held) > 2 && len(f.held) < maxSequence && parameter(b):
 	case len(f.held) > 2 && bytes.IndexByte([]byte("mKCDG"), b) >= 0:
+		if b == 'm' {
+			f.coloured = string(f.held) != "\x1b[m" && string(f.held) != "\x1b[0m"
+		}
 		out.Write(f.held)
 		f.held = f.held[:0]
 	default:
@@ -71,14 +86,21 @@ func (f *filter) character(out *bytes.Buffer) {
 	switch r, size := utf8.DecodeRune(f.held); {
 	case r == utf8.RuneError && size == 1:
 		f.release(out, string(utf8.RuneError))
-	// U+0080 to U+009F are control characters too: U+009B means ESC [.
-	case r < 0xa0:
+	// U+0080 to U+009F are control characters too: U+009B means ESC [. Format
+	// characters are invisible, and some show text in another order.
+	case r < 0xa0, r == 0x2028, r == 0x2029, unicode.Is(unicode.Cf, r) && !written(r):
 		fmt.Fprintf(out, "<U+%04X>", r)
 		f.held = f.held[:0]
 	default:
 		out.Write(f.held)
 		f.held = f.held[:0]
 	}
+}
+
+// written reports whether a format character belongs to ordinary text: those that
+// join letters and emoji, the soft hyphen, and the visible ones of Arabic.
+func written(r rune) bool {
+	return r == 0x200c || r == 0x200d || r == 0xad || unicode.Is(unicode.Prepended_Concatenation_Mark, r)
 }
 
 // parameter reports whether a byte may be between ESC [ and the final letter.
