@@ -34,7 +34,7 @@ func read(t *testing.T, names []string, contents map[string]string) []string {
 		box.(*sandboxtest.Sandbox).WriteFile(name, []byte(contents[name]))
 		files = append(files, sandbox.File{Path: "/workspace/" + name, Size: int64(len(contents[name]))})
 	}
-	readImages(t.Context(), box, files, 100)
+	readImages(t.Context(), box, files)
 	var found []string
 	for _, file := range files {
 		if file.Content == nil {
@@ -57,11 +57,11 @@ func TestReadImages_OnlyImages(t *testing.T) {
 	contents := map[string]string{
 		"a.png": encoded(t, 2, 2), "A.PNG": encoded(t, 2, 2), "b.jpeg": photo.String(), "c.svg": "<svg/>",
 		"fake.png": "no image at all", "broken.png": "\x89PNG\r\n\x1a\n broken", "empty.png": "",
-		"png.jpg": encoded(t, 1, 1), "wide.png": encoded(t, 8001, 1), "large.svg": strings.Repeat("x", maxImageBytes+1),
-		"bytes.svg": "\xff", "notes.txt": "x",
+		"png.jpg": encoded(t, 1, 1), "wide.png": encoded(t, 8001, 1), "large.png": encoded(t, 2, 2) + strings.Repeat("x", maxImageBytes),
+		"notes.txt": "x",
 	}
 	for name := range contents {
-		want := map[string][]string{"a.png": {"a.png"}, "A.PNG": {"A.PNG"}, "b.jpeg": {"b.jpeg"}, "c.svg": {"c.svg"}}[name]
+		want := map[string][]string{"a.png": {"a.png"}, "A.PNG": {"A.PNG"}, "b.jpeg": {"b.jpeg"}}[name]
 		if diff := cmp.Diff(want, read(t, []string{name}, contents)); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
@@ -84,14 +84,5 @@ func TestReadImages_Bounds(t *testing.T) {
 	}
 	if got := read(t, append(fakes, images...), contents); got != nil {
 		t.Errorf("after %d that are none: %v", maxTries, got)
-	}
-}
-
-// SVG images have at most svgBytes together; the bytes of one that does not fit are
-// left for the next.
-func TestReadImages_SVGBytes(t *testing.T) {
-	contents := map[string]string{"a.svg": strings.Repeat("a", 60), "b.svg": strings.Repeat("b", 60), "c.svg": strings.Repeat("c", 40)}
-	if diff := cmp.Diff([]string{"a.svg", "c.svg"}, read(t, []string{"a.svg", "b.svg", "c.svg"}, contents)); diff != "" {
-		t.Error(diff)
 	}
 }

@@ -387,6 +387,6 @@ func execute(ctx context.Context, box sandbox.Sandbox, c call.Call, grace time.D
 	}
 	// What was written before a cancellation is shown as well, so this does
 	// not end with the call.
-	readImages(context.WithoutCancel(ctx), box, result.Files, c.Env.OutputBytes)
+	readImages(context.WithoutCancel(ctx), box, result.Files)
 	return result, nil
 }

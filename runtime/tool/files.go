@@ -37,7 +37,7 @@ func (a answer) files() (content []mcp.Content, remarks []string) {
 	for _, file := range a.result.Files {
 		switch {
 		case file.Content != nil:
-			content = append(content, imageContent(file))
+			content = append(content, mcp.NewImageContent(base64.StdEncoding.EncodeToString(file.Content), file.Type))
 		case links+len(named) == maxLinks:
 			rest++
 		case a.call.Session == "":
@@ -61,14 +61,6 @@ func (a answer) files() (content []mcp.Content, remarks []string) {
 		remarks = append(remarks, fmt.Sprintf("%d more files in /workspace/outputs", rest))
 	}
 	return content, remarks
-}
-
-// imageContent shows an image. A model's interface takes SVG as text alone.
-func imageContent(file sandbox.File) mcp.Content {
-	if file.Type == "image/svg+xml" {
-		return mcp.NewTextContent(strings.TrimPrefix(file.Path, workspace) + ":\n" + string(file.Content))
-	}
-	return mcp.NewImageContent(base64.StdEncoding.EncodeToString(file.Content), file.Type)
 }
 
 // link returns a file of a session as a resource link.
