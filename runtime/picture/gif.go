@@ -1,29 +1,28 @@
 package picture
 
 import (
+	"bytes"
 	"compress/lzw"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"image/gif"
 	"io"
 )
 
 // viewGIF follows the blocks of a GIF to its trailer, and unpacks its frames.
 func viewGIF(data []byte) error {
-	c := &cursor{data: data}
-	if version := string(c.bytes(6)); version != "GIF87a" && version != "GIF89a" {
-		return errors.New("it does not begin as a GIF does")
+	config, err := gif.DecodeConfig(bytes.NewReader(data))
+	if err != nil {
+		return err
 	}
-	width, height := c.number(2, binary.LittleEndian), c.number(2, binary.LittleEndian)
+	if err := checkSize(config.Width, config.Height, 1); err != nil {
+		return err
+	}
+	c := &cursor{data: data[10:]}
 	flags := c.byte()
 	c.bytes(2)
 	shared := table(c, flags)
-	if c.short {
-		return io.ErrUnexpectedEOF
-	}
-	if err := checkSize(width, height, 1); err != nil {
-		return err
-	}
 	unpacked := 0
 	for {
 		switch kind := c.byte(); {
@@ -42,7 +41,7 @@ func viewGIF(data []byte) error {
 				return io.ErrUnexpectedEOF
 			}
 			switch unpacked += 4 * w * h; {
-			case w < 1 || h < 1 || left+w > width || top+h > height:
+			case w < 1 || h < 1 || left+w > config.Width || top+h > config.Height:
 				return errors.New("a frame is not within the image")
 			case !own && !shared:
 				return errors.New("a frame has no colours")

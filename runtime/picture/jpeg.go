@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"fmt"
+	"image/jpeg"
 	"io"
 )
 
@@ -20,11 +20,16 @@ const (
 // viewJPEG follows the segments of a JPEG to its end. Pixels are not unpacked: a
 // scan that is cut short and yet followed by the end of the image passes.
 func viewJPEG(data []byte) error {
-	c := &cursor{data: data}
-	if c.byte() != 0xff || c.byte() != markerSOI {
-		return errors.New("it does not begin as a JPEG does")
+	// This checks the first header, which comes before the first scan.
+	config, err := jpeg.DecodeConfig(bytes.NewReader(data))
+	if err != nil {
+		return err
 	}
-	frame, scan := false, false
+	if err := checkSize(config.Width, config.Height, 4); err != nil {
+		return err
+	}
+	c := &cursor{data: data[2:]}
+	headers, scan := 0, false
 	for {
 		marker, err := markerJPEG(c)
 		switch {
@@ -37,20 +42,15 @@ func viewJPEG(data []byte) error {
 		case marker == markerTEM || marker >= markerRST0 && marker < markerSOI:
 			continue
 		}
-		body := &cursor{data: c.bytes(c.number(2, binary.BigEndian) - 2)}
+		c.bytes(c.number(2, binary.BigEndian) - 2)
 		if c.short {
 			return io.ErrUnexpectedEOF
 		}
 		switch {
-		case marker == 0xc0 || marker == 0xc1 || marker == 0xc2:
-			if err := frameJPEG(body); err != nil {
-				return err
+		case marker >= 0xc0 && marker < 0xd0 && marker != 0xc4 && marker != 0xc8 && marker != 0xcc:
+			if headers++; headers > 1 {
+				return errors.New("it has more than one header")
 			}
-			frame = true
-		case marker > 0xc2 && marker < 0xd0 && marker != 0xc4 && marker != 0xc8 && marker != 0xcc:
-			return fmt.Errorf("its coding, of marker %#x, is one that hardly anything reads", marker)
-		case marker == markerSOS && !frame:
-			return errors.New("a scan comes before the size")
 		case marker == markerSOS:
 			if scan, err = skipScan(c); err != nil {
 				return err
@@ -77,19 +77,6 @@ func markerJPEG(c *cursor) (int, error) {
 			return marker, nil
 		}
 	}
-}
-
-// frameJPEG reads the size of an image.
-func frameJPEG(body *cursor) error {
-	precision, height, width, components := body.byte(), body.number(2, binary.BigEndian), body.number(2, binary.BigEndian), body.byte()
-	body.bytes(3 * components)
-	switch {
-	case body.short:
-		return io.ErrUnexpectedEOF
-	case precision != 8 || components != 1 && components != 3 && components != 4:
-		return fmt.Errorf("it has %d components of %d bits", components, precision)
-	}
-	return checkSize(width, height, components)
 }
 
 // skipScan goes to the marker that ends a scan, and says whether the scan had

@@ -7,33 +7,26 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"image/png"
 	"io"
 )
 
 const signaturePNG = "\x89PNG\r\n\x1a\n"
 
-// samplesPNG holds the samples of a pixel by colour type, and the depths that
-// they may have, in bits.
-var samplesPNG = map[int]struct {
-	samples int
-	depths  string
-}{
-	0: {1, "\x01\x02\x04\x08\x10"}, // grey
-	2: {3, "\x08\x10"},             // colours
-	3: {1, "\x01\x02\x04\x08"},     // a palette
-	4: {2, "\x08\x10"},             // grey and opacity
-	6: {4, "\x08\x10"},             // colours and opacity
-}
+// samplesPNG holds the samples of a pixel by colour type.
+var samplesPNG = [...]int{0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 
 // viewPNG follows the chunks of a PNG from IHDR to IEND, and unpacks its rows.
 func viewPNG(data []byte) error {
-	c := &cursor{data: data}
-	if string(c.bytes(len(signaturePNG))) != signaturePNG {
-		return errors.New("it does not begin as a PNG does")
+	// This checks the header, and the palette where there has to be one.
+	config, err := png.DecodeConfig(bytes.NewReader(data))
+	if err != nil {
+		return err
 	}
-	var header struct{ width, height, depth, colour, interlace int }
+	c := &cursor{data: data[len(signaturePNG):]}
+	var bits int      // of a pixel
 	var rows [][]byte // the data of IDAT chunks
-	palette, last := false, ""
+	interlaced, last := false, ""
 	for number := 0; ; number++ {
 		kind, body, err := chunkPNG(c)
 		if err != nil {
@@ -44,22 +37,12 @@ func viewPNG(data []byte) error {
 		}
 		switch kind {
 		case "IHDR":
-			if len(body) != 13 || body[10] != 0 || body[11] != 0 || body[12] > 1 {
-				return errors.New("its header is of no known kind")
-			}
-			header.width = int(binary.BigEndian.Uint32(body))
-			header.height = int(binary.BigEndian.Uint32(body[4:]))
-			header.depth, header.colour, header.interlace = int(body[8]), int(body[9]), int(body[12])
-			samples, known := samplesPNG[header.colour]
-			if !known || bytes.IndexByte([]byte(samples.depths), body[8]) < 0 {
-				return fmt.Errorf("it has colour type %d with %d bits", header.colour, header.depth)
-			}
-			if err := checkSize(header.width, header.height, (samples.samples*header.depth+7)/8); err != nil {
+			bits, interlaced = samplesPNG[body[9]]*int(body[8]), body[12] == 1
+			if err := checkSize(config.Width, config.Height, (bits+7)/8); err != nil {
 				return err
 			}
 		case "PLTE":
-			palette = len(body) > 0 && len(body)%3 == 0 && len(body) <= 3*256
-			if !palette {
+			if len(body) == 0 || len(body)%3 != 0 || len(body) > 3*256 {
 				return fmt.Errorf("its palette has %d bytes", len(body))
 			}
 		case "IDAT":
@@ -68,14 +51,10 @@ func viewPNG(data []byte) error {
 			}
 			rows = append(rows, body)
 		case "IEND":
-			switch {
-			case len(rows) == 0:
+			if len(rows) == 0 {
 				return errors.New("it has no rows")
-			case header.colour == 3 && !palette:
-				return errors.New("it has no palette")
 			}
-			bits := samplesPNG[header.colour].samples * header.depth
-			return unpackPNG(rows, header.width, header.height, bits, header.interlace == 1)
+			return unpackPNG(rows, config.Width, config.Height, bits, interlaced)
 		default:
 			if kind[0]&0x20 == 0 { // a capital: nobody can read it who does not know the chunk
 				return fmt.Errorf("it needs the unknown chunk %q", kind)
