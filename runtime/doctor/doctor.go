@@ -23,6 +23,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
@@ -253,10 +254,10 @@ func output(ctx context.Context, environ []string, program string, args ...strin
 	if err := command.Start(); err != nil {
 		return nil, fmt.Errorf("%s does not run: %w", filepath.Base(program), err)
 	}
-	printed, err := io.ReadAll(io.LimitReader(text, maxReport+1))
-	if len(printed) > maxReport {
+	printed, err := bounded.Read(text, maxReport)
+	if err != nil {
 		stop()
-		err = fmt.Errorf("it prints more than %d bytes", maxReport)
+		err = fmt.Errorf("read its output: %w", err)
 	}
 	// Of the two, the reason why it was stopped.
 	if failed := command.Wait(); err == nil {

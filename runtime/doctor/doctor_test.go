@@ -70,7 +70,7 @@ func TestMachine_NamesABrokenCheck(t *testing.T) {
 		"says anything": {"echo no\n", "printed no findings"},
 		"other types":   {`echo '{"findings":[{"name":1}]}'` + "\n", "printed no findings"},
 		"too many":      {"echo '{\"findings\":[" + many + "]}'\n", "printed 33 findings, more than 32"},
-		"endless":       {"exec yes\n", "it prints more than 65536 bytes"},
+		"endless":       {"exec yes\n", "read its output: larger than its limit of 65536 bytes"},
 	} {
 		got := Machine(t.Context(), []registry.Environment{environment(t, "x", "", test.script)})
 		if len(got) != 1 || got[0].OK || !got[0].Needed || got[0].Name != "check of x" || !strings.Contains(got[0].Found, test.want) || got[0].Fix == "" {

@@ -4,14 +4,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/tidwall/gjson"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 )
 
 // Schema is the version of the metadata that this package reads.
@@ -189,17 +189,9 @@ func parse(where, text string) (gjson.Result, error) {
 
 // readFile reads a metadata file of at most maxFile bytes.
 func readFile(path string) ([]byte, error) {
-	file, err := os.Open(path)
+	data, err := bounded.ReadFile(path, maxFile)
 	if err != nil {
 		return nil, fmt.Errorf("read metadata: %w", err)
-	}
-	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
-	if err != nil {
-		return nil, fmt.Errorf("read metadata: %w", err)
-	}
-	if len(data) > maxFile {
-		return nil, fmt.Errorf("%s: larger than %d MiB", path, maxFile>>20)
 	}
 	return data, nil
 }

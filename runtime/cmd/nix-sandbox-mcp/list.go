@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/tidwall/gjson"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
@@ -110,12 +111,7 @@ func listed(set *registry.Set) []row {
 // closureSize is the size of a sandbox's closure in bytes, as its builder
 // measured it, or 0 if it is not known.
 func closureSize(env registry.Environment) int64 {
-	file, err := os.Open(filepath.Join(filepath.Dir(env.Exec), "..", "metadata.json"))
-	if err != nil {
-		return 0
-	}
-	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, maxMetadata))
+	text, err := bounded.ReadFile(filepath.Join(filepath.Dir(env.Exec), "..", "metadata.json"), maxMetadata)
 	if err != nil || !gjson.ValidBytes(text) {
 		return 0
 	}

@@ -1,13 +1,14 @@
 package main
 
 import (
-	"io"
 	"os"
 	"regexp"
 	"runtime/debug"
 	"strings"
 
 	"github.com/tidwall/gjson"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 )
 
 // version is set by the linker. If it is empty, the module's version is used.
@@ -45,15 +46,7 @@ func versionLine() string {
 func revision() string {
 	text := os.Getenv("NIX_SANDBOX_METADATA")
 	if !strings.HasPrefix(strings.TrimSpace(text), "{") {
-		file, err := os.Open(text)
-		if err != nil {
-			return ""
-		}
-		defer file.Close()
-		data, err := io.ReadAll(io.LimitReader(file, maxServerMetadata))
-		if err != nil {
-			return ""
-		}
+		data, _ := bounded.ReadFile(text, maxServerMetadata) // without a file, no commit is known
 		text = string(data)
 	}
 	if !gjson.Valid(text) {
