@@ -1,5 +1,13 @@
 package frame
 
+import "fmt"
+
+// Names of the limits that a sandbox's metadata has.
+const (
+	Memory = "memory_mb"
+	PIDs   = "pids" // processes and threads
+)
+
 // Limits that every sandbox has, of what the kernel keeps for code and charges to
 // no memory limit: names that [Limit] carries beside those of the metadata, and
 // how many there may be.
@@ -10,3 +18,16 @@ const (
 	Terminals    = "terminals" // pseudoterminals, of which a machine has 4,096
 	MaxTerminals = 64
 )
+
+// String says that the limit was crossed.
+func (l Limit) String() string {
+	switch l.Name {
+	case PIDs:
+		return fmt.Sprintf("more than %d processes and threads", l.Value)
+	case FileLocks:
+		return fmt.Sprintf("held more than %d locks on files", l.Value)
+	case Terminals:
+		return fmt.Sprintf("opened more than %d terminals", l.Value)
+	}
+	return fmt.Sprintf("used more than %d MB of memory", l.Value)
+}

@@ -143,9 +143,9 @@ func (r *Reply) long() (string, *string) { return "data", &r.Data }
 // Limit is a limit that the sandbox has crossed, for which all its processes but
 // the agent were killed.
 type Limit struct {
-	Name  string `json:"name"`  // memory_mb or pids
-	Value int64  `json:"value"` // MiB, or processes and threads
-	Used  int64  `json:"used"`  // at that moment, in the same unit
+	Name  string `json:"name"`  // [Memory], [PIDs], [FileLocks] or [Terminals]
+	Value int64  `json:"value"` // MiB, or a number of what the limit counts
+	Used  int64  `json:"used"`  // at that moment, in the same unit, rounded up
 }
 
 // Truncation describes a stream of which something was left out.

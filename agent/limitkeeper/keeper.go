@@ -23,12 +23,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 )
 
-// Names of the limits, as a sandbox's metadata has them.
-const (
-	Memory = "memory_mb"
-	Tasks  = "pids"
-)
-
 // Limits are what a sandbox may use; 0 is no limit.
 type Limits struct {
 	Memory int64 // bytes, in processes and in files together
@@ -47,36 +41,10 @@ type Usage struct {
 // them, in bytes.
 func (u Usage) Memory() int64 { return u.Processes + u.Files + u.Kernel.Bytes }
 
-// Crossing says which limit was crossed.
+// Crossing is a limit that was crossed, and all that was used at that moment.
 type Crossing struct {
-	Limit string // [Memory], [Tasks], or a name of package frame
-	Value int64  // the limit: MiB, or a number of what the limit counts
+	frame.Limit
 	Usage Usage
-}
-
-// Used is what was used of the limit, in the unit of Value, rounded up.
-func (c Crossing) Used() int64 {
-	switch c.Limit {
-	case Memory:
-		return (c.Usage.Memory() + 1<<20 - 1) >> 20
-	case frame.FileLocks:
-		return int64(c.Usage.Kernel.Locks)
-	case frame.Terminals:
-		return int64(c.Usage.Kernel.Terminals)
-	}
-	return int64(c.Usage.Tasks)
-}
-
-func (c Crossing) String() string {
-	switch c.Limit {
-	case Memory:
-		return fmt.Sprintf("used more than %d MB of memory", c.Value)
-	case frame.FileLocks:
-		return fmt.Sprintf("held more than %d locks on files", c.Value)
-	case frame.Terminals:
-		return fmt.Sprintf("opened more than %d terminals", c.Value)
-	}
-	return fmt.Sprintf("more than %d processes and threads", c.Value)
 }
 
 const (
@@ -241,15 +209,18 @@ func (k *Keeper) measure() (usage Usage, cost time.Duration, err error) {
 
 // crossed returns the limit that a usage crosses.
 func (l Limits) crossed(u Usage) (Crossing, bool) {
+	of := func(name string, value, used int64) (Crossing, bool) {
+		return Crossing{frame.Limit{Name: name, Value: value, Used: used}, u}, true
+	}
 	switch {
 	case l.Memory > 0 && u.Memory() > l.Memory:
-		return Crossing{Limit: Memory, Value: l.Memory >> 20, Usage: u}, true
+		return of(frame.Memory, l.Memory>>20, (u.Memory()+1<<20-1)>>20)
 	case l.Tasks > 0 && u.Tasks > l.Tasks:
-		return Crossing{Limit: Tasks, Value: int64(l.Tasks), Usage: u}, true
+		return of(frame.PIDs, int64(l.Tasks), int64(u.Tasks))
 	case u.Kernel.Locks > frame.MaxFileLocks:
-		return Crossing{Limit: frame.FileLocks, Value: frame.MaxFileLocks, Usage: u}, true
+		return of(frame.FileLocks, frame.MaxFileLocks, int64(u.Kernel.Locks))
 	case u.Kernel.Terminals > frame.MaxTerminals:
-		return Crossing{Limit: frame.Terminals, Value: frame.MaxTerminals, Usage: u}, true
+		return of(frame.Terminals, frame.MaxTerminals, int64(u.Kernel.Terminals))
 	}
 	return Crossing{}, false
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
@@ -23,8 +24,8 @@ func TestKeeper_StopsCodeThatCrossesALimit(t *testing.T) {
 			switch {
 			case r.Crossing == nil:
 				t.Fatalf("it was not stopped: %+v", r)
-			case r.Crossing.Limit != Memory || r.Crossing.Value != memoryLimit>>20:
-				t.Errorf("limit %s of %d, want %s of %d", r.Crossing.Limit, r.Crossing.Value, Memory, memoryLimit>>20)
+			case r.Crossing.Name != frame.Memory || r.Crossing.Value != memoryLimit>>20:
+				t.Errorf("limit %s of %d, want %s of %d", r.Crossing.Name, r.Crossing.Value, frame.Memory, memoryLimit>>20)
 			}
 			if used := r.Crossing.Usage.Memory(); used <= memoryLimit {
 				t.Errorf("stopped at %d bytes, below the limit of %d", used, memoryLimit)
@@ -39,8 +40,8 @@ func TestKeeper_StopsCodeThatCrossesALimit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := inJail(t, name)
-			if r.Crossing == nil || r.Crossing.Limit != Tasks || r.Crossing.Value != taskLimit {
-				t.Fatalf("crossing %+v, want of %s", r.Crossing, Tasks)
+			if r.Crossing == nil || r.Crossing.Name != frame.PIDs || r.Crossing.Value != taskLimit {
+				t.Fatalf("crossing %+v, want of %s", r.Crossing, frame.PIDs)
 			}
 		})
 	}

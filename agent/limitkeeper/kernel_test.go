@@ -151,13 +151,13 @@ func TestCrossed_NamesWhatTheKernelKeeps(t *testing.T) {
 		value, used int64
 	}{
 		{kernelUse{Bytes: 63 << 20, Locks: frame.MaxFileLocks, Terminals: frame.MaxTerminals}, "", 0, 0},
-		{kernelUse{Bytes: 65 << 20}, Memory, 64, 65},
+		{kernelUse{Bytes: 65 << 20}, frame.Memory, 64, 65},
 		{kernelUse{Locks: frame.MaxFileLocks + 1}, frame.FileLocks, 4096, 4097},
 		{kernelUse{Terminals: frame.MaxTerminals + 1}, frame.Terminals, 64, 65},
 	} {
 		c, crossed := limits.crossed(Usage{Kernel: test.use})
-		if crossed != (test.limit != "") || c.Limit != test.limit || c.Value != test.value || crossed && c.Used() != test.used {
-			t.Errorf("%+v: limit %q of %d crossed by %d, want %q of %d by %d", test.use, c.Limit, c.Value, c.Used(), test.limit, test.value, test.used)
+		if crossed != (test.limit != "") || c.Name != test.limit || c.Value != test.value || crossed && c.Used != test.used {
+			t.Errorf("%+v: limit %q of %d crossed by %d, want %q of %d by %d", test.use, c.Name, c.Value, c.Used, test.limit, test.value, test.used)
 		}
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/attempt"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/limitkeeper"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/output"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/workspace"
@@ -299,7 +298,7 @@ func (e *executor) attempt(ctx context.Context, c *call, try *attempt.Attempt, o
 		return end, err
 	}
 	switch crossed := e.takeCrossing(); {
-	case crossed != nil && crossed.Limit == limitkeeper.Memory:
+	case crossed != nil && crossed.Name == frame.Memory:
 		end.Outcome = frame.OutcomeMemory
 	case crossed != nil:
 		end.Outcome = frame.OutcomeLimit

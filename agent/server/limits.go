@@ -17,7 +17,7 @@ const interpreterMemory = 16 << 20
 // too much, and so would stay too much, it ends the sandbox.
 func (s *Server) crossed(c limitkeeper.Crossing) {
 	limit := c.Value << 20
-	if c.Limit == limitkeeper.Memory && c.Usage.Files > limit-min(interpreterMemory, limit/4) {
+	if c.Name == frame.Memory && c.Usage.Files > limit-min(interpreterMemory, limit/4) {
 		s.stop(fmt.Errorf("%v: files in /workspace, /tmp and /dev/shm have %d MB and leave no room for code", c, c.Usage.Files>>20))
 	}
 	s.crossing.Store(&c)
@@ -29,7 +29,7 @@ func (s *Server) crossed(c limitkeeper.Crossing) {
 func (e *executor) takeCrossing() *limitkeeper.Crossing {
 	c := e.crossing.Swap(nil)
 	if c != nil {
-		e.limit = &frame.Limit{Name: c.Limit, Value: c.Value, Used: c.Used()}
+		e.limit = &c.Limit
 	}
 	return c
 }

@@ -137,12 +137,6 @@ const (
 	ByAgent = "watch"  // the agent's limit keeper alone
 )
 
-// Names of the limits that can be crossed, as the metadata has them.
-const (
-	Memory = "memory_mb"
-	PIDs   = "pids"
-)
-
 // Text is a bounded part of a stream: valid UTF-8, and Tail is empty unless
 // Cut bytes are left out between it and Head.
 type Text struct {

@@ -194,15 +194,11 @@ func (a answer) ending() string {
 // crossed says which limit was crossed. The figure is the operator's and not
 // the sandbox's own.
 func (a answer) crossed(limit string) string {
-	switch limit {
-	case sandbox.PIDs:
-		return fmt.Sprintf("more than %d processes and threads", a.call.Env.PIDs)
-	case frame.FileLocks:
-		return fmt.Sprintf("held more than %d locks on files", frame.MaxFileLocks)
-	case frame.Terminals:
-		return fmt.Sprintf("opened more than %d terminals", frame.MaxTerminals)
-	}
-	return fmt.Sprintf("used more than %d MB of memory", a.call.Env.MemoryMB)
+	value := map[string]int64{
+		frame.Memory: a.call.Env.MemoryMB, frame.PIDs: a.call.Env.PIDs,
+		frame.FileLocks: frame.MaxFileLocks, frame.Terminals: frame.MaxTerminals,
+	}[limit]
+	return frame.Limit{Name: limit, Value: value}.String()
 }
 
 // state says what became of a session's state when a call was cut short.

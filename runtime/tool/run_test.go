@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/mark3labs/mcp-go/mcp"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
@@ -253,7 +254,7 @@ func TestRun_WordsErrors(t *testing.T) {
 		`all 2 sessions are in use and none is idle: wait until a call has ended, or call without session`: &call.FullError{Max: 2},
 		`the sandbox of env "bash" did not start: the agent ended; its log ends: no space`:                 &call.StartError{Env: "bash", Err: dead},
 		`[the sandbox ended during the call: the agent ended; its log ends: no space]`:                     dead,
-		`[stopped: used more than 512 MB of memory]`:                                                       &sandbox.DeadError{Reason: "x", Limit: sandbox.Memory},
+		`[stopped: used more than 512 MB of memory]`:                                                       &sandbox.DeadError{Reason: "x", Limit: frame.Memory},
 		"cancelled before it ran":           context.Canceled,
 		"not run: the server is ending":     sandbox.ErrClosed,
 		"the sandbox refused the call: odd": errors.New("the sandbox refused the call: odd"),

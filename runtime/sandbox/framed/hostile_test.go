@@ -146,9 +146,9 @@ func hostile(as string) {
 	case "invents a limit":
 		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeLimit, Limit: &frame.Limit{Name: "patience", Used: 7}})
 	case "uses less than nothing":
-		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeMemory, Limit: &frame.Limit{Name: sandbox.Memory, Used: -1}})
+		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeMemory, Limit: &frame.Limit{Name: frame.Memory, Used: -1}})
 	case "uses more than there is":
-		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeMemory, Limit: &frame.Limit{Name: sandbox.Memory, Used: 1 << 50}})
+		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeMemory, Limit: &frame.Limit{Name: frame.Memory, Used: 1 << 50}})
 	case "invents an outcome":
 		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: "won"})
 	case "invents a state":

@@ -42,7 +42,7 @@ const (
 )
 
 // limits are the names that an agent may give for what stopped code.
-var limits = []string{sandbox.Memory, sandbox.PIDs, frame.FileLocks, frame.Terminals}
+var limits = []string{frame.Memory, frame.PIDs, frame.FileLocks, frame.Terminals}
 
 // Sandbox is a [sandbox.Sandbox] whose agent speaks frames.
 type Sandbox struct {
@@ -131,7 +131,7 @@ func (s *Sandbox) findOutOfMemory() {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.reason, s.limit = "it used more memory than its limit allows", sandbox.Memory
+	s.reason, s.limit = "it used more memory than its limit allows", frame.Memory
 }
 
 // read dispatches frames until the stream ends or breaks a rule.
