@@ -169,14 +169,18 @@ func (r *reader) need(field string) (gjson.Result, bool) {
 	return value, r.err == nil
 }
 
+// check fails where a value is not what it must be, and is false after any error.
+func (r *reader) check(field string, value gjson.Result, is bool, must string) bool {
+	if r.err == nil && !is {
+		r.fail(field, "is "+kind(value)+", it must be "+must)
+	}
+	return r.err == nil
+}
+
 // text returns a string, or another value where the field is absent or null.
 func (r *reader) text(field, unset string) string {
 	value, ok := r.get(field)
-	if !ok {
-		return unset
-	}
-	if value.Type != gjson.String {
-		r.fail(field, "is "+kind(value)+", it must be a string")
+	if !ok || !r.check(field, value, value.Type == gjson.String, "a string") {
 		return unset
 	}
 	return value.Str
@@ -184,22 +188,17 @@ func (r *reader) text(field, unset string) string {
 
 // required returns a string.
 func (r *reader) required(field string) string {
-	value, ok := r.need(field)
-	if ok && value.Type != gjson.String {
-		r.fail(field, "is "+kind(value)+", it must be a string")
-	}
+	value, _ := r.need(field)
+	r.check(field, value, value.Type == gjson.String, "a string")
 	return value.Str
 }
 
 // number returns a number from 0 to 2147483647, the range of the types that it
 // is stored in.
 func (r *reader) number(field string) float64 {
-	value, ok := r.need(field)
+	value, _ := r.need(field)
 	switch {
-	case !ok:
-		return 0
-	case value.Type != gjson.Number:
-		r.fail(field, "is "+kind(value)+", it must be a number")
+	case !r.check(field, value, value.Type == gjson.Number, "a number"):
 		return 0
 	case !(value.Num >= 0 && value.Num <= math.MaxInt32):
 		r.fail(field, fmt.Sprintf("is %s, it must be a number from 0 to %d", value.Raw, math.MaxInt32))
@@ -229,19 +228,12 @@ func (r *reader) seconds(field string) time.Duration {
 	return time.Duration(r.number(field) * float64(time.Second))
 }
 
-// strings returns an array of strings.
-func (r *reader) strings(field string) []string {
-	value, ok := r.need(field)
-	if ok && !value.IsArray() {
-		r.fail(field, "is "+kind(value)+", it must be an array of strings")
-	}
-	if r.err != nil {
-		return nil
-	}
-	var list []string
-	for _, item := range value.Array() {
-		if item.Type != gjson.String {
-			r.fail(field, "holds "+kind(item)+", it must be an array of strings")
+// items returns the strings of an array. wrong is what is wrong with an item, for
+// use after "holds", or "".
+func (r *reader) items(field string, array gjson.Result, wrong func(gjson.Result) string) (list []string) {
+	for _, item := range array.Array() {
+		if problem := wrong(item); problem != "" {
+			r.fail(field, "holds "+problem)
 			return nil
 		}
 		list = append(list, item.Str)
@@ -249,22 +241,30 @@ func (r *reader) strings(field string) []string {
 	return list
 }
 
+// strings returns an array of strings.
+func (r *reader) strings(field string) []string {
+	value, _ := r.need(field)
+	if !r.check(field, value, value.IsArray(), "an array of strings") {
+		return nil
+	}
+	return r.items(field, value, func(item gjson.Result) string {
+		if item.Type == gjson.String {
+			return ""
+		}
+		return kind(item) + ", it must be an array of strings"
+	})
+}
+
 // sentences returns an object of strings.
 func (r *reader) sentences(field string) map[string]string {
-	value, ok := r.need(field)
-	if ok && !value.IsObject() {
-		r.fail(field, "is "+kind(value)+", it must be an object of strings")
-	}
-	if r.err != nil {
+	value, _ := r.need(field)
+	if !r.check(field, value, value.IsObject(), "an object of strings") {
 		return nil
 	}
 	object := map[string]string{}
 	value.ForEach(func(key, item gjson.Result) bool {
-		if item.Type != gjson.String {
-			r.fail(field+"."+key.Str, "is "+kind(item)+", it must be a string")
-		}
 		object[key.Str] = item.Str
-		return r.err == nil
+		return r.check(field+"."+key.Str, item, item.Type == gjson.String, "a string")
 	})
 	return object
 }
@@ -274,22 +274,15 @@ var validVariable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 func (r *reader) names(field string) []string {
 	value, ok := r.get(field)
-	if !ok {
+	if !ok || !r.check(field, value, value.IsArray(), "an array of names of variables") {
 		return nil
 	}
-	if !value.IsArray() {
-		r.fail(field, "is "+kind(value)+", it must be an array of names of variables")
-		return nil
-	}
-	var names []string
-	for _, item := range value.Array() {
-		if item.Type != gjson.String || !validVariable.MatchString(item.Str) {
-			r.fail(field, fmt.Sprintf("holds %s, which is no name of a variable", item.Raw))
-			return nil
+	return r.items(field, value, func(item gjson.Result) string {
+		if item.Type == gjson.String && validVariable.MatchString(item.Str) {
+			return ""
 		}
-		names = append(names, item.Str)
-	}
-	return names
+		return item.Raw + ", which is no name of a variable"
+	})
 }
 
 // kind names what a value is, for error messages.

@@ -80,11 +80,7 @@ func (l *Language) IsForeign(word string) bool {
 // language reads the object of that name, or returns nil where there is none.
 func (r *reader) language(field, kindOf string) *Language {
 	object, ok := r.get(field)
-	if !ok {
-		return nil
-	}
-	if !object.IsObject() {
-		r.fail(field, "is "+kind(object)+", it must be an object")
+	if !ok || !r.check(field, object, object.IsObject(), "an object") {
 		return nil
 	}
 	fields := reader{where: r.where, prefix: r.prefix + field + ".", object: object}
@@ -119,11 +115,7 @@ func (r *reader) language(field, kindOf string) *Language {
 // languages reads an object of languages by type.
 func (r *reader) languages(field string) map[string]*Language {
 	object, ok := r.get(field)
-	if !ok {
-		return nil
-	}
-	if !object.IsObject() {
-		r.fail(field, "is "+kind(object)+", it must be an object")
+	if !ok || !r.check(field, object, object.IsObject(), "an object") {
 		return nil
 	}
 	fields := reader{where: r.where, prefix: r.prefix + field + ".", object: object}
@@ -147,10 +139,7 @@ func (r *reader) languages(field string) map[string]*Language {
 
 func (r *reader) flag(field string) bool {
 	value, ok := r.get(field)
-	if ok && !value.IsBool() {
-		r.fail(field, "is "+kind(value)+", it must be true or false")
-	}
-	return ok && value.Bool()
+	return ok && r.check(field, value, value.IsBool(), "true or false") && value.Bool()
 }
 
 // line reads a text of one line and at most so many bytes.
@@ -167,20 +156,16 @@ func (r *reader) words(field string) []string {
 	if !ok {
 		return nil
 	}
-	items := value.Array()
-	if !value.IsArray() || len(items) > maxWords {
+	if !value.IsArray() || len(value.Array()) > maxWords {
 		r.fail(field, fmt.Sprintf("must be an array of at most %d words", maxWords))
 		return nil
 	}
-	var words []string
-	for _, item := range items {
-		if item.Type != gjson.String || item.Str == "" || len(item.Str) > maxWord {
-			r.fail(field, fmt.Sprintf("holds %.100s, which is no word of at most %d bytes", item.Raw, maxWord))
-			return nil
+	return r.items(field, value, func(item gjson.Result) string {
+		if item.Type == gjson.String && item.Str != "" && len(item.Str) <= maxWord {
+			return ""
 		}
-		words = append(words, item.Str)
-	}
-	return words
+		return fmt.Sprintf("%.100s, which is no word of at most %d bytes", item.Raw, maxWord)
+	})
 }
 
 // pattern reads a regular expression whose ^ and $ match at lines.
