@@ -73,42 +73,42 @@ type Config struct {
 // Read reads the variables alone; [Config.Complete] fills what they leave
 // open. Get is os.Getenv or a stand-in; an empty value is an unset one.
 func Read(get func(string) string) (Config, error) {
-	config := Config{
-		Metadata:     get("NIX_SANDBOX_METADATA"),
-		Folders:      registry.Folders{Folders: folders(get), Builds: get("NIX_SANDBOX_BUILDS")},
-		ProjectDir:   get("PROJECT_DIR"),
-		ProjectMount: get("PROJECT_MOUNT"),
-		ProjectMode:  get("PROJECT_MODE"),
-	}
-	if config.Metadata == "" {
+	if get("NIX_SANDBOX_METADATA") == "" {
 		return Config{}, &Error{
 			"NIX_SANDBOX_METADATA is not set",
 			"start the server that Nix built (result/bin/nix-sandbox-mcp), which sets it, or set it to the metadata's JSON or its path",
 		}
 	}
-	idle, err := number(get, "SESSION_IDLE_TIMEOUT", "seconds", maxSeconds)
-	if err != nil {
-		return Config{}, err
+	var wrong error // the first that was found
+	number := func(name, unit string, most int) int {
+		text := get(name)
+		value, err := strconv.Atoi(text)
+		if text != "" && wrong == nil && (err != nil || value < 1 || value > most) {
+			wrong = &Error{
+				fmt.Sprintf("%s is %q", name, text),
+				fmt.Sprintf("set it to a whole number of %s from 1 to %d, or leave it unset", unit, most),
+			}
+		}
+		return value
 	}
-	lifetime, err := number(get, "SESSION_MAX_LIFETIME", "seconds", maxSeconds)
-	if err != nil {
-		return Config{}, err
+	seconds := func(name string, most int) time.Duration {
+		return time.Duration(number(name, "seconds", most)) * time.Second
 	}
-	sessions, err := number(get, "SESSION_MAX", "sessions", maxSessions)
-	if err != nil {
-		return Config{}, err
+	config := Config{
+		Metadata:        get("NIX_SANDBOX_METADATA"),
+		Folders:         registry.Folders{Folders: folders(get), Builds: get("NIX_SANDBOX_BUILDS")},
+		ProjectDir:      get("PROJECT_DIR"),
+		ProjectMount:    get("PROJECT_MOUNT"),
+		ProjectMode:     get("PROJECT_MODE"),
+		SessionIdle:     seconds("SESSION_IDLE_TIMEOUT", maxSeconds),
+		SessionLifetime: seconds("SESSION_MAX_LIFETIME", maxSeconds),
+		SessionMax:      number("SESSION_MAX", "sessions", maxSessions),
+		StartWithin:     cmp.Or(seconds("NIX_SANDBOX_START_SECONDS", maxStart), defaultStart),
+		Builder:         number("NIX_SANDBOX_BUILDER", "a descriptor", maxDescriptor),
 	}
-	start, err := number(get, "NIX_SANDBOX_START_SECONDS", "seconds", maxStart)
-	if err != nil {
-		return Config{}, err
+	if wrong != nil {
+		return Config{}, wrong
 	}
-	if config.Builder, err = number(get, "NIX_SANDBOX_BUILDER", "a descriptor", maxDescriptor); err != nil {
-		return Config{}, err
-	}
-	config.StartWithin = cmp.Or(time.Duration(start)*time.Second, defaultStart)
-	config.SessionIdle = time.Duration(idle) * time.Second
-	config.SessionLifetime = time.Duration(lifetime) * time.Second
-	config.SessionMax = sessions
 	return config, nil
 }
 
@@ -143,21 +143,6 @@ func (c Config) Complete(session registry.Session, project registry.Project) (Co
 	}
 	c.ProjectDir = dir
 	return c, nil
-}
-
-func number(get func(string) string, name, unit string, most int) (int, error) {
-	text := get(name)
-	if text == "" {
-		return 0, nil
-	}
-	value, err := strconv.Atoi(text)
-	if err != nil || value < 1 || value > most {
-		return 0, &Error{
-			fmt.Sprintf("%s is %q", name, text),
-			fmt.Sprintf("set it to a whole number of %s from 1 to %d, or leave it unset", unit, most),
-		}
-	}
-	return value, nil
 }
 
 // folders returns the folders in NIX_SANDBOX_DIR or, where it is unset, the
