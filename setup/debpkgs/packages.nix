@@ -8,6 +8,7 @@
   coreutils.mainProgram = "ls";
   curl = { };
   diffutils.mainProgram = "diff";
+  esbuild = { };
   file = { };
   findutils.mainProgram = "find";
   gawk = { };
@@ -33,13 +34,16 @@
     mainProgram = "tar";
   };
   gzip = { };
+  iproute2.mainProgram = "ip";
   jq = { };
   less = { };
   lua5_4 = {
     package = "lua5.4";
     mainProgram = "lua";
   };
+  netcat-openbsd.mainProgram = "nc";
   nodejs.mainProgram = "node";
+  openssl = { };
   patchelf = { };
   perl = { };
   procps.mainProgram = "ps";
@@ -60,7 +64,9 @@
       "mount"
     ];
   };
+  wget = { };
   which.package = "debianutils";
+  xxd = { };
   xz.package = "xz-utils";
   zip = { };
   zstd = { };

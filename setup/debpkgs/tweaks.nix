@@ -61,6 +61,7 @@ let
     bash.postFixup = "ln -s bash $out/bin/sh";
     debianutils.postFixup = "ln -sf which.debianutils $out/bin/which";
     gawk.postFixup = "ln -sf gawk $out/bin/awk";
+    netcat-openbsd.postFixup = "ln -s nc.openbsd $out/bin/nc";
     "lua5.4".postFixup = "ln -s lua5.4 $out/bin/lua; ln -s luac5.4 $out/bin/luac";
 
     # Debian makes the bundle when the package is installed.
@@ -72,6 +73,9 @@ let
     '';
 
     file.postFixup = wrap "file" { MAGIC = "${group "libmagic-mgc"}/lib/file/magic.mgc"; };
+
+    # The folder of its configuration is compiled in.
+    openssl.postFixup = wrap "openssl" { OPENSSL_CONF = "\\\${OPENSSL_CONF:-$out/etc/ssl/openssl.cnf}"; };
 
     # git and tar start other programs through a shell whose name is compiled in.
     tar.postFixup = "${relocate} $out/bin/tar /bin/sh ${shell}";

@@ -40,6 +40,7 @@ rec {
         coreutils
         curl
         diffutils
+        esbuild
         file
         findutils
         gawk
@@ -50,9 +51,12 @@ rec {
         gnused
         gnutar
         gzip
+        iproute2
         jq
         less
         lua5_4
+        netcat-openbsd
+        openssl
         perl
         procps
         ripgrep
@@ -61,7 +65,9 @@ rec {
         tree
         unzip
         util-linux
+        wget
         which
+        xxd
         xz
         zip
         zstd
