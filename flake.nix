@@ -83,6 +83,7 @@
           default = pkgs.mkShell {
             packages = [
               pkgs.bubblewrap
+              pkgs.esbuild
               pkgs.go
               pkgs.jq
               pkgs.nodejs

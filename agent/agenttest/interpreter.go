@@ -52,6 +52,7 @@ func Driver(t testing.TB, name string) (folder string, command []string) {
 	var known struct {
 		Interpreter string
 		Driver      json.RawMessage
+		Beside      map[string]string
 	}
 	var described driver.Driver
 	if err := json.Unmarshal(text, &known); err != nil {
@@ -71,6 +72,15 @@ func Driver(t testing.TB, name string) (folder string, command []string) {
 	must.Do(t, os.WriteFile(filepath.Join(folder, described.Program), program, 0o644))
 	if modules := filepath.Join(source, "modules"); exists(modules) {
 		must.Do(t, os.CopyFS(filepath.Join(folder, "modules"), os.DirFS(modules)))
+	}
+	for program := range known.Beside {
+		path, err := exec.LookPath(program)
+		if err != nil {
+			t.Skipf("no %s here: %v", program, err)
+		}
+		if err := os.Symlink(path, filepath.Join(folder, program)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return folder, command
 }

@@ -9,6 +9,8 @@
 #                       interpreter compile its driver. The paths of the driver
 #                       and of the result, which is then the driver's program,
 #                       follow them
+#     beside            optional: programs that the driver starts, as links in its
+#                       folder: their names, and those of their packages
 #     language          what the runtime is told, in the metadata of every
 #                       environment that runs it: the fields of Language in
 #                       runtime/registry/language.go
@@ -61,6 +63,11 @@ let
               cp -r ${folder + "/modules"} $out/modules
               chmod -R u+w $out/modules
             ''
+            + lib.concatStrings (
+              lib.mapAttrsToList (program: package: "ln -s ${pkgs.${package}}/bin/${program} $out/${program}\n") (
+                known.beside or { }
+              )
+            )
             # A build may not be able to run the interpreter: one for another
             # processor, or a program that is put together when it starts.
             + lib.optionalString (known ? compile) ''

@@ -4,19 +4,23 @@
 //
 // The code may replace any global or method. This file binds those that it uses
 // before the code runs.
-(function (require, load, module) {
+(function (require, load, module, folder) {
   'use strict';
   const fs = require('fs');
   const vm = require('vm');
   const net = require('net');
   const util = require('util');
   const { Session } = require('inspector');
+  const { isBuiltin } = require('module');
+  const { pathToFileURL } = require('url');
   const { exit, pid, stdout, stderr } = process;
   const { inspect } = util;
   const { readSync, writeSync } = fs;
-  const { defineProperty } = Object;
+  const { create, defineProperty, keys } = Object;
   const { now } = Date;
-  const { fstatSync } = fs;
+  const { fstatSync, readFileSync, writeFileSync } = fs;
+  const { isPromise } = util.types;
+  const { then } = Promise.prototype;
   const later = setImmediate;
 
   const CONTROL = 3;
@@ -27,8 +31,18 @@
   session.connect();
 
   let call = null; // the one that runs
+  let asProgram = false; // the process ends with the code
   let entry = null; // what the next script calls
   let taken; // what take received
+  const open = { stdout: false, stderr: false }; // whether the last line is not ended
+  let showing = false; // a call's value is being shown
+  const loaded = create(null); // the modules of the driver, by name
+
+  // The name of the code's file, from which it learns where its folder is. There is
+  // such a file only for code that starts itself again: see place.
+  const ROOT = process.cwd();
+  const FILE = `${ROOT}/code.js`;
+  let placed = false; // the file is there, and not the code's own
 
   // Code that the inspector evaluates reaches the driver through these properties.
   // They are symbols or not enumerable, so that the code does not meet them.
@@ -36,6 +50,12 @@
   hidden(Symbol.for('agent.enter'), () => entry());
   hidden(Symbol.for('agent.take'), (value) => { taken = value; });
   hidden('__imp_', (specifier, options) => load(specifier, options));
+  hidden('__impmeta__', Object.assign(create(null), {
+    dirname: ROOT,
+    filename: FILE,
+    resolve: (name) => (isBuiltin(name) ? `node:${name.replace(/^node:/, '')}` : pathToFileURL(require.resolve(name)).href),
+    url: pathToFileURL(FILE).href,
+  }));
   const wait = new vm.Script('Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 100)', { filename: 'agent:wait' });
   const enter = new vm.Script("globalThis[Symbol.for('agent.enter')]()", { filename: 'agent:enter' });
 
@@ -62,10 +82,54 @@
     return result;
   }
 
+  // Returns what a file of the driver's modules evaluates to. It is loaded when it is
+  // first needed.
+  function loadModule(name) {
+    return loaded[name] ??= new vm.Script(readFileSync(`${folder}/modules/${name}.js`, 'utf8'), { filename: 'agent:driver' }).runInThisContext()(require, folder);
+  }
+
+  // Notes whether a stream stands in the middle of a line.
+  function track(stream, name) {
+    const note = (chunk) => {
+      if (chunk.length > 0) open[name] = typeof chunk === 'string' ? chunk[chunk.length - 1] !== '\n' : chunk[chunk.length - 1] !== 10;
+    };
+    const { _write, _writev } = stream;
+    stream._write = (chunk, encoding, done) => { note(chunk); return _write.call(stream, chunk, encoding, done); };
+    stream._writev = (chunks, done) => { note(chunks[chunks.length - 1].chunk); return _writev.call(stream, chunks, done); };
+    for (const method of ['_write', '_writev']) defineProperty(stream, method, { enumerable: false });
+  }
+
+  // Shows an emitter of events (a process, a server, a stream) by its own properties,
+  // because all of one is kilobytes of Node.js's own state. What takes more than a
+  // few lines of them is shown on one. What the code itself prints stays as it is.
+  function brief(depth, options, inspect) {
+    if (!showing) return this;
+    const name = this.constructor?.name || 'EventEmitter';
+    if (depth < 0) return `[${name}]`;
+    const own = {}, set = {};
+    for (const key of keys(this)) {
+      const value = this[key];
+      if (key[0] === '_' || value === undefined || typeof value === 'function') continue;
+      own[key] = value;
+      if (value) set[key] = value;
+    }
+    let text = `${name} ${inspect(own, options)}`;
+    if (text.length > 300) text = `${name} ${inspect(set, { ...options, depth: 0, breakLength: Infinity })}`;
+    return text.length > 300 ? `[${name}]` : text;
+  }
+
   // Returns a value as text, with the driver's frames removed from stacks. The last
   // line of a stack may end with the brace that opens the error's properties.
   function describe(value) {
-    return inspect(value).replace(/\n +at Session\.post \(node:inspector[^]*?(?=(?: \{)?\n(?! +at )|$)/g, '')
+    let text;
+    showing = true;
+    try {
+      text = inspect(value);
+    } finally {
+      showing = false;
+    }
+    if (/^(?:Timeout|Immediate) \{/.test(text)) text = `[${value.constructor.name}]`;
+    return text.replace(/\n +at Session\.post \(node:inspector[^]*?(?=(?: \{)?\n(?! +at )|$)/g, '')
       .replace(/\n +at [^\n]*agent:(?:driver|enter)[^\n]*?(?=(?: \{)?(?:\n|$))/g, '');
   }
 
@@ -77,15 +141,24 @@
     } catch {
       text = '[a value that cannot be shown]';
     }
-    if (!unless?.test(text)) stream.write(`${before}${text}\n`);
+    if (unless?.test(text)) return;
+    const line = stream === stdout ? open.stdout : open.stderr;
+    stream.write(`${line ? '\n' : ''}${before}${text}\n`);
   }
 
   // Values that only say that work is pending: a program ends when it is done.
-  const underWay = /^(?:Promise \{\s+(?:<pending>|undefined)[\s,]|Timeout \{\n +_idleTimeout: |Immediate \{\n +_idleNext: )/;
+  const underWay = /^(?:Promise \{\s+(?:<pending>|<rejected>|undefined)[\s,]|\[Timeout\]$|\[Immediate\]$)/;
+
+  // Whether an error says that code cannot be read, and not that code which ran has
+  // read something.
+  const unreadable = (error) => error instanceof SyntaxError && /^[^\n]*\n +at Session\.post/.test(error.stack);
+
+  // TypeScript that is also JavaScript, with another meaning: f<string>(x).
+  const generic = /[\w$]<(?:string|number|boolean|bigint|symbol|object|any|unknown|void|never|[A-Z][\w$.]*)(?:\[\])*(?:, ?[\w$.]+(?:\[\])*)*>\(/;
 
   function report(error, details, source, name) {
     let text = '';
-    if (details && error instanceof SyntaxError && /^[^\n]*\n +at Session\.post/.test(error.stack)) {
+    if (details && unreadable(error)) {
       const line = source.split('\n')[details.lineNumber];
       if (line !== undefined && line.length < 500) {
         text = `${name}:${details.lineNumber + 1}\n${line}\n${' '.repeat(details.columnNumber)}^\n`;
@@ -113,9 +186,36 @@
     writeSync(CONTROL, `done ${current.nonce} ${status & 0xff}\n`);
   }
 
-  // Evaluates code. Nothing is written once over() says that the call has ended.
-  function evaluate(source, name, settled, over = () => false, unless = undefined) {
+  // Evaluates code. Code that cannot be read as JavaScript is read as TypeScript.
+  function evaluate(source, name, how) {
+    if (generic.test(source)) {
+      const { code } = loadModule('typescript')(source);
+      if (code !== undefined) return attempt(code, name, how);
+    }
+    attempt(source, name, {
+      ...how,
+      unreadable(error, details) {
+        const { code, problem } = loadModule('typescript')(source);
+        const fail = (error, details) => { report(error, details, source, name); how.settled(1); };
+        // What both languages refuse is reported as the one does that got further.
+        const further = problem && (problem.lineNumber - details.lineNumber || problem.columnNumber - details.columnNumber) > 0;
+        if (further) error.stack = error.stack.replace(/^[^\n]*/, `SyntaxError: ${problem.message}`);
+        if (further) fail(error, problem);
+        else if (problem) fail(error, details);
+        else attempt(code, name, { ...how, unreadable: () => fail(error, details) });
+      },
+    });
+  }
+
+  // Evaluates JavaScript. Nothing is written once over() says that the call has
+  // ended. With wait, the call ends when the promise does that is its value.
+  function attempt(source, name, { settled, over = () => false, unless, wait = false, unreadable: reread }) {
+    place(source);
     const expression = `${rewrite(expressed(source))}\n//# sourceURL=${name}`;
+    const fail = (error, details) => {
+      if (error !== ended) report(error, details, source, name);
+      settled(1);
+    };
     session.post('Runtime.evaluate', {
       expression, replMode: true, awaitPromise: true, objectGroup: 'call', silent: true,
     }, (failure, reply) => {
@@ -127,20 +227,39 @@
       }
       if (over()) return;
       const { result, exceptionDetails } = reply;
-      if (!exceptionDetails) {
-        if (result.type !== 'undefined') show(stdout, '', value(result), unless);
-        return settled(0);
+      if (exceptionDetails) {
+        const error = exceptionDetails.exception ? value(exceptionDetails.exception) : new Error(exceptionDetails.text);
+        if (reread && unreadable(error)) return reread(error, exceptionDetails);
+        return fail(error, exceptionDetails);
       }
-      const error = exceptionDetails.exception ? value(exceptionDetails.exception) : new Error(exceptionDetails.text);
-      if (error !== ended) report(error, exceptionDetails, source, name);
-      settled(1);
+      if (result.type === 'undefined') return settled(0);
+      const last = value(result);
+      const end = () => {
+        if (over()) return;
+        show(stdout, '', last, unless);
+        settled(0);
+      };
+      if (wait && isPromise(last)) then.call(last, end, (error) => { if (!over()) fail(error); });
+      else end();
     });
+  }
+
+  // Puts the code where it says that it is, if it starts or reads its own file.
+  function place(source) {
+    if (!/\b(?:Worker|fork|cluster|readFile|readFileSync)\b/.test(source) || !/\b(?:__filename|argv|cluster|import\.meta)\b/.test(source)) return;
+    try {
+      writeFileSync(FILE, source, { flag: placed ? 'w' : 'wx' });
+      placed = true;
+    } catch {
+      // The file is the code's own, or there is no space for it.
+    }
   }
 
   function run(nonce, name, source) {
     const current = { nonce, status: 0, sync: true, over: false };
     call = current;
-    entry = () => evaluate(source, name, (status) => settle(current, status), () => current.over);
+    open.stdout = open.stderr = false;
+    entry = () => evaluate(source, name, { settled: (status) => settle(current, status), over: () => current.over, unless: underWay, wait: true });
     try {
       // SIGINT ends even a loop that never yields, and the state that was
       // computed before stays.
@@ -173,6 +292,7 @@
   // ends with status 0, the reply is written at the event exit and need not wait for
   // node's own teardown, because no code runs after that event.
   function last(source, nonce) {
+    asProgram = true;
     control.pause();
     control.unref();
     fs.closeSync(CODE);
@@ -183,23 +303,23 @@
       return result;
     };
     process.removeListener('SIGINT', interrupted);
-    process.removeListener('uncaughtException', uncaught);
     process.exit = exit;
-    let open = true;
+    let ends = false;
     process.once('exit', () => {
-      if (open && !process.exitCode) {
+      if (!ends && !process.exitCode) {
         stderr.write('Uncaught Error: the code waits for a promise that nothing can settle any more\n');
         process.exitCode = 13;
       }
     });
-    evaluate(source, 'code', (status) => {
-      open = false;
+    const settled = (status) => {
+      ends = true;
       if (status !== 0) exit.call(process, status);
       // The end of node's own event loop would wait for the compiler's threads.
       later(() => {
         if (process.listenerCount('beforeExit') === 0 && process.getActiveResourcesInfo().length === 0) exit.call(process);
       });
-    }, () => false, underWay);
+    };
+    evaluate(source, 'code', { settled, unless: underWay });
   }
 
   // Writes the reply of a program, unless the code has put a file of its own at the
@@ -225,10 +345,19 @@
     if (error === ended) return;
     if (process.listenerCount('uncaughtException') > 1) return; // the code has a handler of its own
     report(error);
-    if (call !== null) {
+    if (asProgram) {
+      exit.call(process, 1);
+    } else if (call !== null) {
       if (call.over) call.status ||= 1;
       else settle(call, 1);
     }
+  }
+
+  // Without a listener, node wraps a reason that is no error into one.
+  function rejected(reason) {
+    if (process.listenerCount('unhandledRejection') > 1) return; // the code has a handler of its own
+    if (process.listenerCount('uncaughtException') > 1) process.emit('uncaughtException', reason, 'unhandledRejection');
+    else uncaught(reason);
   }
 
   process.exit = function (status = process.exitCode) {
@@ -261,11 +390,11 @@
     }
   }
 
-  // Code that the inspector evaluates has no loader for import. Dynamic imports
-  // become calls of a function whose name is as long, so that columns stay the same;
-  // import declarations become awaited dynamic imports.
+  // Code that the inspector evaluates is no module. Dynamic imports and import.meta
+  // become names that are as long, so that columns stay the same; import declarations
+  // become awaited dynamic imports; exports become plain declarations.
   function rewrite(source) {
-    if (!/\bimport\b/.test(source)) return source;
+    if (!/\b(?:import|export)\b/.test(source)) return source;
     const open = []; // '{' for a block, '`' for a template's expression
     let out = '';
     let from = 0;
@@ -273,7 +402,8 @@
     const token = /\/\/[^\n]*|\/\*[^]*?\*\/|"(?:[^"\\\n]|\\[^])*"|'(?:[^'\\\n]|\\[^])*'|[\p{ID_Start}$_][\p{ID_Continue}$\u200c\u200d]*|[0-9][\w.]*|\s+|[^]/uy;
     const template = /(?:[^`\\$]|\\[^]|\$(?!\{))*(?:`|\$\{)/uy;
     const pattern = /\/(?:[^/\\[\n]|\\.|\[(?:[^\]\\\n]|\\.)*\])+\/\w*/uy;
-    const declaration = /import\s*(?:([\p{ID_Start}$_][\p{ID_Continue}$]*)\s*(?:,\s*)?)?(?:\{([^}]*)\}\s*|\*\s*as\s+([\p{ID_Start}$_][\p{ID_Continue}$]*)\s*)?(from\b\s*)?("[^"\n]*"|'[^'\n]*')(?:\s*with\s*(\{[^}]*\}))?/uy;
+    const declaration = /import\s*(?:([\p{ID_Start}$_][\p{ID_Continue}$]*)\s*(,\s*)?)?(?:\{([^}]*)\}\s*|\*\s*as\s+([\p{ID_Start}$_][\p{ID_Continue}$]*)\s*)?(from\b\s*)?("[^"\n]*"|'[^'\n]*')(?:\s*(?:with|assert)\s*(\{[^}]*\}))?/uy;
+    const exported = /export\s+(?:(?=(?:async|class|const|function|let|var)\b)|default\s+(?=(?:async\s+function|class|function)\b\s*\*?\s*(?!extends\b)[\p{ID_Start}$_])|(default)\s+)|export\s*(?:\{[^}]*\}|\*(?:\s*as\s+[\p{ID_Start}$_][\p{ID_Continue}$]*)?)(?:\s*from\s*("[^"\n]*"|'[^'\n]*'))?/uy;
     const skip = (re, at) => { re.lastIndex = at; return re.exec(source); };
     let at = 0;
     const text = () => { // the rest of a template, up to its end or its next expression
@@ -294,15 +424,33 @@
         if (/^\s*\(/.test(source.slice(at + 6, at + 200))) {
           out += source.slice(from, at) + '__imp_';
           from = at + 6;
+        } else if (/^\s*\.\s*meta\b/.test(source.slice(at + 6, at + 200))) {
+          const length = /^\s*\.\s*meta/.exec(source.slice(at + 6))[0].length;
+          out += source.slice(from, at) + '__impmeta__' + ' '.repeat(Math.max(0, length - 5));
+          at = from = at + 6 + length;
+          before = 'meta';
+          continue;
         } else if (open.length === 0) {
           const d = skip(declaration, at);
-          if (d !== null && Boolean(d[1] || d[2] !== undefined || d[3]) === Boolean(d[4])) {
+          if (d !== null && Boolean(d[1] || d[3] !== undefined || d[4]) === Boolean(d[5]) && Boolean(d[1] && (d[3] !== undefined || d[4])) === Boolean(d[2])) {
             out += source.slice(from, at) + declare(d);
             at += d[0].length;
             from = at;
             before = '"';
             continue;
           }
+        }
+      }
+      if (word === 'export' && open.length === 0 && before !== '.') {
+        const d = skip(exported, at);
+        if (d !== null) {
+          const lines = '\n'.repeat(d[0].split('\n').length - 1);
+          const plain = d[1] ? 'const __default = ' : d[2] ? `void (await __imp_(${d[2]}))` : /^export\s+[a-z]/.test(d[0]) ? ' '.repeat(d[0].length - lines.length) : ';';
+          out += source.slice(from, at) + plain + lines;
+          at += d[0].length;
+          from = at;
+          before = ';';
+          continue;
         }
       }
       at += word.length;
@@ -316,7 +464,7 @@
     return out + source.slice(from);
   }
 
-  function declare([whole, main, names, all, , from, attributes]) {
+  function declare([whole, main, , names, all, , from, attributes]) {
     const loaded = `await __imp_(${from}${attributes ? `, { with: ${attributes} }` : ''})`;
     const lines = '\n'.repeat(whole.split('\n').length - 1);
     const parts = [];
@@ -356,9 +504,15 @@
   // The code is the main module. node removes the global module when this script
   // ends.
   require.main = module;
-  process.nextTick(() => { globalThis.module = module; });
+  module.filename = FILE;
+  process.nextTick(() => Object.assign(globalThis, { module, __filename: FILE, __dirname: ROOT }));
+  process.argv[1] = FILE;
   process.execArgv = [];
+  defineProperty(require('events').prototype, inspect.custom, { value: brief, configurable: true, writable: true });
+  track(stdout, 'stdout');
+  track(stderr, 'stderr');
   process.on('SIGINT', interrupted);
   process.on('uncaughtException', uncaught);
+  process.on('unhandledRejection', rejected);
   writeSync(CONTROL, 'ready\n');
 })

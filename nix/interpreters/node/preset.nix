@@ -1,10 +1,11 @@
 { pkgs }:
 {
   name = "node";
-  description = "JavaScript in Node.js";
+  description = "JavaScript and TypeScript in Node.js";
   packages = [
     pkgs.nodejs
     pkgs.bash
     pkgs.coreutils
+    pkgs.esbuild
   ];
 }
