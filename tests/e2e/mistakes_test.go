@@ -42,7 +42,7 @@ var mistakes = []mistake{
 
 	// The arguments are not those of the tool.
 	{"an interpreter for an environment", code("python3", "1"), "there is no env \"python3\"; choose one of\n- bash: ", false},
-	{"a language for an environment", code("javascript", "1"), "- node: JavaScript in Node.js", false},
+	{"a language for an environment", code("javascript", "1"), "- node: JavaScript and TypeScript in Node.js", false},
 	{"language for env", map[string]any{"language": "python", "code": "1"}, `unknown argument "language": call run with code (a string) and env (one of bash, node, python)`, false},
 	{"an argument timeout", map[string]any{"env": "python", "code": "1", "timeout": 60}, `unknown argument "timeout": call run with code`, false},
 	{"no env", map[string]any{"code": "1"}, "env is missing: call run with code (a string) and env (one of bash, node, python)", false},

@@ -105,7 +105,7 @@ in
   };
   testPythonModulesJoinThePresets = {
     expr =
-      (made "${python}packages = [\"python3Packages.pandas\", \"jq\"]\n").python.metadata.closure;
+      (made "${python}packages = [\"python3Packages.pandas\", \"tree\"]\n").python.metadata.closure;
     expected =
       (library.mkSandbox {
         name = "other";
@@ -116,10 +116,9 @@ in
             ps.pyyaml
             ps.pandas
           ]))
-          pkgs.bash
-          pkgs.coreutils
-          pkgs.jq
-        ];
+        ]
+        ++ import ../../nix/interpreters/tools.nix { inherit pkgs; }
+        ++ [ pkgs.tree ];
       }).metadata.closure;
   };
   testInterpreterOfItsOwn = {

@@ -1,22 +1,29 @@
 { pkgs }:
 {
   name = "shell";
-  description = "Bash with the usual text tools, jq, ripgrep and git";
-  packages = [
-    pkgs.bash
+  description = "Bash with the usual command-line tools, jq, ripgrep, git and Python 3";
+  packages = import ../tools.nix { inherit pkgs; } ++ [
     pkgs.bc
-    pkgs.coreutils
-    pkgs.diffutils
+    pkgs.bzip2
+    pkgs.curl
     pkgs.file
-    pkgs.findutils
-    pkgs.gawk
-    pkgs.gitMinimal
-    pkgs.gnugrep
-    pkgs.gnused
-    pkgs.gnutar
-    pkgs.gzip
-    pkgs.jq
+    pkgs.gnupatch
+    pkgs.iproute2
+    pkgs.less
+    pkgs.netcat-openbsd
+    pkgs.openssl
+    pkgs.perl
+    pkgs.procps
+    pkgs.python3
     pkgs.ripgrep
+    pkgs.sqlite
     pkgs.tree
+    pkgs.unzip
+    pkgs.util-linux
+    pkgs.wget
+    pkgs.xxd
+    pkgs.xz
+    pkgs.zip
+    pkgs.zstd
   ];
 }

@@ -2,10 +2,8 @@
 {
   name = "node";
   description = "JavaScript and TypeScript in Node.js";
-  packages = [
+  packages = import ../tools.nix { inherit pkgs; } ++ [
     pkgs.nodejs
-    pkgs.bash
-    pkgs.coreutils
     pkgs.esbuild
   ];
 }

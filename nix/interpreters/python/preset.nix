@@ -2,10 +2,8 @@
 {
   name = "python";
   description = "Python 3 with NumPy and PyYAML";
-  packages = [
+  packages = import ../tools.nix { inherit pkgs; } ++ [
     pkgs.python3.pkgs.numpy
     pkgs.python3.pkgs.pyyaml
-    pkgs.bash
-    pkgs.coreutils
   ];
 }

@@ -2,9 +2,5 @@
 {
   name = "ruby";
   description = "Ruby with its standard library";
-  packages = [
-    pkgs.ruby
-    pkgs.bash
-    pkgs.coreutils
-  ];
+  packages = import ../tools.nix { inherit pkgs; } ++ [ pkgs.ruby ];
 }
