@@ -14,6 +14,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -23,6 +24,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/limitkeeper"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/script"
 )
 
 // maxArgument is the longest argument that the kernel lets a program have, in
@@ -88,6 +90,11 @@ func RunCommand(table *process.Table, s *Spec, code string) (*process.Process, e
 		}
 		arguments = append(arguments, code)
 	}
+	return runProgram(table, s, path, arguments, stdin)
+}
+
+// runProgram starts a program under the limits of the sandbox.
+func runProgram(table *process.Table, s *Spec, path string, arguments []string, stdin *os.File) (*process.Process, error) {
 	if len(s.Limiter) > 0 {
 		arguments[0] = path
 		path, arguments = s.Limiter[0], slices.Concat(s.Limiter, arguments)
@@ -96,6 +103,68 @@ func RunCommand(table *process.Table, s *Spec, code string) (*process.Process, e
 		Path: path, Args: arguments, Env: s.Env, Dir: s.Root,
 		Files: []*os.File{stdin, s.Stdout, s.Stderr},
 	})
+}
+
+// Script is code for another interpreter of the sandbox, which its first line
+// names. It is a program: its interpreter has no driver and keeps no state.
+type Script struct {
+	spec    *Spec
+	path    string   // of the program
+	command []string // as the code names it
+	code    string
+	file    string // with the code, while it runs
+}
+
+// Script returns the script that code is, or nil where code is for the interpreter
+// of the specification: its first line names that one, none, or one that the sandbox
+// does not have.
+func (s *Spec) Script(code string) *Script {
+	words := script.Interpreter(code)
+	if words == nil || isSame(words[0], filepath.Base(s.Command[0])) {
+		return nil
+	}
+	path, err := exec.LookPath(words[0])
+	if err != nil {
+		return nil
+	}
+	return &Script{spec: s, path: path, command: words, code: code}
+}
+
+// isSame reports whether two names are those of one interpreter, in any version.
+func isSame(a, b string) bool {
+	plain := func(name string) string {
+		if name = strings.TrimRight(name, "0123456789."); name == "sh" {
+			return "bash"
+		}
+		return name
+	}
+	return plain(a) == plain(b)
+}
+
+// Run starts the script. The end of its process is the answer. Close has to be
+// called after it.
+func (s *Script) Run(table *process.Table) (*process.Process, error) {
+	folder := os.TempDir()
+	if info, err := os.Stat("/tmp"); err == nil && info.IsDir() {
+		folder = "/tmp" // not the workspace, where the file would be in the way
+	}
+	file, err := os.CreateTemp(folder, "code-")
+	if err != nil {
+		return nil, fmt.Errorf("make a file for the code: %w", err)
+	}
+	s.file = file.Name()
+	_, err = file.WriteString(s.code)
+	if err := errors.Join(err, file.Close()); err != nil {
+		return nil, fmt.Errorf("write the code to a file: %w", err)
+	}
+	return runProgram(table, s.spec, s.path, append(slices.Clone(s.command), s.file), s.spec.Null)
+}
+
+// Close removes the script's file.
+func (s *Script) Close() {
+	if s.file != "" {
+		_ = os.Remove(s.file)
+	}
 }
 
 // Interpreter is a running interpreter with its driver.

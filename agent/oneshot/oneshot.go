@@ -19,6 +19,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/limitkeeper"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/script"
 )
 
 // MaxCode is the length of the longest code, in bytes: that of a frame.
@@ -105,7 +106,15 @@ func run(ctx context.Context, table *process.Table, spec interpreter.Spec, in io
 	if err != nil {
 		return 0, err
 	}
-	if try.Interpreter == nil {
+	code.text = script.Clean(code.text)
+	if other := spec.Script(code.text); other != nil {
+		defer other.Close()
+		if try.Interpreter != nil {
+			try.Interpreter.Kill()
+			try.Interpreter = nil
+		}
+		try.Process, err = other.Run(table)
+	} else if try.Interpreter == nil {
 		try.Process, err = interpreter.RunCommand(table, &spec, code.text)
 	} else if try.Nonce, err = begin(ctx, signals, loaded, try.Interpreter, code.text); err != nil {
 		err = fmt.Errorf("interpreter %s: %w", spec.Command[0], err)

@@ -13,6 +13,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/output"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/script"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/workspace"
 )
 
@@ -225,15 +226,28 @@ func (e *executor) code(ctx context.Context, c *call, out *capture) (attempt.End
 		Cancel:   c.cancel,
 		Flush:    out.flush,
 	}
+	code := script.Clean(c.Code)
+	if other := e.spec.Script(code); other != nil {
+		defer other.Close()
+		p, err := other.Run(e.table)
+		if err != nil {
+			return attempt.Ending{Status: notStarted, Outcome: frame.OutcomeCrashed}, err
+		}
+		try.Process = p
+		if !c.Keep && e.phase != absent {
+			e.phase = ending
+		}
+		return e.attempt(ctx, c, &try, out)
+	}
 	if !e.spec.Sessions() {
-		p, err := interpreter.RunCommand(e.table, &e.spec, c.Code)
+		p, err := interpreter.RunCommand(e.table, &e.spec, code)
 		if err != nil {
 			return attempt.Ending{Status: notStarted, Outcome: frame.OutcomeCrashed}, err
 		}
 		try.Process = p
 		return e.attempt(ctx, c, &try, out)
 	}
-	nonce, err := e.send(ctx, c, deadline)
+	nonce, err := e.send(ctx, c, code, deadline)
 	switch {
 	case err == nil:
 	case errors.Is(err, interpreter.ErrCode):
@@ -268,15 +282,15 @@ func (e *executor) code(ctx context.Context, c *call, out *capture) (attempt.End
 	return end, nil
 }
 
-// send gives a call's code to the interpreter, which is started first if there
+// send gives the code of a call to the interpreter, which is started first if there
 // is none, and returns the nonce of the reply. An interpreter that has closed
 // its end a moment ago is replaced once.
-func (e *executor) send(ctx context.Context, c *call, deadline time.Time) (nonce uint64, err error) {
+func (e *executor) send(ctx context.Context, c *call, code string, deadline time.Time) (nonce uint64, err error) {
 	for again := true; ; again = false {
 		if err := e.load(ctx, deadline); err != nil {
 			return 0, err
 		}
-		nonce, err := e.current.Run(c.Code, e.number, !c.Keep)
+		nonce, err := e.current.Run(code, e.number, !c.Keep)
 		if err == nil || errors.Is(err, interpreter.ErrCode) || !again {
 			return nonce, err
 		}
