@@ -6,6 +6,10 @@
 # process, as in any shell. The trap on EXIT then writes the state to descriptor
 # 253, and the agent starts another shell, which reads it.
 
+# As in a shell that somebody types into. The state of an earlier shell may have it
+# otherwise.
+builtin shopt -s expand_aliases
+
 # Restore the state of an earlier shell. Some variables are read-only, such as UID,
 # and the errors about them mean nothing. This has to be a plain eval: after
 # `builtin eval`, set -e would apply.
@@ -131,6 +135,21 @@ __agent_check() {
   builtin printf -v __agent_code 'builtin printf "bash: here-document is not closed (wanted %%s)\n" %q >&2; (builtin exit 2)' "${BASH_REMATCH[2]%%$'\n'*}"
 }
 
+# Removes prompts from code that was copied from a terminal, and the output between
+# the commands. Each line keeps its number.
+__agent_unprompt() {
+  builtin local __agent_line __agent_kept= __agent_inside=
+  while IFS= builtin read -r __agent_line; do
+    case $__agent_line in
+      '$ '*) __agent_line=${__agent_line#??} __agent_inside=1 ;;
+      '> '*) __agent_line=${__agent_line#??} ;;
+      *) __agent_inside= ;;
+    esac
+    __agent_kept+=${__agent_inside:+$__agent_line}$'\n'
+  done <<<"$__agent_code"
+  __agent_code=$__agent_kept
+}
+
 # Reports how the last code ended and waits for the next.
 __agent_turn() {
   __agent_status=$? __agent_trace= __agent_arguments=("$@")
@@ -150,12 +169,13 @@ __agent_turn() {
   fi
   IFS=' ' TMOUT= builtin read -r -u 251 __agent_word __agent_next __agent_number __agent_size || builtin exit 0
   IFS= TMOUT= builtin read -r -d '' -u 252 __agent_code
+  [[ $__agent_code != '$ '* ]] || __agent_unprompt
   [[ $__agent_code != *'<<'* ]] || __agent_check
   __agent_code=$__agent_trace$__agent_code
   if [[ $__agent_word == last ]]; then
     # No call follows: this is an ordinary shell from here on.
     builtin trap - EXIT INT
-    builtin unset -f trap __agent_turn __agent_dump __agent_globals __agent_check
+    builtin unset -f trap __agent_turn __agent_dump __agent_globals __agent_check __agent_unprompt
     __agent_next_turn= # no turn follows
     exec 251>&- 252<&- 253>&-
   else
