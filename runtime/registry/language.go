@@ -39,6 +39,18 @@ type Language struct {
 	ProjectModules string
 	// Errors find errors in what code wrote to stderr.
 	Errors Errors
+	// Hints answer mistakes that are likely in this language; the first that
+	// matches counts.
+	Hints []Hint
+}
+
+// Hint says what to do about code that failed.
+type Hint struct {
+	Code  *regexp.Regexp // matches the beginning of the code; nil matches any
+	Error *regexp.Regexp // matches the end of what the code wrote to stderr; nil matches any
+	// Say is a sentence. @TYPE@ in it stands for the name of an environment with
+	// that type of interpreter; where there is none, the hint does not apply.
+	Say string
 }
 
 // Errors recognize what an error is about. The first group of each but Syntax
@@ -55,6 +67,7 @@ type Errors struct {
 // Bounds of the fields of a language.
 const (
 	maxLanguages = 64
+	maxHints     = 64
 	maxWords     = 64
 	maxWord      = 40   // bytes
 	maxSentence  = 200  // bytes
@@ -106,10 +119,37 @@ func (r *reader) language(field, kindOf string) *Language {
 	if fields.err == nil {
 		fields.err = errs.err
 	}
+	l.Hints = fields.hints("hints")
 	if r.err = fields.err; r.err != nil {
 		return nil
 	}
 	return l
+}
+
+// hints reads an array of hints.
+func (r *reader) hints(field string) []Hint {
+	value, ok := r.get(field)
+	if !ok {
+		return nil
+	}
+	items := value.Array()
+	if !value.IsArray() || len(items) > maxHints {
+		r.fail(field, fmt.Sprintf("must be an array of at most %d objects", maxHints))
+		return nil
+	}
+	var hints []Hint
+	for i, item := range items {
+		one := reader{where: r.where, prefix: fmt.Sprintf("%s%s.%d.", r.prefix, field, i), object: item}
+		hint := Hint{Code: one.pattern("code"), Error: one.pattern("error"), Say: one.line("say", maxSentence)}
+		if one.err == nil && (hint.Say == "" || hint.Code == nil && hint.Error == nil) {
+			one.fail("say", "is missing, or code and error are: it must be a sentence and what it answers")
+		}
+		if r.err = one.err; r.err != nil {
+			return nil
+		}
+		hints = append(hints, hint)
+	}
+	return hints
 }
 
 // languages reads an object of languages by type.

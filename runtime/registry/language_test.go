@@ -146,6 +146,7 @@ func TestLanguage_NamesWhatIsWrong(t *testing.T) {
 		"foreign_words":   {make([]string, 65), "foreign_words must be an array of at most 64 words"},
 		"installers":      {[]any{"pip", 1}, "installers holds 1, which is no word of at most 40 bytes"},
 		"project_modules": {1, "project_modules is a number, it must be a string"},
+		"hints":           {[]any{map[string]any{"code": "x", "say": "y"}, map[string]any{"say": "y"}}, "hints.1.say is missing, or code and error are"},
 		"errors":          {map[string]any{"name": "("}, `errors.name is "(", it must be a regular expression`},
 	} {
 		set := must.Get(Read(document(t, map[string]any{"x": entry(t, map[string]any{"language": map[string]any{field: test.value}})}, nil)))(t)

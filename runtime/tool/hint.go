@@ -22,8 +22,9 @@ const hintBytes = 2 << 10
 // that they find is repeated in one.
 var (
 	wrapped      = regexp.MustCompile(`^\s*(\S+) +-`)
-	notebook     = regexp.MustCompile(`(?m)^ *[!%]`)
-	noNetwork    = regexp.MustCompile(`Name or service not known|Temporary failure in name resolution|Could not resolve host|Network is unreachable|ENOTFOUND|EAI_AGAIN|ENETUNREACH`)
+	shebang      = regexp.MustCompile(`^#! ?\S*?(?:/env +(?:-S +)?)?([^\s/]+)(?:\s|$)`)
+	envOfType    = regexp.MustCompile(`@([a-z][a-z0-9_-]*)@`)
+	noNetwork    = regexp.MustCompile(`Name or service not known|[Nn]ame resolution|(?i:could not resolve|unable to resolve) host|Network is unreachable|ENOTFOUND|EAI_AGAIN|ENETUNREACH`)
 	noWriting    = regexp.MustCompile(`(?i)read-only file system`)
 	noFile       = regexp.MustCompile(`(?m)^.*(?:No such file or directory|ENOENT).*$`)
 	noConnection = regexp.MustCompile(`Connection refused|ECONNREFUSED`)
@@ -69,13 +70,19 @@ func (l listing) hint(a answer) string {
 	_, syntax := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Syntax })
 	_, input := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Input })
 	alone := a.call.Session == "" && env.Sessions()
+	for _, hint := range hintsOf(env.Language) {
+		if text, applies := l.apply(hint, code, problem); applies {
+			return text
+		}
+	}
+	wrapper, named := l.caller(first(wrapped.FindStringSubmatch(code))), l.caller(first(shebang.FindStringSubmatch(code)))
 	switch {
-	case strings.HasPrefix(code, "```"):
-		return "code is run as it is: send it without the ``` fence"
-	case syntax && l.caller(first(wrapped.FindStringSubmatch(code))) != nil:
+	case syntax && wrapper != nil && wrapper.Type == env.InterpreterType:
 		return "code is run by the interpreter itself: send the program alone, without the command around it"
-	case syntax && notebook.MatchString(problem):
-		return "this is no notebook: leave out lines that begin with ! or %"
+	case syntax && wrapper != nil && l.of(wrapper.Type) != "":
+		return "use env \"" + l.of(wrapper.Type) + "\", and send the program alone, without the command around it"
+	case named != nil && named.Type != env.InterpreterType && l.of(named.Type) != "":
+		return "this env has no such interpreter as the first line names: use env \"" + l.of(named.Type) + "\""
 	case noNetwork.MatchString(problem):
 		return "there is no network, and trying again does not help"
 	case noWriting.MatchString(problem):
@@ -118,12 +125,35 @@ func (l listing) hint(a answer) string {
 	return ""
 }
 
+// apply returns a language's hint with the names of environments in it. applies is
+// false where the hint is about something else, or names what there is not.
+func (l listing) apply(hint registry.Hint, code, problem string) (text string, applies bool) {
+	if hint.Code != nil && !hint.Code.MatchString(code) || hint.Error != nil && !hint.Error.MatchString(problem) {
+		return "", false
+	}
+	applies = true
+	text = envOfType.ReplaceAllStringFunc(hint.Say, func(kind string) string {
+		name := l.of(strings.Trim(kind, "@"))
+		applies = applies && name != ""
+		return name
+	})
+	return text, applies
+}
+
 // The hints that more than one error has.
 const (
 	stateless        = "nothing of earlier calls is here: give all calls of a task the same session"
 	mismatch         = "this env runs another language: choose env by the code's"
 	nothingInstalled = "nothing can be installed or downloaded: do without, or ask the user to add it to this env"
 )
+
+// hintsOf returns the hints of a language, which may be nil.
+func hintsOf(language *registry.Language) []registry.Hint {
+	if language == nil {
+		return nil
+	}
+	return language.Hints
+}
 
 // late is for a call that took too long.
 func (l listing) late(a answer) string {

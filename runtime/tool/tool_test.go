@@ -59,8 +59,8 @@ func speaking(name, language, description string) registry.Environment {
 func described() *registry.Set {
 	return &registry.Set{Languages: languages(), Environments: map[string]registry.Environment{
 		"python": speaking("python", "python", "Python 3 with NumPy, pandas and matplotlib"),
-		"bash":   speaking("bash", "bash", "Bash with the usual text tools, jq, ripgrep and git"),
-		"node":   speaking("node", "node", "JavaScript in Node.js"),
+		"bash":   speaking("bash", "bash", "Bash with the usual command-line tools, jq, ripgrep, git and Python 3"),
+		"node":   speaking("node", "node", "JavaScript and TypeScript in Node.js"),
 	}}
 }
 
@@ -282,7 +282,7 @@ func TestArguments(t *testing.T) {
 		"session a number":      {`{"code":"1","env":"python","session":1}`, "session is not a string: " + usage},
 		"another argument":      {`{"code":"1","env":"python","lang":"x"}`, `unknown argument "lang": ` + usage},
 		"an argument of a line": {`{"code":"1","env":"python","a\nb":"x"}`, `unknown argument "a\nb": ` + usage},
-		"unknown env":           {`{"code":"1","env":"perl"}`, "there is no env \"perl\"; choose one of\n- bash: Bash with the usual text tools, jq, ripgrep and git\n- lua\n- node: JavaScript in Node.js\n- python: Python 3 with NumPy, pandas and matplotlib"},
+		"unknown env":           {`{"code":"1","env":"perl"}`, "there is no env \"perl\"; choose one of\n- bash: Bash with the usual command-line tools, jq, ripgrep, git and Python 3\n- lua\n- node: JavaScript and TypeScript in Node.js\n- python: Python 3 with NumPy, pandas and matplotlib"},
 		"env of another case":   {`{"code":"1","env":"Python"}`, `there is no env "Python"; choose one of`},
 		"broken env":            {`{"code":"1","env":"ruby"}`, `env "ruby" could not be loaded, as the server's log explains; choose one of`},
 		"env being built":       {`{"code":"1","env":"slow"}`, `env "slow" is still being built, for 90 s so far: call again later, or use one of bash, lua, node, python`},
