@@ -34,13 +34,14 @@ type Set struct {
 	defaults gjson.Result
 }
 
-// Build is an environment that Nix is building, or could not build. Another
-// one of its name may be among the usable ones.
+// Build is an environment that Nix is building, or could not build; in a
+// [Snapshot] also one that could not be loaded. Another one of its name may be
+// among the usable ones of a [Set].
 type Build struct {
 	Name  string
 	Since time.Time // when it began
-	// Failed says that it is over, and Reason why: the last lines of Nix's
-	// error.
+	// Failed says that it is over, and Reason why, as the model may read it: the
+	// last lines of Nix's error; empty where only the log says so.
 	Failed bool
 	Reason string
 }

@@ -24,35 +24,12 @@ import (
 	"time"
 )
 
-// State is what an environment is at the moment.
-type State int
-
-const (
-	// Ready environments can be used.
-	Ready State = iota
-	// Building ones will be ready, or fail.
-	Building
-	// Failed ones cannot be used before the operator has done something.
-	Failed
-)
-
-// Entry is one environment that is not ready.
-type Entry struct {
-	Name  string
-	State State
-	// Since is when the build of a building one began.
-	Since time.Time
-	// Reason is why a failed one failed, as the model may read it; empty
-	// where only the log says so.
-	Reason string
-}
-
 // Snapshot is the state of all environments at one moment. It never changes;
 // what its methods return must not be changed either.
 type Snapshot struct {
 	ready   map[string]Environment
 	names   []string
-	pending map[string]Entry
+	pending map[string]Build
 	// languages are those of the server and of the environments.
 	languages []*Language
 }
@@ -76,22 +53,22 @@ func (s *Snapshot) Languages() []*Language { return s.languages }
 
 // Pending returns an environment that is building or has failed, and false
 // where there is none of this name or it is ready.
-func (s *Snapshot) Pending(name string) (Entry, bool) {
-	entry, ok := s.pending[name]
-	return entry, ok
+func (s *Snapshot) Pending(name string) (Build, bool) {
+	build, ok := s.pending[name]
+	return build, ok
 }
 
 // AllPending returns the environments that are building or have failed, in
 // order of their names.
-func (s *Snapshot) AllPending() []Entry {
-	return slices.SortedFunc(maps.Values(s.pending), func(a, b Entry) int { return strings.Compare(a.Name, b.Name) })
+func (s *Snapshot) AllPending() []Build {
+	return slices.SortedFunc(maps.Values(s.pending), func(a, b Build) int { return strings.Compare(a.Name, b.Name) })
 }
 
 // equal says whether two snapshots hold the same.
 func (s *Snapshot) equal(other *Snapshot) bool {
 	return maps.EqualFunc(s.ready, other.ready, func(a, b Environment) bool { return reflect.DeepEqual(a, b) }) &&
-		maps.EqualFunc(s.pending, other.pending, func(a, b Entry) bool {
-			return a.State == b.State && a.Since.Equal(b.Since) && a.Reason == b.Reason
+		maps.EqualFunc(s.pending, other.pending, func(a, b Build) bool {
+			return a.Failed == b.Failed && a.Since.Equal(b.Since) && a.Reason == b.Reason
 		})
 }
 
@@ -119,7 +96,7 @@ func snapshot(set *Set) *Snapshot {
 	s := &Snapshot{
 		ready:   maps.Clone(set.Environments),
 		names:   set.Names(),
-		pending: map[string]Entry{},
+		pending: map[string]Build{},
 	}
 	s.languages = slices.Collect(maps.Values(set.Languages))
 	for _, env := range s.ready {
@@ -132,17 +109,16 @@ func snapshot(set *Set) *Snapshot {
 		if _, usable := s.ready[build.Name]; usable {
 			continue
 		}
-		entry := Entry{Name: build.Name, State: Building, Since: build.Since}
 		if build.Failed {
-			entry.State, entry.Since, entry.Reason = Failed, time.Time{}, cmp.Or(build.Reason, "it did not say why")
+			build.Since, build.Reason = time.Time{}, cmp.Or(build.Reason, "it did not say why")
 		}
-		s.pending[build.Name] = entry
+		s.pending[build.Name] = build
 	}
 	for _, broken := range set.Broken {
 		_, usable := s.ready[broken.Name]
 		_, known := s.pending[broken.Name]
 		if !usable && !known {
-			s.pending[broken.Name] = Entry{Name: broken.Name, State: Failed}
+			s.pending[broken.Name] = Build{Name: broken.Name, Failed: true}
 		}
 	}
 	return s

@@ -33,11 +33,11 @@ func TestStates(t *testing.T) {
 	if diff := cmp.Diff([]string{"ready", "rebuilt"}, now.Names()); diff != "" {
 		t.Error(diff)
 	}
-	want := []Entry{
-		{Name: "broken", State: Failed},
-		{Name: "silent", State: Failed, Reason: "it did not say why"},
-		{Name: "slow", State: Building, Since: began},
-		{Name: "wrong", State: Failed, Reason: "error: syntax error"},
+	want := []Build{
+		{Name: "broken", Failed: true},
+		{Name: "silent", Failed: true, Reason: "it did not say why"},
+		{Name: "slow", Since: began},
+		{Name: "wrong", Failed: true, Reason: "error: syntax error"},
 	}
 	if diff := cmp.Diff(want, now.AllPending()); diff != "" {
 		t.Error(diff)

@@ -149,7 +149,7 @@ func (w *Watcher) changes(before, after *Snapshot) {
 		}
 	}
 	for _, entry := range after.AllPending() {
-		if earlier, was := before.Pending(entry.Name); !was || earlier.State != entry.State {
+		if earlier, was := before.Pending(entry.Name); !was || earlier.Failed != entry.Failed {
 			w.tell(entry)
 		}
 	}
@@ -157,9 +157,9 @@ func (w *Watcher) changes(before, after *Snapshot) {
 
 // tell logs what an environment waits for. What is wrong with one that could
 // not be read has been reported.
-func (w *Watcher) tell(entry Entry) {
+func (w *Watcher) tell(entry Build) {
 	switch {
-	case entry.State == Building:
+	case !entry.Failed:
 		w.log.Info("environment is being built", "env", entry.Name)
 	case entry.Reason != "":
 		w.log.Error("environment not built", "env", entry.Name, "error", entry.Reason)

@@ -217,20 +217,20 @@ func TestBuilds(t *testing.T) {
 	for _, name := range []string{"fine", "wrong", "aliased"} {
 		file(t, filepath.Join(p.at, name+".building"), fmt.Sprint(os.Getpid()), 0o644)
 	}
-	state := func(name string, state State, reason string) {
+	state := func(name string, failed bool, reason string) {
 		t.Helper()
-		var entry Entry
+		var entry Build
 		var ok bool
 		patience.Wait(t, patience.Long, func() string { return fmt.Sprintf("%s is %+v (%v)", name, entry, ok) }, func() bool {
 			entry, ok = p.Registry().Now().Pending(name)
-			return ok && entry.State == state && entry.Reason == reason
+			return ok && entry.Failed == failed && entry.Reason == reason
 		})
-		if state == Building && entry.Since.Sub(began).Abs() > time.Minute {
+		if !failed && entry.Since.Sub(began).Abs() > time.Minute {
 			t.Errorf("%s builds since %v", name, entry.Since)
 		}
 	}
-	state("fine", Building, "")
-	state("wrong", Building, "")
+	state("fine", false, "")
+	state("wrong", false, "")
 
 	store := t.TempDir()
 	link(t, write(t, filepath.Join(store, "a"), "its-own-name", "a"), filepath.Join(p.at, "fine"))
@@ -242,20 +242,20 @@ func TestBuilds(t *testing.T) {
 	p.becomes("aliased:b", "its-own-name:a")
 	patience.Until(t, "it fails", func() bool {
 		entry, _ := p.Registry().Now().Pending("wrong")
-		return entry.State == Failed && len(entry.Reason) < 5000 && strings.HasSuffix(entry.Reason, "\nerror: it did not work")
+		return entry.Failed && len(entry.Reason) < 5000 && strings.HasSuffix(entry.Reason, "\nerror: it did not work")
 	})
 
 	// The builder is gone without a word: no process has this id.
 	file(t, filepath.Join(p.at, "killed.building"), "4194305", 0o644)
-	state("killed", Failed, "the build was killed: start the server again to repeat it")
+	state("killed", true, "the build was killed: start the server again to repeat it")
 
 	// Paths that the configuration names: nobody has built one, and what is at
 	// the other is of another time.
 	link(t, "/nowhere/at/all", filepath.Join(p.at, "absent.named"))
 	file(t, filepath.Join(store, "c", "metadata.json"), `{"schema":1,"name":"its-own-name","backend":"abacus"}`, 0o644)
 	link(t, filepath.Join(store, "c"), filepath.Join(p.at, "old.named"))
-	state("absent", Failed, "")
-	state("old", Failed, "")
+	state("absent", true, "")
+	state("old", true, "")
 }
 
 func BenchmarkFingerprint(b *testing.B) {

@@ -118,7 +118,7 @@ func (l listing) noEnvironment(env string) error {
 	problem := fmt.Sprintf("there is no env %.80q", env)
 	if entry, pending := l.Pending(env); pending {
 		switch {
-		case entry.State == registry.Building:
+		case !entry.Failed:
 			return fmt.Errorf("env %q is still being built, for %.0f s so far: call again later%s", env, time.Since(entry.Since).Seconds(), l.alternatives())
 		case entry.Reason != "":
 			return fmt.Errorf("env %q could not be built: tell the user what Nix said%s\n%s", env, l.alternatives(), entry.Reason)

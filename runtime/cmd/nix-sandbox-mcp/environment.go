@@ -51,7 +51,7 @@ func unusable(name string, now *registry.Snapshot) error {
 			Problem: fmt.Sprintf("there is no environment %q", name),
 			Hint:    "use one of " + strings.Join(now.Names(), ", "),
 		}
-	case entry.State == registry.Building:
+	case !entry.Failed:
 		return &config.Error{Problem: fmt.Sprintf("environment %q is still being built", name), Hint: "try again when " + program + " list says ready"}
 	}
 	return &config.Error{

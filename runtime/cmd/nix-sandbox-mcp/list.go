@@ -94,7 +94,7 @@ func listed(set *registry.Set) []row {
 	}
 	for _, entry := range registry.New(set).Now().AllPending() {
 		r := row{Name: entry.Name, State: building}
-		if entry.State == registry.Failed {
+		if entry.Failed {
 			r.State, r.Reason = broken, entry.Reason
 			// An operator may read what the model may not.
 			for _, one := range set.Broken {
