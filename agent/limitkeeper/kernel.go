@@ -1,7 +1,9 @@
 package limitkeeper
 
 import (
+	"bufio"
 	"bytes"
+	"errors"
 	"io"
 	"maps"
 	"math"
@@ -132,7 +134,7 @@ func (k *kernelScanner) close() {
 func (k *kernelScanner) use(found []process, self int, now time.Time) kernelUse {
 	k.collect(0)
 	due := k.dueProcesses(found, self)
-	many := k.countSockets() > fewSockets
+	many := countSockets() > fewSockets
 	period := slowScan
 	if many {
 		period = fastScan
@@ -277,17 +279,9 @@ func (k *kernelScanner) countTerminals() int {
 
 // countSockets returns the number of sockets of the sandbox, with those for which
 // there is no descriptor.
-func (k *kernelScanner) countSockets() int {
-	fd, err := unix.Open("/proc/net/sockstat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return 0
-	}
-	defer unix.Close(fd)
-	n, err := unix.Read(fd, k.buf)
-	if err != nil {
-		return 0
-	}
-	_, rest, _ := bytes.Cut(k.buf[:n], []byte("sockets: used "))
+func countSockets() int {
+	text, _ := bounded.ReadFile("/proc/net/sockstat", maxStatus)
+	_, rest, _ := bytes.Cut(text, []byte("sockets: used "))
 	line, _, _ := bytes.Cut(rest, []byte("\n"))
 	return int(number(line))
 }
@@ -404,27 +398,13 @@ func eachLine(path string, limit int64, more func([]byte) bool) {
 		return
 	}
 	defer file.Close()
-	buf := make([]byte, 0, 64<<10)
-	for limit > 0 {
-		n, err := file.Read(buf[len(buf):cap(buf)])
-		limit -= int64(n)
-		buf = buf[:len(buf)+n]
-		rest := buf
-		for {
-			line, after, found := bytes.Cut(rest, []byte("\n"))
-			if !found {
-				break
-			}
-			if !more(line) {
-				return
-			}
-			rest = after
+	lines := bufio.NewReaderSize(io.LimitReader(file, limit), 64<<10)
+	for {
+		line, err := lines.ReadSlice('\n')
+		if errors.Is(err, bufio.ErrBufferFull) {
+			continue // no line of these files is as long
 		}
-		if len(rest) == cap(buf) {
-			rest = nil // no line of these files is as long
-		}
-		buf = buf[:copy(buf[:cap(buf)], rest)]
-		if err != nil {
+		if err != nil || !more(line) {
 			return
 		}
 	}

@@ -319,9 +319,6 @@ func line(status []byte, name string) []byte {
 // number is the number at the beginning of a text, 0 where there is none.
 func number(text []byte) int64 {
 	digits, _, _ := bytes.Cut(bytes.TrimSpace(text), []byte(" "))
-	n, err := strconv.ParseInt(string(digits), 10, 64)
-	if err != nil {
-		return 0
-	}
+	n, _ := strconv.ParseInt(string(digits), 10, 64)
 	return n
 }
