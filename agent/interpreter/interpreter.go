@@ -8,6 +8,7 @@
 package interpreter
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -277,8 +278,6 @@ func unnamed(folder, name, text string) (*os.File, error) {
 // no driver writes.
 func (i *Interpreter) read() {
 	defer close(i.replies)
-	var buf [driver.MaxLine]byte
-	n := 0
 	send := func(r Reply) bool {
 		select {
 		case i.replies <- r:
@@ -287,26 +286,15 @@ func (i *Interpreter) read() {
 			return false
 		}
 	}
+	lines := bufio.NewReaderSize(i.control, driver.MaxLine)
 	for {
-		m, err := i.control.Read(buf[n:])
-		if err != nil {
+		line, err := lines.ReadSlice('\n')
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
 			return
 		}
-		n += m
-		for {
-			line, rest, found := strings.Cut(string(buf[:n]), "\n")
-			if !found {
-				break
-			}
-			r, err := driver.ParseReply(line)
-			if !send(Reply{r, err}) {
-				return
-			}
-			n = copy(buf[:], rest)
-		}
-		if n == len(buf) {
-			_, err := driver.ParseReply(string(buf[:]))
-			send(Reply{Err: err})
+		// Of a line that is too long this is the beginning, which is refused.
+		r, err := driver.ParseReply(strings.TrimSuffix(string(line), "\n"))
+		if !send(Reply{r, err}) {
 			return
 		}
 	}
