@@ -56,8 +56,12 @@ func (e *executor) run(ctx context.Context) error {
 	defer e.end()
 	// The runtime sends a configuration with the start. To take it first saves
 	// a second start of the interpreter.
-	first, ok := e.poll(configureWait)
-	if ok && first.configure != nil {
+	var first task
+	select {
+	case first = <-e.queue:
+	case <-time.After(configureWait):
+	}
+	if first.configure != nil {
 		if err := e.configure(first.configure); err != nil {
 			return err
 		}
@@ -67,7 +71,7 @@ func (e *executor) run(ctx context.Context) error {
 	} else {
 		e.pings.settle(nil)
 	}
-	if ok && first.call != nil {
+	if first.call != nil {
 		if err := e.do(ctx, first); err != nil {
 			return err
 		}
@@ -98,16 +102,6 @@ func (e *executor) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-	}
-}
-
-// poll takes a task from the queue if there is one within a time.
-func (e *executor) poll(wait time.Duration) (task, bool) {
-	select {
-	case t := <-e.queue:
-		return t, true
-	case <-time.After(wait):
-		return task{}, false
 	}
 }
 

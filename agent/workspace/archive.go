@@ -1,6 +1,7 @@
 package workspace
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -99,13 +100,7 @@ func (r *Root) expire(dir *os.File, limit int64) {
 	}
 	// The newest first: whatever does not fit after them is removed.
 	slices.SortFunc(all, func(a, b old) int {
-		if a.call != b.call {
-			if a.call > b.call {
-				return -1
-			}
-			return 1
-		}
-		return strings.Compare(a.name, b.name)
+		return cmp.Or(cmp.Compare(b.call, a.call), strings.Compare(a.name, b.name))
 	})
 	for _, o := range all {
 		if limit -= o.size; limit < 0 {

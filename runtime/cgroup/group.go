@@ -128,10 +128,7 @@ func (g *Group) Killed() (int64, error) {
 func value(text, key string) int64 {
 	for line := range strings.Lines(text) {
 		if number, ok := strings.CutPrefix(strings.TrimSpace(line), key+" "); ok {
-			n, err := strconv.ParseInt(number, 10, 64)
-			if err != nil {
-				return 0
-			}
+			n, _ := strconv.ParseInt(number, 10, 64)
 			return n
 		}
 	}
