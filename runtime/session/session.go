@@ -140,16 +140,16 @@ func (m *Manager) advance(s *session) {
 func (m *Manager) endIfOver(s *session) {
 	switch {
 	case s.box == nil:
-	case isDone(s.box):
+	case isClosed(s.box.Done()):
 		m.end(s, call.Restart{Cause: call.Died})
 	case time.Since(s.started) >= m.limits.Lifetime:
 		m.end(s, call.Restart{Cause: call.Lifetime, After: m.limits.Lifetime})
 	}
 }
 
-func isDone(box sandbox.Sandbox) bool {
+func isClosed(channel <-chan struct{}) bool {
 	select {
-	case <-box.Done():
+	case <-channel:
 		return true
 	default:
 		return false
@@ -218,7 +218,7 @@ func (m *Manager) sandboxEnded(s *session) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	// The sandbox that ended may be an earlier one.
-	if s.box != nil && len(s.queue) == 0 && isDone(s.box) {
+	if s.box != nil && len(s.queue) == 0 && isClosed(s.box.Done()) {
 		m.end(s, call.Restart{Cause: call.Died})
 		delete(m.sessions, s.key)
 	}
@@ -255,21 +255,12 @@ func (m *Manager) wait(ctx context.Context, ticket *call.Ticket) (*session, erro
 	case <-ctx.Done():
 	case <-m.closed:
 	}
-	if m.isClosed() {
+	if isClosed(m.closed) {
 		return nil, sandbox.ErrClosed
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.sessions[ticket.Key], ctx.Err()
-}
-
-func (m *Manager) isClosed() bool {
-	select {
-	case <-m.closed:
-		return true
-	default:
-		return false
-	}
 }
 
 // lease returns the sandbox of a session whose turn the caller has, so that
@@ -299,7 +290,7 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (sandbox.S
 
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err == nil && m.isClosed() {
+	if err == nil && isClosed(m.closed) {
 		box.Kill()
 		err = sandbox.ErrClosed
 	}
@@ -356,7 +347,7 @@ func (m *Manager) Environment(key call.Key) (registry.Environment, bool) {
 func (m *Manager) Close() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.isClosed() {
+	if isClosed(m.closed) {
 		return
 	}
 	close(m.closed)
