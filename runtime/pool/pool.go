@@ -220,15 +220,7 @@ func (p *Pool) Close(within time.Duration) {
 		p.timer.Stop()
 	}
 	p.mu.Unlock()
-	done := make(chan struct{})
-	go func() {
-		p.running.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-	case <-time.After(within):
-	}
+	sandbox.WaitWithin(&p.running, within)
 }
 
 // Start returns a sandbox in which no code has run: one that is ready, one

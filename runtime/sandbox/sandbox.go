@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -190,6 +191,19 @@ func (e *DeadError) Error() string {
 		return e.Reason
 	}
 	return e.Reason + "; its log ends: " + LastBytes(e.Log, maxLogInError)
+}
+
+// WaitWithin waits until what a group counts has ended, at most for within.
+func WaitWithin(group *sync.WaitGroup, within time.Duration) {
+	done := make(chan struct{})
+	go func() {
+		group.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(within):
+	}
 }
 
 // TooLargeError reports a file that is too large to be read at once.

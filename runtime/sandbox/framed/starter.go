@@ -79,15 +79,7 @@ func (l *Starter) Close(within time.Duration) {
 	}
 	l.mu.Unlock()
 	l.processes.Close()
-	done := make(chan struct{})
-	go func() {
-		l.running.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-	case <-time.After(within):
-	}
+	sandbox.WaitWithin(&l.running, within)
 }
 
 // Start implements [sandbox.Starter].
