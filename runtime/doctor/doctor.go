@@ -52,9 +52,7 @@ type Report struct {
 }
 
 // OK says that nothing that is needed is missing.
-func (r Report) OK() bool {
-	return !slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Needed && !f.OK })
-}
+func (r Report) OK() bool { return r.missing() == 0 }
 
 // WriteTable writes a line for each finding, and below it what to do.
 func (r Report) WriteTable(w io.Writer) error {

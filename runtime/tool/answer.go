@@ -68,14 +68,11 @@ func (a answer) text(remarks []string) string {
 // problem is why there is no result, and what to do.
 func (a answer) problem() string {
 	var otherEnv *call.OtherEnvError
-	var noSession *call.NoSessionError
 	var full *call.FullError
 	var start *call.StartError
 	switch {
 	case errors.As(a.err, &otherEnv):
 		return fmt.Sprintf("session %q belongs to env %q: call it with that env, or use another session id for %q", otherEnv.Session, otherEnv.Has, otherEnv.Wanted)
-	case errors.As(a.err, &noSession):
-		return fmt.Sprintf("there is no session %q", noSession.Session)
 	case errors.As(a.err, &full):
 		return noFurtherSession(full)
 	case errors.As(a.err, &start):

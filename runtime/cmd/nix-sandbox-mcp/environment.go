@@ -60,23 +60,15 @@ func unusable(name string, now *registry.Snapshot) error {
 	}
 }
 
-// program returns the path of the artifact's bin/attach.
-func (c chosen) program() (string, error) {
+// spec returns what every program of the environment is started with, by the
+// artifact's bin/attach.
+func (c chosen) spec() (interactive.Spec, error) {
 	path := filepath.Join(filepath.Dir(c.Exec), "attach")
 	if _, err := os.Stat(path); err != nil {
-		return "", &config.Error{
+		return interactive.Spec{}, &config.Error{
 			Problem: fmt.Sprintf("environment %q has no program for people: %v", c.Name, err),
 			Hint:    "build it again with this version's mkSandbox",
 		}
-	}
-	return path, nil
-}
-
-// spec returns what every program of the environment is started with.
-func (c chosen) spec() (interactive.Spec, error) {
-	path, err := c.program()
-	if err != nil {
-		return interactive.Spec{}, err
 	}
 	spec := interactive.Spec{Exec: path, Environ: c.project.Environ()}
 	tree, err := cgroup.Find(cgroup.System)
