@@ -48,11 +48,11 @@ const (
 )
 
 func start() {
-	s, err := New(silent(), Options{}).start(context.Background(), sandbox.Spec{Exec: os.Getenv(toStart), OutputBytes: 1000})
+	s, err := New(silent(), Options{}).Start(context.Background(), sandbox.Spec{Exec: os.Getenv(toStart), OutputBytes: 1000})
 	if err != nil {
 		panic(err)
 	}
-	fmt.Println(s.pid())
+	fmt.Println(s.(*Sandbox).pid())
 	time.Sleep(time.Minute)
 }
 
@@ -215,7 +215,8 @@ func launchWith(t *testing.T, as string, output int64) (*Starter, *Sandbox, erro
 	t.Helper()
 	l := New(silent(), Options{StartTimeout: 2 * time.Second})
 	t.Cleanup(func() { l.Close(10 * time.Second) })
-	s, err := l.start(t.Context(), sandbox.Spec{Name: as, Exec: program(t, as), OutputBytes: output})
+	box, err := l.Start(t.Context(), sandbox.Spec{Name: as, Exec: program(t, as), OutputBytes: output})
+	s, _ := box.(*Sandbox)
 	return l, s, err
 }
 

@@ -84,14 +84,6 @@ func (l *Starter) Close(within time.Duration) {
 
 // Start implements [sandbox.Starter].
 func (l *Starter) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
-	s, err := l.start(ctx, spec)
-	if err != nil {
-		return nil, err // and not a nil *Sandbox in the interface
-	}
-	return s, nil
-}
-
-func (l *Starter) start(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) {
 	began := time.Now()
 	s, err := l.spawn(spec)
 	if err != nil {
