@@ -158,32 +158,24 @@ func ParseReply(line string) (Reply, error) {
 		return Reply{}, fmt.Errorf("driver's line is longer than %d bytes", MaxLine)
 	}
 	fields := strings.Split(line, " ")
-	var r Reply
-	switch fields[0] {
-	case "ready":
-		if len(fields) == 1 {
-			return Reply{Kind: Ready}, nil
-		}
-	case "done", "leave", "stop":
-		kinds := map[string]Kind{"done": Done, "leave": Leave, "stop": Stop}
-		r.Kind = kinds[fields[0]]
-		if len(fields) < 2 || len(fields[1]) != 16 || (len(fields) == 3) != (r.Kind == Done) {
-			break
-		}
-		nonce, err := strconv.ParseUint(fields[1], 16, 64)
-		if err != nil {
-			break
-		}
-		r.Nonce = nonce
-		if r.Kind != Done {
-			return r, nil
-		}
-		status, err := strconv.ParseUint(fields[2], 10, 8)
-		if err != nil {
-			break
-		}
-		r.Status = int(status)
-		return r, nil
+	kind, known := map[string]struct {
+		Kind
+		words int
+	}{"ready": {Ready, 1}, "done": {Done, 3}, "leave": {Leave, 2}, "stop": {Stop, 2}}[fields[0]]
+	r := Reply{Kind: kind.Kind}
+	valid := known && len(fields) == kind.words
+	var err error
+	if valid && kind.words > 1 {
+		r.Nonce, err = strconv.ParseUint(fields[1], 16, 64)
+		valid = err == nil && len(fields[1]) == 16
 	}
-	return Reply{}, fmt.Errorf("driver wrote %q", line)
+	if valid && kind.words > 2 {
+		var status uint64
+		status, err = strconv.ParseUint(fields[2], 10, 8)
+		r.Status, valid = int(status), err == nil
+	}
+	if !valid {
+		return Reply{}, fmt.Errorf("driver wrote %q", line)
+	}
+	return r, nil
 }
