@@ -24,12 +24,6 @@ type Refusal struct {
 
 func (r *Refusal) Error() string { return r.Problem }
 
-// ErrPlatform is the refusal of a system that has no jails.
-var ErrPlatform = &Refusal{
-	Problem: "jails need the namespaces of Linux, which this system does not have",
-	Hint:    "run the server on a Linux machine, or in a Linux virtual machine",
-}
-
 // HintOf returns what to do about an error, or "".
 func HintOf(err error) string {
 	var refusal *Refusal
