@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/mountpoint"
 )
@@ -98,7 +99,27 @@ func checkDir(dir string) (string, error) {
 	if root, err := os.Stat("/"); err != nil || os.SameFile(info, root) {
 		return refuse("which is the whole file system")
 	}
+	if resolved, err := filepath.EvalSymlinks(absolute); err == nil && ofMachine(resolved) {
+		return refuse("which shows the machine and not a project")
+	}
 	return absolute, nil
+}
+
+// ofMachine reports whether a path is one where the kernel and the services of
+// the host show themselves: their processes, devices and sockets. Memory disks,
+// removable disks and what programs keep for a user are there too, and may be
+// projects.
+func ofMachine(path string) bool {
+	first, rest, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	switch first {
+	case "proc", "sys":
+		return true
+	case "dev":
+		return !strings.HasPrefix(rest, "shm/")
+	case "run":
+		return !strings.HasPrefix(rest, "media/") && !(strings.HasPrefix(rest, "user/") && strings.Count(rest, "/") >= 2)
+	}
+	return false
 }
 
 func (s *Spec) checkMount(mount string) error {

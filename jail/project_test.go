@@ -57,6 +57,8 @@ func TestReadProjectRefuses(t *testing.T) {
 	must.Do(t, os.WriteFile(file, nil, 0o600))
 	root := filepath.Join(folder, "root")
 	must.Do(t, os.Symlink("/", root))
+	sys := filepath.Join(folder, "sys")
+	must.Do(t, os.Symlink("/sys/kernel", sys))
 	for name, test := range map[string]struct {
 		dir, mount string
 		want       string
@@ -67,6 +69,12 @@ func TestReadProjectRefuses(t *testing.T) {
 		"the root":                   {"/", "", "whole file system"},
 		"a link to the root":         {root, "", "whole file system"},
 		"up to the root":             {"/../..", "", "whole file system"},
+		"processes":                  {"/proc", "", "shows the machine"},
+		"a process":                  {"/proc/self", "", "shows the machine"},
+		"a link to the kernel":       {sys, "", "shows the machine"},
+		"devices":                    {"/dev", "", "shows the machine"},
+		"terminals":                  {"/dev/pts", "", "shows the machine"},
+		"services":                   {"/run", "", "shows the machine"},
 		"relative mount":             {folder, "project", "plain absolute path"},
 		"mount with dots":            {folder, "/a/../nix", "plain absolute path"},
 		"mount with a slash at end":  {folder, "/project/", "plain absolute path"},
@@ -113,6 +121,18 @@ func TestProjectModes(t *testing.T) {
 		project, err := test.spec.ReadProject(folder, "", mode)
 		if err == nil || !strings.Contains(err.Error(), test.want) || HintOf(err) == "" {
 			t.Errorf("mode %q: project %+v, error %v, want one with %q", mode, project, err, test.want)
+		}
+	}
+}
+
+// Projects may be on disks in memory and on removable ones.
+func TestOfMachine_LeavesDisks(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/proc/1/root/home": true, "/sys": true, "/dev/shm": true, "/run/user/1000": true, "/run/user": true, "/run/dbus": true,
+		"/dev/shm/project": false, "/run/media/user/disk": false, "/run/user/1000/project": false, "/home/run": false, "/srv/proc": false, "/process": false,
+	} {
+		if got := ofMachine(path); got != want {
+			t.Errorf("%s: %v, want %v", path, got, want)
 		}
 	}
 }
