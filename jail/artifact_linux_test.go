@@ -609,6 +609,25 @@ func TestArtifactRootsProject(t *testing.T) {
 	}
 }
 
+// A user who may replace a part of the project's path cannot have root show what
+// only root may read; root's own path to it is the control.
+func TestArtifactLendsRightsToOwnersAlone(t *testing.T) {
+	artifact(t)
+	if os.Geteuid() != 0 {
+		t.Skip("it takes root")
+	}
+	private, theirs := t.TempDir(), t.TempDir()
+	link := filepath.Join(theirs, "project")
+	must.Do(t, errors.Join(os.Chmod(private, 0o700), os.WriteFile(filepath.Join(private, "file"), []byte("private\n"), 0o600),
+		os.Symlink(private, link), os.Chown(theirs, 4001, 4001)))
+	if got := runIn(t, "cat /project/file", "PROJECT_DIR="+private); got.out != "private\n" {
+		t.Errorf("the control: %+v", got)
+	}
+	if got := runIn(t, "cat /project/file", "PROJECT_DIR="+link); got.status == 0 || strings.Contains(got.out, "private") {
+		t.Errorf("%+v, want that it is refused", got)
+	}
+}
+
 // Groups that root is in besides its own open files of the host, and have no
 // name inside by which anybody would see it.
 func TestArtifactLeavesRootsGroups(t *testing.T) {

@@ -1,7 +1,9 @@
 package jail
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"strings"
@@ -33,8 +35,9 @@ func dropRoot(project Project) (Project, error) {
 	}
 	given := project.Dir
 	if given != "" {
-		// Where the kernel or the file system cannot do this, the sandbox sees
-		// the project as any user does.
+		// Where the kernel or the file system cannot do this, or another user
+		// decides where the path leads, the sandbox sees the project as any user
+		// does.
 		if err := handOver(given, user); err == nil {
 			project.Dir = projectMount
 		}
@@ -109,9 +112,17 @@ func capable() error {
 // handOver mounts a folder at [projectMount], read-only, in a mount namespace of
 // this thread's own. What belongs to the folder's owner and group belongs to user
 // there.
-func handOver(folder string, user int) error {
+func handOver(path string, user int) error {
+	folder, owned, err := openProject(path)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(folder)
+	if !owned {
+		return errors.New("another user than the folder's owner can have its path lead elsewhere")
+	}
 	var stat unix.Stat_t
-	if err := unix.Stat(folder, &stat); err != nil {
+	if err := unix.Fstat(folder, &stat); err != nil {
 		return err
 	}
 	mapping, err := mapOwner(int(stat.Uid), int(stat.Gid), user)
@@ -119,7 +130,7 @@ func handOver(folder string, user int) error {
 		return err
 	}
 	defer unix.Close(mapping)
-	tree, err := unix.OpenTree(unix.AT_FDCWD, folder, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
+	tree, err := unix.OpenTree(folder, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH|unix.AT_RECURSIVE)
 	if err != nil {
 		return err
 	}
@@ -140,6 +151,76 @@ func handOver(folder string, user int) error {
 		return err
 	}
 	return unix.MoveMount(tree, "", unix.AT_FDCWD, projectMount, unix.MOVE_MOUNT_F_EMPTY_PATH)
+}
+
+// maxLinks is how many symbolic links a path may lead through, as in the kernel.
+const maxLinks = 40
+
+// openProject opens a folder and reports whether only root and the owner of the
+// folder can have its path lead elsewhere. Root would otherwise lend the rights of
+// one user to another, who replaces a part of the path. The caller closes the
+// descriptor, which is for the path alone (O_PATH).
+func openProject(path string) (folder int, owned bool, err error) {
+	const anybody = math.MaxUint32 // no user has this number
+	open := func(at int, name string) (int, unix.Stat_t, error) {
+		var stat unix.Stat_t
+		fd, err := unix.Openat(at, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err == nil {
+			if err = unix.Fstat(fd, &stat); err != nil {
+				unix.Close(fd)
+			}
+		}
+		return fd, stat, err
+	}
+	folder, stat, err := open(unix.AT_FDCWD, "/")
+	if err != nil {
+		return 0, false, err
+	}
+	others := map[uint32]bool{}
+	links := 0
+	for parts := strings.Split(path, "/"); len(parts) > 0; {
+		name := parts[0]
+		parts = parts[1:]
+		if name == "" || name == "." {
+			continue
+		}
+		next, entry, err := open(folder, name)
+		if err != nil {
+			unix.Close(folder)
+			return 0, false, err
+		}
+		others[stat.Uid] = true
+		switch {
+		case stat.Mode&0o002 == 0:
+		case stat.Mode&unix.S_ISVTX == 0:
+			others[anybody] = true
+		default: // as in /tmp, where each user replaces what is theirs
+			others[entry.Uid] = true
+		}
+		if entry.Mode&unix.S_IFMT != unix.S_IFLNK {
+			unix.Close(folder)
+			folder, stat = next, entry
+			continue
+		}
+		target := make([]byte, unix.PathMax)
+		n, err := unix.Readlinkat(next, "", target)
+		unix.Close(next)
+		if links++; err == nil && links > maxLinks {
+			err = unix.ELOOP
+		}
+		if err == nil && n > 0 && target[0] == '/' {
+			unix.Close(folder)
+			folder, stat, err = open(unix.AT_FDCWD, "/")
+		}
+		if err != nil {
+			unix.Close(folder)
+			return 0, false, err
+		}
+		parts = append(strings.Split(string(target[:n]), "/"), parts...)
+	}
+	delete(others, 0)
+	delete(others, stat.Uid)
+	return folder, len(others) == 0, nil
 }
 
 // mapOwner returns the descriptor of a user namespace that maps an owner and a
