@@ -175,6 +175,9 @@ func artifact(entry string, link bool, called string, alias bool, defaults gjson
 			err = fmt.Errorf("%s: %q is no name of an environment", entry, called)
 		}
 	}
+	if err == nil {
+		err = ownArtifact(entry, env)
+	}
 	return name, env, err
 }
 

@@ -1,0 +1,74 @@
+package registry
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+// store is where Nix keeps artifacts, which nobody but Nix changes.
+const store = "/nix/store/"
+
+// overflow is the owner that the kernel shows where a user namespace has no
+// number for the real one, as for root's files in a container of another user.
+const overflow = 65534
+
+// ownArtifact returns an error where another user than root and this one can
+// change which programs an artifact starts: the server starts them with its own
+// rights, and without a call. Members of groups are the administrator's decision.
+func ownArtifact(entry string, env Environment) error {
+	paths := []string{filepath.Dir(entry), entry}
+	for _, program := range []string{env.Exec, env.SessionExec} {
+		if program != "" {
+			paths = append(paths, program)
+		}
+	}
+	for _, path := range paths {
+		resolved, err := filepath.EvalSymlinks(path)
+		if err != nil {
+			return fmt.Errorf("%s: cannot be followed: %w", path, err)
+		}
+		if strings.HasPrefix(resolved, store) {
+			continue
+		}
+		if err := own(entry, resolved); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// own checks a file and the folders above it.
+func own(entry, path string) error {
+	for first := true; ; first = false {
+		info, err := os.Lstat(path)
+		if err != nil {
+			return fmt.Errorf("%s: %w", entry, err)
+		}
+		const hint = "change that, or put the sandbox elsewhere"
+		stat, ok := info.Sys().(*syscall.Stat_t)
+		switch {
+		case !ok:
+		case stat.Uid != 0 && int(stat.Uid) != os.Geteuid() && !(stat.Uid == overflow && mapped()):
+			return fmt.Errorf("%s: another user can change its programs, because %s belongs to user %d: %s", entry, path, stat.Uid, hint)
+		// In a sticky folder such as /tmp, each user replaces only what is theirs.
+		case info.Mode()&0o002 != 0 && (first || info.Mode()&fs.ModeSticky == 0):
+			return fmt.Errorf("%s: every user can change its programs, because all may write to %s: %s", entry, path, hint)
+		}
+		if path == "/" {
+			return nil
+		}
+		path = filepath.Dir(path)
+	}
+}
+
+// mapped reports whether this process is in a user namespace that has no number
+// for some users.
+var mapped = sync.OnceValue(func() bool {
+	text, err := os.ReadFile("/proc/self/uid_map")
+	return err == nil && strings.Join(strings.Fields(string(text)), " ") != "0 0 4294967295"
+})
