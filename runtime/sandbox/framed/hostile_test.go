@@ -78,6 +78,10 @@ func hostile(as string) {
 	case "fails to start":
 		fmt.Fprintln(os.Stderr, "error: no user namespaces")
 		os.Exit(125)
+	case "cannot start its poller":
+		fmt.Fprint(os.Stderr, "runtime: epollctl failed with 28\nfatal error: runtime: epollctl failed\n\ngoroutine 1 gp=0x1 [running]:\n",
+			strings.Repeat("runtime.throw({0x1?, 0x2?})\n\truntime/panic.go:1101 +0x48\n", 40))
+		os.Exit(2)
 	case "is never ready":
 		time.Sleep(time.Minute)
 	case "speaks another protocol":
@@ -233,6 +237,7 @@ func deadline(t *testing.T, what string, done <-chan struct{}) {
 func TestHostileStart(t *testing.T) {
 	for as, want := range map[string]string{
 		"fails to start":          "the agent ended; its log ends: error: no user namespaces",
+		"cannot start its poller": "the agent ended; its log ends: the agent could not go on: epollctl failed with 28: this user's programs watch as many files as fs.epoll.max_user_watches allows; end those that do, or run the server as a user of its own",
 		"is never ready":          "it was not ready within 2s",
 		"speaks another protocol": `its first frame is "ready" with protocol 7, not ready with protocol 1`,
 		"begins with a result":    `its first frame is "result" with protocol 0`,

@@ -28,6 +28,9 @@ type logTail struct {
 	mu    sync.Mutex
 	lines []string
 	size  int
+	// failure is why Go's runtime ended the agent; empty where it did not. What
+	// follows it is a trace, which says nothing to whoever reads the error.
+	failure string
 }
 
 // follow reads r to its end, and is false where that is beyond maxLog.
@@ -58,6 +61,9 @@ func (t *logTail) follow(r io.Reader, log *slog.Logger) bool {
 func (t *logTail) add(line string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.failure == "" {
+		t.failure = goFailure(line)
+	}
 	t.lines = append(t.lines, line)
 	t.size += len(line)
 	for t.size > logTailBytes && len(t.lines) > 1 {
@@ -66,9 +72,29 @@ func (t *logTail) add(line string) {
 	}
 }
 
-// String returns the last lines.
+// goFailure returns why Go's runtime ends a program, of a line in which it says
+// so; empty for other lines.
+func goFailure(line string) string {
+	cause, ok := strings.CutPrefix(line, "runtime: ")
+	if !ok {
+		if cause, ok = strings.CutPrefix(line, "fatal error: "); !ok {
+			return ""
+		}
+	}
+	// proc/sys/fs/epoll/max_user_watches counts for each user of the host.
+	if strings.HasPrefix(cause, "epoll") && strings.HasSuffix(cause, " failed with 28") {
+		cause += ": this user's programs watch as many files as fs.epoll.max_user_watches allows;" +
+			" end those that do, or run the server as a user of its own"
+	}
+	return "the agent could not go on: " + cause
+}
+
+// String returns the last lines, or why Go's runtime ended the agent.
 func (t *logTail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.failure != "" {
+		return t.failure
+	}
 	return strings.Join(t.lines, sandbox.LogSeparator)
 }
