@@ -39,7 +39,16 @@ const stopped = 128 + int(unix.SIGKILL)
 // there are none. The code's stdin is spec.Null, or empty where that is nil.
 func Run(ctx context.Context, table *process.Table, keeper *limitkeeper.Keeper, spec interpreter.Spec, in io.Reader, signals <-chan os.Signal) (int, error) {
 	return UnderLimits(ctx, table, keeper, spec.Stderr, func(ctx context.Context) (int, error) {
+		spec := spec
+		var finish func() error
+		var err error
+		if spec.Stdout, spec.Stderr, finish, err = pipes(spec.Stdout, spec.Stderr); err != nil {
+			return 0, err
+		}
 		status, err := run(ctx, table, spec, in, signals)
+		if unwritten := finish(); err == nil {
+			err = unwritten
+		}
 		var signal ended
 		if errors.As(err, &signal) {
 			return 128 + int(signal), nil
