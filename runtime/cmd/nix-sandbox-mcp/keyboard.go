@@ -75,8 +75,8 @@ func (k *keyboard) discards(data []byte) bool {
 // drain discards input until the terminal has answered everything that programs
 // asked, or until answerWithin has passed. Terminals answer in order, so it asks
 // something itself. Programs must not be able to have the same answer on its way
-// already, so it asks where the cursor is after moves to places that it draws
-// by lot. The cursor stays where it was.
+// already, so it moves the cursor to random positions and asks for each. Then the
+// cursor is where it was.
 func (k *keyboard) drain(out io.Writer, size frame.Terminal) {
 	var question, answer strings.Builder
 	question.WriteString("\x1b7")
