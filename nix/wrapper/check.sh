@@ -27,6 +27,8 @@ check() {
       'wrong '*) printf 'nix-sandbox-mcp: error: %s\n' "${line#wrong }" >&2; status=1 ;;
       'status 0') ;;
       'status '*) status=1 wrong=${wrong:-it did not say why} ;;
+      # The server's metadata, whose texts may look like an error of Nix.
+      '{'*) ;;
       'own '* | 'path '* | 'flake '* | 'sandbox '*) rows+=("$line") ;;
       *) explain "$line" ;;
     esac
