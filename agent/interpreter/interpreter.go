@@ -87,7 +87,7 @@ func RunCommand(table *process.Table, s *Spec, code string) (*process.Process, e
 		case len(code) > maxArgument:
 			return nil, fmt.Errorf("%w: it has %d bytes and this environment takes at most %d; write it to a file in parts", ErrCode, len(code), maxArgument)
 		case strings.IndexByte(code, 0) >= 0:
-			return nil, fmt.Errorf("%w: it holds a NUL byte; remove it", ErrCode)
+			return nil, fmt.Errorf("%w: it contains a NUL byte; remove it", ErrCode)
 		}
 		arguments = append(arguments, code)
 	}
@@ -323,7 +323,7 @@ func (i *Interpreter) Interrupted() { i.interrupted = true }
 // carry. With last set there is none: the process ends with the code.
 func (i *Interpreter) Run(code string, number uint64, last bool) (uint64, error) {
 	if i.driver.RefusesNUL && strings.IndexByte(code, 0) >= 0 {
-		return 0, fmt.Errorf("%w: it holds a NUL byte; remove it", ErrCode)
+		return 0, fmt.Errorf("%w: it contains a NUL byte; remove it", ErrCode)
 	}
 	// A driver may read the code by position, as many bytes as the call says, or
 	// from the file's offset to its end.

@@ -7,9 +7,9 @@ import (
 )
 
 const (
-	// The descriptors of a process: as many as select(2) can count, and up to
-	// which number a process may raise that, which servers with many connections
-	// do. Each counts as memory of 4 KB too, and a socket as what it holds.
+	// softFiles is how many descriptors a process has: as many as select(2) can
+	// count. A process may raise it to hardFiles, as servers with many connections
+	// do. An open file counts as 4 KB of memory, a socket as what it contains.
 	softFiles = 1024
 	hardFiles = 4096
 

@@ -89,7 +89,7 @@ func openAt(dir int, rel string, flags int, mode uint32, resolve uint64) (*os.Fi
 // relative turns a path of a request into one that openat2 takes.
 func (r *Root) relative(name string) (string, error) {
 	if strings.IndexByte(name, 0) >= 0 {
-		return "", fmt.Errorf("path %q holds a NUL byte", name)
+		return "", fmt.Errorf("path %q contains a NUL byte", name)
 	}
 	if path.IsAbs(name) {
 		rel, err := filepath.Rel(r.Path, path.Clean(name))

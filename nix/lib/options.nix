@@ -46,7 +46,7 @@ let
       published = true;
       doc = "What the model reads about this environment: one short line.";
     };
-hostname = {
+    hostname = {
       type = types.matching "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?" "a label of RFC 1123: 1 to 63 of a-z, 0-9 and -, with a letter or a digit first and last";
       default = "sandbox";
       shared = true;

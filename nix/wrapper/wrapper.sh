@@ -28,7 +28,7 @@ esac
 needs_environments=yes
 case "${1-} ${2-}" in
   # The completion of these commands lists the names of the environments.
-  '__complete run' | '__complete shell' | '__complete escape-test') ;;
+  '__complete run' | '__complete shell') ;;
   -h* | --help* | --version* | help* | client-config* | completion* | __complete* | config* | manual*)
     needs_environments=no
     ;;

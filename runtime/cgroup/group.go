@@ -144,8 +144,8 @@ func (g *Group) Kill() error {
 	if !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	// Kernels before 5.14: the first process of the sandbox's namespaces is
-	// among these, and takes the others with it.
+	// Kernels before 5.14 lack cgroup.kill, so each process is killed by its id. One
+	// of them is process 1 of the sandbox, whose end ends all the others.
 	pids, err := readFields(g.folder, "cgroup.procs")
 	for _, word := range pids {
 		if pid, err := strconv.Atoi(word); err == nil && pid > 1 {

@@ -209,7 +209,7 @@ func printable(text string) string {
 func groups(paths cgroup.Paths) Finding {
 	f := Finding{Name: "control groups", OK: true, Found: "limits of memory, processes and processors by the kernel"}
 	if err := cgroup.Check(paths); err != nil {
-		f.OK, f.Found = false, fmt.Sprintf("%v: limits of memory and processes by the agent's watch, none of processors", err)
+		f.OK, f.Found = false, fmt.Sprintf("%v: the agent's limit keeper bounds memory and processes, nothing bounds processors", err)
 		var unavailable *cgroup.Unavailable
 		if errors.As(err, &unavailable) {
 			f.Fix = unavailable.Hint

@@ -22,8 +22,9 @@ type line struct {
 	err  error
 }
 
-// read sends the lines of in and closes the channel when in ends. It returns
-// when ctx ends too, unless a read of in blocks: that ends with the process.
+// read sends the lines of in and closes the channel when in ends. It also returns
+// when ctx ends, but not from a read that blocks: that read lasts as long as the
+// process.
 func read(ctx context.Context, in io.Reader, longest int, lines chan<- line) {
 	defer close(lines)
 	reader := bufio.NewReaderSize(in, 64<<10)

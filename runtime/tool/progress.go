@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// progressEvery is the time between two reports. Clients give up after
-// silence; the promise is a report every 5 s.
+// progressEvery is the time between two reports. Clients give up after a time of
+// silence.
 const progressEvery = 4 * time.Second
 
 // reportProgress calls progress now and then until stop is called; when stop

@@ -143,8 +143,8 @@ func prepare(program, metadata, other, peers string, short bool) (b *bench, err 
 	return b, nil
 }
 
-// readBuild finds the artifacts behind a server, and writes its metadata as
-// the groups need it to a folder.
+// readBuild finds the artifacts of a server, and writes two copies of its metadata
+// to folder: without and with sandboxes that are started ahead.
 func readBuild(program, metadata, folder string) (b build, err error) {
 	if b.server, err = filepath.Abs(program); err != nil {
 		return b, err

@@ -1,5 +1,5 @@
 # A sandbox such as an operator adds beside those of the server: Python for
-# data. `environment` is what is on its PATH.
+# data. Its attribute `environment`, what is on its PATH, is built by ./check too.
 { nixpkgs }:
 let
   pkgs = import nixpkgs { system = builtins.currentSystem; };

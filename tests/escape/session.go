@@ -27,8 +27,8 @@ const (
 	maxReplies = 100_000
 	// grace is the time between a call's interrupt and its kill.
 	grace = 300 * time.Millisecond
-	// backstop is the time after the calls' timeouts and graces at which a
-	// sandbox that has not answered counts as hung: it has to start first.
+	// backstop is added to the timeouts and graces of all calls, because a sandbox
+	// also has to start; one that has not answered by then counts as hung.
 	backstop = 3 * time.Second
 )
 

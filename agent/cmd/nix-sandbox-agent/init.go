@@ -14,9 +14,10 @@ import (
 // which the agent waits, and that of SIGURG, by which the runtime preempts
 // goroutines. SIGKILL from outside of the sandbox still ends the agent.
 //
-// Go's handlers run with every signal blocked. What the main thread blocks the
-// kernel delivers to another thread instead of dropping it, where it would end
-// the program. So the two handlers block no signals but each other's.
+// Go installs its handlers with every signal blocked while they run. A signal that
+// the main thread blocks is not dropped: the kernel delivers it to another thread,
+// where it would end the program. The two handlers therefore block only each
+// other's signal.
 func dropSignals() {
 	kept := map[unix.Signal]bool{unix.SIGCHLD: true, unix.SIGURG: true}
 	mask := uint64(1)<<(unix.SIGCHLD-1) | uint64(1)<<(unix.SIGURG-1)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -140,7 +141,7 @@ func writeList(w io.Writer, rows []row, width int) {
 		{"STATE", false, func(r row) string { return r.State }},
 		{"TIME", true, func(r row) string { return unit(r.Timeout, "s") }},
 		{"MEMORY", true, func(r row) string { return unit(float64(r.Memory), "MB") }},
-		{"SIZE", true, func(r row) string { return unit(float64(r.Size/1e5)/10, "MB") }},
+		{"SIZE", true, func(r row) string { return unit(math.Round(float64(r.Size)/1e5)/10, "MB") }},
 		{"BACKEND", false, func(r row) string { return plain(r.Backend) }},
 		{"CPUS", true, func(r row) string { return unit(r.CPUs, "") }},
 		{"PROCESSES", true, func(r row) string { return unit(float64(r.PIDs), "") }},

@@ -77,9 +77,9 @@ func forEach(cmd *cobra.Command, f func(*cobra.Command)) {
 	}
 }
 
-// refuseUnknown makes a command that has commands below it refuse any other
-// word, and no word where it does nothing itself. cobra would print the help and
-// succeed.
+// refuseUnknown has a command with subcommands refuse an argument that is none of
+// them, and a call without any if it does nothing itself. cobra would print the
+// help and exit with 0.
 func refuseUnknown(cmd *cobra.Command) {
 	if !cmd.HasSubCommands() {
 		return

@@ -51,7 +51,7 @@ code's. Ctrl-C interrupts the code, and a second one ends the sandbox.`,
 	}
 	cmd.Flags().StringVarP(&o.code, "code", "c", "", "run `CODE`")
 	projectFlag(cmd, &o.project, "show the folder `DIR` to the code, read-only")
-	cmd.Flags().Float64Var(&o.seconds, "timeout", 0, "stop the code after `SECONDS` instead of the environment's time limit")
+	cmd.Flags().Float64Var(&o.seconds, "timeout", 0, "stop the code after `SECONDS`; 0 is the environment's time limit")
 	return cmd
 }
 

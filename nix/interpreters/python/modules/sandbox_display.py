@@ -260,6 +260,8 @@ class Image(DisplayObject):
     def __init__(self, data=None, url=None, filename=None, format=None, embed=None, **options):
         super().__init__(data, url, filename, **options)
         self.format = format
+        if isinstance(self.data, str):
+            raise FileNotFoundError('No such file or directory: %r' % self.data)
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         kind = kind_of_image(self.data) if self.data is not None else None
@@ -412,11 +414,13 @@ def text_of_html(html):
     reader = Reader()
     reader.feed(html[:MAX_HTML])
     reader.close()
+    while reader.outer:  # a table whose end is missing, or was cut off
+        reader.handle_endtag('table')
     text = '\n'.join(line.rstrip() if number in reader.kept else line.strip() for number, line in enumerate(reader.lines))
     while '\n\n\n' in text:
         text = text.replace('\n\n\n', '\n\n')
     if len(html) > MAX_HTML:
-        text += '\n… (the rest of %d characters of HTML is left out)' % len(html)
+        text += '\n… (%d of %d characters of HTML are left out)' % (len(html) - MAX_HTML, len(html))
     return text.strip('\n')
 
 
