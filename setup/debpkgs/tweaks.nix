@@ -77,6 +77,9 @@ let
     # The folder of its configuration is compiled in.
     openssl.postFixup = wrap "openssl" { OPENSSL_CONF = "\\\${OPENSSL_CONF:-$out/etc/ssl/openssl.cnf}"; };
 
+    # top reads what a terminal can do even where it draws on none.
+    procps.postFixup = wrap "top" { TERMINFO_DIRS = "${group "ncurses-base"}/share/terminfo"; };
+
     # git and tar start other programs through a shell whose name is compiled in.
     tar.postFixup = "${relocate} $out/bin/tar /bin/sh ${shell}";
     git.postFixup = ''
