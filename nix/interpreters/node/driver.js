@@ -100,8 +100,9 @@
   }
 
   // Shows an emitter of events (a process, a server, a stream) by its own properties,
-  // because all of one is kilobytes of Node.js's own state. What takes more than a
-  // few lines of them is shown on one. What the code itself prints stays as it is.
+  // because all of one is kilobytes of Node.js's own state. They stand on one line,
+  // those that say nothing left out where it is long. What the code itself prints
+  // stays as it is.
   function brief(depth, options, inspect) {
     if (!showing) return this;
     const name = this.constructor?.name || 'EventEmitter';
@@ -113,8 +114,9 @@
       own[key] = value;
       if (value) set[key] = value;
     }
-    let text = `${name} ${inspect(own, options)}`;
-    if (text.length > 300) text = `${name} ${inspect(set, { ...options, depth: 0, breakLength: Infinity })}`;
+    const line = { ...options, compact: true, breakLength: Infinity };
+    let text = `${name} ${inspect(own, line)}`;
+    if (text.length > 300) text = `${name} ${inspect(set, { ...line, depth: 0 })}`;
     return text.length > 300 ? `[${name}]` : text;
   }
 
