@@ -81,7 +81,7 @@ func (l listing) hint(a answer) string {
 		return "code is run by the interpreter itself: send the program alone, without the command around it"
 	case syntax && wrapper != nil && l.of(wrapper.Type) != "":
 		return "use env \"" + l.of(wrapper.Type) + "\", and send the program alone, without the command around it"
-	case named != nil && named.Type != env.InterpreterType && l.of(named.Type) != "":
+	case named != nil && named.Type != env.InterpreterType && l.of(named.Type) != "" && misread(env.Language, problem):
 		return "this env has no such interpreter as the first line names: use env \"" + l.of(named.Type) + "\""
 	case noNetwork.MatchString(problem):
 		return "there is no network, and trying again does not help"
@@ -146,6 +146,20 @@ const (
 	mismatch         = "this env runs another language: choose env by the code's"
 	nothingInstalled = "nothing can be installed or downloaded: do without, or ask the user to add it to this env"
 )
+
+// misread reports whether an error looks like one of a language that was given the
+// code of another. Code that another interpreter ran fails with that one's errors.
+func misread(language *registry.Language, problem string) bool {
+	if language == nil {
+		return false
+	}
+	for _, pattern := range []*regexp.Regexp{language.Errors.Syntax, language.Errors.Name, language.Errors.Command} {
+		if pattern != nil && pattern.MatchString(problem) {
+			return true
+		}
+	}
+	return false
+}
 
 // hintsOf returns the hints of a language, which may be nil.
 func hintsOf(language *registry.Language) []registry.Hint {
