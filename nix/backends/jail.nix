@@ -27,18 +27,21 @@ let
   shm_mb = 64;
 
   # What of /proc names the host, and what the sandbox sees in its place: the
-  # names of the user's keys, how the machine was started, and the number by
-  # which one start is told from another.
+  # names of the user's keys, how the machine was started, the number by which
+  # one start is told from another, and which build of its distribution's kernel
+  # it runs. The launcher leaves out what the kernel does not have.
   masks =
     let
       nothing = pkgs.writeText "sandbox-nothing" "";
       anyStart = pkgs.writeText "sandbox-boot-id" "00000000-0000-4000-8000-000000000000\n";
     in
     lib.mapAttrsToList (to: from: { inherit from to; }) {
+      "/proc/bootconfig" = nothing;
       "/proc/cmdline" = nothing;
       "/proc/key-users" = nothing;
       "/proc/keys" = nothing;
       "/proc/sys/kernel/random/boot_id" = anyStart;
+      "/proc/version_signature" = nothing;
     };
 
   # The first version of bubblewrap with overlays.
