@@ -11,8 +11,6 @@
   const net = require('net');
   const util = require('util');
   const { Session } = require('inspector');
-  const { isBuiltin } = require('module');
-  const { pathToFileURL } = require('url');
   const { exit, pid, stdout, stderr } = process;
   const { inspect } = util;
   const { readSync, writeSync } = fs;
@@ -42,6 +40,7 @@
   // such a file only for code that starts itself again: see place.
   const ROOT = process.cwd();
   const FILE = `${ROOT}/code.js`;
+  let meta; // import.meta, once the code has asked for it
   let placed = false; // the file is there, and not the code's own
 
   // Code that the inspector evaluates reaches the driver through these properties.
@@ -50,12 +49,7 @@
   hidden(Symbol.for('agent.enter'), () => entry());
   hidden(Symbol.for('agent.take'), (value) => { taken = value; });
   hidden('__imp_', (specifier, options) => load(specifier, options));
-  hidden('__impmeta__', Object.assign(create(null), {
-    dirname: ROOT,
-    filename: FILE,
-    resolve: (name) => (isBuiltin(name) ? `node:${name.replace(/^node:/, '')}` : pathToFileURL(require.resolve(name)).href),
-    url: pathToFileURL(FILE).href,
-  }));
+  defineProperty(globalThis, '__impmeta__', { get: () => meta ??= describeModule(), configurable: false });
   const wait = new vm.Script('Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 100)', { filename: 'agent:wait' });
   const enter = new vm.Script("globalThis[Symbol.for('agent.enter')]()", { filename: 'agent:enter' });
 
@@ -80,6 +74,18 @@
     const result = taken;
     taken = undefined;
     return result;
+  }
+
+  // Returns what import.meta is to the code.
+  function describeModule() {
+    const { isBuiltin } = require('module');
+    const { pathToFileURL } = require('url');
+    return Object.assign(create(null), {
+      dirname: ROOT,
+      filename: FILE,
+      resolve: (name) => (isBuiltin(name) ? `node:${name.replace(/^node:/, '')}` : pathToFileURL(require.resolve(name)).href),
+      url: pathToFileURL(FILE).href,
+    });
   }
 
   // Returns what a file of the driver's modules evaluates to. It is loaded when it is
