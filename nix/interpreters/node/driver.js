@@ -196,7 +196,7 @@
 
   // Evaluates code. Code that cannot be read as JavaScript is read as TypeScript.
   function evaluate(source, name, how) {
-    if (generic.test(source)) {
+    if (source.includes('>(') && generic.test(source)) {
       const { code } = loadModule('typescript')(source);
       if (code !== undefined) return attempt(code, name, how);
     }
@@ -254,7 +254,7 @@
 
   // Puts the code where it says that it is, if it starts or reads its own file.
   function place(source) {
-    if (!/\b(?:Worker|fork|cluster|readFile|readFileSync)\b/.test(source) || !/\b(?:__filename|argv|cluster|import\.meta)\b/.test(source)) return;
+    if (!/__filename|argv|cluster|import\.meta/.test(source) || !/\b(?:Worker|fork|cluster|readFile|readFileSync)\b/.test(source)) return;
     try {
       writeFileSync(FILE, source, { flag: placed ? 'w' : 'wx' });
       placed = true;
