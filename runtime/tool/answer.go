@@ -34,35 +34,62 @@ func (a answer) failed() bool {
 // toolResult is the answer as MCP carries it: content only, for clients that
 // see structured content show the model nothing else.
 func (a answer) toolResult() *mcp.CallToolResult {
-	content, remarks := a.files()
+	files, remarks := a.files()
+	facts := a.facts()
+	var content []mcp.Content
+	var kinds []string
+	for _, p := range a.parts(remarks) {
+		content = append(content, mcp.NewTextContent(p.text))
+		kinds = append(kinds, p.kind)
+	}
+	facts[metaPrefix+"content"] = kinds
 	return &mcp.CallToolResult{
-		Result:  mcp.Result{Meta: mcp.NewMetaFromMap(a.facts())},
-		Content: append([]mcp.Content{mcp.NewTextContent(a.text(remarks))}, content...),
+		Result:  mcp.Result{Meta: mcp.NewMetaFromMap(facts)},
+		Content: append(content, files...),
 		IsError: a.failed(),
 	}
 }
 
-// text is what the code wrote and, in brackets, what there is to know of it.
-// Remarks are those about files.
-func (a answer) text(remarks []string) string {
+// part is a text of the answer that has one author: the code, which wrote it
+// to one of its streams, or the server. Each is an item of content of its own,
+// which the code cannot leave, and the fact "content" names their kinds.
+type part struct{ kind, text string }
+
+// The kinds of parts, in their order.
+const (
+	stdoutPart  = "stdout"
+	stderrPart  = "stderr"
+	remarksPart = "remarks"
+)
+
+// parts are the texts of the answer. Clients join them in different ways, or
+// not at all: each but the last ends its line, so that they read the same
+// where nothing is put between them. Remarks are those about files.
+func (a answer) parts(remarks []remark) []part {
 	if a.err != nil && call.DiedDuring(a.err) == nil {
-		return a.problem()
+		return []part{{remarksPart, a.problem()}}
 	}
-	var text strings.Builder
-	write(&text, a.result.Stdout)
+	var parts []part
+	if stdout := output(stdoutPart, a.result.Stdout); stdout != "" {
+		parts = append(parts, part{stdoutPart, stdout})
+	}
 	if a.result.Stderr.Len() > 0 || a.result.Stderr.Cut > 0 {
-		newLine(&text)
-		text.WriteString("--- stderr ---\n")
-		write(&text, a.result.Stderr)
+		parts = append(parts, part{stderrPart, separator + "\n" + output(stderrPart, a.result.Stderr)})
 	}
+	var lines []string
 	for _, remark := range a.remarks(remarks) {
-		newLine(&text)
-		text.WriteString("[" + remark + "]")
+		lines = append(lines, remark.String())
 	}
-	if text.Len() == 0 {
-		return "[no output]"
+	if len(parts)+len(lines) == 0 {
+		lines = []string{remark{opening: noOutput}.String()}
 	}
-	return text.String()
+	if len(lines) > 0 {
+		parts = append(parts, part{remarksPart, strings.Join(lines, "\n")})
+	}
+	for i := range parts[:len(parts)-1] {
+		parts[i].text = endLine(parts[i].text)
+	}
+	return parts
 }
 
 // problem is why there is no result, and what to do.
@@ -82,18 +109,19 @@ func (a answer) problem() string {
 	case errors.Is(a.err, sandbox.ErrClosed):
 		return "not run: the server is ending"
 	}
-	dead := call.DiedDuring(a.err)
-	if dead == nil {
-		return a.err.Error()
-	}
+	return a.err.Error()
+}
+
+// died says that the sandbox ended during the call.
+func (a answer) died(dead *sandbox.DeadError) remark {
 	lost := ""
 	if a.call.Session != "" {
 		lost = "; the session's variables and files are lost, and its next call starts a new one"
 	}
 	if dead.Limit != "" {
-		return "stopped: " + a.crossed(dead.Limit) + lost
+		return remark{opening: stopped, rest: ": " + a.crossed(dead.Limit) + lost}
 	}
-	return fmt.Sprintf("the sandbox ended during the call: %v%s", dead, lost)
+	return remark{opening: sandboxEnded, rest: fmt.Sprintf(" during the call: %v%s", dead, lost)}
 }
 
 // maxIdleNamed is how many idle sessions a refusal names.
@@ -117,75 +145,79 @@ func noFurtherSession(full *call.FullError) string {
 }
 
 // restarted says why a session is a new one.
-func restarted(why *call.Restart) string {
+func restarted(why *call.Restart) remark {
+	rest := "the earlier one ended because its sandbox died"
 	switch why.Cause {
 	case call.Idle:
-		return fmt.Sprintf("new session: the earlier one ended after %g s idle", why.After.Seconds())
+		rest = fmt.Sprintf("the earlier one ended after %g s idle", why.After.Seconds())
 	case call.Lifetime:
-		return fmt.Sprintf("new session: the earlier one ended at its lifetime of %g s", why.After.Seconds())
-	default:
-		return "new session: the earlier one ended because its sandbox died"
+		rest = fmt.Sprintf("the earlier one ended at its lifetime of %g s", why.After.Seconds())
 	}
+	return remark{opening: newSession, rest: rest}
 }
 
-// write writes a stream with a mark where something is left out.
-func write(text *strings.Builder, stream sandbox.Text) {
-	text.WriteString(stream.Head)
+// output is what is shown of a stream, with a remark where something is left
+// out.
+func output(name string, stream sandbox.Text) string {
+	text := markImitations(name, stream.Head)
 	if stream.Cut == 0 {
-		return
+		return text
 	}
-	newLine(text)
-	fmt.Fprintf(text, "[... %s cut here ...]\n", size(stream.Cut))
-	text.WriteString(stream.Tail)
+	cut := remark{opening: cutHere, rest: fmt.Sprintf(" %s cut here ...", size(stream.Cut))}
+	return endLine(text) + cut.String() + "\n" + markImitations(name, stream.Tail)
 }
 
-// newLine ends a line that is not ended.
-func newLine(text *strings.Builder) {
-	if text.Len() > 0 && !strings.HasSuffix(text.String(), "\n") {
-		text.WriteByte('\n')
+// endLine ends a text's last line, if there is one that is not ended.
+func endLine(text string) string {
+	if text != "" && !strings.HasSuffix(text, "\n") {
+		text += "\n"
 	}
+	return text
 }
 
-// remarks are the lines in brackets; those about files come from the caller.
-func (a answer) remarks(files []string) []string {
-	var remarks []string
+// remarks are what there is to know of a call; those about files come from the
+// caller.
+func (a answer) remarks(files []remark) []remark {
+	var remarks []remark
 	if a.result.Restart != nil {
 		remarks = append(remarks, restarted(a.result.Restart))
 	}
-	if a.err != nil {
-		remarks = append(remarks, a.problem())
-	} else if ending := a.ending(); ending != "" {
+	if dead := call.DiedDuring(a.err); dead != nil {
+		remarks = append(remarks, a.died(dead))
+	} else if ending, found := a.ending(); found {
 		remarks = append(remarks, ending)
 	}
 	if cut := a.result.Stdout.Cut + a.result.Stderr.Cut; cut > 0 {
-		remarks = append(remarks, fmt.Sprintf("%s of output cut; %s", size(cut), a.storedOutput()))
+		remarks = append(remarks, remark{amount: size(cut), opening: outputCut, rest: "; " + a.storedOutput()})
 	}
 	remarks = append(remarks, files...)
 	if a.hint != "" {
-		remarks = append(remarks, "hint: "+a.hint)
+		remarks = append(remarks, remark{opening: hint, rest: a.hint})
 	}
 	return remarks
 }
 
-// ending says how the code ended, where that needs words.
-func (a answer) ending() string {
+// ending says how the code ended, where there is something to say of that.
+func (a answer) ending() (_ remark, found bool) {
 	switch a.result.Outcome {
 	case frame.OutcomeTimeout:
-		return fmt.Sprintf("timed out after %g s%s", a.call.Env.Timeout.Seconds(), a.state())
+		return remark{opening: timedOut, rest: fmt.Sprintf("%g s%s", a.call.Env.Timeout.Seconds(), a.state())}, true
 	case frame.OutcomeCancelled:
-		return "cancelled" + a.state()
+		return remark{opening: cancelled, rest: a.state()}, true
 	case frame.OutcomeMemory, frame.OutcomeLimit:
-		return "stopped: " + a.crossed(a.result.Limit.Name) + a.state()
+		return remark{opening: stopped, rest: ": " + a.crossed(a.result.Limit.Name) + a.state()}, true
 	case frame.OutcomeCrashed:
-		return fmt.Sprintf("the interpreter died with exit status %d%s", a.result.ExitCode, a.state())
+		return remark{opening: crashed, rest: fmt.Sprintf(" with exit status %d%s", a.result.ExitCode, a.state())}, true
 	}
-	if a.result.Limit != nil && a.result.State == frame.StateLost {
-		return "stopped before this call: " + a.crossed(a.result.Limit.Name) + a.lost()
+	switch {
+	case a.result.Limit != nil && a.result.State == frame.StateLost:
+		return remark{opening: stopped, rest: " before this call: " + a.crossed(a.result.Limit.Name) + a.lost()}, true
+	case a.result.ExitCode != 0:
+		return remark{opening: exitStatus, rest: fmt.Sprint(a.result.ExitCode, a.lost())}, true
+	case a.lost() != "":
+		return remark{opening: stateLost, rest: variablesLost}, true
 	}
-	if a.result.ExitCode != 0 {
-		return fmt.Sprintf("exit status %d%s", a.result.ExitCode, a.lost())
-	}
-	return strings.TrimPrefix(a.lost(), "; ")
+	return remark{}, false
 }
 
 // crossed says which limit was crossed. The figure is the operator's and not
@@ -209,10 +241,13 @@ func (a answer) state() string {
 // lost says that a session's state is gone, if it is.
 func (a answer) lost() string {
 	if a.call.Session != "" && a.result.State == frame.StateLost {
-		return "; the session's variables are lost, its files in /workspace are kept"
+		return "; " + openings[stateLost] + variablesLost
 	}
 	return ""
 }
+
+// variablesLost is what a session has lost, and what not.
+const variablesLost = "variables are lost, its files in /workspace are kept"
 
 // storedOutput says where all of the output is.
 func (a answer) storedOutput() string {
@@ -265,18 +300,4 @@ func (a answer) facts() map[string]any {
 		facts[metaPrefix+"cut_bytes"] = cut
 	}
 	return facts
-}
-
-// size words a number of bytes.
-func size(bytes int64) string {
-	switch {
-	case bytes < 1000:
-		return fmt.Sprintf("%d bytes", bytes)
-	case bytes < 1000*1000:
-		return fmt.Sprintf("%.1f KB", float64(bytes)/1000)
-	case bytes < 1000*1000*1000:
-		return fmt.Sprintf("%.1f MB", float64(bytes)/1000/1000)
-	default:
-		return fmt.Sprintf("%.1f GB", float64(bytes)/1000/1000/1000)
-	}
 }

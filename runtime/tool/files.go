@@ -31,7 +31,7 @@ const (
 
 // files shows the images that a call wrote, and links or names its other
 // files.
-func (a answer) files() (content []mcp.Content, remarks []string) {
+func (a answer) files() (content []mcp.Content, remarks []remark) {
 	var named []string
 	links, rest := 0, 0
 	for _, file := range a.result.Files {
@@ -56,9 +56,9 @@ func (a answer) files() (content []mcp.Content, remarks []string) {
 		if a.call.Env.Sessions() {
 			keep = "; to keep files, use a session"
 		}
-		remarks = append(remarks, fmt.Sprintf("written and gone with the sandbox: %s%s%s", strings.Join(named, ", "), more, keep))
+		remarks = append(remarks, remark{opening: filesGone, rest: fmt.Sprintf(" with the sandbox: %s%s%s", strings.Join(named, ", "), more, keep)})
 	} else if rest > 0 {
-		remarks = append(remarks, fmt.Sprintf("%d more files in /workspace/outputs", rest))
+		remarks = append(remarks, remark{amount: fmt.Sprint(rest), opening: moreFiles, rest: "/workspace/outputs"})
 	}
 	return content, remarks
 }

@@ -57,9 +57,19 @@ func (f *fixture) bash(session, code string) *mcp.CallToolResult {
 	return f.Accept("", arguments).Answer(f.t.Context(), nil)
 }
 
+// text is the result as a client shows it that joins its texts.
 func text(result *mcp.CallToolResult) string {
-	first, _ := result.Content[0].(mcp.TextContent)
-	return first.Text
+	return strings.Join(texts(result), "")
+}
+
+// texts are the texts of a result.
+func texts(result *mcp.CallToolResult) (texts []string) {
+	for _, content := range result.Content {
+		if content, ok := content.(mcp.TextContent); ok {
+			texts = append(texts, content.Text)
+		}
+	}
+	return texts
 }
 
 func TestRun_Answers(t *testing.T) {
@@ -230,6 +240,7 @@ func TestRun_Facts(t *testing.T) {
 			"nix-sandbox-mcp/duration_ms": int64(2000),
 			"nix-sandbox-mcp/limits_by":   "machine",
 			"nix-sandbox-mcp/closure":     "the-closure",
+			"nix-sandbox-mcp/content":     []string{"remarks"},
 			"nix-sandbox-mcp/code_sha256": fmt.Sprintf("%x", sha256.Sum256([]byte("sleep 2; exit 3"))),
 		}
 		if diff := cmp.Diff(want, got); diff != "" {

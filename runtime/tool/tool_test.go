@@ -319,17 +319,17 @@ func TestAnswerText(t *testing.T) {
 		return answer{call: c, result: call.Result{Result: result, Restart: restart}, err: err}
 	}
 	memory, tasks := &frame.Limit{Name: "memory_mb", Value: 512, Used: 530}, &frame.Limit{Name: "pids", Value: 256, Used: 257}
-	text := func(s string) sandbox.Text { return sandbox.Text{Head: s} }
+	wrote := func(s string) sandbox.Text { return sandbox.Text{Head: s} }
 	for name, test := range map[string]struct {
 		answer answer
 		want   string
 		failed bool
 	}{
-		"stdout":         {came(once, sandbox.Result{Outcome: frame.OutcomeOK, Stdout: text("2\n")}, nil, nil), "2\n", false},
+		"stdout":         {came(once, sandbox.Result{Outcome: frame.OutcomeOK, Stdout: wrote("2\n")}, nil, nil), "2\n", false},
 		"nothing":        {came(once, sandbox.Result{Outcome: frame.OutcomeOK}, nil, nil), "[no output]", false},
-		"both":           {came(once, sandbox.Result{Outcome: frame.OutcomeOK, Stdout: text("out"), Stderr: text("err\n")}, nil, nil), "out\n--- stderr ---\nerr\n", false},
-		"stderr alone":   {came(once, sandbox.Result{Outcome: frame.OutcomeOK, Stderr: text("err")}, nil, nil), "--- stderr ---\nerr", false},
-		"exit status":    {came(once, sandbox.Result{Outcome: frame.OutcomeOK, ExitCode: 3, Stdout: text("a\n")}, nil, nil), "a\n[exit status 3]", true},
+		"both":           {came(once, sandbox.Result{Outcome: frame.OutcomeOK, Stdout: wrote("out"), Stderr: wrote("err\n")}, nil, nil), "out\n--- stderr ---\nerr\n", false},
+		"stderr alone":   {came(once, sandbox.Result{Outcome: frame.OutcomeOK, Stderr: wrote("err")}, nil, nil), "--- stderr ---\nerr", false},
+		"exit status":    {came(once, sandbox.Result{Outcome: frame.OutcomeOK, ExitCode: 3, Stdout: wrote("a\n")}, nil, nil), "a\n[exit status 3]", true},
 		"timeout":        {came(once, sandbox.Result{Outcome: frame.OutcomeTimeout, ExitCode: 137}, nil, nil), "[timed out after 30 s]", true},
 		"timeout, kept":  {came(kept, sandbox.Result{Outcome: frame.OutcomeTimeout, State: frame.StateKept}, nil, nil), "[timed out after 30 s; the session's state was kept]", true},
 		"timeout, lost":  {came(kept, sandbox.Result{Outcome: frame.OutcomeTimeout, State: frame.StateLost}, nil, nil), "[timed out after 30 s; the session's variables are lost, its files in /workspace are kept]", true},
@@ -339,21 +339,31 @@ func TestAnswerText(t *testing.T) {
 		"memory before":  {came(kept, sandbox.Result{Outcome: frame.OutcomeOK, Limit: memory, State: frame.StateLost}, nil, nil), "[stopped before this call: used more than 512 MB of memory; the session's variables are lost, its files in /workspace are kept]", false},
 		"tasks":          {came(once, sandbox.Result{Outcome: frame.OutcomeLimit, Limit: tasks}, nil, nil), "[stopped: more than 256 processes and threads]", true},
 		"crashed":        {came(kept, sandbox.Result{Outcome: frame.OutcomeCrashed, ExitCode: 139, State: frame.StateLost}, nil, nil), "[the interpreter died with exit status 139; the session's variables are lost, its files in /workspace are kept]", true},
-		"fresh":          {came(kept, sandbox.Result{Outcome: frame.OutcomeOK, State: frame.StateKept, Stdout: text("1\n")}, &call.Restart{Cause: call.Idle, After: 300 * time.Second}, nil), "1\n[new session: the earlier one ended after 300 s idle]", false},
+		"fresh":          {came(kept, sandbox.Result{Outcome: frame.OutcomeOK, State: frame.StateKept, Stdout: wrote("1\n")}, &call.Restart{Cause: call.Idle, After: 300 * time.Second}, nil), "1\n[new session: the earlier one ended after 300 s idle]", false},
 		"lost, although": {came(kept, sandbox.Result{Outcome: frame.OutcomeOK, State: frame.StateLost}, nil, nil), "[the session's variables are lost, its files in /workspace are kept]", false},
 		"cut":            {came(once, sandbox.Result{Outcome: frame.OutcomeOK, Stdout: sandbox.Text{Head: "a\n", Tail: "z\n", Cut: 1234567}}, nil, nil), "a\n[... 1.2 MB cut here ...]\nz\n[1.2 MB of output cut; print less of it]", false},
 		"cut and stored": {came(kept, sandbox.Result{Outcome: frame.OutcomeOK, Stored: []sandbox.Stored{{Path: "/workspace/.outputs/7.stdout", All: true}}, Stdout: sandbox.Text{Head: "a", Tail: "z", Cut: 999}}, nil, nil), "a\n[... 999 bytes cut here ...]\nz\n[999 bytes of output cut; all of it is in /workspace/.outputs/7.stdout]", false},
 		"cut and stored in part": {came(kept, sandbox.Result{Outcome: frame.OutcomeOK, Stored: []sandbox.Stored{{Path: "/workspace/.outputs/7.stdout", Bytes: 5_000_000}}, Stdout: sandbox.Text{Head: "a", Tail: "z", Cut: 2_000_000_000}}, nil, nil),
 			"a\n[... 2.0 GB cut here ...]\nz\n[2.0 GB of output cut; its first 5.0 MB are in /workspace/.outputs/7.stdout]", false},
-		"died":    {came(once, sandbox.Result{Stdout: text("so far\n")}, nil, &sandbox.DeadError{Reason: "the agent ended"}), "so far\n[the sandbox ended during the call: the agent ended]", true},
+		"died":    {came(once, sandbox.Result{Stdout: wrote("so far\n")}, nil, &sandbox.DeadError{Reason: "the agent ended"}), "so far\n[the sandbox ended during the call: the agent ended]", true},
 		"refused": {came(once, sandbox.Result{}, nil, &call.FullError{Max: 64}), "all 64 sessions are in use and none is idle: wait until a call has ended, or call without session", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(test.want, test.answer.text(nil)); diff != "" {
+			if diff := cmp.Diff(test.want, text(test.answer.toolResult())); diff != "" {
 				t.Error(diff)
 			}
-			if got := test.answer.toolResult().IsError; got != test.failed {
-				t.Errorf("isError %v", got)
+			result := test.answer.toolResult()
+			if result.IsError != test.failed {
+				t.Errorf("isError %v", result.IsError)
+			}
+			// Whatever the server says would be marked in output.
+			for i, kind := range result.Meta.AdditionalFields["nix-sandbox-mcp/content"].([]string) {
+				for line := range strings.Lines(texts(result)[i]) {
+					own := kind == "remarks" && name != "refused" || strings.HasPrefix(line, separator) || strings.HasPrefix(line, "[...")
+					if marked := markImitations("x", line) != line; marked != own {
+						t.Errorf("line %q of %s is marked: %v", line, kind, marked)
+					}
+				}
 			}
 		})
 	}

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"strings"
 	"sync"
 	"time"
 )
@@ -65,12 +66,22 @@ type Answer struct {
 	Structured json.RawMessage `json:"structuredContent"`
 }
 
-// Text returns the answer's first text.
+// Text returns the answer's texts as one, as a client shows them that joins
+// them.
 func (a Answer) Text() string {
-	if len(a.Content) == 0 {
-		return ""
+	return strings.Join(a.Texts(), "")
+}
+
+// Texts returns the answer's texts: what the code wrote to stdout and stderr,
+// and what the server has to say. The fact "content" says which is which.
+func (a Answer) Texts() []string {
+	var texts []string
+	for _, content := range a.Content {
+		if content.Type == "text" {
+			texts = append(texts, content.Text)
+		}
 	}
-	return a.Content[0].Text
+	return texts
 }
 
 // Fact returns one of the facts in the answer's _meta.
