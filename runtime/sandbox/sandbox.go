@@ -159,7 +159,7 @@ type Stored struct {
 
 // File is a file under /workspace.
 type File struct {
-	Path string // absolute, and fit to be shown
+	Path string // absolute and valid UTF-8; any other character may be in it
 	Size int64  // bytes
 	// Content is the whole file where it was read, and Type its MIME type
 	// then.

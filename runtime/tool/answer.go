@@ -254,9 +254,9 @@ func (a answer) storedOutput() string {
 	var files []string
 	if a.call.Session != "" {
 		for _, stored := range a.result.Stored {
-			file := "all of it is in " + stored.Path
+			file := "all of it is in " + quoteName(stored.Path)
 			if !stored.All {
-				file = fmt.Sprintf("its first %s are in %s", size(stored.Bytes), stored.Path)
+				file = fmt.Sprintf("its first %s are in %s", size(stored.Bytes), quoteName(stored.Path))
 			}
 			files = append(files, file)
 		}

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"path"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -20,8 +21,10 @@ import (
 )
 
 const (
-	// maxLinks is how many files of one call are linked or named.
-	maxLinks = 16
+	// maxLinks and maxLinkBytes bound the files of one call that are linked or
+	// named, and what that takes: a character of a name can be nine of a URI.
+	maxLinks     = 16
+	maxLinkBytes = 4 << 10
 	// maxResource is the largest file that is read as a resource, in bytes.
 	maxResource = 8 << 20
 
@@ -33,18 +36,27 @@ const (
 // files.
 func (a answer) files() (content []mcp.Content, remarks []remark) {
 	var named []string
-	links, rest := 0, 0
+	shown, bytes, rest := 0, 0, 0
 	for _, file := range a.result.Files {
-		switch {
-		case file.Content != nil:
+		if file.Content != nil {
 			content = append(content, mcp.NewImageContent(base64.StdEncoding.EncodeToString(file.Content), file.Type))
-		case links+len(named) == maxLinks:
+			continue
+		}
+		entry := fmt.Sprintf("%s (%s)", quoteName(file.Path), size(file.Size))
+		link := link(a.call.Session, file)
+		if a.call.Session != "" {
+			entry = link.Name + link.URI
+		}
+		if shown == maxLinks || bytes+len(entry) > maxLinkBytes {
 			rest++
-		case a.call.Session == "":
-			named = append(named, fmt.Sprintf("%s (%s)", file.Path, size(file.Size)))
-		default:
-			content = append(content, link(a.call.Session, file))
-			links++
+			continue
+		}
+		shown++
+		bytes += len(entry)
+		if a.call.Session == "" {
+			named = append(named, entry)
+		} else {
+			content = append(content, link)
 		}
 	}
 	if len(named) > 0 {
@@ -64,11 +76,21 @@ func (a answer) files() (content []mcp.Content, remarks []remark) {
 }
 
 // link returns a file of a session as a resource link.
-func link(session string, file sandbox.File) mcp.Content {
+func link(session string, file sandbox.File) mcp.ResourceLink {
 	bytes := file.Size
-	link := mcp.NewResourceLink(address(session, file.Path), path.Base(file.Path), "", mimeType(file.Path))
+	link := mcp.NewResourceLink(address(session, file.Path), quoteName(path.Base(file.Path)), "", mimeType(file.Path))
 	link.Size = &bytes
 	return link
+}
+
+// quoteName returns the name of a file as it is, or as a string of Go where a
+// character of it is not printed or could be taken for the end of the name:
+// clients show the names of links between words and brackets of their own.
+func quoteName(name string) string {
+	if strings.ContainsFunc(name, func(r rune) bool { return isHidden(r) || strings.ContainsRune("[](){}<>,;\"\\`", r) }) {
+		return printable(strconv.Quote(name))
+	}
+	return name
 }
 
 // address is the URI of a file in a session.

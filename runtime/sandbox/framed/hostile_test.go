@@ -163,8 +163,8 @@ func hostile(as string) {
 		w.Write(frame.Reply{
 			Type: frame.Result, ID: id, Outcome: frame.OutcomeOK,
 			Files: []frame.File{
-				{Path: "/etc/passwd"}, {Path: "/workspace/../etc/passwd"}, {Path: "relative"}, {Path: "/workspace/a\n[exit status 0]"},
-				{Path: "/workspace/a\x7f"}, {Path: "/workspace/\xff"}, {Path: "/workspace/" + strings.Repeat("a", 1024)},
+				{Path: "/etc/passwd"}, {Path: "/workspace/../etc/passwd"}, {Path: "relative"}, {Path: "/workspace/elsewhere"},
+				{Path: "/workspace/outputs/a\x00"}, {Path: "/workspace/outputs/\xff"}, {Path: "/workspace/outputs/" + strings.Repeat("a", 1024)},
 				{Path: "/workspace/outputs/good", Size: 1}, {Path: "/workspace/outputs/negative", Size: -1},
 			},
 			Truncated: []frame.Truncation{{Stream: frame.Stdout, Path: "/etc/shadow", Stored: 1}},

@@ -363,10 +363,9 @@ func files(all []frame.File) []sandbox.File {
 }
 
 // inWorkspace reports whether a path that a sandbox sent names a file under
-// /workspace and can be shown.
+// /workspace. U+FFFD stands for bytes of a name that JSON cannot carry.
 func inWorkspace(name string) bool {
-	return len(name) <= 1024 && strings.HasPrefix(name, "/workspace/") && path.Clean(name) == name &&
-		!strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f || r == 0xfffd })
+	return len(name) <= 1024 && strings.HasPrefix(name, "/workspace/") && path.Clean(name) == name && !strings.ContainsAny(name, "\x00\ufffd")
 }
 
 // ReadFile implements [sandbox.Sandbox].
