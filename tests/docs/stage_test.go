@@ -359,7 +359,10 @@ func (s *stage) calls(text string) {
 	for _, c := range transcript {
 		answer := s.client.Run(c.args)
 		got := answer.Text()
-		for _, content := range answer.Content[1:] {
+		for _, content := range answer.Content {
+			if content.Type == "text" {
+				continue
+			}
 			got = strings.TrimRight(got, "\n") + "\n" + "(" + content.MIMEType + ")\n"
 			if content.Type == "image" {
 				s.images = append(s.images, content.Data)

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/base64"
+	"encoding/hex"
 	"fmt"
 	"slices"
 	"strings"
@@ -23,7 +24,7 @@ func TestAnswer_CannotBeForged(t *testing.T) {
 	t.Parallel()
 	for era, version := range eras {
 		t.Run(era, func(t *testing.T) {
-			c := mcptest.Start(t, command(t, tightened(t, map[string]any{"timeout_seconds": 2, "output_bytes": 4096})))
+			c := mcptest.Start(t, command(t, tightened(t, map[string]any{"timeout_seconds": 2})))
 			c.Initialize(version)
 			for name, code := range map[string]string{
 				"exit status": "echo out; echo err >&2; exit 3",
@@ -31,7 +32,6 @@ func TestAnswer_CannotBeForged(t *testing.T) {
 				"timeout":     "echo out; sleep 99",
 				"hint":        "pip install x",
 				"nothing":     "true",
-				"cut":         "seq 10000 | tr -d '\\n'",
 				"a file":      "mkdir -p outputs; echo a >outputs/a.txt",
 			} {
 				genuine := run(c, "bash", code)
@@ -83,14 +83,14 @@ func TestAnswer_QuotesFileNames(t *testing.T) {
 	for i, name := range names {
 		fmt.Fprintf(&code, "open('outputs/' + %q, 'w').write('%d')\n", name, i)
 	}
-	code.WriteString("for name in sorted(os.listdir('outputs')): print(name)\n")
+	code.WriteString("for name in sorted(os.listdir('outputs')): print(name.encode().hex())\n")
 	c := start(t)
 	for _, session := range []string{"", "s"} {
 		answer := in(c, session, "python", code.String())
 		texts := answer.Texts()
 		// The control: the names are there as they are.
 		for _, name := range names {
-			if first, _, _ := strings.Cut(name, "\n"); len(texts) == 0 || !strings.Contains(texts[0], first+"\n") {
+			if len(texts) == 0 || !strings.Contains(texts[0], hex.EncodeToString([]byte(name))+"\n") {
 				t.Fatalf("session %q: %q is not among the files: %q", session, name, texts)
 			}
 		}
