@@ -43,10 +43,11 @@ type Test int
 
 // The tests.
 const (
-	Always Test = iota // it applies whatever the argument is
-	AnyOf              // the argument is one of Values
-	NoneOf             // the argument is none of Values
-	AnyBit             // the argument has a bit of Values[0]
+	Always  Test = iota // it applies whatever the argument is
+	AnyOf               // the argument is one of Values
+	NoneOf              // the argument is none of Values
+	AnyBit              // the argument has a bit of Values[0]
+	EachBit             // the argument has a bit of each of Values
 )
 
 // Errno is the return value that fails a call with an error.
@@ -173,10 +174,12 @@ func leaf(v Verdict) []unix.SockFilter {
 			switch {
 			case c.Test == NoneOf:
 				jump.Jt = behind
+			case c.Test == EachBit:
+				jump.Jt, jump.Jf = 0, behind
 			case behind == 1:
 				jump.Jf = behind
 			}
-			if c.Test == AnyBit {
+			if c.Test == AnyBit || c.Test == EachBit {
 				jump.Code = jumpBits
 			}
 			out = append(out, jump)

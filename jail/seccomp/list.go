@@ -47,9 +47,10 @@ var list = []rule{
 
 	// Namespaces. All that the sandbox needs were made for it.
 	{"setns", 308, 268, always(eperm), "enters another namespace"},
-	{"unshare", 272, 97, newNamespaceUnshare, "makes a namespace, in which the code would be root over more of the kernel"},
-	{"clone", 56, 220, newNamespace, "the same for a new process; without those flags it is fork"},
+	{"unshare", 272, 97, newNamespaceUnshare, "makes a namespace, in which the code would be root over more of the kernel; gives a thread descriptors of its own"},
+	{"clone", 56, 220, newNamespace, "the same for a new process or thread; without those flags it is fork"},
 	{"clone3", 435, 435, always(enosys), "hides its flags in memory, where no filter sees them; the C library then uses clone"},
+	{"close_range", 436, 436, unsharedDescriptors, "gives a thread descriptors of its own"},
 	{"sethostname", 170, 161, always(eperm), "for whoever made the namespace"},
 	{"setdomainname", 171, 162, always(eperm), "for whoever made the namespace"},
 
@@ -131,13 +132,17 @@ const (
 var (
 	newNamespace = bpf.Verdict{
 		{Arg: 0, Test: bpf.AnyBit, Values: []uint32{namespaces}, Then: eperm},
+		{Arg: 0, Test: bpf.EachBit, Values: []uint32{unix.CLONE_THREAD, unix.CLONE_FILES}, Then: allow},
 		// A process that shares its descriptors with another process can take
 		// locks and end. The locks stay, and /proc/locks, where the limit keeper
-		// counts them, does not show a lock whose owner has ended.
-		{Arg: 0, Test: bpf.AnyBit, Values: []uint32{unix.CLONE_THREAD}, Then: allow},
-		{Arg: 0, Test: bpf.AnyBit, Values: []uint32{unix.CLONE_FILES}, Then: eperm},
+		// counts them, does not show a lock whose owner has ended. A thread with
+		// descriptors of its own has as many as a process, and the limit keeper
+		// counts those of processes.
+		{Arg: 0, Test: bpf.AnyBit, Values: []uint32{unix.CLONE_THREAD | unix.CLONE_FILES}, Then: eperm},
 	}
-	newNamespaceUnshare = bpf.Verdict{{Arg: 0, Test: bpf.AnyBit, Values: []uint32{namespacesUnshared}, Then: eperm}}
+	newNamespaceUnshare = bpf.Verdict{{Arg: 0, Test: bpf.AnyBit, Values: []uint32{namespacesUnshared | unix.CLONE_FILES}, Then: eperm}}
+
+	unsharedDescriptors = bpf.Verdict{{Arg: 2, Test: bpf.AnyBit, Values: []uint32{unix.CLOSE_RANGE_UNSHARE}, Then: enosys}}
 
 	// What the agent needs beside what the code may open: sock_diag(7), by which
 	// the limit keeper learns what sockets hold. The agent's own filter refuses it
