@@ -9,11 +9,14 @@ const (
 )
 
 // Limits that every sandbox has, of what the kernel keeps for code and charges to
-// no memory limit: names that [Limit] carries beside those of the metadata, and
+// no memory limit or counts for each user of the host: names that [Limit] carries beside those of the metadata, and
 // how many there may be.
 const (
 	FileLocks    = "file_locks" // POSIX locks of parts of files
 	MaxFileLocks = 4096
+
+	EpollWatches    = "epoll_watches" // file descriptors in epoll instances, epoll(7)
+	MaxEpollWatches = 32_768
 
 	Terminals    = "terminals" // pseudoterminals, of which a machine has 4,096
 	MaxTerminals = 64
@@ -26,6 +29,8 @@ func (l Limit) String() string {
 		return fmt.Sprintf("more than %d processes and threads", l.Value)
 	case FileLocks:
 		return fmt.Sprintf("held more than %d locks on files", l.Value)
+	case EpollWatches:
+		return fmt.Sprintf("watched more than %d files with epoll", l.Value)
 	case Terminals:
 		return fmt.Sprintf("opened more than %d terminals", l.Value)
 	}

@@ -185,7 +185,7 @@ func (k *Keeper) check() (usage Usage, cost time.Duration, err error) {
 	resume := k.scanner.stop()
 	defer resume()
 	if usage.Kernel.Bytes > 0 {
-		k.kernel.refresh(k.scanner.found)
+		k.kernel.refresh(k.scanner.found, k.scanner.self)
 	}
 	usage, again, err := k.measure()
 	return usage, cost + again, err
@@ -219,6 +219,8 @@ func (l Limits) crossed(u Usage) (Crossing, bool) {
 		return of(frame.PIDs, int64(l.Tasks), int64(u.Tasks))
 	case u.Kernel.Locks > frame.MaxFileLocks:
 		return of(frame.FileLocks, frame.MaxFileLocks, int64(u.Kernel.Locks))
+	case u.Kernel.Watches > frame.MaxEpollWatches:
+		return of(frame.EpollWatches, frame.MaxEpollWatches, int64(u.Kernel.Watches))
 	case u.Kernel.Terminals > frame.MaxTerminals:
 		return of(frame.Terminals, frame.MaxTerminals, int64(u.Kernel.Terminals))
 	}

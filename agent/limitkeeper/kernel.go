@@ -21,7 +21,7 @@ import (
 
 // The kernel keeps memory for code beside the pages of its processes. This file
 // counts what can be counted at a bounded cost: file locks, terminals, mappings,
-// open files, and bytes that wait in sockets.
+// open files, watches of epoll instances, and bytes that wait in sockets.
 
 const (
 	// Scans of what takes long to read are a second apart, and begin when code has
@@ -72,6 +72,7 @@ const (
 type kernelUse struct {
 	Bytes     int64 // for sockets, open files and mappings
 	Locks     int   // at most frame.MaxFileLocks + 1
+	Watches   int   // of epoll instances
 	Terminals int
 }
 
@@ -94,13 +95,15 @@ type kernelScanner struct {
 // kernelScan says what to read.
 type kernelScan struct {
 	sockets  bool
-	files    []process // whose open files to count
+	self     int       // this process, whose epoll instance does not count
+	files    []process // whose open files and epoll instances to count
 	mappings []process // whose mappings to count
 }
 
 // kernelFound is the result of a scan.
 type kernelFound struct {
 	locks    int
+	watches  int
 	sockets  int64 // bytes
 	files    int64 // open files
 	mappings map[int]mappingsOf
@@ -140,11 +143,11 @@ func (k *kernelScanner) use(found []process, self int, now time.Time) kernelUse 
 		period = fastScan
 	}
 	if !k.running && !k.ended.IsZero() && now.Sub(k.ended) >= period && now.After(k.earliest) {
-		k.begin(kernelScan{sockets: many, files: slices.Clone(found), mappings: due})
+		k.begin(kernelScan{sockets: many, self: self, files: slices.Clone(found), mappings: due})
 		// Most scans end within this time.
 		k.collect(time.Millisecond)
 	}
-	use := kernelUse{Bytes: k.last.files * openFileCost, Locks: k.last.locks, Terminals: k.countTerminals()}
+	use := kernelUse{Bytes: k.last.files * openFileCost, Locks: k.last.locks, Watches: k.last.watches, Terminals: k.countTerminals()}
 	if many {
 		use.Bytes += k.last.sockets
 	}
@@ -193,7 +196,7 @@ func (k *kernelScanner) dueProcesses(found []process, self int) (due []process) 
 
 // refresh counts everything that takes memory again, because what was counted may
 // no longer exist. The processes are stopped meanwhile. It waits for at most 2 s.
-func (k *kernelScanner) refresh(found []process) {
+func (k *kernelScanner) refresh(found []process, self int) {
 	k.collect(time.Second)
 	if k.running {
 		return
@@ -204,7 +207,7 @@ func (k *kernelScanner) refresh(found []process) {
 			again = append(again, p)
 		}
 	}
-	k.begin(kernelScan{sockets: true, files: slices.Clone(found), mappings: again})
+	k.begin(kernelScan{sockets: true, self: self, files: slices.Clone(found), mappings: again})
 	k.collect(time.Second)
 }
 
@@ -221,8 +224,9 @@ func (k *kernelScanner) begin(s kernelScan) {
 		k.scans, k.results = make(chan kernelScan, 1), make(chan kernelFound, 1)
 		go func(scans <-chan kernelScan, results chan<- kernelFound) {
 			runtime.LockOSThread() // whose processor time is the cost of a scan
+			var counter epollCounter
 			for s := range scans {
-				results <- s.read()
+				results <- s.read(&counter)
 			}
 		}(k.scans, k.results)
 	}
@@ -287,7 +291,7 @@ func countSockets() int {
 }
 
 // read carries out a scan.
-func (s kernelScan) read() kernelFound {
+func (s kernelScan) read(counter *epollCounter) kernelFound {
 	begin := newBudget(mappingsTime)
 	result := kernelFound{locks: fileLocks(), mappings: map[int]mappingsOf{}}
 	if s.sockets {
@@ -296,6 +300,7 @@ func (s kernelScan) read() kernelFound {
 	for _, p := range s.files {
 		result.files += openFiles(p.task)
 	}
+	result.watches = counter.count(s.files, s.self)
 	rest := newBudget(mappingsTime)
 	for _, p := range s.mappings {
 		if rest.over() {

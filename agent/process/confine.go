@@ -16,8 +16,11 @@ import (
 // and the filter below has the call succeed without an effect.
 const forceFork = unix.CLONE_NEWUSER | 1
 
-// ioprioProcess is IOPRIO_WHO_PROCESS of the kernel's linux/ioprio.h.
-const ioprioProcess = 1
+// Of the kernel's linux/ioprio.h and linux/kcmp.h.
+const (
+	ioprioProcess = 1 // IOPRIO_WHO_PROCESS
+	kcmpFile      = 0 // KCMP_FILE
+)
 
 // confined are the rules for the processes of a sandbox beside those of the
 // jail.
@@ -36,8 +39,8 @@ const ioprioProcess = 1
 // EINVAL is the error of a kernel without filters, which programs that would
 // confine themselves accept.
 //
-// The jail's filter allows sockets of sock_diag(7) for the limit keeper. No process
-// needs one.
+// The jail's filter allows sockets of sock_diag(7), and kcmp(2) of open files, for
+// the limit keeper. No process needs them.
 func confined() []bpf.Rule {
 	own := func(arg int, value uint32) bpf.Check {
 		return bpf.Check{Arg: arg, Test: bpf.NoneOf, Values: []uint32{value}, Then: bpf.Errno(unix.EPERM)}
@@ -55,6 +58,7 @@ func confined() []bpf.Rule {
 		bpf.On(unix.SYS_IOPRIO_SET, own(0, ioprioProcess), own(1, 0)),
 		bpf.On(unix.SYS_SECCOMP, deny(0, unix.SECCOMP_SET_MODE_FILTER, unix.EINVAL)),
 		bpf.On(unix.SYS_PRCTL, deny(0, unix.PR_SET_SECCOMP, unix.EINVAL)),
+		bpf.On(unix.SYS_KCMP, deny(2, kcmpFile, unix.EPERM)),
 		bpf.On(unix.SYS_SOCKET, deny(2, unix.NETLINK_SOCK_DIAG, unix.EPROTONOSUPPORT)),
 		bpf.On(unix.SYS_UNSHARE, bpf.Check{Test: bpf.AnyOf, Values: []uint32{forceFork}, Then: bpf.Errno(0)}),
 	}

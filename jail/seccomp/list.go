@@ -90,7 +90,7 @@ var list = []rule{
 	{"process_vm_writev", 311, 271, always(eperm), "writes another process's memory"},
 	{"process_madvise", 440, 440, always(eperm), "drops another process's memory"},
 	{"pidfd_getfd", 438, 438, always(eperm), "takes another process's descriptors"},
-	{"kcmp", 312, 272, onlyVM, "compares kernel addresses; the limit keeper asks whether two processes share memory"},
+	{"kcmp", 312, 272, sharing, "compares kernel addresses; the limit keeper asks whether two processes share memory or a file"},
 
 	// Memory of no process and in no file system with a size, which only a control
 	// group would see. Programs fall back to a file in /tmp.
@@ -206,7 +206,8 @@ var (
 	// The default personality, and the query of the current one.
 	oddities = bpf.Verdict{{Arg: 0, Test: bpf.NoneOf, Values: []uint32{0, 0xffffffff}, Then: eperm}}
 
-	onlyVM = bpf.Verdict{{Arg: 2, Test: bpf.NoneOf, Values: []uint32{kcmpVM}, Then: eperm}}
+	// The agent's own filter leaves kcmpVM to the code.
+	sharing = bpf.Verdict{{Arg: 2, Test: bpf.NoneOf, Values: []uint32{kcmpFile, kcmpVM}, Then: eperm}}
 )
 
 // From the kernel's asm-generic/ioctls.h, linux/kcmp.h, linux/fcntl.h, linux/futex.h
@@ -216,6 +217,7 @@ const (
 	tioclinux = 0x541c
 	tioccons  = 0x541d
 	tiocsetd  = 0x5423
+	kcmpFile  = 0
 	kcmpVM    = 1
 
 	futexRequeue       = 3

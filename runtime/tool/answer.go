@@ -225,7 +225,7 @@ func (a answer) ending() (_ remark, found bool) {
 func (a answer) crossed(limit string) string {
 	value := map[string]int64{
 		frame.Memory: a.call.Env.MemoryMB, frame.PIDs: a.call.Env.PIDs,
-		frame.FileLocks: frame.MaxFileLocks, frame.Terminals: frame.MaxTerminals,
+		frame.FileLocks: frame.MaxFileLocks, frame.EpollWatches: frame.MaxEpollWatches, frame.Terminals: frame.MaxTerminals,
 	}[limit]
 	return frame.Limit{Name: limit, Value: value}.String()
 }

@@ -27,10 +27,22 @@ if COUNT > 64:
     time.sleep(20)
 print("done")
 `
+		watches = `
+import os, select, time
+files = [os.eventfd(0) for _ in range(500)]
+instances = [select.epoll() for _ in range(COUNT // 500)]
+for instance in instances:
+    for file in files:
+        instance.register(file, select.EPOLLIN)
+if COUNT > 32768:
+    time.sleep(20)
+print("done")
+`
 	)
 	c := start(t, limited(t))
 	for _, test := range []struct{ code, few, many, answer, limit string }{
 		{locks, "1000", "10000", "[stopped: held more than 4096 locks on files]", "file_locks"},
+		{watches, "30000", "100000", "[stopped: watched more than 32768 files with epoll]", "epoll_watches"},
 		{terminals, "40", "200", "[stopped: opened more than 64 terminals]", "terminals"},
 	} {
 		if got := run(c, "python", strings.ReplaceAll(test.code, "COUNT", test.few)); got.Text() != "done\n" {

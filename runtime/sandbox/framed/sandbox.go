@@ -42,7 +42,7 @@ const (
 )
 
 // limits are the names that an agent may give for what stopped code.
-var limits = []string{frame.Memory, frame.PIDs, frame.FileLocks, frame.Terminals}
+var limits = []string{frame.Memory, frame.PIDs, frame.FileLocks, frame.EpollWatches, frame.Terminals}
 
 // Sandbox is a [sandbox.Sandbox] whose agent speaks frames.
 type Sandbox struct {
