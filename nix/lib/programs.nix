@@ -137,6 +137,7 @@ let
     pname = "nix-sandbox-mcp-attacks";
     folders = [
       "agent/frame"
+      "runtime/cgroup"
       "tests/escape"
       "tests/procfs"
     ];

@@ -28,6 +28,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 )
 
 // Options of a run of the suite. The zero value runs everything.
@@ -50,6 +52,9 @@ type Options struct {
 	// Slow multiplies what an attempt may take, up to maxSlow; 0 is 1. It is
 	// for machines whose instructions are emulated.
 	Slow int
+	// Groups is where control groups for the sandboxes are made, as the server
+	// does it; nil is nowhere.
+	Groups *cgroup.Tree
 	// Each is called with every result, in the order of the suite.
 	Each func(Result)
 }
@@ -414,6 +419,7 @@ func (s *scene) found(out outcome) string {
 // inside runs an attempt's rounds in the sandbox.
 func (s *suite) inside(ctx context.Context, a *attempt, scene *scene) (outcome, error) {
 	s.tell(scene)
+	scene.groups, scene.limits = s.Groups, cgroup.Limits{Memory: int64(s.MemoryMB) << 20, Tasks: s.Pids}
 	programs, err := a.programs(scene)
 	if err != nil {
 		return outcome{}, err

@@ -8,9 +8,22 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
+
+// controlGroups returns where control groups can be made, or nil. A virtual machine
+// (tests/vm) in which the user has a subtree has to have them.
+func controlGroups(t *testing.T) *cgroup.Tree {
+	t.Helper()
+	groups, err := cgroup.Find(cgroup.System)
+	if err != nil && os.Getenv("NIX_SANDBOX_TEST_MACHINE") == "delegate" {
+		t.Fatal(err)
+	}
+	t.Logf("control groups: %v, error %v", groups != nil, err)
+	return groups
+}
 
 // TestEscape runs the suite on the sandboxes that package undertest names.
 // NIX_SANDBOX_ESCAPE_SKIP lists tags to leave out beside those that are not
@@ -25,12 +38,14 @@ func TestEscape(t *testing.T) {
 	if !slices.Contains(skip, "none") {
 		skip = append(skip, Unpromised()...)
 	}
+	groups := controlGroups(t)
 	for _, dir := range artifacts {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			report, err := Run(context.Background(), dir, Options{
-				Match: list("NIX_SANDBOX_ESCAPE_MATCH"),
-				Skip:  skip,
-				Slow:  patience.Factor(),
+				Match:  list("NIX_SANDBOX_ESCAPE_MATCH"),
+				Skip:   skip,
+				Slow:   patience.Factor(),
+				Groups: groups,
 				Each: func(result Result) {
 					if result.Verdict == Failed {
 						t.Error(result)

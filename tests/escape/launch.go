@@ -183,6 +183,21 @@ func (s *scene) command(ctx context.Context, namespaces bool, argv ...string) *e
 	return cmd
 }
 
+// enter has a program start in a control group of its own, if there are any. The
+// caller calls leave when the program has ended.
+func (s *scene) enter(cmd *exec.Cmd) (leave func() error, err error) {
+	group, err := s.groups.New(s.limits)
+	if err != nil {
+		return nil, err
+	}
+	group.Apply(cmd.SysProcAttr)
+	return func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), maxSlow)
+		defer cancel()
+		return group.Close(ctx)
+	}, nil
+}
+
 // keepDescriptors keeps what this process has inherited from whoever started
 // it: attempts write to every descriptor that they find.
 func keepDescriptors() error {
@@ -208,14 +223,19 @@ func without(environ []string, names ...string) []string {
 
 // run starts a program with code on its stdin, collects its output in o, and
 // waits for its end.
-func (s *scene) run(ctx context.Context, o *output, namespaces bool, stdin string, argv ...string) (outcome, error) {
+func (s *scene) run(ctx context.Context, o *output, namespaces bool, stdin string, argv ...string) (out outcome, err error) {
 	cmd := s.command(ctx, namespaces, argv...)
 	cmd.Stdin = strings.NewReader(stdin)
 	cmd.Stdout = o
 	if cmd.Stderr == nil {
 		cmd.Stderr = o
 	}
-	err := cmd.Run()
+	leave, err := s.enter(cmd)
+	if err != nil {
+		return outcome{}, err
+	}
+	defer func() { err = errors.Join(err, leave()) }()
+	started := cmd.Run()
 	if cmd.Process != nil && s.group == 0 {
 		// What a control left in its group goes; a sandbox has taken its
 		// processes along, and if it has not, that was seen.
@@ -224,18 +244,18 @@ func (s *scene) run(ctx context.Context, o *output, namespaces bool, stdin strin
 	if s.tty != nil {
 		s.hear(o)
 	}
-	out := outcome{output: o, timedOut: ctx.Err() != nil}
+	out = outcome{output: o, timedOut: ctx.Err() != nil}
 	if s.left {
 		out.evidence = s.survivor()
 	}
 	var exit *exec.ExitError
 	switch {
-	case err == nil || errors.Is(err, exec.ErrWaitDelay):
-	case errors.As(err, &exit):
+	case started == nil || errors.Is(started, exec.ErrWaitDelay):
+	case errors.As(started, &exit):
 		out.exit = exitStatus(exit.ProcessState)
-	case out.timedOut || errors.Is(err, syscall.EPIPE) || errors.Is(err, io.ErrClosedPipe):
+	case out.timedOut || errors.Is(started, syscall.EPIPE) || errors.Is(started, io.ErrClosedPipe):
 	default:
-		return out, fmt.Errorf("start %s: %w", argv[0], err)
+		return out, fmt.Errorf("start %s: %w", argv[0], started)
 	}
 	return out, nil
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
 
@@ -42,6 +43,9 @@ type scene struct {
 	tty   *os.File        // controlling terminal and stderr, if not nil
 	hear  func(io.Writer) // hands on what was written to the terminal
 	group int             // process group to join; 0 for a session of its own
+
+	groups *cgroup.Tree // for the sandbox; nil for none
+	limits cgroup.Limits
 
 	checks  []func() string // each returns what it found, or nothing
 	closers []func()

@@ -65,7 +65,7 @@ func isForged(reply frame.Reply, token string) bool {
 var errForged = errors.New("a forged frame reached the reader")
 
 // session runs calls through a program that speaks frames.
-func (s *scene) session(ctx context.Context, a *attempt, program string, calls []string) (outcome, error) {
+func (s *scene) session(ctx context.Context, a *attempt, program string, calls []string) (out outcome, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	o := newOutput(s.needles()...)
@@ -80,13 +80,18 @@ func (s *scene) session(ctx context.Context, a *attempt, program string, calls [
 	}
 	logs := newOutput(s.needles()...) // the agent's log, for messages
 	cmd.Stderr = logs
+	leave, err := s.enter(cmd)
+	if err != nil {
+		return outcome{}, err
+	}
+	defer func() { err = errors.Join(err, leave()) }()
 	if err := cmd.Start(); err != nil {
 		return outcome{}, fmt.Errorf("start %s: %w", program, err)
 	}
 	defer syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 
 	done := make(chan error, 1)
-	out := outcome{output: o}
+	out = outcome{output: o}
 	go func() { done <- s.converse(a, &out, stdin, stdout, calls) }()
 	limit := time.NewTimer(time.Duration(len(calls))*(a.timeout+grace) + a.backstop)
 	defer limit.Stop()

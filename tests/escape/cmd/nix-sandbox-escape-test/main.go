@@ -17,6 +17,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/escape"
 )
 
@@ -86,6 +87,13 @@ func run(ctx context.Context, args []string, out, log io.Writer) int {
 		options.Skip = append(options.Skip, escape.Unpromised()...)
 	}
 	options.Each = func(result escape.Result) { fmt.Fprintln(out, result) }
+
+	// The server starts sandboxes in control groups too, where it can make some.
+	groups, err := cgroup.Find(cgroup.System)
+	if err != nil {
+		fmt.Fprintln(log, program+": no control groups:", err)
+	}
+	options.Groups = groups
 
 	status := 0
 	for _, folder := range flags.Args() {
