@@ -9,7 +9,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"io"
 	"os"
 	"regexp"
@@ -306,14 +305,4 @@ func (a *Agent) Steps(steps []Step) {
 				s.Stdout, cmp.Or(s.Match, s.Stderr), s.Exit, s.Outcome, state)
 		}
 	}
-}
-
-// Main runs the tests of a package that uses agents. They wait much more than
-// they work: more of them run side by side than there are processors.
-func Main(m *testing.M) {
-	flag.Parse()
-	if err := flag.Set("test.parallel", "8"); err != nil {
-		panic(err)
-	}
-	os.Exit(m.Run())
 }

@@ -236,8 +236,10 @@ func facts(s *Step, text string) error {
 
 // Each kind of state that a driver keeps, and each way in which a call ends.
 func TestSessions(t *testing.T) {
+	t.Parallel()
 	for _, name := range Interpreters(t) {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			readCases(t, filepath.Join(Folder(t, name), "testdata", "sessions.txtar")).run(t, name, nil, true)
 		})
 	}
@@ -245,8 +247,10 @@ func TestSessions(t *testing.T) {
 
 // A call without a session is a program: it ends as its interpreter ends one.
 func TestPrograms(t *testing.T) {
+	t.Parallel()
 	for _, name := range Interpreters(t) {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			readCases(t, filepath.Join(Folder(t, name), "testdata", "programs.txtar")).run(t, name, Ephemeral, false)
 		})
 	}

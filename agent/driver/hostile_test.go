@@ -20,6 +20,7 @@ func hostile(t *testing.T, name string) cases {
 // Whatever the code does, its call is answered within its time, and the next
 // call works. The answer may be that the interpreter died.
 func TestHostile(t *testing.T) {
+	t.Parallel()
 	for _, interpreter := range Interpreters(t) {
 		c := hostile(t, interpreter)
 		set, _ := c.steps(t, "", "_state", nil)
@@ -31,7 +32,7 @@ func TestHostile(t *testing.T) {
 				t.Parallel()
 				a := Start(t, interpreter, Env("NODE_OPTIONS", "--max-old-space-size=64")).Warm()
 				begin := time.Now()
-				first := a.Run(c.files[name], Limit(2*time.Second, time.Second))
+				first := a.Run(c.files[name], Limit(time.Second, 500*time.Millisecond))
 				if took := time.Since(begin); took > 15*time.Second {
 					t.Errorf("answered after %v", took)
 				}
@@ -63,6 +64,7 @@ func TestHostile(t *testing.T) {
 // A reply without the call's own number ends the interpreter: it neither ends
 // the call, nor leaves state, nor has the code interrupted.
 func TestForgedReplies(t *testing.T) {
+	t.Parallel()
 	for _, interpreter := range Interpreters(t) {
 		c := hostile(t, interpreter)
 		state, _ := c.steps(t, "", "_state", nil)

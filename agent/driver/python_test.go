@@ -1,16 +1,19 @@
 package driver_test
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/agenttest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 // A figure that an earlier call has shown is shown again when it is asked for.
 func TestPythonFigures_Again(t *testing.T) {
+	t.Parallel()
 	a := Start(t, "python")
 	if got := a.Run("import matplotlib"); got.ExitCode != 0 {
 		t.Skipf("no matplotlib here: %s", got.Stderr)
@@ -30,10 +33,11 @@ func TestPythonFigures_Again(t *testing.T) {
 	}
 }
 
-func TestMain(m *testing.M) { Main(m) }
+func TestMain(m *testing.M) { os.Exit(patience.Main(m)) }
 
 // What an earlier call left running prints with the next call.
 func TestPythonBackgroundOutput(t *testing.T) {
+	t.Parallel()
 	a := Start(t, "python")
 	if got := a.Run("import subprocess; p = subprocess.Popen('echo now; sleep 0.2; echo later', shell=True); print(p.stdout)"); got.State != frame.StateKept {
 		t.Fatalf("%+v", got)
@@ -45,6 +49,7 @@ func TestPythonBackgroundOutput(t *testing.T) {
 }
 
 func TestPythonFigures(t *testing.T) {
+	t.Parallel()
 	a := Start(t, "python")
 	if got := a.Run("import matplotlib"); got.ExitCode != 0 {
 		t.Skipf("no matplotlib here: %s", got.Stderr)

@@ -9,6 +9,7 @@ import (
 	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/agenttest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 func plantState(t *testing.T, a *Agent) {
@@ -26,6 +27,7 @@ func checkState(t *testing.T, a *Agent) {
 // Programs share a pipe, and with it whether it blocks; what one of them
 // leaves behind is no matter of the next call's.
 func TestPipesBlockAgain(t *testing.T) {
+	t.Parallel()
 	a := Start(t, "python").Warm()
 	const show = "print(os.get_blocking(1), os.get_blocking(2))"
 	if got := a.Run("import os\nos.set_blocking(1, False); os.set_blocking(2, False)\n" + show); got.Stdout != "False False\n" {
@@ -38,11 +40,16 @@ func TestPipesBlockAgain(t *testing.T) {
 
 // What a child of an earlier call prints comes with a later call, once.
 func TestOutput_OfEarlierCallsComesOnce(t *testing.T) {
+	t.Parallel()
 	a := Start(t, "bash")
-	if got := a.Run("(sleep 0.3; echo late) & echo now"); got.Stdout != "now\n" {
+	if got := a.Run("(until [ -e go ]; do sleep 0.01; done; echo late; touch gone) & echo now"); got.Stdout != "now\n" {
 		t.Errorf("stdout %q", got.Stdout)
 	}
-	time.Sleep(600 * time.Millisecond)
+	must.Do(t, os.WriteFile(filepath.Join(a.Root, "go"), nil, 0o644))
+	patience.Until(t, "the child of the first call prints", func() bool {
+		_, err := os.Stat(filepath.Join(a.Root, "gone"))
+		return err == nil
+	})
 	if got := a.Run("echo next"); got.Stdout != "late\nnext\n" {
 		t.Errorf("stdout %q", got.Stdout)
 	}
@@ -53,6 +60,7 @@ func TestOutput_OfEarlierCallsComesOnce(t *testing.T) {
 
 // A call does not wait for children that hold its pipes.
 func TestChildrenThatHoldThePipes(t *testing.T) {
+	t.Parallel()
 	for _, change := range []func(*frame.Request){Ephemeral, func(*frame.Request) {}} {
 		a := Start(t, "bash")
 		begin := time.Now()

@@ -9,6 +9,9 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 )
 
+// shortTime is the time of code that exceeds it: long enough for the code to begin.
+const shortTime = 500 * time.Millisecond
+
 // What runs for ever, by interpreter: state is kept.
 var forever = map[string][]string{
 	"python": {"while True: pass", "import time; time.sleep(99)", "import subprocess; subprocess.run(['sleep', '99'])", "import threading; threading.Event().wait()"},
@@ -24,6 +27,7 @@ var state = map[string]struct{ set, show, want string }{
 }
 
 func TestTimeoutKeepsState(t *testing.T) {
+	t.Parallel()
 	for kind, codes := range forever {
 		for _, code := range codes {
 			t.Run(kind+"/"+code, func(t *testing.T) {
@@ -31,11 +35,11 @@ func TestTimeoutKeepsState(t *testing.T) {
 				a := Start(t, kind).Warm()
 				a.Run(state[kind].set)
 				begin := time.Now()
-				got := a.Run(code, Limit(time.Second, 2*time.Second))
+				got := a.Run(code, Limit(shortTime, 2*time.Second))
 				if got.Outcome != frame.OutcomeTimeout || got.State != frame.StateKept {
 					t.Errorf("%s, state %s, want timeout, kept", got.Outcome, got.State)
 				}
-				if took := time.Since(begin); took < time.Second {
+				if took := time.Since(begin); took < shortTime {
 					t.Errorf("interrupted after %v", took)
 				}
 				a.Steps([]Step{{Code: state[kind].show, Stdout: state[kind].want}})
@@ -47,6 +51,7 @@ func TestTimeoutKeepsState(t *testing.T) {
 // Code that ignores the interrupt is killed; the next call has a new
 // interpreter in the same workspace.
 func TestTimeoutOfWhatIgnoresIt(t *testing.T) {
+	t.Parallel()
 	for kind, code := range map[string]string{
 		"python": "import signal\nsignal.signal(2, signal.SIG_IGN)\nwhile True: pass",
 		"bash":   "trap '' INT\nwhile :; do :; done",
@@ -69,6 +74,7 @@ func TestTimeoutOfWhatIgnoresIt(t *testing.T) {
 }
 
 func TestInterrupt_KeepsState(t *testing.T) {
+	t.Parallel()
 	for kind, codes := range forever {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
@@ -98,6 +104,7 @@ var ending = map[string]string{
 // ends if it comes in the moment in which nothing there handles signals, and
 // the result says so.
 func TestInterrupt_HitsNoLaterCall(t *testing.T) {
+	t.Parallel()
 	for kind := range state {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
@@ -119,6 +126,7 @@ func TestInterrupt_HitsNoLaterCall(t *testing.T) {
 }
 
 func TestEphemeralTimeout(t *testing.T) {
+	t.Parallel()
 	for kind, codes := range forever {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
@@ -133,6 +141,7 @@ func TestEphemeralTimeout(t *testing.T) {
 
 // An interpreter that does not load takes no longer than the call may.
 func TestTimeoutWhileLoading(t *testing.T) {
+	t.Parallel()
 	a := Start(t, "python", Words("sh", "-c", "sleep 99"))
 	begin := time.Now()
 	got := a.Run("1", Limit(200*time.Millisecond, 100*time.Millisecond))
@@ -146,17 +155,21 @@ func TestTimeoutWhileLoading(t *testing.T) {
 
 // Output that came before the timeout is in the answer.
 func TestTimeoutKeepsOutput(t *testing.T) {
+	t.Parallel()
 	for kind, code := range map[string]string{
 		"python": "print('before')\nwhile True: pass",
 		"bash":   "echo before; sleep 99",
 		"node":   "console.log('before'); while (true) {}",
 	} {
-		for _, change := range []func(*frame.Request){Ephemeral, func(*frame.Request) {}} {
-			a := Start(t, kind).Warm()
-			got := a.Run(code, Limit(700*time.Millisecond, 300*time.Millisecond), change)
-			if !strings.HasPrefix(got.Stdout, "before\n") || got.Outcome != frame.OutcomeTimeout {
-				t.Errorf("%s: %+v", kind, got)
-			}
+		for name, change := range map[string]func(*frame.Request){"once": Ephemeral, "session": func(*frame.Request) {}} {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				a := Start(t, kind).Warm()
+				got := a.Run(code, Limit(700*time.Millisecond, 300*time.Millisecond), change)
+				if !strings.HasPrefix(got.Stdout, "before\n") || got.Outcome != frame.OutcomeTimeout {
+					t.Errorf("%+v", got)
+				}
+			})
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 // A call without a session ends the interpreter, and with it the state that a
 // session's calls left there. The session's next call says so, once.
 func TestState_LostByACallWithoutASession(t *testing.T) {
+	t.Parallel()
 	for kind := range state {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
@@ -40,6 +41,7 @@ func fake(t *testing.T, script string) *Agent {
 // An interpreter that loads and ends by itself is not started again and again:
 // a ping is answered with an error, and the next call starts it once more.
 func TestInterpreter_EndsAfterItHasLoaded(t *testing.T) {
+	t.Parallel()
 	for name, script := range map[string]string{
 		"with its first code": "read -r line <&3",
 		"while it is idle":    `read -r word nonce rest <&3; echo "done $nonce 0" >&3`,

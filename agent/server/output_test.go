@@ -15,6 +15,7 @@ import (
 )
 
 func TestOutput_ArrivesBeforeTheResult(t *testing.T) {
+	t.Parallel()
 	a := Start(t, "bash")
 	id := a.Call("echo first; echo error >&2; sleep 99")
 	seen := map[string]string{}
@@ -33,6 +34,7 @@ func TestOutput_ArrivesBeforeTheResult(t *testing.T) {
 }
 
 func TestOutputIsBounded(t *testing.T) {
+	t.Parallel()
 	const limit = 4096
 	for kind, code := range map[string]string{
 		"python": "import sys\nfor i in range(100000): print('line', i)\nprint('end')",
@@ -74,6 +76,7 @@ func TestOutputIsBounded(t *testing.T) {
 }
 
 func TestEphemeralOutputIsNotStored(t *testing.T) {
+	t.Parallel()
 	a := Start(t, "bash")
 	got := a.Run("seq 100000", Ephemeral)
 	if len(got.Truncated) != 1 || got.Truncated[0].Path != "" {
@@ -83,6 +86,7 @@ func TestEphemeralOutputIsNotStored(t *testing.T) {
 
 // 100 MB arrive as 32 KiB, with samples of what is held back.
 func TestOutput_HasSamplesOfWhatIsHeldBack(t *testing.T) {
+	t.Parallel()
 	a := Start(t, "bash")
 	got := a.Run("yes 'a line of output' | head -c 100000000; sleep 1.2; echo; yes again | head -c 100; sleep 1.2")
 	if len(got.Stdout) > 32<<10 || len(got.Truncated) != 1 || got.Truncated[0].Total != 100000101 {
@@ -95,6 +99,7 @@ func TestOutput_HasSamplesOfWhatIsHeldBack(t *testing.T) {
 
 // A character is never cut by a frame.
 func TestCharactersStayWhole(t *testing.T) {
+	t.Parallel()
 	a := Start(t, "bash")
 	got := a.Run(`for i in 1 2 3 4 5; do printf '\xe2\x82'; sleep 0.08; printf '\xac'; done; printf '\xff'`)
 	if want := "€€€€€\uFFFD"; got.Stdout != want || !utf8.ValidString(got.Stdout) {
@@ -104,6 +109,7 @@ func TestCharactersStayWhole(t *testing.T) {
 
 // Code that owns the folder of stored outputs cannot lead the agent astray.
 func TestStoredOutputFollowsNoLink(t *testing.T) {
+	t.Parallel()
 	a := Start(t, "bash")
 	outside := t.TempDir()
 	must.Do(t, os.Symlink(outside, filepath.Join(a.Root, ".outputs")))
@@ -117,6 +123,7 @@ func TestStoredOutputFollowsNoLink(t *testing.T) {
 }
 
 func TestRead_AnswersWhileACallRuns(t *testing.T) {
+	t.Parallel()
 	a := Start(t, "bash")
 	a.Send(frame.Request{Type: frame.Ping, ID: 999})
 	a.Receive()

@@ -11,11 +11,13 @@ import (
 
 	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/agenttest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
-func TestMain(m *testing.M) { Main(m) }
+func TestMain(m *testing.M) { os.Exit(patience.Main(m)) }
 
 func TestCallsRunInOrder(t *testing.T) {
+	t.Parallel()
 	a := Start(t, "python")
 	a.Call("n = 0")
 	for i := range 100 {
@@ -30,6 +32,7 @@ func TestCallsRunInOrder(t *testing.T) {
 }
 
 func TestPongComesWhenLoaded(t *testing.T) {
+	t.Parallel()
 	a := Start(t, "python")
 	a.Send(frame.Request{Type: frame.Ping, ID: 7})
 	if diff := cmp.Diff(frame.Reply{Type: frame.Pong, ID: 7}, a.Receive()); diff != "" {
@@ -45,6 +48,7 @@ func TestPongComesWhenLoaded(t *testing.T) {
 }
 
 func TestInterpreterThatCannotStart(t *testing.T) {
+	t.Parallel()
 	for name, words := range map[string][]string{
 		"missing": {"/nowhere/python3"},
 		"wrong":   {"false"},
@@ -71,6 +75,7 @@ func TestInterpreterThatCannotStart(t *testing.T) {
 }
 
 func TestConfigure_SetsVariables(t *testing.T) {
+	t.Parallel()
 	code := map[string]string{
 		"python": "import os; print(os.environ.get('GIVEN'), os.environ['LANG'])",
 		"bash":   "echo $GIVEN $LANG",
@@ -99,6 +104,7 @@ func TestConfigure_SetsVariables(t *testing.T) {
 }
 
 func TestRequests_AreRefused(t *testing.T) {
+	t.Parallel()
 	a := Start(t, "bash")
 	running := a.Call("sleep 99")
 	for name, req := range map[string]frame.Request{
@@ -127,42 +133,8 @@ func TestRequests_AreRefused(t *testing.T) {
 	}
 }
 
-// The code that waits is bounded, and counts no longer when it runs or is
-// given up.
-func TestWaitingCodeIsBounded(t *testing.T) {
-	a := Start(t, "python").Warm()
-	large := "#" + strings.Repeat("x", 15<<20)
-	for range 2 {
-		running := a.Call("import time; time.sleep(99)")
-		var waiting []uint64
-		for range 4 {
-			waiting = append(waiting, a.Call(large))
-		}
-		a.Send(frame.Request{Type: frame.Execute, ID: 1000, Code: large, Keep: true})
-		if got := a.Receive(); got.Type != frame.Error || got.ID != 1000 || !strings.Contains(got.Message, "64 MiB of code wait already") {
-			t.Fatalf("reply %s to call %d, %q, want an error to the code that is too much", got.Type, got.ID, got.Message)
-		}
-		for _, id := range waiting[:3] {
-			a.Send(frame.Request{Type: frame.Interrupt, ID: id})
-			if got := a.Wait(id); got.Outcome != frame.OutcomeCancelled {
-				t.Fatalf("%+v", got)
-			}
-		}
-		a.Send(frame.Request{Type: frame.Interrupt, ID: running})
-		a.Wait(running)
-		if got := a.Wait(waiting[3]); got.Outcome != frame.OutcomeOK {
-			t.Fatalf("%+v", got)
-		}
-	}
-	// More than may wait, one after the other.
-	for range 4 {
-		if got := a.Run(large); got.Outcome != frame.OutcomeOK {
-			t.Fatalf("%+v", got)
-		}
-	}
-}
-
 func TestInterruptOfAWaitingCall(t *testing.T) {
+	t.Parallel()
 	a := Start(t, "bash")
 	first := a.Call("sleep 0.5; echo first")
 	second := a.Call("touch ran")
@@ -186,6 +158,7 @@ func TestInterruptOfAWaitingCall(t *testing.T) {
 }
 
 func TestEndsWithItsRequests(t *testing.T) {
+	t.Parallel()
 	for _, code := range []string{"", "trap '' INT TERM; while :; do sleep 1; done"} {
 		t.Run(code, func(t *testing.T) {
 			a := Start(t, "bash")
@@ -205,6 +178,7 @@ func TestEndsWithItsRequests(t *testing.T) {
 }
 
 func TestCommand_RunsEachCall(t *testing.T) {
+	t.Parallel()
 	long := strings.Repeat("x", 1<<20)
 	for name, test := range map[string]struct {
 		option Option
@@ -218,8 +192,8 @@ func TestCommand_RunsEachCall(t *testing.T) {
 		"too long":     {Command(false, "sh", "-c"), Step{Code: long, Exit: 127, Outcome: frame.OutcomeCrashed, Stderr: "131071"}},
 		"NUL":          {Command(false, "sh", "-c"), Step{Code: "a\x00b", Exit: 127, Outcome: frame.OutcomeCrashed, Stderr: "NUL"}},
 		"not there":    {Command(false, "/nowhere/sh"), Step{Code: "a", Exit: 127, Outcome: frame.OutcomeCrashed, Stderr: "/nowhere/sh"}},
-		"interrupt":    {Command(false, "sh", "-c"), Step{Code: "sleep 99", Exit: 130, Outcome: frame.OutcomeTimeout, Change: Limit(2*time.Second, time.Second)}},
-		"ignores it":   {Command(false, "sh", "-c"), Step{Code: "trap '' INT; while :; do sleep 1; done", Exit: 137, Outcome: frame.OutcomeTimeout, Change: Limit(2*time.Second, 200*time.Millisecond)}},
+		"interrupt":    {Command(false, "sh", "-c"), Step{Code: "sleep 99", Exit: 130, Outcome: frame.OutcomeTimeout, Change: Limit(shortTime, 2*time.Second)}},
+		"ignores it":   {Command(false, "sh", "-c"), Step{Code: "trap '' INT; while :; do sleep 1; done", Exit: 137, Outcome: frame.OutcomeTimeout, Change: Limit(shortTime, 200*time.Millisecond)}},
 		"empty":        {Command(true, "sh"), Step{}},
 		"state is not": {Command(true, "sh"), Step{Code: "echo $x", Stdout: "\n"}},
 	} {

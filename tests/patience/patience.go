@@ -6,6 +6,7 @@
 package patience
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"slices"
@@ -46,6 +47,17 @@ func Factor() int {
 // minute, unless d itself is longer.
 func For(d time.Duration) time.Duration {
 	return max(d, min(d*time.Duration(Factor()), longest))
+}
+
+// Main runs the tests of a package that wait more than they work: eight of those
+// that are marked as parallel run side by side, however few processors there are.
+// It returns the exit status.
+func Main(m *testing.M) int {
+	flag.Parse()
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
+	}
+	return m.Run()
 }
 
 // Until waits until ok returns true, and fails the test after [Long]. The

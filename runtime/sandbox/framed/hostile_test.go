@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 		hostile(as)
 		return
 	}
-	os.Exit(m.Run())
+	os.Exit(patience.Main(m))
 }
 
 // starter is the role of a program that starts the sandbox that toStart names,
@@ -82,7 +82,7 @@ func hostile(as string) {
 		fmt.Fprint(os.Stderr, "runtime: epollctl failed with 28\nfatal error: runtime: epollctl failed\n\ngoroutine 1 gp=0x1 [running]:\n",
 			strings.Repeat("runtime.throw({0x1?, 0x2?})\n\truntime/panic.go:1101 +0x48\n", 40))
 		os.Exit(2)
-	case "is never ready":
+	case neverReady:
 		time.Sleep(time.Minute)
 	case "speaks another protocol":
 		w.Write(frame.Reply{Type: frame.Ready, Protocol: 7})
@@ -207,6 +207,9 @@ func program(t *testing.T, as string) string {
 
 func silent() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
+// neverReady is the role of an agent that sends nothing.
+const neverReady = "is never ready"
+
 // mostOutput is the most that an environment may answer, in bytes.
 const mostOutput = 1 << 20
 
@@ -217,7 +220,11 @@ func launch(t *testing.T, as string) (*Starter, *Sandbox, error) {
 
 func launchWith(t *testing.T, as string, output int64) (*Starter, *Sandbox, error) {
 	t.Helper()
-	l := New(silent(), Options{StartTimeout: 2 * time.Second})
+	timeout := patience.Long
+	if as == neverReady {
+		timeout = 200 * time.Millisecond
+	}
+	l := New(silent(), Options{StartTimeout: timeout})
 	t.Cleanup(func() { l.Close(10 * time.Second) })
 	box, err := l.Start(t.Context(), sandbox.Spec{Name: as, Exec: program(t, as), OutputBytes: output})
 	s, _ := box.(*Sandbox)
@@ -235,10 +242,11 @@ func deadline(t *testing.T, what string, done <-chan struct{}) {
 }
 
 func TestHostileStart(t *testing.T) {
+	t.Parallel()
 	for as, want := range map[string]string{
 		"fails to start":          "the agent ended; its log ends: error: no user namespaces",
 		"cannot start its poller": "the agent ended; its log ends: the agent could not go on: epollctl failed with 28: this user's programs watch as many files as fs.epoll.max_user_watches allows; end those that do, or run the server as a user of its own",
-		"is never ready":          "it was not ready within 2s",
+		neverReady:                "it was not ready within 200ms",
 		"speaks another protocol": `its first frame is "ready" with protocol 7, not ready with protocol 1`,
 		"begins with a result":    `its first frame is "result" with protocol 0`,
 		"writes garbage":          "the agent's stream broke: frame is too large: 4278",
@@ -255,6 +263,7 @@ func TestHostileStart(t *testing.T) {
 }
 
 func TestHostileCall(t *testing.T) {
+	t.Parallel()
 	for as, want := range map[string]string{
 		"writes when idle":                "the agent sent \"output\" for a request that nobody made",
 		"ends when idle":                  "", // found out while asking, or before
@@ -323,6 +332,7 @@ func TestHostileCall(t *testing.T) {
 }
 
 func TestHostileResult(t *testing.T) {
+	t.Parallel()
 	_, s, err := launch(t, "names files elsewhere")
 	if err != nil {
 		t.Fatal(err)
@@ -339,6 +349,7 @@ func TestHostileResult(t *testing.T) {
 // The largest honest frame is taken: all of a stream's output, each byte of
 // which JSON writes as six.
 func TestLargestOutput(t *testing.T) {
+	t.Parallel()
 	_, s, err := launchWith(t, "prints controls alone", mostOutput)
 	if err != nil {
 		t.Fatal(err)
@@ -350,6 +361,7 @@ func TestLargestOutput(t *testing.T) {
 }
 
 func TestErrorReplyKeepsTheSandbox(t *testing.T) {
+	t.Parallel()
 	_, s, err := launch(t, "answers an error")
 	if err != nil {
 		t.Fatal(err)
@@ -366,6 +378,7 @@ func TestErrorReplyKeepsTheSandbox(t *testing.T) {
 }
 
 func TestReadMoreThanAsked(t *testing.T) {
+	t.Parallel()
 	for _, as := range []string{"sends more of a file", "claims a negative size"} {
 		_, s, err := launch(t, as)
 		if err != nil {
@@ -378,6 +391,7 @@ func TestReadMoreThanAsked(t *testing.T) {
 }
 
 func TestReadErrorIsOneLine(t *testing.T) {
+	t.Parallel()
 	_, s, err := launch(t, "answers an error")
 	if err != nil {
 		t.Fatal(err)
@@ -390,6 +404,7 @@ func TestReadErrorIsOneLine(t *testing.T) {
 // A second answer is one to a request that nobody made, whoever takes the
 // first.
 func TestAnswerTwice(t *testing.T) {
+	t.Parallel()
 	_, s, err := launch(t, "answers twice")
 	if err != nil {
 		t.Fatal(err)
@@ -403,6 +418,7 @@ func TestAnswerTwice(t *testing.T) {
 
 // An interrupt that is not heeded ends the sandbox when its grace is over.
 func TestCancelUnheeded(t *testing.T) {
+	t.Parallel()
 	_, s, err := launch(t, "answers nothing")
 	if err != nil {
 		t.Fatal(err)
@@ -420,6 +436,7 @@ func TestCancelUnheeded(t *testing.T) {
 // Questions that nobody waits for any more are unanswered all the same, and
 // count.
 func TestUnansweredAreBounded(t *testing.T) {
+	t.Parallel()
 	_, s, err := launch(t, "answers nothing")
 	if err != nil {
 		t.Fatal(err)
@@ -437,6 +454,7 @@ func TestUnansweredAreBounded(t *testing.T) {
 }
 
 func TestCancelledBeforeIsNotRun(t *testing.T) {
+	t.Parallel()
 	_, s, err := launch(t, "answers another call") // which ends it, if it gets one
 	if err != nil {
 		t.Fatal(err)
@@ -476,7 +494,7 @@ func TestStartCancelled(t *testing.T) {
 	defer l.Close(10 * time.Second)
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(50*time.Millisecond, cancel)
-	if _, err := l.Start(ctx, sandbox.Spec{Exec: program(t, "is never ready")}); !errors.Is(err, context.Canceled) {
+	if _, err := l.Start(ctx, sandbox.Spec{Exec: program(t, neverReady)}); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
 	if left := procfs.Descendants(os.Getpid()); len(left) > 0 {
@@ -488,15 +506,20 @@ func TestStartCancelled(t *testing.T) {
 func TestNothingIsLeft(t *testing.T) {
 	before := must.Get(procfs.Descriptors(os.Getpid()))(t)
 	roles := []string{"fails to start", "writes garbage", "answers twice", "floods the log", "dies in a call", "answers nothing", "ends when idle"}
-	for range 3 {
-		for _, as := range roles {
-			l, s, err := launch(t, as)
-			if err == nil {
-				s.Execute(t.Context(), sandbox.Request{Timeout: 10 * time.Millisecond, Grace: time.Millisecond})
+	t.Run("end", func(t *testing.T) {
+		for range 3 {
+			for _, as := range roles {
+				t.Run(as, func(t *testing.T) {
+					t.Parallel()
+					l, s, err := launch(t, as)
+					if err == nil {
+						s.Execute(t.Context(), sandbox.Request{Timeout: 10 * time.Millisecond, Grace: time.Millisecond})
+					}
+					l.Close(10 * time.Second)
+				})
 			}
-			l.Close(10 * time.Second)
 		}
-	}
+	})
 	if left := procfs.Descendants(os.Getpid()); len(left) > 0 {
 		t.Errorf("processes left: %v", left)
 	}
@@ -508,6 +531,7 @@ func TestNothingIsLeft(t *testing.T) {
 // Nothing of a sandbox outlives a program that was killed, even where the agent
 // does not mind the end of its input.
 func TestEndsWithItsStarter(t *testing.T) {
+	t.Parallel()
 	cmd := exec.Command(os.Args[0])
 	// The end of its input does not end this agent.
 	cmd.Env = []string{role + "=" + starter, toStart + "=" + program(t, "does not read")}
