@@ -79,20 +79,20 @@ func (c *conn) writeNotifications(last <-chan struct{}) {
 	}
 }
 
-// write writes a message as one line.
+// write writes a message as one line, in one write.
 func (c *conn) write(message any) {
-	text, err := json.Marshal(message)
-	if err != nil {
-		// Nothing that this server answers with is beyond JSON.
-		c.failed(err)
-		return
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.broken {
 		return
 	}
-	if _, err := c.out.Write(append(text, '\n')); err != nil {
+	// Only one message is encoded at a time, for it may be large. That of
+	// HTML is not made longer by escapes for browsers.
+	encoder := json.NewEncoder(c.out)
+	encoder.SetEscapeHTML(false)
+	// Nothing that this server answers with is beyond JSON, so an error is the
+	// client's.
+	if err := encoder.Encode(message); err != nil {
 		c.broken = true
 		c.failed(err)
 	}

@@ -144,6 +144,7 @@ func (s *Server) call(ctx context.Context, m rpc.Message) {
 	ctx, forget := s.remember(ctx, m)
 	s.calls.Go(func() {
 		defer forget()
+		defer call.Release()
 		s.reply(m, call.Answer(ctx, s.conn.Notify))
 	})
 }

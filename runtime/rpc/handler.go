@@ -90,7 +90,7 @@ type Call struct {
 // Admit takes a message for which [Message.Waits] is true. It does not wait, and
 // is called in the order in which a principal's messages arrive. Where too
 // much waits already, the call is nil and the reply says so; otherwise
-// [Call.Answer] must be called.
+// [Call.Answer] and then [Call.Release] must be called.
 func (h *Handler) Admit(principal string, m Message) (call *Call, reply mcp.JSONRPCMessage) {
 	h.mu.Lock()
 	full := h.calls >= h.bounds.Calls || h.bytes+len(m.text) > h.bounds.Bytes
@@ -123,12 +123,6 @@ func (h *Handler) Admit(principal string, m Message) (call *Call, reply mcp.JSON
 // has returned.
 func (c *Call) Answer(ctx context.Context, notify func(mcp.JSONRPCNotification)) (reply mcp.JSONRPCMessage) {
 	h := c.handler
-	defer func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		h.calls--
-		h.bytes -= len(c.message.text)
-	}()
 	defer h.recover(c.message, &reply)
 	switch {
 	case c.run != nil:
@@ -142,6 +136,19 @@ func (c *Call) Answer(ctx context.Context, notify func(mcp.JSONRPCNotification))
 	default:
 		return h.Answer(ctx, c.message)
 	}
+}
+
+// Release gives back what the call takes of the bounds. It is called once, when
+// the answer has been written.
+func (c *Call) Release() {
+	if c.read != nil {
+		c.read.Release()
+	}
+	h := c.handler
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.calls--
+	h.bytes -= len(c.message.text)
 }
 
 // progress makes notifications of a call's progress, if the client asked for

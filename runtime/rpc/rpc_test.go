@@ -50,6 +50,7 @@ func answer(t *testing.T, h *Handler, message string) map[string]any {
 		var admitted *Call
 		if admitted, reply = h.Admit("", m); admitted != nil {
 			reply = admitted.Answer(t.Context(), nil)
+			admitted.Release()
 		}
 	} else if reply == nil {
 		reply = h.Answer(t.Context(), m)
@@ -145,6 +146,7 @@ func TestAdmit_GoesToTheTool(t *testing.T) {
 				t.Errorf("%s: to the tool %v, want %v", message, got, direct)
 			}
 			admitted.Answer(t.Context(), nil)
+			admitted.Release()
 		}
 	})
 }
@@ -175,7 +177,8 @@ func TestDecode_LongCode(t *testing.T) {
 	})
 }
 
-// Beyond a bound a call is refused at once; the end of another one frees its slot.
+// Beyond a bound a call is refused at once; an answer that has been written frees
+// its slot.
 func TestAdmit_IsBounded(t *testing.T) {
 	const message = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"run","arguments":{"env":"bash","code":"echo 1"}}}`
 	inBubble(t, func(t *testing.T, h *Handler) {
@@ -194,6 +197,12 @@ func TestAdmit_IsBounded(t *testing.T) {
 		}
 		for _, c := range admitted {
 			c.Answer(t.Context(), nil)
+			if c, _ := h.Admit("", m); c != nil {
+				t.Error("a call was admitted before the answer of another was written")
+			}
+		}
+		for _, c := range admitted {
+			c.Release()
 		}
 		if got := content(answer(t, h, message)); got != "1\n" {
 			t.Errorf("after it: %q", got)
@@ -211,6 +220,7 @@ func TestAnswer_NotifiesOfProgress(t *testing.T) {
 			m, _ := Decode([]byte(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{` + meta + `"name":"run","arguments":{"env":"bash","code":"echo one; sleep 5"}}}`))
 			admitted, _ := h.Admit("", m)
 			admitted.Answer(t.Context(), func(note mcp.JSONRPCNotification) { notes = append(notes, plain(t, note)) })
+			admitted.Release()
 		}
 		want := []map[string]any{{"jsonrpc": "2.0", "method": "notifications/progress", "params": map[string]any{"progressToken": "token", "progress": 4.0, "message": "4 s: one"}}}
 		if diff := cmp.Diff(want, notes); diff != "" {

@@ -315,10 +315,10 @@ func (m *Manager) full(principal string) error {
 	return full
 }
 
-// ReadFile reads a file of a live session, as [sandbox.Sandbox] does, when the
-// ticket's turn has come. It starts no session: without one the error is a
-// [*call.NoSessionError].
-func (m *Manager) ReadFile(ctx context.Context, ticket *call.Ticket, name string, limit int64) ([]byte, error) {
+// Sandbox returns the sandbox of a live session when the ticket's turn has
+// come. It is the caller's until the ticket is released. Sandbox starts no
+// session: without one the error is a [*call.NoSessionError].
+func (m *Manager) Sandbox(ctx context.Context, ticket *call.Ticket) (sandbox.Sandbox, error) {
 	s, err := m.wait(ctx, ticket)
 	if err != nil {
 		return nil, err
@@ -329,7 +329,7 @@ func (m *Manager) ReadFile(ctx context.Context, ticket *call.Ticket, name string
 	if box == nil {
 		return nil, &call.NoSessionError{Session: ticket.Key.ID}
 	}
-	return box.ReadFile(ctx, name, limit)
+	return box, nil
 }
 
 // Environment returns what a live session was started from. It goes on with

@@ -17,6 +17,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
 )
@@ -407,13 +408,17 @@ func TestOnce_ThrowsTheSandboxAway(t *testing.T) {
 	})
 }
 
-func TestReadFile(t *testing.T) {
+func TestSandbox_IsALiveSessions(t *testing.T) {
 	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
 		f.in("a", "echo hello >f", "")
 		read := func(session string, limit int64) (string, error) {
 			ticket := f.Enqueue(call.Key{ID: session})
 			defer ticket.Release()
-			data, err := f.ReadFile(t.Context(), ticket, "/workspace/f", limit)
+			box, err := f.Sandbox(t.Context(), ticket)
+			if err != nil {
+				return "", err
+			}
+			data, err := box.ReadFile(t.Context(), "/workspace/f", limit)
 			return string(data), err
 		}
 		if got, err := read("a", 100); got != "hello\n" {
@@ -430,13 +435,14 @@ func TestReadFile(t *testing.T) {
 	})
 }
 
-// A read waits for the calls before it.
-func TestReadFile_KeepsTheOrder(t *testing.T) {
+// Whoever wants a session's sandbox waits for the calls before.
+func TestSandbox_KeepsTheOrder(t *testing.T) {
 	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
 		first, second := f.Enqueue(call.Key{ID: "a"}), f.Enqueue(call.Key{ID: "a"})
 		defer second.Release()
 		go f.do(t.Context(), first, "sleep 5; echo late >f")
-		if data, err := f.ReadFile(t.Context(), second, "/workspace/f", 100); string(data) != "late\n" {
+		box := must.Get(f.Sandbox(t.Context(), second))(t)
+		if data, err := box.ReadFile(t.Context(), "/workspace/f", 100); string(data) != "late\n" {
 			t.Errorf("read %q, error %v", data, err)
 		}
 	})

@@ -12,6 +12,7 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/mark3labs/mcp-go/mcp"
@@ -27,6 +28,8 @@ const (
 	maxLinkBytes = 4 << 10
 	// maxResource is the largest file that is read as a resource, in bytes.
 	maxResource = 8 << 20
+	// readTimeout bounds the time that a sandbox takes to send a file.
+	readTimeout = 20 * time.Second
 
 	workspace = "/workspace/"
 	scheme    = "sandbox://"
@@ -124,11 +127,14 @@ type Read struct {
 	uri    string
 	name   string // of the file, in the sandbox
 	ticket *call.Ticket
+	// reads says that the tool's reading contains the element of this read.
+	reads bool
 }
 
 // AcceptRead takes a ticket for a read in the session that its URI names, as
 // [Tool.Accept] does for a call. The error says why the URI is not one of a
-// session's file; otherwise [Read.Answer] must be called.
+// session's file; otherwise [Read.Answer] and then [Read.Release] must be
+// called.
 func (t *Tool) AcceptRead(principal, uri string) (*Read, error) {
 	session, name, err := locate(uri)
 	if err != nil {
@@ -137,13 +143,18 @@ func (t *Tool) AcceptRead(principal, uri string) (*Read, error) {
 	return &Read{tool: t, uri: uri, name: name, ticket: t.Sessions.Enqueue(call.Key{Principal: principal, ID: session})}, nil
 }
 
-// Answer reads the file.
+// Answer reads the file. A file is in memory several times until the client has
+// its answer, so one is read at a time, in any session: the next read waits for
+// [Read.Release].
 func (r *Read) Answer(ctx context.Context) ([]mcp.ResourceContents, error) {
 	defer r.ticket.Release()
-	data, err := r.tool.Sessions.ReadFile(ctx, r.ticket, r.name, maxResource)
+	data, err := r.read(ctx)
 	var large *sandbox.TooLargeError
-	if errors.As(err, &large) {
+	switch {
+	case errors.As(err, &large):
 		err = fmt.Errorf("the file has %s, more than the %s that can be read at once: read parts of it with run", size(large.Size), size(large.Limit))
+	case errors.Is(err, context.DeadlineExceeded):
+		err = fmt.Errorf("the sandbox did not send the file within %v: read it again when it has less to do, or parts of it with run", readTimeout)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read %.200s: %w", r.uri, err)
@@ -153,10 +164,50 @@ func (r *Read) Answer(ctx context.Context) ([]mcp.ResourceContents, error) {
 		kind, _, _ = strings.Cut(http.DetectContentType(data), ";")
 	}
 	r.tool.Log.Info("read", "session", r.ticket.Key.ID, "bytes", len(data))
-	if utf8.Valid(data) && !bytes.ContainsRune(data, 0) {
+	if isText(data) {
 		return []mcp.ResourceContents{mcp.TextResourceContents{URI: r.uri, MIMEType: kind, Text: string(data)}}, nil
 	}
 	return []mcp.ResourceContents{mcp.BlobResourceContents{URI: r.uri, MIMEType: kind, Blob: base64.StdEncoding.EncodeToString(data)}}, nil
+}
+
+// read reads the file when the session's turn and then the tool's has come.
+func (r *Read) read(ctx context.Context) ([]byte, error) {
+	box, err := r.tool.Sessions.Sandbox(ctx, r.ticket)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case r.tool.reading <- struct{}{}:
+		r.reads = true
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	// A sandbox that is busy does not keep the reads of others waiting.
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	return box.ReadFile(ctx, r.name, maxResource)
+}
+
+// Release lets the next file be read. It is called when the answer has been
+// written, or is not needed.
+func (r *Read) Release() {
+	if r.reads {
+		r.reads = false
+		<-r.tool.reading
+	}
+}
+
+// isText reports whether data is sent as text: it is valid UTF-8, and JSON takes
+// at most twice its size. JSON takes six bytes for most control characters, two
+// for line ends and quotation marks; a blob takes four for three.
+func isText(data []byte) bool {
+	controls := 0
+	for _, c := range data {
+		if c < ' ' && c != '\t' && c != '\n' && c != '\r' {
+			controls++
+		}
+	}
+	return 5*controls <= len(data) && !bytes.ContainsRune(data, 0) && utf8.Valid(data)
 }
 
 // locate splits the URI of a file into its session and its path.

@@ -57,6 +57,7 @@ func (r *real) read(uri string) (mcp.ResourceContents, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer read.Release()
 	contents, err := read.Answer(context.Background())
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package tool
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -19,6 +20,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
 )
 
@@ -132,6 +134,7 @@ func TestRead_AnswersLinks(t *testing.T) {
 			if err != nil {
 				return nil, err
 			}
+			defer read.Release()
 			contents, err := read.Answer(t.Context())
 			if err != nil {
 				return nil, err
@@ -157,6 +160,64 @@ func TestRead_AnswersLinks(t *testing.T) {
 			t.Errorf("afterwards: %q", got)
 		}
 	})
+}
+
+// The next file is read when the answer of the one before has been written,
+// whatever its session; one that is cancelled meanwhile is not read.
+func TestRead_IsOneAtATime(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fixture) {
+		var reads []*Read
+		answered := make([]chan error, 3)
+		ctx, cancel := context.WithCancel(t.Context())
+		for i := range answered {
+			session := fmt.Sprintf("s%d", i)
+			f.bash(session, "echo a >f")
+			reads = append(reads, must.Get(f.AcceptRead("", "sandbox://"+session+"/f"))(t))
+			answered[i] = make(chan error, 1)
+		}
+		read := func(ctx context.Context, i int) {
+			go func() {
+				_, err := reads[i].Answer(ctx)
+				answered[i] <- err
+			}()
+			synctest.Wait()
+		}
+		read(t.Context(), 0)
+		read(ctx, 1)
+		read(t.Context(), 2)
+		if len(answered[0]) != 1 || len(answered[1])+len(answered[2]) != 0 {
+			t.Error("files are read at the same time")
+		}
+		cancel()
+		if err := <-answered[1]; !errors.Is(err, context.Canceled) {
+			t.Errorf("the cancelled read: %v", err)
+		}
+		reads[1].Release()
+		synctest.Wait()
+		if len(answered[2]) != 0 {
+			t.Error("the end of a read that waited lets another one begin")
+		}
+		reads[0].Release()
+		if err := <-answered[2]; err != nil {
+			t.Error(err)
+		}
+		reads[2].Release()
+	})
+}
+
+func TestIsText(t *testing.T) {
+	for text, want := range map[string]bool{
+		"": true, "a\n": true, "\n\n\n": true, "\"\"\\": true, "<<<>>>&": true, "\x1b[31mERROR\x1b[0m\n": true, "日本": true,
+		"\x01\x01": false, "a\x01": false, "\x00": false, "\xff": false, "\x1b\x1b\x1babcd": false,
+	} {
+		if got := isText([]byte(text)); got != want {
+			t.Errorf("%q is text: %v", text, got)
+		}
+		encoded := must.Get(json.Marshal(text))(t)
+		if want && !strings.ContainsAny(text, "<>&") && len(encoded) > 2*len(text)+2 {
+			t.Errorf("%q is %d bytes of JSON", text, len(encoded))
+		}
+	}
 }
 
 // A session goes on with the artifact that it began with when its environment

@@ -20,6 +20,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
 // Name is the tool's, ServerName the server's that offers it.
@@ -43,7 +44,7 @@ type Options struct {
 type Sessions interface {
 	Enqueue(call.Key) *call.Ticket
 	Environment(call.Key) (registry.Environment, bool)
-	ReadFile(ctx context.Context, ticket *call.Ticket, name string, limit int64) ([]byte, error)
+	Sandbox(context.Context, *call.Ticket) (sandbox.Sandbox, error)
 }
 
 // Project is what the model is told of the project; the zero value is none.
@@ -58,10 +59,11 @@ type Project struct {
 type Tool struct {
 	Options
 	progressEvery time.Duration // shorter in tests
+	reading       chan struct{} // contains an element while a file is read
 }
 
 // New returns the tool.
-func New(options Options) *Tool { return &Tool{options, progressEvery} }
+func New(options Options) *Tool { return &Tool{options, progressEvery, make(chan struct{}, 1)} }
 
 // Server returns an MCP server that offers the tool. It tells its clients when
 // the list of tools has changed, until the returned function is called.
@@ -88,6 +90,7 @@ func (t *Tool) Server(version string) (s *server.MCPServer, stop func()) {
 		if err != nil {
 			return nil, err
 		}
+		defer read.Release()
 		return read.Answer(ctx)
 	})
 	run := func(ctx context.Context, request mcp.CallToolRequest) (*mcp.CallToolResult, error) {

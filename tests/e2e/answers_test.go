@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/base64"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcpclient"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // eras are a version of each era of the protocol.
@@ -119,5 +121,50 @@ func TestAnswer_QuotesFileNames(t *testing.T) {
 		if session != "" && !slices.Contains(shown, "plain name.txt") || session == "" && !strings.Contains(shown[0], "/workspace/outputs/plain name.txt (1 bytes)") {
 			t.Errorf("the plain name is shown as %q", shown)
 		}
+	}
+}
+
+// mostForReads is what the server may use more while files are read, in bytes:
+// one of the largest files, several times.
+const mostForReads = 160 << 20
+
+// The server's memory does not grow with the number of files that are read at
+// once, nor with what is in them.
+func TestRead_MemoryIsBounded(t *testing.T) {
+	for name, octal := range map[string]string{"control characters": "\\1", "line ends": "\\n", "angle brackets": "<", "zeros": "\\0"} {
+		t.Run(name, func(t *testing.T) {
+			const sessions, size = 6, 8 << 20
+			c := start(t)
+			for i := range sessions {
+				expect(t, in(c, fmt.Sprint("s", i), "bash", fmt.Sprintf("head -c %d /dev/zero | tr '\\0' '%s' >f; echo made", size, octal)), "made\n")
+			}
+			before := c.PeakMemory()
+			var ids []string
+			for i := range sessions {
+				ids = append(ids, c.Send("resources/read", map[string]any{"uri": fmt.Sprintf("sandbox://s%d/f", i)}))
+			}
+			for _, id := range ids {
+				var read struct {
+					Contents []struct {
+						Text string
+						Blob []byte
+					}
+				}
+				reply := c.Await(id)
+				must.Do(t, json.Unmarshal(reply.Result, &read))
+				if len(read.Contents) != 1 || len(read.Contents[0].Text)+len(read.Contents[0].Blob) != size {
+					t.Fatalf("the file was not read: %.300s", reply.Line)
+				}
+			}
+			used := c.PeakMemory() - before
+			t.Logf("%d MiB more than the %d MiB before", used>>20, before>>20)
+			// The control: the measure shows that a file was in memory.
+			if used < size {
+				t.Errorf("the peak is only %d MiB higher: it does not show the reads", used>>20)
+			}
+			if used > mostForReads {
+				t.Errorf("the peak is %d MiB higher, want at most %d", used>>20, mostForReads>>20)
+			}
+		})
 	}
 }

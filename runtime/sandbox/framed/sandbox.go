@@ -376,10 +376,13 @@ func (s *Sandbox) ReadFile(ctx context.Context, name string, limit int64) ([]byt
 		if err != nil {
 			return nil, err
 		}
-		data = append(data, part...)
-		if size = max(size, int64(len(data))); size > limit {
+		if size = max(size, int64(len(data)+len(part))); size > limit {
 			return nil, &sandbox.TooLargeError{Size: size, Limit: limit}
 		}
+		if data == nil {
+			data = make([]byte, 0, size)
+		}
+		data = append(data, part...)
 		// A file that shrinks meanwhile ends with an empty part.
 		if len(part) == 0 || int64(len(data)) >= size {
 			return data, nil
