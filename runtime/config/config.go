@@ -137,7 +137,7 @@ func (c Config) Complete(session registry.Session, project registry.Project) (Co
 	if c.ProjectDir == "" {
 		return c, nil
 	}
-	dir, err := projectDir(c.ProjectDir)
+	dir, err := ProjectDir(c.ProjectDir)
 	if err != nil {
 		return Config{}, &Error{fmt.Sprintf("%s is %v", setting, err), hint}
 	}
@@ -162,9 +162,9 @@ func folders(get func(string) string) []string {
 	return append(dirs, "/etc/nix-sandbox-mcp/sandboxes")
 }
 
-// projectDir returns the absolute path of a folder. The error is what follows
-// "is".
-func projectDir(dir string) (string, error) {
+// ProjectDir returns the absolute path of a folder. The error is what follows
+// the name of the setting and "is".
+func ProjectDir(dir string) (string, error) {
 	absolute, err := filepath.Abs(dir)
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", dir, err)

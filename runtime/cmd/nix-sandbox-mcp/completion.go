@@ -48,4 +48,10 @@ func projectFlag(cmd *cobra.Command, project *string, usage string) {
 	if err := cmd.MarkFlagDirname("project"); err != nil {
 		panic(err) // the line above has added it
 	}
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		if cmd.Flags().Changed("project") && *project == "" {
+			return &misuse{"--project is empty", "name an existing folder, or leave --project out"}
+		}
+		return nil
+	}
 }

@@ -24,10 +24,15 @@ type chosen struct {
 }
 
 // choose finds the environment that the server would serve under a name. If
-// projectDir is not empty, it replaces the project that the server would show.
-func choose(name, projectDir string) (chosen, error) {
-	if projectDir != "" {
-		if err := os.Setenv("PROJECT_DIR", projectDir); err != nil {
+// project, the value of --project, is not empty, it replaces the project that
+// the server would show.
+func choose(name, project string) (chosen, error) {
+	if project != "" {
+		dir, err := config.ProjectDir(project)
+		if err != nil {
+			return chosen{}, &misuse{fmt.Sprintf("--project is %v", err), "name an existing folder"}
+		}
+		if err := os.Setenv("PROJECT_DIR", dir); err != nil {
 			return chosen{}, fmt.Errorf("set PROJECT_DIR: %w", err)
 		}
 	}
@@ -39,7 +44,7 @@ func choose(name, projectDir string) (chosen, error) {
 	if !ok {
 		return chosen{}, unusable(name, registry.New(set).Now())
 	}
-	return chosen{Environment: env, inherited: inherited(set), project: project(settings)}, nil
+	return chosen{Environment: env, inherited: inherited(set), project: projectOf(settings)}, nil
 }
 
 // unusable returns the error that says why an environment cannot be used.
@@ -47,10 +52,11 @@ func unusable(name string, now *registry.Snapshot) error {
 	entry, known := now.Pending(name)
 	switch {
 	case !known:
-		return &config.Error{
-			Problem: fmt.Sprintf("there is no environment %q", name),
-			Hint:    "use one of " + strings.Join(now.Names(), ", "),
+		hint := "use one of " + strings.Join(now.Names(), ", ")
+		if near := nearest(name, now.Names()); near != "" {
+			hint = "write " + near + ", or see " + program + " list"
 		}
+		return &config.Error{Problem: fmt.Sprintf("there is no environment %q", name), Hint: hint}
 	case !entry.Failed:
 		return &config.Error{Problem: fmt.Sprintf("environment %q is still being built", name), Hint: "try again when " + program + " list says ready"}
 	}

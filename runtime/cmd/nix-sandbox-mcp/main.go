@@ -111,20 +111,32 @@ func unknownCommand(cmd *cobra.Command, word string) error {
 	return &misuse{fmt.Sprintf("unknown command %q", word), hint}
 }
 
-// unknownFlag returns the error for a flag that cmd does not have. cobra
-// suggests commands alone, so the flags' names are given to it as such.
+// unknownFlag returns the error for a flag that cmd does not have.
 func unknownFlag(cmd *cobra.Command, flag string) error {
-	names := &cobra.Command{SuggestionsMinimumDistance: suggestWithin}
+	var names []string
 	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
 		if f.Name != "help" { // the hint names it anyway
-			names.AddCommand(&cobra.Command{Use: f.Name, Run: func(*cobra.Command, []string) {}})
+			names = append(names, f.Name)
 		}
 	})
 	hint := seeHelp(cmd)
-	if near := names.SuggestionsFor(strings.TrimLeft(flag, "-")); len(near) > 0 {
-		hint = "write --" + near[0] + ", or " + hint
+	if near := nearest(strings.TrimLeft(flag, "-"), names); near != "" {
+		hint = "write --" + near + ", or " + hint
 	}
 	return &misuse{"unknown flag " + flag, hint}
+}
+
+// nearest returns the first of the names that a word could have been meant as,
+// or nothing. cobra suggests commands alone, so it is given the names as such.
+func nearest(word string, names []string) string {
+	commands := &cobra.Command{SuggestionsMinimumDistance: suggestWithin}
+	for _, name := range names {
+		commands.AddCommand(&cobra.Command{Use: name, Run: func(*cobra.Command, []string) {}})
+	}
+	if near := commands.SuggestionsFor(word); len(near) > 0 {
+		return near[0]
+	}
+	return ""
 }
 
 // flagError returns this program's error for what package pflag refused.

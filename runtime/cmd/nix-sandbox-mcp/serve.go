@@ -102,7 +102,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 		Environments: environments,
 		Starter:      framed.New(log, framed.Options{StartTimeout: settings.StartWithin, Groups: groups(log, environments.Now())}),
 		Sessions:     session.Limits{Idle: settings.SessionIdle, Lifetime: settings.SessionLifetime, Max: settings.SessionMax},
-		Project:      project(settings),
+		Project:      projectOf(settings),
 		Variables:    inherited(base),
 		Version:      release(),
 		AfterFirst:   func() { close(answered) },
@@ -125,8 +125,8 @@ func rebuild(builder int, log *slog.Logger) {
 	}
 }
 
-// project is the folder that every sandbox shows.
-func project(settings config.Config) sandbox.Project {
+// projectOf is the folder that every sandbox shows.
+func projectOf(settings config.Config) sandbox.Project {
 	if settings.ProjectDir == "" {
 		return sandbox.Project{}
 	}

@@ -36,12 +36,13 @@ it ends with the shell. All keys go to the shell, Ctrl-C and Ctrl-Z too.`,
 			switch {
 			case len(args) == 0:
 				return &misuse{"no environment was named", "see which there are: " + program + " list"}
-			case !isTerminal(std.in) || !isTerminal(std.out):
-				return &misuse{"shell needs a terminal", "run code without one: " + program + " run " + args[0]}
 			}
 			env, err := choose(args[0], project)
 			if err != nil {
 				return err
+			}
+			if !isTerminal(std.in) || !isTerminal(std.out) {
+				return &misuse{"shell needs a terminal", "run code without one: " + program + " run " + args[0]}
 			}
 			return exit(openShell(env, std.in.(*os.File), std.out.(*os.File), std.err, interpreter))
 		},
