@@ -119,16 +119,21 @@ func runCode(o runOptions, streams streams, args []string) (int, error) {
 }
 
 // await waits for the end of a program, and ends it at its time limit or after a
-// signal.
+// signal. The status of code that does not end by the user's interrupt is that of
+// the interrupt, no matter whether the agent kills the code when its grace period
+// is over or the user's second interrupt comes before.
 func await(p *interactive.Program, limit time.Duration, signals <-chan os.Signal) (int, error) {
 	over := time.NewTimer(limit)
 	defer over.Stop()
 	var kill <-chan time.Time
-	timedOut := false
+	timedOut, interrupted := false, false
 	for {
 		select {
 		case <-p.Ended():
 			status, err := p.Wait()
+			if interrupted && status == 128+int(syscall.SIGKILL) {
+				status = 128 + int(syscall.SIGINT)
+			}
 			if err == nil && timedOut {
 				err = &ending{
 					tooLong, fmt.Sprintf("the code was stopped: it ran longer than %v s", limit.Seconds()),
@@ -147,7 +152,7 @@ func await(p *interactive.Program, limit time.Duration, signals <-chan os.Signal
 			case sig == syscall.SIGPIPE:
 			case sig == syscall.SIGINT && kill == nil:
 				p.Interrupt()
-				kill = time.After(endCodeWithin)
+				interrupted, kill = true, time.After(endCodeWithin)
 			default:
 				p.Kill()
 				_, err := p.Wait()
