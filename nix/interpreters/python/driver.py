@@ -157,24 +157,27 @@ def flush():
             pass
 
 
-class Raw(_io.FileIO):
+class Buffer(_io.BufferedWriter):
     """Standard output that knows the last byte that was written to it, so that a
-    value begins on a line of its own."""
+    value begins on a line of its own.
+
+    This is no subclass of FileIO: an interrupt that arrives when its write has
+    written, and has not returned, would have the buffer write the same again."""
 
     last = b'\n'
 
     def write(self, data):
-        count = _io.FileIO.write(self, data)
-        if count:
-            Raw.last = bytes(data[count - 1:count])
-        return count
+        view = memoryview(data).cast('B')
+        if view:
+            Buffer.last = bytes(view[-1:])
+        return _io.BufferedWriter.write(self, view)
 
 
 def begin_line():
     """Ends a line that the code has begun on standard output."""
     if sys.stdout is STDOUT:
         STDOUT.flush()
-        if Raw.last != b'\n':
+        if Buffer.last != b'\n':
             STDOUT.write('\n')
 
 
@@ -389,7 +392,7 @@ def loop():
     while True:
         word, nonce, number, size = receive()
         source = pread(CODE, int(size), 0)
-        Raw.last = b'\n'
+        Buffer.last = b'\n'
         if word == b'last':
             os.dup2(CONTROL, ASIDE, False)
             close(CONTROL)
@@ -431,9 +434,9 @@ stdlib += MODULES
 os.environ.setdefault('MPLBACKEND', 'Agg')
 # Lines leave at once: what a subprocess prints keeps its place among them,
 # and a crash loses none.
-raw = Raw(1, 'wb', closefd=False)
+raw = _io.FileIO(1, 'wb', closefd=False)
 raw.name = '<stdout>'
-STDOUT = _io.TextIOWrapper(_io.BufferedWriter(raw), sys.stdout.encoding, sys.stdout.errors, line_buffering=True)
+STDOUT = _io.TextIOWrapper(Buffer(raw), sys.stdout.encoding, sys.stdout.errors, line_buffering=True)
 STDOUT.mode = 'w'
 sys.stdout = sys.__stdout__ = STDOUT
 sys.displayhook = show_value

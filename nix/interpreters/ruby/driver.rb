@@ -81,6 +81,15 @@ lambda do
     end
   end
 
+  # Whether the last line of standard output is not ended.
+  begun = false
+  STDOUT.define_singleton_method(:write) do |*texts|
+    texts.map! { |text| String === text ? text : text.to_s }
+    end_of_all = texts.reverse_each.find { |text| !text.empty? }
+    begun = !end_of_all.b.end_with?("\n") if end_of_all
+    super(*texts)
+  end
+
   show = lambda do |value|
     next if nil.equal?(value)
     begin
@@ -88,6 +97,7 @@ lambda do
     rescue StandardError
       text = '[a value that cannot be shown]'
     end
+    STDOUT.write("\n") if begun && STDOUT.equal?($stdout)
     $stdout.puts(text)
   end
 

@@ -5,8 +5,8 @@ code calls `display`, and when code imports IPython.display where there is no
 IPython. The representations of a value are asked for in the order of their
 worth to a language model: an image is a file below /workspace/outputs, which
 the answer carries as an image; Markdown is text; HTML becomes text, its tables
-aligned. A representation that fails or that is too large is passed over, and
-the repr is what remains.
+aligned. A representation that is too large is passed over, one that fails is
+reported in a line of standard error, and the repr is what remains.
 """
 
 import base64
@@ -19,6 +19,8 @@ MAX_IMAGE = 8 << 20
 MAX_TEXT = 1 << 20
 # What of an HTML text is read, in characters.
 MAX_HTML = 256 << 10
+# What is shown of why a representation failed, in characters.
+MAX_REASON = 200
 
 EXTENSIONS = {'image/png': 'png', 'image/jpeg': 'jpg', 'image/gif': 'gif', 'image/webp': 'webp', 'image/svg+xml': 'svg'}
 # The methods of a value, in the order in which they are asked.
@@ -70,6 +72,18 @@ def has_default_repr(value):
     return method is object.__repr__ or getattr(method, '__qualname__', '') == 'object.__repr__'
 
 
+def report(value, method, error):
+    """Says that a representation failed, unless the method says, as IPython has
+    it, that there is none."""
+    if isinstance(error, NotImplementedError):
+        return
+    try:
+        reason = str(error).partition('\n')[0][:MAX_REASON]
+    except Exception:
+        reason = 'its message cannot be shown'
+    print('%s.%s failed: %s: %s' % (type(value).__name__, method, type(error).__name__, reason), file=sys.stderr)
+
+
 def bundle_of(value):
     """The representations of a value by their MIME types. The methods of a
     class that is itself the value are not asked: they want an instance."""
@@ -82,8 +96,8 @@ def bundle_of(value):
             found = method()
             found = found[0] if isinstance(found, tuple) else found
             bundle.update({kind: data for kind, data in (found or {}).items() if data is not None})
-        except Exception:
-            pass
+        except Exception as error:
+            report(value, '_repr_mimebundle_', error)
     for kind, name in METHODS:
         if kind in bundle:
             continue
@@ -92,7 +106,8 @@ def bundle_of(value):
             continue
         try:
             data = method()
-        except Exception:
+        except Exception as error:
+            report(value, name, error)
             continue
         if isinstance(data, tuple):  # with metadata, as IPython allows
             data = data[0]
