@@ -39,8 +39,9 @@ let
 
   isGiven = key: values: values.${key} or null != null;
 
+  # The defaults are those of the configuration, if they are right by themselves.
   environmentProblems =
-    dialect: name: values:
+    dialect: defaults: name: values:
     let
       location = dialect.location "environments.${name}";
       plain = validate.table location dialect.environment values;
@@ -73,7 +74,7 @@ let
         "${location} has nothing in it: write preset = ${options.environment.preset.type.wanted}, or packages = [ … ]"
       ]
     else
-      sandbox.problemsAt location (arguments { } name values);
+      sandbox.problemsAt location (arguments defaults name values);
 
   # What mkSandbox gets for one environment.
   arguments =
@@ -103,19 +104,30 @@ in
       wrong = lib.filter (table: !(isTable table)) tables;
       simple = table: validate.table (dialect.location table) options.${table} (values.${table} or { });
       declared = values.environments or { };
+      defaults = lib.filterAttrs (_: v: v != null) (values.defaults or { });
+      ofDefaults =
+        let
+          typed = simple "defaults";
+        in
+        if typed != [ ] then
+          typed
+        else
+          validate.together (dialect.location "defaults") options.defaults defaults;
     in
     validate.unknown dialect.top "table" tables values
     ++ map (
       table: "${dialect.location table} is ${validate.show values.${table}}: write a table"
     ) wrong
     ++ lib.optionals (wrong == [ ]) (
-      simple "defaults"
+      ofDefaults
       ++ simple "session"
       ++ simple "project"
       ++ lib.optional (
         declared == { } && dialect.example != null
       ) "${dialect.top} has no environment: write ${dialect.example}"
-      ++ lib.concatLists (lib.mapAttrsToList each declared)
+      ++ lib.concatLists (
+        lib.mapAttrsToList (each (if ofDefaults == [ ] then defaults else { })) declared
+      )
     );
 
   build =

@@ -90,7 +90,7 @@ let
 
   # `starting` says that it is a server that reads the file.
   environmentProblems =
-    starting: words: name: own:
+    starting: words: defaults: name: own:
     let
       location = words.location "environments.${name}";
       given = key: isAttrs own && own.${key} or null != null;
@@ -102,7 +102,7 @@ let
       beside = lib.filter (k: k != "sandbox" && given k) (attrNames own);
     in
     if key == null then
-      configuration.environmentProblems words name own
+      configuration.environmentProblems words defaults name own
     else if typed != [ ] then
       typed
     else if key == "sandbox" && beside != [ ] then
@@ -118,7 +118,7 @@ let
         "${location} ${key} is ${toJSON own.${key}}, which is not locked: write the commit, such as \"github:owner/repo/<40 hex digits>#name\", or give this file to the server when it starts, in NIX_SANDBOX_CONFIG"
       ]
     else if key == "flake" then
-      configuration.environmentProblems (words // { environment = options.module; }) name (
+      configuration.environmentProblems (words // { environment = options.module; }) defaults name (
         withPackage standIn own
       )
     else

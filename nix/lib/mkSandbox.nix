@@ -50,7 +50,8 @@ let
     if typed != [ ] then
       typed
     else
-      backends.${(validate.complete options.mkSandbox given).backend}.problems location
+      validate.together location options.mkSandbox given
+      ++ backends.${(validate.complete options.mkSandbox given).backend}.problems location
       ++ interpreter.problems location given
       ++ pythonModules.problems location (given.packages or [ ]);
 
@@ -71,6 +72,11 @@ let
         inherit (run) interpreter interpreter_type stdin_mode;
         description =
           if completed.description != null then completed.description else known.language.description or "";
+        max_timeout_seconds =
+          if completed.max_timeout_seconds != null then
+            completed.max_timeout_seconds
+          else
+            completed.timeout_seconds;
       };
 
       environment = pkgs.buildEnv {

@@ -69,6 +69,13 @@ let
       published = true;
       doc = "How long one call may run.";
     };
+    max_timeout_seconds = {
+      type = types.integer 1 86400;
+      nullable = true;
+      shared = true;
+      published = true;
+      doc = "How long a call may ask to run, with the argument `timeout`; as long as timeout_seconds when left out, and the model then learns of no such argument.";
+    };
     memory_mb = {
       type = types.integer 16 16777216;
       default = 512;

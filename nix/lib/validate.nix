@@ -118,6 +118,15 @@ rec {
     else
       unknown location "option" (attrNames options) given ++ values location options given;
 
+  # Values that are right by themselves and not together.
+  together =
+    location: options: given:
+    let
+      inherit (complete options given) timeout_seconds max_timeout_seconds;
+    in
+    lib.optional (max_timeout_seconds != null && max_timeout_seconds < timeout_seconds)
+      "${location} max_timeout_seconds is ${show max_timeout_seconds}, less than timeout_seconds, which is ${show timeout_seconds}: write ${show timeout_seconds} or more, or leave it out";
+
   # The values given, and the defaults of those that were not.
   complete =
     options: given:

@@ -44,6 +44,7 @@ in
       ]
       // {
         timeout_seconds = 600;
+        max_timeout_seconds = 600;
         interpreter = "python3 -c";
         interpreter_type = "python";
       };

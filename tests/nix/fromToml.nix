@@ -95,6 +95,30 @@ in
       512
     ];
   };
+  # A call may run as long as without the argument, unless one of the two says more.
+  testMaxTimeout = {
+    expr =
+      lib.mapAttrs (_: environment: environment.metadata.max_timeout_seconds)
+        (made ''
+          [defaults]
+          timeout_seconds = 10
+          max_timeout_seconds = 20
+          [environments.python]
+          preset = "python"
+          [environments.more]
+          preset = "shell"
+          max_timeout_seconds = 25
+          [environments.less]
+          preset = "shell"
+          timeout_seconds = 5
+          max_timeout_seconds = 5
+        '');
+    expected = {
+      python = 20;
+      more = 25;
+      less = 5;
+    };
+  };
   testPackagesJoinThePreset = {
     expr =
       let
@@ -206,7 +230,7 @@ in
   testTomlUnknownKey = {
     expr = wrong "${python}timeout = 5\n";
     expected = [
-      "config: [environments.python] has no option \"timeout\": write one of backend, cpus, description, env, extra_binds, flake, hostname, interpreter, interpreter_type, memory_mb, network, output_kb, packages, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb"
+      "config: [environments.python] has no option \"timeout\": write one of backend, cpus, description, env, extra_binds, flake, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, output_kb, packages, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb"
     ];
   };
   testTomlWrongType = {
@@ -321,7 +345,7 @@ in
   testTomlDefaults = {
     expr = wrong "${python}[defaults]\nmemory_mb = -1\npreset = \"python\"\n";
     expected = [
-      "config: [defaults] has no option \"preset\": write one of backend, cpus, hostname, memory_mb, network, output_kb, pids, prewarm, timeout_seconds, workspace_mb"
+      "config: [defaults] has no option \"preset\": write one of backend, cpus, hostname, max_timeout_seconds, memory_mb, network, output_kb, pids, prewarm, timeout_seconds, workspace_mb"
       "config: [defaults] memory_mb is -1: write a whole number from 16 to 16777216"
     ];
   };

@@ -45,7 +45,7 @@ let
     };
     "a key misspelt" = {
       read = toml "[environments.python]\npreset = \"python\"\ntimeout_second = 5\n";
-      sentence = "config: [environments.python] has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of backend, cpus, description, env, extra_binds, flake, hostname, interpreter, interpreter_type, memory_mb, network, output_kb, packages, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb";
+      sentence = "config: [environments.python] has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of backend, cpus, description, env, extra_binds, flake, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, output_kb, packages, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb";
     };
     "a table misspelt" = {
       read = toml "[environment.python]\npreset = \"python\"\n[environments.x]\npreset = \"shell\"\n";
@@ -58,6 +58,22 @@ let
     "a number out of range" = {
       read = toml "[environments.python]\npreset = \"python\"\nmemory_mb = 4\n";
       sentence = "config: [environments.python] memory_mb is 4: write a whole number from 16 to 16777216";
+    };
+    "a longest time that is less than the usual one" = {
+      read = toml "[environments.python]\npreset = \"python\"\nmax_timeout_seconds = 20\n";
+      sentence = "config: [environments.python] max_timeout_seconds is 20, less than timeout_seconds, which is 30: write 30 or more, or leave it out";
+    };
+    "a usual time that is more than the longest one of the defaults" = {
+      read = toml "[defaults]\nmax_timeout_seconds = 60\n[environments.python]\npreset = \"python\"\ntimeout_seconds = 90\n";
+      sentence = "config: [environments.python] max_timeout_seconds is 60, less than timeout_seconds, which is 90: write 90 or more, or leave it out";
+    };
+    "such times among the defaults" = {
+      read = toml "[defaults]\ntimeout_seconds = 60\nmax_timeout_seconds = 30\n[environments.python]\npreset = \"python\"\n";
+      sentence = "config: [defaults] max_timeout_seconds is 30, less than timeout_seconds, which is 60: write 60 or more, or leave it out";
+    };
+    "such times of a sandbox" = {
+      read = sandbox { timeoutSeconds = 2; maxTimeoutSeconds = 1; };
+      sentence = "mkSandbox data: max_timeout_seconds is 1, less than timeout_seconds, which is 2: write 2 or more, or leave it out";
     };
     "an environment with capital letters" = {
       read = toml "[environments.Python]\npreset = \"python\"\n";
@@ -177,7 +193,7 @@ let
     };
     "a module's option misspelt" = {
       read = module { environments.python.presset = "python"; };
-      sentence = "services.nix-sandbox-mcp.environments.python: has no option \"presset\" (did you mean \"preset\"?): write one of backend, cpus, description, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, memory_mb, network, output_kb, packages, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb";
+      sentence = "services.nix-sandbox-mcp.environments.python: has no option \"presset\" (did you mean \"preset\"?): write one of backend, cpus, description, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, output_kb, packages, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb";
     };
     "a module's environment under another name" = {
       read = module { environments.numbers.sandbox = data; };

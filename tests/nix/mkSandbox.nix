@@ -52,6 +52,7 @@ in
       interpreter_type = "python";
       stdin_mode = "arg";
       timeout_seconds = 30;
+      max_timeout_seconds = 30;
       memory_mb = 512;
       pids = 256;
       workspace_mb = 256;
@@ -128,6 +129,7 @@ in
     expr = known (metadata {
       interpreter = "perl -e";
       timeout_seconds = 5;
+      max_timeout_seconds = 60;
       memory_mb = 64;
       cpus = 0.5;
       pids = 16;
@@ -144,6 +146,7 @@ in
       interpreter_type = "command";
       stdin_mode = "arg";
       timeout_seconds = 5;
+      max_timeout_seconds = 60;
       memory_mb = 64;
       cpus = 0.5;
       pids = 16;
@@ -291,7 +294,7 @@ in
   testUnknownOption = {
     expr = wrong { timeout_second = 5; };
     expected = [
-      "mkSandbox data: has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of backend, cpus, description, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, memory_mb, name, network, output_kb, packages, pids, prewarm, stdin_mode, timeout_seconds, workspace_mb"
+      "mkSandbox data: has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of backend, cpus, description, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, name, network, output_kb, packages, pids, prewarm, stdin_mode, timeout_seconds, workspace_mb"
     ];
   };
   testWrongTypeOfNumber = {
