@@ -5,6 +5,7 @@
 package call
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +23,9 @@ type Call struct {
 	// Session is the session's id; empty for a call without one.
 	Session string
 	Code    string
+	// Timeout is how long the code may run, from its start on; 0 is the
+	// environment's usual time.
+	Timeout time.Duration
 	// Ticket is the call's position among those of its session, if the transport
 	// took one when the call arrived; nil otherwise. The transport releases it.
 	Ticket *Ticket
@@ -29,6 +33,9 @@ type Call struct {
 	// goroutine at a time, and must not wait. It is nil where nobody listens.
 	Progress func(line string)
 }
+
+// TimeLimit is how long the code may run.
+func (c Call) TimeLimit() time.Duration { return cmp.Or(c.Timeout, c.Env.Timeout) }
 
 // Key names the call's session.
 func (c Call) Key() Key { return Key{c.Principal, c.Session} }

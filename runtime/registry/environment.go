@@ -21,8 +21,11 @@ type Environment struct {
 	InterpreterType string
 	// Language is what is known of the interpreter; nil where that is nothing.
 	Language *Language
-	Timeout  time.Duration
-	MemoryMB int64
+	// Timeout is how long a call runs that does not say, MaxTimeout how long one
+	// may ask to run, which is at least Timeout.
+	Timeout    time.Duration
+	MaxTimeout time.Duration
+	MemoryMB   int64
 	// CPUs is how many processors it may use; 0 is all of them.
 	CPUs float64
 	// PIDs is how many processes and threads it may have.
@@ -86,6 +89,7 @@ func (r *reader) environment(name, run, serve string) (Environment, error) {
 		Description:     r.required("description"),
 		InterpreterType: r.required("interpreter_type"),
 		Timeout:         r.seconds("timeout_seconds"),
+		MaxTimeout:      r.secondsOrNull("max_timeout_seconds"),
 		MemoryMB:        r.whole("memory_mb"),
 		CPUs:            r.numberOrNull("cpus"),
 		PIDs:            r.whole("pids"),
@@ -100,6 +104,7 @@ func (r *reader) environment(name, run, serve string) (Environment, error) {
 	if r.err == nil && !validType.MatchString(env.InterpreterType) {
 		r.fail("interpreter_type", fmt.Sprintf("is %q, it must be 1 to 32 of a-z, 0-9, _ and -, and begin with a letter", env.InterpreterType))
 	}
+	env.MaxTimeout = max(env.MaxTimeout, env.Timeout)
 	env.Language = r.language("language", env.InterpreterType)
 	for _, program := range []struct{ field, path string }{{"exec", run}, {"session_exec", serve}} {
 		if r.err != nil {
@@ -224,9 +229,12 @@ func (r *reader) whole(field string) int64 {
 	return int64(value)
 }
 
-func (r *reader) seconds(field string) time.Duration {
-	return time.Duration(r.number(field) * float64(time.Second))
-}
+func (r *reader) seconds(field string) time.Duration { return seconds(r.number(field)) }
+
+// secondsOrNull returns 0 for null.
+func (r *reader) secondsOrNull(field string) time.Duration { return seconds(r.numberOrNull(field)) }
+
+func seconds(number float64) time.Duration { return time.Duration(number * float64(time.Second)) }
 
 // items returns the strings of an array. wrong is what is wrong with an item, for
 // use after "holds", or "".

@@ -98,7 +98,7 @@ func TestDefaults(t *testing.T) {
 	run := fields["exec"].(string)
 	want := Environment{
 		Name: "a", Backend: "jail", InterpreterType: "command",
-		Timeout: 30 * time.Second, MemoryMB: 512, PIDs: 256, OutputBytes: 32 << 10, Prewarm: 1,
+		Timeout: 30 * time.Second, MaxTimeout: 30 * time.Second, MemoryMB: 512, PIDs: 256, OutputBytes: 32 << 10, Prewarm: 1,
 		Exec: run, SessionExec: run, Origin: "NIX_SANDBOX_METADATA",
 	}
 	if diff := cmp.Diff(want, set.Environments["a"]); diff != "" {
@@ -109,7 +109,7 @@ func TestDefaults(t *testing.T) {
 func TestEveryField(t *testing.T) {
 	fields := entry(t, map[string]any{
 		"name": "a", "interpreter_type": "python", "interpreter": "python3 -c", "stdin_mode": "arg",
-		"timeout_seconds": 2.5, "memory_mb": 64, "cpus": 1.5, "pids": 10, "workspace_mb": 5, "output_kb": 8,
+		"timeout_seconds": 2.5, "max_timeout_seconds": 60, "memory_mb": 64, "cpus": 1.5, "pids": 10, "workspace_mb": 5, "output_kb": 8,
 		"prewarm": 3, "description": "d", "network": map[string]any{"mode": "none"}, "closure": "c", "needs": "n",
 		"of_a_newer_builder": []int{1},
 	})
@@ -129,7 +129,7 @@ func TestEveryField(t *testing.T) {
 	got := set.Environments["a"]
 	want := Environment{
 		Name: "a", Description: "d", Backend: "jail", InterpreterType: "python", Closure: "c", Needs: "n",
-		Timeout: 2500 * time.Millisecond, MemoryMB: 64, CPUs: 1.5, PIDs: 10, OutputBytes: 8 << 10, Prewarm: 3,
+		Timeout: 2500 * time.Millisecond, MaxTimeout: time.Minute, MemoryMB: 64, CPUs: 1.5, PIDs: 10, OutputBytes: 8 << 10, Prewarm: 3,
 		Exec: got.Exec, SessionExec: got.Exec, Origin: "NIX_SANDBOX_METADATA",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -165,6 +165,7 @@ func TestBrokenEnvironment(t *testing.T) {
 		"memory negative":        {map[string]any{"memory_mb": -1}, "environments.x.memory_mb is -1, it must be a number from 0 to 2147483647"},
 		"memory null":            {map[string]any{"memory_mb": json.RawMessage("null")}, "environments.x.memory_mb is null, it must be a number"},
 		"pids an object":         {map[string]any{"pids": map[string]any{}}, "environments.x.pids is an object, it must be a number"},
+		"max_timeout in quotes":  {map[string]any{"max_timeout_seconds": "60"}, "environments.x.max_timeout_seconds is a string"},
 		"cpus a boolean":         {map[string]any{"cpus": true}, "environments.x.cpus is a boolean"},
 		"description an array":   {map[string]any{"description": []string{}}, "environments.x.description is an array"},
 		"exec missing":           {map[string]any{"exec": nil}, "environments.x.exec is missing"},

@@ -28,7 +28,7 @@ func inBubble(t *testing.T, test func(*testing.T, *Handler)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		set := &registry.Set{Environments: map[string]registry.Environment{"bash": {
-			Name: "bash", Language: &registry.Language{Sessions: true}, SessionExec: "/session-run", Timeout: time.Minute, OutputBytes: 1 << 20,
+			Name: "bash", Language: &registry.Language{Sessions: true}, SessionExec: "/session-run", Timeout: time.Minute, MaxTimeout: time.Hour, OutputBytes: 1 << 20,
 		}}}
 		log := slog.New(slog.DiscardHandler)
 		machine := &sandboxtest.Machine{}
@@ -106,6 +106,10 @@ func TestAnswer_IsAsOfMCPGo(t *testing.T) {
 			"an unknown argument":         `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"run","arguments":{"x":1}}}`,
 			"no params":                   `{"jsonrpc":"2.0","id":1,"method":"tools/call"}`,
 			"params are a list":           `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":[]}`,
+			"a timeout":                   `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"run","arguments":{"env":"bash","code":"sleep 5","timeout":2.5}}}`,
+			"a modern timeout":            `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{` + modern + `"name":"run","arguments":{"env":"bash","code":"sleep 5","timeout":2}}}`,
+			"a wrong timeout":             `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"run","arguments":{"env":"bash","code":"sleep 5","timeout":"2"}}}`,
+			"a timeout too large":         `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{` + modern + `"name":"run","arguments":{"env":"bash","code":"sleep 5","timeout":1e9}}}`,
 			"read":                        `{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"sandbox://s/outputs/f"}}`,
 			"modern read":                 `{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{` + modern + `"uri":"sandbox://s/outputs/f"}}`,
 			"read of what is not there":   `{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"sandbox://s/outputs/g"}}`,

@@ -371,7 +371,7 @@ func start(ctx context.Context, starter sandbox.Starter, spec sandbox.Spec) (san
 // execute runs a call in a sandbox and reads the images that it wrote.
 func execute(ctx context.Context, box sandbox.Sandbox, c call.Call, grace time.Duration, keep bool) (sandbox.Result, error) {
 	result, err := box.Execute(ctx, sandbox.Request{
-		Code: c.Code, Timeout: c.Env.Timeout, Grace: grace, Keep: keep, Progress: c.Progress,
+		Code: c.Code, Timeout: c.TimeLimit(), Grace: grace, Keep: keep, Progress: c.Progress,
 	})
 	if err != nil {
 		return result, err

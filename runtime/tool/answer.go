@@ -201,7 +201,7 @@ func (a answer) remarks(files []remark) []remark {
 func (a answer) ending() (_ remark, found bool) {
 	switch a.result.Outcome {
 	case frame.OutcomeTimeout:
-		return remark{opening: timedOut, rest: fmt.Sprintf("%g s%s", a.call.Env.Timeout.Seconds(), a.state())}, true
+		return remark{opening: timedOut, rest: fmt.Sprintf("%g s%s", a.call.TimeLimit().Seconds(), a.state())}, true
 	case frame.OutcomeCancelled:
 		return remark{opening: cancelled, rest: a.state()}, true
 	case frame.OutcomeMemory, frame.OutcomeLimit:

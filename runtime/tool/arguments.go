@@ -1,9 +1,11 @@
 package tool
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"regexp"
 	"slices"
 	"strings"
@@ -28,6 +30,9 @@ func (l listing) call(arguments any, started func(session string) (registry.Envi
 	known := map[string]*string{"code": &c.Code, "env": &c.Env.Name, "session": &c.Session}
 	for _, field := range slices.Sorted(maps.Keys(fields)) {
 		value, ok := known[field]
+		if field == timeout && l.maxTimeout() > 0 {
+			continue // what it may be depends on the environment
+		}
 		if !ok {
 			return c, fmt.Errorf("unknown argument %.80q: call run with %s", field, l.usage())
 		}
@@ -63,7 +68,54 @@ func (l listing) call(arguments any, started func(session string) (registry.Envi
 		return c, l.noSessions(name)
 	}
 	c.Env = env
+	if given := fields[timeout]; given != nil && l.maxTimeout() > 0 {
+		c.Timeout, ok = timeLimit(given, env)
+		if !ok {
+			return c, badTimeout(given, env)
+		}
+	}
 	return c, nil
+}
+
+// timeout is the name of an argument that only some servers have.
+const timeout = "timeout"
+
+// maxTimeout is the longest time for which a call may ask, or 0 where no
+// environment lets a call run longer than it does without asking.
+func (l listing) maxTimeout() time.Duration {
+	var longest time.Duration
+	for _, env := range l.Ready() {
+		if env.MaxTimeout > env.Timeout {
+			longest = max(longest, env.MaxTimeout)
+		}
+	}
+	return longest
+}
+
+// timeLimit returns how long code may run by an argument, rounded up to a
+// millisecond, in which time limits are told to the agent. ok is false where the
+// argument is no number of seconds that the environment allows.
+func timeLimit(given any, env registry.Environment) (limit time.Duration, ok bool) {
+	seconds, ok := given.(float64)
+	if !ok || !(seconds > 0) || seconds > env.MaxTimeout.Seconds() {
+		return 0, false
+	}
+	limit = time.Duration(math.Ceil(seconds*1000)) * time.Millisecond
+	return min(limit, env.MaxTimeout), true
+}
+
+// badTimeout says what is wrong with an argument, and what to write.
+func badTimeout(given any, env registry.Environment) error {
+	allowed := fmt.Sprintf("write seconds, more than 0 and at most %g, or leave it out for %g", env.MaxTimeout.Seconds(), env.Timeout.Seconds())
+	switch seconds, isNumber := given.(float64); {
+	case !isNumber:
+		text, _ := json.Marshal(given) // decoded from JSON
+		return fmt.Errorf("timeout is %.80s, which is not a number: %s", text, allowed)
+	case seconds > env.MaxTimeout.Seconds():
+		return fmt.Errorf("timeout is %g, more than env %q allows, whose max_timeout_seconds is %g: %s", seconds, env.Name, env.MaxTimeout.Seconds(), allowed)
+	default:
+		return fmt.Errorf("timeout is %g: %s", seconds, allowed)
+	}
 }
 
 // usage names the arguments and the environments.
@@ -71,6 +123,9 @@ func (l listing) usage() string {
 	usage := fmt.Sprintf("code (a string) and env (one of %s)", l.choices(""))
 	if len(l.withSessions()) > 0 {
 		usage += ", and session (a string) to keep state"
+	}
+	if longest := l.maxTimeout(); longest > 0 {
+		usage += fmt.Sprintf(", and timeout (seconds, at most %g)", longest.Seconds())
 	}
 	return usage
 }

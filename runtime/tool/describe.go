@@ -49,11 +49,14 @@ func (l listing) schema() json.RawMessage {
 		Type    string   `json:"type"`
 		Enum    []string `json:"enum,omitempty"`
 		Pattern string   `json:"pattern,omitempty"`
+		Maximum float64  `json:"maximum,omitempty"`
+		About   string   `json:"description,omitempty"`
 	}
 	type properties struct {
 		Code    property  `json:"code"`
 		Env     property  `json:"env"`
 		Session *property `json:"session,omitempty"`
+		Timeout *property `json:"timeout,omitempty"`
 	}
 	schema := struct {
 		Type       string     `json:"type"`
@@ -70,6 +73,9 @@ func (l listing) schema() json.RawMessage {
 	}
 	if len(l.withSessions()) > 0 {
 		schema.Properties.Session = &property{Type: "string", Pattern: validSession.String()}
+	}
+	if longest := l.maxTimeout(); longest > 0 {
+		schema.Properties.Timeout = &property{Type: "number", Maximum: longest.Seconds(), About: "seconds"}
 	}
 	text, err := json.Marshal(schema)
 	if err != nil {

@@ -171,8 +171,10 @@ func hintsOf(language *registry.Language) []registry.Hint {
 
 // late is for a call that took too long.
 func (l listing) late(a answer) string {
-	limit := fmt.Sprintf("%g s", a.call.Env.Timeout.Seconds())
+	limit := fmt.Sprintf("%g s", a.call.TimeLimit().Seconds())
 	switch {
+	case a.call.TimeLimit() < a.call.Env.MaxTimeout:
+		return fmt.Sprintf("with timeout a call may run up to %g s", a.call.Env.MaxTimeout.Seconds())
 	case a.call.Session != "":
 		return ""
 	case a.call.Env.Sessions():

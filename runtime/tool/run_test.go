@@ -99,6 +99,50 @@ func TestRun_Answers(t *testing.T) {
 	})
 }
 
+// A call may ask for less time than the environment's usual, or for more; it counts
+// from when the code begins, and not while the call waits for its turn.
+func TestRun_EndsAtTheTimeoutOfTheCall(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fixture) {
+		bash := f.set.Environments["bash"]
+		bash.MaxTimeout = 10 * time.Minute
+		f.set.Environments["bash"] = bash
+		f.Environments.Publish(f.set)
+		call := func(session string, seconds float64, code string) *Run {
+			arguments := map[string]any{"code": code, "env": "bash", "timeout": seconds}
+			if session != "" {
+				arguments["session"] = session
+			}
+			return f.Accept("", arguments)
+		}
+		for name, test := range map[string]struct {
+			session string
+			seconds float64
+			code    string
+			want    string
+			takes   time.Duration
+		}{
+			"less":            {"", 2, "sleep 20", "[timed out after 2 s]\n[hint: with timeout a call may run up to 600 s]", 2 * time.Second},
+			"less, a session": {"a", 0.5, "sleep 20", "[timed out after 0.5 s; the session's state was kept]\n[hint: with timeout a call may run up to 600 s]", 500 * time.Millisecond},
+			"more":            {"", 90, "sleep 60; echo done", "done\n", time.Minute},
+			"the longest":     {"", 600, "sleep 900", "[timed out after 600 s]\n[hint: 600 s is the limit of each call: do less in one, and keep what is done in a session]", 10 * time.Minute},
+		} {
+			began := time.Now()
+			result := call(test.session, test.seconds, test.code).Answer(t.Context(), nil)
+			if took := time.Since(began); text(result) != test.want || took != test.takes {
+				t.Errorf("%s: %q after %v, want %q after %v", name, text(result), took, test.want, test.takes)
+			}
+		}
+		first, second := call("q", 100, "sleep 50; echo first"), call("q", 1, "echo second")
+		answers := make(chan string, 2)
+		for _, run := range []*Run{second, first} {
+			go func() { answers <- text(run.Answer(t.Context(), nil)) }()
+		}
+		if one, two := <-answers, <-answers; one != "first\n" || two != "second\n" {
+			t.Errorf("in a queue: %q, %q", one, two)
+		}
+	})
+}
+
 // Images come back as images, other files, SVG among them, as links in a session
 // and by name without one.
 func TestRun_ShowsFiles(t *testing.T) {

@@ -311,6 +311,76 @@ func TestArguments(t *testing.T) {
 	}
 }
 
+// waiting is a set of environments of which python lets a call ask for more time
+// than it has without, and bash does not.
+func waiting() *registry.Set {
+	set := described()
+	for name, longest := range map[string]time.Duration{"python": 10 * time.Minute, "bash": 30 * time.Second} {
+		env := set.Environments[name]
+		env.Timeout, env.MaxTimeout = 30*time.Second, longest
+		set.Environments[name] = env
+	}
+	return set
+}
+
+// The argument is in the schema only where a call may ask for more.
+func TestSchema_HasTimeoutWhereACallMayAsk(t *testing.T) {
+	set := waiting()
+	without := ask(t, describing(registry.New(described()), Project{}), "tools/list")
+	if text := ask(t, describing(registry.New(set), Project{}), "tools/list"); !strings.Contains(text, `"timeout":{"type":"number","maximum":600,"description":"seconds"}`) || len(text)-len(without) > 70 {
+		t.Errorf("%d bytes more: %s", len(text)-len(without), text)
+	}
+	for name, env := range set.Environments {
+		env.Timeout, env.MaxTimeout = 30*time.Second, 30*time.Second
+		set.Environments[name] = env
+	}
+	if text := ask(t, describing(registry.New(set), Project{}), "tools/list"); text != without {
+		t.Errorf("nothing may be asked for, and the model reads\n%s\nin place of\n%s", text, without)
+	}
+}
+
+func TestTimeout_IsCheckedByTheEnvironment(t *testing.T) {
+	const write = ": write seconds, more than 0 and at most 600, or leave it out for 30"
+	for name, test := range map[string]struct {
+		env, value string
+		want       time.Duration
+		refusal    string
+	}{
+		"less than usual":   {"python", "2.5", 2500 * time.Millisecond, ""},
+		"more than usual":   {"python", "600", 10 * time.Minute, ""},
+		"null":              {"python", "null", 0, ""},
+		"a nanosecond":      {"python", "1e-9", time.Millisecond, ""},
+		"of another env":    {"bash", "30", 30 * time.Second, ""},
+		"too large":         {"python", "601", 0, `timeout is 601, more than env "python" allows, whose max_timeout_seconds is 600` + write},
+		"far too large":     {"python", "1e300", 0, `timeout is 1e+300, more than env "python" allows, whose max_timeout_seconds is 600` + write},
+		"too large for one": {"bash", "31", 0, `timeout is 31, more than env "bash" allows, whose max_timeout_seconds is 30: write seconds, more than 0 and at most 30, or leave it out for 30`},
+		"zero":              {"python", "0", 0, "timeout is 0" + write},
+		"negative":          {"python", "-1", 0, "timeout is -1" + write},
+		"in quotes":         {"python", `"60"`, 0, `timeout is "60", which is not a number` + write},
+		"a long text":       {"python", `"` + strings.Repeat("6", 999) + `"`, 0, `timeout is "` + strings.Repeat("6", 79) + ", which is not a number" + write},
+		"a list":            {"python", "[60]", 0, "timeout is [60], which is not a number" + write},
+		"true":              {"python", "true", 0, "timeout is true, which is not a number" + write},
+		"of no env":         {"perl", "60", 0, `there is no env "perl"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var arguments any
+			must.Do(t, json.Unmarshal([]byte(fmt.Sprintf(`{"code":"1","env":%q,"timeout":%s}`, test.env, test.value)), &arguments))
+			c, err := describing(registry.New(waiting()), Project{}).list().call(arguments, func(string) (registry.Environment, bool) { return registry.Environment{}, false })
+			if test.refusal == "" && (err != nil || c.Timeout != test.want) {
+				t.Errorf("%v, error %v, want %v", c.Timeout, err, test.want)
+			}
+			if test.refusal != "" && (err == nil || !strings.HasPrefix(err.Error(), test.refusal)) {
+				t.Errorf("error %v, want %s", err, test.refusal)
+			}
+		})
+	}
+	// Where no environment has it, it is an argument like any unknown one.
+	_, err := describing(registry.New(described()), Project{}).list().call(map[string]any{"code": "1", "env": "python", "timeout": 5.0}, nil)
+	if err == nil || !strings.HasPrefix(err.Error(), `unknown argument "timeout": call run with code (a string) and env (one of bash, node, python), and session (a string) to keep state`) || strings.Contains(err.Error(), "at most") {
+		t.Errorf("error %v", err)
+	}
+}
+
 func TestAnswerText(t *testing.T) {
 	once := call.Call{Env: registry.Environment{Name: "python", Timeout: 30 * time.Second, MemoryMB: 512, PIDs: 256}}
 	kept := once

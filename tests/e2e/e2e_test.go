@@ -59,6 +59,9 @@ func tightened(t testing.TB, limits map[string]any) string {
 	t.Helper()
 	all := environments(t)
 	for _, fields := range all {
+		if limits["timeout_seconds"] != nil {
+			fields["max_timeout_seconds"] = nil // the same
+		}
 		maps.Copy(fields, limits)
 	}
 	return "NIX_SANDBOX_METADATA=" + mcptest.Metadata(t, all)

@@ -117,6 +117,34 @@ func TestRun_EndsAtTimeLimit(t *testing.T) {
 	}
 }
 
+// A call may ask for more time than the usual, or for less, in a session and without
+// one, in both eras of the protocol.
+func TestRun_AsksForTime(t *testing.T) {
+	t.Parallel()
+	variable := tightened(t, map[string]any{"timeout_seconds": 1, "max_timeout_seconds": 60})
+	for _, version := range []string{mcptest.Newest, mcptest.Stateless} {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			c := mcptest.Start(t, command(t, variable))
+			c.Initialize(version)
+			expectError(t, run(c, "bash", "sleep 5"), "[timed out after 1 s]\n[hint: with timeout a call may run up to 60 s]")
+			for _, session := range []string{"", "s"} {
+				ask := func(seconds float64, code string) mcptest.Answer {
+					return c.Run(mcptest.Arguments{Code: code, Env: "bash", Session: session, Timeout: seconds})
+				}
+				expect(t, ask(60, "sleep 2; echo done"), "done\n")
+				expectError(t, ask(0.5, "sleep 5"), "[timed out after 0.5 s")
+				expectError(t, ask(61, "echo never"), `timeout is 61, more than env "bash" allows, whose max_timeout_seconds is 60`)
+			}
+			// The second one waits longer than it may run.
+			first := c.SendRun(mcptest.Arguments{Code: "sleep 2; echo first", Env: "bash", Session: "q", Timeout: 60})
+			second := c.SendRun(mcptest.Arguments{Code: "echo second", Env: "bash", Session: "q", Timeout: 1})
+			expect(t, c.AwaitRun(first), "first\n")
+			expect(t, c.AwaitRun(second), "second\n")
+		})
+	}
+}
+
 // 20 calls run at the same time, do not mix, and leave nothing.
 func TestRun_TwentyAtOnce(t *testing.T) {
 	const calls = 20

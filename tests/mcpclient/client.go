@@ -92,6 +92,8 @@ type Arguments struct {
 	Code    string `json:"code"`
 	Env     string `json:"env"`
 	Session string `json:"session,omitempty"`
+	// Timeout is in seconds; 0 leaves it out.
+	Timeout float64 `json:"timeout,omitempty"`
 }
 
 // Client is a connection to a server that it started. Its methods may be called

@@ -31,7 +31,8 @@ func Settings(others map[string]any) map[string]any {
 	settings := map[string]any{
 		"schema": 1,
 		"defaults": map[string]any{
-			"closure": "", "cpus": nil, "description": "", "interpreter_type": "command", "memory_mb": 512, "needs": "",
+			"closure": "", "cpus": nil, "description": "", "interpreter_type": "command",
+			"max_timeout_seconds": nil, "memory_mb": 512, "needs": "",
 			"output_kb": 32, "pids": 256, "prewarm": 1, "timeout_seconds": 30,
 		},
 		"session": map[string]any{"idle_timeout_seconds": 300, "max_lifetime_seconds": 3600},

@@ -73,6 +73,7 @@ type row struct {
 	Backend     string  `json:"backend,omitempty"`
 	Interpreter string  `json:"interpreter_type,omitempty"`
 	Timeout     float64 `json:"timeout_seconds,omitempty"`
+	MaxTimeout  float64 `json:"max_timeout_seconds,omitempty"`
 	Memory      int64   `json:"memory_mb,omitempty"`
 	CPUs        float64 `json:"cpus,omitempty"`
 	PIDs        int64   `json:"pids,omitempty"`
@@ -89,7 +90,7 @@ func listed(set *registry.Set) []row {
 		env := set.Environments[name]
 		rows = append(rows, row{
 			Name: name, State: ready, Description: env.Description, Backend: env.Backend, Interpreter: env.InterpreterType,
-			Timeout: env.Timeout.Seconds(), Memory: env.MemoryMB, CPUs: env.CPUs, PIDs: env.PIDs, Output: env.OutputBytes >> 10,
+			Timeout: env.Timeout.Seconds(), MaxTimeout: env.MaxTimeout.Seconds(), Memory: env.MemoryMB, CPUs: env.CPUs, PIDs: env.PIDs, Output: env.OutputBytes >> 10,
 			Closure: env.Closure, Size: closureSize(env), Origin: env.Origin,
 		})
 	}
