@@ -65,7 +65,7 @@ func TestMain(m *testing.M) {
 // make control groups.
 func tree(t *testing.T) *Tree {
 	t.Helper()
-	found, err := Find(System)
+	found, err := Find(t.Context(), System)
 	if err != nil {
 		t.Skipf("the kernel's part cannot be shown here: %v", err)
 	}

@@ -1,6 +1,6 @@
 // Package cgroup enforces limits by control groups (version
-// 2), where the server may make some: in a subtree that was delegated to it,
-// or as root.
+// 2), where the server may make some: in a subtree that was delegated to it, in one
+// that it has systemd delegate to it when it starts, or as root.
 //
 // It promises that a sandbox is inside its group from its first instruction
 // on; that a group has all the limits asked for or is not made; and that
@@ -11,6 +11,7 @@ package cgroup
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -45,9 +46,12 @@ var needed = []string{"memory", "pids"}
 type Unavailable struct {
 	Problem string
 	Hint    string
+	reason  error
 }
 
 func (u *Unavailable) Error() string { return u.Problem }
+
+func (u *Unavailable) Unwrap() error { return u.reason }
 
 // Tree is a group in which the server makes those of its sandboxes.
 type Tree struct {
@@ -60,10 +64,21 @@ type Tree struct {
 type Paths struct {
 	Groups string // /sys/fs/cgroup
 	Own    string // /proc/self/cgroup
+	// Manager is the socket of the service manager that can delegate a group to
+	// this process. Where none listens there, groups are used as they are.
+	Manager string
 }
 
-// System are the paths of a running system.
+// System are the paths of a running system, without a service manager.
 var System = Paths{Groups: "/sys/fs/cgroup", Own: "/proc/self/cgroup"}
+
+// Managed are the paths of a running system, with the systemd that manages this
+// user's services: the system's for root.
+func Managed() Paths {
+	paths := System
+	paths.Manager = managerSocket()
+	return paths
+}
 
 // candidate is a group that may become a [Tree].
 type candidate struct {
@@ -71,12 +86,24 @@ type candidate struct {
 	// move says that the processes in it have to move into a group below it.
 	move bool
 	cpu  bool
+	// shared says that it is the system's topmost group, which root may write to,
+	// and that nobody has delegated it.
+	shared bool
 }
 
-// Find prepares the group in which sandboxes' groups can be made. It may
-// move this process, and those that share its group, one level down.
-func Find(paths Paths) (*Tree, error) {
+// Find prepares the group in which sandboxes' groups can be made. Where none was
+// delegated to this process, it asks the service manager to move this process to
+// one, for at most 2 s. It may move this process, and those that share its group,
+// one level down.
+func Find(ctx context.Context, paths Paths) (*Tree, error) {
 	f, err := paths.choose(os.Geteuid())
+	if paths.canAsk(f, err) {
+		if asked := joinScope(ctx, paths.Manager); asked == nil {
+			f, err = paths.choose(os.Geteuid())
+		} else if err != nil {
+			err = &Unavailable{Problem: fmt.Sprintf("%v, and systemd made no scope for it: %v", err, asked), Hint: delegate}
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -100,11 +127,28 @@ func Find(paths Paths) (*Tree, error) {
 	return tree, nil
 }
 
-// Check returns the error that [Find] would, and changes nothing.
+// canAsk reports whether a service manager may delegate a group to this process that
+// is better than what [Paths.choose] found.
+func (p Paths) canAsk(f candidate, err error) bool {
+	if p.Manager == "" || err != nil && !errors.Is(err, errNotDelegated) || err == nil && !f.shared {
+		return false
+	}
+	_, err = os.Stat(p.Manager)
+	return err == nil
+}
+
+// Check returns the error that [Find] would, and changes nothing. It assumes that a
+// service manager, where there is one, makes a scope.
 func Check(paths Paths) error {
-	_, err := paths.choose(os.Geteuid())
+	f, err := paths.choose(os.Geteuid())
+	if err != nil && paths.canAsk(f, err) {
+		return nil
+	}
 	return err
 }
+
+// errNotDelegated is the reason of an [Unavailable] that a delegation would remove.
+var errNotDelegated = errors.New("not delegated")
 
 // delegate is the hint that says how a group is delegated to the server.
 const delegate = "start the server with: systemd-run --user --scope -p Delegate=yes nix-sandbox-mcp --stdio; " +
@@ -151,12 +195,14 @@ func (p Paths) choose(uid int) (candidate, error) {
 			// that of the system alone may contain processes of its own.
 			_, err := os.Stat(filepath.Join(p.Groups, "cgroup.type"))
 			f.move = err == nil && own == p.Groups
+			f.shared = err != nil
 			return f, nil
 		}
 	}
 	return candidate{}, &Unavailable{
 		Problem: "no control group was delegated to this process: it is in " + own,
 		Hint:    delegate,
+		reason:  errNotDelegated,
 	}
 }
 

@@ -70,7 +70,7 @@ func TestLook(t *testing.T) {
 		},
 		"root of a system": {
 			"0::/user.slice/session-1.scope\n", merge(group("", full), group("user.slice/session-1.scope", full)),
-			0, candidate{folder: ".", cpu: true}, "",
+			0, candidate{folder: ".", cpu: true, shared: true}, "",
 		},
 		"root of a container": {
 			"0::/\n", merge(group("", full), map[string]string{"cgroup.type": "domain\n"}),

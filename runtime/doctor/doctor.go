@@ -140,7 +140,7 @@ func Machine(ctx context.Context, environments []registry.Environment) (findings
 func Examine(ctx context.Context, subject Subject) Report {
 	r := Report{Findings: Machine(ctx, subject.Environments)}
 	add := func(f Finding) { r.Findings = append(r.Findings, f) }
-	limits := groups(cgroup.System)
+	limits := groups(cgroup.Managed())
 	r.Limits = sandbox.ByGroup
 	if !limits.OK {
 		r.Limits = sandbox.ByAgent

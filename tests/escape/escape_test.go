@@ -17,7 +17,7 @@ import (
 // (tests/vm) in which the user has a subtree has to have them.
 func controlGroups(t *testing.T) *cgroup.Tree {
 	t.Helper()
-	groups, err := cgroup.Find(cgroup.System)
+	groups, err := cgroup.Find(t.Context(), cgroup.System)
 	if err != nil && os.Getenv("NIX_SANDBOX_TEST_MACHINE") == "delegate" {
 		t.Fatal(err)
 	}

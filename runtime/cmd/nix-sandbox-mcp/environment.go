@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -77,7 +78,8 @@ func (c chosen) spec() (interactive.Spec, error) {
 		}
 	}
 	spec := interactive.Spec{Exec: path, Environ: c.project.Environ()}
-	tree, err := cgroup.Find(cgroup.System)
+	// A program that a user starts stays where it was started.
+	tree, err := cgroup.Find(context.Background(), cgroup.System)
 	var unavailable *cgroup.Unavailable
 	switch {
 	case err == nil:

@@ -100,7 +100,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	running.Go(func() { logMachine(background, answered, environments, log) })
 	return service.Stdio(ctx, in, out, service.Options{
 		Environments: environments,
-		Starter:      framed.New(log, framed.Options{StartTimeout: settings.StartWithin, Groups: groups(log, environments.Now())}),
+		Starter:      framed.New(log, framed.Options{StartTimeout: settings.StartWithin, Groups: groups(ctx, log, environments.Now())}),
 		Sessions:     session.Limits{Idle: settings.SessionIdle, Lifetime: settings.SessionLifetime, Max: settings.SessionMax},
 		Project:      projectOf(settings),
 		Variables:    inherited(base),
@@ -171,8 +171,8 @@ func logMachine(ctx context.Context, answered <-chan struct{}, environments *reg
 
 // groups prepares control groups for the sandboxes, if there can be any, and
 // logs what holds sandboxes to their limits.
-func groups(log *slog.Logger, environments *registry.Snapshot) *cgroup.Tree {
-	tree, err := cgroup.Find(cgroup.System)
+func groups(ctx context.Context, log *slog.Logger, environments *registry.Snapshot) *cgroup.Tree {
+	tree, err := cgroup.Find(ctx, cgroup.Managed())
 	if err == nil {
 		log.Info("limits", "by", sandbox.ByGroup)
 		return tree

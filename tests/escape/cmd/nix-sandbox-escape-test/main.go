@@ -89,7 +89,7 @@ func run(ctx context.Context, args []string, out, log io.Writer) int {
 	options.Each = func(result escape.Result) { fmt.Fprintln(out, result) }
 
 	// The server starts sandboxes in control groups too, where it can make some.
-	groups, err := cgroup.Find(cgroup.System)
+	groups, err := cgroup.Find(ctx, cgroup.System)
 	if err != nil {
 		fmt.Fprintln(log, program+": no control groups:", err)
 	}

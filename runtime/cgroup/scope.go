@@ -1,0 +1,109 @@
+package cgroup
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+)
+
+// managerTime bounds what a service manager may take to make a scope. A manager that
+// runs answers within some 20 ms.
+const managerTime = 2 * time.Second
+
+// managerSocket returns the socket on which the systemd that manages this user's
+// services answers without a message bus. Clients of MCP pass
+// few variables on, and XDG_RUNTIME_DIR is often not among them.
+func managerSocket() string {
+	if os.Geteuid() == 0 {
+		return "/run/systemd/private"
+	}
+	runtimeDir := os.Getenv("XDG_RUNTIME_DIR")
+	if runtimeDir == "" {
+		runtimeDir = filepath.Join("/run/user", strconv.Itoa(os.Geteuid()))
+	}
+	return filepath.Join(runtimeDir, "systemd/private")
+}
+
+// property is a property of a unit, for StartTransientUnit.
+type property struct {
+	Name  string
+	Value dbus.Variant
+}
+
+// auxiliary is a further unit, for StartTransientUnit. There is none.
+type auxiliary struct {
+	Name       string
+	Properties []property
+}
+
+// joinScope has the service manager behind a socket move this process to a scope of
+// its own that is delegated to it: see org.freedesktop.systemd1(5) and
+// https://systemd.io/CONTROL_GROUP_INTERFACE. The manager removes the scope when this
+// process has ended.
+func joinScope(ctx context.Context, socket string) error {
+	ctx, cancel := context.WithTimeout(ctx, managerTime)
+	defer cancel()
+	stream, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return err
+	}
+	deadline, _ := ctx.Deadline()
+	if err := stream.SetDeadline(deadline); err != nil {
+		return err
+	}
+	conn, err := dbus.NewConn(stream, dbus.WithContext(ctx))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	// What the kernel says of this socket's owner is enough: no cookies.
+	if err := conn.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(os.Geteuid()))}); err != nil {
+		return err
+	}
+	// A manager announces the end of a job to everybody who is connected here.
+	signals := make(chan *dbus.Signal, 64)
+	conn.Signal(signals)
+	pid := os.Getpid()
+	var job dbus.ObjectPath
+	err = conn.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1").CallWithContext(ctx,
+		"org.freedesktop.systemd1.Manager.StartTransientUnit", 0,
+		fmt.Sprintf("nix-sandbox-mcp-%d.scope", pid), "fail",
+		[]property{
+			{"Description", dbus.MakeVariant("sandboxes of nix-sandbox-mcp")},
+			{"PIDs", dbus.MakeVariant([]uint32{uint32(pid)})},
+			{"Delegate", dbus.MakeVariant(true)},
+			{"CollectMode", dbus.MakeVariant("inactive-or-failed")},
+		}, []auxiliary{}).Store(&job)
+	if err != nil {
+		return err
+	}
+	for {
+		select {
+		case signal, ok := <-signals:
+			if !ok {
+				return fmt.Errorf("the connection ended before the scope was made")
+			}
+			var (
+				id           uint32
+				path         dbus.ObjectPath
+				unit, result string
+			)
+			if signal.Name != "org.freedesktop.systemd1.Manager.JobRemoved" ||
+				dbus.Store(signal.Body, &id, &path, &unit, &result) != nil || path != job {
+				continue
+			}
+			if result != "done" {
+				return fmt.Errorf("the scope %s was not made: %s", unit, result)
+			}
+			return nil
+		case <-ctx.Done():
+			return fmt.Errorf("the scope was not made within %v", managerTime)
+		}
+	}
+}
