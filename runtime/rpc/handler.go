@@ -57,6 +57,10 @@ func (h *Handler) MCP() *server.MCPServer { return h.mcp }
 func (h *Handler) Answer(ctx context.Context, m Message) (reply mcp.JSONRPCMessage) {
 	defer h.recover(m, &reply)
 	reply = h.mcp.HandleMessage(ctx, m.text)
+	if r, ok := reply.(mcp.JSONRPCError); ok {
+		r.Error.Message = m.sentence(r.Error)
+		reply = r
+	}
 	if id := m.replyID(); id != nil {
 		switch r := reply.(type) {
 		case mcp.JSONRPCResponse:

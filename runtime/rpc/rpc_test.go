@@ -82,7 +82,8 @@ const (
 	partial = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"},`
 )
 
-// Whoever answers, this package or mcp-go, the answer is the same.
+// Whoever answers, this package or mcp-go, the answer is the same but for the
+// words of some errors.
 func TestAnswer_IsAsOfMCPGo(t *testing.T) {
 	const run = `"name":"run","arguments":{"env":"bash","session":"s","code":"echo hi >outputs/f; echo hi; exit 3"}`
 	inBubble(t, func(t *testing.T, h *Handler) {
@@ -125,7 +126,13 @@ func TestAnswer_IsAsOfMCPGo(t *testing.T) {
 			// One call has the session begin, so that all others meet the same.
 			answer(t, h, `{"jsonrpc":"2.0","id":0,"method":"tools/call","params":{`+run+`}}`)
 			ours := answer(t, h, message)
-			mcpGo := plain(t, h.mcp.HandleMessage(t.Context(), []byte(message)))
+			reply := h.mcp.HandleMessage(t.Context(), []byte(message))
+			if failure, ok := reply.(mcp.JSONRPCError); ok {
+				m, _ := Decode([]byte(message))
+				failure.Error.Message = m.sentence(failure.Error)
+				reply = failure
+			}
+			mcpGo := plain(t, reply)
 			if diff := cmp.Diff(mcpGo, ours); diff != "" {
 				t.Errorf("%s: mcp-go's answer is -, this package's +\n%s", name, diff)
 			}
@@ -151,6 +158,28 @@ func TestAdmit_GoesToTheTool(t *testing.T) {
 			}
 			admitted.Answer(t.Context(), nil)
 			admitted.Release()
+		}
+	})
+}
+
+// An error names the value that is wrong, whoever found it.
+func TestAnswer_WordsErrors(t *testing.T) {
+	inBubble(t, func(t *testing.T, h *Handler) {
+		for message, want := range map[string]string{
+			`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"walk"}}`:           `there is no tool "walk": the tool is run`,
+			`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":5}}`:                `params of tools/call have another type than MCP gives them`,
+			`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"cursor":"!"}}`:            `cursor is none of this server's: leave it out`,
+			`{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"file:///etc"}}`: `"file:///etc" is not sandbox://SESSION/PATH`,
+			`{"jsonrpc":"2.0","id":1,"method":"walk"}`:                                          `there is no method "walk"`,
+			`{"jsonrpc":"2.0","id":1}`:                         `there is no method ""`,
+			`{"jsonrpc":"2.0","id":1,"method":7}`:              `the message is not a request of JSON-RPC 2.0`,
+			`{"jsonrpc":"1.0","id":1,"method":"ping"}`:         `jsonrpc is "1.0": it must be "2.0"`,
+			`{"jsonrpc":"2.0","id":1,"method":"prompts/list"}`: `prompts not supported`,
+		} {
+			failure, _ := answer(t, h, message)["error"].(map[string]any)
+			if failure["message"] != want {
+				t.Errorf("%s: %v, want %s", message, failure, want)
+			}
 		}
 	})
 }
