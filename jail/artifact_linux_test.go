@@ -165,20 +165,20 @@ func TestArtifactMounts(t *testing.T) {
 	seen := map[string]string{}
 	for _, line := range lines(t, "cat /proc/self/mountinfo") {
 		fields := strings.Fields(line)
-		root, place, options := fields[3], fields[4], fields[5]
-		seen[place] = options
-		// The root is told from that of the file system that holds the store:
+		root, path, options := fields[3], fields[4], fields[5]
+		seen[path] = options
+		// The root is compared with that of the store's file system:
 		// a shorter path where /nix is mounted, a longer one in a container.
-		if place == "/nix" && !strings.HasSuffix(tree, root) && !strings.HasSuffix(root, tree) {
+		if path == "/nix" && !strings.HasSuffix(tree, root) && !strings.HasSuffix(root, tree) {
 			t.Errorf("mount of %s at /nix, want %s", root, tree)
 		}
 	}
-	for place, want := range map[string]string{
+	for path, want := range map[string]string{
 		"/": "ro,", "/nix": "ro,", "/dev": "ro,", "/proc": "ro,",
 		"/workspace": "rw,", "/tmp": "rw,", "/dev/shm": "rw,",
 	} {
-		if !strings.HasPrefix(seen[place], want) || !strings.Contains(seen[place], "nosuid") {
-			t.Errorf("%s is mounted %q, want %s and nosuid", place, seen[place], want)
+		if !strings.HasPrefix(seen[path], want) || !strings.Contains(seen[path], "nosuid") {
+			t.Errorf("%s is mounted %q, want %s and nosuid", path, seen[path], want)
 		}
 	}
 }
@@ -193,16 +193,16 @@ func TestArtifactTmpfsAreSized(t *testing.T) {
 	}
 }
 
-// Nothing but the four places of the sandbox's own takes a file, and nothing
+// Nothing but the sandbox's own folders takes a file, and nothing
 // in /proc may be opened for writing: where root started the jail, that would
 // reach the whole machine.
 func TestArtifactWritesNowhereElse(t *testing.T) {
 	got := lines(t, `
-		for place in / /nix /nix/store /etc/ /bin/ /usr/ /dev /dev/shm /proc /tmp /workspace; do
-			if { : >"$place/written"; } 2>/dev/null; then echo "$place"; fi
+		for path in / /nix /nix/store /etc/ /bin/ /usr/ /dev /dev/shm /proc /tmp /workspace; do
+			if { : >"$path/written"; } 2>/dev/null; then echo "$path"; fi
 		done`)
 	if diff := cmp.Diff([]string{"/dev/shm", "/tmp", "/workspace"}, got); diff != "" {
-		t.Errorf("places that can be written: %s", diff)
+		t.Errorf("folders that can be written: %s", diff)
 	}
 	open := runIn(t, `
 		find /proc /sys -path '/proc/[0-9]*' -prune -o -type f -print 2>/dev/null | while read -r file; do

@@ -16,7 +16,7 @@ import (
 )
 
 // Sysctls with which a system forbids user namespaces, without which there is no
-// jail: files below /proc/sys that hold a number. A file is absent where it does
+// jail: files below /proc/sys that contain a number. A file is absent where it does
 // not apply.
 const (
 	sysctlMax      = "user/max_user_namespaces"

@@ -46,14 +46,14 @@ func TestCheckSwitches(t *testing.T) {
 			case test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)):
 				t.Errorf("error %v, want one with %q", err, test.want)
 			case test.want != "" && !strings.Contains(HintOf(err), "sysctl -w "):
-				t.Errorf("hint %q, want the command that mends it", HintOf(err))
+				t.Errorf("hint %q, want the command that fixes it", HintOf(err))
 			}
 		})
 	}
 }
 
 func TestNamespacesWork(t *testing.T) {
-	if said, works := namespacesWork(t.Context(), "/does/not/exist", 0); works || said == "" {
+	if output, works := namespacesWork(t.Context(), "/does/not/exist", 0); works || output == "" {
 		t.Error("a program that does not exist works")
 	}
 }

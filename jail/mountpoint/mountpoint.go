@@ -1,4 +1,4 @@
-// Package mountpoint holds the rule for the path at which a project appears in
+// Package mountpoint has the rule for the path at which a project appears in
 // a sandbox. The launcher refuses a sandbox by it, and the server checks its
 // settings by it before a client waits for an answer. Which paths are a
 // sandbox's own is decided where it is built.

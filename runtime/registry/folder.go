@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// maxEntries bounds what a sandbox folder may hold.
+	// maxEntries bounds the entries of a sandbox folder.
 	maxEntries = 1000
 	// maxReason bounds what is shown of why a build failed, in bytes.
 	maxReason = 4 << 10
@@ -36,10 +36,10 @@ const (
 type Folders struct {
 	// Folders are sandbox folders. Earlier ones win over later ones, and all
 	// of them over Builds, and that over the server's own environments. One
-	// that does not exist holds nothing.
+	// that does not exist is an empty one.
 	Folders []string
 	// Builds is the folder in which the wrapper reports what it builds, or
-	// empty. Beside links to artifacts it may hold
+	// empty. Beside links to artifacts it may contain
 	//
 	//	NAME.named     a link to an artifact that is called NAME here,
 	//	NAME.building  a file: NAME is being built since it was written, by
@@ -48,7 +48,7 @@ type Folders struct {
 	Builds string
 }
 
-// With returns the set with what these folders hold. The error is for a place
+// With returns the set with what these folders contain. The error is for a folder
 // that cannot be read; what is wrong with one environment is in Set.Broken.
 func (s *Set) With(folders Folders) (*Set, error) {
 	all := *s
@@ -92,7 +92,7 @@ func list(path string) ([]fs.DirEntry, error) {
 }
 
 // folder reads the artifacts in a sandbox folder: each of its folders, and
-// folders that its links lead to, that holds a metadata.json. In order of
+// folders that its links lead to, that contains a metadata.json. In order of
 // names, so that the last of two artifacts of one name wins wherever the
 // folder lies.
 func (s *Set) folder(path string, builds bool) error {
@@ -181,11 +181,11 @@ func artifact(entry string, link bool, called string, alias bool, defaults gjson
 	return name, env, err
 }
 
-// target is where a link leads, for a sentence.
+// target is what a link leads to, for a sentence.
 func target(link string) string {
 	to, err := os.Readlink(link)
 	if err != nil {
-		return "a place that cannot be read"
+		return "a path that cannot be read"
 	}
 	return to
 }

@@ -53,7 +53,7 @@ type Broken struct {
 	Err  error
 }
 
-// Overridden is an environment whose place a sandbox folder's took.
+// Overridden is an environment that one of a sandbox folder hides.
 type Overridden struct {
 	Name string
 	// Origin is the file or variable that the hidden environment came from.

@@ -68,7 +68,7 @@ func base(t *testing.T) *Set {
 	return set
 }
 
-// A field that is in neither place is missing: the runtime has no defaults.
+// A field that is in neither is missing: the runtime has no defaults.
 func TestEnvironment_NeedsEveryField(t *testing.T) {
 	whole := mcptest.Settings(nil)["defaults"].(map[string]any)
 	for field := range whole {
@@ -146,7 +146,7 @@ func TestEveryField(t *testing.T) {
 	}
 }
 
-// What is wrong with one environment is one line that names the place, and
+// What is wrong with one environment is one line that names its location, and
 // leaves the other environments as they are.
 func TestBrokenEnvironment(t *testing.T) {
 	dir := t.TempDir()
@@ -384,7 +384,7 @@ func TestFIFOForMetadata(t *testing.T) {
 	}
 }
 
-// A broken artifact takes no working environment's place.
+// A broken artifact hides no environment that works.
 func TestBrokenArtifact(t *testing.T) {
 	folder := t.TempDir()
 	dir := writeArtifact(t, folder, "python", map[string]any{"schema": 1, "name": "python", "backend": "jail"})

@@ -1,16 +1,15 @@
-// Package registry holds the environments that can be called: it reads what
+// Package registry contains the environments that can be called: it reads what
 // Nix decided about them (the server's metadata and the artifacts in sandbox
-// folders), keeps a snapshot of what is ready, building or failed, and watches
+// folders), keeps a snapshot of what is ready, building or failed, and polls
 // the folders for changes.
 //
 // It makes three promises. Each environment that it returns is usable: its
 // metadata was checked field by field and its programs exist. What is wrong
 // with one environment is one error that names the file and the field, and the
 // other environments work; unknown fields are ignored, so that an older
-// runtime serves what a newer builder made. A snapshot never changes: whoever
-// holds one can go on using the artifacts that it names after they left the
-// registry, and subscribers are told of each change, one at a time and in
-// order.
+// runtime serves what a newer builder made. A snapshot never changes: its
+// holder can go on using the artifacts that it names after they left the
+// registry. Subscribers are called for each change, one at a time and in order.
 package registry
 
 import (
@@ -64,7 +63,7 @@ func (s *Snapshot) AllPending() []Build {
 	return slices.SortedFunc(maps.Values(s.pending), func(a, b Build) int { return strings.Compare(a.Name, b.Name) })
 }
 
-// equal says whether two snapshots hold the same.
+// equal reports whether two snapshots have the same contents.
 func (s *Snapshot) equal(other *Snapshot) bool {
 	return maps.EqualFunc(s.ready, other.ready, func(a, b Environment) bool { return reflect.DeepEqual(a, b) }) &&
 		maps.EqualFunc(s.pending, other.pending, func(a, b Build) bool {

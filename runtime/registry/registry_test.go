@@ -47,7 +47,8 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// What was held before a change stays as it was, and only changes are told.
+// A snapshot stays as it was when the registry changes, and subscribers are
+// called for changes only.
 func TestPublish(t *testing.T) {
 	set := of(1, "a", "b")
 	c := New(set)
@@ -55,9 +56,9 @@ func TestPublish(t *testing.T) {
 	cancel := c.Subscribe(func(before, after *Snapshot) {
 		told = append(told, fmt.Sprint(before.Names(), after.Names()))
 	})
-	held := c.Now()
+	before := c.Now()
 	delete(set.Environments, "a")
-	if len(held.Ready()) != 2 {
+	if len(before.Ready()) != 2 {
 		t.Error("the snapshot shares the set's map")
 	}
 	if !c.Publish(set) {
@@ -74,8 +75,8 @@ func TestPublish(t *testing.T) {
 	if diff := cmp.Diff([]string{"[a b] [b]", "[b] [b]"}, told); diff != "" {
 		t.Error(diff)
 	}
-	if env, ok := held.Environment("a"); !ok || env.Exec != "1" {
-		t.Errorf("what was held is %+v", env)
+	if env, ok := before.Environment("a"); !ok || env.Exec != "1" {
+		t.Errorf("in the snapshot it is %+v", env)
 	}
 }
 

@@ -11,11 +11,11 @@ import (
 const (
 	// pollEvery is the interval between two fingerprints of the folders.
 	pollEvery = 500 * time.Millisecond
-	// settleEvery is how often while they change: a change counts when two
-	// looks agree. Whoever replaces a link by removing it first is between
-	// the two for less.
+	// settleEvery is the interval while they change: a change counts when two
+	// fingerprints in a row are the same. A link that is replaced by removing
+	// it first is absent for less than this.
 	settleEvery = 100 * time.Millisecond
-	// settleWithin is after how long it counts nevertheless.
+	// settleWithin is the time after which a change counts nevertheless.
 	settleWithin = time.Second
 )
 
@@ -39,7 +39,7 @@ type Watcher struct {
 }
 
 // Watch reads the folders for the first time. Base is what the server was built
-// with. The error is for a place that cannot be read.
+// with. The error is for a folder that cannot be read.
 func Watch(base *Set, folders Folders, log *slog.Logger) (*Watcher, error) {
 	w := &Watcher{base: base, folders: folders, log: log, problems: map[string]bool{}}
 	// Before the reading: what changes in between is read again.
@@ -56,7 +56,7 @@ func Watch(base *Set, folders Folders, log *slog.Logger) (*Watcher, error) {
 	return w, nil
 }
 
-// Registry is what the source keeps.
+// Registry is the registry that the watcher keeps current.
 func (w *Watcher) Registry() *Registry { return w.registry }
 
 // Run keeps the catalog current until ctx ends. A value from again has
@@ -97,7 +97,7 @@ func (w *Watcher) settle(ctx context.Context, now uint64) {
 	w.seen = now
 	set, err := w.base.With(w.folders)
 	if err != nil {
-		// The environments stay as they were, until the place has changed.
+		// The environments stay as they were, until the folder has changed.
 		w.log.Error("sandboxes not read again", "error", err)
 		return
 	}
@@ -114,9 +114,9 @@ func (w *Watcher) report(set *Set) {
 	known := w.problems
 	w.problems = map[string]bool{}
 	fresh := func(problem string) bool {
-		told := w.problems[problem]
+		logged := w.problems[problem]
 		w.problems[problem] = true
-		return !told && !known[problem]
+		return !logged && !known[problem]
 	}
 	for _, broken := range set.Broken {
 		if fresh(broken.Err.Error()) {

@@ -20,8 +20,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
-// place is a folder of sandboxes that a source keeps.
-type place struct {
+// watched is a folder of sandboxes with its watcher.
+type watched struct {
 	*Watcher
 	t     *testing.T
 	at    string
@@ -30,23 +30,23 @@ type place struct {
 	text  bytes.Buffer
 }
 
-func (p *place) Write(text []byte) (int, error) {
+func (p *watched) Write(text []byte) (int, error) {
 	p.logMu.Lock()
 	defer p.logMu.Unlock()
 	return p.text.Write(text)
 }
 
-func (p *place) logged(text string) int {
+func (p *watched) logged(text string) int {
 	p.logMu.Lock()
 	defer p.logMu.Unlock()
 	return strings.Count(p.text.String(), text)
 }
 
-// keep has a source keep a folder, which need not exist, in a bubble of synctest:
-// the time between two polls costs nothing.
-func keep(t *testing.T, folder string, builds bool) *place {
+// watch has a watcher poll a folder, which need not exist, in a bubble of
+// synctest: the time between two polls costs nothing.
+func watch(t *testing.T, folder string, builds bool) *watched {
 	t.Helper()
-	p := &place{t: t, at: folder, again: make(chan os.Signal, 1)}
+	p := &watched{t: t, at: folder, again: make(chan os.Signal, 1)}
 	folders := Folders{Folders: []string{folder}}
 	if builds {
 		folders = Folders{Builds: folder}
@@ -56,11 +56,11 @@ func keep(t *testing.T, folder string, builds bool) *place {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	var keeping sync.WaitGroup
-	keeping.Go(func() { p.Run(ctx, p.again, func() {}) })
+	var polling sync.WaitGroup
+	polling.Go(func() { p.Run(ctx, p.again, func() {}) })
 	t.Cleanup(func() {
 		cancel()
-		keeping.Wait()
+		polling.Wait()
 	})
 	return p
 }
@@ -93,7 +93,7 @@ func remove(t *testing.T, path string) {
 
 // becomes waits until the ready environments are these, with the words after
 // the colon as their descriptions.
-func (p *place) becomes(want ...string) {
+func (p *watched) becomes(want ...string) {
 	p.t.Helper()
 	var got []string
 	patience.Wait(p.t, patience.Long, func() string { return "environments: " + cmp.Diff(want, got) }, func() bool {
@@ -109,7 +109,7 @@ func (p *place) becomes(want ...string) {
 
 func TestFolder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := keep(t, filepath.Join(t.TempDir(), "not", "yet", "there"), false)
+		p := watch(t, filepath.Join(t.TempDir(), "not", "yet", "there"), false)
 		p.becomes()
 		store := t.TempDir()
 		first := write(t, filepath.Join(store, "first"), "lua", "5.3")
@@ -124,12 +124,12 @@ func TestFolder(t *testing.T) {
 
 		// The link that the entry's link leads to is replaced, as nix build
 		// replaces it. What was taken before stays what it was.
-		held, _ := p.Registry().Now().Environment("lua")
+		before, _ := p.Registry().Now().Environment("lua")
 		remove(t, result)
 		link(t, write(t, filepath.Join(store, "second"), "lua", "5.4"), result)
 		p.becomes("lua:5.4", "own:1")
-		if want := filepath.Join(first, "bin", "run"); held.Exec != want {
-			t.Errorf("what was held runs %s, want %s", held.Exec, want)
+		if want := filepath.Join(first, "bin", "run"); before.Exec != want {
+			t.Errorf("the snapshot's runs %s, want %s", before.Exec, want)
 		}
 
 		// One file of an artifact is replaced, with the same size.
@@ -149,7 +149,7 @@ func TestFolder(t *testing.T) {
 // is whole.
 func TestBroken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := keep(t, t.TempDir(), false)
+		p := watch(t, t.TempDir(), false)
 		link(t, "/nowhere/at/all", filepath.Join(p.at, "dangling"))
 		file(t, filepath.Join(p.at, "half", "metadata.json"), `{"schema":1,"name":"half"`, 0o644)
 		named := func(what string, times int) {
@@ -193,7 +193,7 @@ func TestReplacedInTwoSteps(t *testing.T) {
 	} {
 		t.Run(gap.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := keep(t, t.TempDir(), false)
+				p := watch(t, t.TempDir(), false)
 				began := time.Now()
 				store := t.TempDir()
 				entry := filepath.Join(p.at, "lua")
@@ -223,7 +223,7 @@ func TestReplacedInTwoSteps(t *testing.T) {
 
 func TestSignalReadsAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := keep(t, t.TempDir(), false)
+		p := watch(t, t.TempDir(), false)
 		p.again <- syscall.SIGHUP
 		patience.Until(t, "something is read", func() bool {
 			return p.logged("reading the sandbox folders again") == 1
@@ -236,7 +236,7 @@ func TestSignalReadsAgain(t *testing.T) {
 func TestBuilds(t *testing.T) {
 	began := time.Now() // of the file system's clock, which is not simulated
 	synctest.Test(t, func(t *testing.T) {
-		p := keep(t, t.TempDir(), true)
+		p := watch(t, t.TempDir(), true)
 		for _, name := range []string{"fine", "wrong", "aliased"} {
 			file(t, filepath.Join(p.at, name+".building"), fmt.Sprint(os.Getpid()), 0o644)
 		}

@@ -11,7 +11,7 @@ func Limit(next Starter, n int) Starter {
 
 type limit struct {
 	next  Starter
-	slots chan struct{} // holds a token for each sandbox
+	slots chan struct{} // contains an element for each sandbox
 }
 
 func (l *limit) Start(ctx context.Context, spec Spec) (Sandbox, error) {
