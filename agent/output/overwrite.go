@@ -11,8 +11,8 @@ import (
 const maxLine = 4 << 10
 
 // An overwriter carries out carriage returns as a terminal does, so that a
-// progress bar that was drawn 2,000 times is the one line that a person would
-// see at the end. It holds the last line back until the line ends.
+// progress bar that was drawn 2,000 times is the one line that a
+// terminal shows at the end. It keeps the last line back until the line ends.
 //
 // The zero value is ready for use.
 type overwriter struct {

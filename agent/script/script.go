@@ -1,4 +1,4 @@
-// Package script takes code as people paste it: from a web page, from a file of
+// Package script takes code as it is pasted: from a web page, from a file of
 // another system, or as a file that names its own interpreter. It knows no
 // language.
 package script

@@ -73,7 +73,7 @@ func (c chosen) spec() (interactive.Spec, error) {
 	path := filepath.Join(filepath.Dir(c.Exec), "attach")
 	if _, err := os.Stat(path); err != nil {
 		return interactive.Spec{}, &config.Error{
-			Problem: fmt.Sprintf("environment %q has no program for people: %v", c.Name, err),
+			Problem: fmt.Sprintf("environment %q lacks the program that run and shell start: %v", c.Name, err),
 			Hint:    "build it again with this version's mkSandbox",
 		}
 	}
