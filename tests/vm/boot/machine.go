@@ -35,7 +35,8 @@ var errNotUp = errors.New("the machine did not come up")
 // machine is a virtual machine for QEMU to run.
 type machine struct {
 	kernel, initrd string
-	store, files   string // images; files may be empty
+	store          string // image
+	files, debian  string // images; both may be empty
 	memory, cpus   int    // MB, count
 	accel          string
 }
@@ -185,7 +186,7 @@ func pair(name string) (own, other *os.File, err error) {
 	return os.NewFile(uintptr(ends[0]), name), os.NewFile(uintptr(ends[1]), name), nil
 }
 
-// arguments are QEMU's: the smallest machine with two disks, one port and a
+// arguments are QEMU's: the smallest machine with two or three disks, one port and a
 // console; no network, no BIOS to wait for, nothing from the user's settings.
 func (m *machine) arguments() ([]string, error) {
 	boot := "console=ttyS0 loglevel=4 reboot=t panic=-1 mitigations=off"
@@ -218,6 +219,9 @@ func (m *machine) arguments() ([]string, error) {
 	arguments = append(arguments, disk(guest.StoreDisk, m.store)...)
 	if m.files != "" {
 		arguments = append(arguments, disk(guest.FilesDisk, m.files)...)
+	}
+	if m.debian != "" {
+		arguments = append(arguments, disk(guest.DebianDisk, m.debian)...)
 	}
 	return arguments, nil
 }

@@ -44,6 +44,7 @@ Runs the command as uid 1000 in a virtual machine with a kernel of its own.
 // options are the command line's.
 type options struct {
 	cache, kernel, init string // from tests/vm/run
+	debian              string // likewise, for guest.Systemd alone
 	server              string
 	store, path, env    []string
 	files, chdir        string
@@ -94,6 +95,7 @@ func parse(arguments []string) (options, error) {
 	flags.StringVar(&o.cache, "cache", "", "the `folder` of images (tests/vm/run gives it)")
 	flags.StringVar(&o.kernel, "kernel", "", "the kernel's `folder` (tests/vm/run gives it)")
 	flags.StringVar(&o.init, "init", "", "the first `program` (tests/vm/run gives it)")
+	flags.StringVar(&o.debian, "debian", "", "the `image` of a Debian with systemd (tests/vm/run gives it)")
 	flags.StringVar(&o.server, "server", "", "the `path` of a built server: in the store, and as NIX_SANDBOX_MCP_SERVER")
 	flags.Func("store", "the `path` of something in the store, taken with its closure (repeatable)", list(&o.store))
 	flags.Func("path", "the same, and its bin/ is on the PATH: `path` (repeatable)", list(&o.path))
@@ -103,6 +105,7 @@ func parse(arguments []string) (options, error) {
 	flags.BoolFunc("delegate", "a cgroup subtree of the user's own (the default)", mode(guest.Delegate))
 	flags.BoolFunc("no-delegate", "no cgroup of the user's own", mode(guest.NoDelegate))
 	flags.BoolFunc("no-userns", "that, and user namespaces switched off", mode(guest.NoUserns))
+	flags.BoolFunc("systemd", "a Debian whose systemd manages the user's services", mode(guest.Systemd))
 	flags.IntVar(&o.memory, "memory", 1024, "the machine's memory in `MB`, 256 to 8192")
 	flags.IntVar(&o.cpus, "cpus", 2, "its processors, 1 to 8")
 	flags.StringVar(&o.accel, "accel", "auto", "kvm, tcg (software), or auto (kvm where it answers)")
@@ -142,6 +145,9 @@ func parse(arguments []string) (options, error) {
 	}
 	if o.cache == "" || o.kernel == "" || o.init == "" {
 		return o, errors.New("--cache, --kernel and --init are missing: start tests/vm/run")
+	}
+	if o.mode == guest.Systemd && o.debian == "" {
+		return o, errors.New("--debian is missing: start tests/vm/run")
 	}
 	if len(o.command) == 0 {
 		return o, errors.New("no command was given: see --help")
@@ -193,6 +199,9 @@ func boot(ctx context.Context, o options) (int, error) {
 			return statusMachine, err
 		}
 		say("files image: %s", took(started))
+	}
+	if o.mode == guest.Systemd {
+		m.debian = o.debian
 	}
 	kernel, err := openKernel(o.kernel)
 	if err != nil {

@@ -7,11 +7,13 @@
 package guest
 
 // The names of the devices that the host attaches: the virtio-serial port, the
-// disk that becomes /nix/store, and the one that becomes /tests.
+// disk that becomes /nix/store, the one that becomes /tests, and the one with the
+// Debian of [Systemd].
 const (
-	Port      = "org.nix-sandbox-mcp.test"
-	StoreDisk = "store"
-	FilesDisk = "files"
+	Port       = "org.nix-sandbox-mcp.test"
+	StoreDisk  = "store"
+	FilesDisk  = "files"
+	DebianDisk = "debian"
 )
 
 // RequestFile is where the machine finds its request, and ModuleDir where it finds
@@ -35,6 +37,9 @@ const (
 	NoDelegate Mode = "no-delegate"
 	// NoUserns gives no cgroup and forbids user namespaces.
 	NoUserns Mode = "no-userns"
+	// Systemd boots a small Debian. Its systemd manages the user's services, and
+	// the command runs in a cgroup that is root's, as in a login session.
+	Systemd Mode = "systemd"
 )
 
 // A Request says what the machine does.

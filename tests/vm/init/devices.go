@@ -14,8 +14,9 @@ import (
 
 // devices are the paths of what the host attached.
 type devices struct {
-	store, files string // disks; files may be empty
-	port         string
+	store         string // disk
+	files, debian string // disks; both may be empty
+	port          string
 }
 
 // findLimit is how long the kernel may take to find its devices.
@@ -36,7 +37,7 @@ func load(path string) error {
 
 // find waits for the devices. The host gave them names, because the order in
 // which a kernel numbers them is its own.
-func find(files bool) (devices, error) {
+func find(files, debian bool) (devices, error) {
 	const sys = "/sys"
 	if err := mount("sys", sys, "sysfs", 0, ""); err != nil {
 		return devices{}, err
@@ -45,11 +46,12 @@ func find(files bool) (devices, error) {
 	deadline := time.Now().Add(findLimit)
 	for {
 		found := devices{
-			store: named(sys+"/block/vd*/serial", guest.StoreDisk),
-			files: named(sys+"/block/vd*/serial", guest.FilesDisk),
-			port:  named(sys+"/class/virtio-ports/*/name", guest.Port),
+			store:  named(sys+"/block/vd*/serial", guest.StoreDisk),
+			files:  named(sys+"/block/vd*/serial", guest.FilesDisk),
+			debian: named(sys+"/block/vd*/serial", guest.DebianDisk),
+			port:   named(sys+"/class/virtio-ports/*/name", guest.Port),
 		}
-		if found.store != "" && found.port != "" && (found.files != "" || !files) {
+		if found.store != "" && found.port != "" && (found.files != "" || !files) && (found.debian != "" || !debian) {
 			return found, nil
 		}
 		if time.Now().After(deadline) {

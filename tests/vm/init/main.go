@@ -3,6 +3,9 @@
 // cgroups), runs the one command of its request as that user, sends what the
 // command prints and how it ended to the host, and switches the machine off.
 //
+// In a machine with systemd it prepares Debian's files and becomes systemd, which
+// starts it again as a service that runs the command.
+//
 // Everything that it waits for is bounded by the host, which ends the machine.
 package main
 
@@ -18,11 +21,14 @@ import (
 )
 
 func main() {
-	if os.Getpid() != 1 {
+	run := serve
+	if len(os.Args) == 2 && os.Args[1] == service {
+		run = serveAgain
+	} else if os.Getpid() != 1 {
 		fmt.Fprintln(os.Stderr, "init: error: this is the first process of a test machine, started by tests/vm/run")
 		os.Exit(1)
 	}
-	if err := serve(); err != nil {
+	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "init: error:", err)
 	}
 	// With -no-reboot a restart ends QEMU; the microvm machine has no power
@@ -38,30 +44,45 @@ func serve() error {
 	if err != nil {
 		return err
 	}
-	// Without O_NONBLOCK, so that a write waits for the host.
-	fd, err := unix.Open(devices.port, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	port, err := openPort(devices.port)
 	if err != nil {
-		return fmt.Errorf("opening the port %s: %w", devices.port, err)
+		return err
 	}
-	port := os.NewFile(uintptr(fd), devices.port)
 	defer port.Close()
 	messages := json.NewEncoder(port)
 	if err := messages.Encode(guest.Message{Up: true}); err != nil {
 		return err
+	}
+	if request.Mode == guest.Systemd {
+		return finish(port, messages, guest.Ended{}, becomeSystemd(request, devices))
 	}
 	var ended guest.Ended
 	group, err := system(request, devices)
 	if err == nil {
 		ended, err = run(request, group, messages)
 	}
+	return finish(port, messages, ended, err)
+}
+
+func openPort(path string) (*os.File, error) {
+	// Without O_NONBLOCK, so that a write waits for the host.
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
-		ended.Error = err.Error()
+		return nil, fmt.Errorf("opening the port %s: %w", path, err)
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// finish tells the host how the command ended.
+func finish(port *os.File, messages *json.Encoder, ended guest.Ended, failure error) error {
+	if failure != nil {
+		ended.Error = failure.Error()
 	}
 	if err := messages.Encode(guest.Message{Ended: &ended}); err != nil {
 		return err
 	}
 	// The host answers with one byte when it has read everything.
-	_, err = io.ReadFull(port, make([]byte, 1))
+	_, err := io.ReadFull(port, make([]byte, 1))
 	return err
 }
 
@@ -88,9 +109,9 @@ func prepare() (guest.Request, devices, error) {
 	if err := unix.Settimeofday(&now); err != nil {
 		return request, devices{}, fmt.Errorf("setting the clock to %d: %w", request.Time, err)
 	}
-	found, err := find(request.Files)
-	if err != nil {
-		return request, devices{}, err
+	found, err := find(request.Files, request.Mode == guest.Systemd)
+	if err != nil || request.Mode == guest.Systemd {
+		return request, found, err
 	}
 	return request, found, newRoot()
 }

@@ -78,6 +78,9 @@ func run(request guest.Request, group string, messages *json.Encoder) (guest.End
 		return ended, err
 	}
 	ended.Status = status
+	if os.Getpid() != 1 { // systemd's processes are the user's as well
+		return ended, <-sent
+	}
 	ended.Left = leftBehind()
 	// Every process but this one and the kernel's own.
 	unix.Kill(-1, unix.SIGKILL)

@@ -35,7 +35,12 @@ func newRoot() error {
 	if err := mount("root", root, "tmpfs", 0, "mode=0755,size=16m"); err != nil {
 		return err
 	}
-	if err := os.Mkdir(root+"/dev", 0o755); err != nil {
+	return enter(root)
+}
+
+// enter makes a mount the root and takes /dev along.
+func enter(root string) error {
+	if err := os.MkdirAll(root+"/dev", 0o755); err != nil {
 		return err
 	}
 	if err := unix.Mount("/dev", root+"/dev", "", unix.MS_MOVE, ""); err != nil {
