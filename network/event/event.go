@@ -15,6 +15,10 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/hostname"
 )
 
+// Variable names, in the launcher's environment, the descriptor to which the
+// proxy writes its events.
+const Variable = "NIX_SANDBOX_NETWORK_EVENTS"
+
 // MaxLine is the longest line of a stream, in bytes, its newline included. It
 // is PIPE_BUF on Linux: a pipe takes such a line whole or not at all.
 const MaxLine = 4096
@@ -112,8 +116,8 @@ func Limited(name string, port uint16, option string) Event {
 	return Event{Kind: Refused, Name: name, Port: port, Reason: ByLimit, Option: option, Count: 1}
 }
 
-// target is what an event is about.
-func (e Event) target() string {
+// Target returns what an event is about: a name or an address, with its port.
+func (e Event) Target() string {
 	switch {
 	case e.Name != "" && e.Port != 0:
 		return fmt.Sprintf("%s:%d", e.Name, e.Port)
@@ -134,9 +138,9 @@ func (e Event) Sentence() string {
 	case Refused:
 		return "the sandbox's network refused this: " + e.refusal()
 	case Closed:
-		return fmt.Sprintf("connection to %s closed after %d bytes up and %d bytes down", e.target(), e.Up, e.Down)
+		return fmt.Sprintf("connection to %s closed after %d bytes up and %d bytes down", e.Target(), e.Up, e.Down)
 	case Failed:
-		return e.target() + " is allowed, and did not answer: " + e.Problem
+		return e.Target() + " is allowed, and did not answer: " + e.Problem
 	case Dropped:
 		return fmt.Sprintf("%d events were not reported, because there were too many", e.Count)
 	case Ended:
@@ -148,11 +152,14 @@ func (e Event) Sentence() string {
 func (e Event) refusal() string {
 	switch e.Reason {
 	case ByName:
+		if e.Name == "" {
+			return "what was looked up is not the name of a host"
+		}
 		return e.Name + " is not among this environment's domains" + e.allow()
 	case ByPort:
 		return fmt.Sprintf("%s is not allowed at port %d", e.Name, e.Port) + e.allow()
 	case ByAddress:
-		return e.target() + " is an address. Use the name of an allowed host"
+		return e.Target() + " is an address. Use the name of an allowed host"
 	case ByPrivate:
 		return e.Name + " leads to an address that is not public" + e.allow()
 	case BySNI:
@@ -160,17 +167,17 @@ func (e Event) refusal() string {
 	case ByHost:
 		return "the HTTP request named another host than " + e.Name
 	case ByNoSNI:
-		return "TLS to " + e.target() + " named no host. The program has to send the host's name (SNI)"
+		return "TLS to " + e.Target() + " named no host. The program has to send the host's name (SNI)"
 	case ByHiddenSNI:
-		return "TLS to " + e.target() + " hid the host's name. Switch Encrypted Client Hello (ECH) off"
+		return "TLS to " + e.Target() + " hid the host's name. Switch Encrypted Client Hello (ECH) off"
 	case ByNotTLS:
-		return e.target() + " takes TLS alone"
+		return e.Target() + " takes TLS alone"
 	case ByNotHTTP:
-		return e.target() + " takes HTTP requests alone"
+		return e.Target() + " takes HTTP requests alone"
 	case ByLimit:
-		return e.target() + " is beyond the limit that an operator sets with " + e.Option
+		return e.Target() + " is beyond the limit that an operator sets with " + e.Option
 	}
-	return e.target() + " (" + string(e.Reason) + ")" + e.allow()
+	return e.Target() + " (" + string(e.Reason) + ")" + e.allow()
 }
 
 func (e Event) allow() string {
