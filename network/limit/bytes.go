@@ -1,0 +1,38 @@
+package limit
+
+import "sync/atomic"
+
+// Pieces are taken from [Bytes] in sizes between these, in bytes.
+const (
+	minPiece = 4 << 10
+	maxPiece = 1 << 20
+)
+
+// Bytes is a number of bytes that several streams use up together. It is safe
+// for concurrent use.
+type Bytes struct {
+	left    atomic.Int64
+	streams int64
+}
+
+// NewBytes returns n bytes for at most so many streams at once.
+func NewBytes(n int64, streams int) *Bytes {
+	b := &Bytes{streams: int64(max(streams, 1))}
+	b.left.Store(n)
+	return b
+}
+
+// Piece returns how many bytes a stream may carry before it asks again, and 0
+// where all are used up. What is left is divided among the streams, so that
+// they use up no more than there is, but for 4 KiB each at the end.
+func (b *Bytes) Piece() int64 {
+	left := b.left.Load()
+	if left <= 0 {
+		return 0
+	}
+	return min(max(left/b.streams, min(left, minPiece)), maxPiece)
+}
+
+// Use counts n bytes that a stream has carried, and returns false where none
+// are left.
+func (b *Bytes) Use(n int64) bool { return b.left.Add(-n) > 0 }
