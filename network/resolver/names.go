@@ -180,7 +180,7 @@ func (n *Names) Resolve(ctx context.Context, name string) ([]netip.Addr, error) 
 func (n *Names) Forget(name string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if e, ok := n.byName[name]; ok && e.err == nil {
+	if e, ok := n.byName[name]; ok {
 		e.until = time.Time{}
 	}
 }

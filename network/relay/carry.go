@@ -1,0 +1,226 @@
+package relay
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
+)
+
+// firstRead is how many bytes of a direction are read to tell TLS from other
+// protocols. What follows is carried by the kernel (splice(2)).
+const firstRead = 4096
+
+// carry connects to the host and carries bytes both ways until both directions
+// have ended. Where TLS is spoken, the host's name in it is checked before any
+// byte reaches the host.
+func (c *connection) carry() {
+	var hello []byte
+	mustTLS := c.asked.Port() == portHTTPS
+	if mustTLS {
+		// Nothing is dialled for what is refused.
+		var ok bool
+		if hello, ok = c.hello(nil); !ok {
+			return
+		}
+	}
+	server := c.connect()
+	if server == nil {
+		return
+	}
+	defer server.Close()
+	h := &handshake{again: make(chan bool, 1)}
+	h.expected.Store(mustTLS)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if !c.carryUp(server, hello, h) {
+			c.abort(server)
+		}
+	}()
+	if !c.carryDown(server, h) {
+		c.abort(server)
+	}
+	<-done
+}
+
+// abort ends both sides with a reset, so that neither takes what came for the
+// whole.
+func (c *connection) abort(server *net.TCPConn) {
+	reset(c.client)
+	reset(server)
+}
+
+// handshake is what the two directions of a connection tell each other.
+type handshake struct {
+	// expected says that the client's first message is a ClientHello.
+	expected atomic.Bool
+	// again has one value as soon as the server's first bytes are known: whether it
+	// asks for a second ClientHello.
+	again chan bool
+}
+
+// carryUp carries what the client sends. hello is its ClientHello, where that was
+// read already. It returns false where the connection has to be reset.
+func (c *connection) carryUp(server *net.TCPConn, hello []byte, h *handshake) bool {
+	if hello == nil {
+		first, err := c.first(c.client)
+		if len(first) > 0 && first[0] == recordHandshake && err == nil {
+			h.expected.Store(true)
+			var ok bool
+			if hello, ok = c.hello(first); !ok {
+				return false
+			}
+		} else if !c.send(server, first, &c.up) || err != nil {
+			return c.end(server, err)
+		}
+	}
+	if hello != nil {
+		if !c.send(server, hello, &c.up) {
+			return false
+		}
+		// The client is not read before the server has answered, because its answer may
+		// ask for a second ClientHello, whose name has to be checked too.
+		if <-h.again {
+			_ = c.client.SetReadDeadline(time.Now().Add(c.r.times.hello))
+			second, err := readSecondHello(c.client, c.name)
+			if !c.accepts(true, err) || !c.send(server, second, &c.up) {
+				return false
+			}
+		}
+	}
+	return c.splice(server, c.client, &c.up)
+}
+
+// carryDown carries what the server sends. It returns false where the connection
+// has to be reset.
+func (c *connection) carryDown(server *net.TCPConn, h *handshake) bool {
+	first, err := c.first(server)
+	if err == nil && h.expected.Load() && first[0] == recordHandshake && len(first) < helloRetrySize {
+		var n int
+		n, err = io.ReadFull(server, first[len(first):helloRetrySize])
+		first = first[:len(first)+n]
+	}
+	h.again <- err == nil && asksAgain(first)
+	if !c.send(c.client, first, &c.down) || err != nil {
+		return c.end(c.client, err)
+	}
+	return c.splice(c.client, server, &c.down)
+}
+
+// first returns the first bytes that come from one end.
+func (c *connection) first(from *net.TCPConn) ([]byte, error) {
+	buffer := make([]byte, firstRead)
+	for {
+		_ = from.SetReadDeadline(time.Now().Add(c.r.times.idle))
+		n, err := from.Read(buffer)
+		if n > 0 {
+			return buffer[:n], nil
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) || c.idle() {
+			return nil, err
+		}
+	}
+}
+
+// end passes on the end of a direction, and returns false where that is an error.
+func (c *connection) end(to *net.TCPConn, err error) bool {
+	if !errors.Is(err, io.EOF) {
+		return false
+	}
+	_ = to.CloseWrite()
+	return true
+}
+
+// idle returns whether no byte came for so long that the connection is ended.
+func (c *connection) idle() bool {
+	return time.Since(c.began)-time.Duration(c.active.Load()) >= c.r.times.idle
+}
+
+// splice carries bytes in one direction until its end, which it passes on. It
+// returns false where the connection has to be reset.
+func (c *connection) splice(to, from *net.TCPConn, count *atomic.Int64) bool {
+	for {
+		piece := c.r.bytes.Piece()
+		if piece == 0 {
+			c.exceed()
+			return false
+		}
+		_ = from.SetReadDeadline(time.Now().Add(c.r.times.idle))
+		n, err := io.CopyN(to, from, piece)
+		switch {
+		case !c.count(n, count):
+			return false
+		case err == nil:
+		case errors.Is(err, os.ErrDeadlineExceeded) && !c.idle():
+			// The other direction carries bytes, or this one does so slowly.
+		default:
+			return c.end(to, err)
+		}
+	}
+}
+
+// send writes bytes that were read for a check.
+func (c *connection) send(to *net.TCPConn, bytes []byte, count *atomic.Int64) bool {
+	if len(bytes) == 0 {
+		return true
+	}
+	n, err := to.Write(bytes)
+	return c.count(int64(n), count) && err == nil
+}
+
+// count counts bytes, and returns false where the sandbox has used all up, which
+// it reports.
+func (c *connection) count(n int64, count *atomic.Int64) bool {
+	if n == 0 {
+		return true
+	}
+	count.Add(n)
+	c.active.Store(int64(time.Since(c.began)))
+	if c.r.bytes.Use(n) {
+		return true
+	}
+	c.exceed()
+	return false
+}
+
+// exceed reports once that the sandbox has used all its bytes up.
+func (c *connection) exceed() {
+	c.exceeded.Do(func() { c.r.report(event.Limited(c.name, c.asked.Port(), event.OptionMegabytes)) })
+}
+
+// hello reads the client's first message and reports a refusal. first are bytes
+// of it that were read already.
+func (c *connection) hello(first []byte) ([]byte, bool) {
+	_ = c.client.SetReadDeadline(time.Now().Add(c.r.times.hello))
+	hello, err := readHello(c.client, first, c.name)
+	return hello, c.accepts(len(first)+len(hello) > 0, err)
+}
+
+// accepts reports and refuses what is wrong with a ClientHello. spoke is whether
+// the client sent anything: one that only connects is not refused anything.
+func (c *connection) accepts(spoke bool, err error) bool {
+	if err == nil {
+		return true
+	}
+	var refused *helloError
+	switch {
+	case errors.As(err, &refused):
+	case spoke && (errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, io.ErrUnexpectedEOF)):
+		refused = &helloError{event.ByNotTLS}
+	default:
+		reset(c.client)
+		return false
+	}
+	c.r.report(c.because(refused.reason))
+	if refused.reason == event.ByNotTLS {
+		reset(c.client)
+	} else {
+		c.alert()
+	}
+	return false
+}

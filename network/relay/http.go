@@ -1,0 +1,307 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/hostname"
+)
+
+const (
+	// maxRequestHeader and maxResponseHeader bound the headers of one message, in
+	// bytes.
+	maxRequestHeader  = 64 << 10
+	maxResponseHeader = 256 << 10
+	// idleRequests is how long a connection waits for its next request.
+	idleRequests = time.Minute
+)
+
+// refusedHeader names the reason of a refusal in its response.
+const refusedHeader = "X-Sandbox-Refused"
+
+// startHTTP starts the server of plain HTTP. Requests are parsed by net/http and
+// written anew to a connection of their own, so that no byte of a request that
+// it did not understand reaches a host.
+func (r *Relay) startHTTP() {
+	discard := log.New(io.Discard, "", 0)
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	r.proxy = &httputil.ReverseProxy{
+		Transport:     roundTripper(func(q *http.Request) (*http.Response, error) { return connectionOf(q).transport().RoundTrip(q) }),
+		FlushInterval: -1,
+		ErrorLog:      discard,
+		Rewrite:       rewrite,
+		ErrorHandler:  failed,
+	}
+	r.server = &http.Server{
+		Handler:           http.HandlerFunc(r.serveRequest),
+		ReadHeaderTimeout: r.times.hello,
+		IdleTimeout:       idleRequests,
+		MaxHeaderBytes:    maxRequestHeader,
+		ErrorLog:          discard,
+		Protocols:         &protocols,
+		// OPTIONS * is for the host, and not for this server.
+		DisableGeneralOptionsHandler: true,
+		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
+			return context.WithValue(ctx, connectionKey{}, conn.(*httpConn).c)
+		},
+		ConnState: func(conn net.Conn, state http.ConnState) {
+			if state == http.StateActive || state == http.StateIdle {
+				conn.(*httpConn).c.http.understood.Store(false)
+			}
+		},
+	}
+	go func() { _ = r.server.Serve(handoff(r.handoff)) }()
+}
+
+// connectionKey is the key of a request's connection in its context.
+type connectionKey struct{}
+
+func connectionOf(q *http.Request) *connection {
+	return q.Context().Value(connectionKey{}).(*connection)
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(q *http.Request) (*http.Response, error) { return f(q) }
+
+// handoff is the listener of the HTTP server: connections that were accepted and
+// counted.
+type handoff chan net.Conn
+
+func (h handoff) Accept() (net.Conn, error) { return <-h, nil }
+func (h handoff) Close() error              { return nil }
+func (h handoff) Addr() net.Addr            { return &net.TCPAddr{} }
+
+// httpState is what HTTP needs of a connection.
+type httpState struct {
+	// understood says that the current request was parsed.
+	understood atomic.Bool
+	timer      *time.Timer
+
+	mu       sync.Mutex
+	upstream *http.Transport
+}
+
+// serveHTTP gives a connection to the HTTP server, which closes it.
+func (c *connection) serveHTTP() {
+	c.http = &httpState{}
+	conn := &httpConn{TCPConn: c.client, c: c}
+	c.http.timer = time.AfterFunc(c.r.times.idle, func() { conn.Close() })
+	c.r.handoff <- conn
+}
+
+// httpConn is the client's end of a connection with HTTP.
+type httpConn struct {
+	*net.TCPConn
+	c      *connection
+	closed sync.Once
+}
+
+func (h *httpConn) Read(b []byte) (int, error) {
+	n, err := h.TCPConn.Read(b)
+	h.c.http.awake(h.c, n)
+	return n, err
+}
+
+// Write reports what net/http refuses without asking: something else than a
+// request. It answers that itself.
+func (h *httpConn) Write(b []byte) (int, error) {
+	if !h.c.http.understood.Swap(true) {
+		h.c.r.report(h.c.because(event.ByNotHTTP))
+	}
+	n, err := h.TCPConn.Write(b)
+	h.c.http.awake(h.c, n)
+	return n, err
+}
+
+// ReadFrom hides that of the TCP connection, which would not count as activity.
+func (h *httpConn) ReadFrom(r io.Reader) (int64, error) {
+	return io.Copy(struct{ io.Writer }{h}, r)
+}
+
+func (h *httpConn) Close() error {
+	err := h.TCPConn.Close()
+	h.closed.Do(func() {
+		state := h.c.http
+		state.timer.Stop()
+		state.mu.Lock()
+		if state.upstream != nil {
+			state.upstream.CloseIdleConnections()
+		}
+		state.mu.Unlock()
+		h.c.finish()
+	})
+	return err
+}
+
+// awake starts the time again within which bytes have to come.
+func (s *httpState) awake(c *connection, n int) {
+	if n > 0 {
+		s.timer.Reset(c.r.times.idle)
+	}
+}
+
+// serveRequest answers one request. Each is checked, also the later ones of a
+// connection.
+func (r *Relay) serveRequest(w http.ResponseWriter, q *http.Request) {
+	c := connectionOf(q)
+	c.http.understood.Store(true)
+	refused := c.refusal()
+	if refused == nil && !c.isFor(q) {
+		e := c.because(event.ByHost)
+		refused = &e
+	}
+	if refused != nil {
+		r.report(*refused)
+		w.Header().Set(refusedHeader, string(refused.Reason))
+		answer(w, http.StatusForbidden, refused.Sentence())
+		return
+	}
+	r.proxy.ServeHTTP(w, q)
+}
+
+// isFor returns whether a request is for the connection's host: in the usual
+// form, and for no other name.
+func (c *connection) isFor(q *http.Request) bool {
+	if !strings.HasPrefix(q.RequestURI, "/") && (q.RequestURI != "*" || q.Method != http.MethodOptions) {
+		return false // CONNECT, and what is for proxies
+	}
+	host := strings.TrimSuffix(q.Host, ":80")
+	name, err := hostname.Canonical(host)
+	return err == nil && name == c.name
+}
+
+// answer sends a sentence, after which the connection ends.
+func answer(w http.ResponseWriter, status int, sentence string) {
+	w.Header().Set("Connection", "close")
+	http.Error(w, sentence, status)
+}
+
+// rewrite makes the request to the host out of the sandbox's. The request line
+// and the header stay as they are, except that Host has the canonical name and
+// that fields for one connection are taken out.
+func rewrite(p *httputil.ProxyRequest) {
+	c := connectionOf(p.In)
+	// The path as it was written, which a URL could not keep in every form. One that
+	// begins with two slashes has the meaning of a host there, and is kept by URL.
+	path, query, _ := strings.Cut(p.In.RequestURI, "?")
+	p.Out.URL.Scheme, p.Out.URL.Host, p.Out.Host = "http", c.name, c.name
+	switch {
+	case c.r.policy.Upstream != "":
+		p.Out.URL.Opaque = "//" + c.name + path
+	case !strings.HasPrefix(path, "//"):
+		p.Out.URL.Opaque = path
+	}
+	p.Out.URL.RawQuery = query
+	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
+		if values, ok := p.In.Header[name]; ok {
+			p.Out.Header[name] = values
+		}
+	}
+	// After another upgrade, such as h2c, nobody would check the names of requests.
+	if !strings.EqualFold(p.Out.Header.Get("Upgrade"), "websocket") {
+		p.Out.Header.Del("Upgrade")
+		p.Out.Header.Del("Connection")
+	}
+}
+
+// failed answers a request whose host could not be reached.
+func failed(w http.ResponseWriter, q *http.Request, err error) {
+	c := connectionOf(q)
+	if q.Context().Err() != nil {
+		return // the client has gone
+	}
+	e := c.explain(err)
+	c.r.report(e)
+	status := http.StatusBadGateway
+	if e.Kind == event.Refused {
+		status = http.StatusForbidden
+		w.Header().Set(refusedHeader, string(e.Reason))
+	}
+	answer(w, status, e.Sentence())
+}
+
+// transport returns the connection's own way to its host: a connection of the
+// sandbox has at most one to the host, which ends with it.
+func (c *connection) transport() *http.Transport {
+	c.http.mu.Lock()
+	defer c.http.mu.Unlock()
+	if c.http.upstream != nil {
+		return c.http.upstream
+	}
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	t := &http.Transport{
+		DisableCompression:     true,
+		MaxConnsPerHost:        1,
+		MaxResponseHeaderBytes: maxResponseHeader,
+		IdleConnTimeout:        idleRequests,
+		Protocols:              &protocols,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var server *net.TCPConn
+			var err error
+			if c.r.policy.Upstream != "" {
+				server, err = c.r.upstream(ctx)
+			} else {
+				server, err = c.r.dial(ctx, c.name, c.asked.Port())
+			}
+			if err != nil {
+				return nil, err
+			}
+			bounded(server, 2*c.r.times.idle)
+			c.dialled(server)
+			return &serverConn{TCPConn: server, c: c}, nil
+		},
+	}
+	if c.r.policy.Upstream != "" {
+		t.Proxy = http.ProxyURL(&url.URL{Scheme: "http", Host: c.r.policy.Upstream})
+	}
+	c.http.upstream = t
+	return t
+}
+
+// errExceeded ends a connection whose sandbox has used all its bytes up.
+var errExceeded = errors.New("the sandbox has used up its megabytes")
+
+// serverConn is the host's end of a connection with HTTP, and counts its bytes.
+type serverConn struct {
+	*net.TCPConn
+	c *connection
+}
+
+func (s *serverConn) Read(b []byte) (int, error) {
+	n, err := s.TCPConn.Read(b)
+	return n, s.counted(n, err, &s.c.down)
+}
+
+func (s *serverConn) Write(b []byte) (int, error) {
+	n, err := s.TCPConn.Write(b)
+	return n, s.counted(n, err, &s.c.up)
+}
+
+// ReadFrom hides that of the TCP connection, whose bytes would not be counted.
+func (s *serverConn) ReadFrom(r io.Reader) (int64, error) {
+	return io.Copy(struct{ io.Writer }{s}, r)
+}
+
+func (s *serverConn) counted(n int, err error, count *atomic.Int64) error {
+	s.c.http.awake(s.c, n)
+	if !s.c.count(int64(n), count) {
+		reset(s.TCPConn)
+		reset(s.c.client)
+		return errExceeded
+	}
+	return err
+}

@@ -1,0 +1,260 @@
+// Package relay carries the connections of a sandbox to the hosts that its
+// policy allows.
+//
+// It promises that what is dialled is an address that was looked up for an
+// allowed name and passed the policy, and nothing else; that TLS names that
+// host, readably, whenever it is spoken; that every HTTP request at port 80
+// does; and that each connection is an event, refused ones before the code in
+// the sandbox can see it.
+package relay
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/limit"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/policy"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/resolver"
+)
+
+// The ports whose protocol is checked from the first byte on.
+const (
+	portHTTP  = 80
+	portHTTPS = 443
+)
+
+const (
+	// rateWait is how long a connection waits for its turn where more begin than
+	// the policy's rate. Short bursts of honest programs are slowed down, and not
+	// refused.
+	rateWait = time.Second
+	// accepting bounds the connections that are accepted, also to be refused, as a
+	// multiple of the policy's rate. Others wait in the kernel's queue.
+	accepting = 4
+	// minAccepting is the smallest bound on the connections accepted in a second.
+	minAccepting = 200
+	// retryAfter is the pause after an error of a listener that stays open, such as
+	// too many open files.
+	retryAfter = 100 * time.Millisecond
+	// drainTime and drainBytes bound what is read of a refused connection, so that
+	// its end gets the refusal and not a reset.
+	drainTime  = time.Second
+	drainBytes = maxHello
+)
+
+// times are how long a connection waits. Tests make them shorter.
+type times struct {
+	hello time.Duration // for a client's first message
+	dial  time.Duration // for a look-up and a connection
+	idle  time.Duration // for any byte in either direction
+}
+
+var usual = times{hello: 10 * time.Second, dial: 20 * time.Second, idle: 5 * time.Minute}
+
+// Relay serves the connections of one sandbox.
+type Relay struct {
+	policy *policy.Policy
+	names  *resolver.Names
+	report func(event.Event)
+	times  times
+
+	open  atomic.Int64
+	rate  *limit.Bucket
+	pace  *limit.Bucket
+	bytes *limit.Bytes
+
+	server  *http.Server
+	proxy   *httputil.ReverseProxy
+	handoff chan net.Conn
+}
+
+// New returns a Relay. report must not block.
+func New(p *policy.Policy, names *resolver.Names, report func(event.Event)) *Relay {
+	accepted := max(accepting*p.Rate, minAccepting)
+	r := &Relay{
+		policy: p, names: names, report: report, times: usual,
+		rate:    limit.NewBucket(p.Rate, p.Rate),
+		pace:    limit.NewBucket(accepted, accepted),
+		bytes:   limit.NewBytes(p.Bytes, 2*p.Connections),
+		handoff: make(chan net.Conn),
+	}
+	r.startHTTP()
+	return r
+}
+
+// Serve accepts the connections to a port of the sandbox's policy, until the
+// listener is closed. All listeners of a sandbox share one Relay.
+func (r *Relay) Serve(listener *net.TCPListener, port uint16) {
+	for {
+		r.pace.Wait()
+		client, err := listener.AcceptTCP()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil:
+			time.Sleep(retryAfter)
+		default:
+			r.begin(client, port)
+		}
+	}
+}
+
+// begin serves a connection in a goroutine of its own, or refuses it where too
+// many are open.
+func (r *Relay) begin(client *net.TCPConn, port uint16) {
+	asked := client.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+	c := &connection{r: r, client: client, asked: netip.AddrPortFrom(asked, port), began: time.Now()}
+	c.name = r.names.Name(asked)
+	if r.open.Add(1) > int64(r.policy.Connections) {
+		c.limited(event.OptionConnections)
+		return
+	}
+	go c.handle()
+}
+
+// connection is one connection of the sandbox.
+type connection struct {
+	r      *Relay
+	client *net.TCPConn
+	name   string
+	asked  netip.AddrPort
+	began  time.Time
+
+	up, down atomic.Int64
+	active   atomic.Int64 // when bytes last came, in nanoseconds since began
+	finished sync.Once
+	exceeded sync.Once
+
+	mu      sync.Mutex
+	address netip.Addr // that was dialled
+
+	http *httpState
+}
+
+// handle serves the connection.
+func (c *connection) handle() {
+	wait, ok := c.r.rate.Take(rateWait)
+	if !ok {
+		c.limited(event.OptionRate)
+		return
+	}
+	if wait > 0 {
+		time.Sleep(wait)
+	}
+	if c.r.bytes.Piece() == 0 {
+		c.limited(event.OptionMegabytes)
+		return
+	}
+	bounded(c.client, 2*c.r.times.idle)
+	if c.asked.Port() == portHTTP {
+		c.serveHTTP()
+		return
+	}
+	defer c.finish()
+	if refused := c.refusal(); refused != nil {
+		c.r.report(*refused)
+		c.deny()
+		return
+	}
+	c.carry()
+}
+
+// limited refuses a connection beyond a limit.
+func (c *connection) limited(option string) {
+	e := event.Limited(c.name, c.asked.Port(), option)
+	if c.name == "" {
+		e.Address = c.asked.Addr()
+	}
+	c.r.report(e)
+	reset(c.client)
+	c.finish()
+}
+
+// finish closes the connection and gives its slot back. It may be called several
+// times.
+func (c *connection) finish() {
+	c.finished.Do(func() {
+		c.client.Close()
+		c.mu.Lock()
+		address := c.address
+		c.mu.Unlock()
+		if address.IsValid() {
+			c.r.report(event.Event{
+				Kind: event.Closed, Name: c.name, Port: c.asked.Port(), Address: address,
+				Up: c.up.Load(), Down: c.down.Load(), Milliseconds: time.Since(c.began).Milliseconds(),
+			})
+		}
+		c.r.open.Add(-1)
+	})
+}
+
+// refusal returns the event that refuses the connection by its name and port, or
+// nil where they are allowed.
+func (c *connection) refusal() *event.Event {
+	e := event.Event{Kind: event.Refused, Name: c.name, Port: c.asked.Port(), Count: 1}
+	switch {
+	case c.name == "":
+		e.Reason, e.Address = event.ByAddress, c.asked.Addr()
+	case !c.r.policy.Allows(c.name, c.asked.Port()):
+		e.Reason, e.Option = event.ByPort, event.OptionDomains
+		e.Value = e.Target()
+	default:
+		return nil
+	}
+	return &e
+}
+
+// because returns the refusal of an allowed name for what was spoken.
+func (c *connection) because(reason event.Reason) event.Event {
+	return event.Event{Kind: event.Refused, Name: c.name, Port: c.asked.Port(), Reason: reason, Count: 1}
+}
+
+// deny ends a refused connection.
+func (c *connection) deny() {
+	if c.asked.Port() == portHTTPS {
+		c.alert()
+	} else {
+		reset(c.client)
+	}
+}
+
+// alert ends a connection with TLS's alert "access denied" (49 in RFC 8446,
+// section 6), which programs print.
+func (c *connection) alert() {
+	_ = c.client.SetDeadline(time.Now().Add(drainTime))
+	if _, err := c.client.Write([]byte{recordAlert, 3, 3, 0, 2, 2, 49}); err != nil {
+		return
+	}
+	_ = c.client.CloseWrite()
+	_, _ = io.CopyN(io.Discard, c.client, drainBytes)
+}
+
+// connect dials the connection's host. Where that fails, it reports why, resets
+// the connection and returns nil.
+func (c *connection) connect() *net.TCPConn {
+	server, err := c.r.dial(context.Background(), c.name, c.asked.Port())
+	if err != nil {
+		c.r.report(c.explain(err))
+		reset(c.client)
+		return nil
+	}
+	bounded(server, 2*c.r.times.idle)
+	c.dialled(server)
+	return server
+}
+
+// dialled notes the address of the connection's host.
+func (c *connection) dialled(server *net.TCPConn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.address = server.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+}
