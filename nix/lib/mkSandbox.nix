@@ -157,7 +157,11 @@ let
         lib.getAttrs (lib.attrNames options.published) given
         // {
           schema = 1;
-          network.mode = given.network;
+          network =
+            if given.network == "none" then
+              { mode = "none"; }
+            else
+              lib.getAttrs [ "mode" "domains" "ports" ] given.network;
           inherit (isolated) closure needs;
         }
         // lib.optionalAttrs (known != null) { inherit (known) language; };

@@ -52,6 +52,11 @@ let
       rows = options.module;
     }
     {
+      title = "The network of an environment";
+      prefix = "${prefix}environments.<name>.network.";
+      rows = options.network;
+    }
+    {
       title = "Defaults of environments";
       prefix = "${prefix}defaults.";
       rows = options.defaults;
@@ -73,12 +78,21 @@ in
     `nix-sandbox-mcp.lib.mkSandbox { inherit pkgs; … }` makes a sandbox: a folder with `metadata.json`, `bin/run` and `bin/session-run`. Names may
     also be written in Nix's style (`fromShell`, `extraBinds`, `timeoutSeconds`). A sandbox is the same wherever it is built.'' [
     { rows = options.mkSandbox; }
+    {
+      title = "The network";
+      prefix = "network.";
+      rows = options.network;
+    }
   ];
 
   toml = page "Options of the configuration file" "`config.example.toml` shows most of them." [
     {
       title = "[environments.NAME]";
       rows = options.toml;
+    }
+    {
+      title = "[environments.NAME.network]";
+      rows = options.network;
     }
     {
       title = "[defaults]";

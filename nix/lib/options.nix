@@ -17,6 +17,55 @@ let
   # 30 days: long enough for any session, and far from overflow in nanoseconds.
   longest = 2592000;
 
+  # The table of a network.
+  network = {
+    mode = {
+      type = types.choiceBut {
+        none = "and a sandbox without a network has network = \"none\" in place of a table";
+      } [ "allow" ] // { example = "\"allow\""; };
+      required = true;
+      doc = "`allow`: the named hosts, and nothing else.";
+    };
+    domains = {
+      type = types.hosts;
+      required = true;
+      doc = "The hosts by name: `files.example`, `*.files.example` for every name below files.example and not files.example itself, `git.example:22` at that port alone.";
+    };
+    ports = {
+      type = types.ports;
+      default = [
+        443
+        80
+      ];
+      doc = "The TCP ports of the names without one. At 443 a sandbox speaks TLS, at 80 HTTP, and both must be for the named host; at other ports it speaks what it likes.";
+    };
+    private = {
+      type = types.networks;
+      default = [ ];
+      doc = "Networks that are not public and that these names may lead to, such as `10.1.0.0/16`.";
+    };
+    connections = {
+      type = types.integer 1 1024;
+      default = 64;
+      doc = "Connections at once.";
+    };
+    rate = {
+      type = types.integer 1 10000;
+      default = 50;
+      doc = "New connections in a second.";
+    };
+    megabytes = {
+      type = types.integer 1 1048576;
+      default = 1024;
+      doc = "What a sandbox may send and receive in its life, together, in MiB.";
+    };
+    names = {
+      type = types.integer 1 65536;
+      default = 1000;
+      doc = "Different names that a sandbox may look up in its life, which bounds what look-ups below a `*.` can tell others.";
+    };
+  };
+
   # What a sandbox is, wherever it is described.
   sandbox = {
     interpreter_type = {
@@ -126,12 +175,10 @@ let
       doc = "How the sandbox is isolated.";
     };
     network = {
-      type = types.choiceBut (lib.genAttrs [ "allow" "full" "host" "internet" ] (
-        _: "and no sandbox reaches a network so far"
-      )) [ "none" ];
+      type = types.network network;
       default = "none";
       shared = true;
-      doc = "What the sandbox reaches.";
+      doc = "The hosts that the sandbox reaches: `\"none\"`, or a table with the options below. A table replaces that of the defaults as a whole.";
     };
   };
 
@@ -161,6 +208,8 @@ let
   isShared = option: option.shared or false;
 in
 rec {
+  inherit network;
+
   # The argument of mkSandbox.
   mkSandbox = sandbox // {
     name = {

@@ -3,6 +3,9 @@
 # `choices` too, so that a misspelling can be named, and may have `reasons`
 # against values that operators will try. Of a list or a set, `offends` finds the
 # elements that are wrong by themselves, so that the sentence names one of them.
+# `explain` takes such an element, or else the whole value, and gives { why; write; }:
+# what is wrong with it, which follows the value in the sentence, and what to write
+# in place of `wanted`. Both may be left out. A type that takes a table has its `rows`.
 { lib }:
 let
   inherit (builtins)
@@ -56,6 +59,66 @@ let
 
   # A name that a shell can have for a variable.
   isVariable = n: match "[A-Za-z_][A-Za-z0-9_]*" n != null;
+
+  # The bits of a network's address after its prefix are zero. `width` is the size
+  # of an element in bits, as which the address is a list of numbers.
+  isMasked =
+    width: prefix: elements:
+    all (n: n) (
+      lib.imap0 (
+        i: element:
+        let
+          free = width - lib.max 0 (lib.min width (prefix - i * width));
+        in
+        builtins.bitAnd element (power free - 1) == 0
+      ) elements
+    );
+
+  power = n: if n == 0 then 1 else 2 * power (n - 1);
+
+  decimal = word: if match "0|[1-9][0-9]{0,4}" word != null then builtins.fromJSON word else null;
+
+  # The 8 groups of an IPv6 address, as numbers, or null.
+  groupsOf =
+    address:
+    let
+      sides = lib.splitString "::" address;
+      list = side: if side == "" then [ ] else lib.splitString ":" side;
+      groups = map list sides;
+      count = lib.length (lib.concatLists groups);
+      filled =
+        if lib.length sides == 1 && count == 8 then
+          lib.head groups
+        else if lib.length sides == 2 && count < 8 then
+          lib.head groups ++ lib.genList (_: "0") (8 - count) ++ lib.last groups
+        else
+          [ ];
+      hex = group: (builtins.fromTOML "n = 0x${group}").n;
+    in
+    if filled != [ ] && all (group: match "[0-9a-f]{1,4}" group != null) filled then
+      map hex filled
+    else
+      null;
+
+  # The parts of "NAME:PORT"; port is null where there is none.
+  hostAndPort =
+    entry:
+    let
+      parts = match "([^:]*)(:(.*))?" entry;
+    in
+    if parts == null then
+      {
+        host = entry;
+        port = null;
+      }
+    else
+      {
+        host = lib.head parts;
+        port = lib.last parts;
+      };
+
+  # The sandbox's own resolver listens at port 53.
+  isPort = n: isInt n && n >= 1 && n <= 65535 && n != 53;
 
   or' =
     words:
@@ -172,4 +235,248 @@ rec {
     accepts = v: isAttrs v && v ? drvAttrs && v.drvAttrs ? stdenv;
     wanted = "a shell that mkShell made, such as devShells.x86_64-linux.default";
   };
+
+  # "none", or the table of a network; `why` is against words that operators will try.
+  network = rows: {
+    accepts =
+      v:
+      v == "none"
+      ||
+        isAttrs v
+        && !(isPackage v)
+        && all (key: rows ? ${key}) (attrNames v)
+        && all (
+          key:
+          if v.${key} or null == null then
+            !(rows.${key}.required or false)
+          else
+            rows.${key}.type.accepts v.${key}
+        ) (attrNames rows);
+    wanted = "\"none\", or a table such as { mode = \"allow\", domains = [\"files.example\"] }";
+    choices = [ "none" ];
+    explain =
+      v:
+      lib.optionalAttrs (isString v && elem v [ "allow" "all" "any" "bridge" "full" "host" "internet" ]) {
+        why = ", and a sandbox reaches hosts that are named";
+      };
+    inherit rows;
+  };
+
+  # Hosts that a sandbox reaches, each with a port if it is another one.
+  hosts =
+    let
+      label = "[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?";
+      # C libraries read a last label that begins with a digit as an address.
+      name = "(${label}\\.)*[a-z_]([a-z0-9_-]{0,61}[a-z0-9_])?";
+      isName = v: stringLength v <= 253 && match name v != null;
+      isLocal = v: v == "localhost" || lib.hasSuffix ".localhost" v;
+      # A whole top-level domain names nobody.
+      isBelow =
+        v:
+        lib.hasPrefix "*." v && isName (lib.removePrefix "*." v) && match ".*\\..*\\..*" v != null;
+      isEntry =
+        v:
+        isString v
+        && (
+          let
+            parts = hostAndPort v;
+          in
+          (isName parts.host || isBelow parts.host)
+          && !(isLocal parts.host)
+          && (parts.port == null || isPort (decimal parts.port))
+        );
+      portsOf = v: lib.unique (lib.filter (p: p != null) (map (entry: (hostAndPort entry).port) v));
+      most = 1000;
+      mostPorts = 64;
+      explainEntry =
+        v:
+        let
+          parts = hostAndPort v;
+          asName = lib.removeSuffix "." (lib.toLower v);
+        in
+        if !(isString v) then
+          { }
+        else if match ".*[^ -~].*" v != null then
+          {
+            why = ", which is not ASCII";
+            write = "the name in its ASCII form, such as \"xn--bcher-kva.example\" for bücher.example";
+          }
+        else if asName != v && isEntry asName then
+          {
+            why = ", which is not the form in which names are compared";
+            write = toJSON asName;
+          }
+        else if match "[[]?[0-9a-f.:]*:[0-9a-f.:]*:[0-9a-f.:]*[]]?(:.*)?|[0-9][0-9.]*(:[0-9]+)?" (lib.toLower v) != null then
+          {
+            why = ", an address";
+            write = "the host's name";
+          }
+        else if lib.hasInfix "/" v then
+          {
+            why = ", which is not a host name alone";
+          }
+        else if isLocal parts.host then
+          {
+            why = ", which is the sandbox itself";
+          }
+        else if elem parts.host [ "*" "*.*" "." "" ] || match "\\*\\.[^.]*" parts.host != null then
+          {
+            why = ", and a sandbox reaches hosts that are named";
+          }
+        else if lib.hasInfix "*" v && !(isBelow parts.host) then
+          {
+            why = ", and * stands only for what is before the first dot";
+          }
+        else if parts.port != null && (isName parts.host || isBelow parts.host) then
+          {
+            why = ", whose port is not one";
+            write = "a port from 1 to 65535 after the colon, and not 53, at which the sandbox's own resolver listens";
+          }
+        else
+          { };
+    in
+    listOf isEntry {
+      wanted = "host names, such as \"files.example\", \"*.files.example\" or \"files.example:8443\"";
+      example = "[\"files.example\"], or network = \"none\"";
+      explain =
+        v:
+        if v == [ ] then
+          {
+            why = " without hosts";
+            write = "some, such as [\"files.example\"], or network = \"none\"";
+          }
+        else if isList v && lib.length v > most then
+          {
+            why = " of ${toString (lib.length v)}";
+            write = "at most ${toString most} names, and \"*.files.example\" for all names below files.example";
+          }
+        else if isList v then
+          {
+            why = " with ${toString (lib.length (portsOf v))} different ports";
+            write = "at most ${toString mostPorts} different ports after names";
+          }
+        else
+          explainEntry v;
+    }
+    // {
+      accepts =
+        v:
+        isList v
+        && v != [ ]
+        && lib.length v <= most
+        && all isEntry v
+        && lib.length (portsOf v) <= mostPorts;
+    };
+
+  ports = listOf isPort {
+    wanted = "ports from 1 to 65535, such as [443, 80]";
+    explain =
+      v:
+      if v == 53 then
+        {
+          why = ", at which the sandbox's own resolver listens";
+          write = "other ports, such as [443, 80]";
+        }
+      else if isList v && v != [ ] then
+        {
+          why = " of ${toString (lib.length v)}";
+          write = "at most 64 ports";
+        }
+      else
+        lib.optionalAttrs (v == [ ]) { why = " without ports"; };
+  }
+  // {
+    accepts = v: isList v && v != [ ] && lib.length v <= 64 && all isPort v;
+  };
+
+  # Networks that are not public, such as "10.1.0.0/16".
+  networks =
+    let
+      four = v: match "([0-9]+)\\.([0-9]+)\\.([0-9]+)\\.([0-9]+)/([0-9]+)" v;
+      six = v: match "([0-9a-f:]+)/([0-9]+)" v;
+      # { width; numbers; prefix; } of a network as it is written, or null.
+      parse =
+        v:
+        let
+          v4 = map decimal (four v);
+          v6 = six v;
+          groups = groupsOf (lib.head v6);
+        in
+        if !(isString v) || stringLength v > 50 then
+          null
+        else if four v != null then
+          if all (n: n != null) v4 && all (n: n <= 255) (lib.init v4) then
+            {
+              width = 8;
+              numbers = lib.init v4;
+              prefix = lib.last v4;
+            }
+          else
+            null
+        else if v6 != null && groups != null && decimal (lib.last v6) != null then
+          {
+            width = 16;
+            numbers = groups;
+            prefix = decimal (lib.last v6);
+          }
+        else
+          null;
+      # Not the host itself, nobody, or everybody who listens.
+      isOfOthers =
+        n:
+        let
+          first = lib.head n.numbers;
+        in
+        if n.width == 8 then
+          first != 0 && first != 127 && first < 224
+        else
+          first != 0 && first < 65280;
+      leastPrefix = n: if n.width == 8 then 8 else 16;
+      isNetwork =
+        v:
+        let
+          n = parse v;
+        in
+        n != null
+        && n.prefix >= leastPrefix n
+        && n.prefix <= n.width * lib.length n.numbers
+        && isMasked n.width n.prefix n.numbers
+        && isOfOthers n;
+    in
+    listOf isNetwork {
+      wanted = "networks, such as [\"10.1.0.0/16\"]";
+      explain =
+        v:
+        let
+          n = parse v;
+        in
+        if isList v then
+          {
+            why = " of ${toString (lib.length v)}";
+            write = "at most 64 networks";
+          }
+        else if isString v && parse "${v}/32" != null && (parse "${v}/32").width == 8 then
+          { write = toJSON "${v}/32"; }
+        else if n == null then
+          { }
+        else if n.prefix < leastPrefix n then
+          {
+            why = ", which is larger than a private network";
+            write = "a prefix from /${toString (leastPrefix n)}";
+          }
+        else if !(isOfOthers n) then
+          {
+            why = ", in which there is no other host";
+          }
+        else if n.prefix <= n.width * lib.length n.numbers then
+          {
+            why = ", whose address has bits after its prefix";
+            write = "the network's first address before the /";
+          }
+        else
+          { };
+    }
+    // {
+      accepts = v: isList v && lib.length v <= 64 && all isNetwork v;
+    };
 }

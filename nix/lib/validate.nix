@@ -60,36 +60,45 @@ let
       if v ? outPath then "a package" else "a set of values"
     else
       "a function";
+  # The element of a list or a set that is wrong by itself, { } where none is: then the
+  # whole value is.
+  elementOf =
+    type: value:
+    let
+      wrong = (type.offends or (_: [ ])) value;
+    in
+    lib.optionalAttrs (wrong != [ ]) { element = lib.head wrong; };
+
   # What is wrong with a value: all of it, or the first of its elements.
   shown =
     type: value:
     let
-      wrong = (type.offends or (_: [ ])) value;
-      element = lib.head wrong;
-      name = lib.head (attrNames element);
+      wrong = elementOf type value;
+      name = lib.head (attrNames wrong.element);
     in
-    if wrong == [ ] then
+    if wrong == { } then
       "is ${show value}"
     else if isList value then
-      "has ${show element} in it"
+      "has ${show wrong.element} in it"
     else
-      "has ${toJSON name} = ${show element.${name}} in it";
-in
-rec {
-  inherit near perhaps show;
+      "has ${toJSON name} = ${show wrong.element.${name}} in it";
 
-  # Keys that are no options. `what` is the word for one key.
-  unknown =
-    location: what: known: values:
-    concatMap (
-      key:
-      lib.optional (!(lib.elem key known))
-        "${location} has no ${what} ${toJSON key}${perhaps key known}: write one of ${lib.concatStringsSep ", " known}"
-    ) (attrNames values);
+  # The sentence about a value that its type does not accept.
+  refused =
+    at: type: value:
+    let
+      explained = (type.explain or (_: { })) ((elementOf type value).element or value);
+      why =
+        if isString value && type ? reasons.${value} then
+          ", ${type.reasons.${value}}"
+        else
+          explained.why or (lib.optionalString (isString value && type ? choices) (perhaps value type.choices));
+    in
+    "${at} ${shown type value}${why}: write ${explained.write or type.wanted}";
 
-  # Values that their options do not accept. Null is the same as left out.
-  values =
-    location: options: given:
+  # What is wrong with the values of options; `at` gives the words that name one.
+  valuesAt =
+    location: at: options: given:
     concatMap (
       key:
       let
@@ -100,15 +109,32 @@ rec {
         lib.optional (
           options.${key}.required or false
         ) "${location} lacks ${key}: write ${key} = ${type.example or type.wanted}"
+      else if type ? rows && isAttrs value && !(value ? outPath) then
+        tableAt (at key) (inner: "${at key}.${inner}") type.rows value
       else
-        lib.optional (!(type.accepts value))
-          "${location} ${key} ${shown type value}${
-            if isString value && type ? reasons.${value} then
-              ", ${type.reasons.${value}}"
-            else
-              lib.optionalString (isString value && type ? choices) (perhaps value type.choices)
-          }: write ${type.wanted}"
+        lib.optional (!(type.accepts value)) (refused (at key) type value)
     ) (attrNames options);
+
+  tableAt =
+    location: at: options: given:
+    unknownAt location "option" (attrNames options) given ++ valuesAt location at options given;
+
+  unknownAt =
+    location: what: known: values:
+    concatMap (
+      key:
+      lib.optional (!(lib.elem key known))
+        "${location} has no ${what} ${toJSON key}${perhaps key known}: write one of ${lib.concatStringsSep ", " known}"
+    ) (attrNames values);
+in
+rec {
+  inherit near perhaps show;
+
+  # Keys that are no options. `what` is the word for one key.
+  unknown = unknownAt;
+
+  # Values that their options do not accept. Null is the same as left out.
+  values = location: valuesAt location (key: "${location} ${key}");
 
   # Both.
   table =
@@ -116,7 +142,7 @@ rec {
     if !(isAttrs given) then
       [ "${location} is ${show given}: write a set of values" ]
     else
-      unknown location "option" (attrNames options) given ++ values location options given;
+      tableAt location (key: "${location} ${key}") options given;
 
   # Values that are right by themselves and not together.
   together =
@@ -131,7 +157,11 @@ rec {
   complete =
     options: given:
     lib.mapAttrs (
-      key: option: if given.${key} or null != null then given.${key} else option.default or null
+      key: option:
+      let
+        value = if given.${key} or null != null then given.${key} else option.default or null;
+      in
+      if option.type ? rows && isAttrs value then complete option.type.rows value else value
     ) options;
 
   # Throws the first of the problems, or returns the value.

@@ -38,7 +38,83 @@ let
     };
   };
 
-  mistakes = {
+  network =
+    values:
+    sandbox {
+      network = {
+        mode = "allow";
+        domains = [ "files.example" ];
+      }
+      // values;
+    };
+
+  # What is written in a list of the network's table, and how the sentence goes on.
+  elements = key: lib.mapAttrs' (
+    written: rest:
+    lib.nameValuePair "${builtins.toJSON written} among ${key}" {
+      read = network { ${key} = [ written ]; };
+      sentence = "mkSandbox data: network.${key} has ${builtins.toJSON written} in it${rest}";
+    }
+  );
+
+  named = ", and a sandbox reaches hosts that are named: write host names, such as \"files.example\", \"*.files.example\" or \"files.example:8443\"";
+  address = ", an address: write the host's name";
+  notAName = ": write host names, such as \"files.example\", \"*.files.example\" or \"files.example:8443\"";
+  notAPort = ", whose port is not one: write a port from 1 to 65535 after the colon, and not 53, at which the sandbox's own resolver listens";
+  inItsForm = form: ", which is not the form in which names are compared: write \"${form}\"";
+
+  domains = elements "domains" {
+    "" = named;
+    "*" = named;
+    "*.com" = named;
+    "*.com:443" = named;
+    "." = named;
+    "https://files.example/x" = ", which is not a host name alone${notAName}";
+    "files.example/x" = ", which is not a host name alone${notAName}";
+    "me@files.example" = notAName;
+    "files example" = notAName;
+    "files..example" = notAName;
+    "-files.example" = notAName;
+    "0x7f.1" = notAName;
+    "files.example\n" = ", which is not ASCII: write the name in its ASCII form, such as \"xn--bcher-kva.example\" for bücher.example";
+    "bücher.example" = ", which is not ASCII: write the name in its ASCII form, such as \"xn--bcher-kva.example\" for bücher.example";
+    "${lib.concatStrings (lib.genList (_: "a") 64)}.example" = notAName;
+    "Files.Example" = inItsForm "files.example";
+    "files.example." = inItsForm "files.example";
+    "localhost" = ", which is the sandbox itself${notAName}";
+    "localhost:8080" = ", which is the sandbox itself${notAName}";
+    "10.0.0.5" = address;
+    "10.0.0.5:443" = address;
+    "127.1" = address;
+    "[::1]" = address;
+    "[2001:db8::1]:443" = address;
+    "2001:db8::1" = address;
+    "files.*.example" = ", and * stands only for what is before the first dot${notAName}";
+    "*files.example" = ", and * stands only for what is before the first dot${notAName}";
+    "files.example:" = notAPort;
+    "files.example:0" = notAPort;
+    "files.example:0443" = notAPort;
+    "files.example:65536" = notAPort;
+    "files.example:53" = notAPort;
+    "files.example:https" = notAPort;
+  };
+
+  networks = elements "private" {
+    "10.1.0.0" = ": write \"10.1.0.0/32\"";
+    "10.1.0.0/33" = ": write networks, such as [\"10.1.0.0/16\"]";
+    "10.1.0.256/32" = ": write networks, such as [\"10.1.0.0/16\"]";
+    "10.1.0.1/16" = ", whose address has bits after its prefix: write the network's first address before the /";
+    "0.0.0.0/0" = ", which is larger than a private network: write a prefix from /8";
+    "127.0.0.0/8" = ", in which there is no other host: write networks, such as [\"10.1.0.0/16\"]";
+    "files.example" = ": write networks, such as [\"10.1.0.0/16\"]";
+    "::/0" = ", which is larger than a private network: write a prefix from /16";
+    "::1/128" = ", in which there is no other host: write networks, such as [\"10.1.0.0/16\"]";
+    "fd00::1/64" = ", whose address has bits after its prefix: write the network's first address before the /";
+    "fd00::/129" = ": write networks, such as [\"10.1.0.0/16\"]";
+    "fd00::1::/64" = ": write networks, such as [\"10.1.0.0/16\"]";
+  };
+
+  mistakes = domains // networks // {
     "a preset's name misspelt" = {
       read = toml "[environments.python]\npreset = \"pyton\"\n";
       sentence = "config: [environments.python] preset is \"pyton\" (did you mean \"python\"?): write ${choices.presets}";
@@ -99,9 +175,73 @@ let
       read = toml "[environments.sh]\npreset = \"shell\"\ninterpreter = \"sh -c \\\"$1\\\"\"\n";
       sentence = "config: [environments.sh] interpreter is \"sh -c \\\"$1\\\"\": write it without quotes or backslashes, it is split at spaces";
     };
-    "a network" = {
+    "a network without names" = {
       read = toml "[environments.python]\npreset = \"python\"\nnetwork = \"host\"\n";
-      sentence = "config: [environments.python] network is \"host\", and no sandbox reaches a network so far: write \"none\"";
+      sentence = "config: [environments.python] network is \"host\", and a sandbox reaches hosts that are named: write \"none\", or a table such as { mode = \"allow\", domains = [\"files.example\"] }";
+    };
+    "a network's key misspelt" = {
+      read = toml "[environments.python]\npreset = \"python\"\n[environments.python.network]\nmode = \"allow\"\ndomain = [\"files.example\"]\ndomains = [\"files.example\"]\n";
+      sentence = "config: [environments.python] network has no option \"domain\" (did you mean \"domains\"?): write one of connections, domains, megabytes, mode, names, ports, private, rate";
+    };
+    "a network's mode" = {
+      read = network { mode = "deny"; };
+      sentence = "mkSandbox data: network.mode is \"deny\": write \"allow\"";
+    };
+    "no network as a table" = {
+      read = network { mode = "none"; };
+      sentence = "mkSandbox data: network.mode is \"none\", and a sandbox without a network has network = \"none\" in place of a table: write \"allow\"";
+    };
+    "a network without a mode" = {
+      read = sandbox { network.domains = [ "files.example" ]; };
+      sentence = "mkSandbox data: network lacks mode: write mode = \"allow\"";
+    };
+    "a network without domains" = {
+      read = sandbox { network.mode = "allow"; };
+      sentence = "mkSandbox data: network lacks domains: write domains = [\"files.example\"], or network = \"none\"";
+    };
+    "a network in the defaults" = {
+      read = toml "[defaults.network]\nmode = \"allow\"\ndomains = []\n[environments.python]\npreset = \"python\"\n";
+      sentence = "config: [defaults] network.domains is a list without hosts: write some, such as [\"files.example\"], or network = \"none\"";
+    };
+    "a network in a module" = {
+      read = module {
+        environments.python = {
+          preset = "python";
+          network = {
+            mode = "allow";
+            domains = "files.example";
+          };
+        };
+      };
+      sentence = "services.nix-sandbox-mcp.environments.python: network.domains is \"files.example\": write host names, such as \"files.example\", \"*.files.example\" or \"files.example:8443\"";
+    };
+    "a port that is none" = {
+      read = network { ports = [ 0 ]; };
+      sentence = "mkSandbox data: network.ports has 0 in it: write ports from 1 to 65535, such as [443, 80]";
+    };
+    "the resolver's port" = {
+      read = network { ports = [ 443 53 ]; };
+      sentence = "mkSandbox data: network.ports has 53 in it, at which the sandbox's own resolver listens: write other ports, such as [443, 80]";
+    };
+    "no ports" = {
+      read = network { ports = [ ]; };
+      sentence = "mkSandbox data: network.ports is a list without ports: write ports from 1 to 65535, such as [443, 80]";
+    };
+    "too many ports" = {
+      read = network { ports = lib.range 1000 1064; };
+      sentence = "mkSandbox data: network.ports is a list of 65: write at most 64 ports";
+    };
+    "too many domains" = {
+      read = network { domains = map (n: "h${toString n}.example") (lib.range 0 1000); };
+      sentence = "mkSandbox data: network.domains is a list of 1001: write at most 1000 names, and \"*.files.example\" for all names below files.example";
+    };
+    "too many ports after names" = {
+      read = network { domains = map (n: "files.example:${toString n}") (lib.range 1000 1064); };
+      sentence = "mkSandbox data: network.domains is a list with 65 different ports: write at most 64 different ports after names";
+    };
+    "connections without a limit" = {
+      read = network { connections = 0; };
+      sentence = "mkSandbox data: network.connections is 0: write a whole number from 1 to 1024";
     };
     "another backend" = {
       read = toml "[environments.python]\npreset = \"python\"\nbackend = \"docker\"\n";
@@ -228,6 +368,21 @@ lib.mapAttrs' (
   }
 ) mistakes
 // {
+  # The control: what the sentences tell people to write is accepted.
+  testRightNetworks = {
+    expr = lib.concatMap network [
+      { domains = [ "files.example" "*.files.example" "files.example:8443" "*.a.b.example:22" "_dns.a-b.example" "1.example" "git" "xn--bcher-kva.example" ]; }
+      { ports = [ 1 80 443 65535 ]; }
+      { private = [ "10.1.0.0/16" "10.0.0.0/8" "192.168.1.7/32" "100.64.0.0/10" "fd00::/16" "fd00:1:2:3:4:5:6:7/128" "2001:db8::8000/113" ]; }
+      {
+        connections = 1024;
+        rate = 1;
+        megabytes = 1048576;
+        names = null;
+      }
+    ];
+    expected = [ ];
+  };
   testMistakesAreEnough = {
     expr = lib.length (lib.attrNames mistakes) >= 25;
     expected = true;

@@ -393,11 +393,11 @@ in
   testUnknownNetwork = {
     expr = map (network: wrong { inherit network; }) [
       "host"
-      "bridge"
+      "non"
     ];
     expected = [
-      [ "mkSandbox data: network is \"host\", and no sandbox reaches a network so far: write \"none\"" ]
-      [ "mkSandbox data: network is \"bridge\": write \"none\"" ]
+      [ "mkSandbox data: network is \"host\", and a sandbox reaches hosts that are named: write \"none\", or a table such as { mode = \"allow\", domains = [\"files.example\"] }" ]
+      [ "mkSandbox data: network is \"non\" (did you mean \"none\"?): write \"none\", or a table such as { mode = \"allow\", domains = [\"files.example\"] }" ]
     ];
   };
   testPackagesOfWrongType = {
