@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,6 +16,10 @@ import (
 
 // Schema is the version of [Spec] that this program reads.
 const Schema = 1
+
+// maxOOMScore is the highest value of oom_score_adj: the kernel chooses such a
+// process before any other, however much memory the others have.
+const maxOOMScore = 1000
 
 // MaxSpec bounds a description, in bytes. A real one has about 3 KB.
 const MaxSpec = 1 << 20
@@ -48,6 +53,14 @@ type Spec struct {
 	// not, and then NoOverlay says why.
 	Overlay   *Overlay `json:"overlay"`
 	NoOverlay string   `json:"no_overlay"`
+	// Network describes the network of named hosts; nil where there is no network.
+	Network *Network `json:"network,omitempty"`
+	// Descriptors is how many of the caller's descriptors after the standard ones
+	// the first process inherits.
+	Descriptors int `json:"descriptors,omitempty"`
+	// OOMScore is the oom_score_adj of the processes, at most and by default
+	// [maxOOMScore].
+	OOMScore int `json:"oom_score,omitempty"`
 	// Command is the first process of the sandbox and its arguments.
 	Command []string `json:"command"`
 }
@@ -76,6 +89,30 @@ type Overlay struct {
 	// the command, which learns of the layer by them.
 	Option string `json:"option"`
 }
+
+// Network describes how a sandbox reaches named hosts. A first bubblewrap makes an
+// outer namespace, in which every address is the namespace's own. The launcher
+// makes listening sockets there, hands them to a proxy outside, and starts the
+// sandbox in that namespace. The proxy runs in a jail of its own and ends with the
+// sandbox.
+type Network struct {
+	// Proxy is the absolute path of the description of the proxy's jail, a [Spec].
+	Proxy string `json:"proxy"`
+	// Ports are the TCP ports at which the sandbox reaches hosts.
+	Ports []int `json:"ports"`
+	// Flags are those of the first bubblewrap. Where the project is an overlay,
+	// those of [Overlay] make the same network too.
+	Flags []string `json:"flags"`
+	// Room is the same folder as the one of [Overlay].
+	Room string `json:"room"`
+}
+
+// maxPorts bounds the ports of a network. The build accepts half as many in the list of
+// ports, and as many more after names.
+const maxPorts = 64
+
+// maxDescriptors bounds what a first process inherits.
+const maxDescriptors = 8
 
 // ReadSpec reads the description in a file.
 func ReadSpec(name string) (*Spec, error) {
@@ -147,6 +184,26 @@ func (s *Spec) check() error {
 			return errors.New("overlay lacks flags, room, upper, work or option")
 		}
 		lists = append(lists, o.Flags, []string{o.Room, o.Upper, o.Work, o.Option})
+	}
+	if n := s.Network; n != nil {
+		if !filepath.IsAbs(n.Proxy) || !filepath.IsAbs(n.Room) || len(n.Flags) == 0 {
+			return errors.New("network lacks proxy, flags or room")
+		}
+		if len(n.Ports) == 0 || len(n.Ports) > maxPorts {
+			return fmt.Errorf("network has %d ports, want 1 to %d", len(n.Ports), maxPorts)
+		}
+		for _, port := range n.Ports {
+			if port < 1 || port > math.MaxUint16 || port == portDNS {
+				return fmt.Errorf("network has the port %d, want 1 to 65535 and not %d", port, portDNS)
+			}
+		}
+		lists = append(lists, n.Flags, []string{n.Proxy, n.Room})
+	}
+	if s.Descriptors < 0 || s.Descriptors > maxDescriptors {
+		return fmt.Errorf("descriptors is %d, want 0 to %d", s.Descriptors, maxDescriptors)
+	}
+	if s.OOMScore < 0 || s.OOMScore > maxOOMScore {
+		return fmt.Errorf("oom_score is %d, want 0 to %d", s.OOMScore, maxOOMScore)
 	}
 	for _, words := range lists {
 		for _, word := range words {

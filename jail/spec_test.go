@@ -60,7 +60,7 @@ func TestParseSpecRefuses(t *testing.T) {
 		"a script":            {[]byte("#!/bin/sh\nexec true\n"), "invalid character"},
 		"another file":        {[]byte("ELF\n{}"), "#! line"},
 		"another schema":      {set("schema", 2), "schema is 2"},
-		"unknown field":       {set("network", "host"), `unknown field "network"`},
+		"unknown field":       {set("networks", "host"), `unknown field "networks"`},
 		"wrong type":          {set("flags", "--unshare-all"), "cannot unmarshal"},
 		"no flags":            {set("flags", []string{}), "empty"},
 		"no seal":             {set("seal", nil), "empty"},

@@ -16,10 +16,12 @@ import (
 // firstExtra is the first descriptor after the standard ones.
 const firstExtra = 3
 
-// Start replaces this process by the sandbox. It returns only if that fails.
-func (s *Spec) Start(project Project) error {
+// Start replaces this process by the sandbox. It returns only if that fails. events
+// is the descriptor to which the proxy of the network writes what it refuses, or
+// [NoEvents].
+func (s *Spec) Start(project Project, events int) error {
 	parent := unix.Getppid()
-	if err := closeOnExec(); err != nil {
+	if err := closeOnExec(firstExtra + s.Descriptors); err != nil {
 		return err
 	}
 	// Keyrings and mounts belong to a thread, and only the thread that calls
@@ -41,7 +43,17 @@ func (s *Spec) Start(project Project) error {
 	if err != nil {
 		return err
 	}
-	yieldToHost()
+	if err := s.checkProxy(); err != nil {
+		return err
+	}
+	var step []string
+	if s.Network != nil {
+		// Root starts it as root, so that it becomes a user of its own.
+		if step, err = s.Network.start(events); err != nil {
+			return err
+		}
+	}
+	s.yieldToHost()
 	project, err = dropRoot(project)
 	if err != nil {
 		return err
@@ -70,6 +82,7 @@ func (s *Spec) Start(project Project) error {
 	args := append([]string{
 		s.Bubblewrap, "--args", strconv.Itoa(flags), "--seccomp", strconv.Itoa(filter), "--",
 	}, s.command(project)...)
+	args = append(step, args...)
 	if outer != nil {
 		flags, err := memfile("outer flags", terminated(outer))
 		if err != nil {
@@ -115,16 +128,22 @@ func newKeyring() error {
 // the sandbox needs none, and those of the sandbox. In the outer namespace, what
 // the sandbox sees of the host lies in numbered folders.
 func (s *Spec) plan(project Project) (outer, inside []string) {
-	show := func(from string) string { return from }
-	if project.Overlay {
-		outer = slices.Clone(s.Overlay.Flags)
-		shown := 0
-		show = func(from string) string {
-			to := s.Overlay.Room + "/" + strconv.Itoa(shown)
-			shown++
-			outer = append(outer, "--ro-bind", from, to)
-			return to
+	var room string
+	switch {
+	case project.Overlay:
+		outer, room = slices.Clone(s.Overlay.Flags), s.Overlay.Room
+	case s.Network != nil:
+		outer, room = slices.Clone(s.Network.Flags), s.Network.Room
+	}
+	shown := 0
+	show := func(from string) string {
+		if outer == nil {
+			return from
 		}
+		to := room + "/" + strconv.Itoa(shown)
+		shown++
+		outer = append(outer, "--ro-bind", from, to)
+		return to
 	}
 	inside = slices.Concat(s.Flags, s.masks())
 	for _, bind := range s.Binds {
@@ -136,7 +155,7 @@ func (s *Spec) plan(project Project) (outer, inside []string) {
 			"--overlay-src", show(project.Dir),
 			"--overlay", s.Overlay.Upper, s.Overlay.Work, project.Mount)
 	case project.Dir != "":
-		inside = append(inside, "--ro-bind", project.Dir, project.Mount)
+		inside = append(inside, "--ro-bind", show(project.Dir), project.Mount)
 	}
 	return outer, append(inside, s.Seal...)
 }
@@ -180,10 +199,9 @@ func memfile(name string, contents []byte) (int, error) {
 	return fd, nil
 }
 
-// closeOnExec keeps every descriptor of the caller but the standard ones out of
-// the sandbox.
-func closeOnExec() error {
-	err := unix.CloseRange(firstExtra, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
+// closeOnExec keeps the descriptors of the caller from first on out of the sandbox.
+func closeOnExec(first int) error {
+	err := unix.CloseRange(uint(first), math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	if err == nil {
 		return nil
 	}
@@ -193,7 +211,7 @@ func closeOnExec() error {
 		return fmt.Errorf("list the open descriptors: %w", err)
 	}
 	for _, entry := range entries {
-		if fd, err := strconv.Atoi(entry.Name()); err == nil && fd >= firstExtra {
+		if fd, err := strconv.Atoi(entry.Name()); err == nil && fd >= first {
 			unix.CloseOnExec(fd)
 		}
 	}

@@ -20,6 +20,11 @@ let
     ${lib.getExe programs.seccomp} ${hostPlatform.parsed.cpu.name} > $out
   '';
 
+  # Of the proxy, which is a program that is known, those that are allowed.
+  proxyFilter = pkgs.runCommandLocal "sandbox-network-system-calls" { } ''
+    ${lib.getExe programs.seccomp} ${hostPlatform.parsed.cpu.name} proxy > $out
+  '';
+
   bubblewrap = lib.getExe' pkgs.bubblewrap "bwrap";
   launcher = lib.getExe programs.jail;
 
@@ -48,6 +53,89 @@ let
   overlayWants = "0.11.0";
   overlays = lib.versionAtLeast (pkgs.bubblewrap.version or "0") overlayWants;
 
+  # What a sandbox with a network needs beside its flags: the description of its proxy,
+  # which is a jail too, and the ports.
+  networkOf =
+    given:
+    let
+      # What the proxy reads (network/policy).
+      policy = pkgs.writeText "sandbox-network-policy" (
+        builtins.toJSON (
+          removeAttrs given [ "mode" ]
+          // {
+            schema = 1;
+            upstream = null;
+          }
+        )
+      );
+      portOf = entry: builtins.match "[^:]*:([0-9]+)" entry;
+      show = from: to: {
+        inherit to;
+        from = "${from}";
+      };
+      description = {
+        schema = 1;
+        inherit bubblewrap;
+        seccomp = "${proxyFilter}";
+        # The host's network, and none of its files but those of the resolver.
+        flags = [
+          "--unshare-user"
+          "--unshare-ipc"
+          "--unshare-pid"
+          "--unshare-uts"
+          "--unshare-cgroup"
+          "--disable-userns"
+          "--cap-drop"
+          "ALL"
+          "--uid"
+          (toString user.uid)
+          "--gid"
+          (toString user.gid)
+          "--hostname"
+          "sandbox"
+          "--die-with-parent"
+          "--as-pid-1"
+          "--clearenv"
+        ];
+        binds = [
+          (show (lib.getExe programs.network) "/nix-sandbox-net")
+          (show policy "/policy.json")
+          (show (import ../lib/certificates.nix { inherit pkgs; }) "/etc/ssl/certs/ca-certificates.crt")
+          (show "/etc/resolv.conf" "/etc/resolv.conf")
+          (show "/etc/hosts" "/etc/hosts")
+        ];
+        seal = [
+          "--remount-ro"
+          "/"
+        ];
+        project_mount = "/project";
+        reserved = import ../lib/reserved.nix;
+        masks = [ ];
+        variables = "";
+        overlay = null;
+        no_overlay = "it is the proxy of a network";
+        # The sandbox's sockets, the pipe for events, and the process with which the
+        # proxy ends.
+        descriptors = 3;
+        # Of one control group, the kernel ends the code first.
+        oom_score = 900;
+        command = [
+          "/nix-sandbox-net"
+          "--policy"
+          "/policy.json"
+        ];
+      };
+    in
+    {
+      proxy = "${pkgs.writeText "sandbox-network-proxy" "#!${launcher}\n${builtins.toJSON description}\n"}";
+      ports = lib.unique (
+        given.ports
+        ++ map (entry: builtins.fromJSON (lib.head (portOf entry))) (
+          lib.filter (entry: portOf entry != null) given.domains
+        )
+      );
+    };
+
   make =
     {
       options,
@@ -66,7 +154,11 @@ let
         workspace_mb
         ;
 
-      rootfs = rootfsOf { inherit hostname; };
+      isNetworked = options.network != "none";
+
+      rootfs = rootfsOf (
+        { inherit hostname; } // lib.optionalAttrs isNetworked { network = true; }
+      );
 
       binds = lib.mapAttrsToList (to: from: {
         inherit to;
@@ -108,7 +200,10 @@ let
           "--unshare-user"
           "--unshare-ipc"
           "--unshare-pid"
-          "--unshare-net"
+        ]
+        # The outer namespace has the network's.
+        ++ lib.optional (!isNetworked) "--unshare-net"
+        ++ [
           "--unshare-uts"
           "--unshare-cgroup"
           "--disable-userns"
@@ -176,54 +271,77 @@ let
           "/workspace"
         ];
 
-      # The outer namespace of a sandbox whose project is an overlay: see
-      # jail/spec.go. The second bubblewrap needs /proc, /dev and /tmp in it, and
-      # the store, where its own libraries are.
+      # The outer namespace of a sandbox whose project is an overlay, or which has a
+      # network: see jail/spec.go. The second bubblewrap needs /proc, /dev and /tmp in
+      # it, and the store, where its own libraries are.
+      outer = [
+        "--unshare-user"
+        "--cap-drop"
+        "ALL"
+        # The inner namespace cannot map the user to root's own number.
+        "--uid"
+        (toString user.uid)
+        "--gid"
+        (toString user.gid)
+        # A bubblewrap that is killed while it starts leaves a child that waits
+        # for it for ever. The inner one's child ends with the outer PID
+        # namespace.
+        "--die-with-parent"
+        "--unshare-pid"
+        "--as-pid-1"
+        "--dev-bind"
+        "/dev"
+        "/dev"
+        # The inner bubblewrap finds its child by this namespace's /proc.
+        "--proc"
+        "/proc"
+        "--ro-bind"
+        builtins.storeDir
+        builtins.storeDir
+        "--dir"
+        "/tmp"
+      ]
+      # The launcher adds a route and listens at ports below 1024, and then gives up
+      # both capabilities.
+      ++ lib.optionals isNetworked [
+        "--unshare-net"
+        "--cap-add"
+        "CAP_NET_ADMIN"
+        "--cap-add"
+        "CAP_NET_BIND_SERVICE"
+      ];
+
+      room = "/room";
+
       overlay = {
-        room = "/room";
+        inherit room;
         upper = "/layer/upper";
         work = "/layer/work";
         option = "--layer";
-        flags = [
-          "--unshare-user"
-          "--cap-drop"
-          "ALL"
-          # The inner namespace cannot map the user to root's own number.
-          "--uid"
-          (toString user.uid)
-          "--gid"
-          (toString user.gid)
-          # A bubblewrap that is killed while it starts leaves a child that waits
-          # for it for ever. The inner one's child ends with the outer PID
-          # namespace.
-          "--die-with-parent"
-          "--unshare-pid"
-          "--as-pid-1"
-          "--dev-bind"
-          "/dev"
-          "/dev"
-          # The inner bubblewrap finds its child by this namespace's /proc.
-          "--proc"
-          "/proc"
-          "--ro-bind"
-          builtins.storeDir
-          builtins.storeDir
-          "--dir"
-          "/tmp"
-        ]
-        ++ tmpfs "0755" workspace_mb "/layer"
-        ++ [
-          "--dir"
-          "/layer/upper"
-          "--dir"
-          "/layer/work"
-        ];
+        flags =
+          outer
+          ++ tmpfs "0755" workspace_mb "/layer"
+          ++ [
+            "--dir"
+            "/layer/upper"
+            "--dir"
+            "/layer/work"
+          ];
       };
+
+      network = {
+        inherit room;
+        flags = outer;
+        inherit (isolatedNetwork) proxy ports;
+      };
+
+      isolatedNetwork = networkOf options.network;
 
       describe =
         verb:
         "#!${launcher}\n"
-        + builtins.toJSON {
+        + builtins.toJSON (
+          {
           schema = 1;
           inherit bubblewrap flags;
           seccomp = "${filter}";
@@ -255,6 +373,8 @@ let
           ++ lib.optional pipe "--pipe"
           ++ command;
         }
+        // lib.optionalAttrs isNetworked { inherit network; }
+      )
         + "\n";
     in
     {
@@ -265,7 +385,7 @@ let
         check = describe "serve";
       };
       contents = tree;
-      needs = builtins.hashString "sha256" "${launcher} ${bubblewrap}";
+      needs = builtins.hashString "sha256" "${launcher} ${bubblewrap}${lib.optionalString isNetworked " network"}";
       closure = builtins.unsafeDiscardStringContext (lib.substring 0 32 (baseNameOf tree.outPath));
     };
 in

@@ -129,6 +129,13 @@ let
           LANG = "C.UTF-8";
           USER = "sandbox";
         }
+        # Nix's programs read the second one, and most others the first. The shell of
+        # a build has both with paths at which there is no file.
+        // lib.optionalAttrs (given.network != "none") (
+          lib.genAttrs [ "NIX_SSL_CERT_FILE" "SSL_CERT_FILE" ] (
+            _: import ./certificates.nix { inherit pkgs; }
+          )
+        )
         // given.env;
 
       # A shell expression for where the programs are.

@@ -1,6 +1,6 @@
 # The Go programs: agent (inside each sandbox), jail (starts one), seccomp
-# (writes the filter that the jail is started with), runtime (the MCP server),
-# demo (a client that shows it) and escapeTest (tries to get out of a sandbox).
+# (writes the filter that the jail is started with), network (a sandbox's proxy),
+# runtime (the MCP server), demo (a client that shows it) and escapeTest (tries to get out of a sandbox).
 #
 # They are compiled in two halves, what a sandbox holds and what stands outside,
 # each from only its own sources: a change to the runtime builds no sandbox
@@ -109,6 +109,7 @@ let
     folders = [
       "agent"
       "jail"
+      "network/handover"
     ];
     packages = [
       "agent/cmd/nix-sandbox-agent"
@@ -123,6 +124,8 @@ let
       "agent/bounded"
       "agent/frame"
       "jail"
+      "network/event"
+      "network/handover"
       "runtime"
       "tests/demo"
       "tests/mcpclient"
@@ -131,6 +134,16 @@ let
       "runtime/cmd/nix-sandbox-mcp"
       "tests/demo"
     ];
+  };
+
+  # Apart, because only sandboxes with a network have it.
+  network = compile {
+    pname = "nix-sandbox-mcp-network";
+    folders = [
+      "agent/bounded"
+      "network"
+    ];
+    packages = [ "network/cmd/nix-sandbox-net" ];
   };
 
   attacks = compile {
@@ -168,6 +181,7 @@ in
 
   agent = program inside "nix-sandbox-agent" "Runs code inside a sandbox, as its first process";
   jail = program inside "nix-sandbox-jail" "Starts one sandbox from its generated description";
+  network = program network "nix-sandbox-net" "Connects one sandbox to the hosts that its policy names";
   seccomp = program inside "nix-sandbox-seccomp" "Writes the system call filter of a jail";
   runtime = program outside "nix-sandbox-mcp" "Serves sandboxes over the Model Context Protocol";
   demo = program outside "demo" "Talks to a built server as an MCP client does";

@@ -1,12 +1,20 @@
 # The files that programs expect outside of /nix/store: /bin/sh, /usr/bin/env,
 # and an /etc with one user and the name of the host. They are one store path;
 # the sandbox's /bin, /usr and /etc are links into it, which cost no mount.
+#
+# A sandbox with a network has a resolver, at every address, and finds public
+# certificates where Debian, Fedora and NixOS have them.
 { pkgs }:
-{ hostname }:
+{
+  hostname,
+  network ? false,
+}:
 let
+  inherit (pkgs) lib;
   inherit (import ./user.nix) name uid gid;
 in
-pkgs.runCommandLocal "sandbox-base" { } ''
+pkgs.runCommandLocal "sandbox-base" { } (
+  ''
   mkdir -p $out/bin $out/usr/bin $out/etc
   ln -s ${pkgs.bash}/bin/bash $out/bin/sh
   ln -s ${pkgs.coreutils}/bin/env $out/usr/bin/env
@@ -15,3 +23,12 @@ pkgs.runCommandLocal "sandbox-base" { } ''
   printf '127.0.0.1 localhost ${hostname}\n::1 localhost\n' > $out/etc/hosts
   printf 'passwd: files\ngroup: files\nhosts: files\n' > $out/etc/nsswitch.conf
 ''
+  + lib.optionalString network ''
+    printf 'passwd: files\ngroup: files\nhosts: files dns\n' > $out/etc/nsswitch.conf
+    printf 'nameserver 127.0.0.1\n' > $out/etc/resolv.conf
+    mkdir -p $out/etc/ssl/certs $out/etc/pki/tls/certs
+    for name in ssl/certs/ca-certificates.crt ssl/certs/ca-bundle.crt pki/tls/certs/ca-bundle.crt; do
+      ln -s ${import ./certificates.nix { inherit pkgs; }} $out/etc/$name
+    done
+  ''
+)

@@ -287,7 +287,7 @@ rec {
         );
       portsOf = v: lib.unique (lib.filter (p: p != null) (map (entry: (hostAndPort entry).port) v));
       most = 1000;
-      mostPorts = 64;
+      mostPorts = 32;
       explainEntry =
         v:
         let
@@ -380,13 +380,13 @@ rec {
       else if isList v && v != [ ] then
         {
           why = " of ${toString (lib.length v)}";
-          write = "at most 64 ports";
+          write = "at most 32 ports";
         }
       else
         lib.optionalAttrs (v == [ ]) { why = " without ports"; };
   }
   // {
-    accepts = v: isList v && v != [ ] && lib.length v <= 64 && all isPort v;
+    accepts = v: isList v && v != [ ] && lib.length v <= 32 && all isPort v;
   };
 
   # Networks that are not public, such as "10.1.0.0/16".

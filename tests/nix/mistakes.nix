@@ -228,16 +228,16 @@ let
       sentence = "mkSandbox data: network.ports is a list without ports: write ports from 1 to 65535, such as [443, 80]";
     };
     "too many ports" = {
-      read = network { ports = lib.range 1000 1064; };
-      sentence = "mkSandbox data: network.ports is a list of 65: write at most 64 ports";
+      read = network { ports = lib.range 1000 1032; };
+      sentence = "mkSandbox data: network.ports is a list of 33: write at most 32 ports";
     };
     "too many domains" = {
       read = network { domains = map (n: "h${toString n}.example") (lib.range 0 1000); };
       sentence = "mkSandbox data: network.domains is a list of 1001: write at most 1000 names, and \"*.files.example\" for all names below files.example";
     };
     "too many ports after names" = {
-      read = network { domains = map (n: "files.example:${toString n}") (lib.range 1000 1064); };
-      sentence = "mkSandbox data: network.domains is a list with 65 different ports: write at most 64 different ports after names";
+      read = network { domains = map (n: "files.example:${toString n}") (lib.range 1000 1032); };
+      sentence = "mkSandbox data: network.domains is a list with 33 different ports: write at most 32 different ports after names";
     };
     "connections without a limit" = {
       read = network { connections = 0; };

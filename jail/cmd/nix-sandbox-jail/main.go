@@ -43,6 +43,8 @@ func run(args []string) error {
 	case len(args) == 1 && args[0] == jail.Hold:
 		_, err := io.Copy(io.Discard, os.Stdin)
 		return err
+	case len(args) > 0 && args[0] == jail.NetworkStep:
+		return jail.RunNetworkStep(args[1:])
 	case len(args) == 1 && args[0] == "--version":
 		_, err := os.Stdout.WriteString("nix-sandbox-jail " + version + "\n")
 		return err
@@ -68,5 +70,11 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	return spec.Start(project)
+	events := jail.NoEvents
+	if spec.Network != nil {
+		if events, err = jail.Events(os.Getenv(jail.EventsVariable)); err != nil {
+			return err
+		}
+	}
+	return spec.Start(project, events)
 }

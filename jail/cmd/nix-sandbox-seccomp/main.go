@@ -1,6 +1,7 @@
 // The command nix-sandbox-seccomp writes the system call filter of an
-// architecture to standard output, as bubblewrap's --seccomp reads it. It
-// runs while a sandbox is built.
+// architecture to standard output, as bubblewrap's --seccomp reads it: that of
+// sandboxes, or with a second argument "proxy" that of the proxy of their
+// networks. It runs while a sandbox is built.
 package main
 
 import (
@@ -18,14 +19,18 @@ func main() {
 }
 
 func run(args []string) error {
+	compile := seccomp.Compile
+	if len(args) == 2 && args[1] == "proxy" {
+		compile, args = seccomp.CompileProxy, args[:1]
+	}
 	if len(args) != 1 {
-		return fmt.Errorf("%d arguments were given, want an architecture: x86_64 or aarch64", len(args))
+		return fmt.Errorf("%q was given, want an architecture, x86_64 or aarch64, and perhaps the word proxy", args)
 	}
 	for _, arch := range seccomp.Archs {
 		if arch.Name != args[0] {
 			continue
 		}
-		filter, err := seccomp.Compile(arch)
+		filter, err := compile(arch)
 		if err != nil {
 			return err
 		}

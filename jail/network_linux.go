@@ -1,0 +1,363 @@
+package jail
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/handover"
+)
+
+const (
+	// NetworkStep is the argument with which the launcher, in the outer namespace,
+	// makes the network and then starts the sandbox. It is followed by the descriptor
+	// of the socket to the proxy, the TCP ports with commas between them, and the
+	// command line of the second bubblewrap.
+	NetworkStep = "--network"
+	// NoEvents says that nobody reads what the proxy writes about its connections.
+	NoEvents = -1
+	// EventsVariable names the descriptor to which the proxy writes its events.
+	EventsVariable = "NIX_SANDBOX_NETWORK_EVENTS"
+)
+
+// portDNS is the port of the sandbox's resolver, which is the proxy too.
+const portDNS = 53
+
+// backlog is how many connections to a port wait until the proxy accepts them. It
+// also starts while they wait.
+const backlog = 128
+
+// networkTimeout bounds each message to the proxy and each answer of the kernel.
+const networkTimeout = 10 * time.Second
+
+// The proxy's descriptors.
+const (
+	proxyHandover = firstExtra + iota // the socket over which it gets its listening sockets
+	proxyEvents                       // the pipe for its events; closed where nobody reads them
+	proxyParent                       // a pidfd(2) of the process with which it ends
+	proxyEnd
+)
+
+// Events returns the descriptor that the value of [EventsVariable] names, or
+// [NoEvents] where it is empty.
+func Events(value string) (int, error) {
+	if value == "" {
+		return NoEvents, nil
+	}
+	fd, err := strconv.Atoi(value)
+	if err == nil && fd >= firstExtra {
+		var flags int
+		if flags, err = unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0); err == nil && flags&unix.O_ACCMODE != unix.O_RDONLY {
+			return fd, nil
+		}
+	}
+	return 0, &Refusal{
+		Problem: fmt.Sprintf("%s is %q, which is not the number of a descriptor that can be written to", EventsVariable, value),
+		Hint:    "leave it unset: refusals are then written to standard error",
+	}
+}
+
+// checkProxy reads the description of the proxy, so that what is missing is an error
+// before anything has started.
+func (s *Spec) checkProxy() error {
+	if s.Network == nil {
+		return nil
+	}
+	proxy, err := ReadSpec(s.Network.Proxy)
+	if errors.Is(err, fs.ErrNotExist) {
+		return &Refusal{
+			Problem: fmt.Sprintf("the network's proxy %s does not exist", s.Network.Proxy),
+			Hint:    "build the sandbox again, so that its parts are in the store",
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if proxy.Network != nil || proxy.Descriptors != proxyEnd-firstExtra {
+		return &Refusal{
+			Problem: fmt.Sprintf("%s does not describe a network's proxy", s.Network.Proxy),
+			Hint:    "build the sandbox again with mkSandbox",
+		}
+	}
+	if err := unix.Access(proxy.Seccomp, unix.R_OK); err != nil {
+		return &Refusal{
+			Problem: fmt.Sprintf("open the system call filter %s of the network's proxy: %v", proxy.Seccomp, err),
+			Hint:    "build the sandbox again, so that its parts are in the store",
+		}
+	}
+	return proxy.checkBinds()
+}
+
+// start starts the jail of the network's proxy with this program, and returns the
+// words that begin the command line in the outer namespace. They name a socket that
+// stays open across execve, over which the proxy gets its listening sockets. Nobody
+// waits for the proxy: connections wait for it in the queues of the sockets.
+//
+// The proxy is in this process's group. It ends with this process, which becomes
+// bubblewrap: where both have one user, by the signal of the parent's end, and
+// otherwise by the descriptor of this process, because the kernel checks whether the
+// one may send a signal to the other.
+func (n *Network) start(events int) ([]string, error) {
+	fail := func(what string, err error) ([]string, error) {
+		return nil, fmt.Errorf("start the network's proxy: %s: %w", what, err)
+	}
+	launcher, err := os.Executable()
+	if err != nil {
+		return fail("find the launcher", err)
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fail("make a socket", err)
+	}
+	this, err := unix.PidfdOpen(os.Getpid(), 0)
+	if err != nil {
+		return fail("open this process (pidfd_open)", err)
+	}
+	proxy := exec.Command(launcher, n.Proxy)
+	proxy.Env = []string{}
+	proxy.Stderr = os.Stderr
+	proxy.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	files := make([]*os.File, proxyEnd-firstExtra)
+	files[proxyHandover-firstExtra] = os.NewFile(uintptr(pair[1]), "handover")
+	files[proxyParent-firstExtra] = os.NewFile(uintptr(this), "parent")
+	if events != NoEvents {
+		// Not os.NewFile, whose finalizer would close the caller's descriptor.
+		own, err := unix.FcntlInt(uintptr(events), unix.F_DUPFD_CLOEXEC, firstExtra)
+		if err != nil {
+			return fail("pass on the events' descriptor", err)
+		}
+		files[proxyEvents-firstExtra] = os.NewFile(uintptr(own), "events")
+	}
+	proxy.ExtraFiles = files
+	if err := proxy.Start(); err != nil {
+		return fail("run "+n.Proxy, err)
+	}
+	for _, file := range files {
+		if file != nil {
+			file.Close()
+		}
+	}
+	timeout := unix.NsecToTimeval(networkTimeout.Nanoseconds())
+	if err := unix.SetsockoptTimeval(pair[0], unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout); err != nil {
+		return fail("bound the socket's waits", err)
+	}
+	if _, err := unix.FcntlInt(uintptr(pair[0]), unix.F_SETFD, 0); err != nil {
+		return fail("keep the socket open", err)
+	}
+	ports := make([]string, len(n.Ports))
+	for i, port := range n.Ports {
+		ports[i] = strconv.Itoa(port)
+	}
+	return []string{launcher, NetworkStep, strconv.Itoa(pair[0]), strings.Join(ports, ",")}, nil
+}
+
+// RunNetworkStep runs what follows [NetworkStep] in the arguments. It returns only if
+// that fails, and then no sandbox has started.
+func RunNetworkStep(args []string) error {
+	if len(args) < 3 {
+		return fmt.Errorf("%s is for the launcher itself", NetworkStep)
+	}
+	proxy, err := strconv.Atoi(args[0])
+	if err != nil {
+		return fmt.Errorf("%s: the descriptor: %w", NetworkStep, err)
+	}
+	var ports []int
+	for word := range strings.SplitSeq(args[1], ",") {
+		port, err := strconv.ParseUint(word, 10, 16)
+		if err != nil {
+			return fmt.Errorf("%s: the ports: %w", NetworkStep, err)
+		}
+		ports = append(ports, int(port))
+	}
+	// Capabilities belong to a thread, and only the thread that calls execve stays.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	unix.CloseOnExec(proxy)
+	if err := makeNetwork(proxy, ports); err != nil {
+		return err
+	}
+	if err := unix.Close(proxy); err != nil {
+		return fmt.Errorf("close the socket to the network's proxy: %w", err)
+	}
+	if err := dropCapabilities(); err != nil {
+		return err
+	}
+	if err := unix.Exec(args[2], args[2:], nil); err != nil {
+		return fmt.Errorf("start %s: %w", args[2], err)
+	}
+	return nil
+}
+
+// makeNetwork makes every address local, and hands the listening sockets of the
+// resolver and of the ports to the proxy.
+func makeNetwork(proxy int, ports []int) error {
+	if err := makeAddressesLocal(); err != nil {
+		return networkRefused(err)
+	}
+	lookups, err := bound(unix.SOCK_DGRAM, portDNS)
+	if err != nil {
+		return networkRefused(err)
+	}
+	// The proxy answers from the address that was asked.
+	if err := unix.SetsockoptInt(lookups, unix.IPPROTO_IP, unix.IP_PKTINFO, 1); err != nil {
+		return fmt.Errorf("make the sandbox's network: set IP_PKTINFO: %w", err)
+	}
+	if err := giveSocket(proxy, lookups, handover.Socket{Protocol: handover.UDP, Port: portDNS}); err != nil {
+		return err
+	}
+	for _, port := range append([]int{portDNS}, ports...) {
+		listener, err := bound(unix.SOCK_STREAM, port)
+		if err != nil {
+			return networkRefused(err)
+		}
+		if err := unix.Listen(listener, backlog); err != nil {
+			return fmt.Errorf("make the sandbox's network: listen at port %d: %w", port, err)
+		}
+		if err := giveSocket(proxy, listener, handover.Socket{Protocol: handover.TCP, Port: uint16(port)}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// networkRefused returns the sentence for what the kernel refuses.
+func networkRefused(err error) error {
+	if !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES) {
+		return fmt.Errorf("make the sandbox's network: %w", err)
+	}
+	text, readErr := os.ReadFile("/proc/self/attr/current")
+	profile, _, _ := strings.Cut(strings.TrimRight(string(text), "\x00\n"), " (")
+	if readErr == nil && profile != "" && profile != "unconfined" {
+		return &Refusal{
+			Problem: fmt.Sprintf("AppArmor's profile %q takes the capabilities from what bubblewrap starts, and a sandbox's network is made with two of them (%v)", profile, err),
+			Hint:    "an administrator gives this bubblewrap a profile with flags=(unconfined) and the rule \"userns,\", or set network = \"none\" for this environment",
+		}
+	}
+	return &Refusal{
+		Problem: fmt.Sprintf("this system gives a new user namespace no power over its own network (%v)", err),
+		Hint:    "a container needs user namespaces of its own: start it with --security-opt seccomp=unconfined --security-opt apparmor=unconfined; or set network = \"none\" for this environment",
+	}
+}
+
+// makeAddressesLocal makes every address the network namespace's own: what is sent
+// to any of them comes to a socket in the namespace, or to nobody.
+func makeAddressesLocal() error {
+	socket, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("open a socket for routes: %w", err)
+	}
+	defer unix.Close(socket)
+	timeout := unix.NsecToTimeval(networkTimeout.Nanoseconds())
+	if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
+		return fmt.Errorf("bound the waits for routes: %w", err)
+	}
+	if err := addLocalRoute(socket, unix.AF_INET); err != nil {
+		return fmt.Errorf("make all addresses local: %w", err)
+	}
+	// Without IPv6 in the kernel, none of its addresses is in reach either.
+	_ = addLocalRoute(socket, unix.AF_INET6)
+	return nil
+}
+
+// addLocalRoute does what "ip route add local default dev lo" does for a family of
+// addresses. See rtnetlink(7).
+func addLocalRoute(socket int, family uint8) error {
+	const loopback = 1 // the index of lo in every network namespace
+	request := struct {
+		Header    unix.NlMsghdr
+		Route     unix.RtMsg
+		Attribute unix.RtAttr
+		Interface uint32
+	}{
+		Header: unix.NlMsghdr{
+			Type:  unix.RTM_NEWROUTE,
+			Flags: unix.NLM_F_REQUEST | unix.NLM_F_ACK | unix.NLM_F_CREATE,
+		},
+		Route: unix.RtMsg{
+			Family:   family,
+			Table:    unix.RT_TABLE_LOCAL,
+			Protocol: unix.RTPROT_BOOT,
+			Scope:    unix.RT_SCOPE_HOST,
+			Type:     unix.RTN_LOCAL,
+		},
+		Attribute: unix.RtAttr{Len: unix.SizeofRtAttr + 4, Type: unix.RTA_OIF},
+		Interface: loopback,
+	}
+	request.Header.Len = uint32(binary.Size(request))
+	message, err := binary.Append(nil, binary.NativeEndian, request)
+	if err != nil {
+		return err
+	}
+	if err := unix.Sendto(socket, message, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return err
+	}
+	var answer struct {
+		Header unix.NlMsghdr
+		Error  int32
+	}
+	reply := make([]byte, unix.Getpagesize())
+	n, _, err := unix.Recvfrom(socket, reply, 0)
+	if err != nil {
+		return err
+	}
+	if _, err := binary.Decode(reply[:n], binary.NativeEndian, &answer); err != nil {
+		return err
+	}
+	if answer.Header.Type != unix.NLMSG_ERROR {
+		return fmt.Errorf("the kernel answers with a message of type %d", answer.Header.Type)
+	}
+	if answer.Error != 0 {
+		return unix.Errno(-answer.Error)
+	}
+	return nil
+}
+
+// bound returns a socket that is bound to a port of every IPv4 address.
+func bound(kind, port int) (int, error) {
+	socket, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("open a socket for port %d: %w", port, err)
+	}
+	if err := unix.Bind(socket, &unix.SockaddrInet4{Port: port}); err != nil {
+		return 0, fmt.Errorf("bind port %d: %w", port, err)
+	}
+	return socket, nil
+}
+
+// giveSocket sends a socket to the proxy, and closes it here.
+func giveSocket(proxy, socket int, what handover.Socket) error {
+	defer unix.Close(socket)
+	if err := handover.Send(proxy, what, socket); err != nil {
+		return &Refusal{
+			Problem: fmt.Sprintf("the proxy of the sandbox's network does not take its sockets: %v", err),
+			Hint:    "what it wrote stands above this; bin/check of the sandbox says what it needs of this machine",
+		}
+	}
+	return nil
+}
+
+// dropCapabilities gives up every capability of this thread, now and for what it
+// executes. Bubblewrap has emptied the bounding set but for two capabilities;
+// without CAP_SETPCAP they stay in it, where no program can take them from: no_new_privs
+// is set.
+func dropCapabilities() error {
+	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
+		return fmt.Errorf("give up the ambient capabilities: %w", err)
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var none [2]unix.CapUserData
+	if err := unix.Capset(&header, &none[0]); err != nil {
+		return fmt.Errorf("give up the capabilities: %w", err)
+	}
+	return nil
+}
