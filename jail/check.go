@@ -40,6 +40,9 @@ func (s *Spec) CheckMachine(ctx context.Context) []Finding {
 	if findings[0].OK {
 		findings = append(findings, s.namespaces(ctx))
 	}
+	if s.Network != nil && findings[len(findings)-1].OK {
+		findings = append(findings, s.network(ctx))
+	}
 	return append(findings, filters(statusFile), s.overlays(fileSystemsFile))
 }
 
@@ -71,6 +74,20 @@ func (s *Spec) notStarted(why string) *Refusal {
 func (s *Spec) namespaces(ctx context.Context) Finding {
 	f := Finding{Name: "user namespaces", Needed: true, OK: true, Found: "allowed"}
 	if err := Check(ctx, s.Bubblewrap); err != nil {
+		f.OK, f.Found, f.Fix = false, err.Error(), HintOf(err)
+	}
+	return f
+}
+
+// network tries what the start of a sandbox with a network does, but for the proxy
+// and the sandbox.
+func (s *Spec) network(ctx context.Context) Finding {
+	f := Finding{Name: "network", Needed: true, OK: true, Found: "sandboxes can have a network of named hosts"}
+	err := s.checkProxy()
+	if err == nil {
+		err = s.Network.try(ctx, s.Bubblewrap)
+	}
+	if err != nil {
 		f.OK, f.Found, f.Fix = false, err.Error(), HintOf(err)
 	}
 	return f

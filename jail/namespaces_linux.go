@@ -96,26 +96,34 @@ const maxOutput = 300
 // namespacesWork tries the smallest jail, as a user where that is not 0, and
 // returns bubblewrap's output if it fails. It prints nothing.
 func namespacesWork(ctx context.Context, bubblewrap string, user int) (output string, works bool) {
+	output, works = try(ctx, user, nil, bubblewrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--", bubblewrap, "--version")
+	return bounded.Head(strings.Join(strings.Fields(output), " "), maxOutput), works
+}
+
+// try runs a program for at most [trialTimeout], as a user where that is not 0, with
+// files as its descriptors after the standard ones. If it fails, it returns the
+// output, which is never empty then.
+func try(ctx context.Context, user int, files []*os.File, program string, args ...string) (output string, works bool) {
 	ctx, stop := context.WithTimeout(ctx, trialTimeout)
 	defer stop()
-	try := exec.CommandContext(ctx, bubblewrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--", bubblewrap, "--version")
-	try.Env = []string{}
-	try.Dir = "/"
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Env = []string{}
+	cmd.Dir = "/"
+	cmd.ExtraFiles = files
 	// The whole group is killed at the timeout. Bubblewrap's child first waits
 	// for its parent, and only then asks to end with it: left alone, it would
 	// wait for good and keep the output open.
-	try.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	try.Cancel = func() error { return unix.Kill(-try.Process.Pid, unix.SIGKILL) }
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	if user != 0 {
-		try.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}
 	}
-	out, err := try.CombinedOutput()
+	out, err := cmd.CombinedOutput()
 	if err == nil {
 		return "", true
 	}
-	output = strings.Join(strings.Fields(string(out)), " ")
-	if output == "" {
-		output = err.Error()
+	if len(out) == 0 {
+		return err.Error(), false
 	}
-	return bounded.Head(output, maxOutput), false
+	return string(out), false
 }

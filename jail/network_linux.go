@@ -1,13 +1,17 @@
 package jail
 
 import (
+	"cmp"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -15,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/handover"
 )
 
@@ -154,11 +159,77 @@ func (n *Network) start(events int) ([]string, error) {
 	if _, err := unix.FcntlInt(uintptr(pair[0]), unix.F_SETFD, 0); err != nil {
 		return fail("keep the socket open", err)
 	}
+	return []string{launcher, NetworkStep, strconv.Itoa(pair[0]), n.portList()}, nil
+}
+
+// portList is the list of ports as [RunNetworkStep] reads it.
+func (n *Network) portList() string {
 	ports := make([]string, len(n.Ports))
 	for i, port := range n.Ports {
 		ports[i] = strconv.Itoa(port)
 	}
-	return []string{launcher, NetworkStep, strconv.Itoa(pair[0]), strings.Join(ports, ",")}, nil
+	return strings.Join(ports, ",")
+}
+
+// try makes the network in an outer namespace with nothing in it, and returns the
+// refusal of a sandbox's start. Its sockets are closed with it.
+func (n *Network) try(ctx context.Context, bubblewrap string) error {
+	user, err := hostUser()
+	if err != nil {
+		return err
+	}
+	launcher, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find the launcher: %w", err)
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("make a socket: %w", err)
+	}
+	defer unix.Close(pair[0])
+	passed := os.NewFile(uintptr(pair[1]), "handover")
+	defer passed.Close()
+	args := append(slices.Clone(n.Flags), "--", launcher, NetworkStep, strconv.Itoa(firstExtra), n.portList(), bubblewrap, "--version")
+	output, works := try(ctx, user, []*os.File{passed}, bubblewrap, args...)
+	if works {
+		return nil
+	}
+	problem, hint := parseMessages(output)
+	return &Refusal{Problem: problem, Hint: cmp.Or(hint, networkHint)}
+}
+
+// messageError and messageHint begin the lines in which the launcher says why it
+// starts nothing, and what to do about it.
+const (
+	messageError = "nix-sandbox-jail: error: "
+	messageHint  = "nix-sandbox-jail: hint: "
+)
+
+// WriteError writes an error of this package as the launcher prints it.
+func WriteError(w io.Writer, err error) {
+	message := messageError + err.Error() + "\n"
+	if hint := HintOf(err); hint != "" {
+		message += messageHint + hint + "\n"
+	}
+	_, _ = io.WriteString(w, message) // there is nobody else to tell
+}
+
+// parseMessages returns the error and the hint that the launcher printed, or what
+// another program did.
+func parseMessages(output string) (problem, hint string) {
+	for line := range strings.Lines(output) {
+		line = strings.TrimSuffix(line, "\n")
+		if text, found := strings.CutPrefix(line, messageError); found {
+			problem = text
+		}
+		if text, found := strings.CutPrefix(line, messageHint); found {
+			hint = text
+		}
+	}
+	if problem == "" {
+		problem = "make an outer namespace: " + bounded.Head(strings.Join(strings.Fields(output), " "), maxOutput)
+	}
+	return problem, hint
 }
 
 // RunNetworkStep runs what follows [NetworkStep] in the arguments. It returns only if
@@ -184,7 +255,7 @@ func RunNetworkStep(args []string) error {
 	defer runtime.UnlockOSThread()
 	unix.CloseOnExec(proxy)
 	if err := makeNetwork(proxy, ports); err != nil {
-		return err
+		return networkRefused(args[2], appArmorProfile(), err)
 	}
 	if err := unix.Close(proxy); err != nil {
 		return fmt.Errorf("close the socket to the network's proxy: %w", err)
@@ -202,15 +273,15 @@ func RunNetworkStep(args []string) error {
 // resolver and of the ports to the proxy.
 func makeNetwork(proxy int, ports []int) error {
 	if err := makeAddressesLocal(); err != nil {
-		return networkRefused(err)
+		return err
 	}
 	lookups, err := bound(unix.SOCK_DGRAM, portDNS)
 	if err != nil {
-		return networkRefused(err)
+		return err
 	}
 	// The proxy answers from the address that was asked.
 	if err := unix.SetsockoptInt(lookups, unix.IPPROTO_IP, unix.IP_PKTINFO, 1); err != nil {
-		return fmt.Errorf("make the sandbox's network: set IP_PKTINFO: %w", err)
+		return fmt.Errorf("set IP_PKTINFO: %w", err)
 	}
 	if err := giveSocket(proxy, lookups, handover.Socket{Protocol: handover.UDP, Port: portDNS}); err != nil {
 		return err
@@ -218,10 +289,10 @@ func makeNetwork(proxy int, ports []int) error {
 	for _, port := range append([]int{portDNS}, ports...) {
 		listener, err := bound(unix.SOCK_STREAM, port)
 		if err != nil {
-			return networkRefused(err)
+			return err
 		}
 		if err := unix.Listen(listener, backlog); err != nil {
-			return fmt.Errorf("make the sandbox's network: listen at port %d: %w", port, err)
+			return fmt.Errorf("listen at port %d: %w", port, err)
 		}
 		if err := giveSocket(proxy, listener, handover.Socket{Protocol: handover.TCP, Port: uint16(port)}); err != nil {
 			return err
@@ -230,23 +301,38 @@ func makeNetwork(proxy int, ports []int) error {
 	return nil
 }
 
+// networkHint is what to do where no reason is known for which the kernel refuses to
+// make a network.
+const networkHint = "a container needs user namespaces of its own: start it with --security-opt seccomp=unconfined --security-opt apparmor=unconfined; or set network = \"none\" for this environment"
+
 // networkRefused returns the sentence for what the kernel refuses.
-func networkRefused(err error) error {
-	if !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES) {
+func networkRefused(bubblewrap, profile string, err error) error {
+	switch {
+	case !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES):
 		return fmt.Errorf("make the sandbox's network: %w", err)
-	}
-	text, readErr := os.ReadFile("/proc/self/attr/current")
-	profile, _, _ := strings.Cut(strings.TrimRight(string(text), "\x00\n"), " (")
-	if readErr == nil && profile != "" && profile != "unconfined" {
+	case profile == "" || profile == "unconfined":
 		return &Refusal{
-			Problem: fmt.Sprintf("AppArmor's profile %q takes the capabilities from what bubblewrap starts, and a sandbox's network is made with two of them (%v)", profile, err),
-			Hint:    "an administrator gives this bubblewrap a profile with flags=(unconfined) and the rule \"userns,\", or set network = \"none\" for this environment",
+			Problem: fmt.Sprintf("this system gives a new user namespace no power over its own network: %v", err),
+			Hint:    networkHint,
 		}
 	}
+	const file = "/etc/apparmor.d/nix-sandbox-bwrap"
 	return &Refusal{
-		Problem: fmt.Sprintf("this system gives a new user namespace no power over its own network (%v)", err),
-		Hint:    "a container needs user namespaces of its own: start it with --security-opt seccomp=unconfined --security-opt apparmor=unconfined; or set network = \"none\" for this environment",
+		Problem: fmt.Sprintf("AppArmor's profile %q takes the capabilities from what bubblewrap starts, and a sandbox's network is made with two of them: %v", profile, err),
+		Hint: fmt.Sprintf("an administrator allows it: write \"profile nix-sandbox-bwrap %s flags=(unconfined) { userns, }\" into %s and run apparmor_parser -r %s; or set network = \"none\" for this environment",
+			bubblewrap, file, file),
 	}
+}
+
+// appArmorProfile returns the profile that confines this process; empty where there
+// is none.
+func appArmorProfile() string {
+	text, err := os.ReadFile("/proc/self/attr/current")
+	if err != nil {
+		return ""
+	}
+	profile, _, _ := strings.Cut(strings.TrimRight(string(text), "\x00\n"), " (")
+	return profile
 }
 
 // makeAddressesLocal makes every address the network namespace's own: what is sent

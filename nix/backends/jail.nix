@@ -96,13 +96,19 @@ let
           "--die-with-parent"
           "--as-pid-1"
           "--clearenv"
+        ]
+        ++ lib.concatMap (file: [
+          "--ro-bind-try"
+          file
+          file
+        ]) [
+          "/etc/hosts"
+          "/etc/resolv.conf"
         ];
         binds = [
           (show (lib.getExe programs.network) "/nix-sandbox-net")
           (show policy "/policy.json")
           (show (import ../lib/certificates.nix { inherit pkgs; }) "/etc/ssl/certs/ca-certificates.crt")
-          (show "/etc/resolv.conf" "/etc/resolv.conf")
-          (show "/etc/hosts" "/etc/hosts")
         ];
         seal = [
           "--remount-ro"

@@ -168,7 +168,7 @@ let
             if given.network == "none" then
               { mode = "none"; }
             else
-              lib.getAttrs [ "mode" "domains" "ports" ] given.network;
+              removeAttrs given.network [ "private" ];
           inherit (isolated) closure needs;
         }
         // lib.optionalAttrs (known != null) { inherit (known) language; };

@@ -15,7 +15,7 @@ let
 
   library = import ../../nix {
     inherit pkgs;
-    programs = lib.genAttrs [ "agent" "jail" "runtime" "seccomp" ] (
+    programs = lib.genAttrs [ "agent" "jail" "network" "runtime" "seccomp" ] (
       name:
       pkgs.writeTextFile {
         name = "program-${name}";

@@ -31,6 +31,16 @@ let
     };
 
   plain = described { };
+
+  network = {
+    mode = "allow";
+    domains = [
+      "files.example"
+      "git.example:22"
+      "files.example:443"
+    ];
+  };
+  networked = described { inherit network; };
   flags = (described { env.GREETING = "a b"; }).run.flags;
 
   # The words after a flag.
@@ -185,6 +195,128 @@ in
         ];
     expected = [ ];
   };
+  # An environment without a network has nothing of one: its flags are those of an
+  # environment with one but for these, and its description has no other fields.
+  testNoNetworkAddsNothing = {
+    expr = {
+      flags =
+        lib.filter (flag: !(lib.elem flag networked.run.flags)) plain.run.flags
+        ++ lib.filter (flag: !(lib.elem flag plain.run.flags)) networked.run.flags;
+      overlay = lib.filter (flag: !(lib.elem flag plain.run.overlay.flags)) networked.run.overlay.flags;
+      fields = lib.filter (field: !(plain.run ? ${field})) (lib.attrNames networked.run);
+      none = (described { network = "none"; }).text == plain.text;
+      names = lib.hasInfix "network" plain.text || lib.hasInfix "certificates" plain.text;
+    };
+    expected = {
+      flags = [
+        "--unshare-net"
+        # The closure has certificates and another /etc.
+        (lib.head (after "--ro-bind" plain.run.flags))
+        (lib.elemAt (after "--symlink" plain.run.flags) 0)
+        (lib.elemAt (after "--symlink" plain.run.flags) 1)
+        (lib.elemAt (after "--symlink" plain.run.flags) 2)
+        "NIX_SSL_CERT_FILE"
+        "${pkgs.cacert}/etc/ssl/certs/ca-bundle.crt"
+        "SSL_CERT_FILE"
+        "${pkgs.cacert}/etc/ssl/certs/ca-bundle.crt"
+        (lib.head (after "--ro-bind" networked.run.flags))
+        (lib.elemAt (after "--symlink" networked.run.flags) 0)
+        (lib.elemAt (after "--symlink" networked.run.flags) 1)
+        (lib.elemAt (after "--symlink" networked.run.flags) 2)
+      ];
+      overlay = [
+        "--unshare-net"
+        "--cap-add"
+        "CAP_NET_ADMIN"
+        "--cap-add"
+        "CAP_NET_BIND_SERVICE"
+      ];
+      fields = [ "network" ];
+      none = true;
+      names = false;
+    };
+  };
+  # One outer namespace serves overlay and network.
+  testNetworkIsInTheOuterNamespace = {
+    expr = [
+      (lib.take (lib.length networked.run.network.flags) networked.run.overlay.flags == networked.run.network.flags)
+      networked.run.network.ports
+      (after "--cap-add" networked.run.network.flags)
+    ];
+    expected = [
+      true
+      [
+        443
+        80
+        22
+      ]
+      [
+        "CAP_NET_ADMIN"
+        "CAP_NET_BIND_SERVICE"
+      ]
+    ];
+  };
+  # What needs the same of a machine as another one, and what needs more.
+  testNeedsOfANetwork = {
+    expr =
+      let
+        needs = values: (library.mkSandbox ({ name = "x"; interpreter_type = "bash"; packages = [ pkgs.bash ]; } // values)).metadata.needs;
+      in
+      [
+        (needs { } == needs { memory_mb = 100; })
+        (needs { inherit network; } == needs { })
+        (needs { inherit network; } == needs { network = network // { ports = [ 8443 ]; }; })
+      ];
+    expected = [
+      true
+      false
+      true
+    ];
+  };
+  testMetadataOfANetwork = {
+    expr = map (network: (library.mkSandbox { name = "x"; interpreter_type = "bash"; packages = [ pkgs.bash ]; inherit network; }).metadata.network) [
+      "none"
+      (network // { private = [ "10.1.0.0/16" ]; rate = 5; })
+    ];
+    expected = [
+      { mode = "none"; }
+      {
+        mode = "allow";
+        inherit (network) domains;
+        ports = [
+          443
+          80
+        ];
+        connections = 64;
+        rate = 5;
+        megabytes = 1024;
+        names = 1000;
+      }
+    ];
+  };
+  # A table replaces that of the defaults as a whole, and "none" does too.
+  testNetworkOfTheDefaults = {
+    expr =
+      let
+        of =
+          own:
+          (library.fromToml {
+            defaults = { inherit network; };
+            environments.x = { preset = "shell"; } // own;
+          }).environments.x.metadata.network;
+      in
+      [
+        (of { }).domains
+        (of { network = "none"; })
+        (of { network = { mode = "allow"; domains = [ "a.example" ]; }; }).domains
+      ];
+    expected = [
+      network.domains
+      { mode = "none"; }
+      [ "a.example" ]
+    ];
+  };
+
   # What is dropped, and who the code is.
   testWhoRuns = {
     expr =

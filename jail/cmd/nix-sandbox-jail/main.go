@@ -31,10 +31,7 @@ func main() {
 	if err == nil {
 		return
 	}
-	os.Stderr.WriteString("nix-sandbox-jail: error: " + err.Error() + "\n")
-	if hint := jail.HintOf(err); hint != "" {
-		os.Stderr.WriteString("nix-sandbox-jail: hint: " + hint + "\n")
-	}
+	jail.WriteError(os.Stderr, err)
 	os.Exit(exitRefused)
 }
 

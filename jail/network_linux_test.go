@@ -1,0 +1,192 @@
+package jail
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+)
+
+// networked is a description with a network.
+func networked() Spec {
+	spec := valid()
+	spec.Network = &Network{
+		Proxy: "/nix/store/p-proxy", Ports: []int{443, 80},
+		Flags: []string{"--unshare-net", "--tmpfs", "/tmp"}, Room: "/room",
+	}
+	spec.Overlay.Flags = append([]string{"--unshare-net"}, spec.Overlay.Flags...)
+	return spec
+}
+
+// A network and an overlay are made in one outer namespace.
+func TestPlan_MakesOneOuterNamespace(t *testing.T) {
+	spec := networked()
+	spec.Binds = []Bind{{"/srv/data", "/data"}}
+	shown := []string{"--ro-bind", "/srv/data", "/room/0", "--ro-bind", "/home/me/project", "/room/1"}
+	for name, test := range map[string]struct {
+		project       Project
+		outer, inside []string
+	}{
+		"a network": {
+			Project{},
+			[]string{"--unshare-net", "--tmpfs", "/tmp", "--ro-bind", "/srv/data", "/room/0"},
+			[]string{"--ro-bind", "/room/0", "/data"},
+		},
+		"a network and a project": {
+			Project{"/home/me/project", "/project", false},
+			append([]string{"--unshare-net", "--tmpfs", "/tmp"}, shown...),
+			[]string{"--ro-bind", "/room/0", "/data", "--ro-bind", "/room/1", "/project"},
+		},
+		"a network and an overlay": {
+			Project{"/home/me/project", "/project", true},
+			append([]string{"--unshare-net", "--tmpfs", "/layer"}, shown...),
+			[]string{"--ro-bind", "/room/0", "/data", "--overlay-src", "/room/1", "--overlay", "/layer/upper", "/layer/work", "/project"},
+		},
+	} {
+		outer, inside := spec.plan(test.project)
+		if diff := cmp.Diff(test.outer, outer); diff != "" {
+			t.Errorf("%s, outside: %s", name, diff)
+		}
+		flags := append([]string{"--unshare-user", "--setenv", "A", "with space\nand line"}, test.inside...)
+		if diff := cmp.Diff(append(flags, "--remount-ro", "/"), inside); diff != "" {
+			t.Errorf("%s, inside: %s", name, diff)
+		}
+	}
+	// Neither flags grew where they are kept.
+	if diff := cmp.Diff([]string{"--unshare-net", "--tmpfs", "/tmp"}, spec.Network.Flags); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestParseSpec_ReadsNetworks(t *testing.T) {
+	spec := networked()
+	spec.Descriptors, spec.OOMScore = 3, 900
+	got := must.Get(ParseSpec(encode(t, spec)))(t)
+	if diff := cmp.Diff(spec, *got); diff != "" {
+		t.Error(diff)
+	}
+	for name, change := range map[string]func(*Spec){
+		"lacks proxy":        func(s *Spec) { s.Network.Proxy = "proxy" },
+		"lacks proxy, flags": func(s *Spec) { s.Network.Flags = nil },
+		"flags or room":      func(s *Spec) { s.Network.Room = "" },
+		"has 0 ports":        func(s *Spec) { s.Network.Ports = nil },
+		"has 65 ports":       func(s *Spec) { s.Network.Ports = make([]int, 65) },
+		"the port 0":         func(s *Spec) { s.Network.Ports = []int{0} },
+		"the port 53":        func(s *Spec) { s.Network.Ports = []int{443, 53} },
+		"the port 65536":     func(s *Spec) { s.Network.Ports = []int{65536} },
+		"holds a zero byte":  func(s *Spec) { s.Network.Flags = []string{"a\x00b"} },
+		"descriptors is -1":  func(s *Spec) { s.Descriptors = -1 },
+		"descriptors is 9":   func(s *Spec) { s.Descriptors = 9 },
+		"oom_score is 1001":  func(s *Spec) { s.OOMScore = 1001 },
+		"oom_score is -1":    func(s *Spec) { s.OOMScore = -1 },
+	} {
+		spec := networked()
+		change(&spec)
+		if _, err := ParseSpec(encode(t, spec)); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("error %v, want one with %q", err, name)
+		}
+	}
+}
+
+// encode returns a description as the build writes it.
+func encode(t testing.TB, spec Spec) []byte {
+	t.Helper()
+	return append([]byte("#!/nix/store/j/bin/nix-sandbox-jail\n"), must.Get(json.Marshal(spec))(t)...)
+}
+
+// What is missing of the proxy is a sentence before anything starts.
+func TestCheckProxy(t *testing.T) {
+	folder := t.TempDir()
+	filter := filepath.Join(folder, "filter")
+	must.Do(t, os.WriteFile(filter, nil, 0o644))
+	proxy := valid()
+	proxy.Seccomp, proxy.Descriptors = filter, proxyEnd-firstExtra
+	for want, change := range map[string]func(*Spec){
+		"":                              func(*Spec) {},
+		"does not describe a network's": func(s *Spec) { s.Descriptors = 0 },
+		"which does not exist":          func(s *Spec) { s.Binds = []Bind{{folder + "/resolv.conf", "/etc/resolv.conf"}} },
+		"the system call filter":        func(s *Spec) { s.Seccomp += "-none" },
+		"proxy does not exist":          nil,
+	} {
+		name := filepath.Join(t.TempDir(), "proxy")
+		if change != nil {
+			changed := proxy
+			change(&changed)
+			must.Do(t, os.WriteFile(name, encode(t, changed), 0o644))
+		}
+		spec := networked()
+		spec.Network.Proxy = name
+		err := spec.checkProxy()
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want) || HintOf(err) == "") {
+			t.Errorf("error %v with hint %q, want one with %q", err, HintOf(err), want)
+		}
+	}
+	none := valid()
+	if err := none.checkProxy(); err != nil {
+		t.Errorf("without a network: %v", err)
+	}
+}
+
+func TestEvents(t *testing.T) {
+	r, w, err := os.Pipe()
+	must.Do(t, err)
+	defer r.Close()
+	defer w.Close()
+	if fd, err := Events(""); fd != NoEvents || err != nil {
+		t.Errorf("without the variable: %d, error %v", fd, err)
+	}
+	if fd, err := Events(fmt.Sprint(w.Fd())); fd != int(w.Fd()) || err != nil {
+		t.Errorf("a pipe: %d, error %v", fd, err)
+	}
+	for _, value := range []string{"x", "-1", "0", "2", "99999", fmt.Sprint(r.Fd()), " 3", "3x"} {
+		if fd, err := Events(value); err == nil || !strings.Contains(err.Error(), EventsVariable) || HintOf(err) == "" {
+			t.Errorf("%q: %d, error %v", value, fd, err)
+		}
+	}
+}
+
+func TestNetworkRefused(t *testing.T) {
+	const bubblewrap = "/nix/store/b/bin/bwrap"
+	for _, test := range []struct {
+		profile       string
+		err           error
+		problem, hint string
+	}{
+		{"unpriv_bwrap", unix.EPERM, `AppArmor's profile "unpriv_bwrap"`, "profile nix-sandbox-bwrap " + bubblewrap},
+		{"", fmt.Errorf("bind port 443: %w", unix.EACCES), "bind port 443", "--security-opt"},
+		{"unconfined", unix.EPERM, "no power over its own network", "--security-opt"},
+		{"unpriv_bwrap", unix.ENOMEM, "make the sandbox's network: cannot allocate memory", ""},
+		{"", &Refusal{"the proxy", "read this"}, "the proxy", "read this"},
+	} {
+		err := networkRefused(bubblewrap, test.profile, test.err)
+		if !strings.Contains(err.Error(), test.problem) || !strings.Contains(HintOf(err), test.hint) || (HintOf(err) == "") != (test.hint == "") {
+			t.Errorf("%q, %v: %v, hint %q", test.profile, test.err, err, HintOf(err))
+		}
+	}
+}
+
+// bin/check repeats what the launcher says in the outer namespace.
+func TestParseMessages(t *testing.T) {
+	var out bytes.Buffer
+	WriteError(&out, &Refusal{"the problem: is here", "the hint"})
+	if problem, hint := parseMessages("noise\n" + out.String()); problem != "the problem: is here" || hint != "the hint" {
+		t.Errorf("problem %q, hint %q", problem, hint)
+	}
+	out.Reset()
+	WriteError(&out, errors.New("the problem"))
+	if problem, hint := parseMessages(out.String()); problem != "the problem" || hint != "" {
+		t.Errorf("problem %q, hint %q", problem, hint)
+	}
+	if problem, _ := parseMessages("bwrap: loopback: Failed RTM_NEWADDR\n"); !strings.HasSuffix(problem, ": bwrap: loopback: Failed RTM_NEWADDR") {
+		t.Errorf("problem %q", problem)
+	}
+}
