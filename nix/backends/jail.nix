@@ -308,7 +308,8 @@ let
         "/tmp"
       ]
       # The launcher adds a route and listens at ports below 1024, and then gives up
-      # both capabilities.
+      # both capabilities. It would not have them over this network with --dev, for
+      # which bubblewrap makes a second user namespace.
       ++ lib.optionals isNetworked [
         "--unshare-net"
         "--cap-add"

@@ -88,6 +88,23 @@ func Agent(t testing.TB) string {
 	return filepath.Join(shared(t), "nix-sandbox-agent")
 }
 
+// Launcher returns the path of the launcher, built from the sources.
+func Launcher(t testing.TB) string {
+	t.Helper()
+	return filepath.Join(shared(t), "nix-sandbox-jail")
+}
+
+// Bubblewrap returns the path of the machine's bubblewrap, and skips the test where it
+// starts no sandbox.
+func Bubblewrap(t testing.TB) string {
+	t.Helper()
+	path, err := bubblewrap()
+	if err != nil {
+		t.Skipf("no sandbox starts here: %v", err)
+	}
+	return path
+}
+
 // Program is where a sandbox has the program of its first process.
 const Program = "/program"
 
@@ -123,10 +140,7 @@ var bubblewrap = sync.OnceValues(func() (string, error) {
 // its path: a program like an artifact's bin/run.
 func (s Sandbox) Write(t testing.TB) string {
 	t.Helper()
-	bubblewrap, err := bubblewrap()
-	if err != nil {
-		t.Skipf("no sandbox starts here: %v", err)
-	}
+	bubblewrap := Bubblewrap(t)
 	dir := t.TempDir()
 	program := s.Program
 	if program == "" {
@@ -157,7 +171,7 @@ func (s Sandbox) Write(t testing.TB) string {
 		Command:      append([]string{Program}, args...),
 	})
 	path := filepath.Join(dir, "run")
-	line := "#!" + filepath.Join(shared(t), "nix-sandbox-jail") + "\n"
+	line := "#!" + Launcher(t) + "\n"
 	must.Do(t, errors.Join(err, os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(dir, 0o755)))
 	must.Write(t, path, line+string(text), 0o755)
 	return path
