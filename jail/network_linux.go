@@ -9,7 +9,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"runtime"
 	"slices"
 	"strconv"
@@ -29,7 +28,8 @@ const (
 	// of the socket to the proxy, the TCP ports with commas between them, and the
 	// command line of the second bubblewrap.
 	NetworkStep = "--network"
-	// NoEvents says that nobody reads what the proxy writes about its connections.
+	// NoEvents says that nobody reads what the proxy writes about its connections. It
+	// is no descriptor, and the proxy's is closed.
 	NoEvents = -1
 	// EventsVariable names the descriptor to which the proxy writes its events.
 	EventsVariable = "NIX_SANDBOX_NETWORK_EVENTS"
@@ -128,29 +128,26 @@ func (n *Network) start(events int) ([]string, error) {
 	if err != nil {
 		return fail("open this process (pidfd_open)", err)
 	}
-	proxy := exec.Command(launcher, n.Proxy)
-	proxy.Env = []string{}
-	proxy.Stderr = os.Stderr
-	proxy.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	files := make([]*os.File, proxyEnd-firstExtra)
-	files[proxyHandover-firstExtra] = os.NewFile(uintptr(pair[1]), "handover")
-	files[proxyParent-firstExtra] = os.NewFile(uintptr(this), "parent")
-	if events != NoEvents {
-		// Not os.NewFile, whose finalizer would close the caller's descriptor.
-		own, err := unix.FcntlInt(uintptr(events), unix.F_DUPFD_CLOEXEC, firstExtra)
-		if err != nil {
-			return fail("pass on the events' descriptor", err)
-		}
-		files[proxyEvents-firstExtra] = os.NewFile(uintptr(own), "events")
+	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fail("open "+os.DevNull, err)
 	}
-	proxy.ExtraFiles = files
-	if err := proxy.Start(); err != nil {
+	files := []uintptr{
+		uintptr(null), uintptr(null), uintptr(unix.Stderr),
+		proxyHandover: uintptr(pair[1]), proxyEvents: uintptr(events), proxyParent: uintptr(this),
+	}
+	// Not by os/exec, which would start another process first, to learn whether the
+	// kernel has pidfds.
+	_, err = syscall.ForkExec(launcher, []string{launcher, n.Proxy}, &syscall.ProcAttr{
+		Env:   []string{},
+		Files: files,
+		Sys:   &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
+	})
+	if err != nil {
 		return fail("run "+n.Proxy, err)
 	}
-	for _, file := range files {
-		if file != nil {
-			file.Close()
-		}
+	for _, fd := range []int{null, pair[1], this} {
+		_ = unix.Close(fd)
 	}
 	timeout := unix.NsecToTimeval(networkTimeout.Nanoseconds())
 	if err := unix.SetsockoptTimeval(pair[0], unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout); err != nil {
