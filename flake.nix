@@ -45,6 +45,7 @@
             agent
             demo
             jail
+            network
             runtime
             ;
           default = server.${system};

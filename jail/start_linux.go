@@ -47,9 +47,15 @@ func (s *Spec) Start(project Project, events int) error {
 		return err
 	}
 	var step []string
-	if s.Network != nil {
-		// Root starts it as root, so that it becomes a user of its own.
-		if step, err = s.Network.start(events); err != nil {
+	startNetwork := func() (err error) {
+		if s.Network != nil && step == nil {
+			step, err = s.Network.start(events)
+		}
+		return err
+	}
+	if unix.Geteuid() == 0 {
+		// As root, so that the proxy becomes a user of its own.
+		if err := startNetwork(); err != nil {
 			return err
 		}
 	}
@@ -71,6 +77,10 @@ func (s *Spec) Start(project Project, events int) error {
 		if err := overlayAllowed(s.Bubblewrap); err != nil {
 			return err
 		}
+	}
+	// What is refused is said once, and not by the proxy's start too.
+	if err := startNetwork(); err != nil {
+		return err
 	}
 	outer, inside := s.plan(project)
 	// The flags are in an anonymous file and not in the arguments, which every
