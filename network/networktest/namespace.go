@@ -19,10 +19,10 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
-// inside is set for the process in the namespace.
+// inside is set for the process that is the first one in new namespaces.
 const inside = "NIX_SANDBOX_TEST_NETWORK"
 
-// Resolver is the address in the namespace's resolv.conf.
+// Resolver is where a test's resolver listens; see [UseResolver].
 var Resolver = netip.MustParseAddrPort("93.184.216.53:53")
 
 // Own is an address that a route makes the namespace's own, without being one
@@ -39,6 +39,8 @@ func Main(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "networktest: prepare the namespace:", err)
 		os.Exit(1)
 	}
+	// A fuzzer starts this program again, which then gets namespaces of its own.
+	os.Unsetenv(inside)
 	os.Exit(m.Run())
 }
 
@@ -47,6 +49,12 @@ func again() int {
 	child := exec.Command("/proc/self/exe", os.Args[1:]...)
 	child.Env = append(os.Environ(), inside+"=yes")
 	child.Stdin, child.Stdout, child.Stderr = os.Stdin, os.Stdout, os.Stderr
+	// A fuzzer speaks with its workers over these.
+	for descriptor := 3; descriptor <= 5; descriptor++ {
+		if flags, err := unix.FcntlInt(uintptr(descriptor), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
+			child.ExtraFiles = append(child.ExtraFiles, os.NewFile(uintptr(descriptor), "fuzzer"))
+		}
+	}
 	child.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET | syscall.CLONE_NEWNS,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
@@ -79,22 +87,17 @@ func prepare() error {
 	if err := addLocalRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr("127.0.0.1")); err != nil {
 		return err
 	}
-	if err := addLocalRoute(netip.PrefixFrom(Own, 32), netip.Addr{}); err != nil {
-		return err
-	}
-	folder, err := os.MkdirTemp("", "networktest-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(folder)
-	file := filepath.Join(folder, "resolv.conf")
-	if err := os.WriteFile(file, []byte("nameserver "+Resolver.Addr().String()+"\noptions timeout:1 attempts:2\n"), 0o644); err != nil {
-		return err
-	}
-	if err := unix.Mount(file, "/etc/resolv.conf", "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("mount a resolv.conf: %w", err)
-	}
-	return nil
+	return addLocalRoute(netip.PrefixFrom(Own, 32), netip.Addr{})
+}
+
+// UseResolver makes Resolver the machine's own, for this process and those that
+// it starts.
+func UseResolver(t testing.TB) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "resolv.conf")
+	must.Do(t, os.WriteFile(file, []byte("nameserver "+Resolver.Addr().String()+"\noptions timeout:1 attempts:2\n"), 0o644))
+	must.Do(t, unix.Mount(file, "/etc/resolv.conf", "", unix.MS_BIND, ""))
+	t.Cleanup(func() { must.Do(t, unix.Unmount("/etc/resolv.conf", 0)) })
 }
 
 // addLocalRoute makes all addresses of a network local; see rtnetlink(7).

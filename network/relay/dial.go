@@ -212,7 +212,9 @@ func (c *connection) explain(err error) event.Event {
 	var known problem
 	var timeout net.Error
 	switch {
-	case errors.As(err, &refused), errors.As(err, &known), errors.Is(err, resolver.ErrNotAllowed), errors.Is(err, resolver.ErrTooManyNames),
+	case errors.As(err, &known):
+		err = known
+	case errors.As(err, &refused), errors.Is(err, resolver.ErrNotAllowed), errors.Is(err, resolver.ErrTooManyNames),
 		errors.Is(err, resolver.ErrNotFound), errors.Is(err, resolver.ErrNoAnswer):
 	case errors.As(err, &errno):
 		err = errno

@@ -87,9 +87,10 @@ func readRecord(r io.Reader, buffer []byte, most int) ([]byte, error) {
 	if header[0] != recordData && size > maxRecord {
 		return buffer, errRecord
 	}
-	buffer = slices.Grow(buffer, size)[:len(buffer)+size]
-	_, err := io.ReadFull(r, buffer[begin+recordHeader:])
-	return buffer, err
+	begin = len(buffer)
+	buffer = slices.Grow(buffer, size)[:begin+size]
+	n, err := io.ReadFull(r, buffer[begin:])
+	return buffer[:begin+n], err
 }
 
 // readHello reads the records of one ClientHello, checks that it names the host,

@@ -175,8 +175,9 @@ func (r *Relay) serveRequest(w http.ResponseWriter, q *http.Request) {
 // isFor returns whether a request is for the connection's host: in the usual
 // form, and for no other name.
 func (c *connection) isFor(q *http.Request) bool {
-	if !strings.HasPrefix(q.RequestURI, "/") && (q.RequestURI != "*" || q.Method != http.MethodOptions) {
-		return false // CONNECT, and what is for proxies
+	path := strings.HasPrefix(q.RequestURI, "/") && q.Method != http.MethodConnect
+	if !path && (q.RequestURI != "*" || q.Method != http.MethodOptions) {
+		return false // it is for a proxy
 	}
 	host := strings.TrimSuffix(q.Host, ":80")
 	name, err := hostname.Canonical(host)

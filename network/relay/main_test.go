@@ -247,7 +247,7 @@ func serveHTTP(t testing.TB, address string, overTLS bool, handler http.HandlerF
 	t.Helper()
 	var mu sync.Mutex
 	var seen []string
-	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+	s := &http.Server{DisableGeneralOptionsHandler: true, Handler: http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		mu.Lock()
 		seen = append(seen, q.Method+" "+q.Host+" "+q.RequestURI)
 		mu.Unlock()

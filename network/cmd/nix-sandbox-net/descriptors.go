@@ -1,0 +1,98 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
+)
+
+// maxLines is how many lines for standard error wait until they are written.
+const maxLines = 64
+
+// isGiven returns whether a descriptor was given to this process. What the Go
+// runtime itself opened has FD_CLOEXEC, which no descriptor keeps over execve(2).
+func isGiven(descriptor int) bool {
+	flags, err := unix.FcntlInt(uintptr(descriptor), unix.F_GETFD, 0)
+	return err == nil && flags&unix.FD_CLOEXEC == 0
+}
+
+// reporter returns what takes events: it writes them to their descriptor, or as
+// sentences to standard error, and never blocks.
+func reporter() func(event.Event) {
+	if !isGiven(eventsDescriptor) {
+		return sentences(os.Stderr.WriteString)
+	}
+	// The other end of the pipe has settings of its own.
+	if err := unix.SetNonblock(eventsDescriptor, true); err != nil {
+		return sentences(os.Stderr.WriteString)
+	}
+	unix.CloseOnExec(eventsDescriptor)
+	return event.NewWriter(func(line []byte) bool {
+		for {
+			// Not by a type of package os, which would wait for a full pipe.
+			n, err := unix.Write(eventsDescriptor, line)
+			if errors.Is(err, unix.EINTR) {
+				continue
+			}
+			// A pipe takes a line of this size whole or not at all (pipe(7)).
+			return err == nil && n == len(line)
+		}
+	}).Write
+}
+
+// sentences returns what writes refusals and failures as lines for people.
+// Standard error may be a terminal that somebody has stopped, so that a goroutine
+// writes them and lines are dropped that it cannot write in time.
+func sentences(write func(string) (int, error)) func(event.Event) {
+	lines := make(chan string, maxLines)
+	go func() {
+		for line := range lines {
+			_, _ = write(line)
+		}
+	}()
+	return func(e event.Event) {
+		if e.Kind != event.Refused && e.Kind != event.Failed {
+			return
+		}
+		select {
+		case lines <- "nix-sandbox-net: " + e.Sentence() + "\n":
+		default:
+		}
+	}
+}
+
+// parentEnd returns a channel that is closed when the process of a pidfd has
+// ended; where there is no such descriptor, it is never closed.
+func parentEnd(descriptor int) (<-chan struct{}, error) {
+	ended := make(chan struct{})
+	if !isGiven(descriptor) {
+		return ended, nil
+	}
+	// Go waits for descriptors that do not block without a thread of their own.
+	if err := unix.SetNonblock(descriptor, true); err != nil {
+		return nil, fmt.Errorf("await the end of the sandbox: %w", err)
+	}
+	file := os.NewFile(uintptr(descriptor), "pidfd")
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return nil, fmt.Errorf("await the end of the sandbox: %w", err)
+	}
+	go func() {
+		defer close(ended)
+		// A pidfd can be read, in the sense of poll(2), once its process has ended.
+		_ = raw.Read(func(fd uintptr) bool {
+			poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+			for {
+				n, err := unix.Poll(poll, 0)
+				if !errors.Is(err, unix.EINTR) {
+					return err != nil || n > 0
+				}
+			}
+		})
+	}()
+	return ended, nil
+}

@@ -1,0 +1,80 @@
+// The command nix-sandbox-net is the network of one sandbox: it answers the
+// sandbox's look-ups and carries its connections to the hosts that a policy
+// allows. It runs outside of the sandbox's namespaces and listens on sockets of
+// the sandbox's network namespace, which it gets over a descriptor.
+//
+// Whoever starts it gives it these descriptors:
+//
+//	3  the socket over which the listening sockets come (package handover)
+//	4  optional: where events are written (package event)
+//	5  optional: a pidfd of the process with which it ends
+//
+// Without descriptor 4 it writes refusals to standard error, for people.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/policy"
+)
+
+// version is set when the program is linked.
+var version = "unknown"
+
+// The descriptors.
+const (
+	handoverDescriptor = 3
+	eventsDescriptor   = 4
+	parentDescriptor   = 5
+)
+
+func main() {
+	flags := flag.NewFlagSet("nix-sandbox-net", flag.ExitOnError)
+	policyFile := flags.String("policy", "", "the `file` with the policy of the sandbox")
+	showVersion := flags.Bool("version", false, "print the version and exit")
+	_ = flags.Parse(os.Args[1:])
+	if *showVersion {
+		fmt.Println("nix-sandbox-net " + version)
+		return
+	}
+	report := reporter()
+	err := run(*policyFile, report)
+	if err == nil {
+		return
+	}
+	report(event.Event{Kind: event.Ended, Problem: event.Problem(err)})
+	fmt.Fprintln(os.Stderr, "nix-sandbox-net: error: "+err.Error())
+	os.Exit(1)
+}
+
+func run(policyFile string, report func(event.Event)) error {
+	if policyFile == "" {
+		return errors.New("no policy was named: the launcher of a sandbox starts this program")
+	}
+	// A core would show what the sandbox sent and received.
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+		return fmt.Errorf("switch cores off: %w", err)
+	}
+	p, err := policy.ReadFile(policyFile)
+	if err != nil {
+		return err
+	}
+	parent, err := parentEnd(parentDescriptor)
+	if err != nil {
+		return err
+	}
+	n := newNetwork(p, report)
+	if err := n.receive(handoverDescriptor); err != nil {
+		return err
+	}
+	// Those with a descriptor that is not there wait forever: the kernel ends this
+	// process with its parent (PR_SET_PDEATHSIG).
+	<-parent
+	return nil
+}
