@@ -32,8 +32,8 @@ const (
 	// queryRate and queryBurst bound the queries that are read, in queries a
 	// second. The kernel drops what does not fit into the socket's queue, so that a
 	// flood costs the sandbox its own look-ups and others nothing.
-	queryRate  = 2000
-	queryBurst = 1000
+	queryRate  = 5000
+	queryBurst = 2000
 	// maxWaiting is how many queries wait for look-ups at once.
 	maxWaiting = 256
 	// maxSessions is how many TCP connections there are at once, and maxQueries how

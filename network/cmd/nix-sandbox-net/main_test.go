@@ -47,11 +47,18 @@ const host = "93.184.216.34"
 const policyText = `{"schema":1,"domains":["files.example","*.host.example","git.example:22"],"ports":[443,80],"private":[],"connections":16,"rate":1000,"megabytes":64,"names":10,"upstream":null}`
 
 // sockets are those that the policy needs.
-var sockets = []handover.Socket{{Protocol: "udp", Port: 53}, {Protocol: "tcp", Port: 53}, {Protocol: "tcp", Port: 443}, {Protocol: "tcp", Port: 80}, {Protocol: "tcp", Port: 22}}
+var sockets = append([]handover.Socket{{Protocol: handover.UDP, Port: 53}}, socketsAt(53, 443, 80, 22)...)
+
+func socketsAt(ports ...uint16) (list []handover.Socket) {
+	for _, port := range ports {
+		list = append(list, handover.Socket{Protocol: handover.TCP, Port: port})
+	}
+	return list
+}
 
 // program is a running proxy.
 type program struct {
-	t      *testing.T
+	t      testing.TB
 	cmd    *exec.Cmd
 	over   int // the other end of its descriptor 3
 	events *event.Reader
@@ -61,7 +68,7 @@ type program struct {
 }
 
 // startProgram starts the program; withEvents gives it a pipe for events.
-func startProgram(t *testing.T, text string, withEvents bool) *program {
+func startProgram(t testing.TB, text string, withEvents bool) *program {
 	t.Helper()
 	p := &program{t: t, exited: make(chan struct{})}
 	file := filepath.Join(t.TempDir(), "policy.json")
@@ -130,11 +137,17 @@ func (p *program) sendAll() {
 	for _, socket := range sockets {
 		p.send(socket)
 	}
+	p.end()
+}
+
+// end says that there are no more sockets.
+func (p *program) end() {
+	p.t.Helper()
 	must.Do(p.t, unix.Shutdown(p.over, unix.SHUT_WR))
 }
 
 // resolve looks a name up as code in the sandbox does.
-func resolve(t *testing.T, name string) (netip.Addr, error) {
+func resolve(t testing.TB, name string) (netip.Addr, error) {
 	t.Helper()
 	r := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		var d net.Dialer
@@ -149,7 +162,7 @@ func resolve(t *testing.T, name string) (netip.Addr, error) {
 
 // world starts a resolver that knows *.example, and an HTTP server. It returns
 // the names that were looked up.
-func world(t *testing.T) func() []string {
+func world(t testing.TB) func() []string {
 	t.Helper()
 	networktest.UseResolver(t)
 	socket := must.Get(net.ListenUDP("udp4", net.UDPAddrFromAddrPort(networktest.Resolver)))(t)
@@ -197,7 +210,7 @@ func world(t *testing.T) func() []string {
 	}
 }
 
-func get(t *testing.T, address netip.Addr, name string) (string, error) {
+func get(t testing.TB, address netip.Addr, name string) (string, error) {
 	t.Helper()
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		var d net.Dialer
@@ -280,12 +293,12 @@ func TestProgram_EndsWhereTheSocketsAreNotItsPolicys(t *testing.T) {
 		send func(p *program)
 		want string
 	}{
-		"none": {func(p *program) { must.Do(t, unix.Shutdown(p.over, unix.SHUT_WR)) }, "handed over no socket for"},
+		"none": {func(p *program) { p.end() }, "handed over no socket for"},
 		"too few": {func(p *program) {
 			for _, socket := range sockets[1:] {
 				p.send(socket)
 			}
-			must.Do(t, unix.Shutdown(p.over, unix.SHUT_WR))
+			p.end()
 		}, "handed over no socket for udp port 53"},
 		"another port":    {func(p *program) { p.send(handover.Socket{Protocol: "tcp", Port: 8080}) }, "the policy needs none, or not another one, for tcp port 8080"},
 		"one twice":       {func(p *program) { p.send(sockets[2]); must.Do(t, handover.Send(p.over, sockets[2], 0)) }, "or not another one, for tcp port 443"},

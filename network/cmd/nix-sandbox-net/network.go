@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"runtime/debug"
 
 	"golang.org/x/sys/unix"
@@ -26,6 +27,10 @@ const (
 	// memoryLimit is where the garbage collector works harder, in bytes. The control
 	// group of a sandbox has 32 MiB more for this process.
 	memoryLimit = 24 << 20
+	// processors is how many goroutines run at once. What this process does for a
+	// connection takes microseconds between two waits, so that waking a second
+	// processor takes longer than the work; and a flood occupies one of them alone.
+	processors = 1
 )
 
 // network is what serves one sandbox.
@@ -37,6 +42,7 @@ type network struct {
 }
 
 func newNetwork(p *policy.Policy, report func(event.Event)) *network {
+	runtime.GOMAXPROCS(processors)
 	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(memoryLimit)
 	var ask func(context.Context, string) ([]netip.Addr, error)
