@@ -120,8 +120,8 @@ func (s *Server) ServeUDP(socket *net.UDPConn) {
 	}
 }
 
-// Serve answers the queries of TCP connections until the listener is closed.
-func (s *Server) Serve(listener *net.TCPListener) {
+// ServeTCP answers the queries of TCP connections until the listener is closed.
+func (s *Server) ServeTCP(listener *net.TCPListener) {
 	for {
 		s.pace.Wait()
 		conn, err := listener.AcceptTCP()
@@ -131,21 +131,23 @@ func (s *Server) Serve(listener *net.TCPListener) {
 		case err != nil:
 			time.Sleep(retryAfter)
 		default:
-			go s.ServeTCP(conn)
+			select {
+			case s.sessions <- struct{}{}:
+				go s.session(conn)
+			default:
+				conn.Close()
+			}
 		}
 	}
 }
 
-// ServeTCP answers the queries of one connection, each with its length before
-// it (RFC 1035, section 4.2.2), and closes it.
-func (s *Server) ServeTCP(conn net.Conn) {
-	defer conn.Close()
-	select {
-	case s.sessions <- struct{}{}:
-		defer func() { <-s.sessions }()
-	default:
-		return
-	}
+// session answers the queries of one connection, each with its length before it
+// (RFC 1035, section 4.2.2), and closes it.
+func (s *Server) session(conn net.Conn) {
+	defer func() {
+		conn.Close()
+		<-s.sessions
+	}()
 	message := make([]byte, 2+maxQuery)
 	for range maxQueries {
 		s.pace.Wait()

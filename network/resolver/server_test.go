@@ -140,7 +140,7 @@ func start(t *testing.T, names int, upstream string) *sandbox {
 	s.tcp = listener.Addr().String()
 	done := make(chan struct{}, 2)
 	go func() { s.server.ServeUDP(packets); done <- struct{}{} }()
-	go func() { s.server.Serve(listener); done <- struct{}{} }()
+	go func() { s.server.ServeTCP(listener); done <- struct{}{} }()
 	t.Cleanup(func() {
 		packets.Close()
 		listener.Close()

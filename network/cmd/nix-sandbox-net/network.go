@@ -142,7 +142,7 @@ func (n *network) server(socket handover.Socket, file *os.File) (func(), error) 
 		return nil, errors.New("it is of another protocol")
 	}
 	if socket.Port == policy.ResolverPort {
-		return func() { n.dns.Serve(tcp) }, nil
+		return func() { n.dns.ServeTCP(tcp) }, nil
 	}
 	return func() { n.relay.Serve(tcp, socket.Port) }, nil
 }
