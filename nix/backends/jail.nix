@@ -61,11 +61,7 @@ let
       # What the proxy reads (network/policy).
       policy = pkgs.writeText "sandbox-network-policy" (
         builtins.toJSON (
-          removeAttrs given [ "mode" ]
-          // {
-            schema = 1;
-            upstream = null;
-          }
+          removeAttrs given [ "mode" ] // { schema = 1; }
         )
       );
       portOf = entry: builtins.match "[^:]*:([0-9]+)" entry;

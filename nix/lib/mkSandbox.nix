@@ -168,7 +168,7 @@ let
             if given.network == "none" then
               { mode = "none"; }
             else
-              removeAttrs given.network [ "private" ];
+              removeAttrs given.network [ "private" "upstream" ];
           inherit (isolated) closure needs;
         }
         // lib.optionalAttrs (known != null) { inherit (known) language; };

@@ -64,6 +64,11 @@ let
       default = 1000;
       doc = "Different names that a sandbox may look up in its life, which bounds what look-ups below a `*.` can tell others.";
     };
+    upstream = {
+      type = types.upstream;
+      nullable = true;
+      doc = "An HTTP proxy of the company's, such as `http://proxy.example:3128`, through which all connections go, and which looks the names up. That addresses are public is then not checked.";
+    };
   };
 
   # What a sandbox is, wherever it is described.

@@ -120,6 +120,16 @@ let
   # The sandbox's own resolver listens at port 53.
   isPort = n: isInt n && n >= 1 && n <= 65535 && n != 53;
 
+  hostLabel = "[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?";
+  # C libraries read a last label that begins with a digit as an address.
+  hostName = "(${hostLabel}\\.)*[a-z_]([a-z0-9_-]{0,61}[a-z0-9_])?";
+  isHostName = v: stringLength v <= 253 && match hostName v != null;
+  isLocalHost = v: v == "localhost" || lib.hasSuffix ".localhost" v;
+  # A whole top-level domain names nobody.
+  isHostPattern =
+    v:
+    lib.hasPrefix "*." v && isHostName (lib.removePrefix "*." v) && match ".*\\..*\\..*" v != null;
+
   or' =
     words:
     if lib.length words < 2 then
@@ -236,44 +246,60 @@ rec {
     wanted = "a shell that mkShell made, such as devShells.x86_64-linux.default";
   };
 
-  # "none", or the table of a network; `why` is against words that operators will try.
-  network = rows: {
+  # A table whose keys are options.
+  table = rows: {
     accepts =
       v:
-      v == "none"
-      ||
-        isAttrs v
-        && !(isPackage v)
-        && all (key: rows ? ${key}) (attrNames v)
-        && all (
-          key:
-          if v.${key} or null == null then
-            !(rows.${key}.required or false)
-          else
-            rows.${key}.type.accepts v.${key}
-        ) (attrNames rows);
-    wanted = "\"none\", or a table such as { mode = \"allow\", domains = [\"files.example\"] }";
-    choices = [ "none" ];
-    explain =
-      v:
-      lib.optionalAttrs (isString v && elem v [ "allow" "all" "any" "bridge" "full" "host" "internet" ]) {
-        why = ", and a sandbox reaches hosts that are named";
-      };
+      isAttrs v
+      && !(isPackage v)
+      && all (key: rows ? ${key}) (attrNames v)
+      && all (
+        key:
+        if v.${key} or null == null then
+          !(rows.${key}.required or false)
+        else
+          rows.${key}.type.accepts v.${key}
+      ) (attrNames rows);
     inherit rows;
+  };
+
+  # "none", or the table of a network.
+  network =
+    rows:
+    table rows
+    // {
+      accepts = v: v == "none" || (table rows).accepts v;
+      wanted = "\"none\", or a table such as { mode = \"allow\", domains = [\"files.example\"] }";
+      choices = [ "none" ];
+      explain =
+        v:
+        lib.optionalAttrs
+          (isString v && elem v [ "allow" "all" "any" "bridge" "full" "host" "internet" ])
+          {
+            why = ", and a sandbox reaches hosts that are named";
+          };
+    };
+
+  upstream = {
+    accepts =
+      v:
+      isString v
+      && (
+        let
+          parts = match "http://([^:/@]+):([0-9]+)/?" v;
+        in
+        parts != null
+        && (isHostName (lib.head parts) || match "[0-9]{1,3}([.][0-9]{1,3}){3}" (lib.head parts) != null)
+        && decimal (lib.last parts) != null
+        && decimal (lib.last parts) >= 1
+        && decimal (lib.last parts) <= 65535
+      );
+    wanted = "\"http://HOST:PORT\", without a password, because everybody on the machine can read it";
   };
 
   # Hosts that a sandbox reaches, each with a port if it is another one.
   hosts =
     let
-      label = "[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?";
-      # C libraries read a last label that begins with a digit as an address.
-      name = "(${label}\\.)*[a-z_]([a-z0-9_-]{0,61}[a-z0-9_])?";
-      isName = v: stringLength v <= 253 && match name v != null;
-      isLocal = v: v == "localhost" || lib.hasSuffix ".localhost" v;
-      # A whole top-level domain names nobody.
-      isBelow =
-        v:
-        lib.hasPrefix "*." v && isName (lib.removePrefix "*." v) && match ".*\\..*\\..*" v != null;
       isEntry =
         v:
         isString v
@@ -281,8 +307,8 @@ rec {
           let
             parts = hostAndPort v;
           in
-          (isName parts.host || isBelow parts.host)
-          && !(isLocal parts.host)
+          (isHostName parts.host || isHostPattern parts.host)
+          && !(isLocalHost parts.host)
           && (parts.port == null || isPort (decimal parts.port))
         );
       portsOf = v: lib.unique (lib.filter (p: p != null) (map (entry: (hostAndPort entry).port) v));
@@ -315,7 +341,7 @@ rec {
           {
             why = ", which is not a host name alone";
           }
-        else if isLocal parts.host then
+        else if isLocalHost parts.host then
           {
             why = ", which is the sandbox itself";
           }
@@ -323,11 +349,11 @@ rec {
           {
             why = ", and a sandbox reaches hosts that are named";
           }
-        else if lib.hasInfix "*" v && !(isBelow parts.host) then
+        else if lib.hasInfix "*" v && !(isHostPattern parts.host) then
           {
             why = ", and * stands only for what is before the first dot";
           }
-        else if parts.port != null && (isName parts.host || isBelow parts.host) then
+        else if parts.port != null && (isHostName parts.host || isHostPattern parts.host) then
           {
             why = ", whose port is not one";
             write = "a port from 1 to 65535 after the colon, and not 53, at which the sandbox's own resolver listens";

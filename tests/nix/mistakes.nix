@@ -181,7 +181,7 @@ let
     };
     "a network's key misspelt" = {
       read = toml "[environments.python]\npreset = \"python\"\n[environments.python.network]\nmode = \"allow\"\ndomain = [\"files.example\"]\ndomains = [\"files.example\"]\n";
-      sentence = "config: [environments.python] network has no option \"domain\" (did you mean \"domains\"?): write one of connections, domains, megabytes, mode, names, ports, private, rate";
+      sentence = "config: [environments.python] network has no option \"domain\" (did you mean \"domains\"?): write one of connections, domains, megabytes, mode, names, ports, private, rate, upstream";
     };
     "a network's mode" = {
       read = network { mode = "deny"; };
@@ -238,6 +238,10 @@ let
     "too many ports after names" = {
       read = network { domains = map (n: "files.example:${toString n}") (lib.range 1000 1032); };
       sentence = "mkSandbox data: network.domains is a list with 33 different ports: write at most 32 different ports after names";
+    };
+    "a company's proxy with a password" = {
+      read = network { upstream = "http://me:secret@proxy.example:3128"; };
+      sentence = "mkSandbox data: network.upstream is \"http://me:secret@proxy.example:3128\": write \"http://HOST:PORT\", without a password, because everybody on the machine can read it";
     };
     "connections without a limit" = {
       read = network { connections = 0; };
@@ -379,7 +383,9 @@ lib.mapAttrs' (
         rate = 1;
         megabytes = 1048576;
         names = null;
+        upstream = "http://proxy.example:3128";
       }
+      { upstream = "http://10.0.0.8:65535/"; }
     ];
     expected = [ ];
   };
