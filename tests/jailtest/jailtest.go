@@ -20,6 +20,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/seccomp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
@@ -32,22 +34,33 @@ var folder = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	const module = "github.com/nix-sandbox-mcp/nix-sandbox-mcp/"
-	build := exec.Command("go", "build", "-o", dir+"/", module+"jail/cmd/nix-sandbox-jail", module+"agent/cmd/nix-sandbox-agent")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return dir, fmt.Errorf("build the launcher and the agent: %w\n%s", err, out)
+	if err := build(dir, "jail/cmd/nix-sandbox-jail", "agent/cmd/nix-sandbox-agent"); err != nil {
+		return dir, err
 	}
-	filter, err := filter()
+	filter, err := filter(seccomp.Compile)
 	// Where root starts a sandbox, it is another user's.
 	return dir, errors.Join(err, os.Chmod(dir, 0o755), os.WriteFile(filepath.Join(dir, "filter"), filter, 0o644))
 })
 
-func filter() ([]byte, error) {
+// build compiles programs of this module into a folder.
+func build(dir string, packages ...string) error {
+	args := []string{"build", "-o", dir + "/"}
+	for _, name := range packages {
+		args = append(args, "github.com/nix-sandbox-mcp/nix-sandbox-mcp/"+name)
+	}
+	build := exec.Command("go", args...)
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w\n%s", strings.Join(packages, " and "), err, out)
+	}
+	return nil
+}
+
+func filter(compile func(seccomp.Arch) ([]unix.SockFilter, error)) ([]byte, error) {
 	name := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
 	for _, arch := range seccomp.Archs {
 		if arch.Name == name {
-			program, err := seccomp.Compile(arch)
+			program, err := compile(arch)
 			if err != nil {
 				return nil, err
 			}
@@ -118,6 +131,9 @@ type Sandbox struct {
 	// copies: where root starts a sandbox, it is another user's, who may not see a
 	// folder of the test.
 	Folders []string
+	// Policy is the policy of the sandbox's network, as package policy reads it; empty
+	// where there is no network.
+	Policy string
 	// WorkspaceMB and ShmMB are the sizes of /workspace and /tmp, and of /dev/shm,
 	// in MiB; 0 is what sandboxes have by default.
 	WorkspaceMB, ShmMB int
@@ -158,11 +174,22 @@ func (s Sandbox) Write(t testing.TB) string {
 			}
 		}
 	}
+	flags := s.flags(program)
+	var network *jail.Network
+	if s.Policy != "" {
+		network = s.network(t, dir, program)
+		flags = slices.DeleteFunc(flags, func(flag string) bool { return flag == "--unshare-net" })
+		for name, text := range map[string]string{"resolv.conf": "nameserver 127.0.0.1\n", "nsswitch.conf": "hosts: files dns\n"} {
+			must.Write(t, filepath.Join(dir, name), text, 0o644)
+			flags = append(flags, "--ro-bind", filepath.Join(dir, name), "/etc/"+name)
+		}
+	}
 	text, err := json.Marshal(jail.Spec{
 		Schema:       jail.Schema,
+		Network:      network,
 		Bubblewrap:   bubblewrap,
 		Seccomp:      filepath.Join(shared(t), "filter"),
-		Flags:        s.flags(program),
+		Flags:        flags,
 		Seal:         []string{"--remount-ro", "/"},
 		ProjectMount: "/project",
 		Reserved:     []string{"/bin", "/dev", "/etc", "/lib", "/lib64", "/nix", "/proc", "/program", "/tmp", "/usr", "/workspace"},
@@ -176,6 +203,63 @@ func (s Sandbox) Write(t testing.TB) string {
 	must.Write(t, path, line+string(text), 0o755)
 	return path
 }
+
+// NetworkProxy is the process name of the proxy of a sandbox's network.
+const NetworkProxy = "nix-sandbox-net"
+
+// network returns what the launcher needs for a network with a policy, as
+// nix/backends/jail.nix generates it, with the proxy built from the sources.
+func (s Sandbox) network(t testing.TB, dir, program string) *jail.Network {
+	t.Helper()
+	var policy struct{ Ports []int }
+	must.Do(t, json.Unmarshal([]byte(s.Policy), &policy))
+	proxy := must.Get(proxyFiles())(t)
+	must.Write(t, filepath.Join(dir, "policy"), s.Policy, 0o644)
+	text := must.Get(json.Marshal(jail.Spec{
+		Schema:     jail.Schema,
+		Bubblewrap: Bubblewrap(t),
+		Seccomp:    filepath.Join(shared(t), "proxy-filter"),
+		Flags: []string{
+			"--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup", "--disable-userns",
+			"--cap-drop", "ALL", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox", "--die-with-parent", "--as-pid-1", "--clearenv",
+			"--ro-bind-try", "/etc/hosts", "/etc/hosts", "--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf",
+		},
+		Binds:        []jail.Bind{{From: proxy, To: "/" + NetworkProxy}, {From: filepath.Join(dir, "policy"), To: "/policy.json"}},
+		Seal:         []string{"--remount-ro", "/"},
+		ProjectMount: "/project",
+		Reserved:     []string{"/etc"},
+		NoOverlay:    "it is the proxy of a network",
+		Descriptors:  3,
+		OOMScore:     900,
+		Command:      []string{"/" + NetworkProxy, "--policy", "/policy.json"},
+	}))(t)
+	must.Write(t, filepath.Join(dir, "proxy"), "#!"+Launcher(t)+"\n"+string(text), 0o755)
+	flags := []string{
+		"--unshare-user", "--cap-drop", "ALL", "--uid", "1000", "--gid", "1000", "--die-with-parent", "--unshare-pid", "--as-pid-1",
+		"--dev-bind", "/dev", "/dev", "--proc", "/proc", "--dir", "/tmp",
+		"--unshare-net", "--cap-add", "CAP_NET_ADMIN", "--cap-add", "CAP_NET_BIND_SERVICE",
+	}
+	// Bubblewrap and the launcher, and what the sandbox's own flags show.
+	for _, folder := range []string{"/usr", "/nix/store", "/etc/alternatives", shared(t), program, dir} {
+		flags = append(flags, "--ro-bind-try", folder, folder)
+	}
+	for _, folder := range []string{"bin", "lib", "lib64"} {
+		flags = append(flags, "--symlink", "usr/"+folder, "/"+folder)
+	}
+	return &jail.Network{Proxy: filepath.Join(dir, "proxy"), Ports: policy.Ports, Flags: flags, Room: "/room"}
+}
+
+// proxyFiles builds the proxy and its filter, once for all tests of a process, and
+// returns the program's path.
+var proxyFiles = sync.OnceValues(func() (string, error) {
+	dir, err := folder()
+	if err != nil {
+		return "", err
+	}
+	filter, err := filter(seccomp.CompileProxy)
+	return filepath.Join(dir, NetworkProxy), errors.Join(err, os.WriteFile(filepath.Join(dir, "proxy-filter"), filter, 0o644),
+		build(dir, "network/cmd/"+NetworkProxy))
+})
 
 // flags are those that nix/backends/jail.nix generates, with folders of the host
 // where that has a closure. TestArtifactIsolatesLikeTheFixture of package jail

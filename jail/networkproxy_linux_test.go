@@ -1,0 +1,231 @@
+package jail_test
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/jailtest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
+)
+
+const networkPolicy = `{"schema":1,"domains":["files.example"],"ports":[443,80],"private":[],"connections":8,"rate":50,"megabytes":10,"names":100,"upstream":null}`
+
+// networkedSandbox starts a sandbox with a network as a user, which runs lines of bash
+// from its standard input. It returns what its standard output and error come to, and
+// the events of its proxy.
+type networkedSandbox struct {
+	*exec.Cmd
+	in     io.WriteCloser
+	out    *bufio.Reader
+	events *bufio.Reader
+}
+
+func startNetworked(t *testing.T, user int, settings ...string) *networkedSandbox {
+	t.Helper()
+	run := jailtest.Sandbox{Policy: networkPolicy, Program: "/usr/bin/bash"}.Write(t)
+	cmd := exec.CommandContext(t.Context(), run)
+	read, write, err := os.Pipe()
+	must.Do(t, err)
+	t.Cleanup(func() { read.Close() })
+	defer write.Close()
+	cmd.ExtraFiles = []*os.File{write}
+	cmd.Env = append([]string{jail.EventsVariable + "=3"}, settings...)
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if user != os.Geteuid() {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}
+	}
+	s := &networkedSandbox{Cmd: cmd, in: must.Get(cmd.StdinPipe())(t), events: bufio.NewReader(read)}
+	s.out = bufio.NewReader(must.Get(cmd.StdoutPipe())(t))
+	cmd.Stderr = cmd.Stdout
+	must.Do(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
+		_ = cmd.Wait()
+	})
+	return s
+}
+
+// do runs a line, and returns the output without its last newline.
+func (s *networkedSandbox) do(t *testing.T, line string) string {
+	t.Helper()
+	fmt.Fprintf(s.in, "{ %s\n} 2>&1; echo; echo done\n", line)
+	var out strings.Builder
+	for {
+		text, err := s.out.ReadString('\n')
+		if err != nil {
+			t.Fatalf("%s: %v after %q", line, err, out.String()+text)
+		}
+		if text == "done\n" {
+			return strings.TrimSpace(out.String())
+		}
+		out.WriteString(text)
+	}
+}
+
+// proxy returns the process of the sandbox's proxy.
+func (s *networkedSandbox) proxy(t *testing.T) int {
+	t.Helper()
+	var found int
+	patience.Until(t, "the proxy runs", func() bool {
+		for _, pid := range procfs.Descendants(s.Process.Pid) {
+			if p, err := procfs.Read(pid); err == nil && p.Name() == jailtest.NetworkProxy && p.State != "Z" {
+				found = pid
+			}
+		}
+		return found != 0
+	})
+	return found
+}
+
+func TestNetwork_RefusesWhatThePolicyDoesNotName(t *testing.T) {
+	for _, user := range users() {
+		t.Run(fmt.Sprint(user), func(t *testing.T) {
+			s := startNetworked(t, user)
+			const fetch = `exec 4<>/dev/tcp/%s/80 && printf 'GET / HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n' >&4 && head -n 1 <&4; exec 4>&-`
+			if got := s.do(t, fmt.Sprintf(fetch, "203.0.113.9", "203.0.113.9")); !strings.Contains(got, " 403 ") {
+				t.Errorf("an address: %q", got)
+			}
+			if got := s.do(t, "getent hosts evil.example || echo none"); got != "none" {
+				t.Errorf("a name that is not listed: %q", got)
+			}
+			if got := s.do(t, "(exec 4<>/dev/tcp/203.0.113.9/22)"); !strings.Contains(got, "Connection refused") {
+				t.Errorf("a port that is not listed: %q", got)
+			}
+			var reasons []event.Reason
+			for range 2 {
+				var e event.Event
+				line := must.Get(s.events.ReadString('\n'))(t)
+				must.Do(t, json.Unmarshal([]byte(line), &e))
+				reasons = append(reasons, e.Reason)
+			}
+			if !slices.Equal(reasons, []event.Reason{event.ByAddress, event.ByName}) {
+				t.Errorf("events with the reasons %q", reasons)
+			}
+			if got := s.do(t, "readlink /proc/self/fd/* | grep -v -e pipe: -e /proc/; grep -E 'Cap...:.*[1-9a-f]|NoNewPrivs' /proc/self/status"); got != "NoNewPrivs:\t1" {
+				t.Errorf("descriptors and privileges: %q", got)
+			}
+		})
+	}
+}
+
+// The proxy has a user of its own where root starts it, the filter of its own, no
+// capability, and none of the host's files but those of the resolver.
+func TestNetwork_ConfinesTheProxy(t *testing.T) {
+	for _, user := range users() {
+		t.Run(fmt.Sprint(user), func(t *testing.T) {
+			s := startNetworked(t, user)
+			if got := s.do(t, "echo up"); got != "up" {
+				t.Fatal(got)
+			}
+			pid := s.proxy(t)
+			status := func(pid int, field string) string {
+				text := string(must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))(t))
+				_, rest, _ := strings.Cut(text, "\n"+field+":\t")
+				value, _, _ := strings.Cut(rest, "\n")
+				return value
+			}
+			for field, want := range map[string]string{
+				"CapEff": "0000000000000000", "CapPrm": "0000000000000000", "CapBnd": "0000000000000000",
+				"NoNewPrivs": "1", "Seccomp": "2",
+			} {
+				patience.Until(t, field+" is "+want, func() bool { return status(pid, field) == want })
+			}
+			if user == 0 && (status(pid, "Uid") == status(s.Process.Pid, "Uid") || strings.HasPrefix(status(pid, "Uid"), "0\t")) {
+				t.Errorf("the users of the proxy and the sandbox are %q and %q", status(pid, "Uid"), status(s.Process.Pid, "Uid"))
+			}
+			if score := string(must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid)))(t)); score != "900\n" {
+				t.Errorf("oom_score_adj is %q", score)
+			}
+			entries := must.Get(os.ReadDir(fmt.Sprintf("/proc/%d/root", pid)))(t)
+			var names []string
+			for _, entry := range entries {
+				names = append(names, entry.Name())
+			}
+			if !slices.Equal(names, []string{"etc", jailtest.NetworkProxy, "policy.json"}) {
+				t.Errorf("the proxy sees %q", names)
+			}
+			for _, namespace := range []string{"user", "pid", "mnt", "ipc", "uts"} {
+				mine := must.Get(os.Readlink("/proc/self/ns/" + namespace))(t)
+				if its := must.Get(os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, namespace)))(t); its == mine {
+					t.Errorf("the proxy is in the %s namespace of the host", namespace)
+				}
+			}
+			// The host's, and so not the sandbox's.
+			if must.Get(os.Readlink("/proc/self/ns/net"))(t) != must.Get(os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid)))(t) {
+				t.Error("the proxy is not in the network namespace of the host")
+			}
+		})
+	}
+}
+
+// However a sandbox ends, its proxy ends too.
+func TestNetwork_EndsWithTheSandbox(t *testing.T) {
+	for name, end := range map[string]func(s *networkedSandbox){
+		"by itself": func(s *networkedSandbox) { s.in.Close() },
+		"killed":    func(s *networkedSandbox) { _ = unix.Kill(s.Process.Pid, unix.SIGKILL) },
+	} {
+		for _, user := range users() {
+			t.Run(fmt.Sprint(name, " ", user), func(t *testing.T) {
+				s := startNetworked(t, user)
+				s.do(t, "echo up")
+				s.proxy(t)
+				all := procfs.Descendants(s.Process.Pid)
+				end(s)
+				_ = s.Wait()
+				patience.Gone(t, all...)
+			})
+		}
+	}
+}
+
+// A proxy that ends takes the network with it, and nothing else.
+func TestNetwork_FailsClosedWithItsProxy(t *testing.T) {
+	for _, user := range users() {
+		t.Run(fmt.Sprint(user), func(t *testing.T) {
+			s := startNetworked(t, user)
+			s.do(t, "echo up")
+			pid := s.proxy(t)
+			must.Do(t, unix.Kill(pid, unix.SIGKILL))
+			patience.Gone(t, pid)
+			if got := s.do(t, "(exec 4<>/dev/tcp/203.0.113.9/443); getent hosts files.example || echo none"); !strings.Contains(got, "Connection refused") || !strings.HasSuffix(got, "none") {
+				t.Errorf("without a proxy: %q", got)
+			}
+			if rest, err := io.ReadAll(s.events); err != nil || len(rest) > 0 {
+				t.Errorf("events %q, error %v, want their end", rest, err)
+			}
+		})
+	}
+}
+
+// What prevents the proxy is said before anything starts, and the sandbox of the same
+// description with the proxy starts.
+func TestNetwork_StartsNothingWithoutItsProxy(t *testing.T) {
+	run := jailtest.Sandbox{Policy: networkPolicy, Program: "/usr/bin/bash"}.Write(t)
+	if got := runProgram(t, exec.Command(run), "echo started"); got.out != "started\n" {
+		t.Errorf("the control: %+v", got)
+	}
+	must.Do(t, os.Remove(filepath.Join(filepath.Dir(run), "policy")))
+	if got := runProgram(t, exec.Command(run), "echo started"); got.status != 125 || got.out != "" || strings.Count(got.err, "error: ") != 1 {
+		t.Errorf("without the policy: %+v", got)
+	}
+	must.Do(t, os.Remove(filepath.Join(filepath.Dir(run), "proxy")))
+	if got := runProgram(t, exec.Command(run), "echo started"); got.status != 125 || got.out != "" || !strings.Contains(got.err, "proxy") {
+		t.Errorf("without the proxy: %+v", got)
+	}
+}
