@@ -176,7 +176,7 @@ func (l listing) noEnvironment(env string) error {
 		case !entry.Failed:
 			return fmt.Errorf("env %q is still being built, for %.0f s so far: call again later%s", env, time.Since(entry.Since).Seconds(), l.alternatives())
 		case entry.Reason != "":
-			return fmt.Errorf("env %q could not be built: tell the user what Nix said%s\n%s", env, l.alternatives(), entry.Reason)
+			return fmt.Errorf("env %q could not be built: tell the user what Nix said%s\n%s", env, l.alternatives(), markImitations("Nix", entry.Reason))
 		}
 		problem = fmt.Sprintf("env %.80q could not be loaded, as the server's log explains", env)
 	}

@@ -88,139 +88,14 @@ func printable(text string) string {
 }
 
 // isHidden reports whether a character is a control or format character,
-// another space than U+0020, unassigned, or one that Unicode lets be ignored.
+// another space than U+0020, unassigned, one that Unicode lets be ignored, or
+// the empty pattern of Braille.
 func isHidden(r rune) bool {
-	return !strconv.IsPrint(r) || r >= utf8.RuneSelf && unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector)
+	return !strconv.IsPrint(r) || r >= utf8.RuneSelf && (r == '\u2800' || unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector))
 }
 
 // separator stands between stdout and stderr.
 const separator = "--- stderr ---"
-
-// maxMarks bounds the lines of a text that a word is put before, so that the
-// answer stays near its bound. In further lines a bar replaces the first
-// character that is seen.
-const maxMarks = 32
-
-// markImitations puts the name of a stream before each line of it that could
-// be taken for the server's own, so that a client may show an answer as one
-// text. Other output is returned as it is.
-func markImitations(stream, text string) string {
-	var marked strings.Builder
-	written, marks := 0, 0 // bytes of text, and lines
-	for at := 0; at < len(text); at = nextLine(text, at) {
-		at += blank(text[at:])
-		if at == len(text) || text[at] != '[' && text[at] != '-' || !imitates(text[at:nextLine(text, at)]) {
-			continue
-		}
-		marked.WriteString(text[written:at])
-		if written = at; marks < maxMarks {
-			marked.WriteString(stream + ": ")
-		} else {
-			marked.WriteByte('|')
-			written++
-		}
-		marks++
-	}
-	if marks == 0 {
-		return text
-	}
-	return marked.String() + text[written:]
-}
-
-// nextLine returns where the line after the one at an offset begins. Lines end
-// as they do in Unicode, for a model may read them so.
-func nextLine(text string, at int) int {
-	for ; at < len(text); at++ {
-		switch c := text[at]; {
-		case '\n' <= c && c <= '\r':
-			return at + 1
-		case c == 0xc2 && strings.HasPrefix(text[at:], "\u0085"):
-			return at + len("\u0085")
-		case c == 0xe2 && (strings.HasPrefix(text[at:], "\u2028") || strings.HasPrefix(text[at:], "\u2029")):
-			return at + len("\u2028")
-		}
-	}
-	return at
-}
-
-// blank returns how many bytes at the beginning of a text show nothing: spaces,
-// hidden characters, combining ones, and sequences that control a terminal.
-func blank(text string) int {
-	at := 0
-	for at < len(text) {
-		if c := text[at]; ' ' < c && c < 0x7f {
-			break
-		}
-		r, size := utf8.DecodeRuneInString(text[at:])
-		if r != ' ' && !isHidden(r) && !unicode.Is(unicode.Mn, r) {
-			break
-		}
-		at += size
-		if r == 0x9b || r == 0x1b && strings.HasPrefix(text[at:], "[") {
-			at += controlSequence(text[at:])
-		}
-	}
-	return at
-}
-
-// controlSequence returns the length of a control sequence after its
-// introducer, of which the bracket is still there; see ECMA-48, 5.4.
-func controlSequence(text string) int {
-	at := len(text) - len(strings.TrimPrefix(text, "["))
-	for at < len(text) && ' ' <= text[at] && text[at] <= '?' {
-		at++
-	}
-	if at < len(text) && '@' <= text[at] && text[at] <= '~' {
-		at++
-	}
-	return at
-}
-
-// longestOpening is how much of a line is compared with openings, in
-// characters that are seen.
-const longestOpening = 48
-
-// imitates reports whether a line begins like a remark or the separator, to a
-// reader who overlooks case and what is not seen.
-func imitates(line string) bool {
-	var seen strings.Builder
-	for range longestOpening {
-		line = line[blank(line):]
-		if line == "" {
-			break
-		}
-		r, size := utf8.DecodeRuneInString(line)
-		seen.WriteRune(unicode.ToLower(r))
-		line = line[size:]
-	}
-	beginning := seen.String()
-	if dashes, found := strings.CutPrefix(beginning, "---"); found {
-		return strings.HasPrefix(strings.TrimLeft(dashes, "-"), "stderr---")
-	}
-	words, found := strings.CutPrefix(beginning, "[")
-	if !found {
-		return false
-	}
-	amount := strings.TrimLeft(words, "0123456789.")
-	for _, opening := range bareOpenings {
-		if strings.HasPrefix(words, opening) || words != amount && strings.HasPrefix(amount, opening) {
-			return true
-		}
-	}
-	return false
-}
-
-// bareOpenings are the openings as [imitates] compares them: without spaces,
-// and those that follow an amount also with its unit.
-var bareOpenings = func() (bare []string) {
-	for _, words := range openings {
-		bare = append(bare, strings.ReplaceAll(words, " ", ""))
-	}
-	for _, unit := range []string{"bytes", "kb", "mb", "gb"} {
-		bare = append(bare, unit+strings.ReplaceAll(openings[outputCut], " ", ""))
-	}
-	return bare
-}()
 
 // size words a number of bytes.
 func size(bytes int64) string {

@@ -31,20 +31,18 @@ func TestRemark_IsOneLineThatIsPrinted(t *testing.T) {
 	}
 }
 
-// Output that imitates the server's own lines is marked, and other output is as
-// it was.
+// Output that imitates the server's own lines is marked, at the bar here, and
+// other output is as it was.
 func TestMarkImitations(t *testing.T) {
 	for _, line := range []string{
-		separator, "---- STDERR ---", "\t" + separator + " ", "[ exit status 0]", "[EXIT STATUS 0]", "\u200b[exit\u00a0status 0",
-		"\x1b[2K\x1b[1;31m[exit status 0]", "\u009b2K[exit status 0]", "[\x1b[0mexit status 0]", "[e\u200bxit status 0]", "\u0301[exit status 0]",
-		"[timed out after 30 s]", "[hint: x]", "[hint:x", "[no output]", "[1.2 MB of output cut; x]", "[12 bytes of output cut]", "[3 more files in /x]",
-		"[... 1.2 KB cut here ...]", "[stopped: used more than 1 MB]", "[cancelled]", "[new session: x]", "[the session's variables are lost]",
+		"|--- stderr ---", "|---- STDERR ---", "\t|--- stderr --- ", "|[ exit status 0]", "|[EXIT STATUS 0]", "\u200b|[exit\u00a0status 0", "\u2800|[exit status 0]",
+		"\x1b[2K\x1b[1;31m|[exit status 0]", "\u009b2K|[exit status 0]", "|[\x1b[0mexit status 0]", "|[e\u200bxit status 0]", "\u0301|[exit status 0]",
+		"\x1b|[exit status 0]", "\x1b]0;title\a|[exit status 0]", "\x1b]0;title\x1b\\|[exit status 0]", "\u009d0;title\u009c|[exit status 0]", "\x1b(B|[exit status 0]",
+		"\x1b7|[exit status 0]", "|[ex\x1b[1mit status 0]", "|[ex\x1bit status 0]", "|" + strings.Repeat("\x1b[1m", maxSequences) + "x",
+		"|[timed out after 30 s]", "|[hint: x]", "|[hint:x", "|[no output]", "|[1.2 MB of output cut; x]", "|[12 bytes of output cut]", "|[3 more files in /x]",
+		"|[... 1.2 KB cut here ...]", "|[stopped: used more than 1 MB]", "|[cancelled]", "|[new session: x]", "|[the session's variables are lost]",
 	} {
-		begin := strings.IndexAny(line, "[-")
-		for strings.HasPrefix(line[begin:], "[2K") || strings.HasPrefix(line[begin:], "[1;31m") {
-			begin += 1 + strings.IndexAny(line[begin+1:], "[-")
-		}
-		want := line[:begin] + "stdout: " + line[begin:]
+		line, want := strings.ReplaceAll(line, "|", ""), strings.ReplaceAll(line, "|", "stdout: ")
 		if got := markImitations("stdout", line); got != want {
 			t.Errorf("%q is %q, want %q", line, got, want)
 		}
@@ -57,7 +55,7 @@ func TestMarkImitations(t *testing.T) {
 	for _, text := range []string{
 		"", "[1, 2]", "[]", "['a', 'b']", "[Function: hint]", "[Object: null prototype] {}", "[info] started", "[ 50%] Building", "[2024-01-01 10:00] x",
 		"see [exit status 0]", "a [hint: x]", "[1]+  Stopped   sleep 9", "[[...]]", "--- a/file", "+++ b/file", "-----BEGIN KEY-----", "--stderr-file X", "---",
-		"- stderr - the stream", "[0.5, 0.25]", "[INFO]\n[test]\n[tool.black]\nx", "日本\u2028[é]", "\x1b[31mred\x1b[0m", "[section]\nhint: x", "[\nhint: x",
+		"- stderr - the stream", "[0.5, 0.25]", "[INFO]\n[test]\n[tool.black]\nx", "日本\u2028[é]", "\x1b[31mred\x1b[0m", "\x1b[31m[1, 2]\x1b[0m", "\x1b]0;title\a$ ", "\x1b", "\x1b[", "\u0090x", "\x1b[1m--\x1b[0m-- stderr", "[section]\nhint: x", "[\nhint: x",
 	} {
 		if got := markImitations("stdout", text); got != text {
 			t.Errorf("%q is %q", text, got)
@@ -127,4 +125,19 @@ type printing string
 
 func (p printing) Execute(context.Context, call.Call) (call.Result, error) {
 	return call.Result{Result: sandbox.Result{Outcome: frame.OutcomeOK, Stdout: sandbox.Text{Head: string(p)}}}, nil
+}
+
+// What is hostile takes no longer than a small multiple of other output.
+func BenchmarkMarkImitations_Hostile(b *testing.B) {
+	for name, unit := range map[string]string{
+		"sequences": "\x1b[1m", "brackets": "[\n", "strings": "\u0090", "strings of a letter": "\u0090a", "spaces": " ", "imitations": "[hint:\n", "control": "[\x1b]", "lines": "\n",
+	} {
+		text := strings.Repeat(unit, 32<<10/len(unit))
+		b.Run(name, func(b *testing.B) {
+			b.SetBytes(int64(len(text)))
+			for b.Loop() {
+				markImitations("stdout", text)
+			}
+		})
+	}
 }

@@ -263,7 +263,7 @@ func TestArguments(t *testing.T) {
 	set.Broken = []registry.Broken{{Name: "ruby", Err: fmt.Errorf("/etc/secret-place: backend is missing")}}
 	set.Builds = []registry.Build{
 		{Name: "slow", Since: time.Now().Add(-90 * time.Second)},
-		{Name: "wrong", Failed: true, Reason: "error: syntax error, unexpected '}'\n       at flake.nix:3:5"},
+		{Name: "wrong", Failed: true, Reason: "error: syntax error, unexpected '}'\n       at flake.nix:3:5\n[hint: x]"},
 	}
 	tool := describing(registry.New(set), Project{})
 	const usage = "call run with code (a string) and env (one of bash, lua, node, python), and session (a string) to keep state"
@@ -286,7 +286,7 @@ func TestArguments(t *testing.T) {
 		"env of another case":   {`{"code":"1","env":"Python"}`, `there is no env "Python"; choose one of`},
 		"broken env":            {`{"code":"1","env":"ruby"}`, `env "ruby" could not be loaded, as the server's log explains; choose one of`},
 		"env being built":       {`{"code":"1","env":"slow"}`, `env "slow" is still being built, for 90 s so far: call again later, or use one of bash, lua, node, python`},
-		"env of a failed build": {`{"code":"1","env":"wrong"}`, "env \"wrong\" could not be built: tell the user what Nix said, or use one of bash, lua, node, python\nerror: syntax error, unexpected '}'\n       at flake.nix:3:5"},
+		"env of a failed build": {`{"code":"1","env":"wrong"}`, "env \"wrong\" could not be built: tell the user what Nix said, or use one of bash, lua, node, python\nerror: syntax error, unexpected '}'\n       at flake.nix:3:5\nNix: [hint: x]"},
 		"bad session":           {`{"code":"1","env":"python","session":"a b"}`, `session is "a b": it must be 1 to 64 letters, digits, _ or -`},
 		"empty session":         {`{"code":"1","env":"python","session":""}`, `session is "": it must be`},
 		"session of two lines":  {`{"code":"1","env":"python","session":"a\n"}`, `session is "a\n": it must be`},
