@@ -21,7 +21,7 @@ func networked() Spec {
 	spec := valid()
 	spec.Network = &Network{
 		Proxy: "/nix/store/p-proxy", Ports: []int{443, 80},
-		Flags: []string{"--unshare-net", "--tmpfs", "/tmp"}, Room: "/room",
+		Flags: []string{"--unshare-net", "--tmpfs", "/tmp"}, HostDir: "/host",
 	}
 	spec.Overlay.Flags = append([]string{"--unshare-net"}, spec.Overlay.Flags...)
 	return spec
@@ -31,25 +31,25 @@ func networked() Spec {
 func TestPlan_MakesOneOuterNamespace(t *testing.T) {
 	spec := networked()
 	spec.Binds = []Bind{{"/srv/data", "/data"}}
-	shown := []string{"--ro-bind", "/srv/data", "/room/0", "--ro-bind", "/home/me/project", "/room/1"}
+	shown := []string{"--ro-bind", "/srv/data", "/host/0", "--ro-bind", "/home/me/project", "/host/1"}
 	for name, test := range map[string]struct {
 		project       Project
 		outer, inside []string
 	}{
 		"a network": {
 			Project{},
-			[]string{"--unshare-net", "--tmpfs", "/tmp", "--ro-bind", "/srv/data", "/room/0"},
-			[]string{"--ro-bind", "/room/0", "/data"},
+			[]string{"--unshare-net", "--tmpfs", "/tmp", "--ro-bind", "/srv/data", "/host/0"},
+			[]string{"--ro-bind", "/host/0", "/data"},
 		},
 		"a network and a project": {
 			Project{"/home/me/project", "/project", false},
 			append([]string{"--unshare-net", "--tmpfs", "/tmp"}, shown...),
-			[]string{"--ro-bind", "/room/0", "/data", "--ro-bind", "/room/1", "/project"},
+			[]string{"--ro-bind", "/host/0", "/data", "--ro-bind", "/host/1", "/project"},
 		},
 		"a network and an overlay": {
 			Project{"/home/me/project", "/project", true},
 			append([]string{"--unshare-net", "--tmpfs", "/layer"}, shown...),
-			[]string{"--ro-bind", "/room/0", "/data", "--overlay-src", "/room/1", "--overlay", "/layer/upper", "/layer/work", "/project"},
+			[]string{"--ro-bind", "/host/0", "/data", "--overlay-src", "/host/1", "--overlay", "/layer/upper", "/layer/work", "/project"},
 		},
 	} {
 		outer, inside := spec.plan(test.project)
@@ -77,7 +77,7 @@ func TestParseSpec_ReadsNetworks(t *testing.T) {
 	for name, change := range map[string]func(*Spec){
 		"lacks proxy":        func(s *Spec) { s.Network.Proxy = "proxy" },
 		"lacks proxy, flags": func(s *Spec) { s.Network.Flags = nil },
-		"flags or room":      func(s *Spec) { s.Network.Room = "" },
+		"flags or host_dir":  func(s *Spec) { s.Network.HostDir = "" },
 		"has 0 ports":        func(s *Spec) { s.Network.Ports = nil },
 		"has 65 ports":       func(s *Spec) { s.Network.Ports = make([]int, 65) },
 		"the port 0":         func(s *Spec) { s.Network.Ports = []int{0} },

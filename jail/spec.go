@@ -79,9 +79,9 @@ type Bind struct {
 type Overlay struct {
 	// Flags are those of the first bubblewrap.
 	Flags []string `json:"flags"`
-	// Room is the folder of the outer namespace below which everything is bound
+	// HostDir is the folder of the outer namespace below which everything is bound
 	// that the sandbox sees of the host.
-	Room string `json:"room"`
+	HostDir string `json:"host_dir"`
 	// Upper and Work are the layer's folders, in the outer namespace.
 	Upper string `json:"upper"`
 	Work  string `json:"work"`
@@ -103,8 +103,8 @@ type Network struct {
 	// Flags are those of the first bubblewrap. Where the project is an overlay,
 	// those of [Overlay] make the same network too.
 	Flags []string `json:"flags"`
-	// Room is the same folder as the one of [Overlay].
-	Room string `json:"room"`
+	// HostDir is the same folder as the one of [Overlay].
+	HostDir string `json:"host_dir"`
 }
 
 // maxPorts bounds the ports of a network. The build accepts half as many in the list of
@@ -180,14 +180,14 @@ func (s *Spec) check() error {
 		lists = append(lists, []string{bind.From, bind.To})
 	}
 	if o := s.Overlay; o != nil {
-		if len(o.Flags) == 0 || !filepath.IsAbs(o.Room) || !filepath.IsAbs(o.Upper) || !filepath.IsAbs(o.Work) || o.Option == "" || len(s.Command) < 2 {
-			return errors.New("overlay lacks flags, room, upper, work or option")
+		if len(o.Flags) == 0 || !filepath.IsAbs(o.HostDir) || !filepath.IsAbs(o.Upper) || !filepath.IsAbs(o.Work) || o.Option == "" || len(s.Command) < 2 {
+			return errors.New("overlay lacks flags, host_dir, upper, work or option")
 		}
-		lists = append(lists, o.Flags, []string{o.Room, o.Upper, o.Work, o.Option})
+		lists = append(lists, o.Flags, []string{o.HostDir, o.Upper, o.Work, o.Option})
 	}
 	if n := s.Network; n != nil {
-		if !filepath.IsAbs(n.Proxy) || !filepath.IsAbs(n.Room) || len(n.Flags) == 0 {
-			return errors.New("network lacks proxy, flags or room")
+		if !filepath.IsAbs(n.Proxy) || !filepath.IsAbs(n.HostDir) || len(n.Flags) == 0 {
+			return errors.New("network lacks proxy, flags or host_dir")
 		}
 		if len(n.Ports) == 0 || len(n.Ports) > maxPorts {
 			return fmt.Errorf("network has %d ports, want 1 to %d", len(n.Ports), maxPorts)
@@ -197,7 +197,7 @@ func (s *Spec) check() error {
 				return fmt.Errorf("network has the port %d, want 1 to 65535 and not %d", port, portDNS)
 			}
 		}
-		lists = append(lists, n.Flags, []string{n.Proxy, n.Room})
+		lists = append(lists, n.Flags, []string{n.Proxy, n.HostDir})
 	}
 	if s.Descriptors < 0 || s.Descriptors > maxDescriptors {
 		return fmt.Errorf("descriptors is %d, want 0 to %d", s.Descriptors, maxDescriptors)

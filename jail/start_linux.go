@@ -138,19 +138,19 @@ func newKeyring() error {
 // the sandbox needs none, and those of the sandbox. In the outer namespace, what
 // the sandbox sees of the host lies in numbered folders.
 func (s *Spec) plan(project Project) (outer, inside []string) {
-	var room string
+	var hostDir string
 	switch {
 	case project.Overlay:
-		outer, room = slices.Clone(s.Overlay.Flags), s.Overlay.Room
+		outer, hostDir = slices.Clone(s.Overlay.Flags), s.Overlay.HostDir
 	case s.Network != nil:
-		outer, room = slices.Clone(s.Network.Flags), s.Network.Room
+		outer, hostDir = slices.Clone(s.Network.Flags), s.Network.HostDir
 	}
 	shown := 0
 	show := func(from string) string {
 		if outer == nil {
 			return from
 		}
-		to := room + "/" + strconv.Itoa(shown)
+		to := hostDir + "/" + strconv.Itoa(shown)
 		shown++
 		outer = append(outer, "--ro-bind", from, to)
 		return to

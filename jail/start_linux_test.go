@@ -28,9 +28,9 @@ func TestArguments(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			room, got := spec.plan(test.project)
-			if diff := cmp.Diff(test.want, got); diff != "" || room != nil {
-				t.Error(diff, room)
+			outer, got := spec.plan(test.project)
+			if diff := cmp.Diff(test.want, got); diff != "" || outer != nil {
+				t.Error(diff, outer)
 			}
 		})
 	}
@@ -41,15 +41,15 @@ func TestArguments(t *testing.T) {
 func TestArgumentsWithALayer(t *testing.T) {
 	spec := valid()
 	spec.Binds = []Bind{{"/srv/data", "/data"}}
-	room, inside := spec.plan(Project{"/home/me/my:project", "/project", true})
-	wantRoom := []string{"--tmpfs", "/layer", "--ro-bind", "/srv/data", "/room/0", "--ro-bind", "/home/me/my:project", "/room/1"}
+	outer, inside := spec.plan(Project{"/home/me/my:project", "/project", true})
+	wantOuter := []string{"--tmpfs", "/layer", "--ro-bind", "/srv/data", "/host/0", "--ro-bind", "/home/me/my:project", "/host/1"}
 	wantInside := []string{
 		"--unshare-user", "--setenv", "A", "with space\nand line",
-		"--ro-bind", "/room/0", "/data",
-		"--overlay-src", "/room/1", "--overlay", "/layer/upper", "/layer/work", "/project",
+		"--ro-bind", "/host/0", "/data",
+		"--overlay-src", "/host/1", "--overlay", "/layer/upper", "/layer/work", "/project",
 		"--remount-ro", "/",
 	}
-	if diff := cmp.Diff(wantRoom, room); diff != "" {
+	if diff := cmp.Diff(wantOuter, outer); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff(wantInside, inside); diff != "" {

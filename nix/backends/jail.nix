@@ -314,10 +314,10 @@ let
         "CAP_NET_BIND_SERVICE"
       ];
 
-      room = "/room";
+      host_dir = "/host";
 
       overlay = {
-        inherit room;
+        inherit host_dir;
         upper = "/layer/upper";
         work = "/layer/work";
         option = "--layer";
@@ -333,7 +333,7 @@ let
       };
 
       network = {
-        inherit room;
+        inherit host_dir;
         flags = outer;
         inherit (isolatedNetwork) proxy ports;
       };
