@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 )
 
@@ -135,7 +136,8 @@ func epollsOf(task int) (instances []epoll) {
 		return nil
 	}
 	if err != nil {
-		half := int(openFiles(task) / 2)
+		status, _ := bounded.ReadFile(folder+"/status", maxStatus)
+		half := int(openFiles(task, status) / 2)
 		return []epoll{{task: task, fd: -1, watches: half * half}}
 	}
 	defer dir.Close()

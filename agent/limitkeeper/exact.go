@@ -72,7 +72,7 @@ func (s *scanner) exact(size time.Duration, enough int64) (total int64, cost tim
 			}
 			cost += a.cost
 		}
-		total += p.pageTables + memory
+		total += p.kernel + memory
 		if total > enough {
 			break
 		}

@@ -6,8 +6,8 @@
 // takes memory as fast as a processor can write it, that memory which processes
 // share counts once, and that a sandbox at rest costs two short scans a second.
 //
-// Of the memory that the kernel keeps for processes it sees what kernel.go counts:
-// a second late, and pipes by the number of open files alone. It does not see
+// Of the memory that the kernel keeps for processes it sees page tables, pipes by
+// the number of open files alone, and a second late what kernel.go counts. It does not see
 // pages of shared anonymous memory that are no longer mapped while other pages of
 // the same mapping are, which the kernel shows nowhere. A control group sees all
 // of that but file locks, and is better where there is one.

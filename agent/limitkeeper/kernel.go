@@ -21,7 +21,8 @@ import (
 
 // The kernel keeps memory for code beside the pages of its processes. This file
 // counts what can be counted at a bounded cost: file locks, terminals, mappings,
-// open files, watches of epoll instances, and bytes that wait in sockets.
+// watches of epoll instances, and bytes that wait in sockets. What takes no longer
+// than a process's memory is counted with it: page tables and open files.
 
 const (
 	// Scans of what takes long to read are a second apart, and begin when code has
@@ -57,20 +58,11 @@ const (
 	// mappingTime is the processor time that a process uses between two counts of
 	// its mappings. To make one mapping takes a microsecond.
 	mappingTime = 10 * time.Millisecond
-
-	// openFileCost is the kernel's memory for an open file, in bytes. A pipe is
-	// two open files, and holds 8 KB where the pipes of the user have as many
-	// pages as are allowed (fs.pipe-user-pages-soft, 64 MB); a socket takes 2 KB
-	// beside its buffers.
-	openFileCost = 4096
-	// fewFiles is the size of the descriptor table that every process may have.
-	// Kernels before Linux 6.2 show the size of the table and not its use.
-	fewFiles = 256
 )
 
 // kernelUse is what the kernel keeps for the sandbox.
 type kernelUse struct {
-	Bytes     int64 // for sockets, open files and mappings
+	Bytes     int64 // for sockets and mappings
 	Locks     int   // at most frame.MaxFileLocks + 1
 	Watches   int   // of epoll instances
 	Terminals int
@@ -94,10 +86,10 @@ type kernelScanner struct {
 
 // kernelScan says what to read.
 type kernelScan struct {
-	sockets  bool
-	self     int       // this process, whose epoll instance does not count
-	files    []process // whose open files and epoll instances to count
-	mappings []process // whose mappings to count
+	sockets   bool
+	self      int       // this process, whose epoll instance does not count
+	processes []process // whose epoll instances to count
+	mappings  []process // whose mappings to count
 }
 
 // kernelFound is the result of a scan.
@@ -105,7 +97,6 @@ type kernelFound struct {
 	locks    int
 	watches  int
 	sockets  int64 // bytes
-	files    int64 // open files
 	mappings map[int]mappingsOf
 	cost     time.Duration // processor time
 }
@@ -143,11 +134,11 @@ func (k *kernelScanner) use(found []process, self int, now time.Time) kernelUse 
 		period = fastScan
 	}
 	if !k.running && !k.ended.IsZero() && now.Sub(k.ended) >= period && now.After(k.earliest) {
-		k.begin(kernelScan{sockets: many, self: self, files: slices.Clone(found), mappings: due})
+		k.begin(kernelScan{sockets: many, self: self, processes: slices.Clone(found), mappings: due})
 		// Most scans end within this time.
 		k.collect(time.Millisecond)
 	}
-	use := kernelUse{Bytes: k.last.files * openFileCost, Locks: k.last.locks, Watches: k.last.watches, Terminals: k.countTerminals()}
+	use := kernelUse{Locks: k.last.locks, Watches: k.last.watches, Terminals: k.countTerminals()}
 	if many {
 		use.Bytes += k.last.sockets
 	}
@@ -207,7 +198,7 @@ func (k *kernelScanner) refresh(found []process, self int) {
 			again = append(again, p)
 		}
 	}
-	k.begin(kernelScan{sockets: true, self: self, files: slices.Clone(found), mappings: again})
+	k.begin(kernelScan{sockets: true, self: self, processes: slices.Clone(found), mappings: again})
 	k.collect(time.Second)
 }
 
@@ -297,10 +288,7 @@ func (s kernelScan) read(counter *epollCounter) kernelFound {
 	if s.sockets {
 		result.sockets = socketMemory()
 	}
-	for _, p := range s.files {
-		result.files += openFiles(p.task)
-	}
-	result.watches = counter.count(s.files, s.self)
+	result.watches = counter.count(s.processes, s.self)
 	rest := newBudget(mappingsTime)
 	for _, p := range s.mappings {
 		if rest.over() {
@@ -310,24 +298,6 @@ func (s kernelScan) read(counter *epollCounter) kernelFound {
 	}
 	result.cost = begin.spent()
 	return result
-}
-
-// openFiles returns how many files a process or a thread has open, as far as the
-// kernel shows it: from Linux 6.2 on, as the size of the folder of descriptors.
-func openFiles(pid int) int64 {
-	folder := "/proc/" + strconv.Itoa(pid)
-	var stat unix.Stat_t
-	if err := unix.Stat(folder+"/fd", &stat); err != nil || stat.Size > 0 {
-		return stat.Size
-	}
-	status, err := bounded.ReadFile(folder+"/status", maxStatus)
-	if err != nil {
-		return 0
-	}
-	if size := field(status, "FDSize"); size > fewFiles {
-		return size
-	}
-	return 0
 }
 
 // hasManyMappings reports whether a process or a thread has many mappings. It

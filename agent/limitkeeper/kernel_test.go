@@ -1,6 +1,7 @@
 package limitkeeper
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -106,7 +107,7 @@ func TestKernelScanner_CountsMappings(t *testing.T) {
 			use = k.use([]process{self}, 0, k.ended)
 		}
 		// Other programs of this machine may have many sockets.
-		return use.Bytes - k.last.files*openFileCost - k.last.sockets
+		return use.Bytes - k.last.sockets
 	}
 	if got := ask(); got != 0 {
 		t.Errorf("%d bytes of mappings, want none", got)
@@ -118,7 +119,7 @@ func TestKernelScanner_CountsMappings(t *testing.T) {
 		t.Errorf("%d bytes of %d mappings, want %d", got, pages, want)
 	}
 	child := process{pid: self.pid + 1, task: self.pid + 1, parent: self.pid}
-	k.last.files, k.last.sockets = 0, 0
+	k.last.sockets = 0
 	if got := k.use([]process{self, child}, 0, k.ended); got.Bytes != 2*allMappings*mappingCost {
 		t.Errorf("%d bytes with a child, want twice as much", got.Bytes)
 	}
@@ -176,16 +177,34 @@ func TestMapping_NamedSharedMemoryIsMemory(t *testing.T) {
 }
 
 func TestOpenFiles_CountsDescriptors(t *testing.T) {
-	before := openFiles(os.Getpid())
+	count := func(task int) int64 {
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", task))
+		return openFiles(task, status)
+	}
+	before := count(os.Getpid())
 	const many = 2 * fewFiles
 	for range many {
 		file := must.Get(os.Open(os.DevNull))(t)
 		defer file.Close()
 	}
-	if got := openFiles(os.Getpid()); got < before+many-fewFiles {
+	if got := count(os.Getpid()); got < before+many-fewFiles {
 		t.Errorf("%d open files, want about %d more than %d", got, many, before)
 	}
-	if got := openFiles(1 << 30); got != 0 {
+	if got := count(1 << 30); got != 0 {
 		t.Errorf("%d open files of no process", got)
+	}
+}
+
+// A process with few files counts what the kernel keeps for them, each further file
+// as its part of the machine's.
+func TestCostOfFiles_GrowsWithManyFiles(t *testing.T) {
+	s := &scanner{open: 10 << 10}
+	for count, want := range map[int64]int64{0: 0, 10: 40 << 10, usualFiles: 256 << 10, usualFiles + 100: 256<<10 + 1000<<10} {
+		if got := s.costOfFiles(count); got != want {
+			t.Errorf("%d files count as %d bytes, want %d", count, got, want)
+		}
+	}
+	if cost := openFileCost(); cost < minFileCost || cost > maxFileCost {
+		t.Errorf("a file counts as %d bytes here", cost)
 	}
 }

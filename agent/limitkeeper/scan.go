@@ -35,7 +35,7 @@ type process struct {
 	task        int   // the thread by which the kernel shows the memory
 	time        int64 // processor time that it had used before the scan, in ns
 	memory      int64 // bytes, with those that it shares with others
-	pageTables  int64 // bytes of memory that map the memory
+	kernel      int64 // bytes that the kernel keeps for it: page tables and open files
 }
 
 // scanner finds out what a sandbox uses. It is not safe for concurrent use.
@@ -44,6 +44,7 @@ type scanner struct {
 	folders []string // one for each file system in memory
 	self    int
 	buf     []byte
+	open    int64     // bytes that an open file counts as where a process has many
 	found   []process // by the last scan
 	ignored map[int]time.Time
 }
@@ -55,7 +56,7 @@ func newScanner(folders []string) (*scanner, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &scanner{proc: proc, self: os.Getpid(), buf: make([]byte, maxStatus), ignored: map[int]time.Time{}}
+	s := &scanner{proc: proc, self: os.Getpid(), buf: make([]byte, maxStatus), open: openFileCost(), ignored: map[int]time.Time{}}
 	seen := map[uint64]bool{}
 	for _, folder := range folders {
 		var stat unix.Stat_t
@@ -116,7 +117,7 @@ func (s *scanner) scan(maxTasks int) (Usage, error) {
 				continue
 			}
 			s.found = append(s.found, p)
-			usage.Processes += p.memory + p.pageTables
+			usage.Processes += p.memory + p.kernel
 			if pid != s.self {
 				usage.Tasks += tasks
 			}
@@ -233,13 +234,61 @@ func (s *scanner) process(pid int) (p process, tasks int, ok bool) {
 	// A process that has given its memory back counts as a task until it has
 	// been waited for.
 	return process{
-		pid:        pid,
-		parent:     int(field(text, "PPid")),
-		task:       task,
-		time:       used,
-		memory:     resident(text),
-		pageTables: field(text, "VmPTE") << 10,
+		pid:    pid,
+		parent: int(field(text, "PPid")),
+		task:   task,
+		time:   used,
+		memory: resident(text),
+		kernel: field(text, "VmPTE")<<10 + s.costOfFiles(openFiles(task, text)),
 	}, max(int(field(text, "Threads")), 1), true
+}
+
+const (
+	// minFileCost is the kernel's memory for an open file, in bytes. A pipe is
+	// two open files, and holds 8 KB where the pipes of the user have as many
+	// pages as are allowed (fs.pipe-user-pages-soft, 64 MB); a socket takes 2 KB
+	// beside its buffers.
+	minFileCost = 4 << 10
+	maxFileCost = 64 << 10
+	// usualFiles are as many as most processes have open. What a process inherits
+	// counts again, although the machine has it once.
+	usualFiles = 64
+	// fewFiles is the size of the descriptor table that every process may have.
+	// Kernels before Linux 6.2 show the size of the table and not its use.
+	fewFiles = 256
+)
+
+// openFileCost returns what an open file counts as in a process with many, in bytes. A machine has one count
+// of them (fs.file-max), without systemd one for each 10 KB of its memory. Each counts
+// as its part of the memory, so that a sandbox which may have a part of the memory may
+// have that part of the files.
+func openFileCost() int64 {
+	text, err := bounded.ReadFile("/proc/sys/fs/file-max", maxStatus)
+	var machine unix.Sysinfo_t
+	if err != nil || unix.Sysinfo(&machine) != nil {
+		return minFileCost
+	}
+	most := max(number(bytes.TrimSpace(text)), 1)
+	return min(max(int64(machine.Totalram)*int64(machine.Unit)/most, minFileCost), maxFileCost)
+}
+
+// costOfFiles returns what the open files of a process count as, in bytes.
+func (s *scanner) costOfFiles(count int64) int64 {
+	return count*minFileCost + max(count-usualFiles, 0)*(s.open-minFileCost)
+}
+
+// openFiles returns how many files a process or a thread has open, as far as the
+// kernel shows it: from Linux 6.2 on, as the size of the folder of descriptors. status
+// is its /proc/PID/status.
+func openFiles(task int, status []byte) int64 {
+	var stat unix.Stat_t
+	if err := unix.Stat("/proc/"+strconv.Itoa(task)+"/fd", &stat); err != nil || stat.Size > 0 {
+		return stat.Size
+	}
+	if size := field(status, "FDSize"); size > fewFiles {
+		return size
+	}
+	return 0
 }
 
 // status returns /proc/PID/status of a process, or nothing where it has ended,
