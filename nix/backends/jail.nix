@@ -159,7 +159,7 @@ let
       isNetworked = options.network != "none";
 
       rootfs = rootfsOf (
-        { inherit hostname; } // lib.optionalAttrs isNetworked { network = true; }
+        { inherit environment hostname; } // lib.optionalAttrs isNetworked { network = true; }
       );
 
       binds = lib.mapAttrsToList (to: from: {

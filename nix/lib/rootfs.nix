@@ -1,11 +1,14 @@
-# The files that programs expect outside of /nix/store: /bin/sh, /usr/bin/env,
-# and an /etc with one user and the name of the host. They are one store path;
-# the sandbox's /bin, /usr and /etc are links into it, which cost no mount.
+# The files that programs expect outside of /nix/store: /bin/sh, /usr/bin/env and,
+# by the same two folders, the programs of the environment, which the first lines
+# of scripts name there; and an /etc with one user, who can commit, and the name of
+# the host. They are one store path; the sandbox's /bin, /usr and /etc are links
+# into it, which cost no mount.
 #
 # A sandbox with a network has a resolver, at every address, and finds public
 # certificates where Debian, Fedora and NixOS have them.
 { pkgs }:
 {
+  environment,
   hostname,
   network ? false,
 }:
@@ -15,14 +18,20 @@ let
 in
 pkgs.runCommandLocal "sandbox-base" { } (
   ''
-  mkdir -p $out/bin $out/usr/bin $out/etc
-  ln -s ${pkgs.bash}/bin/bash $out/bin/sh
-  ln -s ${pkgs.coreutils}/bin/env $out/usr/bin/env
-  echo '${name}:x:${toString uid}:${toString gid}:${name}:/workspace:/bin/sh' > $out/etc/passwd
-  echo '${name}:x:${toString gid}:' > $out/etc/group
-  printf '127.0.0.1 localhost ${hostname}\n::1 localhost\n' > $out/etc/hosts
-  printf 'passwd: files\ngroup: files\nhosts: files\n' > $out/etc/nsswitch.conf
-''
+    mkdir -p $out/bin $out/usr $out/etc
+    ln -s ../bin $out/usr/bin
+    ln -s ${pkgs.coreutils}/bin/env ${pkgs.bash}/bin/bash $out/bin/
+    shopt -s nullglob
+    for program in ${environment}/bin/*; do
+      ln -sf "$program" $out/bin/
+    done
+    ln -sf ${pkgs.bash}/bin/bash $out/bin/sh
+    echo '${name}:x:${toString uid}:${toString gid}:${name}:/workspace:/bin/sh' > $out/etc/passwd
+    echo '${name}:x:${toString gid}:' > $out/etc/group
+    printf '127.0.0.1 localhost ${hostname}\n::1 localhost\n' > $out/etc/hosts
+    printf 'passwd: files\ngroup: files\nhosts: files\n' > $out/etc/nsswitch.conf
+    printf '[user]\n\tname = ${name}\n\temail = ${name}@localhost\n[init]\n\tdefaultBranch = main\n' > $out/etc/gitconfig
+  ''
   + lib.optionalString network ''
     printf 'passwd: files\ngroup: files\nhosts: files dns\n' > $out/etc/nsswitch.conf
     printf 'nameserver 127.0.0.1\n' > $out/etc/resolv.conf

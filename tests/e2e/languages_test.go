@@ -54,19 +54,23 @@ func TestLanguages_HaveTheUsualPrograms(t *testing.T) {
 		}
 	}
 	for code, want := range map[string]string{
-		"ps -o comm= -p $$":                     "bash",
-		"top -b -n 1 | grep -c bash":            "1",
-		"sqlite3 :memory: 'select 6 * 7'":       "42",
-		"openssl rand -hex 4 | wc -c":           "9",
-		"ip address 2>&1 | cut -c 1-26":         "Cannot open netlink socket",
-		"echo ab | xxd -p":                      "61620a",
-		"printf 'a b\\nc d\\n' | column -t":     "a  b\nc  d",
-		"perl -MJSON::PP -e 'print 6 * 7'":      "42",
-		"python3 -c 'print(6 * 7)'":             "42",
-		"echo hi >f; zip -q z f; unzip -p z":    "hi",
-		"echo hi | xz | zstd | zstd -d | xz -d": "hi",
-		"git init -q . && git status --short":   "[no output]",
-		"find . -name x | less":                 "[no output]",
+		"ps -o comm= -p $$":                                                      "bash",
+		"top -b -n 1 | grep -c bash":                                             "1",
+		"sqlite3 :memory: 'select 6 * 7'":                                        "42",
+		"openssl rand -hex 4 | wc -c":                                            "9",
+		"ip address 2>&1 | cut -c 1-26":                                          "Cannot open netlink socket",
+		"echo ab | xxd -p":                                                       "61620a",
+		"printf 'a b\\nc d\\n' | column -t":                                      "a  b\nc  d",
+		"perl -MJSON::PP -e 'print 6 * 7'":                                       "42",
+		"python3 -c 'print(6 * 7)'":                                              "42",
+		"echo hi >f; zip -q z f; unzip -p z":                                     "hi",
+		"echo hi | xz | zstd | zstd -d | xz -d":                                  "hi",
+		"git init -q . && git status --short":                                    "[no output]",
+		"git init && git commit -qm first --allow-empty && git log --format=%an": "Initialized empty Git repository in /workspace/.git/\nsandbox",
+		"printf '#!/bin/bash\\necho ran' >f; chmod +x f; ./f":                    "ran",
+		"printf '#!/usr/bin/perl\\nprint 42' >f; chmod +x f; ./f":                "42",
+		"printf '#!/usr/bin/python3\\nprint(42)' >f; chmod +x f; ./f":            "42",
+		"find . -name x | less":                                                  "[no output]",
 	} {
 		if got := strings.TrimSpace(run(c, "bash", code).Text()); got != want {
 			t.Errorf("%s: %q, want %q", code, got, want)
