@@ -130,6 +130,7 @@ var mistakes = []mistake{
 
 	// What no sandbox has, and what is too much.
 	{"input", code("python", "input('name? ')"), "[hint: there is no input: write the values into the code]", code("python", "name = 'me'")},
+	{"a debugger", code("python", "x = 1\nbreakpoint()\nprint(x)"), "[hint: there is no debugger to type into: print the values instead]", code("python", "x = 1\nprint(x)")},
 	{"read", code("bash", "read -p 'name? ' name && echo $name"), "[hint: there is no input: write the values into the code]", code("bash", "name=me; echo $name")},
 	{"arguments", code("python", "import sys\nprint(sys.argv[1])"), "[hint: there are no arguments: write the values into the code]", code("python", "print('me')")},
 	{"arguments in JavaScript", code("node", "console.log(process.argv[2].length)"), "[hint: there are no arguments", code("node", "console.log('me'.length)")},

@@ -194,8 +194,21 @@
     writeSync(CONTROL, `done ${current.nonce} ${status & 0xff}\n`);
   }
 
+  // Returns code without the prompts of node's own prompt and without the output
+  // between them; each line keeps its number.
+  function unpasted(source) {
+    if (!/^\s*> /.test(source)) return source;
+    let inside = false;
+    return source.split('\n').map((line) => {
+      const found = /^\s*(> |\.\.\.(?: |$)|\| )(.*)/.exec(line);
+      inside = found !== null && (found[1] === '> ' || inside);
+      return inside ? found[2] : '';
+    }).join('\n');
+  }
+
   // Evaluates code. Code that cannot be read as JavaScript is read as TypeScript.
   function evaluate(source, name, how) {
+    source = unpasted(source);
     if (source.includes('>(') && generic.test(source)) {
       const { code } = loadModule('typescript')(source);
       if (code !== undefined) return attempt(code, name, how);

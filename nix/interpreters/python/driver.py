@@ -448,6 +448,7 @@ after_import = {
     'sandbox_display': lambda module: setattr(module, 'workspace', ROOT),
     'asyncio': have_tasks,
     'multiprocessing.spawn': lambda module: load('sandbox_source').install(module, sources),
+    'matplotlib': lambda module: load('sandbox_figures').install_matplotlib(),
     'matplotlib.figure': lambda module: load('sandbox_figures').install_figures(),
     'matplotlib.pyplot': lambda module: load('sandbox_figures').install_pyplot(),
     'PIL.Image': lambda module: load('sandbox_figures').install_images(),

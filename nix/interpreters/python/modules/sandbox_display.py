@@ -262,6 +262,32 @@ class Javascript(TextDisplayObject):
         return {'text/plain': '<JavaScript, which is not run here>'}
 
 
+class Unseen(DisplayObject):
+    """Sound, films and pages: an answer carries none of them."""
+
+    def __init__(self, *args, **options):
+        super().__init__()
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return {'text/plain': '<%s, which is not shown here>' % type(self).__name__}
+
+
+class Audio(Unseen):
+    pass
+
+
+class Video(Unseen):
+    pass
+
+
+class IFrame(Unseen):
+    pass
+
+
+class YouTubeVideo(Unseen):
+    pass
+
+
 class SVG(DisplayObject):
     kind = 'image/svg+xml'
 

@@ -110,6 +110,26 @@ def show_image(image):
 save = write = None  # the libraries' own functions
 
 
+# Backends that draw into files. All others need a screen, or a notebook.
+FILES = {'agg', 'cairo', 'pdf', 'pgf', 'ps', 'svg', 'template'}
+
+
+def without_screen(choose):
+    """Makes a function that chooses a backend choose one that needs no screen: its
+    figures are shown all the same."""
+
+    @functools.wraps(choose)
+    def chosen(backend, *args, **kwargs):
+        return choose(backend if str(backend).lower() in FILES else 'agg', *args, **kwargs)
+
+    return chosen
+
+
+def install_matplotlib():
+    matplotlib = sys.modules['matplotlib']
+    matplotlib.use = without_screen(matplotlib.use)
+
+
 def install_figures():
     """Takes the place of the parts of matplotlib that show and save figures."""
     global save
@@ -146,7 +166,7 @@ def install_pyplot():
     def show(*args, **kwargs):
         show_open(pyplot)
 
-    pyplot.show = show
+    pyplot.show, pyplot.switch_backend = show, without_screen(pyplot.switch_backend)
 
 
 def install_images():

@@ -35,6 +35,23 @@ for owner, name in ((asyncio, 'run'), (asyncio.runners, 'run'), (asyncio.Runner,
     setattr(owner, name, callable_inside(getattr(owner, name)))
 
 
+def other_loop(function):
+    """Makes asyncio.set_event_loop hide the session's loop from the rest of the
+    call: what the code makes then is for the loop that it has set."""
+
+    @functools.wraps(function)
+    def set_event_loop(loop):
+        function(loop)
+        current = asyncio._get_running_loop()
+        if loop is not None and current is not None and current is runner.get_loop() and not current.is_running():
+            asyncio._set_running_loop(None)
+
+    return set_event_loop
+
+
+asyncio.set_event_loop = asyncio.events.set_event_loop = other_loop(asyncio.set_event_loop)
+
+
 def begin():
     """Shows the loop to code that awaits nothing, in this thread."""
     asyncio._set_running_loop(runner.get_loop())

@@ -1,12 +1,12 @@
 """The names of IPython.display that code uses to show values."""
 
 from sandbox_display import (
-    HTML, JSON, SVG, Code, DisplayHandle, DisplayObject, FileLink, Image, Javascript, Latex, Markdown, Math, Pretty,
-    TextDisplayObject, clear_output, display, update_display)
+    HTML, JSON, SVG, Audio, Code, DisplayHandle, DisplayObject, FileLink, IFrame, Image, Javascript, Latex, Markdown, Math, Pretty,
+    TextDisplayObject, Video, YouTubeVideo, clear_output, display, update_display)
 
 display_html = display_markdown = display_svg = display_png = display_jpeg = display_pretty = display_json = display_latex = display
 
 __all__ = [
-    'Code', 'DisplayHandle', 'DisplayObject', 'FileLink', 'HTML', 'Image', 'JSON', 'Javascript', 'Latex', 'Markdown', 'Math', 'Pretty',
-    'SVG', 'TextDisplayObject', 'clear_output', 'display', 'display_html', 'display_jpeg', 'display_json', 'display_latex',
-    'display_markdown', 'display_pretty', 'display_png', 'display_svg', 'update_display']
+    'Audio', 'Code', 'DisplayHandle', 'DisplayObject', 'FileLink', 'HTML', 'IFrame', 'Image', 'JSON', 'Javascript', 'Latex', 'Markdown',
+    'Math', 'Pretty', 'SVG', 'TextDisplayObject', 'Video', 'YouTubeVideo', 'clear_output', 'display', 'display_html', 'display_jpeg',
+    'display_json', 'display_latex', 'display_markdown', 'display_pretty', 'display_png', 'display_svg', 'update_display']

@@ -1,0 +1,3 @@
+"""The older place of what IPython.display has."""
+
+from IPython.display import *
