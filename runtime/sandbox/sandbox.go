@@ -47,8 +47,8 @@ type Sandbox interface {
 	Kill()
 	// Done is closed when the sandbox can no longer be asked anything.
 	Done() <-chan struct{}
-	// OnEnd has f called once when nothing is left of the sandbox: now, if
-	// that is so already. f must not wait.
+	// OnEnd has f called once, in a goroutine of its own, when nothing is left of
+	// the sandbox: now, if that is so already.
 	OnEnd(f func())
 }
 

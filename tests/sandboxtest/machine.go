@@ -75,7 +75,8 @@ func (m *Machine) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	if m.FailureRate > 0 && (m.FailureRate >= 1 || m.Rand.Float64() < m.FailureRate) {
 		return nil, &sandbox.DeadError{Reason: "the machine failed"}
 	}
-	s := &Sandbox{Spec: spec, machine: m, done: make(chan struct{}), variables: map[string]string{}, files: map[string][]byte{}}
+	ended, stop := context.WithCancel(context.Background())
+	s := &Sandbox{Spec: spec, machine: m, ended: ended, stop: stop, done: make(chan struct{}), variables: map[string]string{}, files: map[string][]byte{}}
 	maps.Copy(s.variables, spec.Variables)
 	if m.live == nil {
 		m.live = map[*Sandbox]struct{}{}
@@ -123,12 +124,12 @@ type Sandbox struct {
 	Spec    sandbox.Spec
 	machine *Machine
 	done    chan struct{}
+	ended   context.Context // done when nothing is left
+	stop    context.CancelFunc
 	runs    sync.Mutex // locked by the code that runs
 
 	mu        sync.Mutex
 	reason    string // of its end
-	over      bool
-	onEnd     []func()
 	variables map[string]string
 	files     map[string][]byte // by path
 }
@@ -146,35 +147,17 @@ func (s *Sandbox) end(reason string) {
 	}
 	s.reason = reason
 	close(s.done)
-	go func() { // the caller may have locked what f locks
-		s.machine.mu.Lock()
-		delete(s.machine.live, s)
-		s.machine.mu.Unlock()
-		s.mu.Lock()
-		s.over = true
-		onEnd := s.onEnd
-		s.mu.Unlock()
-		for _, f := range onEnd {
-			f()
-		}
-	}()
+	s.machine.mu.Lock()
+	delete(s.machine.live, s)
+	s.machine.mu.Unlock()
+	s.stop()
 }
 
 // Done implements [sandbox.Sandbox].
 func (s *Sandbox) Done() <-chan struct{} { return s.done }
 
 // OnEnd implements [sandbox.Sandbox].
-func (s *Sandbox) OnEnd(f func()) {
-	s.mu.Lock()
-	over := s.over
-	if !over {
-		s.onEnd = append(s.onEnd, f)
-	}
-	s.mu.Unlock()
-	if over {
-		f()
-	}
-}
+func (s *Sandbox) OnEnd(f func()) { context.AfterFunc(s.ended, f) }
 
 // Idle implements [sandbox.Sandbox].
 func (s *Sandbox) Idle() bool {

@@ -67,8 +67,9 @@ type Sandbox struct {
 	reason  string // of death; empty while nothing is wrong
 	limit   string // that was the reason, if one was
 	killed  bool
-	over    bool // nothing is left
-	onEnd   []func()
+
+	ended context.Context // done when nothing is left
+	end   context.CancelFunc
 }
 
 // pending is a request to the agent that has no answer yet.
@@ -82,8 +83,10 @@ type pending struct {
 }
 
 func newSandbox(log *slog.Logger, started *process.Process, stdin, stdout, stderr *os.File, outputBytes int64) *Sandbox {
+	ended, end := context.WithCancel(context.Background())
 	return &Sandbox{
 		log: log, process: started, stdin: stdin, stdout: stdout, stderr: stderr,
+		ended: ended, end: end,
 		frames:      frame.NewWriter(stdin),
 		outputBytes: outputBytes,
 		ready:       make(chan struct{}),
@@ -489,28 +492,7 @@ func (s *Sandbox) Memory() int64 { return s.memory }
 func (s *Sandbox) Done() <-chan struct{} { return s.done }
 
 // OnEnd implements [sandbox.Sandbox].
-func (s *Sandbox) OnEnd(f func()) {
-	s.mu.Lock()
-	over := s.over
-	if !over {
-		s.onEnd = append(s.onEnd, f)
-	}
-	s.mu.Unlock()
-	if over {
-		f()
-	}
-}
-
-// finish calls what was given to OnEnd.
-func (s *Sandbox) finish() {
-	s.mu.Lock()
-	s.over = true
-	onEnd := s.onEnd
-	s.mu.Unlock()
-	for _, f := range onEnd {
-		f()
-	}
-}
+func (s *Sandbox) OnEnd(f func()) { context.AfterFunc(s.ended, f) }
 
 // death waits for the log's end, which is near, and returns why the sandbox
 // ended.

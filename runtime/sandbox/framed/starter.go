@@ -195,7 +195,7 @@ func (l *Starter) spawn(spec sandbox.Spec) (_ *Sandbox, err error) {
 		l.mu.Lock()
 		delete(l.live, s)
 		l.mu.Unlock()
-		s.finish()
+		s.end()
 	}()
 	return s, nil
 }
