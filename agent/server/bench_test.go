@@ -3,7 +3,7 @@ package server_test
 import (
 	"testing"
 
-	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/agenttest"
+	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/agenttest"
 )
 
 // The round trip of a small call, beside which everything else of a warm call

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/agenttest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/agenttest"
 )
 
 // shortTime is the time of code that exceeds it: long enough for the code to begin.

@@ -3,7 +3,7 @@ package mcptest
 import (
 	"testing"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/agenttest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/agenttest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/jailtest"
 )
 
