@@ -235,23 +235,18 @@ func facts(s *Step, text string) error {
 }
 
 // Each kind of state that a driver keeps, and each way in which a call ends.
-func TestSessions(t *testing.T) {
-	t.Parallel()
-	for _, name := range Interpreters(t) {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			readCases(t, filepath.Join(Folder(t, name), "testdata", "sessions.txtar")).run(t, name, nil, true)
-		})
-	}
-}
+func TestSessions(t *testing.T) { runAll(t, "sessions.txtar", nil, true) }
 
 // A call without a session is a program: it ends as its interpreter ends one.
-func TestPrograms(t *testing.T) {
+func TestPrograms(t *testing.T) { runAll(t, "programs.txtar", Ephemeral, false) }
+
+// runAll runs the cases of a file of every interpreter.
+func runAll(t *testing.T, file string, change func(*frame.Request), warm bool) {
 	t.Parallel()
 	for _, name := range Interpreters(t) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			readCases(t, filepath.Join(Folder(t, name), "testdata", "programs.txtar")).run(t, name, Ephemeral, false)
+			readCases(t, filepath.Join(Folder(t, name), "testdata", file)).run(t, name, change, warm)
 		})
 	}
 }

@@ -9,13 +9,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
 )
 
 func TestMain(m *testing.M) { os.Exit(mcptest.Main(m)) }
@@ -24,20 +23,10 @@ func TestMain(m *testing.M) { os.Exit(mcptest.Main(m)) }
 // an earlier call, is handed out once, and is not handed out when somebody
 // killed it.
 func TestRealSandboxes(t *testing.T) {
-	set := must.Get(registry.Read(mcptest.Metadata(t, mcptest.Artifacts(t))))(t)
-	bash, ok := set.Environments["bash"]
-	if !ok {
-		t.Skip("there is no bash")
-	}
-	log := slog.New(slog.DiscardHandler)
-	starter := framed.New(log, framed.Options{})
-	p := New(starter, log)
-	defer func() {
-		p.Close(patience.Long)
-		starter.Close(patience.Long)
-		patience.Gone(t, procfs.Descendants(os.Getpid())...)
-	}()
-	spec := sandbox.Spec{Name: "bash", Exec: bash.SessionExec, OutputBytes: 1000, Variables: map[string]string{"GIVEN": "a b"}}
+	set, starter := sandboxtest.Real(t)
+	p := New(starter, slog.New(slog.DiscardHandler))
+	defer p.Close(patience.Long)
+	spec := sandbox.Spec{Name: "bash", Exec: set.Environments["bash"].SessionExec, OutputBytes: 1000, Variables: map[string]string{"GIVEN": "a b"}}
 	p.Keep([]Kind{{spec, 1}})
 	p.Fill()
 	// first waits for the sandbox that is handed out next.

@@ -10,14 +10,9 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
 )
 
 func TestMain(m *testing.M) { os.Exit(mcptest.Main(m)) }
@@ -25,22 +20,10 @@ func TestMain(m *testing.M) { os.Exit(mcptest.Main(m)) }
 // Over real sandboxes a session keeps its state, a cancellation interrupts and
 // keeps it, a death loses it, and nothing is left at the end.
 func TestRealSandboxes(t *testing.T) {
-	set := must.Get(registry.Read(mcptest.Metadata(t, mcptest.Artifacts(t))))(t)
-	bash, ok := set.Environments["bash"]
-	if !ok {
-		t.Skip("there is no bash")
-	}
-	log := slog.New(slog.DiscardHandler)
-	starter := framed.New(log, framed.Options{})
-	spec := func(c call.Call) sandbox.Spec {
-		return sandbox.Spec{Name: c.Env.Name, Exec: c.Env.SessionExec, OutputBytes: c.Env.OutputBytes}
-	}
-	sessions := session.New(starter, spec, session.Once(starter, spec), session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, log)
-	defer func() {
-		sessions.Close()
-		starter.Close(20 * time.Second)
-		patience.Gone(t, procfs.Descendants(os.Getpid())...)
-	}()
+	set, starter := sandboxtest.Real(t)
+	bash := set.Environments["bash"]
+	sessions := session.New(starter, sandboxtest.Spec, session.Once(starter, sandboxtest.Spec), session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, slog.New(slog.DiscardHandler))
+	defer sessions.Close()
 	begun := make(chan struct{}, 1)
 	run := func(ctx context.Context, session, code string) (call.Result, error) {
 		return sessions.Execute(ctx, call.Call{Env: bash, Session: session, Code: code, Progress: func(line string) {

@@ -10,13 +10,10 @@ import (
 
 	"github.com/mark3labs/mcp-go/mcp"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
 )
 
 func TestMain(m *testing.M) { os.Exit(mcptest.Main(m)) }
@@ -29,17 +26,10 @@ type real struct {
 
 func overRealSandboxes(t testing.TB) *real {
 	t.Helper()
-	set := must.Get(registry.Read(mcptest.Metadata(t, mcptest.Artifacts(t))))(t)
+	set, starter := sandboxtest.Real(t)
 	log := slog.New(slog.DiscardHandler)
-	starter := framed.New(log, framed.Options{})
-	spec := func(c call.Call) sandbox.Spec {
-		return sandbox.Spec{Name: c.Env.Name, Exec: c.Env.SessionExec, OutputBytes: c.Env.OutputBytes}
-	}
-	sessions := session.New(starter, spec, session.Once(starter, spec), session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, log)
-	t.Cleanup(func() {
-		sessions.Close()
-		starter.Close(20 * time.Second)
-	})
+	sessions := session.New(starter, sandboxtest.Spec, session.Once(starter, sandboxtest.Spec), session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, log)
+	t.Cleanup(sessions.Close)
 	return &real{New(Options{Environments: registry.New(set), Executor: sessions, Sessions: sessions, Log: log}), t}
 }
 
@@ -50,19 +40,6 @@ func (r *real) run(env, session, code string) *mcp.CallToolResult {
 		arguments["session"] = session
 	}
 	return r.Accept("", arguments).Answer(context.Background(), nil)
-}
-
-func (r *real) read(uri string) (mcp.ResourceContents, error) {
-	read, err := r.AcceptRead("", uri)
-	if err != nil {
-		return nil, err
-	}
-	defer read.Release()
-	contents, err := read.Answer(context.Background())
-	if err != nil {
-		return nil, err
-	}
-	return contents[0], nil
 }
 
 // A link can be read, whatever its file is called, and names alone cost a
@@ -76,7 +53,7 @@ func TestRealFiles_CanBeRead(t *testing.T) {
 		if !ok {
 			t.Fatalf("content %+v", content)
 		}
-		contents, err := r.read(link.URI)
+		contents, err := read(r.Tool, link.URI)
 		if err != nil {
 			t.Fatalf("%s: %v", link.URI, err)
 		}
@@ -107,11 +84,11 @@ func TestRealFiles_StayInside(t *testing.T) {
 	r := overRealSandboxes(t)
 	r.run("bash", "s", "ln -s /etc/hostname link; ln -s / root; mkfifo fifo; head -c 9000000 /dev/zero >big; mkdir dir; echo kept >file")
 	for _, uri := range []string{"sandbox://s/link", "sandbox://s/root/etc/hostname", "sandbox://s/fifo", "sandbox://s/big", "sandbox://s/dir"} {
-		if contents, err := r.read(uri); err == nil {
+		if contents, err := read(r.Tool, uri); err == nil {
 			t.Errorf("%s: %+v", uri, contents)
 		}
 	}
-	if contents, err := r.read("sandbox://s/file"); err != nil || contents.(mcp.TextResourceContents).Text != "kept\n" {
+	if contents, err := read(r.Tool, "sandbox://s/file"); err != nil || contents.(mcp.TextResourceContents).Text != "kept\n" {
 		t.Errorf("contents %+v, error %v", contents, err)
 	}
 }

@@ -170,33 +170,35 @@ func TestRun_ShowsFiles(t *testing.T) {
 	})
 }
 
+// read reads the file of a link.
+func read(tool *Tool, uri string) (mcp.ResourceContents, error) {
+	read, err := tool.AcceptRead("", uri)
+	if err != nil {
+		return nil, err
+	}
+	defer read.Release()
+	contents, err := read.Answer(context.Background())
+	if err != nil {
+		return nil, err
+	}
+	return contents[0], nil
+}
+
 func TestRead_AnswersLinks(t *testing.T) {
 	inBubble(t, func(t *testing.T, f *fixture) {
 		f.bash("s", "echo a,b >outputs/table.csv; png outputs/dot.png")
-		read := func(uri string) (mcp.ResourceContents, error) {
-			read, err := f.AcceptRead("", uri)
-			if err != nil {
-				return nil, err
-			}
-			defer read.Release()
-			contents, err := read.Answer(t.Context())
-			if err != nil {
-				return nil, err
-			}
-			return contents[0], nil
-		}
-		got, err := read("sandbox://s/outputs/table.csv")
+		got, err := read(f.Tool, "sandbox://s/outputs/table.csv")
 		if diff := cmp.Diff(mcp.TextResourceContents{URI: "sandbox://s/outputs/table.csv", MIMEType: "text/csv", Text: "a,b\n"}, got); diff != "" || err != nil {
 			t.Errorf("error %v, %s", err, diff)
 		}
-		if got, err := read("sandbox://s/outputs/dot.png"); err != nil || got.(mcp.BlobResourceContents).MIMEType != "image/png" {
+		if got, err := read(f.Tool, "sandbox://s/outputs/dot.png"); err != nil || got.(mcp.BlobResourceContents).MIMEType != "image/png" {
 			t.Errorf("contents %+v, error %v", got, err)
 		}
 		for _, uri := range []string{
 			"sandbox://s/../etc/hostname", "sandbox://s/%2e%2e/etc/hostname", "sandbox://s//etc/hostname", "sandbox://s/", "sandbox://s",
 			"sandbox://s/none", "sandbox://other/outputs/table.csv", "sandbox://s/%00", "sandbox://s/%zz", "file:///etc/hostname", "sandbox://a b/x",
 		} {
-			if contents, err := read(uri); err == nil {
+			if contents, err := read(f.Tool, uri); err == nil {
 				t.Errorf("%s: %+v", uri, contents)
 			}
 		}
