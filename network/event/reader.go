@@ -35,7 +35,6 @@ func (r *Reader) Read() (Event, error) {
 		}
 		switch e.Kind {
 		case Refused, Closed, Failed, Dropped, Ended:
-			e.Count = max(e.Count, 1)
 			return e, nil
 		}
 	}
@@ -52,9 +51,21 @@ func (r *Reader) next() (Event, error) {
 	case err != nil:
 		return Event{}, err
 	}
+	return Parse(line)
+}
+
+// Parse reads one line, with all texts checked. Its kind may be one that this
+// version does not know; such events are to be skipped. The error is
+// [ErrMalformed].
+func Parse(line []byte) (Event, error) {
+	if len(line) > MaxLine {
+		return Event{}, fmt.Errorf("%w: a line has more than %d bytes", ErrMalformed, MaxLine)
+	}
 	var e Event
 	if err := json.Unmarshal(line, &e); err != nil {
 		return Event{}, fmt.Errorf("%w: %s", ErrMalformed, Problem(err))
 	}
-	return e, e.check()
+	err := e.check()
+	e.Count = max(e.Count, 1)
+	return e, err
 }
