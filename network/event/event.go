@@ -23,11 +23,6 @@ const Variable = "NIX_SANDBOX_NETWORK_EVENTS"
 // is PIPE_BUF on Linux: a pipe takes such a line whole or not at all.
 const MaxLine = 4096
 
-// Variable names the environment variable in which whoever starts a sandbox tells
-// the launcher which descriptor takes the stream. Without it the proxy writes
-// sentences to its standard error.
-const Variable = "NIX_SANDBOX_NETWORK_EVENTS"
-
 // maxText is the longest Problem, in bytes.
 const maxText = 512
 

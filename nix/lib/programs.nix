@@ -126,6 +126,7 @@ let
       "jail"
       "network/event"
       "network/handover"
+      "network/hostname"
       "runtime"
       "tests/demo"
       "tests/mcpclient"

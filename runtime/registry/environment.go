@@ -34,6 +34,8 @@ type Environment struct {
 	OutputBytes int64
 	// Prewarm is how many sandboxes shall be ready before a call comes.
 	Prewarm int
+	// Network is what it may reach; nil where that is nothing.
+	Network *Network
 	// Closure identifies what is inside; empty where the builder did not say.
 	Closure string
 	// Needs is equal for environments that need the same of a machine; empty
@@ -105,6 +107,7 @@ func (r *reader) environment(name, run, serve string) (Environment, error) {
 		r.fail("interpreter_type", fmt.Sprintf("is %q, it must be 1 to 32 of a-z, 0-9, _ and -, and begin with a letter", env.InterpreterType))
 	}
 	env.MaxTimeout = max(env.MaxTimeout, env.Timeout)
+	env.Network = r.network("network")
 	env.Language = r.language("language", env.InterpreterType)
 	for _, program := range []struct{ field, path string }{{"exec", run}, {"session_exec", serve}} {
 		if r.err != nil {

@@ -146,6 +146,27 @@ func TestEveryField(t *testing.T) {
 	}
 }
 
+// An environment without a network says so in one of the ways of this version
+// and the one before, or not at all.
+func TestEnvironment_Network(t *testing.T) {
+	for name, test := range map[string]struct {
+		network any
+		want    *Network
+	}{
+		"none":          {"none", nil},
+		"the mode none": {map[string]any{"mode": "none"}, nil},
+		"null":          {json.RawMessage("null"), nil},
+		"some":          {map[string]any{"mode": "allow", "domains": []string{"files.example", "*.host.example", "git.example:22"}, "ports": []int{443, 80}}, &Network{Domains: []string{"files.example", "*.host.example", "git.example:22"}, Ports: []int{443, 80}}},
+		"its limits":    {map[string]any{"mode": "allow", "connections": 64, "rate": 50, "megabytes": 1024, "names": 1000}, &Network{Limits: map[string]int64{"connections": 64, "rate": 50, "megabytes": 1024, "names": 1000}}},
+		"a later mode":  {map[string]any{"mode": "ask", "of": 1}, &Network{}},
+	} {
+		set := must.Get(Read(document(t, map[string]any{"x": entry(t, map[string]any{"network": test.network})}, nil)))(t)
+		if diff := cmp.Diff(test.want, set.Environments["x"].Network); diff != "" || len(set.Broken) > 0 {
+			t.Errorf("%s: %v %s", name, set.Broken, diff)
+		}
+	}
+}
+
 // What is wrong with one environment is one line that names its location, and
 // leaves the other environments as they are.
 func TestBrokenEnvironment(t *testing.T) {
@@ -174,6 +195,11 @@ func TestBrokenEnvironment(t *testing.T) {
 		"exec that is not there": {map[string]any{"exec": dir + "/none"}, "environments.x.exec is " + dir + "/none, which does not exist"},
 		"exec not executable":    {map[string]any{"exec": plain}, "environments.x.exec is " + plain + ", which is not executable"},
 		"exec a folder":          {map[string]any{"session_exec": dir}, "environments.x.session_exec is " + dir + ", which is not a file"},
+		"network a number":       {map[string]any{"network": 1}, `environments.x.network is a number, it must be "none" or an object with a mode`},
+		"network of all":         {map[string]any{"network": "all"}, `environments.x.network is a string, it must be "none" or an object with a mode`},
+		"a domain of two lines":  {map[string]any{"network": map[string]any{"mode": "allow", "domains": []string{"a\nb"}}}, `environments.x.network.domains holds "a\nb", which is no host name`},
+		"a limit of words":       {map[string]any{"network": map[string]any{"mode": "allow", "rate": "50"}}, "environments.x.network.rate is a string, it must be a number"},
+		"a port too high":        {map[string]any{"network": map[string]any{"mode": "allow", "ports": []int{70000}}}, "environments.x.network.ports holds 70000, it must be an array of numbers from 1 to 65535"},
 		"another name":           {map[string]any{"name": "y"}, `environments.x.name is "y", but the environment is called "x"`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -65,6 +65,9 @@ type Spec struct {
 	// the environment of a process outside the sandbox.
 	Variables map[string]string
 	Project   Project
+	// Network says that the artifact's program has a proxy for the hosts that
+	// its environment may reach, which reports what it does.
+	Network bool
 	// Warm asks the starter to return only when the interpreter has loaded.
 	Warm bool
 }
@@ -96,7 +99,7 @@ func (p Project) Environ() []string {
 // Same reports whether both specs start the same sandbox, warm or not.
 func (s Spec) Same(other Spec) bool {
 	return s.Name == other.Name && s.Exec == other.Exec && s.OutputBytes == other.OutputBytes &&
-		s.Limits == other.Limits && s.Project == other.Project && maps.Equal(s.Variables, other.Variables)
+		s.Limits == other.Limits && s.Project == other.Project && s.Network == other.Network && maps.Equal(s.Variables, other.Variables)
 }
 
 // Request is code to run.
@@ -127,6 +130,8 @@ type Result struct {
 	Stored []Stored
 	// Files are those that the code wrote under /workspace/outputs.
 	Files []File
+	// Network is what the code did on the network; nil where that was nothing.
+	Network *Network
 	// EnforcedBy says what enforced the limits: [ByGroup] or
 	// [ByAgent].
 	EnforcedBy string

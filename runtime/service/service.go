@@ -113,6 +113,7 @@ func (o *Options) spec(env registry.Environment) sandbox.Spec {
 		Limits:      sandbox.Limits{Memory: env.MemoryMB << 20, Tasks: int(env.PIDs), CPUs: env.CPUs},
 		Variables:   o.Variables,
 		Project:     o.Project,
+		Network:     env.Network != nil,
 	}
 }
 

@@ -33,6 +33,9 @@ func TestMain(m *testing.M) {
 	case starter:
 		start()
 		return
+	case networked:
+		useNetwork()
+		return
 	default:
 		hostile(as)
 		return

@@ -33,6 +33,9 @@ const (
 	maxFiles = 1000
 	// bufferBytes is what is read of a sandbox's stream at once, in bytes.
 	bufferBytes = 8 << 10
+	// lastBytesTimeout bounds the wait for the ends of the log and of the
+	// network's events when the sandbox has ended.
+	lastBytesTimeout = 100 * time.Millisecond
 	// maxPending bounds the requests that wait for an answer.
 	maxPending = 64
 	// outputsFolder is where the files of a result are.
@@ -53,7 +56,8 @@ type Sandbox struct {
 	stderr      *os.File
 	frames      *frame.Writer
 	logTail     logTail
-	outputBytes int64 // that a call may send of each stream, before escapes
+	network     *network // nil where the environment has none
+	outputBytes int64    // that a call may send of each stream, before escapes
 	enforcedBy  string
 	memory      int64 // bytes in use when its interpreter had loaded
 
@@ -106,14 +110,18 @@ func (s *Sandbox) run() {
 			s.fail("it logged more than %d MiB", maxLog>>20)
 		}
 	})
+	if s.network != nil {
+		logged.Go(func() { s.network.follow(s.done) })
+	}
 	err := s.read(s.stdout)
 	s.fail("%v", err)
 	close(s.done)
 	status := s.process.Wait()
 	s.findOutOfMemory()
-	// What was logged is in the pipe by now; a process that still has the
-	// other end is not waited for.
-	s.stderr.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+	// What was logged is in the pipes by now; a process that still has the
+	// other end of one is not waited for.
+	s.stderr.SetReadDeadline(time.Now().Add(lastBytesTimeout))
+	s.network.stop(lastBytesTimeout)
 	logged.Wait()
 	s.stdin.Close()
 	s.stdout.Close()
@@ -246,8 +254,9 @@ func (s *Sandbox) Execute(ctx context.Context, request sandbox.Request) (sandbox
 	}
 	began := time.Now()
 	out := &output{progress: request.Progress}
+	s.network.begin()
 	reply, err := s.execute(ctx, request, out)
-	result := sandbox.Result{EnforcedBy: s.enforcedBy, Duration: time.Since(began)}
+	result := sandbox.Result{EnforcedBy: s.enforcedBy, Duration: time.Since(began), Network: s.network.end()}
 	result.Stdout, result.Stderr = s.texts(out)
 	if err == nil {
 		err = s.check(reply, &result)
@@ -467,7 +476,7 @@ func (s *Sandbox) Idle() bool {
 	}
 	// A sandbox's processes end one descriptor after the other: an end of
 	// either stream counts, as does anything that came.
-	return uneventful(s.stdin, 0) && uneventful(s.stdout, unix.POLLIN)
+	return uneventful(s.stdin, 0) && uneventful(s.stdout, unix.POLLIN) && s.network.idle()
 }
 
 // uneventful reports whether a descriptor has neither an event nor an end.

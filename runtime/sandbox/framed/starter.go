@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/process"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
@@ -150,7 +151,10 @@ func (l *Starter) spawn(spec sandbox.Spec) (_ *Sandbox, err error) {
 			l.running.Done()
 		}
 	}()
-	var pipes [3]struct{ r, w *os.File }
+	pipes := make([]struct{ r, w *os.File }, 3, 4)
+	if spec.Network {
+		pipes = pipes[:4]
+	}
 	closeAll := func() {
 		for _, pipe := range pipes {
 			pipe.r.Close() // on nil too, which is an error and nothing else
@@ -166,6 +170,10 @@ func (l *Starter) spawn(spec sandbox.Spec) (_ *Sandbox, err error) {
 	cmd := exec.Command(spec.Exec)
 	cmd.Env = spec.Project.Environ()
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = pipes[0].r, pipes[1].w, pipes[2].w
+	if spec.Network {
+		cmd.ExtraFiles = []*os.File{pipes[3].w}
+		cmd.Env = append(cmd.Env, event.Variable+"=3")
+	}
 	started, err := l.processes.Start(cmd, cgroup.Limits(spec.Limits))
 	if err != nil {
 		closeAll()
@@ -175,10 +183,14 @@ func (l *Starter) spawn(spec sandbox.Spec) (_ *Sandbox, err error) {
 		return nil, &sandbox.DeadError{Reason: err.Error()}
 	}
 	pipes[0].r.Close()
-	pipes[1].w.Close()
-	pipes[2].w.Close()
+	for _, pipe := range pipes[1:] {
+		pipe.w.Close()
+	}
 	s := newSandbox(l.log.With("env", spec.Name), started, pipes[0].w, pipes[1].r, pipes[2].r, spec.OutputBytes)
 	s.enforcedBy = l.enforcedBy
+	if spec.Network {
+		s.network = &network{log: s.log.With("sandbox", s.pid()), events: pipes[3].r}
+	}
 	l.mu.Lock()
 	l.live[s] = struct{}{}
 	closed := l.closed

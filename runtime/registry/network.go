@@ -1,0 +1,77 @@
+package registry
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/tidwall/gjson"
+)
+
+// Network is what an environment may reach. The artifact enforces it; the
+// runtime describes it.
+type Network struct {
+	// Domains are host names such as files.example, *.host.example and
+	// git.example:22. They may be none where an artifact is of a later version.
+	Domains []string
+	// Ports are those of domains without a port.
+	Ports []int
+	// Limits are the numbers of the options that limit connections, by name.
+	// Artifacts need not have them.
+	Limits map[string]int64
+}
+
+// Bounds of the fields of a network.
+const (
+	maxDomain = 300 // bytes: a host name has at most 253
+	maxPorts  = 65535
+)
+
+// network reads what an environment may reach; nil where that is nothing, as for
+// artifacts of earlier versions.
+func (r *reader) network(field string) *Network {
+	value, ok := r.get(field)
+	mode := value.Get("mode")
+	switch {
+	case !ok, value.Str == "none", mode.Str == "none":
+		return nil
+	case !r.check(field, value, value.IsObject() && mode.Type == gjson.String, `"none" or an object with a mode`):
+		return nil
+	}
+	fields := reader{where: r.where, prefix: r.prefix + field + ".", object: value}
+	n := &Network{}
+	if domains, ok := fields.get("domains"); ok && fields.check("domains", domains, domains.IsArray(), "an array of host names") {
+		n.Domains = fields.items("domains", domains, func(item gjson.Result) string {
+			if item.Type == gjson.String && item.Str != "" && len(item.Str) <= maxDomain && !strings.ContainsFunc(item.Str, isNoHost) {
+				return ""
+			}
+			return fmt.Sprintf("%.100s, which is no host name", item.Raw)
+		})
+	}
+	if ports, ok := fields.get("ports"); ok && fields.check("ports", ports, ports.IsArray(), "an array of ports") {
+		for _, item := range ports.Array() {
+			port := int(item.Num)
+			if item.Type != gjson.Number || float64(port) != item.Num || port < 1 || port > 65535 || len(n.Ports) == maxPorts {
+				fields.fail("ports", fmt.Sprintf("holds %.100s, it must be an array of numbers from 1 to 65535", item.Raw))
+				break
+			}
+			n.Ports = append(n.Ports, port)
+		}
+	}
+	for _, limit := range []string{"connections", "rate", "megabytes", "names"} {
+		if _, ok := fields.get(limit); ok {
+			if n.Limits == nil {
+				n.Limits = map[string]int64{}
+			}
+			n.Limits[limit] = fields.whole(limit)
+		}
+	}
+	if r.err = fields.err; r.err != nil {
+		return nil
+	}
+	return n
+}
+
+// isNoHost reports whether a character is in no entry of domains.
+func isNoHost(r rune) bool {
+	return !('a' <= r && r <= 'z' || '0' <= r && r <= '9' || strings.ContainsRune("-_.*:", r))
+}
