@@ -187,6 +187,9 @@ func (a answer) remarks(files []remark) []remark {
 	} else if ending, found := a.ending(); found {
 		remarks = append(remarks, ending)
 	}
+	for _, sentence := range a.network() {
+		remarks = append(remarks, remark{opening: onNetwork, rest: sentence})
+	}
 	if cut := a.result.Stdout.Cut + a.result.Stderr.Cut; cut > 0 {
 		remarks = append(remarks, remark{amount: size(cut), opening: outputCut, rest: "; " + a.storedOutput()})
 	}
@@ -298,6 +301,9 @@ func (a answer) facts() map[string]any {
 	}
 	if cut > 0 {
 		facts[metaPrefix+"cut_bytes"] = cut
+	}
+	if n := a.result.Network; n != nil {
+		facts[metaPrefix+"network"] = networkFacts(n)
 	}
 	return facts
 }

@@ -34,12 +34,12 @@ func (t *Tool) list() listing { return listing{t.Environments.Now(), t.Project} 
 func (l listing) definition() mcp.Tool {
 	definition := mcp.NewToolWithRawSchema(Name, l.description(), l.schema())
 	// All four, for the defaults are a destructive tool in an open world.
-	no := false
+	no, network := false, l.hasNetwork()
 	definition.Annotations = mcp.ToolAnnotation{
 		ReadOnlyHint:    &no,
 		DestructiveHint: &no,
 		IdempotentHint:  &no,
-		OpenWorldHint:   &no,
+		OpenWorldHint:   &network,
 	}
 	return definition
 }
@@ -87,8 +87,13 @@ func (l listing) schema() json.RawMessage {
 // description says what the tool does and lists the environments.
 func (l listing) description() string {
 	var text strings.Builder
-	text.WriteString("Run code in a sandbox: no network, no files of the host, nothing can be installed. " +
-		"code is the program itself in env's language, without a shell or ``` around it; print what is to be seen. It runs in /workspace")
+	text.WriteString("Run code in a sandbox: ")
+	if l.hasNetwork() {
+		text.WriteString("no files of the host, no network and no installing except from the hosts that an env lists. ")
+	} else {
+		text.WriteString("no network, no files of the host, nothing can be installed. ")
+	}
+	text.WriteString("code is the program itself in env's language, without a shell or ``` around it; print what is to be seen. It runs in /workspace")
 	if l.project.Mount != "" {
 		text.WriteString("; the project is at " + l.project.Mount)
 		if l.project.Overlaid {
@@ -108,7 +113,11 @@ func (l listing) description() string {
 
 // instructions tell the model when to use the tool.
 func (l listing) instructions() string {
-	text := "Use run to compute, test and analyse: code in it can do no harm. Choose env by the code's language: " +
+	bound := "can do no harm"
+	if l.hasNetwork() {
+		bound = "reaches nothing but the hosts that its env lists"
+	}
+	text := "Use run to compute, test and analyse: code in it " + bound + ". Choose env by the code's language: " +
 		strings.Join(l.Names(), ", ") + "."
 	if l.project.Mount != "" {
 		text += " The user's project is at " + l.project.Mount
@@ -130,11 +139,18 @@ func (l listing) lines() []string {
 	limit := min(describeBytes, max(describeLeast, describeAllBytes/max(1, len(l.Names()))))
 	for _, name := range l.Names() {
 		env := l.Ready()[name]
-		line := "- " + name
-		if about := oneLine(env.Description, limit); about != "" {
-			line += ": " + about
+		about, network := limit, ""
+		if env.Network != nil {
+			// Half of the line, where it has to be short.
+			network = "; network: " + hosts(env.Network, min(hostsBytes, limit/2))
+			about = max(describeLeast, limit-len(network))
 		}
-		lines = append(lines, line)
+		if about := oneLine(env.Description, about); about != "" || network != "" {
+			line := "- " + name + ": " + strings.TrimPrefix(about+network, "; ")
+			lines = append(lines, line)
+		} else {
+			lines = append(lines, "- "+name)
+		}
 	}
 	return lines
 }
@@ -146,6 +162,16 @@ func oneLine(text string, limit int) string {
 		return text
 	}
 	return bounded.Head(text, limit-len("...")) + "..."
+}
+
+// hasNetwork reports whether an environment reaches hosts.
+func (l listing) hasNetwork() bool {
+	for _, env := range l.Ready() {
+		if env.Network != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // withSessions names the environments that keep state.

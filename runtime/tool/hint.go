@@ -27,7 +27,7 @@ var (
 	noNetwork    = regexp.MustCompile(`Name or service not known|[Nn]ame resolution|(?i:could not resolve|unable to resolve) host|Network is unreachable|ENOTFOUND|EAI_AGAIN|ENETUNREACH`)
 	noWriting    = regexp.MustCompile(`(?i)read-only file system`)
 	noFile       = regexp.MustCompile(`(?m)^.*(?:No such file or directory|ENOENT).*$`)
-	noConnection = regexp.MustCompile(`Connection refused|ECONNREFUSED`)
+	noConnection = regexp.MustCompile(`Connection refused|ECONNREFUSED|Could not connect to server`)
 )
 
 // find returns what an error of any language names, or nothing: code of one
@@ -72,6 +72,9 @@ func (l listing) hint(a answer) string {
 	alone := a.call.Session == "" && env.Sessions()
 	for _, hint := range hintsOf(env.Language) {
 		if text, applies := l.apply(hint, code, problem); applies {
+			if env.Network != nil {
+				text = strings.TrimPrefix(text, noInstalling)
+			}
 			return text
 		}
 	}
@@ -83,6 +86,10 @@ func (l listing) hint(a answer) string {
 		return "use env \"" + l.of(wrapper.Type) + "\", and send the program alone, without the command around it"
 	case named != nil && named.Type != env.InterpreterType && l.of(named.Type) != "" && misread(env.Language, problem):
 		return "this env has no such interpreter as the first line names: use env \"" + l.of(named.Type) + "\""
+	case env.Network != nil && noNetwork.MatchString(problem):
+		return networked(a, "by name")
+	case env.Network != nil && noConnection.MatchString(problem):
+		return networked(a, `and at other ports only what domains of [environments.`+env.Name+`.network] has as "HOST:PORT", which the user can add`)
 	case noNetwork.MatchString(problem):
 		return "there is no network, and trying again does not help"
 	case noWriting.MatchString(problem):
@@ -144,8 +151,27 @@ func (l listing) apply(hint registry.Hint, code, problem string) (text string, a
 const (
 	stateless        = "nothing of earlier calls is here: give all calls of a task the same session"
 	mismatch         = "this env runs another language: choose env by the code's"
+	noInstalling     = "nothing can be installed: "
 	nothingInstalled = "nothing can be installed or downloaded: do without, or ask the user to add it to this env"
 )
+
+// notInstalled is for what an environment does not have and no other one either.
+func notInstalled(env registry.Environment) string {
+	if env.Network == nil {
+		return nothingInstalled
+	}
+	return "this env does not have it: install it below /workspace, from " + hosts(env.Network, hostsBytes) + ", or ask the user to add it to this env"
+}
+
+// networked is for a host that could not be reached in an environment that
+// reaches some, in a certain way. Where the proxy reported why, that is all that
+// there is to say.
+func networked(a answer, how string) string {
+	if n := a.result.Network; n != nil && (n.Ended || len(n.Refused)+len(n.Failed) > 0) {
+		return ""
+	}
+	return reach(a.call.Env.Network) + ", " + how
+}
 
 // misread reports whether an error looks like one of a language that was given the
 // code of another. Code that another interpreter ran fails with that one's errors.
@@ -196,13 +222,17 @@ func (l listing) missing(env registry.Environment, name string) string {
 		}
 		words := strings.FieldsFunc(strings.ToLower(l.Ready()[other].Description), func(r rune) bool { return strings.ContainsRune(" ,;.:()", r) })
 		if slices.Contains(words, name) {
-			return "nothing can be installed: use env \"" + other + "\", which has it"
+			text := "use env \"" + other + "\", which has it"
+			if env.Network == nil {
+				text = noInstalling + text
+			}
+			return text
 		}
 	}
 	if l.project.Mount == "" || env.Language == nil || env.Language.ProjectModules == "" || slices.Contains(env.Language.Installers, name) {
-		return nothingInstalled
+		return notInstalled(env)
 	}
-	return nothingInstalled + "; " + strings.ReplaceAll(env.Language.ProjectModules, "@project@", l.project.Mount)
+	return notInstalled(env) + "; " + strings.ReplaceAll(env.Language.ProjectModules, "@project@", l.project.Mount)
 }
 
 // unavailable is for a command that an environment does not have.
@@ -212,7 +242,7 @@ func (l listing) unavailable(env registry.Environment, command string) string {
 			return "this env does not have it: use env \"" + name + "\" for such code"
 		}
 	}
-	return nothingInstalled
+	return notInstalled(env)
 }
 
 // elsewhere is for a file that is not where the code looked for it.

@@ -35,6 +35,7 @@ const (
 	exitStatus
 	stateLost
 	sandboxEnded
+	onNetwork
 	outputCut
 	filesGone
 	moreFiles
@@ -53,6 +54,7 @@ var openings = [...]string{
 	exitStatus:   "exit status ",
 	stateLost:    "the session's ",
 	sandboxEnded: "the sandbox ended",
+	onNetwork:    "network: ",
 	outputCut:    "of output cut",
 	filesGone:    "written and gone",
 	moreFiles:    "more files in ",

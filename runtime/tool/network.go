@@ -1,0 +1,347 @@
+package tool
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+)
+
+const (
+	// hostsBytes bounds the hosts that a sentence about an environment names.
+	hostsBytes = 64
+	// maxNamed is how many refusals or failures a remark names.
+	maxNamed = 3
+	// maxPortsNamed is how many ports a sentence names.
+	maxPortsNamed = 4
+	// maxValue bounds a value of an option, in bytes: a host name and a port.
+	maxValue = 260
+)
+
+// hosts says which hosts an environment reaches: those that fit into limit
+// bytes, and how many there are besides.
+func hosts(n *registry.Network, limit int) string {
+	text, shown := "", 0
+	for _, domain := range n.Domains {
+		longer := strings.TrimPrefix(text+", "+domain, ", ")
+		if len(longer) > limit {
+			break
+		}
+		text, shown = longer, shown+1
+	}
+	switch more := len(n.Domains) - shown; {
+	case len(n.Domains) == 0:
+		return "hosts that its operator named"
+	case shown == 0:
+		return counted(int64(len(n.Domains)), "host")
+	case more > 0:
+		return fmt.Sprintf("%s +%d", text, more)
+	}
+	return text
+}
+
+// reach says which hosts an environment reaches, and on which ports.
+func reach(n *registry.Network) string {
+	text := "this env reaches " + hosts(n, hostsBytes)
+	if count := len(n.Ports); count > 0 && count <= maxPortsNamed {
+		text += fmt.Sprintf(" on port%s ", plural(int64(count)))
+		for i, port := range n.Ports {
+			text += separators(i, count) + strconv.Itoa(port)
+		}
+	}
+	return text
+}
+
+// separators is what stands before the item at an index of so many in a list.
+func separators(i, count int) string {
+	switch i {
+	case 0:
+		return ""
+	case count - 1:
+		return " and "
+	}
+	return ", "
+}
+
+// plural is the ending of a noun for a number of things.
+func plural(count int64) string {
+	if count == 1 {
+		return ""
+	}
+	return "s"
+}
+
+// counted is a number of things.
+func counted(count int64, thing string) string {
+	return fmt.Sprintf("%d %s%s", count, thing, plural(count))
+}
+
+// endpoint names a host, and its port where there is one.
+func endpoint(name string, port int) string {
+	switch {
+	case name == "":
+		return "a host without a name"
+	case port == 0:
+		return name
+	}
+	return net.JoinHostPort(name, strconv.Itoa(port))
+}
+
+// network says what the model must know of what the code did on the network.
+// The words come from what the proxy reported alone, so that nothing that the
+// code printed can be taken for them.
+func (a answer) network() []string {
+	n := a.result.Network
+	if n == nil || a.call.Env.Network == nil {
+		return nil
+	}
+	var sentences []string
+	if n.Ended && a.err == nil {
+		sentences = append(sentences, a.networkEnded())
+	}
+	if len(n.Refused) > 0 {
+		sentences = append(sentences, refused(n, a.call.Env))
+	}
+	if len(n.Failed) > 0 {
+		sentences = append(sentences, unanswered(n.Failed))
+	}
+	return sentences
+}
+
+// networkEnded says that a sandbox has lost its network.
+func (a answer) networkEnded() string {
+	text := "the proxy of this sandbox ended"
+	if problem := a.result.Network.Problem; problem != "" {
+		text += ": " + problem
+	}
+	text += ". This is no denial: "
+	if a.call.Session == "" {
+		return text + "call again"
+	}
+	return text + "the session reaches no host any more, and one with another id does"
+}
+
+// unanswered says that allowed hosts could not be reached.
+func unanswered(failures []sandbox.Failure) string {
+	var named []string
+	for _, f := range failures[:min(len(failures), maxNamed)] {
+		text := endpoint(f.Name, f.Port)
+		if f.Problem != "" {
+			text += " (" + f.Problem + ")"
+		}
+		named = append(named, text)
+	}
+	text := joined(named, len(failures)-len(named))
+	if len(failures) == 1 {
+		return text + " is allowed, and did not answer"
+	}
+	return text + " are allowed, and did not answer"
+}
+
+// joined lists things of which more are not named.
+func joined(named []string, more int) string {
+	if more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(named, ", "), more)
+	}
+	text := ""
+	for i, name := range named {
+		text += separators(i, len(named)) + name
+	}
+	return text
+}
+
+// ways are what the code itself can do about a refusal, by its reason. Those
+// which an operator alone can change have none.
+var ways = map[event.Reason]string{
+	event.ByAddress:   "Connect to hosts by name",
+	event.BySNI:       "Connect to each host by its own name",
+	event.ByHost:      "Connect to each host by its own name",
+	event.ByNoSNI:     "Send the host's name in TLS (SNI)",
+	event.ByHiddenSNI: "Send the host's name in TLS without encryption (no ECH)",
+	event.ByNotTLS:    "Port 443 is for TLS alone",
+	event.ByNotHTTP:   "Port 80 is for HTTP/1 alone",
+}
+
+// limits are what a sandbox may do on the network, by the option's name: what is
+// counted, and what the code can do about a refusal.
+var limits = map[string]struct{ counts, way string }{
+	"connections": {"connections at once", "Close some first"},
+	"rate":        {"new connections a second", "Go slower"},
+	"megabytes":   {"MB in all", ""},
+	"names":       {"names", ""},
+}
+
+// refused says what the policy refused, and what to do about it.
+func refused(n *sandbox.Network, env registry.Environment) string {
+	var named, advice []string
+	var wanted options
+	unknown := false // hosts were asked for that are not the environment's
+	again := true    // it may go better the next time
+	for i, r := range n.Refused {
+		if i < maxNamed {
+			named = append(named, refusal(r, env))
+			wanted.add(r, env)
+		}
+		unknown = unknown || r.Reason == event.ByName || r.Reason == event.ByPort || r.Reason == event.ByAddress
+		way := ways[r.Reason]
+		if r.Reason == event.ByLimit {
+			way = limits[optionName(r)].way
+		}
+		again = again && r.Reason == event.ByLimit && way != ""
+		if way != "" && !slices.Contains(advice, way) && len(advice) < maxNamed {
+			advice = append(advice, way)
+		}
+	}
+	text := "refused " + joined(named, len(n.Refused)-len(named))
+	if unknown {
+		text += "; " + reach(env.Network)
+	}
+	if len(advice) > 0 {
+		text += ". " + strings.Join(advice, ". ")
+	}
+	switch settings := wanted.String(); {
+	case settings == "":
+	case again:
+		text += ", or ask the user to add [environments." + env.Name + ".network] " + settings
+	default:
+		text += ". Trying again does not help: do without, or ask the user to add [environments." + env.Name + ".network] " + settings
+	}
+	return text
+}
+
+// refusal names what was refused, and why where the name does not say it.
+func refusal(r sandbox.Refusal, env registry.Environment) string {
+	where := endpoint(r.Name, r.Port)
+	switch r.Reason {
+	case event.ByName:
+		return cmp.Or(r.Name, "something that is no host's name")
+	case event.ByPort:
+		return where + " (the port)"
+	case event.ByAddress:
+		if !r.Address.IsValid() {
+			return "an address"
+		}
+		return endpoint(r.Address.String(), r.Port) + " (an address)"
+	case event.ByPrivate:
+		return r.Name + " (its address is not public)"
+	case event.BySNI:
+		return where + " (TLS for another host)"
+	case event.ByHost:
+		return where + " (HTTP for another host)"
+	case event.ByNoSNI:
+		return where + " (TLS without a host's name)"
+	case event.ByHiddenSNI:
+		return where + " (TLS with an encrypted name)"
+	case event.ByNotTLS:
+		return where + " (no TLS)"
+	case event.ByNotHTTP:
+		return where + " (no HTTP/1)"
+	case event.ByLimit:
+		if now := env.Network.Limits[optionName(r)]; now > 0 {
+			return fmt.Sprintf("%s (over the limit of %d %s)", where, now, limits[optionName(r)].counts)
+		}
+		return where + " (over the limit of " + optionName(r) + ")"
+	}
+	return where
+}
+
+// optionName is the name of the option that would allow what was refused, as it
+// is written in a network; empty where none would.
+func optionName(r sandbox.Refusal) string { return strings.TrimPrefix(r.Option, "network.") }
+
+// options are settings of a network that would allow what was refused.
+type options []option
+
+type option struct {
+	name   string
+	values []string // in TOML; more than one are an array
+	list   bool
+}
+
+// add takes the setting that a refusal asks for: an entry for a list, or twice
+// the limit.
+func (o *options) add(r sandbox.Refusal, env registry.Environment) {
+	name := optionName(r)
+	wanted := option{name: name, values: []string{strconv.Quote(r.Value)}, list: true}
+	switch _, isLimit := limits[name]; {
+	case isLimit && env.Network.Limits[name] > 0:
+		wanted = option{name: name, values: []string{strconv.FormatInt(2*env.Network.Limits[name], 10)}}
+	case isLimit, name == "", r.Value == "", len(r.Value) > maxValue:
+		return
+	}
+	i := slices.IndexFunc(*o, func(other option) bool { return other.name == name })
+	switch {
+	case i < 0:
+		*o = append(*o, wanted)
+	case !slices.Contains((*o)[i].values, wanted.values[0]):
+		(*o)[i].values = append((*o)[i].values, wanted.values...)
+	}
+}
+
+// String is the settings in TOML, in one line.
+func (o options) String() string {
+	var settings []string
+	for _, option := range o {
+		value := strings.Join(option.values, ", ")
+		if option.list {
+			value = "[" + value + "]"
+		}
+		settings = append(settings, option.name+" = "+value)
+	}
+	return strings.Join(settings, ", ")
+}
+
+// networkFacts are for programs.
+func networkFacts(n *sandbox.Network) map[string]any {
+	facts := map[string]any{}
+	var refused, failed, reached []map[string]any
+	for _, r := range n.Refused {
+		fact := fact(r.Name, r.Port, r.Count)
+		if r.Address.IsValid() {
+			fact["address"] = r.Address.String()
+		}
+		fact["reason"] = string(r.Reason)
+		refused = append(refused, fact)
+	}
+	for _, f := range n.Failed {
+		fact := fact(f.Name, f.Port, f.Count)
+		fact["problem"] = f.Problem
+		failed = append(failed, fact)
+	}
+	for _, r := range n.Reached {
+		fact := fact(r.Name, r.Port, r.Count)
+		fact["bytes_up"], fact["bytes_down"] = r.Up, r.Down
+		reached = append(reached, fact)
+	}
+	for name, list := range map[string][]map[string]any{"refused": refused, "failed": failed, "reached": reached} {
+		if len(list) > 0 {
+			facts[name] = list
+		}
+	}
+	if n.Omitted > 0 {
+		facts["omitted"] = n.Omitted
+	}
+	if n.Ended {
+		facts["ended"] = true
+	}
+	return facts
+}
+
+// fact is what the facts about a host have in common. A look-up has no port, and
+// what was refused before it named a host no name.
+func fact(name string, port int, count int64) map[string]any {
+	fact := map[string]any{"count": count}
+	if name != "" {
+		fact["name"] = name
+	}
+	if port > 0 {
+		fact["port"] = port
+	}
+	return fact
+}
