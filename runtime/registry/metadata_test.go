@@ -167,6 +167,22 @@ func TestEnvironment_Network(t *testing.T) {
 	}
 }
 
+func TestNetwork_Hosts(t *testing.T) {
+	long := strings.Repeat("long.", 40) + "example"
+	for want, domains := range map[string][]string{
+		"files.example":                 {"files.example"},
+		"files.example, b.example":      {"files.example", "b.example"},
+		"files.example +1":              {"files.example", long},
+		"2 hosts":                       {long, "b.example"},
+		"1 host":                        {long},
+		"hosts that its operator named": nil,
+	} {
+		if got := (&Network{Domains: domains}).Hosts(64); got != want {
+			t.Errorf("%q: %q", domains, got)
+		}
+	}
+}
+
 // What is wrong with one environment is one line that names its location, and
 // leaves the other environments as they are.
 func TestBrokenEnvironment(t *testing.T) {

@@ -20,6 +20,31 @@ type Network struct {
 	Limits map[string]int64
 }
 
+// Hosts names the domains that fit into limit bytes, and says how many there
+// are besides.
+func (n *Network) Hosts(limit int) string {
+	text, shown := "", 0
+	for _, domain := range n.Domains {
+		longer := strings.TrimPrefix(text+", "+domain, ", ")
+		if len(longer) > limit {
+			break
+		}
+		text, shown = longer, shown+1
+	}
+	switch more := len(n.Domains) - shown; {
+	case len(n.Domains) == 0:
+		return "hosts that its operator named"
+	case shown > 0 && more > 0:
+		return fmt.Sprintf("%s +%d", text, more)
+	case shown > 0:
+		return text
+	case more == 1:
+		return "1 host"
+	default:
+		return fmt.Sprintf("%d hosts", more)
+	}
+}
+
 // Bounds of the fields of a network.
 const (
 	maxDomain = 300 // bytes: a host name has at most 253

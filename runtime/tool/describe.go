@@ -142,7 +142,7 @@ func (l listing) lines() []string {
 		about, network := limit, ""
 		if env.Network != nil {
 			// Half of the line, where it has to be short.
-			network = "; network: " + hosts(env.Network, min(hostsBytes, limit/2))
+			network = "; network: " + env.Network.Hosts(min(hostsBytes, limit/2))
 			about = max(describeLeast, limit-len(network))
 		}
 		if about := oneLine(env.Description, about); about != "" || network != "" {

@@ -160,7 +160,7 @@ func notInstalled(env registry.Environment) string {
 	if env.Network == nil {
 		return nothingInstalled
 	}
-	return "this env does not have it: install it below /workspace, from " + hosts(env.Network, hostsBytes) + ", or ask the user to add it to this env"
+	return "this env does not have it: install it below /workspace, from " + env.Network.Hosts(hostsBytes) + ", or ask the user to add it to this env"
 }
 
 // networked is for a host that could not be reached in an environment that

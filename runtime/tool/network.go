@@ -24,31 +24,9 @@ const (
 	maxValue = 260
 )
 
-// hosts says which hosts an environment reaches: those that fit into limit
-// bytes, and how many there are besides.
-func hosts(n *registry.Network, limit int) string {
-	text, shown := "", 0
-	for _, domain := range n.Domains {
-		longer := strings.TrimPrefix(text+", "+domain, ", ")
-		if len(longer) > limit {
-			break
-		}
-		text, shown = longer, shown+1
-	}
-	switch more := len(n.Domains) - shown; {
-	case len(n.Domains) == 0:
-		return "hosts that its operator named"
-	case shown == 0:
-		return counted(int64(len(n.Domains)), "host")
-	case more > 0:
-		return fmt.Sprintf("%s +%d", text, more)
-	}
-	return text
-}
-
 // reach says which hosts an environment reaches, and on which ports.
 func reach(n *registry.Network) string {
-	text := "this env reaches " + hosts(n, hostsBytes)
+	text := "this env reaches " + n.Hosts(hostsBytes)
 	if count := len(n.Ports); count > 0 && count <= maxPortsNamed {
 		text += fmt.Sprintf(" on port%s ", plural(int64(count)))
 		for i, port := range n.Ports {
@@ -75,11 +53,6 @@ func plural(count int64) string {
 		return ""
 	}
 	return "s"
-}
-
-// counted is a number of things.
-func counted(count int64, thing string) string {
-	return fmt.Sprintf("%d %s%s", count, thing, plural(count))
 }
 
 // endpoint names a host, and its port where there is one.

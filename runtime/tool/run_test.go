@@ -41,7 +41,9 @@ func inBubble(t *testing.T, test func(*testing.T, *fixture)) {
 	synctest.Test(t, func(t *testing.T) {
 		log := slog.New(slog.DiscardHandler)
 		machine := &sandboxtest.Machine{}
-		spec := func(c call.Call) sandbox.Spec { return sandbox.Spec{Name: c.Env.Name, OutputBytes: c.Env.OutputBytes} }
+		spec := func(c call.Call) sandbox.Spec {
+			return sandbox.Spec{Name: c.Env.Name, OutputBytes: c.Env.OutputBytes, Network: c.Env.Network != nil}
+		}
 		sessions := session.New(machine, spec, session.Once(machine, spec), session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, log)
 		test(t, &fixture{New(Options{Environments: registry.New(set), Executor: sessions, Sessions: sessions, Log: log}), t, set})
 		sessions.Close()
@@ -139,6 +141,29 @@ func TestRun_EndsAtTheTimeoutOfTheCall(t *testing.T) {
 		}
 		if one, two := <-answers, <-answers; one != "first\n" || two != "second\n" {
 			t.Errorf("in a queue: %q, %q", one, two)
+		}
+	})
+}
+
+// What the network refused is in the answer of the call that asked for it, and
+// an environment without a network says that there is none.
+func TestRun_NamesWhatTheNetworkRefused(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fixture) {
+		const none = "[exit status 6]\n[hint: there is no network, and trying again does not help]"
+		if got := text(f.bash("", "fetch evil.example")); !strings.HasSuffix(got, none) {
+			t.Errorf("without a network: %q", got)
+		}
+		env := f.set.Environments["bash"]
+		env.Network = &registry.Network{Domains: []string{"files.example"}, Ports: []int{443}}
+		f.set.Environments["bash"] = env
+		f.Environments.Publish(f.set)
+		const refused = "[exit status 6]\n[network: refused evil.example; this env reaches files.example on port 443. " +
+			`Trying again does not help: do without, or ask the user to add [environments.bash.network] domains = ["evil.example"]]`
+		if got := text(f.bash("s", "fetch evil.example")); !strings.HasSuffix(got, refused) {
+			t.Errorf("with a network: %q", got)
+		}
+		if got := text(f.bash("s", "echo later")); got != "later\n" {
+			t.Errorf("the call after it: %q", got)
 		}
 	})
 }

@@ -12,6 +12,7 @@
 //	seq NUMBER             writes as many lines
 //	png FILE               writes an image of one pixel
 //	sleep SECONDS          can be interrupted
+//	fetch NAME             is refused by the network, where the sandbox has one
 //	exit STATUS
 //	crash                  ends the sandbox
 //	:                      does nothing
@@ -36,6 +37,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -215,6 +217,9 @@ func (s *Sandbox) Execute(ctx context.Context, request sandbox.Request) (sandbox
 		Outcome: r.outcome, ExitCode: r.status, Duration: time.Since(began), EnforcedBy: "machine", Files: r.files,
 		Stdout: cut(r.stdout.String(), int(s.Spec.OutputBytes)), Stderr: cut(r.stderr.String(), int(s.Spec.OutputBytes)),
 	}
+	if r.refused != nil {
+		result.Network = &sandbox.Network{Refused: r.refused}
+	}
 	if request.Keep {
 		result.State = frame.StateKept
 	}
@@ -242,6 +247,7 @@ type run struct {
 	timeout        <-chan time.Time
 	stdout, stderr strings.Builder
 	files          []sandbox.File
+	refused        []sandbox.Refusal
 	status         int
 	outcome        string
 }
@@ -301,6 +307,11 @@ func (r *run) statement(text string) bool {
 	case "sleep":
 		seconds, _ := strconv.ParseFloat(argument, 64)
 		return r.sleep(time.Duration(seconds * float64(time.Second)))
+	case "fetch":
+		fmt.Fprintf(&r.stderr, "curl: (6) Could not resolve host: %s\n", argument)
+		if r.status = 6; r.Spec.Network {
+			r.refused = append(r.refused, sandbox.Refusal{Name: argument, Reason: event.ByName, Option: event.OptionDomains, Value: argument, Count: 1})
+		}
 	case "exit":
 		r.status, _ = strconv.Atoi(argument)
 		return false

@@ -78,9 +78,15 @@ type row struct {
 	CPUs        float64 `json:"cpus,omitempty"`
 	PIDs        int64   `json:"pids,omitempty"`
 	Output      int64   `json:"output_kb,omitempty"`
-	Closure     string  `json:"closure,omitempty"`
-	Size        int64   `json:"closure_bytes,omitempty"`
-	Origin      string  `json:"origin,omitempty"`
+	// Domains are the hosts that it reaches, and Ports those of domains without
+	// one.
+	Domains []string `json:"domains,omitempty"`
+	Ports   []int    `json:"ports,omitempty"`
+	Closure string   `json:"closure,omitempty"`
+	Size    int64    `json:"closure_bytes,omitempty"`
+	Origin  string   `json:"origin,omitempty"`
+
+	network string // the hosts, as the table names them
 }
 
 // listed returns a row for each environment: first those that are ready.
@@ -88,11 +94,15 @@ func listed(set *registry.Set) []row {
 	rows := []row{}
 	for _, name := range set.Names() {
 		env := set.Environments[name]
-		rows = append(rows, row{
+		r := row{
 			Name: name, State: ready, Description: env.Description, Backend: env.Backend, Interpreter: env.InterpreterType,
 			Timeout: env.Timeout.Seconds(), MaxTimeout: env.MaxTimeout.Seconds(), Memory: env.MemoryMB, CPUs: env.CPUs, PIDs: env.PIDs, Output: env.OutputBytes >> 10,
 			Closure: env.Closure, Size: closureSize(env), Origin: env.Origin,
-		})
+		}
+		if env.Network != nil {
+			r.Domains, r.Ports, r.network = env.Network.Domains, env.Network.Ports, env.Network.Hosts(hostsWidth)
+		}
+		rows = append(rows, r)
 	}
 	for _, entry := range registry.New(set).Now().AllPending() {
 		r := row{Name: entry.Name, State: building}
@@ -127,6 +137,10 @@ type column struct {
 	value func(row) string
 }
 
+// hostsWidth is the width of the hosts that an environment reaches, in columns,
+// without the number of those that are left out.
+const hostsWidth = 40
+
 // leastDescription is the smallest useful width of a description, in columns.
 const leastDescription = 24
 
@@ -143,6 +157,7 @@ func writeList(w io.Writer, rows []row, width int) {
 		{"TIME", true, func(r row) string { return unit(r.Timeout, "s") }},
 		{"MEMORY", true, func(r row) string { return unit(float64(r.Memory), "MB") }},
 		{"SIZE", true, func(r row) string { return unit(math.Round(float64(r.Size)/1e5)/10, "MB") }},
+		{"NETWORK", false, func(r row) string { return plain(r.network) }},
 		{"BACKEND", false, func(r row) string { return plain(r.Backend) }},
 		{"CPUS", true, func(r row) string { return unit(r.CPUs, "") }},
 		{"PROCESSES", true, func(r row) string { return unit(float64(r.PIDs), "") }},

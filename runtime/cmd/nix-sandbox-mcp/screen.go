@@ -14,9 +14,16 @@ import (
 type screen struct {
 	w io.Writer
 
-	mu    sync.Mutex
-	state int
-	c2    bool // the last byte was 0xC2, the first of a control of 8 bits in UTF-8
+	// writes is locked by what writes to w while a program draws.
+	writes    sync.Mutex
+	waiting   []string // notices; see notify
+	omitted   int      // notices
+	lineStart bool     // the cursor is at the beginning of a line
+
+	mu         sync.Mutex
+	state      int
+	unfinished int  // bytes that the last character lacks
+	c2         bool // the last byte was 0xC2, the first of a control of 8 bits in UTF-8
 	// params are the parameters and intermediate bytes of the sequence that is
 	// being read.
 	params []byte
@@ -88,13 +95,20 @@ func modes() []mode {
 }
 
 func (s *screen) Write(data []byte) (int, error) {
+	s.writes.Lock()
+	defer s.writes.Unlock()
 	s.mu.Lock()
 	for _, b := range data {
 		s.parse(b)
+		s.track(b)
 	}
 	s.drawn = s.drawn || len(data) > 0
 	s.mu.Unlock()
-	return s.w.Write(data)
+	n, err := s.w.Write(data)
+	if err == nil {
+		s.showWaiting()
+	}
+	return n, err
 }
 
 // parse takes the next byte of the control sequences, as terminals do: controls

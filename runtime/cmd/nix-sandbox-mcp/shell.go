@@ -29,7 +29,8 @@ func shellCommand(std streams) *cobra.Command {
 		Long: `Open a terminal in a sandbox and see what the model sees.
 
 The sandbox is a new one, with the environment's limits and no time limit, and
-it ends with the shell. All keys go to the shell, Ctrl-C and Ctrl-Z too.`,
+it ends with the shell. All keys go to the shell, Ctrl-C and Ctrl-Z too. What
+the environment's network refuses is shown as it happens.`,
 		Args:              atMost(1),
 		ValidArgsFunction: completeEnvironment(cobra.ShellCompDirectiveNoFileComp),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -65,9 +66,9 @@ func openShell(env chosen, in, out *os.File, log io.Writer, interpreter bool) (i
 		size.Term = "dumb"
 	}
 	spec.First = frame.Request{Type: frame.Open, Terminal: &size, Env: env.inherited}
-	screen := &screen{w: out}
-	var logged logHead
-	spec.Stdout, spec.Stderr = screen, &logged
+	screen := &screen{w: out, lineStart: true}
+	logged := &shellLog{show: screen.notify}
+	spec.Stdout, spec.Stderr = screen, logged
 
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGPIPE, syscall.SIGTSTP, syscall.SIGCONT, syscall.SIGWINCH)
@@ -86,8 +87,11 @@ func openShell(env chosen, in, out *os.File, log io.Writer, interpreter bool) (i
 	go keys.feed(p, in)
 	status, err := follow(p, terminal, out, screen, signals, keys)
 	terminal.restore(screen, keys)
-	if text := strings.TrimSpace(logged.String()); text != "" {
-		fmt.Fprintln(visible(log), text)
+	logged.flush()
+	for _, text := range append(screen.takeWaiting(), strings.TrimSpace(logged.String())) {
+		if text != "" {
+			fmt.Fprintln(visible(log), text)
+		}
 	}
 	return status, err
 }
