@@ -9,6 +9,7 @@
 //	LANGUAGE file=NAME    it is written to NAME in the page's folder
 //	toml config           a configuration file that fromToml accepts
 //	text call             calls of the tool, each with its answer
+//	text call=SERVER      the same, of a server that the page built
 //	json client=NAME      the configuration of a client, whose command is started
 //	text                  a drawing
 //	LANGUAGE elsewhere: REASON

@@ -47,7 +47,7 @@ type recorded struct {
 func TestRecording_ShowsWhatTheServerAnswers(t *testing.T) {
 	needServer(t)
 	s := newStage(t)
-	s.connect()
+	s.connect("")
 	var session []recorded
 	for _, call := range recordedCalls {
 		session = append(session, recorded{call, s.client.Run(call)})

@@ -186,6 +186,7 @@ type stage struct {
 	clients  bool   // whether there are clients to test with
 	printed  string // by the last run
 	client   *mcptest.Client
+	server   string // of the client, as the page names it
 	images   [][]byte // of all answers
 }
 
@@ -263,7 +264,7 @@ func (s *stage) test(b block) {
 	case "config":
 		s.config(b.text)
 	case "call":
-		s.calls(b.text)
+		s.calls(b.value, b.text)
 	case "client":
 		s.configured(b)
 	}
@@ -331,31 +332,39 @@ func (s *stage) config(text string) {
 	}
 }
 
-// connect starts the server for the page's calls, unless it is running. It has
-// the environment data in addition to its own, and the example as its project.
-func (s *stage) connect() {
+// connect starts the server for the page's calls, unless it is running: one that
+// the page built, or else the tests' own. It has the environment data in addition
+// to its own, and the example as its project.
+func (s *stage) connect(server string) {
 	s.t.Helper()
-	if s.client != nil {
+	if s.client != nil && s.server == server {
 		return
+	}
+	s.server = server
+	if server == "" {
+		server = undertest.Server(s.t)
+	} else {
+		server = filepath.Join(s.folder, server)
 	}
 	folder := s.t.TempDir()
 	must.Do(s.t, os.Symlink(undertest.Artifact(s.t, "data"), filepath.Join(folder, "data")))
 	directory := must.Get(filepath.Abs(project))(s.t)
-	cmd := exec.Command(undertest.Server(s.t), "--stdio")
+	cmd := exec.Command(server, "--stdio")
 	cmd.Env = append(s.environ, "NIX_SANDBOX_DIR="+folder, "PROJECT_DIR="+directory)
 	s.client = mcptest.Start(s.t, cmd)
 	s.client.Initialize(mcptest.Newest)
 }
 
-// calls makes the calls of a transcript and compares the answers with it.
-func (s *stage) calls(text string) {
+// calls makes the calls of a transcript and compares the answers with it. The
+// server is that of connect.
+func (s *stage) calls(server, text string) {
 	s.t.Helper()
 	transcript, err := calls(text)
 	if err != nil {
 		s.fail("%v", err)
 		return
 	}
-	s.connect()
+	s.connect(server)
 	for _, c := range transcript {
 		answer := s.client.Run(c.args)
 		got := answer.Text()
