@@ -246,7 +246,7 @@ func (s Sandbox) network(t testing.TB, dir, program string) *jail.Network {
 	for _, folder := range []string{"bin", "lib", "lib64"} {
 		flags = append(flags, "--symlink", "usr/"+folder, "/"+folder)
 	}
-	return &jail.Network{Proxy: filepath.Join(dir, "proxy"), Ports: policy.Ports, Flags: flags, Room: "/room"}
+	return &jail.Network{Proxy: filepath.Join(dir, "proxy"), Ports: policy.Ports, Flags: flags, HostDir: "/room"}
 }
 
 // proxyFiles builds the proxy and its filter, once for all tests of a process, and
