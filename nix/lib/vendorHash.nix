@@ -1,1 +1,1 @@
-"sha256-NRXpJBTEbWdzoyfIXYC0q4k3BGdSN4PELT+KDQz0eyE="
+"sha256-VEx4/NwD0TdmD+pprU1q0tlp7YmBdtESNU1u3wbTkSk="
