@@ -186,7 +186,7 @@ type stage struct {
 	clients  bool   // whether there are clients to test with
 	printed  string // by the last run
 	client   *mcptest.Client
-	server   string // of the client, as the page names it
+	server   string   // of the client, as the page names it
 	images   [][]byte // of all answers
 }
 
