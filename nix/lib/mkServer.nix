@@ -47,6 +47,7 @@ let
       (lib.elem folder [
         "agent"
         "jail"
+        "network"
         "go.mod"
         "go.sum"
       ] || folder == "nix")
