@@ -62,13 +62,18 @@ const (
 	ByHiddenSNI Reason = "hidden-sni" // TLS encrypts the host's name (ECH)
 	ByNotTLS    Reason = "not-tls"    // something else than TLS at port 443
 	ByNotHTTP   Reason = "not-http"   // something else than HTTP at port 80
-	ByLimit     Reason = "limit"      // Option says which limit
+	ByMethod    Reason = "method"     // the host's rule does not contain the method
+	ByPath      Reason = "path"       // the host's rule does not contain the path
+	// ByCredential is a placeholder in a request to a host that gets no such secret.
+	ByCredential Reason = "credential"
+	ByLimit      Reason = "limit" // Option says which limit
 )
 
 // Options of an environment that refusals name.
 const (
 	OptionDomains     = "network.domains"
 	OptionPrivate     = "network.private"
+	OptionRules       = "network.rules"
 	OptionConnections = "network.connections"
 	OptionRate        = "network.rate"
 	OptionMegabytes   = "network.megabytes"
@@ -174,6 +179,12 @@ func (e Event) refusal() string {
 		return e.Target() + " takes TLS alone"
 	case ByNotHTTP:
 		return e.Target() + " takes HTTP requests alone"
+	case ByMethod:
+		return "the rule of " + e.Name + " does not contain the method of the request" + e.allow()
+	case ByPath:
+		return "the rule of " + e.Name + " does not contain the path of the request" + e.allow()
+	case ByCredential:
+		return "the request has the placeholder of a credential that " + e.Name + " does not get"
 	case ByLimit:
 		return e.Target() + " is beyond the limit that an operator sets with " + e.Option
 	}

@@ -6,11 +6,16 @@
 // descriptor. The end of the stream says that there are no more. The receiver
 // trusts nothing of it: a message that is not exactly that is an error, after
 // which the receiver must not go on.
+//
+// In the other direction comes at most one message, after the last socket: the
+// certificate of the authority that the proxy is for the sandbox, where it reads
+// requests inside TLS.
 package handover
 
 import (
 	"bytes"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -19,8 +24,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxMessage is the longest message, in bytes.
+// maxMessage is the longest message about a socket, in bytes.
 const maxMessage = 256
+
+// MaxCertificate is the longest certificate, in bytes of PEM.
+const MaxCertificate = 8 << 10
 
 // Protocols of a [Socket].
 const (
@@ -83,15 +91,23 @@ func Receive(over int) (Socket, *os.File, error) {
 	return socket, os.NewFile(uintptr(descriptors[0]), fmt.Sprintf("%s port %d", socket.Protocol, socket.Port)), nil
 }
 
-// decode reads one message.
-func decode(text []byte, socket *Socket) error {
+// strict reads one JSON object without fields that v does not have.
+func strict(text []byte, v any) error {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(socket); err != nil {
+	if err := decoder.Decode(v); err != nil {
 		return err
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
 		return errors.New("something follows the JSON object")
+	}
+	return nil
+}
+
+// decode reads one message about a socket.
+func decode(text []byte, socket *Socket) error {
+	if err := strict(text, socket); err != nil {
+		return err
 	}
 	if socket.Protocol != UDP && socket.Protocol != TCP || socket.Port == 0 {
 		return fmt.Errorf("there is no socket of protocol %q and port %d", socket.Protocol, socket.Port)
@@ -123,4 +139,52 @@ func retry(call func() error) error {
 			return err
 		}
 	}
+}
+
+// certificate is the message with a certificate.
+type certificate struct {
+	Certificate string `json:"certificate"`
+}
+
+// SendCertificate sends the proxy's certificate in PEM.
+func SendCertificate(over int, pem []byte) error {
+	text, err := json.Marshal(certificate{string(pem)})
+	if err != nil {
+		return err
+	}
+	if err := retry(func() error { return unix.Sendmsg(over, text, nil, nil, unix.MSG_NOSIGNAL) }); err != nil {
+		return fmt.Errorf("hand the certificate over: %w", err)
+	}
+	return nil
+}
+
+// ReceiveCertificate returns the proxy's certificate in PEM, at most
+// [MaxCertificate] bytes. The error is io.EOF where the proxy has ended without
+// one. The wait is bounded by the socket's SO_RCVTIMEO.
+func ReceiveCertificate(over int) ([]byte, error) {
+	// JSON writes a newline as two bytes.
+	text := make([]byte, 2*MaxCertificate)
+	var n, flags int
+	err := retry(func() (err error) {
+		n, _, flags, _, err = unix.Recvmsg(over, text, nil, unix.MSG_CMSG_CLOEXEC)
+		return err
+	})
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("receive a certificate: %w", err)
+	case n == 0:
+		return nil, io.EOF
+	case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0:
+		return nil, errors.New("receive a certificate: the message is too long, or has descriptors")
+	}
+	var c certificate
+	if err := strict(text[:n], &c); err != nil {
+		return nil, fmt.Errorf("receive a certificate: %w", err)
+	}
+	block, rest := pem.Decode([]byte(c.Certificate))
+	if block == nil || block.Type != "CERTIFICATE" || len(block.Headers) > 0 || len(rest) > 0 || len(c.Certificate) > MaxCertificate {
+		return nil, errors.New("receive a certificate: it is not one certificate in PEM")
+	}
+	// What else was around it in the text is not passed on.
+	return pem.EncodeToMemory(block), nil
 }

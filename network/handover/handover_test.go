@@ -18,7 +18,7 @@ func pair(t *testing.T) (sender, receiver int) {
 	t.Helper()
 	both, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	must.Do(t, err)
-	t.Cleanup(func() { _ = unix.Close(both[0]); _ = unix.Close(both[1]) })
+	t.Cleanup(func() { _ = unix.Close(both[1]) })
 	return both[0], both[1]
 }
 
@@ -100,4 +100,37 @@ func TestReceive_RefusesEverythingElseAndLeavesNothingOpen(t *testing.T) {
 		t.Fatal("the control:", err)
 	}
 	got.Close()
+}
+
+const certificate = "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n"
+
+func TestReceiveCertificate_TakesOneCertificateAlone(t *testing.T) {
+	sender, receiver := pair(t)
+	must.Do(t, handover.SendCertificate(sender, []byte(certificate)))
+	if got, err := handover.ReceiveCertificate(receiver); string(got) != certificate || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	for _, bad := range []string{
+		"x", `{}`, `{"certificate":""}`, `{"certificate":"x"}`, `{"more":1}`, strings.Repeat(" ", 20000),
+		`{"certificate":"` + strings.ReplaceAll(certificate+certificate, "\n", `\n`) + `"}`,
+		`{"certificate":"` + strings.ReplaceAll(strings.ReplaceAll(certificate, "CERTIFICATE", "PRIVATE KEY"), "\n", `\n`) + `"}`,
+	} {
+		must.Do(t, unix.Sendmsg(sender, []byte(bad), nil, nil, 0))
+		if got, err := handover.ReceiveCertificate(receiver); err == nil {
+			t.Errorf("%.60q is received as %q", bad, got)
+		}
+	}
+	file := int(open(t).Fd())
+	before := descriptors(t)
+	must.Do(t, unix.Sendmsg(sender, []byte(certificate), unix.UnixRights(file), nil, 0))
+	if got, err := handover.ReceiveCertificate(receiver); err == nil {
+		t.Errorf("with a descriptor: %q", got)
+	}
+	if after := descriptors(t); after != before {
+		t.Errorf("%d descriptors are left open", after-before)
+	}
+	must.Do(t, unix.Close(sender))
+	if _, err := handover.ReceiveCertificate(receiver); !errors.Is(err, io.EOF) {
+		t.Errorf("the end is %v", err)
+	}
 }
