@@ -70,7 +70,11 @@ type Policy struct {
 	// HOST:PORT. Where it is not empty, that proxy and not this machine looks
 	// names up.
 	Upstream string
+	// Credentials are the secrets that requests to single hosts get, in the order of
+	// the file.
+	Credentials []Credential
 
+	rules   map[string]*Rule
 	exact   map[string]ports // by name
 	below   map[string]ports // by the name after "*."
 	common  []uint16         // of the entries that have no port
@@ -95,6 +99,9 @@ type file struct {
 	Megabytes   int      `json:"megabytes"`
 	Names       int      `json:"names"`
 	Upstream    *string  `json:"upstream"`
+
+	Rules       map[string]*Rule `json:"rules"`
+	Credentials []Credential     `json:"credentials"`
 }
 
 // ReadFile reads a policy file of at most [MaxFile] bytes. Its errors name the
@@ -131,7 +138,11 @@ func Parse(text []byte) (*Policy, error) {
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
 		return nil, errors.New("something follows the JSON object")
 	}
-	return f.compile()
+	p, err := f.compile()
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
 }
 
 func (f *file) compile() (*Policy, error) {
@@ -191,7 +202,7 @@ func (f *file) compile() (*Policy, error) {
 		}
 		p.Upstream = address
 	}
-	return p, nil
+	return p, p.addRules(f)
 }
 
 // add adds one entry of domains: NAME, *.NAME, NAME:PORT or *.NAME:PORT.
