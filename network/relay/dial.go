@@ -3,6 +3,7 @@ package relay
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -211,7 +212,10 @@ func (c *connection) explain(err error) event.Event {
 	var errno syscall.Errno
 	var known problem
 	var timeout net.Error
+	var certificate *tls.CertificateVerificationError
 	switch {
+	case errors.As(err, &certificate):
+		err = problem("its certificate is not valid")
 	case errors.As(err, &known):
 		err = known
 	case errors.As(err, &refused), errors.Is(err, resolver.ErrNotAllowed), errors.Is(err, resolver.ErrTooManyNames),

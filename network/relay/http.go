@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"log"
@@ -9,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -94,23 +96,25 @@ type httpState struct {
 	upstream *http.Transport
 }
 
-// serveHTTP gives a connection to the HTTP server, which closes it.
-func (c *connection) serveHTTP() {
+// serveHTTP gives a connection to the HTTP server, which closes it. conn is the
+// client itself, or TLS over it.
+func (c *connection) serveHTTP(conn net.Conn) {
 	c.http = &httpState{}
-	conn := &httpConn{TCPConn: c.client, c: c}
-	c.http.timer = time.AfterFunc(c.r.times.idle, func() { conn.Close() })
-	c.r.handoff <- conn
+	client := &httpConn{Conn: conn, c: c}
+	c.http.timer = time.AfterFunc(c.r.times.idle, func() { client.Close() })
+	c.r.handoff <- client
 }
 
-// httpConn is the client's end of a connection with HTTP.
+// httpConn is the client's end of a connection with HTTP. It shows net/http no
+// other methods of the connection in it: their bytes would not count as activity.
 type httpConn struct {
-	*net.TCPConn
+	net.Conn
 	c      *connection
 	closed sync.Once
 }
 
 func (h *httpConn) Read(b []byte) (int, error) {
-	n, err := h.TCPConn.Read(b)
+	n, err := h.Conn.Read(b)
 	h.c.http.awake(h.c, n)
 	return n, err
 }
@@ -121,18 +125,13 @@ func (h *httpConn) Write(b []byte) (int, error) {
 	if !h.c.http.understood.Swap(true) {
 		h.c.r.report(h.c.because(event.ByNotHTTP))
 	}
-	n, err := h.TCPConn.Write(b)
+	n, err := h.Conn.Write(b)
 	h.c.http.awake(h.c, n)
 	return n, err
 }
 
-// ReadFrom hides that of the TCP connection, which would not count as activity.
-func (h *httpConn) ReadFrom(r io.Reader) (int64, error) {
-	return io.Copy(struct{ io.Writer }{h}, r)
-}
-
 func (h *httpConn) Close() error {
-	err := h.TCPConn.Close()
+	err := h.Conn.Close()
 	h.closed.Do(func() {
 		state := h.c.http
 		state.timer.Stop()
@@ -159,9 +158,8 @@ func (r *Relay) serveRequest(w http.ResponseWriter, q *http.Request) {
 	c := connectionOf(q)
 	c.http.understood.Store(true)
 	refused := c.refusal()
-	if refused == nil && !c.isFor(q) {
-		e := c.because(event.ByHost)
-		refused = &e
+	if refused == nil {
+		refused = c.refuses(q)
 	}
 	if refused != nil {
 		r.report(*refused)
@@ -172,6 +170,29 @@ func (r *Relay) serveRequest(w http.ResponseWriter, q *http.Request) {
 	r.proxy.ServeHTTP(w, q)
 }
 
+// refuses returns the event that refuses a request, or nil where it may pass.
+func (c *connection) refuses(q *http.Request) *event.Event {
+	var reason event.Reason
+	path, _, _ := strings.Cut(q.RequestURI, "?")
+	switch {
+	case !c.isFor(q):
+		reason = event.ByHost
+	case !c.r.policy.AllowsMethod(c.name, q.Method):
+		reason = event.ByMethod
+	case !c.r.policy.AllowsPath(c.name, path):
+		reason = event.ByPath
+	case c.r.hasPlaceholder(c, q):
+		reason = event.ByCredential
+	default:
+		return nil
+	}
+	e := c.because(reason)
+	if reason == event.ByMethod || reason == event.ByPath {
+		e.Option, e.Value = event.OptionRules, c.name
+	}
+	return &e
+}
+
 // isFor returns whether a request is for the connection's host: in the usual
 // form, and for no other name.
 func (c *connection) isFor(q *http.Request) bool {
@@ -179,7 +200,7 @@ func (c *connection) isFor(q *http.Request) bool {
 	if !path && (q.RequestURI != "*" || q.Method != http.MethodOptions) {
 		return false // it is for a proxy
 	}
-	host := strings.TrimSuffix(q.Host, ":80")
+	host := strings.TrimSuffix(q.Host, ":"+strconv.Itoa(int(c.asked.Port())))
 	name, err := hostname.Canonical(host)
 	return err == nil && name == c.name
 }
@@ -199,8 +220,11 @@ func rewrite(p *httputil.ProxyRequest) {
 	// begins with two slashes has the meaning of a host there, and is kept by URL.
 	path, query, _ := strings.Cut(p.In.RequestURI, "?")
 	p.Out.URL.Scheme, p.Out.URL.Host, p.Out.Host = "http", c.name, c.name
+	if c.isTLS() {
+		p.Out.URL.Scheme = "https"
+	}
 	switch {
-	case c.r.policy.Upstream != "":
+	case c.r.policy.Upstream != "" && !c.isTLS():
 		p.Out.URL.Opaque = "//" + c.name + path
 	case !strings.HasPrefix(path, "//"):
 		p.Out.URL.Opaque = path
@@ -215,6 +239,9 @@ func rewrite(p *httputil.ProxyRequest) {
 	if !strings.EqualFold(p.Out.Header.Get("Upgrade"), "websocket") {
 		p.Out.Header.Del("Upgrade")
 		p.Out.Header.Del("Connection")
+	}
+	if c.isTLS() {
+		c.r.addSecrets(c.name, p.Out.Header)
 	}
 }
 
@@ -250,10 +277,12 @@ func (c *connection) transport() *http.Transport {
 		MaxResponseHeaderBytes: maxResponseHeader,
 		IdleConnTimeout:        idleRequests,
 		Protocols:              &protocols,
+		TLSHandshakeTimeout:    c.r.times.dial,
+		TLSClientConfig:        &tls.Config{ServerName: c.name, RootCAs: c.r.roots, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}},
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			var server *net.TCPConn
 			var err error
-			if c.r.policy.Upstream != "" {
+			if c.r.policy.Upstream != "" && !c.isTLS() {
 				server, err = c.r.upstream(ctx)
 			} else {
 				server, err = c.r.dial(ctx, c.name, c.asked.Port())
@@ -266,7 +295,7 @@ func (c *connection) transport() *http.Transport {
 			return &serverConn{TCPConn: server, c: c}, nil
 		},
 	}
-	if c.r.policy.Upstream != "" {
+	if c.r.policy.Upstream != "" && !c.isTLS() {
 		t.Proxy = http.ProxyURL(&url.URL{Scheme: "http", Host: c.r.policy.Upstream})
 	}
 	c.http.upstream = t

@@ -11,12 +11,14 @@ import (
 	"crypto/x509/pkix"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"math/big"
 	"net"
 	"net/http"
 	"net/netip"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -70,7 +72,12 @@ func start(t testing.TB, change string, shorter ...times) *sandbox {
 		ask = s.ask
 	}
 	names := resolver.NewNames(p, ask, func() ([]netip.Addr, error) { return nil, nil })
-	s.Relay = New(p, names, s.record)
+	secrets := make([]string, len(p.Credentials))
+	for i, c := range p.Credentials {
+		secrets[i] = "secret-of-" + c.Name
+	}
+	s.Relay = must.Get(New(p, names, secrets, s.record))(t)
+	s.roots = authority().pool
 	s.times.hello, s.times.idle = time.Minute, time.Minute
 	for _, other := range shorter {
 		s.times = other
@@ -115,6 +122,9 @@ func (s *sandbox) host(name string, addresses ...string) {
 func (s *sandbox) record(e event.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if strings.Contains(fmt.Sprint(e), "secret-of") {
+		s.t.Errorf("an event has a secret: %v", e)
+	}
 	s.events = append(s.events, e)
 }
 

@@ -10,7 +10,9 @@ package relay
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -75,10 +77,20 @@ type Relay struct {
 	server  *http.Server
 	proxy   *httputil.ReverseProxy
 	handoff chan net.Conn
+
+	authority *Authority
+	secrets   []string
+	// roots are the authorities of hosts to which TLS is begun here; nil are the
+	// machine's.
+	roots *x509.CertPool
 }
 
-// New returns a Relay. report must not block.
-func New(p *policy.Policy, names *resolver.Names, report func(event.Event)) *Relay {
+// New returns a Relay. secrets are those of the policy's credentials, in their
+// order; report must not block.
+func New(p *policy.Policy, names *resolver.Names, secrets []string, report func(event.Event)) (*Relay, error) {
+	if len(secrets) != len(p.Credentials) {
+		return nil, fmt.Errorf("there are %d secrets for %d credentials", len(secrets), len(p.Credentials))
+	}
 	accepted := max(accepting*p.Rate, minAccepting)
 	r := &Relay{
 		policy: p, names: names, report: report, times: usual,
@@ -86,9 +98,25 @@ func New(p *policy.Policy, names *resolver.Names, report func(event.Event)) *Rel
 		pace:    limit.NewBucket(accepted, accepted),
 		bytes:   limit.NewBytes(p.Bytes, 2*p.Connections),
 		handoff: make(chan net.Conn),
+		secrets: secrets,
+	}
+	if hosts := p.Read(); len(hosts) > 0 {
+		var err error
+		if r.authority, err = newAuthority(hosts); err != nil {
+			return nil, fmt.Errorf("make an authority for certificates: %w", err)
+		}
 	}
 	r.startHTTP()
-	return r
+	return r, nil
+}
+
+// Certificate returns the certificate of the authority that signs those of hosts
+// whose TLS is ended here, in PEM; nil where there are no such hosts.
+func (r *Relay) Certificate() []byte {
+	if r.authority == nil {
+		return nil
+	}
+	return r.authority.certificate
 }
 
 // Serve accepts the connections to a port of the sandbox's policy, until the
@@ -156,16 +184,21 @@ func (c *connection) handle() {
 	}
 	bounded(c.client, 2*c.r.times.idle)
 	if c.asked.Port() == portHTTP {
-		c.serveHTTP()
+		c.serveHTTP(c.client)
 		return
 	}
-	defer c.finish()
 	if refused := c.refusal(); refused != nil {
 		c.r.report(*refused)
 		c.deny()
+		c.finish()
+		return
+	}
+	if c.isTLS() {
+		c.readTLS()
 		return
 	}
 	c.carry()
+	c.finish()
 }
 
 // limited refuses a connection beyond a limit.

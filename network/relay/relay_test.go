@@ -405,6 +405,7 @@ func TestRelay_BoundsBytes(t *testing.T) {
 	zeros := make([]byte, 64<<10)
 	networktest.Listen(t, server+":22", func(conn *net.TCPConn) {
 		defer conn.Close()
+		_, _ = conn.Read(make([]byte, 1))
 		for {
 			if _, err := conn.Write(zeros); err != nil {
 				return
@@ -412,12 +413,13 @@ func TestRelay_BoundsBytes(t *testing.T) {
 		}
 	})
 	conn := s.dial("git.example", 22)
+	must.Get(conn.Write([]byte("x")))(t)
 	n, err := io.Copy(io.Discard, conn)
 	if n > 1<<20+8<<10 || !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("%d bytes came, then %v", n, err)
 	}
 	e := s.closed()
-	if e.Down > 1<<20+8<<10 || e.Down < 1<<20 {
+	if total := e.Up + e.Down; total > 1<<20+8<<10 || total < 1<<20 {
 		t.Errorf("%+v", e)
 	}
 	limit := event.Event{Name: "git.example", Port: 22, Reason: event.ByLimit, Option: "network.megabytes"}

@@ -8,6 +8,10 @@
 //	3  the socket over which the listening sockets come (package handover)
 //	4  optional: where events are written (package event)
 //	5  optional: a pidfd of the process with which it ends
+//	6… the secrets of the policy's credentials, in their order
+//
+// Where the policy makes it read requests inside TLS, it sends the certificate of
+// its authority back over descriptor 3.
 //
 // Without descriptor 4 it writes refusals to standard error, for people.
 package main
@@ -32,6 +36,7 @@ const (
 	handoverDescriptor = 3
 	eventsDescriptor   = 4
 	parentDescriptor   = 5
+	firstSecret        = 6
 )
 
 func main() {
@@ -69,7 +74,14 @@ func run(policyFile string, report func(event.Event)) error {
 	if err != nil {
 		return err
 	}
-	n := newNetwork(p, report)
+	secrets, err := readSecrets(p.Credentials)
+	if err != nil {
+		return err
+	}
+	n, err := newNetwork(p, secrets, report)
+	if err != nil {
+		return err
+	}
 	if err := n.receive(handoverDescriptor); err != nil {
 		return err
 	}

@@ -68,7 +68,7 @@ type program struct {
 }
 
 // startProgram starts the program; withEvents gives it a pipe for events.
-func startProgram(t testing.TB, text string, withEvents bool) *program {
+func startProgram(t testing.TB, text string, withEvents bool, secrets ...string) *program {
 	t.Helper()
 	p := &program{t: t, exited: make(chan struct{})}
 	file := filepath.Join(t.TempDir(), "policy.json")
@@ -95,6 +95,14 @@ func startProgram(t testing.TB, text string, withEvents bool) *program {
 		p.events = event.NewReader(r)
 		p.cmd.ExtraFiles[1] = w
 	}
+	for _, secret := range secrets {
+		r, w, err := os.Pipe()
+		must.Do(t, err)
+		defer r.Close()
+		must.Get(w.WriteString(secret))(t)
+		w.Close()
+		p.cmd.ExtraFiles = append(p.cmd.ExtraFiles, r)
+	}
 	must.Do(t, p.cmd.Start())
 	go func() { _ = p.cmd.Wait(); close(p.exited) }()
 	t.Cleanup(func() {
@@ -113,7 +121,9 @@ func startProgram(t testing.TB, text string, withEvents bool) *program {
 }
 
 // send hands a socket over.
-func (p *program) send(socket handover.Socket) {
+func (p *program) send(socket handover.Socket) { p.sendShifted(socket, shift) }
+
+func (p *program) sendShifted(socket handover.Socket, shift int) {
 	p.t.Helper()
 	kind, port := unix.SOCK_STREAM, int(socket.Port)+shift
 	if socket.Protocol == handover.UDP {
@@ -329,6 +339,60 @@ func TestProgram_RefusesAWrongPolicy(t *testing.T) {
 	<-p.exited
 	if e := must.Get(p.events.Read())(t); e.Kind != event.Ended || !strings.Contains(e.Problem, `unknown field "more"`) {
 		t.Errorf("%+v", e)
+	}
+}
+
+// credentials are those of a policy that reads the requests to a host.
+const credentials = `"credentials":[{"name":"TOKEN","domain":"api.example","header":"X-Token: {}","placeholder":""},{"name":"KEY","domain":"api.example","header":"X-Key: {}","placeholder":""}]`
+
+func readingPolicy() string {
+	text := strings.Replace(policyText, `"domains":[`, `"domains":["api.example",`, 1)
+	return strings.TrimSuffix(text, "}") + "," + credentials + "}"
+}
+
+func TestProgram_ReadsSecretsAndSendsItsCertificate(t *testing.T) {
+	p := startProgram(t, readingPolicy(), true, "first\n", "second")
+	p.sendAll()
+	certificate, err := handover.ReceiveCertificate(p.over)
+	if err != nil || !strings.HasPrefix(string(certificate), "-----BEGIN CERTIFICATE-----\n") {
+		t.Errorf("%s, %v", certificate, err)
+	}
+	if _, err := handover.ReceiveCertificate(p.over); !errors.Is(err, io.EOF) {
+		t.Errorf("then comes %v", err)
+	}
+	// No other process of this user reads its memory.
+	status := string(must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/limits", p.cmd.Process.Pid)))(t))
+	if !strings.Contains(status, "Max core file size        0                    0") {
+		t.Errorf("%s", status)
+	}
+	// Without credentials there is no certificate.
+	p = startProgram(t, strings.ReplaceAll(policyText, "[443,80]", "[4430,8000]"), true)
+	for _, socket := range []handover.Socket{{Protocol: "udp", Port: 53}, {Protocol: "tcp", Port: 53}, {Protocol: "tcp", Port: 4430}, {Protocol: "tcp", Port: 8000}, {Protocol: "tcp", Port: 22}} {
+		p.sendShifted(socket, 2*shift)
+	}
+	p.end()
+	if _, err := handover.ReceiveCertificate(p.over); !errors.Is(err, io.EOF) {
+		t.Errorf("without credentials: %v", err)
+	}
+}
+
+func TestProgram_RefusesWrongSecrets(t *testing.T) {
+	const secret = "not-to-be-shown"
+	for name, test := range map[string]struct {
+		secrets []string
+		want    string
+	}{
+		"one too few":   {[]string{secret}, "credential KEY: the launcher gave no descriptor 7"},
+		"an empty one":  {[]string{secret, "\n"}, "credential KEY: it is empty"},
+		"a second line": {[]string{secret + "\nX-Other: a", secret}, "credential TOKEN: it has a byte that is not printable"},
+		"a large one":   {[]string{strings.Repeat("a", 16<<10+1), secret}, "credential TOKEN: it has more than 16384 bytes"},
+	} {
+		p := startProgram(t, readingPolicy(), true, test.secrets...)
+		<-p.exited
+		e := must.Get(p.events.Read())(t)
+		if e.Kind != event.Ended || !strings.Contains(e.Problem, test.want) || strings.Contains(e.Problem+p.stderr.String(), secret) {
+			t.Errorf("%s: %+v, %s", name, e, &p.stderr)
+		}
 	}
 }
 

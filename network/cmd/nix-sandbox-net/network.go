@@ -41,7 +41,7 @@ type network struct {
 	relay  *relay.Relay
 }
 
-func newNetwork(p *policy.Policy, report func(event.Event)) *network {
+func newNetwork(p *policy.Policy, secrets []string, report func(event.Event)) (*network, error) {
 	runtime.GOMAXPROCS(processors)
 	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(memoryLimit)
@@ -51,8 +51,9 @@ func newNetwork(p *policy.Policy, report func(event.Event)) *network {
 	}
 	n := &network{policy: p, names: resolver.NewNames(p, ask, own)}
 	n.dns = resolver.NewServer(n.names, report)
-	n.relay = relay.New(p, n.names, report)
-	return n
+	var err error
+	n.relay, err = relay.New(p, n.names, secrets, report)
+	return n, err
 }
 
 // lookUp asks this machine's resolver for the addresses of a name. The dot at
@@ -110,9 +111,16 @@ func (n *network) receive(over int) error {
 		}
 		serve = append(serve, one)
 	}
-	_ = unix.Close(over)
 	for socket := range wanted {
 		return fmt.Errorf("the sandbox's namespace handed over no socket for %s port %d", socket.Protocol, socket.Port)
+	}
+	if certificate := n.relay.Certificate(); certificate != nil {
+		if err := handover.SendCertificate(over, certificate); err != nil {
+			return err
+		}
+	}
+	if err := unix.Close(over); err != nil {
+		return fmt.Errorf("close the socket of descriptors: %w", err)
 	}
 	for _, one := range serve {
 		go one()

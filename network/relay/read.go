@@ -1,0 +1,99 @@
+package relay
+
+import (
+	"crypto/tls"
+	"errors"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+)
+
+// isTLS returns whether the connection's requests are read inside TLS.
+func (c *connection) isTLS() bool {
+	return c.asked.Port() == portHTTPS && c.r.policy.Reads(c.name)
+}
+
+// errNotTrusted is an alert of a client: most programs read the variables that
+// name the sandbox's certificates, and some have certificates of their own.
+const errNotTrusted = problem("the program does not trust the certificates of this sandbox (SSL_CERT_FILE)")
+
+// readTLS ends TLS with the client and serves its requests. The client's first
+// message is checked as for other hosts. Only HTTP/1.1 is offered, so that a
+// connection has one host.
+func (c *connection) readTLS() {
+	hello, ok := c.hello(nil)
+	if !ok {
+		c.finish()
+		return
+	}
+	certificate, err := c.r.authority.host(c.name)
+	if err != nil {
+		c.r.report(c.explain(problem("its certificate could not be made")))
+		reset(c.client)
+		c.finish()
+		return
+	}
+	conn := tls.Server(&replay{TCPConn: c.client, first: hello}, &tls.Config{
+		Certificates: []tls.Certificate{*certificate}, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
+	})
+	_ = c.client.SetDeadline(time.Now().Add(c.r.times.hello))
+	if err := conn.Handshake(); err != nil {
+		var alert *net.OpError
+		if errors.As(err, &alert) && alert.Op == "remote error" {
+			c.r.report(c.explain(errNotTrusted))
+		}
+		c.finish()
+		return
+	}
+	_ = c.client.SetDeadline(time.Time{})
+	c.serveHTTP(conn)
+}
+
+// replay is a connection whose first bytes were read already and come once more.
+type replay struct {
+	*net.TCPConn
+	first []byte
+}
+
+func (r *replay) Read(b []byte) (int, error) {
+	if len(r.first) > 0 {
+		n := copy(b, r.first)
+		r.first = r.first[n:]
+		return n, nil
+	}
+	return r.TCPConn.Read(b)
+}
+
+// addSecrets puts the secrets of a host into the header of a request to it, in
+// place of what the sandbox wrote there.
+func (r *Relay) addSecrets(host string, header http.Header) {
+	for i := range r.policy.Credentials {
+		if credential := &r.policy.Credentials[i]; credential.Domain == host {
+			name, value := credential.Field(r.secrets[i])
+			header.Set(name, value)
+		}
+	}
+}
+
+// hasPlaceholder returns whether a request that does not get a secret has its
+// placeholder in its line or header: the program in the sandbox believes that the
+// host gets the secret.
+func (r *Relay) hasPlaceholder(c *connection, q *http.Request) bool {
+	for i := range r.policy.Credentials {
+		credential := &r.policy.Credentials[i]
+		if credential.Placeholder == "" || credential.Domain == c.name && c.isTLS() {
+			continue
+		}
+		if strings.Contains(q.RequestURI, credential.Placeholder) {
+			return true
+		}
+		for _, values := range q.Header {
+			if slices.ContainsFunc(values, func(value string) bool { return strings.Contains(value, credential.Placeholder) }) {
+				return true
+			}
+		}
+	}
+	return false
+}
