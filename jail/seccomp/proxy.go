@@ -76,6 +76,7 @@ var proxyList = []rule{
 	{"getrandom", 318, 278, nil, "keys and the order of maps"},
 	{"uname", 63, 160, nil, "what this kernel can do"},
 	{"prlimit64", 302, 261, nil, "how many descriptors there can be"},
+	{"prctl", 157, 167, undumpable, "keeps credentials from other processes"},
 	{"arch_prctl", 158, absent, nil, "where a thread keeps its own"},
 	{"execve", 59, 221, nil, "starts the program"},
 	{"exit", 60, 93, nil, "ends a thread"},
@@ -102,6 +103,8 @@ var (
 		{Arg: 2, Test: bpf.NoneOf, Values: []uint32{unix.NETLINK_ROUTE}, Then: bpf.Errno(unix.EPROTONOSUPPORT)},
 		{Arg: 0, Test: bpf.NoneOf, Values: []uint32{unix.AF_NETLINK}, Then: bpf.Errno(unix.EAFNOSUPPORT)},
 	}
+
+	undumpable = bpf.Verdict{{Arg: 0, Test: bpf.NoneOf, Values: []uint32{unix.PR_SET_DUMPABLE}, Then: bpf.Errno(unix.EINVAL)}}
 
 	executable    = bpf.Check{Arg: 2, Test: bpf.AnyBit, Values: []uint32{unix.PROT_EXEC}, Then: eperm}
 	notExecutable = bpf.Verdict{executable}
