@@ -229,3 +229,26 @@ func TestNetwork_StartsNothingWithoutItsProxy(t *testing.T) {
 		t.Errorf("without the proxy: %+v", got)
 	}
 }
+
+// The kernel gives an ordinary user 200 keyrings, and a sandbox has one.
+func TestNetwork_TakesOneKeyring(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can choose a user who has no keyrings")
+	}
+	user := 62000 + os.Getpid()%3000
+	s := startNetworked(t, user)
+	s.do(t, "echo up")
+	s.proxy(t)
+	text := must.Get(os.ReadFile("/proc/key-users"))(t)
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line) // USER: USED KEYS/THOSE IN USE KEYS/MOST BYTES/MOST, see proc_key-users(5)
+		if fields[0] != fmt.Sprint(user, ":") {
+			continue
+		}
+		if !strings.HasPrefix(fields[3], "1/") {
+			t.Errorf("a sandbox with a network has %s", line)
+		}
+		return
+	}
+	t.Errorf("user %d has no keys: %s", user, text)
+}

@@ -58,6 +58,10 @@ type Spec struct {
 	// Descriptors is how many of the caller's descriptors after the standard ones
 	// the first process inherits.
 	Descriptors int `json:"descriptors,omitempty"`
+	// KeepsKeyring says that the processes cannot use keys, because their filter
+	// refuses all calls about them, and so need no session keyring of their own. The
+	// kernel gives an ordinary user 200 of them.
+	KeepsKeyring bool `json:"keeps_keyring,omitempty"`
 	// OOMScore is the oom_score_adj of the processes, at most and by default
 	// [maxOOMScore].
 	OOMScore int `json:"oom_score,omitempty"`

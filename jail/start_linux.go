@@ -67,8 +67,10 @@ func (s *Spec) Start(project Project, events int) error {
 	if err := namespacesAllowed(s.Bubblewrap); err != nil {
 		return err
 	}
-	if err := newKeyring(); err != nil {
-		return err
+	if !s.KeepsKeyring {
+		if err := newKeyring(); err != nil {
+			return err
+		}
 	}
 	if err := s.checkBinds(); err != nil {
 		return err

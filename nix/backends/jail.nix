@@ -119,6 +119,8 @@ let
         # The sandbox's sockets, the pipe for events, and the process with which the
         # proxy ends.
         descriptors = 3;
+        # The filter allows no call about keys.
+        keeps_keyring = true;
         # Of one control group, the kernel ends the code first.
         oom_score = 900;
         command = [

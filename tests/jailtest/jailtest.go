@@ -230,6 +230,7 @@ func (s Sandbox) network(t testing.TB, dir, program string) *jail.Network {
 		Reserved:     []string{"/etc"},
 		NoOverlay:    "it is the proxy of a network",
 		Descriptors:  3,
+		KeepsKeyring: true,
 		OOMScore:     900,
 		Command:      []string{"/" + NetworkProxy, "--policy", "/policy.json"},
 	}))(t)
