@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // CheckName is the name by which the launcher knows that it is to check the
@@ -84,6 +86,15 @@ func (s *Spec) namespaces(ctx context.Context) Finding {
 func (s *Spec) network(ctx context.Context) Finding {
 	f := Finding{Name: "network", Needed: true, OK: true, Found: "sandboxes can have a network of named hosts"}
 	err := s.checkProxy()
+	for _, secret := range s.Network.Secrets {
+		// Variables are those of the server, which this need not be a child of.
+		if err == nil && secret.File != "" {
+			var fd int
+			if fd, err = secret.open(); err == nil {
+				_ = unix.Close(fd)
+			}
+		}
+	}
 	if err == nil {
 		err = s.Network.try(ctx, s.Bubblewrap)
 	}

@@ -25,9 +25,13 @@ import (
 const (
 	// NetworkStep is the argument with which the launcher, in the outer namespace,
 	// makes the network and then starts the sandbox. It is followed by the descriptor
-	// of the socket to the proxy, the TCP ports with commas between them, and the
-	// command line of the second bubblewrap.
+	// of the socket to the proxy, the TCP ports with commas between them, perhaps
+	// [certificatesOption], and the command line of the second bubblewrap.
 	NetworkStep = "--network"
+	// certificatesOption is followed by the descriptor of an anonymous file and the name
+	// of a file of public authorities. The step fills the anonymous file with these and
+	// the certificate of the sandbox's own authority, which the proxy sends.
+	certificatesOption = "--certificates"
 	// NoEvents says that nobody reads what the proxy writes about its connections. It
 	// is no descriptor, and the proxy's is closed.
 	NoEvents = -1
@@ -42,6 +46,14 @@ const portDNS = 53
 // also starts while they wait.
 const backlog = 128
 
+// maxCertificate bounds the certificate that the proxy sends, and maxSecret a secret, in
+// bytes. maxAuthorities bounds the file of public authorities; a real one has 230 KB.
+const (
+	maxCertificate = 16 << 10
+	maxSecret      = 64 << 10
+	maxAuthorities = 4 << 20
+)
+
 // networkTimeout bounds each message to the proxy and each answer of the kernel.
 const networkTimeout = 10 * time.Second
 
@@ -50,7 +62,7 @@ const (
 	proxyHandover = firstExtra + iota // the socket over which it gets its listening sockets
 	proxyEvents                       // the pipe for its events; closed where nobody reads them
 	proxyParent                       // a pidfd(2) of the process with which it ends
-	proxyEnd
+	proxySecrets                      // the first of the secrets
 )
 
 // Events returns the descriptor that the value of [EventsVariable] names, or
@@ -88,7 +100,7 @@ func (s *Spec) checkProxy() error {
 	if err != nil {
 		return err
 	}
-	if proxy.Network != nil || proxy.Descriptors != proxyEnd-firstExtra {
+	if proxy.Network != nil || proxy.Descriptors != proxySecrets-firstExtra+len(s.Network.Secrets) {
 		return &Refusal{
 			Problem: fmt.Sprintf("%s does not describe a network's proxy", s.Network.Proxy),
 			Hint:    "build the sandbox again with mkSandbox",
@@ -103,17 +115,17 @@ func (s *Spec) checkProxy() error {
 	return proxy.checkBinds()
 }
 
-// start starts the jail of the network's proxy with this program, and returns the
-// words that begin the command line in the outer namespace. They name a socket that
-// stays open across execve, over which the proxy gets its listening sockets. Nobody
-// waits for the proxy: connections wait for it in the queues of the sockets.
+// start starts the jail of the network's proxy with this program, and returns what is
+// to be done in the outer namespace. Nobody waits for the proxy: connections wait for it
+// in the queues of its sockets. Only where it ends TLS for some hosts, the step in the
+// outer namespace waits for its certificate.
 //
 // The proxy is in this process's group. It ends with this process, which becomes
 // bubblewrap: where both have one user, by the signal of the parent's end, and
 // otherwise by the descriptor of this process, because the kernel checks whether the
 // one may send a signal to the other.
-func (n *Network) start(events int) ([]string, error) {
-	fail := func(what string, err error) ([]string, error) {
+func (n *Network) start(events int) (*step, error) {
+	fail := func(what string, err error) (*step, error) {
 		return nil, fmt.Errorf("start the network's proxy: %s: %w", what, err)
 	}
 	launcher, err := os.Executable()
@@ -136,6 +148,13 @@ func (n *Network) start(events int) ([]string, error) {
 		uintptr(null), uintptr(null), uintptr(unix.Stderr),
 		proxyHandover: uintptr(pair[1]), proxyEvents: uintptr(events), proxyParent: uintptr(this),
 	}
+	for _, secret := range n.Secrets {
+		fd, err := secret.open()
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, uintptr(fd))
+	}
 	// Not by os/exec, which would start another process first, to learn whether the
 	// kernel has pidfds.
 	_, err = syscall.ForkExec(launcher, []string{launcher, n.Proxy}, &syscall.ProcAttr{
@@ -149,14 +168,83 @@ func (n *Network) start(events int) ([]string, error) {
 	for _, fd := range []int{null, pair[1], this} {
 		_ = unix.Close(fd)
 	}
-	timeout := unix.NsecToTimeval(networkTimeout.Nanoseconds())
-	if err := unix.SetsockoptTimeval(pair[0], unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout); err != nil {
-		return fail("bound the socket's waits", err)
+	for _, fd := range files[proxySecrets:] {
+		_ = unix.Close(int(fd))
 	}
 	if _, err := unix.FcntlInt(uintptr(pair[0]), unix.F_SETFD, 0); err != nil {
 		return fail("keep the socket open", err)
 	}
-	return []string{launcher, NetworkStep, strconv.Itoa(pair[0]), n.portList()}, nil
+	result := &step{Network: n, launcher: launcher, proxy: pair[0]}
+	if n.Authorities != "" {
+		if result.certificates, err = memfile("certificates", nil); err != nil {
+			return fail("keep the certificates", err)
+		}
+	}
+	return result, nil
+}
+
+// step is what the launcher does in the outer namespace. A nil step is nothing.
+type step struct {
+	*Network
+	launcher     string
+	proxy        int // the socket over which the proxy gets its listening sockets
+	certificates int // the anonymous file for the certificates
+	// Both descriptors stay open across execve.
+}
+
+// command returns the words that begin the command line in the outer namespace.
+func (s *step) command() []string {
+	if s == nil {
+		return nil
+	}
+	words := []string{s.launcher, NetworkStep, strconv.Itoa(s.proxy), s.portList()}
+	if s.Authorities != "" {
+		words = append(words, certificatesOption, strconv.Itoa(s.certificates), s.Authorities)
+	}
+	return words
+}
+
+// flags returns those of the sandbox, which shows it the certificates.
+func (s *step) flags() []string {
+	if s == nil || s.Authorities == "" {
+		return nil
+	}
+	return []string{"--perms", "0444", "--ro-bind-data", strconv.Itoa(s.certificates), s.Certificates}
+}
+
+// open returns a descriptor from which the secret can be read.
+func (s *Secret) open() (int, error) {
+	refuse := func(where, what string) (int, error) {
+		return 0, &Refusal{
+			Problem: fmt.Sprintf("the network's credential %s is in %s, %s", s.Name, where, what),
+			Hint:    "put the secret there, or build the sandbox with other network.credentials",
+		}
+	}
+	if s.Variable != "" {
+		value := os.Getenv(s.Variable)
+		if value == "" || len(value) > maxSecret {
+			return refuse("the variable "+s.Variable, fmt.Sprintf("which has %d bytes, and can have 1 to %d", len(value), maxSecret))
+		}
+		fd, err := memfile("secret", []byte(value))
+		if err == nil {
+			unix.CloseOnExec(fd)
+		}
+		return fd, err
+	}
+	// A pipe or a device could make this wait for ever.
+	fd, err := unix.Open(s.File, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if err != nil {
+		return refuse("the file "+s.File, "which cannot be read: "+err.Error())
+	}
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil {
+		return refuse("the file "+s.File, "which cannot be read: "+err.Error())
+	}
+	if stat.Mode&unix.S_IFMT != unix.S_IFREG || stat.Size < 1 || stat.Size > maxSecret {
+		_ = unix.Close(fd)
+		return refuse("the file "+s.File, fmt.Sprintf("which has to be a file of 1 to %d bytes", maxSecret))
+	}
+	return fd, nil
 }
 
 // portList is the list of ports as [RunNetworkStep] reads it.
@@ -247,12 +335,33 @@ func RunNetworkStep(args []string) error {
 		}
 		ports = append(ports, int(port))
 	}
+	certificates, authorities, command := -1, "", args[2:]
+	if command[0] == certificatesOption {
+		if len(command) < 4 {
+			return fmt.Errorf("%s is for the launcher itself", NetworkStep)
+		}
+		if certificates, err = strconv.Atoi(command[1]); err != nil {
+			return fmt.Errorf("%s: the descriptor of the certificates: %w", NetworkStep, err)
+		}
+		authorities, command = command[2], command[3:]
+	}
 	// Capabilities belong to a thread, and only the thread that calls execve stays.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	unix.CloseOnExec(proxy)
+	timeout := unix.NsecToTimeval(networkTimeout.Nanoseconds())
+	for _, direction := range []int{unix.SO_SNDTIMEO, unix.SO_RCVTIMEO} {
+		if err := unix.SetsockoptTimeval(proxy, unix.SOL_SOCKET, direction, &timeout); err != nil {
+			return fmt.Errorf("bound the waits for the network's proxy: %w", err)
+		}
+	}
 	if err := makeNetwork(proxy, ports); err != nil {
-		return networkRefused(args[2], appArmorProfile(), err)
+		return networkRefused(command[0], appArmorProfile(), err)
+	}
+	if authorities != "" {
+		if err := addAuthority(proxy, certificates, authorities); err != nil {
+			return err
+		}
 	}
 	if err := unix.Close(proxy); err != nil {
 		return fmt.Errorf("close the socket to the network's proxy: %w", err)
@@ -260,10 +369,43 @@ func RunNetworkStep(args []string) error {
 	if err := dropCapabilities(); err != nil {
 		return err
 	}
-	if err := unix.Exec(args[2], args[2:], nil); err != nil {
-		return fmt.Errorf("start %s: %w", args[2], err)
+	if err := unix.Exec(command[0], command, nil); err != nil {
+		return fmt.Errorf("start %s: %w", command[0], err)
 	}
 	return nil
+}
+
+// addAuthority waits for the certificate of the sandbox's own authority, which the proxy
+// sends, and writes the public ones and this one to an anonymous file.
+func addAuthority(proxy, file int, authorities string) error {
+	fail := func(err error) error {
+		return &Refusal{
+			Problem: fmt.Sprintf("the proxy of the sandbox's network gives no certificate: %v", err),
+			Hint:    "what it wrote stands above this; bin/check of the sandbox says what it needs of this machine",
+		}
+	}
+	// The end of the stream says that it has all sockets.
+	if err := unix.Shutdown(proxy, unix.SHUT_WR); err != nil {
+		return fail(err)
+	}
+	certificate := make([]byte, maxCertificate+1)
+	n, _, err := unix.Recvfrom(proxy, certificate, 0)
+	for errors.Is(err, unix.EINTR) {
+		n, _, err = unix.Recvfrom(proxy, certificate, 0)
+	}
+	switch {
+	case err != nil:
+		return fail(err)
+	case n == 0:
+		return fail(errors.New("it has ended"))
+	case n > maxCertificate:
+		return fail(fmt.Errorf("it sent more than %d bytes", maxCertificate))
+	}
+	public, err := bounded.ReadFile(authorities, maxAuthorities)
+	if err != nil {
+		return fmt.Errorf("read the public certificates: %w", err)
+	}
+	return fill(file, slices.Concat(public, []byte("\n"), certificate[:n]))
 }
 
 // makeNetwork makes every address local, and hands the listening sockets of the

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -69,25 +70,34 @@ func TestPlan_MakesOneOuterNamespace(t *testing.T) {
 
 func TestParseSpec_ReadsNetworks(t *testing.T) {
 	spec := networked()
-	spec.Descriptors, spec.OOMScore = 3, 900
+	spec.Descriptors, spec.OOMScore, spec.KeepsKeyring = 3, 900, true
+	spec.Network.Secrets = []Secret{{Name: "A", File: "/run/a"}, {Name: "B", Variable: "B"}}
+	spec.Network.Authorities, spec.Network.Certificates = "/nix/store/c/bundle", "/certificates.crt"
 	got := must.Get(ParseSpec(encode(t, spec)))(t)
 	if diff := cmp.Diff(spec, *got); diff != "" {
 		t.Error(diff)
 	}
 	for name, change := range map[string]func(*Spec){
-		"lacks proxy":        func(s *Spec) { s.Network.Proxy = "proxy" },
-		"lacks proxy, flags": func(s *Spec) { s.Network.Flags = nil },
-		"flags or host_dir":  func(s *Spec) { s.Network.HostDir = "" },
-		"has 0 ports":        func(s *Spec) { s.Network.Ports = nil },
-		"has 65 ports":       func(s *Spec) { s.Network.Ports = make([]int, 65) },
-		"the port 0":         func(s *Spec) { s.Network.Ports = []int{0} },
-		"the port 53":        func(s *Spec) { s.Network.Ports = []int{443, 53} },
-		"the port 65536":     func(s *Spec) { s.Network.Ports = []int{65536} },
-		"holds a zero byte":  func(s *Spec) { s.Network.Flags = []string{"a\x00b"} },
-		"descriptors is -1":  func(s *Spec) { s.Descriptors = -1 },
-		"descriptors is 9":   func(s *Spec) { s.Descriptors = 9 },
-		"oom_score is 1001":  func(s *Spec) { s.OOMScore = 1001 },
-		"oom_score is -1":    func(s *Spec) { s.OOMScore = -1 },
+		"lacks proxy":         func(s *Spec) { s.Network.Proxy = "proxy" },
+		"lacks proxy, flags":  func(s *Spec) { s.Network.Flags = nil },
+		"flags or host_dir":   func(s *Spec) { s.Network.HostDir = "" },
+		"has 0 ports":         func(s *Spec) { s.Network.Ports = nil },
+		"has 65 ports":        func(s *Spec) { s.Network.Ports = make([]int, 65) },
+		"the port 0":          func(s *Spec) { s.Network.Ports = []int{0} },
+		"the port 53":         func(s *Spec) { s.Network.Ports = []int{443, 53} },
+		"the port 65536":      func(s *Spec) { s.Network.Ports = []int{65536} },
+		"holds a zero byte":   func(s *Spec) { s.Network.Flags = []string{"a\x00b"} },
+		"descriptors is -1":   func(s *Spec) { s.Descriptors = -1 },
+		"descriptors is 20":   func(s *Spec) { s.Descriptors = 20 },
+		"has 17 secrets":      func(s *Spec) { s.Network.Secrets = make([]Secret, 17) },
+		`the secret ""`:       func(s *Spec) { s.Network.Secrets = []Secret{{File: "/f"}} },
+		`the file "f"`:        func(s *Spec) { s.Network.Secrets = []Secret{{Name: "A", File: "f"}} },
+		"want a name and one": func(s *Spec) { s.Network.Secrets = []Secret{{Name: "A"}} },
+		`the variable "V"`:    func(s *Spec) { s.Network.Secrets = []Secret{{Name: "A", File: "/f", Variable: "V"}} },
+		"two absolute paths":  func(s *Spec) { s.Network.Authorities = "/a" },
+		`certificates "c"`:    func(s *Spec) { s.Network.Authorities, s.Network.Certificates = "/a", "c" },
+		"oom_score is 1001":   func(s *Spec) { s.OOMScore = 1001 },
+		"oom_score is -1":     func(s *Spec) { s.OOMScore = -1 },
 	} {
 		spec := networked()
 		change(&spec)
@@ -109,7 +119,7 @@ func TestCheckProxy(t *testing.T) {
 	filter := filepath.Join(folder, "filter")
 	must.Do(t, os.WriteFile(filter, nil, 0o644))
 	proxy := valid()
-	proxy.Seccomp, proxy.Descriptors = filter, proxyEnd-firstExtra
+	proxy.Seccomp, proxy.Descriptors = filter, proxySecrets-firstExtra
 	for want, change := range map[string]func(*Spec){
 		"":                              func(*Spec) {},
 		"does not describe a network's": func(s *Spec) { s.Descriptors = 0 },
@@ -151,6 +161,50 @@ func TestEvents(t *testing.T) {
 		if fd, err := Events(value); err == nil || !strings.Contains(err.Error(), EventsVariable) || HintOf(err) == "" {
 			t.Errorf("%q: %d, error %v", value, fd, err)
 		}
+	}
+}
+
+func TestSecret_Open(t *testing.T) {
+	folder := t.TempDir()
+	file := func(name string, size int) string {
+		path := filepath.Join(folder, name)
+		must.Do(t, os.WriteFile(path, bytes.Repeat([]byte("x"), size), 0o600))
+		return path
+	}
+	must.Do(t, unix.Mkfifo(filepath.Join(folder, "pipe"), 0o600))
+	t.Setenv("SECRET_HERE", "of a variable")
+	t.Setenv("SECRET_LARGE", strings.Repeat("x", maxSecret+1))
+	for _, test := range []struct {
+		secret Secret
+		want   string // the contents, or after ! a part of the error
+	}{
+		{Secret{File: file("small", 3)}, "xxx"},
+		{Secret{Variable: "SECRET_HERE"}, "of a variable"},
+		{Secret{File: file("largest", maxSecret)}, strings.Repeat("x", maxSecret)},
+		{Secret{File: file("large", maxSecret+1)}, "!a file of 1 to"},
+		{Secret{File: file("empty", 0)}, "!a file of 1 to"},
+		{Secret{File: folder}, "!a file of 1 to"},
+		{Secret{File: folder + "/pipe"}, "!a file of 1 to"},
+		{Secret{File: folder + "/none"}, "!cannot be read: no such file"},
+		{Secret{Variable: "SECRET_NONE"}, "!which has 0 bytes"},
+		{Secret{Variable: "SECRET_LARGE"}, "!and can have 1 to 65536"},
+	} {
+		test.secret.Name = "TOKEN"
+		fd, err := test.secret.open()
+		if part, fails := strings.CutPrefix(test.want, "!"); fails {
+			if err == nil || !strings.Contains(err.Error(), part) || !strings.Contains(err.Error(), "TOKEN") || HintOf(err) == "" {
+				t.Errorf("%+v: error %v, want one with %q", test.secret, err, part)
+			}
+			continue
+		}
+		must.Do(t, err)
+		f := os.NewFile(uintptr(fd), "secret")
+		text := must.Get(io.ReadAll(f))(t)
+		flags := must.Get(unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0))(t)
+		if string(text) != test.want || flags&unix.FD_CLOEXEC == 0 {
+			t.Errorf("%+v: %d bytes, descriptor flags %d", test.secret, len(text), flags)
+		}
+		f.Close()
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -251,4 +252,46 @@ func TestNetwork_TakesOneKeyring(t *testing.T) {
 		return
 	}
 	t.Errorf("user %d has no keys: %s", user, text)
+}
+
+// A secret reaches the proxy alone. A shell takes its place here, and writes what it got
+// to standard error.
+func TestNetwork_GivesSecretsToTheProxyAlone(t *testing.T) {
+	run := jailtest.Sandbox{Policy: networkPolicy, Program: "/usr/bin/bash"}.Write(t)
+	folder := filepath.Dir(run)
+	secret := fmt.Sprintf("secret-%d-%d", os.Getpid(), rand.Uint64())
+	must.Write(t, filepath.Join(folder, "secret"), secret+" of a file", 0o600)
+	spec := must.Get(jail.ReadSpec(run))(t)
+	spec.Network.Secrets = []jail.Secret{{Name: "A", File: filepath.Join(folder, "secret")}, {Name: "B", Variable: "TOKEN"}}
+	proxy := must.Get(jail.ReadSpec(spec.Network.Proxy))(t)
+	proxy.Descriptors += 2
+	proxy.Seccomp = spec.Seccomp
+	proxy.Command = []string{"/usr/bin/bash", "-c", "cat <&6 >&2; echo >&2; cat <&7 >&2; echo >&2; read -t 5 <&5"}
+	for _, folder := range []string{"/usr", "/nix/store"} {
+		proxy.Flags = append(proxy.Flags, "--ro-bind-try", folder, folder)
+	}
+	for _, folder := range []string{"bin", "lib", "lib64"} {
+		proxy.Flags = append(proxy.Flags, "--symlink", "usr/"+folder, "/"+folder)
+	}
+	line := "#!" + jailtest.Launcher(t) + "\n"
+	must.Write(t, spec.Network.Proxy, line+string(must.Get(json.Marshal(proxy))(t)), 0o755)
+	must.Write(t, run, line+string(must.Get(json.Marshal(spec))(t)), 0o755)
+	got := runProgram(t, exec.Command(run), `
+		sleep 0.2
+		readlink /proc/[0-9]*/fd/*
+		cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline /proc/mounts | tr '\0' '\n'
+		grep -rs secret- /workspace /tmp /etc /dev/shm /run
+		echo searched`, "TOKEN="+secret+" of a variable")
+	if !strings.HasSuffix(got.out, "searched\n") || strings.Contains(got.out, secret) || strings.Contains(got.out, "memfd:secret") {
+		t.Errorf("in the sandbox: %s", got.out)
+	}
+	for _, want := range []string{" of a file\n", " of a variable\n"} {
+		if !strings.Contains(got.err, secret+want) {
+			t.Errorf("the proxy got: %s", got.err)
+		}
+	}
+	must.Do(t, os.Remove(filepath.Join(folder, "secret")))
+	if got := runProgram(t, exec.Command(run), "echo started", "TOKEN="+secret); got.status != 125 || got.out != "" || !strings.Contains(got.err, "credential A") {
+		t.Errorf("without the file: %+v", got)
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -28,7 +29,7 @@ var capabilities = []string{"--cap-add", "CAP_NET_ADMIN", "--cap-add", "CAP_NET_
 
 // step returns a command that a user starts, and that runs a script of bash in an outer
 // namespace with a network; and the socket at which its sockets arrive.
-func step(t *testing.T, user int, capabilities []string, script string) (*exec.Cmd, *os.File) {
+func step(t *testing.T, user int, capabilities []string, script string, options ...string) (*exec.Cmd, *os.File) {
 	t.Helper()
 	pair := must.Get(unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0))(t)
 	here, there := os.NewFile(uintptr(pair[0]), "proxy"), os.NewFile(uintptr(pair[1]), "launcher")
@@ -36,7 +37,10 @@ func step(t *testing.T, user int, capabilities []string, script string) (*exec.C
 	flags := slices.Concat([]string{
 		"--unshare-user", "--unshare-net", "--unshare-pid", "--as-pid-1", "--die-with-parent", "--uid", "1000", "--gid", "1000",
 		"--cap-drop", "ALL",
-	}, capabilities, []string{"--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", "--", jailtest.Launcher(t), jail.NetworkStep, "3", "443,8080", "/bin/bash", "-c", script})
+	}, capabilities, []string{
+		"--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", "--",
+		jailtest.Launcher(t), jail.NetworkStep, "3", "443,8080",
+	}, options, []string{"/bin/bash", "-c", script})
 	cmd := exec.CommandContext(t.Context(), jailtest.Bubblewrap(t), flags...)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
 	cmd.Dir = "/"
@@ -167,6 +171,53 @@ func TestNetworkStep_FailsClosed(t *testing.T) {
 				var exit *exec.ExitError
 				if !errors.As(err, &exit) || exit.ExitCode() != 125 || strings.Contains(string(out), "started") || !strings.Contains(string(out), "hint: ") {
 					t.Errorf("error %v: %s", err, out)
+				}
+			})
+		}
+	}
+}
+
+// Where the proxy ends TLS for some hosts, the sandbox waits for its certificate.
+func TestNetworkStep_AddsTheAuthority(t *testing.T) {
+	public := filepath.Join(t.TempDir(), "public")
+	must.Write(t, public, "the public ones", 0o644)
+	must.Do(t, errors.Join(os.Chmod(filepath.Dir(public), 0o755), os.Chmod(filepath.Dir(filepath.Dir(public)), 0o755)))
+	for name, test := range map[string]struct {
+		certificate string
+		want        string
+	}{
+		"a certificate":  {"the sandbox's own", "the public ones\nthe sandbox's own"},
+		"a large one":    {strings.Repeat("x", 16<<10), strings.Repeat("x", 16<<10)},
+		"one too large":  {strings.Repeat("x", 16<<10+1), "it sent more than 16384 bytes"},
+		"no certificate": {"", "it has ended"},
+	} {
+		for _, user := range users() {
+			t.Run(fmt.Sprint(name, " ", user), func(t *testing.T) {
+				cmd, over := step(t, user, capabilities, "cat <&4", "--certificates", "4", public)
+				file := os.NewFile(uintptr(must.Get(unix.MemfdCreate("certificates", unix.MFD_CLOEXEC))(t)), "certificates")
+				defer file.Close()
+				cmd.ExtraFiles = append(cmd.ExtraFiles, file)
+				out := must.Get(cmd.StdoutPipe())(t)
+				cmd.Stderr = cmd.Stdout
+				must.Do(t, cmd.Start())
+				cmd.ExtraFiles[0].Close()
+				for {
+					_, socket, err := handover.Receive(int(over.Fd()))
+					if err != nil {
+						if !errors.Is(err, io.EOF) {
+							t.Error(err)
+						}
+						break
+					}
+					defer socket.Close()
+				}
+				if test.certificate != "" {
+					must.Do(t, unix.Send(int(over.Fd()), []byte(test.certificate), 0))
+				}
+				over.Close()
+				text := must.Get(io.ReadAll(out))(t)
+				if err := cmd.Wait(); !strings.HasSuffix(strings.Split(string(text), "\nnix-sandbox-jail: hint")[0], test.want) || (err == nil) != (name == "a certificate" || name == "a large one") {
+					t.Errorf("error %v: %.300s", err, text)
 				}
 			})
 		}

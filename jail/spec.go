@@ -109,14 +109,34 @@ type Network struct {
 	Flags []string `json:"flags"`
 	// HostDir is the same folder as the one of [Overlay].
 	HostDir string `json:"host_dir"`
+	// Secrets are those of the policy's credentials, in its order. The launcher opens
+	// them for the proxy, and they reach no other process.
+	Secrets []Secret `json:"secrets,omitempty"`
+	// Authorities is the absolute path of a file of public certificate authorities, in
+	// PEM, where the proxy ends TLS for some hosts, with an authority of the
+	// sandbox's own. Certificates is the absolute path in the sandbox of the file that
+	// has both. Otherwise they are empty.
+	Authorities  string `json:"authorities,omitempty"`
+	Certificates string `json:"certificates,omitempty"`
+}
+
+// Secret says where a secret is when a sandbox starts: in a file of the host, or in a
+// variable of the launcher's environment.
+type Secret struct {
+	Name     string `json:"name"`
+	File     string `json:"file,omitempty"` // absolute
+	Variable string `json:"variable,omitempty"`
 }
 
 // maxPorts bounds the ports of a network. The build accepts half as many in the list of
 // ports, and as many more after names.
 const maxPorts = 64
 
+// maxSecrets bounds the secrets of a network, as the build does.
+const maxSecrets = 16
+
 // maxDescriptors bounds what a first process inherits.
-const maxDescriptors = 8
+const maxDescriptors = 3 + maxSecrets
 
 // ReadSpec reads the description in a file.
 func ReadSpec(name string) (*Spec, error) {
@@ -201,7 +221,18 @@ func (s *Spec) check() error {
 				return fmt.Errorf("network has the port %d, want 1 to 65535 and not %d", port, portDNS)
 			}
 		}
-		lists = append(lists, n.Flags, []string{n.Proxy, n.HostDir})
+		if len(n.Secrets) > maxSecrets {
+			return fmt.Errorf("network has %d secrets, want at most %d", len(n.Secrets), maxSecrets)
+		}
+		for _, secret := range n.Secrets {
+			if secret.Name == "" || (secret.Variable == "") != filepath.IsAbs(secret.File) {
+				return fmt.Errorf("network has the secret %q in the file %q and the variable %q, want a name and one of them", secret.Name, secret.File, secret.Variable)
+			}
+		}
+		if (n.Authorities != "" || n.Certificates != "") && !(filepath.IsAbs(n.Authorities) && filepath.IsAbs(n.Certificates)) {
+			return fmt.Errorf("network has the authorities %q and certificates %q, want two absolute paths or none", n.Authorities, n.Certificates)
+		}
+		lists = append(lists, n.Flags, []string{n.Proxy, n.HostDir, n.Authorities, n.Certificates})
 	}
 	if s.Descriptors < 0 || s.Descriptors > maxDescriptors {
 		return fmt.Errorf("descriptors is %d, want 0 to %d", s.Descriptors, maxDescriptors)

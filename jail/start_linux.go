@@ -46,10 +46,10 @@ func (s *Spec) Start(project Project, events int) error {
 	if err := s.checkProxy(); err != nil {
 		return err
 	}
-	var step []string
+	var network *step
 	startNetwork := func() (err error) {
-		if s.Network != nil && step == nil {
-			step, err = s.Network.start(events)
+		if s.Network != nil && network == nil {
+			network, err = s.Network.start(events)
 		}
 		return err
 	}
@@ -84,7 +84,7 @@ func (s *Spec) Start(project Project, events int) error {
 	if err := startNetwork(); err != nil {
 		return err
 	}
-	outer, inside := s.plan(project)
+	outer, inside := s.plan(project, network.flags()...)
 	// The flags are in an anonymous file and not in the arguments, which every
 	// user of the host can read and whose size is limited.
 	flags, err := memfile("flags", terminated(slices.Concat(inside, variables)))
@@ -94,7 +94,7 @@ func (s *Spec) Start(project Project, events int) error {
 	args := append([]string{
 		s.Bubblewrap, "--args", strconv.Itoa(flags), "--seccomp", strconv.Itoa(filter), "--",
 	}, s.command(project)...)
-	args = append(step, args...)
+	args = append(network.command(), args...)
 	if outer != nil {
 		flags, err := memfile("outer flags", terminated(outer))
 		if err != nil {
@@ -138,8 +138,9 @@ func newKeyring() error {
 
 // plan returns the flags of bubblewrap: those of the outer namespace, nil where
 // the sandbox needs none, and those of the sandbox. In the outer namespace, what
-// the sandbox sees of the host lies in numbered folders.
-func (s *Spec) plan(project Project) (outer, inside []string) {
+// the sandbox sees of the host lies in numbered folders. more are flags of the sandbox
+// that only its start knows.
+func (s *Spec) plan(project Project, more ...string) (outer, inside []string) {
 	var hostDir string
 	switch {
 	case project.Overlay:
@@ -157,7 +158,7 @@ func (s *Spec) plan(project Project) (outer, inside []string) {
 		outer = append(outer, "--ro-bind", from, to)
 		return to
 	}
-	inside = slices.Concat(s.Flags, s.masks())
+	inside = slices.Concat(s.Flags, s.masks(), more)
 	for _, bind := range s.Binds {
 		inside = append(inside, "--ro-bind", show(bind.From), bind.To)
 	}
@@ -198,17 +199,22 @@ func memfile(name string, contents []byte) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("make an anonymous file: %w", err)
 	}
+	return fd, fill(fd, contents)
+}
+
+// fill writes the contents of an anonymous file that is empty, and goes to its beginning.
+func fill(fd int, contents []byte) error {
 	for rest := contents; len(rest) > 0; {
 		n, err := unix.Write(fd, rest)
 		if err != nil && !errors.Is(err, unix.EINTR) {
-			return 0, fmt.Errorf("fill an anonymous file: %w", err)
+			return fmt.Errorf("fill an anonymous file: %w", err)
 		}
 		rest = rest[max(n, 0):]
 	}
 	if _, err := unix.Seek(fd, 0, 0); err != nil {
-		return 0, fmt.Errorf("rewind an anonymous file: %w", err)
+		return fmt.Errorf("rewind an anonymous file: %w", err)
 	}
-	return fd, nil
+	return nil
 }
 
 // closeOnExec keeps the descriptors of the caller from first on out of the sandbox.
