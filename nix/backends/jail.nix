@@ -11,6 +11,7 @@ let
 
   user = import ../lib/user.nix;
   rootfsOf = import ../lib/rootfs.nix { inherit pkgs; };
+  certificates = import ../lib/certificates.nix { inherit pkgs; };
   closureTree = import ../lib/closureTree.nix { inherit pkgs; };
 
   mebibytes = n: toString (n * 1048576);
@@ -58,12 +59,33 @@ let
   networkOf =
     given:
     let
-      # What the proxy reads (network/policy).
+      # What the proxy reads (network/policy). Where the secrets are is not in it.
       policy = pkgs.writeText "sandbox-network-policy" (
         builtins.toJSON (
-          removeAttrs given [ "mode" ] // { schema = 1; }
+          removeAttrs given [
+            "credentials"
+            "mode"
+            "rules"
+          ]
+          // {
+            schema = 1;
+          }
+          // lib.optionalAttrs (given.rules != { }) { inherit (given) rules; }
+          // lib.optionalAttrs (given.credentials != { }) {
+            credentials = lib.mapAttrsToList (name: credential: {
+              inherit name;
+              inherit (credential) domain header;
+            }) given.credentials;
+          }
         )
       );
+      secrets = lib.mapAttrsToList (
+        name: credential:
+        {
+          inherit name;
+        }
+        // lib.filterAttrs (_: v: v != null) { inherit (credential) file variable; }
+      ) given.credentials;
       portOf = entry: builtins.match "[^:]*:([0-9]+)" entry;
       show = from: to: {
         inherit to;
@@ -104,7 +126,7 @@ let
         binds = [
           (show (lib.getExe programs.network) "/nix-sandbox-net")
           (show policy "/policy.json")
-          (show (import ../lib/certificates.nix { inherit pkgs; }) "/etc/ssl/certs/ca-certificates.crt")
+          (show certificates.public "/etc/ssl/certs/ca-certificates.crt")
         ];
         seal = [
           "--remount-ro"
@@ -116,9 +138,9 @@ let
         variables = "";
         overlay = null;
         no_overlay = "it is the proxy of a network";
-        # The sandbox's sockets, the pipe for events, and the process with which the
-        # proxy ends.
-        descriptors = 3;
+        # The sandbox's sockets, the pipe for events, the process with which the proxy
+        # ends, and the secrets.
+        descriptors = 3 + lib.length secrets;
         # The filter allows no call about keys.
         keeps_keyring = true;
         # Of one control group, the kernel ends the code first.
@@ -131,6 +153,7 @@ let
       };
     in
     {
+      inherit secrets;
       proxy = "${pkgs.writeText "sandbox-network-proxy" "#!${launcher}\n${builtins.toJSON description}\n"}";
       ports = lib.unique (
         given.ports
@@ -161,7 +184,8 @@ let
       isNetworked = options.network != "none";
 
       rootfs = rootfsOf (
-        { inherit environment hostname; } // lib.optionalAttrs isNetworked { network = true; }
+        { inherit environment hostname; }
+        // lib.optionalAttrs isNetworked { certificates = certificates.file options.network; }
       );
 
       binds = lib.mapAttrsToList (to: from: {
@@ -338,6 +362,11 @@ let
         inherit host_dir;
         flags = outer;
         inherit (isolatedNetwork) proxy ports;
+      }
+      // lib.optionalAttrs (isolatedNetwork.secrets != [ ]) { inherit (isolatedNetwork) secrets; }
+      // lib.optionalAttrs (certificates.endsTLS options.network) {
+        authorities = certificates.public;
+        certificates = certificates.own;
       };
 
       isolatedNetwork = networkOf options.network;
@@ -356,7 +385,10 @@ let
             "/"
           ];
           project_mount = "/project";
-          reserved = import ../lib/reserved.nix ++ map (bind: bind.to) binds;
+          reserved =
+            import ../lib/reserved.nix
+            ++ map (bind: bind.to) binds
+            ++ lib.optional (certificates.endsTLS options.network) certificates.own;
           inherit binds masks;
           variables = if shellVariables == null then "" else "${shellVariables}";
           overlay = if overlays then overlay else null;

@@ -129,13 +129,7 @@ let
           LANG = "C.UTF-8";
           USER = "sandbox";
         }
-        # Nix's programs read the second one, and most others the first. The shell of
-        # a build has both with paths at which there is no file.
-        // lib.optionalAttrs (given.network != "none") (
-          lib.genAttrs [ "NIX_SSL_CERT_FILE" "SSL_CERT_FILE" ] (
-            _: import ./certificates.nix { inherit pkgs; }
-          )
-        )
+        // (import ./certificates.nix { inherit pkgs; }).variables given.network
         // given.env;
 
       # A shell expression for where the programs are.
@@ -168,7 +162,7 @@ let
             if given.network == "none" then
               { mode = "none"; }
             else
-              removeAttrs given.network [ "private" "upstream" ];
+              lib.getAttrs [ "connections" "domains" "megabytes" "mode" "names" "ports" "rate" ] given.network;
           inherit (isolated) closure needs;
         }
         // lib.optionalAttrs (known != null) { inherit (known) language; };

@@ -30,6 +30,15 @@ let
       ++ lib.mapAttrsToList (row prefix) rows
     );
 
+  # With the tables in it.
+  network =
+    removeAttrs options.network [
+      "credentials"
+      "rules"
+    ]
+    // lib.mapAttrs' (name: lib.nameValuePair "rules.\"HOST\".${name}") options.rule
+    // lib.mapAttrs' (name: lib.nameValuePair "credentials.NAME.${name}") options.credential;
+
   page =
     title: intro: parts:
     lib.concatStringsSep "\n\n" (
@@ -54,7 +63,7 @@ let
     {
       title = "The network of an environment";
       prefix = "${prefix}environments.<name>.network.";
-      rows = options.network;
+      rows = network;
     }
     {
       title = "Defaults of environments";
@@ -81,7 +90,7 @@ in
     {
       title = "The network";
       prefix = "network.";
-      rows = options.network;
+      rows = network;
     }
   ];
 
@@ -92,7 +101,7 @@ in
     }
     {
       title = "[environments.NAME.network]";
-      rows = options.network;
+      rows = network;
     }
     {
       title = "[defaults]";

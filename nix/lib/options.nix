@@ -17,6 +17,44 @@ let
   # 30 days: long enough for any session, and far from overflow in nanoseconds.
   longest = 2592000;
 
+  # The requests to one host that are allowed.
+  rule = {
+    methods = {
+      type = types.methods;
+      nullable = true;
+      doc = "The methods of HTTP; all of them when left out.";
+    };
+    paths = {
+      type = types.paths;
+      nullable = true;
+      doc = "The paths: `/v1/items` is that one, `/v1/*` each that begins with `/v1/`; all of them when left out.";
+    };
+  };
+
+  # A secret for one host.
+  credential = {
+    domain = {
+      type = types.host;
+      required = true;
+      doc = "The host that gets it, by its exact name. It gets the secret, and could send it back.";
+    };
+    header = {
+      type = types.header;
+      required = true;
+      doc = "The header of HTTP in which it goes, with `{}` in its place, such as `Authorization: Bearer {}`.";
+    };
+    file = {
+      type = types.secretFile;
+      nullable = true;
+      doc = "The file with the secret, which is read when a sandbox starts, by whoever starts the server.";
+    };
+    variable = {
+      type = types.variableName;
+      nullable = true;
+      doc = "The variable of the server's own environment that has the secret, in place of a file.";
+    };
+  };
+
   # The table of a network.
   network = {
     mode = {
@@ -63,6 +101,16 @@ let
       type = types.integer 1 65536;
       default = 1000;
       doc = "Different names that a sandbox may look up in its life, which bounds what look-ups below a `*.` can tell others.";
+    };
+    rules = {
+      type = types.rules rule;
+      default = { };
+      doc = "What a sandbox may ask of a host, by its name. TLS with this host ends at the proxy, which checks each request; the sandbox trusts a certificate authority of its own for it.";
+    };
+    credentials = {
+      type = types.credentials credential;
+      default = { };
+      doc = "Secrets that the proxy adds to requests to one host, by a name. They never enter the sandbox. TLS with this host ends at the proxy.";
     };
     upstream = {
       type = types.upstream;
@@ -213,7 +261,7 @@ let
   isShared = option: option.shared or false;
 in
 rec {
-  inherit network;
+  inherit network rule credential;
 
   # The argument of mkSandbox.
   mkSandbox = sandbox // {

@@ -10,7 +10,8 @@
 {
   environment,
   hostname,
-  network ? false,
+  # The file of certificates, where there is a network.
+  certificates ? null,
 }:
 let
   inherit (pkgs) lib;
@@ -32,12 +33,12 @@ pkgs.runCommandLocal "sandbox-base" { } (
     printf 'passwd: files\ngroup: files\nhosts: files\n' > $out/etc/nsswitch.conf
     printf '[user]\n\tname = ${name}\n\temail = ${name}@localhost\n[init]\n\tdefaultBranch = main\n' > $out/etc/gitconfig
   ''
-  + lib.optionalString network ''
+  + lib.optionalString (certificates != null) ''
     printf 'passwd: files\ngroup: files\nhosts: files dns\n' > $out/etc/nsswitch.conf
     printf 'nameserver 127.0.0.1\n' > $out/etc/resolv.conf
     mkdir -p $out/etc/ssl/certs $out/etc/pki/tls/certs
     for name in ssl/certs/ca-certificates.crt ssl/certs/ca-bundle.crt pki/tls/certs/ca-bundle.crt; do
-      ln -s ${import ./certificates.nix { inherit pkgs; }} $out/etc/$name
+      ln -s ${certificates} $out/etc/$name
     done
   ''
 )

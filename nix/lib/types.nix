@@ -5,7 +5,9 @@
 # elements that are wrong by themselves, so that the sentence names one of them.
 # `explain` takes such an element, or else the whole value, and gives { why; write; }:
 # what is wrong with it, which follows the value in the sentence, and what to write
-# in place of `wanted`. Both may be left out. A type that takes a table has its `rows`.
+# in place of `wanted`. Both may be left out. A type that takes a table has its `rows`, and
+# one that takes tables by name has `each`, the rows of each, `isName` and `most`. `beyond` finds
+# what is wrong with the rows of a table together, as { key; sentence; }.
 { lib }:
 let
   inherit (builtins)
@@ -56,6 +58,8 @@ let
         );
     }
     // more;
+
+  isHost = v: isString v && isHostName v && !(isLocalHost v);
 
   # A name that a shell can have for a variable.
   isVariable = n: match "[A-Za-z_][A-Za-z0-9_]*" n != null;
@@ -129,6 +133,14 @@ let
   isHostPattern =
     v:
     lib.hasPrefix "*." v && isHostName (lib.removePrefix "*." v) && match ".*\\..*\\..*" v != null;
+
+  # Whether an entry of domains allows a host.
+  allows =
+    host: entry:
+    let
+      pattern = (hostAndPort entry).host;
+    in
+    host == pattern || lib.hasPrefix "*." pattern && lib.hasSuffix (lib.removePrefix "*" pattern) host;
 
   or' =
     words:
@@ -263,6 +275,15 @@ rec {
     inherit rows;
   };
 
+  # Tables with the same options, by a name.
+  tables =
+    isName: each: more:
+    {
+      accepts = v: isAttrs v && !(isPackage v) && all (name: isName name && (table each).accepts v.${name}) (attrNames v);
+      inherit isName each;
+    }
+    // more;
+
   # "none", or the table of a network.
   network =
     rows:
@@ -278,7 +299,92 @@ rec {
           {
             why = ", and a sandbox reaches hosts that are named";
           };
+      beyond =
+        v:
+        let
+          isIn = host: lib.any (allows host) v.domains;
+          rules = lib.filter (host: !(isIn host)) (attrNames (v.rules or { }));
+          credentials = v.credentials or { };
+          foreign = lib.filter (name: !(isIn credentials.${name}.domain)) (attrNames credentials);
+          sources = name: lib.filter (key: credentials.${name}.${key} or null != null) [ "file" "variable" ];
+          unclear = lib.filter (name: lib.length (sources name) != 1) (attrNames credentials);
+        in
+        map (host: {
+          key = "rules";
+          sentence = "has ${toJSON host}, which domains does not have: write it there too";
+        }) rules
+        ++ map (name: {
+          key = "credentials.${name}.domain";
+          sentence = "is ${toJSON credentials.${name}.domain}, which domains does not have: write it there too";
+        }) foreign
+        ++ map (name: {
+          key = "credentials.${name}";
+          sentence = "has ${
+            if sources name == [ ] then "neither file nor variable" else "both file and variable"
+          }: write one of them, where the secret is when a sandbox starts";
+        }) unclear;
     };
+
+  # The host name alone, and no pattern.
+  host = {
+    accepts = isHost;
+    wanted = "a host name, such as \"api.example\"";
+  };
+
+  rules =
+    each:
+    tables isHost each {
+      wanted = "the names of hosts, such as rules.\"api.example\"";
+    };
+
+  credentials =
+    each:
+    tables isVariable each {
+      wanted = "at most 16 tables, by names such as credentials.API_TOKEN";
+      most = 16;
+    };
+
+  methods = listOf (m: isString m && match "[A-Z]{1,20}" m != null) {
+    wanted = "methods in capital letters, such as [\"GET\", \"HEAD\"]";
+    explain = v: lib.optionalAttrs (v == [ ]) { why = " without methods"; };
+  } // {
+    accepts = v: isList v && v != [ ] && lib.length v <= 20 && all (m: isString m && match "[A-Z]{1,20}" m != null) v;
+  };
+
+  # Each is a path, or after * whatever begins with it.
+  paths =
+    let
+      isPath' = p: isString p && stringLength p <= 1000 && match "/[!-)+->@-~]*[*]?" p != null && match ".*(//|/\\.\\.?(/.*)?$|/\\.\\.?/|%|#).*" p == null;
+    in
+    listOf isPath' {
+      wanted = "paths, such as [\"/v1/items\", \"/v1/public/*\"], without %, ?, # or dots alone";
+      explain = v: lib.optionalAttrs (v == [ ]) { why = " without paths"; };
+    }
+    // {
+      accepts = v: isList v && v != [ ] && lib.length v <= 100 && all isPath' v;
+    };
+
+  header = {
+    accepts =
+      v:
+      isString v
+      && stringLength v <= 1000
+      && match "[A-Za-z0-9-]{1,100}: [ -z|~]*[{][}][ -z|~]*" v != null
+      && match "(host|connection|content-length|transfer-encoding|te|trailer|upgrade|expect|proxy-.*): .*" (lib.toLower v) == null;
+    example = "\"Authorization: Bearer {}\"";
+    wanted = "a header with {} where the secret belongs, such as \"Authorization: Bearer {}\"";
+  };
+
+  # A file that is read when a sandbox starts.
+  secretFile = {
+    accepts = v: isPlain v && !(inside v builtins.storeDir);
+    wanted = "the absolute path of a file in quotes, outside of ${builtins.storeDir}, where everybody could read it";
+  };
+
+  variableName = {
+    accepts = v: isString v && isVariable v;
+    wanted = "the name of a variable, such as \"API_TOKEN\"";
+  };
 
   upstream = {
     accepts =

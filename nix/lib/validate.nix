@@ -110,7 +110,29 @@ let
           options.${key}.required or false
         ) "${location} lacks ${key}: write ${key} = ${type.example or type.wanted}"
       else if type ? rows && isAttrs value && !(value ? outPath) then
-        tableAt (at key) (inner: "${at key}.${inner}") type.rows value
+        let
+          problems = tableAt (at key) (inner: "${at key}.${inner}") type.rows value;
+        in
+        if problems != [ ] then
+          problems
+        else
+          map (problem: "${at key}.${problem.key} ${problem.sentence}") ((type.beyond or (_: [ ])) value)
+      else if type ? each && isAttrs value && !(value ? outPath) then
+        (lib.optional (
+          lib.length (attrNames value) > (type.most or 1000)
+        ) "${at key} has ${toString (lib.length (attrNames value))} tables: write ${type.wanted}")
+        ++ concatMap (
+          name:
+          let
+            of = "${at key}.${if builtins.match "[A-Za-z0-9_-]+" name == null then toJSON name else name}";
+          in
+          if !(type.isName name) then
+            [ "${at key} has ${show name} in it: write ${type.wanted}" ]
+          else if !(isAttrs value.${name}) then
+            [ "${of} is ${show value.${name}}: write a table" ]
+          else
+            tableAt of (inner: "${of}.${inner}") type.each value.${name}
+        ) (attrNames value)
       else
         lib.optional (!(type.accepts value)) (refused (at key) type value)
     ) (attrNames options);
@@ -161,7 +183,12 @@ rec {
       let
         value = if given.${key} or null != null then given.${key} else option.default or null;
       in
-      if option.type ? rows && isAttrs value then complete option.type.rows value else value
+      if option.type ? rows && isAttrs value then
+        complete option.type.rows value
+      else if option.type ? each && isAttrs value then
+        lib.mapAttrs (_: complete option.type.each) value
+      else
+        value
     ) options;
 
   # Throws the first of the problems, or returns the value.

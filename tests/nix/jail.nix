@@ -294,6 +294,62 @@ in
       }
     ];
   };
+  # Where secrets are is known to the launcher alone, and what they are to nobody here.
+  testCredentials = {
+    expr =
+      let
+        spec =
+          (described {
+            network = network // {
+              credentials = {
+                B = {
+                  domain = "files.example";
+                  header = "X-Key: {}";
+                  file = "/run/secrets/b";
+                };
+                A = {
+                  domain = "files.example";
+                  header = "Authorization: Bearer {}";
+                  variable = "TOKEN";
+                };
+              };
+            };
+          }).run;
+      in
+      {
+        inherit (spec.network) secrets certificates;
+        reserved = lib.elem "/certificates.crt" spec.reserved;
+        # Each variable's value follows its name.
+        file = lib.unique (
+          lib.concatMap (name: after name spec.flags) [
+            "CURL_CA_BUNDLE"
+            "GIT_SSL_CAINFO"
+            "NIX_SSL_CERT_FILE"
+            "NODE_EXTRA_CA_CERTS"
+            "PIP_CERT"
+            "REQUESTS_CA_BUNDLE"
+            "SSL_CERT_FILE"
+          ]
+        );
+        withoutThem = networked.run.network ? secrets || networked.run.network ? authorities;
+      };
+    expected = {
+      secrets = [
+        {
+          name = "A";
+          variable = "TOKEN";
+        }
+        {
+          name = "B";
+          file = "/run/secrets/b";
+        }
+      ];
+      certificates = "/certificates.crt";
+      reserved = true;
+      file = [ "/certificates.crt" ];
+      withoutThem = false;
+    };
+  };
   # A table replaces that of the defaults as a whole, and "none" does too.
   testNetworkOfTheDefaults = {
     expr =

@@ -48,6 +48,17 @@ let
       // values;
     };
 
+  credential =
+    values:
+    network {
+      credentials.TOKEN = {
+        domain = "files.example";
+        header = "Authorization: Bearer {}";
+        file = "/run/secrets/token";
+      }
+      // values;
+    };
+
   # What is written in a list of the network's table, and how the sentence goes on.
   elements = key: lib.mapAttrs' (
     written: rest:
@@ -181,7 +192,7 @@ let
     };
     "a network's key misspelt" = {
       read = toml "[environments.python]\npreset = \"python\"\n[environments.python.network]\nmode = \"allow\"\ndomain = [\"files.example\"]\ndomains = [\"files.example\"]\n";
-      sentence = "config: [environments.python] network has no option \"domain\" (did you mean \"domains\"?): write one of connections, domains, megabytes, mode, names, ports, private, rate, upstream";
+      sentence = "config: [environments.python] network has no option \"domain\" (did you mean \"domains\"?): write one of connections, credentials, domains, megabytes, mode, names, ports, private, rate, rules, upstream";
     };
     "a network's mode" = {
       read = network { mode = "deny"; };
@@ -238,6 +249,58 @@ let
     "too many ports after names" = {
       read = network { domains = map (n: "files.example:${toString n}") (lib.range 1000 1032); };
       sentence = "mkSandbox data: network.domains is a list with 33 different ports: write at most 32 different ports after names";
+    };
+    "a rule for a host that is not reached" = {
+      read = network { rules."api.example".methods = [ "GET" ]; };
+      sentence = "mkSandbox data: network.rules has \"api.example\", which domains does not have: write it there too";
+    };
+    "a rule for many hosts" = {
+      read = network { rules."*.files.example".methods = [ "GET" ]; };
+      sentence = "mkSandbox data: network.rules has \"*.files.example\" in it: write the names of hosts, such as rules.\"api.example\"";
+    };
+    "a rule with a method in small letters" = {
+      read = network { rules."files.example".methods = [ "get" ]; };
+      sentence = "mkSandbox data: network.rules.\"files.example\".methods has \"get\" in it: write methods in capital letters, such as [\"GET\", \"HEAD\"]";
+    };
+    "a rule with a path that leads elsewhere" = {
+      read = network { rules."files.example".paths = [ "/v1/../admin" ]; };
+      sentence = "mkSandbox data: network.rules.\"files.example\".paths has \"/v1/../admin\" in it: write paths, such as [\"/v1/items\", \"/v1/public/*\"], without %, ?, # or dots alone";
+    };
+    "a rule that is none" = {
+      read = network { rules."files.example" = "GET"; };
+      sentence = "mkSandbox data: network.rules.\"files.example\" is \"GET\": write a table";
+    };
+    "a credential without a header" = {
+      read = credential { header = null; };
+      sentence = "mkSandbox data: network.credentials.TOKEN lacks header: write header = \"Authorization: Bearer {}\"";
+    };
+    "a credential that says where it goes" = {
+      read = credential { header = "Host: {}"; };
+      sentence = "mkSandbox data: network.credentials.TOKEN.header is \"Host: {}\": write a header with {} where the secret belongs, such as \"Authorization: Bearer {}\"";
+    };
+    "a credential for many hosts" = {
+      read = credential { domain = "*.example.net"; };
+      sentence = "mkSandbox data: network.credentials.TOKEN.domain is \"*.example.net\": write a host name, such as \"api.example\"";
+    };
+    "a credential for a host that is not reached" = {
+      read = credential { domain = "evil.example"; };
+      sentence = "mkSandbox data: network.credentials.TOKEN.domain is \"evil.example\", which domains does not have: write it there too";
+    };
+    "a credential without its secret" = {
+      read = credential { file = null; };
+      sentence = "mkSandbox data: network.credentials.TOKEN has neither file nor variable: write one of them, where the secret is when a sandbox starts";
+    };
+    "a credential with two secrets" = {
+      read = credential { variable = "TOKEN"; };
+      sentence = "mkSandbox data: network.credentials.TOKEN has both file and variable: write one of them, where the secret is when a sandbox starts";
+    };
+    "a secret in the store" = {
+      read = credential { file = "/nix/store/x-token"; };
+      sentence = "mkSandbox data: network.credentials.TOKEN.file is \"/nix/store/x-token\": write the absolute path of a file in quotes, outside of /nix/store, where everybody could read it";
+    };
+    "a secret as a path of Nix" = {
+      read = credential { file = ./config.toml; };
+      sentence = "mkSandbox data: network.credentials.TOKEN.file is a path: write the absolute path of a file in quotes, outside of /nix/store, where everybody could read it";
     };
     "a company's proxy with a password" = {
       read = network { upstream = "http://me:secret@proxy.example:3128"; };
@@ -386,6 +449,24 @@ lib.mapAttrs' (
         upstream = "http://proxy.example:3128";
       }
       { upstream = "http://10.0.0.8:65535/"; }
+      {
+        domains = [
+          "files.example"
+          "*.host.example"
+        ];
+        rules."a.host.example" = {
+          methods = [ "GET" ];
+          paths = [
+            "/"
+            "/v1/*"
+          ];
+        };
+        credentials.TOKEN = {
+          domain = "files.example";
+          header = "X-Key: {}";
+          variable = "TOKEN";
+        };
+      }
     ];
     expected = [ ];
   };
