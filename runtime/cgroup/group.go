@@ -22,6 +22,11 @@ const (
 	ownMemory = 32 << 20 // bytes
 	ownTasks  = 32
 
+	// The same for the proxy of a sandbox with a network, its jail and the outer
+	// namespace. The proxy's garbage collector keeps it below 24 MiB.
+	networkMemory = 32 << 20 // bytes
+	networkTasks  = 16
+
 	// period is the time to which a quota of processor time belongs; the
 	// kernel's default.
 	period = 100 * time.Millisecond
@@ -38,6 +43,18 @@ type Limits struct {
 	Memory int64   // bytes: of processes, of files in memory, of the kernel for it
 	Tasks  int     // processes and threads
 	CPUs   float64 // processors
+}
+
+// WithNetwork returns the limits of a sandbox of which a network is part: its proxy
+// is in the same group, and uses up nothing of what the code may use.
+func (l Limits) WithNetwork() Limits {
+	if l.Memory > 0 {
+		l.Memory += networkMemory
+	}
+	if l.Tasks > 0 {
+		l.Tasks += networkTasks
+	}
+	return l
 }
 
 // Group is a sandbox's control group.

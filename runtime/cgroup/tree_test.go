@@ -133,7 +133,14 @@ func TestSettings(t *testing.T) {
 			{"pids", "pids.max", "288", false},
 			{"cpu", "cpu.max", "150000 100000", false},
 		}},
-		"a sliver of a processor": {Limits{CPUs: 0.0001}, []setting{{"cpu", "cpu.max", "1000 100000", false}}},
+		"with a network": {Limits{Memory: 512 << 20, Tasks: 256}.WithNetwork(), []setting{
+			{"memory", "memory.max", "603979776", false},
+			{"memory", "memory.swap.max", "0", true},
+			{"memory", "memory.oom.group", "1", false},
+			{"pids", "pids.max", "304", false},
+		}},
+		"with a network, and no limits": {Limits{}.WithNetwork(), nil},
+		"a sliver of a processor":       {Limits{CPUs: 0.0001}, []setting{{"cpu", "cpu.max", "1000 100000", false}}},
 	} {
 		if diff := cmp.Diff(test.want, test.limits.settings(), cmp.AllowUnexported(setting{})); diff != "" {
 			t.Errorf("%s: %s", name, diff)

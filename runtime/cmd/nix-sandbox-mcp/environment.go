@@ -85,6 +85,9 @@ func (c chosen) spec() (interactive.Spec, error) {
 	case err == nil:
 		spec.Groups = tree
 		spec.Limits = cgroup.Limits{Memory: c.MemoryMB << 20, Tasks: int(c.PIDs), CPUs: c.CPUs}
+		if c.Network != nil {
+			spec.Limits = spec.Limits.WithNetwork()
+		}
 	case !errors.As(err, &unavailable):
 		return interactive.Spec{}, err
 	}

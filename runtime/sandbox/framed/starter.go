@@ -174,7 +174,11 @@ func (l *Starter) spawn(spec sandbox.Spec) (_ *Sandbox, err error) {
 		cmd.ExtraFiles = []*os.File{pipes[3].w}
 		cmd.Env = append(cmd.Env, event.Variable+"=3")
 	}
-	started, err := l.processes.Start(cmd, cgroup.Limits(spec.Limits))
+	limits := cgroup.Limits(spec.Limits)
+	if spec.Network {
+		limits = limits.WithNetwork()
+	}
+	started, err := l.processes.Start(cmd, limits)
 	if err != nil {
 		closeAll()
 		if errors.Is(err, process.ErrClosed) {
