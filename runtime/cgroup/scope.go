@@ -3,6 +3,7 @@ package cgroup
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -69,14 +70,14 @@ func joinScope(ctx context.Context, socket string) error {
 	// A manager announces the end of a job to everybody who is connected here.
 	signals := make(chan *dbus.Signal, 64)
 	conn.Signal(signals)
-	pid := os.Getpid()
 	var job dbus.ObjectPath
 	err = conn.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1").CallWithContext(ctx,
 		"org.freedesktop.systemd1.Manager.StartTransientUnit", 0,
-		fmt.Sprintf("nix-sandbox-mcp-%d.scope", pid), "fail",
+		fmt.Sprintf("nix-sandbox-mcp-%d-%08x.scope", os.Getpid(), rand.Uint32()), "fail",
 		[]property{
 			{"Description", dbus.MakeVariant("sandboxes of nix-sandbox-mcp")},
-			{"PIDs", dbus.MakeVariant([]uint32{uint32(pid)})},
+			// 0 is the sender. In a container its number is not this one.
+			{"PIDs", dbus.MakeVariant([]uint32{0})},
 			{"Delegate", dbus.MakeVariant(true)},
 			{"CollectMode", dbus.MakeVariant("inactive-or-failed")},
 		}, []auxiliary{}).Store(&job)

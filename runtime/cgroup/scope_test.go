@@ -120,7 +120,7 @@ func TestJoinScope_AsksForADelegatedScope(t *testing.T) {
 	}
 	want := map[string]any{
 		"Description": "sandboxes of nix-sandbox-mcp", "CollectMode": "inactive-or-failed",
-		"PIDs": []uint32{uint32(os.Getpid())}, "Delegate": true,
+		"PIDs": []uint32{0}, "Delegate": true,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
