@@ -15,7 +15,7 @@ import (
 
 // managerTime bounds what a service manager may take to make a scope. A manager that
 // runs answers within some 20 ms.
-const managerTime = 2 * time.Second
+const managerTime = 5 * time.Second
 
 // managerSocket returns the socket on which the systemd that manages this user's
 // services answers without a message bus. Clients of MCP pass

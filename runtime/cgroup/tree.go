@@ -93,7 +93,7 @@ type candidate struct {
 
 // Find prepares the group in which sandboxes' groups can be made. Where none was
 // delegated to this process, it asks the service manager to move this process to
-// one, for at most 2 s. It may move this process, and those that share its group,
+// one, for at most 5 s. It may move this process, and those that share its group,
 // one level down.
 func Find(ctx context.Context, paths Paths) (*Tree, error) {
 	f, err := paths.choose(os.Geteuid())
