@@ -127,6 +127,7 @@ let
           HOME = "/workspace";
           TMPDIR = "/workspace";
           LANG = "C.UTF-8";
+          TZDIR = "/usr/share/zoneinfo"; # nixpkgs' C library has no place of its own
           USER = "sandbox";
         }
         // (import ./certificates.nix { inherit pkgs; }).variables given.network

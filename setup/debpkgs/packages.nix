@@ -55,6 +55,7 @@
   };
   strace = { };
   tree = { };
+  tzdata = { };
   unzip = { };
   util-linux = {
     mainProgram = "mount";

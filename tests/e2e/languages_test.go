@@ -67,6 +67,7 @@ func TestLanguages_HaveTheUsualPrograms(t *testing.T) {
 		"echo hi | xz | zstd | zstd -d | xz -d":                                  "hi",
 		"git init -q . && git status --short":                                    "[no output]",
 		"git init && git commit -qm first --allow-empty && git log --format=%an": "Initialized empty Git repository in /workspace/.git/\nsandbox",
+		"TZ=Europe/Berlin date -d @0 +%H%Z":                                      "01CET",
 		"printf '#!/bin/bash\\necho ran' >f; chmod +x f; ./f":                    "ran",
 		"printf '#!/usr/bin/perl\\nprint 42' >f; chmod +x f; ./f":                "42",
 		"printf '#!/usr/bin/python3\\nprint(42)' >f; chmod +x f; ./f":            "42",

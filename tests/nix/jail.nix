@@ -488,6 +488,7 @@ in
         "LANG"
         "TMPDIR"
         "TZ"
+        "TZDIR"
         "USER"
       ]
       true
@@ -552,6 +553,7 @@ in
       "LANG"
       "PATH"
       "TMPDIR"
+      "TZDIR"
       "USER"
     ];
   };
