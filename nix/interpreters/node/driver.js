@@ -206,9 +206,24 @@
     }).join('\n');
   }
 
+  // Code that is written as the body of a function returns its value. The parser
+  // takes a return at the top level and drops what it returns, so that the last one
+  // becomes an expression that is as long.
+  function returned(source) {
+    if (!/^return\b/m.test(source)) return source;
+    try {
+      new vm.Script(source);
+      return source; // each return is in a function
+    } catch (error) {
+      if (error.message !== 'Illegal return statement') return source;
+    }
+    const at = source.search(/^return\b(?![^]*^return\b)/m);
+    return `${source.slice(0, at)}0,    ${source.slice(at + 6)}`;
+  }
+
   // Evaluates code. Code that cannot be read as JavaScript is read as TypeScript.
   function evaluate(source, name, how) {
-    source = unpasted(source);
+    source = returned(unpasted(source));
     if (source.includes('>(') && generic.test(source)) {
       const { code } = loadModule('typescript')(source);
       if (code !== undefined) return attempt(code, name, how);
