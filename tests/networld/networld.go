@@ -26,6 +26,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -293,6 +294,8 @@ func (w *World) Do(f func() error) error {
 // Enter moves the calling thread to the host side for good. The goroutine is locked to the
 // thread and never unlocked.
 func (w *World) Enter() error {
+	// On another thread, the mounts and sockets that follow would be the machine's.
+	runtime.LockOSThread()
 	if err := privateFiles(w.dir); err != nil {
 		return err
 	}
