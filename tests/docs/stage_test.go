@@ -101,7 +101,7 @@ func TestPages_LinksLeadSomewhere(t *testing.T) {
 }
 
 var (
-	codePath = regexp.MustCompile(`^(agent|docs|examples|jail|modules|network|nix|runtime|setup|templates|tests)/[a-zA-Z0-9_./-]*$`)
+	codePath = regexp.MustCompile(`^(agent|docs|examples|jail|modules|nix|runtime|setup|templates|tests)/[a-zA-Z0-9_./-]*$`)
 	codeTest = regexp.MustCompile(`^(Test[A-Z][A-Za-z0-9_]*)(…?)$`)
 	testFunc = regexp.MustCompile(`(?m)^func (Test[A-Za-z0-9_]*)\(`)
 )
