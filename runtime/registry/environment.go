@@ -53,6 +53,15 @@ func (e Environment) Sessions() bool {
 	return e.Language != nil && e.Language.Sessions
 }
 
+// Secrets name the variables of the server's environment that the environment's
+// launcher reads.
+func (e Environment) Secrets() []string {
+	if e.Network == nil {
+		return nil
+	}
+	return e.Network.Secrets
+}
+
 // validName is what an environment may be called.
 var validName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,63}$`)
 

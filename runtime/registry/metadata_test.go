@@ -158,6 +158,7 @@ func TestEnvironment_Network(t *testing.T) {
 		"null":          {json.RawMessage("null"), nil},
 		"some":          {map[string]any{"mode": "allow", "domains": []string{"files.example", "*.host.example", "git.example:22"}, "ports": []int{443, 80}}, &Network{Domains: []string{"files.example", "*.host.example", "git.example:22"}, Ports: []int{443, 80}}},
 		"its limits":    {map[string]any{"mode": "allow", "connections": 64, "rate": 50, "megabytes": 1024, "names": 1000}, &Network{Limits: map[string]int64{"connections": 64, "rate": 50, "megabytes": 1024, "names": 1000}}},
+		"its secrets":   {map[string]any{"mode": "allow", "secrets": []string{"API_TOKEN"}}, &Network{Secrets: []string{"API_TOKEN"}}},
 		"a later mode":  {map[string]any{"mode": "ask", "of": 1}, &Network{}},
 	} {
 		set := must.Get(Read(document(t, map[string]any{"x": entry(t, map[string]any{"network": test.network})}, nil)))(t)
@@ -214,6 +215,7 @@ func TestBrokenEnvironment(t *testing.T) {
 		"network a number":       {map[string]any{"network": 1}, `environments.x.network is a number, it must be "none" or an object with a mode`},
 		"network of all":         {map[string]any{"network": "all"}, `environments.x.network is a string, it must be "none" or an object with a mode`},
 		"a domain of two lines":  {map[string]any{"network": map[string]any{"mode": "allow", "domains": []string{"a\nb"}}}, `environments.x.network.domains holds "a\nb", which is no host name`},
+		"a secret's name":        {map[string]any{"network": map[string]any{"mode": "allow", "secrets": []string{"A=B"}}}, `environments.x.network.secrets holds "A=B", which is no name of a variable`},
 		"a limit of words":       {map[string]any{"network": map[string]any{"mode": "allow", "rate": "50"}}, "environments.x.network.rate is a string, it must be a number"},
 		"a port too high":        {map[string]any{"network": map[string]any{"mode": "allow", "ports": []int{70000}}}, "environments.x.network.ports holds 70000, it must be an array of numbers from 1 to 65535"},
 		"another name":           {map[string]any{"name": "y"}, `environments.x.name is "y", but the environment is called "x"`},

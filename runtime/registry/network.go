@@ -18,6 +18,9 @@ type Network struct {
 	// Limits are the numbers of the options that limit connections, by name.
 	// Artifacts need not have them.
 	Limits map[string]int64
+	// Secrets name the variables of the server's own environment in which the
+	// credentials of the network are. The launcher reads them; no sandbox does.
+	Secrets []string
 }
 
 // Hosts names the domains that fit into limit bytes, and says how many there
@@ -90,6 +93,7 @@ func (r *reader) network(field string) *Network {
 			n.Limits[limit] = fields.whole(limit)
 		}
 	}
+	n.Secrets = fields.names("secrets")
 	if r.err = fields.err; r.err != nil {
 		return nil
 	}

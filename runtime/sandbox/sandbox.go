@@ -10,6 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -68,6 +70,9 @@ type Spec struct {
 	// Network says that the artifact's program has a proxy for the hosts that
 	// its environment may reach, which reports what it does.
 	Network bool
+	// Secrets name variables of this process's environment that the artifact's
+	// program reads. They never reach the code.
+	Secrets []string
 	// Warm asks the starter to return only when the interpreter has loaded.
 	Warm bool
 }
@@ -96,10 +101,22 @@ func (p Project) Environ() []string {
 	return []string{"PROJECT_DIR=" + p.Dir, "PROJECT_MOUNT=" + p.Mount, "PROJECT_MODE=" + p.Mode}
 }
 
+// Environ returns those of the named variables that this process has.
+func Environ(names []string) []string {
+	var variables []string
+	for _, name := range names {
+		if value, found := os.LookupEnv(name); found {
+			variables = append(variables, name+"="+value)
+		}
+	}
+	return variables
+}
+
 // Same reports whether both specs start the same sandbox, warm or not.
 func (s Spec) Same(other Spec) bool {
 	return s.Name == other.Name && s.Exec == other.Exec && s.OutputBytes == other.OutputBytes &&
-		s.Limits == other.Limits && s.Project == other.Project && s.Network == other.Network && maps.Equal(s.Variables, other.Variables)
+		s.Limits == other.Limits && s.Project == other.Project && s.Network == other.Network &&
+		slices.Equal(s.Secrets, other.Secrets) && maps.Equal(s.Variables, other.Variables)
 }
 
 // Request is code to run.

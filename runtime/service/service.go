@@ -114,6 +114,7 @@ func (o *Options) spec(env registry.Environment) sandbox.Spec {
 		Variables:   o.Variables,
 		Project:     o.Project,
 		Network:     env.Network != nil,
+		Secrets:     env.Secrets(),
 	}
 }
 

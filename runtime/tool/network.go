@@ -221,7 +221,7 @@ func refusal(r sandbox.Refusal, env registry.Environment) string {
 		}
 		return where + " (over the limit of " + optionName(r) + ")"
 	}
-	return where
+	return where + " (" + string(r.Reason) + ")" // of a later version
 }
 
 // optionName is the name of the option that would allow what was refused, as it
@@ -245,7 +245,7 @@ func (o *options) add(r sandbox.Refusal, env registry.Environment) {
 	switch _, isLimit := limits[name]; {
 	case isLimit && env.Network.Limits[name] > 0:
 		wanted = option{name: name, values: []string{strconv.FormatInt(2*env.Network.Limits[name], 10)}}
-	case isLimit, name == "", r.Value == "", len(r.Value) > maxValue:
+	case name != "domains" && name != "private", r.Value == "", len(r.Value) > maxValue:
 		return
 	}
 	i := slices.IndexFunc(*o, func(other option) bool { return other.name == name })

@@ -77,7 +77,7 @@ func (c chosen) spec() (interactive.Spec, error) {
 			Hint:    "build it again with this version's mkSandbox",
 		}
 	}
-	spec := interactive.Spec{Exec: path, Environ: c.project.Environ()}
+	spec := interactive.Spec{Exec: path, Environ: append(sandbox.Environ(c.Secrets()), c.project.Environ()...)}
 	// A program that a user starts stays where it was started.
 	tree, err := cgroup.Find(context.Background(), cgroup.System)
 	var unavailable *cgroup.Unavailable

@@ -70,8 +70,10 @@ func useNetwork() {
 		case descriptors:
 			var variables []string
 			for _, variable := range os.Environ() {
-				if name, _, _ := strings.Cut(variable, "="); strings.HasPrefix(name, "NIX_SANDBOX") {
+				if name, value, _ := strings.Cut(variable, "="); strings.HasPrefix(name, "NIX_SANDBOX") {
 					variables = append(variables, name)
+				} else if strings.HasPrefix(name, "SECRET") {
+					variables = append(variables, name+":"+value)
 				}
 			}
 			entries, _ := os.ReadDir("/proc/self/fd")
@@ -265,5 +267,19 @@ func TestNetwork_NoneCostsNothing(t *testing.T) {
 	after := must.Get(with(descriptors))(t).Stdout.Head
 	if want := "[" + event.Variable + "]" + strings.TrimPrefix(before, "[]") + " 3"; after != want {
 		t.Errorf("with a network: variables and pipes %q, want %q", after, want)
+	}
+}
+
+// The launcher has the variables that its environment names, those that there are
+// and no others. A server's own environment is not inherited.
+func TestNetwork_LauncherHasTheNamedSecrets(t *testing.T) {
+	t.Setenv("SECRET_TOKEN", "of the server")
+	t.Setenv("SECRET_OTHER", "not for this sandbox")
+	l := New(silent(), Options{})
+	t.Cleanup(func() { l.Close(10 * time.Second) })
+	box := must.Get(l.Start(t.Context(), sandbox.Spec{Exec: program(t, networked), OutputBytes: 1000, Secrets: []string{"SECRET_TOKEN", "SECRET_NONE"}}))(t)
+	result := must.Get(box.Execute(t.Context(), sandbox.Request{Code: descriptors, Timeout: patience.Long}))(t)
+	if got := result.Stdout.Head; !strings.HasPrefix(got, "[SECRET_TOKEN:of the server] ") {
+		t.Errorf("it has %q", got)
 	}
 }
