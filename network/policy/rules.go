@@ -200,6 +200,9 @@ func (p *Policy) Read() []string {
 	return slices.Compact(names)
 }
 
+// HasRule returns whether there is a rule for a host.
+func (p *Policy) HasRule(name string) bool { return p.rules[name] != nil }
+
 // AllowsMethod returns whether the rule of a host, if it has one, lets a method
 // pass.
 func (p *Policy) AllowsMethod(name, method string) bool {

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -177,9 +178,9 @@ func (c *connection) refuses(q *http.Request) *event.Event {
 	switch {
 	case !c.isFor(q):
 		reason = event.ByHost
-	case !c.r.policy.AllowsMethod(c.name, q.Method):
+	case !c.r.policy.AllowsMethod(c.name, q.Method), c.r.policy.HasRule(c.name) && has(q, otherMethod):
 		reason = event.ByMethod
-	case !c.r.policy.AllowsPath(c.name, path):
+	case !c.r.policy.AllowsPath(c.name, path), c.r.policy.HasRule(c.name) && has(q, otherPath):
 		reason = event.ByPath
 	case c.r.hasPlaceholder(c, q):
 		reason = event.ByCredential
@@ -191,6 +192,18 @@ func (c *connection) refuses(q *http.Request) *event.Event {
 		e.Option, e.Value = event.OptionRules, c.name
 	}
 	return &e
+}
+
+// Fields by which a client asks some servers to take a request for one with
+// another method or path.
+var (
+	otherMethod = []string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
+	otherPath   = []string{"X-Original-Url", "X-Rewrite-Url", "X-Original-Uri"}
+)
+
+// has returns whether the header of a request has one of these fields.
+func has(q *http.Request, fields []string) bool {
+	return slices.ContainsFunc(fields, func(field string) bool { return q.Header[field] != nil })
 }
 
 // isFor returns whether a request is for the connection's host: in the usual

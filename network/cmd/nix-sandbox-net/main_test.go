@@ -396,6 +396,39 @@ func TestProgram_RefusesWrongSecrets(t *testing.T) {
 	}
 }
 
+func TestProgram_StandsWithoutDescriptors(t *testing.T) {
+	world(t)
+	p := startProgram(t, policyText, true)
+	p.sendAll()
+	address := must.Get(resolve(t, "files.example"))(t)
+	few := unix.Rlimit{Cur: 16, Max: 16}
+	must.Do(t, unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &few, nil))
+	var conns []net.Conn
+	for range 16 {
+		conn, err := net.Dial("tcp", netip.AddrPortFrom(address, 80+shift).String())
+		if err != nil {
+			break
+		}
+		fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: files.example\r\n\r\n")
+		conns = append(conns, conn)
+	}
+	for _, conn := range conns {
+		conn.Close()
+	}
+	// As soon as they have ended, there are descriptors again.
+	deadline := time.Now().Add(patience.Long)
+	for {
+		text, err := get(t, address, "files.example")
+		if text == "hello files.example" {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%q, %v", text, err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
 func TestProgram_IsNotStoppedByAFullPipe(t *testing.T) {
 	world(t)
 	p := startProgram(t, policyText, true)
