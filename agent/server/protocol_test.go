@@ -3,6 +3,7 @@ package server_test
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/agenttest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
@@ -39,11 +41,12 @@ func TestPongComesWhenLoaded(t *testing.T) {
 		t.Error(diff)
 	}
 	// Also while a call runs.
-	id := a.Call("import time; time.sleep(0.5)")
+	id := a.Call("import time; time.sleep(99)")
 	a.Send(frame.Request{Type: frame.Ping, ID: 8})
 	if got := a.Receive(); got.Type != frame.Pong || got.ID != 8 {
 		t.Errorf("reply %+v, want pong", got)
 	}
+	a.Send(frame.Request{Type: frame.Interrupt, ID: id})
 	a.Wait(id)
 }
 
@@ -106,7 +109,10 @@ func TestConfigure_SetsVariables(t *testing.T) {
 func TestRequests_AreRefused(t *testing.T) {
 	t.Parallel()
 	a := Start(t, "bash")
-	running := a.Call("sleep 99")
+	running := a.Call("echo begun; sleep 99")
+	if got := a.Receive(); got.Data != "begun\n" { // it waits no longer
+		t.Fatalf("reply %+v, want output", got)
+	}
 	for name, req := range map[string]frame.Request{
 		"a call of the same id":  {Type: frame.Execute, ID: running},
 		"a type that is unknown": {Type: "dance", ID: 100},
@@ -136,13 +142,14 @@ func TestRequests_AreRefused(t *testing.T) {
 func TestInterruptOfAWaitingCall(t *testing.T) {
 	t.Parallel()
 	a := Start(t, "bash")
-	first := a.Call("sleep 0.5; echo first")
+	first := a.Call("until [ -e go ]; do sleep 0.01; done; rm go; echo first")
 	second := a.Call("touch ran")
 	third := a.Call("ls")
 	a.Send(frame.Request{Type: frame.Interrupt, ID: second})
 	if got := a.Wait(second); got.Outcome != frame.OutcomeCancelled || got.State != frame.StateKept {
 		t.Errorf("%+v", got)
 	}
+	must.Do(t, os.WriteFile(filepath.Join(a.Root, "go"), nil, 0o644))
 	if got := a.Wait(first); got.Stdout != "first\n" {
 		t.Errorf("%+v", got)
 	}

@@ -204,7 +204,7 @@ func program(t *testing.T, as string) string {
 	exe := must.Get(os.Executable())(t)
 	path := filepath.Join(t.TempDir(), "session-run")
 	text := fmt.Sprintf("#!/bin/sh\n%s='%s' GORACE=atexit_sleep_ms=0 exec '%s'\n", role, as, exe)
-	must.Do(t, os.WriteFile(path, []byte(text), 0o755))
+	must.Write(t, path, text, 0o755)
 	return path
 }
 
@@ -556,7 +556,7 @@ func TestEnvironment(t *testing.T) {
 	t.Setenv("SECRET_OF_THE_HOST", "1")
 	script := filepath.Join(t.TempDir(), "session-run")
 	text := "#!/bin/sh\n/usr/bin/env >&2\n/bin/grep SigIgn /proc/self/status >&2\n"
-	must.Do(t, os.WriteFile(script, []byte(text), 0o755))
+	must.Write(t, script, text, 0o755)
 	l := New(silent(), Options{})
 	defer l.Close(time.Second)
 	_, failure := l.Start(t.Context(), sandbox.Spec{Exec: script, Project: sandbox.Project{Dir: "/p"}})
