@@ -12,46 +12,104 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// projectMount is where root mounts the project for bubblewrap to find it: a
-// folder that every Linux has, that everybody may pass through and that contains
-// no project. Only this process and bubblewrap see that mount.
-const projectMount = "/sys"
+// handedOver is where root mounts folders of the host for bubblewrap to find them,
+// each at a path of its own below: a folder that every Linux has, that everybody may
+// pass through and that contains no project. Only this process and bubblewrap see
+// these mounts.
+const handedOver = "/sys"
 
 // dropRoot changes the user of this process, where root started it, to an
-// ordinary user of the sandbox's own, and returns the project at the path where
-// that user finds it. Otherwise the code would be root to the host's files: it
-// could change the modes of device files, read what only root may read, and none
-// of the kernel's limits for users would hold.
+// ordinary user of the sandbox's own, and returns the request with its folders at
+// the paths where that user finds them. Otherwise the code would be root to the
+// host's files: it could change the modes of device files, read what only root may
+// read, and none of the kernel's limits for users would hold.
 //
-// In the sandbox, the files of the project's owner belong to that user, so that
-// code reads there what the owner may read.
-func dropRoot(project Project) (Project, error) {
+// In the sandbox, the files of a folder's owner belong to that user, so that code
+// reads there what the owner may read.
+func dropRoot(request Request) (Request, error) {
 	user, err := hostUser()
 	if err != nil || user == 0 {
-		return project, err
+		return request, err
 	}
 	if err := capable(); err != nil {
-		return project, err
+		return request, err
 	}
-	given := project.Dir
-	if given != "" {
-		// Where the kernel or the file system cannot do this, or another user
-		// decides where the path leads, the sandbox sees the project as any user
-		// does.
-		if err := handOver(given, user); err == nil {
-			project.Dir = projectMount
+	given := request
+	var folders []handOver
+	for _, folder := range []handOver{{&request.Project.Dir, "project"}, {&request.Inbox, "inbox"}} {
+		if *folder.path != "" {
+			folders = append(folders, folder)
 		}
+	}
+	// Where the kernel or the file system cannot do this, or another user decides
+	// where the path of a folder leads, the sandbox sees it as any user does.
+	if err := handOverAll(folders, user); err != nil {
+		return request, err
 	}
 	if err := setUser(user); err != nil {
-		return project, err
+		return request, err
 	}
-	if given != "" && unix.Faccessat(unix.AT_FDCWD, project.Dir, unix.R_OK|unix.X_OK, unix.AT_EACCESS) != nil {
-		return project, &Refusal{
-			Problem: fmt.Sprintf("PROJECT_DIR is %q, which only some users may read, and root starts sandboxes as none of them", given),
-			Hint:    "let others read it (chmod o+rx, on the folders above it too), or start the server as its owner",
+	for _, folder := range []struct{ variable, given, path string }{
+		{projectVariable, given.Project.Dir, request.Project.Dir}, {inboxVariable, given.Inbox, request.Inbox},
+	} {
+		if folder.given != "" && unix.Faccessat(unix.AT_FDCWD, folder.path, unix.R_OK|unix.X_OK, unix.AT_EACCESS) != nil {
+			return request, &Refusal{
+				Problem: fmt.Sprintf("%s is %q, which only some users may read, and root starts sandboxes as none of them", folder.variable, folder.given),
+				Hint:    "let others read it (chmod o+rx, on the folders above it too), or start the server as its owner",
+			}
 		}
 	}
-	return project, nil
+	return request, nil
+}
+
+// handOver is a folder of the host that root is to show to the sandbox's user as
+// its owner sees it.
+type handOver struct {
+	path *string // becomes the path where the user finds the folder
+	name string  // of its mount
+}
+
+// handOverAll mounts folders below [handedOver], in a mount namespace of this
+// thread's own, and leaves out those for which that cannot be done. An error leaves
+// this process unfit to start a sandbox.
+func handOverAll(folders []handOver, user int) error {
+	trees := map[string]int{}
+	defer func() {
+		for _, tree := range trees {
+			unix.Close(tree)
+		}
+	}()
+	for _, folder := range folders {
+		if tree, err := mappedTree(*folder.path, user); err == nil {
+			trees[folder.name] = tree
+		}
+	}
+	if len(trees) == 0 {
+		return nil
+	}
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return nil // and nothing is mounted
+	}
+	// No mount propagates to the host. What the host unmounts later is unmounted
+	// here too, so that the sandbox does not keep it busy.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return fmt.Errorf("keep the sandbox's mounts from the host: %w", err)
+	}
+	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	if err := unix.Mount("handed-over", handedOver, "tmpfs", flags, "mode=755,size=64k"); err != nil {
+		return nil
+	}
+	for _, folder := range folders {
+		tree, found := trees[folder.name]
+		path := handedOver + "/" + folder.name
+		if !found || unix.Mkdir(path, 0o755) != nil {
+			continue
+		}
+		if unix.MoveMount(tree, "", unix.AT_FDCWD, path, unix.MOVE_MOUNT_F_EMPTY_PATH) == nil {
+			*folder.path = path
+		}
+	}
+	return nil
 }
 
 // hostUser returns the user as which root starts a sandbox from this process; 0
@@ -109,48 +167,39 @@ func capable() error {
 	}
 }
 
-// handOver mounts a folder at [projectMount], read-only, in a mount namespace of
-// this thread's own. What belongs to the folder's owner and group belongs to user
-// there.
-func handOver(path string, user int) error {
+// mappedTree returns the descriptor of a mount of a folder that is nowhere yet,
+// read-only, in which what belongs to the folder's owner and group belongs to user.
+func mappedTree(path string, user int) (tree int, err error) {
 	folder, owned, err := openProject(path)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer unix.Close(folder)
 	if !owned {
-		return errors.New("another user than the folder's owner can have its path lead elsewhere")
+		return 0, errors.New("another user than the folder's owner can have its path lead elsewhere")
 	}
 	var stat unix.Stat_t
 	if err := unix.Fstat(folder, &stat); err != nil {
-		return err
+		return 0, err
 	}
 	mapping, err := mapOwner(int(stat.Uid), int(stat.Gid), user)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer unix.Close(mapping)
-	tree, err := unix.OpenTree(folder, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH|unix.AT_RECURSIVE)
+	tree, err = unix.OpenTree(folder, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH|unix.AT_RECURSIVE)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	defer unix.Close(tree)
 	err = unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &unix.MountAttr{
 		Attr_set:  unix.MOUNT_ATTR_IDMAP | unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV,
 		Userns_fd: uint64(mapping),
 	})
 	if err != nil {
-		return err
+		unix.Close(tree)
+		return 0, err
 	}
-	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return err
-	}
-	// No mount propagates to the host. What the host unmounts later is unmounted
-	// here too, so that the sandbox does not keep it busy.
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
-		return err
-	}
-	return unix.MoveMount(tree, "", unix.AT_FDCWD, projectMount, unix.MOVE_MOUNT_F_EMPTY_PATH)
+	return tree, nil
 }
 
 // maxLinks is how many symbolic links a path may lead through, as in the kernel.

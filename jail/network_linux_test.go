@@ -53,7 +53,7 @@ func TestPlan_MakesOneOuterNamespace(t *testing.T) {
 			[]string{"--ro-bind", "/host/0", "/data", "--overlay-src", "/host/1", "--overlay", "/layer/upper", "/layer/work", "/project"},
 		},
 	} {
-		outer, inside := spec.plan(test.project)
+		outer, inside := spec.plan(Request{Project: test.project})
 		if diff := cmp.Diff(test.outer, outer); diff != "" {
 			t.Errorf("%s, outside: %s", name, diff)
 		}

@@ -23,6 +23,38 @@ const (
 	modeReadWrite = "readwrite"
 )
 
+// Request is what the caller asks for with the start of a sandbox.
+type Request struct {
+	Project Project
+	// Inbox is another folder that the sandbox sees, read-only: absolute, on the
+	// host; empty where there is none.
+	Inbox string
+}
+
+// ReadRequest finds what the caller asks for in environment variables, by get, each
+// of which may be empty: PROJECT_DIR, PROJECT_MOUNT, PROJECT_MODE and
+// NIX_SANDBOX_INBOX.
+func (s *Spec) ReadRequest(get func(string) string) (Request, error) {
+	project, err := s.readProject(get(projectVariable), get("PROJECT_MOUNT"), get("PROJECT_MODE"))
+	if err != nil {
+		return Request{}, err
+	}
+	request := Request{Project: project, Inbox: get(inboxVariable)}
+	if request.Inbox != "" && s.InboxMount == "" {
+		return Request{}, &Refusal{Problem: "NIX_SANDBOX_INBOX is set, and this sandbox shows no inbox", Hint: "leave it unset"}
+	}
+	if request.Inbox != "" {
+		request.Inbox, err = checkDir(inboxVariable, request.Inbox, "a folder of files for the code")
+	}
+	return request, err
+}
+
+// The variables that name folders of the host.
+const (
+	projectVariable = "PROJECT_DIR"
+	inboxVariable   = "NIX_SANDBOX_INBOX"
+)
+
 // Project is the folder that the caller shows to the sandbox.
 type Project struct {
 	Dir     string // absolute, on the host; empty where there is no project
@@ -30,9 +62,9 @@ type Project struct {
 	Overlay bool   // whether code may write, on a throw-away layer
 }
 
-// ReadProject finds the project in the values of PROJECT_DIR, PROJECT_MOUNT
+// readProject finds the project in the values of PROJECT_DIR, PROJECT_MOUNT
 // and PROJECT_MODE, each of which may be empty.
-func (s *Spec) ReadProject(dir, mount, mode string) (Project, error) {
+func (s *Spec) readProject(dir, mount, mode string) (Project, error) {
 	if mount == "" {
 		mount = s.ProjectMount
 	}
@@ -45,7 +77,7 @@ func (s *Spec) ReadProject(dir, mount, mode string) (Project, error) {
 	if dir == "" {
 		return Project{}, nil
 	}
-	dir, err := checkDir(dir)
+	dir, err := checkDir(projectVariable, dir, "the project's folder")
 	if err != nil {
 		return Project{}, err
 	}
@@ -74,16 +106,18 @@ func (s *Spec) checkMode(mode string) error {
 	}
 }
 
-func checkDir(dir string) (string, error) {
+// checkDir returns the absolute path of the folder that a variable names, which is
+// to be a folder of this kind.
+func checkDir(variable, dir, kind string) (string, error) {
 	refuse := func(what string) (string, error) {
 		return "", &Refusal{
-			Problem: fmt.Sprintf("PROJECT_DIR is %q, %s", dir, what),
-			Hint:    "set PROJECT_DIR to the project's folder, or leave it unset",
+			Problem: fmt.Sprintf("%s is %q, %s", variable, dir, what),
+			Hint:    "set " + variable + " to " + kind + ", or leave it unset",
 		}
 	}
 	absolute, err := filepath.Abs(dir)
 	if err != nil {
-		return "", fmt.Errorf("find PROJECT_DIR %q: %w", dir, err)
+		return "", fmt.Errorf("find %s %q: %w", variable, dir, err)
 	}
 	info, err := os.Stat(absolute)
 	switch {
@@ -100,7 +134,7 @@ func checkDir(dir string) (string, error) {
 		return refuse("which is the whole file system")
 	}
 	if resolved, err := filepath.EvalSymlinks(absolute); err == nil && ofMachine(resolved) {
-		return refuse("which shows the machine and not a project")
+		return refuse("which shows the machine itself")
 	}
 	return absolute, nil
 }

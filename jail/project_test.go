@@ -1,6 +1,7 @@
 package jail
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -32,7 +33,7 @@ func TestReadProject(t *testing.T) {
 		"spaces in a mount": {folder, "/my project", Project{Dir: folder, Mount: "/my project"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := must.Get(spec.ReadProject(test.dir, test.mount, ""))(t)
+			got := must.Get(spec.readProject(test.dir, test.mount, ""))(t)
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Error(diff)
 			}
@@ -44,7 +45,7 @@ func TestReadProjectRelative(t *testing.T) {
 	folder := must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
 	t.Chdir(folder)
 	spec := valid()
-	got, err := spec.ReadProject(".", "", ModeReadOnly)
+	got, err := spec.readProject(".", "", ModeReadOnly)
 	if err != nil || got.Dir != folder {
 		t.Errorf("project %+v, error %v, want %s", got, err, folder)
 	}
@@ -85,7 +86,7 @@ func TestReadProjectRefuses(t *testing.T) {
 		"bad mount, no project":      {"", "/nix", "overlaps"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			project, err := spec.ReadProject(test.dir, test.mount, "")
+			project, err := spec.readProject(test.dir, test.mount, "")
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Fatalf("project %+v, error %v, want one with %q", project, err, test.want)
 			}
@@ -96,17 +97,50 @@ func TestReadProjectRefuses(t *testing.T) {
 	}
 }
 
+// The inbox is refused for what a project is refused for.
+func TestReadRequest_ChecksTheInbox(t *testing.T) {
+	spec := valid()
+	folder := t.TempDir()
+	file := filepath.Join(folder, "file")
+	must.Do(t, os.WriteFile(file, nil, 0o600))
+	read := func(inbox, mount string) (Request, error) {
+		variables := map[string]string{"NIX_SANDBOX_INBOX": inbox, "PROJECT_DIR": folder, "PROJECT_MOUNT": mount}
+		return spec.ReadRequest(func(name string) string { return variables[name] })
+	}
+	for _, inbox := range []string{"", folder} {
+		request := must.Get(read(inbox, ""))(t)
+		if request.Inbox != inbox || request.Project.Dir != folder {
+			t.Errorf("inbox %q: request %+v", inbox, request)
+		}
+	}
+	for inbox, want := range map[string]string{
+		folder + "/none": "which does not exist",
+		file:             "which is not a folder",
+		"/":              "which is the whole file system",
+		"/proc":          "which shows the machine itself",
+		"/run":           "which shows the machine itself",
+	} {
+		_, err := read(inbox, "")
+		if err == nil || err.Error() != fmt.Sprintf("NIX_SANDBOX_INBOX is %q, %s", inbox, want) || !strings.Contains(HintOf(err), "set NIX_SANDBOX_INBOX") {
+			t.Errorf("%s: error %v with hint %q, want %q", inbox, err, HintOf(err), want)
+		}
+	}
+	if _, err := read(folder, "/inbox"); err == nil || !strings.Contains(err.Error(), "overlaps the sandbox's own /inbox") {
+		t.Errorf("a project at the inbox: error %v", err)
+	}
+}
+
 func TestProjectModes(t *testing.T) {
 	folder := t.TempDir()
 	with, without := valid(), valid()
 	without.Overlay, without.NoOverlay = nil, "its bubblewrap is too old"
 	for mode, overlay := range map[string]bool{"": false, ModeReadOnly: false, ModeOverlay: true} {
-		project, err := with.ReadProject(folder, "", mode)
+		project, err := with.readProject(folder, "", mode)
 		if err != nil || project.Overlay != overlay {
 			t.Errorf("mode %q: project %+v, error %v", mode, project, err)
 		}
 		// Without a project there is nothing to lay anything over.
-		if project, err := with.ReadProject("", "", mode); err != nil || project != (Project{}) {
+		if project, err := with.readProject("", "", mode); err != nil || project != (Project{}) {
 			t.Errorf("mode %q without a project: %+v, error %v", mode, project, err)
 		}
 	}
@@ -118,7 +152,7 @@ func TestProjectModes(t *testing.T) {
 		"rw":        {with, `PROJECT_MODE is "rw"`},
 		"overlay":   {without, "its bubblewrap is too old"},
 	} {
-		project, err := test.spec.ReadProject(folder, "", mode)
+		project, err := test.spec.readProject(folder, "", mode)
 		if err == nil || !strings.Contains(err.Error(), test.want) || HintOf(err) == "" {
 			t.Errorf("mode %q: project %+v, error %v, want one with %q", mode, project, err, test.want)
 		}

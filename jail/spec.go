@@ -38,6 +38,9 @@ type Spec struct {
 	Seal  []string `json:"seal"`
 	// ProjectMount is where the project appears if the caller does not say.
 	ProjectMount string `json:"project_mount"`
+	// InboxMount is where the inbox appears, and is among Reserved; empty where
+	// there can be none.
+	InboxMount string `json:"inbox_mount,omitempty"`
 	// Reserved are the paths in the sandbox where no project may appear.
 	Reserved []string `json:"reserved"`
 	// Binds are folders and files of the host that the sandbox sees, read-only.
@@ -192,6 +195,9 @@ func (s *Spec) check() error {
 	// Without these lists a jail would be empty or open.
 	if len(s.Flags) == 0 || len(s.Seal) == 0 || len(s.Reserved) == 0 {
 		return errors.New("flags, seal or reserved is empty")
+	}
+	if s.InboxMount != "" && !slices.Contains(s.Reserved, s.InboxMount) {
+		return fmt.Errorf("inbox_mount is %q, want one of the reserved paths", s.InboxMount)
 	}
 	if s.Variables != "" && !filepath.IsAbs(s.Variables) {
 		return fmt.Errorf("variables is %q, want the absolute path of a file", s.Variables)

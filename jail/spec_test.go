@@ -20,7 +20,8 @@ func valid() Spec {
 		Flags:        []string{"--unshare-user", "--setenv", "A", "with space\nand line"},
 		Seal:         []string{"--remount-ro", "/"},
 		ProjectMount: "/project",
-		Reserved:     []string{"/nix", "/proc", "/workspace"},
+		InboxMount:   "/inbox",
+		Reserved:     []string{"/inbox", "/nix", "/proc", "/workspace"},
 		Overlay: &Overlay{
 			Flags: []string{"--tmpfs", "/layer"}, HostDir: "/host",
 			Upper: "/layer/upper", Work: "/layer/work", Option: "--layer",

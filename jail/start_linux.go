@@ -19,7 +19,7 @@ const firstExtra = 3
 // Start replaces this process by the sandbox. It returns only if that fails. events
 // is the descriptor to which the proxy of the network writes what it refuses, or
 // [NoEvents].
-func (s *Spec) Start(project Project, events int) error {
+func (s *Spec) Start(request Request, events int) error {
 	parent := unix.Getppid()
 	if err := closeOnExec(firstExtra + s.Descriptors); err != nil {
 		return err
@@ -60,7 +60,7 @@ func (s *Spec) Start(project Project, events int) error {
 		}
 	}
 	s.yieldToHost()
-	project, err = dropRoot(project)
+	request, err = dropRoot(request)
 	if err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func (s *Spec) Start(project Project, events int) error {
 	if err := s.checkBinds(); err != nil {
 		return err
 	}
-	if project.Overlay {
+	if request.Project.Overlay {
 		if err := overlayAllowed(s.Bubblewrap); err != nil {
 			return err
 		}
@@ -84,7 +84,7 @@ func (s *Spec) Start(project Project, events int) error {
 	if err := startNetwork(); err != nil {
 		return err
 	}
-	outer, inside := s.plan(project, network.flags()...)
+	outer, inside := s.plan(request, network.flags()...)
 	// The flags are in an anonymous file and not in the arguments, which every
 	// user of the host can read and whose size is limited.
 	flags, err := memfile("flags", terminated(slices.Concat(inside, variables)))
@@ -93,7 +93,7 @@ func (s *Spec) Start(project Project, events int) error {
 	}
 	args := append([]string{
 		s.Bubblewrap, "--args", strconv.Itoa(flags), "--seccomp", strconv.Itoa(filter), "--",
-	}, s.command(project)...)
+	}, s.command(request.Project)...)
 	args = append(network.command(), args...)
 	if outer != nil {
 		flags, err := memfile("outer flags", terminated(outer))
@@ -140,7 +140,8 @@ func newKeyring() error {
 // the sandbox needs none, and those of the sandbox. In the outer namespace, what
 // the sandbox sees of the host lies in numbered folders. more are flags of the sandbox
 // that only its start knows.
-func (s *Spec) plan(project Project, more ...string) (outer, inside []string) {
+func (s *Spec) plan(request Request, more ...string) (outer, inside []string) {
+	project := request.Project
 	var hostDir string
 	switch {
 	case project.Overlay:
@@ -161,6 +162,9 @@ func (s *Spec) plan(project Project, more ...string) (outer, inside []string) {
 	inside = slices.Concat(s.Flags, s.masks(), more)
 	for _, bind := range s.Binds {
 		inside = append(inside, "--ro-bind", show(bind.From), bind.To)
+	}
+	if request.Inbox != "" {
+		inside = append(inside, "--ro-bind", show(request.Inbox), s.InboxMount)
 	}
 	switch {
 	case project.Overlay:

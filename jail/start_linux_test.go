@@ -28,7 +28,7 @@ func TestArguments(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			outer, got := spec.plan(test.project)
+			outer, got := spec.plan(Request{Project: test.project})
 			if diff := cmp.Diff(test.want, got); diff != "" || outer != nil {
 				t.Error(diff, outer)
 			}
@@ -41,12 +41,13 @@ func TestArguments(t *testing.T) {
 func TestArgumentsWithALayer(t *testing.T) {
 	spec := valid()
 	spec.Binds = []Bind{{"/srv/data", "/data"}}
-	outer, inside := spec.plan(Project{"/home/me/my:project", "/project", true})
-	wantOuter := []string{"--tmpfs", "/layer", "--ro-bind", "/srv/data", "/host/0", "--ro-bind", "/home/me/my:project", "/host/1"}
+	outer, inside := spec.plan(Request{Project: Project{"/home/me/my:project", "/project", true}, Inbox: "/home/me/in"})
+	wantOuter := []string{"--tmpfs", "/layer", "--ro-bind", "/srv/data", "/host/0", "--ro-bind", "/home/me/in", "/host/1", "--ro-bind", "/home/me/my:project", "/host/2"}
 	wantInside := []string{
 		"--unshare-user", "--setenv", "A", "with space\nand line",
 		"--ro-bind", "/host/0", "/data",
-		"--overlay-src", "/host/1", "--overlay", "/layer/upper", "/layer/work", "/project",
+		"--ro-bind", "/host/1", "/inbox",
+		"--overlay-src", "/host/2", "--overlay", "/layer/upper", "/layer/work", "/project",
 		"--remount-ro", "/",
 	}
 	if diff := cmp.Diff(wantOuter, outer); diff != "" {
@@ -115,7 +116,7 @@ func TestMemfile(t *testing.T) {
 func TestStartRefusesWithoutFilter(t *testing.T) {
 	spec := valid()
 	spec.Bubblewrap, spec.Seccomp = "/bin/true", t.TempDir()+"/filter"
-	err := spec.Start(Project{}, NoEvents)
+	err := spec.Start(Request{}, NoEvents)
 	if err == nil || !strings.Contains(err.Error(), spec.Seccomp) || HintOf(err) == "" {
 		t.Errorf("error %v with hint %q, want the filter's name and a hint", err, HintOf(err))
 	}
@@ -125,7 +126,7 @@ func TestStartRefusesWithoutBubblewrap(t *testing.T) {
 	spec := valid()
 	spec.Seccomp = "/dev/null"
 	spec.Bubblewrap = t.TempDir() + "/bwrap"
-	err := spec.Start(Project{}, NoEvents)
+	err := spec.Start(Request{}, NoEvents)
 	if err == nil || !strings.Contains(err.Error(), spec.Bubblewrap) || HintOf(err) == "" {
 		t.Errorf("error %v with hint %q, want the program's name and a hint", err, HintOf(err))
 	}

@@ -385,6 +385,7 @@ let
             "/"
           ];
           project_mount = "/project";
+          inbox_mount = import ../lib/inbox.nix;
           reserved =
             import ../lib/reserved.nix
             ++ map (bind: bind.to) binds

@@ -3,6 +3,7 @@
   "/bin"
   "/dev"
   "/etc"
+  (import ./inbox.nix)
   "/nix"
   "/proc"
   "/sys"

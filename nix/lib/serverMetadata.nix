@@ -32,4 +32,5 @@
     refused_modes = options.project.mode.type.reasons;
     reserved = import ./reserved.nix;
   };
+  inbox.mount_point = import ./inbox.nix;
 }

@@ -61,6 +61,8 @@ type Config struct {
 	ProjectMount string
 	// ProjectMode is one of the metadata's modes.
 	ProjectMode string
+	// Inbox is absolute and exists; empty where there is none.
+	Inbox string
 
 	SessionIdle     time.Duration
 	SessionLifetime time.Duration
@@ -100,6 +102,7 @@ func Read(get func(string) string) (Config, error) {
 		ProjectDir:      get("PROJECT_DIR"),
 		ProjectMount:    get("PROJECT_MOUNT"),
 		ProjectMode:     get("PROJECT_MODE"),
+		Inbox:           get("NIX_SANDBOX_INBOX"),
 		SessionIdle:     seconds("SESSION_IDLE_TIMEOUT", maxSeconds),
 		SessionLifetime: seconds("SESSION_MAX_LIFETIME", maxSeconds),
 		SessionMax:      number("SESSION_MAX", "sessions", maxSessions),
@@ -134,14 +137,16 @@ func (c Config) Complete(session registry.Session, project registry.Project) (Co
 			`set it to an absolute path of its own, without ".." or a trailing slash, such as /project`,
 		}
 	}
-	if c.ProjectDir == "" {
-		return c, nil
-	}
-	dir, err := ProjectDir(c.ProjectDir)
-	if err != nil {
+	var err error
+	if c.ProjectDir, err = Folder(c.ProjectDir); err != nil {
 		return Config{}, &Error{fmt.Sprintf("%s is %v", setting, err), hint}
 	}
-	c.ProjectDir = dir
+	if c.Inbox, err = Folder(c.Inbox); err != nil {
+		return Config{}, &Error{
+			fmt.Sprintf("NIX_SANDBOX_INBOX is %v", err),
+			"set NIX_SANDBOX_INBOX to an existing folder, or leave it unset to give the code no files",
+		}
+	}
 	return c, nil
 }
 
@@ -162,9 +167,12 @@ func folders(get func(string) string) []string {
 	return append(dirs, "/etc/nix-sandbox-mcp/sandboxes")
 }
 
-// ProjectDir returns the absolute path of a folder. The error is what follows
-// the name of the setting and "is".
-func ProjectDir(dir string) (string, error) {
+// Folder returns the absolute path of a folder, and nothing of none. The error is
+// what follows the name of the setting and "is".
+func Folder(dir string) (string, error) {
+	if dir == "" {
+		return "", nil
+	}
 	absolute, err := filepath.Abs(dir)
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", dir, err)

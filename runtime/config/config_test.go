@@ -70,12 +70,12 @@ func TestComplete(t *testing.T) {
 		"variables win": {
 			variables: map[string]string{
 				"NIX_SANDBOX_METADATA": "m", "NIX_SANDBOX_DIR": "/boxes::/more", "PROJECT_DIR": dir, "PROJECT_MOUNT": "/src/app", "PROJECT_MODE": "readonly",
-				"SESSION_IDLE_TIMEOUT": "1", "SESSION_MAX_LIFETIME": "2", "SESSION_MAX": "3",
+				"SESSION_IDLE_TIMEOUT": "1", "SESSION_MAX_LIFETIME": "2", "SESSION_MAX": "3", "NIX_SANDBOX_INBOX": dir,
 			},
 			session: registry.Session{Idle: 5 * time.Second, Lifetime: 6 * time.Second},
 			project: project(registry.Project{Path: "/does/not/exist", Mount: "/code", Mode: "overlay"}),
 			want: Config{
-				Metadata: "m", Folders: registry.Folders{Folders: []string{"/boxes", "/more"}}, ProjectDir: dir, ProjectMount: "/src/app", ProjectMode: "readonly",
+				Metadata: "m", Folders: registry.Folders{Folders: []string{"/boxes", "/more"}}, ProjectDir: dir, ProjectMount: "/src/app", ProjectMode: "readonly", Inbox: dir,
 				SessionIdle: time.Second, SessionLifetime: 2 * time.Second, SessionMax: 3,
 				StartWithin: 10 * time.Second,
 			},
@@ -124,6 +124,8 @@ func TestWrongValues(t *testing.T) {
 		{"SESSION_MAX", "many", `SESSION_MAX is "many"`},
 		{"PROJECT_DIR", dir + "/none", "PROJECT_DIR is " + dir + "/none, which does not exist"},
 		{"PROJECT_DIR", file, "PROJECT_DIR is " + file + ", which is not a folder"},
+		{"NIX_SANDBOX_INBOX", dir + "/none", "NIX_SANDBOX_INBOX is " + dir + "/none, which does not exist"},
+		{"NIX_SANDBOX_INBOX", file, "NIX_SANDBOX_INBOX is " + file + ", which is not a folder"},
 		{"PROJECT_MOUNT", "project", `PROJECT_MOUNT is "project", which is not a plain absolute path`},
 		{"PROJECT_MOUNT", "/", `PROJECT_MOUNT is "/", which overlaps the sandbox's own /nix`},
 		{"PROJECT_MOUNT", "/a/../b", `PROJECT_MOUNT is "/a/../b", which is not a plain absolute path`},

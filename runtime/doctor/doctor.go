@@ -108,8 +108,8 @@ func (r Report) WriteJSON(w io.Writer) error {
 type Subject struct {
 	Environments []registry.Environment
 	Broken       []registry.Broken
-	// Project is what the sandboxes show.
-	Project sandbox.Project
+	// Host is what the sandboxes show.
+	Host sandbox.HostFolders
 	// Within is what a sandbox may take to start, and its line to run; 0 is
 	// [tryWithin].
 	Within time.Duration
@@ -155,7 +155,7 @@ func Examine(ctx context.Context, subject Subject) Report {
 	starter := framed.New(slog.New(slog.DiscardHandler), framed.Options{StartTimeout: within})
 	defer starter.Close(tryWithin)
 	for _, env := range subject.Environments {
-		add(try(ctx, starter, env, subject.Project, within))
+		add(try(ctx, starter, env, subject.Host, within))
 	}
 	return r
 }
@@ -271,14 +271,14 @@ func output(ctx context.Context, environ []string, program string, args ...strin
 const answer = "42\n"
 
 // try starts a sandbox and runs one line in it.
-func try(ctx context.Context, starter sandbox.Starter, env registry.Environment, project sandbox.Project, within time.Duration) Finding {
+func try(ctx context.Context, starter sandbox.Starter, env registry.Environment, host sandbox.HostFolders, within time.Duration) Finding {
 	f := Finding{Name: "sandbox " + env.Name, Needed: true}
 	fail := func(err error) Finding {
 		f.Found, f.Fix = explain(err)
 		return f
 	}
 	began := time.Now()
-	s, err := starter.Start(ctx, sandbox.Spec{Name: env.Name, Exec: env.SessionExec, OutputBytes: env.OutputBytes, Project: project, Network: env.Network != nil, Secrets: env.Secrets()})
+	s, err := starter.Start(ctx, sandbox.Spec{Name: env.Name, Exec: env.SessionExec, OutputBytes: env.OutputBytes, Host: host, Network: env.Network != nil, Secrets: env.Secrets()})
 	if err != nil {
 		return fail(err)
 	}

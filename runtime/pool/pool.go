@@ -106,7 +106,7 @@ type entry struct {
 
 // fileIDs tell the files behind two starts apart: one of them may have been
 // replaced in between.
-type fileIDs struct{ exec, project fileID }
+type fileIDs struct{ exec, project, inbox fileID }
 
 type fileID struct {
 	device, inode uint64
@@ -437,7 +437,7 @@ func (p *Pool) failed(s *shelf, err error) {
 
 // filesOf identifies what a sandbox started now would be started from.
 func filesOf(spec sandbox.Spec) fileIDs {
-	return fileIDs{exec: identify(spec.Exec), project: identify(spec.Project.Dir)}
+	return fileIDs{exec: identify(spec.Exec), project: identify(spec.Host.Project.Dir), inbox: identify(spec.Host.Inbox)}
 }
 
 // identify identifies a file or folder, by nothing that changes inside of it.

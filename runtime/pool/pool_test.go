@@ -250,7 +250,7 @@ func TestProject_ThatWasReplaced(t *testing.T) {
 	must.Do(t, os.Mkdir(project, 0o755))
 	inBubble(t, seconds(), func(t *testing.T, f *fixture) {
 		s := spec("a")
-		s.Project.Dir = project
+		s.Host.Project.Dir = project
 		f.Keep([]Kind{{s, 1}})
 		f.Fill()
 		for _, step := range []struct {

@@ -30,6 +30,8 @@ type Set struct {
 	Overridden []Overridden
 	Session    Session
 	Project    Project
+	// InboxMount is where a sandbox shows the inbox.
+	InboxMount string
 	// defaults are the fields that an artifact of an earlier version lacks.
 	defaults gjson.Result
 }
@@ -136,9 +138,11 @@ func (s *Set) server(source string) error {
 		RefusedModes: project.sentences("refused_modes"),
 		Inherit:      project.names("inherit_env.vars"),
 	}
+	inbox := reader{where: where, object: root.Get("inbox"), prefix: "inbox."}
+	s.InboxMount = inbox.required("mount_point")
 	known := reader{where: where, object: root}
 	s.Languages = known.languages("interpreters")
-	if err := errors.Join(fields.err, project.err, known.err); err != nil {
+	if err := errors.Join(fields.err, project.err, inbox.err, known.err); err != nil {
 		return err
 	}
 	environments.ForEach(func(key, value gjson.Result) bool {

@@ -66,7 +66,7 @@ type Spec struct {
 	// Variables are for the code; they never appear on a command line or in
 	// the environment of a process outside the sandbox.
 	Variables map[string]string
-	Project   Project
+	Host      HostFolders
 	// Network says that the artifact's program has a proxy for the hosts that
 	// its environment may reach, which reports what it does.
 	Network bool
@@ -84,8 +84,17 @@ type Limits struct {
 	CPUs   float64 // processors
 }
 
-// Project is a folder of the host that a sandbox shows; the zero value is
+// HostFolders are the folders of the host that a sandbox shows; the zero value is
 // none.
+type HostFolders struct {
+	Project Project
+	// Inbox is one that can be read at the path that the artifact has for it;
+	// empty where there is none.
+	Inbox string
+}
+
+// Project is a folder of the host that is shown at a path of the operator's
+// choice; the zero value is none.
 type Project struct {
 	Dir   string // on the host
 	Mount string // in the sandbox
@@ -93,12 +102,15 @@ type Project struct {
 }
 
 // Environ returns the variables by which an artifact's program learns of the
-// project.
-func (p Project) Environ() []string {
-	if p.Dir == "" {
-		return nil
+// folders.
+func (f HostFolders) Environ() (variables []string) {
+	if p := f.Project; p.Dir != "" {
+		variables = []string{"PROJECT_DIR=" + p.Dir, "PROJECT_MOUNT=" + p.Mount, "PROJECT_MODE=" + p.Mode}
 	}
-	return []string{"PROJECT_DIR=" + p.Dir, "PROJECT_MOUNT=" + p.Mount, "PROJECT_MODE=" + p.Mode}
+	if f.Inbox != "" {
+		variables = append(variables, "NIX_SANDBOX_INBOX="+f.Inbox)
+	}
+	return variables
 }
 
 // Environ returns those of the named variables that this process has.
@@ -115,7 +127,7 @@ func Environ(names []string) []string {
 // Same reports whether both specs start the same sandbox, warm or not.
 func (s Spec) Same(other Spec) bool {
 	return s.Name == other.Name && s.Exec == other.Exec && s.OutputBytes == other.OutputBytes &&
-		s.Limits == other.Limits && s.Project == other.Project && s.Network == other.Network &&
+		s.Limits == other.Limits && s.Host == other.Host && s.Network == other.Network &&
 		slices.Equal(s.Secrets, other.Secrets) && maps.Equal(s.Variables, other.Variables)
 }
 

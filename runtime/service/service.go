@@ -44,10 +44,12 @@ type Options struct {
 	Environments *registry.Registry
 	Starter      Starter // is closed at the end
 	Sessions     session.Limits
-	// Project is shown by every sandbox, and Variables are in each.
-	Project   sandbox.Project
-	Variables map[string]string
-	Version   string
+	// Host is what every sandbox shows, InboxMount where it shows the inbox, and
+	// Variables are in each.
+	Host       sandbox.HostFolders
+	InboxMount string
+	Variables  map[string]string
+	Version    string
 	// AfterFirst is called when the client has its first answer; it may be
 	// nil.
 	AfterFirst func()
@@ -67,7 +69,7 @@ func Stdio(ctx context.Context, in io.Reader, out io.Writer, o Options) error {
 		Environments: o.Environments,
 		Executor:     calls,
 		Sessions:     sessions,
-		Project:      tool.Project{Mount: o.Project.Mount, Overlaid: o.Project.Mode == config.Overlay},
+		Project:      o.project(),
 		Log:          o.Log,
 	})
 	handler, stopHandler := rpc.New(run, o.Version, rpc.DefaultBounds, o.Log)
@@ -104,6 +106,15 @@ func Stdio(ctx context.Context, in io.Reader, out io.Writer, o Options) error {
 	}
 }
 
+// project is what the model is told of the host's folders.
+func (o *Options) project() tool.Project {
+	project := tool.Project{Mount: o.Host.Project.Mount, Overlaid: o.Host.Project.Mode == config.Overlay}
+	if o.Host.Inbox != "" {
+		project.Inbox = o.InboxMount
+	}
+	return project
+}
+
 // spec is the sandbox of an environment.
 func (o *Options) spec(env registry.Environment) sandbox.Spec {
 	return sandbox.Spec{
@@ -112,7 +123,7 @@ func (o *Options) spec(env registry.Environment) sandbox.Spec {
 		OutputBytes: env.OutputBytes,
 		Limits:      sandbox.Limits{Memory: env.MemoryMB << 20, Tasks: int(env.PIDs), CPUs: env.CPUs},
 		Variables:   o.Variables,
-		Project:     o.Project,
+		Host:        o.Host,
 		Network:     env.Network != nil,
 		Secrets:     env.Secrets(),
 	}
@@ -124,7 +135,7 @@ func (o *Options) keepWarm(warm *pool.Pool) (stop func()) {
 	// What a layer shows of files that change beneath it is undefined
 	// (Documentation/filesystems/overlayfs.rst of the kernel): no sandbox waits
 	// on top of a project.
-	if o.Project.Mode == config.Overlay {
+	if o.Host.Project.Mode == config.Overlay {
 		return func() {}
 	}
 	keep := func(environments *registry.Snapshot) {

@@ -102,6 +102,9 @@ func (l listing) description() string {
 			text.WriteString(", read-only")
 		}
 	}
+	if l.project.Inbox != "" {
+		text.WriteString("; files given to it are in " + l.project.Inbox + ", read-only")
+	}
 	text.WriteString(". Each call starts fresh")
 	if len(l.withSessions()) > 0 {
 		text.WriteString(" unless a session (any name) is given: calls with the same session and env share variables and files")

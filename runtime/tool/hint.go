@@ -119,8 +119,8 @@ func (l listing) hint(a answer) string {
 		return ""
 	}
 	switch found := noFile.FindString(problem); {
-	case found != "" && l.project.Mount != "":
-		if strings.Contains(found, l.project.Mount) {
+	case found != "" && len(l.project.mounts()) > 0:
+		if slices.ContainsFunc(l.project.mounts(), func(mount string) bool { return strings.Contains(found, mount) }) {
 			return ""
 		}
 		return l.elsewhere(alone)
@@ -247,7 +247,7 @@ func (l listing) unavailable(env registry.Environment, command string) string {
 
 // elsewhere is for a file that is not where the code looked for it.
 func (l listing) elsewhere(alone bool) string {
-	text := "the user's files are under " + l.project.Mount
+	text := "the user's files are under " + strings.Join(l.project.mounts(), " and ")
 	if alone {
 		text += "; /workspace is empty at first, and shared by calls with the same session"
 	}

@@ -35,6 +35,8 @@ func TestHint(t *testing.T) {
 	python, lua := speaking("python", "python", "Python 3"), set.Environments["lua"]
 	set.Environments["python"] = python
 	plain := listing{Snapshot: registry.New(set).Now()}
+	withInbox := plain
+	withInbox.project.Mount, withInbox.project.Inbox = "/code", "/inbox"
 	withProject := plain
 	withProject.project.Mount = "/code"
 
@@ -59,36 +61,38 @@ func TestHint(t *testing.T) {
 		answer answer
 		want   string
 	}{
-		"a package of another environment":  {plain, failure(python, "", "ModuleNotFoundError: No module named 'pandas.core'"), `nothing can be installed: use env "data", which has it`},
-		"a package of none":                 {plain, failure(python, "", "ModuleNotFoundError: No module named 'torch'"), nothingInstalled},
-		"pip, with a project":               {withProject, failure(python, "", "/bin/python3: No module named pip"), nothingInstalled},
-		"a file of Node.js":                 {plain, failure(set.Environments["node"], "", "Uncaught Error: Cannot find module './mine'"), ""},
-		"a lost name":                       {plain, failure(python, "", lost), stateless},
-		"a lost name in a session":          {plain, failure(python, "s", lost), ""},
-		"a lost name, already explained":    {plain, fresh, ""},
-		"a lost name where none is kept":    {plain, failure(lua, "", lost), ""},
-		"a lost name before the end":        {plain, cut, ""},
-		"a name with a guess":               {plain, failure(python, "", "NameError: name 'totl' is not defined. Did you mean: 'total'?"), ""},
-		"success":                           {plain, succeeded, ""},
-		"a sandbox that died":               {plain, died, ""},
-		"a file, no project":                {plain, failure(python, "", noFile+"'x.csv'"), "/workspace is empty at first; calls with the same session share its files, and the host's are not here"},
-		"a file in a session, no project":   {plain, failure(python, "s", noFile+"'x.csv'"), ""},
-		"a file in a session, with project": {withProject, failure(python, "s", noFile+"'x.csv'"), "the user's files are under /code"},
-		"a program that Python starts":      {plain, failure(python, "", noProgram+"'git'"), nothingInstalled},
-		"one of another language":           {plain, failure(set.Environments["bash"], "", noProgram+"'python3'"), `this env does not have it: use env "data" for such code`},
-		"one in no folder of programs":      {plain, failure(python, "s", noProgram+"'./run'"), ""},
-		"a program that Node.js starts":     {plain, failure(set.Environments["node"], "", "Error: spawn git ENOENT\n    at ChildProcess._handle.onexit"), nothingInstalled},
-		"a program that a shell starts":     {plain, failure(python, "", "/bin/sh: line 1: curl: command not found\nsubprocess.CalledProcessError: x"), nothingInstalled},
-		"a file called as a program":        {plain, failure(python, "", noFile+"'git'"), "/workspace is empty at first; calls with the same session share its files, and the host's are not here"},
-		"a file of the project":             {withProject, failure(python, "", noFile+"'/code/x.csv'"), ""},
-		"a hint of the language":            {plain, failure(set.Environments["node"], "", "Uncaught ReferenceError: document is not defined"), "there is no browser here, so no document, window, alert or prompt: print the result"},
-		"one that names an environment":     {plain, coded(python, "ls -l x", "SyntaxError: invalid syntax"), `this is a command of a shell: use env "bash" for it`},
-		"one that names none there is":      {listing{Snapshot: registry.New(&registry.Set{Languages: languages()}).Now()}, coded(python, "ls -l x", "SyntaxError: invalid syntax"), ""},
-		"a first line of another language":  {plain, coded(set.Environments["bash"], "#!/usr/bin/env python3\nx", "bash: line 2: x: command not found"), `this env has no such interpreter as the first line names: use env "data"`},
-		"one that was followed":             {plain, coded(set.Environments["bash"], "#!/usr/bin/env python3\nx", "ValueError: x"), ""},
-		"late where nothing is kept":        {plain, late, "90 s is the limit of each call: do less in one"},
-		"late in a session":                 {plain, lateInSession, ""},
-		"Python where there is none":        {listing{Snapshot: registry.New(&registry.Set{Languages: languages()}).Now()}, failure(set.Environments["bash"], "", "bash: line 1: python3: command not found"), nothingInstalled},
+		"a package of another environment":   {plain, failure(python, "", "ModuleNotFoundError: No module named 'pandas.core'"), `nothing can be installed: use env "data", which has it`},
+		"a package of none":                  {plain, failure(python, "", "ModuleNotFoundError: No module named 'torch'"), nothingInstalled},
+		"pip, with a project":                {withProject, failure(python, "", "/bin/python3: No module named pip"), nothingInstalled},
+		"a file of Node.js":                  {plain, failure(set.Environments["node"], "", "Uncaught Error: Cannot find module './mine'"), ""},
+		"a lost name":                        {plain, failure(python, "", lost), stateless},
+		"a lost name in a session":           {plain, failure(python, "s", lost), ""},
+		"a lost name, already explained":     {plain, fresh, ""},
+		"a lost name where none is kept":     {plain, failure(lua, "", lost), ""},
+		"a lost name before the end":         {plain, cut, ""},
+		"a name with a guess":                {plain, failure(python, "", "NameError: name 'totl' is not defined. Did you mean: 'total'?"), ""},
+		"success":                            {plain, succeeded, ""},
+		"a sandbox that died":                {plain, died, ""},
+		"a file, no project":                 {plain, failure(python, "", noFile+"'x.csv'"), "/workspace is empty at first; calls with the same session share its files, and the host's are not here"},
+		"a file in a session, no project":    {plain, failure(python, "s", noFile+"'x.csv'"), ""},
+		"a file in a session, with an inbox": {withInbox, failure(python, "s", noFile+"'x.csv'"), "the user's files are under /code and /inbox"},
+		"a file of the inbox":                {withInbox, failure(python, "s", noFile+"'/inbox/x.csv'"), ""},
+		"a file in a session, with project":  {withProject, failure(python, "s", noFile+"'x.csv'"), "the user's files are under /code"},
+		"a program that Python starts":       {plain, failure(python, "", noProgram+"'git'"), nothingInstalled},
+		"one of another language":            {plain, failure(set.Environments["bash"], "", noProgram+"'python3'"), `this env does not have it: use env "data" for such code`},
+		"one in no folder of programs":       {plain, failure(python, "s", noProgram+"'./run'"), ""},
+		"a program that Node.js starts":      {plain, failure(set.Environments["node"], "", "Error: spawn git ENOENT\n    at ChildProcess._handle.onexit"), nothingInstalled},
+		"a program that a shell starts":      {plain, failure(python, "", "/bin/sh: line 1: curl: command not found\nsubprocess.CalledProcessError: x"), nothingInstalled},
+		"a file called as a program":         {plain, failure(python, "", noFile+"'git'"), "/workspace is empty at first; calls with the same session share its files, and the host's are not here"},
+		"a file of the project":              {withProject, failure(python, "", noFile+"'/code/x.csv'"), ""},
+		"a hint of the language":             {plain, failure(set.Environments["node"], "", "Uncaught ReferenceError: document is not defined"), "there is no browser here, so no document, window, alert or prompt: print the result"},
+		"one that names an environment":      {plain, coded(python, "ls -l x", "SyntaxError: invalid syntax"), `this is a command of a shell: use env "bash" for it`},
+		"one that names none there is":       {listing{Snapshot: registry.New(&registry.Set{Languages: languages()}).Now()}, coded(python, "ls -l x", "SyntaxError: invalid syntax"), ""},
+		"a first line of another language":   {plain, coded(set.Environments["bash"], "#!/usr/bin/env python3\nx", "bash: line 2: x: command not found"), `this env has no such interpreter as the first line names: use env "data"`},
+		"one that was followed":              {plain, coded(set.Environments["bash"], "#!/usr/bin/env python3\nx", "ValueError: x"), ""},
+		"late where nothing is kept":         {plain, late, "90 s is the limit of each call: do less in one"},
+		"late in a session":                  {plain, lateInSession, ""},
+		"Python where there is none":         {listing{Snapshot: registry.New(&registry.Set{Languages: languages()}).Now()}, failure(set.Environments["bash"], "", "bash: line 1: python3: command not found"), nothingInstalled},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := test.list.hint(test.answer); got != test.want {

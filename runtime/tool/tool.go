@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -53,6 +54,14 @@ type Project struct {
 	// Overlaid says that code may write there, and that what it writes is
 	// thrown away.
 	Overlaid bool
+	// Inbox is where every sandbox has a folder with files of the operator's; empty
+	// where there is none.
+	Inbox string
+}
+
+// mounts are the paths where a sandbox has files of the host.
+func (p Project) mounts() []string {
+	return slices.DeleteFunc([]string{p.Mount, p.Inbox}, func(mount string) bool { return mount == "" })
 }
 
 // Tool answers calls of run.

@@ -142,7 +142,8 @@ func TestDescription(t *testing.T) {
 	}{
 		"all of it":  {describing(registry.New(described()), Project{Mount: "/code"}), []string{"/code", "read-only", "session", "- python: Python 3 with", "- bash: ", "- node: ", "bash, node, python"}, nil},
 		"overlaid":   {describing(registry.New(described()), Project{Mount: "/code", Overlaid: true}), []string{"/code, where changes last", "never reaches the user"}, []string{"read-only", "copy what"}},
-		"no project": {describing(registry.New(described()), Project{}), []string{"session"}, []string{"project", "read-only"}},
+		"an inbox":   {describing(registry.New(described()), Project{Inbox: "/inbox"}), []string{"; files given to it are in /inbox, read-only. Each"}, []string{"project"}},
+		"no project": {describing(registry.New(described()), Project{}), []string{"session"}, []string{"project", "read-only", "inbox"}},
 		"no session": {describing(registry.New(stateless), Project{}), []string{"- lua: Lua 5.4"}, []string{"session"}},
 	} {
 		t.Run(name, func(t *testing.T) {

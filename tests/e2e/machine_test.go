@@ -75,7 +75,7 @@ func serveMachine(rate string) error {
 			FailureRate: failureRate, Rand: rand.New(rand.NewPCG(seed, 0)),
 		},
 		Sessions: session.Limits{Idle: settings.SessionIdle, Lifetime: settings.SessionLifetime, Max: settings.SessionMax},
-		Project:  sandbox.Project{Dir: settings.ProjectDir, Mount: settings.ProjectMount, Mode: settings.ProjectMode},
+		Host:     sandbox.HostFolders{Project: sandbox.Project{Dir: settings.ProjectDir, Mount: settings.ProjectMount, Mode: settings.ProjectMode}},
 		Version:  "0",
 		Log:      log,
 	})

@@ -282,3 +282,40 @@ func searchStore(t *testing.T, since time.Time, secret string) {
 		t.Errorf("%d files were searched, the sandbox and the server alone have more", seen)
 	}
 }
+
+// An inbox is a folder of the host that code reads beside the project, and what is
+// put into it later is there in sessions too.
+func TestInbox_IsReadAndNotWritten(t *testing.T) {
+	inbox := filepath.Join(t.TempDir(), "files for the code")
+	must.Do(t, os.Mkdir(inbox, 0o700))
+	must.Do(t, os.WriteFile(filepath.Join(inbox, "sales.csv"), []byte("month,revenue\n"), 0o600))
+	for name, variables := range map[string][]string{
+		"alone":                {},
+		"beside a project":     {"PROJECT_DIR=" + sample(t, "project")},
+		"beside an overlay":    {"PROJECT_DIR=" + sample(t, "project"), "PROJECT_MODE=overlay"},
+		"which is the project": {"PROJECT_DIR=" + inbox},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := tree(t, inbox)
+			c := start(t, append(variables, "NIX_SANDBOX_INBOX="+inbox)...)
+			expect(t, run(c, "bash", "cat /inbox/sales.csv"), "month,revenue\n")
+			if len(variables) > 0 {
+				expect(t, run(c, "python", "import os; print(len(os.listdir('/project')) > 0)"), "True\n")
+			}
+			expectError(t, run(c, "bash", "echo x >/inbox/sales.csv"), "Read-only file system")
+			expectError(t, run(c, "bash", "rm /inbox/sales.csv"), "[hint: write to /workspace: this place is read-only]")
+			expectError(t, run(c, "python", "open('sales.csv')"), "/inbox")
+			in(c, "s", "bash", "ls /inbox")
+			if diff := cmp.Diff(before, tree(t, inbox)); diff != "" {
+				t.Errorf("the host's files changed:\n%s", diff)
+			}
+			later := filepath.Join(inbox, "later")
+			must.Do(t, os.WriteFile(later, []byte("later\n"), 0o600))
+			expect(t, in(c, "s", "bash", "cat /inbox/later"), "later\n")
+			must.Do(t, os.Remove(later))
+		})
+	}
+	// Without one there is nothing at its path, and the model reads nothing of it.
+	c := start(t)
+	expectError(t, run(c, "bash", "ls /inbox"), "No such file or directory")
+}

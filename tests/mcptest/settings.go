@@ -37,6 +37,7 @@ func Settings(others map[string]any) map[string]any {
 		},
 		"session": map[string]any{"idle_timeout_seconds": 300, "max_lifetime_seconds": 3600},
 		"project": Project(nil),
+		"inbox":   map[string]any{"mount_point": "/inbox"},
 	}
 	maps.Copy(settings, others)
 	return settings

@@ -320,7 +320,7 @@ let
     };
     "a project in the store's place" = {
       read = toml "[environments.python]\npreset = \"python\"\n[project]\nmount_point = \"/nix\"\n";
-      sentence = "config: [project] mount_point is \"/nix\": write a plain absolute path outside of /bin, /dev, /etc, /nix, /proc, /sys, /tmp, /usr, /workspace";
+      sentence = "config: [project] mount_point is \"/nix\": write a plain absolute path outside of /bin, /dev, /etc, /inbox, /nix, /proc, /sys, /tmp, /usr, /workspace";
     };
     "variables to inherit, as a list" = {
       read = toml "[environments.python]\npreset = \"python\"\n[project]\ninherit_env = [\"TZ\"]\n";
@@ -368,7 +368,7 @@ let
     };
     "a folder shown at a reserved place" = {
       read = sandbox { extraBinds."/etc/ssl" = "/etc/ssl"; };
-      sentence = "mkSandbox data: extra_binds has \"/etc/ssl\" = \"/etc/ssl\" in it: write paths in the sandbox and what is shown there, such as { \"/data\" = \"/srv/data\" }: plain absolute paths, those in the sandbox apart from each other and from /bin, /dev, /etc, /nix, /proc, /sys, /tmp, /usr, /workspace, /project, the sources outside of /dev, /proc, /sys";
+      sentence = "mkSandbox data: extra_binds has \"/etc/ssl\" = \"/etc/ssl\" in it: write paths in the sandbox and what is shown there, such as { \"/data\" = \"/srv/data\" }: plain absolute paths, those in the sandbox apart from each other and from /bin, /dev, /etc, /inbox, /nix, /proc, /sys, /tmp, /usr, /workspace, /project, the sources outside of /dev, /proc, /sys";
     };
     "a package where a shell belongs" = {
       read = sandbox { fromShell = "devShells.default"; };

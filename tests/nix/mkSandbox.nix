@@ -470,7 +470,7 @@ in
   testBindsSayWhatToWrite = {
     expr = wrong { extraBinds."/nix" = "/srv"; };
     expected = [
-      "mkSandbox data: extra_binds has \"/nix\" = \"/srv\" in it: write paths in the sandbox and what is shown there, such as { \"/data\" = \"/srv/data\" }: plain absolute paths, those in the sandbox apart from each other and from /bin, /dev, /etc, /nix, /proc, /sys, /tmp, /usr, /workspace, /project, the sources outside of /dev, /proc, /sys"
+      "mkSandbox data: extra_binds has \"/nix\" = \"/srv\" in it: write paths in the sandbox and what is shown there, such as { \"/data\" = \"/srv/data\" }: plain absolute paths, those in the sandbox apart from each other and from /bin, /dev, /etc, /inbox, /nix, /proc, /sys, /tmp, /usr, /workspace, /project, the sources outside of /dev, /proc, /sys"
     ];
   };
   testShellOfWrongType = {

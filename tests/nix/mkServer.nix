@@ -147,6 +147,7 @@ in
         reserved = import ../../nix/lib/reserved.nix;
         use_flake = false;
       };
+      inbox.mount_point = "/inbox";
     };
   };
   # What the runtime reads of an artifact of an earlier version is whole with these.

@@ -63,7 +63,7 @@ func run(args []string) error {
 	if filepath.Base(args[0]) == jail.CheckName {
 		return jail.WriteFindings(os.Stdout, spec.CheckMachine(context.Background()))
 	}
-	project, err := spec.ReadProject(os.Getenv("PROJECT_DIR"), os.Getenv("PROJECT_MOUNT"), os.Getenv("PROJECT_MODE"))
+	request, err := spec.ReadRequest(os.Getenv)
 	if err != nil {
 		return err
 	}
@@ -73,5 +73,5 @@ func run(args []string) error {
 			return err
 		}
 	}
-	return spec.Start(project, events)
+	return spec.Start(request, events)
 }

@@ -59,7 +59,7 @@ func examine(ctx context.Context) doctor.Report {
 		report.Findings = slices.Insert(report.Findings, 0, wrong)
 		return report
 	}
-	subject := doctor.Subject{Broken: set.Broken, Project: projectOf(settings), Within: settings.StartWithin}
+	subject := doctor.Subject{Broken: set.Broken, Host: hostFolders(settings), Within: settings.StartWithin}
 	for _, name := range set.Names() {
 		subject.Environments = append(subject.Environments, set.Environments[name])
 	}

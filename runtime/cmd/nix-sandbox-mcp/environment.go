@@ -20,7 +20,7 @@ import (
 // with.
 type chosen struct {
 	registry.Environment
-	project   sandbox.Project
+	host      sandbox.HostFolders
 	inherited map[string]string
 }
 
@@ -29,7 +29,7 @@ type chosen struct {
 // the server would show.
 func choose(name, project string) (chosen, error) {
 	if project != "" {
-		dir, err := config.ProjectDir(project)
+		dir, err := config.Folder(project)
 		if err != nil {
 			return chosen{}, &misuse{fmt.Sprintf("--project is %v", err), "name an existing folder"}
 		}
@@ -45,7 +45,7 @@ func choose(name, project string) (chosen, error) {
 	if !ok {
 		return chosen{}, unusable(name, registry.New(set).Now())
 	}
-	return chosen{Environment: env, inherited: inherited(set), project: projectOf(settings)}, nil
+	return chosen{Environment: env, inherited: inherited(set), host: hostFolders(settings)}, nil
 }
 
 // unusable returns the error that says why an environment cannot be used.
@@ -77,7 +77,7 @@ func (c chosen) spec() (interactive.Spec, error) {
 			Hint:    "build it again with this version's mkSandbox",
 		}
 	}
-	spec := interactive.Spec{Exec: path, Environ: append(sandbox.Environ(c.Secrets()), c.project.Environ()...)}
+	spec := interactive.Spec{Exec: path, Environ: append(sandbox.Environ(c.Secrets()), c.host.Environ()...)}
 	// A program that a user starts stays where it was started.
 	tree, err := cgroup.Find(context.Background(), cgroup.System)
 	var unavailable *cgroup.Unavailable

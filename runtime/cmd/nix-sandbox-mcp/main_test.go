@@ -83,6 +83,7 @@ func TestProgram_ReportsMistakes(t *testing.T) {
 		"older metadata":    {[]string{"--stdio"}, []string{`NIX_SANDBOX_METADATA={"schema":1,"environments":{}}`}, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA: session.idle_timeout_seconds is missing\n"},
 		"metadata nowhere":  {[]string{"--stdio"}, []string{"NIX_SANDBOX_METADATA=/nowhere.json"}, 1, "nix-sandbox-mcp: error: read metadata: open /nowhere.json: no such file or directory\n"},
 		"project nowhere":   {[]string{"--stdio"}, []string{metadata, "PROJECT_DIR=/nowhere"}, 1, "nix-sandbox-mcp: error: PROJECT_DIR is /nowhere, which does not exist\nnix-sandbox-mcp: hint: "},
+		"inbox nowhere":     {[]string{"--stdio"}, []string{metadata, "NIX_SANDBOX_INBOX=/nowhere"}, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_INBOX is /nowhere, which does not exist\nnix-sandbox-mcp: hint: set NIX_SANDBOX_INBOX to an existing folder"},
 		"project misplaced": {[]string{"--stdio"}, []string{metadata, "PROJECT_MOUNT=/nix/x"}, 1, `nix-sandbox-mcp: error: PROJECT_MOUNT is "/nix/x"`},
 		"idle of words":     {[]string{"--stdio"}, []string{metadata, "SESSION_IDLE_TIMEOUT=soon"}, 1, `nix-sandbox-mcp: error: SESSION_IDLE_TIMEOUT is "soon"`},
 	} {

@@ -102,7 +102,8 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 		Environments: environments,
 		Starter:      framed.New(log, framed.Options{StartTimeout: settings.StartWithin, Groups: groups(ctx, log, environments.Now())}),
 		Sessions:     session.Limits{Idle: settings.SessionIdle, Lifetime: settings.SessionLifetime, Max: settings.SessionMax},
-		Project:      projectOf(settings),
+		Host:         hostFolders(settings),
+		InboxMount:   base.InboxMount,
 		Variables:    inherited(base),
 		Version:      release(),
 		AfterFirst:   func() { close(answered) },
@@ -125,12 +126,13 @@ func rebuild(builder int, log *slog.Logger) {
 	}
 }
 
-// projectOf is the folder that every sandbox shows.
-func projectOf(settings config.Config) sandbox.Project {
-	if settings.ProjectDir == "" {
-		return sandbox.Project{}
+// hostFolders are the folders that every sandbox shows.
+func hostFolders(settings config.Config) sandbox.HostFolders {
+	folders := sandbox.HostFolders{Inbox: settings.Inbox}
+	if settings.ProjectDir != "" {
+		folders.Project = sandbox.Project{Dir: settings.ProjectDir, Mount: settings.ProjectMount, Mode: settings.ProjectMode}
 	}
-	return sandbox.Project{Dir: settings.ProjectDir, Mount: settings.ProjectMount, Mode: settings.ProjectMode}
+	return folders
 }
 
 // inherited are the variables of this process that code is to have.

@@ -559,7 +559,7 @@ func TestEnvironment(t *testing.T) {
 	must.Write(t, script, text, 0o755)
 	l := New(silent(), Options{})
 	defer l.Close(time.Second)
-	_, failure := l.Start(t.Context(), sandbox.Spec{Exec: script, Project: sandbox.Project{Dir: "/p"}})
+	_, failure := l.Start(t.Context(), sandbox.Spec{Exec: script, Host: sandbox.HostFolders{Project: sandbox.Project{Dir: "/p"}}})
 	if failure == nil {
 		t.Fatal("it started")
 	}

@@ -169,7 +169,7 @@ func (l *Starter) spawn(spec sandbox.Spec) (_ *Sandbox, err error) {
 	}
 	cmd := exec.Command(spec.Exec)
 	// Of two variables with one name, the later one counts.
-	cmd.Env = append(sandbox.Environ(spec.Secrets), spec.Project.Environ()...)
+	cmd.Env = append(sandbox.Environ(spec.Secrets), spec.Host.Environ()...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = pipes[0].r, pipes[1].w, pipes[2].w
 	if spec.Network {
 		cmd.ExtraFiles = []*os.File{pipes[3].w}

@@ -1,0 +1,2 @@
+# Where a sandbox shows the operator's inbox, if there is one.
+"/inbox"
