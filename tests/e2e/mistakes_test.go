@@ -131,6 +131,9 @@ var mistakes = []mistake{
 	// What no sandbox has, and what is too much.
 	{"input", code("python", "input('name? ')"), "[hint: there is no input: write the values into the code]", code("python", "name = 'me'")},
 	{"a debugger", code("python", "x = 1\nbreakpoint()\nprint(x)"), "[hint: there is no debugger to type into: print the values instead]", code("python", "x = 1\nprint(x)")},
+	{"standard input", code("python", "import sys\nn = int(sys.stdin.readline())"), "[hint: there is no input: write the values into the code]", code("python", "n = 1")},
+	{"standard input of JSON", code("python", "import json, sys\njson.load(sys.stdin)"), "[hint: there is no input: write the values into the code]", code("python", "import json; json.loads('[]')")},
+	{"standard input in JavaScript", code("node", "JSON.parse(require('fs').readFileSync(0, 'utf8'))"), "[hint: there is no input: write the values into the code]", code("node", "JSON.parse('[]')")},
 	{"read", code("bash", "read -p 'name? ' name && echo $name"), "[hint: there is no input: write the values into the code]", code("bash", "name=me; echo $name")},
 	{"arguments", code("python", "import sys\nprint(sys.argv[1])"), "[hint: there are no arguments: write the values into the code]", code("python", "print('me')")},
 	{"arguments in JavaScript", code("node", "console.log(process.argv[2].length)"), "[hint: there are no arguments", code("node", "console.log('me'.length)")},
