@@ -34,6 +34,16 @@ func dropRoot(request Request) (Request, error) {
 	if err := capable(); err != nil {
 		return request, err
 	}
+	// Sandboxes that share files run as one user, whom no other sandbox has as long
+	// as the holder of the files lives.
+	if request.Workspace != 0 {
+		if user, err = workspaceUser(request.Workspace); err != nil {
+			return request, err
+		}
+		if !isSandboxUser(user) {
+			return request, fmt.Errorf("the workspace belongs to user %d, who is no sandbox's", user)
+		}
+	}
 	given := request
 	var folders []handOver
 	for _, folder := range []handOver{{&request.Project.Dir, "project"}, {&request.Inbox, "inbox"}} {

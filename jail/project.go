@@ -29,11 +29,14 @@ type Request struct {
 	// Inbox is another folder that the sandbox sees, read-only: absolute, on the
 	// host; empty where there is none.
 	Inbox string
+	// Workspace is the descriptor of a workspace that other sandboxes have too; 0
+	// where the sandbox has its own.
+	Workspace int
 }
 
 // ReadRequest finds what the caller asks for in environment variables, by get, each
-// of which may be empty: PROJECT_DIR, PROJECT_MOUNT, PROJECT_MODE and
-// NIX_SANDBOX_INBOX.
+// of which may be empty: PROJECT_DIR, PROJECT_MOUNT, PROJECT_MODE,
+// NIX_SANDBOX_INBOX and NIX_SANDBOX_WORKSPACE.
 func (s *Spec) ReadRequest(get func(string) string) (Request, error) {
 	project, err := s.readProject(get(projectVariable), get("PROJECT_MOUNT"), get("PROJECT_MODE"))
 	if err != nil {
@@ -44,8 +47,11 @@ func (s *Spec) ReadRequest(get func(string) string) (Request, error) {
 		return Request{}, &Refusal{Problem: "NIX_SANDBOX_INBOX is set, and this sandbox shows no inbox", Hint: "leave it unset"}
 	}
 	if request.Inbox != "" {
-		request.Inbox, err = checkDir(inboxVariable, request.Inbox, "a folder of files for the code")
+		if request.Inbox, err = checkDir(inboxVariable, request.Inbox, "a folder of files for the code"); err != nil {
+			return Request{}, err
+		}
 	}
+	request.Workspace, err = s.readWorkspace(get(workspaceVariable))
 	return request, err
 }
 

@@ -68,6 +68,8 @@ type Spec struct {
 	// OOMScore is the oom_score_adj of the processes, at most and by default
 	// [maxOOMScore].
 	OOMScore int `json:"oom_score,omitempty"`
+	// Workspace describes how several sandboxes have one workspace.
+	Workspace *Workspace `json:"workspace"`
 	// Command is the first process of the sandbox and its arguments.
 	Command []string `json:"command"`
 }
@@ -129,6 +131,23 @@ type Secret struct {
 	Name     string `json:"name"`
 	File     string `json:"file,omitempty"` // absolute
 	Variable string `json:"variable,omitempty"`
+}
+
+// Workspace describes a workspace that several sandboxes have: see
+// workspace_linux.go.
+type Workspace struct {
+	// Mount is the path of the workspace, in the holder's namespace and in sandboxes.
+	Mount string `json:"mount"`
+	// Holder are the flags of the holder's bubblewrap.
+	Holder []string `json:"holder"`
+	// Flags are those of the outer namespace of a sandbox that has no other need of
+	// one, and Join are added to the flags of any: they allow this program to mount
+	// the workspace at the path At.
+	Flags []string `json:"flags"`
+	Join  []string `json:"join"`
+	At    string   `json:"at"`
+	// HostDir is the same folder as the one of [Overlay].
+	HostDir string `json:"host_dir"`
 }
 
 // maxPorts bounds the ports of a network. The build accepts half as many in the list of
@@ -245,6 +264,12 @@ func (s *Spec) check() error {
 	}
 	if s.OOMScore < 0 || s.OOMScore > maxOOMScore {
 		return fmt.Errorf("oom_score is %d, want 0 to %d", s.OOMScore, maxOOMScore)
+	}
+	if w := s.Workspace; w != nil {
+		if len(w.Holder) == 0 || len(w.Flags) == 0 || len(w.Join) == 0 || !filepath.IsAbs(w.Mount) || !filepath.IsAbs(w.At) || !filepath.IsAbs(w.HostDir) {
+			return errors.New("workspace lacks mount, holder, flags, join, at or host_dir")
+		}
+		lists = append(lists, w.Holder, w.Flags, w.Join, []string{w.Mount, w.At, w.HostDir})
 	}
 	for _, words := range lists {
 		for _, word := range words {

@@ -26,6 +26,10 @@ func valid() Spec {
 			Flags: []string{"--tmpfs", "/layer"}, HostDir: "/host",
 			Upper: "/layer/upper", Work: "/layer/work", Option: "--layer",
 		},
+		Workspace: &Workspace{
+			Mount: "/workspace", Holder: []string{"--tmpfs", "/workspace"},
+			Flags: []string{"--unshare-user"}, Join: []string{"--dir", "/shared"}, At: "/shared", HostDir: "/host",
+		},
 		Command: []string{"/nix/store/a/bin/agent", "run"},
 	}
 }

@@ -84,6 +84,12 @@ func (s *Spec) Start(request Request, events int) error {
 	if err := startNetwork(); err != nil {
 		return err
 	}
+	var join []string
+	if request.Workspace != 0 {
+		if join, err = s.Workspace.join(request.Workspace); err != nil {
+			return err
+		}
+	}
 	outer, inside := s.plan(request, network.flags()...)
 	// The flags are in an anonymous file and not in the arguments, which every
 	// user of the host can read and whose size is limited.
@@ -94,7 +100,7 @@ func (s *Spec) Start(request Request, events int) error {
 	args := append([]string{
 		s.Bubblewrap, "--args", strconv.Itoa(flags), "--seccomp", strconv.Itoa(filter), "--",
 	}, s.command(request.Project)...)
-	args = append(network.command(), args...)
+	args = slices.Concat(join, network.command(), args)
 	if outer != nil {
 		flags, err := memfile("outer flags", terminated(outer))
 		if err != nil {
@@ -102,6 +108,12 @@ func (s *Spec) Start(request Request, events int) error {
 		}
 		args = append([]string{s.Bubblewrap, "--args", strconv.Itoa(flags), "--"}, args...)
 	}
+	return s.become(parent, args)
+}
+
+// become replaces this process by bubblewrap with these arguments. It returns only
+// if that fails, or if the parent has ended.
+func (s *Spec) become(parent int, args []string) error {
 	if err := resetSignals(); err != nil {
 		return err
 	}
@@ -148,6 +160,8 @@ func (s *Spec) plan(request Request, more ...string) (outer, inside []string) {
 		outer, hostDir = slices.Clone(s.Overlay.Flags), s.Overlay.HostDir
 	case s.Network != nil:
 		outer, hostDir = slices.Clone(s.Network.Flags), s.Network.HostDir
+	case request.Workspace != 0:
+		outer, hostDir = slices.Clone(s.Workspace.Flags), s.Workspace.HostDir
 	}
 	shown := 0
 	show := func(from string) string {
@@ -160,6 +174,10 @@ func (s *Spec) plan(request Request, more ...string) (outer, inside []string) {
 		return to
 	}
 	inside = slices.Concat(s.Flags, s.masks(), more)
+	if request.Workspace != 0 {
+		outer = append(outer, s.Workspace.Join...)
+		inside = append(inside, "--bind", s.Workspace.At, s.Workspace.Mount)
+	}
 	for _, bind := range s.Binds {
 		inside = append(inside, "--ro-bind", show(bind.From), bind.To)
 	}

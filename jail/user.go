@@ -22,6 +22,12 @@ const (
 	dynamicUserCount = 4336
 )
 
+// isSandboxUser reports whether a user of the host is one as whom root starts a
+// sandbox.
+func isSandboxUser(user int) bool {
+	return user >= ownUsers && user < ownUsers+1<<22 || user >= dynamicUsers && user < dynamicUsers+dynamicUserCount
+}
+
 // span is a line of /proc/self/uid_map or gid_map.
 type span struct{ inside, outside, count int64 }
 

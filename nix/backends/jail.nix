@@ -299,9 +299,10 @@ let
           "/workspace"
         ];
 
-      # The outer namespace of a sandbox whose project is an overlay, or which has a
-      # network: see jail/spec.go. The second bubblewrap needs /proc, /dev and /tmp in
-      # it, and the store, where its own libraries are.
+      # The outer namespace of a sandbox whose project is an overlay, which has a
+      # network, or whose workspace others have too: see jail/spec.go. The second
+      # bubblewrap needs /proc, /dev and /tmp in it, and the store, where its own
+      # libraries are.
       outer = [
         "--unshare-user"
         "--cap-drop"
@@ -358,6 +359,49 @@ let
           ];
       };
 
+      # A workspace that several sandboxes have: see jail/workspace_linux.go. The
+      # program that mounts it, here and in the outer namespace, is the launcher.
+      workspace = {
+        inherit host_dir;
+        flags = outer;
+        mount = "/workspace";
+        at = "/shared";
+        join = [
+          "--cap-add"
+          "CAP_SYS_ADMIN"
+          "--dir"
+          "/shared"
+        ];
+        holder = [
+          "--unshare-user"
+          "--unshare-ipc"
+          "--unshare-pid"
+          "--unshare-net"
+          "--unshare-uts"
+          "--unshare-cgroup"
+          "--cap-drop"
+          "ALL"
+          "--cap-add"
+          "CAP_SYS_ADMIN"
+          "--uid"
+          (toString user.uid)
+          "--gid"
+          (toString user.gid)
+          "--new-session"
+          "--die-with-parent"
+          "--as-pid-1"
+          "--clearenv"
+          "--ro-bind"
+          builtins.storeDir
+          builtins.storeDir
+        ]
+        ++ tmpfs "0755" workspace_mb "/workspace"
+        ++ [
+          "--remount-ro"
+          "/"
+        ];
+      };
+
       network = {
         inherit host_dir;
         flags = outer;
@@ -393,6 +437,7 @@ let
           inherit binds masks;
           variables = if shellVariables == null then "" else "${shellVariables}";
           overlay = if overlays then overlay else null;
+          inherit workspace;
           no_overlay = lib.optionalString (
             !overlays
           ) "it was built with bubblewrap ${pkgs.bubblewrap.version or "of no version"}, and overlays need ${overlayWants}";
@@ -421,6 +466,7 @@ let
         session-run = describe "serve";
         attach = describe "attach";
         check = describe "serve";
+        workspace = describe "serve";
       };
       contents = tree;
       needs = builtins.hashString "sha256" "${launcher} ${bubblewrap}${lib.optionalString isNetworked " network"}";

@@ -196,12 +196,14 @@ func (s Sandbox) Write(t testing.TB) string {
 		Reserved:     []string{"/bin", "/dev", "/etc", "/inbox", "/lib", "/lib64", "/nix", "/proc", "/program", "/tmp", "/usr", "/workspace"},
 		Binds:        binds,
 		NoOverlay:    "sandboxes of tests have none",
+		Workspace:    s.workspace(t),
 		Command:      append([]string{Program}, args...),
 	})
 	path := filepath.Join(dir, "run")
 	line := "#!" + Launcher(t) + "\n"
 	must.Do(t, errors.Join(err, os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(dir, 0o755)))
 	must.Write(t, path, line+string(text), 0o755)
+	must.Write(t, filepath.Join(dir, jail.WorkspaceName), line+string(text), 0o755)
 	return path
 }
 
@@ -263,6 +265,35 @@ var proxyFiles = sync.OnceValues(func() (string, error) {
 		build(dir, "network/cmd/"+NetworkProxy))
 })
 
+// workspace is how sandboxes have one workspace; their outer namespaces have this
+// machine's folders where those of artifacts have the store.
+func (s Sandbox) workspace(t testing.TB) *jail.Workspace {
+	t.Helper()
+	host := []string{"--ro-bind", shared(t), shared(t), "--dir", "/tmp"}
+	for _, folder := range []string{"/bin", "/etc", "/lib", "/lib64", "/nix/store", "/usr"} {
+		host = append(host, "--ro-bind-try", folder, folder)
+	}
+	own := []string{
+		"--unshare-user", "--unshare-pid", "--cap-drop", "ALL", "--uid", "1000", "--gid", "1000",
+		"--die-with-parent", "--as-pid-1",
+	}
+	capable := []string{"--cap-add", "CAP_SYS_ADMIN"}
+	return &jail.Workspace{
+		Mount: "/workspace", At: "/shared", HostDir: "/host",
+		Flags:  slices.Concat(own, []string{"--dev-bind", "/dev", "/dev", "--proc", "/proc"}, host),
+		Join:   append(capable, "--dir", "/shared"),
+		Holder: slices.Concat(own, capable, host, []string{"--perms", "0755", "--size", size(s.WorkspaceMB, 256), "--tmpfs", "/workspace"}),
+	}
+}
+
+// size is a number of MiB in bytes, and a standard where it is 0.
+func size(mb, standard int) string {
+	if mb == 0 {
+		mb = standard
+	}
+	return fmt.Sprint(mb << 20)
+}
+
 // flags are those that nix/backends/jail.nix generates, with folders of the host
 // where that has a closure. TestArtifactIsolatesLikeTheFixture of package jail
 // compares the two.
@@ -278,12 +309,6 @@ func (s Sandbox) flags(program string) []string {
 	}, s.Env...) {
 		name, value, _ := strings.Cut(variable, "=")
 		flags = append(flags, "--setenv", name, value)
-	}
-	size := func(mb, standard int) string {
-		if mb == 0 {
-			mb = standard
-		}
-		return fmt.Sprint(mb << 20)
 	}
 	shm, workspace := size(s.ShmMB, 64), size(s.WorkspaceMB, 256)
 	flags = append(flags, "--ro-bind", "/usr", "/usr", "--ro-bind", program, Program)

@@ -373,6 +373,55 @@ in
     ];
   };
 
+  # Nor does that of one whose workspace others have, or the holder's.
+  testNothingIsLeftOutOfTheHolder = {
+    expr =
+      map
+        (
+          flags:
+          lib.filter (flag: !(lib.elem flag flags)) [
+            "--as-pid-1"
+            "--cap-drop"
+            "--die-with-parent"
+            "--unshare-pid"
+            "--unshare-user"
+          ]
+        )
+        [
+          plain.run.workspace.flags
+          plain.run.workspace.holder
+        ];
+    expected = [
+      [ ]
+      [ ]
+    ];
+  };
+  # One capability more, for mounting; the holder has it as long as it lives, and a
+  # sandbox before its code is there.
+  testHolderMounts = {
+    expr = map (after "--cap-add") [
+      plain.run.workspace.holder
+      plain.run.workspace.join
+      plain.run.workspace.flags
+      plain.run.flags
+    ];
+    expected = [
+      [ "CAP_SYS_ADMIN" ]
+      [ "CAP_SYS_ADMIN" ]
+      [ ]
+      [ ]
+    ];
+  };
+  testSharedWorkspaceIsSized = {
+    expr = map (flag: after flag (described { workspace_mb = 3; }).run.workspace.holder) [
+      "--size"
+      "--tmpfs"
+    ];
+    expected = [
+      [ "3145728" ]
+      [ "/workspace" ]
+    ];
+  };
   # What is dropped, and who the code is.
   testWhoRuns = {
     expr =

@@ -1,7 +1,8 @@
 // The command nix-sandbox-jail is the interpreter of the programs of an
 // artifact: the kernel starts it with the path of such a file, and it becomes
 // the sandbox that the file describes. For a file that is called check it prints
-// what the sandbox needs of this machine, and starts none.
+// what the sandbox needs of this machine, and starts none; for one that is called
+// workspace it becomes the holder of a workspace for several sandboxes.
 //
 // Its exit status is that of the sandbox, or 125 where none started.
 package main
@@ -42,6 +43,10 @@ func run(args []string) error {
 		return err
 	case len(args) > 0 && args[0] == jail.NetworkStep:
 		return jail.RunNetworkStep(args[1:])
+	case len(args) > 0 && args[0] == jail.HandOut:
+		return jail.RunHandOut(args[1:])
+	case len(args) > 0 && args[0] == jail.Join:
+		return jail.RunJoin(args[1:])
 	case len(args) == 1 && args[0] == "--version":
 		_, err := os.Stdout.WriteString("nix-sandbox-jail " + version + "\n")
 		return err
@@ -60,8 +65,11 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	if filepath.Base(args[0]) == jail.CheckName {
+	switch filepath.Base(args[0]) {
+	case jail.CheckName:
 		return jail.WriteFindings(os.Stdout, spec.CheckMachine(context.Background()))
+	case jail.WorkspaceName:
+		return spec.StartWorkspace()
 	}
 	request, err := spec.ReadRequest(os.Getenv)
 	if err != nil {
