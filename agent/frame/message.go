@@ -3,7 +3,7 @@ package frame
 // Types of a [Request].
 const (
 	Configure = "configure" // Env, Limits; before the first execute
-	Execute   = "execute"   // ID, Code, TimeoutMS, GraceMS, Keep
+	Execute   = "execute"   // ID, Code, TimeoutMS, GraceMS, Keep, Shared
 	Interrupt = "interrupt" // ID of a running or waiting execute
 	Read      = "read"      // ID, Path, Offset, Length: a file under /workspace
 	Ping      = "ping"      // ID; answered when the interpreter is loaded
@@ -73,6 +73,9 @@ type Request struct {
 	// Keep says that the call belongs to a session: the interpreter's state
 	// outlives it. Without Keep, the interpreter ends with the call.
 	Keep bool `json:"keep,omitempty"`
+	// Shared says that other sandboxes write to the workspace too. What is there
+	// when the call begins is not this call's.
+	Shared bool `json:"shared,omitempty"`
 
 	Path   string `json:"path,omitempty"`
 	Offset int64  `json:"offset,omitempty"`

@@ -2,6 +2,7 @@ package server
 
 import (
 	"io"
+	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/attempt"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
@@ -38,7 +39,7 @@ func (e *executor) capture(c *call) *capture {
 			continue
 		}
 		s.Begin(func() io.Writer {
-			archive, err := e.root.Archive(e.number, s.name)
+			archive, err := e.root.Archive(e.archiveNumber(c), s.name)
 			if err != nil {
 				e.logf("%v", err)
 				return nil
@@ -50,6 +51,16 @@ func (e *executor) capture(c *call) *capture {
 	interpreter.Blocking(e.spec.Stdout)
 	interpreter.Blocking(e.spec.Stderr)
 	return out
+}
+
+// archiveNumber names the files of a call's output, of which those with the lowest
+// numbers are removed first. The number of a call is that of no other agent's where
+// several have the workspace: one call runs at a time.
+func (e *executor) archiveNumber(c *call) uint64 {
+	if c.Shared {
+		return uint64(time.Now().UnixMilli())
+	}
+	return e.number
 }
 
 // drain takes what the pipes hold.

@@ -172,6 +172,9 @@ func (e *executor) configure(req *frame.Request) error {
 func (e *executor) execute(ctx context.Context, c *call) ([]any, error) {
 	e.number++
 	result := frame.Reply{Type: frame.Result, ID: c.ID, Outcome: frame.OutcomeOK}
+	if c.Shared {
+		e.root.Changed()
+	}
 	out := e.capture(c)
 	e.busy(true)
 	end, err := e.code(ctx, c, out)

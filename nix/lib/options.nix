@@ -367,6 +367,11 @@ rec {
       default = 3600;
       doc = "A session of this age ends.";
     };
+    shared_files = {
+      type = types.boolean;
+      default = false;
+      doc = "Whether calls of one session may name several environments, which then have its files in common; otherwise a session has the environment of its first call.";
+    };
   };
 
   # [project]

@@ -49,6 +49,9 @@ type Result struct {
 	// Restart says that the session had to begin anew, and why; nil where it
 	// went on, or where this is its first call.
 	Restart *Restart
+	// FilesKept says of a sandbox that died during the call that the files of the
+	// session are there, because the session has other sandboxes.
+	FilesKept bool
 }
 
 // Cause is why a session ended.
@@ -65,6 +68,9 @@ const (
 type Restart struct {
 	Cause Cause
 	After time.Duration
+	// FilesKept says that it was a sandbox of the session that ended, whose files
+	// the others kept.
+	FilesKept bool
 }
 
 // Executor answers calls. Its methods may be called at the same time.

@@ -52,7 +52,9 @@ type recorder struct {
 	first    int // how often the first answer was reported
 }
 
-func (r *recorder) Environment(call.Key) (env registry.Environment, ok bool) { return env, false }
+func (r *recorder) Environment(call.Key, string) (env registry.Environment, ok bool) {
+	return env, false
+}
 
 func (r *recorder) Enqueue(key call.Key) *call.Ticket {
 	r.mu.Lock()

@@ -248,6 +248,12 @@ func (r *reader) secondsOrNull(field string) time.Duration { return seconds(r.nu
 
 func seconds(number float64) time.Duration { return time.Duration(number * float64(time.Second)) }
 
+func (r *reader) boolean(field string) bool {
+	value, _ := r.need(field)
+	r.check(field, value, value.IsBool(), "a boolean")
+	return value.Bool()
+}
+
 // items returns the strings of an array. wrong is what is wrong with an item, for
 // use after "holds", or "".
 func (r *reader) items(field string, array gjson.Result, wrong func(gjson.Result) string) (list []string) {

@@ -66,6 +66,8 @@ type Overridden struct {
 type Session struct {
 	Idle     time.Duration // since the last call
 	Lifetime time.Duration // since the first call
+	// SharedFiles lets a session have several environments.
+	SharedFiles bool
 }
 
 // Project is what the operator configured for the project, and what a sandbox
@@ -127,6 +129,8 @@ func (s *Set) server(source string) error {
 	s.Session = Session{
 		Idle:     fields.seconds("idle_timeout_seconds"),
 		Lifetime: fields.seconds("max_lifetime_seconds"),
+
+		SharedFiles: fields.boolean("shared_files"),
 	}
 	project := reader{where: where, object: root.Get("project"), prefix: "project."}
 	s.Project = Project{

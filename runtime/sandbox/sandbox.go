@@ -29,6 +29,22 @@ type Starter interface {
 	Start(ctx context.Context, spec Spec) (Sandbox, error)
 }
 
+// Workspaces makes workspaces that several sandboxes have.
+type Workspaces interface {
+	// Workspace makes one of the size that a sandbox of this spec has. The caller
+	// owns it and ends it with Close. The errors are those of [Starter].
+	Workspace(ctx context.Context, spec Spec) (Workspace, error)
+}
+
+// Workspace is a /workspace for sandboxes of the starter that made it, given in
+// their [Spec]. Its files are there as long as it or one of these sandboxes.
+type Workspace interface {
+	// Close ends it and returns at once: no further sandbox can have it.
+	Close()
+	// Done is closed when no further sandbox can have it.
+	Done() <-chan struct{}
+}
+
 // Sandbox is a started sandbox. Its methods may be called at the same time.
 type Sandbox interface {
 	// Execute runs code. When ctx ends before the code does, the code is
@@ -73,6 +89,9 @@ type Spec struct {
 	// Secrets name variables of this process's environment that the artifact's
 	// program reads. They never reach the code.
 	Secrets []string
+	// Workspace is one that other sandboxes have too; nil where the sandbox has
+	// its own.
+	Workspace Workspace
 	// Warm asks the starter to return only when the interpreter has loaded.
 	Warm bool
 }
@@ -128,7 +147,7 @@ func Environ(names []string) []string {
 func (s Spec) Same(other Spec) bool {
 	return s.Name == other.Name && s.Exec == other.Exec && s.OutputBytes == other.OutputBytes &&
 		s.Limits == other.Limits && s.Host == other.Host && s.Network == other.Network &&
-		slices.Equal(s.Secrets, other.Secrets) && maps.Equal(s.Variables, other.Variables)
+		s.Workspace == other.Workspace && slices.Equal(s.Secrets, other.Secrets) && maps.Equal(s.Variables, other.Variables)
 }
 
 // Request is code to run.
@@ -139,6 +158,9 @@ type Request struct {
 	Grace time.Duration
 	// Keep says that the interpreter's state outlives the call.
 	Keep bool
+	// Shared says that other sandboxes write to the workspace between the calls of
+	// this one: what they wrote is not this call's.
+	Shared bool
 	// Progress is called with the newest line of output as it comes, by one
 	// goroutine at a time, and must not wait. It may be nil.
 	Progress func(line string)

@@ -34,6 +34,7 @@ const (
 // Starter starts sandboxes and ends them all.
 type Starter interface {
 	sandbox.Starter
+	sandbox.Workspaces
 	// Close ends every sandbox. It waits until nothing of them is left, at
 	// most for within.
 	Close(within time.Duration)
@@ -44,6 +45,8 @@ type Options struct {
 	Environments *registry.Registry
 	Starter      Starter // is closed at the end
 	Sessions     session.Limits
+	// SharedFiles lets a session have several environments.
+	SharedFiles bool
 	// Host is what every sandbox shows, InboxMount where it shows the inbox, and
 	// Variables are in each.
 	Host       sandbox.HostFolders
@@ -64,12 +67,16 @@ func Stdio(ctx context.Context, in io.Reader, out io.Writer, o Options) error {
 	warm := pool.New(o.Starter, o.Log)
 	once := session.Once(sandbox.Limit(warm, maxOnce), spec)
 	sessions := session.New(warm, spec, once, o.Sessions, o.Log)
+	if o.SharedFiles {
+		sessions.ShareFiles(o.Starter)
+	}
 	calls := call.Log(sessions, o.Log)
 	run := tool.New(tool.Options{
 		Environments: o.Environments,
 		Executor:     calls,
 		Sessions:     sessions,
 		Project:      o.project(),
+		SharedFiles:  o.SharedFiles,
 		Log:          o.Log,
 	})
 	handler, stopHandler := rpc.New(run, o.Version, rpc.DefaultBounds, o.Log)

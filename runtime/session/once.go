@@ -32,6 +32,6 @@ func (o *once) Execute(ctx context.Context, c call.Call) (call.Result, error) {
 		return call.Result{}, err
 	}
 	defer time.AfterFunc(killDelay, box.Kill)
-	result, err := execute(ctx, box, c, onceGrace, false)
+	result, err := execute(ctx, box, c, onceGrace, false, false)
 	return call.Result{Result: result}, err
 }

@@ -10,8 +10,13 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
 )
 
@@ -59,5 +64,62 @@ func TestRealSandboxes(t *testing.T) {
 	var start *call.StartError
 	if _, err := sessions.Execute(t.Context(), call.Call{Env: broken}); !errors.As(err, &start) {
 		t.Errorf("error %v", err)
+	}
+}
+
+// Over real sandboxes the environments of a session have one workspace, of one size,
+// and of one user where root starts them. It outlives a sandbox, and nothing is left
+// of it at the end.
+func TestRealSandboxes_ShareFiles(t *testing.T) {
+	set, starter := sandboxtest.Real(t)
+	bash, hasBash := set.Environments["bash"]
+	python, hasPython := set.Environments["python"]
+	if !hasBash || !hasPython {
+		t.Skip("there is no bash or no python")
+	}
+	before := must.Get(procfs.Descriptors(os.Getpid()))(t)
+	sessions := session.New(starter, sandboxtest.Spec, session.Once(starter, sandboxtest.Spec), session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, slog.New(slog.DiscardHandler))
+	sessions.ShareFiles(starter.(sandbox.Workspaces))
+	run := func(env registry.Environment, code string) (call.Result, error) {
+		return sessions.Execute(t.Context(), call.Call{Env: env, Session: "s", Code: code})
+	}
+	for _, step := range []struct {
+		env        registry.Environment
+		code, want string
+	}{
+		{bash, "x=1; echo of bash >file; stat -c %U . file", "UNKNOWN\nUNKNOWN\n"},
+		{python, "open('file', 'a').write('of python\\n')\nimport os\nprint(os.stat('file').st_uid == os.getuid(), os.statvfs('.').f_blocks * os.statvfs('.').f_frsize >> 20)", "True 256\n"},
+		{bash, "cat file; rm file; echo $x", "of bash\nof python\n1\n"},
+		{python, "print(os.path.exists('file'))", "False\n"},
+		{bash, "mkdir -p outputs; echo 1 >outputs/bash.txt", ""},
+	} {
+		result, err := run(step.env, step.code)
+		if err != nil || result.Stdout.Head != step.want || result.Restart != nil {
+			t.Errorf("%s: answer %+v, error %v", step.code, result, err)
+		}
+	}
+	// What another environment left in outputs is not this call's.
+	result, err := run(python, "open('outputs/python.txt', 'w').close()")
+	if err != nil || len(result.Files) != 1 || result.Files[0].Path != "/workspace/outputs/python.txt" {
+		t.Errorf("answer %+v, error %v", result, err)
+	}
+	// Of the outer namespace there is neither a folder nor a capability.
+	result, err = run(bash, "ls -d /shared /room 2>/dev/null; grep Cap /proc/self/status | grep -cv 0000000000000000; ls /proc/self/fd | wc -l")
+	if err != nil || result.Stdout.Head != "0\n7\n" {
+		t.Errorf("answer %+v, error %v", result, err)
+	}
+	if result, err = run(bash, "ls outputs; echo $x"); err != nil || result.Stdout.Head != "bash.txt\npython.txt\n1\n" {
+		t.Errorf("answer %+v, error %v", result, err)
+	}
+	broken := python
+	broken.Name, broken.SessionExec = "broken", "/nowhere/session-run"
+	var start *call.StartError
+	if _, err := run(broken, "1"); !errors.As(err, &start) || start.Env != "broken" {
+		t.Errorf("error %v", err)
+	}
+	sessions.Close()
+	patience.Gone(t, procfs.Descendants(os.Getpid())...)
+	if after := must.Get(procfs.Descriptors(os.Getpid()))(t); after > before+2 { // the runtime's own poller
+		t.Errorf("%d descriptors before, %d after", before, after)
 	}
 }

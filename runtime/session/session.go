@@ -1,5 +1,6 @@
 // Package session answers calls in sandboxes: [Once] starts one for each call,
-// [Manager] keeps one for each session.
+// [Manager] keeps one for each session, or where sessions share files one for each
+// environment of a session.
 //
 // It promises that the calls of one session run one at a time in the order of
 // their tickets, that sessions end by their idle time and lifetime when they
@@ -15,7 +16,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -37,41 +40,61 @@ const (
 type Limits struct {
 	Idle     time.Duration
 	Lifetime time.Duration
-	// Max is how many sessions live at once.
+	// Max is how many sandboxes of sessions live at once.
 	Max int
 }
 
 // SpecFunc says which sandbox a call needs.
 type SpecFunc func(call.Call) sandbox.Spec
 
-// Manager keeps a sandbox for each session.
+// Manager keeps the sandboxes of sessions.
 type Manager struct {
 	starter sandbox.Starter
-	spec    SpecFunc
-	once    call.Executor
-	limits  Limits
-	log     *slog.Logger
-	closed  chan struct{}
+	// workspaces makes the workspace of a session that may have several
+	// environments; nil where each has one.
+	workspaces sandbox.Workspaces
+	spec       SpecFunc
+	once       call.Executor
+	limits     Limits
+	log        *slog.Logger
+	closed     chan struct{}
 
 	mu       sync.Mutex
 	sessions map[call.Key]*session
-	live     int // sessions that have a sandbox or are starting one
+	live     int // sandboxes of sessions that live or are starting
 	ended    map[call.Key]call.Restart
 	order    []call.Key // of ended, oldest first
 }
 
 var _ call.Executor = (*Manager)(nil)
 
-// session is a queue of calls and, between its first call and its end, a
+// session is a queue of calls and, between its first call and its end, at least one
 // sandbox. It is forgotten when it has neither.
 type session struct {
 	key     call.Key
-	queue   []chan struct{} // one for each ticket; the first is closed
-	box     sandbox.Sandbox // nil where there is none
-	env     registry.Environment
+	queue   []chan struct{}    // one for each ticket; the first is closed
+	members map[string]*member // by the names of their environments
+	// last is the environment of the last call.
+	last string
+	// workspace is what the members have in common; nil where a session has one
+	// member at most.
+	workspace sandbox.Workspace
+	// died are the environments whose sandboxes died while the session went on.
+	died    map[string]bool
 	started time.Time
 	used    time.Time
 	timer   *time.Timer // of its idle time; nil while it is in use
+}
+
+// member is a sandbox of a session.
+type member struct {
+	sandbox.Sandbox
+	env registry.Environment
+}
+
+// environments names those that the session has sandboxes of.
+func (s *session) environments() string {
+	return strings.Join(slices.Sorted(maps.Keys(s.members)), "+")
 }
 
 // New returns a Manager that starts the sandboxes of sessions by starter and
@@ -89,6 +112,10 @@ func New(starter sandbox.Starter, spec SpecFunc, once call.Executor, limits Limi
 	}
 }
 
+// ShareFiles lets each session have a sandbox of every environment that calls name,
+// on a workspace that workspaces makes. It is called before the first call.
+func (m *Manager) ShareFiles(workspaces sandbox.Workspaces) { m.workspaces = workspaces }
+
 // Enqueue returns the next ticket of a session. It does not wait, so that
 // whoever reads calls takes their tickets in order of arrival. The caller
 // releases the ticket.
@@ -97,7 +124,7 @@ func (m *Manager) Enqueue(key call.Key) *call.Ticket {
 	defer m.mu.Unlock()
 	s := m.sessions[key]
 	if s == nil {
-		s = &session{key: key}
+		s = &session{key: key, members: map[string]*member{}, died: map[string]bool{}}
 		m.sessions[key] = s
 	}
 	s.stopTimer()
@@ -129,19 +156,38 @@ func (m *Manager) advance(s *session) {
 	switch {
 	case len(s.queue) > 0:
 		close(s.queue[0])
-	case s.box == nil:
+	case len(s.members) == 0:
 		delete(m.sessions, s.key)
 	default:
 		m.startTimer(s)
 	}
 }
 
-// endIfOver ends a session whose sandbox died or whose lifetime is over.
+// endIfOver ends a session whose sandboxes died or whose lifetime is over, and drops
+// sandboxes that died from one that goes on.
 func (m *Manager) endIfOver(s *session) {
+	living := 0
+	for _, member := range s.members {
+		if !isClosed(member.Done()) {
+			living++
+		}
+	}
 	switch {
-	case s.box == nil:
-	case isClosed(s.box.Done()):
+	case len(s.members) == 0:
+	case living == 0:
 		m.end(s, call.Restart{Cause: call.Died})
+		return
+	case living < len(s.members):
+		for name, member := range s.members {
+			if isClosed(member.Done()) {
+				delete(s.members, name)
+				s.died[name] = true
+				m.live--
+			}
+		}
+	}
+	switch {
+	case len(s.members) == 0:
 	case time.Since(s.started) >= m.limits.Lifetime:
 		m.end(s, call.Restart{Cause: call.Lifetime, After: m.limits.Lifetime})
 	}
@@ -183,13 +229,17 @@ func (s *session) stopTimer() {
 	}
 }
 
-// end takes the sandbox from a session and remembers why.
+// end takes the sandboxes from a session and remembers why.
 func (m *Manager) end(s *session, why call.Restart) {
 	s.stopTimer()
-	s.box.Kill()
-	m.live--
-	m.log.Info("session ended", "session", s.key.ID, "env", s.env.Name, "why", why.Cause, "lived_ms", time.Since(s.started).Milliseconds())
-	s.box = nil
+	m.log.Info("session ended", "session", s.key.ID, "env", s.environments(), "why", why.Cause, "lived_ms", time.Since(s.started).Milliseconds())
+	for _, member := range s.members {
+		member.Kill()
+		m.live--
+	}
+	clear(s.members)
+	clear(s.died)
+	s.closeWorkspace()
 	if _, known := m.ended[s.key]; !known {
 		m.order = append(m.order, s.key)
 	}
@@ -200,26 +250,41 @@ func (m *Manager) end(s *session, why call.Restart) {
 	}
 }
 
-// takeRestart returns why a session ended before; once, and nil where it did
-// not.
-func (m *Manager) takeRestart(key call.Key) *call.Restart {
-	why, known := m.ended[key]
+// closeWorkspace ends the workspace of a session, if there is one.
+func (s *session) closeWorkspace() {
+	if s.workspace != nil {
+		s.workspace.Close()
+		s.workspace = nil
+	}
+}
+
+// takeRestart returns why a session, or its sandbox of an environment, ended before;
+// once, and nil where it did not.
+func (m *Manager) takeRestart(s *session, env string) *call.Restart {
+	if s.died[env] {
+		delete(s.died, env)
+		return &call.Restart{Cause: call.Died, FilesKept: true}
+	}
+	why, known := m.ended[s.key]
 	if !known {
 		return nil
 	}
-	delete(m.ended, key)
-	m.order = slices.DeleteFunc(m.order, func(other call.Key) bool { return other == key })
+	delete(m.ended, s.key)
+	m.order = slices.DeleteFunc(m.order, func(other call.Key) bool { return other == s.key })
 	return &why
 }
 
-// sandboxEnded ends a session whose sandbox died while nobody used it; a call
+// sandboxEnded ends a session whose last sandbox died while nobody used it; a call
 // that uses it finds out by itself.
 func (m *Manager) sandboxEnded(s *session) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	// The sandbox that ended may be an earlier one.
-	if s.box != nil && len(s.queue) == 0 && isClosed(s.box.Done()) {
-		m.end(s, call.Restart{Cause: call.Died})
+	if len(s.members) == 0 || len(s.queue) > 0 {
+		return
+	}
+	m.endIfOver(s)
+	if len(s.members) == 0 {
 		delete(m.sessions, s.key)
 	}
 }
@@ -243,8 +308,21 @@ func (m *Manager) Execute(ctx context.Context, c call.Call) (call.Result, error)
 	if err != nil {
 		return call.Result{}, err
 	}
-	result, err := execute(ctx, box, c, sessionGrace, true)
-	return call.Result{Result: result, Restart: restart}, err
+	result, err := execute(ctx, box, c, sessionGrace, true, m.workspaces != nil)
+	return call.Result{Result: result, Restart: restart, FilesKept: err != nil && m.filesKept(s, c.Env.Name)}, err
+}
+
+// filesKept reports whether the files of a session are there without its sandbox of
+// an environment.
+func (m *Manager) filesKept(s *session, env string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for name, member := range s.members {
+		if name != env && !isClosed(member.Done()) {
+			return true
+		}
+	}
+	return false
 }
 
 // wait waits for a ticket's turn, the call's end or the Manager's. A call that
@@ -268,12 +346,15 @@ func (m *Manager) wait(ctx context.Context, ticket *call.Ticket) (*session, erro
 func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (sandbox.Sandbox, *call.Restart, error) {
 	m.mu.Lock()
 	m.endIfOver(s)
-	if s.box != nil {
+	env := c.Env.Name
+	if member := s.members[env]; member != nil {
+		s.last = env
 		defer m.mu.Unlock()
-		if s.env.Name != c.Env.Name {
-			return nil, nil, &call.OtherEnvError{Session: c.Session, Has: s.env.Name, Wanted: c.Env.Name}
-		}
-		return s.box, nil, nil
+		return member, nil, nil
+	}
+	if len(s.members) > 0 && s.workspace == nil {
+		defer m.mu.Unlock()
+		return nil, nil, &call.OtherEnvError{Session: c.Session, Has: s.environments(), Wanted: env}
 	}
 	if m.live >= m.limits.Max {
 		defer m.mu.Unlock()
@@ -283,32 +364,62 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (sandbox.S
 	m.mu.Unlock()
 
 	started := time.Now()
-	box, err := start(ctx, m.starter, m.spec(c))
+	box, err := m.start(ctx, s, c)
 	if err == nil {
 		defer box.OnEnd(func() { m.sandboxEnded(s) })
 	}
 
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err == nil && isClosed(m.closed) {
-		box.Kill()
+	if isClosed(m.closed) {
+		if err == nil {
+			box.Kill()
+		}
 		err = sandbox.ErrClosed
 	}
 	if err != nil {
 		m.live--
+		// Nobody has the workspace of a session that did not begin, or whose other
+		// sandboxes died meanwhile.
+		if m.endIfOver(s); len(s.members) == 0 {
+			s.closeWorkspace()
+		}
 		return nil, nil, err
 	}
-	s.box, s.env, s.started, s.used = box, c.Env, started, time.Now()
-	m.log.Info("session started", "session", c.Session, "env", c.Env.Name, "ms", time.Since(started).Milliseconds())
-	return box, m.takeRestart(s.key), nil
+	if len(s.members) == 0 {
+		s.started = started
+	}
+	s.members[env] = &member{box, c.Env}
+	s.last, s.used = env, time.Now()
+	m.log.Info("session started", "session", c.Session, "env", env, "ms", time.Since(started).Milliseconds())
+	return box, m.takeRestart(s, env), nil
+}
+
+// start starts a sandbox for a session whose turn the caller has, and before it the
+// workspace of one that begins.
+func (m *Manager) start(ctx context.Context, s *session, c call.Call) (sandbox.Sandbox, error) {
+	spec := m.spec(c)
+	m.mu.Lock()
+	spec.Workspace = s.workspace
+	m.mu.Unlock()
+	if m.workspaces != nil && spec.Workspace == nil {
+		var err error
+		if spec.Workspace, err = m.workspaces.Workspace(ctx, spec); err != nil {
+			return nil, startError(ctx, spec, err)
+		}
+		m.mu.Lock()
+		s.workspace = spec.Workspace
+		m.mu.Unlock()
+	}
+	return start(ctx, m.starter, spec)
 }
 
 // full is the error of a session beyond the bound.
 func (m *Manager) full(principal string) error {
 	full := &call.FullError{Max: m.limits.Max}
 	for key, s := range m.sessions {
-		if s.box != nil && len(s.queue) == 0 && key.Principal == principal {
-			full.Idle = append(full.Idle, call.IdleSession{ID: key.ID, Env: s.env.Name, Idle: time.Since(s.used)})
+		if len(s.members) > 0 && len(s.queue) == 0 && key.Principal == principal {
+			full.Idle = append(full.Idle, call.IdleSession{ID: key.ID, Env: s.environments(), Idle: time.Since(s.used)})
 		}
 	}
 	slices.SortFunc(full.Idle, func(a, b call.IdleSession) int { return int(b.Idle - a.Idle) })
@@ -324,7 +435,8 @@ func (m *Manager) Sandbox(ctx context.Context, ticket *call.Ticket) (sandbox.San
 		return nil, err
 	}
 	m.mu.Lock()
-	box := s.box
+	m.endIfOver(s)
+	box := s.reader()
 	m.mu.Unlock()
 	if box == nil {
 		return nil, &call.NoSessionError{Session: ticket.Key.ID}
@@ -332,13 +444,26 @@ func (m *Manager) Sandbox(ctx context.Context, ticket *call.Ticket) (sandbox.San
 	return box, nil
 }
 
-// Environment returns what a live session was started from. It goes on with
-// that when the environment has been replaced, or is not offered any more.
-func (m *Manager) Environment(key call.Key) (registry.Environment, bool) {
+// reader returns the sandbox of a session through which its files are read: the one
+// of the last call, or another; nil where there is none.
+func (s *session) reader() sandbox.Sandbox {
+	if last := s.members[s.last]; last != nil {
+		return last
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.members)) {
+		return s.members[name]
+	}
+	return nil
+}
+
+// Environment returns what the sandbox of a live session was started from, by the
+// name of its environment. It goes on with that when the environment has been
+// replaced, or is not offered any more.
+func (m *Manager) Environment(key call.Key, name string) (registry.Environment, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if s := m.sessions[key]; s != nil && s.box != nil {
-		return s.env, true
+	if s := m.sessions[key]; s != nil && s.members[name] != nil {
+		return s.members[name].env, true
 	}
 	return registry.Environment{}, false
 }
@@ -352,7 +477,7 @@ func (m *Manager) Close() {
 	}
 	close(m.closed)
 	for _, s := range m.sessions {
-		if s.box != nil {
+		if len(s.members) > 0 {
 			m.end(s, call.Restart{Cause: call.Closed})
 		}
 	}
@@ -361,17 +486,25 @@ func (m *Manager) Close() {
 // start starts a sandbox for a call.
 func start(ctx context.Context, starter sandbox.Starter, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	box, err := starter.Start(ctx, spec)
-	// The end of the call or of the server is no fault of the environment.
-	if err != nil && ctx.Err() == nil && !errors.Is(err, sandbox.ErrClosed) {
-		err = &call.StartError{Env: spec.Name, Err: err}
+	if err != nil {
+		return nil, startError(ctx, spec, err)
 	}
-	return box, err
+	return box, nil
+}
+
+// startError returns the error of a call whose sandbox did not start. The end of the
+// call or of the server is no fault of the environment.
+func startError(ctx context.Context, spec sandbox.Spec, err error) error {
+	if ctx.Err() != nil || errors.Is(err, sandbox.ErrClosed) {
+		return err
+	}
+	return &call.StartError{Env: spec.Name, Err: err}
 }
 
 // execute runs a call in a sandbox and reads the images that it wrote.
-func execute(ctx context.Context, box sandbox.Sandbox, c call.Call, grace time.Duration, keep bool) (sandbox.Result, error) {
+func execute(ctx context.Context, box sandbox.Sandbox, c call.Call, grace time.Duration, keep, shared bool) (sandbox.Result, error) {
 	result, err := box.Execute(ctx, sandbox.Request{
-		Code: c.Code, Timeout: c.TimeLimit(), Grace: grace, Keep: keep, Progress: c.Progress,
+		Code: c.Code, Timeout: c.TimeLimit(), Grace: grace, Keep: keep, Shared: shared, Progress: c.Progress,
 	})
 	if err != nil {
 		return result, err

@@ -123,11 +123,175 @@ func TestSession_HasOneEnvironment(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 		f.in("a", "echo 2", "2\n")
-		if env, ok := f.Environment(call.Key{ID: "a"}); !ok || env.Name != "one" {
+		if env, ok := f.Environment(call.Key{ID: "a"}, "one"); !ok || env.Name != "one" {
 			t.Errorf("environment %+v, %v", env, ok)
 		}
-		if _, ok := f.Environment(call.Key{ID: "b"}); ok {
-			t.Error("a session that never was has an environment")
+		for id, name := range map[string]string{"b": "one", "a": "two"} {
+			if _, ok := f.Environment(call.Key{ID: id}, name); ok {
+				t.Errorf("session %s has an environment %s", id, name)
+			}
+		}
+	})
+}
+
+// sharing runs a test with a Manager whose sessions have several environments. It
+// returns a function that runs code in session s.
+func sharing(t *testing.T, limits Limits, test func(t *testing.T, f *fixture, in func(env, code string) (string, call.Result, error))) {
+	t.Helper()
+	inBubble(t, limits, func(t *testing.T, f *fixture) {
+		f.ShareFiles(f.machine)
+		test(t, f, func(env, code string) (string, call.Result, error) {
+			t.Helper()
+			result, err := f.Execute(t.Context(), call.Call{Session: "s", Env: environment(env), Code: code})
+			return result.Stdout.Head, result, err
+		})
+		f.Close()
+		synctest.Wait()
+		if n := f.machine.Workspaces(); n > 0 {
+			t.Errorf("%d workspaces outlive the sessions", n)
+		}
+	})
+}
+
+func TestSharedFiles_AreOfAllEnvironments(t *testing.T) {
+	sharing(t, Limits{}, func(t *testing.T, f *fixture, in func(string, string) (string, call.Result, error)) {
+		for _, step := range []struct{ env, code, want string }{
+			{"one", "x=1; echo first >a", ""},
+			{"two", "cat a; echo second >b; echo none$x", "first\nnone\n"},
+			{"one", "cat b; echo $x", "second\n1\n"},
+			{"three", "cat a; cat b", "first\nsecond\n"},
+		} {
+			if got, result, err := in(step.env, step.code); got != step.want || err != nil || result.Restart != nil {
+				t.Errorf("%s: %s: %q, restart %v, error %v, want %q", step.env, step.code, got, result.Restart, err, step.want)
+			}
+		}
+		ticket := f.Enqueue(call.Key{ID: "s"})
+		box, err := f.Sandbox(t.Context(), ticket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if data, err := box.ReadFile(t.Context(), "/workspace/b", 100); string(data) != "second\n" {
+			t.Errorf("read %q, error %v", data, err)
+		}
+		ticket.Release()
+		// Another session has files of its own, and a call without one has no others'.
+		for _, session := range []string{"other", ""} {
+			result, err := f.Execute(t.Context(), call.Call{Session: session, Env: environment("one"), Code: "cat a; echo end"})
+			if result.Stdout.Head != "end\n" {
+				t.Errorf("session %q reads %q, error %v", session, result.Stdout.Head, err)
+			}
+		}
+		time.Sleep(time.Second) // the end of the call without a session
+		if live, _ := f.machine.Live(); len(live) != 4 || f.machine.Workspaces() != 2 {
+			t.Errorf("%d sandboxes, %d workspaces", len(live), f.machine.Workspaces())
+		}
+	})
+}
+
+// A session goes on while one of its sandboxes lives, and with it the files.
+func TestSharedFiles_OutliveASandbox(t *testing.T) {
+	sharing(t, Limits{}, func(t *testing.T, f *fixture, in func(string, string) (string, call.Result, error)) {
+		in("one", "x=1; echo kept >a")
+		in("two", ":")
+		var dead *sandbox.DeadError
+		if _, result, err := in("one", "crash"); !errors.As(err, &dead) || !result.FilesKept {
+			t.Errorf("result %+v, error %v", result, err)
+		}
+		got, result, err := in("one", "cat a; echo none$x")
+		if got != "kept\nnone\n" || err != nil || result.Restart == nil || *result.Restart != (call.Restart{Cause: call.Died, FilesKept: true}) {
+			t.Errorf("%q, restart %+v, error %v", got, result.Restart, err)
+		}
+		if _, result, _ := in("one", ":"); result.Restart != nil {
+			t.Errorf("restart %+v is told twice", result.Restart)
+		}
+		// One that dies between two calls.
+		live, _ := f.machine.Live()
+		for _, s := range live {
+			if s.Spec.Name == "two" {
+				s.Kill()
+			}
+		}
+		synctest.Wait()
+		if got, result, _ := in("two", "cat a"); got != "kept\n" || result.Restart == nil || !result.Restart.FilesKept {
+			t.Errorf("%q, restart %+v", got, result.Restart)
+		}
+		// When all have died, the session has ended, and so have its files.
+		live, _ = f.machine.Live()
+		for _, s := range live {
+			s.Kill()
+		}
+		synctest.Wait()
+		if n := f.machine.Workspaces(); n != 0 {
+			t.Errorf("%d workspaces", n)
+		}
+		got, result, err = in("two", "cat a; echo end")
+		if got != "end\n" || err != nil || result.Restart == nil || *result.Restart != (call.Restart{Cause: call.Died}) {
+			t.Errorf("%q, restart %+v, error %v", got, result.Restart, err)
+		}
+	})
+}
+
+// The sandboxes of a session end together, and each of them counts.
+func TestSharedFiles_EndWithTheSession(t *testing.T) {
+	sharing(t, Limits{Idle: time.Minute, Lifetime: time.Hour, Max: 2}, func(t *testing.T, f *fixture, in func(string, string) (string, call.Result, error)) {
+		in("one", "echo 1 >a")
+		in("two", ":")
+		_, _, err := in("three", ":")
+		var full *call.FullError
+		if !errors.As(err, &full) || full.Max != 2 {
+			t.Errorf("error %v", err)
+		}
+		_, err = f.Execute(t.Context(), call.Call{Session: "other", Env: environment("one"), Code: ":"})
+		if !errors.As(err, &full) || len(full.Idle) != 1 || full.Idle[0].Env != "one+two" {
+			t.Errorf("error %v: %+v", err, full)
+		}
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if live, _ := f.machine.Live(); len(live) != 0 || f.machine.Workspaces() != 0 {
+			t.Errorf("%d sandboxes, %d workspaces after the idle time", len(live), f.machine.Workspaces())
+		}
+		got, result, err := in("two", "cat a; echo end")
+		if got != "end\n" || err != nil || result.Restart == nil || result.Restart.Cause != call.Idle || result.Restart.FilesKept {
+			t.Errorf("%q, restart %+v, error %v", got, result.Restart, err)
+		}
+	})
+}
+
+// A start that fails leaves no workspace of a session that did not begin, and does
+// not end a session that goes on.
+func TestSharedFiles_SurviveAFailedStart(t *testing.T) {
+	sharing(t, Limits{}, func(t *testing.T, f *fixture, in func(string, string) (string, call.Result, error)) {
+		f.machine.SetFailureRate(1)
+		var start *call.StartError
+		if _, _, err := in("one", ":"); !errors.As(err, &start) || start.Env != "one" {
+			t.Errorf("error %v", err)
+		}
+		if n := f.machine.Workspaces(); n != 0 {
+			t.Errorf("%d workspaces", n)
+		}
+		f.machine.SetFailureRate(0)
+		in("one", "x=1; echo 1 >a")
+		f.machine.SetFailureRate(1)
+		if _, _, err := in("two", ":"); !errors.As(err, &start) || start.Env != "two" {
+			t.Errorf("error %v", err)
+		}
+		f.machine.SetFailureRate(0)
+		if got, _, err := in("one", "cat a; echo $x"); got != "1\n1\n" {
+			t.Errorf("%q, error %v", got, err)
+		}
+		if got, _, err := in("two", "cat a"); got != "1\n" {
+			t.Errorf("%q, error %v", got, err)
+		}
+		// The end of the server while a sandbox starts.
+		done := make(chan error, 1)
+		go func() {
+			_, _, err := in("three", ":")
+			done <- err
+		}()
+		time.Sleep(time.Second / 2) // the machine takes 1 s
+		f.Close()
+		if err := <-done; !errors.Is(err, sandbox.ErrClosed) {
+			t.Errorf("error %v", err)
 		}
 	})
 }

@@ -99,7 +99,7 @@ func (a answer) problem() string {
 	var start *call.StartError
 	switch {
 	case errors.As(a.err, &otherEnv):
-		return fmt.Sprintf("session %q belongs to env %q: call it with that env, or use another session id for %q", otherEnv.Session, otherEnv.Has, otherEnv.Wanted)
+		return fmt.Sprintf("session %q belongs to env %q: call it with that env, or use another session id for %q (the operator's option shared_files would let both have its files)", otherEnv.Session, otherEnv.Has, otherEnv.Wanted)
 	case errors.As(a.err, &full):
 		return noFurtherSession(full)
 	case errors.As(a.err, &start):
@@ -117,6 +117,9 @@ func (a answer) died(dead *sandbox.DeadError) remark {
 	lost := ""
 	if a.call.Session != "" {
 		lost = "; the session's variables and files are lost, and its next call starts a new one"
+		if a.result.FilesKept {
+			lost = "; " + openings[stateLost] + variablesLost
+		}
 	}
 	if dead.Limit != "" {
 		return remark{opening: stopped, rest: ": " + a.crossed(dead.Limit) + lost}
@@ -146,6 +149,9 @@ func noFurtherSession(full *call.FullError) string {
 
 // restarted says why a session is a new one.
 func restarted(why *call.Restart) remark {
+	if why.FilesKept {
+		return remark{opening: stateLost, rest: variablesLost + ": the sandbox of this env died"}
+	}
 	rest := "the earlier one ended because its sandbox died"
 	switch why.Cause {
 	case call.Idle:

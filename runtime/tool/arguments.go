@@ -21,7 +21,7 @@ var validSession = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 // call makes a call of what the model sent. The error is a sentence for the
 // model; the call then has what could be read of it. Started says what a
 // live session was started from.
-func (l listing) call(arguments any, started func(session string) (registry.Environment, bool)) (call.Call, error) {
+func (l listing) call(arguments any, started func(session, env string) (registry.Environment, bool)) (call.Call, error) {
 	var c call.Call
 	fields, ok := arguments.(map[string]any)
 	if !ok && arguments != nil {
@@ -54,9 +54,9 @@ func (l listing) call(arguments any, started func(session string) (registry.Envi
 	// A session stays with the artifact that it has.
 	var env registry.Environment
 	if ok = hasSession && valid; ok {
-		env, ok = started(c.Session)
+		env, ok = started(c.Session, name)
 	}
-	if !ok || env.Name != name {
+	if !ok {
 		env, ok = l.Environment(name)
 	}
 	switch {

@@ -24,10 +24,12 @@ const (
 type listing struct {
 	*registry.Snapshot
 	project Project
+	// sharedFiles says that the environments of a session have its files in common.
+	sharedFiles bool
 }
 
 // list returns what the model is told now.
-func (t *Tool) list() listing { return listing{t.Environments.Now(), t.Project} }
+func (t *Tool) list() listing { return listing{t.Environments.Now(), t.Project, t.SharedFiles} }
 
 // definition is the tool as tools/list shows it. Every byte of it costs the
 // model's context in every conversation.
@@ -107,7 +109,12 @@ func (l listing) description() string {
 	}
 	text.WriteString(". Each call starts fresh")
 	if len(l.withSessions()) > 0 {
-		text.WriteString(" unless a session (any name) is given: calls with the same session and env share variables and files")
+		text.WriteString(" unless a session (any name) is given: calls with the same session ")
+		if l.sharedFiles {
+			text.WriteString("share files, and those with the same env variables too")
+		} else {
+			text.WriteString("and env share variables and files")
+		}
 	}
 	text.WriteString(". Images saved in /workspace/outputs are shown.\nenv is one of\n")
 	text.WriteString(strings.Join(l.lines(), "\n"))
@@ -131,7 +138,11 @@ func (l listing) instructions() string {
 		}
 	}
 	if len(l.withSessions()) > 0 {
-		text += " For work in steps use one session per task and env."
+		text += " For work in steps use one session per task"
+		if !l.sharedFiles {
+			text += " and env"
+		}
+		text += "."
 	}
 	return text
 }

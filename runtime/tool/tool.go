@@ -37,14 +37,17 @@ type Options struct {
 	Executor call.Executor
 	Sessions Sessions
 	Project  Project
-	Log      *slog.Logger
+	// SharedFiles says that a session may have several environments, which have its
+	// files in common.
+	SharedFiles bool
+	Log         *slog.Logger
 }
 
 // Sessions is what the tool asks of sessions besides running calls in them;
 // package session has it.
 type Sessions interface {
 	Enqueue(call.Key) *call.Ticket
-	Environment(call.Key) (registry.Environment, bool)
+	Environment(key call.Key, env string) (registry.Environment, bool)
 	Sandbox(context.Context, *call.Ticket) (sandbox.Sandbox, error)
 }
 
@@ -112,7 +115,7 @@ func (t *Tool) Server(version string) (s *server.MCPServer, stop func()) {
 		<-offered
 		// A client that is told fetches the list and pays for it, so it is
 		// told only of what it would see.
-		if next := (listing{after, t.Project}).definition(); !reflect.DeepEqual(next, shown) {
+		if next := (listing{after, t.Project, t.SharedFiles}).definition(); !reflect.DeepEqual(next, shown) {
 			shown = next
 			s.SetTools(server.ServerTool{Tool: shown, Handler: run})
 		}
@@ -136,8 +139,8 @@ type Run struct {
 // called.
 func (t *Tool) Accept(principal string, arguments any) *Run {
 	r := &Run{tool: t}
-	r.call, r.refusal = t.list().call(arguments, func(session string) (registry.Environment, bool) {
-		return t.Sessions.Environment(call.Key{Principal: principal, ID: session})
+	r.call, r.refusal = t.list().call(arguments, func(session, env string) (registry.Environment, bool) {
+		return t.Sessions.Environment(call.Key{Principal: principal, ID: session}, env)
 	})
 	r.call.Principal = principal
 	if r.refusal == nil && r.call.Session != "" {

@@ -120,6 +120,22 @@ func TestContextCost(t *testing.T) {
 	}
 }
 
+// Where the environments of a session share its files, the model reads so.
+func TestDescription_TellsOfSharedFiles(t *testing.T) {
+	tool := describing(registry.New(described()), Project{})
+	tool.SharedFiles = true
+	text := ask(t, tool, "tools/list") + ask(t, tool, "initialize")
+	for _, want := range []string{"calls with the same session share files, and those with the same env variables too.", "use one session per task."} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is missing in\n%s", want, text)
+		}
+	}
+	tool.Project.Mount = "/project"
+	if bytes := cost(t, tool); bytes >= 1400 {
+		t.Errorf("%d bytes", bytes)
+	}
+}
+
 // The tool cuts the description of an environment to one line of bounded length.
 func TestLongDescription(t *testing.T) {
 	set := described()
@@ -299,7 +315,7 @@ func TestArguments(t *testing.T) {
 			if test.raw != "" {
 				must.Do(t, json.Unmarshal([]byte(test.raw), &arguments))
 			}
-			_, err := tool.list().call(arguments, func(string) (registry.Environment, bool) { return registry.Environment{}, false })
+			_, err := tool.list().call(arguments, func(string, string) (registry.Environment, bool) { return registry.Environment{}, false })
 			switch {
 			case test.want == "" && err != nil:
 				t.Errorf("refused: %v", err)
@@ -366,7 +382,7 @@ func TestTimeout_IsCheckedByTheEnvironment(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var arguments any
 			must.Do(t, json.Unmarshal([]byte(fmt.Sprintf(`{"code":"1","env":%q,"timeout":%s}`, test.env, test.value)), &arguments))
-			c, err := describing(registry.New(waiting()), Project{}).list().call(arguments, func(string) (registry.Environment, bool) { return registry.Environment{}, false })
+			c, err := describing(registry.New(waiting()), Project{}).list().call(arguments, func(string, string) (registry.Environment, bool) { return registry.Environment{}, false })
 			if test.refusal == "" && (err != nil || c.Timeout != test.want) {
 				t.Errorf("%v, error %v, want %v", c.Timeout, err, test.want)
 			}
@@ -416,8 +432,10 @@ func TestAnswerText(t *testing.T) {
 		"cut and stored": {came(kept, sandbox.Result{Outcome: frame.OutcomeOK, Stored: []sandbox.Stored{{Path: "/workspace/.outputs/7.stdout", All: true}}, Stdout: sandbox.Text{Head: "a", Tail: "z", Cut: 999}}, nil, nil), "a\n[... 999 bytes cut here ...]\nz\n[999 bytes of output cut; all of it is in /workspace/.outputs/7.stdout]", false},
 		"cut and stored in part": {came(kept, sandbox.Result{Outcome: frame.OutcomeOK, Stored: []sandbox.Stored{{Path: "/workspace/.outputs/7.stdout", Bytes: 5_000_000}}, Stdout: sandbox.Text{Head: "a", Tail: "z", Cut: 2_000_000_000}}, nil, nil),
 			"a\n[... 2.0 GB cut here ...]\nz\n[2.0 GB of output cut; its first 5.0 MB are in /workspace/.outputs/7.stdout]", false},
-		"died":    {came(once, sandbox.Result{Stdout: wrote("so far\n")}, nil, &sandbox.DeadError{Reason: "the agent ended"}), "so far\n[the sandbox ended during the call: the agent ended]", true},
-		"refused": {came(once, sandbox.Result{}, nil, &call.FullError{Max: 64}), "all 64 sessions are in use and none is idle: wait until a call has ended, or call without session", true},
+		"died":                {came(once, sandbox.Result{Stdout: wrote("so far\n")}, nil, &sandbox.DeadError{Reason: "the agent ended"}), "so far\n[the sandbox ended during the call: the agent ended]", true},
+		"died, not its files": {answer{call: kept, result: call.Result{FilesKept: true}, err: &sandbox.DeadError{Reason: "the agent ended"}}, "[the sandbox ended during the call: the agent ended; the session's variables are lost, its files in /workspace are kept]", true},
+		"new, with its files": {came(kept, sandbox.Result{Outcome: frame.OutcomeOK, State: frame.StateKept, Stdout: sandbox.Text{Head: "1\n"}}, &call.Restart{Cause: call.Died, FilesKept: true}, nil), "1\n[the session's variables are lost, its files in /workspace are kept: the sandbox of this env died]", false},
+		"refused":             {came(once, sandbox.Result{}, nil, &call.FullError{Max: 64}), "all 64 sessions are in use and none is idle: wait until a call has ended, or call without session", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(test.want, text(test.answer.toolResult())); diff != "" {

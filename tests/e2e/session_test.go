@@ -96,7 +96,7 @@ func TestSessions_RunSideBySide(t *testing.T) {
 func TestSession_RefusesOtherEnvironment(t *testing.T) {
 	c := start(t)
 	in(c, "s", "bash", "x=1")
-	if answer := in(c, "s", "python", "1"); !answer.IsError || answer.Text() != `session "s" belongs to env "bash": call it with that env, or use another session id for "python"` {
+	if answer := in(c, "s", "python", "1"); !answer.IsError || answer.Text() != `session "s" belongs to env "bash": call it with that env, or use another session id for "python" (the operator's option shared_files would let both have its files)` {
 		t.Errorf("answer %+v", answer)
 	}
 	expect(t, in(c, "s", "bash", "echo $x"), "1\n")
@@ -259,5 +259,51 @@ func TestResources_HaveTemplate(t *testing.T) {
 	list := start(t).Request("resources/templates/list", nil).Result
 	if !strings.Contains(string(list), `"uriTemplate":"sandbox://{session}/{+path}"`) {
 		t.Errorf("templates %s", list)
+	}
+}
+
+// Where the operator lets the environments of a session share its files, each of them
+// finds what the others wrote, beside a project and an overlay too.
+func TestSession_SharesFiles(t *testing.T) {
+	t.Parallel()
+	metadata := "NIX_SANDBOX_METADATA=" + mcptest.MetadataWith(t, environments(t), map[string]any{
+		"session": map[string]any{"idle_timeout_seconds": 300, "max_lifetime_seconds": 3600, "shared_files": true},
+	})
+	project := sample(t, "project")
+	for name, variables := range map[string][]string{
+		"alone":             nil,
+		"beside a project":  {"PROJECT_DIR=" + project, "NIX_SANDBOX_INBOX=" + project},
+		"beside an overlay": {"PROJECT_DIR=" + project, "PROJECT_MODE=overlay"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := start(t, append(variables, metadata)...)
+			in(c, "s", "bash", "n=1; seq 3 >numbers; echo a >outputs/first.txt")
+			expect(t, in(c, "s", "python", "sum(map(int, open('numbers')))"), "6\n")
+			expect(t, in(c, "s", "node", "require('fs').appendFileSync('numbers', '4\\n')"), "[no output]")
+			expect(t, in(c, "s", "bash", "wc -l <numbers; echo $n"), "4\n1\n")
+			expect(t, in(c, "other", "python", "import os; os.path.exists('numbers')"), "False\n")
+			expect(t, run(c, "bash", "ls -A"), "outputs\n")
+			answer := in(c, "s", "python", "open('outputs/second.txt', 'w').write('b')")
+			if link := answer.Content[len(answer.Content)-1]; len(answer.Content) != 2 || link.URI != "sandbox://s/outputs/second.txt" {
+				t.Errorf("answer %+v", answer)
+			}
+			if read := c.Request("resources/read", map[string]any{"uri": "sandbox://s/outputs/first.txt"}); !strings.Contains(string(read.Result), `"text":"a\n"`) {
+				t.Errorf("read %s", read.Result)
+			}
+			if len(variables) > 0 {
+				expect(t, in(c, "s", "node", "require('fs').existsSync('/project/Makefile')"), "true\n")
+			}
+			// The files together are as large as those of one sandbox may be.
+			expectError(t, in(c, "s", "bash", "head -c 250M /dev/zero >zeros && ls zeros; head -c 250M /dev/zero >more"), "No space left on device")
+			expectError(t, in(c, "s", "python", "open('zeros2', 'wb').write(bytes(20 << 20))"), "No space left on device")
+			// They count as memory of each sandbox. One that ends leaves them and the others.
+			const fill = "for path in '/tmp/x', '/dev/shm/x':\n    try:\n        with open(path, 'wb') as f:\n            while True: f.write(bytes(1 << 20))\n    except OSError: pass\n"
+			expectError(t, in(c, "s", "python", fill), "; the session's variables are lost, its files in /workspace are kept]")
+			expect(t, in(c, "s", "bash", "rm zeros more; wc -l <numbers; echo $n"), "4\n1\n")
+			if answer := in(c, "s", "python", "len(open('numbers').readlines())"); answer.Text() != "4\n[the session's variables are lost, its files in /workspace are kept: the sandbox of this env died]" {
+				t.Errorf("answer %+v", answer)
+			}
+		})
 	}
 }

@@ -35,7 +35,7 @@ func Settings(others map[string]any) map[string]any {
 			"max_timeout_seconds": nil, "memory_mb": 512, "needs": "",
 			"output_kb": 32, "pids": 256, "prewarm": 1, "timeout_seconds": 30,
 		},
-		"session": map[string]any{"idle_timeout_seconds": 300, "max_lifetime_seconds": 3600},
+		"session": map[string]any{"idle_timeout_seconds": 300, "max_lifetime_seconds": 3600, "shared_files": false},
 		"project": Project(nil),
 		"inbox":   map[string]any{"mount_point": "/inbox"},
 	}

@@ -185,6 +185,7 @@ in
       session = {
         idle_timeout_seconds = 10;
         max_lifetime_seconds = 3600;
+        shared_files = false;
       };
       project = {
         path = "/home/me";
@@ -333,7 +334,7 @@ in
   };
   testStartPlanOfMistakes = {
     expr = (library.start { config = builtins.fromTOML "[environments.x]\npreset = 1\n[session]\nidle = 1\n"; }).plan;
-    expected = "wrong config: [session] has no option \"idle\": write one of idle_timeout_seconds, max_lifetime_seconds\nwrong config: [environments.x] preset is 1: write ${choices.presets}\n";
+    expected = "wrong config: [session] has no option \"idle\": write one of idle_timeout_seconds, max_lifetime_seconds, shared_files\nwrong config: [environments.x] preset is 1: write ${choices.presets}\n";
   };
   testStartDerivations = {
     expr =
@@ -352,7 +353,7 @@ in
   testTomlSession = {
     expr = wrong "${python}[session]\nidle_timeout_seconds = 0\nidle = 1\n";
     expected = [
-      "config: [session] has no option \"idle\": write one of idle_timeout_seconds, max_lifetime_seconds"
+      "config: [session] has no option \"idle\": write one of idle_timeout_seconds, max_lifetime_seconds, shared_files"
       "config: [session] idle_timeout_seconds is 0: write a whole number from 1 to 2592000"
     ];
   };

@@ -133,6 +133,7 @@ in
       session = {
         idle_timeout_seconds = 9;
         max_lifetime_seconds = 3600;
+        shared_files = false;
       };
       project = {
         inherit_env = null;
@@ -245,7 +246,7 @@ in
       session.idle = 5;
     };
     expected = [
-      "mkServer: session: has no option \"idle\": write one of idle_timeout_seconds, max_lifetime_seconds"
+      "mkServer: session: has no option \"idle\": write one of idle_timeout_seconds, max_lifetime_seconds, shared_files"
     ];
   };
   testServerForFolders = {

@@ -155,6 +155,7 @@ in
           session = {
             idle_timeout_seconds = 9;
             max_lifetime_seconds = 3600;
+            shared_files = false;
           };
           project = {
             mode = "overlay";

@@ -57,9 +57,14 @@ type Machine struct {
 	started int
 	most    int
 	live    map[*Sandbox]struct{}
+	// workspaces are those of several sandboxes, ended ones too.
+	workspaces []*Workspace
 }
 
-var _ sandbox.Starter = (*Machine)(nil)
+var (
+	_ sandbox.Starter    = (*Machine)(nil)
+	_ sandbox.Workspaces = (*Machine)(nil)
+)
 
 // Start implements [sandbox.Starter].
 func (m *Machine) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
@@ -78,7 +83,16 @@ func (m *Machine) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 		return nil, &sandbox.DeadError{Reason: "the machine failed"}
 	}
 	ended, stop := context.WithCancel(context.Background())
-	s := &Sandbox{Spec: spec, machine: m, ended: ended, stop: stop, done: make(chan struct{}), variables: map[string]string{}, files: map[string][]byte{}}
+	s := &Sandbox{Spec: spec, machine: m, ended: ended, stop: stop, done: make(chan struct{}), variables: map[string]string{}}
+	if spec.Workspace != nil {
+		s.workspace = spec.Workspace.(*Workspace)
+		if isClosed(s.workspace.done) {
+			stop()
+			return nil, &sandbox.DeadError{Reason: "the workspace has ended"}
+		}
+	} else {
+		s.workspace = newWorkspace()
+	}
 	maps.Copy(s.variables, spec.Variables)
 	if m.live == nil {
 		m.live = map[*Sandbox]struct{}{}
@@ -86,6 +100,68 @@ func (m *Machine) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	m.live[s] = struct{}{}
 	m.most = max(m.most, len(m.live))
 	return s, nil
+}
+
+// Workspace implements [sandbox.Workspaces].
+func (m *Machine) Workspace(context.Context, sandbox.Spec) (sandbox.Workspace, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, sandbox.ErrClosed
+	}
+	w := newWorkspace()
+	m.workspaces = append(m.workspaces, w)
+	return w, nil
+}
+
+// Workspaces is how many workspaces of several sandboxes have not ended.
+func (m *Machine) Workspaces() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(slices.DeleteFunc(slices.Clone(m.workspaces), func(w *Workspace) bool { return isClosed(w.done) }))
+}
+
+// Workspace is what lies under /workspace of one or several sandboxes.
+type Workspace struct {
+	done chan struct{}
+	end  sync.Once
+
+	mu    sync.Mutex
+	files map[string][]byte // by path
+}
+
+var _ sandbox.Workspace = (*Workspace)(nil)
+
+func newWorkspace() *Workspace {
+	return &Workspace{done: make(chan struct{}), files: map[string][]byte{}}
+}
+
+// Close implements [sandbox.Workspace].
+func (w *Workspace) Close() { w.end.Do(func() { close(w.done) }) }
+
+// Done implements [sandbox.Workspace].
+func (w *Workspace) Done() <-chan struct{} { return w.done }
+
+func (w *Workspace) read(name string) (data []byte, found bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	data, found = w.files[name]
+	return data, found
+}
+
+func (w *Workspace) write(name string, data []byte) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.files[name] = data
+}
+
+func isClosed(channel <-chan struct{}) bool {
+	select {
+	case <-channel:
+		return true
+	default:
+		return false
+	}
 }
 
 // SetFailureRate changes FailureRate for later starts.
@@ -133,7 +209,7 @@ type Sandbox struct {
 	mu        sync.Mutex
 	reason    string // of its end
 	variables map[string]string
-	files     map[string][]byte // by path
+	workspace *Workspace
 }
 
 var _ sandbox.Sandbox = (*Sandbox)(nil)
@@ -178,7 +254,7 @@ func (s *Sandbox) Memory() int64 { return s.machine.Memory }
 func (s *Sandbox) ReadFile(_ context.Context, name string, limit int64) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	data, ok := s.files[name]
+	data, ok := s.workspace.read(name)
 	switch {
 	case s.reason != "":
 		return nil, &sandbox.DeadError{Reason: s.reason}
@@ -192,9 +268,7 @@ func (s *Sandbox) ReadFile(_ context.Context, name string, limit int64) ([]byte,
 
 // WriteFile writes a file, by its path under /workspace.
 func (s *Sandbox) WriteFile(name string, data []byte) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.files[inWorkspace(name)] = data
+	s.workspace.write(inWorkspace(name), data)
 }
 
 // Execute implements [sandbox.Sandbox].
@@ -291,9 +365,7 @@ func (r *run) statement(text string) bool {
 			r.print(words)
 		}
 	case "cat":
-		r.mu.Lock()
-		data := r.Sandbox.files[inWorkspace(argument)]
-		r.mu.Unlock()
+		data, _ := r.workspace.read(inWorkspace(argument))
 		r.stdout.Write(data)
 	case "seq":
 		count, _ := strconv.Atoi(argument)

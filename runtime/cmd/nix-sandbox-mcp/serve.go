@@ -102,6 +102,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 		Environments: environments,
 		Starter:      framed.New(log, framed.Options{StartTimeout: settings.StartWithin, Groups: groups(ctx, log, environments.Now())}),
 		Sessions:     session.Limits{Idle: settings.SessionIdle, Lifetime: settings.SessionLifetime, Max: settings.SessionMax},
+		SharedFiles:  base.Session.SharedFiles,
 		Host:         hostFolders(settings),
 		InboxMount:   base.InboxMount,
 		Variables:    inherited(base),

@@ -288,6 +288,7 @@ func (s *Sandbox) execute(ctx context.Context, request sandbox.Request, out *out
 		TimeoutMS: request.Timeout.Milliseconds(),
 		GraceMS:   request.Grace.Milliseconds(),
 		Keep:      request.Keep,
+		Shared:    request.Shared,
 	}, p, limit)
 	if err != nil {
 		return frame.Reply{}, err

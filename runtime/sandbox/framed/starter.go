@@ -10,6 +10,7 @@ package framed
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -48,9 +49,14 @@ type Starter struct {
 	mu     sync.Mutex
 	closed bool
 	live   map[*Sandbox]struct{}
+	// workspaces are those whose holders run.
+	workspaces map[*workspace]struct{}
 }
 
-var _ sandbox.Starter = (*Starter)(nil)
+var (
+	_ sandbox.Starter    = (*Starter)(nil)
+	_ sandbox.Workspaces = (*Starter)(nil)
+)
 
 // New returns a Starter. Its owner calls [Starter.Close].
 func New(log *slog.Logger, options Options) *Starter {
@@ -60,6 +66,7 @@ func New(log *slog.Logger, options Options) *Starter {
 		processes:    process.NewStarter(options.Groups),
 		enforcedBy:   sandbox.ByAgent,
 		live:         map[*Sandbox]struct{}{},
+		workspaces:   map[*workspace]struct{}{},
 	}
 	if s.startTimeout == 0 {
 		s.startTimeout = defaultStartTimeout
@@ -78,6 +85,9 @@ func (l *Starter) Close(within time.Duration) {
 	for s := range l.live {
 		s.Kill()
 	}
+	for w := range l.workspaces {
+		w.Close()
+	}
 	l.mu.Unlock()
 	l.processes.Close()
 	sandbox.WaitWithin(&l.running, within)
@@ -86,7 +96,7 @@ func (l *Starter) Close(within time.Duration) {
 // Start implements [sandbox.Starter].
 func (l *Starter) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	began := time.Now()
-	s, err := l.spawn(spec)
+	s, err := l.spawn(ctx, spec)
 	if err != nil {
 		return nil, err
 	}
@@ -137,8 +147,15 @@ func (l *Starter) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	return s, nil
 }
 
+// pass gives a file to a program, which finds the number of its descriptor in a
+// variable.
+func pass(cmd *exec.Cmd, file *os.File, variable string) {
+	cmd.ExtraFiles = append(cmd.ExtraFiles, file)
+	cmd.Env = append(cmd.Env, fmt.Sprintf("%s=%d", variable, 2+len(cmd.ExtraFiles)))
+}
+
 // spawn starts the program and the goroutine that owns it.
-func (l *Starter) spawn(spec sandbox.Spec) (_ *Sandbox, err error) {
+func (l *Starter) spawn(ctx context.Context, spec sandbox.Spec) (_ *Sandbox, err error) {
 	l.mu.Lock()
 	if l.closed {
 		l.mu.Unlock()
@@ -151,6 +168,16 @@ func (l *Starter) spawn(spec sandbox.Spec) (_ *Sandbox, err error) {
 			l.running.Done()
 		}
 	}()
+	cmd := exec.Command(spec.Exec)
+	// Of two variables with one name, the later one counts.
+	cmd.Env = append(sandbox.Environ(spec.Secrets), spec.Host.Environ()...)
+	if spec.Workspace != nil {
+		mount, err := l.join(ctx, cmd, spec)
+		if err != nil {
+			return nil, err
+		}
+		defer mount.Close()
+	}
 	pipes := make([]struct{ r, w *os.File }, 3, 4)
 	if spec.Network {
 		pipes = pipes[:4]
@@ -167,13 +194,9 @@ func (l *Starter) spawn(spec sandbox.Spec) (_ *Sandbox, err error) {
 			return nil, &sandbox.DeadError{Reason: err.Error()}
 		}
 	}
-	cmd := exec.Command(spec.Exec)
-	// Of two variables with one name, the later one counts.
-	cmd.Env = append(sandbox.Environ(spec.Secrets), spec.Host.Environ()...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = pipes[0].r, pipes[1].w, pipes[2].w
 	if spec.Network {
-		cmd.ExtraFiles = []*os.File{pipes[3].w}
-		cmd.Env = append(cmd.Env, event.Variable+"=3")
+		pass(cmd, pipes[3].w, event.Variable)
 	}
 	limits := cgroup.Limits(spec.Limits)
 	if spec.Network {

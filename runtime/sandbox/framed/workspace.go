@@ -1,0 +1,201 @@
+package framed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/process"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+)
+
+// workspaceProgram is the program of an artifact that makes a workspace for several
+// sandboxes: its standard input is a socket, on which it answers each message with
+// one that has a descriptor for the start of a sandbox.
+const workspaceProgram = "workspace"
+
+// workspaceVariable tells the program of a sandbox the number of that descriptor.
+const workspaceVariable = "NIX_SANDBOX_WORKSPACE"
+
+// holderLimits are those of the program; what is in the workspace counts where the
+// code that writes it runs.
+var holderLimits = cgroup.Limits{Memory: 64 << 20, Tasks: 32}
+
+// Workspace implements [sandbox.Workspaces].
+func (l *Starter) Workspace(ctx context.Context, spec sandbox.Spec) (sandbox.Workspace, error) {
+	program := filepath.Join(filepath.Dir(spec.Exec), workspaceProgram)
+	if err := unix.Access(program, unix.X_OK); err != nil {
+		return nil, unshareable(spec)
+	}
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, &sandbox.DeadError{Reason: fmt.Sprintf("make a socket: %v", err)}
+	}
+	theirs := os.NewFile(uintptr(ends[1]), "workspace")
+	defer theirs.Close()
+	ours := os.NewFile(uintptr(ends[0]), "workspace")
+	conn, err := net.FileConn(ours)
+	ours.Close()
+	if err != nil {
+		return nil, &sandbox.DeadError{Reason: err.Error()}
+	}
+	logged, log, err := os.Pipe()
+	if err != nil {
+		conn.Close()
+		return nil, &sandbox.DeadError{Reason: err.Error()}
+	}
+	defer log.Close()
+	w := &workspace{conn: conn.(*net.UnixConn), timeout: l.startTimeout, done: make(chan struct{}), ended: make(chan struct{})}
+	cmd := exec.Command(program)
+	cmd.Stdin, cmd.Stderr = theirs, log
+	if err := l.run(w, cmd, logged, l.log.With("env", spec.Name)); err != nil {
+		conn.Close()
+		logged.Close()
+		return nil, err
+	}
+	// Who has one has made it, so that a sandbox which cannot start says why.
+	mount, err := w.mount(ctx)
+	if err != nil {
+		w.Close()
+		<-w.ended
+		return nil, err
+	}
+	mount.Close()
+	return w, nil
+}
+
+// unshareable reports an artifact that cannot have the workspace of another one.
+func unshareable(spec sandbox.Spec) error {
+	return &sandbox.DeadError{Reason: fmt.Sprintf("environment %q was built by an earlier version, and cannot share files: build it again", spec.Name)}
+}
+
+// join gives the workspace of a spec to the program of a sandbox. The caller closes
+// the file when the program has started.
+func (l *Starter) join(ctx context.Context, cmd *exec.Cmd, spec sandbox.Spec) (*os.File, error) {
+	if unix.Access(filepath.Join(filepath.Dir(spec.Exec), workspaceProgram), unix.X_OK) != nil {
+		return nil, unshareable(spec)
+	}
+	// An exchange that is broken off ends the workspace, and the others' files.
+	mount, err := spec.Workspace.(*workspace).mount(context.WithoutCancel(ctx))
+	if err != nil {
+		return nil, err
+	}
+	pass(cmd, mount, workspaceVariable)
+	return mount, nil
+}
+
+// run starts the program of a workspace, and the goroutine that owns it. The reading
+// end of its log is then the goroutine's.
+func (l *Starter) run(w *workspace, cmd *exec.Cmd, logged *os.File, log *slog.Logger) (err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return sandbox.ErrClosed
+	}
+	if w.process, err = l.processes.Start(cmd, holderLimits); err != nil {
+		if errors.Is(err, process.ErrClosed) {
+			return sandbox.ErrClosed
+		}
+		return &sandbox.DeadError{Reason: err.Error()}
+	}
+	l.workspaces[w] = struct{}{}
+	l.running.Go(func() {
+		var reading sync.WaitGroup
+		reading.Go(func() {
+			if !w.log.follow(logged, log) {
+				w.Close()
+			}
+		})
+		_ = w.process.Wait()
+		logged.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+		reading.Wait()
+		logged.Close()
+		close(w.done)
+		w.Close()
+		if err := w.process.Close(); err != nil {
+			l.log.Error("a control group is left behind", "error", err)
+		}
+		l.mu.Lock()
+		delete(l.workspaces, w)
+		l.mu.Unlock()
+		close(w.ended)
+	})
+	return nil
+}
+
+// workspace is the holder of a workspace. The workspace lives as long as it, or as a
+// sandbox that has it.
+type workspace struct {
+	process *process.Process
+	timeout time.Duration
+	log     logTail
+	done    chan struct{} // closed when the holder has ended
+	ended   chan struct{} // closed when nothing of it is left
+
+	mu   sync.Mutex // of one exchange
+	conn *net.UnixConn
+}
+
+// mount returns a descriptor for the start of a sandbox, which the caller closes.
+func (w *workspace) mount(ctx context.Context) (*os.File, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.conn.SetDeadline(time.Now().Add(w.timeout))
+	defer context.AfterFunc(ctx, func() { w.conn.SetDeadline(time.Now()) })()
+	file, err := w.exchange()
+	switch {
+	case err == nil:
+		return file, nil
+	case ctx.Err() != nil:
+		// The answer may come later, and would be taken for the next one's.
+		w.Close()
+		return nil, ctx.Err()
+	}
+	w.Close()
+	<-w.done
+	return nil, &sandbox.DeadError{Reason: fmt.Sprintf("the files of the session cannot be shared: %v", err), Log: w.log.String()}
+}
+
+// exchange asks for a descriptor.
+func (w *workspace) exchange() (*os.File, error) {
+	if _, err := w.conn.Write([]byte{1}); err != nil {
+		return nil, err
+	}
+	message, rights := make([]byte, 1), make([]byte, unix.CmsgSpace(4))
+	_, n, flags, _, err := w.conn.ReadMsgUnix(message, rights)
+	if err != nil {
+		return nil, err
+	}
+	if n == 0 || flags&unix.MSG_CTRUNC != 0 {
+		return nil, errors.New("no descriptor came")
+	}
+	messages, err := unix.ParseSocketControlMessage(rights[:n])
+	if err != nil || len(messages) != 1 {
+		return nil, fmt.Errorf("%d control messages came: %w", len(messages), err)
+	}
+	descriptors, err := unix.ParseUnixRights(&messages[0])
+	if err != nil || len(descriptors) != 1 {
+		return nil, fmt.Errorf("%d descriptors came: %w", len(descriptors), err)
+	}
+	unix.CloseOnExec(descriptors[0])
+	return os.NewFile(uintptr(descriptors[0]), "workspace"), nil
+}
+
+// Close implements [sandbox.Workspace].
+func (w *workspace) Close() {
+	w.conn.Close()
+	w.process.Kill()
+}
+
+// Done implements [sandbox.Workspace].
+func (w *workspace) Done() <-chan struct{} { return w.done }
