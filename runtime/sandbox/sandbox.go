@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"slices"
@@ -55,6 +56,9 @@ type Sandbox interface {
 	// ReadFile returns a file under /workspace. The error is a
 	// [*TooLargeError] where it has more than limit bytes.
 	ReadFile(ctx context.Context, path string, limit int64) ([]byte, error)
+	// CopyFile writes such a file to a writer, in parts, and returns its size in
+	// bytes.
+	CopyFile(ctx context.Context, to io.Writer, path string, limit int64) (int64, error)
 	// Idle reports whether the sandbox lives and has done nothing unasked, as
 	// far as can be told without asking it.
 	Idle() bool
@@ -221,6 +225,9 @@ type File struct {
 	// then.
 	Content []byte
 	Type    string
+	// Kept is the id by which package kept has the file, when the sandbox has gone;
+	// empty where it does not.
+	Kept string
 }
 
 // ErrClosed reports a start after the starter's end.

@@ -6,10 +6,12 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/kept"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcpstdio"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/pool"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
@@ -23,6 +25,10 @@ const (
 	// maxOnce bounds the sandboxes of calls without a session that live at
 	// once; further calls wait.
 	maxOnce = 32
+	// maxKept and maxKeptBytes bound the calls without a session whose files are
+	// kept, and these files together, on disk.
+	maxKept      = 256
+	maxKeptBytes = 256 << 20
 	// endTimeout bounds the end of all sandboxes after a signal; the promise is
 	// 3 s.
 	endTimeout = 2500 * time.Millisecond
@@ -65,7 +71,9 @@ type Options struct {
 func Stdio(ctx context.Context, in io.Reader, out io.Writer, o Options) error {
 	spec := func(c call.Call) sandbox.Spec { return o.spec(c.Env) }
 	warm := pool.New(o.Starter, o.Log)
-	once := session.Once(sandbox.Limit(warm, maxOnce), spec)
+	left := kept.New(kept.Limits{Idle: o.Sessions.Idle, Lifetime: o.Sessions.Lifetime, Calls: maxKept, Bytes: maxKeptBytes}, os.TempDir(), o.Log)
+	defer left.Close()
+	once := session.Once(sandbox.Limit(warm, maxOnce), spec, left)
 	sessions := session.New(warm, spec, once, o.Sessions, o.Log)
 	if o.SharedFiles {
 		sessions.ShareFiles(o.Starter)
@@ -77,6 +85,7 @@ func Stdio(ctx context.Context, in io.Reader, out io.Writer, o Options) error {
 		Sessions:     sessions,
 		Project:      o.project(),
 		SharedFiles:  o.SharedFiles,
+		Kept:         left,
 		Log:          o.Log,
 	})
 	handler, stopHandler := rpc.New(run, o.Version, rpc.DefaultBounds, o.Log)

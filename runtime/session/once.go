@@ -17,13 +17,23 @@ const (
 	killDelay = 5 * time.Millisecond
 )
 
+// Keeper keeps files of a call whose sandbox is about to be thrown away; package kept
+// has it.
+type Keeper interface {
+	// Keep sets Kept of the files that it keeps for a principal.
+	Keep(ctx context.Context, principal string, box sandbox.Sandbox, files []sandbox.File)
+}
+
 // Once returns an Executor that starts a sandbox for each call and throws it
-// away.
-func Once(starter sandbox.Starter, spec SpecFunc) call.Executor { return &once{starter, spec} }
+// away. What the call left in /workspace/outputs goes to keeper, which may be nil.
+func Once(starter sandbox.Starter, spec SpecFunc, keeper Keeper) call.Executor {
+	return &once{starter, spec, keeper}
+}
 
 type once struct {
 	starter sandbox.Starter
 	spec    SpecFunc
+	keeper  Keeper
 }
 
 func (o *once) Execute(ctx context.Context, c call.Call) (call.Result, error) {
@@ -33,5 +43,9 @@ func (o *once) Execute(ctx context.Context, c call.Call) (call.Result, error) {
 	}
 	defer time.AfterFunc(killDelay, box.Kill)
 	result, err := execute(ctx, box, c, onceGrace, false, false)
+	// Nobody reads the answer of a call that was cancelled.
+	if err == nil && o.keeper != nil && ctx.Err() == nil {
+		o.keeper.Keep(ctx, c.Principal, box, result.Files)
+	}
 	return call.Result{Result: result}, err
 }

@@ -45,7 +45,7 @@ func inBubble(t *testing.T, limits Limits, test func(*testing.T, *fixture)) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		machine := &sandboxtest.Machine{StartTime: time.Second}
-		f := &fixture{New(machine, specOf, Once(machine, specOf), limits, slog.New(slog.DiscardHandler)), t, machine}
+		f := &fixture{New(machine, specOf, Once(machine, specOf, nil), limits, slog.New(slog.DiscardHandler)), t, machine}
 		test(t, f)
 		f.Close()
 		synctest.Wait()

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"path"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/mark3labs/mcp-go/mcp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/kept"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -33,6 +35,9 @@ const (
 
 	workspace = "/workspace/"
 	scheme    = "sandbox://"
+	// keptPrefix stands before the id of the files of a call without a session. No
+	// name of a session has a dot.
+	keptPrefix = "call."
 )
 
 // files shows the images that a call wrote, and links or names its other
@@ -46,8 +51,12 @@ func (a answer) files() (content []mcp.Content, remarks []remark) {
 			continue
 		}
 		entry := fmt.Sprintf("%s (%s)", quoteName(file.Path), size(file.Size))
-		link := link(a.call.Session, file)
-		if a.call.Session != "" {
+		folder := a.call.Session
+		if file.Kept != "" {
+			folder = keptPrefix + file.Kept
+		}
+		link := link(folder, file)
+		if folder != "" {
 			entry = link.Name + link.URI
 		}
 		if shown == maxLinks || bytes+len(entry) > maxLinkBytes {
@@ -56,16 +65,19 @@ func (a answer) files() (content []mcp.Content, remarks []remark) {
 		}
 		shown++
 		bytes += len(entry)
-		if a.call.Session == "" {
+		if folder == "" {
 			named = append(named, entry)
 		} else {
 			content = append(content, link)
 		}
 	}
-	if len(named) > 0 {
+	if a.call.Session == "" && len(named)+rest > 0 {
 		more := ""
-		if rest > 0 {
+		switch {
+		case rest > 0 && len(named) > 0:
 			more = fmt.Sprintf(" and %d more", rest)
+		case rest > 0:
+			more = fmt.Sprintf("%d more files", rest)
 		}
 		keep := ""
 		if a.call.Env.Sessions() {
@@ -78,10 +90,10 @@ func (a answer) files() (content []mcp.Content, remarks []remark) {
 	return content, remarks
 }
 
-// link returns a file of a session as a resource link.
-func link(session string, file sandbox.File) mcp.ResourceLink {
+// link returns a file of a session, or of a call, as a resource link.
+func link(folder string, file sandbox.File) mcp.ResourceLink {
 	bytes := file.Size
-	link := mcp.NewResourceLink(address(session, file.Path), quoteName(path.Base(file.Path)), "", mimeType(file.Path))
+	link := mcp.NewResourceLink(address(folder, file.Path), quoteName(path.Base(file.Path)), "", mimeType(file.Path))
 	link.Size = &bytes
 	return link
 }
@@ -96,13 +108,13 @@ func quoteName(name string) string {
 	return name
 }
 
-// address is the URI of a file in a session.
-func address(session, name string) string {
+// address is the URI of a file in a session, or of a call.
+func address(folder, name string) string {
 	parts := strings.Split(strings.TrimPrefix(name, workspace), "/")
 	for i, part := range parts {
 		parts[i] = url.PathEscape(part)
 	}
-	return scheme + session + "/" + strings.Join(parts, "/")
+	return scheme + folder + "/" + strings.Join(parts, "/")
 }
 
 // mimeType returns a file's type by its name.
@@ -118,15 +130,19 @@ func mimeType(name string) string {
 // readable.
 func template() mcp.ResourceTemplate {
 	return mcp.NewResourceTemplate(scheme+"{session}/{+path}", "file of a session",
-		mcp.WithTemplateDescription("A file under /workspace of a live session"))
+		mcp.WithTemplateDescription("A file under /workspace of a live session, or one that a call left"))
 }
 
 // Read is a read of a resource that has arrived.
 type Read struct {
-	tool   *Tool
-	uri    string
-	name   string // of the file, in the sandbox
-	ticket *call.Ticket
+	tool *Tool
+	uri  string
+	name string // of the file, in the sandbox
+	// ticket is that of a session's file. Other files belong to a principal and
+	// have the id of a call.
+	ticket    *call.Ticket
+	principal string
+	kept      string
 	// reads says that the tool's reading contains the element of this read.
 	reads bool
 }
@@ -140,6 +156,9 @@ func (t *Tool) AcceptRead(principal, uri string) (*Read, error) {
 	if err != nil {
 		return nil, err
 	}
+	if id, isKept := strings.CutPrefix(session, keptPrefix); isKept {
+		return &Read{tool: t, uri: uri, name: name, principal: principal, kept: id}, nil
+	}
 	return &Read{tool: t, uri: uri, name: name, ticket: t.Sessions.Enqueue(call.Key{Principal: principal, ID: session})}, nil
 }
 
@@ -150,7 +169,10 @@ func (r *Read) Answer(ctx context.Context) ([]mcp.ResourceContents, error) {
 	defer r.ticket.Release()
 	data, err := r.read(ctx)
 	var large *sandbox.TooLargeError
+	var gone *kept.GoneError
 	switch {
+	case errors.As(err, &gone):
+		err = fmt.Errorf("there is no such file any more: files of a call without a session are kept until nobody has read them for %g s, at most %g s, and fewer where there are many: run the call again, or use a session", gone.Idle.Seconds(), gone.Lifetime.Seconds())
 	case errors.As(err, &large):
 		err = fmt.Errorf("the file has %s, more than the %s that can be read at once: read parts of it with run", size(large.Size), size(large.Limit))
 	case errors.Is(err, context.DeadlineExceeded):
@@ -163,7 +185,7 @@ func (r *Read) Answer(ctx context.Context) ([]mcp.ResourceContents, error) {
 	if kind == "application/octet-stream" {
 		kind, _, _ = strings.Cut(http.DetectContentType(data), ";")
 	}
-	r.tool.Log.Info("read", "session", r.ticket.Key.ID, "bytes", len(data))
+	r.tool.Log.Info("read", "session", r.session(), "bytes", len(data))
 	if isText(data) {
 		return []mcp.ResourceContents{mcp.TextResourceContents{URI: r.uri, MIMEType: kind, Text: string(data)}}, nil
 	}
@@ -172,9 +194,12 @@ func (r *Read) Answer(ctx context.Context) ([]mcp.ResourceContents, error) {
 
 // read reads the file when the session's turn and then the tool's has come.
 func (r *Read) read(ctx context.Context) ([]byte, error) {
-	box, err := r.tool.Sessions.Sandbox(ctx, r.ticket)
-	if err != nil {
-		return nil, err
+	var box sandbox.Sandbox
+	if r.ticket != nil {
+		var err error
+		if box, err = r.tool.Sessions.Sandbox(ctx, r.ticket); err != nil {
+			return nil, err
+		}
 	}
 	select {
 	case r.tool.reading <- struct{}{}:
@@ -182,10 +207,29 @@ func (r *Read) read(ctx context.Context) ([]byte, error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+	if box == nil {
+		return r.tool.readKept(r.principal, r.kept, r.name)
+	}
 	// A sandbox that is busy does not keep the reads of others waiting.
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	return box.ReadFile(ctx, r.name, maxResource)
+}
+
+// readKept reads a file of a call without a session.
+func (t *Tool) readKept(principal, id, name string) ([]byte, error) {
+	if t.Kept == nil {
+		return nil, &kept.GoneError{}
+	}
+	return t.Kept.Read(principal, id, name)
+}
+
+// session is the session's id, or what stands for it in the URI.
+func (r *Read) session() string {
+	if r.ticket == nil {
+		return keptPrefix + r.kept
+	}
+	return r.ticket.Key.ID
 }
 
 // Release lets the next file be read. It is called when the answer has been
@@ -210,10 +254,14 @@ func isText(data []byte) bool {
 	return 5*controls <= len(data) && !bytes.ContainsRune(data, 0) && utf8.Valid(data)
 }
 
-// locate splits the URI of a file into its session and its path.
+// validKept is how the files of a call are named in a URI.
+var validKept = regexp.MustCompile(`^call\.[0-9a-f]{16}$`)
+
+// locate splits the URI of a file into its session, or what stands for that of a
+// call's files, and its path.
 func locate(uri string) (session, name string, err error) {
 	session, escaped, ok := strings.Cut(strings.TrimPrefix(uri, scheme), "/")
-	if !strings.HasPrefix(uri, scheme) || !ok || !validSession.MatchString(session) {
+	if !strings.HasPrefix(uri, scheme) || !ok || !validSession.MatchString(session) && !validKept.MatchString(session) {
 		return "", "", fmt.Errorf("%.200q is not sandbox://SESSION/PATH", uri)
 	}
 	name, err = url.PathUnescape(escaped)

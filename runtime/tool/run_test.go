@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -17,6 +19,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/kept"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
@@ -41,11 +44,13 @@ func inBubble(t *testing.T, test func(*testing.T, *fixture)) {
 	synctest.Test(t, func(t *testing.T) {
 		log := slog.New(slog.DiscardHandler)
 		machine := &sandboxtest.Machine{}
+		left := kept.New(kept.Limits{Idle: time.Hour, Lifetime: time.Hour, Calls: 8, Bytes: 32 << 20}, os.TempDir(), log)
+		defer left.Close()
 		spec := func(c call.Call) sandbox.Spec {
 			return sandbox.Spec{Name: c.Env.Name, OutputBytes: c.Env.OutputBytes, Network: c.Env.Network != nil}
 		}
-		sessions := session.New(machine, spec, session.Once(machine, spec), session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, log)
-		test(t, &fixture{New(Options{Environments: registry.New(set), Executor: sessions, Sessions: sessions, Log: log}), t, set})
+		sessions := session.New(machine, spec, session.Once(machine, spec, left), session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, log)
+		test(t, &fixture{New(Options{Environments: registry.New(set), Executor: sessions, Sessions: sessions, Kept: left, Log: log}), t, set})
 		sessions.Close()
 		machine.Close(0)
 	})
@@ -168,8 +173,8 @@ func TestRun_NamesWhatTheNetworkRefused(t *testing.T) {
 	})
 }
 
-// Images come back as images, other files, SVG among them, as links in a session
-// and by name without one.
+// Images come back as images, other files, SVG among them, as links, in a session and
+// without one. What is not kept is named.
 func TestRun_ShowsFiles(t *testing.T) {
 	inBubble(t, func(t *testing.T, f *fixture) {
 		const code = "png outputs/dot.png; echo <svg/>; echo notes >outputs/notes.txt; echo drawing >outputs/a.svg"
@@ -188,9 +193,68 @@ func TestRun_ShowsFiles(t *testing.T) {
 		if want := "image/png sandbox://s/outputs/notes.txt sandbox://s/outputs/a.svg "; !strings.HasPrefix(kinds, "text:") || !strings.HasSuffix(kinds, want) {
 			t.Errorf("content %q", kinds)
 		}
+		result = f.bash("", code)
+		if len(result.Content) != 4 || text(result) != "[no output]" {
+			t.Fatalf("without a session: %+v", result.Content)
+		}
+		for i, want := range []mcp.ResourceLink{{Name: "notes.txt", MIMEType: "text/plain"}, {Name: "a.svg", MIMEType: "image/svg+xml"}} {
+			link := result.Content[i+2].(mcp.ResourceLink)
+			if link.Name != want.Name || link.MIMEType != want.MIMEType || !regexp.MustCompile(`^sandbox://call\.[0-9a-f]{16}/outputs/`+link.Name+"$").MatchString(link.URI) {
+				t.Errorf("link %+v", link)
+			}
+		}
+		many := ""
+		for i := range 20 {
+			many += fmt.Sprintf("echo %d >outputs/%d.txt\n", i, i)
+		}
+		result = f.bash("", many)
+		if got, want := text(result), "[written and gone with the sandbox: 4 more files; to keep files, use a session]"; got != want || len(result.Content) != 1+maxLinks {
+			t.Errorf("%d files: %q", len(result.Content)-1, got)
+		}
+		f.Kept.(*kept.Files).Close()
 		result = f.bash("", "echo notes >outputs/notes.txt")
 		if got, want := text(result), "[written and gone with the sandbox: /workspace/outputs/notes.txt (6 bytes); to keep files, use a session]"; got != want {
-			t.Errorf("without a session: %q", got)
+			t.Errorf("not kept: %q", got)
+		}
+	})
+}
+
+// The files of a call without a session can be read while a session's could.
+func TestRead_AnswersLinksOfCalls(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fixture) {
+		result := f.bash("", "echo a,b >outputs/table.csv")
+		uri := result.Content[len(result.Content)-1].(mcp.ResourceLink).URI
+		read := func(principal, uri string) (string, error) {
+			read, err := f.AcceptRead(principal, uri)
+			if err != nil {
+				return "", err
+			}
+			defer read.Release()
+			contents, err := read.Answer(t.Context())
+			if err != nil {
+				return "", err
+			}
+			return contents[0].(mcp.TextResourceContents).Text, nil
+		}
+		time.Sleep(50 * time.Minute)
+		if got, err := read("", uri); got != "a,b\n" || err != nil {
+			t.Errorf("%q, error %v", got, err)
+		}
+		const gone = "there is no such file any more: files of a call without a session are kept until nobody has read them for 3600 s, at most 3600 s"
+		for name, test := range map[string]struct{ principal, uri, want string }{
+			"another principal": {"bob", uri, gone},
+			"another call":      {"", "sandbox://call.0123456789abcdef/outputs/table.csv", gone},
+			"another file":      {"", strings.Replace(uri, "table", "chair", 1), "file does not exist"},
+			"a bad id":          {"", "sandbox://call.x/outputs/table.csv", "is not sandbox://SESSION/PATH"},
+			"up and out":        {"", strings.Replace(uri, "outputs", "%2e%2e", 1), "does not name a file under /workspace"},
+		} {
+			if got, err := read(test.principal, test.uri); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%s: %q, error %v, want %q", name, got, err, test.want)
+			}
+		}
+		time.Sleep(11 * time.Minute)
+		if got, err := read("", uri); err == nil || !strings.Contains(err.Error(), gone) {
+			t.Errorf("after its lifetime: %q, error %v", got, err)
 		}
 	})
 }

@@ -36,7 +36,9 @@ type Options struct {
 	// Executor answers the calls.
 	Executor call.Executor
 	Sessions Sessions
-	Project  Project
+	// Kept has files of calls without a session; nil where nothing keeps them.
+	Kept    Kept
+	Project Project
 	// SharedFiles says that a session may have several environments, which have its
 	// files in common.
 	SharedFiles bool
@@ -49,6 +51,13 @@ type Sessions interface {
 	Enqueue(call.Key) *call.Ticket
 	Environment(key call.Key, env string) (registry.Environment, bool)
 	Sandbox(context.Context, *call.Ticket) (sandbox.Sandbox, error)
+}
+
+// Kept has files of calls without a session, whose sandboxes have gone; package kept
+// has it.
+type Kept interface {
+	// Read returns a file by the id that it was kept under, and by its path.
+	Read(principal, id, path string) ([]byte, error)
 }
 
 // Project is what the model is told of the project; the zero value is none.

@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -252,6 +253,48 @@ func TestOutputs_ArriveAsResourceAndImage(t *testing.T) {
 	answer = run(c, "bash", "echo "+dot+" | base64 -d >outputs/dot.png")
 	if len(answer.Content) != 2 || answer.Content[1].Type != "image" || answer.Content[1].MIMEType != "image/png" {
 		t.Errorf("answer %+v", answer)
+	}
+}
+
+// Files of a call without a session can be read after its sandbox has gone, as long as
+// those of a session, and nothing of them lies in a folder.
+func TestOutputs_OutliveTheirCall(t *testing.T) {
+	t.Parallel()
+	for era, version := range eras {
+		t.Run(era, func(t *testing.T) {
+			t.Parallel()
+			temporary := t.TempDir()
+			c := mcptest.Start(t, command(t, unpooled(t), "TMPDIR="+temporary, "SESSION_IDLE_TIMEOUT=2"))
+			c.Initialize(version)
+			answer := run(c, "bash", "cd outputs; echo small >a.txt; head -c 300000 /dev/zero >b.bin; truncate -s 9M c.bin; ls")
+			if len(answer.Content) != 4 || !strings.HasSuffix(answer.Text(), "[written and gone with the sandbox: /workspace/outputs/c.bin (9.4 MB); to keep files, use a session]") {
+				t.Fatalf("answer %+v", answer)
+			}
+			patience.Until(t, "the sandbox ends", func() bool { return len(procfs.Descendants(c.PID())) == 0 })
+			read := func(uri string) mcptest.Message {
+				return c.Await(c.Send("resources/read", map[string]any{"uri": uri}))
+			}
+			for i, want := range []string{`"text":"small\n"`, `"blob":"AAAA`} {
+				link := answer.Content[2+i]
+				if got := read(link.URI); link.Type != "resource_link" || !strings.Contains(string(got.Result), want) {
+					t.Errorf("link %+v reads %.300s", link, got.Line)
+				}
+			}
+			// The next call does not find them, and a session does not have such a name.
+			expect(t, run(c, "bash", "ls outputs"), "[no output]")
+			if left := must.Get(os.ReadDir(temporary))(t); len(left) > 0 {
+				t.Errorf("there are %v", left)
+			}
+			var gone mcptest.Message
+			patience.Until(t, "the files are gone", func() bool {
+				time.Sleep(2 * time.Second) // a read begins the idle time anew
+				gone = read(answer.Content[2].URI)
+				return gone.Error != nil
+			})
+			if !strings.Contains(gone.Error.Message, "kept until nobody has read them for 2 s, at most 3600 s") {
+				t.Errorf("error %+v", gone.Error)
+			}
+		})
 	}
 }
 

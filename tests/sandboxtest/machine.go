@@ -26,6 +26,7 @@ import (
 	"fmt"
 	"image"
 	"image/png"
+	"io"
 	"maps"
 	"math/rand/v2"
 	"path"
@@ -264,6 +265,16 @@ func (s *Sandbox) ReadFile(_ context.Context, name string, limit int64) ([]byte,
 		return nil, &sandbox.TooLargeError{Size: int64(len(data)), Limit: limit}
 	}
 	return data, nil
+}
+
+// CopyFile implements [sandbox.Sandbox].
+func (s *Sandbox) CopyFile(ctx context.Context, to io.Writer, name string, limit int64) (int64, error) {
+	data, err := s.ReadFile(ctx, name, limit)
+	if err != nil {
+		return 0, err
+	}
+	n, err := to.Write(data)
+	return int64(n), err
 }
 
 // WriteFile writes a file, by its path under /workspace.

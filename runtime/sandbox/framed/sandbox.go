@@ -2,6 +2,7 @@ package framed
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -383,22 +384,33 @@ func inWorkspace(name string) bool {
 
 // ReadFile implements [sandbox.Sandbox].
 func (s *Sandbox) ReadFile(ctx context.Context, name string, limit int64) ([]byte, error) {
-	var data []byte
-	for {
-		part, size, err := s.readPart(ctx, name, int64(len(data)), readBytes)
+	var data bytes.Buffer
+	if _, err := s.CopyFile(ctx, &data, name, limit); err != nil {
+		return nil, err
+	}
+	return data.Bytes(), nil
+}
+
+// CopyFile implements [sandbox.Sandbox].
+func (s *Sandbox) CopyFile(ctx context.Context, to io.Writer, name string, limit int64) (int64, error) {
+	for copied := int64(0); ; {
+		part, size, err := s.readPart(ctx, name, copied, readBytes)
 		if err != nil {
-			return nil, err
+			return copied, err
 		}
-		if size = max(size, int64(len(data)+len(part))); size > limit {
-			return nil, &sandbox.TooLargeError{Size: size, Limit: limit}
+		if size = max(size, copied+int64(len(part))); size > limit {
+			return copied, &sandbox.TooLargeError{Size: size, Limit: limit}
 		}
-		if data == nil {
-			data = make([]byte, 0, size)
+		if buffer, ok := to.(*bytes.Buffer); ok && copied == 0 {
+			buffer.Grow(int(size)) // once
 		}
-		data = append(data, part...)
+		if _, err := to.Write(part); err != nil {
+			return copied, fmt.Errorf("copy a file: %w", err)
+		}
+		copied += int64(len(part))
 		// A file that shrinks meanwhile ends with an empty part.
-		if len(part) == 0 || int64(len(data)) >= size {
-			return data, nil
+		if len(part) == 0 || copied >= size {
+			return copied, nil
 		}
 	}
 }
