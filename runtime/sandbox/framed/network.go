@@ -53,16 +53,11 @@ func (n *network) follow(done <-chan struct{}) {
 	if err != nil {
 		return // the file is closed
 	}
-	_ = raw.Read(func(fd uintptr) (over bool) {
-		for {
-			// The lock is given up now and then, so that a call which ends
-			// waits for no more than one pipe's contents.
-			more := n.take(int(fd))
-			if !more {
-				return n.isOver()
-			}
-		}
-	})
+	// Between two reads the lock is free for a call that ends, and the deadline
+	// counts, even if there is always more to read.
+	for err == nil && !n.isOver() {
+		err = raw.Read(func(fd uintptr) bool { return n.take(int(fd)) || n.isOver() })
+	}
 	n.mu.Lock()
 	ended, why := n.ended, n.why
 	n.reportLeftOut()

@@ -232,6 +232,29 @@ func TestNetwork_FloodDoesNotDelayResults(t *testing.T) {
 	}
 }
 
+// A proxy that outlives its sandbox and never stops to write does not keep the
+// sandbox from its end.
+func TestNetwork_FloodDoesNotDelayTheEnd(t *testing.T) {
+	s, _, run := withNetwork(t, true)
+	must.Get(run(""))(t)
+	events := must.Get(os.OpenFile(fmt.Sprintf("/proc/%d/fd/3", s.pid()), os.O_WRONLY, 0))(t)
+	defer events.Close()
+	var flood sync.WaitGroup
+	for range 8 { // so that the pipe is never empty
+		flood.Go(func() {
+			lines := []byte(strings.Repeat(`{"event":"dropped","count":1}`+"\n", 100))
+			for {
+				if _, err := events.Write(lines); err != nil {
+					return // nobody reads any more
+				}
+			}
+		})
+	}
+	s.Kill()
+	deadline(t, "reaping", s.reaped)
+	flood.Wait()
+}
+
 func TestNetwork_EndOfTheProxyIsToldOfEachCall(t *testing.T) {
 	s, log, run := withNetwork(t, true)
 	if !s.Idle() {
