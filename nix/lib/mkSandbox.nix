@@ -163,7 +163,14 @@ let
             if given.network == "none" then
               { mode = "none"; }
             else
-              lib.getAttrs [ "connections" "domains" "megabytes" "mode" "names" "ports" "rate" ] given.network;
+              lib.getAttrs [ "connections" "domains" "megabytes" "mode" "names" "ports" "rate" ] given.network
+              // {
+                # The runtime gives them to the launcher, and starts sandboxes without any
+                # other variable of its own.
+                secrets = lib.filter (variable: variable != null) (
+                  lib.mapAttrsToList (_: credential: credential.variable) given.network.credentials
+                );
+              };
           inherit (isolated) closure needs;
         }
         // lib.optionalAttrs (known != null) { inherit (known) language; };

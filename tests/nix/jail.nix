@@ -276,7 +276,25 @@ in
   testMetadataOfANetwork = {
     expr = map (network: (library.mkSandbox { name = "x"; interpreter_type = "bash"; packages = [ pkgs.bash ]; inherit network; }).metadata.network) [
       "none"
-      (network // { private = [ "10.1.0.0/16" ]; rate = 5; })
+      (
+        network
+        // {
+          private = [ "10.1.0.0/16" ];
+          rate = 5;
+          credentials = {
+            A = {
+              domain = "files.example";
+              header = "X-A: {}";
+              variable = "TOKEN";
+            };
+            B = {
+              domain = "files.example";
+              header = "X-B: {}";
+              file = "/run/secrets/b";
+            };
+          };
+        }
+      )
     ];
     expected = [
       { mode = "none"; }
@@ -291,6 +309,7 @@ in
         rate = 5;
         megabytes = 1024;
         names = 1000;
+        secrets = [ "TOKEN" ];
       }
     ];
   };
