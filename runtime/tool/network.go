@@ -132,13 +132,14 @@ func joined(named []string, more int) string {
 // ways are what the code itself can do about a refusal, by its reason. Those
 // which an operator alone can change have none.
 var ways = map[event.Reason]string{
-	event.ByAddress:   "Connect to hosts by name",
-	event.BySNI:       "Connect to each host by its own name",
-	event.ByHost:      "Connect to each host by its own name",
-	event.ByNoSNI:     "Send the host's name in TLS (SNI)",
-	event.ByHiddenSNI: "Send the host's name in TLS without encryption (no ECH)",
-	event.ByNotTLS:    "Port 443 is for TLS alone",
-	event.ByNotHTTP:   "Port 80 is for HTTP/1 alone",
+	event.ByAddress:    "Connect to hosts by name",
+	event.BySNI:        "Connect to each host by its own name",
+	event.ByHost:       "Connect to each host by its own name",
+	event.ByNoSNI:      "Send the host's name in TLS (SNI)",
+	event.ByHiddenSNI:  "Send the host's name in TLS without encryption (no ECH)",
+	event.ByNotTLS:     "Port 443 is for TLS alone",
+	event.ByNotHTTP:    "Port 80 is for HTTP/1 alone",
+	event.ByCredential: "Send the credential to its own host alone",
 }
 
 // limits are what a sandbox may do on the network, by the option's name: what is
@@ -156,10 +157,14 @@ func refused(n *sandbox.Network, env registry.Environment) string {
 	var wanted options
 	unknown := false // hosts were asked for that are not the environment's
 	again := true    // it may go better the next time
+	ruled := ""      // a host whose rule refused a request
 	for i, r := range n.Refused {
 		if i < maxNamed {
 			named = append(named, refusal(r, env))
 			wanted.add(r, env)
+			if r.Option == event.OptionRules {
+				ruled = r.Value
+			}
 		}
 		unknown = unknown || r.Reason == event.ByName || r.Reason == event.ByPort || r.Reason == event.ByAddress
 		way := ways[r.Reason]
@@ -178,12 +183,15 @@ func refused(n *sandbox.Network, env registry.Environment) string {
 	if len(advice) > 0 {
 		text += ". " + strings.Join(advice, ". ")
 	}
+	table := "[environments." + env.Name + ".network"
+	ask := ". Trying again does not help: do without, or ask the user to "
 	switch settings := wanted.String(); {
-	case settings == "":
-	case again:
-		text += ", or ask the user to add [environments." + env.Name + ".network] " + settings
-	default:
-		text += ". Trying again does not help: do without, or ask the user to add [environments." + env.Name + ".network] " + settings
+	case settings != "" && again:
+		text += ", or ask the user to add " + table + "] " + settings
+	case settings != "":
+		text += ask + "add " + table + "] " + settings
+	case ruled != "":
+		text += ask + "widen " + table + ".rules." + strconv.Quote(ruled) + "]"
 	}
 	return text
 }
@@ -215,6 +223,12 @@ func refusal(r sandbox.Refusal, env registry.Environment) string {
 		return where + " (no TLS)"
 	case event.ByNotHTTP:
 		return where + " (no HTTP/1)"
+	case event.ByMethod:
+		return where + " (the method of the request)"
+	case event.ByPath:
+		return where + " (the path of the request)"
+	case event.ByCredential:
+		return where + " (a credential of another host)"
 	case event.ByLimit:
 		if now := env.Network.Limits[optionName(r)]; now > 0 {
 			return fmt.Sprintf("%s (over the limit of %d %s)", where, now, limits[optionName(r)].counts)
