@@ -29,6 +29,7 @@ type operator struct {
 	// networks are the options of each environment's network, by the environment's
 	// name.
 	networks map[string]map[string]any
+	tables   string // of the configuration, after the environments
 	folder   string // of the sandboxes
 }
 
@@ -73,7 +74,7 @@ func (o *operator) build(name string) {
 		}
 	}
 	config := filepath.Join(o.t.TempDir(), "config.toml")
-	must.Write(o.t, config, text.String(), 0o644)
+	must.Write(o.t, config, text.String()+o.tables, 0o644)
 	checkout := must.Get(filepath.Abs("../.."))(o.t)
 	link := filepath.Join(o.t.TempDir(), name)
 	nixCommand(o.t, "build", "--impure", "--out-link", link, "--expr", fmt.Sprintf(
@@ -257,6 +258,25 @@ func TestNetwork_AnswerSaysThatTheProxyEnded(t *testing.T) {
 	}
 	expect(t, in(c, "t", "data", fetch), "hello files.example\n")
 	expect(t, run(c, "data", fetch), "hello files.example\n")
+}
+
+// A launcher gets a credential from a variable of the server's own environment, and code
+// does not. Without the variable the answer says what is missing.
+func TestNetwork_CredentialComesFromTheServersVariable(t *testing.T) {
+	o := inWorld(t, map[string][]string{"data": {"files.example"}})
+	if o == nil {
+		return
+	}
+	o.tables = "[environments.data.network.credentials.API]\ndomain = \"files.example\"\nheader = \"X-Key: {}\"\nvariable = \"API_TOKEN\"\n"
+	o.build("data")
+	const secret = "only-for-the-proxy"
+	c := start(t, "NIX_SANDBOX_DIR="+o.folder, "API_TOKEN="+secret)
+	answer := run(c, "data", "env; cat /proc/*/environ /proc/*/cmdline | tr '\\0' '\\n'; echo done")
+	if text := answer.Text(); answer.IsError || !strings.Contains(text, "done\n") || strings.Contains(text, secret) || strings.Contains(text, "API_TOKEN") {
+		t.Errorf("with the variable: %q", text)
+	}
+	c = start(t, "NIX_SANDBOX_DIR="+o.folder)
+	expectError(t, run(c, "data", "echo done"), "the network's credential API is in the variable API_TOKEN, which has 0 bytes")
 }
 
 // By hand, refusals are on standard error as they happen, and list names the hosts.
