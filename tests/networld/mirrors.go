@@ -28,10 +28,13 @@ const Package = "networld-hello"
 // Greeting is what the package and the repository say.
 const Greeting = "hello from the mirror"
 
-// mirrors are an index of Python packages (PEP 503) and a registry of npm, each with one
-// package.
+// Module is the module that the mirror of Go's modules has, in version 1.0.0.
+const Module = "hello.host.example/hello"
+
+// mirrors are an index of Python packages (PEP 503), a registry of npm, and a proxy of Go's
+// modules, each with one package.
 type mirrors struct {
-	wheel, tarball []byte
+	wheel, tarball, module []byte
 }
 
 const wheelName = "networld_hello-1.0.0-py3-none-any.whl"
@@ -42,7 +45,25 @@ func newMirrors() (*mirrors, error) {
 		return nil, err
 	}
 	tarball, err := makeTarball()
-	return &mirrors{wheel, tarball}, err
+	if err != nil {
+		return nil, err
+	}
+	module, err := makeModule()
+	return &mirrors{wheel, tarball, module}, err
+}
+
+const goMod = "module " + Module + "\n\ngo 1.20\n"
+
+func makeModule() ([]byte, error) {
+	var buffer bytes.Buffer
+	archive := zip.NewWriter(&buffer)
+	const folder = Module + "@v1.0.0/"
+	err := errors.Join(
+		addToZip(archive, folder+"go.mod", goMod),
+		addToZip(archive, folder+"hello.go", fmt.Sprintf("package hello\n\nconst Greeting = %q\n", Greeting)),
+		archive.Close(),
+	)
+	return buffer.Bytes(), err
 }
 
 func makeWheel() ([]byte, error) {
@@ -118,6 +139,14 @@ func (m *mirrors) ServeHTTP(out http.ResponseWriter, request *http.Request) {
 		})
 	case "/" + Package + ".tgz":
 		out.Write(m.tarball)
+	case "/" + Module + "/@v/list":
+		io.WriteString(out, "v1.0.0\n")
+	case "/" + Module + "/@v/v1.0.0.info":
+		io.WriteString(out, `{"Version":"v1.0.0"}`)
+	case "/" + Module + "/@v/v1.0.0.mod":
+		io.WriteString(out, goMod)
+	case "/" + Module + "/@v/v1.0.0.zip":
+		out.Write(m.module)
 	default:
 		http.NotFound(out, request)
 	}

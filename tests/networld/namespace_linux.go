@@ -63,9 +63,19 @@ func Again(t *testing.T) bool {
 	return false
 }
 
-// DropAmbient keeps programs that the calling thread starts from inheriting the
-// capabilities that Again has given to this process. The goroutine is locked to its thread.
-func DropAmbient() error {
+// Unprivileged runs f on a thread of its own. Programs that f starts do not inherit the
+// capabilities that [Again] has given to this process.
+func Unprivileged(f func() error) error {
+	return onThread(func() error {
+		if err := dropAmbient(); err != nil {
+			return err
+		}
+		return f()
+	})
+}
+
+// dropAmbient clears the calling thread's capabilities for programs that it starts.
+func dropAmbient() error {
 	return unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
 }
 
@@ -104,11 +114,22 @@ func enterNamespace(file *os.File) error {
 	return nil
 }
 
+// firstMounts is the mount namespace in which this process has started.
+var firstMounts, _ = os.Readlink("/proc/self/ns/mnt")
+
 // privateFiles gives the calling thread a mount namespace in which the files of /etc
 // that dir has copies of are those copies.
 func privateFiles(dir string) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w", err)
+	}
+	// What follows must never reach the machine's own files.
+	own, err := os.Readlink("/proc/thread-self/ns/mnt")
+	if err != nil {
+		return err
+	}
+	if own == firstMounts {
+		return errors.New("the thread is still in the mount namespace of its process")
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)

@@ -150,6 +150,7 @@ type World struct {
 	open, most int // connections at the server of many names
 	accepted   []time.Time
 	sent       int64
+	received   int64
 	wire       map[string]int
 }
 
@@ -219,7 +220,10 @@ func (w *World) build() error {
 		}
 		// An ordinary user may listen at every port, which root may in any case.
 		_ = os.WriteFile("/proc/sys/net/ipv4/ip_unprivileged_port_start", []byte("0"), 0)
-		_ = os.WriteFile("/proc/sys/net/ipv4/ping_group_range", []byte("0 2147483647"), 0)
+		if os.WriteFile("/proc/sys/net/ipv4/ping_group_range", []byte("0 2147483647"), 0) != nil {
+			// A user namespace knows one group.
+			_ = os.WriteFile("/proc/sys/net/ipv4/ping_group_range", fmt.Appendf(nil, "%[1]d %[1]d", os.Getegid()), 0)
+		}
 		_ = os.WriteFile("/proc/sys/net/ipv4/tcp_fastopen", []byte("3"), 0)
 		if err := w.serveHost(); err != nil {
 			return err
@@ -284,25 +288,23 @@ func outerRoutes(n *netlink) error {
 // end with the thread that started them (PR_SET_PDEATHSIG).
 func (w *World) Do(f func() error) error {
 	return onThread(func() error {
-		if err := w.Enter(); err != nil {
+		if err := w.enter(); err != nil {
 			return err
 		}
 		return f()
 	})
 }
 
-// Enter moves the calling thread to the host side for good. The goroutine is locked to the
+// enter moves the calling thread to the host side for good. The goroutine is locked to the
 // thread and never unlocked.
-func (w *World) Enter() error {
-	// On another thread, the mounts and sockets that follow would be the machine's.
-	runtime.LockOSThread()
+func (w *World) enter() error {
 	if err := privateFiles(w.dir); err != nil {
 		return err
 	}
 	if err := enterNamespace(w.host); err != nil {
 		return err
 	}
-	return DropAmbient()
+	return dropAmbient()
 }
 
 // Close ends the world's servers and waits for them.
@@ -390,7 +392,8 @@ type Load struct {
 	Connections int   // to the server of many names, at once at most
 	Accepted    int   // connections in all
 	Rate        int   // most of them in one second
-	Sent        int64 // bytes that its connections carried, up and down
+	Sent        int64 // bytes that were sent on its connections, also those that wait in a buffer
+	Received    int64 // bytes that its connections brought
 	Names       int   // different names that were asked for
 	Waiting     int   // questions that were never answered, at once at most
 }
@@ -403,7 +406,7 @@ func (w *World) Load() Load {
 	for _, q := range w.questions {
 		names[strings.ToLower(q.Name)] = true
 	}
-	load := Load{Connections: w.most, Accepted: len(w.accepted), Sent: w.sent, Names: len(names), Waiting: w.waiting}
+	load := Load{Connections: w.most, Accepted: len(w.accepted), Sent: w.sent, Received: w.received, Names: len(names), Waiting: w.waiting}
 	first := 0
 	for i, at := range w.accepted {
 		for at.Sub(w.accepted[first]) > time.Second {
@@ -432,21 +435,19 @@ func (w *World) count(conn net.Conn) net.Conn {
 	return &counted{Conn: conn, w: w}
 }
 
-func (c *counted) carried(n int) {
-	c.w.mu.Lock()
-	c.w.sent += int64(n)
-	c.w.mu.Unlock()
-}
-
 func (c *counted) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
-	c.carried(n)
+	c.w.mu.Lock()
+	c.w.received += int64(n)
+	c.w.mu.Unlock()
 	return n, err
 }
 
 func (c *counted) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
-	c.carried(n)
+	c.w.mu.Lock()
+	c.w.sent += int64(n)
+	c.w.mu.Unlock()
 	return n, err
 }
 

@@ -213,7 +213,7 @@ func TestWorld_CountsTheLoadOfASandbox(t *testing.T) {
 		conns = append(conns, conn)
 	}
 	load := w.Load()
-	if load.Connections != 7 || load.Accepted != 7 || load.Sent != 70 || load.Rate == 0 {
+	if load.Connections != 7 || load.Accepted != 7 || load.Sent != 35 || load.Received != 35 || load.Rate == 0 {
 		t.Errorf("%+v", load)
 	}
 	for _, conn := range conns {

@@ -150,7 +150,8 @@ func (w *World) legal(q Question, rest []byte) bool {
 	header := func(at int) uint16 { return binary.BigEndian.Uint16(q.Raw[at:]) }
 	const counts = 4 // of questions, answers, authorities, additional records
 	class := header(len(q.Raw) - len(rest) - 2)
-	plain := header(counts) == 1 && header(counts+2) == 0 && header(counts+4) == 0 && class == 1 &&
+	const notQuery = 0xfe // the bits of the third byte that a plain query does not set
+	plain := q.Raw[2]&notQuery == 0 && header(counts) == 1 && header(counts+2) == 0 && header(counts+4) == 0 && class == 1 &&
 		(q.Type == TypeA || q.Type == TypeAAAA) && q.To == Resolver
 	// An OPT record without options tells how long answers may be.
 	const option = 11

@@ -108,7 +108,7 @@ func (l countingListener) Accept() (net.Conn, error) {
 		}
 		switch local(conn.LocalAddr()).Addr() {
 		case CDN, CDN6:
-			return l.w.count(conn), nil
+			return &judged{Conn: l.w.count(conn), w: l.w, port: local(conn.LocalAddr()).Port()}, nil
 		case Stuck:
 			l.w.keep(l.w.count(conn))
 		default:
@@ -135,12 +135,18 @@ func (w *World) serveHost() error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(
-		w.web(everywhere(80), nil, secret),
-		w.web(everywhere(443), config, secret),
-		w.tellers("the host side", 22, 6379),
-		w.abstract(),
-	)
+	// Not at every address, so that programs may bind these ports at others.
+	for _, at := range []string{"127.0.0.1", "127.0.0.2", "127.8.8.8", "::1", Host.String(), Host6.String()} {
+		at := netip.MustParseAddr(at)
+		if err := errors.Join(
+			w.web(netip.AddrPortFrom(at, 80), nil, secret),
+			w.web(netip.AddrPortFrom(at, 443), config, secret),
+			w.tellers("the host side", at, 22, 6379),
+		); err != nil {
+			return err
+		}
+	}
+	return w.abstract()
 }
 
 // abstract is a Unix socket without a path, which belongs to the network namespace.
@@ -167,10 +173,10 @@ func (w *World) abstract() error {
 // Abstract is the name of the host side's abstract Unix socket.
 func (w *World) Abstract() string { return "networld-host" }
 
-// tellers tell the secret to whoever connects to one of the ports.
-func (w *World) tellers(what string, ports ...uint16) error {
+// tellers tell the secret to whoever connects to one of the ports of an address.
+func (w *World) tellers(what string, at netip.Addr, ports ...uint16) error {
 	for _, port := range ports {
-		err := w.listen(everywhere(port), func(conn net.Conn) {
+		err := w.listen(netip.AddrPortFrom(at, port), func(conn net.Conn) {
 			at := local(conn.LocalAddr())
 			if port == 22 && at.Addr() == Git {
 				w.serveSSH(conn)
@@ -202,7 +208,7 @@ func (w *World) serveOuter() error {
 	if err := errors.Join(
 		w.web(everywhere(80), nil, handler),
 		w.web(everywhere(443), config, handler),
-		w.tellers("a port that is not listed", 22, 25, 853, 3128, 5432, 6379, 8080, 8443),
+		w.tellers("a port that is not listed", netip.IPv6Unspecified(), 22, 25, 853, 3128, 5432, 6379, 8080, 8443),
 		w.echo(), w.source(),
 	); err != nil {
 		return err
@@ -218,13 +224,13 @@ func (w *World) serveOuter() error {
 // hello notes a ClientHello that the policy does not allow.
 func (w *World) hello(hello *tls.ClientHelloInfo) {
 	at := local(hello.Conn.LocalAddr()).Addr()
-	const encryptedClientHello = 0xfe0d
+	const encryptedClientHello, encryptedServerName = 0xfe0d, 0xffce
 	switch {
 	case at != CDN && at != CDN6:
 		w.violate("a ClientHello for %q reached %v", hello.ServerName, at)
 	case !w.Policy.Allows(strings.ToLower(hello.ServerName)):
 		w.violate("a ClientHello for %q reached the server of many names", hello.ServerName)
-	case slices.Contains(hello.Extensions, encryptedClientHello):
+	case slices.Contains(hello.Extensions, encryptedClientHello), slices.Contains(hello.Extensions, encryptedServerName):
 		w.violate("a ClientHello with a hidden name reached the server of many names")
 	}
 }
@@ -260,7 +266,7 @@ func (w *World) page(out http.ResponseWriter, request *http.Request) {
 		return
 	}
 	switch {
-	case host == "pypi.host.example" || host == "npm.host.example":
+	case host == "pypi.host.example" || host == "npm.host.example" || host == "go.host.example":
 		w.mirrors.ServeHTTP(out, request)
 	case host == "git.host.example":
 		w.serveGit(out, request)
