@@ -76,6 +76,7 @@ type attempt struct {
 	backstop time.Duration
 	rounds   string // empty for one round
 	ends     bool   // the sandbox may end it before it has run to its end
+	isolated bool   // it is about sandboxes without a network only
 }
 
 // load reads the families, in alphabetical order.
@@ -221,6 +222,11 @@ func (a *attempt) direct(directive string) error {
 			return fmt.Errorf("ends %q: the only value is early", values[0])
 		}
 		a.ends = true
+	case "network":
+		if values[0] != "none" {
+			return fmt.Errorf("network %q: the only value is none", values[0])
+		}
+		a.isolated = true
 	default:
 		return fmt.Errorf("unknown directive %q", words[0])
 	}

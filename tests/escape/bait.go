@@ -54,6 +54,10 @@ func init() {
 		"takeover":    takeover,
 		"store":       store,
 		"frames":      frames,
+		"world":       world,
+		"channel":     channel,
+		"proxy":       proxy,
+		"listening":   listening,
 	}
 }
 
@@ -194,6 +198,11 @@ func (s *scene) startVictim(attr *syscall.SysProcAttr) (int, error) {
 	if err != nil {
 		return 0, errLacking("no sh for a victim")
 	}
+	return s.startVictimOf(shell, attr)
+}
+
+// startVictimOf is startVictim with a shell of the caller's.
+func (s *scene) startVictimOf(shell string, attr *syscall.SysProcAttr) (int, error) {
 	secret, err := s.write("victim", s.secret+"\n", 0o644)
 	if err != nil {
 		return 0, err

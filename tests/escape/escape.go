@@ -25,6 +25,7 @@ import (
 	"path"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -155,6 +156,9 @@ type artifact struct {
 	MemoryMB    int    `json:"memory_mb"`
 	Pids        int    `json:"pids"`
 	WorkspaceMB int    `json:"workspace_mb"`
+
+	Network json.RawMessage `json:"network"`
+	hosts   []string        // that its network reaches
 }
 
 // maxMetadata bounds a metadata.json, in bytes.
@@ -174,6 +178,9 @@ func describe(dir string) (artifact, error) {
 	defer file.Close()
 	if err := json.NewDecoder(io.LimitReader(file, maxMetadata)).Decode(&a); err != nil {
 		return a, fmt.Errorf("%s: %w", file.Name(), err)
+	}
+	if a.hosts, err = hostsOf(a.Network); err != nil {
+		return a, fmt.Errorf("%s: network: %w", file.Name(), err)
 	}
 	if languages[a.Type] == "" {
 		return a, fmt.Errorf("%s: no attempt is written for interpreter_type %q; use python, bash or node", file.Name(), a.Type)
@@ -315,6 +322,44 @@ func (s *suite) tryArtifact(ctx context.Context) error {
 		return fmt.Errorf("%s/bin/run does not run code: exit status %d, output %q", s.dir, out.exit, out.output.last())
 	}
 	s.open = out.output.has(scene.secret)
+	return s.tryNetwork(ctx)
+}
+
+// reachesHost is code that fetches a page of an allowed host and reports that as an escape.
+var reachesHost = map[language]string{
+	python: "if b'hello files.example' in get('files.example'):\n    escaped('the network works')",
+	bash: "exec 9<>/dev/tcp/files.example/80 && printf 'GET / HTTP/1.0\\r\\nHost: files.example\\r\\n\\r\\n' >&9\n" +
+		"while IFS= read -r line; do [ \"$line\" = 'hello files.example' ] && escaped 'the network works'; done <&9",
+	node: "if ((await (await fetch('http://files.example/')).text()).includes('hello files.example')) escaped('the network works');",
+}
+
+// tryNetwork makes sure that a sandbox with the network of the tests' internet reaches what
+// it may: attempts on a network that does not work prove nothing.
+func (s *suite) tryNetwork(ctx context.Context) error {
+	if !s.reachesWorld() {
+		return nil
+	}
+	a := attempt{name: "network", language: languages[s.Type], baits: []string{"world"}, timeout: s.patient(maxTimeout)}
+	a.code = reachesHost[a.language] + "\n"
+	scene, err := newScene(true, s.open, a.baits)
+	var lacking errLacking
+	if errors.As(err, &lacking) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer scene.close()
+	out, err := s.inside(ctx, &a, scene)
+	if err != nil {
+		return err
+	}
+	if !out.output.has(scene.signal(wordEscaped)) {
+		return fmt.Errorf("%s/bin/run does not reach files.example, which it may: output %q", s.dir, out.output.last())
+	}
+	if found := scene.world.Violations(); len(found) > 0 {
+		return fmt.Errorf("%s/bin/run reaches files.example in a way that counts as an escape: %q", s.dir, found)
+	}
 	return nil
 }
 
@@ -344,6 +389,14 @@ func (s *suite) try(ctx context.Context, a *attempt) Result {
 	result := Result{Name: a.name}
 	if tag, ok := a.shared(s.Skip); ok {
 		result.Verdict, result.Reason = Skipped, "left out: "+tag
+		return result
+	}
+	switch {
+	case a.isolated && len(s.hosts) > 0:
+		result.Verdict, result.Reason = Skipped, "it is about sandboxes without a network"
+		return result
+	case slices.Contains(a.baits, "world") && !s.reachesWorld():
+		result.Verdict, result.Reason = Skipped, "the sandbox has not the network of the tests"
 		return result
 	}
 	escaped, reason, err := s.sandboxed(ctx, a)

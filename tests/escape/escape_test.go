@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/networld"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
@@ -29,8 +30,31 @@ func controlGroups(t *testing.T) *cgroup.Tree {
 // NIX_SANDBOX_ESCAPE_SKIP lists tags to leave out beside those that are not
 // promised ("none" leaves out nothing), and NIX_SANDBOX_ESCAPE_MATCH patterns
 // of names, separated by commas.
-func TestEscape(t *testing.T) {
-	artifacts := undertest.Artifacts(t)
+func TestEscape(t *testing.T) { escapeSuite(t, undertest.Artifacts(t), nil) }
+
+// An ordinary user has no world in [TestEscape], whose attempts are of the user as the
+// machine has it. Here they are of the user in a user namespace.
+func TestEscape_Network(t *testing.T) {
+	var artifacts []string
+	for _, dir := range undertest.Artifacts(t) {
+		if a, err := describe(dir); err == nil && (&suite{artifact: a}).reachesWorld() {
+			artifacts = append(artifacts, dir)
+		}
+	}
+	switch {
+	case len(artifacts) == 0:
+		t.Skip("no sandbox under test has the network of the tests")
+	case os.Geteuid() == 0:
+		t.Skip("TestEscape has made these attempts as root")
+	}
+	if networld.Again(t) {
+		escapeSuite(t, artifacts, []string{"network-*/*"})
+	}
+}
+
+// escapeSuite runs the suite on sandboxes: the attempts that match, or those that the
+// environment names.
+func escapeSuite(t *testing.T, artifacts, match []string) {
 	list := func(name string) []string {
 		return strings.FieldsFunc(os.Getenv(name), func(char rune) bool { return char == ',' })
 	}
@@ -39,10 +63,13 @@ func TestEscape(t *testing.T) {
 		skip = append(skip, Unpromised()...)
 	}
 	groups := controlGroups(t)
+	if named := list("NIX_SANDBOX_ESCAPE_MATCH"); len(named) > 0 {
+		match = named
+	}
 	for _, dir := range artifacts {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			report, err := Run(context.Background(), dir, Options{
-				Match:  list("NIX_SANDBOX_ESCAPE_MATCH"),
+				Match:  match,
 				Skip:   skip,
 				Slow:   patience.Factor(),
 				Groups: groups,

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/networld"
 )
 
 const (
@@ -235,7 +237,11 @@ func (s *scene) run(ctx context.Context, o *output, namespaces bool, stdin strin
 		return outcome{}, err
 	}
 	defer func() { err = errors.Join(err, leave()) }()
-	started := cmd.Run()
+	start := networld.Unprivileged
+	if s.world != nil {
+		start = s.world.Do
+	}
+	started := start(cmd.Run)
 	if cmd.Process != nil && s.group == 0 {
 		// What a control left in its group goes; a sandbox has taken its
 		// processes along, and if it has not, that was seen.

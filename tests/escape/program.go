@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-//go:embed prelude/prelude.py prelude/prelude.sh prelude/prelude.js
+//go:embed prelude/prelude.py prelude/prelude.sh prelude/prelude.js prelude/world.py
 var preludes embed.FS
 
 // program returns the whole text that an interpreter is given: variables,
@@ -38,6 +38,13 @@ func (a *attempt) program(vars map[string]any) (string, error) {
 		}
 	}
 	text.Write(prelude)
+	if a.language == python && slices.Contains(a.baits, "world") {
+		prelude, err := preludes.ReadFile("prelude/world.py")
+		if err != nil {
+			return "", err
+		}
+		text.Write(prelude)
+	}
 	switch a.language {
 	case bash:
 		// What runs after the attempt may try commands that are not there.

@@ -2,6 +2,7 @@ package escape
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,6 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/networld"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 // every returns the suite's attempts.
@@ -163,6 +166,65 @@ func TestRun_WithoutASandboxFails(t *testing.T) {
 	}
 }
 
+// The attempts on a network by name get through where there is no sandbox: all of them,
+// or the machine lacks something. These are their controls.
+func TestRun_WithoutASandboxReachesEverything(t *testing.T) {
+	if !networld.Again(t) {
+		return
+	}
+	attempts := slices.DeleteFunc(every(t), func(a attempt) bool {
+		return !slices.Contains(a.baits, "world") || a.control != controlHost
+	})
+	for kind := range languages {
+		t.Run(kind, func(t *testing.T) {
+			dir := weak(t, kind)
+			describeNetwork(t, dir)
+			asControl(t, dir)
+			report := must.Get(run(t.Context(), dir, Options{NoControls: true, Slow: patience.Factor(), Match: escapeMatch()}, attempts))(t)
+			escaped := 0
+			for _, result := range report.Results {
+				switch {
+				case result.Escaped:
+					escaped++
+					t.Log(result)
+				case result.Verdict == Skipped:
+					t.Log(result)
+				default:
+					t.Errorf("%s: it did not get through", result)
+				}
+			}
+			t.Logf("%d of %d attempts got through", escaped, len(report.Results))
+		})
+	}
+}
+
+// escapeMatch are the patterns of names that the environment has.
+func escapeMatch() []string {
+	return strings.FieldsFunc(os.Getenv("NIX_SANDBOX_ESCAPE_MATCH"), func(char rune) bool { return char == ',' })
+}
+
+// asControl tells the attempts in a weak artifact that they are controls.
+func asControl(t *testing.T, dir string) {
+	t.Helper()
+	path := filepath.Join(dir, "bin", "run")
+	text := string(must.Get(os.ReadFile(path))(t))
+	changed := strings.Replace(text, `"s,/project,`, `"s/^\(var \)*CONTROL\( *= *'*\)0/\1CONTROL\21/;s,/project,`, 1)
+	if changed == text {
+		t.Fatalf("the weak artifact has no such command: %s", text)
+	}
+	must.Do(t, os.WriteFile(path, []byte(changed), 0o755))
+}
+
+// describeNetwork gives an artifact the policy of the tests' internet in its metadata.
+func describeNetwork(t *testing.T, dir string) {
+	t.Helper()
+	path := filepath.Join(dir, "metadata.json")
+	var metadata map[string]any
+	must.Do(t, json.Unmarshal(must.Get(os.ReadFile(path))(t), &metadata))
+	metadata["network"] = map[string]any{"mode": "allow", "domains": networld.ReadPolicy().Domains, "ports": networld.ReadPolicy().Ports}
+	must.Do(t, os.WriteFile(path, must.Get(json.Marshal(metadata))(t), 0o644))
+}
+
 // A verdict comes from evidence and from having run to the end, never from
 // the absence of both.
 func TestRun_VerdictsComeFromEvidence(t *testing.T) {
@@ -227,7 +289,7 @@ func TestRun_Refuses(t *testing.T) {
 func TestBaits_AreRemoved(t *testing.T) {
 	var names []string
 	for name := range baits {
-		if name != "takeover" { // it needs a project
+		if name != "takeover" && name != "listening" { // they need a project and a world
 			names = append(names, name)
 		}
 	}

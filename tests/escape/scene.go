@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/networld"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
 
@@ -43,6 +44,8 @@ type scene struct {
 	tty   *os.File        // controlling terminal and stderr, if not nil
 	hear  func(io.Writer) // hands on what was written to the terminal
 	group int             // process group to join; 0 for a session of its own
+
+	world *networld.World // where bin/run starts; nil for the suite's own network
 
 	groups *cgroup.Tree // for the sandbox; nil for none
 	limits cgroup.Limits
