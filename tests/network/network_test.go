@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -42,21 +43,25 @@ type call struct {
 	project string // a folder of the host; empty for none
 }
 
-// run returns what the code printed. The error is that of the program.
+// run returns what the code printed to standard output. The error is that of the program,
+// with what it wrote to standard error.
 func (c call) run(ctx context.Context, w *networld.World) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience.For(patience.Long))
 	defer cancel()
-	var output bytes.Buffer
+	var output, messages bytes.Buffer
 	err := w.Do(func() error {
 		cmd := exec.CommandContext(ctx, c.program)
 		cmd.Stdin = bytes.NewReader([]byte(c.code))
-		cmd.Stdout, cmd.Stderr = &output, &output
+		cmd.Stdout, cmd.Stderr = &output, &messages
 		cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
 		if c.project != "" {
 			cmd.Env = append(cmd.Env, "PROJECT_DIR="+c.project)
 		}
 		return cmd.Run()
 	})
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, bytes.TrimSpace(messages.Bytes()))
+	}
 	return output.String(), err
 }
 
