@@ -30,7 +30,8 @@ func serve(t *testing.T, w *networld.World, names ...string) *mcptest.Client {
 	}
 	cmd := exec.Command(undertest.Server(t), "--stdio", "--log-format", "json")
 	home := t.TempDir()
-	cmd.Env = []string{"HOME=" + home, "TMPDIR=" + home, "NIX_SANDBOX_METADATA=" + mcptest.Metadata(t, environments)}
+	// A test has more sessions than may live at once.
+	cmd.Env = []string{"HOME=" + home, "TMPDIR=" + home, "SESSION_IDLE_TIMEOUT=10", "NIX_SANDBOX_METADATA=" + mcptest.Metadata(t, environments)}
 	var client *mcptest.Client
 	must.Do(t, w.Do(func() error {
 		client = mcptest.Start(t, cmd)
