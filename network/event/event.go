@@ -136,7 +136,7 @@ func (e Event) Target() string {
 	return "a connection"
 }
 
-// Sentence says what happened, for a person or a model, and how an operator
+// Sentence says what happened, for a user or a model, and how an operator
 // allows it where that is possible. It has no full stop at the end.
 func (e Event) Sentence() string {
 	switch e.Kind {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Bucket is a token bucket: it holds at most burst tokens, and gets rate new
+// Bucket is a token bucket: it has at most burst tokens, and gets rate new
 // ones each second. It is safe for concurrent use.
 type Bucket struct {
 	rate, burst float64

@@ -11,7 +11,7 @@ import (
 func TestBucket_GivesItsBurstAndThenItsRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := limit.NewBucket(10, 5)
-		time.Sleep(time.Hour) // it never holds more than its burst
+		time.Sleep(time.Hour) // it never has more than its burst
 		for i := range 5 {
 			if wait, ok := b.Take(0); !ok || wait != 0 {
 				t.Fatalf("token %d: %v, %v", i, wait, ok)

@@ -72,7 +72,7 @@ var notPublic = networks(
 	"3fff::/20", "an address for documentation",
 )
 
-// globalUnicast holds all public IPv6 addresses (RFC 4291, section 2.4).
+// globalUnicast contains all public IPv6 addresses (RFC 4291, section 2.4).
 var globalUnicast = netip.MustParsePrefix("2000::/3")
 
 // Check returns an [AddressError] where an address may not be dialled. own are

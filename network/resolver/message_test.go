@@ -29,7 +29,7 @@ func FuzzParse(f *testing.F) {
 		if problem != success {
 			return
 		}
-		// The response holds the same question, and is a response to this package too.
+		// The response contains the same question, and is a response to this package too.
 		if again, _, answer := parse(response); answer {
 			t.Fatalf("a response is read as a query: %+v", again)
 		}
