@@ -26,6 +26,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -294,8 +295,14 @@ func (w *World) Do(f func() error) error {
 	})
 }
 
-// enter moves the calling thread to the host side for good. The goroutine is locked to the
-// thread and never unlocked.
+// Enter moves the calling goroutine to the host side for good, with a thread of its own.
+func (w *World) Enter() error {
+	// On another thread, the mounts and sockets that follow would be the machine's.
+	runtime.LockOSThread() // never unlocked
+	return w.enter()
+}
+
+// enter moves the calling thread, to which the goroutine is locked, to the host side.
 func (w *World) enter() error {
 	if err := privateFiles(w.dir); err != nil {
 		return err
