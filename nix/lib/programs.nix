@@ -153,6 +153,7 @@ let
       "agent/frame"
       "runtime/cgroup"
       "tests/escape"
+      "tests/networld"
       "tests/procfs"
     ];
     packages = [ "tests/escape/cmd/nix-sandbox-escape-test" ];
