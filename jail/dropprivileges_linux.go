@@ -27,7 +27,7 @@ const handedOver = "/sys"
 // In the sandbox, the files of a folder's owner belong to that user, so that code
 // reads there what the owner may read.
 func dropRoot(request Request) (Request, error) {
-	user, err := hostUser()
+	user, err := hostUser(os.Getpid())
 	if err != nil || user == 0 {
 		return request, err
 	}
@@ -122,9 +122,9 @@ func handOverAll(folders []handOver, user int) error {
 	return nil
 }
 
-// hostUser returns the user as which root starts a sandbox from this process; 0
-// where the sandbox runs as the user of this process.
-func hostUser() (int, error) {
+// hostUser returns the user as which root starts a sandbox from the process with an
+// id; 0 where the sandbox runs as the user of this process.
+func hostUser(pid int) (int, error) {
 	if unix.Geteuid() != 0 {
 		return 0, nil
 	}
@@ -136,7 +136,7 @@ func hostUser() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	return sandboxUser(users, groups, os.Getpid())
+	return sandboxUser(users, groups, pid)
 }
 
 func readMap(name string) ([]span, error) {

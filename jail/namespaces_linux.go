@@ -27,7 +27,7 @@ const (
 // Check returns why no sandbox would start here with this bubblewrap, in the
 // sentences with which the start would be refused.
 func Check(ctx context.Context, bubblewrap string) error {
-	user, err := hostUser()
+	user, err := hostUser(os.Getpid())
 	if err != nil {
 		return err
 	}

@@ -46,11 +46,10 @@ const portDNS = 53
 // also starts while they wait.
 const backlog = 128
 
-// maxCertificate bounds the certificate that the proxy sends, and maxSecret a secret, in
-// bytes. maxAuthorities bounds the file of public authorities; a real one has 230 KB.
+// maxSecret bounds a secret, and maxAuthorities the file of public authorities, in bytes.
+// A real one has 230 KB.
 const (
-	maxCertificate = 16 << 10
-	maxSecret      = 64 << 10
+	maxSecret      = 16 << 10
 	maxAuthorities = 4 << 20
 )
 
@@ -84,47 +83,46 @@ func Events(value string) (int, error) {
 	}
 }
 
-// checkProxy reads the description of the proxy, so that what is missing is an error
-// before anything has started.
-func (s *Spec) checkProxy() error {
+// readProxy reads the description of the proxy, so that what is missing is an error
+// before anything has started. It is nil without a network.
+func (s *Spec) readProxy() (*Spec, error) {
 	if s.Network == nil {
-		return nil
+		return nil, nil
 	}
 	proxy, err := ReadSpec(s.Network.Proxy)
-	if errors.Is(err, fs.ErrNotExist) {
-		return &Refusal{
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, &Refusal{
 			Problem: fmt.Sprintf("the network's proxy %s does not exist", s.Network.Proxy),
 			Hint:    "build the sandbox again, so that its parts are in the store",
 		}
-	}
-	if err != nil {
-		return err
-	}
-	if proxy.Network != nil || proxy.Descriptors != proxySecrets-firstExtra+len(s.Network.Secrets) {
-		return &Refusal{
+	case err != nil:
+		return nil, err
+	case proxy.Network != nil:
+		return nil, &Refusal{
 			Problem: fmt.Sprintf("%s does not describe a network's proxy", s.Network.Proxy),
 			Hint:    "build the sandbox again with mkSandbox",
 		}
 	}
 	if err := unix.Access(proxy.Seccomp, unix.R_OK); err != nil {
-		return &Refusal{
+		return nil, &Refusal{
 			Problem: fmt.Sprintf("open the system call filter %s of the network's proxy: %v", proxy.Seccomp, err),
 			Hint:    "build the sandbox again, so that its parts are in the store",
 		}
 	}
-	return proxy.checkBinds()
+	return proxy, proxy.checkBinds()
 }
 
-// start starts the jail of the network's proxy with this program, and returns what is
-// to be done in the outer namespace. Nobody waits for the proxy: connections wait for it
-// in the queues of its sockets. Only where it ends TLS for some hosts, the step in the
-// outer namespace waits for its certificate.
+// start starts the jail of the network's proxy, and returns what is to be done in the
+// outer namespace. Nobody waits for the proxy: connections wait for it in the queues of
+// its sockets. Only where it ends TLS for some hosts, the step in the outer namespace
+// waits for its certificate.
 //
-// The proxy is in this process's group. It ends with this process, which becomes
-// bubblewrap: where both have one user, by the signal of the parent's end, and
-// otherwise by the descriptor of this process, because the kernel checks whether the
-// one may send a signal to the other.
-func (n *Network) start(events int) (*step, error) {
+// Where root is the caller, the proxy has a user of its own. It is in this process's
+// group. It ends with this process, which becomes bubblewrap: where both have one user,
+// by the signal of the parent's end, and otherwise by the descriptor of this process,
+// because the kernel checks whether the one may send a signal to the other.
+func (n *Network) start(proxy *Spec, events int) (*step, error) {
 	fail := func(what string, err error) (*step, error) {
 		return nil, fmt.Errorf("start the network's proxy: %s: %w", what, err)
 	}
@@ -155,20 +153,40 @@ func (n *Network) start(events int) (*step, error) {
 		}
 		files = append(files, uintptr(fd))
 	}
+	// Bubblewrap closes these two before it starts the proxy.
+	filter, err := unix.Open(proxy.Seccomp, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fail("open its system call filter", err)
+	}
+	_, inside := proxy.plan(Request{})
+	flags, err := memfile("proxy flags", terminated(inside))
+	if err != nil {
+		return fail("keep its flags", err)
+	}
+	files = append(files, uintptr(filter), uintptr(flags))
+	args := append([]string{
+		proxy.Bubblewrap, "--args", strconv.Itoa(len(files) - 1), "--seccomp", strconv.Itoa(len(files) - 2), "--",
+	}, proxy.Command...)
+	attributes := &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	user, err := hostUser(os.Getpid() + ofProxy)
+	if err != nil {
+		return nil, err
+	}
+	if user != 0 {
+		if err := capable(); err != nil {
+			return nil, err
+		}
+		attributes.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}
+	}
+	// The proxy inherits it.
+	proxy.yieldToHost()
 	// Not by os/exec, which would start another process first, to learn whether the
 	// kernel has pidfds.
-	_, err = syscall.ForkExec(launcher, []string{launcher, n.Proxy}, &syscall.ProcAttr{
-		Env:   []string{},
-		Files: files,
-		Sys:   &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
-	})
+	_, err = syscall.ForkExec(proxy.Bubblewrap, args, &syscall.ProcAttr{Dir: "/", Env: []string{}, Files: files, Sys: attributes})
 	if err != nil {
-		return fail("run "+n.Proxy, err)
+		return nil, proxy.notStarted(err.Error())
 	}
-	for _, fd := range []int{null, pair[1], this} {
-		_ = unix.Close(fd)
-	}
-	for _, fd := range files[proxySecrets:] {
+	for _, fd := range append(files[proxySecrets:], uintptr(null), uintptr(pair[1]), uintptr(this)) {
 		_ = unix.Close(int(fd))
 	}
 	if _, err := unix.FcntlInt(uintptr(pair[0]), unix.F_SETFD, 0); err != nil {
@@ -259,7 +277,7 @@ func (n *Network) portList() string {
 // try makes the network in an outer namespace with nothing in it, and returns the
 // refusal of a sandbox's start. Its sockets are closed with it.
 func (n *Network) try(ctx context.Context, bubblewrap string) error {
-	user, err := hostUser()
+	user, err := hostUser(os.Getpid())
 	if err != nil {
 		return err
 	}
@@ -388,24 +406,18 @@ func addAuthority(proxy, file int, authorities string) error {
 	if err := unix.Shutdown(proxy, unix.SHUT_WR); err != nil {
 		return fail(err)
 	}
-	certificate := make([]byte, maxCertificate+1)
-	n, _, err := unix.Recvfrom(proxy, certificate, 0)
-	for errors.Is(err, unix.EINTR) {
-		n, _, err = unix.Recvfrom(proxy, certificate, 0)
-	}
+	certificate, err := handover.ReceiveCertificate(proxy)
 	switch {
+	case errors.Is(err, io.EOF):
+		return fail(errors.New("it has ended"))
 	case err != nil:
 		return fail(err)
-	case n == 0:
-		return fail(errors.New("it has ended"))
-	case n > maxCertificate:
-		return fail(fmt.Errorf("it sent more than %d bytes", maxCertificate))
 	}
 	public, err := bounded.ReadFile(authorities, maxAuthorities)
 	if err != nil {
 		return fmt.Errorf("read the public certificates: %w", err)
 	}
-	return fill(file, slices.Concat(public, []byte("\n"), certificate[:n]))
+	return fill(file, slices.Concat(public, []byte("\n"), certificate))
 }
 
 // makeNetwork makes every address local, and hands the listening sockets of the

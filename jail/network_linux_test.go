@@ -70,7 +70,7 @@ func TestPlan_MakesOneOuterNamespace(t *testing.T) {
 
 func TestParseSpec_ReadsNetworks(t *testing.T) {
 	spec := networked()
-	spec.Descriptors, spec.OOMScore, spec.KeepsKeyring = 3, 900, true
+	spec.OOMScore = 900
 	spec.Network.Secrets = []Secret{{Name: "A", File: "/run/a"}, {Name: "B", Variable: "B"}}
 	spec.Network.Authorities, spec.Network.Certificates = "/nix/store/c/bundle", "/certificates.crt"
 	got := must.Get(ParseSpec(encode(t, spec)))(t)
@@ -87,8 +87,6 @@ func TestParseSpec_ReadsNetworks(t *testing.T) {
 		"the port 53":         func(s *Spec) { s.Network.Ports = []int{443, 53} },
 		"the port 65536":      func(s *Spec) { s.Network.Ports = []int{65536} },
 		"holds a zero byte":   func(s *Spec) { s.Network.Flags = []string{"a\x00b"} },
-		"descriptors is -1":   func(s *Spec) { s.Descriptors = -1 },
-		"descriptors is 20":   func(s *Spec) { s.Descriptors = 20 },
 		"has 17 secrets":      func(s *Spec) { s.Network.Secrets = make([]Secret, 17) },
 		`the secret ""`:       func(s *Spec) { s.Network.Secrets = []Secret{{File: "/f"}} },
 		`the file "f"`:        func(s *Spec) { s.Network.Secrets = []Secret{{Name: "A", File: "f"}} },
@@ -114,15 +112,15 @@ func encode(t testing.TB, spec Spec) []byte {
 }
 
 // What is missing of the proxy is a sentence before anything starts.
-func TestCheckProxy(t *testing.T) {
+func TestReadProxy(t *testing.T) {
 	folder := t.TempDir()
 	filter := filepath.Join(folder, "filter")
 	must.Do(t, os.WriteFile(filter, nil, 0o644))
 	proxy := valid()
-	proxy.Seccomp, proxy.Descriptors = filter, proxySecrets-firstExtra
+	proxy.Seccomp = filter
 	for want, change := range map[string]func(*Spec){
 		"":                              func(*Spec) {},
-		"does not describe a network's": func(s *Spec) { s.Descriptors = 0 },
+		"does not describe a network's": func(s *Spec) { s.Network = networked().Network },
 		"which does not exist":          func(s *Spec) { s.Binds = []Bind{{folder + "/resolv.conf", "/etc/resolv.conf"}} },
 		"the system call filter":        func(s *Spec) { s.Seccomp += "-none" },
 		"proxy does not exist":          nil,
@@ -135,14 +133,14 @@ func TestCheckProxy(t *testing.T) {
 		}
 		spec := networked()
 		spec.Network.Proxy = name
-		err := spec.checkProxy()
+		_, err := spec.readProxy()
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want) || HintOf(err) == "") {
 			t.Errorf("error %v with hint %q, want one with %q", err, HintOf(err), want)
 		}
 	}
 	none := valid()
-	if err := none.checkProxy(); err != nil {
-		t.Errorf("without a network: %v", err)
+	if proxy, err := none.readProxy(); proxy != nil || err != nil {
+		t.Errorf("without a network: %v, error %v", proxy, err)
 	}
 }
 
@@ -187,7 +185,7 @@ func TestSecret_Open(t *testing.T) {
 		{Secret{File: folder + "/pipe"}, "!a file of 1 to"},
 		{Secret{File: folder + "/none"}, "!cannot be read: no such file"},
 		{Secret{Variable: "SECRET_NONE"}, "!which has 0 bytes"},
-		{Secret{Variable: "SECRET_LARGE"}, "!and can have 1 to 65536"},
+		{Secret{Variable: "SECRET_LARGE"}, "!and can have 1 to 16384"},
 	} {
 		test.secret.Name = "TOKEN"
 		fd, err := test.secret.open()

@@ -264,7 +264,6 @@ func TestNetwork_GivesSecretsToTheProxyAlone(t *testing.T) {
 	spec := must.Get(jail.ReadSpec(run))(t)
 	spec.Network.Secrets = []jail.Secret{{Name: "A", File: filepath.Join(folder, "secret")}, {Name: "B", Variable: "TOKEN"}}
 	proxy := must.Get(jail.ReadSpec(spec.Network.Proxy))(t)
-	proxy.Descriptors += 2
 	proxy.Seccomp = spec.Seccomp
 	proxy.Command = []string{"/usr/bin/bash", "-c", "cat <&6 >&2; echo >&2; cat <&7 >&2; echo >&2; read -t 5 <&5"}
 	for _, folder := range []string{"/usr", "/nix/store"} {

@@ -58,13 +58,6 @@ type Spec struct {
 	NoOverlay string   `json:"no_overlay"`
 	// Network describes the network of named hosts; nil where there is no network.
 	Network *Network `json:"network,omitempty"`
-	// Descriptors is how many of the caller's descriptors after the standard ones
-	// the first process inherits.
-	Descriptors int `json:"descriptors,omitempty"`
-	// KeepsKeyring says that the processes cannot use keys, because their filter
-	// refuses all calls about them, and so need no session keyring of their own. The
-	// kernel gives an ordinary user 200 of them.
-	KeepsKeyring bool `json:"keeps_keyring,omitempty"`
 	// OOMScore is the oom_score_adj of the processes, at most and by default
 	// [maxOOMScore].
 	OOMScore int `json:"oom_score,omitempty"`
@@ -156,9 +149,6 @@ const maxPorts = 64
 
 // maxSecrets bounds the secrets of a network, as the build does.
 const maxSecrets = 16
-
-// maxDescriptors bounds what a first process inherits.
-const maxDescriptors = 3 + maxSecrets
 
 // ReadSpec reads the description in a file.
 func ReadSpec(name string) (*Spec, error) {
@@ -258,9 +248,6 @@ func (s *Spec) check() error {
 			return fmt.Errorf("network has the authorities %q and certificates %q, want two absolute paths or none", n.Authorities, n.Certificates)
 		}
 		lists = append(lists, n.Flags, []string{n.Proxy, n.HostDir, n.Authorities, n.Certificates})
-	}
-	if s.Descriptors < 0 || s.Descriptors > maxDescriptors {
-		return fmt.Errorf("descriptors is %d, want 0 to %d", s.Descriptors, maxDescriptors)
 	}
 	if s.OOMScore < 0 || s.OOMScore > maxOOMScore {
 		return fmt.Errorf("oom_score is %d, want 0 to %d", s.OOMScore, maxOOMScore)

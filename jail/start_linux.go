@@ -21,7 +21,7 @@ const firstExtra = 3
 // [NoEvents].
 func (s *Spec) Start(request Request, events int) error {
 	parent := unix.Getppid()
-	if err := closeOnExec(firstExtra + s.Descriptors); err != nil {
+	if err := closeOnExec(); err != nil {
 		return err
 	}
 	// Keyrings and mounts belong to a thread, and only the thread that calls
@@ -43,13 +43,15 @@ func (s *Spec) Start(request Request, events int) error {
 	if err != nil {
 		return err
 	}
-	if err := s.checkProxy(); err != nil {
+	proxy, err := s.readProxy()
+	if err != nil {
 		return err
 	}
 	var network *step
 	startNetwork := func() (err error) {
 		if s.Network != nil && network == nil {
-			network, err = s.Network.start(events)
+			network, err = s.Network.start(proxy, events)
+			s.yieldToHost()
 		}
 		return err
 	}
@@ -67,10 +69,8 @@ func (s *Spec) Start(request Request, events int) error {
 	if err := namespacesAllowed(s.Bubblewrap); err != nil {
 		return err
 	}
-	if !s.KeepsKeyring {
-		if err := newKeyring(); err != nil {
-			return err
-		}
+	if err := newKeyring(); err != nil {
+		return err
 	}
 	if err := s.checkBinds(); err != nil {
 		return err
@@ -239,9 +239,10 @@ func fill(fd int, contents []byte) error {
 	return nil
 }
 
-// closeOnExec keeps the descriptors of the caller from first on out of the sandbox.
-func closeOnExec(first int) error {
-	err := unix.CloseRange(uint(first), math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
+// closeOnExec keeps every descriptor of the caller but the standard ones out of
+// the sandbox.
+func closeOnExec() error {
+	err := unix.CloseRange(firstExtra, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	if err == nil {
 		return nil
 	}
@@ -251,7 +252,7 @@ func closeOnExec(first int) error {
 		return fmt.Errorf("list the open descriptors: %w", err)
 	}
 	for _, entry := range entries {
-		if fd, err := strconv.Atoi(entry.Name()); err == nil && fd >= first {
+		if fd, err := strconv.Atoi(entry.Name()); err == nil && fd >= firstExtra {
 			unix.CloseOnExec(fd)
 		}
 	}

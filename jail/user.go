@@ -14,8 +14,10 @@ import (
 const (
 	// ownUsers begins a range of 2^22 users, as many as Linux has process ids.
 	// Neither distributions nor systemd, subordinate users or containers assign
-	// numbers of this range.
+	// numbers of this range, or of the next one of the same size.
 	ownUsers = 0x7000_0000
+	// ofProxy is added to the process id for the user of the sandbox's proxy.
+	ofProxy = 1 << 22
 	// dynamicUsers begins systemd's range for dynamic users, which also exists
 	// in containers that have 65,536 users.
 	dynamicUsers     = 61184

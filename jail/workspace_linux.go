@@ -82,7 +82,7 @@ func (s *Spec) StartWorkspace() error {
 	if s.Workspace == nil {
 		return errors.New("the description has no workspace")
 	}
-	if err := closeOnExec(firstExtra); err != nil {
+	if err := closeOnExec(); err != nil {
 		return err
 	}
 	if err := unix.Access(s.Bubblewrap, unix.X_OK); err != nil {

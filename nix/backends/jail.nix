@@ -138,11 +138,6 @@ let
         variables = "";
         overlay = null;
         no_overlay = "it is the proxy of a network";
-        # The sandbox's sockets, the pipe for events, the process with which the proxy
-        # ends, and the secrets.
-        descriptors = 3 + lib.length secrets;
-        # The filter allows no call about keys.
-        keeps_keyring = true;
         # Of one control group, the kernel ends the code first.
         oom_score = 900;
         command = [

@@ -232,8 +232,6 @@ func (s Sandbox) network(t testing.TB, dir, program string) *jail.Network {
 		ProjectMount: "/project",
 		Reserved:     []string{"/etc"},
 		NoOverlay:    "it is the proxy of a network",
-		Descriptors:  3,
-		KeepsKeyring: true,
 		OOMScore:     900,
 		Command:      []string{"/" + NetworkProxy, "--policy", "/policy.json"},
 	}))(t)
