@@ -22,6 +22,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/networktest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 var compare = cmpopts.EquateComparable(netip.Addr{})
@@ -118,7 +119,9 @@ func TestRelay_RefusesTLSForAnotherHost(t *testing.T) {
 }
 
 func TestRelay_RefusesASlowHello(t *testing.T) {
-	s := start(t, `{}`, times{hello: 10 * time.Millisecond, dial: time.Minute, idle: time.Minute})
+	// Long enough for the bytes that do come.
+	hello := time.Duration(patience.Factor()) * time.Second
+	s := start(t, `{}`, times{hello: hello, dial: time.Minute, idle: time.Minute})
 	if got := s.outcome("files.example", 443, []byte{22, 3, 1}); got != wasReset {
 		t.Errorf("it ends with %s", got)
 	}
@@ -374,7 +377,7 @@ func TestRelay_BoundsConnections(t *testing.T) {
 }
 
 func TestRelay_SlowsDownWhatIsAboveItsRate(t *testing.T) {
-	s := start(t, `{"rate":5,"connections":1000}`)
+	s := start(t, `{"rate":1,"connections":1000}`)
 	networktest.Listen(t, server+":22", func(conn *net.TCPConn) { conn.Close() })
 	var mu sync.Mutex
 	ended := map[string]int{}
@@ -389,8 +392,8 @@ func TestRelay_SlowsDownWhatIsAboveItsRate(t *testing.T) {
 		})
 	}
 	group.Wait()
-	// 5 at once and 5 more within a second; a slow machine lets more through.
-	if ended[`""`] < 10 || ended[`""`] > 30 || ended[wasReset] == 0 {
+	// One passes at once and one within a second, and more where the machine is slow.
+	if ended[`""`] < 2 || ended[wasReset] == 0 {
 		t.Errorf("%v", ended)
 	}
 	for _, e := range s.refusals() {
@@ -470,16 +473,17 @@ func TestRelay_StandsTenThousandHalfOpenConnections(t *testing.T) {
 }
 
 func TestRelay_EndsIdleConnections(t *testing.T) {
-	s := start(t, `{}`, times{hello: time.Minute, dial: time.Minute, idle: 200 * time.Millisecond})
+	idle := time.Duration(patience.Factor()) * time.Second
+	s := start(t, `{}`, times{hello: time.Minute, dial: time.Minute, idle: idle})
 	networktest.Listen(t, server+":22", echo)
 	conn := s.dial("git.example", 22)
 	// As long as single bytes come, it stays.
-	for range 10 {
+	for range 15 {
 		must.Get(conn.Write([]byte("x")))(t)
 		if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(idle / 10)
 	}
 	if got := ends(conn); got != wasReset {
 		t.Errorf("ends with %s", got)
