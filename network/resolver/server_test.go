@@ -1,6 +1,7 @@
 package resolver_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -288,6 +289,37 @@ func TestServer_KeepsOddNamesInside(t *testing.T) {
 	response := s.exchange(t, query(7, 1, long...))
 	if len(response) < 12 || response[3]&0xf != 0 || response[7] != 1 {
 		t.Errorf("a name of %d bytes is answered % x", len(strings.Join(long, ".")), response)
+	}
+}
+
+// Whatever bytes a label has, the event of its refusal is one that readers accept.
+func TestServer_ReportsEveryByteOfALabel(t *testing.T) {
+	s := start(t, 10, "null")
+	var stream bytes.Buffer
+	writer := event.NewWriter(func(line []byte) bool { stream.Write(line); return true })
+	named := 0
+	for b := range 256 {
+		response := s.exchange(t, query(7, 1, "a"+string([]byte{byte(b)})+"b", "evil", "example"))
+		if len(response) < 12 || response[3]&0xf != 3 {
+			t.Errorf("byte %d is answered % x", b, response)
+		}
+		for _, e := range s.reported() {
+			writer.Write(e)
+		}
+	}
+	reader := event.NewReader(&stream)
+	for b := range 256 {
+		e, err := reader.Read()
+		if err != nil || e.Reason != event.ByName {
+			t.Fatalf("byte %d: %+v, %v", b, e, err)
+		}
+		if e.Name != "" {
+			named++
+		}
+	}
+	// Those with a name are the letters, digits, "-" and "_".
+	if named != 26+26+10+2 {
+		t.Errorf("%d events have a name", named)
 	}
 }
 
