@@ -464,7 +464,9 @@ let
         workspace = describe "serve";
       };
       contents = tree;
-      needs = builtins.hashString "sha256" "${launcher} ${bubblewrap}${lib.optionalString isNetworked " network"}";
+      needs = builtins.hashString "sha256" "${launcher} ${bubblewrap}${
+        lib.optionalString isNetworked " network ${builtins.toJSON isolatedNetwork.secrets}"
+      }";
       closure = builtins.unsafeDiscardStringContext (lib.substring 0 32 (baseNameOf tree.outPath));
     };
 in

@@ -266,11 +266,24 @@ in
         (needs { } == needs { memory_mb = 100; })
         (needs { inherit network; } == needs { })
         (needs { inherit network; } == needs { network = network // { ports = [ 8443 ]; }; })
+        # bin/check looks for the secret.
+        (
+          needs { inherit network; } == needs {
+            network = network // {
+              credentials.A = {
+                domain = "files.example";
+                header = "X-Key: {}";
+                file = "/run/secrets/a";
+              };
+            };
+          }
+        )
       ];
     expected = [
       true
       false
       true
+      false
     ];
   };
   testMetadataOfANetwork = {
@@ -350,6 +363,20 @@ in
             "SSL_CERT_FILE"
           ]
         );
+        # The server's variables, by which its launchers find them.
+        variables =
+          (library.mkSandbox {
+            name = "x";
+            interpreter_type = "bash";
+            packages = [ pkgs.bash ];
+            network = network // {
+              credentials.A = {
+                domain = "files.example";
+                header = "X-Key: {}";
+                variable = "TOKEN";
+              };
+            };
+          }).metadata.network.secrets;
         withoutThem = networked.run.network ? secrets || networked.run.network ? authorities;
       };
     expected = {
@@ -366,6 +393,7 @@ in
       certificates = "/certificates.crt";
       reserved = true;
       file = [ "/certificates.crt" ];
+      variables = [ "TOKEN" ];
       withoutThem = false;
     };
   };
