@@ -45,7 +45,7 @@ func startNetworked(t *testing.T, user int, settings ...string) *networkedSandbo
 	t.Cleanup(func() { read.Close() })
 	defer write.Close()
 	cmd.ExtraFiles = []*os.File{write}
-	cmd.Env = append([]string{jail.EventsVariable + "=3"}, settings...)
+	cmd.Env = append([]string{event.Variable + "=3"}, settings...)
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if user != os.Geteuid() {
@@ -240,18 +240,17 @@ func TestNetwork_TakesOneKeyring(t *testing.T) {
 	s := startNetworked(t, user)
 	s.do(t, "echo up")
 	s.proxy(t)
-	text := must.Get(os.ReadFile("/proc/key-users"))(t)
-	for line := range strings.Lines(string(text)) {
-		fields := strings.Fields(line) // USER: USED KEYS/THOSE IN USE KEYS/MOST BYTES/MOST, see proc_key-users(5)
-		if fields[0] != fmt.Sprint(user, ":") {
-			continue
+	// Those of a sandbox that has ended are collected later.
+	patience.Until(t, "the sandbox has one keyring", func() bool {
+		text := must.Get(os.ReadFile("/proc/key-users"))(t)
+		for line := range strings.Lines(string(text)) {
+			fields := strings.Fields(line) // USER: USED KEYS/THOSE IN USE KEYS/MOST BYTES/MOST, see proc_key-users(5)
+			if fields[0] == fmt.Sprint(user, ":") {
+				return strings.HasPrefix(fields[3], "1/")
+			}
 		}
-		if !strings.HasPrefix(fields[3], "1/") {
-			t.Errorf("a sandbox with a network has %s", line)
-		}
-		return
-	}
-	t.Errorf("user %d has no keys: %s", user, text)
+		return false
+	})
 }
 
 // A secret reaches the proxy alone. A shell takes its place here, and writes what it got

@@ -1,0 +1,294 @@
+package jail
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/handover"
+)
+
+// backlog is how many connections to a port wait until the proxy accepts them. It
+// also starts while they wait.
+const backlog = 128
+
+// maxAuthorities bounds the file of public authorities, in bytes. A real one has
+// 230 KB.
+const maxAuthorities = 4 << 20
+
+// networkTimeout bounds each message to the proxy and each answer of the kernel.
+const networkTimeout = 10 * time.Second
+
+// RunNetworkStep runs what follows [NetworkStep] in the arguments. It returns only if
+// that fails, and then no sandbox has started.
+func RunNetworkStep(args []string) error {
+	if len(args) < 3 {
+		return fmt.Errorf("%s is for the launcher itself", NetworkStep)
+	}
+	proxy, err := strconv.Atoi(args[0])
+	if err != nil {
+		return fmt.Errorf("%s: the descriptor: %w", NetworkStep, err)
+	}
+	var ports []int
+	for word := range strings.SplitSeq(args[1], ",") {
+		port, err := strconv.ParseUint(word, 10, 16)
+		if err != nil {
+			return fmt.Errorf("%s: the ports: %w", NetworkStep, err)
+		}
+		ports = append(ports, int(port))
+	}
+	certificates, authorities, command := -1, "", args[2:]
+	if command[0] == certificatesOption {
+		if len(command) < 4 {
+			return fmt.Errorf("%s is for the launcher itself", NetworkStep)
+		}
+		if certificates, err = strconv.Atoi(command[1]); err != nil {
+			return fmt.Errorf("%s: the descriptor of the certificates: %w", NetworkStep, err)
+		}
+		authorities, command = command[2], command[3:]
+	}
+	// Capabilities belong to a thread, and only the thread that calls execve stays.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	unix.CloseOnExec(proxy)
+	timeout := unix.NsecToTimeval(networkTimeout.Nanoseconds())
+	for _, direction := range []int{unix.SO_SNDTIMEO, unix.SO_RCVTIMEO} {
+		if err := unix.SetsockoptTimeval(proxy, unix.SOL_SOCKET, direction, &timeout); err != nil {
+			return fmt.Errorf("bound the waits for the network's proxy: %w", err)
+		}
+	}
+	if err := makeNetwork(proxy, ports); err != nil {
+		return networkRefused(command[0], appArmorProfile(), err)
+	}
+	if authorities != "" {
+		if err := addAuthority(proxy, certificates, authorities); err != nil {
+			return err
+		}
+	}
+	if err := unix.Close(proxy); err != nil {
+		return fmt.Errorf("close the socket to the network's proxy: %w", err)
+	}
+	if err := dropCapabilities(); err != nil {
+		return err
+	}
+	if err := unix.Exec(command[0], command, nil); err != nil {
+		return fmt.Errorf("start %s: %w", command[0], err)
+	}
+	return nil
+}
+
+// addAuthority waits for the certificate of the sandbox's own authority, which the proxy
+// sends, and writes the public ones and this one to an anonymous file.
+func addAuthority(proxy, file int, authorities string) error {
+	fail := func(err error) error {
+		return &Refusal{
+			Problem: fmt.Sprintf("the proxy of the sandbox's network gives no certificate: %v", err),
+			Hint:    "what it wrote stands above this; bin/check of the sandbox says what it needs of this machine",
+		}
+	}
+	// The end of the stream says that it has all sockets.
+	if err := unix.Shutdown(proxy, unix.SHUT_WR); err != nil {
+		return fail(err)
+	}
+	certificate, err := handover.ReceiveCertificate(proxy)
+	switch {
+	case errors.Is(err, io.EOF):
+		return fail(errors.New("it has ended"))
+	case err != nil:
+		return fail(err)
+	}
+	public, err := bounded.ReadFile(authorities, maxAuthorities)
+	if err != nil {
+		return fmt.Errorf("read the public certificates: %w", err)
+	}
+	return fill(file, slices.Concat(public, []byte("\n"), certificate))
+}
+
+// makeNetwork makes every address local, and hands the listening sockets of the
+// resolver and of the ports to the proxy.
+func makeNetwork(proxy int, ports []int) error {
+	if err := makeAddressesLocal(); err != nil {
+		return err
+	}
+	lookups, err := bound(unix.SOCK_DGRAM, portDNS)
+	if err != nil {
+		return err
+	}
+	// The proxy answers from the address that was asked.
+	if err := unix.SetsockoptInt(lookups, unix.IPPROTO_IP, unix.IP_PKTINFO, 1); err != nil {
+		return fmt.Errorf("set IP_PKTINFO: %w", err)
+	}
+	if err := giveSocket(proxy, lookups, handover.Socket{Protocol: handover.UDP, Port: portDNS}); err != nil {
+		return err
+	}
+	for _, port := range append([]int{portDNS}, ports...) {
+		listener, err := bound(unix.SOCK_STREAM, port)
+		if err != nil {
+			return err
+		}
+		if err := unix.Listen(listener, backlog); err != nil {
+			return fmt.Errorf("listen at port %d: %w", port, err)
+		}
+		if err := giveSocket(proxy, listener, handover.Socket{Protocol: handover.TCP, Port: uint16(port)}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// networkHint is what to do where no reason is known for which the kernel refuses to
+// make a network.
+const networkHint = "a container needs user namespaces of its own: start it with --security-opt seccomp=unconfined --security-opt apparmor=unconfined; or set network = \"none\" for this environment"
+
+// networkRefused returns the sentence for what the kernel refuses.
+func networkRefused(bubblewrap, profile string, err error) error {
+	switch {
+	case !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES):
+		return fmt.Errorf("make the sandbox's network: %w", err)
+	case profile == "" || profile == "unconfined":
+		return &Refusal{
+			Problem: fmt.Sprintf("this system gives a new user namespace no power over its own network: %v", err),
+			Hint:    networkHint,
+		}
+	}
+	const file = "/etc/apparmor.d/nix-sandbox-bwrap"
+	return &Refusal{
+		Problem: fmt.Sprintf("AppArmor's profile %q takes the capabilities from what bubblewrap starts, and a sandbox's network is made with two of them: %v", profile, err),
+		Hint: fmt.Sprintf("an administrator allows it: write \"profile nix-sandbox-bwrap %s flags=(unconfined) { userns, }\" into %s and run apparmor_parser -r %s; or set network = \"none\" for this environment",
+			bubblewrap, file, file),
+	}
+}
+
+// appArmorProfile returns the profile that confines this process; empty where there
+// is none.
+func appArmorProfile() string {
+	text, err := os.ReadFile("/proc/self/attr/current")
+	if err != nil {
+		return ""
+	}
+	profile, _, _ := strings.Cut(strings.TrimRight(string(text), "\x00\n"), " (")
+	return profile
+}
+
+// makeAddressesLocal makes every address the network namespace's own: what is sent
+// to any of them comes to a socket in the namespace, or to nobody.
+func makeAddressesLocal() error {
+	socket, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("open a socket for routes: %w", err)
+	}
+	defer unix.Close(socket)
+	timeout := unix.NsecToTimeval(networkTimeout.Nanoseconds())
+	if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
+		return fmt.Errorf("bound the waits for routes: %w", err)
+	}
+	if err := addLocalRoute(socket, unix.AF_INET); err != nil {
+		return fmt.Errorf("make all addresses local: %w", err)
+	}
+	// Without IPv6 in the kernel, none of its addresses is in reach either.
+	_ = addLocalRoute(socket, unix.AF_INET6)
+	return nil
+}
+
+// addLocalRoute does what "ip route add local default dev lo" does for a family of
+// addresses. See rtnetlink(7).
+func addLocalRoute(socket int, family uint8) error {
+	const loopback = 1 // the index of lo in every network namespace
+	request := struct {
+		Header    unix.NlMsghdr
+		Route     unix.RtMsg
+		Attribute unix.RtAttr
+		Interface uint32
+	}{
+		Header: unix.NlMsghdr{
+			Type:  unix.RTM_NEWROUTE,
+			Flags: unix.NLM_F_REQUEST | unix.NLM_F_ACK | unix.NLM_F_CREATE,
+		},
+		Route: unix.RtMsg{
+			Family:   family,
+			Table:    unix.RT_TABLE_LOCAL,
+			Protocol: unix.RTPROT_BOOT,
+			Scope:    unix.RT_SCOPE_HOST,
+			Type:     unix.RTN_LOCAL,
+		},
+		Attribute: unix.RtAttr{Len: unix.SizeofRtAttr + 4, Type: unix.RTA_OIF},
+		Interface: loopback,
+	}
+	request.Header.Len = uint32(binary.Size(request))
+	message, err := binary.Append(nil, binary.NativeEndian, request)
+	if err != nil {
+		return err
+	}
+	if err := unix.Sendto(socket, message, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return err
+	}
+	var answer struct {
+		Header unix.NlMsghdr
+		Error  int32
+	}
+	reply := make([]byte, unix.Getpagesize())
+	n, _, err := unix.Recvfrom(socket, reply, 0)
+	if err != nil {
+		return err
+	}
+	if _, err := binary.Decode(reply[:n], binary.NativeEndian, &answer); err != nil {
+		return err
+	}
+	if answer.Header.Type != unix.NLMSG_ERROR {
+		return fmt.Errorf("the kernel answers with a message of type %d", answer.Header.Type)
+	}
+	if answer.Error != 0 {
+		return unix.Errno(-answer.Error)
+	}
+	return nil
+}
+
+// bound returns a socket that is bound to a port of every IPv4 address.
+func bound(kind, port int) (int, error) {
+	socket, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("open a socket for port %d: %w", port, err)
+	}
+	if err := unix.Bind(socket, &unix.SockaddrInet4{Port: port}); err != nil {
+		return 0, fmt.Errorf("bind port %d: %w", port, err)
+	}
+	return socket, nil
+}
+
+// giveSocket sends a socket to the proxy, and closes it here.
+func giveSocket(proxy, socket int, what handover.Socket) error {
+	defer unix.Close(socket)
+	if err := handover.Send(proxy, what, socket); err != nil {
+		return &Refusal{
+			Problem: fmt.Sprintf("the proxy of the sandbox's network does not take its sockets: %v", err),
+			Hint:    "what it wrote stands above this; bin/check of the sandbox says what it needs of this machine",
+		}
+	}
+	return nil
+}
+
+// dropCapabilities gives up every capability of this thread, now and for what it
+// executes. Bubblewrap has emptied the bounding set but for two capabilities;
+// without CAP_SETPCAP they stay in it, where no program can take them from: no_new_privs
+// is set.
+func dropCapabilities() error {
+	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
+		return fmt.Errorf("give up the ambient capabilities: %w", err)
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var none [2]unix.CapUserData
+	if err := unix.Capset(&header, &none[0]); err != nil {
+		return fmt.Errorf("give up the capabilities: %w", err)
+	}
+	return nil
+}
