@@ -31,10 +31,11 @@ type operator struct {
 	networks map[string]map[string]any
 	tables   string // of the configuration, after the environments
 	folder   string // of the sandboxes
+	world    *networld.World
 }
 
-// inWorld moves the test to the host side of a world, and returns an operator whose
-// environments have these hosts. It returns nil where the test runs in another
+// inWorld makes a world, and returns an operator on its host side whose environments
+// have these hosts. It returns nil where the test runs in another
 // process, whose result is this test's.
 func inWorld(t *testing.T, domains map[string][]string) *operator {
 	t.Helper()
@@ -58,7 +59,7 @@ func inWorld(t *testing.T, domains map[string][]string) *operator {
 			t.Errorf("the world saw: %v", violation)
 		}
 	})
-	must.Do(t, world.Enter()) // and so what this goroutine starts
+	o.world = world
 	return o
 }
 
@@ -83,10 +84,16 @@ func (o *operator) build(name string) {
 	must.Do(o.t, os.Rename(link, filepath.Join(o.folder, name)))
 }
 
-// serve starts the server.
-func (o *operator) serve() *mcptest.Client {
+// serve starts the server, with these variables.
+func (o *operator) serve(variables ...string) *mcptest.Client {
 	o.t.Helper()
-	c := start(o.t, "NIX_SANDBOX_DIR="+o.folder)
+	cmd := command(o.t, append(variables, "NIX_SANDBOX_DIR="+o.folder)...)
+	var c *mcptest.Client
+	must.Do(o.t, o.world.Do(func() error {
+		c = mcptest.Start(o.t, cmd)
+		return nil
+	}))
+	c.Initialize(mcptest.Newest)
 	for name := range o.networks {
 		offered(o.t, c, name, true)
 	}
@@ -270,12 +277,12 @@ func TestNetwork_CredentialComesFromTheServersVariable(t *testing.T) {
 	o.tables = "[environments.data.network.credentials.API]\ndomain = \"files.example\"\nheader = \"X-Key: {}\"\nvariable = \"API_TOKEN\"\n"
 	o.build("data")
 	const secret = "only-for-the-proxy"
-	c := start(t, "NIX_SANDBOX_DIR="+o.folder, "API_TOKEN="+secret)
+	c := o.serve("API_TOKEN=" + secret)
 	answer := run(c, "data", "env; cat /proc/*/environ /proc/*/cmdline | tr '\\0' '\\n'; echo done")
 	if text := answer.Text(); answer.IsError || !strings.Contains(text, "done\n") || strings.Contains(text, secret) || strings.Contains(text, "API_TOKEN") {
 		t.Errorf("with the variable: %q", text)
 	}
-	c = start(t, "NIX_SANDBOX_DIR="+o.folder)
+	c = o.serve()
 	expectError(t, run(c, "data", "echo done"), "the network's credential API is in the variable API_TOKEN, which has 0 bytes")
 }
 
@@ -289,7 +296,7 @@ func TestNetwork_CommandLineShowsIt(t *testing.T) {
 		cmd := exec.Command(undertest.Server(t), args...)
 		var out, errors strings.Builder
 		cmd.Env, cmd.Stdout, cmd.Stderr = append(command(t).Env, "NIX_SANDBOX_DIR="+o.folder), &out, &errors
-		must.Do(t, cmd.Run())
+		must.Do(t, o.world.Do(cmd.Run))
 		return out.String(), errors.String()
 	}
 	if out, _ := cli("list"); !regexp.MustCompile(`(?m)^NAME.* NETWORK .*\n(.*\n)*data .* files\.example, b\.host\.example:7007 `).MatchString(out) {

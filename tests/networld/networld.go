@@ -26,7 +26,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -293,13 +292,6 @@ func (w *World) Do(f func() error) error {
 		}
 		return f()
 	})
-}
-
-// Enter moves the calling goroutine to the host side for good, with a thread of its own.
-func (w *World) Enter() error {
-	// On another thread, the mounts and sockets that follow would be the machine's.
-	runtime.LockOSThread() // never unlocked
-	return w.enter()
 }
 
 // enter moves the calling thread, to which the goroutine is locked, to the host side.
