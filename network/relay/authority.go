@@ -20,10 +20,10 @@ const (
 	validSince = time.Hour
 )
 
-// Authority signs the certificates of the hosts whose TLS is ended here. Its key
+// issuer signs the certificates of the hosts whose TLS is ended here. Its key
 // never leaves this process, and its own certificate says that it is for these
 // hosts alone.
-type Authority struct {
+type issuer struct {
 	certificate []byte // PEM
 	parent      *x509.Certificate
 	key         *ecdsa.PrivateKey
@@ -32,8 +32,8 @@ type Authority struct {
 	hosts map[string]*tls.Certificate
 }
 
-// newAuthority returns an authority for hosts.
-func newAuthority(hosts []string) (*Authority, error) {
+// newIssuer returns the issuer for hosts.
+func newIssuer(hosts []string) (*issuer, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
@@ -56,14 +56,14 @@ func newAuthority(hosts []string) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Authority{
+	return &issuer{
 		certificate: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
 		parent:      parent, key: key, hosts: map[string]*tls.Certificate{},
 	}, nil
 }
 
 // host returns the certificate of a host, which is made for the first connection.
-func (a *Authority) host(name string) (*tls.Certificate, error) {
+func (a *issuer) host(name string) (*tls.Certificate, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if made, ok := a.hosts[name]; ok {

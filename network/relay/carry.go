@@ -20,11 +20,10 @@ const firstRead = 4096
 // byte reaches the host.
 func (c *connection) carry() {
 	var hello []byte
-	mustTLS := c.asked.Port() == portHTTPS
-	if mustTLS {
+	if c.asked.Port() == portHTTPS {
 		// Nothing is dialled for what is refused.
 		var ok bool
-		if hello, ok = c.hello(nil); !ok {
+		if hello, ok = c.hello(c.client); !ok {
 			return
 		}
 	}
@@ -34,7 +33,7 @@ func (c *connection) carry() {
 	}
 	defer server.Close()
 	h := &handshake{again: make(chan bool, 1)}
-	h.expected.Store(mustTLS)
+	h.expected.Store(hello != nil)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -67,33 +66,52 @@ type handshake struct {
 // carryUp carries what the client sends. hello is its ClientHello, where that was
 // read already. It returns false where the connection has to be reset.
 func (c *connection) carryUp(server *net.TCPConn, hello []byte, h *handshake) bool {
+	client := &replay{TCPConn: c.client}
 	if hello == nil {
 		first, err := c.first(c.client)
-		if len(first) > 0 && first[0] == recordHandshake && err == nil {
+		if err != nil {
+			return c.end(server, err)
+		}
+		client.first = first
+		if first[0] == recordHandshake {
 			h.expected.Store(true)
 			var ok bool
-			if hello, ok = c.hello(first); !ok {
+			if hello, ok = c.hello(client); !ok {
 				return false
 			}
-		} else if !c.send(server, first, &c.up) || err != nil {
-			return c.end(server, err)
 		}
 	}
 	if hello != nil {
 		if !c.send(server, hello, &c.up) {
 			return false
 		}
-		// The client is not read before the server has answered, because its answer may
+		// Nothing else is sent before the server has answered, because its answer may
 		// ask for a second ClientHello, whose name has to be checked too.
 		if <-h.again {
 			_ = c.client.SetReadDeadline(time.Now().Add(c.r.times.hello))
-			second, err := readSecondHello(c.client, c.name)
+			second, err := readSecondHello(client, c.name)
 			if !c.accepts(true, err) || !c.send(server, second, &c.up) {
 				return false
 			}
 		}
 	}
-	return c.splice(server, c.client, &c.up)
+	return c.send(server, client.first, &c.up) && c.splice(server, c.client, &c.up)
+}
+
+// replay is a connection of which the first bytes were read already and come once
+// more.
+type replay struct {
+	*net.TCPConn
+	first []byte
+}
+
+func (r *replay) Read(b []byte) (int, error) {
+	if len(r.first) > 0 {
+		n := copy(b, r.first)
+		r.first = r.first[n:]
+		return n, nil
+	}
+	return r.TCPConn.Read(b)
 }
 
 // carryDown carries what the server sends. It returns false where the connection
@@ -193,12 +211,11 @@ func (c *connection) exceed() {
 	c.exceeded.Do(func() { c.r.report(event.Limited(c.name, c.asked.Port(), event.OptionMegabytes)) })
 }
 
-// hello reads the client's first message and reports a refusal. first are bytes
-// of it that were read already.
-func (c *connection) hello(first []byte) ([]byte, bool) {
+// hello reads the client's first message and reports a refusal.
+func (c *connection) hello(client io.Reader) ([]byte, bool) {
 	_ = c.client.SetReadDeadline(time.Now().Add(c.r.times.hello))
-	hello, err := readHello(c.client, first, c.name)
-	return hello, c.accepts(len(first)+len(hello) > 0, err)
+	hello, err := readHello(client, c.name)
+	return hello, c.accepts(len(hello) > 0, err)
 }
 
 // accepts reports and refuses what is wrong with a ClientHello. spoke is whether

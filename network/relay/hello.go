@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -96,10 +97,7 @@ func readRecord(r io.Reader, buffer []byte, most int) ([]byte, error) {
 // readHello reads the records of one ClientHello, checks that it names the host,
 // and returns their bytes. It reads no byte after them. The error is a
 // *[helloError], or that of the stream.
-func readHello(r io.Reader, first []byte, name string) ([]byte, error) {
-	if len(first) > 0 {
-		r = io.MultiReader(&oneRead{first}, r)
-	}
+func readHello(r io.Reader, name string) ([]byte, error) {
 	var records, message []byte
 	for {
 		begin := len(records)
@@ -131,18 +129,6 @@ func readHello(r io.Reader, first []byte, name string) ([]byte, error) {
 		}
 		return records, nil
 	}
-}
-
-// oneRead gives its bytes and then the end.
-type oneRead struct{ bytes []byte }
-
-func (o *oneRead) Read(b []byte) (int, error) {
-	if len(o.bytes) == 0 {
-		return 0, io.EOF
-	}
-	n := copy(b, o.bytes)
-	o.bytes = o.bytes[n:]
-	return n, nil
 }
 
 // input is what is left of a message.
@@ -254,16 +240,17 @@ func readSecondHello(r io.Reader, name string) ([]byte, error) {
 	var before []byte
 	for {
 		begin := len(before)
-		var header [recordHeader]byte
-		if _, err := io.ReadFull(r, header[:]); err != nil {
+		header := make([]byte, recordHeader)
+		if _, err := io.ReadFull(r, header); err != nil {
 			return before, err
 		}
+		whole := io.MultiReader(bytes.NewReader(header), r)
 		if header[0] == recordHandshake {
-			records, err := readHello(r, header[:], name)
+			records, err := readHello(whole, name)
 			return append(before, records...), err
 		}
 		var err error
-		before, err = readRecord(io.MultiReader(&oneRead{header[:]}, r), before, maxEarly)
+		before, err = readRecord(whole, before, maxEarly)
 		if errors.Is(err, errRecord) || err == nil && before[begin] != recordChangeCipher && before[begin] != recordData {
 			err = &helloError{event.ByNotTLS}
 		}

@@ -49,7 +49,7 @@ func serverName(names ...string) []byte {
 }
 
 func verdict(records []byte, name string) (event.Reason, error) {
-	_, err := readHello(bytes.NewReader(records), nil, name)
+	_, err := readHello(bytes.NewReader(records), name)
 	var refused *helloError
 	if errors.As(err, &refused) {
 		return refused.reason, nil
@@ -136,7 +136,7 @@ func TestReadHello_TakesTheLargestAndReadsNoByteMore(t *testing.T) {
 		t.Fatalf("the hello has %d bytes", len(largest))
 	}
 	stream := bytes.NewReader(slices.Concat(largest, []byte("more")))
-	if _, err := readHello(stream, nil, "files.example"); err != nil {
+	if _, err := readHello(stream, "files.example"); err != nil {
 		t.Fatal(err)
 	}
 	if rest, _ := io.ReadAll(stream); string(rest) != "more" {
@@ -204,7 +204,7 @@ func FuzzReadHello(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, stream []byte) {
 		in := bytes.NewReader(stream)
-		records, err := readHello(in, nil, "files.example")
+		records, err := readHello(in, "files.example")
 		if !bytes.HasPrefix(stream, records) || len(records) > maxHello {
 			t.Fatalf("%d bytes were read as %d", len(stream), len(records))
 		}

@@ -124,7 +124,12 @@ func (h *httpConn) Read(b []byte) (int, error) {
 // request. It answers that itself.
 func (h *httpConn) Write(b []byte) (int, error) {
 	if !h.c.http.understood.Swap(true) {
-		h.c.r.report(h.c.because(event.ByNotHTTP))
+		refused := h.c.refusal()
+		if refused == nil {
+			e := h.c.because(event.ByNotHTTP)
+			refused = &e
+		}
+		h.c.r.report(*refused)
 	}
 	n, err := h.Conn.Write(b)
 	h.c.http.awake(h.c, n)

@@ -163,6 +163,12 @@ func TestHTTP_AnswersRefusalsWithASentence(t *testing.T) {
 	}
 }
 
+func TestHTTP_RefusesAnAddressWhateverIsSpoken(t *testing.T) {
+	s := start(t, `{}`)
+	outcome(t, at("93.184.216.34", 80), []byte("SSH-2.0-x\r\n\r\n"))
+	s.wasRefused("SSH", event.Event{Address: netip.MustParseAddr("93.184.216.34"), Port: 80, Reason: event.ByAddress})
+}
+
 func TestHTTP_ReportsARefusalBeforeItIsSeen(t *testing.T) {
 	s := start(t, `{}`)
 	for range 200 {

@@ -23,12 +23,12 @@ const errNotTrusted = problem("the program does not trust the certificates of th
 // message is checked as for other hosts. Only HTTP/1.1 is offered, so that a
 // connection has one host.
 func (c *connection) readTLS() {
-	hello, ok := c.hello(nil)
+	hello, ok := c.hello(c.client)
 	if !ok {
 		c.finish()
 		return
 	}
-	certificate, err := c.r.authority.host(c.name)
+	certificate, err := c.r.issuer.host(c.name)
 	if err != nil {
 		c.r.report(c.explain(problem("its certificate could not be made")))
 		reset(c.client)
@@ -49,21 +49,6 @@ func (c *connection) readTLS() {
 	}
 	_ = c.client.SetDeadline(time.Time{})
 	c.serveHTTP(conn)
-}
-
-// replay is a connection whose first bytes were read already and come once more.
-type replay struct {
-	*net.TCPConn
-	first []byte
-}
-
-func (r *replay) Read(b []byte) (int, error) {
-	if len(r.first) > 0 {
-		n := copy(b, r.first)
-		r.first = r.first[n:]
-		return n, nil
-	}
-	return r.TCPConn.Read(b)
 }
 
 // addSecrets puts the secrets of a host into the header of a request to it, in

@@ -218,8 +218,8 @@ func TestRead_SaysWhatAProgramDoesNotTrust(t *testing.T) {
 	}
 }
 
-func TestAuthority_IsForItsHostsAlone(t *testing.T) {
-	a := must.Get(newAuthority([]string{"api.example"}))(t)
+func TestIssuer_IsForItsHostsAlone(t *testing.T) {
+	a := must.Get(newIssuer([]string{"api.example"}))(t)
 	block, rest := pem.Decode(a.certificate)
 	if block == nil || len(rest) > 0 {
 		t.Fatalf("%s", a.certificate)
@@ -237,7 +237,7 @@ func TestAuthority_IsForItsHostsAlone(t *testing.T) {
 	if err := verify("evil.example"); err == nil {
 		t.Error("a certificate for another host is valid")
 	}
-	again := must.Get(newAuthority([]string{"api.example"}))(t)
+	again := must.Get(newIssuer([]string{"api.example"}))(t)
 	if bytes.Equal(a.certificate, again.certificate) {
 		t.Error("two sandboxes have one authority")
 	}

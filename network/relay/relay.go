@@ -78,8 +78,8 @@ type Relay struct {
 	proxy   *httputil.ReverseProxy
 	handoff chan net.Conn
 
-	authority *Authority
-	secrets   []string
+	issuer  *issuer
+	secrets []string
 	// roots are the authorities of hosts to which TLS is begun here; nil are the
 	// machine's.
 	roots *x509.CertPool
@@ -102,7 +102,7 @@ func New(p *policy.Policy, names *resolver.Names, secrets []string, report func(
 	}
 	if hosts := p.Read(); len(hosts) > 0 {
 		var err error
-		if r.authority, err = newAuthority(hosts); err != nil {
+		if r.issuer, err = newIssuer(hosts); err != nil {
 			return nil, fmt.Errorf("make an authority for certificates: %w", err)
 		}
 	}
@@ -113,10 +113,10 @@ func New(p *policy.Policy, names *resolver.Names, secrets []string, report func(
 // Certificate returns the certificate of the authority that signs those of hosts
 // whose TLS is ended here, in PEM; nil where there are no such hosts.
 func (r *Relay) Certificate() []byte {
-	if r.authority == nil {
+	if r.issuer == nil {
 		return nil
 	}
-	return r.authority.certificate
+	return r.issuer.certificate
 }
 
 // Serve accepts the connections to a port of the sandbox's policy, until the
