@@ -293,3 +293,49 @@ func TestNetwork_GivesSecretsToTheProxyAlone(t *testing.T) {
 		t.Errorf("without the file: %+v", got)
 	}
 }
+
+// A network and a workspace that other sandboxes have too are made in one outer
+// namespace.
+func TestNetwork_WithASharedWorkspace(t *testing.T) {
+	for _, user := range users() {
+		t.Run(fmt.Sprint(user), func(t *testing.T) {
+			run := jailtest.Sandbox{Policy: networkPolicy, Program: "/usr/bin/bash"}.Write(t)
+			pair := must.Get(unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0))(t)
+			here, there := os.NewFile(uintptr(pair[0]), "here"), os.NewFile(uintptr(pair[1]), "there")
+			defer here.Close()
+			holder := exec.CommandContext(t.Context(), filepath.Join(filepath.Dir(run), jail.WorkspaceName))
+			holder.Stdin, holder.Stderr, holder.Env = there, os.Stderr, []string{}
+			attributes := &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+			if user != os.Geteuid() {
+				attributes.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}
+			}
+			holder.SysProcAttr = attributes
+			must.Do(t, holder.Start())
+			there.Close()
+			defer func() { here.Close(); _ = holder.Wait() }()
+			for _, line := range []string{"echo of the first > /workspace/file", "cat /workspace/file"} {
+				must.Do(t, unix.Send(pair[0], []byte{0}, 0))
+				control := make([]byte, unix.CmsgSpace(4))
+				_, n, _, _, err := unix.Recvmsg(pair[0], make([]byte, 1), control, unix.MSG_CMSG_CLOEXEC)
+				must.Do(t, err)
+				messages := must.Get(unix.ParseSocketControlMessage(control[:n]))(t)
+				if len(messages) != 1 {
+					t.Fatalf("%d messages, want a workspace", len(messages))
+				}
+				workspace := os.NewFile(uintptr(must.Get(unix.ParseUnixRights(&messages[0]))(t)[0]), "workspace")
+				cmd := exec.Command(run)
+				cmd.ExtraFiles = []*os.File{workspace}
+				cmd.SysProcAttr = attributes
+				got := runProgram(t, cmd, line+`
+					getent hosts evil.example || echo none
+					(exec 4<>/dev/tcp/203.0.113.9/22) 2>/dev/null || echo refused
+					grep -E 'Cap(Prm|Eff|Inh|Bnd|Amb):.*[1-9a-f]' /proc/self/status
+					readlink /proc/self/fd/* | grep -v -e pipe: -e /proc/`, "NIX_SANDBOX_WORKSPACE=3")
+				workspace.Close()
+				if want := "none\nrefused\n"; !strings.HasSuffix(got.out, want) || strings.HasPrefix(line, "cat") && got.out != "of the first\n"+want {
+					t.Errorf("%s: %+v", line, got)
+				}
+			}
+		})
+	}
+}
