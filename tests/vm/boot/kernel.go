@@ -20,6 +20,7 @@ var wanted = []string{
 	"crc32c_intel", "erofs", "overlay", "fuse",
 	"algif_hash", "vsock", "vsock_loopback",
 	"unix_diag", "inet_diag", "tcp_diag", "udp_diag",
+	"veth", // for tests/networld
 }
 
 // A kernel is an unpacked kernel package.

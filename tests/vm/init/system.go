@@ -145,6 +145,8 @@ func furnish(request guest.Request) error {
 		"/etc/group":    "root:x:0:\ndaemon:x:1:\nbin:x:2:\nmail:x:8:\nnogroup:x:65534:\nuser:x:1000:\n",
 		"/etc/hosts":    "127.0.0.1 localhost machine\n",
 		"/etc/hostname": "machine\n",
+		// Nobody answers; tests that make an internet lay their own over it.
+		"/etc/resolv.conf": "nameserver 127.0.0.1\n",
 		// A file that a sandbox must not be able to read.
 		"/etc/shadow": "root:!:1::::::\nuser:!:1::::::\n",
 	} {
