@@ -237,11 +237,15 @@ func (s *scene) run(ctx context.Context, o *output, namespaces bool, stdin strin
 		return outcome{}, err
 	}
 	defer func() { err = errors.Join(err, leave()) }()
-	start := networld.Unprivileged
-	if s.world != nil {
-		start = s.world.Do
+	var started error
+	switch {
+	case s.world != nil:
+		started = s.world.Do(cmd.Run)
+	case networld.Entered():
+		started = networld.Unprivileged(cmd.Run)
+	default: // on this thread, whose keyring may be a bait
+		started = cmd.Run()
 	}
-	started := start(cmd.Run)
 	if cmd.Process != nil && s.group == 0 {
 		// What a control left in its group goes; a sandbox has taken its
 		// processes along, and if it has not, that was seen.

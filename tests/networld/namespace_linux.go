@@ -28,7 +28,7 @@ const enteredVariable = "NIX_SANDBOX_NETWORLD"
 // its failure is the test's.
 func Again(t *testing.T) bool {
 	t.Helper()
-	if os.Geteuid() == 0 || os.Getenv(enteredVariable) != "" {
+	if os.Geteuid() == 0 || Entered() {
 		return true
 	}
 	self, err := os.Executable()
@@ -62,6 +62,9 @@ func Again(t *testing.T) bool {
 	}
 	return false
 }
+
+// Entered reports whether this process is the one that [Again] has started.
+func Entered() bool { return os.Getenv(enteredVariable) != "" }
 
 // Unprivileged runs f on a thread of its own. Programs that f starts do not inherit the
 // capabilities that [Again] has given to this process.
