@@ -181,8 +181,9 @@ func TestProcessLimit(t *testing.T) {
 	expect(t, run(c, "bash", crowd(tasks/2)), "20\n")
 	// The kernel does not count the processes of the machine's root: the limit
 	// keeper ends those. Others' it refuses, which bash reports; bash tries again
-	// after 1 s and after 2 s more.
-	got := run(c, "bash", "exec 2>&1; n=0; while ((n < 70)); do sleep 2 & n=$((n + 1)); done; echo started")
+	// after 1, 2, 4 and 8 s. Each process lives longer than a busy machine needs to
+	// start all of them.
+	got := run(c, "bash", "exec 2>&1; n=0; while ((n < 70)); do sleep 60 & n=$((n + 1)); done; echo started")
 	stopped := got.IsError && strings.HasSuffix(got.Text(), "[stopped: more than 40 processes and threads]") && got.Fact("limit") == "pids"
 	refused := strings.Contains(got.Text(), "Resource temporarily unavailable")
 	if !stopped && !refused {
