@@ -150,15 +150,14 @@ func (n *Names) Resolve(ctx context.Context, name string) ([]netip.Addr, error) 
 	for {
 		n.mu.Lock()
 		e, err := n.entry(name)
-		if err != nil || time.Now().Before(e.until) {
+		if err != nil {
 			n.mu.Unlock()
-			if err == nil {
-				err = e.err
-			}
-			if err != nil {
-				return nil, err
-			}
-			return e.addresses, nil
+			return nil, err
+		}
+		if time.Now().Before(e.until) {
+			addresses, err := e.addresses, e.err
+			n.mu.Unlock()
+			return addresses, err
 		}
 		pending := e.pending
 		if pending == nil {

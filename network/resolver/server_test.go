@@ -496,3 +496,20 @@ func TestNames_ResolveEachNameOnceAtATime(t *testing.T) {
 		t.Errorf("broken.example: %v", err)
 	}
 }
+
+// The race detector finds an entry that is read while another look-up fills it.
+func TestNames_ResolveWhileANameIsLookedUpAnew(t *testing.T) {
+	s := start(t, 10, "null")
+	var wait sync.WaitGroup
+	for range 4 {
+		wait.Go(func() {
+			for range 500 {
+				if got, err := s.names.Resolve(t.Context(), "files.example"); err != nil || len(got) != 2 {
+					t.Errorf("%v, %v", got, err)
+				}
+				s.names.Forget("files.example")
+			}
+		})
+	}
+	wait.Wait()
+}
