@@ -200,15 +200,22 @@ func (c *connection) refuses(q *http.Request) *event.Event {
 }
 
 // Fields by which a client asks some servers to take a request for one with
-// another method or path.
+// another method or path, in lower case.
 var (
-	otherMethod = []string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
-	otherPath   = []string{"X-Original-Url", "X-Rewrite-Url", "X-Original-Uri"}
+	otherMethod = []string{"x-http-method-override", "x-http-method", "x-method-override"}
+	otherPath   = []string{"x-original-url", "x-rewrite-url", "x-original-uri"}
 )
 
-// has returns whether the header of a request has one of these fields.
+// has returns whether the header of a request has one of these fields. Gateways
+// such as CGI's give programs "-" and "_" in a name as one (RFC 3875, section
+// 4.1.18).
 func has(q *http.Request, fields []string) bool {
-	return slices.ContainsFunc(fields, func(field string) bool { return q.Header[field] != nil })
+	for name := range q.Header {
+		if slices.Contains(fields, strings.ReplaceAll(strings.ToLower(name), "_", "-")) {
+			return true
+		}
+	}
+	return false
 }
 
 // isFor returns whether a request is for the connection's host: in the usual

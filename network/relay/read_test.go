@@ -142,6 +142,10 @@ func TestRead_RefusesWhatTheRuleDoesNotContain(t *testing.T) {
 		{"GET", "http://files.example/v2/x", nil, rule(event.ByPath, 80)},
 		{"POST", "https://files.example/v1/x", []string{"X-HTTP-Method-Override", "DELETE"}, rule(event.ByMethod, 443)},
 		{"GET", "https://files.example/v1/x", []string{"x-original-url", "/v2/x"}, rule(event.ByPath, 443)},
+		// Gateways such as CGI and WSGI take both spellings for one variable.
+		{"POST", "https://files.example/v1/x", []string{"X_HTTP_Method_Override", "DELETE"}, rule(event.ByMethod, 443)},
+		{"POST", "https://files.example/v1/x", []string{"x_method-override", "DELETE"}, rule(event.ByMethod, 443)},
+		{"GET", "https://files.example/v1/x", []string{"X_Original_URL", "/v2/x"}, rule(event.ByPath, 443)},
 		{"GET", "http://a.host.example/?placeholder-of-TOKEN", nil, event.Event{Name: "a.host.example", Port: 80, Reason: event.ByCredential}},
 		{"GET", "http://a.host.example/", []string{"X-Any", "Bearer placeholder-of-TOKEN"}, event.Event{Name: "a.host.example", Port: 80, Reason: event.ByCredential}},
 		{"GET", "http://files.example/v1/", []string{"Authorization", "Bearer placeholder-of-TOKEN"}, event.Event{Name: "files.example", Port: 80, Reason: event.ByCredential}},
