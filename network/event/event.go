@@ -62,7 +62,7 @@ const (
 	ByHiddenSNI Reason = "hidden-sni" // TLS encrypts the host's name (ECH)
 	ByNotTLS    Reason = "not-tls"    // something else than TLS at port 443
 	ByNotHTTP   Reason = "not-http"   // something else than HTTP at port 80
-	ByMethod    Reason = "method"     // the host's rule does not contain the method
+	ByMethod    Reason = "method"     // the host's rule does not contain the method, or it returns a secret
 	ByPath      Reason = "path"       // the host's rule does not contain the path
 	// ByCredential is a placeholder in a request to a host that gets no such secret.
 	ByCredential Reason = "credential"
@@ -180,6 +180,9 @@ func (e Event) refusal() string {
 	case ByNotHTTP:
 		return e.Target() + " takes HTTP requests alone"
 	case ByMethod:
+		if e.Option == "" {
+			return e.Name + " would answer this method with the credential that it gets"
+		}
 		return "the rule of " + e.Name + " does not contain the method of the request" + e.allow()
 	case ByPath:
 		return "the rule of " + e.Name + " does not contain the path of the request" + e.allow()

@@ -187,6 +187,9 @@ func (c *connection) refuses(q *http.Request) *event.Event {
 		reason = event.ByMethod
 	case !c.r.policy.AllowsPath(c.name, path), c.r.policy.HasRule(c.name) && has(q, otherPath):
 		reason = event.ByPath
+	case c.returnsSecret(q.Method):
+		e := c.because(event.ByMethod)
+		return &e
 	case c.r.hasPlaceholder(c, q):
 		reason = event.ByCredential
 	default:

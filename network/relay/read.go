@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/policy"
 )
 
 // isTLS returns whether the connection's requests are read inside TLS.
@@ -60,6 +62,16 @@ func (r *Relay) addSecrets(host string, header http.Header) {
 			header.Set(name, value)
 		}
 	}
+}
+
+// returnsSecret returns whether a request of a method gets a secret with which the
+// host would answer: TRACE asks for the header (RFC 9110, section 9.3.8), and TRACK
+// was another name for it.
+func (c *connection) returnsSecret(method string) bool {
+	if !c.isTLS() || !strings.EqualFold(method, http.MethodTrace) && !strings.EqualFold(method, "TRACK") {
+		return false
+	}
+	return slices.ContainsFunc(c.r.policy.Credentials, func(credential policy.Credential) bool { return credential.Domain == c.name })
 }
 
 // hasPlaceholder returns whether a request that does not get a secret has its

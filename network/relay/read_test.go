@@ -161,6 +161,31 @@ func TestRead_RefusesWhatTheRuleDoesNotContain(t *testing.T) {
 	}
 }
 
+// A server answers TRACE with the header that it got (RFC 9110, section 9.3.8), and
+// the secret would be in the sandbox.
+func TestRead_RefusesWhatWouldReturnTheSecret(t *testing.T) {
+	s := start(t, `{"domains":["files.example"],
+"credentials":[{"name":"TOKEN","domain":"files.example","header":"Authorization: Bearer {}","placeholder":""}]}`)
+	echo := func(w http.ResponseWriter, q *http.Request) { _ = q.Write(w) }
+	serveHTTP(t, server+":443", true, echo)
+	serveHTTP(t, server+":80", false, echo)
+	client := s.readClient()
+	// The host is one that would return it.
+	if status, body := s.do(client, "GET", "https://files.example/"); status != 200 || !strings.Contains(body, "secret-of-TOKEN") {
+		t.Fatalf("%d %s", status, body)
+	}
+	for _, method := range []string{"TRACE", "TRACK"} {
+		if status, body := s.do(client, method, "https://files.example/"); status != 403 || strings.Contains(body, "secret-of") {
+			t.Errorf("%s: %d %s", method, status, body)
+		}
+		s.wasRefused(method, event.Event{Name: "files.example", Port: 443, Reason: event.ByMethod})
+		// Without TLS, no request gets the secret.
+		if status, body := s.do(client, method, "http://files.example/"); status != 200 || strings.Contains(body, "secret-of") {
+			t.Errorf("%s without TLS: %d %s", method, status, body)
+		}
+	}
+}
+
 // Inside TLS that is read, no request names another host (as it could where TLS is
 // only carried).
 func TestRead_ChecksTheHostOfEachRequest(t *testing.T) {
