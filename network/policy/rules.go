@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/hostname"
 )
@@ -232,8 +233,8 @@ func (p *Policy) AllowsPath(name, path string) bool {
 
 // PlainPath returns a path with its escapes decoded; ok is false where another
 // program could take it for another path: one with empty segments, "." or "..",
-// also before a ";", a backslash, or an escape of what separates or begins such
-// parts.
+// also before a ";", a backslash, an escape of what separates or begins such
+// parts, or bytes that are not UTF-8.
 func PlainPath(path string) (plain string, ok bool) {
 	if !strings.HasPrefix(path, "/") {
 		return "", false
@@ -257,6 +258,9 @@ func PlainPath(path string) (plain string, ok bool) {
 			return "", false
 		}
 		decoded = append(decoded, c)
+	}
+	if !utf8.Valid(decoded) {
+		return "", false
 	}
 	segments := strings.Split(string(decoded[1:]), "/")
 	for i, segment := range segments {

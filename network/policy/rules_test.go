@@ -85,6 +85,8 @@ func TestRules_PassMethodsAndPlainPathsAlone(t *testing.T) {
 		"/v1/../admin": false, "/v1/..": false, "/v1/.": false, "/v1/./x": false, "/v1//x": false, "//v1/x": false, "/v1/%2e%2e/admin": false,
 		"/v1/..%2fadmin": false, "/v1/%2F..%2Fadmin": false, "/v1/..\\admin": false, "/v1/..%5cadmin": false, "/v1/..;/admin": false, "/v1/;/admin": false,
 		"/v1/%252e%252e/admin": false, "/v1/%00": false, "/v1/%0a": false, "/v1/%": false, "/v1/%2": false, "/v1/%zz": false, "/v1/a%3f": false, "/v1/a%23": false,
+		// Decoders that take longer forms than the shortest read "/v1/../admin".
+		"/v1/%c0%ae%c0%ae/admin": false, "/v1/..%c0%afadmin": false, "/v1/%e0%80%af": false, "/v1/\xff": false,
 	} {
 		if p.AllowsPath("api.example", path) != want {
 			t.Errorf("AllowsPath(%q) = %v", path, !want)
