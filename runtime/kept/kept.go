@@ -10,6 +10,7 @@
 package kept
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -136,8 +137,12 @@ func (f *Files) reserve(c *call) bool {
 	if f.closed || c.bytes > f.limits.Bytes {
 		return false
 	}
-	for len(f.calls) >= f.limits.Calls || f.bytes+c.bytes > f.limits.Bytes {
-		id := f.first()
+	for {
+		tooMany := len(f.calls) >= f.limits.Calls
+		if !tooMany && f.bytes+c.bytes <= f.limits.Bytes {
+			break
+		}
+		id := f.first(tooMany)
 		if id == "" { // the rest is reserved
 			return false
 		}
@@ -153,17 +158,24 @@ func (f *Files) unreserve(c *call) {
 	f.bytes -= c.bytes
 }
 
-// first returns the id of the call whose files go first, or nothing.
-func (f *Files) first() (id string) {
+// first returns the id of the call whose files go first, or nothing. tooMany is
+// whether there are too many calls, and not too many bytes.
+func (f *Files) first(tooMany bool) (id string) {
 	of := map[string]int64{}
-	most := ""
 	for _, c := range f.calls {
-		if of[c.principal] += c.bytes; of[c.principal] > of[most] {
-			most = c.principal
+		if tooMany {
+			of[c.principal]++
+		} else {
+			of[c.principal] += c.bytes
 		}
 	}
 	for other, c := range f.calls {
-		if c.principal == most && (id == "" || c.used.Before(f.calls[id].used)) {
+		if id == "" {
+			id = other
+			continue
+		}
+		first := f.calls[id]
+		if more := cmp.Compare(of[c.principal], of[first.principal]); more > 0 || more == 0 && c.used.Before(first.used) {
 			id = other
 		}
 	}

@@ -177,6 +177,29 @@ func TestKeep_IsBoundedInAll(t *testing.T) {
 	})
 }
 
+// Many calls with little in them do not cost another principal its files, and files
+// without content are dropped too.
+func TestKeep_IsBoundedInNumber(t *testing.T) {
+	inBubble(t, kept.Limits{Idle: time.Hour, Lifetime: time.Hour, Calls: 4, Bytes: 1000}, func(t *testing.T, f *fixture) {
+		bob := f.call("bob", 500)[0]
+		for range 10 {
+			time.Sleep(time.Second)
+			last := f.call("alice", 0)[0]
+			f.reads("alice", last, true)
+		}
+		f.reads("bob", bob, true)
+		// By their bytes.
+		f.call("carol", 600)
+		f.reads("bob", bob, false)
+	})
+	inBubble(t, kept.Limits{Idle: time.Hour, Lifetime: time.Hour, Calls: 2, Bytes: 1000}, func(t *testing.T, f *fixture) {
+		for range 4 {
+			last := f.call("alice", 0)[0]
+			f.reads("alice", last, true)
+		}
+	})
+}
+
 func TestClose_DropsEverything(t *testing.T) {
 	inBubble(t, kept.Limits{}, func(t *testing.T, f *fixture) {
 		file := f.call("", 5)[0]
