@@ -253,7 +253,8 @@ func rewrite(p *httputil.ProxyRequest) {
 	}
 	switch {
 	case c.r.policy.Upstream != "" && !c.isTLS():
-		p.Out.URL.Opaque = "//" + c.name + path
+		// "*" would become a part of the name.
+		p.Out.URL.Opaque = "//" + c.name + strings.TrimPrefix(path, "*")
 	case !strings.HasPrefix(path, "//"):
 		p.Out.URL.Opaque = path
 	}

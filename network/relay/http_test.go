@@ -295,6 +295,11 @@ func TestHTTP_GoesThroughTheUpstreamProxy(t *testing.T) {
 			t.Errorf("%s is answered %s", address, text)
 		}
 	}
+	// What is for the host and no path has none at the proxy (RFC 9112, section 3.2.4).
+	q := must.Get(http.NewRequestWithContext(t.Context(), http.MethodOptions, "http://files.example", nil))(t)
+	q.URL.Opaque = "*"
+	response := must.Get(s.client().Do(q))(t)
+	response.Body.Close()
 	if got := s.outcome("git.example", 22, nil); got != wasReset {
 		t.Errorf("git.example ends with %s", got)
 	}
@@ -304,7 +309,7 @@ func TestHTTP_GoesThroughTheUpstreamProxy(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if diff := cmp.Diff([]string{"CONNECT a.host.example:443", "GET http://files.example/y?z", "CONNECT git.example:22"}, asked); diff != "" {
+	if diff := cmp.Diff([]string{"CONNECT a.host.example:443", "GET http://files.example/y?z", "OPTIONS http://files.example", "CONNECT git.example:22"}, asked); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff([]string{"GET a.host.example /x"}, secure()); diff != "" {
