@@ -148,6 +148,8 @@ func (n *Network) start(proxy *Spec, events int) (*step, error) {
 	if err != nil {
 		return fail("keep its flags", err)
 	}
+	// The proxy's bubblewrap gets a copy, and knows no other.
+	unix.CloseOnExec(flags)
 	files = append(files, uintptr(filter), uintptr(flags))
 	args := append([]string{
 		proxy.Bubblewrap, "--args", strconv.Itoa(len(files) - 1), "--seccomp", strconv.Itoa(len(files) - 2), "--",

@@ -339,3 +339,22 @@ func TestNetwork_WithASharedWorkspace(t *testing.T) {
 		})
 	}
 }
+
+// The proxy has no descriptor of the launcher's but those that it needs.
+func TestNetwork_GivesTheProxyNoOtherDescriptors(t *testing.T) {
+	s := startNetworked(t, os.Geteuid())
+	if got := s.do(t, "getent hosts evil.example || echo none"); got != "none" {
+		t.Fatalf("the proxy does not answer: %q", got)
+	}
+	folder := fmt.Sprintf("/proc/%d/fd", s.proxy(t))
+	for _, entry := range must.Get(os.ReadDir(folder))(t) {
+		target, err := os.Readlink(filepath.Join(folder, entry.Name()))
+		if err != nil {
+			continue // it was closed meanwhile
+		}
+		kind, _, _ := strings.Cut(target, ":")
+		if !slices.Contains([]string{os.DevNull, "pipe", "socket", "anon_inode"}, kind) {
+			t.Errorf("descriptor %s is %s", entry.Name(), target)
+		}
+	}
+}
