@@ -105,12 +105,12 @@ let
     rules = {
       type = types.rules rule;
       default = { };
-      doc = "What a sandbox may ask of a host, by its name. TLS with this host ends at the proxy, which checks each request; the sandbox trusts a certificate authority of its own for it.";
+      doc = "What a sandbox may ask of a host, by the name that `domains` has for it, at ports 443 and 80 alone. TLS with this host ends at the proxy, which checks each request; the sandbox trusts a certificate authority of its own for it.";
     };
     credentials = {
       type = types.credentials credential;
       default = { };
-      doc = "Secrets that the proxy adds to requests to one host, by a name. They never enter the sandbox. TLS with this host ends at the proxy.";
+      doc = "Secrets that the proxy adds to requests by TLS to one host, by a name. They never enter the sandbox. TLS with this host ends at the proxy, so it is named and reached as one with rules.";
     };
     upstream = {
       type = types.upstream;

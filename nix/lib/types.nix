@@ -302,21 +302,66 @@ rec {
       beyond =
         v:
         let
-          isIn = host: lib.any (allows host) v.domains;
-          rules = lib.filter (host: !(isIn host)) (attrNames (v.rules or { }));
-          credentials = v.credentials or { };
-          foreign = lib.filter (name: !(isIn credentials.${name}.domain)) (attrNames credentials);
+          # A table's option, which null leaves at its default.
+          orDefault = key: if v.${key} or null == null then rows.${key}.default else v.${key};
+          given = key: if v.${key} or null == null then { } else v.${key};
+          # Why the proxy could not read every request to a host, as `checkRead` of
+          # network/policy has it; null where it can.
+          unread =
+            host:
+            let
+              entries = lib.filter (allows host) v.domains;
+              exact = lib.any (entry: (hostAndPort entry).host == host) entries;
+              ports = lib.concatMap (
+                entry:
+                let
+                  inherit (hostAndPort entry) port;
+                in
+                if port == null then orDefault "ports" else [ (decimal port) ]
+              ) entries;
+              others = lib.filter (port: port != 443 && port != 80) ports;
+            in
+            if entries == [ ] then
+              "which domains does not have: write it there too"
+            else if !exact then
+              "which domains allows below a \"*.\" alone: write it there too"
+            else if !(elem 443 ports) then
+              "which domains does not allow at port 443: write ${toJSON "${host}:443"} there too"
+            else if others != [ ] then
+              "which domains allows at port ${toString (lib.head others)} too, where nobody would read its requests: write it at 443 and 80 alone"
+            else
+              null;
+          rules = given "rules";
+          unreadRules = lib.filter (host: unread host != null) (attrNames rules);
+          empty = lib.filter (
+            host: rules.${host}.methods or null == null && rules.${host}.paths or null == null
+          ) (attrNames rules);
+          credentials = given "credentials";
+          foreign = lib.filter (name: unread credentials.${name}.domain != null) (attrNames credentials);
+          # The credentials before this one that would be sent in the same header.
+          field =
+            name: lib.toLower "${credentials.${name}.domain} ${lib.head (match "([^:]*):.*" credentials.${name}.header)}";
+          sameAs = name: lib.filter (other: other < name && field other == field name) (attrNames credentials);
+          doubled = lib.filter (name: sameAs name != [ ]) (attrNames credentials);
           sources = name: lib.filter (key: credentials.${name}.${key} or null != null) [ "file" "variable" ];
           unclear = lib.filter (name: lib.length (sources name) != 1) (attrNames credentials);
         in
         map (host: {
           key = "rules";
-          sentence = "has ${toJSON host}, which domains does not have: write it there too";
-        }) rules
+          sentence = "has ${toJSON host}, ${unread host}";
+        }) unreadRules
+        ++ map (host: {
+          key = "rules.${toJSON host}";
+          sentence = "has neither methods nor paths: write one of them, or leave the rule out";
+        }) empty
         ++ map (name: {
           key = "credentials.${name}.domain";
-          sentence = "is ${toJSON credentials.${name}.domain}, which domains does not have: write it there too";
+          sentence = "is ${toJSON credentials.${name}.domain}, ${unread credentials.${name}.domain}";
         }) foreign
+        ++ map (name: {
+          key = "credentials.${name}.header";
+          sentence = "is ${toJSON credentials.${name}.header}, which credentials.${lib.head (sameAs name)} has for this host too: write one of them";
+        }) doubled
         ++ map (name: {
           key = "credentials.${name}";
           sentence = "has ${
@@ -335,6 +380,7 @@ rec {
     each:
     tables isHost each {
       wanted = "the names of hosts, such as rules.\"api.example\"";
+      most = 100;
     };
 
   credentials =
@@ -351,29 +397,43 @@ rec {
     accepts = v: isList v && v != [ ] && lib.length v <= 20 && all (m: isString m && match "[A-Z]{1,20}" m != null) v;
   };
 
-  # Each is a path, or after * whatever begins with it.
+  # Each is a path, or whatever begins with what is before its *. Two servers read no such path
+  # differently: `PlainPath` of network/policy takes it as it is.
   paths =
     let
-      isPath' = p: isString p && stringLength p <= 1000 && match "/[!-)+->@-~]*[*]?" p != null && match ".*(//|/\\.\\.?(/.*)?$|/\\.\\.?/|%|#).*" p == null;
+      isPath' = p: isString p && stringLength p <= 1000 && match "/[!-)+->@-~]*[*]?" p != null && match ".*(//|/;|/[.][.]?[*]?$|/[.][.]?[/;]|[%#\\]).*" p == null;
     in
     listOf isPath' {
-      wanted = "paths, such as [\"/v1/items\", \"/v1/public/*\"], without %, ?, # or dots alone";
+      wanted = "paths, such as [\"/v1/items\", \"/v1/public/*\"], without %, ?, #, backslashes or dots alone";
       explain = v: lib.optionalAttrs (v == [ ]) { why = " without paths"; };
     }
     // {
       accepts = v: isList v && v != [ ] && lib.length v <= 100 && all isPath' v;
     };
 
-  header = {
-    accepts =
-      v:
-      isString v
-      && stringLength v <= 1000
-      && match "[A-Za-z0-9-]{1,100}: [ -z|~]*[{][}][ -z|~]*" v != null
-      && match "(host|connection|content-length|transfer-encoding|te|trailer|upgrade|expect|proxy-.*): .*" (lib.toLower v) == null;
-    example = "\"Authorization: Bearer {}\"";
-    wanted = "a header with {} where the secret belongs, such as \"Authorization: Bearer {}\"";
-  };
+  header =
+    let
+      isFraming =
+        v:
+        match "(host|connection|content-length|transfer-encoding|te|trailer|upgrade|keep-alive|expect|proxy-.*): .*" (
+          lib.toLower v
+        ) != null;
+    in
+    {
+      accepts =
+        v:
+        isString v
+        && stringLength v <= 1000
+        && match "[A-Za-z0-9-]{1,100}: [ -z|~]*[{][}][ -z|~]*" v != null
+        && !(isFraming v);
+      explain =
+        v:
+        lib.optionalAttrs (isString v && isFraming v) {
+          why = ", which says how a request is sent";
+        };
+      example = "\"Authorization: Bearer {}\"";
+      wanted = "a header with {} where the secret belongs, such as \"Authorization: Bearer {}\"";
+    };
 
   # A file that is read when a sandbox starts.
   secretFile = {

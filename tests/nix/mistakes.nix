@@ -258,13 +258,53 @@ let
       read = network { rules."*.files.example".methods = [ "GET" ]; };
       sentence = "mkSandbox data: network.rules has \"*.files.example\" in it: write the names of hosts, such as rules.\"api.example\"";
     };
+    "a rule for a host that only a pattern allows" = {
+      read = network {
+        domains = [ "*.files.example" ];
+        rules."api.files.example".methods = [ "GET" ];
+      };
+      sentence = "mkSandbox data: network.rules has \"api.files.example\", which domains allows below a \"*.\" alone: write it there too";
+    };
+    "a rule for a host at another port" = {
+      read = network {
+        domains = [ "files.example" "files.example:8443" ];
+        rules."files.example".methods = [ "GET" ];
+      };
+      sentence = "mkSandbox data: network.rules has \"files.example\", which domains allows at port 8443 too, where nobody would read its requests: write it at 443 and 80 alone";
+    };
+    "a rule for a host that a pattern allows at another port" = {
+      read = network {
+        domains = [ "api.files.example" "*.files.example:22" ];
+        rules."api.files.example".methods = [ "GET" ];
+      };
+      sentence = "mkSandbox data: network.rules has \"api.files.example\", which domains allows at port 22 too, where nobody would read its requests: write it at 443 and 80 alone";
+    };
+    "a rule for a host without TLS" = {
+      read = network {
+        ports = [ 80 ];
+        rules."files.example".methods = [ "GET" ];
+      };
+      sentence = "mkSandbox data: network.rules has \"files.example\", which domains does not allow at port 443: write \"files.example:443\" there too";
+    };
+    "a rule without methods and paths" = {
+      read = network { rules."files.example" = { }; };
+      sentence = "mkSandbox data: network.rules.\"files.example\" has neither methods nor paths: write one of them, or leave the rule out";
+    };
     "a rule with a method in small letters" = {
       read = network { rules."files.example".methods = [ "get" ]; };
       sentence = "mkSandbox data: network.rules.\"files.example\".methods has \"get\" in it: write methods in capital letters, such as [\"GET\", \"HEAD\"]";
     };
     "a rule with a path that leads elsewhere" = {
       read = network { rules."files.example".paths = [ "/v1/../admin" ]; };
-      sentence = "mkSandbox data: network.rules.\"files.example\".paths has \"/v1/../admin\" in it: write paths, such as [\"/v1/items\", \"/v1/public/*\"], without %, ?, # or dots alone";
+      sentence = "mkSandbox data: network.rules.\"files.example\".paths has \"/v1/../admin\" in it: write paths, such as [\"/v1/items\", \"/v1/public/*\"], without %, ?, #, backslashes or dots alone";
+    };
+    "a rule with a regular expression" = {
+      read = network { rules."files.example".paths = [ "/v1/.*" ]; };
+      sentence = "mkSandbox data: network.rules.\"files.example\".paths has \"/v1/.*\" in it: write paths, such as [\"/v1/items\", \"/v1/public/*\"], without %, ?, #, backslashes or dots alone";
+    };
+    "a rule with a path that servers read differently" = {
+      read = network { rules."files.example".paths = [ "/v1\\items" ]; };
+      sentence = "mkSandbox data: network.rules.\"files.example\".paths has \"/v1\\\\items\" in it: write paths, such as [\"/v1/items\", \"/v1/public/*\"], without %, ?, #, backslashes or dots alone";
     };
     "a rule that is none" = {
       read = network { rules."files.example" = "GET"; };
@@ -276,7 +316,7 @@ let
     };
     "a credential that says where it goes" = {
       read = credential { header = "Host: {}"; };
-      sentence = "mkSandbox data: network.credentials.TOKEN.header is \"Host: {}\": write a header with {} where the secret belongs, such as \"Authorization: Bearer {}\"";
+      sentence = "mkSandbox data: network.credentials.TOKEN.header is \"Host: {}\", which says how a request is sent: write a header with {} where the secret belongs, such as \"Authorization: Bearer {}\"";
     };
     "a credential for many hosts" = {
       read = credential { domain = "*.example.net"; };
@@ -285,6 +325,34 @@ let
     "a credential for a host that is not reached" = {
       read = credential { domain = "evil.example"; };
       sentence = "mkSandbox data: network.credentials.TOKEN.domain is \"evil.example\", which domains does not have: write it there too";
+    };
+    "a credential for a host that only a pattern allows" = {
+      read = network {
+        domains = [ "*.files.example" ];
+        credentials.TOKEN = {
+          domain = "api.files.example";
+          header = "X-Key: {}";
+          variable = "TOKEN";
+        };
+      };
+      sentence = "mkSandbox data: network.credentials.TOKEN.domain is \"api.files.example\", which domains allows below a \"*.\" alone: write it there too";
+    };
+    "two credentials in one header" = {
+      read = network {
+        credentials = {
+          A = {
+            domain = "files.example";
+            header = "X-Key: {}";
+            variable = "A";
+          };
+          B = {
+            domain = "files.example";
+            header = "x-key: {}";
+            variable = "B";
+          };
+        };
+      };
+      sentence = "mkSandbox data: network.credentials.B.header is \"x-key: {}\", which credentials.A has for this host too: write one of them";
     };
     "a credential without its secret" = {
       read = credential { file = null; };
@@ -453,6 +521,7 @@ lib.mapAttrs' (
         domains = [
           "files.example"
           "*.host.example"
+          "a.host.example:443"
         ];
         rules."a.host.example" = {
           methods = [ "GET" ];
