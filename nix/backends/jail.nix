@@ -59,9 +59,11 @@ let
   networkOf =
     given:
     let
-      # What the proxy reads (network/policy). Where the secrets are is not in it.
-      policy = pkgs.writeText "sandbox-network-policy" (
-        builtins.toJSON (
+      # What the proxy reads (network/policy). Where the secrets are is not in it. The proxy
+      # checks it here too, because a sandbox whose policy it refuses cannot start.
+      policy = pkgs.writeTextFile {
+        name = "sandbox-network-policy";
+        text = builtins.toJSON (
           removeAttrs given [
             "credentials"
             "mode"
@@ -77,8 +79,11 @@ let
               inherit (credential) domain header;
             }) given.credentials;
           }
-        )
-      );
+        );
+        checkPhase = ''
+          ${lib.getExe programs.network} --check --policy "$target"
+        '';
+      };
       secrets = lib.mapAttrsToList (
         name: credential:
         {

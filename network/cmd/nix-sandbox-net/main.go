@@ -42,10 +42,18 @@ const (
 func main() {
 	flags := flag.NewFlagSet("nix-sandbox-net", flag.ExitOnError)
 	policyFile := flags.String("policy", "", "the `file` with the policy of the sandbox")
+	check := flags.Bool("check", false, "read the policy and exit, with status 1 and a sentence where it is wrong")
 	showVersion := flags.Bool("version", false, "print the version and exit")
 	_ = flags.Parse(os.Args[1:])
 	if *showVersion {
 		fmt.Println("nix-sandbox-net " + version)
+		return
+	}
+	if *check {
+		if _, err := policy.ReadFile(*policyFile); err != nil {
+			fmt.Fprintln(os.Stderr, "nix-sandbox-net: error: "+err.Error())
+			os.Exit(1)
+		}
 		return
 	}
 	report := reporter()

@@ -342,6 +342,25 @@ func TestProgram_RefusesAWrongPolicy(t *testing.T) {
 	}
 }
 
+func TestProgram_ChecksAPolicy(t *testing.T) {
+	check := func(text string) (string, error) {
+		file := filepath.Join(t.TempDir(), "policy.json")
+		must.Do(t, os.WriteFile(file, []byte(text), 0o644))
+		cmd := exec.Command("/proc/self/exe", "--check", "--policy", file)
+		cmd.Env = append(os.Environ(), asProgram+"=1")
+		output, err := cmd.CombinedOutput()
+		return string(output), err
+	}
+	if output, err := check(policyText); err != nil || output != "" {
+		t.Errorf("a right policy: %v, %s", err, output)
+	}
+	output, err := check(strings.Replace(policyText, `"rate":1000`, `"rate":0`, 1))
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(output, "nix-sandbox-net: error: ") || !strings.Contains(output, "rate is 0") {
+		t.Errorf("a wrong policy: %v, %s", err, output)
+	}
+}
+
 // credentials are those of a policy that reads the requests to a host.
 const credentials = `"credentials":[{"name":"TOKEN","domain":"api.example","header":"X-Token: {}","placeholder":""},{"name":"KEY","domain":"api.example","header":"X-Key: {}","placeholder":""}]`
 
