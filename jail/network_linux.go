@@ -227,8 +227,11 @@ func (s *Secret) open() (int, error) {
 	}
 	if s.Variable != "" {
 		value := os.Getenv(s.Variable)
-		if value == "" || len(value) > maxSecret {
-			return refuse("the variable "+s.Variable, fmt.Sprintf("which has %d bytes, and can have 1 to %d", len(value), maxSecret))
+		if value == "" {
+			return refuse("the variable "+s.Variable, "which is empty or not set")
+		}
+		if len(value) > maxSecret {
+			return refuse("the variable "+s.Variable, fmt.Sprintf("which has %d bytes, more than %d", len(value), maxSecret))
 		}
 		fd, err := memfile("secret", []byte(value))
 		if err == nil {

@@ -184,8 +184,8 @@ func TestSecret_Open(t *testing.T) {
 		{Secret{File: folder}, "!a file of 1 to"},
 		{Secret{File: folder + "/pipe"}, "!a file of 1 to"},
 		{Secret{File: folder + "/none"}, "!cannot be read: no such file"},
-		{Secret{Variable: "SECRET_NONE"}, "!which has 0 bytes"},
-		{Secret{Variable: "SECRET_LARGE"}, "!and can have 1 to 16384"},
+		{Secret{Variable: "SECRET_NONE"}, "!which is empty or not set"},
+		{Secret{Variable: "SECRET_LARGE"}, "!which has 16385 bytes, more than 16384"},
 	} {
 		test.secret.Name = "TOKEN"
 		fd, err := test.secret.open()
