@@ -82,7 +82,7 @@ func (a answer) network() []string {
 		sentences = append(sentences, refused(n, a.call.Env))
 	}
 	if len(n.Failed) > 0 {
-		sentences = append(sentences, unanswered(n.Failed))
+		sentences = append(sentences, unanswered(n))
 	}
 	return sentences
 }
@@ -101,7 +101,8 @@ func (a answer) networkEnded() string {
 }
 
 // unanswered says that allowed hosts could not be reached.
-func unanswered(failures []sandbox.Failure) string {
+func unanswered(n *sandbox.Network) string {
+	failures := n.Failed
 	var named []string
 	for _, f := range failures[:min(len(failures), maxNamed)] {
 		text := endpoint(f.Name, f.Port)
@@ -110,15 +111,19 @@ func unanswered(failures []sandbox.Failure) string {
 		}
 		named = append(named, text)
 	}
-	text := joined(named, len(failures)-len(named))
+	text := joined(named, len(failures)-len(named), n.Omitted > 0)
 	if len(failures) == 1 {
 		return text + " is allowed, and did not answer"
 	}
 	return text + " are allowed, and did not answer"
 }
 
-// joined lists things of which more are not named.
-func joined(named []string, more int) string {
+// joined lists things of which more are not named. atLeast says that there may be
+// others, which were not counted.
+func joined(named []string, more int, atLeast bool) string {
+	if more > 0 && atLeast {
+		return fmt.Sprintf("%s and at least %d more", strings.Join(named, ", "), more)
+	}
 	if more > 0 {
 		return fmt.Sprintf("%s and %d more", strings.Join(named, ", "), more)
 	}
@@ -176,7 +181,7 @@ func refused(n *sandbox.Network, env registry.Environment) string {
 			advice = append(advice, way)
 		}
 	}
-	text := "refused " + joined(named, len(n.Refused)-len(named))
+	text := "refused " + joined(named, len(n.Refused)-len(named), n.Omitted > 0)
 	if unknown {
 		text += "; " + reach(env.Network)
 	}

@@ -52,7 +52,11 @@ func TestNetwork_RemarkSaysWhatToDo(t *testing.T) {
 		"no host":    {&sandbox.Network{Refused: []sandbox.Refusal{{Reason: event.ByName, Count: 1}}}, "", "refused something that is no host's name; " + reaches},
 		"two hosts":  {&sandbox.Network{Refused: []sandbox.Refusal{unlisted("a.example"), unlisted("b.example")}}, "", "refused a.example and b.example; " + reaches + ". " + ask + `domains = ["a.example", "b.example"]`},
 		"many hosts": {&sandbox.Network{Refused: []sandbox.Refusal{unlisted("a.example"), unlisted("b.example"), unlisted("c.example"), unlisted("d.example"), unlisted("e.example")}}, "", "refused a.example, b.example, c.example and 2 more; " + reaches + ". " + ask + `domains = ["a.example", "b.example", "c.example"]`},
-		"a port":     {at(event.ByPort, "network.domains", "files.example:8443"), "", "refused files.example:443 (the port); " + reaches + ". " + ask + `domains = ["files.example:8443"]`},
+		"more hosts than were counted": {
+			&sandbox.Network{Refused: []sandbox.Refusal{unlisted("a.example"), unlisted("b.example"), unlisted("c.example"), unlisted("d.example")}, Omitted: 19}, "",
+			"refused a.example, b.example, c.example and at least 1 more; " + reaches + ". " + ask + `domains = ["a.example", "b.example", "c.example"]`,
+		},
+		"a port": {at(event.ByPort, "network.domains", "files.example:8443"), "", "refused files.example:443 (the port); " + reaches + ". " + ask + `domains = ["files.example:8443"]`},
 		"an address": {
 			&sandbox.Network{Refused: []sandbox.Refusal{{Address: netip.MustParseAddr("203.0.113.9"), Port: 443, Reason: event.ByAddress, Count: 1}}}, "",
 			"refused 203.0.113.9:443 (an address); " + reaches + ". Connect to hosts by name",
