@@ -135,10 +135,19 @@ func (p Process) Times() (own, ended time.Duration) {
 	return sum(p.fields[11:13]), sum(p.fields[13:15])
 }
 
-// Runs reports whether a process is there and has not ended.
+// Runs reports whether a process is there and has not ended. A process of several
+// threads has ended with the last of them: until then its descriptors are open, although
+// its first thread may be a zombie already.
 func Runs(pid int) bool {
 	p, err := Read(pid)
-	return err == nil && p.State != "Z" && p.State != "X"
+	switch {
+	case err != nil || p.State == "X":
+		return false
+	case p.State == "Z":
+		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+		return err == nil && len(threads) > 1
+	}
+	return true
 }
 
 // Descriptors returns how many descriptors a process has open.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -106,4 +107,42 @@ func TestMemory_AddsUp(t *testing.T) {
 	if peak, err := procfs.PeakMemory(parent); err != nil || peak <= 0 {
 		t.Errorf("peak %d, %v", peak, err)
 	}
+}
+
+// asHeadless has this test's binary end its first thread and keep the others.
+const asHeadless = "NIX_SANDBOX_TEST_HEADLESS"
+
+func init() {
+	if os.Getenv(asHeadless) == "" {
+		return
+	}
+	go func() {
+		os.Stdin.Read(make([]byte, 1))
+		os.Exit(0)
+	}()
+	// Functions of this kind run on the first thread.
+	runtime.LockOSThread()
+	unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0)
+}
+
+func TestRuns_AwaitsTheLastThread(t *testing.T) {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), asHeadless+"=1")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	patience.Until(t, "the first thread ends", func() bool {
+		p, err := procfs.Read(cmd.Process.Pid)
+		return err == nil && p.State == "Z"
+	})
+	if !procfs.Runs(cmd.Process.Pid) {
+		t.Error("a process whose other threads run has ended")
+	}
+	in.Close()
+	patience.Gone(t, cmd.Process.Pid)
+	cmd.Wait()
 }
