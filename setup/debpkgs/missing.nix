@@ -145,7 +145,6 @@
     "zsh"
   ];
   python = [
-    "aiohttp"
     "anthropic"
     "black"
     "boto3"
@@ -156,7 +155,6 @@
     "fastapi"
     "flask"
     "hatchling"
-    "httpx"
     "hypothesis"
     "ipykernel"
     "ipython"

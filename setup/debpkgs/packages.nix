@@ -2,6 +2,10 @@
 {
   bash = { };
   bc = { };
+  bind = {
+    package = "bind9-dnsutils";
+    mainProgram = "dig";
+  };
   bubblewrap.mainProgram = "bwrap";
   bzip2 = { };
   cacert.package = "ca-certificates";

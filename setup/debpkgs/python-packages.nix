@@ -1,5 +1,6 @@
 # nixpkgs' names of python packages -> Debian's.
 {
+  aiohttp = "python3-aiohttp";
   attrs = "python3-attr";
   beautifulsoup4 = "python3-bs4";
   certifi = "python3-certifi";
@@ -8,6 +9,7 @@
   contourpy = "python3-contourpy";
   cycler = "python3-cycler";
   fonttools = "python3-fonttools";
+  httpx = "python3-httpx";
   idna = "python3-idna";
   iniconfig = "python3-iniconfig";
   jinja2 = "python3-jinja2";

@@ -37,6 +37,13 @@ var programs = []struct {
 	{"Python, requests", "python3 -c 'import requests'", `python3 -c 'import requests; print(requests.get("https://files.example/small").text)'`, "hello files.example"},
 	{"Python, requests of pip", "python3 -m pip --version", `python3 -c 'from pip._vendor import requests; print(requests.get("https://files.example/small").text)'`, "hello files.example"},
 	{"Python, httplib2", "python3 -c 'import httplib2'", `python3 -c 'import httplib2, os; print(httplib2.Http(ca_certs=os.environ["CA"]).request("https://files.example/small")[1])'`, "hello files.example"},
+	{"Python, httpx", "python3 -c 'import httpx'", `python3 -c 'import httpx; print(httpx.get("https://files.example/small").text)'`, "hello files.example"},
+	{"Python, aiohttp", "python3 -c 'import aiohttp'", `python3 -c '
+import aiohttp, asyncio
+async def main():
+    async with aiohttp.ClientSession() as session, session.get("https://files.example/small") as answer:
+        print(await answer.text())
+asyncio.run(main())'`, "hello files.example"},
 	{"Python, asyncio", "python3 --version", `python3 -c '
 import asyncio
 async def main():

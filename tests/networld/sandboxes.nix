@@ -39,13 +39,18 @@ in
     name = "world-tools";
     packages = [
       pkgs.bash
+      pkgs.bind
       pkgs.coreutils
       pkgs.curl
       pkgs.git
       pkgs.nodejs
       pkgs.perl
       pkgs.wget
-      (pkgs.python3.withPackages (ps: [ ps.requests ]))
+      (pkgs.python3.withPackages (ps: [
+        ps.aiohttp
+        ps.httpx
+        ps.requests
+      ]))
     ];
     interpreter = "bash -c";
     inherit network;
