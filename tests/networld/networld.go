@@ -23,6 +23,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -369,6 +370,8 @@ type Request struct {
 	Name string // in TLS; empty where that was not used
 	Host string
 	Path string
+	// Header is as the server received it.
+	Header http.Header
 }
 
 // Requests returns those that came, the oldest first.

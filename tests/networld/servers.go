@@ -248,7 +248,7 @@ func hostname(host string) string {
 func (w *World) page(out http.ResponseWriter, request *http.Request) {
 	at := local(request.Context().Value(http.LocalAddrContextKey).(net.Addr))
 	host := hostname(request.Host)
-	r := Request{To: at, Host: request.Host, Path: request.URL.Path}
+	r := Request{To: at, Host: request.Host, Path: request.URL.Path, Header: request.Header.Clone()}
 	// In TLS the name is the one of the handshake: what a request says there is not seen.
 	name := host
 	if request.TLS != nil {
