@@ -91,6 +91,13 @@ func (p *Policy) addRules(f *file) error {
 		}
 		names, fields = append(names, c.Name), append(fields, field)
 	}
+	for i, a := range f.Credentials {
+		for j, b := range f.Credentials {
+			if i != j && a.Placeholder != "" && strings.Contains(b.Placeholder, a.Placeholder) {
+				return fmt.Errorf("credentials has %q, whose placeholder is in that of %q", a.Name, b.Name)
+			}
+		}
+	}
 	p.Credentials = f.Credentials
 	return nil
 }

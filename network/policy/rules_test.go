@@ -57,14 +57,15 @@ func TestParse_RefusesRulesThatProtectNothing(t *testing.T) {
 		change(`"domain":"pay.example","header":"X-Key:{}"`, `"domain":"api.example","header":"authorization:{}"`): "another one has too",
 		change(`"domain":"pay.example"`, `"domain":"*.host.example"`):                                              "not the name of a host",
 		change(`"domain":"pay.example"`, `"domain":"a.host.example"`):                                              "write a host that is in domains itself",
-		change(`X-Key:{}`, `X-Key`):               "write \"Authorization",
-		change(`X-Key:{}`, `X-Key: x`):            "write \"Authorization",
-		change(`X-Key:{}`, `X Key: {}`):           "write \"Authorization",
-		change(`X-Key:{}`, `X-Key: {}\r\nA: b`):   "write \"Authorization",
-		change(`X-Key:{}`, `Host: {}`):            "how the request is sent",
-		change(`"sandbox-TOKEN"`, `"short"`):      "placeholder is",
-		change(`"sandbox-TOKEN"`, `"with space"`): "placeholder is",
-		change(`"placeholder":""`, `"secret":""`): "unknown field",
+		change(`X-Key:{}`, `X-Key`):                                   "write \"Authorization",
+		change(`X-Key:{}`, `X-Key: x`):                                "write \"Authorization",
+		change(`X-Key:{}`, `X Key: {}`):                               "write \"Authorization",
+		change(`X-Key:{}`, `X-Key: {}\r\nA: b`):                       "write \"Authorization",
+		change(`X-Key:{}`, `Host: {}`):                                "how the request is sent",
+		change(`"sandbox-TOKEN"`, `"short"`):                          "placeholder is",
+		change(`"sandbox-TOKEN"`, `"with space"`):                     "placeholder is",
+		change(`"placeholder":""`, `"secret":""`):                     "unknown field",
+		change(`"placeholder":""`, `"placeholder":"a-sandbox-TOKEN"`): "whose placeholder is in that of",
 	} {
 		if _, err := policy.Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s\n  is answered %v\n  want %q", text, err, want)

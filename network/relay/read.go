@@ -2,6 +2,7 @@ package relay
 
 import (
 	"crypto/tls"
+	"encoding/base64"
 	"errors"
 	"net"
 	"net/http"
@@ -76,21 +77,34 @@ func (c *connection) returnsSecret(method string) bool {
 
 // hasPlaceholder returns whether a request that does not get a secret has its
 // placeholder in its line or header: the program in the sandbox believes that the
-// host gets the secret.
+// host gets the secret. Most programs send a password in base64 (RFC 7617). The
+// body and the fields after it are not searched.
 func (r *Relay) hasPlaceholder(c *connection, q *http.Request) bool {
-	for i := range r.policy.Credentials {
-		credential := &r.policy.Credentials[i]
-		if credential.Placeholder == "" || credential.Domain == c.name && c.isTLS() {
-			continue
-		}
-		if strings.Contains(q.RequestURI, credential.Placeholder) {
-			return true
-		}
-		for _, values := range q.Header {
-			if slices.ContainsFunc(values, func(value string) bool { return strings.Contains(value, credential.Placeholder) }) {
-				return true
+	texts := []string{q.RequestURI}
+	for name, values := range q.Header {
+		texts = append(texts, values...)
+		if name == "Authorization" || name == "Proxy-Authorization" {
+			for _, value := range values {
+				texts = append(texts, basicCredentials(value))
 			}
 		}
 	}
-	return false
+	return slices.ContainsFunc(r.policy.Credentials, func(credential policy.Credential) bool {
+		return credential.Placeholder != "" && (credential.Domain != c.name || !c.isTLS()) &&
+			slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(text, credential.Placeholder) })
+	})
+}
+
+// basicCredentials returns the user and the password in the value of a field, and
+// an empty text where it has none.
+func basicCredentials(value string) string {
+	scheme, encoded, _ := strings.Cut(value, " ")
+	if !strings.EqualFold(scheme, "Basic") {
+		return ""
+	}
+	text, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(strings.Trim(encoded, " "), "="))
+	if err != nil {
+		return ""
+	}
+	return string(text)
 }

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
 	"encoding/pem"
 	"fmt"
 	"io"
@@ -52,6 +53,11 @@ func (s *sandbox) do(client *http.Client, method, address string, header ...stri
 	return response.StatusCode, string(must.Get(io.ReadAll(response.Body))(s.t))
 }
 
+// basic returns the field in which a program sends a password.
+func basic(password string) []string {
+	return []string{"Authorization", "Basic " + base64.StdEncoding.EncodeToString([]byte("user:"+password))}
+}
+
 // spy writes down the secrets that a server gets.
 type spy struct {
 	mu   sync.Mutex
@@ -84,13 +90,13 @@ func TestRead_AddsTheSecretForItsHostAlone(t *testing.T) {
 	serveHTTP(t, server+":80", false, plain.serve)
 	client := s.readClient()
 
-	for _, header := range [][]string{nil, {"Authorization", "Bearer placeholder-of-TOKEN"}, {"authorization", "a", "Authorization", "b"}} {
+	for _, header := range [][]string{nil, {"Authorization", "Bearer placeholder-of-TOKEN"}, {"authorization", "a", "Authorization", "b"}, basic("placeholder-of-TOKEN")} {
 		if status, body := s.do(client, "GET", "https://files.example/v1/x?q=1", header...); status != 200 || body != "hello" {
 			t.Errorf("%v: %d %s", header, status, body)
 		}
 	}
 	want := "files.example /v1/x?q=1 [Bearer secret-of-TOKEN]"
-	if diff := cmp.Diff([]string{want, want, want}, secure.got()); diff != "" {
+	if diff := cmp.Diff([]string{want, want, want, want}, secure.got()); diff != "" {
 		t.Error(diff)
 	}
 
@@ -148,6 +154,7 @@ func TestRead_RefusesWhatTheRuleDoesNotContain(t *testing.T) {
 		{"GET", "https://files.example/v1/x", []string{"X_Original_URL", "/v2/x"}, rule(event.ByPath, 443)},
 		{"GET", "http://a.host.example/?placeholder-of-TOKEN", nil, event.Event{Name: "a.host.example", Port: 80, Reason: event.ByCredential}},
 		{"GET", "http://a.host.example/", []string{"X-Any", "Bearer placeholder-of-TOKEN"}, event.Event{Name: "a.host.example", Port: 80, Reason: event.ByCredential}},
+		{"GET", "http://a.host.example/", basic("placeholder-of-TOKEN"), event.Event{Name: "a.host.example", Port: 80, Reason: event.ByCredential}},
 		{"GET", "http://files.example/v1/", []string{"Authorization", "Bearer placeholder-of-TOKEN"}, event.Event{Name: "files.example", Port: 80, Reason: event.ByCredential}},
 	} {
 		what := test.method + " " + test.address

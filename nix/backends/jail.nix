@@ -12,6 +12,7 @@ let
   user = import ../lib/user.nix;
   rootfsOf = import ../lib/rootfs.nix { inherit pkgs; };
   certificates = import ../lib/certificates.nix { inherit pkgs; };
+  placeholderOf = import ../lib/placeholder.nix;
   closureTree = import ../lib/closureTree.nix { inherit pkgs; };
 
   mebibytes = n: toString (n * 1048576);
@@ -77,6 +78,7 @@ let
             credentials = lib.mapAttrsToList (name: credential: {
               inherit name;
               inherit (credential) domain header;
+              placeholder = placeholderOf name;
             }) given.credentials;
           }
         );

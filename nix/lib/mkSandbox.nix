@@ -122,7 +122,10 @@ let
 
       # A shell's variables come with the PATH.
       variables =
-        lib.optionalAttrs (given.from_shell == null) { PATH = "${environment}/bin"; }
+        lib.optionalAttrs (given.network != "none") (
+          lib.mapAttrs (name: _: import ./placeholder.nix name) given.network.credentials
+        )
+        // lib.optionalAttrs (given.from_shell == null) { PATH = "${environment}/bin"; }
         // {
           HOME = "/workspace";
           TMPDIR = "/workspace";

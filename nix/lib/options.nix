@@ -36,7 +36,7 @@ let
     domain = {
       type = types.host;
       required = true;
-      doc = "The host that gets it, by its exact name. It gets the secret, and could send it back.";
+      doc = "The host that gets it, by its exact name. It gets the secret, and could send it back. The sandbox has a placeholder in the variable `NAME`.";
     };
     header = {
       type = types.header;

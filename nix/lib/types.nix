@@ -385,8 +385,8 @@ rec {
 
   credentials =
     each:
-    tables isVariable each {
-      wanted = "at most 16 tables, by names such as credentials.API_TOKEN";
+    tables (name: isVariable name && stringLength name <= 64) each {
+      wanted = "at most 16 tables, by names of at most 64 characters such as credentials.API_TOKEN";
       most = 16;
     };
 

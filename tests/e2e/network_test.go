@@ -286,6 +286,50 @@ func TestNetwork_CredentialComesFromTheServersVariable(t *testing.T) {
 	expectError(t, run(c, "data", "echo done"), "the network's credential API is in the variable API_TOKEN, which is empty or not set")
 }
 
+// A program that insists on a password finds a placeholder in the variable of its name. The
+// credential's host gets the secret in its place, and another host is not reached.
+func TestNetwork_PlaceholderBecomesTheSecretAtItsHostAlone(t *testing.T) {
+	o := inWorld(t, map[string][]string{"data": {"files.example", "a.host.example"}})
+	if o == nil {
+		return
+	}
+	o.tables = "[environments.data.network.credentials.API]\ndomain = \"files.example\"\nheader = \"Authorization: Bearer {}\"\nvariable = \"API_TOKEN\"\n"
+	o.build("data")
+	artifact := must.Get(filepath.EvalSymlinks(filepath.Join(o.folder, "data")))(t)
+	cmd := command(t, "NIX_SANDBOX_DIR="+o.folder, "API_TOKEN=the-secret")
+	var c *mcptest.Client
+	must.Do(t, o.world.Do(func() error {
+		if err := trustWorld(t, artifact); err != nil {
+			return err
+		}
+		c = mcptest.Start(t, cmd)
+		return nil
+	}))
+	c.Initialize(mcptest.Newest)
+	offered(t, c, "data", true)
+
+	const curl = "curl -sS --max-time 20 "
+	expect(t, run(c, "data", "echo $API"), "credential-API-placeholder\n")
+	expect(t, run(c, "data", curl+`-H "Authorization: Bearer $API" https://files.example/small`), "hello files.example\n")
+	expect(t, run(c, "data", curl+`-u "user:$API" https://files.example/small`), "hello files.example\n")
+	// The control: the other host is in reach, and so is this one without TLS.
+	for _, host := range []string{"a.host.example", "files.example"} {
+		address := "http://" + host + "/small"
+		expect(t, run(c, "data", curl+address), "hello "+host+"\n")
+		for _, option := range []string{`-H "Authorization: Bearer $API"`, `-H "X-Key: $API"`, `-u "user:$API"`, `-G -d "key=$API"`} {
+			expectError(t, run(c, "data", curl+"-f "+option+" "+address), "[network: ", host, "a credential of another host")
+		}
+	}
+	var got []string
+	for _, request := range o.world.Requests() {
+		got = append(got, request.Host+" "+strings.Join(request.Header["Authorization"], ","))
+	}
+	want := []string{"files.example Bearer the-secret", "files.example Bearer the-secret", "a.host.example ", "files.example "}
+	if !slices.Equal(got, want) {
+		t.Errorf("the hosts received %q, want %q", got, want)
+	}
+}
+
 // By hand, refusals are on standard error as they happen, and list names the hosts.
 func TestNetwork_CommandLineShowsIt(t *testing.T) {
 	o := inWorld(t, map[string][]string{"data": {"files.example", "b.host.example:7007"}})

@@ -344,8 +344,15 @@ in
                   header = "Authorization: Bearer {}";
                   variable = "TOKEN";
                 };
+                # The sandbox's own variables come before placeholders.
+                HOME = {
+                  domain = "files.example";
+                  header = "X-Home: {}";
+                  variable = "HOME";
+                };
               };
             };
+            env.B = "own";
           }).run;
       in
       {
@@ -363,6 +370,11 @@ in
             "SSL_CERT_FILE"
           ]
         );
+        placeholders = map (name: after name spec.flags) [
+          "A"
+          "B"
+          "HOME"
+        ];
         # The server's variables, by which its launchers find them.
         variables =
           (library.mkSandbox {
@@ -389,6 +401,15 @@ in
           name = "B";
           file = "/run/secrets/b";
         }
+        {
+          name = "HOME";
+          variable = "HOME";
+        }
+      ];
+      placeholders = [
+        [ "credential-A-placeholder" ]
+        [ "own" ]
+        [ "/workspace" ]
       ];
       certificates = "/certificates.crt";
       reserved = true;
