@@ -40,13 +40,28 @@ func Check(ctx context.Context, bubblewrap string) error {
 	if err := checkSysctls("/proc/sys", unix.Geteuid() == 0 && user == 0, func() bool { return works }); err != nil {
 		return err
 	}
+	if works {
+		output, works = mountsWork(ctx, bubblewrap, user)
+	}
 	if !works {
 		return &Refusal{
 			Problem: fmt.Sprintf("%s makes no sandbox here: %s", bubblewrap, output),
-			Hint:    "a container needs user namespaces of its own: start it with --security-opt seccomp=unconfined --security-opt apparmor=unconfined",
+			Hint:    hintOfOutput(output),
 		}
 	}
 	return nil
+}
+
+// hintOfOutput returns what to do where bubblewrap said this and its user may make
+// user namespaces: what containers and services forbid beside them.
+func hintOfOutput(output string) string {
+	switch {
+	case strings.Contains(output, "set hostname"):
+		return "start the container with --security-opt seccomp=seccomp.json, the file of that name in the folder deploy of nix-sandbox-mcp; a service of systemd without ProtectHostname"
+	case strings.Contains(output, "mount proc"):
+		return "start the container with --security-opt unmask=ALL (Docker: systempaths=unconfined; Kubernetes: procMount: Unmasked), so that nothing covers a part of /proc; a service of systemd without ProtectKernelTunables, ProtectKernelLogs and ProcSubset"
+	}
+	return "start the container with --security-opt seccomp=seccomp.json, the file of that name in the folder deploy of nix-sandbox-mcp, and where the host has AppArmor with --security-opt apparmor=unconfined"
 }
 
 // namespacesAllowed returns which sysctl forbids user namespaces, so that the
@@ -97,6 +112,14 @@ const maxOutput = 300
 // returns bubblewrap's output if it fails. It prints nothing.
 func namespacesWork(ctx context.Context, bubblewrap string, user int) (output string, works bool) {
 	output, works = try(ctx, user, nil, bubblewrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--", bubblewrap, "--version")
+	return bounded.Head(strings.Join(strings.Fields(output), " "), maxOutput), works
+}
+
+// mountsWork tries what the smallest jail has not and each sandbox has: a hostname and
+// file systems of its own, which containers and services forbid.
+func mountsWork(ctx context.Context, bubblewrap string, user int) (output string, works bool) {
+	output, works = try(ctx, user, nil, bubblewrap, "--unshare-all", "--hostname", "sandbox",
+		"--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--", bubblewrap, "--version")
 	return bounded.Head(strings.Join(strings.Fields(output), " "), maxOutput), works
 }
 
