@@ -49,6 +49,7 @@
             runtime
             ;
           default = server.${system};
+          image = library.${system}.mkImage { config = ./config.example.toml; };
           escape-test = library.${system}.programs.escapeTest;
         }
         // lib.mapAttrs' (name: lib.nameValuePair "sandbox-${name}") server.${system}.environments

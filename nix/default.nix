@@ -73,6 +73,10 @@ let
       serverMetadata
       ;
   };
+  image = import ./lib/mkImage.nix {
+    inherit pkgs programs;
+    mkServer = server.make;
+  };
   escapeTest = import ./lib/escapeTest.nix { inherit pkgs programs; };
   smokeTest = import ./lib/smokeTest.nix { inherit pkgs; };
 in
@@ -99,6 +103,9 @@ in
 
   # { config } or what fromToml gives -> the server.
   mkServer = server.make;
+
+  # What mkServer is given, name and tag -> a program that prints an OCI image.
+  mkImage = image;
 
   # What modules for a machine or a user install: { environments; server; }.
   installation = import ./lib/installation.nix {

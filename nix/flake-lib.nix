@@ -14,5 +14,6 @@ in
   mkSandbox = withPkgs "mkSandbox" (library: library.mkSandbox);
   fromProject = withPkgs "fromProject" (library: library.fromProject);
   mkServer = withPkgs "mkServer" (library: library.mkServer);
+  mkImage = withPkgs "mkImage" (library: library.mkImage);
   fromToml = withPkgs "fromToml" (library: args: library.fromToml args.config);
 }

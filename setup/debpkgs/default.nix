@@ -8,6 +8,7 @@
 #   builders.nix runCommand, buildEnv, ...      go.nix        buildGoModule
 #   python.nix   python3.withPackages           packages.nix  nixpkgs' names
 #   lib.nix      nixpkgs.lib                    missing.nix   what is not here and says so
+#   dockerTools.nix  images of containers
 {
   system ? "x86_64-linux",
   config ? { },
@@ -77,6 +78,10 @@ let
     shell = packages.bash;
     inherit (packages) jq;
   };
+  dockerTools = import ./dockerTools.nix {
+    inherit lib builders;
+    inherit (packages) jq;
+  };
   go = import ./go.nix {
     inherit
       lib
@@ -106,6 +111,7 @@ let
     // {
       inherit
         config
+        dockerTools
         lib
         stdenv
         system

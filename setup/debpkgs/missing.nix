@@ -22,7 +22,6 @@
     "deadnix"
     "deno"
     "direnv"
-    "dockerTools"
     "elixir"
     "emacs"
     "erlang"
