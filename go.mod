@@ -11,10 +11,12 @@ require (
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.9
 	github.com/tidwall/gjson v1.20.0
+	go.yaml.in/yaml/v3 v3.0.6
 	golang.org/x/crypto v0.45.0
 	golang.org/x/sys v0.38.0
 	golang.org/x/term v0.37.0
 	golang.org/x/tools v0.39.0
+	tags.cncf.io/container-device-interface/specs-go v1.1.1
 )
 
 require (

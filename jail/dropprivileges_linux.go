@@ -3,13 +3,14 @@ package jail
 import (
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"os/exec"
 	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/pathowner"
 )
 
 // handedOver is where root mounts folders of the host for bubblewrap to find them,
@@ -212,74 +213,22 @@ func mappedTree(path string, user int) (tree int, err error) {
 	return tree, nil
 }
 
-// maxLinks is how many symbolic links a path may lead through, as in the kernel.
-const maxLinks = 40
-
 // openProject opens a folder and reports whether only root and the owner of the
 // folder can have its path lead elsewhere. Root would otherwise lend the rights of
 // one user to another, who replaces a part of the path. The caller closes the
 // descriptor, which is for the path alone (O_PATH).
 func openProject(path string) (folder int, owned bool, err error) {
-	const anybody = math.MaxUint32 // no user has this number
-	open := func(at int, name string) (int, unix.Stat_t, error) {
-		var stat unix.Stat_t
-		fd, err := unix.Openat(at, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-		if err == nil {
-			if err = unix.Fstat(fd, &stat); err != nil {
-				unix.Close(fd)
-			}
-		}
-		return fd, stat, err
-	}
-	folder, stat, err := open(unix.AT_FDCWD, "/")
+	folder, deciders, err := pathowner.Open(path)
 	if err != nil {
 		return 0, false, err
 	}
-	others := map[uint32]bool{}
-	links := 0
-	for parts := strings.Split(path, "/"); len(parts) > 0; {
-		name := parts[0]
-		parts = parts[1:]
-		if name == "" || name == "." {
-			continue
-		}
-		next, entry, err := open(folder, name)
-		if err != nil {
-			unix.Close(folder)
-			return 0, false, err
-		}
-		others[stat.Uid] = true
-		switch {
-		case stat.Mode&0o002 == 0:
-		case stat.Mode&unix.S_ISVTX == 0:
-			others[anybody] = true
-		default: // as in /tmp, where each user replaces what is theirs
-			others[entry.Uid] = true
-		}
-		if entry.Mode&unix.S_IFMT != unix.S_IFLNK {
-			unix.Close(folder)
-			folder, stat = next, entry
-			continue
-		}
-		target := make([]byte, unix.PathMax)
-		n, err := unix.Readlinkat(next, "", target)
-		unix.Close(next)
-		if links++; err == nil && links > maxLinks {
-			err = unix.ELOOP
-		}
-		if err == nil && n > 0 && target[0] == '/' {
-			unix.Close(folder)
-			folder, stat, err = open(unix.AT_FDCWD, "/")
-		}
-		if err != nil {
-			unix.Close(folder)
-			return 0, false, err
-		}
-		parts = append(strings.Split(string(target[:n]), "/"), parts...)
+	var stat unix.Stat_t
+	if err := unix.Fstat(folder, &stat); err != nil {
+		unix.Close(folder)
+		return 0, false, err
 	}
-	delete(others, 0)
-	delete(others, stat.Uid)
-	return folder, len(others) == 0, nil
+	delete(deciders, stat.Uid)
+	return folder, len(deciders) == 0, nil
 }
 
 // mapOwner returns the descriptor of a user namespace that maps an owner and a

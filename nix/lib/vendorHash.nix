@@ -1,1 +1,1 @@
-"sha256-VEx4/NwD0TdmD+pprU1q0tlp7YmBdtESNU1u3wbTkSk="
+"sha256-Y1dUlkLlkbl1QxZ9fsKkXNPbsJLzJrMtyqgQzu7vGzM="

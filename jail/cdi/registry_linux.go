@@ -1,0 +1,298 @@
+package cdi
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/pathowner"
+)
+
+// maxFiles bounds the files of one folder.
+const maxFiles = 256
+
+// standardFolders are those of the standard, where later ones win.
+var standardFolders = []string{"/etc/cdi", "/var/run/cdi"}
+
+// Folders returns the folders of specifications: those of the standard and then more,
+// paths with colons between them. A device in a later folder replaces one in an earlier.
+func Folders(more string) []string {
+	folders := slices.Clone(standardFolders)
+	for _, folder := range filepath.SplitList(more) {
+		if folder != "" {
+			folders = append(folders, folder)
+		}
+	}
+	return folders
+}
+
+// Registry is what the specifications of a machine say.
+type Registry struct {
+	devices map[string]device
+	// Problems are the files and folders that were not read, and the names that two
+	// files have: sentences.
+	Problems []string
+	folders  []string
+}
+
+// device is a device of a specification.
+type device struct {
+	*source
+	edits specs.ContainerEdits
+	// conflict is another file of the same folder that has this device too.
+	conflict string
+}
+
+// source is a specification and where it is from.
+type source struct {
+	file     string
+	priority int
+	spec     *specs.Spec
+}
+
+// Read reads the specifications in folders, for a user. What cannot be read or believed
+// is a problem of the registry, and the others count.
+func Read(folders []string, user int) *Registry {
+	r := &Registry{devices: map[string]device{}, folders: folders}
+	for priority, folder := range folders {
+		if err := r.readFolder(folder, priority, user); err != nil {
+			r.Problems = append(r.Problems, fmt.Sprintf("%s is not read: %v", folder, err))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.devices)) {
+		if d := r.devices[name]; d.conflict != "" {
+			r.Problems = append(r.Problems, d.conflicting(name))
+		}
+	}
+	return r
+}
+
+func (d device) conflicting(name string) string {
+	return fmt.Sprintf("%s is in %s and in %s, so that nobody can tell which is meant: remove one of the two", name, d.conflict, d.file)
+}
+
+func (r *Registry) readFolder(folder string, priority, user int) error {
+	if !filepath.IsAbs(folder) {
+		return errors.New("it is not an absolute path")
+	}
+	dir, err := open(folder, user, unix.S_IFDIR)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	entries, err := dir.ReadDir(maxFiles + 1)
+	if len(entries) > maxFiles {
+		return fmt.Errorf("it has more than %d files", maxFiles)
+	}
+	if err != nil && len(entries) > 0 {
+		return err
+	}
+	slices.SortFunc(entries, func(a, b os.DirEntry) int { return cmp.Compare(a.Name(), b.Name()) })
+	for _, entry := range entries {
+		extension := filepath.Ext(entry.Name())
+		if extension != ".json" && extension != ".yaml" || entry.IsDir() {
+			continue
+		}
+		file := filepath.Join(folder, entry.Name())
+		if err := r.readFile(file, extension == ".json", priority, user); err != nil {
+			r.Problems = append(r.Problems, fmt.Sprintf("%s is not read: %v", file, err))
+		}
+	}
+	return nil
+}
+
+func (r *Registry) readFile(path string, isJSON bool, priority, user int) error {
+	file, err := open(path, user, unix.S_IFREG)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	text, err := bounded.Read(file, MaxSize)
+	if err != nil {
+		return err
+	}
+	spec, err := Parse(text, isJSON)
+	if err != nil {
+		return err
+	}
+	from := &source{file: path, priority: priority, spec: spec}
+	for _, d := range spec.Devices {
+		name := spec.Kind + "=" + d.Name
+		added := device{source: from, edits: d.ContainerEdits}
+		if other, found := r.devices[name]; found && other.priority == priority {
+			added.conflict = other.file
+		}
+		r.devices[name] = added
+	}
+	return nil
+}
+
+// open opens a file or a folder for reading if nobody but root and a user can change what
+// is read there.
+func open(path string, user int, kind uint32) (*os.File, error) {
+	fd, deciders, err := pathowner.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil {
+		return nil, err
+	}
+	if stat.Mode&unix.S_IFMT != kind {
+		return nil, errors.New(map[uint32]string{unix.S_IFDIR: "it is not a folder", unix.S_IFREG: "it is not a file"}[kind])
+	}
+	deciders[stat.Uid] = true
+	delete(deciders, 0)
+	delete(deciders, uint32(user))
+	switch {
+	case deciders[pathowner.Anybody]:
+		return nil, errors.New("everybody may write to a folder on the way there: put it where only root and you may write")
+	case len(deciders) > 0:
+		other := slices.Min(slices.Collect(maps.Keys(deciders)))
+		return nil, fmt.Errorf("user %d can change it, and only root and user %d are believed: give it to one of them with chown, and the folders above it", other, user)
+	case stat.Mode&0o022 != 0:
+		return nil, fmt.Errorf("its mode is %04o, with which others can change it: chmod go-w %s", stat.Mode&0o7777, path)
+	}
+	// Of this descriptor, and not of the path, which may lead elsewhere by now.
+	return os.Open("/proc/self/fd/" + strconv.Itoa(fd))
+}
+
+// Names returns the names of the devices that can be asked for, in order, such as
+// vendor.example/gpu=0.
+func (r *Registry) Names() []string {
+	var names []string
+	for name, d := range r.devices {
+		if d.conflict == "" {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// IsName reports whether a text has the form of a device's name, vendor/class=device.
+func IsName(text string) bool {
+	kind, name, _ := strings.Cut(text, "=")
+	vendor, class, _ := strings.Cut(kind, "/")
+	return isName(vendor, "") && isName(class, "") && isLetter(vendor[0]) && isLetter(class[0]) && isName(name, ":")
+}
+
+// Edits are what several devices need together.
+type Edits struct {
+	Variables []string // NAME=VALUE, where a later one replaces an earlier
+	Nodes     []Node
+	Mounts    []Mount
+	Hooks     []Hook
+	Groups    []uint32 // without 0
+}
+
+// Node is a device node, Mount a mount and Hook a hook, with the file that asks for it.
+type (
+	Node struct {
+		specs.DeviceNode
+		File string
+	}
+	Mount struct {
+		specs.Mount
+		File string
+	}
+	Hook struct {
+		specs.Hook
+		File string
+	}
+)
+
+// Unknown is the error about names that no specification has.
+type Unknown struct {
+	Names []string
+	// Known are the names that there are, Problems what was not read, and Folders where
+	// specifications may be.
+	Known, Problems, Folders []string
+}
+
+func (u *Unknown) Error() string {
+	text := strings.Join(u.Names, " and ") + " is in no CDI specification of this machine"
+	for _, problem := range u.Problems {
+		text += "; " + problem
+	}
+	return text
+}
+
+// Find returns what devices need. Each name has the form of [IsName]. Of a path in the
+// container that two of them have, the later one counts, as in the standard.
+func (r *Registry) Find(names []string) (*Edits, error) {
+	var unknown []string
+	for _, name := range names {
+		if _, found := r.devices[name]; !found {
+			unknown = append(unknown, name)
+		}
+	}
+	if len(unknown) > 0 {
+		return nil, &Unknown{Names: unknown, Known: r.Names(), Problems: r.Problems, Folders: r.folders}
+	}
+	edits := &Edits{}
+	begun := map[*source]bool{}
+	for _, name := range names {
+		d := r.devices[name]
+		if d.conflict != "" {
+			return nil, errors.New(d.conflicting(name))
+		}
+		if !begun[d.source] {
+			begun[d.source] = true
+			if err := edits.add(d.spec.ContainerEdits, name, d.file); err != nil {
+				return nil, err
+			}
+		}
+		if err := edits.add(d.edits, name, d.file); err != nil {
+			return nil, err
+		}
+	}
+	return edits, nil
+}
+
+func (e *Edits) add(more specs.ContainerEdits, name, file string) error {
+	// Both change the host, as root.
+	if len(more.NetDevices) > 0 {
+		return fmt.Errorf("%s takes the network interface %s away from the host, as %s says, which sandboxes never do", name, more.NetDevices[0].HostInterfaceName, file)
+	}
+	if more.IntelRdt != nil {
+		return fmt.Errorf("%s sets shares of processor caches (intelRdt), as %s says, which sandboxes never do", name, file)
+	}
+	e.Variables = append(e.Variables, more.Env...)
+	for _, node := range more.DeviceNodes {
+		e.Nodes = replace(e.Nodes, Node{*node, file}, func(n Node) string { return filepath.Clean(n.Path) })
+	}
+	for _, mount := range more.Mounts {
+		e.Mounts = replace(e.Mounts, Mount{*mount, file}, func(m Mount) string { return filepath.Clean(m.ContainerPath) })
+	}
+	for _, hook := range more.Hooks {
+		e.Hooks = append(e.Hooks, Hook{*hook, file})
+	}
+	for _, group := range more.AdditionalGIDs {
+		if group != 0 && !slices.Contains(e.Groups, group) {
+			e.Groups = append(e.Groups, group)
+		}
+	}
+	return nil
+}
+
+// replace adds an element to a list, without those that have the same key.
+func replace[T any](list []T, added T, key func(T) string) []T {
+	list = slices.DeleteFunc(list, func(other T) bool { return key(other) == key(added) })
+	return append(list, added)
+}
