@@ -15,6 +15,7 @@ import (
 
 	"github.com/mark3labs/mcp-go/mcp"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 )
 
@@ -41,9 +42,13 @@ type fields struct {
 	ID      json.RawMessage `json:"id"`
 	Result  json.RawMessage `json:"result"`
 	Params  struct {
-		Name           string          `json:"name"`
-		Arguments      any             `json:"arguments"`
-		URI            string          `json:"uri"`
+		Name            string `json:"name"`
+		Arguments       any    `json:"arguments"`
+		URI             string `json:"uri"`
+		ProtocolVersion string `json:"protocolVersion"`
+		ClientInfo      struct {
+			Name string `json:"name"`
+		} `json:"clientInfo"`
 		Meta           *mcp.Meta       `json:"_meta"`
 		RequestID      json.RawMessage `json:"requestId"`
 		Task           json.RawMessage `json:"task"`
@@ -96,10 +101,28 @@ func (m Message) Waits() bool {
 	return m.IsRequest() && (m.Method == string(mcp.MethodToolsCall) || m.Method == string(mcp.MethodResourcesRead))
 }
 
-// isModern reports whether the message is of the protocol without a handshake.
-func (m Message) isModern() bool {
-	return mcp.IsModernProtocol(m.fields.Params.Meta.ProtocolVersion())
+// ProtocolVersion is what the message says its version of the protocol is; empty in
+// those with a handshake.
+func (m Message) ProtocolVersion() string { return m.fields.Params.Meta.ProtocolVersion() }
+
+// Names returns what the message's params name: a tool, and a resource by its URI.
+func (m Message) Names() (name, uri string) { return m.fields.Params.Name, m.fields.Params.URI }
+
+// Client returns what a client that begins says of itself: its name, and the version of
+// the protocol that it asks for. Each has at most 64 bytes.
+func (m Message) Client() (name, version string) {
+	if m.isModern() {
+		if info := m.fields.Params.Meta.ClientInfo(); info != nil {
+			name = info.Name
+		}
+	} else {
+		name, version = m.fields.Params.ClientInfo.Name, m.fields.Params.ProtocolVersion
+	}
+	return bounded.Head(name, 64), bounded.Head(version, 64)
 }
+
+// isModern reports whether the message is of the protocol without a handshake.
+func (m Message) isModern() bool { return mcp.IsModernProtocol(m.ProtocolVersion()) }
 
 // isPlain reports whether mcp-go would find nothing in the message to object
 // to, and nothing in it that this package does not know.

@@ -107,7 +107,7 @@ func (t *Tool) Server(version string) (s *server.MCPServer, stop func()) {
 		server.WithResourceRecovery(),
 	)
 	s.AddResourceTemplate(template(), func(ctx context.Context, request mcp.ReadResourceRequest) ([]mcp.ResourceContents, error) {
-		read, err := t.AcceptRead("", request.Params.URI)
+		read, err := t.AcceptRead(principalOf(ctx), request.Params.URI)
 		if err != nil {
 			return nil, err
 		}
@@ -115,7 +115,7 @@ func (t *Tool) Server(version string) (s *server.MCPServer, stop func()) {
 		return read.Answer(ctx)
 	})
 	run := func(ctx context.Context, request mcp.CallToolRequest) (*mcp.CallToolResult, error) {
-		return t.Accept("", request.Params.Arguments).Answer(ctx, nil), nil
+		return t.Accept(principalOf(ctx), request.Params.Arguments).Answer(ctx, nil), nil
 	}
 	// A change that comes before the tool is offered waits until then.
 	offered := make(chan struct{})
@@ -133,6 +133,15 @@ func (t *Tool) Server(version string) (s *server.MCPServer, stop func()) {
 	s.AddTool(shown, run)
 	close(offered)
 	return s, stop
+}
+
+// principalOf returns who sent the message that mcp-go handles. A transport with several
+// principals tells it by the client that it gives mcp-go.
+func principalOf(ctx context.Context) string {
+	if client, ok := server.ClientSessionFromContext(ctx).(interface{ Principal() string }); ok {
+		return client.Principal()
+	}
+	return ""
 }
 
 // Run is a call of the tool that has arrived.

@@ -56,6 +56,7 @@ type Machine struct {
 	mu      sync.Mutex
 	closed  bool
 	started int
+	running int
 	most    int
 	live    map[*Sandbox]struct{}
 	// workspaces are those of several sandboxes, ended ones too.
@@ -190,6 +191,20 @@ func (m *Machine) Started() int {
 	return m.started
 }
 
+// Running is how much code runs at this moment.
+func (m *Machine) Running() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.running
+}
+
+// count adds n to the code that runs.
+func (m *Machine) count(n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.running += n
+}
+
 // Live returns the sandboxes that have not ended, and how many there were at
 // most at a time.
 func (m *Machine) Live() (live []*Sandbox, most int) {
@@ -289,6 +304,8 @@ func (s *Sandbox) Execute(ctx context.Context, request sandbox.Request) (sandbox
 	if err := ctx.Err(); err != nil {
 		return sandbox.Result{}, err
 	}
+	s.machine.count(1)
+	defer s.machine.count(-1)
 	began := time.Now()
 	timeout := time.NewTimer(request.Timeout)
 	defer timeout.Stop()

@@ -1,0 +1,64 @@
+package mcphttp
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/mark3labs/mcp-go/mcp"
+	"github.com/mark3labs/mcp-go/server"
+)
+
+// maxNotifications bounds the notifications that wait to be written to one response.
+const maxNotifications = 16
+
+// client is the sender of one request as mcp-go sees it. Each request has one of its
+// own: mcp-go keeps what can be cancelled, and what is to be told, by a client's id.
+type client struct {
+	id            string
+	principal     string
+	notifications chan mcp.JSONRPCNotification
+
+	// The filter applies where the request is a subscription.
+	isSubscription bool
+	mu             sync.Mutex
+	filter         mcp.SubscriptionFilter
+}
+
+var _ server.SessionWithSubscriptionFilter = (*client)(nil)
+
+func (s *Server) newClient(principal string) *client {
+	return &client{
+		id:            fmt.Sprintf("http-%d", s.ids.Add(1)),
+		principal:     principal,
+		notifications: make(chan mcp.JSONRPCNotification, maxNotifications),
+	}
+}
+
+func (c *client) SessionID() string                                   { return c.id }
+func (c *client) NotificationChannel() chan<- mcp.JSONRPCNotification { return c.notifications }
+func (c *client) Initialize()                                         {}
+func (c *client) Initialized() bool                                   { return true }
+
+// Principal is who sends the request; package tool asks for it.
+func (c *client) Principal() string { return c.principal }
+
+func (c *client) SetSubscriptionFilter(filter mcp.SubscriptionFilter) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.filter = filter
+}
+
+func (c *client) SubscriptionFilter() (mcp.SubscriptionFilter, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.filter, c.isSubscription
+}
+
+// notify has a notification written, unless too many wait: a client that does not read
+// holds nobody up.
+func (c *client) notify(notification mcp.JSONRPCNotification) {
+	select {
+	case c.notifications <- notification:
+	default:
+	}
+}

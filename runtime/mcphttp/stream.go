@@ -1,0 +1,145 @@
+package mcphttp
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/mark3labs/mcp-go/mcp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
+)
+
+// openStream counts a stream of the principal. It is false, and the request answered,
+// where it would be one too many.
+func (x *exchange) openStream(id json.RawMessage) bool {
+	if x.o.Streams == nil {
+		return true
+	}
+	most := x.o.Streams(x.who.Name)
+	x.mu.Lock()
+	full := x.open[x.who.Name] >= most
+	if !full {
+		x.open[x.who.Name]++
+	}
+	x.mu.Unlock()
+	if full {
+		x.fail(http.StatusTooManyRequests, id, mcp.INTERNAL_ERROR, fmt.Sprintf("%d streams of yours are open, which are as many as you may have: close one", most))
+	}
+	return !full
+}
+
+func (x *exchange) closeStream() {
+	if x.o.Streams == nil {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.open[x.who.Name]--; x.open[x.who.Name] == 0 {
+		delete(x.open, x.who.Name)
+	}
+}
+
+// stream answers a GET: it brings what a client of an HTTP session is to be told, until
+// either side ends it.
+func (x *exchange) stream() {
+	if accept := x.r.Header.Get("Accept"); accept != "" && !strings.Contains(accept, "text/event-stream") && !strings.Contains(accept, "*/*") {
+		x.fail(http.StatusNotAcceptable, nil, mcp.INVALID_REQUEST, "a GET is answered with text/event-stream: send it in the field Accept")
+		return
+	}
+	session := x.session(nil)
+	if session == nil || !x.openStream(nil) {
+		return
+	}
+	defer x.closeStream()
+	ctx, cancel := context.WithCancel(x.streams)
+	defer cancel()
+	defer x.sessions.open(session, cancel)()
+	listener := x.newClient(x.who.Name)
+	if err := x.handler.MCP().RegisterSession(ctx, listener); err != nil {
+		x.fail(http.StatusInternalServerError, nil, mcp.INTERNAL_ERROR, err.Error())
+		return
+	}
+	defer x.handler.MCP().UnregisterSession(ctx, listener.id)
+	x.comment()
+	x.tell(ctx, listener, nil)
+}
+
+// subscribe answers subscriptions/listen, which lasts until the client hangs up or the
+// server ends; then its result comes.
+func (x *exchange) subscribe(m rpc.Message) {
+	if !x.openStream(m.ID) {
+		return
+	}
+	defer x.closeStream()
+	ctx, cancel := context.WithCancel(x.streams)
+	defer cancel()
+	listener := x.newClient(x.who.Name)
+	listener.isSubscription = true
+	mcpServer := x.handler.MCP()
+	if err := mcpServer.RegisterSession(ctx, listener); err != nil {
+		x.fail(http.StatusInternalServerError, m.ID, mcp.INTERNAL_ERROR, err.Error())
+		return
+	}
+	defer mcpServer.UnregisterSession(ctx, listener.id)
+	answered := make(chan mcp.JSONRPCMessage, 1)
+	go func() {
+		// What has nothing to wait for is answered at once.
+		defer cancel()
+		answered <- x.handler.Answer(mcpServer.WithContext(ctx, listener), m)
+	}()
+	x.tell(ctx, listener, m.ID)
+	cancel()
+	reply := <-answered
+	for len(listener.notifications) > 0 {
+		x.event(tagged(<-listener.notifications, m.ID))
+	}
+	switch {
+	case x.r.Context().Err() != nil || x.isBroken:
+		x.status = statusHungUp
+	case x.isStream:
+		x.event(reply)
+	default:
+		x.write(x.statusOf(reply), reply)
+	}
+}
+
+// tell writes notifications and comments until ctx ends or the client has gone; id is
+// that of a subscription, or nil.
+func (x *exchange) tell(ctx context.Context, listener *client, id json.RawMessage) {
+	ticker := time.NewTicker(commentEvery)
+	defer ticker.Stop()
+	for !x.isBroken {
+		select {
+		case notification := <-listener.notifications:
+			if id != nil {
+				notification = tagged(notification, id)
+			}
+			x.event(notification)
+		case <-ticker.C:
+			x.comment()
+		case <-x.r.Context().Done():
+			x.status = statusHungUp
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+	x.status = statusHungUp
+}
+
+// tagged returns a notification with the id of the subscription that it is for.
+func tagged(notification mcp.JSONRPCNotification, id json.RawMessage) mcp.JSONRPCNotification {
+	// All who are told share the map.
+	meta := maps.Clone(notification.Params.Meta)
+	if meta == nil {
+		meta = map[string]any{}
+	}
+	meta[mcp.MetaKeySubscriptionID] = id
+	notification.Params.Meta = meta
+	return notification
+}

@@ -1,0 +1,139 @@
+package mcphttp
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/mark3labs/mcp-go/mcp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
+)
+
+// pieceBytes is how much of a response is written at a time.
+const pieceBytes = 64 << 10
+
+// encoded is an answer that is ready to be written. Release gives back its memory.
+type encoded struct {
+	reply   mcp.JSONRPCMessage // an error, or nil: results are text alone by now
+	text    []byte
+	release func()
+}
+
+// encode encodes the answer of a principal's call. Where too much waits for clients to
+// read it, a large answer is dropped, and the answer says so.
+func (s *Server) encode(principal string, id json.RawMessage, reply mcp.JSONRPCMessage) encoded {
+	s.encoding <- struct{}{}
+	text := encode(reply)
+	<-s.encoding
+	answer := encoded{text: text, release: func() {}}
+	if failure, ok := reply.(mcp.JSONRPCError); ok {
+		answer.reply = failure
+	}
+	if len(text) <= smallBytes {
+		return answer
+	}
+	answer.release = s.outgoing.take(s.ctx, answerWait, principal, int64(len(text)))
+	if answer.release == nil {
+		const sentence = "the answer was dropped, because clients have not read other large ones yet: read those, and call again; code that ran has had its effect"
+		s.o.Log.Warn("answer dropped", "principal", principal, "bytes", len(text))
+		return encoded{reply: rpc.Failure(id, mcp.INTERNAL_ERROR, sentence), text: encode(rpc.Failure(id, mcp.INTERNAL_ERROR, sentence)), release: func() {}}
+	}
+	return answer
+}
+
+// encode returns a message as JSON. HTML in it is not made longer by escapes for
+// browsers.
+func encode(message any) []byte {
+	var buffer bytes.Buffer
+	encoder := json.NewEncoder(&buffer)
+	encoder.SetEscapeHTML(false)
+	// Nothing that this server answers with is beyond JSON.
+	if err := encoder.Encode(message); err != nil {
+		return encode(rpc.Failure(nil, mcp.INTERNAL_ERROR, "the server failed to encode its answer"))
+	}
+	return bytes.TrimSuffix(buffer.Bytes(), []byte("\n"))
+}
+
+// accept answers a message that has no reply.
+func (x *exchange) accept() {
+	x.status = http.StatusAccepted
+	x.w.WriteHeader(x.status)
+}
+
+// fail answers with an error; id is nil where none is known.
+func (x *exchange) fail(status int, id json.RawMessage, code int, text string) {
+	x.write(status, rpc.Failure(id, code, text))
+}
+
+// write answers with one message.
+func (x *exchange) write(status int, message any) { x.writeText(status, encode(message)) }
+
+func (x *exchange) writeText(status int, text []byte) {
+	x.status = status
+	h := x.w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", strconv.Itoa(len(text)))
+	h.Set("Cache-Control", "no-store")
+	x.w.WriteHeader(status)
+	x.put(text)
+}
+
+// event writes a message as an event; the response is a stream from then on.
+func (x *exchange) event(message any) { x.eventText(encode(message)) }
+
+func (x *exchange) eventText(text []byte) {
+	x.beginStream()
+	x.put([]byte("event: message\ndata: "), text, []byte("\n\n"))
+}
+
+// comment writes what clients skip, and what tells proxies that the stream lives.
+func (x *exchange) comment() {
+	x.beginStream()
+	x.put([]byte(":\n\n"))
+}
+
+func (x *exchange) beginStream() {
+	if x.isStream {
+		return
+	}
+	x.isStream = true
+	h := x.w.Header()
+	h.Set("Content-Type", "text/event-stream")
+	h.Set("Cache-Control", "no-store")
+	// nginx would collect events (ngx_http_proxy_module, proxy_buffering).
+	h.Set("X-Accel-Buffering", "no")
+	x.w.WriteHeader(http.StatusOK)
+}
+
+// put writes and flushes texts in the time that a client may take.
+func (x *exchange) put(texts ...[]byte) {
+	total := 0
+	for _, text := range texts {
+		total += len(text)
+	}
+	end := time.Now().Add(writeTimeout + time.Duration(total)*time.Second/slowestRead)
+	deadline := func() {
+		at := time.Now().Add(writeTimeout)
+		if at.After(end) {
+			at = end
+		}
+		_ = x.out.SetWriteDeadline(at)
+	}
+	defer func() { _ = x.out.SetWriteDeadline(time.Time{}) }()
+	for _, text := range texts {
+		for len(text) > 0 && !x.isBroken {
+			piece := text[:min(len(text), pieceBytes)]
+			deadline()
+			_, err := x.w.Write(piece)
+			x.isBroken = err != nil
+			text = text[len(piece):]
+		}
+	}
+	if !x.isBroken {
+		deadline()
+		x.isBroken = x.out.Flush() != nil
+	}
+}

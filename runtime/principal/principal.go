@@ -1,0 +1,60 @@
+// Package principal finds out who sends a request.
+//
+// It promises that a request has a principal only where an [Authenticator] that the
+// operator chose vouches for it, and that the log never has a token.
+package principal
+
+import (
+	"errors"
+	"net/http"
+)
+
+// Anonymous is everybody where there is no Authenticator.
+const Anonymous = "anonymous"
+
+// Principal is who sends a request. What code left behind belongs to it, and quotas
+// are counted for it.
+type Principal struct {
+	Name string
+	// Class names the quotas that apply; empty for the default ones.
+	Class string
+}
+
+// Authenticator finds the principal of a request. It may be called at the same time.
+type Authenticator interface {
+	// Authenticate returns who sends the request. The error is [ErrNone] where the
+	// request has nothing that this Authenticator knows, so that another one may
+	// be asked, and otherwise a [*Refusal].
+	Authenticate(r *http.Request) (Principal, error)
+}
+
+// ErrNone reports a request without anything that says who sends it.
+var ErrNone = errors.New("the request does not say who sends it")
+
+// Refusal reports a request that says who sends it and is not believed.
+type Refusal struct {
+	// Reason is for the log. It has no part of a token.
+	Reason string
+	// Scope is what the token would need to allow, where it is good otherwise.
+	Scope string
+}
+
+func (e *Refusal) Error() string { return e.Reason }
+
+// Chain asks one Authenticator after the other until one knows the request. An empty
+// one takes every request for [Anonymous].
+type Chain []Authenticator
+
+// Authenticate implements [Authenticator].
+func (c Chain) Authenticate(r *http.Request) (Principal, error) {
+	if len(c) == 0 {
+		return Principal{Name: Anonymous}, nil
+	}
+	for _, one := range c {
+		p, err := one.Authenticate(r)
+		if !errors.Is(err, ErrNone) {
+			return p, err
+		}
+	}
+	return Principal{}, ErrNone
+}
