@@ -1,17 +1,20 @@
 // Package service puts the server together, from what starts sandboxes to what
-// a client speaks to. [Stdio] reads as the list of what a call passes.
+// a client speaks to. Its list of what a call passes is the same for one client on
+// standard streams ([Stdio]) and for many that connect ([HTTP]).
 package service
 
 import (
 	"context"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/kept"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcphttp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcpstdio"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/pool"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
@@ -59,8 +62,8 @@ type Options struct {
 	InboxMount string
 	Variables  map[string]string
 	Version    string
-	// AfterFirst is called when the client has its first answer; it may be
-	// nil.
+	// AfterFirst is called when the one client has its first answer, or the server
+	// takes connections; it may be nil.
 	AfterFirst func()
 	Log        *slog.Logger
 }
@@ -69,10 +72,77 @@ type Options struct {
 // until ctx ends. When it returns, no sandbox is left. The error is one of in
 // or out.
 func Stdio(ctx context.Context, in io.Reader, out io.Writer, o Options) error {
+	a := o.assemble()
+	defer a.stop()
+	transport := mcpstdio.New(a.handler, func() {
+		a.warm.Fill()
+		if o.AfterFirst != nil {
+			o.AfterFirst()
+		}
+	})
+	served := make(chan error, 1)
+	go func() { served <- transport.Serve(ctx, in, out) }()
+	select {
+	case err := <-served:
+		a.end()
+		return err
+	case <-ctx.Done():
+		// The end of all sandboxes answers the calls that run.
+		a.end()
+		select {
+		case err := <-served:
+			return err
+		case <-time.After(lastAnswersTimeout):
+			return nil
+		}
+	}
+}
+
+// HTTP serves the clients that connect to listener until ctx ends, and then those whose
+// calls run, until they are answered, their time is over, or now ends. When it returns,
+// no sandbox is left. The error is one of listener.
+func HTTP(ctx, now context.Context, listener net.Listener, o Options, h mcphttp.Options) error {
+	a := o.assemble()
+	defer a.stop()
+	h.IsReady = func() bool { return len(o.Environments.Now().Names()) > 0 }
+	h.Log = o.Log
+	transport := mcphttp.New(a.handler, h)
+	// Clients come and go: there is no first answer to wait for.
+	a.warm.Fill()
+	if o.AfterFirst != nil {
+		o.AfterFirst()
+	}
+	served := make(chan error, 1)
+	go func() { served <- transport.Serve(listener) }()
+	select {
+	case err := <-served:
+		a.end()
+		return err
+	case <-ctx.Done():
+		transport.Drain(now)
+		// The end of all sandboxes answers the calls that still run.
+		a.end()
+		transport.Close(lastAnswersTimeout)
+		return <-served
+	}
+}
+
+// assembly is the server without its transport.
+type assembly struct {
+	starter  Starter
+	warm     *pool.Pool
+	sessions *session.Manager
+	handler  *rpc.Handler
+	// stop ends what goes on beside the calls. It follows end.
+	stop func()
+}
+
+// assemble puts the layers together, from what starts sandboxes to what answers
+// messages.
+func (o *Options) assemble() *assembly {
 	spec := func(c call.Call) sandbox.Spec { return o.spec(c.Env) }
 	warm := pool.New(o.Starter, o.Log)
 	left := kept.New(kept.Limits{Idle: o.Sessions.Idle, Lifetime: o.Sessions.Lifetime, Calls: maxKept, Bytes: maxKeptBytes}, os.TempDir(), o.Log)
-	defer left.Close()
 	once := session.Once(sandbox.Limit(warm, maxOnce), spec, left)
 	sessions := session.New(warm, spec, once, o.Sessions, o.Log)
 	if o.SharedFiles {
@@ -89,37 +159,20 @@ func Stdio(ctx context.Context, in io.Reader, out io.Writer, o Options) error {
 		Log:          o.Log,
 	})
 	handler, stopHandler := rpc.New(run, o.Version, rpc.DefaultBounds, o.Log)
-	defer stopHandler()
-	transport := mcpstdio.New(handler, func() {
-		warm.Fill()
-		if o.AfterFirst != nil {
-			o.AfterFirst()
-		}
-	})
-	defer o.keepWarm(warm)()
+	stopWarm := o.keepWarm(warm)
+	return &assembly{o.Starter, warm, sessions, handler, func() {
+		stopWarm()
+		stopHandler()
+		left.Close()
+	}}
+}
 
-	served := make(chan error, 1)
-	go func() { served <- transport.Serve(ctx, in, out) }()
-	end := func() {
-		deadline := time.Now().Add(endTimeout)
-		sessions.Close()
-		warm.Close(time.Until(deadline))
-		o.Starter.Close(time.Until(deadline))
-	}
-	select {
-	case err := <-served:
-		end()
-		return err
-	case <-ctx.Done():
-		// The end of all sandboxes answers the calls that run.
-		end()
-		select {
-		case err := <-served:
-			return err
-		case <-time.After(lastAnswersTimeout):
-			return nil
-		}
-	}
+// end ends every sandbox.
+func (a *assembly) end() {
+	deadline := time.Now().Add(endTimeout)
+	a.sessions.Close()
+	a.warm.Close(time.Until(deadline))
+	a.starter.Close(time.Until(deadline))
 }
 
 // project is what the model is told of the host's folders.

@@ -49,12 +49,13 @@ func main() {
 // rootCommand returns the program's command, with all others below it.
 func rootCommand(std streams) *cobra.Command {
 	cobra.EnableCommandSorting = false
-	root := serveCommand(std)
+	root := programCommand(std)
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.SetOut(std.out)
 	root.SetErr(std.err)
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(
+		serveCommand(std),
 		listCommand(std),
 		runCommand(std),
 		shellCommand(std),

@@ -73,7 +73,7 @@ func TestProgram_ReportsMistakes(t *testing.T) {
 		"version":           {[]string{"--version"}, nil, 0, "nix-sandbox-mcp "},
 		"help of a command": {[]string{"help", "help"}, nil, 0, "Usage:\n  nix-sandbox-mcp help [command] [flags]\n"},
 		"nothing":           {nil, nil, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA is not set\nnix-sandbox-mcp: hint: "},
-		"unknown command":   {[]string{"sevre"}, nil, 2, "nix-sandbox-mcp: error: unknown command \"sevre\"\nnix-sandbox-mcp: hint: see nix-sandbox-mcp --help\n"},
+		"unknown command":   {[]string{"sevre"}, nil, 2, "nix-sandbox-mcp: error: unknown command \"sevre\"\nnix-sandbox-mcp: hint: write nix-sandbox-mcp serve, or see nix-sandbox-mcp --help\n"},
 		"unknown flag":      {[]string{"--http"}, nil, 2, "nix-sandbox-mcp: error: unknown flag --http\nnix-sandbox-mcp: hint: "},
 		"no value":          {[]string{"--log-format"}, nil, 2, "nix-sandbox-mcp: error: --log-format needs a value\n"},
 		"argument":          {[]string{"--stdio", "x"}, nil, 2, `nix-sandbox-mcp: error: unknown command "x"`},

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"math"
+	"net"
 	"os"
 	"os/signal"
 	"slices"
@@ -21,6 +22,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/doctor"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcphttp"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/principal"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
@@ -30,11 +33,26 @@ import (
 
 type serveOptions struct {
 	stdio     bool
+	http      string // an address, or empty
 	logFormat string
 }
 
-// serveCommand is the program without a command: it serves.
-func serveCommand(std streams) *cobra.Command {
+// serveFlags adds the flags of a command that serves.
+func (o *serveOptions) serveFlags(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&o.stdio, "stdio", false, "speak MCP over standard input and output")
+	cmd.Flags().StringVar(&o.logFormat, "log-format", "text", "write the log, on standard error, as `text|json`")
+}
+
+// check refuses what the flags cannot be.
+func (o *serveOptions) check() error {
+	if o.logFormat != "text" && o.logFormat != "json" {
+		return &misuse{fmt.Sprintf("--log-format is %q", o.logFormat), "write text or json"}
+	}
+	return nil
+}
+
+// programCommand is the program without a command: it serves one client.
+func programCommand(std streams) *cobra.Command {
 	var o serveOptions
 	var version bool
 	cmd := &cobra.Command{
@@ -42,9 +60,10 @@ func serveCommand(std streams) *cobra.Command {
 		Long:    about,
 		Example: "  " + program + " --stdio\n  " + program + " run python -c 'print(6 * 7)'",
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.check(); err != nil {
+				return err
+			}
 			switch {
-			case o.logFormat != "text" && o.logFormat != "json":
-				return &misuse{fmt.Sprintf("--log-format is %q", o.logFormat), "write text or json"}
 			case version:
 				fmt.Fprintln(std.out, versionLine())
 				return nil
@@ -56,13 +75,37 @@ func serveCommand(std streams) *cobra.Command {
 			return serve(o, std.in, std.out, std.err)
 		},
 	}
-	cmd.Flags().BoolVar(&o.stdio, "stdio", false, "speak MCP over standard input and output")
-	cmd.Flags().StringVar(&o.logFormat, "log-format", "text", "write the log, on standard error, as `text|json`")
+	o.serveFlags(cmd)
 	cmd.Flags().BoolVar(&version, "version", false, "print the version")
 	return cmd
 }
 
-// serve serves one client until its input ends or a signal comes.
+// serveCommand serves one client, or many over HTTP.
+func serveCommand(std streams) *cobra.Command {
+	var o serveOptions
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve one client, or many over HTTP",
+		Long: "Serve one client over standard input and output, as " + program + " --stdio does, or every client\n" +
+			"that connects to an address.",
+		Example: "  " + program + " serve --http 127.0.0.1:8080\n  " + program + " serve --stdio",
+		Args:    atMost(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.check(); err != nil {
+				return err
+			}
+			if o.stdio == (o.http != "") {
+				return &misuse{"serve needs one of --stdio and --http", "write " + program + " serve --http 127.0.0.1:8080, or " + seeHelp(cmd)}
+			}
+			return serve(o, std.in, std.out, std.err)
+		},
+	}
+	o.serveFlags(cmd)
+	cmd.Flags().StringVar(&o.http, "http", "", "serve HTTP at `ADDRESS:PORT`, or unix:PATH")
+	return cmd
+}
+
+// serve serves until its client's input ends or a signal comes.
 func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	log := slog.New(slog.NewTextHandler(logTo, nil))
 	if o.logFormat == "json" {
@@ -80,8 +123,15 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	if err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	ctx, now, stop := untilSignals()
 	defer stop()
+	var listener net.Listener
+	if o.http != "" {
+		if listener, err = listen(o.http); err != nil {
+			return err
+		}
+		defer listener.Close()
+	}
 	// A client that is gone is an error of the write, not the end of this
 	// process before it has cleaned up. Notify and not Ignore: what is
 	// ignored would stay so in every sandbox.
@@ -98,7 +148,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	answered := make(chan struct{})
 	running.Go(func() { watcher.Run(background, hangups, func() { rebuild(settings.Builder, log) }) })
 	running.Go(func() { logMachine(background, answered, environments, log) })
-	return service.Stdio(ctx, in, out, service.Options{
+	options := service.Options{
 		Environments: environments,
 		Starter:      framed.New(log, framed.Options{StartTimeout: settings.StartWithin, Groups: groups(ctx, log, environments.Now())}),
 		Sessions:     session.Limits{Idle: settings.SessionIdle, Lifetime: settings.SessionLifetime, Max: settings.SessionMax},
@@ -109,7 +159,42 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 		Version:      release(),
 		AfterFirst:   func() { close(answered) },
 		Log:          log,
+	}
+	if listener == nil {
+		return service.Stdio(ctx, in, out, options)
+	}
+	log.Info("listening", "address", listener.Addr().String(), "path", mcphttp.Path)
+	return service.HTTP(ctx, now, listener, options, mcphttp.Options{
+		Authenticator: principal.Chain{},
+		LameDuck:      lameDuck,
+		DrainTimeout:  drainTimeout,
 	})
+}
+
+// untilSignals returns a context that ends with the first signal that asks this process
+// to end, and one that ends with the second.
+func untilSignals() (first, second context.Context, stop func()) {
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	first, endFirst := context.WithCancel(context.Background())
+	second, endSecond := context.WithCancel(context.Background())
+	stopped := make(chan struct{})
+	go func() {
+		for _, end := range []context.CancelFunc{endFirst, endSecond} {
+			select {
+			case <-signals:
+				end()
+			case <-stopped:
+				return
+			}
+		}
+	}()
+	return first, second, func() {
+		signal.Stop(signals)
+		close(stopped)
+		endFirst()
+		endSecond()
+	}
 }
 
 // rebuild asks the wrapper's builder to build again. It does not wait: a pipe
