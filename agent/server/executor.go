@@ -42,6 +42,7 @@ type executor struct {
 	*Server
 	stdout, stderr *output.Stream
 	root           workspace.Root
+	files          files
 
 	current *interpreter.Interpreter // nil in the phase absent
 	phase   phase
@@ -115,6 +116,9 @@ func (e *executor) do(ctx context.Context, t task) error {
 	if t.configure != nil {
 		return e.configure(t.configure)
 	}
+	if t.files != nil {
+		return e.out.Write(e.answerFiles(t.files))
+	}
 	if !e.take(t.call) {
 		return nil
 	}
@@ -175,6 +179,12 @@ func (e *executor) execute(ctx context.Context, c *call) ([]any, error) {
 	if c.Shared {
 		e.root.Changed()
 	}
+	if c.Track && !e.files.tracker.IsSettled() {
+		// What a sandbox begins with is in every other one too.
+		if err := e.files.tracker.Settle(); err != nil {
+			e.logf("%v", err)
+		}
+	}
 	out := e.capture(c)
 	e.busy(true)
 	end, err := e.code(ctx, c, out)
@@ -200,6 +210,7 @@ func (e *executor) execute(ctx context.Context, c *call) ([]any, error) {
 	replies, truncated := out.finish()
 	result.Truncated = truncated
 	result.Files = e.root.Changed()
+	result.Unchanged = c.Track && e.files.tracker.Unchanged(maxTracked)
 	if c.Keep {
 		result.State = frame.StateKept
 		if e.state.isUnreported() || e.phase == absent {

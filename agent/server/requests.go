@@ -16,10 +16,12 @@ const (
 	maxCode    = 64 << 20 // bytes of code in them
 )
 
-// task is what the executor takes: a call or a configuration.
+// task is what the executor takes: a call, a configuration, or a request to save or
+// restore files.
 type task struct {
 	call      *call
 	configure *frame.Request
+	files     *frame.Request
 }
 
 // call is an execute request.
@@ -64,6 +66,8 @@ func (s *Server) request(req frame.Request) error {
 			return s.out.Write(frame.Reply{Type: frame.Contents, ID: req.ID, Contents: contents, Size: size})
 		}
 		refusal = err
+	case frame.Save, frame.Restore:
+		refusal = s.queueTask(task{files: &req})
 	default:
 		refusal = fmt.Errorf("unknown request %q", req.Type)
 	}

@@ -103,6 +103,7 @@ func Serve(ctx context.Context, table *process.Table, cfg Config) error {
 		stdout: stdout, stderr: stderr,
 		root: workspace.Root{Path: s.spec.Root},
 	}
+	e.files.tracker.Root = e.root
 	if s.keeper != nil {
 		owned.Go(func() {
 			if err := s.keeper.Run(ctx, s.crossed); err != nil {

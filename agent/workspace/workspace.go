@@ -67,9 +67,13 @@ func (r *Root) open(name string, flags int, mode uint32, resolve uint64) (*os.Fi
 }
 
 func openAt(dir int, rel string, flags int, mode uint32, resolve uint64) (*os.File, error) {
-	how := unix.OpenHow{
+	flags |= unix.O_CLOEXEC
+	if flags&unix.O_PATH == 0 { // openat2 refuses what has no effect
 		// Without O_NONBLOCK, opening a FIFO would wait for its other end.
-		Flags:   uint64(flags | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOCTTY),
+		flags |= unix.O_NONBLOCK | unix.O_NOCTTY
+	}
+	how := unix.OpenHow{
+		Flags:   uint64(flags),
 		Mode:    uint64(mode),
 		Resolve: resolve | unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS,
 	}
