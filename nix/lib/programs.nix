@@ -122,6 +122,7 @@ let
     pname = "nix-sandbox-mcp-outside";
     folders = [
       "agent/bounded"
+      "agent/filetree"
       "agent/frame"
       "jail"
       "network/event"

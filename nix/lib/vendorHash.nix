@@ -1,1 +1,1 @@
-"sha256-Y1dUlkLlkbl1QxZ9fsKkXNPbsJLzJrMtyqgQzu7vGzM="
+"sha256-ZmA1cp9iqwmERTWTRSiJBD1eF2yVYUTutpISORyLMB4="
