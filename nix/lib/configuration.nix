@@ -113,6 +113,14 @@ in
           typed
         else
           validate.together (dialect.location "defaults") options.defaults defaults;
+      ofSession =
+        let
+          typed = simple "session";
+        in
+        if typed != [ ] then
+          typed
+        else
+          validate.sessionTogether (dialect.location "session") options.session (values.session or { });
     in
     validate.unknown dialect.top "table" tables values
     ++ map (
@@ -120,7 +128,7 @@ in
     ) wrong
     ++ lib.optionals (wrong == [ ]) (
       ofDefaults
-      ++ simple "session"
+      ++ ofSession
       ++ simple "project"
       ++ lib.optional (
         declared == { } && dialect.example != null

@@ -165,7 +165,17 @@ let
       ) "mkServer: has no environment: write config = ./config.toml or environments = [ … ]"
       ++ wrongAtStart
       ++ lib.optionals (wrongAtStart == [ ]) (needless args)
-      ++ lib.optionals (args ? session) (validate.table "mkServer: session:" options.session args.session)
+      ++ lib.optionals (args ? session) (
+        let
+          typed = validate.table "mkServer: session:" options.session args.session;
+        in
+        if typed != [ ] then
+          typed
+        else
+          validate.sessionTogether "mkServer: session:" options.session (
+            (fromConfig args).session or { } // args.session
+          )
+      )
       ++ lib.optionals (args ? project) (validate.table "mkServer: project:" options.project args.project);
 
   # What a server that builds nothing when it starts is told to build.

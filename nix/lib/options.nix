@@ -372,6 +372,16 @@ rec {
       default = false;
       doc = "Whether calls of one session may name several environments, which then have its files in common; otherwise a session has the environment of its first call.";
     };
+    keep_files = {
+      type = types.boolean;
+      default = false;
+      doc = "Whether the files of a session are there again when it has ended and its name is used once more with its environment, also by a server that is started later; not together with shared_files. SESSION_KEEP_FILES wins over this.";
+    };
+    keep_mb = {
+      type = types.integer 1 1048576;
+      default = 4096;
+      doc = "What the kept files of all sessions of a user may take on disk, in MiB; those that were saved longest ago are removed first.";
+    };
   };
 
   # [project]

@@ -52,6 +52,24 @@ type Result struct {
 	// FilesKept says of a sandbox that died during the call that the files of the
 	// session are there, because the session has other sandboxes.
 	FilesKept bool
+	// Restored says what the session has of its earlier files; nil where it had none, or
+	// goes on.
+	Restored *Restored
+	// NotSaved says why the files of the session are not kept as the call before left
+	// them; empty where they are.
+	NotSaved string
+	// FilesSaved says of a sandbox that died during the call that the next one has the
+	// files of before the call.
+	FilesSaved bool
+}
+
+// Restored describes files of a session that were kept when it ended.
+type Restored struct {
+	Files, Bytes int64
+	// Saved is when a call wrote some of them last.
+	Saved time.Time
+	// Lost says why there are none of them after all; empty where they are there.
+	Lost string
 }
 
 // Cause is why a session ended.
@@ -100,6 +118,18 @@ type OtherEnvError struct{ Session, Has, Wanted string }
 
 func (e *OtherEnvError) Error() string {
 	return fmt.Sprintf("session %q has environment %q, not %q", e.Session, e.Has, e.Wanted)
+}
+
+// InUseError reports a session whose files another server has.
+type InUseError struct {
+	Session string
+	// PID is the server's process, 0 where it is not known, and About what it serves.
+	PID   int
+	About string
+}
+
+func (e *InUseError) Error() string {
+	return fmt.Sprintf("session %q is in use by another server, process %d", e.Session, e.PID)
 }
 
 // NoSessionError reports a session that does not live.

@@ -67,9 +67,46 @@ type Config struct {
 	SessionIdle     time.Duration
 	SessionLifetime time.Duration
 	SessionMax      int
+	// Keep is 1 where the files of sessions are kept, in KeepFolder and of all together
+	// at most KeepBytes.
+	Keep       string
+	KeepFolder string
+	KeepBytes  int64
 
 	// StartWithin is what a sandbox may take to start.
 	StartWithin time.Duration
+}
+
+// KeptSessions is the folder of the files of sessions; empty where the variables name
+// none.
+func KeptSessions(get func(string) string) string {
+	state := get("XDG_STATE_HOME")
+	if home := get("HOME"); !filepath.IsAbs(state) && filepath.IsAbs(home) {
+		state = filepath.Join(home, ".local", "state")
+	}
+	if !filepath.IsAbs(state) {
+		return ""
+	}
+	return filepath.Join(state, "nix-sandbox-mcp", "sessions")
+}
+
+// completeKeep decides whether files are kept.
+func (c *Config) completeKeep(session registry.Session) error {
+	setting := "SESSION_KEEP_FILES is 1"
+	if c.Keep == "" && session.KeepFiles {
+		c.Keep, setting = "1", "the configuration's keep_files is true"
+	}
+	switch {
+	case c.Keep != "1":
+		c.Keep, c.KeepFolder = "", ""
+	case session.SharedFiles:
+		return &Error{setting + ", and the configuration's shared_files is true", "set one of them to false: files that environments share are not kept"}
+	case c.KeepFolder == "":
+		return &Error{setting + ", and there is no folder to keep files in", "set XDG_STATE_HOME or HOME to an absolute path"}
+	default:
+		c.KeepBytes = session.KeepBytes
+	}
+	return nil
 }
 
 // Read reads the variables alone; [Config.Complete] fills what they leave
@@ -96,6 +133,14 @@ func Read(get func(string) string) (Config, error) {
 	seconds := func(name string, most int) time.Duration {
 		return time.Duration(number(name, "seconds", most)) * time.Second
 	}
+	switch keep := get("SESSION_KEEP_FILES"); keep {
+	case "", "0", "1":
+	default:
+		wrong = cmp.Or(wrong, error(&Error{
+			fmt.Sprintf("SESSION_KEEP_FILES is %q", keep),
+			"set it to 1 to keep the files of sessions, or to 0 not to, or leave it unset",
+		}))
+	}
 	config := Config{
 		Metadata:        get("NIX_SANDBOX_METADATA"),
 		Folders:         registry.Folders{Folders: folders(get), Builds: get("NIX_SANDBOX_BUILDS")},
@@ -106,6 +151,8 @@ func Read(get func(string) string) (Config, error) {
 		SessionIdle:     seconds("SESSION_IDLE_TIMEOUT", maxSeconds),
 		SessionLifetime: seconds("SESSION_MAX_LIFETIME", maxSeconds),
 		SessionMax:      number("SESSION_MAX", "sessions", maxSessions),
+		Keep:            get("SESSION_KEEP_FILES"),
+		KeepFolder:      KeptSessions(get),
 		StartWithin:     cmp.Or(seconds("NIX_SANDBOX_START_SECONDS", maxStart), defaultStart),
 		Builder:         number("NIX_SANDBOX_BUILDER", "a descriptor", maxDescriptor),
 	}
@@ -121,6 +168,9 @@ func (c Config) Complete(session registry.Session, project registry.Project) (Co
 	c.SessionIdle = cmp.Or(c.SessionIdle, session.Idle)
 	c.SessionLifetime = cmp.Or(c.SessionLifetime, session.Lifetime)
 	c.SessionMax = cmp.Or(c.SessionMax, defaultSessions)
+	if err := c.completeKeep(session); err != nil {
+		return Config{}, err
+	}
 	c.ProjectMount = cmp.Or(c.ProjectMount, project.Mount)
 	c.ProjectMode = cmp.Or(c.ProjectMode, project.Mode)
 	setting, hint := "PROJECT_DIR", "set PROJECT_DIR to an existing folder, or leave it unset to serve no project"

@@ -68,6 +68,9 @@ type Session struct {
 	Lifetime time.Duration // since the first call
 	// SharedFiles lets a session have several environments.
 	SharedFiles bool
+	// KeepFiles keeps the files of sessions on disk, of all together at most KeepBytes.
+	KeepFiles bool
+	KeepBytes int64
 }
 
 // Project is what the operator configured for the project, and what a sandbox
@@ -131,6 +134,8 @@ func (s *Set) server(source string) error {
 		Lifetime: fields.seconds("max_lifetime_seconds"),
 
 		SharedFiles: fields.boolean("shared_files"),
+		KeepFiles:   fields.boolean("keep_files"),
+		KeepBytes:   int64(fields.number("keep_mb")) << 20,
 	}
 	project := reader{where: where, object: root.Get("project"), prefix: "project."}
 	s.Project = Project{

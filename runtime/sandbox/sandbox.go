@@ -59,6 +59,14 @@ type Sandbox interface {
 	// CopyFile writes such a file to a writer, in parts, and returns its size in
 	// bytes.
 	CopyFile(ctx context.Context, to io.Writer, path string, limit int64) (int64, error)
+	// SaveFiles copies what has changed under /workspace since its last success, or
+	// with full everything, in parts of package filetree: each is checked, and send
+	// must not keep it. What it returns is the sandbox's word. No call may run
+	// meanwhile.
+	SaveFiles(ctx context.Context, full bool, send func(part []byte) error) (frame.Copied, error)
+	// RestoreFiles writes the next part of such a copy, before the first call. After
+	// an error the workspace has a part of the files, and cannot be used.
+	RestoreFiles(ctx context.Context, part []byte, last bool) error
 	// Idle reports whether the sandbox lives and has done nothing unasked, as
 	// far as can be told without asking it.
 	Idle() bool
@@ -165,6 +173,8 @@ type Request struct {
 	// Shared says that other sandboxes write to the workspace between the calls of
 	// this one: what they wrote is not this call's.
 	Shared bool
+	// Track asks whether the code left /workspace unchanged.
+	Track bool
 	// Progress is called with the newest line of output as it comes, by one
 	// goroutine at a time, and must not wait. It may be nil.
 	Progress func(line string)
@@ -185,6 +195,9 @@ type Result struct {
 	Stored []Stored
 	// Files are those that the code wrote under /workspace/outputs.
 	Files []File
+	// Unchanged says that nothing under /workspace has changed since it was last saved
+	// or restored. It is false where that is not known.
+	Unchanged bool
 	// Network is what the code did on the network; nil where that was nothing.
 	Network *Network
 	// EnforcedBy says what enforced the limits: [ByGroup] or

@@ -21,6 +21,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sessionfiles"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
 )
 
@@ -56,6 +57,8 @@ type Options struct {
 	Sessions     session.Limits
 	// SharedFiles lets a session have several environments.
 	SharedFiles bool
+	// KeptFiles keeps the files of sessions; nil where they end with the session.
+	KeptFiles *sessionfiles.Store
 	// Host is what every sandbox shows, InboxMount where it shows the inbox, and
 	// Variables are in each.
 	Host       sandbox.HostFolders
@@ -148,6 +151,9 @@ func (o *Options) assemble() *assembly {
 	if o.SharedFiles {
 		sessions.ShareFiles(o.Starter)
 	}
+	if o.KeptFiles != nil {
+		sessions.KeepFiles(o.KeptFiles)
+	}
 	calls := call.Log(sessions, o.Log)
 	run := tool.New(tool.Options{
 		Environments: o.Environments,
@@ -155,6 +161,7 @@ func (o *Options) assemble() *assembly {
 		Sessions:     sessions,
 		Project:      o.project(),
 		SharedFiles:  o.SharedFiles,
+		KeptFiles:    o.KeptFiles != nil,
 		Kept:         left,
 		Log:          o.Log,
 	})

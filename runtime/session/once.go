@@ -42,7 +42,7 @@ func (o *once) Execute(ctx context.Context, c call.Call) (call.Result, error) {
 		return call.Result{}, err
 	}
 	defer time.AfterFunc(killDelay, box.Kill)
-	result, err := execute(ctx, box, c, onceGrace, false, false)
+	result, err := execute(ctx, box, c, sandbox.Request{Grace: onceGrace})
 	// Nobody reads the answer of a call that was cancelled.
 	if err == nil && o.keeper != nil && ctx.Err() == nil {
 		o.keeper.Keep(ctx, c.Principal, box, result.Files)

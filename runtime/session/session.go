@@ -25,6 +25,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sessionfiles"
 )
 
 const (
@@ -53,11 +54,14 @@ type Manager struct {
 	// workspaces makes the workspace of a session that may have several
 	// environments; nil where each has one.
 	workspaces sandbox.Workspaces
-	spec       SpecFunc
-	once       call.Executor
-	limits     Limits
-	log        *slog.Logger
-	closed     chan struct{}
+	// store keeps the files of sessions; nil where they end with the session.
+	store  *sessionfiles.Store
+	spec   SpecFunc
+	once   call.Executor
+	limits Limits
+	log    *slog.Logger
+	closed chan struct{}
+	saves  sync.WaitGroup // is added to before closed is closed
 
 	mu       sync.Mutex
 	sessions map[call.Key]*session
@@ -84,6 +88,7 @@ type session struct {
 	started time.Time
 	used    time.Time
 	timer   *time.Timer // of its idle time; nil while it is in use
+	kept    kept
 }
 
 // member is a sandbox of a session.
@@ -136,10 +141,18 @@ func (m *Manager) Enqueue(key call.Key) *call.Ticket {
 	return call.NewTicket(key, turn, func() { m.release(s, turn) })
 }
 
-// release takes a ticket out of its queue.
+// release takes a ticket out of its queue, after what its call wrote is saved.
 func (m *Manager) release(s *session, turn chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if s.queue[0] == turn && m.beginSave(s, turn) {
+		return // the ticket is released when the files are saved
+	}
+	m.dequeue(s, turn)
+}
+
+// dequeue takes a ticket out of its queue.
+func (m *Manager) dequeue(s *session, turn chan struct{}) {
 	at := slices.Index(s.queue, turn)
 	s.queue = slices.Delete(s.queue, at, at+1)
 	if at == 0 {
@@ -240,6 +253,7 @@ func (m *Manager) end(s *session, why call.Restart) {
 	clear(s.members)
 	clear(s.died)
 	s.closeWorkspace()
+	s.kept.close()
 	if _, known := m.ended[s.key]; !known {
 		m.order = append(m.order, s.key)
 	}
@@ -304,12 +318,17 @@ func (m *Manager) Execute(ctx context.Context, c call.Call) (call.Result, error)
 	if err != nil {
 		return call.Result{}, err
 	}
-	box, restart, err := m.lease(ctx, s, c)
+	box, began, err := m.lease(ctx, s, c)
 	if err != nil {
 		return call.Result{}, err
 	}
-	result, err := execute(ctx, box, c, sessionGrace, true, m.workspaces != nil)
-	return call.Result{Result: result, Restart: restart, FilesKept: err != nil && m.filesKept(s, c.Env.Name)}, err
+	result, err := execute(ctx, box, c, sandbox.Request{Grace: sessionGrace, Keep: true, Shared: m.workspaces != nil, Track: m.store != nil})
+	began.Result = result
+	began.FilesKept = err != nil && m.filesKept(s, c.Env.Name)
+	if m.store != nil {
+		m.executed(s, box, &began, err)
+	}
+	return began, err
 }
 
 // filesKept reports whether the files of a session are there without its sandbox of
@@ -342,29 +361,29 @@ func (m *Manager) wait(ctx context.Context, ticket *call.Ticket) (*session, erro
 }
 
 // lease returns the sandbox of a session whose turn the caller has, so that
-// nobody else starts one.
-func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (sandbox.Sandbox, *call.Restart, error) {
+// nobody else starts one. The result says how a sandbox that was started began.
+func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (sandbox.Sandbox, call.Result, error) {
 	m.mu.Lock()
 	m.endIfOver(s)
 	env := c.Env.Name
 	if member := s.members[env]; member != nil {
 		s.last = env
 		defer m.mu.Unlock()
-		return member, nil, nil
+		return member, call.Result{}, nil
 	}
 	if len(s.members) > 0 && s.workspace == nil {
 		defer m.mu.Unlock()
-		return nil, nil, &call.OtherEnvError{Session: c.Session, Has: s.environments(), Wanted: env}
+		return nil, call.Result{}, &call.OtherEnvError{Session: c.Session, Has: s.environments(), Wanted: env}
 	}
 	if m.live >= m.limits.Max {
 		defer m.mu.Unlock()
-		return nil, nil, m.full(c.Principal)
+		return nil, call.Result{}, m.full(c.Principal)
 	}
 	m.live++
 	m.mu.Unlock()
 
 	started := time.Now()
-	box, err := m.start(ctx, s, c)
+	box, restored, err := m.startWithFiles(ctx, s, c)
 	if err == nil {
 		defer box.OnEnd(func() { m.sandboxEnded(s) })
 	}
@@ -383,8 +402,9 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (sandbox.S
 		// sandboxes died meanwhile.
 		if m.endIfOver(s); len(s.members) == 0 {
 			s.closeWorkspace()
+			s.kept.close()
 		}
-		return nil, nil, err
+		return nil, call.Result{}, err
 	}
 	if len(s.members) == 0 {
 		s.started = started
@@ -392,7 +412,7 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (sandbox.S
 	s.members[env] = &member{box, c.Env}
 	s.last, s.used = env, time.Now()
 	m.log.Info("session started", "session", c.Session, "env", env, "ms", time.Since(started).Milliseconds())
-	return box, m.takeRestart(s, env), nil
+	return box, call.Result{Restart: m.takeRestart(s, env), Restored: restored}, nil
 }
 
 // start starts a sandbox for a session whose turn the caller has, and before it the
@@ -468,14 +488,19 @@ func (m *Manager) Environment(key call.Key, name string) (registry.Environment, 
 	return registry.Environment{}, false
 }
 
-// Close ends every session; later calls fail with [sandbox.ErrClosed].
+// Close ends every session, after what answered calls wrote is saved; later calls fail
+// with [sandbox.ErrClosed].
 func (m *Manager) Close() {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	if isClosed(m.closed) {
+		m.mu.Unlock()
 		return
 	}
 	close(m.closed)
+	m.mu.Unlock()
+	sandbox.WaitWithin(&m.saves, lastSavesTimeout)
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	for _, s := range m.sessions {
 		if len(s.members) > 0 {
 			m.end(s, call.Restart{Cause: call.Closed})
@@ -501,11 +526,10 @@ func startError(ctx context.Context, spec sandbox.Spec, err error) error {
 	return &call.StartError{Env: spec.Name, Err: err}
 }
 
-// execute runs a call in a sandbox and reads the images that it wrote.
-func execute(ctx context.Context, box sandbox.Sandbox, c call.Call, grace time.Duration, keep, shared bool) (sandbox.Result, error) {
-	result, err := box.Execute(ctx, sandbox.Request{
-		Code: c.Code, Timeout: c.TimeLimit(), Grace: grace, Keep: keep, Shared: shared, Progress: c.Progress,
-	})
+// execute runs a call in a sandbox, in the way that a request says, and reads the images that it wrote.
+func execute(ctx context.Context, box sandbox.Sandbox, c call.Call, request sandbox.Request) (sandbox.Result, error) {
+	request.Code, request.Timeout, request.Progress = c.Code, c.TimeLimit(), c.Progress
+	result, err := box.Execute(ctx, request)
 	if err != nil {
 		return result, err
 	}

@@ -97,7 +97,10 @@ func (a answer) problem() string {
 	var otherEnv *call.OtherEnvError
 	var full *call.FullError
 	var start *call.StartError
+	var inUse *call.InUseError
 	switch {
+	case errors.As(a.err, &inUse):
+		return usedElsewhere(inUse)
 	case errors.As(a.err, &otherEnv):
 		return fmt.Sprintf("session %q belongs to env %q: call it with that env, or use another session id for %q (the operator's option shared_files would let both have its files)", otherEnv.Session, otherEnv.Has, otherEnv.Wanted)
 	case errors.As(a.err, &full):
@@ -119,6 +122,9 @@ func (a answer) died(dead *sandbox.DeadError) remark {
 		lost = "; the session's variables and files are lost, and its next call starts a new one"
 		if a.result.FilesKept {
 			lost = "; " + openings[stateLost] + variablesLost
+		}
+		if a.result.FilesSaved {
+			lost = "; the session's variables and what this call wrote are lost, and its next call has its files as they were before"
 		}
 	}
 	if dead.Limit != "" {
@@ -162,6 +168,29 @@ func restarted(why *call.Restart) remark {
 	return remark{opening: newSession, rest: rest}
 }
 
+// usedElsewhere refuses a session whose files another server has.
+func usedElsewhere(inUse *call.InUseError) string {
+	who := ""
+	if inUse.PID > 0 {
+		who = fmt.Sprintf(" (process %d%s)", inUse.PID, strings.TrimSuffix(", "+inUse.About, ", "))
+	}
+	return fmt.Sprintf("session %q and its kept files are in use by another server of this user%s: use another session id, or end that server", inUse.Session, who)
+}
+
+// restored says what a session has of its earlier files, and why it is a new one.
+func (a answer) restored() remark {
+	was := "the earlier one has ended"
+	if a.result.Restart != nil {
+		was = restarted(a.result.Restart).rest
+	}
+	if why := a.result.Restored.Lost; why != "" {
+		return remark{opening: newSession, rest: was + "; its kept files cannot be used and are set aside, so that this one begins without: " + why}
+	}
+	files := a.result.Restored
+	return remark{opening: newSession, rest: fmt.Sprintf("%s; its variables are gone, its files in /workspace are kept (%d, %s, last saved %s)",
+		was, files.Files, size(files.Bytes), files.Saved.UTC().Format("2006-01-02 15:04 MST"))}
+}
+
 // output is what is shown of a stream, with a remark where something is left
 // out.
 func output(name string, stream sandbox.Text) string {
@@ -185,8 +214,14 @@ func endLine(text string) string {
 // caller.
 func (a answer) remarks(files []remark) []remark {
 	var remarks []remark
-	if a.result.Restart != nil {
+	switch {
+	case a.result.Restored != nil:
+		remarks = append(remarks, a.restored())
+	case a.result.Restart != nil:
 		remarks = append(remarks, restarted(a.result.Restart))
+	}
+	if why := a.result.NotSaved; why != "" {
+		remarks = append(remarks, remark{opening: notSaved, rest: why})
 	}
 	if dead := call.DiedDuring(a.err); dead != nil {
 		remarks = append(remarks, a.died(dead))

@@ -26,10 +26,14 @@ type listing struct {
 	project Project
 	// sharedFiles says that the environments of a session have its files in common.
 	sharedFiles bool
+	// keptFiles says that the files of a session are there again after its end.
+	keptFiles bool
 }
 
 // list returns what the model is told now.
-func (t *Tool) list() listing { return listing{t.Environments.Now(), t.Project, t.SharedFiles} }
+func (t *Tool) list() listing {
+	return listing{t.Environments.Now(), t.Project, t.SharedFiles, t.KeptFiles}
+}
 
 // definition is the tool as tools/list shows it. Every byte of it costs the
 // model's context in every conversation.
@@ -114,6 +118,9 @@ func (l listing) description() string {
 			text.WriteString("share files, and those with the same env variables too")
 		} else {
 			text.WriteString("and env share variables and files")
+		}
+		if l.keptFiles {
+			text.WriteString("; its files are kept when it ends")
 		}
 	}
 	text.WriteString(". Images saved in /workspace/outputs are shown.\nenv is one of\n")

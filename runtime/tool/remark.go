@@ -39,6 +39,7 @@ const (
 	outputCut
 	filesGone
 	moreFiles
+	notSaved
 	hint
 )
 
@@ -58,6 +59,7 @@ var openings = [...]string{
 	outputCut:    "of output cut",
 	filesGone:    "written and gone",
 	moreFiles:    "more files in ",
+	notSaved:     "files are not kept: ",
 	hint:         "hint: ",
 }
 

@@ -42,7 +42,9 @@ type Options struct {
 	// SharedFiles says that a session may have several environments, which have its
 	// files in common.
 	SharedFiles bool
-	Log         *slog.Logger
+	// KeptFiles says that the files of a session are there again after its end.
+	KeptFiles bool
+	Log       *slog.Logger
 }
 
 // Sessions is what the tool asks of sessions besides running calls in them;
@@ -124,7 +126,7 @@ func (t *Tool) Server(version string) (s *server.MCPServer, stop func()) {
 		<-offered
 		// A client that is told fetches the list and pays for it, so it is
 		// told only of what it would see.
-		if next := (listing{after, t.Project, t.SharedFiles}).definition(); !reflect.DeepEqual(next, shown) {
+		if next := (listing{after, t.Project, t.SharedFiles, t.KeptFiles}).definition(); !reflect.DeepEqual(next, shown) {
 			shown = next
 			s.SetTools(server.ServerTool{Tool: shown, Handler: run})
 		}

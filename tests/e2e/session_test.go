@@ -310,7 +310,7 @@ func TestResources_HaveTemplate(t *testing.T) {
 func TestSession_SharesFiles(t *testing.T) {
 	t.Parallel()
 	metadata := "NIX_SANDBOX_METADATA=" + mcptest.MetadataWith(t, environments(t), map[string]any{
-		"session": map[string]any{"idle_timeout_seconds": 300, "max_lifetime_seconds": 3600, "shared_files": true},
+		"session": mcptest.Session(map[string]any{"shared_files": true}),
 	})
 	project := sample(t, "project")
 	for name, variables := range map[string][]string{

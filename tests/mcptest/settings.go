@@ -35,12 +35,22 @@ func Settings(others map[string]any) map[string]any {
 			"max_timeout_seconds": nil, "memory_mb": 512, "needs": "",
 			"output_kb": 32, "pids": 256, "prewarm": 1, "timeout_seconds": 30,
 		},
-		"session": map[string]any{"idle_timeout_seconds": 300, "max_lifetime_seconds": 3600, "shared_files": false},
+		"session": Session(nil),
 		"project": Project(nil),
 		"inbox":   map[string]any{"mount_point": "/inbox"},
 	}
 	maps.Copy(settings, others)
 	return settings
+}
+
+// Session is the field of that name. Each of the others replaces one of its own fields.
+func Session(others map[string]any) map[string]any {
+	session := map[string]any{
+		"idle_timeout_seconds": 300, "max_lifetime_seconds": 3600,
+		"shared_files": false, "keep_files": false, "keep_mb": 4096,
+	}
+	maps.Copy(session, others)
+	return session
 }
 
 // Project is the field of that name. Each of the others replaces one of its

@@ -184,6 +184,8 @@ in
     expected = {
       session = {
         idle_timeout_seconds = 10;
+        keep_files = false;
+        keep_mb = 4096;
         max_lifetime_seconds = 3600;
         shared_files = false;
       };
@@ -334,7 +336,7 @@ in
   };
   testStartPlanOfMistakes = {
     expr = (library.start { config = builtins.fromTOML "[environments.x]\npreset = 1\n[session]\nidle = 1\n"; }).plan;
-    expected = "wrong config: [session] has no option \"idle\": write one of idle_timeout_seconds, max_lifetime_seconds, shared_files\nwrong config: [environments.x] preset is 1: write ${choices.presets}\n";
+    expected = "wrong config: [session] has no option \"idle\": write one of idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, shared_files\nwrong config: [environments.x] preset is 1: write ${choices.presets}\n";
   };
   testStartDerivations = {
     expr =
@@ -353,8 +355,22 @@ in
   testTomlSession = {
     expr = wrong "${python}[session]\nidle_timeout_seconds = 0\nidle = 1\n";
     expected = [
-      "config: [session] has no option \"idle\": write one of idle_timeout_seconds, max_lifetime_seconds, shared_files"
+      "config: [session] has no option \"idle\": write one of idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, shared_files"
       "config: [session] idle_timeout_seconds is 0: write a whole number from 1 to 2592000"
+    ];
+  };
+  testTomlKeepsNoSharedFiles = {
+    expr = map (keys: wrong "${python}[session]\n${keys}\n") [
+      "keep_files = true\nshared_files = true"
+      "keep_files = true"
+      "keep_mb = 0"
+    ];
+    expected = [
+      [
+        "config: [session] keep_files is true, and so is shared_files: files that environments share are not kept, set one of them to false"
+      ]
+      [ ]
+      [ "config: [session] keep_mb is 0: write a whole number from 1 to 1048576" ]
     ];
   };
   testTomlInheritedVariables = {

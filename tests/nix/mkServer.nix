@@ -132,6 +132,8 @@ in
       schema = 1;
       session = {
         idle_timeout_seconds = 9;
+        keep_files = false;
+        keep_mb = 4096;
         max_lifetime_seconds = 3600;
         shared_files = false;
       };
@@ -246,7 +248,16 @@ in
       session.idle = 5;
     };
     expected = [
-      "mkServer: session: has no option \"idle\": write one of idle_timeout_seconds, max_lifetime_seconds, shared_files"
+      "mkServer: session: has no option \"idle\": write one of idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, shared_files"
+    ];
+  };
+  testServerKeepsNoSharedFiles = {
+    expr = problems.mkServer {
+      config = builtins.fromTOML "[environments.x]\npreset = \"shell\"\n[session]\nshared_files = true\n";
+      session.keep_files = true;
+    };
+    expected = [
+      "mkServer: session: keep_files is true, and so is shared_files: files that environments share are not kept, set one of them to false"
     ];
   };
   testServerForFolders = {

@@ -154,6 +154,8 @@ in
           environments = { };
           session = {
             idle_timeout_seconds = 9;
+            keep_files = false;
+            keep_mb = 4096;
             max_lifetime_seconds = 3600;
             shared_files = false;
           };

@@ -130,12 +130,13 @@ type Workspace struct {
 
 	mu    sync.Mutex
 	files map[string][]byte // by path
+	saved bool              // since the last write
 }
 
 var _ sandbox.Workspace = (*Workspace)(nil)
 
 func newWorkspace() *Workspace {
-	return &Workspace{done: make(chan struct{}), files: map[string][]byte{}}
+	return &Workspace{done: make(chan struct{}), files: map[string][]byte{}, saved: true}
 }
 
 // Close implements [sandbox.Workspace].
@@ -154,7 +155,7 @@ func (w *Workspace) read(name string) (data []byte, found bool) {
 func (w *Workspace) write(name string, data []byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.files[name] = data
+	w.files[name], w.saved = data, false
 }
 
 func isClosed(channel <-chan struct{}) bool {
@@ -318,6 +319,7 @@ func (s *Sandbox) Execute(ctx context.Context, request sandbox.Request) (sandbox
 	result := sandbox.Result{
 		Outcome: r.outcome, ExitCode: r.status, Duration: time.Since(began), EnforcedBy: "machine", Files: r.files,
 		Stdout: cut(r.stdout.String(), int(s.Spec.OutputBytes)), Stderr: cut(r.stderr.String(), int(s.Spec.OutputBytes)),
+		Unchanged: request.Track && s.workspace.isSaved(),
 	}
 	if r.refused != nil {
 		result.Network = &sandbox.Network{Refused: r.refused}

@@ -29,6 +29,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sessionfiles"
 )
 
 type serveOptions struct {
@@ -148,11 +149,16 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	answered := make(chan struct{})
 	running.Go(func() { watcher.Run(background, hangups, func() { rebuild(settings.Builder, log) }) })
 	running.Go(func() { logMachine(background, answered, environments, log) })
+	keptFiles, err := openKept(settings, log)
+	if err != nil {
+		return err
+	}
 	options := service.Options{
 		Environments: environments,
 		Starter:      framed.New(log, framed.Options{StartTimeout: settings.StartWithin, Groups: groups(ctx, log, environments.Now())}),
 		Sessions:     session.Limits{Idle: settings.SessionIdle, Lifetime: settings.SessionLifetime, Max: settings.SessionMax},
 		SharedFiles:  base.Session.SharedFiles,
+		KeptFiles:    keptFiles,
 		Host:         hostFolders(settings),
 		InboxMount:   base.InboxMount,
 		Variables:    inherited(base),
@@ -195,6 +201,22 @@ func untilSignals() (first, second context.Context, stop func()) {
 		endFirst()
 		endSecond()
 	}
+}
+
+// openKept opens what keeps the files of sessions; nil where nothing does.
+func openKept(settings config.Config, log *slog.Logger) (*sessionfiles.Store, error) {
+	if settings.Keep == "" {
+		return nil, nil
+	}
+	about := ""
+	if settings.ProjectDir != "" {
+		about = "project " + settings.ProjectDir
+	}
+	store, err := sessionfiles.Open(settings.KeepFolder, settings.KeepBytes, about, log)
+	if err != nil {
+		return nil, &config.Error{Problem: err.Error(), Hint: "have this user own the folder, set XDG_STATE_HOME to another one, or turn keep_files off"}
+	}
+	return store, nil
 }
 
 // rebuild asks the wrapper's builder to build again. It does not wait: a pipe

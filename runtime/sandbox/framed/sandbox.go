@@ -290,6 +290,7 @@ func (s *Sandbox) execute(ctx context.Context, request sandbox.Request, out *out
 		GraceMS:   request.Grace.Milliseconds(),
 		Keep:      request.Keep,
 		Shared:    request.Shared,
+		Track:     request.Track,
 	}, p, limit)
 	if err != nil {
 		return frame.Reply{}, err
@@ -358,7 +359,7 @@ func (s *Sandbox) check(reply frame.Reply, result *sandbox.Result) error {
 			result.Stored = append(result.Stored, sandbox.Stored{Path: cut.Path, Bytes: cut.Stored, All: cut.Stored >= cut.Total})
 		}
 	}
-	result.Files = files(reply.Files)
+	result.Files, result.Unchanged = files(reply.Files), reply.Unchanged
 	return nil
 }
 
@@ -418,29 +419,39 @@ func (s *Sandbox) CopyFile(ctx context.Context, to io.Writer, name string, limit
 // readPart returns at most length bytes of a file, from offset, and the whole
 // file's size.
 func (s *Sandbox) readPart(ctx context.Context, name string, offset, length int64) ([]byte, int64, error) {
-	p := &pending{want: frame.Contents, frames: 1}
-	if _, err := s.send(frame.Request{Type: frame.Read, Path: name, Offset: offset, Length: length}, p, readTimeout); err != nil {
+	reply, err := s.ask(ctx, frame.Request{Type: frame.Read, Path: name, Offset: offset, Length: length}, frame.Contents, readTimeout)
+	if err != nil {
 		return nil, 0, err
 	}
-	timer := time.NewTimer(readTimeout)
+	if int64(len(reply.Contents)) > length || reply.Size < 0 {
+		s.fail("the agent sent more of a file than was asked for")
+		return nil, 0, s.death()
+	}
+	return reply.Contents, reply.Size, nil
+}
+
+// ask sends a request that one frame answers, and waits for that. The sandbox is ended
+// where it does not come within timeout.
+func (s *Sandbox) ask(ctx context.Context, request frame.Request, want string, timeout time.Duration) (frame.Reply, error) {
+	p := &pending{want: want, frames: 1}
+	if _, err := s.send(request, p, timeout); err != nil {
+		return frame.Reply{}, err
+	}
+	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
 	case reply := <-p.answer:
 		if reply.Type == frame.Error {
-			return nil, 0, errors.New(sandbox.OneLine(reply.Message))
+			return frame.Reply{}, errors.New(sandbox.OneLine(reply.Message))
 		}
-		if int64(len(reply.Contents)) > length || reply.Size < 0 {
-			s.fail("the agent sent more of a file than was asked for")
-			return nil, 0, s.death()
-		}
-		return reply.Contents, reply.Size, nil
+		return reply, nil
 	case <-ctx.Done():
-		return nil, 0, ctx.Err()
+		return frame.Reply{}, ctx.Err()
 	case <-s.done:
-		return nil, 0, s.death()
+		return frame.Reply{}, s.death()
 	case <-timer.C:
-		s.fail("the agent did not answer within %v", readTimeout)
-		return nil, 0, s.death()
+		s.fail("the agent did not answer within %v", timeout)
+		return frame.Reply{}, s.death()
 	}
 }
 
