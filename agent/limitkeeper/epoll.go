@@ -55,8 +55,8 @@ type epoll struct {
 }
 
 // count returns the number of watches of the processes, at most a little more than
-// frame.MaxEpollWatches for each instance.
-func (c *epollCounter) count(found []process, self int) int {
+// frame.MaxEpollWatches for each instance, and whether there was no time to read all.
+func (c *epollCounter) count(found []process, self int) (total int, left bool) {
 	c.round++
 	alive := make(map[int]watched, len(found))
 	var due []process
@@ -77,13 +77,12 @@ func (c *epollCounter) count(found []process, self int) int {
 	slices.SortStableFunc(due, func(a, b process) int { return alive[a.pid].round - alive[b.pid].round })
 	rest := newBudget(epollTime)
 	for _, p := range due {
-		if rest.over() {
+		if left = rest.over(); left {
 			break
 		}
 		alive[p.pid] = watched{time: p.time, round: c.round, instances: epollsOf(p.task)}
 	}
 	var all []epoll
-	total := 0
 	for _, w := range alive {
 		all = append(all, w.instances...)
 	}
@@ -91,9 +90,9 @@ func (c *epollCounter) count(found []process, self int) int {
 		total += e.watches
 	}
 	if total <= frame.MaxEpollWatches || len(all) > maxCompared {
-		return total
+		return total, left
 	}
-	return distinct(all)
+	return distinct(all), left
 }
 
 // distinct returns the number of watches where processes may share instances, as a

@@ -26,22 +26,22 @@ func watch(t *testing.T, count int) *os.File {
 func TestEpollCounter_CountsWatchesOfProcessesThatRan(t *testing.T) {
 	own := process{pid: os.Getpid(), task: os.Getpid()}
 	var counter epollCounter
-	before := counter.count([]process{own}, 0)
+	before, _ := counter.count([]process{own}, 0)
 	watch(t, 30)
 	watch(t, 12)
-	if got := counter.count([]process{own}, 0); got != before {
+	if got, _ := counter.count([]process{own}, 0); got != before {
 		t.Errorf("%d watches of a process that has not run since there were %d", got, before)
 	}
 	own.time += epollRun
-	if got := counter.count([]process{own}, 0); got != before+42 {
+	if got, _ := counter.count([]process{own}, 0); got != before+42 {
 		t.Errorf("%d watches, want %d", got, before+42)
 	}
-	if got := counter.count([]process{own}, own.pid); got != 0 {
+	if got, _ := counter.count([]process{own}, own.pid); got != 0 {
 		t.Errorf("%d watches of the keeper's own", got)
 	}
 	// The number is another process's.
 	other := process{pid: own.pid, task: 1 << 30}
-	if got := counter.count([]process{other}, 0); got != 0 {
+	if got, _ := counter.count([]process{other}, 0); got != 0 {
 		t.Errorf("%d watches of a process that has ended", got)
 	}
 }

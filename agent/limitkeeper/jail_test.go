@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -76,6 +77,8 @@ type report struct {
 	After time.Duration
 	// Status is the code's exit status, -1 where it was killed.
 	Status int
+	// Rested says that the sandbox was at rest before the code used anything.
+	Rested bool
 }
 
 // first runs code under a keeper until it ends or crosses a limit.
@@ -110,6 +113,11 @@ func first(args []string) (*report, error) {
 	code.Env = []string{role + "=code", patience.Variable + "=" + os.Getenv(patience.Variable)}
 	// Not through a pipe, which the code's children would hold open.
 	code.Stderr = os.Stderr
+	late := strings.HasPrefix(args[0], "late")
+	begin, err := code.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
 	if err := code.Start(); err != nil {
 		return nil, err
 	}
@@ -126,6 +134,21 @@ func first(args []string) (*report, error) {
 			cancel()
 		})
 	}()
+	if late {
+		// The call that started the code has ended.
+		k.Busy(false)
+		for !k.resting.Load() {
+			select {
+			case <-ctx.Done():
+				return nil, errors.New("the sandbox never comes to rest")
+			case <-time.After(time.Millisecond):
+			}
+		}
+		result.Rested = true
+	}
+	if err := begin.Close(); err != nil {
+		return nil, err
+	}
 	go func() { ended <- code.Wait() }()
 	for {
 		select {
@@ -408,6 +431,30 @@ var codes = map[string]func() error{
 		}
 		return nil
 	},
+	// What waits for its standard input to end uses memory after a time of rest.
+	"late": func() error {
+		awaitInput()
+		return touch(mostMemory, unix.MAP_PRIVATE)
+	},
+	"late child": func() error {
+		memory, err := mapped(mostMemory, unix.MAP_SHARED)
+		if err != nil {
+			return err
+		}
+		awaitInput()
+		if err := fork(func() { write(memory) }); err != nil {
+			return err
+		}
+		return rest()
+	},
+	"late beside another": func() error {
+		child := exec.Command("/proc/self/exe", "late")
+		child.Env, child.Stdin, child.Stderr = os.Environ(), os.Stdin, os.Stderr
+		if err := child.Start(); err != nil {
+			return err
+		}
+		return child.Wait()
+	},
 	"nothing": func() error { return nil },
 	"rest":    rest,
 }
@@ -427,6 +474,12 @@ func withoutLeader(f func() error) error {
 	}()
 	_, _, errno := unix.Syscall(unix.SYS_EXIT, 0, 0, 0)
 	return errno
+}
+
+// awaitInput waits for the end of standard input, without a thread that runs meanwhile.
+func awaitInput() {
+	var b [1]byte
+	_, _ = syscall.Read(0, b[:])
 }
 
 // rest waits to be killed, or for long enough to be seen.

@@ -4,7 +4,7 @@
 //
 // It promises that a crossed limit is reported soon enough to stop code that
 // takes memory as fast as a processor can write it, that memory which processes
-// share counts once, and that a sandbox at rest costs two short scans a second.
+// share counts once, and that a sandbox at rest costs next to nothing (rest.go).
 //
 // Of the memory that the kernel keeps for processes it sees page tables, pipes by
 // the number of open files alone, and a second late what kernel.go counts. It does not see
@@ -18,6 +18,7 @@ package limitkeeper
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
@@ -81,6 +82,8 @@ type Keeper struct {
 	scanner *scanner
 	kernel  *kernelScanner
 	busy    chan bool
+	still   int         // scans in a row that found nothing that had run
+	resting atomic.Bool // a scan would find what the last one has found; for tests
 }
 
 // New returns a Keeper of the processes of this pid namespace and of the file
@@ -109,6 +112,11 @@ func (k *Keeper) Busy(busy bool) {
 func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 	defer k.scanner.close()
 	defer k.kernel.close()
+	alarm, err := newAlarm()
+	if err != nil {
+		return fmt.Errorf("prepare to scan the sandbox: %w", err)
+	}
+	defer alarm.close()
 	var (
 		busy  bool
 		used  bool // a call has run
@@ -125,6 +133,9 @@ func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 			return nil
 		case busy = <-k.busy:
 			used = true
+			// The agent has started a process, or may have.
+			k.still = 0
+			alarm.unset()
 			k.kernel.begun()
 			// The last scan does not know the processes that began since.
 			began = time.Time{}
@@ -135,8 +146,24 @@ func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 				timer.Reset(time.Until(due))
 			}
 			continue
+		case <-alarm.rings:
+			if !alarm.set {
+				continue
+			}
 		case <-timer.C:
 		}
+		resting := !busy && k.atRest()
+		k.resting.Store(resting)
+		if resting {
+			wait := pause
+			if alarm.begin(k.scanner.others()) {
+				wait = time.Hour // the alarm is earlier
+			}
+			due = time.Now().Add(wait)
+			timer.Reset(wait)
+			continue
+		}
+		alarm.unset()
 		if !busy && time.Since(began) < idlePause && k.scanner.unchanged() {
 			due = time.Now().Add(pause)
 			timer.Reset(pause)
@@ -152,6 +179,7 @@ func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 			k.scanner.ignore(time.Now().Add(dyingTime))
 			k.kernel.forget()
 		}
+		k.settle(busy)
 		pause = k.limits.pause(usage, last, pause, busy)
 		if !used && usage.Memory() <= last.Memory() && usage.Tasks <= last.Tasks {
 			pause = freshPause

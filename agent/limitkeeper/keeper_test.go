@@ -47,6 +47,27 @@ func TestKeeper_StopsCodeThatCrossesALimit(t *testing.T) {
 	}
 }
 
+// A sandbox in which nothing runs is scanned seldom. The limits apply all the same to what
+// runs again: the one process that is left, one that it starts, and one beside it.
+func TestKeeper_StopsCodeThatRunsAgainAfterRest(t *testing.T) {
+	for _, name := range []string{"late", "late child", "late beside another"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := inJail(t, name)
+			if !r.Rested || r.Crossing == nil || r.Crossing.Name != frame.Memory {
+				t.Fatalf("%+v, want that it crosses the limit of memory after a time of rest", r)
+			}
+			t.Logf("%v after the crossing, at %d MiB", r.After, r.Crossing.Usage.Memory()>>20)
+		})
+	}
+	t.Run("without a keeper", func(t *testing.T) {
+		t.Parallel()
+		if r := inJail(t, "late", "without a keeper"); !r.Rested || r.Crossing != nil || r.Used != mostMemory {
+			t.Errorf("without a keeper: %+v, want %d bytes used after a time of rest", r, mostMemory)
+		}
+	})
+}
+
 // The kernel enforces the resource limits on each process, in a jail of an
 // ordinary user and without a limit keeper.
 func TestRlimits_HoldWithoutAKeeper(t *testing.T) {

@@ -81,6 +81,8 @@ type kernelScanner struct {
 	ended    time.Time          // when the last scan ended, or code first ran; zero before
 	earliest time.Time          // when the next scan may begin
 	last     kernelFound        // the last result that counts
+	scanned  []process          // of the last scan that began
+	many     bool               // there were many sockets, which fill from outside too
 	mappings map[int]mappingsOf // by process
 }
 
@@ -98,6 +100,7 @@ type kernelFound struct {
 	watches  int
 	sockets  int64 // bytes
 	mappings map[int]mappingsOf
+	left     bool          // there was no time to read all
 	cost     time.Duration // processor time
 }
 
@@ -128,18 +131,18 @@ func (k *kernelScanner) close() {
 func (k *kernelScanner) use(found []process, self int, now time.Time) kernelUse {
 	k.collect(0)
 	due := k.dueProcesses(found, self)
-	many := countSockets() > fewSockets
+	k.many = countSockets() > fewSockets
 	period := slowScan
-	if many {
+	if k.many {
 		period = fastScan
 	}
-	if !k.running && !k.ended.IsZero() && now.Sub(k.ended) >= period && now.After(k.earliest) {
-		k.begin(kernelScan{sockets: many, self: self, processes: slices.Clone(found), mappings: due})
+	if !k.running && !k.isComplete(found, self) && !k.ended.IsZero() && now.Sub(k.ended) >= period && now.After(k.earliest) {
+		k.begin(kernelScan{sockets: k.many, self: self, processes: slices.Clone(found), mappings: due})
 		// Most scans end within this time.
 		k.collect(time.Millisecond)
 	}
 	use := kernelUse{Locks: k.last.locks, Watches: k.last.watches, Terminals: k.countTerminals()}
-	if many {
+	if k.many {
 		use.Bytes += k.last.sockets
 	}
 	for _, m := range k.mappings {
@@ -148,6 +151,12 @@ func (k *kernelScanner) use(found []process, self int, now time.Time) kernelUse 
 		}
 	}
 	return use
+}
+
+// isComplete reports whether the last scan read all that there is of the processes
+// found, which have not run since.
+func (k *kernelScanner) isComplete(found []process, self int) bool {
+	return !k.running && !k.many && !k.last.left && sameTimes(k.scanned, found, self)
 }
 
 // begun says that code has begun to run. In a sandbox that waits for its first
@@ -204,7 +213,7 @@ func (k *kernelScanner) refresh(found []process, self int) {
 
 // forget drops what was counted, because the processes have been killed.
 func (k *kernelScanner) forget() {
-	k.last = kernelFound{}
+	k.last, k.scanned = kernelFound{}, nil
 	k.stale = k.running
 	clear(k.mappings)
 }
@@ -222,7 +231,7 @@ func (k *kernelScanner) begin(s kernelScan) {
 		}(k.scans, k.results)
 	}
 	k.scans <- s
-	k.running = true
+	k.running, k.scanned = true, s.processes
 }
 
 // collect takes the result of a scan, if one arrives within the time.
@@ -288,10 +297,11 @@ func (s kernelScan) read(counter *epollCounter) kernelFound {
 	if s.sockets {
 		result.sockets = socketMemory()
 	}
-	result.watches = counter.count(s.processes, s.self)
+	result.watches, result.left = counter.count(s.processes, s.self)
 	rest := newBudget(mappingsTime)
 	for _, p := range s.mappings {
 		if rest.over() {
+			result.left = true
 			break
 		}
 		result.mappings[p.pid] = mappingsOf{time: p.time, many: hasManyMappings(p.task)}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -42,10 +43,12 @@ type process struct {
 type scanner struct {
 	proc    *os.File
 	folders []string // one for each file system in memory
+	sizes   []int64  // bytes in each of them, by the last scan
 	self    int
 	buf     []byte
 	open    int64     // bytes that an open file counts as where a process has many
 	found   []process // by the last scan
+	before  []process // by the scan before it
 	ignored map[int]time.Time
 }
 
@@ -70,6 +73,7 @@ func newScanner(folders []string) (*scanner, error) {
 		seen[stat.Dev] = true
 		s.folders = append(s.folders, folder)
 	}
+	s.sizes = make([]int64, len(s.folders))
 	return s, nil
 }
 
@@ -134,44 +138,18 @@ func (s *scanner) scan(maxTasks int) (Usage, error) {
 	}
 }
 
-// unchanged reports whether no process of the last scan has run since: then none
-// has taken memory, and none has started another one. This process is left out;
-// what it starts is found by a later scan. It costs one system call for each
-// process, a tenth of what a scan costs.
-func (s *scanner) unchanged() bool {
-	for _, p := range s.found {
-		if p.pid == s.self {
-			continue
-		}
-		if used, ok := processTime(p.pid); !ok || used != p.time {
-			return false
-		}
-	}
-	return true
-}
-
-// processTime is the processor time of all threads of a process, in ns. The
-// number of the clock is made as clock_getcpuclockid(3) makes it.
-func processTime(pid int) (ns int64, ok bool) {
-	const scheduler = 2 // CPUCLOCK_SCHED
-	var now unix.Timespec
-	if err := unix.ClockGettime(int32(^pid<<3|scheduler), &now); err != nil {
-		return 0, false
-	}
-	return now.Nano(), true
-}
-
 // files returns the bytes of files in memory.
 func (s *scanner) files() (int64, error) {
 	total, err := segments()
 	if err != nil {
 		return 0, err
 	}
-	for _, folder := range s.folders {
+	for i, folder := range s.folders {
 		used, _, err := filesIn(folder)
 		if err != nil {
 			return 0, err
 		}
+		s.sizes[i] = used
 		total += used
 	}
 	return total, nil
@@ -185,9 +163,14 @@ const fileCost = 1 << 10
 // and names among them, and whether it is in memory. An overlay answers for its
 // upper layer, which is in memory where the sandbox can write to it.
 func filesIn(folder string) (used int64, inMemory bool, err error) {
+	path, err := unix.BytePtrFromString(folder)
+	if err != nil {
+		return 0, false, err
+	}
+	// Not unix.Statfs: see processTime.
 	var fs unix.Statfs_t
-	if err := unix.Statfs(folder, &fs); err != nil {
-		return 0, false, &os.PathError{Op: "statfs", Path: folder, Err: err}
+	if _, _, errno := unix.RawSyscall(unix.SYS_STATFS, uintptr(unsafe.Pointer(path)), uintptr(unsafe.Pointer(&fs)), 0); errno != 0 {
+		return 0, false, &os.PathError{Op: "statfs", Path: folder, Err: errno}
 	}
 	inMemory = fs.Type == unix.TMPFS_MAGIC || fs.Type == unix.OVERLAYFS_SUPER_MAGIC
 	return int64(fs.Blocks-fs.Bfree)*int64(fs.Bsize) + int64(fs.Files-fs.Ffree)*fileCost, inMemory, nil

@@ -35,7 +35,7 @@ func main() {
 }
 
 // names are what --only takes.
-var names = []string{"python", "bash", "node", "large", "start", "throughput", "sessions"}
+var names = []string{"python", "bash", "node", "large", "start", "throughput", "sessions", "idle"}
 
 func measure(ctx context.Context, arguments []string) error {
 	flags := flag.NewFlagSet("bench", flag.ExitOnError)
@@ -91,6 +91,11 @@ func measure(ctx context.Context, arguments []string) error {
 	if slices.Contains(wanted, "sessions") && b.has("python") {
 		live, err := b.sessions(ctx, []int{1, 16, 64, 256}, say)
 		result.Sessions = &live
+		failed = errors.Join(failed, err)
+	}
+	if slices.Contains(wanted, "idle") {
+		rest, err := b.idleSessions(ctx, say)
+		result.Idle = &rest
 		failed = errors.Join(failed, err)
 	}
 	result.print(os.Stdout)

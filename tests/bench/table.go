@@ -16,6 +16,7 @@ type report struct {
 	Sections   []section `json:"sections"`
 	Throughput *rates    `json:"throughput,omitempty"`
 	Sessions   *live     `json:"sessions,omitempty"`
+	Idle       *idle     `json:"idle,omitempty"`
 }
 
 // A section is a group's result.
@@ -113,6 +114,10 @@ func (r report) print(w io.Writer) {
 		}
 		t.print(w)
 		fmt.Fprintf(w, "idle server: %s MiB, %s ms of CPU a second\n", number(r.Sessions.IdleMemory), number(r.Sessions.IdleCPU))
+	}
+	if r.Idle != nil {
+		fmt.Fprintf(w, "\n%d idle sessions of all interpreters: %s %% of a processor, as measured with %d; the server %s %%; %s MiB a session\n",
+			manySessions, number(r.Idle.CPU), r.Idle.Sessions, number(r.Idle.Server), number(r.Idle.Memory))
 	}
 }
 

@@ -241,8 +241,8 @@ func TestFilesAreMemory(t *testing.T) {
 	}
 }
 
-// The limit keeper of a sandbox at rest reads its usage twice a second, which
-// costs next to nothing.
+// The limit keeper of a sandbox at rest asks only whether anything runs, which costs next
+// to nothing.
 func TestIdleSandboxIsCheap(t *testing.T) {
 	t.Parallel()
 	c := start(t)
