@@ -32,11 +32,13 @@ type Request struct {
 	// Workspace is the descriptor of a workspace that other sandboxes have too; 0
 	// where the sandbox has its own.
 	Workspace int
+	// Upper is the descriptor of a socket over which the upper layer of the project's
+	// overlay is sent; 0 where nobody asks for it.
+	Upper int
 }
 
 // ReadRequest finds what the caller asks for in environment variables, by get, each
-// of which may be empty: PROJECT_DIR, PROJECT_MOUNT, PROJECT_MODE,
-// NIX_SANDBOX_INBOX and NIX_SANDBOX_WORKSPACE.
+// of which may be empty: PROJECT_DIR, PROJECT_MOUNT, NIX_SANDBOX_INBOX, NIX_SANDBOX_WORKSPACE and NIX_SANDBOX_UPPER.
 func (s *Spec) ReadRequest(get func(string) string) (Request, error) {
 	project, err := s.readProject(get(projectVariable), get("PROJECT_MOUNT"), get("PROJECT_MODE"))
 	if err != nil {
@@ -51,7 +53,10 @@ func (s *Spec) ReadRequest(get func(string) string) (Request, error) {
 			return Request{}, err
 		}
 	}
-	request.Workspace, err = s.readWorkspace(get(workspaceVariable))
+	if request.Workspace, err = s.readWorkspace(get(workspaceVariable)); err != nil {
+		return request, err
+	}
+	request.Upper, err = readUpper(get(upperVariable), project)
 	return request, err
 }
 

@@ -84,9 +84,14 @@ func (s *Spec) Start(request Request, events int) error {
 	if err := startNetwork(); err != nil {
 		return err
 	}
-	var join []string
+	var join, upper []string
 	if request.Workspace != 0 {
 		if join, err = s.Workspace.join(request.Workspace); err != nil {
+			return err
+		}
+	}
+	if request.Upper != 0 {
+		if upper, err = s.Overlay.send(request.Upper); err != nil {
 			return err
 		}
 	}
@@ -100,7 +105,7 @@ func (s *Spec) Start(request Request, events int) error {
 	args := append([]string{
 		s.Bubblewrap, "--args", strconv.Itoa(flags), "--seccomp", strconv.Itoa(filter), "--",
 	}, s.command(request.Project)...)
-	args = slices.Concat(join, network.command(), args)
+	args = slices.Concat(upper, join, network.command(), args)
 	if outer != nil {
 		flags, err := memfile("outer flags", terminated(outer))
 		if err != nil {

@@ -77,6 +77,10 @@ type Sandbox interface {
 	Kill()
 	// Done is closed when the sandbox can no longer be asked anything.
 	Done() <-chan struct{}
+	// Upper returns the upper layer of the project's overlay, which the caller owns and
+	// closes; nil where [Spec.Upper] did not ask for it, where the artifact does not give
+	// it, and at the second call. It can be read when the sandbox has ended too.
+	Upper() *os.File
 	// OnEnd has f called once, in a goroutine of its own, when nothing is left of
 	// the sandbox: now, if that is so already.
 	OnEnd(f func())
@@ -104,6 +108,8 @@ type Spec struct {
 	// Workspace is one that other sandboxes have too; nil where the sandbox has
 	// its own.
 	Workspace Workspace
+	// Upper asks for the upper layer of the project's overlay, if it is one.
+	Upper bool
 	// Warm asks the starter to return only when the interpreter has loaded.
 	Warm bool
 }
@@ -159,7 +165,7 @@ func Environ(names []string) []string {
 func (s Spec) Same(other Spec) bool {
 	return s.Name == other.Name && s.Exec == other.Exec && s.OutputBytes == other.OutputBytes &&
 		s.Limits == other.Limits && s.Host == other.Host && s.Network == other.Network &&
-		s.Workspace == other.Workspace && slices.Equal(s.Secrets, other.Secrets) && maps.Equal(s.Variables, other.Variables)
+		s.Workspace == other.Workspace && s.Upper == other.Upper && slices.Equal(s.Secrets, other.Secrets) && maps.Equal(s.Variables, other.Variables)
 }
 
 // Request is code to run.

@@ -29,6 +29,7 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"path"
 	"regexp"
 	"slices"
@@ -263,6 +264,9 @@ func (s *Sandbox) Idle() bool {
 		return true
 	}
 }
+
+// Upper implements [sandbox.Sandbox]. There is no project.
+func (s *Sandbox) Upper() *os.File { return nil }
 
 // Memory implements [sandbox.Sandbox].
 func (s *Sandbox) Memory() int64 { return s.machine.Memory }

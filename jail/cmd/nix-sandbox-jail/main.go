@@ -47,6 +47,8 @@ func run(args []string) error {
 		return jail.RunHandOut(args[1:])
 	case len(args) > 0 && args[0] == jail.Join:
 		return jail.RunJoin(args[1:])
+	case len(args) > 0 && args[0] == jail.UpperStep:
+		return jail.RunUpperStep(args[1:])
 	case len(args) == 1 && args[0] == "--version":
 		_, err := os.Stdout.WriteString("nix-sandbox-jail " + version + "\n")
 		return err

@@ -61,6 +61,8 @@ type Sandbox struct {
 	outputBytes int64    // that a call may send of each stream, before escapes
 	enforcedBy  string
 	memory      int64 // bytes in use when its interpreter had loaded
+	// upper receives the upper layer of the project's overlay; nil where nobody asked.
+	upper *os.File
 
 	ready  chan struct{} // closed when the agent was ready
 	done   chan struct{} // closed when nothing can be asked any more
@@ -127,6 +129,9 @@ func (s *Sandbox) run() {
 	s.stdin.Close()
 	s.stdout.Close()
 	s.stderr.Close()
+	if upper := s.Upper(); upper != nil {
+		upper.Close()
+	}
 	s.log.Debug("sandbox ended", "pid", s.pid(), "reason", s.reason, "status", fmt.Sprint(status))
 	close(s.reaped)
 }
@@ -520,6 +525,28 @@ func uneventful(file *os.File, event int16) bool {
 
 // Memory implements [sandbox.Sandbox].
 func (s *Sandbox) Memory() int64 { return s.memory }
+
+// Upper implements [sandbox.Sandbox].
+func (s *Sandbox) Upper() *os.File {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.upper == nil {
+		return nil
+	}
+	// The launcher sent it before the agent started; one of an earlier version does not.
+	message, rights := make([]byte, 1), make([]byte, unix.CmsgSpace(4))
+	var upper *os.File
+	_, n, flags, _, err := unix.Recvmsg(int(s.upper.Fd()), message, rights, unix.MSG_DONTWAIT)
+	if err == nil {
+		upper, err = descriptor(rights[:n], flags, "upper layer")
+	}
+	if err != nil {
+		s.log.Debug("the upper layer did not come", "error", err)
+	}
+	s.upper.Close()
+	s.upper = nil
+	return upper
+}
 
 // Done implements [sandbox.Sandbox].
 func (s *Sandbox) Done() <-chan struct{} { return s.done }

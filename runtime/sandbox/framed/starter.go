@@ -147,6 +147,10 @@ func (l *Starter) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	return s, nil
 }
 
+// upperVariable tells the program of a sandbox the number of the descriptor of a socket,
+// over which it sends the upper layer of the project's overlay.
+const upperVariable = "NIX_SANDBOX_UPPER"
+
 // pass gives a file to a program, which finds the number of its descriptor in a
 // variable.
 func pass(cmd *exec.Cmd, file *os.File, variable string) {
@@ -177,6 +181,20 @@ func (l *Starter) spawn(ctx context.Context, spec sandbox.Spec) (_ *Sandbox, err
 			return nil, err
 		}
 		defer mount.Close()
+	}
+	var upper *os.File
+	if spec.Upper {
+		var theirs *os.File
+		if upper, theirs, err = socketpair("upper layer"); err != nil {
+			return nil, err
+		}
+		pass(cmd, theirs, upperVariable)
+		defer theirs.Close()
+		defer func() {
+			if err != nil {
+				upper.Close()
+			}
+		}()
 	}
 	pipes := make([]struct{ r, w *os.File }, 3, 4)
 	if spec.Network {
@@ -215,7 +233,7 @@ func (l *Starter) spawn(ctx context.Context, spec sandbox.Spec) (_ *Sandbox, err
 		pipe.w.Close()
 	}
 	s := newSandbox(l.log.With("env", spec.Name), started, pipes[0].w, pipes[1].r, pipes[2].r, spec.OutputBytes)
-	s.enforcedBy = l.enforcedBy
+	s.enforcedBy, s.upper = l.enforcedBy, upper
 	if spec.Network {
 		s.network = &network{log: s.log.With("sandbox", s.pid()), events: pipes[3].r}
 	}

@@ -37,13 +37,11 @@ func (l *Starter) Workspace(ctx context.Context, spec sandbox.Spec) (sandbox.Wor
 	if err := unix.Access(program, unix.X_OK); err != nil {
 		return nil, unshareable(spec)
 	}
-	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	ours, theirs, err := socketpair("workspace")
 	if err != nil {
-		return nil, &sandbox.DeadError{Reason: fmt.Sprintf("make a socket: %v", err)}
+		return nil, err
 	}
-	theirs := os.NewFile(uintptr(ends[1]), "workspace")
 	defer theirs.Close()
-	ours := os.NewFile(uintptr(ends[0]), "workspace")
 	conn, err := net.FileConn(ours)
 	ours.Close()
 	if err != nil {
@@ -72,6 +70,16 @@ func (l *Starter) Workspace(ctx context.Context, spec sandbox.Spec) (sandbox.Wor
 	}
 	mount.Close()
 	return w, nil
+}
+
+// socketpair makes a socket that keeps messages apart, for a program that is about to
+// start. The caller owns both ends.
+func socketpair(name string) (ours, theirs *os.File, err error) {
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, &sandbox.DeadError{Reason: fmt.Sprintf("make a socket: %v", err)}
+	}
+	return os.NewFile(uintptr(ends[0]), name), os.NewFile(uintptr(ends[1]), name), nil
 }
 
 // unshareable reports an artifact that cannot have the workspace of another one.
@@ -176,10 +184,15 @@ func (w *workspace) exchange() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if n == 0 || flags&unix.MSG_CTRUNC != 0 {
+	return descriptor(rights[:n], flags, "workspace")
+}
+
+// descriptor returns the descriptor that came with a message.
+func descriptor(rights []byte, flags int, name string) (*os.File, error) {
+	if len(rights) == 0 || flags&unix.MSG_CTRUNC != 0 {
 		return nil, errors.New("no descriptor came")
 	}
-	messages, err := unix.ParseSocketControlMessage(rights[:n])
+	messages, err := unix.ParseSocketControlMessage(rights)
 	if err != nil || len(messages) != 1 {
 		return nil, fmt.Errorf("%d control messages came: %w", len(messages), err)
 	}
@@ -188,7 +201,7 @@ func (w *workspace) exchange() (*os.File, error) {
 		return nil, fmt.Errorf("%d descriptors came: %w", len(descriptors), err)
 	}
 	unix.CloseOnExec(descriptors[0])
-	return os.NewFile(uintptr(descriptors[0]), "workspace"), nil
+	return os.NewFile(uintptr(descriptors[0]), name), nil
 }
 
 // Close implements [sandbox.Workspace].
