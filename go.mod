@@ -3,6 +3,7 @@ module github.com/nix-sandbox-mcp/nix-sandbox-mcp
 go 1.25.5
 
 require (
+	github.com/aymanbagabas/go-udiff v0.4.1
 	github.com/creack/pty v1.1.24
 	github.com/godbus/dbus/v5 v5.2.4
 	github.com/google/go-cmp v0.7.0
