@@ -1,1 +1,1 @@
-"sha256-Yk8SMdLeFve/iGFdrEouToO/1MJjB2MzavK09SpKSUQ="
+"sha256-FMhkDLUJ5222fMxYZP2d7Gv4lgZbeCcF+7HRuVO2Jig="

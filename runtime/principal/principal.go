@@ -56,5 +56,8 @@ func (c Chain) Authenticate(r *http.Request) (Principal, error) {
 			return p, err
 		}
 	}
+	if r.Header.Get("Authorization") != "" {
+		return Principal{}, &Refusal{Reason: "the request's token is not known"}
+	}
 	return Principal{}, ErrNone
 }

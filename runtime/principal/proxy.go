@@ -1,0 +1,57 @@
+package principal
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+)
+
+// maxName bounds the names that others give to principals, in bytes.
+const maxName = 128
+
+// Proxy believes what a reverse proxy says of its client, in a header field that the
+// proxy sets itself. A request that has the field and comes from elsewhere is refused.
+type Proxy struct {
+	Header string
+	// From are the addresses of the proxy. Unix says that it connects by a Unix
+	// socket, which its permissions protect.
+	From []netip.Prefix
+	Unix bool
+}
+
+var _ Authenticator = (*Proxy)(nil)
+
+// Authenticate implements [Authenticator]. Names begin with "proxy:".
+func (p *Proxy) Authenticate(r *http.Request) (Principal, error) {
+	values := r.Header.Values(p.Header)
+	switch {
+	case len(values) == 0:
+		return Principal{}, ErrNone
+	case !p.isProxy(r):
+		return Principal{}, &Refusal{Reason: fmt.Sprintf("the request has %s, and does not come from the proxy", p.Header)}
+	case len(values) > 1 || !isPlain(values[0]):
+		return Principal{}, &Refusal{Reason: fmt.Sprintf("%s is not one name of 1 to %d printed ASCII characters", p.Header, maxName)}
+	}
+	return Principal{Name: "proxy:" + values[0]}, nil
+}
+
+// isProxy reports whether a request comes from the proxy.
+func (p *Proxy) isProxy(r *http.Request) bool {
+	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && local.Network() == "unix" {
+		return p.Unix
+	}
+	from, err := netip.ParseAddrPort(r.RemoteAddr)
+	return err == nil && slices.ContainsFunc(p.From, func(prefix netip.Prefix) bool { return prefix.Contains(from.Addr().Unmap()) })
+}
+
+// isPlain reports whether a name can be written into a log as it is.
+func isPlain(name string) bool {
+	for _, c := range []byte(name) {
+		if c < ' ' || c > '~' {
+			return false
+		}
+	}
+	return name != "" && len(name) <= maxName
+}

@@ -1,0 +1,213 @@
+package principal
+
+import (
+	"bytes"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"syscall"
+)
+
+const (
+	// tokenPrefix begins every token, so that scanners of secrets find one that was
+	// published by mistake.
+	tokenPrefix = "nsm_"
+	// maxTokenFile bounds the file, in bytes.
+	maxTokenFile = 1 << 20
+	// hashPrefix begins the hash of a token in the file.
+	hashPrefix = "sha256:"
+	// classPrefix begins the class of a principal in the file.
+	classPrefix = "class="
+)
+
+// validName is what a principal of the file may be called. A colon separates the names
+// that an authorization server or a proxy gives, so that neither can name one of these.
+var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$`)
+
+// validClass is what a class may be called; see the options.
+var validClass = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,63}$`)
+
+// NewToken returns a token that nobody knows yet, and the line for the file that gives
+// it to a principal; class may be empty. The token has 130 random bits, so that a hash
+// without salt hides it.
+func NewToken(name, class string) (token, line string, err error) {
+	if !validName.MatchString(name) {
+		return "", "", fmt.Errorf("%.80q cannot be the name of a principal: use at most 64 letters, digits, _, ., @ and -, with a letter or a digit first", name)
+	}
+	if class != "" && !validClass.MatchString(class) {
+		return "", "", fmt.Errorf("%.80q cannot be the name of a class: use at most 64 of a-z, 0-9, _ and -, with a letter or a digit first", class)
+	}
+	token = tokenPrefix + strings.ToLower(rand.Text())
+	hash := sha256.Sum256([]byte(token))
+	line = name + " " + hashPrefix + hex.EncodeToString(hash[:])
+	if class != "" {
+		line += " " + classPrefix + class
+	}
+	return token, line, nil
+}
+
+// Tokens finds principals by the hashes of their tokens, which are in a file:
+//
+//	# a comment
+//	NAME sha256:HASH [class=CLASS]
+//
+// A principal may have several lines, and so several tokens, of one class.
+type Tokens struct {
+	path  string
+	known atomic.Pointer[map[[sha256.Size]byte]Principal]
+}
+
+var _ Authenticator = (*Tokens)(nil)
+
+// ReadTokens reads the file. Nobody but its owner may be able to write it, who must be
+// root or the user of this process.
+func ReadTokens(path string) (*Tokens, error) {
+	t := &Tokens{path: path}
+	return t, t.Reload()
+}
+
+// Reload reads the file again. Where that is an error, the tokens stay as they were.
+func (t *Tokens) Reload() error {
+	text, err := readOwn(t.path)
+	if err != nil {
+		return err
+	}
+	known, err := parseTokens(text)
+	if err != nil {
+		return fmt.Errorf("%s: %w", t.path, err)
+	}
+	t.known.Store(&known)
+	return nil
+}
+
+// Count is how many tokens there are.
+func (t *Tokens) Count() int { return len(*t.known.Load()) }
+
+// readOwn reads a file that only its owner can write.
+func readOwn(path string) ([]byte, error) {
+	// The file is checked that is read, whatever its name leads to later. A pipe
+	// without a writer would not be opened otherwise.
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		var problem *fs.PathError
+		if errors.As(err, &problem) {
+			err = problem.Err
+		}
+		return nil, fmt.Errorf("%s cannot be read: %w", path, err)
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("%s cannot be read: %w", path, err)
+	}
+	owner := info.Sys().(*syscall.Stat_t).Uid
+	switch {
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("%s is not a regular file", path)
+	case info.Mode().Perm()&0o022 != 0:
+		return nil, fmt.Errorf("%s can be written by others than its owner (mode %04o): chmod go-w it", path, info.Mode().Perm())
+	case owner != 0 && int(owner) != os.Geteuid():
+		return nil, fmt.Errorf("%s belongs to user %d, and neither to root nor to the server's user %d: chown it", path, owner, os.Geteuid())
+	case info.Size() > maxTokenFile:
+		return nil, fmt.Errorf("%s has %d bytes, more than %d", path, info.Size(), maxTokenFile)
+	}
+	text, err := io.ReadAll(io.LimitReader(file, maxTokenFile))
+	if err != nil {
+		return nil, fmt.Errorf("%s cannot be read: %w", path, err)
+	}
+	return text, nil
+}
+
+// parseTokens reads the lines of the file.
+func parseTokens(text []byte) (map[[sha256.Size]byte]Principal, error) {
+	known := map[[sha256.Size]byte]Principal{}
+	classes := map[string]string{}
+	number := 0
+	for line := range bytes.Lines(text) {
+		number++
+		fields := strings.Fields(string(line))
+		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
+			continue
+		}
+		hash, p, err := parseLine(fields)
+		if err == nil {
+			other, twice := known[hash]
+			class, again := classes[p.Name]
+			switch {
+			case twice:
+				err = fmt.Errorf("it has the hash of another line, of %s: make a token of its own for each", other.Name)
+			case again && class != p.Class:
+				err = fmt.Errorf("%s has another class in an earlier line: write one class in all of its lines", p.Name)
+			}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("line %d: %w", number, err)
+		}
+		known[hash], classes[p.Name] = p, p.Class
+	}
+	return known, nil
+}
+
+// parseLine reads the fields of a line. The error has nothing of them: somebody may have
+// written a token in place of its hash.
+func parseLine(fields []string) (hash [sha256.Size]byte, p Principal, err error) {
+	malformed := errors.New("it is not NAME sha256:HASH, with class=CLASS or nothing after it, as nix-sandbox-mcp token new NAME prints it")
+	if len(fields) < 2 || len(fields) > 3 || !validName.MatchString(fields[0]) {
+		return hash, p, malformed
+	}
+	digits, isHash := strings.CutPrefix(fields[1], hashPrefix)
+	if n, err := hex.Decode(hash[:], []byte(digits[:min(len(digits), 2*len(hash))])); !isHash || len(digits) != 2*len(hash) || err != nil || n != len(hash) {
+		return hash, p, malformed
+	}
+	p.Name = fields[0]
+	if len(fields) == 3 {
+		class, isClass := strings.CutPrefix(fields[2], classPrefix)
+		if !isClass || !validClass.MatchString(class) {
+			return hash, p, malformed
+		}
+		p.Class = class
+	}
+	return hash, p, nil
+}
+
+// Authenticate implements [Authenticator]. It finds a token by its hash, so that the
+// time that it takes tells nothing of other tokens.
+func (t *Tokens) Authenticate(r *http.Request) (Principal, error) {
+	token, err := bearer(r)
+	if err != nil {
+		return Principal{}, err
+	}
+	if p, found := (*t.known.Load())[sha256.Sum256([]byte(token))]; found {
+		return p, nil
+	}
+	return Principal{}, ErrNone
+}
+
+// bearer returns the token of a request (RFC 6750, section 2.1). Other ways to send one
+// are not read: addresses end up in logs.
+func bearer(r *http.Request) (string, error) {
+	values := r.Header.Values("Authorization")
+	if len(values) == 0 {
+		return "", ErrNone
+	}
+	scheme, token, _ := strings.Cut(values[0], " ")
+	token = strings.TrimSpace(token)
+	switch {
+	case len(values) > 1:
+		return "", &Refusal{Reason: "the request has several fields Authorization"}
+	case !strings.EqualFold(scheme, "Bearer"):
+		return "", &Refusal{Reason: "the request's Authorization is not of the scheme Bearer"}
+	case token == "" || strings.ContainsAny(token, " ,"):
+		return "", &Refusal{Reason: "the request's Authorization is not one token"}
+	}
+	return token, nil
+}
