@@ -93,6 +93,12 @@ in
       example = lib.literalExpression ''{ mode = "overlay"; }'';
       description = "The folder that every sandbox sees.";
     };
+    serve = mkOption {
+      type = table rows.serve;
+      default = { };
+      example = lib.literalExpression ''{ token_file = "/etc/nix-sandbox-mcp/tokens"; }'';
+      description = "How the server takes many clients over HTTP.";
+    };
     buildAtStart = mkOption {
       type = unchecked rows.start.buildAtStart.type.wanted;
       default = true;
@@ -131,5 +137,6 @@ in
     defaults = given config.defaults;
     session = given config.session;
     project = given config.project;
+    serve = given config.serve;
   };
 }

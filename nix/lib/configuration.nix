@@ -1,5 +1,5 @@
 # A configuration, wherever it was written: { defaults; environments; project;
-# session; } becomes artifacts. Each environment is a preset, packages of its
+# serve; session; } becomes artifacts. Each environment is a preset, packages of its
 # own, or both, completed by the defaults, and made by mkSandbox like any
 # other sandbox.
 #
@@ -26,6 +26,7 @@ let
     "defaults"
     "environments"
     "project"
+    "serve"
     "session"
   ];
 
@@ -130,6 +131,7 @@ in
       ofDefaults
       ++ ofSession
       ++ simple "project"
+      ++ simple "serve"
       ++ lib.optional (
         declared == { } && dialect.example != null
       ) "${dialect.top} has no environment: write ${dialect.example}"
@@ -150,5 +152,6 @@ in
       ) (values.environments or { });
       session = validate.complete options.session (values.session or { });
       project = validate.complete options.project (values.project or { });
+      serve = validate.complete options.serve (values.serve or { });
     };
 }

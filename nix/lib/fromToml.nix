@@ -184,7 +184,7 @@ in
     in
     {
       problems = problemsOf true file;
-      inherit (built) environments session project;
+      inherit (built) environments session project serve;
       # What has to be done for each environment: { kind; value; }.
       kinds = lib.mapAttrs (
         _: own:

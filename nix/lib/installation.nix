@@ -19,7 +19,7 @@ in
   server = mkServer (
     {
       environments = { };
-      inherit (written) session project;
+      inherit (written) session project serve;
     }
     // start
   );

@@ -22,6 +22,7 @@ let
       environments = null;
       project = null;
       session = null;
+      serve = null;
     }
   );
 
@@ -176,6 +177,7 @@ let
             (fromConfig args).session or { } // args.session
           )
       )
+      ++ lib.optionals (args ? serve) (validate.table "mkServer: serve:" options.serve args.serve)
       ++ lib.optionals (args ? project) (validate.table "mkServer: project:" options.project args.project);
 
   # What a server that builds nothing when it starts is told to build.
@@ -202,6 +204,7 @@ let
     serverMetadata {
       session = settings "session";
       project = settings "project";
+      serve = settings "serve";
     }
     // {
       environments = lib.listToAttrs (

@@ -80,6 +80,26 @@ let
       prefix = "${prefix}project.";
       rows = options.project;
     }
+    {
+      title = "Many clients";
+      prefix = "${prefix}serve.";
+      rows = options.serve;
+    }
+    {
+      title = "A proxy that says who calls";
+      prefix = "${prefix}serve.proxy.";
+      rows = options.serve.proxy.type.rows;
+    }
+    {
+      title = "An authorization server";
+      prefix = "${prefix}serve.oauth.";
+      rows = options.serve.oauth.type.rows;
+    }
+    {
+      title = "Quotas";
+      prefix = "${prefix}serve.quotas.<name>.";
+      rows = options.serve.quotas.type.each;
+    }
   ];
 in
 {
@@ -114,6 +134,22 @@ in
     {
       title = "[project]";
       rows = options.project;
+    }
+    {
+      title = "[serve]";
+      rows = options.serve;
+    }
+    {
+      title = "[serve.proxy]";
+      rows = options.serve.proxy.type.rows;
+    }
+    {
+      title = "[serve.oauth]";
+      rows = options.serve.oauth.type.rows;
+    }
+    {
+      title = "[serve.quotas.NAME]";
+      rows = options.serve.quotas.type.each;
     }
   ];
 

@@ -55,6 +55,73 @@ let
     };
   };
 
+  # A reverse proxy that says who calls.
+  proxy = {
+    header = {
+      type = types.matching "[A-Za-z0-9-]{1,100}" "the name of a header field, such as \"X-Remote-User\"";
+      required = true;
+      doc = "The header field that the proxy sets. It must remove what clients send in it.";
+    };
+    from = {
+      type = types.sources;
+      required = true;
+      doc = "The addresses of the proxy, as prefixes, or `unix` for one that connects by a Unix socket. A request from elsewhere that has the field is refused.";
+    };
+  };
+
+  # An authorization server.
+  oauth = {
+    resource = {
+      type = types.url;
+      required = true;
+      doc = "This server's URL, as tokens name it in their audience, such as `https://sandbox.example/mcp`.";
+    };
+    issuer = {
+      type = types.url;
+      required = true;
+      doc = "The authorization server, as its tokens name it.";
+    };
+    jwks = {
+      type = types.url;
+      required = true;
+      doc = "Where it publishes its keys. They are fetched again after an hour, and when a token names an unknown one.";
+    };
+    claim = {
+      type = types.line 100;
+      default = "sub";
+      doc = "The claim that says who calls.";
+    };
+    scope = {
+      type = types.line 100;
+      nullable = true;
+      doc = "What a token must allow, if anything.";
+    };
+  };
+
+  # What one who calls may have at a time.
+  quota = {
+    calls = {
+      type = types.integer 1 1024;
+      default = 16;
+      doc = "Calls that run or wait.";
+    };
+    sessions = {
+      type = types.integer 1 10000;
+      default = 8;
+      doc = "Sessions.";
+    };
+    streams = {
+      type = types.integer 1 1000;
+      default = 64;
+      doc = "Streams of notifications.";
+    };
+    memory_mb = {
+      type = types.integer 16 16777216;
+      default = 8192;
+      doc = "Memory of all its sandboxes together, as their limits say it.";
+    };
+  };
+
   # The table of a network.
   network = {
     mode = {
@@ -412,6 +479,67 @@ rec {
       type = types.inherited;
       nullable = true;
       doc = "`vars` names variables of the server's own environment that every sandbox gets; their values never lie in the store.";
+    };
+  };
+
+  # [serve]
+  serve = {
+    listen = {
+      type = types.listen;
+      default = "127.0.0.1:8080";
+      doc = "Where `nix-sandbox-mcp serve` takes clients, unless NIX_SANDBOX_HTTP or `--http` says otherwise: an address with a port, `unix:PATH`, or `systemd` for the socket that a systemd unit opens. Without a way to tell who calls, it must be an address that only this machine reaches.";
+    };
+    hosts = {
+      type = types.lines;
+      default = [ ];
+      doc = "The names and addresses under which clients reach the server, besides those of the loopback device. Requests for another host are refused.";
+    };
+    origins = {
+      type = types.lines;
+      default = [ ];
+      doc = "The pages that may call the server, such as `https://chat.example`, besides those that this machine serves to itself.";
+    };
+    token_file = {
+      type = types.secretFile;
+      nullable = true;
+      doc = "The file of tokens, a line `NAME sha256:HASH` for each, as `nix-sandbox-mcp token new NAME` prints it. Only its owner may be able to write it. NIX_SANDBOX_TOKENS replaces it.";
+    };
+    proxy = {
+      type = types.table proxy // {
+        wanted = "a table such as { header = \"X-Remote-User\", from = [\"127.0.0.1/32\"] }";
+      };
+      nullable = true;
+      doc = "A reverse proxy that says who calls, as it found out by a certificate.";
+    };
+    oauth = {
+      type = types.table oauth // {
+        wanted = "a table with resource, issuer and jwks";
+      };
+      nullable = true;
+      doc = "An authorization server whose access tokens are taken: JSON Web Tokens for this server.";
+    };
+    quotas = {
+      type = types.tables types.isClass quota {
+        wanted = "at most 100 tables, by names of classes such as quotas.default";
+        most = 100;
+      };
+      default = { };
+      doc = "What one who calls may have at a time, by class. A line of the file of tokens ends with `class=NAME`; everybody else is of the class `default`.";
+    };
+    calls_at_once = {
+      type = types.integer 1 10000;
+      nullable = true;
+      doc = "How many calls run at a time; others wait for their turn, which goes from one caller to the next. Left out, twice as many as there are processors, and at least 8.";
+    };
+    lame_duck_seconds = {
+      type = types.integer 0 3600;
+      default = 4;
+      doc = "How long a server that was told to end goes on as before, so that proxies learn of it by `/readyz`.";
+    };
+    drain_seconds = {
+      type = types.integer 0 longest;
+      default = 30;
+      doc = "How long calls that run may then take before they are cut short.";
     };
   };
 }

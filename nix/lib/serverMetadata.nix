@@ -6,7 +6,11 @@
   options,
   interpreters,
 }:
-{ session, project }:
+{
+  session,
+  project,
+  serve,
+}:
 {
   schema = 1;
 
@@ -27,6 +31,13 @@
   interpreters = lib.mapAttrs (_: known: known.language) interpreters;
 
   inherit session;
+  # There is always a class for those who have none.
+  serve = serve // {
+    quotas = {
+      default = lib.mapAttrs (_: row: row.default) options.serve.quotas.type.each;
+    }
+    // serve.quotas;
+  };
   project = project // {
     modes = options.project.mode.type.choices;
     refused_modes = options.project.mode.type.reasons;

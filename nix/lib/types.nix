@@ -211,6 +211,49 @@ rec {
     wanted = "a list of flake references with what to build, such as [ \"github:me/sandboxes#data\" ]";
   };
 
+  # Where a server listens.
+  listen =
+    let
+      isAddress =
+        v:
+        let
+          parts = match "([0-9A-Za-z.-]*|[[][0-9a-f:.]+[]]):([0-9]+)" v;
+          port = decimal (lib.last parts);
+        in
+        parts != null && port != null && port <= 65535;
+    in
+    {
+      accepts =
+        v:
+        isLine 200 v
+        && (v == "systemd" || isAddress v || lib.hasPrefix "unix:" v && isPlain (lib.removePrefix "unix:" v));
+      wanted = "an address with a port, such as \"127.0.0.1:8080\", \"unix:/run/nix-sandbox-mcp/socket\", or \"systemd\"";
+    };
+
+  url = matching "https?://[!$-;=@-Z_a-z~]{1,500}" "a URL, such as \"https://login.example\""
+    // {
+      example = "\"https://login.example\"";
+    };
+
+  # From where a proxy connects.
+  sources =
+    let
+      isSource =
+        v:
+        isString v
+        && match "unix|[0-9]{1,3}([.][0-9]{1,3}){3}/[0-9]{1,2}|[0-9a-f:]+/[0-9]{1,3}" v != null;
+    in
+    listOf isSource {
+      wanted = "addresses with the length of their prefix, such as [\"127.0.0.1/32\"], or [\"unix\"]";
+      explain = v: lib.optionalAttrs (v == [ ]) { why = " without addresses"; };
+    }
+    // {
+      accepts = v: isList v && v != [ ] && lib.length v <= 64 && all isSource v;
+    };
+
+  # The name of a class of those who call.
+  isClass = v: match "[a-z0-9][a-z0-9_-]{0,63}" v != null;
+
   boolean = {
     accepts = builtins.isBool;
     wanted = "true or false";

@@ -30,7 +30,7 @@ in
       map (problem: "wrong ${problem}") read.problems
     else
       [
-        (builtins.toJSON (serverMetadata { inherit (read) session project; } // { environments = { }; }))
+        (builtins.toJSON (serverMetadata { inherit (read) session project serve; } // { environments = { }; }))
         "project ${if read.project.use_flake then "1" else "0"} ${
           if read.project.path == null then "" else read.project.path
         }"

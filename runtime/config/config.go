@@ -75,6 +75,11 @@ type Config struct {
 
 	// StartWithin is what a sandbox may take to start.
 	StartWithin time.Duration
+
+	// HTTP is the address for many clients, TokenFile has the tokens of principals;
+	// empty where the metadata says so.
+	HTTP      string
+	TokenFile string
 }
 
 // KeptSessions is the folder of the files of sessions; empty where the variables name
@@ -155,6 +160,8 @@ func Read(get func(string) string) (Config, error) {
 		KeepFolder:      KeptSessions(get),
 		StartWithin:     cmp.Or(seconds("NIX_SANDBOX_START_SECONDS", maxStart), defaultStart),
 		Builder:         number("NIX_SANDBOX_BUILDER", "a descriptor", maxDescriptor),
+		HTTP:            get("NIX_SANDBOX_HTTP"),
+		TokenFile:       get("NIX_SANDBOX_TOKENS"),
 	}
 	if wrong != nil {
 		return Config{}, wrong

@@ -30,6 +30,8 @@ type Set struct {
 	Overridden []Overridden
 	Session    Session
 	Project    Project
+	// Serve is nil in metadata of earlier versions.
+	Serve *Serve
 	// InboxMount is where a sandbox shows the inbox.
 	InboxMount string
 	// defaults are the fields that an artifact of an earlier version lacks.
@@ -151,7 +153,8 @@ func (s *Set) server(source string) error {
 	s.InboxMount = inbox.required("mount_point")
 	known := reader{where: where, object: root}
 	s.Languages = known.languages("interpreters")
-	if err := errors.Join(fields.err, project.err, inbox.err, known.err); err != nil {
+	s.Serve, err = serve(where, root.Get("serve"))
+	if err := errors.Join(fields.err, project.err, inbox.err, known.err, err); err != nil {
 		return err
 	}
 	environments.ForEach(func(key, value gjson.Result) bool {

@@ -38,6 +38,7 @@ func Settings(others map[string]any) map[string]any {
 		"session": Session(nil),
 		"project": Project(nil),
 		"inbox":   map[string]any{"mount_point": "/inbox"},
+		"serve":   Serve(nil),
 	}
 	maps.Copy(settings, others)
 	return settings
@@ -51,6 +52,18 @@ func Session(others map[string]any) map[string]any {
 	}
 	maps.Copy(session, others)
 	return session
+}
+
+// Serve is the field of that name. Each of the others replaces one of its own fields.
+func Serve(others map[string]any) map[string]any {
+	serve := map[string]any{
+		"listen": "127.0.0.1:8080", "hosts": []string{}, "origins": []string{},
+		"token_file": nil, "proxy": nil, "oauth": nil,
+		"quotas":        map[string]any{"default": map[string]any{"calls": 16, "sessions": 8, "streams": 64, "memory_mb": 8192}},
+		"calls_at_once": nil, "lame_duck_seconds": 4, "drain_seconds": 30,
+	}
+	maps.Copy(serve, others)
+	return serve
 }
 
 // Project is the field of that name. Each of the others replaces one of its

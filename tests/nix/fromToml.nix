@@ -180,7 +180,10 @@ in
       idle_timeout_seconds = 10
       [project]
       path = "/home/me"
-    '')) [ "environments" ];
+    '')) [
+      "environments"
+      "serve"
+    ];
     expected = {
       session = {
         idle_timeout_seconds = 10;
@@ -213,7 +216,7 @@ in
   testTomlUnknownTable = {
     expr = wrong "${python}[enviroments.x]\n";
     expected = [
-      "config: has no table \"enviroments\" (did you mean \"environments\"?): write one of defaults, environments, project, session"
+      "config: has no table \"enviroments\" (did you mean \"environments\"?): write one of defaults, environments, project, serve, session"
     ];
   };
   testTomlNotATable = {
@@ -350,6 +353,79 @@ in
     expected = [
       "config: [defaults] has no option \"preset\": write one of backend, cpus, hostname, max_timeout_seconds, memory_mb, network, output_kb, pids, prewarm, timeout_seconds, workspace_mb"
       "config: [defaults] memory_mb is -1: write a whole number from 16 to 16777216"
+    ];
+  };
+  testTomlServe = {
+    expr =
+      (fromToml (builtins.fromTOML ''
+        ${python}
+        [serve]
+        token_file = "/etc/tokens"
+        hosts = ["sandbox.example"]
+        [serve.proxy]
+        header = "X-Remote-User"
+        from = ["10.0.0.1/32", "unix"]
+        [serve.oauth]
+        resource = "https://sandbox.example/mcp"
+        issuer = "https://login.example"
+        jwks = "https://login.example/keys"
+        [serve.quotas.large]
+        calls = 100
+      '')).serve;
+    expected = {
+      listen = "127.0.0.1:8080";
+      hosts = [ "sandbox.example" ];
+      origins = [ ];
+      token_file = "/etc/tokens";
+      proxy = {
+        header = "X-Remote-User";
+        from = [
+          "10.0.0.1/32"
+          "unix"
+        ];
+      };
+      oauth = {
+        resource = "https://sandbox.example/mcp";
+        issuer = "https://login.example";
+        jwks = "https://login.example/keys";
+        claim = "sub";
+        scope = null;
+      };
+      quotas.large = {
+        calls = 100;
+        sessions = 8;
+        streams = 64;
+        memory_mb = 8192;
+      };
+      calls_at_once = null;
+      lame_duck_seconds = 4;
+      drain_seconds = 30;
+    };
+  };
+  testTomlServeMistakes = {
+    expr = wrong ''
+      ${python}
+      [serve]
+      listen = "8080"
+      token_file = "/nix/store/tokens"
+      port = 80
+      [serve.proxy]
+      header = "X-Remote-User"
+      from = ["10.0.0.1"]
+      [serve.oauth]
+      resource = "sandbox.example"
+      issuer = "https://login.example"
+      [serve.quotas.default]
+      calls = 0
+    '';
+    expected = [
+      "config: [serve] has no option \"port\": write one of calls_at_once, drain_seconds, hosts, lame_duck_seconds, listen, oauth, origins, proxy, quotas, token_file"
+      "config: [serve] listen is \"8080\": write an address with a port, such as \"127.0.0.1:8080\", \"unix:/run/nix-sandbox-mcp/socket\", or \"systemd\""
+      "config: [serve] oauth lacks jwks: write jwks = \"https://login.example\""
+      "config: [serve] oauth.resource is \"sandbox.example\": write a URL, such as \"https://login.example\""
+      "config: [serve] proxy.from has \"10.0.0.1\" in it: write addresses with the length of their prefix, such as [\"127.0.0.1/32\"], or [\"unix\"]"
+      "config: [serve] quotas.default.calls is 0: write a whole number from 1 to 1024"
+      "config: [serve] token_file is \"/nix/store/tokens\": write the absolute path of a file in quotes, outside of /nix/store, where everybody could read it"
     ];
   };
   testTomlSession = {

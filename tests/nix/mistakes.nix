@@ -136,7 +136,7 @@ let
     };
     "a table misspelt" = {
       read = toml "[environment.python]\npreset = \"python\"\n[environments.x]\npreset = \"shell\"\n";
-      sentence = "config: has no table \"environment\" (did you mean \"environments\"?): write one of defaults, environments, project, session";
+      sentence = "config: has no table \"environment\" (did you mean \"environments\"?): write one of defaults, environments, project, serve, session";
     };
     "a number in quotes" = {
       read = toml "[environments.python]\npreset = \"python\"\ntimeout_seconds = \"60\"\n";

@@ -130,6 +130,23 @@ in
     ];
     expected = {
       schema = 1;
+      serve = {
+        calls_at_once = null;
+        drain_seconds = 30;
+        hosts = [ ];
+        lame_duck_seconds = 4;
+        listen = "127.0.0.1:8080";
+        oauth = null;
+        origins = [ ];
+        proxy = null;
+        quotas.default = {
+          calls = 16;
+          memory_mb = 8192;
+          sessions = 8;
+          streams = 64;
+        };
+        token_file = null;
+      };
       session = {
         idle_timeout_seconds = 9;
         keep_files = false;
@@ -201,7 +218,7 @@ in
   testServerUnknownArgument = {
     expr = problems.mkServer { confg = ./x.toml; };
     expected = [
-      "mkServer: has no argument \"confg\" (did you mean \"config\"?): write one of buildAtStart, config, environments, flakeRefs, project, session"
+      "mkServer: has no argument \"confg\" (did you mean \"config\"?): write one of buildAtStart, config, environments, flakeRefs, project, serve, session"
     ];
   };
   testServerTwoOfOneName = {

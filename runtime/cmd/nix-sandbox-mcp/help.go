@@ -25,6 +25,8 @@ SESSION_KEEP_FILES         1: the files of sessions outlive them
 NIX_SANDBOX_CONFIG         TOML file of environments, in place of the server's own
 NIX_SANDBOX_ENVS           flake references of further sandboxes, with commas between them
 NIX_SANDBOX_DIR            folders of further sandboxes, with colons between them
+NIX_SANDBOX_HTTP           address for serve, in place of the configuration's
+NIX_SANDBOX_TOKENS         file of the tokens of those who may call over HTTP
 NIX_SANDBOX_START_SECONDS  seconds that a sandbox may take to start (10)
 NIX_SANDBOX_METADATA       what the server was built with: JSON, or its path
 `

@@ -1,27 +1,145 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
+	"os/signal"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcphttp"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/principal"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
-const (
-	// lameDuck is how long a server that is about to end goes on as before, so that
-	// proxies learn of it by /readyz, and drainTimeout how long calls may then take.
-	lameDuck     = 4 * time.Second
-	drainTimeout = 30 * time.Second
-)
+// front is where clients of a server for many connect, and how it tells who calls.
+type front struct {
+	net.Listener
+	serve  *registry.Serve
+	tokens *principal.Tokens // nil where there is no file of them
+	chain  principal.Chain
+	oauth  principal.OAuthOptions
+}
+
+// newFront reads who may call, and listens. Address is that of the command line, or
+// empty.
+func newFront(address string, settings config.Config, serve *registry.Serve) (*front, error) {
+	if serve == nil {
+		return nil, &config.Error{
+			Problem: "the server's metadata has no settings for HTTP",
+			Hint:    "unset NIX_SANDBOX_METADATA to serve what the server was built with, or build the server again",
+		}
+	}
+	f := &front{serve: serve}
+	if err := f.readCallers(cmp.Or(settings.TokenFile, serve.TokenFile)); err != nil {
+		return nil, err
+	}
+	var err error
+	f.Listener, err = listen(cmp.Or(address, settings.HTTP, serve.Listen), len(f.chain) > 0)
+	return f, err
+}
+
+// readCallers makes the authenticators. A proxy's word comes first: a client that
+// pretends to be the proxy is refused, also with a good token.
+func (f *front) readCallers(tokenFile string) error {
+	if proxy := f.serve.Proxy; proxy != nil {
+		one := &principal.Proxy{Header: proxy.Header}
+		for _, from := range proxy.From {
+			if from == "unix" {
+				one.Unix = true
+				continue
+			}
+			prefix, err := netip.ParsePrefix(from)
+			if err != nil {
+				return fmt.Errorf("serve.proxy.from: %w", err)
+			}
+			one.From = append(one.From, prefix)
+		}
+		f.chain = append(f.chain, one)
+	}
+	if tokenFile != "" {
+		var err error
+		if f.tokens, err = principal.ReadTokens(tokenFile); err != nil {
+			return &config.Error{
+				Problem: fmt.Sprintf("the tokens cannot be used: %v", err),
+				Hint:    "correct the file; " + program + " token new NAME prints a line for it",
+			}
+		}
+		f.chain = append(f.chain, f.tokens)
+	}
+	if oauth := f.serve.OAuth; oauth != nil {
+		f.oauth = principal.OAuthOptions{Resource: oauth.Resource, Issuer: oauth.Issuer, KeysURL: oauth.JWKS, Claim: oauth.Claim, Scope: oauth.Scope}
+		f.chain = append(f.chain, principal.NewOAuth(f.oauth))
+	}
+	return nil
+}
+
+// callers says in a word or two how callers are told apart.
+func (f *front) callers() string {
+	var ways []string
+	if f.serve.Proxy != nil {
+		ways = append(ways, "proxy")
+	}
+	if f.tokens != nil {
+		ways = append(ways, "tokens")
+	}
+	if f.serve.OAuth != nil {
+		ways = append(ways, "oauth")
+	}
+	if ways == nil {
+		return principal.Anonymous
+	}
+	return strings.Join(ways, ", ")
+}
+
+// reloadTokens reads the tokens again at each SIGHUP, until ctx ends.
+func (f *front) reloadTokens(ctx context.Context, log *slog.Logger) {
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	defer signal.Stop(hangups)
+	for {
+		select {
+		case <-hangups:
+		case <-ctx.Done():
+			return
+		}
+		if f.tokens == nil {
+			continue
+		}
+		if err := f.tokens.Reload(); err != nil {
+			log.Error("the tokens stay as they were", "error", err)
+			continue
+		}
+		log.Info("tokens read", "tokens", f.tokens.Count())
+	}
+}
+
+// options are those of the transport.
+func (f *front) options() mcphttp.Options {
+	o := mcphttp.Options{
+		Hosts:         f.serve.Hosts,
+		Origins:       f.serve.Origins,
+		Authenticator: f.chain,
+		LameDuck:      time.Duration(f.serve.LameDuckSeconds) * time.Second,
+		DrainTimeout:  time.Duration(f.serve.DrainSeconds) * time.Second,
+	}
+	if f.serve.OAuth != nil {
+		o.Resource, o.Metadata = f.oauth.Resource, f.oauth.Metadata()
+	}
+	return o
+}
 
 // listen returns a listener at an address, or at the path of a socket after "unix:".
-func listen(address string) (net.Listener, error) {
+// Without a way to tell who calls, only this machine may.
+func listen(address string, knowsCallers bool) (net.Listener, error) {
 	if path, isUnix := strings.CutPrefix(address, "unix:"); isUnix {
 		return listenUnix(path)
 	}
@@ -32,10 +150,10 @@ func listen(address string) (net.Listener, error) {
 			Hint:    "write an address such as 127.0.0.1:8080, or unix:/run/nix-sandbox-mcp/socket",
 		}
 	}
-	if !isLocal(host) {
+	if !knowsCallers && !isLocal(host) {
 		return nil, &config.Error{
 			Problem: fmt.Sprintf("%s can be reached from other machines, and there is no way to tell who calls", address),
-			Hint:    "listen at an address of this machine alone, such as 127.0.0.1:8080",
+			Hint:    "set NIX_SANDBOX_TOKENS to a file of tokens, or listen at an address of this machine alone, such as 127.0.0.1:8080",
 		}
 	}
 	listener, err := net.Listen("tcp", address)
@@ -64,6 +182,11 @@ func listenUnix(path string) (net.Listener, error) {
 		}
 	}
 	if err != nil {
+		return nil, cannotListen("unix:"+path, err)
+	}
+	// A group may be given the socket; others may not connect.
+	if err := os.Chmod(path, 0o660); err != nil {
+		listener.Close()
 		return nil, cannotListen("unix:"+path, err)
 	}
 	return listener, nil

@@ -56,6 +56,7 @@ func rootCommand(std streams) *cobra.Command {
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(
 		serveCommand(std),
+		tokenCommand(std),
 		listCommand(std),
 		runCommand(std),
 		shellCommand(std),

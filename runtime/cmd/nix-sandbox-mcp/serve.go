@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"maps"
 	"math"
-	"net"
 	"os"
 	"os/signal"
 	"slices"
@@ -23,7 +22,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/doctor"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcphttp"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/principal"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
@@ -34,7 +32,8 @@ import (
 
 type serveOptions struct {
 	stdio     bool
-	http      string // an address, or empty
+	overHTTP  bool
+	http      string // an address, or empty for that of the configuration
 	logFormat string
 }
 
@@ -81,28 +80,29 @@ func programCommand(std streams) *cobra.Command {
 	return cmd
 }
 
-// serveCommand serves one client, or many over HTTP.
+// serveCommand serves many clients over HTTP, unless it is told to serve one.
 func serveCommand(std streams) *cobra.Command {
 	var o serveOptions
 	cmd := &cobra.Command{
 		Use:   "serve",
-		Short: "Serve one client, or many over HTTP",
-		Long: "Serve one client over standard input and output, as " + program + " --stdio does, or every client\n" +
-			"that connects to an address.",
-		Example: "  " + program + " serve --http 127.0.0.1:8080\n  " + program + " serve --stdio",
+		Short: "Serve many clients over HTTP",
+		Long: "Serve every client that connects to an address: that of --http, or of NIX_SANDBOX_HTTP, or of the\n" +
+			"configuration. Those who call from other machines need a token (" + program + " token new).",
+		Example: "  " + program + " serve\n  " + program + " serve --http 127.0.0.1:8080",
 		Args:    atMost(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
 				return err
 			}
-			if o.stdio == (o.http != "") {
-				return &misuse{"serve needs one of --stdio and --http", "write " + program + " serve --http 127.0.0.1:8080, or " + seeHelp(cmd)}
+			if o.stdio && o.http != "" {
+				return &misuse{"serve has both --stdio and --http", "leave one of them out"}
 			}
+			o.overHTTP = !o.stdio
 			return serve(o, std.in, std.out, std.err)
 		},
 	}
 	o.serveFlags(cmd)
-	cmd.Flags().StringVar(&o.http, "http", "", "serve HTTP at `ADDRESS:PORT`, or unix:PATH")
+	cmd.Flags().StringVar(&o.http, "http", "", "listen at `ADDRESS:PORT`, or at unix:PATH")
 	return cmd
 }
 
@@ -126,12 +126,12 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	}
 	ctx, now, stop := untilSignals()
 	defer stop()
-	var listener net.Listener
-	if o.http != "" {
-		if listener, err = listen(o.http); err != nil {
+	var front *front
+	if o.overHTTP {
+		if front, err = newFront(o.http, settings, base.Serve); err != nil {
 			return err
 		}
-		defer listener.Close()
+		defer front.Close()
 	}
 	// A client that is gone is an error of the write, not the end of this
 	// process before it has cleaned up. Notify and not Ignore: what is
@@ -166,15 +166,12 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 		AfterFirst:   func() { close(answered) },
 		Log:          log,
 	}
-	if listener == nil {
+	if front == nil {
 		return service.Stdio(ctx, in, out, options)
 	}
-	log.Info("listening", "address", listener.Addr().String(), "path", mcphttp.Path)
-	return service.HTTP(ctx, now, listener, options, mcphttp.Options{
-		Authenticator: principal.Chain{},
-		LameDuck:      lameDuck,
-		DrainTimeout:  drainTimeout,
-	})
+	running.Go(func() { front.reloadTokens(background, log) })
+	log.Info("listening", "address", front.Addr().String(), "path", mcphttp.Path, "callers", front.callers())
+	return service.HTTP(ctx, now, front, options, front.options())
 }
 
 // untilSignals returns a context that ends with the first signal that asks this process

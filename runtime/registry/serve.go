@@ -1,0 +1,78 @@
+package registry
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/tidwall/gjson"
+)
+
+// Serve is how the operator configured the server for many clients.
+type Serve struct {
+	// Listen is an address, "unix:PATH", or "systemd" for a socket that systemd opened.
+	Listen string `json:"listen"`
+	// Hosts are the server's names, Origins the pages that may call it.
+	Hosts   []string `json:"hosts"`
+	Origins []string `json:"origins"`
+	// TokenFile is empty where there is none.
+	TokenFile string `json:"token_file"`
+	// Proxy and OAuth are nil where nobody calls in such a way.
+	Proxy *ServeProxy `json:"proxy"`
+	OAuth *ServeOAuth `json:"oauth"`
+	// Quotas are the bounds of a principal by its class; "default" is that of those
+	// without a class.
+	Quotas map[string]Quota `json:"quotas"`
+	// CallsAtOnce is how many calls run at once; 0 leaves it to the processors.
+	CallsAtOnce int `json:"calls_at_once"`
+	// LameDuckSeconds is how long the server goes on before it drains, DrainSeconds how
+	// long calls may then take.
+	LameDuckSeconds int `json:"lame_duck_seconds"`
+	DrainSeconds    int `json:"drain_seconds"`
+}
+
+// ServeProxy is a reverse proxy that says who calls.
+type ServeProxy struct {
+	Header string   `json:"header"`
+	From   []string `json:"from"` // prefixes of addresses, or "unix"
+}
+
+// ServeOAuth is an authorization server whose tokens are believed.
+type ServeOAuth struct {
+	Resource string `json:"resource"`
+	Issuer   string `json:"issuer"`
+	JWKS     string `json:"jwks"`
+	Claim    string `json:"claim"`
+	Scope    string `json:"scope"`
+}
+
+// DefaultClass is the class of principals that have none.
+const DefaultClass = "default"
+
+// Quota bounds what one principal has at a time.
+type Quota struct {
+	Calls    int   `json:"calls"` // that run or wait
+	Sessions int   `json:"sessions"`
+	Streams  int   `json:"streams"`
+	MemoryMB int64 `json:"memory_mb"` // the limits of all its sandboxes together
+}
+
+// serve reads the settings for many clients; nil where there are none.
+func serve(where string, object gjson.Result) (*Serve, error) {
+	if !object.Exists() {
+		return nil, nil
+	}
+	s := &Serve{}
+	err := json.Unmarshal([]byte(object.Raw), s)
+	var wrong *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &wrong):
+		return nil, fmt.Errorf("%s: serve.%s is a %s, it must be %s", where, wrong.Field, wrong.Value, wrong.Type)
+	case err != nil:
+		return nil, fmt.Errorf("%s: serve: %w", where, err)
+	}
+	if _, ok := s.Quotas[DefaultClass]; !ok || s.Listen == "" {
+		return nil, fmt.Errorf("%s: serve lacks listen or quotas.%s", where, DefaultClass)
+	}
+	return s, nil
+}

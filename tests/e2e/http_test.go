@@ -1,0 +1,172 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/httpclient"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
+)
+
+// httpServer is a server that listens on a port of this machine.
+type httpServer struct {
+	t      testing.TB
+	url    string // without a path
+	cmd    *exec.Cmd
+	log    *mcptest.Log
+	exited chan error
+	tokens map[string]string // by name
+	file   string            // of the tokens
+}
+
+var listening = regexp.MustCompile(`"msg":"listening","address":"([^"]+)"`)
+
+// startHTTP starts a server with a token for each name, whose settings for HTTP are
+// replaced by these.
+func startHTTP(t testing.TB, names []string, serve map[string]any, variables ...string) *httpServer {
+	t.Helper()
+	s := &httpServer{t: t, log: &mcptest.Log{}, exited: make(chan error, 1), tokens: map[string]string{}, file: filepath.Join(t.TempDir(), "tokens")}
+	for _, name := range names {
+		s.tokens[name] = s.newToken(name)
+	}
+	metadata := mcptest.MetadataWith(t, environments(t), map[string]any{"serve": mcptest.Serve(serve)})
+	s.cmd = command(t, append([]string{"NIX_SANDBOX_METADATA=" + metadata, "NIX_SANDBOX_TOKENS=" + s.file}, variables...)...)
+	s.cmd.Args = []string{s.cmd.Args[0], "serve", "--http", "127.0.0.1:0", "--log-format", "json"}
+	s.cmd.Stderr = s.log
+	must.Do(t, s.cmd.Start())
+	go func() { s.exited <- s.cmd.Wait() }()
+	t.Cleanup(func() {
+		s.cmd.Process.Kill()
+		if t.Failed() {
+			t.Logf("the server's log:\n%s", s.log)
+		}
+	})
+	patience.Wait(t, patience.Long, func() string { return "the server does not listen:\n" + s.log.String() }, func() bool { return listening.MatchString(s.log.String()) })
+	s.url = "http://" + listening.FindStringSubmatch(s.log.String())[1]
+	return s
+}
+
+// newToken adds a token to the file.
+func (s *httpServer) newToken(name string) string {
+	s.t.Helper()
+	out, err := exec.Command(undertest.Server(s.t), "token", "new", name, "--file", s.file).Output()
+	must.Do(s.t, err)
+	return strings.TrimSpace(string(out))
+}
+
+// client returns a client of one of the names that has begun.
+func (s *httpServer) client(name, version string) *httpclient.Client {
+	s.t.Helper()
+	c := &httpclient.Client{URL: s.url + "/mcp", Token: s.tokens[name], Version: version}
+	must.Do(s.t, c.Initialize(s.t.Context()))
+	return c
+}
+
+// inHTTP is a call in a session.
+func inHTTP(t testing.TB, c *httpclient.Client, session, env, code string) mcptest.Answer {
+	t.Helper()
+	answer := must.Get(c.Run(t.Context(), mcptest.Arguments{Code: code, Env: env, Session: session}))(t)
+	return answer
+}
+
+// status sends an initialize with these fields and returns its response's status.
+func (s *httpServer) status(ctx context.Context, header http.Header) int {
+	s.t.Helper()
+	c := &httpclient.Client{URL: s.url + "/mcp", Version: mcptest.Newest, Header: header}
+	message := must.Get(c.Message(1, "initialize", map[string]any{"protocolVersion": mcptest.Newest, "capabilities": map[string]any{}, "clientInfo": map[string]any{"name": "test", "version": "1"}}))(s.t)
+	response := must.Get(c.Post(ctx, "initialize", "", message))(s.t)
+	response.Body.Close()
+	return response.StatusCode
+}
+
+// end asks the server to end, and returns when it has.
+func (s *httpServer) end() {
+	s.t.Helper()
+	must.Do(s.t, s.cmd.Process.Signal(syscall.SIGTERM))
+	must.Do(s.t, <-s.exited)
+}
+
+// Two principals with a session of one name have two interpreters, which either era of
+// the protocol finds again.
+func TestHTTP_KeepsPrincipalsApart(t *testing.T) {
+	t.Parallel()
+	s := startHTTP(t, []string{"alice", "bob"}, map[string]any{"lame_duck_seconds": 0})
+	for _, version := range []string{mcptest.Newest, mcptest.Stateless} {
+		alice, bob := s.client("alice", version), s.client("bob", version)
+		expect(t, inHTTP(t, alice, "s", "python", "secret = 42; open('/workspace/outputs/f', 'w').write('alice'); print(secret)"), "42\n")
+		if got := inHTTP(t, bob, "s", "python", "print('secret' in globals())"); got.Text() != "False\n" {
+			t.Errorf("bob's session: %q", got.Text())
+		}
+		expect(t, inHTTP(t, s.client("alice", version), "s", "python", "print(secret)"), "42\n")
+		if _, err := bob.Call(t.Context(), "resources/read", map[string]any{"uri": "sandbox://s/outputs/f"}, nil); err == nil {
+			t.Error("bob reads alice's file")
+		}
+		must.Get(alice.Call(t.Context(), "resources/read", map[string]any{"uri": "sandbox://s/outputs/f"}, nil))(t)
+	}
+	pid := s.cmd.Process.Pid
+	if len(procfs.Descendants(pid)) == 0 {
+		t.Error("no sandbox runs")
+	}
+	children := procfs.Descendants(pid)
+	s.end()
+	patience.Gone(t, children...)
+	for name, token := range s.tokens {
+		if strings.Contains(s.log.String(), token) {
+			t.Errorf("the log has the token of %s", name)
+		}
+	}
+}
+
+// Tokens are read again at SIGHUP, and stay as they were where the file is broken.
+func TestHTTP_ReadsTokensAgain(t *testing.T) {
+	t.Parallel()
+	s := startHTTP(t, []string{"alice"}, map[string]any{"lame_duck_seconds": 0})
+	bearer := func(token string) http.Header { return http.Header{"Authorization": {"Bearer " + token}} }
+	hangUp := func(logged string) {
+		t.Helper()
+		before := strings.Count(s.log.String(), logged)
+		must.Do(t, s.cmd.Process.Signal(syscall.SIGHUP))
+		patience.Wait(t, patience.Long, func() string { return "the log lacks " + logged }, func() bool { return strings.Count(s.log.String(), logged) > before })
+	}
+	bob := s.newToken("bob")
+	if got := s.status(t.Context(), bearer(bob)); got != http.StatusUnauthorized {
+		t.Errorf("a token that was not read: status %d", got)
+	}
+	hangUp("tokens read")
+	if got := s.status(t.Context(), bearer(bob)); got != http.StatusOK {
+		t.Errorf("a token that was read: status %d", got)
+	}
+	must.Do(t, os.WriteFile(s.file, []byte("alice "+bob), 0o600))
+	hangUp("the tokens stay as they were")
+	if !strings.Contains(s.log.String(), fmt.Sprintf("%s: line 1: it is not NAME sha256:HASH", s.file)) {
+		t.Error("the log does not name the line")
+	}
+	if got := s.status(t.Context(), bearer(s.tokens["alice"])); got != http.StatusOK {
+		t.Errorf("a token of before: status %d", got)
+	}
+	if strings.Contains(s.log.String(), bob) {
+		t.Error("the log has a token")
+	}
+}
+
+// A server whose tokens cannot be used does not start, and names file and line.
+func TestHTTP_RefusesTokenFiles(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "tokens")
+	must.Do(t, os.WriteFile(file, []byte("# people\nalice secret\n"), 0o600))
+	cmd := command(t, "NIX_SANDBOX_TOKENS="+file)
+	cmd.Args = []string{cmd.Args[0], "serve", "--http", "127.0.0.1:0"}
+	expectRefusal(t, cmd, "the tokens cannot be used: "+file+": line 2: it is not NAME sha256:HASH", "hint: correct the file")
+}
