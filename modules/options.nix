@@ -87,6 +87,12 @@ in
       example = lib.literalExpression "{ idle_timeout_seconds = 600; }";
       description = "How long sessions live.";
     };
+    on_demand = mkOption {
+      type = table rows.on_demand;
+      default = { };
+      example = lib.literalExpression "{ keep_days = 7; }";
+      description = "Bounds of what calls have built, where environments allow packages on demand.";
+    };
     project = mkOption {
       type = table rows.project;
       default = { };
@@ -135,6 +141,7 @@ in
   values = config: {
     environments = lib.mapAttrs (_: given) config.environments;
     defaults = given config.defaults;
+    on_demand = given config.on_demand;
     session = given config.session;
     project = given config.project;
     serve = given config.serve;

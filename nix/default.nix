@@ -29,10 +29,12 @@ let
   validate = import ./lib/validate.nix { inherit lib; };
   interpreter = import ./lib/interpreter.nix { inherit lib interpreters; };
 
+  onDemand = import ./lib/onDemand.nix { inherit pkgs; };
   sandbox = import ./lib/mkSandbox.nix {
     inherit
       pkgs
       backends
+      onDemand
       options
       validate
       interpreter
@@ -117,8 +119,10 @@ in
   start = import ./wrapper {
     inherit
       lib
+      onDemand
       toml
       project
+      sandbox
       serverMetadata
       ;
   };

@@ -1,5 +1,5 @@
-# A configuration, wherever it was written: { defaults; environments; project;
-# serve; session; } becomes artifacts. Each environment is a preset, packages of its
+# A configuration, wherever it was written: { defaults; environments; on_demand;
+# project; serve; session; } becomes artifacts. Each environment is a preset, packages of its
 # own, or both, completed by the defaults, and made by mkSandbox like any
 # other sandbox.
 #
@@ -25,6 +25,7 @@ let
   tables = [
     "defaults"
     "environments"
+    "on_demand"
     "project"
     "serve"
     "session"
@@ -36,7 +37,13 @@ let
     let
       found = if isString named then lib.attrByPath (lib.splitString "." named) null pkgs else named;
     in
-    if isAttrs found && found ? outPath then found else null;
+    if !(isAttrs found && found ? outPath) then
+      null
+    else if isString named then
+      # Its own name may be another one; onDemand.nix looks it up by this one.
+      found // { attributeName = lib.last (lib.splitString "." named); }
+    else
+      found;
 
   isGiven = key: values: values.${key} or null != null;
 
@@ -130,6 +137,7 @@ in
     ++ lib.optionals (wrong == [ ]) (
       ofDefaults
       ++ ofSession
+      ++ simple "on_demand"
       ++ simple "project"
       ++ simple "serve"
       ++ lib.optional (
@@ -150,6 +158,7 @@ in
         name: own:
         if isGiven "sandbox" own then own.sandbox else sandbox.build (arguments defaults name own)
       ) (values.environments or { });
+      on_demand = validate.complete options.on_demand (values.on_demand or { });
       session = validate.complete options.session (values.session or { });
       project = validate.complete options.project (values.project or { });
       serve = validate.complete options.serve (values.serve or { });

@@ -184,7 +184,13 @@ in
     in
     {
       problems = problemsOf true file;
-      inherit (built) environments session project serve;
+      inherit (built)
+        environments
+        on_demand
+        project
+        serve
+        session
+        ;
       # What has to be done for each environment: { kind; value; }.
       kinds = lib.mapAttrs (
         _: own:

@@ -19,7 +19,7 @@ in
   server = mkServer (
     {
       environments = { };
-      inherit (written) session project serve;
+      inherit (written) on_demand session project serve;
     }
     // start
   );

@@ -8,6 +8,7 @@
   validate,
   interpreter,
   interpreters,
+  onDemand,
 }:
 let
   inherit (pkgs) lib;
@@ -53,7 +54,15 @@ let
       validate.together location options.mkSandbox given
       ++ backends.${(validate.complete options.mkSandbox given).backend}.problems location
       ++ interpreter.problems location given
-      ++ pythonModules.problems location (given.packages or [ ]);
+      ++ pythonModules.problems location (given.packages or [ ])
+      ++ lib.optionals (given.packages_on_demand or null != null && interpreter.problems location given == [ ]) (
+        onDemand.problems location (
+          let
+            completed = validate.complete options.mkSandbox given;
+          in
+          completed // { inherit (interpreter.complete completed) interpreter_type; }
+        )
+      );
 
   placeOf = args: if lib.isString (args.name or null) then "mkSandbox ${args.name}:" else "mkSandbox:";
 
@@ -187,6 +196,10 @@ let
             metadata = builtins.toJSON metadata;
             inherit (isolated) bin contents;
             program = lib.head run.command;
+            files = lib.optionalAttrs (onDemand.allows given) {
+              "recipe.json" = onDemand.recipe given;
+              "packages.json" = builtins.toJSON (onDemand.table given);
+            };
             meta = {
               description = given.description;
               mainProgram = "run";
@@ -207,6 +220,9 @@ let
             for name in "''${!bin[@]}"; do
               printf %s "''${bin[$name]}" > $out/bin/$name
               chmod +x $out/bin/$name
+            done
+            for name in "''${!files[@]}"; do
+              printf %s "''${files[$name]}" > $out/$name
             done
             # Only a build can tell the size.
             printf %s "$metadata" |

@@ -20,6 +20,7 @@ let
     // {
       config = null;
       environments = null;
+      on_demand = null;
       project = null;
       session = null;
       serve = null;
@@ -102,7 +103,7 @@ let
   # With a config and overlays given, nixpkgs reads neither from the home of who
   # starts the server.
   start = pkgs.writeText "start.nix" ''
-    { config ? null, base ? "/", variables ? null }@args:
+    { config ? null, base ? "/", variables ? null, request ? null }@args:
     (import ${source}/nix {
       pkgs = import ${packages} {
         system = "${pkgs.stdenv.hostPlatform.system}";
@@ -166,6 +167,9 @@ let
       ) "mkServer: has no environment: write config = ./config.toml or environments = [ … ]"
       ++ wrongAtStart
       ++ lib.optionals (wrongAtStart == [ ]) (needless args)
+      ++ lib.optionals (args ? on_demand) (
+        validate.table "mkServer: on_demand:" options.on_demand args.on_demand
+      )
       ++ lib.optionals (args ? session) (
         let
           typed = validate.table "mkServer: session:" options.session args.session;
@@ -187,11 +191,17 @@ let
       inherit (startOf args) buildAtStart flakeRefs;
       asked =
         lib.optional (flakeRefs != [ ]) "flakeRefs names what to build"
+        ++ map (name: "packages_on_demand of ${name} is given") (onDemandIn args)
         ++ lib.optional ((fromConfig args).project.use_flake or false || args.project.use_flake or false == true) "project.use_flake is true";
     in
     map (what: "mkServer: buildAtStart is false, and ${what}: write buildAtStart = true, or leave it out") (
       lib.optionals (!buildAtStart) asked
     );
+
+  # The names of the environments to which a call may add packages.
+  onDemandIn =
+    args:
+    map nameOf (lib.filter (a: a.metadata.packages_on_demand or [ ] != [ ]) (artifacts args));
 
   startOf = args: validate.complete options.start args;
 
@@ -202,6 +212,7 @@ let
       settings = table: validate.complete options.${table} (configured.${table} or { } // args.${table} or { });
     in
     serverMetadata {
+      on_demand = settings "on_demand";
       session = settings "session";
       project = settings "project";
       serve = settings "serve";
@@ -236,6 +247,7 @@ let
             wrapper = fill ../wrapper/wrapper.sh {
               shell = pkgs.runtimeShell;
               flakeRefs = lib.escapeShellArg (lib.concatStringsSep "," (startOf args).flakeRefs);
+              onDemand = if onDemandIn args == [ ] then "0" else "1";
               useFlake = if project.use_flake then "1" else "0";
               project = lib.escapeShellArg (lib.optionalString (project.path != null) project.path);
               tools = "${pkgs.coreutils}/bin";
@@ -244,6 +256,7 @@ let
               checker = "${../wrapper/check.sh}";
               builder = "${../wrapper/build.sh}";
               confine = "${../wrapper/project.sh}";
+              deriver = "${../wrapper/derive.sh}";
               bubblewrap = lib.getExe' pkgs.bubblewrap "bwrap";
               variablesOf = "${variablesOf}";
               system = pkgs.stdenv.hostPlatform.system;

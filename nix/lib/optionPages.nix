@@ -76,6 +76,11 @@ let
       rows = options.session;
     }
     {
+      title = "Packages on demand";
+      prefix = "${prefix}on_demand.";
+      rows = options.on_demand;
+    }
+    {
       title = "The project";
       prefix = "${prefix}project.";
       rows = options.project;
@@ -130,6 +135,10 @@ in
     {
       title = "[session]";
       rows = options.session;
+    }
+    {
+      title = "[on_demand]";
+      rows = options.on_demand;
     }
     {
       title = "[project]";

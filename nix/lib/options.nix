@@ -294,6 +294,12 @@ let
       published = true;
       doc = "How the sandbox is isolated.";
     };
+    packages_on_demand = {
+      type = types.packagesOnDemand;
+      default = [ ];
+      published = true;
+      doc = "Packages that a call may add by their names, as in `python+pandas`: a list of names, or `\"all\"` for every package of the package set that the server was built from. Nix builds them beside the server at the first such call.";
+    };
     network = {
       type = types.network network;
       default = "none";
@@ -448,6 +454,35 @@ rec {
       type = types.integer 1 1048576;
       default = 4096;
       doc = "What the kept files of all sessions of a user may take on disk, in MiB; those that were saved longest ago are removed first.";
+    };
+  };
+
+  # [on_demand]
+  on_demand = {
+    max_closure_mb = {
+      type = types.integer 1 1048576;
+      default = 4096;
+      doc = "What an environment with packages that a call added may take on the disk, in MiB.";
+    };
+    build_seconds = {
+      type = types.integer 1 86400;
+      default = 600;
+      doc = "How long Nix may build one.";
+    };
+    max_builds = {
+      type = types.integer 1 64;
+      default = 1;
+      doc = "How many of them Nix builds at once.";
+    };
+    keep_days = {
+      type = types.integer 1 3650;
+      default = 30;
+      doc = "One that no call used for so many days is not kept from Nix's garbage collection any more.";
+    };
+    keep_mb = {
+      type = types.integer 1 16777216;
+      default = 16384;
+      doc = "What all of them may take that are kept, in MiB; of more, those that no call used for longest are given up.";
     };
   };
 

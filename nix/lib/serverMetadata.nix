@@ -7,9 +7,10 @@
   interpreters,
 }:
 {
-  session,
+  on_demand,
   project,
   serve,
+  session,
 }:
 {
   schema = 1;
@@ -30,7 +31,7 @@
     };
   interpreters = lib.mapAttrs (_: known: known.language) interpreters;
 
-  inherit session;
+  inherit on_demand session;
   # There is always a class for those who have none.
   serve = serve // {
     quotas = {

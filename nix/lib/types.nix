@@ -193,6 +193,23 @@ rec {
 
   packages = listOf isPackage { wanted = "a list of packages, such as [ pkgs.jq ]"; };
 
+  # What the model may write in a name: no path to an attribute.
+  packagesOnDemand =
+    let
+      names = listOf (name: isString name && match "[A-Za-z0-9_][A-Za-z0-9_-]{0,63}" name != null) { };
+    in
+    names
+    // {
+      accepts = v: v == "all" || names.accepts v && lib.length v <= 1000;
+      wanted = "\"all\", or a list of at most 1000 names without dots, such as [\"pandas\", \"ripgrep\"]";
+      choices = [ "all" ];
+      explain =
+        v:
+        lib.optionalAttrs (isString v && match "(python3?Packages|python3\\.pkgs)\\..+" v != null) {
+          write = "${toJSON (lib.last (lib.splitString "." v))}: in an environment of Python a name is looked up in python3Packages first";
+        };
+    };
+
   package = {
     accepts = isPackage;
     wanted = "a package";

@@ -1,9 +1,16 @@
 # shellcheck shell=bash
 # Builds the environments that start.sh listed, while the runtime serves. It
 # reports to the runtime in the folder $NIX_SANDBOX_BUILDS, and to the operator
-# on standard error. Each line of its standard input makes it build again:
-# failed builds are tried again, and results that changed are replaced. Standard
-# input ends with the runtime; then this ends too and removes the folder.
+# on standard error. Lines of its standard input say what to do:
+#
+#   an empty line           build again: failed builds are tried again, and results
+#                           that changed are replaced
+#   bounds B S M D K        bounds of environments with packages, as numbers: builds at
+#                           once, seconds of one, bytes of one, days and bytes to keep
+#   derive KEY              build the environment with packages of that key; see
+#                           derive.sh
+#
+# Standard input ends with the runtime; then this ends too and removes the folder.
 
 # parallel: how many Nix commands run at once. Each of them evaluates, which takes
 # one processor and some hundred MiB.
@@ -12,6 +19,7 @@ parallel=4
 shown=20
 
 . "$confine"
+. "$deriver"
 
 # Nix before 2.20 asks git about checkouts, whose settings name programs to
 # start: an unpacked archive can bring such settings.
@@ -194,6 +202,18 @@ begin() {
 # busy: whether that process group runs.
 busy() { [ -n "$group" ] && kill -0 -- "-$group" 2>/dev/null; }
 
+# end_group GROUP: ends a process group.
+end_group() {
+  local tenths
+  kill -TERM -- "-$1" 2>/dev/null || return 0
+  # Nix needs time to end its own builds: 2 s.
+  for ((tenths = 0; tenths < 20; tenths++)); do
+    kill -0 -- "-$1" 2>/dev/null || return 0
+    sleep 0.1
+  done
+  kill -KILL -- "-$1" 2>/dev/null
+}
+
 # Signals may be meant for the server, in whose process group this is: only the
 # end of standard input ends this.
 trap '' INT HUP TERM
@@ -205,18 +225,19 @@ while :; do
   if [ $asked = yes ]; then
     if busy; then wait_option=(-t 1); else asked=no; begin; fi
   fi
-  if IFS= read -r "${wait_option[@]}" _; then
-    [ ${#kinds[@]} = 0 ] || asked=yes
+  derive_next
+  if [ ${#queue[@]} != 0 ]; then wait_option=(-t 0.2); fi
+  if IFS= read -r "${wait_option[@]}" line; then
+    case $line in
+      'bounds '*) set_bounds "${line#bounds }" ;;
+      'derive '*) derive "${line#derive }" ;;
+      *) [ ${#kinds[@]} = 0 ] || asked=yes ;;
+    esac
   elif [ $? -le 128 ]; then
     break
   fi
 done
-if busy && kill -TERM -- "-$group" 2>/dev/null; then
-  # Nix needs time to end its own builds: 2 s.
-  for ((tenths = 0; tenths < 20; tenths++)); do
-    busy || break
-    sleep 0.1
-  done
-  kill -KILL -- "-$group" 2>/dev/null
-fi
+for one in "${!deriving[@]}"; do end_group "${deriving[$one]}" & done
+if busy; then end_group "$group"; fi
+wait
 rm -rf -- "$private"

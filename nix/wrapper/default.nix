@@ -2,8 +2,10 @@
 # the first, build.sh the others.
 {
   lib,
+  onDemand,
   toml,
   project,
+  sandbox,
   serverMetadata,
 }:
 {
@@ -12,6 +14,8 @@
   base ? "/",
   # The derivation of a project's variables, which project.sh had evaluated.
   variables ? null,
+  # A file of what the runtime asks for: { recipe; packages; }.
+  request ? null,
 }:
 let
   read = toml.start {
@@ -30,7 +34,7 @@ in
       map (problem: "wrong ${problem}") read.problems
     else
       [
-        (builtins.toJSON (serverMetadata { inherit (read) session project serve; } // { environments = { }; }))
+        (builtins.toJSON (serverMetadata { inherit (read) on_demand session project serve; } // { environments = { }; }))
         "project ${if read.project.use_flake then "1" else "0"} ${
           if read.project.path == null then "" else read.project.path
         }"
@@ -51,6 +55,19 @@ in
   );
 
   inherit (read) environments;
+
+  # The environment of a request: "build DERIVATION", or a line for each name that is
+  # wrong: KIND NAME REASON, in which the name is one that the request has.
+  derived =
+    let
+      found = onDemand.derive (builtins.fromJSON (builtins.readFile request));
+    in
+    lines (
+      if found.wrong != [ ] then
+        map (one: lib.trim "${one.wrong} ${one.name} ${one.reason}") found.wrong
+      else
+        [ "build ${builtins.unsafeDiscardStringContext (sandbox.build found.arguments).drvPath}" ]
+    );
 
   # The project's own shell. Of a file that ends in .drv, import reads what it
   # builds, and evaluates nothing.

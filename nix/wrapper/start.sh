@@ -5,16 +5,19 @@
 #
 # The wrapper sets these variables: $server (a name that no other server has),
 # $tools (a folder of programs), $start_nix (default.nix with its package set, or
-# empty if the server was made with buildAtStart = false), $builder (build.sh),
-# $project (the project's folder, if PROJECT_DIR is unset), $confine (project.sh)
-# and what that needs: $bubblewrap, $variables_of and $system.
+# empty if the server was made with buildAtStart = false), $builder (build.sh), $deriver (derive.sh),
+# $project (the project's folder, if PROJECT_DIR is unset), $on_demand (1 if calls may
+# add packages), $confine (project.sh) and what that needs: $bubblewrap,
+# $variables_of and $system.
 #
 # This sets for the runtime, which the wrapper then executes:
 #
 #   NIX_SANDBOX_METADATA   the server's metadata
 #   NIX_SANDBOX_BUILDS     a folder of build results; see runtime/registry/folder.go
-#   NIX_SANDBOX_BUILDER    a descriptor of the process that builds (build.sh): a line
-#                          written to it makes that process build everything again
+#   NIX_SANDBOX_PACKAGES   a folder of environments to which calls added packages; see
+#                          runtime/registry/derived.go
+#   NIX_SANDBOX_BUILDER    a descriptor of the process that builds (build.sh), which
+#                          says what lines it reads from it
 #
 # Nothing here waits for a build. Nix evaluates each new content of a
 # configuration file in the foreground, because the server needs its settings.
@@ -24,6 +27,8 @@
 #   configs/SERVER-CONTENT/metadata.json   the first of them
 #   configs/SERVER-CONTENT/built/NAME      links to artifacts; GC roots
 #   roots/REFERENCE/result                 the GC root of a reference's artifact
+#   packages/KEY/                          environments with packages; build.sh says
+#                                          how long they are kept
 #   …/used                                 its time is that of the last use; after
 #                                          30 days without use the folder is removed
 
@@ -195,9 +200,10 @@ builds_at_start() {
     fail "$1, and this server builds nothing when it starts" "build the environment beforehand, or make the server with buildAtStart = true"
 }
 
-# start: prepares the runtime.
+# start COMMAND: prepares the runtime for a command, or for serving.
 start() {
-  local i PATH=$tools:${PATH-}
+  local i serving=no PATH=$tools:${PATH-}
+  case $1 in '' | -*) serving=yes ;; esac
   unset NIX_SANDBOX_BUILDER
   private='' config='' config_file='' config_base='' kinds=() names=() values=() bases=()
   use_flake=${PROJECT_USE_FLAKE-} project=${PROJECT_DIR:-$project}
@@ -213,7 +219,13 @@ start() {
     case $project in /*) ;; *) project=$PWD/$project ;; esac
     todo project project "$project" "$project"
   fi
-  if [ ${#kinds[@]} = 0 ] && [ -z "$private" ]; then
+  for i in "${config:-/nowhere}"/built/*/recipe.json; do
+    [ ! -e "$i" ] || on_demand=1
+  done
+  export NIX_SANDBOX_PACKAGES=$cache/packages
+  # What builds the packages of calls is there before a call comes.
+  if [ $serving = no ] || [ -z "$start_nix" ] || ! have_nix; then on_demand=0; fi
+  if [ ${#kinds[@]} = 0 ] && [ -z "$private" ] && [ $on_demand = 0 ]; then
     # Everything has been built before.
     export NIX_SANDBOX_BUILDS=${config:+$config/built}
     return

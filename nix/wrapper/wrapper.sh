@@ -33,14 +33,26 @@ case "${1-} ${2-}" in
     needs_environments=no
     ;;
 esac
-case "$needs_environments$NIX_SANDBOX_ENVS${NIX_SANDBOX_CONFIG-}${PROJECT_USE_FLAKE#0}" in
+# Whether a call may add packages to an environment: to one that the server was
+# built with, or to one of a sandbox folder.
+on_demand=@onDemand@
+recipes() {
+  local folder artifact IFS=:
+  for folder in ${NIX_SANDBOX_DIR:-${XDG_CONFIG_HOME:-${HOME-}/.config}/nix-sandbox-mcp/sandboxes:/etc/nix-sandbox-mcp/sandboxes}; do
+    for artifact in "$folder"/*/recipe.json; do
+      [ ! -e "$artifact" ] || on_demand=1
+    done
+  done
+}
+recipes
+case "$needs_environments$NIX_SANDBOX_ENVS${NIX_SANDBOX_CONFIG-}${PROJECT_USE_FLAKE#0}${on_demand#0}" in
   no* | yes) ;;
   *)
     out=@out@
-    server=${out##*/} tools=@tools@ start_nix=@start@ builder=@builder@
+    server=${out##*/} tools=@tools@ start_nix=@start@ builder=@builder@ deriver=@deriver@
     confine=@confine@ bubblewrap=@bubblewrap@ variables_of=@variablesOf@ system=@system@
     . @prepare@
-    start
+    start "${1-}"
     ;;
 esac
 # The name by which this was called: `client-config` prints it.

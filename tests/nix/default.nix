@@ -71,6 +71,7 @@ import ./validate.nix arguments
 // import ./fromProject.nix arguments
 // import ./optionPages.nix arguments
 // import ./mistakes.nix arguments
+// import ./onDemand.nix arguments
 // import ./jail.nix arguments
 // import ./flakeChecks.nix arguments
 // lib.optionalAttrs (!other) {

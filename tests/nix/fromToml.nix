@@ -185,6 +185,13 @@ in
       "serve"
     ];
     expected = {
+      on_demand = {
+        build_seconds = 600;
+        keep_days = 30;
+        keep_mb = 16384;
+        max_builds = 1;
+        max_closure_mb = 4096;
+      };
       session = {
         idle_timeout_seconds = 10;
         keep_files = false;
@@ -216,7 +223,7 @@ in
   testTomlUnknownTable = {
     expr = wrong "${python}[enviroments.x]\n";
     expected = [
-      "config: has no table \"enviroments\" (did you mean \"environments\"?): write one of defaults, environments, project, serve, session"
+      "config: has no table \"enviroments\" (did you mean \"environments\"?): write one of defaults, environments, on_demand, project, serve, session"
     ];
   };
   testTomlNotATable = {
@@ -236,7 +243,7 @@ in
   testTomlUnknownKey = {
     expr = wrong "${python}timeout = 5\n";
     expected = [
-      "config: [environments.python] has no option \"timeout\": write one of backend, cpus, description, env, extra_binds, flake, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, output_kb, packages, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb"
+      "config: [environments.python] has no option \"timeout\": write one of backend, cpus, description, env, extra_binds, flake, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, output_kb, packages, packages_on_demand, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb"
     ];
   };
   testTomlWrongType = {

@@ -38,6 +38,8 @@ let
     };
   };
 
+  onDemand = packages_on_demand: sandbox { inherit packages_on_demand; };
+
   network =
     values:
     sandbox {
@@ -132,11 +134,11 @@ let
     };
     "a key misspelt" = {
       read = toml "[environments.python]\npreset = \"python\"\ntimeout_second = 5\n";
-      sentence = "config: [environments.python] has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of backend, cpus, description, env, extra_binds, flake, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, output_kb, packages, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb";
+      sentence = "config: [environments.python] has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of backend, cpus, description, env, extra_binds, flake, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, output_kb, packages, packages_on_demand, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb";
     };
     "a table misspelt" = {
       read = toml "[environment.python]\npreset = \"python\"\n[environments.x]\npreset = \"shell\"\n";
-      sentence = "config: has no table \"environment\" (did you mean \"environments\"?): write one of defaults, environments, project, serve, session";
+      sentence = "config: has no table \"environment\" (did you mean \"environments\"?): write one of defaults, environments, on_demand, project, serve, session";
     };
     "a number in quotes" = {
       read = toml "[environments.python]\npreset = \"python\"\ntimeout_seconds = \"60\"\n";
@@ -468,7 +470,7 @@ let
     };
     "a module's option misspelt" = {
       read = module { environments.python.presset = "python"; };
-      sentence = "services.nix-sandbox-mcp.environments.python: has no option \"presset\" (did you mean \"preset\"?): write one of backend, cpus, description, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, output_kb, packages, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb";
+      sentence = "services.nix-sandbox-mcp.environments.python: has no option \"presset\" (did you mean \"preset\"?): write one of backend, cpus, description, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, output_kb, packages, packages_on_demand, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb";
     };
     "a module's environment under another name" = {
       read = module { environments.numbers.sandbox = data; };
@@ -492,6 +494,49 @@ let
     "a project without a shell" = {
       read = problems.fromProject { project.packages = { }; };
       sentence = "fromProject: the flake has no devShells.${pkgs.stdenv.hostPlatform.system}.default: write one with mkShell, or leave PROJECT_USE_FLAKE unset";
+    };
+
+    "one package on demand without a list" = {
+      read = onDemand "pandas";
+      sentence = "mkSandbox data: packages_on_demand is \"pandas\": write \"all\", or a list of at most 1000 names without dots, such as [\"pandas\", \"ripgrep\"]";
+    };
+    "a package on demand by its path" = {
+      read = onDemand [ "python3Packages.pandas" ];
+      sentence = "mkSandbox data: packages_on_demand has \"python3Packages.pandas\" in it: write \"pandas\": in an environment of Python a name is looked up in python3Packages first";
+    };
+    "a package on demand that does not exist" = {
+      read = onDemand [ "pandsa" ];
+      sentence = "mkSandbox data: packages_on_demand names \"pandsa\": nixpkgs has none of that name: write one that `nix search nixpkgs WORD` finds";
+    };
+    "packages on demand beside a finished Python" = {
+      read = sandbox {
+        packages = [ (pkgs.python3.withPackages (ps: [ ps.numpy ])) ];
+        packages_on_demand = "all";
+      };
+      sentence = "mkSandbox data: packages_on_demand is beside ${lib.getName (pkgs.python3.withPackages (ps: [ ps.numpy ]))}, to which nothing can be added: write modules of python3Packages in its place";
+    };
+    "packages on demand of a server that builds nothing" = {
+      read = problems.mkServer {
+        buildAtStart = false;
+        environments = [
+          (library.mkSandbox {
+            name = "data";
+            interpreter_type = "bash";
+            packages = [ pkgs.bash ];
+            packages_on_demand = [ "jq" ];
+          })
+        ];
+      };
+      sentence = "mkServer: buildAtStart is false, and packages_on_demand of data is given: write buildAtStart = true, or leave it out";
+    };
+    "a bound of packages on demand misspelt" = {
+      read = toml ''
+        [environments.python]
+        preset = "python"
+        [on_demand]
+        keep_day = 3
+      '';
+      sentence = "config: [on_demand] has no option \"keep_day\" (did you mean \"keep_days\"?): write one of build_seconds, keep_days, keep_mb, max_builds, max_closure_mb";
     };
   };
 in

@@ -57,6 +57,7 @@ in
       pids = 256;
       workspace_mb = 256;
       output_kb = 32;
+      packages_on_demand = [ ];
       prewarm = 1;
       network.mode = "none";
     };
@@ -135,6 +136,7 @@ in
       pids = 16;
       workspace_mb = 8;
       output_kb = 4;
+      packages_on_demand = [ ];
       prewarm = 0;
       description = "Perl 5";
     });
@@ -152,6 +154,7 @@ in
       pids = 16;
       workspace_mb = 8;
       output_kb = 4;
+      packages_on_demand = [ ];
       prewarm = 0;
       description = "Perl 5";
       network.mode = "none";
@@ -294,7 +297,7 @@ in
   testUnknownOption = {
     expr = wrong { timeout_second = 5; };
     expected = [
-      "mkSandbox data: has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of backend, cpus, description, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, name, network, output_kb, packages, pids, prewarm, stdin_mode, timeout_seconds, workspace_mb"
+      "mkSandbox data: has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of backend, cpus, description, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, name, network, output_kb, packages, packages_on_demand, pids, prewarm, stdin_mode, timeout_seconds, workspace_mb"
     ];
   };
   testWrongTypeOfNumber = {

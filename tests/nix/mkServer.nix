@@ -147,6 +147,13 @@ in
         };
         token_file = null;
       };
+      on_demand = {
+        build_seconds = 600;
+        keep_days = 30;
+        keep_mb = 16384;
+        max_builds = 1;
+        max_closure_mb = 4096;
+      };
       session = {
         idle_timeout_seconds = 9;
         keep_files = false;
@@ -218,7 +225,7 @@ in
   testServerUnknownArgument = {
     expr = problems.mkServer { confg = ./x.toml; };
     expected = [
-      "mkServer: has no argument \"confg\" (did you mean \"config\"?): write one of buildAtStart, config, environments, flakeRefs, project, serve, session"
+      "mkServer: has no argument \"confg\" (did you mean \"config\"?): write one of buildAtStart, config, environments, flakeRefs, on_demand, project, serve, session"
     ];
   };
   testServerTwoOfOneName = {

@@ -1,0 +1,206 @@
+# shellcheck shell=bash
+# Builds environments to which calls added packages, one after the other or as many
+# at once as the bounds say. build.sh sources this.
+#
+# The runtime made a folder $NIX_SANDBOX_PACKAGES/KEY with what it asks for in
+# request.json (runtime/registry/derived.go), which Nix reads: nothing here reads the
+# names that a call brought. KEY is 64 hexadecimal digits.
+
+# max_waiting: how many environments wait at most; of more, the newest is refused.
+max_waiting=64
+
+# The keys that wait, and the process groups of those that are built, by key.
+queue=()
+declare -A deriving=()
+# The bounds that set_bounds documents, until the runtime sends its own.
+bounds=(1 600 4294967296 30 17179869184)
+
+# set_bounds NUMBERS: takes builds at once, seconds and bytes of one, and days and
+# bytes of those that are kept.
+set_bounds() {
+  local one list
+  read -r -a list <<<"$1"
+  [ ${#list[@]} = 5 ] || return 0
+  for one in "${list[@]}"; do [[ $one =~ ^[1-9][0-9]{0,17}$ ]] || return 0; done
+  bounds=("${list[@]}")
+  forget &
+}
+
+# derive KEY: has an environment built, unless it waits or is built already.
+derive() {
+  local one
+  [[ $1 =~ ^[0-9a-f]{64}$ ]] && [ -d "$NIX_SANDBOX_PACKAGES/$1" ] || return 0
+  for one in "${queue[@]}"; do [ "$one" != "$1" ] || return 0; done
+  if [ -n "${deriving[$1]-}" ] && kill -0 -- "-${deriving[$1]}" 2>/dev/null; then return; fi
+  if [ ${#queue[@]} -ge $max_waiting ]; then
+    not_derived "$NIX_SANDBOX_PACKAGES/$1" crowded
+    return
+  fi
+  queue+=("$1")
+}
+
+# derive_next: begins as many of the builds that wait as there may be at once.
+derive_next() {
+  local key
+  for key in "${!deriving[@]}"; do
+    kill -0 -- "-${deriving[$key]}" 2>/dev/null || unset "deriving[$key]"
+  done
+  while [ ${#queue[@]} != 0 ] && [ ${#deriving[@]} -lt "${bounds[0]}" ]; do
+    key=${queue[0]}
+    queue=("${queue[@]:1}")
+    # In a process group of its own, which can be ended as a whole.
+    set -m
+    (
+      set +m
+      trap - INT HUP TERM
+      derived "$key" "${bounds[1]}" "${bounds[2]}"
+      forget
+    ) </dev/null &
+    deriving[$key]=$!
+    set +m
+  done
+}
+
+# not_derived FOLDER LINE [FILE]: reports why there is no result: a line, and what a
+# file has.
+not_derived() {
+  {
+    printf '%s\n' "$2"
+    [ $# -lt 3 ] || cat -- "$3"
+  } >"$1/.failed"
+  mv -T -- "$1/.failed" "$1/failed"
+}
+
+# progress FOLDER DONE TOTAL
+progress() {
+  printf '%s %s %s\n' "$BASHPID" "$2" "$3" >"$1/.building"
+  mv -T -- "$1/.building" "$1/building"
+}
+
+# in_bytes NUMBER UNIT: sets $bytes.
+in_bytes() {
+  local unit=1
+  case $2 in KiB) unit=1024 ;; MiB) unit=1048576 ;; GiB) unit=1073741824 ;; TiB) unit=1099511627776 ;; esac
+  bytes=$((${1%.*} * unit))
+}
+
+# size_of FOLDER: sets $bytes to the size that an artifact states of itself.
+size_of() {
+  bytes=0
+  [ ! -r "$1/metadata.json" ] || [[ $(<"$1/metadata.json") =~ [,{]\"closure_bytes\":([0-9]{1,18}) ]] || return 0
+  bytes=${BASH_REMATCH[1]:-0}
+}
+
+# evaluate_derived FOLDER FILE SECONDS: has Nix read a request, and writes what it says.
+evaluate_derived() {
+  timeout --foreground -k 5 "$3" nix --extra-experimental-features 'nix-command flakes' \
+    eval --impure --raw -f "$start_nix" derived --argstr request "$1/request.json" >"$2"
+}
+
+# realise FOLDER DERIVATION SECONDS TOTAL: builds, and counts what is there.
+realise() {
+  local line count=0 status
+  timeout --foreground -k 5 "$3" nice -n 10 nix-store --realise "$2" --add-root "$1/.result" --indirect 2>&1 </dev/null |
+    while IFS= read -r -n 4096 line || [ -n "$line" ]; do
+      case $line in
+        "building '"* | "copying path '"*)
+          progress "$1" "$count" "$4"
+          [ $count -ge "$4" ] || count=$((count + 1))
+          ;;
+      esac
+      printf '%s\n' "$line"
+    done
+  status=${PIPESTATUS[0]}
+  return "$status"
+}
+
+# derived KEY SECONDS BYTES: builds one.
+derived() {
+  local folder=$NIX_SANDBOX_PACKAGES/$1 name="packages ${1:0:12}" seconds=$2 most=$3
+  local plan=$private/.$1.plan log line derivation='' total=0 status bytes ends
+  [ ! -e "$folder/result/metadata.json" ] || return 0
+  ends=$((SECONDS + seconds))
+  rm -f -- "$folder/failed"
+  progress "$folder" 0 0
+  log="$private/.$name.log"
+  rm -f -- "$log"
+  logged "$name" evaluate_derived "$folder" "$plan" "$seconds"
+  status=$?
+  if [ $status = 124 ]; then
+    not_derived "$folder" slow
+  elif [ $status != 0 ]; then
+    not_derived "$folder" failed "$log"
+  else
+    read -r line derivation <"$plan"
+    if [ "$line" != build ]; then
+      not_derived "$folder" "$line $derivation"
+      derivation=
+    fi
+  fi
+  rm -f -- "$plan" "$log"
+  if [ -n "$derivation" ]; then
+    # What is not there yet, and how much of it is fetched.
+    while IFS= read -r line; do
+      case $line in
+        *'/nix/store/'*) total=$((total + 1)) ;;
+        *'MiB unpacked'* | *'KiB unpacked'* | *'GiB unpacked'* | *'TiB unpacked'*)
+          if [[ $line =~ ([0-9.]+)\ ([KMGT]iB)\ unpacked ]]; then
+            in_bytes "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}"
+            if [ "$bytes" -gt "$most" ]; then
+              not_derived "$folder" "large $bytes"
+              derivation=
+            fi
+          fi
+          ;;
+      esac
+    done < <(nix-store --realise --dry-run "$derivation" 2>&1)
+  fi
+  if [ -n "$derivation" ]; then
+    progress "$folder" 0 "$total"
+    logged "$name" realise "$folder" "$derivation" $((ends > SECONDS ? ends - SECONDS : 1)) "$total"
+    status=$?
+    size_of "$folder/.result"
+    if [ $status = 124 ]; then
+      not_derived "$folder" slow
+    elif [ $status != 0 ]; then
+      [ -e "$log" ] || printf 'Nix ended without a word\n' >"$log"
+      not_derived "$folder" failed "$log"
+    elif [ "$bytes" -gt "$most" ]; then
+      not_derived "$folder" "large $bytes"
+    else
+      : >"$folder/used"
+      nix-store --realise "$derivation" --add-root "$folder/result" --indirect >/dev/null
+    fi
+    rm -f -- "$log" "$folder/.result"
+  fi
+  rm -f -- "$folder/building"
+}
+
+# forget: gives up environments that no call has used for as long as the bounds say,
+# and those used longest ago as far as all of them take too much. Nix's garbage
+# collection then may take them. A folder without a result is there for a day.
+forget() {
+  local folder used now kept=0 bytes folders=()
+  printf -v now '%(%s)T' -1
+  for folder in "$NIX_SANDBOX_PACKAGES"/*; do
+    [[ ${folder##*/} =~ ^[0-9a-f]{64}$ ]] || continue
+    if [ -L "$folder/result" ]; then
+      used=$(stat -c %Y -- "$folder/used" 2>/dev/null) || used=0
+    else
+      # It may be about to be built.
+      used=$(stat -c %Y -- "$folder" 2>/dev/null) || continue
+      if [ $((now - used)) -gt 86400 ]; then rm -rf -- "$folder"; fi
+      continue
+    fi
+    folders+=("$used $folder")
+  done
+  [ ${#folders[@]} != 0 ] || return 0
+  while read -r used folder; do
+    size_of "$folder/result"
+    kept=$((kept + bytes))
+    if [ $((now - used)) -gt $((bounds[3] * 86400)) ] || [ $kept -gt "${bounds[4]}" ]; then
+      rm -rf -- "$folder"
+      kept=$((kept - bytes))
+    fi
+  done < <(printf '%s\n' "${folders[@]}" | sort -rn)
+}

@@ -1,0 +1,195 @@
+# Packages on demand (nix/lib/onDemand.nix): what an artifact says of them, and what
+# names that come from the model become.
+{
+  pkgs,
+  lib,
+  library,
+  ...
+}:
+let
+  onDemand = import ../../nix/lib/onDemand.nix { inherit pkgs; };
+
+  # Stand-ins whose meta is that of nixpkgs' check-meta.
+  refused =
+    meta:
+    {
+      type = "derivation";
+      name = "refused-1";
+      drvPath = throw "refusing to evaluate";
+      outPath = throw "refusing to evaluate";
+      inherit meta;
+    };
+  withRefused = import ../../nix/lib/onDemand.nix {
+    pkgs = pkgs // {
+      lame = refused { broken = true; };
+      leaky = refused {
+        insecure = true;
+        knownVulnerabilities = [ "CVE-2026-1" ];
+      };
+      closed = refused {
+        unfree = true;
+        license.spdxId = "BUSL-1.1";
+      };
+      elsewhere = refused { unsupported = true; };
+    };
+  };
+
+  python = {
+    name = "python";
+    interpreter_type = "python";
+    packages = [
+      { module = "numpy"; }
+      { interpreter = "python3"; }
+    ];
+  };
+  derive =
+    on: base: packages:
+    on.derive {
+      recipe = builtins.toFile "recipe.json" (builtins.toJSON base);
+      inherit packages;
+    };
+  names = base: packages: map lib.getName (derive onDemand base packages).arguments.packages;
+  wrong = base: packages: (derive withRefused base packages).wrong;
+  absent = name: {
+    inherit name;
+    wrong = "absent";
+    reason = "";
+  };
+  reason = name: reason: {
+    inherit name reason;
+    wrong = "refused";
+  };
+
+  # Names that a model may write and that are attributes of nixpkgs, but no packages.
+  strange = [
+    "lib"
+    "writeShellScript"
+    "runCommand"
+    "python3Packages"
+    "pkgs"
+    "path"
+    "system"
+    "config"
+    "withPackages"
+    "mkDerivation"
+    "x/../y"
+    "../../x"
+    "a.b"
+    "\${builtins.currentTime}"
+    ""
+    "-"
+    "__functor"
+    "nоde" # with a Cyrillic letter
+  ];
+
+  table = values: onDemand.table ({ interpreter_type = "python"; } // values);
+  allPackages = table { packages_on_demand = "all"; };
+in
+{
+  testOnDemandResolves = {
+    expr = names python [
+      "jq"
+      "pandas"
+    ];
+    expected = map lib.getName [
+      pkgs.python3.pkgs.numpy
+      pkgs.python3
+      pkgs.jq
+      pkgs.python3.pkgs.pandas
+    ];
+  };
+  # Modules of Python are for environments of Python.
+  testOnDemandModulesNotOfOthers = {
+    expr = wrong (python // { interpreter_type = "bash"; }) [ "beautifulsoup4" ];
+    expected = [ (absent "beautifulsoup4") ];
+  };
+  testOnDemandStrangeNames = {
+    expr = wrong python strange;
+    expected = map absent strange;
+  };
+  testOnDemandRefusals = {
+    expr = wrong python [
+      "lame"
+      "leaky"
+      "closed"
+      "elsewhere"
+    ];
+    expected = [
+      (reason "lame" "it is marked as broken")
+      (reason "leaky" "it is marked as insecure (CVE-2026-1)")
+      (reason "closed" "its license is unfree (BUSL-1.1)")
+      (reason "elsewhere" "it is not for ${pkgs.stdenv.hostPlatform.system}")
+    ];
+  };
+  # The options of the environment are those of its sandboxes with packages.
+  testOnDemandKeepsOptions = {
+    expr =
+      removeAttrs (derive onDemand (python // { memory_mb = 64; description = "Python 3"; }) [ "pandas" ]).arguments
+        [ "packages" ];
+    expected = removeAttrs python [ "packages" ] // {
+      memory_mb = 64;
+      description = "Python 3, with pandas";
+    };
+  };
+  # A recipe is data: no text in it is evaluated.
+  testOnDemandRecipe = {
+    expr = builtins.fromJSON (
+      onDemand.recipe {
+        name = "python";
+        from_shell = null;
+        packages_on_demand = "all";
+        env.X = "\${builtins.currentTime}";
+        packages = [
+          pkgs.python3
+          pkgs.python3.pkgs.numpy
+        ];
+      }
+    );
+    expected = {
+      name = "python";
+      env.X = "\${builtins.currentTime}";
+      packages = [
+        { interpreter = "python3"; }
+        { module = "numpy"; }
+      ];
+    };
+  };
+
+  testOnDemandTableOfList = {
+    expr = table {
+      packages_on_demand = [
+        "beautifulsoup4"
+        "pandas"
+        "ripgrep"
+      ];
+    };
+    expected = {
+      names = [
+        "beautifulsoup4"
+        "pandas"
+        "ripgrep"
+      ];
+      modules.bs4 = "beautifulsoup4";
+      modules_by_name = true;
+      programs.rg = "ripgrep";
+    };
+  };
+  testOnDemandTableOfAll = {
+    expr = {
+      names = lib.all (name: lib.elem name allPackages.names) [
+        "beautifulsoup4"
+        "jq"
+        "pandas"
+      ];
+      strange = lib.filter (name: lib.elem name allPackages.names) strange;
+      inherit (allPackages.modules) bs4;
+      inherit (allPackages.programs) rg;
+    };
+    expected = {
+      names = true;
+      strange = [ ];
+      bs4 = "beautifulsoup4";
+      rg = "ripgrep";
+    };
+  };
+}
