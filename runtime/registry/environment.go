@@ -41,7 +41,12 @@ type Environment struct {
 	// Needs is equal for environments that need the same of a machine; empty
 	// where the builder did not say.
 	Needs string
-	// Exec runs code from its stdin; SessionExec speaks frames.
+	// OnDemand is what calls may add to it; nil where that is nothing.
+	OnDemand *OnDemand
+	// Derived is what a call added to it; nil where that is nothing.
+	Derived *Derived
+	// Exec runs code from its stdin; SessionExec speaks frames. Both are empty where
+	// the environment has yet to be built.
 	Exec        string
 	SessionExec string
 	// Origin is the file or variable that named the environment.
@@ -117,6 +122,7 @@ func (r *reader) environment(name, run, serve string) (Environment, error) {
 	}
 	env.MaxTimeout = max(env.MaxTimeout, env.Timeout)
 	env.Network = r.network("network")
+	env.OnDemand = r.onDemand("packages_on_demand", filepath.Dir(filepath.Dir(run)))
 	env.Language = r.language("language", env.InterpreterType)
 	for _, program := range []struct{ field, path string }{{"exec", run}, {"session_exec", serve}} {
 		if r.err != nil {

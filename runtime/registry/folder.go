@@ -46,6 +46,9 @@ type Folders struct {
 	//	               the process whose id is in it,
 	//	NAME.failed    a file: NAME was not built; the end of it says why.
 	Builds string
+	// Packages is the folder of environments with packages that calls added, or
+	// empty. See [Request].
+	Packages string
 }
 
 // With returns the set with what these folders contain. The error is for a folder
@@ -65,6 +68,7 @@ func (s *Set) With(folders Folders) (*Set, error) {
 			return nil, err
 		}
 	}
+	all.derive(folders.Packages)
 	return &all, nil
 }
 

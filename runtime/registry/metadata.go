@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,6 +24,9 @@ const maxFile = 4 << 20
 // Set is everything that was read.
 type Set struct {
 	Environments map[string]Environment
+	// Derived are environments with packages that calls added, by their names in the
+	// canonical form.
+	Derived map[string]Environment
 	// Languages are those that the server knows, by interpreter type.
 	Languages  map[string]*Language
 	Builds     []Build
@@ -31,7 +35,8 @@ type Set struct {
 	Session    Session
 	Project    Project
 	// Serve is nil in metadata of earlier versions.
-	Serve *Serve
+	Serve    *Serve
+	OnDemand Bounds
 	// InboxMount is where a sandbox shows the inbox.
 	InboxMount string
 	// defaults are the fields that an artifact of an earlier version lacks.
@@ -73,6 +78,19 @@ type Session struct {
 	// KeepFiles keeps the files of sessions on disk, of all together at most KeepBytes.
 	KeepFiles bool
 	KeepBytes int64
+}
+
+// Bounds are those of packages on demand, which the builder is told.
+type Bounds struct {
+	// MaxClosureMB and KeepMB are in MiB: of one environment, and of all that are
+	// kept.
+	MaxClosureMB, KeepMB int64
+	// BuildSeconds is how long a build may take.
+	BuildSeconds int64
+	// MaxBuilds is how many run at once.
+	MaxBuilds int64
+	// KeepDays is how long an environment is kept that no call uses.
+	KeepDays int64
 }
 
 // Project is what the operator configured for the project, and what a sandbox
@@ -151,6 +169,17 @@ func (s *Set) server(source string) error {
 	}
 	inbox := reader{where: where, object: root.Get("inbox"), prefix: "inbox."}
 	s.InboxMount = inbox.required("mount_point")
+	if object := root.Get("on_demand"); object.Exists() {
+		bounds := reader{where: where, object: object, prefix: "on_demand."}
+		s.OnDemand = Bounds{
+			MaxClosureMB: bounds.whole("max_closure_mb"),
+			KeepMB:       bounds.whole("keep_mb"),
+			BuildSeconds: bounds.whole("build_seconds"),
+			MaxBuilds:    bounds.whole("max_builds"),
+			KeepDays:     bounds.whole("keep_days"),
+		}
+		fields.err = cmp.Or(fields.err, bounds.err)
+	}
 	known := reader{where: where, object: root}
 	s.Languages = known.languages("interpreters")
 	s.Serve, err = serve(where, root.Get("serve"))

@@ -1,0 +1,353 @@
+package registry
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/tidwall/gjson"
+)
+
+// Bounds of the name of an environment with packages.
+const (
+	// MaxPackages is how many packages a name may add.
+	MaxPackages = 16
+	// maxDerived bounds such a name in its canonical form, in bytes: with an
+	// ending, it is the name of a file.
+	maxDerived = 200
+)
+
+// plus stands between the parts of the name of an environment with packages.
+const plus = "+"
+
+// validPackage is what a package may be called: an attribute of a package set,
+// without the dots of a path to one.
+var validPackage = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$`)
+
+// Derived names an environment with packages that a call adds to it.
+type Derived struct {
+	// Base is the name of the environment.
+	Base string
+	// Packages are the packages' names, in order and each once; at least one.
+	Packages []string
+}
+
+// String returns the canonical form, NAME+PACKAGE+PACKAGE: two names of the same
+// packages in the same environment have one.
+func (d Derived) String() string { return d.Base + plus + strings.Join(d.Packages, plus) }
+
+// Includes reports whether d has all the packages of another name of the same
+// environment.
+func (d Derived) Includes(other Derived) bool {
+	return d.Base == other.Base && !slices.ContainsFunc(other.Packages, func(name string) bool { return !slices.Contains(d.Packages, name) })
+}
+
+// With returns d with the packages of another name of the same environment.
+func (d Derived) With(other Derived) Derived {
+	all := slices.Concat(d.Packages, other.Packages)
+	slices.Sort(all)
+	return Derived{d.Base, slices.Compact(all)}
+}
+
+// IsDerived reports whether a text is meant to name an environment with packages.
+func IsDerived(text string) bool { return strings.Contains(text, plus) }
+
+// DerivedNameError reports a text that names no environment with packages.
+type DerivedNameError struct {
+	// Part is the part of the text that is wrong, if it is one part; empty where it
+	// has too many, or too many bytes.
+	Part string
+	// Blank says that it is an empty part.
+	Blank bool
+}
+
+func (e *DerivedNameError) Error() string {
+	switch {
+	case e.Blank:
+		return "the name of a package is empty"
+	case e.Part != "":
+		return fmt.Sprintf("%q is no name of a package", e.Part)
+	}
+	return fmt.Sprintf("more than %d packages or %d bytes", MaxPackages, maxDerived)
+}
+
+// ParseDerived reads a name of the form NAME+PACKAGE+PACKAGE, in any order and with
+// repetitions. The error is a [*DerivedNameError]. It does not say whether there is
+// such an environment, or such a package.
+func ParseDerived(text string) (Derived, error) {
+	base, rest, _ := strings.Cut(text, plus)
+	// Each package has at least one byte and a plus.
+	if len(text) > 2*maxDerived*MaxPackages {
+		return Derived{}, &DerivedNameError{}
+	}
+	if !validName.MatchString(base) {
+		return Derived{}, &DerivedNameError{Part: base, Blank: base == ""}
+	}
+	parts := strings.Split(rest, plus)
+	for _, part := range parts {
+		if !validPackage.MatchString(part) {
+			return Derived{}, &DerivedNameError{Part: part, Blank: part == ""}
+		}
+	}
+	slices.Sort(parts)
+	parts = slices.Compact(parts)
+	derived := Derived{base, parts}
+	if len(parts) > MaxPackages || len(derived.String()) > maxDerived {
+		return Derived{}, &DerivedNameError{}
+	}
+	return derived, nil
+}
+
+// OnDemand says which packages calls may add to an environment.
+type OnDemand struct {
+	// All says that it is every package of the package set.
+	All bool
+	// Names are those of a list, in its order.
+	Names []string
+	// Folder is the artifact's, with recipe.json and packages.json.
+	Folder string
+}
+
+// Recipe is the path of the file from which the builder makes the environment with
+// further packages.
+func (o *OnDemand) Recipe() string { return filepath.Join(o.Folder, "recipe.json") }
+
+// Key identifies the environment that a name stands for, as 64 letters and digits:
+// another artifact of the same environment has others.
+func (o *OnDemand) Key(d Derived) string {
+	sum := sha256.Sum256([]byte(o.Recipe() + "\x00" + d.String()))
+	return hex.EncodeToString(sum[:])
+}
+
+// PackageError reports a package that cannot be added to an environment.
+type PackageError struct {
+	Env, Package string
+	// Listed says that the environment has a list in which the package is not.
+	Listed bool
+	// Has is a package that may be added and has the module or program that was
+	// named; empty where there is none. Near are names that differ little, of
+	// packages that may be added; at most three.
+	Has  string
+	Near []string
+}
+
+func (e *PackageError) Error() string {
+	return fmt.Sprintf("environment %q has no package %q to add", e.Env, e.Package)
+}
+
+// Check returns a [*PackageError] where a package may not be added, or, as far as is
+// known without Nix, does not exist.
+func (o *OnDemand) Check(d Derived) error {
+	known := tableOf(o.Folder)
+	for _, name := range d.Packages {
+		if known.allows(o, name) {
+			continue
+		}
+		err := &PackageError{Env: d.Base, Package: name, Listed: !o.All, Near: o.Near(name)}
+		if has, ok := known.Modules[name]; ok {
+			err.Has = has
+		} else {
+			err.Has = known.Programs[name]
+		}
+		return err
+	}
+	return nil
+}
+
+// Near returns at most three names of packages that may be added and that differ
+// little from another name.
+func (o *OnDemand) Near(name string) []string {
+	if !o.All {
+		return nearest(name, o.Names)
+	}
+	return nearest(name, tableOf(o.Folder).Names)
+}
+
+// Module returns the package that has a module, by the name that code imports;
+// false where none that may be added is known.
+func (o *OnDemand) Module(name string) (string, bool) {
+	known := tableOf(o.Folder)
+	if of, ok := known.Modules[name]; ok {
+		return of, true
+	}
+	if !known.ModulesByName {
+		return "", false
+	}
+	return known.named(name)
+}
+
+// Program returns the package that has a program; false where none that may be
+// added is known.
+func (o *OnDemand) Program(name string) (string, bool) {
+	known := tableOf(o.Folder)
+	if of, ok := known.Programs[name]; ok {
+		return of, true
+	}
+	return known.named(name)
+}
+
+// table is what the environment's builder wrote of packages (packages.json).
+type table struct {
+	Names []string
+	// Modules and Programs are packages by names other than their own.
+	Modules, Programs map[string]string
+	// ModulesByName says that most modules are imported by their packages' names.
+	ModulesByName bool `json:"modules_by_name"`
+
+	names map[string]bool
+}
+
+// allows reports whether a package may be added. Of a table that could not be read, a
+// list counts alone, and where all are allowed the builder finds out.
+func (t *table) allows(o *OnDemand, name string) bool {
+	if !o.All {
+		return slices.Contains(o.Names, name)
+	}
+	return t.names[name] || len(t.names) == 0
+}
+
+// named returns the package of a name, as people write it.
+func (t *table) named(name string) (string, bool) {
+	for _, written := range []string{name, strings.ToLower(name), plainName(name)} {
+		if !validPackage.MatchString(written) {
+			continue
+		}
+		if t.names[written] {
+			return written, true
+		}
+	}
+	return "", false
+}
+
+// tables are those that were read, by the folders of their artifacts, which never
+// change. There are at most maxTables of them.
+var tables = struct {
+	sync.Mutex
+	of map[string]*table
+}{of: map[string]*table{}}
+
+const maxTables = 64
+
+// tableOf returns the table of an artifact. One that cannot be read is empty.
+func tableOf(folder string) *table {
+	tables.Lock()
+	defer tables.Unlock()
+	if known := tables.of[folder]; known != nil {
+		return known
+	}
+	known := &table{}
+	if data, err := readFile(filepath.Join(folder, "packages.json")); err == nil {
+		if json.Unmarshal(data, known) != nil {
+			*known = table{}
+		}
+	}
+	known.Names = slices.DeleteFunc(known.Names, func(name string) bool { return !validPackage.MatchString(name) })
+	known.names = make(map[string]bool, len(known.Names))
+	for _, name := range known.Names {
+		known.names[name] = true
+	}
+	for _, other := range []map[string]string{known.Modules, known.Programs} {
+		maps.DeleteFunc(other, func(_, name string) bool { return !validPackage.MatchString(name) })
+	}
+	if len(tables.of) >= maxTables {
+		clear(tables.of)
+	}
+	tables.of[folder] = known
+	return known
+}
+
+// onDemand reads the packages that calls may add: "all", or an array of names.
+// Artifacts of earlier versions have none.
+func (r *reader) onDemand(field, folder string) *OnDemand {
+	value, ok := r.get(field)
+	if !ok {
+		return nil
+	}
+	const must = `"all", or an array of names of packages`
+	allowed := &OnDemand{All: value.Type == gjson.String && value.Str == "all", Folder: folder}
+	if allowed.All || !r.check(field, value, value.IsArray(), must) {
+		return allowed
+	}
+	allowed.Names = r.items(field, value, func(item gjson.Result) string {
+		if item.Type == gjson.String && validPackage.MatchString(item.Str) {
+			return ""
+		}
+		return fmt.Sprintf("%.100s, which is no name of a package", item.Raw)
+	})
+	if len(allowed.Names) == 0 {
+		return nil
+	}
+	return allowed
+}
+
+// nearest returns at most three of the names that differ the least from a word, in
+// at most a third of its letters. It takes time with the number of names, and none of
+// them is longer than a package's name may be.
+func nearest(word string, names []string) []string {
+	type candidate struct {
+		name     string
+		distance int
+	}
+	word = plainName(word)
+	most := max(1, len(word)/3)
+	var near []candidate
+	for _, name := range names {
+		other := plainName(name)
+		if abs(len(other)-len(word)) > most {
+			continue
+		}
+		if d := distance(word, other, most); d <= most {
+			near = append(near, candidate{name, d})
+		}
+	}
+	slices.SortFunc(near, func(a, b candidate) int {
+		return cmp.Or(a.distance-b.distance, strings.Compare(a.name, b.name))
+	})
+	var found []string
+	for _, c := range near[:min(len(near), 3)] {
+		found = append(found, c.name)
+	}
+	return found
+}
+
+// plainName is a name without what people write differently.
+func plainName(name string) string { return strings.ReplaceAll(strings.ToLower(name), "_", "-") }
+
+func abs(n int) int { return max(n, -n) }
+
+// distance is the number of letters that have to be put in, left out, changed or
+// swapped with the next one to make b of a, or more than most.
+func distance(a, b string, most int) int {
+	before, last, row := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
+	for j := range last {
+		last[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		row[0] = i
+		least := i
+		for j := 1; j <= len(b); j++ {
+			change := 1
+			if a[i-1] == b[j-1] {
+				change = 0
+			}
+			row[j] = min(last[j]+1, row[j-1]+1, last[j-1]+change)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				row[j] = min(row[j], before[j-2]+1)
+			}
+			least = min(least, row[j])
+		}
+		if least > most {
+			return most + 1
+		}
+		before, last, row = last, row, before
+	}
+	return last[len(b)]
+}
