@@ -53,7 +53,8 @@ type Config struct {
 	Metadata string
 	// Folders hold further environments.
 	Folders registry.Folders
-	// Builder is the descriptor that leads to what builds Folders.Builds, or 0.
+	// Builder is the descriptor that leads to what builds Folders.Builds and
+	// Folders.Packages, or 0.
 	Builder int
 
 	// ProjectDir is absolute and exists; empty where there is no project.
@@ -148,7 +149,7 @@ func Read(get func(string) string) (Config, error) {
 	}
 	config := Config{
 		Metadata:        get("NIX_SANDBOX_METADATA"),
-		Folders:         registry.Folders{Folders: folders(get), Builds: get("NIX_SANDBOX_BUILDS")},
+		Folders:         registry.Folders{Folders: folders(get), Builds: get("NIX_SANDBOX_BUILDS"), Packages: get("NIX_SANDBOX_PACKAGES")},
 		ProjectDir:      get("PROJECT_DIR"),
 		ProjectMount:    get("PROJECT_MOUNT"),
 		ProjectMode:     get("PROJECT_MODE"),

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
@@ -16,6 +17,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/kept"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcphttp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcpstdio"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/ondemand"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/pool"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
@@ -59,6 +61,10 @@ type Options struct {
 	SharedFiles bool
 	// KeptFiles keeps the files of sessions; nil where they end with the session.
 	KeptFiles *sessionfiles.Store
+	// Packages is the folder of environments to which calls added packages, and Build
+	// asks for the one of a key; see package ondemand.
+	Packages string
+	Build    func(key string) error
 	// Host is what every sandbox shows, InboxMount where it shows the inbox, and
 	// Variables are in each.
 	Host       sandbox.HostFolders
@@ -154,7 +160,9 @@ func (o *Options) assemble() *assembly {
 	if o.KeptFiles != nil {
 		sessions.KeepFiles(o.KeptFiles)
 	}
-	calls := call.Log(sessions, o.Log)
+	inUse := newInUse(o.Sessions.Idle)
+	built := ondemand.New(sessions, ondemand.Options{Folder: o.Packages, Ask: o.Build, Used: inUse.use, Log: o.Log})
+	calls := call.Log(built, o.Log)
 	run := tool.New(tool.Options{
 		Environments: o.Environments,
 		Executor:     calls,
@@ -166,7 +174,7 @@ func (o *Options) assemble() *assembly {
 		Log:          o.Log,
 	})
 	handler, stopHandler := rpc.New(run, o.Version, rpc.DefaultBounds, o.Log)
-	stopWarm := o.keepWarm(warm)
+	stopWarm := o.keepWarm(warm, inUse)
 	return &assembly{o.Starter, warm, sessions, handler, func() {
 		stopWarm()
 		stopHandler()
@@ -207,20 +215,32 @@ func (o *Options) spec(env registry.Environment) sandbox.Spec {
 
 // keepWarm has the pool keep what the environments ask for, and follow them
 // until the returned function is called.
-func (o *Options) keepWarm(warm *pool.Pool) (stop func()) {
+func (o *Options) keepWarm(warm *pool.Pool, used *inUse) (stop func()) {
 	// What a layer shows of files that change beneath it is undefined
 	// (Documentation/filesystems/overlayfs.rst of the kernel): no sandbox waits
 	// on top of a project.
 	if o.Host.Project.Mode == config.Overlay {
 		return func() {}
 	}
-	keep := func(environments *registry.Snapshot) {
+	var one sync.Mutex // at a time, so that the newest counts
+	keep := func() {
+		one.Lock()
+		defer one.Unlock()
+		environments := o.Environments.Now()
 		var kinds []pool.Kind
 		for _, env := range environments.Ready() {
 			kinds = append(kinds, pool.Kind{Spec: o.spec(env), Count: env.Prewarm})
 		}
+		for _, env := range used.environments() {
+			kinds = append(kinds, pool.Kind{Spec: o.spec(env), Count: env.Prewarm})
+		}
 		warm.Keep(kinds)
 	}
-	keep(o.Environments.Now())
-	return o.Environments.Subscribe(func(_, after *registry.Snapshot) { keep(after) })
+	keep()
+	stopUsed := used.subscribe(keep)
+	stopChanges := o.Environments.Subscribe(func(_, _ *registry.Snapshot) { keep() })
+	return func() {
+		stopUsed()
+		stopChanges()
+	}
 }

@@ -141,13 +141,20 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	defer signal.Stop(brokenPipes)
 
 	environments := watcher.Registry()
+	if err := canBuild(environments.Now(), settings.Builder); err != nil {
+		return err
+	}
+	builder := builder(settings.Builder)
+	if err := builder.bounds(base.OnDemand); err != nil {
+		return fmt.Errorf("tell the builder its bounds: %w", err)
+	}
 	log.Info("serving", "version", release(), "environments", environments.Now().Names())
 	background, stopBackground := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer stopBackground()
 	answered := make(chan struct{})
-	running.Go(func() { watcher.Run(background, hangups, func() { rebuild(settings.Builder, log) }) })
+	running.Go(func() { watcher.Run(background, hangups, func() { rebuild(builder, log) }) })
 	running.Go(func() { logMachine(background, answered, environments, log) })
 	keptFiles, err := openKept(settings, log)
 	if err != nil {
@@ -159,6 +166,8 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 		Sessions:     session.Limits{Idle: settings.SessionIdle, Lifetime: settings.SessionLifetime, Max: settings.SessionMax},
 		SharedFiles:  base.Session.SharedFiles,
 		KeptFiles:    keptFiles,
+		Packages:     settings.Folders.Packages,
+		Build:        builder.derive,
 		Host:         hostFolders(settings),
 		InboxMount:   base.InboxMount,
 		Variables:    inherited(base),
@@ -216,17 +225,9 @@ func openKept(settings config.Config, log *slog.Logger) (*sessionfiles.Store, er
 	return store, nil
 }
 
-// rebuild asks the wrapper's builder to build again. It does not wait: a pipe
-// that is full holds more wishes than there are builds.
-func rebuild(builder int, log *slog.Logger) {
-	if builder == 0 {
-		return
-	}
-	err := unix.SetNonblock(builder, true)
-	if err == nil {
-		_, err = unix.Write(builder, []byte("\n"))
-	}
-	if err != nil && err != unix.EAGAIN {
+// rebuild asks the wrapper's builder to build again.
+func rebuild(builder builder, log *slog.Logger) {
+	if err := builder.ask(""); err != nil {
 		log.Error("nothing is built again", "error", fmt.Errorf("ask the builder: %w", err))
 	}
 }

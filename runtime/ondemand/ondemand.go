@@ -1,0 +1,254 @@
+// Package ondemand has environments built to which a call added packages: its
+// [Executor] stands in front of another one, and holds a call of such an environment
+// until that is there.
+//
+// It promises that a call waits no longer than its own time limit, that a name which
+// reaches the builder is one that the environment allows, and that nothing that a
+// client wrote becomes a path or a command line: the builder is asked by a key, and
+// reads the names from a file of JSON that the key leads to. It starts no process and
+// knows nothing of Nix; the builder is the wrapper's (nix/wrapper/build.sh), and the
+// folder between the two is described in package registry.
+package ondemand
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+)
+
+const (
+	// pollEvery is the time between two readings of what the builder reports.
+	pollEvery = 50 * time.Millisecond
+	// retryAfter is how long a failure is answered without building again.
+	retryAfter = time.Minute
+	// usedEvery is the precision of the time of the last call.
+	usedEvery = time.Minute
+	// fileClock is how far the times of files may be behind the clock: the kernel takes
+	// those of its last tick.
+	fileClock = 20 * time.Millisecond
+	// maxReport bounds what is read of the builder's files, in bytes.
+	maxReport = 16 << 10
+)
+
+// Options are what an executor needs.
+type Options struct {
+	// Folder has the environments that are built.
+	Folder string
+	// Ask asks the builder for the environment of a key. It does not wait. Nil is no
+	// builder.
+	Ask func(key string) error
+	Log *slog.Logger
+	// Used is called with each environment that a call is about to use; it may be nil.
+	Used func(registry.Environment)
+}
+
+// Executor holds calls until their environments are built.
+type Executor struct {
+	next call.Executor
+	Options
+	began time.Time
+
+	mu   sync.Mutex
+	used map[string]time.Time // by key: when the file was written
+}
+
+var _ call.Executor = (*Executor)(nil)
+
+// New returns an executor in front of next.
+func New(next call.Executor, o Options) *Executor {
+	return &Executor{next: next, Options: o, began: time.Now(), used: map[string]time.Time{}}
+}
+
+// Execute implements [call.Executor]. The error is a [*call.BuildingError] or a
+// [*call.BuildError] where the environment is not built.
+func (e *Executor) Execute(ctx context.Context, c call.Call) (call.Result, error) {
+	if c.Env.Derived == nil {
+		return e.next.Execute(ctx, c)
+	}
+	if c.Env.SessionExec == "" {
+		env, err := e.await(ctx, c)
+		if err != nil {
+			return call.Result{}, err
+		}
+		c.Env = env
+	}
+	e.touch(c.Env)
+	if e.Used != nil {
+		e.Used(c.Env)
+	}
+	return e.next.Execute(ctx, c)
+}
+
+// await returns the environment of a call when it is built.
+func (e *Executor) await(ctx context.Context, c call.Call) (registry.Environment, error) {
+	derived := *c.Env.Derived
+	if env, err := c.Env.ReadDerived(e.Folder, derived); err == nil {
+		return env, nil
+	}
+	key := c.Env.OnDemand.Key(derived)
+	if failure := e.failure(c.Env, key); failure != nil {
+		return registry.Environment{}, failure
+	}
+	if err := e.ask(c.Env, key); err != nil {
+		e.Log.Error("an environment with packages is not built", "env", c.Env.Name, "error", err)
+		return registry.Environment{}, &call.BuildError{Env: c.Env, Kind: call.NoBuild, Reason: err.Error()}
+	}
+	began := time.Now()
+	e.Log.Info("environment asked for", "env", c.Env.Name)
+	limit := time.NewTimer(c.TimeLimit())
+	defer limit.Stop()
+	ticker := time.NewTicker(pollEvery)
+	defer ticker.Stop()
+	building := &call.BuildingError{Env: c.Env.Name}
+	for {
+		if env, err := c.Env.ReadDerived(e.Folder, derived); err == nil {
+			e.Log.Info("environment built", "env", c.Env.Name, "ms", time.Since(began).Milliseconds())
+			return env, nil
+		}
+		if failure := e.failure(c.Env, key); failure != nil {
+			e.Log.Warn("environment not built", "env", c.Env.Name, "kind", failure.Kind, "reason", bounded.Head(failure.Reason, 200))
+			return registry.Environment{}, failure
+		}
+		building.Done, building.Total = e.progress(key)
+		if c.Progress != nil {
+			c.Progress(line(building))
+		}
+		select {
+		case <-ctx.Done():
+			return registry.Environment{}, ctx.Err()
+		case <-limit.C:
+			return registry.Environment{}, building
+		case <-ticker.C:
+		}
+	}
+}
+
+// line is what goes on, for progress.
+func line(b *call.BuildingError) string {
+	if b.Total == 0 {
+		return "building " + b.Env
+	}
+	return fmt.Sprintf("building %s: %d of %d", b.Env, b.Done, b.Total)
+}
+
+// ask writes the request of a key and has the builder told. An earlier failure is
+// forgotten, so that the next one is of this request.
+func (e *Executor) ask(env registry.Environment, key string) error {
+	if e.Ask == nil {
+		return errors.New("this server has no builder")
+	}
+	folder := filepath.Join(e.Folder, key)
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return err
+	}
+	request, err := json.Marshal(registry.Request{Base: env.Derived.Base, Recipe: env.OnDemand.Recipe(), Packages: env.Derived.Packages})
+	if err != nil {
+		return err
+	}
+	if err := replace(filepath.Join(folder, registry.RequestFile), request); err != nil {
+		return err
+	}
+	if err := os.Remove(filepath.Join(folder, registry.FailedFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return e.Ask(key)
+}
+
+// replace writes a file that nobody sees half written.
+func replace(path string, data []byte) error {
+	file, err := os.CreateTemp(filepath.Dir(path), ".new")
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(data)
+	err = errors.Join(err, file.Close())
+	if err == nil {
+		err = os.Rename(file.Name(), path)
+	}
+	if err != nil {
+		os.Remove(file.Name())
+	}
+	return err
+}
+
+// failure returns why an environment was not built, if that was a short time ago, and
+// since this executor began: another server may fail where this one does not.
+func (e *Executor) failure(env registry.Environment, key string) *call.BuildError {
+	path := filepath.Join(e.Folder, key, registry.FailedFile)
+	info, err := os.Stat(path)
+	if err != nil || info.ModTime().Before(e.began.Add(-fileClock)) || time.Since(info.ModTime()) > retryAfter {
+		return nil
+	}
+	text, err := bounded.ReadFile(path, maxReport)
+	if err != nil {
+		return nil
+	}
+	return parseFailure(env, strings.ToValidUTF8(string(text), "\uFFFD"))
+}
+
+// parseFailure reads what the builder wrote: a line with the kind of failure, the
+// package and a reason, or a size; and then Nix's own lines.
+func parseFailure(env registry.Environment, text string) *call.BuildError {
+	first, rest, _ := strings.Cut(text, "\n")
+	kind, more, _ := strings.Cut(first, " ")
+	failure := &call.BuildError{Env: env, Kind: call.BuildFailure(kind), Reason: strings.TrimSpace(rest)}
+	switch failure.Kind {
+	case call.Absent, call.Refused:
+		failure.Package, failure.Reason, _ = strings.Cut(more, " ")
+	case call.TooLarge:
+		failure.Size, _ = strconv.ParseInt(more, 10, 64)
+	case call.TooSlow, call.Crowded:
+	default:
+		failure.Kind = call.Failed
+	}
+	return failure
+}
+
+// progress is how many of how many store paths of an environment are there.
+func (e *Executor) progress(key string) (done, total int) {
+	text, err := bounded.ReadFile(filepath.Join(e.Folder, key, registry.BuildingFile), maxReport)
+	if err != nil {
+		return 0, 0
+	}
+	fields := strings.Fields(string(text))
+	if len(fields) != 3 {
+		return 0, 0
+	}
+	done, err1 := strconv.Atoi(fields[1])
+	total, err2 := strconv.Atoi(fields[2])
+	if err1 != nil || err2 != nil || done < 0 || done > total {
+		return 0, 0
+	}
+	return done, total
+}
+
+// touch has the environment's file say that a call uses it now.
+func (e *Executor) touch(env registry.Environment) {
+	key := env.OnDemand.Key(*env.Derived)
+	now := time.Now()
+	e.mu.Lock()
+	recent := now.Sub(e.used[key]) < usedEvery
+	if !recent {
+		e.used[key] = now
+	}
+	e.mu.Unlock()
+	if recent {
+		return
+	}
+	if err := os.WriteFile(filepath.Join(e.Folder, key, registry.UsedFile), nil, 0o600); err != nil {
+		e.Log.Warn("the use of an environment is not noted", "env", env.Name, "error", err)
+	}
+}

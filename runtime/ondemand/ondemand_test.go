@@ -1,0 +1,177 @@
+package ondemand
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+)
+
+// environment is one that a call names with a package, before it is built; its
+// artifact is what a builder makes of it here.
+func environment(t *testing.T) registry.Environment {
+	t.Helper()
+	folder := t.TempDir()
+	for _, program := range []string{"run", "session-run"} {
+		must.Do(t, os.MkdirAll(filepath.Join(folder, "bin"), 0o755))
+		must.Do(t, os.WriteFile(filepath.Join(folder, "bin", program), nil, 0o755))
+	}
+	fields := map[string]any{"schema": 1, "name": "python", "backend": "jail", "packages_on_demand": "all"}
+	for key, value := range mcptest.Settings(nil)["defaults"].(map[string]any) {
+		if _, has := fields[key]; !has {
+			fields[key] = value
+		}
+	}
+	must.Do(t, os.WriteFile(filepath.Join(folder, "metadata.json"), must.Get(json.Marshal(fields))(t), 0o644))
+	return registry.Environment{
+		Name: "python+pandas", Timeout: 30 * time.Second, OnDemand: &registry.OnDemand{All: true, Folder: folder},
+		Derived: &registry.Derived{Base: "python", Packages: []string{"pandas"}},
+	}
+}
+
+// next is an executor that answers with the environment of the call.
+type next struct{ got []registry.Environment }
+
+func (n *next) Execute(_ context.Context, c call.Call) (call.Result, error) {
+	n.got = append(n.got, c.Env)
+	return call.Result{}, nil
+}
+
+// rig is an executor whose builder does what the test says for each key.
+type rig struct {
+	*Executor
+	folder string
+	next   next
+	asked  []string
+}
+
+func newRig(t *testing.T, build func(folder string)) *rig {
+	r := &rig{folder: t.TempDir()}
+	r.Executor = New(&r.next, Options{Folder: r.folder, Log: slog.New(slog.DiscardHandler), Ask: func(key string) error {
+		r.asked = append(r.asked, key)
+		build(filepath.Join(r.folder, key))
+		return nil
+	}})
+	return r
+}
+
+func put(t *testing.T, folder, file, text string) {
+	t.Helper()
+	must.Do(t, os.WriteFile(filepath.Join(folder, file), []byte(text), 0o644))
+}
+
+func TestExecute_BuildsOnceAndRuns(t *testing.T) {
+	env := environment(t)
+	r := newRig(t, func(folder string) {
+		var request registry.Request
+		must.Do(t, json.Unmarshal(must.Get(os.ReadFile(filepath.Join(folder, registry.RequestFile)))(t), &request))
+		if diff := cmp.Diff(registry.Request{Base: "python", Recipe: env.OnDemand.Recipe(), Packages: []string{"pandas"}}, request); diff != "" {
+			t.Error(diff)
+		}
+		must.Do(t, os.Symlink(env.OnDemand.Folder, filepath.Join(folder, registry.ResultLink)))
+	})
+	for range 2 {
+		if _, err := r.Execute(t.Context(), call.Call{Env: env}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(r.asked) != 1 || len(r.next.got) != 2 || r.next.got[0].SessionExec == "" || r.next.got[0].Name != "python+pandas" {
+		t.Errorf("asked for %v, ran in %+v", r.asked, r.next.got)
+	}
+	if _, err := os.Stat(filepath.Join(r.folder, r.asked[0], registry.UsedFile)); err != nil {
+		t.Errorf("its use is not noted: %v", err)
+	}
+	// The control: another environment is nobody's business here.
+	if _, err := r.Execute(t.Context(), call.Call{Env: registry.Environment{Name: "python"}}); err != nil || len(r.asked) != 1 {
+		t.Errorf("%v, asked for %v", err, r.asked)
+	}
+}
+
+func TestExecute_WaitsAsLongAsTheCallMay(t *testing.T) {
+	env := environment(t)
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(folder string) { put(t, folder, registry.BuildingFile, "1 3 17\n") })
+		var lines []string
+		began := time.Now()
+		_, err := r.Execute(t.Context(), call.Call{Env: env, Timeout: 5 * time.Second, Progress: func(line string) { lines = append(lines, line) }})
+		var building *call.BuildingError
+		if !errors.As(err, &building) || *building != (call.BuildingError{Env: "python+pandas", Done: 3, Total: 17}) || time.Since(began) != 5*time.Second {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+		if len(lines) == 0 || lines[0] != "building python+pandas: 3 of 17" {
+			t.Errorf("progress %.200q", lines)
+		}
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := r.Execute(ctx, call.Call{Env: env}); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the call that was cancelled: %v", err)
+		}
+		if len(r.next.got) != 0 {
+			t.Errorf("ran in %+v", r.next.got)
+		}
+	})
+}
+
+func TestExecute_SaysWhyNothingWasBuilt(t *testing.T) {
+	env := environment(t)
+	for text, want := range map[string]call.BuildError{
+		"absent pandas\n":                         {Kind: call.Absent, Package: "pandas"},
+		"refused pandas it is marked as broken\n": {Kind: call.Refused, Package: "pandas", Reason: "it is marked as broken"},
+		"large 5000000000\n":                      {Kind: call.TooLarge, Size: 5e9},
+		"slow\n":                                  {Kind: call.TooSlow},
+		"crowded\n":                               {Kind: call.Crowded},
+		"failed\nerror: no\n\xff\n":               {Kind: call.Failed, Reason: "error: no\n\uFFFD"},
+		"":                                        {Kind: call.Failed},
+		strings.Repeat("x", 100) + "\n":           {Kind: call.Failed},
+		"large 99999999999999999999999999999999999\n": {Kind: call.TooLarge, Size: 1<<63 - 1},
+	} {
+		want.Env = env
+		r := newRig(t, func(folder string) { put(t, folder, registry.FailedFile, text) })
+		for range 3 {
+			_, err := r.Execute(t.Context(), call.Call{Env: env})
+			var failed *call.BuildError
+			if !errors.As(err, &failed) {
+				t.Fatalf("%q: %v", text, err)
+			}
+			if diff := cmp.Diff(want, *failed); diff != "" {
+				t.Errorf("%q: %s", text, diff)
+			}
+		}
+		if len(r.asked) != 1 {
+			t.Errorf("%q: asked %d times", text, len(r.asked))
+		}
+		// It may be another time now.
+		key := env.OnDemand.Key(*env.Derived)
+		old := time.Now().Add(-2 * retryAfter)
+		must.Do(t, os.Chtimes(filepath.Join(r.folder, key, registry.FailedFile), old, old))
+		if _, err := r.Execute(t.Context(), call.Call{Env: env}); err == nil || len(r.asked) != 2 {
+			t.Errorf("%q, after a while: %v, asked %d times", text, err, len(r.asked))
+		}
+	}
+}
+
+func TestExecute_HasNoBuilder(t *testing.T) {
+	env := environment(t)
+	for _, ask := range []func(string) error{nil, func(string) error { return errors.New("gone") }} {
+		e := New(&next{}, Options{Folder: t.TempDir(), Log: slog.New(slog.DiscardHandler), Ask: ask})
+		_, err := e.Execute(t.Context(), call.Call{Env: env})
+		var failed *call.BuildError
+		if !errors.As(err, &failed) || failed.Kind != call.NoBuild {
+			t.Errorf("%v", err)
+		}
+	}
+}
