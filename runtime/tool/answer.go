@@ -98,9 +98,15 @@ func (a answer) problem() string {
 	var full *call.FullError
 	var start *call.StartError
 	var inUse *call.InUseError
+	var building *call.BuildingError
+	var notBuilt *call.BuildError
 	switch {
 	case errors.As(a.err, &inUse):
 		return usedElsewhere(inUse)
+	case errors.As(a.err, &building):
+		return stillBuilding(building)
+	case errors.As(a.err, &notBuilt):
+		return buildProblem(notBuilt)
 	case errors.As(a.err, &otherEnv):
 		return fmt.Sprintf("session %q belongs to env %q: call it with that env, or use another session id for %q (the operator's option shared_files would let both have its files)", otherEnv.Session, otherEnv.Has, otherEnv.Wanted)
 	case errors.As(a.err, &full):

@@ -49,6 +49,13 @@ func (l listing) call(arguments any, started func(session, env string) (registry
 		}
 	}
 	name := c.Env.Name
+	added, isDerived, refusal := l.derivedName(name)
+	switch {
+	case refusal != nil:
+		return c, refusal
+	case isDerived:
+		name = added.String()
+	}
 	hasSession := fields["session"] != nil
 	valid := validSession.MatchString(c.Session)
 	// A session stays with the artifact that it has.
@@ -56,7 +63,11 @@ func (l listing) call(arguments any, started func(session, env string) (registry
 	if ok = hasSession && valid; ok {
 		env, ok = started(c.Session, name)
 	}
-	if !ok {
+	switch {
+	case ok:
+	case isDerived:
+		env, ok = l.derived(added), true
+	default:
 		env, ok = l.Environment(name)
 	}
 	switch {

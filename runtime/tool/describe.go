@@ -77,6 +77,10 @@ func (l listing) schema() json.RawMessage {
 		},
 		Required: []string{"code", "env"},
 	}
+	if len(l.withOnDemand()) > 0 {
+		// A list of names would say that no name with packages is one.
+		schema.Properties.Env = property{Type: "string", Pattern: "^(" + strings.Join(l.Names(), "|") + `)(\+[\w-]+)*$`}
+	}
 	if len(l.withSessions()) > 0 {
 		schema.Properties.Session = &property{Type: "string", Pattern: validSession.String()}
 	}
@@ -125,6 +129,7 @@ func (l listing) description() string {
 	}
 	text.WriteString(". Images saved in /workspace/outputs are shown.\nenv is one of\n")
 	text.WriteString(strings.Join(l.lines(), "\n"))
+	text.WriteString(l.adding())
 	return text.String()
 }
 

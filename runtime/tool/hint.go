@@ -212,12 +212,19 @@ func (l listing) late(a answer) string {
 
 // missing is for a package that an environment does not have.
 func (l listing) missing(env registry.Environment, name string) string {
+	if text := addable(env, name, (*registry.OnDemand).Module); text != "" {
+		return text
+	}
 	name = strings.ToLower(name)
 	if i := strings.IndexByte(name, '.'); i > 0 {
 		name = name[:i]
 	}
+	own := env.Name
+	if env.Derived != nil {
+		own = env.Derived.Base
+	}
 	for _, other := range l.Names() {
-		if other == env.Name || l.Ready()[other].InterpreterType != env.InterpreterType {
+		if other == own || l.Ready()[other].InterpreterType != env.InterpreterType {
 			continue
 		}
 		words := strings.FieldsFunc(strings.ToLower(l.Ready()[other].Description), func(r rune) bool { return strings.ContainsRune(" ,;.:()", r) })
@@ -241,6 +248,9 @@ func (l listing) unavailable(env registry.Environment, command string) string {
 		if name := l.of(language.Type); name != "" {
 			return "this env does not have it: use env \"" + name + "\" for such code"
 		}
+	}
+	if text := addable(env, command, (*registry.OnDemand).Program); text != "" {
+		return text
 	}
 	return notInstalled(env)
 }
