@@ -9,6 +9,7 @@
 #   python.nix   python3.withPackages           packages.nix  nixpkgs' names
 #   lib.nix      nixpkgs.lib                    missing.nix   what is not here and says so
 #   dockerTools.nix  images of containers
+#   linux.nix    Debian's kernel for machines
 {
   system ? "x86_64-linux",
   config ? { },
@@ -44,7 +45,8 @@ let
     )
     // {
       pname = name;
-      version = groups.version package;
+      # Without Debian's epoch, which only compares Debian's own versions.
+      version = builtins.elemAt (builtins.match "([0-9]+:)?(.*)" (groups.version package)) 1;
       meta = {
         inherit mainProgram;
       };
@@ -97,6 +99,8 @@ let
     inherit (builders) buildEnv;
   };
 
+  linux = import ./linux.nix { inherit builders groups source seed; };
+
   absent = lib.genAttrs (import ./missing.nix).packages (
     name:
     throw "debpkgs: ${name} is not supported by setup/debpkgs, which stands in for nixpkgs where it cannot be reached; add Debian's package to setup/debpkgs/packages.list and packages.nix, or use nixpkgs"
@@ -113,10 +117,12 @@ let
         config
         dockerTools
         lib
+        linux
         stdenv
         system
         python3
         ;
+      linuxPackages.kernel = linux;
       inherit (stdenv) mkDerivation;
       inherit (stdenv) hostPlatform buildPlatform targetPlatform;
       pkgs = final;

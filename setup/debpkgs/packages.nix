@@ -12,6 +12,7 @@
   coreutils.mainProgram = "ls";
   curl = { };
   diffutils.mainProgram = "diff";
+  erofs-utils.mainProgram = "mkfs.erofs";
   esbuild = { };
   file = { };
   findutils.mainProgram = "find";
@@ -51,6 +52,10 @@
   patchelf = { };
   perl = { };
   procps.mainProgram = "ps";
+  qemu_kvm = {
+    package = "qemu-system-x86";
+    mainProgram = "qemu-system-x86_64";
+  };
   ripgrep.mainProgram = "rg";
   ruby = { };
   sqlite = {

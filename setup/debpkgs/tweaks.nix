@@ -74,6 +74,14 @@ let
 
     file.postFixup = wrap "file" { MAGIC = "${group "libmagic-mgc"}/lib/file/magic.mgc"; };
 
+    # QEMU searches for firmware beside its own program.
+    qemu-system-x86.postFixup = ''
+      mkdir -p $out/share/qemu
+      for file in ${group "qemu-system-data"}/share/qemu/* ${group "seabios"}/share/seabios/*; do
+        [ -e $out/share/qemu/''${file##*/} ] || ln -s $file $out/share/qemu/
+      done
+    '';
+
     # The folder of its configuration is compiled in.
     openssl.postFixup = wrap "openssl" { OPENSSL_CONF = "\\\${OPENSSL_CONF:-$out/etc/ssl/openssl.cnf}"; };
 
