@@ -12,17 +12,14 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/image"
 )
 
 const storeFolder = "/nix/store"
 
 // keptImages is how many store images stay in the cache: 100 to 500 MB each.
 const keptImages = 3
-
-// mkfs are mkfs.erofs's options for an image that depends on the files' names,
-// modes and contents alone. The time is the Nix store's, which Python's compiled
-// files remember; nothing is compressed, since an image is used once or twice.
-var mkfs = []string{"mkfs.erofs", "--quiet", "--all-root", "-x-1", "-T1", "-U", "6e69782d-7361-6e64-626f-782d6d637000"}
 
 // storeImage returns an image of the roots' closure, and makes it if the cache
 // has none. Store paths never change, so their names are the key.
@@ -34,10 +31,10 @@ func storeImage(ctx context.Context, cache, folder string, roots []string) (stri
 	closure := strings.Fields(output)
 	slices.Sort(closure)
 	key := sha256.Sum256([]byte(strings.Join(closure, "\n")))
-	image := filepath.Join(cache, fmt.Sprintf("store-%x.erofs", key[:12]))
-	if _, err := os.Stat(image); err == nil {
+	kept := filepath.Join(cache, fmt.Sprintf("store-%x.erofs", key[:12]))
+	if _, err := os.Stat(kept); err == nil {
 		now := time.Now()
-		return image, os.Chtimes(image, now, now)
+		return kept, os.Chtimes(kept, now, now)
 	}
 	// bubblewrap shows the closure as a tree of its own without a copy.
 	tree := filepath.Join(folder, "store")
@@ -54,11 +51,11 @@ func storeImage(ctx context.Context, cache, folder string, roots []string) (stri
 		}
 	}
 	partial := filepath.Join(folder, "store.erofs")
-	arguments = append(append(append(arguments, "--"), mkfs...), partial, tree)
+	arguments = append(append(append(arguments, "--"), image.Mkfs...), partial, tree)
 	if _, err := command(ctx, arguments); err != nil {
 		return "", err
 	}
-	return image, keep(cache, partial, image)
+	return kept, keep(cache, partial, kept)
 }
 
 // bubblewrap is the one of the closure, which every jail has, so that the host
@@ -100,8 +97,8 @@ func keep(cache, partial, image string) error {
 }
 
 // filesImage makes an image of a folder.
-func filesImage(ctx context.Context, folder, image string) error {
-	_, err := command(ctx, append(slices.Clone(mkfs), image, folder))
+func filesImage(ctx context.Context, folder, file string) error {
+	_, err := command(ctx, append(slices.Clone(image.Mkfs), file, folder))
 	return err
 }
 

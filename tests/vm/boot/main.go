@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/vm/guest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/image"
 )
 
 const (
@@ -203,11 +204,11 @@ func boot(ctx context.Context, o options) (int, error) {
 	if o.mode == guest.Systemd {
 		m.debian = o.debian
 	}
-	kernel, err := openKernel(o.kernel)
+	kernel, err := image.OpenKernel(o.kernel, "")
 	if err != nil {
 		return statusMachine, err
 	}
-	m.kernel, m.initrd = kernel.image, filepath.Join(folder, "initrd")
+	m.kernel, m.initrd = kernel.Image, filepath.Join(folder, "initrd")
 	console, err := os.Create(o.console)
 	if err != nil {
 		return statusMachine, err

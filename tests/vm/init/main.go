@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/vm/guest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/system"
 )
 
 func main() {
@@ -57,7 +58,7 @@ func serve() error {
 		return finish(port, messages, guest.Ended{}, becomeSystemd(request, devices))
 	}
 	var ended guest.Ended
-	group, err := system(request, devices)
+	group, err := setUp(request, devices)
 	if err == nil {
 		ended, err = run(request, group, messages)
 	}
@@ -90,7 +91,7 @@ func finish(port *os.File, messages *json.Encoder, ended guest.Ended, failure er
 // from the initial RAM disk, which nothing sees after this.
 func prepare() (guest.Request, devices, error) {
 	var request guest.Request
-	if err := mount("dev", "/dev", "devtmpfs", 0, "mode=0755"); err != nil {
+	if err := system.Mount("dev", "/dev", "devtmpfs", 0, "mode=0755"); err != nil {
 		return request, devices{}, err
 	}
 	data, err := os.ReadFile(guest.RequestFile)
@@ -101,7 +102,7 @@ func prepare() (guest.Request, devices, error) {
 		return request, devices{}, fmt.Errorf("%s: %w", guest.RequestFile, err)
 	}
 	for _, module := range request.Modules {
-		if err := load(guest.ModuleDir + "/" + module); err != nil {
+		if err := system.LoadModule(guest.ModuleDir + "/" + module); err != nil {
 			return request, devices{}, err
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/vm/guest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/system"
 )
 
 const (
@@ -18,49 +19,19 @@ const (
 	cgroups = "/sys/fs/cgroup"
 )
 
-func mount(source, target, kind string, flags uintptr, data string) error {
-	if err := os.MkdirAll(target, 0o755); err != nil {
-		return err
-	}
-	if err := unix.Mount(source, target, kind, flags, data); err != nil {
-		return fmt.Errorf("mounting %s at %s: %w", kind, target, err)
-	}
-	return nil
-}
-
 // newRoot leaves the initial RAM disk for a tmpfs. On the former pivot_root
 // fails, which every sandbox needs.
 func newRoot() error {
 	const root = "/root"
-	if err := mount("root", root, "tmpfs", 0, "mode=0755,size=16m"); err != nil {
+	if err := system.Mount("root", root, "tmpfs", 0, "mode=0755,size=16m"); err != nil {
 		return err
 	}
-	return enter(root)
+	return system.Enter(root)
 }
 
-// enter makes a mount the root and takes /dev along.
-func enter(root string) error {
-	if err := os.MkdirAll(root+"/dev", 0o755); err != nil {
-		return err
-	}
-	if err := unix.Mount("/dev", root+"/dev", "", unix.MS_MOVE, ""); err != nil {
-		return fmt.Errorf("moving /dev: %w", err)
-	}
-	if err := os.Chdir(root); err != nil {
-		return err
-	}
-	if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
-		return fmt.Errorf("moving the root: %w", err)
-	}
-	if err := unix.Chroot("."); err != nil {
-		return fmt.Errorf("entering the new root: %w", err)
-	}
-	return os.Chdir("/")
-}
-
-// system makes the mounts, files and cgroups of the machine, and returns the
+// setUp makes the mounts, files and cgroups of the machine, and returns the
 // cgroup in which the command starts.
-func system(request guest.Request, devices devices) (string, error) {
+func setUp(request guest.Request, devices devices) (string, error) {
 	const quiet = unix.MS_NOSUID | unix.MS_NODEV
 	for _, m := range []struct {
 		source, target, kind string
@@ -76,12 +47,12 @@ func system(request guest.Request, devices devices) (string, error) {
 		{"run", "/run", "tmpfs", quiet, "mode=0755"},
 		{devices.store, "/nix/store", "erofs", quiet | unix.MS_RDONLY, ""},
 	} {
-		if err := mount(m.source, m.target, m.kind, m.flags, m.data); err != nil {
+		if err := system.Mount(m.source, m.target, m.kind, m.flags, m.data); err != nil {
 			return "", err
 		}
 	}
 	if request.Files {
-		if err := mount(devices.files, "/tests", "erofs", quiet|unix.MS_RDONLY, ""); err != nil {
+		if err := system.Mount(devices.files, "/tests", "erofs", quiet|unix.MS_RDONLY, ""); err != nil {
 			return "", err
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/vm/guest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/system"
 )
 
 const (
@@ -37,7 +38,7 @@ func becomeSystemd(request guest.Request, devices devices) error {
 		root  = base + "/root"
 		quiet = unix.MS_NOSUID | unix.MS_NODEV
 	)
-	if err := mount("layer", base, "tmpfs", 0, "mode=0755,size=256m"); err != nil {
+	if err := system.Mount("layer", base, "tmpfs", 0, "mode=0755,size=256m"); err != nil {
 		return err
 	}
 	for _, folder := range []string{"lower", "upper", "work"} {
@@ -45,18 +46,18 @@ func becomeSystemd(request guest.Request, devices devices) error {
 			return err
 		}
 	}
-	if err := mount(devices.debian, base+"/lower", "erofs", unix.MS_RDONLY, ""); err != nil {
+	if err := system.Mount(devices.debian, base+"/lower", "erofs", unix.MS_RDONLY, ""); err != nil {
 		return err
 	}
 	layers := "lowerdir=" + base + "/lower,upperdir=" + base + "/upper,workdir=" + base + "/work"
-	if err := mount("debian", root, "overlay", 0, layers); err != nil {
+	if err := system.Mount("debian", root, "overlay", 0, layers); err != nil {
 		return err
 	}
-	if err := mount(devices.store, root+"/nix/store", "erofs", quiet|unix.MS_RDONLY, ""); err != nil {
+	if err := system.Mount(devices.store, root+"/nix/store", "erofs", quiet|unix.MS_RDONLY, ""); err != nil {
 		return err
 	}
 	if request.Files {
-		if err := mount(devices.files, root+"/tests", "erofs", quiet|unix.MS_RDONLY, ""); err != nil {
+		if err := system.Mount(devices.files, root+"/tests", "erofs", quiet|unix.MS_RDONLY, ""); err != nil {
 			return err
 		}
 	}
@@ -90,7 +91,7 @@ func becomeSystemd(request guest.Request, devices devices) error {
 	if err := os.WriteFile(root+"/etc/systemd/system/vm.service", []byte(unit), 0o644); err != nil {
 		return err
 	}
-	if err := enter(root); err != nil {
+	if err := system.Enter(root); err != nil {
 		return err
 	}
 	const systemd = "/lib/systemd/systemd"
@@ -121,7 +122,7 @@ func serveAgain() error {
 	if err := json.Unmarshal(data, &request); err != nil {
 		return fmt.Errorf("%s: %w", guest.RequestFile, err)
 	}
-	port, err := openPort(named("/sys/class/virtio-ports/*/name", guest.Port))
+	port, err := openPort(system.Port(guest.Port))
 	if err != nil {
 		return err
 	}

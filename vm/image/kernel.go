@@ -1,38 +1,33 @@
-package main
+package image
 
 import (
 	"bytes"
 	"context"
 	"debug/elf"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 )
 
-// wanted are the modules that the machine needs or that a test may want to
-// reach: the disks and the port; the file systems; then what an ordinary user
-// can reach on common distributions, where the module comes by itself, so that
-// an attempt on it succeeds outside a sandbox.
-var wanted = []string{
-	"virtio_mmio", "virtio_blk", "virtio_console",
-	"crc32c_intel", "erofs", "overlay", "fuse",
-	"algif_hash", "vsock", "vsock_loopback",
-	"unix_diag", "inet_diag", "tcp_diag", "udp_diag",
-	"veth", // for tests/networld
-}
-
-// A kernel is an unpacked kernel package.
-type kernel struct {
-	image   string
+// Kernel is an unpacked kernel package.
+type Kernel struct {
+	// Image is the path of the file that boots.
+	Image   string
 	modules map[string]string // name → file
 	builtin map[string]bool
 }
 
-// openKernel opens a folder with boot/vmlinuz-* and lib/modules/*.
-func openKernel(folder string) (*kernel, error) {
-	one := func(patterns ...string) (string, error) {
+// OpenKernel opens a folder with boot/vmlinuz-* or bzImage, and lib/modules/*. The
+// modules may be in another folder; an empty one is the same.
+func OpenKernel(folder, modules string) (*Kernel, error) {
+	if modules == "" {
+		modules = folder
+	}
+	one := func(folder string, patterns ...string) (string, error) {
 		for _, pattern := range patterns {
 			found, err := filepath.Glob(filepath.Join(folder, pattern))
 			if err == nil && len(found) == 1 {
@@ -41,15 +36,15 @@ func openKernel(folder string) (*kernel, error) {
 		}
 		return "", fmt.Errorf("%s holds no single %s: give a folder with one unpacked kernel", folder, patterns[0])
 	}
-	image, err := one("boot/vmlinuz-*", "bzImage")
+	image, err := one(folder, "boot/vmlinuz-*", "bzImage")
 	if err != nil {
 		return nil, err
 	}
-	tree, err := one("lib/modules/*", "usr/lib/modules/*")
+	tree, err := one(modules, "lib/modules/*", "usr/lib/modules/*")
 	if err != nil {
 		return nil, err
 	}
-	k := &kernel{image: image, modules: map[string]string{}, builtin: map[string]bool{}}
+	k := &Kernel{Image: image, modules: map[string]string{}, builtin: map[string]bool{}}
 	err = filepath.WalkDir(filepath.Join(tree, "kernel"), func(path string, _ fs.DirEntry, err error) error {
 		if name, ok := moduleName(path); ok {
 			k.modules[name] = path
@@ -80,15 +75,16 @@ func moduleName(path string) (string, bool) {
 	return strings.ReplaceAll(name, "-", "_"), true
 }
 
-// A module is what init loads.
-type module struct {
-	name string
-	data []byte
+// Module is a kernel module, not compressed, as finit_module(2) takes it.
+type Module struct {
+	Name string // of its file: NAME.ko
+	Data []byte
 }
 
-// load returns the wanted modules, each after the modules that it needs.
-func (k *kernel) load(ctx context.Context, names []string) ([]module, error) {
-	var modules []module
+// Modules returns those of these names that are not built into the kernel, each
+// after the modules that it needs.
+func (k *Kernel) Modules(ctx context.Context, names []string) ([]Module, error) {
+	var modules []Module
 	done := map[string]bool{}
 	var add func(name string) error
 	add = func(name string) error {
@@ -98,13 +94,11 @@ func (k *kernel) load(ctx context.Context, names []string) ([]module, error) {
 		done[name] = true
 		path, ok := k.modules[name]
 		if !ok {
-			return fmt.Errorf("the kernel %s has no module %s", k.image, name)
+			return fmt.Errorf("the kernel %s has no module %s", k.Image, name)
 		}
 		data, err := os.ReadFile(path)
 		if err == nil && strings.HasSuffix(path, ".xz") {
-			var text string
-			text, err = command(ctx, []string{"xz", "--decompress", "--stdout", path})
-			data = []byte(text)
+			data, err = decompress(ctx, path)
 		}
 		if err != nil {
 			return err
@@ -118,7 +112,7 @@ func (k *kernel) load(ctx context.Context, names []string) ([]module, error) {
 				return err
 			}
 		}
-		modules = append(modules, module{name + ".ko", data})
+		modules = append(modules, Module{name + ".ko", data})
 		return nil
 	}
 	for _, name := range names {
@@ -127,6 +121,15 @@ func (k *kernel) load(ctx context.Context, names []string) ([]module, error) {
 		}
 	}
 	return modules, nil
+}
+
+// decompress returns what is in a file of xz.
+func decompress(ctx context.Context, path string) ([]byte, error) {
+	data, err := exec.CommandContext(ctx, "xz", "--decompress", "--stdout", path).Output()
+	if ended := (*exec.ExitError)(nil); errors.As(err, &ended) {
+		return nil, fmt.Errorf("decompress %s: %w: %.300s", path, err, bytes.TrimSpace(ended.Stderr))
+	}
+	return data, err
 }
 
 // dependencies returns the modules that a module names as its dependencies.
