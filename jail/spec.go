@@ -173,6 +173,11 @@ func ParseSpec(text []byte) (*Spec, error) {
 	if !found || !bytes.HasPrefix(first, []byte("#!")) {
 		return nil, errors.New("it does not start with a #! line")
 	}
+	return ParseObject(object)
+}
+
+// ParseObject reads a description without its first line.
+func ParseObject(object []byte) (*Spec, error) {
 	decoder := json.NewDecoder(bytes.NewReader(object))
 	decoder.DisallowUnknownFields()
 	var spec Spec

@@ -1,0 +1,100 @@
+package jail
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Child is what the caller of [Spec.StartChild] adds to the description.
+type Child struct {
+	// Args follow the command of the description.
+	Args []string
+	// Files are the descriptors of the command from 3 on. The command has no
+	// others but standard error; the caller closes its own.
+	Files []*os.File
+	// Binds are more files that the sandbox sees, read-only, by an open descriptor,
+	// so that the user of the sandbox need not reach their paths.
+	Binds []FileBind
+	// Stderr is the standard error of the command, and of bubblewrap.
+	Stderr *os.File
+}
+
+// FileBind is an open file that the sandbox sees at a path, read-only.
+type FileBind struct {
+	From *os.File
+	To   string
+}
+
+// StartChild starts the sandbox as a child of this process, which goes on. The
+// child ends with the thread that called this, which therefore is one that ends
+// with the process. It is in the caller's process group, and the caller awaits it.
+//
+// Where root is the caller, the sandbox runs as a user of its own, whom no other
+// sandbox has, and this process stays root.
+func (s *Spec) StartChild(child Child) (*os.Process, error) {
+	if err := namespacesAllowed(s.Bubblewrap); err != nil {
+		return nil, err
+	}
+	if err := s.checkBinds(); err != nil {
+		return nil, err
+	}
+	user, err := hostUser(os.Getpid())
+	if err != nil {
+		return nil, err
+	}
+	attributes := &syscall.SysProcAttr{}
+	if user != 0 {
+		if err := capable(); err != nil {
+			return nil, err
+		}
+		attributes.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}
+	}
+	filter, err := os.Open(s.Seccomp)
+	if err != nil {
+		return nil, &Refusal{
+			Problem: fmt.Sprintf("open the system call filter: %v", err),
+			Hint:    "build the sandbox again, so that its parts are in the store",
+		}
+	}
+	defer filter.Close()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer null.Close()
+	files := []uintptr{null.Fd(), null.Fd(), child.Stderr.Fd()}
+	for _, file := range child.Files {
+		files = append(files, file.Fd())
+	}
+	// Bubblewrap closes the descriptors that its options name before it starts the
+	// command.
+	_, inside := s.plan(Request{})
+	var binds []string
+	for _, bind := range child.Binds {
+		binds = append(binds, "--ro-bind-fd", strconv.Itoa(len(files)), bind.To)
+		files = append(files, bind.From.Fd())
+	}
+	inside = append(slices.Clone(inside[:len(inside)-len(s.Seal)]), append(binds, s.Seal...)...)
+	flags, err := memfile("flags", terminated(inside))
+	if err != nil {
+		return nil, err
+	}
+	// The child gets a copy.
+	defer unix.Close(flags)
+	unix.CloseOnExec(flags)
+	args := append([]string{
+		s.Bubblewrap, "--args", strconv.Itoa(len(files) + 1), "--seccomp", strconv.Itoa(len(files)), "--",
+	}, slices.Concat(s.Command, child.Args)...)
+	files = append(files, filter.Fd(), uintptr(flags))
+	s.yieldToHost()
+	pid, err := syscall.ForkExec(s.Bubblewrap, args, &syscall.ProcAttr{Dir: "/", Env: []string{}, Files: files, Sys: attributes})
+	if err != nil {
+		return nil, s.notStarted(err.Error())
+	}
+	return os.FindProcess(pid)
+}
