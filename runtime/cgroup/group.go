@@ -48,11 +48,17 @@ type Limits struct {
 // WithNetwork returns the limits of a sandbox of which a network is part: its proxy
 // is in the same group, and uses up nothing of what the code may use.
 func (l Limits) WithNetwork() Limits {
+	return l.With(Limits{Memory: networkMemory, Tasks: networkTasks})
+}
+
+// With returns the limits of something that uses more besides, and uses up nothing of
+// what the code may use.
+func (l Limits) With(more Limits) Limits {
 	if l.Memory > 0 {
-		l.Memory += networkMemory
+		l.Memory += more.Memory
 	}
 	if l.Tasks > 0 {
-		l.Tasks += networkTasks
+		l.Tasks += more.Tasks
 	}
 	return l
 }

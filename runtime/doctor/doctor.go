@@ -278,7 +278,7 @@ func try(ctx context.Context, starter sandbox.Starter, env registry.Environment,
 		return f
 	}
 	began := time.Now()
-	s, err := starter.Start(ctx, sandbox.Spec{Name: env.Name, Exec: env.SessionExec, OutputBytes: env.OutputBytes, Host: host, Network: env.Network != nil, Secrets: env.Secrets()})
+	s, err := starter.Start(ctx, sandbox.Spec{Name: env.Name, Exec: env.SessionExec, OutputBytes: env.OutputBytes, Host: host, Network: env.Network != nil, Secrets: env.Secrets(), Reports: env.Reports})
 	if err != nil {
 		return fail(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -36,6 +37,13 @@ type Environment struct {
 	Prewarm int
 	// Network is what it may reach; nil where that is nothing.
 	Network *Network
+	// Reports says that the artifact's programs report how they isolate a sandbox,
+	// and Reads names variables of the server's environment that they read.
+	Reports bool
+	Reads   []string
+	// OverheadMB and OverheadPIDs are what they use beside what the code may.
+	OverheadMB   int64
+	OverheadPIDs int64
 	// Closure identifies what is inside; empty where the builder did not say.
 	Closure string
 	// Needs is equal for environments that need the same of a machine; empty
@@ -62,9 +70,9 @@ func (e Environment) Sessions() bool {
 // launcher reads.
 func (e Environment) Secrets() []string {
 	if e.Network == nil {
-		return nil
+		return e.Reads
 	}
-	return e.Network.Secrets
+	return slices.Concat(e.Reads, e.Network.Secrets)
 }
 
 // validName is what an environment may be called.
@@ -123,6 +131,13 @@ func (r *reader) environment(name, run, serve string) (Environment, error) {
 	env.MaxTimeout = max(env.MaxTimeout, env.Timeout)
 	env.Network = r.network("network")
 	env.OnDemand = r.onDemand("packages_on_demand", filepath.Dir(filepath.Dir(run)))
+	if value, ok := r.get("reports"); ok && r.check("reports", value, value.IsBool(), "a boolean") {
+		env.Reports = value.Bool()
+	}
+	env.Reads = r.names("reads")
+	if value, ok := r.get("overhead"); ok && r.check("overhead", value, value.IsObject(), "an object") {
+		env.OverheadMB, env.OverheadPIDs = r.whole("overhead.memory_mb"), r.whole("overhead.pids")
+	}
 	env.Language = r.language("language", env.InterpreterType)
 	for _, program := range []struct{ field, path string }{{"exec", run}, {"session_exec", serve}} {
 		if r.err != nil {

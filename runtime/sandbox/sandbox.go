@@ -103,13 +103,18 @@ type Spec struct {
 	// its environment may reach, which reports what it does.
 	Network bool
 	// Secrets name variables of this process's environment that the artifact's
-	// program reads. They never reach the code.
+	// program reads, for secrets or for itself. They never reach the code.
 	Secrets []string
 	// Workspace is one that other sandboxes have too; nil where the sandbox has
 	// its own.
 	Workspace Workspace
 	// Upper asks for the upper layer of the project's overlay, if it is one.
 	Upper bool
+	// Reports says that the artifact's program reports how it isolates the sandbox.
+	Reports bool
+	// Overhead is what the artifact's program uses of memory and tasks beside what
+	// the limits allow the code.
+	Overhead Limits
 	// Warm asks the starter to return only when the interpreter has loaded.
 	Warm bool
 }
@@ -164,7 +169,7 @@ func Environ(names []string) []string {
 // Same reports whether both specs start the same sandbox, warm or not.
 func (s Spec) Same(other Spec) bool {
 	return s.Name == other.Name && s.Exec == other.Exec && s.OutputBytes == other.OutputBytes &&
-		s.Limits == other.Limits && s.Host == other.Host && s.Network == other.Network &&
+		s.Limits == other.Limits && s.Overhead == other.Overhead && s.Reports == other.Reports && s.Host == other.Host && s.Network == other.Network &&
 		s.Workspace == other.Workspace && s.Upper == other.Upper && slices.Equal(s.Secrets, other.Secrets) && maps.Equal(s.Variables, other.Variables)
 }
 
@@ -209,6 +214,9 @@ type Result struct {
 	// EnforcedBy says what enforced the limits: [ByGroup] or
 	// [ByAgent].
 	EnforcedBy string
+	// Isolation is what executes the sandbox's instructions where that is known only
+	// when it runs: kvm or emulated; otherwise empty.
+	Isolation string
 }
 
 // What enforces the limits of memory and processes.

@@ -210,6 +210,8 @@ func (o *Options) spec(env registry.Environment) sandbox.Spec {
 		Host:        o.Host,
 		Network:     env.Network != nil,
 		Secrets:     env.Secrets(),
+		Reports:     env.Reports,
+		Overhead:    sandbox.Limits{Memory: env.OverheadMB << 20, Tasks: int(env.OverheadPIDs)},
 	}
 }
 

@@ -339,6 +339,9 @@ func (a answer) facts() map[string]any {
 	if a.result.EnforcedBy != "" {
 		facts[metaPrefix+"limits_by"] = a.result.EnforcedBy
 	}
+	if a.result.Isolation != "" {
+		facts[metaPrefix+"isolation"] = a.result.Isolation
+	}
 	if limit := a.result.Limit; limit != nil {
 		facts[metaPrefix+"limit"] = limit.Name
 		facts[metaPrefix+"limit_used"] = limit.Used

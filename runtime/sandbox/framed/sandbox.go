@@ -57,8 +57,9 @@ type Sandbox struct {
 	stderr      *os.File
 	frames      *frame.Writer
 	logTail     logTail
-	network     *network // nil where the environment has none
-	outputBytes int64    // that a call may send of each stream, before escapes
+	network     *network  // nil where the environment has none
+	launcher    *launcher // nil where the program reports nothing
+	outputBytes int64     // that a call may send of each stream, before escapes
 	enforcedBy  string
 	memory      int64 // bytes in use when its interpreter had loaded
 	// upper receives the upper layer of the project's overlay; nil where nobody asked.
@@ -262,7 +263,7 @@ func (s *Sandbox) Execute(ctx context.Context, request sandbox.Request) (sandbox
 	out := &output{progress: request.Progress}
 	s.network.begin()
 	reply, err := s.execute(ctx, request, out)
-	result := sandbox.Result{EnforcedBy: s.enforcedBy, Duration: time.Since(began), Network: s.network.end()}
+	result := sandbox.Result{EnforcedBy: s.enforcedBy, Isolation: s.launcher.isolated(), Duration: time.Since(began), Network: s.network.end()}
 	result.Stdout, result.Stderr = s.texts(out)
 	if err == nil {
 		err = s.check(reply, &result)
@@ -278,7 +279,8 @@ func (s *Sandbox) texts(out *output) (stdout, stderr sandbox.Text) {
 
 // execute sends the request and waits for its result.
 func (s *Sandbox) execute(ctx context.Context, request sandbox.Request, out *output) (frame.Reply, error) {
-	limit := request.Timeout + request.Grace + answerMargin
+	margin := answerMargin * s.launcher.slowness()
+	limit := request.Timeout + request.Grace + margin
 	samples := int64(limit/time.Second) * 4
 	p := &pending{
 		want:   frame.Result,
@@ -320,8 +322,8 @@ func (s *Sandbox) execute(ctx context.Context, request sandbox.Request, out *out
 			return frame.Reply{}, s.death()
 		case <-cancelled:
 			cancelled = nil
-			timer.Reset(request.Grace + answerMargin)
-			s.stdin.SetWriteDeadline(time.Now().Add(answerMargin))
+			timer.Reset(request.Grace + margin)
+			s.stdin.SetWriteDeadline(time.Now().Add(margin))
 			if err := s.frames.Write(frame.Request{Type: frame.Interrupt, ID: id}); err != nil {
 				s.fail("it does not take interrupts: %v", err)
 			}
@@ -438,6 +440,7 @@ func (s *Sandbox) readPart(ctx context.Context, name string, offset, length int6
 // ask sends a request that one frame answers, and waits for that. The sandbox is ended
 // where it does not come within timeout.
 func (s *Sandbox) ask(ctx context.Context, request frame.Request, want string, timeout time.Duration) (frame.Reply, error) {
+	timeout *= s.launcher.slowness()
 	p := &pending{want: want, frames: 1}
 	if _, err := s.send(request, p, timeout); err != nil {
 		return frame.Reply{}, err

@@ -102,7 +102,7 @@ func (l *Starter) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	}
 	// The agent finds these when it starts to read, so that the interpreter
 	// that it loads first is already the right one.
-	s.stdin.SetWriteDeadline(began.Add(l.startTimeout))
+	s.stdin.SetWriteDeadline(began.Add(l.startTimeout * mayTake(spec)))
 	messages := []any{frame.Request{
 		Type:   frame.Configure,
 		Env:    spec.Variables,
@@ -136,8 +136,10 @@ func (l *Starter) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 			s.memory, loaded = reply.Size, nil
 		case <-s.done:
 			return nil, s.death()
+		case <-s.launcher.changes():
+			timer.Reset(time.Until(began.Add(l.startTimeout * s.launcher.slowness())))
 		case <-timer.C:
-			s.fail("it was not ready within %v", l.startTimeout)
+			s.fail("it was not ready within %v", l.startTimeout*s.launcher.slowness())
 			return nil, s.death()
 		case <-ctx.Done():
 			return nil, s.abandon(ctx.Err())
@@ -150,6 +152,14 @@ func (l *Starter) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 // upperVariable tells the program of a sandbox the number of the descriptor of a socket,
 // over which it sends the upper layer of the project's overlay.
 const upperVariable = "NIX_SANDBOX_UPPER"
+
+// mayTake is by how much a start may be longer before its program has reported.
+func mayTake(spec sandbox.Spec) time.Duration {
+	if spec.Reports {
+		return maxStartFactor
+	}
+	return 1
+}
 
 // pass gives a file to a program, which finds the number of its descriptor in a
 // variable.
@@ -216,13 +226,23 @@ func (l *Starter) spawn(ctx context.Context, spec sandbox.Spec) (_ *Sandbox, err
 	if spec.Network {
 		pass(cmd, pipes[3].w, event.Variable)
 	}
-	limits := cgroup.Limits(spec.Limits)
+	var reports, theirReports *os.File
+	if spec.Reports {
+		if reports, theirReports, err = os.Pipe(); err != nil {
+			closeAll()
+			return nil, &sandbox.DeadError{Reason: err.Error()}
+		}
+		defer theirReports.Close()
+		pass(cmd, theirReports, ReportsVariable)
+	}
+	limits := cgroup.Limits(spec.Limits).With(cgroup.Limits(spec.Overhead))
 	if spec.Network {
 		limits = limits.WithNetwork()
 	}
 	started, err := l.processes.Start(cmd, limits)
 	if err != nil {
 		closeAll()
+		reports.Close() // on nil too, which is an error and nothing else
 		if errors.Is(err, process.ErrClosed) {
 			return nil, sandbox.ErrClosed
 		}
@@ -234,6 +254,9 @@ func (l *Starter) spawn(ctx context.Context, spec sandbox.Spec) (_ *Sandbox, err
 	}
 	s := newSandbox(l.log.With("env", spec.Name), started, pipes[0].w, pipes[1].r, pipes[2].r, spec.OutputBytes)
 	s.enforcedBy, s.upper = l.enforcedBy, upper
+	if spec.Reports {
+		s.launcher = newLauncher(reports)
+	}
 	if spec.Network {
 		s.network = &network{log: s.log.With("sandbox", s.pid()), events: pipes[3].r}
 	}

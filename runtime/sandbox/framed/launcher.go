@@ -1,0 +1,100 @@
+package framed
+
+import (
+	"bufio"
+	"encoding/json"
+	"os"
+	"sync"
+	"time"
+)
+
+// ReportsVariable names the descriptor on which an artifact's program reports, where
+// its metadata says that it does.
+const ReportsVariable = "NIX_SANDBOX_REPORTS"
+
+const (
+	// maxReport bounds a line of a report, in bytes, and maxReports their number.
+	maxReport  = 4 << 10
+	maxReports = 16
+	// maxStartFactor bounds by how much a program may ask for a longer start.
+	maxStartFactor = 100
+)
+
+// isolations are what a program may report.
+var isolations = map[string]bool{"kvm": true, "emulated": true}
+
+// launcher is what the program of a sandbox reports. It is no part of the sandbox,
+// whose frames go elsewhere; what it says is bounded as theirs is. A nil launcher
+// reports nothing.
+type launcher struct {
+	reports *os.File
+	slower  chan struct{} // gets a value when the factor changes
+
+	mu        sync.Mutex
+	isolation string
+	factor    int
+}
+
+func newLauncher(reports *os.File) *launcher {
+	l := &launcher{reports: reports, slower: make(chan struct{}, 1), factor: 1}
+	go l.follow()
+	return l
+}
+
+// follow reads lines of JSON until their stream ends or makes no sense.
+func (l *launcher) follow() {
+	defer l.reports.Close()
+	lines := bufio.NewReaderSize(l.reports, maxReport)
+	for range maxReports {
+		line, err := lines.ReadSlice('\n')
+		if err != nil {
+			return
+		}
+		var report struct {
+			Isolation   string `json:"isolation"`
+			StartFactor int    `json:"start_factor"`
+		}
+		if json.Unmarshal(line, &report) != nil {
+			return
+		}
+		l.mu.Lock()
+		if isolations[report.Isolation] {
+			l.isolation = report.Isolation
+		}
+		if report.StartFactor >= 1 && report.StartFactor <= maxStartFactor {
+			l.factor = report.StartFactor
+		}
+		l.mu.Unlock()
+		select {
+		case l.slower <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// slowness is how many times longer than usual everything takes that is not code.
+func (l *launcher) slowness() time.Duration {
+	if l == nil {
+		return 1
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return time.Duration(l.factor)
+}
+
+// changes gets a value when the slowness may have changed.
+func (l *launcher) changes() <-chan struct{} {
+	if l == nil {
+		return nil
+	}
+	return l.slower
+}
+
+func (l *launcher) isolated() string {
+	if l == nil {
+		return ""
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.isolation
+}
