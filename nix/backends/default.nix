@@ -1,6 +1,11 @@
-# The ways to isolate a sandbox, by name. Each is a set { problems; make; }.
+# The ways to isolate a sandbox, by name. Each is a set { problems; unsupported; make; }.
 #
-# problems PREFIX   sentences about a platform on which the backend does not work
+# problems PREFIX OPTIONS
+#                   sentences about a platform on which the backend does not work, and
+#                   about options that it does not have
+# unsupported LOCATION { name; project; session; }, optional
+#                   sentences about what a configuration sets for all environments and
+#                   this one, of this backend, does not have
 # make {
 #   options         every option of mkSandbox, with defaults filled in
 #   environment     the package of the programs
@@ -20,8 +25,10 @@
 #   closure         a hash of it
 #   needs           a string that is equal for sandboxes that need the same of a
 #                   machine, for which one bin/check answers
+#   metadata        further fields of metadata.json, where there are any
 # }
 { pkgs, programs }:
 {
-  jail = import ./jail.nix { inherit pkgs programs; };
+  jail = { inherit (import ./jail.nix { inherit pkgs programs; }) make problems; };
+  vm = import ./vm.nix { inherit pkgs programs; };
 }

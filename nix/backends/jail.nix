@@ -55,6 +55,55 @@ let
   overlayWants = "0.11.0";
   overlays = lib.versionAtLeast (pkgs.bubblewrap.version or "0") overlayWants;
 
+  # The description of the jail of a program of the project's own beside a sandbox, such
+  # as its proxy: everything but its flags for the network and the file systems.
+  describeProgram =
+    {
+      flags,
+      binds,
+      no_overlay,
+      command,
+    }:
+    {
+      schema = 1;
+      inherit
+        bubblewrap
+        binds
+        no_overlay
+        command
+        ;
+      seccomp = "${filter}";
+      flags = [
+        "--unshare-user"
+        "--unshare-ipc"
+        "--unshare-pid"
+        "--unshare-uts"
+        "--unshare-cgroup"
+        "--disable-userns"
+        "--cap-drop"
+        "ALL"
+        "--uid"
+        (toString user.uid)
+        "--gid"
+        (toString user.gid)
+        "--hostname"
+        "sandbox"
+        "--die-with-parent"
+        "--as-pid-1"
+        "--clearenv"
+      ]
+      ++ flags;
+      seal = [
+        "--remount-ro"
+        "/"
+      ];
+      project_mount = "/project";
+      reserved = import ../lib/reserved.nix;
+      masks = [ ];
+      variables = "";
+      overlay = null;
+    };
+
   # What a sandbox with a network needs beside its flags: the description of its proxy,
   # which is a jail too, and the ports.
   networkOf =
@@ -98,61 +147,34 @@ let
         inherit to;
         from = "${from}";
       };
-      description = {
-        schema = 1;
-        inherit bubblewrap;
-        seccomp = "${proxyFilter}";
-        # The host's network, and none of its files but those of the resolver.
-        flags = [
-          "--unshare-user"
-          "--unshare-ipc"
-          "--unshare-pid"
-          "--unshare-uts"
-          "--unshare-cgroup"
-          "--disable-userns"
-          "--cap-drop"
-          "ALL"
-          "--uid"
-          (toString user.uid)
-          "--gid"
-          (toString user.gid)
-          "--hostname"
-          "sandbox"
-          "--die-with-parent"
-          "--as-pid-1"
-          "--clearenv"
-        ]
-        ++ lib.concatMap (file: [
-          "--ro-bind-try"
-          file
-          file
-        ]) [
-          "/etc/hosts"
-          "/etc/resolv.conf"
-        ];
-        binds = [
-          (show (lib.getExe programs.network) "/nix-sandbox-net")
-          (show policy "/policy.json")
-          (show certificates.public "/etc/ssl/certs/ca-certificates.crt")
-        ];
-        seal = [
-          "--remount-ro"
-          "/"
-        ];
-        project_mount = "/project";
-        reserved = import ../lib/reserved.nix;
-        masks = [ ];
-        variables = "";
-        overlay = null;
-        no_overlay = "it is the proxy of a network";
-        # Of one control group, the kernel ends the code first.
-        oom_score = 900;
-        command = [
-          "/nix-sandbox-net"
-          "--policy"
-          "/policy.json"
-        ];
-      };
+      # The host's network, and none of its files but those of the resolver.
+      description =
+        describeProgram {
+          flags = lib.concatMap (file: [
+            "--ro-bind-try"
+            file
+            file
+          ]) [
+            "/etc/hosts"
+            "/etc/resolv.conf"
+          ];
+          binds = [
+            (show (lib.getExe programs.network) "/nix-sandbox-net")
+            (show policy "/policy.json")
+            (show certificates.public "/etc/ssl/certs/ca-certificates.crt")
+          ];
+          no_overlay = "it is the proxy of a network";
+          command = [
+            "/nix-sandbox-net"
+            "--policy"
+            "/policy.json"
+          ];
+        }
+        // {
+          seccomp = "${proxyFilter}";
+          # Of one control group, the kernel ends the code first.
+          oom_score = 900;
+        };
     in
     {
       inherit secrets;
@@ -471,6 +493,15 @@ let
         workspace = describe "serve";
       };
       contents = tree;
+      # What the launcher itself reads: its closure, and the tree without its own, are all
+      # that a machine needs to start this jail.
+      parts = [
+        programs.jail
+        pkgs.bubblewrap
+        filter
+      ]
+      ++ map (mask: mask.from) masks
+      ++ lib.optional (shellVariables != null) shellVariables;
       needs = builtins.hashString "sha256" "${launcher} ${bubblewrap}${
         lib.optionalString isNetworked " network ${builtins.toJSON isolatedNetwork.secrets}"
       }";
@@ -478,10 +509,10 @@ let
     };
 in
 {
-  inherit make;
+  inherit make describeProgram;
 
   problems =
-    location:
+    location: _:
     lib.optional (!hostPlatform.isLinux)
       "${location} a jail needs the namespaces of Linux, which ${hostPlatform.system} does not have: build it for x86_64-linux or aarch64-linux, and run the server there";
 }

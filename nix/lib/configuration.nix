@@ -17,6 +17,7 @@
   validate,
   environments,
   sandbox,
+  backends,
 }:
 let
   inherit (pkgs) lib;
@@ -99,6 +100,20 @@ let
       inherit name;
       packages = preset.packages ++ map package (own.packages or [ ]);
     };
+
+  # What the backend of an environment lacks of what is set for all environments.
+  unsupported =
+    dialect: values: name: own:
+    let
+      backend = own.backend or values.defaults.backend or "jail";
+    in
+    lib.optionals (isAttrs own && isString backend) (
+      (backends.${backend}.unsupported or (_: _: [ ])) dialect.location {
+        inherit name;
+        project = values.project or { };
+        session = values.session or { };
+      }
+    );
 in
 {
   inherit environmentProblems;
@@ -146,6 +161,7 @@ in
       ++ lib.concatLists (
         lib.mapAttrsToList (each (if ofDefaults == [ ] then defaults else { })) declared
       )
+      ++ lib.concatLists (lib.mapAttrsToList (unsupported dialect values) declared)
     );
 
   build =

@@ -45,6 +45,7 @@ let
     location: args:
     let
       given = normal args;
+      completed = validate.complete options.mkSandbox given;
       typed = validate.table location options.mkSandbox given;
     in
     # The others expect values of the right type.
@@ -52,7 +53,7 @@ let
       typed
     else
       validate.together location options.mkSandbox given
-      ++ backends.${(validate.complete options.mkSandbox given).backend}.problems location
+      ++ backends.${completed.backend}.problems location completed
       ++ interpreter.problems location given
       ++ pythonModules.problems location (given.packages or [ ])
       ++ lib.optionals (given.packages_on_demand or null != null && interpreter.problems location given == [ ]) (
@@ -185,7 +186,8 @@ let
               };
           inherit (isolated) closure needs;
         }
-        // lib.optionalAttrs (known != null) { inherit (known) language; };
+        // lib.optionalAttrs (known != null) { inherit (known) language; }
+        // isolated.metadata or { };
 
       artifact =
         pkgs.runCommandLocal "sandbox-${given.name}"

@@ -257,7 +257,7 @@ let
       nullable = true;
       shared = true;
       published = true;
-      doc = "Processors that the sandbox may use, such as 0.5 or 2; all of them when left out.";
+      doc = "Processors that the sandbox may use, such as 0.5 or 2; all of them when left out. A virtual machine has whole ones, and 1 when left out.";
     };
     pids = {
       type = types.integer 8 4194304;
@@ -292,7 +292,7 @@ let
       default = "jail";
       shared = true;
       published = true;
-      doc = "How the sandbox is isolated.";
+      doc = "How the sandbox is isolated: `jail` by namespaces of the host's own kernel, `vm` by a virtual machine with a kernel of its own, and the jail in it (docs/backends.md).";
     };
     packages_on_demand = {
       type = types.packagesOnDemand;

@@ -148,6 +148,22 @@ let
     packages = [ "network/cmd/nix-sandbox-net" ];
   };
 
+  # Apart, because only sandboxes in virtual machines have it.
+  machine = compile {
+    pname = "nix-sandbox-mcp-machine";
+    folders = [
+      "agent/bounded"
+      "jail"
+      "network/handover"
+      "vm"
+    ];
+    packages = [
+      "vm/cmd/nix-sandbox-vm"
+      "vm/cmd/nix-sandbox-vm-guest"
+      "vm/cmd/nix-sandbox-vm-image"
+    ];
+  };
+
   attacks = compile {
     pname = "nix-sandbox-mcp-attacks";
     folders = [
@@ -188,5 +204,8 @@ in
   seccomp = program inside "nix-sandbox-seccomp" "Writes the system call filter of a jail";
   runtime = program outside "nix-sandbox-mcp" "Serves sandboxes over the Model Context Protocol";
   demo = program outside "demo" "Talks to a built server as an MCP client does";
+  vm = program machine "nix-sandbox-vm" "Starts one sandbox that is a virtual machine";
+  vmGuest = program machine "nix-sandbox-vm-guest" "Starts a sandbox inside its virtual machine";
+  vmImage = program machine "nix-sandbox-vm-image" "Makes the images of a virtual machine";
   escapeTest = program attacks "nix-sandbox-escape-test" "Tries to get out of built sandboxes";
 }

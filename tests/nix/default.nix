@@ -15,7 +15,7 @@ let
 
   library = import ../../nix {
     inherit pkgs;
-    programs = lib.genAttrs [ "agent" "jail" "network" "runtime" "seccomp" ] (
+    programs = lib.genAttrs [ "agent" "jail" "network" "runtime" "seccomp" "vm" "vmGuest" "vmImage" ] (
       name:
       pkgs.writeTextFile {
         name = "program-${name}";
@@ -74,6 +74,8 @@ import ./validate.nix arguments
 // import ./onDemand.nix arguments
 // import ./jail.nix arguments
 // import ./flakeChecks.nix arguments
+# Only x86_64 has virtual machines.
+// lib.optionalAttrs (!other) (import ./vm.nix arguments)
 // lib.optionalAttrs (!other) {
   testTestsPassOnAnotherSystem = {
     expr = failing (

@@ -382,7 +382,7 @@ let
     };
     "another backend" = {
       read = toml "[environments.python]\npreset = \"python\"\nbackend = \"docker\"\n";
-      sentence = "config: [environments.python] backend is \"docker\": write \"jail\"";
+      sentence = "config: [environments.python] backend is \"docker\": write \"jail\" or \"vm\"";
     };
     "a project that can be written to" = {
       read = toml "[environments.python]\npreset = \"python\"\n[project]\nmode = \"readwrite\"\n";

@@ -385,7 +385,7 @@ in
   };
   testUnknownBackend = {
     expr = wrong { backend = "docker"; };
-    expected = [ "mkSandbox data: backend is \"docker\": write \"jail\"" ];
+    expected = [ "mkSandbox data: backend is \"docker\": write \"jail\" or \"vm\"" ];
   };
   testUnknownInterpreterType = {
     expr = wrong { interpreter_type = "pyton"; };

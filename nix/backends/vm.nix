@@ -1,0 +1,229 @@
+# A virtual machine, with a kernel of its own, and in it the same jail as in the backend
+# `jail`: two walls.
+#
+# bin/run is a description, whose interpreter is nix-sandbox-vm: it starts QEMU, in a
+# jail too, with KVM where that works and otherwise emulated, and has the machine's
+# first process start the program of the same name that is in the machine's image.
+{ pkgs, programs }:
+let
+  inherit (pkgs) lib;
+  inherit (pkgs.stdenv) hostPlatform;
+
+  jail = import ./jail.nix { inherit pkgs programs; };
+  closureTree = import ../lib/closureTree.nix { inherit pkgs; };
+  user = import ../lib/user.nix;
+
+  qemu = pkgs.qemu_kvm;
+  kernel = pkgs.linuxPackages.kernel;
+  build = lib.getExe programs.vmImage;
+
+  # QEMU's closure, of which its jail binds one folder.
+  tree = closureTree {
+    name = "machine";
+    roots = [ qemu ];
+  };
+
+  # The first version of QEMU that restores from a file of memory that it may only read.
+  qemuWants = "8.2";
+
+  # What the kernel and the programs beside the code need of the machine's memory, in
+  # MiB. Of 128, Debian's kernel takes 45, the jail, the agent and the first process 40.
+  own_mb = 128;
+
+  # What QEMU needs beside the machine's memory: its heap, what it keeps of translated
+  # code where it emulates, and the page tables. Measured: 70 MiB with python, 150 with
+  # node.
+  qemu_mb = 256;
+  # QEMU's threads, most of them for reading the image, and those of nix-sandbox-vm.
+  qemu_tasks = 128;
+
+  make =
+    args:
+    let
+      inherit (args.options) memory_mb pids;
+      cpus = if args.options.cpus == null then 1 else builtins.floor args.options.cpus;
+
+      inner = jail.make args;
+
+      # What the launcher in the machine reads, and the folder that its jail binds, which
+      # has the originals of its files in its closure and does without them.
+      store = pkgs.runCommandLocal "sandbox-image.erofs"
+        {
+          __structuredAttrs = true;
+          # The image is whole: nothing outside of it is read. (Nix before 2.14 ignores this.)
+          unsafeDiscardReferences.out = true;
+          closure = pkgs.closureInfo { rootPaths = inner.parts; };
+          inherit (inner) bin contents;
+          nativeBuildInputs = [ pkgs.erofs-utils ];
+        }
+        ''
+          mkdir -p root/nix/store root/programs root/dev root/proc root/sys root/tmp
+          xargs cp --archive --reflink=auto --target-directory=root/nix/store < $closure/store-paths
+          cp --archive --reflink=auto $contents root/nix/store/
+          for name in run session-run attach; do
+            printf %s "''${bin[$name]}" > root/programs/$name
+            chmod +x root/programs/$name
+          done
+          ${build} store root $out
+        '';
+
+      initrd = pkgs.runCommandLocal "sandbox-initrd" { nativeBuildInputs = [ pkgs.xz ]; } ''
+        ${build} initrd ${kernel} ${kernel.modules or kernel} ${lib.getExe programs.vmGuest} \
+          ${toString memory_mb} ${toString pids} $out
+      '';
+
+      show = from: to: {
+        inherit to;
+        from = "${from}";
+      };
+
+      # The jail of QEMU. nix-sandbox-vm adds the arguments that the accelerator decides,
+      # and opens the descriptors that are named here.
+      confined = jail.describeProgram {
+        flags = [
+          "--unshare-net"
+          "--ro-bind"
+          "${tree}/nix"
+          "/nix"
+          "--dev"
+          "/dev"
+          "--remount-ro"
+          "/dev"
+        ];
+        binds = [
+          (show "${kernel}/bzImage" "/kernel")
+          (show initrd "/initrd")
+          (show store "/store")
+        ];
+        no_overlay = "it is a virtual machine";
+        command = [
+          (lib.getExe' qemu "qemu-system-x86_64")
+          "-name"
+          "sandbox"
+          # QEMU would find its own program, and its firmware beside it, by /proc.
+          "-L"
+          "${qemu}/share/qemu"
+          "-nodefaults"
+          "-no-user-config"
+          "-display"
+          "none"
+          "-no-reboot"
+          "-sandbox"
+          "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+          "-m"
+          (toString (memory_mb + own_mb))
+          "-smp"
+          (toString cpus)
+          "-kernel"
+          "/kernel"
+          "-initrd"
+          "/initrd"
+          "-drive"
+          "id=store,if=none,format=raw,readonly=on,file.locking=off,file=/store"
+          "-device"
+          "virtio-blk-device,drive=store,serial=store"
+          "-device"
+          "virtio-serial-device,id=ports,max_ports=8"
+        ]
+        ++ lib.concatLists (
+          lib.imap0
+            (i: name: [
+              "-chardev"
+              "socket,id=${name},fd=${toString (3 + i)}"
+              "-device"
+              "virtserialport,bus=ports.0,nr=${toString (1 + i)},chardev=${name},name=org.nix-sandbox-mcp.${name}"
+            ])
+            [
+              "in"
+              "out"
+              "log"
+              "control"
+            ]
+        )
+        ++ [
+          "-chardev"
+          "socket,id=monitor,fd=7"
+          "-mon"
+          "chardev=monitor,mode=control"
+          "-chardev"
+          "socket,id=console,fd=8"
+          "-serial"
+          "chardev:console"
+        ];
+      };
+
+      description =
+        "#!${lib.getExe programs.vm}\n"
+        + builtins.toJSON {
+          schema = 1;
+          memory_mb = memory_mb + own_mb;
+          append = lib.concatStringsSep " " [
+            "console=ttyS0"
+            "quiet"
+            "loglevel=1"
+            "reboot=t"
+            "panic=-1"
+            # The host's kernel has its own against the machine.
+            "mitigations=off"
+            "random.trust_cpu=on"
+            # 350 ms of tests of algorithms that nothing uses, where it is emulated.
+            "cryptomgr.notests=1"
+            "init_on_alloc=0"
+          ];
+          jail = confined;
+        }
+        + "\n";
+    in
+    {
+      bin = lib.genAttrs [
+        "run"
+        "session-run"
+        "attach"
+        "check"
+      ] (_: description);
+      inherit (inner) contents closure;
+      needs = builtins.hashString "sha256" "${lib.getExe programs.vm} ${qemu}";
+      metadata = {
+        # What a sandbox uses of the host beside what its code may.
+        overhead = {
+          memory_mb = own_mb + qemu_mb;
+          pids = qemu_tasks;
+        };
+        # It says which it is, and that an emulated machine takes longer to start.
+        reports = true;
+        # Where the launcher remembers whether KVM works.
+        reads = [
+          "HOME"
+          "XDG_CACHE_HOME"
+        ];
+      };
+    };
+in
+{
+  inherit make;
+
+  unsupported =
+    location:
+    {
+      name,
+      project,
+      session,
+    }:
+    lib.optional (project.path or null != null)
+      "${location "project"} path is set, and the environment ${name} has backend \"vm\", whose virtual machines show no project yet: write backend = \"jail\", or leave path out"
+    ++ lib.optional (session.shared_files or null == true)
+      "${location "session"} shared_files is true, and the environment ${name} has backend \"vm\", whose virtual machines share no files: write backend = \"jail\", or leave shared_files out";
+
+  problems =
+    location: given:
+    lib.optional (!(hostPlatform.isLinux && hostPlatform.isx86_64))
+      "${location} backend is \"vm\", whose virtual machines are those of x86_64-linux, and this is ${hostPlatform.system}: write backend = \"jail\""
+    ++ lib.optional (hostPlatform.isx86_64 && !(lib.versionAtLeast (qemu.version or "0") qemuWants))
+      "${location} backend is \"vm\", which takes QEMU ${qemuWants}, and this package set has ${qemu.version or "none"}: use a newer nixpkgs, or write backend = \"jail\""
+    ++ lib.optional (given.network != "none")
+      "${location} network is a table, and a virtual machine has no network yet: write network = \"none\", or backend = \"jail\""
+    ++ lib.optional (given.extra_binds != { })
+      "${location} extra_binds is set, and a virtual machine shows nothing of the host yet: write backend = \"jail\", or leave it out"
+    ++ lib.optional (given.cpus != null && builtins.floor given.cpus != builtins.ceil given.cpus)
+      "${location} cpus is ${builtins.toJSON given.cpus}, and a virtual machine has whole processors: write cpus = ${toString (builtins.ceil given.cpus)}, or backend = \"jail\"";
+}

@@ -1,0 +1,209 @@
+// Package backends tests what is special to sandboxes that are virtual machines. What
+// all sandboxes do is tested by the suites of the jails, with artifacts of this backend
+// (docs/backends.md).
+package backends
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
+)
+
+// machineTime is what a test waits for one machine, which is emulated and on a busy
+// host.
+const machineTime = 3 * time.Minute
+
+func TestMain(m *testing.M) { os.Exit(patience.Main(m)) }
+
+// artifact returns a folder of a sandbox under test that is a virtual machine.
+func artifact(t *testing.T, kind string) string {
+	t.Helper()
+	folder := undertest.ArtifactOfType(t, kind)
+	text := must.Get(os.ReadFile(filepath.Join(folder, "metadata.json")))(t)
+	if !bytes.Contains(text, []byte(`"backend":"vm"`)) {
+		t.Skipf("%s is no virtual machine", folder)
+	}
+	return folder
+}
+
+// program is a program of a sandbox with some input.
+func program(t *testing.T, folder, name, input string) *exec.Cmd {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), machineTime)
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, filepath.Join(folder, "bin", name))
+	cmd.Stdin = strings.NewReader(input)
+	return cmd
+}
+
+func TestRun_CarriesStreamsAndStatus(t *testing.T) {
+	for _, test := range []struct{ kind, code string }{
+		{"python", "import sys; print(6*7); print('wrong', file=sys.stderr); sys.exit(3)"},
+		{"bash", "echo $((6*7)); echo wrong >&2; exit 3"},
+		{"node", "console.log(6*7); console.error('wrong'); process.exit(3)"},
+	} {
+		t.Run(test.kind, func(t *testing.T) {
+			var stdout, stderr bytes.Buffer
+			cmd := program(t, artifact(t, test.kind), "run", test.code)
+			cmd.Stdout, cmd.Stderr = &stdout, &stderr
+			err := cmd.Run()
+			if status := cmd.ProcessState.ExitCode(); status != 3 || stdout.String() != "42\n" || stderr.String() != "wrong\n" {
+				t.Errorf("%v, stdout %q, stderr %q, want status 3, 42 and wrong", err, &stdout, &stderr)
+			}
+		})
+	}
+}
+
+// Output is carried whole, however it comes, and a program that closes its streams
+// ends none of it.
+func TestRun_CarriesLongOutput(t *testing.T) {
+	const size = 20 << 20
+	cmd := program(t, artifact(t, "bash"), "run", fmt.Sprintf("head -c %d /dev/zero; exec >&-; exit 7", size))
+	output, err := cmd.Output()
+	if status := cmd.ProcessState.ExitCode(); status != 7 || len(output) != size {
+		t.Errorf("%v, %d bytes, want status 7 and %d bytes", err, len(output), size)
+	}
+}
+
+// What code sees of its machine is what code sees of a jail, under another kernel.
+func TestMachine_ShowsAJail(t *testing.T) {
+	host := must.Get(exec.Command("uname", "-r").Output())(t)
+	output := must.Get(program(t, artifact(t, "bash"), "run", `
+		uname -r
+		id -u
+		ls /sys 2>&1 | head -n 1
+		ls /dev | grep -c vport
+		grep CapEff /proc/self/status
+		sed 1,2d /proc/net/dev | cut -d : -f 1
+		cat /proc/cmdline
+	`).Output())(t)
+	release, rest, _ := strings.Cut(string(output), "\n")
+	if release == strings.TrimSpace(string(host)) {
+		t.Errorf("the kernel is %s, the host's", release)
+	}
+	want := "1000\nls: cannot access '/sys': No such file or directory\n0\nCapEff:\t0000000000000000\n    lo\n"
+	if rest != want {
+		t.Errorf("the machine shows %q, want %q", rest, want)
+	}
+}
+
+// waiting starts a machine whose code waits for the end of its input, which the
+// returned pipe ends, and returns QEMU's process id too.
+func waiting(t *testing.T) (cmd *exec.Cmd, input io.Closer, qemu int) {
+	t.Helper()
+	cmd = program(t, artifact(t, "bash"), "attach", "")
+	cmd.Stdin = nil
+	pipe := must.Get(cmd.StdinPipe())(t)
+	must.Do(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	patience.Wait(t, machineTime, func() string { return "QEMU did not start" }, func() bool {
+		for _, pid := range procfs.Descendants(cmd.Process.Pid) {
+			if p, err := procfs.Read(pid); err == nil && strings.HasPrefix(p.Name(), "qemu-system") {
+				qemu = pid
+			}
+		}
+		return qemu != 0
+	})
+	return cmd, pipe, qemu
+}
+
+// QEMU is in a jail of its own: it has no capability and no network, its system calls
+// are filtered twice, and where root starts it, it is nobody else's user.
+func TestMachine_ConfinesQEMU(t *testing.T) {
+	_, _, qemu := waiting(t)
+	var status string
+	// Its own filter comes when it has started.
+	patience.Until(t, "two filters", func() bool {
+		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", qemu))
+		status = string(text)
+		return strings.Contains(status, "\nSeccomp_filters:\t2\n")
+	})
+	for _, want := range []string{"\nCapEff:\t0000000000000000\n", "\nNoNewPrivs:\t1\n", "\nSeccomp:\t2\n"} {
+		if !strings.Contains(status, want) {
+			t.Errorf("QEMU's status lacks %q", want)
+		}
+	}
+	if os.Geteuid() == 0 && strings.Contains(status, "\nUid:\t0\t") {
+		t.Error("QEMU runs as root")
+	}
+	for _, namespace := range []string{"net", "pid", "mnt", "ipc", "user"} {
+		own := must.Get(os.Readlink("/proc/self/ns/" + namespace))(t)
+		if its := must.Get(os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", qemu, namespace)))(t); its == own {
+			t.Errorf("QEMU's namespace %s is the host's", namespace)
+		}
+	}
+	mounts := string(must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/mounts", qemu)))(t))
+	for line := range strings.Lines(mounts) {
+		fields := strings.Fields(line)
+		if !strings.HasPrefix(fields[3], "ro") && !strings.HasPrefix(fields[1], "/dev/") {
+			t.Errorf("QEMU's mount %s can be written to: %s", fields[1], fields[3])
+		}
+	}
+}
+
+// However the launcher ends, QEMU ends with it.
+func TestMachine_EndsWithItsLauncher(t *testing.T) {
+	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		t.Run(signal.String(), func(t *testing.T) {
+			cmd, _, qemu := waiting(t)
+			must.Do(t, cmd.Process.Signal(signal))
+			_ = cmd.Wait()
+			patience.Gone(t, qemu)
+		})
+	}
+}
+
+func TestCheck_SaysWhetherKVMWorks(t *testing.T) {
+	var check struct {
+		Findings []struct {
+			Name, Found, Fix string
+			OK, Needed       bool
+		}
+	}
+	must.Do(t, json.Unmarshal(must.Get(program(t, artifact(t, "bash"), "check", "").Output())(t), &check))
+	for _, f := range check.Findings {
+		if f.Name != "KVM" {
+			continue
+		}
+		if f.Needed || f.Found == "" || f.OK != (f.Fix == "") {
+			t.Errorf("the finding is %+v", f)
+		}
+		return
+	}
+	t.Errorf("the findings are %+v, without KVM", check.Findings)
+}
+
+// A server without virtual machines has nothing of them in its closure, and one with
+// them has: the control.
+func TestClosure_OfJailsHasNoQEMU(t *testing.T) {
+	closure := func(path string) string {
+		return string(must.Get(exec.Command("nix-store", "--query", "--requisites", path).Output())(t))
+	}
+	parts := []string{"-qemu", "-linux-6", "-nix-sandbox-vm"}
+	server, machine := closure(undertest.Server(t)), closure(artifact(t, "bash"))
+	for _, part := range parts {
+		if strings.Contains(server, part) {
+			t.Errorf("the server's closure has a path with %s", part)
+		}
+	}
+	if !strings.Contains(machine, parts[0]) || !strings.Contains(machine, parts[2]) {
+		t.Errorf("the closure of a virtual machine has no QEMU: %s", machine)
+	}
+}

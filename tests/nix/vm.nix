@@ -1,0 +1,60 @@
+# Sandboxes in virtual machines: what they refuse, and what their metadata says.
+{ pkgs, lib, library, ... }:
+let
+  toml = text: library.problems.fromToml (builtins.fromTOML text);
+
+  mistakes = {
+    "a network of a virtual machine" = {
+      read = toml "[defaults]\nbackend = \"vm\"\n[environments.python]\npreset = \"python\"\nnetwork = { mode = \"allow\", domains = [\"files.example\"] }\n";
+      sentence = "config: [environments.python] network is a table, and a virtual machine has no network yet: write network = \"none\", or backend = \"jail\"";
+    };
+    "a folder of the host in a virtual machine" = {
+      read = toml "[environments.python]\npreset = \"python\"\nbackend = \"vm\"\nextra_binds = { \"/data\" = \"/srv/data\" }\n";
+      sentence = "config: [environments.python] extra_binds is set, and a virtual machine shows nothing of the host yet: write backend = \"jail\", or leave it out";
+    };
+    "half a processor of a virtual machine" = {
+      read = toml "[environments.python]\npreset = \"python\"\nbackend = \"vm\"\ncpus = 1.5\n";
+      sentence = "config: [environments.python] cpus is 1.5, and a virtual machine has whole processors: write cpus = 2, or backend = \"jail\"";
+    };
+    "a project with virtual machines" = {
+      read = toml "[environments.python]\npreset = \"python\"\nbackend = \"vm\"\n[project]\npath = \"/srv/project\"\n";
+      sentence = "config: [project] path is set, and the environment python has backend \"vm\", whose virtual machines show no project yet: write backend = \"jail\", or leave path out";
+    };
+    "shared files of virtual machines" = {
+      read = toml "[environments.python]\npreset = \"python\"\nbackend = \"vm\"\n[session]\nshared_files = true\n";
+      sentence = "config: [session] shared_files is true, and the environment python has backend \"vm\", whose virtual machines share no files: write backend = \"jail\", or leave shared_files out";
+    };
+  };
+
+  machine = library.mkSandbox {
+    name = "machine";
+    interpreter_type = "bash";
+    backend = "vm";
+    packages = [ pkgs.bash ];
+  };
+in
+lib.mapAttrs' (
+  what: case:
+  lib.nameValuePair "testMachineMistake: ${what}" {
+    expr = case.read;
+    expected = [ case.sentence ];
+  }
+) mistakes
+// {
+  testMachineMetadata = {
+    expr = lib.getAttrs [ "backend" "memory_mb" "overhead" "reports" "reads" ] machine.metadata;
+    expected = {
+      backend = "vm";
+      memory_mb = 512;
+      overhead = {
+        memory_mb = 384;
+        pids = 128;
+      };
+      reports = true;
+      reads = [
+        "HOME"
+        "XDG_CACHE_HOME"
+      ];
+    };
+  };
+}

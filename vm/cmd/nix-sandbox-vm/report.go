@@ -1,0 +1,43 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/machine"
+)
+
+// reportsVariable names the descriptor for reports, JSON objects, one a line
+// (docs/architecture.md, C1). It is no secret, and the machine does not get it.
+const reportsVariable = "NIX_SANDBOX_REPORTS"
+
+// startReport is a line about the start of a machine.
+type startReport struct {
+	Isolation   machine.Accelerator `json:"isolation,omitempty"`
+	StartFactor int                 `json:"start_factor,omitempty"`
+}
+
+// openReports returns a function that reports on the descriptor that the variable
+// names, or to nobody where it is empty.
+func openReports(value string) (func(startReport), error) {
+	if value == "" {
+		return func(startReport) {}, nil
+	}
+	fd, err := strconv.Atoi(value)
+	if err == nil && fd > 2 {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFD, unix.FD_CLOEXEC)
+	}
+	if err != nil || fd <= 2 {
+		return nil, &jail.Refusal{
+			Problem: fmt.Sprintf("%s is %q, which is not the number of a descriptor", reportsVariable, value),
+			Hint:    "leave it unset",
+		}
+	}
+	encoder := json.NewEncoder(os.NewFile(uintptr(fd), reportsVariable))
+	return func(report startReport) { _ = encoder.Encode(report) }, nil // nobody may read it any more
+}

@@ -1,0 +1,119 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Accelerator is what executes the instructions of a machine.
+type Accelerator string
+
+const (
+	// KVM is the hardware, by /dev/kvm.
+	KVM Accelerator = "kvm"
+	// Emulated is QEMU itself, in software: about ten times slower.
+	Emulated Accelerator = "emulated"
+)
+
+// StartFactor is how many times longer a start may take with an accelerator than the
+// start of a jail. Code has no other time than in a jail.
+func (a Accelerator) StartFactor() int {
+	if a == KVM {
+		return 1
+	}
+	return 12
+}
+
+// upLimit is how long a machine may take until its first process answers. A machine
+// comes up in 0.5 s with KVM, and in 2 to 6 s when it is emulated.
+func (a Accelerator) upLimit() time.Duration {
+	if a == KVM {
+		return 5 * time.Second
+	}
+	return 110 * time.Second
+}
+
+const kvmDevice = "/dev/kvm"
+
+// Known is what this machine remembers of KVM until it restarts.
+type Known struct {
+	Works   bool
+	Problem string // empty where it works
+}
+
+// Memory remembers whether KVM works, in a file of a folder. That /dev/kvm can be
+// opened does not prove it: only a machine that comes up does.
+type Memory struct{ Folder string }
+
+func (m Memory) file() string { return filepath.Join(m.Folder, "kvm") }
+
+// Recall returns what is known; found is false where no machine was started yet.
+func (m Memory) Recall() (known Known, found bool) {
+	if m.Folder == "" {
+		return Known{}, false
+	}
+	text, err := os.ReadFile(m.file())
+	boot, bootErr := bootID()
+	first, rest, _ := strings.Cut(string(text), " ")
+	if err != nil || bootErr != nil || first != boot {
+		return Known{}, false
+	}
+	problem, _ := strings.CutPrefix(rest, "works")
+	return Known{Works: problem == "", Problem: problem}, true
+}
+
+// Remember keeps what a start showed.
+func (m Memory) Remember(known Known) error {
+	boot, err := bootID()
+	if err != nil || m.Folder == "" {
+		return err
+	}
+	text := boot + " " + known.Problem
+	if known.Works {
+		text = boot + " works"
+	}
+	if err := os.MkdirAll(m.Folder, 0o700); err != nil {
+		return err
+	}
+	partial, err := os.CreateTemp(m.Folder, "kvm-")
+	if err != nil {
+		return err
+	}
+	_, err = partial.WriteString(text)
+	if err := errors.Join(err, partial.Close()); err != nil {
+		return errors.Join(err, os.Remove(partial.Name()))
+	}
+	return os.Rename(partial.Name(), m.file())
+}
+
+func bootID() (string, error) {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(id)), err
+}
+
+// kilohertz is the host's clock rate. An emulated kernel that measures it hangs in a
+// third of all starts; told, it does not.
+func kilohertz() (int, error) {
+	info, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(info)) {
+		name, value, _ := strings.Cut(line, ":")
+		if strings.TrimSpace(name) != "cpu MHz" {
+			continue
+		}
+		mhz, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+		if err != nil {
+			return 0, fmt.Errorf("/proc/cpuinfo: %w", err)
+		}
+		return int(mhz * 1000), nil
+	}
+	// The kernel of an emulated machine needs some number, and no exact one.
+	return 2_000_000, nil
+}

@@ -1,0 +1,80 @@
+// Package machine starts the virtual machine of one sandbox: QEMU, in a jail of its
+// own, from the description that the build made.
+//
+// It promises that QEMU has no network, no capability, nothing of the host but the
+// files that the description names, read-only, and the descriptors that it is given;
+// and that it ends with its [Machine], and with this process.
+package machine
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
+)
+
+// Schema is the version of [Spec] that this program reads.
+const Schema = 1
+
+// Spec describes a machine. The build writes it, after a first line that names this
+// program as the file's interpreter.
+type Spec struct {
+	Schema int `json:"schema"`
+	// Jail describes the jail of QEMU, whose command has all of QEMU's arguments but
+	// those that the accelerator decides.
+	Jail json.RawMessage `json:"jail"`
+	// Append is the kernel's command line.
+	Append string `json:"append"`
+	// MemoryMB is the memory of the machine, in MiB: what code may have and what the
+	// kernel and the programs beside the code need.
+	MemoryMB int `json:"memory_mb"`
+
+	jail *jail.Spec
+}
+
+// ReadSpec reads the description in a file.
+func ReadSpec(name string) (*Spec, error) {
+	text, err := bounded.ReadFile(name, jail.MaxSpec)
+	if err != nil {
+		return nil, fmt.Errorf("read the sandbox's description: %w", err)
+	}
+	spec, err := parseSpec(text)
+	if err != nil {
+		return nil, &jail.Refusal{
+			Problem: fmt.Sprintf("%s does not describe a virtual machine: %v", name, err),
+			Hint:    "build the sandbox again with mkSandbox",
+		}
+	}
+	return spec, nil
+}
+
+func parseSpec(text []byte) (*Spec, error) {
+	first, object, found := bytes.Cut(text, []byte("\n"))
+	if !found || !bytes.HasPrefix(first, []byte("#!")) {
+		return nil, errors.New("it does not start with a #! line")
+	}
+	decoder := json.NewDecoder(bytes.NewReader(object))
+	decoder.DisallowUnknownFields()
+	var spec Spec
+	if err := decoder.Decode(&spec); err != nil {
+		return nil, err
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return nil, errors.New("something follows the JSON object")
+	}
+	if spec.Schema != Schema {
+		return nil, fmt.Errorf("its schema is %d, this program reads schema %d", spec.Schema, Schema)
+	}
+	if spec.MemoryMB < 64 {
+		return nil, fmt.Errorf("memory_mb is %d, want at least 64", spec.MemoryMB)
+	}
+	var err error
+	if spec.jail, err = jail.ParseObject(spec.Jail); err != nil {
+		return nil, fmt.Errorf("its jail: %w", err)
+	}
+	return &spec, nil
+}

@@ -1,0 +1,80 @@
+// Package protocol is what the two programs of a sandbox in a virtual machine say to
+// each other: nix-sandbox-vm outside, and the machine's first process.
+//
+// They speak over virtio ports that belong to root in the machine. Three carry the
+// standard streams of the jail in the machine; JSON lines go both ways over the
+// fourth, the control port. What comes out of a machine is hostile: the host bounds
+// it, and believes nothing but that it came from this machine.
+package protocol
+
+// The names of the ports and of the disk that the host attaches.
+const (
+	Input     = "org.nix-sandbox-mcp.in"
+	Output    = "org.nix-sandbox-mcp.out"
+	Log       = "org.nix-sandbox-mcp.log"
+	Control   = "org.nix-sandbox-mcp.control"
+	StoreDisk = "store"
+)
+
+// MaxLine bounds a line of the control port, in bytes.
+const MaxLine = 64 << 10
+
+// SpecFile is where the first process finds its [Spec] in the initial RAM disk, and
+// ModuleDir the kernel modules.
+const (
+	SpecFile  = "/machine.json"
+	ModuleDir = "/modules"
+)
+
+// ProgramDir is the folder in the store image with the programs that a machine can
+// start, descriptions of jails.
+const ProgramDir = "/programs"
+
+// User is the user, and the group of the same number, as whom the first process starts
+// such a program.
+const User = 1000
+
+// Spec is what the build decides about a machine.
+type Spec struct {
+	// Modules are the files in ModuleDir, in the order of loading.
+	Modules []string `json:"modules"`
+	// MemoryMB and PIDs are what the code may have; the machine itself has more.
+	MemoryMB int64 `json:"memory_mb"`
+	PIDs     int   `json:"pids"`
+}
+
+// What the host asks for.
+const (
+	// Start starts a program; it is asked for once.
+	Start = "start"
+	// Ping is answered, and does nothing.
+	Ping = "ping"
+)
+
+// Request is a line from the host.
+type Request struct {
+	Do string `json:"do"`
+	// Program is the name of the program to start, in ProgramDir, and Environ its
+	// environment variables, NAME=VALUE.
+	Program string   `json:"program,omitempty"`
+	Environ []string `json:"environ,omitempty"`
+	// Now is the time of the host, in nanoseconds since 1970.
+	Now int64 `json:"now,omitempty"`
+}
+
+// Answer is a line from the machine: the answer to a request, [Exited], or an error
+// for which the machine ends.
+type Answer struct {
+	// Did is the Do of the request that is answered; empty otherwise.
+	Did   string `json:"did,omitempty"`
+	Error string `json:"error,omitempty"`
+	// Exited says that the program ended.
+	Exited *Exited `json:"exited,omitempty"`
+}
+
+// Exited is how the program ended. All that it wrote has been sent.
+type Exited struct {
+	Status int   `json:"status"` // 128 + N where signal N ended it
+	Output int64 `json:"output"` // bytes
+	Log    int64 `json:"log"`    // bytes
+}
