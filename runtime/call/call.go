@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/changes"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
@@ -55,6 +56,9 @@ type Result struct {
 	// Restored says what the session has of its earlier files; nil where it had none, or
 	// goes on.
 	Restored *Restored
+	// Changes is what the session has changed in the project so far; nil where that is
+	// nothing.
+	Changes *Changes
 	// NotSaved says why the files of the session are not kept as the call before left
 	// them; empty where they are.
 	NotSaved string
@@ -70,6 +74,13 @@ type Restored struct {
 	Saved time.Time
 	// Lost says why there are none of them after all; empty where they are there.
 	Lost string
+}
+
+// Changes is what a session has changed in the project.
+type Changes struct {
+	changes.Summary
+	// First says that no answer has said so before.
+	First bool
 }
 
 // Cause is why a session ended.

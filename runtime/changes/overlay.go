@@ -62,7 +62,8 @@ type Summary struct {
 	Deleted int `json:"deleted"`
 	// Bytes are those of the files that were added or changed, as they are now.
 	Bytes int64 `json:"bytes"`
-	gitpatch.Lines
+	// Lines are those of the text files.
+	Lines gitpatch.Lines `json:"lines"`
 	// LeftOut are the first of the paths that the patch does not have, LeftOutCount is
 	// the number of all.
 	LeftOut      []LeftOut `json:"left_out,omitempty"`
@@ -230,7 +231,7 @@ func (o *Overlay) Compare(ctx context.Context, began time.Time) (summary Summary
 			continue
 		}
 		if r.doubtful && r.fragment.kind != "" && len(summary.Doubtful) < maxLeftOut {
-			summary.Doubtful = append(summary.Doubtful, name)
+			summary.Doubtful = append(summary.Doubtful, shown(name))
 		}
 		summary.count(r.fragment.kind, r.fragment.size, r.fragment.lines)
 	}

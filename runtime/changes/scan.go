@@ -6,6 +6,7 @@ import (
 	"path"
 	"strings"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/changes/layer"
 )
 
@@ -21,7 +22,7 @@ type scan struct {
 
 // LeftOut is a path that a patch does not have although it may have changed.
 type LeftOut struct {
-	Path   string `json:"path"`
+	Path   string `json:"path"` // as git quotes it, and not too long
 	Reason string `json:"reason"`
 }
 
@@ -44,7 +45,7 @@ const maxLeftOut = 20
 func (l *leftOut) add(name, reason string) {
 	l.count++
 	if len(l.first) < maxLeftOut {
-		l.first = append(l.first, LeftOut{name, reason})
+		l.first = append(l.first, LeftOut{shown(name), bounded.Head(strings.ToValidUTF8(reason, "\ufffd"), maxShown)})
 	}
 }
 

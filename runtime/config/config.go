@@ -85,7 +85,15 @@ type Config struct {
 
 // KeptSessions is the folder of the files of sessions; empty where the variables name
 // none.
-func KeptSessions(get func(string) string) string {
+func KeptSessions(get func(string) string) string { return stateFolder(get, "sessions") }
+
+// ChangesFolder is the folder of what sessions changed in projects; empty where the
+// variables name none.
+func ChangesFolder(get func(string) string) string { return stateFolder(get, "changes") }
+
+// stateFolder is a folder of this program's below the user's folder for state, as the XDG
+// Base Directory Specification has it.
+func stateFolder(get func(string) string, name string) string {
 	state := get("XDG_STATE_HOME")
 	if home := get("HOME"); !filepath.IsAbs(state) && filepath.IsAbs(home) {
 		state = filepath.Join(home, ".local", "state")
@@ -93,7 +101,7 @@ func KeptSessions(get func(string) string) string {
 	if !filepath.IsAbs(state) {
 		return ""
 	}
-	return filepath.Join(state, "nix-sandbox-mcp", "sessions")
+	return filepath.Join(state, "nix-sandbox-mcp", name)
 }
 
 // completeKeep decides whether files are kept.

@@ -14,7 +14,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -23,9 +22,8 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/unnamed"
 )
 
 // Bounds of the files of one call.
@@ -98,7 +96,7 @@ func (f *Files) Keep(ctx context.Context, principal string, box sandbox.Sandbox,
 	}
 	id, err := newID()
 	if err == nil {
-		c.file, err = unnamed(f.folder)
+		c.file, err = unnamed.File(f.folder)
 	}
 	if err != nil {
 		f.log.Error("files of a call are not kept", "error", err)
@@ -271,25 +269,4 @@ func newID() (string, error) {
 		return "", fmt.Errorf("choose an id: %w", err)
 	}
 	return hex.EncodeToString(id[:]), nil
-}
-
-// unnamed returns a file without a name, in a folder.
-func unnamed(folder string) (*os.File, error) {
-	fd, err := unix.Open(folder, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
-	if err == nil {
-		return os.NewFile(uintptr(fd), "kept files"), nil
-	}
-	if !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EISDIR) {
-		return nil, fmt.Errorf("make a file in %s: %w", folder, err)
-	}
-	// A file system without O_TMPFILE; see open(2).
-	file, err := os.CreateTemp(folder, "nix-sandbox-mcp-")
-	if err != nil {
-		return nil, fmt.Errorf("make a file in %s: %w", folder, err)
-	}
-	if err := os.Remove(file.Name()); err != nil {
-		file.Close()
-		return nil, fmt.Errorf("remove the name of a file: %w", err)
-	}
-	return file, nil
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/changes"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/kept"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcphttp"
@@ -59,6 +60,9 @@ type Options struct {
 	Sessions     session.Limits
 	// SharedFiles lets a session have several environments.
 	SharedFiles bool
+	// Changes saves what sessions change in a project that is an overlay; nil where
+	// nothing does.
+	Changes *changes.Store
 	// KeptFiles keeps the files of sessions; nil where they end with the session.
 	KeptFiles *sessionfiles.Store
 	// Packages is the folder of environments to which calls added packages, and Build
@@ -160,10 +164,13 @@ func (o *Options) assemble() *assembly {
 	if o.KeptFiles != nil {
 		sessions.KeepFiles(o.KeptFiles)
 	}
+	if o.Changes != nil {
+		sessions.RecordChanges(o.Changes, o.Host.Project)
+	}
 	inUse := newInUse(o.Sessions.Idle)
 	built := ondemand.New(sessions, ondemand.Options{Folder: o.Packages, Ask: o.Build, Used: inUse.use, Log: o.Log})
 	calls := call.Log(built, o.Log)
-	run := tool.New(tool.Options{
+	offered := tool.Options{
 		Environments: o.Environments,
 		Executor:     calls,
 		Sessions:     sessions,
@@ -172,8 +179,11 @@ func (o *Options) assemble() *assembly {
 		KeptFiles:    o.KeptFiles != nil,
 		Kept:         left,
 		Log:          o.Log,
-	})
-	handler, stopHandler := rpc.New(run, o.Version, rpc.DefaultBounds, o.Log)
+	}
+	if o.Changes != nil {
+		offered.Changes = o.Changes
+	}
+	handler, stopHandler := rpc.New(tool.New(offered), o.Version, rpc.DefaultBounds, o.Log)
 	stopWarm := o.keepWarm(warm, inUse)
 	return &assembly{o.Starter, warm, sessions, handler, func() {
 		stopWarm()

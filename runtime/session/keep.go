@@ -118,19 +118,18 @@ func (m *Manager) executed(s *session, box sandbox.Sandbox, result *call.Result,
 	}
 }
 
-// beginSave saves what the call that had a turn left, if it has to be, and gives up the
-// turn when that is done.
-func (m *Manager) beginSave(s *session, turn chan struct{}) bool {
+// takeSave returns what saves the files that the call which has a turn left; nil where
+// none have to be.
+func (m *Manager) takeSave(s *session) func() {
 	box, files := s.kept.unsaved, s.kept.files
-	if box == nil || files == nil || isClosed(m.closed) {
-		return false
+	if box == nil || files == nil {
+		return nil
 	}
 	s.kept.unsaved, s.kept.saving = nil, true
-	m.saves.Go(func() { m.save(s, turn, box, files) })
-	return true
+	return func() { m.save(s, box, files) }
 }
 
-func (m *Manager) save(s *session, turn chan struct{}, box sandbox.Sandbox, files *sessionfiles.Files) {
+func (m *Manager) save(s *session, box sandbox.Sandbox, files *sessionfiles.Files) {
 	ctx, cancel := context.WithTimeout(context.Background(), saveTimeout)
 	defer cancel()
 	began := time.Now()
@@ -155,5 +154,4 @@ func (m *Manager) save(s *session, turn chan struct{}, box sandbox.Sandbox, file
 		m.log.Warn("some files of a session cannot be kept", "session", s.key.ID, "files", copied.Skipped, "such_as", copied.Example)
 	}
 	m.log.Debug("files of a session saved", "session", s.key.ID, "ms", time.Since(began).Milliseconds())
-	m.dequeue(s, turn)
 }

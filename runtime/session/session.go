@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/changes"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sessionfiles"
@@ -61,7 +62,10 @@ type Manager struct {
 	limits Limits
 	log    *slog.Logger
 	closed chan struct{}
-	saves  sync.WaitGroup // is added to before closed is closed
+	// changes saves what sessions change in the project; nil where nothing does.
+	changes *changes.Store
+	project sandbox.Project
+	saves   sync.WaitGroup // is added to before closed is closed
 
 	mu       sync.Mutex
 	sessions map[call.Key]*session
@@ -89,12 +93,17 @@ type session struct {
 	used    time.Time
 	timer   *time.Timer // of its idle time; nil while it is in use
 	kept    kept
+	// saveChanges saves what the last call changed in the project; nil where there is
+	// nothing to save.
+	saveChanges func()
 }
 
 // member is a sandbox of a session.
 type member struct {
 	sandbox.Sandbox
 	env registry.Environment
+	// changes records what the sandbox changes in the project; nil where nothing does.
+	changes *changes.Record
 }
 
 // environments names those that the session has sandboxes of.
@@ -145,10 +154,32 @@ func (m *Manager) Enqueue(key call.Key) *call.Ticket {
 func (m *Manager) release(s *session, turn chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if s.queue[0] == turn && m.beginSave(s, turn) {
-		return // the ticket is released when the files are saved
+	if s.queue[0] == turn && !isClosed(m.closed) {
+		if saves := m.takeSaves(s); len(saves) > 0 {
+			m.saves.Go(func() {
+				for _, save := range saves {
+					save()
+				}
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				m.dequeue(s, turn)
+			})
+			return // the ticket is released when they are done
+		}
 	}
 	m.dequeue(s, turn)
+}
+
+// takeSaves returns what is to be saved after the call that has a turn.
+func (m *Manager) takeSaves(s *session) (saves []func()) {
+	if s.saveChanges != nil {
+		saves = append(saves, s.saveChanges)
+		s.saveChanges = nil
+	}
+	if save := m.takeSave(s); save != nil {
+		saves = append(saves, save)
+	}
+	return saves
 }
 
 // dequeue takes a ticket out of its queue.
@@ -193,6 +224,7 @@ func (m *Manager) endIfOver(s *session) {
 	case living < len(s.members):
 		for name, member := range s.members {
 			if isClosed(member.Done()) {
+				member.closeChanges()
 				delete(s.members, name)
 				s.died[name] = true
 				m.live--
@@ -248,6 +280,7 @@ func (m *Manager) end(s *session, why call.Restart) {
 	m.log.Info("session ended", "session", s.key.ID, "env", s.environments(), "why", why.Cause, "lived_ms", time.Since(s.started).Milliseconds())
 	for _, member := range s.members {
 		member.Kill()
+		member.closeChanges()
 		m.live--
 	}
 	clear(s.members)
@@ -322,12 +355,14 @@ func (m *Manager) Execute(ctx context.Context, c call.Call) (call.Result, error)
 	if err != nil {
 		return call.Result{}, err
 	}
+	arrived := time.Now()
 	result, err := execute(ctx, box, c, sandbox.Request{Grace: sessionGrace, Keep: true, Shared: m.workspaces != nil, Track: m.store != nil})
 	began.Result = result
 	began.FilesKept = err != nil && m.filesKept(s, c.Env.Name)
 	if m.store != nil {
 		m.executed(s, box, &began, err)
 	}
+	m.findChanges(s, box, &began, arrived)
 	return began, err
 }
 
@@ -409,16 +444,17 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (sandbox.S
 	if len(s.members) == 0 {
 		s.started = started
 	}
-	s.members[env] = &member{box, c.Env}
+	s.members[env] = &member{box, c.Env, m.recordChanges(c, box)}
 	s.last, s.used = env, time.Now()
 	m.log.Info("session started", "session", c.Session, "env", env, "ms", time.Since(started).Milliseconds())
-	return box, call.Result{Restart: m.takeRestart(s, env), Restored: restored}, nil
+	return s.members[env], call.Result{Restart: m.takeRestart(s, env), Restored: restored}, nil
 }
 
 // start starts a sandbox for a session whose turn the caller has, and before it the
 // workspace of one that begins.
 func (m *Manager) start(ctx context.Context, s *session, c call.Call) (sandbox.Sandbox, error) {
 	spec := m.spec(c)
+	spec.Upper = m.changes != nil
 	m.mu.Lock()
 	spec.Workspace = s.workspace
 	m.mu.Unlock()

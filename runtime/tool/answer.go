@@ -45,7 +45,7 @@ func (a answer) toolResult() *mcp.CallToolResult {
 	facts[metaPrefix+"content"] = kinds
 	return &mcp.CallToolResult{
 		Result:  mcp.Result{Meta: mcp.NewMetaFromMap(facts)},
-		Content: append(content, files...),
+		Content: append(append(content, files...), a.changes()...),
 		IsError: a.failed(),
 	}
 }
@@ -354,6 +354,9 @@ func (a answer) facts() map[string]any {
 	}
 	if n := a.result.Network; n != nil {
 		facts[metaPrefix+"network"] = networkFacts(n)
+	}
+	if c := a.result.Changes; c != nil {
+		facts[metaPrefix+"changes"] = changesFacts(a.call.Session, c)
 	}
 	return facts
 }

@@ -182,6 +182,9 @@ func (r *Read) Answer(ctx context.Context) ([]mcp.ResourceContents, error) {
 		return nil, fmt.Errorf("read %.200s: %w", r.uri, err)
 	}
 	kind := mimeType(r.name)
+	if r.isChanges() {
+		kind = changesType
+	}
 	if kind == "application/octet-stream" {
 		kind, _, _ = strings.Cut(http.DetectContentType(data), ";")
 	}
@@ -195,7 +198,15 @@ func (r *Read) Answer(ctx context.Context) ([]mcp.ResourceContents, error) {
 // read reads the file when the session's turn and then the tool's has come.
 func (r *Read) read(ctx context.Context) ([]byte, error) {
 	var box sandbox.Sandbox
-	if r.ticket != nil {
+	switch {
+	case r.isChanges():
+		// The last call's have been saved when the turn has come.
+		select {
+		case <-r.ticket.Turn:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	case r.ticket != nil:
 		var err error
 		if box, err = r.tool.Sessions.Sandbox(ctx, r.ticket); err != nil {
 			return nil, err
@@ -206,6 +217,9 @@ func (r *Read) read(ctx context.Context) ([]byte, error) {
 		r.reads = true
 	case <-ctx.Done():
 		return nil, ctx.Err()
+	}
+	if r.isChanges() {
+		return r.readChanges()
 	}
 	if box == nil {
 		return r.tool.readKept(r.principal, r.kept, r.name)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/changes"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
@@ -37,7 +38,9 @@ type Options struct {
 	Executor call.Executor
 	Sessions Sessions
 	// Kept has files of calls without a session; nil where nothing keeps them.
-	Kept    Kept
+	Kept Kept
+	// Changes has what sessions changed in the project; nil where nothing saves it.
+	Changes Changes
 	Project Project
 	// SharedFiles says that a session may have several environments, which have its
 	// files in common.
@@ -53,6 +56,13 @@ type Sessions interface {
 	Enqueue(call.Key) *call.Ticket
 	Environment(key call.Key, env string) (registry.Environment, bool)
 	Sandbox(context.Context, *call.Ticket) (sandbox.Sandbox, error)
+}
+
+// Changes has what sessions changed in the project; package changes has it.
+type Changes interface {
+	// Read returns the patch of a session. The error is a [*layer.TooLargeError] where
+	// it has more than limit bytes.
+	Read(key changes.Key, limit int64) ([]byte, error)
 }
 
 // Kept has files of calls without a session, whose sandboxes have gone; package kept

@@ -107,12 +107,11 @@ func Write(w io.Writer, name string, before, after State) (Lines, error) {
 	default:
 		mode = fmt.Sprintf(" %06o", after.Mode)
 	}
+	// Git leaves this line out where the mode alone changes, and takes it.
+	p.printf("index %s..%s%s\n", before.ID(), after.ID(), mode)
 	var lines Lines
-	if before.Mode == Absent || after.Mode == Absent || !bytes.Equal(before.Content, after.Content) {
-		p.printf("index %s..%s%s\n", before.ID(), after.ID(), mode)
-		if !bytes.Equal(before.Content, after.Content) {
-			lines = p.content(from, to, before, after)
-		}
+	if !bytes.Equal(before.Content, after.Content) {
+		lines = p.content(from, to, before, after)
 	}
 	return lines, p.err
 }
@@ -301,7 +300,9 @@ func Quote(name string) string {
 	if plain {
 		return name
 	}
-	escapes := map[byte]string{'\a': `\a`, '\b': `\b`, '\t': `\t`, '\n': `\n`, '\v': `\v`, '\f': `\f`, '\r': `\r`, '"': `\"`, '\\': `\\`}
+	escapes := map[byte]string{'\a': `\a`, '\b': `\b`, '\t': `\t`, '\n': `\n`, '\v': `\v`, '\f': `\f`, '\r': `\r`}
+	// Git writes \" and \\ too. The numbers that it takes as well need no parser to know
+	// whether a quotation mark is the last.
 	var quoted strings.Builder
 	quoted.WriteByte('"')
 	for i := range len(name) {
@@ -309,7 +310,7 @@ func Quote(name string) string {
 		switch escape, found := escapes[c]; {
 		case found:
 			quoted.WriteString(escape)
-		case c < ' ' || c >= 0x7f:
+		case c < ' ' || c == '"' || c == '\\' || c >= 0x7f:
 			fmt.Fprintf(&quoted, `\%03o`, c)
 		default:
 			quoted.WriteByte(c)

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/changes"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/doctor"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcphttp"
@@ -165,6 +166,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 		Starter:      framed.New(log, framed.Options{StartTimeout: settings.StartWithin, Groups: groups(ctx, log, environments.Now())}),
 		Sessions:     session.Limits{Idle: settings.SessionIdle, Lifetime: settings.SessionLifetime, Max: settings.SessionMax},
 		SharedFiles:  base.Session.SharedFiles,
+		Changes:      openChanges(settings, log),
 		KeptFiles:    keptFiles,
 		Packages:     settings.Folders.Packages,
 		Build:        builder.derive,
@@ -207,6 +209,25 @@ func untilSignals() (first, second context.Context, stop func()) {
 		endFirst()
 		endSecond()
 	}
+}
+
+// openChanges opens what saves the changes of sessions; nil where no project is an
+// overlay, or where they cannot be saved.
+func openChanges(settings config.Config, log *slog.Logger) *changes.Store {
+	if settings.ProjectDir == "" || settings.ProjectMode != config.Overlay {
+		return nil
+	}
+	folder := config.ChangesFolder(os.Getenv)
+	if folder == "" {
+		log.Warn("what sessions change in the project is not saved", "hint", "set XDG_STATE_HOME or HOME to an absolute path")
+		return nil
+	}
+	store, err := changes.Open(folder, log)
+	if err != nil {
+		log.Warn("what sessions change in the project is not saved", "error", err, "hint", "have this user own the folder, or set XDG_STATE_HOME to another one")
+		return nil
+	}
+	return store
 }
 
 // openKept opens what keeps the files of sessions; nil where nothing does.
