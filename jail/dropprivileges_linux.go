@@ -57,7 +57,7 @@ func dropRoot(request Request) (Request, error) {
 	if err := handOverAll(folders, user); err != nil {
 		return request, err
 	}
-	if err := setUser(user); err != nil {
+	if err := setUser(user, request.ownGroups()); err != nil {
 		return request, err
 	}
 	for _, folder := range []struct{ variable, given, path string }{
@@ -256,8 +256,8 @@ func mapOwner(owner, group, user int) (int, error) {
 }
 
 // setUser changes the user of this process for good, and its group to that of
-// the same number; it is in no other group.
-func setUser(user int) error {
+// the same number; of others it is in those that are given.
+func setUser(user int, groups []int) error {
 	fail := func(what string, err error) error {
 		return fmt.Errorf("start the sandbox as user %d: %s: %w", user, what, err)
 	}
@@ -266,7 +266,7 @@ func setUser(user int) error {
 			return fail("hand over a standard descriptor", err)
 		}
 	}
-	if err := unix.Setgroups(nil); err != nil {
+	if err := unix.Setgroups(groups); err != nil {
 		return fail("leave root's groups", err)
 	}
 	if err := unix.Setresgid(user, user, user); err != nil {

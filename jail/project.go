@@ -35,6 +35,10 @@ type Request struct {
 	// Upper is the descriptor of a socket over which the upper layer of the project's
 	// overlay is sent; 0 where nobody asks for it.
 	Upper int
+	// devices is what the sandbox has of the machine's devices, nil where it has none.
+	devices *DevicePlan
+	// logs says that standard error is a log, and not the code's own.
+	logs bool
 }
 
 // ReadRequest finds what the caller asks for in environment variables, by get, each

@@ -58,6 +58,8 @@ type Spec struct {
 	NoOverlay string   `json:"no_overlay"`
 	// Network describes the network of named hosts; nil where there is no network.
 	Network *Network `json:"network,omitempty"`
+	// Devices describes the devices of the sandbox; nil where it has none.
+	Devices *Devices `json:"devices,omitempty"`
 	// OOMScore is the oom_score_adj of the processes, at most and by default
 	// [maxOOMScore].
 	OOMScore int `json:"oom_score,omitempty"`
@@ -125,6 +127,30 @@ type Secret struct {
 	File     string `json:"file,omitempty"` // absolute
 	Variable string `json:"variable,omitempty"`
 }
+
+// Devices describes which devices of the host the sandbox has. What that means on a
+// machine, only its start knows: see devices_linux.go.
+type Devices struct {
+	// Names are names of the Container Device Interface, such as vendor.example/gpu=0,
+	// and absolute paths of device nodes.
+	Names []string `json:"names"`
+	// Unsafe allows nodes through which code gets out of the sandbox or stops the
+	// machine, such as disks.
+	Unsafe bool `json:"unsafe,omitempty"`
+	// Base is the folder whose bin, etc and usr the sandbox has as its own.
+	Base string `json:"base"`
+	// Store is the folder that the sandbox has at /nix, and StoreDir the path of its
+	// store in there.
+	Store    string `json:"store"`
+	StoreDir string `json:"store_dir"`
+	// Flags are those of the outer namespace of a sandbox that has no other need of
+	// one, and HostDir is the same folder as the one of [Overlay].
+	Flags   []string `json:"flags"`
+	HostDir string   `json:"host_dir"`
+}
+
+// maxDeviceNames bounds the names of devices, as the build does.
+const maxDeviceNames = 64
 
 // Workspace describes a workspace that several sandboxes have: see
 // workspace_linux.go.
@@ -262,6 +288,15 @@ func (s *Spec) check() error {
 			return errors.New("workspace lacks mount, holder, flags, join, at or host_dir")
 		}
 		lists = append(lists, w.Holder, w.Flags, w.Join, []string{w.Mount, w.At, w.HostDir})
+	}
+	if d := s.Devices; d != nil {
+		if len(d.Names) == 0 || len(d.Names) > maxDeviceNames {
+			return fmt.Errorf("devices has %d names, want 1 to %d", len(d.Names), maxDeviceNames)
+		}
+		if len(d.Flags) == 0 || !filepath.IsAbs(d.Base) || !filepath.IsAbs(d.Store) || !filepath.IsAbs(d.StoreDir) || !filepath.IsAbs(d.HostDir) {
+			return errors.New("devices lacks base, store, store_dir, flags or host_dir")
+		}
+		lists = append(lists, d.Names, d.Flags, []string{d.Base, d.Store, d.StoreDir, d.HostDir})
 	}
 	for _, words := range lists {
 		for _, word := range words {

@@ -80,6 +80,17 @@ func (s *Spec) Start(request Request, events int) error {
 			return err
 		}
 	}
+	if request.devices.needsStore() && !request.Project.Overlay {
+		if err := overlayAllowed(s.Bubblewrap); err != nil {
+			return &Refusal{
+				Problem: "the devices of this sandbox bring folders of the store, and this kernel lets no user namespace make overlays: that takes Linux 5.11 with overlayfs",
+				Hint:    "use a newer kernel, or devices whose specification names no path of the store",
+			}
+		}
+	}
+	if err := request.checkDevices(); err != nil {
+		return err
+	}
 	// What is refused is said once, and not by the proxy's start too.
 	if err := startNetwork(); err != nil {
 		return err
@@ -167,18 +178,26 @@ func (s *Spec) plan(request Request, more ...string) (outer, inside []string) {
 		outer, hostDir = slices.Clone(s.Network.Flags), s.Network.HostDir
 	case request.Workspace != 0:
 		outer, hostDir = slices.Clone(s.Workspace.Flags), s.Workspace.HostDir
+	case request.devices.needsStore():
+		outer, hostDir = slices.Clone(s.Devices.Flags), s.Devices.HostDir
 	}
 	shown := 0
-	show := func(from string) string {
+	showAs := func(flag, from string) string {
 		if outer == nil {
 			return from
 		}
 		to := hostDir + "/" + strconv.Itoa(shown)
 		shown++
-		outer = append(outer, "--ro-bind", from, to)
+		outer = append(outer, flag, from, to)
 		return to
 	}
+	show := func(from string) string { return showAs("--ro-bind", from) }
 	inside = slices.Concat(s.Flags, s.masks(), more)
+	if request.devices != nil {
+		outside, added := request.devices.flags(s.Devices.Store, showAs)
+		outer = append(outer, outside...)
+		inside = append(inside, added...)
+	}
 	if request.Workspace != 0 {
 		outer = append(outer, s.Workspace.Join...)
 		inside = append(inside, "--bind", s.Workspace.At, s.Workspace.Mount)

@@ -29,6 +29,7 @@ let
 
   bubblewrap = lib.getExe' pkgs.bubblewrap "bwrap";
   launcher = lib.getExe programs.jail;
+  devicesLauncher = lib.getExe programs.jailDevices;
 
   # Shared memory of processes (Python's multiprocessing asks for it), in MiB.
   shm_mb = 64;
@@ -206,6 +207,7 @@ let
         ;
 
       isNetworked = options.network != "none";
+      hasDevices = options.devices != [ ];
 
       rootfs = rootfsOf (
         { inherit environment hostname; }
@@ -303,21 +305,25 @@ let
         ]
         # /dev is a tmpfs without a size, so it is read-only.
         ++ tmpfs "1777" shm_mb "/dev/shm"
-        ++ [
+        # With devices, the launcher does so when they are there.
+        ++ lib.optionals (!hasDevices) [
           "--remount-ro"
           "/dev"
         ]
         ++ tmpfs "1777" workspace_mb "/tmp"
         ++ tmpfs "0755" workspace_mb "/workspace"
+        # With devices, the launcher makes them: a driver has files beside these.
         ++ lib.concatMap (folder: [
           "--symlink"
           "${rootfs}/${folder}"
           "/${folder}"
-        ]) [
-          "bin"
-          "etc"
-          "usr"
-        ]
+        ]) (
+          lib.optionals (!hasDevices) [
+            "bin"
+            "etc"
+            "usr"
+          ]
+        )
         ++ [
           "--chdir"
           "/workspace"
@@ -439,9 +445,19 @@ let
 
       isolatedNetwork = networkOf options.network;
 
+      devices = {
+        inherit host_dir;
+        names = options.devices;
+        base = "${rootfs}";
+        store = "${tree}/nix";
+        store_dir = builtins.storeDir;
+        flags = outer;
+      }
+      // lib.optionalAttrs options.unsafe_devices { unsafe = true; };
+
       describe =
         verb:
-        "#!${launcher}\n"
+        "#!${if hasDevices then devicesLauncher else launcher}\n"
         + builtins.toJSON (
           {
           schema = 1;
@@ -481,6 +497,7 @@ let
           ++ command;
         }
         // lib.optionalAttrs isNetworked { inherit network; }
+        // lib.optionalAttrs hasDevices { inherit devices; }
       )
         + "\n";
     in
@@ -504,6 +521,13 @@ let
       ++ lib.optional (shellVariables != null) shellVariables;
       needs = builtins.hashString "sha256" "${launcher} ${bubblewrap}${
         lib.optionalString isNetworked " network ${builtins.toJSON isolatedNetwork.secrets}"
+      }${
+        lib.optionalString hasDevices " devices ${
+          builtins.toJSON [
+            options.devices
+            options.unsafe_devices
+          ]
+        }"
       }";
       closure = builtins.unsafeDiscardStringContext (lib.substring 0 32 (baseNameOf tree.outPath));
     };

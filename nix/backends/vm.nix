@@ -224,6 +224,8 @@ in
       "${location} network is a table, and a virtual machine has no network yet: write network = \"none\", or backend = \"jail\""
     ++ lib.optional (given.extra_binds != { })
       "${location} extra_binds is set, and a virtual machine shows nothing of the host yet: write backend = \"jail\", or leave it out"
+    ++ lib.optional (given.devices != [ ])
+      "${location} devices is set, and a virtual machine has no device of the host: write backend = \"jail\", or leave it out"
     ++ lib.optional (given.cpus != null && builtins.floor given.cpus != builtins.ceil given.cpus)
       "${location} cpus is ${builtins.toJSON given.cpus}, and a virtual machine has whole processors: write cpus = ${toString (builtins.ceil given.cpus)}, or backend = \"jail\"";
 }

@@ -231,6 +231,16 @@ let
       default = { };
       doc = "Folders and files of the host that code can read, by their path in the sandbox. They must be there when the sandbox starts.";
     };
+    devices = {
+      type = types.devices;
+      default = [ ];
+      doc = "Devices of the host that code can use: names of the Container Device Interface, such as `\"nvidia.com/gpu=all\"`, or device nodes, such as `\"/dev/dri/renderD128\"`. They must be there when the sandbox starts.";
+    };
+    unsafe_devices = {
+      type = types.boolean;
+      default = false;
+      doc = "Whether devices may be disks, memory, terminals, KVM, TUN, FUSE and others through which code gets out of the sandbox or stops the machine.";
+    };
     timeout_seconds = {
       type = types.integer 1 86400;
       default = 30;

@@ -1,4 +1,4 @@
-# The Go programs: agent (inside each sandbox), jail (starts one), seccomp
+# The Go programs: agent (inside each sandbox), jail and jailDevices (start one), seccomp
 # (writes the filter that the jail is started with), network (a sandbox's proxy),
 # runtime (the MCP server), demo (a client that shows it) and escapeTest (tries to get out of a sandbox).
 #
@@ -114,6 +114,7 @@ let
     packages = [
       "agent/cmd/nix-sandbox-agent"
       "jail/cmd/nix-sandbox-jail"
+      "jail/cmd/nix-sandbox-jail-devices"
       "jail/cmd/nix-sandbox-seccomp"
     ];
   };
@@ -200,6 +201,7 @@ in
 
   agent = program inside "nix-sandbox-agent" "Runs code inside a sandbox, as its first process";
   jail = program inside "nix-sandbox-jail" "Starts one sandbox from its generated description";
+  jailDevices = program inside "nix-sandbox-jail-devices" "Starts one sandbox that has devices of the host";
   network = program network "nix-sandbox-net" "Connects one sandbox to the hosts that its policy names";
   seccomp = program inside "nix-sandbox-seccomp" "Writes the system call filter of a jail";
   runtime = program outside "nix-sandbox-mcp" "Serves sandboxes over the Model Context Protocol";

@@ -313,6 +313,69 @@ rec {
       accepts = v: (pairs { }).accepts v && apart (attrNames v);
     };
 
+  # Names of the Container Device Interface, and device nodes.
+  devices =
+    let
+      most = 64;
+      name = "[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?";
+      isName = v: match "${name}/${name}=[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?" v != null;
+      isNode = v: isPlain v && lib.hasPrefix "/dev/" v && !(isOwn v);
+      # Those that every sandbox has.
+      isOwn =
+        v:
+        match "/dev/(console|core|fd|full|mqueue|null|ptmx|pts|random|shm|stderr|stdin|stdout|tty|urandom|zero)(/.*)?" v != null;
+      isDevice = v: isString v && stringLength v <= 200 && (isName v || isNode v);
+    in
+    listOf isDevice {
+      wanted = "names such as \"nvidia.com/gpu=all\", or device nodes such as \"/dev/dri/renderD128\"";
+      explain =
+        v:
+        if isList v then
+          {
+            why = " of ${toString (lib.length v)}";
+            write = "at most ${toString most} different ones";
+          }
+        else if isString v && isOwn v then
+          {
+            why = ", which every sandbox has or makes for itself";
+            write = "others, or leave it out";
+          }
+        else if isString v && match "${name}/${name}" v != null then
+          {
+            why = ", a kind of devices";
+            write = "one of them, such as ${toJSON "${v}=all"}";
+          }
+        else
+          { };
+    }
+    // {
+      accepts = v: isList v && lib.length v <= most && all isDevice v && lib.unique v == v;
+    };
+
+  # What a device node is by its name, if a sandbox gets it only with unsafe_devices; null
+  # otherwise. The launcher asks again, by the node's numbers (jail/device).
+  unsafeDevice =
+    v:
+    let
+      of = pattern: match "/dev/(${pattern})" v != null;
+    in
+    if
+      of "(sd|hd|vd|xvd)[a-z]+[0-9]*|(nvme|mmcblk|loop|md|dm-|sr|scd|zram|nbd|ram|sg|st|nst|fd|zd|bcache|mtd|ubi|pmem|dax|raw)[0-9].*|(block|bsg|cdrom|disk|loop-control|mapper|md|raw|zvol)(/.*)?|btrfs-control"
+    then
+      "a disk"
+    else if of "mem|kmem|port|nvram|kmsg|hpet|cpu(/.*)?|cpu_dma_latency|crash|snapshot|mcelog|udmabuf" then
+      "the memory or the kernel of the machine"
+    else if of "tty.+|pty.+|vcs.*|hvc.*|hvsi.*|ircomm.*|rfcomm.*|input(/.*)?|uinput|uhid|hidraw.*|serial(/.*)?|gpiochip.*|watchdog.*" then
+      "a terminal or the input of the machine"
+    else if of "kvm|vhost-.*|vfio(/.*)?|vboxdrv.*|sev|sgx.*|iommu" then
+      "KVM or another way to the processor"
+    else if of "net/tun|tun.*|tap.*|ppp" then
+      "TUN"
+    else if of "fuse|cuse|autofs" then
+      "FUSE"
+    else
+      null;
+
   shell = {
     accepts = v: isAttrs v && v ? drvAttrs && v.drvAttrs ? stdenv;
     wanted = "a shell that mkShell made, such as devShells.x86_64-linux.default";

@@ -2,6 +2,8 @@
 # the caller throws the first sentence, and a test compares them all.
 { lib }:
 let
+  inherit (import ./types.nix { inherit lib; }) unsafeDevice;
+
   inherit (builtins)
     attrNames
     concatMap
@@ -170,8 +172,15 @@ rec {
   together =
     location: options: given:
     let
-      inherit (complete options given) timeout_seconds max_timeout_seconds;
+      complete' = complete options given;
+      inherit (complete') timeout_seconds max_timeout_seconds;
+      # [defaults] has no devices.
+      devices = complete'.devices or [ ];
+      unsafe = lib.filter (device: unsafeDevice device != null) devices;
     in
+    lib.optional (unsafe != [ ] && !complete'.unsafe_devices)
+      "${location} devices has ${show (lib.head unsafe)} in it, ${unsafeDevice (lib.head unsafe)}, through which code gets out of the sandbox or stops the machine: write unsafe_devices = true beside it, or leave it out"
+    ++
     lib.optional (max_timeout_seconds != null && max_timeout_seconds < timeout_seconds)
       "${location} max_timeout_seconds is ${show max_timeout_seconds}, less than timeout_seconds, which is ${show timeout_seconds}: write ${show timeout_seconds} or more, or leave it out";
 

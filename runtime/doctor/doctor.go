@@ -178,7 +178,7 @@ func check(ctx context.Context, name, program string) []Finding {
 	fail := func(err error) []Finding {
 		return []Finding{{"check of " + name, false, true, err.Error(), rebuild}}
 	}
-	text, err := output(ctx, []string{}, program)
+	text, err := output(ctx, sandbox.Environ(nil), program)
 	if err != nil {
 		return fail(err)
 	}

@@ -155,10 +155,14 @@ func (f HostFolders) Environ() (variables []string) {
 	return variables
 }
 
-// Environ returns those of the named variables that this process has.
+// foldersOfDevices names folders with specifications of devices, which launchers read.
+const foldersOfDevices = "NIX_SANDBOX_CDI"
+
+// Environ returns those of the named variables that this process has, and those that every
+// launcher may read. It is never nil, with which a program would inherit all.
 func Environ(names []string) []string {
-	var variables []string
-	for _, name := range names {
+	variables := []string{}
+	for _, name := range append([]string{foldersOfDevices}, names...) {
 		if value, found := os.LookupEnv(name); found {
 			variables = append(variables, name+"="+value)
 		}

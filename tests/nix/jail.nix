@@ -107,6 +107,128 @@ in
       true
     ];
   };
+  # Another launcher, whose description has what it needs; everything else is as without.
+  testDevicesAreTheLaunchersToFind = {
+    expr =
+      let
+        with' = described {
+          devices = [
+            "vendor.example/gpu=all"
+            "/dev/dri/renderD128"
+          ];
+        };
+      in
+      [
+        (lib.head (lib.splitString "\n" with'.text) != lib.head (lib.splitString "\n" plain.text))
+        (plain.run ? devices)
+        with'.run.devices.names
+        (with'.run.devices ? unsafe)
+        (removeAttrs with'.run [
+          "devices"
+          "flags"
+        ] == removeAttrs plain.run [ "flags" ])
+        (lib.subtractLists with'.run.flags plain.run.flags)
+        (lib.subtractLists plain.run.flags with'.run.flags)
+        (map (file: with'.run.devices.${file}) [
+          "host_dir"
+          "store_dir"
+        ])
+      ];
+    expected = [
+      true
+      false
+      [
+        "vendor.example/gpu=all"
+        "/dev/dri/renderD128"
+      ]
+      false
+      true
+      (
+        let
+          base = lib.removeSuffix "/bin" (lib.head (lib.filter (lib.hasSuffix "-sandbox-base/bin") plain.run.flags));
+        in
+        [
+          "--symlink"
+          "${base}/bin"
+          "/bin"
+          "--symlink"
+          "${base}/etc"
+          "/etc"
+          "--symlink"
+          "${base}/usr"
+          "/usr"
+        ]
+      )
+      [ ]
+      [
+        "/host"
+        builtins.storeDir
+      ]
+    ];
+  };
+  testUnsafeDevicesSaySo = {
+    expr =
+      (described {
+        devices = [ "/dev/kvm" ];
+        unsafe_devices = true;
+      }).run.devices.unsafe;
+    expected = true;
+  };
+  testUnsafeDevicesByName = {
+    expr = lib.filter (
+      device:
+      library.problems.mkSandbox {
+        name = "x";
+        packages = [ pkgs.bash ];
+        interpreter = "bash -c";
+        devices = [ device ];
+      } == [ ]
+    ) (map (name: "/dev/${name}") [
+      "accel/accel0"
+      "dma_heap/system"
+      "dri/card0"
+      "dri/renderD128"
+      "dxg"
+      "fuse"
+      "kfd"
+      "kmem"
+      "kmsg"
+      "kvm"
+      "loop0"
+      "loop-control"
+      "mapper/root"
+      "mem"
+      "net/tun"
+      "nvidia0"
+      "nvidia-caps/nvidia-cap1"
+      "nvidia-uvm"
+      "nvidiactl"
+      "nvme0n1p1"
+      "port"
+      "sda1"
+      "sg0"
+      "tty0"
+      "ttyS0"
+      "ttyUSB0"
+      "uinput"
+      "vfio/vfio"
+      "vhost-net"
+      "video0"
+    ]);
+    expected = map (name: "/dev/${name}") [
+      "accel/accel0"
+      "dma_heap/system"
+      "dri/card0"
+      "dri/renderD128"
+      "dxg"
+      "kfd"
+      "nvidia0"
+      "nvidia-caps/nvidia-cap1"
+      "nvidia-uvm"
+      "nvidiactl"
+      "video0"
+    ];
+  };
   testLimitsAreInBoth = {
     expr =
       let

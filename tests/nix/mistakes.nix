@@ -134,7 +134,7 @@ let
     };
     "a key misspelt" = {
       read = toml "[environments.python]\npreset = \"python\"\ntimeout_second = 5\n";
-      sentence = "config: [environments.python] has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of backend, cpus, description, env, extra_binds, flake, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, output_kb, packages, packages_on_demand, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb";
+      sentence = "config: [environments.python] has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of backend, cpus, description, devices, env, extra_binds, flake, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, output_kb, packages, packages_on_demand, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, unsafe_devices, workspace_mb";
     };
     "a table misspelt" = {
       read = toml "[environment.python]\npreset = \"python\"\n[environments.x]\npreset = \"shell\"\n";
@@ -440,6 +440,30 @@ let
       read = sandbox { extraBinds."/etc/ssl" = "/etc/ssl"; };
       sentence = "mkSandbox data: extra_binds has \"/etc/ssl\" = \"/etc/ssl\" in it: write paths in the sandbox and what is shown there, such as { \"/data\" = \"/srv/data\" }: plain absolute paths, those in the sandbox apart from each other and from /bin, /dev, /etc, /inbox, /nix, /proc, /sys, /tmp, /usr, /workspace, /project, the sources outside of /dev, /proc, /sys";
     };
+    "a disk among devices" = {
+      read = sandbox { devices = [ "/dev/sda" ]; };
+      sentence = "mkSandbox data: devices has \"/dev/sda\" in it, a disk, through which code gets out of the sandbox or stops the machine: write unsafe_devices = true beside it, or leave it out";
+    };
+    "KVM in TOML" = {
+      read = toml "[environments.python]\npreset = \"python\"\ndevices = [\"/dev/dri/renderD128\", \"/dev/kvm\"]\n";
+      sentence = "config: [environments.python] devices has \"/dev/kvm\" in it, KVM or another way to the processor, through which code gets out of the sandbox or stops the machine: write unsafe_devices = true beside it, or leave it out";
+    };
+    "a device as Docker names a GPU" = {
+      read = sandbox { devices = [ "gpu" ]; };
+      sentence = "mkSandbox data: devices has \"gpu\" in it: write names such as \"nvidia.com/gpu=all\", or device nodes such as \"/dev/dri/renderD128\"";
+    };
+    "a kind of devices" = {
+      read = sandbox { devices = [ "nvidia.com/gpu" ]; };
+      sentence = "mkSandbox data: devices has \"nvidia.com/gpu\" in it, a kind of devices: write one of them, such as \"nvidia.com/gpu=all\"";
+    };
+    "a device that every sandbox has" = {
+      read = sandbox { devices = [ "/dev/null" ]; };
+      sentence = "mkSandbox data: devices has \"/dev/null\" in it, which every sandbox has or makes for itself: write others, or leave it out";
+    };
+    "a device twice" = {
+      read = sandbox { devices = [ "a.example/b=c" "a.example/b=c" ]; };
+      sentence = "mkSandbox data: devices is a list of 2: write at most 64 different ones";
+    };
     "a package where a shell belongs" = {
       read = sandbox { fromShell = "devShells.default"; };
       sentence = "mkSandbox data: from_shell is \"devShells.default\": write a shell that mkShell made, such as devShells.x86_64-linux.default";
@@ -470,7 +494,7 @@ let
     };
     "a module's option misspelt" = {
       read = module { environments.python.presset = "python"; };
-      sentence = "services.nix-sandbox-mcp.environments.python: has no option \"presset\" (did you mean \"preset\"?): write one of backend, cpus, description, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, output_kb, packages, packages_on_demand, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, workspace_mb";
+      sentence = "services.nix-sandbox-mcp.environments.python: has no option \"presset\" (did you mean \"preset\"?): write one of backend, cpus, description, devices, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, output_kb, packages, packages_on_demand, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, unsafe_devices, workspace_mb";
     };
     "a module's environment under another name" = {
       read = module { environments.numbers.sandbox = data; };

@@ -18,6 +18,7 @@ PROJECT_MOUNT              where it is shown (/project)
 PROJECT_MODE               readonly, or overlay: code may write, and what it writes is discarded (readonly)
 PROJECT_USE_FLAKE          1: the project's devShells.default is an environment
 NIX_SANDBOX_INBOX          folder of files for the code, at /inbox in every sandbox, to read
+NIX_SANDBOX_CDI            folders of specifications of devices, with colons between them
 SESSION_IDLE_TIMEOUT       seconds until an unused session ends (300)
 SESSION_MAX_LIFETIME       seconds until a session ends (3600)
 SESSION_MAX                how many sessions live at once (64)

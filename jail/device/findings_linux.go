@@ -1,0 +1,60 @@
+package device
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/cdi"
+)
+
+// Findings says which devices there are, and which of them the sandbox can have, in the
+// sentences with which a start would be refused.
+func (f Finder) Findings(spec *jail.Spec) []jail.Finding {
+	registry := cdi.Read(cdi.Folders(f.Folders), os.Geteuid())
+	names := registry.Names()
+	all := jail.Finding{Name: "CDI names", OK: true, Found: "none in " + strings.Join(cdi.Folders(f.Folders), ", ")}
+	if len(names) > 0 {
+		all.Found = strings.Join(names, ", ")
+	}
+	if len(registry.Problems) > 0 {
+		all.OK = false
+		all.Found += "; " + strings.Join(registry.Problems, "; ")
+		all.Fix = "fix these files, or write them again with the vendor's generator"
+	}
+	asked := strings.Join(spec.Devices.Names, ", ")
+	had := jail.Finding{Name: "devices " + asked, OK: true, Needed: true}
+	plan, err := f.Find(spec, jail.Request{})
+	var notes []string
+	if err == nil {
+		// As this user; where root starts the sandbox, its user gets the groups that
+		// the nodes have.
+		if os.Geteuid() != 0 {
+			notes, err = plan.Usable()
+		}
+		notes = append(plan.Notes, notes...)
+	}
+	if err != nil {
+		had.OK, had.Found, had.Fix = false, err.Error(), jail.HintOf(err)
+		return []jail.Finding{all, had}
+	}
+	nodes := 0
+	for _, mount := range plan.Mounts {
+		if mount.IsNode {
+			nodes++
+		}
+	}
+	had.Found = fmt.Sprintf("device nodes: %d, other files and folders: %d", nodes, len(plan.Mounts)-nodes)
+	if len(plan.Groups) > 0 {
+		var groups []string
+		for _, group := range plan.Groups {
+			groups = append(groups, groupName(group))
+		}
+		had.Found += ", for members of " + strings.Join(groups, " and ")
+	}
+	if len(notes) > 0 {
+		had.Found += "; " + strings.Join(notes, "; ")
+	}
+	return []jail.Finding{all, had}
+}

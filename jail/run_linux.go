@@ -1,0 +1,90 @@
+package jail
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+)
+
+// serveName is the name of the program of an artifact whose standard error is a log.
+const serveName = "session-run"
+
+// Run does what the arguments of the launcher say. It returns only if that fails or
+// starts no sandbox. version is the launcher's own, and devices finds those of sandboxes
+// that have some; nil in a launcher of others.
+func Run(args []string, version string, devices DeviceFinder) error {
+	switch {
+	case len(args) == 1 && args[0] == Hold:
+		_, err := io.Copy(io.Discard, os.Stdin)
+		return err
+	case len(args) > 0 && args[0] == NetworkStep:
+		return RunNetworkStep(args[1:])
+	case len(args) > 0 && args[0] == HandOut:
+		return RunHandOut(args[1:])
+	case len(args) > 0 && args[0] == Join:
+		return RunJoin(args[1:])
+	case len(args) > 0 && args[0] == UpperStep:
+		return RunUpperStep(args[1:])
+	case len(args) == 1 && args[0] == "--version":
+		_, err := os.Stdout.WriteString("nix-sandbox-jail " + version + "\n")
+		return err
+	case len(args) == 0:
+		return &Refusal{
+			Problem: "no sandbox was named",
+			Hint:    "run the sandbox's own bin/run",
+		}
+	case len(args) > 1:
+		return &Refusal{
+			Problem: "a sandbox takes no arguments, and was given " + args[1],
+			Hint:    "write the code to its standard input",
+		}
+	}
+	spec, err := ReadSpec(args[0])
+	if err != nil {
+		return err
+	}
+	if spec.Devices != nil && devices == nil {
+		return errors.New("this launcher starts sandboxes without devices alone, and the description has some")
+	}
+	name := filepath.Base(args[0])
+	switch name {
+	case CheckName:
+		findings := spec.CheckMachine(context.Background())
+		if spec.Devices != nil {
+			findings = append(findings, devices.Findings(spec)...)
+		}
+		return WriteFindings(os.Stdout, findings)
+	case WorkspaceName:
+		return spec.StartWorkspace()
+	}
+	request, err := spec.ReadRequest(os.Getenv)
+	if err != nil {
+		return err
+	}
+	request.logs = name == serveName
+	if spec.Devices != nil {
+		if request.devices, err = devices.Find(spec, request); err != nil {
+			return err
+		}
+	}
+	events := NoEvents
+	if spec.Network != nil {
+		if events, err = Events(os.Getenv(EventsVariable)); err != nil {
+			return err
+		}
+	}
+	return spec.Start(request, events)
+}
+
+// Main is a launcher whole: it runs, reports an error and ends this process.
+func Main(version string, devices DeviceFinder) {
+	if err := Run(os.Args[1:], version, devices); err != nil {
+		WriteError(os.Stderr, err)
+		os.Exit(exitRefused)
+	}
+}
+
+// exitRefused tells "no sandbox started" from every status of the code in it.
+const exitRefused = 125
