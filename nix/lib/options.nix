@@ -576,6 +576,11 @@ rec {
       nullable = true;
       doc = "How many calls run at a time; others wait for their turn, which goes from one caller to the next. Left out, twice as many as there are processors, and at least 8.";
     };
+    audit_file = {
+      type = types.secretFile;
+      nullable = true;
+      doc = "The file of the audit log, of a server on standard input and output too: a record for each call, with hashes that show what was changed (`nix-sandbox-mcp audit verify FILE`). NIX_SANDBOX_AUDIT replaces it.";
+    };
     lame_duck_seconds = {
       type = types.integer 0 3600;
       default = 4;

@@ -9,8 +9,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/changes"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
@@ -20,7 +22,10 @@ import (
 type Call struct {
 	// Principal is who asks; empty where there is one client alone.
 	Principal string
-	Env       registry.Environment
+	// Trace is the trace id that the client gave the call: 32 hexadecimal digits, or
+	// empty.
+	Trace string
+	Env   registry.Environment
 	// Session is the session's id; empty for a call without one.
 	Session string
 	Code    string
@@ -37,6 +42,18 @@ type Call struct {
 
 // TimeLimit is how long the code may run.
 func (c Call) TimeLimit() time.Duration { return cmp.Or(c.Timeout, c.Env.Timeout) }
+
+// Origin returns who asks and the trace id, as attributes for a log; none where they are
+// empty.
+func (c Call) Origin() (attributes []any) {
+	if c.Principal != "" {
+		attributes = append(attributes, slog.String("principal", c.Principal))
+	}
+	if c.Trace != "" {
+		attributes = append(attributes, slog.String("trace_id", c.Trace))
+	}
+	return attributes
+}
 
 // Key names the call's session.
 func (c Call) Key() Key { return Key{c.Principal, c.Session} }
@@ -218,11 +235,13 @@ func DiedDuring(err error) *sandbox.DeadError {
 }
 
 // Outcome says in one word what came of a call: the result's own outcome,
-// died or refused.
+// cancelled, died or refused.
 func Outcome(result Result, err error) string {
 	switch {
 	case err == nil:
 		return result.Outcome
+	case errors.Is(err, context.Canceled):
+		return frame.OutcomeCancelled
 	case DiedDuring(err) != nil:
 		return "died"
 	default:

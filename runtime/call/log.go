@@ -21,7 +21,7 @@ type logged struct {
 func (l *logged) Execute(ctx context.Context, call Call) (Result, error) {
 	began := time.Now()
 	result, err := l.next.Execute(ctx, call)
-	attributes := []slog.Attr{
+	attributes := []any{
 		slog.String("env", call.Env.Name),
 		slog.String("session", call.Session),
 		slog.String("outcome", Outcome(result, err)),
@@ -30,15 +30,13 @@ func (l *logged) Execute(ctx context.Context, call Call) (Result, error) {
 		slog.Int("code_bytes", len(call.Code)),
 		slog.Int("output_bytes", result.Stdout.Len()+result.Stderr.Len()),
 	}
-	if call.Principal != "" {
-		attributes = append(attributes, slog.String("principal", call.Principal))
-	}
+	attributes = append(attributes, call.Origin()...)
 	var dead *sandbox.DeadError
 	if errors.As(err, &dead) {
 		l.log.LogAttrs(ctx, slog.LevelError, "sandbox died", slog.String("env", call.Env.Name), slog.String("session", call.Session), slog.String("reason", dead.Reason), slog.String("log", dead.Log))
 	} else if err != nil {
 		attributes = append(attributes, slog.String("reason", err.Error()))
 	}
-	l.log.LogAttrs(ctx, slog.LevelInfo, "call", attributes...)
+	l.log.InfoContext(ctx, "call", attributes...)
 	return result, err
 }

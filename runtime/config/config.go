@@ -74,6 +74,10 @@ type Config struct {
 	KeepFolder string
 	KeepBytes  int64
 
+	// Audit is the file of the audit log, an absolute path; empty where the variables
+	// name none.
+	Audit string
+
 	// StartWithin is what a sandbox may take to start.
 	StartWithin time.Duration
 
@@ -155,6 +159,12 @@ func Read(get func(string) string) (Config, error) {
 			"set it to 1 to keep the files of sessions, or to 0 not to, or leave it unset",
 		}))
 	}
+	if path := get("NIX_SANDBOX_AUDIT"); path != "" && !filepath.IsAbs(path) {
+		wrong = cmp.Or(wrong, error(&Error{
+			fmt.Sprintf("NIX_SANDBOX_AUDIT is %q", path),
+			"set it to the absolute path of a file, or leave it unset to keep no audit log",
+		}))
+	}
 	config := Config{
 		Metadata:        get("NIX_SANDBOX_METADATA"),
 		Folders:         registry.Folders{Folders: folders(get), Builds: get("NIX_SANDBOX_BUILDS"), Packages: get("NIX_SANDBOX_PACKAGES")},
@@ -167,6 +177,7 @@ func Read(get func(string) string) (Config, error) {
 		SessionMax:      number("SESSION_MAX", "sessions", maxSessions),
 		Keep:            get("SESSION_KEEP_FILES"),
 		KeepFolder:      KeptSessions(get),
+		Audit:           get("NIX_SANDBOX_AUDIT"),
 		StartWithin:     cmp.Or(seconds("NIX_SANDBOX_START_SECONDS", maxStart), defaultStart),
 		Builder:         number("NIX_SANDBOX_BUILDER", "a descriptor", maxDescriptor),
 		HTTP:            get("NIX_SANDBOX_HTTP"),

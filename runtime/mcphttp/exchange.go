@@ -336,6 +336,9 @@ func (x *exchange) request(m rpc.Message, session *httpSession) {
 		x.write(x.statusOf(reply), reply)
 		return
 	}
+	if m.Trace == "" {
+		m.Trace = rpc.TraceID(x.r.Header.Get("Traceparent"))
+	}
 	call, refusal := x.handler.Admit(x.who.Name, m)
 	if call == nil {
 		x.write(x.statusOf(refusal), refusal)

@@ -25,6 +25,8 @@ type Serve struct {
 	Quotas map[string]Quota `json:"quotas"`
 	// CallsAtOnce is how many calls run at once; 0 leaves it to the processors.
 	CallsAtOnce int `json:"calls_at_once"`
+	// AuditFile is the file of the audit log; empty where there is none.
+	AuditFile string `json:"audit_file"`
 	// LameDuckSeconds is how long the server goes on before it drains, DrainSeconds how
 	// long calls may then take.
 	LameDuckSeconds int `json:"lame_duck_seconds"`

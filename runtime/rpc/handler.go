@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
@@ -107,6 +108,7 @@ func (h *Handler) Admit(principal string, m Message) (call *Call, reply mcp.JSON
 		sentence := tool.Busy(h.bounds.Calls, h.bounds.Bytes)
 		h.log.Warn("call refused", "reason", sentence)
 		if m.Method == string(mcp.MethodToolsCall) && m.isPlain() {
+			h.tool.Refuse(principal, m.Trace, m.fields.Params.Arguments, errors.New(sentence))
 			return nil, h.complete(m, mcp.NewToolResultError(sentence))
 		}
 		return nil, Failure(m.ID, mcp.INTERNAL_ERROR, sentence)
@@ -118,6 +120,7 @@ func (h *Handler) Admit(principal string, m Message) (call *Call, reply mcp.JSON
 		call.read, _ = h.tool.AcceptRead(principal, p.URI)
 	case p.Name == tool.Name:
 		call.run = h.tool.Accept(principal, p.Arguments)
+		call.run.SetTrace(m.Trace)
 	}
 	return call, nil
 }

@@ -12,6 +12,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"regexp"
+	"strings"
 
 	"github.com/mark3labs/mcp-go/mcp"
 
@@ -26,6 +28,10 @@ type Message struct {
 	ID json.RawMessage
 	// CancelledID is the id of the request that a notification cancels.
 	CancelledID json.RawMessage
+
+	// Trace is the trace id that the client gives the request, by its _meta or, where the
+	// transport has set it, by a header: 32 hexadecimal digits, or empty.
+	Trace string
 
 	text   []byte
 	fields fields
@@ -69,10 +75,27 @@ func Decode(text []byte) (m Message, reply mcp.JSONRPCMessage) {
 		return m, Failure(nil, mcp.INVALID_REQUEST, "the message is not an object: send one request at a time")
 	}
 	m = Message{Method: f.Method, ID: f.ID, CancelledID: f.Params.RequestID, text: text, fields: f, typed: err == nil}
+	if meta := f.Params.Meta; meta != nil {
+		traceparent, _ := meta.AdditionalFields["traceparent"].(string)
+		m.Trace = TraceID(traceparent)
+	}
 	if bytes.Equal(m.ID, []byte("null")) {
 		m.ID = nil
 	}
 	return m, nil
+}
+
+// traceparent is a header of W3C's Trace Context, of version 00 or a later one.
+var traceparent = regexp.MustCompile(`^[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?$`)
+
+// TraceID returns the trace id of a traceparent; empty where it is none.
+func TraceID(text string) string {
+	// One that is longer comes from a version that does not exist yet.
+	found := traceparent.FindStringSubmatch(bounded.Head(text, 256))
+	if found == nil || found[1] == strings.Repeat("0", 32) || strings.HasPrefix(text, "ff") {
+		return ""
+	}
+	return found[1]
 }
 
 // placeholder stands for long code while the rest of its message is decoded.

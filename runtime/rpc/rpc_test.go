@@ -282,3 +282,20 @@ func TestAnswer_RecoversFromPanics(t *testing.T) {
 		}
 	})
 }
+
+func TestTraceID_TakesAWholeTraceparent(t *testing.T) {
+	const id = "4bf92f3577b34da6a3ce929d0e0e4736"
+	for text, want := range map[string]string{
+		"00-" + id + "-00f067aa0ba902b7-01":                      id,
+		"01-" + id + "-00f067aa0ba902b7-01-what":                 id,
+		"ff-" + id + "-00f067aa0ba902b7-01":                      "",
+		"00-" + strings.ToUpper(id) + "-00f067aa0ba902b7-01":     "",
+		"00-" + strings.Repeat("0", 32) + "-00f067aa0ba902b7-01": "",
+		"00-" + id: "",
+		"":         "",
+	} {
+		if got := TraceID(text); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}

@@ -78,7 +78,9 @@ type Options struct {
 	// AfterFirst is called when the one client has its first answer, or the server
 	// takes connections; it may be nil.
 	AfterFirst func()
-	Log        *slog.Logger
+	// Observers are told of every call, also of those that are refused.
+	Observers []call.Observer
+	Log       *slog.Logger
 }
 
 // Stdio serves one client until in ends and all that came is answered, or
@@ -169,7 +171,7 @@ func (o *Options) assemble() *assembly {
 	}
 	inUse := newInUse(o.Sessions.Idle)
 	built := ondemand.New(sessions, ondemand.Options{Folder: o.Packages, Ask: o.Build, Used: inUse.use, Log: o.Log})
-	calls := call.Log(built, o.Log)
+	calls := call.Observe(call.Log(built, o.Log), o.Observers...)
 	offered := tool.Options{
 		Environments: o.Environments,
 		Executor:     calls,
@@ -178,6 +180,7 @@ func (o *Options) assemble() *assembly {
 		SharedFiles:  o.SharedFiles,
 		KeptFiles:    o.KeptFiles != nil,
 		Kept:         left,
+		Observers:    o.Observers,
 		Log:          o.Log,
 	}
 	if o.Changes != nil {

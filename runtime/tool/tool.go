@@ -47,6 +47,8 @@ type Options struct {
 	SharedFiles bool
 	// KeptFiles says that the files of a session are there again after its end.
 	KeptFiles bool
+	// Observers are told of calls that are refused before they reach the executor.
+	Observers []call.Observer
 	Log       *slog.Logger
 }
 
@@ -179,6 +181,24 @@ func (t *Tool) Accept(principal string, arguments any) *Run {
 	return r
 }
 
+// SetTrace gives the call the trace id of the message that brought it, before
+// [Run.Answer].
+func (r *Run) SetTrace(id string) { r.call.Trace = id }
+
+// Refuse tells observers of a call that the transport refused, with what can be read of
+// its arguments.
+func (t *Tool) Refuse(principal, trace string, arguments any, why error) {
+	if len(t.Observers) == 0 {
+		return
+	}
+	c := call.Call{Principal: principal, Trace: trace}
+	fields, _ := arguments.(map[string]any)
+	c.Code, _ = fields["code"].(string)
+	c.Env.Name, _ = fields["env"].(string)
+	c.Session, _ = fields["session"].(string)
+	call.ReportRefusal(c, why, t.Observers...)
+}
+
 // Answer runs the call. What goes wrong is an answer too: an error of the
 // protocol would not reach the model. Progress is called now and then, with
 // the seconds that have passed and a line that says what goes on; it may be
@@ -189,7 +209,9 @@ func (r *Run) Answer(ctx context.Context, progress func(seconds float64, line st
 	t := r.tool
 	if r.refusal != nil {
 		sentence, _, _ := strings.Cut(r.refusal.Error(), "\n")
-		t.Log.Info("call", "env", bounded.Head(r.call.Env.Name, 64), "session", bounded.Head(r.call.Session, 64), "outcome", "refused", "reason", sentence)
+		facts := []any{"env", bounded.Head(r.call.Env.Name, 64), "session", bounded.Head(r.call.Session, 64), "outcome", "refused", "reason", sentence}
+		t.Log.Info("call", append(facts, r.call.Origin()...)...)
+		call.ReportRefusal(r.call, r.refusal, t.Observers...)
 		return mcp.NewToolResultError(r.refusal.Error())
 	}
 	if progress != nil {

@@ -131,6 +131,7 @@ in
     expected = {
       schema = 1;
       serve = {
+        audit_file = null;
         calls_at_once = null;
         drain_seconds = 30;
         hosts = [ ];

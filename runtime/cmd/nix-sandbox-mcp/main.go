@@ -57,6 +57,7 @@ func rootCommand(std streams) *cobra.Command {
 	root.AddCommand(
 		serveCommand(std),
 		tokenCommand(std),
+		auditCommand(std),
 		listCommand(std),
 		runCommand(std),
 		shellCommand(std),

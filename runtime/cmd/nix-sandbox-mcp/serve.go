@@ -161,6 +161,11 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	if err != nil {
 		return err
 	}
+	observers, err := observe(settings, base.Serve, log)
+	if err != nil {
+		return err
+	}
+	defer observers.Close()
 	options := service.Options{
 		Environments: environments,
 		Starter:      framed.New(log, framed.Options{StartTimeout: settings.StartWithin, Groups: groups(ctx, log, environments.Now())}),
@@ -175,6 +180,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 		Variables:    inherited(base),
 		Version:      release(),
 		AfterFirst:   func() { close(answered) },
+		Observers:    observers.all,
 		Log:          log,
 	}
 	if front == nil {

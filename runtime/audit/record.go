@@ -1,0 +1,143 @@
+package audit
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+)
+
+// Record is a line of the log: a call, or what became of the log itself.
+type Record struct {
+	// Seq numbers the records of a log from 1 on, without gaps.
+	Seq uint64 `json:"seq"`
+	// Time is when the call ended, in UTC.
+	Time time.Time `json:"time"`
+	// Event is empty for a call.
+	Event Event `json:"event,omitempty"`
+	// Lost is how many records before this one could not be written.
+	Lost uint64 `json:"lost,omitempty"`
+
+	// Who is the principal; empty where there is one client alone.
+	Who     string `json:"who,omitempty"`
+	Trace   string `json:"trace_id,omitempty"`
+	Env     string `json:"env,omitempty"`
+	Session string `json:"session,omitempty"`
+	// Closure identifies what was in the sandbox, CodeHash the code, by its SHA-256.
+	Closure   string `json:"closure,omitempty"`
+	CodeHash  string `json:"code_sha256,omitempty"`
+	CodeBytes int    `json:"code_bytes"`
+	// Outcome is that of [call.Outcome], Reason why a call did not run or did not end.
+	Outcome  string `json:"outcome,omitempty"`
+	Reason   string `json:"reason,omitempty"`
+	Limit    string `json:"limit,omitempty"`
+	ExitCode int    `json:"exit_code"`
+	// Milliseconds is how long the answer took, with all waits.
+	Milliseconds int64 `json:"ms"`
+	// StdoutBytes and StderrBytes are what the code wrote, also what was cut of it.
+	StdoutBytes int64 `json:"stdout_bytes"`
+	StderrBytes int64 `json:"stderr_bytes"`
+	Files       int   `json:"files"`
+
+	// Prev is the hash of the record before this one; empty in the first of a log.
+	Prev string `json:"prev"`
+}
+
+// Event says what became of the log itself.
+type Event string
+
+const (
+	// Recovered is the first record after a line that was cut, because the server or
+	// the machine ended while it was written. The line is removed.
+	Recovered Event = "recovered"
+	// Begun is the first record of a log that follows one which cannot be continued.
+	Begun Event = "begun"
+)
+
+// Bounds of what a client chose, in bytes. A record is shorter than maxLine.
+const (
+	maxName   = 128
+	maxReason = 512
+	maxLine   = 8 << 10
+)
+
+// recordOf returns the record of a call that took as long as it says.
+func recordOf(c call.Call, result call.Result, err error, took time.Duration) Record {
+	r := Record{
+		Who: bounded.Head(c.Principal, maxName), Trace: bounded.Head(c.Trace, maxName),
+		Env: bounded.Head(c.Env.Name, maxName), Session: bounded.Head(c.Session, maxName),
+		Closure:   bounded.Head(c.Env.Closure, maxName),
+		CodeBytes: len(c.Code),
+		Outcome:   call.Outcome(result, err), ExitCode: result.ExitCode,
+		Milliseconds: took.Milliseconds(),
+		StdoutBytes:  int64(result.Stdout.Len()) + result.Stdout.Cut,
+		StderrBytes:  int64(result.Stderr.Len()) + result.Stderr.Cut,
+		Files:        len(result.Files),
+	}
+	if c.Code != "" {
+		hash := sha256.Sum256([]byte(c.Code))
+		r.CodeHash = hex.EncodeToString(hash[:])
+	}
+	if err != nil {
+		r.Reason = bounded.Head(err.Error(), maxReason)
+	}
+	if result.Limit != nil {
+		r.Limit = result.Limit.Name
+	}
+	return r
+}
+
+// The last field of a line is the hash of what stands before it.
+const (
+	hashField = `,"hash":"`
+	hashEnd   = `"}` + "\n"
+	hashSize  = 2 * sha256.Size
+)
+
+// line returns a record as a line, and its hash.
+func (r Record) line() (line []byte, hash string, err error) {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return nil, "", fmt.Errorf("encode record %d: %w", r.Seq, err)
+	}
+	text = bytes.TrimSuffix(text, []byte("}"))
+	hash = hashOf(text)
+	return append(text, hashField+hash+hashEnd...), hash, nil
+}
+
+func hashOf(text []byte) string {
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:])
+}
+
+// Errors of [parse].
+var (
+	errCut     = errors.New("the line is cut")
+	errForm    = errors.New("the line is no record")
+	errChanged = errors.New("the record was changed: it has another hash than it says")
+)
+
+// parse reads a line with its end, and checks its hash.
+func parse(line []byte) (r Record, hash string, err error) {
+	if !bytes.HasSuffix(line, []byte("\n")) {
+		return r, "", errCut
+	}
+	at := len(line) - len(hashField) - hashSize - len(hashEnd)
+	if at < 0 || !bytes.HasPrefix(line[at:], []byte(hashField)) || !bytes.HasSuffix(line, []byte(hashEnd)) {
+		return r, "", errForm
+	}
+	hash = string(line[at+len(hashField) : len(line)-len(hashEnd)])
+	if hash != hashOf(line[:at]) {
+		return r, "", errChanged
+	}
+	if err := json.Unmarshal(append(bytes.Clone(line[:at]), '}'), &r); err != nil {
+		return r, "", errForm
+	}
+	return r, hash, nil
+}

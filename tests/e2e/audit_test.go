@@ -1,0 +1,73 @@
+package e2e
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/audit"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcpclient"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+)
+
+// Every call is a record, whatever became of it, when its answer is there.
+func TestAudit_HasARecordOfEveryCall(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "audit.jsonl")
+	c := start(t, "NIX_SANDBOX_AUDIT="+path)
+	records := func() (all []audit.Record) {
+		text := must.Get(os.ReadFile(path))(t)
+		for line := range strings.Lines(string(text)) {
+			var r audit.Record
+			must.Do(t, json.Unmarshal([]byte(line), &r))
+			all = append(all, r)
+		}
+		return all
+	}
+	const trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+	code := "echo out; echo err >&2; exit 3"
+	params := mcpclient.RunParams(mcptest.Arguments{Code: code, Env: "bash", Session: "s"})
+	params["_meta"] = map[string]any{"traceparent": "00-" + trace + "-00f067aa0ba902b7-01"}
+	c.Request("tools/call", params)
+	if got := records(); len(got) != 1 {
+		t.Fatalf("there are %d records when the first answer is read", len(got))
+	}
+	run(c, "nothing", "echo")
+	c.Run(mcptest.Arguments{Code: "echo", Env: "bash", Session: "not a name"})
+	id := c.SendRun(mcptest.Arguments{Code: "echo began; sleep 900", Env: "bash", Session: "s"})
+	patience.Wait(t, patience.Long, func() string { return "the call never runs" }, func() bool {
+		return strings.Contains(c.Log(), "session=s") // the first call's line
+	})
+	c.Notify("notifications/cancelled", map[string]any{"requestId": json.RawMessage(id)})
+	c.Await(id)
+	got := records()
+	if len(got) != 4 {
+		t.Fatalf("%d records, want 4: %+v", len(got), got)
+	}
+	first := got[0]
+	if want := fmt.Sprintf("%x", sha256.Sum256([]byte(code))); first.CodeHash != want || first.Trace != trace ||
+		first.Env != "bash" || first.Session != "s" || first.Closure == "" || first.ExitCode != 3 || first.StdoutBytes != 4 || first.StderrBytes != 4 {
+		t.Errorf("%+v", first)
+	}
+	for i, want := range []string{"ok", "refused", "refused", "cancelled"} {
+		if got[i].Outcome != want {
+			t.Errorf("record %d is %+v, want %s", i+1, got[i], want)
+		}
+	}
+	if got[1].Env != "nothing" || got[2].Session != "not a name" || got[1].Reason == "" {
+		t.Errorf("refused: %+v and %+v", got[1], got[2])
+	}
+	file := must.Get(os.Open(path))(t)
+	defer file.Close()
+	var chain audit.Chain
+	must.Do(t, chain.Verify(file))
+	if chain.Records != 4 {
+		t.Errorf("%+v", chain)
+	}
+}
