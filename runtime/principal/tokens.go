@@ -9,9 +9,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net/http"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -63,7 +65,14 @@ func NewToken(name, class string) (token, line string, err error) {
 // A principal may have several lines, and so several tokens, of one class.
 type Tokens struct {
 	path  string
-	known atomic.Pointer[map[[sha256.Size]byte]Principal]
+	known atomic.Pointer[knownTokens]
+}
+
+// knownTokens are the principals of a file by the hashes of their tokens, and their
+// classes by name.
+type knownTokens struct {
+	byHash  map[[sha256.Size]byte]Principal
+	classes map[string]string
 }
 
 var _ Authenticator = (*Tokens)(nil)
@@ -85,12 +94,20 @@ func (t *Tokens) Reload() error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", t.path, err)
 	}
-	t.known.Store(&known)
+	t.known.Store(known)
 	return nil
 }
 
+// Classes are the classes that the file names.
+func (t *Tokens) Classes() []string {
+	return slices.DeleteFunc(slices.Compact(slices.Sorted(maps.Values(t.known.Load().classes))), func(class string) bool { return class == "" })
+}
+
+// Class returns the class of a principal of the file; empty for every other.
+func (t *Tokens) Class(name string) string { return t.known.Load().classes[name] }
+
 // Count is how many tokens there are.
-func (t *Tokens) Count() int { return len(*t.known.Load()) }
+func (t *Tokens) Count() int { return len(t.known.Load().byHash) }
 
 // readOwn reads a file that only its owner can write.
 func readOwn(path string) ([]byte, error) {
@@ -128,9 +145,8 @@ func readOwn(path string) ([]byte, error) {
 }
 
 // parseTokens reads the lines of the file.
-func parseTokens(text []byte) (map[[sha256.Size]byte]Principal, error) {
-	known := map[[sha256.Size]byte]Principal{}
-	classes := map[string]string{}
+func parseTokens(text []byte) (*knownTokens, error) {
+	known := &knownTokens{map[[sha256.Size]byte]Principal{}, map[string]string{}}
 	number := 0
 	for line := range bytes.Lines(text) {
 		number++
@@ -140,8 +156,8 @@ func parseTokens(text []byte) (map[[sha256.Size]byte]Principal, error) {
 		}
 		hash, p, err := parseLine(fields)
 		if err == nil {
-			other, twice := known[hash]
-			class, again := classes[p.Name]
+			other, twice := known.byHash[hash]
+			class, again := known.classes[p.Name]
 			switch {
 			case twice:
 				err = fmt.Errorf("it has the hash of another line, of %s: make a token of its own for each", other.Name)
@@ -152,7 +168,7 @@ func parseTokens(text []byte) (map[[sha256.Size]byte]Principal, error) {
 		if err != nil {
 			return nil, fmt.Errorf("line %d: %w", number, err)
 		}
-		known[hash], classes[p.Name] = p, p.Class
+		known.byHash[hash], known.classes[p.Name] = p, p.Class
 	}
 	return known, nil
 }
@@ -186,7 +202,7 @@ func (t *Tokens) Authenticate(r *http.Request) (Principal, error) {
 	if err != nil {
 		return Principal{}, err
 	}
-	if p, found := (*t.known.Load())[sha256.Sum256([]byte(token))]; found {
+	if p, found := t.known.Load().byHash[sha256.Sum256([]byte(token))]; found {
 		return p, nil
 	}
 	return Principal{}, ErrNone

@@ -90,6 +90,9 @@ type Sandbox interface {
 type Spec struct {
 	// Name is the environment's.
 	Name string
+	// Principal is whose the sandbox will be; empty for one that waits for a call. It
+	// does not change the sandbox.
+	Principal string
 	// Exec is the program of the artifact that the starter knows how to use.
 	Exec string
 	// OutputBytes is what a call may answer, of both streams together.

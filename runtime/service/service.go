@@ -15,11 +15,13 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/changes"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/fair"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/kept"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcphttp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcpstdio"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/ondemand"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/pool"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/quota"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
@@ -32,6 +34,9 @@ const (
 	// maxOnce bounds the sandboxes of calls without a session that live at
 	// once; further calls wait.
 	maxOnce = 32
+	// readsAtOnce is how many files of sandboxes are read at a time, where there are
+	// several principals.
+	readsAtOnce = 4
 	// maxKept and maxKeptBytes bound the calls without a session whose files are
 	// kept, and these files together, on disk.
 	maxKept      = 256
@@ -58,6 +63,10 @@ type Options struct {
 	Environments *registry.Registry
 	Starter      Starter // is closed at the end
 	Sessions     session.Limits
+	// Quota is what a principal may have at a time, and CallsAtOnce how many calls run
+	// at a time; without Quota, there is one principal, and calls begin when they come.
+	Quota       func(principal string) registry.Quota
+	CallsAtOnce int
 	// SharedFiles lets a session have several environments.
 	SharedFiles bool
 	// Changes saves what sessions change in a project that is an overlay; nil where
@@ -155,11 +164,21 @@ type assembly struct {
 // assemble puts the layers together, from what starts sandboxes to what answers
 // messages.
 func (o *Options) assemble() *assembly {
-	spec := func(c call.Call) sandbox.Spec { return o.spec(c.Env) }
+	spec := func(c call.Call) sandbox.Spec {
+		spec := o.spec(c.Env)
+		spec.Principal = c.Principal
+		return spec
+	}
 	warm := pool.New(o.Starter, o.Log)
 	left := kept.New(kept.Limits{Idle: o.Sessions.Idle, Lifetime: o.Sessions.Lifetime, Calls: maxKept, Bytes: maxKeptBytes}, os.TempDir(), o.Log)
-	once := session.Once(sandbox.Limit(warm, maxOnce), spec, left)
-	sessions := session.New(warm, spec, once, o.Sessions, o.Log)
+	starter, limits, mostOnce := sandbox.Starter(warm), o.Sessions, maxOnce
+	if o.Quota != nil {
+		starter = quota.Memory(starter, func(principal string) int64 { return o.Quota(principal).MemoryMB << 20 })
+		limits.MaxEach = func(principal string) int { return o.Quota(principal).Sessions }
+		mostOnce = max(mostOnce, o.CallsAtOnce)
+	}
+	once := session.Once(sandbox.Limit(starter, mostOnce), spec, left)
+	sessions := session.New(starter, spec, once, limits, o.Log)
 	if o.SharedFiles {
 		sessions.ShareFiles(o.Starter)
 	}
@@ -169,9 +188,18 @@ func (o *Options) assemble() *assembly {
 	if o.Changes != nil {
 		sessions.RecordChanges(o.Changes, o.Host.Project)
 	}
+	executor, reads := call.Executor(sessions), fair.NewGate(1, 1)
+	if o.Quota != nil {
+		executor = fair.Calls(executor, fair.NewGate(o.CallsAtOnce, 0))
+		// A sandbox that sends slowly keeps the reads of its own principal waiting.
+		reads = fair.NewGate(readsAtOnce, 1)
+	}
 	inUse := newInUse(o.Sessions.Idle)
-	built := ondemand.New(sessions, ondemand.Options{Folder: o.Packages, Ask: o.Build, Used: inUse.use, Log: o.Log})
-	calls := call.Observe(call.Log(built, o.Log), o.Observers...)
+	executor = ondemand.New(executor, ondemand.Options{Folder: o.Packages, Ask: o.Build, Used: inUse.use, Log: o.Log})
+	if o.Quota != nil {
+		executor = quota.Calls(executor, func(principal string) int { return o.Quota(principal).Calls })
+	}
+	calls := call.Observe(call.Log(executor, o.Log), o.Observers...)
 	offered := tool.Options{
 		Environments: o.Environments,
 		Executor:     calls,
@@ -181,6 +209,7 @@ func (o *Options) assemble() *assembly {
 		KeptFiles:    o.KeptFiles != nil,
 		Kept:         left,
 		Observers:    o.Observers,
+		Reads:        reads,
 		Log:          o.Log,
 	}
 	if o.Changes != nil {

@@ -42,8 +42,10 @@ const (
 type Limits struct {
 	Idle     time.Duration
 	Lifetime time.Duration
-	// Max is how many sandboxes of sessions live at once.
-	Max int
+	// Max is how many sandboxes of sessions live at once, MaxEach how many of one
+	// principal; nil where Max alone counts.
+	Max     int
+	MaxEach func(principal string) int
 }
 
 // SpecFunc says which sandbox a call needs.
@@ -69,7 +71,8 @@ type Manager struct {
 
 	mu       sync.Mutex
 	sessions map[call.Key]*session
-	live     int // sandboxes of sessions that live or are starting
+	live     int            // sandboxes of sessions that live or are starting
+	liveEach map[string]int // of each principal
 	ended    map[call.Key]call.Restart
 	order    []call.Key // of ended, oldest first
 }
@@ -122,6 +125,7 @@ func New(starter sandbox.Starter, spec SpecFunc, once call.Executor, limits Limi
 		log:      log,
 		closed:   make(chan struct{}),
 		sessions: map[call.Key]*session{},
+		liveEach: map[string]int{},
 		ended:    map[call.Key]call.Restart{},
 	}
 }
@@ -227,7 +231,7 @@ func (m *Manager) endIfOver(s *session) {
 				member.closeChanges()
 				delete(s.members, name)
 				s.died[name] = true
-				m.live--
+				m.count(s.key.Principal, -1)
 			}
 		}
 	}
@@ -281,7 +285,7 @@ func (m *Manager) end(s *session, why call.Restart) {
 	for _, member := range s.members {
 		member.Kill()
 		member.closeChanges()
-		m.live--
+		m.count(s.key.Principal, -1)
 	}
 	clear(s.members)
 	clear(s.died)
@@ -410,11 +414,11 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (sandbox.S
 		defer m.mu.Unlock()
 		return nil, call.Result{}, &call.OtherEnvError{Session: c.Session, Has: s.environments(), Wanted: env}
 	}
-	if m.live >= m.limits.Max {
+	if most, isFull := m.isFull(c.Principal); isFull {
 		defer m.mu.Unlock()
-		return nil, call.Result{}, m.full(c.Principal)
+		return nil, call.Result{}, m.full(c.Principal, most)
 	}
-	m.live++
+	m.count(c.Principal, 1)
 	m.mu.Unlock()
 
 	started := time.Now()
@@ -432,7 +436,7 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (sandbox.S
 		err = sandbox.ErrClosed
 	}
 	if err != nil {
-		m.live--
+		m.count(c.Principal, -1)
 		// Nobody has the workspace of a session that did not begin, or whose other
 		// sandboxes died meanwhile.
 		if m.endIfOver(s); len(s.members) == 0 {
@@ -470,9 +474,28 @@ func (m *Manager) start(ctx context.Context, s *session, c call.Call) (sandbox.S
 	return start(ctx, m.starter, spec)
 }
 
-// full is the error of a session beyond the bound.
-func (m *Manager) full(principal string) error {
-	full := &call.FullError{Max: m.limits.Max}
+// count adds n to the sandboxes of a principal's sessions.
+func (m *Manager) count(principal string, n int) {
+	m.live += n
+	if m.liveEach[principal] += n; m.liveEach[principal] == 0 {
+		delete(m.liveEach, principal)
+	}
+}
+
+// isFull reports whether a principal may have no further sandbox, and how many it, or
+// all together, may have.
+func (m *Manager) isFull(principal string) (most int, isFull bool) {
+	if m.limits.MaxEach != nil {
+		if most = m.limits.MaxEach(principal); m.liveEach[principal] >= most {
+			return most, true
+		}
+	}
+	return m.limits.Max, m.live >= m.limits.Max
+}
+
+// full is the error of a session beyond a bound.
+func (m *Manager) full(principal string, most int) error {
+	full := &call.FullError{Max: most}
 	for key, s := range m.sessions {
 		if len(s.members) > 0 && len(s.queue) == 0 && key.Principal == principal {
 			full.Idle = append(full.Idle, call.IdleSession{ID: key.ID, Env: s.environments(), Idle: time.Since(s.used)})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/quota"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -100,7 +101,13 @@ func (a answer) problem() string {
 	var inUse *call.InUseError
 	var building *call.BuildingError
 	var notBuilt *call.BuildError
+	var calls *quota.CallsError
+	var memory *quota.MemoryError
 	switch {
+	case errors.As(a.err, &calls):
+		return fmt.Sprintf("not run: %d calls of yours run or wait already, which are as many as you may have: call again when one of them has been answered", calls.Max)
+	case errors.As(a.err, &memory):
+		return fmt.Sprintf("not run: your sandboxes may use %d of the %d MB that you may have, and this one would be %d more: go on in a session that there is, or call again when one has ended", memory.Used>>20, memory.Max>>20, memory.Wanted>>20)
 	case errors.As(a.err, &inUse):
 		return usedElsewhere(inUse)
 	case errors.As(a.err, &building):

@@ -143,8 +143,8 @@ type Read struct {
 	ticket    *call.Ticket
 	principal string
 	kept      string
-	// reads says that the tool's reading contains the element of this read.
-	reads bool
+	// leave gives back the slot of the tool's Reads; nil before there is one.
+	leave func()
 }
 
 // AcceptRead takes a ticket for a read in the session that its URI names, as
@@ -159,11 +159,11 @@ func (t *Tool) AcceptRead(principal, uri string) (*Read, error) {
 	if id, isKept := strings.CutPrefix(session, keptPrefix); isKept {
 		return &Read{tool: t, uri: uri, name: name, principal: principal, kept: id}, nil
 	}
-	return &Read{tool: t, uri: uri, name: name, ticket: t.Sessions.Enqueue(call.Key{Principal: principal, ID: session})}, nil
+	return &Read{tool: t, uri: uri, name: name, principal: principal, ticket: t.Sessions.Enqueue(call.Key{Principal: principal, ID: session})}, nil
 }
 
 // Answer reads the file. A file is in memory several times until the client has
-// its answer, so one is read at a time, in any session: the next read waits for
+// its answer, so few are read at a time ([Options.Reads]): others wait for
 // [Read.Release].
 func (r *Read) Answer(ctx context.Context) ([]mcp.ResourceContents, error) {
 	defer r.ticket.Release()
@@ -195,7 +195,8 @@ func (r *Read) Answer(ctx context.Context) ([]mcp.ResourceContents, error) {
 	return []mcp.ResourceContents{mcp.BlobResourceContents{URI: r.uri, MIMEType: kind, Blob: base64.StdEncoding.EncodeToString(data)}}, nil
 }
 
-// read reads the file when the session's turn and then the tool's has come.
+// read reads the file when its turn in the session has come, and then its turn among all
+// reads.
 func (r *Read) read(ctx context.Context) ([]byte, error) {
 	var box sandbox.Sandbox
 	switch {
@@ -212,11 +213,9 @@ func (r *Read) read(ctx context.Context) ([]byte, error) {
 			return nil, err
 		}
 	}
-	select {
-	case r.tool.reading <- struct{}{}:
-		r.reads = true
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	var err error
+	if r.leave, err = r.tool.Reads.Enter(ctx, r.principal); err != nil {
+		return nil, err
 	}
 	if r.isChanges() {
 		return r.readChanges()
@@ -249,9 +248,8 @@ func (r *Read) session() string {
 // Release lets the next file be read. It is called when the answer has been
 // written, or is not needed.
 func (r *Read) Release() {
-	if r.reads {
-		r.reads = false
-		<-r.tool.reading
+	if r.leave != nil {
+		r.leave()
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/changes"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/fair"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
@@ -49,7 +50,10 @@ type Options struct {
 	KeptFiles bool
 	// Observers are told of calls that are refused before they reach the executor.
 	Observers []call.Observer
-	Log       *slog.Logger
+	// Reads has a slot for each file that is read at a time: one is in memory several
+	// times until it has been encoded for the client. Nil is one slot.
+	Reads *fair.Gate
+	Log   *slog.Logger
 }
 
 // Sessions is what the tool asks of sessions besides running calls in them;
@@ -94,11 +98,15 @@ func (p Project) mounts() []string {
 type Tool struct {
 	Options
 	progressEvery time.Duration // shorter in tests
-	reading       chan struct{} // contains an element while a file is read
 }
 
 // New returns the tool.
-func New(options Options) *Tool { return &Tool{options, progressEvery, make(chan struct{}, 1)} }
+func New(options Options) *Tool {
+	if options.Reads == nil {
+		options.Reads = fair.NewGate(1, 1)
+	}
+	return &Tool{options, progressEvery}
+}
 
 // Server returns an MCP server that offers the tool. It tells its clients when
 // the list of tools has changed, until the returned function is called.

@@ -3,12 +3,15 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"io"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -33,15 +36,19 @@ type httpServer struct {
 
 var listening = regexp.MustCompile(`"msg":"listening","address":"([^"]+)"`)
 
-// startHTTP starts a server with a token for each name, whose settings for HTTP are
-// replaced by these.
-func startHTTP(t testing.TB, names []string, serve map[string]any, variables ...string) *httpServer {
+// startHTTP starts a server with a token for each name, whose settings for HTTP, and
+// limits of every environment, are replaced by these.
+func startHTTP(t testing.TB, names []string, serve, limits map[string]any, variables ...string) *httpServer {
 	t.Helper()
 	s := &httpServer{t: t, log: &mcptest.Log{}, exited: make(chan error, 1), tokens: map[string]string{}, file: filepath.Join(t.TempDir(), "tokens")}
 	for _, name := range names {
 		s.tokens[name] = s.newToken(name)
 	}
-	metadata := mcptest.MetadataWith(t, environments(t), map[string]any{"serve": mcptest.Serve(serve)})
+	all := environments(t)
+	for _, fields := range all {
+		maps.Copy(fields, limits)
+	}
+	metadata := mcptest.MetadataWith(t, all, map[string]any{"serve": mcptest.Serve(serve)})
 	s.cmd = command(t, append([]string{"NIX_SANDBOX_METADATA=" + metadata, "NIX_SANDBOX_TOKENS=" + s.file}, variables...)...)
 	s.cmd.Args = []string{s.cmd.Args[0], "serve", "--http", "127.0.0.1:0", "--log-format", "json"}
 	s.cmd.Stderr = s.log
@@ -102,7 +109,7 @@ func (s *httpServer) end() {
 // the protocol finds again.
 func TestHTTP_KeepsPrincipalsApart(t *testing.T) {
 	t.Parallel()
-	s := startHTTP(t, []string{"alice", "bob"}, map[string]any{"lame_duck_seconds": 0})
+	s := startHTTP(t, []string{"alice", "bob"}, map[string]any{"lame_duck_seconds": 0}, nil)
 	for _, version := range []string{mcptest.Newest, mcptest.Stateless} {
 		alice, bob := s.client("alice", version), s.client("bob", version)
 		expect(t, inHTTP(t, alice, "s", "python", "secret = 42; open('/workspace/outputs/f', 'w').write('alice'); print(secret)"), "42\n")
@@ -132,7 +139,7 @@ func TestHTTP_KeepsPrincipalsApart(t *testing.T) {
 // Tokens are read again at SIGHUP, and stay as they were where the file is broken.
 func TestHTTP_ReadsTokensAgain(t *testing.T) {
 	t.Parallel()
-	s := startHTTP(t, []string{"alice"}, map[string]any{"lame_duck_seconds": 0})
+	s := startHTTP(t, []string{"alice"}, map[string]any{"lame_duck_seconds": 0}, nil)
 	bearer := func(token string) http.Header { return http.Header{"Authorization": {"Bearer " + token}} }
 	hangUp := func(logged string) {
 		t.Helper()
@@ -169,4 +176,86 @@ func TestHTTP_RefusesTokenFiles(t *testing.T) {
 	cmd := command(t, "NIX_SANDBOX_TOKENS="+file)
 	cmd.Args = []string{cmd.Args[0], "serve", "--http", "127.0.0.1:0"}
 	expectRefusal(t, cmd, "the tokens cannot be used: "+file+": line 2: it is not NAME sha256:HASH", "hint: correct the file")
+}
+
+// sentence is what a call that is refused is answered with.
+func sentence(t testing.TB, c *httpclient.Client, arguments mcptest.Arguments) string {
+	t.Helper()
+	answer := must.Get(c.Run(t.Context(), arguments))(t)
+	if !answer.IsError {
+		t.Errorf("the call is not refused: %q", answer.Text())
+	}
+	return answer.Text()
+}
+
+// What one may have is bounded, each refusal says how, and others have theirs.
+func TestHTTP_BoundsPrincipals(t *testing.T) {
+	t.Parallel()
+	for _, version := range []string{mcptest.Newest, mcptest.Stateless} {
+		t.Run(version, func(t *testing.T) {
+			s := startHTTP(t, []string{"alice", "bob"}, map[string]any{
+				"lame_duck_seconds": 0,
+				"quotas":            map[string]any{"default": map[string]any{"calls": 3, "sessions": 2, "streams": 2, "memory_mb": 3 * 512}},
+			}, map[string]any{"memory_mb": 512, "prewarm": 0})
+			alice, bob := s.client("alice", version), s.client("bob", version)
+			// Sessions.
+			for _, session := range []string{"one", "two"} {
+				inHTTP(t, alice, session, "bash", ":")
+			}
+			if got := sentence(t, alice, mcptest.Arguments{Env: "bash", Session: "three", Code: ":"}); !strings.HasPrefix(got, "all 2 sessions are in use; idle: one (bash, ") {
+				t.Errorf("a session too many: %q", got)
+			}
+			expect(t, inHTTP(t, bob, "three", "bash", "echo bob"), "bob\n")
+			// Memory: the two sessions leave that of one sandbox.
+			long := seconds()
+			ctx, cancel := context.WithCancel(t.Context())
+			var calls sync.WaitGroup
+			calls.Go(func() { _, _ = alice.Run(ctx, mcptest.Arguments{Env: "bash", Code: "sleep " + long}) })
+			patience.Wait(t, patience.Long, func() string { return "the call does not run" }, func() bool { return len(procfs.WithCommand("sleep\x00"+long)) == 1 })
+			if got, want := sentence(t, alice, mcptest.Arguments{Env: "bash", Code: ":"}), "not run: your sandboxes may use 1536 of the 1536 MB that you may have, and this one would be 512 more: go on in a session that there is, or call again when one has ended"; got != want {
+				t.Errorf("memory too much: %q", got)
+			}
+			// Calls: two more wait in a session.
+			for range 2 {
+				calls.Go(func() {
+					// A call of those below may have the last slot.
+					for ctx.Err() == nil {
+						_, _ = alice.Run(ctx, mcptest.Arguments{Env: "bash", Session: "one", Code: "sleep " + long})
+					}
+				})
+			}
+			patience.Wait(t, patience.Long, func() string { return "the calls do not come" }, func() bool {
+				answer := must.Get(alice.Run(t.Context(), mcptest.Arguments{Env: "bash", Session: "two", Code: ":"}))(t)
+				return answer.Text() == "not run: 3 calls of yours run or wait already, which are as many as you may have: call again when one of them has been answered"
+			})
+			expect(t, inHTTP(t, bob, "three", "bash", "echo bob"), "bob\n")
+			cancel()
+			calls.Wait()
+			together(t, len(procfs.WithCommand("sleep\x00"+long)), long)
+			// Streams.
+			open := func() *http.Response {
+				if alice.IsStateless() {
+					message := must.Get(alice.Message(alice.NextID(), "subscriptions/listen", map[string]any{"notifications": map[string]any{"toolsListChanged": true}}))(t)
+					return must.Get(alice.Post(t.Context(), "subscriptions/listen", "", message))(t)
+				}
+				c := s.client("alice", version)
+				return must.Get(c.Do(must.Get(c.Request(t.Context(), http.MethodGet, nil))(t)))(t)
+			}
+			for i := range 3 {
+				response := open()
+				defer response.Body.Close()
+				want := http.StatusOK
+				if i == 2 {
+					want = http.StatusTooManyRequests
+					body := must.Get(io.ReadAll(response.Body))(t)
+					if !strings.Contains(string(body), "2 streams of yours are open") {
+						t.Errorf("a stream too many: %s", body)
+					}
+				}
+				if response.StatusCode != want {
+					t.Errorf("stream %d: status %d", i, response.StatusCode)
+				}
+			}
+		})
+	}
 }

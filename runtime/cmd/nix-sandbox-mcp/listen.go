@@ -6,10 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
 	"os/signal"
+	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -73,6 +76,9 @@ func (f *front) readCallers(tokenFile string) error {
 				Hint:    "correct the file; " + program + " token new NAME prints a line for it",
 			}
 		}
+		if err := f.checkClasses(); err != nil {
+			return err
+		}
 		f.chain = append(f.chain, f.tokens)
 	}
 	if oauth := f.serve.OAuth; oauth != nil {
@@ -80,6 +86,38 @@ func (f *front) readCallers(tokenFile string) error {
 		f.chain = append(f.chain, principal.NewOAuth(f.oauth))
 	}
 	return nil
+}
+
+// checkClasses refuses a file of tokens that names a class without quotas.
+func (f *front) checkClasses() error {
+	for _, class := range f.tokens.Classes() {
+		if _, found := f.serve.Quotas[class]; !found {
+			return &config.Error{
+				Problem: fmt.Sprintf("the file of tokens has class=%s, and the configuration has no serve.quotas.%s", class, class),
+				Hint:    "add it to the configuration, or use one of " + strings.Join(slices.Sorted(maps.Keys(f.serve.Quotas)), ", "),
+			}
+		}
+	}
+	return nil
+}
+
+// quota is what a principal may have at a time.
+func (f *front) quota(name string) registry.Quota {
+	if f.tokens != nil {
+		if quota, found := f.serve.Quotas[f.tokens.Class(name)]; found {
+			return quota
+		}
+	}
+	return f.serve.Quotas[registry.DefaultClass]
+}
+
+// leastCallsAtOnce is how many calls run at a time on a machine with few processors:
+// most calls wait for something.
+const leastCallsAtOnce = 8
+
+// callsAtOnce is how many calls run at a time.
+func (f *front) callsAtOnce() int {
+	return cmp.Or(f.serve.CallsAtOnce, max(2*runtime.NumCPU(), leastCallsAtOnce))
 }
 
 // callers says in a word or two how callers are told apart.
@@ -119,6 +157,9 @@ func (f *front) reloadTokens(ctx context.Context, log *slog.Logger) {
 			continue
 		}
 		log.Info("tokens read", "tokens", f.tokens.Count())
+		if err := f.checkClasses(); err != nil {
+			log.Warn("principals have the quotas of another class", "error", err)
+		}
 	}
 }
 
@@ -128,6 +169,7 @@ func (f *front) options() mcphttp.Options {
 		Hosts:         f.serve.Hosts,
 		Origins:       f.serve.Origins,
 		Authenticator: f.chain,
+		Streams:       func(principal string) int { return f.quota(principal).Streams },
 		LameDuck:      time.Duration(f.serve.LameDuckSeconds) * time.Second,
 		DrainTimeout:  time.Duration(f.serve.DrainSeconds) * time.Second,
 	}

@@ -187,6 +187,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 		return service.Stdio(ctx, in, out, options)
 	}
 	running.Go(func() { front.reloadTokens(background, log) })
+	options.Quota, options.CallsAtOnce = front.quota, front.callsAtOnce()
 	log.Info("listening", "address", front.Addr().String(), "path", mcphttp.Path, "callers", front.callers())
 	return service.HTTP(ctx, now, front, options, front.options())
 }

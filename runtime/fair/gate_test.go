@@ -1,0 +1,152 @@
+package fair
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+)
+
+// users has n users of a principal ask for a slot each, and use it for a second.
+func users(t *testing.T, g *Gate, all *sync.WaitGroup, principal string, n int, seen func()) {
+	for range n {
+		all.Go(func() {
+			leave, err := g.Enter(t.Context(), principal)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			seen()
+			time.Sleep(time.Second)
+			leave()
+			leave() // does nothing
+		})
+		synctest.Wait()
+	}
+}
+
+// One who asks for everything has half of the slots at most, and one who comes then has
+// a slot at once.
+func TestGate_KeepsSlotsForOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewGate(8, 0)
+		var all sync.WaitGroup
+		var mu sync.Mutex
+		inside := map[string]int{}
+		enter := func(principal string) func() {
+			return func() {
+				mu.Lock()
+				defer mu.Unlock()
+				inside[principal]++
+			}
+		}
+		users(t, g, &all, "flood", 100, enter("flood"))
+		if inside["flood"] != 4 || g.Waiting() != 96 {
+			t.Errorf("the flood has %d slots, %d wait", inside["flood"], g.Waiting())
+		}
+		began := time.Now()
+		users(t, g, &all, "other", 1, enter("other"))
+		if inside["other"] != 1 || time.Since(began) != 0 {
+			t.Errorf("another one waits beside %d of a flood", inside["flood"])
+		}
+		all.Wait()
+		if g.free != 8 || len(g.held)+len(g.waiting)+len(g.order) != 0 {
+			t.Errorf("afterwards: %+v", g)
+		}
+	})
+}
+
+// Where all slots are in use, they go from one principal to the next.
+func TestGate_TakesTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewGate(1, 0)
+		var all sync.WaitGroup
+		var order []string
+		for i, principal := range []string{"a", "b", "c"} {
+			users(t, g, &all, principal, 3-i, func() { order = append(order, principal) })
+		}
+		all.Wait()
+		if got := strings.Join(order, ""); got != "aabcab" && got != "abcaba" {
+			t.Errorf("order %s", got)
+		}
+	})
+}
+
+// Who gives up leaves nothing behind, whether it had a slot by then or not.
+func TestGate_GivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewGate(2, 1)
+		leave, _ := g.Enter(t.Context(), "a")
+		ctx, cancel := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		for range 3 {
+			all.Go(func() {
+				if _, err := g.Enter(ctx, "a"); !errors.Is(err, context.Canceled) {
+					t.Error(err)
+				}
+			})
+		}
+		synctest.Wait()
+		if g.Waiting() != 3 {
+			t.Errorf("%d wait", g.Waiting())
+		}
+		cancel()
+		all.Wait()
+		leave()
+		if g.free != 2 || len(g.held)+len(g.waiting)+len(g.order) != 0 {
+			t.Errorf("afterwards: %+v", g)
+		}
+	})
+}
+
+// executor notes the calls that run.
+type executor struct {
+	mu      sync.Mutex
+	running []string
+}
+
+func (e *executor) Execute(_ context.Context, c call.Call) (call.Result, error) {
+	e.mu.Lock()
+	e.running = append(e.running, c.Principal+c.Session)
+	e.mu.Unlock()
+	time.Sleep(time.Second)
+	return call.Result{}, nil
+}
+
+// A call that waits for others of its session takes no slot from calls that could run.
+func TestCalls_WaitForTheirTurnFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &executor{}
+		calls := Calls(e, NewGate(2, 0))
+		turn := make(chan struct{})
+		var all sync.WaitGroup
+		run := func(c call.Call) {
+			all.Go(func() {
+				if _, err := calls.Execute(t.Context(), c); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+		}
+		for range 5 {
+			run(call.Call{Principal: "a", Session: "s", Ticket: call.NewTicket(call.Key{}, turn, func() {})})
+		}
+		run(call.Call{Principal: "a", Session: "t"})
+		run(call.Call{Principal: "b"})
+		if !slices.Equal(e.running, []string{"at", "b"}) {
+			t.Errorf("running %q", e.running)
+		}
+		close(turn)
+		all.Wait()
+		if len(e.running) != 7 {
+			t.Errorf("ran %s", fmt.Sprint(e.running))
+		}
+	})
+}
