@@ -179,9 +179,13 @@ func (f *front) options() mcphttp.Options {
 	return o
 }
 
-// listen returns a listener at an address, or at the path of a socket after "unix:".
+// listen returns a listener at an address, at the path of a socket after "unix:", or
+// what systemd passed.
 // Without a way to tell who calls, only this machine may.
 func listen(address string, knowsCallers bool) (net.Listener, error) {
+	if address == systemdAddress {
+		return listenSystemd(knowsCallers)
+	}
 	if path, isUnix := strings.CutPrefix(address, "unix:"); isUnix {
 		return listenUnix(path)
 	}
@@ -193,16 +197,21 @@ func listen(address string, knowsCallers bool) (net.Listener, error) {
 		}
 	}
 	if !knowsCallers && !isLocal(host) {
-		return nil, &config.Error{
-			Problem: fmt.Sprintf("%s can be reached from other machines, and there is no way to tell who calls", address),
-			Hint:    "set NIX_SANDBOX_TOKENS to a file of tokens, or listen at an address of this machine alone, such as 127.0.0.1:8080",
-		}
+		return nil, reachable(address)
 	}
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, cannotListen(address, err)
 	}
 	return listener, nil
+}
+
+// reachable is the error of an address that everybody reaches, and nobody is told apart at.
+func reachable(address string) error {
+	return &config.Error{
+		Problem: fmt.Sprintf("%s can be reached from other machines, and there is no way to tell who calls", address),
+		Hint:    "set NIX_SANDBOX_TOKENS to a file of tokens, or listen at an address of this machine alone, such as 127.0.0.1:8080",
+	}
 }
 
 // isLocal reports whether only this machine reaches an address.

@@ -103,7 +103,7 @@ func serveCommand(std streams) *cobra.Command {
 		},
 	}
 	o.serveFlags(cmd)
-	cmd.Flags().StringVar(&o.http, "http", "", "listen at `ADDRESS:PORT`, or at unix:PATH")
+	cmd.Flags().StringVar(&o.http, "http", "", "listen at `ADDRESS:PORT`, at unix:PATH, or at the socket that systemd passes: systemd")
 	return cmd
 }
 
@@ -189,6 +189,8 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	running.Go(func() { front.reloadTokens(background, log) })
 	options.Quota, options.CallsAtOnce = front.quota, front.callsAtOnce()
 	log.Info("listening", "address", front.Addr().String(), "path", mcphttp.Path, "callers", front.callers())
+	notify("READY=1")
+	context.AfterFunc(ctx, func() { notify("STOPPING=1") })
 	return service.HTTP(ctx, now, front, options, front.options())
 }
 
