@@ -49,6 +49,7 @@ type options struct {
 	server              string
 	store, path, env    []string
 	files, chdir        string
+	places              []string // FILE=PATH
 	mode                guest.Mode
 	memory, cpus        int
 	accel               string
@@ -101,6 +102,7 @@ func parse(arguments []string) (options, error) {
 	flags.Func("store", "the `path` of something in the store, taken with its closure (repeatable)", list(&o.store))
 	flags.Func("path", "the same, and its bin/ is on the PATH: `path` (repeatable)", list(&o.path))
 	flags.StringVar(&o.files, "files", "", "a `folder` to be seen as /tests, where the command starts")
+	flags.Func("place", "with --systemd, a text file at a path of Debian's: `FILE=PATH` (repeatable)", list(&o.places))
 	flags.StringVar(&o.chdir, "chdir", "", "the `folder` where the command starts instead")
 	flags.Func("env", "an environment variable of the command: `NAME=VALUE` (repeatable)", list(&o.env))
 	flags.BoolFunc("delegate", "a cgroup subtree of the user's own (the default)", mode(guest.Delegate))
@@ -147,6 +149,9 @@ func parse(arguments []string) (options, error) {
 	if o.cache == "" || o.kernel == "" || o.init == "" {
 		return o, errors.New("--cache, --kernel and --init are missing: start tests/vm/run")
 	}
+	if o.mode != guest.Systemd && len(o.places) > 0 {
+		return o, errors.New("--place is for a machine with --systemd")
+	}
 	if o.mode == guest.Systemd && o.debian == "" {
 		return o, errors.New("--debian is missing: start tests/vm/run")
 	}
@@ -180,6 +185,11 @@ func boot(ctx context.Context, o options) (int, error) {
 		Command: o.command,
 		Env:     append([]string{"NIX_SANDBOX_TEST_MACHINE=" + string(o.mode)}, o.env...),
 	}
+	places, err := placed(o.places)
+	if err != nil {
+		return statusMachine, err
+	}
+	request.Places = places
 	if request.Folder == "" && request.Files {
 		request.Folder = "/tests"
 	}
@@ -291,6 +301,23 @@ func workFolder(cache string) (string, *os.File, error) {
 	// Under its name it is locked from the beginning.
 	locked := filepath.Join(cache, "run-"+strings.TrimPrefix(filepath.Base(name), "new-"))
 	return locked, folder, os.Rename(name, locked)
+}
+
+// placed reads the files of FILE=PATH, by their paths.
+func placed(places []string) (map[string]string, error) {
+	texts := map[string]string{}
+	for _, place := range places {
+		file, path, ok := strings.Cut(place, "=")
+		if !ok || !filepath.IsAbs(path) {
+			return nil, fmt.Errorf("--place is %q: give FILE=PATH, with an absolute path", place)
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		texts[path] = string(text)
+	}
+	return texts, nil
 }
 
 // resolve follows the links of everything that the store has to contain, and

@@ -52,6 +52,9 @@ type Request struct {
 	Path    []string `json:"path"`    // folders for PATH
 	Env     []string `json:"env"`     // NAME=VALUE, added to the machine's own
 	Command []string `json:"command"` // the program is looked up on PATH
+	// Places holds the text of files of Debian's, by their paths, in the mode
+	// Systemd alone. A socket unit among them is started with the machine.
+	Places map[string]string `json:"places"`
 }
 
 // A Message is one line from the machine: first Up, then Output as it comes, at

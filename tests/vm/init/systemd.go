@@ -88,7 +88,20 @@ func becomeSystemd(request guest.Request, devices devices) error {
 			return err
 		}
 	}
-	if err := os.WriteFile(root+"/etc/systemd/system/vm.service", []byte(unit), 0o644); err != nil {
+	started := unit
+	for path, text := range request.Places {
+		if err := os.MkdirAll(filepath.Dir(root+path), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(root+path, []byte(text), 0o644); err != nil {
+			return err
+		}
+		if filepath.Ext(path) == ".socket" {
+			name := filepath.Base(path)
+			started = "[Unit]\nWants=" + name + "\nAfter=" + name + "\n" + started
+		}
+	}
+	if err := os.WriteFile(root+"/etc/systemd/system/vm.service", []byte(started), 0o644); err != nil {
 		return err
 	}
 	if err := system.Enter(root); err != nil {
