@@ -1,0 +1,272 @@
+// Package deploy_test runs several servers behind HAProxy, as deploy/haproxy.cfg
+// configures it.
+package deploy_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/httpclient"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcpclient"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
+)
+
+const principals = 20
+
+func token(i int) string { return fmt.Sprintf("nsm_principal-%d-of-the-tests", i) }
+
+// world is two servers behind a proxy.
+type world struct {
+	url     string
+	servers []*exec.Cmd
+	logs    []*lines
+}
+
+// lines keeps what a program logs, a line at a time.
+type lines struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *lines) follow(r io.Reader) {
+	scanner := bufio.NewScanner(r)
+	for scanner.Scan() {
+		l.mu.Lock()
+		l.text.WriteString(scanner.Text() + "\n")
+		l.mu.Unlock()
+	}
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// start starts a program that ends with the test, and follows its standard error.
+func start(t *testing.T, cmd *exec.Cmd) *lines {
+	t.Helper()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	log := &lines{}
+	stderr := must.Get(cmd.StderrPipe())(t)
+	must.Do(t, cmd.Start())
+	ended := make(chan struct{})
+	go func() {
+		log.follow(stderr)
+		_ = cmd.Wait()
+		close(ended)
+	}()
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-ended:
+		case <-time.After(patience.For(20 * time.Second)):
+			_ = cmd.Process.Kill()
+			<-ended
+			t.Errorf("%s did not end", cmd.Path)
+		}
+		if t.Failed() {
+			t.Logf("%s:\n%s", cmd.Path, log)
+		}
+	})
+	return log
+}
+
+var listening = regexp.MustCompile(`msg=listening address=(\S+)`)
+
+// serve starts a server for the principals, and returns its address. Where enter is a
+// command that enters another machine's namespace, it is a server of that machine.
+func serve(t *testing.T, tokens string, enter []string) (*exec.Cmd, *lines, string) {
+	t.Helper()
+	words := []string{undertest.Server(t), "serve", "--http", "127.0.0.1:0"}
+	if enter != nil {
+		words = append(enter[:len(enter):len(enter)], words...)
+		words[len(words)-1] = farAddress + ":0"
+	}
+	cmd := exec.Command(words[0], words[1:]...)
+	state := t.TempDir()
+	cmd.Env = append(os.Environ(), "NIX_SANDBOX_TOKENS="+tokens, "XDG_STATE_HOME="+state, "XDG_CACHE_HOME="+state, "NIX_SANDBOX_DIR="+state)
+	log := start(t, cmd)
+	var address string
+	patience.Wait(t, 20*time.Second, log.String, func() bool {
+		found := listening.FindStringSubmatch(log.String())
+		if found != nil {
+			address = found[1]
+		}
+		return found != nil
+	})
+	return cmd, log, address
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	listener := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	defer listener.Close()
+	return listener.Addr().String()
+}
+
+// servers starts a server for each way to enter a machine, and a proxy.
+func servers(t *testing.T, enter ...[]string) *world {
+	t.Helper()
+	undertest.Server(t)
+	if _, err := exec.LookPath("haproxy"); err != nil {
+		t.Skip("haproxy is not installed")
+	}
+	var text strings.Builder
+	for i := range principals {
+		sum := sha256.Sum256([]byte(token(i)))
+		fmt.Fprintf(&text, "principal-%d sha256:%s\n", i, hex.EncodeToString(sum[:]))
+	}
+	tokens := filepath.Join(t.TempDir(), "tokens")
+	must.Do(t, os.WriteFile(tokens, []byte(text.String()), 0o600))
+	w := &world{}
+	var addresses []string
+	for _, enter := range enter {
+		server, log, address := serve(t, tokens, enter)
+		w.servers, w.logs, addresses = append(w.servers, server), append(w.logs, log), append(addresses, address)
+	}
+	front := freeAddress(t)
+	w.url = "http://" + front + "/mcp"
+	proxy := exec.Command("haproxy", "-f", must.Get(filepath.Abs("../../deploy/haproxy.cfg"))(t))
+	proxy.Env = append(os.Environ(), "MCP_ADDRESS="+front, "MCP_FIRST="+addresses[0], "MCP_SECOND="+addresses[1])
+	log := start(t, proxy)
+	patience.Wait(t, 20*time.Second, log.String, func() bool {
+		response, err := http.Get("http://" + front + "/readyz")
+		if err != nil {
+			return false
+		}
+		response.Body.Close()
+		return response.StatusCode == http.StatusOK
+	})
+	return w
+}
+
+func (w *world) client(i int, version string) *httpclient.Client {
+	return &httpclient.Client{URL: w.url, Version: version, Token: token(i), HTTP: &http.Client{Transport: &http.Transport{}}}
+}
+
+// version returns one of the two eras of the protocol.
+func version(i int) string {
+	if i%2 == 0 {
+		return mcpclient.Newest
+	}
+	return mcpclient.Stateless
+}
+
+// Each principal finds what it left behind, also by another HTTP session and in the
+// other era of the protocol, and the principals are spread over both servers.
+func TestHAProxy_LeadsPrincipalsToTheirSessions(t *testing.T) {
+	t.Parallel()
+	w := servers(t, nil, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), patience.For(2*time.Minute))
+	defer cancel()
+	each := func(do func(i int)) {
+		var running sync.WaitGroup
+		for i := range principals {
+			running.Go(func() { do(i) })
+		}
+		running.Wait()
+	}
+	run := func(i int, version, code string) string {
+		client := w.client(i, version)
+		if err := client.Initialize(ctx); err != nil {
+			t.Errorf("principal %d: %v", i, err)
+			return ""
+		}
+		answer, err := client.Run(ctx, mcpclient.Arguments{Env: "bash", Code: code, Session: "state"})
+		if err != nil || answer.IsError {
+			t.Errorf("principal %d: error %v, %q", i, err, answer.Text())
+		}
+		return answer.Text()
+	}
+	each(func(i int) { run(i, version(i), fmt.Sprintf("secret=%d", i)) })
+	var found atomic.Int64
+	for round := range 3 {
+		each(func(i int) {
+			if got := run(i, version(i+round), "echo $secret"); got != fmt.Sprintf("%d\n", i) {
+				t.Errorf("principal %d found %q", i, got)
+				return
+			}
+			found.Add(1)
+		})
+	}
+	t.Logf("%d of %d states were found", found.Load(), 3*principals)
+	for i, log := range w.logs {
+		calls := strings.Count(log.String(), "msg=call")
+		t.Logf("server %d answered %d calls", i+1, calls)
+		if calls == 0 {
+			t.Errorf("server %d answered nothing", i+1)
+		}
+	}
+}
+
+// While a server ends, no call fails: those that run are answered, and new ones go to
+// the other server, where their sessions begin anew.
+func TestHAProxy_LosesNoCallOfAServerThatEnds(t *testing.T) {
+	t.Parallel()
+	w := servers(t, nil, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), patience.For(2*time.Minute))
+	defer cancel()
+	var calls atomic.Int64
+	ended := make(chan struct{})
+	var running sync.WaitGroup
+	for i := range 8 {
+		running.Go(func() {
+			client := w.client(i, version(i))
+			if err := client.Initialize(ctx); err != nil {
+				t.Errorf("caller %d: %v", i, err)
+				return
+			}
+			for more := true; more; {
+				select {
+				case <-ended:
+					more = false // and one more
+				default:
+				}
+				answer, err := client.Run(ctx, mcpclient.Arguments{Env: "bash", Code: "sleep 0.2; echo done", Session: "s"})
+				var refused *mcpclient.Error
+				// The HTTP session was that of the server which ends; clients begin
+				// another one then, as the protocol asks.
+				if errors.As(err, &refused) && strings.HasPrefix(refused.Message, "there is no such HTTP session") && !client.IsStateless() {
+					client.SetSession("")
+					if err := client.Initialize(ctx); err != nil {
+						t.Errorf("caller %d begins anew: %v", i, err)
+						return
+					}
+					continue
+				}
+				if err != nil || answer.IsError || !strings.HasPrefix(answer.Text(), "done\n") {
+					t.Errorf("caller %d: error %v, %q", i, err, answer.Text())
+					return
+				}
+				calls.Add(1)
+			}
+		})
+	}
+	patience.Wait(t, time.Minute, func() string { return fmt.Sprint(calls.Load(), " calls") }, func() bool { return calls.Load() >= 16 })
+	must.Do(t, w.servers[0].Process.Signal(syscall.SIGTERM))
+	patience.Wait(t, time.Minute, w.logs[0].String, func() bool { return w.servers[0].Process.Signal(syscall.Signal(0)) != nil })
+	close(ended)
+	running.Wait()
+	t.Logf("%d calls", calls.Load())
+}
