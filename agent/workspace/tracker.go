@@ -18,11 +18,13 @@ import (
 // Tracker finds what has changed under a workspace since the last time, so that
 // somebody else can have a copy of its files.
 //
-// It compares what stat(2) says of each entry. A write through a shared mapping that
-// existed before changes none of that on a tmpfs, so files that are open for writing
-// count as changed.
+// It compares what stat(2) says of each entry. On a tmpfs that stays the same when a
+// file is written through a shared mapping, so those that Mapped names count as changed.
 type Tracker struct {
 	Root Root
+	// Mapped returns the inodes of files of the workspace that processes may write by
+	// mappings. It is nil where the file system knows of such writes.
+	Mapped func() map[uint64]bool
 	// known has the entries as they were copied last.
 	known  map[string]entry
 	saving *saving // the copy that is being made; nil between two
@@ -35,8 +37,6 @@ type entry struct {
 	mtime int64
 	// target is the path of the file that this one is another name of.
 	target string
-	// open says that somebody could write to the file when it was copied.
-	open bool
 }
 
 // saving is a copy that is being made.
@@ -65,18 +65,21 @@ func (t *Tracker) Unchanged(most int) bool {
 	if len(t.known) > most {
 		return false
 	}
-	count := 0
+	count, files := 0, 0
 	err := t.Root.scan(most, func(f found) bool {
 		count++
+		if f.stat.Mode&unix.S_IFMT == unix.S_IFREG {
+			files++
+		}
 		known, ok := t.known[f.path]
 		return ok && known.same(f.stat)
 	})
-	return err == nil && count == len(t.known)
+	return err == nil && count == len(t.known) && (files == 0 || t.Mapped == nil || len(t.Mapped()) == 0)
 }
 
 // same reports whether an entry is as it was.
 func (e entry) same(st unix.Stat_t) bool {
-	return e.stamp == stampOf(st) && e.mode == st.Mode && !e.open
+	return e.stamp == stampOf(st) && e.mode == st.Mode
 }
 
 func stampOf(st unix.Stat_t) stamp {
@@ -147,9 +150,29 @@ func (r *Root) entries(folder string, most int) ([]found, error) {
 
 // Begin begins a copy of what has changed since the last one, or with full of
 // everything. A copy that was begun before and not finished is forgotten.
+//
+// A write after the scan has a later time than what the scan found, so that the next
+// one finds it: where something was written in the present tick of the file system's
+// clock, the scan is made once more after it.
 func (t *Tracker) Begin(full bool) error {
-	awaitTick()
-	return t.begin(full)
+	now := tick()
+	if err := t.begin(full); err != nil {
+		return err
+	}
+	for _, f := range t.saving.found {
+		if f.stat.Ctim.Nano() >= now {
+			awaitTick()
+			return t.begin(full)
+		}
+	}
+	return nil
+}
+
+// tick returns the time by the clock of the file system, in nanoseconds.
+func tick() int64 {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now) // fails for no argument of ours
+	return now.Nano()
 }
 
 // Settle takes what the workspace has now for what was copied last.
@@ -166,9 +189,13 @@ func (t *Tracker) IsSettled() bool { return t.known != nil }
 
 func (t *Tracker) begin(full bool) error {
 	t.abandon()
+	var mapped map[uint64]bool
+	if t.Mapped != nil && !full {
+		mapped = t.Mapped()
+	}
 	s := &saving{next: make(map[string]entry, len(t.known)), first: map[uint64]string{}}
 	err := t.Root.scan(filetree.MaxEntries, func(f found) bool {
-		s.consider(t.known, f, full)
+		s.consider(t.known, f, full || mapped[f.stat.Ino])
 		return true
 	})
 	if err != nil {
@@ -184,24 +211,20 @@ func (t *Tracker) begin(full bool) error {
 	return nil
 }
 
-// awaitTick waits until the clock of the file system has moved, for at most 20 ms. A
-// write after that has a later time than every write before it. Without the wait, a
-// second write of the same size within one tick would not be seen.
+// awaitTick waits until the clock of the file system has moved, for at most 20 ms: a
+// tick takes at most 10 ms.
 func awaitTick() {
-	var now, start unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &start) != nil {
-		return
-	}
+	start := tick()
 	for range 40 {
-		if unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now) != nil || now != start {
+		if tick() != start {
 			return
 		}
 		time.Sleep(500 * time.Microsecond)
 	}
 }
 
-// consider takes an entry into the copy, if it has to be.
-func (s *saving) consider(known map[string]entry, f found, full bool) {
+// consider takes an entry into the copy, if it has changed or with any if it is there.
+func (s *saving) consider(known map[string]entry, f found, any bool) {
 	if filetree.CheckPath(f.path) != nil {
 		s.skip(f.path)
 		return
@@ -224,7 +247,7 @@ func (s *saving) consider(known map[string]entry, f found, full bool) {
 	}
 	s.copied.Entries++
 	before, was := known[f.path]
-	if !full && was && before.same(f.stat) && before.target == e.target {
+	if !any && was && before.same(f.stat) && before.target == e.target {
 		s.next[f.path] = before
 		return
 	}
@@ -309,9 +332,6 @@ func (t *Tracker) entry(part []byte, f found) []byte {
 		// What grows while it is copied is copied as large as it was.
 		r.Kind, r.Size = filetree.File, min(f.stat.Size, st.Size)
 		s.file, s.at, s.end = file, 0, r.Size
-		e := s.next[f.path]
-		e.open = isOpenForWriting(file)
-		s.next[f.path] = e
 	}
 	return filetree.Append(part, r)
 }
@@ -326,16 +346,6 @@ func (t *Tracker) leaveOut(part []byte, f found) []byte {
 		part = filetree.Append(part, filetree.Record{Kind: filetree.Gone, Path: f.path})
 	}
 	return part
-}
-
-// isOpenForWriting reports whether somebody has a file open for writing, be it only by
-// a mapping: then the kernel gives no lease for reading; see fcntl(2).
-func isOpenForWriting(file *os.File) bool {
-	if _, err := unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_RDLCK); err != nil {
-		return errors.Is(err, unix.EAGAIN)
-	}
-	_, _ = unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
-	return false
 }
 
 // piece adds the next piece of the file that is being copied, or closes it. Holes are

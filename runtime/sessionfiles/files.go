@@ -104,18 +104,10 @@ func (f *Files) save(full bool, copy CopyFunc) (frame.Copied, error) {
 		return copied, err
 	}
 	start := next.Length
-	w, err := newSaveWriter(log, start, f.store.limit)
-	if err != nil {
-		return undo(frame.Copied{}, err)
-	}
+	w := &saveWriter{file: log, start: start, limit: f.store.limit}
 	copied, err := copy(full, w.part)
-	if err != nil {
-		w.abandon()
+	if err != nil || w.raw == 0 && (!full || f.head == nil) {
 		return undo(copied, err)
-	}
-	if w.raw == 0 && (!full || f.head == nil) {
-		w.abandon()
-		return undo(copied, nil)
 	}
 	chain := next.chain()
 	length, sum, err := w.end()

@@ -73,19 +73,23 @@ func (w *hashWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-func newSaveWriter(file *os.File, start, limit int64) (*saveWriter, error) {
-	w := &saveWriter{file: file, start: start, limit: limit}
-	w.sum = hashWriter{file: file, at: start + headerSize, limit: limit, hash: sha256.New()}
-	var err error
+// begin makes what the first part needs: most calls have none.
+func (w *saveWriter) begin() (err error) {
+	w.sum = hashWriter{file: w.file, at: w.start + headerSize, limit: w.limit, hash: sha256.New()}
 	w.zip, err = zstd.NewWriter(&w.sum, zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true),
 		zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithWindowSize(windowSize), zstd.WithEncoderCRC(false))
-	return w, err
+	return err
 }
 
 // part adds a part.
 func (w *saveWriter) part(part []byte) error {
 	if len(part) == 0 {
 		return nil
+	}
+	if w.zip == nil {
+		if err := w.begin(); err != nil {
+			return err
+		}
 	}
 	if w.raw += int64(len(part)); w.raw > w.limit {
 		return &TooLargeError{w.limit}
@@ -100,6 +104,11 @@ func (w *saveWriter) part(part []byte) error {
 
 // end completes the save and returns the length of the log with it.
 func (w *saveWriter) end() (length int64, sum [sumSize]byte, err error) {
+	if w.zip == nil { // there are no files any more
+		if err := w.begin(); err != nil {
+			return 0, sum, err
+		}
+	}
 	if err := w.zip.Close(); err != nil {
 		return 0, sum, err
 	}
@@ -108,9 +117,6 @@ func (w *saveWriter) end() (length int64, sum [sumSize]byte, err error) {
 	_, err = w.file.WriteAt(append(header, sum[:]...), w.start)
 	return w.sum.at, sum, err
 }
-
-// abandon gives up the memory of a save that is not completed.
-func (w *saveWriter) abandon() { w.zip.Reset(nil) }
 
 // readLog calls visit for every record of a log, with the number of its save. It
 // reads as much of the file as was committed, and no more memory than a part takes.
