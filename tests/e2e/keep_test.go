@@ -1,8 +1,11 @@
 package e2e
 
 import (
+	"bytes"
+	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -10,7 +13,9 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
 )
 
 // keeping starts a server that keeps the files of sessions in a state folder.
@@ -129,5 +134,213 @@ func TestKeep_IsOffByDefault(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// generation is code that changes many files, in ways that differ between the calls, and
+// check prints the one generation that all of them are of.
+func generation(n int) string {
+	return fmt.Sprintf(`n=%d; rm -rf tree; mkdir -p tree/$n; for i in $(seq 30); do echo $n >tree/$n/$i; echo $n >flat$((i %% 10)); done
+head -c $((n * 7919 %% 300000)) /dev/urandom >noise; sha256sum noise >sum; ln -sfn $n link; echo $n >n`, n)
+}
+
+const check = `sha256sum -c --quiet sum && cat n flat* tree/*/* | sort -u | tr '\n' ' ' && ls tree && readlink link && ls tree/* | wc -l`
+
+// However a server is killed while calls change files, what is kept is the whole of one
+// call's: of the last one that was answered, or the one before, or of one whose answer
+// was on its way.
+func TestKeep_SurvivesKillsAtRandom(t *testing.T) {
+	t.Parallel()
+	random := seed.New(t)
+	state := t.TempDir()
+	// The generations of the last answered call, of the one before, and of the last that
+	// was sent.
+	last, before, sent, answered := 0, 0, 0, 0
+	verify := func(c *mcptest.Client) {
+		t.Helper()
+		answer := in(c, "s", "bash", "[ -e n ] || exit 9; cat n; "+check)
+		if before == 0 && strings.HasPrefix(answer.Text(), "[exit status 9]") {
+			return
+		}
+		var n int
+		if _, err := fmt.Sscan(answer.Text(), &n); err != nil || n != before && n != last && (n <= last || n > sent) {
+			t.Fatalf("the last answered calls are %d and %d, the last sent one is %d: %q", before, last, sent, answer.Text())
+		}
+		if want := fmt.Sprintf("%d\n%d %d\n%d\n30\n", n, n, n, n); answer.IsError || !strings.HasPrefix(answer.Text(), want) {
+			t.Fatalf("half of a call: %q, want %q", answer.Text(), want)
+		}
+		last, before = n, n
+	}
+	for range soak(t, 5) {
+		c := keeping(t, state)
+		verify(c)
+		kill := time.AfterFunc(time.Duration(random.Int64N(int64(400*time.Millisecond))), func() { c.Signal(syscall.SIGKILL) })
+		for {
+			sent++
+			id := c.SendRun(mcptest.Arguments{Code: generation(sent), Env: "bash", Session: "s"})
+			message, err := c.Client.Await(context.Background(), id)
+			if err != nil {
+				break
+			}
+			if answer := must.Get(message.Answer())(t); answer.IsError {
+				t.Fatalf("answer %q", answer.Text())
+			}
+			before, last = last, sent
+			answered++
+		}
+		kill.Stop()
+		c.Wait(patience.For(10 * time.Second))
+	}
+	c := keeping(t, state)
+	verify(c)
+	end(t, c)
+	t.Logf("%d calls were sent, %d answered, and the files are of call %d", sent, answered, last)
+	if answered == 0 {
+		t.Error("no call was answered before its server was killed")
+	}
+	if damaged := must.Get(filepath.Glob(filepath.Join(state, "nix-sandbox-mcp", "sessions", "damaged-*")))(t); len(damaged) > 0 {
+		t.Errorf("%q", damaged)
+	}
+}
+
+// A session belongs to one server at a time.
+func TestKeep_HasOneWriter(t *testing.T) {
+	t.Parallel()
+	state := t.TempDir()
+	project := sample(t, "project")
+	first, second := keeping(t, state, "PROJECT_DIR="+project), keeping(t, state)
+	in(first, "s", "bash", "echo first >f")
+	expectError(t, in(second, "s", "bash", "cat f"),
+		fmt.Sprintf(`session "s" and its kept files are in use by another server of this user (process %d, project %s): use another session id, or end that server`, first.PID(), project))
+	expect(t, in(second, "s2", "bash", "ls -A"), "outputs\n")
+	expect(t, in(first, "s", "bash", "cat f"), "first\n")
+	end(t, first)
+	if answer := in(second, "s", "bash", "cat f"); answer.IsError || !strings.HasPrefix(answer.Text(), "first\n") {
+		t.Errorf("answer %q", answer.Text())
+	}
+}
+
+// Files that are not as they were saved are set aside, and the model is told.
+func TestKeep_SetsDamagedFilesAside(t *testing.T) {
+	t.Parallel()
+	state := t.TempDir()
+	c := keeping(t, state)
+	in(c, "s", "bash", "echo 1 >f")
+	end(t, c)
+	logs := must.Get(filepath.Glob(filepath.Join(state, "nix-sandbox-mcp", "sessions", "*", "*.log")))(t)
+	data := must.Get(os.ReadFile(logs[0]))(t)
+	data[len(data)-1] ^= 1
+	must.Do(t, os.WriteFile(logs[0], data, 0o600))
+	c = keeping(t, state)
+	answer := in(c, "s", "bash", "ls -A; echo 2 >f")
+	if want := "outputs\n[new session: the earlier one has ended; its kept files cannot be used and are set aside, so that this one begins without: its log "; !strings.HasPrefix(answer.Text(), want) {
+		t.Errorf("answer %q, want %q", answer.Text(), want)
+	}
+	end(t, c)
+	aside := must.Get(filepath.Glob(filepath.Join(state, "nix-sandbox-mcp", "sessions", "damaged-*", "*.log")))(t)
+	if len(aside) != 1 || !bytes.Equal(must.Get(os.ReadFile(aside[0]))(t), data) {
+		t.Errorf("set aside: %q", aside)
+	}
+	c = keeping(t, state)
+	if answer := in(c, "s", "bash", "cat f"); answer.IsError || !strings.HasPrefix(answer.Text(), "2\n[new session: the earlier one has ended; its variables are gone") {
+		t.Errorf("answer %q", answer.Text())
+	}
+}
+
+// Where the files cannot be saved, calls go on, the next answer says so, and what was
+// saved before is there.
+func TestKeep_SaysWhatIsNotSaved(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounts take root")
+	}
+	t.Parallel()
+	server := command(t, "SESSION_KEEP_FILES=1", "XDG_STATE_HOME=/mnt")
+	// A process has the small disk, in a mount namespace that the servers enter.
+	holder := exec.Command("unshare", "--mount", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt && echo mounted && cat")
+	input := must.Get(holder.StdinPipe())(t)
+	output := must.Get(holder.StdoutPipe())(t)
+	must.Do(t, holder.Start())
+	t.Cleanup(func() { input.Close(); _ = holder.Wait() })
+	must.Get(output.Read(make([]byte, 1)))(t)
+	next := func() *mcptest.Client {
+		t.Helper()
+		wrapped := exec.Command("nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", holder.Process.Pid), server.Path, "--stdio")
+		wrapped.Env = append(server.Env, "PATH="+os.Getenv("PATH"))
+		c := mcptest.Start(t, wrapped)
+		c.Initialize(mcptest.Newest)
+		return c
+	}
+	c := next()
+	in(c, "s", "bash", "echo 1 >f")
+	in(c, "s", "bash", "head -c 3M /dev/urandom >large; echo 2 >f")
+	if answer := in(c, "s", "bash", "cat f"); !strings.HasPrefix(answer.Text(), "2\n[files are not kept: save the files of session \"s\": ") || !strings.Contains(answer.Text(), "no space left on device") {
+		t.Errorf("answer %q", answer.Text())
+	}
+	c.Signal(syscall.SIGKILL)
+	c.Wait(patience.For(10 * time.Second))
+	c = next()
+	if answer := in(c, "s", "bash", "cat f; ls large"); !strings.HasPrefix(answer.Text(), "1\n--- stderr") {
+		t.Errorf("answer %q", answer.Text())
+	}
+	// With less, they are saved again.
+	in(c, "s", "bash", "head -c 3M /dev/urandom >large; echo 3 >f")
+	in(c, "s", "bash", "rm large")
+	expect(t, in(c, "s", "bash", "cat f"), "3\n")
+	end(t, c)
+	if answer := in(next(), "s", "bash", "cat f"); !strings.HasPrefix(answer.Text(), "3\n") {
+		t.Errorf("answer %q", answer.Text())
+	}
+}
+
+// A session larger than keep_mb is not saved; a server that cannot keep files says so
+// when it starts, and only if it has to.
+func TestKeep_IsBounded(t *testing.T) {
+	t.Parallel()
+	metadata := "NIX_SANDBOX_METADATA=" + mcptest.MetadataWith(t, environments(t), map[string]any{
+		"session": mcptest.Session(map[string]any{"keep_files": true, "keep_mb": 1}),
+	})
+	c := start(t, metadata)
+	in(c, "s", "bash", "head -c 2M /dev/urandom >large")
+	if answer := in(c, "s", "bash", "ls"); !strings.Contains(answer.Text(), `[files are not kept: save the files of session "s": the session's files are larger than keep_mb, which is 1]`) {
+		t.Errorf("answer %q", answer.Text())
+	}
+	for i := range 3 {
+		in(c, fmt.Sprint("s", i), "bash", "head -c 400K /dev/urandom >f")
+		c.Run(mcptest.Arguments{Code: ":", Env: "bash", Session: fmt.Sprint("s", i)})
+	}
+	if strings.Contains(c.Log(), "kept files of a session removed") {
+		t.Error("files of a session in use are removed")
+	}
+	end(t, c)
+}
+
+func TestKeep_NeedsAFolder(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "file")
+	must.Do(t, os.WriteFile(file, nil, 0o600))
+	expectRefusal(t, command(t, "SESSION_KEEP_FILES=1", "XDG_STATE_HOME="+file), "keep files of sessions: mkdir "+file, "hint: ")
+	expectRefusal(t, command(t, "SESSION_KEEP_FILES=1", "HOME="), "SESSION_KEEP_FILES is 1, and there is no folder to keep files in", "set XDG_STATE_HOME or HOME to an absolute path")
+	expectRefusal(t, command(t, "SESSION_KEEP_FILES=yes"), `SESSION_KEEP_FILES is "yes"`, "set it to 1")
+	shared := "NIX_SANDBOX_METADATA=" + mcptest.MetadataWith(t, environments(t), map[string]any{
+		"session": mcptest.Session(map[string]any{"shared_files": true}),
+	})
+	expectRefusal(t, command(t, "SESSION_KEEP_FILES=1", shared), "SESSION_KEEP_FILES is 1, and the configuration's shared_files is true", "set one of them to false")
+	// The same folder does no harm where nothing is kept.
+	c := start(t, "XDG_STATE_HOME="+file)
+	expect(t, in(c, "s", "bash", "echo 1"), "1\n")
+}
+
+// What is written through a mapping that an earlier call made is kept too, although it
+// changes no time of the file.
+func TestKeep_SeesMappings(t *testing.T) {
+	t.Parallel()
+	state := t.TempDir()
+	c := keeping(t, state)
+	in(c, "s", "python", "import mmap; f = open('f', 'wb+'); f.write(bytes(10000)); f.flush(); m = mmap.mmap(f.fileno(), 0); f.close()")
+	in(c, "s", "python", "1")
+	in(c, "s", "python", "m[5000:5005] = b'mmap!'")
+	end(t, c)
+	if answer := in(keeping(t, state), "s", "python", "open('f', 'rb').read()[5000:5005]"); !strings.HasPrefix(answer.Text(), "b'mmap!'\n") {
+		t.Errorf("answer %q", answer.Text())
 	}
 }
