@@ -67,6 +67,9 @@ type Result struct {
 	// Restart says that the session had to begin anew, and why; nil where it
 	// went on, or where this is its first call.
 	Restart *Restart
+	// Grown says that the session goes on in another sandbox, of its environment with
+	// further packages: with its files, and without its variables.
+	Grown bool
 	// FilesKept says of a sandbox that died during the call that the files of the
 	// session are there, because the session has other sandboxes.
 	FilesKept bool
@@ -142,7 +145,12 @@ func (e *StartError) Error() string {
 func (e *StartError) Unwrap() error { return e.Err }
 
 // OtherEnvError reports a call to a session of another environment.
-type OtherEnvError struct{ Session, Has, Wanted string }
+type OtherEnvError struct {
+	Session, Has, Wanted string
+	// Changed says that it could go on in the wanted one, but for what it has changed in
+	// the project, which would be lost.
+	Changed bool
+}
 
 func (e *OtherEnvError) Error() string {
 	return fmt.Sprintf("session %q has environment %q, not %q", e.Session, e.Has, e.Wanted)

@@ -190,6 +190,17 @@ func (r *Record) Early() (summary *Summary, first, unsaved bool) {
 	return &found, first, true
 }
 
+// IsEmpty reports whether nothing is changed.
+func (r *Record) IsEmpty() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.overlay == nil {
+		return true
+	}
+	empty, err := r.overlay.upper.IsEmpty()
+	return err == nil && empty
+}
+
 // Save brings the patch up to date with what a call that began at this time left.
 func (r *Record) Save(ctx context.Context, began time.Time) {
 	r.mu.Lock()

@@ -104,6 +104,15 @@ func ReadRequest(folder, key string) (request Request, err error) {
 	return request, nil
 }
 
+// Added returns what calls added to an environment: of one to which nothing was added, its
+// name and no packages.
+func (e Environment) Added() Derived {
+	if e.Derived != nil {
+		return *e.Derived
+	}
+	return Derived{Base: e.Name}
+}
+
 // ErrNotBuilt reports an environment with packages that the builder has not built.
 var ErrNotBuilt = errors.New("it is not built")
 

@@ -50,7 +50,7 @@ func (m *Manager) startWithFiles(ctx context.Context, s *session, c call.Call) (
 		box, err := m.start(ctx, s, c)
 		return box, nil, err
 	}
-	files, err := m.store.Acquire(sessionfiles.Key{Principal: c.Principal, Session: c.Session, Env: c.Env.Name})
+	files, err := m.store.Acquire(sessionfiles.Key{Principal: c.Principal, Session: c.Session, Env: c.Env.Added().Base})
 	if err != nil {
 		var inUse *sessionfiles.InUseError
 		if errors.As(err, &inUse) {

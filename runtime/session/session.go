@@ -15,6 +15,7 @@ package session
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -112,6 +113,17 @@ type member struct {
 // environments names those that the session has sandboxes of.
 func (s *session) environments() string {
 	return strings.Join(slices.Sorted(maps.Keys(s.members)), "+")
+}
+
+// related returns the session's sandbox of the same environment with other packages; nil
+// where there is none.
+func (s *session) related(env registry.Environment) *member {
+	for _, member := range s.members {
+		if member.env.Added().Base == env.Added().Base {
+			return member
+		}
+	}
+	return nil
 }
 
 // New returns a Manager that starts the sandboxes of sessions by starter and
@@ -410,11 +422,24 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (sandbox.S
 		defer m.mu.Unlock()
 		return member, call.Result{}, nil
 	}
-	if len(s.members) > 0 && s.workspace == nil {
+	// A call may have been accepted before an earlier one made the session's
+	// environment larger.
+	former := s.related(c.Env)
+	if former != nil && former.env.Added().Includes(c.Env.Added()) {
+		s.last = former.env.Name
+		defer m.mu.Unlock()
+		return former, call.Result{}, nil
+	}
+	if former != nil && !c.Env.Added().Includes(former.env.Added()) || len(s.members) > 0 && former == nil && s.workspace == nil {
 		defer m.mu.Unlock()
 		return nil, call.Result{}, &call.OtherEnvError{Session: c.Session, Has: s.environments(), Wanted: env}
 	}
-	if most, isFull := m.isFull(c.Principal); isFull {
+	if former != nil && former.changes != nil && !former.changes.IsEmpty() {
+		// These are in a layer of the sandbox that it has.
+		defer m.mu.Unlock()
+		return nil, call.Result{}, &call.OtherEnvError{Session: c.Session, Has: former.env.Name, Wanted: env, Changed: true}
+	}
+	if most, isFull := m.isFull(c.Principal); isFull && former == nil {
 		defer m.mu.Unlock()
 		return nil, call.Result{}, m.full(c.Principal, most)
 	}
@@ -422,7 +447,14 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (sandbox.S
 	m.mu.Unlock()
 
 	started := time.Now()
-	box, restored, err := m.startWithFiles(ctx, s, c)
+	var box sandbox.Sandbox
+	var restored *call.Restored
+	var err error
+	if former != nil {
+		box, err = m.startLarger(ctx, s, former, c)
+	} else {
+		box, restored, err = m.startWithFiles(ctx, s, c)
+	}
 	if err == nil {
 		defer box.OnEnd(func() { m.sandboxEnded(s) })
 	}
@@ -448,10 +480,24 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (sandbox.S
 	if len(s.members) == 0 {
 		s.started = started
 	}
-	s.members[env] = &member{box, c.Env, m.recordChanges(c, box)}
+	one := &member{box, c.Env, m.recordChanges(c, box)}
+	began := call.Result{Restored: restored}
+	if former != nil {
+		// What it had unsaved is in the other one now.
+		if s.kept.unsaved == sandbox.Sandbox(former) {
+			s.kept.unsaved = one
+		}
+		delete(s.members, former.env.Name)
+		m.count(c.Principal, -1)
+		former.Kill()
+		former.closeChanges()
+		began.Grown = true
+	}
+	s.members[env] = one
 	s.last, s.used = env, time.Now()
 	m.log.Info("session started", "session", c.Session, "env", env, "ms", time.Since(started).Milliseconds())
-	return s.members[env], call.Result{Restart: m.takeRestart(s, env), Restored: restored}, nil
+	began.Restart = m.takeRestart(s, env)
+	return one, began, nil
 }
 
 // start starts a sandbox for a session whose turn the caller has, and before it the
@@ -472,6 +518,30 @@ func (m *Manager) start(ctx context.Context, s *session, c call.Call) (sandbox.S
 		m.mu.Unlock()
 	}
 	return start(ctx, m.starter, spec)
+}
+
+// copyTimeout bounds the copy of a session's files from one sandbox to another.
+const copyTimeout = time.Minute
+
+// startLarger starts a sandbox in place of a session's own one, of the same environment
+// with further packages, and with the session's files. After an error the session has
+// the one that it had.
+func (m *Manager) startLarger(ctx context.Context, s *session, former *member, c call.Call) (sandbox.Sandbox, error) {
+	box, err := m.start(ctx, s, c)
+	if err != nil || s.workspace != nil {
+		return box, err // on one workspace, the files are there
+	}
+	ctx, cancel := context.WithTimeout(ctx, copyTimeout)
+	defer cancel()
+	_, err = former.SaveFiles(ctx, true, func(part []byte) error { return box.RestoreFiles(ctx, part, false) })
+	if err == nil {
+		err = box.RestoreFiles(ctx, nil, true)
+	}
+	if err != nil {
+		box.Kill()
+		return nil, startError(ctx, m.spec(c), fmt.Errorf("copy the files of the session: %w", err))
+	}
+	return box, nil
 }
 
 // count adds n to the sandboxes of a principal's sessions.
@@ -545,6 +615,21 @@ func (m *Manager) Environment(key call.Key, name string) (registry.Environment, 
 		return s.members[name].env, true
 	}
 	return registry.Environment{}, false
+}
+
+// Added returns which packages calls have added to an environment in a live session;
+// false where the session has no sandbox of that environment.
+func (m *Manager) Added(key call.Key, base string) (registry.Derived, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := m.sessions[key]; s != nil {
+		for _, member := range s.members {
+			if added := member.env.Added(); added.Base == base {
+				return added, true
+			}
+		}
+	}
+	return registry.Derived{}, false
 }
 
 // Close ends every session, after what answered calls wrote is saved; later calls fail

@@ -114,6 +114,8 @@ func (a answer) problem() string {
 		return stillBuilding(building)
 	case errors.As(a.err, &notBuilt):
 		return buildProblem(notBuilt)
+	case errors.As(a.err, &otherEnv) && otherEnv.Changed:
+		return fmt.Sprintf("session %q has changed files of the project, which its sandbox with further packages would not have: go on in env %q, or use another session id for %q", otherEnv.Session, otherEnv.Has, otherEnv.Wanted)
 	case errors.As(a.err, &otherEnv):
 		return fmt.Sprintf("session %q belongs to env %q: call it with that env, or use another session id for %q (the operator's option shared_files would let both have its files)", otherEnv.Session, otherEnv.Has, otherEnv.Wanted)
 	case errors.As(a.err, &full):
@@ -227,6 +229,9 @@ func endLine(text string) string {
 // caller.
 func (a answer) remarks(files []remark) []remark {
 	var remarks []remark
+	if a.result.Grown {
+		remarks = append(remarks, remark{opening: stateLost, rest: variablesLost + ": it goes on in env \"" + a.call.Env.Name + "\""})
+	}
 	switch {
 	case a.result.Restored != nil:
 		remarks = append(remarks, a.restored())

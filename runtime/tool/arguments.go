@@ -20,8 +20,9 @@ var validSession = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
 // call makes a call of what the model sent. The error is a sentence for the
 // model; the call then has what could be read of it. Started says what a
-// live session was started from.
-func (l listing) call(arguments any, started func(session, env string) (registry.Environment, bool)) (call.Call, error) {
+// live session was started from, and added which packages calls have added to an
+// environment in one.
+func (l listing) call(arguments any, started func(session, env string) (registry.Environment, bool), added func(session, base string) (registry.Derived, bool)) (call.Call, error) {
 	var c call.Call
 	fields, ok := arguments.(map[string]any)
 	if !ok && arguments != nil {
@@ -49,15 +50,27 @@ func (l listing) call(arguments any, started func(session, env string) (registry
 		}
 	}
 	name := c.Env.Name
-	added, isDerived, refusal := l.derivedName(name)
-	switch {
-	case refusal != nil:
+	wanted, isDerived, refusal := l.derivedName(name)
+	if refusal != nil {
 		return c, refusal
-	case isDerived:
-		name = added.String()
 	}
 	hasSession := fields["session"] != nil
 	valid := validSession.MatchString(c.Session)
+	if !isDerived {
+		wanted.Base = name
+	}
+	if hasSession && valid {
+		// A session has what its calls have added to its environment.
+		if has, ok := added(c.Session, wanted.Base); ok && len(has.Packages) > 0 {
+			wanted, isDerived = has.With(wanted), true
+			if _, err := registry.ParseDerived(wanted.String()); err != nil {
+				return c, noPackage(wanted.Base, wanted, err)
+			}
+		}
+	}
+	if isDerived {
+		name = wanted.String()
+	}
 	// A session stays with the artifact that it has.
 	var env registry.Environment
 	if ok = hasSession && valid; ok {
@@ -66,7 +79,7 @@ func (l listing) call(arguments any, started func(session, env string) (registry
 	switch {
 	case ok:
 	case isDerived:
-		env, ok = l.derived(added), true
+		env, ok = l.derived(wanted)
 	default:
 		env, ok = l.Environment(name)
 	}

@@ -219,12 +219,8 @@ func (l listing) missing(env registry.Environment, name string) string {
 	if i := strings.IndexByte(name, '.'); i > 0 {
 		name = name[:i]
 	}
-	own := env.Name
-	if env.Derived != nil {
-		own = env.Derived.Base
-	}
 	for _, other := range l.Names() {
-		if other == own || l.Ready()[other].InterpreterType != env.InterpreterType {
+		if other == env.Added().Base || l.Ready()[other].InterpreterType != env.InterpreterType {
 			continue
 		}
 		words := strings.FieldsFunc(strings.ToLower(l.Ready()[other].Description), func(r rune) bool { return strings.ContainsRune(" ,;.:()", r) })

@@ -40,15 +40,15 @@ func (l listing) derivedName(text string) (derived registry.Derived, ok bool, re
 	return derived, true, nil
 }
 
-// derived returns the environment of a name that an environment allows. One that is
-// yet to be built has no programs.
-func (l listing) derived(d registry.Derived) registry.Environment {
-	if env, built := l.Derived(d.String()); built {
-		return env
+// derived returns the environment of a name that an environment allows, and false where
+// that is not there any more. One that is yet to be built has no programs.
+func (l listing) derived(d registry.Derived) (env registry.Environment, ok bool) {
+	if env, ok = l.Derived(d.String()); ok {
+		return env, true
 	}
-	env := l.Ready()[d.Base]
+	env, ok = l.Environment(d.Base)
 	env.Name, env.Derived, env.Exec, env.SessionExec, env.Closure = d.String(), &d, "", "", ""
-	return env
+	return env, ok && env.OnDemand != nil
 }
 
 // quoteStart quotes at most 80 bytes of a text.
@@ -133,10 +133,7 @@ func addable(env registry.Environment, name string, find func(*registry.OnDemand
 	if !ok {
 		return ""
 	}
-	has := registry.Derived{Base: env.Name}
-	if env.Derived != nil {
-		has = *env.Derived
-	}
+	has := env.Added()
 	with := has.With(registry.Derived{Base: has.Base, Packages: []string{found}})
 	if has.Includes(with) {
 		return ""

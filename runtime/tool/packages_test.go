@@ -46,9 +46,12 @@ func allowing(t testing.TB) *registry.Set {
 	return set
 }
 
+// nothingAdded is a session to whose environment no call has added packages.
+func nothingAdded(string, string) (registry.Derived, bool) { return registry.Derived{}, false }
+
 // refusalOf is the sentence for a call of an environment, or "" where it may run.
 func refusalOf(l listing, env string) string {
-	_, err := l.call(map[string]any{"code": "1", "env": env}, nil)
+	_, err := l.call(map[string]any{"code": "1", "env": env}, nil, nil)
 	if err == nil {
 		return ""
 	}
@@ -110,7 +113,7 @@ func TestPackages_OneName(t *testing.T) {
 		c, err := l.call(map[string]any{"code": "1", "env": env, "session": "s"}, func(_, name string) (registry.Environment, bool) {
 			asked = name
 			return registry.Environment{}, false
-		})
+		}, nothingAdded)
 		if err != nil || c.Env.Name != "python+opencv4+pandas" || asked != c.Env.Name || c.Env.SessionExec != "" || c.Env.Derived == nil {
 			t.Errorf("%s: %+v %v, asked for the session's %q", env, c.Env, err, asked)
 		}
@@ -158,7 +161,7 @@ func TestPackages_HostileNames(t *testing.T) {
 
 func TestPackages_WhyNothingWasBuilt(t *testing.T) {
 	l := describing(registry.New(allowing(t)), Project{}).list()
-	env := must.Get(l.call(map[string]any{"code": "1", "env": "bash+jq"}, nil))(t).Env
+	env := must.Get(l.call(map[string]any{"code": "1", "env": "bash+jq"}, nil, nil))(t).Env
 	for _, test := range []struct {
 		err  call.BuildError
 		want string
@@ -205,7 +208,7 @@ func TestPackages_Hints(t *testing.T) {
 			name, _, _ := strings.Cut(test.env, "+")
 			a := answer{call: call.Call{Env: one.Ready()[name], Session: "s"}}
 			if derived, ok, _ := one.derivedName(test.env); ok {
-				a.call.Env = one.derived(derived)
+				a.call.Env, _ = one.derived(derived)
 			}
 			a.result.Outcome, a.result.ExitCode, a.result.Stderr.Head = "ok", 1, test.stderr
 			if got := one.hint(a); got != one.want {

@@ -61,6 +61,7 @@ type Options struct {
 type Sessions interface {
 	Enqueue(call.Key) *call.Ticket
 	Environment(key call.Key, env string) (registry.Environment, bool)
+	Added(key call.Key, base string) (registry.Derived, bool)
 	Sandbox(context.Context, *call.Ticket) (sandbox.Sandbox, error)
 }
 
@@ -181,6 +182,8 @@ func (t *Tool) Accept(principal string, arguments any) *Run {
 	r := &Run{tool: t}
 	r.call, r.refusal = t.list().call(arguments, func(session, env string) (registry.Environment, bool) {
 		return t.Sessions.Environment(call.Key{Principal: principal, ID: session}, env)
+	}, func(session, base string) (registry.Derived, bool) {
+		return t.Sessions.Added(call.Key{Principal: principal, ID: session}, base)
 	})
 	r.call.Principal = principal
 	if r.refusal == nil && r.call.Session != "" {

@@ -315,7 +315,7 @@ func TestArguments(t *testing.T) {
 			if test.raw != "" {
 				must.Do(t, json.Unmarshal([]byte(test.raw), &arguments))
 			}
-			_, err := tool.list().call(arguments, func(string, string) (registry.Environment, bool) { return registry.Environment{}, false })
+			_, err := tool.list().call(arguments, func(string, string) (registry.Environment, bool) { return registry.Environment{}, false }, nothingAdded)
 			switch {
 			case test.want == "" && err != nil:
 				t.Errorf("refused: %v", err)
@@ -382,7 +382,7 @@ func TestTimeout_IsCheckedByTheEnvironment(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var arguments any
 			must.Do(t, json.Unmarshal([]byte(fmt.Sprintf(`{"code":"1","env":%q,"timeout":%s}`, test.env, test.value)), &arguments))
-			c, err := describing(registry.New(waiting()), Project{}).list().call(arguments, func(string, string) (registry.Environment, bool) { return registry.Environment{}, false })
+			c, err := describing(registry.New(waiting()), Project{}).list().call(arguments, func(string, string) (registry.Environment, bool) { return registry.Environment{}, false }, nothingAdded)
 			if test.refusal == "" && (err != nil || c.Timeout != test.want) {
 				t.Errorf("%v, error %v, want %v", c.Timeout, err, test.want)
 			}
@@ -392,7 +392,7 @@ func TestTimeout_IsCheckedByTheEnvironment(t *testing.T) {
 		})
 	}
 	// Where no environment has it, it is an argument like any unknown one.
-	_, err := describing(registry.New(described()), Project{}).list().call(map[string]any{"code": "1", "env": "python", "timeout": 5.0}, nil)
+	_, err := describing(registry.New(described()), Project{}).list().call(map[string]any{"code": "1", "env": "python", "timeout": 5.0}, nil, nil)
 	if err == nil || !strings.HasPrefix(err.Error(), `unknown argument "timeout": call run with code (a string) and env (one of bash, node, python), and session (a string) to keep state`) || strings.Contains(err.Error(), "at most") {
 		t.Errorf("error %v", err)
 	}
