@@ -203,7 +203,7 @@ builds_at_start() {
 # start COMMAND: prepares the runtime for a command, or for serving.
 start() {
   local i serving=no PATH=$tools:${PATH-}
-  case $1 in '' | -*) serving=yes ;; esac
+  case $1 in '' | -* | serve) serving=yes ;; esac
   unset NIX_SANDBOX_BUILDER
   private='' config='' config_file='' config_base='' kinds=() names=() values=() bases=()
   use_flake=${PROJECT_USE_FLAKE-} project=${PROJECT_DIR:-$project}

@@ -146,7 +146,10 @@ func Examine(ctx context.Context, subject Subject) Report {
 		r.Limits = sandbox.ByAgent
 	}
 	add(limits)
-	add(nix(ctx))
+	nix := nix(ctx)
+	// A server does not start without it where calls may add packages.
+	nix.Needed = slices.ContainsFunc(subject.Environments, func(env registry.Environment) bool { return env.OnDemand != nil })
+	add(nix)
 	for _, broken := range subject.Broken {
 		add(Finding{"sandbox " + broken.Name, false, true, broken.Err.Error(), rebuild})
 	}

@@ -51,7 +51,7 @@ type Request struct {
 // built again.
 func (s *Set) derive(folder string) {
 	s.Derived = map[string]Environment{}
-	for _, key := range derivedKeys(folder) {
+	for _, key := range DerivedKeys(folder) {
 		request, err := ReadRequest(folder, key)
 		if err != nil {
 			continue
@@ -70,8 +70,8 @@ func (s *Set) derive(folder string) {
 	}
 }
 
-// derivedKeys returns the keys of a folder of environments with packages.
-func derivedKeys(folder string) []string {
+// DerivedKeys returns the keys of a folder of environments with packages.
+func DerivedKeys(folder string) []string {
 	if folder == "" {
 		return nil
 	}

@@ -53,7 +53,7 @@ func (p Folders) Fingerprint() uint64 {
 			}
 		}
 	}
-	for _, key := range derivedKeys(p.Packages) {
+	for _, key := range DerivedKeys(p.Packages) {
 		target, err := os.Readlink(filepath.Join(p.Packages, key, ResultLink))
 		if err != nil {
 			continue // it is not built

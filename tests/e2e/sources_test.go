@@ -131,14 +131,24 @@ func listed(c *mcptest.Client) []string {
 	var list struct {
 		Tools []struct {
 			Schema struct {
-				Properties struct{ Env struct{ Enum []string } }
+				Properties struct {
+					Env struct {
+						Enum    []string
+						Pattern string
+					}
+				}
 			} `json:"inputSchema"`
 		}
 	}
 	if err := json.Unmarshal(c.Request("tools/list", map[string]any{}).Result, &list); err != nil || len(list.Tools) != 1 {
 		return nil
 	}
-	return list.Tools[0].Schema.Properties.Env.Enum
+	env := list.Tools[0].Schema.Properties.Env
+	if names, found := strings.CutPrefix(env.Pattern, "^("); found {
+		names, _, _ = strings.Cut(names, ")") // calls may add packages
+		return strings.Split(names, "|")
+	}
+	return env.Enum
 }
 
 // offered waits until the list offers an environment, or does not any more.

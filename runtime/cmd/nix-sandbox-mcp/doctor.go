@@ -12,6 +12,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/doctor"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
 func doctorCommand(std streams) *cobra.Command {
@@ -63,5 +64,6 @@ func examine(ctx context.Context) doctor.Report {
 	for _, name := range set.Names() {
 		subject.Environments = append(subject.Environments, set.Environments[name])
 	}
+	subject.Environments = append(subject.Environments, registry.New(set).Now().AllDerived()...)
 	return doctor.Examine(ctx, subject)
 }

@@ -42,6 +42,10 @@ func choose(name, project string) (chosen, error) {
 		return chosen{}, err
 	}
 	env, ok := set.Environments[name]
+	if derived, err := registry.ParseDerived(name); err == nil && !ok {
+		name = derived.String()
+		env, ok = set.Derived[name]
+	}
 	if !ok {
 		return chosen{}, unusable(name, registry.New(set).Now())
 	}
@@ -52,6 +56,11 @@ func choose(name, project string) (chosen, error) {
 func unusable(name string, now *registry.Snapshot) error {
 	entry, known := now.Pending(name)
 	switch {
+	case !known && registry.IsDerived(name):
+		return &config.Error{
+			Problem: fmt.Sprintf("environment %q is not built", name),
+			Hint:    "a server builds it when a call names it; " + program + " packages lists what there is",
+		}
 	case !known:
 		hint := "use one of " + strings.Join(now.Names(), ", ")
 		if near := nearest(name, now.Names()); near != "" {

@@ -92,10 +92,14 @@ type row struct {
 // listed returns a row for each environment: first those that are ready.
 func listed(set *registry.Set) []row {
 	rows := []row{}
-	for _, name := range set.Names() {
-		env := set.Environments[name]
+	now := registry.New(set).Now()
+	usable := []registry.Environment{}
+	for _, name := range now.Names() {
+		usable = append(usable, now.Ready()[name])
+	}
+	for _, env := range append(usable, now.AllDerived()...) {
 		r := row{
-			Name: name, State: ready, Description: env.Description, Backend: env.Backend, Interpreter: env.InterpreterType,
+			Name: env.Name, State: ready, Description: env.Description, Backend: env.Backend, Interpreter: env.InterpreterType,
 			Timeout: env.Timeout.Seconds(), MaxTimeout: env.MaxTimeout.Seconds(), Memory: env.MemoryMB, CPUs: env.CPUs, PIDs: env.PIDs, Output: env.OutputBytes >> 10,
 			Closure: env.Closure, Size: closureSize(env), Origin: env.Origin,
 		}
@@ -104,7 +108,7 @@ func listed(set *registry.Set) []row {
 		}
 		rows = append(rows, r)
 	}
-	for _, entry := range registry.New(set).Now().AllPending() {
+	for _, entry := range now.AllPending() {
 		r := row{Name: entry.Name, State: building}
 		if entry.Failed {
 			r.State, r.Reason = broken, entry.Reason
@@ -123,7 +127,12 @@ func listed(set *registry.Set) []row {
 // closureSize is the size of a sandbox's closure in bytes, as its builder
 // measured it, or 0 if it is not known.
 func closureSize(env registry.Environment) int64 {
-	text, err := bounded.ReadFile(filepath.Join(filepath.Dir(env.Exec), "..", "metadata.json"), maxMetadata)
+	return sizeOfArtifact(filepath.Join(filepath.Dir(env.Exec), ".."))
+}
+
+// sizeOfArtifact is the same of an artifact's folder.
+func sizeOfArtifact(folder string) int64 {
+	text, err := bounded.ReadFile(filepath.Join(folder, "metadata.json"), maxMetadata)
 	if err != nil || !gjson.ValidBytes(text) {
 		return 0
 	}
@@ -156,7 +165,7 @@ func writeList(w io.Writer, rows []row, width int) {
 		{"STATE", false, func(r row) string { return r.State }},
 		{"TIME", true, func(r row) string { return unit(r.Timeout, "s") }},
 		{"MEMORY", true, func(r row) string { return unit(float64(r.Memory), "MB") }},
-		{"SIZE", true, func(r row) string { return unit(math.Round(float64(r.Size)/1e5)/10, "MB") }},
+		{"SIZE", true, func(r row) string { return megabytes(r.Size) }},
 		{"NETWORK", false, func(r row) string { return plain(r.network) }},
 		{"BACKEND", false, func(r row) string { return plain(r.Backend) }},
 		{"CPUS", true, func(r row) string { return unit(r.CPUs, "") }},
@@ -210,6 +219,9 @@ func writeList(w io.Writer, rows []row, width int) {
 		line(cells, plain(last))
 	}
 }
+
+// megabytes formats a size in bytes, and 0 as an empty text.
+func megabytes(size int64) string { return unit(math.Round(float64(size)/1e5)/10, "MB") }
 
 // unit formats a number with its unit, and 0 as an empty text.
 func unit(n float64, of string) string {

@@ -59,6 +59,7 @@ func rootCommand(std streams) *cobra.Command {
 		tokenCommand(std),
 		auditCommand(std),
 		listCommand(std),
+		packagesCommand(std),
 		runCommand(std),
 		shellCommand(std),
 		doctorCommand(std),

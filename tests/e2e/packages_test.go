@@ -1,0 +1,341 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
+)
+
+// onDemand is a configuration in which calls may add packages: a list to python, all
+// of the package set to sh, none to node.
+const onDemand = `
+[environments.python]
+preset = "python"
+packages_on_demand = ["beautifulsoup4", "ffmpeg", "psutil", "tabulate"]
+timeout_seconds = 120
+[environments.sh]
+preset = "shell"
+packages_on_demand = "all"
+timeout_seconds = 120
+[environments.node]
+preset = "node"
+`
+
+// onDemandServer is where servers run whose environments calls may add packages to.
+type onDemandServer struct {
+	t         *testing.T
+	nix       *heldNix
+	cache     string
+	variables []string
+}
+
+// withOnDemand writes a configuration with further lines, for servers of this test.
+func withOnDemand(t *testing.T, text string) *onDemandServer {
+	t.Helper()
+	s := &onDemandServer{t: t, nix: nix(t), cache: t.TempDir()}
+	undertest.Packages(t)
+	config := filepath.Join(t.TempDir(), "config.toml")
+	must.Write(t, config, text, 0o644)
+	s.variables = s.nix.variables("XDG_CACHE_HOME="+s.cache, "NIX_SANDBOX_CONFIG="+config)
+	return s
+}
+
+// start starts a server and waits until its environments are there.
+func (s *onDemandServer) start(variables ...string) *mcptest.Client {
+	s.t.Helper()
+	c := start(s.t, append(slices.Clone(s.variables), variables...)...)
+	offered(s.t, c, "python", true)
+	return c
+}
+
+// command runs a command of the server's program, which must succeed.
+func (s *onDemandServer) command(words ...string) string {
+	s.t.Helper()
+	cmd := command(s.t, s.variables...)
+	cmd.Args = append(cmd.Args[:1], words...)
+	out, err := cmd.Output()
+	var failed *exec.ExitError
+	if errors.As(err, &failed) {
+		s.t.Fatalf("%v: %v\n%s", words, err, failed.Stderr)
+	}
+	return string(out)
+}
+
+// packages are the folders of environments with packages.
+func (s *onDemandServer) packages() []string {
+	s.t.Helper()
+	return must.Get(filepath.Glob(filepath.Join(s.cache, "nix-sandbox-mcp", "packages", "*")))(s.t)
+}
+
+// environmentOf finds the environment that a hint names.
+var environmentOf = regexp.MustCompile(`(?m)^\[hint: env "([^"]+)" has [^ ]+\]$`)
+
+// follow is a client that runs code as often as a hint says where, and returns the
+// answers.
+func follow(c *mcptest.Client, session, env, code string) []mcptest.Answer {
+	var answers []mcptest.Answer
+	for range 10 {
+		answer := in(c, session, env, code)
+		answers = append(answers, answer)
+		hint := environmentOf.FindStringSubmatch(answer.Text())
+		if hint == nil {
+			break
+		}
+		env = hint[1]
+	}
+	return answers
+}
+
+// A client that follows each hint to the letter gets from an import that fails to a
+// result, with one more call for each package that was missing.
+func TestPackages_HintsLeadToAResult(t *testing.T) {
+	s := withOnDemand(t, onDemand)
+	c := s.start()
+	offered(t, c, "sh", true)
+	code := "import bs4, psutil, tabulate\nprint(tabulate.tabulate([[bs4.BeautifulSoup('<p>text</p>', 'html.parser').p.text]], tablefmt='plain'))"
+	answers := follow(c, "", "python", code)
+	if len(answers) != 4 {
+		t.Fatalf("%d answers: %+v\n%s", len(answers), answers, c.Log())
+	}
+	expect(t, answers[3], "text\n")
+	for i, env := range []string{"python+beautifulsoup4", "python+beautifulsoup4+psutil", "python+beautifulsoup4+psutil+tabulate"} {
+		if !strings.Contains(answers[i].Text(), `[hint: env "`+env+`" has `) {
+			t.Errorf("answer %d is %s", i, answers[i].Text())
+		}
+	}
+	// Whatever the order, it is the same environment.
+	expect(t, run(c, "python+tabulate+psutil+beautifulsoup4+psutil", code), "text\n")
+	if built := strings.Count(c.Log(), "environment built"); built != 3 {
+		t.Errorf("%d environments built\n%s", built, c.Log())
+	}
+
+	// In a session, files stay.
+	expect(t, in(c, "s", "python", "open('kept', 'w').write('kept'); x = 1"), "[no output]")
+	answers = follow(c, "s", "python", "import bs4; print(open('kept').read(), 'x' in dir())")
+	if len(answers) != 2 {
+		t.Fatalf("%d answers: %+v", len(answers), answers)
+	}
+	expect(t, answers[1], "kept False\n[the session's variables are lost, its files in /workspace are kept: it goes on in env \"python+beautifulsoup4\"]")
+	expect(t, in(c, "s", "python", "x = 2; import bs4; print(open('kept').read())"), "kept\n")
+	expect(t, in(c, "s", "python+beautifulsoup4", "print(x)"), "2\n")
+
+	// Programs, by their names.
+	answers = follow(c, "", "sh", "strace --version")
+	if last := answers[len(answers)-1]; len(answers) != 2 || last.IsError || !strings.HasPrefix(last.Text(), "strace -- version ") {
+		t.Errorf("answers %+v", answers)
+	}
+
+	s.isThereAgain(code)
+}
+
+// isThereAgain checks that a further server has what an earlier one built, that
+// commands show it, and that it goes when it is removed.
+func (s *onDemandServer) isThereAgain(code string) {
+	t := s.t
+	t.Helper()
+	const env = "python+beautifulsoup4+psutil+tabulate"
+	c := s.start()
+	expect(t, run(c, env, code), "text\n")
+	if log := c.Log(); strings.Contains(log, "environment asked for") {
+		t.Errorf("it was built again:\n%s", log)
+	}
+	if got := listed(c); slices.Contains(got, env) {
+		t.Errorf("the tool offers %v", got)
+	}
+	expect(t, in(c, "s", env, "n = open('kept', 'w').write('kept')"), "[no output]")
+
+	if out := s.command("list"); !regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(env) + ` +ready .* Python 3 with NumPy and PyYAML, with beautifulsoup4, psutil, tabulate$`).MatchString(out) {
+		t.Errorf("list: %s", out)
+	}
+	if out := s.command("run", env, "-c", code); out != "text\n" {
+		t.Errorf("run: %s", out)
+	}
+	if out := s.command("doctor"); !strings.Contains(out, env) {
+		t.Errorf("doctor: %s", out)
+	}
+	if out := s.command("packages", "python"); strings.Count(out, " ready ") != 3 || !strings.Contains(out, env+"  ready ") || strings.Contains(out, "sh+") {
+		t.Errorf("packages: %s", out)
+	}
+	roots := must.Get(exec.Command("nix-store", "--gc", "--print-roots").Output())(t)
+	if !strings.Contains(string(roots), filepath.Join(s.cache, "nix-sandbox-mcp", "packages")) {
+		t.Error("Nix's garbage collection would take it")
+	}
+	if out := s.command("packages", "--remove", "python+tabulate+beautifulsoup4+psutil"); out != "removed "+env+"\n" {
+		t.Errorf("packages --remove: %s", out)
+	}
+	if out := s.command("packages"); strings.Contains(out, env) {
+		t.Errorf("packages after that: %s", out)
+	}
+	// A session goes on with what it began with.
+	expect(t, in(c, "s", env, "print(open('kept').read())"), "kept\n")
+}
+
+// A call waits as long as it may, and says how far it came.
+func TestPackages_CallsWhileItIsBuilt(t *testing.T) {
+	s := withOnDemand(t, strings.ReplaceAll(onDemand, "timeout_seconds = 120", "timeout_seconds = 5\nmax_timeout_seconds = 300"))
+	c := s.start()
+	s.nix.hold()
+	var ids []string
+	for range 8 {
+		ids = append(ids, c.Send("tools/call", map[string]any{
+			"name": "run", "_meta": map[string]any{"progressToken": "p"},
+			"arguments": mcptest.Arguments{Code: "import psutil", Env: "python+psutil"},
+		}))
+	}
+	for _, id := range ids {
+		expectError(t, c.AwaitRun(id), `env "python+psutil" is being built: call again in a minute`)
+	}
+	if !slices.ContainsFunc(c.Notes(), func(note mcptest.Message) bool {
+		return strings.Contains(string(note.Params), "s: building python+psutil")
+	}) {
+		t.Errorf("no progress among %d notifications", len(c.Notes()))
+	}
+	waiting := c.Send("tools/call", map[string]any{"name": "run", "arguments": map[string]any{"code": "import psutil; print('built')", "env": "python+psutil", "timeout": 300}})
+	s.nix.release()
+	expect(t, c.AwaitRun(waiting), "built\n")
+	if folders := s.packages(); len(folders) != 1 {
+		t.Errorf("nine calls of one environment: %v", folders)
+	}
+}
+
+// What Nix or the bounds refuse is a sentence. TestPackages_Mistakes of package tool
+// has those that need no Nix.
+func TestPackages_Refusals(t *testing.T) {
+	s := withOnDemand(t, onDemand+"[on_demand]\nmax_closure_mb = 1\nbuild_seconds = 3\n")
+	c := s.start()
+	offered(t, c, "sh", true)
+	// It is among the names of the package set, and is no package.
+	expectError(t, run(c, "sh+release", "true"), `there is no package "release"`)
+	expectError(t, run(c, "python+ffmpeg", ""), "env \"python+ffmpeg\" could not be built: tell the user what Nix said, or do without\nerror: debpkgs: ffmpeg is not supported")
+	s.nix.hold()
+	expectError(t, run(c, "python+psutil+tabulate", ""), `env "python+psutil+tabulate" was not built within build_seconds of [on_demand]: do without, or ask the user to raise it`)
+	s.nix.release()
+
+	s = withOnDemand(t, onDemand+"[on_demand]\nmax_closure_mb = 1\n")
+	c = s.start()
+	answer := run(c, "python+psutil", "")
+	expectError(t, answer, "more than max_closure_mb of [on_demand] allows: name fewer or smaller packages, or ask the user to raise it")
+	if !regexp.MustCompile(`^env "python\+psutil" would take [0-9.]+ MB, more`).MatchString(answer.Text()) {
+		t.Errorf("answer %s", answer.Text())
+	}
+	if out := s.command("packages"); !strings.Contains(out, "python+psutil  failed") {
+		t.Errorf("packages: %s", out)
+	}
+}
+
+// Without Nix a server whose environments allow packages does not start.
+func TestPackages_NeedNix(t *testing.T) {
+	s := withOnDemand(t, onDemand)
+	s.start()
+	without := command(t, "XDG_CACHE_HOME="+s.cache, s.variables[len(s.variables)-1], "PATH="+t.TempDir())
+	expectRefusal(t, without,
+		`nix-sandbox-mcp: error: environment "python" allows packages on demand, and this server cannot build them: nix is not on its PATH, or it was made with buildAtStart = false`,
+		`nix-sandbox-mcp: hint: install Nix, or take packages_on_demand out of the environment`)
+}
+
+// hostileNames are names that mean harm or none at all, and some that are right but
+// for one thing.
+func hostileNames(random *rand.Rand, count int) []string {
+	parts := []string{
+		"../../x", "../../../etc/passwd", "lib", "writeShellScript", "runCommand", "python3Packages", "pkgs", "$(id)", "`id`", "; id", "\x00", "\n", "--option", "-rf", "${builtins.currentTime}", "''${x}",
+		"раndas", "pandas\u200b", "ｐandas", "pandas ", " ", "", "+", "%s%n", "é", "a.b", "a/b", "..", ".", strings.Repeat("a", 70), strings.Repeat("A", 10<<10), "<nixpkgs>", `"`, "'", `\`, "pkgs.hello",
+	}
+	var names []string
+	for len(names) < count {
+		var name strings.Builder
+		name.WriteString([]string{"python", "sh"}[random.IntN(2)])
+		for range 1 + random.IntN(3) {
+			part := parts[random.IntN(len(parts))]
+			if random.IntN(3) == 0 {
+				letters := make([]rune, 1+random.IntN(40))
+				for i := range letters {
+					letters[i] = rune(1 + random.IntN(0x2fff))
+				}
+				part = string(letters)
+			}
+			name.WriteString("+" + part)
+		}
+		names = append(names, name.String())
+	}
+	many := "sh"
+	for i := range 200 {
+		many += fmt.Sprintf("+jq%d", i)
+	}
+	return append(names, many, "sh+"+strings.Repeat("jq", 5000))
+}
+
+// Names that are none change nothing, and are answered at once.
+func TestPackages_HostileNames(t *testing.T) {
+	s := withOnDemand(t, onDemand)
+	c := s.start()
+	offered(t, c, "sh", true)
+	run(c, "sh+x", "true") // reads the table
+	before := c.PeakMemory()
+	var slowest time.Duration
+	for _, name := range hostileNames(seed.New(t), 300) {
+		began := time.Now()
+		answer := run(c, name, "echo harm")
+		slowest = max(slowest, time.Since(began))
+		if !answer.IsError || strings.Contains(answer.Text(), "harm\n") || len(answer.Text()) > 1000 {
+			t.Errorf("%q: %+v", name, answer)
+		}
+	}
+	t.Logf("the slowest took %v, memory grew by %d KiB", slowest, (c.PeakMemory()-before)>>10)
+	if folders := s.packages(); len(folders) != 0 || strings.Contains(c.Log(), "environment asked for") {
+		t.Errorf("they reached the builder: %v", folders)
+	}
+	expect(t, run(c, "sh", "echo 1"), "1\n")
+}
+
+// A server that is killed while it builds leaves nothing that builds, and the next
+// server builds it.
+func TestPackages_ServerKilledWhileItBuilds(t *testing.T) {
+	s := withOnDemand(t, onDemand)
+	c := s.start()
+	s.nix.hold()
+	id := c.SendRun(mcptest.Arguments{Code: "1", Env: "python+psutil"})
+	patience.Until(t, "the build has begun", func() bool { return len(s.packages()) == 1 && strings.Contains(c.Log(), "environment asked for") })
+	_ = id
+	must.Do(t, must.Get(os.FindProcess(c.PID()))(t).Kill())
+	<-c.Exited()
+	s.nix.release()
+	c = s.start()
+	expect(t, run(c, "python+psutil", "import psutil; print('built')"), "built\n")
+}
+
+// What calls may add costs the model's context little, and nothing where they may not.
+func TestPackages_ContextCost(t *testing.T) {
+	cost := func(config string) int {
+		s := withOnDemand(t, config)
+		c := mcptest.Start(t, command(t, s.variables...))
+		var about struct{ Instructions string }
+		must.Do(t, json.Unmarshal(c.Initialize(mcptest.Newest).Result, &about))
+		for _, env := range []string{"node", "python", "sh"} {
+			offered(t, c, env, true)
+		}
+		return len(c.Request("tools/list", nil).Result) + len(c.Request("initialize", map[string]any{
+			"protocolVersion": mcptest.Newest, "capabilities": map[string]any{}, "clientInfo": map[string]any{"name": "t", "version": "1"},
+		}).Result)
+	}
+	with := cost(onDemand)
+	without := cost(regexp.MustCompile(`(?m)^packages_on_demand.*\n`).ReplaceAllString(onDemand, ""))
+	t.Logf("%d bytes with packages, %d without", with, without)
+	if with-without > 110 || with <= without {
+		t.Errorf("%d bytes with packages, %d without", with, without)
+	}
+}
