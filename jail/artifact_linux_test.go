@@ -453,15 +453,19 @@ func TestArtifactDiesWithItsStarter(t *testing.T) {
 func TestArtifactDiesAtAnyMoment(t *testing.T) {
 	const tries = 100
 	run, _ := artifact(t)
-	for name, settings := range map[string][]string{
-		"alone":                 nil,
-		"in an outer namespace": {"PROJECT_DIR=" + t.TempDir(), "PROJECT_MODE=overlay"},
+	for name, test := range map[string]struct {
+		run      string
+		settings []string
+	}{
+		"alone":                 {run, nil},
+		"in an outer namespace": {run, []string{"PROJECT_DIR=" + t.TempDir(), "PROJECT_MODE=overlay"}},
+		"with a network":        {jailtest.Sandbox{Policy: networkPolicy, Program: "/usr/bin/bash"}.Write(t), nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			groups := map[int]bool{}
 			for try := range tries {
-				starter := exec.Command("/bin/sh", "-c", "exec 3<&0; "+run+" <&3 & wait")
-				starter.Env = settings
+				starter := exec.Command("/bin/sh", "-c", "exec 3<&0; "+test.run+" <&3 & wait")
+				starter.Env = test.settings
 				starter.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 				input := must.Get(starter.StdinPipe())(t)
 				must.Do(t, starter.Start())

@@ -111,22 +111,30 @@ const maxOutput = 300
 // namespacesWork tries the smallest jail, as a user where that is not 0, and
 // returns bubblewrap's output if it fails. It prints nothing.
 func namespacesWork(ctx context.Context, bubblewrap string, user int) (output string, works bool) {
-	output, works = try(ctx, user, nil, bubblewrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--", bubblewrap, "--version")
+	output, works = try(ctx, attributesOf(user), nil, bubblewrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--", bubblewrap, "--version")
 	return bounded.Head(strings.Join(strings.Fields(output), " "), maxOutput), works
+}
+
+// attributesOf returns the attributes of a process of a user, and of this process's user
+// where that is 0.
+func attributesOf(user int) *syscall.SysProcAttr {
+	if user == 0 {
+		return &syscall.SysProcAttr{}
+	}
+	return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}}
 }
 
 // mountsWork tries what the smallest jail has not and each sandbox has: a hostname and
 // file systems of its own, which containers and services forbid.
 func mountsWork(ctx context.Context, bubblewrap string, user int) (output string, works bool) {
-	output, works = try(ctx, user, nil, bubblewrap, "--unshare-all", "--hostname", "sandbox",
+	output, works = try(ctx, attributesOf(user), nil, bubblewrap, "--unshare-all", "--hostname", "sandbox",
 		"--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--", bubblewrap, "--version")
 	return bounded.Head(strings.Join(strings.Fields(output), " "), maxOutput), works
 }
 
-// try runs a program for at most [trialTimeout], as a user where that is not 0, with
-// files as its descriptors after the standard ones. If it fails, it returns the
-// output, which is never empty then.
-func try(ctx context.Context, user int, files []*os.File, program string, args ...string) (output string, works bool) {
+// try runs a program for at most [trialTimeout], with files as its descriptors after the
+// standard ones. If it fails, it returns the output, which is never empty then.
+func try(ctx context.Context, attributes *syscall.SysProcAttr, files []*os.File, program string, args ...string) (output string, works bool) {
 	ctx, stop := context.WithTimeout(ctx, trialTimeout)
 	defer stop()
 	cmd := exec.CommandContext(ctx, program, args...)
@@ -136,11 +144,9 @@ func try(ctx context.Context, user int, files []*os.File, program string, args .
 	// The whole group is killed at the timeout. Bubblewrap's child first waits
 	// for its parent, and only then asks to end with it: left alone, it would
 	// wait for good and keep the output open.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.SysProcAttr = attributes
+	cmd.SysProcAttr.Setpgid = true
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
-	if user != 0 {
-		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}
-	}
 	out, err := cmd.CombinedOutput()
 	if err == nil {
 		return "", true

@@ -8,7 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -173,8 +172,11 @@ func (n *Network) start(proxy *Spec, events int) (*step, error) {
 	if err != nil {
 		return nil, proxy.notStarted(err.Error())
 	}
-	for _, fd := range append(files[proxySecrets:], uintptr(null), uintptr(pair[1]), uintptr(this)) {
-		_ = unix.Close(int(fd))
+	// Who reads the events learns of the proxy's end by theirs.
+	for _, fd := range append(files[proxyHandover:], uintptr(null)) {
+		if int(fd) != NoEvents {
+			_ = unix.Close(int(fd))
+		}
 	}
 	if _, err := unix.FcntlInt(uintptr(pair[0]), unix.F_SETFD, 0); err != nil {
 		return fail("keep the socket open", err)
@@ -282,8 +284,12 @@ func (n *Network) try(ctx context.Context, bubblewrap string) error {
 	defer unix.Close(pair[0])
 	passed := os.NewFile(uintptr(pair[1]), "handover")
 	defer passed.Close()
-	args := append(slices.Clone(n.Flags), "--", launcher, NetworkStep, strconv.Itoa(firstExtra), n.portList(), bubblewrap, "--version")
-	output, works := try(ctx, user, []*os.File{passed}, bubblewrap, args...)
+	attributes := inNetwork(os.Geteuid(), os.Getegid())
+	if user != 0 {
+		attributes = inNetwork(user, user)
+		attributes.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user), NoSetGroups: true}
+	}
+	output, works := try(ctx, attributes, []*os.File{passed}, launcher, NetworkStep, strconv.Itoa(firstExtra), n.portList(), bubblewrap, "--version")
 	if works {
 		return nil
 	}

@@ -20,15 +20,12 @@ import (
 // networked is a description with a network.
 func networked() Spec {
 	spec := valid()
-	spec.Network = &Network{
-		Proxy: "/nix/store/p-proxy", Ports: []int{443, 80},
-		Flags: []string{"--unshare-net", "--tmpfs", "/tmp"}, HostDir: "/host",
-	}
+	spec.Network = &Network{Proxy: "/nix/store/p-proxy", Ports: []int{443, 80}}
 	spec.Overlay.Flags = append([]string{"--unshare-net"}, spec.Overlay.Flags...)
 	return spec
 }
 
-// A network and an overlay are made in one outer namespace.
+// A network needs no bubblewrap for its outer namespace, and an overlay has one for both.
 func TestPlan_MakesOneOuterNamespace(t *testing.T) {
 	spec := networked()
 	spec.Binds = []Bind{{"/srv/data", "/data"}}
@@ -39,13 +36,13 @@ func TestPlan_MakesOneOuterNamespace(t *testing.T) {
 	}{
 		"a network": {
 			Project{},
-			[]string{"--unshare-net", "--tmpfs", "/tmp", "--ro-bind", "/srv/data", "/host/0"},
-			[]string{"--ro-bind", "/host/0", "/data"},
+			nil,
+			[]string{"--ro-bind", "/srv/data", "/data"},
 		},
 		"a network and a project": {
 			Project{"/home/me/project", "/project", false},
-			append([]string{"--unshare-net", "--tmpfs", "/tmp"}, shown...),
-			[]string{"--ro-bind", "/host/0", "/data", "--ro-bind", "/host/1", "/project"},
+			nil,
+			[]string{"--ro-bind", "/srv/data", "/data", "--ro-bind", "/home/me/project", "/project"},
 		},
 		"a network and an overlay": {
 			Project{"/home/me/project", "/project", true},
@@ -62,8 +59,8 @@ func TestPlan_MakesOneOuterNamespace(t *testing.T) {
 			t.Errorf("%s, inside: %s", name, diff)
 		}
 	}
-	// Neither flags grew where they are kept.
-	if diff := cmp.Diff([]string{"--unshare-net", "--tmpfs", "/tmp"}, spec.Network.Flags); diff != "" {
+	// The flags did not grow where they are kept.
+	if diff := cmp.Diff(networked().Overlay.Flags, spec.Overlay.Flags); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -78,15 +75,13 @@ func TestParseSpec_ReadsNetworks(t *testing.T) {
 		t.Error(diff)
 	}
 	for name, change := range map[string]func(*Spec){
-		"lacks proxy":         func(s *Spec) { s.Network.Proxy = "proxy" },
-		"lacks proxy, flags":  func(s *Spec) { s.Network.Flags = nil },
-		"flags or host_dir":   func(s *Spec) { s.Network.HostDir = "" },
+		`the proxy "proxy"`:   func(s *Spec) { s.Network.Proxy = "proxy" },
 		"has 0 ports":         func(s *Spec) { s.Network.Ports = nil },
 		"has 65 ports":        func(s *Spec) { s.Network.Ports = make([]int, 65) },
 		"the port 0":          func(s *Spec) { s.Network.Ports = []int{0} },
 		"the port 53":         func(s *Spec) { s.Network.Ports = []int{443, 53} },
 		"the port 65536":      func(s *Spec) { s.Network.Ports = []int{65536} },
-		"holds a zero byte":   func(s *Spec) { s.Network.Flags = []string{"a\x00b"} },
+		"holds a zero byte":   func(s *Spec) { s.Network.Proxy = "/a\x00b" },
 		"has 17 secrets":      func(s *Spec) { s.Network.Secrets = make([]Secret, 17) },
 		`the secret ""`:       func(s *Spec) { s.Network.Secrets = []Secret{{File: "/f"}} },
 		`the file "f"`:        func(s *Spec) { s.Network.Secrets = []Secret{{Name: "A", File: "f"}} },
@@ -208,12 +203,14 @@ func TestSecret_Open(t *testing.T) {
 
 func TestNetworkRefused(t *testing.T) {
 	const bubblewrap = "/nix/store/b/bin/bwrap"
+	launcher := must.Get(os.Executable())(t)
 	for _, test := range []struct {
 		profile       string
 		err           error
 		problem, hint string
 	}{
-		{"unpriv_bwrap", unix.EPERM, `AppArmor's profile "unpriv_bwrap"`, "profile nix-sandbox-bwrap " + bubblewrap},
+		{"unpriv_bwrap", unix.EPERM, `AppArmor's profile "unpriv_bwrap"`, "profile nix-sandbox-jail " + launcher},
+		{"unprivileged_userns", unix.EACCES, `AppArmor's profile "unprivileged_userns"`, "profile nix-sandbox-bwrap " + bubblewrap},
 		{"", fmt.Errorf("bind port 443: %w", unix.EACCES), "bind port 443", "--security-opt"},
 		{"unconfined", unix.EPERM, "no power over its own network", "--security-opt"},
 		{"unpriv_bwrap", unix.ENOMEM, "make the sandbox's network: cannot allocate memory", ""},

@@ -195,6 +195,40 @@ func TestNetwork_EndsWithTheSandbox(t *testing.T) {
 	}
 }
 
+// While a sandbox runs, its launcher has nothing but the wait: no variable, no descriptor and no
+// memory of its start. It passes the status on.
+func TestNetwork_LauncherForgetsItsStart(t *testing.T) {
+	for _, user := range users() {
+		t.Run(fmt.Sprint(user), func(t *testing.T) {
+			s := startNetworked(t, user, "OF_THE_START=1")
+			s.do(t, "echo up")
+			folder := fmt.Sprintf("/proc/%d/", s.Process.Pid)
+			patience.Until(t, "the launcher waits", func() bool {
+				text, err := os.ReadFile(folder + "cmdline")
+				return err == nil && strings.Contains(string(text), "\x00"+jail.Wait+"\x00")
+			})
+			if text := string(must.Get(os.ReadFile(folder + "environ"))(t)); text != "GOMAXPROCS=1\x00" {
+				t.Errorf("its variables are %q", text)
+			}
+			var files []string
+			for _, entry := range must.Get(os.ReadDir(folder + "fd"))(t) {
+				// Go itself reads the limits of the control group.
+				if target, err := os.Readlink(folder + "fd/" + entry.Name()); err != nil || !strings.HasPrefix(target, "/sys/fs/cgroup/") {
+					files = append(files, entry.Name())
+				}
+			}
+			if !slices.Equal(files, []string{"0", "1", "2"}) {
+				t.Errorf("its descriptors are %q", files)
+			}
+			fmt.Fprintln(s.in, "exit 7")
+			_ = s.Wait()
+			if status := s.ProcessState.ExitCode(); status != 7 {
+				t.Errorf("its status is %d", status)
+			}
+		})
+	}
+}
+
 // A proxy that ends takes the network with it, and nothing else.
 func TestNetwork_FailsClosedWithItsProxy(t *testing.T) {
 	for _, user := range users() {

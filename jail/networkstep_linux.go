@@ -35,6 +35,7 @@ func RunNetworkStep(args []string) error {
 	if len(args) < 3 {
 		return fmt.Errorf("%s is for the launcher itself", NetworkStep)
 	}
+	parent := unix.Getppid()
 	proxy, err := strconv.Atoi(args[0])
 	if err != nil {
 		return fmt.Errorf("%s: the descriptor: %w", NetworkStep, err)
@@ -81,10 +82,7 @@ func RunNetworkStep(args []string) error {
 	if err := dropCapabilities(); err != nil {
 		return err
 	}
-	if err := unix.Exec(command[0], command, nil); err != nil {
-		return fmt.Errorf("start %s: %w", command[0], err)
-	}
-	return nil
+	return become(parent, command)
 }
 
 // addAuthority waits for the certificate of the sandbox's own authority, which the proxy
@@ -161,11 +159,15 @@ func networkRefused(bubblewrap, profile string, err error) error {
 			Hint:    networkHint,
 		}
 	}
+	launcher, err2 := os.Executable()
+	if err2 != nil {
+		launcher = "/nix/store/*-nix-sandbox-jail-*/bin/nix-sandbox-jail"
+	}
 	const file = "/etc/apparmor.d/nix-sandbox-bwrap"
 	return &Refusal{
-		Problem: fmt.Sprintf("AppArmor's profile %q takes the capabilities from what bubblewrap starts, and a sandbox's network is made with two of them: %v", profile, err),
-		Hint: fmt.Sprintf("an administrator allows it: write \"profile nix-sandbox-bwrap %s flags=(unconfined) { userns, }\" into %s and run apparmor_parser -r %s; or set network = \"none\" for this environment",
-			bubblewrap, file, file),
+		Problem: fmt.Sprintf("AppArmor's profile %q takes the capabilities from a new user namespace, and a sandbox's network is made with two of them: %v", profile, err),
+		Hint: fmt.Sprintf("an administrator allows it: write \"profile nix-sandbox-bwrap %s flags=(unconfined) { userns, }\" and \"profile nix-sandbox-jail %s flags=(unconfined) { userns, }\" into %s and run apparmor_parser -r %s; or set network = \"none\" for this environment",
+			bubblewrap, launcher, file, file),
 	}
 }
 
@@ -183,6 +185,9 @@ func appArmorProfile() string {
 // makeAddressesLocal makes every address the network namespace's own: what is sent
 // to any of them comes to a socket in the namespace, or to nobody.
 func makeAddressesLocal() error {
+	if err := startLoopback(); err != nil {
+		return fmt.Errorf("start the loopback interface: %w", err)
+	}
 	socket, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("open a socket for routes: %w", err)
@@ -198,6 +203,22 @@ func makeAddressesLocal() error {
 	// Without IPv6 in the kernel, none of its addresses is in reach either.
 	_ = addLocalRoute(socket, unix.AF_INET6)
 	return nil
+}
+
+// startLoopback does what "ip link set lo up" does, and the kernel adds the addresses of
+// lo. In a network namespace that bubblewrap made it is up.
+func startLoopback() error {
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(socket)
+	request, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	request.SetUint16(unix.IFF_UP | unix.IFF_LOOPBACK)
+	return unix.IoctlIfreq(socket, unix.SIOCSIFFLAGS, request)
 }
 
 // addLocalRoute does what "ip route add local default dev lo" does for a family of

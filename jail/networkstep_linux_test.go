@@ -152,7 +152,7 @@ func TestNetworkStep_FailsClosed(t *testing.T) {
 		"the control":       {capabilities, true, "started"},
 		"no capability":     {nil, true, "operation not permitted"},
 		"no low ports":      {capabilities[:2], true, "bind port 53: permission denied"},
-		"no route":          {capabilities[2:], true, "make all addresses local: operation not permitted"},
+		"no route":          {capabilities[2:], true, "start the loopback interface: operation not permitted"},
 		"the proxy is gone": {capabilities, false, "does not take its sockets"},
 	} {
 		for _, user := range users() {

@@ -21,6 +21,8 @@ func Run(args []string, version string, devices DeviceFinder) error {
 		return err
 	case len(args) > 0 && args[0] == NetworkStep:
 		return RunNetworkStep(args[1:])
+	case len(args) > 0 && args[0] == Wait:
+		return RunWait(args[1:])
 	case len(args) > 0 && args[0] == HandOut:
 		return RunHandOut(args[1:])
 	case len(args) > 0 && args[0] == Join:

@@ -94,21 +94,16 @@ type Overlay struct {
 	Option string `json:"option"`
 }
 
-// Network describes how a sandbox reaches named hosts. A first bubblewrap makes an
-// outer namespace, in which every address is the namespace's own. The launcher
-// makes listening sockets there, hands them to a proxy outside, and starts the
-// sandbox in that namespace. The proxy runs in a jail of its own and ends with the
-// sandbox.
+// Network describes how a sandbox reaches named hosts. In an outer namespace every
+// address is the namespace's own. The launcher makes listening sockets there, hands
+// them to a proxy outside, and starts the sandbox in that namespace. The proxy runs in
+// a jail of its own and ends with the sandbox. Where the sandbox has an outer namespace
+// by the flags of [Overlay] or [Workspace], it has this one by them too.
 type Network struct {
 	// Proxy is the absolute path of the description of the proxy's jail, a [Spec].
 	Proxy string `json:"proxy"`
 	// Ports are the TCP ports at which the sandbox reaches hosts.
 	Ports []int `json:"ports"`
-	// Flags are those of the first bubblewrap. Where the project is an overlay,
-	// those of [Overlay] make the same network too.
-	Flags []string `json:"flags"`
-	// HostDir is the same folder as the one of [Overlay].
-	HostDir string `json:"host_dir"`
 	// Secrets are those of the policy's credentials, in its order. The launcher opens
 	// them for the proxy, and they reach no other process.
 	Secrets []Secret `json:"secrets,omitempty"`
@@ -256,8 +251,8 @@ func (s *Spec) check() error {
 		lists = append(lists, o.Flags, []string{o.HostDir, o.Upper, o.Work, o.Option})
 	}
 	if n := s.Network; n != nil {
-		if !filepath.IsAbs(n.Proxy) || !filepath.IsAbs(n.HostDir) || len(n.Flags) == 0 {
-			return errors.New("network lacks proxy, flags or host_dir")
+		if !filepath.IsAbs(n.Proxy) {
+			return fmt.Errorf("network has the proxy %q, want an absolute path", n.Proxy)
 		}
 		if len(n.Ports) == 0 || len(n.Ports) > maxPorts {
 			return fmt.Errorf("network has %d ports, want 1 to %d", len(n.Ports), maxPorts)
@@ -278,7 +273,7 @@ func (s *Spec) check() error {
 		if (n.Authorities != "" || n.Certificates != "") && !(filepath.IsAbs(n.Authorities) && filepath.IsAbs(n.Certificates)) {
 			return fmt.Errorf("network has the authorities %q and certificates %q, want two absolute paths or none", n.Authorities, n.Certificates)
 		}
-		lists = append(lists, n.Flags, []string{n.Proxy, n.HostDir, n.Authorities, n.Certificates})
+		lists = append(lists, []string{n.Proxy, n.Authorities, n.Certificates})
 	}
 	if s.OOMScore < 0 || s.OOMScore > maxOOMScore {
 		return fmt.Errorf("oom_score is %d, want 0 to %d", s.OOMScore, maxOOMScore)

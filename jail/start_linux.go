@@ -16,9 +16,9 @@ import (
 // firstExtra is the first descriptor after the standard ones.
 const firstExtra = 3
 
-// Start replaces this process by the sandbox. It returns only if that fails. events
-// is the descriptor to which the proxy of the network writes what it refuses, or
-// [NoEvents].
+// Start replaces this process by the sandbox, or waits for the sandbox and ends with its
+// status. It returns only if that fails. events is the descriptor to which the proxy of
+// the network writes what it refuses, or [NoEvents].
 func (s *Spec) Start(request Request, events int) error {
 	parent := unix.Getppid()
 	if err := closeOnExec(); err != nil {
@@ -117,24 +117,24 @@ func (s *Spec) Start(request Request, events int) error {
 		s.Bubblewrap, "--args", strconv.Itoa(flags), "--seccomp", strconv.Itoa(filter), "--",
 	}, s.command(request.Project)...)
 	args = slices.Concat(upper, join, network.command(), args)
-	if outer != nil {
+	switch {
+	case outer != nil:
 		flags, err := memfile("outer flags", terminated(outer))
 		if err != nil {
 			return err
 		}
 		args = append([]string{s.Bubblewrap, "--args", strconv.Itoa(flags), "--"}, args...)
+	case network != nil:
+		return network.startAndWait(parent, args)
 	}
-	return s.become(parent, args)
+	return become(parent, args)
 }
 
 // become replaces this process by bubblewrap with these arguments. It returns only
 // if that fails, or if the parent has ended.
-func (s *Spec) become(parent int, args []string) error {
+func become(parent int, args []string) error {
 	if err := resetSignals(); err != nil {
 		return err
-	}
-	if unix.Getppid() != parent {
-		return errors.New("whoever started the sandbox has ended")
 	}
 	// Bubblewrap itself asks to end with its parent (--die-with-parent), when its
 	// child is about to go on. A bubblewrap that ended before that would leave a
@@ -143,7 +143,10 @@ func (s *Spec) become(parent int, args []string) error {
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("leave the signal of the parent's end to bubblewrap: %w", err)
 	}
-	return s.notStarted(unix.Exec(s.Bubblewrap, args, nil).Error())
+	if unix.Getppid() != parent {
+		return errors.New("whoever started the sandbox has ended")
+	}
+	return fmt.Errorf("start %s: %w", args[0], unix.Exec(args[0], args, nil))
 }
 
 // newKeyring gives the sandbox a session keyring of its own. Processes inherit
@@ -164,18 +167,16 @@ func newKeyring() error {
 	return fmt.Errorf("make a keyring for the sandbox: %w", err)
 }
 
-// plan returns the flags of bubblewrap: those of the outer namespace, nil where
-// the sandbox needs none, and those of the sandbox. In the outer namespace, what
-// the sandbox sees of the host lies in numbered folders. more are flags of the sandbox
-// that only its start knows.
+// plan returns the flags of the bubblewraps: of that which makes the outer namespace,
+// nil where none is needed for it, and of the sandbox's. In the outer namespace, what the
+// sandbox sees of the host lies in numbered folders. more are flags of the sandbox that
+// only its start knows.
 func (s *Spec) plan(request Request, more ...string) (outer, inside []string) {
 	project := request.Project
 	var hostDir string
 	switch {
 	case project.Overlay:
 		outer, hostDir = slices.Clone(s.Overlay.Flags), s.Overlay.HostDir
-	case s.Network != nil:
-		outer, hostDir = slices.Clone(s.Network.Flags), s.Network.HostDir
 	case request.Workspace != 0:
 		outer, hostDir = slices.Clone(s.Workspace.Flags), s.Workspace.HostDir
 	case request.devices.needsStore():

@@ -106,7 +106,7 @@ func (s *Spec) StartWorkspace() error {
 	if err != nil {
 		return err
 	}
-	return s.become(parent, []string{
+	return become(parent, []string{
 		s.Bubblewrap, "--args", strconv.Itoa(flags), "--", launcher, HandOut, s.Workspace.Mount,
 	})
 }

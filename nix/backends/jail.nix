@@ -151,7 +151,13 @@ let
       # The host's network, and none of its files but those of the resolver.
       description =
         describeProgram {
-          flags = lib.concatMap (file: [
+          flags = [
+            # Go starts fewer threads.
+            "--setenv"
+            "GOMAXPROCS"
+            "1"
+          ]
+          ++ lib.concatMap (file: [
             "--ro-bind-try"
             file
             file
@@ -433,8 +439,6 @@ let
       };
 
       network = {
-        inherit host_dir;
-        flags = outer;
         inherit (isolatedNetwork) proxy ports;
       }
       // lib.optionalAttrs (isolatedNetwork.secrets != [ ]) { inherit (isolatedNetwork) secrets; }

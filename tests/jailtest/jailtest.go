@@ -177,7 +177,7 @@ func (s Sandbox) Write(t testing.TB) string {
 	flags := s.flags(program)
 	var network *jail.Network
 	if s.Policy != "" {
-		network = s.network(t, dir, program)
+		network = s.network(t, dir)
 		flags = slices.DeleteFunc(flags, func(flag string) bool { return flag == "--unshare-net" })
 		for name, text := range map[string]string{"resolv.conf": "nameserver 127.0.0.1\n", "nsswitch.conf": "hosts: files dns\n"} {
 			must.Write(t, filepath.Join(dir, name), text, 0o644)
@@ -196,7 +196,7 @@ func (s Sandbox) Write(t testing.TB) string {
 		Reserved:     []string{"/bin", "/dev", "/etc", "/inbox", "/lib", "/lib64", "/nix", "/proc", "/program", "/tmp", "/usr", "/workspace"},
 		Binds:        binds,
 		NoOverlay:    "sandboxes of tests have none",
-		Workspace:    s.workspace(t),
+		Workspace:    s.workspace(t, dir, program),
 		Command:      append([]string{Program}, args...),
 	})
 	path := filepath.Join(dir, "run")
@@ -212,7 +212,7 @@ const NetworkProxy = "nix-sandbox-net"
 
 // network returns what the launcher needs for a network with a policy, as
 // nix/backends/jail.nix generates it, with the proxy built from the sources.
-func (s Sandbox) network(t testing.TB, dir, program string) *jail.Network {
+func (s Sandbox) network(t testing.TB, dir string) *jail.Network {
 	t.Helper()
 	var policy struct{ Ports []int }
 	must.Do(t, json.Unmarshal([]byte(s.Policy), &policy))
@@ -236,19 +236,7 @@ func (s Sandbox) network(t testing.TB, dir, program string) *jail.Network {
 		Command:      []string{"/" + NetworkProxy, "--policy", "/policy.json"},
 	}))(t)
 	must.Write(t, filepath.Join(dir, "proxy"), "#!"+Launcher(t)+"\n"+string(text), 0o755)
-	flags := []string{
-		"--unshare-user", "--cap-drop", "ALL", "--uid", "1000", "--gid", "1000", "--die-with-parent", "--unshare-pid", "--as-pid-1",
-		"--dev-bind", "/dev", "/dev", "--proc", "/proc", "--dir", "/tmp",
-		"--unshare-net", "--cap-add", "CAP_NET_ADMIN", "--cap-add", "CAP_NET_BIND_SERVICE",
-	}
-	// Bubblewrap and the launcher, and what the sandbox's own flags show.
-	for _, folder := range []string{"/usr", "/nix/store", "/etc/alternatives", shared(t), program, dir} {
-		flags = append(flags, "--ro-bind-try", folder, folder)
-	}
-	for _, folder := range []string{"bin", "lib", "lib64"} {
-		flags = append(flags, "--symlink", "usr/"+folder, "/"+folder)
-	}
-	return &jail.Network{Proxy: filepath.Join(dir, "proxy"), Ports: policy.Ports, Flags: flags, HostDir: "/room"}
+	return &jail.Network{Proxy: filepath.Join(dir, "proxy"), Ports: policy.Ports}
 }
 
 // proxyFiles builds the proxy and its filter, once for all tests of a process, and
@@ -265,11 +253,16 @@ var proxyFiles = sync.OnceValues(func() (string, error) {
 
 // workspace is how sandboxes have one workspace; their outer namespaces have this
 // machine's folders where those of artifacts have the store.
-func (s Sandbox) workspace(t testing.TB) *jail.Workspace {
+func (s Sandbox) workspace(t testing.TB, dir, program string) *jail.Workspace {
 	t.Helper()
 	host := []string{"--ro-bind", shared(t), shared(t), "--dir", "/tmp"}
 	for _, folder := range []string{"/bin", "/etc", "/lib", "/lib64", "/nix/store", "/usr"} {
 		host = append(host, "--ro-bind-try", folder, folder)
+	}
+	outer := []string{"--dev-bind", "/dev", "/dev", "--proc", "/proc"}
+	if s.Policy != "" {
+		outer = append(outer, "--unshare-net", "--cap-add", "CAP_NET_ADMIN", "--cap-add", "CAP_NET_BIND_SERVICE",
+			"--ro-bind", program, program, "--ro-bind", dir, dir)
 	}
 	own := []string{
 		"--unshare-user", "--unshare-pid", "--cap-drop", "ALL", "--uid", "1000", "--gid", "1000",
@@ -278,7 +271,7 @@ func (s Sandbox) workspace(t testing.TB) *jail.Workspace {
 	capable := []string{"--cap-add", "CAP_SYS_ADMIN"}
 	return &jail.Workspace{
 		Mount: "/workspace", At: "/shared", HostDir: "/host",
-		Flags:  slices.Concat(own, []string{"--dev-bind", "/dev", "/dev", "--proc", "/proc"}, host),
+		Flags:  slices.Concat(own, host, outer),
 		Join:   append(capable, "--dir", "/shared"),
 		Holder: slices.Concat(own, capable, host, []string{"--perms", "0755", "--size", size(s.WorkspaceMB, 256), "--tmpfs", "/workspace"}),
 	}

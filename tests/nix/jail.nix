@@ -358,12 +358,12 @@ in
       names = false;
     };
   };
-  # One outer namespace serves overlay and network.
+  # One outer namespace serves overlay, shared workspace and network.
   testNetworkIsInTheOuterNamespace = {
     expr = [
-      (lib.take (lib.length networked.run.network.flags) networked.run.overlay.flags == networked.run.network.flags)
+      (lib.take (lib.length networked.run.workspace.flags) networked.run.overlay.flags == networked.run.workspace.flags)
       networked.run.network.ports
-      (after "--cap-add" networked.run.network.flags)
+      (after "--cap-add" networked.run.workspace.flags)
     ];
     expected = [
       true
