@@ -52,6 +52,8 @@ type recorder struct {
 	first    int // how often the first answer was reported
 }
 
+func (r *recorder) Added(call.Key, string) (added registry.Derived, ok bool) { return added, false }
+
 func (r *recorder) Environment(call.Key, string) (env registry.Environment, ok bool) {
 	return env, false
 }
