@@ -1,1 +1,1 @@
-"sha256-FMhkDLUJ5222fMxYZP2d7Gv4lgZbeCcF+7HRuVO2Jig="
+"sha256-4g5zflizbCXMy+IjnPugbHl1gN9/CNz9nyd3A0wzE0g="

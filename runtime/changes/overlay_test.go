@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -22,7 +23,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/changes"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/changes/layer"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
 )
@@ -59,10 +59,10 @@ func mounts(t *testing.T) bool {
 	return false
 }
 
-// bench is an overlay that a test writes to.
+// bench is an overlay that a test writes to, with what records the changes in it.
 type bench struct {
-	base, upper, merged string
-	*changes.Overlay
+	base, upper, merged, folder string
+	record                      *changes.Record
 }
 
 // newBench mounts an overlay over a folder, which fill has filled.
@@ -78,41 +78,35 @@ func newBench(t *testing.T, fill func(base string)) *bench {
 	if err := unix.Mount("overlay", at("merged"), "overlay", 0, options); err != nil {
 		t.Skipf("this kernel makes no overlays in user namespaces: %v", err)
 	}
-	root := must.Get(os.Open(at("upper")))(t)
-	base := must.Get(layer.Open(at("base")))(t)
-	overlay := changes.NewOverlay(layer.Upper(root), base, 64<<20, func() (*os.File, error) {
-		file, err := os.CreateTemp(dir, "patch")
-		if err == nil {
-			err = os.Remove(file.Name())
-		}
-		return file, err
-	})
+	store := must.Get(changes.Open(at("changes"), slog.New(slog.NewTextHandler(t.Output(), nil))))(t)
+	upper := must.Get(os.Open(at("upper")))(t)
+	record := must.Get(store.Begin(changes.Head{Key: changes.Key{Session: "test"}, Project: at("base")}, upper))(t)
 	t.Cleanup(func() {
-		overlay.Close()
-		root.Close()
-		base.Close()
+		record.Close()
 		must.Do(t, unix.Unmount(at("merged"), unix.MNT_DETACH))
-		// A folder that only its owner may write to, and that he made unwritable.
-		_ = filepath.WalkDir(dir, func(name string, entry fs.DirEntry, err error) error {
-			if err == nil && entry.IsDir() {
-				return os.Chmod(name, 0o700)
-			}
-			return nil
-		})
 		must.Do(t, os.RemoveAll(dir))
 	})
-	return &bench{at("base"), at("upper"), at("merged"), overlay}
+	return &bench{at("base"), at("upper"), at("merged"), at("changes"), record}
 }
 
-// compare returns the patch after a call.
-func (b *bench) compare(t *testing.T, began time.Time) (changes.Summary, []byte, bool) {
+// save saves what a call changed that began at this time.
+func (b *bench) save(began time.Time) {
+	b.record.Early()
+	b.record.Save(context.Background(), began)
+}
+
+// entry is what is saved; nil where that is nothing. The test closes it.
+func (b *bench) entry(t *testing.T) *changes.Entry {
 	t.Helper()
-	summary, patch, changed, err := b.Compare(context.Background(), began)
-	must.Do(t, err)
-	if !changed {
-		return summary, nil, false
+	entries, broken := changes.List(b.folder)
+	if len(broken) > 0 || len(entries) > 1 {
+		t.Fatalf("%d entries, errors %v", len(entries), broken)
 	}
-	return summary, must.Get(io.ReadAll(patch.Reader()))(t), true
+	if len(entries) == 0 {
+		return nil
+	}
+	t.Cleanup(func() { entries[0].Close() })
+	return entries[0]
 }
 
 // files are the files and links of a tree, as a patch can carry them: names, whether
@@ -197,7 +191,7 @@ func TestOverlay_PatchMakesWhatTheSandboxSaw(t *testing.T) {
 	for i := range histories {
 		ok := t.Run(strconv.Itoa(i), func(t *testing.T) {
 			b := newBench(t, func(base string) {
-				h := history{random: random, root: base, done: map[string]int{}}
+				h := history{random: random, root: base, isProject: true, done: map[string]int{}}
 				for range random.IntN(30) {
 					h.step()
 				}
@@ -206,23 +200,21 @@ func TestOverlay_PatchMakesWhatTheSandboxSaw(t *testing.T) {
 			defer os.RemoveAll(copied)
 			copyTree(t, b.base, copied)
 			h := history{random: random, root: b.merged, done: operations}
-			var patch []byte
 			for range 1 + random.IntN(3) {
 				began := time.Now()
 				for range random.IntN(12) {
 					h.step()
 				}
-				_, next, changed := b.compare(t, began)
-				if changed {
-					patch = next
-				}
-				if _, _, again := b.compare(t, began); again {
-					// A file that was written within the last tick is compared once more.
-					time.Sleep(0)
-				}
+				b.save(began)
 			}
 			if random.IntN(4) == 0 {
 				must.Do(t, exec.Command("git", "init", "-q", copied).Run())
+			}
+			want := files(t, b.merged)
+			entry := b.entry(t)
+			var patch []byte
+			if entry != nil {
+				patch = must.Get(io.ReadAll(entry.Patch()))(t)
 			}
 			if len(patch) > 0 {
 				patches++
@@ -230,8 +222,30 @@ func TestOverlay_PatchMakesWhatTheSandboxSaw(t *testing.T) {
 					t.Fatalf("%v\n%s\n%s", err, strings.Join(h.log, "\n"), clip(patch))
 				}
 			}
-			if diff := cmp.Diff(files(t, b.merged), files(t, copied)); diff != "" {
+			if diff := cmp.Diff(want, files(t, copied)); diff != "" {
 				t.Fatalf("the patch makes something else: %s\n%s\n%s", diff, strings.Join(h.log, "\n"), clip(patch))
+			}
+			if entry == nil {
+				return
+			}
+			// The same without git, applied to the project itself.
+			paths := []string{"."}
+			_, err := changes.Apply(t.Context(), entry, nil)
+			var refused *changes.RefusedError
+			if errors.As(err, &refused) {
+				for _, file := range refused.Files {
+					if file.Kind != changes.Leaves && file.Kind != changes.Doubted {
+						t.Fatalf("refused: %+v\n%s\n%s", file, strings.Join(h.log, "\n"), clip(patch))
+					}
+					paths = append(paths, file.Path)
+				}
+				_, err = changes.Apply(t.Context(), entry, paths)
+			}
+			if err != nil {
+				t.Fatalf("%v\n%s\n%s", err, strings.Join(h.log, "\n"), clip(patch))
+			}
+			if diff := cmp.Diff(want, files(t, b.base)); diff != "" {
+				t.Fatalf("applied, the project is something else: %s\n%s\n%s", diff, strings.Join(h.log, "\n"), clip(patch))
 			}
 		})
 		if !ok {
@@ -250,8 +264,10 @@ func clip(text []byte) []byte { return text[:min(len(text), 8<<10)] }
 type history struct {
 	random *rand.Rand
 	root   string
-	done   map[string]int
-	log    []string
+	// isProject says that it makes a project, whose FIFOs would be in the way of files.
+	isProject bool
+	done      map[string]int
+	log       []string
 }
 
 var names = []string{
@@ -391,15 +407,18 @@ func (h *history) step() {
 			what, err = "chmod", os.Chmod(name, []fs.FileMode{0o644, 0o755, 0o600, 0o4711}[r.IntN(4)])
 		}
 	case 12:
-		// Not another name: git apply replaces no link that leads to itself.
-		target := []string{"nowhere", "../../etc/passwd", "/etc", "with\nline", "\xff", strings.Repeat("x", 300), "."}[r.IntN(7)]
+		// Not another name: git apply replaces no link that leads to itself, nor to a name
+		// that is too long.
+		target := []string{"nowhere", "../../etc/passwd", "/etc", "with\nline", "\xff", strings.Repeat("x", 200), "."}[r.IntN(7)]
 		what, err = "symlink", os.Symlink(target, name)
 	case 13:
 		switch r.IntN(4) {
 		case 0:
 			what, err = "link", os.Link(h.existing(0), name)
 		case 1:
-			what, err = "mkfifo", unix.Mkfifo(name, 0o600)
+			if !h.isProject {
+				what, err = "mkfifo", unix.Mkfifo(name, 0o600)
+			}
 		case 2:
 			if name = h.existing(0); name != "" {
 				what, err = "touch", os.Chtimes(name, time.Now(), time.Now())

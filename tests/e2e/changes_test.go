@@ -34,7 +34,9 @@ func saved(t *testing.T, state string) (contents []string) {
 // patch reads the resource with the changes of a session.
 func patch(t *testing.T, c *mcptest.Client, session string) string {
 	t.Helper()
-	var read struct{ Contents []struct{ Text, MIMEType string } }
+	var read struct {
+		Contents []struct{ Text, MIMEType string }
+	}
 	must.Do(t, json.Unmarshal(c.Request("resources/read", map[string]any{"uri": "sandbox://" + session + "/changes.patch"}).Result, &read))
 	if len(read.Contents) != 1 || read.Contents[0].MIMEType != "text/x-diff" {
 		t.Fatalf("the resource has %+v", read)
@@ -127,5 +129,141 @@ func TestChanges_WithoutAnOverlay(t *testing.T) {
 				return err
 			}))
 		})
+	}
+}
+
+// changesCommand runs the command changes, and returns its outputs and exit status.
+func changesCommand(t *testing.T, state string, args ...string) (stdout, stderr string, status int) {
+	t.Helper()
+	cmd := command(t, "XDG_STATE_HOME="+state, "PATH="+os.Getenv("PATH"))
+	cmd.Args = append(cmd.Args[:1], append([]string{"changes"}, args...)...)
+	var out, errs strings.Builder
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = nil, &out, &errs
+	_ = cmd.Run()
+	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+}
+
+// ownTests runs the tests of the sample project without pytest, which the host may lack.
+const ownTests = "import test_words; test_words.test_shout(); test_words.test_build_output(); print('passed')"
+
+// A project whose tests fail is edited by code until they pass in the session; applied,
+// they pass on the host too.
+func TestChanges_MakeTheTestsPassOnTheHost(t *testing.T) {
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		t.Skip("the host has no python3 for the project's tests")
+	}
+	project, state := sample(t, "a project"), t.TempDir()
+	words := filepath.Join(project, "words.py")
+	must.Do(t, os.WriteFile(words, []byte("def shout(text):\n    return text\n"), 0o644))
+	onHost := func() string {
+		cmd := exec.Command(python, "-B", "-c", ownTests)
+		cmd.Dir, cmd.Env = project, append(os.Environ(), "GREETING=hello from the shell")
+		out, _ := cmd.CombinedOutput()
+		return string(out)
+	}
+	if out := onHost(); !strings.Contains(out, "AssertionError") {
+		t.Fatalf("the control: the tests pass as they are: %s", out)
+	}
+	c := start(t, "PROJECT_DIR="+project, "PROJECT_MODE=overlay", "XDG_STATE_HOME="+state)
+	inSession := "import os, sys; os.environ['GREETING'] = 'hello from the shell'; sys.dont_write_bytecode = True\nos.chdir('/project'); sys.path.insert(0, '/project')\n"
+	for _, body := range []string{"return text", "return text.upper()", "return text.upper() + '!'"} {
+		answer := in(c, "fix", "python", inSession+"open('words.py', 'w').write('def shout(text):\\n    "+strings.ReplaceAll(body, "'", `"`)+"\\n')\nimport importlib, words; importlib.reload(words)\n"+strings.ReplaceAll(ownTests, "; ", "\n"))
+		if passed := strings.Contains(answer.Text(), "passed"); passed != strings.Contains(body, "!") {
+			t.Fatalf("%s: %+v", body, answer)
+		}
+	}
+	c.CloseInput()
+	c.Wait(patience.Long)
+	if out, _, status := changesCommand(t, state); status != 0 || !strings.Contains(out, "fix") || !strings.Contains(out, "+") || !strings.Contains(out, project) {
+		t.Errorf("the list, status %d: %s", status, out)
+	}
+	out, errs, status := changesCommand(t, state, "fix", "--apply")
+	if status != 0 || !strings.Contains(out, "2 written, 0 deleted") {
+		t.Fatalf("applied with status %d: %s%s", status, out, errs)
+	}
+	if out := onHost(); out != "passed\n" {
+		t.Errorf("on the host: %s", out)
+	}
+	if out, errs, status = changesCommand(t, state, "fix", "--apply"); status != 0 || !strings.Contains(out, "0 written, 0 deleted, 2 already so") {
+		t.Errorf("applied again with status %d: %s%s", status, out, errs)
+	}
+}
+
+// What the host would obey, what leaves the project and what the session did not see is
+// refused, and then nothing is applied.
+func TestChanges_ApplyRefuses(t *testing.T) {
+	project, state := sample(t, "a project"), t.TempDir()
+	c := start(t, "PROJECT_DIR="+project, "PROJECT_MODE=overlay", "XDG_STATE_HOME="+state)
+	expect(t, in(c, "s", "bash", `cd /project && mkdir -p .github/workflows sub/.claude && echo > .github/workflows/ci.yml && echo > sub/.claude/settings.json &&
+		echo > .envrc && echo >> flake.nix && ln -s ../../outside leaves && ln -s words.py stays && echo plain > plain && echo '# seen' >> words.py; echo done`), "done\n")
+	c.CloseInput()
+	c.Wait(patience.Long)
+	before := tree(t, project)
+	_, errs, status := changesCommand(t, state, "s", "--apply")
+	for _, want := range []string{".github/workflows/ci.yml: a program", "sub/.claude/settings.json: a program", ".envrc: a program", "flake.nix: a program", "leaves: it is a link to ../../outside", "5 files cannot be applied, and nothing was changed", "hint: "} {
+		if status != 1 || !strings.Contains(errs, want) {
+			t.Errorf("status %d, want %q:\n%s", status, want, errs)
+		}
+	}
+	must.Do(t, os.WriteFile(filepath.Join(project, "words.py"), []byte("changed on the host\n"), 0o644))
+	before = tree(t, project)
+	if _, errs, status := changesCommand(t, state, "s", "--apply", "."); status != 1 || !strings.Contains(errs, "words.py: it has changed in the project") {
+		t.Errorf("a file that changed: status %d:\n%s", status, errs)
+	}
+	if _, errs, status := changesCommand(t, state, "s", "--apply", "nothing"); status != 1 || !strings.Contains(errs, "the session did not change nothing") {
+		t.Errorf("a path that was not changed: status %d:\n%s", status, errs)
+	}
+	if diff := cmp.Diff(before, tree(t, project)); diff != "" {
+		t.Errorf("the project changed:\n%s", diff)
+	}
+	// The control: what is named is applied, and nothing else.
+	out, errs, status := changesCommand(t, state, "s", "--apply", ".envrc", ".github/workflows", "plain", "stays")
+	if status != 0 || !strings.Contains(out, "4 written") {
+		t.Errorf("named: status %d: %s%s", status, out, errs)
+	}
+	for name, want := range map[string]bool{".envrc": true, ".github/workflows/ci.yml": true, "plain": true, "stays": true, "leaves": false, "sub": false} {
+		if _, err := os.Lstat(filepath.Join(project, name)); (err == nil) != want {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Where the project is a git repository, changes of both sides are merged, or refused
+// where they meet.
+func TestChanges_AreMerged(t *testing.T) {
+	if _, err := exec.LookPath("git"); err != nil {
+		t.Skip("there is no git")
+	}
+	project, state := t.TempDir(), t.TempDir()
+	file := filepath.Join(project, "numbers")
+	lines := "1\n2\n3\n4\n5\n6\n7\n8\n9\n"
+	must.Do(t, os.WriteFile(file, []byte(lines), 0o644))
+	for _, args := range [][]string{{"init", "-q"}, {"add", "."}, {"-c", "user.name=test", "-c", "user.email=test@example.org", "commit", "-qm", "first"}} {
+		cmd := exec.Command("git", args...)
+		cmd.Dir = project
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	c := start(t, "PROJECT_DIR="+project, "PROJECT_MODE=overlay", "XDG_STATE_HOME="+state)
+	in(c, "s", "bash", "sed -i s/8/eight/ /project/numbers; echo > /project/new")
+	c.CloseInput()
+	c.Wait(patience.Long)
+	conflict := strings.Replace(lines, "8", "VIII", 1)
+	must.Do(t, os.WriteFile(file, []byte(conflict), 0o644))
+	if _, errs, status := changesCommand(t, state, "s", "--apply"); status != 1 || !strings.Contains(errs, "numbers: it has changed in the project since the session saw it, in the same lines") {
+		t.Errorf("a conflict: status %d: %s", status, errs)
+	}
+	if _, err := os.Lstat(filepath.Join(project, "new")); err == nil {
+		t.Error("a part was applied")
+	}
+	must.Do(t, os.WriteFile(file, []byte(strings.Replace(lines, "2", "two", 1)), 0o644))
+	if out, errs, status := changesCommand(t, state, "s", "--apply"); status != 0 || !strings.Contains(out, "merged: numbers\n") {
+		t.Errorf("status %d: %s%s", status, out, errs)
+	}
+	want := strings.NewReplacer("2", "two", "8", "eight").Replace(lines)
+	if got := must.Get(os.ReadFile(file))(t); string(got) != want {
+		t.Errorf("merged: %q, want %q", got, want)
 	}
 }

@@ -73,7 +73,7 @@ func servedProject(t *testing.T, variables ...string) *mcptest.Client {
 	metadata := mcptest.MetadataWith(t, environments(t), map[string]any{
 		"project": mcptest.Project(map[string]any{"inherit_env": map[string]any{"vars": []string{"SAMPLE_TOKEN"}}}),
 	})
-	return start(t, append([]string{"NIX_SANDBOX_DIR=" + folder, "NIX_SANDBOX_METADATA=" + metadata, "XDG_STATE_HOME=" + t.TempDir()}, variables...)...)
+	return start(t, append([]string{"NIX_SANDBOX_DIR=" + folder, "NIX_SANDBOX_METADATA=" + metadata}, variables...)...)
 }
 
 // A project's tests run in its own shell, write beside their sources, and

@@ -62,6 +62,7 @@ func rootCommand(std streams) *cobra.Command {
 		packagesCommand(std),
 		runCommand(std),
 		shellCommand(std),
+		changesCommand(std),
 		doctorCommand(std),
 		configCommand(),
 		clientCommand(std),
