@@ -111,6 +111,7 @@ const (
 	Lifetime Cause = "lifetime" // it had lived for [Restart.After]
 	Died     Cause = "died"     // its sandbox died
 	Closed   Cause = "closed"   // the server ends
+	Replaced Cause = "replaced" // it was one of a server that has ended
 )
 
 // Restart says why a session ended before.

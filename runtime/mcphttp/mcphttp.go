@@ -90,6 +90,11 @@ type Options struct {
 	// LameDuck is how long the server goes on as before, but for /readyz, when it is
 	// about to end. DrainTimeout is how long calls may then take.
 	LameDuck, DrainTimeout time.Duration
+	// HandsOver says that another server will take the connections that come while
+	// this one ends: they wait in the listener's queue, which somebody keeps open.
+	HandsOver bool
+	// Ending is called when a drain begins. It may be nil.
+	Ending func()
 	// Observe is called for each request when its response has been written. It may
 	// be nil.
 	Observe func(Request)
@@ -113,6 +118,7 @@ type Server struct {
 	o        Options
 	http     *http.Server
 	sessions *sessions
+	listener net.Listener
 
 	incoming, outgoing *budget
 	encoding           chan struct{} // contains an element for each answer that is encoded
@@ -170,8 +176,13 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.http.Hand
 
 // Serve answers what comes to the listener, until [Server.Close].
 func (s *Server) Serve(listener net.Listener) error {
-	err := s.http.Serve(bounded(listener, maxConnections))
-	if errors.Is(err, http.ErrServerClosed) {
+	s.mu.Lock()
+	s.listener = bounded(listener, maxConnections)
+	s.mu.Unlock()
+	err := s.http.Serve(s.listener)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if errors.Is(err, http.ErrServerClosed) || s.isClosing {
 		return nil
 	}
 	return err
@@ -203,6 +214,9 @@ func writeState(w http.ResponseWriter, isGood bool, text string) {
 // DrainTimeout is over, or until ctx ends.
 func (s *Server) Drain(ctx context.Context) {
 	s.isLame.Store(true)
+	if s.o.Ending != nil {
+		s.o.Ending()
+	}
 	// Clients that connect again reach a server that has not begun to end.
 	s.http.SetKeepAlivesEnabled(false)
 	sleep(ctx, s.o.LameDuck)
@@ -210,6 +224,9 @@ func (s *Server) Drain(ctx context.Context) {
 	s.isClosing = true
 	if s.exchanges == 0 {
 		close(s.idle)
+	}
+	if s.o.HandsOver && s.listener != nil {
+		s.listener.Close()
 	}
 	s.mu.Unlock()
 	s.endStream()

@@ -69,6 +69,9 @@ type Options struct {
 	CallsAtOnce int
 	// SharedFiles lets a session have several environments.
 	SharedFiles bool
+	// State is a folder that outlives the server, for what the next one should know;
+	// empty where there is none.
+	State string
 	// Changes saves what sessions change in a project that is an overlay; nil where
 	// nothing does.
 	Changes *changes.Store
@@ -128,6 +131,7 @@ func Stdio(ctx context.Context, in io.Reader, out io.Writer, o Options) error {
 func HTTP(ctx, now context.Context, listener net.Listener, o Options, h mcphttp.Options) error {
 	a := o.assemble()
 	defer a.stop()
+	a.takeEnded()
 	h.IsReady = func() bool { return len(o.Environments.Now().Names()) > 0 }
 	h.Log = o.Log
 	transport := mcphttp.New(a.handler, h)
@@ -146,6 +150,7 @@ func HTTP(ctx, now context.Context, listener net.Listener, o Options, h mcphttp.
 		transport.Drain(now)
 		// The end of all sandboxes answers the calls that still run.
 		a.end()
+		a.keepEnded()
 		transport.Close(lastAnswersTimeout)
 		return <-served
 	}
@@ -157,6 +162,8 @@ type assembly struct {
 	warm     *pool.Pool
 	sessions *session.Manager
 	handler  *rpc.Handler
+	state    string // see Options
+	log      *slog.Logger
 	// stop ends what goes on beside the calls. It follows end.
 	stop func()
 }
@@ -217,11 +224,33 @@ func (o *Options) assemble() *assembly {
 	}
 	handler, stopHandler := rpc.New(tool.New(offered), o.Version, rpc.DefaultBounds, o.Log)
 	stopWarm := o.keepWarm(warm, inUse)
-	return &assembly{o.Starter, warm, sessions, handler, func() {
+	return &assembly{o.Starter, warm, sessions, handler, o.State, o.Log, func() {
 		stopWarm()
 		stopHandler()
 		left.Close()
 	}}
+}
+
+// takeEnded takes over the names of the sessions of an earlier server.
+func (a *assembly) takeEnded() {
+	if a.state == "" {
+		return
+	}
+	keys, err := readEnded(a.state)
+	if err != nil {
+		a.log.Warn("sessions of an earlier server are not known", "error", err)
+	}
+	a.sessions.Remember(keys)
+}
+
+// keepEnded leaves the names of the sessions that end with this server to the next one.
+func (a *assembly) keepEnded() {
+	if a.state == "" {
+		return
+	}
+	if err := writeEnded(a.state, a.sessions.Ended()); err != nil {
+		a.log.Warn("the next server will not know the sessions of this one", "error", err)
+	}
 }
 
 // end ends every sandbox.

@@ -303,14 +303,39 @@ func (m *Manager) end(s *session, why call.Restart) {
 	clear(s.died)
 	s.closeWorkspace()
 	s.kept.close()
-	if _, known := m.ended[s.key]; !known {
-		m.order = append(m.order, s.key)
+	m.remember(s.key, why)
+}
+
+// remember remembers why a session ended.
+func (m *Manager) remember(key call.Key, why call.Restart) {
+	if _, known := m.ended[key]; !known {
+		m.order = append(m.order, key)
 	}
-	m.ended[s.key] = why
+	m.ended[key] = why
 	for len(m.order) > maxEnded {
 		delete(m.ended, m.order[0])
 		m.order = m.order[1:]
 	}
+}
+
+// Remember takes sessions of a server that has ended, so that their next calls are told.
+func (m *Manager) Remember(keys []call.Key) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, key := range keys {
+		m.remember(key, call.Restart{Cause: call.Replaced})
+	}
+}
+
+// Ended returns the sessions whose next calls would be told that they ended with the
+// server, or with an earlier one. It follows [Manager.Close].
+func (m *Manager) Ended() []call.Key {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(m.order), func(key call.Key) bool {
+		cause := m.ended[key].Cause
+		return cause != call.Closed && cause != call.Replaced
+	})
 }
 
 // closeWorkspace ends the workspace of a session, if there is one.

@@ -179,6 +179,8 @@ func restarted(why *call.Restart) remark {
 		rest = fmt.Sprintf("the earlier one ended after %g s idle", why.After.Seconds())
 	case call.Lifetime:
 		rest = fmt.Sprintf("the earlier one ended at its lifetime of %g s", why.After.Seconds())
+	case call.Replaced:
+		rest = "the earlier one ended when the server was started again"
 	}
 	return remark{opening: newSession, rest: rest}
 }

@@ -30,6 +30,8 @@ type front struct {
 	tokens *principal.Tokens // nil where there is no file of them
 	chain  principal.Chain
 	oauth  principal.OAuthOptions
+	// isKept says that the socket stays open when this process ends.
+	isKept bool
 }
 
 // newFront reads who may call, and listens. Address is that of the command line, or
@@ -45,8 +47,10 @@ func newFront(address string, settings config.Config, serve *registry.Serve) (*f
 	if err := f.readCallers(cmp.Or(settings.TokenFile, serve.TokenFile)); err != nil {
 		return nil, err
 	}
+	address = cmp.Or(address, settings.HTTP, serve.Listen)
+	f.isKept = address == systemdAddress
 	var err error
-	f.Listener, err = listen(cmp.Or(address, settings.HTTP, serve.Listen), len(f.chain) > 0)
+	f.Listener, err = listen(address, len(f.chain) > 0)
 	return f, err
 }
 
@@ -172,6 +176,7 @@ func (f *front) options() mcphttp.Options {
 		Streams:       func(principal string) int { return f.quota(principal).Streams },
 		LameDuck:      time.Duration(f.serve.LameDuckSeconds) * time.Second,
 		DrainTimeout:  time.Duration(f.serve.DrainSeconds) * time.Second,
+		HandsOver:     f.isKept,
 	}
 	if f.serve.OAuth != nil {
 		o.Resource, o.Metadata = f.oauth.Resource, f.oauth.Metadata()

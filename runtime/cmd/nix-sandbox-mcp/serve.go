@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -188,10 +189,16 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	}
 	running.Go(func() { front.reloadTokens(background, log) })
 	options.Quota, options.CallsAtOnce = front.quota, front.callsAtOnce()
+	// systemd names the folder of StateDirectory= so, or several.
+	options.State, _, _ = strings.Cut(os.Getenv("STATE_DIRECTORY"), ":")
+	transport := front.options()
+	transport.Ending = func() {
+		log.Info("ending", "lame_duck", transport.LameDuck, "drain", transport.DrainTimeout)
+		notify("STOPPING=1")
+	}
 	log.Info("listening", "address", front.Addr().String(), "path", mcphttp.Path, "callers", front.callers())
 	notify("READY=1")
-	context.AfterFunc(ctx, func() { notify("STOPPING=1") })
-	return service.HTTP(ctx, now, front, options, front.options())
+	return service.HTTP(ctx, now, front, options, transport)
 }
 
 // untilSignals returns a context that ends with the first signal that asks this process
