@@ -1,14 +1,12 @@
 package clients
 
 import (
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcpclient"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
@@ -21,10 +19,9 @@ var expected = regexp.MustCompile(`^  - [a-z0-9-]+ # \S.{10,}$`)
 func TestConformance(t *testing.T) {
 	s := prepare(t)
 	file := must.Get(filepath.Abs("expected-failures.yml"))(t)
-	web := httptest.NewServer(&bridge{t: t, command: s.recorded(t), conns: map[string]*mcpclient.Client{}})
-	defer web.Close()
+	web := s.serveHTTP(t, false)
 	program := s.file(t, "node_modules/@modelcontextprotocol/conformance/dist/index.js")
-	out := s.run(t, s.Node, program, "server", "--url", web.URL+"/mcp", "--expected-failures", file)
+	out := s.run(t, s.Node, program, "server", "--url", web.url, "--expected-failures", file)
 	if out.status != 0 {
 		t.Errorf("status %d:\n%s%s", out.status, out.stdout, out.stderr)
 	}
