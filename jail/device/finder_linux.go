@@ -41,10 +41,12 @@ type Finder struct {
 func (f Finder) Find(spec *jail.Spec, request jail.Request) (*jail.DevicePlan, error) {
 	p := &planner{
 		spec: spec, user: os.Geteuid(),
-		plan:   &jail.DevicePlan{},
-		taken:  map[string]string{},
-		links:  map[string]string{},
-		inBase: map[string]bool{},
+		plan:    &jail.DevicePlan{},
+		taken:   map[string]string{},
+		above:   map[string]bool{},
+		folders: map[string]folder{},
+		links:   map[string]string{},
+		inBase:  map[string]bool{},
 	}
 	for _, path := range spec.Reserved {
 		p.reserve(path, "a folder of the sandbox's own")
@@ -99,6 +101,10 @@ type planner struct {
 	reserved []reservation
 	// taken has the source of each mount and node, by its path in the sandbox.
 	taken map[string]string
+	// above are the folders of these paths.
+	above map[string]bool
+	// folders are those of the host that were opened, by their paths.
+	folders map[string]folder
 	// links are the symbolic links, by their paths.
 	links map[string]string
 	// inBase are the paths below bin, etc and usr that a device brings.
@@ -257,33 +263,97 @@ func (p *planner) take(path, from string) (isNew bool, err error) {
 		}
 		return false, fmt.Errorf("%s, where another mount shows %s", path, other)
 	}
-	for other := range p.taken {
-		if inside(other, path) {
-			return false, fmt.Errorf("%s, above %s, which shows another file", path, other)
-		}
+	if p.above[path] {
+		return false, fmt.Errorf("%s, which is the folder of another mount", path)
 	}
 	p.taken[path] = from
+	for folder := filepath.Dir(path); !p.above[folder]; folder = filepath.Dir(folder) {
+		p.above[folder] = true
+		if folder == "/" {
+			break
+		}
+	}
 	return true, nil
 }
 
-// resolve returns what a path of the host leads to, without links, and its state.
+// folder is a folder of the host, as [planner.resolve] found it.
+type folder struct {
+	fd   int
+	path string // without links
+	err  error  // why what is in it cannot be had
+}
+
+// resolve returns what a path of the host leads to, without links, and its state. It goes
+// the way to a folder once: a driver has most of its files in one.
 func (p *planner) resolve(path string) (string, unix.Stat_t, error) {
 	var stat unix.Stat_t
-	fd, deciders, err := pathowner.Open(path)
+	path = filepath.Clean(path)
+	dir, name := filepath.Split(path)
+	in, known := p.folders[dir]
+	if !known {
+		in = p.openFolder(dir)
+		p.folders[dir] = in
+	}
+	if in.err != nil {
+		return "", stat, in.err
+	}
+	if name != "" {
+		if err := unix.Fstatat(in.fd, name, &stat, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return "", stat, err
+		}
+		if stat.Mode&unix.S_IFMT != unix.S_IFLNK {
+			return filepath.Join(in.path, name), stat, nil
+		}
+	}
+	fd, err := p.open(path)
 	if err != nil {
 		return "", stat, err
 	}
 	defer unix.Close(fd)
-	delete(deciders, uint32(p.user))
-	if deciders[pathowner.Anybody] {
-		return "", stat, errors.New("everybody can have it lead elsewhere")
-	}
-	if len(deciders) > 0 {
-		return "", stat, fmt.Errorf("user %d can have it lead elsewhere", slices.Min(slices.Collect(maps.Keys(deciders))))
-	}
 	if err := unix.Fstat(fd, &stat); err != nil {
 		return "", stat, err
 	}
 	real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 	return real, stat, err
+}
+
+var errEverybody = errors.New("everybody can have it lead elsewhere")
+
+// openFolder opens a folder for resolve. The descriptors close with this process's image:
+// they are few.
+func (p *planner) openFolder(path string) folder {
+	fd, err := p.open(path)
+	if err != nil {
+		return folder{err: err}
+	}
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil {
+		return folder{err: err}
+	}
+	switch {
+	case stat.Mode&0o002 != 0:
+		return folder{err: errEverybody}
+	case stat.Uid != 0 && int(stat.Uid) != p.user:
+		return folder{err: fmt.Errorf("user %d can have it lead elsewhere", stat.Uid)}
+	}
+	real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+	return folder{fd, real, err}
+}
+
+// open opens what a path leads to, if nobody but root and the user who starts the sandbox
+// can have it lead elsewhere.
+func (p *planner) open(path string) (int, error) {
+	fd, deciders, err := pathowner.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	delete(deciders, uint32(p.user))
+	if len(deciders) == 0 {
+		return fd, nil
+	}
+	unix.Close(fd)
+	if deciders[pathowner.Anybody] {
+		return 0, errEverybody
+	}
+	return 0, fmt.Errorf("user %d can have it lead elsewhere", slices.Min(slices.Collect(maps.Keys(deciders))))
 }

@@ -406,7 +406,7 @@ func TestDevices_HostilePaths(t *testing.T) {
 		"a node outside":     {node("/dev/zero", "/opt/gpu"), "where no device belongs"},
 		"a folder as a node": {node("/dev/shm", "/dev/gpu1"), "it is not a device node"},
 		"a node as a folder": {before + "  \n- name: other\n  containerEdits: {env: [A=b]}\ncontainerEdits:\n    deviceNodes: [{path: /dev/gpu/x, hostPath: /dev/zero}]\n",
-			"it would be /dev/gpu"},
+			"it would be /dev/gpu, which is the folder of another mount"},
 		"other numbers": {before + "  \n- name: other\n  containerEdits: {env: [A=b]}\ncontainerEdits:\n    deviceNodes: [{path: /dev/gpu1, hostPath: /dev/zero, type: c, major: 195, minor: 7}]\n",
 			"its numbers are 1:5, and the specification has 195:7"},
 		"another type": {before + "  \n- name: other\n  containerEdits: {env: [A=b]}\ncontainerEdits:\n    deviceNodes: [{path: /dev/gpu1, hostPath: /dev/zero, type: b}]\n",
