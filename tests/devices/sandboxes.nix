@@ -1,18 +1,27 @@
-# The sandboxes of the tests of devices. Which devices theirs are the tests write into their
-# descriptions, so that one artifact is enough: python.
+# The sandboxes of the tests of devices. Which devices python has the tests write into its
+# description, so that one artifact is enough; none has none.
 { nixpkgs }:
 let
   pkgs = import nixpkgs { system = builtins.currentSystem; };
   sandboxes = import ../../nix { inherit pkgs; };
-in
-{
-  python = sandboxes.mkSandbox {
-    name = "devices-python";
+
+  python = {
     packages = [
       pkgs.coreutils
       pkgs.python3
     ];
     interpreter = "python3 -c";
-    devices = [ "vendor.example/gpu=all" ];
   };
+in
+{
+  python = sandboxes.mkSandbox (
+    python
+    // {
+      name = "devices-python";
+      devices = [ "vendor.example/gpu=all" ];
+    }
+  );
+
+  # The same without devices.
+  none = sandboxes.mkSandbox (python // { name = "devices-none"; });
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"os"
+	"slices"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/vm/guest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/image"
@@ -24,7 +25,11 @@ var wanted = []string{
 // writeInitrd writes the machine's initial RAM disk: init, the kernel modules
 // and the request.
 func writeInitrd(ctx context.Context, file, init string, kernel *image.Kernel, request guest.Request) error {
-	modules, err := kernel.Modules(ctx, wanted)
+	names := wanted
+	if request.GPU {
+		names = append(slices.Clone(wanted), "virtio_gpu")
+	}
+	modules, err := kernel.Modules(ctx, names)
 	if err != nil {
 		return err
 	}

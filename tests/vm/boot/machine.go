@@ -38,6 +38,7 @@ type machine struct {
 	store          string // image
 	files, debian  string // images; both may be empty
 	memory, cpus   int    // MB, count
+	gpu            bool   // with a virtual graphics card
 	accel          string
 }
 
@@ -215,6 +216,10 @@ func (m *machine) arguments() ([]string, error) {
 		"-serial", "chardev:console",
 		"-device", "virtio-serial-device,max_ports=2",
 		"-device", "virtserialport,chardev=port,name=" + guest.Port,
+	}
+	if m.gpu {
+		// A graphics card speaks version 1 of virtio alone.
+		arguments = append(arguments, "-global", "virtio-mmio.force-legacy=false", "-device", "virtio-gpu-device")
 	}
 	arguments = append(arguments, disk(guest.StoreDisk, m.store)...)
 	if m.files != "" {

@@ -52,6 +52,7 @@ type options struct {
 	places              []string // FILE=PATH
 	mode                guest.Mode
 	memory, cpus        int
+	gpu                 bool
 	accel               string
 	limit               int
 	console             string
@@ -111,6 +112,7 @@ func parse(arguments []string) (options, error) {
 	flags.BoolFunc("systemd", "a Debian whose systemd manages the user's services", mode(guest.Systemd))
 	flags.IntVar(&o.memory, "memory", 1024, "the machine's memory in `MB`, 256 to 8192")
 	flags.IntVar(&o.cpus, "cpus", 2, "its processors, 1 to 8")
+	flags.BoolVar(&o.gpu, "gpu", false, "a virtual graphics card, whose render node the user may open")
 	flags.StringVar(&o.accel, "accel", "auto", "kvm, tcg (software), or auto (kvm where it answers)")
 	flags.IntVar(&o.limit, "time-limit", 300, "`seconds` until it is killed, 1 to 3600")
 	flags.StringVar(&o.console, "console", "", "the `file` for the kernel's messages (.cache/vm/console.log)")
@@ -180,6 +182,7 @@ func boot(ctx context.Context, o options) (int, error) {
 
 	request := guest.Request{
 		Mode:    o.mode,
+		GPU:     o.gpu,
 		Files:   o.files != "",
 		Folder:  o.chdir,
 		Command: o.command,
@@ -198,7 +201,7 @@ func boot(ctx context.Context, o options) (int, error) {
 		return statusMachine, err
 	}
 	started := time.Now()
-	m := machine{memory: o.memory, cpus: o.cpus}
+	m := machine{memory: o.memory, cpus: o.cpus, gpu: o.gpu}
 	if m.store, err = storeImage(ctx, o.cache, folder, roots); err != nil {
 		return statusMachine, err
 	}

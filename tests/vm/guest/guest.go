@@ -23,6 +23,13 @@ const (
 	ModuleDir   = "/modules"
 )
 
+// RenderNode is the device node of the virtual graphics card, and RenderGroup the group
+// that it belongs to; the user is in that group.
+const (
+	RenderNode  = "/dev/dri/renderD128"
+	RenderGroup = 109
+)
+
 // ID is the user and the group that the command runs as.
 const ID = 1000
 
@@ -47,6 +54,7 @@ type Request struct {
 	Mode    Mode     `json:"mode"`
 	Modules []string `json:"modules"` // file names in ModuleDir, in the order of loading
 	Time    int64    `json:"time"`    // seconds since 1970; the machine's own clock may be absent
+	GPU     bool     `json:"gpu"`     // there is a virtual graphics card
 	Files   bool     `json:"files"`   // a second disk is to be mounted at /tests
 	Folder  string   `json:"folder"`  // where the command starts; the user's home where it is empty
 	Path    []string `json:"path"`    // folders for PATH

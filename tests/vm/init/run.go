@@ -38,6 +38,10 @@ func run(request guest.Request, group string, messages *json.Encoder) (guest.End
 			return ended, err
 		}
 	}
+	groups := []uint32{guest.ID}
+	if request.GPU {
+		groups = append(groups, guest.RenderGroup)
+	}
 	reader, writer, err := os.Pipe()
 	if err != nil {
 		return ended, err
@@ -61,7 +65,7 @@ func run(request guest.Request, group string, messages *json.Encoder) (guest.End
 		Files: []uintptr{null.Fd(), writer.Fd(), writer.Fd()},
 		Sys: &syscall.SysProcAttr{
 			Setsid:      true,
-			Credential:  &syscall.Credential{Uid: guest.ID, Gid: guest.ID, Groups: []uint32{guest.ID}},
+			Credential:  &syscall.Credential{Uid: guest.ID, Gid: guest.ID, Groups: groups},
 			UseCgroupFD: true,
 			CgroupFD:    int(cgroup.Fd()),
 		},

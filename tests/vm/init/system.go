@@ -74,12 +74,25 @@ func setUp(request guest.Request, devices devices) (string, error) {
 	if err := os.WriteFile("/proc/sys/fs/file-max", []byte("9223372036854775807\n"), 0); err != nil {
 		return "", fmt.Errorf("raising the number of open files: %w", err)
 	}
+	if request.GPU {
+		if err := shareGPU(); err != nil {
+			return "", err
+		}
+	}
 	if request.Mode == guest.NoUserns {
 		if err := os.WriteFile("/proc/sys/user/max_user_namespaces", []byte("0\n"), 0); err != nil {
 			return "", fmt.Errorf("forbidding user namespaces: %w", err)
 		}
 	}
 	return cgroup(request.Mode)
+}
+
+// shareGPU gives the node of the graphics card to a group, as the rules of udev do.
+func shareGPU() error {
+	if err := os.Chown(guest.RenderNode, 0, guest.RenderGroup); err != nil {
+		return fmt.Errorf("the graphics card has no node: %w", err)
+	}
+	return os.Chmod(guest.RenderNode, 0o660)
 }
 
 // furnish makes the files that programs expect of any Linux system.
@@ -120,7 +133,7 @@ func furnish(request guest.Request) error {
 		// With those of services that every system has.
 		"/etc/passwd": "root:x:0:0:root:/:/bin/sh\ndaemon:x:1:1:daemon:/:/bin/false\nbin:x:2:2:bin:/:/bin/false\nmail:x:8:8:mail:/:/bin/false\n" +
 			"nobody:x:65534:65534:nobody:/:/bin/false\nuser:x:1000:1000:user:" + home + ":/bin/sh\n",
-		"/etc/group":    "root:x:0:\ndaemon:x:1:\nbin:x:2:\nmail:x:8:\nnogroup:x:65534:\nuser:x:1000:\n",
+		"/etc/group":    "root:x:0:\ndaemon:x:1:\nbin:x:2:\nmail:x:8:\nnogroup:x:65534:\nrender:x:109:user\nuser:x:1000:\n",
 		"/etc/hosts":    "127.0.0.1 localhost machine\n",
 		"/etc/hostname": "machine\n",
 		// Nobody answers; tests that make an internet lay their own over it.
