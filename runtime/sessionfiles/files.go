@@ -214,12 +214,15 @@ func (f *Files) Close() {
 	f.lock.Close()
 }
 
+// errNoLog reports a head whose log is not there.
+var errNoLog = damaged("its log is gone")
+
 // read hands the files of a session's folder to visit, record by record, after all
 // have been checked.
 func read(folder string, head *Head, visit func(filetree.Record) error) error {
 	log, err := os.Open(filepath.Join(folder, head.Log))
 	if errors.Is(err, fs.ErrNotExist) {
-		return damaged("its log is gone")
+		return errNoLog
 	}
 	if err != nil {
 		return fmt.Errorf("read kept files: %w", err)

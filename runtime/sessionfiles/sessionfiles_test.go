@@ -1,20 +1,24 @@
 package sessionfiles
 
 import (
+	"archive/tar"
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
@@ -486,5 +490,54 @@ func TestSave_BeginsALogAnew(t *testing.T) {
 	must.Do(t, again.restore(files))
 	if diff := cmp.Diff(treeOf(t, m.folder), treeOf(t, again.folder)); diff != "" {
 		t.Error("another tree")
+	}
+}
+
+// An export has the files of a session, also while a server has it.
+func TestExport_WritesATarFile(t *testing.T) {
+	folder := t.TempDir()
+	store := storeIn(t, folder, 1<<30)
+	files := must.Get(store.Acquire(key))(t)
+	defer files.Close()
+	m := newMachine(t)
+	in := func(name string) string { return filepath.Join(m.folder, name) }
+	must.Do(t, os.MkdirAll(in("folder/\xff"), 0o750))
+	must.Do(t, os.WriteFile(in("folder/\xff/new\nline"), []byte("text"), 0o640))
+	must.Do(t, os.Link(in("folder/\xff/new\nline"), in("second")))
+	must.Do(t, os.Symlink("/etc/passwd", in("link")))
+	must.Do(t, unix.Mkfifo(in("fifo"), 0o600))
+	sparse := must.Get(os.Create(in("sparse")))(t)
+	must.Get(sparse.WriteAt([]byte("middle"), 1<<20))(t)
+	must.Do(t, sparse.Truncate(2<<20))
+	must.Do(t, sparse.Close())
+	must.Get(files.Save(m.copy))(t)
+	var archive bytes.Buffer
+	must.Do(t, must.Get(List(folder))(t)[0].Export(&archive))
+	zip := must.Get(zstd.NewReader(&archive))(t)
+	defer zip.Close()
+	var got []string
+	for reader := tar.NewReader(zip); ; {
+		header, err := reader.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		must.Do(t, err)
+		data := bytes.TrimRight(must.Get(io.ReadAll(reader))(t), "\x00")
+		got = append(got, fmt.Sprintf("%c %q %q %d %q %v", header.Typeflag, header.Name, header.Linkname, header.Size, bytes.TrimLeft(data, "\x00"), header.Typeflag != tar.TypeReg || header.ModTime.After(time.Now().Add(-time.Hour))))
+	}
+	want := []string{
+		`5 "folder/" "" 0 "" true`, `5 "folder/\xff/" "" 0 "" true`, `6 "fifo" "" 0 "" true`, `2 "link" "/etc/passwd" 0 "" true`,
+		`0 "sparse" "" 2097152 "middle" true`, `0 "second" "" 4 "text" true`, `1 "folder/\xff/new\nline" "second" 0 "" true`,
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	// What would fill a disk with zeros is refused.
+	must.Do(t, os.Truncate(in("sparse"), 1<<40))
+	must.Get(files.Save(m.copy))(t)
+	if err := must.Get(List(folder))(t)[0].Export(io.Discard); err == nil || !strings.Contains(err.Error(), "with their holes") {
+		t.Errorf("error %v", err)
 	}
 }

@@ -143,6 +143,7 @@ func readHead(folder string) (*Head, error) {
 
 // Holder says which process has the files of a session.
 type Holder struct {
+	Key
 	PID int `json:"pid"`
 	// About is what its user knows it by, such as the project that it serves.
 	About string    `json:"about,omitempty"`
@@ -195,7 +196,7 @@ func (s *Store) Acquire(key Key) (*Files, error) {
 		}
 		return nil, fmt.Errorf("keep the files of session %q: %w", key.Session, err)
 	}
-	holder, err := json.Marshal(Holder{PID: os.Getpid(), About: s.about, Since: time.Now().UTC().Truncate(time.Second)})
+	holder, err := json.Marshal(Holder{Key: key, PID: os.Getpid(), About: s.about, Since: time.Now().UTC().Truncate(time.Second)})
 	if err == nil {
 		err = lock.Truncate(0)
 	}
@@ -293,6 +294,17 @@ type Session struct {
 	changed time.Time
 }
 
+// Key is the session's; the zero value where its files do not say.
+func (s Session) Key() Key {
+	switch {
+	case s.Head != nil:
+		return s.Head.Key
+	case s.Holder != nil:
+		return s.Holder.Key
+	}
+	return Key{}
+}
+
 // List returns the sessions of the store in a folder, the one that was saved last
 // first. A folder that does not exist has none.
 func List(folder string) ([]Session, error) {
@@ -346,11 +358,7 @@ func (s Session) Remove() error {
 	lock, err := acquire(s.Folder, false)
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
-		e := &InUseError{Holder: readHolder(s.Folder)}
-		if s.Head != nil {
-			e.Key = s.Head.Key
-		}
-		return e
+		return &InUseError{s.Key(), readHolder(s.Folder)}
 	case err == nil:
 		defer lock.Close()
 	case !errors.Is(err, fs.ErrNotExist):
@@ -383,11 +391,7 @@ func (s *Store) shrink(except string) {
 			continue
 		}
 		total -= one.Disk
-		name, env := "", ""
-		if one.Head != nil {
-			name, env = one.Head.Session, one.Head.Env
-		}
-		s.log.Info("kept files of a session removed: all together take more than keep_mb", "session", name, "env", env,
+		s.log.Info("kept files of a session removed: all together take more than keep_mb", "session", one.Key().Session, "env", one.Key().Env,
 			"saved", one.changed.Format(time.DateTime), "bytes", one.Disk, "keep_mb", s.limit>>20)
 	}
 }

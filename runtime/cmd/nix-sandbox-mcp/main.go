@@ -63,6 +63,7 @@ func rootCommand(std streams) *cobra.Command {
 		runCommand(std),
 		shellCommand(std),
 		changesCommand(std),
+		sessionsCommand(std),
 		doctorCommand(std),
 		configCommand(),
 		clientCommand(std),
