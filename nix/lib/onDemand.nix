@@ -35,7 +35,7 @@ let
   # keeps names from Nix that it would refuse anyway.
   isOther =
     name:
-    match "(_.*|(add|append|build|call|close|copy|define|ensure|extend|fetch|import|lib|make|mk|override|recurse|remove|replace|run|splice|substitute|symlink|test|with|write)([A-Z].*)?|.*(Packages|Pkgs|Plugins|Extensions|Platform|Tests)|config|hostPlatform|nixos|newScope|overlays|path|pkgs.*|python3Packages|stdenv.*|system)" name != null;
+    match "(__.*|_type|(add|append|build|call|close|closure|copy|define|ensure|extend|fetch|import|make|mk|override|recurse|remove|replace|run|splice|substitute|symlink|with|write)[A-Z].*|.*(Packages|Pkgs|Plugins|Extensions|Platform)|config|fetch(bzr|cvs|darcs|git|hg|patch2?|svn|url|zip)|lib|newScope|nixos|overlays|path|pkgs.*|stdenv.*|system|tests)" name != null;
 
   # ---- what an artifact says ----
 
@@ -151,10 +151,8 @@ let
       all = given.packages_on_demand == "all";
       names =
         if all then
-          lib.unique (
-            filter (name: !(isOther name)) (
-              lib.concatMap attrNames (setsOf given.interpreter_type)
-            )
+          filter (name: !(isOther name)) (
+            attrNames (lib.foldl' (all: set: all // set) { } (setsOf given.interpreter_type))
           )
         else
           lib.unique given.packages_on_demand;
@@ -191,7 +189,7 @@ let
   resolve =
     interpreter_type: name:
     let
-      sets = filter (hasAttr name) (setsOf interpreter_type);
+      sets = if isOther name then [ ] else filter (hasAttr name) (setsOf interpreter_type);
       # A set may have something else of that name: python3.pkgs has functions.
       found = lib.findFirst (set: lib.isDerivation set.${name}) null sets;
       package = found.${name};
@@ -225,7 +223,7 @@ let
       license: if isAttrs license then license.spdxId or license.shortName or license.fullName or "unfree" else toString license
     ) (lib.toList (meta.license or "unfree"));
 in
-{
+rec {
   inherit
     allows
     problems
@@ -236,14 +234,12 @@ in
   # For { recipe; packages; }, a path and a list of names: what is wrong with the
   # names, as { name; wrong; reason; }, and the arguments of mkSandbox. The path is of
   # a recipe in the store, whose references come with it.
-  derive =
-    {
-      recipe,
-      packages,
-      ...
-    }:
+  derive = { recipe, packages, ... }: deriveFrom (builtins.readFile recipe) packages;
+
+  # The same for the text of a recipe.
+  deriveFrom =
+    text: packages:
     let
-      text = builtins.readFile recipe;
       # Nothing, that refers to all that the recipe does.
       references = builtins.substring 0 0 text;
       referring =

@@ -44,10 +44,7 @@ let
   };
   derive =
     on: base: packages:
-    on.derive {
-      recipe = builtins.toFile "recipe.json" (builtins.toJSON base);
-      inherit packages;
-    };
+    on.deriveFrom (builtins.toJSON base) packages;
   names = base: packages: map lib.getName (derive onDemand base packages).arguments.packages;
   wrong = base: packages: (derive withRefused base packages).wrong;
   absent = name: {
@@ -81,6 +78,50 @@ let
     "__functor"
     "nоde" # with a Cyrillic letter
   ];
+
+  # nixpkgs itself has these; its stand-in of setup/debpkgs has no module system either.
+  isNixpkgs = (builtins.tryEval (lib ? evalModules && builtins.isFunction lib.evalModules)).value or false;
+  modules = [
+    "numpy"
+    "pandas"
+    "scipy"
+    "scikit-learn"
+    "opencv4"
+    "pillow"
+    "requests"
+    "beautifulsoup4"
+    "polars"
+    "duckdb"
+    "sympy"
+    "networkx"
+    "matplotlib"
+    "seaborn"
+    "statsmodels"
+    "scikit-image"
+    "openpyxl"
+    "pyyaml"
+    "lxml"
+    "sqlalchemy"
+    "torch"
+    "plotly"
+    "python-dateutil"
+  ];
+  programs = [
+    "ffmpeg"
+    "imagemagick"
+    "graphviz"
+    "jq"
+    "ripgrep"
+    "nodejs"
+    "gnuplot"
+    "poppler-utils"
+    "sqlite"
+    "go"
+  ];
+  # Like an artifact's recipe of the presets.
+  resolved = base: list: map (package: package.drvPath) (
+    lib.drop (lib.length base.packages) (derive onDemand base list).arguments.packages
+  );
 
   table = values: onDemand.table ({ interpreter_type = "python"; } // values);
   allPackages = table { packages_on_demand = "all"; };
@@ -155,6 +196,18 @@ in
     };
   };
 
+  # Whatever a call names, nothing is built or evaluated for it but that package.
+  testOnDemandReferences = {
+    expr = (derive onDemand (python // { packages = [ { paths = [ "${builtins.storeDir}/0123456789abcdfghijklmnpqrsvwxyz-tool-1" ]; } ]; }) [ ]).arguments.packages;
+    expected = [
+      {
+        type = "derivation";
+        name = "tool-1";
+        outPath = "${builtins.storeDir}/0123456789abcdfghijklmnpqrsvwxyz-tool-1";
+      }
+    ];
+  };
+
   testOnDemandTableOfList = {
     expr = table {
       packages_on_demand = [
@@ -191,5 +244,46 @@ in
       bs4 = "beautifulsoup4";
       rg = "ripgrep";
     };
+  };
+}
+// lib.optionalAttrs isNixpkgs {
+  testOnDemandCommonModules = {
+    expr = resolved python modules;
+    expected = map (name: pkgs.python3Packages.${name}.drvPath) modules;
+  };
+  testOnDemandCommonPrograms = {
+    expr = resolved (python // { interpreter_type = "bash"; }) programs;
+    expected = map (name: pkgs.${name}.drvPath) programs;
+  };
+  # What a module says of itself is in the table.
+  testOnDemandImports = {
+    expr =
+      let
+        inherit (allPackages) modules;
+      in
+      map (name: modules.${name} or null) [
+        "cv2"
+        "PIL"
+        "sklearn"
+        "skimage"
+        "yaml"
+        "bs4"
+        "dateutil"
+        "docx"
+        "fitz"
+        "Crypto"
+      ];
+    expected = [
+      "opencv4"
+      "pillow"
+      "scikit-learn"
+      "scikit-image"
+      "pyyaml"
+      "beautifulsoup4"
+      "python-dateutil"
+      "python-docx"
+      "pymupdf"
+      "pycryptodome"
+    ];
   };
 }
