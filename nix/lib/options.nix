@@ -413,7 +413,24 @@ rec {
       type = types.boolean;
       doc = "Whether a system has the server: when left out, a Linux system where environments, flakeRefs or project.use_flake are set.";
     };
-    nixos = { inherit enable package; };
+    nixos = {
+      inherit enable package;
+      "service.enable" = {
+        type = types.boolean;
+        default = false;
+        doc = "Whether systemd runs the server for many clients, as `serve` says, with a socket at `serve.listen`.";
+      };
+      "service.instances" = {
+        type = types.integer 1 64;
+        default = 1;
+        doc = "How many servers share the address. With more than one, HAProxy takes the clients, and leads each caller to the server that has its sessions.";
+      };
+      "service.openFirewall" = {
+        type = types.boolean;
+        default = false;
+        doc = "Whether other machines may reach the port of `serve.listen`.";
+      };
+    };
     home-manager = {
       inherit enable package;
       env = {

@@ -29,15 +29,26 @@ let
       modules = [ { _module.args = { inherit pkgs; }; } ] ++ modules;
     }).config;
 
+  # What NixOS declares of that which the module sets.
+  nixosOptions = {
+    assertions = list;
+    environment = {
+      systemPackages = list;
+      etc = anything;
+    };
+    networking.firewall.allowedTCPPorts = list;
+    services.haproxy = anything;
+    systemd = {
+      services = anything;
+      sockets = anything;
+    };
+  };
   nixos =
     settings:
     evaluate [
       ../../modules/nixos.nix
       {
-        options.environment = {
-          systemPackages = list;
-          etc = anything;
-        };
+        options = nixosOptions;
         config.services.nix-sandbox-mcp = settings;
       }
     ];
@@ -168,6 +179,127 @@ in
       ]
     ];
   };
+  testNixosHasNoServiceUnlessAsked = {
+    expr =
+      let
+        system = nixos (settings // { enable = true; });
+      in
+      [
+        system.systemd.services
+        system.systemd.sockets
+        system.services.haproxy
+        system.networking.firewall.allowedTCPPorts
+      ];
+    expected = [
+      { }
+      { }
+      { }
+      [ ]
+    ];
+  };
+  # The unit is the one in deploy/, which the tests run.
+  testNixosServes = {
+    expr =
+      let
+        system = nixos (
+          settings
+          // {
+            enable = true;
+            serve.token_file = "/var/lib/secrets/tokens";
+            service = {
+              enable = true;
+              openFirewall = true;
+            };
+          }
+        );
+        unit = system.systemd.services.nix-sandbox-mcp.serviceConfig;
+      in
+      [
+        system.systemd.sockets.nix-sandbox-mcp.listenStreams
+        system.networking.firewall.allowedTCPPorts
+        (map (a: a.assertion) system.assertions)
+        system.services.haproxy
+        {
+          inherit (unit)
+            Delegate
+            DelegateSubgroup
+            Environment
+            LoadCredential
+            ProtectSystem
+            TimeoutStopSec
+            Type
+            ;
+        }
+        (builtins.match ".*/bin/nix-sandbox-mcp serve --http systemd" unit.ExecStart != null)
+        # As in the unit: these keep sandboxes from starting.
+        (unit ? ProtectHostname || unit ? RestrictNamespaces || unit ? RestrictSUIDSGID)
+      ];
+    expected = [
+      [ "127.0.0.1:8080" ]
+      [ 8080 ]
+      [
+        true
+        true
+      ]
+      { }
+      {
+        Delegate = "cpu memory pids";
+        DelegateSubgroup = "supervisor";
+        Environment = [
+          "NIX_SANDBOX_TOKENS=%d/tokens"
+          "XDG_STATE_HOME=%S/nix-sandbox-mcp XDG_RUNTIME_DIR=%t/nix-sandbox-mcp XDG_CACHE_HOME=%T/cache"
+        ];
+        LoadCredential = "tokens:/var/lib/secrets/tokens";
+        ProtectSystem = "strict";
+        TimeoutStopSec = 49;
+        Type = "notify";
+      }
+      true
+      false
+    ];
+  };
+  testNixosServesWithSeveralServers = {
+    expr =
+      let
+        system = nixos (
+          settings
+          // {
+            enable = true;
+            serve = {
+              listen = "0.0.0.0:443";
+              audit_file = "/var/log/audit";
+            };
+            service = {
+              enable = true;
+              instances = 2;
+            };
+          }
+        );
+        lines = moduleLib.splitString "\n" system.services.haproxy.config;
+      in
+      [
+        (names system.systemd.services)
+        system.systemd.sockets.nix-sandbox-mcp-2.listenStreams
+        (moduleLib.filter (line: moduleLib.hasPrefix "    server " line || moduleLib.hasPrefix "    bind " line) lines)
+        (map (a: a.assertion) system.assertions)
+      ];
+    expected = [
+      [
+        "nix-sandbox-mcp-1"
+        "nix-sandbox-mcp-2"
+      ]
+      [ "/run/nix-sandbox-mcp-2.socket" ]
+      [
+        "    bind 0.0.0.0:443"
+        "    server nix-sandbox-mcp-1 unix@/run/nix-sandbox-mcp-1.socket check"
+        "    server nix-sandbox-mcp-2 unix@/run/nix-sandbox-mcp-2.socket check"
+      ]
+      [
+        false
+        true
+      ]
+    ];
+  };
   # One implementation: what a module makes is what mkSandbox makes.
   testNixosArtifactsAreMkSandboxs = {
     expr =
@@ -225,10 +357,7 @@ in
       (evaluate [
         ../../modules/nixos.nix
         {
-          options.environment = {
-            systemPackages = list;
-            etc = anything;
-          };
+          options = nixosOptions;
           config.services.nix-sandbox-mcp = {
             enable = true;
             environments.x.packages = [ "bash" ];
