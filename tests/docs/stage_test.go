@@ -20,6 +20,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
@@ -333,12 +334,16 @@ func (s *stage) config(text string) {
 }
 
 // connect starts the server for the page's calls, unless it is running: one that
-// the page built, or else the tests' own. It has the environment data in addition
+// the page built, or else the tests' own. The one before ends first. It has the environment data in addition
 // to its own, and the example as its project.
 func (s *stage) connect(server string) {
 	s.t.Helper()
 	if s.client != nil && s.server == server {
 		return
+	}
+	if s.client != nil {
+		s.client.CloseInput()
+		s.client.Wait(patience.For(10 * time.Second))
 	}
 	s.server = server
 	if server == "" {
