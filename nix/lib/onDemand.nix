@@ -199,7 +199,7 @@ let
         if meta.broken or false then
           "it is marked as broken"
         else if meta.insecure or (meta.knownVulnerabilities or [ ] != [ ]) then
-          "it is marked as insecure (${lib.concatStringsSep "; " (meta.knownVulnerabilities or [ ])})"
+          "it is marked as insecure (${line (lib.concatStringsSep "; " (meta.knownVulnerabilities or [ ]))})"
         else if meta.unfree or false then
           "its license is unfree (${licenseOf meta})"
         else if meta.unsupported or false then
@@ -216,6 +216,14 @@ let
       }
     else
       { inherit package; };
+
+  # A text as one line of at most 200 bytes.
+  line =
+    text:
+    let
+      whole = builtins.replaceStrings [ "\n" ] [ " " ] text;
+    in
+    if builtins.stringLength whole > 200 then "${builtins.substring 0 200 whole}…" else whole;
 
   licenseOf =
     meta:

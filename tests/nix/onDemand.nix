@@ -24,7 +24,7 @@ let
       lame = refused { broken = true; };
       leaky = refused {
         insecure = true;
-        knownVulnerabilities = [ "CVE-2026-1" ];
+        knownVulnerabilities = [ "CVE-2026-1,\nby the network" ];
       };
       closed = refused {
         unfree = true;
@@ -157,7 +157,7 @@ in
     ];
     expected = [
       (reason "lame" "it is marked as broken")
-      (reason "leaky" "it is marked as insecure (CVE-2026-1)")
+      (reason "leaky" "it is marked as insecure (CVE-2026-1, by the network)")
       (reason "closed" "its license is unfree (BUSL-1.1)")
       (reason "elsewhere" "it is not for ${pkgs.stdenv.hostPlatform.system}")
     ];
