@@ -177,10 +177,11 @@ derived() {
 }
 
 # forget: gives up environments that no call has used for as long as the bounds say,
-# and those used longest ago as far as all of them take too much. Nix's garbage
-# collection then may take them. A folder without a result is there for a day.
+# and those used longest ago as far as all of them take too much, but not the one
+# used last. Nix's garbage collection then may take them. A folder without a result is
+# there for a day.
 forget() {
-  local folder used now kept=0 bytes folders=()
+  local folder used now kept=0 bytes newest=yes folders=()
   printf -v now '%(%s)T' -1
   for folder in "$NIX_SANDBOX_PACKAGES"/*; do
     [[ ${folder##*/} =~ ^[0-9a-f]{64}$ ]] || continue
@@ -198,9 +199,10 @@ forget() {
   while read -r used folder; do
     size_of "$folder/result"
     kept=$((kept + bytes))
-    if [ $((now - used)) -gt $((bounds[3] * 86400)) ] || [ $kept -gt "${bounds[4]}" ]; then
+    if [ $((now - used)) -gt $((bounds[3] * 86400)) ] || { [ $newest = no ] && [ $kept -gt "${bounds[4]}" ]; }; then
       rm -rf -- "$folder"
       kept=$((kept - bytes))
     fi
+    newest=no
   done < <(printf '%s\n' "${folders[@]}" | sort -rn)
 }

@@ -187,7 +187,7 @@ func (s *onDemandServer) isThereAgain(code string) {
 
 // A call waits as long as it may, and says how far it came.
 func TestPackages_CallsWhileItIsBuilt(t *testing.T) {
-	s := withOnDemand(t, strings.ReplaceAll(onDemand, "timeout_seconds = 120", "timeout_seconds = 5\nmax_timeout_seconds = 300"))
+	s := withOnDemand(t, strings.ReplaceAll(onDemand, "timeout_seconds = 120", "timeout_seconds = 5\nmax_timeout_seconds = 300")+"[on_demand]\nkeep_mb = 1\n")
 	c := s.start()
 	s.nix.hold()
 	var ids []string
@@ -211,6 +211,15 @@ func TestPackages_CallsWhileItIsBuilt(t *testing.T) {
 	if folders := s.packages(); len(folders) != 1 {
 		t.Errorf("nine calls of one environment: %v", folders)
 	}
+
+	// Both take more than may be kept: the one used last stays.
+	expect(t, c.Run(map[string]any{"code": "import tabulate; print('built')", "env": "python+tabulate", "timeout": 300}), "built\n")
+	patience.Until(t, "the other one is given up", func() bool {
+		out := s.command("packages")
+		return strings.Contains(out, "python+tabulate  ready") && !strings.Contains(out, "python+psutil")
+	})
+	// What a call names again is built again.
+	expect(t, c.Run(map[string]any{"code": "import psutil; print('again')", "env": "python+psutil", "timeout": 300}), "again\n")
 }
 
 // What Nix or the bounds refuse is a sentence. TestPackages_Mistakes of package tool
