@@ -17,6 +17,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -37,9 +38,11 @@ func token(i int) string { return fmt.Sprintf("nsm_principal-%d-of-the-tests", i
 
 // world is two servers behind a proxy.
 type world struct {
-	url     string
-	servers []*exec.Cmd
-	logs    []*lines
+	url       string
+	tokens    string // a file
+	servers   []*exec.Cmd
+	logs      []*lines
+	addresses []string
 }
 
 // lines keeps what a program logs, a line at a time.
@@ -94,20 +97,16 @@ func start(t *testing.T, cmd *exec.Cmd) *lines {
 
 var listening = regexp.MustCompile(`msg=listening address=(\S+)`)
 
-// serve starts a server for the principals, and returns its address. Where enter is a
-// command that enters another machine's namespace, it is a server of that machine.
-func serve(t *testing.T, tokens string, enter []string) (*exec.Cmd, *lines, string) {
+// serve starts a server for the principals at an address, and returns the one that it
+// has. Where enter is a command that enters another machine's namespace, it is a server
+// of that machine.
+func serve(t *testing.T, tokens, address string, enter ...string) (*exec.Cmd, *lines, string) {
 	t.Helper()
-	words := []string{undertest.Server(t), "serve", "--http", "127.0.0.1:0"}
-	if enter != nil {
-		words = append(enter[:len(enter):len(enter)], words...)
-		words[len(words)-1] = farAddress + ":0"
-	}
+	words := append(slices.Clone(enter), undertest.Server(t), "serve", "--http", address)
 	cmd := exec.Command(words[0], words[1:]...)
 	state := t.TempDir()
-	cmd.Env = append(os.Environ(), "NIX_SANDBOX_TOKENS="+tokens, "XDG_STATE_HOME="+state, "XDG_CACHE_HOME="+state, "NIX_SANDBOX_DIR="+state)
+	cmd.Env = append(os.Environ(), "NIX_SANDBOX_TOKENS="+tokens, "XDG_STATE_HOME="+state, "XDG_CACHE_HOME="+state, "NIX_SANDBOX_DIR="+state, "SESSION_IDLE_TIMEOUT=20")
 	log := start(t, cmd)
-	var address string
 	patience.Wait(t, 20*time.Second, log.String, func() bool {
 		found := listening.FindStringSubmatch(log.String())
 		if found != nil {
@@ -137,18 +136,20 @@ func servers(t *testing.T, enter ...[]string) *world {
 		sum := sha256.Sum256([]byte(token(i)))
 		fmt.Fprintf(&text, "principal-%d sha256:%s\n", i, hex.EncodeToString(sum[:]))
 	}
-	tokens := filepath.Join(t.TempDir(), "tokens")
-	must.Do(t, os.WriteFile(tokens, []byte(text.String()), 0o600))
-	w := &world{}
-	var addresses []string
+	w := &world{tokens: filepath.Join(t.TempDir(), "tokens")}
+	must.Do(t, os.WriteFile(w.tokens, []byte(text.String()), 0o600))
 	for _, enter := range enter {
-		server, log, address := serve(t, tokens, enter)
-		w.servers, w.logs, addresses = append(w.servers, server), append(w.logs, log), append(addresses, address)
+		at := "127.0.0.1:0"
+		if enter != nil {
+			at = farAddress + ":0"
+		}
+		server, log, address := serve(t, w.tokens, at, enter...)
+		w.servers, w.logs, w.addresses = append(w.servers, server), append(w.logs, log), append(w.addresses, address)
 	}
 	front := freeAddress(t)
 	w.url = "http://" + front + "/mcp"
 	proxy := exec.Command("haproxy", "-f", must.Get(filepath.Abs("../../deploy/haproxy.cfg"))(t))
-	proxy.Env = append(os.Environ(), "MCP_ADDRESS="+front, "MCP_FIRST="+addresses[0], "MCP_SECOND="+addresses[1])
+	proxy.Env = append(os.Environ(), "MCP_ADDRESS="+front, "MCP_FIRST="+w.addresses[0], "MCP_SECOND="+w.addresses[1])
 	log := start(t, proxy)
 	patience.Wait(t, 20*time.Second, log.String, func() bool {
 		response, err := http.Get("http://" + front + "/readyz")
@@ -163,6 +164,13 @@ func servers(t *testing.T, enter ...[]string) *world {
 
 func (w *world) client(i int, version string) *httpclient.Client {
 	return &httpclient.Client{URL: w.url, Version: version, Token: token(i), HTTP: &http.Client{Transport: &http.Transport{}}}
+}
+
+// drain has a server end, and waits for that.
+func (w *world) drain(t *testing.T, i int) {
+	t.Helper()
+	must.Do(t, w.servers[i].Process.Signal(syscall.SIGTERM))
+	patience.Wait(t, time.Minute, w.logs[i].String, func() bool { return w.servers[i].Process.Signal(syscall.Signal(0)) != nil })
 }
 
 // version returns one of the two eras of the protocol.
@@ -220,6 +228,13 @@ func TestHAProxy_LeadsPrincipalsToTheirSessions(t *testing.T) {
 	}
 }
 
+// sessionGone reports whether a call failed because its HTTP session was that of another
+// server. Clients begin another one then, as the protocol asks.
+func sessionGone(err error) bool {
+	var refused *mcpclient.Error
+	return errors.As(err, &refused) && strings.HasPrefix(refused.Message, "there is no such HTTP session")
+}
+
 // While a server ends, no call fails: those that run are answered, and new ones go to
 // the other server, where their sessions begin anew.
 func TestHAProxy_LosesNoCallOfAServerThatEnds(t *testing.T) {
@@ -244,10 +259,7 @@ func TestHAProxy_LosesNoCallOfAServerThatEnds(t *testing.T) {
 				default:
 				}
 				answer, err := client.Run(ctx, mcpclient.Arguments{Env: "bash", Code: "sleep 0.2; echo done", Session: "s"})
-				var refused *mcpclient.Error
-				// The HTTP session was that of the server which ends; clients begin
-				// another one then, as the protocol asks.
-				if errors.As(err, &refused) && strings.HasPrefix(refused.Message, "there is no such HTTP session") && !client.IsStateless() {
+				if sessionGone(err) {
 					client.SetSession("")
 					if err := client.Initialize(ctx); err != nil {
 						t.Errorf("caller %d begins anew: %v", i, err)
@@ -264,8 +276,7 @@ func TestHAProxy_LosesNoCallOfAServerThatEnds(t *testing.T) {
 		})
 	}
 	patience.Wait(t, time.Minute, func() string { return fmt.Sprint(calls.Load(), " calls") }, func() bool { return calls.Load() >= 16 })
-	must.Do(t, w.servers[0].Process.Signal(syscall.SIGTERM))
-	patience.Wait(t, time.Minute, w.logs[0].String, func() bool { return w.servers[0].Process.Signal(syscall.Signal(0)) != nil })
+	w.drain(t, 0)
 	close(ended)
 	running.Wait()
 	t.Logf("%d calls", calls.Load())
