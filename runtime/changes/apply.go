@@ -454,10 +454,11 @@ func (a *applier) makeFolders(dir string) (undo []func() error, err error) {
 // knows no empty folders, and returns what undoes that.
 func (a *applier) removeEmpty(dir string) (undo []func() error) {
 	for ; dir != "."; dir = path.Dir(dir) {
-		if a.root.Remove(dir) != nil {
+		step := a.removeFolder(dir)
+		if step == nil {
 			break
 		}
-		undo = append(undo, func() error { return a.root.Mkdir(dir, 0o777) })
+		undo = append(undo, step)
 	}
 	return undo
 }
@@ -480,11 +481,22 @@ func (a *applier) removeFolders(dir string) (undo []func() error) {
 		return nil
 	}
 	for _, folder := range slices.Backward(folders) {
-		if a.root.Remove(folder) == nil {
-			undo = append(undo, func() error { return a.root.Mkdir(folder, 0o777) })
+		if step := a.removeFolder(folder); step != nil {
+			undo = append(undo, step)
 		}
 	}
 	return undo
+}
+
+// removeFolder removes a folder, and returns what undoes that; nil where it is not empty.
+func (a *applier) removeFolder(dir string) (undo func() error) {
+	info, err := a.root.Lstat(dir)
+	if err != nil || !info.IsDir() || a.root.Remove(dir) != nil {
+		return nil
+	}
+	return func() error {
+		return errors.Join(a.root.Mkdir(dir, 0o700), a.root.Chmod(dir, info.Mode().Perm()))
+	}
 }
 
 // gitTimeout bounds one program of git.

@@ -43,6 +43,11 @@ const (
 	// maxTime bounds one comparison. What is not compared by then is named, and
 	// compared after the next call.
 	maxTime = 10 * time.Second
+	// checkBytes and checkFiles bound what one comparison reads of files whose times are as
+	// they were: a write through a shared mapping leaves no time on a file in memory
+	// (shmem of the kernel has no page_mkwrite).
+	checkBytes = 4 << 20
+	checkFiles = 256
 	// clockTick is the longest time in which two writes can leave the same times on a
 	// file.
 	clockTick = 20 * time.Millisecond
@@ -102,6 +107,7 @@ type Overlay struct {
 	originals   *os.File  // contents of the project as they were first seen; nil before
 	kept        int64     // bytes in originals
 	patch       *os.File  // the last one; nil before
+	checked     string    // the path up to which files were checked
 	began       time.Time // when the call began whose changes were compared last
 	temp        func() (*os.File, error)
 }
@@ -116,6 +122,8 @@ type record struct {
 	// What the upper layer had when the fragment was written; the zero stamp where it
 	// hides the path.
 	stamp layer.Stamp
+	// id names the content that the upper layer had.
+	id string
 	// fragment is the part of the last patch for this path.
 	fragment fragment
 	// left is why the path is not in the patch; empty where it is. full says that it had
@@ -202,6 +210,7 @@ func (o *Overlay) Compare(ctx context.Context, began time.Time) (summary Summary
 	if err != nil {
 		return summary, nil, false, err
 	}
+	o.check(s)
 	if !o.stale(s) {
 		return summary, nil, false, nil
 	}
@@ -250,6 +259,33 @@ func (o *Overlay) Compare(ctx context.Context, began time.Time) (summary Summary
 	return summary, &Patch{out.file, out.size, out.hash.Sum(nil)}, true, nil
 }
 
+// check finds files that have another content than their times say, at each comparison
+// some of them in the order of their paths.
+func (o *Overlay) check(s *scan) {
+	var names []string
+	for name, r := range o.paths {
+		if entry, found := s.present[name]; found && r.fresh && r.id != "" && r.stamp == entry.Stamp && entry.Kind == layer.File {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	from, _ := slices.BinarySearch(names, o.checked)
+	bytes := int64(checkBytes)
+	for _, name := range slices.Concat(names[from:], names[:from])[:min(len(names), checkFiles)] {
+		r, entry := o.paths[name], s.present[name]
+		o.checked = name
+		if entry.Size > bytes {
+			if bytes < checkBytes {
+				return // the next comparison begins with it
+			}
+			continue
+		}
+		bytes -= entry.Size
+		content, _, err := o.upper.Read(name, entry.Size)
+		r.fresh = err == nil && (gitpatch.State{Mode: gitpatch.Regular, Content: content}).ID() == r.id
+	}
+}
+
 // stale marks the records that are not as a scan found them, makes those that lack, and
 // drops those of paths that are the project's again. It reports whether there are any.
 func (o *Overlay) stale(s *scan) bool {
@@ -281,7 +317,7 @@ func (o *Overlay) stale(s *scan) bool {
 
 // compare writes the fragment of a path.
 func (r *record) compare(o *Overlay, out *writer, name string, entry layer.Entry, found bool) {
-	r.left, r.full, r.fragment, r.stamp, r.fresh = "", false, fragment{}, entry.Stamp, true
+	r.id, r.left, r.full, r.fragment, r.stamp, r.fresh = "", "", false, fragment{}, entry.Stamp, true
 	if entry.Size > largeFile || r.size > largeFile {
 		large <- struct{}{}
 		defer func() { <-large }()
@@ -299,7 +335,7 @@ func (r *record) compare(o *Overlay, out *writer, name string, entry layer.Entry
 			return
 		}
 		after = gitpatch.State{Mode: modeOf(entry), Content: content}
-		r.stamp = stamp
+		r.stamp, r.id = stamp, after.ID()
 		// Within one tick of the clock, a later write may leave the same times.
 		r.fresh = time.Since(time.Unix(0, stamp.New)) > clockTick
 	}

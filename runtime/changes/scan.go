@@ -114,6 +114,9 @@ func scanLayers(upper, base *layer.Tree, budget int, hidden map[string]below) (*
 			hide(entry.Path)
 		default:
 			s.present[entry.Path] = entry
+			if entry.Kind == layer.File && entry.SetID {
+				s.leftOut.add(entry.Path, "its set-id bit")
+			}
 			hide(entry.Path)
 		}
 		return false

@@ -1,20 +1,27 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/changes"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/changes/gitpatch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
 )
 
 // saved are the contents of the files in which a server has saved changes.
@@ -265,5 +272,66 @@ func TestChanges_AreMerged(t *testing.T) {
 	want := strings.NewReplacer("2", "two", "8", "eight").Replace(lines)
 	if got := must.Get(os.ReadFile(file))(t); string(got) != want {
 		t.Errorf("merged: %q, want %q", got, want)
+	}
+}
+
+// However a server is killed while calls change files, the patch that is there is the whole
+// of one call: of the last one that was answered, or the one before, or of one whose answer
+// was on its way.
+func TestChanges_SurviveKillsAtRandom(t *testing.T) {
+	random := seed.New(t)
+	project := sample(t, "a project")
+	answered, found := 0, 0
+	for range soak(t, 5) {
+		state := t.TempDir()
+		c := start(t, "PROJECT_DIR="+project, "PROJECT_MODE=overlay", "XDG_STATE_HOME="+state)
+		last, sent := 0, 0
+		kill := time.AfterFunc(time.Duration(random.Int64N(int64(700*time.Millisecond))), func() { c.Signal(syscall.SIGKILL) })
+		for {
+			sent++
+			code := fmt.Sprintf("cd /project; for i in $(seq 20); do echo %d > new$i; done; echo %d > words.py; rm -rf build; mkdir build; echo %d > build/old.txt", sent, sent, sent)
+			message, err := c.Client.Await(context.Background(), c.SendRun(mcptest.Arguments{Code: code, Env: "bash", Session: "s"}))
+			if err != nil {
+				break
+			}
+			if answer := must.Get(message.Answer())(t); answer.IsError {
+				t.Fatalf("answer %q", answer.Text())
+			}
+			last = sent
+			answered++
+		}
+		kill.Stop()
+		c.Wait(patience.For(10 * time.Second))
+		entries, broken := changes.List(filepath.Join(state, "nix-sandbox-mcp", "changes"))
+		if len(broken) > 0 || len(entries) > 1 || last > 1 && len(entries) == 0 {
+			t.Fatalf("%d calls were answered, and there are %d patches, errors %v", last, len(entries), broken)
+		}
+		for _, entry := range entries {
+			found++
+			files, of := 0, 0
+			must.Do(t, gitpatch.Read(entry.Patch(), func(file gitpatch.File) error {
+				before, err := os.ReadFile(filepath.Join(project, file.Name))
+				if err != nil && file.Before != gitpatch.Absent {
+					return err
+				}
+				content := must.Get(file.Apply(before))(t)
+				n := must.Get(strconv.Atoi(strings.TrimSpace(string(content))))(t)
+				if files++; files == 1 {
+					of = n
+				}
+				if n != of {
+					t.Errorf("%s is of call %d, others of call %d", file.Name, n, of)
+				}
+				return nil
+			}))
+			entry.Close()
+			if files != 22 || of < last-1 || of > sent {
+				t.Errorf("%d files of call %d, where %d was answered last and %d sent", files, of, last, sent)
+			}
+		}
+	}
+	t.Logf("%d calls were answered, and %d patches found", answered, found)
+	if answered == 0 || found == 0 {
+		t.Error("no call was answered and saved before its server was killed")
 	}
 }

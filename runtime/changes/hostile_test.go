@@ -1,0 +1,212 @@
+package changes_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/changes"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+)
+
+// manyVariable is the number of files that a hostile sandbox makes.
+const manyVariable = "NIX_SANDBOX_TEST_MANY_FILES"
+
+// More files than are compared make a patch that says so, within bounds of time and
+// memory.
+func TestRecord_OfTooManyFiles(t *testing.T) {
+	if !mounts(t) {
+		return
+	}
+	many := 60_000
+	if text := os.Getenv(manyVariable); text != "" {
+		many = must.Get(strconv.Atoi(text))(t)
+	}
+	b := newBench(t, func(string) {})
+	dir := filepath.Join(b.merged, "many")
+	must.Do(t, os.Mkdir(dir, 0o755))
+	fd := must.Get(unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY, 0))(t)
+	defer unix.Close(fd)
+	for i := range many {
+		file := must.Get(unix.Openat(fd, strconv.Itoa(i), unix.O_CREAT|unix.O_WRONLY, 0o644))(t)
+		unix.Close(file)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	began := time.Now()
+	summary, _, _ := b.record.Early()
+	early := time.Since(began)
+	if summary == nil || !summary.Incomplete || summary.Added == 0 || summary.Added > 3000 {
+		t.Errorf("before the answer: %+v", summary)
+	}
+	b.save(began)
+	runtime.ReadMemStats(&after)
+	t.Logf("%d files: %v before the answer, %v after it, %d MiB of heap", many, early, time.Since(began)-early, (int64(after.HeapSys)-int64(before.HeapSys))>>20)
+	entry := b.entry(t)
+	if s := entry.Summary; !s.Incomplete || s.Added == 0 || s.Added >= many {
+		t.Errorf("%+v", s)
+	}
+	if grown := int64(after.HeapSys) - int64(before.HeapSys); grown > 256<<20 {
+		t.Errorf("it took %d MiB", grown>>20)
+	}
+}
+
+// What no patch can carry is left out and named, and nothing outside is read or written.
+func TestRecord_OfHostileFiles(t *testing.T) {
+	if !mounts(t) {
+		return
+	}
+	outside := must.Get(os.MkdirTemp("", "outside"))(t)
+	must.Do(t, os.WriteFile(filepath.Join(outside, "secret"), []byte("secret of the host"), 0o644))
+	b := newBench(t, func(base string) {
+		must.Do(t, os.MkdirAll(filepath.Join(base, "folder"), 0o755))
+		must.Do(t, os.WriteFile(filepath.Join(base, "folder", "secret"), []byte("of the project\n"), 0o644))
+		must.Do(t, os.Symlink(outside, filepath.Join(base, "out")))
+	})
+	time.Sleep(30 * time.Millisecond) // the project is older than the call
+	at := func(name string) string { return filepath.Join(b.merged, name) }
+	// A folder of the project that becomes a link to the host's.
+	must.Do(t, os.RemoveAll(at("folder")))
+	must.Do(t, os.Symlink(outside, at("folder")))
+	must.Do(t, os.Symlink("/etc", at("etc")))
+	must.Do(t, unix.Mkfifo(at("fifo"), 0o666))
+	must.Do(t, unix.Mknod(at("socket"), unix.S_IFSOCK|0o666, 0))
+	sparse := must.Get(os.Create(at("sparse")))(t)
+	must.Do(t, sparse.Truncate(1<<40))
+	sparse.Close()
+	must.Do(t, os.WriteFile(at("set-id"), []byte("x"), 0o755))
+	must.Do(t, os.Chmod(at("set-id"), 0o4755|os.ModeSetuid))
+	must.Do(t, os.Mkdir(at("GIT~1"), 0o755))
+	must.Do(t, os.WriteFile(at("GIT~1/config"), []byte("[core]\n"), 0o644))
+	deep := b.merged
+	for range 200 {
+		deep = filepath.Join(deep, "deeper")
+	}
+	must.Do(t, os.MkdirAll(deep, 0o755))
+	must.Do(t, os.WriteFile(filepath.Join(deep, "deep"), []byte("deep\n"), 0o644))
+	// A device of the host cannot be made in a user namespace; a whiteout cannot be faked.
+	for _, device := range []uint64{unix.Mkdev(0, 0), unix.Mkdev(1, 3)} {
+		if err := unix.Mknod(at("device"), unix.S_IFCHR|0o666, int(device)); err == nil {
+			t.Errorf("the device %d was made", device)
+		}
+	}
+	b.save(time.Now())
+	entry := b.entry(t)
+	var patch bytes.Buffer
+	must.Get(patch.ReadFrom(entry.Patch()))(t)
+	if strings.Contains(patch.String(), "secret of the host") || strings.Contains(patch.String(), "root:") {
+		t.Errorf("the patch has what is outside:\n%s", clip(patch.Bytes()))
+	}
+	left := map[string]string{}
+	for _, l := range entry.Summary.LeftOut {
+		left[l.Path] = l.Reason
+	}
+	want := map[string]string{
+		"fifo": "it is neither a file nor a link", "socket": "it is neither a file nor a link", "GIT~1": "it is git's own",
+		"set-id": "its set-id bit",
+		"sparse": fmt.Sprintf("it cannot be compared: it has %d bytes, more than the %d that are compared", int64(1)<<40, 32<<20),
+	}
+	if diff := cmp.Diff(want, left); diff != "" {
+		t.Errorf("left out: %s", diff)
+	}
+	_, err := changes.Apply(t.Context(), entry, []string{"."})
+	must.Do(t, err)
+	if diff := cmp.Diff(map[string]string{"secret": "file false secret of the host"}, files(t, outside)); diff != "" {
+		t.Errorf("outside: %s", diff)
+	}
+	got := files(t, b.base)
+	if got["folder/secret"] != "" || got["etc"] != "" {
+		t.Errorf("applied: %v", got)
+	}
+}
+
+// A project whose folder became a link to somewhere else is not written through.
+func TestApply_WritesThroughNoLink(t *testing.T) {
+	if !mounts(t) {
+		return
+	}
+	outside := must.Get(os.MkdirTemp("", "outside"))(t)
+	b := newBench(t, func(base string) { must.Do(t, os.Mkdir(filepath.Join(base, "folder"), 0o755)) })
+	must.Do(t, os.WriteFile(filepath.Join(b.merged, "folder", "file"), []byte("x"), 0o644))
+	b.save(time.Now())
+	must.Do(t, os.Remove(filepath.Join(b.base, "folder")))
+	must.Do(t, os.Symlink(outside, filepath.Join(b.base, "folder")))
+	if applied, err := changes.Apply(t.Context(), b.entry(t), nil); err == nil {
+		t.Errorf("applied: %+v", applied)
+	}
+	if diff := cmp.Diff(map[string]string{}, files(t, outside)); diff != "" {
+		t.Errorf("outside: %s", diff)
+	}
+}
+
+// Nothing of a patch is applied where a part cannot be written, and what was done before
+// is undone.
+func TestApply_IsUndoneWhereItFails(t *testing.T) {
+	if !mounts(t) {
+		return
+	}
+	b := newBench(t, func(base string) {
+		must.Do(t, os.WriteFile(filepath.Join(base, "a"), []byte("1\n"), 0o600))
+		must.Do(t, os.WriteFile(filepath.Join(base, "gone"), []byte("gone\n"), 0o644))
+		must.Do(t, os.MkdirAll(filepath.Join(base, "folder", "sub"), 0o755))
+		must.Do(t, os.WriteFile(filepath.Join(base, "folder", "sub", "file"), []byte("x\n"), 0o644))
+	})
+	time.Sleep(30 * time.Millisecond) // the project is older than the call
+	must.Do(t, os.WriteFile(filepath.Join(b.merged, "a"), []byte("2\n"), 0o644))
+	must.Do(t, os.Remove(filepath.Join(b.merged, "gone")))
+	must.Do(t, os.RemoveAll(filepath.Join(b.merged, "folder")))
+	must.Do(t, os.WriteFile(filepath.Join(b.merged, "folder"), []byte("a file now\n"), 0o644))
+	b.save(time.Now())
+	// The host has another file in the folder that is to become a file.
+	must.Do(t, os.WriteFile(filepath.Join(b.base, "folder", "other"), []byte("of the host\n"), 0o644))
+	want := files(t, b.base)
+	entry := b.entry(t)
+	if applied, err := changes.Apply(t.Context(), entry, nil); err == nil {
+		t.Errorf("applied: %+v", applied)
+	}
+	if diff := cmp.Diff(want, files(t, b.base)); diff != "" {
+		t.Errorf("the project changed: %s", diff)
+	}
+	// The control: without it, all is applied.
+	must.Do(t, os.Remove(filepath.Join(b.base, "folder", "other")))
+	must.Get(changes.Apply(t.Context(), entry, nil))(t)
+	if diff := cmp.Diff(files(t, b.merged), files(t, b.base)); diff != "" {
+		t.Errorf("applied: %s", diff)
+	}
+	if info := must.Get(os.Stat(filepath.Join(b.base, "a")))(t); info.Mode() != 0o600 {
+		t.Errorf("its mode was 0600 and is %v", info.Mode())
+	}
+}
+
+// A write through a mapping leaves no times on a file in memory.
+func TestRecord_OfMappedFiles(t *testing.T) {
+	if !mounts(t) {
+		return
+	}
+	b := newBench(t, func(string) {})
+	name := filepath.Join(b.merged, "mapped")
+	must.Do(t, os.WriteFile(name, bytes.Repeat([]byte("a"), 4096), 0o644))
+	file := must.Get(os.OpenFile(name, os.O_RDWR, 0))(t)
+	defer file.Close()
+	memory := must.Get(unix.Mmap(int(file.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))(t)
+	defer unix.Munmap(memory)
+	copy(memory, "first")
+	time.Sleep(30 * time.Millisecond)
+	b.save(time.Now())
+	copy(memory, "second")
+	b.save(time.Now())
+	var patch bytes.Buffer
+	must.Get(patch.ReadFrom(b.entry(t).Patch()))(t)
+	if !strings.Contains(patch.String(), "+second") {
+		t.Errorf("the patch has not what was written last:\n%.300s", &patch)
+	}
+}
