@@ -40,6 +40,9 @@ type Refusal struct{ Path, Kind, Reason string }
 type RefusedError struct{ Files []Refusal }
 
 func (e *RefusedError) Error() string {
+	if len(e.Files) == 1 {
+		return "one file cannot be applied, and nothing was changed"
+	}
 	return fmt.Sprintf("%d files cannot be applied, and nothing was changed", len(e.Files))
 }
 

@@ -48,9 +48,6 @@ const (
 	// (shmem of the kernel has no page_mkwrite).
 	checkBytes = 4 << 20
 	checkFiles = 256
-	// clockTick is the longest time in which two writes can leave the same times on a
-	// file.
-	clockTick = 20 * time.Millisecond
 )
 
 // Kinds of changes.
@@ -176,11 +173,10 @@ func (o *Overlay) Early() (summary Summary, used bool, err error) {
 	}
 	for name, now := range s.present {
 		kind := Changed
-		was, err := o.base.Find(name)
-		switch {
-		case errors.Is(err, fs.ErrNotExist) || err == nil && was.Kind != layer.File && was.Kind != layer.Link:
+		switch was := o.hidden[name].entry; {
+		case was == nil:
 			kind = Added
-		case err == nil && was.Kind == now.Kind && was.Size == now.Size && was.Executable == now.Executable && was.Stamp.Modified == now.Stamp.Modified:
+		case was.Kind == now.Kind && was.Size == now.Size && was.Executable == now.Executable && was.Stamp.Modified == now.Stamp.Modified:
 			continue
 		}
 		summary.count(kind, now.Size, gitpatch.Lines{})
@@ -336,8 +332,7 @@ func (r *record) compare(o *Overlay, out *writer, name string, entry layer.Entry
 		}
 		after = gitpatch.State{Mode: modeOf(entry), Content: content}
 		r.stamp, r.id = stamp, after.ID()
-		// Within one tick of the clock, a later write may leave the same times.
-		r.fresh = time.Since(time.Unix(0, stamp.New)) > clockTick
+		r.fresh = stamp.IsSettled()
 	}
 	switch {
 	case before.Equal(after):
@@ -409,7 +404,7 @@ func (o *Overlay) keep(r *record, name string) error {
 	o.kept += r.size
 	// The call changed it. If something on the host did too since the call began, nobody
 	// knows which was first.
-	r.doubtful = stamp.New > o.began.Add(-clockTick).UnixNano()
+	r.doubtful = stamp.New > o.began.Add(-layer.ClockTick).UnixNano()
 	return nil
 }
 

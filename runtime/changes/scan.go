@@ -137,7 +137,8 @@ func scanLayers(upper, base *layer.Tree, budget int, hidden map[string]below) (*
 
 // below is what the project has at a path and below.
 type below struct {
-	names   []string // files and links
+	entry   *layer.Entry // the file or link at the path itself; nil where there is none
+	names   []string     // files and links
 	leftOut []LeftOut
 }
 
@@ -153,7 +154,7 @@ func beneath(base *layer.Tree, at string, budget *int) (below, error) {
 	case err != nil:
 		return unread(err), nil
 	case found.Kind == layer.File || found.Kind == layer.Link:
-		return below{names: []string{at}}, nil
+		return below{entry: &found, names: []string{at}}, nil
 	case found.Kind != layer.Folder:
 		return below{}, nil
 	}

@@ -35,7 +35,7 @@ func main() {
 }
 
 // names are what --only takes.
-var names = []string{"python", "bash", "node", "large", "start", "throughput", "sessions", "idle"}
+var names = []string{"python", "bash", "node", "large", "start", "throughput", "sessions", "idle", "changes"}
 
 func measure(ctx context.Context, arguments []string) error {
 	flags := flag.NewFlagSet("bench", flag.ExitOnError)
@@ -182,6 +182,8 @@ func (b *bench) groups(wanted []string) []group {
 			list = append(list, b.start())
 		case name == "large" && b.has("python"):
 			list = append(list, b.large()...)
+		case name == "changes" && b.has("bash"):
+			list = append(list, b.changes())
 		case b.has(name):
 			list = append(list, b.language(name))
 		}

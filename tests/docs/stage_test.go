@@ -353,7 +353,9 @@ func (s *stage) connect(server string) {
 	}
 	folder := s.t.TempDir()
 	must.Do(s.t, os.Symlink(undertest.Artifact(s.t, "data"), filepath.Join(folder, "data")))
-	directory := must.Get(filepath.Abs(project))(s.t)
+	// A copy, which a page may change.
+	directory := filepath.Join(s.t.TempDir(), filepath.Base(project))
+	must.Do(s.t, os.CopyFS(directory, os.DirFS(project)))
 	cmd := exec.Command(server, "--stdio")
 	cmd.Env = append(s.environ, "NIX_SANDBOX_DIR="+folder, "PROJECT_DIR="+directory)
 	s.client = mcptest.Start(s.t, cmd)

@@ -16,6 +16,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -59,13 +60,28 @@ type Stamp struct {
 // Tree is a tree of files.
 type Tree struct {
 	root *os.File
-	// upper says that the tree is the upper layer of an overlay.
-	upper bool
+	// upper says that the tree is the upper layer of an overlay. It is walked again and
+	// again, so it remembers its folders of the last walk, by their paths.
+	upper   bool
+	folders map[string]folder
 }
+
+// folder is what a folder had at its stamp.
+type folder struct {
+	stamp  Stamp
+	opaque bool
+	names  []string // sorted
+}
+
+// ClockTick is the longest time in which two changes can leave the same times on a file.
+const ClockTick = 20 * time.Millisecond
+
+// IsSettled reports whether a change that comes now leaves another stamp.
+func (s Stamp) IsSettled() bool { return time.Since(time.Unix(0, s.New)) > ClockTick }
 
 // Upper returns the upper layer of an overlay whose root is open. The caller closes the
 // root when it no longer uses the tree.
-func Upper(root *os.File) *Tree { return &Tree{root, true} }
+func Upper(root *os.File) *Tree { return &Tree{root: root, upper: true} }
 
 // Open returns the tree of a folder. The caller closes it.
 func Open(name string) (*Tree, error) {
@@ -73,7 +89,7 @@ func Open(name string) (*Tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Tree{root, false}, nil
+	return &Tree{root: root}, nil
 }
 
 // Close closes the root.
@@ -91,7 +107,7 @@ const (
 
 func openAt(dir *os.File, name string, flags int) (*os.File, error) {
 	flags |= unix.O_NOFOLLOW | unix.O_CLOEXEC
-	if flags&unix.O_PATH == 0 {
+	if flags&(unix.O_PATH|unix.O_DIRECTORY) == 0 {
 		// Without O_NONBLOCK, opening a FIFO or a file with a lease would wait.
 		flags |= unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY
 	}
@@ -121,21 +137,51 @@ func (t *Tree) Walk(at string, budget *int, visit func(Entry) bool) error {
 	if err != nil {
 		return err
 	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
+		dir.Close()
+		return err
+	}
 	if at == "." {
 		at = ""
 	}
-	return t.walk(dir, at, strings.Count(at, "/"), budget, visit)
+	w := walk{t, budget, visit, map[string]folder{}}
+	err = w.folder(dir, at, strings.Count(at, "/"), folder{stamp: stampOf(&st)})
+	if t.upper {
+		t.folders = w.folders
+	}
+	return err
 }
 
-func (t *Tree) walk(dir *os.File, at string, depth int, budget *int, visit func(Entry) bool) error {
+// walk is a walk of a tree.
+type walk struct {
+	*Tree
+	budget  *int
+	visit   func(Entry) bool
+	folders map[string]folder // that the next walk need not read
+}
+
+// folder walks a folder, and closes it. found has its stamp, and its names where they are
+// known.
+func (w *walk) folder(dir *os.File, at string, depth int, found folder) error {
+	t, budget, visit := w.Tree, w.budget, w.visit
 	defer dir.Close()
-	// One more than may be visited, so that too many are noticed.
-	names, err := dir.Readdirnames(*budget + 1)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return err
+	names, tooMany := found.names, false
+	if names == nil {
+		settled := found.stamp.IsSettled()
+		// One more than may be visited, so that too many are noticed.
+		var err error
+		if names, err = dir.Readdirnames(*budget + 1); err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		tooMany = len(names) > *budget
+		slices.Sort(names)
+		if found.names = names; settled && !tooMany && t.upper {
+			w.folders[at] = found
+		}
+	} else {
+		w.folders[at] = found
 	}
-	tooMany := len(names) > *budget
-	slices.Sort(names)
 	for _, name := range names {
 		if *budget == 0 {
 			return ErrTooMany
@@ -150,12 +196,22 @@ func (t *Tree) walk(dir *os.File, at string, depth int, budget *int, visit func(
 			continue
 		}
 		var sub *os.File
+		known := t.folders[entry.Path]
+		flags := unix.O_DIRECTORY
+		if known.names != nil && known.stamp == entry.Stamp {
+			flags |= unix.O_PATH // it need not be read
+		} else {
+			known = folder{stamp: entry.Stamp}
+		}
 		if depth+1 >= MaxDepth || len(entry.Path) > MaxPath {
 			entry.Unread = errors.New("its path is too long")
-		} else if sub, err = openAt(dir, name, unix.O_DIRECTORY); err != nil {
+		} else if sub, err = openAt(dir, name, flags); err != nil {
 			entry.Unread = reason(err)
-		} else if t.upper {
-			entry.Opaque = isOpaque(sub)
+		} else {
+			if t.upper && known.names == nil {
+				known.opaque = isOpaque(sub)
+			}
+			entry.Opaque = known.opaque
 		}
 		enter := visit(entry)
 		switch {
@@ -163,7 +219,7 @@ func (t *Tree) walk(dir *os.File, at string, depth int, budget *int, visit func(
 		case !enter:
 			sub.Close()
 		default:
-			if err := t.walk(sub, entry.Path, depth+1, budget, visit); err != nil {
+			if err := w.folder(sub, entry.Path, depth+1, known); err != nil {
 				return err
 			}
 		}

@@ -15,7 +15,7 @@ const about = "Serves sandboxes to a language model over MCP, and lets you list,
 // variables are the environment variables that the program reads.
 const variables = `PROJECT_DIR                folder to show in every sandbox
 PROJECT_MOUNT              where it is shown (/project)
-PROJECT_MODE               readonly, or overlay: code may write, and what it writes is discarded (readonly)
+PROJECT_MODE               readonly, or overlay: code may write, and changes shows what (readonly)
 PROJECT_USE_FLAKE          1: the project's devShells.default is an environment
 NIX_SANDBOX_INBOX          folder of files for the code, at /inbox in every sandbox, to read
 NIX_SANDBOX_CDI            folders of specifications of devices, with colons between them
