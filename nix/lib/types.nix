@@ -564,6 +564,11 @@ rec {
     wanted = "the absolute path of a file in quotes, outside of ${builtins.storeDir}, where everybody could read it";
   };
 
+  metricsListen = {
+    accepts = v: v == "user" || v != "systemd" && listen.accepts v;
+    wanted = "an address with a port, such as \"127.0.0.1:9464\", \"unix:/run/nix-sandbox-mcp/metrics\", or \"user\"";
+  };
+
   variableName = {
     accepts = v: isString v && isVariable v;
     wanted = "the name of a variable, such as \"API_TOKEN\"";

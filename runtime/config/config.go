@@ -77,6 +77,13 @@ type Config struct {
 	// Audit is the file of the audit log, an absolute path; empty where the variables
 	// name none.
 	Audit string
+	// Metrics is where metrics are served: ADDRESS:PORT, unix:PATH, or "user" for a
+	// socket in the user's runtime folder; empty where the variables name none. Page is 1
+	// where the page is served there, and 0 where it is not.
+	Metrics string
+	Page    string
+	// RuntimeDir is the user's folder of sockets; empty where there is none.
+	RuntimeDir string
 
 	// StartWithin is what a sandbox may take to start.
 	StartWithin time.Duration
@@ -106,6 +113,15 @@ func stateFolder(get func(string) string, name string) string {
 		return ""
 	}
 	return filepath.Join(state, "nix-sandbox-mcp", name)
+}
+
+// RuntimeDir is the folder of the user's servers' sockets; empty where the variables name
+// none.
+func RuntimeDir(get func(string) string) string {
+	if dir := get("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "nix-sandbox-mcp")
+	}
+	return ""
 }
 
 // completeKeep decides whether files are kept.
@@ -159,6 +175,14 @@ func Read(get func(string) string) (Config, error) {
 			"set it to 1 to keep the files of sessions, or to 0 not to, or leave it unset",
 		}))
 	}
+	switch page := get("NIX_SANDBOX_PAGE"); page {
+	case "", "0", "1":
+	default:
+		wrong = cmp.Or(wrong, error(&Error{
+			fmt.Sprintf("NIX_SANDBOX_PAGE is %q", page),
+			"set it to 1 to serve the page beside the metrics, or to 0 not to, or leave it unset",
+		}))
+	}
 	if path := get("NIX_SANDBOX_AUDIT"); path != "" && !filepath.IsAbs(path) {
 		wrong = cmp.Or(wrong, error(&Error{
 			fmt.Sprintf("NIX_SANDBOX_AUDIT is %q", path),
@@ -178,6 +202,9 @@ func Read(get func(string) string) (Config, error) {
 		Keep:            get("SESSION_KEEP_FILES"),
 		KeepFolder:      KeptSessions(get),
 		Audit:           get("NIX_SANDBOX_AUDIT"),
+		Metrics:         get("NIX_SANDBOX_METRICS"),
+		Page:            get("NIX_SANDBOX_PAGE"),
+		RuntimeDir:      RuntimeDir(get),
 		StartWithin:     cmp.Or(seconds("NIX_SANDBOX_START_SECONDS", maxStart), defaultStart),
 		Builder:         number("NIX_SANDBOX_BUILDER", "a descriptor", maxDescriptor),
 		HTTP:            get("NIX_SANDBOX_HTTP"),

@@ -27,6 +27,10 @@ type Serve struct {
 	CallsAtOnce int `json:"calls_at_once"`
 	// AuditFile is the file of the audit log; empty where there is none.
 	AuditFile string `json:"audit_file"`
+	// MetricsListen is where metrics are served, and with Page the page; empty where they
+	// are not.
+	MetricsListen string `json:"metrics_listen"`
+	Page          bool   `json:"page"`
 	// LameDuckSeconds is how long the server goes on before it drains, DrainSeconds how
 	// long calls may then take.
 	LameDuckSeconds int `json:"lame_duck_seconds"`

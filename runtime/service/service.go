@@ -92,7 +92,9 @@ type Options struct {
 	AfterFirst func()
 	// Observers are told of every call, also of those that are refused.
 	Observers []call.Observer
-	Log       *slog.Logger
+	// ShowSessions is told how to list the sessions that live; it may be nil.
+	ShowSessions func(list func() []session.Live)
+	Log          *slog.Logger
 }
 
 // Stdio serves one client until in ends and all that came is answered, or
@@ -194,6 +196,9 @@ func (o *Options) assemble() *assembly {
 	}
 	if o.Changes != nil {
 		sessions.RecordChanges(o.Changes, o.Host.Project)
+	}
+	if o.ShowSessions != nil {
+		o.ShowSessions(sessions.List)
 	}
 	executor, reads := call.Executor(sessions), fair.NewGate(1, 1)
 	if o.Quota != nil {

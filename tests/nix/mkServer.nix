@@ -137,7 +137,9 @@ in
         hosts = [ ];
         lame_duck_seconds = 4;
         listen = "127.0.0.1:8080";
+        metrics_listen = null;
         oauth = null;
+        page = false;
         origins = [ ];
         proxy = null;
         quotas.default = {

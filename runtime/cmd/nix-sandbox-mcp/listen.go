@@ -233,7 +233,7 @@ func listenUnix(path string) (net.Listener, error) {
 		conn, dialError := net.Dial("unix", path)
 		if dialError == nil {
 			conn.Close()
-		} else if errors.Is(dialError, syscall.ECONNREFUSED) && os.Remove(path) == nil {
+		} else if isRefused(dialError) && os.Remove(path) == nil {
 			listener, err = net.Listen("unix", path)
 		}
 	}
@@ -247,6 +247,9 @@ func listenUnix(path string) (net.Listener, error) {
 	}
 	return listener, nil
 }
+
+// isRefused reports whether nobody listens at an address.
+func isRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
 // cannotListen is the error of an address that is not to be had.
 func cannotListen(address string, err error) error {

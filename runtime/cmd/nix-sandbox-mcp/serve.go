@@ -162,11 +162,12 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	if err != nil {
 		return err
 	}
-	observers, err := observe(settings, base.Serve, log)
+	observers, err := observe(settings, base.Serve, environments, log)
 	if err != nil {
 		return err
 	}
 	defer observers.Close()
+	observers.start(ctx, &running, log)
 	options := service.Options{
 		Environments: environments,
 		Starter:      framed.New(log, framed.Options{StartTimeout: settings.StartWithin, Groups: groups(ctx, log, environments.Now())}),
@@ -182,6 +183,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 		Version:      release(),
 		AfterFirst:   func() { close(answered) },
 		Observers:    observers.all,
+		ShowSessions: observers.showSessions,
 		Log:          log,
 	}
 	if front == nil {

@@ -1,0 +1,250 @@
+package live
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+)
+
+// hostile is text that would be markup, script or the end of an event.
+const hostile = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\r\n\r\nevent: state\ndata: x\x1b[2J\u202e"
+
+func ran(s *Server, c call.Call, result call.Result, err error) { s.Begin(c)(result, err) }
+
+func result(stdout string, files ...sandbox.File) call.Result {
+	return call.Result{Result: sandbox.Result{Outcome: "ok", Stdout: sandbox.Text{Head: stdout}, Files: files}}
+}
+
+// served serves a Server with its page, and returns its URL.
+func served(t testing.TB, s *Server) string {
+	t.Helper()
+	listener := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	site := &Site{Server: s, Metrics: http.NotFoundHandler(), IsReady: func() bool { return true }, Page: true, Log: slog.New(slog.DiscardHandler)}
+	ctx, end := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- site.Serve(ctx, listener) }()
+	t.Cleanup(func() {
+		end()
+		must.Do(t, <-done)
+	})
+	return "http://" + listener.Addr().String()
+}
+
+func get(t testing.TB, url string, change func(*http.Request)) (*http.Response, string) {
+	t.Helper()
+	request := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil))(t)
+	if change != nil {
+		change(request)
+	}
+	response := must.Get(http.DefaultClient.Do(request))(t)
+	defer response.Body.Close()
+	return response, string(must.Get(io.ReadAll(response.Body))(t))
+}
+
+func TestPage_EscapesWhatComesFromSandboxes(t *testing.T) {
+	s := New(Options{Contents: true})
+	c := call.Call{Principal: hostile, Env: registry.Environment{Name: hostile}, Session: hostile, Code: hostile}
+	ran(s, c, result(hostile, sandbox.File{Path: hostile, Type: "image/png", Content: []byte("png")}, sandbox.File{Path: "/x.svg", Type: "image/svg+xml", Content: []byte("<svg/>")}), nil)
+	ran(s, c, call.Result{}, errors.New(hostile))
+	url := served(t, s)
+	response, page := get(t, url+"/", nil)
+	if strings.Contains(page, "<script>") || strings.Contains(page, "<img src=x") || strings.Count(page, "<script ") != 1 {
+		t.Errorf("markup of a sandbox is in the page:\n%s", page)
+	}
+	if strings.Count(page, "<img ") != 1 {
+		t.Errorf("the page has other images than the one that it may show:\n%s", page)
+	}
+	for name, want := range map[string]string{"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"} {
+		if got := response.Header.Get(name); got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+	response, image := get(t, url+"/images/1/0", nil)
+	if image != "png" || response.Header.Get("Content-Type") != "image/png" || response.Header.Get("Content-Security-Policy") != "default-src 'none'; sandbox" {
+		t.Errorf("the image is %q with %v", image, response.Header)
+	}
+	for _, path := range []string{"/images/1/1", "/images/1/-1", "/images/9/0", "/images/x/y", "/favicon.ico"} {
+		if response, _ := get(t, url+path, nil); response.StatusCode != http.StatusNotFound {
+			t.Errorf("%s: %s", path, response.Status)
+		}
+	}
+}
+
+// A page elsewhere reaches nothing, and neither does who writes.
+func TestSite_IsForThisMachineAlone(t *testing.T) {
+	url := served(t, New(Options{Contents: true}))
+	for _, path := range []string{"/", "/events", JSONPath, "/images/1/0", "/page.js"} {
+		for name, change := range map[string]func(*http.Request){
+			"another host": func(r *http.Request) { r.Host = "evil.example" },
+			"another page": func(r *http.Request) { r.Header.Set("Sec-Fetch-Site", "cross-site") },
+		} {
+			if response, _ := get(t, url+path, change); response.StatusCode != http.StatusForbidden {
+				t.Errorf("%s of %s: %s", path, name, response.Status)
+			}
+		}
+	}
+	response := must.Get(http.Post(url+JSONPath, "text/plain", strings.NewReader("x")))(t)
+	response.Body.Close()
+	if response.StatusCode != http.StatusMethodNotAllowed {
+		t.Errorf("POST: %s", response.Status)
+	}
+	// The control.
+	if response, _ := get(t, url+"/page.js", nil); response.StatusCode != http.StatusOK {
+		t.Errorf("a page of this machine: %s", response.Status)
+	}
+	// An address that others reach has metrics alone.
+	site := &Site{Server: New(Options{}), Metrics: http.NotFoundHandler(), IsReady: func() bool { return false }, Page: true}
+	for path, want := range map[string]int{"/": 404, "/events": 404, JSONPath: 404, "/healthz": 200, "/readyz": 503} {
+		w := &recorded{header: http.Header{}, status: 200}
+		site.handler(t.Context(), false).ServeHTTP(w, must.Get(http.NewRequest(http.MethodGet, path, nil))(t))
+		if w.status != want {
+			t.Errorf("%s at a public address: %d, want %d", path, w.status, want)
+		}
+	}
+	for address, want := range map[string]bool{"127.0.0.1:1": true, "[::1]:1": true, "0.0.0.0:1": false, "192.0.2.1:1": false} {
+		if got := IsPrivate(must.Get(net.ResolveTCPAddr("tcp", address))(t)); got != want {
+			t.Errorf("%s: %v", address, got)
+		}
+	}
+}
+
+type recorded struct {
+	header http.Header
+	status int
+}
+
+func (r *recorded) Header() http.Header            { return r.header }
+func (r *recorded) WriteHeader(status int)         { r.status = status }
+func (r *recorded) Write(data []byte) (int, error) { return len(data), nil }
+
+func TestEvents_TellOfEachCall(t *testing.T) {
+	s := New(Options{Contents: true})
+	ran(s, call.Call{Code: "first"}, result("1"), nil)
+	url := served(t, s)
+	response := must.Get(http.Get(url + "/events?after=0"))(t)
+	defer response.Body.Close()
+	lines := bufio.NewScanner(response.Body)
+	next := func(event string) (data string) {
+		for found := false; lines.Scan(); {
+			switch text := lines.Text(); {
+			case text == "event: "+event:
+				found = true
+			case found && text == "":
+				return data
+			case found:
+				data += strings.TrimPrefix(text, "data: ") + "\n"
+			}
+		}
+		t.Fatal("the events end")
+		return ""
+	}
+	if got := next("call"); !strings.Contains(got, "first") {
+		t.Errorf("first: %s", got)
+	}
+	if got := next("state"); !strings.Contains(got, "Nothing runs.") {
+		t.Errorf("state: %s", got)
+	}
+	ran(s, call.Call{Code: hostile}, result("2"), nil)
+	if got := next("call"); !strings.Contains(got, `id="call-2"`) || strings.Contains(got, "<script>") || strings.ContainsAny(got, "\r") {
+		t.Errorf("second: %s", got)
+	}
+}
+
+// What is kept is bounded, whatever comes.
+func TestServer_IsBounded(t *testing.T) {
+	s := New(Options{Contents: true})
+	big := strings.Repeat("x", 1<<20)
+	image := sandbox.File{Path: "/a.png", Type: "image/png", Content: make([]byte, maxImage)}
+	for i := range 3 * maxPrincipals {
+		c := call.Call{Principal: fmt.Sprint(i), Env: registry.Environment{Name: big}, Session: big, Code: big}
+		r := result(big, image, image, image, image, image)
+		r.Stderr = sandbox.Text{Head: big, Tail: big, Cut: 1}
+		ran(s, c, r, errors.New(big))
+		s.Begin(c)
+	}
+	size := len(must.Get(json.Marshal(s.Now()))(t))
+	if len(s.recent) > maxRecent || s.images > maxImages || len(s.principals) > maxPrincipals+1 || size > 2<<20 {
+		t.Errorf("%d calls, %d bytes of images, %d principals, a snapshot of %d bytes", len(s.recent), s.images, len(s.principals), size)
+	}
+	total := 0
+	for _, c := range s.recent {
+		total += len(c.Code) + len(c.Stdout) + len(c.Stderr) + len(c.Reason) + len(c.Env)
+	}
+	if total > maxRecent*4*maxText {
+		t.Errorf("%d bytes of text", total)
+	}
+	if n := len(s.Now().Running); n != maxRunning {
+		t.Errorf("%d calls that run are shown", n)
+	}
+	if page := render("page", s.Now()); len(page) > 16<<20 {
+		t.Errorf("a page of %d bytes", len(page))
+	}
+	// A viewer that does not read holds up nobody.
+	viewer := s.follow()
+	for range 3 * maxWaiting {
+		ran(s, call.Call{}, result("x"), nil)
+	}
+	if len(viewer) != maxWaiting {
+		t.Errorf("%d calls wait for a viewer", len(viewer))
+	}
+	s.unfollow(viewer)
+}
+
+func TestServer_KeepsNoContentsUnlessAsked(t *testing.T) {
+	s := New(Options{})
+	ran(s, call.Call{Code: "secret"}, result("secret", sandbox.File{Type: "image/png", Content: []byte("secret")}), nil)
+	if c := s.recent[0]; c.Code != "" || c.Stdout != "" || c.Images != nil {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestSnapshot_AddsUpPrincipals(t *testing.T) {
+	s := New(Options{Environments: func() []string { return []string{"bash"} }})
+	s.SetSessions(func() []session.Live {
+		return []session.Live{
+			{Key: call.Key{Principal: "alice", ID: "a"}, Environments: "bash", MemoryMB: 512, Started: time.Now(), Used: time.Now()},
+			{Key: call.Key{Principal: "bob", ID: "b"}, Environments: "bash", MemoryMB: 256},
+		}
+	})
+	ran(s, call.Call{Principal: "alice"}, result(""), nil)
+	ran(s, call.Call{Principal: "alice"}, call.Result{}, errors.New("no"))
+	ran(s, call.Call{Principal: "alice"}, call.Result{}, context.Canceled)
+	end := s.Begin(call.Call{Principal: "bob"})
+	now := s.Now()
+	if len(now.Principals) != 2 || len(now.Sessions) != 2 || len(now.Running) != 1 || now.Last() != 3 {
+		t.Fatalf("%+v", now)
+	}
+	if p := now.Principals[0]; p.Name != "bob" || p.Running != 1 || p.Sessions != 1 || p.MemoryMB != 256 {
+		t.Errorf("bob: %+v", p)
+	}
+	if p := now.Principals[1]; p.Calls != 3 || p.Refused != 1 || p.Failed != 1 || p.MemoryMB != 512 {
+		t.Errorf("alice: %+v", p)
+	}
+	end(result(""), nil)
+	patience.Wait(t, patience.Long, func() string { return "memory is not read" }, func() bool { return s.Now().Memory.Server > 0 })
+}
+
+func BenchmarkCall(b *testing.B) {
+	s := New(Options{})
+	c := call.Call{Principal: "alice", Env: registry.Environment{Name: "python"}}
+	b.ReportAllocs()
+	for b.Loop() {
+		s.Begin(c)(call.Result{}, nil)
+	}
+}
