@@ -15,6 +15,7 @@
 package escape
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -92,6 +93,7 @@ const (
 	Held    Verdict = "ok"   // the sandbox held, and the control fired or had a reason not to
 	Failed  Verdict = "FAIL" // it escaped, or proved nothing
 	Skipped Verdict = "SKIP" // it was not tried
+	Opened  Verdict = "OPEN" // it escaped by a device that the environment names
 )
 
 // Result is one attempt's.
@@ -144,8 +146,12 @@ func (r Report) String() string {
 			controlled++
 		}
 	}
-	return fmt.Sprintf("%s: %d held, %d failed, %d skipped, %d not applicable; %d controls fired",
-		r.Environment, r.Count(Held), r.Count(Failed), r.Count(Skipped), r.NotApplicable, controlled)
+	opened := ""
+	if n := r.Count(Opened); n > 0 {
+		opened = fmt.Sprintf(", %d open by devices", n)
+	}
+	return fmt.Sprintf("%s: %d held, %d failed, %d skipped%s, %d not applicable; %d controls fired",
+		r.Environment, r.Count(Held), r.Count(Failed), r.Count(Skipped), opened, r.NotApplicable, controlled)
 }
 
 // An artifact is a sandbox as it was built.
@@ -159,6 +165,7 @@ type artifact struct {
 
 	Network json.RawMessage `json:"network"`
 	hosts   []string        // that its network reaches
+	devices []string        // of the host that it has
 }
 
 // maxMetadata bounds a metadata.json, in bytes.
@@ -182,10 +189,33 @@ func describe(dir string) (artifact, error) {
 	if a.hosts, err = hostsOf(a.Network); err != nil {
 		return a, fmt.Errorf("%s: network: %w", file.Name(), err)
 	}
+	if a.devices, err = devicesOf(a.dir); err != nil {
+		return a, err
+	}
 	if languages[a.Type] == "" {
 		return a, fmt.Errorf("%s: no attempt is written for interpreter_type %q; use python, bash or node", file.Name(), a.Type)
 	}
 	return a, nil
+}
+
+// devicesOf returns the names of the devices in the description of an artifact. An
+// artifact of another backend has a description of another form, and none.
+func devicesOf(dir string) ([]string, error) {
+	file, err := os.Open(filepath.Join(dir, "bin", "run"))
+	if err != nil {
+		return nil, fmt.Errorf("artifact: %w", err)
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, maxMetadata))
+	if err != nil {
+		return nil, err
+	}
+	_, description, _ := bytes.Cut(text, []byte("\n"))
+	var spec struct{ Devices struct{ Names []string } }
+	if json.Unmarshal(description, &spec) != nil {
+		return nil, nil
+	}
+	return spec.Devices.Names, nil
 }
 
 // A suite is one run.
@@ -407,6 +437,9 @@ func (s *suite) try(ctx context.Context, a *attempt) Result {
 		return result
 	case err != nil:
 		result.Verdict, result.Reason = Failed, printable(err.Error(), 400)
+		return result
+	case escaped && len(s.devices) > 0 && slices.Contains(a.tags, "devices"):
+		result.Verdict, result.Reason, result.Escaped = Opened, fmt.Sprintf("devices has %s: %s", strings.Join(s.devices, ", "), reason), true
 		return result
 	case escaped:
 		result.Verdict, result.Reason, result.Escaped = Failed, "escaped: "+reason, true

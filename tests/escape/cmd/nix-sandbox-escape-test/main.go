@@ -48,6 +48,9 @@ takes the sandbox's interpreter (python3, bash or node) on the PATH.
   --no-controls      do not show that each attempt succeeds outside of a sandbox
   --version          print the version
 
+An attempt that succeeds by a device that the environment names (devices) is
+reported as OPEN, and does not count as one that got out.
+
 The exit status is 1 if an attempt got out or proved nothing, and 77 if no
 sandbox starts on this machine.
 `
