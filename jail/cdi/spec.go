@@ -21,6 +21,7 @@ import (
 	"slices"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -41,6 +42,10 @@ const (
 // Parse reads the text of a specification, which is YAML or, if isJSON, JSON. An error is
 // a clause that names the field and its value, as in `kind is "gpu", want …`.
 func Parse(text []byte, isJSON bool) (spec *specs.Spec, err error) {
+	// encoding/json would replace what is not.
+	if !utf8.Valid(text) {
+		return nil, errors.New("it is not in UTF-8")
+	}
 	decode := decodeYAML
 	if isJSON {
 		decode = decodeJSON
@@ -284,8 +289,8 @@ func checkPath(where, path string) error {
 		return fmt.Errorf("%s is %q, want an absolute path", where, clip(path))
 	case slices.Contains(strings.Split(path, "/"), ".."):
 		return fmt.Errorf("%s is %q, want a path without \"..\"", where, clip(path))
-	case len(path) > maxPath || strings.ContainsAny(path, "\x00\n"):
-		return fmt.Errorf("%s is %q, want at most %d bytes without zero bytes and ends of lines", where, clip(path), maxPath)
+	case len(path) > maxPath || strings.ContainsFunc(path, func(c rune) bool { return !unicode.IsPrint(c) }):
+		return fmt.Errorf("%s is %q, want at most %d bytes of printable characters", where, clip(path), maxPath)
 	}
 	return nil
 }

@@ -134,7 +134,7 @@ func TestParse_NamesWhatIsWrong(t *testing.T) {
 		{edits("{mounts: [{hostPath: /a}]}"), "devices[0].containerEdits.mounts[0].containerPath is missing"},
 		{edits("{mounts: [{containerPath: /a}]}"), "devices[0].containerEdits.mounts[0].hostPath is missing"},
 		{edits("{mounts: [{hostPath: /a/../b, containerPath: /a}]}"), `devices[0].containerEdits.mounts[0].hostPath is "/a/../b", want a path without ".."`},
-		{edits("{mounts: [{hostPath: /a, containerPath: /" + long + "}]}"), `devices[0].containerEdits.mounts[0].containerPath is "/` + long[:199] + `…", want at most 4095 bytes without zero bytes and ends of lines`},
+		{edits("{mounts: [{hostPath: /a, containerPath: /" + long + "}]}"), `devices[0].containerEdits.mounts[0].containerPath is "/` + long[:199] + `…", want at most 4095 bytes of printable characters`},
 		{edits("{mounts: [{hostPath: /a, containerPath: /a, options: [\"ro,rw\"]}]}"), `devices[0].containerEdits.mounts[0].options has "ro,rw", want one option of mount(8) in each`},
 		{edits("{mounts: [null]}"), "devices[0].containerEdits.mounts[0] is null"},
 		{edits("{hooks: [{hookName: later, path: /a}]}"), `devices[0].containerEdits.hooks[0].hookName is "later", want one of prestart, createRuntime, createContainer, startContainer, poststart, poststop`},
@@ -159,6 +159,9 @@ func TestParse_NamesWhatIsWrong(t *testing.T) {
 		{"[]", "it is not a specification in JSON: cannot unmarshal array into Go value of type specs.Spec"},
 		{`{"cdiVersion":"1.0.0","kinds":""}`, `it is not a specification in JSON: unknown field "kinds"`},
 		{`{"cdiVersion":1}`, "it is not a specification in JSON: cannot unmarshal number into Go struct field Spec.cdiVersion of type string"},
+		{`{"cdiVersion":"1.0.0","kind":"vendor.example/gpu","devices":[{"name":"0","containerEdits":{"deviceNodes":[{"path":"/dev/g\u007fpu"}]}}]}`,
+			`devices[0].containerEdits.deviceNodes[0].path is "/dev/g\x7fpu", want at most 4095 bytes of printable characters`},
+		{"{\"cdiVersion\":\"\xff\"}", "it is not in UTF-8"},
 		{`{"cdiVersion":"1.0.0"} {}`, "something follows the JSON object"},
 		{"cdiVersion: 1.0.0\n", "it is not a specification in JSON: invalid character 'c' looking for beginning of value"},
 	} {
@@ -188,12 +191,12 @@ func FuzzParse(f *testing.F) {
 		if err := specs.ValidateVersion(spec); err != nil {
 			t.Error(err)
 		}
-		for _, encode := range []func(any) ([]byte, error){yaml.Marshal, json.Marshal} {
+		for name, encode := range map[string]func(any) ([]byte, error){"yaml": yaml.Marshal, "json": json.Marshal} {
 			written, err := encode(spec)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := cdi.Parse(written, false); err != nil {
+			if _, err := cdi.Parse(written, name == "json"); err != nil {
 				t.Errorf("written again, it is refused: %v\n%s", err, written)
 			}
 		}
