@@ -156,6 +156,7 @@ func (p *planner) place(n node, to string, refuse func(string, ...any) error) er
 	}
 	p.plan.Mounts = append(p.plan.Mounts, jail.DeviceMount{From: n.path, To: to, IsNode: true})
 	p.nodes = append(p.nodes, n)
+	p.addKernelFiles(n)
 	return nil
 }
 

@@ -35,6 +35,12 @@ place = bytearray(struct.pack("=QII", 0, struct.unpack_from("=I", buffer, 40)[0]
 fcntl.ioctl(fd, 0xC0106441, place)  # DRM_IOCTL_VIRTGPU_MAP
 memory = mmap.mmap(fd, 64 * 64 * 4, offset=struct.unpack_from("=Q", place)[0])
 memory[:4] = b"pixl"
+r["sys"] = ["DRIVER=" in open("/sys/class/drm/renderD128/device/uevent").read(), os.path.realpath("/sys/dev/char/226:128").startswith("/sys/devices/"), sorted(os.listdir("/sys"))]
+try:
+    open("/sys/dev/char/226:128/device/driver_override", "w").close()
+    r["sys"].append("written")
+except OSError as e:
+    r["sys"].append("kept")
 r["memory"] = [len(memory), memory[:5].decode()]
 `
 
@@ -53,7 +59,9 @@ func TestGPU_RenderNode(t *testing.T) {
 	m := newMachine(t)
 	m.specification("gpu.yaml", "cdiVersion: 0.5.0\nkind: vendor.example/gpu\ndevices:\n- name: \"0\"\n  containerEdits:\n    deviceNodes:\n"+
 		"    - {path: "+renderNode+", type: c, major: 226, minor: 128, permissions: rw}\n    env: [VENDOR_VISIBLE_DEVICES=0]\n")
-	want := map[string]any{"driver": driver, "version": version, "memory": []any{16384.0, "pixl\x00"}, "nodes": []any{"renderD128"}}
+	want := map[string]any{"driver": driver, "version": version, "memory": []any{16384.0, "pixl\x00"}, "nodes": []any{"renderD128"},
+		// What the kernel says about this node, and nothing else of /sys.
+		"sys": []any{true, true, []any{"class", "dev", "devices"}, "kept"}}
 	const nodes = "r['nodes'] = os.listdir('/dev/dri')\n"
 	if diff := cmp.Diff(want, m.run([]string{"vendor.example/gpu=0"}, useGPU+nodes)); diff != "" {
 		t.Error("by its CDI name:", diff)
