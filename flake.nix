@@ -51,6 +51,7 @@
           default = server.${system};
           image = library.${system}.mkImage { config = ./config.example.toml; };
           escape-test = library.${system}.programs.escapeTest;
+          gpu-check = library.${system}.gpuCheck;
         }
         // lib.mapAttrs' (name: lib.nameValuePair "sandbox-${name}") server.${system}.environments
       );

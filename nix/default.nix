@@ -81,12 +81,17 @@ let
     mkServer = server.make;
   };
   escapeTest = import ./lib/escapeTest.nix { inherit pkgs programs; };
+  gpuCheck = import ./lib/gpuCheck.nix {
+    inherit pkgs programs;
+    mkSandbox = sandbox.make;
+  };
   smokeTest = import ./lib/smokeTest.nix { inherit pkgs; };
 in
 {
   inherit
     backends
     escapeTest
+    gpuCheck
     interpreters
     options
     programs

@@ -22,6 +22,8 @@ in
     }
   );
 
+  gpu-check = sandboxes.gpuCheck;
+
   # The same without devices.
   none = sandboxes.mkSandbox (python // { name = "devices-none"; });
 }
