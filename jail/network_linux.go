@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/handover"
 )
 
 const (
@@ -30,8 +31,6 @@ const (
 	// NoEvents says that nobody reads what the proxy writes about its connections. It
 	// is no descriptor, and the proxy's is closed.
 	NoEvents = -1
-	// EventsVariable names the descriptor to which the proxy writes its events.
-	EventsVariable = "NIX_SANDBOX_NETWORK_EVENTS"
 )
 
 // portDNS is the port of the sandbox's resolver, which is the proxy too.
@@ -48,7 +47,7 @@ const (
 	proxySecrets                      // the first of the secrets
 )
 
-// Events returns the descriptor that the value of [EventsVariable] names, or
+// Events returns the descriptor that the value of [handover.EventsVariable] names, or
 // [NoEvents] where it is empty.
 func Events(value string) (int, error) {
 	if value == "" {
@@ -62,7 +61,7 @@ func Events(value string) (int, error) {
 		}
 	}
 	return 0, &Refusal{
-		Problem: fmt.Sprintf("%s is %q, which is not the number of a descriptor that can be written to", EventsVariable, value),
+		Problem: fmt.Sprintf("%s is %q, which is not the number of a descriptor that can be written to", handover.EventsVariable, value),
 		Hint:    "leave it unset: refusals are then written to standard error",
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/handover"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
@@ -151,7 +152,7 @@ func TestEvents(t *testing.T) {
 		t.Errorf("a pipe: %d, error %v", fd, err)
 	}
 	for _, value := range []string{"x", "-1", "0", "2", "99999", fmt.Sprint(r.Fd()), " 3", "3x"} {
-		if fd, err := Events(value); err == nil || !strings.Contains(err.Error(), EventsVariable) || HintOf(err) == "" {
+		if fd, err := Events(value); err == nil || !strings.Contains(err.Error(), handover.EventsVariable) || HintOf(err) == "" {
 			t.Errorf("%q: %d, error %v", value, fd, err)
 		}
 	}

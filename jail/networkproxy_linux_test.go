@@ -18,6 +18,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/handover"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/jailtest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
@@ -45,7 +46,7 @@ func startNetworked(t *testing.T, user int, settings ...string) *networkedSandbo
 	t.Cleanup(func() { read.Close() })
 	defer write.Close()
 	cmd.ExtraFiles = []*os.File{write}
-	cmd.Env = append([]string{event.Variable + "=3"}, settings...)
+	cmd.Env = append([]string{handover.EventsVariable + "=3"}, settings...)
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if user != os.Geteuid() {

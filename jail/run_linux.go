@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/handover"
 )
 
 // serveName is the name of the program of an artifact whose standard error is a log.
@@ -73,7 +75,7 @@ func Run(args []string, version string, devices DeviceFinder) error {
 	}
 	events := NoEvents
 	if spec.Network != nil {
-		if events, err = Events(os.Getenv(EventsVariable)); err != nil {
+		if events, err = Events(os.Getenv(handover.EventsVariable)); err != nil {
 			return err
 		}
 	}

@@ -15,10 +15,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/hostname"
 )
 
-// Variable names, in the launcher's environment, the descriptor to which the
-// proxy writes its events.
-const Variable = "NIX_SANDBOX_NETWORK_EVENTS"
-
 // MaxLine is the longest line of a stream, in bytes, its newline included. It
 // is PIPE_BUF on Linux: a pipe takes such a line whole or not at all.
 const MaxLine = 4096

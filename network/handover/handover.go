@@ -24,6 +24,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// EventsVariable names, in the environment of a sandbox's launcher, the descriptor to
+// which the proxy writes its events (package event). The launcher hands it over too.
+const EventsVariable = "NIX_SANDBOX_NETWORK_EVENTS"
+
 // maxMessage is the longest message about a socket, in bytes.
 const maxMessage = 256
 

@@ -56,6 +56,30 @@ let
   overlayWants = "0.11.0";
   overlays = lib.versionAtLeast (pkgs.bubblewrap.version or "0") overlayWants;
 
+  # What every jail is without. Each namespace stands there by name, because --unshare-all
+  # does without a user or cgroup namespace where the system has none.
+  namespaces = [
+    "--unshare-user"
+    "--unshare-ipc"
+    "--unshare-pid"
+    "--unshare-uts"
+    "--unshare-cgroup"
+  ];
+  confined =
+    hostname:
+    namespaces
+    ++ [
+      "--disable-userns"
+      "--cap-drop"
+      "ALL"
+      "--uid"
+      (toString user.uid)
+      "--gid"
+      (toString user.gid)
+      "--hostname"
+      hostname
+    ];
+
   # The description of the jail of a program of the project's own beside a sandbox, such
   # as its proxy: everything but its flags for the network and the file systems.
   describeProgram =
@@ -74,26 +98,14 @@ let
         command
         ;
       seccomp = "${filter}";
-      flags = [
-        "--unshare-user"
-        "--unshare-ipc"
-        "--unshare-pid"
-        "--unshare-uts"
-        "--unshare-cgroup"
-        "--disable-userns"
-        "--cap-drop"
-        "ALL"
-        "--uid"
-        (toString user.uid)
-        "--gid"
-        (toString user.gid)
-        "--hostname"
-        "sandbox"
-        "--die-with-parent"
-        "--as-pid-1"
-        "--clearenv"
-      ]
-      ++ flags;
+      flags =
+        confined "sandbox"
+        ++ [
+          "--die-with-parent"
+          "--as-pid-1"
+          "--clearenv"
+        ]
+        ++ flags;
       seal = [
         "--remount-ro"
         "/"
@@ -254,28 +266,9 @@ let
       ];
 
       flags =
-        # Each namespace by name: --unshare-all does without a user or cgroup
-        # namespace where the system has none.
-        [
-          "--unshare-user"
-          "--unshare-ipc"
-          "--unshare-pid"
-        ]
-        # The outer namespace has the network's.
+        confined hostname
+        # With a network of named hosts, the outer namespace has it.
         ++ lib.optional (!isNetworked) "--unshare-net"
-        ++ [
-          "--unshare-uts"
-          "--unshare-cgroup"
-          "--disable-userns"
-          "--cap-drop"
-          "ALL"
-          "--uid"
-          (toString user.uid)
-          "--gid"
-          (toString user.gid)
-          "--hostname"
-          hostname
-        ]
         # TIOCSTI cannot reach the caller's terminal; the sandbox ends with
         # bubblewrap, and bubblewrap with its parent; the agent is PID 1.
         ++ [
@@ -408,34 +401,31 @@ let
           "--dir"
           "/shared"
         ];
-        holder = [
-          "--unshare-user"
-          "--unshare-ipc"
-          "--unshare-pid"
-          "--unshare-net"
-          "--unshare-uts"
-          "--unshare-cgroup"
-          "--cap-drop"
-          "ALL"
-          "--cap-add"
-          "CAP_SYS_ADMIN"
-          "--uid"
-          (toString user.uid)
-          "--gid"
-          (toString user.gid)
-          "--new-session"
-          "--die-with-parent"
-          "--as-pid-1"
-          "--clearenv"
-          "--ro-bind"
-          builtins.storeDir
-          builtins.storeDir
-        ]
-        ++ tmpfs "0755" workspace_mb "/workspace"
-        ++ [
-          "--remount-ro"
-          "/"
-        ];
+        holder =
+          namespaces
+          ++ [
+            "--unshare-net"
+            "--cap-drop"
+            "ALL"
+            "--cap-add"
+            "CAP_SYS_ADMIN"
+            "--uid"
+            (toString user.uid)
+            "--gid"
+            (toString user.gid)
+            "--new-session"
+            "--die-with-parent"
+            "--as-pid-1"
+            "--clearenv"
+            "--ro-bind"
+            builtins.storeDir
+            builtins.storeDir
+          ]
+          ++ tmpfs "0755" workspace_mb "/workspace"
+          ++ [
+            "--remount-ro"
+            "/"
+          ];
       };
 
       network = {

@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/handover"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
@@ -38,7 +38,7 @@ const (
 func useNetwork() {
 	w, r := frame.NewWriter(os.Stdout), frame.NewReader(os.Stdin)
 	var events *os.File
-	if text := os.Getenv(event.Variable); text != "" {
+	if text := os.Getenv(handover.EventsVariable); text != "" {
 		fd, err := strconv.Atoi(text)
 		if err != nil {
 			panic(err)
@@ -288,7 +288,7 @@ func TestNetwork_NoneCostsNothing(t *testing.T) {
 		t.Errorf("without a network: variables and pipes %q", before)
 	}
 	after := must.Get(with(descriptors))(t).Stdout.Head
-	if want := "[" + event.Variable + "]" + strings.TrimPrefix(before, "[]") + " 3"; after != want {
+	if want := "[" + handover.EventsVariable + "]" + strings.TrimPrefix(before, "[]") + " 3"; after != want {
 		t.Errorf("with a network: variables and pipes %q, want %q", after, want)
 	}
 }
