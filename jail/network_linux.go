@@ -1,6 +1,7 @@
 package jail
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -234,6 +235,9 @@ func (s *Secret) open() (int, error) {
 		if len(value) > maxSecret {
 			return refuse("the variable "+s.Variable, fmt.Sprintf("which has %d bytes, more than %d", len(value), maxSecret))
 		}
+		if !isOneLine([]byte(value)) {
+			return refuse("the variable "+s.Variable, notOneLine)
+		}
 		fd, err := memfile("secret", []byte(value))
 		if err == nil {
 			unix.CloseOnExec(fd)
@@ -253,7 +257,28 @@ func (s *Secret) open() (int, error) {
 		_ = unix.Close(fd)
 		return refuse("the file "+s.File, fmt.Sprintf("which has to be a file of 1 to %d bytes", maxSecret))
 	}
+	text := make([]byte, stat.Size)
+	defer clear(text)
+	// The proxy reads it from its beginning.
+	read, err := unix.Pread(fd, text, 0)
+	switch {
+	case err != nil:
+		_ = unix.Close(fd)
+		return refuse("the file "+s.File, "which cannot be read: "+err.Error())
+	case !isOneLine(text[:read]):
+		_ = unix.Close(fd)
+		return refuse("the file "+s.File, notOneLine)
+	}
 	return fd, nil
+}
+
+const notOneLine = "which has to be one line of printable ASCII, as a header of HTTP is"
+
+// isOneLine returns whether a text is one line that a header can have, with or without
+// the end of the line.
+func isOneLine(text []byte) bool {
+	text = bytes.TrimSuffix(bytes.TrimSuffix(text, []byte("\n")), []byte("\r"))
+	return len(text) > 0 && !bytes.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' })
 }
 
 // portList is the list of ports as [RunNetworkStep] reads it.

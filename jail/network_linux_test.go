@@ -165,7 +165,13 @@ func TestSecret_Open(t *testing.T) {
 		must.Do(t, os.WriteFile(path, bytes.Repeat([]byte("x"), size), 0o600))
 		return path
 	}
+	written := func(name, text string) string {
+		path := filepath.Join(folder, name)
+		must.Do(t, os.WriteFile(path, []byte(text), 0o600))
+		return path
+	}
 	must.Do(t, unix.Mkfifo(filepath.Join(folder, "pipe"), 0o600))
+	t.Setenv("SECRET_LINES", "a\nb")
 	t.Setenv("SECRET_HERE", "of a variable")
 	t.Setenv("SECRET_LARGE", strings.Repeat("x", maxSecret+1))
 	for _, test := range []struct {
@@ -180,6 +186,11 @@ func TestSecret_Open(t *testing.T) {
 		{Secret{File: folder}, "!a file of 1 to"},
 		{Secret{File: folder + "/pipe"}, "!a file of 1 to"},
 		{Secret{File: folder + "/none"}, "!cannot be read: no such file"},
+		{Secret{File: written("line", "xxx\r\n")}, "xxx\r\n"},
+		{Secret{File: written("lines", "xxx\nyyy\n")}, "!one line of printable ASCII"},
+		{Secret{File: written("empty-line", "\n")}, "!one line of printable ASCII"},
+		{Secret{File: written("no-text", "x\xff")}, "!one line of printable ASCII"},
+		{Secret{Variable: "SECRET_LINES"}, "!the variable SECRET_LINES, which has to be one line"},
 		{Secret{Variable: "SECRET_NONE"}, "!which is empty or not set"},
 		{Secret{Variable: "SECRET_LARGE"}, "!which has 16385 bytes, more than 16384"},
 	} {
