@@ -68,7 +68,7 @@ type handshake struct {
 func (c *connection) carryUp(server *net.TCPConn, hello []byte, h *handshake) bool {
 	client := &replay{TCPConn: c.client}
 	if hello == nil {
-		first, err := c.first(c.client)
+		first, err := c.first(c.client, c.r.times.idle)
 		if err != nil {
 			return c.end(server, err)
 		}
@@ -117,7 +117,15 @@ func (r *replay) Read(b []byte) (int, error) {
 // carryDown carries what the server sends. It returns false where the connection
 // has to be reset.
 func (c *connection) carryDown(server *net.TCPConn, h *handshake) bool {
-	first, err := c.first(server)
+	within := c.r.times.idle
+	if h.expected.Load() {
+		// The client can do nothing before the server has answered its hello.
+		within = c.r.times.answer
+	}
+	first, err := c.first(server, within)
+	if errors.Is(err, os.ErrDeadlineExceeded) && h.expected.Load() {
+		c.r.report(c.explain(err))
+	}
 	if err == nil && h.expected.Load() && first[0] == recordHandshake && len(first) < helloRetrySize {
 		var n int
 		n, err = io.ReadFull(server, first[len(first):helloRetrySize])
@@ -130,16 +138,17 @@ func (c *connection) carryDown(server *net.TCPConn, h *handshake) bool {
 	return c.splice(c.client, server, &c.down)
 }
 
-// first returns the first bytes that come from one end.
-func (c *connection) first(from *net.TCPConn) ([]byte, error) {
+// first returns the first bytes that come from one end, while no byte of the connection
+// is as old as within.
+func (c *connection) first(from *net.TCPConn, within time.Duration) ([]byte, error) {
 	buffer := make([]byte, firstRead)
 	for {
-		_ = from.SetReadDeadline(time.Now().Add(c.r.times.idle))
+		_ = from.SetReadDeadline(time.Now().Add(within))
 		n, err := from.Read(buffer)
 		if n > 0 {
 			return buffer[:n], nil
 		}
-		if !errors.Is(err, os.ErrDeadlineExceeded) || c.idle() {
+		if !errors.Is(err, os.ErrDeadlineExceeded) || c.idle(within) {
 			return nil, err
 		}
 	}
@@ -154,9 +163,9 @@ func (c *connection) end(to *net.TCPConn, err error) bool {
 	return true
 }
 
-// idle returns whether no byte came for so long that the connection is ended.
-func (c *connection) idle() bool {
-	return time.Since(c.began)-time.Duration(c.active.Load()) >= c.r.times.idle
+// idle returns whether no byte came for a time.
+func (c *connection) idle(within time.Duration) bool {
+	return time.Since(c.began)-time.Duration(c.active.Load()) >= within
 }
 
 // splice carries bytes in one direction until its end, which it passes on. It
@@ -174,7 +183,7 @@ func (c *connection) splice(to, from *net.TCPConn, count *atomic.Int64) bool {
 		case !c.count(n, count):
 			return false
 		case err == nil:
-		case errors.Is(err, os.ErrDeadlineExceeded) && !c.idle():
+		case errors.Is(err, os.ErrDeadlineExceeded) && !c.idle(c.r.times.idle):
 			// The other direction carries bytes, or this one does so slowly.
 		default:
 			return c.end(to, err)

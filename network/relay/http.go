@@ -264,6 +264,9 @@ func rewrite(p *httputil.ProxyRequest) {
 			p.Out.Header[name] = values
 		}
 	}
+	// A proxy may leave out what follows a body (RFC 9110, section 6.5.1), and nobody
+	// checks these fields.
+	p.Out.Trailer = nil
 	// After another upgrade, such as h2c, nobody would check the names of requests.
 	if !strings.EqualFold(p.Out.Header.Get("Upgrade"), "websocket") {
 		p.Out.Header.Del("Upgrade")

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -78,10 +79,11 @@ func start(t testing.TB, change string, shorter ...times) *sandbox {
 	}
 	s.Relay = must.Get(New(p, names, secrets, s.record))(t)
 	s.roots = authority().pool
-	s.times.hello, s.times.idle = time.Minute, time.Minute
+	s.times.hello, s.times.answer, s.times.idle = time.Minute, time.Minute, time.Minute
 	for _, other := range shorter {
 		s.times = other
 	}
+	s.times.answer = cmp.Or(s.times.answer, time.Minute)
 	for _, port := range p.Ports() {
 		listener := must.Get(net.ListenTCP("tcp4", &net.TCPAddr{Port: int(port) + shift}))(t)
 		t.Cleanup(func() { listener.Close() })

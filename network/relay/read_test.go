@@ -229,6 +229,23 @@ func TestRead_ChecksTheHostOfEachRequest(t *testing.T) {
 	}
 }
 
+// Nobody checks the fields after a body, and no host gets them.
+func TestRead_LeavesOutTrailers(t *testing.T) {
+	s := start(t, ruled)
+	got := make(chan string, 1)
+	serveHTTP(t, server+":443", true, func(_ http.ResponseWriter, q *http.Request) {
+		text, _ := io.ReadAll(q.Body)
+		got <- fmt.Sprint(string(text), " ", q.Trailer)
+	})
+	q := must.Get(http.NewRequestWithContext(t.Context(), "POST", "https://files.example/v1/", io.NopCloser(strings.NewReader("body"))))(t)
+	q.Trailer = http.Header{"X-After": {"placeholder-of-TOKEN"}}
+	response := must.Get(s.readClient().Do(q))(t)
+	response.Body.Close()
+	if got := <-got; got != "body map[]" {
+		t.Errorf("the host gets %s", got)
+	}
+}
+
 func TestRead_VerifiesTheHost(t *testing.T) {
 	s := start(t, ruled)
 	s.roots = x509.NewCertPool()

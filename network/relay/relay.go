@@ -56,11 +56,14 @@ const (
 // times are how long a connection waits. Tests make them shorter.
 type times struct {
 	hello time.Duration // for a client's first message
-	dial  time.Duration // for a look-up and a connection
-	idle  time.Duration // for any byte in either direction
+	// answer is for the first bytes of a server that got a ClientHello. Until then, code
+	// that has left occupies one of its connections.
+	answer time.Duration
+	dial   time.Duration // for a look-up and a connection
+	idle   time.Duration // for any byte in either direction
 }
 
-var usual = times{hello: 10 * time.Second, dial: 20 * time.Second, idle: 5 * time.Minute}
+var usual = times{hello: 10 * time.Second, answer: 30 * time.Second, dial: 20 * time.Second, idle: 5 * time.Minute}
 
 // Relay serves the connections of one sandbox.
 type Relay struct {

@@ -500,6 +500,20 @@ func TestRelay_StandsTenThousandHalfOpenConnections(t *testing.T) {
 	}
 }
 
+// Code that has left cannot occupy a connection for long with a host that does not answer.
+func TestRelay_BoundsTheAnswerToAHello(t *testing.T) {
+	s := start(t, `{}`, times{hello: time.Minute, answer: 100 * time.Millisecond, dial: time.Minute, idle: time.Hour})
+	networktest.Listen(t, server+":443", func(conn *net.TCPConn) { _, _ = io.Copy(io.Discard, conn) })
+	conn := s.dial("files.example", 443)
+	must.Get(conn.Write(hello(t, "files.example", nil)))(t)
+	if got := ends(conn); got != wasReset {
+		t.Errorf("ends with %s", got)
+	}
+	if events := s.refusals(); len(events) != 1 || events[0].Kind != event.Failed || events[0].Problem != "timeout" {
+		t.Errorf("events: %v", events)
+	}
+}
+
 func TestRelay_EndsIdleConnections(t *testing.T) {
 	idle := time.Duration(patience.Factor()) * time.Second
 	s := start(t, `{}`, times{hello: time.Minute, dial: time.Minute, idle: idle})
