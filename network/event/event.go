@@ -78,7 +78,7 @@ const (
 
 // Event is one line of the stream. Which fields it has follows from its kind:
 //
-//	refused  Name or Address, Port where it was a connection, Reason, Option, Value, Count
+//	refused  Name or Address, Port where it was a connection, Reason, Option, Value, Detail, Count
 //	closed   Name, Port, Address, Up, Down, Milliseconds
 //	failed   Name, Port where it was a connection, Problem, Count
 //	dropped  Count
@@ -97,6 +97,9 @@ type Event struct {
 	// limit.
 	Option string `json:"option,omitempty"`
 	Value  string `json:"value,omitempty"`
+	// Detail is the method or the path of a request that a rule refused, where it is
+	// short and plain: see [Detail].
+	Detail string `json:"detail,omitempty"`
 	// Count is how many equal events this one stands for, at least 1.
 	Count int64 `json:"count,omitempty"`
 	// Up and Down are the bytes that a connection carried from and to the sandbox.
@@ -179,15 +182,23 @@ func (e Event) refusal() string {
 		if e.Option == "" {
 			return e.Name + " would answer this method with the credential that it gets"
 		}
-		return "the rule of " + e.Name + " does not contain the method of the request" + e.allow()
+		return "the rule of " + e.Name + " does not contain " + e.part("the method") + e.allow()
 	case ByPath:
-		return "the rule of " + e.Name + " does not contain the path of the request" + e.allow()
+		return "the rule of " + e.Name + " does not contain " + e.part("the path") + e.allow()
 	case ByCredential:
 		return "the request has the placeholder of a credential that " + e.Name + " does not get"
 	case ByLimit:
 		return e.Target() + " is beyond the limit that an operator sets with " + e.Option
 	}
 	return e.Target() + " (" + string(e.Reason) + ")" + e.allow()
+}
+
+// part names a part of a request that a rule refused.
+func (e Event) part(what string) string {
+	if e.Detail == "" {
+		return what + " of the request"
+	}
+	return what + " " + e.Detail
 }
 
 func (e Event) allow() string {
@@ -208,6 +219,8 @@ func (e *Event) check() error {
 		return fmt.Errorf("%w: a number is negative", ErrMalformed)
 	case len(e.Problem) > maxText || !printable(e.Problem):
 		return fmt.Errorf("%w: the problem is not a short line of ASCII", ErrMalformed)
+	case e.Detail != Detail(e.Detail):
+		return fmt.Errorf("%w: the detail is not a plain method or path", ErrMalformed)
 	case len(e.Value) > maxText || !printable(e.Value) || strings.ContainsAny(e.Value, "\"\\'` "):
 		return fmt.Errorf("%w: the value is not an entry of an option", ErrMalformed)
 	}
@@ -217,6 +230,20 @@ func (e *Event) check() error {
 		}
 	}
 	return nil
+}
+
+// maxDetail is the longest Detail, in bytes.
+const maxDetail = 100
+
+// Detail returns a method or path as the Detail of an event, and an empty text where it
+// is longer than 100 bytes or has others than letters, digits and "/._~-". The code in
+// the sandbox wrote it, and it stands among the server's own words.
+func Detail(text string) string {
+	const plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789/._~-"
+	if len(text) > maxDetail || strings.Trim(text, plain) != "" {
+		return ""
+	}
+	return text
 }
 
 func printable(text string) bool {

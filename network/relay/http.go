@@ -196,8 +196,11 @@ func (c *connection) refuses(q *http.Request) *event.Event {
 		return nil
 	}
 	e := c.because(reason)
-	if reason == event.ByMethod || reason == event.ByPath {
-		e.Option, e.Value = event.OptionRules, c.name
+	switch reason {
+	case event.ByMethod:
+		e.Option, e.Value, e.Detail = event.OptionRules, c.name, event.Detail(q.Method)
+	case event.ByPath:
+		e.Option, e.Value, e.Detail = event.OptionRules, c.name, event.Detail(path)
 	}
 	return &e
 }

@@ -134,24 +134,24 @@ func TestRead_RefusesWhatTheRuleDoesNotContain(t *testing.T) {
 	serveHTTP(t, server+":443", true, secure.serve)
 	serveHTTP(t, server+":80", false, plain.serve)
 	client := s.readClient()
-	rule := func(reason event.Reason, port uint16) event.Event {
-		return event.Event{Name: "files.example", Port: port, Reason: reason, Option: "network.rules", Value: "files.example"}
+	rule := func(reason event.Reason, port uint16, detail string) event.Event {
+		return event.Event{Name: "files.example", Port: port, Reason: reason, Option: "network.rules", Value: "files.example", Detail: detail}
 	}
 	for _, test := range []struct {
 		method, address string
 		header          []string
 		want            event.Event
 	}{
-		{"DELETE", "https://files.example/v1/x", nil, rule(event.ByMethod, 443)},
-		{"GET", "https://files.example/v2/x", nil, rule(event.ByPath, 443)},
-		{"GET", "https://files.example/v1/%2e%2e/v2", nil, rule(event.ByPath, 443)},
-		{"GET", "http://files.example/v2/x", nil, rule(event.ByPath, 80)},
-		{"POST", "https://files.example/v1/x", []string{"X-HTTP-Method-Override", "DELETE"}, rule(event.ByMethod, 443)},
-		{"GET", "https://files.example/v1/x", []string{"x-original-url", "/v2/x"}, rule(event.ByPath, 443)},
+		{"DELETE", "https://files.example/v1/x", nil, rule(event.ByMethod, 443, "DELETE")},
+		{"GET", "https://files.example/v2/x?q=1", nil, rule(event.ByPath, 443, "/v2/x")},
+		{"GET", "https://files.example/v1/%2e%2e/v2", nil, rule(event.ByPath, 443, "")},
+		{"GET", "http://files.example/v2/x", nil, rule(event.ByPath, 80, "/v2/x")},
+		{"POST", "https://files.example/v1/x", []string{"X-HTTP-Method-Override", "DELETE"}, rule(event.ByMethod, 443, "POST")},
+		{"GET", "https://files.example/v1/x", []string{"x-original-url", "/v2/x"}, rule(event.ByPath, 443, "/v1/x")},
 		// Gateways such as CGI and WSGI take both spellings for one variable.
-		{"POST", "https://files.example/v1/x", []string{"X_HTTP_Method_Override", "DELETE"}, rule(event.ByMethod, 443)},
-		{"POST", "https://files.example/v1/x", []string{"x_method-override", "DELETE"}, rule(event.ByMethod, 443)},
-		{"GET", "https://files.example/v1/x", []string{"X_Original_URL", "/v2/x"}, rule(event.ByPath, 443)},
+		{"POST", "https://files.example/v1/x", []string{"X_HTTP_Method_Override", "DELETE"}, rule(event.ByMethod, 443, "POST")},
+		{"POST", "https://files.example/v1/x", []string{"x_method-override", "DELETE"}, rule(event.ByMethod, 443, "POST")},
+		{"GET", "https://files.example/v1/x", []string{"X_Original_URL", "/v2/x"}, rule(event.ByPath, 443, "/v1/x")},
 		{"GET", "http://a.host.example/?placeholder-of-TOKEN", nil, event.Event{Name: "a.host.example", Port: 80, Reason: event.ByCredential}},
 		{"GET", "http://a.host.example/", []string{"X-Any", "Bearer placeholder-of-TOKEN"}, event.Event{Name: "a.host.example", Port: 80, Reason: event.ByCredential}},
 		{"GET", "http://a.host.example/", basic("placeholder-of-TOKEN"), event.Event{Name: "a.host.example", Port: 80, Reason: event.ByCredential}},

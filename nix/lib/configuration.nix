@@ -172,7 +172,13 @@ in
     {
       environments = lib.mapAttrs (
         name: own:
-        if isGiven "sandbox" own then own.sandbox else sandbox.build (arguments defaults name own)
+        if isGiven "sandbox" own then
+          own.sandbox
+        else
+          # The answer to a refusal names the table that an operator is to change.
+          sandbox.build (
+            arguments defaults name own // { of_defaults = defaults ? network && !(isGiven "network" own); }
+          )
       ) (values.environments or { });
       on_demand = validate.complete options.on_demand (values.on_demand or { });
       session = validate.complete options.session (values.session or { });

@@ -183,7 +183,8 @@ let
                 secrets = lib.filter (variable: variable != null) (
                   lib.mapAttrsToList (_: credential: credential.variable) given.network.credentials
                 );
-              };
+              }
+              // lib.optionalAttrs (args.of_defaults or false) { of_defaults = true; };
           inherit (isolated) closure needs;
         }
         // lib.optionalAttrs (known != null) { inherit (known) language; }

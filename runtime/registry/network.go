@@ -21,6 +21,9 @@ type Network struct {
 	// Secrets name the variables of the server's own environment in which the
 	// credentials of the network are. The launcher reads them; no sandbox does.
 	Secrets []string
+	// OfDefaults says that the configuration has this network in its defaults, and that
+	// the environment has no table of its own.
+	OfDefaults bool
 }
 
 // Hosts names the domains that fit into limit bytes, and says how many there
@@ -94,6 +97,9 @@ func (r *reader) network(field string) *Network {
 		}
 	}
 	n.Secrets = fields.names("secrets")
+	if of, ok := fields.get("of_defaults"); ok {
+		n.OfDefaults = fields.check("of_defaults", of, of.IsBool(), "true or false") && of.Bool()
+	}
 	if r.err = fields.err; r.err != nil {
 		return nil
 	}

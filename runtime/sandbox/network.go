@@ -39,7 +39,10 @@ type Refusal struct {
 	// Value the entry that it lacks. Both are empty where no option does, Value
 	// also where the option is a limit.
 	Option, Value string
-	Count         int64
+	// Detail is the method or path of a request that a rule does not contain, where it
+	// is plain.
+	Detail string
+	Count  int64
 }
 
 // Failure is a connection that was allowed, and did not come about or broke.

@@ -189,6 +189,9 @@ func refused(n *sandbox.Network, env registry.Environment) string {
 		text += ". " + strings.Join(advice, ". ")
 	}
 	table := "[environments." + env.Name + ".network"
+	if env.Network.OfDefaults {
+		table = "[defaults.network"
+	}
 	ask := ". Trying again does not help: do without, or ask the user to "
 	switch settings := wanted.String(); {
 	case settings != "" && again:
@@ -229,9 +232,9 @@ func refusal(r sandbox.Refusal, env registry.Environment) string {
 	case event.ByNotHTTP:
 		return where + " (no HTTP/1)"
 	case event.ByMethod:
-		return where + " (the method of the request)"
+		return where + " (the method " + cmp.Or(r.Detail, "of the request") + ")"
 	case event.ByPath:
-		return where + " (the path of the request)"
+		return where + " (the path " + cmp.Or(r.Detail, "of the request") + ")"
 	case event.ByCredential:
 		return where + " (a credential of another host)"
 	case event.ByLimit:

@@ -68,13 +68,17 @@ func TestNetwork_RemarkSaysWhatToDo(t *testing.T) {
 			at(event.BySNI, "network.domains", "evil.example"), "",
 			"refused files.example:443 (TLS for another host). Connect to each host by its own name. " + ask + `domains = ["evil.example"]`,
 		},
-		"Host":           {at(event.ByHost, "", ""), "", "refused files.example:443 (HTTP for another host). Connect to each host by its own name"},
-		"no SNI":         {at(event.ByNoSNI, "", ""), "", "refused files.example:443 (TLS without a host's name). Send the host's name in TLS (SNI)"},
-		"ECH":            {at(event.ByHiddenSNI, "", ""), "", "refused files.example:443 (TLS with an encrypted name). Send the host's name in TLS without encryption (no ECH)"},
-		"no TLS":         {at(event.ByNotTLS, "", ""), "", "refused files.example:443 (no TLS). Port 443 is for TLS alone"},
-		"no HTTP":        {at(event.ByNotHTTP, "", ""), "", "refused files.example:443 (no HTTP/1). Port 80 is for HTTP/1 alone"},
-		"a method":       {at(event.ByMethod, event.OptionRules, "files.example"), "", "refused files.example:443 (the method of the request). Trying again does not help: do without, or ask the user to widen [environments.data.network.rules.\"files.example\"]"},
-		"a path":         {at(event.ByPath, event.OptionRules, "files.example"), "", "refused files.example:443 (the path of the request). Trying again does not help: do without, or ask the user to widen [environments.data.network.rules.\"files.example\"]"},
+		"Host":     {at(event.ByHost, "", ""), "", "refused files.example:443 (HTTP for another host). Connect to each host by its own name"},
+		"no SNI":   {at(event.ByNoSNI, "", ""), "", "refused files.example:443 (TLS without a host's name). Send the host's name in TLS (SNI)"},
+		"ECH":      {at(event.ByHiddenSNI, "", ""), "", "refused files.example:443 (TLS with an encrypted name). Send the host's name in TLS without encryption (no ECH)"},
+		"no TLS":   {at(event.ByNotTLS, "", ""), "", "refused files.example:443 (no TLS). Port 443 is for TLS alone"},
+		"no HTTP":  {at(event.ByNotHTTP, "", ""), "", "refused files.example:443 (no HTTP/1). Port 80 is for HTTP/1 alone"},
+		"a method": {at(event.ByMethod, event.OptionRules, "files.example"), "", "refused files.example:443 (the method of the request). Trying again does not help: do without, or ask the user to widen [environments.data.network.rules.\"files.example\"]"},
+		"a path":   {at(event.ByPath, event.OptionRules, "files.example"), "", "refused files.example:443 (the path of the request). Trying again does not help: do without, or ask the user to widen [environments.data.network.rules.\"files.example\"]"},
+		"a plain path": {
+			&sandbox.Network{Refused: []sandbox.Refusal{{Name: "files.example", Port: 443, Reason: event.ByPath, Option: event.OptionRules, Value: "files.example", Detail: "/v2/x", Count: 1}}}, "",
+			"refused files.example:443 (the path /v2/x). Trying again does not help: do without, or ask the user to widen [environments.data.network.rules.\"files.example\"]",
+		},
 		"a credential":   {at(event.ByCredential, "", ""), "", "refused files.example:443 (a credential of another host). Send the credential to its own host alone"},
 		"a later reason": {at("weather", "network.umbrella", "big"), "", "refused files.example:443 (weather)"},
 		"connections":    {at(event.ByLimit, "network.connections", ""), "", "refused files.example:443 (over the limit of 64 connections at once). Close some first, or ask the user to add [environments.data.network] connections = 128"},
@@ -236,5 +240,17 @@ func TestNetwork_HintsAreTrue(t *testing.T) {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})
+	}
+}
+
+// A table of the environment's own would replace that of the defaults as a whole.
+func TestNetwork_NamesTheTableOfTheDefaults(t *testing.T) {
+	a := failure(data(), "", "")
+	ofDefaults := *a.call.Env.Network
+	ofDefaults.OfDefaults = true
+	a.call.Env.Network = &ofDefaults
+	a.result.Network = &sandbox.Network{Refused: []sandbox.Refusal{{Name: "evil.example", Reason: event.ByName, Option: event.OptionDomains, Value: "evil.example", Count: 1}}}
+	if got, want := strings.Join(a.network(), "\n"), `ask the user to add [defaults.network] domains = ["evil.example"]`; !strings.HasSuffix(got, want) {
+		t.Errorf("%q does not end with %q", got, want)
 	}
 }

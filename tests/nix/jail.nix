@@ -555,11 +555,15 @@ in
         (of { }).domains
         (of { network = "none"; })
         (of { network = { mode = "allow"; domains = [ "a.example" ]; }; }).domains
+        (of { }).of_defaults
+        ((of { network = { mode = "allow"; domains = [ "a.example" ]; }; }) ? of_defaults)
       ];
     expected = [
       network.domains
       { mode = "none"; }
       [ "a.example" ]
+      true
+      false
     ];
   };
 

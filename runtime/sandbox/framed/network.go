@@ -200,7 +200,11 @@ func (n *network) add(e event.Event) {
 		if e.Name == "" && e.Address.IsValid() {
 			about[0], about[1] = "address", e.Address
 		}
-		n.write(slog.LevelWarn, "network refused", append(about, "reason", e.Reason, "option", e.Option, "value", e.Value, "count", e.Count)...)
+		about = append(about, "reason", e.Reason, "option", e.Option, "value", e.Value, "count", e.Count)
+		if e.Detail != "" {
+			about = append(about, "detail", e.Detail)
+		}
+		n.write(slog.LevelWarn, "network refused", about...)
 	case event.Failed:
 		n.write(slog.LevelInfo, "network failed", append(about, "problem", e.Problem, "count", e.Count)...)
 	case event.Closed:
@@ -220,7 +224,7 @@ func (n *network) add(e event.Event) {
 	c := n.call
 	switch e.Kind {
 	case event.Refused:
-		merge(c, &c.Refused, e.Count, sandbox.Refusal{Name: e.Name, Address: e.Address, Port: int(e.Port), Reason: e.Reason, Option: e.Option, Value: e.Value},
+		merge(c, &c.Refused, e.Count, sandbox.Refusal{Name: e.Name, Address: e.Address, Port: int(e.Port), Reason: e.Reason, Option: e.Option, Value: e.Value, Detail: e.Detail},
 			func(r *sandbox.Refusal) *int64 { return &r.Count })
 	case event.Failed:
 		merge(c, &c.Failed, e.Count, sandbox.Failure{Name: e.Name, Port: int(e.Port), Problem: e.Problem},
