@@ -114,9 +114,14 @@ func (e *Executor) await(ctx context.Context, c call.Call) (registry.Environment
 	defer ticker.Stop()
 	building := &call.BuildingError{Env: c.Env.Name}
 	for {
-		if env, err := c.Env.ReadDerived(e.Folder, derived); err == nil {
+		env, err := c.Env.ReadDerived(e.Folder, derived)
+		if err == nil {
 			e.Log.Info("environment built", "env", c.Env.Name, "ms", time.Since(began).Milliseconds())
 			return env, nil
+		}
+		if _, built := os.Stat(filepath.Join(e.Folder, key, registry.ResultLink, "metadata.json")); built == nil {
+			e.Log.Error("an environment with packages cannot be used", "env", c.Env.Name, "error", err)
+			return registry.Environment{}, &call.BuildError{Env: c.Env, Kind: call.Failed, Reason: err.Error()}
 		}
 		if failure := e.failure(c.Env, key); failure != nil {
 			e.Log.Warn("environment not built", "env", c.Env.Name, "kind", failure.Kind, "reason", bounded.Head(failure.Reason, 200))

@@ -164,6 +164,20 @@ func TestExecute_SaysWhyNothingWasBuilt(t *testing.T) {
 	}
 }
 
+// An artifact that cannot be used is a failure, and not something to wait for.
+func TestExecute_RefusesABrokenArtifact(t *testing.T) {
+	env := environment(t)
+	must.Do(t, os.Remove(filepath.Join(env.OnDemand.Folder, "bin", "session-run")))
+	r := newRig(t, func(folder string) {
+		must.Do(t, os.Symlink(env.OnDemand.Folder, filepath.Join(folder, registry.ResultLink)))
+	})
+	_, err := r.Execute(t.Context(), call.Call{Env: env})
+	var failed *call.BuildError
+	if !errors.As(err, &failed) || failed.Kind != call.Failed || !strings.Contains(failed.Reason, "session_exec") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestExecute_HasNoBuilder(t *testing.T) {
 	env := environment(t)
 	for _, ask := range []func(string) error{nil, func(string) error { return errors.New("gone") }} {

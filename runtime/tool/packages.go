@@ -125,8 +125,9 @@ func buildProblem(b *call.BuildError) string {
 // package that a call may add; empty where there is none. What is found by the name is
 // a name of the table, so that no text of a sandbox is repeated.
 func addable(env registry.Environment, name string, find func(*registry.OnDemand, string) (string, bool)) string {
-	// Of a dotted name of a module, the first part is there.
-	if env.OnDemand == nil || strings.Contains(name, ".") {
+	// Of a dotted name of a module, the first part is there. What would install other
+	// modules has nothing to install them from.
+	if env.OnDemand == nil || strings.Contains(name, ".") || env.Language != nil && slices.Contains(env.Language.Installers, name) {
 		return ""
 	}
 	found, ok := find(env.OnDemand, name)
@@ -172,7 +173,7 @@ func (l listing) adding() string {
 	}
 	also := ""
 	if len(others) > 0 {
-		also = "; so in " + strings.Join(others, ", ")
+		also = "; also in " + strings.Join(others, ", ")
 	}
 	// A line feed is two bytes in JSON.
 	for _, full := range []string{text + what + also, text + also, text + what, text} {

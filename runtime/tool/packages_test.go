@@ -27,8 +27,8 @@ func allowing(t testing.TB) *registry.Set {
 		must.Do(t, os.WriteFile(filepath.Join(folder, "packages.json"), must.Get(json.Marshal(table))(t), 0o644))
 		return folder
 	}
-	list := []string{"opencv4", "pandas", "scikit-learn"}
-	all := []string{"jq", "nodejs", "ripgrep"}
+	list := []string{"opencv4", "pandas", "pip", "scikit-learn"}
+	all := []string{"jq", "nodejs", "pip", "ripgrep"}
 	for i := range 40000 {
 		all = append(all, fmt.Sprintf("package-%d", i))
 	}
@@ -197,6 +197,7 @@ func TestPackages_Hints(t *testing.T) {
 		{"python+pandas", "ModuleNotFoundError: No module named 'pandas'", nothingInstalled, nothingInstalled},
 		{"python", "ModuleNotFoundError: No module named 'pandas.magic'", nothingInstalled, nothingInstalled},
 		{"python", "ModuleNotFoundError: No module named 'torch'", nothingInstalled, nothingInstalled},
+		{"python", "ModuleNotFoundError: No module named 'pip'", nothingInstalled, nothingInstalled},
 		{"bash", "bash: line 1: rg: command not found", `env "bash+ripgrep" has rg`, nothingInstalled},
 		{"bash", "bash: line 1: node: command not found", `this env does not have it: use env "node" for such code`, `this env does not have it: use env "node" for such code`},
 		{"node", "Error: Cannot find module 'jq'", nothingInstalled, nothingInstalled},
