@@ -12,6 +12,9 @@ type budget struct {
 	// wishes bounds the bytes that are waited for: what waits may be in memory.
 	wishes int64
 
+	// drained is called when everything has been given back; it may be nil.
+	drained func()
+
 	mu      sync.Mutex
 	used    int64
 	waiting int64
@@ -69,4 +72,7 @@ func (b *budget) give(principal string, n int64) {
 	}
 	close(b.freed)
 	b.freed = make(chan struct{})
+	if b.used == 0 && b.drained != nil {
+		b.drained()
+	}
 }

@@ -19,6 +19,7 @@ import (
 	"net"
 	"net/http"
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -40,9 +41,11 @@ const (
 	maxIncoming     = 64 << 20
 	maxIncomingEach = 32 << 20
 	smallBytes      = 64 << 10
+	// maxWishes bounds the messages that wait to be read, which the network holds.
+	maxWishes = 1 << 30
 	// maxOutgoing and maxOutgoingEach bound the answers that clients have not read.
-	maxOutgoing     = 32 << 20
-	maxOutgoingEach = 20 << 20
+	maxOutgoing     = 24 << 20
+	maxOutgoingEach = 16 << 20
 	// maxConnections bounds the open connections; others wait in the listener's queue.
 	maxConnections = 4096
 )
@@ -61,6 +64,13 @@ const (
 	// slowestRead how many bytes a second it must read of a long one, after that time.
 	writeTimeout = 10 * time.Second
 	slowestRead  = 256 << 10
+)
+
+const (
+	// returnDelay is after what time the memory of large messages is returned, and
+	// returnEvery how often at most: it takes milliseconds of a processor.
+	returnDelay = 2 * time.Second
+	returnEvery = 10 * time.Second
 )
 
 const (
@@ -130,6 +140,7 @@ type Server struct {
 	endStream context.CancelFunc
 	ids       atomic.Uint64
 	isLame    atomic.Bool
+	returned  atomic.Int64 // when memory was returned last, in nanoseconds
 
 	mu        sync.Mutex
 	isClosing bool
@@ -144,12 +155,13 @@ func New(handler *rpc.Handler, o Options) *Server {
 		handler:  handler,
 		o:        o,
 		sessions: newSessions(),
-		incoming: newBudget(maxIncoming, maxIncomingEach, maxIncoming),
+		incoming: newBudget(maxIncoming, maxIncomingEach, maxWishes),
 		outgoing: newBudget(maxOutgoing, maxOutgoingEach, maxOutgoing/2),
 		encoding: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		open:     map[string]int{},
 		idle:     make(chan struct{}),
 	}
+	s.incoming.drained, s.outgoing.drained = s.returnMemory, s.returnMemory
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.streams, s.endStream = context.WithCancel(s.ctx)
 	mux := http.NewServeMux()
@@ -258,6 +270,16 @@ func (s *Server) Close(within time.Duration) {
 	// Shutdown also waits for what has been answered to be written.
 	if s.http.Shutdown(ctx) != nil {
 		s.http.Close()
+	}
+}
+
+// returnMemory gives to the machine what large messages and answers took. The runtime of
+// Go keeps memory for minutes.
+func (s *Server) returnMemory() {
+	last := s.returned.Load()
+	now := time.Now().UnixNano()
+	if now-last > int64(returnEvery) && s.returned.CompareAndSwap(last, now) {
+		time.AfterFunc(returnDelay, debug.FreeOSMemory)
 	}
 }
 

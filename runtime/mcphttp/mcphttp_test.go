@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"runtime"
 	"slices"
 	"strings"
@@ -28,6 +30,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
 )
 
 // named takes the token of a request for the name of its principal.
@@ -513,5 +516,119 @@ func TestServer_KeepsNothingOfBrokenClients(t *testing.T) {
 		patience.Wait(t, patience.Long, func() string {
 			return fmt.Sprintf("%d calls run, %d goroutines and not %d", s.machine.Running(), runtime.NumGoroutine(), base)
 		}, func() bool { return s.machine.Running() == 0 && runtime.NumGoroutine() <= base })
+	})
+}
+
+// Many clients do what clients do, at once. Each principal has a secret in a session
+// whose name all share, and finds it there and nobody else's; what is hung up, cancelled
+// or not read reaches nobody else.
+func TestServer_ManyClients(t *testing.T) {
+	const clients, rounds = 200, 6
+	s := start(t, func(o *Options) { o.Streams = func(string) int { return 8 } })
+	source := seed.New(t)
+	shared := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients}}
+	defer shared.CloseIdleConnections()
+	base := runtime.NumGoroutine()
+	var all sync.WaitGroup
+	for i := range clients {
+		random := rand.New(rand.NewPCG(source.Uint64(), 0))
+		all.Go(func() {
+			name := fmt.Sprintf("p%d", i%20)
+			secret := "of-" + name
+			c := &httpclient.Client{URL: s.url + Path, Token: name, Version: eras[random.IntN(2)], HTTP: shared}
+			if err := c.Initialize(t.Context()); err != nil {
+				t.Error(err)
+				return
+			}
+			for range rounds {
+				switch random.IntN(6) {
+				case 0: // hangs up
+					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(random.IntN(5))*time.Millisecond)
+					_, _ = c.Run(ctx, mcpclient.Arguments{Env: "bash", Session: "main", Code: "X=" + secret + "; sleep 0.01"})
+					cancel()
+				case 1: // cancels
+					id := c.NextID()
+					done := make(chan struct{})
+					go func() {
+						defer close(done)
+						_, _ = c.CallAs(t.Context(), id, "tools/call", map[string]any{"name": "run", "arguments": mcpclient.Arguments{Env: "bash", Code: "sleep 0.02"}}, nil)
+					}()
+					if err := c.Notify(t.Context(), "notifications/cancelled", map[string]any{"requestId": id}); err != nil {
+						t.Error(err)
+					}
+					<-done
+				case 2: // listens for a moment
+					ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+					if c.IsStateless() {
+						message, err := c.Message("sub", "subscriptions/listen", map[string]any{"notifications": map[string]any{"toolsListChanged": true}})
+						if err != nil {
+							t.Error(err)
+						}
+						if response, err := c.Post(ctx, "subscriptions/listen", "", message); err == nil {
+							_, _ = io.Copy(io.Discard, response.Body)
+							response.Body.Close()
+						}
+					} else if r, err := c.Request(ctx, http.MethodGet, nil); err == nil {
+						if response, err := c.Do(r); err == nil {
+							_, _ = io.Copy(io.Discard, response.Body)
+							response.Body.Close()
+						}
+					}
+					cancel()
+				case 3:
+					if _, err := c.Call(t.Context(), "tools/list", nil, nil); err != nil {
+						t.Error(err)
+					}
+				default: // finds its secret
+					answer, err := c.Run(t.Context(), mcpclient.Arguments{Env: "bash", Session: "main", Code: "X=" + secret + "; echo $X"})
+					if err != nil || !strings.HasPrefix(answer.Text(), secret+"\n") {
+						t.Errorf("%s: %q, %v", name, answer.Text(), err)
+					}
+					answer, err = c.Run(t.Context(), mcpclient.Arguments{Env: "bash", Session: "main", Code: "echo $X"})
+					if err != nil || answer.Text() != secret+"\n" {
+						t.Errorf("%s: %q, %v", name, answer.Text(), err)
+					}
+				}
+			}
+		})
+	}
+	all.Wait()
+	shared.CloseIdleConnections()
+	patience.Wait(t, patience.Long, func() string {
+		return fmt.Sprintf("%d goroutines and not %d, %d calls run, %d streams", runtime.NumGoroutine(), base, s.machine.Running(), len(s.open))
+	}, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return runtime.NumGoroutine() <= base+2 && s.machine.Running() == 0 && len(s.open) == 0 && s.exchanges == 0
+	})
+	if s.incoming.used != 0 || s.outgoing.used != 0 {
+		t.Errorf("%d and %d bytes are counted at the end", s.incoming.used, s.outgoing.used)
+	}
+}
+
+// Whatever comes as a head and a body, the server answers, and goes on.
+func FuzzServer(f *testing.F) {
+	s := start(f, nil)
+	f.Add("POST", "application/json", "2026-07-28", "tools/list", "", `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}`)
+	f.Add("POST", "application/json", "", "", "", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`)
+	f.Add("GET", "", "", "", "x", "")
+	f.Add("DELETE", "", "2025-11-25", "", "x", "")
+	f.Fuzz(func(t *testing.T, method, kind, version, name, session, body string) {
+		if strings.Contains(body, "subscriptions/listen") {
+			t.Skip("it lasts")
+		}
+		w := httptest.NewRecorder()
+		r, err := http.NewRequest(method, "http://localhost"+Path, strings.NewReader(body))
+		if err != nil {
+			t.Skip(err)
+		}
+		r.Header = http.Header{"Authorization": {"Bearer fuzz"}, "Content-Type": {kind}, "Mcp-Protocol-Version": {version}, "Mcp-Method": {name}, "Mcp-Session-Id": {session}}
+		s.ServeHTTP(w, r)
+		if w.Code < 200 || w.Code > 499 {
+			t.Errorf("status %d: %s", w.Code, w.Body)
+		}
+		if text := w.Body.String(); text != "" && w.Header().Get("Content-Type") == "application/json" && !json.Valid([]byte(text)) {
+			t.Errorf("status %d: %s", w.Code, text)
+		}
 	})
 }
