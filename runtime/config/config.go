@@ -23,7 +23,9 @@ import (
 // Defaults of the variables for which the metadata has no field.
 const (
 	defaultSessions = 64
-	defaultStart    = 10 * time.Second
+	// manySessions is the default of a server for many.
+	manySessions = 1024
+	defaultStart = 10 * time.Second
 )
 
 // Overlay is the project mode in which code may write into the project, on a
@@ -68,6 +70,8 @@ type Config struct {
 	SessionIdle     time.Duration
 	SessionLifetime time.Duration
 	SessionMax      int
+	// SessionMaxOfMany is SessionMax for a server over HTTP.
+	SessionMaxOfMany int
 	// Keep is 1 where the files of sessions are kept, in KeepFolder and of all together
 	// at most KeepBytes.
 	Keep       string
@@ -221,6 +225,7 @@ func Read(get func(string) string) (Config, error) {
 func (c Config) Complete(session registry.Session, project registry.Project) (Config, error) {
 	c.SessionIdle = cmp.Or(c.SessionIdle, session.Idle)
 	c.SessionLifetime = cmp.Or(c.SessionLifetime, session.Lifetime)
+	c.SessionMaxOfMany = cmp.Or(c.SessionMax, manySessions)
 	c.SessionMax = cmp.Or(c.SessionMax, defaultSessions)
 	if err := c.completeKeep(session); err != nil {
 		return Config{}, err

@@ -52,7 +52,7 @@ func TestComplete(t *testing.T) {
 			session:   built, project: project(registry.Project{}),
 			want: Config{
 				Metadata: "{}", Folders: registry.Folders{Folders: []string{"/etc/nix-sandbox-mcp/sandboxes"}}, ProjectMount: "/project", ProjectMode: "readonly",
-				SessionIdle: 300 * time.Second, SessionLifetime: 3600 * time.Second, SessionMax: 64,
+				SessionIdle: 300 * time.Second, SessionLifetime: 3600 * time.Second, SessionMax: 64, SessionMaxOfMany: 1024,
 				StartWithin: 10 * time.Second,
 			},
 		},
@@ -63,7 +63,7 @@ func TestComplete(t *testing.T) {
 			want: Config{
 				Metadata: "m", Folders: registry.Folders{Folders: []string{"/h/.config/nix-sandbox-mcp/sandboxes", "/etc/nix-sandbox-mcp/sandboxes"}},
 				ProjectDir: dir, ProjectMount: "/code", ProjectMode: "overlay",
-				SessionIdle: 5 * time.Second, SessionLifetime: 6 * time.Second, SessionMax: 64,
+				SessionIdle: 5 * time.Second, SessionLifetime: 6 * time.Second, SessionMax: 64, SessionMaxOfMany: 1024,
 				StartWithin: 10 * time.Second,
 			},
 		},
@@ -76,7 +76,7 @@ func TestComplete(t *testing.T) {
 			project: project(registry.Project{Path: "/does/not/exist", Mount: "/code", Mode: "overlay"}),
 			want: Config{
 				Metadata: "m", Folders: registry.Folders{Folders: []string{"/boxes", "/more"}}, ProjectDir: dir, ProjectMount: "/src/app", ProjectMode: "readonly", Inbox: dir,
-				SessionIdle: time.Second, SessionLifetime: 2 * time.Second, SessionMax: 3,
+				SessionIdle: time.Second, SessionLifetime: 2 * time.Second, SessionMax: 3, SessionMaxOfMany: 3,
 				StartWithin: 10 * time.Second,
 			},
 		},
@@ -85,7 +85,7 @@ func TestComplete(t *testing.T) {
 			session:   built, project: project(registry.Project{}),
 			want: Config{
 				Metadata: "m", Folders: registry.Folders{Folders: []string{"/x/nix-sandbox-mcp/sandboxes", "/etc/nix-sandbox-mcp/sandboxes"}}, ProjectMount: "/project", ProjectMode: "readonly",
-				SessionIdle: 300 * time.Second, SessionLifetime: 3600 * time.Second, SessionMax: 64,
+				SessionIdle: 300 * time.Second, SessionLifetime: 3600 * time.Second, SessionMax: 64, SessionMaxOfMany: 1024,
 				StartWithin: 10 * time.Second,
 			},
 		},

@@ -21,7 +21,7 @@ NIX_SANDBOX_INBOX          folder of files for the code, at /inbox in every sand
 NIX_SANDBOX_CDI            folders of specifications of devices, with colons between them
 SESSION_IDLE_TIMEOUT       seconds until an unused session ends (300)
 SESSION_MAX_LIFETIME       seconds until a session ends (3600)
-SESSION_MAX                how many sessions live at once (64)
+SESSION_MAX                how many sessions live at once (64; over HTTP 1024)
 SESSION_KEEP_FILES         1: the files of sessions outlive them
 NIX_SANDBOX_CONFIG         TOML file of environments, in place of the server's own
 NIX_SANDBOX_ENVS           flake references of further sandboxes, with commas between them

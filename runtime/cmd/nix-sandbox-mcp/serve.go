@@ -191,6 +191,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	}
 	running.Go(func() { front.reloadTokens(background, log) })
 	options.Quota, options.CallsAtOnce = front.quota, front.callsAtOnce()
+	options.Sessions.Max = settings.SessionMaxOfMany
 	// systemd names the folder of StateDirectory= so, or several.
 	options.State, _, _ = strings.Cut(os.Getenv("STATE_DIRECTORY"), ":")
 	transport := front.options()
