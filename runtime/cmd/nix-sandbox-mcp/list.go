@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/spf13/cobra"
 	"github.com/tidwall/gjson"
@@ -231,9 +232,12 @@ func unit(n float64, of string) string {
 	return strings.TrimSpace(strconv.FormatFloat(n, 'f', -1, 64) + " " + of)
 }
 
-// plain makes one line of a text and removes control characters.
+// plain makes one line of a text and removes control characters, and those that are
+// invisible or show text in another order.
 func plain(text string) string {
-	return strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r <= ' ' || r >= 0x7f && r < 0xa0 }), " ")
+	return strings.Join(strings.FieldsFunc(text, func(r rune) bool {
+		return r <= ' ' || r >= 0x7f && r < 0xa0 || r == 0x2028 || r == 0x2029 || unicode.Is(unicode.Cf, r) && !written(r)
+	}), " ")
 }
 
 // shorten cuts a line to a width and marks the cut with an ellipsis.

@@ -58,6 +58,7 @@ func rootCommand(std streams) *cobra.Command {
 		serveCommand(std),
 		tokenCommand(std),
 		auditCommand(std),
+		topCommand(std),
 		listCommand(std),
 		packagesCommand(std),
 		runCommand(std),
