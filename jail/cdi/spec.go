@@ -107,11 +107,6 @@ func check(spec *specs.Spec) error {
 	if !isName(vendor, "") || !isName(class, "") || !isLetter(vendor[0]) || !isLetter(class[0]) {
 		return fmt.Errorf("kind is %q, want a vendor and a class such as vendor.example/gpu", spec.Kind)
 	}
-	// By the fields that are there, so after their names are known to be right.
-	if err := specs.ValidateVersion(spec); err != nil {
-		needs, _ := specs.MinimumRequiredVersion(spec)
-		return fmt.Errorf("cdiVersion is %q, and it has fields of version %s", spec.Version, needs)
-	}
 	if err := checkAnnotations("annotations", spec.Annotations); err != nil {
 		return err
 	}
@@ -140,6 +135,11 @@ func check(spec *specs.Spec) error {
 		if isEmpty(device.ContainerEdits) {
 			return fmt.Errorf("%s.containerEdits is empty, so that the device %q would be nothing", where, device.Name)
 		}
+	}
+	// Last, because specs-go 1.1.1 panics on an entry that is null.
+	if err := specs.ValidateVersion(spec); err != nil {
+		needs, _ := specs.MinimumRequiredVersion(spec)
+		return fmt.Errorf("cdiVersion is %q, and it has fields of version %s", spec.Version, needs)
 	}
 	return nil
 }

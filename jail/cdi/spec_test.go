@@ -122,6 +122,8 @@ func TestParse_NamesWhatIsWrong(t *testing.T) {
 		{edits("{env: [=b]}"), `devices[0].containerEdits.env[0] is "=b", want NAME=VALUE`},
 		{edits(`{env: ["A=\0"]}`), `devices[0].containerEdits.env[0] is "A=\x00", want NAME=VALUE`},
 		{edits("{deviceNodes: [null]}"), "devices[0].containerEdits.deviceNodes[0] is null"},
+		{"cdiVersion: 0.3.0\nkind: vendor.example/gpu\ndevices: [{name: a, containerEdits: {deviceNodes: [null]}}]\n", "devices[0].containerEdits.deviceNodes[0] is null"},
+		{"cdiVersion: 0.3.0\nkind: vendor.example/gpu\ndevices: [{name: a, containerEdits: {mounts: [null]}}]\n", "devices[0].containerEdits.mounts[0] is null"},
 		{edits("{deviceNodes: [{}]}"), "devices[0].containerEdits.deviceNodes[0].path is missing"},
 		{edits("{deviceNodes: [{path: dev/gpu}]}"), `devices[0].containerEdits.deviceNodes[0].path is "dev/gpu", want an absolute path`},
 		{edits("{deviceNodes: [{path: /dev/../gpu}]}"), `devices[0].containerEdits.deviceNodes[0].path is "/dev/../gpu", want a path without ".."`},
