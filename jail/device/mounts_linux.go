@@ -219,50 +219,51 @@ const driverFolder = "/run/opengl-driver"
 var usualFolders = []string{"/lib", "/lib64", "/usr/lib", "/usr/lib64"}
 
 // addLibraries has programs find the libraries in folders, and in the usual ones: by links
-// beside them, as ldconfig makes them, and in the folder where programs of nixpkgs look.
-// The loader of nixpkgs reads no cache of the system.
+// beside them, as ldconfig makes them, and by the folder where programs of nixpkgs look,
+// which becomes a link to theirs. The loader of nixpkgs reads no cache of the system.
 func (p *planner) addLibraries(folders []string) {
-	brought := false
-	for path := range p.taken {
-		brought = brought || inside(path, driverFolder) || inside(driverFolder, path)
-	}
-	path := driverFolder + "/lib"
-	count := 0
-	var others []string
+	var paths []string
+	count := map[string]int{}
 	for _, library := range slices.Sorted(maps.Keys(p.libraries)) {
-		folder, name := filepath.Split(library)
-		folder = filepath.Clean(folder)
+		folder := filepath.Dir(library)
 		if !slices.Contains(folders, folder) && !isUsual(folder) {
 			continue
 		}
-		count++
-		if !slices.Contains(others, folder) {
-			others = append(others, folder)
-		}
-		names := []string{name}
-		if soname := sonameOf(p.libraries[library]); soname != "" && soname != name {
-			names = append(names, soname)
-			if beside := folder + "/" + soname; p.taken[beside] == "" && !inside(folder, p.spec.Devices.StoreDir) && p.links[beside] == "" && !p.isMounted(folder) {
-				p.links[beside] = name
-			}
-		}
-		for _, name := range names {
-			if link := path + "/" + name; !brought && p.links[link] == "" {
-				p.links[link] = library
-			}
+		paths = append(paths, library)
+		if count[folder]++; count[folder] == 1 {
+			p.search = append(p.search, folder)
 		}
 	}
-	// Links that a hook made lead to libraries too, such as libcuda.so.
-	for _, link := range slices.Sorted(maps.Keys(p.links)) {
-		folder, name := filepath.Split(link)
-		if !brought && slices.Contains(others, filepath.Clean(folder)) && p.links[path+"/"+name] == "" {
-			p.links[path+"/"+name] = link
-		}
+	if len(paths) == 0 {
+		return
 	}
-	if brought {
-		p.search = append([]string{path}, others...)
-	} else if count > 0 {
-		p.search = []string{path}
+	// The folder that most of them are in comes first.
+	slices.SortStableFunc(p.search, func(a, b string) int { return count[b] - count[a] })
+	for _, library := range paths {
+		p.addSoname(library)
+	}
+	path := driverFolder + "/lib"
+	if p.isTaken(driverFolder) || p.isTaken(path) || p.above[driverFolder] {
+		// A specification brings that folder, as on NixOS.
+		p.search = append([]string{path}, p.search...)
+		return
+	}
+	p.links[path] = p.search[0]
+	// Programs find those in other folders by the variable alone.
+	p.search[0] = path
+}
+
+// addSoname adds a link by whose name programs load a library, beside it.
+func (p *planner) addSoname(library string) {
+	folder, name := filepath.Split(library)
+	folder = filepath.Clean(folder)
+	// In the store and in a folder that is mounted whole there are links already.
+	if inside(folder, p.spec.Devices.StoreDir) || p.isTaken(folder) {
+		return
+	}
+	soname := sonameOf(p.libraries[library])
+	if beside := folder + "/" + soname; soname != "" && soname != name && p.taken[beside] == "" && p.links[beside] == "" {
+		p.links[beside] = name
 	}
 }
 
@@ -274,10 +275,10 @@ func isUsual(folder string) bool {
 	})
 }
 
-// isMounted reports whether a folder is in one that is mounted whole.
-func (p *planner) isMounted(folder string) bool {
-	for ; folder != "/"; folder = filepath.Dir(folder) {
-		if p.taken[folder] != "" {
+// isTaken reports whether a path is one that is mounted, or in such a folder.
+func (p *planner) isTaken(path string) bool {
+	for ; path != "/"; path = filepath.Dir(path) {
+		if p.taken[path] != "" {
 			return true
 		}
 	}
