@@ -140,7 +140,38 @@ func TestPackages_HintsLeadToAResult(t *testing.T) {
 		t.Errorf("answers %+v", answers)
 	}
 
+	s.growsBesideOtherOptions()
 	s.isThereAgain(code)
+}
+
+// growsBesideOtherOptions checks sessions to which calls add packages where files are
+// kept, and where the project is an overlay.
+func (s *onDemandServer) growsBesideOtherOptions() {
+	t := s.t
+	t.Helper()
+	state := "XDG_STATE_HOME=" + t.TempDir()
+	c := s.start(state, "SESSION_KEEP_FILES=1")
+	expect(t, in(c, "k", "python", "n = open('first', 'w').write('1')"), "[no output]")
+	in(c, "k", "python+beautifulsoup4", "import bs4; n = open('second', 'w').write('2')")
+	expect(t, in(c, "k", "python", "print(open('first').read(), open('second').read())"), "1 2\n")
+	must.Do(t, must.Get(os.FindProcess(c.PID()))(t).Kill())
+	<-c.Exited()
+	for _, env := range []string{"python+beautifulsoup4", "python"} {
+		c = s.start(state, "SESSION_KEEP_FILES=1")
+		if answer := in(c, "k", env, "print(open('first').read(), open('second').read())"); answer.IsError || !strings.HasPrefix(answer.Text(), "1 2\n") {
+			t.Errorf("%s: %+v", env, answer)
+		}
+		c.CloseInput()
+		<-c.Exited()
+	}
+
+	// What a session changed in the project is in a layer of its sandbox.
+	c = s.start("PROJECT_DIR="+t.TempDir(), "PROJECT_MODE=overlay", "XDG_STATE_HOME="+t.TempDir())
+	in(c, "o", "python", "x = 1")
+	expect(t, in(c, "o", "python+beautifulsoup4", "n = open('/project/new', 'w').write('text')"),
+		"[the session's variables are lost, its files in /workspace are kept: it goes on in env \"python+beautifulsoup4\"]")
+	expectError(t, in(c, "o", "python+psutil+beautifulsoup4", "1"), `session "o" has changed files of the project, which its sandbox with further packages would not have: go on in env "python+beautifulsoup4", or use another session id for "python+beautifulsoup4+psutil"`)
+	expect(t, in(c, "o", "python", "print(open('/project/new').read())"), "text\n")
 }
 
 // isThereAgain checks that a further server has what an earlier one built, that
