@@ -187,6 +187,51 @@ func TestApply_IsUndoneWhereItFails(t *testing.T) {
 	}
 }
 
+// What was applied is not in the patch any more, and the session goes on from there.
+func TestRecord_GoesOnFromWhatWasApplied(t *testing.T) {
+	if !mounts(t) {
+		return
+	}
+	b := newBench(t, func(base string) {
+		for name, text := range map[string]string{"a": "1\n2\n3\n", "b": "1\n", "gone": "gone\n"} {
+			must.Do(t, os.WriteFile(filepath.Join(base, name), []byte(text), 0o644))
+		}
+	})
+	step := func(code func(), apply bool, want changes.Summary) {
+		t.Helper()
+		time.Sleep(30 * time.Millisecond) // the project is older than the call
+		began := time.Now()
+		code()
+		b.save(began)
+		entry := b.entry(t)
+		if entry == nil {
+			if want.Files() > 0 {
+				t.Errorf("there is no patch, want %+v", want)
+			}
+			return
+		}
+		got := entry.Summary
+		if got.Added != want.Added || got.Changed != want.Changed || got.Deleted != want.Deleted {
+			t.Errorf("the patch has %+v, want %+v", got, want)
+		}
+		if apply {
+			must.Get(changes.Apply(t.Context(), entry, nil))(t)
+		}
+	}
+	write := func(name, text string) { must.Do(t, os.WriteFile(filepath.Join(b.merged, name), []byte(text), 0o644)) }
+	step(func() {
+		write("a", "1\ntwo\n3\n")
+		write("new", "new\n")
+		must.Do(t, os.Remove(filepath.Join(b.merged, "gone")))
+	}, true, changes.Summary{Added: 1, Changed: 1, Deleted: 1})
+	step(func() { write("b", "2\n") }, false, changes.Summary{Changed: 1})
+	step(func() { write("a", "1\ntwo\nthree\n") }, true, changes.Summary{Changed: 2})
+	step(func() {}, false, changes.Summary{})
+	if diff := cmp.Diff(files(t, b.merged), files(t, b.base)); diff != "" {
+		t.Errorf("applied: %s", diff)
+	}
+}
+
 // A write through a mapping leaves no times on a file in memory.
 func TestRecord_OfMappedFiles(t *testing.T) {
 	if !mounts(t) {

@@ -116,11 +116,14 @@ type record struct {
 	mode         gitpatch.Mode
 	offset, size int64
 	doubtful     bool
+	// project is the stamp that the project's file had when it was last read.
+	project layer.Stamp
 	// What the upper layer had when the fragment was written; the zero stamp where it
 	// hides the path.
 	stamp layer.Stamp
-	// id names the content that the upper layer had.
-	id string
+	// after and id are the mode and the id of the content that the upper layer had.
+	after gitpatch.Mode
+	id    string
 	// fragment is the part of the last patch for this path.
 	fragment fragment
 	// left is why the path is not in the patch; empty where it is. full says that it had
@@ -207,6 +210,7 @@ func (o *Overlay) Compare(ctx context.Context, began time.Time) (summary Summary
 		return summary, nil, false, err
 	}
 	o.check(s)
+	o.adopt(ctx)
 	if !o.stale(s) {
 		return summary, nil, false, nil
 	}
@@ -282,6 +286,33 @@ func (o *Overlay) check(s *scan) {
 	}
 }
 
+// adopt finds files of the project that have become what the last patch makes them,
+// because the patch was applied. From now on they are what the session began with.
+func (o *Overlay) adopt(ctx context.Context) {
+	for name, r := range o.paths {
+		if r.left != "" || r.fragment.kind == "" || ctx.Err() != nil {
+			continue
+		}
+		entry, err := o.base.Find(name)
+		absent := errors.Is(err, fs.ErrNotExist)
+		if err != nil && !absent || entry.Stamp == r.project || !absent && entry.Kind != layer.File && entry.Kind != layer.Link {
+			continue
+		}
+		r.project = entry.Stamp
+		now := record{offset: -1}
+		switch {
+		case absent:
+			now.offset = 0
+		case r.fragment.size != entry.Size || r.fragment.kind == Deleted || o.keep(&now, name) != nil:
+			continue
+		}
+		state, err := o.original(&now, name)
+		if err == nil && state.Mode == r.after && (absent || state.ID() == r.id) {
+			r.mode, r.offset, r.size, r.doubtful, r.fresh = now.mode, now.offset, now.size, false, false
+		}
+	}
+}
+
 // stale marks the records that are not as a scan found them, makes those that lack, and
 // drops those of paths that are the project's again. It reports whether there are any.
 func (o *Overlay) stale(s *scan) bool {
@@ -313,7 +344,7 @@ func (o *Overlay) stale(s *scan) bool {
 
 // compare writes the fragment of a path.
 func (r *record) compare(o *Overlay, out *writer, name string, entry layer.Entry, found bool) {
-	r.id, r.left, r.full, r.fragment, r.stamp, r.fresh = "", "", false, fragment{}, entry.Stamp, true
+	r.after, r.id, r.left, r.full, r.fragment, r.stamp, r.fresh = gitpatch.Absent, "", "", false, fragment{}, entry.Stamp, true
 	if entry.Size > largeFile || r.size > largeFile {
 		large <- struct{}{}
 		defer func() { <-large }()
@@ -331,7 +362,7 @@ func (r *record) compare(o *Overlay, out *writer, name string, entry layer.Entry
 			return
 		}
 		after = gitpatch.State{Mode: modeOf(entry), Content: content}
-		r.stamp, r.id = stamp, after.ID()
+		r.stamp, r.after, r.id = stamp, after.Mode, after.ID()
 		r.fresh = stamp.IsSettled()
 	}
 	switch {
@@ -400,7 +431,7 @@ func (o *Overlay) keep(r *record, name string) error {
 			return fmt.Errorf("keep it: %w", err)
 		}
 	}
-	r.mode, r.offset, r.size = modeOf(entry), o.kept, int64(len(content))
+	r.mode, r.offset, r.size, r.project = modeOf(entry), o.kept, int64(len(content)), stamp
 	o.kept += r.size
 	// The call changed it. If something on the host did too since the call began, nobody
 	// knows which was first.
