@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +16,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/changes/gitpatch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/changes/layer"
@@ -55,6 +58,8 @@ type Applied struct {
 	// because they are refused unless they are named.
 	Same    []string
 	Skipped []Refusal
+	// Recovered says that an earlier apply had been killed, and was undone first.
+	Recovered bool
 }
 
 // obeyed are the names of files and folders that programs of the host execute or obey:
@@ -113,6 +118,14 @@ func Apply(ctx context.Context, entry *Entry, paths []string) (*Applied, error) 
 	}
 	defer tree.Close()
 	a := &applier{ctx: ctx, root: root, tree: tree, entry: entry, git: newRepository(ctx, entry.Project), chosen: map[string]bool{}, links: map[string]bool{}, result: &Applied{}}
+	unlock, err := a.lock()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if err := a.recover(); err != nil {
+		return nil, fmt.Errorf("undo an earlier apply that was killed: %w", err)
+	}
 	for _, name := range paths {
 		name = path.Clean(filepath.ToSlash(name))
 		if rel, err := filepath.Rel(entry.Project, name); err == nil && path.IsAbs(name) {
@@ -323,7 +336,7 @@ func (a *applier) write() (err error) {
 	if len(a.operations) == 0 {
 		return nil
 	}
-	staging := ".nix-sandbox-mcp-" + rand.Text()[:8]
+	staging := stagingPrefix + rand.Text()[:8]
 	if err := a.root.Mkdir(staging, 0o700); err != nil {
 		return fmt.Errorf("make a folder in the project: %w", err)
 	}
@@ -340,12 +353,15 @@ func (a *applier) write() (err error) {
 		}
 		_ = a.root.RemoveAll(staging)
 	}()
-	at := func(kind string, i int) string { return fmt.Sprintf("%s/%s%d", staging, kind, i) }
+	at := func(kind string, i int) string { return staged(staging, kind, i) }
 	// All contents are on the disk before the first file is replaced.
 	for i, o := range a.operations {
 		if err := a.stage(at("new", i), o); err != nil {
 			return fmt.Errorf("write %s: %w", gitpatch.Quote(o.name), err)
 		}
+	}
+	if err := a.writeJournal(staging); err != nil {
+		return fmt.Errorf("write the journal: %w", err)
 	}
 	for i, o := range a.operations {
 		if o.before.Mode == gitpatch.Absent {
@@ -382,6 +398,132 @@ func (a *applier) write() (err error) {
 		a.result.Written = append(a.result.Written, o.name)
 		if o.merged {
 			a.result.Merged = append(a.result.Merged, o.name)
+		}
+	}
+	// From here on nothing is undone.
+	return a.root.Remove(staging + "/" + journalName)
+}
+
+const (
+	// stagingPrefix begins the name of the folder in the project in which an apply works.
+	// Its files are new0, new1, ..., the contents that are not in their places yet, and
+	// old0, old1, ..., what was there before.
+	stagingPrefix = ".nix-sandbox-mcp-"
+	// journalName is the file in it that says what belongs where. It is there while the
+	// project is being changed.
+	journalName = "journal"
+	// maxJournal bounds it, in bytes.
+	maxJournal = 64 << 20
+)
+
+func staged(staging, kind string, i int) string { return fmt.Sprintf("%s/%s%d", staging, kind, i) }
+
+// step is an operation in the journal.
+type step struct {
+	Name    []byte `json:"name"` // of any bytes
+	Creates bool   `json:"creates,omitempty"`
+}
+
+func (a *applier) writeJournal(staging string) error {
+	var steps []step
+	for _, o := range a.operations {
+		steps = append(steps, step{[]byte(o.name), o.after.Mode != gitpatch.Absent})
+	}
+	text, err := json.Marshal(steps)
+	if err != nil {
+		return err
+	}
+	file, err := a.root.OpenFile(staging+"/.journal", os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(text)
+	if err := errors.Join(err, file.Sync(), file.Close()); err != nil {
+		return err
+	}
+	return a.root.Rename(staging+"/.journal", staging+"/"+journalName)
+}
+
+// lock keeps others from applying to the project, or fails where one does.
+func (a *applier) lock() (unlock func(), err error) {
+	dir, err := a.root.Open(".")
+	if err != nil {
+		return nil, fmt.Errorf("open the project: %w", err)
+	}
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		dir.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, errors.New("another program has locked the project: changes are applied to it at this moment")
+		}
+		return nil, fmt.Errorf("lock the project: %w", err)
+	}
+	return func() { dir.Close() }, nil
+}
+
+// recover undoes what an apply did that was killed.
+func (a *applier) recover() error {
+	dir, err := a.root.Open(".")
+	if err != nil {
+		return err
+	}
+	names, err := dir.Readdirnames(-1)
+	dir.Close()
+	if err != nil {
+		return err
+	}
+	for _, staging := range names {
+		if !strings.HasPrefix(staging, stagingPrefix) {
+			continue
+		}
+		if info, err := a.root.Lstat(staging); err != nil || !info.IsDir() {
+			continue
+		}
+		if err := a.undo(staging); err != nil {
+			return err
+		}
+		if err := a.root.RemoveAll(staging); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// undo undoes what the journal of a staging folder says, in the reverse order.
+func (a *applier) undo(staging string) error {
+	text, _, err := a.tree.Read(staging+"/"+journalName, maxJournal)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // nothing had begun, or all was done
+	}
+	var steps []step
+	if err == nil {
+		err = json.Unmarshal(text, &steps)
+	}
+	if err != nil {
+		return fmt.Errorf("%s of %s: %w", journalName, staging, err)
+	}
+	a.result.Recovered = true
+	has := func(name string) bool {
+		_, err := a.root.Lstat(name)
+		return err == nil
+	}
+	for i, s := range slices.Backward(steps) {
+		if name := string(s.Name); s.Creates && !has(staged(staging, "new", i)) && has(name) {
+			if err := a.root.Remove(name); err != nil {
+				return err
+			}
+		}
+	}
+	for i, s := range slices.Backward(steps) {
+		name := string(s.Name)
+		if !has(staged(staging, "old", i)) {
+			continue
+		}
+		if _, err := a.makeFolders(path.Dir(name)); err != nil {
+			return err
+		}
+		a.removeFolders(name)
+		if err := a.place(staged(staging, "old", i), name); err != nil {
+			return fmt.Errorf("put %s back: %w", gitpatch.Quote(name), err)
 		}
 	}
 	return nil

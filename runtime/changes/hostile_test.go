@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/changes"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
 )
 
 // manyVariable is the number of files that a hostile sandbox makes.
@@ -27,7 +29,7 @@ func TestRecord_OfTooManyFiles(t *testing.T) {
 	if !mounts(t) {
 		return
 	}
-	many := 60_000
+	many := 51_000
 	if text := os.Getenv(manyVariable); text != "" {
 		many = must.Get(strconv.Atoi(text))(t)
 	}
@@ -184,6 +186,79 @@ func TestApply_IsUndoneWhereItFails(t *testing.T) {
 	}
 	if info := must.Get(os.Stat(filepath.Join(b.base, "a")))(t); info.Mode() != 0o600 {
 		t.Errorf("its mode was 0600 and is %v", info.Mode())
+	}
+}
+
+// applyVariable tells a test that it is the program that applies, and the folder of the
+// patch.
+const applyVariable = "NIX_SANDBOX_TEST_APPLY"
+
+// An apply that is killed is undone by the next one, which then applies all.
+func TestApply_IsUndoneWhereItIsKilled(t *testing.T) {
+	if folder := os.Getenv(applyVariable); folder != "" {
+		entries, _ := changes.List(folder)
+		if _, err := changes.Apply(t.Context(), entries[0], nil); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if !mounts(t) {
+		return
+	}
+	random := seed.New(t)
+	b := newBench(t, func(base string) {
+		must.Do(t, os.MkdirAll(filepath.Join(base, "folder"), 0o755))
+		for i := range 200 {
+			must.Do(t, os.WriteFile(filepath.Join(base, "folder", fmt.Sprint(i)), []byte("before\n"), 0o644))
+			must.Do(t, os.WriteFile(filepath.Join(base, fmt.Sprint("file", i)), []byte("before\n"), 0o644))
+		}
+	})
+	time.Sleep(30 * time.Millisecond) // the project is older than the call
+	must.Do(t, os.RemoveAll(filepath.Join(b.merged, "folder")))
+	must.Do(t, os.WriteFile(filepath.Join(b.merged, "folder"), []byte("a file now\n"), 0o644))
+	for i := range 200 {
+		must.Do(t, os.WriteFile(filepath.Join(b.merged, fmt.Sprint("file", i)), []byte("after\n"), 0o644))
+		must.Do(t, os.MkdirAll(filepath.Join(b.merged, "new", fmt.Sprint(i)), 0o755))
+		must.Do(t, os.WriteFile(filepath.Join(b.merged, "new", fmt.Sprint(i), "file"), []byte("new\n"), 0o644))
+	}
+	b.save(time.Now())
+	entry := b.entry(t)
+	before, after := files(t, b.base), files(t, b.merged)
+	half := 0
+	for range 5 {
+		cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), applyVariable+"="+b.folder)
+		must.Do(t, cmd.Start())
+		// Killed when it has moved some of the files.
+		goal := 1 + random.IntN(500)
+		for moved := 0; moved < goal && cmd.ProcessState == nil; {
+			found, _ := filepath.Glob(filepath.Join(b.base, ".nix-sandbox-mcp-*", "old*"))
+			placed, _ := filepath.Glob(filepath.Join(b.base, "new", "*", "file"))
+			moved = len(found) + len(placed)
+			if _, err := os.Stat(filepath.Join(b.base, "new", "99", "file")); err == nil {
+				break
+			}
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if now := files(t, b.base); !cmp.Equal(now, before) && !cmp.Equal(now, after) {
+			half++
+		}
+		must.Get(changes.Apply(t.Context(), entry, nil))(t)
+		if diff := cmp.Diff(after, files(t, b.base)); diff != "" {
+			t.Fatalf("applied again: %s", diff)
+		}
+		// Back to the beginning.
+		must.Do(t, os.RemoveAll(filepath.Join(b.base, "new")))
+		must.Do(t, os.Remove(filepath.Join(b.base, "folder")))
+		for name, text := range before {
+			must.Do(t, os.MkdirAll(filepath.Dir(filepath.Join(b.base, name)), 0o755))
+			must.Do(t, os.WriteFile(filepath.Join(b.base, name), []byte(strings.TrimPrefix(text, "file false ")), 0o644))
+		}
+	}
+	t.Logf("%d of 5 were killed half way", half)
+	if half == 0 {
+		t.Error("none was killed half way")
 	}
 }
 

@@ -344,6 +344,9 @@ func applyChanges(ctx context.Context, std streams, entry *changes.Entry, paths 
 	case err != nil:
 		return err
 	}
+	if applied.Recovered {
+		fmt.Fprintln(log, "an earlier apply had been killed, and was undone first")
+	}
 	for _, file := range applied.Skipped {
 		fmt.Fprintf(log, "skipped: %s: %s\n", gitpatch.Quote(file.Path), plain(file.Reason))
 	}
