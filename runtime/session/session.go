@@ -34,6 +34,9 @@ const (
 	// sessionGrace is the time between interrupt and kill in a session, where
 	// a kill loses the state.
 	sessionGrace = 2 * time.Second
+	// saveDelay is how long a save waits where no other call does: it takes a processor,
+	// and the answer goes first.
+	saveDelay = time.Millisecond
 	// maxEnded bounds the ended sessions that are remembered, to tell the next
 	// call why it begins anew.
 	maxEnded = 1024
@@ -172,6 +175,9 @@ func (m *Manager) release(s *session, turn chan struct{}) {
 	defer m.mu.Unlock()
 	if s.queue[0] == turn && !isClosed(m.closed) {
 		if saves := m.takeSaves(s); len(saves) > 0 {
+			if len(s.queue) == 1 {
+				saves = slices.Insert(saves, 0, func() { time.Sleep(saveDelay) })
+			}
 			m.saves.Go(func() {
 				for _, save := range saves {
 					save()

@@ -206,7 +206,6 @@ func TestChanges_ApplyRefuses(t *testing.T) {
 		echo > .envrc && echo >> flake.nix && ln -s ../../outside leaves && ln -s words.py stays && echo plain > plain && echo '# seen' >> words.py; echo done`), "done\n")
 	c.CloseInput()
 	c.Wait(patience.Long)
-	before := tree(t, project)
 	_, errs, status := changesCommand(t, state, "s", "--apply")
 	for _, want := range []string{".github/workflows/ci.yml: a program", "sub/.claude/settings.json: a program", ".envrc: a program", "flake.nix: a program", "leaves: it is a link to ../../outside", "5 files cannot be applied, and nothing was changed", "hint: "} {
 		if status != 1 || !strings.Contains(errs, want) {
@@ -214,7 +213,7 @@ func TestChanges_ApplyRefuses(t *testing.T) {
 		}
 	}
 	must.Do(t, os.WriteFile(filepath.Join(project, "words.py"), []byte("changed on the host\n"), 0o644))
-	before = tree(t, project)
+	before := tree(t, project)
 	if _, errs, status := changesCommand(t, state, "s", "--apply", "."); status != 1 || !strings.Contains(errs, "words.py: it has changed in the project") {
 		t.Errorf("a file that changed: status %d:\n%s", status, errs)
 	}

@@ -132,6 +132,9 @@ func listChanges(w io.Writer, entries []*changes.Entry, asJSON bool) error {
 			name = entry.ID
 		}
 		named[entry.Session] = true
+		if entry.Principal != "" {
+			name = entry.ID + " of " + entry.Principal
+		}
 		fmt.Fprintf(table, "%s\t%s\t%s\t%d\t+%d -%d\t%s\n", plain(name), plain(entry.Env), age(time.Since(entry.Updated)),
 			entry.Summary.Files(), entry.Summary.Lines.Added, entry.Summary.Lines.Deleted, plain(entry.Project))
 	}
