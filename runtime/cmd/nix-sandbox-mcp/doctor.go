@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os/signal"
 	"slices"
 	"syscall"
@@ -51,11 +53,7 @@ something that sandboxes need is missing.`,
 func examine(ctx context.Context) doctor.Report {
 	settings, set, err := survey()
 	if err != nil {
-		wrong := doctor.Finding{Name: "configuration", Needed: true, Found: err.Error()}
-		var mistake *config.Error
-		if errors.As(err, &mistake) {
-			wrong.Fix = mistake.Hint
-		}
+		wrong := finding("configuration", err)
 		report := doctor.Examine(ctx, doctor.Subject{})
 		report.Findings = slices.Insert(report.Findings, 0, wrong)
 		return report
@@ -65,5 +63,52 @@ func examine(ctx context.Context) doctor.Report {
 		subject.Environments = append(subject.Environments, set.Environments[name])
 	}
 	subject.Environments = append(subject.Environments, registry.New(set).Now().AllDerived()...)
-	return doctor.Examine(ctx, subject)
+	report := doctor.Examine(ctx, subject)
+	report.Findings = append(report.Findings, httpFindings(settings, set.Serve)...)
+	return report
+}
+
+// httpFindings is what a server for many needs, where one is configured.
+func httpFindings(settings config.Config, serve *registry.Serve) []doctor.Finding {
+	if serve == nil {
+		return nil
+	}
+	tokens, address := cmp.Or(settings.TokenFile, serve.TokenFile), cmp.Or(settings.HTTP, serve.Listen)
+	if tokens == "" && settings.HTTP == "" && serve.Proxy == nil && serve.OAuth == nil {
+		return nil
+	}
+	f := &front{serve: serve}
+	callers := finding("callers", f.readCallers(tokens))
+	if callers.OK {
+		callers.Found = f.callers()
+	}
+	findings := []doctor.Finding{callers}
+	// Whether a socket can be had is not known without making it.
+	if _, _, err := net.SplitHostPort(address); err != nil {
+		return findings
+	}
+	listener, err := listen(address, len(f.chain) > 0)
+	at := finding("address", err)
+	if at.OK {
+		at.Found = address + " is free"
+		listener.Close()
+	} else if errors.Is(err, syscall.EADDRINUSE) {
+		at.Found, at.Fix = address+" is in use", "leave it so if the server listens there; otherwise end what does, or choose another address"
+	}
+	// A server that runs has it.
+	at.Needed = !errors.Is(err, syscall.EADDRINUSE)
+	return append(findings, at)
+}
+
+// finding is what an error says about something that is needed.
+func finding(name string, err error) doctor.Finding {
+	f := doctor.Finding{Name: name, OK: err == nil, Needed: true}
+	if err != nil {
+		f.Found = err.Error()
+	}
+	var mistake *config.Error
+	if errors.As(err, &mistake) {
+		f.Fix = mistake.Hint
+	}
+	return f
 }

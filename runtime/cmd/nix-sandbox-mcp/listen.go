@@ -251,11 +251,20 @@ func listenUnix(path string) (net.Listener, error) {
 // isRefused reports whether nobody listens at an address.
 func isRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
-// cannotListen is the error of an address that is not to be had.
+// listenError reports an address that is not to be had.
+type listenError struct {
+	wrong *config.Error
+	cause error
+}
+
+func (e *listenError) Error() string   { return e.wrong.Error() }
+func (e *listenError) Unwrap() []error { return []error{e.wrong, e.cause} }
+
+// cannotListen returns the error of an address.
 func cannotListen(address string, err error) error {
 	var call *os.SyscallError
 	if errors.As(err, &call) {
 		err = call.Err
 	}
-	return &config.Error{Problem: fmt.Sprintf("listen at %s: %v", address, err), Hint: "end what listens there, or choose another address"}
+	return &listenError{&config.Error{Problem: fmt.Sprintf("listen at %s: %v", address, err), Hint: "end what listens there, or choose another address"}, err}
 }
