@@ -31,6 +31,9 @@ const FoldersVariable = "NIX_SANDBOX_CDI"
 // maxMounts bounds the mounts of a sandbox: each costs its start time.
 const maxMounts = 512
 
+// maxFlags bounds the other arguments for bubblewrap, which takes 9000 in all.
+const maxFlags = 6000
+
 // Finder finds devices of this machine. It is a [jail.DeviceFinder].
 type Finder struct {
 	// Folders is the value of [FoldersVariable].
@@ -161,6 +164,12 @@ func (p *planner) addAll(edits *cdi.Edits, nodes []string) error {
 	p.addVariables(edits.Variables)
 	p.addGroups(edits.Groups)
 	p.finish()
+	if count := len(p.plan.Before) + len(p.plan.After); count > maxFlags {
+		return &jail.Refusal{
+			Problem: fmt.Sprintf("the links and variables of this sandbox's devices are %d arguments of bubblewrap, and it takes at most %d", count, maxFlags),
+			Hint:    "name fewer devices, or have fewer packages in an environment whose devices bring programs",
+		}
+	}
 	return nil
 }
 

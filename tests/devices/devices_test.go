@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -471,6 +472,20 @@ func TestDevices_MissingOnes(t *testing.T) {
 		} else if status != 125 || out != "" || !strings.HasPrefix(errs, "nix-sandbox-jail: "+test.want) {
 			t.Errorf("%q: %q, %q, status %d, want %q", test.devices, out, errs, status, test.want)
 		}
+	}
+	// Bubblewrap would refuse so many arguments without saying why.
+	hooks := ""
+	for i := range 6 {
+		hooks += "{hookName: createContainer, path: /hook, args: [hook, create-symlinks"
+		for link := range 500 {
+			hooks += fmt.Sprintf(", --link, a::/opt/%d/%d", i, link)
+		}
+		hooks += "]}, "
+	}
+	m.specification("many.yaml", "cdiVersion: 1.0.0\nkind: vendor.example/many\ndevices: [{name: a, containerEdits: {hooks: ["+hooks+"]}}]\n")
+	_, errs, status := m.start(m.sandbox("run", []string{"vendor.example/many=a"}, nil), "print('started')")
+	if status != 125 || !strings.Contains(errs, "the links and variables of this sandbox's devices are 9") {
+		t.Errorf("many links: %q, status %d", errs, status)
 	}
 	// A terminal is had where the operator says so.
 	m.specification("terminal.yaml", "cdiVersion: 1.0.0\nkind: vendor.example/terminal\ndevices: [{name: a, containerEdits: {deviceNodes: [{path: /dev/gpu, hostPath: /dev/ptmx}]}}]\n")
