@@ -62,6 +62,8 @@ type Errors struct {
 	Command *regexp.Regexp // a command of a shell
 	Program *regexp.Regexp // a program that code tried to start
 	Input   *regexp.Regexp // stdin is empty
+	// Install is what code, and not an error, has where it would install a package.
+	Install *regexp.Regexp
 }
 
 // Bounds of the fields of a language.
@@ -114,6 +116,7 @@ func (r *reader) language(field, kindOf string) *Language {
 			Command: errs.pattern("command"),
 			Program: errs.pattern("program"),
 			Input:   errs.pattern("input"),
+			Install: errs.pattern("install"),
 		},
 	}
 	if fields.err == nil {

@@ -70,6 +70,9 @@ func (l listing) hint(a answer) string {
 	_, syntax := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Syntax })
 	_, input := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Input })
 	alone := a.call.Session == "" && env.Sessions()
+	if text := installable(env, code); text != "" {
+		return text
+	}
 	for _, hint := range hintsOf(env.Language) {
 		if text, applies := l.apply(hint, code, problem); applies {
 			if env.Network != nil {

@@ -145,6 +145,19 @@ func addable(env registry.Environment, name string, find func(*registry.OnDemand
 	return fmt.Sprintf("env \"%s\" has %s", with, name)
 }
 
+// installable is the hint for code that would install a package, where a call may add
+// it; empty otherwise.
+func installable(env registry.Environment, code string) string {
+	if env.OnDemand == nil || env.Language == nil || env.Language.Errors.Install == nil {
+		return ""
+	}
+	name := first(env.Language.Errors.Install.FindStringSubmatch(code))
+	if text := addable(env, name, (*registry.OnDemand).Module); text != "" {
+		return text
+	}
+	return addable(env, name, (*registry.OnDemand).Program)
+}
+
 // Bounds of what the description says of packages, in bytes: of all of it, which with
 // the pattern of env is 110, and of the names in it.
 const (

@@ -219,6 +219,22 @@ func TestPackages_Hints(t *testing.T) {
 	}
 }
 
+// Code that would install a package is told where it is.
+func TestPackages_HintsForInstallers(t *testing.T) {
+	l := describing(registry.New(allowing(t)), Project{}).list()
+	for _, test := range []struct{ env, code, want string }{
+		{"python", "!pip install -q pandas", `env "python+pandas" has pandas`},
+		{"python", "pip install scikit_learn", `env "python+scikit-learn" has scikit_learn`},
+		{"python", "pip install torch", ""},
+		{"bash", "set -e\napt-get update && apt-get install -y jq", `env "bash+jq" has jq`},
+		{"node", "npm install jq", ""},
+	} {
+		if got := installable(l.Ready()[test.env], test.code); got != test.want {
+			t.Errorf("%s: %q, want %q", test.code, got, test.want)
+		}
+	}
+}
+
 // What the option costs of the model's context, and that it costs nothing where it is
 // not used.
 func TestPackages_ContextCost(t *testing.T) {
