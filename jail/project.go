@@ -39,10 +39,16 @@ type Request struct {
 	devices *DevicePlan
 	// logs says that standard error is a log, and not the code's own.
 	logs bool
+	// CodeGroup is the descriptor of a control group for the code; 0 where there is none.
+	CodeGroup int
+	// StartFactor is how many times longer than usual an interpreter may take to load;
+	// 0 is 1.
+	StartFactor int
 }
 
 // ReadRequest finds what the caller asks for in environment variables, by get, each
-// of which may be empty: PROJECT_DIR, PROJECT_MOUNT, NIX_SANDBOX_INBOX, NIX_SANDBOX_WORKSPACE and NIX_SANDBOX_UPPER.
+// of which may be empty: PROJECT_DIR, PROJECT_MOUNT, PROJECT_MODE, NIX_SANDBOX_INBOX,
+// NIX_SANDBOX_WORKSPACE, NIX_SANDBOX_UPPER, NIX_SANDBOX_CODE_GROUP and NIX_SANDBOX_START_FACTOR.
 func (s *Spec) ReadRequest(get func(string) string) (Request, error) {
 	project, err := s.readProject(get(projectVariable), get("PROJECT_MOUNT"), get("PROJECT_MODE"))
 	if err != nil {
@@ -60,7 +66,13 @@ func (s *Spec) ReadRequest(get func(string) string) (Request, error) {
 	if request.Workspace, err = s.readWorkspace(get(workspaceVariable)); err != nil {
 		return request, err
 	}
-	request.Upper, err = readUpper(get(upperVariable), project)
+	if request.Upper, err = readUpper(get(upperVariable), project); err != nil {
+		return request, err
+	}
+	if request.CodeGroup, err = readCodeGroup(get(codeGroupVariable)); err != nil {
+		return request, err
+	}
+	request.StartFactor, err = readStartFactor(get(startFactorVariable))
 	return request, err
 }
 

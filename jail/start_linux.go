@@ -24,6 +24,9 @@ func (s *Spec) Start(request Request, events int) error {
 	if err := closeOnExec(); err != nil {
 		return err
 	}
+	if err := inherit(request.CodeGroup); err != nil {
+		return err
+	}
 	// Keyrings and mounts belong to a thread, and only the thread that calls
 	// execve stays.
 	runtime.LockOSThread()
@@ -115,7 +118,7 @@ func (s *Spec) Start(request Request, events int) error {
 	}
 	args := append([]string{
 		s.Bubblewrap, "--args", strconv.Itoa(flags), "--seccomp", strconv.Itoa(filter), "--",
-	}, s.command(request.Project)...)
+	}, s.command(request)...)
 	args = slices.Concat(upper, join, network.command(), args)
 	switch {
 	case outer != nil:
@@ -220,13 +223,23 @@ func (s *Spec) plan(request Request, more ...string) (outer, inside []string) {
 	return outer, append(inside, s.Seal...)
 }
 
-// command returns the first process and its arguments, with the option for the
-// layer if there is one.
-func (s *Spec) command(project Project) []string {
-	if !project.Overlay {
+// command returns the first process and its arguments, with the options for the
+// layer, the code's control group and a slow machine where there are such.
+func (s *Spec) command(request Request) []string {
+	var options []string
+	if request.Project.Overlay {
+		options = append(options, s.Overlay.Option, request.Project.Mount)
+	}
+	if request.CodeGroup != 0 {
+		options = append(options, codeGroupOption, strconv.Itoa(request.CodeGroup))
+	}
+	if request.StartFactor != 0 {
+		options = append(options, startFactorOption, strconv.Itoa(request.StartFactor))
+	}
+	if options == nil {
 		return s.Command
 	}
-	return slices.Concat(s.Command[:2], []string{s.Overlay.Option, project.Mount}, s.Command[2:])
+	return slices.Concat(s.Command[:2], options, s.Command[2:])
 }
 
 // terminated returns arguments, each with a zero byte after it.

@@ -57,7 +57,7 @@ func TestArgumentsWithALayer(t *testing.T) {
 		t.Error(diff)
 	}
 	wantCommand := []string{"/nix/store/a/bin/agent", "run", "--layer", "/project"}
-	if diff := cmp.Diff(wantCommand, spec.command(Project{Mount: "/project", Overlay: true})); diff != "" {
+	if diff := cmp.Diff(wantCommand, spec.command(Request{Project: Project{Mount: "/project", Overlay: true}})); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -21,8 +21,6 @@ import (
 )
 
 const (
-	// LoadTimeout is how long an interpreter may take to load its driver.
-	LoadTimeout = 15 * time.Second
 	// forever is the time of code without a limit.
 	forever = 10 * 365 * 24 * time.Hour
 	// settleTime is how long a driver may take to begin with code. A signal

@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -52,7 +53,16 @@ type Spec struct {
 	// a command runs code at once.
 	Limits  []limitkeeper.Rlimit
 	Limiter []string
+	// StartFactor is how many times longer than usual an interpreter may take to load;
+	// 0 is 1.
+	StartFactor int
 }
+
+// loadTimeout is how long an interpreter usually may take to load its driver.
+const loadTimeout = 15 * time.Second
+
+// LoadTimeout is how long this interpreter may take to load its driver.
+func (s *Spec) LoadTimeout() time.Duration { return loadTimeout * time.Duration(max(s.StartFactor, 1)) }
 
 // Sessions reports whether the interpreter can keep state.
 func (s *Spec) Sessions() bool { return s.Driver != nil }

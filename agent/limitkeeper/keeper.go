@@ -81,6 +81,7 @@ type Keeper struct {
 	folders []string
 	scanner *scanner
 	kernel  *kernelScanner
+	group   *Group // nil where there is none
 	busy    chan bool
 	still   int         // scans in a row that found nothing that had run
 	resting atomic.Bool // a scan would find what the last one has found; for tests
@@ -94,6 +95,22 @@ func New(limits Limits, folders ...string) (*Keeper, error) {
 		return nil, fmt.Errorf("prepare to scan the sandbox: %w", err)
 	}
 	return &Keeper{limits: limits, folders: folders, scanner: s, kernel: newKernelScanner(), busy: make(chan bool, 1)}, nil
+}
+
+// UseGroup has the keeper report what a control group enforces, too, and returns the
+// group, into which the caller moves the code. It is called before Run.
+func (k *Keeper) UseGroup(folder int) (*Group, error) {
+	group, err := OpenGroup(folder, k.limits)
+	k.group = group
+	return group, err
+}
+
+// Report calls crossed now if a control group has enforced a limit that Run has not
+// reported yet: a process that ended by SIGKILL may have been ended by the kernel.
+func (k *Keeper) Report(crossed func(Crossing)) {
+	if k != nil && k.group != nil {
+		k.group.report(crossed)
+	}
 }
 
 // Busy reports whether a call runs, from now on. It does not wait for the keeper.
@@ -117,6 +134,15 @@ func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 		return fmt.Errorf("prepare to scan the sandbox: %w", err)
 	}
 	defer alarm.close()
+	events := make(chan error, 1)
+	if k.group != nil {
+		ctx, stop := context.WithCancel(ctx)
+		go func() { events <- k.group.watch(ctx, crossed) }()
+		defer func() {
+			stop()
+			<-events
+		}()
+	}
 	var (
 		busy  bool
 		used  bool // a call has run
@@ -131,6 +157,9 @@ func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case err := <-events:
+			events <- nil
+			return err
 		case busy = <-k.busy:
 			used = true
 			// The agent has started a process, or may have.

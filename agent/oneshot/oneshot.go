@@ -77,6 +77,7 @@ func UnderLimits(ctx context.Context, table *process.Table, keeper *limitkeeper.
 	})
 	keeper.Busy(true)
 	status, err := run(ctx)
+	keeper.Report(func(c limitkeeper.Crossing) { crossing.Store(&c) })
 	stop(nil)
 	wg.Wait()
 	if c := crossing.Load(); c != nil {
@@ -104,7 +105,7 @@ func run(ctx context.Context, table *process.Table, spec interpreter.Spec, in io
 		}
 		defer try.Interpreter.Kill()
 		try.Process = try.Interpreter.Process
-		go func() { loaded <- attempt.Load(ctx, try.Interpreter, attempt.LoadTimeout) }()
+		go func() { loaded <- attempt.Load(ctx, try.Interpreter, spec.LoadTimeout()) }()
 	}
 	reading := make(chan source, 1)
 	go read(in, reading) // ends with the program where in does not

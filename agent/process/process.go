@@ -30,7 +30,12 @@ type Table struct {
 	signals chan os.Signal
 	spawns  chan func() // run by the thread that starts processes
 	err     error       // why that thread starts none
+	joins   func(pid int) error
 }
+
+// OnStart has a function called with the process id of each process that is started,
+// which then runs the first steps of its program. It is called before the first start.
+func (t *Table) OnStart(f func(pid int) error) { t.joins = f }
 
 // NewTable returns a Table, which reaps for as long as this process lives. A
 // process may have one Table.
@@ -141,6 +146,12 @@ func (t *Table) Start(c Command) (*Process, error) {
 	}
 	p := &Process{Pid: pid, table: t, done: make(chan struct{})}
 	t.live[pid] = p
+	if t.joins != nil {
+		if err := t.joins(pid); err != nil {
+			_ = unix.Kill(pid, unix.SIGKILL)
+			return nil, fmt.Errorf("start %s: %w", c.Path, err)
+		}
+	}
 	return p, nil
 }
 

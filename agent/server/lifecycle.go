@@ -98,7 +98,7 @@ func (e *executor) load(ctx context.Context, deadline time.Time) error {
 		if e.phase == ready {
 			return nil
 		}
-		err := attempt.Load(ctx, e.current, min(attempt.LoadTimeout, time.Until(deadline)))
+		err := attempt.Load(ctx, e.current, min(e.spec.LoadTimeout(), time.Until(deadline)))
 		if err == nil {
 			e.phase = ready
 			e.pings.settle(nil)
@@ -176,7 +176,7 @@ func (e *executor) warm(ctx context.Context) error {
 	}
 	try := attempt.Attempt{
 		Process: e.current.Process, Interpreter: e.current, Nonce: nonce,
-		Session: true, Deadline: attempt.Deadline(attempt.LoadTimeout),
+		Session: true, Deadline: attempt.Deadline(e.spec.LoadTimeout()),
 	}
 	end, err := try.Wait(ctx)
 	for _, s := range []*output.Stream{e.stdout, e.stderr} {

@@ -27,6 +27,7 @@ func (s *Server) crossed(c limitkeeper.Crossing) {
 // takeCrossing returns the limit that was crossed since it was last asked, which is
 // why the interpreter has ended, and keeps it for the next result.
 func (e *executor) takeCrossing() *limitkeeper.Crossing {
+	e.keeper.Report(func(c limitkeeper.Crossing) { e.crossing.Store(&c) })
 	c := e.crossing.Swap(nil)
 	if c != nil {
 		e.limit = &c.Limit

@@ -22,6 +22,8 @@ const (
 // options are the arguments before the interpreter's command line.
 type options struct {
 	limits limitkeeper.Limits // 0 is no limit
+	group  int                // the descriptor of the code's control group; 0 where there is none
+	factor int                // by how much an interpreter may take longer to load than usual
 	layer  string             // the folder of the project's overlay; empty where there is none
 	driver string             // the folder of the interpreter's driver; empty where there is none
 	pipe   bool               // the command reads its code from stdin
@@ -33,6 +35,8 @@ func parse(args []string) (o options, rest []string, err error) {
 	flags.SetOutput(io.Discard)
 	memory := flags.Int64("memory-mb", 0, "")
 	flags.IntVar(&o.limits.Tasks, "pids", 0, "")
+	flags.IntVar(&o.group, "group", 0, "")
+	flags.IntVar(&o.factor, "start-factor", 1, "")
 	flags.StringVar(&o.layer, "layer", "", "")
 	flags.StringVar(&o.driver, "driver", "", "")
 	flags.BoolVar(&o.pipe, "pipe", false, "")
@@ -43,6 +47,10 @@ func parse(args []string) (o options, rest []string, err error) {
 		return options{}, nil, fmt.Errorf("--memory-mb is %d, it must be from 0 to %d", *memory, maxMemory)
 	case o.limits.Tasks < 0 || o.limits.Tasks > maxTasks:
 		return options{}, nil, fmt.Errorf("--pids is %d, it must be from 0 to %d", o.limits.Tasks, maxTasks)
+	case o.factor < 1 || o.factor > 100:
+		return options{}, nil, fmt.Errorf("--start-factor is %d, it must be from 1 to 100", o.factor)
+	case o.group != 0 && o.group < 3:
+		return options{}, nil, fmt.Errorf("--group is %d, it must be a descriptor after the standard ones", o.group)
 	case o.driver != "" && o.pipe:
 		return options{}, nil, errors.New("--pipe is for a command without a driver: leave out one of --driver and --pipe")
 	}

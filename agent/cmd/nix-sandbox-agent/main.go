@@ -25,7 +25,9 @@
 // runs in the sandbox together. They need an agent that is the first process of
 // its pid namespace, because only then the sandbox can be told from the rest of
 // the machine. --layer FOLDER among them names an overlay whose upper layer is in
-// memory and counts too.
+// memory and counts too. --group FD is a descriptor of a control group in which the
+// code is started, and whose limits are the same. --start-factor N gives interpreters
+// N times as long to load.
 package main
 
 import (
@@ -87,7 +89,7 @@ func fail(err error) {
 }
 
 func agent(args []string) (status int, err error) {
-	const usage = "usage: nix-sandbox-agent run|serve|attach [--memory-mb MIB] [--pids N] [--layer FOLDER] [--driver FOLDER | --pipe] COMMAND..."
+	const usage = "usage: nix-sandbox-agent run|serve|attach [--memory-mb MIB] [--pids N] [--group FD] [--start-factor N] [--layer FOLDER] [--driver FOLDER | --pipe] COMMAND..."
 	if len(args) == 0 {
 		return 0, fmt.Errorf("no arguments; %s", usage)
 	}
@@ -104,7 +106,7 @@ func agent(args []string) (status int, err error) {
 	case len(command) == 0:
 		return 0, fmt.Errorf("no command; %s", usage)
 	}
-	spec := interpreter.Spec{Command: command, Pipe: options.pipe, Root: workspace(), Env: os.Environ()}
+	spec := interpreter.Spec{Command: command, Pipe: options.pipe, StartFactor: options.factor, Root: workspace(), Env: os.Environ()}
 	if options.driver != "" {
 		if spec.Driver, err = driver.Load(options.driver); err != nil {
 			return 0, err
@@ -126,6 +128,7 @@ func agent(args []string) (status int, err error) {
 		return 0, fmt.Errorf("it is process %d and not the first of a sandbox, which alone it can hold to limits", os.Getpid())
 	}
 	var keeper *limitkeeper.Keeper
+	var group *limitkeeper.Group
 	if first && limits != (limitkeeper.Limits{}) {
 		folders := []string{spec.Root, "/tmp", "/dev/shm"}
 		if options.layer != "" {
@@ -134,12 +137,23 @@ func agent(args []string) (status int, err error) {
 		if keeper, err = limitkeeper.New(limits, folders...); err != nil {
 			return 0, err
 		}
-		spec.Limits = limitkeeper.Rlimits(limits)
-		if spec.Limiter, err = limiter(limits); err != nil {
+		each := limits
+		if options.group != 0 {
+			if group, err = keeper.UseGroup(options.group); err != nil {
+				return 0, err
+			}
+			// The group refuses the process that is too many, and says so.
+			each.Tasks = 0
+		}
+		spec.Limits = limitkeeper.Rlimits(each)
+		if spec.Limiter, err = limiter(each); err != nil {
 			return 0, err
 		}
 	}
 	table := process.NewTable()
+	if group != nil {
+		table.OnStart(group.Join)
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	if mode == "attach" {

@@ -1,0 +1,90 @@
+package limitkeeper
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+)
+
+// group makes a folder with the files of a control group. That the kernel writes to
+// them as this test does is shown by tests/backends.
+func group(t *testing.T) (g *Group, set func(killed, refused int)) {
+	t.Helper()
+	folder := t.TempDir()
+	set = func(killed, refused int) {
+		must.Write(t, filepath.Join(folder, "memory.events"), fmt.Sprintf("low 0\nhigh 0\nmax 9\noom %d\noom_kill %d\noom_group_kill 1\n", killed, killed), 0o600)
+		must.Write(t, filepath.Join(folder, "pids.events"), fmt.Sprintf("max %d\n", refused), 0o600)
+	}
+	set(3, 4)
+	must.Write(t, filepath.Join(folder, "memory.stat"), "anon 1\nshmem_thp 7\nshmem 4096\n", 0o600)
+	must.Write(t, filepath.Join(folder, "cgroup.procs"), "", 0o600)
+	fd := must.Get(unix.Open(folder, unix.O_DIRECTORY|unix.O_RDONLY, 0))(t)
+	g = must.Get(OpenGroup(fd, Limits{Memory: 64 << 20, Tasks: 20}))(t)
+	return g, set
+}
+
+func TestGroup_ReportsEachCrossingOnce(t *testing.T) {
+	g, set := group(t)
+	var got []Crossing
+	take := func() { g.report(func(c Crossing) { got = append(got, c) }) }
+	take()
+	set(4, 4)
+	take()
+	take()
+	set(4, 9)
+	take()
+	set(5, 10)
+	take()
+	take()
+	want := []frame.Limit{
+		{Name: frame.Memory, Value: 64, Used: 65}, {Name: frame.PIDs, Value: 20, Used: 21}, {Name: frame.Memory, Value: 64, Used: 65},
+	}
+	if len(got) != len(want) {
+		t.Fatalf("it reports %+v, want %d crossings", got, len(want))
+	}
+	for i, c := range got {
+		if c.Limit != want[i] || c.Usage.Files != 4096 {
+			t.Errorf("crossing %d is %+v with %d bytes in files", i, c.Limit, c.Usage.Files)
+		}
+	}
+}
+
+// What code tries until it has been killed is not the next call's.
+func TestGroup_ForgetsWhatTheReportEnded(t *testing.T) {
+	g, set := group(t)
+	set(3, 5)
+	reported := 0
+	for range 2 {
+		g.report(func(Crossing) {
+			reported++
+			set(3, 500) // until it is killed
+		})
+	}
+	if reported != 1 {
+		t.Errorf("it reports %d crossings, want 1", reported)
+	}
+}
+
+func TestGroup_MovesProcesses(t *testing.T) {
+	g, _ := group(t)
+	must.Do(t, g.Join(4321))
+	if text := string(must.Get(os.ReadFile(fmt.Sprintf("/proc/self/fd/%d/cgroup.procs", g.folder)))(t)); text != "4321" {
+		t.Errorf("cgroup.procs got %q", text)
+	}
+}
+
+func TestGroup_WatchEnds(t *testing.T) {
+	g, set := group(t)
+	set(4, 4)
+	ctx, stop := context.WithCancel(t.Context())
+	if err := g.watch(ctx, func(Crossing) { stop() }); err != nil {
+		t.Error(err)
+	}
+}
