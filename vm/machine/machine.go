@@ -263,7 +263,7 @@ func (m *Machine) Ask(request protocol.Request) error {
 
 // Run starts a program of the image in the machine.
 func (m *Machine) Run(program string, environ []string) error {
-	return m.Ask(protocol.Request{Do: protocol.Start, Program: program, Environ: environ, Now: time.Now().UnixNano()})
+	return m.Ask(protocol.Request{Do: protocol.Start, Program: program, Environ: environ, StartFactor: m.Accelerator.StartFactor(), Now: time.Now().UnixNano()})
 }
 
 // follow reads the control port. What makes no sense ends it.

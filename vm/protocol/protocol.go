@@ -58,6 +58,8 @@ type Request struct {
 	// environment variables, NAME=VALUE.
 	Program string   `json:"program,omitempty"`
 	Environ []string `json:"environ,omitempty"`
+	// StartFactor is how many times longer than usual a start may take.
+	StartFactor int `json:"start_factor,omitempty"`
 	// Now is the time of the host, in nanoseconds since 1970.
 	Now int64 `json:"now,omitempty"`
 }

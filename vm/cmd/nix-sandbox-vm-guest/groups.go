@@ -18,39 +18,61 @@ const cgroups = "/sys/fs/cgroup"
 type groups struct {
 	sandbox string
 	agent   *os.File
+	code    *os.File
 }
 
 // What a jail and its agent need on top of what the code may have.
 const (
-	ownMemory = 32 << 20 // bytes
-	ownTasks  = 32
+	ownMemory = 64 << 20 // bytes
+	ownTasks  = 64
 )
 
-// makeGroups makes the control groups. The limit keeper of the agent acts before
-// these limits, which end what it misses.
+// makeGroups makes the control groups. That of the code has exactly its limits: the
+// kernel enforces them at once, however busy the machine is, and the agent reads there
+// that it did. The agent gets the processor before the code whenever it wants it.
 func makeGroups(spec protocol.Spec) (*groups, error) {
 	g := &groups{sandbox: filepath.Join(cgroups, "sandbox")}
-	agent := filepath.Join(g.sandbox, "agent")
-	for _, folder := range []string{g.sandbox, agent} {
-		const controllers = "+cpu +memory +pids"
-		if err := set(filepath.Dir(folder), "cgroup.subtree_control", controllers); err != nil {
+	agent, code := filepath.Join(g.sandbox, "agent"), filepath.Join(g.sandbox, "code")
+	const controllers = "+cpu +memory +pids"
+	for _, parent := range []string{cgroups, g.sandbox} {
+		if parent != cgroups {
+			if err := os.Mkdir(parent, 0o755); err != nil {
+				return nil, err
+			}
+		}
+		if err := set(parent, "cgroup.subtree_control", controllers); err != nil {
 			return nil, err
 		}
+	}
+	for _, folder := range []string{agent, code} {
 		if err := os.Mkdir(folder, 0o755); err != nil {
 			return nil, err
 		}
 	}
-	for file, value := range map[string]string{
-		"memory.max":       strconv.FormatInt(spec.MemoryMB<<20+ownMemory, 10),
-		"memory.oom.group": "0",
-		"pids.max":         strconv.Itoa(spec.PIDs + ownTasks),
+	for _, s := range []struct{ folder, file, value string }{
+		{g.sandbox, "memory.max", strconv.FormatInt(spec.MemoryMB<<20+ownMemory, 10)},
+		{g.sandbox, "pids.max", strconv.Itoa(spec.PIDs + ownTasks)},
+		{agent, "cpu.weight", "10000"},
+		{code, "cpu.weight", "100"},
+		{code, "memory.max", strconv.FormatInt(spec.MemoryMB<<20, 10)},
+		{code, "memory.oom.group", "1"},
+		{code, "pids.max", strconv.Itoa(spec.PIDs)},
 	} {
-		if err := set(g.sandbox, file, value); err != nil {
+		if err := set(s.folder, s.file, s.value); err != nil {
+			return nil, err
+		}
+	}
+	// The agent moves what it starts from its own group into the one of the code.
+	for _, folder := range []string{g.sandbox, agent, code} {
+		if err := os.Chown(filepath.Join(folder, "cgroup.procs"), protocol.User, protocol.User); err != nil {
 			return nil, err
 		}
 	}
 	var err error
-	g.agent, err = os.Open(agent)
+	if g.agent, err = os.Open(agent); err != nil {
+		return nil, err
+	}
+	g.code, err = os.Open(code)
 	return g, err
 }
 

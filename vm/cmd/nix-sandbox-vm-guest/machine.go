@@ -10,12 +10,20 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/protocol"
+)
+
+// Variables of the launcher of the jail (package jail): the descriptor of the code's
+// control group, and by how much an interpreter may take longer to load.
+const (
+	codeGroupVariable   = "NIX_SANDBOX_CODE_GROUP"
+	startFactorVariable = "NIX_SANDBOX_START_FACTOR"
 )
 
 // machine is the state of the first process.
@@ -102,8 +110,8 @@ func (m *machine) start(request protocol.Request) error {
 	}
 	pid, err := syscall.ForkExec(program, []string{program}, &syscall.ProcAttr{
 		Dir:   "/",
-		Env:   request.Environ,
-		Files: []uintptr{theirs[0].Fd(), theirs[1].Fd(), theirs[2].Fd()},
+		Env:   append(request.Environ, codeGroupVariable+"=3", startFactorVariable+"="+strconv.Itoa(max(request.StartFactor, 1))),
+		Files: []uintptr{theirs[0].Fd(), theirs[1].Fd(), theirs[2].Fd(), m.groups.code.Fd()},
 		Sys: &syscall.SysProcAttr{
 			Setsid:      true,
 			Credential:  &syscall.Credential{Uid: protocol.User, Gid: protocol.User},
