@@ -14,20 +14,11 @@ import (
 type Child struct {
 	// Args follow the command of the description.
 	Args []string
-	// Files are the descriptors of the command from 3 on. The command has no
-	// others but standard error; the caller closes its own.
+	// Files are the descriptors of the command from 3 on; nil is a closed one. The
+	// command has no others but standard error. The caller closes its own.
 	Files []*os.File
-	// Binds are more files that the sandbox sees, read-only, by an open descriptor,
-	// so that the user of the sandbox need not reach their paths.
-	Binds []FileBind
 	// Stderr is the standard error of the command, and of bubblewrap.
 	Stderr *os.File
-}
-
-// FileBind is an open file that the sandbox sees at a path, read-only.
-type FileBind struct {
-	From *os.File
-	To   string
 }
 
 // StartChild starts the sandbox as a child of this process, which goes on. The
@@ -69,17 +60,15 @@ func (s *Spec) StartChild(child Child) (*os.Process, error) {
 	defer null.Close()
 	files := []uintptr{null.Fd(), null.Fd(), child.Stderr.Fd()}
 	for _, file := range child.Files {
-		files = append(files, file.Fd())
+		fd := ^uintptr(0)
+		if file != nil {
+			fd = file.Fd()
+		}
+		files = append(files, fd)
 	}
 	// Bubblewrap closes the descriptors that its options name before it starts the
 	// command.
 	_, inside := s.plan(Request{})
-	var binds []string
-	for _, bind := range child.Binds {
-		binds = append(binds, "--ro-bind-fd", strconv.Itoa(len(files)), bind.To)
-		files = append(files, bind.From.Fd())
-	}
-	inside = append(slices.Clone(inside[:len(inside)-len(s.Seal)]), append(binds, s.Seal...)...)
 	flags, err := memfile("flags", terminated(inside))
 	if err != nil {
 		return nil, err

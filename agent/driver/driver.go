@@ -47,6 +47,10 @@ type Driver struct {
 	// Warm is code that does what a small call does, once, before the first one.
 	// It leaves nothing behind but a line of output.
 	Warm string `json:"warm"`
+	// Reseed is code that gives the random numbers of the interpreter another seed, where
+	// it keeps one. It runs in copies of an interpreter, before any other code, and leaves
+	// nothing behind.
+	Reseed string `json:"reseed"`
 	// RefusesNUL says that the interpreter cannot read code with a NUL byte.
 	RefusesNUL bool `json:"refuses_nul"`
 	// RepeatInterrupt says that SIGINT may be sent again to code that goes on.

@@ -9,6 +9,7 @@ const (
 	Save      = "save"      // ID, Full, Next: a part of a copy of what has changed under /workspace
 	Restore   = "restore"   // ID, Contents, Last: a part of such a copy to write, before the first execute
 	Ping      = "ping"      // ID; answered when the interpreter is loaded
+	Reseed    = "reseed"    // ID: the sandbox is a copy of another; before the first execute
 )
 
 // Types of a [Request] to an agent that connects one program to the user, and
@@ -29,6 +30,7 @@ const (
 	Part     = "part"     // ID, Contents, Copied; the answer to save
 	Restored = "restored" // ID; the answer to restore
 	Pong     = "pong"     // ID, Size: the memory in use, where there are limits
+	Reseeded = "reseeded" // ID; the answer to reseed
 	Error    = "error"    // ID where it answers a request; Message
 )
 

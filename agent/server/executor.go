@@ -119,6 +119,9 @@ func (e *executor) do(ctx context.Context, t task) error {
 	if t.files != nil {
 		return e.out.Write(e.answerFiles(t.files))
 	}
+	if t.reseed != nil {
+		return e.reseed(ctx, t.reseed)
+	}
 	if !e.take(t.call) {
 		return nil
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/attempt"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/output"
 )
@@ -170,7 +171,32 @@ func (e *executor) warm(ctx context.Context) error {
 	if !e.pings.pending() || e.number > 0 || len(e.queue) > 0 {
 		return nil
 	}
-	nonce, err := e.current.Run(e.spec.Driver.Warm, 0, false)
+	return e.prepare(ctx, e.spec.Driver.Warm)
+}
+
+// reseed answers a request to give the interpreter other random numbers than those of
+// the interpreter that it is a copy of. One that has none is started anew.
+func (e *executor) reseed(ctx context.Context, req *frame.Request) error {
+	if e.phase == ready {
+		err := errors.New("it has no code for that")
+		if e.spec.Driver.Reseed != "" {
+			err = e.prepare(ctx, e.spec.Driver.Reseed)
+		}
+		if err != nil {
+			e.logf("the interpreter is started anew, because it cannot be reseeded: %v", err)
+			if err := e.kill(); err != nil {
+				return err
+			}
+			_ = e.start(nil) // the first call tries again
+		}
+	}
+	return e.out.Write(frame.Reply{Type: frame.Reseeded, ID: req.ID})
+}
+
+// prepare runs code of the driver's own, which is no call, in an interpreter that is
+// ready.
+func (e *executor) prepare(ctx context.Context, code string) error {
+	nonce, err := e.current.Run(code, 0, false)
 	if err != nil {
 		return err
 	}

@@ -22,6 +22,7 @@ type task struct {
 	call      *call
 	configure *frame.Request
 	files     *frame.Request
+	reseed    *frame.Request
 }
 
 // call is an execute request.
@@ -66,6 +67,8 @@ func (s *Server) request(req frame.Request) error {
 			return s.out.Write(frame.Reply{Type: frame.Contents, ID: req.ID, Contents: contents, Size: size})
 		}
 		refusal = err
+	case frame.Reseed:
+		refusal = s.queueTask(task{reseed: &req})
 	case frame.Save, frame.Restore:
 		refusal = s.queueTask(task{files: &req})
 	default:

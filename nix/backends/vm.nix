@@ -85,6 +85,11 @@ let
           "--ro-bind"
           "${tree}/nix"
           "/nix"
+          # QEMU opens a descriptor that it was given once more, for the memory.
+          "--proc"
+          "/proc"
+          "--remount-ro"
+          "/proc"
           "--dev"
           "/dev"
           "--remount-ro"

@@ -154,6 +154,7 @@ let
     pname = "nix-sandbox-mcp-machine";
     folders = [
       "agent/bounded"
+      "agent/frame"
       "jail"
       "network/handover"
       "vm"

@@ -165,7 +165,7 @@ func TestMachine_HoldsCodeToItsLimits(t *testing.T) {
 		name, kind, code, says string
 		status                 int
 	}{
-		{"processes", "bash", ":(){ :|:& };:; wait; sleep 600", "pids", 137},
+		{"processes", "bash", ":(){ :|:& };:; wait; sleep 600", "processes", 137},
 		{"some processes", "bash", "for i in $(seq 20); do sleep 0.1 & done; wait; exit 3", "", 3},
 		{"memory", "python", "b = []\nwhile True: b.append(bytearray(1 << 20))", "memory", 137},
 		{"files", "bash", "head -c 200M /dev/zero > /tmp/a; head -c 200M /dev/zero > /dev/shm/b; head -c 200M /dev/zero > /workspace/c; exit 4", "memory", 137},

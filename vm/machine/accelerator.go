@@ -38,6 +38,11 @@ func (a Accelerator) upLimit() time.Duration {
 	return 110 * time.Second
 }
 
+// LoadLimit is how long an agent may take until its interpreter has loaded.
+func (a Accelerator) LoadLimit() time.Duration {
+	return 10 * time.Second * time.Duration(a.StartFactor())
+}
+
 const kvmDevice = "/dev/kvm"
 
 // Known is what this machine remembers of KVM until it restarts.
@@ -65,6 +70,12 @@ func (m Memory) Recall() (known Known, found bool) {
 	}
 	problem, _ := strings.CutPrefix(rest, "works")
 	return Known{Works: problem == "", Problem: problem}, true
+}
+
+// IsKnown reports whether a machine was started since the computer did.
+func (m Memory) IsKnown() bool {
+	_, found := m.Recall()
+	return found
 }
 
 // Remember keeps what a start showed.

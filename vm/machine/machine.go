@@ -3,6 +3,7 @@ package machine
 import (
 	"bufio"
 	"bytes"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,8 +22,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/protocol"
 )
 
-// The descriptors of QEMU, as the description's arguments name them. The device of KVM
-// follows.
+// The descriptors of QEMU, as the description's arguments name them, and those of the
+// machine's memory and of KVM, which not all machines have.
 const (
 	inputFD = 3 + iota
 	outputFD
@@ -30,6 +31,7 @@ const (
 	controlFD
 	qmpFD
 	consoleFD
+	memoryFD
 	kvmFD
 )
 
@@ -77,13 +79,44 @@ func (s *Spec) Start(memory Memory) (*Machine, error) {
 			}
 			return m, err
 		}
-		m, err = s.start(Emulated, nil)
+		m, err = s.start(Emulated, nil, origin{})
 		if err == nil { // what was wrong was KVM
 			_ = memory.Remember(Known{Problem: problem})
 		}
 		return m, err
 	}
-	return s.start(Emulated, nil)
+	return s.start(Emulated, nil, origin{})
+}
+
+// origin is what a machine begins with: nothing, an empty file for its memory, which
+// it is then saved with, or the memory and the state of one that was saved.
+type origin struct {
+	memory, state *os.File
+}
+
+// begin starts a machine from an origin, with an accelerator that is known to work.
+func (s *Spec) begin(accelerator Accelerator, from origin) (*Machine, error) {
+	var device *os.File
+	if accelerator == KVM {
+		var err error
+		if device, err = os.OpenFile(kvmDevice, os.O_RDWR, 0); err != nil {
+			return nil, err
+		}
+		defer device.Close()
+	}
+	return s.start(accelerator, device, from)
+}
+
+// StartSaveable starts a machine whose memory is a file, which has to be empty and
+// which QEMU's own user may write to.
+func (s *Spec) StartSaveable(accelerator Accelerator, memory *os.File) (*Machine, error) {
+	return s.begin(accelerator, origin{memory: memory})
+}
+
+// Restore starts a machine from what [Machine.Save] saved. It never changes these
+// files, and has time and random numbers of its own.
+func (s *Spec) Restore(accelerator Accelerator, memory, state *os.File) (*Machine, error) {
+	return s.begin(accelerator, origin{memory: memory, state: state})
 }
 
 // tryKVM starts a machine with KVM. Where that is what does not work, it returns the
@@ -98,7 +131,7 @@ func (s *Spec) tryKVM() (m *Machine, problem string, err error) {
 		return nil, fmt.Sprintf("%s cannot be opened: %v", kvmDevice, err), nil
 	}
 	defer device.Close()
-	m, err = s.start(KVM, device)
+	m, err = s.start(KVM, device, origin{})
 	var failed *failedError
 	if errors.As(err, &failed) {
 		return nil, "a machine with KVM does not come up: " + failed.reason, nil
@@ -116,30 +149,45 @@ func (e *failedError) Error() string {
 	return fmt.Sprintf("the virtual machine (%s) did not come up: %s", e.accelerator, e.reason)
 }
 
-// arguments are those of QEMU that the accelerator decides.
-func (s *Spec) arguments(accelerator Accelerator) ([]string, error) {
+// memoryPath is where QEMU finds the file of the machine's memory, whose own path it
+// could not reach.
+var memoryPath = "/proc/self/fd/" + strconv.Itoa(memoryFD)
+
+// arguments are those of QEMU that the accelerator and the origin decide.
+func (s *Spec) arguments(accelerator Accelerator, from origin) ([]string, error) {
+	board := []string{"-M", "microvm"}
+	if from.memory != nil {
+		board = []string{"-M", "microvm,memory-backend=memory", "-object", fmt.Sprintf("memory-backend-file,id=memory,size=%dM,mem-path=%s", s.MemoryMB, memoryPath)}
+		if from.state == nil {
+			board[3] += ",share=on"
+		} else {
+			// What the machine writes is its own.
+			board[3] += ",share=off,readonly=on,rom=off"
+			board = append(board, "-incoming", "defer")
+		}
+	}
 	if accelerator == KVM {
-		return []string{
-			"-M", "microvm", "-cpu", "host", "-append", s.Append,
-			"-add-fd", "fd=" + strconv.Itoa(kvmFD) + ",set=1", "-accel", "kvm,device=/dev/fdset/1",
-		}, nil
+		return append(board,
+			"-cpu", "host", "-append", s.Append,
+			"-add-fd", "fd="+strconv.Itoa(kvmFD)+",set=1", "-accel", "kvm,device=/dev/fdset/1",
+		), nil
 	}
 	rate, err := kilohertz()
 	if err != nil {
 		return nil, err
 	}
-	return []string{
-		"-M", "microvm", "-cpu", "max",
-		"-append", s.Append + " tsc=reliable tsc_early_khz=" + strconv.Itoa(rate),
-		"-accel", "tcg,tb-size=" + strconv.Itoa(translationsMB),
-	}, nil
+	return append(board,
+		"-cpu", "max",
+		"-append", s.Append+" tsc=reliable tsc_early_khz="+strconv.Itoa(rate),
+		"-accel", "tcg,tb-size="+strconv.Itoa(translationsMB),
+	), nil
 }
 
 // translationsMB bounds what an emulated machine keeps of translated code.
 const translationsMB = 64
 
-func (s *Spec) start(accelerator Accelerator, device *os.File) (_ *Machine, err error) {
-	arguments, err := s.arguments(accelerator)
+func (s *Spec) start(accelerator Accelerator, device *os.File, from origin) (_ *Machine, err error) {
+	arguments, err := s.arguments(accelerator, from)
 	if err != nil {
 		return nil, err
 	}
@@ -175,9 +223,7 @@ func (s *Spec) start(accelerator Accelerator, device *os.File) (_ *Machine, err 
 		}
 	}()
 	child.Files = slices.Clone(theirs)
-	if device != nil {
-		child.Files = append(child.Files, device)
-	}
+	child.Files = append(child.Files, from.memory, device) // nil is closed
 	errs, stderr, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -198,7 +244,7 @@ func (s *Spec) start(accelerator Accelerator, device *os.File) (_ *Machine, err 
 		_, _ = m.process.Wait()
 		close(m.Ended)
 	}()
-	if err := m.comeUp(); err != nil {
+	if err := m.comeUp(from.state); err != nil {
 		m.Close()
 		return nil, &failedError{accelerator, fmt.Sprintf("%v%s", err, m.lastWords())}
 	}
@@ -207,20 +253,25 @@ func (s *Spec) start(accelerator Accelerator, device *os.File) (_ *Machine, err 
 
 // comeUp waits until the machine answers. A machine whose processor fails stands
 // still, which QEMU reports as an event.
-func (m *Machine) comeUp() error {
+func (m *Machine) comeUp(state *os.File) error {
 	limit := time.NewTimer(m.Accelerator.upLimit())
 	defer limit.Stop()
-	greeted := make(chan error, 1)
-	go func() { greeted <- m.qmp.greet() }()
 	up := make(chan error, 1)
-	go func() { up <- m.Ask(protocol.Request{Do: protocol.Ping}) }()
+	go func() {
+		err := m.qmp.greet()
+		switch {
+		case err != nil:
+		case state == nil:
+			err = m.Ask(protocol.Request{Do: protocol.Ping})
+		default:
+			if err = m.qmp.restore(state, m.Accelerator.upLimit()); err == nil {
+				err = m.thaw()
+			}
+		}
+		up <- err
+	}()
 	for {
 		select {
-		case err := <-greeted:
-			if err != nil {
-				return err
-			}
-			greeted = nil
 		case err := <-up:
 			return err
 		case <-m.qmp.stopped:
@@ -262,8 +313,44 @@ func (m *Machine) Ask(request protocol.Request) error {
 }
 
 // Run starts a program of the image in the machine.
-func (m *Machine) Run(program string, environ []string) error {
-	return m.Ask(protocol.Request{Do: protocol.Start, Program: program, Environ: environ, StartFactor: m.Accelerator.StartFactor(), Now: time.Now().UnixNano()})
+// The machine's time is now from then on.
+func (m *Machine) Run(program string, now time.Time) error {
+	return m.Ask(protocol.Request{Do: protocol.Start, Program: program, StartFactor: m.Accelerator.StartFactor(), Now: now.UnixNano()})
+}
+
+// thaw has a copy of a machine go on, with time and random numbers of its own.
+func (m *Machine) thaw() error {
+	seed := make([]byte, 32)
+	rand.Read(seed)
+	return m.Ask(protocol.Request{Do: protocol.Thaw, Seed: seed, Now: time.Now().UnixNano()})
+}
+
+// Save freezes what runs in the machine and writes the machine's state to a file. The
+// file of its memory, with which it was started, belongs to it. The machine stands
+// still then, and its owner closes it.
+func (m *Machine) Save(state *os.File) error {
+	if err := m.Ask(protocol.Request{Do: protocol.Freeze}); err != nil {
+		return err
+	}
+	return m.qmp.save(state, saveLimit)
+}
+
+// saveLimit bounds the time that QEMU takes to write the state of devices, some 100 KB.
+const saveLimit = 30 * time.Second
+
+// Pause has the machine stand still, so that it takes no processor time, until
+// [Machine.Resume].
+func (m *Machine) Pause() error {
+	_, err := m.qmp.execute("stop", nil)
+	return err
+}
+
+// Resume has a machine that stood still go on, at the time of the host.
+func (m *Machine) Resume() error {
+	if _, err := m.qmp.execute("cont", nil); err != nil {
+		return err
+	}
+	return m.Ask(protocol.Request{Do: protocol.SetClock, Now: time.Now().UnixNano()})
 }
 
 // follow reads the control port. What makes no sense ends it.

@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync"
+	"syscall"
+	"time"
 )
 
 // maxReply bounds one reply of QEMU, in bytes.
@@ -68,6 +71,11 @@ func (q *monitor) greet() error {
 
 // execute runs a command of QEMU's. One is under way at a time.
 func (q *monitor) execute(command string, arguments any) (json.RawMessage, error) {
+	return q.executeWith(nil, command, arguments)
+}
+
+// executeWith runs a command to which a file belongs, of which QEMU gets a copy.
+func (q *monitor) executeWith(file *os.File, command string, arguments any) (json.RawMessage, error) {
 	line, err := json.Marshal(struct {
 		Execute   string `json:"execute"`
 		Arguments any    `json:"arguments,omitempty"`
@@ -75,7 +83,11 @@ func (q *monitor) execute(command string, arguments any) (json.RawMessage, error
 	if err != nil {
 		return nil, err
 	}
-	if _, err := q.connection.Write(append(line, '\n')); err != nil {
+	var rights []byte
+	if file != nil {
+		rights = syscall.UnixRights(int(file.Fd()))
+	}
+	if _, _, err := q.connection.WriteMsgUnix(append(line, '\n'), rights, nil); err != nil {
 		return nil, fmt.Errorf("%w: %w", errNoMonitor, err)
 	}
 	r, open := <-q.replies
@@ -86,4 +98,76 @@ func (q *monitor) execute(command string, arguments any) (json.RawMessage, error
 		return nil, fmt.Errorf("QEMU's %s: %s", command, oneLine(r.Error.Description))
 	}
 	return r.Return, nil
+}
+
+// stateFile is the name that QEMU knows the file of a machine's state by.
+const stateFile = "state"
+
+// keepShared says that memory that lies in a file is no part of the state.
+func (q *monitor) keepShared() error {
+	_, err := q.execute("migrate-set-capabilities", map[string]any{
+		"capabilities": []any{map[string]any{"capability": "x-ignore-shared", "state": true}},
+	})
+	return err
+}
+
+// transfer gives QEMU a file for the state of a machine, has it save there or restore
+// from there, and waits until query says that it is over.
+func (q *monitor) transfer(file *os.File, command, query string, over func(status string) (bool, error), within time.Duration) error {
+	if err := q.keepShared(); err != nil {
+		return err
+	}
+	if _, err := q.executeWith(file, "getfd", map[string]any{"fdname": stateFile}); err != nil {
+		return err
+	}
+	if _, err := q.execute(command, map[string]any{"uri": "fd:" + stateFile}); err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(within); time.Now().Before(deadline); time.Sleep(500 * time.Microsecond) {
+		text, err := q.execute(query, nil)
+		if err != nil {
+			return err
+		}
+		var answer struct {
+			Status  string `json:"status"`
+			Problem string `json:"error-desc"`
+		}
+		if err := json.Unmarshal(text, &answer); err != nil {
+			return err
+		}
+		if done, err := over(answer.Status); done || err != nil {
+			if answer.Problem != "" {
+				err = fmt.Errorf("%w: %s", err, oneLine(answer.Problem))
+			}
+			return err
+		}
+	}
+	return fmt.Errorf("QEMU's %s is not over within %v", command, within)
+}
+
+// save writes the state of a machine, which stops, to a file.
+func (q *monitor) save(file *os.File, within time.Duration) error {
+	if _, err := q.execute("stop", nil); err != nil {
+		return err
+	}
+	return q.transfer(file, "migrate", "query-migrate", func(status string) (bool, error) {
+		switch status {
+		case "completed":
+			return true, nil
+		case "failed", "cancelled":
+			return true, errors.New("QEMU did not save the machine")
+		}
+		return false, nil
+	}, within)
+}
+
+// restore reads the state of a machine from a file, and has it go on.
+func (q *monitor) restore(file *os.File, within time.Duration) error {
+	err := q.transfer(file, "migrate-incoming", "query-status", func(status string) (bool, error) {
+		return status != "inmigrate", nil
+	}, within)
+	if err == nil {
+		_, err = q.execute("cont", nil)
+	}
+	return err
 }

@@ -34,6 +34,7 @@ type Spec struct {
 	MemoryMB int `json:"memory_mb"`
 
 	jail *jail.Spec
+	text string
 }
 
 // ReadSpec reads the description in a file.
@@ -72,6 +73,7 @@ func parseSpec(text []byte) (*Spec, error) {
 	if spec.MemoryMB < 64 {
 		return nil, fmt.Errorf("memory_mb is %d, want at least 64", spec.MemoryMB)
 	}
+	spec.text = string(object)
 	var err error
 	if spec.jail, err = jail.ParseObject(spec.Jail); err != nil {
 		return nil, fmt.Errorf("its jail: %w", err)

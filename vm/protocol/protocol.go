@@ -49,19 +49,26 @@ const (
 	Start = "start"
 	// Ping is answered, and does nothing.
 	Ping = "ping"
+	// Freeze stops every process but the first one, before the machine is saved.
+	Freeze = "freeze"
+	// Thaw gives a copy of a machine the time and random numbers of its own, and then
+	// has the processes go on: none of them sees the others.
+	Thaw = "thaw"
+	// SetClock sets the time, when the machine stood still.
+	SetClock = "clock"
 )
 
 // Request is a line from the host.
 type Request struct {
 	Do string `json:"do"`
-	// Program is the name of the program to start, in ProgramDir, and Environ its
-	// environment variables, NAME=VALUE.
-	Program string   `json:"program,omitempty"`
-	Environ []string `json:"environ,omitempty"`
+	// Program is the name of the program to start, in ProgramDir.
+	Program string `json:"program,omitempty"`
 	// StartFactor is how many times longer than usual a start may take.
 	StartFactor int `json:"start_factor,omitempty"`
 	// Now is the time of the host, in nanoseconds since 1970.
 	Now int64 `json:"now,omitempty"`
+	// Seed is 32 random bytes, for [Thaw].
+	Seed []byte `json:"seed,omitempty"`
 }
 
 // Answer is a line from the machine: the answer to a request, [Exited], or an error

@@ -73,11 +73,22 @@ func (m *machine) follow(control io.Reader) error {
 func (m *machine) do(request protocol.Request) error {
 	switch request.Do {
 	case protocol.Start:
-		now := unix.NsecToTimeval(request.Now)
-		if err := unix.Settimeofday(&now); err != nil {
-			return fmt.Errorf("setting the clock: %w", err)
+		if err := setClock(request.Now); err != nil {
+			return err
 		}
 		return m.start(request)
+	case protocol.SetClock:
+		return setClock(request.Now)
+	case protocol.Freeze:
+		return m.groups.freeze(true)
+	case protocol.Thaw:
+		if err := setClock(request.Now); err != nil {
+			return err
+		}
+		if err := reseed(request.Seed); err != nil {
+			return err
+		}
+		return m.groups.freeze(false)
 	case protocol.Ping:
 		return nil
 	}
@@ -110,7 +121,7 @@ func (m *machine) start(request protocol.Request) error {
 	}
 	pid, err := syscall.ForkExec(program, []string{program}, &syscall.ProcAttr{
 		Dir:   "/",
-		Env:   append(request.Environ, codeGroupVariable+"=3", startFactorVariable+"="+strconv.Itoa(max(request.StartFactor, 1))),
+		Env:   []string{codeGroupVariable + "=3", startFactorVariable + "=" + strconv.Itoa(max(request.StartFactor, 1))},
 		Files: []uintptr{theirs[0].Fd(), theirs[1].Fd(), theirs[2].Fd(), m.groups.code.Fd()},
 		Sys: &syscall.SysProcAttr{
 			Setsid:      true,

@@ -16,6 +16,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/machine"
@@ -79,23 +81,38 @@ func run(args []string) (status int, err error) {
 		return 0, err
 	}
 	report(startReport{StartFactor: machine.Expect(memory).StartFactor()})
+	if program == serveProgram {
+		s, err := startServing(spec, memory, cacheFolder())
+		if err != nil {
+			return 0, err
+		}
+		defer s.Close()
+		report(startReport{Isolation: s.Accelerator})
+		return serve(s)
+	}
 	m, err := spec.Start(memory)
 	if err != nil {
 		return 0, err
 	}
 	defer m.Close()
 	report(startReport{Isolation: m.Accelerator})
-	if err := m.Run(program, nil); err != nil {
+	if err := m.Run(program, time.Now()); err != nil {
 		return 0, err
 	}
-	return carry(m)
+	return carry(m, false, [2]int64{})
 }
 
 // carry carries the standard streams until the program in the machine has ended, and
-// returns its exit status.
-func carry(m *machine.Machine) (status int, err error) {
+// returns its exit status. A machine that pauses stands still until its first call.
+// taken is how much of its output and log was read before.
+func carry(m *machine.Machine, pauses bool, taken [2]int64) (status int, err error) {
+	var output atomic.Int64
 	go func() {
-		_, _ = io.Copy(m.Input, os.Stdin)
+		if pauses {
+			_ = (&pauser{machine: m, written: &output}).carry(m.Input, os.Stdin)
+		} else {
+			_, _ = io.Copy(m.Input, os.Stdin)
+		}
 		_ = m.Input.CloseWrite() // the machine may have ended
 	}()
 	var (
@@ -108,7 +125,11 @@ func carry(m *machine.Machine) (status int, err error) {
 		to   *os.File
 	}{{m.Output, os.Stdout}, {m.Log, os.Stderr}} {
 		wanted[i] = make(chan int64, 1)
-		streams.Go(func() { written[i] = copyAll(stream.to, stream.from, wanted[i]) })
+		count := func(int) {}
+		if i == 0 {
+			count = func(n int) { output.Add(int64(n)) }
+		}
+		streams.Go(func() { written[i] = copyAll(stream.to, stream.from, wanted[i], count) })
 	}
 	var exited protocol.Exited
 	select {
@@ -121,18 +142,18 @@ func carry(m *machine.Machine) (status int, err error) {
 			return 0, m.Failure()
 		}
 	}
-	wanted[0] <- exited.Output
-	wanted[1] <- exited.Log
+	wanted[0] <- exited.Output - taken[0]
+	wanted[1] <- exited.Log - taken[1]
 	streams.Wait()
-	if written[0] != exited.Output || written[1] != exited.Log {
-		return 0, fmt.Errorf("of what the program in the virtual machine wrote, %d bytes are missing", exited.Output-written[0]+exited.Log-written[1])
+	if missing := exited.Output - taken[0] - written[0] + exited.Log - taken[1] - written[1]; missing != 0 {
+		return 0, fmt.Errorf("of what the program in the virtual machine wrote, %d bytes are missing", missing)
 	}
 	return exited.Status & 0xff, nil
 }
 
 // copyAll copies a stream until it ends, or until as much has been copied as is
-// wanted, which becomes known later.
-func copyAll(to *os.File, from *net.UnixConn, wanted <-chan int64) (written int64) {
+// wanted, which becomes known later. count is called with each part's size.
+func copyAll(to *os.File, from *net.UnixConn, wanted <-chan int64, count func(int)) (written int64) {
 	buffer := make([]byte, 64<<10)
 	limit := int64(-1)
 	end := make(chan struct{})
@@ -152,6 +173,7 @@ func copyAll(to *os.File, from *net.UnixConn, wanted <-chan int64) (written int6
 	}()
 	for {
 		n, err := from.Read(buffer)
+		count(n)
 		mu.Lock()
 		if _, failed := to.Write(buffer[:n]); failed != nil && err == nil {
 			err = failed

@@ -1,0 +1,166 @@
+package backends
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+)
+
+// cache makes a folder for the launcher's cache, which says that KVM does not work, so
+// that all machines of a test are emulated.
+func cache(t *testing.T) string {
+	t.Helper()
+	folder := t.TempDir()
+	boot := strings.TrimSpace(string(must.Get(os.ReadFile("/proc/sys/kernel/random/boot_id"))(t)))
+	vm := filepath.Join(folder, "nix-sandbox-mcp", "vm")
+	must.Do(t, os.MkdirAll(vm, 0o700))
+	must.Write(t, filepath.Join(vm, "kvm"), boot+" it is not tried in this test", 0o600)
+	return folder
+}
+
+// snapshots returns the folders of the snapshots in a cache.
+func snapshots(t *testing.T, cache string) []string {
+	t.Helper()
+	found := must.Get(filepath.Glob(filepath.Join(cache, "nix-sandbox-mcp/vm/snapshots/*/meta")))(t)
+	for i := range found {
+		found[i] = filepath.Dir(found[i])
+	}
+	return found
+}
+
+// runs starts a machine with an agent, runs code in it and returns its output.
+func runs(t *testing.T, folder, cache, code string) string {
+	t.Helper()
+	cmd := program(t, folder, "session-run", "")
+	cmd.Stdin = nil
+	cmd.Env = []string{"XDG_CACHE_HOME=" + cache}
+	var log strings.Builder
+	cmd.Stderr = &log
+	in := must.Get(cmd.StdinPipe())(t)
+	out := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
+	defer func() {
+		in.Close()
+		_, _ = io.Copy(io.Discard, out)
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the launcher ends with %v: %s", err, &log)
+		}
+	}()
+	requests, replies := frame.NewWriter(in), frame.NewReader(out)
+	var reply frame.Reply
+	if err := replies.Read(&reply); err != nil || reply.Type != frame.Ready {
+		t.Fatalf("its first frame is %+v, error %v: %s", reply, err, &log)
+	}
+	must.Do(t, requests.Write(
+		frame.Request{Type: frame.Configure, Limits: &frame.Limits{OutputBytes: 4096}},
+		frame.Request{Type: frame.Execute, ID: 7, Code: code, TimeoutMS: machineTime.Milliseconds(), GraceMS: 1000},
+	))
+	var output strings.Builder
+	for {
+		reply = frame.Reply{}
+		if err := replies.Read(&reply); err != nil {
+			t.Fatalf("%v: %s", err, &log)
+		}
+		switch reply.Type {
+		case frame.Output:
+			output.WriteString(reply.Data)
+		case frame.Result:
+			if reply.Outcome != frame.OutcomeOK || reply.ExitCode != 0 {
+				t.Fatalf("the code ends with %+v, output %q", reply, &output)
+			}
+			return output.String()
+		default:
+			t.Fatalf("the agent answers %+v", reply)
+		}
+	}
+}
+
+func hash(t *testing.T, name string) string {
+	t.Helper()
+	file := must.Get(os.Open(name))(t)
+	defer file.Close()
+	sum := sha256.New()
+	must.Get(io.Copy(sum, file))(t)
+	return hex.EncodeToString(sum.Sum(nil))
+}
+
+// Copies of one machine have random numbers and a time of their own, and do not change
+// what they are copies of. The code prints a line for each of its generators, and the
+// time.
+func TestSnapshot_CopiesDiffer(t *testing.T) {
+	for kind, code := range map[string]string{
+		"bash":   "echo $RANDOM$RANDOM$RANDOM; echo $SRANDOM$SRANDOM; cat /proc/sys/kernel/random/uuid; date +%s",
+		"python": "import os, random, uuid, time\nprint(random.random())\nprint(os.urandom(8).hex())\nprint(uuid.uuid4())\nprint(int(time.time()))",
+		"node":   "const c = require('crypto'); console.log(Math.random()); console.log(c.randomBytes(8).toString('hex')); console.log(c.randomUUID()); console.log(Math.floor(Date.now() / 1000))",
+	} {
+		t.Run(kind, func(t *testing.T) {
+			folder, cache := artifact(t, kind), cache(t)
+			seen := map[string]bool{}
+			var memory, meta string
+			for i := range 3 {
+				lines := strings.Fields(runs(t, folder, cache, code))
+				if len(lines) != 4 {
+					t.Fatalf("copy %d prints %q", i, lines)
+				}
+				for _, line := range lines[:3] {
+					if seen[line] {
+						t.Errorf("copy %d has %s again, of %q", i, line, lines)
+					}
+					seen[line] = true
+				}
+				now := must.Get(strconv.ParseInt(lines[3], 10, 64))(t)
+				if away := time.Since(time.Unix(now, 0)).Abs(); away > 30*time.Minute {
+					t.Errorf("copy %d is %v away from the time", i, away)
+				}
+				found := snapshots(t, cache)
+				if len(found) != 1 {
+					t.Fatalf("there are the snapshots %q", found)
+				}
+				if i == 0 {
+					memory, meta = hash(t, found[0]+"/memory"), hash(t, found[0]+"/meta")
+				} else if hash(t, found[0]+"/memory") != memory || hash(t, found[0]+"/meta") != meta {
+					t.Errorf("copy %d has changed the snapshot, or made another", i)
+				}
+			}
+		})
+	}
+}
+
+// A snapshot that is whole and of which no machine comes up costs one start more, and
+// is replaced.
+func TestSnapshot_IsReplacedWhereNoCopyStarts(t *testing.T) {
+	folder, cache := artifact(t, "bash"), cache(t)
+	runs(t, folder, cache, "true")
+	saved := snapshots(t, cache)[0]
+	before := string(must.Get(os.ReadFile(saved + "/meta"))(t))
+	// Another state, with the hash that belongs to it.
+	state := must.Get(os.ReadFile(saved + "/state"))(t)
+	old := sha256.Sum256(state)
+	for i := range state[100:] {
+		state[100+i] ^= 0x5a
+	}
+	now := sha256.Sum256(state)
+	_, object, _ := strings.Cut(before, "\n")
+	object = strings.Replace(object, hex.EncodeToString(old[:]), hex.EncodeToString(now[:]), 1)
+	for name, text := range map[string]string{"state": string(state), "meta": fmt.Sprintf("%x\n%s", sha256.Sum256([]byte(object)), object)} {
+		must.Do(t, os.Remove(filepath.Join(saved, name)))
+		must.Write(t, filepath.Join(saved, name), text, 0o400)
+	}
+	if output := runs(t, folder, cache, "echo right"); output != "right\n" {
+		t.Errorf("it prints %q", output)
+	}
+	found := snapshots(t, cache)
+	if len(found) != 1 || hash(t, found[0]+"/state") == hex.EncodeToString(now[:]) {
+		t.Errorf("the broken snapshot is still there: %q", found)
+	}
+}

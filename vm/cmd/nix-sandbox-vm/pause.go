@@ -1,0 +1,114 @@
+package main
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/machine"
+)
+
+// pauseAfter is how long a machine that waits for its first call has to be quiet until
+// it stands still.
+const pauseAfter = 500 * time.Millisecond
+
+// pauser has a copy of a machine stand still while it waits for its first call: the
+// timers of an emulated kernel alone take a twentieth of a processor. It carries the
+// frames to the machine meanwhile, and from the first call on nothing stops.
+type pauser struct {
+	machine *machine.Machine
+	written *atomic.Int64 // bytes that the machine has written
+
+	mu     sync.Mutex
+	last   time.Time // when a frame went to the machine
+	before int64     // written then
+	asked  bool      // an answer to a ping is to come
+	paused bool
+	over   bool // the first call came
+}
+
+// carry carries frames until the first one that is a call, and then bytes.
+func (p *pauser) carry(to io.Writer, from io.Reader) error {
+	quiet := time.AfterFunc(pauseAfter, func() {})
+	quiet.Stop()
+	quiet = time.AfterFunc(pauseAfter, func() { p.pause(quiet) })
+	defer quiet.Stop()
+	var header [4]byte
+	for {
+		if _, err := io.ReadFull(from, header[:]); err != nil {
+			return errors.Join(err, p.begin("", true))
+		}
+		size := binary.BigEndian.Uint32(header[:])
+		var request struct {
+			Type string `json:"type"`
+		}
+		if size > maxQuiet {
+			request.Type = frame.Execute
+		} else {
+			payload := make([]byte, size)
+			n, err := io.ReadFull(from, payload)
+			// What makes no sense is for the agent to refuse.
+			_ = json.Unmarshal(payload[:n], &request)
+			if err := errors.Join(err, p.begin(request.Type, request.Type != frame.Configure && request.Type != frame.Ping)); err != nil {
+				return err
+			}
+			if _, err := to.Write(append(header[:], payload...)); err != nil {
+				return err
+			}
+		}
+		if size > maxQuiet {
+			if err := p.begin(request.Type, true); err != nil {
+				return err
+			}
+			if _, err := to.Write(header[:]); err != nil {
+				return err
+			}
+		}
+		if p.isOver() {
+			_, err := io.Copy(to, from)
+			return err
+		}
+		quiet.Reset(pauseAfter)
+	}
+}
+
+// maxQuiet is the size of a frame from which on it is taken for a call, in bytes.
+const maxQuiet = 64 << 10
+
+// begin has the machine go on for a frame of a type; over says that it never stands
+// still again.
+func (p *pauser) begin(kind string, over bool) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.last, p.before, p.over = time.Now(), p.written.Load(), p.over || over
+	p.asked = p.asked || kind == frame.Ping
+	if !p.paused {
+		return nil
+	}
+	p.paused = false
+	return p.machine.Resume()
+}
+
+func (p *pauser) isOver() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.over
+}
+
+// pause has the machine stand still if it has answered what it was asked.
+func (p *pauser) pause(again *time.Timer) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch written := p.written.Load(); {
+	case p.over || p.paused:
+	case p.asked && written == p.before, time.Since(p.last) < pauseAfter:
+		again.Reset(pauseAfter)
+	default:
+		p.paused = p.machine.Pause() == nil // otherwise it goes on, which costs time alone
+	}
+}

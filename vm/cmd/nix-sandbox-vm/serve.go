@@ -1,0 +1,185 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/machine"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/snapshot"
+)
+
+// serveProgram is the program whose machines are saved and copied: its agent speaks
+// frames, and has run no code when it has said that its interpreter is loaded.
+const serveProgram = "session-run"
+
+// maxFrame bounds what an agent says before it is asked to run code, in bytes.
+const maxFrame = 4 << 10
+
+// serving is a machine with an agent that speaks frames.
+type serving struct {
+	*machine.Machine
+	// output and log are how many bytes of its streams nobody has to carry: what was
+	// written before the machine was saved, and the answers to the launcher.
+	output, log int64
+	// copied says that the machine is a copy, whose agent has said before that it is
+	// ready.
+	copied bool
+}
+
+// startServing starts a machine with an agent: as a copy of a saved one where that is
+// possible, which it may save first. What is wrong with snapshots costs time alone.
+func startServing(spec *machine.Spec, memory machine.Memory, cache string) (*serving, error) {
+	accelerator := machine.Expect(memory)
+	key, err := spec.Key(accelerator)
+	if err != nil || cache == "" || !memory.IsKnown() || os.Getenv(snapshotsVariable) == "0" {
+		return cold(spec, memory)
+	}
+	store := snapshot.Store{Folder: filepath.Join(cache, "snapshots")}
+	if copied, found := copyOf(spec, accelerator, store, key); found {
+		return copied, nil
+	}
+	switch err := store.Make(key, int64(spec.MemoryMB)<<20, func(ram, state *os.File, meta *snapshot.Meta) error {
+		return save(spec, accelerator, ram, state, meta)
+	}); {
+	case errors.Is(err, snapshot.ErrBusy):
+	case err != nil:
+		fmt.Fprintf(os.Stderr, "nix-sandbox-vm: warning: no machine was saved to copy: %v\n", err)
+	default:
+		if copied, found := copyOf(spec, accelerator, store, key); found {
+			return copied, nil
+		}
+	}
+	return cold(spec, memory)
+}
+
+// snapshotsVariable switches snapshots off where it is 0.
+const snapshotsVariable = "NIX_SANDBOX_VM_SNAPSHOTS"
+
+func cold(spec *machine.Spec, memory machine.Memory) (*serving, error) {
+	m, err := spec.Start(memory)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.Run(serveProgram, time.Now()); err != nil {
+		m.Close()
+		return nil, err
+	}
+	return &serving{Machine: m}, nil
+}
+
+// copyOf starts a copy of the machine with a key. A snapshot of which none comes up is
+// deleted.
+func copyOf(spec *machine.Spec, accelerator machine.Accelerator, store snapshot.Store, key string) (_ *serving, found bool) {
+	saved, found := store.Open(key)
+	if !found {
+		return nil, false
+	}
+	defer saved.Close()
+	m, err := spec.Restore(accelerator, saved.Memory, saved.State)
+	if err == nil {
+		s := &serving{Machine: m, output: saved.Output, log: saved.Log, copied: true}
+		if err = s.reseed(); err == nil {
+			return s, true
+		}
+		m.Close()
+	}
+	store.Discard(key)
+	fmt.Fprintf(os.Stderr, "nix-sandbox-vm: warning: a copy of a saved machine does not start: %v\n", err)
+	return nil, false
+}
+
+// past is the time in a machine that is saved. Programs that have random numbers of
+// their own, such as OpenSSL, take a new seed when their time has changed by much.
+var past = time.Unix(1_000_000_000, 0)
+
+// save starts a machine, waits until its interpreter has loaded, and saves it.
+func save(spec *machine.Spec, accelerator machine.Accelerator, ram, state *os.File, meta *snapshot.Meta) error {
+	m, err := spec.StartSaveable(accelerator, ram)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	if err := m.Run(serveProgram, past); err != nil {
+		return err
+	}
+	s := &serving{Machine: m}
+	logged := make(chan int64)
+	go func() {
+		n, _ := io.Copy(os.Stderr, m.Log)
+		logged <- n
+	}()
+	if err := s.ask(frame.Ready, frame.Request{}); err != nil {
+		return err
+	}
+	if err := s.ask(frame.Pong, frame.Request{Type: frame.Ping, ID: 1}); err != nil {
+		return err
+	}
+	if err := m.Save(state); err != nil {
+		return err
+	}
+	// All that the machine has sent is in the sockets now.
+	_ = m.Log.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+	meta.Output, meta.Log = s.output, <-logged
+	return nil
+}
+
+// reseed gives the interpreter of a copy random numbers of its own.
+func (s *serving) reseed() error {
+	return s.ask(frame.Reseeded, frame.Request{Type: frame.Reseed, ID: 1})
+}
+
+// ask sends a request to the agent, unless it has no type, and waits for an answer of
+// a type. It is asked for nothing else meanwhile.
+func (s *serving) ask(answer string, request frame.Request) error {
+	deadline := time.Now().Add(s.Accelerator.LoadLimit())
+	_ = s.Input.SetDeadline(deadline)
+	_ = s.Output.SetDeadline(deadline)
+	defer s.Input.SetDeadline(time.Time{})
+	defer s.Output.SetDeadline(time.Time{})
+	if request.Type != "" {
+		if err := frame.NewWriter(s.Input).Write(request); err != nil {
+			return err
+		}
+	}
+	counted := &counter{r: s.Output}
+	frames := frame.NewReader(counted)
+	frames.Limit(maxFrame)
+	var reply frame.Reply
+	err := frames.Read(&reply)
+	s.output += counted.n
+	switch {
+	case err != nil:
+		return fmt.Errorf("the agent in the machine: %w", err)
+	case reply.Type != answer:
+		return fmt.Errorf("the agent in the machine answers %.20q and not %s: %.200q", reply.Type, answer, strings.TrimSpace(reply.Message))
+	}
+	return nil
+}
+
+// counter counts what is read.
+type counter struct {
+	r io.Reader
+	n int64
+}
+
+func (c *counter) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.n += int64(n)
+	return n, err
+}
+
+// serve carries frames until the agent has ended.
+func serve(s *serving) (status int, err error) {
+	if s.copied {
+		if err := frame.NewWriter(os.Stdout).Write(frame.Reply{Type: frame.Ready, Protocol: frame.Protocol}); err != nil {
+			return 0, nil // the server has gone
+		}
+	}
+	return carry(s.Machine, s.copied, [2]int64{s.output, s.log})
+}

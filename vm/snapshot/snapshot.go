@@ -1,0 +1,307 @@
+// Package snapshot keeps machines that were saved when their interpreter had loaded, so
+// that others start as copies of them.
+//
+// It promises that a copy is of the same machine on the same host since it last
+// started: what differs in any way has another key, and what is damaged, old or of an
+// earlier start of the host is deleted. Files are written beside and renamed, so that
+// each is whole. One process makes a snapshot; others go on without.
+package snapshot
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+)
+
+const (
+	// maxAge is how long a snapshot is used. Its copies have one seed of hashes and one
+	// layout of addresses, which code could learn.
+	maxAge = 24 * time.Hour
+	// maxKept is how many snapshots are kept, of 100 to 200 MB each.
+	maxKept = 8
+	// maxMeta bounds the description of a snapshot, in bytes.
+	maxMeta = 64 << 10
+)
+
+// The files of a snapshot.
+const (
+	memoryFile = "memory"
+	stateFile  = "state"
+	metaFile   = "meta"
+	lockSuffix = ".lock"
+)
+
+// Store is a folder of snapshots, which its owner alone can read.
+type Store struct{ Folder string }
+
+// Meta describes a snapshot.
+type Meta struct {
+	Made time.Time `json:"made"`
+	Boot string    `json:"boot"` // the host's boot id
+	// Memory and State are the sizes of the files, and StateHash the hash of the state.
+	// The memory is too large to be read at each start: its time of change stands for
+	// what is in it.
+	Memory     int64     `json:"memory"`
+	MemoryTime time.Time `json:"memory_time"`
+	State      int64     `json:"state"`
+	StateHash  string    `json:"state_hash"`
+	// Output and Log are how many bytes the program of the saved machine had written.
+	Output int64 `json:"output"`
+	Log    int64 `json:"log"`
+}
+
+// Snapshot is one that is open. Its owner calls Close.
+type Snapshot struct {
+	Meta
+	Memory, State *os.File
+}
+
+// Close closes the files. Copies that run keep theirs.
+func (s *Snapshot) Close() {
+	s.Memory.Close()
+	s.State.Close()
+}
+
+// Key is the name of the snapshots that only equal words have.
+func Key(words ...string) string {
+	hash := sha256.New()
+	for _, word := range words {
+		fmt.Fprintf(hash, "%d:%s", len(word), word)
+	}
+	return hex.EncodeToString(hash.Sum(nil)[:16])
+}
+
+func bootID() (string, error) {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(id)), err
+}
+
+// Open opens the snapshot with a key. found is false where there is none that is
+// usable; one that is not is deleted.
+func (s Store) Open(key string) (_ *Snapshot, found bool) {
+	folder := filepath.Join(s.Folder, key)
+	snapshot, err := open(folder)
+	if err == nil {
+		return snapshot, true
+	}
+	if !errors.Is(err, os.ErrNotExist) {
+		s.Discard(key)
+	}
+	return nil, false
+}
+
+func open(folder string) (_ *Snapshot, err error) {
+	text, err := bounded.ReadFile(filepath.Join(folder, metaFile), maxMeta)
+	if err != nil {
+		return nil, err
+	}
+	sum, object, _ := bytes.Cut(text, []byte("\n"))
+	if string(sum) != checksum(object) {
+		return nil, errors.New("its description is damaged")
+	}
+	snapshot := &Snapshot{}
+	if err := json.Unmarshal(object, &snapshot.Meta); err != nil {
+		return nil, err
+	}
+	boot, err := bootID()
+	if err != nil {
+		return nil, err
+	}
+	if age := time.Since(snapshot.Made); snapshot.Boot != boot || age < 0 || age > maxAge {
+		return nil, errors.New("it is old")
+	}
+	if snapshot.Memory, err = os.Open(filepath.Join(folder, memoryFile)); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			snapshot.Memory.Close()
+		}
+	}()
+	info, err := snapshot.Memory.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if info.Size() != snapshot.Meta.Memory || !info.ModTime().Equal(snapshot.MemoryTime) {
+		return nil, errors.New("its memory was changed")
+	}
+	if snapshot.State, err = os.Open(filepath.Join(folder, stateFile)); err != nil {
+		return nil, err
+	}
+	state, err := io.ReadAll(io.LimitReader(snapshot.State, snapshot.Meta.State+1))
+	if err == nil && (int64(len(state)) != snapshot.Meta.State || checksum(state) != snapshot.StateHash) {
+		err = errors.New("its state was changed")
+	}
+	if err == nil {
+		_, err = snapshot.State.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		snapshot.State.Close()
+		return nil, err
+	}
+	return snapshot, nil
+}
+
+func checksum(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}
+
+// Discard deletes a snapshot. Copies that run are not affected.
+func (s Store) Discard(key string) {
+	// In another name first, so that nobody opens half of it.
+	gone := filepath.Join(s.Folder, fmt.Sprintf("%s.gone-%d", key, os.Getpid()))
+	if os.Rename(filepath.Join(s.Folder, key), gone) == nil {
+		os.RemoveAll(gone)
+	}
+}
+
+// ErrBusy says that another process makes this snapshot.
+var ErrBusy = errors.New("another process makes this snapshot")
+
+// Make has a snapshot made. save fills the files, whose sizes are then known; memory
+// has the size that is given. The error is [ErrBusy] where another process does this.
+func (s Store) Make(key string, size int64, save func(memory, state *os.File, meta *Meta) error) (err error) {
+	if err := os.MkdirAll(s.Folder, 0o700); err != nil {
+		return err
+	}
+	lock, err := os.OpenFile(filepath.Join(s.Folder, key+lockSuffix), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer lock.Close() // which unlocks it
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return ErrBusy
+	}
+	s.clean()
+	partial, err := os.MkdirTemp(s.Folder, key+".partial-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(partial) // which is gone where it was renamed
+	// The folder above is closed to others. QEMU's own user may write to the memory
+	// while the snapshot is made, and read it afterwards.
+	memory, err := create(filepath.Join(partial, memoryFile), 0o666)
+	if err != nil {
+		return err
+	}
+	defer memory.Close()
+	state, err := create(filepath.Join(partial, stateFile), 0o600)
+	if err != nil {
+		return err
+	}
+	defer state.Close()
+	if err := memory.Truncate(size); err != nil {
+		return err
+	}
+	meta := Meta{Made: time.Now()}
+	if meta.Boot, err = bootID(); err != nil {
+		return err
+	}
+	if err := save(memory, state, &meta); err != nil {
+		return err
+	}
+	if err := errors.Join(memory.Chmod(0o444), state.Chmod(0o400)); err != nil {
+		return err
+	}
+	info, err := memory.Stat()
+	if err != nil {
+		return err
+	}
+	meta.Memory, meta.MemoryTime = info.Size(), info.ModTime()
+	data, err := os.ReadFile(state.Name())
+	if err != nil {
+		return err
+	}
+	meta.State, meta.StateHash = int64(len(data)), checksum(data)
+	if err := writeMeta(partial, meta); err != nil {
+		return err
+	}
+	s.Discard(key)
+	return os.Rename(partial, filepath.Join(s.Folder, key))
+}
+
+// writeMeta writes the description, after a line with its hash.
+func writeMeta(folder string, meta Meta) error {
+	object, err := json.Marshal(meta)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(folder, metaFile), append([]byte(checksum(object)+"\n"), object...), 0o400)
+}
+
+// create makes a file with these permissions, whatever the umask is.
+func create(name string, permissions os.FileMode) (*os.File, error) {
+	file, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return file, file.Chmod(permissions)
+}
+
+// clean deletes what processes left that were killed, snapshots that are old, and the
+// oldest where there are too many.
+func (s Store) clean() {
+	entries, err := os.ReadDir(s.Folder)
+	if err != nil {
+		return
+	}
+	boot, _ := bootID()
+	type kept struct {
+		key  string
+		made time.Time
+	}
+	var all []kept
+	for _, entry := range entries {
+		key, rest, part := strings.Cut(entry.Name(), ".")
+		switch {
+		case strings.HasPrefix(rest, lockSuffix[1:]):
+		case part:
+			// Whoever makes a part holds the lock.
+			if s.isFree(key) {
+				os.RemoveAll(filepath.Join(s.Folder, entry.Name()))
+			}
+		default:
+			text, err := bounded.ReadFile(filepath.Join(s.Folder, key, metaFile), maxMeta)
+			var meta Meta
+			_, object, _ := bytes.Cut(text, []byte("\n"))
+			if err == nil {
+				err = json.Unmarshal(object, &meta)
+			}
+			if err != nil || meta.Boot != boot || time.Since(meta.Made) > maxAge {
+				s.Discard(key)
+				continue
+			}
+			all = append(all, kept{key, meta.Made})
+		}
+	}
+	// One more is about to come.
+	slices.SortFunc(all, func(a, b kept) int { return cmp.Compare(b.made.UnixNano(), a.made.UnixNano()) })
+	for _, old := range all[min(maxKept-1, len(all)):] {
+		s.Discard(old.key)
+	}
+}
+
+// isFree reports whether nobody makes the snapshot with a key. This process makes
+// none while it asks but the one that it holds the lock of, which has no part yet.
+func (s Store) isFree(key string) bool {
+	lock, err := os.Open(filepath.Join(s.Folder, key+lockSuffix))
+	if err != nil {
+		return true
+	}
+	defer lock.Close()
+	return syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
+}

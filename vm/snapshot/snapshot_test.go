@@ -1,0 +1,191 @@
+package snapshot
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+)
+
+const size = 1 << 20
+
+// fill saves something that a test can tell.
+func fill(memory, state *os.File, meta *Meta) error {
+	meta.Output, meta.Log = 33, 4
+	_, err := memory.WriteAt([]byte("memory"), 4096)
+	_, stateErr := state.WriteString("state")
+	return errors.Join(err, stateErr)
+}
+
+func made(t *testing.T) (Store, string) {
+	t.Helper()
+	s := Store{Folder: filepath.Join(t.TempDir(), "cache", "snapshots")}
+	key := Key("a", "b")
+	must.Do(t, s.Make(key, size, fill))
+	return s, key
+}
+
+func TestStore_OpensWhatWasMade(t *testing.T) {
+	s, key := made(t)
+	snapshot, found := s.Open(key)
+	if !found {
+		t.Fatal("it is not found")
+	}
+	defer snapshot.Close()
+	memory := must.Get(io.ReadAll(snapshot.Memory))(t)
+	state := must.Get(io.ReadAll(snapshot.State))(t)
+	if len(memory) != size || !bytes.Equal(memory[4096:4102], []byte("memory")) || string(state) != "state" || snapshot.Output != 33 || snapshot.Log != 4 {
+		t.Errorf("it has %d bytes of memory, the state %q and %+v", len(memory), state, snapshot.Meta)
+	}
+	if _, found := s.Open(Key("ab")); found {
+		t.Error("another key has it too")
+	}
+	// Only its owner comes near it, and nobody changes it.
+	if info := must.Get(os.Stat(s.Folder))(t); info.Mode().Perm() != 0o700 {
+		t.Errorf("the folder has the mode %v", info.Mode())
+	}
+	if info := must.Get(snapshot.Memory.Stat())(t); info.Mode().Perm() != 0o444 {
+		t.Errorf("the memory has the mode %v", info.Mode())
+	}
+}
+
+func TestKey_TellsWordsApart(t *testing.T) {
+	if Key("a", "b") == Key("ab") || Key("a", "b") == Key("b", "a") || Key("a") != Key("a") {
+		t.Error("keys do not tell words apart")
+	}
+}
+
+// Whatever is wrong with a snapshot, it is not used, and is gone.
+func TestStore_DeletesWhatIsDamaged(t *testing.T) {
+	edit := func(t *testing.T, name string, change func([]byte) []byte) {
+		t.Helper()
+		text := must.Get(os.ReadFile(name))(t)
+		must.Do(t, os.Chmod(name, 0o600))
+		must.Do(t, os.WriteFile(name, change(text), 0o600))
+	}
+	flip := func(at int) func([]byte) []byte {
+		return func(text []byte) []byte { text[at] ^= 1; return text }
+	}
+	for name, damage := range map[string]func(t *testing.T, folder string){
+		"a byte of meta":      func(t *testing.T, f string) { edit(t, filepath.Join(f, metaFile), flip(90)) },
+		"a byte of the sum":   func(t *testing.T, f string) { edit(t, filepath.Join(f, metaFile), flip(0)) },
+		"empty meta":          func(t *testing.T, f string) { edit(t, filepath.Join(f, metaFile), func([]byte) []byte { return nil }) },
+		"a byte of the state": func(t *testing.T, f string) { edit(t, filepath.Join(f, stateFile), flip(0)) },
+		"a longer state": func(t *testing.T, f string) {
+			edit(t, filepath.Join(f, stateFile), func(text []byte) []byte { return append(text, 'x') })
+		},
+		"no state":        func(t *testing.T, f string) { must.Do(t, os.Remove(filepath.Join(f, stateFile))) },
+		"other memory":    func(t *testing.T, f string) { edit(t, filepath.Join(f, memoryFile), flip(4096)) },
+		"short memory":    func(t *testing.T, f string) { must.Do(t, os.Truncate(filepath.Join(f, memoryFile), 4096)) },
+		"an earlier boot": func(t *testing.T, f string) { rewrite(t, f, func(m *Meta) { m.Boot = "another" }) },
+		"yesterday": func(t *testing.T, f string) {
+			rewrite(t, f, func(m *Meta) { m.Made = m.Made.Add(-maxAge - time.Hour) })
+		},
+		"tomorrow": func(t *testing.T, f string) { rewrite(t, f, func(m *Meta) { m.Made = m.Made.Add(time.Hour) }) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, key := made(t)
+			damage(t, filepath.Join(s.Folder, key))
+			if _, found := s.Open(key); found {
+				t.Fatal("it is used")
+			}
+			if name != "no state" {
+				if _, err := os.Stat(filepath.Join(s.Folder, key)); !errors.Is(err, os.ErrNotExist) {
+					t.Errorf("it is still there: %v", err)
+				}
+			}
+			must.Do(t, s.Make(key, size, fill))
+			snapshot, found := s.Open(key)
+			if !found {
+				t.Fatal("a new one is not found")
+			}
+			snapshot.Close()
+		})
+	}
+}
+
+// rewrite changes a description that is otherwise whole.
+func rewrite(t *testing.T, folder string, change func(*Meta)) {
+	t.Helper()
+	snapshot := must.Get(open(folder))(t)
+	snapshot.Close()
+	change(&snapshot.Meta)
+	must.Do(t, os.Remove(filepath.Join(folder, metaFile)))
+	must.Do(t, writeMeta(folder, snapshot.Meta))
+}
+
+// A snapshot that fails leaves nothing, and an earlier one stays.
+func TestMake_LeavesNothingOfAFailure(t *testing.T) {
+	s, key := made(t)
+	failed := errors.New("no space left on device")
+	if err := s.Make(key, size, func(*os.File, *os.File, *Meta) error { return failed }); !errors.Is(err, failed) {
+		t.Errorf("error %v", err)
+	}
+	snapshot, found := s.Open(key)
+	if !found {
+		t.Fatal("the earlier one is gone")
+	}
+	snapshot.Close()
+	for _, entry := range must.Get(os.ReadDir(s.Folder))(t) {
+		if strings.Contains(entry.Name(), "partial") || strings.Contains(entry.Name(), "gone") {
+			t.Errorf("%s is left", entry.Name())
+		}
+	}
+}
+
+// Of many that start at once, one makes the snapshot.
+func TestMake_IsDoneByOne(t *testing.T) {
+	s := Store{Folder: t.TempDir()}
+	var saves, busy atomic.Int32
+	var all sync.WaitGroup
+	release := make(chan struct{})
+	for range 10 {
+		all.Go(func() {
+			err := s.Make("key", size, func(memory, state *os.File, meta *Meta) error {
+				saves.Add(1)
+				<-release
+				return fill(memory, state, meta)
+			})
+			if errors.Is(err, ErrBusy) {
+				if busy.Add(1) == 9 {
+					close(release)
+				}
+			} else if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if saves.Load() != 1 {
+		t.Errorf("%d made it", saves.Load())
+	}
+}
+
+func TestMake_KeepsABoundedNumber(t *testing.T) {
+	s := Store{Folder: t.TempDir()}
+	// Of a process that was killed.
+	must.Do(t, os.Mkdir(filepath.Join(s.Folder, "dead.partial-1"), 0o700))
+	for i := range maxKept + 3 {
+		must.Do(t, s.Make(Key(string(rune('a'+i))), size, fill))
+	}
+	folders := 0
+	for _, entry := range must.Get(os.ReadDir(s.Folder))(t) {
+		if entry.IsDir() {
+			folders++
+		}
+	}
+	if folders != maxKept {
+		t.Errorf("%d are kept, want %d", folders, maxKept)
+	}
+	if _, found := s.Open(Key("a")); found {
+		t.Error("the oldest is kept")
+	}
+}
