@@ -200,6 +200,7 @@ let
         reads = [
           "HOME"
           "XDG_CACHE_HOME"
+          "NIX_SANDBOX_VM_SNAPSHOTS"
         ];
       };
     };

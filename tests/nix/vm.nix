@@ -12,6 +12,10 @@ let
       read = toml "[environments.python]\npreset = \"python\"\nbackend = \"vm\"\nextra_binds = { \"/data\" = \"/srv/data\" }\n";
       sentence = "config: [environments.python] extra_binds is set, and a virtual machine shows nothing of the host yet: write backend = \"jail\", or leave it out";
     };
+    "a device of the host in a virtual machine" = {
+      read = toml "[environments.python]\npreset = \"python\"\nbackend = \"vm\"\ndevices = [\"/dev/dri/renderD128\"]\n";
+      sentence = "config: [environments.python] devices is set, and a virtual machine has no device of the host: write backend = \"jail\", or leave it out";
+    };
     "half a processor of a virtual machine" = {
       read = toml "[environments.python]\npreset = \"python\"\nbackend = \"vm\"\ncpus = 1.5\n";
       sentence = "config: [environments.python] cpus is 1.5, and a virtual machine has whole processors: write cpus = 2, or backend = \"jail\"";
@@ -54,6 +58,7 @@ lib.mapAttrs' (
       reads = [
         "HOME"
         "XDG_CACHE_HOME"
+        "NIX_SANDBOX_VM_SNAPSHOTS"
       ];
     };
   };
