@@ -119,7 +119,9 @@ func (x *exchange) challenge(err error) {
 		parameters = slices.Insert(parameters, 0, fmt.Sprintf("error=%q", problem))
 	}
 	if !errors.Is(err, principal.ErrNone) {
-		x.o.Log.Info("request refused", "from", x.r.RemoteAddr, "reason", err)
+		if before, ok := x.refusals.line(time.Now()); ok {
+			x.o.Log.Info("request refused", "from", x.r.RemoteAddr, "reason", err, "not_logged_before", before)
+		}
 	}
 	if at := MetadataURL(x.o.Resource); at != "" {
 		parameters = append(parameters, fmt.Sprintf("resource_metadata=%q", at))
@@ -260,10 +262,14 @@ func (x *exchange) modern(m rpc.Message) {
 
 // checkHeaders compares what the head repeats of the message with the message.
 func (x *exchange) checkHeaders(m rpc.Message) error {
-	name, uri := m.Names()
-	params, err := json.Marshal(map[string]string{"name": name, "uri": uri})
-	if err != nil {
-		return err
+	var params json.RawMessage
+	if mcp.MethodRequiresNameHeader(mcp.MCPMethod(m.Method)) {
+		// What is compared is in here; the message itself may be long.
+		name, uri := m.Names()
+		var err error
+		if params, err = json.Marshal(map[string]string{"name": name, "uri": uri}); err != nil {
+			return err
+		}
 	}
 	return mcp.ValidateStandardHeaders(x.r.Header.Get, m.ProtocolVersion(), mcp.MCPMethod(m.Method), params)
 }

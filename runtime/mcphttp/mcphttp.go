@@ -139,6 +139,7 @@ type Server struct {
 	streams   context.Context
 	endStream context.CancelFunc
 	ids       atomic.Uint64
+	refusals  lineLimit
 	isLame    atomic.Bool
 	returned  atomic.Int64 // when memory was returned last, in nanoseconds
 
