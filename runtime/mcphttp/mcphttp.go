@@ -141,7 +141,10 @@ type Server struct {
 	ids       atomic.Uint64
 	refusals  lineLimit
 	isLame    atomic.Bool
-	returned  atomic.Int64 // when memory was returned last, in nanoseconds
+	// returned is when memory was returned last, in nanoseconds; isReturning says that
+	// it will be.
+	returned    atomic.Int64
+	isReturning atomic.Bool
 
 	mu        sync.Mutex
 	isClosing bool
@@ -277,11 +280,16 @@ func (s *Server) Close(within time.Duration) {
 // returnMemory gives to the machine what large messages and answers took. The runtime of
 // Go keeps memory for minutes.
 func (s *Server) returnMemory() {
-	last := s.returned.Load()
-	now := time.Now().UnixNano()
-	if now-last > int64(returnEvery) && s.returned.CompareAndSwap(last, now) {
-		time.AfterFunc(returnDelay, debug.FreeOSMemory)
+	// One return that is still to come is enough.
+	if !s.isReturning.CompareAndSwap(false, true) {
+		return
 	}
+	earliest := time.Unix(0, s.returned.Load()).Add(returnEvery)
+	time.AfterFunc(max(returnDelay, time.Until(earliest)), func() {
+		s.returned.Store(time.Now().UnixNano())
+		s.isReturning.Store(false)
+		debug.FreeOSMemory()
+	})
 }
 
 // enter counts an exchange. It is false when no further one may begin.
