@@ -132,6 +132,9 @@ func (e *executor) do(ctx context.Context, t task) error {
 	if err := e.answer(t.call, replies); err != nil {
 		return err
 	}
+	if t.call.Track {
+		e.files.tracker.FindMapped()
+	}
 	if size := len(t.call.Code); size > largeCode {
 		t.call.Code = ""
 		debug.FreeOSMemory()

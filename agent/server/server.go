@@ -104,7 +104,8 @@ func Serve(ctx context.Context, table *process.Table, cfg Config) error {
 		root: workspace.Root{Path: s.spec.Root},
 	}
 	e.files.tracker.Root = e.root
-	e.files.tracker.Mapped = func() map[uint64]bool { return workspace.WritableMappings(e.root.Path) }
+	var mappings workspace.Mappings
+	e.files.tracker.Mapped = func() map[uint64]bool { return mappings.Writable(e.root.Path) }
 	if s.keeper != nil {
 		owned.Go(func() {
 			if err := s.keeper.Run(ctx, s.crossed); err != nil {

@@ -19,31 +19,38 @@ import (
 // somebody else can have a copy of its files.
 //
 // It compares what stat(2) says of each entry. On a tmpfs that stays the same when a
-// file is written through a shared mapping, so those that Mapped names count as changed.
+// page is written that a process had mapped and written before: files that
+// [Tracker.FindMapped] found count as changed.
 type Tracker struct {
 	Root Root
 	// Mapped returns the inodes of files of the workspace that processes may write by
 	// mappings. It is nil where the file system knows of such writes.
 	Mapped func() map[uint64]bool
-	// known has the entries as they were copied last.
-	known  map[string]entry
+	// known has the entries as they were copied last; nil before the first copy.
+	known map[string]*entry
+	// mapped are the inodes that Mapped returned last.
+	mapped map[uint64]bool
+	bytes  int64   // in the files that were copied last
+	scans  uint64  // so far
 	saving *saving // the copy that is being made; nil between two
 }
 
 // entry is what is known of an entry of the tree.
 type entry struct {
 	stamp
-	mode  uint32
-	mtime int64
+	mode uint32
 	// target is the path of the file that this one is another name of.
 	target string
+	// scan is the last scan that found the entry.
+	scan uint64
 }
 
 // saving is a copy that is being made.
 type saving struct {
-	found   []found
-	gone    []string
-	next    map[string]entry
+	found   []found           // that is to be copied
+	gone    []string          // whose records are to be made
+	next    map[string]*entry // of what is copied
+	removed []string          // of what was known
 	copied  frame.Copied
 	first   map[uint64]string // by the inode of files with several names, the path that was copied
 	file    *os.File          // whose pieces are not all copied; nil between two files
@@ -59,26 +66,31 @@ type found struct {
 // errTooMany reports a workspace that is too large to be copied.
 var errTooMany = fmt.Errorf("there are more than %d files in the workspace", filetree.MaxEntries)
 
+// FindMapped finds the files that can be written by mappings from now on. It is called
+// after each call, and so before the next one.
+func (t *Tracker) FindMapped() {
+	if t.Mapped != nil && t.bytes > 0 {
+		t.mapped = t.Mapped()
+	}
+}
+
 // Unchanged reports whether nothing has changed since the last copy. It answers false
 // too where that takes a scan of more than most entries.
 func (t *Tracker) Unchanged(most int) bool {
-	if len(t.known) > most {
+	if len(t.known) > most || len(t.mapped) > 0 {
 		return false
 	}
-	count, files := 0, 0
+	count := 0
 	err := t.Root.scan(most, func(f found) bool {
 		count++
-		if f.stat.Mode&unix.S_IFMT == unix.S_IFREG {
-			files++
-		}
-		known, ok := t.known[f.path]
-		return ok && known.same(f.stat)
+		known := t.known[f.path]
+		return known != nil && known.same(f.stat)
 	})
-	return err == nil && count == len(t.known) && (files == 0 || t.Mapped == nil || len(t.Mapped()) == 0)
+	return err == nil && count == len(t.known)
 }
 
 // same reports whether an entry is as it was.
-func (e entry) same(st unix.Stat_t) bool {
+func (e *entry) same(st unix.Stat_t) bool {
 	return e.stamp == stampOf(st) && e.mode == st.Mode
 }
 
@@ -93,14 +105,20 @@ var errStopped = errors.New("stopped")
 // the order of the names. It stops where visit is false, and fails where there are
 // more than most entries. What disappears meanwhile is left out.
 func (r *Root) scan(most int, visit func(found) bool) error {
+	root, err := unix.Open(r.Path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(root)
 	// Folders are opened by their whole path, so that a deep tree takes no more
 	// descriptors than a flat one.
-	folders := []string{""}
+	folders := []string{"."}
+	buffer := make([]byte, 16<<10)
 	for len(folders) > 0 {
 		last := len(folders) - 1
 		folder := folders[last]
 		folders = folders[:last]
-		entries, err := r.entries(folder, most)
+		entries, err := entriesOf(root, folder, most, buffer)
 		if err != nil {
 			return err
 		}
@@ -119,29 +137,37 @@ func (r *Root) scan(most int, visit func(found) bool) error {
 	return nil
 }
 
-// entries returns those of one folder, sorted. A folder that cannot be read has none.
-func (r *Root) entries(folder string, most int) ([]found, error) {
-	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW
-	dir, err := r.open(path.Join(r.Path, folder), flags, 0, unix.RESOLVE_NO_SYMLINKS)
+// entriesOf returns the entries of one folder, sorted. A folder that cannot be read has
+// none. The buffer is for the kernel's answers.
+func entriesOf(root int, folder string, most int, buffer []byte) ([]found, error) {
+	// An os.File would take more system calls than the rest.
+	fd, err := openFD(root, folder, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0, unix.RESOLVE_NO_SYMLINKS)
 	if err != nil {
-		if folder == "" {
-			return nil, err
+		return nil, nil
+	}
+	defer unix.Close(fd)
+	var names []string
+	for {
+		n, err := unix.ReadDirent(fd, buffer)
+		if errors.Is(err, unix.EINTR) {
+			continue
 		}
-		return nil, nil
-	}
-	defer dir.Close()
-	names, err := dir.Readdirnames(most + 1)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, nil
-	}
-	if len(names) > most {
-		return nil, errTooMany
+		if err != nil || n <= 0 {
+			break
+		}
+		if _, _, names = unix.ParseDirent(buffer[:n], -1, names); len(names) > most {
+			return nil, errTooMany
+		}
 	}
 	slices.Sort(names)
+	prefix := folder + "/"
+	if folder == "." {
+		prefix = ""
+	}
 	all := make([]found, 0, len(names))
 	for _, name := range names {
-		f := found{path: path.Join(folder, name)}
-		if unix.Fstatat(int(dir.Fd()), name, &f.stat, unix.AT_SYMLINK_NOFOLLOW) == nil {
+		f := found{path: prefix + name}
+		if unix.Fstatat(fd, name, &f.stat, unix.AT_SYMLINK_NOFOLLOW) == nil {
 			all = append(all, f)
 		}
 	}
@@ -152,27 +178,37 @@ func (r *Root) entries(folder string, most int) ([]found, error) {
 // everything. A copy that was begun before and not finished is forgotten.
 //
 // A write after the scan has a later time than what the scan found, so that the next
-// one finds it: where something was written in the present tick of the file system's
-// clock, the scan is made once more after it.
+// one finds it: what was written in the present tick of the file system's clock is
+// asked for once more after it.
 func (t *Tracker) Begin(full bool) error {
 	now := tick()
 	if err := t.begin(full); err != nil {
 		return err
 	}
-	for _, f := range t.saving.found {
-		if f.stat.Ctim.Nano() >= now {
-			awaitTick()
-			return t.begin(full)
+	s := t.saving
+	racy := func(f found) bool { return f.stat.Ctim.Nano() >= now }
+	if !slices.ContainsFunc(s.found, racy) {
+		return nil
+	}
+	awaitTick()
+	root, err := unix.Open(t.Root.Path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(root)
+	for i, f := range s.found {
+		if !racy(f) {
+			continue
+		}
+		// What the path leads to meanwhile is not opened. An entry of another kind is
+		// found by the next scan.
+		var st unix.Stat_t
+		if unix.Fstatat(root, f.path, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Ino == f.stat.Ino && (st.Mode^f.stat.Mode)&unix.S_IFMT == 0 {
+			s.found[i].stat = st
+			s.next[f.path].stamp, s.next[f.path].mode = stampOf(st), st.Mode
 		}
 	}
 	return nil
-}
-
-// tick returns the time by the clock of the file system, in nanoseconds.
-func tick() int64 {
-	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now) // fails for no argument of ours
-	return now.Nano()
 }
 
 // Settle takes what the workspace has now for what was copied last.
@@ -180,7 +216,7 @@ func (t *Tracker) Settle() error {
 	if err := t.begin(true); err != nil {
 		return err
 	}
-	t.known, t.saving = t.saving.next, nil
+	t.finish()
 	return nil
 }
 
@@ -189,26 +225,41 @@ func (t *Tracker) IsSettled() bool { return t.known != nil }
 
 func (t *Tracker) begin(full bool) error {
 	t.abandon()
-	var mapped map[uint64]bool
-	if t.Mapped != nil && !full {
-		mapped = t.Mapped()
+	if t.known == nil {
+		t.known = map[string]*entry{}
 	}
-	s := &saving{next: make(map[string]entry, len(t.known)), first: map[uint64]string{}}
+	t.scans++
+	s := &saving{next: map[string]*entry{}, first: map[uint64]string{}}
+	before := 0
 	err := t.Root.scan(filetree.MaxEntries, func(f found) bool {
-		s.consider(t.known, f, full || mapped[f.stat.Ino])
+		if s.consider(t.known[f.path], f, full || t.mapped[f.stat.Ino], t.scans) {
+			before++
+		}
 		return true
 	})
 	if err != nil {
 		return err
 	}
-	for name := range t.known {
-		if _, still := s.next[name]; !still && !full {
-			s.gone = append(s.gone, name)
+	if before < len(t.known) {
+		for name, known := range t.known {
+			if known.scan != t.scans {
+				s.removed = append(s.removed, name)
+			}
 		}
+		slices.Sort(s.removed)
 	}
-	slices.Sort(s.gone)
+	if !full {
+		s.gone = s.removed
+	}
 	t.saving = s
 	return nil
+}
+
+// tick returns the time by the clock of the file system, in nanoseconds.
+func tick() int64 {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now) // fails for no argument of ours
+	return now.Nano()
 }
 
 // awaitTick waits until the clock of the file system has moved, for at most 20 ms: a
@@ -224,35 +275,38 @@ func awaitTick() {
 }
 
 // consider takes an entry into the copy, if it has changed or with any if it is there.
-func (s *saving) consider(known map[string]entry, f found, any bool) {
-	if filetree.CheckPath(f.path) != nil {
-		s.skip(f.path)
-		return
-	}
-	e := entry{stamp: stampOf(f.stat), mode: f.stat.Mode, mtime: f.stat.Mtim.Nano()}
+// It reports whether the entry was known, and marks it as found by a scan.
+func (s *saving) consider(known *entry, f found, any bool, scan uint64) (was bool) {
+	target := ""
 	switch f.stat.Mode & unix.S_IFMT {
 	case unix.S_IFDIR, unix.S_IFLNK, unix.S_IFIFO:
 	case unix.S_IFREG:
 		if f.stat.Nlink > 1 {
-			if e.target = s.first[f.stat.Ino]; e.target == "" {
+			if target = s.first[f.stat.Ino]; target == "" {
 				s.first[f.stat.Ino] = f.path
 			}
 		}
-		if e.target == "" {
+		if target == "" {
 			s.copied.Bytes += min(f.stat.Size, f.stat.Blocks*512)
 		}
 	default:
 		s.skip(f.path)
-		return
+		return false
+	}
+	if known == nil && filetree.CheckPath(f.path) != nil {
+		s.skip(f.path)
+		return false
 	}
 	s.copied.Entries++
-	before, was := known[f.path]
-	if !any && was && before.same(f.stat) && before.target == e.target {
-		s.next[f.path] = before
-		return
+	if known != nil {
+		known.scan = scan
+		if !any && known.same(f.stat) && known.target == target {
+			return true
+		}
 	}
-	s.next[f.path] = e
+	s.next[f.path] = &entry{stamp: stampOf(f.stat), mode: f.stat.Mode, target: target}
 	s.found = append(s.found, f)
+	return known != nil
 }
 
 func (s *saving) skip(name string) {
@@ -282,11 +336,22 @@ func (t *Tracker) Next() (part []byte, copied *frame.Copied, err error) {
 			part = t.entry(part, s.found[0])
 			s.found = s.found[1:]
 		default:
-			t.known, t.saving = s.next, nil
+			t.finish()
 			return part, &s.copied, nil
 		}
 	}
 	return part, nil, nil
+}
+
+// finish takes what was copied for known.
+func (t *Tracker) finish() {
+	for _, name := range t.saving.removed {
+		delete(t.known, name)
+	}
+	for name, e := range t.saving.next {
+		t.known[name] = e
+	}
+	t.bytes, t.saving = t.saving.copied.Bytes, nil
 }
 
 // abandon forgets the copy that is being made.
@@ -314,7 +379,7 @@ func (t *Tracker) entry(part []byte, f found) []byte {
 		r.Kind, r.Target, r.Mode = filetree.Symlink, target, 0
 	default:
 		if target := s.next[f.path].target; target != "" {
-			if _, there := s.next[target]; !there {
+			if s.next[target] == nil && (t.known[target] == nil || t.known[target].scan != t.scans) {
 				return t.leaveOut(part, f)
 			}
 			r.Kind, r.Target, r.Mode = filetree.Link, target, 0
@@ -342,7 +407,9 @@ func (t *Tracker) leaveOut(part []byte, f found) []byte {
 	s.skip(f.path)
 	s.copied.Entries--
 	delete(s.next, f.path)
-	if _, was := t.known[f.path]; was {
+	if known := t.known[f.path]; known != nil {
+		s.removed = append(s.removed, f.path)
+		known.scan = 0 // it is nobody's target
 		part = filetree.Append(part, filetree.Record{Kind: filetree.Gone, Path: f.path})
 	}
 	return part

@@ -67,6 +67,15 @@ func (r *Root) open(name string, flags int, mode uint32, resolve uint64) (*os.Fi
 }
 
 func openAt(dir int, rel string, flags int, mode uint32, resolve uint64) (*os.File, error) {
+	fd, err := openFD(dir, rel, flags, mode, resolve)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), rel), nil
+}
+
+// openFD is openAt for a descriptor without an [os.File].
+func openFD(dir int, rel string, flags int, mode uint32, resolve uint64) (int, error) {
 	flags |= unix.O_CLOEXEC
 	if flags&unix.O_PATH == 0 { // openat2 refuses what has no effect
 		// Without O_NONBLOCK, opening a FIFO would wait for its other end.
@@ -81,13 +90,13 @@ func openAt(dir int, rel string, flags int, mode uint32, resolve uint64) (*os.Fi
 	for range 8 {
 		fd, err := unix.Openat2(dir, rel, &how)
 		if err == nil {
-			return os.NewFile(uintptr(fd), rel), nil
+			return fd, nil
 		}
 		if err != unix.EAGAIN && err != unix.EINTR {
-			return nil, &fs.PathError{Op: "open", Path: rel, Err: err}
+			return -1, &fs.PathError{Op: "open", Path: rel, Err: err}
 		}
 	}
-	return nil, &fs.PathError{Op: "open", Path: rel, Err: unix.EAGAIN}
+	return -1, &fs.PathError{Op: "open", Path: rel, Err: unix.EAGAIN}
 }
 
 // relative turns a path of a request into one that openat2 takes.
