@@ -141,6 +141,8 @@ type served struct {
 	launch      launch
 	environment string
 	session     string // empty: a sandbox of its own for each call
+	first       string // code of a call before those that are measured; empty: none
+	works       bool   // also between the calls of a session
 	code, want  string
 	server      *server
 	cost        *meter
@@ -152,6 +154,11 @@ func (c *served) Prepare(ctx context.Context) (err error) {
 	c.launch.reaped = true
 	if c.server, _, err = c.launch.start(ctx); err != nil {
 		return err
+	}
+	if c.first != "" {
+		if _, err := c.server.run(ctx, c.environment, c.session, c.first, "[no output]"); err != nil {
+			return err
+		}
 	}
 	c.cost = &meter{}
 	c.cost.begin(c.server.PID())
@@ -166,9 +173,9 @@ func (c *served) Call(ctx context.Context) (time.Duration, error) {
 func (c *served) CPU(context.Context) (time.Duration, error) { return c.cost.mean(), nil }
 
 // Settle waits for the end of a sandbox that was used up, and of its
-// successor's start. A session has neither.
+// successor's start. A session has neither; what it does after an answer is waited for.
 func (c *served) Settle(ctx context.Context) {
-	if c.session == "" {
+	if c.session == "" || c.works {
 		quiet(ctx, c.server.PID())
 	}
 }
