@@ -47,14 +47,19 @@ func TestGate_KeepsSlotsForOthers(t *testing.T) {
 				inside[principal]++
 			}
 		}
+		entered := func(principal string) int {
+			mu.Lock()
+			defer mu.Unlock()
+			return inside[principal]
+		}
 		users(t, g, &all, "flood", 100, enter("flood"))
-		if inside["flood"] != 4 || g.Waiting() != 96 {
-			t.Errorf("the flood has %d slots, %d wait", inside["flood"], g.Waiting())
+		if n := entered("flood"); n != 4 || g.Waiting() != 96 {
+			t.Errorf("the flood has %d slots, %d wait", n, g.Waiting())
 		}
 		began := time.Now()
 		users(t, g, &all, "other", 1, enter("other"))
-		if inside["other"] != 1 || time.Since(began) != 0 {
-			t.Errorf("another one waits beside %d of a flood", inside["flood"])
+		if entered("other") != 1 || time.Since(began) != 0 {
+			t.Errorf("another one waits beside %d of a flood", entered("flood"))
 		}
 		all.Wait()
 		if g.free != 8 || len(g.held)+len(g.waiting)+len(g.order) != 0 {

@@ -290,9 +290,9 @@ func size(mb, standard int) string {
 // compares the two.
 func (s Sandbox) flags(program string) []string {
 	flags := []string{
-		"--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup",
+		"--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup",
 		"--disable-userns", "--cap-drop", "ALL", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox",
-		"--new-session", "--die-with-parent", "--as-pid-1",
+		"--unshare-net", "--new-session", "--die-with-parent", "--as-pid-1",
 		"--clearenv",
 	}
 	for _, variable := range append([]string{
