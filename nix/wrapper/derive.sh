@@ -23,7 +23,7 @@ set_bounds() {
   [ ${#list[@]} = 5 ] || return 0
   for one in "${list[@]}"; do [[ $one =~ ^[1-9][0-9]{0,17}$ ]] || return 0; done
   bounds=("${list[@]}")
-  forget &
+  expire &
 }
 
 # derive KEY: has an environment built, unless it waits or is built already.
@@ -54,7 +54,7 @@ derive_next() {
       set +m
       trap - INT HUP TERM
       derived "$key" "${bounds[1]}" "${bounds[2]}"
-      forget
+      expire
     ) </dev/null &
     deriving[$key]=$!
     set +m
@@ -176,11 +176,11 @@ derived() {
   rm -f -- "$folder/building"
 }
 
-# forget: gives up environments that no call has used for as long as the bounds say,
+# expire: gives up environments that no call has used for as long as the bounds say,
 # and those used longest ago as far as all of them take too much, but not the one
 # used last. Nix's garbage collection then may take them. A folder without a result is
 # there for a day.
-forget() {
+expire() {
   local folder used now kept=0 bytes newest=yes folders=()
   printf -v now '%(%s)T' -1
   for folder in "$NIX_SANDBOX_PACKAGES"/*; do
