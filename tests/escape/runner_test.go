@@ -41,7 +41,7 @@ func TestFamilies_AreComplete(t *testing.T) {
 			used[bait] = true
 		}
 		for _, tag := range a.tags {
-			if !slices.Contains([]string{"limits", "seccomp", "channels", "shared"}, tag) {
+			if !slices.Contains([]string{"limits", "seccomp", "channels", "shared", "devices"}, tag) {
 				t.Errorf("%s: tag %q is not documented", a.name, tag)
 			}
 		}
