@@ -38,6 +38,7 @@ let
   unit = builtins.readFile ../deploy/nix-sandbox-mcp.service;
   base = section "Service" unit;
 
+  user = base.User;
   path = lib.removePrefix "unix:" serve.listen;
   port = lib.toInt (lib.last (lib.splitString ":" serve.listen));
   isUnix = path != serve.listen;
@@ -63,7 +64,7 @@ let
         RuntimeDirectory = name;
         Environment =
           lib.optional (serve.token_file != null) "NIX_SANDBOX_TOKENS=%d/tokens"
-          ++ [ "XDG_STATE_HOME=%S/${name} XDG_RUNTIME_DIR=%t/${name} XDG_CACHE_HOME=%T/cache" ];
+          ++ [ "HOME=%S/${name} XDG_STATE_HOME=%S/${name} XDG_RUNTIME_DIR=%t/${name} XDG_CACHE_HOME=%T/cache" ];
         TimeoutStopSec = serve.lame_duck_seconds + serve.drain_seconds + 15;
       }
       // lib.optionalAttrs (serve.token_file != null) { LoadCredential = "tokens:${serve.token_file}"; };
@@ -101,6 +102,11 @@ in
       message = "services.nix-sandbox-mcp: service.openFirewall opens a port, and serve.listen is ${serve.listen}: leave it out";
     }
   ];
+  users.users.${user} = {
+    isSystemUser = true;
+    group = user;
+  };
+  users.groups.${user} = { };
   systemd.services = lib.genAttrs names serviceOf;
   systemd.sockets = lib.genAttrs names socketUnit;
   services.haproxy = lib.mkIf several {

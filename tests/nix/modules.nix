@@ -38,6 +38,10 @@ let
     };
     networking.firewall.allowedTCPPorts = list;
     services.haproxy = anything;
+    users = {
+      users = anything;
+      groups = anything;
+    };
     systemd = {
       services = anything;
       sockets = anything;
@@ -228,8 +232,10 @@ in
             ProtectSystem
             TimeoutStopSec
             Type
+            User
             ;
         }
+        (names system.users.users)
         (builtins.match ".*/bin/nix-sandbox-mcp serve --http systemd" unit.ExecStart != null)
         # As in the unit: these keep sandboxes from starting.
         (unit ? ProtectHostname || unit ? RestrictNamespaces || unit ? RestrictSUIDSGID)
@@ -247,13 +253,15 @@ in
         DelegateSubgroup = "supervisor";
         Environment = [
           "NIX_SANDBOX_TOKENS=%d/tokens"
-          "XDG_STATE_HOME=%S/nix-sandbox-mcp XDG_RUNTIME_DIR=%t/nix-sandbox-mcp XDG_CACHE_HOME=%T/cache"
+          "HOME=%S/nix-sandbox-mcp XDG_STATE_HOME=%S/nix-sandbox-mcp XDG_RUNTIME_DIR=%t/nix-sandbox-mcp XDG_CACHE_HOME=%T/cache"
         ];
         LoadCredential = "tokens:/var/lib/secrets/tokens";
         ProtectSystem = "strict";
         TimeoutStopSec = 49;
         Type = "notify";
+        User = "nix-sandbox-mcp";
       }
+      [ "nix-sandbox-mcp" ]
       true
       false
     ];
