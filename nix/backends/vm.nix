@@ -27,12 +27,13 @@ let
   qemuWants = "8.2";
 
   # What the kernel and the programs beside the code need of the machine's memory, in
-  # MiB. Of 128, Debian's kernel takes 45, the jail, the agent and the first process 40.
+  # MiB: an estimate with a margin for Debian's kernel, the jail, the agent and the first
+  # process.
   own_mb = 128;
 
   # What QEMU needs beside the machine's memory: its heap, what it keeps of translated
-  # code where it emulates, and the page tables. Measured: 70 MiB with python, 150 with
-  # node.
+  # code where it emulates, and the page tables. An estimate with a margin: what QEMU takes
+  # beside the guest was not measured for each interpreter.
   qemu_mb = 256;
   # QEMU's threads, most of them for reading the image, and those of nix-sandbox-vm.
   qemu_tasks = 128;
