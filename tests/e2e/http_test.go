@@ -190,6 +190,7 @@ func sentence(t testing.TB, c *httpclient.Client, arguments mcptest.Arguments) s
 
 // What one may have is bounded, each refusal says how, and others have theirs.
 func TestHTTP_BoundsPrincipals(t *testing.T) {
+	quiet(t)
 	t.Parallel()
 	for _, version := range []string{mcptest.Newest, mcptest.Stateless} {
 		t.Run(version, func(t *testing.T) {

@@ -218,6 +218,7 @@ func (s *onDemandServer) isThereAgain(code string) {
 
 // A call waits as long as it may, and says how far it came.
 func TestPackages_CallsWhileItIsBuilt(t *testing.T) {
+	quiet(t)
 	s := withOnDemand(t, strings.ReplaceAll(onDemand, "timeout_seconds = 120", "timeout_seconds = 5\nmax_timeout_seconds = 300")+"[on_demand]\nkeep_mb = 1\n")
 	c := s.start()
 	s.nix.hold()
