@@ -144,7 +144,6 @@ var mistakes = []mistake{
 	{"a file of TypeScript", code("node", "require('fs').writeFileSync('m.ts', 'export const x: number = 1'); await import('./m.ts')"), "[hint: Node.js loads no file of TypeScript here: run esbuild FILE.ts --outfile=FILE.mjs first", code("node", "require('fs').writeFileSync('m.ts', 'export const x: number = 1'); require('child_process').execSync('esbuild m.ts --outfile=m.mjs', { stdio: 'pipe' }); await import('./m.mjs')")},
 	{"a container", code("bash", "docker ps"), "[hint: no containers or services run here: start the program itself]", code("bash", "git --version")},
 	{"an editor", code("bash", "vim notes.txt"), "[hint: there is no terminal to edit in: write the file with a here-document", code("bash", "cat >notes.txt <<'END'\nhi\nEND")},
-	{"a long sleep", code("python", "import time\ntime.sleep(60)"), "[hint: 2 s is the limit of each call: do less in one, and keep what is done in a session]", kept("sleeps", "python", "import time\ntime.sleep(0.1)")},
 	{"too much memory", code("python", "x = bytearray(3 << 30)"), "MemoryError", code("python", "x = bytearray(3 << 20)")},
 	{"a huge print", code("python", "print('x' * 200000)"), "of output cut; print less of it]", nil},
 	{"an exit", code("python", "exit(3)"), "[exit status 3]", code("python", "exit(0)")},
@@ -162,9 +161,9 @@ func TestMistakes_AreAnsweredWithAHint(t *testing.T) {
 	project := t.TempDir()
 	must.Do(t, os.WriteFile(filepath.Join(project, "sales.csv"), []byte("a,b\n1,2\n"), 0o644))
 	must.Do(t, os.WriteFile(filepath.Join(project, "sales.py"), nil, 0o644))
-	c := start(t, "PROJECT_DIR="+project, tightened(t, map[string]any{"timeout_seconds": 2}))
+	c := start(t, "PROJECT_DIR="+project)
 	in(c, "theirs", "python", "x = 1")
-	for _, m := range mistakes {
+	check := func(c *mcptest.Client, m mistake) {
 		t.Run(m.name, func(t *testing.T) {
 			answer := c.Run(m.args)
 			if answer.IsError == (m.next == nil) || !strings.Contains(answer.Text(), m.want) {
@@ -182,6 +181,15 @@ func TestMistakes_AreAnsweredWithAHint(t *testing.T) {
 			}
 		})
 	}
+	for _, m := range mistakes {
+		check(c, m)
+	}
+	// A server of its own, so that the others have the time that a busy machine takes.
+	hasty := start(t, tightened(t, map[string]any{"timeout_seconds": 2}))
+	check(hasty, mistake{
+		"a long sleep", code("python", "import time\ntime.sleep(60)"),
+		"[hint: 2 s is the limit of each call: do less in one, and keep what is done in a session]", kept("sleeps", "bash", "sleep 0.1"),
+	})
 }
 
 // ours is what of an answer the code did not write.
