@@ -45,14 +45,14 @@ func (a Accelerator) LoadLimit() time.Duration {
 
 const kvmDevice = "/dev/kvm"
 
-// Known is what this machine remembers of KVM until it restarts.
+// Known is what was found of KVM on this computer.
 type Known struct {
 	Works   bool
 	Problem string // empty where it works
 }
 
-// Memory remembers whether KVM works, in a file of a folder. That /dev/kvm can be
-// opened does not prove it: only a machine that comes up does.
+// Memory remembers whether KVM works, in a file of a folder, until the computer restarts.
+// That /dev/kvm can be opened does not prove it: only a machine that comes up does.
 type Memory struct{ Folder string }
 
 func (m Memory) file() string { return filepath.Join(m.Folder, "kvm") }
@@ -107,9 +107,10 @@ func bootID() (string, error) {
 	return strings.TrimSpace(string(id)), err
 }
 
-// kilohertz is the host's clock rate. An emulated kernel that measures it hangs in a
-// third of all starts; told, it does not.
-func kilohertz() (int, error) {
+// ClockRate returns the clock rate of the host in kHz, from /proc/cpuinfo, or 2 GHz where
+// it names none. An emulated kernel that measures the rate hangs in a third of all starts;
+// one that is told does not, and the number need not be exact.
+func ClockRate() (int, error) {
 	info, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
 		return 0, err
@@ -125,6 +126,5 @@ func kilohertz() (int, error) {
 		}
 		return int(mhz * 1000), nil
 	}
-	// The kernel of an emulated machine needs some number, and no exact one.
 	return 2_000_000, nil
 }

@@ -172,7 +172,7 @@ func (s *Spec) arguments(accelerator Accelerator, from origin) ([]string, error)
 			"-add-fd", "fd="+strconv.Itoa(kvmFD)+",set=1", "-accel", "kvm,device=/dev/fdset/1",
 		), nil
 	}
-	rate, err := kilohertz()
+	rate, err := ClockRate()
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/vm/guest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/machine"
 )
 
 const (
@@ -32,8 +33,8 @@ const (
 // errNotUp says that the kernel did not come so far as to run init.
 var errNotUp = errors.New("the machine did not come up")
 
-// machine is a virtual machine for QEMU to run.
-type machine struct {
+// testMachine is a virtual machine for QEMU to run.
+type testMachine struct {
 	kernel, initrd string
 	store          string // image
 	files, debian  string // images; both may be empty
@@ -45,7 +46,7 @@ type machine struct {
 // run starts the machine and waits for its end. It writes the command's output to
 // output and the kernel's messages to console. QEMU has exited when run returns,
 // also after an error.
-func (m *machine) run(ctx context.Context, console, output io.Writer, say func(string, ...any)) (guest.Ended, error) {
+func (m *testMachine) run(ctx context.Context, console, output io.Writer, say func(string, ...any)) (guest.Ended, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	arguments, err := m.arguments()
@@ -92,7 +93,7 @@ func (m *machine) run(ctx context.Context, console, output io.Writer, say func(s
 	}
 
 	limit := upLimitTCG
-	if m.accel == accelKVM {
+	if m.accel == kvm {
 		limit = upLimitKVM
 	}
 	late := time.NewTimer(limit)
@@ -133,7 +134,7 @@ func (m *machine) run(ctx context.Context, console, output io.Writer, say func(s
 }
 
 // end lets the machine switch itself off.
-func (m *machine) end(qemu *exec.Cmd, port *os.File, logged <-chan struct{}, cancel func()) error {
+func (m *testMachine) end(qemu *exec.Cmd, port *os.File, logged <-chan struct{}, cancel func()) error {
 	if _, err := port.Write([]byte{'\n'}); err != nil {
 		cancel()
 	}
@@ -189,11 +190,11 @@ func pair(name string) (own, other *os.File, err error) {
 
 // arguments are QEMU's: the smallest machine with two or three disks, one port and a
 // console; no network, no BIOS to wait for, nothing from the user's settings.
-func (m *machine) arguments() ([]string, error) {
+func (m *testMachine) arguments() ([]string, error) {
 	boot := "console=ttyS0 loglevel=4 reboot=t panic=-1 mitigations=off"
 	cpu := "host"
-	if m.accel == accelTCG {
-		khz, err := clock()
+	if m.accel == tcg {
+		khz, err := machine.ClockRate()
 		if err != nil {
 			return nil, err
 		}

@@ -23,6 +23,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/vm/guest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/image"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/machine"
 )
 
 const (
@@ -41,6 +42,23 @@ const usage = `usage: tests/vm/run [OPTION]... COMMAND [ARGUMENT]...
 Runs the command as uid 1000 in a virtual machine with a kernel of its own.
 
 `
+
+// QEMU's names of the accelerators.
+const (
+	kvm = "kvm"
+	tcg = "tcg"
+)
+
+// accelerators returns the accelerators to try, in order.
+func accelerators(wanted string, memory machine.Memory) []string {
+	if wanted != "auto" {
+		return []string{wanted}
+	}
+	if known, found := memory.Recall(); found && !known.Works {
+		return []string{tcg}
+	}
+	return []string{kvm, tcg}
+}
 
 // options are the command line's.
 type options struct {
@@ -139,7 +157,7 @@ func parse(arguments []string) (options, error) {
 		}
 	}
 	switch o.accel {
-	case "auto", accelKVM, accelTCG:
+	case "auto", kvm, tcg:
 	default:
 		return o, fmt.Errorf("--accel is %q: give auto, kvm or tcg", o.accel)
 	}
@@ -201,7 +219,7 @@ func boot(ctx context.Context, o options) (int, error) {
 		return statusMachine, err
 	}
 	started := time.Now()
-	m := machine{memory: o.memory, cpus: o.cpus, gpu: o.gpu}
+	m := testMachine{memory: o.memory, cpus: o.cpus, gpu: o.gpu}
 	if m.store, err = storeImage(ctx, o.cache, folder, roots); err != nil {
 		return statusMachine, err
 	}
@@ -228,11 +246,12 @@ func boot(ctx context.Context, o options) (int, error) {
 	}
 	defer console.Close()
 
-	for _, m.accel = range accels(o) {
+	known := machine.Memory{Folder: o.cache}
+	for _, m.accel = range accelerators(o.accel, known) {
 		started = time.Now()
 		attempt := request
 		attempt.Time = started.Unix()
-		if m.accel == accelTCG {
+		if m.accel == tcg {
 			attempt.Env = append([]string{"NIX_SANDBOX_TEST_PATIENCE=" + slow}, attempt.Env...)
 		}
 		if err := writeInitrd(ctx, m.initrd, o.init, kernel, attempt); err != nil {
@@ -241,9 +260,9 @@ func boot(ctx context.Context, o options) (int, error) {
 		say("initial RAM disk: %s", took(started))
 		var ended guest.Ended
 		ended, err = m.run(ctx, console, os.Stdout, say)
-		if errors.Is(err, errNotUp) && m.accel == accelKVM && o.accel == "auto" {
+		if errors.Is(err, errNotUp) && m.accel == kvm && o.accel == "auto" {
 			say("KVM does not run a machine here (%v)", err)
-			if err := rememberNoKVM(o.cache); err != nil {
+			if err := known.Remember(machine.Known{Problem: "a machine with KVM does not come up"}); err != nil {
 				return statusMachine, err
 			}
 			continue
