@@ -1,24 +1,27 @@
 package live
 
 import (
-	"bytes"
 	"context"
 	"embed"
+	"encoding/json"
 	"fmt"
-	"html/template"
 	"net/http"
+	"slices"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 )
 
+// files are the page, which is the same for every server; a script fills it from the
+// events. html/template would be 2.8 MB of the program, because the linker keeps all
+// exported methods of a program that looks up methods by name.
+//
 //go:embed page.html page.css page.js
 var files embed.FS
 
 // policy has browsers load and run nothing but what this address serves, whatever stands
-// in the output of code.
-const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+// in the output of code, and has them refuse markup that a script makes of a text.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
 const (
 	// eventPause is the time between two events with the state of the server. maxWaiting
@@ -33,31 +36,6 @@ type onceFlag struct{ done atomic.Bool }
 
 func (f *onceFlag) first() bool { return f.done.CompareAndSwap(false, true) }
 
-var templates = template.Must(template.New("").Funcs(template.FuncMap{
-	"seconds": seconds, "mib": func(bytes int64) string { return fmt.Sprintf("%d MiB", bytes>>20) },
-	"duration": func(d time.Duration) string { return seconds(d.Seconds()) },
-	"clock":    func(t time.Time) string { return t.Local().Format(time.TimeOnly) },
-	"who": func(name string) string {
-		if name == "" {
-			return "(the one client)"
-		}
-		return name
-	},
-}).ParseFS(files, "page.html"))
-
-// seconds writes a time as people read it.
-func seconds(s float64) string {
-	switch {
-	case s < 1:
-		return fmt.Sprintf("%.0f ms", 1000*s)
-	case s < 100:
-		return fmt.Sprintf("%.1f s", s)
-	case s < 6000:
-		return fmt.Sprintf("%.0f min", s/60)
-	}
-	return fmt.Sprintf("%.1f h", s/3600)
-}
-
 // addPage serves the page, and the events that keep it new.
 func (s *Site) addPage(ctx context.Context, mux *http.ServeMux) {
 	handle := func(path string, h http.HandlerFunc) {
@@ -69,14 +47,14 @@ func (s *Site) addPage(ctx context.Context, mux *http.ServeMux) {
 			h(w, r)
 		})))
 	}
-	handle("/{$}", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/html; charset=utf-8")
-		_, _ = w.Write(render("page", s.Server.Now()))
-	})
-	for name, kind := range map[string]string{"page.css": "text/css", "page.js": "text/javascript"} {
-		content, _ := files.ReadFile(name) // is embedded
-		handle("/"+name, func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", kind+"; charset=utf-8")
+	for path, file := range map[string]struct{ name, kind string }{
+		"/{$}":      {"page.html", "text/html"},
+		"/page.css": {"page.css", "text/css"},
+		"/page.js":  {"page.js", "text/javascript"},
+	} {
+		content, _ := files.ReadFile(file.name) // is embedded
+		handle(path, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", file.kind+"; charset=utf-8")
 			_, _ = w.Write(content)
 		})
 	}
@@ -91,15 +69,6 @@ func (s *Site) addPage(ctx context.Context, mux *http.ServeMux) {
 			http.Error(w, fmt.Sprintf("%d pages are open already", maxViewers), http.StatusServiceUnavailable)
 		}
 	})
-}
-
-// render executes a template into memory, so that a slow reader holds up nothing.
-func render(name string, data any) []byte {
-	var out bytes.Buffer
-	if err := templates.ExecuteTemplate(&out, name, data); err != nil {
-		return []byte(template.HTMLEscapeString(err.Error()))
-	}
-	return out.Bytes()
 }
 
 // image serves an image of a call that has ended lately.
@@ -117,55 +86,64 @@ func (s *Site) image(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(one.Images[index].Content)
 }
 
-// events sends the state of the server once a second where it has changed, and each call
-// when it has ended.
+// endedCall is a call as an event tells of it.
+type endedCall struct {
+	Call
+	Code   string   `json:"code,omitempty"`
+	Stdout string   `json:"stdout,omitempty"`
+	Stderr string   `json:"stderr,omitempty"`
+	Images []string `json:"images,omitempty"` // their paths
+}
+
+func ended(c Call) endedCall {
+	one := endedCall{Call: c, Code: c.Code, Stdout: c.Stdout, Stderr: c.Stderr}
+	for _, image := range c.Images {
+		one.Images = append(one.Images, image.Path)
+	}
+	return one
+}
+
+// events sends the state of the server once a second, the calls that have ended lately,
+// the oldest first, and each call when it has ended.
 func (s *Site) events(ctx context.Context, w http.ResponseWriter, r *http.Request) {
 	out := http.NewResponseController(w)
 	w.Header().Set("Content-Type", "text/event-stream")
 	calls := s.Server.follow()
 	defer s.Server.unfollow(calls)
-	// What has come since the page was made.
-	last, _ := strconv.ParseUint(r.URL.Query().Get("after"), 10, 64)
-	send := func(event string, html []byte) bool {
-		var text strings.Builder
-		fmt.Fprintf(&text, "event: %s\n", event)
-		for line := range strings.Lines(strings.ReplaceAll(string(html), "\r", "&#13;")) {
-			fmt.Fprintf(&text, "data: %s\n", strings.TrimSuffix(line, "\n"))
+	send := func(event string, data any) bool {
+		// JSON has no line breaks, so that no text can end the event.
+		text, err := json.Marshal(data)
+		if err != nil {
+			return false
 		}
-		text.WriteString("\n")
 		_ = out.SetWriteDeadline(time.Now().Add(writeTimeout))
-		_, err := w.Write([]byte(text.String()))
+		_, err = fmt.Fprintf(w, "event: %s\ndata: %s\n\n", event, text)
 		return err == nil && out.Flush() == nil
 	}
+	sendState := func(now Snapshot) bool {
+		now.Recent = nil // are events of their own
+		return send("state", now)
+	}
 	now := s.Server.Now()
-	for i := len(now.Recent) - 1; i >= 0; i-- {
-		if c := now.Recent[i]; c.Number > last && !send("call", render("call", c)) {
+	for _, c := range slices.Backward(now.Recent) {
+		if !send("call", ended(c)) {
 			return
 		}
 	}
-	sent := now
 	ticker := time.NewTicker(eventPause)
 	defer ticker.Stop()
-	var before []byte
-	for {
-		if state := render("state", sent); !bytes.Equal(state, before) {
-			if !send("state", state) {
-				return
-			}
-			before = state
-		}
+	for isRead := sendState(now); isRead; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-r.Context().Done():
 			return
 		case c := <-calls:
-			if !isIn(now.Recent, c.Number) && !send("call", render("call", *c)) {
-				return
+			if !isIn(now.Recent, c.Number) {
+				isRead = send("call", ended(*c))
 			}
-			sent = s.Server.Now()
 		case <-ticker.C:
-			sent = s.Server.Now()
+			isRead = sendState(s.Server.Now())
 		}
 	}
 }
@@ -193,16 +171,4 @@ func (s *Server) unfollow(viewer chan *Call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.viewers, viewer)
-}
-
-// Last is the number of the newest call of a snapshot.
-func (s Snapshot) Last() uint64 {
-	if len(s.Recent) == 0 {
-		return 0
-	}
-	var last uint64
-	for _, c := range s.Recent {
-		last = max(last, c.Number)
-	}
-	return last
 }

@@ -61,7 +61,7 @@ func Start(t testing.TB) *Browser {
 		out.Close()
 	})
 	b := &Browser{t: t, in: in, out: bufio.NewReader(out)}
-	target := b.ask("Target.createTarget", map[string]any{"url": "about:blank", "width": 1000, "height": 1400})
+	target := b.ask("Target.createTarget", map[string]any{"url": "about:blank", "width": 1000, "height": 1700})
 	attached := b.ask("Target.attachToTarget", map[string]any{"targetId": target["targetId"], "flatten": true})
 	b.session, _ = attached["sessionId"].(string)
 	b.ask("Page.enable", nil)

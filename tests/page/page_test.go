@@ -31,8 +31,14 @@ png += chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 open("outputs/colours.png", "wb").write(png)
 print(len(rows), "bytes in 90 rows")`
 
-// hostile is output that would run in a page that did not escape it.
-const hostile = `echo '</pre><img src=x onerror="document.title=1"><script>document.title=2</script>' >&2; exit 3`
+// markup would run in a page that took it for markup. hostile is code that has it in its
+// output, and in the name of an image.
+const (
+	markup  = `</pre><img src=x onerror="document.title=1"><script>document.title=2</script>`
+	hostile = `folder='outputs/<img src=x onerror="document.title=3">'; mkdir "$folder"
+base64 -d <<<iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg== >"$folder/x.png"
+echo '` + markup + `' | tee /dev/stderr; exit 3`
+)
 
 func TestPage_ShowsCallsAsTheyCome(t *testing.T) {
 	server := undertest.Server(t)
@@ -61,8 +67,14 @@ func TestPage_ShowsCallsAsTheyCome(t *testing.T) {
 	if got := b.Eval(`document.querySelector(".call").className`); got != "call refused" {
 		t.Errorf("the newest call is %q", got)
 	}
-	if got := b.Eval(`document.querySelector("#call-2 .stderr").textContent`); !strings.Contains(got, "</pre><img") {
-		t.Errorf("the output is %q", got)
+	b.Await(`document.querySelector("#call-2 img")?.naturalWidth == 1`)
+	for _, part := range []string{".code", ".stdout", ".stderr", "figcaption"} {
+		if got := b.Eval(`document.querySelector("#call-2 ` + part + `").textContent`); !strings.Contains(got, "<img src=x onerror") {
+			t.Errorf("%s of the hostile call is %q", part, got)
+		}
+	}
+	if got := b.Eval(`document.querySelectorAll("#call-2 img, #call-2 script").length`); got != "1" {
+		t.Errorf("the hostile call has %s elements that load something, not its image alone", got)
 	}
 	if got := b.Eval("document.title"); got != "nix-sandbox-mcp" {
 		t.Errorf("code of a sandbox ran in the page: its title is %q", got)
@@ -72,7 +84,11 @@ func TestPage_ShowsCallsAsTheyCome(t *testing.T) {
 	if len(b.Errors) > 0 {
 		t.Errorf("the browser reports %q", b.Errors)
 	}
-	// The control: the policy refuses what the page itself would load from elsewhere.
+	// The controls: markup that the page's own script made would be refused, and so is what
+	// the page would load from elsewhere.
+	if got := b.Eval(`(() => { try { document.body.innerHTML = "x" } catch (error) { return error.name } })()`); got != "TypeError" {
+		t.Errorf("the policy lets a script make markup: %q", got)
+	}
 	b.Eval(`void document.body.append(Object.assign(document.createElement("img"), {src: "https://elsewhere.example/x.png", id: "foreign"}))`)
 	patience.Wait(t, patience.Long, func() string { return "the policy refuses nothing" }, func() bool {
 		b.Eval("0")
