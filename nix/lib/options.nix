@@ -84,7 +84,7 @@ let
     jwks = {
       type = types.url;
       required = true;
-      doc = "Where it publishes its keys. They are fetched again after an hour, and when a token names an unknown one.";
+      doc = "Where it publishes its keys. They are fetched again after an hour, after SIGHUP, and when a token names an unknown one.";
     };
     claim = {
       type = types.line 100;

@@ -133,6 +133,15 @@ func (a *OAuth) VerifySignature(ctx context.Context, text string) ([]byte, error
 	return keys.VerifySignature(ctx, text)
 }
 
+// Forget has the keys fetched anew for the next token, so that one that was taken back
+// counts no longer.
+func (a *OAuth) Forget() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.asked = time.Time{}
+	a.renew()
+}
+
 // renew forgets the keys.
 func (a *OAuth) renew() {
 	a.keys = oidc.NewRemoteKeySet(oidc.ClientContext(context.Background(), a.client), a.o.KeysURL)
@@ -173,7 +182,8 @@ func (t *keysTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // Metadata answers clients that ask who authorizes them (RFC 9728, section 3.2).
-func (o OAuthOptions) Metadata() http.Handler {
+func (a *OAuth) Metadata() http.Handler {
+	o := a.o
 	fields := map[string]any{
 		"resource":                 o.Resource,
 		"authorization_servers":    []string{o.Issuer},

@@ -29,7 +29,7 @@ type front struct {
 	serve  *registry.Serve
 	tokens *principal.Tokens // nil where there is no file of them
 	chain  principal.Chain
-	oauth  principal.OAuthOptions
+	oauth  *principal.OAuth // nil where access tokens are not believed
 	// isKept says that the socket stays open when this process ends.
 	isKept bool
 }
@@ -86,8 +86,8 @@ func (f *front) readCallers(tokenFile string) error {
 		f.chain = append(f.chain, f.tokens)
 	}
 	if oauth := f.serve.OAuth; oauth != nil {
-		f.oauth = principal.OAuthOptions{Resource: oauth.Resource, Issuer: oauth.Issuer, KeysURL: oauth.JWKS, Claim: oauth.Claim, Scope: oauth.Scope}
-		f.chain = append(f.chain, principal.NewOAuth(f.oauth))
+		f.oauth = principal.NewOAuth(principal.OAuthOptions{Resource: oauth.Resource, Issuer: oauth.Issuer, KeysURL: oauth.JWKS, Claim: oauth.Claim, Scope: oauth.Scope})
+		f.chain = append(f.chain, f.oauth)
 	}
 	return nil
 }
@@ -142,8 +142,9 @@ func (f *front) callers() string {
 	return strings.Join(ways, ", ")
 }
 
-// reloadTokens reads the tokens again at each SIGHUP, until ctx ends.
-func (f *front) reloadTokens(ctx context.Context, log *slog.Logger) {
+// reload reads the tokens again and forgets the keys of the authorization server, at each
+// SIGHUP until ctx ends.
+func (f *front) reload(ctx context.Context, log *slog.Logger) {
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)
@@ -152,6 +153,10 @@ func (f *front) reloadTokens(ctx context.Context, log *slog.Logger) {
 		case <-hangups:
 		case <-ctx.Done():
 			return
+		}
+		if f.oauth != nil {
+			f.oauth.Forget()
+			log.Info("keys forgotten", "issuer", f.serve.OAuth.Issuer)
 		}
 		if f.tokens == nil {
 			continue
@@ -178,8 +183,8 @@ func (f *front) options() mcphttp.Options {
 		DrainTimeout:  time.Duration(f.serve.DrainSeconds) * time.Second,
 		HandsOver:     f.isKept,
 	}
-	if f.serve.OAuth != nil {
-		o.Resource, o.Metadata = f.oauth.Resource, f.oauth.Metadata()
+	if oauth := f.serve.OAuth; oauth != nil {
+		o.Resource, o.Metadata = oauth.Resource, f.oauth.Metadata()
 	}
 	return o
 }

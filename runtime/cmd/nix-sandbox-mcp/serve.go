@@ -189,7 +189,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	if front == nil {
 		return service.Stdio(ctx, in, out, options)
 	}
-	running.Go(func() { front.reloadTokens(background, log) })
+	running.Go(func() { front.reload(background, log) })
 	options.Quota, options.CallsAtOnce = front.quota, front.callsAtOnce()
 	options.Sessions.Max = settings.SessionMaxOfMany
 	// systemd names the folder of StateDirectory= so, or several.
