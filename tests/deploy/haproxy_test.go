@@ -103,10 +103,17 @@ var listening = regexp.MustCompile(`msg=listening address=(\S+)`)
 func serve(t *testing.T, tokens, address string, enter ...string) (*exec.Cmd, *lines, string) {
 	t.Helper()
 	words := append(slices.Clone(enter), undertest.Server(t), "serve", "--http", address)
-	cmd := exec.Command(words[0], words[1:]...)
+	return serveAs(t, exec.Command(words[0], words[1:]...), "NIX_SANDBOX_TOKENS="+tokens)
+}
+
+// serveAs starts a server by a command, with variables, and returns the address that it
+// has.
+func serveAs(t *testing.T, cmd *exec.Cmd, variables ...string) (*exec.Cmd, *lines, string) {
+	t.Helper()
 	state := t.TempDir()
-	cmd.Env = append(os.Environ(), "NIX_SANDBOX_TOKENS="+tokens, "XDG_STATE_HOME="+state, "XDG_CACHE_HOME="+state, "NIX_SANDBOX_DIR="+state, "SESSION_IDLE_TIMEOUT=20")
-	log := start(t, cmd)
+	cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+state, "XDG_CACHE_HOME="+state, "NIX_SANDBOX_DIR="+state, "SESSION_IDLE_TIMEOUT=20")
+	cmd.Env = append(cmd.Env, variables...)
+	log, address := start(t, cmd), ""
 	patience.Wait(t, 20*time.Second, log.String, func() bool {
 		found := listening.FindStringSubmatch(log.String())
 		if found != nil {
@@ -131,13 +138,7 @@ func servers(t *testing.T, enter ...[]string) *world {
 	if _, err := exec.LookPath("haproxy"); err != nil {
 		t.Skip("haproxy is not installed")
 	}
-	var text strings.Builder
-	for i := range principals {
-		sum := sha256.Sum256([]byte(token(i)))
-		fmt.Fprintf(&text, "principal-%d sha256:%s\n", i, hex.EncodeToString(sum[:]))
-	}
-	w := &world{tokens: filepath.Join(t.TempDir(), "tokens")}
-	must.Do(t, os.WriteFile(w.tokens, []byte(text.String()), 0o600))
+	w := &world{tokens: tokenFile(t)}
 	for _, enter := range enter {
 		at := "127.0.0.1:0"
 		if enter != nil {
@@ -146,20 +147,41 @@ func servers(t *testing.T, enter ...[]string) *world {
 		server, log, address := serve(t, w.tokens, at, enter...)
 		w.servers, w.logs, w.addresses = append(w.servers, server), append(w.logs, log), append(w.addresses, address)
 	}
+	w.url = "http://" + w.proxy(t, http.DefaultClient, "http") + "/mcp"
+	return w
+}
+
+// tokenFile is a file with a token for each of the principals.
+func tokenFile(t *testing.T) string {
+	t.Helper()
+	var text strings.Builder
+	for i := range principals {
+		sum := sha256.Sum256([]byte(token(i)))
+		fmt.Fprintf(&text, "principal-%d sha256:%s\n", i, hex.EncodeToString(sum[:]))
+	}
+	path := filepath.Join(t.TempDir(), "tokens")
+	must.Do(t, os.WriteFile(path, []byte(text.String()), 0o600))
+	return path
+}
+
+// proxy starts HAProxy in front of the servers, and returns its address when the client
+// is answered there.
+func (w *world) proxy(t *testing.T, client *http.Client, scheme string, variables ...string) string {
+	t.Helper()
 	front := freeAddress(t)
-	w.url = "http://" + front + "/mcp"
 	proxy := exec.Command("haproxy", "-f", must.Get(filepath.Abs("../../deploy/haproxy.cfg"))(t))
 	proxy.Env = append(os.Environ(), "MCP_ADDRESS="+front, "MCP_FIRST="+w.addresses[0], "MCP_SECOND="+w.addresses[1])
+	proxy.Env = append(proxy.Env, variables...)
 	log := start(t, proxy)
 	patience.Wait(t, 20*time.Second, log.String, func() bool {
-		response, err := http.Get("http://" + front + "/readyz")
+		response, err := client.Get(scheme + "://" + front + "/readyz")
 		if err != nil {
 			return false
 		}
 		response.Body.Close()
 		return response.StatusCode == http.StatusOK
 	})
-	return w
+	return front
 }
 
 func (w *world) client(i int, version string) *httpclient.Client {

@@ -6,7 +6,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"flag"
 	"fmt"
 	"maps"
@@ -45,13 +44,7 @@ const building = 2 * time.Minute
 // environments are those of the server, by name.
 func environments(t testing.TB) map[string]map[string]any {
 	t.Helper()
-	file := filepath.Join(filepath.Dir(undertest.Server(t)), "..", "share", "nix-sandbox-mcp", "metadata.json")
-	text := must.Get(os.ReadFile(file))(t)
-	var metadata struct {
-		Environments map[string]map[string]any
-	}
-	must.Do(t, json.Unmarshal(text, &metadata))
-	return metadata.Environments
+	return undertest.Environments(t)
 }
 
 // tightened returns the variable that gives every environment other limits.

@@ -33,6 +33,24 @@ func Server(t testing.TB) string {
 	return resolve(t, path)
 }
 
+// Environments returns the environments of the server under test, as its metadata has
+// them, by name.
+func Environments(t testing.TB) map[string]map[string]any {
+	t.Helper()
+	file := filepath.Join(filepath.Dir(Server(t)), "..", "share", "nix-sandbox-mcp", "metadata.json")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var metadata struct {
+		Environments map[string]map[string]any
+	}
+	if err := json.Unmarshal(text, &metadata); err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+	return metadata.Environments
+}
+
 // Packages returns the folder of the package set to build with.
 func Packages(t testing.TB) string {
 	t.Helper()
