@@ -217,7 +217,7 @@ end_group() {
 # Signals may be meant for the server, in whose process group this is: only the
 # end of standard input ends this.
 trap '' INT HUP TERM
-group='' asked=no
+group='' asked=no begun=''
 [ ${#kinds[@]} = 0 ] || begin
 while :; do
   # If it is asked while it builds, it checks every second whether it has ended.
@@ -227,13 +227,18 @@ while :; do
   fi
   derive_next
   if [ ${#queue[@]} != 0 ]; then wait_option=(-t 0.2); fi
-  if IFS= read -r "${wait_option[@]}" line; then
+  status=0
+  IFS= read -r "${wait_option[@]}" line || status=$?
+  # Where the time is up within a line, the rest comes with a later read.
+  begun+=$line
+  if [ $status = 0 ]; then
+    line=$begun begun=''
     case $line in
       'bounds '*) set_bounds "${line#bounds }" ;;
       'derive '*) derive "${line#derive }" ;;
       *) [ ${#kinds[@]} = 0 ] || asked=yes ;;
     esac
-  elif [ $? -le 128 ]; then
+  elif [ $status -le 128 ]; then
     break
   fi
 done

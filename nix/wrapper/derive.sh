@@ -26,12 +26,12 @@ set_bounds() {
   expire &
 }
 
-# derive KEY: has an environment built, unless it waits or is built already.
+# derive KEY: has an environment built, unless it waits already. One that is being
+# built waits too, because that build may have ended before it was asked for.
 derive() {
   local one
   [[ $1 =~ ^[0-9a-f]{64}$ ]] && [ -d "$NIX_SANDBOX_PACKAGES/$1" ] || return 0
   for one in "${queue[@]}"; do [ "$one" != "$1" ] || return 0; done
-  if [ -n "${deriving[$1]-}" ] && kill -0 -- "-${deriving[$1]}" 2>/dev/null; then return; fi
   if [ ${#queue[@]} -ge $max_waiting ]; then
     not_derived "$NIX_SANDBOX_PACKAGES/$1" crowded
     return
@@ -41,13 +41,19 @@ derive() {
 
 # derive_next: begins as many of the builds that wait as there may be at once.
 derive_next() {
-  local key
+  local key keys=("${queue[@]}")
   for key in "${!deriving[@]}"; do
     kill -0 -- "-${deriving[$key]}" 2>/dev/null || unset "deriving[$key]"
   done
-  while [ ${#queue[@]} != 0 ] && [ ${#deriving[@]} -lt "${bounds[0]}" ]; do
-    key=${queue[0]}
-    queue=("${queue[@]:1}")
+  queue=()
+  for key in "${keys[@]}"; do
+    if [ -n "${deriving[$key]-}" ] || [ ${#deriving[@]} -ge "${bounds[0]}" ]; then
+      queue+=("$key")
+      continue
+    fi
+    # Who asks removes the report of an earlier failure: this one is of a build that
+    # ended since then.
+    if [ -e "$NIX_SANDBOX_PACKAGES/$key/failed" ]; then continue; fi
     # In a process group of its own, which can be ended as a whole.
     set -m
     (
@@ -120,7 +126,6 @@ derived() {
   local plan=$private/.$1.plan log line derivation='' total=0 status bytes ends
   [ ! -e "$folder/result/metadata.json" ] || return 0
   ends=$((SECONDS + seconds))
-  rm -f -- "$folder/failed"
   progress "$folder" 0 0
   log="$private/.$name.log"
   rm -f -- "$log"
@@ -176,13 +181,21 @@ derived() {
   rm -f -- "$folder/building"
 }
 
+# give_up FOLDER: removes one.
+give_up() {
+  local gone=$NIX_SANDBOX_PACKAGES/.gone-${1##*/}-$BASHPID
+  mv -T -- "$1" "$gone" && rm -rf -- "$gone"
+}
+
 # expire: gives up environments that no call has used for as long as the bounds say,
 # and those used longest ago as far as all of them take too much, but not the one
 # used last. Nix's garbage collection then may take them. A folder without a result is
-# there for a day.
+# there for a day. A folder disappears as a whole (give_up), because the runtime may make
+# it again at any moment.
 expire() {
   local folder used now kept=0 bytes newest=yes folders=()
   printf -v now '%(%s)T' -1
+  rm -rf -- "$NIX_SANDBOX_PACKAGES"/.gone-* # of builders that were killed
   for folder in "$NIX_SANDBOX_PACKAGES"/*; do
     [[ ${folder##*/} =~ ^[0-9a-f]{64}$ ]] || continue
     if [ -L "$folder/result" ]; then
@@ -190,7 +203,7 @@ expire() {
     else
       # It may be about to be built.
       used=$(stat -c %Y -- "$folder" 2>/dev/null) || continue
-      if [ $((now - used)) -gt 86400 ]; then rm -rf -- "$folder"; fi
+      if [ $((now - used)) -gt 86400 ]; then give_up "$folder"; fi
       continue
     fi
     folders+=("$used $folder")
@@ -200,7 +213,7 @@ expire() {
     size_of "$folder/result"
     kept=$((kept + bytes))
     if [ $((now - used)) -gt $((bounds[3] * 86400)) ] || { [ $newest = no ] && [ $kept -gt "${bounds[4]}" ]; }; then
-      rm -rf -- "$folder"
+      give_up "$folder"
       kept=$((kept - bytes))
     fi
     newest=no
