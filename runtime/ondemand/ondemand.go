@@ -39,6 +39,8 @@ const (
 	// fileClock is how far the times of files may be behind the clock: the kernel takes
 	// those of its last tick.
 	fileClock = 20 * time.Millisecond
+	// askAttempts bounds how often a request is written to a folder that disappears.
+	askAttempts = 10
 	// maxReport bounds what is read of the builder's files, in bytes.
 	maxReport = 16 << 10
 )
@@ -156,11 +158,25 @@ func (e *Executor) ask(env registry.Environment, key string) error {
 		return errors.New("this server has no builder")
 	}
 	folder := filepath.Join(e.Folder, key)
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return err
-	}
 	request, err := json.Marshal(registry.Request{Base: env.Derived.Base, Recipe: env.OnDemand.Recipe(), Packages: env.Derived.Packages})
 	if err != nil {
+		return err
+	}
+	// The folder of an environment that is given up at this moment disappears.
+	for range askAttempts {
+		if err = write(folder, request); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return e.Ask(key)
+}
+
+// write makes the folder of an environment with its request and without a failure.
+func write(folder string, request []byte) error {
+	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return err
 	}
 	if err := replace(filepath.Join(folder, registry.RequestFile), request); err != nil {
@@ -169,7 +185,7 @@ func (e *Executor) ask(env registry.Environment, key string) error {
 	if err := os.Remove(filepath.Join(folder, registry.FailedFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return e.Ask(key)
+	return nil
 }
 
 // replace writes a file that nobody sees half written.

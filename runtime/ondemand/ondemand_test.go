@@ -189,3 +189,26 @@ func TestExecute_HasNoBuilder(t *testing.T) {
 		}
 	}
 }
+
+// A call may name an environment again at the moment when it is given up.
+func TestExecute_AsksWhileItIsGivenUp(t *testing.T) {
+	env := environment(t)
+	asked := make(chan struct{})
+	r := newRig(t, func(string) {})
+	go func() {
+		defer close(asked)
+		for range 500 {
+			if err := r.ask(env, "key"); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	for {
+		select {
+		case <-asked:
+			return
+		default:
+			must.Do(t, registry.RemoveDerived(r.folder, "key"))
+		}
+	}
+}

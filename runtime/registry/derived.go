@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -89,6 +90,19 @@ func DerivedKeys(folder string) []string {
 	}
 	slices.Sort(keys)
 	return keys
+}
+
+// RemoveDerived removes what was built under a key. The folder disappears as a whole,
+// because a call may have it made again at any moment.
+func RemoveDerived(folder, key string) error {
+	gone := filepath.Join(folder, fmt.Sprintf(".gone-%s-%d", key, os.Getpid()))
+	if err := os.RemoveAll(gone); err != nil {
+		return err
+	}
+	if err := os.Rename(filepath.Join(folder, key), gone); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.RemoveAll(gone)
 }
 
 // ReadRequest reads what the builder was asked for under a key.

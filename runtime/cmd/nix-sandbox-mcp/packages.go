@@ -149,7 +149,7 @@ func chosenPackages(rows []addedRow, names []string) ([]addedRow, error) {
 // removePackages removes environments with packages, and says which.
 func removePackages(w io.Writer, folder string, rows []addedRow) error {
 	for _, row := range rows {
-		if err := os.RemoveAll(filepath.Join(folder, row.key)); err != nil {
+		if err := registry.RemoveDerived(folder, row.key); err != nil {
 			return fmt.Errorf("remove %s: %w", row.Name, err)
 		}
 		fmt.Fprintln(w, "removed", row.Name)
