@@ -38,8 +38,8 @@ func runTests(m *testing.M) {
 }
 
 // building is what a small build by Nix may take on a machine that does much
-// else.
-const building = 2 * time.Minute
+// else: builds beside a server have a low priority.
+const building = 10 * time.Minute
 
 // environments are those of the server, by name.
 func environments(t testing.TB) map[string]map[string]any {

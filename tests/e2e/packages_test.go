@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcpclient"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
@@ -22,16 +23,17 @@ import (
 )
 
 // onDemand is a configuration in which calls may add packages: a list to python, all
-// of the package set to sh, none to node.
+// of the package set to sh, none to node. A call waits for a build and then runs within
+// the time that tests wait for an answer.
 const onDemand = `
 [environments.python]
 preset = "python"
 packages_on_demand = ["beautifulsoup4", "ffmpeg", "psutil", "tabulate"]
-timeout_seconds = 120
+timeout_seconds = 25
 [environments.sh]
 preset = "shell"
 packages_on_demand = "all"
-timeout_seconds = 120
+timeout_seconds = 25
 [environments.node]
 preset = "node"
 `
@@ -82,15 +84,28 @@ func (s *onDemandServer) packages() []string {
 	return must.Get(filepath.Glob(filepath.Join(s.cache, "nix-sandbox-mcp", "packages", "*")))(s.t)
 }
 
+// built makes a call whose environment may have to be built, again as often as the
+// answer says that it is being built.
+func built(t testing.TB, c *mcptest.Client, arguments any) mcptest.Answer {
+	t.Helper()
+	var answer mcptest.Answer
+	patience.Wait(t, building, func() string { return answer.Text() + "\n" + c.Log() }, func() bool {
+		answer = c.Run(arguments)
+		return !strings.Contains(answer.Text(), "is being built: call again in a minute")
+	})
+	return answer
+}
+
 // environmentOf finds the environment that a hint names.
 var environmentOf = regexp.MustCompile(`(?m)^\[hint: env "([^"]+)" has [^ ]+\]$`)
 
 // follow is a client that runs code as often as a hint says where, and returns the
 // answers.
-func follow(c *mcptest.Client, session, env, code string) []mcptest.Answer {
+func follow(t testing.TB, c *mcptest.Client, session, env, code string) []mcptest.Answer {
+	t.Helper()
 	var answers []mcptest.Answer
 	for range 10 {
-		answer := in(c, session, env, code)
+		answer := built(t, c, mcptest.Arguments{Code: code, Env: env, Session: session})
 		answers = append(answers, answer)
 		hint := environmentOf.FindStringSubmatch(answer.Text())
 		if hint == nil {
@@ -108,7 +123,7 @@ func TestPackages_HintsLeadToAResult(t *testing.T) {
 	c := s.start()
 	offered(t, c, "sh", true)
 	code := "import bs4, psutil, tabulate\nprint(tabulate.tabulate([[bs4.BeautifulSoup('<p>text</p>', 'html.parser').p.text]], tablefmt='plain'))"
-	answers := follow(c, "", "python", code)
+	answers := follow(t, c, "", "python", code)
 	if len(answers) != 4 {
 		t.Fatalf("%d answers: %+v\n%s", len(answers), answers, c.Log())
 	}
@@ -120,13 +135,13 @@ func TestPackages_HintsLeadToAResult(t *testing.T) {
 	}
 	// Whatever the order, it is the same environment.
 	expect(t, run(c, "python+tabulate+psutil+beautifulsoup4+psutil", code), "text\n")
-	if built := strings.Count(c.Log(), "environment built"); built != 3 {
-		t.Errorf("%d environments built\n%s", built, c.Log())
+	if folders := s.packages(); len(folders) != 3 {
+		t.Errorf("%d environments built: %v\n%s", len(folders), folders, c.Log())
 	}
 
 	// In a session, files stay.
 	expect(t, in(c, "s", "python", "open('kept', 'w').write('kept'); x = 1"), "[no output]")
-	answers = follow(c, "s", "python", "import bs4; print(open('kept').read(), 'x' in dir())")
+	answers = follow(t, c, "s", "python", "import bs4; print(open('kept').read(), 'x' in dir())")
 	if len(answers) != 2 {
 		t.Fatalf("%d answers: %+v", len(answers), answers)
 	}
@@ -135,7 +150,7 @@ func TestPackages_HintsLeadToAResult(t *testing.T) {
 	expect(t, in(c, "s", "python+beautifulsoup4", "print(x)"), "2\n")
 
 	// Programs, by their names.
-	answers = follow(c, "", "sh", "strace --version")
+	answers = follow(t, c, "", "sh", "strace --version")
 	if last := answers[len(answers)-1]; len(answers) != 2 || last.IsError || !strings.HasPrefix(last.Text(), "strace -- version ") {
 		t.Errorf("answers %+v", answers)
 	}
@@ -218,58 +233,63 @@ func (s *onDemandServer) isThereAgain(code string) {
 
 // A call waits as long as it may, and says how far it came.
 func TestPackages_CallsWhileItIsBuilt(t *testing.T) {
-	quiet(t)
-	s := withOnDemand(t, strings.ReplaceAll(onDemand, "timeout_seconds = 120", "timeout_seconds = 5\nmax_timeout_seconds = 300")+"[on_demand]\nkeep_mb = 1\n")
+	s := withOnDemand(t, strings.ReplaceAll(onDemand, "timeout_seconds = 25", "timeout_seconds = 1\nmax_timeout_seconds = 600")+"[on_demand]\nkeep_mb = 1\n")
 	c := s.start()
 	s.nix.hold()
+	within := func(seconds int, env, code string) map[string]any {
+		return map[string]any{"env": env, "code": code, "timeout": seconds}
+	}
 	var ids []string
 	for range 8 {
-		ids = append(ids, c.Send("tools/call", map[string]any{
-			"name": "run", "_meta": map[string]any{"progressToken": "p"},
-			"arguments": mcptest.Arguments{Code: "import psutil", Env: "python+psutil"},
-		}))
+		ids = append(ids, c.SendRun(mcptest.Arguments{Code: "import psutil", Env: "python+psutil"}))
 	}
 	for _, id := range ids {
 		expectError(t, c.AwaitRun(id), `env "python+psutil" is being built: call again in a minute`)
 	}
-	if !slices.ContainsFunc(c.Notes(), func(note mcptest.Message) bool {
-		return strings.Contains(string(note.Params), "s: building python+psutil")
-	}) {
-		t.Errorf("no progress among %d notifications", len(c.Notes()))
-	}
-	waiting := c.Send("tools/call", map[string]any{"name": "run", "arguments": map[string]any{"code": "import psutil; print('built')", "env": "python+psutil", "timeout": 300}})
+	params := mcpclient.RunParams(within(600, "python+psutil", "import psutil; print('built')"))
+	params["_meta"] = map[string]any{"progressToken": "p"}
+	waiting := c.Send("tools/call", params)
+	patience.Until(t, "a notification of progress", func() bool {
+		return slices.ContainsFunc(c.Notes(), func(note mcptest.Message) bool {
+			return strings.Contains(string(note.Params), "s: building python+psutil")
+		})
+	})
 	s.nix.release()
+	patience.Wait(t, building, c.Log, func() bool { return c.Answered(waiting) })
 	expect(t, c.AwaitRun(waiting), "built\n")
 	if folders := s.packages(); len(folders) != 1 {
 		t.Errorf("nine calls of one environment: %v", folders)
 	}
 
 	// Both take more than may be kept: the one used last stays.
-	expect(t, c.Run(map[string]any{"code": "import tabulate; print('built')", "env": "python+tabulate", "timeout": 300}), "built\n")
-	patience.Until(t, "the other one is given up", func() bool {
-		out := s.command("packages")
+	expect(t, built(t, c, within(25, "python+tabulate", "import tabulate; print('built')")), "built\n")
+	out := ""
+	patience.Wait(t, building, func() string { return "the other one is not given up:\n" + out }, func() bool {
+		out = s.command("packages")
 		return strings.Contains(out, "python+tabulate  ready") && !strings.Contains(out, "python+psutil")
 	})
 	// What a call names again is built again.
-	expect(t, c.Run(map[string]any{"code": "import psutil; print('again')", "env": "python+psutil", "timeout": 300}), "again\n")
+	expect(t, built(t, c, within(25, "python+psutil", "import psutil; print('again')")), "again\n")
 }
 
 // What Nix or the bounds refuse is a sentence. TestPackages_Mistakes of package tool
 // has those that need no Nix.
 func TestPackages_Refusals(t *testing.T) {
-	s := withOnDemand(t, onDemand+"[on_demand]\nmax_closure_mb = 1\nbuild_seconds = 3\n")
+	s := withOnDemand(t, onDemand+"[on_demand]\nbuild_seconds = 1\n")
 	c := s.start()
-	offered(t, c, "sh", true)
-	// It is among the names of the package set, and is no package.
-	expectError(t, run(c, "sh+release", "true"), `there is no package "release"`)
-	expectError(t, run(c, "python+ffmpeg", ""), "env \"python+ffmpeg\" could not be built: tell the user what Nix said, or do without\nerror: debpkgs: ffmpeg is not supported")
 	s.nix.hold()
-	expectError(t, run(c, "python+psutil+tabulate", ""), `env "python+psutil+tabulate" was not built within build_seconds of [on_demand]: do without, or ask the user to raise it`)
+	expectError(t, built(t, c, mcptest.Arguments{Env: "python+psutil+tabulate", Code: "1"}),
+		`env "python+psutil+tabulate" was not built within build_seconds of [on_demand]: do without, or ask the user to raise it`)
 	s.nix.release()
 
 	s = withOnDemand(t, onDemand+"[on_demand]\nmax_closure_mb = 1\n")
 	c = s.start()
-	answer := run(c, "python+psutil", "")
+	offered(t, c, "sh", true)
+	// It is among the names of the package set, and is no package.
+	expectError(t, built(t, c, mcptest.Arguments{Env: "sh+release", Code: "true"}), `there is no package "release"`)
+	expectError(t, built(t, c, mcptest.Arguments{Env: "python+ffmpeg", Code: "1"}),
+		"env \"python+ffmpeg\" could not be built: tell the user what Nix said, or do without\nerror: debpkgs: ffmpeg is not supported")
+	answer := built(t, c, mcptest.Arguments{Env: "python+psutil", Code: "1"})
 	expectError(t, answer, "more than max_closure_mb of [on_demand] allows: name fewer or smaller packages, or ask the user to raise it")
 	if !regexp.MustCompile(`^env "python\+psutil" would take [0-9.]+ MB, more`).MatchString(answer.Text()) {
 		t.Errorf("answer %s", answer.Text())
@@ -356,7 +376,7 @@ func TestPackages_ServerKilledWhileItBuilds(t *testing.T) {
 	<-c.Exited()
 	s.nix.release()
 	c = s.start()
-	expect(t, run(c, "python+psutil", "import psutil; print('built')"), "built\n")
+	expect(t, built(t, c, mcptest.Arguments{Env: "python+psutil", Code: "import psutil; print('built')"}), "built\n")
 }
 
 // What calls may add costs the model's context little, and nothing where they may not.
