@@ -32,6 +32,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
+func TestMain(m *testing.M) { os.Exit(patience.Main(m)) }
+
 const principals = 20
 
 func token(i int) string { return fmt.Sprintf("nsm_principal-%d-of-the-tests", i) }

@@ -1,0 +1,196 @@
+package deploy_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/httpclient"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcpclient"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
+)
+
+// longCall is longer than a proxy of deploy/ waits for a server that sends nothing.
+const longCall = 70 * time.Second
+
+// recipe reads a file of deploy/.
+func recipe(t *testing.T, name string) string {
+	t.Helper()
+	return string(must.Get(os.ReadFile(filepath.Join("../../deploy", name)))(t))
+}
+
+// begin starts a proxy in front of the server, at an address. The second result is
+// false where the proxy is not installed.
+func begin(t *testing.T, name, front, server string) bool {
+	t.Helper()
+	if exec.Command(name, map[string]string{"nginx": "-v", "caddy": "version", "haproxy": "-v"}[name]).Run() != nil {
+		return false
+	}
+	folder := t.TempDir()
+	var cmd *exec.Cmd
+	switch name {
+	case "haproxy":
+		cmd = exec.Command("haproxy", "-f", "../../deploy/haproxy.cfg")
+	case "caddy":
+		file := filepath.Join(folder, "Caddyfile")
+		must.Do(t, os.WriteFile(file, []byte("{\n\tadmin off\n}\n"+recipe(t, "Caddyfile")), 0o600))
+		cmd = exec.Command("caddy", "run", "--adapter", "caddyfile", "--config", file)
+		front = "http://" + front
+	case "nginx":
+		text := recipe(t, "nginx.conf")
+		for _, pair := range [][2]string{{"127.0.0.1:8800", front}, {"127.0.0.1:8080", server}} {
+			if !strings.Contains(text, pair[0]) {
+				t.Fatalf("deploy/nginx.conf lacks the address %s", pair[0])
+			}
+			text = strings.ReplaceAll(text, pair[0], pair[1])
+		}
+		// What Debian's nginx.conf has around it, for an ordinary user.
+		text = "daemon off; pid pid; error_log stderr;\nevents {}\nhttp {\naccess_log off; client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi; uwsgi_temp_path uwsgi; scgi_temp_path scgi;\n" + text + "}\n"
+		if os.Geteuid() == 0 {
+			text = "user root;\n" + text
+		}
+		must.Do(t, os.WriteFile(filepath.Join(folder, "nginx.conf"), []byte(text), 0o600))
+		cmd = exec.Command("nginx", "-p", folder, "-c", "nginx.conf", "-e", "stderr")
+	}
+	cmd.Env = append(os.Environ(), "HOME="+folder, "XDG_DATA_HOME="+folder, "XDG_CONFIG_HOME="+folder, "MCP_ADDRESS="+front, "MCP_FIRST="+server, "MCP_SECOND="+server)
+	log := start(t, cmd)
+	patience.Wait(t, patience.Long, log.String, func() bool {
+		response, err := http.Get("http://" + strings.TrimPrefix(front, "http://") + "/readyz")
+		if err != nil {
+			return false
+		}
+		response.Body.Close()
+		return response.StatusCode == http.StatusOK
+	})
+	return true
+}
+
+// awaited is what a call through a proxy runs until the test ends it.
+func awaited(random *rand.Rand) (code, command string) {
+	word := fmt.Sprintf("1000.%d", random.Uint32())
+	return "echo begun; sleep " + word + "; echo end", "sleep\x00" + word
+}
+
+// A call that takes longer than a proxy waits for a silent server is answered, with and
+// without progress, and what comes before the answer comes at once. A call whose client
+// takes no stream shows that the proxy would end it.
+func TestProxies_PassLongCalls(t *testing.T) {
+	t.Parallel()
+	program := undertest.Server(t)
+	random := seed.New(t)
+	environments := undertest.Environments(t)
+	for _, fields := range environments {
+		fields["timeout_seconds"], fields["prewarm"] = 600, 0
+	}
+	metadata := mcptest.MetadataWith(t, environments, map[string]any{"serve": mcptest.Serve(map[string]any{"lame_duck_seconds": 0, "drain_seconds": 1, "calls_at_once": 64})})
+	_, _, address := serveAs(t, exec.Command(program, "serve", "--http", "127.0.0.1:0"), "NIX_SANDBOX_TOKENS="+tokenFile(t), "NIX_SANDBOX_METADATA="+metadata)
+	for i, name := range []string{"nginx", "caddy", "haproxy"} {
+		numbers := rand.New(rand.NewPCG(random.Uint64(), 0))
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			front := freeAddress(t)
+			if !begin(t, name, front, address) {
+				t.Skip(name + " is not installed")
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+			defer cancel()
+			client := func(version string) *httpclient.Client {
+				return &httpclient.Client{URL: "http://" + front + "/mcp", Token: token(i), Version: version, HTTP: &http.Client{Transport: &http.Transport{}}}
+			}
+			var commands []string
+			var heard, calls sync.WaitGroup
+			for _, version := range []string{mcpclient.Newest, mcpclient.Stateless} {
+				for _, hasToken := range []bool{true, false} {
+					c := client(version)
+					must.Do(t, c.Initialize(ctx))
+					code, command := awaited(numbers)
+					commands = append(commands, command)
+					var meta map[string]any
+					if hasToken {
+						meta = map[string]any{"progressToken": "p"}
+						heard.Add(1)
+					}
+					calls.Go(func() {
+						first := sync.OnceFunc(heard.Done)
+						answer, err := c.RunWith(ctx, mcpclient.Arguments{Env: "bash", Code: code}, meta, func(mcpclient.Message) { first() })
+						if hasToken {
+							first() // of a call that failed
+						}
+						if err != nil || !strings.HasPrefix(answer.Text(), "begun\nend\n") {
+							t.Errorf("version %s, progress %v: error %v, %q", version, hasToken, err, answer.Text())
+						}
+					})
+				}
+			}
+			calls.Go(func() { t.Logf("without a stream: status %d", silent(ctx, t, client(mcpclient.Stateless))) })
+			patience.Wait(t, patience.Long, func() string { return "the calls do not run" }, func() bool { return sleeping(commands) == len(commands) })
+			longEnough := time.After(longCall)
+			// While the calls still run, the progress of those that asked for it comes.
+			heard.Wait()
+			<-longEnough
+			for _, command := range commands {
+				for _, pid := range procfs.WithCommand(command) {
+					must.Do(t, syscall.Kill(pid, syscall.SIGKILL))
+				}
+			}
+			calls.Wait()
+		})
+	}
+}
+
+// sleeping is how many of the commands run.
+func sleeping(commands []string) int {
+	n := 0
+	for _, command := range commands {
+		if slices.ContainsFunc(procfs.WithCommand(command), procfs.Runs) {
+			n++
+		}
+	}
+	return n
+}
+
+// silent makes a call whose client takes no stream, so that nothing comes before its
+// answer, and returns the status that the proxy gives it in the end.
+func silent(ctx context.Context, t *testing.T, c *httpclient.Client) int {
+	message, err := c.Message(1, "tools/call", mcpclient.RunParams(mcpclient.Arguments{Env: "bash", Code: "sleep 300"}))
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	r, err := c.Request(ctx, http.MethodPost, bytes.NewReader(message))
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	for name, value := range map[string]string{"Accept": "application/json", "Content-Type": "application/json", "Mcp-Method": "tools/call", "Mcp-Name": "run"} {
+		r.Header.Set(name, value)
+	}
+	response, err := c.Do(r)
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusGatewayTimeout && response.StatusCode != http.StatusBadGateway {
+		body, _ := io.ReadAll(response.Body)
+		t.Errorf("a call that sends nothing: status %d, want that of a proxy that gave up: %.200s", response.StatusCode, body)
+	}
+	return response.StatusCode
+}
