@@ -25,9 +25,16 @@ import (
 
 // machineTime is what a test waits for one machine, which is emulated and on a busy
 // host.
-const machineTime = 3 * time.Minute
+const machineTime = 8 * time.Minute
 
-func TestMain(m *testing.M) { os.Exit(patience.Main(m)) }
+// onEnd is called when all tests have run.
+var onEnd = func() {}
+
+func TestMain(m *testing.M) {
+	status := patience.Main(m)
+	onEnd()
+	os.Exit(status)
+}
 
 // artifact returns a folder of a sandbox under test that is a virtual machine.
 func artifact(t *testing.T, kind string) string {

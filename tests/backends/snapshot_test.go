@@ -21,11 +21,16 @@ import (
 func cache(t *testing.T) string {
 	t.Helper()
 	folder := t.TempDir()
+	fillCache(t, folder)
+	return folder
+}
+
+func fillCache(t *testing.T, folder string) {
+	t.Helper()
 	boot := strings.TrimSpace(string(must.Get(os.ReadFile("/proc/sys/kernel/random/boot_id"))(t)))
 	vm := filepath.Join(folder, "nix-sandbox-mcp", "vm")
 	must.Do(t, os.MkdirAll(vm, 0o700))
 	must.Write(t, filepath.Join(vm, "kvm"), boot+" it is not tried in this test", 0o600)
-	return folder
 }
 
 // snapshots returns the folders of the snapshots in a cache.

@@ -21,7 +21,7 @@ func (s *Spec) Check(ctx context.Context, memory Memory) []jail.Finding {
 	}
 	known, found := memory.Recall()
 	if !found {
-		m, problem, err := s.tryKVM()
+		m, problem, err := s.tryKVM(origin{})
 		switch {
 		case m != nil:
 			m.Close()

@@ -49,6 +49,10 @@ type Machine struct {
 	Ended chan struct{}
 
 	process *os.Process
+	// memory is the file that the machine's memory was when it began; nil where it can
+	// not be captured.
+	memory  *os.File
+	size    int64 // of the memory, in bytes
 	control *net.UnixConn
 	qmp     *monitor
 	answers chan protocol.Answer
@@ -71,27 +75,52 @@ func Expect(memory Memory) Accelerator {
 // The machine ends with the thread that calls this, which therefore is one that ends
 // with the process.
 func (s *Spec) Start(memory Memory) (*Machine, error) {
+	return s.startEither(memory, origin{})
+}
+
+// StartCapturable starts a machine as [Spec.Start] does, which [Machine.Capture] can
+// capture.
+func (s *Spec) StartCapturable(memory Memory) (*Machine, error) {
+	empty, err := emptyMemory(s.bytes())
+	if err != nil {
+		return nil, err
+	}
+	defer empty.Close()
+	return s.startEither(memory, origin{memory: empty})
+}
+
+// bytes is the size of the machine's memory.
+func (s *Spec) bytes() int64 { return int64(s.MemoryMB) << 20 }
+
+// startEither starts a machine with KVM where that works, and emulated otherwise.
+func (s *Spec) startEither(memory Memory, from origin) (*Machine, error) {
 	if known, found := memory.Recall(); !found || known.Works {
-		m, problem, err := s.tryKVM()
+		m, problem, err := s.tryKVM(from)
 		if err != nil || m != nil {
 			if err == nil && !found {
 				_ = memory.Remember(Known{Works: true}) // it costs the next start a try, and nothing else
 			}
 			return m, err
 		}
-		m, err = s.start(Emulated, nil, origin{})
+		m, err = s.start(Emulated, nil, from)
 		if err == nil { // what was wrong was KVM
 			_ = memory.Remember(Known{Problem: problem})
 		}
 		return m, err
 	}
-	return s.start(Emulated, nil, origin{})
+	return s.start(Emulated, nil, from)
 }
 
-// origin is what a machine begins with: nothing, an empty file for its memory, which
-// it is then saved with, or the memory and the state of one that was saved.
+// origin is what a machine begins with.
 type origin struct {
-	memory, state *os.File
+	// memory is a file with the machine's memory, which may be empty; nil where it has
+	// none. Nothing that the machine writes reaches it, unless it is shared.
+	memory *os.File
+	shared bool
+	// state is the state of a machine that was saved or captured; nil for a machine
+	// that begins at its kernel.
+	state    *os.File
+	captured bool
 }
 
 // begin starts a machine from an origin, with an accelerator that is known to work.
@@ -110,18 +139,24 @@ func (s *Spec) begin(accelerator Accelerator, from origin) (*Machine, error) {
 // StartSaveable starts a machine whose memory is a file, which has to be empty and
 // which QEMU's own user may write to.
 func (s *Spec) StartSaveable(accelerator Accelerator, memory *os.File) (*Machine, error) {
-	return s.begin(accelerator, origin{memory: memory})
+	return s.begin(accelerator, origin{memory: memory, shared: true})
 }
 
 // Restore starts a machine from what [Machine.Save] saved. It never changes these
-// files, and has time and random numbers of its own.
+// files. What runs in it stands still until [Machine.Thaw].
 func (s *Spec) Restore(accelerator Accelerator, memory, state *os.File) (*Machine, error) {
 	return s.begin(accelerator, origin{memory: memory, state: state})
 }
 
+// RestoreCaptured starts a machine from what [Machine.Capture] wrote, as [Spec.Restore]
+// does.
+func (s *Spec) RestoreCaptured(accelerator Accelerator, memory, state *os.File) (*Machine, error) {
+	return s.begin(accelerator, origin{memory: memory, state: state, captured: true})
+}
+
 // tryKVM starts a machine with KVM. Where that is what does not work, it returns the
 // problem and neither a machine nor an error.
-func (s *Spec) tryKVM() (m *Machine, problem string, err error) {
+func (s *Spec) tryKVM(from origin) (m *Machine, problem string, err error) {
 	device, err := os.OpenFile(kvmDevice, os.O_RDWR, 0)
 	if err != nil {
 		var path *os.PathError
@@ -131,7 +166,7 @@ func (s *Spec) tryKVM() (m *Machine, problem string, err error) {
 		return nil, fmt.Sprintf("%s cannot be opened: %v", kvmDevice, err), nil
 	}
 	defer device.Close()
-	m, err = s.start(KVM, device, origin{})
+	m, err = s.start(KVM, device, from)
 	var failed *failedError
 	if errors.As(err, &failed) {
 		return nil, "a machine with KVM does not come up: " + failed.reason, nil
@@ -158,13 +193,18 @@ func (s *Spec) arguments(accelerator Accelerator, from origin) ([]string, error)
 	board := []string{"-M", "microvm"}
 	if from.memory != nil {
 		board = []string{"-M", "microvm,memory-backend=memory", "-object", fmt.Sprintf("memory-backend-file,id=memory,size=%dM,mem-path=%s", s.MemoryMB, memoryPath)}
-		if from.state == nil {
+		if from.shared {
 			board[3] += ",share=on"
 		} else {
-			// What the machine writes is its own.
 			board[3] += ",share=off,readonly=on,rom=off"
-			board = append(board, "-incoming", "defer")
 		}
+	}
+	if from.state != nil {
+		board = append(board, "-incoming", "defer")
+	}
+	if from.captured {
+		// The state of devices alone has no section for it.
+		board = append(board, "-global", "migration.send-configuration=off")
 	}
 	if accelerator == KVM {
 		return append(board,
@@ -196,6 +236,18 @@ func (s *Spec) start(accelerator Accelerator, device *os.File, from origin) (_ *
 		Exited:      make(chan protocol.Exited, 1),
 		Ended:       make(chan struct{}),
 		answers:     make(chan protocol.Answer, 1),
+		size:        s.bytes(),
+	}
+	if from.memory != nil && !from.shared {
+		// The caller closes its own.
+		if m.memory, err = duplicate(from.memory); err != nil {
+			return nil, err
+		}
+		defer func() {
+			if err != nil {
+				m.memory.Close()
+			}
+		}()
 	}
 	child := jail.Child{Args: arguments}
 	var own []*net.UnixConn
@@ -231,7 +283,10 @@ func (s *Spec) start(accelerator Accelerator, device *os.File, from origin) (_ *
 	theirs = append(theirs, stderr)
 	child.Stderr = stderr
 	m.Input, m.Output, m.Log, m.control = own[0], own[1], own[2], own[3]
-	m.qmp = newMonitor(own[4])
+	if m.qmp, err = newMonitor(own[4]); err != nil {
+		errs.Close()
+		return nil, err
+	}
 	if m.process, err = s.jail.StartChild(child); err != nil {
 		errs.Close()
 		return nil, err
@@ -264,9 +319,7 @@ func (m *Machine) comeUp(state *os.File) error {
 		case state == nil:
 			err = m.Ask(protocol.Request{Do: protocol.Ping})
 		default:
-			if err = m.qmp.restore(state, m.Accelerator.upLimit()); err == nil {
-				err = m.thaw()
-			}
+			err = m.qmp.restore(state, m.Accelerator.upLimit())
 		}
 		up <- err
 	}()
@@ -318,11 +371,12 @@ func (m *Machine) Run(program string, now time.Time) error {
 	return m.Ask(protocol.Request{Do: protocol.Start, Program: program, StartFactor: m.Accelerator.StartFactor(), Now: now.UnixNano()})
 }
 
-// thaw has a copy of a machine go on, with time and random numbers of its own.
-func (m *Machine) thaw() error {
+// Thaw has what runs in the machine go on after [Machine.Restore] and the like, with
+// random numbers of its own. The machine's time is now from then on.
+func (m *Machine) Thaw(now time.Time) error {
 	seed := make([]byte, 32)
 	rand.Read(seed)
-	return m.Ask(protocol.Request{Do: protocol.Thaw, Seed: seed, Now: time.Now().UnixNano()})
+	return m.Ask(protocol.Request{Do: protocol.Thaw, Seed: seed, Now: now.UnixNano()})
 }
 
 // Save freezes what runs in the machine and writes the machine's state to a file. The
@@ -350,6 +404,11 @@ func (m *Machine) Resume() error {
 	if _, err := m.qmp.execute("cont", nil); err != nil {
 		return err
 	}
+	return m.SetClock()
+}
+
+// SetClock gives a machine the time of the host.
+func (m *Machine) SetClock() error {
 	return m.Ask(protocol.Request{Do: protocol.SetClock, Now: time.Now().UnixNano()})
 }
 
@@ -389,6 +448,9 @@ func (m *Machine) Close() {
 	<-m.Ended
 	for _, connection := range []*net.UnixConn{m.Input, m.Output, m.Log, m.control, m.qmp.connection} {
 		connection.Close()
+	}
+	if m.memory != nil {
+		m.memory.Close()
 	}
 }
 

@@ -8,8 +8,11 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // maxReply bounds one reply of QEMU, in bytes.
@@ -21,6 +24,7 @@ type monitor struct {
 	replies    chan reply
 	stopped    chan struct{} // closed when the machine stopped by itself
 	stop       sync.Once
+	pid        atomic.Int64 // QEMU's process id, as its messages have it; 0 before the first
 }
 
 // reply is a message of QEMU's: the greeting, a reply or an event.
@@ -33,15 +37,41 @@ type reply struct {
 	Event string `json:"event"`
 }
 
-func newMonitor(connection *net.UnixConn) *monitor {
+// newMonitor speaks with a QEMU that has not started yet.
+func newMonitor(connection *net.UnixConn) (*monitor, error) {
+	raw, err := connection.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	// QEMU's process id is not known otherwise: bubblewrap starts it.
+	controlErr := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSCRED, 1) })
+	if err := errors.Join(controlErr, err); err != nil {
+		return nil, err
+	}
 	q := &monitor{connection: connection, replies: make(chan reply, 1), stopped: make(chan struct{})}
 	go q.follow()
-	return q
+	return q, nil
+}
+
+// Read reads from the connection, and takes note of who has written.
+func (q *monitor) Read(p []byte) (int, error) {
+	sender := make([]byte, unix.CmsgSpace(unix.SizeofUcred))
+	n, rights, _, _, err := q.connection.ReadMsgUnix(p, sender)
+	if n == 0 && err == nil {
+		err = io.EOF
+	}
+	messages, _ := unix.ParseSocketControlMessage(sender[:rights])
+	for i := range messages {
+		if credentials, err := unix.ParseUnixCredentials(&messages[i]); err == nil {
+			q.pid.Store(int64(credentials.Pid))
+		}
+	}
+	return n, err
 }
 
 func (q *monitor) follow() {
 	defer close(q.replies)
-	limited := &io.LimitedReader{R: q.connection, N: maxReply}
+	limited := &io.LimitedReader{R: q, N: maxReply}
 	decoder := json.NewDecoder(limited)
 	for {
 		var r reply
@@ -159,6 +189,25 @@ func (q *monitor) save(file *os.File, within time.Duration) error {
 		}
 		return false, nil
 	}, within)
+}
+
+// stateSet is the number of the set of descriptors that QEMU knows that file by.
+const stateSet = 2
+
+// saveDevices writes the state of all devices of a machine that stands still to a file
+// that is open for writing alone. The memory is no part of it: QEMU has no other way
+// to leave out memory that is the machine's own. The name of the command is history;
+// it needs no Xen (qapi/migration.json of QEMU).
+func (q *monitor) saveDevices(file *os.File) error {
+	if _, err := q.executeWith(file, "add-fd", map[string]any{"fdset-id": stateSet}); err != nil {
+		return err
+	}
+	_, err := q.execute("xen-save-devices-state", map[string]any{
+		"filename": fmt.Sprintf("/dev/fdset/%d", stateSet),
+		"live":     false, // so that the machine keeps its disk and may go on
+	})
+	_, closeErr := q.execute("remove-fd", map[string]any{"fdset-id": stateSet})
+	return errors.Join(err, closeErr)
 }
 
 // restore reads the state of a machine from a file, and has it go on.

@@ -58,6 +58,12 @@ type Meta struct {
 	MemoryTime time.Time `json:"memory_time"`
 	State      int64     `json:"state"`
 	StateHash  string    `json:"state_hash"`
+	// Key and Accelerator are those of a machine in a folder of its own, whose name is
+	// not its key.
+	Key         string `json:"key,omitempty"`
+	Accelerator string `json:"accelerator,omitempty"`
+	// Branch says that the machine went on, so that there are two of it.
+	Branch bool `json:"branch,omitempty"`
 	// Output and Log are how many bytes the program of the saved machine had written.
 	Output int64 `json:"output"`
 	Log    int64 `json:"log"`
@@ -104,6 +110,23 @@ func (s Store) Open(key string) (_ *Snapshot, found bool) {
 }
 
 func open(folder string) (_ *Snapshot, err error) {
+	snapshot, err := openFiles(folder)
+	if err != nil {
+		return nil, err
+	}
+	boot, err := bootID()
+	if age := time.Since(snapshot.Made); err == nil && (snapshot.Boot != boot || age < 0 || age > maxAge) {
+		err = errors.New("it is old")
+	}
+	if err != nil {
+		snapshot.Close()
+		return nil, err
+	}
+	return snapshot, nil
+}
+
+// openFiles opens a snapshot that is whole.
+func openFiles(folder string) (_ *Snapshot, err error) {
 	text, err := bounded.ReadFile(filepath.Join(folder, metaFile), maxMeta)
 	if err != nil {
 		return nil, err
@@ -115,13 +138,6 @@ func open(folder string) (_ *Snapshot, err error) {
 	snapshot := &Snapshot{}
 	if err := json.Unmarshal(object, &snapshot.Meta); err != nil {
 		return nil, err
-	}
-	boot, err := bootID()
-	if err != nil {
-		return nil, err
-	}
-	if age := time.Since(snapshot.Made); snapshot.Boot != boot || age < 0 || age > maxAge {
-		return nil, errors.New("it is old")
 	}
 	if snapshot.Memory, err = os.Open(filepath.Join(folder, memoryFile)); err != nil {
 		return nil, err
@@ -217,21 +233,27 @@ func (s Store) Make(key string, size int64, save func(memory, state *os.File, me
 	if err := errors.Join(memory.Chmod(0o444), state.Chmod(0o400)); err != nil {
 		return err
 	}
+	if err := finish(partial, memory, meta); err != nil {
+		return err
+	}
+	s.Discard(key)
+	return os.Rename(partial, filepath.Join(s.Folder, key))
+}
+
+// finish completes the description of a snapshot whose files are written, and writes
+// it.
+func finish(folder string, memory *os.File, meta Meta) error {
 	info, err := memory.Stat()
 	if err != nil {
 		return err
 	}
 	meta.Memory, meta.MemoryTime = info.Size(), info.ModTime()
-	data, err := os.ReadFile(state.Name())
+	state, err := os.ReadFile(filepath.Join(folder, stateFile))
 	if err != nil {
 		return err
 	}
-	meta.State, meta.StateHash = int64(len(data)), checksum(data)
-	if err := writeMeta(partial, meta); err != nil {
-		return err
-	}
-	s.Discard(key)
-	return os.Rename(partial, filepath.Join(s.Folder, key))
+	meta.State, meta.StateHash = int64(len(state)), checksum(state)
+	return writeMeta(folder, meta)
 }
 
 // writeMeta writes the description, after a line with its hash.

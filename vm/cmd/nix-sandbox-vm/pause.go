@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
@@ -22,7 +21,7 @@ const pauseAfter = 500 * time.Millisecond
 // frames to the machine meanwhile, and from the first call on nothing stops.
 type pauser struct {
 	machine *machine.Machine
-	written *atomic.Int64 // bytes that the machine has written
+	written func() int64 // how many bytes the machine has written
 
 	mu     sync.Mutex
 	last   time.Time // when a frame went to the machine
@@ -85,7 +84,7 @@ const maxQuiet = 64 << 10
 func (p *pauser) begin(kind string, over bool) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.last, p.before, p.over = time.Now(), p.written.Load(), p.over || over
+	p.last, p.before, p.over = time.Now(), p.written(), p.over || over
 	p.asked = p.asked || kind == frame.Ping
 	if !p.paused {
 		return nil
@@ -104,7 +103,7 @@ func (p *pauser) isOver() bool {
 func (p *pauser) pause(again *time.Timer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch written := p.written.Load(); {
+	switch written := p.written(); {
 	case p.over || p.paused:
 	case p.asked && written == p.before, time.Since(p.last) < pauseAfter:
 		again.Reset(pauseAfter)

@@ -28,16 +28,25 @@ func openReports(value string) (func(startReport), error) {
 	if value == "" {
 		return func(startReport) {}, nil
 	}
+	file, err := given(reportsVariable, value)
+	if err != nil {
+		return nil, err
+	}
+	encoder := json.NewEncoder(file)
+	return func(report startReport) { _ = encoder.Encode(report) }, nil // nobody may read it any more
+}
+
+// given returns the descriptor whose number a variable has.
+func given(variable, value string) (*os.File, error) {
 	fd, err := strconv.Atoi(value)
 	if err == nil && fd > 2 {
 		_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFD, unix.FD_CLOEXEC)
 	}
 	if err != nil || fd <= 2 {
 		return nil, &jail.Refusal{
-			Problem: fmt.Sprintf("%s is %q, which is not the number of a descriptor", reportsVariable, value),
+			Problem: fmt.Sprintf("%s is %q, which is not the number of a descriptor", variable, value),
 			Hint:    "leave it unset",
 		}
 	}
-	encoder := json.NewEncoder(os.NewFile(uintptr(fd), reportsVariable))
-	return func(report startReport) { _ = encoder.Encode(report) }, nil // nobody may read it any more
+	return os.NewFile(uintptr(fd), variable), nil
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/machine"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/snapshot"
 )
@@ -28,17 +29,18 @@ type serving struct {
 	// written before the machine was saved, and the answers to the launcher.
 	output, log int64
 	// copied says that the machine is a copy, whose agent has said before that it is
-	// ready.
-	copied bool
+	// ready, and woken that it is one in which code has run.
+	copied, woken bool
 }
 
 // startServing starts a machine with an agent: as a copy of a saved one where that is
-// possible, which it may save first. What is wrong with snapshots costs time alone.
-func startServing(spec *machine.Spec, memory machine.Memory, cache string) (*serving, error) {
+// possible, which it may save first. What is wrong with snapshots costs time alone. The
+// server can have a machine saved that is capturable.
+func startServing(spec *machine.Spec, memory machine.Memory, cache string, capturable bool) (*serving, error) {
 	accelerator := machine.Expect(memory)
 	key, err := spec.Key(accelerator)
 	if err != nil || cache == "" || !memory.IsKnown() || os.Getenv(snapshotsVariable) == "0" {
-		return cold(spec, memory)
+		return cold(spec, memory, capturable)
 	}
 	store := snapshot.Store{Folder: filepath.Join(cache, "snapshots")}
 	if copied, found := copyOf(spec, accelerator, store, key); found {
@@ -55,14 +57,18 @@ func startServing(spec *machine.Spec, memory machine.Memory, cache string) (*ser
 			return copied, nil
 		}
 	}
-	return cold(spec, memory)
+	return cold(spec, memory, capturable)
 }
 
 // snapshotsVariable switches snapshots off where it is 0.
 const snapshotsVariable = "NIX_SANDBOX_VM_SNAPSHOTS"
 
-func cold(spec *machine.Spec, memory machine.Memory) (*serving, error) {
-	m, err := spec.Start(memory)
+func cold(spec *machine.Spec, memory machine.Memory, capturable bool) (*serving, error) {
+	start := spec.Start
+	if capturable {
+		start = spec.StartCapturable
+	}
+	m, err := start(memory)
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +90,10 @@ func copyOf(spec *machine.Spec, accelerator machine.Accelerator, store snapshot.
 	m, err := spec.Restore(accelerator, saved.Memory, saved.State)
 	if err == nil {
 		s := &serving{Machine: m, output: saved.Output, log: saved.Log, copied: true}
-		if err = s.reseed(); err == nil {
+		if err = m.Thaw(time.Now()); err == nil {
+			err = s.reseed()
+		}
+		if err == nil {
 			return s, true
 		}
 		m.Close()
@@ -92,6 +101,58 @@ func copyOf(spec *machine.Spec, accelerator machine.Accelerator, store snapshot.
 	store.Discard(key)
 	fmt.Fprintf(os.Stderr, "nix-sandbox-vm: warning: a copy of a saved machine does not start: %v\n", err)
 	return nil, false
+}
+
+// wake starts the machine that was saved in a folder.
+func wake(spec *machine.Spec, memory machine.Memory, folder string) (*serving, error) {
+	saved, err := snapshot.OpenFolder(folder)
+	if err != nil {
+		return nil, fmt.Errorf("the saved session cannot be used: %w", err)
+	}
+	defer saved.Close()
+	accelerator := machine.Accelerator(saved.Accelerator)
+	if known, found := memory.Recall(); accelerator == machine.KVM && found && !known.Works {
+		return nil, &jail.Refusal{
+			Problem: "the session was saved in a virtual machine with KVM, which does not work any more: " + known.Problem,
+			Hint:    "have KVM work again, or begin the session anew",
+		}
+	}
+	key, err := spec.Key(accelerator)
+	if err != nil {
+		return nil, err
+	}
+	if key != saved.Key {
+		return nil, &jail.Refusal{
+			Problem: "the session was saved by another build of its environment, or on another processor or kernel of the host",
+			Hint:    "begin it anew",
+		}
+	}
+	m, err := spec.RestoreCaptured(accelerator, saved.Memory, saved.State)
+	if err != nil {
+		return nil, err
+	}
+	s := &serving{Machine: m, output: saved.Output, log: saved.Log, copied: true, woken: true}
+	if err := s.goOn(saved.Branch); err != nil {
+		m.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// goOn has a machine go on in which code has run. One of two that go on from the same
+// moment gets random numbers that the other does not have. Its time is in the past
+// until that is done, for the reason that [past] has; what else runs in it can see that.
+func (s *serving) goOn(branch bool) error {
+	if !branch {
+		return s.Thaw(time.Now())
+	}
+	if err := s.Thaw(past); err != nil {
+		return err
+	}
+	if err := s.reseed(); err != nil {
+		return err
+	}
+	return s.SetClock()
 }
 
 // past is the time in a machine that is saved. Programs that have random numbers of
@@ -174,12 +235,23 @@ func (c *counter) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// serve carries frames until the agent has ended.
-func serve(s *serving) (status int, err error) {
+// serve carries frames until the agent has ended, or until the machine was saved to go
+// on later.
+func serve(spec *machine.Spec, s *serving, control *os.File) (status int, err error) {
 	if s.copied {
 		if err := frame.NewWriter(os.Stdout).Write(frame.Reply{Type: frame.Ready, Protocol: frame.Protocol}); err != nil {
 			return 0, nil // the server has gone
 		}
 	}
-	return carry(s.Machine, s.copied, [2]int64{s.output, s.log})
+	carried := newStreams(s.Machine, [2]int64{s.output, s.log})
+	var quiet *pauser
+	if s.copied && !s.woken {
+		quiet = &pauser{machine: s.Machine, written: carried.written}
+	}
+	saved := make(chan struct{})
+	if control != nil {
+		c := &controller{serving: s, streams: carried, pauser: quiet, spec: spec, saved: saved}
+		go c.follow(control)
+	}
+	return carried.carry(quiet, saved)
 }

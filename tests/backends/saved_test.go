@@ -1,0 +1,384 @@
+package backends
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+)
+
+// machine is a started machine whose agent is asked by frames, and whose launcher is
+// asked by its control channel.
+type machine struct {
+	t        *testing.T
+	cmd      *exec.Cmd
+	log      strings.Builder
+	in       io.WriteCloser
+	requests *frame.Writer
+	replies  *frame.Reader
+	control  *os.File
+	answers  *bufio.Reader
+	calls    uint64
+}
+
+// answer is what the launcher answers on its control channel.
+type answer struct {
+	Did, Error string
+	Bytes      int64
+	PauseMS    int64 `json:"pause_ms"`
+}
+
+// shared is a cache for all tests that do not look at it, so that most of their machines
+// are copies.
+func shared(t *testing.T) string {
+	t.Helper()
+	sharedCache.Do(func() {
+		folder := must.Get(os.MkdirTemp("", "backends"))(t)
+		onEnd = func() { os.RemoveAll(folder) }
+		fillCache(t, folder)
+		sharedFolder = folder
+	})
+	return sharedFolder
+}
+
+var (
+	sharedCache  sync.Once
+	sharedFolder string
+)
+
+// start starts a machine, from a folder unless that is empty, which has to come up.
+func start(t *testing.T, folder, cache, from string) *machine {
+	t.Helper()
+	m, err := tryStart(t, folder, cache, from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func tryStart(t *testing.T, folder, cache, from string) (*machine, error) {
+	t.Helper()
+	m := &machine{t: t, cmd: program(t, folder, "session-run", "")}
+	ends := must.Get(syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0))(t)
+	m.control = os.NewFile(uintptr(ends[0]), "control")
+	theirs := os.NewFile(uintptr(ends[1]), "control")
+	m.answers = bufio.NewReader(m.control)
+	m.cmd.Stdin, m.cmd.Stderr = nil, &m.log
+	m.cmd.ExtraFiles = []*os.File{theirs}
+	m.cmd.Env = []string{"XDG_CACHE_HOME=" + cache, "NIX_SANDBOX_CONTROL=3"}
+	if from != "" {
+		m.cmd.Env = append(m.cmd.Env, "NIX_SANDBOX_FROM="+from)
+	}
+	m.in = must.Get(m.cmd.StdinPipe())(t)
+	out := must.Get(m.cmd.StdoutPipe())(t)
+	must.Do(t, m.cmd.Start())
+	theirs.Close()
+	t.Cleanup(func() {
+		m.control.Close()
+		_ = m.cmd.Process.Kill()
+		_ = m.cmd.Wait()
+	})
+	m.requests, m.replies = frame.NewWriter(m.in), frame.NewReader(out)
+	var reply frame.Reply
+	if err := m.replies.Read(&reply); err != nil || reply.Type != frame.Ready {
+		_ = m.cmd.Wait() // for the log
+		return nil, fmt.Errorf("the first frame is %+v, error %v: %s", reply, err, &m.log)
+	}
+	if from == "" {
+		must.Do(t, m.requests.Write(frame.Request{Type: frame.Configure, Limits: &frame.Limits{OutputBytes: 4096}}))
+	}
+	return m, nil
+}
+
+// run runs code, whose state is kept, and returns its output.
+func (m *machine) run(code string) string {
+	m.t.Helper()
+	m.calls++
+	must.Do(m.t, m.requests.Write(frame.Request{Type: frame.Execute, ID: m.calls, Code: code, TimeoutMS: machineTime.Milliseconds(), GraceMS: 1000, Keep: true}))
+	var output strings.Builder
+	for {
+		var reply frame.Reply
+		if err := m.replies.Read(&reply); err != nil {
+			m.t.Fatalf("%v: %s", err, &m.log)
+		}
+		switch reply.Type {
+		case frame.Output:
+			output.WriteString(reply.Data)
+		case frame.Result:
+			if reply.Outcome != frame.OutcomeOK || reply.ExitCode != 0 {
+				m.t.Fatalf("the code ends with %+v, output %q", reply, &output)
+			}
+			return output.String()
+		default:
+			m.t.Fatalf("the agent answers %+v", reply)
+		}
+	}
+}
+
+// save asks the launcher to save the machine when no frame is on its way.
+func (m *machine) save(to string, keep bool) answer {
+	m.t.Helper()
+	m.calls++
+	must.Do(m.t, m.requests.Write(frame.Request{Type: frame.Ping, ID: m.calls}))
+	var reply frame.Reply
+	if err := m.replies.Read(&reply); err != nil || reply.Type != frame.Pong {
+		m.t.Fatalf("a ping gets %+v, error %v: %s", reply, err, &m.log)
+	}
+	must.Do(m.t, json.NewEncoder(m.control).Encode(map[string]any{"do": "save", "to": to, "keep": keep}))
+	var a answer
+	must.Do(m.t, json.Unmarshal(must.Get(m.answers.ReadBytes('\n'))(m.t), &a))
+	if a.Did != "save" {
+		m.t.Fatalf("the launcher answers %+v", a)
+	}
+	return a
+}
+
+// saved saves the machine, which has to succeed.
+func (m *machine) saved(to string, keep bool) {
+	m.t.Helper()
+	if a := m.save(to, keep); a.Error != "" || a.Bytes == 0 {
+		m.t.Fatalf("it is not saved: %+v", a)
+	}
+	if keep {
+		return
+	}
+	if err := m.cmd.Wait(); err != nil {
+		m.t.Fatalf("the launcher ends with %v: %s", err, &m.log)
+	}
+}
+
+// asBefore prepares a session that has something of everything, and isAsBefore prints
+// "as before" where all of it is there.
+const (
+	asBefore = `
+import hashlib, os, subprocess, sys, threading, time
+data = os.urandom(20 << 20)
+digest = hashlib.sha256(data).hexdigest()
+for n in range(50):
+    open(f'/workspace/{n}', 'w').write(str(n))
+handle = open('/workspace/7', 'r+')
+handle.seek(1)
+handle.write('!')
+handle.flush()
+ticks = [0, time.monotonic(), 0.0]
+def tick():
+    while True:
+        now = time.monotonic()
+        ticks[0] += 1
+        ticks[2] = max(ticks[2], now - ticks[1])
+        ticks[1] = now
+        time.sleep(0.01)
+threading.Thread(target=tick, daemon=True).start()
+fired = threading.Event()
+threading.Timer(3, fired.set).start()
+child = subprocess.Popen(['cat'], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+`
+	isAsBefore = `
+assert hashlib.sha256(data).hexdigest() == digest, 'data'
+assert all(open(f'/workspace/{n}').read() == str(n) for n in range(50) if n != 7), 'files'
+assert handle.tell() == 2 and open('/workspace/7').read() == '7!', 'handle'
+before = ticks[0]
+while ticks[0] == before: time.sleep(0.01)
+assert fired.wait(100), 'timer'
+child.stdin.write(b'child\n'); child.stdin.flush()
+assert child.stdout.readline() == b'child\n', 'child'
+print('as before', time.time())
+`
+)
+
+// A machine that was saved goes on in another process with everything that was in it,
+// at the time of the host.
+func TestSaved_GoesOnAsBefore(t *testing.T) {
+	folder, cache := artifact(t, "python"), shared(t)
+	to := filepath.Join(t.TempDir(), "saved")
+	m := start(t, folder, cache, "")
+	m.run(asBefore)
+	m.saved(to, false)
+	for name, want := range map[string]os.FileMode{"": 0o700, "memory": 0o600, "state": 0o600, "meta": 0o400} {
+		if info := must.Get(os.Stat(filepath.Join(to, name)))(t); info.Mode().Perm() != want {
+			t.Errorf("%q has the mode %v, want %v", name, info.Mode(), want)
+		}
+	}
+	m = start(t, folder, cache, to)
+	var now float64
+	if _, err := fmt.Sscanf(m.run(isAsBefore), "as before %f\n", &now); err != nil {
+		t.Fatal(err)
+	}
+	if away := time.Since(time.Unix(int64(now), 0)).Abs(); away > 30*time.Minute {
+		t.Errorf("its time is %v away from the host's", away)
+	}
+}
+
+// A branch has what its origin had, and neither has what the other does afterwards. It
+// outlives its origin, and has branches of its own.
+func TestSaved_Branches(t *testing.T) {
+	folder, cache, parent := artifact(t, "bash"), shared(t), t.TempDir()
+	a := start(t, folder, cache, "")
+	a.run("x=1; echo 1 > file")
+	first, second := filepath.Join(parent, "first"), filepath.Join(parent, "second")
+	a.saved(first, true)
+	a.run("x=2; echo 2 > file")
+	b := start(t, folder, cache, first)
+	if output := b.run("echo $x $(cat file)"); output != "1 1\n" {
+		t.Errorf("the branch has %q", output)
+	}
+	b.run("x=3; echo 3 > file")
+	if output := a.run("echo $x $(cat file)"); output != "2 2\n" {
+		t.Errorf("its origin has %q", output)
+	}
+	b.saved(second, true)
+	// Those who go on have what they need of the folders.
+	must.Do(t, os.RemoveAll(first))
+	for _, m := range []*machine{a, b} {
+		must.Do(t, m.cmd.Process.Kill())
+		_ = m.cmd.Wait()
+	}
+	if output := start(t, folder, cache, second).run("echo $x $(cat file)"); output != "3 3\n" {
+		t.Errorf("the branch of the branch has %q", output)
+	}
+}
+
+// Two branches and their origin go on with different random numbers, also those of
+// OpenSSL. The code prints a line for each generator.
+func TestSaved_BranchesDifferInRandomNumbers(t *testing.T) {
+	for kind, code := range map[string]string{
+		"bash":   "echo $RANDOM$RANDOM$RANDOM; echo $SRANDOM$SRANDOM; cat /proc/sys/kernel/random/uuid; date +%s",
+		"python": "import os, random, ssl, time\nprint(random.random())\nprint(os.urandom(8).hex())\nprint(ssl.RAND_bytes(8).hex())\nprint(int(time.time()))",
+		"node":   "var c = require('crypto'); console.log(Math.random()); console.log(c.randomBytes(8).toString('hex')); console.log(c.randomUUID()); console.log(Math.floor(Date.now() / 1000))",
+	} {
+		t.Run(kind, func(t *testing.T) {
+			folder, cache, parent := artifact(t, kind), shared(t), t.TempDir()
+			origin := start(t, folder, cache, "")
+			// All of them have a seed when the branches begin.
+			origin.run(code)
+			to := filepath.Join(parent, "branch")
+			origin.saved(to, true)
+			seen := map[string]bool{}
+			for i, m := range []*machine{origin, start(t, folder, cache, to), start(t, folder, cache, to)} {
+				lines := strings.Fields(m.run(code))
+				if len(lines) != 4 {
+					t.Fatalf("machine %d prints %q", i, lines)
+				}
+				for _, line := range lines[:3] {
+					if seen[line] {
+						t.Errorf("machine %d has %s again, of %q", i, line, lines)
+					}
+					seen[line] = true
+				}
+				now := must.Get(strconv.ParseInt(lines[3], 10, 64))(t)
+				if away := time.Since(time.Unix(now, 0)).Abs(); away > 30*time.Minute {
+					t.Errorf("machine %d is %v away from the time", i, away)
+				}
+			}
+		})
+	}
+}
+
+// What was saved of another machine, or is damaged, is refused with a sentence, and what
+// is right goes on: the control.
+func TestSaved_RefusesWhatIsNotItsOwn(t *testing.T) {
+	folder, cache, parent := artifact(t, "bash"), shared(t), t.TempDir()
+	to := filepath.Join(parent, "saved")
+	m := start(t, folder, cache, "")
+	m.run("x=1")
+	m.saved(to, false)
+	meta := string(must.Get(os.ReadFile(filepath.Join(to, "meta")))(t))
+	state := must.Get(os.ReadFile(filepath.Join(to, "state")))(t)
+	_, object, _ := strings.Cut(meta, "\n")
+	var fields map[string]any
+	must.Do(t, json.Unmarshal([]byte(object), &fields))
+	other := strings.Replace(object, fields["key"].(string), strings.Repeat("0", 32), 1)
+	for _, test := range []struct{ name, file, text, says string }{
+		{"another key", "meta", fmt.Sprintf("%x\n%s", sha256.Sum256([]byte(other)), other), "another build of its environment"},
+		{"a damaged description", "meta", strings.ToUpper(meta), "description is damaged"},
+		{"a damaged state", "state", string(state[:len(state)-1]), "state was changed"},
+		{"no description", "meta", "", "damaged"},
+	} {
+		write := func(meta string, state []byte) {
+			must.Do(t, os.Remove(filepath.Join(to, "meta")))
+			must.Write(t, filepath.Join(to, "meta"), meta, 0o400)
+			must.Do(t, os.WriteFile(filepath.Join(to, "state"), state, 0o600))
+		}
+		if test.file == "meta" {
+			write(test.text, state)
+		} else {
+			write(meta, []byte(test.text))
+		}
+		if _, err := tryStart(t, folder, cache, to); err == nil || !strings.Contains(err.Error(), test.says) {
+			t.Errorf("%s: error %v, want %q", test.name, err, test.says)
+		}
+		write(meta, state)
+	}
+	if output := start(t, folder, cache, to).run("echo $x"); output != "1\n" {
+		t.Errorf("what is right has %q", output)
+	}
+}
+
+// A machine that cannot be saved goes on, and can be saved when there is space.
+func TestSaved_LivesOnWhereTheDiskIsFull(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root mounts a small file system")
+	}
+	folder, cache, small := artifact(t, "bash"), shared(t), t.TempDir()
+	// The thread ends with this test, and the mounts with what runs in them.
+	runtime.LockOSThread()
+	must.Do(t, unix.Unshare(unix.CLONE_NEWNS))
+	must.Do(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+	must.Do(t, unix.Mount("small", small, "tmpfs", 0, "size=8m,mode=0700"))
+	t.Cleanup(func() { must.Do(t, unix.Unmount(small, unix.MNT_DETACH)) })
+	for _, keep := range []bool{true, false} {
+		m := start(t, folder, cache, "")
+		m.run("x=1")
+		to := filepath.Join(small, "saved")
+		a := m.save(to, keep)
+		if !strings.Contains(a.Error, "no space left on device") || strings.Contains(a.Error, "\n") {
+			t.Errorf("keep %v: the answer is %+v", keep, a)
+		}
+		if left := must.Get(os.ReadDir(small))(t); len(left) != 0 {
+			t.Errorf("keep %v: %v is left", keep, left)
+		}
+		if output := m.run("echo $x"); output != "1\n" {
+			t.Errorf("keep %v: it goes on with %q", keep, output)
+		}
+		must.Do(t, unix.Mount("small", small, "tmpfs", unix.MS_REMOUNT, "size=1g,mode=0700"))
+		m.saved(to, keep)
+		must.Do(t, os.RemoveAll(to))
+		must.Do(t, unix.Mount("small", small, "tmpfs", unix.MS_REMOUNT, "size=8m,mode=0700"))
+	}
+}
+
+// A request that makes no sense is answered with a sentence, and the machine goes on.
+func TestControl_RefusesWhatItDoesNotKnow(t *testing.T) {
+	m := start(t, artifact(t, "bash"), shared(t), "")
+	for request, says := range map[string]string{
+		`{"do":"fly"}`:               `does not know the request "fly"`,
+		`{"do":"save","to":"here"}`:  `"here" is no absolute path`,
+		`{"do":"save","to":"/proc"}`: "/proc exists already",
+	} {
+		must.Get(io.WriteString(m.control, request+"\n"))(t)
+		var a answer
+		must.Do(t, json.Unmarshal(must.Get(m.answers.ReadBytes('\n'))(t), &a))
+		if !strings.Contains(a.Error, says) {
+			t.Errorf("%s gets %+v, want %q", request, a, says)
+		}
+	}
+	if output := m.run("echo right"); output != "right\n" {
+		t.Errorf("it goes on with %q", output)
+	}
+}

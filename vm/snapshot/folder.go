@@ -1,0 +1,92 @@
+package snapshot
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// partialSuffix is after the name of a folder that is not whole.
+const partialSuffix = ".partial"
+
+// Draft is a machine that is about to be saved in a folder of its own. Its owner fills
+// the files, of which State is open for writing alone, and calls Commit and Close.
+type Draft struct {
+	Memory, State *os.File
+	folder        string
+}
+
+// Create begins to save a machine in a folder that does not exist, in one that does.
+func Create(folder string) (_ *Draft, err error) {
+	if _, err := os.Lstat(folder); !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s exists already", folder)
+	}
+	d := &Draft{folder: folder}
+	if err := os.RemoveAll(d.partial()); err != nil { // of a process that was killed
+		return nil, err
+	}
+	if err := os.Mkdir(d.partial(), 0o700); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			d.Close()
+		}
+	}()
+	if d.Memory, err = create(filepath.Join(d.partial(), memoryFile), 0o600); err != nil {
+		return nil, err
+	}
+	d.State, err = os.OpenFile(filepath.Join(d.partial(), stateFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	return d, err
+}
+
+func (d *Draft) partial() string { return d.folder + partialSuffix }
+
+// Bytes is what the files take on disk.
+func (d *Draft) Bytes() (bytes int64, err error) {
+	for _, file := range []*os.File{d.Memory, d.State} {
+		var status unix.Stat_t
+		if err := unix.Fstat(int(file.Fd()), &status); err != nil {
+			return 0, err
+		}
+		bytes += status.Blocks * 512
+	}
+	return bytes, nil
+}
+
+// Commit writes the description and gives the folder its name, as the last thing.
+func (d *Draft) Commit(meta Meta) error {
+	if err := finish(d.partial(), d.Memory, meta); err != nil {
+		return err
+	}
+	return os.Rename(d.partial(), d.folder)
+}
+
+// Close closes the files, and deletes what was not committed.
+func (d *Draft) Close() {
+	d.Memory.Close() // on nil too, which is an error and nothing else
+	d.State.Close()
+	os.RemoveAll(d.partial())
+}
+
+// OpenFolder opens a machine that was saved in a folder of its own. It is whole, and
+// nothing but its description says what it is of.
+func OpenFolder(folder string) (*Snapshot, error) {
+	snapshot, err := openFiles(folder)
+	if err != nil {
+		return nil, err
+	}
+	// QEMU's own user, where it has one, reads the file through a descriptor that it
+	// opens once more. Nobody else comes through the folder.
+	if os.Geteuid() == 0 {
+		if err := snapshot.Memory.Chmod(0o444); err != nil {
+			snapshot.Close()
+			return nil, err
+		}
+	}
+	return snapshot, nil
+}
