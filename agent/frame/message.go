@@ -9,7 +9,7 @@ const (
 	Save      = "save"      // ID, Full, Next: a part of a copy of what has changed under /workspace
 	Restore   = "restore"   // ID, Contents, Last: a part of such a copy to write, before the first execute
 	Ping      = "ping"      // ID; answered when the interpreter is loaded
-	Reseed    = "reseed"    // ID: the sandbox is a copy of another; before the first execute
+	Reseed    = "reseed"    // ID: the sandbox is a copy of another; before its own first execute
 )
 
 // Types of a [Request] to an agent that connects one program to the user, and

@@ -175,14 +175,19 @@ func (e *executor) warm(ctx context.Context) error {
 }
 
 // reseed answers a request to give the interpreter other random numbers than those of
-// the interpreter that it is a copy of. One that has none is started anew.
+// the interpreter that it is a copy of. One that has none is started anew, unless it has
+// run code, whose variables are worth more.
 func (e *executor) reseed(ctx context.Context, req *frame.Request) error {
 	if e.phase == ready {
 		err := errors.New("it has no code for that")
 		if e.spec.Driver.Reseed != "" {
 			err = e.prepare(ctx, e.spec.Driver.Reseed)
 		}
-		if err != nil {
+		switch {
+		case err == nil:
+		case e.number > 0:
+			e.logf("the interpreter has the random numbers of another copy, because it cannot be reseeded: %v", err)
+		default:
 			e.logf("the interpreter is started anew, because it cannot be reseeded: %v", err)
 			if err := e.kill(); err != nil {
 				return err
