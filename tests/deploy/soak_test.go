@@ -244,7 +244,8 @@ func TestSoak_ManyPrincipalsBehindHAProxy(t *testing.T) {
 	begin(0)
 	begin(1)
 	// A server that nobody calls has the sandboxes that it keeps ready, and no others.
-	// Each is a child of the server.
+	// Each is a child of the server, and has bubblewrap, the agent and an interpreter.
+	const eachHas = 3
 	var ready int64
 	for _, fields := range undertest.Environments(t) {
 		if count, ok := fields["prewarm"].(float64); ok {
@@ -253,10 +254,9 @@ func TestSoak_ManyPrincipalsBehindHAProxy(t *testing.T) {
 	}
 	before := make([]resources, 2)
 	for i := range w.servers {
-		patience.Wait(t, 2*time.Minute, func() string { return fmt.Sprintf("server %d has %+v, want %d sandboxes", i+1, before[i], ready) }, func() bool {
-			earlier := before[i].processes
+		patience.Wait(t, 2*time.Minute, func() string { return fmt.Sprintf("server %d has %+v, want %d sandboxes of %d processes", i+1, before[i], ready, eachHas) }, func() bool {
 			before[i] = w.resources(t, i)
-			return before[i].sandboxes == ready && before[i].processes == earlier
+			return before[i].sandboxes == ready && before[i].processes == eachHas*ready
 		})
 	}
 	w.url = "http://" + w.proxy(t, http.DefaultClient, "http") + "/mcp"
