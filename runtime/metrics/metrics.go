@@ -2,7 +2,8 @@
 //
 // It promises that the number of series is bounded whatever clients send: an environment
 // is a label where the server offers it, and a principal where it has called, up to a
-// number of each; all others are "other".
+// number of each; all others are "other". A method of HTTP or MCP is a label where this
+// server knows it.
 package metrics
 
 import (
@@ -10,8 +11,11 @@ import (
 	"net/http"
 	"runtime"
 	"runtime/metrics"
+	"strconv"
 	"sync"
 	"time"
+
+	"github.com/mark3labs/mcp-go/mcp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/audit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
@@ -39,6 +43,23 @@ type Metrics struct {
 	seconds    map[string]*histogram // by environment
 	principals map[string]float64    // seconds
 	output     int64
+	requests   map[request]uint64 // nil until Request
+}
+
+// request are the labels of a request over HTTP.
+type request struct {
+	method, era string
+	status      int
+}
+
+// methods are those that a server answers otherwise than as unknown ones, of HTTP and of
+// MCP.
+var methods = map[string]bool{
+	http.MethodGet: true, http.MethodPost: true, http.MethodDelete: true, http.MethodOptions: true,
+	string(mcp.MethodInitialize): true, string(mcp.MethodPing): true, string(mcp.MethodServerDiscover): true,
+	string(mcp.MethodToolsList): true, string(mcp.MethodToolsCall): true, string(mcp.MethodSubscriptionsListen): true,
+	string(mcp.MethodResourcesList): true, string(mcp.MethodResourcesTemplatesList): true, string(mcp.MethodResourcesRead): true,
+	string(mcp.MethodNotificationInitialized): true, string(mcp.MethodNotificationCancelled): true,
 }
 
 type outcome struct{ env, outcome string }
@@ -105,6 +126,20 @@ func (m *Metrics) end(c call.Call, result call.Result, err error, took float64) 
 	m.output += int64(result.Stdout.Len()+result.Stderr.Len()) + result.Stdout.Cut + result.Stderr.Cut
 }
 
+// Request counts a request over HTTP by the method of its message, or its own where it has
+// none, by the era of the protocol, and by the status of its response.
+func (m *Metrics) Request(method, era string, status int) {
+	if !methods[method] {
+		method = other
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.requests == nil {
+		m.requests = map[request]uint64{}
+	}
+	m.requests[request{method, era, status}]++
+}
+
 // label returns a value of a label: the name, if it is one of the first that came.
 func label[T any](known map[string]T, name string, most int) string {
 	if _, ok := known[name]; !ok && len(known) >= most {
@@ -139,6 +174,12 @@ func (m *Metrics) text() []byte {
 	}
 	w.single("output_bytes_total", counter, "What the code of calls wrote to its standard output and standard error.", float64(m.output))
 	w.single("calls_running", gauge, "Calls that run or wait.", float64(m.running))
+	if m.requests != nil {
+		w.family("http_requests_total", counter, "Requests over HTTP that have been answered, 499 where the client did not wait for it.")
+		for _, key := range sorted(m.requests, func(r request) string { return r.method + "\x00" + r.era + strconv.Itoa(r.status) }) {
+			w.sample("http_requests_total", float64(m.requests[key]), "method", key.method, "era", key.era, "status", strconv.Itoa(key.status))
+		}
+	}
 	m.mu.Unlock()
 	w.single("sessions", gauge, "Sessions that live.", float64(sessions))
 	if m.o.Audit != nil {

@@ -27,6 +27,9 @@ func TestMetrics_CountWhatCameOfCalls(t *testing.T) {
 	m.Begin(call.Call{Env: env("python"), Principal: "alice"})(call.Result{}, context.Canceled)
 	m.Begin(call.Call{Env: registry.Environment{Name: "no\nsuch"}})(call.Result{}, errors.New("no"))
 	m.Begin(call.Call{Env: env("bash")})
+	m.Request("tools/call", "modern", 200)
+	m.Request("tools/call", "modern", 200)
+	m.Request("no\nsuch", "legacy", 404)
 	text := string(m.text())
 	for l := range strings.Lines(text) {
 		if !line.MatchString(strings.TrimSuffix(l, "\n")) {
@@ -42,6 +45,8 @@ func TestMetrics_CountWhatCameOfCalls(t *testing.T) {
 		`nix_sandbox_call_seconds_count{env="other"} 0`,
 		`nix_sandbox_principal_seconds_total{principal="alice"} `,
 		`nix_sandbox_output_bytes_total 10`, `nix_sandbox_calls_running 1`, `nix_sandbox_sessions 3`,
+		`nix_sandbox_http_requests_total{method="tools/call",era="modern",status="200"} 2`,
+		`nix_sandbox_http_requests_total{method="other",era="legacy",status="404"} 1`,
 		`nix_sandbox_build_info{version="0.1.0 \"x\"\\"} 1`,
 	} {
 		if !strings.Contains(text, "\n"+want) {
@@ -57,6 +62,7 @@ func TestMetrics_HaveBoundedSeries(t *testing.T) {
 		for i := range 10_000 {
 			name := fmt.Sprintf("%d-%d", from, i)
 			m.Begin(call.Call{Env: env(name), Principal: name})(call.Result{}, nil)
+			m.Request(name, "modern", 404)
 			m.Begin(call.Call{Env: registry.Environment{Name: name}, Session: name})(call.Result{}, errors.New(name))
 		}
 		return strings.Count(string(m.text()), "\n")

@@ -254,7 +254,9 @@ func TestSoak_ManyPrincipalsBehindHAProxy(t *testing.T) {
 	}
 	before := make([]resources, 2)
 	for i := range w.servers {
-		patience.Wait(t, 2*time.Minute, func() string { return fmt.Sprintf("server %d has %+v, want %d sandboxes of %d processes", i+1, before[i], ready, eachHas) }, func() bool {
+		patience.Wait(t, 2*time.Minute, func() string {
+			return fmt.Sprintf("server %d has %+v, want %d sandboxes of %d processes", i+1, before[i], ready, eachHas)
+		}, func() bool {
 			before[i] = w.resources(t, i)
 			return before[i].sandboxes == ready && before[i].processes == eachHas*ready
 		})

@@ -15,6 +15,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/live"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcphttp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metrics"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
@@ -31,6 +32,7 @@ type observers struct {
 	audit        *audit.Log   // nil where there is none
 	listener     net.Listener // nil where there are no metrics
 	site         *live.Site
+	metrics      *metrics.Metrics   // nil where there are none
 	end          context.CancelFunc // ends serve
 }
 
@@ -77,11 +79,19 @@ func (o *observers) expose(address, runtimeDir string, page bool, environments *
 	}
 	names := func() []string { return environments.Now().Names() }
 	server := live.New(live.Options{Version: release(), Environments: names, Audit: o.audit, Contents: page})
-	counts := metrics.New(metrics.Options{Version: release(), Sessions: func() int { return len(server.Sessions()) }, Audit: o.audit})
+	o.metrics = metrics.New(metrics.Options{Version: release(), Sessions: func() int { return len(server.Sessions()) }, Audit: o.audit})
 	o.showSessions = server.SetSessions
-	o.all = append(o.all, server, counts)
-	o.site = &live.Site{Server: server, Metrics: counts, IsReady: func() bool { return len(names()) > 0 }, Page: page, Log: log}
+	o.all = append(o.all, server, o.metrics)
+	o.site = &live.Site{Server: server, Metrics: o.metrics, IsReady: func() bool { return len(names()) > 0 }, Page: page, Log: log}
 	return nil
+}
+
+// request is told of each request over HTTP; nil where nobody counts them.
+func (o *observers) request() func(mcphttp.Request) {
+	if o.metrics == nil {
+		return nil
+	}
+	return func(r mcphttp.Request) { o.metrics.Request(r.Method, r.Era, r.Status) }
 }
 
 // start answers, beside the caller, until Close. When ctx has ended, the server is not

@@ -195,6 +195,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	// systemd names the folder of StateDirectory= so, or several.
 	options.State, _, _ = strings.Cut(os.Getenv("STATE_DIRECTORY"), ":")
 	transport := front.options()
+	transport.Observe = observers.request()
 	transport.Ending = func() {
 		log.Info("ending", "lame_duck", transport.LameDuck, "drain", transport.DrainTimeout)
 		notify("STOPPING=1")
