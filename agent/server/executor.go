@@ -133,7 +133,7 @@ func (e *executor) do(ctx context.Context, t task) error {
 		return err
 	}
 	if t.call.Track {
-		e.files.tracker.FindMapped()
+		e.files.tracker.FindExposed()
 	}
 	if size := len(t.call.Code); size > largeCode {
 		t.call.Code = ""

@@ -104,8 +104,7 @@ func Serve(ctx context.Context, table *process.Table, cfg Config) error {
 		root: workspace.Root{Path: s.spec.Root},
 	}
 	e.files.tracker.Root = e.root
-	var mappings workspace.Mappings
-	e.files.tracker.Mapped = func() map[uint64]bool { return mappings.Writable(e.root.Path) }
+	e.files.tracker.Exposed = func() workspace.Exposed { return workspace.FindExposed(e.root.Path) }
 	if s.keeper != nil {
 		owned.Go(func() {
 			if err := s.keeper.Run(ctx, s.crossed); err != nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path"
 	"slices"
@@ -18,21 +19,41 @@ import (
 // Tracker finds what has changed under a workspace since the last time, so that
 // somebody else can have a copy of its files.
 //
-// It compares what stat(2) says of each entry. On a tmpfs that stays the same when a
-// page is written that a process had mapped and written before: files that
-// [Tracker.FindMapped] found count as changed.
+// It compares what stat(2) says of each entry that may have changed, of which the kernel
+// tells (inotify(7)) as soon as there are files. Where the kernel watches no more for this
+// user, all entries are compared.
+//
+// Two kinds of files may change unnoticed. Of a file that is open for writing the kernel
+// does not tell when a process maps it and writes to that: such files are always
+// compared. And on a tmpfs, what stat says stays the same when a page is written that
+// a process had mapped and written before: files that are mapped count as changed.
+// [Tracker.FindExposed] finds both.
 type Tracker struct {
 	Root Root
-	// Mapped returns the inodes of files of the workspace that processes may write by
-	// mappings. It is nil where the file system knows of such writes.
-	Mapped func() map[uint64]bool
+	// Exposed returns the files of the workspace that processes may write. Nil is none.
+	Exposed func() Exposed
 	// known has the entries as they were copied last; nil before the first copy.
-	known map[string]*entry
-	// mapped are the inodes that Mapped returned last.
+	known   map[string]*entry
+	bytes   int64   // in the files that were copied last
+	entries int64   // that were copied last
+	scans   uint64  // so far
+	saving  *saving // the copy that is being made; nil between two
+	// exposed is what Exposed returned last, and paths has the paths of its open files
+	// that are known; nil where they have not been looked up.
+	exposed Exposed
+	paths   []string
+	// mapped are the inodes that were mapped at some time since the last copy.
 	mapped map[uint64]bool
-	bytes  int64   // in the files that were copied last
-	scans  uint64  // so far
-	saving *saving // the copy that is being made; nil between two
+	// watcher is nil where all entries are compared, and unwatchable why the kernel does
+	// not watch.
+	watcher     *watcher
+	unwatchable error
+}
+
+// Exposed are the inodes of files that processes may write.
+type Exposed struct {
+	Open   map[uint64]bool // by descriptors
+	Mapped map[uint64]bool // by mappings
 }
 
 // entry is what is known of an entry of the tree.
@@ -41,6 +62,9 @@ type entry struct {
 	mode uint32
 	// target is the path of the file that this one is another name of.
 	target string
+	// linked says that the file has several names.
+	linked bool
+	bytes  int64 // that it counts for
 	// scan is the last scan that found the entry.
 	scan uint64
 }
@@ -66,27 +90,97 @@ type found struct {
 // errTooMany reports a workspace that is too large to be copied.
 var errTooMany = fmt.Errorf("there are more than %d files in the workspace", filetree.MaxEntries)
 
-// FindMapped finds the files that can be written by mappings from now on. It is called
-// after each call, and so before the next one.
-func (t *Tracker) FindMapped() {
-	if t.Mapped != nil && t.bytes > 0 {
-		t.mapped = t.Mapped()
+// FindExposed finds the files that processes may write from now on. It is called after
+// each call, and so before the next one.
+func (t *Tracker) FindExposed() {
+	if t.Exposed == nil || t.bytes == 0 && t.watcher == nil {
+		return
 	}
+	if t.watcher != nil {
+		// Nothing is opened or mapped without an event, but for what was open.
+		if !t.watcher.touched && len(t.exposed.Mapped) == 0 {
+			return
+		}
+		t.watcher.touched = false
+	}
+	t.exposed, t.paths = t.Exposed(), nil
+	if t.mapped == nil {
+		t.mapped = map[uint64]bool{}
+	}
+	maps.Copy(t.mapped, t.exposed.Mapped)
+}
+
+// exposedPaths returns the paths of the files that are open for writing.
+func (t *Tracker) exposedPaths() []string {
+	if t.paths == nil && len(t.exposed.Open) > 0 {
+		t.paths = []string{}
+		for name, known := range t.known {
+			if t.exposed.Open[known.inode] {
+				t.paths = append(t.paths, name)
+			}
+		}
+	}
+	return t.paths
 }
 
 // Unchanged reports whether nothing has changed since the last copy. It answers false
-// too where that takes a scan of more than most entries.
+// too where that takes a comparison of more than most entries.
 func (t *Tracker) Unchanged(most int) bool {
-	if len(t.known) > most || len(t.mapped) > 0 {
+	if len(t.mapped) > 0 {
+		return false
+	}
+	if t.watcher != nil {
+		return t.watchedUnchanged(most)
+	}
+	if len(t.known) > most {
 		return false
 	}
 	count := 0
-	err := t.Root.scan(most, func(f found) bool {
+	err := t.Root.scan(most, nil, func(f found) bool {
 		count++
 		known := t.known[f.path]
 		return known != nil && known.same(f.stat)
 	})
 	return err == nil && count == len(t.known)
+}
+
+// watchedUnchanged is Unchanged by what the kernel says.
+func (t *Tracker) watchedUnchanged(most int) bool {
+	w := t.watcher
+	if !w.read(earlyBytes) || w.lost {
+		return false
+	}
+	open := t.exposedPaths()
+	if len(w.dirty)+len(open) == 0 {
+		return true
+	}
+	if len(w.dirty)+len(open) > most {
+		return false
+	}
+	root, err := unix.Open(t.Root.Path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(root)
+	same := func(name string) bool {
+		var st unix.Stat_t
+		err := unix.Fstatat(root, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+		known := t.known[name]
+		return known == nil && errors.Is(err, unix.ENOENT) || known != nil && err == nil && known.same(st)
+	}
+	for _, name := range open {
+		if !same(name) {
+			w.touched = true // what was open may be mapped now
+			return false
+		}
+	}
+	for name, changed := range w.dirty {
+		if changed && t.known[name] != nil || !same(name) {
+			return false
+		}
+	}
+	clear(w.dirty)
+	return true
 }
 
 // same reports whether an entry is as it was.
@@ -103,8 +197,9 @@ var errStopped = errors.New("stopped")
 
 // scan calls visit for every entry below the root, a folder before what is in it, in
 // the order of the names. It stops where visit is false, and fails where there are
-// more than most entries. What disappears meanwhile is left out.
-func (r *Root) scan(most int, visit func(found) bool) error {
+// more than most entries. What disappears meanwhile is left out. Opened may be nil; it is
+// called with each folder before that is read.
+func (r *Root) scan(most int, opened func(folder string, fd int), visit func(found) bool) error {
 	root, err := unix.Open(r.Path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -118,7 +213,7 @@ func (r *Root) scan(most int, visit func(found) bool) error {
 		last := len(folders) - 1
 		folder := folders[last]
 		folders = folders[:last]
-		entries, err := entriesOf(root, folder, most, buffer)
+		entries, err := entriesOf(root, folder, most, buffer, opened)
 		if err != nil {
 			return err
 		}
@@ -139,13 +234,16 @@ func (r *Root) scan(most int, visit func(found) bool) error {
 
 // entriesOf returns the entries of one folder, sorted. A folder that cannot be read has
 // none. The buffer is for the kernel's answers.
-func entriesOf(root int, folder string, most int, buffer []byte) ([]found, error) {
+func entriesOf(root int, folder string, most int, buffer []byte, opened func(folder string, fd int)) ([]found, error) {
 	// An os.File would take more system calls than the rest.
 	fd, err := openFD(root, folder, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0, unix.RESOLVE_NO_SYMLINKS)
 	if err != nil {
 		return nil, nil
 	}
 	defer unix.Close(fd)
+	if opened != nil {
+		opened(folder, fd)
+	}
 	var names []string
 	for {
 		n, err := unix.ReadDirent(fd, buffer)
@@ -182,6 +280,8 @@ func entriesOf(root int, folder string, most int, buffer []byte) ([]found, error
 // asked for once more after it.
 func (t *Tracker) Begin(full bool) error {
 	now := tick()
+	t.watch()
+	t.FindExposed()
 	if err := t.begin(full); err != nil {
 		return err
 	}
@@ -217,26 +317,74 @@ func (t *Tracker) Settle() error {
 		return err
 	}
 	t.finish()
-	return nil
+	if t.bytes == 0 || t.watcher != nil || !t.watch() {
+		return nil
+	}
+	// There are files to watch, and what was not watched is compared again.
+	return t.Settle()
 }
 
 // IsSettled reports whether there was a copy, or something that is taken for one.
 func (t *Tracker) IsSettled() bool { return t.known != nil }
+
+// Close gives up what the kernel keeps for the Tracker.
+func (t *Tracker) Close() {
+	if t.abandon(); t.watcher != nil {
+		t.watcher.close()
+		t.watcher = nil
+	}
+}
+
+// watch has the kernel tell of changes from now on, and reports whether it does. The next
+// scan says what is watched.
+func (t *Tracker) watch() bool {
+	if t.watcher == nil && t.unwatchable == nil {
+		t.watcher, t.unwatchable = newWatcher()
+	}
+	return t.watcher != nil
+}
 
 func (t *Tracker) begin(full bool) error {
 	t.abandon()
 	if t.known == nil {
 		t.known = map[string]*entry{}
 	}
+	if w := t.watcher; w != nil && !full {
+		if w.read(drainBytes); !w.lost {
+			if s := t.considerDirty(); s != nil {
+				clear(w.dirty)
+				t.saving = s
+				return nil
+			}
+		}
+	}
+	return t.considerAll(full)
+}
+
+// considerAll begins a copy with a scan of the whole workspace.
+func (t *Tracker) considerAll(full bool) error {
+	var opened func(string, int)
+	if t.watcher != nil {
+		t.watcher.begin()
+		opened = t.watcher.add
+	}
 	t.scans++
 	s := &saving{next: map[string]*entry{}, first: map[uint64]string{}}
 	before := 0
-	err := t.Root.scan(filetree.MaxEntries, func(f found) bool {
+	err := t.Root.scan(filetree.MaxEntries, opened, func(f found) bool {
 		if s.consider(t.known[f.path], f, full || t.mapped[f.stat.Ino], t.scans) {
 			before++
 		}
 		return true
 	})
+	if t.watcher != nil {
+		if t.unwatchable = t.watcher.end(); t.unwatchable != nil {
+			t.watcher.close()
+			t.watcher = nil
+		} else if err != nil {
+			t.watcher.lost = true
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -253,6 +401,58 @@ func (t *Tracker) begin(full bool) error {
 	}
 	t.saving = s
 	return nil
+}
+
+// considerDirty returns a copy of what the kernel said may have changed; nil where that
+// is not enough to know what has.
+func (t *Tracker) considerDirty() *saving {
+	root, err := unix.Open(t.Root.Path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	defer unix.Close(root)
+	names := slices.AppendSeq(slices.Clone(t.exposedPaths()), maps.Keys(t.watcher.dirty))
+	if len(t.mapped) > 0 {
+		for name, known := range t.known {
+			if t.mapped[known.inode] {
+				names = append(names, name)
+			}
+		}
+	}
+	slices.Sort(names)
+	s := &saving{next: map[string]*entry{}, first: map[uint64]string{}}
+	s.copied.Entries, s.copied.Bytes = t.entries, t.bytes
+	for _, name := range slices.Compact(names) {
+		known := t.known[name]
+		if known != nil && known.linked {
+			return nil
+		}
+		f := found{path: name}
+		err := unix.Fstatat(root, name, &f.stat, unix.AT_SYMLINK_NOFOLLOW)
+		isFolder := f.stat.Mode&unix.S_IFMT == unix.S_IFDIR
+		switch {
+		case err != nil && !errors.Is(err, unix.ENOENT),
+			err == nil && (!isFolder && f.stat.Nlink > 1 || isFolder && known == nil),
+			known != nil && (known.mode&unix.S_IFMT == unix.S_IFDIR) != (err == nil && isFolder):
+			return nil // folders and further names are for a scan
+		}
+		if known != nil {
+			s.copied.Entries--
+			s.copied.Bytes -= known.bytes
+			s.removed = append(s.removed, name)
+		}
+		if err != nil {
+			continue
+		}
+		if s.consider(known, f, t.watcher.dirty[name] || t.mapped[f.stat.Ino], t.scans) {
+			s.removed = s.removed[:len(s.removed)-1] // it is there
+		}
+	}
+	if s.copied.Entries > filetree.MaxEntries {
+		return nil
+	}
+	s.gone = s.removed
+	return s
 }
 
 // tick returns the time by the clock of the file system, in nanoseconds.
@@ -277,7 +477,7 @@ func awaitTick() {
 // consider takes an entry into the copy, if it has changed or with any if it is there.
 // It reports whether the entry was known, and marks it as found by a scan.
 func (s *saving) consider(known *entry, f found, any bool, scan uint64) (was bool) {
-	target := ""
+	target, counts := "", int64(0)
 	switch f.stat.Mode & unix.S_IFMT {
 	case unix.S_IFDIR, unix.S_IFLNK, unix.S_IFIFO:
 	case unix.S_IFREG:
@@ -287,7 +487,7 @@ func (s *saving) consider(known *entry, f found, any bool, scan uint64) (was boo
 			}
 		}
 		if target == "" {
-			s.copied.Bytes += min(f.stat.Size, f.stat.Blocks*512)
+			counts = min(f.stat.Size, f.stat.Blocks*512)
 		}
 	default:
 		s.skip(f.path)
@@ -298,13 +498,16 @@ func (s *saving) consider(known *entry, f found, any bool, scan uint64) (was boo
 		return false
 	}
 	s.copied.Entries++
+	s.copied.Bytes += counts
+	linked := f.stat.Mode&unix.S_IFMT == unix.S_IFREG && f.stat.Nlink > 1
 	if known != nil {
 		known.scan = scan
 		if !any && known.same(f.stat) && known.target == target {
+			known.linked, known.bytes = linked, counts
 			return true
 		}
 	}
-	s.next[f.path] = &entry{stamp: stampOf(f.stat), mode: f.stat.Mode, target: target}
+	s.next[f.path] = &entry{stamp: stampOf(f.stat), mode: f.stat.Mode, target: target, linked: linked, bytes: counts}
 	s.found = append(s.found, f)
 	return known != nil
 }
@@ -351,15 +554,23 @@ func (t *Tracker) finish() {
 	for name, e := range t.saving.next {
 		t.known[name] = e
 	}
-	t.bytes, t.saving = t.saving.copied.Bytes, nil
+	// What is mapped now can be written unnoticed.
+	t.mapped = maps.Clone(t.exposed.Mapped)
+	t.bytes, t.entries, t.saving, t.paths = t.saving.copied.Bytes, t.saving.copied.Entries, nil, nil
 }
 
 // abandon forgets the copy that is being made.
 func (t *Tracker) abandon() {
-	if t.saving != nil && t.saving.file != nil {
+	if t.saving == nil {
+		return
+	}
+	if t.saving.file != nil {
 		t.saving.file.Close()
 	}
 	t.saving = nil
+	if t.watcher != nil {
+		t.watcher.lost = true
+	}
 }
 
 // entry adds the record of an entry. The pieces of a file are for the following turns.
@@ -406,6 +617,7 @@ func (t *Tracker) leaveOut(part []byte, f found) []byte {
 	s := t.saving
 	s.skip(f.path)
 	s.copied.Entries--
+	s.copied.Bytes -= s.next[f.path].bytes
 	delete(s.next, f.path)
 	if known := t.known[f.path]; known != nil {
 		s.removed = append(s.removed, f.path)

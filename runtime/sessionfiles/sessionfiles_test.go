@@ -43,7 +43,9 @@ type machine struct {
 
 func newMachine(t testing.TB) *machine {
 	folder := t.TempDir()
-	return &machine{folder, workspace.Tracker{Root: workspace.Root{Path: folder}}}
+	m := &machine{folder, workspace.Tracker{Root: workspace.Root{Path: folder}}}
+	t.Cleanup(m.tracker.Close)
+	return m
 }
 
 // copy is a [CopyFunc].
@@ -240,10 +242,12 @@ func TestSave_KeepsWhatRandomHistoriesLeave(t *testing.T) {
 			if !again.tracker.Unchanged(1 << 20) {
 				t.Fatalf("history %d: what was restored counts as changed", n)
 			}
+			// The kernel watches few workspaces at once.
 			if random.IntN(2) == 0 {
-				m = again
+				m, again = again, m
 				h = newHistory(t, random, m.folder)
 			}
+			again.tracker.Close()
 		}
 		files.Close()
 	}
