@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"runtime"
 	"slices"
 	"strings"
@@ -604,31 +603,4 @@ func TestServer_ManyClients(t *testing.T) {
 	if s.incoming.used != 0 || s.outgoing.used != 0 {
 		t.Errorf("%d and %d bytes are counted at the end", s.incoming.used, s.outgoing.used)
 	}
-}
-
-// Whatever comes as a head and a body, the server answers, and goes on.
-func FuzzServer(f *testing.F) {
-	s := start(f, nil)
-	f.Add("POST", "application/json", "2026-07-28", "tools/list", "", `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}`)
-	f.Add("POST", "application/json", "", "", "", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`)
-	f.Add("GET", "", "", "", "x", "")
-	f.Add("DELETE", "", "2025-11-25", "", "x", "")
-	f.Fuzz(func(t *testing.T, method, kind, version, name, session, body string) {
-		if strings.Contains(body, "subscriptions/listen") {
-			t.Skip("it lasts")
-		}
-		w := httptest.NewRecorder()
-		r, err := http.NewRequest(method, "http://localhost"+Path, strings.NewReader(body))
-		if err != nil {
-			t.Skip(err)
-		}
-		r.Header = http.Header{"Authorization": {"Bearer fuzz"}, "Content-Type": {kind}, "Mcp-Protocol-Version": {version}, "Mcp-Method": {name}, "Mcp-Session-Id": {session}}
-		s.ServeHTTP(w, r)
-		if w.Code < 200 || w.Code > 499 {
-			t.Errorf("status %d: %s", w.Code, w.Body)
-		}
-		if text := w.Body.String(); text != "" && w.Header().Get("Content-Type") == "application/json" && !json.Valid([]byte(text)) {
-			t.Errorf("status %d: %s", w.Code, text)
-		}
-	})
 }
