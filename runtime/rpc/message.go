@@ -2,8 +2,8 @@
 // answered, whatever transport carried it.
 //
 // A message is decoded once. Calls of the tool and reads of its files go to
-// the tool itself, in their order of arrival; everything else, and what is
-// unusual in those, is mcp-go's to answer. It promises that both ways give the
+// the tool itself, in their order of arrival, and lists of tools are answered
+// here; everything else, and what is unusual in those, is mcp-go's to answer. It promises that both ways give the
 // same answer, with the id of the request to the last digit, that what waits
 // is bounded, and that a handler that panics costs its own request only.
 package rpc
@@ -56,6 +56,7 @@ type fields struct {
 			Name string `json:"name"`
 		} `json:"clientInfo"`
 		Meta           *mcp.Meta       `json:"_meta"`
+		Cursor         json.RawMessage `json:"cursor"`
 		RequestID      json.RawMessage `json:"requestId"`
 		Task           json.RawMessage `json:"task"`
 		InputResponses json.RawMessage `json:"inputResponses"`

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/mark3labs/mcp-go/mcp"
+	"github.com/mark3labs/mcp-go/server"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
@@ -121,6 +122,15 @@ func TestAnswer_IsAsOfMCPGo(t *testing.T) {
 			"read of no session":          `{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"sandbox://none/f"}}`,
 			"a field twice":               `{"jsonrpc":"2.0","id":1,"method":"ping","method":"tools/call","params":{"name":"walk","name":"run","arguments":{"env":"x","env":"bash","code":"echo 1"}}}`,
 			"fields of another case":      `{"jsonrpc":"2.0","ID":1,"METHOD":"tools/call","Params":{"NAME":"run","Arguments":{"env":"bash","code":"echo 1"}}}`,
+			"list":                        `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`,
+			"list with params":            `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"x":1}}`,
+			"modern list":                 `{"jsonrpc":"2.0","id":"a","method":"tools/list","params":{` + modern + `"x":1}}`,
+			"list of an unknown version":  `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{` + odd + `"x":1}}`,
+			"list without capabilities":   `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{` + partial + `"x":1}}`,
+			"list from a cursor":          `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"cursor":"cnVu"}}`,
+			"list from a wrong cursor":    `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"cursor":"!"}}`,
+			"list from a number":          `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"cursor":1}}`,
+			"list with a list":            `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":[]}`,
 			"an argument of another case": `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"run","arguments":{"Env":"bash","code":"echo 1"}}}`,
 		} {
 			// One call has the session begin, so that all others meet the same.
@@ -158,6 +168,24 @@ func TestAdmit_GoesToTheTool(t *testing.T) {
 			}
 			admitted.Answer(t.Context(), nil)
 			admitted.Release()
+		}
+	})
+}
+
+// Such lists of tools do not go to mcp-go, which hides the tool in this test.
+func TestAnswer_ListsTools(t *testing.T) {
+	inBubble(t, func(t *testing.T, h *Handler) {
+		server.WithToolFilter(func(context.Context, []mcp.Tool) []mcp.Tool { return nil })(h.mcp)
+		for message, direct := range map[string]bool{
+			`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`:                                true,
+			`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{` + modern + `"x":1}}`: true,
+			`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"cursor":""}}`:         false,
+		} {
+			result, _ := answer(t, h, message)["result"].(map[string]any)
+			tools, _ := result["tools"].([]any)
+			if got := len(tools) == 1; got != direct {
+				t.Errorf("%s: listed here %v, want %v: %v", message, got, direct, result)
+			}
 		}
 	})
 }
