@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -42,75 +43,103 @@ func TestHTTP_Figures(t *testing.T) {
 		"lame_duck_seconds": 0,
 		"quotas":            map[string]any{"default": map[string]any{"calls": 64, "sessions": 64, "streams": 64, "memory_mb": 1 << 20}},
 	}, nil)
-	stdio, legacy, modern := start(t), s.client("p0", mcptest.Newest), s.client("p0", mcptest.Stateless)
-	for _, row := range []struct {
-		name, method string
-		params       map[string]any
-	}{
-		{"tools/list", "tools/list", map[string]any{}},
-		{"bash in a session", "tools/call", map[string]any{"name": "run", "arguments": mcptest.Arguments{Env: "bash", Session: "b", Code: "echo 1"}}},
-		{"python in a session", "tools/call", map[string]any{"name": "run", "arguments": mcptest.Arguments{Env: "python", Session: "p", Code: "1"}}},
-	} {
-		times := make([][]time.Duration, 3)
-		for range rounds {
-			for i, call := range []func(){
-				func() { stdio.Await(stdio.Send(row.method, row.params)) },
-				func() { must.Get(legacy.Call(t.Context(), row.method, row.params, nil))(t) },
-				func() { must.Get(modern.Call(t.Context(), row.method, row.params, nil))(t) },
-			} {
+	t.Run("calls", func(t *testing.T) {
+		stdio, legacy, modern := start(t), s.client("p0", mcptest.Newest), s.client("p0", mcptest.Stateless)
+		for _, row := range []struct {
+			name, method string
+			params       map[string]any
+		}{
+			{"tools/list", "tools/list", map[string]any{}},
+			{"bash in a session", "tools/call", map[string]any{"name": "run", "arguments": mcptest.Arguments{Env: "bash", Session: "b", Code: "echo 1"}}},
+			{"python in a session", "tools/call", map[string]any{"name": "run", "arguments": mcptest.Arguments{Env: "python", Session: "p", Code: "1"}}},
+		} {
+			times := make([][]time.Duration, 3)
+			for range rounds {
+				for i, call := range []func(){
+					func() { stdio.Await(stdio.Send(row.method, row.params)) },
+					func() { must.Get(legacy.Call(t.Context(), row.method, row.params, nil))(t) },
+					func() { must.Get(modern.Call(t.Context(), row.method, row.params, nil))(t) },
+				} {
+					began := time.Now()
+					call()
+					times[i] = append(times[i], time.Since(began))
+				}
+			}
+			base, baseLate := median(times[0])
+			t.Logf("%s: stdio %v, 99th %v", row.name, base, baseLate)
+			for i, era := range []string{"legacy", "modern"} {
+				p50, p99 := median(times[i+1])
+				t.Logf("  HTTP, %s: %v (%.2f times, %v more), 99th %v", era, p50, float64(p50)/float64(base), p50-base, p99)
+			}
+		}
+	})
+	t.Run("fairness", func(t *testing.T) {
+		short := func(c *httpclient.Client) []time.Duration {
+			var times []time.Duration
+			for range 15 {
 				began := time.Now()
-				call()
-				times[i] = append(times[i], time.Since(began))
+				expect(t, inHTTP(t, c, "", "bash", "sleep 0.2; echo ok"), "ok\n")
+				times = append(times, time.Since(began))
 			}
+			return times
 		}
-		base, baseLate := median(times[0])
-		t.Logf("%s: stdio %v, 99th %v", row.name, base, baseLate)
-		for i, era := range []string{"legacy", "modern"} {
-			p50, p99 := median(times[i+1])
-			t.Logf("  HTTP, %s: %v (%.2f times, %v more), 99th %v", era, p50, float64(p50)/float64(base), p50-base, p99)
-		}
-	}
-
-	short := func(c *httpclient.Client) []time.Duration {
-		var times []time.Duration
-		for range 15 {
-			began := time.Now()
-			expect(t, inHTTP(t, c, "", "bash", "sleep 0.2; echo ok"), "ok\n")
-			times = append(times, time.Since(began))
-		}
-		return times
-	}
-	other := s.client("p1", mcptest.Stateless)
-	quiet, _ := median(short(other))
-	ctx, stop := context.WithCancel(t.Context())
-	var flood sync.WaitGroup
-	for range 64 {
-		flood.Go(func() {
-			for ctx.Err() == nil {
-				_, _ = modern.Run(ctx, mcptest.Arguments{Env: "bash", Code: "sleep 0.2; echo ok"})
-			}
-		})
-	}
-	beside, _ := median(short(other))
-	stop()
-	flood.Wait()
-	t.Logf("a call of 0.2 s: %v, and %v beside 64 calls of another (%.2f times)", quiet, beside, float64(beside)/float64(quiet))
-
-	pid := s.cmd.Process.Pid
-	descriptors := must.Get(procfs.Descriptors(pid))(t)
-	began := time.Now()
-	var all sync.WaitGroup
-	for _, name := range names {
-		c := s.client(name, mcptest.Stateless)
-		for i := range 25 {
-			all.Go(func() {
-				answer, err := c.Run(t.Context(), mcptest.Arguments{Env: "bash", Session: fmt.Sprintf("s%d", i), Code: "X=1; echo ok"})
-				if err != nil || !strings.HasPrefix(answer.Text(), "ok") {
-					t.Errorf("%s: %q, %v", name, answer.Text(), err)
+		modern, other := s.client("p0", mcptest.Stateless), s.client("p1", mcptest.Stateless)
+		quiet, _ := median(short(other))
+		ctx, stop := context.WithCancel(t.Context())
+		var flood sync.WaitGroup
+		for range 64 {
+			flood.Go(func() {
+				for ctx.Err() == nil {
+					_, _ = modern.Run(ctx, mcptest.Arguments{Env: "bash", Code: "sleep 0.2; echo ok"})
 				}
 			})
 		}
+		beside, _ := median(short(other))
+		stop()
+		flood.Wait()
+		t.Logf("a call of 0.2 s: %v, and %v beside 64 calls of another (%.2f times)", quiet, beside, float64(beside)/float64(quiet))
+	})
+	t.Run("sessions", func(t *testing.T) {
+		pid := s.cmd.Process.Pid
+		descriptors, cost, ofServer := must.Get(procfs.Descriptors(pid))(t), processorTime(procfs.Tree(pid)...), processorTime(pid)
+		began := time.Now()
+		var all sync.WaitGroup
+		for _, name := range names {
+			c := s.client(name, mcptest.Stateless)
+			for i := range 25 {
+				all.Go(func() {
+					answer, err := c.Run(t.Context(), mcptest.Arguments{Env: "bash", Session: fmt.Sprintf("s%d", i), Code: "X=1; echo ok"})
+					if err != nil || !strings.HasPrefix(answer.Text(), "ok") {
+						t.Errorf("%s: %q, %v", name, answer.Text(), err)
+					}
+				})
+			}
+		}
+		all.Wait()
+		took := time.Since(began)
+		cost, ofServer = processorTime(procfs.Tree(pid)...)-cost, processorTime(pid)-ofServer
+		t.Logf("500 sessions of 20: open after %v, the server has %d MB, and %.1f descriptors for each", took, s.memory(), float64(must.Get(procfs.Descriptors(pid))(t)-descriptors)/500)
+		t.Logf("  processor time of each: %v, of which the server %v; %v on two processors", cost/500, ofServer/500, cost/2)
+	})
+}
+
+// processorTime is what processes, their threads that live, and those of their children
+// that have ended have used of processors.
+func processorTime(pids ...int) (sum time.Duration) {
+	for _, pid := range pids {
+		// /proc/PID/stat counts in hundredths of a second, which would lose most of what
+		// the processes of a sandbox take.
+		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+		for _, name := range threads {
+			text, _ := os.ReadFile(name) // a thread may have ended
+			first, _, _ := strings.Cut(string(text), " ")
+			ns, _ := strconv.ParseInt(first, 10, 64)
+			sum += time.Duration(ns)
+		}
+		if p, err := procfs.Read(pid); err == nil {
+			_, ended := p.Times()
+			sum += ended
+		}
 	}
-	all.Wait()
-	t.Logf("500 sessions of 20: open after %v, the server has %d MB, and %.1f descriptors for each", time.Since(began), s.memory(), float64(must.Get(procfs.Descriptors(pid))(t)-descriptors)/500)
+	return sum
 }
