@@ -197,6 +197,9 @@ let
         };
         # It says which it is, and that an emulated machine takes longer to start.
         reports = true;
+        # A session can be put to disk and go on later, and a copy of it beside it.
+        suspend = true;
+        branch = true;
         # Where the launcher remembers whether KVM works.
         reads = [
           "HOME"

@@ -482,6 +482,16 @@ rec {
       default = 4096;
       doc = "What the kept files of all sessions of a user may take on disk, in MiB; those that were saved longest ago are removed first.";
     };
+    suspend = {
+      type = types.boolean;
+      default = true;
+      doc = "Whether a session in a virtual machine sleeps on disk when nobody used it for idle_timeout_seconds or the server ends, and goes on with the next call of its name and environment, also in a server that is started later; it may then be branched too. Sessions in jails end.";
+    };
+    suspend_mb = {
+      type = types.integer 1 1048576;
+      default = 4096;
+      doc = "What all sessions of a user that sleep may take on disk, in MiB; those that have slept longest are deleted first, and after 7 days.";
+    };
   };
 
   # [on_demand]

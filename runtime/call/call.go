@@ -28,7 +28,9 @@ type Call struct {
 	Env   registry.Environment
 	// Session is the session's id; empty for a call without one.
 	Session string
-	Code    string
+	// From is a session of which this one begins as a copy; empty otherwise.
+	From string
+	Code string
 	// Timeout is how long the code may run, from its start on; 0 is the
 	// environment's usual time.
 	Timeout time.Duration
@@ -73,6 +75,11 @@ type Result struct {
 	// FilesKept says of a sandbox that died during the call that the files of the
 	// session are there, because the session has other sandboxes.
 	FilesKept bool
+	// Woken says that the session slept until this call; nil where it did not.
+	Woken *Woken
+	// BranchedFrom is the session of which this one began as a copy; empty where it did
+	// not.
+	BranchedFrom string
 	// Restored says what the session has of its earlier files; nil where it had none, or
 	// goes on.
 	Restored *Restored
@@ -85,6 +92,13 @@ type Result struct {
 	// FilesSaved says of a sandbox that died during the call that the next one has the
 	// files of before the call.
 	FilesSaved bool
+}
+
+// Woken describes a session that slept on disk.
+type Woken struct {
+	Slept time.Duration
+	// Lost says why it began anew after all; empty where it goes on.
+	Lost string
 }
 
 // Restored describes files of a session that were kept when it ended.
@@ -156,6 +170,37 @@ type OtherEnvError struct {
 func (e *OtherEnvError) Error() string {
 	return fmt.Sprintf("session %q has environment %q, not %q", e.Session, e.Has, e.Wanted)
 }
+
+// BranchError reports a session that did not begin as a copy of another one.
+type BranchError struct {
+	From, Session string
+	Reason        BranchRefusal
+	// Env is the environment that has no branches.
+	Env string
+	// Problem is what went wrong, for [NoCopy].
+	Problem error
+}
+
+// BranchRefusal is why there is no branch.
+type BranchRefusal string
+
+const (
+	Busy       BranchRefusal = "busy"       // a call of the origin runs or waits
+	Unknown    BranchRefusal = "unknown"    // there is no such origin
+	Existing   BranchRefusal = "existing"   // there is a session of that name already
+	Branchless BranchRefusal = "branchless" // the environment has no branches
+	NoCopy     BranchRefusal = "no-copy"    // the copy failed
+)
+
+func (e *BranchError) Error() string {
+	text := fmt.Sprintf("session %q does not begin as a copy of %q: %s", e.Session, e.From, e.Reason)
+	if e.Problem != nil {
+		text += ": " + e.Problem.Error()
+	}
+	return text
+}
+
+func (e *BranchError) Unwrap() error { return e.Problem }
 
 // InUseError reports a session whose files another server has.
 type InUseError struct {

@@ -106,6 +106,12 @@ func KeptSessions(get func(string) string) string { return stateFolder(get, "ses
 // variables name none.
 func ChangesFolder(get func(string) string) string { return stateFolder(get, "changes") }
 
+// SuspendedFolder is the folder of the sessions that sleep; empty where the variables name
+// none.
+func SuspendedFolder(get func(string) string) string {
+	return stateFolder(get, filepath.Join("vm", "sessions"))
+}
+
 // stateFolder is a folder of this program's below the user's folder for state, as the XDG
 // Base Directory Specification has it.
 func stateFolder(get func(string) string, name string) string {

@@ -41,6 +41,9 @@ type Environment struct {
 	// and Reads names variables of the server's environment that they read.
 	Reports bool
 	Reads   []string
+	// Suspend says that its sandboxes can be put to disk and go on later, and Branch
+	// that a copy of one can go on beside it.
+	Suspend, Branch bool
 	// OverheadMB and OverheadPIDs are what they use beside what the code may.
 	OverheadMB   int64
 	OverheadPIDs int64
@@ -133,6 +136,11 @@ func (r *reader) environment(name, run, serve string) (Environment, error) {
 	env.OnDemand = r.onDemand("packages_on_demand", filepath.Dir(filepath.Dir(run)))
 	if value, ok := r.get("reports"); ok && r.check("reports", value, value.IsBool(), "a boolean") {
 		env.Reports = value.Bool()
+	}
+	for field, can := range map[string]*bool{"suspend": &env.Suspend, "branch": &env.Branch} {
+		if value, ok := r.get(field); ok && r.check(field, value, value.IsBool(), "a boolean") {
+			*can = value.Bool()
+		}
 	}
 	env.Reads = r.names("reads")
 	if value, ok := r.get("overhead"); ok && r.check("overhead", value, value.IsObject(), "an object") {

@@ -78,6 +78,10 @@ type Session struct {
 	// KeepFiles keeps the files of sessions on disk, of all together at most KeepBytes.
 	KeepFiles bool
 	KeepBytes int64
+	// Suspend puts sessions to disk that can go on later, all together at most
+	// SuspendBytes.
+	Suspend      bool
+	SuspendBytes int64
 }
 
 // Bounds are those of packages on demand, which the builder is told.
@@ -156,6 +160,9 @@ func (s *Set) server(source string) error {
 		SharedFiles: fields.boolean("shared_files"),
 		KeepFiles:   fields.boolean("keep_files"),
 		KeepBytes:   int64(fields.number("keep_mb")) << 20,
+
+		Suspend:      fields.boolean("suspend"),
+		SuspendBytes: int64(fields.number("suspend_mb")) << 20,
 	}
 	project := reader{where: where, object: root.Get("project"), prefix: "project."}
 	s.Project = Project{

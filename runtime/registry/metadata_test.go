@@ -114,7 +114,7 @@ func TestEveryField(t *testing.T) {
 		"of_a_newer_builder": []int{1},
 	})
 	set, err := Read(document(t, map[string]any{"a": fields}, map[string]any{
-		"session": map[string]any{"idle_timeout_seconds": 7, "max_lifetime_seconds": 8, "shared_files": true, "keep_files": true, "keep_mb": 9},
+		"session": map[string]any{"idle_timeout_seconds": 7, "max_lifetime_seconds": 8, "shared_files": true, "keep_files": true, "keep_mb": 9, "suspend": true, "suspend_mb": 10},
 		"project": map[string]any{
 			"path": "/p", "mount_point": "/m", "mode": "x", "inherit_env": map[string]any{"vars": []string{"A", "B_1"}},
 			"reserved": []string{"/r"}, "modes": []string{"x", "y"}, "refused_modes": map[string]string{"z": "why"},
@@ -135,7 +135,7 @@ func TestEveryField(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff(Session{Idle: 7 * time.Second, Lifetime: 8 * time.Second, SharedFiles: true, KeepFiles: true, KeepBytes: 9 << 20}, set.Session); diff != "" {
+	if diff := cmp.Diff(Session{Idle: 7 * time.Second, Lifetime: 8 * time.Second, SharedFiles: true, KeepFiles: true, KeepBytes: 9 << 20, Suspend: true, SuspendBytes: 10 << 20}, set.Session); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff(Project{

@@ -67,6 +67,12 @@ type Sandbox interface {
 	// RestoreFiles writes the next part of such a copy, before the first call. After
 	// an error the workspace has a part of the files, and cannot be used.
 	RestoreFiles(ctx context.Context, part []byte, last bool) error
+	// Suspend writes the state of everything in the sandbox to a folder, which does not
+	// exist and appears whole or not at all, and returns what it takes on disk, in bytes.
+	// With keep the sandbox goes on; otherwise it ends. No call may run meanwhile. The
+	// sandbox goes on after an error, unless that is a [*DeadError]. It is one of a
+	// [Spec] with Control.
+	Suspend(ctx context.Context, folder string, keep bool) (bytes int64, err error)
 	// Idle reports whether the sandbox lives and has done nothing unasked, as
 	// far as can be told without asking it.
 	Idle() bool
@@ -115,6 +121,11 @@ type Spec struct {
 	Upper bool
 	// Reports says that the artifact's program reports how it isolates the sandbox.
 	Reports bool
+	// Control says that the artifact's program can be asked to suspend the sandbox.
+	Control bool
+	// From is a folder with the state of a suspended sandbox, which goes on; empty for a
+	// new one. The folder may be deleted when the sandbox has started.
+	From string
 	// Overhead is what the artifact's program uses of memory and tasks beside what
 	// the limits allow the code.
 	Overhead Limits
@@ -176,7 +187,7 @@ func Environ(names []string) []string {
 // Same reports whether both specs start the same sandbox, warm or not.
 func (s Spec) Same(other Spec) bool {
 	return s.Name == other.Name && s.Exec == other.Exec && s.OutputBytes == other.OutputBytes &&
-		s.Limits == other.Limits && s.Overhead == other.Overhead && s.Reports == other.Reports && s.Host == other.Host && s.Network == other.Network &&
+		s.Limits == other.Limits && s.Overhead == other.Overhead && s.Reports == other.Reports && s.Control == other.Control && s.From == other.From && s.Host == other.Host && s.Network == other.Network &&
 		s.Workspace == other.Workspace && s.Upper == other.Upper && slices.Equal(s.Secrets, other.Secrets) && maps.Equal(s.Variables, other.Variables)
 }
 

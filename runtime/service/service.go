@@ -27,6 +27,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sessionfiles"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/suspended"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
 )
 
@@ -77,6 +78,8 @@ type Options struct {
 	Changes *changes.Store
 	// KeptFiles keeps the files of sessions; nil where they end with the session.
 	KeptFiles *sessionfiles.Store
+	// Suspended keeps sessions that sleep; nil where sessions end instead.
+	Suspended *suspended.Store
 	// Packages is the folder of environments to which calls added packages, and Build
 	// asks for the one of a key; see package ondemand.
 	Packages string
@@ -197,6 +200,9 @@ func (o *Options) assemble() *assembly {
 	if o.Changes != nil {
 		sessions.RecordChanges(o.Changes, o.Host.Project)
 	}
+	if o.Suspended != nil {
+		sessions.Sleep(o.Suspended, o.Host.Project.Dir)
+	}
 	if o.ShowSessions != nil {
 		o.ShowSessions(sessions.List)
 	}
@@ -219,6 +225,7 @@ func (o *Options) assemble() *assembly {
 		Project:      o.project(),
 		SharedFiles:  o.SharedFiles,
 		KeptFiles:    o.KeptFiles != nil,
+		Branches:     o.Suspended != nil,
 		Kept:         left,
 		Observers:    o.Observers,
 		Reads:        reads,
@@ -258,8 +265,9 @@ func (a *assembly) keepEnded() {
 	}
 }
 
-// end ends every sandbox.
+// end ends every sandbox, after those have fallen asleep that can.
 func (a *assembly) end() {
+	a.sessions.Suspend()
 	deadline := time.Now().Add(endTimeout)
 	a.sessions.Close()
 	a.warm.Close(time.Until(deadline))
@@ -287,6 +295,7 @@ func (o *Options) spec(env registry.Environment) sandbox.Spec {
 		Network:     env.Network != nil,
 		Secrets:     env.Secrets(),
 		Reports:     env.Reports,
+		Control:     o.Suspended != nil && env.Suspend,
 		Overhead:    sandbox.Limits{Memory: env.OverheadMB << 20, Tasks: int(env.OverheadPIDs)},
 	}
 }

@@ -43,49 +43,61 @@ func (k *kept) close() {
 	*k = kept{saving: k.saving}
 }
 
-// startWithFiles starts a sandbox for a session whose turn the caller has, with the
-// files that are kept for it.
-func (m *Manager) startWithFiles(ctx context.Context, s *session, c call.Call) (sandbox.Sandbox, *call.Restored, error) {
+// startWithFiles starts a sandbox for a session whose turn the caller has, or wakes the
+// one that sleeps, with the files that are kept for it. The result says which.
+func (m *Manager) startWithFiles(ctx context.Context, s *session, c call.Call) (box sandbox.Sandbox, began call.Result, err error) {
 	if m.store == nil {
-		box, err := m.start(ctx, s, c)
-		return box, nil, err
+		if box, began.Woken, err = m.wake(ctx, s, c); box == nil && err == nil {
+			box, err = m.start(ctx, s, c)
+		}
+		return box, began, err
 	}
 	files, err := m.store.Acquire(sessionfiles.Key{Principal: c.Principal, Session: c.Session, Env: c.Env.Added().Base})
 	if err != nil {
 		var inUse *sessionfiles.InUseError
 		if errors.As(err, &inUse) {
-			return nil, nil, &call.InUseError{Session: c.Session, PID: inUse.Holder.PID, About: inUse.Holder.About}
+			return nil, began, &call.InUseError{Session: c.Session, PID: inUse.Holder.PID, About: inUse.Holder.About}
 		}
-		return nil, nil, err
+		return nil, began, err
 	}
-	box, err := m.start(ctx, s, c)
+	if box, began.Woken, err = m.wake(ctx, s, c); box != nil {
+		// Its files are there.
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		s.kept.files = files
+		return box, began, nil
+	}
+	if err == nil {
+		box, err = m.start(ctx, s, c)
+	}
 	if err != nil {
 		files.Close()
-		return nil, nil, err
+		return nil, began, err
 	}
 	restored, err := m.restore(ctx, files, box)
 	if err != nil {
 		box.Kill()
 		if ctx.Err() != nil || isClosed(m.closed) {
 			files.Close()
-			return nil, nil, err
+			return nil, began, err
 		}
 		folder, asideErr := files.SetAside()
 		if asideErr != nil {
 			files.Close()
-			return nil, nil, asideErr
+			return nil, began, asideErr
 		}
 		m.log.Error("kept files of a session cannot be used and are set aside", "session", c.Session, "env", c.Env.Name, "error", err, "folder", folder)
 		restored = &call.Restored{Lost: err.Error()}
 		if box, err = m.start(ctx, s, c); err != nil {
 			files.Close()
-			return nil, nil, err
+			return nil, began, err
 		}
 	}
 	m.mu.Lock()
 	s.kept.files = files
 	m.mu.Unlock()
-	return box, restored, nil
+	began.Restored = restored
+	return box, began, nil
 }
 
 // restore writes the files that are kept into a sandbox.

@@ -28,6 +28,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sessionfiles"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/suspended"
 )
 
 const (
@@ -72,6 +73,12 @@ type Manager struct {
 	changes *changes.Store
 	project sandbox.Project
 	saves   sync.WaitGroup // is added to before closed is closed
+	// sleeping keeps sessions that sleep; nil where sessions end instead.
+	sleeping *suspended.Store
+	// ending ends when the server does, before the Manager is closed.
+	sleepingProject string
+	ending          context.Context
+	stop            context.CancelFunc
 
 	mu       sync.Mutex
 	sessions map[call.Key]*session
@@ -100,6 +107,9 @@ type session struct {
 	used    time.Time
 	timer   *time.Timer // of its idle time; nil while it is in use
 	kept    kept
+	// state is what the session slept in, until the first call after that has run; nil
+	// otherwise. Only who has the turn uses it.
+	state *suspended.State
 	// saveChanges saves what the last call changed in the project; nil where there is
 	// nothing to save.
 	saveChanges func()
@@ -132,7 +142,10 @@ func (s *session) related(env registry.Environment) *member {
 // New returns a Manager that starts the sandboxes of sessions by starter and
 // leaves calls without a session to once. Its owner calls [Manager.Close].
 func New(starter sandbox.Starter, spec SpecFunc, once call.Executor, limits Limits, log *slog.Logger) *Manager {
+	ending, stop := context.WithCancel(context.Background())
 	return &Manager{
+		ending:   ending,
+		stop:     stop,
 		starter:  starter,
 		spec:     spec,
 		once:     once,
@@ -157,16 +170,27 @@ func (m *Manager) Enqueue(key call.Key) *call.Ticket {
 	defer m.mu.Unlock()
 	s := m.sessions[key]
 	if s == nil {
-		s = &session{key: key, members: map[string]*member{}, died: map[string]bool{}}
-		m.sessions[key] = s
+		s = m.newSession(key)
 	}
+	turn := m.enqueue(s)
+	return call.NewTicket(key, turn, func() { m.release(s, turn) })
+}
+
+func (m *Manager) newSession(key call.Key) *session {
+	s := &session{key: key, members: map[string]*member{}, died: map[string]bool{}}
+	m.sessions[key] = s
+	return s
+}
+
+// enqueue takes the next turn of a session.
+func (m *Manager) enqueue(s *session) (turn chan struct{}) {
 	s.stopTimer()
-	turn := make(chan struct{})
+	turn = make(chan struct{})
 	s.queue = append(s.queue, turn)
 	if len(s.queue) == 1 {
 		close(turn)
 	}
-	return call.NewTicket(key, turn, func() { m.release(s, turn) })
+	return turn
 }
 
 // release takes a ticket out of its queue, after what its call wrote is saved.
@@ -200,6 +224,11 @@ func (m *Manager) takeSaves(s *session) (saves []func()) {
 	}
 	if save := m.takeSave(s); save != nil {
 		saves = append(saves, save)
+	}
+	// Where the server ends, it is replaced and not removed.
+	if state := s.state; state != nil && m.ending.Err() == nil {
+		s.state = nil
+		saves = append(saves, func() { m.removeState(s.key, state) })
 	}
 	return saves
 }
@@ -281,7 +310,10 @@ func (m *Manager) startTimer(s *session) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		// A call may have come, and even gone, while the timer fired.
-		if s.timer == timer {
+		switch {
+		case s.timer != timer:
+		case why.Cause == call.Idle && m.fallAsleep(s):
+		default:
 			m.end(s, why)
 			delete(m.sessions, s.key)
 		}
@@ -298,8 +330,23 @@ func (s *session) stopTimer() {
 
 // end takes the sandboxes from a session and remembers why.
 func (m *Manager) end(s *session, why call.Restart) {
-	s.stopTimer()
 	m.log.Info("session ended", "session", s.key.ID, "env", s.environments(), "why", why.Cause, "lived_ms", time.Since(s.started).Milliseconds())
+	m.dismiss(s)
+	m.remember(s.key, why)
+	switch {
+	case s.state == nil:
+	case why.Cause == call.Closed:
+		s.state.Close() // nobody has heard of what was later
+		s.state = nil
+	default:
+		go m.removeState(s.key, s.state)
+		s.state = nil
+	}
+}
+
+// dismiss takes the sandboxes from a session.
+func (m *Manager) dismiss(s *session) {
+	s.stopTimer()
 	for _, member := range s.members {
 		member.Kill()
 		member.closeChanges()
@@ -309,7 +356,6 @@ func (m *Manager) end(s *session, why call.Restart) {
 	clear(s.died)
 	s.closeWorkspace()
 	s.kept.close()
-	m.remember(s.key, why)
 }
 
 // remember remembers why a session ended.
@@ -394,6 +440,13 @@ func (m *Manager) Execute(ctx context.Context, c call.Call) (call.Result, error)
 		ticket = m.Enqueue(c.Key())
 		defer ticket.Release()
 	}
+	if m.sleeps(c.Env) {
+		// What nobody waits for any more is interrupted, so that the session can sleep.
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(m.ending, cancel)()
+	}
 	s, err := m.wait(ctx, ticket)
 	if err != nil {
 		return call.Result{}, err
@@ -432,9 +485,9 @@ func (m *Manager) wait(ctx context.Context, ticket *call.Ticket) (*session, erro
 	select {
 	case <-ticket.Turn:
 	case <-ctx.Done():
-	case <-m.closed:
+	case <-m.ending.Done():
 	}
-	if isClosed(m.closed) {
+	if m.ending.Err() != nil {
 		return nil, sandbox.ErrClosed
 	}
 	m.mu.Lock()
@@ -448,6 +501,10 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (sandbox.S
 	m.mu.Lock()
 	m.endIfOver(s)
 	env := c.Env.Name
+	if c.From != "" && len(s.members) > 0 {
+		defer m.mu.Unlock()
+		return nil, call.Result{}, &call.BranchError{From: c.From, Session: c.Session, Reason: call.Existing}
+	}
 	if member := s.members[env]; member != nil {
 		s.last = env
 		defer m.mu.Unlock()
@@ -479,12 +536,16 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (sandbox.S
 
 	started := time.Now()
 	var box sandbox.Sandbox
-	var restored *call.Restored
+	var began call.Result
 	var err error
-	if former != nil {
+	switch {
+	case former != nil:
 		box, err = m.startLarger(ctx, s, former, c)
-	} else {
-		box, restored, err = m.startWithFiles(ctx, s, c)
+	case c.From != "":
+		began.BranchedFrom = c.From
+		box, err = m.startBranch(ctx, s, c)
+	default:
+		box, began, err = m.startWithFiles(ctx, s, c)
 	}
 	if err == nil {
 		defer box.OnEnd(func() { m.sandboxEnded(s) })
@@ -512,7 +573,6 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (sandbox.S
 		s.started = started
 	}
 	one := &member{box, c.Env, m.recordChanges(c, box)}
-	began := call.Result{Restored: restored}
 	if former != nil {
 		// What it had unsaved is in the other one now.
 		if s.kept.unsaved == sandbox.Sandbox(former) {
@@ -672,6 +732,7 @@ func (m *Manager) Close() {
 		return
 	}
 	close(m.closed)
+	m.stop()
 	m.mu.Unlock()
 	sandbox.WaitWithin(&m.saves, lastSavesTimeout)
 	m.mu.Lock()

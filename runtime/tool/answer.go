@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/mark3labs/mcp-go/mcp"
 
@@ -103,7 +104,10 @@ func (a answer) problem() string {
 	var notBuilt *call.BuildError
 	var calls *quota.CallsError
 	var memory *quota.MemoryError
+	var refused *call.BranchError
 	switch {
+	case errors.As(a.err, &refused):
+		return notBranched(refused)
 	case errors.As(a.err, &calls):
 		return fmt.Sprintf("not run: %d calls of yours run or wait already, which are as many as you may have: call again when one of them has been answered", calls.Max)
 	case errors.As(a.err, &memory):
@@ -185,6 +189,42 @@ func restarted(why *call.Restart) remark {
 	return remark{opening: newSession, rest: rest}
 }
 
+// woken says how long a session slept.
+func woken(how *call.Woken) remark {
+	if how.Lost != "" {
+		return remark{opening: newSession, rest: fmt.Sprintf("the earlier one slept for %s and cannot go on: %s", slept(how.Slept), how.Lost)}
+	}
+	return remark{opening: awake, rest: slept(how.Slept) + " and goes on as it was"}
+}
+
+// slept words how long a session slept.
+func slept(d time.Duration) string {
+	switch {
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%.0f s", d.Seconds())
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%.0f min", d.Minutes())
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%.0f h", d.Hours())
+	}
+	return fmt.Sprintf("%.0f days", d.Hours()/24)
+}
+
+// notBranched refuses a session that would begin as a copy of another one.
+func notBranched(refused *call.BranchError) string {
+	switch refused.Reason {
+	case call.Busy:
+		return fmt.Sprintf("session %q is running a call: wait for its answer, or interrupt it, and call again with from", refused.From)
+	case call.Unknown:
+		return fmt.Sprintf("there is no session %q of env %q to begin from: call without from, or name one that there is", refused.From, refused.Env)
+	case call.Existing:
+		return fmt.Sprintf("session %q exists already: leave from out to go on in it, or use a new session id for a copy of %q", refused.Session, refused.From)
+	case call.Branchless:
+		return fmt.Sprintf("a session of env %q cannot begin as a copy of another one: leave from out", refused.Env)
+	}
+	return fmt.Sprintf("session %q was not copied, and goes on: %v", refused.From, refused.Problem)
+}
+
 // usedElsewhere refuses a session whose files another server has.
 func usedElsewhere(inUse *call.InUseError) string {
 	who := ""
@@ -235,6 +275,8 @@ func (a answer) remarks(files []remark) []remark {
 		remarks = append(remarks, remark{opening: stateLost, rest: variablesLost + ": it goes on in env \"" + a.call.Env.Name + "\""})
 	}
 	switch {
+	case a.result.Woken != nil:
+		remarks = append(remarks, woken(a.result.Woken))
 	case a.result.Restored != nil:
 		remarks = append(remarks, a.restored())
 	case a.result.Restart != nil:
@@ -355,6 +397,13 @@ func (a answer) facts() map[string]any {
 	}
 	if a.result.Isolation != "" {
 		facts[metaPrefix+"isolation"] = a.result.Isolation
+	}
+	if w := a.result.Woken; w != nil {
+		facts[metaPrefix+"resumed"] = w.Lost == ""
+		facts[metaPrefix+"suspended_seconds"] = int64(w.Slept.Seconds())
+	}
+	if a.result.BranchedFrom != "" {
+		facts[metaPrefix+"branched_from"] = a.result.BranchedFrom
 	}
 	if limit := a.result.Limit; limit != nil {
 		facts[metaPrefix+"limit"] = limit.Name

@@ -29,6 +29,9 @@ func (l listing) call(arguments any, started func(session, env string) (registry
 		return c, errors.New("the arguments are not an object: call run with " + l.usage())
 	}
 	known := map[string]*string{"code": &c.Code, "env": &c.Env.Name, "session": &c.Session}
+	if l.hasBranches() {
+		known["from"] = &c.From
+	}
 	for _, field := range slices.Sorted(maps.Keys(fields)) {
 		value, ok := known[field]
 		if field == timeout && l.maxTimeout() > 0 {
@@ -90,6 +93,10 @@ func (l listing) call(arguments any, started func(session, env string) (registry
 		return c, fmt.Errorf("session is %.80q: it must be 1 to 64 letters, digits, _ or -; leave it out to run without one", c.Session)
 	case hasSession && !env.Sessions():
 		return c, l.noSessions(name)
+	case c.From != "" && !hasSession:
+		return c, fmt.Errorf("from is %.80q and there is no session that could begin as its copy: name a new one in session, or leave from out", c.From)
+	case c.From != "" && !validSession.MatchString(c.From):
+		return c, fmt.Errorf("from is %.80q: it must be the id of a session; leave it out to begin without one", c.From)
 	}
 	c.Env = env
 	if given := fields[timeout]; given != nil && l.maxTimeout() > 0 {
@@ -147,6 +154,9 @@ func (l listing) usage() string {
 	usage := fmt.Sprintf("code (a string) and env (one of %s)", l.choices(""))
 	if len(l.withSessions()) > 0 {
 		usage += ", and session (a string) to keep state"
+	}
+	if l.hasBranches() {
+		usage += ", and from (a session) to begin as its copy"
 	}
 	if longest := l.maxTimeout(); longest > 0 {
 		usage += fmt.Sprintf(", and timeout (seconds, at most %g)", longest.Seconds())

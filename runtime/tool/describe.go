@@ -28,11 +28,14 @@ type listing struct {
 	sharedFiles bool
 	// keptFiles says that the files of a session are there again after its end.
 	keptFiles bool
+	// branches says that a session may begin as a copy of another one, where its
+	// environment can.
+	branches bool
 }
 
 // list returns what the model is told now.
 func (t *Tool) list() listing {
-	return listing{t.Environments.Now(), t.Project, t.SharedFiles, t.KeptFiles}
+	return listing{t.Environments.Now(), t.Project, t.SharedFiles, t.KeptFiles, t.Branches}
 }
 
 // definition is the tool as tools/list shows it. Every byte of it costs the
@@ -62,6 +65,7 @@ func (l listing) schema() json.RawMessage {
 		Code    property  `json:"code"`
 		Env     property  `json:"env"`
 		Session *property `json:"session,omitempty"`
+		From    *property `json:"from,omitempty"`
 		Timeout *property `json:"timeout,omitempty"`
 	}
 	schema := struct {
@@ -83,6 +87,9 @@ func (l listing) schema() json.RawMessage {
 	}
 	if len(l.withSessions()) > 0 {
 		schema.Properties.Session = &property{Type: "string", Pattern: validSession.String()}
+	}
+	if l.hasBranches() {
+		schema.Properties.From = &property{Type: "string", Pattern: validSession.String(), About: "the new session begins as a copy of this one"}
 	}
 	if longest := l.maxTimeout(); longest > 0 {
 		schema.Properties.Timeout = &property{Type: "number", Maximum: longest.Seconds(), About: "seconds"}
@@ -194,6 +201,17 @@ func oneLine(text string, limit int) string {
 func (l listing) hasNetwork() bool {
 	for _, env := range l.Ready() {
 		if env.Network != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// hasBranches reports whether a session of some environment may begin as a copy of
+// another one.
+func (l listing) hasBranches() bool {
+	for _, env := range l.Ready() {
+		if l.branches && env.Branch && env.Sessions() {
 			return true
 		}
 	}

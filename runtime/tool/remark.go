@@ -28,6 +28,7 @@ const (
 	noOutput opening = iota
 	cutHere
 	newSession
+	awake
 	timedOut
 	cancelled
 	stopped
@@ -48,6 +49,7 @@ var openings = [...]string{
 	noOutput:     "no output",
 	cutHere:      "...",
 	newSession:   "new session: ",
+	awake:        "the session slept for ",
 	timedOut:     "timed out after ",
 	cancelled:    "cancelled",
 	stopped:      "stopped",

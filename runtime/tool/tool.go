@@ -48,6 +48,8 @@ type Options struct {
 	SharedFiles bool
 	// KeptFiles says that the files of a session are there again after its end.
 	KeptFiles bool
+	// Branches says that sessions may begin as copies of others.
+	Branches bool
 	// Observers are told of calls that are refused before they reach the executor.
 	Observers []call.Observer
 	// Reads has a slot for each file that is read at a time: one is in memory several
@@ -147,7 +149,7 @@ func (t *Tool) Server(version string) (s *server.MCPServer, stop func()) {
 		<-offered
 		// A client that is told fetches the list and pays for it, so it is
 		// told only of what it would see.
-		if next := (listing{after, t.Project, t.SharedFiles, t.KeptFiles}).definition(); !reflect.DeepEqual(next, shown) {
+		if next := (listing{after, t.Project, t.SharedFiles, t.KeptFiles, t.Branches}).definition(); !reflect.DeepEqual(next, shown) {
 			shown = next
 			s.SetTools(server.ServerTool{Tool: shown, Handler: run})
 		}

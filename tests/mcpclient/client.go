@@ -92,6 +92,7 @@ type Arguments struct {
 	Code    string `json:"code"`
 	Env     string `json:"env"`
 	Session string `json:"session,omitempty"`
+	From    string `json:"from,omitempty"`
 	// Timeout is in seconds; 0 leaves it out.
 	Timeout float64 `json:"timeout,omitempty"`
 }

@@ -49,6 +49,7 @@ func Session(others map[string]any) map[string]any {
 	session := map[string]any{
 		"idle_timeout_seconds": 300, "max_lifetime_seconds": 3600,
 		"shared_files": false, "keep_files": false, "keep_mb": 4096,
+		"suspend": true, "suspend_mb": 4096,
 	}
 	maps.Copy(session, others)
 	return session

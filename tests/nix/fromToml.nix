@@ -198,6 +198,8 @@ in
         keep_mb = 4096;
         max_lifetime_seconds = 3600;
         shared_files = false;
+        suspend = true;
+        suspend_mb = 4096;
       };
       project = {
         path = "/home/me";
@@ -346,7 +348,7 @@ in
   };
   testStartPlanOfMistakes = {
     expr = (library.start { config = builtins.fromTOML "[environments.x]\npreset = 1\n[session]\nidle = 1\n"; }).plan;
-    expected = "wrong config: [session] has no option \"idle\": write one of idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, shared_files\nwrong config: [environments.x] preset is 1: write ${choices.presets}\n";
+    expected = "wrong config: [session] has no option \"idle\": write one of idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, shared_files, suspend, suspend_mb\nwrong config: [environments.x] preset is 1: write ${choices.presets}\n";
   };
   testStartDerivations = {
     expr =
@@ -441,7 +443,7 @@ in
   testTomlSession = {
     expr = wrong "${python}[session]\nidle_timeout_seconds = 0\nidle = 1\n";
     expected = [
-      "config: [session] has no option \"idle\": write one of idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, shared_files"
+      "config: [session] has no option \"idle\": write one of idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, shared_files, suspend, suspend_mb"
       "config: [session] idle_timeout_seconds is 0: write a whole number from 1 to 2592000"
     ];
   };

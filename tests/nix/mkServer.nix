@@ -163,6 +163,8 @@ in
         keep_mb = 4096;
         max_lifetime_seconds = 3600;
         shared_files = false;
+        suspend = true;
+        suspend_mb = 4096;
       };
       project = {
         inherit_env = null;
@@ -275,7 +277,7 @@ in
       session.idle = 5;
     };
     expected = [
-      "mkServer: session: has no option \"idle\": write one of idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, shared_files"
+      "mkServer: session: has no option \"idle\": write one of idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, shared_files, suspend, suspend_mb"
     ];
   };
   testServerKeepsNoSharedFiles = {

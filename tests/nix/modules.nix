@@ -173,6 +173,8 @@ in
             keep_mb = 4096;
             max_lifetime_seconds = 3600;
             shared_files = false;
+            suspend = true;
+            suspend_mb = 4096;
           };
           project = {
             mode = "overlay";

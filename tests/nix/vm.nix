@@ -46,7 +46,7 @@ lib.mapAttrs' (
 ) mistakes
 // {
   testMachineMetadata = {
-    expr = lib.getAttrs [ "backend" "memory_mb" "overhead" "reports" "reads" ] machine.metadata;
+    expr = lib.getAttrs [ "backend" "memory_mb" "overhead" "reports" "suspend" "branch" "reads" ] machine.metadata;
     expected = {
       backend = "vm";
       memory_mb = 512;
@@ -55,6 +55,8 @@ lib.mapAttrs' (
         pids = 128;
       };
       reports = true;
+      suspend = true;
+      branch = true;
       reads = [
         "HOME"
         "XDG_CACHE_HOME"

@@ -54,12 +54,13 @@ type Machine struct {
 	// Memory is what each sandbox says it uses, in bytes.
 	Memory int64
 
-	mu      sync.Mutex
-	closed  bool
-	started int
-	running int
-	most    int
-	live    map[*Sandbox]struct{}
+	mu             sync.Mutex
+	suspendFailure error
+	closed         bool
+	started        int
+	running        int
+	most           int
+	live           map[*Sandbox]struct{}
 	// workspaces are those of several sandboxes, ended ones too.
 	workspaces []*Workspace
 }
@@ -97,6 +98,10 @@ func (m *Machine) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 		s.workspace = newWorkspace()
 	}
 	maps.Copy(s.variables, spec.Variables)
+	if err := s.restore(); err != nil {
+		stop()
+		return nil, err
+	}
 	if m.live == nil {
 		m.live = map[*Sandbox]struct{}{}
 	}

@@ -30,6 +30,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sessionfiles"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/suspended"
 )
 
 type serveOptions struct {
@@ -175,6 +176,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 		SharedFiles:  base.Session.SharedFiles,
 		Changes:      openChanges(settings, log),
 		KeptFiles:    keptFiles,
+		Suspended:    openSuspended(base.Session, log),
 		Packages:     settings.Folders.Packages,
 		Build:        builder.derive,
 		Host:         hostFolders(settings),
@@ -264,6 +266,16 @@ func openKept(settings config.Config, log *slog.Logger) (*sessionfiles.Store, er
 		return nil, &config.Error{Problem: err.Error(), Hint: "have this user own the folder, set XDG_STATE_HOME to another one, or turn keep_files off"}
 	}
 	return store, nil
+}
+
+// openSuspended returns what keeps sessions that sleep; nil where the operator wants none
+// to, or there is no folder for them. Nothing is written before one falls asleep.
+func openSuspended(session registry.Session, log *slog.Logger) *suspended.Store {
+	folder := config.SuspendedFolder(os.Getenv)
+	if !session.Suspend || session.SharedFiles || folder == "" {
+		return nil
+	}
+	return suspended.New(folder, session.SuspendBytes, log)
 }
 
 // rebuild asks the wrapper's builder to build again.

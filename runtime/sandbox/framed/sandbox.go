@@ -59,6 +59,7 @@ type Sandbox struct {
 	logTail     logTail
 	network     *network  // nil where the environment has none
 	launcher    *launcher // nil where the program reports nothing
+	control     *control  // nil where the program cannot be asked
 	outputBytes int64     // that a call may send of each stream, before escapes
 	enforcedBy  string
 	memory      int64 // bytes in use when its interpreter had loaded
@@ -130,6 +131,7 @@ func (s *Sandbox) run() {
 	s.stdin.Close()
 	s.stdout.Close()
 	s.stderr.Close()
+	s.control.close()
 	if upper := s.Upper(); upper != nil {
 		upper.Close()
 	}

@@ -108,6 +108,9 @@ func (l *Starter) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 		Env:    spec.Variables,
 		Limits: &frame.Limits{OutputBytes: spec.OutputBytes},
 	}}
+	if spec.From != "" {
+		messages = nil // the agent is configured
+	}
 	var loaded chan frame.Reply
 	if spec.Warm {
 		ping := &pending{want: frame.Pong, frames: 1}
@@ -235,6 +238,20 @@ func (l *Starter) spawn(ctx context.Context, spec sandbox.Spec) (_ *Sandbox, err
 		defer theirReports.Close()
 		pass(cmd, theirReports, ReportsVariable)
 	}
+	var ours *control
+	if spec.Control {
+		var theirs *os.File
+		if ours, theirs, err = openControl(); err != nil {
+			closeAll()
+			reports.Close()
+			return nil, err
+		}
+		defer theirs.Close()
+		pass(cmd, theirs, controlVariable)
+	}
+	if spec.From != "" {
+		cmd.Env = append(cmd.Env, fromVariable+"="+spec.From)
+	}
 	limits := cgroup.Limits(spec.Limits).With(cgroup.Limits(spec.Overhead))
 	if spec.Network {
 		limits = limits.WithNetwork()
@@ -243,6 +260,7 @@ func (l *Starter) spawn(ctx context.Context, spec sandbox.Spec) (_ *Sandbox, err
 	if err != nil {
 		closeAll()
 		reports.Close() // on nil too, which is an error and nothing else
+		ours.close()
 		if errors.Is(err, process.ErrClosed) {
 			return nil, sandbox.ErrClosed
 		}
@@ -253,7 +271,7 @@ func (l *Starter) spawn(ctx context.Context, spec sandbox.Spec) (_ *Sandbox, err
 		pipe.w.Close()
 	}
 	s := newSandbox(l.log.With("env", spec.Name), started, pipes[0].w, pipes[1].r, pipes[2].r, spec.OutputBytes)
-	s.enforcedBy, s.upper = l.enforcedBy, upper
+	s.enforcedBy, s.upper, s.control = l.enforcedBy, upper, ours
 	if spec.Reports {
 		s.launcher = newLauncher(reports)
 	}

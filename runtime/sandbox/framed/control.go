@@ -1,0 +1,124 @@
+package framed
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+)
+
+const (
+	// controlVariable names the descriptor of a socket on which an artifact's program is
+	// asked for what is no frame, and fromVariable a folder with the state of a suspended
+	// sandbox (docs/architecture.md, C1).
+	controlVariable = "NIX_SANDBOX_CONTROL"
+	fromVariable    = "NIX_SANDBOX_FROM"
+	// maxControl bounds a line of that socket, in bytes.
+	maxControl = 16 << 10
+	// quietTimeout bounds the wait for what is on its way to the agent, and
+	// suspendTimeout the time that it takes to write the state of a sandbox.
+	quietTimeout   = 5 * time.Second
+	suspendTimeout = 10 * time.Second
+)
+
+// control asks the program of a sandbox. It is no part of the sandbox, whose frames go
+// elsewhere; what it says is bounded as theirs is.
+type control struct {
+	mu     sync.Mutex // of one exchange
+	socket *os.File
+	lines  *bufio.Reader
+}
+
+// openControl makes the socket for a program that is about to start. The caller closes
+// the program's end.
+func openControl() (ours *control, theirs *os.File, err error) {
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.SetNonblock(ends[0], true) // for deadlines
+	}
+	if err != nil {
+		return nil, nil, &sandbox.DeadError{Reason: fmt.Sprintf("make a socket: %v", err)}
+	}
+	socket := os.NewFile(uintptr(ends[0]), "control")
+	return &control{socket: socket, lines: bufio.NewReaderSize(socket, maxControl)}, os.NewFile(uintptr(ends[1]), "control"), nil
+}
+
+func (c *control) close() {
+	if c != nil {
+		c.socket.Close()
+	}
+}
+
+// saved is what a program answers to the request to save a sandbox.
+type saved struct {
+	Did   string `json:"did"`
+	Error string `json:"error"`
+	Bytes int64  `json:"bytes"`
+}
+
+// save has the program save the sandbox.
+func (c *control) save(folder string, keep bool, timeout time.Duration) (answer saved, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.socket.SetDeadline(time.Now().Add(timeout)); err != nil {
+		return answer, err
+	}
+	request, err := json.Marshal(map[string]any{"do": "save", "to": folder, "keep": keep})
+	if err == nil {
+		_, err = c.socket.Write(append(request, '\n'))
+	}
+	var line []byte
+	if err == nil {
+		line, err = c.lines.ReadSlice('\n')
+	}
+	if err == nil {
+		err = json.Unmarshal(line, &answer)
+	}
+	if err == nil && (answer.Did != "save" || answer.Bytes < 0) {
+		err = fmt.Errorf("its launcher answers %.20q, and not save", answer.Did)
+	}
+	return answer, err
+}
+
+// errUncontrolled reports a sandbox that was not started to be suspended.
+var errUncontrolled = errors.New("the sandbox cannot be suspended")
+
+// Suspend implements [sandbox.Sandbox].
+func (s *Sandbox) Suspend(ctx context.Context, folder string, keep bool) (int64, error) {
+	if s.control == nil {
+		return 0, errUncontrolled
+	}
+	// When the answer is here, so is all that was on its way in either direction. It
+	// comes late where the interpreter is being started.
+	if _, err := s.ask(ctx, frame.Request{Type: frame.Ping}, frame.Pong, quietTimeout); err != nil {
+		return 0, err
+	}
+	s.mu.Lock()
+	waiting := len(s.pending)
+	s.mu.Unlock()
+	if waiting > 0 {
+		return 0, fmt.Errorf("%d requests to the sandbox wait for their answers", waiting)
+	}
+	answer, err := s.control.save(folder, keep, suspendTimeout*s.launcher.slowness())
+	if err != nil {
+		s.fail("it was not suspended: %v", err)
+		return 0, s.death()
+	}
+	if answer.Error != "" {
+		return 0, errors.New(sandbox.OneLine(answer.Error))
+	}
+	if !keep {
+		s.Kill()
+		<-s.reaped
+	}
+	return answer.Bytes, nil
+}

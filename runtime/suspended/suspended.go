@@ -1,0 +1,392 @@
+// Package suspended keeps sessions that were put to disk with all that runs in them, so
+// that they go on when they are called again, in this server or in a later one.
+//
+// It promises that a session's saved state is the old one or the new one, and never a
+// part of one, whenever a process ends; that one process at a time has it; and that all
+// of them together are bounded, in size and in age. It does not know what a state is:
+// whoever runs the session writes a folder.
+//
+// A [Store] is a folder with a folder for each session, which has a lock, a head that
+// names the state, and the state. Only its owner can read it.
+package suspended
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+)
+
+// MaxAge is how long a session sleeps before it is deleted.
+const MaxAge = 7 * 24 * time.Hour
+
+// Names in a session's folder.
+const (
+	lockName    = "lock"
+	headName    = "head"
+	newHeadName = "head.new"
+	statePrefix = "state-"
+)
+
+// lockTimeout is how long a process waits for another that has a session.
+const lockTimeout = 200 * time.Millisecond
+
+// maxHead bounds a head, in bytes.
+const maxHead = 64 << 10
+
+// Key names a session: whose it is, what it is called and of which environment, and the
+// folder of the project that it shows. Principal and Project may be empty.
+type Key struct {
+	Principal string `json:"principal,omitempty"`
+	Session   string `json:"session"`
+	Env       string `json:"env"`
+	Project   string `json:"project,omitempty"`
+}
+
+// folder is the name of a key's folder.
+func (k Key) folder() string {
+	text, err := json.Marshal(k)
+	if err != nil {
+		panic(err) // four texts
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:16])
+}
+
+// Head describes a session that sleeps.
+type Head struct {
+	Key
+	// Suspended is when it fell asleep.
+	Suspended time.Time `json:"suspended"`
+	// Bytes is what its state takes on disk.
+	Bytes int64 `json:"bytes"`
+	// State is the name of the folder with the state.
+	State string `json:"state"`
+}
+
+// InUseError reports a session whose state another process has.
+type InUseError struct{ Key Key }
+
+func (e *InUseError) Error() string {
+	return fmt.Sprintf("another server has session %q, which sleeps", e.Key.Session)
+}
+
+// Store keeps sessions in a folder, which is made when the first one falls asleep. Its
+// methods may be called at the same time, by several processes too.
+type Store struct {
+	folder string
+	limit  int64 // bytes
+	log    *slog.Logger
+}
+
+// New returns the Store in a folder, of at most limit bytes.
+func New(folder string, limit int64, log *slog.Logger) *Store {
+	return &Store{folder, limit, log}
+}
+
+// Fits reports whether a state of so many bytes could be kept.
+func (s *Store) Fits(bytes int64) bool { return bytes <= s.limit }
+
+// Has reports whether a session sleeps, as far as can be told without acquiring it.
+func (s *Store) Has(key Key) bool {
+	head, err := readHead(filepath.Join(s.folder, key.folder()))
+	return err == nil && head.Key == key && time.Since(head.Suspended) <= MaxAge
+}
+
+// State is the state of a session, which the process has alone that acquired it. Its
+// owner calls Close.
+type State struct {
+	store  *Store
+	key    Key
+	folder string
+	lock   *os.File
+	// head describes what sleeps; nil where nothing does.
+	head *Head
+	// next is the name of the folder that is being written.
+	next string
+}
+
+// Find acquires the state of a session that sleeps. It returns nil where none does, and
+// an [*InUseError] where another process has it.
+func (s *Store) Find(key Key) (*State, error) {
+	if !s.Has(key) {
+		return nil, nil
+	}
+	state, err := s.Acquire(key)
+	if err != nil {
+		return nil, err
+	}
+	if state.head == nil { // since
+		return nil, state.Remove()
+	}
+	return state, nil
+}
+
+// Acquire acquires the state of a session, whether it sleeps or not. The error is an
+// [*InUseError] where another process has it.
+func (s *Store) Acquire(key Key) (*State, error) {
+	if err := os.MkdirAll(s.folder, 0o700); err != nil {
+		return nil, err
+	}
+	folder := filepath.Join(s.folder, key.folder())
+	lock, err := acquire(folder, true)
+	// Who counts the sessions has each of them for a moment.
+	for deadline := time.Now().Add(lockTimeout); errors.Is(err, unix.EWOULDBLOCK) && time.Now().Before(deadline); {
+		time.Sleep(lockTimeout / 20)
+		lock, err = acquire(folder, true)
+	}
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, &InUseError{key}
+	}
+	if err != nil {
+		return nil, err
+	}
+	state := &State{store: s, key: key, folder: folder, lock: lock}
+	if head, err := readHead(folder); err == nil && head.Key == key {
+		state.head = head
+	}
+	state.clean()
+	return state, nil
+}
+
+// acquire locks a session's folder. The error is EWOULDBLOCK where another process has
+// it.
+func acquire(folder string, create bool) (*os.File, error) {
+	for range 100 {
+		if create {
+			if err := os.Mkdir(folder, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+				return nil, err
+			}
+		}
+		lock, err := os.OpenFile(filepath.Join(folder, lockName), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+		if err != nil {
+			if create && errors.Is(err, fs.ErrNotExist) {
+				continue // the folder was removed meanwhile
+			}
+			return nil, err
+		}
+		if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			lock.Close()
+			return nil, err
+		}
+		// Whoever had it may have removed it.
+		ours, err := lock.Stat()
+		if err == nil {
+			var there fs.FileInfo
+			if there, err = os.Lstat(lock.Name()); err == nil && os.SameFile(ours, there) {
+				return lock, nil
+			}
+		}
+		lock.Close()
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+	return nil, unix.EWOULDBLOCK
+}
+
+func readHead(folder string) (*Head, error) {
+	data, err := bounded.ReadFile(filepath.Join(folder, headName), maxHead)
+	if err != nil {
+		return nil, err
+	}
+	var head Head
+	if err := json.Unmarshal(data, &head); err != nil {
+		return nil, err
+	}
+	if !strings.HasPrefix(head.State, statePrefix) || filepath.Base(head.State) != head.State {
+		return nil, errors.New("its head names no state")
+	}
+	return &head, nil
+}
+
+// clean deletes what is in the folder and belongs to no state.
+func (s *State) clean() {
+	entries, err := os.ReadDir(s.folder)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		if name := e.Name(); name != lockName && (s.head == nil || name != headName && name != s.head.State) && name != s.next {
+			os.RemoveAll(filepath.Join(s.folder, name))
+		}
+	}
+}
+
+// Folder is where the state lies; empty where nothing sleeps.
+func (s *State) Folder() string {
+	if s.head == nil {
+		return ""
+	}
+	return filepath.Join(s.folder, s.head.State)
+}
+
+// Suspended is when the session fell asleep.
+func (s *State) Suspended() time.Time { return s.head.Suspended }
+
+// Next is a folder that does not exist, for a new state.
+func (s *State) Next() string {
+	s.next = fmt.Sprintf("%s%d", statePrefix, time.Now().UnixNano())
+	return filepath.Join(s.folder, s.next)
+}
+
+// Commit takes what was written to the last Next for the session's state, of so many
+// bytes, in place of the one that it had. Other sessions are deleted where all together
+// take too much: those that have slept longest.
+func (s *State) Commit(bytes int64) error {
+	head := &Head{Key: s.key, Suspended: time.Now().UTC(), Bytes: bytes, State: s.next}
+	text, err := json.Marshal(head)
+	if err != nil {
+		return err
+	}
+	next := filepath.Join(s.folder, newHeadName)
+	if err := os.WriteFile(next, text, 0o600); err != nil {
+		return err
+	}
+	if err := os.Rename(next, filepath.Join(s.folder, headName)); err != nil {
+		return err
+	}
+	s.head, s.next = head, ""
+	s.clean()
+	s.store.shrink(s.folder)
+	return nil
+}
+
+// Close lets other processes have the state.
+func (s *State) Close() { s.lock.Close() }
+
+// Remove deletes the state and closes it.
+func (s *State) Remove() error {
+	defer s.lock.Close()
+	// The head first: what has none does not sleep.
+	err := os.Remove(filepath.Join(s.folder, headName))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, os.RemoveAll(s.folder))
+}
+
+// Session is one that sleeps.
+type Session struct {
+	Head
+	// Folder is its folder in the store.
+	Folder string
+	// InUse says that a process is waking it, or putting it to sleep.
+	InUse bool
+}
+
+// List returns the sessions that sleep in the store in a folder, the one that fell
+// asleep last first. A folder that does not exist has none.
+func List(folder string) ([]Session, error) {
+	var sessions []Session
+	err := each(folder, func(s Session, head *Head) {
+		if head != nil {
+			s.Head = *head
+			sessions = append(sessions, s)
+		}
+	})
+	slices.SortFunc(sessions, func(a, b Session) int { return b.Suspended.Compare(a.Suspended) })
+	return sessions, err
+}
+
+// Remove deletes a session that [List] returned. The error is an [*InUseError] where a
+// process has it.
+func (s Session) Remove() error {
+	lock, err := acquire(s.Folder, false)
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return &InUseError{s.Key}
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	}
+	return (&State{key: s.Key, folder: s.Folder, lock: lock}).Remove()
+}
+
+// each calls visit for the folder of each session; head is nil where none sleeps there.
+func each(folder string, visit func(s Session, head *Head)) error {
+	entries, err := os.ReadDir(folder)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list the sessions that sleep: %w", err)
+	}
+	for _, e := range entries {
+		if !e.IsDir() {
+			continue
+		}
+		s := Session{Folder: filepath.Join(folder, e.Name())}
+		lock, err := acquire(s.Folder, false)
+		s.InUse = errors.Is(err, unix.EWOULDBLOCK)
+		if err == nil {
+			lock.Close()
+		}
+		head, err := readHead(s.Folder)
+		if err != nil {
+			head = nil
+		}
+		visit(s, head)
+	}
+	return nil
+}
+
+// shrink deletes sessions that nobody has: those that are too old, those of which a
+// process that was killed left a part, and while all together take more than the limit,
+// those that have slept longest. It leaves the one with the folder except.
+func (s *Store) shrink(except string) {
+	var sessions []Session
+	err := each(s.folder, func(one Session, head *Head) {
+		switch {
+		case one.Folder == except && head != nil:
+			one.Head = *head
+			sessions = append(sessions, one)
+		case one.InUse:
+		case head == nil || time.Since(head.Suspended) > MaxAge:
+			_ = one.Remove() // the next one tries again
+		default:
+			one.Head = *head
+			sessions = append(sessions, one)
+		}
+	})
+	if err != nil {
+		s.log.Warn("sessions that sleep are not counted", "error", err)
+		return
+	}
+	slices.SortFunc(sessions, func(a, b Session) int {
+		return cmp.Or(a.Suspended.Compare(b.Suspended), strings.Compare(a.Folder, b.Folder))
+	})
+	var total int64
+	for _, one := range sessions {
+		total += one.Bytes
+	}
+	for _, one := range sessions {
+		if total <= s.limit {
+			return
+		}
+		if one.Folder == except {
+			continue
+		}
+		if err := one.Remove(); err != nil {
+			s.log.Warn("a session that sleeps cannot be deleted", "session", one.Key.Session, "error", err)
+			continue
+		}
+		total -= one.Bytes
+		s.log.Info("a session that sleeps was deleted: all together take more than suspend_mb", "session", one.Key.Session,
+			"env", one.Env, "suspended", one.Suspended.Format(time.DateTime), "bytes", one.Bytes)
+	}
+}

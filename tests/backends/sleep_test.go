@@ -1,0 +1,275 @@
+package backends
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/suspended"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcpclient"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
+)
+
+// server is a server whose environments are virtual machines, named by their types. It
+// is one of those that share a folder for their state.
+type server struct {
+	*mcpclient.Client
+	t   *testing.T
+	log *mcptest.Log
+}
+
+// serve starts one whose sessions of [session] are changed as given.
+func serve(t *testing.T, state string, session map[string]any, kinds ...string) *server {
+	t.Helper()
+	environments := map[string]map[string]any{}
+	for _, kind := range kinds {
+		folder := artifact(t, kind)
+		var fields map[string]any
+		must.Do(t, json.Unmarshal(must.Get(os.ReadFile(filepath.Join(folder, "metadata.json")))(t), &fields))
+		fields["name"], fields["exec"], fields["session_exec"] = kind, filepath.Join(folder, "bin/run"), filepath.Join(folder, "bin/session-run")
+		fields["prewarm"], fields["timeout_seconds"], fields["max_timeout_seconds"] = 0, machineTime.Seconds(), nil
+		environments[kind] = fields
+	}
+	settings := mcptest.MetadataWith(t, environments, map[string]any{"session": mcptest.Session(session)})
+	s := &server{t: t, log: &mcptest.Log{}}
+	cmd := exec.Command(undertest.Server(t), "--stdio")
+	cmd.Stderr = s.log
+	cmd.Env = []string{
+		"PATH=" + os.Getenv("PATH"), "NIX_SANDBOX_METADATA=" + settings, "NIX_SANDBOX_START_SECONDS=60",
+		"XDG_STATE_HOME=" + state, "XDG_CACHE_HOME=" + shared(t),
+	}
+	s.Client = must.Get(mcpclient.Start(cmd, func(fault string) { t.Error(fault) }))(t)
+	t.Cleanup(func() {
+		_ = syscall.Kill(s.PID(), syscall.SIGKILL)
+		<-s.Exited()
+		if t.Failed() {
+			t.Logf("the server's log:\n%s", s.log)
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), machineTime)
+	defer cancel()
+	must.Get(s.Initialize(ctx, mcpclient.Newest, "backends"))(t)
+	return s
+}
+
+// call calls run and returns the answer.
+func (s *server) call(kind, session, from, code string) mcpclient.Answer {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), machineTime)
+	defer cancel()
+	message := must.Get(s.Call(ctx, "tools/call", mcpclient.RunParams(mcpclient.Arguments{Code: code, Env: kind, Session: session, From: from})))(s.t)
+	return must.Get(message.Answer())(s.t)
+}
+
+// in runs code in a session, which has to write want.
+func (s *server) in(kind, session, code, want string) mcpclient.Answer {
+	s.t.Helper()
+	answer := s.call(kind, session, "", code)
+	if texts := answer.Texts(); answer.IsError || len(texts) == 0 || texts[0] != want {
+		s.t.Fatalf("%s: answer %q, want %q", code, texts, want)
+	}
+	return answer
+}
+
+// end ends the server as a client does, and waits for it.
+func (s *server) end() {
+	s.t.Helper()
+	must.Do(s.t, s.CloseInput())
+	select {
+	case <-s.Exited():
+	case <-time.After(machineTime):
+		s.t.Fatalf("the server runs on; its log:\n%s", s.log)
+	}
+}
+
+// asleep returns the sessions that sleep in a state folder.
+func asleep(t *testing.T, state string) []suspended.Session {
+	t.Helper()
+	return must.Get(suspended.List(filepath.Join(state, "nix-sandbox-mcp/vm/sessions")))(t)
+}
+
+// A session goes on in a later server with everything that was in it, and the answer says
+// how long it slept.
+func TestSession_WakesInALaterServer(t *testing.T) {
+	state := t.TempDir()
+	first := serve(t, state, nil, "python")
+	first.in("python", "s", asBefore+"'begun'", "'begun'\n")
+	first.end()
+	if sessions := asleep(t, state); len(sessions) != 1 || sessions[0].Key.Session != "s" || sessions[0].Bytes == 0 {
+		t.Fatalf("there sleep %+v; the log:\n%s", sessions, first.log)
+	}
+	// Nobody else can come near what the session held.
+	must.Do(t, filepath.Walk(filepath.Join(state, "nix-sandbox-mcp"), func(path string, info os.FileInfo, err error) error {
+		if err == nil && info.IsDir() && strings.Contains(path, "sessions") && info.Mode().Perm() != 0o700 {
+			t.Errorf("%s has the mode %v", path, info.Mode())
+		}
+		return err
+	}))
+	second := serve(t, state, nil, "python")
+	answer := second.call("python", "s", "", isAsBefore)
+	if text := answer.Text(); answer.IsError || !strings.HasPrefix(text, "as before ") || !strings.Contains(text, "[the session slept for ") || !strings.HasSuffix(text, " and goes on as it was]") {
+		t.Errorf("the answer is %q", text)
+	}
+	if slept, _ := answer.Fact("suspended_seconds").(float64); answer.Fact("resumed") != true || slept < 0 {
+		t.Errorf("the facts are %+v", answer.Meta)
+	}
+	// The next call is one like any other, and nothing sleeps any more.
+	if answer := second.in("python", "s", "handle.tell()", "2\n"); answer.Fact("resumed") != nil {
+		t.Errorf("the facts are %+v", answer.Meta)
+	}
+	if sessions := asleep(t, state); len(sessions) != 0 {
+		t.Errorf("there sleep %+v", sessions)
+	}
+}
+
+// A session that is idle sleeps, in the same server too, and no process is left of it.
+func TestSession_SleepsWhenItIsIdle(t *testing.T) {
+	state := t.TempDir()
+	s := serve(t, state, map[string]any{"idle_timeout_seconds": 1}, "bash")
+	s.in("bash", "s", "x=1; echo begun", "begun\n")
+	patience.Wait(t, machineTime, func() string { return "the session does not sleep" }, func() bool {
+		return len(asleep(t, state)) == 1 && len(procfs.Descendants(s.PID())) == 0
+	})
+	s.in("bash", "s", "echo $x", "1\n")
+}
+
+// Where the operator wants no session to sleep, nothing is written and nothing offered.
+func TestSession_EndsWhereNoneSleeps(t *testing.T) {
+	state := t.TempDir()
+	s := serve(t, state, map[string]any{"idle_timeout_seconds": 1, "suspend": false}, "bash")
+	s.in("bash", "s", "x=1; echo begun", "begun\n")
+	patience.Wait(t, machineTime, func() string { return "the session does not end" }, func() bool {
+		return len(procfs.Descendants(s.PID())) == 0
+	})
+	if answer := s.call("bash", "s", "", "echo none$x"); answer.IsError || !strings.HasPrefix(answer.Text(), "none\n[new session: the earlier one ended after 1 s idle") {
+		t.Errorf("the answer is %q", answer.Text())
+	}
+	if answer := s.call("bash", "b", "s", "true"); !answer.IsError || !strings.Contains(answer.Text(), `unknown argument "from"`) {
+		t.Errorf("a branch gets %q", answer.Text())
+	}
+	s.end()
+	if left := must.Get(os.ReadDir(state))(t); len(left) != 0 {
+		t.Errorf("%v was written", left)
+	}
+}
+
+// A session begins as a copy of another one, and four other wishes are refused, each with
+// a sentence of its own.
+func TestSession_Branches(t *testing.T) {
+	state := t.TempDir()
+	s := serve(t, state, nil, "bash")
+	s.in("bash", "a", "x=1; echo 1 > f; echo begun", "begun\n")
+	if answer := s.call("bash", "b", "a", "echo $x $(cat f); x=2; echo 2 > f"); answer.IsError || answer.Texts()[0] != "1 1\n" || answer.Fact("branched_from") != "a" {
+		t.Errorf("the branch has %q, %+v", answer.Text(), answer.Meta)
+	}
+	s.in("bash", "a", "echo $x $(cat f); x=3", "1 1\n")
+	s.in("bash", "b", "echo $x $(cat f)", "2 2\n")
+	if answer := s.call("bash", "c", "b", "echo $x"); answer.IsError || answer.Texts()[0] != "2\n" {
+		t.Errorf("the branch of a branch has %q", answer.Text())
+	}
+
+	s.in("bash", "busy", "x=4; echo begun", "begun\n")
+	_, line, err := s.Request("tools/call", mcpclient.RunParams(mcpclient.Arguments{Code: "while true; do sleep 0.1; done", Env: "bash", Session: "busy"}))
+	must.Do(t, err)
+	must.Get(s.Write(line))(t)
+	for _, test := range []struct{ session, from, says string }{
+		{"d", "busy", `session "busy" is running a call`},
+		{"d", "nobody", `there is no session "nobody" of env "bash"`},
+		{"b", "a", `session "b" exists already`},
+		{"", "a", `there is no session that could begin as its copy`},
+	} {
+		if answer := s.call("bash", test.session, test.from, "true"); !answer.IsError || !strings.Contains(answer.Text(), test.says) {
+			t.Errorf("%+v gets %q", test, answer.Text())
+		}
+	}
+	// The call that runs is interrupted when the server ends, and its session sleeps.
+	must.Do(t, syscall.Kill(s.PID(), syscall.SIGTERM))
+	select {
+	case <-s.Exited():
+	case <-time.After(machineTime):
+		t.Fatal("the server runs on")
+	}
+	if sessions := asleep(t, state); len(sessions) != 4 {
+		t.Errorf("there sleep %+v; the log:\n%s", sessions, s.log)
+	}
+	serve(t, state, nil, "bash").in("bash", "busy", "echo $x", "4\n")
+}
+
+// killsVariable says how many times a server is killed, for the long form of the test.
+const killsVariable = "NIX_SANDBOX_TEST_KILLS"
+
+// A server that is killed while a session falls asleep or wakes leaves what there was
+// before, or what comes then: the session goes on with the number of one of its calls, or
+// it is gone when it was awake, and never broken.
+func TestSession_SurvivesKills(t *testing.T) {
+	kills := 3
+	if text := os.Getenv(killsVariable); text != "" {
+		kills = must.Get(strconv.Atoi(text))(t)
+	}
+	random := seed.New(t)
+	state := t.TempDir()
+	begin := func(s *server) { s.in("bash", "s", "n=0; echo $n", "0\n") }
+	s := serve(t, state, nil, "bash")
+	begin(s)
+	s.end()
+	last := 0 // the number with which the session fell asleep last
+	kept, gone := 0, 0
+	for kill := range kills {
+		s := serve(t, state, nil, "bash")
+		after := time.Duration(random.Int64N(int64(3 * time.Second)))
+		if kill%2 == 0 { // while it wakes, or when it has
+			_, line, err := s.Request("tools/call", mcpclient.RunParams(mcpclient.Arguments{Code: "n=$((n+1)); echo $n", Env: "bash", Session: "s"}))
+			must.Do(t, err)
+			must.Get(s.Write(line))(t)
+			time.Sleep(after)
+		} else { // while it falls asleep
+			s.in("bash", "s", "n=$((n+1)); echo $n", fmt.Sprintf("%d\n", last+1))
+			must.Do(t, s.CloseInput())
+			time.Sleep(after / 4)
+		}
+		_ = syscall.Kill(s.PID(), syscall.SIGKILL)
+		<-s.Exited()
+
+		s = serve(t, state, nil, "bash")
+		answer := s.call("bash", "s", "", "echo none$n")
+		switch text := answer.Texts()[0]; {
+		case answer.IsError:
+			t.Fatalf("kill %d, after %v: the answer is %q", kill, after, answer.Text())
+		case text == "none\n":
+			// It was awake, and nothing slept any more.
+			if answer.Fact("resumed") != nil {
+				t.Fatalf("kill %d, after %v: what slept is broken: %q", kill, after, answer.Text())
+			}
+			gone++
+			begin(s)
+			last = 0
+		case text == fmt.Sprintf("none%d\n", last), text == fmt.Sprintf("none%d\n", last+1):
+			kept++
+			last = must.Get(strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(text, "none"))))(t)
+		default:
+			t.Fatalf("kill %d, after %v: the session has %q after %d", kill, after, text, last)
+		}
+		s.end()
+		if sessions := asleep(t, state); len(sessions) != 1 {
+			t.Fatalf("kill %d: there sleep %+v; the log:\n%s", kill, sessions, s.log)
+		}
+		// Nothing of an attempt that was killed is left.
+		if states := must.Get(filepath.Glob(filepath.Join(state, "nix-sandbox-mcp/vm/sessions/*/state-*")))(t); len(states) != 1 {
+			t.Fatalf("kill %d: there are the states %q", kill, states)
+		}
+	}
+	t.Logf("%d kills: %d times the session went on, %d times it was gone with the server in which it was awake", kills, kept, gone)
+}
