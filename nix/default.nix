@@ -77,8 +77,12 @@ let
       ;
   };
   image = import ./lib/mkImage.nix {
-    inherit pkgs programs;
-    mkServer = server.make;
+    inherit
+      pkgs
+      programs
+      server
+      validate
+      ;
   };
   escapeTest = import ./lib/escapeTest.nix { inherit pkgs programs; };
   gpuCheck = import ./lib/gpuCheck.nix {
@@ -113,7 +117,7 @@ in
   mkServer = server.make;
 
   # What mkServer is given, name and tag -> a program that prints an OCI image.
-  mkImage = image;
+  mkImage = image.make;
 
   # What modules for a machine or a user install: { environments; server; }.
   installation = import ./lib/installation.nix {
@@ -150,6 +154,7 @@ in
     fromOptions = written.problems;
     fromProject = project.problems;
     mkServer = server.problems;
+    mkImage = image.problems;
   };
 
   # The programs of each preset, on their own.

@@ -8,25 +8,32 @@
 {
   pkgs,
   programs,
-  mkServer,
+  server,
+  validate,
 }:
-{
-  name ? "nix-sandbox-mcp",
-  tag ? programs.version,
-  ...
-}@args:
 let
   inherit (pkgs) lib;
 
-  server = mkServer (
-    {
-      buildAtStart = false;
-    }
-    // removeAttrs args [
+  forServer =
+    args:
+    removeAttrs args [
       "name"
       "tag"
-    ]
-  );
+      "buildAtStart"
+    ];
+
+  problems =
+    args:
+    if !(builtins.isAttrs args) then
+      [ "mkImage is given ${validate.show args}: write mkImage { config = ./config.toml; }" ]
+    else if server.problems (forServer args) != [ ] then
+      server.problems (forServer args)
+    else
+      map (what: "mkImage: ${what}, and an image has no Nix: write mkServer for a machine that has it, or leave it out") (
+        lib.optional (args.buildAtStart or false != false) "buildAtStart is true"
+        ++ server.toBuild (forServer args)
+      );
+
   user = import ./user.nix;
   state = "/var/lib/nix-sandbox-mcp";
 
@@ -36,26 +43,35 @@ let
     printf '%s\n' 'root:x:0:0::/root:/bin/false' 'server:x:${toString user.uid}:${toString user.gid}::${state}:/bin/false' > $out/etc/passwd
     printf '%s\n' 'root:x:0:' 'server:x:${toString user.gid}:' > $out/etc/group
   '';
+
+  build =
+    args:
+    pkgs.dockerTools.streamLayeredImage {
+      name = args.name or "nix-sandbox-mcp";
+      tag = args.tag or programs.version;
+      contents = [ accounts ];
+      # The container's user, whoever that is, writes here and nowhere else.
+      extraCommands = ''
+        mkdir -p tmp .${state}
+        chmod 1777 tmp .${state}
+      '';
+      config = {
+        Entrypoint = [ (lib.getExe (server.make (forServer args // { buildAtStart = false; }))) ];
+        Cmd = [ "--stdio" ];
+        User = "${toString user.uid}:${toString user.gid}";
+        Env = [
+          "HOME=${state}"
+          "XDG_STATE_HOME=${state}"
+          "XDG_CACHE_HOME=/tmp/cache"
+        ];
+        Volumes.${state} = { };
+        WorkingDir = "/";
+        Labels."org.opencontainers.image.licenses" = "MIT";
+      };
+    };
 in
-pkgs.dockerTools.streamLayeredImage {
-  inherit name tag;
-  contents = [ accounts ];
-  # The container's user, whoever that is, writes here and nowhere else.
-  extraCommands = ''
-    mkdir -p tmp .${state}
-    chmod 1777 tmp .${state}
-  '';
-  config = {
-    Entrypoint = [ (lib.getExe server) ];
-    Cmd = [ "--stdio" ];
-    User = "${toString user.uid}:${toString user.gid}";
-    Env = [
-      "HOME=${state}"
-      "XDG_STATE_HOME=${state}"
-      "XDG_CACHE_HOME=/tmp/cache"
-    ];
-    Volumes.${state} = { };
-    WorkingDir = "/";
-    Labels."org.opencontainers.image.licenses" = "MIT";
-  };
+{
+  inherit problems;
+
+  make = args: validate.orThrow (problems args) (build args);
 }

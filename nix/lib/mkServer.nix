@@ -187,16 +187,18 @@ let
   # What a server that builds nothing when it starts is told to build.
   needless =
     args:
-    let
-      inherit (startOf args) buildAtStart flakeRefs;
-      asked =
-        lib.optional (flakeRefs != [ ]) "flakeRefs names what to build"
-        ++ map (name: "packages_on_demand of ${name} is given") (onDemandIn args)
-        ++ lib.optional ((fromConfig args).project.use_flake or false || args.project.use_flake or false == true) "project.use_flake is true";
-    in
     map (what: "mkServer: buildAtStart is false, and ${what}: write buildAtStart = true, or leave it out") (
-      lib.optionals (!buildAtStart) asked
+      lib.optionals (!(startOf args).buildAtStart) (toBuild args)
     );
+
+  # What a server is told to build while it runs. The start's own arguments are right.
+  toBuild =
+    args:
+    lib.optional ((startOf args).flakeRefs != [ ]) "flakeRefs names what to build"
+    ++ map (name: "packages_on_demand of ${name} is given") (onDemandIn args)
+    ++ lib.optional (
+      (fromConfig args).project.use_flake or false || args.project.use_flake or false == true
+    ) "project.use_flake is true";
 
   # The names of the environments to which a call may add packages.
   onDemandIn =
@@ -292,7 +294,7 @@ let
     };
 in
 {
-  inherit problems;
+  inherit problems toBuild;
 
   make = args: validate.orThrow (problems args) (build args);
 }

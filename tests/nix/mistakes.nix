@@ -27,6 +27,13 @@ let
     packages = [ pkgs.bash ];
   };
 
+  growing = library.mkSandbox {
+    name = "data";
+    interpreter_type = "bash";
+    packages = [ pkgs.bash ];
+    packages_on_demand = [ "jq" ];
+  };
+
   onMacOS = import ../../nix {
     pkgs = pkgs // {
       stdenv = pkgs.stdenv // {
@@ -542,16 +549,24 @@ let
     "packages on demand of a server that builds nothing" = {
       read = problems.mkServer {
         buildAtStart = false;
-        environments = [
-          (library.mkSandbox {
-            name = "data";
-            interpreter_type = "bash";
-            packages = [ pkgs.bash ];
-            packages_on_demand = [ "jq" ];
-          })
-        ];
+        environments = [ growing ];
       };
       sentence = "mkServer: buildAtStart is false, and packages_on_demand of data is given: write buildAtStart = true, or leave it out";
+    };
+    "packages on demand in an image" = {
+      read = problems.mkImage { environments = [ growing ]; };
+      sentence = "mkImage: packages_on_demand of data is given, and an image has no Nix: write mkServer for a machine that has it, or leave it out";
+    };
+    "an image that builds" = {
+      read = problems.mkImage {
+        environments = [ data ];
+        buildAtStart = true;
+      };
+      sentence = "mkImage: buildAtStart is true, and an image has no Nix: write mkServer for a machine that has it, or leave it out";
+    };
+    "an image without environments" = {
+      read = problems.mkImage { tag = "one"; };
+      sentence = "mkServer: has no environment: write config = ./config.toml or environments = [ … ]";
     };
     "a bound of packages on demand misspelt" = {
       read = toml ''
