@@ -35,7 +35,7 @@ func main() {
 }
 
 // names are what --only takes.
-var names = []string{"python", "bash", "node", "large", "start", "kept", "throughput", "sessions", "idle", "changes"}
+var names = []string{"python", "bash", "node", "large", "start", "kept", "throughput", "sessions", "idle", "changes", "packages"}
 
 func measure(ctx context.Context, arguments []string) error {
 	flags := flag.NewFlagSet("bench", flag.ExitOnError)
@@ -184,6 +184,8 @@ func (b *bench) groups(wanted []string) []group {
 			list = append(list, b.large()...)
 		case name == "changes" && b.has("bash"):
 			list = append(list, b.changes())
+		case name == "packages":
+			list = append(list, b.packages())
 		case name == "kept" && b.has("python"):
 			list = append(list, b.kept()...)
 		case b.has(name):

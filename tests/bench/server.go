@@ -26,7 +26,7 @@ type server struct {
 // launch is how servers are started.
 type launch struct {
 	program  string
-	metadata string // file
+	metadata string // file; empty where the server's configuration names its environments
 	env      []string
 	reaped   bool // under [reap], for the processor time of all it starts
 }
@@ -43,7 +43,10 @@ func (l launch) start(ctx context.Context) (s *server, took time.Duration, err e
 		argv = append([]string{self, reapVerb}, argv...)
 	}
 	s = &server{cmd: exec.Command(argv[0], argv[1:]...)}
-	s.cmd.Env = append([]string{"NIX_SANDBOX_METADATA=" + l.metadata, "NIX_SANDBOX_DIR=/var/empty"}, l.env...)
+	s.cmd.Env = append([]string{"NIX_SANDBOX_DIR=/var/empty"}, l.env...)
+	if l.metadata != "" {
+		s.cmd.Env = append(s.cmd.Env, "NIX_SANDBOX_METADATA="+l.metadata)
+	}
 	if s.log, err = os.CreateTemp("", "nix-sandbox-bench-*.log"); err != nil {
 		return nil, 0, err
 	}
