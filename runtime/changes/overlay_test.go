@@ -39,7 +39,11 @@ func mounts(t *testing.T) bool {
 		must.Do(t, unix.Mount("tmpfs", os.TempDir(), "tmpfs", 0, "size=1g"))
 		return true
 	}
-	cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
+	limit := time.Duration(0)
+	if deadline, ok := t.Deadline(); ok {
+		limit = time.Until(deadline)
+	}
+	cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout="+limit.String())
 	cmd.Env = append(os.Environ(), insideVariable+"=1", "TMPDIR="+t.TempDir())
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
