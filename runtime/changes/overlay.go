@@ -163,16 +163,12 @@ func (o *Overlay) Close() {
 // Early returns, without reading a content, how much is changed: a file counts whose
 // size, time or mode is not the project's. It is false where the upper layer is empty.
 func (o *Overlay) Early() (summary Summary, used bool, err error) {
-	empty, err := o.upper.IsEmpty()
-	if err != nil || empty {
-		return Summary{}, false, err
-	}
 	s, err := scanLayers(o.upper, o.base, earlyEntries, o.hidden)
 	if errors.Is(err, layer.ErrTooMany) {
 		summary.Incomplete, err = true, nil
 	}
-	if err != nil {
-		return Summary{}, true, err
+	if err != nil || s.isEmpty {
+		return Summary{}, !s.isEmpty, err
 	}
 	for name, now := range s.present {
 		kind := Changed

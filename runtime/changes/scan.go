@@ -18,6 +18,8 @@ type scan struct {
 	// more.
 	deleted map[string]bool
 	leftOut leftOut
+	// isEmpty says that the upper layer has no entries.
+	isEmpty bool
 }
 
 // LeftOut is a path that a patch does not have although it may have changed.
@@ -65,8 +67,8 @@ func isGit(name string) bool {
 // found until then, and so does one whose paths have more than [maxNames] bytes. hidden has what earlier scans found beneath what hides a path of the
 // project; it is brought up to date.
 func scanLayers(upper, base *layer.Tree, budget int, hidden map[string]below) (*scan, error) {
-	s := &scan{present: map[string]layer.Entry{}, deleted: map[string]bool{}}
-	now := map[string]bool{} // the paths that hide something
+	s := &scan{present: make(map[string]layer.Entry, len(hidden)), deleted: map[string]bool{}, isEmpty: true}
+	now := make(map[string]bool, len(hidden)) // the paths that hide something
 	var inner error
 	names := 0
 	// hide marks all that the project has at a path as deleted.
@@ -87,6 +89,7 @@ func scanLayers(upper, base *layer.Tree, budget int, hidden map[string]below) (*
 		}
 	}
 	err := upper.Walk(".", &budget, func(entry layer.Entry) bool {
+		s.isEmpty = false
 		if names += len(entry.Path); names > maxNames && inner == nil {
 			inner = layer.ErrTooMany
 		}

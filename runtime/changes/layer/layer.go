@@ -106,6 +106,15 @@ const (
 )
 
 func openAt(dir *os.File, name string, flags int) (*os.File, error) {
+	fd, err := openFD(int(dir.Fd()), name, flags)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// openFD is openAt for descriptors: an os.File takes more system calls.
+func openFD(dir int, name string, flags int) (int, error) {
 	flags |= unix.O_NOFOLLOW | unix.O_CLOEXEC
 	if flags&(unix.O_PATH|unix.O_DIRECTORY) == 0 {
 		// Without O_NONBLOCK, opening a FIFO or a file with a lease would wait.
@@ -114,15 +123,15 @@ func openAt(dir *os.File, name string, flags int) (*os.File, error) {
 	how := unix.OpenHow{Flags: uint64(flags), Resolve: resolve}
 	// EAGAIN: something was renamed while the kernel resolved the path (openat2(2)).
 	for range 8 {
-		fd, err := unix.Openat2(int(dir.Fd()), name, &how)
+		fd, err := unix.Openat2(dir, name, &how)
 		if err == nil {
-			return os.NewFile(uintptr(fd), name), nil
+			return fd, nil
 		}
 		if err != unix.EAGAIN && err != unix.EINTR {
-			return nil, &fs.PathError{Op: "open", Path: name, Err: err}
+			return -1, &fs.PathError{Op: "open", Path: name, Err: err}
 		}
 	}
-	return nil, &fs.PathError{Op: "open", Path: name, Err: unix.EAGAIN}
+	return -1, &fs.PathError{Op: "open", Path: name, Err: unix.EAGAIN}
 }
 
 // ErrTooMany ends a walk that met more entries than it may.
@@ -133,20 +142,24 @@ var ErrTooMany = errors.New("there are too many files")
 // for which visit returns false is not entered. The walk ends with [ErrTooMany] where
 // budget, the number of entries that it may still visit, is used up.
 func (t *Tree) Walk(at string, budget *int, visit func(Entry) bool) error {
-	dir, err := openAt(t.root, at, unix.O_DIRECTORY)
+	dir, err := openFD(int(t.root.Fd()), at, unix.O_DIRECTORY)
 	if err != nil {
 		return err
 	}
 	var st unix.Stat_t
-	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
-		dir.Close()
+	if err := unix.Fstat(dir, &st); err != nil {
+		unix.Close(dir)
 		return err
 	}
 	if at == "." {
 		at = ""
 	}
-	w := walk{t, budget, visit, map[string]folder{}}
-	err = w.folder(dir, at, strings.Count(at, "/"), folder{stamp: stampOf(&st)})
+	w := walk{t, budget, visit, make(map[string]folder, len(t.folders))}
+	found := folder{stamp: stampOf(&st)}
+	if known := t.folders[at]; known.names != nil && known.stamp == found.stamp {
+		found = known
+	}
+	err = w.folder(dir, at, strings.Count(at, "/"), found)
 	if t.upper {
 		t.folders = w.folders
 	}
@@ -163,16 +176,20 @@ type walk struct {
 
 // folder walks a folder, and closes it. found has its stamp, and its names where they are
 // known.
-func (w *walk) folder(dir *os.File, at string, depth int, found folder) error {
+func (w *walk) folder(dir int, at string, depth int, found folder) error {
 	t, budget, visit := w.Tree, w.budget, w.visit
-	defer dir.Close()
 	names, tooMany := found.names, false
 	if names == nil {
 		settled := found.stamp.IsSettled()
+		file := os.NewFile(uintptr(dir), at)
+		defer file.Close()
 		// One more than may be visited, so that too many are noticed.
 		var err error
-		if names, err = dir.Readdirnames(*budget + 1); err != nil && !errors.Is(err, io.EOF) {
+		if names, err = file.Readdirnames(*budget + 1); err != nil && !errors.Is(err, io.EOF) {
 			return err
+		}
+		if names == nil {
+			names = []string{}
 		}
 		tooMany = len(names) > *budget
 		slices.Sort(names)
@@ -180,6 +197,7 @@ func (w *walk) folder(dir *os.File, at string, depth int, found folder) error {
 			w.folders[at] = found
 		}
 	} else {
+		defer unix.Close(dir)
 		w.folders[at] = found
 	}
 	for _, name := range names {
@@ -195,7 +213,7 @@ func (w *walk) folder(dir *os.File, at string, depth int, found folder) error {
 			visit(entry)
 			continue
 		}
-		var sub *os.File
+		sub := -1
 		known := t.folders[entry.Path]
 		flags := unix.O_DIRECTORY
 		if known.names != nil && known.stamp == entry.Stamp {
@@ -205,7 +223,7 @@ func (w *walk) folder(dir *os.File, at string, depth int, found folder) error {
 		}
 		if depth+1 >= MaxDepth || len(entry.Path) > MaxPath {
 			entry.Unread = errors.New("its path is too long")
-		} else if sub, err = openAt(dir, name, flags); err != nil {
+		} else if sub, err = openFD(dir, name, flags); err != nil {
 			entry.Unread = reason(err)
 		} else {
 			if t.upper && known.names == nil {
@@ -215,9 +233,9 @@ func (w *walk) folder(dir *os.File, at string, depth int, found folder) error {
 		}
 		enter := visit(entry)
 		switch {
-		case sub == nil:
+		case sub < 0:
 		case !enter:
-			sub.Close()
+			unix.Close(sub)
 		default:
 			if err := w.folder(sub, entry.Path, depth+1, known); err != nil {
 				return err
@@ -259,13 +277,13 @@ func (t *Tree) Find(name string) (Entry, error) {
 		}
 		defer dir.Close()
 	}
-	return t.entry(dir, path.Base(name), name)
+	return t.entry(int(dir.Fd()), path.Base(name), name)
 }
 
 // entry returns what a name of a folder is.
-func (t *Tree) entry(dir *os.File, name, at string) (Entry, error) {
+func (t *Tree) entry(dir int, name, at string) (Entry, error) {
 	var st unix.Stat_t
-	if err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return Entry{}, err
 	}
 	entry := Entry{
@@ -299,9 +317,9 @@ func stampOf(st *unix.Stat_t) Stamp {
 // userxattr).
 const opaqueAttribute = "user.overlay.opaque"
 
-func isOpaque(dir *os.File) bool {
+func isOpaque(dir int) bool {
 	var value [2]byte
-	n, err := unix.Fgetxattr(int(dir.Fd()), opaqueAttribute, value[:])
+	n, err := unix.Fgetxattr(dir, opaqueAttribute, value[:])
 	return err == nil && n == 1 && value[0] == 'y'
 }
 
