@@ -582,13 +582,27 @@ func TestArtifactUser(t *testing.T) {
 	first, one := startForever(t, nil)
 	second, two := startForever(t, nil)
 	defer func() { _, _ = first.Process.Kill(), second.Process.Kill() }()
-	owner := func(pid int) int {
-		text := must.Get(os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status"))(t)
-		_, rest, _ := strings.Cut(string(text), "\nUid:\t")
-		uid := must.Get(strconv.Atoi(strings.Fields(rest)[0]))(t)
+	// Every thread has it as its only user, and has its group; so has bubblewrap.
+	owner := func(pids ...int) (uid int) {
+		for _, pid := range pids {
+			threads := must.Get(filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*/status"))(t)
+			if len(threads) == 0 {
+				t.Fatalf("process %d has no threads", pid)
+			}
+			for _, name := range threads {
+				text := string(must.Get(os.ReadFile(name))(t))
+				_, users, _ := strings.Cut(text, "\nUid:\t")
+				_, groups, _ := strings.Cut(text, "\nGid:\t")
+				user, group := slices.Compact(strings.Fields(users)[:4]), slices.Compact(strings.Fields(groups)[:4])
+				if len(user) != 1 || len(group) != 1 || os.Geteuid() == 0 && user[0] != group[0] {
+					t.Errorf("%s: the users are %q and the groups %q", name, user, group)
+				}
+				uid = must.Get(strconv.Atoi(user[0]))(t)
+			}
+		}
 		return uid
 	}
-	a, b := owner(one), owner(two)
+	a, b := owner(first.Process.Pid, one), owner(second.Process.Pid, two)
 	if root := os.Geteuid() == 0; root && (a == 0 || b == 0 || a == b) || !root && (a != os.Geteuid() || a != b) {
 		t.Errorf("the sandboxes' users are %d and %d, of one that user %d started", a, b, os.Geteuid())
 	}

@@ -27,7 +27,7 @@ func (s *Spec) Start(request Request, events int) error {
 	if err := inherit(request.CodeGroup); err != nil {
 		return err
 	}
-	// Keyrings and mounts belong to a thread, and only the thread that calls
+	// Users, keyrings and mounts belong to a thread, and only the thread that calls
 	// execve stays.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -65,7 +65,8 @@ func (s *Spec) Start(request Request, events int) error {
 		}
 	}
 	s.yieldToHost()
-	request, err = dropRoot(request)
+	// With a network, this process may wait for the sandbox.
+	request, err = dropRoot(request, s.Network != nil)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -88,8 +89,10 @@ func (s *Spec) StartWorkspace() error {
 	if err := unix.Access(s.Bubblewrap, unix.X_OK); err != nil {
 		return s.notStarted(err.Error())
 	}
+	runtime.LockOSThread() // see [Spec.Start]
+	defer runtime.UnlockOSThread()
 	s.yieldToHost()
-	if _, err := dropRoot(Request{}); err != nil {
+	if _, err := dropRoot(Request{}, false); err != nil {
 		return err
 	}
 	if err := namespacesAllowed(s.Bubblewrap); err != nil {
