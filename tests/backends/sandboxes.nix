@@ -16,6 +16,8 @@ let
         backend = "vm";
         memory_mb = 256;
         pids = 64;
+        # A full workspace is less than all memory.
+        workspace_mb = 128;
       }
     );
 

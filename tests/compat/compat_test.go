@@ -57,10 +57,10 @@ func TestPrograms_ControlFails(t *testing.T) {
 
 func execute(t *testing.T, run string, code []byte, environ ...string) (out, errs string, err error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience.Long)
+	ctx, cancel := context.WithTimeout(t.Context(), patience.Answer())
 	defer cancel()
 	cmd := exec.CommandContext(ctx, run)
-	cmd.Env = append([]string{}, environ...)
+	cmd.Env = append(undertest.Machines(), environ...)
 	cmd.Stdin = bytes.NewReader(code)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

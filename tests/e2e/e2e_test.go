@@ -65,6 +65,7 @@ func tightened(t testing.TB, limits map[string]any) string {
 func command(t testing.TB, variables ...string) *exec.Cmd {
 	t.Helper()
 	home := t.TempDir()
+	undertest.ShareMachines(t, home)
 	cmd := exec.Command(undertest.Server(t), "--stdio")
 	cmd.Env = append([]string{"HOME=" + home, "TMPDIR=" + home, "NIX_SANDBOX_DIR=" + filepath.Join(home, "sandboxes")}, variables...)
 	// A machine whose instructions are emulated says how long a start takes.

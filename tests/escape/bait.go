@@ -188,8 +188,8 @@ func abstract(s *scene) error {
 }
 
 // victimScript says each SIGWINCH, which hurts nobody else, and ends with
-// what it waits for.
-const victimScript = `trap 'echo signal' WINCH; sleep 60 & while kill -0 $!; do wait $!; done 2>/dev/null`
+// what it waits for, which is longer than an attempt in an emulated machine.
+const victimScript = `trap 'echo signal' WINCH; sleep 900 & while kill -0 $!; do wait $!; done 2>/dev/null`
 
 // startVictim starts a process of the host with a secret in its arguments,
 // its environment and its descriptor 3, and watches what is done to it.

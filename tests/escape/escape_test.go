@@ -62,6 +62,10 @@ func escapeSuite(t *testing.T, artifacts, match []string) {
 	if !slices.Contains(skip, "none") {
 		skip = append(skip, Unpromised()...)
 	}
+	for _, variable := range undertest.Machines() {
+		name, value, _ := strings.Cut(variable, "=")
+		t.Setenv(name, value)
+	}
 	groups := controlGroups(t)
 	if named := list("NIX_SANDBOX_ESCAPE_MATCH"); len(named) > 0 {
 		match = named

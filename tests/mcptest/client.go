@@ -2,7 +2,7 @@
 // test, and a test that ends ends the server.
 //
 // It promises that a test never hangs: whatever it waits for fails the test
-// after [patience.Long].
+// after [patience.Answer].
 package mcptest
 
 import (
@@ -121,7 +121,7 @@ func (c *Client) Notify(method string, params any) { _ = c.Client.Notify(method,
 // Await returns the reply to a request.
 func (c *Client) Await(id string) Message {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience.Long)
+	ctx, cancel := context.WithTimeout(context.Background(), patience.Answer())
 	defer cancel()
 	message, err := c.Client.Await(ctx, id)
 	if err != nil {
@@ -150,7 +150,7 @@ func (c *Client) Request(method string, params any) Message {
 // Initialize is [mcpclient.Client.Initialize].
 func (c *Client) Initialize(version string) Message {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience.Long)
+	ctx, cancel := context.WithTimeout(context.Background(), patience.Answer())
 	defer cancel()
 	reply, err := c.Client.Initialize(ctx, version, "mcptest")
 	if err != nil {

@@ -30,6 +30,10 @@ const longest = time.Minute
 // process, a file. No machine takes that long.
 const Long = time.Minute
 
+// Answer returns the wait for the answer to a call. Where machines are emulated, it is
+// longer than two starts of a sandbox in one of them may take.
+func Answer() time.Duration { return Long * time.Duration(min(Factor(), 5)) }
+
 // Factor returns how many times longer this machine takes than others, at least
 // 1.
 func Factor() int {

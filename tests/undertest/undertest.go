@@ -21,6 +21,10 @@ const (
 	PackagesVariable = "NIX_SANDBOX_TEST_NIXPKGS"
 	// ClientsVariable names the folder that tests/clients/install filled.
 	ClientsVariable = "NIX_SANDBOX_TEST_CLIENTS"
+	// MachinesVariable names a folder for what virtual machines keep in a user's cache.
+	// Tests have homes of their own, and without it each of them finds out whether KVM
+	// works and saves machines to copy.
+	MachinesVariable = "NIX_SANDBOX_TEST_MACHINES"
 )
 
 // Server returns the path of the server under test, without links.
@@ -59,6 +63,35 @@ func Packages(t testing.TB) string {
 		t.Skip(PackagesVariable + " does not name a package set")
 	}
 	return resolve(t, path)
+}
+
+// Machines returns the variables with which a sandbox that a test starts itself uses the
+// folder of [MachinesVariable]; none where there is no such folder.
+func Machines() []string {
+	if folder := os.Getenv(MachinesVariable); folder != "" {
+		return []string{"XDG_CACHE_HOME=" + folder}
+	}
+	return nil
+}
+
+// ShareMachines has the sandboxes of a server whose home is this folder use the folder of
+// [MachinesVariable], and nothing else of its cache.
+func ShareMachines(t testing.TB, home string) {
+	t.Helper()
+	folder := os.Getenv(MachinesVariable)
+	if folder == "" {
+		return
+	}
+	const below = "nix-sandbox-mcp"
+	shared, cache := filepath.Join(folder, below, "vm"), filepath.Join(home, ".cache", below)
+	for _, each := range []string{shared, cache} {
+		if err := os.MkdirAll(each, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(shared, filepath.Join(cache, "vm")); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // Clients are programs of MCP clients, as their makers publish them.
