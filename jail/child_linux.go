@@ -14,8 +14,10 @@ import (
 type Child struct {
 	// Args follow the command of the description.
 	Args []string
+	// Stdin is the standard input of the command; nil is /dev/null.
+	Stdin *os.File
 	// Files are the descriptors of the command from 3 on; nil is a closed one. The
-	// command has no others but standard error. The caller closes its own.
+	// command has no others but the standard ones. The caller closes its own.
 	Files []*os.File
 	// Stderr is the standard error of the command, and of bubblewrap.
 	Stderr *os.File
@@ -58,7 +60,11 @@ func (s *Spec) StartChild(child Child) (*os.Process, error) {
 		return nil, err
 	}
 	defer null.Close()
-	files := []uintptr{null.Fd(), null.Fd(), child.Stderr.Fd()}
+	stdin := null
+	if child.Stdin != nil {
+		stdin = child.Stdin
+	}
+	files := []uintptr{stdin.Fd(), null.Fd(), child.Stderr.Fd()}
 	for _, file := range child.Files {
 		fd := ^uintptr(0)
 		if file != nil {

@@ -185,7 +185,7 @@ func capable() error {
 // mappedTree returns the descriptor of a mount of a folder that is nowhere yet,
 // read-only, in which what belongs to the folder's owner and group belongs to user.
 func mappedTree(path string, user int) (tree int, err error) {
-	folder, owned, err := openProject(path)
+	folder, owned, err := OpenProject(path)
 	if err != nil {
 		return 0, err
 	}
@@ -217,11 +217,11 @@ func mappedTree(path string, user int) (tree int, err error) {
 	return tree, nil
 }
 
-// openProject opens a folder and reports whether only root and the owner of the
+// OpenProject opens a folder and reports whether only root and the owner of the
 // folder can have its path lead elsewhere. Root would otherwise lend the rights of
 // one user to another, who replaces a part of the path. The caller closes the
 // descriptor, which is for the path alone (O_PATH).
-func openProject(path string) (folder int, owned bool, err error) {
+func OpenProject(path string) (folder int, owned bool, err error) {
 	folder, deciders, err := pathowner.Open(path)
 	if err != nil {
 		return 0, false, err

@@ -58,7 +58,7 @@ func TestOpenProject_NamesWhoDecides(t *testing.T) {
 		"a user's link beside others":      {link(private, "sticky/to-root", alice), false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fd, owned, err := openProject(test.path)
+			fd, owned, err := OpenProject(test.path)
 			must.Do(t, err)
 			defer unix.Close(fd)
 			var got, want unix.Stat_t
@@ -73,7 +73,7 @@ func TestOpenProject_NamesWhoDecides(t *testing.T) {
 		})
 	}
 	loop := link("loop", "loop", 0)
-	if _, _, err := openProject(loop); err == nil {
+	if _, _, err := OpenProject(loop); err == nil {
 		t.Error("a link to itself was opened")
 	}
 }

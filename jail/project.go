@@ -89,16 +89,33 @@ type Project struct {
 	Overlay bool   // whether code may write, on a throw-away layer
 }
 
-// readProject finds the project in the values of PROJECT_DIR, PROJECT_MOUNT
-// and PROJECT_MODE, each of which may be empty.
+// ProjectRules say where and how a sandbox may show a project.
+type ProjectRules struct {
+	// Mount is where it appears if the caller does not say.
+	Mount string `json:"mount"`
+	// Reserved are the paths in the sandbox where it may not appear.
+	Reserved []string `json:"reserved"`
+	// Overlay says that code may write into it, and NoOverlay otherwise why not.
+	Overlay   bool   `json:"overlay"`
+	NoOverlay string `json:"no_overlay"`
+}
+
+// readProject finds the project by the rules of the description.
 func (s *Spec) readProject(dir, mount, mode string) (Project, error) {
+	rules := ProjectRules{Mount: s.ProjectMount, Reserved: s.Reserved, Overlay: s.Overlay != nil, NoOverlay: s.NoOverlay}
+	return rules.Read(dir, mount, mode)
+}
+
+// Read finds the project in the values of PROJECT_DIR, PROJECT_MOUNT and PROJECT_MODE,
+// each of which may be empty. An error is a [Refusal].
+func (r ProjectRules) Read(dir, mount, mode string) (Project, error) {
 	if mount == "" {
-		mount = s.ProjectMount
+		mount = r.Mount
 	}
-	if err := s.checkMount(mount); err != nil {
+	if err := r.checkMount(mount); err != nil {
 		return Project{}, err
 	}
-	if err := s.checkMode(mode); err != nil {
+	if err := r.checkMode(mode); err != nil {
 		return Project{}, err
 	}
 	if dir == "" {
@@ -111,14 +128,14 @@ func (s *Spec) readProject(dir, mount, mode string) (Project, error) {
 	return Project{Dir: dir, Mount: mount, Overlay: mode == ModeOverlay}, nil
 }
 
-func (s *Spec) checkMode(mode string) error {
+func (r ProjectRules) checkMode(mode string) error {
 	const hint = "set PROJECT_MODE to readonly, or leave it unset"
 	switch mode {
 	case "", ModeReadOnly:
 		return nil
 	case ModeOverlay:
-		if s.Overlay == nil {
-			return &Refusal{Problem: "PROJECT_MODE is \"overlay\", which this sandbox has not: " + s.NoOverlay, Hint: hint}
+		if !r.Overlay {
+			return &Refusal{Problem: "PROJECT_MODE is \"overlay\", which this sandbox has not: " + r.NoOverlay, Hint: hint}
 		}
 		return nil
 	case modeReadWrite:
@@ -183,8 +200,8 @@ func ofMachine(path string) bool {
 	return false
 }
 
-func (s *Spec) checkMount(mount string) error {
-	if problem := mountpoint.Problem(mount, s.Reserved); problem != "" {
+func (r ProjectRules) checkMount(mount string) error {
+	if problem := mountpoint.Problem(mount, r.Reserved); problem != "" {
 		return &Refusal{
 			Problem: fmt.Sprintf("PROJECT_MOUNT is %q, %s", mount, problem),
 			Hint:    "set PROJECT_MOUNT to a folder of its own such as /project, or leave it unset",

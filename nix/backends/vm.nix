@@ -17,10 +17,51 @@ let
   kernel = pkgs.linuxPackages.kernel;
   build = lib.getExe programs.vmImage;
 
-  # QEMU's closure, of which its jail binds one folder.
+  # The closures of QEMU, and of the program that makes an image of the project: the jails
+  # of both bind one folder.
   tree = closureTree {
     name = "machine";
-    roots = [ qemu ];
+    roots = [
+      qemu
+      pkgs.erofs-utils
+    ];
+  };
+
+  # Bounds of a project, of which each machine has an image of its own on disk.
+  project_files = 100000;
+  project_mb = 2048;
+
+  # What the jails of both programs see.
+  isolated = [
+    "--unshare-net"
+    "--ro-bind"
+    "${tree}/nix"
+    "/nix"
+    # Both open a descriptor that they were given once more: QEMU the file of the memory,
+    # the other one the file for the image.
+    "--proc"
+    "/proc"
+    "--remount-ro"
+    "/proc"
+    "--dev"
+    "/dev"
+    "--remount-ro"
+    "/dev"
+  ];
+  no_overlay = "it is a virtual machine";
+
+  mkfs = jail.describeProgram {
+    flags = isolated;
+    binds = [ ];
+    inherit no_overlay;
+    command = [
+      (lib.getExe' pkgs.erofs-utils "mkfs.erofs")
+      "--quiet"
+      # The archive has no extended attributes.
+      "-x-1"
+      "--tar=f"
+      "/proc/self/fd/3"
+    ];
   };
 
   # The first version of QEMU that restores from a file of memory that it may only read.
@@ -41,7 +82,7 @@ let
   make =
     args:
     let
-      inherit (args.options) memory_mb pids;
+      inherit (args.options) memory_mb pids workspace_mb;
       cpus = if args.options.cpus == null then 1 else builtins.floor args.options.cpus;
 
       inner = jail.make args;
@@ -58,7 +99,7 @@ let
           nativeBuildInputs = [ pkgs.erofs-utils ];
         }
         ''
-          mkdir -p root/nix/store root/programs root/dev root/proc root/sys root/tmp
+          mkdir -p root/nix/store root/programs root/dev root/proc root/sys root/tmp root/project root/layer
           xargs cp --archive --reflink=auto --target-directory=root/nix/store < $closure/store-paths
           cp --archive --reflink=auto $contents root/nix/store/
           for name in run session-run attach; do
@@ -81,27 +122,13 @@ let
       # The jail of QEMU. nix-sandbox-vm adds the arguments that the accelerator decides,
       # and opens the descriptors that are named here.
       confined = jail.describeProgram {
-        flags = [
-          "--unshare-net"
-          "--ro-bind"
-          "${tree}/nix"
-          "/nix"
-          # QEMU opens a descriptor that it was given once more, for the memory.
-          "--proc"
-          "/proc"
-          "--remount-ro"
-          "/proc"
-          "--dev"
-          "/dev"
-          "--remount-ro"
-          "/dev"
-        ];
+        flags = isolated;
         binds = [
           (show "${kernel}/bzImage" "/kernel")
           (show initrd "/initrd")
           (show store "/store")
         ];
-        no_overlay = "it is a virtual machine";
+        inherit no_overlay;
         command = [
           (lib.getExe' qemu "qemu-system-x86_64")
           "-name"
@@ -177,6 +204,17 @@ let
             "init_on_alloc=0"
           ];
           jail = confined;
+          project = {
+            mount = "/project";
+            reserved = import ../lib/reserved.nix;
+            # In the machine, whose kernel has them.
+            overlay = true;
+            no_overlay = "";
+            layer_mb = workspace_mb;
+            max_files = project_files;
+            max_mb = project_mb;
+            inherit mkfs;
+          };
         }
         + "\n";
     in
@@ -216,12 +254,10 @@ in
     location:
     {
       name,
-      project,
       session,
+      ...
     }:
-    lib.optional (project.path or null != null)
-      "${location "project"} path is set, and the environment ${name} has backend \"vm\", whose virtual machines show no project yet: write backend = \"jail\", or leave path out"
-    ++ lib.optional (session.shared_files or null == true)
+    lib.optional (session.shared_files or null == true)
       "${location "session"} shared_files is true, and the environment ${name} has backend \"vm\", whose virtual machines share no files: write backend = \"jail\", or leave shared_files out";
 
   problems =

@@ -62,17 +62,18 @@ var (
 	sharedFolder string
 )
 
-// start starts a machine, from a folder unless that is empty, which has to come up.
-func start(t *testing.T, folder, cache, from string) *machine {
+// start starts a machine, from a folder unless that is empty, which has to come up. The
+// launcher has these variables too.
+func start(t *testing.T, folder, cache, from string, environ ...string) *machine {
 	t.Helper()
-	m, err := tryStart(t, folder, cache, from)
+	m, err := tryStart(t, folder, cache, from, environ...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return m
 }
 
-func tryStart(t *testing.T, folder, cache, from string) (*machine, error) {
+func tryStart(t *testing.T, folder, cache, from string, environ ...string) (*machine, error) {
 	t.Helper()
 	m := &machine{t: t, cmd: program(t, folder, "session-run", "")}
 	ends := must.Get(syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0))(t)
@@ -81,7 +82,7 @@ func tryStart(t *testing.T, folder, cache, from string) (*machine, error) {
 	m.answers = bufio.NewReader(m.control)
 	m.cmd.Stdin, m.cmd.Stderr = nil, &m.log
 	m.cmd.ExtraFiles = []*os.File{theirs}
-	m.cmd.Env = []string{"XDG_CACHE_HOME=" + cache, "NIX_SANDBOX_CONTROL=3"}
+	m.cmd.Env = append([]string{"XDG_CACHE_HOME=" + cache, "NIX_SANDBOX_CONTROL=3"}, environ...)
 	if from != "" {
 		m.cmd.Env = append(m.cmd.Env, "NIX_SANDBOX_FROM="+from)
 	}

@@ -25,12 +25,15 @@ func cache(t *testing.T) string {
 	return folder
 }
 
+// notTried is why KVM does not work, as the launcher remembers it.
+const notTried = "it is not tried in this test"
+
 func fillCache(t *testing.T, folder string) {
 	t.Helper()
 	boot := strings.TrimSpace(string(must.Get(os.ReadFile("/proc/sys/kernel/random/boot_id"))(t)))
 	vm := filepath.Join(folder, "nix-sandbox-mcp", "vm")
 	must.Do(t, os.MkdirAll(vm, 0o700))
-	must.Write(t, filepath.Join(vm, "kvm"), boot+" it is not tried in this test", 0o600)
+	must.Write(t, filepath.Join(vm, "kvm"), boot+" "+notTried, 0o600)
 }
 
 // snapshots returns the folders of the snapshots in a cache.

@@ -20,10 +20,6 @@ let
       read = toml "[environments.python]\npreset = \"python\"\nbackend = \"vm\"\ncpus = 1.5\n";
       sentence = "config: [environments.python] cpus is 1.5, and a virtual machine has whole processors: write cpus = 2, or backend = \"jail\"";
     };
-    "a project with virtual machines" = {
-      read = toml "[environments.python]\npreset = \"python\"\nbackend = \"vm\"\n[project]\npath = \"/srv/project\"\n";
-      sentence = "config: [project] path is set, and the environment python has backend \"vm\", whose virtual machines show no project yet: write backend = \"jail\", or leave path out";
-    };
     "shared files of virtual machines" = {
       read = toml "[environments.python]\npreset = \"python\"\nbackend = \"vm\"\n[session]\nshared_files = true\n";
       sentence = "config: [session] shared_files is true, and the environment python has backend \"vm\", whose virtual machines share no files: write backend = \"jail\", or leave shared_files out";

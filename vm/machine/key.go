@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -44,6 +45,10 @@ func (s *Spec) Key(accelerator Accelerator) (string, error) {
 	if err := unix.Uname(&system); err != nil {
 		return "", err
 	}
-	return snapshot.Key(launcher, s.text, string(accelerator),
+	project, err := json.Marshal(s.shown)
+	if err != nil {
+		return "", err
+	}
+	return snapshot.Key(launcher, s.text, string(project), string(accelerator),
 		strings.Join(processor, ""), unix.ByteSliceToString(system.Release[:]), unix.ByteSliceToString(system.Version[:])), nil
 }

@@ -33,6 +33,7 @@ const (
 	consoleFD
 	memoryFD
 	kvmFD
+	projectFD
 )
 
 // consoleBytes is what is kept of the end of the kernel's messages.
@@ -52,7 +53,8 @@ type Machine struct {
 	// memory is the file that the machine's memory was when it began; nil where it can
 	// not be captured.
 	memory  *os.File
-	size    int64 // of the memory, in bytes
+	size    int64             // of the memory, in bytes
+	shown   *protocol.Project // nil where there is none
 	control *net.UnixConn
 	qmp     *monitor
 	answers chan protocol.Answer
@@ -206,6 +208,13 @@ func (s *Spec) arguments(accelerator Accelerator, from origin) ([]string, error)
 		// The state of devices alone has no section for it.
 		board = append(board, "-global", "migration.send-configuration=off")
 	}
+	if s.disk != nil {
+		disk := "id=project,if=none,format=raw,readonly=on,file.locking=off,file=/dev/fdset/" + strconv.Itoa(projectSet)
+		board = append(board,
+			"-add-fd", fmt.Sprintf("fd=%d,set=%d", projectFD, projectSet),
+			"-drive", disk, "-device", "virtio-blk-device,drive=project,serial="+protocol.ProjectDisk,
+		)
+	}
 	if accelerator == KVM {
 		return append(board,
 			"-cpu", "host", "-append", s.Append,
@@ -223,6 +232,10 @@ func (s *Spec) arguments(accelerator Accelerator, from origin) ([]string, error)
 	), nil
 }
 
+// projectSet is the number of the set of descriptors that QEMU knows the project's image
+// by.
+const projectSet = 4
+
 // translationsMB bounds what an emulated machine keeps of translated code.
 const translationsMB = 64
 
@@ -233,6 +246,7 @@ func (s *Spec) start(accelerator Accelerator, device *os.File, from origin) (_ *
 	}
 	m := &Machine{
 		Accelerator: accelerator,
+		shown:       s.shown,
 		Exited:      make(chan protocol.Exited, 1),
 		Ended:       make(chan struct{}),
 		answers:     make(chan protocol.Answer, 1),
@@ -275,7 +289,7 @@ func (s *Spec) start(accelerator Accelerator, device *os.File, from origin) (_ *
 		}
 	}()
 	child.Files = slices.Clone(theirs)
-	child.Files = append(child.Files, from.memory, device) // nil is closed
+	child.Files = append(child.Files, from.memory, device, s.disk) // nil is closed
 	errs, stderr, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -368,7 +382,7 @@ func (m *Machine) Ask(request protocol.Request) error {
 // Run starts a program of the image in the machine.
 // The machine's time is now from then on.
 func (m *Machine) Run(program string, now time.Time) error {
-	return m.Ask(protocol.Request{Do: protocol.Start, Program: program, StartFactor: m.Accelerator.StartFactor(), Now: now.UnixNano()})
+	return m.Ask(protocol.Request{Do: protocol.Start, Program: program, Project: m.shown, StartFactor: m.Accelerator.StartFactor(), Now: now.UnixNano()})
 }
 
 // Thaw has what runs in the machine go on after [Machine.Restore] and the like, with

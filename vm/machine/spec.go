@@ -12,9 +12,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/protocol"
 )
 
 // Schema is the version of [Spec] that this program reads.
@@ -32,9 +34,27 @@ type Spec struct {
 	// MemoryMB is the memory of the machine, in MiB: what code may have and what the
 	// kernel and the programs beside the code need.
 	MemoryMB int `json:"memory_mb"`
+	// Project says how the machine shows a project.
+	Project ProjectSpec `json:"project"`
 
 	jail *jail.Spec
 	text string
+	// shown is the project of the machines that are started, and disk the image of it.
+	shown *protocol.Project
+	disk  *os.File
+}
+
+// ProjectSpec says how a machine shows a project.
+type ProjectSpec struct {
+	jail.ProjectRules
+	// LayerMB is the size of the layer that takes what code writes, in MiB.
+	LayerMB int `json:"layer_mb"`
+	// MaxFiles and MaxMB bound what a project has.
+	MaxFiles int `json:"max_files"`
+	MaxMB    int `json:"max_mb"`
+	// Mkfs describes the jail of the program that makes an image in the file that is its
+	// descriptor 3, of the tar archive that it reads.
+	Mkfs json.RawMessage `json:"mkfs"`
 }
 
 // ReadSpec reads the description in a file.

@@ -14,6 +14,9 @@ const (
 	Log       = "org.nix-sandbox-mcp.log"
 	Control   = "org.nix-sandbox-mcp.control"
 	StoreDisk = "store"
+	// ProjectDisk has the image of the project when [Show] is asked for. It is there
+	// where a program is started with a [Project].
+	ProjectDisk = "project"
 )
 
 // MaxLine bounds a line of the control port, in bytes.
@@ -29,6 +32,13 @@ const (
 // ProgramDir is the folder in the store image with the programs that a machine can
 // start, descriptions of jails.
 const ProgramDir = "/programs"
+
+// The folders in the store image at which the first process mounts the project, and what
+// an overlay consists of.
+const (
+	ProjectDir = "/project"
+	LayerDir   = "/layer"
+)
 
 // User is the user, and the group of the same number, as whom the first process starts
 // such a program.
@@ -54,6 +64,8 @@ const (
 	// Thaw gives a copy of a machine the time and random numbers of its own, and then
 	// has the processes go on: none of them sees the others.
 	Thaw = "thaw"
+	// Show has the program that was started with a [Project] see it.
+	Show = "show"
 	// SetClock sets the time, when the machine stood still.
 	SetClock = "clock"
 )
@@ -63,12 +75,23 @@ type Request struct {
 	Do string `json:"do"`
 	// Program is the name of the program to start, in ProgramDir.
 	Program string `json:"program,omitempty"`
+	// Project is what it shows of a project; nil where there is none.
+	Project *Project `json:"project,omitempty"`
 	// StartFactor is how many times longer than usual a start may take.
 	StartFactor int `json:"start_factor,omitempty"`
 	// Now is the time of the host, in nanoseconds since 1970.
 	Now int64 `json:"now,omitempty"`
 	// Seed is 32 random bytes, for [Thaw].
 	Seed []byte `json:"seed,omitempty"`
+}
+
+// Project says how a program shows a project. The folder is empty until [Show], because
+// the image is that of the moment of the first call, for which a machine may wait long.
+type Project struct {
+	Mount string `json:"mount"` // absolute, in the sandbox
+	// LayerMB is the size of the layer that takes what code writes into the project, in
+	// MiB; 0 where code may not write.
+	LayerMB int `json:"layer_mb,omitempty"`
 }
 
 // Answer is a line from the machine: the answer to a request, [Exited], or an error

@@ -3,6 +3,7 @@ package snapshot
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -17,6 +18,8 @@ const partialSuffix = ".partial"
 // the files, of which State is open for writing alone, and calls Commit and Close.
 type Draft struct {
 	Memory, State *os.File
+	project       *os.File // nil where there is none
+	image         int64    // the size of what is in it
 	folder        string
 }
 
@@ -48,7 +51,10 @@ func (d *Draft) partial() string { return d.folder + partialSuffix }
 
 // Bytes is what the files take on disk.
 func (d *Draft) Bytes() (bytes int64, err error) {
-	for _, file := range []*os.File{d.Memory, d.State} {
+	for _, file := range []*os.File{d.Memory, d.State, d.project} {
+		if file == nil {
+			continue
+		}
 		var status unix.Stat_t
 		if err := unix.Fstat(int(file.Fd()), &status); err != nil {
 			return 0, err
@@ -58,8 +64,26 @@ func (d *Draft) Bytes() (bytes int64, err error) {
 	return bytes, nil
 }
 
+// AddProject copies the image of the machine's project: size bytes, which are at the
+// beginning of a disk.
+func (d *Draft) AddProject(disk *os.File, size int64) (err error) {
+	if d.project, err = create(filepath.Join(d.partial(), projectFile), 0o600); err != nil {
+		return err
+	}
+	d.image = size
+	if _, err := io.Copy(d.project, io.NewSectionReader(disk, 0, size)); err != nil {
+		return err
+	}
+	info, err := disk.Stat()
+	if err != nil {
+		return err
+	}
+	return d.project.Truncate(info.Size())
+}
+
 // Commit writes the description and gives the folder its name, as the last thing.
 func (d *Draft) Commit(meta Meta) error {
+	meta.Project = d.image
 	if err := finish(d.partial(), d.Memory, meta); err != nil {
 		return err
 	}
@@ -70,6 +94,7 @@ func (d *Draft) Commit(meta Meta) error {
 func (d *Draft) Close() {
 	d.Memory.Close() // on nil too, which is an error and nothing else
 	d.State.Close()
+	d.project.Close()
 	os.RemoveAll(d.partial())
 }
 

@@ -41,7 +41,9 @@ const (
 	memoryFile = "memory"
 	stateFile  = "state"
 	metaFile   = "meta"
-	lockSuffix = ".lock"
+	// projectFile is the image of the project, of a machine in a folder of its own.
+	projectFile = "project"
+	lockSuffix  = ".lock"
 )
 
 // Store is a folder of snapshots, which its owner alone can read.
@@ -62,6 +64,9 @@ type Meta struct {
 	// not its key.
 	Key         string `json:"key,omitempty"`
 	Accelerator string `json:"accelerator,omitempty"`
+	// Project is the size of the project's image, at the beginning of a file that is as
+	// large as the machine's disk; 0 where there is none.
+	Project int64 `json:"project,omitempty"`
 	// Branch says that the machine went on, so that there are two of it.
 	Branch bool `json:"branch,omitempty"`
 	// Output and Log are how many bytes the program of the saved machine had written.
@@ -73,10 +78,12 @@ type Meta struct {
 type Snapshot struct {
 	Meta
 	Memory, State *os.File
+	Project       *os.File // nil where there is none
 }
 
 // Close closes the files. Copies that run keep theirs.
 func (s *Snapshot) Close() {
+	s.Project.Close() // on nil too, which is an error and nothing else
 	s.Memory.Close()
 	s.State.Close()
 }
@@ -163,6 +170,9 @@ func openFiles(folder string) (_ *Snapshot, err error) {
 	}
 	if err == nil {
 		_, err = snapshot.State.Seek(0, io.SeekStart)
+	}
+	if err == nil && snapshot.Meta.Project > 0 {
+		snapshot.Project, err = os.Open(filepath.Join(folder, projectFile))
 	}
 	if err != nil {
 		snapshot.State.Close()

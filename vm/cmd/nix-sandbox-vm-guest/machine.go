@@ -33,9 +33,10 @@ type machine struct {
 
 	mu      sync.Mutex // of the answers, and of what follows
 	answers *json.Encoder
-	started bool           // whether the program was
-	streams sync.WaitGroup // of its output
-	written [2]int64       // bytes of its output and log; read after streams
+	started bool              // whether the program was
+	project *protocol.Project // that it shows from [protocol.Show] on
+	streams sync.WaitGroup    // of its output
+	written [2]int64          // bytes of its output and log; read after streams
 }
 
 func (m *machine) answer(answer protocol.Answer) error {
@@ -77,6 +78,11 @@ func (m *machine) do(request protocol.Request) error {
 			return err
 		}
 		return m.start(request)
+	case protocol.Show:
+		if m.project == nil {
+			return errors.New("no program shows a project")
+		}
+		return m.groups.showProject(*m.project)
 	case protocol.SetClock:
 		return setClock(request.Now)
 	case protocol.Freeze:
@@ -119,9 +125,17 @@ func (m *machine) start(request protocol.Request) error {
 	if m.started {
 		return errors.New("a program was started already")
 	}
+	environ := []string{codeGroupVariable + "=3", startFactorVariable + "=" + strconv.Itoa(max(request.StartFactor, 1))}
+	if request.Project != nil {
+		if err := makeProjectMount(); err != nil {
+			return err
+		}
+		m.project = request.Project
+		environ = append(environ, projectVariables(*request.Project)...)
+	}
 	pid, err := syscall.ForkExec(program, []string{program}, &syscall.ProcAttr{
 		Dir:   "/",
-		Env:   []string{codeGroupVariable + "=3", startFactorVariable + "=" + strconv.Itoa(max(request.StartFactor, 1))},
+		Env:   environ,
 		Files: []uintptr{theirs[0].Fd(), theirs[1].Fd(), theirs[2].Fd(), m.groups.code.Fd()},
 		Sys: &syscall.SysProcAttr{
 			Setsid:      true,

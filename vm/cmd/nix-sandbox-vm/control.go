@@ -59,7 +59,8 @@ type controller struct {
 	spec    *machine.Spec
 	serving *serving
 	streams *streams
-	pauser  *pauser // nil where nothing has the machine stand still
+	pauser  *pauser // nil where nothing happens before the first call
+	project *machine.Project
 	// saved is closed when the machine was saved and is not to go on.
 	saved chan struct{}
 }
@@ -102,7 +103,7 @@ func (c *controller) follow(control io.ReadWriter) {
 // save saves the machine. After an error it goes on.
 func (c *controller) save(request controlRequest, answer *controlAnswer) (err error) {
 	if c.pauser != nil {
-		if err := c.pauser.begin("", true); err != nil {
+		if err := errors.Join(c.pauser.begin("", true), c.pauser.beforeCall()); err != nil {
 			return err
 		}
 	}
@@ -141,6 +142,11 @@ func (c *controller) save(request controlRequest, answer *controlAnswer) (err er
 	}
 	if err := rest(); err != nil {
 		return err
+	}
+	if c.project != nil {
+		if err := draft.AddProject(c.project.Image()); err != nil {
+			return err
+		}
 	}
 	if answer.Bytes, err = draft.Bytes(); err != nil {
 		return err

@@ -63,10 +63,10 @@ func run(args []string) (status int, err error) {
 	if program == jail.CheckName {
 		return 0, jail.WriteFindings(os.Stdout, spec.Check(context.Background(), memory))
 	}
-	for _, variable := range []string{"PROJECT_DIR", "NIX_SANDBOX_INBOX", "NIX_SANDBOX_WORKSPACE"} {
+	for _, variable := range []string{"NIX_SANDBOX_INBOX", "NIX_SANDBOX_WORKSPACE"} {
 		if os.Getenv(variable) != "" {
 			return 0, &jail.Refusal{
-				Problem: variable + " is set, and a sandbox in a virtual machine shows nothing of the host yet",
+				Problem: variable + " is set, and a sandbox in a virtual machine shows nothing of the host but a project",
 				Hint:    "leave it unset, or build the environment with backend = \"jail\"",
 			}
 		}
@@ -75,6 +75,11 @@ func run(args []string) (status int, err error) {
 	if err != nil {
 		return 0, err
 	}
+	project, err := spec.OpenProject(cacheFolder(), os.Getenv)
+	if err != nil {
+		return 0, err
+	}
+	defer project.Close()
 	report(startReport{StartFactor: machine.Expect(memory).StartFactor()})
 	if program == serveProgram {
 		control, err := openControl(os.Getenv(controlVariable))
@@ -83,7 +88,7 @@ func run(args []string) (status int, err error) {
 		}
 		var s *serving
 		if folder := os.Getenv(fromVariable); folder != "" {
-			s, err = wake(spec, memory, folder)
+			s, err = wake(spec, memory, folder, project)
 		} else {
 			s, err = startServing(spec, memory, cacheFolder(), control != nil)
 		}
@@ -92,7 +97,7 @@ func run(args []string) (status int, err error) {
 		}
 		defer s.Close()
 		report(startReport{Isolation: s.Accelerator})
-		return serve(spec, s, control)
+		return serve(spec, s, control, project)
 	}
 	m, err := spec.Start(memory)
 	if err != nil {
@@ -102,6 +107,12 @@ func run(args []string) (status int, err error) {
 	report(startReport{Isolation: m.Accelerator})
 	if err := m.Run(program, time.Now()); err != nil {
 		return 0, err
+	}
+	if project != nil {
+		// The program waits for its input.
+		if err := project.Show(m); err != nil {
+			return 0, err
+		}
 	}
 	return newStreams(m, [2]int64{}).carry(nil, nil)
 }

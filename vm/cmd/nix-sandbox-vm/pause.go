@@ -21,8 +21,15 @@ const pauseAfter = 500 * time.Millisecond
 // frames to the machine meanwhile, and from the first call on nothing stops.
 type pauser struct {
 	machine *machine.Machine
+	// pauses is false where the machine does not stand still.
+	pauses bool
+	// first is called once, before the first call reaches the machine; nil where nothing
+	// happens then. Its error is sent to failed, which has a buffer.
+	first   func() error
+	failed  chan error
 	written func() int64 // how many bytes the machine has written
 
+	once   sync.Once // of first
 	mu     sync.Mutex
 	last   time.Time // when a frame went to the machine
 	before int64     // written then
@@ -56,12 +63,18 @@ func (p *pauser) carry(to io.Writer, from io.Reader) error {
 			if err := errors.Join(err, p.begin(request.Type, request.Type != frame.Configure && request.Type != frame.Ping)); err != nil {
 				return err
 			}
+			if err := p.beforeCall(); err != nil {
+				return err
+			}
 			if _, err := to.Write(append(header[:], payload...)); err != nil {
 				return err
 			}
 		}
 		if size > maxQuiet {
 			if err := p.begin(request.Type, true); err != nil {
+				return err
+			}
+			if err := p.beforeCall(); err != nil {
 				return err
 			}
 			if _, err := to.Write(header[:]); err != nil {
@@ -93,6 +106,20 @@ func (p *pauser) begin(kind string, over bool) error {
 	return p.machine.Resume()
 }
 
+// beforeCall calls first, if a call is next.
+func (p *pauser) beforeCall() error {
+	if !p.isOver() || p.first == nil {
+		return nil
+	}
+	var err error
+	p.once.Do(func() {
+		if err = p.first(); err != nil {
+			p.failed <- err
+		}
+	})
+	return err
+}
+
 func (p *pauser) isOver() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -104,7 +131,7 @@ func (p *pauser) pause(again *time.Timer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch written := p.written(); {
-	case p.over || p.paused:
+	case p.over || p.paused || !p.pauses:
 	case p.asked && written == p.before, time.Since(p.last) < pauseAfter:
 		again.Reset(pauseAfter)
 	default:

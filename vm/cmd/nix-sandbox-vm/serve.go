@@ -103,13 +103,17 @@ func copyOf(spec *machine.Spec, accelerator machine.Accelerator, store snapshot.
 	return nil, false
 }
 
-// wake starts the machine that was saved in a folder.
-func wake(spec *machine.Spec, memory machine.Memory, folder string) (*serving, error) {
+// wake starts the machine that was saved in a folder. It has the project as it was.
+func wake(spec *machine.Spec, memory machine.Memory, folder string, project *machine.Project) (*serving, error) {
 	saved, err := snapshot.OpenFolder(folder)
 	if err != nil {
 		return nil, fmt.Errorf("the saved session cannot be used: %w", err)
 	}
 	defer saved.Close()
+	if project != nil && saved.Project != nil {
+		project.Use(saved.Project, saved.Meta.Project)
+		saved.Project = nil
+	}
 	accelerator := machine.Accelerator(saved.Accelerator)
 	if known, found := memory.Recall(); accelerator == machine.KVM && found && !known.Works {
 		return nil, &jail.Refusal{
@@ -123,7 +127,7 @@ func wake(spec *machine.Spec, memory machine.Memory, folder string) (*serving, e
 	}
 	if key != saved.Key {
 		return nil, &jail.Refusal{
-			Problem: "the session was saved by another build of its environment, or on another processor or kernel of the host",
+			Problem: "the session was saved by another build of its environment, with or without a project, or on another processor or kernel of the host",
 			Hint:    "begin it anew",
 		}
 	}
@@ -236,8 +240,8 @@ func (c *counter) Read(p []byte) (int, error) {
 }
 
 // serve carries frames until the agent has ended, or until the machine was saved to go
-// on later.
-func serve(spec *machine.Spec, s *serving, control *os.File) (status int, err error) {
+// on later. The project is nil where there is none.
+func serve(spec *machine.Spec, s *serving, control *os.File, project *machine.Project) (status int, err error) {
 	if s.copied {
 		if err := frame.NewWriter(os.Stdout).Write(frame.Reply{Type: frame.Ready, Protocol: frame.Protocol}); err != nil {
 			return 0, nil // the server has gone
@@ -245,12 +249,15 @@ func serve(spec *machine.Spec, s *serving, control *os.File) (status int, err er
 	}
 	carried := newStreams(s.Machine, [2]int64{s.output, s.log})
 	var quiet *pauser
-	if s.copied && !s.woken {
-		quiet = &pauser{machine: s.Machine, written: carried.written}
+	if !s.woken && (s.copied || project != nil) {
+		quiet = &pauser{machine: s.Machine, pauses: s.copied, written: carried.written, failed: make(chan error, 1)}
+		if project != nil {
+			quiet.first = func() error { return project.Show(s.Machine) }
+		}
 	}
 	saved := make(chan struct{})
 	if control != nil {
-		c := &controller{serving: s, streams: carried, pauser: quiet, spec: spec, saved: saved}
+		c := &controller{serving: s, streams: carried, pauser: quiet, project: project, spec: spec, saved: saved}
 		go c.follow(control)
 	}
 	return carried.carry(quiet, saved)

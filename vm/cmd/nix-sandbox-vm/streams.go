@@ -62,8 +62,16 @@ func (s *streams) carry(quiet *pauser, saved <-chan struct{}) (status int, err e
 	var copies sync.WaitGroup
 	copies.Go(s.output.copy)
 	copies.Go(s.log.copy)
-	var exited protocol.Exited
+	var (
+		exited protocol.Exited
+		failed chan error
+	)
+	if quiet != nil {
+		failed = quiet.failed
+	}
 	select {
+	case err := <-failed:
+		return 0, err
 	case <-saved:
 		return 0, nil
 	case exited = <-s.machine.Exited:

@@ -1,0 +1,100 @@
+package backends
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+)
+
+// project makes a folder to show, beside a file that is not in it.
+func project(t *testing.T) string {
+	t.Helper()
+	host := t.TempDir()
+	must.Write(t, filepath.Join(host, "outside"), "of the host", 0o644)
+	folder := filepath.Join(host, "my project")
+	must.Write(t, filepath.Join(folder, "file"), "content\n", 0o600)
+	must.Write(t, filepath.Join(folder, "sub/other"), "other\n", 0o644)
+	must.Do(t, os.Symlink("../outside", filepath.Join(folder, "link")))
+	return folder
+}
+
+// digest lists what is in a folder of the host.
+func digest(t *testing.T, folder string) string {
+	t.Helper()
+	return string(must.Get(exec.Command("find", folder, "-printf", "%P %y %m %s %T@\n").Output())(t))
+}
+
+func TestProject_IsReadAndNotWritten(t *testing.T) {
+	folder := project(t)
+	before := digest(t, folder)
+	cmd := program(t, artifact(t, "bash"), "run", `
+		cd '/my project'
+		cat file sub/other; cat link 2>&1 >/dev/null && echo escaped
+		echo x > file; rm -f sub/other; mkdir new; ls
+	`)
+	cmd.Env = []string{"XDG_CACHE_HOME=" + shared(t), "PROJECT_DIR=" + folder, "PROJECT_MOUNT=/my project"}
+	var log bytes.Buffer
+	cmd.Stderr = &log
+	output, err := cmd.Output()
+	if err != nil || !strings.HasPrefix(string(output), "content\nother\n") || !strings.HasSuffix(string(output), "file\nlink\nsub\n") || strings.Contains(string(output), "escaped") {
+		t.Errorf("%v: it prints %q: %s", err, output, &log)
+	}
+	if n := strings.Count(log.String(), "Read-only file system"); n != 3 {
+		t.Errorf("%d of 3 writes were refused: %s", n, &log)
+	}
+	if after := digest(t, folder); after != before {
+		t.Errorf("the folder was\n%s, it is\n%s", before, after)
+	}
+}
+
+// A machine that waits shows the project as it is at the first call. Code writes into a
+// layer of its own, which further calls see and the host does not, also in a machine that
+// was saved meanwhile.
+func TestProject_OverlayIsTheSessions(t *testing.T) {
+	folder, machineFolder := project(t), artifact(t, "bash")
+	environ := []string{"PROJECT_DIR=" + folder, "PROJECT_MODE=overlay"}
+	m := start(t, machineFolder, shared(t), "", environ...)
+	must.Write(t, filepath.Join(folder, "file"), "newer\n", 0o600)
+	before := digest(t, folder)
+	if output := m.run("cd /project; cat file; echo changed >file; rm -r sub; echo new >new; ls"); output != "newer\nfile\nlink\nnew\n" {
+		t.Errorf("the first call prints %q", output)
+	}
+	if after := digest(t, folder); after != before {
+		t.Errorf("the folder was\n%s, it is\n%s", before, after)
+	}
+	must.Write(t, filepath.Join(folder, "later"), "x", 0o600)
+	to := filepath.Join(t.TempDir(), "saved")
+	m.saved(to, false)
+	m = start(t, machineFolder, shared(t), to, environ...)
+	if output := m.run("cat file new; ls; rm new; cat link 2>&1 | wc -l"); output != "changed\nnew\nfile\nlink\nnew\n1\n" {
+		t.Errorf("the second call prints %q", output)
+	}
+	if _, err := tryStart(t, machineFolder, shared(t), to); err == nil || !strings.Contains(err.Error(), "with or without a project") {
+		t.Errorf("without the project it goes on: %v", err)
+	}
+}
+
+// A project that is too large for an image is refused before a machine starts.
+func TestProject_TooLargeIsRefused(t *testing.T) {
+	folder := t.TempDir()
+	must.Write(t, filepath.Join(folder, "large"), "", 0o600)
+	must.Do(t, os.Truncate(filepath.Join(folder, "large"), 3<<30))
+	cmd := program(t, artifact(t, "bash"), "session-run", "")
+	cmd.Env = []string{"PROJECT_DIR=" + folder}
+	_, err := cmd.Output()
+	var ended *exec.ExitError
+	if !errors.As(err, &ended) || ended.ExitCode() != 125 {
+		t.Fatalf("the error is %v, want status 125", err)
+	}
+	for _, part := range []string{"nix-sandbox-vm: error: the project " + folder + " is too large", "more than 2048 MB", "hint: show a smaller folder"} {
+		if !strings.Contains(string(ended.Stderr), part) {
+			t.Errorf("it prints %q, want %q in it", ended.Stderr, part)
+		}
+	}
+}

@@ -1,0 +1,144 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/protocol"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/system"
+)
+
+// The mounts of a project: code changes no device through them, and gets no rights by
+// its files.
+const projectFlags = unix.MS_NOSUID | unix.MS_NODEV
+
+// makeProjectMount makes the folder that the jail shows as the project, empty so far. What is
+// mounted over it later appears in the jail too, whose own mount of it is a slave of
+// this one (mount_namespaces(7)).
+func makeProjectMount() error {
+	const dir = protocol.ProjectDir
+	if err := system.Mount("project", dir, "tmpfs", projectFlags|unix.MS_RDONLY, "mode=755,size=4k"); err != nil {
+		return err
+	}
+	if err := unix.Mount("", dir, "", unix.MS_SHARED, ""); err != nil {
+		return fmt.Errorf("sharing the mount %s: %w", dir, err)
+	}
+	return nil
+}
+
+// projectVariables are those by which the launcher of the jail (package jail) shows the
+// project. To the jail it is always read-only: an overlay is a mount over that.
+func projectVariables(project protocol.Project) []string {
+	return []string{"PROJECT_DIR=" + protocol.ProjectDir, "PROJECT_MOUNT=" + project.Mount}
+}
+
+// showProject mounts the image of the project for the jail to see.
+func (g *groups) showProject(project protocol.Project) error {
+	if err := g.awaitJail(project.Mount); err != nil {
+		return err
+	}
+	disk := system.Disk(protocol.ProjectDisk)
+	if disk == "" {
+		return errors.New("the machine has no disk with a project")
+	}
+	// What the kernel has read of the disk before, it had no image yet.
+	if err := forget(disk); err != nil {
+		return err
+	}
+	const dir, layer = protocol.ProjectDir, protocol.LayerDir
+	if project.LayerMB == 0 {
+		return system.Mount(disk, dir, "erofs", projectFlags|unix.MS_RDONLY, "")
+	}
+	if err := system.Mount("layer", layer, "tmpfs", projectFlags, "mode=700,size="+strconv.Itoa(project.LayerMB)+"m"); err != nil {
+		return err
+	}
+	const lower, upper, work = layer + "/lower", layer + "/upper", layer + "/work"
+	if err := system.Mount(disk, lower, "erofs", projectFlags|unix.MS_RDONLY, ""); err != nil {
+		return err
+	}
+	for _, folder := range []string{upper, work} {
+		if err := os.Mkdir(folder, 0o755); err != nil {
+			return err
+		}
+	}
+	// The top folder of an overlay is that of the upper layer.
+	var top unix.Stat_t
+	if err := unix.Stat(lower, &top); err != nil {
+		return err
+	}
+	if err := errors.Join(os.Chown(upper, int(top.Uid), int(top.Gid)), os.Chmod(upper, os.FileMode(top.Mode&0o777))); err != nil {
+		return err
+	}
+	return system.Mount("project", dir, "overlay", projectFlags, "lowerdir="+lower+",upperdir="+upper+",workdir="+work)
+}
+
+// awaitJail waits until the jail is made, with a mount at a path that is a slave of that
+// of the project. What is mounted earlier would be read-only in the jail, because
+// bubblewrap makes it so.
+func (g *groups) awaitJail(mount string) error {
+	own := mountsOf("self")
+	shared, found := strings.CutPrefix(own[protocol.ProjectDir].propagation, "shared:")
+	if !found {
+		return fmt.Errorf("%s is not shared", protocol.ProjectDir)
+	}
+	_, err := await("jail", func() string {
+		for _, group := range []string{"agent", "code"} {
+			list, err := os.ReadFile(filepath.Join(g.sandbox, group, "cgroup.procs"))
+			if err != nil {
+				return ""
+			}
+			for pid := range strings.FieldsSeq(string(list)) {
+				// Bubblewrap has the machine's root until all mounts are there.
+				its := mountsOf(pid)
+				if its["/"].device != own["/"].device && its[mount].propagation == "master:"+shared {
+					return pid
+				}
+			}
+		}
+		return ""
+	})
+	return err
+}
+
+// mountPoint is what a process's mountinfo says of one of its mounts.
+type mountPoint struct {
+	device      string
+	propagation string // the first optional field
+}
+
+// mountsOf returns the mounts that a process sees by their paths, none where it has ended.
+func mountsOf(pid string) map[string]mountPoint {
+	text, err := os.ReadFile("/proc/" + pid + "/mountinfo")
+	if err != nil {
+		return nil
+	}
+	mounts := map[string]mountPoint{}
+	unescape := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+	for line := range strings.Lines(string(text)) {
+		if fields := strings.Fields(line); len(fields) > 6 {
+			mounts[unescape.Replace(fields[4])] = mountPoint{fields[2], fields[6]}
+		}
+	}
+	return mounts
+}
+
+// forget has the kernel read a disk anew.
+func forget(disk string) error {
+	file, err := os.Open(disk)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if err := unix.IoctlSetInt(int(file.Fd()), unix.BLKFLSBUF, 0); err != nil {
+		return fmt.Errorf("having the kernel forget what it knows of %s: %w", disk, err)
+	}
+	return nil
+}

@@ -1,0 +1,224 @@
+package image
+
+import (
+	"archive/tar"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"syscall"
+)
+
+// Folder is a folder of the host of which an image for a machine is made.
+//
+// The machine's kernel decides by owners and modes what code may read, so they are kept:
+// what belongs to Owner and Group belongs to User in the image, and everything else to
+// nobody. Contents that code could not read are left out, because a hole in the
+// machine's kernel would show them. So are sockets, devices and extended attributes.
+type Folder struct {
+	Root *os.Root
+	// Owner and Group are those of the host whose files are the code's own.
+	Owner, Group uint32
+	// User is the number of the code's user, and of its group.
+	User int
+	// MaxFiles bounds the entries, and MaxBytes what is in the files.
+	MaxFiles int
+	MaxBytes int64
+}
+
+// nobody owns what is not the code's.
+const nobody = 65534
+
+// maxDepth bounds how deep a folder is, which keeps one descriptor for each level.
+const maxDepth = 256
+
+// A TooLargeError says which bound a folder exceeds.
+type TooLargeError struct{ Reason string }
+
+func (e *TooLargeError) Error() string { return e.Reason }
+
+// Measure returns a [TooLargeError] where the folder exceeds its bounds, and reads no
+// file.
+func (f Folder) Measure() error { return f.WriteTar(nil) }
+
+// WriteTar writes the folder as a tar archive, which mkfs.erofs reads. Files may change
+// meanwhile: each has the size in the archive that it had when it was opened. With a nil
+// writer it writes nothing.
+func (f Folder) WriteTar(w io.Writer) error {
+	walk := &folderWalk{Folder: f}
+	if w != nil {
+		walk.archive = tar.NewWriter(w)
+	}
+	top, err := f.Root.Lstat(".")
+	if err != nil {
+		return err
+	}
+	if err := walk.header(tar.Header{Typeflag: tar.TypeDir, Name: "./"}, top); err != nil {
+		return err
+	}
+	if err := walk.folder(f.Root, ".", 0); err != nil || w == nil {
+		return err
+	}
+	return walk.archive.Close()
+}
+
+// folderWalk is a walk through a folder.
+type folderWalk struct {
+	Folder
+	archive *tar.Writer // nil where the walk only counts
+	files   int
+	bytes   int64
+}
+
+// folder writes what is in a folder, whose path in the archive is name.
+func (w *folderWalk) folder(root *os.Root, name string, depth int) error {
+	if depth > maxDepth {
+		return &TooLargeError{fmt.Sprintf("it has folders deeper than %d levels", maxDepth)}
+	}
+	file, err := root.Open(".")
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	for {
+		entries, err := file.ReadDir(256)
+		for _, entry := range entries {
+			if err := w.entry(root, entry.Name(), path.Join(name, entry.Name()), depth); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// entry writes one entry of a folder.
+func (w *folderWalk) entry(root *os.Root, base, name string, depth int) error {
+	info, err := root.Lstat(base)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // since the folder was read
+	}
+	if err != nil {
+		return err
+	}
+	if w.files++; w.files > w.MaxFiles {
+		return &TooLargeError{fmt.Sprintf("it has more than %d files and folders", w.MaxFiles)}
+	}
+	switch info.Mode().Type() {
+	case 0:
+		return w.file(root, base, name, info)
+	case fs.ModeDir:
+		if err := w.header(tar.Header{Typeflag: tar.TypeDir, Name: name + "/"}, info); err != nil {
+			return err
+		}
+		if !w.allows(info, 0o5) {
+			return nil
+		}
+		below, err := root.OpenRoot(base)
+		if err != nil {
+			return unlessUnreadable(err)
+		}
+		defer below.Close()
+		return w.folder(below, name, depth+1)
+	case fs.ModeSymlink:
+		target, err := root.Readlink(base)
+		if err != nil {
+			return unlessUnreadable(err)
+		}
+		return w.header(tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target}, info)
+	case fs.ModeNamedPipe:
+		return w.header(tar.Header{Typeflag: tar.TypeFifo, Name: name}, info)
+	}
+	return nil
+}
+
+// file writes a file, which is empty where code may not read it.
+func (w *folderWalk) file(root *os.Root, base, name string, info fs.FileInfo) error {
+	header := tar.Header{Typeflag: tar.TypeReg, Name: name}
+	if !w.allows(info, 0o4) {
+		return w.header(header, info)
+	}
+	var file *os.File
+	if w.archive != nil {
+		var err error
+		// It may have become something else, of which opening may wait.
+		if file, err = root.OpenFile(base, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0); err != nil {
+			if err := unlessUnreadable(err); err != nil {
+				return err
+			}
+			return w.header(header, info)
+		}
+		defer file.Close()
+		if info, err = file.Stat(); err != nil {
+			return err
+		}
+		if !info.Mode().IsRegular() || !w.allows(info, 0o4) {
+			return nil
+		}
+	}
+	if w.bytes += info.Size(); w.bytes > w.MaxBytes {
+		return &TooLargeError{fmt.Sprintf("its files have more than %d MB", w.MaxBytes>>20)}
+	}
+	header.Size = info.Size()
+	if err := w.header(header, info); err != nil || file == nil {
+		return err
+	}
+	// Where the file has become shorter, the rest is zero.
+	_, err := io.CopyN(w.archive, io.MultiReader(file, zeros{}), header.Size)
+	return err
+}
+
+// zeros is an endless stream of zero bytes.
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
+}
+
+// header writes the header of an entry.
+func (w *folderWalk) header(h tar.Header, info fs.FileInfo) error {
+	if w.archive == nil {
+		return nil
+	}
+	stat := info.Sys().(*syscall.Stat_t)
+	h.Uid, h.Gid = nobody, nobody
+	if stat.Uid == w.Owner {
+		h.Uid = w.User
+	}
+	if stat.Gid == w.Group {
+		h.Gid = w.User
+	}
+	h.Mode = int64(stat.Mode & 0o777)
+	h.ModTime = info.ModTime()
+	h.Format = tar.FormatPAX // with times to the nanosecond, and any name
+	return w.archive.WriteHeader(&h)
+}
+
+// allows reports whether the code's user has all of these rights, as in rwx.
+func (w *folderWalk) allows(info fs.FileInfo, rights uint32) bool {
+	stat := info.Sys().(*syscall.Stat_t)
+	mode := stat.Mode
+	switch {
+	case stat.Uid == w.Owner:
+		mode >>= 6
+	case stat.Gid == w.Group:
+		mode >>= 3
+	}
+	return mode&rights == rights
+}
+
+// unlessUnreadable returns an error, unless it is that something is not there any more
+// or not for this user, whom a file system of the host may refuse what its mode allows.
+func unlessUnreadable(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.ELOOP) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,125 @@
+package image
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+)
+
+// folder returns a folder of this user, with bounds that it keeps.
+func folder(t *testing.T, path string) Folder {
+	t.Helper()
+	root := must.Get(os.OpenRoot(path))(t)
+	t.Cleanup(func() { root.Close() })
+	return Folder{Root: root, Owner: uint32(os.Geteuid()), Group: uint32(os.Getegid()), User: 1000, MaxFiles: 100, MaxBytes: 1 << 20}
+}
+
+func TestFolder_KeepsWhatCodeMayRead(t *testing.T) {
+	host := t.TempDir()
+	must.Write(t, filepath.Join(host, "secret"), "of the host", 0o644)
+	path := filepath.Join(host, "project")
+	must.Write(t, filepath.Join(path, "a/b/file"), "content", 0o640)
+	must.Write(t, filepath.Join(path, "closed"), "nobody reads this", 0o200)
+	must.Write(t, filepath.Join(path, "shut/file"), "nor this", 0o644)
+	must.Do(t, os.Chmod(filepath.Join(path, "shut"), 0o300))
+	long := strings.Repeat("é", 100) + "\xff\n"
+	must.Write(t, filepath.Join(path, long), "x", 0o755)
+	must.Do(t, os.Symlink("../secret", filepath.Join(path, "out")))
+	must.Do(t, os.Symlink("..", filepath.Join(path, "up")))
+	must.Do(t, unix.Mkfifo(filepath.Join(path, "pipe"), 0o600))
+	must.Do(t, unix.Mknod(filepath.Join(path, "socket"), unix.S_IFSOCK|0o600, 0))
+
+	var archive bytes.Buffer
+	f := folder(t, path)
+	must.Do(t, f.WriteTar(&archive))
+	got := map[string]string{}
+	for r := tar.NewReader(&archive); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		content := must.Get(io.ReadAll(r))(t)
+		if h.Uid != 1000 || h.Gid != 1000 {
+			t.Errorf("%s belongs to %d:%d", h.Name, h.Uid, h.Gid)
+		}
+		got[h.Name] = fmt.Sprintf("%c %o %s%s", h.Typeflag, h.Mode, h.Linkname, content)
+	}
+	want := map[string]string{
+		"./": "5 755 ", "a/": "5 755 ", "a/b/": "5 755 ", "a/b/file": "0 640 content", "closed": "0 200 ", "shut/": "5 300 ",
+		long: "0 755 x", "out": "2 777 ../secret", "up": "2 777 ..", "pipe": "6 600 ",
+	}
+	for name, entry := range want {
+		if got[name] != entry {
+			t.Errorf("%q is %q, want %q", name, got[name], entry)
+		}
+	}
+	if len(got) != len(want) {
+		t.Errorf("the archive has %q", got)
+	}
+	if bytes.Contains(archive.Bytes(), []byte("of the host")) {
+		t.Error("a file outside of the folder is in the archive")
+	}
+}
+
+// What belongs to others is nobody's, and only what everybody may read is there.
+func TestFolder_LeavesOutWhatOthersOwn(t *testing.T) {
+	path := t.TempDir()
+	must.Write(t, filepath.Join(path, "closed"), "secret", 0o660)
+	must.Write(t, filepath.Join(path, "open"), "public", 0o664)
+	f := folder(t, path)
+	f.Owner, f.Group = f.Owner+1, f.Group+1
+	var archive bytes.Buffer
+	must.Do(t, f.WriteTar(&archive))
+	if text := archive.String(); strings.Contains(text, "secret") || !strings.Contains(text, "public") {
+		t.Errorf("the archive has %q", text)
+	}
+	h := must.Get(tar.NewReader(&archive).Next())(t)
+	if h.Uid != nobody || h.Gid != nobody {
+		t.Errorf("the folder belongs to %d:%d", h.Uid, h.Gid)
+	}
+}
+
+func TestFolder_IsBounded(t *testing.T) {
+	path := t.TempDir()
+	for i := range 5 {
+		must.Write(t, filepath.Join(path, fmt.Sprint(i)), strings.Repeat("x", 1<<19), 0o644)
+	}
+	deep := path
+	for range 20 {
+		deep = filepath.Join(deep, "d")
+	}
+	must.Do(t, os.MkdirAll(deep, 0o755))
+	for want, bound := range map[string]func(*Folder){
+		"":                                func(f *Folder) { f.MaxBytes = 5 << 19 },
+		"more than 24 files and folders":  func(f *Folder) { f.MaxFiles, f.MaxBytes = 24, 5<<19 },
+		"its files have more than 2 MB":   func(f *Folder) { f.MaxBytes = 5<<19 - 1 },
+		"it has more than 0 files and fo": func(f *Folder) { f.MaxFiles = 0 },
+	} {
+		f := folder(t, path)
+		bound(&f)
+		for name, err := range map[string]error{"counted": f.Measure(), "written": f.WriteTar(io.Discard)} {
+			var large *TooLargeError
+			if (err == nil) != (want == "") || err != nil && (!errors.As(err, &large) || !strings.Contains(err.Error(), want)) {
+				t.Errorf("%s: the error is %v, want %q", name, err, want)
+			}
+		}
+	}
+}
+
+// A file that has become shorter when it is read does not shift what follows.
+func TestZeros_FillWhatIsMissing(t *testing.T) {
+	var b bytes.Buffer
+	if _, err := io.CopyN(&b, io.MultiReader(strings.NewReader("ab"), zeros{}), 4); err != nil || b.String() != "ab\x00\x00" {
+		t.Errorf("%q, %v", b.String(), err)
+	}
+}

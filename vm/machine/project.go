@@ -1,0 +1,228 @@
+package machine
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/image"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/protocol"
+)
+
+// Project is a folder of the host that machines show as an image of it. Its owner calls
+// [Project.Close] when no machine is started with it any more.
+type Project struct {
+	rules  ProjectSpec
+	path   string
+	folder image.Folder
+	// disk is a file without a name, and reader the same for machines, which may only
+	// read it.
+	disk, reader *os.File
+	size         int64 // of the image in it
+	spec         *Spec
+}
+
+// OpenProject finds the project in variables, by get, and has the machines that are
+// started from now on have a disk for its image, a file of the folder cache, or of the
+// usual one for such files where that is empty. The program in a machine sees the project
+// from [Project.Show] on. OpenProject returns nil where there is no project, and an error
+// for one that is too large.
+func (s *Spec) OpenProject(cache string, get func(string) string) (_ *Project, err error) {
+	project, err := s.Project.Read(get("PROJECT_DIR"), get("PROJECT_MOUNT"), get("PROJECT_MODE"))
+	if err != nil || project.Dir == "" {
+		return nil, err
+	}
+	p := &Project{rules: s.Project, spec: s, path: project.Dir}
+	defer func() {
+		if err != nil {
+			p.Close()
+		}
+	}()
+	if p.folder, err = openFolder(project.Dir); err != nil {
+		return nil, fmt.Errorf("open the project %s: %w", project.Dir, err)
+	}
+	p.folder.MaxFiles, p.folder.MaxBytes = s.Project.MaxFiles, int64(s.Project.MaxMB)<<20
+	if err := p.folder.Measure(); err != nil {
+		return nil, p.refusal(err)
+	}
+	if p.disk, err = p.emptyDisk(cache); err != nil {
+		return nil, err
+	}
+	if p.reader, err = os.Open(fmt.Sprintf("/proc/self/fd/%d", p.disk.Fd())); err != nil {
+		return nil, err
+	}
+	s.disk, s.shown = p.reader, &protocol.Project{Mount: project.Mount}
+	if project.Overlay {
+		s.shown.LayerMB = s.Project.LayerMB
+	}
+	return p, nil
+}
+
+// openFolder opens a folder as a jail does: its owner's files are the code's, unless
+// another user can have its path lead elsewhere and root would lend its rights.
+func openFolder(path string) (folder image.Folder, err error) {
+	fd, owned, err := jail.OpenProject(path)
+	if err != nil {
+		return folder, err
+	}
+	defer unix.Close(fd)
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil {
+		return folder, err
+	}
+	if folder.Root, err = os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", fd)); err != nil {
+		return folder, err
+	}
+	folder.User = protocol.User
+	switch {
+	case unix.Geteuid() != 0:
+		folder.Owner, folder.Group = uint32(unix.Geteuid()), uint32(unix.Getegid())
+	case owned:
+		folder.Owner, folder.Group = stat.Uid, stat.Gid
+	default:
+		folder.Owner, folder.Group = nobody, nobody
+	}
+	return folder, nil
+}
+
+// nobody is the user and group of files whose owner is not known (user_namespaces(7)).
+const nobody = 65534
+
+// imageMB is what an image has beside the contents of the files, at most, in MiB: folders,
+// inodes, and the rest of each file's last block.
+const imageMB = 512
+
+// emptyDisk makes a file without a name, of the size that the disk has in all machines:
+// those that are copies of one are made with the same disks.
+func (p *Project) emptyDisk(cache string) (*os.File, error) {
+	file, err := os.CreateTemp(cache, "nix-sandbox-project-")
+	if err != nil {
+		return nil, fmt.Errorf("make a file for the image of the project: %w", err)
+	}
+	// QEMU and mkfs.erofs run as another user where root starts them.
+	err = errors.Join(os.Remove(file.Name()), file.Chmod(0o666), p.resize(file))
+	if err != nil {
+		file.Close()
+		return nil, fmt.Errorf("make a file for the image of the project: %w", err)
+	}
+	return file, nil
+}
+
+func (p *Project) resize(disk *os.File) error {
+	return disk.Truncate(int64(p.rules.MaxMB+imageMB) << 20)
+}
+
+// Show makes the image of the project as it is now, and has the program that was started
+// in a machine see it.
+func (p *Project) Show(m *Machine) error {
+	if err := p.makeImage(); err != nil {
+		return p.refusal(err)
+	}
+	return m.Ask(protocol.Request{Do: protocol.Show})
+}
+
+// makeImage writes the image into the disk.
+func (p *Project) makeImage() (err error) {
+	mkfs, err := jail.ParseObject(p.rules.Mkfs)
+	if err != nil {
+		return fmt.Errorf("the description of mkfs.erofs: %w", err)
+	}
+	// mkfs.erofs puts a new file in the place of one that is not empty.
+	if err := p.disk.Truncate(0); err != nil {
+		return err
+	}
+	archive, input, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer input.Close()
+	log, stderr, err := os.Pipe()
+	if err != nil {
+		archive.Close()
+		return err
+	}
+	defer log.Close()
+	// It ends with the thread that starts it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	process, err := mkfs.StartChild(jail.Child{Stdin: archive, Files: []*os.File{p.disk}, Stderr: stderr})
+	archive.Close()
+	stderr.Close()
+	if err != nil {
+		return err
+	}
+	var printed lastBytes
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		_, _ = io.Copy(&printed, log)
+	}()
+	written := p.folder.WriteTar(input)
+	var large *image.TooLargeError
+	if errors.As(written, &large) {
+		_ = process.Kill()
+	}
+	input.Close()
+	state, waitErr := process.Wait()
+	<-read
+	switch {
+	case large != nil:
+		return large
+	case waitErr != nil:
+		return waitErr
+	case !state.Success():
+		return fmt.Errorf("mkfs.erofs: %v: %s", state, cmp.Or(printed.last(), "it printed nothing"))
+	case written != nil:
+		return written
+	}
+	info, err := p.disk.Stat()
+	if err != nil {
+		return err
+	}
+	if limit := int64(p.rules.MaxMB+imageMB) << 20; info.Size() > limit {
+		return &image.TooLargeError{Reason: fmt.Sprintf("its image has %d MB, more than %d", info.Size()>>20, limit>>20)}
+	}
+	p.size = info.Size()
+	return p.resize(p.disk)
+}
+
+// Image returns the disk and the size of the image at its beginning.
+func (p *Project) Image() (disk *os.File, size int64) { return p.disk, p.size }
+
+// Use has the machines that are started from now on have a disk that was saved with one of
+// them, with an image of this size. The project owns the disk then.
+func (p *Project) Use(disk *os.File, size int64) {
+	p.disk.Close()
+	p.disk, p.size, p.spec.disk = disk, size, disk
+}
+
+// refusal names the project in an error of its image.
+func (p *Project) refusal(err error) error {
+	var large *image.TooLargeError
+	if errors.As(err, &large) {
+		return &jail.Refusal{
+			Problem: fmt.Sprintf("the project %s is too large for a virtual machine, which has an image of it: %s", p.path, large.Reason),
+			Hint:    "show a smaller folder, or build the environment with backend = \"jail\"",
+		}
+	}
+	return fmt.Errorf("make an image of the project %s: %w", p.path, err)
+}
+
+// Close closes the folder and the disk, of which machines have copies. Of nil it closes
+// nothing.
+func (p *Project) Close() {
+	if p == nil {
+		return
+	}
+	if p.folder.Root != nil {
+		p.folder.Root.Close()
+	}
+	p.disk.Close() // on nil too, which is an error and nothing else
+	p.reader.Close()
+}
