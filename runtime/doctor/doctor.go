@@ -127,7 +127,7 @@ func Machine(ctx context.Context, environments []registry.Environment) (findings
 			continue
 		}
 		asked[needs] = true
-		for _, f := range check(ctx, env.Name, program) {
+		for _, f := range check(ctx, env, program) {
 			if !slices.Contains(findings, f) {
 				findings = append(findings, f)
 			}
@@ -174,14 +174,14 @@ const (
 
 // check runs the program bin/check of an environment. An artifact of an earlier
 // version has none, and then there is nothing to say.
-func check(ctx context.Context, name, program string) []Finding {
+func check(ctx context.Context, env registry.Environment, program string) []Finding {
 	if _, err := os.Lstat(program); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	fail := func(err error) []Finding {
-		return []Finding{{"check of " + name, false, true, err.Error(), rebuild}}
+		return []Finding{{"check of " + env.Name, false, true, err.Error(), rebuild}}
 	}
-	text, err := output(ctx, sandbox.Environ(nil), program)
+	text, err := output(ctx, checkWithin, sandbox.Environ(env.Reads), program)
 	if err != nil {
 		return fail(err)
 	}
@@ -226,7 +226,7 @@ func nix(ctx context.Context) Finding {
 	program, err := exec.LookPath("nix")
 	if err == nil {
 		var version []byte
-		version, err = output(ctx, nil, program, "--version")
+		version, err = output(ctx, tryWithin, nil, program, "--version")
 		line, _, _ := strings.Cut(string(version), "\n")
 		f.Found = printable(line)
 	}
@@ -237,13 +237,19 @@ func nix(ctx context.Context) Finding {
 	return f
 }
 
-// tryWithin bounds each program that is tried.
-const tryWithin = 10 * time.Second
+const (
+	// tryWithin bounds each program that is tried.
+	tryWithin = 10 * time.Second
+	// checkWithin bounds a bin/check, which may start a virtual machine, and probeWithin
+	// a line of code in one that may be emulated.
+	checkWithin = 30 * time.Second
+	probeWithin = time.Minute
+)
 
 // output returns what a program prints, with this process's environment where
 // none is given.
-func output(ctx context.Context, environ []string, program string, args ...string) ([]byte, error) {
-	ctx, stop := context.WithTimeout(ctx, tryWithin)
+func output(ctx context.Context, within time.Duration, environ []string, program string, args ...string) ([]byte, error) {
+	ctx, stop := context.WithTimeout(ctx, within)
 	defer stop()
 	command := exec.CommandContext(ctx, program, args...)
 	command.Env = environ
@@ -290,6 +296,9 @@ func try(ctx context.Context, starter sandbox.Starter, env registry.Environment,
 	// The language of a command is not known.
 	if env.Language != nil && env.Language.Probe != "" {
 		code := env.Language.Probe
+		if env.Reports {
+			within = max(within, probeWithin)
+		}
 		result, err := s.Execute(ctx, sandbox.Request{Code: code, Timeout: within, Grace: time.Second})
 		if err != nil {
 			return fail(err)

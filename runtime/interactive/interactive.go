@@ -7,11 +7,14 @@
 package interactive
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 	"os/exec"
+	"slices"
 	"syscall"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
@@ -33,6 +36,8 @@ type Spec struct {
 	// Groups makes the sandbox's control group; nil where there can be none.
 	Groups *cgroup.Tree
 	Limits cgroup.Limits
+	// Reports says that Exec reports when it begins to run the program.
+	Reports bool
 
 	Stdout, Stderr io.Writer
 }
@@ -42,6 +47,7 @@ type Program struct {
 	starter *process.Starter
 	process *process.Process
 	frames  *frame.Writer
+	begun   chan struct{}
 	ended   chan struct{}
 	err     error // of the end
 }
@@ -57,11 +63,20 @@ func Start(spec Spec) (*Program, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a pipe: %w", err)
 	}
-	p := &Program{starter: process.NewStarter(spec.Groups), frames: frame.NewWriter(stdin), ended: make(chan struct{})}
-	if p.process, err = p.starter.Start(cmd, spec.Limits); err != nil {
+	p := &Program{starter: process.NewStarter(spec.Groups), frames: frame.NewWriter(stdin), begun: make(chan struct{}), ended: make(chan struct{})}
+	reports, theirs, err := p.openReports(cmd, spec.Reports)
+	if err != nil {
+		p.starter.Close()
+		return nil, err
+	}
+	p.process, err = p.starter.Start(cmd, spec.Limits)
+	theirs.Close() // on nil too, which is an error and nothing else
+	if err != nil {
+		reports.Close()
 		p.starter.Close()
 		return nil, fmt.Errorf("start %s: %w", spec.Exec, err)
 	}
+	go p.follow(reports)
 	go p.run()
 	if err := p.frames.Write(spec.First); err != nil && !errors.Is(err, syscall.EPIPE) {
 		p.Kill()
@@ -72,6 +87,45 @@ func Start(spec Spec) (*Program, error) {
 }
 
 type writerOnly struct{ io.Writer }
+
+// reportsVariable names the descriptor on which Exec reports (docs/architecture.md, C1).
+const reportsVariable = "NIX_SANDBOX_REPORTS"
+
+// maxReports bounds what is read of reports, in bytes.
+const maxReports = 64 << 10
+
+// openReports makes a pipe for the reports of a program that makes some; otherwise both
+// ends are nil.
+func (p *Program) openReports(cmd *exec.Cmd, wanted bool) (reports, theirs *os.File, err error) {
+	if !wanted {
+		return nil, nil, nil
+	}
+	if reports, theirs, err = os.Pipe(); err != nil {
+		return nil, nil, fmt.Errorf("make a pipe: %w", err)
+	}
+	cmd.ExtraFiles = []*os.File{theirs} // descriptor 3
+	cmd.Env = append(slices.Clone(cmd.Env), reportsVariable+"=3")
+	return reports, theirs, nil
+}
+
+// follow reads reports until one says how the sandbox is isolated, which is when it has
+// started.
+func (p *Program) follow(reports *os.File) {
+	defer close(p.begun)
+	if reports == nil {
+		return
+	}
+	defer reports.Close()
+	decoder := json.NewDecoder(io.LimitReader(reports, maxReports))
+	for {
+		var report struct {
+			Isolation string `json:"isolation"`
+		}
+		if decoder.Decode(&report) != nil || report.Isolation != "" {
+			return
+		}
+	}
+}
 
 // run waits for the program's end.
 func (p *Program) run() {
@@ -107,6 +161,10 @@ func (p *Program) Interrupt() {
 
 // Kill ends the sandbox.
 func (p *Program) Kill() { p.process.Kill() }
+
+// Begun is closed when the sandbox has started, as far as its program reports that, and
+// at once otherwise: a virtual machine may take minutes where it is emulated.
+func (p *Program) Begun() <-chan struct{} { return p.begun }
 
 // Ended is closed when nothing is left of the program.
 func (p *Program) Ended() <-chan struct{} { return p.ended }

@@ -3,7 +3,11 @@ package machine
 import (
 	"context"
 	"fmt"
+	"os/user"
 	"slices"
+	"strconv"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 )
@@ -34,8 +38,25 @@ func (s *Spec) Check(ctx context.Context, memory Memory) []jail.Finding {
 	}
 	if !known.Works {
 		f.OK = false
-		f.Found = fmt.Sprintf("%s: virtual machines are emulated, and code in them is about ten times slower", known.Problem)
-		f.Fix = "let the server open /dev/kvm: add its user to the group kvm, and switch on virtualization in the firmware, or nested virtualization where this is a virtual machine"
+		f.Found = fmt.Sprintf("%s: virtual machines are emulated, code in them is about ten times slower, and a start takes seconds", known.Problem)
+		f.Fix = adviceOn(kvmDevice)
 	}
 	return append(findings, f)
+}
+
+// adviceOn says what to do where KVM does not work, whose device this is. Then it is tried
+// again only after the memory of it is gone, or the computer has started again.
+func adviceOn(device string) string {
+	var stat unix.Stat_t
+	switch err := unix.Stat(device, &stat); {
+	case err != nil:
+		return "switch on virtualization in the firmware, or nested virtualization where this is a virtual machine, and load the kernel module kvm_intel or kvm_amd"
+	case unix.Access(device, unix.R_OK|unix.W_OK) != nil:
+		group := strconv.Itoa(int(stat.Gid))
+		if named, err := user.LookupGroupId(group); err == nil {
+			group = named.Name
+		}
+		return fmt.Sprintf("%s belongs to the group %s: add the server's user to it, log in again, and delete $XDG_CACHE_HOME/nix-sandbox-mcp/vm", device, group)
+	}
+	return "switch on virtualization in the firmware, or nested virtualization where this is a virtual machine, and start the computer again"
 }

@@ -86,7 +86,7 @@ func (c chosen) spec() (interactive.Spec, error) {
 			Hint:    "build it again with this version's mkSandbox",
 		}
 	}
-	spec := interactive.Spec{Exec: path, Environ: append(sandbox.Environ(c.Secrets()), c.host.Environ()...)}
+	spec := interactive.Spec{Exec: path, Environ: append(sandbox.Environ(c.Secrets()), c.host.Environ()...), Reports: c.Reports}
 	// A program that a user starts stays where it was started.
 	tree, err := cgroup.Find(context.Background(), cgroup.System)
 	var unavailable *cgroup.Unavailable
@@ -94,6 +94,7 @@ func (c chosen) spec() (interactive.Spec, error) {
 	case err == nil:
 		spec.Groups = tree
 		spec.Limits = cgroup.Limits{Memory: c.MemoryMB << 20, Tasks: int(c.PIDs), CPUs: c.CPUs}
+		spec.Limits = spec.Limits.With(cgroup.Limits{Memory: c.OverheadMB << 20, Tasks: int(c.OverheadPIDs)})
 		if c.Network != nil {
 			spec.Limits = spec.Limits.WithNetwork()
 		}

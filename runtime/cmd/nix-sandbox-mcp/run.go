@@ -123,7 +123,9 @@ func runCode(o runOptions, streams streams, args []string) (int, error) {
 // the interrupt, no matter whether the agent kills the code when its grace period
 // is over or the user's second interrupt comes before.
 func await(p *interactive.Program, limit time.Duration, signals <-chan os.Signal) (int, error) {
-	over := time.NewTimer(limit)
+	// The time limit is that of the code.
+	begun, over := p.Begun(), time.NewTimer(limit)
+	over.Stop()
 	defer over.Stop()
 	var kill <-chan time.Time
 	timedOut, interrupted := false, false
@@ -141,6 +143,9 @@ func await(p *interactive.Program, limit time.Duration, signals <-chan os.Signal
 				}
 			}
 			return status, err
+		case <-begun:
+			over.Reset(limit)
+			begun = nil
 		case <-over.C:
 			timedOut = true
 			p.Interrupt()
