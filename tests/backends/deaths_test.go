@@ -1,0 +1,165 @@
+package backends
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
+)
+
+// result runs code and returns the size of its output and how it ended, or the error of
+// the stream.
+func (m *machine) result(code string) (size int, result frame.Reply, err error) {
+	m.t.Helper()
+	m.calls++
+	must.Do(m.t, m.requests.Write(frame.Request{Type: frame.Execute, ID: m.calls, Code: code, TimeoutMS: machineTime.Milliseconds(), GraceMS: 1000, Keep: true}))
+	for {
+		var reply frame.Reply
+		if err := m.replies.Read(&reply); err != nil {
+			return size, reply, err
+		}
+		switch reply.Type {
+		case frame.Output:
+			size += len(reply.Data)
+		case frame.Result:
+			return size, reply, nil
+		default:
+			return size, reply, fmt.Errorf("the agent answers %+v", reply)
+		}
+	}
+}
+
+// qemuOf returns the process id of QEMU below a process.
+func qemuOf(t *testing.T, pid int) (qemu int) {
+	t.Helper()
+	patience.Wait(t, machineTime, func() string { return "QEMU did not start" }, func() bool {
+		for _, pid := range procfs.Descendants(pid) {
+			if p, err := procfs.Read(pid); err == nil && strings.HasPrefix(p.Name(), "qemu-system") {
+				qemu = pid
+			}
+		}
+		return qemu != 0
+	})
+	return qemu
+}
+
+// Code that crosses a limit of its session is the answer to that call, with the limit,
+// and the session answers again. What is below the limit runs: the control.
+func TestLimits_AreNamedAndTheSessionGoesOn(t *testing.T) {
+	for _, test := range []struct{ kind, below, above, outcome, limit, again string }{
+		{"python", "len(bytearray(150 << 20))", "b = []\nwhile True: b.append(bytearray(1 << 20))", frame.OutcomeMemory, "memory_mb", "print(1)"},
+		{"bash", "for i in 1 2 3 4 5; do sleep 0.01 & done; wait", ":(){ :|:& };:; wait; sleep 600", frame.OutcomeLimit, "pids", "echo 1"},
+	} {
+		t.Run(test.limit, func(t *testing.T) {
+			m := start(t, artifact(t, test.kind), shared(t), "")
+			if _, r, err := m.result(test.below); err != nil || r.Outcome != frame.OutcomeOK || r.ExitCode != 0 {
+				t.Errorf("below the limit: %+v, error %v", r, err)
+			}
+			_, r, err := m.result(test.above)
+			if err != nil || r.Outcome != test.outcome || r.Limit == nil || r.Limit.Name != test.limit {
+				t.Errorf("above the limit: %+v, limit %+v, error %v", r, r.Limit, err)
+			}
+			if output := m.run(test.again); output != "1\n" {
+				t.Errorf("afterwards the session prints %q", output)
+			}
+		})
+	}
+}
+
+// Of much output little comes out of a machine, and the launcher keeps none of it.
+func TestOutput_OfAMachineIsBounded(t *testing.T) {
+	m := start(t, artifact(t, "bash"), shared(t), "")
+	size, r, err := m.result("head -c 40M /dev/zero | tr '\\0' x; echo end")
+	if err != nil || r.Outcome != frame.OutcomeOK || size > 64<<10 {
+		t.Errorf("%d bytes came, the code ends with %+v, error %v", size, r, err)
+	}
+	if peak := must.Get(procfs.PeakMemory(m.cmd.Process.Pid))(t); peak > 64<<20 {
+		t.Errorf("the launcher has used %d MB", peak>>20)
+	}
+}
+
+// served is a server that has bash's machine as the environment "machine", whose calls may
+// take a second unless they ask for more.
+func served(t *testing.T) *mcptest.Client {
+	t.Helper()
+	folder, sandboxes := artifact(t, "bash"), t.TempDir()
+	var metadata map[string]any
+	must.Do(t, json.Unmarshal(must.Get(os.ReadFile(filepath.Join(folder, "metadata.json")))(t), &metadata))
+	metadata["name"], metadata["timeout_seconds"], metadata["max_timeout_seconds"] = "machine", 1, 600
+	metadata["prewarm"] = 0
+	changed := filepath.Join(sandboxes, "machine")
+	must.Write(t, filepath.Join(changed, "metadata.json"), string(must.Get(json.Marshal(metadata))(t)), 0o644)
+	must.Do(t, os.Symlink(filepath.Join(folder, "bin"), filepath.Join(changed, "bin")))
+	home := t.TempDir()
+	cmd := exec.Command(undertest.Server(t), "--stdio")
+	cmd.Env = []string{"HOME=" + home, "TMPDIR=" + home, "XDG_CACHE_HOME=" + shared(t), "NIX_SANDBOX_DIR=" + sandboxes}
+	c := mcptest.Start(t, cmd)
+	c.Initialize(mcptest.Newest)
+	return c
+}
+
+// called is a call of a session in that environment, which may take as long as it does.
+func called(c *mcptest.Client, code string) mcptest.Answer {
+	return c.Run(mcptest.Arguments{Code: code, Env: "machine", Session: "s", Timeout: machineTime.Seconds()})
+}
+
+// However a machine or its server ends, the next call hears of it, and nothing is left.
+func TestServer_OutlivesItsMachines(t *testing.T) {
+	t.Setenv(patience.Variable, "30") // the answer of a machine that is emulated
+	c := served(t)
+	pid := c.PID()
+	for _, death := range []struct {
+		name   string
+		signal syscall.Signal
+		victim func(qemu int) int
+	}{
+		{"QEMU is killed", syscall.SIGKILL, func(qemu int) int { return qemu }},
+		{"QEMU is stopped", syscall.SIGSTOP, func(qemu int) int { return qemu }},
+		{"the launcher is killed", syscall.SIGKILL, func(qemu int) int { return launcherOf(t, qemu) }},
+	} {
+		t.Run(death.name, func(t *testing.T) {
+			if answer := called(c, "echo $((6 * 7))"); answer.IsError || !strings.HasPrefix(answer.Text(), "42\n") {
+				t.Fatalf("a machine answers %+v", answer)
+			}
+			qemu := qemuOf(t, pid)
+			must.Do(t, syscall.Kill(death.victim(qemu), death.signal))
+			// A machine that stands still is given up at the time limit of a call.
+			answer := c.Run(mcptest.Arguments{Code: "echo again", Env: "machine", Session: "s"})
+			if text := answer.Text(); !strings.Contains(text, "[") || strings.HasPrefix(text, "again") && !strings.Contains(text, "[new session: ") {
+				t.Errorf("the next call is answered %q", text)
+			}
+			patience.Gone(t, qemu)
+		})
+	}
+	if answer := called(c, "echo $((6 * 7))"); !strings.HasPrefix(answer.Text(), "42\n") {
+		t.Fatalf("a machine answers %+v", answer)
+	}
+	qemu := qemuOf(t, pid)
+	c.Signal(syscall.SIGKILL)
+	patience.Gone(t, qemu)
+}
+
+// launcherOf is the launcher of a machine.
+func launcherOf(t *testing.T, qemu int) int {
+	t.Helper()
+	for pid := qemu; pid > 1; {
+		p := must.Get(procfs.Read(pid))(t)
+		if strings.HasPrefix(p.Name(), "nix-sandbox-vm") || strings.Contains(p.Command(), "nix-sandbox-vm") {
+			return pid
+		}
+		pid = p.Parent
+	}
+	t.Fatal("QEMU has no launcher")
+	return 0
+}
