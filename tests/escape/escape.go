@@ -62,7 +62,7 @@ type Options struct {
 }
 
 // maxSlow bounds what an attempt may take on a slow machine.
-const maxSlow = 2 * time.Minute
+const maxSlow = 5 * time.Minute
 
 // maxPace is how many times longer a call's own limit becomes on a slow machine
 // at most: an attempt that outlasts it has to wait for it, and its control for
