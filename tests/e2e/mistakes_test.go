@@ -185,10 +185,10 @@ func TestMistakes_AreAnsweredWithAHint(t *testing.T) {
 		check(c, m)
 	}
 	// A server of its own, so that the others have the time that a busy machine takes.
-	hasty := start(t, tightened(t, map[string]any{"timeout_seconds": 2}))
+	hasty := start(t, tightened(t, map[string]any{"timeout_seconds": 5}))
 	check(hasty, mistake{
 		"a long sleep", code("python", "import time\ntime.sleep(60)"),
-		"[hint: 2 s is the limit of each call: do less in one, and keep what is done in a session]", kept("sleeps", "bash", "sleep 0.1"),
+		"[hint: 5 s is the limit of each call: do less in one, and keep what is done in a session]", kept("sleeps", "bash", "sleep 0.1"),
 	})
 }
 
