@@ -8,9 +8,9 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/workspace"
 )
 
-// maxTracked is how many entries of the workspace are compared before a result is sent:
-// each takes about a microsecond. More are compared when the runtime asks for a copy,
-// which is after the answer.
+// maxTracked is how many entries of the workspace are compared before a result is sent,
+// of those that may have changed: each takes about a microsecond. More are compared when
+// the runtime asks for a copy, which is after the answer.
 const maxTracked = 16
 
 // files copies the files of the workspace to the runtime and back.

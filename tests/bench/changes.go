@@ -94,6 +94,9 @@ func (c *recordedCall) Prepare(ctx context.Context) error {
 	if err := c.project(); err != nil {
 		return err
 	}
+	// To make the project may have taken longer than a preparation may.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callLimit)
+	defer cancel()
 	if err := c.served.Prepare(ctx); err != nil || c.first == "" {
 		return err
 	}
