@@ -13,7 +13,7 @@ import (
 )
 
 // lastSuspendsTimeout bounds the time in which sessions fall asleep when the server ends.
-const lastSuspendsTimeout = time.Minute
+const lastSuspendsTimeout = 2 * time.Minute
 
 // Sleep has a session sleep in a store where its environment can do that: when nobody has
 // used it for its idle time, and when the server ends. The project is the folder that

@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 }
 
 // artifact returns a folder of a sandbox under test that is a virtual machine.
-func artifact(t *testing.T, kind string) string {
+func artifact(t testing.TB, kind string) string {
 	t.Helper()
 	folder := undertest.ArtifactOfType(t, kind)
 	text := must.Get(os.ReadFile(filepath.Join(folder, "metadata.json")))(t)
@@ -48,7 +48,7 @@ func artifact(t *testing.T, kind string) string {
 }
 
 // program is a program of a sandbox with some input.
-func program(t *testing.T, folder, name, input string) *exec.Cmd {
+func program(t testing.TB, folder, name, input string) *exec.Cmd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), machineTime)
 	t.Cleanup(cancel)

@@ -26,7 +26,7 @@ import (
 // machine is a started machine whose agent is asked by frames, and whose launcher is
 // asked by its control channel.
 type machine struct {
-	t        *testing.T
+	t        testing.TB
 	cmd      *exec.Cmd
 	log      strings.Builder
 	in       io.WriteCloser
@@ -46,7 +46,7 @@ type answer struct {
 
 // shared is a cache for all tests that do not look at it, so that most of their machines
 // are copies.
-func shared(t *testing.T) string {
+func shared(t testing.TB) string {
 	t.Helper()
 	sharedCache.Do(func() {
 		folder := must.Get(os.MkdirTemp("", "backends"))(t)
@@ -64,7 +64,7 @@ var (
 
 // start starts a machine, from a folder unless that is empty, which has to come up. The
 // launcher has these variables too.
-func start(t *testing.T, folder, cache, from string, environ ...string) *machine {
+func start(t testing.TB, folder, cache, from string, environ ...string) *machine {
 	t.Helper()
 	m, err := tryStart(t, folder, cache, from, environ...)
 	if err != nil {
@@ -73,7 +73,7 @@ func start(t *testing.T, folder, cache, from string, environ ...string) *machine
 	return m
 }
 
-func tryStart(t *testing.T, folder, cache, from string, environ ...string) (*machine, error) {
+func tryStart(t testing.TB, folder, cache, from string, environ ...string) (*machine, error) {
 	t.Helper()
 	m := &machine{t: t, cmd: program(t, folder, "session-run", "")}
 	ends := must.Get(syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0))(t)

@@ -182,9 +182,7 @@ func TestSession_Branches(t *testing.T) {
 	}
 
 	s.in("bash", "busy", "x=4; echo begun", "begun\n")
-	_, line, err := s.Request("tools/call", mcpclient.RunParams(mcpclient.Arguments{Code: "while true; do sleep 0.1; done", Env: "bash", Session: "busy"}))
-	must.Do(t, err)
-	must.Get(s.Write(line))(t)
+	s.begin("bash", "busy", endless)
 	for _, test := range []struct{ session, from, says string }{
 		{"d", "busy", `session "busy" is running a call`},
 		{"d", "nobody", `there is no session "nobody" of env "bash"`},
@@ -195,17 +193,36 @@ func TestSession_Branches(t *testing.T) {
 			t.Errorf("%+v gets %q", test, answer.Text())
 		}
 	}
-	// The call that runs is interrupted when the server ends, and its session sleeps.
+}
+
+// endless is code for bash that runs until it is interrupted.
+const endless = "while true; do sleep 0.1; done"
+
+// begin sends a call and does not wait for its answer.
+func (s *server) begin(kind, session, code string) {
+	s.t.Helper()
+	_, line, err := s.Request("tools/call", mcpclient.RunParams(mcpclient.Arguments{Code: code, Env: kind, Session: session}))
+	must.Do(s.t, err)
+	must.Get(s.Write(line))(s.t)
+}
+
+// A call that runs when the server is ended politely is interrupted, and its session
+// sleeps with what it had.
+func TestSession_SleepsWhereACallRunsAtTheEnd(t *testing.T) {
+	state := t.TempDir()
+	s := serve(t, state, nil, "bash")
+	s.in("bash", "s", "echo 4 > f; echo begun", "begun\n")
+	s.begin("bash", "s", endless)
 	must.Do(t, syscall.Kill(s.PID(), syscall.SIGTERM))
 	select {
 	case <-s.Exited():
 	case <-time.After(machineTime):
 		t.Fatal("the server runs on")
 	}
-	if sessions := asleep(t, state); len(sessions) != 4 {
-		t.Errorf("there sleep %+v; the log:\n%s", sessions, s.log)
+	// A bash that takes longer for an interrupt than it has is started again, with its files.
+	if answer := serve(t, state, nil, "bash").call("bash", "s", "", "cat f"); answer.IsError || answer.Texts()[0] != "4\n" || answer.Fact("resumed") != true {
+		t.Errorf("it goes on with %q, %+v", answer.Text(), answer.Meta)
 	}
-	serve(t, state, nil, "bash").in("bash", "busy", "echo $x", "4\n")
 }
 
 // killsVariable says how many times a server is killed, for the long form of the test.
@@ -231,9 +248,7 @@ func TestSession_SurvivesKills(t *testing.T) {
 		s := serve(t, state, nil, "bash")
 		after := time.Duration(random.Int64N(int64(3 * time.Second)))
 		if kill%2 == 0 { // while it wakes, or when it has
-			_, line, err := s.Request("tools/call", mcpclient.RunParams(mcpclient.Arguments{Code: "n=$((n+1)); echo $n", Env: "bash", Session: "s"}))
-			must.Do(t, err)
-			must.Get(s.Write(line))(t)
+			s.begin("bash", "s", "n=$((n+1)); echo $n")
 			time.Sleep(after)
 		} else { // while it falls asleep
 			s.in("bash", "s", "n=$((n+1)); echo $n", fmt.Sprintf("%d\n", last+1))

@@ -28,7 +28,7 @@ func cache(t *testing.T) string {
 // notTried is why KVM does not work, as the launcher remembers it.
 const notTried = "it is not tried in this test"
 
-func fillCache(t *testing.T, folder string) {
+func fillCache(t testing.TB, folder string) {
 	t.Helper()
 	boot := strings.TrimSpace(string(must.Get(os.ReadFile("/proc/sys/kernel/random/boot_id"))(t)))
 	vm := filepath.Join(folder, "nix-sandbox-mcp", "vm")
