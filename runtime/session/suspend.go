@@ -64,9 +64,10 @@ func (m *Manager) suspend(s *session, turn chan struct{}) {
 	if member == nil || isClosed(m.closed) {
 		return
 	}
-	began := time.Now()
+	began, state := time.Now(), s.state
+	s.state = nil
 	m.mu.Unlock()
-	bytes, err := m.write(s, member)
+	bytes, err := m.write(s.key, member, state)
 	m.mu.Lock()
 	if err != nil {
 		m.log.Warn("session does not sleep", "session", s.key.ID, "env", member.env.Name, "error", err)
@@ -76,15 +77,14 @@ func (m *Manager) suspend(s *session, turn chan struct{}) {
 	m.dismiss(s)
 }
 
-// write writes the state of a session, whose sandbox ends.
-func (m *Manager) write(s *session, member *member) (bytes int64, err error) {
-	state := s.state
+// write writes the state of a session, whose sandbox ends. The state that it slept in
+// before is nil where there is none.
+func (m *Manager) write(key call.Key, member *member, state *suspended.State) (bytes int64, err error) {
 	if state == nil {
-		if state, err = m.sleeping.Acquire(m.stateKey(s.key, member.env.Name)); err != nil {
+		if state, err = m.sleeping.Acquire(m.stateKey(key, member.env.Name)); err != nil {
 			return 0, err
 		}
 	}
-	s.state = nil
 	defer state.Close()
 	if bytes, err = member.Suspend(context.Background(), state.Next(), false); err != nil {
 		return 0, err
@@ -114,6 +114,8 @@ func (m *Manager) wake(ctx context.Context, s *session, c call.Call) (box sandbo
 	spec.From = state.Folder()
 	box, err = start(ctx, m.starter, spec)
 	if err == nil {
+		m.mu.Lock()
+		defer m.mu.Unlock()
 		s.state = state
 		return box, &call.Woken{Slept: time.Since(state.Suspended())}, nil
 	}

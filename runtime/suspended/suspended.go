@@ -75,6 +75,20 @@ type Head struct {
 	Bytes int64 `json:"bytes"`
 	// State is the name of the folder with the state.
 	State string `json:"state"`
+	// Boot is the host's boot id, and Synced says that the state is on disk whatever
+	// happens to the host: before that, it counts until the host restarts.
+	Boot   string `json:"boot"`
+	Synced bool   `json:"synced"`
+}
+
+// counts reports whether a session can be woken.
+func (h *Head) counts() bool {
+	return time.Since(h.Suspended) <= MaxAge && (h.Synced || h.Boot == bootID())
+}
+
+func bootID() string {
+	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(id))
 }
 
 // InUseError reports a session whose state another process has.
@@ -103,7 +117,7 @@ func (s *Store) Fits(bytes int64) bool { return bytes <= s.limit }
 // Has reports whether a session sleeps, as far as can be told without acquiring it.
 func (s *Store) Has(key Key) bool {
 	head, err := readHead(filepath.Join(s.folder, key.folder()))
-	return err == nil && head.Key == key && time.Since(head.Suspended) <= MaxAge
+	return err == nil && head.Key == key && head.counts()
 }
 
 // State is the state of a session, which the process has alone that acquired it. Its
@@ -247,7 +261,20 @@ func (s *State) Next() string {
 // bytes, in place of the one that it had. Other sessions are deleted where all together
 // take too much: those that have slept longest.
 func (s *State) Commit(bytes int64) error {
-	head := &Head{Key: s.key, Suspended: time.Now().UTC(), Bytes: bytes, State: s.next}
+	head := &Head{Key: s.key, Suspended: time.Now().UTC(), Bytes: bytes, State: s.next, Boot: bootID()}
+	if err := s.writeHead(head); err != nil {
+		return err
+	}
+	s.head, s.next = head, ""
+	s.clean()
+	s.store.shrink(s.folder)
+	if err := s.sync(); err != nil {
+		s.store.log.Warn("a session that sleeps is lost if the computer stops now", "session", s.key.Session, "error", err)
+	}
+	return nil
+}
+
+func (s *State) writeHead(head *Head) error {
 	text, err := json.Marshal(head)
 	if err != nil {
 		return err
@@ -256,12 +283,34 @@ func (s *State) Commit(bytes int64) error {
 	if err := os.WriteFile(next, text, 0o600); err != nil {
 		return err
 	}
-	if err := os.Rename(next, filepath.Join(s.folder, headName)); err != nil {
+	return os.Rename(next, filepath.Join(s.folder, headName))
+}
+
+// sync has the state reach the disk, and then says so in the head.
+func (s *State) sync() error {
+	files, err := os.ReadDir(s.Folder())
+	if err != nil {
 		return err
 	}
-	s.head, s.next = head, ""
-	s.clean()
-	s.store.shrink(s.folder)
+	names := []string{s.folder, s.Folder()}
+	for _, file := range files {
+		names = append(names, filepath.Join(s.Folder(), file.Name()))
+	}
+	for _, name := range names {
+		file, err := os.Open(name)
+		if err == nil {
+			err = errors.Join(file.Sync(), file.Close())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	head := *s.head
+	head.Synced = true
+	if err := s.writeHead(&head); err != nil {
+		return err
+	}
+	s.head = &head
 	return nil
 }
 
@@ -356,7 +405,7 @@ func (s *Store) shrink(except string) {
 			one.Head = *head
 			sessions = append(sessions, one)
 		case one.InUse:
-		case head == nil || time.Since(head.Suspended) > MaxAge:
+		case head == nil || !head.counts():
 			_ = one.Remove() // the next one tries again
 		default:
 			one.Head = *head

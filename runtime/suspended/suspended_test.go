@@ -1,6 +1,7 @@
 package suspended
 
 import (
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"os"
@@ -117,12 +118,31 @@ func TestStore_DeletesWhatIsOldOrPartial(t *testing.T) {
 	s := store(t, 1<<30)
 	suspend(t, s, key, "old", 10)
 	head := must.Get(readHead(filepath.Join(s.folder, key.folder())))(t)
-	old := head.Suspended.Add(-MaxAge - time.Minute).Format(time.RFC3339Nano)
-	name := filepath.Join(s.folder, key.folder(), headName)
-	must.Do(t, os.WriteFile(name, []byte(`{"principal":"p","session":"s","env":"e","suspended":"`+old+`","bytes":10,"state":"`+head.State+`"}`), 0o600))
-	if text := woken(t, s, key); text != "" {
-		t.Errorf("one that is too old has %q", text)
+	if !head.Synced || head.Boot == "" {
+		t.Errorf("the head is %+v", head)
 	}
+	change := func(change func(*Head)) {
+		changed := *head
+		change(&changed)
+		must.Do(t, os.WriteFile(filepath.Join(s.folder, key.folder(), headName), must.Get(json.Marshal(changed))(t), 0o600))
+	}
+	for name, to := range map[string]func(*Head){
+		"too old":                          func(h *Head) { h.Suspended = h.Suspended.Add(-MaxAge - time.Minute) },
+		"not on disk before the last boot": func(h *Head) { h.Synced, h.Boot = false, "another" },
+	} {
+		if change(to); s.Has(key) {
+			t.Errorf("one that is %s can be woken", name)
+		}
+	}
+	for name, to := range map[string]func(*Head){
+		"on disk before the last boot": func(h *Head) { h.Boot = "another" },
+		"not on disk yet":              func(h *Head) { h.Synced = false },
+	} {
+		if change(to); !s.Has(key) {
+			t.Errorf("one that is %s cannot be woken", name)
+		}
+	}
+	change(func(h *Head) { h.Suspended = h.Suspended.Add(-MaxAge - time.Minute) })
 	partial := must.Get(s.Acquire(Key{Session: "partial"}))(t)
 	must.Do(t, os.Mkdir(partial.Next(), 0o700))
 	partial.Close()
