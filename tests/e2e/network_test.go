@@ -168,13 +168,22 @@ func TestNetwork_LogAndFacts(t *testing.T) {
 		return
 	}
 	c := o.serve()
-	answer := run(c, "data", "curl -sS --max-time 20 http://evil.example; curl -sS --max-time 20 http://files.example/small")
-	facts, _ := answer.Meta["nix-sandbox-mcp/network"].(map[string]any)
-	text := string(must.Get(json.Marshal(facts))(t))
-	for _, fact := range []string{`"refused":[{"count":`, `"name":"evil.example","reason":"name"`, `"reached":[{"bytes_down":`, `"name":"files.example","port":80`} {
-		if !strings.Contains(text, fact) {
-			t.Errorf("the facts lack %s: %s", fact, text)
+	// A refusal is reported before the code sees it. A connection is reported when it has
+	// ended, which may be after the answer of the call that made it: then a later one tries.
+	text := ""
+	patience.Until(t, "a call's facts have a connection", func() bool {
+		answer := run(c, "data", "curl -sS --max-time 20 http://evil.example; curl -sS --max-time 20 http://files.example/small")
+		facts, _ := answer.Meta["nix-sandbox-mcp/network"].(map[string]any)
+		text = string(must.Get(json.Marshal(facts))(t))
+		for _, fact := range []string{`"refused":[{"count":`, `"name":"evil.example","reason":"name"`} {
+			if !strings.Contains(text, fact) {
+				t.Fatalf("the facts lack %s: %s", fact, text)
+			}
 		}
+		return strings.Contains(text, `"reached":[{"bytes_down":`)
+	})
+	if fact := `"name":"files.example","port":80`; !strings.Contains(text, fact) {
+		t.Errorf("the facts lack %s: %s", fact, text)
 	}
 	for _, line := range []string{
 		`level=WARN msg="network refused" env=data sandbox=`, "name=evil.example port=0 reason=name option=network.domains value=evil.example",
