@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -273,19 +272,7 @@ func TestSaved_BranchesDifferInRandomNumbers(t *testing.T) {
 			seen := map[string]bool{}
 			for i, m := range []*machine{origin, start(t, folder, cache, to), start(t, folder, cache, to)} {
 				lines := strings.Fields(m.run(code))
-				if len(lines) != 4 {
-					t.Fatalf("machine %d prints %q", i, lines)
-				}
-				for _, line := range lines[:3] {
-					if seen[line] {
-						t.Errorf("machine %d has %s again, of %q", i, line, lines)
-					}
-					seen[line] = true
-				}
-				now := must.Get(strconv.ParseInt(lines[3], 10, 64))(t)
-				if away := time.Since(time.Unix(now, 0)).Abs(); away > 30*time.Minute {
-					t.Errorf("machine %d is %v away from the time", i, away)
-				}
+				expectOwn(t, i, lines, seen)
 			}
 		})
 	}

@@ -102,6 +102,25 @@ func hash(t *testing.T, name string) string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
+// expectOwn fails the test unless a machine's output is three random numbers that are not
+// in seen, to which it adds them, and the time in seconds since 1970.
+func expectOwn(t *testing.T, machine int, lines []string, seen map[string]bool) {
+	t.Helper()
+	if len(lines) != 4 {
+		t.Fatalf("machine %d prints %q", machine, lines)
+	}
+	for _, line := range lines[:3] {
+		if seen[line] {
+			t.Errorf("machine %d has %s again, of %q", machine, line, lines)
+		}
+		seen[line] = true
+	}
+	now := must.Get(strconv.ParseInt(lines[3], 10, 64))(t)
+	if away := time.Since(time.Unix(now, 0)).Abs(); away > 30*time.Minute {
+		t.Errorf("machine %d is %v away from the time", machine, away)
+	}
+}
+
 // Copies of one machine have random numbers and a time of their own, and do not change
 // what they are copies of. The code prints a line for each of its generators, and the
 // time.
@@ -117,19 +136,7 @@ func TestSnapshot_CopiesDiffer(t *testing.T) {
 			var memory, meta string
 			for i := range 3 {
 				lines := strings.Fields(runs(t, folder, cache, code))
-				if len(lines) != 4 {
-					t.Fatalf("copy %d prints %q", i, lines)
-				}
-				for _, line := range lines[:3] {
-					if seen[line] {
-						t.Errorf("copy %d has %s again, of %q", i, line, lines)
-					}
-					seen[line] = true
-				}
-				now := must.Get(strconv.ParseInt(lines[3], 10, 64))(t)
-				if away := time.Since(time.Unix(now, 0)).Abs(); away > 30*time.Minute {
-					t.Errorf("copy %d is %v away from the time", i, away)
-				}
+				expectOwn(t, i, lines, seen)
 				found := snapshots(t, cache)
 				if len(found) != 1 {
 					t.Fatalf("there are the snapshots %q", found)
