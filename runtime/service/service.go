@@ -177,7 +177,7 @@ type assembly struct {
 // messages.
 func (o *Options) assemble() *assembly {
 	spec := func(c call.Call) sandbox.Spec {
-		spec := o.spec(c.Env)
+		spec := o.Spec(c.Env)
 		spec.Principal = c.Principal
 		return spec
 	}
@@ -283,8 +283,8 @@ func (o *Options) project() tool.Project {
 	return project
 }
 
-// spec is the sandbox of an environment.
-func (o *Options) spec(env registry.Environment) sandbox.Spec {
+// Spec is the sandbox of an environment.
+func (o *Options) Spec(env registry.Environment) sandbox.Spec {
 	return sandbox.Spec{
 		Name:        env.Name,
 		Exec:        env.SessionExec,
@@ -316,10 +316,10 @@ func (o *Options) keepWarm(warm *pool.Pool, used *inUse) (stop func()) {
 		environments := o.Environments.Now()
 		var kinds []pool.Kind
 		for _, env := range environments.Ready() {
-			kinds = append(kinds, pool.Kind{Spec: o.spec(env), Count: env.Prewarm})
+			kinds = append(kinds, pool.Kind{Spec: o.Spec(env), Count: env.Prewarm})
 		}
 		for _, env := range used.environments() {
-			kinds = append(kinds, pool.Kind{Spec: o.spec(env), Count: env.Prewarm})
+			kinds = append(kinds, pool.Kind{Spec: o.Spec(env), Count: env.Prewarm})
 		}
 		warm.Keep(kinds)
 	}

@@ -358,3 +358,79 @@ func TestBranch_IsRefused(t *testing.T) {
 		s.wantAsleep(1)
 	})
 }
+
+// asleepOf is the session of an environment that sleeps, for a user.
+func (s *server) asleepOf(session string) Asleep {
+	env := sleeper()
+	return Asleep{
+		Store:   s.sleeping,
+		Key:     suspended.Key{Session: session, Env: env.Name},
+		Starter: s.machine,
+		Spec:    sandbox.Spec{Name: env.Name, OutputBytes: 1000, Control: true},
+	}
+}
+
+func TestAsleep_RunsCode(t *testing.T) {
+	inBubbleOf(t, 1<<30, func(t *testing.T, s *server) {
+		s.in("a", "x=1", "")
+		request := sandbox.Request{Code: "echo $x; x=2", Timeout: time.Minute}
+		var none *call.NoSessionError
+		if _, err := s.asleepOf("a").Run(t.Context(), request); !errors.As(err, &none) {
+			t.Errorf("one that is awake: %v", err)
+		}
+		time.Sleep(2 * time.Minute)
+		if result, err := s.asleepOf("a").Run(t.Context(), request); err != nil || result.Stdout.Head != "1\n" {
+			t.Errorf("%+v, %v", result, err)
+		}
+		s.wantAsleep(1)
+
+		// What cannot be saved is as it was.
+		s.machine.SetSuspendFailure(errors.New("no space left on device"))
+		request.Code = "echo $x; x=3"
+		if result, err := s.asleepOf("a").Run(t.Context(), request); err == nil || result.Stdout.Head != "2\n" {
+			t.Errorf("%+v, %v", result, err)
+		}
+		s.machine.SetSuspendFailure(nil)
+		if live, _ := s.machine.Live(); len(live) > 0 {
+			t.Errorf("%d sandboxes are left", len(live))
+		}
+
+		// Code that is interrupted has done what it did until then.
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		request.Code = "x=4; sleep 50"
+		if _, err := s.asleepOf("a").Run(ctx, request); err != nil && ctx.Err() == nil {
+			t.Error(err)
+		}
+		s.in("a", "echo $x", "4\n")
+		time.Sleep(time.Second) // what it slept in is deleted after the answer
+		s.wantAsleep(0)
+	})
+}
+
+func TestAsleep_IsCopied(t *testing.T) {
+	inBubbleOf(t, 1<<30, func(t *testing.T, s *server) {
+		s.in("a", "x=1", "")
+		time.Sleep(2 * time.Minute)
+		to := s.asleepOf("b").Key
+		s.machine.SetSuspendFailure(errors.New("no space left on device"))
+		if err := s.asleepOf("a").Copy(t.Context(), to); err == nil {
+			t.Error("a copy was written where none can be")
+		}
+		s.machine.SetSuspendFailure(nil)
+		s.wantAsleep(1)
+		if err := s.asleepOf("a").Copy(t.Context(), to); err != nil {
+			t.Error(err)
+		}
+		s.wantAsleep(2)
+		var refused *call.BranchError
+		if err := s.asleepOf("a").Copy(t.Context(), to); !errors.As(err, &refused) || refused.Reason != call.Existing {
+			t.Errorf("onto one that exists: %v", err)
+		}
+		if live, _ := s.machine.Live(); len(live) > 0 {
+			t.Errorf("%d sandboxes are left", len(live))
+		}
+		s.in("a", "echo $x; x=2", "1\n")
+		s.in("b", "echo $x", "1\n")
+	})
+}

@@ -15,8 +15,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
-// validSession is what a session may be called.
-var validSession = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+// ValidSession is what a session may be called.
+var ValidSession = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
 // call makes a call of what the model sent. The error is a sentence for the
 // model; the call then has what could be read of it. Started says what a
@@ -58,7 +58,7 @@ func (l listing) call(arguments any, started func(session, env string) (registry
 		return c, refusal
 	}
 	hasSession := fields["session"] != nil
-	valid := validSession.MatchString(c.Session)
+	valid := ValidSession.MatchString(c.Session)
 	if !isDerived {
 		wanted.Base = name
 	}
@@ -95,7 +95,7 @@ func (l listing) call(arguments any, started func(session, env string) (registry
 		return c, l.noSessions(name)
 	case c.From != "" && !hasSession:
 		return c, fmt.Errorf("from is %.80q and there is no session that could begin as its copy: name a new one in session, or leave from out", c.From)
-	case c.From != "" && !validSession.MatchString(c.From):
+	case c.From != "" && !ValidSession.MatchString(c.From):
 		return c, fmt.Errorf("from is %.80q: it must be the id of a session; leave it out to begin without one", c.From)
 	}
 	c.Env = env

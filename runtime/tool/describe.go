@@ -86,10 +86,10 @@ func (l listing) schema() json.RawMessage {
 		schema.Properties.Env = property{Type: "string", Pattern: "^(" + strings.Join(l.Names(), "|") + `)(\+[\w-]+)*$`}
 	}
 	if len(l.withSessions()) > 0 {
-		schema.Properties.Session = &property{Type: "string", Pattern: validSession.String()}
+		schema.Properties.Session = &property{Type: "string", Pattern: ValidSession.String()}
 	}
 	if l.hasBranches() {
-		schema.Properties.From = &property{Type: "string", Pattern: validSession.String(), About: "the new session begins as a copy of this one"}
+		schema.Properties.From = &property{Type: "string", Pattern: ValidSession.String(), About: "the new session begins as a copy of this one"}
 	}
 	if longest := l.maxTimeout(); longest > 0 {
 		schema.Properties.Timeout = &property{Type: "number", Maximum: longest.Seconds(), About: "seconds"}

@@ -273,7 +273,7 @@ var validKept = regexp.MustCompile(`^call\.[0-9a-f]{16}$`)
 // call's files, and its path.
 func locate(uri string) (session, name string, err error) {
 	session, escaped, ok := strings.Cut(strings.TrimPrefix(uri, scheme), "/")
-	if !strings.HasPrefix(uri, scheme) || !ok || !validSession.MatchString(session) && !validKept.MatchString(session) {
+	if !strings.HasPrefix(uri, scheme) || !ok || !ValidSession.MatchString(session) && !validKept.MatchString(session) {
 		return "", "", fmt.Errorf("%.200q is not sandbox://SESSION/PATH", uri)
 	}
 	name, err = url.PathUnescape(escaped)

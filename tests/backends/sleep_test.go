@@ -27,8 +27,9 @@ import (
 // is one of those that share a folder for their state.
 type server struct {
 	*mcpclient.Client
-	t   *testing.T
-	log *mcptest.Log
+	t       *testing.T
+	log     *mcptest.Log
+	environ []string
 }
 
 // serve starts one whose sessions of [session] are changed as given.
@@ -47,10 +48,11 @@ func serve(t *testing.T, state string, session map[string]any, kinds ...string) 
 	s := &server{t: t, log: &mcptest.Log{}}
 	cmd := exec.Command(undertest.Server(t), "--stdio")
 	cmd.Stderr = s.log
-	cmd.Env = []string{
+	s.environ = []string{
 		"PATH=" + os.Getenv("PATH"), "NIX_SANDBOX_METADATA=" + settings, "NIX_SANDBOX_START_SECONDS=60",
 		"XDG_STATE_HOME=" + state, "XDG_CACHE_HOME=" + shared(t),
 	}
+	cmd.Env = s.environ
 	s.Client = must.Get(mcpclient.Start(cmd, func(fault string) { t.Error(fault) }))(t)
 	t.Cleanup(func() {
 		_ = syscall.Kill(s.PID(), syscall.SIGKILL)
@@ -220,8 +222,17 @@ func TestSession_SleepsWhereACallRunsAtTheEnd(t *testing.T) {
 		t.Fatal("the server runs on")
 	}
 	// A bash that takes longer for an interrupt than it has is started again, with its files.
-	if answer := serve(t, state, nil, "bash").call("bash", "s", "", "cat f"); answer.IsError || answer.Texts()[0] != "4\n" || answer.Fact("resumed") != true {
-		t.Errorf("it goes on with %q, %+v", answer.Text(), answer.Meta)
+	// A user has it go on at the command line, and it sleeps again.
+	cmd := exec.Command(undertest.Server(t), "sessions", "wake", "s", "-c", "cat f; echo wrong >&2; exit 3")
+	cmd.Env = s.environ
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	output, _ := cmd.Output()
+	if status := cmd.ProcessState.ExitCode(); status != 3 || string(output) != "4\n" || stderr.String() != "wrong\n" {
+		t.Errorf("it goes on with status %d, %q and %q", status, output, &stderr)
+	}
+	if sessions := asleep(t, state); len(sessions) != 1 || sessions[0].InUse {
+		t.Errorf("there sleep %+v", sessions)
 	}
 }
 
