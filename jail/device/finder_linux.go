@@ -50,6 +50,7 @@ func (f Finder) Find(spec *jail.Spec, request jail.Request) (*jail.DevicePlan, e
 		folders: map[string]folder{},
 		links:   map[string]string{},
 		inBase:  map[string]bool{},
+		own:     map[string]own{},
 	}
 	for _, path := range spec.Reserved {
 		p.reserve(path, "a folder of the sandbox's own")
@@ -112,7 +113,9 @@ type planner struct {
 	links map[string]string
 	// inBase are the paths below bin, etc and usr that a device brings.
 	inBase map[string]bool
-	nodes  []node
+	// own is what ownAt has found out.
+	own   map[string]own
+	nodes []node
 	// libraries are the shared libraries that a device brings, by their paths in the
 	// sandbox, with their paths on the host.
 	libraries map[string]string
@@ -246,8 +249,7 @@ func (p *planner) target(path string) (string, error) {
 			continue
 		}
 		for part := path; part != top; part = filepath.Dir(part) {
-			info, err := os.Lstat(p.spec.Devices.Base + part)
-			if err == nil && (part == path || !info.IsDir()) {
+			if own := p.ownAt(part); own == ownFile || own == ownFolder && part == path {
 				return "", fmt.Errorf("%s, where the sandbox has a file of its own", path)
 			}
 		}
@@ -257,6 +259,34 @@ func (p *planner) target(path string) (string, error) {
 		}
 	}
 	return path, nil
+}
+
+// own is what the sandbox has of its own at a path below /bin, /etc or /usr.
+type own int
+
+const (
+	ownNothing own = iota
+	ownFolder
+	ownFile // or anything else that is no folder
+)
+
+// ownAt returns what the sandbox has of its own at a path. It asks once about each folder:
+// a driver has most of its files in one, which the sandbox mostly lacks.
+func (p *planner) ownAt(path string) own {
+	if known, found := p.own[path]; found {
+		return known
+	}
+	result := ownNothing
+	if parent := filepath.Dir(path); parent == "/" || p.ownAt(parent) == ownFolder {
+		if info, err := os.Lstat(p.spec.Devices.Base + path); err == nil {
+			result = ownFile
+			if info.IsDir() {
+				result = ownFolder
+			}
+		}
+	}
+	p.own[path] = result
+	return result
 }
 
 // take records that a device brings something at a path of the sandbox, and reports
