@@ -19,13 +19,14 @@ var shownSubsystems = []string{"accel", "drm", "kfd"}
 // two links by which it is found. Of everything else in /sys the sandbox has nothing.
 func (p *planner) addKernelFiles(n node) {
 	number := fmt.Sprintf("/sys/dev/char/%d:%d", unix.Major(uint64(n.stat.Rdev)), unix.Minor(uint64(n.stat.Rdev)))
-	real, err := filepath.EvalSymlinks(number)
-	if err != nil || !inside(real, "/sys/devices") {
-		return
-	}
-	target, err := os.Readlink(real + "/subsystem")
+	// First, because it is one call, and most nodes of a driver have nothing to show.
+	target, err := os.Readlink(number + "/subsystem")
 	subsystem := filepath.Base(target)
 	if err != nil || !slices.Contains(shownSubsystems, subsystem) {
+		return
+	}
+	real, err := filepath.EvalSymlinks(number)
+	if err != nil || !inside(real, "/sys/devices") {
 		return
 	}
 	// A node of a card is below the card: libraries ask for both.
