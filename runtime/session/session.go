@@ -527,7 +527,7 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (sandbox.S
 		defer m.mu.Unlock()
 		return nil, call.Result{}, &call.OtherEnvError{Session: c.Session, Has: former.env.Name, Wanted: env, Changed: true}
 	}
-	if most, isFull := m.isFull(c.Principal); isFull && former == nil {
+	if most, isFull := m.makeSpace(c.Principal); isFull && former == nil {
 		defer m.mu.Unlock()
 		return nil, call.Result{}, m.full(c.Principal, most)
 	}

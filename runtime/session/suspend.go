@@ -77,6 +77,33 @@ func (m *Manager) suspend(s *session, turn chan struct{}) {
 	m.dismiss(s)
 }
 
+// makeSpace has sessions that nobody uses fall asleep while a principal may have no further
+// one, the one that has been idle for longest first: the principal's own, or where all
+// together are too many, of any. It returns what [Manager.isFull] returns then.
+func (m *Manager) makeSpace(principal string) (most int, isFull bool) {
+	for tried := map[*session]bool{}; ; {
+		most, isFull = m.isFull(principal)
+		if !isFull || m.ending.Err() != nil {
+			return most, isFull
+		}
+		var idle *session
+		for _, s := range m.sessions {
+			isCandidate := len(s.queue) == 0 && !tried[s] && m.only(s) != nil && (m.live >= m.limits.Max || s.key.Principal == principal)
+			if isCandidate && (idle == nil || s.used.Before(idle.used)) {
+				idle = s
+			}
+		}
+		if idle == nil {
+			return most, isFull
+		}
+		tried[idle] = true
+		turn := m.enqueue(idle)
+		m.mu.Unlock()
+		m.suspend(idle, turn)
+		m.mu.Lock()
+	}
+}
+
 // write writes the state of a session, whose sandbox ends. The state that it slept in
 // before is nil where there is none.
 func (m *Manager) write(key call.Key, member *member, state *suspended.State) (bytes int64, err error) {

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -356,6 +357,42 @@ func TestBranch_IsRefused(t *testing.T) {
 		s.in("other", "echo $x", "2\n")
 		synctest.Wait()
 		s.wantAsleep(1)
+	})
+}
+
+// Where no further session may begin, those fall asleep that have been idle for longest.
+func TestSuspend_MakesSpace(t *testing.T) {
+	inBubbleOf(t, 1<<30, func(t *testing.T, s *server) {
+		if _, err := s.call(jail(), "jailed", "", "x=0"); err != nil {
+			t.Fatal(err)
+		}
+		for n := range 7 {
+			s.in(string(rune('a'+n)), "x=1", "")
+		}
+		s.in("a", "x=2", "") // b has been idle for longest among those that can sleep
+		s.in("i", "x=3", "")
+		s.wantAsleep(1)
+		var alive []string
+		for _, one := range s.List() {
+			alive = append(alive, one.Key.ID)
+		}
+		if want := []string{"a", "c", "d", "e", "f", "g", "i", "jailed"}; !slices.Equal(alive, want) {
+			t.Errorf("%q live, want %q", alive, want)
+		}
+		if result := s.in("b", "echo $x", "1\n"); result.Woken == nil {
+			t.Error("b did not sleep")
+		}
+		time.Sleep(time.Second) // what it slept in is deleted after the answer
+		s.wantAsleep(1)
+
+		// One that cannot sleep goes on, and the call hears which sessions there are.
+		s.machine.SetSuspendFailure(errors.New("no space left on device"))
+		var full *call.FullError
+		if _, err := s.call(sleeper(), "j", "", "x=4"); !errors.As(err, &full) || full.Max != 8 || len(full.Idle) != 8 {
+			t.Errorf("error %v", err)
+		}
+		s.machine.SetSuspendFailure(nil)
+		s.in("a", "echo $x", "2\n")
 	})
 }
 

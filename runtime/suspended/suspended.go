@@ -394,6 +394,10 @@ func each(folder string, visit func(s Session, head *Head)) error {
 	return nil
 }
 
+// Clean deletes what nobody can wake any more: sessions that are too old, or that another
+// server had and left in part. It also has those that remain take no more than the limit.
+func (s *Store) Clean() { s.shrink("") }
+
 // shrink deletes sessions that nobody has: those that are too old, those of which a
 // process that was killed left a part, and while all together take more than the limit,
 // those that have slept longest. It leaves the one with the folder except.

@@ -146,6 +146,15 @@ func TestStore_DeletesWhatIsOldOrPartial(t *testing.T) {
 	partial := must.Get(s.Acquire(Key{Session: "partial"}))(t)
 	must.Do(t, os.Mkdir(partial.Next(), 0o700))
 	partial.Close()
+	if entries := must.Get(os.ReadDir(s.folder))(t); len(entries) != 2 {
+		t.Errorf("there are %v", entries)
+	}
+	s.Clean()
+	if left := must.Get(os.ReadDir(s.folder))(t); len(left) != 0 {
+		t.Errorf("%v is left", left)
+	}
+	// So it is where another one falls asleep.
+	must.Do(t, os.Mkdir(filepath.Join(s.folder, key.folder()), 0o700))
 	suspend(t, s, Key{Session: "new"}, "new", 10)
 	if left := must.Get(os.ReadDir(s.folder))(t); len(left) != 1 {
 		t.Errorf("%v is left", left)

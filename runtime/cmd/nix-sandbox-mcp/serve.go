@@ -169,6 +169,8 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	}
 	defer observers.Close()
 	observers.start(ctx, &running, log)
+	sleeping := openSuspended(base.Session, log)
+	running.Go(func() { cleanSuspended(background, sleeping) })
 	options := service.Options{
 		Environments: environments,
 		Starter:      framed.New(log, framed.Options{StartTimeout: settings.StartWithin, Groups: groups(ctx, log, environments.Now())}),
@@ -176,7 +178,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 		SharedFiles:  base.Session.SharedFiles,
 		Changes:      openChanges(settings, log),
 		KeptFiles:    keptFiles,
-		Suspended:    openSuspended(base.Session, log),
+		Suspended:    sleeping,
 		Packages:     settings.Folders.Packages,
 		Build:        builder.derive,
 		Host:         hostFolders(settings),
@@ -276,6 +278,27 @@ func openSuspended(session registry.Session, log *slog.Logger) *suspended.Store 
 		return nil
 	}
 	return suspended.New(folder, session.SuspendBytes, log)
+}
+
+// cleanInterval is the time between two deletions of sessions that have slept for too long.
+const cleanInterval = time.Hour
+
+// cleanSuspended deletes sessions that have slept for too long, now and then again and
+// again until the context ends. The store may be nil.
+func cleanSuspended(ctx context.Context, store *suspended.Store) {
+	if store == nil {
+		return
+	}
+	ticks := time.NewTicker(cleanInterval)
+	defer ticks.Stop()
+	for {
+		store.Clean()
+		select {
+		case <-ticks.C:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // rebuild asks the wrapper's builder to build again.
