@@ -2,12 +2,16 @@
 set -eu
 set -m
 sleep 60 &
-kill -TERM %1
-wait %1 || [ $? = 143 ]
-for n in 1 2 3; do (exit $n) & done
+# A bash that has a trap can lose a signal to a job that it has just started.
+until ! kill -TERM %1 2>/dev/null; do sleep 0.01; done
+wait $! || [ $? = 143 ]
+jobs=()
+for n in 1 2 3; do (exit $n) & jobs+=($!); done
 sum=0
-for _ in 1 2 3; do wait -n || sum=$((sum + $?)); done
+for job in "${jobs[@]}"; do wait "$job" || sum=$((sum + $?)); done
 [ $sum = 6 ]
+sleep 0.2 &
+wait -n || [ $? = 127 ] # which it is where the job has already ended
 caught=no
 trap 'caught=yes' USR1
 kill -USR1 $$
