@@ -4,12 +4,14 @@ package browser
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
+	"syscall"
 	"testing"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
@@ -51,6 +53,12 @@ func Start(t testing.TB) *Browser {
 		"--remote-debugging-pipe", "--user-data-dir="+home, "about:blank")
 	cmd.Env = append(os.Environ(), "HOME="+home)
 	cmd.ExtraFiles = []*os.File{toRead, toWrite}
+	// All of its processes have stderr: Wait returns when the last one has ended, and
+	// nothing writes to the profile any more.
+	cmd.Stderr = &bytes.Buffer{}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = patience.Long
 	must.Do(t, cmd.Start())
 	toRead.Close()
 	toWrite.Close()
