@@ -61,6 +61,10 @@ const (
 	nearPause = 4 * time.Millisecond
 	farPause  = 100 * time.Millisecond
 	idlePause = 500 * time.Millisecond
+	// groupPause is the pause where a control group enforces the limits of memory and
+	// processes. What is left for the scans counts a second late anyway (kernel.go), and
+	// a scan is a tenth of the first call in a machine that is emulated.
+	groupPause = time.Second
 	// freshPause is the pause after the interpreter has loaded and before any
 	// code has run: nothing but the agent itself can use more.
 	freshPause = time.Minute
@@ -170,7 +174,7 @@ func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 			began = time.Time{}
 			// A scan at the beginning and at the end of each call would cost as
 			// much as a short call does. The next scan may only come sooner.
-			if soon := time.Now().Add(k.limits.pause(last, last, pause, busy)); soon.Before(due) {
+			if soon := time.Now().Add(k.pause(last, last, pause, busy)); soon.Before(due) {
 				due = soon
 				timer.Reset(time.Until(due))
 			}
@@ -209,7 +213,7 @@ func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 			k.kernel.forget()
 		}
 		k.settle(busy)
-		pause = k.limits.pause(usage, last, pause, busy)
+		pause = k.pause(usage, last, pause, busy)
 		if !used && usage.Memory() <= last.Memory() && usage.Tasks <= last.Tasks {
 			pause = freshPause
 		}
@@ -282,6 +286,14 @@ func (l Limits) crossed(u Usage) (Crossing, bool) {
 		return of(frame.Terminals, frame.MaxTerminals, int64(u.Kernel.Terminals))
 	}
 	return Crossing{}, false
+}
+
+// pause returns how long the next scan can wait.
+func (k *Keeper) pause(now, last Usage, pause time.Duration, busy bool) time.Duration {
+	if k.group != nil {
+		return groupPause
+	}
+	return k.limits.pause(now, last, pause, busy)
 }
 
 // pause returns how long no limit can be crossed by much. Where nothing runs

@@ -147,10 +147,6 @@ let
           (toString (memory_mb + own_mb))
           "-smp"
           (toString cpus)
-          "-kernel"
-          "/kernel"
-          "-initrd"
-          "/initrd"
           "-drive"
           "id=store,if=none,format=raw,readonly=on,file.locking=off,file=/store"
           "-device"
@@ -190,6 +186,9 @@ let
         + builtins.toJSON {
           schema = 1;
           memory_mb = memory_mb + own_mb;
+          # What a machine begins with, and one that was saved does without.
+          kernel = "/kernel";
+          initrd = "/initrd";
           append = lib.concatStringsSep " " [
             "console=ttyS0"
             "quiet"
@@ -202,6 +201,12 @@ let
             # 350 ms of tests of algorithms that nothing uses, where it is emulated.
             "cryptomgr.notests=1"
             "init_on_alloc=0"
+            # Nothing asks how long tasks wait, nor has a policy of AppArmor.
+            "psi=0"
+            "apparmor=0"
+            # A variable of the first process: where the processor is slow, the Go runtime
+            # would interrupt it with signals.
+            "GODEBUG=asyncpreemptoff=1"
           ];
           jail = confined;
           project = {

@@ -203,6 +203,18 @@ func (s *Spec) arguments(accelerator Accelerator, from origin) ([]string, error)
 	}
 	if from.state != nil {
 		board = append(board, "-incoming", "defer")
+	} else {
+		// A machine that was saved has its kernel in its memory. QEMU would load another
+		// one, which nothing reads: 15 MB and 7 ms.
+		command := s.Append
+		if accelerator == Emulated {
+			rate, err := ClockRate()
+			if err != nil {
+				return nil, err
+			}
+			command += " tsc=reliable tsc_early_khz=" + strconv.Itoa(rate)
+		}
+		board = append(board, "-kernel", s.Kernel, "-initrd", s.Initrd, "-append", command)
 	}
 	if from.captured {
 		// The state of devices alone has no section for it.
@@ -216,20 +228,9 @@ func (s *Spec) arguments(accelerator Accelerator, from origin) ([]string, error)
 		)
 	}
 	if accelerator == KVM {
-		return append(board,
-			"-cpu", "host", "-append", s.Append,
-			"-add-fd", "fd="+strconv.Itoa(kvmFD)+",set=1", "-accel", "kvm,device=/dev/fdset/1",
-		), nil
+		return append(board, "-cpu", "host", "-add-fd", "fd="+strconv.Itoa(kvmFD)+",set=1", "-accel", "kvm,device=/dev/fdset/1"), nil
 	}
-	rate, err := ClockRate()
-	if err != nil {
-		return nil, err
-	}
-	return append(board,
-		"-cpu", "max",
-		"-append", s.Append+" tsc=reliable tsc_early_khz="+strconv.Itoa(rate),
-		"-accel", "tcg,tb-size="+strconv.Itoa(translationsMB),
-	), nil
+	return append(board, "-cpu", "max", "-accel", "tcg,tb-size="+strconv.Itoa(translationsMB)), nil
 }
 
 // projectSet is the number of the set of descriptors that QEMU knows the project's image

@@ -29,7 +29,9 @@ type Spec struct {
 	// Jail describes the jail of QEMU, whose command has all of QEMU's arguments but
 	// those that the accelerator decides.
 	Jail json.RawMessage `json:"jail"`
-	// Append is the kernel's command line.
+	// Kernel and Initrd are paths in that jail, and Append is the kernel's command line.
+	Kernel string `json:"kernel"`
+	Initrd string `json:"initrd"`
 	Append string `json:"append"`
 	// MemoryMB is the memory of the machine, in MiB: what code may have and what the
 	// kernel and the programs beside the code need.

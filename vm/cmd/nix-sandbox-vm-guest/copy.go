@@ -29,24 +29,20 @@ const (
 	reseedCRNG = 0x5207     // RNDRESEEDCRNG
 )
 
-// reseed gives the kernel's random numbers a seed that no copy of this machine has.
-func reseed(seed []byte) error {
+// reseed gives the kernel's random numbers, whose device is given, a seed that no copy of
+// this machine has.
+func reseed(random *os.File, seed []byte) error {
 	if len(seed) < 32 {
 		return fmt.Errorf("the seed has %d bytes, want at least 32", len(seed))
 	}
-	device, err := os.OpenFile("/dev/urandom", os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer device.Close()
 	// struct rand_pool_info: bits, bytes, and the bytes.
 	pool := binary.NativeEndian.AppendUint32(nil, uint32(8*len(seed)))
 	pool = binary.NativeEndian.AppendUint32(pool, uint32(len(seed)))
 	pool = append(pool, seed...)
-	if _, _, err := unix.Syscall(unix.SYS_IOCTL, device.Fd(), addEntropy, uintptr(unsafe.Pointer(&pool[0]))); err != 0 {
+	if _, _, err := unix.Syscall(unix.SYS_IOCTL, random.Fd(), addEntropy, uintptr(unsafe.Pointer(&pool[0]))); err != 0 {
 		return fmt.Errorf("adding a seed to the kernel's: %w", err)
 	}
-	if _, _, err := unix.Syscall(unix.SYS_IOCTL, device.Fd(), reseedCRNG, 0); err != 0 {
+	if _, _, err := unix.Syscall(unix.SYS_IOCTL, random.Fd(), reseedCRNG, 0); err != 0 {
 		return fmt.Errorf("reseeding the kernel's random numbers: %w", err)
 	}
 	return nil
@@ -55,10 +51,9 @@ func reseed(seed []byte) error {
 // freezeLimit is how long processes may take to stop, on a busy host that emulates.
 const freezeLimit = 20 * time.Second
 
-// freeze stops all processes of the sandbox, or has them go on.
-func (g *groups) freeze(frozen bool) error {
-	value := map[bool]string{true: "1", false: "0"}[frozen]
-	if err := set(g.sandbox, "cgroup.freeze", value); err != nil {
+// freeze stops all processes of the sandbox.
+func (g *groups) freeze() error {
+	if err := g.setFrozen("1"); err != nil {
 		return err
 	}
 	for deadline := time.Now().Add(freezeLimit); ; time.Sleep(200 * time.Microsecond) {
@@ -66,11 +61,21 @@ func (g *groups) freeze(frozen bool) error {
 		if err != nil {
 			return err
 		}
-		if strings.Contains(string(events), "frozen "+value) {
+		if strings.Contains(string(events), "frozen 1") {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("the sandbox does not reach frozen %s within %s", value, freezeLimit)
+			return fmt.Errorf("the sandbox is not frozen within %s", freezeLimit)
 		}
 	}
+}
+
+// thaw has all processes of the sandbox go on, each as soon as it gets the processor.
+func (g *groups) thaw() error { return g.setFrozen("0") }
+
+func (g *groups) setFrozen(value string) error {
+	if _, err := unix.Pwrite(int(g.frozen.Fd()), []byte(value), 0); err != nil {
+		return fmt.Errorf("setting cgroup.freeze of %s to %s: %w", g.sandbox, value, err)
+	}
+	return nil
 }

@@ -19,6 +19,7 @@ type groups struct {
 	sandbox string
 	agent   *os.File
 	code    *os.File
+	frozen  *os.File // cgroup.freeze of all
 }
 
 // What a jail and its agent need on top of what the code may have.
@@ -72,7 +73,10 @@ func makeGroups(spec protocol.Spec) (*groups, error) {
 	if g.agent, err = os.Open(agent); err != nil {
 		return nil, err
 	}
-	g.code, err = os.Open(code)
+	if g.code, err = os.Open(code); err != nil {
+		return nil, err
+	}
+	g.frozen, err = os.OpenFile(filepath.Join(g.sandbox, "cgroup.freeze"), os.O_WRONLY, 0)
 	return g, err
 }
 

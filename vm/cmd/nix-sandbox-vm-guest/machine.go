@@ -29,6 +29,7 @@ const (
 // machine is the state of the first process.
 type machine struct {
 	groups             *groups
+	random             *os.File // the kernel's device of random numbers
 	input, output, log *os.File // ports
 
 	mu      sync.Mutex // of the answers, and of what follows
@@ -86,15 +87,15 @@ func (m *machine) do(request protocol.Request) error {
 	case protocol.SetClock:
 		return setClock(request.Now)
 	case protocol.Freeze:
-		return m.groups.freeze(true)
+		return m.groups.freeze()
 	case protocol.Thaw:
 		if err := setClock(request.Now); err != nil {
 			return err
 		}
-		if err := reseed(request.Seed); err != nil {
+		if err := reseed(m.random, request.Seed); err != nil {
 			return err
 		}
-		return m.groups.freeze(false)
+		return m.groups.thaw()
 	case protocol.Ping:
 		return nil
 	}
