@@ -67,7 +67,7 @@ func (h *Handler) Answer(ctx context.Context, m Message) (reply mcp.JSONRPCMessa
 	}
 	reply = h.mcp.HandleMessage(ctx, m.text)
 	if r, ok := reply.(mcp.JSONRPCError); ok {
-		r.Error.Message = m.sentence(r.Error)
+		m.detail(&r.Error)
 		reply = r
 	}
 	if id := m.replyID(); id != nil {

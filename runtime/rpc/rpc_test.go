@@ -139,7 +139,7 @@ func TestAnswer_IsAsOfMCPGo(t *testing.T) {
 			reply := h.mcp.HandleMessage(t.Context(), []byte(message))
 			if failure, ok := reply.(mcp.JSONRPCError); ok {
 				m, _ := Decode([]byte(message))
-				failure.Error.Message = m.sentence(failure.Error)
+				m.detail(&failure.Error)
 				reply = failure
 			}
 			mcpGo := plain(t, reply)
@@ -194,11 +194,12 @@ func TestAnswer_ListsTools(t *testing.T) {
 func TestAnswer_WordsErrors(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *Handler) {
 		for message, want := range map[string]string{
-			`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"walk"}}`:           `there is no tool "walk": the tool is run`,
-			`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":5}}`:                `params of tools/call have another type than MCP gives them`,
-			`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"cursor":"!"}}`:            `cursor is none of this server's: leave it out`,
-			`{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"file:///etc"}}`: `"file:///etc" is not sandbox://SESSION/PATH`,
-			`{"jsonrpc":"2.0","id":1,"method":"walk"}`:                                          `there is no method "walk"`,
+			`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"walk"}}`:                      `there is no tool "walk": the tool is run`,
+			`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":5}}`:                           `params of tools/call have another type than MCP gives them`,
+			`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"cursor":"!"}}`:                       `cursor is none of this server's: leave it out`,
+			`{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"file:///etc"}}`:            `"file:///etc" is not sandbox://SESSION/PATH`,
+			`{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{` + modern + `"uri":"test://x"}}`: `"test://x" is not sandbox://SESSION/PATH`,
+			`{"jsonrpc":"2.0","id":1,"method":"walk"}`:                                                     `there is no method "walk"`,
 			`{"jsonrpc":"2.0","id":1}`:                         `there is no method ""`,
 			`{"jsonrpc":"2.0","id":1,"method":7}`:              `the message is not a request of JSON-RPC 2.0`,
 			`{"jsonrpc":"1.0","id":1,"method":"ping"}`:         `jsonrpc is "1.0": it must be "2.0"`,
@@ -207,6 +208,24 @@ func TestAnswer_WordsErrors(t *testing.T) {
 			failure, _ := answer(t, h, message)["error"].(map[string]any)
 			if failure["message"] != want {
 				t.Errorf("%s: %v, want %s", message, failure, want)
+			}
+		}
+	})
+}
+
+// An error about a URI that leads nowhere repeats it, and where it is as long as code, not.
+func TestAnswer_RepeatsAnUnknownURI(t *testing.T) {
+	inBubble(t, func(t *testing.T, h *Handler) {
+		for _, meta := range []string{"", modern} {
+			read := func(uri string) any {
+				reply := answer(t, h, `{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{`+meta+`"uri":"`+uri+`"}}`)
+				return reply["error"].(map[string]any)["data"]
+			}
+			if diff := cmp.Diff(any(map[string]any{"uri": "test://x"}), read("test://x")); diff != "" {
+				t.Error(diff)
+			}
+			if data := read("test://" + strings.Repeat("x", longestURI)); data != nil {
+				t.Errorf("%.50v", data)
 			}
 		}
 	})

@@ -5,12 +5,31 @@ import (
 	"strings"
 
 	"github.com/mark3labs/mcp-go/mcp"
+	"github.com/mark3labs/mcp-go/server"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
 )
 
-// sentence words an error of mcp-go's about the message, so that it says what
-// is wrong with which value. Other errors of mcp-go's are sentences already.
+// longestURI bounds a URI that an error repeats, in bytes.
+const longestURI = 4 << 10
+
+// isUnknownURI reports whether an error of mcp-go's says that the message reads a URI of
+// which the server knows nothing. Its code depends on the version of the protocol.
+func (m Message) isUnknownURI(e mcp.JSONRPCErrorDetails) bool {
+	return m.Method == string(mcp.MethodResourcesRead) && strings.HasSuffix(e.Message, server.ErrResourceNotFound.Error())
+}
+
+// detail has an error of mcp-go's about the message say what is wrong with which value.
+func (m Message) detail(e *mcp.JSONRPCErrorDetails) {
+	// The protocol's page about resources asks for this, under "Error Handling".
+	if uri := m.fields.Params.URI; m.isUnknownURI(*e) && len(uri) <= longestURI {
+		e.Data = map[string]any{"uri": uri}
+	}
+	e.Message = m.sentence(*e)
+}
+
+// sentence words an error of mcp-go's about the message. Other errors of mcp-go's are
+// sentences already.
 func (m Message) sentence(e mcp.JSONRPCErrorDetails) string {
 	p := m.fields.Params
 	switch {
@@ -26,7 +45,7 @@ func (m Message) sentence(e mcp.JSONRPCErrorDetails) string {
 		return fmt.Sprintf("there is no tool %.80q: the tool is %s", p.Name, tool.Name)
 	case e.Code == mcp.INVALID_PARAMS && strings.HasPrefix(e.Message, "illegal base64"):
 		return "cursor is none of this server's: leave it out"
-	case e.Code == mcp.RESOURCE_NOT_FOUND:
+	case m.isUnknownURI(e):
 		return fmt.Sprintf("%.200q is not sandbox://SESSION/PATH", p.URI)
 	}
 	return e.Message
