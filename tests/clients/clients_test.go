@@ -1,6 +1,6 @@
 // Package clients tries a built server with the clients that people use, as
 // their makers publish them: MCP Inspector's command line, the conformance
-// suite, and Claude Code.
+// suite, Claude Code and Codex.
 //
 // NIX_SANDBOX_MCP_SERVER names the server and NIX_SANDBOX_TEST_CLIENTS the
 // folder that tests/clients/install filled; without them the tests are
@@ -107,7 +107,8 @@ func record(transcript string, server []string) int {
 type setup struct {
 	undertest.Clients
 	server     string
-	home       string // the client's own folder, empty at first
+	home       string   // the client's own folder, empty at first
+	variables  []string // of its environment, besides those that every client has
 	transcript string
 }
 
@@ -160,28 +161,35 @@ func (s setup) recorded(t *testing.T) []string {
 	return []string{self, recordVerb, s.transcript, s.server, "--stdio"}
 }
 
+// command is a client with a home of its own and nothing else of this process's
+// environment. It ends with the test, or when it has had its time.
+func (s setup) command(t *testing.T, program string, arguments ...string) *exec.Cmd {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), clientTime) // it is awaited in a clean-up
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, program, arguments...)
+	cmd.Env = append([]string{
+		"HOME=" + s.home,
+		"TMPDIR=" + s.home,
+		"PATH=" + filepath.Dir(s.Node) + ":" + os.Getenv("PATH"),
+		"NIX_SANDBOX_DIR=" + filepath.Join(s.home, "sandboxes"),
+		"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1",
+	}, s.variables...)
+	cmd.Dir = s.home
+	cmd.WaitDelay = 5 * time.Second
+	return cmd
+}
+
 // output is what a client printed, and its exit status.
 type output struct {
 	stdout, stderr string
 	status         int
 }
 
-// run runs a client with a home of its own and nothing else of this process's
-// environment, and fails the test if a process is left of it.
+// run runs a client to its end, and fails the test if a process is left of it.
 func (s setup) run(t *testing.T, program string, arguments ...string) output {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), clientTime)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, program, arguments...)
-	cmd.Env = []string{
-		"HOME=" + s.home,
-		"TMPDIR=" + s.home,
-		"PATH=" + filepath.Dir(s.Node) + ":" + os.Getenv("PATH"),
-		"NIX_SANDBOX_DIR=" + filepath.Join(s.home, "sandboxes"),
-		"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1",
-	}
-	cmd.Dir = s.home
-	cmd.WaitDelay = 5 * time.Second
+	cmd := s.command(t, program, arguments...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()

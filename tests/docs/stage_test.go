@@ -160,11 +160,11 @@ func TestPages(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t)
 			for _, b := range all[name].blocks {
-				if b.needs == "claude" && !s.clients {
-					t.Logf("%s:%d: skipped: %s is not set", name, b.line, undertest.ClientsVariable)
+				s.location = fmt.Sprintf("%s:%d", name, b.line)
+				if b.needs != "" && !s.has(b.needs) {
+					t.Logf("%s: skipped: there is no %s here", s.location, b.needs)
 					continue
 				}
-				s.location = fmt.Sprintf("%s:%d", name, b.line)
 				s.test(b)
 			}
 			if name == "examples/data-analysis/README.md" && !t.Failed() {
@@ -237,8 +237,16 @@ exec %s "${verb[@]}" "${rest[@]}"
 	if clients, ok := undertest.InstalledClients(s.t); ok {
 		s.clients = true
 		must.Do(s.t, os.Symlink(clients.Claude, filepath.Join(folder, "claude")))
+		must.Do(s.t, os.Symlink(clients.Codex, filepath.Join(folder, "codex")))
 	}
 	return folder
+}
+
+// has reports whether the commands of the page have a program.
+func (s *stage) has(program string) bool {
+	s.t.Helper()
+	_, err := s.output(exec.Command("bash", "-c", "type -P "+program))
+	return err == nil
 }
 
 func (s *stage) fail(format string, values ...any) {

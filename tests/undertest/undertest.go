@@ -99,6 +99,7 @@ type Clients struct {
 	Folder string // holds node_modules
 	Node   string // the node that runs those in JavaScript
 	Claude string // Claude Code, a program of its own
+	Codex  string // so is Codex
 }
 
 // InstalledClients returns the clients under test, and whether there are any.
@@ -108,15 +109,16 @@ func InstalledClients(t testing.TB) (clients Clients, ok bool) {
 	if folder == "" {
 		return Clients{}, false
 	}
-	architecture := runtime.GOARCH
-	if architecture == "amd64" {
-		architecture = "x64" // the word of npm
+	architecture, machine := "x64", "x86_64" // what npm and Rust call it
+	if runtime.GOARCH == "arm64" {
+		architecture, machine = "arm64", "aarch64"
 	}
 	folder = resolve(t, folder)
 	return Clients{
 		Folder: folder,
 		Node:   filepath.Join(folder, "node_modules/node-linux-"+architecture, "bin/node"),
 		Claude: filepath.Join(folder, "node_modules/@anthropic-ai/claude-code-linux-"+architecture, "claude"),
+		Codex:  filepath.Join(folder, "node_modules/@openai/codex-linux-"+architecture, "vendor", machine+"-unknown-linux-musl", "bin/codex"),
 	}, true
 }
 
