@@ -134,15 +134,8 @@ func (r *reader) environment(name, run, serve string) (Environment, error) {
 	env.MaxTimeout = max(env.MaxTimeout, env.Timeout)
 	env.Network = r.network("network")
 	env.OnDemand = r.onDemand("packages_on_demand", filepath.Dir(filepath.Dir(run)))
-	if value, ok := r.get("reports"); ok && r.check("reports", value, value.IsBool(), "a boolean") {
-		env.Reports = value.Bool()
-	}
-	for field, can := range map[string]*bool{"suspend": &env.Suspend, "branch": &env.Branch} {
-		if value, ok := r.get(field); ok && r.check(field, value, value.IsBool(), "a boolean") {
-			*can = value.Bool()
-		}
-	}
-	env.Reads = r.names("reads")
+	env.Reports, env.Reads = r.flag("reports"), r.names("reads")
+	env.Suspend, env.Branch = r.flag("suspend"), r.flag("branch")
 	if value, ok := r.get("overhead"); ok && r.check("overhead", value, value.IsObject(), "an object") {
 		env.OverheadMB, env.OverheadPIDs = r.whole("overhead.memory_mb"), r.whole("overhead.pids")
 	}
@@ -283,12 +276,22 @@ func (r *reader) boolean(field string) bool {
 	return value.Bool()
 }
 
-// items returns the strings of an array. wrong is what is wrong with an item, for
-// use after "holds", or "".
-func (r *reader) items(field string, array gjson.Result, wrong func(gjson.Result) string) (list []string) {
-	for _, item := range array.Array() {
-		if problem := wrong(item); problem != "" {
-			r.fail(field, "holds "+problem)
+// flag returns a boolean, false where the field is absent or null.
+func (r *reader) flag(field string) bool {
+	value, ok := r.get(field)
+	return ok && r.check(field, value, value.IsBool(), "a boolean") && value.Bool()
+}
+
+// list returns an array of strings, each of which is a thing; nil where the field is
+// absent or null.
+func (r *reader) list(field, thing string, is func(string) bool) (list []string) {
+	value, ok := r.get(field)
+	if !ok || !r.check(field, value, value.IsArray(), "an array, each item "+thing) {
+		return nil
+	}
+	for _, item := range value.Array() {
+		if item.Type != gjson.String || !is(item.Str) {
+			r.fail(field, fmt.Sprintf("contains %.100s, each item must be %s", item.Raw, thing))
 			return nil
 		}
 		list = append(list, item.Str)
@@ -296,18 +299,11 @@ func (r *reader) items(field string, array gjson.Result, wrong func(gjson.Result
 	return list
 }
 
-// strings returns an array of strings.
+// strings returns an array of strings, which must not be absent.
 func (r *reader) strings(field string) []string {
 	value, _ := r.need(field)
-	if !r.check(field, value, value.IsArray(), "an array of strings") {
-		return nil
-	}
-	return r.items(field, value, func(item gjson.Result) string {
-		if item.Type == gjson.String {
-			return ""
-		}
-		return kind(item) + ", it must be an array of strings"
-	})
+	r.check(field, value, value.IsArray(), "an array of strings")
+	return r.list(field, "a string", func(string) bool { return true })
 }
 
 // sentences returns an object of strings.
@@ -328,16 +324,7 @@ func (r *reader) sentences(field string) map[string]string {
 var validVariable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 func (r *reader) names(field string) []string {
-	value, ok := r.get(field)
-	if !ok || !r.check(field, value, value.IsArray(), "an array of names of variables") {
-		return nil
-	}
-	return r.items(field, value, func(item gjson.Result) string {
-		if item.Type == gjson.String && validVariable.MatchString(item.Str) {
-			return ""
-		}
-		return item.Raw + ", which is no name of a variable"
-	})
+	return r.list(field, "the name of a variable", validVariable.MatchString)
 }
 
 // kind names what a value is, for error messages.

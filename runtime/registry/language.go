@@ -180,11 +180,6 @@ func (r *reader) languages(field string) map[string]*Language {
 	return all
 }
 
-func (r *reader) flag(field string) bool {
-	value, ok := r.get(field)
-	return ok && r.check(field, value, value.IsBool(), "true or false") && value.Bool()
-}
-
 // line reads a text of one line and at most so many bytes.
 func (r *reader) line(field string, most int) string {
 	text := r.text(field, "")
@@ -195,20 +190,11 @@ func (r *reader) line(field string, most int) string {
 }
 
 func (r *reader) words(field string) []string {
-	value, ok := r.get(field)
-	if !ok {
-		return nil
+	words := r.list(field, fmt.Sprintf("a word of at most %d bytes", maxWord), func(word string) bool { return word != "" && len(word) <= maxWord })
+	if len(words) > maxWords {
+		r.fail(field, fmt.Sprintf("has %d words, it must have at most %d", len(words), maxWords))
 	}
-	if !value.IsArray() || len(value.Array()) > maxWords {
-		r.fail(field, fmt.Sprintf("must be an array of at most %d words", maxWords))
-		return nil
-	}
-	return r.items(field, value, func(item gjson.Result) string {
-		if item.Type == gjson.String && item.Str != "" && len(item.Str) <= maxWord {
-			return ""
-		}
-		return fmt.Sprintf("%.100s, which is no word of at most %d bytes", item.Raw, maxWord)
-	})
+	return words
 }
 
 // pattern reads a regular expression whose ^ and $ match at lines.

@@ -139,12 +139,12 @@ func TestLanguage_NamesWhatIsWrong(t *testing.T) {
 		value any
 		want  string
 	}{
-		"sessions":        {"yes", "sessions is a string, it must be true or false"},
+		"sessions":        {"yes", "sessions is a string, it must be a boolean"},
 		"description":     {"a\nb", "description has 3 bytes, it must be one line of at most 200"},
 		"probe":           {strings.Repeat("x", 1001), "probe has 1001 bytes, it must be one line of at most 1000"},
-		"programs":        {"python", "programs must be an array of at most 64 words"},
-		"foreign_words":   {make([]string, 65), "foreign_words must be an array of at most 64 words"},
-		"installers":      {[]any{"pip", 1}, "installers holds 1, which is no word of at most 40 bytes"},
+		"programs":        {"python", "programs is a string, it must be an array, each item a word of at most 40 bytes"},
+		"foreign_words":   {strings.Split(strings.Repeat("x", 65), ""), "foreign_words has 65 words, it must have at most 64"},
+		"installers":      {[]any{"pip", 1}, "installers contains 1, each item must be a word of at most 40 bytes"},
 		"project_modules": {1, "project_modules is a number, it must be a string"},
 		"hints":           {[]any{map[string]any{"code": "x", "say": "y"}, map[string]any{"say": "y"}}, "hints.1.say is missing, or code and error are"},
 		"errors":          {map[string]any{"name": "("}, `errors.name is "(", it must be a regular expression`},

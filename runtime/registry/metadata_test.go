@@ -214,8 +214,8 @@ func TestBrokenEnvironment(t *testing.T) {
 		"exec a folder":          {map[string]any{"session_exec": dir}, "environments.x.session_exec is " + dir + ", which is not a file"},
 		"network a number":       {map[string]any{"network": 1}, `environments.x.network is a number, it must be "none" or an object with a mode`},
 		"network of all":         {map[string]any{"network": "all"}, `environments.x.network is a string, it must be "none" or an object with a mode`},
-		"a domain of two lines":  {map[string]any{"network": map[string]any{"mode": "allow", "domains": []string{"a\nb"}}}, `environments.x.network.domains holds "a\nb", which is no host name`},
-		"a secret's name":        {map[string]any{"network": map[string]any{"mode": "allow", "secrets": []string{"A=B"}}}, `environments.x.network.secrets holds "A=B", which is no name of a variable`},
+		"a domain of two lines":  {map[string]any{"network": map[string]any{"mode": "allow", "domains": []string{"a\nb"}}}, `environments.x.network.domains contains "a\nb", each item must be a host name`},
+		"a secret's name":        {map[string]any{"network": map[string]any{"mode": "allow", "secrets": []string{"A=B"}}}, `environments.x.network.secrets contains "A=B", each item must be the name of a variable`},
 		"a limit of words":       {map[string]any{"network": map[string]any{"mode": "allow", "rate": "50"}}, "environments.x.network.rate is a string, it must be a number"},
 		"a port too high":        {map[string]any{"network": map[string]any{"mode": "allow", "ports": []int{70000}}}, "environments.x.network.ports holds 70000, it must be an array of numbers from 1 to 65535"},
 		"another name":           {map[string]any{"name": "y"}, `environments.x.name is "y", but the environment is called "x"`},
@@ -276,12 +276,12 @@ func TestBrokenWhole(t *testing.T) {
 		"session of words":     {with(map[string]any{"session": map[string]any{"idle_timeout_seconds": "5"}}), "session.idle_timeout_seconds is a string"},
 		"no project":           {with(map[string]any{"project": nil}), "project.mount_point is missing"},
 		"no modes":             {project(map[string]any{"modes": nil}), "project.modes is null, it must be an array of strings"},
-		"a mode of numbers":    {project(map[string]any{"modes": []any{"x", 1}}), "project.modes holds a number"},
+		"a mode of numbers":    {project(map[string]any{"modes": []any{"x", 1}}), "project.modes contains 1, each item must be a string"},
 		"reserved a string":    {project(map[string]any{"reserved": "/nix"}), "project.reserved is a string, it must be an array"},
 		"reasons a list":       {project(map[string]any{"refused_modes": []string{}}), "project.refused_modes is an array, it must be an object"},
 		"a reason of numbers":  {project(map[string]any{"refused_modes": map[string]any{"x": 1}}), "project.refused_modes.x is a number"},
 		"inherit a string":     {inherit("HOME"), "project.inherit_env.vars is a string"},
-		"inherit no name":      {inherit([]string{"A=B"}), `project.inherit_env.vars holds "A=B"`},
+		"inherit no name":      {inherit([]string{"A=B"}), `project.inherit_env.vars contains "A=B"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Read(test.source)

@@ -69,15 +69,10 @@ func (r *reader) network(field string) *Network {
 		return nil
 	}
 	fields := reader{where: r.where, prefix: r.prefix + field + ".", object: value}
-	n := &Network{}
-	if domains, ok := fields.get("domains"); ok && fields.check("domains", domains, domains.IsArray(), "an array of host names") {
-		n.Domains = fields.items("domains", domains, func(item gjson.Result) string {
-			if item.Type == gjson.String && item.Str != "" && len(item.Str) <= maxDomain && !strings.ContainsFunc(item.Str, isNoHost) {
-				return ""
-			}
-			return fmt.Sprintf("%.100s, which is no host name", item.Raw)
-		})
-	}
+	n := &Network{Secrets: fields.names("secrets"), OfDefaults: fields.flag("of_defaults")}
+	n.Domains = fields.list("domains", "a host name", func(name string) bool {
+		return name != "" && len(name) <= maxDomain && !strings.ContainsFunc(name, isNoHost)
+	})
 	if ports, ok := fields.get("ports"); ok && fields.check("ports", ports, ports.IsArray(), "an array of ports") {
 		for _, item := range ports.Array() {
 			port := int(item.Num)
@@ -95,10 +90,6 @@ func (r *reader) network(field string) *Network {
 			}
 			n.Limits[limit] = fields.whole(limit)
 		}
-	}
-	n.Secrets = fields.names("secrets")
-	if of, ok := fields.get("of_defaults"); ok {
-		n.OfDefaults = fields.check("of_defaults", of, of.IsBool(), "true or false") && of.Bool()
 	}
 	if r.err = fields.err; r.err != nil {
 		return nil

@@ -267,25 +267,14 @@ func tableOf(folder string) *table {
 // onDemand reads the packages that calls may add: "all", or an array of names.
 // Artifacts of earlier versions have none.
 func (r *reader) onDemand(field, folder string) *OnDemand {
-	value, ok := r.get(field)
-	if !ok {
+	if value, _ := r.get(field); value.Type == gjson.String && value.Str == "all" {
+		return &OnDemand{All: true, Folder: folder}
+	}
+	names := r.list(field, `the name of a package (or "all" instead of the array)`, validPackage.MatchString)
+	if len(names) == 0 {
 		return nil
 	}
-	const must = `"all", or an array of names of packages`
-	allowed := &OnDemand{All: value.Type == gjson.String && value.Str == "all", Folder: folder}
-	if allowed.All || !r.check(field, value, value.IsArray(), must) {
-		return allowed
-	}
-	allowed.Names = r.items(field, value, func(item gjson.Result) string {
-		if item.Type == gjson.String && validPackage.MatchString(item.Str) {
-			return ""
-		}
-		return fmt.Sprintf("%.100s, which is no name of a package", item.Raw)
-	})
-	if len(allowed.Names) == 0 {
-		return nil
-	}
-	return allowed
+	return &OnDemand{Names: names, Folder: folder}
 }
 
 // nearest returns at most three of the names that differ the least from a word, in

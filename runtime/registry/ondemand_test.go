@@ -148,8 +148,8 @@ func TestOnDemand_IsRead(t *testing.T) {
 		{[]string{}, nil, ""},
 		{"all", &OnDemand{All: true}, ""},
 		{[]string{"pandas"}, &OnDemand{Names: []string{"pandas"}}, ""},
-		{[]string{"../x"}, nil, "no name of a package"},
-		{"some", nil, "an array of names"},
+		{[]string{"../x"}, nil, "must be the name of a package"},
+		{"some", nil, "must be an array"},
 	} {
 		environment := entry(t, map[string]any{"packages_on_demand": test.value})
 		set := must.Get(Read(document(t, map[string]any{"python": environment}, nil)))(t)
