@@ -22,16 +22,8 @@ func auditCommand(std streams) *cobra.Command {
 			"the older FILE.1, FILE.2 and so on. Records that are missing at the end are found with --last\n" +
 			"alone, which takes a hash that the server's log or this command has printed before.",
 		Example: "  " + program + " audit verify /var/log/nix-sandbox-mcp/audit.jsonl",
-		Args:    cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return &misuse{"audit verify needs a file", seeHelp(cmd)}
-			}
-			if err := atMost(1)(cmd, args); err != nil {
-				return err
-			}
-			return verifyAudit(std.out, args[0], last)
-		},
+		Args:    needs(1, "a file"),
+		RunE:    func(_ *cobra.Command, args []string) error { return verifyAudit(std.out, args[0], last) },
 	}
 	verify.Flags().StringVar(&last, "last", "", "fail unless a record has this `HASH`")
 	cmd := &cobra.Command{Use: "audit", Short: "Check audit logs"}

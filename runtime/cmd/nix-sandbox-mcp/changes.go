@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -115,9 +114,7 @@ func listChanges(w io.Writer, entries []*changes.Entry, asJSON bool) error {
 		for _, entry := range entries {
 			rows = append(rows, changesRow{entry.ID, entry.Head})
 		}
-		encoder := json.NewEncoder(w)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(rows)
+		return writeJSON(w, rows)
 	}
 	if len(entries) == 0 {
 		fmt.Fprintln(w, "no session has changed a project")
@@ -237,7 +234,7 @@ func pager(std streams) (out io.Writer, wait func() error) {
 		cmd.Env = append(cmd.Env, "LESS=FRX") // as git does
 	}
 	cmd.Stdout, cmd.Stderr = std.out, std.err
-	if word, _, _ := strings.Cut(command, " "); !found(word) {
+	if word, _, _ := strings.Cut(command, " "); !found(exec.LookPath(word)) {
 		return std.out, none
 	}
 	in, err := cmd.StdinPipe()
@@ -250,10 +247,8 @@ func pager(std streams) (out io.Writer, wait func() error) {
 	}
 }
 
-func found(program string) bool {
-	_, err := exec.LookPath(program)
-	return err == nil
-}
+// found says whether a look-up succeeded.
+func found[T any](_ T, err error) bool { return err == nil }
 
 // The colours of a patch, as git has them.
 const (

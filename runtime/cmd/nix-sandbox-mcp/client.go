@@ -175,7 +175,7 @@ func connectionInTOML(w io.Writer, url string) error {
 	return err
 }
 
-// writeJSON writes a value as clients' files are written by hand.
+// writeJSON writes a value as it would be written by hand.
 func writeJSON(w io.Writer, value any) error {
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")

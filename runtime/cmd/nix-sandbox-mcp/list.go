@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"math"
@@ -39,9 +38,7 @@ func listCommand(std streams) *cobra.Command {
 					fmt.Fprintln(std.out, name)
 				}
 			case asJSON:
-				encoder := json.NewEncoder(std.out)
-				encoder.SetIndent("", "  ")
-				return encoder.Encode(all)
+				return writeJSON(std.out, all)
 			default:
 				width := 0
 				if isTerminal(std.out) {

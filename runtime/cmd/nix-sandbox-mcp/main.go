@@ -191,6 +191,17 @@ func atMost(n int) cobra.PositionalArgs {
 // seeHelp is the hint that leads to the help of a command.
 func seeHelp(cmd *cobra.Command) string { return "see " + cmd.CommandPath() + " --help" }
 
+// needs refuses fewer than n arguments, and those after them.
+func needs(n int, what string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) < n {
+			_, path, _ := strings.Cut(cmd.CommandPath(), " ")
+			return &misuse{path + " needs " + what, seeHelp(cmd)}
+		}
+		return atMost(n)(cmd, args)
+	}
+}
+
 // misuse is a mistake in the command line.
 type misuse struct{ problem, hint string }
 

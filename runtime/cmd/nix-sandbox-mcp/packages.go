@@ -1,13 +1,13 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -44,9 +44,7 @@ needs.`,
 			case remove:
 				return removePackages(std.out, settings.Folders.Packages, rows)
 			case asJSON:
-				encoder := json.NewEncoder(std.out)
-				encoder.SetIndent("", "  ")
-				return encoder.Encode(rows)
+				return writeJSON(std.out, rows)
 			}
 			writePackages(std.out, rows, time.Now())
 			return nil
@@ -98,9 +96,9 @@ func addedPackages(folder string, set *registry.Set) []addedRow {
 		case base.OnDemand == nil || base.OnDemand.Key(derived) != key:
 		case usable:
 			row.State = ready
-		case exists(filepath.Join(at, registry.FailedFile)):
+		case found(os.Lstat(filepath.Join(at, registry.FailedFile))):
 			row.State, row.Reason = broken, firstLines(filepath.Join(at, registry.FailedFile))
-		case exists(filepath.Join(at, registry.BuildingFile)):
+		case found(os.Lstat(filepath.Join(at, registry.BuildingFile))):
 			row.State = building
 		default:
 			continue // it was asked for, and a server has not begun
@@ -109,11 +107,6 @@ func addedPackages(folder string, set *registry.Set) []addedRow {
 	}
 	slices.SortFunc(rows, func(a, b addedRow) int { return strings.Compare(a.Name+" "+a.key, b.Name+" "+b.key) })
 	return rows
-}
-
-func exists(path string) bool {
-	_, err := os.Lstat(path)
-	return err == nil
 }
 
 // chosenPackages returns the rows that names mean; without names, all of them.
@@ -163,32 +156,16 @@ func writePackages(w io.Writer, rows []addedRow, now time.Time) {
 		fmt.Fprintln(w, "no call has added packages")
 		return
 	}
-	width := len("NAME")
-	for _, row := range rows {
-		width = max(width, len(row.Name))
-	}
-	fmt.Fprintf(w, "%-*s  %-8s  %10s  %s\n", width, "NAME", "STATE", "SIZE", "USED")
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "NAME\tSTATE\tSIZE\tUSED")
 	for _, row := range rows {
 		used := plain(row.Reason)
 		if row.Reason == "" && !row.Used.IsZero() {
-			used = ago(now.Sub(row.Used))
+			used = age(now.Sub(row.Used)) + " ago"
 		}
-		line := fmt.Sprintf("%-*s  %-8s  %10s  %s", width, row.Name, row.State, megabytes(row.Size), used)
-		fmt.Fprintln(w, strings.TrimRight(line, " "))
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", row.Name, row.State, megabytes(row.Size), used)
 	}
-}
-
-// ago words how long ago something was.
-func ago(d time.Duration) string {
-	switch {
-	case d < 2*time.Minute:
-		return "now"
-	case d < 2*time.Hour:
-		return fmt.Sprintf("%.0f minutes ago", d.Minutes())
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%.0f hours ago", d.Hours())
-	}
-	return fmt.Sprintf("%.0f days ago", d.Hours()/24)
+	_ = table.Flush()
 }
 
 // maxReason bounds what the table shows of why a build failed, in bytes.

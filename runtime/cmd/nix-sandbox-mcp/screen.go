@@ -166,7 +166,6 @@ func (s *screen) parse(b byte) {
 	}
 }
 
-// keep remembers a byte of a sequence or string.
 func (s *screen) keep(b byte) {
 	if len(s.params) < maxParams {
 		s.params = append(s.params, b)

@@ -216,22 +216,15 @@ func untilSignals() (first, second context.Context, stop func()) {
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	first, endFirst := context.WithCancel(context.Background())
 	second, endSecond := context.WithCancel(context.Background())
-	stopped := make(chan struct{})
 	go func() {
-		for _, end := range []context.CancelFunc{endFirst, endSecond} {
-			select {
-			case <-signals:
-				end()
-			case <-stopped:
-				return
-			}
-		}
+		<-signals
+		endFirst()
+		<-signals
+		endSecond()
 	}()
 	return first, second, func() {
 		signal.Stop(signals)
-		close(stopped)
-		endFirst()
-		endSecond()
+		close(signals)
 	}
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -37,9 +36,7 @@ func sessionsCommand(std streams) *cobra.Command {
 				rows = append(rows, s.row)
 			}
 			if asJSON {
-				encoder := json.NewEncoder(std.out)
-				encoder.SetIndent("", "  ")
-				return encoder.Encode(rows)
+				return writeJSON(std.out, rows)
 			}
 			writeSessions(std.out, rows)
 			return nil
@@ -316,14 +313,8 @@ func exportSessionCommand(std streams) *cobra.Command {
 		Long: "Write the kept files of a session as a tar file that zstd compressed; - is the standard\n" +
 			"output. The files are what code wrote: unpack them into a folder of their own.",
 		Example: "  " + program + " sessions export analysis analysis" + archiveSuffix,
-		Args:    cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			switch {
-			case len(args) < 2:
-				return &misuse{"sessions export needs a name and a file", seeHelp(cmd)}
-			case len(args) > 2:
-				return &misuse{fmt.Sprintf("unknown argument %q", args[2]), seeHelp(cmd)}
-			}
+		Args:    needs(2, "a name and a file"),
+		RunE: func(_ *cobra.Command, args []string) error {
 			name, file := args[0], args[1]
 			if file != "-" && !strings.HasSuffix(file, archiveSuffix) {
 				return &misuse{fmt.Sprintf("the file %q does not end in %s", file, archiveSuffix), "write " + file + archiveSuffix}
@@ -333,9 +324,14 @@ func exportSessionCommand(std streams) *cobra.Command {
 				return err
 			}
 			if file == "-" {
-				return exported(found.files.Export(std.out), name)
+				err = found.files.Export(std.out)
+			} else {
+				err = exportTo(file, *found.files)
 			}
-			return exportTo(file, name, *found.files)
+			if err != nil {
+				return fmt.Errorf("export session %q: %w", name, err)
+			}
+			return nil
 		},
 	}
 	sessionFlags(cmd, &c, hasFiles, cobra.ShellCompDirectiveDefault, false)
@@ -343,13 +339,13 @@ func exportSessionCommand(std streams) *cobra.Command {
 }
 
 // exportTo writes a session to a file, which is there when it is whole.
-func exportTo(file, name string, s sessionfiles.Session) error {
+func exportTo(file string, s sessionfiles.Session) error {
 	if _, err := os.Lstat(file); err == nil {
 		return &config.Error{Problem: file + " exists", Hint: "write another name, or remove it first"}
 	}
 	out, err := os.CreateTemp(filepath.Dir(file), ".export-")
 	if err != nil {
-		return exported(err, name)
+		return err
 	}
 	defer os.Remove(out.Name())
 	err = s.Export(out)
@@ -357,15 +353,8 @@ func exportTo(file, name string, s sessionfiles.Session) error {
 		err = out.Sync()
 	}
 	if err := errors.Join(err, out.Close()); err != nil {
-		return exported(err, name)
+		return err
 	}
 	// A file that was made meanwhile stays.
-	return exported(os.Link(out.Name(), file), name)
-}
-
-func exported(err error, name string) error {
-	if err != nil {
-		return fmt.Errorf("export session %q: %w", name, err)
-	}
-	return nil
+	return os.Link(out.Name(), file)
 }

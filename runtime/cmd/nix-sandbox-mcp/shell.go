@@ -34,8 +34,7 @@ the environment's network refuses is shown as it happens.`,
 		Args:              atMost(1),
 		ValidArgsFunction: completeEnvironment(cobra.ShellCompDirectiveNoFileComp),
 		RunE: func(_ *cobra.Command, args []string) error {
-			switch {
-			case len(args) == 0:
+			if len(args) == 0 {
 				return &misuse{"no environment was named", "see which there are: " + program + " list"}
 			}
 			env, err := choose(args[0], project)

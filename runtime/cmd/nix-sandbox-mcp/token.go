@@ -20,14 +20,8 @@ func tokenCommand(std streams) *cobra.Command {
 		Long: "Make a token for NAME, print it, and print the line that gives it to NAME in the file of\n" +
 			"NIX_SANDBOX_TOKENS. The token is nowhere else: the line has its hash.",
 		Example: "  " + program + " token new alice\n  " + program + " token new alice --file tokens",
-		Args:    cobra.ArbitraryArgs,
+		Args:    needs(1, "a name"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return &misuse{"token new needs a name", seeHelp(cmd)}
-			}
-			if err := atMost(1)(cmd, args); err != nil {
-				return err
-			}
 			token, line, err := principal.NewToken(args[0], class)
 			if err != nil {
 				return &misuse{err.Error(), seeHelp(cmd)}
