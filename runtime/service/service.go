@@ -190,19 +190,14 @@ func (o *Options) assemble() *assembly {
 		mostOnce = max(mostOnce, o.CallsAtOnce)
 	}
 	once := session.Once(sandbox.Limit(starter, mostOnce), spec, left)
-	sessions := session.New(starter, spec, once, limits, o.Log)
+	managed := session.Options{
+		Starter: starter, Spec: spec, Once: once, Limits: limits, Log: o.Log,
+		Project: o.Host.Project, Files: o.KeptFiles, Changes: o.Changes, Sleeping: o.Suspended,
+	}
 	if o.SharedFiles {
-		sessions.ShareFiles(o.Starter)
+		managed.Workspaces = o.Starter
 	}
-	if o.KeptFiles != nil {
-		sessions.KeepFiles(o.KeptFiles)
-	}
-	if o.Changes != nil {
-		sessions.RecordChanges(o.Changes, o.Host.Project)
-	}
-	if o.Suspended != nil {
-		sessions.Sleep(o.Suspended, o.Host.Project.Dir)
-	}
+	sessions := session.New(managed)
 	if o.ShowSessions != nil {
 		o.ShowSessions(sessions.List)
 	}

@@ -9,29 +9,23 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
-// RecordChanges has what each session changes in a project that is an overlay saved as a
-// patch, after every call that has changed something. It is called before the first call.
-func (m *Manager) RecordChanges(store *changes.Store, project sandbox.Project) {
-	m.changes, m.project = store, project
-}
-
 // recordChanges begins to record what a sandbox changes. It returns nil where nothing can
 // be recorded.
 func (m *Manager) recordChanges(c call.Call, box sandbox.Sandbox) *changes.Record {
-	if m.changes == nil {
+	if m.Changes == nil {
 		return nil
 	}
 	upper := box.Upper()
 	if upper == nil {
-		m.log.Warn("what a session changes in the project is not recorded: its environment was built by an earlier version", "session", c.Session, "env", c.Env.Name)
+		m.Log.Warn("what a session changes in the project is not recorded: its environment was built by an earlier version", "session", c.Session, "env", c.Env.Name)
 		return nil
 	}
-	record, err := m.changes.Begin(changes.Head{
+	record, err := m.Changes.Begin(changes.Head{
 		Key: changes.Key{Principal: c.Principal, Session: c.Session}, Env: c.Env.Name,
-		Project: m.project.Dir, Mount: m.project.Mount,
+		Project: m.Project.Dir, Mount: m.Project.Mount,
 	}, upper)
 	if err != nil {
-		m.log.Warn("what a session changes in the project is not recorded", "session", c.Session, "error", err)
+		m.Log.Warn("what a session changes in the project is not recorded", "session", c.Session, "error", err)
 		return nil
 	}
 	return record

@@ -18,12 +18,6 @@ const (
 	lastSavesTimeout = 1500 * time.Millisecond
 )
 
-// KeepFiles has the files of each session kept by a store: they are saved after every
-// call that has changed some, and restored when a session of that name and environment
-// begins. It is called before the first call, and not together with
-// [Manager.ShareFiles].
-func (m *Manager) KeepFiles(store *sessionfiles.Store) { m.store = store }
-
 // kept has the files of a session on disk. The Manager's mutex protects it.
 type kept struct {
 	files *sessionfiles.Files // nil while the session has no sandbox, or none is kept
@@ -46,13 +40,13 @@ func (k *kept) close() {
 // startWithFiles starts a sandbox for a session whose turn the caller has, or wakes the
 // one that sleeps, with the files that are kept for it. The result says which.
 func (m *Manager) startWithFiles(ctx context.Context, s *session, c call.Call) (box sandbox.Sandbox, began call.Result, err error) {
-	if m.store == nil {
+	if m.Files == nil {
 		if box, began.Woken, err = m.wake(ctx, s, c); box == nil && err == nil {
 			box, err = m.start(ctx, s, c)
 		}
 		return box, began, err
 	}
-	files, err := m.store.Acquire(sessionfiles.Key{Principal: c.Principal, Session: c.Session, Env: c.Env.Added().Base})
+	files, err := m.Files.Acquire(sessionfiles.Key{Principal: c.Principal, Session: c.Session, Env: c.Env.Added().Base})
 	if err != nil {
 		var inUse *sessionfiles.InUseError
 		if errors.As(err, &inUse) {
@@ -86,7 +80,7 @@ func (m *Manager) startWithFiles(ctx context.Context, s *session, c call.Call) (
 			files.Close()
 			return nil, began, asideErr
 		}
-		m.log.Error("kept files of a session cannot be used and are set aside", "session", c.Session, "env", c.Env.Name, "error", err, "folder", folder)
+		m.Log.Error("kept files of a session cannot be used and are set aside", "session", c.Session, "env", c.Env.Name, "error", err, "folder", folder)
 		restored = &call.Restored{Lost: err.Error()}
 		if box, err = m.start(ctx, s, c); err != nil {
 			files.Close()
@@ -161,9 +155,9 @@ func (m *Manager) save(s *session, box sandbox.Sandbox, files *sessionfiles.File
 	}
 	switch {
 	case err != nil && !isClosed(box.Done()):
-		m.log.Warn("files of a session are not saved", "session", s.key.ID, "error", err)
+		m.Log.Warn("files of a session are not saved", "session", s.key.ID, "error", err)
 	case copied.Skipped > 0:
-		m.log.Warn("some files of a session cannot be kept", "session", s.key.ID, "files", copied.Skipped, "such_as", copied.Example)
+		m.Log.Warn("some files of a session cannot be kept", "session", s.key.ID, "files", copied.Skipped, "such_as", copied.Example)
 	}
-	m.log.Debug("files of a session saved", "session", s.key.ID, "ms", time.Since(began).Milliseconds())
+	m.Log.Debug("files of a session saved", "session", s.key.ID, "ms", time.Since(began).Milliseconds())
 }

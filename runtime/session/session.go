@@ -56,29 +56,41 @@ type Limits struct {
 // SpecFunc says which sandbox a call needs.
 type SpecFunc func(call.Call) sandbox.Spec
 
+// Options are what a Manager is made of.
+type Options struct {
+	// Starter starts the sandboxes that Spec describes.
+	Starter sandbox.Starter
+	Spec    SpecFunc
+	// Once answers calls without a session.
+	Once   call.Executor
+	Limits Limits
+	// Project is the folder that sandboxes show; the zero value is none.
+	Project sandbox.Project
+	// Workspaces makes a workspace for each session, on which the session has a sandbox of
+	// every environment that its calls name. It is nil where a session has one environment,
+	// and where there is a store of Files or Sleeping.
+	Workspaces sandbox.Workspaces
+	// Files keeps the files of sessions: they are saved after every call that has changed
+	// some, and restored when a session of that name and environment begins. It is nil
+	// where the files end with their session.
+	Files *sessionfiles.Store
+	// Changes saves what each session changes in a Project that is an overlay, as a patch,
+	// after every call that has changed something; nil where nothing saves it.
+	Changes *changes.Store
+	// Sleeping keeps sessions whose environment can sleep, when nobody has used them for
+	// their idle time, and when the server ends; nil where sessions end instead.
+	Sleeping *suspended.Store
+	Log      *slog.Logger
+}
+
 // Manager keeps the sandboxes of sessions.
 type Manager struct {
-	starter sandbox.Starter
-	// workspaces makes the workspace of a session that may have several
-	// environments; nil where each has one.
-	workspaces sandbox.Workspaces
-	// store keeps the files of sessions; nil where they end with the session.
-	store  *sessionfiles.Store
-	spec   SpecFunc
-	once   call.Executor
-	limits Limits
-	log    *slog.Logger
+	Options
 	closed chan struct{}
-	// changes saves what sessions change in the project; nil where nothing does.
-	changes *changes.Store
-	project sandbox.Project
-	saves   sync.WaitGroup // is added to before closed is closed
-	// sleeping keeps sessions that sleep; nil where sessions end instead.
-	sleeping *suspended.Store
+	saves  sync.WaitGroup // is added to before closed is closed
 	// ending ends when the server does, before the Manager is closed.
-	sleepingProject string
-	ending          context.Context
-	stop            context.CancelFunc
+	ending context.Context
+	stop   context.CancelFunc
 
 	mu       sync.Mutex
 	sessions map[call.Key]*session
@@ -139,28 +151,19 @@ func (s *session) related(env registry.Environment) *member {
 	return nil
 }
 
-// New returns a Manager that starts the sandboxes of sessions by starter and
-// leaves calls without a session to once. Its owner calls [Manager.Close].
-func New(starter sandbox.Starter, spec SpecFunc, once call.Executor, limits Limits, log *slog.Logger) *Manager {
+// New returns a Manager. Its owner calls [Manager.Close].
+func New(options Options) *Manager {
 	ending, stop := context.WithCancel(context.Background())
 	return &Manager{
+		Options:  options,
 		ending:   ending,
 		stop:     stop,
-		starter:  starter,
-		spec:     spec,
-		once:     once,
-		limits:   limits,
-		log:      log,
 		closed:   make(chan struct{}),
 		sessions: map[call.Key]*session{},
 		liveEach: map[string]int{},
 		ended:    map[call.Key]call.Restart{},
 	}
 }
-
-// ShareFiles lets each session have a sandbox of every environment that calls name,
-// on a workspace that workspaces makes. It is called before the first call.
-func (m *Manager) ShareFiles(workspaces sandbox.Workspaces) { m.workspaces = workspaces }
 
 // Enqueue returns the next ticket of a session. It does not wait, so that
 // whoever reads calls takes their tickets in order of arrival. The caller
@@ -284,8 +287,8 @@ func (m *Manager) endIfOver(s *session) {
 	}
 	switch {
 	case len(s.members) == 0:
-	case time.Since(s.started) >= m.limits.Lifetime:
-		m.end(s, call.Restart{Cause: call.Lifetime, After: m.limits.Lifetime})
+	case time.Since(s.started) >= m.Limits.Lifetime:
+		m.end(s, call.Restart{Cause: call.Lifetime, After: m.Limits.Lifetime})
 	}
 }
 
@@ -301,9 +304,9 @@ func isClosed(channel <-chan struct{}) bool {
 // startTimer ends a session that nobody uses when its idle time or its
 // lifetime is over.
 func (m *Manager) startTimer(s *session) {
-	wait, why := m.limits.Idle, call.Restart{Cause: call.Idle, After: m.limits.Idle}
-	if left := time.Until(s.started.Add(m.limits.Lifetime)); left < wait {
-		wait, why = left, call.Restart{Cause: call.Lifetime, After: m.limits.Lifetime}
+	wait, why := m.Limits.Idle, call.Restart{Cause: call.Idle, After: m.Limits.Idle}
+	if left := time.Until(s.started.Add(m.Limits.Lifetime)); left < wait {
+		wait, why = left, call.Restart{Cause: call.Lifetime, After: m.Limits.Lifetime}
 	}
 	var timer *time.Timer
 	timer = time.AfterFunc(wait, func() {
@@ -330,7 +333,7 @@ func (s *session) stopTimer() {
 
 // end takes the sandboxes from a session and remembers why.
 func (m *Manager) end(s *session, why call.Restart) {
-	m.log.Info("session ended", "session", s.key.ID, "env", s.environments(), "why", why.Cause, "lived_ms", time.Since(s.started).Milliseconds())
+	m.Log.Info("session ended", "session", s.key.ID, "env", s.environments(), "why", why.Cause, "lived_ms", time.Since(s.started).Milliseconds())
 	m.dismiss(s)
 	m.remember(s.key, why)
 	switch {
@@ -433,7 +436,7 @@ func (m *Manager) sandboxEnded(s *session) {
 // ticket, and starts the session's sandbox where there is none.
 func (m *Manager) Execute(ctx context.Context, c call.Call) (call.Result, error) {
 	if c.Session == "" {
-		return m.once.Execute(ctx, c)
+		return m.Once.Execute(ctx, c)
 	}
 	ticket := c.Ticket
 	if ticket == nil {
@@ -456,10 +459,10 @@ func (m *Manager) Execute(ctx context.Context, c call.Call) (call.Result, error)
 		return call.Result{}, err
 	}
 	arrived := time.Now()
-	result, err := execute(ctx, box, c, sandbox.Request{Grace: sessionGrace, Keep: true, Shared: m.workspaces != nil, Track: m.store != nil})
+	result, err := execute(ctx, box, c, sandbox.Request{Grace: sessionGrace, Keep: true, Shared: m.Workspaces != nil, Track: m.Files != nil})
 	began.Result = result
 	began.FilesKept = err != nil && m.filesKept(s, c.Env.Name)
-	if m.store != nil {
+	if m.Files != nil {
 		m.executed(s, box, &began, err)
 	}
 	m.findChanges(s, box, &began, arrived)
@@ -586,7 +589,7 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (sandbox.S
 	}
 	s.members[env] = one
 	s.last, s.used = env, time.Now()
-	m.log.Info("session started", "session", c.Session, "env", env, "ms", time.Since(started).Milliseconds())
+	m.Log.Info("session started", "session", c.Session, "env", env, "ms", time.Since(started).Milliseconds())
 	began.Restart = m.takeRestart(s, env)
 	return one, began, nil
 }
@@ -594,21 +597,21 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (sandbox.S
 // start starts a sandbox for a session whose turn the caller has, and before it the
 // workspace of one that begins.
 func (m *Manager) start(ctx context.Context, s *session, c call.Call) (sandbox.Sandbox, error) {
-	spec := m.spec(c)
-	spec.Upper = m.changes != nil
+	spec := m.Spec(c)
+	spec.Upper = m.Changes != nil
 	m.mu.Lock()
 	spec.Workspace = s.workspace
 	m.mu.Unlock()
-	if m.workspaces != nil && spec.Workspace == nil {
+	if m.Workspaces != nil && spec.Workspace == nil {
 		var err error
-		if spec.Workspace, err = m.workspaces.Workspace(ctx, spec); err != nil {
+		if spec.Workspace, err = m.Workspaces.Workspace(ctx, spec); err != nil {
 			return nil, startError(ctx, spec, err)
 		}
 		m.mu.Lock()
 		s.workspace = spec.Workspace
 		m.mu.Unlock()
 	}
-	return start(ctx, m.starter, spec)
+	return start(ctx, m.Starter, spec)
 }
 
 // copyTimeout bounds the copy of a session's files from one sandbox to another.
@@ -630,7 +633,7 @@ func (m *Manager) startLarger(ctx context.Context, s *session, former *member, c
 	}
 	if err != nil {
 		box.Kill()
-		return nil, startError(ctx, m.spec(c), fmt.Errorf("copy the files of the session: %w", err))
+		return nil, startError(ctx, m.Spec(c), fmt.Errorf("copy the files of the session: %w", err))
 	}
 	return box, nil
 }
@@ -646,12 +649,12 @@ func (m *Manager) count(principal string, n int) {
 // isFull reports whether a principal may have no further sandbox, and how many it, or
 // all together, may have.
 func (m *Manager) isFull(principal string) (most int, isFull bool) {
-	if m.limits.MaxEach != nil {
-		if most = m.limits.MaxEach(principal); m.liveEach[principal] >= most {
+	if m.Limits.MaxEach != nil {
+		if most = m.Limits.MaxEach(principal); m.liveEach[principal] >= most {
 			return most, true
 		}
 	}
-	return m.limits.Max, m.live >= m.limits.Max
+	return m.Limits.Max, m.live >= m.Limits.Max
 }
 
 // full is the error of a session beyond a bound.

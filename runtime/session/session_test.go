@@ -45,7 +45,7 @@ func inBubble(t *testing.T, limits Limits, test func(*testing.T, *fixture)) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		machine := &sandboxtest.Machine{StartTime: time.Second}
-		f := &fixture{New(machine, specOf, Once(machine, specOf, nil), limits, slog.New(slog.DiscardHandler)), t, machine}
+		f := &fixture{New(Options{Starter: machine, Spec: specOf, Once: Once(machine, specOf, nil), Limits: limits, Log: slog.New(slog.DiscardHandler)}), t, machine}
 		test(t, f)
 		f.Close()
 		synctest.Wait()
@@ -139,7 +139,7 @@ func TestSession_HasOneEnvironment(t *testing.T) {
 func sharing(t *testing.T, limits Limits, test func(t *testing.T, f *fixture, in func(env, code string) (string, call.Result, error))) {
 	t.Helper()
 	inBubble(t, limits, func(t *testing.T, f *fixture) {
-		f.ShareFiles(f.machine)
+		f.Workspaces = f.machine
 		test(t, f, func(env, code string) (string, call.Result, error) {
 			t.Helper()
 			result, err := f.Execute(t.Context(), call.Call{Session: "s", Env: environment(env), Code: code})

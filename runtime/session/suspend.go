@@ -15,22 +15,14 @@ import (
 // lastSuspendsTimeout bounds the time in which sessions fall asleep when the server ends.
 const lastSuspendsTimeout = 2 * time.Minute
 
-// Sleep has a session sleep in a store where its environment can do that: when nobody has
-// used it for its idle time, and when the server ends. The project is the folder that
-// sandboxes show; empty where there is none. Sleep is called before the first call, and
-// not together with [Manager.ShareFiles].
-func (m *Manager) Sleep(store *suspended.Store, project string) {
-	m.sleeping, m.sleepingProject = store, project
-}
-
 // sleeps reports whether sessions of an environment sleep.
 func (m *Manager) sleeps(env registry.Environment) bool {
-	return m.sleeping != nil && env.Suspend && m.sleeping.Fits((env.MemoryMB+env.OverheadMB)<<20)
+	return m.Sleeping != nil && env.Suspend && m.Sleeping.Fits((env.MemoryMB+env.OverheadMB)<<20)
 }
 
 // stateKey names a session of an environment in the store.
 func (m *Manager) stateKey(key call.Key, env string) suspended.Key {
-	return suspended.Key{Principal: key.Principal, Session: key.ID, Env: env, Project: m.sleepingProject}
+	return suspended.Key{Principal: key.Principal, Session: key.ID, Env: env, Project: m.Project.Dir}
 }
 
 // only returns the sandbox of a session that can sleep; nil where it has none.
@@ -70,10 +62,10 @@ func (m *Manager) suspend(s *session, turn chan struct{}) {
 	bytes, err := m.write(s.key, member, state)
 	m.mu.Lock()
 	if err != nil {
-		m.log.Warn("session does not sleep", "session", s.key.ID, "env", member.env.Name, "error", err)
+		m.Log.Warn("session does not sleep", "session", s.key.ID, "env", member.env.Name, "error", err)
 		return
 	}
-	m.log.Info("session sleeps", "session", s.key.ID, "env", member.env.Name, "bytes", bytes, "ms", time.Since(began).Milliseconds(), "lived_ms", time.Since(s.started).Milliseconds())
+	m.Log.Info("session sleeps", "session", s.key.ID, "env", member.env.Name, "bytes", bytes, "ms", time.Since(began).Milliseconds(), "lived_ms", time.Since(s.started).Milliseconds())
 	m.dismiss(s)
 }
 
@@ -88,7 +80,7 @@ func (m *Manager) makeSpace(principal string) (most int, isFull bool) {
 		}
 		var idle *session
 		for _, s := range m.sessions {
-			isCandidate := len(s.queue) == 0 && !tried[s] && m.only(s) != nil && (m.live >= m.limits.Max || s.key.Principal == principal)
+			isCandidate := len(s.queue) == 0 && !tried[s] && m.only(s) != nil && (m.live >= m.Limits.Max || s.key.Principal == principal)
 			if isCandidate && (idle == nil || s.used.Before(idle.used)) {
 				idle = s
 			}
@@ -108,7 +100,7 @@ func (m *Manager) makeSpace(principal string) (most int, isFull bool) {
 // before is nil where there is none.
 func (m *Manager) write(key call.Key, member *member, state *suspended.State) (bytes int64, err error) {
 	if state == nil {
-		if state, err = m.sleeping.Acquire(m.stateKey(key, member.env.Name)); err != nil {
+		if state, err = m.Sleeping.Acquire(m.stateKey(key, member.env.Name)); err != nil {
 			return 0, err
 		}
 	}
@@ -126,20 +118,20 @@ func (m *Manager) wake(ctx context.Context, s *session, c call.Call) (box sandbo
 	if !m.sleeps(c.Env) {
 		return nil, nil, nil
 	}
-	state, err := m.sleeping.Find(m.stateKey(s.key, c.Env.Name))
+	state, err := m.Sleeping.Find(m.stateKey(s.key, c.Env.Name))
 	var inUse *suspended.InUseError
 	switch {
 	case errors.As(err, &inUse):
 		return nil, nil, &call.InUseError{Session: c.Session}
 	case err != nil:
-		m.log.Warn("it is not known whether a session sleeps", "session", c.Session, "error", err)
+		m.Log.Warn("it is not known whether a session sleeps", "session", c.Session, "error", err)
 		return nil, nil, nil
 	case state == nil:
 		return nil, nil, nil
 	}
-	spec := m.spec(c)
+	spec := m.Spec(c)
 	spec.From = state.Folder()
-	box, err = start(ctx, m.starter, spec)
+	box, err = start(ctx, m.Starter, spec)
 	if err == nil {
 		m.mu.Lock()
 		defer m.mu.Unlock()
@@ -151,14 +143,14 @@ func (m *Manager) wake(ctx context.Context, s *session, c call.Call) (box sandbo
 	if ctx.Err() != nil || !errors.As(err, &dead) {
 		return nil, nil, err
 	}
-	m.log.Error("a session that slept cannot go on, and begins anew", "session", c.Session, "env", c.Env.Name, "error", dead)
+	m.Log.Error("a session that slept cannot go on, and begins anew", "session", c.Session, "env", c.Env.Name, "error", dead)
 	return nil, &call.Woken{Slept: time.Since(state.Suspended()), Lost: dead.Error()}, nil
 }
 
 // removeState deletes what a session slept in.
 func (m *Manager) removeState(key call.Key, state *suspended.State) {
 	if err := state.Remove(); err != nil {
-		m.log.Warn("what a session slept in cannot be deleted", "session", key.ID, "error", err)
+		m.Log.Warn("what a session slept in cannot be deleted", "session", key.ID, "error", err)
 	}
 }
 
@@ -166,7 +158,7 @@ func (m *Manager) removeState(key call.Key, state *suspended.State) {
 // in them are interrupted, and all calls that come later fail with [sandbox.ErrClosed].
 // [Manager.Close] follows it.
 func (m *Manager) Suspend() {
-	if m.sleeping == nil {
+	if m.Sleeping == nil {
 		return
 	}
 	m.mu.Lock()
@@ -193,7 +185,7 @@ func (m *Manager) startBranch(ctx context.Context, s *session, c call.Call) (san
 	if !m.sleeps(c.Env) || !c.Env.Branch {
 		return nil, refused(call.Branchless, nil)
 	}
-	state, err := m.sleeping.Acquire(m.stateKey(s.key, c.Env.Name))
+	state, err := m.Sleeping.Acquire(m.stateKey(s.key, c.Env.Name))
 	if err != nil {
 		return nil, refused(call.NoCopy, err)
 	}
@@ -209,9 +201,9 @@ func (m *Manager) startBranch(ctx context.Context, s *session, c call.Call) (san
 		}
 		return nil, refused(reason, err)
 	}
-	spec := m.spec(c)
+	spec := m.Spec(c)
 	spec.From = folder
-	return start(ctx, m.starter, spec)
+	return start(ctx, m.Starter, spec)
 }
 
 // copyTo writes the state of the session that a call branches, which goes on.
@@ -224,7 +216,7 @@ func (m *Manager) copyTo(ctx context.Context, folder string, c call.Call) (call.
 	case s != nil && len(s.queue) > 0:
 		m.mu.Unlock()
 		return call.Busy, nil
-	case s == nil && !m.sleeping.Has(m.stateKey(origin.Key(), c.Env.Name)):
+	case s == nil && !m.Sleeping.Has(m.stateKey(origin.Key(), c.Env.Name)):
 		m.mu.Unlock()
 		return call.Unknown, nil
 	case s == nil:

@@ -44,8 +44,10 @@ func newServer(t *testing.T, folder string, limit int64) *server {
 		return sandbox.Spec{Name: c.Env.Name, OutputBytes: 1000, Control: c.Env.Suspend}
 	}
 	log := slog.New(slog.DiscardHandler)
-	m := New(machine, spec, Once(machine, spec, nil), Limits{Idle: time.Minute, Lifetime: time.Hour, Max: 8}, log)
-	m.Sleep(suspended.New(folder, limit, log), "")
+	m := New(Options{
+		Starter: machine, Spec: spec, Once: Once(machine, spec, nil), Limits: Limits{Idle: time.Minute, Lifetime: time.Hour, Max: 8},
+		Sleeping: suspended.New(folder, limit, log), Log: log,
+	})
 	return &server{m, t, machine, folder}
 }
 
@@ -400,7 +402,7 @@ func TestSuspend_MakesSpace(t *testing.T) {
 func (s *server) asleepOf(session string) Asleep {
 	env := sleeper()
 	return Asleep{
-		Store:   s.sleeping,
+		Store:   s.Sleeping,
 		Key:     suspended.Key{Session: session, Env: env.Name},
 		Starter: s.machine,
 		Spec:    sandbox.Spec{Name: env.Name, OutputBytes: 1000, Control: true},
