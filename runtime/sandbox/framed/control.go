@@ -10,8 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
@@ -38,18 +36,8 @@ type control struct {
 	lines  *bufio.Reader
 }
 
-// openControl makes the socket for a program that is about to start. The caller closes
-// the program's end.
-func openControl() (ours *control, theirs *os.File, err error) {
-	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err == nil {
-		err = unix.SetNonblock(ends[0], true) // for deadlines
-	}
-	if err != nil {
-		return nil, nil, &sandbox.DeadError{Reason: fmt.Sprintf("make a socket: %v", err)}
-	}
-	socket := os.NewFile(uintptr(ends[0]), "control")
-	return &control{socket: socket, lines: bufio.NewReaderSize(socket, maxControl)}, os.NewFile(uintptr(ends[1]), "control"), nil
+func newControl(socket *os.File) *control {
+	return &control{socket: socket, lines: bufio.NewReaderSize(socket, maxControl)}
 }
 
 func (c *control) close() {

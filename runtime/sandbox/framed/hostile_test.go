@@ -340,7 +340,7 @@ func TestHostileResult(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	result := must.Get(s.Execute(t.Context(), sandbox.Request{Timeout: 5 * time.Second}))(t)
+	result := must.Get(s.Execute(t.Context(), sandbox.Request{Timeout: time.Hour}))(t)
 	if len(result.Files) != 1 || result.Files[0].Path != "/workspace/outputs/good" {
 		t.Errorf("files %+v", result.Files)
 	}
@@ -357,7 +357,7 @@ func TestLargestOutput(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	result := must.Get(s.Execute(t.Context(), sandbox.Request{Timeout: 10 * time.Second}))(t)
+	result := must.Get(s.Execute(t.Context(), sandbox.Request{Timeout: time.Hour}))(t)
 	if len(result.Stdout.Head) != mostOutput {
 		t.Errorf("%d bytes of output, %d cut", len(result.Stdout.Head), result.Stdout.Cut)
 	}

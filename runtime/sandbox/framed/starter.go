@@ -8,6 +8,7 @@
 package framed
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/handover"
@@ -164,11 +167,38 @@ func mayTake(spec sandbox.Spec) time.Duration {
 	return 1
 }
 
+// startError returns the error of a program that did not start.
+func startError(err error) error {
+	if errors.Is(err, process.ErrClosed) {
+		return sandbox.ErrClosed
+	}
+	return &sandbox.DeadError{Reason: err.Error()}
+}
+
 // pass gives a file to a program, which finds the number of its descriptor in a
 // variable.
 func pass(cmd *exec.Cmd, file *os.File, variable string) {
 	cmd.ExtraFiles = append(cmd.ExtraFiles, file)
 	cmd.Env = append(cmd.Env, fmt.Sprintf("%s=%d", variable, 2+len(cmd.ExtraFiles)))
+}
+
+// pairs are files of which one end is this process's and the other that of a program
+// that is about to start.
+type pairs struct {
+	ours, theirs []*os.File
+	err          error // of the first that could not be made
+}
+
+// add takes both ends, or the error of making them, and returns the ends.
+func (p *pairs) add(ours, theirs *os.File, err error) (_, _ *os.File) {
+	p.ours, p.theirs, p.err = append(p.ours, ours), append(p.theirs, theirs), cmp.Or(p.err, err)
+	return ours, theirs
+}
+
+func closeAll(files []*os.File) {
+	for _, file := range files {
+		file.Close() // on nil too, which is an error and nothing else
+	}
 }
 
 // spawn starts the program and the goroutine that owns it.
@@ -180,8 +210,11 @@ func (l *Starter) spawn(ctx context.Context, spec sandbox.Spec) (_ *Sandbox, err
 	}
 	l.running.Add(1)
 	l.mu.Unlock()
+	var ends pairs
 	defer func() {
+		closeAll(ends.theirs)
 		if err != nil {
+			closeAll(ends.ours)
 			l.running.Done()
 		}
 	}()
@@ -195,59 +228,30 @@ func (l *Starter) spawn(ctx context.Context, spec sandbox.Spec) (_ *Sandbox, err
 		}
 		defer mount.Close()
 	}
-	var upper *os.File
+	theirStdin, ourStdin, err := os.Pipe()
+	stdin, _ := ends.add(ourStdin, theirStdin, err)
+	stdout, theirStdout := ends.add(os.Pipe())
+	stderr, theirStderr := ends.add(os.Pipe())
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = theirStdin, theirStdout, theirStderr
+	var upper, events, reports, controlled, theirs *os.File
 	if spec.Upper {
-		var theirs *os.File
-		if upper, theirs, err = socketpair("upper layer"); err != nil {
-			return nil, err
-		}
+		upper, theirs = ends.add(socketpair(unix.SOCK_SEQPACKET, "upper layer"))
 		pass(cmd, theirs, upperVariable)
-		defer theirs.Close()
-		defer func() {
-			if err != nil {
-				upper.Close()
-			}
-		}()
 	}
-	pipes := make([]struct{ r, w *os.File }, 3, 4)
 	if spec.Network {
-		pipes = pipes[:4]
+		events, theirs = ends.add(os.Pipe())
+		pass(cmd, theirs, handover.EventsVariable)
 	}
-	closeAll := func() {
-		for _, pipe := range pipes {
-			pipe.r.Close() // on nil too, which is an error and nothing else
-			pipe.w.Close()
-		}
-	}
-	for i := range pipes {
-		if pipes[i].r, pipes[i].w, err = os.Pipe(); err != nil {
-			closeAll()
-			return nil, &sandbox.DeadError{Reason: err.Error()}
-		}
-	}
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = pipes[0].r, pipes[1].w, pipes[2].w
-	if spec.Network {
-		pass(cmd, pipes[3].w, handover.EventsVariable)
-	}
-	var reports, theirReports *os.File
 	if spec.Reports {
-		if reports, theirReports, err = os.Pipe(); err != nil {
-			closeAll()
-			return nil, &sandbox.DeadError{Reason: err.Error()}
-		}
-		defer theirReports.Close()
-		pass(cmd, theirReports, ReportsVariable)
+		reports, theirs = ends.add(os.Pipe())
+		pass(cmd, theirs, ReportsVariable)
 	}
-	var ours *control
 	if spec.Control {
-		var theirs *os.File
-		if ours, theirs, err = openControl(); err != nil {
-			closeAll()
-			reports.Close()
-			return nil, err
-		}
-		defer theirs.Close()
+		controlled, theirs = ends.add(socketpair(unix.SOCK_STREAM, "control"))
 		pass(cmd, theirs, controlVariable)
+	}
+	if ends.err != nil {
+		return nil, &sandbox.DeadError{Reason: ends.err.Error()}
 	}
 	if spec.From != "" {
 		cmd.Env = append(cmd.Env, fromVariable+"="+spec.From)
@@ -258,25 +262,18 @@ func (l *Starter) spawn(ctx context.Context, spec sandbox.Spec) (_ *Sandbox, err
 	}
 	started, err := l.processes.Start(cmd, limits)
 	if err != nil {
-		closeAll()
-		reports.Close() // on nil too, which is an error and nothing else
-		ours.close()
-		if errors.Is(err, process.ErrClosed) {
-			return nil, sandbox.ErrClosed
-		}
-		return nil, &sandbox.DeadError{Reason: err.Error()}
+		return nil, startError(err)
 	}
-	pipes[0].r.Close()
-	for _, pipe := range pipes[1:] {
-		pipe.w.Close()
+	s := newSandbox(l.log.With("env", spec.Name), started, stdin, stdout, stderr, spec.OutputBytes)
+	s.enforcedBy, s.upper = l.enforcedBy, upper
+	if spec.Control {
+		s.control = newControl(controlled)
 	}
-	s := newSandbox(l.log.With("env", spec.Name), started, pipes[0].w, pipes[1].r, pipes[2].r, spec.OutputBytes)
-	s.enforcedBy, s.upper, s.control = l.enforcedBy, upper, ours
 	if spec.Reports {
 		s.launcher = newLauncher(reports)
 	}
 	if spec.Network {
-		s.network = &network{log: s.log.With("sandbox", s.pid()), events: pipes[3].r}
+		s.network = &network{log: s.log.With("sandbox", s.pid()), events: events}
 	}
 	l.mu.Lock()
 	l.live[s] = struct{}{}

@@ -37,9 +37,9 @@ func (l *Starter) Workspace(ctx context.Context, spec sandbox.Spec) (sandbox.Wor
 	if err := unix.Access(program, unix.X_OK); err != nil {
 		return nil, unshareable(spec)
 	}
-	ours, theirs, err := socketpair("workspace")
+	ours, theirs, err := socketpair(unix.SOCK_SEQPACKET, "workspace")
 	if err != nil {
-		return nil, err
+		return nil, &sandbox.DeadError{Reason: err.Error()}
 	}
 	defer theirs.Close()
 	conn, err := net.FileConn(ours)
@@ -72,12 +72,15 @@ func (l *Starter) Workspace(ctx context.Context, spec sandbox.Spec) (sandbox.Wor
 	return w, nil
 }
 
-// socketpair makes a socket that keeps messages apart, for a program that is about to
-// start. The caller owns both ends.
-func socketpair(name string) (ours, theirs *os.File, err error) {
-	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+// socketpair makes a Unix socket of a kind for a program that is about to start. The
+// caller owns both ends; its own has deadlines.
+func socketpair(kind int, name string) (ours, theirs *os.File, err error) {
+	ends, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.SetNonblock(ends[0], true)
+	}
 	if err != nil {
-		return nil, nil, &sandbox.DeadError{Reason: fmt.Sprintf("make a socket: %v", err)}
+		return nil, nil, fmt.Errorf("make a socket: %w", err)
 	}
 	return os.NewFile(uintptr(ends[0]), name), os.NewFile(uintptr(ends[1]), name), nil
 }
@@ -111,10 +114,7 @@ func (l *Starter) run(w *workspace, cmd *exec.Cmd, logged *os.File, log *slog.Lo
 		return sandbox.ErrClosed
 	}
 	if w.process, err = l.processes.Start(cmd, holderLimits); err != nil {
-		if errors.Is(err, process.ErrClosed) {
-			return sandbox.ErrClosed
-		}
-		return &sandbox.DeadError{Reason: err.Error()}
+		return startError(err)
 	}
 	l.workspaces[w] = struct{}{}
 	l.running.Go(func() {
