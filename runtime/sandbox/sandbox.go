@@ -235,6 +235,9 @@ type Result struct {
 	// Isolation is what executes the sandbox's instructions where that is known only
 	// when it runs: kvm or emulated; otherwise empty.
 	Isolation string
+	// ProjectChanged says, in the first result that could, that the sandbox goes on from
+	// an earlier state with the project as it was, and that the project is another now.
+	ProjectChanged bool
 }
 
 // What enforces the limits of memory and processes.

@@ -282,6 +282,9 @@ func (a answer) remarks(files []remark) []remark {
 	case a.result.Restart != nil:
 		remarks = append(remarks, restarted(a.result.Restart))
 	}
+	if a.result.ProjectChanged {
+		remarks = append(remarks, remark{opening: projectChanged, rest: "this session shows it as it was when the session began, and a new session shows it as it is"})
+	}
 	if why := a.result.NotSaved; why != "" {
 		remarks = append(remarks, remark{opening: notSaved, rest: why})
 	}
@@ -401,6 +404,9 @@ func (a answer) facts() map[string]any {
 	if w := a.result.Woken; w != nil {
 		facts[metaPrefix+"resumed"] = w.Lost == ""
 		facts[metaPrefix+"suspended_seconds"] = int64(w.Slept.Seconds())
+	}
+	if a.result.ProjectChanged {
+		facts[metaPrefix+"project_changed"] = true
 	}
 	if a.result.BranchedFrom != "" {
 		facts[metaPrefix+"branched_from"] = a.result.BranchedFrom

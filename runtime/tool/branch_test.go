@@ -94,6 +94,11 @@ func TestAnswer_SaysThatASessionWasWoken(t *testing.T) {
 		for _, p := range a.parts(nil) {
 			text.WriteString(p.text)
 		}
+		changed := a
+		changed.result.ProjectChanged = true
+		if remarks := changed.remarks(nil); a.facts()[metaPrefix+"project_changed"] != nil || changed.facts()[metaPrefix+"project_changed"] != true || !strings.HasPrefix(remarks[1].String(), "[the project has changed on the host: this session") {
+			t.Errorf("where the project has changed: %v", remarks)
+		}
 		if facts := a.facts(); text.String() != test.want || facts[metaPrefix+"resumed"] != (test.woken.Lost == "") || facts[metaPrefix+"suspended_seconds"] != int64(test.woken.Slept.Seconds()) {
 			t.Errorf("%q, want %q", &text, test.want)
 		}

@@ -29,6 +29,7 @@ const (
 	cutHere
 	newSession
 	awake
+	projectChanged
 	timedOut
 	cancelled
 	stopped
@@ -46,23 +47,24 @@ const (
 
 // openings are the words of each opening. None of them begins with an amount.
 var openings = [...]string{
-	noOutput:     "no output",
-	cutHere:      "...",
-	newSession:   "new session: ",
-	awake:        "the session slept for ",
-	timedOut:     "timed out after ",
-	cancelled:    "cancelled",
-	stopped:      "stopped",
-	crashed:      "the interpreter died",
-	exitStatus:   "exit status ",
-	stateLost:    "the session's ",
-	sandboxEnded: "the sandbox ended",
-	onNetwork:    "network: ",
-	outputCut:    "of output cut",
-	filesGone:    "written and gone",
-	moreFiles:    "more files in ",
-	notSaved:     "files are not kept: ",
-	hint:         "hint: ",
+	noOutput:       "no output",
+	cutHere:        "...",
+	newSession:     "new session: ",
+	awake:          "the session slept for ",
+	projectChanged: "the project has changed on the host: ",
+	timedOut:       "timed out after ",
+	cancelled:      "cancelled",
+	stopped:        "stopped",
+	crashed:        "the interpreter died",
+	exitStatus:     "exit status ",
+	stateLost:      "the session's ",
+	sandboxEnded:   "the sandbox ended",
+	onNetwork:      "network: ",
+	outputCut:      "of output cut",
+	filesGone:      "written and gone",
+	moreFiles:      "more files in ",
+	notSaved:       "files are not kept: ",
+	hint:           "hint: ",
 }
 
 // String returns the line, without its end.

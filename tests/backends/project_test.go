@@ -3,9 +3,11 @@ package backends
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -85,6 +87,35 @@ func TestProject_TooLargeIsRefused(t *testing.T) {
 	folder := t.TempDir()
 	must.Write(t, filepath.Join(folder, "large"), "", 0o600)
 	must.Do(t, os.Truncate(filepath.Join(folder, "large"), 3<<30))
+	isRefused(t, folder, "more than 2048 MB")
+}
+
+// manyFilesVariable is how many files the project of the next test has, in a folder of
+// TMPDIR, for its long form.
+const manyFilesVariable = "NIX_SANDBOX_TEST_FILES"
+
+func TestProject_ManyFilesAreRefused(t *testing.T) {
+	files := 100_001
+	if text := os.Getenv(manyFilesVariable); text != "" {
+		files = must.Get(strconv.Atoi(text))(t)
+	}
+	folder, first := t.TempDir(), ""
+	for n := range files {
+		name := filepath.Join(folder, fmt.Sprint(n))
+		// A link is made faster than a file, of which ext4 has at most 65,000.
+		if n%50_000 == 0 {
+			first = name
+			must.Write(t, first, "", 0o600)
+		} else {
+			must.Do(t, os.Link(first, name))
+		}
+	}
+	isRefused(t, folder, "more than 100000 files and folders")
+}
+
+// isRefused checks that a machine that would show a folder is refused for a reason.
+func isRefused(t *testing.T, folder, reason string) {
+	t.Helper()
 	cmd := program(t, artifact(t, "bash"), "session-run", "")
 	cmd.Env = []string{"PROJECT_DIR=" + folder}
 	_, err := cmd.Output()
@@ -92,7 +123,7 @@ func TestProject_TooLargeIsRefused(t *testing.T) {
 	if !errors.As(err, &ended) || ended.ExitCode() != 125 {
 		t.Fatalf("the error is %v, want status 125", err)
 	}
-	for _, part := range []string{"nix-sandbox-vm: error: the project " + folder + " is too large", "more than 2048 MB", "hint: show a smaller folder"} {
+	for _, part := range []string{"nix-sandbox-vm: error: the project " + folder + " is too large", reason, "hint: show a smaller folder"} {
 		if !strings.Contains(string(ended.Stderr), part) {
 			t.Errorf("it prints %q, want %q in it", ended.Stderr, part)
 		}

@@ -50,7 +50,7 @@ func serve(t *testing.T, state string, session map[string]any, kinds ...string) 
 	cmd.Stderr = s.log
 	s.environ = []string{
 		"PATH=" + os.Getenv("PATH"), "NIX_SANDBOX_METADATA=" + settings, "NIX_SANDBOX_START_SECONDS=60",
-		"XDG_STATE_HOME=" + state, "XDG_CACHE_HOME=" + shared(t),
+		"XDG_STATE_HOME=" + state, "XDG_CACHE_HOME=" + shared(t), "PROJECT_DIR=" + os.Getenv("PROJECT_DIR"),
 	}
 	cmd.Env = s.environ
 	s.Client = must.Get(mcpclient.Start(cmd, func(fault string) { t.Error(fault) }))(t)
@@ -104,9 +104,10 @@ func asleep(t *testing.T, state string) []suspended.Session {
 }
 
 // A session goes on in a later server with everything that was in it, and the answer says
-// how long it slept.
+// how long it slept, and once that the project has changed, which it shows as it was.
 func TestSession_WakesInALaterServer(t *testing.T) {
-	state := t.TempDir()
+	state, folder := t.TempDir(), project(t)
+	t.Setenv("PROJECT_DIR", folder)
 	first := serve(t, state, nil, "python")
 	first.in("python", "s", asBefore+"'begun'", "'begun'\n")
 	first.end()
@@ -120,16 +121,18 @@ func TestSession_WakesInALaterServer(t *testing.T) {
 		}
 		return err
 	}))
+	must.Write(t, filepath.Join(folder, "file"), "changed\n", 0o600)
 	second := serve(t, state, nil, "python")
 	answer := second.call("python", "s", "", isAsBefore)
-	if text := answer.Text(); answer.IsError || !strings.HasPrefix(text, "as before ") || !strings.Contains(text, "[the session slept for ") || !strings.HasSuffix(text, " and goes on as it was]") {
+	if text := answer.Text(); answer.IsError || !strings.HasPrefix(text, "as before ") || !strings.Contains(text, "[the session slept for ") ||
+		!strings.HasSuffix(text, " and goes on as it was]\n[the project has changed on the host: this session shows it as it was when the session began, and a new session shows it as it is]") {
 		t.Errorf("the answer is %q", text)
 	}
 	if slept, _ := answer.Fact("suspended_seconds").(float64); answer.Fact("resumed") != true || slept < 0 {
 		t.Errorf("the facts are %+v", answer.Meta)
 	}
 	// The next call is one like any other, and nothing sleeps any more.
-	if answer := second.in("python", "s", "handle.tell()", "2\n"); answer.Fact("resumed") != nil {
+	if answer := second.in("python", "s", "handle.tell(), open('/project/file').read()", "(2, 'content\\n')\n"); answer.Fact("resumed") != nil || answer.Fact("project_changed") != nil {
 		t.Errorf("the facts are %+v", answer.Meta)
 	}
 	if sessions := asleep(t, state); len(sessions) != 0 {

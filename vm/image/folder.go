@@ -2,6 +2,7 @@ package image
 
 import (
 	"archive/tar"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -34,6 +35,24 @@ const nobody = 65534
 // maxDepth bounds how deep a folder is, which keeps one descriptor for each level.
 const maxDepth = 256
 
+// A Digest is equal for two walks through a folder of which the second one finds what the
+// first one did: names, modes, owners, sizes and times of change of everything that code
+// may see, and no contents.
+type Digest [sha256.Size]byte
+
+// add adds an entry. The order in which a walk finds them does not count.
+func (d *Digest) add(name string, info fs.FileInfo) {
+	stat := info.Sys().(*syscall.Stat_t)
+	size, changed := stat.Size, stat.Mtim
+	if info.IsDir() { // what is in it has digests of its own
+		size, changed = 0, syscall.Timespec{}
+	}
+	one := sha256.Sum256(fmt.Appendf(nil, "%q %o %d %d %d %d %d", name, stat.Mode, stat.Uid, stat.Gid, size, changed.Sec, changed.Nsec))
+	for i := range d {
+		d[i] ^= one[i]
+	}
+}
+
 // A TooLargeError says which bound a folder exceeds.
 type TooLargeError struct{ Reason string }
 
@@ -41,27 +60,27 @@ func (e *TooLargeError) Error() string { return e.Reason }
 
 // Measure returns a [TooLargeError] where the folder exceeds its bounds, and reads no
 // file.
-func (f Folder) Measure() error { return f.WriteTar(nil) }
+func (f Folder) Measure() (Digest, error) { return f.WriteTar(nil) }
 
 // WriteTar writes the folder as a tar archive, which mkfs.erofs reads. Files may change
 // meanwhile: each has the size in the archive that it had when it was opened. With a nil
 // writer it writes nothing.
-func (f Folder) WriteTar(w io.Writer) error {
+func (f Folder) WriteTar(w io.Writer) (Digest, error) {
 	walk := &folderWalk{Folder: f}
 	if w != nil {
 		walk.archive = tar.NewWriter(w)
 	}
 	top, err := f.Root.Lstat(".")
-	if err != nil {
-		return err
+	if err == nil {
+		err = walk.header(tar.Header{Typeflag: tar.TypeDir, Name: "./"}, top)
 	}
-	if err := walk.header(tar.Header{Typeflag: tar.TypeDir, Name: "./"}, top); err != nil {
-		return err
+	if err == nil {
+		err = walk.folder(f.Root, ".", 0)
 	}
-	if err := walk.folder(f.Root, ".", 0); err != nil || w == nil {
-		return err
+	if err == nil && w != nil {
+		err = walk.archive.Close()
 	}
-	return walk.archive.Close()
+	return walk.digest, err
 }
 
 // folderWalk is a walk through a folder.
@@ -70,6 +89,7 @@ type folderWalk struct {
 	archive *tar.Writer // nil where the walk only counts
 	files   int
 	bytes   int64
+	digest  Digest
 }
 
 // folder writes what is in a folder, whose path in the archive is name.
@@ -110,6 +130,7 @@ func (w *folderWalk) entry(root *os.Root, base, name string, depth int) error {
 	if w.files++; w.files > w.MaxFiles {
 		return &TooLargeError{fmt.Sprintf("it has more than %d files and folders", w.MaxFiles)}
 	}
+	w.digest.add(name, info)
 	switch info.Mode().Type() {
 	case 0:
 		return w.file(root, base, name, info)

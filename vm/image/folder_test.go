@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -41,7 +42,7 @@ func TestFolder_KeepsWhatCodeMayRead(t *testing.T) {
 
 	var archive bytes.Buffer
 	f := folder(t, path)
-	must.Do(t, f.WriteTar(&archive))
+	must.Get(f.WriteTar(&archive))(t)
 	got := map[string]string{}
 	for r := tar.NewReader(&archive); ; {
 		h, err := r.Next()
@@ -79,7 +80,7 @@ func TestFolder_LeavesOutWhatOthersOwn(t *testing.T) {
 	f := folder(t, path)
 	f.Owner, f.Group = f.Owner+1, f.Group+1
 	var archive bytes.Buffer
-	must.Do(t, f.WriteTar(&archive))
+	must.Get(f.WriteTar(&archive))(t)
 	if text := archive.String(); strings.Contains(text, "secret") || !strings.Contains(text, "public") {
 		t.Errorf("the archive has %q", text)
 	}
@@ -107,7 +108,9 @@ func TestFolder_IsBounded(t *testing.T) {
 	} {
 		f := folder(t, path)
 		bound(&f)
-		for name, err := range map[string]error{"counted": f.Measure(), "written": f.WriteTar(io.Discard)} {
+		_, counted := f.Measure()
+		_, written := f.WriteTar(io.Discard)
+		for name, err := range map[string]error{"counted": counted, "written": written} {
 			var large *TooLargeError
 			if (err == nil) != (want == "") || err != nil && (!errors.As(err, &large) || !strings.Contains(err.Error(), want)) {
 				t.Errorf("%s: the error is %v, want %q", name, err, want)
@@ -121,5 +124,47 @@ func TestZeros_FillWhatIsMissing(t *testing.T) {
 	var b bytes.Buffer
 	if _, err := io.CopyN(&b, io.MultiReader(strings.NewReader("ab"), zeros{}), 4); err != nil || b.String() != "ab\x00\x00" {
 		t.Errorf("%q, %v", b.String(), err)
+	}
+}
+
+// A folder has the digest of an earlier walk, of either kind, until something in it changes.
+func TestDigest_TellsChanges(t *testing.T) {
+	path := t.TempDir()
+	file := filepath.Join(path, "d/file")
+	must.Write(t, file, "content", 0o644)
+	must.Write(t, filepath.Join(path, "d/other"), "", 0o644)
+	must.Do(t, os.Symlink("file", filepath.Join(path, "link")))
+	f := folder(t, path)
+	known := must.Get(f.WriteTar(io.Discard))(t)
+	if known != must.Get(f.Measure())(t) {
+		t.Error("a walk that writes nothing has another digest")
+	}
+	for _, change := range []struct {
+		what string
+		do   func() error
+	}{
+		{"a newer file", func() error { return os.Chtimes(file, time.Time{}, time.Unix(1, 0)) }},
+		{"a longer file", func() error {
+			return errors.Join(os.WriteFile(file, []byte("contents"), 0o644), os.Chtimes(file, time.Time{}, time.Unix(1, 0)))
+		}},
+		{"a mode", func() error { return os.Chmod(file, 0o600) }},
+		{"a name", func() error { return os.Rename(file, filepath.Join(path, "d/renamed")) }},
+		{"a file less", func() error { return os.Remove(filepath.Join(path, "d/other")) }},
+		{"an empty folder", func() error { return os.Mkdir(filepath.Join(path, "new"), 0o755) }},
+		{"a link", func() error {
+			return errors.Join(os.Remove(filepath.Join(path, "link")), os.Symlink("other", filepath.Join(path, "link")))
+		}},
+	} {
+		must.Do(t, change.do())
+		now := must.Get(f.Measure())(t)
+		if now == known {
+			t.Errorf("%s changes nothing", change.what)
+		}
+		known = now
+	}
+	// What was made and deleted again is no change.
+	must.Do(t, errors.Join(os.WriteFile(filepath.Join(path, "d/short"), nil, 0o644), os.Remove(filepath.Join(path, "d/short"))))
+	if now := must.Get(f.Measure())(t); now != known {
+		t.Error("a file that is gone changes it")
 	}
 }

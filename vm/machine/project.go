@@ -25,7 +25,11 @@ type Project struct {
 	// read it.
 	disk, reader *os.File
 	size         int64 // of the image in it
-	spec         *Spec
+	// now is the digest of the folder as it was found, known that of the folder of which
+	// the session knew when it was saved, or which the image shows, and told that of the
+	// folder of which it is told now.
+	now, known, told image.Digest
+	spec             *Spec
 }
 
 // OpenProject finds the project in variables, by get, and has the machines that are
@@ -48,7 +52,7 @@ func (s *Spec) OpenProject(cache string, get func(string) string) (_ *Project, e
 		return nil, fmt.Errorf("open the project %s: %w", project.Dir, err)
 	}
 	p.folder.MaxFiles, p.folder.MaxBytes = s.Project.MaxFiles, int64(s.Project.MaxMB)<<20
-	if err := p.folder.Measure(); err != nil {
+	if p.now, err = p.folder.Measure(); err != nil {
 		return nil, p.refusal(err)
 	}
 	if p.disk, err = p.emptyDisk(cache); err != nil {
@@ -163,7 +167,7 @@ func (p *Project) makeImage() (err error) {
 		defer close(read)
 		_, _ = io.Copy(&printed, log)
 	}()
-	written := p.folder.WriteTar(input)
+	shown, written := p.folder.WriteTar(input)
 	var large *image.TooLargeError
 	if errors.As(written, &large) {
 		_ = process.Kill()
@@ -188,18 +192,26 @@ func (p *Project) makeImage() (err error) {
 	if limit := int64(p.rules.MaxMB+imageMB) << 20; info.Size() > limit {
 		return &image.TooLargeError{Reason: fmt.Sprintf("its image has %d MB, more than %d", info.Size()>>20, limit>>20)}
 	}
-	p.size = info.Size()
+	p.size, p.known, p.told = info.Size(), shown, shown
 	return p.resize(p.disk)
 }
 
-// Image returns the disk and the size of the image at its beginning.
-func (p *Project) Image() (disk *os.File, size int64) { return p.disk, p.size }
+// Image returns the disk, the size of the image at its beginning, and the digest of the
+// folder of which the session knows. A branch of it has not been told what it has.
+func (p *Project) Image(branch bool) (disk *os.File, size int64, known image.Digest) {
+	if branch {
+		return p.disk, p.size, p.known
+	}
+	return p.disk, p.size, p.told
+}
 
 // Use has the machines that are started from now on have a disk that was saved with one of
-// them, with an image of this size. The project owns the disk then.
-func (p *Project) Use(disk *os.File, size int64) {
+// them, as Image had returned it. The project owns the disk then. Use reports whether the
+// folder is another one than the session knows, which is then told.
+func (p *Project) Use(disk *os.File, size int64, known image.Digest) (changed bool) {
 	p.disk.Close()
-	p.disk, p.size, p.spec.disk = disk, size, disk
+	p.disk, p.size, p.spec.disk, p.known, p.told = disk, size, disk, known, p.now
+	return known != p.now
 }
 
 // refusal names the project in an error of its image.

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/image"
 )
 
 // partialSuffix is after the name of a folder that is not whole.
@@ -19,7 +21,8 @@ const partialSuffix = ".partial"
 type Draft struct {
 	Memory, State *os.File
 	project       *os.File // nil where there is none
-	image         int64    // the size of what is in it
+	size          int64    // of the image in it
+	digest        image.Digest
 	folder        string
 }
 
@@ -65,12 +68,12 @@ func (d *Draft) Bytes() (bytes int64, err error) {
 }
 
 // AddProject copies the image of the machine's project: size bytes, which are at the
-// beginning of a disk.
-func (d *Draft) AddProject(disk *os.File, size int64) (err error) {
+// beginning of a disk, with a digest.
+func (d *Draft) AddProject(disk *os.File, size int64, digest image.Digest) (err error) {
 	if d.project, err = create(filepath.Join(d.partial(), projectFile), 0o600); err != nil {
 		return err
 	}
-	d.image = size
+	d.size, d.digest = size, digest
 	if _, err := io.Copy(d.project, io.NewSectionReader(disk, 0, size)); err != nil {
 		return err
 	}
@@ -83,7 +86,7 @@ func (d *Draft) AddProject(disk *os.File, size int64) (err error) {
 
 // Commit writes the description and gives the folder its name, as the last thing.
 func (d *Draft) Commit(meta Meta) error {
-	meta.Project = d.image
+	meta.Project, meta.ProjectDigest = d.size, d.digest
 	if err := finish(d.partial(), d.Memory, meta); err != nil {
 		return err
 	}

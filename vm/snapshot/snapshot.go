@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/image"
 )
 
 const (
@@ -67,6 +68,9 @@ type Meta struct {
 	// Project is the size of the project's image, at the beginning of a file that is as
 	// large as the machine's disk; 0 where there is none.
 	Project int64 `json:"project,omitempty"`
+	// ProjectDigest is of the folder that the image shows, or of a later one of which the
+	// session was told.
+	ProjectDigest image.Digest `json:"project_digest,omitzero"`
 	// Branch says that the machine went on, so that there are two of it.
 	Branch bool `json:"branch,omitempty"`
 	// Output and Log are how many bytes the program of the saved machine had written.

@@ -33,6 +33,9 @@ type launcher struct {
 	mu        sync.Mutex
 	isolation string
 	factor    int
+	// projectChanged says that the sandbox shows its project as it was once, which
+	// nobody has been told.
+	projectChanged bool
 }
 
 func newLauncher(reports *os.File) *launcher {
@@ -53,6 +56,7 @@ func (l *launcher) follow() {
 		var report struct {
 			Isolation   string `json:"isolation"`
 			StartFactor int    `json:"start_factor"`
+			Changed     bool   `json:"project_changed"`
 		}
 		if json.Unmarshal(line, &report) != nil {
 			return
@@ -64,6 +68,7 @@ func (l *launcher) follow() {
 		if report.StartFactor >= 1 && report.StartFactor <= maxStartFactor {
 			l.factor = report.StartFactor
 		}
+		l.projectChanged = l.projectChanged || report.Changed
 		l.mu.Unlock()
 		select {
 		case l.slower <- struct{}{}:
@@ -88,6 +93,18 @@ func (l *launcher) changes() <-chan struct{} {
 		return nil
 	}
 	return l.slower
+}
+
+// takeProjectChanged returns once that the sandbox shows its project as it was.
+func (l *launcher) takeProjectChanged() bool {
+	if l == nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	changed := l.projectChanged
+	l.projectChanged = false
+	return changed
 }
 
 func (l *launcher) isolated() string {

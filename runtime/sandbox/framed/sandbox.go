@@ -268,6 +268,7 @@ func (s *Sandbox) Execute(ctx context.Context, request sandbox.Request) (sandbox
 	result := sandbox.Result{EnforcedBy: s.enforcedBy, Isolation: s.launcher.isolated(), Duration: time.Since(began), Network: s.network.end()}
 	result.Stdout, result.Stderr = s.texts(out)
 	if err == nil {
+		result.ProjectChanged = s.launcher.takeProjectChanged()
 		err = s.check(reply, &result)
 	}
 	return result, err

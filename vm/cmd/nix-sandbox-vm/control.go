@@ -144,7 +144,7 @@ func (c *controller) save(request controlRequest, answer *controlAnswer) (err er
 		return err
 	}
 	if c.project != nil {
-		if err := draft.AddProject(c.project.Image()); err != nil {
+		if err := draft.AddProject(c.project.Image(request.Keep)); err != nil {
 			return err
 		}
 	}

@@ -20,6 +20,8 @@ const reportsVariable = "NIX_SANDBOX_REPORTS"
 type startReport struct {
 	Isolation   machine.Accelerator `json:"isolation,omitempty"`
 	StartFactor int                 `json:"start_factor,omitempty"`
+	// ProjectChanged says of a machine that goes on that it shows its project as it was.
+	ProjectChanged bool `json:"project_changed,omitempty"`
 }
 
 // openReports returns a function that reports on the descriptor that the variable

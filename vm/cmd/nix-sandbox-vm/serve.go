@@ -31,6 +31,8 @@ type serving struct {
 	// copied says that the machine is a copy, whose agent has said before that it is
 	// ready, and woken that it is one in which code has run.
 	copied, woken bool
+	// projectChanged says of one that was woken that its project is not what it shows.
+	projectChanged bool
 }
 
 // startServing starts a machine with an agent: as a copy of a saved one where that is
@@ -110,8 +112,9 @@ func wake(spec *machine.Spec, memory machine.Memory, folder string, project *mac
 		return nil, fmt.Errorf("the saved session cannot be used: %w", err)
 	}
 	defer saved.Close()
+	changed := false
 	if project != nil && saved.Project != nil {
-		project.Use(saved.Project, saved.Meta.Project)
+		changed = project.Use(saved.Project, saved.Meta.Project, saved.ProjectDigest)
 		saved.Project = nil
 	}
 	accelerator := machine.Accelerator(saved.Accelerator)
@@ -135,7 +138,7 @@ func wake(spec *machine.Spec, memory machine.Memory, folder string, project *mac
 	if err != nil {
 		return nil, err
 	}
-	s := &serving{Machine: m, output: saved.Output, log: saved.Log, copied: true, woken: true}
+	s := &serving{Machine: m, output: saved.Output, log: saved.Log, copied: true, woken: true, projectChanged: changed}
 	if err := s.goOn(saved.Branch); err != nil {
 		m.Close()
 		return nil, err
