@@ -124,7 +124,10 @@ func (l *Starter) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 		messages = append(messages, frame.Request{Type: frame.Ping, ID: id})
 		loaded = ping.answer
 	}
-	if err := s.frames.Write(messages...); err != nil && !errors.Is(err, syscall.EPIPE) {
+	switch err := s.frames.Write(messages...); {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		s.fail("it was not ready within %v", l.startTimeout*mayTake(spec))
+	case err != nil && !errors.Is(err, syscall.EPIPE):
 		s.fail("it cannot be configured: %v", err)
 	}
 	timer := time.NewTimer(l.startTimeout)
