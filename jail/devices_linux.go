@@ -23,6 +23,9 @@ type DevicePlan struct {
 	// Before and After are flags of bubblewrap, around those for Mounts.
 	Before, After []string
 	Mounts        []DeviceMount
+	// Folders have the other mounts, and Links the links that are in none of them.
+	Folders []DeviceFolder
+	Links   []DeviceLink
 	// Groups are those of the host that own device nodes. Where root starts the sandbox,
 	// its user is in them, and in no others.
 	Groups []int
@@ -30,12 +33,14 @@ type DevicePlan struct {
 	// sentences about what the sandbox goes without.
 	Usable func() (notes []string, err error)
 	Notes  []string
+	// isStaged says that bubblewrap finds the folders as they are to be.
+	isStaged bool
 }
 
 // DeviceMount is a file, a folder or a device node of the host, at a path of the sandbox.
 type DeviceMount struct {
-	From, To string
-	IsNode   bool
+	From, To         string
+	IsNode, IsFolder bool
 }
 
 // ownGroups returns the groups of the user of a sandbox that root starts.
@@ -67,12 +72,28 @@ func (p *DevicePlan) flags(store string, show func(flag, from string) string) (o
 		inside = append(inside, "--overlay-src", store, "--overlay-src", storeAt, "--ro-overlay", "/nix")
 	}
 	inside = append(inside, p.Before...)
-	for _, mount := range p.Mounts {
-		flag := "--ro-bind"
-		if mount.IsNode {
-			flag = "--dev-bind"
+	add := func(mounts []DeviceMount, links []DeviceLink) {
+		for _, mount := range mounts {
+			flag := "--ro-bind"
+			switch {
+			case mount.IsNode && p.isStaged:
+				continue // in /dev
+			case mount.IsNode:
+				flag = "--dev-bind"
+			}
+			inside = append(inside, flag, show(flag, mount.From), mount.To)
 		}
-		inside = append(inside, flag, show(flag, mount.From), mount.To)
+		for _, link := range links {
+			inside = append(inside, "--symlink", link.Target, link.Path)
+		}
+	}
+	add(p.Mounts, p.Links)
+	for number, folder := range p.Folders {
+		if p.isStaged {
+			inside = append(inside, "--ro-bind", stagedFolder(number), folder.Path)
+		} else {
+			add(folder.Mounts, folder.Links)
+		}
 	}
 	return outer, append(inside, p.After...)
 }

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Wait is the argument with which the launcher waits for the sandbox that it started in a
-// network. It is followed by the process that it waits for, and whose status it passes on.
+// Wait is the argument with which the launcher waits for the sandbox that it started as a
+// child, in namespaces of its own. It is followed by the process that it waits for, and whose status it passes on.
 const Wait = "--wait"
 
-// smallAfter is how long the launcher of a sandbox with a network stays as it is. Then it
+// smallAfter is how long the launcher of a sandbox that it waits for stays as it is. Then it
 // executes itself anew, with nothing but the wait, which takes 1 ms of processor time that
 // the start of the sandbox needs more urgently, and that short ones never pay.
 const smallAfter = 100 * time.Millisecond
@@ -42,14 +42,8 @@ func inNetwork(user, group int) *syscall.SysProcAttr {
 // this process could not become the sandbox, because a program with threads cannot change
 // its own user namespace.
 func (s *step) startAndWait(parent int, args []string) error {
-	if err := resetSignals(); err != nil {
+	if err := endWith(parent); err != nil {
 		return err
-	}
-	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
-		return fmt.Errorf("end with the parent: %w", err)
-	}
-	if unix.Getppid() != parent {
-		return errors.New("whoever started the sandbox has ended")
 	}
 	// After a change of user, the maps of a child would be root's files.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0); err != nil {
@@ -64,13 +58,33 @@ func (s *step) startAndWait(parent int, args []string) error {
 	}
 	// The proxy waits for the end of this stream.
 	_ = unix.Close(s.proxy)
+	return waitFor(s.launcher, child, pidfd)
+}
+
+// endWith has this process end with its parent, by a signal that nothing can ignore.
+func endWith(parent int) error {
+	if err := resetSignals(); err != nil {
+		return err
+	}
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+		return fmt.Errorf("end with the parent: %w", err)
+	}
+	if unix.Getppid() != parent {
+		return errors.New("whoever started the sandbox has ended")
+	}
+	return nil
+}
+
+// waitFor waits for the end of a sandbox that is a child of this process, and ends this
+// process with its status. It returns only if that fails.
+func waitFor(launcher string, child, pidfd int) error {
 	if !ends(pidfd, smallAfter) {
 		// What this process read, opened and inherited is gone then, secrets too.
 		if err := closeOnExec(); err != nil {
 			return err
 		}
-		err = unix.Exec(s.launcher, []string{s.launcher, Wait, strconv.Itoa(child)}, oneProcessor)
-		return fmt.Errorf("start %s: %w", s.launcher, err)
+		err := unix.Exec(launcher, []string{launcher, Wait, strconv.Itoa(child)}, oneProcessor)
+		return fmt.Errorf("start %s: %w", launcher, err)
 	}
 	return passOn(child)
 }

@@ -110,17 +110,35 @@ func (s *Spec) Start(request Request, events int) error {
 			return err
 		}
 	}
-	outer, inside := s.plan(request, network.flags()...)
-	// The flags are in an anonymous file and not in the arguments, which every
-	// user of the host can read and whose size is limited.
-	flags, err := memfile("flags", terminated(slices.Concat(inside, variables)))
+	command := func() (outer, args []string, flags int, err error) {
+		outer, inside := s.plan(request, network.flags()...)
+		// The flags are in an anonymous file and not in the arguments, which every
+		// user of the host can read and whose size is limited.
+		if flags, err = memfile("flags", terminated(slices.Concat(inside, variables))); err != nil {
+			return nil, nil, 0, err
+		}
+		args = append([]string{
+			s.Bubblewrap, "--args", strconv.Itoa(flags), "--seccomp", strconv.Itoa(filter), "--",
+		}, s.command(request)...)
+		return outer, slices.Concat(upper, join, network.command(), args), flags, nil
+	}
+	if network == nil && request.stagesDevices() {
+		request.devices.isStaged = true
+		_, args, flags, err := command()
+		if err != nil {
+			return err
+		}
+		if hasStarted, err := request.devices.startStaged(parent, args); hasStarted {
+			return err
+		}
+		request.devices.isStaged = false
+		// The sandbox would inherit it.
+		_ = unix.Close(flags)
+	}
+	outer, args, _, err := command()
 	if err != nil {
 		return err
 	}
-	args := append([]string{
-		s.Bubblewrap, "--args", strconv.Itoa(flags), "--seccomp", strconv.Itoa(filter), "--",
-	}, s.command(request)...)
-	args = slices.Concat(upper, join, network.command(), args)
 	switch {
 	case outer != nil:
 		flags, err := memfile("outer flags", terminated(outer))
@@ -197,7 +215,11 @@ func (s *Spec) plan(request Request, more ...string) (outer, inside []string) {
 		return to
 	}
 	show := func(from string) string { return showAs("--ro-bind", from) }
-	inside = slices.Concat(s.Flags, s.masks(), more)
+	flags := s.Flags
+	if request.devices != nil && request.devices.isStaged {
+		flags = withStagedDev(flags)
+	}
+	inside = slices.Concat(flags, s.masks(), more)
 	if request.devices != nil {
 		outside, added := request.devices.flags(s.Devices.Store, showAs)
 		outer = append(outer, outside...)

@@ -51,6 +51,7 @@ func (f Finder) Find(spec *jail.Spec, request jail.Request) (*jail.DevicePlan, e
 		links:   map[string]string{},
 		inBase:  map[string]bool{},
 		own:     map[string]own{},
+		free:    map[string]bool{},
 	}
 	for _, path := range spec.Reserved {
 		p.reserve(path, "a folder of the sandbox's own")
@@ -113,8 +114,9 @@ type planner struct {
 	links map[string]string
 	// inBase are the paths below bin, etc and usr that a device brings.
 	inBase map[string]bool
-	// own is what ownAt has found out.
+	// own is what ownAt has found out, and free what isFree has.
 	own   map[string]own
+	free  map[string]bool
 	nodes []node
 	// libraries are the shared libraries that a device brings, by their paths in the
 	// sandbox, with their paths on the host.
@@ -167,7 +169,7 @@ func (p *planner) addAll(edits *cdi.Edits, nodes []string) error {
 	p.addVariables(edits.Variables)
 	p.addGroups(edits.Groups)
 	p.finish()
-	if count := len(p.plan.Before) + len(p.plan.After); count > maxFlags {
+	if count := len(p.plan.Before) + 3*len(p.links) + len(p.plan.After); count > maxFlags {
 		return &jail.Refusal{
 			Problem: fmt.Sprintf("the links and variables of this sandbox's devices are %d arguments of bubblewrap, and it takes at most %d", count, maxFlags),
 			Hint:    "name fewer devices, or have fewer packages in an environment whose devices bring programs",
@@ -181,9 +183,7 @@ func (p *planner) finish() {
 	for _, top := range []string{"bin", "etc", "usr"} {
 		p.base("/" + top)
 	}
-	for _, link := range slices.Sorted(maps.Keys(p.links)) {
-		p.plan.After = append(p.plan.After, "--symlink", p.links[link], link)
-	}
+	p.group()
 	// /dev is a tmpfs without a size.
 	p.plan.After = append(p.plan.After, "--remount-ro", "/dev")
 	p.plan.Usable = p.usable

@@ -39,13 +39,18 @@ func (f Finder) Findings(spec *jail.Spec) []jail.Finding {
 		had.OK, had.Found, had.Fix = false, err.Error(), jail.HintOf(err)
 		return []jail.Finding{all, had}
 	}
-	nodes := 0
+	nodes, others := 0, 0
 	for _, mount := range plan.Mounts {
 		if mount.IsNode {
 			nodes++
+		} else {
+			others++
 		}
 	}
-	had.Found = fmt.Sprintf("device nodes: %d, other files and folders: %d", nodes, len(plan.Mounts)-nodes)
+	for _, folder := range plan.Folders {
+		others += len(folder.Mounts)
+	}
+	had.Found = fmt.Sprintf("device nodes: %d, other files and folders: %d", nodes, others)
 	if len(plan.Groups) > 0 {
 		var groups []string
 		for _, group := range plan.Groups {

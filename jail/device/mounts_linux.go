@@ -66,7 +66,7 @@ func (p *planner) addMount(m cdi.Mount) error {
 	if !isNew {
 		return nil
 	}
-	p.plan.Mounts = append(p.plan.Mounts, jail.DeviceMount{From: real, To: to})
+	p.plan.Mounts = append(p.plan.Mounts, jail.DeviceMount{From: real, To: to, IsFolder: stat.Mode&unix.S_IFMT == unix.S_IFDIR})
 	p.addLibrary(to, real)
 	return nil
 }

@@ -1,0 +1,186 @@
+package jail
+
+import (
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Bubblewrap reads the list of all mounts after each one that it makes, which takes 80 µs.
+// For devices with many files the launcher therefore makes the mounts in a mount namespace
+// of its own, in folders that are one mount each for bubblewrap. Where the kernel refuses a
+// part of that, bubblewrap makes each mount.
+
+// DeviceFolder is a folder of the sandbox that has nothing but what devices bring.
+type DeviceFolder struct {
+	Path string
+	// Mounts and Links are below Path, and no mount is in another.
+	Mounts []DeviceMount
+	Links  []DeviceLink
+}
+
+// DeviceLink is a symbolic link of the sandbox.
+type DeviceLink struct{ Path, Target string }
+
+const (
+	// stagedAt is where the folders are made: every Linux with /sys has it, everybody may
+	// pass through it, and neither bubblewrap nor a device needs what it covers.
+	stagedAt = "/sys/fs"
+	// stagedDev is where /dev is made.
+	stagedDev = stagedAt + "/dev"
+)
+
+func stagedFolder(number int) string { return stagedAt + "/" + strconv.Itoa(number) }
+
+// What bubblewrap makes in /dev where standard output is no terminal.
+var (
+	devNodes = []string{"null", "zero", "full", "random", "urandom", "tty"}
+	devLinks = []DeviceLink{
+		{"fd", "/proc/self/fd"}, {"stdin", "/proc/self/fd/0"}, {"stdout", "/proc/self/fd/1"}, {"stderr", "/proc/self/fd/2"},
+		{"core", "/proc/kcore"}, {"ptmx", "pts/ptmx"},
+	}
+)
+
+// withStagedDev returns flags of bubblewrap with the /dev that the launcher has made in the
+// place of bubblewrap's own.
+func withStagedDev(flags []string) []string {
+	for i := range len(flags) - 1 {
+		if flags[i] == "--dev" && flags[i+1] == "/dev" {
+			return slices.Concat(flags[:i], []string{"--dev-bind", stagedDev, "/dev"}, flags[i+2:])
+		}
+	}
+	return flags
+}
+
+// stagesDevices reports whether the launcher makes the mounts of devices. It does not where
+// there is an outer namespace, from which bubblewrap shows them.
+func (r Request) stagesDevices() bool {
+	if r.devices == nil || len(r.devices.Folders) == 0 || r.devices.needsStore() || r.Project.Overlay || r.Workspace != 0 {
+		return false
+	}
+	// Of a terminal, bubblewrap makes a console.
+	_, err := unix.IoctlGetTermios(unix.Stdout, unix.TCGETS)
+	return err != nil
+}
+
+// stager adds system calls that make mounts.
+type stager struct {
+	childCalls
+	made map[string]bool // folders
+}
+
+// folder makes a folder, with the mode that bubblewrap gives to those on the way to a mount.
+func (s *stager) folder(path string) {
+	if !s.made[path] {
+		s.made[path] = true
+		s.add(unix.SYS_MKDIRAT, here, path, 0o700)
+	}
+}
+
+// parents makes the folders between a root and a path below it.
+func (s *stager) parents(root, name string) {
+	if folder := path.Dir(name); folder != "." {
+		s.parents(root, folder)
+		s.folder(root + "/" + folder)
+	}
+}
+
+func (s *stager) mount(from, root, name string, isFolder bool) {
+	s.parents(root, name)
+	at := root + "/" + name
+	if isFolder {
+		s.folder(at)
+	} else {
+		s.add(unix.SYS_MKNODAT, here, at, unix.S_IFREG|0o444, 0)
+	}
+	s.add(unix.SYS_MOUNT, from, at, 0, unix.MS_BIND|unix.MS_REC)
+}
+
+func (s *stager) link(target, root, name string) {
+	s.parents(root, name)
+	s.add(unix.SYS_SYMLINKAT, target, here, root+"/"+name)
+}
+
+// restrict sets attributes of a mount and of all below it, and leaves their others.
+func (s *stager) restrict(path string, attributes uint64) {
+	s.add(unix.SYS_MOUNT_SETATTR, here, path, unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: attributes}, unix.MOUNT_ATTR_SIZE_VER0)
+}
+
+func (s *stager) write(path, text string) {
+	s.add(unix.SYS_OPENAT, here, path, unix.O_WRONLY|unix.O_CLOEXEC)
+	s.add(unix.SYS_WRITE, opened, text, len(text))
+	s.add(unix.SYS_CLOSE, opened)
+}
+
+// here makes paths relative to the current folder. A constant would not convert.
+var here = unix.AT_FDCWD
+
+// stage returns the system calls with which a child in user and mount namespaces of its own
+// makes the mounts, and becomes a program.
+func (p *DevicePlan) stage(user, group int, args []string) *childCalls {
+	s := &stager{made: map[string]bool{}}
+	// After a change of user, the maps would be root's files.
+	s.add(unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 1)
+	s.write("/proc/self/setgroups", "deny")
+	s.write("/proc/self/uid_map", fmt.Sprintf("%d %d 1", user, user))
+	s.write("/proc/self/gid_map", fmt.Sprintf("%d %d 1", group, group))
+	s.add(unix.SYS_MOUNT, "devices", stagedAt, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755,size=4m")
+	for number, folder := range p.Folders {
+		root := stagedFolder(number)
+		s.folder(root)
+		for _, m := range folder.Mounts {
+			s.mount(m.From, root, strings.TrimPrefix(m.To, folder.Path+"/"), m.IsFolder)
+		}
+		for _, l := range folder.Links {
+			s.link(l.Target, root, strings.TrimPrefix(l.Path, folder.Path+"/"))
+		}
+	}
+	s.folder(stagedDev)
+	s.restrict(stagedAt, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
+	// Bubblewrap makes this one read-only, when its own mount points and links are there.
+	s.add(unix.SYS_MOUNT, "tmpfs", stagedDev, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755")
+	for _, name := range devNodes {
+		s.mount("/dev/"+name, stagedDev, name, false)
+	}
+	for _, l := range devLinks {
+		s.link(l.Target, stagedDev, l.Path)
+	}
+	s.folder(stagedDev + "/shm")
+	s.folder(stagedDev + "/pts")
+	s.add(unix.SYS_MOUNT, "devpts", stagedDev+"/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+	for _, m := range p.Mounts {
+		if m.IsNode {
+			s.mount(m.From, stagedDev, strings.TrimPrefix(m.To, "/dev/"), false)
+		}
+	}
+	s.restrict(stagedDev, unix.MOUNT_ATTR_NOSUID)
+	s.add(unix.SYS_EXECVE, args[0], args, []string{})
+	return &s.childCalls
+}
+
+// startStaged starts a command line of bubblewrap where the mounts of the devices have been
+// made, and waits for its end. It returns only if that fails. Where hasStarted is false,
+// this system does not let this user make the mounts, and nothing has started.
+func (p *DevicePlan) startStaged(parent int, args []string) (hasStarted bool, err error) {
+	launcher, err := os.Executable()
+	if err != nil {
+		return false, nil
+	}
+	calls := p.stage(os.Geteuid(), os.Getegid(), args)
+	if calls.err != nil {
+		return false, nil
+	}
+	if err := endWith(parent); err != nil {
+		return true, err
+	}
+	child, pidfd, failed, err := forkAndCall(unix.CLONE_NEWUSER|unix.CLONE_NEWNS, calls)
+	if err != nil || failed != nil {
+		return false, nil
+	}
+	return true, waitFor(launcher, child, pidfd)
+}

@@ -1,0 +1,222 @@
+package devices_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+)
+
+// describe has code write what is in the folders to which devices bring something: each
+// file with its mode, owner and contents, each mount with its options, and what cannot be
+// changed.
+const describe = `
+import json, os, stat
+r = {"files": {}, "mounts": {}, "changed": [], "staged": False}
+tops = ("/dev", "/opt", "/usr/lib")
+for line in open("/proc/self/mountinfo"):
+    fields, more = line.split(" - ")
+    path, options = fields.split()[4:6]
+    if more.startswith("tmpfs devices "):
+        r["staged"] = True
+    elif path.startswith(tops):
+        r["mounts"][path] = sorted(options.split(","))
+def attempt(path, change):
+    try:
+        change()
+        r["changed"].append(path)
+    except OSError:
+        pass
+for top in tops:
+    for folder, folders, files in os.walk(top):
+        for name in folders + files:
+            path = os.path.join(folder, name)
+            s = os.lstat(path)
+            entry = [oct(s.st_mode), s.st_uid, s.st_gid, s.st_rdev]
+            if stat.S_ISLNK(s.st_mode):
+                entry.append(os.readlink(path))
+            elif stat.S_ISREG(s.st_mode):
+                entry.append(open(path).read())
+                attempt(path, lambda: open(path, "r+"))
+                attempt(path, lambda: os.chmod(path, 0o777))
+            # Of the folder of terminals, the owner is one whom one of the namespaces lacks.
+            if path != "/dev/pts":
+                r["files"][path] = entry
+        if folder != "/dev/shm":
+            attempt(folder, lambda: open(folder + "/made", "w"))
+r["zeros"] = open("/dev/gpu/zero", "rb").read(2) == bytes(2)
+open("/dev/gpu/null", "w").write("x")
+print(json.dumps(r))
+`
+
+// As describe writes it.
+type described struct {
+	Files   map[string][]any
+	Mounts  map[string][]string
+	Changed []string
+	Staged  bool
+	Zeros   bool
+}
+
+// startFrom starts a program from a thread of its own, after prepare has changed what
+// belongs to that thread, as a user where that is not 0.
+func (m machine) startFrom(program, code string, user int, prepare func() error) (out, errs string, status int) {
+	m.t.Helper()
+	cmd := exec.CommandContext(m.t.Context(), program)
+	cmd.Env = []string{"NIX_SANDBOX_CDI=" + m.dir + "/cdi"}
+	cmd.Dir = "/"
+	cmd.Stdin = strings.NewReader(code)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if user != 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}}
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and the thread ends with this
+		done <- errors.Join(prepare(), cmd.Run())
+	}()
+	if err := <-done; err != nil && cmd.ProcessState == nil {
+		m.t.Fatal(err)
+	}
+	return stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()
+}
+
+// withoutCall has the kernel say to this thread, and to the programs that it starts, that
+// it does not have a system call.
+func withoutCall(number uint32) error {
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: number},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	return errors.Join(
+		unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
+		unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0))
+}
+
+// The launcher makes the mounts of devices before bubblewrap where it can, and bubblewrap
+// makes each where it cannot: code sees the same, for every user who starts a sandbox.
+func TestDevices_MountsBeforeBubblewrap(t *testing.T) {
+	users := []int{os.Geteuid()}
+	if users[0] == 0 {
+		users = append(users, 1000)
+	}
+	m := newMachine(t)
+	for _, name := range []string{"lib/libone.so.1", "lib/libtwo.so.2.1", "opt/tool", "share/text", "noexec/libthree.so.3"} {
+		m.file(name, "the text of "+name)
+	}
+	must.Do(t, os.MkdirAll(filepath.Join(m.dir, "share/inner"), 0o755))
+	m.link("/dev/zero", "dev/zero")
+	m.link("/dev/null", "dev/null")
+	m.link("../zero", "dev/by-path/card")
+	m.specification("gpu.yaml", `
+cdiVersion: 0.5.0
+kind: vendor.example/gpu
+devices:
+- name: hostile
+  containerEdits:
+    mounts:
+    - {hostPath: DIR/opt/tool, containerPath: /opt/vendor/tool}
+    - {hostPath: DIR/share, containerPath: /opt/vendor/share}
+    - {hostPath: /proc, containerPath: /opt/vendor/proc}
+- name: all
+  containerEdits:
+    deviceNodes:
+    - {path: /dev/gpu/zero, hostPath: DIR/dev/zero}
+    - {path: /dev/gpu/null, hostPath: DIR/dev/null}
+    mounts:
+    - {hostPath: DIR/lib/libone.so.1, containerPath: /usr/lib/x86_64-linux-gnu/libone.so.1}
+    - {hostPath: DIR/lib/libtwo.so.2.1, containerPath: /usr/lib/x86_64-linux-gnu/libtwo.so.2.1, options: [rw]}
+    - {hostPath: DIR/noexec/libthree.so.3, containerPath: /usr/lib/vendor/libthree.so.3}
+    - {hostPath: DIR/opt/tool, containerPath: /opt/vendor/tool}
+    - {hostPath: DIR/share, containerPath: /opt/vendor/share, options: [rw, rbind]}
+    - {hostPath: DIR/dev/by-path, containerPath: /dev/gpu/by-path}
+    hooks:
+    - {hookName: createContainer, path: /bin/x, args: [x, create-symlinks, --link, "libtwo.so.2.1::/usr/lib/x86_64-linux-gnu/libtwo.so"]}
+`)
+	program := m.sandbox("run", []string{"vendor.example/gpu=all"}, nil)
+	hostile := m.sandbox("run", []string{"vendor.example/gpu=hostile"}, nil)
+	for _, folder := range []string{filepath.Dir(program), filepath.Dir(hostile)} {
+		must.Do(t, os.Chmod(folder, 0o755))
+	}
+	// Mounts of the host whose own options stay, and a mount in a folder that is shown.
+	mounts := func() error {
+		if users[0] != 0 {
+			return nil
+		}
+		return errors.Join(
+			unix.Unshare(unix.CLONE_NEWNS),
+			unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+			unix.Mount(m.dir+"/noexec", m.dir+"/noexec", "", unix.MS_BIND, ""),
+			unix.Mount("", m.dir+"/noexec", "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_NOEXEC|unix.MS_NOATIME, ""),
+			unix.Mount("inner", m.dir+"/share/inner", "tmpfs", 0, "mode=777,size=64k"),
+			os.WriteFile(m.dir+"/share/inner/file", []byte("inner"), 0o666))
+	}
+	run := func(user int, prepare func() error) described {
+		t.Helper()
+		out, errs, status := m.startFrom(program, describe, user, prepare)
+		var r described
+		if status != 0 || errs != "" || json.Unmarshal([]byte(out), &r) != nil {
+			t.Fatalf("user %d: status %d: %s%s", user, status, out, errs)
+		}
+		return r
+	}
+	for _, user := range users {
+		staged := run(user, mounts)
+		each := run(user, func() error { return errors.Join(mounts(), withoutCall(unix.SYS_MOUNT_SETATTR)) })
+		if !staged.Staged || each.Staged {
+			t.Errorf("user %d: the launcher makes the mounts: %v, and without mount_setattr %v, want true and false", user, staged.Staged, each.Staged)
+		}
+		each.Staged = true
+		if diff := cmp.Diff(each, staged); diff != "" {
+			t.Errorf("user %d: mounts by bubblewrap and by the launcher differ: %s", user, diff)
+		}
+		if len(staged.Changed) > 0 || !staged.Zeros {
+			t.Errorf("user %d: code has changed %q, and reads zeros from the node: %v", user, staged.Changed, staged.Zeros)
+		}
+		for path, want := range map[string][]string{
+			"/usr/lib/x86_64-linux-gnu/libone.so.1":   {"ro", "nosuid", "nodev"},
+			"/usr/lib/x86_64-linux-gnu/libtwo.so.2.1": {"ro", "nosuid", "nodev"},
+			"/usr/lib/vendor/libthree.so.3":           {"ro", "nosuid", "nodev", "noexec", "noatime"},
+			"/opt/vendor/share":                       {"ro", "nosuid", "nodev"},
+			"/opt/vendor/share/inner":                 {"ro", "nosuid", "nodev"},
+			"/dev":                                    {"ro", "nosuid", "nodev"},
+			"/dev/gpu/zero":                           {"nosuid"},
+		} {
+			if users[0] != 0 && (strings.Contains(path, "inner") || strings.Contains(path, "vendor/lib")) {
+				continue
+			}
+			got := staged.Mounts[path]
+			for _, option := range want {
+				if !slices.Contains(got, option) {
+					t.Errorf("user %d: %s has the options %q, want %q", user, path, got, want)
+				}
+			}
+			if strings.HasPrefix(path, "/dev/gpu") && slices.Contains(got, "nodev") {
+				t.Errorf("user %d: %s cannot be a device node: %q", user, path, got)
+			}
+		}
+		if got := staged.Files["/usr/lib/x86_64-linux-gnu/libtwo.so"]; len(got) != 5 || got[4] != "libtwo.so.2.1" {
+			t.Errorf("user %d: the link of a hook is %q", user, got)
+		}
+		if out, errs, status := m.startFrom(hostile, describe, user, mounts); status != 125 || out != "" || !strings.Contains(errs, "shows the machine itself") {
+			t.Errorf("user %d: with a hostile specification: status %d: %s%s", user, status, out, errs)
+		}
+	}
+}
