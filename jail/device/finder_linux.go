@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -36,12 +37,25 @@ const maxFlags = 6000
 
 // Finder finds devices of this machine. It is a [jail.DeviceFinder].
 type Finder struct {
-	// Folders is the value of [FoldersVariable].
-	Folders string
+	folders []string
+	read    func() *cdi.Registry // once
 }
 
+// NewFinder returns one that reads specifications in the folders of the standard, and in
+// those of a value of [FoldersVariable].
+func NewFinder(more string) *Finder {
+	folders := cdi.Folders(more)
+	return &Finder{folders, sync.OnceValue(func() *cdi.Registry { return cdi.Read(folders, os.Geteuid()) })}
+}
+
+// Begin begins to read the specifications, which takes as long as all that the launcher
+// does until it needs them.
+func (f *Finder) Begin() { go f.read() }
+
 // Find returns what a sandbox gets for its devices.
-func (f Finder) Find(spec *jail.Spec, request jail.Request) (*jail.DevicePlan, error) {
+func (f *Finder) Find(spec *jail.Spec, request jail.Request) (*jail.DevicePlan, error) {
+	// Always, so that nothing else of this process runs when it changes its user.
+	registry := f.read()
 	p := &planner{
 		spec: spec, user: os.Geteuid(),
 		plan:    &jail.DevicePlan{},
@@ -70,7 +84,7 @@ func (f Finder) Find(spec *jail.Spec, request jail.Request) (*jail.DevicePlan, e
 	edits := &cdi.Edits{}
 	if len(names) > 0 {
 		var err error
-		if edits, err = cdi.Read(cdi.Folders(f.Folders), p.user).Find(names); err != nil {
+		if edits, err = registry.Find(names); err != nil {
 			return nil, missing(err)
 		}
 	}

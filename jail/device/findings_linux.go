@@ -6,15 +6,14 @@ import (
 	"strings"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/cdi"
 )
 
 // Findings says which devices there are, and which of them the sandbox can have, in the
 // sentences with which a start would be refused.
-func (f Finder) Findings(spec *jail.Spec) []jail.Finding {
-	registry := cdi.Read(cdi.Folders(f.Folders), os.Geteuid())
+func (f *Finder) Findings(spec *jail.Spec) []jail.Finding {
+	registry := f.read()
 	names := registry.Names()
-	all := jail.Finding{Name: "CDI names", OK: true, Found: "none in " + strings.Join(cdi.Folders(f.Folders), ", ")}
+	all := jail.Finding{Name: "CDI names", OK: true, Found: "none in " + strings.Join(f.folders, ", ")}
 	if len(names) > 0 {
 		all.Found = strings.Join(names, ", ")
 	}

@@ -2,7 +2,6 @@ package device
 
 import (
 	"bytes"
-	"debug/elf"
 	"encoding/binary"
 	"io"
 
@@ -16,11 +15,20 @@ const (
 	maxSoname  = 255     // bytes, as of any file's name
 )
 
-// The sizes of what elf(5) describes, in bytes.
+// What elf(5) describes: sizes in bytes, and the numbers of package debug/elf, which would
+// bring readers of compressed sections into each start.
 const (
 	headerSize  = 64
 	segmentSize = 56
 	dynamicSize = 16
+
+	// The magic number, 64 bits, and the least significant byte first.
+	beginsWith = "\x7fELF\x02\x01"
+
+	segmentLoaded  = 1 // PT_LOAD
+	segmentDynamic = 2 // PT_DYNAMIC
+	dynamicStrings = 5 // DT_STRTAB
+	dynamicSoname  = 14
 )
 
 // sonameOf returns the name by which programs load a library, or "" where it has none. It
@@ -53,7 +61,7 @@ func (d descriptor) ReadAt(into []byte, at int64) (int, error) {
 
 // segment is a program header.
 type segment struct {
-	kind                  elf.ProgType
+	kind                  uint32
 	offset, address, size uint64
 }
 
@@ -64,8 +72,7 @@ func soname(file io.ReaderAt) string {
 	beginning := make([]byte, headerSize+maxHeaders*segmentSize)
 	n, _ := file.ReadAt(beginning, 0)
 	header := beginning[:n]
-	if n < headerSize || string(header[:elf.EI_CLASS]) != elf.ELFMAG || header[elf.EI_CLASS] != byte(elf.ELFCLASS64) ||
-		header[elf.EI_DATA] != byte(elf.ELFDATA2LSB) {
+	if n < headerSize || !bytes.HasPrefix(header, []byte(beginsWith)) {
 		return ""
 	}
 	at, count := number.Uint64(header[32:]), int(number.Uint16(header[56:]))
@@ -83,11 +90,11 @@ func soname(file io.ReaderAt) string {
 	var dynamic []byte
 	for ; count > 0; count, table = count-1, table[segmentSize:] {
 		s := segment{
-			elf.ProgType(number.Uint32(table)),
+			number.Uint32(table),
 			number.Uint64(table[8:]), number.Uint64(table[16:]), number.Uint64(table[32:]),
 		}
 		segments = append(segments, s)
-		if s.kind == elf.PT_DYNAMIC && s.size <= maxDynamic {
+		if s.kind == segmentDynamic && s.size <= maxDynamic {
 			dynamic = make([]byte, s.size/dynamicSize*dynamicSize)
 			if n, _ := file.ReadAt(dynamic, int64(s.offset)); n < len(dynamic) {
 				return ""
@@ -96,10 +103,10 @@ func soname(file io.ReaderAt) string {
 	}
 	var strings, offset uint64
 	for ; len(dynamic) > 0; dynamic = dynamic[dynamicSize:] {
-		switch value := number.Uint64(dynamic[8:]); elf.DynTag(number.Uint64(dynamic)) {
-		case elf.DT_STRTAB:
+		switch value := number.Uint64(dynamic[8:]); number.Uint64(dynamic) {
+		case dynamicStrings:
 			strings = value
-		case elf.DT_SONAME:
+		case dynamicSoname:
 			offset = value
 		}
 	}
@@ -108,7 +115,7 @@ func soname(file io.ReaderAt) string {
 	}
 	// The table of strings has an address, as it will be in memory.
 	for _, s := range segments {
-		if s.kind != elf.PT_LOAD || strings < s.address || strings-s.address >= s.size {
+		if s.kind != segmentLoaded || strings < s.address || strings-s.address >= s.size {
 			continue
 		}
 		text := make([]byte, maxSoname+1)

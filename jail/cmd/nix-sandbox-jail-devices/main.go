@@ -18,4 +18,4 @@ var version = "unknown"
 // therefore is the one that becomes the sandbox.
 func init() { runtime.LockOSThread() }
 
-func main() { jail.Main(version, device.Finder{Folders: os.Getenv(device.FoldersVariable)}) }
+func main() { jail.Main(version, device.NewFinder(os.Getenv(device.FoldersVariable))) }
