@@ -15,7 +15,7 @@
 //	LANGUAGE elsewhere: REASON
 //	                      it cannot run in the tests, because of REASON
 //
-// A block with the last word needs=PROGRAM is skipped where there is no such program;
+// A block with the last word needs=PROGRAM,… is skipped where a program is missing;
 // claude and codex are those of tests/clients. The blocks of a page run in order.
 package docs
 
@@ -33,7 +33,7 @@ type block struct {
 	// verb is run, output, file, config, call, client, drawing, elsewhere or, if
 	// the info string is empty, nothing. value is the text after the verb.
 	verb, value string
-	needs       string // a program
+	needs       string // programs, with commas between them
 	text        string
 }
 

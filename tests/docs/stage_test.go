@@ -21,6 +21,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
@@ -102,20 +103,75 @@ func TestPages_LinksLeadSomewhere(t *testing.T) {
 }
 
 var (
-	codePath = regexp.MustCompile(`^(agent|docs|examples|jail|modules|nix|runtime|setup|templates|tests)/[a-zA-Z0-9_./-]*$`)
-	codeTest = regexp.MustCompile(`^(Test[A-Z][A-Za-z0-9_]*)(…?)$`)
-	testFunc = regexp.MustCompile(`(?m)^func (Test[A-Za-z0-9_]*)\(`)
+	codePath = regexp.MustCompile(`^(agent|deploy|docs|examples|jail|modules|network|nix|runtime|setup|templates|tests)/[a-zA-Z0-9_./-]*$`)
+	codeTest = regexp.MustCompile(`^((?:Test|Fuzz)[A-Z][A-Za-z0-9_]*)(…?)$`)
+	testFunc = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)[A-Za-z0-9_]*)\(`)
+	// testsOf is a folder with tests of its packages, in a table: `FOLDER` (`TestOne`, `TestTwo…`).
+	testsOf = regexp.MustCompile("`([a-z0-9/-]+)` \\(([^()]*)\\)")
 )
 
-// Every path of the checkout and every test that a page names exists.
-func TestPages_NameWhatExists(t *testing.T) {
-	var tests []string
+// declared returns the names of the checkout's tests by their files.
+func declared(t *testing.T) map[string][]string {
+	t.Helper()
+	tests := map[string][]string{}
 	for _, name := range files(t, "_test.go") {
 		text := must.Get(os.ReadFile(filepath.Join(root(t), name)))(t)
 		for _, match := range testFunc.FindAllSubmatch(text, -1) {
-			tests = append(tests, string(match[1]))
+			tests[name] = append(tests[name], string(match[1]))
 		}
 	}
+	return tests
+}
+
+// isDeclared reports whether a file below the folder has the test, or one whose name
+// begins so where the name ends with "…".
+func isDeclared(tests map[string][]string, folder, name string) bool {
+	start, isStart := strings.CutSuffix(name, "…")
+	for file, names := range tests {
+		if strings.HasPrefix(file, folder) && slices.ContainsFunc(names, func(test string) bool {
+			return test == start || isStart && strings.HasPrefix(test, start)
+		}) {
+			return true
+		}
+	}
+	return false
+}
+
+// Each promise of SECURITY.md names a test, and those in parentheses are in the folder
+// before them.
+func TestSecurity_NamesTheTestsOfItsPromises(t *testing.T) {
+	tests := declared(t)
+	text := must.Get(os.ReadFile(filepath.Join(root(t), "SECURITY.md")))(t)
+	promises, named := 0, 0
+	for line := range strings.Lines(string(text)) {
+		cells := strings.Split(strings.Trim(line, "| \n"), " | ")
+		if !strings.HasPrefix(line, "|") || strings.HasPrefix(cells[0], "promise") || strings.HasPrefix(cells[0], "---") {
+			continue
+		}
+		promises++
+		if len(cells) != 3 || !strings.Contains(cells[2], "`") {
+			t.Errorf("no test is named for %q", cells[0])
+			continue
+		}
+		for _, match := range testsOf.FindAllStringSubmatch(cells[2], -1) {
+			for _, name := range strings.Split(match[2], ", ") {
+				if name = strings.Trim(name, "`"); codeTest.MatchString(name) {
+					named++
+					if !isDeclared(tests, match[1], name) {
+						t.Errorf("%q: %s has no %s", cells[0], match[1], name)
+					}
+				}
+			}
+		}
+	}
+	if promises < 40 || named < 40 {
+		t.Errorf("%d promises with %d tests by name were found", promises, named)
+	}
+}
+
+// Every path of the checkout and every test that a page names exists.
+func TestPages_NameWhatExists(t *testing.T) {
+	tests := declared(t)
 	checked := 0
 	for name, p := range pages(t) {
 		for _, span := range p.code {
@@ -125,12 +181,9 @@ func TestPages_NameWhatExists(t *testing.T) {
 					t.Errorf("%s:%d: `%s`: there is no such file or folder", name, span.line, span.text)
 				}
 			}
-			if match := codeTest.FindStringSubmatch(span.text); match != nil {
+			if codeTest.MatchString(span.text) {
 				checked++
-				exists := slices.ContainsFunc(tests, func(test string) bool {
-					return test == match[1] || match[2] != "" && strings.HasPrefix(test, match[1])
-				})
-				if !exists {
+				if !isDeclared(tests, "", span.text) {
 					t.Errorf("%s:%d: `%s`: there is no such test", name, span.line, span.text)
 				}
 			}
@@ -138,6 +191,23 @@ func TestPages_NameWhatExists(t *testing.T) {
 	}
 	if checked == 0 {
 		t.Error("no page names a path or a test")
+	}
+}
+
+// What needs a program that there is not is skipped with its output.
+func TestStage_SkipsWhatLacksAProgram(t *testing.T) {
+	s := newStage(t)
+	s.test("page", []block{
+		{verb: "run", text: "echo first"},
+		{verb: "run", text: "echo second", needs: "sh,no-such-program"},
+		{verb: "output", text: "second\n"},
+	})
+	if s.printed != "first\n" {
+		t.Errorf("printed %q", s.printed)
+	}
+	s.test("page", []block{{verb: "run", text: "echo third", needs: "sh,bash"}, {verb: "output", text: "third\n"}})
+	if s.printed != "third\n" {
+		t.Errorf("printed %q", s.printed)
 	}
 }
 
@@ -159,14 +229,7 @@ func TestPages(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t)
-			for _, b := range all[name].blocks {
-				s.location = fmt.Sprintf("%s:%d", name, b.line)
-				if b.needs != "" && !s.has(b.needs) {
-					t.Logf("%s: skipped: there is no %s here", s.location, b.needs)
-					continue
-				}
-				s.test(b)
-			}
+			s.test(name, all[name].blocks)
 			if name == "examples/data-analysis/README.md" && !t.Failed() {
 				s.picture(filepath.Join(root(t), "examples/data-analysis/revenue.png"))
 			}
@@ -198,6 +261,12 @@ func newStage(t *testing.T) *stage {
 	if clients, ok := undertest.InstalledClients(t); ok {
 		path = filepath.Dir(clients.Node) + ":" + path
 	}
+	// A page that fails would leave what it started for the next one to meet.
+	t.Cleanup(func() {
+		for _, pid := range procfs.WithVariable("HOME", s.home) {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
 	s.environ = append(s.environ, "HOME="+s.home, "PATH="+path, "TMPDIR="+s.home, "LANG=C.UTF-8", "NIX_CONFIG="+os.Getenv("NIX_CONFIG"))
 	return s
 }
@@ -242,10 +311,13 @@ exec %s "${verb[@]}" "${rest[@]}"
 	return folder
 }
 
-// has reports whether the commands of the page have a program.
-func (s *stage) has(program string) bool {
+// has reports whether the commands of the page have these programs, which commas separate.
+func (s *stage) has(programs string) bool {
 	s.t.Helper()
-	_, err := s.output(exec.Command("bash", "-c", "type -P "+program))
+	if programs == "" {
+		return true
+	}
+	_, err := s.output(exec.Command("bash", "-c", `IFS=,; for program in $1; do type -P "$program" || exit 1; done`, "has", programs))
 	return err == nil
 }
 
@@ -254,8 +326,28 @@ func (s *stage) fail(format string, values ...any) {
 	s.t.Errorf("%s: %s", s.location, fmt.Sprintf(format, values...))
 }
 
-// test tests a block by its verb.
-func (s *stage) test(b block) {
+// test tests the blocks of a page, in order.
+func (s *stage) test(name string, blocks []block) {
+	s.t.Helper()
+	lacking := "" // what the last run needs
+	for _, b := range blocks {
+		s.location = fmt.Sprintf("%s:%d", name, b.line)
+		if b.verb != "output" {
+			lacking = ""
+			if !s.has(b.needs) {
+				lacking = b.needs
+			}
+		}
+		if lacking != "" {
+			s.t.Logf("%s: skipped: it needs %s", s.location, lacking)
+			continue
+		}
+		s.block(b)
+	}
+}
+
+// block tests a block by its verb.
+func (s *stage) block(b block) {
 	s.t.Helper()
 	switch b.verb {
 	case "nothing":
