@@ -31,6 +31,9 @@ func auditCommand(std streams) *cobra.Command {
 	return cmd
 }
 
+// whichLog is the hint where a file cannot be read.
+const whichLog = "name the file that NIX_SANDBOX_AUDIT or audit_file names"
+
 // verifyAudit verifies the files of a log from the oldest on.
 func verifyAudit(out io.Writer, path, last string) error {
 	chain := audit.Chain{Wanted: last}
@@ -45,10 +48,14 @@ func verifyAudit(out io.Writer, path, last string) error {
 			continue
 		}
 		if err != nil {
-			return &ending{failed, err.Error(), "name the file that NIX_SANDBOX_AUDIT or audit_file names"}
+			return &ending{failed, err.Error(), whichLog}
 		}
 		err = chain.Verify(file)
 		file.Close()
+		var read *fs.PathError
+		if errors.As(err, &read) {
+			return &ending{failed, fmt.Sprintf("%s cannot be read: %v", name, read.Err), whichLog}
+		}
 		if err != nil {
 			return &ending{failed, fmt.Sprintf("%s, %v", name, err), "the records before that line are as they were written; do not rely on those from it on"}
 		}

@@ -267,9 +267,17 @@ func (e *listenError) Unwrap() []error { return []error{e.wrong, e.cause} }
 
 // cannotListen returns the error of an address.
 func cannotListen(address string, err error) error {
+	var of *net.OpError
+	if errors.As(err, &of) {
+		err = of.Err
+	}
 	var call *os.SyscallError
 	if errors.As(err, &call) {
 		err = call.Err
 	}
-	return &listenError{&config.Error{Problem: fmt.Sprintf("listen at %s: %v", address, err), Hint: "end what listens there, or choose another address"}, err}
+	hint := "choose an address of this machine and a port that the server may use"
+	if errors.Is(err, syscall.EADDRINUSE) {
+		hint = "end what listens there, or choose another address"
+	}
+	return &listenError{&config.Error{Problem: fmt.Sprintf("listen at %s: %v", address, err), Hint: hint}, err}
 }

@@ -64,7 +64,7 @@ func appendLine(path, line string) error {
 		err = problem.Err
 	}
 	if err != nil {
-		return fmt.Errorf("the line could not be added to %s: %w", path, err)
+		return &ending{failed, fmt.Sprintf("the line could not be added to %s: %v", path, err), "name a file that you may write, in a folder that exists"}
 	}
 	return nil
 }
