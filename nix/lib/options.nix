@@ -120,6 +120,16 @@ let
       default = 8192;
       doc = "Memory of all its sandboxes together, as their limits say it.";
     };
+    memory_used_mb = {
+      type = types.integer 16 16777216;
+      nullable = true;
+      doc = "Memory that all its sandboxes together may really use, in MiB, with what their jails need. Where they would use more, the kernel ends one of them. It needs control groups. Left out, there is no such limit.";
+    };
+    pids = {
+      type = types.integer 16 4194304;
+      nullable = true;
+      doc = "Processes and threads of all its sandboxes together, with those of their jails. Beyond it, none can start in any of them. It needs control groups. Left out, there is no such limit.";
+    };
   };
 
   # The table of a network.

@@ -35,7 +35,7 @@
   # There is always a class for those who have none.
   serve = serve // {
     quotas = {
-      default = lib.mapAttrs (_: row: row.default) options.serve.quotas.type.each;
+      default = lib.mapAttrs (_: row: row.default or null) options.serve.quotas.type.each;
     }
     // serve.quotas;
   };

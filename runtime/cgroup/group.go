@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"syscall"
 	"time"
 
@@ -65,63 +65,71 @@ func (l Limits) With(more Limits) Limits {
 
 // Group is a sandbox's control group.
 type Group struct {
+	tree   *Tree
+	limits Limits
+
+	mu     sync.Mutex
 	folder string
 	handle *os.File
+	leave  func() error // the owner's group, when this one has been removed
+	left   string       // an earlier folder that is still there; empty where none is
 }
 
-// New makes a group with these limits, with no process in it.
-func (t *Tree) New(limits Limits) (_ *Group, err error) {
+// New makes a group of an owner with these limits, with no process in it.
+func (t *Tree) New(limits Limits, owner Owner) (_ *Group, err error) {
 	if t == nil {
 		return nil, nil
 	}
-	name := fmt.Sprintf("%s%d-%d", prefix, os.Getpid(), atomic.AddUint64(&t.count, 1))
-	g := &Group{folder: filepath.Join(t.folder, name)}
-	if err := os.Mkdir(g.folder, 0o755); err != nil {
-		return nil, fmt.Errorf("make the sandbox's control group: %w", err)
+	if limits.CPUs > 0 && !t.cpu {
+		return nil, &Unavailable{
+			Problem: "processors cannot be limited: the controller cpu was not delegated",
+			Hint:    "leave cpus out, or delegate it: Delegate=cpu memory pids",
+		}
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, unix.Rmdir(g.folder))
-		}
-	}()
-	for _, s := range limits.settings() {
-		if s.controller == "cpu" && !t.cpu {
-			return nil, &Unavailable{
-				Problem: "processors cannot be limited: the controller cpu was not delegated",
-				Hint:    "leave cpus out, or delegate it: Delegate=cpu memory pids",
-			}
-		}
-		err := write(g.folder, s.file, s.value)
-		if err != nil && !(s.optional && errors.Is(err, os.ErrNotExist)) {
-			return nil, fmt.Errorf("set %s of the sandbox's control group to %s: %w", s.file, s.value, err)
-		}
+	above, leave, err := t.join(owner)
+	if err != nil {
+		return nil, err
+	}
+	g := &Group{tree: t, limits: limits, folder: filepath.Join(above, fresh(prefix)), leave: leave}
+	if err := makeGroup(g.folder, limits.ofSandbox()); err != nil {
+		return nil, errors.Join(fmt.Errorf("make the sandbox's control group: %w", err), leave())
 	}
 	if g.handle, err = os.OpenFile(g.folder, unix.O_DIRECTORY|os.O_RDONLY, 0); err != nil {
-		return nil, fmt.Errorf("open the sandbox's control group: %w", err)
+		return nil, errors.Join(fmt.Errorf("open the sandbox's control group: %w", err), unix.Rmdir(g.folder), leave())
 	}
 	return g, nil
 }
 
 // setting is a value for a file of a group.
 type setting struct {
-	controller, file, value string
-	optional                bool // a kernel without it has nothing to limit
+	file, value string
+	optional    bool // a kernel without it has nothing to limit
 }
 
+// settings are the limits as they are.
 func (l Limits) settings() []setting {
 	var out []setting
 	if l.Memory > 0 {
 		out = append(out,
-			setting{"memory", "memory.max", strconv.FormatInt(l.Memory+ownMemory, 10), false},
-			setting{"memory", "memory.swap.max", "0", true},
-			setting{"memory", "memory.oom.group", "1", false})
+			setting{"memory.max", strconv.FormatInt(l.Memory, 10), false},
+			setting{"memory.swap.max", "0", true})
 	}
 	if l.Tasks > 0 {
-		out = append(out, setting{"pids", "pids.max", strconv.Itoa(l.Tasks + ownTasks), false})
+		out = append(out, setting{"pids.max", strconv.Itoa(l.Tasks), false})
 	}
 	if l.CPUs > 0 {
 		quota := max(time.Duration(l.CPUs*float64(period)), minQuota)
-		out = append(out, setting{"cpu", "cpu.max", fmt.Sprintf("%d %d", quota.Microseconds(), period.Microseconds()), false})
+		out = append(out, setting{"cpu.max", fmt.Sprintf("%d %d", quota.Microseconds(), period.Microseconds()), false})
+	}
+	return out
+}
+
+// ofSandbox are the limits of code as those of its sandbox, which the kernel ends as a
+// whole.
+func (l Limits) ofSandbox() []setting {
+	out := l.With(Limits{Memory: ownMemory, Tasks: ownTasks}).settings()
+	if l.Memory > 0 {
+		out = append(out, setting{"memory.oom.group", "1", false})
 	}
 	return out
 }
@@ -134,17 +142,28 @@ func (g *Group) Apply(attr *syscall.SysProcAttr) {
 	attr.UseCgroupFD, attr.CgroupFD = true, int(g.handle.Fd())
 }
 
-// Killed returns how many processes of the group the kernel killed so far
-// because the group used too much memory.
-func (g *Group) Killed() (int64, error) {
+// Killed is what the kernel killed of a group because memory was short.
+type Killed struct {
+	Processes int64
+	// ByOwner says that the group itself kept its limit: all groups of its owner together
+	// used what the owner may use.
+	ByOwner bool
+}
+
+// Killed returns what the kernel has killed of the group so far.
+func (g *Group) Killed() (Killed, error) {
 	if g == nil {
-		return 0, nil
+		return Killed{}, nil
 	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	events, err := read(g.folder, "memory.events")
 	if err != nil {
-		return 0, fmt.Errorf("read the sandbox's control group: %w", err)
+		return Killed{}, fmt.Errorf("read the sandbox's control group: %w", err)
 	}
-	return value(events, "oom_kill"), nil
+	// Where the whole machine lacks memory, no group has met its limit.
+	ofOwner, _ := read(filepath.Dir(g.folder), "memory.events.local")
+	return Killed{value(events, "oom_kill"), value(events, "oom") == 0 && value(ofOwner, "oom") > 0}, nil
 }
 
 // value returns the number after a key, of lines of a key and a number.
@@ -163,13 +182,20 @@ func (g *Group) Kill() error {
 	if g == nil {
 		return nil
 	}
-	err := write(g.folder, "cgroup.kill", "1")
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return killAll(g.folder)
+}
+
+// killAll ends every process of a group.
+func killAll(folder string) error {
+	err := write(folder, "cgroup.kill", "1")
 	if !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	// Kernels before 5.14 lack cgroup.kill, so each process is killed by its id. One
 	// of them is process 1 of the sandbox, whose end ends all the others.
-	pids, err := readFields(g.folder, "cgroup.procs")
+	pids, err := readFields(folder, "cgroup.procs")
 	for _, word := range pids {
 		if pid, err := strconv.Atoi(word); err == nil && pid > 1 {
 			_ = unix.Kill(pid, unix.SIGKILL)
@@ -178,14 +204,25 @@ func (g *Group) Kill() error {
 	return err
 }
 
-// Close ends every process of the group and removes it. It waits for them
-// until ctx is done, and then fails.
+// Close ends every process of the group and removes it, and its owner's where it is the
+// last one there. It waits for them until ctx is done, and then fails.
 func (g *Group) Close(ctx context.Context) error {
 	if g == nil {
 		return nil
 	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	g.handle.Close()
-	err := g.Kill()
+	err := remove(ctx, g.folder)
+	if g.left != "" {
+		err = errors.Join(err, remove(ctx, g.left))
+	}
+	return errors.Join(err, g.leave())
+}
+
+// remove ends every process of a group and removes it.
+func remove(ctx context.Context, folder string) error {
+	err := killAll(folder)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil // removed already
 	}
@@ -193,16 +230,16 @@ func (g *Group) Close(ctx context.Context) error {
 		return fmt.Errorf("end the sandbox's control group: %w", err)
 	}
 	for {
-		err := unix.Rmdir(g.folder)
+		err := unix.Rmdir(folder)
 		if err == nil || errors.Is(err, os.ErrNotExist) {
 			return nil
 		}
 		if !errors.Is(err, unix.EBUSY) {
-			return fmt.Errorf("remove the sandbox's control group: %w", &os.PathError{Op: "rmdir", Path: g.folder, Err: err})
+			return fmt.Errorf("remove the sandbox's control group: %w", &os.PathError{Op: "rmdir", Path: folder, Err: err})
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("processes are left in the sandbox's control group %s: %w", g.folder, ctx.Err())
+			return fmt.Errorf("processes are left in the sandbox's control group %s: %w", folder, ctx.Err())
 		case <-time.After(removeEvery):
 		}
 	}

@@ -15,11 +15,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -30,7 +32,8 @@ const (
 	// contain no process of its own.
 	supervisor = "supervisor"
 	// prefix starts the names of sandboxes' groups; the server's process
-	// number and a count follow.
+	// number and a random number follow. A sandbox may find out its group's name, and
+	// a count would tell of other sandboxes.
 	prefix = "sandbox-"
 	// maxFile bounds what is read of a group's file, in bytes.
 	maxFile = 64 << 10
@@ -57,7 +60,17 @@ func (u *Unavailable) Unwrap() error { return u.reason }
 type Tree struct {
 	folder string
 	cpu    bool
-	count  uint64
+
+	mu     sync.Mutex
+	owners map[string]*ownerGroup // that have a sandbox
+}
+
+// enable is what [Tree] writes to cgroup.subtree_control.
+func (t *Tree) enable() string {
+	if t.cpu {
+		return "+memory +pids +cpu"
+	}
+	return "+memory +pids"
 }
 
 // Paths are where the kernel shows groups and this process's own.
@@ -112,12 +125,8 @@ func Find(ctx context.Context, paths Paths) (*Tree, error) {
 			return nil, err
 		}
 	}
-	tree := &Tree{folder: f.folder, cpu: f.cpu}
-	enable := "+memory +pids"
-	if f.cpu {
-		enable += " +cpu"
-	}
-	if err := write(f.folder, "cgroup.subtree_control", enable); err != nil {
+	tree := &Tree{folder: f.folder, cpu: f.cpu, owners: map[string]*ownerGroup{}}
+	if err := write(f.folder, "cgroup.subtree_control", tree.enable()); err != nil {
 		return nil, &Unavailable{
 			Problem: fmt.Sprintf("limits cannot be passed on in %s: %v", f.folder, err),
 			Hint:    delegate,
@@ -271,20 +280,28 @@ func moveDown(folder string) error {
 	if err := os.Mkdir(below, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("make the server's own control group: %w", err)
 	}
-	// A process may start another one while it is moved.
+	if err := moveAll(folder, below); err != nil {
+		return fmt.Errorf("make the server's own control group: %w", err)
+	}
+	return nil
+}
+
+// moveAll moves every process of a group to another one. A process may start another one
+// while it is moved.
+func moveAll(from, to string) error {
 	for range maxMoved {
-		pids, err := readFields(folder, "cgroup.procs")
+		pids, err := readFields(from, "cgroup.procs")
 		if err != nil {
 			return err
 		}
 		if len(pids) == 0 {
 			return nil
 		}
-		if err := write(below, "cgroup.procs", pids[0]); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("move process %s to the server's own control group: %w", pids[0], err)
+		if err := write(to, "cgroup.procs", pids[0]); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("move process %s to control group %s: %w", pids[0], to, err)
 		}
 	}
-	return fmt.Errorf("control group %s still contains processes after %d were moved to %s", folder, maxMoved, supervisor)
+	return fmt.Errorf("control group %s still contains processes after %d were moved to %s", from, maxMoved, to)
 }
 
 // sweep removes groups that servers left behind when they were killed: their
@@ -295,18 +312,29 @@ func (t *Tree) sweep() {
 		return
 	}
 	for _, entry := range entries {
-		rest, ok := strings.CutPrefix(entry.Name(), prefix)
-		if !ok {
+		rest, ofSandbox := strings.CutPrefix(entry.Name(), prefix)
+		rest, ofOwner := strings.CutPrefix(rest, ownerPrefix)
+		if !ofSandbox && !ofOwner {
 			continue
 		}
-		owner, _, _ := strings.Cut(rest, "-")
-		pid, err := strconv.Atoi(owner)
+		server, _, _ := strings.Cut(rest, "-")
+		pid, err := strconv.Atoi(server)
 		if err != nil || unix.Kill(pid, 0) != unix.ESRCH {
 			continue
 		}
 		// A group that still contains a process is not known to be this server's.
-		_ = unix.Rmdir(filepath.Join(t.folder, entry.Name()))
+		folder := filepath.Join(t.folder, entry.Name())
+		if ofOwner {
+			sweepOwner(folder)
+			continue
+		}
+		_ = unix.Rmdir(folder)
 	}
+}
+
+// fresh returns a name for a group that no other one has.
+func fresh(prefix string) string {
+	return fmt.Sprintf("%s%d-%016x", prefix, os.Getpid(), rand.Uint64())
 }
 
 // readFields reads the words of a group's file.

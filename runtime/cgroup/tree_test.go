@@ -127,22 +127,22 @@ func TestSettings(t *testing.T) {
 	}{
 		"none": {Limits{}, nil},
 		"all": {Limits{Memory: 512 << 20, Tasks: 256, CPUs: 1.5}, []setting{
-			{"memory", "memory.max", "570425344", false},
-			{"memory", "memory.swap.max", "0", true},
-			{"memory", "memory.oom.group", "1", false},
-			{"pids", "pids.max", "288", false},
-			{"cpu", "cpu.max", "150000 100000", false},
+			{"memory.max", "570425344", false},
+			{"memory.swap.max", "0", true},
+			{"pids.max", "288", false},
+			{"cpu.max", "150000 100000", false},
+			{"memory.oom.group", "1", false},
 		}},
 		"with a network": {Limits{Memory: 512 << 20, Tasks: 256}.WithNetwork(), []setting{
-			{"memory", "memory.max", "603979776", false},
-			{"memory", "memory.swap.max", "0", true},
-			{"memory", "memory.oom.group", "1", false},
-			{"pids", "pids.max", "304", false},
+			{"memory.max", "603979776", false},
+			{"memory.swap.max", "0", true},
+			{"pids.max", "304", false},
+			{"memory.oom.group", "1", false},
 		}},
 		"with a network, and no limits": {Limits{}.WithNetwork(), nil},
-		"a sliver of a processor":       {Limits{CPUs: 0.0001}, []setting{{"cpu", "cpu.max", "1000 100000", false}}},
+		"a sliver of a processor":       {Limits{CPUs: 0.0001}, []setting{{"cpu.max", "1000 100000", false}}},
 	} {
-		if diff := cmp.Diff(test.want, test.limits.settings(), cmp.AllowUnexported(setting{})); diff != "" {
+		if diff := cmp.Diff(test.want, test.limits.ofSandbox(), cmp.AllowUnexported(setting{})); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
 	}
@@ -160,24 +160,26 @@ func TestValue(t *testing.T) {
 // Without a tree everything works, and the agent's limit keeper acts alone.
 func TestNil(t *testing.T) {
 	var tree *Tree
-	g, err := tree.New(Limits{Memory: 1})
+	g, err := tree.New(Limits{Memory: 1}, Owner{Name: "alice"})
 	if g != nil || err != nil {
 		t.Fatalf("group %v, error %v, want none", g, err)
 	}
 	g.Apply(nil)
-	if killed, err := g.Killed(); err != nil || killed != 0 {
-		t.Errorf("%d processes killed, error %v", killed, err)
+	if killed, err := g.Killed(); err != nil || killed.Processes != 0 {
+		t.Errorf("%d processes killed, error %v", killed.Processes, err)
 	}
-	if err := errors.Join(g.Kill(), g.Close(t.Context())); err != nil {
+	if err := errors.Join(g.Give(Owner{Name: "bob"}), g.Kill(), g.Close(t.Context())); err != nil {
 		t.Error(err)
 	}
 }
 
 // A group that cannot have all of its limits is none.
 func TestHalfAGroupIsNone(t *testing.T) {
-	tree := &Tree{folder: t.TempDir()} // where no file of a group appears
-	if group, err := tree.New(Limits{Memory: 1 << 20}); err == nil {
-		t.Errorf("a group without a limit: %+v", group)
+	tree := &Tree{folder: t.TempDir(), owners: map[string]*ownerGroup{}} // where no file of a group appears
+	for _, owner := range []Owner{{}, {Name: "alice"}} {
+		if group, err := tree.New(Limits{Memory: 1 << 20}, owner); err == nil {
+			t.Errorf("a group without a limit: %+v", group)
+		}
 	}
 	if left, err := os.ReadDir(tree.folder); err != nil || len(left) != 0 {
 		t.Errorf("left behind: %v, error %v", left, err)

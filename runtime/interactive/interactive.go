@@ -69,7 +69,7 @@ func Start(spec Spec) (*Program, error) {
 		p.starter.Close()
 		return nil, err
 	}
-	p.process, err = p.starter.Start(cmd, spec.Limits)
+	p.process, err = p.starter.Start(cmd, spec.Limits, cgroup.Owner{})
 	theirs.Close() // on nil too, which is an error and nothing else
 	if err != nil {
 		reports.Close()

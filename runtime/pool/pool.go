@@ -227,7 +227,12 @@ func (p *Pool) Close(within time.Duration) {
 // that is on its way, or a new one.
 func (p *Pool) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	if e := p.take(ctx, spec); e != nil {
-		return e.Sandbox, nil
+		err := e.Give(spec.Principal)
+		if err == nil {
+			return e.Sandbox, nil
+		}
+		p.log.Warn("pooled sandbox cannot be handed over, and another one is started", "env", spec.Name, "error", err)
+		e.Kill()
 	}
 	return p.next.Start(ctx, spec)
 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -116,6 +117,42 @@ func TestStart_TakesWhatIsReady(t *testing.T) {
 			if n := f.machine.Started(); n != i+1 {
 				t.Errorf("%d were started at once after start %d", n, i)
 			}
+		}
+	})
+}
+
+// What is handed out is made its principal's first. Where that fails, it is ended, and
+// another one is started for the principal.
+func TestStart_GivesToThePrincipal(t *testing.T) {
+	machine := seconds()
+	var given []string
+	failure := error(nil)
+	machine.Give = func(principal string) error {
+		given = append(given, principal)
+		return failure
+	}
+	inBubble(t, machine, func(t *testing.T, f *fixture) {
+		f.keep(1, "a")
+		f.Fill()
+		start := func(principal string) *sandboxtest.Sandbox {
+			f.ready("a")
+			of := spec("a")
+			of.Principal = principal
+			return must.Get(f.Start(t.Context(), of))(t).(*sandboxtest.Sandbox)
+		}
+		if box := start("alice"); box.Spec.Principal != "" {
+			t.Errorf("alice has one that was started for %q", box.Spec.Principal)
+		}
+		failure = errors.New("no group")
+		if box := start("bob"); box.Spec.Principal != "bob" {
+			t.Error("bob has one that could not be given")
+		}
+		if want := []string{"alice", "bob"}; !slices.Equal(given, want) {
+			t.Errorf("given to %q, want %q", given, want)
+		}
+		synctest.Wait()
+		if live, _ := machine.Live(); len(live) != 2 {
+			t.Errorf("%d sandboxes live, want those of alice and bob", len(live))
 		}
 	})
 }

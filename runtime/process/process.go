@@ -69,11 +69,11 @@ func (s *Starter) Close() {
 	s.thread.Wait()
 }
 
-// Start starts cmd with exactly the variables of cmd.Env, in / of the host.
+// Start starts cmd for an owner, with exactly the variables of cmd.Env, in / of the host.
 // The caller calls [Process.Wait] and then [Process.Close]. The error names
 // the program; after an error nothing of it is left.
-func (s *Starter) Start(cmd *exec.Cmd, limits cgroup.Limits) (*Process, error) {
-	group, err := s.groups.New(limits)
+func (s *Starter) Start(cmd *exec.Cmd, limits cgroup.Limits, owner cgroup.Owner) (*Process, error) {
+	group, err := s.groups.New(limits, owner)
 	if err != nil {
 		return nil, err
 	}
@@ -131,12 +131,12 @@ func (p *Process) Wait() error {
 	return p.Cmd.Wait()
 }
 
-// OutOfMemory reports whether the kernel killed a process of the program's
-// control group because the group used too much memory.
-func (p *Process) OutOfMemory() (bool, error) {
-	killed, err := p.group.Killed()
-	return killed > 0, err
-}
+// Give gives the program's control group to an owner, as [cgroup.Group.Give] does.
+func (p *Process) Give(owner cgroup.Owner) error { return p.group.Give(owner) }
+
+// Killed returns what the kernel killed of the program's control group because memory was
+// short.
+func (p *Process) Killed() (cgroup.Killed, error) { return p.group.Killed() }
 
 // Close ends what is left in the program's control group, and the group.
 func (p *Process) Close() error {

@@ -21,7 +21,7 @@ func start(t *testing.T, s *Starter, line string, environ ...string) (*Process, 
 	cmd := exec.Command("/bin/sh", "-c", line)
 	cmd.Env = environ
 	out := must.Get(cmd.StdoutPipe())(t)
-	p := must.Get(s.Start(cmd, cgroup.Limits{}))(t)
+	p := must.Get(s.Start(cmd, cgroup.Limits{}, cgroup.Owner{}))(t)
 	t.Cleanup(func() {
 		p.Kill()
 		_ = p.Wait()
@@ -67,12 +67,12 @@ func TestWait_EndsTheProcessGroup(t *testing.T) {
 
 func TestStart_Fails(t *testing.T) {
 	s := NewStarter(nil)
-	if _, err := s.Start(exec.Command("/nowhere/program"), cgroup.Limits{}); err == nil || !strings.Contains(err.Error(), "/nowhere/program") {
+	if _, err := s.Start(exec.Command("/nowhere/program"), cgroup.Limits{}, cgroup.Owner{}); err == nil || !strings.Contains(err.Error(), "/nowhere/program") {
 		t.Errorf("error %v", err)
 	}
 	s.Close()
 	s.Close()
-	if _, err := s.Start(exec.Command("/bin/true"), cgroup.Limits{}); !errors.Is(err, ErrClosed) {
+	if _, err := s.Start(exec.Command("/bin/true"), cgroup.Limits{}, cgroup.Owner{}); !errors.Is(err, ErrClosed) {
 		t.Errorf("error %v after the end", err)
 	}
 }

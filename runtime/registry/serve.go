@@ -61,6 +61,10 @@ type Quota struct {
 	Sessions int   `json:"sessions"`
 	Streams  int   `json:"streams"`
 	MemoryMB int64 `json:"memory_mb"` // the limits of all its sandboxes together
+	// MemoryUsedMB and PIDs are what all its sandboxes together may really use, which
+	// only control groups hold; 0 is no limit.
+	MemoryUsedMB int64 `json:"memory_used_mb"`
+	PIDs         int   `json:"pids"`
 }
 
 // serve reads the settings for many clients; nil where there are none.

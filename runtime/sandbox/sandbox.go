@@ -73,6 +73,9 @@ type Sandbox interface {
 	// sandbox goes on after an error, unless that is a [*DeadError]. It is one of a
 	// [Spec] with Control.
 	Suspend(ctx context.Context, folder string, keep bool) (bytes int64, err error)
+	// Give makes the sandbox a principal's. It is for one of a [Spec] without Principal,
+	// before its first call. The caller ends the sandbox after an error.
+	Give(principal string) error
 	// Idle reports whether the sandbox lives and has done nothing unasked, as
 	// far as can be told without asking it.
 	Idle() bool
@@ -96,8 +99,8 @@ type Sandbox interface {
 type Spec struct {
 	// Name is the environment's.
 	Name string
-	// Principal is whose the sandbox will be; empty for one that waits for a call. It
-	// does not change the sandbox.
+	// Principal is whose the sandbox will be; empty for one that waits for a call, and
+	// where there is one principal alone. It changes nothing that code could see.
 	Principal string
 	// Exec is the program of the artifact that the starter knows how to use.
 	Exec string
@@ -284,11 +287,16 @@ var ErrClosed = errors.New("the server is ending")
 // DeadError says why a sandbox ended and what it logged last.
 type DeadError struct {
 	Reason string
-	// Limit is the limit for which the kernel ended it; empty otherwise.
+	// Limit is the limit for which the kernel ended it: frame.Memory, or [MemoryUsed];
+	// empty otherwise.
 	Limit string
 	// Log is the end of the sandbox's own log.
 	Log string
 }
+
+// MemoryUsed is the limit of what a principal's sandboxes use together, by the name of its
+// option.
+const MemoryUsed = "memory_used_mb"
 
 // LogSeparator stands between the lines of [DeadError.Log].
 const LogSeparator = " | "

@@ -332,6 +332,9 @@ func (a answer) ending() (_ remark, found bool) {
 // crossed says which limit was crossed. The figure is the operator's and not
 // the sandbox's own.
 func (a answer) crossed(limit string) string {
+	if limit == sandbox.MemoryUsed {
+		return "your sandboxes together used more memory than you may have"
+	}
 	value := map[string]int64{
 		frame.Memory: a.call.Env.MemoryMB, frame.PIDs: a.call.Env.PIDs,
 		frame.FileLocks: frame.MaxFileLocks, frame.EpollWatches: frame.MaxEpollWatches, frame.Terminals: frame.MaxTerminals,

@@ -462,6 +462,7 @@ func TestRun_WordsErrors(t *testing.T) {
 		`the sandbox of env "bash" did not start: the agent ended; its log ends: no space`:                                                                                 &call.StartError{Env: "bash", Err: dead},
 		`[the sandbox ended during the call: the agent ended; its log ends: no space]`:                                                                                     dead,
 		`[stopped: used more than 512 MB of memory]`:                                                                                                                       &sandbox.DeadError{Reason: "x", Limit: frame.Memory},
+		`[stopped: your sandboxes together used more memory than you may have]`:                                                                                            &sandbox.DeadError{Reason: "x", Limit: sandbox.MemoryUsed},
 		"cancelled before it ran":           context.Canceled,
 		"not run: the server is ending":     sandbox.ErrClosed,
 		"the sandbox refused the call: odd": errors.New("the sandbox refused the call: odd"),

@@ -190,8 +190,10 @@ func groups(t *testing.T, server int) []string {
 	// Beside the server's own, or, where root started it, at the top.
 	var all []string
 	for _, folder := range []string{filepath.Dir(filepath.Join(top, own)), top} {
-		made := must.Get(filepath.Glob(filepath.Join(folder, fmt.Sprintf("sandbox-%d-*", server))))(t)
-		all = append(all, made...)
+		for _, pattern := range []string{"sandbox-%d-*", "principal-%d-*"} {
+			made := must.Get(filepath.Glob(filepath.Join(folder, fmt.Sprintf(pattern, server))))(t)
+			all = append(all, made...)
+		}
 	}
 	slices.Sort(all)
 	return slices.Compact(all)

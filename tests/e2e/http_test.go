@@ -42,7 +42,9 @@ func startHTTP(t testing.TB, names []string, serve, limits map[string]any, varia
 	t.Helper()
 	s := &httpServer{t: t, log: &mcptest.Log{}, exited: make(chan error, 1), tokens: map[string]string{}, file: filepath.Join(t.TempDir(), "tokens")}
 	for _, name := range names {
-		s.tokens[name] = s.newToken(name)
+		// As in the file: a class may follow the name.
+		name, class, _ := strings.Cut(name, " class=")
+		s.tokens[name] = s.newToken(name, class)
 	}
 	all := environments(t)
 	for _, fields := range all {
@@ -65,10 +67,10 @@ func startHTTP(t testing.TB, names []string, serve, limits map[string]any, varia
 	return s
 }
 
-// newToken adds a token to the file.
-func (s *httpServer) newToken(name string) string {
+// newToken adds a token of a class to the file; the empty class is the default one.
+func (s *httpServer) newToken(name, class string) string {
 	s.t.Helper()
-	out, err := exec.Command(undertest.Server(s.t), "token", "new", name, "--file", s.file).Output()
+	out, err := exec.Command(undertest.Server(s.t), "token", "new", name, "--class", class, "--file", s.file).Output()
 	must.Do(s.t, err)
 	return strings.TrimSpace(string(out))
 }
@@ -147,7 +149,7 @@ func TestHTTP_ReadsTokensAgain(t *testing.T) {
 		must.Do(t, s.cmd.Process.Signal(syscall.SIGHUP))
 		patience.Wait(t, patience.Long, func() string { return "the log lacks " + logged }, func() bool { return strings.Count(s.log.String(), logged) > before })
 	}
-	bob := s.newToken("bob")
+	bob := s.newToken("bob", "")
 	if got := s.status(t.Context(), bearer(bob)); got != http.StatusUnauthorized {
 		t.Errorf("a token that was not read: status %d", got)
 	}

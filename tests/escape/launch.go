@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/networld"
 )
 
@@ -188,7 +189,7 @@ func (s *scene) command(ctx context.Context, namespaces bool, argv ...string) *e
 // enter has a program start in a control group of its own, if there are any. The
 // caller calls leave when the program has ended.
 func (s *scene) enter(cmd *exec.Cmd) (leave func() error, err error) {
-	group, err := s.groups.New(s.limits)
+	group, err := s.groups.New(s.limits, cgroup.Owner{})
 	if err != nil {
 		return nil, err
 	}

@@ -60,7 +60,7 @@ func Serve(others map[string]any) map[string]any {
 	serve := map[string]any{
 		"listen": "127.0.0.1:8080", "hosts": []string{}, "origins": []string{},
 		"token_file": nil, "proxy": nil, "oauth": nil,
-		"quotas":        map[string]any{"default": map[string]any{"calls": 16, "sessions": 8, "streams": 64, "memory_mb": 8192}},
+		"quotas":        map[string]any{"default": map[string]any{"calls": 16, "sessions": 8, "streams": 64, "memory_mb": 8192, "memory_used_mb": nil, "pids": nil}},
 		"calls_at_once": nil, "lame_duck_seconds": 4, "drain_seconds": 30,
 	}
 	maps.Copy(serve, others)

@@ -405,6 +405,8 @@ in
         sessions = 8;
         streams = 64;
         memory_mb = 8192;
+        memory_used_mb = null;
+        pids = null;
       };
       calls_at_once = null;
       audit_file = null;

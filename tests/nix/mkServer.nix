@@ -145,6 +145,8 @@ in
         quotas.default = {
           calls = 16;
           memory_mb = 8192;
+          memory_used_mb = null;
+          pids = null;
           sessions = 8;
           streams = 64;
         };

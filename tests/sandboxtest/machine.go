@@ -53,6 +53,9 @@ type Machine struct {
 	Rand        *rand.Rand
 	// Memory is what each sandbox says it uses, in bytes.
 	Memory int64
+	// Give is told of each sandbox that is given to a principal, which fails with its
+	// error; it may be nil.
+	Give func(principal string) error
 
 	mu             sync.Mutex
 	suspendFailure error
@@ -268,6 +271,14 @@ func (s *Sandbox) Idle() bool {
 	default:
 		return true
 	}
+}
+
+// Give implements [sandbox.Sandbox]. It fails where the machine's Give does.
+func (s *Sandbox) Give(principal string) error {
+	if s.machine.Give == nil {
+		return nil
+	}
+	return s.machine.Give(principal)
 }
 
 // Upper implements [sandbox.Sandbox]. There is no project.

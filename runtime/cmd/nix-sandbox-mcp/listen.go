@@ -21,6 +21,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcphttp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/principal"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
 // front is where clients of a server for many connect, and how it tells who calls.
@@ -113,6 +114,22 @@ func (f *front) quota(name string) registry.Quota {
 		}
 	}
 	return f.serve.Quotas[registry.DefaultClass]
+}
+
+// together is what all sandboxes of a principal together may use, which control groups
+// hold.
+func (f *front) together(name string) sandbox.Limits {
+	quota := f.quota(name)
+	return sandbox.Limits{Memory: quota.MemoryUsedMB << 20, Tasks: quota.PIDs}
+}
+
+// warnUnheld logs quotas that only control groups could hold, where there are none.
+func (f *front) warnUnheld(log *slog.Logger) {
+	for class, quota := range f.serve.Quotas {
+		if quota.MemoryUsedMB > 0 || quota.PIDs > 0 {
+			log.Warn("memory_used_mb and pids of a quota have no effect without control groups", "class", class)
+		}
+	}
 }
 
 // leastCallsAtOnce is how many calls run at a time on a machine with few processors:

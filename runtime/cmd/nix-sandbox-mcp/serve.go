@@ -171,9 +171,16 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	observers.start(ctx, &running, log)
 	sleeping := openSuspended(base.Session, log)
 	running.Go(func() { cleanSuspended(background, sleeping) })
+	start := framed.Options{StartTimeout: settings.StartWithin, Groups: groups(ctx, log, environments.Now())}
+	if front != nil {
+		start.Together = front.together
+		if start.Groups == nil {
+			front.warnUnheld(log)
+		}
+	}
 	options := service.Options{
 		Environments: environments,
-		Starter:      framed.New(log, framed.Options{StartTimeout: settings.StartWithin, Groups: groups(ctx, log, environments.Now())}),
+		Starter:      framed.New(log, start),
 		Sessions:     session.Limits{Idle: settings.SessionIdle, Lifetime: settings.SessionLifetime, Max: settings.SessionMax},
 		SharedFiles:  base.Session.SharedFiles,
 		Changes:      openChanges(settings, log),

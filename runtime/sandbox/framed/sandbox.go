@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/process"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
@@ -62,6 +63,7 @@ type Sandbox struct {
 	control     *control  // nil where the program cannot be asked
 	outputBytes int64     // that a call may send of each stream, before escapes
 	enforcedBy  string
+	owner       func(principal string) cgroup.Owner
 	memory      int64 // bytes in use when its interpreter had loaded
 	// upper receives the upper layer of the project's overlay; nil where nobody asked.
 	upper *os.File
@@ -142,16 +144,19 @@ func (s *Sandbox) run() {
 // findOutOfMemory makes the memory limit the reason of death where the kernel
 // killed for it.
 func (s *Sandbox) findOutOfMemory() {
-	killed, err := s.process.OutOfMemory()
+	killed, err := s.process.Killed()
 	if err != nil {
 		s.log.Warn("it is not known whether the sandbox ran out of memory", "error", err)
 	}
-	if !killed {
+	if killed.Processes == 0 {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.reason, s.limit = "it used more memory than its limit allows", frame.Memory
+	if killed.ByOwner {
+		s.reason, s.limit = "the sandboxes of its principal together used more memory than they may", sandbox.MemoryUsed
+	}
 }
 
 // read dispatches frames until the stream ends or breaks a rule.
@@ -531,6 +536,9 @@ func uneventful(file *os.File, event int16) bool {
 
 // Memory implements [sandbox.Sandbox].
 func (s *Sandbox) Memory() int64 { return s.memory }
+
+// Give implements [sandbox.Sandbox].
+func (s *Sandbox) Give(principal string) error { return s.process.Give(s.owner(principal)) }
 
 // Upper implements [sandbox.Sandbox].
 func (s *Sandbox) Upper() *os.File {

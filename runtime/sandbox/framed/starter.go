@@ -39,6 +39,9 @@ type Options struct {
 	// Groups makes a control group for each sandbox; nil where there can be
 	// none.
 	Groups *cgroup.Tree
+	// Together are the limits of all sandboxes of a principal together, which only
+	// control groups hold; nil where there are none.
+	Together func(principal string) sandbox.Limits
 }
 
 // Starter starts sandboxes.
@@ -46,6 +49,7 @@ type Starter struct {
 	log          *slog.Logger
 	startTimeout time.Duration
 	processes    *process.Starter
+	together     func(principal string) sandbox.Limits
 	enforcedBy   string
 	running      sync.WaitGroup
 
@@ -67,6 +71,7 @@ func New(log *slog.Logger, options Options) *Starter {
 		log:          log,
 		startTimeout: options.StartTimeout,
 		processes:    process.NewStarter(options.Groups),
+		together:     options.Together,
 		enforcedBy:   sandbox.ByAgent,
 		live:         map[*Sandbox]struct{}{},
 		workspaces:   map[*workspace]struct{}{},
@@ -78,6 +83,15 @@ func New(log *slog.Logger, options Options) *Starter {
 		s.enforcedBy = sandbox.ByGroup
 	}
 	return s
+}
+
+// owner is a principal as control groups know one.
+func (l *Starter) owner(principal string) cgroup.Owner {
+	owner := cgroup.Owner{Name: principal}
+	if l.together != nil {
+		owner.Limits = cgroup.Limits(l.together(principal))
+	}
+	return owner
 }
 
 // Close ends every sandbox; later starts fail with [sandbox.ErrClosed]. It
@@ -263,12 +277,12 @@ func (l *Starter) spawn(ctx context.Context, spec sandbox.Spec) (_ *Sandbox, err
 	if spec.Network {
 		limits = limits.WithNetwork()
 	}
-	started, err := l.processes.Start(cmd, limits)
+	started, err := l.processes.Start(cmd, limits, l.owner(spec.Principal))
 	if err != nil {
 		return nil, startError(err)
 	}
 	s := newSandbox(l.log.With("env", spec.Name), started, stdin, stdout, stderr, spec.OutputBytes)
-	s.enforcedBy, s.upper = l.enforcedBy, upper
+	s.enforcedBy, s.owner, s.upper = l.enforcedBy, l.owner, upper
 	if spec.Control {
 		s.control = newControl(controlled)
 	}

@@ -56,7 +56,7 @@ func (l *Starter) Workspace(ctx context.Context, spec sandbox.Spec) (sandbox.Wor
 	w := &workspace{conn: conn.(*net.UnixConn), timeout: l.startTimeout, done: make(chan struct{}), ended: make(chan struct{})}
 	cmd := exec.Command(program)
 	cmd.Stdin, cmd.Stderr = theirs, log
-	if err := l.run(w, cmd, logged, l.log.With("env", spec.Name)); err != nil {
+	if err := l.run(w, cmd, l.owner(spec.Principal), logged, l.log.With("env", spec.Name)); err != nil {
 		conn.Close()
 		logged.Close()
 		return nil, err
@@ -107,13 +107,13 @@ func (l *Starter) join(ctx context.Context, cmd *exec.Cmd, spec sandbox.Spec) (*
 
 // run starts the program of a workspace, and the goroutine that owns it. The reading
 // end of its log is then the goroutine's.
-func (l *Starter) run(w *workspace, cmd *exec.Cmd, logged *os.File, log *slog.Logger) (err error) {
+func (l *Starter) run(w *workspace, cmd *exec.Cmd, owner cgroup.Owner, logged *os.File, log *slog.Logger) (err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
 		return sandbox.ErrClosed
 	}
-	if w.process, err = l.processes.Start(cmd, holderLimits); err != nil {
+	if w.process, err = l.processes.Start(cmd, holderLimits, owner); err != nil {
 		return startError(err)
 	}
 	l.workspaces[w] = struct{}{}
