@@ -180,6 +180,52 @@ func TestHTTP_RefusesTokenFiles(t *testing.T) {
 	expectRefusal(t, cmd, "the tokens cannot be used: "+file+": line 2: it is not NAME sha256:HASH", "hint: correct the file")
 }
 
+// An environment that an operator adds is heard of once on each stream, in either era.
+func TestHTTP_TellsOfNewEnvironments(t *testing.T) {
+	t.Parallel()
+	artifact := undertest.Artifact(t, "data")
+	folder := t.TempDir()
+	s := startHTTP(t, []string{"alice", "bob"}, map[string]any{"lame_duck_seconds": 0}, map[string]any{"prewarm": 0}, "NIX_SANDBOX_DIR="+folder)
+	legacy, modern := s.client("alice", mcptest.Newest), s.client("bob", mcptest.Stateless)
+	subscribe := must.Get(modern.Message("sub", "subscriptions/listen", map[string]any{"notifications": map[string]any{"toolsListChanged": true}}))(t)
+	streams := map[string]*http.Response{
+		"GET":    must.Get(legacy.Do(must.Get(legacy.Request(t.Context(), http.MethodGet, nil))(t)))(t),
+		"listen": must.Get(modern.Post(t.Context(), "subscriptions/listen", "", subscribe))(t),
+	}
+	var mu sync.Mutex
+	heard := map[string]int{}
+	var reading sync.WaitGroup
+	for name, stream := range streams {
+		reading.Go(func() {
+			for m, err := range httpclient.Events(stream.Body) {
+				if err != nil {
+					return // the server ends
+				}
+				if m.Method == "notifications/tools/list_changed" {
+					mu.Lock()
+					heard[name]++
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	must.Do(t, os.Symlink(artifact, filepath.Join(folder, "data")))
+	patience.Wait(t, patience.Long, func() string { return "not every stream has heard of it" }, func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(heard) == len(streams)
+	})
+	expect(t, inHTTP(t, modern, "", "data", "print(6 * 7)"), "42\n")
+	s.end()
+	reading.Wait()
+	for name, times := range heard {
+		if times != 1 {
+			t.Errorf("%s heard of it %d times", name, times)
+		}
+		streams[name].Body.Close()
+	}
+}
+
 // sentence is what a call that is refused is answered with.
 func sentence(t testing.TB, c *httpclient.Client, arguments mcptest.Arguments) string {
 	t.Helper()
