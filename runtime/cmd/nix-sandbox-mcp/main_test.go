@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -108,7 +109,13 @@ func TestServer_PassesVariables(t *testing.T) {
 	const code = "echo \"$TOKEN:${UNSET-unset}:${OTHER-unset}\"; sleep 0.5"
 	id := c.SendRun(mcptest.Arguments{Code: code, Env: "bash", Session: "s"})
 	patience.Until(t, "a sandbox runs", func() bool { return len(procfs.Descendants(c.PID())) > 1 })
+	own := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/environ", c.PID())))(t)
 	for _, pid := range procfs.Descendants(c.PID()) {
+		// Until a new process executes its program, the kernel shows its parent's variables.
+		patience.Until(t, fmt.Sprintf("process %d has other variables than the server", pid), func() bool {
+			text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+			return !bytes.Equal(text, own)
+		})
 		for _, file := range []string{"cmdline", "environ"} {
 			text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
 			// The interpreter and its children have it, for the code to use.
