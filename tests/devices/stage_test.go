@@ -1,9 +1,11 @@
 package devices_test
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -219,4 +221,44 @@ devices:
 			t.Errorf("user %d: with a hostile specification: status %d: %s%s", user, status, out, errs)
 		}
 	}
+}
+
+// The launcher waits for a sandbox whose mounts it has made: the sandbox ends with it, and
+// it ends with the status of the code.
+func TestDevices_LauncherIsTheSandboxsParent(t *testing.T) {
+	m := newMachine(t)
+	m.file("lib/libone.so.1", "one")
+	m.file("lib/libtwo.so.2", "two")
+	m.link("/dev/zero", "dev/zero")
+	m.specification("gpu.yaml", `
+cdiVersion: 0.5.0
+kind: vendor.example/gpu
+devices:
+- name: all
+  containerEdits:
+    deviceNodes:
+    - {path: /dev/gpu, hostPath: DIR/dev/zero}
+    mounts:
+    - {hostPath: DIR/lib/libone.so.1, containerPath: /usr/lib/libone.so.1}
+    - {hostPath: DIR/lib/libtwo.so.2, containerPath: /usr/lib/libtwo.so.2}
+`)
+	program := m.sandbox("run", []string{"vendor.example/gpu=all"}, nil)
+	if out, errs, status := m.start(program, "import sys; sys.exit(7)"); status != 7 || out+errs != "" {
+		t.Errorf("status %d: %s%s, want the code's 7", status, out, errs)
+	}
+	cmd := exec.CommandContext(t.Context(), program)
+	cmd.Env = []string{"NIX_SANDBOX_CDI=" + m.dir + "/cdi"}
+	cmd.Stdin = strings.NewReader("print(open('/proc/self/mountinfo').read().count('tmpfs devices '), flush=True); import time; time.sleep(3600)")
+	output := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
+	lines := bufio.NewReader(output)
+	if line, err := lines.ReadString('\n'); line != "1\n" {
+		t.Errorf("the sandbox has %q folders that the launcher made, %v, want 1", line, err)
+	}
+	must.Do(t, cmd.Process.Kill())
+	// Every process of the sandbox has this output open.
+	if rest, err := io.ReadAll(lines); err != nil || len(rest) > 0 {
+		t.Errorf("after the launcher's end: %q, %v", rest, err)
+	}
+	_ = cmd.Wait() // says that it was killed
 }
