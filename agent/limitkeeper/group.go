@@ -26,6 +26,7 @@ type Group struct {
 
 	mu      sync.Mutex // held while a crossing is reported, so that it is reported once
 	killed  int64      // processes that the kernel killed for memory
+	asked   int64      // how often code asked for more than its memory
 	refused int64      // processes that it refused
 }
 
@@ -62,6 +63,7 @@ func (g *Group) rebase() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.killed, g.refused = g.counts()
+	g.asked = eventCount(g.memory, "max ")
 }
 
 // counts reads how often the kernel killed and refused. Without an answer nothing was
@@ -88,7 +90,7 @@ func (g *Group) report(crossed func(Crossing)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	killed, refused := g.counts()
-	c := Crossing{Usage: Usage{Files: g.files()}}
+	c := Crossing{Usage: Usage{Files: g.use()["shmem"]}}
 	switch {
 	case killed > g.killed:
 		// What was asked for beside the limit is at least a page.
@@ -103,22 +105,50 @@ func (g *Group) report(crossed func(Crossing)) {
 	g.killed, g.refused = g.counts()
 }
 
-// files returns what files in memory have, in bytes.
-func (g *Group) files() int64 {
+// spare is how much of its memory code that has all of it may have left, in bytes: what it
+// asks for is more.
+const spare = 2 << 20
+
+// reportFull calls crossed if the code has all of its memory, none of which the kernel can
+// take back, and has asked for more since the last call. The kernel kills nobody for
+// buffers of sockets: it refuses them, after a long search, again and again.
+func (g *Group) reportFull(crossed func(Crossing)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	before := g.asked
+	if g.asked = eventCount(g.memory, "max "); g.asked == before {
+		return
+	}
+	use := g.use()
+	if kept := use["anon"] + use["shmem"] + use["kernel"] - use["slab_reclaimable"]; kept <= g.limits.Memory-spare {
+		return
+	}
+	crossed(Crossing{
+		Limit: frame.Limit{Name: frame.Memory, Value: g.limits.Memory >> 20, Used: g.limits.Memory>>20 + 1},
+		Usage: Usage{Files: use["shmem"]},
+	})
+	g.killed, g.refused = g.counts()
+}
+
+// use returns what the code's memory is used for, in bytes: some of the kernel's words for
+// it (cgroup-v2.rst of the kernel, "memory.stat").
+func (g *Group) use() map[string]int64 {
+	use := map[string]int64{"anon": 0, "kernel": 0, "shmem": 0, "slab_reclaimable": 0}
 	fd, err := unix.Openat(g.folder, "memory.stat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return 0
+		return use
 	}
 	file := os.NewFile(uintptr(fd), "memory.stat")
 	defer file.Close()
 	var text [8192]byte
 	n, _ := file.Read(text[:])
 	for line := range bytes.Lines(text[:n]) {
-		if value, found := bytes.CutPrefix(line, []byte("shmem ")); found {
-			return number(value)
+		name, value, _ := bytes.Cut(line, []byte(" "))
+		if _, wanted := use[string(name)]; wanted {
+			use[string(name)] = number(value)
 		}
 	}
-	return 0
+	return use
 }
 
 // watch reports crossings until ctx is done.

@@ -72,6 +72,44 @@ func TestGroup_ForgetsWhatTheReportEnded(t *testing.T) {
 	}
 }
 
+// Code that has all of its memory and asks for more crosses the limit, although the kernel
+// kills none of it. What the kernel can take back, and what does not ask, crosses nothing.
+func TestGroup_ReportsFullMemory(t *testing.T) {
+	g, _ := group(t)
+	folder := must.Get(os.Readlink(fmt.Sprintf("/proc/self/fd/%d", g.folder)))(t)
+	asked := 9
+	crossings := func(asks bool, stat string) (n int) {
+		if asks {
+			asked++
+		}
+		must.Write(t, filepath.Join(folder, "memory.events"), fmt.Sprintf("low 0\nhigh 0\nmax %d\noom 3\noom_kill 3\n", asked), 0o600)
+		must.Write(t, filepath.Join(folder, "memory.stat"), stat, 0o600)
+		g.reportFull(func(c Crossing) {
+			n++
+			if want := (frame.Limit{Name: frame.Memory, Value: 64, Used: 65}); c.Limit != want || c.Usage.Files != 1<<20 {
+				t.Errorf("the crossing is %+v", c)
+			}
+		})
+		return n
+	}
+	const full = "anon 2097152\nfile 1\nkernel 65011712\nshmem 1048576\nslab_reclaimable 1048576\n" // 64 MiB without the last
+	for _, test := range []struct {
+		asks bool
+		stat string
+		want int
+	}{
+		{false, full, 0},
+		{true, full, 1},
+		{false, full, 0},
+		{true, "anon 2097152\nfile 60000000\nkernel 2097152\nshmem 1048576\nslab_reclaimable 0\n", 0},
+		{true, "anon 1048576\nkernel 65011712\nshmem 1048576\nslab_reclaimable 4194304\n", 0},
+	} {
+		if got := crossings(test.asks, test.stat); got != test.want {
+			t.Errorf("asks %v, %q: %d crossings, want %d", test.asks, test.stat, got, test.want)
+		}
+	}
+}
+
 func TestGroup_MovesProcesses(t *testing.T) {
 	g, _ := group(t)
 	must.Do(t, g.Join(4321))

@@ -211,6 +211,8 @@ func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 			crossed(c)
 			k.scanner.ignore(time.Now().Add(dyingTime))
 			k.kernel.forget()
+		} else if k.group != nil {
+			k.group.reportFull(crossed)
 		}
 		k.settle(busy)
 		pause = k.pause(usage, last, pause, busy)
