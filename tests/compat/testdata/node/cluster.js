@@ -5,8 +5,10 @@ const fs = require('node:fs');
 const dgram = require('node:dgram');
 const http = require('node:http');
 
+// A worker closes no connection that the client may use again: where every instruction is
+// emulated, more than the usual 5 s can pass between two requests.
 fs.writeFileSync('worker.js', `
-require('node:http').createServer((_, answer) => answer.end('served')).listen(process.env.PORT, '127.0.0.1');
+require('node:http').createServer({ keepAliveTimeout: 0 }, (_, answer) => answer.end('served')).listen(process.env.PORT, '127.0.0.1');
 `);
 cluster.setupPrimary({ exec: 'worker.js' });
 const port = 20000;
