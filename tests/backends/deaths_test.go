@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
@@ -40,6 +41,42 @@ func (m *machine) result(code string) (size int, result frame.Reply, err error) 
 	}
 }
 
+// pinged runs code that crosses a limit, and pings the agent until the result comes. Silent
+// is the longest time between two frames of the agent, in the processor time of the
+// machine, which no other load of the host adds to.
+func (m *machine) pinged(code string) (result frame.Reply, silent time.Duration, err error) {
+	m.t.Helper()
+	m.calls++
+	must.Do(m.t, m.requests.Write(
+		frame.Request{Type: frame.Execute, ID: m.calls, Code: code, TimeoutMS: machineTime.Milliseconds(), GraceMS: 1000, Keep: true},
+		frame.Request{Type: frame.Ping, ID: m.calls},
+	))
+	for before, waits := m.processorTime(), true; ; {
+		var reply frame.Reply
+		if err := m.replies.Read(&reply); err != nil {
+			return reply, silent, err
+		}
+		if result.Type == "" {
+			now := m.processorTime()
+			silent, before = max(silent, now-before), now
+		}
+		switch reply.Type {
+		case frame.Pong:
+			waits = false
+		case frame.Result:
+			result = reply
+		}
+		switch {
+		case waits: // after the result, until the next interpreter has loaded
+		case result.Type != "":
+			return result, silent, nil
+		default:
+			waits = true
+			must.Do(m.t, m.requests.Write(frame.Request{Type: frame.Ping, ID: m.calls}))
+		}
+	}
+}
+
 // qemuOf returns the process id of QEMU below a process.
 func qemuOf(t *testing.T, pid int) (qemu int) {
 	t.Helper()
@@ -54,19 +91,40 @@ func qemuOf(t *testing.T, pid int) (qemu int) {
 	return qemu
 }
 
+// sockets has the kernel keep as much as it may for the code, in buffers of sockets.
+const sockets = `
+import resource, socket
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+pairs = []
+while True:
+    pairs.append(socket.socketpair())
+    for end in pairs[-1]:
+        end.setblocking(False)
+        try:
+            while True: end.send(bytes(1 << 16))
+        except OSError:
+            pass
+`
+
 // Code that crosses a limit of its session is the answer to that call, with the limit,
 // and the session answers again. What is below the limit runs: the control.
 func TestLimits_AreNamedAndTheSessionGoesOn(t *testing.T) {
 	for _, test := range []struct{ kind, below, above, outcome, limit, again string }{
 		{"python", "len(bytearray(150 << 20))", "b = []\nwhile True: b.append(bytearray(1 << 20))", frame.OutcomeMemory, "memory_mb", "print(1)"},
+		{"python", "len(bytearray(150 << 20))", sockets, frame.OutcomeMemory, "memory_mb", "print(1)"},
 		{"bash", "for i in 1 2 3 4 5; do sleep 0.01 & done; wait", ":(){ :|:& };:; wait; sleep 600", frame.OutcomeLimit, "pids", "echo 1"},
 	} {
 		t.Run(test.limit, func(t *testing.T) {
+			t.Parallel()
 			m := start(t, artifact(t, test.kind), shared(t), "")
 			if _, r, err := m.result(test.below); err != nil || r.Outcome != frame.OutcomeOK || r.ExitCode != 0 {
 				t.Errorf("below the limit: %+v, error %v", r, err)
 			}
-			_, r, err := m.result(test.above)
+			r, silent, err := m.pinged(test.above)
+			t.Logf("the agent was silent for at most %v of the machine's processor time", silent)
+			if silent > 10*time.Second {
+				t.Errorf("the agent was silent for %v of the machine's processor time", silent)
+			}
 			if err != nil || r.Outcome != test.outcome || r.Limit == nil || r.Limit.Name != test.limit {
 				t.Errorf("above the limit: %+v, limit %+v, error %v", r, r.Limit, err)
 			}
@@ -89,8 +147,13 @@ func TestOutput_OfAMachineIsBounded(t *testing.T) {
 	}
 }
 
+// panics has the kernel of a machine panic where its memory is used up, which is less than
+// code may take.
+const panics = "mem=192M sysctl.vm.panic_on_oom=2"
+
 // served is a server that has bash's machine as the environment "machine", whose calls may
-// take a second unless they ask for more.
+// take a second unless they ask for more, and whose kernel panics where its memory is used
+// up.
 func served(t *testing.T) *mcptest.Client {
 	t.Helper()
 	folder, sandboxes := artifact(t, "bash"), t.TempDir()
@@ -100,7 +163,11 @@ func served(t *testing.T) *mcptest.Client {
 	metadata["prewarm"] = 0
 	changed := filepath.Join(sandboxes, "machine")
 	must.Write(t, filepath.Join(changed, "metadata.json"), string(must.Get(json.Marshal(metadata))(t)), 0o644)
-	must.Do(t, os.Symlink(filepath.Join(folder, "bin"), filepath.Join(changed, "bin")))
+	const argument = `"append":"`
+	for _, entry := range must.Get(os.ReadDir(filepath.Join(folder, "bin")))(t) {
+		text := string(must.Get(os.ReadFile(filepath.Join(folder, "bin", entry.Name())))(t))
+		must.Write(t, filepath.Join(changed, "bin", entry.Name()), strings.Replace(text, argument, argument+panics+" ", 1), 0o755)
+	}
 	home := t.TempDir()
 	cmd := exec.Command(undertest.Server(t), "--stdio")
 	cmd.Env = []string{"HOME=" + home, "TMPDIR=" + home, "XDG_CACHE_HOME=" + shared(t), "NIX_SANDBOX_DIR=" + sandboxes}
@@ -116,9 +183,15 @@ func called(c *mcptest.Client, code string) mcptest.Answer {
 
 // However a machine or its server ends, the next call hears of it, and nothing is left.
 func TestServer_OutlivesItsMachines(t *testing.T) {
-	t.Setenv(patience.Variable, "30") // the answer of a machine that is emulated
+	t.Parallel()
 	c := served(t)
 	pid := c.PID()
+	t.Run("the kernel panics", func(t *testing.T) {
+		answer := called(c, "echo begun; tail /dev/zero")
+		if text := answer.Text(); !answer.IsError || !strings.Contains(text, "the virtual machine ended: Kernel panic - not syncing: Out of memory") {
+			t.Errorf("the call is answered %q, %+v", text, answer.Meta)
+		}
+	})
 	for _, death := range []struct {
 		name   string
 		signal syscall.Signal

@@ -31,6 +31,10 @@ const machineTime = 8 * time.Minute
 var onEnd = func() {}
 
 func TestMain(m *testing.M) {
+	// For the answers of servers whose machines are emulated.
+	if os.Getenv(patience.Variable) == "" {
+		_ = os.Setenv(patience.Variable, "30") // such a name and value cannot fail
+	}
 	status := patience.Main(m)
 	onEnd()
 	os.Exit(status)
@@ -58,12 +62,14 @@ func program(t testing.TB, folder, name, input string) *exec.Cmd {
 }
 
 func TestRun_CarriesStreamsAndStatus(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct{ kind, code string }{
 		{"python", "import sys; print(6*7); print('wrong', file=sys.stderr); sys.exit(3)"},
 		{"bash", "echo $((6*7)); echo wrong >&2; exit 3"},
 		{"node", "console.log(6*7); console.error('wrong'); process.exit(3)"},
 	} {
 		t.Run(test.kind, func(t *testing.T) {
+			t.Parallel()
 			var stdout, stderr bytes.Buffer
 			cmd := program(t, artifact(t, test.kind), "run", test.code)
 			cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -78,6 +84,7 @@ func TestRun_CarriesStreamsAndStatus(t *testing.T) {
 // Output is carried whole, however it comes, and a program that closes its streams
 // ends none of it.
 func TestRun_CarriesLongOutput(t *testing.T) {
+	t.Parallel()
 	const size = 20 << 20
 	cmd := program(t, artifact(t, "bash"), "run", fmt.Sprintf("head -c %d /dev/zero; exec >&-; exit 7", size))
 	output, err := cmd.Output()
@@ -88,6 +95,7 @@ func TestRun_CarriesLongOutput(t *testing.T) {
 
 // What code sees of its machine is what code sees of a jail, under another kernel.
 func TestMachine_ShowsAJail(t *testing.T) {
+	t.Parallel()
 	host := must.Get(exec.Command("uname", "-r").Output())(t)
 	output := must.Get(program(t, artifact(t, "bash"), "run", `
 		uname -r
@@ -134,6 +142,7 @@ func waiting(t *testing.T) (cmd *exec.Cmd, input io.Closer, qemu int) {
 // QEMU is in a jail of its own: it has no capability and no network, its system calls
 // are filtered twice, and where root starts it, it is nobody else's user.
 func TestMachine_ConfinesQEMU(t *testing.T) {
+	t.Parallel()
 	_, _, qemu := waiting(t)
 	var status string
 	// Its own filter comes when it has started.
@@ -168,6 +177,7 @@ func TestMachine_ConfinesQEMU(t *testing.T) {
 // Without a session the end of code that crosses a limit is the end of the program, and
 // code that keeps to it runs: the control.
 func TestRun_SaysWhichLimitWasCrossed(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name, kind, code, says string
 		status                 int
@@ -176,6 +186,7 @@ func TestRun_SaysWhichLimitWasCrossed(t *testing.T) {
 		{"some files", "bash", "head -c 50M /dev/zero > /tmp/a; head -c 50M /dev/zero > /workspace/c; exit 3", "", 3},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
 			var stderr bytes.Buffer
 			cmd := program(t, artifact(t, test.kind), "run", test.code)
 			cmd.Stderr = &stderr
@@ -189,8 +200,10 @@ func TestRun_SaysWhichLimitWasCrossed(t *testing.T) {
 
 // However the launcher ends, QEMU ends with it.
 func TestMachine_EndsWithItsLauncher(t *testing.T) {
+	t.Parallel()
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		t.Run(signal.String(), func(t *testing.T) {
+			t.Parallel()
 			cmd, _, qemu := waiting(t)
 			must.Do(t, cmd.Process.Signal(signal))
 			_ = cmd.Wait()
@@ -200,6 +213,7 @@ func TestMachine_EndsWithItsLauncher(t *testing.T) {
 }
 
 func TestCheck_SaysWhetherKVMWorks(t *testing.T) {
+	t.Parallel()
 	var check struct {
 		Findings []struct {
 			Name, Found, Fix string
@@ -222,6 +236,7 @@ func TestCheck_SaysWhetherKVMWorks(t *testing.T) {
 // A server without virtual machines has nothing of them in its closure, and one with
 // them has: the control.
 func TestClosure_OfJailsHasNoQEMU(t *testing.T) {
+	t.Parallel()
 	closure := func(path string) string {
 		return string(must.Get(exec.Command("nix-store", "--query", "--requisites", path).Output())(t))
 	}

@@ -33,6 +33,7 @@ func digest(t *testing.T, folder string) string {
 }
 
 func TestProject_IsReadAndNotWritten(t *testing.T) {
+	t.Parallel()
 	folder := project(t)
 	before := digest(t, folder)
 	cmd := program(t, artifact(t, "bash"), "run", `
@@ -59,6 +60,7 @@ func TestProject_IsReadAndNotWritten(t *testing.T) {
 // layer of its own, which further calls see and the host does not, also in a machine that
 // was saved meanwhile.
 func TestProject_OverlayIsTheSessions(t *testing.T) {
+	t.Parallel()
 	folder, machineFolder := project(t), artifact(t, "bash")
 	environ := []string{"PROJECT_DIR=" + folder, "PROJECT_MODE=overlay"}
 	m := start(t, machineFolder, shared(t), "", environ...)
@@ -84,6 +86,7 @@ func TestProject_OverlayIsTheSessions(t *testing.T) {
 
 // A project that is too large for an image is refused before a machine starts.
 func TestProject_TooLargeIsRefused(t *testing.T) {
+	t.Parallel()
 	folder := t.TempDir()
 	must.Write(t, filepath.Join(folder, "large"), "", 0o600)
 	must.Do(t, os.Truncate(filepath.Join(folder, "large"), 3<<30))

@@ -205,6 +205,7 @@ print('as before', time.time())
 // A machine that was saved goes on in another process with everything that was in it,
 // at the time of the host.
 func TestSaved_GoesOnAsBefore(t *testing.T) {
+	t.Parallel()
 	folder, cache := artifact(t, "python"), shared(t)
 	to := filepath.Join(t.TempDir(), "saved")
 	m := start(t, folder, cache, "")
@@ -228,6 +229,7 @@ func TestSaved_GoesOnAsBefore(t *testing.T) {
 // A branch has what its origin had, and neither has what the other does afterwards. It
 // outlives its origin, and has branches of its own.
 func TestSaved_Branches(t *testing.T) {
+	t.Parallel()
 	folder, cache, parent := artifact(t, "bash"), shared(t), t.TempDir()
 	a := start(t, folder, cache, "")
 	a.run("x=1; echo 1 > file")
@@ -257,12 +259,14 @@ func TestSaved_Branches(t *testing.T) {
 // Two branches and their origin go on with different random numbers, also those of
 // OpenSSL. The code prints a line for each generator.
 func TestSaved_BranchesDifferInRandomNumbers(t *testing.T) {
+	t.Parallel()
 	for kind, code := range map[string]string{
 		"bash":   "echo $RANDOM$RANDOM$RANDOM; echo $SRANDOM$SRANDOM; cat /proc/sys/kernel/random/uuid; date +%s",
 		"python": "import os, random, ssl, time\nprint(random.random())\nprint(os.urandom(8).hex())\nprint(ssl.RAND_bytes(8).hex())\nprint(int(time.time()))",
 		"node":   "var c = require('crypto'); console.log(Math.random()); console.log(c.randomBytes(8).toString('hex')); console.log(c.randomUUID()); console.log(Math.floor(Date.now() / 1000))",
 	} {
 		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
 			folder, cache, parent := artifact(t, kind), shared(t), t.TempDir()
 			origin := start(t, folder, cache, "")
 			// All of them have a seed when the branches begin.
@@ -281,6 +285,7 @@ func TestSaved_BranchesDifferInRandomNumbers(t *testing.T) {
 // What was saved of another machine, or is damaged, is refused with a sentence, and what
 // is right goes on: the control.
 func TestSaved_RefusesWhatIsNotItsOwn(t *testing.T) {
+	t.Parallel()
 	folder, cache, parent := artifact(t, "bash"), shared(t), t.TempDir()
 	to := filepath.Join(parent, "saved")
 	m := start(t, folder, cache, "")
@@ -320,6 +325,7 @@ func TestSaved_RefusesWhatIsNotItsOwn(t *testing.T) {
 
 // A machine that cannot be saved goes on, and can be saved when there is space.
 func TestSaved_LivesOnWhereTheDiskIsFull(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("only root mounts a small file system")
 	}
@@ -353,6 +359,7 @@ func TestSaved_LivesOnWhereTheDiskIsFull(t *testing.T) {
 
 // A request that makes no sense is answered with a sentence, and the machine goes on.
 func TestControl_RefusesWhatItDoesNotKnow(t *testing.T) {
+	t.Parallel()
 	m := start(t, artifact(t, "bash"), shared(t), "")
 	for request, says := range map[string]string{
 		`{"do":"fly"}`:               `does not know the request "fly"`,

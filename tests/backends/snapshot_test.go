@@ -125,12 +125,14 @@ func expectOwn(t *testing.T, machine int, lines []string, seen map[string]bool) 
 // what they are copies of. The code prints a line for each of its generators, and the
 // time.
 func TestSnapshot_CopiesDiffer(t *testing.T) {
+	t.Parallel()
 	for kind, code := range map[string]string{
 		"bash":   "echo $RANDOM$RANDOM$RANDOM; echo $SRANDOM$SRANDOM; cat /proc/sys/kernel/random/uuid; date +%s",
 		"python": "import os, random, uuid, time\nprint(random.random())\nprint(os.urandom(8).hex())\nprint(uuid.uuid4())\nprint(int(time.time()))",
 		"node":   "const c = require('crypto'); console.log(Math.random()); console.log(c.randomBytes(8).toString('hex')); console.log(c.randomUUID()); console.log(Math.floor(Date.now() / 1000))",
 	} {
 		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
 			folder, cache := artifact(t, kind), cache(t)
 			seen := map[string]bool{}
 			var memory, meta string
@@ -154,6 +156,7 @@ func TestSnapshot_CopiesDiffer(t *testing.T) {
 // A snapshot that is whole and of which no machine comes up costs one start more, and
 // is replaced.
 func TestSnapshot_IsReplacedWhereNoCopyStarts(t *testing.T) {
+	t.Parallel()
 	folder, cache := artifact(t, "bash"), cache(t)
 	runs(t, folder, cache, "true")
 	saved := snapshots(t, cache)[0]

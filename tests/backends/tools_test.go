@@ -40,6 +40,7 @@ func tool(t *testing.T, arguments ...string) *exec.Cmd {
 // The time limit is that of the code, and no start of a machine counts: this one takes
 // longer where it is emulated.
 func TestTools_RunCodeInAMachine(t *testing.T) {
+	t.Parallel()
 	folder := project(t)
 	cmd := tool(t, "run", "MACHINE", "--timeout", "60", "--project", folder, "-c", "read line; echo got $line; cat /project/file; exit 7")
 	cmd.Stdin = strings.NewReader("input\n")
@@ -52,6 +53,7 @@ func TestTools_RunCodeInAMachine(t *testing.T) {
 }
 
 func TestTools_OpenAShellInAMachine(t *testing.T) {
+	t.Parallel()
 	cmd := tool(t, "shell", "MACHINE")
 	terminal := must.Get(pty.StartWithSize(cmd, &pty.Winsize{Rows: 24, Cols: 80}))(t)
 	defer terminal.Close()
@@ -67,6 +69,7 @@ func TestTools_OpenAShellInAMachine(t *testing.T) {
 // What doctor asks of bin/check is what the launcher remembers, and a slow start is no
 // fault.
 func TestTools_DoctorStartsAMachine(t *testing.T) {
+	t.Parallel()
 	var report struct {
 		Findings []struct {
 			Name, Found, Fix string
@@ -95,6 +98,7 @@ func TestTools_DoctorStartsAMachine(t *testing.T) {
 }
 
 func TestTools_ShowTheWall(t *testing.T) {
+	t.Parallel()
 	var rows []struct{ Name, Backend string }
 	must.Do(t, json.Unmarshal(must.Get(tool(t, "list", "--json").Output())(t), &rows))
 	walls := map[string]string{}

@@ -36,8 +36,8 @@ const (
 	projectFD
 )
 
-// consoleBytes is what is kept of the end of the kernel's messages.
-const consoleBytes = 4 << 10
+// consoleBytes is what is kept of the end of the kernel's messages: those of a panic fit.
+const consoleBytes = 16 << 10
 
 // Machine is one that runs. Its owner calls [Machine.Close].
 type Machine struct {
@@ -469,11 +469,12 @@ func (m *Machine) Close() {
 	}
 }
 
-// LastWords returns what QEMU and the machine's kernel printed last, as the end of a
-// sentence; empty where that is nothing.
+// lastWords returns what the machine's kernel printed last, or QEMU where the kernel printed
+// nothing, as the end of a sentence; empty where that is nothing either. Both print little
+// but why they end, and QEMU a warning at the start of each copy.
 func (m *Machine) lastWords() string {
 	m.readers.Wait()
-	for _, text := range []string{m.errors.last(), m.console.last()} {
+	for _, text := range []string{m.console.last(), m.errors.last()} {
 		if text != "" {
 			return ": " + text
 		}
@@ -516,11 +517,18 @@ func (l *lastBytes) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// last returns the last lines, as one.
+// panicked begins the line in which a kernel says why it panics, before many others.
+const panicked = "Kernel panic - "
+
+// last returns the last lines, as one, or that in which the kernel says why it panics.
 func (l *lastBytes) last() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	text := bytes.TrimSpace(l.text)
+	if at := bytes.LastIndex(text, []byte(panicked)); at >= 0 {
+		line, _, _ := bytes.Cut(text[at:], []byte("\n"))
+		return oneLine(string(line))
+	}
 	return oneLine(string(text[max(0, len(text)-300):]))
 }
 

@@ -63,8 +63,12 @@ func TestLastBytes_KeepsTheEnd(t *testing.T) {
 	for range 100 {
 		_, _ = l.Write([]byte(strings.Repeat("long \x1b[2J", 1000)))
 	}
-	_, _ = l.Write([]byte("\n[  1.0] Kernel panic:\tnot syncing\r\n"))
-	if got := l.last(); len(l.text) > consoleBytes || !strings.HasSuffix(got, "[ 1.0] Kernel panic: not syncing") || strings.ContainsAny(got, "\n\r\x1b") {
+	_, _ = l.Write([]byte("\n[  1.0] Out of\tmemory\r\n"))
+	if got := l.last(); len(l.text) > consoleBytes || !strings.HasSuffix(got, "[ 1.0] Out of memory") || strings.ContainsAny(got, "\n\r\x1b") {
 		t.Errorf("%d bytes are kept, the end is %q", len(l.text), got)
+	}
+	_, _ = l.Write([]byte("[  1.1] Kernel panic - not syncing: a\x1btest\r\n" + strings.Repeat("[  1.2] a register\r\n", 100)))
+	if got, want := l.last(), "Kernel panic - not syncing: a test"; got != want {
+		t.Errorf("of a panic it says %q, want %q", got, want)
 	}
 }
