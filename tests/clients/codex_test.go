@@ -17,10 +17,12 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
-// noModel has Codex ask no model, and nobody else but MCP servers.
-var noModel = []string{
+// settings have Codex ask no model, and nobody else but MCP servers, and wait for these
+// longer than its ten seconds.
+var settings = []string{
 	"-c", `model_provider="none"`, "-c", `model_providers.none={name="none", base_url="http://127.0.0.1:1/v1"}`,
 	"-c", "analytics.enabled=false", "-c", "check_for_update_on_startup=false",
+	"-c", "mcp_servers.sandbox.startup_timeout_sec=100", "-c", "mcp_servers.sandbox.tool_timeout_sec=100",
 }
 
 // tokenVariable is what client-config has Codex read the token from.
@@ -39,7 +41,7 @@ type codex struct {
 // codex starts it.
 func (s setup) codex(t *testing.T) *codex {
 	t.Helper()
-	cmd := s.command(t, s.Codex, append([]string{"app-server"}, noModel...)...)
+	cmd := s.command(t, s.Codex, append([]string{"app-server"}, settings...)...)
 	log := &mcptest.Log{}
 	cmd.Stderr = log
 	c := &codex{t: t, in: must.Get(cmd.StdinPipe())(t), out: bufio.NewReader(must.Get(cmd.StdoutPipe())(t))}
