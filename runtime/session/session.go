@@ -98,6 +98,10 @@ type Manager struct {
 	liveEach map[string]int // of each principal
 	ended    map[call.Key]call.Restart
 	order    []call.Key // of ended, oldest first
+	// suspending is how many sessions fall asleep, and suspended is closed, and another
+	// one, when one of them has, or cannot.
+	suspending int
+	suspended  chan struct{}
 }
 
 var _ call.Executor = (*Manager)(nil)
@@ -155,13 +159,14 @@ func (s *session) related(env registry.Environment) *member {
 func New(options Options) *Manager {
 	ending, stop := context.WithCancel(context.Background())
 	return &Manager{
-		Options:  options,
-		ending:   ending,
-		stop:     stop,
-		closed:   make(chan struct{}),
-		sessions: map[call.Key]*session{},
-		liveEach: map[string]int{},
-		ended:    map[call.Key]call.Restart{},
+		Options:   options,
+		suspended: make(chan struct{}),
+		ending:    ending,
+		stop:      stop,
+		closed:    make(chan struct{}),
+		sessions:  map[call.Key]*session{},
+		liveEach:  map[string]int{},
+		ended:     map[call.Key]call.Restart{},
 	}
 }
 
@@ -530,7 +535,7 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (sandbox.S
 		defer m.mu.Unlock()
 		return nil, call.Result{}, &call.OtherEnvError{Session: c.Session, Has: former.env.Name, Wanted: env, Changed: true}
 	}
-	if most, isFull := m.makeSpace(c.Principal); isFull && former == nil {
+	if most, isFull := m.makeSpace(ctx, c.Principal); isFull && former == nil {
 		defer m.mu.Unlock()
 		return nil, call.Result{}, m.full(c.Principal, most)
 	}

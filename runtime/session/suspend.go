@@ -41,9 +41,15 @@ func (m *Manager) fallAsleep(s *session) bool {
 	if m.only(s) == nil || m.ending.Err() != nil {
 		return false
 	}
-	turn := m.enqueue(s)
+	turn := m.beginSuspend(s)
 	m.saves.Go(func() { m.suspend(s, turn) })
 	return true
+}
+
+// beginSuspend takes the turn for [Manager.suspend].
+func (m *Manager) beginSuspend(s *session) (turn chan struct{}) {
+	m.suspending++
+	return m.enqueue(s)
 }
 
 // suspend has the session fall asleep whose turn the caller has, which it gives up. A
@@ -51,7 +57,12 @@ func (m *Manager) fallAsleep(s *session) bool {
 func (m *Manager) suspend(s *session, turn chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	defer m.dequeue(s, turn)
+	defer func() {
+		m.dequeue(s, turn)
+		m.suspending--
+		close(m.suspended)
+		m.suspended = make(chan struct{})
+	}()
 	member := m.only(s)
 	if member == nil || isClosed(m.closed) {
 		return
@@ -72,7 +83,7 @@ func (m *Manager) suspend(s *session, turn chan struct{}) {
 // makeSpace has sessions that nobody uses fall asleep while a principal may have no further
 // one, the one that has been idle for longest first: the principal's own, or where all
 // together are too many, of any. It returns what [Manager.isFull] returns then.
-func (m *Manager) makeSpace(principal string) (most int, isFull bool) {
+func (m *Manager) makeSpace(ctx context.Context, principal string) (most int, isFull bool) {
 	for tried := map[*session]bool{}; ; {
 		most, isFull = m.isFull(principal)
 		if !isFull || m.ending.Err() != nil {
@@ -85,11 +96,22 @@ func (m *Manager) makeSpace(principal string) (most int, isFull bool) {
 				idle = s
 			}
 		}
-		if idle == nil {
+		if idle == nil && m.suspending == 0 || ctx.Err() != nil {
 			return most, isFull
 		}
+		if idle == nil { // others fall asleep already
+			left := m.suspended
+			m.mu.Unlock()
+			select {
+			case <-left:
+			case <-ctx.Done():
+			case <-m.ending.Done():
+			}
+			m.mu.Lock()
+			continue
+		}
 		tried[idle] = true
-		turn := m.enqueue(idle)
+		turn := m.beginSuspend(idle)
 		m.mu.Unlock()
 		m.suspend(idle, turn)
 		m.mu.Lock()
@@ -166,7 +188,7 @@ func (m *Manager) Suspend() {
 	var all sync.WaitGroup
 	for _, s := range m.sessions {
 		if m.only(s) != nil {
-			turn := m.enqueue(s)
+			turn := m.beginSuspend(s)
 			all.Go(func() {
 				<-turn // calls that wait are refused, and the one that runs has a limit
 				m.suspend(s, turn)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -395,6 +396,24 @@ func TestSuspend_MakesSpace(t *testing.T) {
 		}
 		s.machine.SetSuspendFailure(nil)
 		s.in("a", "echo $x", "2\n")
+	})
+}
+
+// A session waits for those that fall asleep already, and needs none beside them.
+func TestSuspend_AwaitsThoseThatFallAsleep(t *testing.T) {
+	inBubbleOf(t, 1<<30, func(t *testing.T, s *server) {
+		var begun sync.WaitGroup
+		for n := range 8 {
+			begun.Go(func() { s.in(string(rune('a'+n)), "x=1", "") })
+		}
+		begun.Wait()
+		time.Sleep(time.Minute + 500*time.Millisecond)
+		if n, _ := s.asleep(); n != 0 {
+			t.Errorf("%d sleep already", n)
+		}
+		s.in("i", "x=2", "")
+		time.Sleep(2 * time.Second)
+		s.wantAsleep(8)
 	})
 }
 
