@@ -15,8 +15,8 @@
 //	LANGUAGE elsewhere: REASON
 //	                      it cannot run in the tests, because of REASON
 //
-// A block with the last word needs=PROGRAM,… is skipped where a program is missing;
-// claude and codex are those of tests/clients. The blocks of a page run in order.
+// A block with the last word needs=PROGRAM,… is skipped where a program is missing, or a
+// variable that begins with NIX_SANDBOX_TEST_; claude and codex are those of tests/clients. The blocks of a page run in order.
 package docs
 
 import (
