@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
@@ -94,6 +95,37 @@ func TestArchitecture_NamesFolders(t *testing.T) {
 	for _, match := range folders {
 		if info, err := os.Stat(filepath.Join(root(t), string(match[1]))); err != nil || !info.IsDir() {
 			t.Errorf("%s is not a folder of the checkout", match[1])
+		}
+	}
+}
+
+// mostTouched is how many files a change may touch beside its own.
+const mostTouched = 4
+
+// quoted is what stands between back quotes in a page.
+var quoted = regexp.MustCompile("`([^`]+)`")
+
+// The table of changes names files that exist, and at most four for each change.
+func TestArchitecture_ChangesTouchFewFiles(t *testing.T) {
+	page := string(must.Get(os.ReadFile(filepath.Join(root(t), "docs/architecture.md")))(t))
+	_, table, _ := strings.Cut(page, "| change | its own | edited by hand |\n| --- | --- | --- |\n")
+	table, _, found := strings.Cut(table, "\n\n")
+	rows := strings.Split(table, "\n")
+	if !found || len(rows) < 10 {
+		t.Fatalf("there are %d changes", len(rows))
+	}
+	for _, row := range rows {
+		cells := strings.Split(row, "|")
+		for _, match := range quoted.FindAllStringSubmatch(row, -1) {
+			if !strings.Contains(match[1], "/") {
+				continue // a name of Go
+			}
+			if _, err := os.Stat(filepath.Join(root(t), match[1])); err != nil {
+				t.Errorf("%s: %v", cells[1], err)
+			}
+		}
+		if touched := len(quoted.FindAllString(cells[len(cells)-2], -1)); touched > mostTouched {
+			t.Errorf("%s: %d files are touched, at most %d may be", cells[1], touched, mostTouched)
 		}
 	}
 }
