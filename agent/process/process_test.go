@@ -71,7 +71,7 @@ func TestTable_ReapsOrphans(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	p := start(t, []*os.File{nil, w}, "sh -c 'echo $$; sleep 0.1' &")
+	p := start(t, []*os.File{nil, w}, "/bin/sh -c 'echo $$; sleep 0.1' &")
 	w.Close()
 	wait(t, p)
 	var buf [32]byte

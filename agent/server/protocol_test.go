@@ -191,18 +191,18 @@ func TestCommand_RunsEachCall(t *testing.T) {
 		option Option
 		step   Step
 	}{
-		"argument":     {Command(false, "sh", "-c"), Step{Code: "echo \"$0\"; exit 3", Stdout: "sh\n", Exit: 3}},
-		"pipe":         {Command(true, "sh"), Step{Code: "echo a\nexit 4", Stdout: "a\n", Exit: 4}},
+		"argument":     {Command(false, "/bin/sh", "-c"), Step{Code: "echo \"$0\"; exit 3", Stdout: "/bin/sh\n", Exit: 3}},
+		"pipe":         {Command(true, "/bin/sh"), Step{Code: "echo a\nexit 4", Stdout: "a\n", Exit: 4}},
 		"long pipe":    {Command(true, "wc", "-c"), Step{Code: long, Stdout: "1048576\n"}},
-		"no stdin":     {Command(false, "sh", "-c"), Step{Code: "cat; echo end", Stdout: "end\n"}},
-		"signal":       {Command(false, "sh", "-c"), Step{Code: "kill -9 $$", Exit: 137, Outcome: frame.OutcomeCrashed}},
-		"too long":     {Command(false, "sh", "-c"), Step{Code: long, Exit: 127, Outcome: frame.OutcomeCrashed, Stderr: "131071"}},
-		"NUL":          {Command(false, "sh", "-c"), Step{Code: "a\x00b", Exit: 127, Outcome: frame.OutcomeCrashed, Stderr: "NUL"}},
+		"no stdin":     {Command(false, "/bin/sh", "-c"), Step{Code: "cat; echo end", Stdout: "end\n"}},
+		"signal":       {Command(false, "/bin/sh", "-c"), Step{Code: "kill -9 $$", Exit: 137, Outcome: frame.OutcomeCrashed}},
+		"too long":     {Command(false, "/bin/sh", "-c"), Step{Code: long, Exit: 127, Outcome: frame.OutcomeCrashed, Stderr: "131071"}},
+		"NUL":          {Command(false, "/bin/sh", "-c"), Step{Code: "a\x00b", Exit: 127, Outcome: frame.OutcomeCrashed, Stderr: "NUL"}},
 		"not there":    {Command(false, "/nowhere/sh"), Step{Code: "a", Exit: 127, Outcome: frame.OutcomeCrashed, Stderr: "/nowhere/sh"}},
-		"interrupt":    {Command(false, "sh", "-c"), Step{Code: "sleep 99", Exit: 130, Outcome: frame.OutcomeTimeout, Change: Limit(shortTime, 2*time.Second)}},
-		"ignores it":   {Command(false, "sh", "-c"), Step{Code: "trap '' INT; while :; do sleep 1; done", Exit: 137, Outcome: frame.OutcomeTimeout, Change: Limit(shortTime, 200*time.Millisecond)}},
-		"empty":        {Command(true, "sh"), Step{}},
-		"state is not": {Command(true, "sh"), Step{Code: "echo $x", Stdout: "\n"}},
+		"interrupt":    {Command(false, "/bin/sh", "-c"), Step{Code: "sleep 99", Exit: 130, Outcome: frame.OutcomeTimeout, Change: Limit(shortTime, 2*time.Second)}},
+		"ignores it":   {Command(false, "/bin/sh", "-c"), Step{Code: "trap '' INT; while :; do sleep 1; done", Exit: 137, Outcome: frame.OutcomeTimeout, Change: Limit(shortTime, 200*time.Millisecond)}},
+		"empty":        {Command(true, "/bin/sh"), Step{}},
+		"state is not": {Command(true, "/bin/sh"), Step{Code: "echo $x", Stdout: "\n"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
