@@ -296,7 +296,7 @@ func (s *Spec) check() error {
 	for _, words := range lists {
 		for _, word := range words {
 			if strings.ContainsRune(word, 0) {
-				return fmt.Errorf("%q holds a zero byte", word)
+				return fmt.Errorf("%q has a zero byte", word)
 			}
 		}
 	}

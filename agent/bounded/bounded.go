@@ -1,5 +1,5 @@
 // Package bounded takes at most a given number of bytes of what others wrote:
-// of files and streams, which are refused when they hold more, and of text,
+// of files and streams, which are refused when they have more, and of text,
 // which is cut between two characters.
 package bounded
 
@@ -11,7 +11,7 @@ import (
 	"unicode/utf8"
 )
 
-// ErrTooLarge reports a file or a stream that holds more than its limit.
+// ErrTooLarge reports a file or a stream that has more bytes than its limit.
 var ErrTooLarge = errors.New("larger than its limit")
 
 // Read reads a stream of at most limit bytes up to its end.

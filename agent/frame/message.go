@@ -144,7 +144,7 @@ type Reply struct {
 	// Limit was crossed in this call; with the outcome ok, between this call
 	// and the last one, which cost the session its state.
 	Limit *Limit `json:"limit,omitempty"`
-	// Truncated holds the streams of which something was left out.
+	// Truncated has the streams of which something was left out.
 	Truncated []Truncation `json:"truncated,omitempty"`
 	// Files are those that the call made or changed under /workspace/outputs.
 	Files []File `json:"files,omitempty"`
@@ -176,7 +176,7 @@ type Limit struct {
 type Truncation struct {
 	Stream string `json:"stream"`
 	Total  int64  `json:"total"`          // bytes that the code wrote
-	Path   string `json:"path,omitempty"` // the file that holds it; empty where there is none
+	Path   string `json:"path,omitempty"` // the file that has it; empty where there is none
 	// Stored is the number of bytes in the file at Path: Total, unless the
 	// workspace was too full for all of them.
 	Stored int64 `json:"stored,omitempty"`

@@ -1,4 +1,4 @@
-// Package limitkeeper holds a sandbox to its limits where no control group does
+// Package limitkeeper enforces the limits of a sandbox where no control group does
 // it: it scans the processes of the sandbox's pid namespace and the sandbox's
 // file systems in memory, and reports when they use more than is allowed.
 //
@@ -128,8 +128,8 @@ func (k *Keeper) Busy(busy bool) {
 }
 
 // Run scans until ctx is done. Before crossed returns it must have sent SIGKILL
-// to every other process of the namespace. An error means that the limits hold
-// no longer and that the sandbox has to end.
+// to every other process of the namespace. An error means that the limits are
+// no longer enforced and that the sandbox has to end.
 func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 	defer k.scanner.close()
 	defer k.kernel.close()

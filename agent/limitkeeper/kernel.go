@@ -36,13 +36,13 @@ const (
 	// time. The processes that are left are counted by the next scan.
 	mappingsTime = 50 * time.Millisecond
 
-	// fewSockets do not hold enough for a scan: at most some 8 MB each.
+	// fewSockets are too few for a scan: each contains at most some 8 MB.
 	fewSockets = 16
 	// maxSockets bounds what is read of one table of sockets, in bytes: 14,000
 	// lines.
 	maxSockets = 2 << 20
 	// pendingCost is what a connection to a Unix socket that nobody has accepted
-	// may hold, in bytes: a sender's buffer of the default size
+	// may contain, in bytes: a sender's buffer of the default size
 	// (net.core.wmem_default). The sender may have closed its end, so that no
 	// descriptor stands for the buffer.
 	pendingCost = 212_992
@@ -360,7 +360,7 @@ func queued(protocol string) (total int64) {
 }
 
 // pending returns what connections to Unix sockets that nobody has accepted may
-// hold, in bytes. These are the sockets in state 2 without an inode.
+// contain, in bytes. These are the sockets in state 2 without an inode.
 func pending() (total int64) {
 	eachLine("/proc/net/unix", maxSockets, func(line []byte) bool {
 		words := bytes.Fields(line)

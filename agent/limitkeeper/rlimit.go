@@ -25,20 +25,20 @@ const (
 	maxSignals    = 1024
 	maxQueueBytes = 192 << 10
 
-	// minData leaves room for the stacks of threads and for interpreters that
+	// minData is enough for the stacks of threads and for interpreters that
 	// reserve more address space than they use, in bytes.
 	minData = 1 << 30
 )
 
-// Rlimit is a limit that the kernel holds each process to.
+// Rlimit is a limit that the kernel enforces for each process.
 type Rlimit struct {
 	Resource int    // RLIMIT_*
 	Name     string // for messages
 	Value    unix.Rlimit
 }
 
-// Rlimits returns the limits that the kernel can hold the sandbox's processes
-// to. They stop the crudest code by an error of the call that goes too far: an
+// Rlimits returns the limits that the kernel can enforce for the sandbox's
+// processes. They stop the crudest code by an error of the call that goes too far: an
 // allocation far above the limit, and processes without end. The number of
 // processes includes the agent's own few threads, so that the kernel refuses
 // one more before the keeper kills them all.

@@ -228,7 +228,7 @@ func (s *scanner) process(pid int) (p process, tasks int, ok bool) {
 
 const (
 	// minFileCost is the kernel's memory for an open file, in bytes. A pipe is
-	// two open files, and holds 8 KB where the pipes of the user have as many
+	// two open files, and contains 8 KB where the pipes of the user have as many
 	// pages as are allowed (fs.pipe-user-pages-soft, 64 MB); a socket takes 2 KB
 	// beside its buffers.
 	minFileCost = 4 << 10
@@ -241,10 +241,10 @@ const (
 	fewFiles = 256
 )
 
-// openFileCost returns what an open file counts as in a process with many, in bytes. A machine has one count
-// of them (fs.file-max), without systemd one for each 10 KB of its memory. Each counts
-// as its part of the memory, so that a sandbox which may have a part of the memory may
-// have that part of the files.
+// openFileCost returns what an open file of a process with many counts as, in bytes. The
+// machine bounds all open files together (fs.file-max): without systemd, it has one for
+// each 10 KB of its memory. Each counts as its part of the memory, so that a sandbox that
+// may have a part of the memory may have the same part of the files.
 func openFileCost() int64 {
 	text, err := bounded.ReadFile("/proc/sys/fs/file-max", maxStatus)
 	var machine unix.Sysinfo_t

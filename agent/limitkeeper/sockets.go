@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sock_diag(7) tells what each socket of a network namespace holds, with the
+// sock_diag(7) tells what each socket of a network namespace contains, with the
 // overhead of each packet, and of Unix sockets too, which /proc/net does not tell.
 // The jail's filter of system calls lets the agent speak to it, and the agent's own
 // filter keeps the code from that.
@@ -98,7 +98,7 @@ func inetRequest(family, protocol byte) []byte {
 	return append(request, make([]byte, socket)...)
 }
 
-// unixSocket returns what a Unix socket holds. What waits to be read counts as the
+// unixSocket returns what a Unix socket contains, in bytes. What waits to be read counts as the
 // sender's, as long as there is one.
 func unixSocket(message []byte) (total int64) {
 	if len(message) < unixMessageSize {
@@ -128,7 +128,7 @@ func unixSocket(message []byte) (total int64) {
 	}
 }
 
-// inetSocket returns what a socket of TCP or UDP holds.
+// inetSocket returns what a socket of TCP or UDP contains, in bytes.
 func inetSocket(message []byte) (total int64) {
 	if len(message) < inetMessageSize {
 		return 0

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Table holds the processes that were started and reaps every child of this
+// Table has the processes that were started and reaps every child of this
 // process, also those that it did not start.
 type Table struct {
 	starts  sync.Mutex // held by KillAll, so that nothing starts meanwhile

@@ -63,7 +63,7 @@ func (e *executor) archiveNumber(c *call) uint64 {
 	return e.number
 }
 
-// drain takes what the pipes hold.
+// drain takes what is in the pipes.
 func (c *capture) drain() {
 	for _, s := range c.streams {
 		s.Drain()

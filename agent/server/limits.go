@@ -18,7 +18,7 @@ const interpreterMemory = 16 << 20
 func (s *Server) crossed(c limitkeeper.Crossing) {
 	limit := c.Value << 20
 	if c.Name == frame.Memory && c.Usage.Files > limit-min(interpreterMemory, limit/4) {
-		s.stop(fmt.Errorf("%v: files in /workspace, /tmp and /dev/shm have %d MB and leave no room for code", c, c.Usage.Files>>20))
+		s.stop(fmt.Errorf("%v: files in /workspace, /tmp and /dev/shm have %d MB and leave no memory for code", c, c.Usage.Files>>20))
 	}
 	s.crossing.Store(&c)
 	s.table.KillAll()

@@ -5,7 +5,7 @@ import "sync"
 // maxPings bounds the pings that wait for the interpreter. The newest are kept.
 const maxPings = 64
 
-// pings holds pings until it is known whether the interpreter has loaded. It is
+// pings keeps pings until it is known whether the interpreter has loaded. It is
 // safe for concurrent use.
 type pings struct {
 	// answer answers a ping; failure is nil where the interpreter has loaded.

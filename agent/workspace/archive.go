@@ -16,13 +16,13 @@ import (
 // archive is the folder of outputs that did not fit into an answer.
 const archive = ".outputs"
 
-// Archive holds all output of one stream of a call, as much as fits. Its writes
+// Archive has all output of one stream of a call, as much as fits. Its writes
 // never fail: what does not fit is left out.
 type Archive struct {
 	Path   string
-	Stored int64 // bytes that the file holds
+	Stored int64 // bytes that the file has
 	file   *os.File
-	limit  int64 // bytes that the file may hold
+	limit  int64 // bytes that the file may have
 }
 
 // Archive makes the file for a stream of a call. The file may use a quarter of

@@ -39,7 +39,7 @@ type Tracker struct {
 	scans   uint64  // so far
 	saving  *saving // the copy that is being made; nil between two
 	// exposed is what Exposed returned last, and paths has the paths of its open files
-	// that are known; nil where they have not been looked up.
+	// that are known; nil where they have not been searched for.
 	exposed Exposed
 	paths   []string
 	// mapped are the inodes that were mapped at some time since the last copy.
@@ -403,7 +403,7 @@ func (t *Tracker) considerAll(full bool) error {
 	return nil
 }
 
-// considerDirty returns a copy of what the kernel said may have changed; nil where that
+// considerDirty returns a copy of what, as the kernel reports, may have changed; nil where that
 // is not enough to know what has.
 func (t *Tracker) considerDirty() *saving {
 	root, err := unix.Open(t.Root.Path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

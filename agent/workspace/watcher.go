@@ -61,7 +61,7 @@ func newWatcher() (*watcher, error) {
 func (w *watcher) close() { unix.Close(w.fd) }
 
 // begin begins to watch all folders again, of which a scan calls add for each before it
-// reads it. What the kernel has said so far is forgotten.
+// reads it. What the kernel has reported so far is forgotten.
 func (w *watcher) begin() {
 	w.read(drainBytes)
 	clear(w.dirty)

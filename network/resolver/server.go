@@ -237,7 +237,7 @@ func (s *Server) lookUp(q *question) verdict {
 	_, err := s.names.Resolve(ctx, q.name)
 	var address netip.Addr
 	if err == nil {
-		// What was looked up may be too old by now, which changes no address.
+		// The name has the same address in the sandbox, even if what was resolved has expired.
 		address, _, _ = s.names.Inside(q.name)
 	}
 	return s.answer(q, address, err)

@@ -311,7 +311,8 @@ let
         ]
         ++ tmpfs "1777" workspace_mb "/tmp"
         ++ tmpfs "0755" workspace_mb "/workspace"
-        # With devices, the launcher makes them: a driver has files beside these.
+        # Where there are devices, the launcher makes these links, because a driver has
+        # files in the same folders.
         ++ lib.concatMap (folder: [
           "--symlink"
           "${rootfs}/${folder}"

@@ -184,7 +184,7 @@ rec {
     lib.optional (max_timeout_seconds != null && max_timeout_seconds < timeout_seconds)
       "${location} max_timeout_seconds is ${show max_timeout_seconds}, less than timeout_seconds, which is ${show timeout_seconds}: write ${show timeout_seconds} or more, or leave it out";
 
-  # The same of the options of sessions.
+  # What is wrong with options of sessions that do not fit together.
   sessionTogether =
     location: options: given:
     let

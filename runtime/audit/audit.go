@@ -2,9 +2,9 @@
 // it.
 //
 // It promises that a call's record has been written before its answer leaves, also that
-// of a call that was refused or cancelled, that a record holds the hash of the one before
+// of a call that was refused or cancelled, that a record has the hash of the one before
 // it, and that no failure to write ends a call: it is logged, and the next record says how
-// many are missing. A record holds no code and no output, but their hash and sizes.
+// many are missing. A record has no code and no output, but their hash and sizes.
 //
 // Several servers may write to one log. A record is given to the kernel and not forced to
 // the disk: it outlives the server, not a machine that loses its power.

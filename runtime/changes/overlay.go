@@ -1,5 +1,5 @@
 // Package changes has what sessions changed in the project, as patches that a user can
-// look at and apply.
+// inspect and apply.
 //
 // A sandbox whose project is an overlay writes to an upper layer in memory. [Overlay]
 // compares that layer with the project after each call and writes the patch to a file;

@@ -53,7 +53,7 @@ func (e *Error) Error() string { return e.Problem }
 type Config struct {
 	// Metadata is JSON, or the path of a file of it.
 	Metadata string
-	// Folders hold further environments.
+	// Folders are where further environments are found.
 	Folders registry.Folders
 	// Builder is the descriptor that leads to what builds Folders.Builds and
 	// Folders.Packages, or 0.

@@ -47,7 +47,8 @@ type Finding struct {
 // Report is everything that was found.
 type Report struct {
 	Findings []Finding `json:"findings"`
-	// Limits is what holds sandboxes to their limits: cgroup or watch.
+	// Limits is what enforces the limits of sandboxes: [sandbox.ByGroup] or
+	// [sandbox.ByAgent].
 	Limits string `json:"limits"`
 }
 

@@ -69,7 +69,7 @@ type call struct {
 	timer     *time.Timer
 }
 
-// part is a file's place in the file of its call.
+// part is where a file is in the file of its call.
 type part struct{ offset, size int64 }
 
 // New returns Files in a folder, which they leave as it is. Their owner calls

@@ -2,7 +2,7 @@
 // the calls that run, and those that have ended lately. It shows that to the operator: as
 // JSON to a command, and on a page to a browser.
 //
-// It promises that what it keeps is bounded whatever comes, that it holds up no call, and
+// It promises that what it keeps is bounded whatever comes, that it delays no call, and
 // that it changes nothing in the server: who sees it reads.
 package live
 

@@ -213,7 +213,7 @@ func TestServer_IsBounded(t *testing.T) {
 	if n := len(s.Now().Running); n != maxRunning {
 		t.Errorf("%d calls that run are shown", n)
 	}
-	// A viewer that does not read holds up nobody.
+	// A viewer that does not read delays nobody.
 	viewer := s.follow()
 	for range 3 * maxWaiting {
 		ran(s, call.Call{}, result("x"), nil)

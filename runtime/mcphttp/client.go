@@ -55,7 +55,7 @@ func (c *client) SubscriptionFilter() (mcp.SubscriptionFilter, bool) {
 }
 
 // notify has a notification written, unless too many wait: a client that does not read
-// holds nobody up.
+// delays nobody.
 func (c *client) notify(notification mcp.JSONRPCNotification) {
 	select {
 	case c.notifications <- notification:

@@ -4,7 +4,7 @@
 //
 // It promises that what belongs to a request comes in that request's own response and
 // nowhere else; that an HTTP session is worth nothing to another principal than the one
-// that began it; that a client which does not read, or is gone, holds up nobody else;
+// that began it; that a client which does not read, or is gone, delays nobody else;
 // and that memory is bounded whatever clients send.
 //
 // What mcp-go has for this is not used: its transport delivers notifications of one

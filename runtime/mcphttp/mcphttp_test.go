@@ -46,7 +46,7 @@ func (named) Authenticate(r *http.Request) (principal.Principal, error) {
 	return principal.Principal{Name: token}, nil
 }
 
-// served is a Server on a port of this machine, over a machine of this process.
+// served is a Server on a port of this machine, whose sandboxes this process simulates.
 type served struct {
 	*Server
 	url          string

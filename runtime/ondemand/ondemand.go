@@ -1,5 +1,5 @@
 // Package ondemand has environments built to which a call added packages: its
-// [Executor] stands in front of another one, and holds a call of such an environment
+// [Executor] stands in front of another one, and delays a call of such an environment
 // until that is there.
 //
 // It promises that a call waits no longer than its own time limit, that a name which
@@ -57,7 +57,7 @@ type Options struct {
 	Used func(registry.Environment)
 }
 
-// Executor holds calls until their environments are built.
+// Executor delays calls until their environments are built.
 type Executor struct {
 	next call.Executor
 	Options

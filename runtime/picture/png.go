@@ -13,7 +13,7 @@ import (
 
 const signaturePNG = "\x89PNG\r\n\x1a\n"
 
-// samplesPNG holds the samples of a pixel by colour type.
+// samplesPNG are the numbers of samples of a pixel, by colour type.
 var samplesPNG = [...]int{0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 
 // viewPNG follows the chunks of a PNG from IHDR to IEND, and unpacks its rows.

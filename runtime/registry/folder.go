@@ -88,7 +88,7 @@ func list(path string) ([]fs.DirEntry, error) {
 		return nil, fmt.Errorf("read sandbox folder: %w", err)
 	}
 	if len(entries) > maxEntries {
-		return nil, fmt.Errorf("sandbox folder %s holds more than %d entries: point NIX_SANDBOX_DIR at a folder of sandboxes only", path, maxEntries)
+		return nil, fmt.Errorf("sandbox folder %s has more than %d entries: point NIX_SANDBOX_DIR at a folder of sandboxes only", path, maxEntries)
 	}
 	entries = slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return strings.HasPrefix(e.Name(), ".") })
 	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
@@ -96,9 +96,8 @@ func list(path string) ([]fs.DirEntry, error) {
 }
 
 // folder reads the artifacts in a sandbox folder: each of its folders, and
-// folders that its links lead to, that contains a metadata.json. In order of
-// names, so that the last of two artifacts of one name wins wherever the
-// folder lies.
+// folders that its links lead to, that contains a metadata.json. It reads them in
+// the order of their names, so that of two artifacts of one name the last one wins.
 func (s *Set) folder(path string, builds bool) error {
 	entries, err := list(path)
 	if err != nil {

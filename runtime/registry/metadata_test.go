@@ -217,7 +217,7 @@ func TestBrokenEnvironment(t *testing.T) {
 		"a domain of two lines":  {map[string]any{"network": map[string]any{"mode": "allow", "domains": []string{"a\nb"}}}, `environments.x.network.domains contains "a\nb", each item must be a host name`},
 		"a secret's name":        {map[string]any{"network": map[string]any{"mode": "allow", "secrets": []string{"A=B"}}}, `environments.x.network.secrets contains "A=B", each item must be the name of a variable`},
 		"a limit of words":       {map[string]any{"network": map[string]any{"mode": "allow", "rate": "50"}}, "environments.x.network.rate is a string, it must be a number"},
-		"a port too high":        {map[string]any{"network": map[string]any{"mode": "allow", "ports": []int{70000}}}, "environments.x.network.ports holds 70000, it must be an array of numbers from 1 to 65535"},
+		"a port too high":        {map[string]any{"network": map[string]any{"mode": "allow", "ports": []int{70000}}}, "environments.x.network.ports contains 70000, it must be an array of numbers from 1 to 65535"},
 		"another name":           {map[string]any{"name": "y"}, `environments.x.name is "y", but the environment is called "x"`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -332,7 +332,7 @@ func TestTooManyEntries(t *testing.T) {
 		t.Fatal(err)
 	}
 	program(t, filepath.Join(folder, "one-more"))
-	if _, err := (&Set{}).With(Folders{Folders: []string{folder}}); err == nil || !strings.Contains(err.Error(), "holds more than 1000 entries") {
+	if _, err := (&Set{}).With(Folders{Folders: []string{folder}}); err == nil || !strings.Contains(err.Error(), "has more than 1000 entries") {
 		t.Errorf("error %v", err)
 	}
 }

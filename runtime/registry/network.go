@@ -77,7 +77,7 @@ func (r *reader) network(field string) *Network {
 		for _, item := range ports.Array() {
 			port := int(item.Num)
 			if item.Type != gjson.Number || float64(port) != item.Num || port < 1 || port > 65535 || len(n.Ports) == maxPorts {
-				fields.fail("ports", fmt.Sprintf("holds %.100s, it must be an array of numbers from 1 to 65535", item.Raw))
+				fields.fail("ports", fmt.Sprintf("contains %.100s, it must be an array of numbers from 1 to 65535", item.Raw))
 				break
 			}
 			n.Ports = append(n.Ports, port)

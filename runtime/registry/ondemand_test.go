@@ -215,7 +215,7 @@ func TestSet_HasDerivedEnvironments(t *testing.T) {
 		t.Error("it is among the environments that are offered: " + diff)
 	}
 
-	// What is collected as garbage is not there.
+	// An artifact that Nix has collected as garbage is not usable.
 	must.Do(t, os.Remove(filepath.Join(folder, ResultLink)))
 	link(t, "/nowhere", filepath.Join(folder, ResultLink))
 	if set = must.Get(base(t).With(folders))(t); len(set.Derived) != 0 {

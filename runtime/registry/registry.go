@@ -85,7 +85,7 @@ func (s *Snapshot) equal(other *Snapshot) bool {
 		})
 }
 
-// Registry is the list itself.
+// Registry has the current [Snapshot], and tells subscribers when it changes.
 type Registry struct {
 	now atomic.Pointer[Snapshot]
 
@@ -96,7 +96,7 @@ type Registry struct {
 
 type subscriber struct{ changed func(before, after *Snapshot) }
 
-// New returns a catalog of what was read.
+// New returns a Registry of what was read.
 func New(set *Set) *Registry {
 	c := &Registry{}
 	c.now.Store(snapshot(set))

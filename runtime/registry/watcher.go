@@ -59,7 +59,7 @@ func Watch(base *Set, folders Folders, log *slog.Logger) (*Watcher, error) {
 // Registry is the registry that the watcher keeps current.
 func (w *Watcher) Registry() *Registry { return w.registry }
 
-// Run keeps the catalog current until ctx ends. A value from again has
+// Run keeps the registry current until ctx ends. A value from again has
 // everything read again at once, and what was built beside the server built
 // again: rebuild asks for that.
 func (w *Watcher) Run(ctx context.Context, again <-chan os.Signal, rebuild func()) {

@@ -3,9 +3,10 @@
 //
 // A message is decoded once. Calls of the tool and reads of its files go to
 // the tool itself, in their order of arrival, and lists of tools are answered
-// here; everything else, and what is unusual in those, is mcp-go's to answer. It promises that both ways give the
-// same answer, with the id of the request to the last digit, that what waits
-// is bounded, and that a handler that panics costs its own request only.
+// here; everything else, and what is unusual in those, is mcp-go's to answer.
+// It promises that both ways give the same answer, with the id of the request
+// to the last digit, that what waits is bounded, and that a handler that
+// panics costs its own request only.
 package rpc
 
 import (
@@ -91,7 +92,7 @@ var traceparent = regexp.MustCompile(`^[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[
 
 // TraceID returns the trace id of a traceparent; empty where it is none.
 func TraceID(text string) string {
-	// One that is longer comes from a version that does not exist yet.
+	// A longer header is of a later version, which begins with the same fields.
 	found := traceparent.FindStringSubmatch(bounded.Head(text, 256))
 	if found == nil || found[1] == strings.Repeat("0", 32) || strings.HasPrefix(text, "ff") {
 		return ""

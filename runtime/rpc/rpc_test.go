@@ -213,7 +213,7 @@ func TestAnswer_WordsErrors(t *testing.T) {
 	})
 }
 
-// An error about a URI that leads nowhere repeats it, and where it is as long as code, not.
+// An error about a URI that leads nowhere repeats the URI, unless that is as long as code.
 func TestAnswer_RepeatsAnUnknownURI(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *Handler) {
 		for _, meta := range []string{"", modern} {

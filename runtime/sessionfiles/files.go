@@ -188,7 +188,7 @@ func (f *Files) clean() {
 	}
 }
 
-// SetAside moves what is kept out of the way, for a user to look at, so that the
+// SetAside moves what is kept out of the way, for a user to inspect, so that the
 // session begins with nothing. It returns the folder that has it then.
 func (f *Files) SetAside() (folder string, err error) {
 	store := filepath.Dir(f.folder)

@@ -134,7 +134,7 @@ func newHistory(t testing.TB, random *rand.Rand, folder string) history {
 	return history{random, root}
 }
 
-// name returns a path, mostly of few, so that operations meet.
+// name returns a path, mostly one of a few, so that operations meet.
 func (h history) name() string {
 	parts := []string{"a", "b", "with space", "quote'\"", "new\nline", "\xff\xfe", "ü", strings.Repeat("n", 255)}
 	path := ""

@@ -73,7 +73,7 @@ type Head struct {
 	Version int `json:"version"`
 	Key
 	Saved time.Time `json:"saved"`
-	// Entries and Bytes are what the sandbox said it has in /workspace.
+	// Entries and Bytes are what the sandbox reported that it has in /workspace.
 	Entries int64 `json:"entries"`
 	Bytes   int64 `json:"bytes"`
 	// Log is the name of the log, Length what of it was committed, in bytes, and Raw

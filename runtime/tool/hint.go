@@ -12,8 +12,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
-// hintBytes is how much of the end of stderr is looked at for a hint, and of
-// the beginning of the code: the line that says what went wrong is there.
+// hintBytes is how much of the end of stderr is searched for a hint, and of the
+// beginning of the code, in bytes: the line that says what went wrong is there.
 const hintBytes = 2 << 10
 
 // These recognize what an error is about, whatever the language; the errors of
@@ -96,7 +96,7 @@ func (l listing) hint(a answer) string {
 	case noNetwork.MatchString(problem):
 		return "there is no network, and trying again does not help"
 	case noWriting.MatchString(problem):
-		return "write to /workspace: this place is read-only"
+		return "write to /workspace: this path is read-only"
 	case input:
 		return "there is no input: write the values into the code"
 	}
@@ -176,8 +176,8 @@ func networked(a answer, how string) string {
 	return reach(a.call.Env.Network) + ", " + how
 }
 
-// misread reports whether an error looks like one of a language that was given the
-// code of another. Code that another interpreter ran fails with that one's errors.
+// misread reports whether an error is one that a language has with the code of
+// another. Code that another interpreter ran fails with that one's errors.
 func misread(language *registry.Language, problem string) bool {
 	if language == nil {
 		return false
@@ -254,7 +254,7 @@ func (l listing) unavailable(env registry.Environment, command string) string {
 	return notInstalled(env)
 }
 
-// elsewhere is for a file that is not where the code looked for it.
+// elsewhere is for a file that is not where the code expects it.
 func (l listing) elsewhere(alone bool) string {
 	text := "the user's files are under " + strings.Join(l.project.mounts(), " and ")
 	if alone {

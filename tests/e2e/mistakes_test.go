@@ -113,7 +113,7 @@ var mistakes = []mistake{
 	{"a folder of another product", code("python", "open('/mnt/data/sales.csv')"), "[hint: the user's files are under /project", code("python", "open('/project/sales.csv')")},
 	{"a file in a folder that nobody made", code("python", "open('/workspace/outputs/table.csv', 'w').write('a,b')"), "3\n", nil},
 	{"a file of an earlier call", code("bash", "cat result.txt"), "/workspace is empty at first, and shared by calls with the same session]", kept("files", "bash", "echo 1 >result.txt; cat result.txt")},
-	{"writing to the project", code("python", "open('/project/out.txt', 'w')"), "[hint: write to /workspace: this place is read-only]", code("python", "open('/workspace/out.txt', 'w')")},
+	{"writing to the project", code("python", "open('/project/out.txt', 'w')"), "[hint: write to /workspace: this path is read-only]", code("python", "open('/workspace/out.txt', 'w')")},
 	{"writing to the project in JavaScript", code("node", "require('fs').writeFileSync('/project/x', '1')"), "[hint: write to /workspace", code("node", "require('fs').writeFileSync('/workspace/x', '1')")},
 	{"writing to the system", code("bash", "mkdir /data"), "[hint: write to /workspace", code("bash", "mkdir /workspace/data")},
 

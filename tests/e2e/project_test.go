@@ -303,7 +303,7 @@ func TestInbox_IsReadAndNotWritten(t *testing.T) {
 				expect(t, run(c, "python", "import os; print(len(os.listdir('/project')) > 0)"), "True\n")
 			}
 			expectError(t, run(c, "bash", "echo x >/inbox/sales.csv"), "Read-only file system")
-			expectError(t, run(c, "bash", "rm /inbox/sales.csv"), "[hint: write to /workspace: this place is read-only]")
+			expectError(t, run(c, "bash", "rm /inbox/sales.csv"), "[hint: write to /workspace: this path is read-only]")
 			expectError(t, run(c, "python", "open('sales.csv')"), "/inbox")
 			in(c, "s", "bash", "ls /inbox")
 			if diff := cmp.Diff(before, tree(t, inbox)); diff != "" {

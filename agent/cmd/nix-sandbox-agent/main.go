@@ -125,7 +125,7 @@ func agent(args []string) (status int, err error) {
 	}
 	if !first && limits != (limitkeeper.Limits{}) {
 		// Whatever started it is no jail, and would not confine the code.
-		return 0, fmt.Errorf("it is process %d and not the first of a sandbox, which alone it can hold to limits", os.Getpid())
+		return 0, fmt.Errorf("it is process %d and not the first of a sandbox, so that it cannot enforce limits", os.Getpid())
 	}
 	var keeper *limitkeeper.Keeper
 	var group *limitkeeper.Group

@@ -247,7 +247,7 @@ func pager(std streams) (out io.Writer, wait func() error) {
 	}
 }
 
-// found says whether a look-up succeeded.
+// found reports whether a search succeeded.
 func found[T any](_ T, err error) bool { return err == nil }
 
 // The colours of a patch, as git has them.

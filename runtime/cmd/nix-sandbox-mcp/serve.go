@@ -120,7 +120,7 @@ func serve(o serveOptions, in io.Reader, out, logTo io.Writer) error {
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)
 	// What the wrapper left open tells its builder that this process lives, so
-	// no sandbox may hold it. An old kernel refuses; then the jail's own closing
+	// no sandbox may inherit it. An old kernel refuses; then the jail's own closing
 	// is what there is.
 	unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	settings, base, watcher, err := load(log)
@@ -283,8 +283,8 @@ func openSuspended(session registry.Session, log *slog.Logger) *suspended.Store 
 // cleanInterval is the time between two deletions of sessions that have slept for too long.
 const cleanInterval = time.Hour
 
-// cleanSuspended deletes sessions that have slept for too long, now and then again and
-// again until the context ends. The store may be nil.
+// cleanSuspended deletes sessions that have slept for too long, again and again until
+// the context ends. The store may be nil.
 func cleanSuspended(ctx context.Context, store *suspended.Store) {
 	if store == nil {
 		return
@@ -329,7 +329,7 @@ func inherited(set *registry.Set) map[string]string {
 }
 
 // settleTime is how long after its first answer a server has done what comes
-// with it: the pool is full, and a first call is not held up.
+// with it: the pool is full, and a first call is not delayed.
 const settleTime = time.Second
 
 // logMachine logs what keeps sandboxes from starting, in doctor's words, also
@@ -354,7 +354,7 @@ func logMachine(ctx context.Context, answered <-chan struct{}, environments *reg
 }
 
 // groups prepares control groups for the sandboxes, if there can be any, and
-// logs what holds sandboxes to their limits.
+// logs what enforces their limits.
 func groups(ctx context.Context, log *slog.Logger, environments *registry.Snapshot) *cgroup.Tree {
 	tree, err := cgroup.Find(ctx, cgroup.Managed())
 	if err == nil {
@@ -376,7 +376,7 @@ func groups(ctx context.Context, log *slog.Logger, environments *registry.Snapsh
 }
 
 // load reads the configuration and the sandbox folders, and logs what
-// they hold that an operator should know. The set is what the server was
+// they have that an operator should know. The set is what the server was
 // built with.
 func load(log *slog.Logger) (config.Config, *registry.Set, *registry.Watcher, error) {
 	settings, base, err := configured()

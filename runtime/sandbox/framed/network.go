@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// pipeBytes is what a pipe holds (pipe(7)), and so the most that a call
+	// pipeBytes is the capacity of a pipe (pipe(7)), and so the most that a call
 	// reads of the events when it ends: what its code did is in there by then.
 	pipeBytes = 64 << 10
 	// maxEventLines is how many lines of one sandbox's events reach the log in
@@ -247,7 +247,7 @@ func (n *network) add(e event.Event) {
 	}
 }
 
-// merge counts an entry that is there already, or adds it if there is room.
+// merge counts an entry that is there already, or adds it if the list is not full.
 // The entry's own count is 0.
 func merge[T comparable](call *sandbox.Network, list *[]T, count int64, entry T, counter func(*T) *int64) {
 	for i := range *list {

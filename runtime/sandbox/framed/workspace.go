@@ -61,7 +61,8 @@ func (l *Starter) Workspace(ctx context.Context, spec sandbox.Spec) (sandbox.Wor
 		logged.Close()
 		return nil, err
 	}
-	// Who has one has made it, so that a sandbox which cannot start says why.
+	// The holder makes the workspace for the first mount, so that its errors are not taken
+	// for those of a sandbox.
 	mount, err := w.mount(ctx)
 	if err != nil {
 		w.Close()
