@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -191,12 +190,7 @@ func (a *applier) plan(file gitpatch.File) error {
 		a.links[file.Name] = true
 	}
 	if kind, reason := a.risk(file); kind != "" && !named {
-		refusal := Refusal{file.Name, kind, reason}
-		if len(a.paths) > 0 && kind != Doubted {
-			a.result.Skipped = append(a.result.Skipped, refusal)
-		} else {
-			a.refused = append(a.refused, refusal)
-		}
+		a.refuse(Refusal{file.Name, kind, reason})
 		return nil
 	}
 	// The second of two changes of a path, a deletion and a creation, begins where the
@@ -206,7 +200,7 @@ func (a *applier) plan(file gitpatch.File) error {
 		before = &a.operations[n-1]
 	}
 	differs := func(reason string) error {
-		a.refused = append(a.refused, Refusal{file.Name, Differs, reason})
+		a.refuse(Refusal{file.Name, Differs, reason})
 		return nil
 	}
 	var now gitpatch.State
@@ -232,12 +226,7 @@ func (a *applier) plan(file gitpatch.File) error {
 	}
 	after := gitpatch.State{Mode: file.After, Content: content}
 	if file.After == gitpatch.Link && !named && leaves(file.Name, string(content)) {
-		refusal := Refusal{file.Name, Leaves, "it is a link to " + gitpatch.Quote(string(content))}
-		if len(a.paths) > 0 {
-			a.result.Skipped = append(a.result.Skipped, refusal)
-		} else {
-			a.refused = append(a.refused, refusal)
-		}
+		a.refuse(Refusal{file.Name, Leaves, "it is a link to " + gitpatch.Quote(string(content))})
 		return nil
 	}
 	if before != nil {
@@ -246,6 +235,16 @@ func (a *applier) plan(file gitpatch.File) error {
 		a.operations = append(a.operations, operation{file.Name, now, after, false})
 	}
 	return nil
+}
+
+// refuse refuses a file. In a folder that was named, a file that only its own path would
+// have applied is skipped.
+func (a *applier) refuse(file Refusal) {
+	if len(a.paths) > 0 && (file.Kind == Obeyed || file.Kind == Leaves) {
+		a.result.Skipped = append(a.result.Skipped, file)
+	} else {
+		a.refused = append(a.refused, file)
+	}
 }
 
 // risk says why a file is not to be applied unasked.
@@ -655,11 +654,11 @@ type repository struct {
 
 // newRepository returns the repository of a folder, or nil.
 func newRepository(ctx context.Context, dir string) *repository {
-	if _, err := runGit(ctx, dir, nil, "rev-parse", "--git-dir"); err != nil {
+	if _, err := runGit(ctx, dir, "rev-parse", "--git-dir"); err != nil {
 		return nil
 	}
 	r := &repository{dir: dir}
-	if out, err := runGit(ctx, dir, nil, "rev-parse", "--path-format=absolute", "--git-path", "hooks"); err == nil {
+	if out, err := runGit(ctx, dir, "rev-parse", "--path-format=absolute", "--git-path", "hooks"); err == nil {
 		hooks := strings.TrimSuffix(string(out), "\n")
 		if rel, err := filepath.Rel(dir, hooks); err == nil && filepath.IsLocal(rel) {
 			r.hooks = rel
@@ -677,15 +676,15 @@ func (r *repository) hooksFolder() string {
 
 // blob returns the content that an id names.
 func (r *repository) blob(ctx context.Context, id string) ([]byte, error) {
-	return runGit(ctx, r.dir, nil, "cat-file", "blob", id)
+	return runGit(ctx, r.dir, "cat-file", "blob", id)
 }
 
 // runGit runs git in a folder, without the programs that the repository's settings name.
-func runGit(ctx context.Context, dir string, in io.Reader, args ...string) ([]byte, error) {
+func runGit(ctx context.Context, dir string, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, gitTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "git", append([]string{"-c", "core.fsmonitor=false"}, args...)...)
-	cmd.Dir, cmd.Stdin = dir, in
+	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "GIT_OPTIONAL_LOCKS=0", "LC_ALL=C")
 	return cmd.Output()
 }
@@ -705,5 +704,5 @@ func mergeFile(ctx context.Context, ours, base, theirs []byte) ([]byte, error) {
 			return nil, err
 		}
 	}
-	return runGit(ctx, dir, nil, "merge-file", "-p", "ours", "base", "theirs")
+	return runGit(ctx, dir, "merge-file", "-p", "ours", "base", "theirs")
 }

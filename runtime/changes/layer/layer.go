@@ -166,7 +166,6 @@ func (t *Tree) Walk(at string, budget *int, visit func(Entry) bool) error {
 	return err
 }
 
-// walk is a walk of a tree.
 type walk struct {
 	*Tree
 	budget  *int
