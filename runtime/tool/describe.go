@@ -197,34 +197,33 @@ func oneLine(text string, limit int) string {
 	return bounded.Head(text, limit-len("...")) + "..."
 }
 
-// hasNetwork reports whether an environment reaches hosts.
-func (l listing) hasNetwork() bool {
-	for _, env := range l.Ready() {
-		if env.Network != nil {
-			return true
+// those returns the usable environments that match, in the order of their names.
+func (l listing) those(match func(registry.Environment) bool) (found []registry.Environment) {
+	for _, name := range l.Names() {
+		if env := l.Ready()[name]; match(env) {
+			found = append(found, env)
 		}
 	}
-	return false
+	return found
+}
+
+// hasNetwork reports whether an environment reaches hosts.
+func (l listing) hasNetwork() bool {
+	return l.those(func(env registry.Environment) bool { return env.Network != nil }) != nil
 }
 
 // hasBranches reports whether a session of some environment may begin as a copy of
 // another one.
 func (l listing) hasBranches() bool {
-	for _, env := range l.Ready() {
-		if l.branches && env.Branch && env.Sessions() {
-			return true
-		}
-	}
-	return false
+	return l.branches && l.those(func(env registry.Environment) bool { return env.Branch && env.Sessions() }) != nil
 }
 
 // withSessions names the environments that keep state.
-func (l listing) withSessions() []string {
-	var names []string
-	for _, name := range l.Names() {
-		if l.Ready()[name].Sessions() {
-			names = append(names, name)
-		}
+func (l listing) withSessions() []string { return namesOf(l.those(registry.Environment.Sessions)) }
+
+func namesOf(environments []registry.Environment) (names []string) {
+	for _, env := range environments {
+		names = append(names, env.Name)
 	}
 	return names
 }

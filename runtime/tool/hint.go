@@ -266,10 +266,8 @@ func (l listing) elsewhere(alone bool) string {
 // of returns the name of the first environment with this type of interpreter, or
 // an empty string.
 func (l listing) of(kind string) string {
-	for _, name := range l.Names() {
-		if l.Ready()[name].InterpreterType == kind {
-			return name
-		}
+	for _, env := range l.those(func(env registry.Environment) bool { return env.InterpreterType == kind }) {
+		return env.Name
 	}
 	return ""
 }

@@ -180,12 +180,8 @@ func (l listing) adding() string {
 			what = ": " + names
 		}
 	}
-	var others []string
-	for _, env := range all[1:] {
-		others = append(others, env.Name)
-	}
 	also := ""
-	if len(others) > 0 {
+	if others := namesOf(all[1:]); len(others) > 0 {
 		also = "; also in " + strings.Join(others, ", ")
 	}
 	// A line feed is two bytes in JSON.
@@ -199,11 +195,5 @@ func (l listing) adding() string {
 
 // withOnDemand returns the environments to which calls may add packages.
 func (l listing) withOnDemand() []registry.Environment {
-	var found []registry.Environment
-	for _, name := range l.Names() {
-		if env := l.Ready()[name]; env.OnDemand != nil {
-			found = append(found, env)
-		}
-	}
-	return found
+	return l.those(func(env registry.Environment) bool { return env.OnDemand != nil })
 }
