@@ -57,13 +57,20 @@ func WriteFindings(w io.Writer, findings []Finding) error {
 	}{findings})
 }
 
-func (s *Spec) bubblewrap() Finding {
-	f := Finding{Name: "bubblewrap", Needed: true, OK: true, Found: s.Bubblewrap}
-	if _, err := exec.LookPath(s.Bubblewrap); err != nil {
-		refusal := s.notStarted(reason(err))
-		f.OK, f.Found, f.Fix = false, refusal.Problem, refusal.Hint
+// needed is the finding about something that sandboxes need: what is there, or the error.
+func needed(name, found string, err error) Finding {
+	if err != nil {
+		return Finding{Name: name, Needed: true, Found: err.Error(), Fix: HintOf(err)}
 	}
-	return f
+	return Finding{Name: name, Needed: true, OK: true, Found: found}
+}
+
+func (s *Spec) bubblewrap() Finding {
+	_, err := exec.LookPath(s.Bubblewrap)
+	if err != nil {
+		err = s.notStarted(reason(err))
+	}
+	return needed("bubblewrap", s.Bubblewrap, err)
 }
 
 func (s *Spec) notStarted(why string) *Refusal {
@@ -74,17 +81,12 @@ func (s *Spec) notStarted(why string) *Refusal {
 }
 
 func (s *Spec) namespaces(ctx context.Context) Finding {
-	f := Finding{Name: "user namespaces", Needed: true, OK: true, Found: "allowed"}
-	if err := Check(ctx, s.Bubblewrap); err != nil {
-		f.OK, f.Found, f.Fix = false, err.Error(), HintOf(err)
-	}
-	return f
+	return needed("user namespaces", "allowed", Check(ctx, s.Bubblewrap))
 }
 
 // network tries what the start of a sandbox with a network does, but for the proxy
 // and the sandbox.
 func (s *Spec) network(ctx context.Context) Finding {
-	f := Finding{Name: "network", Needed: true, OK: true, Found: "sandboxes can have a network of named hosts"}
 	_, err := s.readProxy()
 	for _, secret := range s.Network.Secrets {
 		// Variables are those of the server, which this need not be a child of.
@@ -98,10 +100,7 @@ func (s *Spec) network(ctx context.Context) Finding {
 	if err == nil {
 		err = s.Network.try(ctx, s.Bubblewrap)
 	}
-	if err != nil {
-		f.OK, f.Found, f.Fix = false, err.Error(), HintOf(err)
-	}
-	return f
+	return needed("network", "sandboxes can have a network of named hosts", err)
 }
 
 func filters(status string) Finding {
