@@ -10,9 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
-	"slices"
+	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -187,11 +186,11 @@ func Environ(names []string) []string {
 	return variables
 }
 
-// Same reports whether both specs start the same sandbox, warm or not.
+// Same reports whether both specs start the same sandbox, warm or not. No two sandboxes
+// with a workspace are the same.
 func (s Spec) Same(other Spec) bool {
-	return s.Name == other.Name && s.Exec == other.Exec && s.OutputBytes == other.OutputBytes &&
-		s.Limits == other.Limits && s.Overhead == other.Overhead && s.Reports == other.Reports && s.Control == other.Control && s.From == other.From && s.Host == other.Host && s.Network == other.Network &&
-		s.Workspace == other.Workspace && s.Upper == other.Upper && slices.Equal(s.Secrets, other.Secrets) && maps.Equal(s.Variables, other.Variables)
+	s.Principal, s.Warm = other.Principal, other.Warm
+	return s.Workspace == nil && other.Workspace == nil && reflect.DeepEqual(s, other)
 }
 
 // Request is code to run.

@@ -192,7 +192,6 @@ func (n *network) split(data []byte) {
 	}
 }
 
-// add takes an event.
 func (n *network) add(e event.Event) {
 	about := []any{"name", e.Name, "port", e.Port}
 	switch e.Kind {
