@@ -177,21 +177,12 @@ func Read(get func(string) string) (Config, error) {
 	seconds := func(name string, most int) time.Duration {
 		return time.Duration(number(name, "seconds", most)) * time.Second
 	}
-	switch keep := get("SESSION_KEEP_FILES"); keep {
-	case "", "0", "1":
-	default:
-		wrong = cmp.Or(wrong, error(&Error{
-			fmt.Sprintf("SESSION_KEEP_FILES is %q", keep),
-			"set it to 1 to keep the files of sessions, or to 0 not to, or leave it unset",
-		}))
-	}
-	switch page := get("NIX_SANDBOX_PAGE"); page {
-	case "", "0", "1":
-	default:
-		wrong = cmp.Or(wrong, error(&Error{
-			fmt.Sprintf("NIX_SANDBOX_PAGE is %q", page),
-			"set it to 1 to serve the page beside the metrics, or to 0 not to, or leave it unset",
-		}))
+	choice := func(name, what string) string {
+		value := get(name)
+		if value != "" && value != "0" && value != "1" && wrong == nil {
+			wrong = &Error{fmt.Sprintf("%s is %q", name, value), "set it to 1 to " + what + ", or to 0 not to, or leave it unset"}
+		}
+		return value
 	}
 	if path := get("NIX_SANDBOX_AUDIT"); path != "" && !filepath.IsAbs(path) {
 		wrong = cmp.Or(wrong, error(&Error{
@@ -209,11 +200,11 @@ func Read(get func(string) string) (Config, error) {
 		SessionIdle:     seconds("SESSION_IDLE_TIMEOUT", maxSeconds),
 		SessionLifetime: seconds("SESSION_MAX_LIFETIME", maxSeconds),
 		SessionMax:      number("SESSION_MAX", "sessions", maxSessions),
-		Keep:            get("SESSION_KEEP_FILES"),
+		Keep:            choice("SESSION_KEEP_FILES", "keep the files of sessions"),
 		KeepFolder:      KeptSessions(get),
 		Audit:           get("NIX_SANDBOX_AUDIT"),
 		Metrics:         get("NIX_SANDBOX_METRICS"),
-		Page:            get("NIX_SANDBOX_PAGE"),
+		Page:            choice("NIX_SANDBOX_PAGE", "serve the page beside the metrics"),
 		RuntimeDir:      RuntimeDir(get),
 		StartWithin:     cmp.Or(seconds("NIX_SANDBOX_START_SECONDS", maxStart), defaultStart),
 		Builder:         number("NIX_SANDBOX_BUILDER", "a descriptor", maxDescriptor),
