@@ -266,7 +266,6 @@ func (a *Attempt) interrupt(outcome string) {
 	a.startGrace()
 }
 
-// startGrace starts the grace period.
 func (a *Attempt) startGrace() {
 	a.stage, a.killAt = interrupted, time.Now().Add(a.Grace)
 	a.setAlarm()

@@ -184,12 +184,12 @@ func (d *decoder) record() (r Record) {
 	r.Path = d.text()
 	switch r.Kind {
 	case Folder, File, FIFO:
-		mode := d.unsigned()
+		mode := number(d, binary.Uvarint)
 		if mode > modes {
 			d.fail(fmt.Errorf("%.200q has the mode %#o", r.Path, mode))
 		}
 		r.Mode = uint32(mode)
-		r.ModTime = d.signed()
+		r.ModTime = number(d, binary.Varint)
 	}
 	switch r.Kind {
 	case File:
@@ -217,18 +217,9 @@ func (d *decoder) bytes(n int64) []byte {
 	return taken
 }
 
-func (d *decoder) unsigned() uint64 {
-	value, n := binary.Uvarint(d.rest)
-	if n <= 0 {
-		d.fail(errShort)
-		return 0
-	}
-	d.rest = d.rest[n:]
-	return value
-}
-
-func (d *decoder) signed() int64 {
-	value, n := binary.Varint(d.rest)
+// number returns the next number, as a function of package binary reads it.
+func number[T int64 | uint64](d *decoder, read func([]byte) (T, int)) T {
+	value, n := read(d.rest)
 	if n <= 0 {
 		d.fail(errShort)
 		return 0
@@ -239,7 +230,7 @@ func (d *decoder) signed() int64 {
 
 // size returns a number that is not negative as int64.
 func (d *decoder) size() int64 {
-	value := d.unsigned()
+	value := number(d, binary.Uvarint)
 	if value > math.MaxInt64 {
 		d.fail(fmt.Errorf("a size of %d", value))
 		return 0

@@ -89,7 +89,6 @@ type kernelScanner struct {
 	mappings map[int]mappingsOf // by process
 }
 
-// kernelScan says what to read.
 type kernelScan struct {
 	sockets   bool
 	self      int       // this process, whose epoll instance does not count
@@ -299,7 +298,6 @@ func countSockets() int {
 	return int(number(line))
 }
 
-// read carries out a scan.
 func (s kernelScan) read(counter *epollCounter) kernelFound {
 	begin := newBudget(mappingsTime)
 	result := kernelFound{locks: fileLocks(), mappings: map[int]mappingsOf{}}

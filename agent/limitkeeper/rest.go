@@ -127,7 +127,6 @@ func newAlarm() (*alarm, error) {
 	return a, nil
 }
 
-// close ends the alarm.
 func (a *alarm) close() {
 	signal.Stop(a.rings)
 	a.unset()
@@ -185,7 +184,6 @@ func (a *alarm) begin(left []process) bool {
 	return a.set
 }
 
-// wind sets the clock.
 func (a *alarm) wind(pause time.Duration) bool {
 	a.set = a.expire(min(max(pause, minRestPause), maxRestPause)) == 0
 	return a.set

@@ -19,7 +19,6 @@ type capture struct {
 	flushes int
 }
 
-// stream is one stream of a call.
 type stream struct {
 	*output.Stream
 	name    string

@@ -106,7 +106,6 @@ func (e *executor) run(ctx context.Context) error {
 	}
 }
 
-// do executes a task.
 func (e *executor) do(ctx context.Context, t task) error {
 	if e.phase == ending {
 		if err := e.kill(); err != nil {

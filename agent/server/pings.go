@@ -31,7 +31,6 @@ func (p *pings) add(id uint64) error {
 	return p.answer(id, failure)
 }
 
-// pending reports whether a ping waits.
 func (p *pings) pending() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -120,7 +120,6 @@ func (w *watcher) read(most int) bool {
 	return false
 }
 
-// take takes note of an event.
 func (w *watcher) take(number int32, mask uint32, name string) {
 	const structure = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO
 	folder, known := w.folders[number]

@@ -145,7 +145,6 @@ func retry(call func() error) error {
 	}
 }
 
-// certificate is the message with a certificate.
 type certificate struct {
 	Certificate string `json:"certificate"`
 }

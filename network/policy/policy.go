@@ -88,7 +88,6 @@ type ports struct {
 	own    []uint16 // those that were written with the name
 }
 
-// file is the policy file.
 type file struct {
 	Schema      int      `json:"schema"`
 	Domains     []string `json:"domains"`

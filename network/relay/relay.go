@@ -152,7 +152,6 @@ func (r *Relay) begin(client *net.TCPConn, port uint16) {
 	go c.handle()
 }
 
-// connection is one connection of the sandbox.
 type connection struct {
 	r      *Relay
 	client *net.TCPConn
@@ -171,7 +170,6 @@ type connection struct {
 	http *httpState
 }
 
-// handle serves the connection.
 func (c *connection) handle() {
 	wait, ok := c.r.rate.Take(rateWait)
 	if !ok {

@@ -27,7 +27,6 @@ const (
 	classIN  = 1
 )
 
-// code is a response code.
 type code byte
 
 const (
@@ -46,7 +45,6 @@ const (
 	flagAvailable = 1 << 7 // recursion is available
 )
 
-// question is a query with one question.
 type question struct {
 	id       uint16
 	flags    uint16

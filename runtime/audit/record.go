@@ -81,8 +81,7 @@ func recordOf(c call.Call, result call.Result, err error, took time.Duration) Re
 		Files:        len(result.Files),
 	}
 	if c.Code != "" {
-		hash := sha256.Sum256([]byte(c.Code))
-		r.CodeHash = hex.EncodeToString(hash[:])
+		r.CodeHash = hashOf([]byte(c.Code))
 	}
 	if err != nil {
 		r.Reason = bounded.Head(err.Error(), maxReason)

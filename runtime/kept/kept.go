@@ -58,7 +58,6 @@ type Files struct {
 	bytes  int64            // of all of them
 }
 
-// call has the files of one call.
 type call struct {
 	principal string
 	file      *os.File // with the contents of all of them

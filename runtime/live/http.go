@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -74,11 +75,10 @@ func (s *Site) handler(ctx context.Context, private bool) http.Handler {
 	mux.Handle("GET "+metricsPath, withDeadline(s.Metrics.ServeHTTP))
 	mux.Handle("GET /healthz", withDeadline(func(w http.ResponseWriter, _ *http.Request) { state(w, true, "the server runs\n") }))
 	mux.Handle("GET /readyz", withDeadline(func(w http.ResponseWriter, _ *http.Request) {
-		switch {
-		case !s.IsReady():
-			state(w, false, "the server is ending, or has no environment yet\n")
-		default:
+		if s.IsReady() {
 			state(w, true, "the server takes calls\n")
+		} else {
+			state(w, false, "the server is ending, or has no environment yet\n")
 		}
 	}))
 	if private {
@@ -160,12 +160,10 @@ func (b *boundedListener) Accept() (net.Conn, error) {
 type boundedConn struct {
 	net.Conn
 	release chan struct{}
-	once    onceFlag
+	once    sync.Once
 }
 
 func (c *boundedConn) Close() error {
-	if c.once.first() {
-		<-c.release
-	}
+	c.once.Do(func() { <-c.release })
 	return c.Conn.Close()
 }

@@ -182,7 +182,6 @@ func (s *Server) end(one Call, result call.Result, err error) {
 // imageTypes are those that browsers show and run nothing of. SVG is not among them.
 var imageTypes = map[string]bool{"image/png": true, "image/jpeg": true, "image/gif": true, "image/webp": true}
 
-// cut bounds a text.
 func cut(text string) string {
 	if len(text) <= maxText {
 		return text
@@ -264,7 +263,7 @@ func (s *Server) Now() Snapshot {
 	sessions := s.Sessions()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	principals := map[string]Principal{}
+	principals := make(map[string]Principal, len(s.principals))
 	for name, p := range s.principals {
 		principals[name] = *p
 	}

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"sync/atomic"
 	"time"
 )
 
@@ -31,10 +30,6 @@ const (
 	// maxViewers bounds the pages that are open.
 	maxViewers = 16
 )
-
-type onceFlag struct{ done atomic.Bool }
-
-func (f *onceFlag) first() bool { return f.done.CompareAndSwap(false, true) }
 
 // addPage serves the page, and the events that keep it new.
 func (s *Site) addPage(ctx context.Context, mux *http.ServeMux) {
@@ -139,22 +134,13 @@ func (s *Site) events(ctx context.Context, w http.ResponseWriter, r *http.Reques
 		case <-r.Context().Done():
 			return
 		case c := <-calls:
-			if !isIn(now.Recent, c.Number) {
+			if !slices.ContainsFunc(now.Recent, func(sent Call) bool { return sent.Number == c.Number }) {
 				isRead = send("call", ended(*c))
 			}
 		case <-ticker.C:
 			isRead = sendState(s.Server.Now())
 		}
 	}
-}
-
-func isIn(calls []Call, number uint64) bool {
-	for _, c := range calls {
-		if c.Number == number {
-			return true
-		}
-	}
-	return false
 }
 
 // follow returns a channel of the calls that end from now on. Who does not receive misses

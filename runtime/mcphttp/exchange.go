@@ -49,7 +49,6 @@ type exchange struct {
 	isBroken bool
 }
 
-// serve answers a request for [Path].
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	began := time.Now()
 	x := &exchange{Server: s, w: w, r: r, out: http.NewResponseController(w), method: r.Method, status: http.StatusOK}
@@ -141,7 +140,6 @@ func MetadataURL(resource string) string {
 	return at.String()
 }
 
-// post answers a message.
 func (x *exchange) post() {
 	if kind, _, err := mime.ParseMediaType(x.r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
 		x.fail(http.StatusUnsupportedMediaType, nil, mcp.INVALID_REQUEST, fmt.Sprintf("Content-Type is %.80q: send application/json", x.r.Header.Get("Content-Type")))

@@ -18,7 +18,7 @@ func lasts(message string) bool {
 // fuzzed sends a request, and checks what every answer has.
 func (s *served) fuzzed(t *testing.T, r *http.Request) {
 	w := httptest.NewRecorder()
-	s.ServeHTTP(w, r.WithContext(t.Context()))
+	s.http.Handler.ServeHTTP(w, r.WithContext(t.Context()))
 	if w.Code < 200 || w.Code > 499 {
 		t.Errorf("status %d: %s", w.Code, w.Body)
 	}

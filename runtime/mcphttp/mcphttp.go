@@ -187,9 +187,6 @@ func New(handler *rpc.Handler, o Options) *Server {
 	return s
 }
 
-// ServeHTTP answers one request.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.http.Handler.ServeHTTP(w, r) }
-
 // Serve answers what comes to the listener, until [Server.Close].
 func (s *Server) Serve(listener net.Listener) error {
 	s.mu.Lock()
@@ -310,6 +307,3 @@ func (s *Server) leave() {
 		close(s.idle)
 	}
 }
-
-// Sessions is how many HTTP sessions there are.
-func (s *Server) Sessions() int { return s.sessions.count() }

@@ -484,9 +484,11 @@ func TestServer_BoundsHTTPSessions(t *testing.T) {
 	for range 3 * maxSessionsEach {
 		must.Do(t, c.Initialize(t.Context()))
 	}
-	if got := s.Sessions(); got != maxSessionsEach {
+	s.sessions.mu.Lock()
+	if got := len(s.sessions.byID); got != maxSessionsEach {
 		t.Errorf("%d HTTP sessions, want %d", got, maxSessionsEach)
 	}
+	s.sessions.mu.Unlock()
 	c.SetSession(first)
 	_, err := c.Call(t.Context(), "ping", nil, nil)
 	var status *httpclient.StatusError

@@ -112,18 +112,10 @@ func (s *sessions) find(principal, id string) *httpSession {
 	return one
 }
 
-// remove ends a session.
 func (s *sessions) remove(one *httpSession) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.end(one)
-}
-
-// count is how many sessions there are.
-func (s *sessions) count() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.byID)
 }
 
 // remember has a notification cancel a request of the session, until the returned
@@ -144,7 +136,6 @@ func (s *sessions) remember(one *httpSession, id string, cancel context.CancelFu
 	}
 }
 
-// cancel cancels a request of the session.
 func (s *sessions) cancel(one *httpSession, id string) {
 	s.mu.Lock()
 	request := one.calls[id]

@@ -129,7 +129,6 @@ func (r *reader) language(field, kindOf string) *Language {
 	return l
 }
 
-// hints reads an array of hints.
 func (r *reader) hints(field string) []Hint {
 	value, ok := r.get(field)
 	if !ok {

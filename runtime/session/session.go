@@ -366,7 +366,6 @@ func (m *Manager) dismiss(s *session) {
 	s.kept.close()
 }
 
-// remember remembers why a session ended.
 func (m *Manager) remember(key call.Key, why call.Restart) {
 	if _, known := m.ended[key]; !known {
 		m.order = append(m.order, key)
@@ -752,7 +751,6 @@ func (m *Manager) Close() {
 	}
 }
 
-// start starts a sandbox for a call.
 func start(ctx context.Context, starter sandbox.Starter, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	box, err := starter.Start(ctx, spec)
 	if err != nil {

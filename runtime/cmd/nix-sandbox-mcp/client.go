@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// client is an MCP client.
 type client struct {
 	name string
 	// where names its configuration file, for the user.

@@ -35,7 +35,6 @@ NIX_SANDBOX_START_SECONDS  seconds that a sandbox may take to start (10)
 NIX_SANDBOX_METADATA       what the server was built with: JSON, or its path
 `
 
-// statuses are the exit statuses.
 const statuses = `0    success
 1    what was asked for could not be done; the error says why
 2    the command line is wrong

@@ -137,7 +137,6 @@ func sizeOfArtifact(folder string) int64 {
 	return max(0, gjson.GetBytes(text, "closure_bytes").Int())
 }
 
-// column is a column of the table.
 type column struct {
 	title string
 	right bool // aligned to the right, as numbers are

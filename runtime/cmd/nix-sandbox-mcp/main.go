@@ -33,7 +33,6 @@ const (
 	tooLong = 124 // the code exceeded its time limit, as timeout(1) reports it
 )
 
-// streams are the standard streams.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer

@@ -139,7 +139,6 @@ func chosenPackages(rows []addedRow, names []string) ([]addedRow, error) {
 	return chosen, nil
 }
 
-// removePackages removes environments with packages, and says which.
 func removePackages(w io.Writer, folder string, rows []addedRow) error {
 	for _, row := range rows {
 		if err := registry.RemoveDerived(folder, row.key); err != nil {
@@ -150,7 +149,6 @@ func removePackages(w io.Writer, folder string, rows []addedRow) error {
 	return nil
 }
 
-// writePackages writes a table.
 func writePackages(w io.Writer, rows []addedRow, now time.Time) {
 	if len(rows) == 0 {
 		fmt.Fprintln(w, "no call has added packages")

@@ -221,7 +221,6 @@ func (s *screen) sequence(last byte) {
 	}
 }
 
-// private records a private mode.
 func (s *screen) private(number int, on bool) {
 	if s.on == nil {
 		s.on = map[int]bool{}

@@ -40,7 +40,6 @@ type serveOptions struct {
 	logFormat string
 }
 
-// serveFlags adds the flags of a command that serves.
 func (o *serveOptions) serveFlags(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&o.stdio, "stdio", false, "speak MCP over standard input and output")
 	cmd.Flags().StringVar(&o.logFormat, "log-format", "text", "write the log, on standard error, as `text|json`")
