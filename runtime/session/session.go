@@ -121,8 +121,10 @@ type session struct {
 	died    map[string]bool
 	started time.Time
 	used    time.Time
-	timer   *time.Timer // of its idle time; nil while it is in use
-	kept    kept
+	// fallsAsleep says that a turn in the queue is that of [Manager.suspend].
+	fallsAsleep bool
+	timer       *time.Timer // of its idle time; nil while it is in use
+	kept        kept
 	// state is what the session slept in, until the first call after that has run; nil
 	// otherwise. Only who has the turn uses it.
 	state *suspended.State

@@ -49,6 +49,7 @@ func (m *Manager) fallAsleep(s *session) bool {
 // beginSuspend takes the turn for [Manager.suspend].
 func (m *Manager) beginSuspend(s *session) (turn chan struct{}) {
 	m.suspending++
+	s.fallsAsleep = true
 	return m.enqueue(s)
 }
 
@@ -58,6 +59,7 @@ func (m *Manager) suspend(s *session, turn chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	defer func() {
+		s.fallsAsleep = false
 		m.dequeue(s, turn)
 		m.suspending--
 		close(m.suspended)
@@ -235,7 +237,7 @@ func (m *Manager) copyTo(ctx context.Context, folder string, c call.Call) (call.
 	m.mu.Lock()
 	s := m.sessions[origin.Key()]
 	switch {
-	case s != nil && len(s.queue) > 0:
+	case s != nil && len(s.queue) > 0 && !(s.fallsAsleep && len(s.queue) == 1):
 		m.mu.Unlock()
 		return call.Busy, nil
 	case s == nil && !m.Sleeping.Has(m.stateKey(origin.Key(), c.Env.Name)):
@@ -247,6 +249,11 @@ func (m *Manager) copyTo(ctx context.Context, folder string, c call.Call) (call.
 	turn := m.enqueue(s)
 	m.mu.Unlock()
 	defer m.release(s, turn)
+	select {
+	case <-turn: // at once, unless it falls asleep
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
 	box, began, err := m.lease(ctx, s, origin)
 	if err != nil {
 		return "", err

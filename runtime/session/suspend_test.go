@@ -417,6 +417,18 @@ func TestSuspend_AwaitsThoseThatFallAsleep(t *testing.T) {
 	})
 }
 
+// A session that falls asleep runs no call: a branch of it begins when it sleeps.
+func TestBranch_OfOneThatFallsAsleep(t *testing.T) {
+	inBubbleOf(t, 1<<30, func(t *testing.T, s *server) {
+		s.in("a", "x=1", "")
+		time.Sleep(time.Minute + 500*time.Millisecond)
+		if result, err := s.call(sleeper(), "b", "a", "echo $x"); err != nil || result.Stdout.Head != "1\n" {
+			t.Errorf("%+v, %v", result, err)
+		}
+		s.in("a", "echo $x", "1\n")
+	})
+}
+
 // asleepOf is the session of an environment that sleeps, for a user.
 func (s *server) asleepOf(session string) Asleep {
 	env := sleeper()

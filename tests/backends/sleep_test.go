@@ -52,6 +52,9 @@ func serve(t *testing.T, state string, session map[string]any, kinds ...string) 
 		"PATH=" + os.Getenv("PATH"), "NIX_SANDBOX_METADATA=" + settings, "NIX_SANDBOX_START_SECONDS=60",
 		"XDG_STATE_HOME=" + state, "XDG_CACHE_HOME=" + shared(t), "PROJECT_DIR=" + os.Getenv("PROJECT_DIR"),
 	}
+	if most := os.Getenv("SESSION_MAX"); most != "" {
+		s.environ = append(s.environ, "SESSION_MAX="+most)
+	}
 	cmd.Env = s.environ
 	s.Client = must.Get(mcpclient.Start(cmd, func(fault string) { t.Error(fault) }))(t)
 	t.Cleanup(func() {
