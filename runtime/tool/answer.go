@@ -283,7 +283,7 @@ func (a answer) remarks(files []remark) []remark {
 		remarks = append(remarks, restarted(a.result.Restart))
 	}
 	if a.result.ProjectChanged {
-		remarks = append(remarks, remark{opening: projectChanged, rest: "this session shows it as it was when the session began, and a new session shows it as it is"})
+		remarks = append(remarks, remark{opening: projectChanged, rest: " on the host: this session shows it as it was when the session began, and a new session shows it as it is"})
 	}
 	if why := a.result.NotSaved; why != "" {
 		remarks = append(remarks, remark{opening: notSaved, rest: why})

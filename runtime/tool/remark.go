@@ -51,7 +51,7 @@ var openings = [...]string{
 	cutHere:        "...",
 	newSession:     "new session: ",
 	awake:          "the session slept for ",
-	projectChanged: "the project has changed on the host: ",
+	projectChanged: "the project has changed",
 	timedOut:       "timed out after ",
 	cancelled:      "cancelled",
 	stopped:        "stopped",
