@@ -82,7 +82,7 @@ func TestParseSpec_ReadsNetworks(t *testing.T) {
 		"the port 0":          func(s *Spec) { s.Network.Ports = []int{0} },
 		"the port 53":         func(s *Spec) { s.Network.Ports = []int{443, 53} },
 		"the port 65536":      func(s *Spec) { s.Network.Ports = []int{65536} },
-		"has a zero byte":   func(s *Spec) { s.Network.Proxy = "/a\x00b" },
+		"has a zero byte":     func(s *Spec) { s.Network.Proxy = "/a\x00b" },
 		"has 17 secrets":      func(s *Spec) { s.Network.Secrets = make([]Secret, 17) },
 		`the secret ""`:       func(s *Spec) { s.Network.Secrets = []Secret{{File: "/f"}} },
 		`the file "f"`:        func(s *Spec) { s.Network.Secrets = []Secret{{Name: "A", File: "f"}} },

@@ -19,7 +19,8 @@ import (
 // It also keeps a crash from starting the handler that kernel.core_pattern names,
 // which runs as root and reads the memory of the process that crashed. A limit of
 // 0 has no effect on such handlers, and a limit of 1 has (core(5)). The agent
-// sets it as well; but where the hard limit is 0, only root may raise it.
+// sets it as well; but where the hard limit is 0, only root may raise it. The filter
+// of system calls keeps code from lowering it.
 //
 // Errors are ignored: a container may have /proc read-only, and an ordinary user
 // with a hard limit of 0 cannot raise it. The sandbox is as confined without.

@@ -30,9 +30,10 @@ func On(call uint32, checks ...Check) Rule { return Rule{call, call, checks} }
 type Verdict []Check
 
 // Check tests the lower 32 bits of one argument. These are all that the kernel
-// reads of the arguments in question; a program may put anything above them.
+// reads of an argument that is a number; a program may put anything above them.
 type Check struct {
-	Arg    int // 0 to 5; unused by Always
+	Arg    int  // 0 to 5; unused by Always
+	Upper  bool // tests the upper 32 bits instead, which a pointer has as well
 	Test   Test
 	Values []uint32
 	Then   uint32 // what the filter returns: SECCOMP_RET_*, with an error number
@@ -167,7 +168,11 @@ func leaf(v Verdict) []unix.SockFilter {
 		if c.Test == Always {
 			return append(out, ret(c.Then))
 		}
-		out = append(out, load(uint32(offsetArgs+c.Arg*sizeArg)))
+		offset := uint32(offsetArgs + c.Arg*sizeArg)
+		if c.Upper {
+			offset += sizeArg / 2
+		}
+		out = append(out, load(offset))
 		for i, value := range c.Values {
 			behind := uint8(len(c.Values) - i) // the distance over the return
 			jump := unix.SockFilter{Code: jumpEqual, K: value, Jt: behind - 1}

@@ -92,6 +92,10 @@ func attempt(name string, nr int) syscall.Errno {
 		args[1] = unix.F_SETLEASE
 	case "setsockopt":
 		args[1], args[2] = unix.SOL_SOCKET, unix.SO_ATTACH_FILTER
+	case "setrlimit":
+		args[0], args[1] = unix.RLIMIT_CORE, 1 // no memory is at this address
+	case "prlimit64":
+		args[1], args[2] = unix.RLIMIT_CORE, 1
 	case "personality":
 		args[0] = 0x0040000 // ADDR_NO_RANDOMIZE, of this process alone
 	}

@@ -90,6 +90,8 @@ var list = []rule{
 	{"process_vm_writev", 311, 271, always(eperm), "writes another process's memory"},
 	{"process_madvise", 440, 440, always(eperm), "drops another process's memory"},
 	{"pidfd_getfd", 438, 438, always(eperm), "takes another process's descriptors"},
+	{"setrlimit", 160, 164, noCoreLimit, "lets a crash start the host's handler of core dumps"},
+	{"prlimit64", 302, 261, noCoreLimits, "lets a crash start the host's handler of core dumps"},
 	{"kcmp", 312, 272, sharing, "compares kernel addresses; the limit keeper asks whether two processes share memory or a file"},
 
 	// Memory of no process and in no file system with a size, which only a control
@@ -202,6 +204,18 @@ var (
 	hugeSegments = bpf.Verdict{{Arg: 2, Test: bpf.AnyBit, Values: []uint32{shmHugeTLB}, Then: bpf.Errno(unix.ENOMEM)}}
 
 	terminal = bpf.Verdict{{Arg: 1, Test: bpf.AnyOf, Values: []uint32{tiocsti, tioclinux, tioccons, tiocsetd}, Then: eperm}}
+
+	// The launcher sets the limit on core dumps to 1 byte, with which the kernel starts no
+	// handler of them; with 0 it starts one (core(5)). Programs that want no core dumps
+	// have none, and some end where they cannot set the limit to 0: all are told that they
+	// have set it.
+	noCoreLimit  = bpf.Verdict{{Arg: 0, Test: bpf.AnyOf, Values: []uint32{unix.RLIMIT_CORE}, Then: done}}
+	noCoreLimits = bpf.Verdict{
+		{Arg: 1, Test: bpf.NoneOf, Values: []uint32{unix.RLIMIT_CORE}, Then: allow},
+		// Without a new limit it is the query of the current one.
+		{Arg: 2, Test: bpf.NoneOf, Values: []uint32{0}, Then: done},
+		{Arg: 2, Upper: true, Test: bpf.NoneOf, Values: []uint32{0}, Then: done},
+	}
 
 	// The default personality, and the query of the current one.
 	oddities = bpf.Verdict{{Arg: 0, Test: bpf.NoneOf, Values: []uint32{0, 0xffffffff}, Then: eperm}}

@@ -45,6 +45,8 @@ const allow = uint32(unix.SECCOMP_RET_ALLOW)
 var (
 	eperm  = bpf.Errno(unix.EPERM)
 	enosys = bpf.Errno(unix.ENOSYS)
+	// done has a call return 0 without doing anything.
+	done = bpf.Errno(0)
 )
 
 func always(then uint32) bpf.Verdict { return bpf.Verdict{{Then: then}} }

@@ -273,6 +273,13 @@ func TestArguments(t *testing.T) {
 		{"personality", args{0xffffffff}, allow},
 		{"personality", args{0x0040000}, eperm}, // ADDR_NO_RANDOMIZE
 		{"personality", args{0x0400000}, eperm}, // READ_IMPLIES_EXEC
+		{"setrlimit", args{unix.RLIMIT_CORE, 1 << 40}, done},
+		{"setrlimit", args{1<<32 | unix.RLIMIT_CORE, 1 << 40}, done},
+		{"setrlimit", args{unix.RLIMIT_NOFILE, 1 << 40}, allow},
+		{"prlimit64", args{0, unix.RLIMIT_CORE, 0, 1 << 40}, allow},
+		{"prlimit64", args{0, unix.RLIMIT_CORE, 4096}, done},
+		{"prlimit64", args{7, 1<<32 | unix.RLIMIT_CORE, 1 << 40, 1 << 40}, done},
+		{"prlimit64", args{0, unix.RLIMIT_NOFILE, 4096}, allow},
 		{"kcmp", args{1, 2, 1}, allow},
 		{"kcmp", args{1, 2, 0}, allow}, // the agent's
 		{"kcmp", args{1, 2, 2}, eperm},
