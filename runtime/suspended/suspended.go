@@ -179,13 +179,17 @@ func (s *Store) Acquire(key Key) (*State, error) {
 // acquire locks a session's folder. The error is EWOULDBLOCK where another process has
 // it.
 func acquire(folder string, create bool) (*os.File, error) {
+	flags := os.O_RDWR | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	if create { // otherwise who only counts would fill a folder that is being deleted
+		flags |= os.O_CREATE
+	}
 	for range 100 {
 		if create {
 			if err := os.Mkdir(folder, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 				return nil, err
 			}
 		}
-		lock, err := os.OpenFile(filepath.Join(folder, lockName), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+		lock, err := os.OpenFile(filepath.Join(folder, lockName), flags, 0o600)
 		if err != nil {
 			if create && errors.Is(err, fs.ErrNotExist) {
 				continue // the folder was removed meanwhile
@@ -355,11 +359,12 @@ func List(folder string) ([]Session, error) {
 // process has it.
 func (s Session) Remove() error {
 	lock, err := acquire(s.Folder, false)
+	if errors.Is(err, fs.ErrNotExist) { // another process was killed that deleted it, or has deleted it
+		lock, err = acquire(s.Folder, true)
+	}
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		return &InUseError{s.Key}
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
 	case err != nil:
 		return err
 	}
