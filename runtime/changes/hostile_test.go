@@ -23,8 +23,7 @@ import (
 // manyVariable is the number of files that a hostile sandbox makes.
 const manyVariable = "NIX_SANDBOX_TEST_MANY_FILES"
 
-// More files than are compared make a patch that says so, within bounds of time and
-// memory.
+// More files than are compared make a patch that says so, within a bound of memory.
 func TestRecord_OfTooManyFiles(t *testing.T) {
 	if !mounts(t) {
 		return
@@ -59,6 +58,25 @@ func TestRecord_OfTooManyFiles(t *testing.T) {
 	}
 	if grown := int64(after.HeapSys) - int64(before.HeapSys); grown > 256<<20 {
 		t.Errorf("it took %d MiB", grown>>20)
+	}
+}
+
+// What there is no time to compare is left out and named, and compared after the next call.
+func TestRecord_WithoutTime(t *testing.T) {
+	if !mounts(t) {
+		return
+	}
+	b := newBench(t, func(string) {})
+	must.Do(t, os.WriteFile(filepath.Join(b.merged, "file"), []byte("new\n"), 0o644))
+	for _, test := range []struct {
+		limit          time.Duration
+		added, leftOut int
+	}{{0, 0, 1}, {time.Hour, 1, 0}} {
+		b.record.SetMaxTime(test.limit)
+		b.save(time.Now())
+		if s := b.entry(t).Summary; s.Added != test.added || s.LeftOutCount != test.leftOut {
+			t.Errorf("within %v: %+v, want %d added and %d left out", test.limit, s, test.added, test.leftOut)
+		}
 	}
 }
 

@@ -99,6 +99,7 @@ func (s *Summary) count(kind string, size int64, lines gitpatch.Lines) {
 type Overlay struct {
 	upper, base *layer.Tree
 	maxBytes    int64 // of the patch, and of the contents of the project that are kept
+	maxTime     time.Duration
 	hidden      map[string]below
 	paths       map[string]*record
 	originals   *os.File  // contents of the project as they were first seen; nil before
@@ -146,7 +147,7 @@ type fragment struct {
 // the Overlay before them.
 func NewOverlay(upper, base *layer.Tree, maxBytes int64, temp func() (*os.File, error)) *Overlay {
 	return &Overlay{
-		upper: upper, base: base, maxBytes: maxBytes, temp: temp,
+		upper: upper, base: base, maxBytes: maxBytes, maxTime: maxTime, temp: temp,
 		hidden: map[string]below{}, paths: map[string]*record{},
 	}
 }
@@ -195,7 +196,7 @@ var large = make(chan struct{}, 1)
 // began whose changes are compared. The file is the Overlay's, which reads it the next
 // time.
 func (o *Overlay) Compare(ctx context.Context, began time.Time) (summary Summary, patch *Patch, changed bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, maxTime)
+	ctx, cancel := context.WithTimeout(ctx, o.maxTime)
 	defer cancel()
 	o.began = began
 	s, err := scanLayers(o.upper, o.base, maxEntries, o.hidden)

@@ -85,6 +85,7 @@ func newBench(t *testing.T, fill func(base string)) *bench {
 	store := must.Get(changes.Open(at("changes"), slog.New(slog.NewTextHandler(t.Output(), nil))))(t)
 	upper := must.Get(os.Open(at("upper")))(t)
 	record := must.Get(store.Begin(changes.Head{Key: changes.Key{Session: "test"}, Project: at("base")}, upper))(t)
+	record.SetMaxTime(time.Hour)
 	t.Cleanup(func() {
 		record.Close()
 		must.Do(t, unix.Unmount(at("merged"), unix.MNT_DETACH))
