@@ -14,11 +14,16 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/pathowner"
 )
 
-// handedOver is where root mounts folders of the host for bubblewrap to find them,
-// each at a path of its own below: a folder that every Linux has, that everybody may
-// pass through and that contains no project. Only this process and bubblewrap see
-// these mounts.
-const handedOver = "/sys"
+// Below handedOver, each at a path of its own, root mounts folders of the host for
+// bubblewrap to find them. Every sysfs has this folder, everybody may pass through it, it
+// contains no project, and neither bubblewrap nor a device needs what it covers. Only this
+// process and bubblewrap see these mounts.
+//
+// Where no sysfs is mounted, the mounts are below its empty mount point.
+const (
+	handedOver             = "/sys/kernel"
+	handedOverWithoutSysfs = "/sys"
+)
 
 // dropRoot changes the user of this thread, where root started it, to an
 // ordinary user of the sandbox's own, and returns the request with its folders at
@@ -110,13 +115,21 @@ func handOverAll(folders []handOver, user int) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return fmt.Errorf("keep the sandbox's mounts from the host: %w", err)
 	}
-	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
-	if err := unix.Mount("handed-over", handedOver, "tmpfs", flags, "mode=755,size=64k"); err != nil {
+	mount := func(at string) error {
+		return unix.Mount("handed-over", at, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=755,size=64k")
+	}
+	at := handedOver
+	err := mount(at)
+	if errors.Is(err, unix.ENOENT) {
+		at = handedOverWithoutSysfs
+		err = mount(at)
+	}
+	if err != nil {
 		return nil
 	}
 	for _, folder := range folders {
 		tree, found := trees[folder.name]
-		path := handedOver + "/" + folder.name
+		path := at + "/" + folder.name
 		if !found || unix.Mkdir(path, 0o755) != nil {
 			continue
 		}

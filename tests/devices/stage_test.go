@@ -75,10 +75,10 @@ type described struct {
 
 // startFrom starts a program from a thread of its own, after prepare has changed what
 // belongs to that thread, as a user where that is not 0.
-func (m machine) startFrom(program, code string, user int, prepare func() error) (out, errs string, status int) {
+func (m machine) startFrom(program, code string, user int, prepare func() error, environ ...string) (out, errs string, status int) {
 	m.t.Helper()
 	cmd := exec.CommandContext(m.t.Context(), program)
-	cmd.Env = []string{"NIX_SANDBOX_CDI=" + m.dir + "/cdi"}
+	cmd.Env = append([]string{"NIX_SANDBOX_CDI=" + m.dir + "/cdi"}, environ...)
 	cmd.Dir = "/"
 	cmd.Stdin = strings.NewReader(code)
 	var stdout, stderr bytes.Buffer
@@ -261,4 +261,79 @@ devices:
 		t.Errorf("after the launcher's end: %q, %v", rest, err)
 	}
 	_ = cmd.Wait() // says that it was killed
+}
+
+// Root shows the sandbox a project that only its owner may read, and what /sys has about a
+// device is there as well.
+func TestDevices_KernelFilesBesideProjectFromRoot(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root shows a sandbox's user what another user owns")
+	}
+	m := newMachine(t)
+	m.link("/dev/zero", "dev/zero")
+	m.file("lib/libone.so.1", "one")
+	m.file("lib/libtwo.so.2", "two")
+	m.specification("gpu.yaml", `
+cdiVersion: 0.5.0
+kind: vendor.example/gpu
+devices:
+- name: all
+  containerEdits:
+    deviceNodes:
+    - {path: /dev/gpu, hostPath: DIR/dev/zero}
+    mounts:
+    - {hostPath: DIR/lib/libone.so.1, containerPath: /usr/lib/libone.so.1}
+    - {hostPath: DIR/lib/libtwo.so.2, containerPath: /usr/lib/libtwo.so.2}
+`)
+	project := t.TempDir()
+	file := filepath.Join(project, "file")
+	must.Write(t, file, "of the project", 0o600)
+	must.Do(t, errors.Join(os.Chmod(project, 0o700), os.Chown(file, 1000, 1000), os.Chown(project, 1000, 1000)))
+	const card = "/sys/devices/pci0000:00/card"
+	// What the kernel of a machine with a card has, for the numbers of /dev/zero.
+	withCard := func() error {
+		errs := errors.Join(emptySys(), os.MkdirAll("/sys/kernel", 0o755), os.MkdirAll("/sys/fs", 0o755),
+			os.MkdirAll(card+"/drm/renderD128", 0o755), os.MkdirAll("/sys/class/drm", 0o755), os.MkdirAll("/sys/dev/char", 0o755),
+			os.WriteFile(card+"/uevent", []byte("DRIVER=made-up"), 0o444))
+		for path, target := range map[string]string{
+			card + "/drm/renderD128/device":    card,
+			card + "/drm/renderD128/subsystem": "/sys/class/drm",
+			"/sys/class/drm/renderD128":        card + "/drm/renderD128",
+			"/sys/dev/char/1:5":                card + "/drm/renderD128",
+		} {
+			errs = errors.Join(errs, os.Symlink(target, path))
+		}
+		return errs
+	}
+	const code = `
+import os
+for path in ("/sys/class/drm/renderD128/device/uevent", "/project/file"):
+    print(open(path).read() if os.path.exists(path) else "nothing")
+print(*sorted(os.listdir("/sys")) if os.path.exists("/sys") else [])
+`
+	program := m.sandbox("run", []string{"vendor.example/gpu=all"}, nil)
+	for _, test := range []struct {
+		name    string
+		prepare func() error
+		environ []string
+		want    string
+	}{
+		{"a card and no project", withCard, nil, "DRIVER=made-up\nnothing\nclass dev devices\n"},
+		{"a card and a project", withCard, []string{"PROJECT_DIR=" + project}, "DRIVER=made-up\nof the project\nclass dev devices\n"},
+		{"a card and an overlay", withCard, []string{"PROJECT_DIR=" + project, "PROJECT_MODE=overlay"}, "DRIVER=made-up\nof the project\nclass dev devices\n"},
+		{"a project where no sysfs is mounted", emptySys, []string{"PROJECT_DIR=" + project}, "nothing\nof the project\n\n"},
+	} {
+		out, errs, status := m.startFrom(program, code, 0, test.prepare, test.environ...)
+		if status != 0 || errs != "" || out != test.want {
+			t.Errorf("%s: status %d: %s, and code found %q, want %q", test.name, status, errs, out, test.want)
+		}
+	}
+}
+
+// emptySys mounts an empty /sys for this thread and the programs that it starts.
+func emptySys() error {
+	return errors.Join(
+		unix.Unshare(unix.CLONE_NEWNS),
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+		unix.Mount("sys", "/sys", "tmpfs", 0, "mode=755,size=1m"))
 }
