@@ -142,10 +142,14 @@ func isDeclared(tests map[string][]string, folder, name string) bool {
 func TestSecurity_NamesTheTestsOfItsPromises(t *testing.T) {
 	tests := declared(t)
 	text := must.Get(os.ReadFile(filepath.Join(root(t), "SECURITY.md")))(t)
-	promises, named := 0, 0
+	promises, named, inTable := 0, 0, false
 	for line := range strings.Lines(string(text)) {
 		cells := strings.Split(strings.Trim(line, "| \n"), " | ")
-		if !strings.HasPrefix(line, "|") || strings.HasPrefix(cells[0], "promise") || strings.HasPrefix(cells[0], "---") {
+		if isHead := strings.HasPrefix(cells[0], "promise"); isHead || !strings.HasPrefix(line, "|") {
+			inTable = isHead
+			continue
+		}
+		if !inTable || strings.HasPrefix(cells[0], "---") {
 			continue
 		}
 		promises++
