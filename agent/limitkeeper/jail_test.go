@@ -318,7 +318,7 @@ var codes = map[string]func() error{
 			return err
 		}
 		for range 8 {
-			if err := fork(func() { write(memory) }); err != nil {
+			if err := fork(memory); err != nil {
 				return err
 			}
 		}
@@ -332,7 +332,7 @@ var codes = map[string]func() error{
 		}
 		write(memory)
 		for range 4 {
-			if err := fork(func() { write(memory) }); err != nil {
+			if err := fork(memory); err != nil {
 				return err
 			}
 		}
@@ -340,7 +340,7 @@ var codes = map[string]func() error{
 	},
 	"forks": func() error {
 		for range mostTasks {
-			if err := fork(func() {}); err != nil {
+			if err := fork(nil); err != nil {
 				return err
 			}
 		}
@@ -363,7 +363,7 @@ var codes = map[string]func() error{
 		}
 		write(memory)
 		for range 4 {
-			if err := fork(func() {}); err != nil {
+			if err := fork(nil); err != nil {
 				return err
 			}
 		}
@@ -383,7 +383,7 @@ var codes = map[string]func() error{
 			return err
 		}
 		for range 3 {
-			if err := fork(func() { write(memory) }); err != nil {
+			if err := fork(memory); err != nil {
 				return err
 			}
 		}
@@ -411,7 +411,7 @@ var codes = map[string]func() error{
 			return err
 		}
 		for n := range mostTasks {
-			err := fork(func() {})
+			err := fork(nil)
 			if errors.Is(err, unix.EAGAIN) && n > 1 && n < taskLimit {
 				return nil
 			}
@@ -442,7 +442,7 @@ var codes = map[string]func() error{
 			return err
 		}
 		awaitInput()
-		if err := fork(func() { write(memory) }); err != nil {
+		if err := fork(memory); err != nil {
 			return err
 		}
 		return rest()
@@ -492,6 +492,7 @@ func mapped(size, kind int) ([]byte, error) {
 	return unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, kind|unix.MAP_ANON)
 }
 
+//go:norace
 func write(memory []byte) {
 	for at := 0; at < len(memory); at += 4096 {
 		memory[at]++
@@ -517,15 +518,18 @@ func touch(size, kind int) error {
 	return rest()
 }
 
-// fork starts a process that shares its memory with this one until either
-// writes. It has one thread and must neither allocate nor wait for others.
-func fork(do func()) error {
+// fork starts a process that shares its memory with this one until either writes, and that
+// writes to each page of some memory. It has one thread and must neither allocate nor wait
+// for others, as the race detector does.
+//
+//go:norace
+func fork(memory []byte) error {
 	pid, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
 	if errno != 0 {
 		return errno
 	}
 	if pid == 0 {
-		do()
+		write(memory)
 		for {
 			syscall.RawSyscall6(syscall.SYS_PPOLL, 0, 0, 0, 0, 0, 0)
 		}
