@@ -187,7 +187,7 @@ func TestServer_OutlivesItsMachines(t *testing.T) {
 	c := served(t)
 	pid := c.PID()
 	t.Run("the kernel panics", func(t *testing.T) {
-		answer := called(c, "echo begun; tail /dev/zero")
+		answer := called(c, "for i in 1 2 3; do dd if=/dev/zero of=/dev/null bs=80M count=1000 & done; wait")
 		if text := answer.Text(); !answer.IsError || !strings.Contains(text, "the virtual machine ended: Kernel panic - not syncing: Out of memory") {
 			t.Errorf("the call is answered %q, %+v", text, answer.Meta)
 		}
