@@ -23,11 +23,10 @@ import (
 // the stream.
 func (m *machine) result(code string) (size int, result frame.Reply, err error) {
 	m.t.Helper()
-	m.calls++
-	must.Do(m.t, m.requests.Write(frame.Request{Type: frame.Execute, ID: m.calls, Code: code, TimeoutMS: machineTime.Milliseconds(), GraceMS: 1000, Keep: true}))
+	must.Do(m.t, m.Begin(code))
 	for {
 		var reply frame.Reply
-		if err := m.replies.Read(&reply); err != nil {
+		if err := m.Replies.Read(&reply); err != nil {
 			return size, reply, err
 		}
 		switch reply.Type {
@@ -46,18 +45,15 @@ func (m *machine) result(code string) (size int, result frame.Reply, err error) 
 // machine, which no other load of the host adds to.
 func (m *machine) pinged(code string) (result frame.Reply, silent time.Duration, err error) {
 	m.t.Helper()
-	m.calls++
-	must.Do(m.t, m.requests.Write(
-		frame.Request{Type: frame.Execute, ID: m.calls, Code: code, TimeoutMS: machineTime.Milliseconds(), GraceMS: 1000, Keep: true},
-		frame.Request{Type: frame.Ping, ID: m.calls},
-	))
-	for before, waits := m.processorTime(), true; ; {
+	must.Do(m.t, m.Begin(code))
+	must.Do(m.t, m.Ping())
+	for before, waits := m.ProcessorTime(), true; ; {
 		var reply frame.Reply
-		if err := m.replies.Read(&reply); err != nil {
+		if err := m.Replies.Read(&reply); err != nil {
 			return reply, silent, err
 		}
 		if result.Type == "" {
-			now := m.processorTime()
+			now := m.ProcessorTime()
 			silent, before = max(silent, now-before), now
 		}
 		switch reply.Type {
@@ -72,7 +68,7 @@ func (m *machine) pinged(code string) (result frame.Reply, silent time.Duration,
 			return result, silent, nil
 		default:
 			waits = true
-			must.Do(m.t, m.requests.Write(frame.Request{Type: frame.Ping, ID: m.calls}))
+			must.Do(m.t, m.Ping())
 		}
 	}
 }
@@ -142,7 +138,7 @@ func TestOutput_OfAMachineIsBounded(t *testing.T) {
 	if err != nil || r.Outcome != frame.OutcomeOK || size > 64<<10 {
 		t.Errorf("%d bytes came, the code ends with %+v, error %v", size, r, err)
 	}
-	if peak := must.Get(procfs.PeakMemory(m.cmd.Process.Pid))(t); peak > 64<<20 {
+	if peak := must.Get(procfs.PeakMemory(m.Cmd.Process.Pid))(t); peak > 64<<20 {
 		t.Errorf("the launcher has used %d MB", peak>>20)
 	}
 }

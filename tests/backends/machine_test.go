@@ -15,8 +15,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/machines"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
@@ -25,7 +25,7 @@ import (
 
 // machineTime is what a test waits for one machine, which is emulated and on a busy
 // host.
-const machineTime = 8 * time.Minute
+const machineTime = machines.Limit
 
 // onEnd is called when all tests have run.
 var onEnd = func() {}

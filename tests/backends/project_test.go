@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/machines"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
@@ -79,7 +80,7 @@ func TestProject_OverlayIsTheSessions(t *testing.T) {
 	if output := m.run("cat file new; ls; rm new; cat link 2>&1 | wc -l"); output != "changed\nnew\nfile\nlink\nnew\n1\n" {
 		t.Errorf("the second call prints %q", output)
 	}
-	if _, err := tryStart(t, machineFolder, shared(t), to); err == nil || !strings.Contains(err.Error(), "with or without a project") {
+	if _, err := machines.Start(machineFolder, shared(t), to); err == nil || !strings.Contains(err.Error(), "with or without a project") {
 		t.Errorf("without the project it goes on: %v", err)
 	}
 }

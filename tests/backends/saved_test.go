@@ -1,46 +1,27 @@
 package backends
 
 import (
-	"bufio"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/machines"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
-// machine is a started machine whose agent is asked by frames, and whose launcher is
-// asked by its control channel.
+// machine is a started machine of a test, which ends with it.
 type machine struct {
-	t        testing.TB
-	cmd      *exec.Cmd
-	log      strings.Builder
-	in       io.WriteCloser
-	requests *frame.Writer
-	replies  *frame.Reader
-	control  *os.File
-	answers  *bufio.Reader
-	calls    uint64
-}
-
-// answer is what the launcher answers on its control channel.
-type answer struct {
-	Did, Error string
-	Bytes      int64
-	PauseMS    int64 `json:"pause_ms"`
+	*machines.Machine
+	t testing.TB
 }
 
 // shared is a cache for all tests that do not look at it, so that most of their machines
@@ -65,102 +46,21 @@ var (
 // launcher has these variables too.
 func start(t testing.TB, folder, cache, from string, environ ...string) *machine {
 	t.Helper()
-	m, err := tryStart(t, folder, cache, from, environ...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m
-}
-
-func tryStart(t testing.TB, folder, cache, from string, environ ...string) (*machine, error) {
-	t.Helper()
-	m := &machine{t: t, cmd: program(t, folder, "session-run", "")}
-	ends := must.Get(syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0))(t)
-	m.control = os.NewFile(uintptr(ends[0]), "control")
-	theirs := os.NewFile(uintptr(ends[1]), "control")
-	m.answers = bufio.NewReader(m.control)
-	m.cmd.Stdin, m.cmd.Stderr = nil, &m.log
-	m.cmd.ExtraFiles = []*os.File{theirs}
-	m.cmd.Env = append([]string{"XDG_CACHE_HOME=" + cache, "NIX_SANDBOX_CONTROL=3"}, environ...)
-	if from != "" {
-		m.cmd.Env = append(m.cmd.Env, "NIX_SANDBOX_FROM="+from)
-	}
-	m.in = must.Get(m.cmd.StdinPipe())(t)
-	out := must.Get(m.cmd.StdoutPipe())(t)
-	must.Do(t, m.cmd.Start())
-	theirs.Close()
-	t.Cleanup(func() {
-		m.control.Close()
-		_ = m.cmd.Process.Kill()
-		_ = m.cmd.Wait()
-	})
-	m.requests, m.replies = frame.NewWriter(m.in), frame.NewReader(out)
-	var reply frame.Reply
-	if err := m.replies.Read(&reply); err != nil || reply.Type != frame.Ready {
-		_ = m.cmd.Wait() // for the log
-		return nil, fmt.Errorf("the first frame is %+v, error %v: %s", reply, err, &m.log)
-	}
-	if from == "" {
-		must.Do(t, m.requests.Write(frame.Request{Type: frame.Configure, Limits: &frame.Limits{OutputBytes: 4096}}))
-	}
-	return m, nil
+	m := must.Get(machines.Start(folder, cache, from, environ...))(t)
+	t.Cleanup(m.Close)
+	return &machine{m, t}
 }
 
 // run runs code, whose state is kept, and returns its output.
 func (m *machine) run(code string) string {
 	m.t.Helper()
-	m.calls++
-	must.Do(m.t, m.requests.Write(frame.Request{Type: frame.Execute, ID: m.calls, Code: code, TimeoutMS: machineTime.Milliseconds(), GraceMS: 1000, Keep: true}))
-	var output strings.Builder
-	for {
-		var reply frame.Reply
-		if err := m.replies.Read(&reply); err != nil {
-			m.t.Fatalf("%v: %s", err, &m.log)
-		}
-		switch reply.Type {
-		case frame.Output:
-			output.WriteString(reply.Data)
-		case frame.Result:
-			if reply.Outcome != frame.OutcomeOK || reply.ExitCode != 0 {
-				m.t.Fatalf("the code ends with %+v, output %q", reply, &output)
-			}
-			return output.String()
-		default:
-			m.t.Fatalf("the agent answers %+v", reply)
-		}
-	}
-}
-
-// save asks the launcher to save the machine when no frame is on its way.
-func (m *machine) save(to string, keep bool) answer {
-	m.t.Helper()
-	m.calls++
-	must.Do(m.t, m.requests.Write(frame.Request{Type: frame.Ping, ID: m.calls}))
-	var reply frame.Reply
-	if err := m.replies.Read(&reply); err != nil || reply.Type != frame.Pong {
-		m.t.Fatalf("a ping gets %+v, error %v: %s", reply, err, &m.log)
-	}
-	must.Do(m.t, json.NewEncoder(m.control).Encode(map[string]any{"do": "save", "to": to, "keep": keep}))
-	var a answer
-	must.Do(m.t, json.Unmarshal(must.Get(m.answers.ReadBytes('\n'))(m.t), &a))
-	if a.Did != "save" {
-		m.t.Fatalf("the launcher answers %+v", a)
-	}
-	return a
+	return must.Get(m.Run(code))(m.t)
 }
 
 // saved saves the machine, which has to succeed.
 func (m *machine) saved(to string, keep bool) {
 	m.t.Helper()
-	if a := m.save(to, keep); a.Error != "" || a.Bytes == 0 {
-		m.t.Fatalf("it is not saved: %+v", a)
-	}
-	if keep {
-		return
-	}
-	if err := m.cmd.Wait(); err != nil {
-		m.t.Fatalf("the launcher ends with %v: %s", err, &m.log)
-	}
+	must.Get(m.Saved(to, keep))(m.t)
 }
 
 // asBefore prepares a session that has something of everything, and isAsBefore prints
@@ -248,8 +148,8 @@ func TestSaved_Branches(t *testing.T) {
 	// Those who go on have what they need of the folders.
 	must.Do(t, os.RemoveAll(first))
 	for _, m := range []*machine{a, b} {
-		must.Do(t, m.cmd.Process.Kill())
-		_ = m.cmd.Wait()
+		must.Do(t, m.Cmd.Process.Kill())
+		_ = m.Cmd.Wait()
 	}
 	if output := start(t, folder, cache, second).run("echo $x $(cat file)"); output != "3 3\n" {
 		t.Errorf("the branch of the branch has %q", output)
@@ -313,7 +213,7 @@ func TestSaved_RefusesWhatIsNotItsOwn(t *testing.T) {
 		} else {
 			write(meta, []byte(test.text))
 		}
-		if _, err := tryStart(t, folder, cache, to); err == nil || !strings.Contains(err.Error(), test.says) {
+		if _, err := machines.Start(folder, cache, to); err == nil || !strings.Contains(err.Error(), test.says) {
 			t.Errorf("%s: error %v, want %q", test.name, err, test.says)
 		}
 		write(meta, state)
@@ -340,7 +240,7 @@ func TestSaved_LivesOnWhereTheDiskIsFull(t *testing.T) {
 		m := start(t, folder, cache, "")
 		m.run("x=1")
 		to := filepath.Join(small, "saved")
-		a := m.save(to, keep)
+		a := must.Get(m.Save(to, keep))(t)
 		if !strings.Contains(a.Error, "no space left on device") || strings.Contains(a.Error, "\n") {
 			t.Errorf("keep %v: the answer is %+v", keep, a)
 		}
@@ -366,9 +266,7 @@ func TestControl_RefusesWhatItDoesNotKnow(t *testing.T) {
 		`{"do":"save","to":"here"}`:  `"here" is no absolute path`,
 		`{"do":"save","to":"/proc"}`: "/proc exists already",
 	} {
-		must.Get(io.WriteString(m.control, request+"\n"))(t)
-		var a answer
-		must.Do(t, json.Unmarshal(must.Get(m.answers.ReadBytes('\n'))(t), &a))
+		a := must.Get(m.Ask(request))(t)
 		if !strings.Contains(a.Error, says) {
 			t.Errorf("%s gets %+v, want %q", request, a, says)
 		}

@@ -48,6 +48,8 @@ func measure(ctx context.Context, arguments []string) error {
 		jsonFile = flags.String("json", "", "write the figures to a `file`")
 		svgFile  = flags.String("svg", "", "write a plot to a `file`")
 		only     = flags.String("only", "", "measure only these, separated by commas: "+strings.Join(names, ", "))
+		backend  = flags.String("backend", "jail", "what isolates the sandboxes: jail, or vm for the aims of virtual machines")
+		machine  = flags.String("machine", ".cache/machine-python", "the `folder` of the sandbox for --backend vm: -A python of tests/backends/sandboxes.nix")
 		duration = flags.Duration("duration", 12*time.Second, "how long each contender's throughput is measured")
 	)
 	if err := flags.Parse(arguments); err != nil {
@@ -64,6 +66,15 @@ func measure(ctx context.Context, arguments []string) error {
 				return fmt.Errorf("--only knows no %q, only %s", name, strings.Join(names, ", "))
 			}
 		}
+	}
+	if *backend != "jail" && *backend != "vm" {
+		return fmt.Errorf("--backend knows no %q, only jail and vm", *backend)
+	}
+	if *backend == "vm" {
+		if *short || *only != "" || *other != "" {
+			return errors.New("--backend vm has one table: leave --short, --only and --beside away")
+		}
+		wanted = nil
 	}
 	b, err := prepare(*program, *metadata, *other, *peers, *short)
 	if err != nil {
@@ -96,6 +107,11 @@ func measure(ctx context.Context, arguments []string) error {
 	if slices.Contains(wanted, "idle") {
 		rest, err := b.idleSessions(ctx, say)
 		result.Idle = &rest
+		failed = errors.Join(failed, err)
+	}
+	if *backend == "vm" {
+		aims, err := b.machines(ctx, *machine, say)
+		result.Machines = &aims
 		failed = errors.Join(failed, err)
 	}
 	result.print(os.Stdout)

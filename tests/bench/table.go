@@ -17,6 +17,7 @@ type report struct {
 	Throughput *rates    `json:"throughput,omitempty"`
 	Sessions   *live     `json:"sessions,omitempty"`
 	Idle       *idle     `json:"idle,omitempty"`
+	Machines   *machines `json:"machines,omitempty"`
 }
 
 // A section is a group's result.
@@ -114,6 +115,9 @@ func (r report) print(w io.Writer) {
 		}
 		t.print(w)
 		fmt.Fprintf(w, "idle server: %s MiB, %s ms of CPU a second\n", number(r.Sessions.IdleMemory), number(r.Sessions.IdleCPU))
+	}
+	if r.Machines != nil {
+		r.Machines.table().print(w)
 	}
 	if r.Idle != nil {
 		fmt.Fprintf(w, "\n%d idle sessions of all interpreters: %s %% of a processor, as measured with %d; the server %s %%; %s MiB a session\n",

@@ -52,6 +52,30 @@ func TestReportSaysMachineFiguresAndGaps(t *testing.T) {
 	}
 }
 
+// A row has a line for each of its aims, compared with the median of its rounds; one
+// that was not measured compares nothing.
+func TestMachines_AreComparedWithTheirAims(t *testing.T) {
+	m := newMachines()
+	m.Isolation = "emulated"
+	for _, ms := range []int{10, 12, 90} {
+		took := time.Duration(ms) * time.Millisecond
+		m.add(warmRow, took, 2*took, milliseconds(took), 9)
+	}
+	m.sum()
+	var text strings.Builder
+	table(m.table()[:4]).print(&text)
+	want := `
+virtual machines, emulated, python  p50 ms  CPU ms           measured   aim  reached  rounds
+────────────────────────────────────────────────────────────────────────────────────────────
+call, one clone in stock              12.0    24.0              12 ms  ≤ 15      yes       3
+                                                    9 × a jail's time   ≤ 8       no
+the same of a jail, to compare           –       –                                         0
+`
+	if text.String() != want {
+		t.Errorf("the table is\n%s\nwant\n%s", text.String(), want)
+	}
+}
+
 func TestReportAsJSON(t *testing.T) {
 	text := must.Get(json.Marshal(sample()))(t)
 	var back report

@@ -162,17 +162,24 @@ func PeakMemory(pid int) (int64, error) { return kibibytes(pid, "status", "VmHWM
 // Memory returns the proportional set sizes of processes, added up, in bytes:
 // each page counts in equal parts for all that share it. A process that has
 // ended counts nothing.
-func Memory(pids ...int) (int64, error) {
-	var sum int64
+func Memory(pids ...int) (int64, error) { return added(pids, "Pss:") }
+
+// OwnMemory is [Memory] of the pages alone that nothing else shares.
+func OwnMemory(pids ...int) (int64, error) { return added(pids, "Private_Clean:", "Private_Dirty:") }
+
+// added returns sizes of the mappings of processes, added up, in bytes.
+func added(pids []int, keys ...string) (sum int64, err error) {
 	for _, pid := range pids {
-		size, err := kibibytes(pid, "smaps_rollup", "Pss:")
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
-			continue
+		for _, key := range keys {
+			size, err := kibibytes(pid, "smaps_rollup", key)
+			if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+				break
+			}
+			if err != nil {
+				return 0, err
+			}
+			sum += size
 		}
-		if err != nil {
-			return 0, err
-		}
-		sum += size
 	}
 	return sum, nil
 }

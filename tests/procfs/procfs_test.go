@@ -99,6 +99,9 @@ func TestMemory_AddsUp(t *testing.T) {
 	if err != nil || one <= 0 || two <= one {
 		t.Errorf("one process uses %d bytes, two use %d, %v", one, two, err)
 	}
+	if own, err := procfs.OwnMemory(parent); err != nil || own <= 0 {
+		t.Errorf("its own memory is %d, %v", own, err)
+	}
 	// A process that has ended uses nothing.
 	const nobody = 1 << 22 // the largest pid there can be is one less
 	if got, err := procfs.Memory(nobody); err != nil || got != 0 {
