@@ -77,9 +77,8 @@ func TestDoctor(t *testing.T) {
 	if found["control groups"].OK {
 		by = "cgroup"
 	}
-	if c := start(t); !strings.Contains(c.Log(), "limits by="+by) {
-		t.Errorf("doctor says that limits are held by %s, the log: %s", by, c.Log())
-	}
+	c := start(t)
+	patience.Until(t, "the log says as doctor does that limits are held by "+by, func() bool { return strings.Contains(c.Log(), "limits by="+by) })
 }
 
 // What is broken on purpose is found, each fault by its name.
