@@ -223,9 +223,9 @@ devices:
 	}
 }
 
-// The launcher waits for a sandbox whose mounts it has made: the sandbox ends with it, and
-// it ends with the status of the code.
-func TestDevices_LauncherIsTheSandboxsParent(t *testing.T) {
+// withLibraries is a machine that has a device of a node and two files.
+func withLibraries(t *testing.T) machine {
+	t.Helper()
 	m := newMachine(t)
 	m.file("lib/libone.so.1", "one")
 	m.file("lib/libtwo.so.2", "two")
@@ -242,6 +242,13 @@ devices:
     - {hostPath: DIR/lib/libone.so.1, containerPath: /usr/lib/libone.so.1}
     - {hostPath: DIR/lib/libtwo.so.2, containerPath: /usr/lib/libtwo.so.2}
 `)
+	return m
+}
+
+// The launcher waits for a sandbox whose mounts it has made: the sandbox ends with it, and
+// it ends with the status of the code.
+func TestDevices_LauncherIsTheSandboxsParent(t *testing.T) {
+	m := withLibraries(t)
 	program := m.sandbox("run", []string{"vendor.example/gpu=all"}, nil)
 	if out, errs, status := m.start(program, "import sys; sys.exit(7)"); status != 7 || out+errs != "" {
 		t.Errorf("status %d: %s%s, want the code's 7", status, out, errs)
@@ -269,22 +276,7 @@ func TestDevices_KernelFilesBesideProjectFromRoot(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root shows a sandbox's user what another user owns")
 	}
-	m := newMachine(t)
-	m.link("/dev/zero", "dev/zero")
-	m.file("lib/libone.so.1", "one")
-	m.file("lib/libtwo.so.2", "two")
-	m.specification("gpu.yaml", `
-cdiVersion: 0.5.0
-kind: vendor.example/gpu
-devices:
-- name: all
-  containerEdits:
-    deviceNodes:
-    - {path: /dev/gpu, hostPath: DIR/dev/zero}
-    mounts:
-    - {hostPath: DIR/lib/libone.so.1, containerPath: /usr/lib/libone.so.1}
-    - {hostPath: DIR/lib/libtwo.so.2, containerPath: /usr/lib/libtwo.so.2}
-`)
+	m := withLibraries(t)
 	project := t.TempDir()
 	file := filepath.Join(project, "file")
 	must.Write(t, file, "of the project", 0o600)
