@@ -151,24 +151,25 @@ func TestOwner_MemoryIsHeldTogether(t *testing.T) {
 	bob := hold(t, tree, Owner{Name: "bob", Limits: Limits{Memory: 3 * held / 2}})
 	for name, test := range map[string]struct {
 		memory int64
-		killed int
+		killed bool
 	}{
-		"alice": {3 * held / 2, 1},
-		"carol": {3 * held, 0},
+		"alice": {3 * held / 2, true},
+		"carol": {3 * held, false},
 	} {
-		owner, killed := Owner{Name: name, Limits: Limits{Memory: test.memory}}, 0
+		// The kernel may end a second one before it has the memory of the first.
+		owner, killed := Owner{Name: name, Limits: Limits{Memory: test.memory}}, false
 		for _, one := range []holder{hold(t, tree, owner), hold(t, tree, owner)} {
 			switch found, err := one.Killed(); {
 			case err != nil:
 				t.Error(err)
 			case found.Processes > 0 && found.ByOwner:
-				killed++
+				killed = true
 			case found.Processes > 0 || !one.held:
 				t.Errorf("%s: %+v, and it has its memory: %v", name, found, one.held)
 			}
 		}
 		if killed != test.killed {
-			t.Errorf("%s: %d groups were killed, want %d", name, killed, test.killed)
+			t.Errorf("%s: a group was killed: %v, want %v", name, killed, test.killed)
 		}
 	}
 	if found, err := bob.Killed(); err != nil || found.Processes > 0 || !bob.held {
