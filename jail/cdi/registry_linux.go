@@ -192,7 +192,7 @@ func IsName(text string) bool {
 	return isName(vendor, "") && isName(class, "") && isLetter(vendor[0]) && isLetter(class[0]) && isName(name, ":")
 }
 
-// Edits are what several devices need together.
+// Edits are what several devices need together. The paths of the container are clean.
 type Edits struct {
 	Variables []string // NAME=VALUE, where a later one replaces an earlier
 	Nodes     []Node
@@ -262,6 +262,8 @@ func (r *Registry) Find(names []string) (*Edits, error) {
 			return nil, err
 		}
 	}
+	edits.Nodes = last(edits.Nodes, func(n Node) string { return n.Path })
+	edits.Mounts = last(edits.Mounts, func(m Mount) string { return m.ContainerPath })
 	return edits, nil
 }
 
@@ -275,10 +277,14 @@ func (e *Edits) add(more specs.ContainerEdits, name, file string) error {
 	}
 	e.Variables = append(e.Variables, more.Env...)
 	for _, node := range more.DeviceNodes {
-		e.Nodes = replace(e.Nodes, Node{*node, file}, func(n Node) string { return filepath.Clean(n.Path) })
+		added := Node{*node, file}
+		added.Path = filepath.Clean(node.Path)
+		e.Nodes = append(e.Nodes, added)
 	}
 	for _, mount := range more.Mounts {
-		e.Mounts = replace(e.Mounts, Mount{*mount, file}, func(m Mount) string { return filepath.Clean(m.ContainerPath) })
+		added := Mount{*mount, file}
+		added.ContainerPath = filepath.Clean(mount.ContainerPath)
+		e.Mounts = append(e.Mounts, added)
 	}
 	for _, hook := range more.Hooks {
 		e.Hooks = append(e.Hooks, Hook{*hook, file})
@@ -291,8 +297,17 @@ func (e *Edits) add(more specs.ContainerEdits, name, file string) error {
 	return nil
 }
 
-// replace adds an element to a list, without those that have the same key.
-func replace[T any](list []T, added T, key func(T) string) []T {
-	list = slices.DeleteFunc(list, func(other T) bool { return key(other) == key(added) })
-	return append(list, added)
+// last returns those elements of a list that no later one with the same key replaces.
+func last[T any](list []T, key func(T) string) []T {
+	at := make(map[string]int, len(list))
+	for i, element := range list {
+		at[key(element)] = i
+	}
+	kept := list[:0]
+	for i, element := range list {
+		if at[key(element)] == i {
+			kept = append(kept, element)
+		}
+	}
+	return kept
 }

@@ -168,7 +168,7 @@ func (p *planner) addAll(edits *cdi.Edits, nodes []string) error {
 	}
 	// A folder comes before what is in it.
 	slices.SortStableFunc(edits.Mounts, func(a, b cdi.Mount) int {
-		return strings.Compare(filepath.Clean(a.ContainerPath), filepath.Clean(b.ContainerPath))
+		return strings.Compare(a.ContainerPath, b.ContainerPath)
 	})
 	for _, m := range edits.Mounts {
 		if err := p.addMount(m); err != nil {
