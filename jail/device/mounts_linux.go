@@ -239,8 +239,9 @@ func (p *planner) addLibraries(folders []string) {
 	}
 	// The folder that most of them are in comes first.
 	slices.SortStableFunc(p.search, func(a, b string) int { return count[b] - count[a] })
+	names := newSonameReader()
 	for _, library := range paths {
-		p.addSoname(library)
+		p.addSoname(library, names)
 	}
 	path := driverFolder + "/lib"
 	if p.isTaken(driverFolder) || p.isTaken(path) || p.above[driverFolder] {
@@ -254,14 +255,14 @@ func (p *planner) addLibraries(folders []string) {
 }
 
 // addSoname adds a link by whose name programs load a library, beside it.
-func (p *planner) addSoname(library string) {
+func (p *planner) addSoname(library string, names *sonameReader) {
 	folder, name := filepath.Split(library)
 	folder = filepath.Clean(folder)
 	// In the store and in a folder that is mounted whole there are links already.
 	if inside(folder, p.spec.Devices.StoreDir) || p.isTaken(folder) {
 		return
 	}
-	soname := sonameOf(p.libraries[library])
+	soname := names.nameOf(p.libraries[library])
 	if beside := folder + "/" + soname; soname != "" && soname != name && p.taken[beside] == "" && p.links[beside] == "" {
 		p.links[beside] = name
 	}

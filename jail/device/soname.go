@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"io"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -31,23 +32,36 @@ const (
 	dynamicSoname  = 14
 )
 
-// sonameOf returns the name by which programs load a library, or "" where it has none. It
-// reads what a loader reads: debug/elf wants section headers, which a library need not
-// have, and reads all names of the library for this one.
-func sonameOf(path string) string {
+// sonameReader reads the names by which programs load libraries, with the same memory for
+// each: a driver has so many of them that new memory would take longer than the files.
+type sonameReader struct {
+	headers  []byte
+	dynamic  []byte
+	name     []byte
+	segments []segment
+}
+
+func newSonameReader() *sonameReader {
+	return &sonameReader{headers: make([]byte, headerSize+maxHeaders*segmentSize), name: make([]byte, maxSoname+1)}
+}
+
+// nameOf returns the name of the library at a path, or "" where it has none. It reads what a
+// loader reads: debug/elf wants section headers, which a library need not have, and reads
+// all names of the library for this one.
+func (r *sonameReader) nameOf(path string) string {
 	// Not by package os, which takes five system calls more for each file.
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
 		return ""
 	}
 	defer unix.Close(fd)
-	return soname(descriptor(fd))
+	return r.read(descriptor(fd))
 }
 
 // descriptor reads a file by its descriptor.
 type descriptor int
 
-// ReadAt reads once. What it leaves out of a short file, soname does not need.
+// ReadAt reads once. What it leaves out of a short file, a name does not need.
 func (d descriptor) ReadAt(into []byte, at int64) (int, error) {
 	n, err := unix.Pread(int(d), into, at)
 	switch {
@@ -65,13 +79,12 @@ type segment struct {
 	offset, address, size uint64
 }
 
-// soname reads the name in the ELF file of a 64-bit machine, elf(5).
-func soname(file io.ReaderAt) string {
+// read reads the name in the ELF file of a 64-bit machine, elf(5).
+func (r *sonameReader) read(file io.ReaderAt) string {
 	number := binary.LittleEndian
 	// The program headers nearly always follow the header.
-	beginning := make([]byte, headerSize+maxHeaders*segmentSize)
-	n, _ := file.ReadAt(beginning, 0)
-	header := beginning[:n]
+	n, _ := file.ReadAt(r.headers, 0)
+	header := r.headers[:n]
 	if n < headerSize || !bytes.HasPrefix(header, []byte(beginsWith)) {
 		return ""
 	}
@@ -81,21 +94,23 @@ func soname(file io.ReaderAt) string {
 	}
 	table := header[min(at, uint64(n)):]
 	if len(table) < count*segmentSize {
-		table = make([]byte, count*segmentSize)
+		table = r.headers[:count*segmentSize]
 		if n, _ := file.ReadAt(table, int64(at)); n < len(table) {
 			return ""
 		}
 	}
-	var segments []segment
-	var dynamic []byte
+	r.segments = r.segments[:0]
+	dynamic := r.dynamic[:0]
 	for ; count > 0; count, table = count-1, table[segmentSize:] {
 		s := segment{
 			number.Uint32(table),
 			number.Uint64(table[8:]), number.Uint64(table[16:]), number.Uint64(table[32:]),
 		}
-		segments = append(segments, s)
+		r.segments = append(r.segments, s)
 		if s.kind == segmentDynamic && s.size <= maxDynamic {
-			dynamic = make([]byte, s.size/dynamicSize*dynamicSize)
+			size := int(s.size / dynamicSize * dynamicSize)
+			r.dynamic = slices.Grow(r.dynamic[:0], size)
+			dynamic = r.dynamic[:size]
 			if n, _ := file.ReadAt(dynamic, int64(s.offset)); n < len(dynamic) {
 				return ""
 			}
@@ -114,13 +129,12 @@ func soname(file io.ReaderAt) string {
 		return ""
 	}
 	// The table of strings has an address, as it will be in memory.
-	for _, s := range segments {
+	for _, s := range r.segments {
 		if s.kind != segmentLoaded || strings < s.address || strings-s.address >= s.size {
 			continue
 		}
-		text := make([]byte, maxSoname+1)
-		n, _ := file.ReadAt(text, int64(s.offset+(strings-s.address)+offset))
-		name, _, found := bytes.Cut(text[:n], []byte{0})
+		n, _ := file.ReadAt(r.name, int64(s.offset+(strings-s.address)+offset))
+		name, _, found := bytes.Cut(r.name[:n], []byte{0})
 		if !found || len(name) == 0 || bytes.ContainsAny(name, "/\n") || string(name) == "." || string(name) == ".." {
 			return ""
 		}

@@ -17,6 +17,7 @@ func TestSoname_AgreesWithDebugElf(t *testing.T) {
 		paths = append(paths, found[:min(len(found), 100)]...)
 	}
 	compared := 0
+	names := newSonameReader()
 	for _, path := range paths {
 		file, err := elf.Open(path)
 		if err != nil {
@@ -28,7 +29,7 @@ func TestSoname_AgreesWithDebugElf(t *testing.T) {
 			continue
 		}
 		compared++
-		if got := sonameOf(path); got != want[0] {
+		if got := names.nameOf(path); got != want[0] {
 			t.Errorf("%s: %q, want %q", path, got, want[0])
 		}
 	}
@@ -46,7 +47,7 @@ func FuzzSoname(f *testing.F) {
 	}
 	f.Add([]byte(elf.ELFMAG))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		if name := soname(bytes.NewReader(text)); strings.ContainsAny(name, "/\n\x00") || len(name) > maxSoname {
+		if name := newSonameReader().read(bytes.NewReader(text)); strings.ContainsAny(name, "/\n\x00") || len(name) > maxSoname {
 			t.Errorf("%q is no name of a library", name)
 		}
 	})
