@@ -3,6 +3,7 @@ package jail
 import (
 	"fmt"
 	"os"
+	"strings"
 )
 
 // DeviceFinder finds what sandboxes with devices have of this machine. Package device has
@@ -79,26 +80,37 @@ func (p *DevicePlan) flags(store string, show func(flag, from string) string) (o
 			flag := "--ro-bind"
 			switch {
 			case mount.IsNode && p.isStaged:
-				continue // in /dev
+				continue // in /dev already
 			case mount.IsNode:
 				flag = "--dev-bind"
 			}
 			inside = append(inside, flag, show(flag, mount.From), mount.To)
 		}
 		for _, link := range links {
-			inside = append(inside, "--symlink", link.Target, link.Path)
+			if _, isInDev := inDev(link.Path); !isInDev || !p.isStaged {
+				inside = append(inside, "--symlink", link.Target, link.Path)
+			}
 		}
 	}
 	add(p.Mounts, p.Links)
-	for number, folder := range p.Folders {
+	for _, folder := range p.Folders {
 		if p.isStaged {
-			inside = append(inside, "--ro-bind", stagedFolder(number), folder.Path)
+			inside = append(inside, "--dir", folder.Path)
 		} else {
 			add(folder.Mounts, folder.Links)
 		}
 	}
+	if p.isStaged {
+		inside = append(inside, "--dir", "/dev")
+	} else {
+		// A tmpfs without a size.
+		inside = append(inside, "--remount-ro", "/dev")
+	}
 	return outer, append(inside, p.After...)
 }
+
+// inDev returns the path below /dev.
+func inDev(path string) (name string, is bool) { return strings.CutPrefix(path, "/dev/") }
 
 // checkDevices checks that this user may open the device nodes, and writes notes about
 // what the sandbox goes without.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -46,13 +45,39 @@ var (
 	}
 )
 
-// withStagedDev returns flags of bubblewrap with the /dev that the launcher has made in the
-// place of bubblewrap's own.
-func withStagedDev(flags []string) []string {
-	for i := range len(flags) - 1 {
-		if flags[i] == "--dev" && flags[i+1] == "/dev" {
-			return slices.Concat(flags[:i], []string{"--dev-bind", stagedDev, "/dev"}, flags[i+2:])
+// withoutDev takes those flags of bubblewrap that make /dev, and the file systems in it, from
+// the others. It returns the file systems.
+func withoutDev(flags []string) (others, fileSystems []string) {
+	begin := 0 // of the flags of one file system: those before it have its size and mode
+	for i := 0; i < len(flags); i++ {
+		switch flag := flags[i]; {
+		case flag == "--perms" || flag == "--size":
+			i++
+			continue
+		case i+1 == len(flags):
+		case flag == "--dev" && flags[i+1] == "/dev":
+			others = append(others, flags[begin:i]...)
+			i++
+			begin = i + 1
+			continue
+		case flag == "--tmpfs" && strings.HasPrefix(flags[i+1], "/dev/"):
+			i++
+			fileSystems = append(fileSystems, flags[begin:i+1]...)
+			begin = i + 1
+			continue
 		}
+		others = append(others, flags[begin:i+1]...)
+		begin = i + 1
+	}
+	return append(others, flags[begin:]...), fileSystems
+}
+
+// lastFlags are those with which bubblewrap shows what the launcher has made. They follow
+// all others, because each mount that bubblewrap makes after them takes longer.
+func (p *DevicePlan) lastFlags() []string {
+	flags := []string{"--dev-bind", stagedDev, "/dev"}
+	for number, folder := range p.Folders {
+		flags = append(flags, "--ro-bind", stagedFolder(number), folder.Path)
 	}
 	return flags
 }
@@ -106,9 +131,10 @@ func (s *stager) link(target, root, name string) {
 	s.add(unix.SYS_SYMLINKAT, target, here, root+"/"+name)
 }
 
-// restrict sets attributes of a mount and of all below it, and leaves their others.
-func (s *stager) restrict(path string, attributes uint64) {
-	s.add(unix.SYS_MOUNT_SETATTR, here, path, unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: attributes}, unix.MOUNT_ATTR_SIZE_VER0)
+// restrict sets attributes of a mount, and with AT_RECURSIVE of all below it, and leaves
+// their others.
+func (s *stager) restrict(path string, flags int, attributes uint64) {
+	s.add(unix.SYS_MOUNT_SETATTR, here, path, flags, &unix.MountAttr{Attr_set: attributes}, unix.MOUNT_ATTR_SIZE_VER0)
 }
 
 func (s *stager) write(path, text string) {
@@ -141,8 +167,7 @@ func (p *DevicePlan) stage(user, group int, args []string) *childCalls {
 		}
 	}
 	s.folder(stagedDev)
-	s.restrict(stagedAt, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
-	// Bubblewrap makes this one read-only, when its own mount points and links are there.
+	s.restrict(stagedAt, unix.AT_RECURSIVE, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
 	s.add(unix.SYS_MOUNT, "tmpfs", stagedDev, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755")
 	for _, name := range devNodes {
 		s.mount("/dev/"+name, stagedDev, name, false)
@@ -154,11 +179,17 @@ func (p *DevicePlan) stage(user, group int, args []string) *childCalls {
 	s.folder(stagedDev + "/pts")
 	s.add(unix.SYS_MOUNT, "devpts", stagedDev+"/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
 	for _, m := range p.Mounts {
-		if m.IsNode {
-			s.mount(m.From, stagedDev, strings.TrimPrefix(m.To, "/dev/"), false)
+		if name, is := inDev(m.To); is && m.IsNode {
+			s.mount(m.From, stagedDev, name, false)
 		}
 	}
-	s.restrict(stagedDev, unix.MOUNT_ATTR_NOSUID)
+	for _, l := range p.Links {
+		if name, is := inDev(l.Path); is {
+			s.link(l.Target, stagedDev, name)
+		}
+	}
+	s.restrict(stagedDev, unix.AT_RECURSIVE, unix.MOUNT_ATTR_NOSUID)
+	s.restrict(stagedDev, 0, unix.MOUNT_ATTR_RDONLY) // a tmpfs without a size
 	s.add(unix.SYS_EXECVE, args[0], args, []string{})
 	return &s.childCalls
 }

@@ -215,9 +215,10 @@ func (s *Spec) plan(request Request, more ...string) (outer, inside []string) {
 		return to
 	}
 	show := func(from string) string { return showAs("--ro-bind", from) }
-	flags := s.Flags
+	flags, last := s.Flags, []string(nil)
 	if request.devices != nil && request.devices.isStaged {
-		flags = withStagedDev(flags)
+		flags, last = withoutDev(flags)
+		last = append(request.devices.lastFlags(), last...)
 	}
 	inside = slices.Concat(flags, s.masks(), more)
 	if request.devices != nil {
@@ -243,7 +244,7 @@ func (s *Spec) plan(request Request, more ...string) (outer, inside []string) {
 	case project.Dir != "":
 		inside = append(inside, "--ro-bind", show(project.Dir), project.Mount)
 	}
-	return outer, append(inside, s.Seal...)
+	return outer, slices.Concat(inside, s.Seal, last)
 }
 
 // command returns the first process and its arguments, with the options for the

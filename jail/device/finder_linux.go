@@ -198,8 +198,6 @@ func (p *planner) finish() {
 		p.base("/" + top)
 	}
 	p.group()
-	// /dev is a tmpfs without a size.
-	p.plan.After = append(p.plan.After, "--remount-ro", "/dev")
 	p.plan.Usable = p.usable
 }
 
