@@ -48,12 +48,18 @@ type auxiliary struct {
 // https://systemd.io/CONTROL_GROUP_INTERFACE. The manager removes the scope when this
 // process has ended.
 func joinScope(ctx context.Context, socket string) error {
-	ctx, cancel := context.WithTimeout(ctx, managerTime)
-	defer cancel()
-	stream, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	stream, err := (&net.Dialer{Timeout: managerTime}).DialContext(ctx, "unix", socket)
 	if err != nil {
 		return err
 	}
+	return askForScope(ctx, stream)
+}
+
+// askForScope does the same over a connection to the manager, and ends the connection.
+func askForScope(ctx context.Context, stream net.Conn) error {
+	defer stream.Close()
+	ctx, cancel := context.WithTimeout(ctx, managerTime)
+	defer cancel()
 	deadline, _ := ctx.Deadline()
 	if err := stream.SetDeadline(deadline); err != nil {
 		return err

@@ -2,7 +2,6 @@ package cgroup
 
 import (
 	"bufio"
-	"context"
 	"encoding/binary"
 	"fmt"
 	"net"
@@ -10,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/godbus/dbus/v5"
@@ -18,59 +18,64 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
-// manager listens as systemd does on its private socket, and answers the one call of
-// a client as a test wants it. A real one is in tests/vm.
-func manager(t *testing.T, answer func(call *dbus.Message, send func(*dbus.Message))) (socket string) {
-	t.Helper()
-	socket = filepath.Join(t.TempDir(), "private")
-	listener := must.Get(net.Listen("unix", socket))(t)
+// manager is one end of a connection, at whose other end this process answers as
+// systemd does on its private socket: the one call of a client as a test wants it. A real
+// one is in tests/vm.
+func manager(t *testing.T, answer func(call *dbus.Message, send func(*dbus.Message))) net.Conn {
+	client, server := net.Pipe()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		conn, err := listener.Accept()
-		if err != nil {
-			return
-		}
-		defer conn.Close()
-		in := bufio.NewReader(conn)
-		for {
-			line, err := in.ReadString('\n')
-			if err != nil {
-				return
-			}
-			switch command := strings.TrimLeft(strings.TrimSpace(line), "\x00"); {
-			case command == "AUTH":
-				fmt.Fprint(conn, "REJECTED EXTERNAL\r\n")
-				continue
-			case strings.HasPrefix(command, "AUTH EXTERNAL"):
-				fmt.Fprint(conn, "OK 0123456789abcdef0123456789abcdef\r\n")
-				continue
-			case command != "BEGIN":
-				fmt.Fprint(conn, "ERROR\r\n")
-				continue
-			}
-			break
-		}
-		call, err := dbus.DecodeMessage(in)
-		if err != nil {
-			t.Errorf("read the call: %v", err)
-			return
-		}
-		answer(call, func(m *dbus.Message) {
-			if err := m.EncodeTo(conn, binary.LittleEndian); err != nil {
-				t.Errorf("answer: %v", err)
-			}
-		})
-		in.Peek(1) // until the client ends the connection
+		manage(t, server, answer)
 	}()
 	t.Cleanup(func() {
-		listener.Close()
+		client.Close()
 		<-done
 	})
-	return socket
+	return client
+}
+
+func manage(t *testing.T, conn net.Conn, answer func(call *dbus.Message, send func(*dbus.Message))) {
+	defer conn.Close()
+	in := bufio.NewReader(conn)
+	for {
+		line, err := in.ReadString('\n')
+		if err != nil {
+			t.Errorf("read a command: %v", err)
+			return
+		}
+		switch command := strings.TrimLeft(strings.TrimSpace(line), "\x00"); {
+		case command == "AUTH":
+			fmt.Fprint(conn, "REJECTED EXTERNAL\r\n")
+			continue
+		case strings.HasPrefix(command, "AUTH EXTERNAL"):
+			fmt.Fprint(conn, "OK 0123456789abcdef0123456789abcdef\r\n")
+			continue
+		case command != "BEGIN":
+			fmt.Fprint(conn, "ERROR\r\n")
+			continue
+		}
+		break
+	}
+	call, err := dbus.DecodeMessage(in)
+	if err != nil {
+		t.Errorf("read the call: %v", err)
+		return
+	}
+	answer(call, func(m *dbus.Message) {
+		if err := m.EncodeTo(conn, binary.LittleEndian); err != nil {
+			t.Errorf("answer: %v", err)
+		}
+	})
+	in.Peek(1) // until the client ends the connection
 }
 
 const jobPath = dbus.ObjectPath("/org/freedesktop/systemd1/job/7")
+
+// inBubble runs a subtest in which time passes only while everything waits for it.
+func inBubble(t *testing.T, name string, test func(*testing.T)) {
+	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
+}
 
 // reply is the answer to a call: a job, or an error with a name.
 func reply(call *dbus.Message, kind dbus.Type, name string, body any) *dbus.Message {
@@ -95,15 +100,17 @@ func removed(job dbus.ObjectPath, result string) *dbus.Message {
 	}}
 }
 
-func TestJoinScope_AsksForADelegatedScope(t *testing.T) {
+func TestAskForScope_AsksForADelegatedScope(t *testing.T) { synctest.Test(t, asksForADelegatedScope) }
+
+func asksForADelegatedScope(t *testing.T) {
 	asked := make(chan *dbus.Message, 1)
-	socket := manager(t, func(call *dbus.Message, send func(*dbus.Message)) {
+	stream := manager(t, func(call *dbus.Message, send func(*dbus.Message)) {
 		asked <- call
 		send(removed("/another/job", "failed"))
 		send(reply(call, dbus.TypeMethodReply, "", jobPath))
 		send(removed(jobPath, "done"))
 	})
-	must.Do(t, joinScope(t.Context(), socket))
+	must.Do(t, askForScope(t.Context(), stream))
 	call := <-asked
 	if member := call.Headers[dbus.FieldMember].Value(); member != "StartTransientUnit" {
 		t.Errorf("the call is %v", member)
@@ -130,7 +137,7 @@ func TestJoinScope_AsksForADelegatedScope(t *testing.T) {
 	}
 }
 
-func TestJoinScope_SaysWhatWentWrong(t *testing.T) {
+func TestAskForScope_SaysWhatWentWrong(t *testing.T) {
 	for name, test := range map[string]struct {
 		answer func(call *dbus.Message, send func(*dbus.Message))
 		want   string
@@ -143,8 +150,8 @@ func TestJoinScope_SaysWhatWentWrong(t *testing.T) {
 			send(removed(jobPath, "timeout"))
 		}, "was not made: timeout"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			err := joinScope(t.Context(), manager(t, test.answer))
+		inBubble(t, name, func(t *testing.T) {
+			err := askForScope(t.Context(), manager(t, test.answer))
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want %q", err, test.want)
 			}
@@ -153,7 +160,7 @@ func TestJoinScope_SaysWhatWentWrong(t *testing.T) {
 }
 
 // A manager that says nothing is given up, before its answer and after it.
-func TestJoinScope_IsBounded(t *testing.T) {
+func TestAskForScope_IsBounded(t *testing.T) {
 	for name, answer := range map[string]func(call *dbus.Message, send func(*dbus.Message)){
 		"no reply": func(*dbus.Message, func(*dbus.Message)) {},
 		"no end": func(call *dbus.Message, send func(*dbus.Message)) {
@@ -161,18 +168,21 @@ func TestJoinScope_IsBounded(t *testing.T) {
 		},
 		"no accept": nil,
 	} {
-		t.Run(name, func(t *testing.T) {
-			var socket string
+		inBubble(t, name, func(t *testing.T) {
+			var stream net.Conn
 			if answer != nil {
-				socket = manager(t, answer)
+				stream = manager(t, answer)
 			} else {
-				socket = filepath.Join(t.TempDir(), "private")
-				defer must.Get(net.Listen("unix", socket))(t).Close()
+				client, server := net.Pipe()
+				defer server.Close()
+				stream = client
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-			defer cancel()
-			if err := joinScope(ctx, socket); err == nil {
+			began := time.Now()
+			if err := askForScope(t.Context(), stream); err == nil {
 				t.Error("a scope without an answer")
+			}
+			if took := time.Since(began); took != managerTime {
+				t.Errorf("it was given up after %v, want %v", took, managerTime)
 			}
 		})
 	}
@@ -193,9 +203,16 @@ func TestFind_AsksOnlyWhereItHelps(t *testing.T) {
 	if _, err := Find(t.Context(), paths); err == nil || strings.Contains(err.Error(), "systemd") {
 		t.Errorf("with a manager that is not there: %v", err)
 	}
-	paths.Manager = manager(t, func(call *dbus.Message, send func(*dbus.Message)) {
-		send(reply(call, dbus.TypeError, "org.freedesktop.DBus.Error.AccessDenied", "no scopes today"))
-	})
+	paths.Manager = filepath.Join(t.TempDir(), "private")
+	listener := must.Get(net.Listen("unix", paths.Manager))(t)
+	defer listener.Close()
+	go func() {
+		if conn, err := listener.Accept(); err == nil {
+			manage(t, conn, func(call *dbus.Message, send func(*dbus.Message)) {
+				send(reply(call, dbus.TypeError, "org.freedesktop.DBus.Error.AccessDenied", "no scopes today"))
+			})
+		}
+	}()
 	if err := Check(paths); err != nil {
 		t.Errorf("with a manager to ask: %v", err)
 	}
