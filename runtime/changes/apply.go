@@ -97,7 +97,8 @@ type operation struct {
 	merged        bool
 }
 
-// Apply applies a patch to the project, all of it or nothing. With paths, it applies to
+// Apply applies a patch to the project, all of it or nothing, also where the context
+// ends meanwhile. With paths, it applies to
 // these files and folders alone. What a program of the host would execute or obey, and a
 // link that leads out of the project, is refused unless its own path is among them; in a
 // folder that is among them it is skipped. The error is a [*RefusedError] where files
@@ -363,6 +364,9 @@ func (a *applier) write() (err error) {
 		return fmt.Errorf("write the journal: %w", err)
 	}
 	for i, o := range a.operations {
+		if err := a.ctx.Err(); err != nil {
+			return err
+		}
 		if o.before.Mode == gitpatch.Absent {
 			continue
 		}
@@ -380,6 +384,9 @@ func (a *applier) write() (err error) {
 		}
 	}
 	for i, o := range a.operations {
+		if err := a.ctx.Err(); err != nil {
+			return err
+		}
 		if o.after.Mode == gitpatch.Absent {
 			a.result.Deleted = append(a.result.Deleted, o.name)
 			continue

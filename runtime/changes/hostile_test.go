@@ -2,6 +2,7 @@ package changes_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -9,6 +10,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -207,18 +209,35 @@ func TestApply_IsUndoneWhereItFails(t *testing.T) {
 	}
 }
 
-// applyVariable tells a test that it is the program that applies, and the folder of the
-// patch.
-const applyVariable = "NIX_SANDBOX_TEST_APPLY"
+// The first of these variables tells a test that it is the program that applies, and the
+// folder of the patch; the second says before which step it is killed.
+const (
+	applyVariable = "NIX_SANDBOX_TEST_APPLY"
+	stepsVariable = "NIX_SANDBOX_TEST_APPLY_STEPS"
+)
+
+// fatalContext kills this process when it is asked for its error for the last of so many
+// times. Apply asks before each step.
+type fatalContext struct {
+	context.Context
+	steps int
+}
+
+func (c *fatalContext) Err() error {
+	if c.steps--; c.steps == 0 {
+		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+		select {}
+	}
+	return c.Context.Err()
+}
 
 // An apply that is killed is undone by the next one, which then applies all.
 func TestApply_IsUndoneWhereItIsKilled(t *testing.T) {
 	if folder := os.Getenv(applyVariable); folder != "" {
 		entries, _ := changes.List(folder)
-		if _, err := changes.Apply(t.Context(), entries[0], nil); err != nil {
-			t.Fatal(err)
-		}
-		return
+		steps := must.Get(strconv.Atoi(os.Getenv(stepsVariable)))(t)
+		_, err := changes.Apply(&fatalContext{t.Context(), steps}, entries[0], nil)
+		t.Fatalf("it was not killed: error %v", err)
 	}
 	if !mounts(t) {
 		return
@@ -242,25 +261,18 @@ func TestApply_IsUndoneWhereItIsKilled(t *testing.T) {
 	b.save(time.Now())
 	entry := b.entry(t)
 	before, after := files(t, b.base), files(t, b.merged)
-	half := 0
 	for range 5 {
+		// Each of the 601 paths is taken out of the project and then put into it. Before
+		// the second step one has moved; before the last but one, two are missing.
+		steps := 2 + random.IntN(1200)
 		cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$")
-		cmd.Env = append(os.Environ(), applyVariable+"="+b.folder)
-		must.Do(t, cmd.Start())
-		// Killed when it has moved some of the files.
-		goal := 1 + random.IntN(500)
-		for moved := 0; moved < goal && cmd.ProcessState == nil; {
-			found, _ := filepath.Glob(filepath.Join(b.base, ".nix-sandbox-mcp-*", "old*"))
-			placed, _ := filepath.Glob(filepath.Join(b.base, "new", "*", "file"))
-			moved = len(found) + len(placed)
-			if _, err := os.Stat(filepath.Join(b.base, "new", "99", "file")); err == nil {
-				break
-			}
+		cmd.Env = append(os.Environ(), applyVariable+"="+b.folder, stepsVariable+"="+strconv.Itoa(steps))
+		out, _ := cmd.CombinedOutput()
+		if status := cmd.ProcessState.Sys().(syscall.WaitStatus); status.Signal() != unix.SIGKILL {
+			t.Fatalf("%v: %s", cmd.ProcessState, out)
 		}
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-		if now := files(t, b.base); !cmp.Equal(now, before) && !cmp.Equal(now, after) {
-			half++
+		if now := files(t, b.base); cmp.Equal(now, before) || cmp.Equal(now, after) {
+			t.Fatalf("it was not killed half way, but before step %d", steps)
 		}
 		must.Get(changes.Apply(t.Context(), entry, nil))(t)
 		if diff := cmp.Diff(after, files(t, b.base)); diff != "" {
@@ -273,10 +285,6 @@ func TestApply_IsUndoneWhereItIsKilled(t *testing.T) {
 			must.Do(t, os.MkdirAll(filepath.Dir(filepath.Join(b.base, name)), 0o755))
 			must.Do(t, os.WriteFile(filepath.Join(b.base, name), []byte(strings.TrimPrefix(text, "file false ")), 0o644))
 		}
-	}
-	t.Logf("%d of 5 were killed half way", half)
-	if half == 0 {
-		t.Error("none was killed half way")
 	}
 }
 
