@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
@@ -50,16 +51,66 @@ func (named) Authenticate(r *http.Request) (principal.Principal, error) {
 type served struct {
 	*Server
 	url          string
+	transport    *http.Transport
 	machine      *sandboxtest.Machine
 	environments *registry.Registry
 	observed     chan Request
+}
+
+// pipes is a listener whose connections are pipes. A bubble of testing/synctest knows what
+// waits for a pipe, and not what waits for a socket.
+type pipes struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case conn := <-p.conns:
+		return conn, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error {
+	p.once.Do(func() { close(p.closed) })
+	return nil
+}
+
+func (p *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
+
+func (p *pipes) DialContext(ctx context.Context, _, _ string) (net.Conn, error) {
+	client, server := net.Pipe()
+	select {
+	case p.conns <- server:
+		return client, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 func environment(name string) registry.Environment {
 	return registry.Environment{Name: name, Language: &registry.Language{Sessions: true}, SessionExec: "/session-run", Timeout: time.Minute, MaxTimeout: time.Hour, OutputBytes: 16 << 20}
 }
 
+// start starts a Server on a port of this machine.
 func start(t testing.TB, change func(*Options)) *served {
+	t.Helper()
+	return serve(t, must.Get(net.Listen("tcp", "127.0.0.1:0"))(t), &http.Transport{}, change)
+}
+
+// startInBubble starts a Server in a bubble of testing/synctest, to which pipes lead.
+func startInBubble(t testing.TB, change func(*Options)) *served {
+	t.Helper()
+	p := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
+	return serve(t, p, &http.Transport{DialContext: p.DialContext}, change)
+}
+
+func serve(t testing.TB, listener net.Listener, transport *http.Transport, change func(*Options)) *served {
 	t.Helper()
 	set := &registry.Set{Environments: map[string]registry.Environment{"bash": environment("bash")}}
 	log := slog.New(slog.DiscardHandler)
@@ -72,11 +123,12 @@ func start(t testing.TB, change func(*Options)) *served {
 		change(&o)
 	}
 	s.Server = New(handler, o)
-	listener := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	s.url = "http://" + listener.Addr().String()
+	s.transport = transport
 	ended := make(chan error, 1)
 	go func() { ended <- s.Serve(listener) }()
 	t.Cleanup(func() {
+		transport.CloseIdleConnections()
 		manager.Close()
 		s.machine.Close(0)
 		s.Close(0)
@@ -89,7 +141,7 @@ func start(t testing.TB, change func(*Options)) *served {
 // client returns a client of a principal that has begun.
 func (s *served) client(t testing.TB, token, version string) *httpclient.Client {
 	t.Helper()
-	c := &httpclient.Client{URL: s.url + Path, Token: token, Version: version, HTTP: &http.Client{Transport: &http.Transport{}}}
+	c := &httpclient.Client{URL: s.url + Path, Token: token, Version: version, HTTP: &http.Client{Transport: s.transport.Clone()}}
 	t.Cleanup(c.HTTP.CloseIdleConnections)
 	must.Do(t, c.Initialize(t.Context()))
 	return c
@@ -102,6 +154,13 @@ func forEras(t *testing.T, test func(*testing.T, string)) {
 	for _, version := range eras {
 		t.Run(version, func(t *testing.T) { test(t, version) })
 	}
+}
+
+// forErasInBubble is for tests in which time has to pass.
+func forErasInBubble(t *testing.T, test func(*testing.T, string)) {
+	forEras(t, func(t *testing.T, version string) {
+		synctest.Test(t, func(t *testing.T) { test(t, version) })
+	})
 }
 
 func run(t testing.TB, c *httpclient.Client, session, code string) string {
@@ -121,7 +180,7 @@ func (s *served) send(t testing.TB, method, path, body string, header map[string
 			r.Header.Set(name, value)
 		}
 	}
-	response := must.Get(http.DefaultClient.Do(r))(t)
+	response := must.Get(s.transport.RoundTrip(r))(t)
 	defer response.Body.Close()
 	text := must.Get(io.ReadAll(response.Body))(t)
 	return response.StatusCode, response.Header, string(text)
@@ -261,8 +320,8 @@ func TestServer_RefusesWhatTheErasRefuse(t *testing.T) {
 
 // Progress of a call comes in its own response, whatever else its client has open.
 func TestServer_NotifiesInTheRightResponse(t *testing.T) {
-	s := start(t, nil)
-	forEras(t, func(t *testing.T, version string) {
+	forErasInBubble(t, func(t *testing.T, version string) {
+		s := startInBubble(t, nil)
 		c := s.client(t, "alice", version)
 		var listener *http.Response
 		if version == mcpclient.Newest {
@@ -283,7 +342,7 @@ func TestServer_NotifiesInTheRightResponse(t *testing.T) {
 						t.Errorf("call %s was notified of %s (%v)", token, m.Line, err)
 					}
 				})
-				if err != nil || answer.Text() != fmt.Sprintf("%d\n", i) || count == 0 {
+				if err != nil || answer.Text() != fmt.Sprintf("%d\n", i) || count != 1 {
 					t.Errorf("call %s: %q, %d notifications, %v", token, answer.Text(), count, err)
 				}
 			})
@@ -446,8 +505,10 @@ func TestServer_TellsOfChanges(t *testing.T) {
 }
 
 // A server that drains answers what it has begun, and refuses what comes.
-func TestServer_Drains(t *testing.T) {
-	s := start(t, func(o *Options) { o.LameDuck = time.Millisecond })
+func TestServer_Drains(t *testing.T) { synctest.Test(t, drains) }
+
+func drains(t *testing.T) {
+	s := startInBubble(t, func(o *Options) { o.LameDuck = time.Millisecond })
 	c := s.client(t, "alice", mcpclient.Newest)
 	answer := make(chan string, 1)
 	go func() {
