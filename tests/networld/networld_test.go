@@ -43,7 +43,7 @@ func begin(t *testing.T, options Options) *World {
 // dial connects from the host side.
 func dial(w *World, address string) (conn net.Conn, err error) {
 	err = w.Do(func() error {
-		conn, err = net.DialTimeout("tcp", address, 2*time.Second)
+		conn, err = net.DialTimeout("tcp", address, patience.Long)
 		return err
 	})
 	return conn, err
