@@ -159,6 +159,8 @@ type Reply struct {
 	Size int64 `json:"size,omitempty"`
 
 	Message string `json:"message,omitempty"`
+	// Missing says that the error is about a file that does not exist.
+	Missing bool `json:"missing,omitempty"`
 }
 
 // long is the field that may be long.

@@ -141,10 +141,10 @@ func TestRead_AnswersWhileACallRuns(t *testing.T) {
 	if diff := cmp.Diff(frame.Reply{Type: frame.Contents, ID: 50, Contents: []byte("2\n"), Size: 3}, a.Receive()); diff != "" {
 		t.Error(diff)
 	}
-	for _, path := range []string{"outputs/c", "/etc/passwd", "../x", "nothing"} {
+	for path, isMissing := range map[string]bool{"outputs/c": false, "/etc/passwd": false, "../x": false, "nothing": true} {
 		a.Send(frame.Request{Type: frame.Read, ID: 52, Path: path})
-		if got := a.Receive(); got.Type != frame.Error || got.ID != 52 || got.Message == "" {
-			t.Errorf("%s: reply %+v, want an error", path, got)
+		if got := a.Receive(); got.Type != frame.Error || got.ID != 52 || got.Message == "" || got.Missing != isMissing {
+			t.Errorf("%s: reply %+v, want an error, and that the file is missing: %v", path, got, isMissing)
 		}
 	}
 	a.Send(frame.Request{Type: frame.Interrupt, ID: id})

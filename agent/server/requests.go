@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 )
 
@@ -77,7 +79,7 @@ func (s *Server) request(req frame.Request) error {
 	if refusal == nil {
 		return nil
 	}
-	return s.out.Write(frame.Reply{Type: frame.Error, ID: req.ID, Message: refusal.Error()})
+	return s.out.Write(frame.Reply{Type: frame.Error, ID: req.ID, Message: refusal.Error(), Missing: errors.Is(refusal, unix.ENOENT)})
 }
 
 // queueTask hands a task to the executor, if there is a free slot.

@@ -145,7 +145,9 @@ func (c *Call) Answer(ctx context.Context, notify func(mcp.JSONRPCNotification))
 	case c.read != nil:
 		contents, err := c.read.Answer(ctx)
 		if err != nil {
-			return mcp.NewJSONRPCError(mcp.NewRequestId(c.message.replyID()), mcp.INTERNAL_ERROR, err.Error(), nil)
+			details := mcp.JSONRPCErrorDetails{Code: mcp.INTERNAL_ERROR, Message: err.Error()}
+			c.message.detail(&details)
+			return mcp.NewJSONRPCError(mcp.NewRequestId(c.message.replyID()), details.Code, details.Message, details.Data)
 		}
 		return h.complete(c.message, &mcp.ReadResourceResult{Contents: contents})
 	default:

@@ -213,6 +213,28 @@ func TestAnswer_WordsErrors(t *testing.T) {
 	})
 }
 
+// What is not found has the code that the revision of the protocol gives it.
+func TestAnswer_SaysThatAResourceIsNotFound(t *testing.T) {
+	inBubble(t, func(t *testing.T, h *Handler) {
+		answer(t, h, `{"jsonrpc":"2.0","id":0,"method":"tools/call","params":{"name":"run","arguments":{"env":"bash","code":"echo","session":"s"}}}`)
+		for meta, want := range map[string]float64{"": mcp.RESOURCE_NOT_FOUND, modern: mcp.INVALID_PARAMS} {
+			for uri, message := range map[string]string{
+				"sandbox://none/f":         `read sandbox://none/f: there is no session "none"`,
+				"sandbox://call.1/f":       "",
+				"sandbox://s/":             `"sandbox://s/" does not name a file under /workspace`,
+				"file:///etc/hostname":     `"file:///etc/hostname" is not sandbox://SESSION/PATH`,
+				"sandbox://s/outputs/none": "",
+			} {
+				reply := answer(t, h, `{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{`+meta+`"uri":"`+uri+`"}}`)
+				failure, _ := reply["error"].(map[string]any)
+				if failure["code"] != want || message != "" && failure["message"] != message {
+					t.Errorf("%s: %v, want %v: %s", uri, failure, want, message)
+				}
+			}
+		}
+	})
+}
+
 // An error about a URI that leads nowhere repeats the URI, unless that is as long as code.
 func TestAnswer_RepeatsAnUnknownURI(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *Handler) {

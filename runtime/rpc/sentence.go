@@ -13,17 +13,24 @@ import (
 // longestURI bounds a URI that an error repeats, in bytes.
 const longestURI = 4 << 10
 
-// isUnknownURI reports whether an error of mcp-go's says that the message reads a URI of
-// which the server knows nothing. Its code depends on the version of the protocol.
+// isUnknownURI reports whether an error, of mcp-go's or of the tool's, says that the
+// message reads a URI of which the server knows nothing.
 func (m Message) isUnknownURI(e mcp.JSONRPCErrorDetails) bool {
 	return m.Method == string(mcp.MethodResourcesRead) && strings.HasSuffix(e.Message, server.ErrResourceNotFound.Error())
 }
 
-// detail has an error of mcp-go's about the message say what is wrong with which value.
+// detail has an error about the message say what is wrong with which value.
 func (m Message) detail(e *mcp.JSONRPCErrorDetails) {
-	// The protocol's page about resources asks for this, under "Error Handling".
-	if uri := m.fields.Params.URI; m.isUnknownURI(*e) && len(uri) <= longestURI {
-		e.Data = map[string]any{"uri": uri}
+	if m.isUnknownURI(*e) {
+		// The protocol's page about resources asks for both, under "Error Handling". The
+		// code of its revisions until 2025-11-25 is another than that of later ones.
+		e.Code = mcp.RESOURCE_NOT_FOUND
+		if m.isModern() {
+			e.Code = mcp.INVALID_PARAMS
+		}
+		if uri := m.fields.Params.URI; len(uri) <= longestURI {
+			e.Data = map[string]any{"uri": uri}
+		}
 	}
 	e.Message = m.sentence(*e)
 }
@@ -45,8 +52,10 @@ func (m Message) sentence(e mcp.JSONRPCErrorDetails) string {
 		return fmt.Sprintf("there is no tool %.80q: the tool is %s", p.Name, tool.Name)
 	case e.Code == mcp.INVALID_PARAMS && strings.HasPrefix(e.Message, "illegal base64"):
 		return "cursor is none of this server's: leave it out"
-	case m.isUnknownURI(e):
+	case m.isUnknownURI(e) && strings.HasPrefix(e.Message, "handler not found"):
 		return fmt.Sprintf("%.200q is not sandbox://SESSION/PATH", p.URI)
+	case m.isUnknownURI(e):
+		return strings.TrimSuffix(e.Message, ": "+server.ErrResourceNotFound.Error())
 	}
 	return e.Message
 }

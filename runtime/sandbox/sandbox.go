@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"reflect"
 	"strings"
@@ -53,7 +54,8 @@ type Sandbox interface {
 	// result then has what the code had written until then.
 	Execute(ctx context.Context, request Request) (Result, error)
 	// ReadFile returns a file under /workspace. The error is a
-	// [*TooLargeError] where it has more than limit bytes.
+	// [*TooLargeError] where it has more than limit bytes, and a
+	// [*MissingFileError] where there is no such file.
 	ReadFile(ctx context.Context, path string, limit int64) ([]byte, error)
 	// CopyFile writes such a file to a writer, in parts, and returns its size in
 	// bytes.
@@ -330,6 +332,13 @@ type TooLargeError struct{ Size, Limit int64 } // bytes
 func (e *TooLargeError) Error() string {
 	return fmt.Sprintf("the file has %d bytes, more than the %d that can be read at once", e.Size, e.Limit)
 }
+
+// MissingFileError reports a file that a sandbox does not have. Problem is the sandbox's
+// own sentence about it. It is an [fs.ErrNotExist].
+type MissingFileError struct{ Problem string }
+
+func (e *MissingFileError) Error() string        { return e.Problem }
+func (e *MissingFileError) Is(target error) bool { return target == fs.ErrNotExist }
 
 // LastBytes returns the end of a text: at most size bytes, from a rune on.
 func LastBytes[T ~string | ~[]byte](text T, size int) T {

@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io/fs"
 	"mime"
 	"net/http"
 	"net/url"
@@ -17,6 +18,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/mark3labs/mcp-go/mcp"
+	"github.com/mark3labs/mcp-go/server"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/kept"
@@ -154,13 +156,17 @@ type Read struct {
 func (t *Tool) AcceptRead(principal, uri string) (*Read, error) {
 	session, name, err := locate(uri)
 	if err != nil {
-		return nil, err
+		return nil, unknown(err)
 	}
 	if id, isKept := strings.CutPrefix(session, keptPrefix); isKept {
 		return &Read{tool: t, uri: uri, name: name, principal: principal, kept: id}, nil
 	}
 	return &Read{tool: t, uri: uri, name: name, principal: principal, ticket: t.Sessions.Enqueue(call.Key{Principal: principal, ID: session})}, nil
 }
+
+// unknown has an error say that there is no resource of a URI. The protocol has a code for
+// it, which package rpc finds for this error.
+func unknown(err error) error { return fmt.Errorf("%w: %w", err, server.ErrResourceNotFound) }
 
 // Answer reads the file. A file is in memory several times until the client has
 // its answer, so few are read at a time ([Options.Reads]): others wait for
@@ -179,7 +185,11 @@ func (r *Read) Answer(ctx context.Context) ([]mcp.ResourceContents, error) {
 		err = fmt.Errorf("the sandbox did not send the file within %v: read it again when it has less to do, or parts of it with run", readTimeout)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read %.200s: %w", r.uri, err)
+		err = fmt.Errorf("read %.200s: %w", r.uri, err)
+		if gone != nil || errors.Is(err, fs.ErrNotExist) || errors.As(err, new(*call.NoSessionError)) {
+			err = unknown(err)
+		}
+		return nil, err
 	}
 	kind := mimeType(r.name)
 	if r.isChanges() {

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mark3labs/mcp-go/mcp"
+
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
@@ -300,8 +302,16 @@ func TestOutputs_OutliveTheirCall(t *testing.T) {
 				gone = read(answer.Content[2].URI)
 				return gone.Error != nil
 			})
-			if !strings.Contains(gone.Error.Message, "kept until nobody has read them for 2 s, at most 3600 s") {
-				t.Errorf("error %+v", gone.Error)
+			notFound := mcp.RESOURCE_NOT_FOUND
+			if version == mcptest.Stateless {
+				notFound = mcp.INVALID_PARAMS
+			}
+			if gone.Error.Code != notFound || !strings.Contains(gone.Error.Message, "kept until nobody has read them for 2 s, at most 3600 s") {
+				t.Errorf("error %+v, want the code %d", gone.Error, notFound)
+			}
+			expect(t, in(c, "s", "bash", "echo 1"), "1\n")
+			if none := read("sandbox://s/outputs/none"); none.Error == nil || none.Error.Code != notFound {
+				t.Errorf("a file that does not exist: %s, want the code %d", none.Line, notFound)
 			}
 		})
 	}

@@ -22,7 +22,6 @@ package sandboxtest
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"image"
 	"image/png"
@@ -296,7 +295,7 @@ func (s *Sandbox) ReadFile(_ context.Context, name string, limit int64) ([]byte,
 	case s.reason != "":
 		return nil, &sandbox.DeadError{Reason: s.reason}
 	case !ok:
-		return nil, errors.New("there is no such file")
+		return nil, &sandbox.MissingFileError{Problem: "there is no such file"}
 	case int64(len(data)) > limit:
 		return nil, &sandbox.TooLargeError{Size: int64(len(data)), Limit: limit}
 	}

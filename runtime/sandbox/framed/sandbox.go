@@ -458,7 +458,11 @@ func (s *Sandbox) ask(ctx context.Context, request frame.Request, want string, t
 	select {
 	case reply := <-p.answer:
 		if reply.Type == frame.Error {
-			return frame.Reply{}, errors.New(sandbox.OneLine(reply.Message))
+			err := errors.New(sandbox.OneLine(reply.Message))
+			if reply.Missing {
+				err = &sandbox.MissingFileError{Problem: err.Error()}
+			}
+			return frame.Reply{}, err
 		}
 		return reply, nil
 	case <-ctx.Done():
