@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -250,6 +251,13 @@ func isLocal(host string) bool {
 // listenUnix returns a listener at a path. A socket that nobody listens at any more is
 // replaced.
 func listenUnix(path string) (net.Listener, error) {
+	// Clients, and what starts the server next, may have another working directory.
+	if !filepath.IsAbs(path) {
+		return nil, &config.Error{
+			Problem: fmt.Sprintf("the address is %q, whose path is not absolute", "unix:"+path),
+			Hint:    "write an absolute path, such as unix:/run/nix-sandbox-mcp/socket",
+		}
+	}
 	listener, err := net.Listen("unix", path)
 	if errors.Is(err, syscall.EADDRINUSE) {
 		conn, dialError := net.Dial("unix", path)
