@@ -246,8 +246,8 @@ type Result struct {
 
 // What enforces the limits of memory and processes.
 const (
-	ByGroup = "cgroup" // a control group, and before it the agent's limit keeper
-	ByAgent = "watch"  // the agent's limit keeper alone
+	ByGroup = "cgroup"       // a control group, and before it the agent's limit keeper
+	ByAgent = "limit-keeper" // the agent's limit keeper alone
 )
 
 // Text is a bounded part of a stream: valid UTF-8, and Tail is empty unless

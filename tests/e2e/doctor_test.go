@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
@@ -73,7 +74,7 @@ func TestDoctor(t *testing.T) {
 	if status != 0 {
 		t.Errorf("exit status %d: %+v", status, found)
 	}
-	by := "watch"
+	by := sandbox.ByAgent
 	if found["control groups"].OK {
 		by = "cgroup"
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
@@ -71,7 +72,7 @@ func TestMemoryLimit(t *testing.T) {
 		t.Errorf("used %v MiB", got.Fact("limit_used"))
 	}
 	by, _ := got.Fact("limits_by").(string)
-	if by != "cgroup" && by != "watch" || !strings.Contains(c.Log(), "limits by="+by) {
+	if by != sandbox.ByGroup && by != sandbox.ByAgent || !strings.Contains(c.Log(), "limits by="+by) {
 		t.Errorf("limits are held by %q, the log says %s", by, c.Log())
 	}
 }

@@ -71,7 +71,7 @@ func TestScopeWithSystemd_MayBeMissing(t *testing.T) {
 	managed(t)
 	c := start(t, "XDG_RUNTIME_DIR="+t.TempDir())
 	expect(t, run(c, "bash", "echo 1"), "1\n")
-	if !strings.Contains(c.Log(), "limits by=watch") {
+	if !strings.Contains(c.Log(), "limits by=limit-keeper") {
 		t.Errorf("the server has control groups:\n%s", c.Log())
 	}
 }
