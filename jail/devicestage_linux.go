@@ -150,7 +150,8 @@ var here = unix.AT_FDCWD
 // makes the mounts, and becomes a program.
 func (p *DevicePlan) stage(user, group int, args []string) *childCalls {
 	s := &stager{made: map[string]bool{}}
-	// After a change of user, the maps would be root's files.
+	// After a change of user, the maps would be root's files. The memory of which this is an
+	// attribute is the launcher's as well, whom only a process of the same user can reach.
 	s.add(unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 1)
 	s.write("/proc/self/setgroups", "deny")
 	s.write("/proc/self/uid_map", fmt.Sprintf("%d %d 1", user, user))
