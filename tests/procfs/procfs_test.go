@@ -119,10 +119,15 @@ func init() {
 	if os.Getenv(asHeadless) == "" {
 		return
 	}
+	// The first thread takes one of Go's processors along, and the rest needs another one.
+	runtime.GOMAXPROCS(2)
+	begun := make(chan struct{})
 	go func() {
+		close(begun)
 		os.Stdin.Read(make([]byte, 1))
 		os.Exit(0)
 	}()
+	<-begun
 	// Functions of this kind run on the first thread.
 	runtime.LockOSThread()
 	unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0)
