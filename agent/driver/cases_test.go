@@ -16,6 +16,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/agenttest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 // The tests of a driver are data in the testdata of its interpreter's folder,
@@ -40,7 +41,8 @@ import (
 //
 // Code and output in quotes, without a space before them, are strings as Go
 // writes them. $WORKSPACE stands for the workspace and $LARGE in code for a
-// mebibyte of x. A call that must time out has 700 ms, and 2 s to end.
+// mebibyte of x. A case with calls that must time out is repeated with more time for each
+// of them where it fails.
 type cases struct {
 	file  string
 	files map[string]string
@@ -48,11 +50,7 @@ type cases struct {
 	begin map[string]int // the number of the line before a file
 }
 
-const (
-	shortTime = 700 * time.Millisecond
-	longGrace = 2 * time.Second
-	maxRepeat = 10_000
-)
+const maxRepeat = 10_000
 
 func readCases(t *testing.T, file string) cases {
 	t.Helper()
@@ -81,18 +79,34 @@ func (c cases) run(t *testing.T, interpreter string, change func(*frame.Request)
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			root := t.TempDir()
-			for path, text := range c.files {
-				if path, ok := strings.CutPrefix(path, name+"/"); ok {
-					plant(t, filepath.Join(root, path), text)
+			try := func(limit time.Duration) error {
+				root := t.TempDir()
+				for path, text := range c.files {
+					if path, ok := strings.CutPrefix(path, name+"/"); ok {
+						plant(t, filepath.Join(root, path), text)
+					}
 				}
+				steps, variables := c.steps(t, root, name, change)
+				for i, s := range steps {
+					switch {
+					case s.Outcome != frame.OutcomeTimeout || s.Change != nil:
+					case s.Lost: // whatever its grace
+						steps[i].Change = Limit(limit, 300*time.Millisecond)
+					default:
+						steps[i].Change = Limit(limit, patience.Long)
+					}
+				}
+				a := Start(t, interpreter, append(variables, Bare(t), Root(root))...)
+				if warm {
+					a.Warm()
+				}
+				return a.Try(steps)
 			}
-			steps, variables := c.steps(t, root, name, change)
-			a := Start(t, interpreter, append(variables, Root(root))...)
-			if warm {
-				a.Warm()
+			if strings.Contains(c.files[name], frame.OutcomeTimeout) {
+				Longer(t, try)
+			} else {
+				must.Do(t, try(0))
 			}
-			a.Steps(steps)
 		})
 	}
 }
@@ -220,13 +234,8 @@ func facts(s *Step, text string) error {
 			}
 		case fact == "lost":
 			s.Lost = true
-		case fact == frame.OutcomeCrashed:
+		case fact == frame.OutcomeCrashed, fact == frame.OutcomeTimeout:
 			s.Outcome = fact
-		case fact == frame.OutcomeTimeout:
-			s.Outcome = fact
-			if s.Change == nil {
-				s.Change = Limit(shortTime, longGrace)
-			}
 		default:
 			return fmt.Errorf("%q is no fact of a call", fact)
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/agenttest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 // hostile is the file hostile.txtar of an interpreter.
@@ -33,7 +34,7 @@ func TestHostile(t *testing.T) {
 				a := Start(t, interpreter, Env("NODE_OPTIONS", "--max-old-space-size=64")).Warm()
 				begin := time.Now()
 				first := a.Run(c.files[name], Limit(time.Second, 500*time.Millisecond))
-				if took := time.Since(begin); took > 15*time.Second {
+				if took := time.Since(begin); took > patience.Long {
 					t.Errorf("answered after %v", took)
 				}
 				t.Logf("%s, state %s, exit status %d", first.Outcome, first.State, first.ExitCode)
@@ -43,7 +44,8 @@ func TestHostile(t *testing.T) {
 					if calls == 6 {
 						t.Fatal("no call works any more")
 					}
-					next := a.Run(set[0].Code, Limit(2*time.Second, time.Second))
+					// Longer each time: what works may be slow.
+					next := a.Run(set[0].Code, Limit(time.Second<<(calls+1), time.Second<<calls))
 					if next.Outcome == frame.OutcomeOK && next.ExitCode == 0 && next.State == frame.StateKept {
 						good++
 						continue
@@ -73,7 +75,7 @@ func TestForgedReplies(t *testing.T) {
 				t.Parallel()
 				a := Start(t, interpreter).Warm()
 				a.Steps(state)
-				got := a.Run(fmt.Sprintf(c.files["_forge"], reply), Limit(5*time.Second, time.Second))
+				got := a.Run(fmt.Sprintf(c.files["_forge"], reply), Limit(patience.Long, time.Second))
 				if got.Outcome != frame.OutcomeCrashed || got.State != frame.StateLost || got.ExitCode == 7 {
 					t.Errorf("%+v", got)
 				}

@@ -1,12 +1,14 @@
 package server_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/agenttest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 // shortTime is the time of code that exceeds it: long enough for the code to begin.
@@ -35,7 +37,7 @@ func TestTimeoutKeepsState(t *testing.T) {
 				a := Start(t, kind).Warm()
 				a.Run(state[kind].set)
 				begin := time.Now()
-				got := a.Run(code, Limit(shortTime, 2*time.Second))
+				got := a.Run(code, Limit(shortTime, patience.Long))
 				if got.Outcome != frame.OutcomeTimeout || got.State != frame.StateKept {
 					t.Errorf("%s, state %s, want timeout, kept", got.Outcome, got.State)
 				}
@@ -53,19 +55,23 @@ func TestTimeoutKeepsState(t *testing.T) {
 func TestTimeoutOfWhatIgnoresIt(t *testing.T) {
 	t.Parallel()
 	for kind, code := range map[string]string{
-		"python": "import signal\nsignal.signal(2, signal.SIG_IGN)\nwhile True: pass",
-		"bash":   "trap '' INT\nwhile :; do :; done",
-		"node":   "process.removeAllListeners('SIGINT'); await 1; for (;;);",
+		"python": "import signal\nsignal.signal(2, signal.SIG_IGN)\nprint('ready')\nwhile True: pass",
+		"bash":   "trap '' INT\necho ready\nwhile :; do :; done",
+		"node":   "process.removeAllListeners('SIGINT'); await 1; console.log('ready'); for (;;);",
 	} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			a := Start(t, kind).Warm()
-			a.Run(state[kind].set)
-			plantState(t, a)
-			got := a.Run(code, Limit(300*time.Millisecond, 300*time.Millisecond))
-			if got.Outcome != frame.OutcomeTimeout || got.State != frame.StateLost {
-				t.Errorf("%+v", got)
-			}
+			var a *Agent
+			Longer(t, func(limit time.Duration) error {
+				a = Start(t, kind).Warm()
+				a.Run(state[kind].set)
+				plantState(t, a)
+				got := a.Run(code, Limit(limit, 300*time.Millisecond))
+				if got.Outcome != frame.OutcomeTimeout || got.State != frame.StateLost || got.Stdout != "ready\n" {
+					return fmt.Errorf("%+v", got)
+				}
+				return nil
+			})
 			a.Run(state[kind].set)
 			a.Steps([]Step{{Code: state[kind].show, Stdout: state[kind].want}})
 			checkState(t, a)
@@ -164,11 +170,13 @@ func TestTimeoutKeepsOutput(t *testing.T) {
 		for name, change := range map[string]func(*frame.Request){"once": Ephemeral, "session": func(*frame.Request) {}} {
 			t.Run(kind+"/"+name, func(t *testing.T) {
 				t.Parallel()
-				a := Start(t, kind).Warm()
-				got := a.Run(code, Limit(700*time.Millisecond, 300*time.Millisecond), change)
-				if !strings.HasPrefix(got.Stdout, "before\n") || got.Outcome != frame.OutcomeTimeout {
-					t.Errorf("%+v", got)
-				}
+				Longer(t, func(limit time.Duration) error {
+					got := Start(t, kind).Warm().Run(code, Limit(limit, 300*time.Millisecond), change)
+					if !strings.HasPrefix(got.Stdout, "before\n") || got.Outcome != frame.OutcomeTimeout {
+						return fmt.Errorf("%+v", got)
+					}
+					return nil
+				})
 			})
 		}
 	}

@@ -190,31 +190,37 @@ func TestCommand_RunsEachCall(t *testing.T) {
 	for name, test := range map[string]struct {
 		option Option
 		step   Step
+		grace  time.Duration // of a call that must time out
 	}{
-		"argument":     {Command(false, "/bin/sh", "-c"), Step{Code: "echo \"$0\"; exit 3", Stdout: "/bin/sh\n", Exit: 3}},
-		"pipe":         {Command(true, "/bin/sh"), Step{Code: "echo a\nexit 4", Stdout: "a\n", Exit: 4}},
-		"long pipe":    {Command(true, "wc", "-c"), Step{Code: long, Stdout: "1048576\n"}},
-		"no stdin":     {Command(false, "/bin/sh", "-c"), Step{Code: "cat; echo end", Stdout: "end\n"}},
-		"signal":       {Command(false, "/bin/sh", "-c"), Step{Code: "kill -9 $$", Exit: 137, Outcome: frame.OutcomeCrashed}},
-		"too long":     {Command(false, "/bin/sh", "-c"), Step{Code: long, Exit: 127, Outcome: frame.OutcomeCrashed, Stderr: "131071"}},
-		"NUL":          {Command(false, "/bin/sh", "-c"), Step{Code: "a\x00b", Exit: 127, Outcome: frame.OutcomeCrashed, Stderr: "NUL"}},
-		"not there":    {Command(false, "/nowhere/sh"), Step{Code: "a", Exit: 127, Outcome: frame.OutcomeCrashed, Stderr: "/nowhere/sh"}},
-		"interrupt":    {Command(false, "/bin/sh", "-c"), Step{Code: "sleep 99", Exit: 130, Outcome: frame.OutcomeTimeout, Change: Limit(shortTime, 2*time.Second)}},
-		"ignores it":   {Command(false, "/bin/sh", "-c"), Step{Code: "trap '' INT; while :; do sleep 1; done", Exit: 137, Outcome: frame.OutcomeTimeout, Change: Limit(shortTime, 200*time.Millisecond)}},
-		"empty":        {Command(true, "/bin/sh"), Step{}},
-		"state is not": {Command(true, "/bin/sh"), Step{Code: "echo $x", Stdout: "\n"}},
+		"argument":     {Command(false, "/bin/sh", "-c"), Step{Code: "echo \"$0\"; exit 3", Stdout: "/bin/sh\n", Exit: 3}, 0},
+		"pipe":         {Command(true, "/bin/sh"), Step{Code: "echo a\nexit 4", Stdout: "a\n", Exit: 4}, 0},
+		"long pipe":    {Command(true, "wc", "-c"), Step{Code: long, Stdout: "1048576\n"}, 0},
+		"no stdin":     {Command(false, "/bin/sh", "-c"), Step{Code: "cat; echo end", Stdout: "end\n"}, 0},
+		"signal":       {Command(false, "/bin/sh", "-c"), Step{Code: "kill -9 $$", Exit: 137, Outcome: frame.OutcomeCrashed}, 0},
+		"too long":     {Command(false, "/bin/sh", "-c"), Step{Code: long, Exit: 127, Outcome: frame.OutcomeCrashed, Stderr: "131071"}, 0},
+		"NUL":          {Command(false, "/bin/sh", "-c"), Step{Code: "a\x00b", Exit: 127, Outcome: frame.OutcomeCrashed, Stderr: "NUL"}, 0},
+		"not there":    {Command(false, "/nowhere/sh"), Step{Code: "a", Exit: 127, Outcome: frame.OutcomeCrashed, Stderr: "/nowhere/sh"}, 0},
+		"interrupt":    {Command(false, "/bin/sh", "-c"), Step{Code: "sleep 99", Exit: 130, Outcome: frame.OutcomeTimeout}, patience.Long},
+		"ignores it":   {Command(false, "/bin/sh", "-c"), Step{Code: "trap '' INT; echo ready; while :; do sleep 1; done", Stdout: "ready\n", Exit: 137, Outcome: frame.OutcomeTimeout}, 200 * time.Millisecond},
+		"empty":        {Command(true, "/bin/sh"), Step{}, 0},
+		"state is not": {Command(true, "/bin/sh"), Step{Code: "echo $x", Stdout: "\n"}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			a := Start(t, "command", test.option)
-			change := test.step.Change
-			test.step.Change = func(r *frame.Request) {
-				if change != nil {
-					change(r)
+			Longer(t, func(limit time.Duration) error {
+				step := test.step
+				step.Change = func(r *frame.Request) {
+					if step.Outcome == frame.OutcomeTimeout {
+						r.TimeoutMS, r.GraceMS = limit.Milliseconds(), test.grace.Milliseconds()
+					}
+					r.Keep = false
 				}
-				r.Keep = false
-			}
-			a.Steps([]Step{test.step, test.step})
+				err := Start(t, "command", test.option).Try([]Step{step, step})
+				if step.Outcome != frame.OutcomeTimeout {
+					must.Do(t, err)
+				}
+				return err
+			})
 		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"regexp"
@@ -202,7 +203,7 @@ func (a *Agent) Call(code string, change ...func(*frame.Request)) uint64 {
 	a.id++
 	req := frame.Request{
 		Type: frame.Execute, ID: a.id, Code: code, Keep: true,
-		TimeoutMS: patience.Long.Milliseconds(), GraceMS: 2000,
+		TimeoutMS: patience.Long.Milliseconds(), GraceMS: patience.Long.Milliseconds(),
 	}
 	for _, f := range change {
 		f(&req)
@@ -278,6 +279,13 @@ type Step struct {
 // Steps runs calls one after the other in one session.
 func (a *Agent) Steps(steps []Step) {
 	a.t.Helper()
+	must.Do(a.t, a.Try(steps))
+}
+
+// Try runs calls one after the other in one session, and returns an error for the first
+// that brings something else than it must.
+func (a *Agent) Try(steps []Step) error {
+	a.t.Helper()
 	for i, s := range steps {
 		time.Sleep(s.After)
 		var change []func(*frame.Request)
@@ -300,9 +308,25 @@ func (a *Agent) Steps(steps []Step) {
 		}
 		if got.Stdout != s.Stdout || got.ExitCode != s.Exit || got.Outcome != s.Outcome || got.State != state && got.State != "" ||
 			!strings.Contains(got.Stderr, s.Stderr) || s.Stderr == "" && got.Stderr != "" {
-			a.t.Fatalf("step %d: %s\ngot  stdout %q, stderr %q, exit %d, %s, state %s\nwant stdout %q, stderr %q, exit %d, %s, state %s",
+			return fmt.Errorf("step %d: %s\ngot  stdout %q, stderr %q, exit %d, %s, state %s\nwant stdout %q, stderr %q, exit %d, %s, state %s",
 				i+1, s.Code, got.Stdout, got.Stderr, got.ExitCode, got.Outcome, got.State,
 				s.Stdout, cmp.Or(s.Match, s.Stderr), s.Exit, s.Outcome, state)
 		}
 	}
+	return nil
+}
+
+// Longer calls try with longer and longer times for code that exceeds its own, until one
+// returns no error: the code must have come as far as the test says before its time is
+// over, and how long that takes is known to nobody. The last error ends the test.
+func Longer(t testing.TB, try func(limit time.Duration) error) {
+	t.Helper()
+	var err error
+	for limit := 300 * time.Millisecond; limit <= patience.Long; limit *= 5 {
+		if err = try(limit); err == nil {
+			return
+		}
+		t.Logf("with %v: %v", limit, err)
+	}
+	t.Fatal(err)
 }

@@ -2,13 +2,19 @@ package agenttest
 
 import (
 	"encoding/json"
+	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
@@ -84,6 +90,43 @@ func Driver(t testing.TB, name string) (folder string, command []string) {
 	}
 	return folder, command
 }
+
+// Bare has Python find no modules but its own, whichever are installed on this machine: it
+// is started as that of a virtual environment.
+func Bare(t testing.TB) Option {
+	t.Helper()
+	return func(s *interpreter.Spec) {
+		if len(s.Command) == 0 || s.Command[0] != "python3" {
+			return
+		}
+		real := must.Get(python())(t)
+		folder := t.TempDir()
+		s.Command = slices.Clone(s.Command)
+		s.Command[0] = filepath.Join(folder, "bin", "python3")
+		must.Write(t, filepath.Join(folder, "pyvenv.cfg"), "home = "+filepath.Dir(real)+"\ninclude-system-site-packages = false\n", 0o644)
+		must.Do(t, os.Mkdir(filepath.Dir(s.Command[0]), 0o755))
+		must.Do(t, os.Symlink(real, s.Command[0]))
+	}
+}
+
+// python returns the path of Python itself: the one on the PATH may be a script that
+// chooses between several.
+var python = sync.OnceValues(func() (string, error) {
+	cmd := exec.Command("python3", "-I", "-c", "import os, sys; print(os.path.realpath(sys._base_executable))")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return "", err
+	}
+	if err := cmd.Start(); err != nil {
+		return "", err
+	}
+	text, err := io.ReadAll(out)
+	// The agent's table of processes may have taken its status.
+	if waitErr := cmd.Wait(); waitErr != nil && !errors.Is(waitErr, syscall.ECHILD) {
+		err = errors.Join(err, waitErr)
+	}
+	return strings.TrimSpace(string(text)), err
+})
 
 func exists(path string) bool {
 	_, err := os.Stat(path)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 // attached is an agent that carries one program to the test.
@@ -35,7 +36,7 @@ func attachTo(t *testing.T, first frame.Request, words ...string) *attached {
 	}
 	cmd.Stderr = &a.stderr
 	must.Do(t, cmd.Start())
-	end := time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
+	end := time.AfterFunc(patience.Long, func() { _ = cmd.Process.Kill() })
 	t.Cleanup(func() { end.Stop() })
 	a.frames = frame.NewWriter(a.in)
 	a.send(first)

@@ -3,12 +3,15 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
 
 // Limits of these tests. Code bounds itself as well: at twice the memory, and
@@ -88,19 +91,19 @@ os.write(1, b'started all')
 
 func TestSessionSurvivesALimit(t *testing.T) {
 	s := serve(t, append(limited, "@python")...)
-	s.run("x = 1; open('file', 'w').write('kept')", 10*time.Second, true)
-	_, r := s.run(hog(192), 30*time.Second, true)
+	s.run("x = 1; open('file', 'w').write('kept')")
+	_, r := s.run(hog(192))
 	if r.Outcome != frame.OutcomeMemory || r.State != frame.StateLost || r.ExitCode != 137 {
 		t.Errorf("%+v", r)
 	}
 	if l := r.Limit; l == nil || l.Name != "memory_mb" || l.Value != 96 || l.Used <= 96 || l.Used > 192 {
 		t.Errorf("limit %+v", l)
 	}
-	got, r := s.run("print(open('file').read(), 'x' in globals())", 10*time.Second, true)
+	got, r := s.run("print(open('file').read(), 'x' in globals())")
 	if got != "kept False\n" || r.Outcome != frame.OutcomeOK || r.State != frame.StateKept || r.Limit != nil {
 		t.Errorf("%q, %+v", got, r)
 	}
-	if got, r := s.run(hog(32), 30*time.Second, true); got != "32\n" || r.Outcome != frame.OutcomeOK {
+	if got, r := s.run(hog(32)); got != "32\n" || r.Outcome != frame.OutcomeOK {
 		t.Errorf("%q, %+v", got, r)
 	}
 }
@@ -108,11 +111,16 @@ func TestSessionSurvivesALimit(t *testing.T) {
 // What a call left running crosses a limit after it: the next call is told.
 func TestLimitBetweenTwoCalls(t *testing.T) {
 	s := serve(t, append(limited, "@python")...)
-	s.run("x = 1", 10*time.Second, true)
-	s.run("import subprocess, sys; subprocess.Popen([sys.executable, '-c', '''import time; time.sleep(0.5)\n"+hog(192)+"\ntime.sleep(3)'''])", 10*time.Second, true)
+	s.run("x = 1")
+	s.run("import subprocess, sys; subprocess.Popen([sys.executable, '-c', '''import time; time.sleep(0.5)\n" + hog(192) + "\ntime.sleep(600)'''])")
 	// The limit keeper acts between the calls: the agent reports it with the next.
-	time.Sleep(2 * time.Second)
-	got, r := s.run("print('x' in globals())", 10*time.Second, true)
+	patience.Until(t, "the limit keeper ends what crossed a limit", func() bool {
+		return !slices.ContainsFunc(procfs.Descendants(s.pid), func(pid int) bool {
+			process, err := procfs.Read(pid)
+			return err == nil && strings.Contains(process.Command(), "time.sleep(600)")
+		})
+	})
+	got, r := s.run("print('x' in globals())")
 	if got != "False\n" || r.Outcome != frame.OutcomeOK || r.State != frame.StateLost || r.Limit == nil || r.Limit.Name != "memory_mb" {
 		t.Errorf("%q, %+v, limit %+v", got, r, r.Limit)
 	}
@@ -128,10 +136,10 @@ func TestFilesAboveTheLimitEndTheSandbox(t *testing.T) {
 	defer stdin.Close()
 	stdout := must.Get(cmd.StdoutPipe())(t)
 	must.Do(t, cmd.Start())
-	end := time.AfterFunc(30*time.Second, func() { _ = cmd.Process.Kill() })
+	end := time.AfterFunc(patience.Long, func() { _ = cmd.Process.Kill() })
 	defer end.Stop()
 	if err := frame.NewWriter(stdin).Write(frame.Request{
-		Type: frame.Execute, ID: 1, Code: "head -c 192M /dev/zero > x; echo wrote", TimeoutMS: 20_000, Keep: true,
+		Type: frame.Execute, ID: 1, Code: "head -c 192M /dev/zero > x; echo wrote", TimeoutMS: patience.Long.Milliseconds(), Keep: true,
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/agenttest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/jailtest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 func TestMain(m *testing.M) { os.Exit(jailtest.Main(m)) }
@@ -148,7 +150,7 @@ func TestRun_EndsWhileItsInterpreterLoads(t *testing.T) {
 	cmd.Stdin = strings.NewReader("1")
 	out := must.Get(cmd.StdoutPipe())(t)
 	must.Do(t, cmd.Start())
-	end := time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
+	end := time.AfterFunc(patience.Long, func() { _ = cmd.Process.Kill() })
 	defer end.Stop()
 	if _, err := out.Read(make([]byte, 16)); err != nil {
 		t.Fatal(err)
@@ -230,6 +232,7 @@ func TestCompiledDriver(t *testing.T) {
 // session is a serving agent that is pid 1 of its namespace.
 type session struct {
 	t   *testing.T
+	pid int // of the sandbox's first process on the host
 	out *frame.Writer
 	in  *frame.Reader
 	id  uint64
@@ -245,7 +248,7 @@ func serve(t *testing.T, args ...string) *session {
 	must.Do(t, cmd.Start())
 	t.Cleanup(func() {
 		stdin.Close()
-		end := time.AfterFunc(20*time.Second, func() {
+		end := time.AfterFunc(patience.Long, func() {
 			t.Error("the sandbox does not end")
 			_ = cmd.Process.Kill()
 		})
@@ -254,7 +257,7 @@ func serve(t *testing.T, args ...string) *session {
 			t.Errorf("the agent ended with %v: %s", err, &log)
 		}
 	})
-	s := &session{t: t, out: frame.NewWriter(stdin), in: frame.NewReader(stdout)}
+	s := &session{t: t, pid: cmd.Process.Pid, out: frame.NewWriter(stdin), in: frame.NewReader(stdout)}
 	var ready frame.Reply
 	if err := s.in.Read(&ready); err != nil || ready.Type != frame.Ready {
 		t.Fatalf("%+v, %v, %s", ready, err, &log)
@@ -262,15 +265,17 @@ func serve(t *testing.T, args ...string) *session {
 	return s
 }
 
-func (s *session) run(code string, timeout time.Duration, keep bool) (stdout string, result frame.Reply) {
+func (s *session) run(code string, change ...func(*frame.Request)) (stdout string, result frame.Reply) {
 	s.t.Helper()
 	s.id++
-	if err := s.out.Write(frame.Request{
-		Type: frame.Execute, ID: s.id, Code: code, Keep: keep,
-		TimeoutMS: timeout.Milliseconds(), GraceMS: 300,
-	}); err != nil {
-		s.t.Fatal(err)
+	request := frame.Request{
+		Type: frame.Execute, ID: s.id, Code: code, Keep: true,
+		TimeoutMS: patience.Long.Milliseconds(), GraceMS: patience.Long.Milliseconds(),
 	}
+	for _, f := range change {
+		f(&request)
+	}
+	must.Do(s.t, s.out.Write(request))
 	for {
 		var r frame.Reply
 		must.Do(s.t, s.in.Read(&r))
@@ -304,7 +309,7 @@ for number in range(1, 65):
     info = struct.pack('iii', number, 0, -1) + bytes(116)
     if number < 32: libc.syscall(129, 1, number, info)
 print(ctypes.CDLL(None, use_errno=True).ptrace(16, 1, 0, 0))
-`, 10*time.Second, true)
+`)
 	if got != "-1\n" {
 		t.Errorf("stdout %q", got)
 	}
@@ -312,22 +317,26 @@ print(ctypes.CDLL(None, use_errno=True).ptrace(16, 1, 0, 0))
 
 // Whatever escapes the interpreter's group ends with it when it is killed.
 func TestKillReachesEverything(t *testing.T) {
-	s := serve(t, "@bash")
-	_, r := s.run("for n in 1 2 3; do setsid bash -c \"trap '' INT TERM; while :; do sleep 1; done\" & done; trap '' INT; while :; do sleep 1; done", time.Second, true)
-	if r.Outcome != frame.OutcomeTimeout || r.State != frame.StateLost {
-		t.Errorf("%+v", r)
-	}
-	if got, _ := s.run(others, 10*time.Second, true); got != "0\n" {
+	var s *session
+	agenttest.Longer(t, func(limit time.Duration) error {
+		s = serve(t, "@bash")
+		got, r := s.run("for n in 1 2 3; do setsid bash -c \"trap '' INT TERM; while :; do sleep 1; done\" & done; trap '' INT; echo ready; while :; do sleep 1; done", agenttest.Limit(limit, 300*time.Millisecond))
+		if r.Outcome != frame.OutcomeTimeout || r.State != frame.StateLost || got != "ready\n" {
+			return fmt.Errorf("%q, %+v", got, r)
+		}
+		return nil
+	})
+	if got, _ := s.run(others); got != "0\n" {
 		t.Errorf("%s processes are left", got)
 	}
 }
 
 func TestEphemeralLeavesNothing(t *testing.T) {
 	s := serve(t, "@bash")
-	if got, r := s.run("setsid sleep 99 & sleep 99 & echo hi", 10*time.Second, false); got != "hi\n" || r.Outcome != frame.OutcomeOK {
+	if got, r := s.run("setsid sleep 99 & sleep 99 & echo hi", agenttest.Ephemeral); got != "hi\n" || r.Outcome != frame.OutcomeOK {
 		t.Errorf("%q, %+v", got, r)
 	}
-	if got, _ := s.run(others, 10*time.Second, false); got != "0\n" {
+	if got, _ := s.run(others, agenttest.Ephemeral); got != "0\n" {
 		t.Errorf("%s processes are left", got)
 	}
 }
@@ -335,11 +344,11 @@ func TestEphemeralLeavesNothing(t *testing.T) {
 // Processes that lost their parents are reaped, and jobs survive an interrupt.
 func TestAgent_ReapsOrphansAndKeepsJobs(t *testing.T) {
 	s := serve(t, "@bash")
-	s.run("for n in {1..20}; do (setsid sh -c 'exit 0' &); done; sleep 60 & job=$!", 10*time.Second, true)
-	if _, r := s.run("sleep 99", 500*time.Millisecond, true); r.Outcome != frame.OutcomeTimeout || r.State != frame.StateKept {
+	s.run("for n in {1..20}; do (setsid sh -c 'exit 0' &); done; sleep 60 & job=$!")
+	if _, r := s.run("sleep 99", agenttest.Limit(500*time.Millisecond, patience.Long)); r.Outcome != frame.OutcomeTimeout || r.State != frame.StateKept {
 		t.Errorf("%+v", r)
 	}
-	if got, _ := s.run("kill -0 $job && echo there; "+others, 10*time.Second, true); got != "there\n1\n" {
+	if got, _ := s.run("kill -0 $job && echo there; " + others); got != "there\n1\n" {
 		t.Errorf("stdout %q", got)
 	}
 }
@@ -350,9 +359,9 @@ func TestCode_CannotKillTheAgent(t *testing.T) {
 		if strings.Contains(code, ":|:") {
 			code = "ulimit -u 200; " + code
 		}
-		s.run(code, 3*time.Second, true)
-		s.run("kill -9 $$", 3*time.Second, true)
-		if got, r := s.run("echo alive", 10*time.Second, true); got != "alive\n" {
+		s.run(code, agenttest.Limit(3*time.Second, 300*time.Millisecond))
+		s.run("kill -9 $$", agenttest.Limit(3*time.Second, 300*time.Millisecond))
+		if got, r := s.run("echo alive"); got != "alive\n" {
 			t.Errorf("%s: %q, %+v", code, got, r)
 		}
 	}
