@@ -10,6 +10,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 // started is closed by what is written to it first, which is all that it takes.
@@ -44,7 +45,7 @@ func TestKillEndsAll(t *testing.T) {
 		select {
 		case <-next.done:
 			next.then()
-		case <-time.After(30 * time.Second):
+		case <-time.After(patience.Long):
 			t.Fatalf("it does not %s", next.what)
 		}
 	}

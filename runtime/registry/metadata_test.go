@@ -17,6 +17,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 // program makes an executable file and returns its path.
@@ -422,7 +423,7 @@ func TestFIFOForMetadata(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: got %v, want %s", folder, err, want)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(patience.Long):
 			t.Errorf("%s: still being read", folder)
 		}
 	}

@@ -239,8 +239,8 @@ func deadline(t *testing.T, what string, done <-chan struct{}) {
 	t.Helper()
 	select {
 	case <-done:
-	case <-time.After(20 * time.Second):
-		t.Fatalf("%s: nothing after 20 s", what)
+	case <-time.After(patience.Long):
+		t.Fatalf("%s: nothing after %v", what, patience.Long)
 	}
 }
 
@@ -369,7 +369,7 @@ func TestErrorReplyKeepsTheSandbox(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = s.Execute(t.Context(), sandbox.Request{Timeout: 5 * time.Second})
+	_, err = s.Execute(t.Context(), sandbox.Request{Timeout: patience.Long})
 	if err == nil || err.Error() != "the sandbox refused the call: no such interpreter" {
 		t.Errorf("error %v", err)
 	}
@@ -412,7 +412,7 @@ func TestAnswerTwice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _ = s.Execute(t.Context(), sandbox.Request{Timeout: 5 * time.Second})
+	_, _ = s.Execute(t.Context(), sandbox.Request{Timeout: patience.Long})
 	deadline(t, "the end", s.reaped)
 	if err := s.death(); !strings.Contains(err.Error(), `the agent sent "result" for a request that nobody made`) {
 		t.Errorf("death %v", err)
