@@ -36,8 +36,10 @@ type DevicePlan struct {
 	// sentences about what the sandbox goes without.
 	Usable func() (notes []string, err error)
 	Notes  []string
-	// isStaged says that bubblewrap finds the folders as they are to be.
+	// isStaged says that bubblewrap finds the folders as they are to be, in a namespace that
+	// has shown of the host.
 	isStaged bool
+	shown    []DeviceMount
 }
 
 // DeviceMount is a file, a folder or a device node of the host, at a path of the sandbox.
@@ -52,6 +54,13 @@ func (r Request) ownGroups() []int {
 		return nil
 	}
 	return r.devices.Groups
+}
+
+// show adds what the namespace of staged mounts has of the host.
+func (p *DevicePlan) show(from, to string) {
+	// What cannot be found here is an error of the mount.
+	info, err := os.Stat(from)
+	p.shown = append(p.shown, DeviceMount{From: from, To: to, IsFolder: err == nil && info.IsDir()})
 }
 
 // storeAt is where the outer namespace has the mount points of [DevicePlan.StoreFolders].

@@ -10,10 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bubblewrap reads the list of all mounts after each one that it makes, which takes 80 µs.
-// For devices with many files the launcher therefore makes the mounts in a mount namespace
-// of its own, in folders that are one mount each for bubblewrap. Where the kernel refuses a
-// part of that, bubblewrap makes each mount.
+// Bubblewrap reads the list of all mounts after each one that it makes, which takes 2 µs for
+// each mount of the list. For devices with many files the launcher therefore makes the
+// mounts in a mount namespace of its own, in folders that are one mount each for bubblewrap.
+// Of the host that namespace has only what the sandbox shows, because the mounts of the host
+// are in the list too. Where the kernel refuses a part of that, bubblewrap makes each mount.
 
 // DeviceFolder is a folder of the sandbox that has nothing but what devices bring.
 type DeviceFolder struct {
@@ -26,15 +27,17 @@ type DeviceFolder struct {
 // DeviceLink is a symbolic link of the sandbox.
 type DeviceLink struct{ Path, Target string }
 
+// stagedAt is where the root of the namespace is made: every Linux with /sys has it,
+// everybody may pass through it, and neither bubblewrap nor a device needs what it covers.
+const stagedAt = "/sys/fs"
+
+// Paths of the namespace.
 const (
-	// stagedAt is where the folders are made: every Linux with /sys has it, everybody may
-	// pass through it, and neither bubblewrap nor a device needs what it covers.
-	stagedAt = "/sys/fs"
-	// stagedDev is where /dev is made.
-	stagedDev = stagedAt + "/dev"
+	stagedFolders = "/folders"
+	stagedDev     = "/dev"
 )
 
-func stagedFolder(number int) string { return stagedAt + "/" + strconv.Itoa(number) }
+func stagedFolder(number int) string { return stagedFolders + "/" + strconv.Itoa(number) }
 
 // What bubblewrap makes in /dev where standard output is no terminal.
 var (
@@ -93,42 +96,46 @@ func (r Request) stagesDevices() bool {
 	return err != nil
 }
 
-// stager adds system calls that make mounts.
+// stager adds system calls that make mounts. Its paths are relative to the current folder,
+// which is the root of the namespace.
 type stager struct {
 	childCalls
 	made map[string]bool // folders
 }
 
-// folder makes a folder, with the mode that bubblewrap gives to those on the way to a mount.
-func (s *stager) folder(path string) {
-	if !s.made[path] {
-		s.made[path] = true
-		s.add(unix.SYS_MKDIRAT, here, path, 0o700)
+// folder makes a folder and those on the way there, with the mode that bubblewrap gives to
+// those on the way to a mount.
+func (s *stager) folder(name string) {
+	if name == "." || s.made[name] {
+		return
 	}
+	s.folder(path.Dir(name))
+	s.made[name] = true
+	s.add(unix.SYS_MKDIRAT, here, name, 0o700)
 }
 
-// parents makes the folders between a root and a path below it.
-func (s *stager) parents(root, name string) {
-	if folder := path.Dir(name); folder != "." {
-		s.parents(root, folder)
-		s.folder(root + "/" + folder)
-	}
-}
-
-func (s *stager) mount(from, root, name string, isFolder bool) {
-	s.parents(root, name)
-	at := root + "/" + name
+// point makes a mount point.
+func (s *stager) point(name string, isFolder bool) {
 	if isFolder {
-		s.folder(at)
-	} else {
-		s.add(unix.SYS_MKNODAT, here, at, unix.S_IFREG|0o444, 0)
+		s.folder(name)
+		return
 	}
-	s.add(unix.SYS_MOUNT, from, at, 0, unix.MS_BIND|unix.MS_REC)
+	s.folder(path.Dir(name))
+	s.add(unix.SYS_MKNODAT, here, name, unix.S_IFREG|0o444, 0)
 }
 
-func (s *stager) link(target, root, name string) {
-	s.parents(root, name)
-	s.add(unix.SYS_SYMLINKAT, target, here, root+"/"+name)
+func (s *stager) bind(from, name string) {
+	s.add(unix.SYS_MOUNT, from, name, 0, unix.MS_BIND|unix.MS_REC)
+}
+
+func (s *stager) mount(from, name string, isFolder bool) {
+	s.point(name, isFolder)
+	s.bind(from, name)
+}
+
+func (s *stager) link(target, name string) {
+	s.folder(path.Dir(name))
+	s.add(unix.SYS_SYMLINKAT, target, here, name)
 }
 
 // restrict sets attributes of a mount, and with AT_RECURSIVE of all below it, and leaves
@@ -147,8 +154,8 @@ func (s *stager) write(path, text string) {
 var here = unix.AT_FDCWD
 
 // stage returns the system calls with which a child in user and mount namespaces of its own
-// makes the mounts, and becomes a program.
-func (p *DevicePlan) stage(user, group int, args []string) *childCalls {
+// makes the mounts, and becomes a program of the store.
+func (p *DevicePlan) stage(user, group int, store string, args []string) *childCalls {
 	s := &stager{made: map[string]bool{}}
 	// After a change of user, the maps would be root's files. The memory of which this is an
 	// attribute is the launcher's as well, whom only a process of the same user can reach.
@@ -157,53 +164,74 @@ func (p *DevicePlan) stage(user, group int, args []string) *childCalls {
 	s.write("/proc/self/uid_map", fmt.Sprintf("%d %d 1", user, user))
 	s.write("/proc/self/gid_map", fmt.Sprintf("%d %d 1", group, group))
 	s.add(unix.SYS_MOUNT, "devices", stagedAt, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755,size=4m")
+	s.add(unix.SYS_CHDIR, stagedAt)
 	for number, folder := range p.Folders {
-		root := stagedFolder(number)
+		root := relative(stagedFolder(number))
 		s.folder(root)
 		for _, m := range folder.Mounts {
-			s.mount(m.From, root, strings.TrimPrefix(m.To, folder.Path+"/"), m.IsFolder)
+			s.mount(m.From, root+strings.TrimPrefix(m.To, folder.Path), m.IsFolder)
 		}
 		for _, l := range folder.Links {
-			s.link(l.Target, root, strings.TrimPrefix(l.Path, folder.Path+"/"))
+			s.link(l.Target, root+strings.TrimPrefix(l.Path, folder.Path))
 		}
 	}
-	s.folder(stagedDev)
-	s.restrict(stagedAt, unix.AT_RECURSIVE, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
-	s.add(unix.SYS_MOUNT, "tmpfs", stagedDev, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755")
+	// Bubblewrap finds its child by /proc, has its libraries in the store, and makes the
+	// root of the sandbox at /tmp.
+	others := append([]DeviceMount{
+		{From: "/proc", To: "/proc", IsFolder: true},
+		{From: store, To: store, IsFolder: true},
+	}, p.shown...)
+	for _, m := range others {
+		s.point(relative(m.To), m.IsFolder)
+	}
+	s.folder("tmp")
+	dev := relative(stagedDev)
+	s.folder(dev)
+	s.restrict(".", unix.AT_RECURSIVE, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
+	for _, m := range others {
+		s.bind(m.From, relative(m.To))
+	}
+	s.add(unix.SYS_MOUNT, "tmpfs", dev, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755")
 	for _, name := range devNodes {
-		s.mount("/dev/"+name, stagedDev, name, false)
+		s.mount("/dev/"+name, dev+"/"+name, false)
 	}
 	for _, l := range devLinks {
-		s.link(l.Target, stagedDev, l.Path)
+		s.link(l.Target, dev+"/"+l.Path)
 	}
-	s.folder(stagedDev + "/shm")
-	s.folder(stagedDev + "/pts")
-	s.add(unix.SYS_MOUNT, "devpts", stagedDev+"/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+	s.folder(dev + "/shm")
+	s.folder(dev + "/pts")
+	s.add(unix.SYS_MOUNT, "devpts", dev+"/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
 	for _, m := range p.Mounts {
 		if name, is := inDev(m.To); is && m.IsNode {
-			s.mount(m.From, stagedDev, name, false)
+			s.mount(m.From, dev+"/"+name, false)
 		}
 	}
 	for _, l := range p.Links {
 		if name, is := inDev(l.Path); is {
-			s.link(l.Target, stagedDev, name)
+			s.link(l.Target, dev+"/"+name)
 		}
 	}
-	s.restrict(stagedDev, unix.AT_RECURSIVE, unix.MOUNT_ATTR_NOSUID)
-	s.restrict(stagedDev, 0, unix.MOUNT_ATTR_RDONLY) // a tmpfs without a size
+	s.restrict(dev, unix.AT_RECURSIVE, unix.MOUNT_ATTR_NOSUID)
+	s.restrict(dev, 0, unix.MOUNT_ATTR_RDONLY) // a tmpfs without a size
+	// The old root is on top of the new one then: pivot_root(2).
+	s.add(unix.SYS_PIVOT_ROOT, ".", ".")
+	s.add(unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
 	s.add(unix.SYS_EXECVE, args[0], args, []string{})
 	return &s.childCalls
 }
 
+// relative returns a path of the namespace as the stager takes it.
+func relative(path string) string { return strings.TrimPrefix(path, "/") }
+
 // startStaged starts a command line of bubblewrap where the mounts of the devices have been
 // made, and waits for its end. It returns only if that fails. Where hasStarted is false,
 // this system does not let this user make the mounts, and nothing has started.
-func (p *DevicePlan) startStaged(parent int, args []string) (hasStarted bool, err error) {
+func (p *DevicePlan) startStaged(parent int, store string, args []string) (hasStarted bool, err error) {
 	launcher, err := os.Executable()
 	if err != nil {
 		return false, nil
 	}
-	calls := p.stage(os.Geteuid(), os.Getegid(), args)
+	calls := p.stage(os.Geteuid(), os.Getegid(), store, args)
 	if calls.err != nil {
 		return false, nil
 	}

@@ -128,7 +128,7 @@ func (s *Spec) Start(request Request, events int) error {
 		if err != nil {
 			return err
 		}
-		if hasStarted, err := request.devices.startStaged(parent, args); hasStarted {
+		if hasStarted, err := request.devices.startStaged(parent, s.Devices.StoreDir, args); hasStarted {
 			return err
 		}
 		request.devices.isStaged = false
@@ -190,11 +190,12 @@ func newKeyring() error {
 }
 
 // plan returns the flags of the bubblewraps: of that which makes the outer namespace,
-// nil where none is needed for it, and of the sandbox's. In the outer namespace, what the
-// sandbox sees of the host lies in numbered folders. more are flags of the sandbox that
-// only its start knows.
+// nil where none is needed for it, and of the sandbox's. In the outer namespace, and in the
+// one where the launcher makes the mounts of devices, what the sandbox sees of the host lies
+// in numbered folders. more are flags of the sandbox that only its start knows.
 func (s *Spec) plan(request Request, more ...string) (outer, inside []string) {
 	project := request.Project
+	isStaged := request.devices != nil && request.devices.isStaged
 	var hostDir string
 	switch {
 	case project.Overlay:
@@ -203,20 +204,26 @@ func (s *Spec) plan(request Request, more ...string) (outer, inside []string) {
 		outer, hostDir = slices.Clone(s.Workspace.Flags), s.Workspace.HostDir
 	case request.devices.needsStore():
 		outer, hostDir = slices.Clone(s.Devices.Flags), s.Devices.HostDir
+	case isStaged:
+		hostDir = s.Devices.HostDir
 	}
 	shown := 0
 	showAs := func(flag, from string) string {
-		if outer == nil {
+		if hostDir == "" {
 			return from
 		}
 		to := hostDir + "/" + strconv.Itoa(shown)
 		shown++
-		outer = append(outer, flag, from, to)
+		if isStaged {
+			request.devices.show(from, to)
+		} else {
+			outer = append(outer, flag, from, to)
+		}
 		return to
 	}
 	show := func(from string) string { return showAs("--ro-bind", from) }
 	flags, last := s.Flags, []string(nil)
-	if request.devices != nil && request.devices.isStaged {
+	if isStaged {
 		flags, last = withoutDev(flags)
 		last = append(request.devices.lastFlags(), last...)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
@@ -268,6 +269,44 @@ func TestDevices_LauncherIsTheSandboxsParent(t *testing.T) {
 		t.Errorf("after the launcher's end: %q, %v", rest, err)
 	}
 	_ = cmd.Wait() // says that it was killed
+}
+
+// In the namespace where the launcher makes the mounts, there is everything else that the
+// sandbox shows of the host, read-only and at the same paths.
+func TestDevices_MountsBesideFilesOfTheHost(t *testing.T) {
+	m := withLibraries(t)
+	for name, text := range map[string]string{
+		"project/file": "of the project", "inbox/file": "of the inbox", "folder/file": "of a folder", "alone": "a file",
+	} {
+		must.Do(t, os.Chmod(m.file(name, text), 0o644))
+	}
+	program := m.sandbox("run", []string{"vendor.example/gpu=all"}, func(spec *jail.Spec) {
+		spec.Binds = []jail.Bind{{From: m.dir + "/folder", To: "/extra/folder"}, {From: m.dir + "/alone", To: "/extra/alone"}}
+	})
+	const code = `
+print(open("/proc/self/mountinfo").read().count("tmpfs devices "))
+for path in ("/project/file", "/inbox/file", "/extra/folder/file", "/extra/alone", "/usr/lib/libone.so.1"):
+    print(path, open(path).read())
+    try:
+        open(path, "r+")
+        print("can be written to")
+    except OSError:
+        pass
+`
+	const want = `1
+/project/file of the project
+/inbox/file of the inbox
+/extra/folder/file of a folder
+/extra/alone a file
+/usr/lib/libone.so.1 one
+`
+	out, errs, status := m.start(program, code, "PROJECT_DIR="+m.dir+"/project", "NIX_SANDBOX_INBOX="+m.dir+"/inbox")
+	if status != 0 || errs != "" {
+		t.Fatalf("status %d: %s", status, errs)
+	}
+	if diff := cmp.Diff(want, out); diff != "" {
+		t.Error(diff)
+	}
 }
 
 // Root shows the sandbox a project that only its owner may read, and what /sys has about a
