@@ -33,8 +33,10 @@ const (
 	readBytes = 256 << 10
 	// maxFiles bounds the files of one result.
 	maxFiles = 1000
-	// bufferBytes is what is read of a sandbox's stream at once, in bytes.
-	bufferBytes = 8 << 10
+	// bufferBytes is what is read of a sandbox's stream at once, in bytes: as much as most
+	// results have. Each idle sandbox has a buffer of it, and of what is longer the rest
+	// is read without.
+	bufferBytes = 1 << 10
 	// lastBytesTimeout bounds the wait for the ends of the log and of the
 	// network's events when the sandbox has ended.
 	lastBytesTimeout = 100 * time.Millisecond
