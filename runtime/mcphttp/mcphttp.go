@@ -67,10 +67,12 @@ const (
 )
 
 const (
-	// returnDelay is after what time the memory of large messages is returned, and
-	// returnEvery how often at most: it takes milliseconds of a processor.
-	returnDelay = 2 * time.Second
-	returnEvery = 10 * time.Second
+	// returnExchanges is how many exchanges must have ended for their memory to be
+	// returned. That, and the memory of large messages, is returned after returnDelay,
+	// and at most every returnEvery: it takes milliseconds of a processor.
+	returnExchanges = 64
+	returnDelay     = 2 * time.Second
+	returnEvery     = 10 * time.Second
 )
 
 const (
@@ -149,6 +151,7 @@ type Server struct {
 	mu        sync.Mutex
 	isClosing bool
 	exchanges int            // that are answered
+	most      int            // exchanges at a time, since memory was last to be returned
 	open      map[string]int // streams, by principal
 	idle      chan struct{}  // closed when isClosing and there are no exchanges
 }
@@ -274,8 +277,8 @@ func (s *Server) Close(within time.Duration) {
 	}
 }
 
-// returnMemory gives to the machine what large messages and answers took. The runtime of
-// Go keeps memory for minutes.
+// returnMemory gives to the machine what large messages and answers took, or many
+// exchanges. The runtime of Go keeps memory for minutes.
 func (s *Server) returnMemory() {
 	// One return that is still to come is enough.
 	if !s.isReturning.CompareAndSwap(false, true) {
@@ -297,6 +300,7 @@ func (s *Server) enter() bool {
 		return false
 	}
 	s.exchanges++
+	s.most = max(s.most, s.exchanges)
 	return true
 }
 
@@ -305,5 +309,10 @@ func (s *Server) leave() {
 	defer s.mu.Unlock()
 	if s.exchanges--; s.exchanges == 0 && s.isClosing {
 		close(s.idle)
+	}
+	// Each exchange takes tens of kilobytes, most of them the stacks of its goroutines.
+	if s.most-s.exchanges >= returnExchanges {
+		s.most = s.exchanges
+		s.returnMemory()
 	}
 }

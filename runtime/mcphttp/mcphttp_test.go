@@ -559,6 +559,27 @@ func TestServer_BoundsHTTPSessions(t *testing.T) {
 	}
 }
 
+// When many exchanges have ended, the memory that they took is returned; few are not worth
+// the time that this takes.
+func TestServer_ReturnsTheMemoryOfManyExchanges(t *testing.T) {
+	for n, want := range map[int]bool{returnExchanges - 1: false, returnExchanges: true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := startInBubble(t, nil)
+			for range n {
+				s.enter()
+			}
+			for range n {
+				s.leave()
+			}
+			time.Sleep(returnDelay)
+			synctest.Wait()
+			if got := s.returned.Load() != 0; got != want {
+				t.Errorf("%d exchanges have ended: memory is returned %v, want %v", n, got, want)
+			}
+		})
+	}
+}
+
 // What clients do to their connections leaves nothing behind.
 func TestServer_KeepsNothingOfBrokenClients(t *testing.T) {
 	s := start(t, nil)
