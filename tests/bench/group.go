@@ -152,15 +152,20 @@ func (b *bench) sized(name, title, code, want string) group {
 	if len(want) > longest {
 		shown = want[:longest/2] // a part of the head that every answer keeps
 	}
-	served := b.call(a, "run in a session", b.cold, "bench", code, shown)
-	return group{
+	g := group{
 		name: name, title: title, base: plainName, rounds: 60, budget: 8 * time.Second,
 		list: []entry{
 			{contender: plain},
-			{contender: served},
+			{contender: b.call(a, "run in a session", b.cold, "bench", code, shown)},
 			{contender: floor(a, code, want)},
 		},
 	}
+	if b.other != nil {
+		other := *b
+		other.build = *b.other
+		g.list = append(g.list, entry{contender: other.call(other.found["python"], "other build, in a session", other.cold, "bench", code, shown)})
+	}
+	return g
 }
 
 // start is the group of the server's start.
