@@ -137,7 +137,7 @@ func hostile(as string) {
 		}
 	case "answers after too much output":
 		// Less than the frames that it may send, and more than the bytes.
-		for range 100 {
+		for range 1000 {
 			w.Write(frame.Reply{Type: frame.Output, ID: id, Stream: frame.Stdout, Data: strings.Repeat("x", 1000)})
 		}
 		w.Write(frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeOK})
@@ -306,9 +306,10 @@ func TestHostileCall(t *testing.T) {
 			if as == "does not read" {
 				code = strings.Repeat("x", 1<<20) // more than a pipe takes
 			}
-			timeout := 200 * time.Millisecond
-			if strings.HasPrefix(as, "floods") {
-				timeout = 20 * time.Second // what is too much ends it, however slowly it comes
+			timeout := 5 * time.Minute // what it does ends it, however slowly it comes
+			switch as {
+			case "leaves a child with its streams", "answers nothing", "does not read":
+				timeout = 200 * time.Millisecond
 			}
 			result, err := s.Execute(t.Context(), sandbox.Request{Code: code, Timeout: timeout, Grace: 50 * time.Millisecond})
 			if !errors.As(err, &dead) || !strings.Contains(err.Error(), want) {
