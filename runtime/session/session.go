@@ -98,10 +98,9 @@ type Manager struct {
 	liveEach map[string]int // of each principal
 	ended    map[call.Key]call.Restart
 	order    []call.Key // of ended, oldest first
-	// suspending is how many sessions fall asleep, and suspended is closed, and another
-	// one, when one of them has, or cannot.
-	suspending int
-	suspended  chan struct{}
+	// settled is closed, and replaced by another channel, when a turn is given up that
+	// [Manager.settle] marked.
+	settled chan struct{}
 }
 
 var _ call.Executor = (*Manager)(nil)
@@ -121,10 +120,10 @@ type session struct {
 	died    map[string]bool
 	started time.Time
 	used    time.Time
-	// fallsAsleep says that a turn in the queue is that of [Manager.suspend].
-	fallsAsleep bool
-	timer       *time.Timer // of its idle time; nil while it is in use
-	kept        kept
+	// settling is how many turns in the queue [Manager.settle] marked.
+	settling int
+	timer    *time.Timer // of its idle time; nil while it is in use
+	kept     kept
 	// state is what the session slept in, until the first call after that has run; nil
 	// otherwise. Only who has the turn uses it.
 	state *suspended.State
@@ -161,14 +160,14 @@ func (s *session) related(env registry.Environment) *member {
 func New(options Options) *Manager {
 	ending, stop := context.WithCancel(context.Background())
 	return &Manager{
-		Options:   options,
-		suspended: make(chan struct{}),
-		ending:    ending,
-		stop:      stop,
-		closed:    make(chan struct{}),
-		sessions:  map[call.Key]*session{},
-		liveEach:  map[string]int{},
-		ended:     map[call.Key]call.Restart{},
+		Options:  options,
+		settled:  make(chan struct{}),
+		ending:   ending,
+		stop:     stop,
+		closed:   make(chan struct{}),
+		sessions: map[call.Key]*session{},
+		liveEach: map[string]int{},
+		ended:    map[call.Key]call.Restart{},
 	}
 }
 
@@ -212,18 +211,31 @@ func (m *Manager) release(s *session, turn chan struct{}) {
 			if len(s.queue) == 1 {
 				saves = slices.Insert(saves, 0, func() { time.Sleep(saveDelay) })
 			}
+			settled := m.settle(s)
 			m.saves.Go(func() {
 				for _, save := range saves {
 					save()
 				}
 				m.mu.Lock()
 				defer m.mu.Unlock()
+				settled()
 				m.dequeue(s, turn)
 			})
 			return // the ticket is released when they are done
 		}
 	}
 	m.dequeue(s, turn)
+}
+
+// settle marks a turn of a session as one that no call has: the session is put to disk, or
+// what its last call changed is saved. The caller calls done when it gives the turn up.
+func (m *Manager) settle(s *session) (done func()) {
+	s.settling++
+	return func() {
+		s.settling--
+		close(m.settled)
+		m.settled = make(chan struct{})
+	}
 }
 
 // takeSaves returns what is to be saved after the call that has a turn.

@@ -41,30 +41,28 @@ func (m *Manager) fallAsleep(s *session) bool {
 	if m.only(s) == nil || m.ending.Err() != nil {
 		return false
 	}
-	turn := m.beginSuspend(s)
-	m.saves.Go(func() { m.suspend(s, turn) })
+	_, suspend := m.beginSuspend(s)
+	m.saves.Go(suspend)
 	return true
 }
 
-// beginSuspend takes the turn for [Manager.suspend].
-func (m *Manager) beginSuspend(s *session) (turn chan struct{}) {
-	m.suspending++
-	s.fallsAsleep = true
-	return m.enqueue(s)
+// beginSuspend takes a turn of a session. When it has come, the caller calls suspend, which
+// has the session fall asleep and gives the turn up.
+func (m *Manager) beginSuspend(s *session) (turn chan struct{}, suspend func()) {
+	turn = m.enqueue(s)
+	settled := m.settle(s)
+	return turn, func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.suspend(s)
+		settled()
+		m.dequeue(s, turn)
+	}
 }
 
-// suspend has the session fall asleep whose turn the caller has, which it gives up. A
-// session that cannot lives on.
-func (m *Manager) suspend(s *session, turn chan struct{}) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	defer func() {
-		s.fallsAsleep = false
-		m.dequeue(s, turn)
-		m.suspending--
-		close(m.suspended)
-		m.suspended = make(chan struct{})
-	}()
+// suspend has the session fall asleep whose turn the caller has. A session that cannot
+// lives on.
+func (m *Manager) suspend(s *session) {
 	member := m.only(s)
 	if member == nil || isClosed(m.closed) {
 		return
@@ -92,20 +90,24 @@ func (m *Manager) makeSpace(ctx context.Context, principal string) (most int, is
 			return most, isFull
 		}
 		var idle *session
+		isSettling := false
 		for _, s := range m.sessions {
-			isCandidate := len(s.queue) == 0 && !tried[s] && m.only(s) != nil && (m.live >= m.Limits.Max || s.key.Principal == principal)
-			if isCandidate && (idle == nil || s.used.Before(idle.used)) {
+			switch {
+			case tried[s] || m.only(s) == nil || m.live < m.Limits.Max && s.key.Principal != principal:
+			case len(s.queue) > 0:
+				isSettling = isSettling || len(s.queue) == s.settling
+			case idle == nil || s.used.Before(idle.used):
 				idle = s
 			}
 		}
-		if idle == nil && m.suspending == 0 || ctx.Err() != nil {
+		if idle == nil && !isSettling || ctx.Err() != nil {
 			return most, isFull
 		}
-		if idle == nil { // others fall asleep already
-			left := m.suspended
+		if idle == nil { // others fall asleep already, or can in a moment
+			settled := m.settled
 			m.mu.Unlock()
 			select {
-			case <-left:
+			case <-settled:
 			case <-ctx.Done():
 			case <-m.ending.Done():
 			}
@@ -113,9 +115,9 @@ func (m *Manager) makeSpace(ctx context.Context, principal string) (most int, is
 			continue
 		}
 		tried[idle] = true
-		turn := m.beginSuspend(idle)
+		_, suspend := m.beginSuspend(idle)
 		m.mu.Unlock()
-		m.suspend(idle, turn)
+		suspend()
 		m.mu.Lock()
 	}
 }
@@ -190,10 +192,10 @@ func (m *Manager) Suspend() {
 	var all sync.WaitGroup
 	for _, s := range m.sessions {
 		if m.only(s) != nil {
-			turn := m.beginSuspend(s)
+			turn, suspend := m.beginSuspend(s)
 			all.Go(func() {
 				<-turn // calls that wait are refused, and the one that runs has a limit
-				m.suspend(s, turn)
+				suspend()
 			})
 		}
 	}
@@ -237,7 +239,7 @@ func (m *Manager) copyTo(ctx context.Context, folder string, c call.Call) (call.
 	m.mu.Lock()
 	s := m.sessions[origin.Key()]
 	switch {
-	case s != nil && len(s.queue) > 0 && !(s.fallsAsleep && len(s.queue) == 1):
+	case s != nil && len(s.queue) > s.settling:
 		m.mu.Unlock()
 		return call.Busy, nil
 	case s == nil && !m.Sleeping.Has(m.stateKey(origin.Key(), c.Env.Name)):
@@ -250,7 +252,7 @@ func (m *Manager) copyTo(ctx context.Context, folder string, c call.Call) (call.
 	m.mu.Unlock()
 	defer m.release(s, turn)
 	select {
-	case <-turn: // at once, unless it falls asleep
+	case <-turn: // at once, unless it settles
 	case <-ctx.Done():
 		return "", ctx.Err()
 	}

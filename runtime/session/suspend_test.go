@@ -429,6 +429,34 @@ func TestBranch_OfOneThatFallsAsleep(t *testing.T) {
 	})
 }
 
+// A session whose call has been answered runs none, although what it slept in is not
+// deleted yet.
+func TestBranch_OfOneThatWoke(t *testing.T) {
+	inBubbleOf(t, 1<<30, func(t *testing.T, s *server) {
+		s.in("a", "x=1", "")
+		time.Sleep(2 * time.Minute)
+		s.in("a", "x=2", "")
+		if result, err := s.call(sleeper(), "b", "a", "echo $x"); err != nil || result.Stdout.Head != "2\n" {
+			t.Errorf("%+v, %v", result, err)
+		}
+		time.Sleep(time.Second)
+		s.wantAsleep(0)
+	})
+}
+
+// So it can fall asleep for another one.
+func TestSuspend_MakesSpaceOfOneThatWoke(t *testing.T) {
+	inBubbleOf(t, 1<<30, func(t *testing.T, s *server) {
+		s.Limits.Max = 1
+		s.in("a", "x=1", "")
+		s.in("b", "x=2", "")
+		s.in("a", "echo $x", "1\n")
+		s.in("b", "echo $x", "2\n")
+		time.Sleep(time.Second)
+		s.wantAsleep(1)
+	})
+}
+
 // asleepOf is the session of an environment that sleeps, for a user.
 func (s *server) asleepOf(session string) Asleep {
 	env := sleeper()

@@ -2,11 +2,13 @@ package backends
 
 import (
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -18,7 +20,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
 )
 
-// soakVariable is for how many seconds the soak runs; without it there is none.
+// soakVariable is for how many seconds the soak runs at least, and twice as many as the
+// sessions that it begins at least; without it there is none.
 const soakVariable = "NIX_SANDBOX_TEST_SOAK_SECONDS"
 
 const (
@@ -40,12 +43,52 @@ type soak struct {
 
 	mu     sync.Mutex
 	counts map[string]int
+	// seen are the processes below a server, by what tells each from a later process of
+	// the same id.
+	seen map[identity]bool
+}
+
+// identity tells processes apart.
+type identity struct {
+	pid   int
+	began uint64 // in ticks of the kernel's clock
 }
 
 func (k *soak) count(what string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.counts[what]++
+}
+
+// begun is how many sessions there have been.
+func (k *soak) begun() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.counts["created"] + k.counts["branched"]
+}
+
+// note takes down the processes below the server, so that one that outlives it is found
+// although it has another parent by then.
+func (k *soak) note() {
+	for _, pid := range procfs.Tree(k.server.PID()) {
+		if p, err := procfs.Read(pid); err == nil {
+			k.mu.Lock()
+			k.seen[identity{pid, p.Began()}] = true
+			k.mu.Unlock()
+		}
+	}
+}
+
+// running are the processes that were noted and run, but for the server.
+func (k *soak) running() (running []string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for one := range k.seen {
+		if p, err := procfs.Read(one.pid); err == nil && one.pid != k.server.PID() && p.Began() == one.began && procfs.Runs(one.pid) {
+			running = append(running, fmt.Sprintf("%d %s", one.pid, p.Name()))
+		}
+	}
+	return running
 }
 
 // say calls run and fails the test unless it writes want.
@@ -83,6 +126,7 @@ func (s *soaker) any() string {
 func (s *soaker) one() {
 	s.turn.RLock()
 	defer s.turn.RUnlock()
+	defer s.note()
 	what := s.random.IntN(10)
 	switch {
 	case len(s.has) >= soakSessions:
@@ -131,17 +175,19 @@ func (k *soak) removeAll() {
 	})
 }
 
-// leftovers are the files that servers and launchers have of sessions.
-func (k *soak) leftovers() []string {
-	var left []string
-	for _, pattern := range []string{
-		filepath.Join(k.state, "nix-sandbox-mcp/vm/sessions/*"),
-		filepath.Join(shared(k.t), "nix-sandbox-mcp/vm/nix-sandbox-project-*"),
-		filepath.Join(shared(k.t), "nix-sandbox-mcp/vm/snapshots/*.partial*"),
-	} {
-		left = append(left, must.Get(filepath.Glob(pattern))(k.t)...)
+// files are those that servers and launchers keep, but for the saved machines that all
+// tests share.
+func (k *soak) files() (files []string) {
+	for _, folder := range []string{k.state, shared(k.t)} {
+		must.Do(k.t, filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+			if err == nil && entry.IsDir() && filepath.Base(filepath.Dir(path)) == "snapshots" && !strings.Contains(entry.Name(), "partial") {
+				return fs.SkipDir
+			}
+			files = append(files, path)
+			return err
+		}))
 	}
-	return left
+	return files
 }
 
 // Sessions that begin, sleep, wake, branch and end in a random order leave no process, file,
@@ -154,7 +200,7 @@ func TestSoak_SessionsLeaveNothing(t *testing.T) {
 	random := seed.New(t)
 	t.Setenv("SESSION_MAX", strconv.Itoa(soakMax))
 	settings := map[string]any{"idle_timeout_seconds": 5, "suspend_mb": 1 << 16}
-	k := &soak{t: t, state: t.TempDir(), counts: map[string]int{}}
+	k := &soak{t: t, state: t.TempDir(), counts: map[string]int{}, seen: map[identity]bool{}}
 	k.server = serve(t, k.state, settings, "bash")
 	// What the server has after its first session is what it may have at the end.
 	k.say("first", "", "echo begun", "begun\n")
@@ -162,14 +208,20 @@ func TestSoak_SessionsLeaveNothing(t *testing.T) {
 	patience.Wait(t, machineTime, func() string { return "the first session does not sleep" }, isIdle)
 	k.removeAll()
 	descriptors, memory := must.Get(procfs.Descriptors(k.server.PID()))(t), must.Get(procfs.Memory(k.server.PID()))(t)
+	files := k.files()
 
-	length := time.Duration(must.Get(strconv.Atoi(text))(t)) * time.Second
-	until := time.Now().Add(length)
+	seconds := must.Get(strconv.Atoi(text))(t)
+	length, began := time.Duration(seconds)*time.Second, time.Now()
+	goesOn := func() bool {
+		return !t.Failed() && (time.Since(began) < length || k.begun() < seconds/2)
+	}
 	var all sync.WaitGroup
-	for n := range soakers {
+	soaking := make([]*soaker, soakers)
+	for n := range soaking {
 		one := &soaker{soak: k, number: n, random: rand.New(rand.NewPCG(random.Uint64(), 0)), has: map[string]int{}}
+		soaking[n] = one
 		all.Go(func() {
-			for time.Now().Before(until) && !t.Failed() {
+			for goesOn() {
 				one.one()
 			}
 		})
@@ -178,21 +230,34 @@ func TestSoak_SessionsLeaveNothing(t *testing.T) {
 	for range 3 {
 		time.Sleep(length / 6)
 		k.turn.Lock()
-		processes := procfs.Tree(k.server.PID())
+		k.note()
 		k.server.end()
-		patience.Wait(t, machineTime, func() string { return "processes outlive their server" }, func() bool {
-			return !slices.ContainsFunc(processes, procfs.Runs)
+		patience.Wait(t, machineTime, func() string { return fmt.Sprintf("%q outlive their server", k.running()) }, func() bool {
+			return len(k.running()) == 0
 		})
 		k.server = serve(t, k.state, settings, "bash")
 		k.turn.Unlock()
 	}
 	all.Wait()
-	t.Logf("in %v: %v", length, k.counts)
+	for _, one := range soaking {
+		if t.Failed() {
+			break // its figures may be wrong
+		}
+		for session, value := range one.has {
+			k.say(session, "", "echo $n; cat f", fmt.Sprintf("%d\n%d\n", value, value))
+			k.note()
+		}
+	}
+	t.Logf("in %v: %v, %d processes", time.Since(began).Round(time.Second), k.counts, len(k.seen))
 
-	patience.Wait(t, machineTime, func() string { return "a session does not sleep" }, isIdle)
+	patience.Wait(t, machineTime, func() string { return fmt.Sprintf("%q run", k.running()) }, func() bool {
+		return isIdle() && len(k.running()) == 0
+	})
 	k.removeAll()
-	if left := k.leftovers(); len(left) > 0 {
-		t.Errorf("%q is left", left)
+	for _, file := range k.files() {
+		if !slices.Contains(files, file) {
+			t.Errorf("%s is left", file)
+		}
 	}
 	patience.Wait(t, machineTime, func() string {
 		n, _ := procfs.Descriptors(k.server.PID())

@@ -41,7 +41,7 @@ func Read(pid int) (Process, error) {
 	}
 	// The name stands in parentheses and may hold any character.
 	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
-	if len(fields) < 15 {
+	if len(fields) < 20 {
 		return Process{}, fmt.Errorf("/proc/%d/stat has an unknown form", pid)
 	}
 	p := Process{PID: pid, State: fields[0], fields: fields}
@@ -133,6 +133,13 @@ func (p Process) Times() (own, ended time.Duration) {
 		return total
 	}
 	return sum(p.fields[11:13]), sum(p.fields[13:15])
+}
+
+// Began returns when the process began, in ticks since the computer started: it tells a
+// process from a later one with the same pid.
+func (p Process) Began() uint64 {
+	ticks, _ := strconv.ParseUint(p.fields[19], 10, 64) // the kernel writes numbers
+	return ticks
 }
 
 // Runs reports whether a process is there and has not ended. A process of several
