@@ -19,6 +19,7 @@ package driver
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -51,6 +52,9 @@ type Driver struct {
 	// it keeps one. It runs in copies of an interpreter, before any other code, and leaves
 	// nothing behind.
 	Reseed string `json:"reseed"`
+	// Rehearse is code that does what a small call does and what the end of a program does,
+	// and leaves nothing behind but output. [Load] takes Warm where it is empty.
+	Rehearse string `json:"rehearse"`
 	// RefusesNUL says that the interpreter cannot read code with a NUL byte.
 	RefusesNUL bool `json:"refuses_nul"`
 	// RepeatInterrupt says that SIGINT may be sent again to code that goes on.
@@ -95,6 +99,7 @@ func Load(folder string) (*Driver, error) {
 	case strings.Contains(strings.Join(d.Arguments, ""), "\x00"):
 		return nil, fmt.Errorf("%s: arguments has a NUL byte in it", name)
 	}
+	d.Rehearse = cmp.Or(d.Rehearse, d.Warm)
 	if d.Program, err = filepath.Abs(filepath.Join(folder, d.Program)); err != nil {
 		return nil, fmt.Errorf("find the driver's program: %w", err)
 	}

@@ -9,7 +9,7 @@ const (
 	Save      = "save"      // ID, Full, Next: a part of a copy of what has changed under /workspace
 	Restore   = "restore"   // ID, Contents, Last: a part of such a copy to write, before the first execute
 	Ping      = "ping"      // ID; answered when the interpreter is loaded
-	Reseed    = "reseed"    // ID: the sandbox is a copy of another; before its own first execute
+	Reseed    = "reseed"    // ID, Rehearse: the sandbox is a copy of another; before its own first execute
 )
 
 // Types of a [Request] to an agent that connects one program to the user, and
@@ -84,6 +84,11 @@ type Request struct {
 	Shared bool `json:"shared,omitempty"`
 	// Track asks for [Reply.Unchanged].
 	Track bool `json:"track,omitempty"`
+
+	// Rehearse has the agent run a small call, which leaves nothing behind, when the first
+	// ping comes, unless a call has come before. It is for a copy that takes its time for
+	// what runs in it for the first time.
+	Rehearse bool `json:"rehearse,omitempty"`
 
 	// Full asks for a copy of everything and not of what has changed since the last
 	// copy. Next asks for the next part of the copy that was begun; without it, another

@@ -121,9 +121,13 @@ func (e *executor) do(ctx context.Context, t task) error {
 	if t.reseed != nil {
 		return e.reseed(ctx, t.reseed)
 	}
+	if t.rehearse != nil {
+		return e.rehearse(ctx, t.rehearse)
+	}
 	if !e.take(t.call) {
 		return nil
 	}
+	e.number++
 	replies, err := e.execute(ctx, t.call)
 	if err != nil {
 		return err
@@ -179,7 +183,6 @@ func (e *executor) configure(req *frame.Request) error {
 // execute runs a call and returns what is left to send: the rest of its output
 // and the result. An error ends the sandbox.
 func (e *executor) execute(ctx context.Context, c *call) ([]any, error) {
-	e.number++
 	result := frame.Reply{Type: frame.Result, ID: c.ID, Outcome: frame.OutcomeOK}
 	if c.Shared {
 		e.root.Changed()

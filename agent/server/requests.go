@@ -18,20 +18,23 @@ const (
 	maxCode    = 64 << 20 // bytes of code in them
 )
 
-// task is what the executor takes: a call, a configuration, or a request to save or
-// restore files.
+// task is what the executor takes: a call, a configuration, a request to save or
+// restore files, or what a copy of a sandbox needs.
 type task struct {
 	call      *call
 	configure *frame.Request
 	files     *frame.Request
 	reseed    *frame.Request
+	rehearse  *frame.Request // the ping that waits for it
 }
 
 // call is an execute request.
 type call struct {
 	frame.Request
 	running bool
-	cancel  chan struct{} // closed by an interrupt
+	// rehearsed says that nobody has asked for the call, so that its output goes nowhere.
+	rehearsed bool
+	cancel    chan struct{} // closed by an interrupt
 }
 
 // requests reads until the stream ends.
@@ -62,7 +65,9 @@ func (s *Server) request(req frame.Request) error {
 	case frame.Interrupt:
 		return s.interrupt(req.ID)
 	case frame.Ping:
-		return s.pings.add(req.ID)
+		if !s.unrehearsed.CompareAndSwap(true, false) || s.queueTask(task{rehearse: &req}) != nil {
+			return s.pings.add(req.ID)
+		}
 	case frame.Read:
 		contents, size, err := s.root.Read(req.Path, req.Offset, req.Length)
 		if err == nil {

@@ -48,6 +48,8 @@ type Server struct {
 	keeper   *limitkeeper.Keeper                  // nil where there are no limits
 	crossing atomic.Pointer[limitkeeper.Crossing] // that the executor has not taken yet
 	pings    pings
+	// unrehearsed says that the first call was not rehearsed, and is to be.
+	unrehearsed atomic.Bool
 
 	mu    sync.Mutex
 	calls map[uint64]*call // those that wait and the one that runs

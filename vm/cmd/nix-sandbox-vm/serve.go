@@ -197,9 +197,11 @@ func save(spec *machine.Spec, accelerator machine.Accelerator, ram, state *os.Fi
 	return nil
 }
 
-// reseed gives the interpreter of a copy random numbers of its own.
+// reseed gives the interpreter of a copy random numbers of its own. One that QEMU
+// emulates rehearses its first call if it has to wait for it: two thirds of the time of
+// a first call would be that in which QEMU translates what runs for it.
 func (s *serving) reseed() error {
-	return s.ask(frame.Reseeded, frame.Request{Type: frame.Reseed, ID: 1})
+	return s.ask(frame.Reseeded, frame.Request{Type: frame.Reseed, ID: 1, Rehearse: s.Accelerator == machine.Emulated})
 }
 
 // ask sends a request to the agent, unless it has no type, and waits for an answer of

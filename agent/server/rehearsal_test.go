@@ -1,0 +1,91 @@
+package server_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/agenttest"
+)
+
+// traces is code that prints what a call that was rehearsed could have left.
+var traces = map[string]string{
+	"python": "import gc, atexit; print(sorted(globals().items(), key=str), gc.get_freeze_count(), gc.isenabled(), atexit._ncallbacks())",
+	"bash":   "echo $? $_ $!; declare -p | grep -v -e RANDOM -e SECONDS -e EPOCH -e BASHPID -e PPID -e __agent; ls -A",
+	"node":   "console.log(Object.getOwnPropertyNames(globalThis).join(), process.listeners('exit').length, require('fs').readdirSync('.'))",
+	"ruby":   "p local_variables, global_variables.sort, $!, $?, Dir.children('.')",
+}
+
+// hide replaces the path of a workspace in output.
+func hide(output, root string) string { return strings.ReplaceAll(output, root, "ROOT") }
+
+// rehearse has an agent rehearse its first call, as a copy of a machine does.
+func rehearse(t *testing.T, a *Agent) {
+	t.Helper()
+	for _, step := range []struct {
+		request frame.Request
+		want    frame.Reply
+	}{
+		{frame.Request{Type: frame.Reseed, ID: 3, Rehearse: true}, frame.Reply{Type: frame.Reseeded, ID: 3}},
+		{frame.Request{Type: frame.Ping, ID: 4}, frame.Reply{Type: frame.Pong, ID: 4}},
+	} {
+		a.Send(step.request)
+		if diff := cmp.Diff(step.want, a.Receive()); diff != "" {
+			t.Fatal(diff)
+		}
+	}
+}
+
+// Nothing but the pong tells that a call was rehearsed.
+func TestRehearsal_LeavesNothing(t *testing.T) {
+	t.Parallel()
+	for _, kind := range Interpreters(t) {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			plain, rehearsed := Start(t, kind).Warm(), Start(t, kind).Warm()
+			rehearse(t, rehearsed)
+			code, ok := traces[kind]
+			if !ok {
+				t.Fatalf("the test has no code for %s", kind)
+			}
+			want, got := plain.Run(code), rehearsed.Run(code)
+			if want.Stdout == "" || want.ExitCode != 0 {
+				t.Fatalf("without a rehearsal: %+v", want)
+			}
+			// The workspaces of the two have names of their own.
+			want.Stdout, got.Stdout = hide(want.Stdout, plain.Root), hide(got.Stdout, rehearsed.Root)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Error(diff)
+			}
+			rehearsed.Run("", Ephemeral)
+		})
+	}
+}
+
+// What a rehearsal prints goes nowhere, also where it takes longer than output may wait.
+func TestRehearsal_IsSilentWhereItIsSlow(t *testing.T) {
+	t.Parallel()
+	a := fake(t, `while read -r word nonce rest <&3; do echo text; sleep 0.2; echo "done $nonce 0" >&3; done`).Warm()
+	rehearse(t, a)
+	if got := a.Run("1"); got.Stdout != "text\n" {
+		t.Errorf("stdout of the first call is %q", got.Stdout)
+	}
+}
+
+// A call that comes first is not rehearsed, and the ping is answered.
+func TestRehearsal_GivesWayToACall(t *testing.T) {
+	t.Parallel()
+	a := Start(t, "python").Warm()
+	a.Send(frame.Request{Type: frame.Reseed, ID: 3, Rehearse: true})
+	if got := a.Receive(); got.Type != frame.Reseeded {
+		t.Fatalf("reply %+v, want reseeded", got)
+	}
+	a.Steps([]Step{{Code: state["python"].set}})
+	a.Send(frame.Request{Type: frame.Ping, ID: 4})
+	if got := a.Receive(); got.Type != frame.Pong || got.ID != 4 {
+		t.Fatalf("reply %+v, want pong", got)
+	}
+	a.Steps([]Step{{Code: state["python"].show, Stdout: state["python"].want}})
+}
