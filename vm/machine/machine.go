@@ -56,6 +56,7 @@ type Machine struct {
 	size    int64             // of the memory, in bytes
 	shown   *protocol.Project // nil where there is none
 	control *net.UnixConn
+	asking  sync.Mutex
 	qmp     *monitor
 	answers chan protocol.Answer
 	console lastBytes
@@ -357,6 +358,8 @@ var errEnded = errors.New("the virtual machine ended")
 
 // Ask has the first process do something. One request is under way at a time.
 func (m *Machine) Ask(request protocol.Request) error {
+	m.asking.Lock()
+	defer m.asking.Unlock()
 	line, err := json.Marshal(request)
 	if err != nil {
 		return err
@@ -380,10 +383,17 @@ func (m *Machine) Ask(request protocol.Request) error {
 	}
 }
 
-// Run starts a program of the image in the machine.
+// Run starts a program of the image in the machine. One that is an agent gets the ports of
+// its input and output.
 // The machine's time is now from then on.
-func (m *Machine) Run(program string, now time.Time) error {
-	return m.Ask(protocol.Request{Do: protocol.Start, Program: program, Project: m.shown, StartFactor: m.Accelerator.StartFactor(), Now: now.UnixNano()})
+func (m *Machine) Run(program string, agent bool, now time.Time) error {
+	return m.Ask(protocol.Request{Do: protocol.Start, Program: program, Ports: agent, Project: m.shown, StartFactor: m.Accelerator.StartFactor(), Now: now.UnixNano()})
+}
+
+// Finish has a machine whose program has ended write a mark to its output and its log,
+// after all that the program wrote.
+func (m *Machine) Finish(mark []byte) error {
+	return m.Ask(protocol.Request{Do: protocol.Finish, Mark: mark})
 }
 
 // Thaw has what runs in the machine go on after [Machine.Restore] and the like, with
@@ -442,7 +452,7 @@ func (m *Machine) follow() {
 			return
 		}
 		if answer.Exited != nil {
-			if exited || answer.Exited.Output < 0 || answer.Exited.Log < 0 {
+			if exited {
 				return
 			}
 			exited = true

@@ -68,6 +68,9 @@ const (
 	Show = "show"
 	// SetClock sets the time, when the machine stood still.
 	SetClock = "clock"
+	// Finish has the machine write Mark to the output and the log when the program has
+	// ended: all that the program wrote is before it.
+	Finish = "finish"
 )
 
 // Request is a line from the host.
@@ -75,6 +78,10 @@ type Request struct {
 	Do string `json:"do"`
 	// Program is the name of the program to start, in ProgramDir.
 	Program string `json:"program,omitempty"`
+	// Ports says that the program gets the ports for its input and output and not pipes.
+	// It is for an agent, which lets no code have them: each byte that another process
+	// carries costs an emulated processor 2 switches to the memory of another process.
+	Ports bool `json:"ports,omitempty"`
 	// Project is what it shows of a project; nil where there is none.
 	Project *Project `json:"project,omitempty"`
 	// StartFactor is how many times longer than usual a start may take.
@@ -83,6 +90,9 @@ type Request struct {
 	Now int64 `json:"now,omitempty"`
 	// Seed is 32 random bytes, for [Thaw].
 	Seed []byte `json:"seed,omitempty"`
+	// Mark is what [Finish] has the machine write: random bytes, which nothing in the
+	// machine knew before.
+	Mark []byte `json:"mark,omitempty"`
 }
 
 // Project says how a program shows a project. The folder is empty until [Show], because
@@ -104,9 +114,7 @@ type Answer struct {
 	Exited *Exited `json:"exited,omitempty"`
 }
 
-// Exited is how the program ended. All that it wrote has been sent.
+// Exited is how the program ended.
 type Exited struct {
-	Status int   `json:"status"` // 128 + N where signal N ended it
-	Output int64 `json:"output"` // bytes
-	Log    int64 `json:"log"`    // bytes
+	Status int `json:"status"` // 128 + N where signal N ended it
 }

@@ -17,7 +17,7 @@ func TestDraft_IsThereWholeOrNotAtAll(t *testing.T) {
 	folder := filepath.Join(parent, "session")
 	draft := must.Get(Create(folder))(t)
 	must.Do(t, draft.Memory.Truncate(size))
-	must.Do(t, fill(draft.Memory, draft.State, &Meta{}))
+	must.Do(t, fill(draft.Memory, draft.State))
 	if _, err := OpenFolder(folder); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("before it is committed, error %v", err)
 	}
@@ -32,15 +32,15 @@ func TestDraft_IsThereWholeOrNotAtAll(t *testing.T) {
 	draft = must.Get(Create(folder))(t)
 	defer draft.Close()
 	must.Do(t, draft.Memory.Truncate(size))
-	must.Do(t, fill(draft.Memory, draft.State, &Meta{}))
+	must.Do(t, fill(draft.Memory, draft.State))
 	if bytes := must.Get(draft.Bytes())(t); bytes <= 0 || bytes >= size {
 		t.Errorf("its files take %d bytes, want less than %d", bytes, size)
 	}
-	must.Do(t, draft.Commit(Meta{Key: "key", Accelerator: "kvm", Branch: true, Output: 5, Log: 6}))
+	must.Do(t, draft.Commit(Meta{Key: "key", Accelerator: "kvm", Branch: true}))
 	saved := must.Get(OpenFolder(folder))(t)
 	defer saved.Close()
 	memory := must.Get(io.ReadAll(saved.Memory))(t)
-	if len(memory) != size || string(memory[4096:4102]) != "memory" || saved.Key != "key" || saved.Accelerator != "kvm" || !saved.Branch || saved.Output != 5 || saved.Log != 6 {
+	if len(memory) != size || string(memory[4096:4102]) != "memory" || saved.Key != "key" || saved.Accelerator != "kvm" || !saved.Branch {
 		t.Errorf("it has %d bytes of memory and %+v", len(memory), saved.Meta)
 	}
 	if info := must.Get(os.Stat(folder))(t); info.Mode().Perm() != 0o700 {

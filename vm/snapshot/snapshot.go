@@ -73,9 +73,6 @@ type Meta struct {
 	ProjectDigest image.Digest `json:"project_digest,omitzero"`
 	// Branch says that the machine went on, so that there are two of it.
 	Branch bool `json:"branch,omitempty"`
-	// Output and Log are how many bytes the program of the saved machine had written.
-	Output int64 `json:"output"`
-	Log    int64 `json:"log"`
 }
 
 // Snapshot is one that is open. Its owner calls Close.
@@ -204,7 +201,7 @@ var ErrBusy = errors.New("another process makes this snapshot")
 
 // Make has a snapshot made. save fills the files, whose sizes are then known; memory
 // has the size that is given. The error is [ErrBusy] where another process does this.
-func (s Store) Make(key string, size int64, save func(memory, state *os.File, meta *Meta) error) (err error) {
+func (s Store) Make(key string, size int64, save func(memory, state *os.File) error) (err error) {
 	if err := os.MkdirAll(s.Folder, 0o700); err != nil {
 		return err
 	}
@@ -241,7 +238,7 @@ func (s Store) Make(key string, size int64, save func(memory, state *os.File, me
 	if meta.Boot, err = bootID(); err != nil {
 		return err
 	}
-	if err := save(memory, state, &meta); err != nil {
+	if err := save(memory, state); err != nil {
 		return err
 	}
 	if err := errors.Join(memory.Chmod(0o444), state.Chmod(0o400)); err != nil {

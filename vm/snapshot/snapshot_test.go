@@ -18,8 +18,7 @@ import (
 const size = 1 << 20
 
 // fill saves something that a test can tell.
-func fill(memory, state *os.File, meta *Meta) error {
-	meta.Output, meta.Log = 33, 4
+func fill(memory, state *os.File) error {
 	_, err := memory.WriteAt([]byte("memory"), 4096)
 	_, stateErr := state.WriteString("state")
 	return errors.Join(err, stateErr)
@@ -42,7 +41,7 @@ func TestStore_OpensWhatWasMade(t *testing.T) {
 	defer snapshot.Close()
 	memory := must.Get(io.ReadAll(snapshot.Memory))(t)
 	state := must.Get(io.ReadAll(snapshot.State))(t)
-	if len(memory) != size || !bytes.Equal(memory[4096:4102], []byte("memory")) || string(state) != "state" || snapshot.Output != 33 || snapshot.Log != 4 {
+	if len(memory) != size || !bytes.Equal(memory[4096:4102], []byte("memory")) || string(state) != "state" {
 		t.Errorf("it has %d bytes of memory, the state %q and %+v", len(memory), state, snapshot.Meta)
 	}
 	if _, found := s.Open(Key("ab")); found {
@@ -130,7 +129,7 @@ func rewrite(t *testing.T, folder string, change func(*Meta)) {
 func TestMake_LeavesNothingOfAFailure(t *testing.T) {
 	s, key := made(t)
 	failed := errors.New("no space left on device")
-	if err := s.Make(key, size, func(*os.File, *os.File, *Meta) error { return failed }); !errors.Is(err, failed) {
+	if err := s.Make(key, size, func(*os.File, *os.File) error { return failed }); !errors.Is(err, failed) {
 		t.Errorf("error %v", err)
 	}
 	snapshot, found := s.Open(key)
@@ -153,10 +152,10 @@ func TestMake_IsDoneByOne(t *testing.T) {
 	release := make(chan struct{})
 	for range 10 {
 		all.Go(func() {
-			err := s.Make("key", size, func(memory, state *os.File, meta *Meta) error {
+			err := s.Make("key", size, func(memory, state *os.File) error {
 				saves.Add(1)
 				<-release
-				return fill(memory, state, meta)
+				return fill(memory, state)
 			})
 			if errors.Is(err, ErrBusy) {
 				if busy.Add(1) == 9 {

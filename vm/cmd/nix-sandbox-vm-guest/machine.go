@@ -10,6 +10,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -36,8 +38,7 @@ type machine struct {
 	answers *json.Encoder
 	started bool              // whether the program was
 	project *protocol.Project // that it shows from [protocol.Show] on
-	streams sync.WaitGroup    // of its output
-	written [2]int64          // bytes of its output and log; read after streams
+	streams sync.WaitGroup    // its pipes for what it writes
 }
 
 func (m *machine) answer(answer protocol.Answer) error {
@@ -96,27 +97,36 @@ func (m *machine) do(request protocol.Request) error {
 			return err
 		}
 		return m.groups.thaw()
+	case protocol.Finish:
+		_, err := m.output.Write(request.Mark)
+		_, logErr := m.log.Write(request.Mark)
+		return errors.Join(err, logErr)
 	case protocol.Ping:
 		return nil
 	}
 	return fmt.Errorf("the machine does not know the request %.40q", request.Do)
 }
 
-// start starts the program, as an ordinary user and with pipes for its streams, so
-// that nothing in the jail has a port.
+// start starts the program, as an ordinary user. Its streams are pipes, so that nothing in
+// the jail has a port, unless the request says that it gets them.
 func (m *machine) start(request protocol.Request) error {
-	var pipes [3]struct{ r, w *os.File }
-	for i := range pipes {
+	ports := []*os.File{m.input, m.output, m.log}
+	theirs, own := slices.Clone(ports), slices.Clone(ports)
+	piped := 0 // the first one that is a pipe
+	if request.Ports {
+		piped = 2
+	}
+	for i := piped; i < len(ports); i++ {
 		var err error
-		if pipes[i].r, pipes[i].w, err = os.Pipe(); err != nil {
+		if own[i], theirs[i], err = os.Pipe(); err != nil {
 			return err
 		}
-	}
-	theirs := []*os.File{pipes[0].r, pipes[1].w, pipes[2].w}
-	for _, file := range theirs {
-		defer file.Close()
+		if i == 0 {
+			own[i], theirs[i] = theirs[i], own[i]
+		}
+		defer theirs[i].Close()
 		// Code may open /dev/stdout by its name.
-		if err := file.Chown(protocol.User, protocol.User); err != nil {
+		if err := theirs[i].Chown(protocol.User, protocol.User); err != nil {
 			return err
 		}
 	}
@@ -134,7 +144,7 @@ func (m *machine) start(request protocol.Request) error {
 		m.project = request.Project
 		environ = append(environ, projectVariables(*request.Project)...)
 	}
-	pid, err := syscall.ForkExec(program, []string{program}, &syscall.ProcAttr{
+	pid, err := forkInBatches(program, []string{program}, &syscall.ProcAttr{
 		Dir:   "/",
 		Env:   environ,
 		Files: []uintptr{theirs[0].Fd(), theirs[1].Fd(), theirs[2].Fd(), m.groups.code.Fd()},
@@ -149,15 +159,34 @@ func (m *machine) start(request protocol.Request) error {
 		return fmt.Errorf("starting %s: %w", program, err)
 	}
 	m.started = true
-	go m.reap(pid)
-	go func() {
-		_, _ = io.Copy(pipes[0].w, m.input) // the program may close its input
-		pipes[0].w.Close()
-	}()
-	for i, port := range []*os.File{m.output, m.log} {
-		m.streams.Go(func() { m.written[i], _ = io.Copy(port, pipes[i+1].r) })
+	for i := piped; i < len(ports); i++ {
+		if i == 0 {
+			go func() {
+				_, _ = io.Copy(own[0], ports[0]) // the program may close its input
+				own[0].Close()
+			}()
+			continue
+		}
+		m.streams.Go(func() { _, _ = io.Copy(ports[i], own[i]) })
 	}
+	go m.reap(pid)
 	return nil
+}
+
+// forkInBatches starts a program whose processes do not take the processor from one
+// another when they wake up. The agent has more weight than the code, and would get it
+// with each line that the code writes, and give it back: for an emulated processor that
+// is twice the most expensive thing that it does, to forget all that it knows of memory.
+func forkInBatches(program string, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	policy := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_BATCH}
+	if err := unix.SchedSetAttr(0, &policy, 0); err != nil {
+		return 0, err
+	}
+	pid, err = syscall.ForkExec(program, argv, attr)
+	policy.Policy = unix.SCHED_NORMAL
+	return pid, errors.Join(err, unix.SchedSetAttr(0, &policy, 0))
 }
 
 // reap awaits every process that ends, and tells the host when the program did.
@@ -176,10 +205,10 @@ func (m *machine) reap(program int) {
 	}
 }
 
-// exit tells the host how the program ended, when all that it wrote has been sent.
+// exit tells the host how the program ended, when all that it wrote was given to the ports.
 func (m *machine) exit(status unix.WaitStatus) {
 	m.streams.Wait()
-	exited := protocol.Exited{Status: status.ExitStatus(), Output: m.written[0], Log: m.written[1]}
+	exited := protocol.Exited{Status: status.ExitStatus()}
 	if status.Signaled() {
 		exited.Status = 128 + int(status.Signal())
 	}

@@ -58,7 +58,6 @@ func openControl(value string) (*os.File, error) {
 type controller struct {
 	spec    *machine.Spec
 	serving *serving
-	streams *streams
 	pauser  *pauser // nil where nothing happens before the first call
 	project *machine.Project
 	// saved is closed when the machine was saved and is not to go on.
@@ -132,9 +131,6 @@ func (c *controller) save(request controlRequest, answer *controlAnswer) (err er
 			err = errors.Join(err, goOn())
 		}
 	}()
-	if meta.Output, meta.Log, err = c.streams.sent(); err != nil {
-		return err
-	}
 	if request.Keep {
 		if err := goOn(); err != nil {
 			return err

@@ -105,7 +105,7 @@ func run(args []string) (status int, err error) {
 	}
 	defer m.Close()
 	report(startReport{Isolation: m.Accelerator})
-	if err := m.Run(program, time.Now()); err != nil {
+	if err := m.Run(program, false, time.Now()); err != nil {
 		return 0, err
 	}
 	if project != nil {
@@ -114,7 +114,7 @@ func run(args []string) (status int, err error) {
 			return 0, err
 		}
 	}
-	return newStreams(m, [2]int64{}).carry(nil, nil)
+	return newStreams(m).carry(nil, nil)
 }
 
 // cacheFolder is where the launcher remembers what it found out about this computer;

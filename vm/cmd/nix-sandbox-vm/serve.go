@@ -25,9 +25,6 @@ const maxFrame = 4 << 10
 // serving is a machine with an agent that speaks frames.
 type serving struct {
 	*machine.Machine
-	// output and log are how many bytes of its streams nobody has to carry: what was
-	// written before the machine was saved, and the answers to the launcher.
-	output, log int64
 	// copied says that the machine is a copy, whose agent has said before that it is
 	// ready, and woken that it is one in which code has run.
 	copied, woken bool
@@ -48,8 +45,8 @@ func startServing(spec *machine.Spec, memory machine.Memory, cache string, captu
 	if copied, found := copyOf(spec, accelerator, store, key); found {
 		return copied, nil
 	}
-	switch err := store.Make(key, int64(spec.MemoryMB)<<20, func(ram, state *os.File, meta *snapshot.Meta) error {
-		return save(spec, accelerator, ram, state, meta)
+	switch err := store.Make(key, int64(spec.MemoryMB)<<20, func(ram, state *os.File) error {
+		return save(spec, accelerator, ram, state)
 	}); {
 	case errors.Is(err, snapshot.ErrBusy):
 	case err != nil:
@@ -74,7 +71,7 @@ func cold(spec *machine.Spec, memory machine.Memory, capturable bool) (*serving,
 	if err != nil {
 		return nil, err
 	}
-	if err := m.Run(serveProgram, time.Now()); err != nil {
+	if err := m.Run(serveProgram, true, time.Now()); err != nil {
 		m.Close()
 		return nil, err
 	}
@@ -91,7 +88,7 @@ func copyOf(spec *machine.Spec, accelerator machine.Accelerator, store snapshot.
 	defer saved.Close()
 	m, err := spec.Restore(accelerator, saved.Memory, saved.State)
 	if err == nil {
-		s := &serving{Machine: m, output: saved.Output, log: saved.Log, copied: true}
+		s := &serving{Machine: m, copied: true}
 		if err = m.Thaw(time.Now()); err == nil {
 			err = s.reseed()
 		}
@@ -138,7 +135,7 @@ func wake(spec *machine.Spec, memory machine.Memory, folder string, project *mac
 	if err != nil {
 		return nil, err
 	}
-	s := &serving{Machine: m, output: saved.Output, log: saved.Log, copied: true, woken: true, projectChanged: changed}
+	s := &serving{Machine: m, copied: true, woken: true, projectChanged: changed}
 	if err := s.goOn(saved.Branch); err != nil {
 		m.Close()
 		return nil, err
@@ -167,34 +164,24 @@ func (s *serving) goOn(branch bool) error {
 var past = time.Unix(1_000_000_000, 0)
 
 // save starts a machine, waits until its interpreter has loaded, and saves it.
-func save(spec *machine.Spec, accelerator machine.Accelerator, ram, state *os.File, meta *snapshot.Meta) error {
+func save(spec *machine.Spec, accelerator machine.Accelerator, ram, state *os.File) error {
 	m, err := spec.StartSaveable(accelerator, ram)
 	if err != nil {
 		return err
 	}
 	defer m.Close()
-	if err := m.Run(serveProgram, past); err != nil {
+	if err := m.Run(serveProgram, true, past); err != nil {
 		return err
 	}
 	s := &serving{Machine: m}
-	logged := make(chan int64)
-	go func() {
-		n, _ := io.Copy(os.Stderr, m.Log)
-		logged <- n
-	}()
+	go func() { _, _ = io.Copy(os.Stderr, m.Log) }()
 	if err := s.ask(frame.Ready, frame.Request{}); err != nil {
 		return err
 	}
 	if err := s.ask(frame.Pong, frame.Request{Type: frame.Ping, ID: 1}); err != nil {
 		return err
 	}
-	if err := m.Save(state); err != nil {
-		return err
-	}
-	// All that the machine has sent is in the sockets now.
-	_ = m.Log.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
-	meta.Output, meta.Log = s.output, <-logged
-	return nil
+	return m.Save(state)
 }
 
 // reseed gives the interpreter of a copy random numbers of its own. One that QEMU
@@ -217,31 +204,16 @@ func (s *serving) ask(answer string, request frame.Request) error {
 			return err
 		}
 	}
-	counted := &counter{r: s.Output}
-	frames := frame.NewReader(counted)
+	frames := frame.NewReader(s.Output)
 	frames.Limit(maxFrame)
 	var reply frame.Reply
-	err := frames.Read(&reply)
-	s.output += counted.n
-	switch {
+	switch err := frames.Read(&reply); {
 	case err != nil:
 		return fmt.Errorf("the agent in the machine: %w", err)
 	case reply.Type != answer:
 		return fmt.Errorf("the agent in the machine answers %.20q and not %s: %.200q", reply.Type, answer, strings.TrimSpace(reply.Message))
 	}
 	return nil
-}
-
-// counter counts what is read.
-type counter struct {
-	r io.Reader
-	n int64
-}
-
-func (c *counter) Read(p []byte) (int, error) {
-	n, err := c.r.Read(p)
-	c.n += int64(n)
-	return n, err
 }
 
 // serve carries frames until the agent has ended, or until the machine was saved to go
@@ -252,7 +224,7 @@ func serve(spec *machine.Spec, s *serving, control *os.File, project *machine.Pr
 			return 0, nil // the server has gone
 		}
 	}
-	carried := newStreams(s.Machine, [2]int64{s.output, s.log})
+	carried := newStreams(s.Machine)
 	var quiet *pauser
 	if !s.woken && (s.copied || project != nil) {
 		quiet = &pauser{machine: s.Machine, pauses: s.copied, written: carried.written, failed: make(chan error, 1)}
@@ -262,7 +234,7 @@ func serve(spec *machine.Spec, s *serving, control *os.File, project *machine.Pr
 	}
 	saved := make(chan struct{})
 	if control != nil {
-		c := &controller{serving: s, streams: carried, pauser: quiet, project: project, spec: spec, saved: saved}
+		c := &controller{serving: s, pauser: quiet, project: project, spec: spec, saved: saved}
 		go c.follow(control)
 	}
 	return carried.carry(quiet, saved)

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"crypto/rand"
 	"fmt"
 	"io"
 	"net"
@@ -20,13 +22,12 @@ type streams struct {
 	log     *copier // of the standard error
 }
 
-// newStreams carries the streams of a machine; taken is how much of its output and log
-// was read before.
-func newStreams(m *machine.Machine, taken [2]int64) *streams {
+// newStreams carries the streams of a machine.
+func newStreams(m *machine.Machine) *streams {
 	return &streams{
 		machine: m,
-		output:  newCopier(os.Stdout, m.Output, taken[0]),
-		log:     newCopier(os.Stderr, m.Log, taken[1]),
+		output:  &copier{to: os.Stdout, from: m.Output},
+		log:     &copier{to: os.Stderr, from: m.Log},
 	}
 }
 
@@ -35,16 +36,6 @@ func (s *streams) written() int64 {
 	s.output.mu.Lock()
 	defer s.output.mu.Unlock()
 	return s.output.read
-}
-
-// sent returns how many bytes the machine has sent of each stream, also those that
-// nobody has read yet. The machine stands still.
-func (s *streams) sent() (output, log int64, err error) {
-	if output, err = s.output.sent(); err != nil {
-		return 0, 0, err
-	}
-	log, err = s.log.sent()
-	return output, log, err
 }
 
 // carry carries the streams until the program in the machine has ended, and returns its
@@ -83,11 +74,23 @@ func (s *streams) carry(quiet *pauser, saved <-chan struct{}) (status int, err e
 			return 0, s.machine.Failure()
 		}
 	}
-	s.output.finish(exited.Output)
-	s.log.finish(exited.Log)
-	copies.Wait()
-	if missing := exited.Output - s.output.read + exited.Log - s.log.read; missing != 0 {
-		return 0, fmt.Errorf("of what the program in the virtual machine wrote, %d bytes are missing", missing)
+	// The mark is random and comes last, so that nothing the program wrote is taken for it.
+	mark := make([]byte, 16)
+	rand.Read(mark)
+	s.output.finish(mark)
+	s.log.finish(mark)
+	finished := make(chan error, 1)
+	go func() {
+		err := s.machine.Finish(mark)
+		copies.Wait() // their streams end with the machine too
+		finished <- err
+	}()
+	select {
+	case err := <-finished:
+		if err != nil {
+			return 0, fmt.Errorf("carry the last that the program in the virtual machine wrote: %w", err)
+		}
+	case <-saved: // after its end
 	}
 	return exited.Status & 0xff, nil
 }
@@ -97,42 +100,21 @@ type copier struct {
 	to   *os.File
 	from *net.UnixConn
 
-	mu    sync.Mutex // of a read and its count
-	read  int64      // bytes, of all that the program has written
-	limit int64      // of read; -1 while it is not known
+	mu   sync.Mutex // of a read and its count
+	read int64      // bytes
+	mark []byte     // the end of the stream; nil while it has none
+	held []byte     // the newest bytes, which may be of the mark
 }
 
-func newCopier(to *os.File, from *net.UnixConn, taken int64) *copier {
-	return &copier{to: to, from: from, read: taken, limit: -1}
-}
-
-// finish says how much there is in all. Copy returns when it has copied that.
-func (c *copier) finish(limit int64) {
+// finish says that the stream will end with a mark, of which nothing was sent yet. Copy
+// returns when it has come.
+func (c *copier) finish(mark []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.limit = limit
-	if c.read >= limit {
-		_ = c.from.CloseRead() // ends the copy, which waits
-	}
+	c.mark = mark
 }
 
-// sent returns how many bytes the other end has sent.
-func (c *copier) sent() (bytes int64, err error) {
-	raw, err := c.from.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	waiting := 0
-	controlErr := raw.Control(func(fd uintptr) { waiting, err = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
-	if controlErr != nil {
-		err = controlErr
-	}
-	return c.read + int64(waiting), err
-}
-
-// copy copies until the stream ends, or until as much has been copied as there is.
+// copy copies until the stream ends.
 func (c *copier) copy() {
 	raw, err := c.from.SyscallConn()
 	if err != nil {
@@ -140,30 +122,45 @@ func (c *copier) copy() {
 	}
 	buffer := make([]byte, 64<<10)
 	for {
-		n, done := 0, false
+		var text []byte
+		over := false
 		waitErr := raw.Read(func(fd uintptr) bool {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			for {
+			n, err := unix.Read(int(fd), buffer)
+			for err == unix.EINTR {
 				n, err = unix.Read(int(fd), buffer)
-				if err != unix.EINTR {
-					break
-				}
 			}
 			if err == unix.EAGAIN {
 				return false
 			}
-			if err == nil {
-				c.read += int64(n)
-			}
-			done = err != nil || n == 0 || c.limit >= 0 && c.read >= c.limit
+			c.read += int64(max(n, 0))
+			text, over = c.split(buffer[:max(n, 0)])
+			over = over || n <= 0
 			return true
 		})
 		if waitErr != nil {
 			return
 		}
-		if _, err := c.to.Write(buffer[:max(n, 0)]); err != nil || done {
+		if _, err := c.to.Write(text); err != nil || over {
 			return
 		}
 	}
+}
+
+// split returns what of the stream is to be written after a read, and whether the mark
+// has come.
+func (c *copier) split(text []byte) (_ []byte, over bool) {
+	if c.mark == nil {
+		return text, false
+	}
+	c.held = append(c.held, text...)
+	text, over = bytes.CutSuffix(c.held, c.mark)
+	if over {
+		return text, true
+	}
+	kept := min(len(c.held), len(c.mark)-1)
+	text = c.held[:len(c.held)-kept]
+	c.held = bytes.Clone(c.held[len(text):])
+	return text, false
 }
