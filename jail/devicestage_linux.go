@@ -157,8 +157,7 @@ var here = unix.AT_FDCWD
 // makes the mounts, and becomes a program of the store.
 func (p *DevicePlan) stage(user, group int, store string, args []string) *childCalls {
 	s := &stager{made: map[string]bool{}}
-	// After a change of user, the maps would be root's files. The memory of which this is an
-	// attribute is the launcher's as well, whom only a process of the same user can reach.
+	// After a change of user, the maps would be root's files.
 	s.add(unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 1)
 	s.write("/proc/self/setgroups", "deny")
 	s.write("/proc/self/uid_map", fmt.Sprintf("%d %d 1", user, user))
@@ -238,7 +237,18 @@ func (p *DevicePlan) startStaged(parent int, store string, args []string) (hasSt
 	if err := endWith(parent); err != nil {
 		return true, err
 	}
+	// The child changes it, and it is an attribute of the memory that is this process's too.
+	// After a change of user, this process may have threads that are still root's.
+	dumpable, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
+	if err != nil {
+		return true, fmt.Errorf("read whether this process is dumpable: %w", err)
+	}
 	child, pidfd, failed, err := forkAndCall(unix.CLONE_NEWUSER|unix.CLONE_NEWNS, calls)
+	if dumpable != 1 {
+		if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+			return true, fmt.Errorf("become undumpable again: %w", err)
+		}
+	}
 	if err != nil || failed != nil {
 		return false, nil
 	}
