@@ -27,6 +27,9 @@ import (
 // onFullDisk is set in a process with a small file system of its own.
 const onFullDisk = "NIX_SANDBOX_TEST_FULL_DISK"
 
+// realSize has a test fill a file up to [MaxFile].
+const realSize = "NIX_SANDBOX_TEST_AUDIT_SIZE"
+
 func TestMain(m *testing.M) {
 	if folder := os.Getenv(onFullDisk); folder != "" {
 		if err := fillDisk(folder); err != nil {
@@ -183,6 +186,37 @@ func TestLog_Rotates(t *testing.T) {
 	chain := must.Get(verified(t, append(paths, path)...))(t)
 	if chain.First == 1 || chain.Last != 150 || chain.Records != int(chain.Last-chain.First)+1 {
 		t.Errorf("%+v, want records up to 150 without the oldest", chain)
+	}
+}
+
+// A file becomes as large as [MaxFile] says, and the chain goes on in the next one, also
+// for a server that starts then.
+func TestLog_RotatesAtItsRealSize(t *testing.T) {
+	if os.Getenv(realSize) == "" {
+		t.Skipf("%s is not set: a file of %d MiB is written and read", realSize, MaxFile>>20)
+	}
+	l, path, _ := opened(t)
+	size := func(path string) int64 { return must.Get(os.Stat(path))(t).Size() }
+	// Few large records fill a file sooner than many small ones.
+	large := Record{Env: "bash", Reason: strings.Repeat("x", 7<<10)}
+	l.Write(large)
+	record, written := size(path), uint64(1)
+	for ; size(path) < MaxFile; written++ {
+		l.Write(large)
+	}
+	if exists(path + ".1") {
+		t.Fatalf("the log rotated before it had %d bytes", MaxFile)
+	}
+	l.Write(large)
+	// Later records are longer by the digits of their numbers.
+	if got := size(path + ".1"); got < MaxFile || got > MaxFile+2*record {
+		t.Errorf("the full file has %d bytes, want %d and at most a record more", got, MaxFile)
+	}
+	l.Close()
+	must.Get(Open(path, slog.New(slog.DiscardHandler)))(t).Close()
+	chain := must.Get(verified(t, path+".1", path))(t)
+	if chain.First != 1 || chain.Last != written+1 || chain.Records != int(written)+1 || size(path) > 2*record {
+		t.Errorf("%+v, want the records 1 to %d, and one in the newest file", chain, written+1)
 	}
 }
 
