@@ -249,8 +249,8 @@ func TestServer_RefusesStrangers(t *testing.T) {
 		}
 	}
 	for _, method := range []string{http.MethodPost, http.MethodGet, http.MethodDelete} {
-		if status, _, _ := s.send(t, method, Path, "", nil); status != 401 {
-			t.Errorf("%s without a token: status %d", method, status)
+		if status, header, _ := s.send(t, method, Path, "", nil); status != 401 || !strings.HasPrefix(header.Get("WWW-Authenticate"), "Bearer") {
+			t.Errorf("%s without a token: status %d, WWW-Authenticate %q", method, status, header.Get("WWW-Authenticate"))
 		}
 	}
 	for _, path := range []string{"/healthz", "/readyz"} {
@@ -329,7 +329,7 @@ func TestServer_NotifiesInTheRightResponse(t *testing.T) {
 			defer listener.Body.Close()
 		}
 		var calls sync.WaitGroup
-		for i := range 6 {
+		for i := range 50 {
 			calls.Go(func() {
 				token := fmt.Sprintf("%s-%d", version, i)
 				count := 0

@@ -81,7 +81,7 @@ func TestHTTP_ClientsThatGo(t *testing.T) {
 	children, descriptors := len(procfs.Descendants(pid)), must.Get(procfs.Descriptors(pid))(t)
 	long := seconds()
 	var conns []*net.TCPConn
-	for range 50 {
+	for range 200 {
 		conns = append(conns, s.raw("alice", "sleep "+long))
 	}
 	patience.Wait(t, patience.Long, func() string { return "no call runs" }, func() bool { return len(procfs.WithCommand("sleep\x00"+long)) > 2 })

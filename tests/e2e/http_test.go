@@ -157,6 +157,16 @@ func TestHTTP_ReadsTokensAgain(t *testing.T) {
 	if got := s.status(t.Context(), bearer(bob)); got != http.StatusOK {
 		t.Errorf("a token that was read: status %d", got)
 	}
+	// A token counts alone and in its own field.
+	doubled := http.Header{"Authorization": {"Bearer " + bob, "Bearer " + bob}}
+	if got := s.status(t.Context(), doubled); got != http.StatusUnauthorized {
+		t.Errorf("a token twice: status %d", got)
+	}
+	inQuery := must.Get(http.Post(s.url+"/mcp?access_token="+bob, "application/json", strings.NewReader("{}")))(t)
+	inQuery.Body.Close()
+	if inQuery.StatusCode != http.StatusUnauthorized {
+		t.Errorf("a token in the query: status %d", inQuery.StatusCode)
+	}
 	must.Do(t, os.WriteFile(s.file, []byte("alice "+bob), 0o600))
 	hangUp("the tokens stay as they were")
 	if !strings.Contains(s.log.String(), fmt.Sprintf("%s: line 1: it is not NAME sha256:HASH", s.file)) {
