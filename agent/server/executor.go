@@ -121,11 +121,11 @@ func (e *executor) do(ctx context.Context, t task) error {
 	if t.reseed != nil {
 		return e.reseed(ctx, t.reseed)
 	}
-	if t.rehearse != nil {
-		return e.rehearse(ctx, t.rehearse)
-	}
 	if !e.take(t.call) {
 		return nil
+	}
+	if t.call.rehearsed {
+		return e.rehearse(ctx, t.call)
 	}
 	e.number++
 	replies, err := e.execute(ctx, t.call)
@@ -194,9 +194,9 @@ func (e *executor) execute(ctx context.Context, c *call) ([]any, error) {
 		}
 	}
 	out := e.capture(c)
-	e.busy(true)
+	e.busy(c, true)
 	end, err := e.code(ctx, c, out)
-	e.busy(false)
+	e.busy(c, false)
 	if errors.Is(err, process.ErrUnkillable) {
 		return nil, err
 	}

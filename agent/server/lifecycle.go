@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"time"
 
@@ -196,29 +195,28 @@ func (e *executor) reseed(ctx context.Context, req *frame.Request) error {
 			_ = e.start(nil) // the first call tries again
 		}
 	}
-	e.unrehearsed.Store(req.Rehearse)
+	e.unrehearsed.Store(req.Rehearse && e.spec.Sessions())
 	return e.out.Write(frame.Reply{Type: frame.Reseeded, ID: req.ID})
 }
 
-// rehearse does all that a small call of a session does but send its answer, unless a
-// call is next, and answers a ping. An emulator then has translated what the first call
-// needs.
-func (e *executor) rehearse(ctx context.Context, ping *frame.Request) error {
-	if e.phase == ready && e.number == 0 && len(e.queue) == 0 {
-		c := &call{rehearsed: true, Request: frame.Request{
-			ID: ping.ID, Code: e.spec.Driver.Rehearse, Keep: true,
-			TimeoutMS: e.spec.LoadTimeout().Milliseconds(),
-		}}
-		replies, err := e.execute(ctx, c)
-		if err != nil {
+// rehearsals is how often a call is rehearsed: not every time does the same run.
+const rehearsals = 2
+
+// rehearse runs a call that is rehearsed, unless another one is next, and answers its
+// ping.
+func (e *executor) rehearse(ctx context.Context, c *call) error {
+	var replies []any
+	for n := 0; n < rehearsals && e.phase == ready && e.number == 0 && len(e.queue) == 0; n++ {
+		var err error
+		if replies, err = e.execute(ctx, c); err != nil {
 			return err
 		}
 		e.state = stateNone // of no session
-		if err := frame.NewWriter(io.Discard).Write(replies...); err != nil {
-			e.logf("%v", err)
-		}
 	}
-	return e.pings.add(ping.ID)
+	if err := e.answer(c, replies); err != nil {
+		return err
+	}
+	return e.pings.add(c.ID)
 }
 
 // prepare runs code of the driver's own, which is no call, in an interpreter that is

@@ -2,6 +2,7 @@ package server
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -19,13 +20,12 @@ const (
 )
 
 // task is what the executor takes: a call, a configuration, a request to save or
-// restore files, or what a copy of a sandbox needs.
+// restore files, or to reseed a copy.
 type task struct {
 	call      *call
 	configure *frame.Request
 	files     *frame.Request
 	reseed    *frame.Request
-	rehearse  *frame.Request // the ping that waits for it
 }
 
 // call is an execute request.
@@ -59,15 +59,16 @@ func (s *Server) request(req frame.Request) error {
 	var refusal error
 	switch req.Type {
 	case frame.Execute:
-		refusal = s.enqueue(req)
+		refusal = s.enqueue(&call{Request: req})
 	case frame.Configure:
 		refusal = s.queueTask(task{configure: &req})
 	case frame.Interrupt:
 		return s.interrupt(req.ID)
 	case frame.Ping:
-		if !s.unrehearsed.CompareAndSwap(true, false) || s.queueTask(task{rehearse: &req}) != nil {
+		if !s.unrehearsed.CompareAndSwap(true, false) {
 			return s.pings.add(req.ID)
 		}
+		refusal = s.rehearse(req.ID)
 	case frame.Read:
 		contents, size, err := s.root.Read(req.Path, req.Offset, req.Length)
 		if err == nil {
@@ -97,22 +98,39 @@ func (s *Server) queueTask(t task) error {
 	}
 }
 
-func (s *Server) enqueue(req frame.Request) error {
+func (s *Server) enqueue(c *call) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, ok := s.calls[req.ID]; ok {
-		return fmt.Errorf("call %d is known already", req.ID)
+	if _, ok := s.calls[c.ID]; ok {
+		return fmt.Errorf("call %d is known already", c.ID)
 	}
-	if s.code+len(req.Code) > maxCode {
+	if s.code+len(c.Code) > maxCode {
 		return fmt.Errorf("%d MiB of code wait already", maxCode>>20)
 	}
-	c := &call{Request: req, cancel: make(chan struct{})}
+	c.cancel = make(chan struct{})
 	if err := s.queueTask(task{call: c}); err != nil {
 		return err
 	}
-	s.calls[req.ID] = c
-	s.code += len(req.Code)
+	s.calls[c.ID] = c
+	s.code += len(c.Code)
 	return nil
+}
+
+// rehearse does for a ping all that is done for a small call of a session, but nothing is
+// answered except the ping. An emulator then has translated what the first call needs.
+func (s *Server) rehearse(ping uint64) error {
+	var stream bytes.Buffer
+	c := &call{rehearsed: true}
+	if err := frame.NewWriter(&stream).Write(frame.Request{
+		Type: frame.Execute, ID: ping, Code: s.spec.Driver.Rehearse, Keep: true,
+		TimeoutMS: s.spec.LoadTimeout().Milliseconds(), GraceMS: 1,
+	}); err != nil {
+		return err
+	}
+	if err := frame.NewReader(&stream).Read(&c.Request); err != nil {
+		return err
+	}
+	return s.enqueue(c)
 }
 
 // interrupt cancels a call. A call that waits is answered now and never runs; a
@@ -159,5 +177,8 @@ func (s *Server) answer(c *call, replies []any) error {
 	s.mu.Lock()
 	delete(s.calls, c.ID)
 	s.mu.Unlock()
+	if c.rehearsed {
+		return frame.NewWriter(io.Discard).Write(replies...)
+	}
 	return s.out.Write(replies...)
 }

@@ -36,6 +36,8 @@ type pauser struct {
 	asked  bool      // an answer to a ping is to come
 	paused bool
 	over   bool // the first call came
+	// rehearsed says that the machine has gone on once.
+	rehearsed bool
 }
 
 // carry carries frames until the first one that is a call, and then bytes.
@@ -136,5 +138,10 @@ func (p *pauser) pause(again *time.Timer) {
 		again.Reset(pauseAfter)
 	default:
 		p.paused = p.machine.Pause() == nil // otherwise it goes on, which costs time alone
+		if p.paused && !p.rehearsed && p.machine.Accelerator == machine.Emulated {
+			// QEMU then has translated what the machine does before its first call.
+			p.rehearsed = true
+			p.paused = p.machine.Resume() != nil || p.machine.Pause() == nil
+		}
 	}
 }
