@@ -39,10 +39,10 @@ func TestMain(m *testing.M) { os.Exit(patience.Main(m)) }
 func TestPythonBackgroundOutput(t *testing.T) {
 	t.Parallel()
 	a := Start(t, "python")
-	if got := a.Run("import subprocess; p = subprocess.Popen('echo now; sleep 0.2; echo later', shell=True); print(p.stdout)"); got.State != frame.StateKept {
+	if got := a.Run("import subprocess; p = subprocess.Popen('echo now; read line; echo later', shell=True, stdin=subprocess.PIPE); print(p.stdout)"); got.State != frame.StateKept {
 		t.Fatalf("%+v", got)
 	}
-	got := a.Run("p.wait()")
+	got := a.Run("p.stdin.close(); p.wait()")
 	if !strings.HasSuffix(got.Stdout, "later\n0\n") {
 		t.Errorf("stdout %q", got.Stdout)
 	}
