@@ -119,9 +119,15 @@ func TestHTTP_Figures(t *testing.T) {
 		took := time.Since(began)
 		cost, ofServer = processorTime(procfs.Tree(pid)...)-cost, processorTime(pid)-ofServer
 		atOnce := s.memory()
-		// The memory of the calls is returned some seconds after them.
-		time.Sleep(15 * time.Second)
+		// The memory of the calls is returned some seconds after them, and the pool is
+		// filled again.
+		const idle = 15 * time.Second
+		time.Sleep(idle)
+		ofIdle := processorTime(procfs.Tree(pid)...)
+		time.Sleep(idle)
+		ofIdle = processorTime(procfs.Tree(pid)...) - ofIdle
 		t.Logf("500 sessions of 20: open after %v, the server has %d MB at once, and %d MB when nothing runs; %.1f descriptors for each", took, atOnce, s.memory(), float64(must.Get(procfs.Descriptors(pid))(t)-descriptors)/500)
+		t.Logf("  while nothing runs, all together take %.2f %% of a processor", 100*ofIdle.Seconds()/idle.Seconds())
 		t.Logf("  processor time of each: %v, of which the server %v; %v on two processors", cost/500, ofServer/500, cost/2)
 	})
 }
