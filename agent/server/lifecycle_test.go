@@ -9,6 +9,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/agenttest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
@@ -32,10 +33,10 @@ func TestState_LostByACallWithoutASession(t *testing.T) {
 	}
 }
 
-// fake is a program that answers as Python's driver does, and then ends. It
-// records each start in the workspace.
-func fake(t *testing.T, script string) *Agent {
-	return Start(t, "python", Words("sh", "-c", "echo >>starts; echo ready >&3; "+script, "sh"))
+// fake is a program that answers as Python's driver does, after one part of a script and
+// before another one, and then ends. It records each start in the workspace.
+func fake(t *testing.T, before, after string) *Agent {
+	return Start(t, "python", Words("sh", "-c", "echo >>starts; "+before+"\necho ready >&3; "+after, "sh"))
 }
 
 // An interpreter that loads and ends by itself is not started again and again:
@@ -48,16 +49,23 @@ func TestInterpreter_EndsAfterItHasLoaded(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			a := fake(t, script)
-			for end := time.Now().Add(patience.Long); ; {
-				a.Send(frame.Request{Type: frame.Ping, ID: 7})
-				got := a.Receive()
+			a := fake(t, "while [ ! -e go ]; do sleep 0.01; done", script)
+			// It is given its first code only where a ping waits for it.
+			a.Send(frame.Request{Type: frame.Ping, ID: 7})
+			a.Send(frame.Request{Type: "nothing", ID: 8})
+			if got := a.Receive(); got.Type != frame.Error || got.ID != 8 {
+				t.Fatalf("reply %+v, want an error", got)
+			}
+			must.Do(t, os.WriteFile(filepath.Join(a.Root, "go"), nil, 0o644))
+			got := a.Receive()
+			for end := time.Now().Add(patience.Long); ; got = a.Receive() {
 				if got.Type == frame.Error && strings.Contains(got.Message, "sh") {
 					break
 				}
 				if time.Now().After(end) {
 					t.Fatalf("reply %+v, want an error", got)
 				}
+				a.Send(frame.Request{Type: frame.Ping, ID: 7})
 			}
 			starts, err := os.ReadFile(filepath.Join(a.Root, "starts"))
 			if err != nil || len(starts) != 1 {

@@ -67,7 +67,7 @@ func TestRehearsal_LeavesNothing(t *testing.T) {
 // What a rehearsal prints goes nowhere, also where it takes longer than output may wait.
 func TestRehearsal_IsSilentWhereItIsSlow(t *testing.T) {
 	t.Parallel()
-	a := fake(t, `while read -r word nonce rest <&3; do echo text; sleep 0.2; echo "done $nonce 0" >&3; done`).Warm()
+	a := fake(t, "", `while read -r word nonce rest <&3; do echo text; sleep 0.2; echo "done $nonce 0" >&3; done`).Warm()
 	rehearse(t, a)
 	if got := a.Run("1"); got.Stdout != "text\n" {
 		t.Errorf("stdout of the first call is %q", got.Stdout)
