@@ -26,12 +26,27 @@ let
     };
   };
 
-  machine = library.mkSandbox {
-    name = "machine";
-    interpreter_type = "bash";
-    backend = "vm";
-    packages = [ pkgs.bash ];
-  };
+  machineWith =
+    options:
+    library.mkSandbox (
+      {
+        name = "machine";
+        interpreter_type = "bash";
+        backend = "vm";
+        packages = [ pkgs.bash ];
+      }
+      // options
+    );
+  machine = machineWith { };
+
+  # The argument of an option of QEMU.
+  argument =
+    option: machine:
+    let
+      description = builtins.fromJSON (lib.last (lib.init (lib.splitString "\n" machine.bin.run)));
+      after = words: if builtins.head words == option then builtins.elemAt words 1 else after (builtins.tail words);
+    in
+    after description.jail.command;
 in
 lib.mapAttrs' (
   what: case:
@@ -41,6 +56,19 @@ lib.mapAttrs' (
   }
 ) mistakes
 // {
+  testMachineProcessorsAndMemory = {
+    expr = map (options: [
+      (argument "-smp" (machineWith options))
+      (argument "-m" (machineWith options))
+    ]) [ { } { cpus = 2; } { memory_mb = 1000; } ];
+    # The machine has 128 MiB for its kernel and the agent.
+    expected = [
+      [ "1" "640" ]
+      [ "2" "640" ]
+      [ "1" "1128" ]
+    ];
+  };
+
   testMachineMetadata = {
     expr = lib.getAttrs [ "backend" "memory_mb" "overhead" "reports" "suspend" "branch" "reads" ] machine.metadata;
     expected = {
