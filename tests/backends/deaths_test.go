@@ -157,13 +157,10 @@ func served(t *testing.T) *mcptest.Client {
 	must.Do(t, json.Unmarshal(must.Get(os.ReadFile(filepath.Join(folder, "metadata.json")))(t), &metadata))
 	metadata["name"], metadata["timeout_seconds"], metadata["max_timeout_seconds"] = "machine", 1, 600
 	metadata["prewarm"] = 0
-	changed := filepath.Join(sandboxes, "machine")
-	must.Write(t, filepath.Join(changed, "metadata.json"), string(must.Get(json.Marshal(metadata))(t)), 0o644)
 	const argument = `"append":"`
-	for _, entry := range must.Get(os.ReadDir(filepath.Join(folder, "bin")))(t) {
-		text := string(must.Get(os.ReadFile(filepath.Join(folder, "bin", entry.Name())))(t))
-		must.Write(t, filepath.Join(changed, "bin", entry.Name()), strings.Replace(text, argument, argument+panics+" ", 1), 0o755)
-	}
+	changed := variant(t, folder, argument, argument+panics+" ")
+	must.Write(t, filepath.Join(changed, "metadata.json"), string(must.Get(json.Marshal(metadata))(t)), 0o644)
+	must.Do(t, os.Symlink(changed, filepath.Join(sandboxes, "machine")))
 	home := t.TempDir()
 	cmd := exec.Command(undertest.Server(t), "--stdio")
 	cmd.Env = []string{"HOME=" + home, "TMPDIR=" + home, "XDG_CACHE_HOME=" + shared(t), "NIX_SANDBOX_DIR=" + sandboxes}

@@ -27,6 +27,19 @@ import (
 // host.
 const machineTime = machines.Limit
 
+// longVariable has the tests run too that start several machines from nothing, or build.
+const longVariable = "NIX_SANDBOX_TEST_LONG"
+
+func isLong() bool { return os.Getenv(longVariable) != "" }
+
+// long skips a test unless [longVariable] is set.
+func long(t *testing.T) {
+	t.Helper()
+	if !isLong() {
+		t.Skip(longVariable + " is not set: this test takes a minute where machines are emulated")
+	}
+}
+
 // onEnd is called when all tests have run.
 var onEnd = func() {}
 
@@ -101,6 +114,7 @@ func TestMachine_ShowsAJail(t *testing.T) {
 	output := must.Get(program(t, artifact(t, "bash"), "run", `
 		uname -r
 		id -u
+		nproc
 		ls /sys 2>&1 | head -n 1
 		ls /dev | grep -c vport
 		grep CapEff /proc/self/status
@@ -111,7 +125,7 @@ func TestMachine_ShowsAJail(t *testing.T) {
 	if release == strings.TrimSpace(string(host)) {
 		t.Errorf("the kernel is %s, the host's", release)
 	}
-	want := "1000\nls: cannot access '/sys': No such file or directory\n0\nCapEff:\t0000000000000000\n    lo\n"
+	want := "1000\n1\nls: cannot access '/sys': No such file or directory\n0\nCapEff:\t0000000000000000\n    lo\n"
 	if rest != want {
 		t.Errorf("the machine shows %q, want %q", rest, want)
 	}
@@ -232,6 +246,34 @@ func TestCheck_SaysWhetherKVMWorks(t *testing.T) {
 		return
 	}
 	t.Errorf("the findings are %+v, without KVM", check.Findings)
+}
+
+// variant is a sandbox like one under test, but that in its descriptions a text that
+// each of them has once is another one.
+func variant(t *testing.T, folder, from, to string) string {
+	t.Helper()
+	changed := filepath.Join(t.TempDir(), "machine")
+	must.Write(t, filepath.Join(changed, "metadata.json"), string(must.Get(os.ReadFile(filepath.Join(folder, "metadata.json")))(t)), 0o644)
+	for _, entry := range must.Get(os.ReadDir(filepath.Join(folder, "bin")))(t) {
+		text := string(must.Get(os.ReadFile(filepath.Join(folder, "bin", entry.Name())))(t))
+		if strings.Count(text, from) != 1 {
+			t.Fatalf("%s has %q %d times", entry.Name(), from, strings.Count(text, from))
+		}
+		must.Write(t, filepath.Join(changed, "bin", entry.Name()), strings.Replace(text, from, to, 1), 0o755)
+	}
+	return changed
+}
+
+// A machine has as many processors as its description says, and code runs on each of them.
+// That they do the work of two takes KVM to be seen.
+func TestMachine_HasItsProcessors(t *testing.T) {
+	t.Parallel()
+	long(t)
+	folder := variant(t, artifact(t, "bash"), `"-smp","1"`, `"-smp","2"`)
+	output := string(must.Get(program(t, folder, "run", "nproc; for n in 0 1; do taskset -c $n nproc; done").Output())(t))
+	if output != "2\n1\n1\n" {
+		t.Errorf("code sees %q, want two processors, and one on each of them", output)
+	}
 }
 
 // A server without virtual machines has nothing of them in its closure, and one with

@@ -32,9 +32,26 @@ type server struct {
 	environ []string
 }
 
+// serving says how a server of a test differs from others.
+type serving struct {
+	session map[string]any // fields of [session]
+	project map[string]any // and of [project]
+	cache   string         // the folder for caches; that of all tests where it is empty
+	environ []string       // further variables
+	user    uint32         // of the server's process, where the test is root
+}
+
 // serve starts one whose sessions of [session] are changed as given.
 func serve(t *testing.T, state string, session map[string]any, kinds ...string) *server {
 	t.Helper()
+	return serveAs(t, state, serving{session: session}, kinds...)
+}
+
+func serveAs(t *testing.T, state string, as serving, kinds ...string) *server {
+	t.Helper()
+	if as.cache == "" {
+		as.cache = shared(t)
+	}
 	environments := map[string]map[string]any{}
 	for _, kind := range kinds {
 		folder := artifact(t, kind)
@@ -44,18 +61,22 @@ func serve(t *testing.T, state string, session map[string]any, kinds ...string) 
 		fields["prewarm"], fields["timeout_seconds"], fields["max_timeout_seconds"] = 0, machineTime.Seconds(), nil
 		environments[kind] = fields
 	}
-	settings := mcptest.MetadataWith(t, environments, map[string]any{"session": mcptest.Session(session)})
+	settings := mcptest.MetadataWith(t, environments, map[string]any{"session": mcptest.Session(as.session), "project": mcptest.Project(as.project)})
 	s := &server{t: t, log: &mcptest.Log{}}
 	cmd := exec.Command(undertest.Server(t), "--stdio")
 	cmd.Stderr = s.log
 	s.environ = []string{
 		"PATH=" + os.Getenv("PATH"), "NIX_SANDBOX_METADATA=" + settings, "NIX_SANDBOX_START_SECONDS=60",
-		"XDG_STATE_HOME=" + state, "XDG_CACHE_HOME=" + shared(t), "PROJECT_DIR=" + os.Getenv("PROJECT_DIR"),
+		"XDG_STATE_HOME=" + state, "XDG_CACHE_HOME=" + as.cache, "PROJECT_DIR=" + os.Getenv("PROJECT_DIR"),
 	}
 	if most := os.Getenv("SESSION_MAX"); most != "" {
 		s.environ = append(s.environ, "SESSION_MAX="+most)
 	}
+	s.environ = append(s.environ, as.environ...)
 	cmd.Env = s.environ
+	if as.user != 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: as.user, Gid: as.user}}
+	}
 	s.Client = must.Get(mcpclient.Start(cmd, func(fault string) { t.Error(fault) }))(t)
 	t.Cleanup(func() {
 		_ = syscall.Kill(s.PID(), syscall.SIGKILL)

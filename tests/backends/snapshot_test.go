@@ -1,6 +1,7 @@
 package backends
 
 import (
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
 
 // cache makes a folder for the launcher's cache, which says that KVM does not work, so
@@ -46,8 +48,9 @@ func snapshots(t *testing.T, cache string) []string {
 	return found
 }
 
-// runs starts a machine with an agent, runs code in it and returns its output.
-func runs(t *testing.T, folder, cache, code string) string {
+// runs starts a machine with an agent and variables, runs code in it and returns its
+// output.
+func runs(t *testing.T, folder, cache, code string, variables map[string]string) string {
 	t.Helper()
 	cmd := program(t, folder, "session-run", "")
 	cmd.Stdin = nil
@@ -70,7 +73,7 @@ func runs(t *testing.T, folder, cache, code string) string {
 		t.Fatalf("its first frame is %+v, error %v: %s", reply, err, &log)
 	}
 	must.Do(t, requests.Write(
-		frame.Request{Type: frame.Configure, Limits: &frame.Limits{OutputBytes: 4096}},
+		frame.Request{Type: frame.Configure, Env: variables, Limits: &frame.Limits{OutputBytes: 4096}},
 		frame.Request{Type: frame.Execute, ID: 7, Code: code, TimeoutMS: machineTime.Milliseconds(), GraceMS: 1000},
 	))
 	var output strings.Builder
@@ -123,7 +126,8 @@ func expectOwn(t *testing.T, machine int, lines []string, seen map[string]bool) 
 
 // Copies of one machine have random numbers and a time of their own, and do not change
 // what they are copies of. The code prints a line for each of its generators, and the
-// time.
+// time. It sees variables of its server, whose values are in none of the files that are
+// kept of the machine.
 func TestSnapshot_CopiesDiffer(t *testing.T) {
 	t.Parallel()
 	for kind, code := range map[string]string{
@@ -136,8 +140,14 @@ func TestSnapshot_CopiesDiffer(t *testing.T) {
 			folder, cache := artifact(t, kind), cache(t)
 			seen := map[string]bool{}
 			var memory, meta string
+			value := rand.Text()
+			var variables map[string]string
+			if kind == "bash" || isLong() { // an interpreter starts again for them
+				variables = map[string]string{"INHERITED": value}
+				code = fmt.Sprintf(seesVariable[kind], value) + "\n" + code
+			}
 			for i := range 3 {
-				lines := strings.Fields(runs(t, folder, cache, code))
+				lines := strings.Fields(runs(t, folder, cache, code, variables))
 				expectOwn(t, i, lines, seen)
 				found := snapshots(t, cache)
 				if len(found) != 1 {
@@ -149,7 +159,36 @@ func TestSnapshot_CopiesDiffer(t *testing.T) {
 					t.Errorf("copy %d has changed the snapshot, or made another", i)
 				}
 			}
+			if variables != nil {
+				isNowhere(t, cache, value)
+			}
 		})
+	}
+}
+
+// seesVariable is code that fails where a variable has another value.
+var seesVariable = map[string]string{
+	"bash":   `[ "$INHERITED" = %s ] || exit 1`,
+	"python": `import os; assert os.environ["INHERITED"] == "%s"`,
+	"node":   `require("assert").equal(process.env.INHERITED, "%s")`,
+}
+
+// isNowhere fails the test where a text is in a file below a cache. What is in the memory
+// of each saved machine is found there: the control.
+func isNowhere(t *testing.T, cache, text string) {
+	t.Helper()
+	saved := filepath.Join(cache, "nix-sandbox-mcp/vm")
+	search := procfs.NewSearch(text)
+	search.Files(saved)
+	if len(search.Found) > 0 || len(search.Unread) > 0 {
+		t.Errorf("the value is in %q, unread: %v", search.Found, search.Unread)
+	}
+	control := procfs.NewSearch("org.nix-sandbox-mcp.control")
+	for _, one := range snapshots(t, cache) {
+		control.File(filepath.Join(one, "memory"))
+	}
+	if len(control.Found) == 0 || len(control.Found) != len(control.Read) {
+		t.Errorf("of the files %v, the name of a port is in %q", control.Read, control.Found)
 	}
 }
 
@@ -158,7 +197,7 @@ func TestSnapshot_CopiesDiffer(t *testing.T) {
 func TestSnapshot_IsReplacedWhereNoCopyStarts(t *testing.T) {
 	t.Parallel()
 	folder, cache := artifact(t, "bash"), cache(t)
-	runs(t, folder, cache, "true")
+	runs(t, folder, cache, "true", nil)
 	saved := snapshots(t, cache)[0]
 	before := string(must.Get(os.ReadFile(saved + "/meta"))(t))
 	// Another state, with the hash that belongs to it.
@@ -174,7 +213,7 @@ func TestSnapshot_IsReplacedWhereNoCopyStarts(t *testing.T) {
 		must.Do(t, os.Remove(filepath.Join(saved, name)))
 		must.Write(t, filepath.Join(saved, name), text, 0o400)
 	}
-	if output := runs(t, folder, cache, "echo right"); output != "right\n" {
+	if output := runs(t, folder, cache, "echo right", nil); output != "right\n" {
 		t.Errorf("it prints %q", output)
 	}
 	// A new one may be late on a busy computer, and then this start had none.
