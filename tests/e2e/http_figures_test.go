@@ -119,10 +119,10 @@ func TestHTTP_Figures(t *testing.T) {
 		took := time.Since(began)
 		cost, ofServer = processorTime(procfs.Tree(pid)...)-cost, processorTime(pid)-ofServer
 		atOnce := s.memory()
-		// The memory of the calls is returned some seconds after them, and the pool is
-		// filled again.
+		// The memory of the calls is returned some seconds after them, the pool is filled
+		// again, and limit keepers look at a sandbox less often the longer it does nothing.
 		const idle = 15 * time.Second
-		time.Sleep(idle)
+		time.Sleep(time.Minute)
 		ofIdle := processorTime(procfs.Tree(pid)...)
 		time.Sleep(idle)
 		ofIdle = processorTime(procfs.Tree(pid)...) - ofIdle
