@@ -105,10 +105,14 @@ while True:
 // Code that crosses a limit of its session is the answer to that call, with the limit,
 // and the session answers again. What is below the limit runs: the control.
 func TestLimits_AreNamedAndTheSessionGoesOn(t *testing.T) {
-	for _, test := range []struct{ kind, below, above, outcome, limit, again string }{
-		{"python", "len(bytearray(150 << 20))", "b = []\nwhile True: b.append(bytearray(1 << 20))", frame.OutcomeMemory, "memory_mb", "print(1)"},
-		{"python", "len(bytearray(150 << 20))", sockets, frame.OutcomeMemory, "memory_mb", "print(1)"},
-		{"bash", "for i in 1 2 3 4 5; do sleep 0.01 & done; wait", ":(){ :|:& };:; wait; sleep 600", frame.OutcomeLimit, "pids", "echo 1"},
+	for _, test := range []struct {
+		kind, below, above, outcome, limit string
+		value                              int64
+		again                              string
+	}{
+		{"python", "len(bytearray(200 << 20))", "b = []\nwhile True: b.append(bytearray(1 << 20))", frame.OutcomeMemory, "memory_mb", 256, "print(1)"},
+		{"python", "len(bytearray(200 << 20))", sockets, frame.OutcomeMemory, "memory_mb", 256, "print(1)"},
+		{"bash", "for i in 1 2 3 4 5; do sleep 0.01 & done; wait", ":(){ :|:& };:; wait; sleep 600", frame.OutcomeLimit, "pids", 64, "echo 1"},
 	} {
 		t.Run(test.limit, func(t *testing.T) {
 			t.Parallel()
@@ -121,7 +125,7 @@ func TestLimits_AreNamedAndTheSessionGoesOn(t *testing.T) {
 			if silent > 10*time.Second {
 				t.Errorf("the agent was silent for %v of the machine's processor time", silent)
 			}
-			if err != nil || r.Outcome != test.outcome || r.Limit == nil || r.Limit.Name != test.limit {
+			if err != nil || r.Outcome != test.outcome || r.Limit == nil || r.Limit.Name != test.limit || r.Limit.Value != test.value {
 				t.Errorf("above the limit: %+v, limit %+v, error %v", r, r.Limit, err)
 			}
 			if output := m.run(test.again); output != "1\n" {
