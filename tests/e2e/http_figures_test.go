@@ -120,7 +120,7 @@ func TestHTTP_Figures(t *testing.T) {
 		cost, ofServer = processorTime(procfs.Tree(pid)...)-cost, processorTime(pid)-ofServer
 		atOnce := s.memory()
 		// The memory of the calls is returned some seconds after them, the pool is filled
-		// again, and limit keepers look at a sandbox less often the longer it does nothing.
+		// again, and limit keepers measure a sandbox less often the longer it does nothing.
 		const idle = 15 * time.Second
 		time.Sleep(time.Minute)
 		ofIdle := processorTime(procfs.Tree(pid)...)
