@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	vm "github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/machines"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 )
@@ -421,6 +422,11 @@ func (m *machineBench) waiting(ctx context.Context) error {
 			return err
 		}
 		defer clone.Close()
+		// As the server does for its stock, for which a clone rehearses its first call.
+		var reply frame.Reply
+		if err := errors.Join(clone.Ping(), clone.Replies.Read(&reply)); err != nil {
+			return err
+		}
 	}
 	rest(ctx, clone.Cmd.Process.Pid)
 	before := clone.ProcessorTime()
