@@ -16,7 +16,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/agenttest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 // The tests of a driver are data in the testdata of its interpreter's folder,
@@ -93,7 +92,7 @@ func (c cases) run(t *testing.T, interpreter string, change func(*frame.Request)
 					case s.Lost: // whatever its grace
 						steps[i].Change = Limit(limit, 300*time.Millisecond)
 					default:
-						steps[i].Change = Limit(limit, patience.Long)
+						steps[i].Change = Limit(limit, Grace)
 					}
 				}
 				a := Start(t, interpreter, append(variables, Bare(t), Root(root))...)

@@ -8,11 +8,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/agenttest"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
-
-// shortTime is the time of code that exceeds it: long enough for the code to begin.
-const shortTime = 500 * time.Millisecond
 
 // What runs for ever, by interpreter: state is kept.
 var forever = map[string][]string{
@@ -34,16 +30,20 @@ func TestTimeoutKeepsState(t *testing.T) {
 		for _, code := range codes {
 			t.Run(kind+"/"+code, func(t *testing.T) {
 				t.Parallel()
-				a := Start(t, kind).Warm()
-				a.Run(state[kind].set)
-				begin := time.Now()
-				got := a.Run(code, Limit(shortTime, patience.Long))
-				if got.Outcome != frame.OutcomeTimeout || got.State != frame.StateKept {
-					t.Errorf("%s, state %s, want timeout, kept", got.Outcome, got.State)
-				}
-				if took := time.Since(begin); took < shortTime {
-					t.Errorf("interrupted after %v", took)
-				}
+				var a *Agent
+				Longer(t, func(limit time.Duration) error {
+					a = Start(t, kind).Warm()
+					a.Run(state[kind].set)
+					begin := time.Now()
+					got := a.Run(code, Limit(limit, Grace))
+					if got.Outcome != frame.OutcomeTimeout || got.State != frame.StateKept {
+						return fmt.Errorf("%s, state %s, want timeout, kept", got.Outcome, got.State)
+					}
+					if took := time.Since(begin); took < limit {
+						t.Errorf("interrupted after %v", took)
+					}
+					return nil
+				})
 				a.Steps([]Step{{Code: state[kind].show, Stdout: state[kind].want}})
 			})
 		}

@@ -200,7 +200,7 @@ func TestCommand_RunsEachCall(t *testing.T) {
 		"too long":     {Command(false, "/bin/sh", "-c"), Step{Code: long, Exit: 127, Outcome: frame.OutcomeCrashed, Stderr: "131071"}, 0},
 		"NUL":          {Command(false, "/bin/sh", "-c"), Step{Code: "a\x00b", Exit: 127, Outcome: frame.OutcomeCrashed, Stderr: "NUL"}, 0},
 		"not there":    {Command(false, "/nowhere/sh"), Step{Code: "a", Exit: 127, Outcome: frame.OutcomeCrashed, Stderr: "/nowhere/sh"}, 0},
-		"interrupt":    {Command(false, "/bin/sh", "-c"), Step{Code: "sleep 99", Exit: 130, Outcome: frame.OutcomeTimeout}, patience.Long},
+		"interrupt":    {Command(false, "/bin/sh", "-c"), Step{Code: "sleep 99", Exit: 130, Outcome: frame.OutcomeTimeout}, Grace},
 		"ignores it":   {Command(false, "/bin/sh", "-c"), Step{Code: "trap '' INT; echo ready; while :; do sleep 1; done", Stdout: "ready\n", Exit: 137, Outcome: frame.OutcomeTimeout}, 200 * time.Millisecond},
 		"empty":        {Command(true, "/bin/sh"), Step{}, 0},
 		"state is not": {Command(true, "/bin/sh"), Step{Code: "echo $x", Stdout: "\n"}, 0},

@@ -203,7 +203,7 @@ func (a *Agent) Call(code string, change ...func(*frame.Request)) uint64 {
 	a.id++
 	req := frame.Request{
 		Type: frame.Execute, ID: a.id, Code: code, Keep: true,
-		TimeoutMS: patience.Long.Milliseconds(), GraceMS: patience.Long.Milliseconds(),
+		TimeoutMS: patience.Long.Milliseconds(), GraceMS: Grace.Milliseconds(),
 	}
 	for _, f := range change {
 		f(&req)
@@ -211,6 +211,10 @@ func (a *Agent) Call(code string, change ...func(*frame.Request)) uint64 {
 	a.Send(req)
 	return a.id
 }
+
+// Grace is the time of code that answers an interrupt. An interrupt that reaches an
+// interpreter before its code begins may be lost, and the interpreter is ended after it.
+const Grace = 10 * time.Second
 
 // Limit is a change of a call: its timeout and grace.
 func Limit(timeout, grace time.Duration) func(*frame.Request) {
@@ -322,7 +326,7 @@ func (a *Agent) Try(steps []Step) error {
 func Longer(t testing.TB, try func(limit time.Duration) error) {
 	t.Helper()
 	var err error
-	for limit := 300 * time.Millisecond; limit <= patience.Long; limit *= 5 {
+	for limit := 500 * time.Millisecond; limit <= patience.Long; limit *= 5 {
 		if err = try(limit); err == nil {
 			return
 		}

@@ -345,7 +345,7 @@ func TestEphemeralLeavesNothing(t *testing.T) {
 func TestAgent_ReapsOrphansAndKeepsJobs(t *testing.T) {
 	s := serve(t, "@bash")
 	s.run("for n in {1..20}; do (setsid sh -c 'exit 0' &); done; sleep 60 & job=$!")
-	if _, r := s.run("sleep 99", agenttest.Limit(500*time.Millisecond, patience.Long)); r.Outcome != frame.OutcomeTimeout || r.State != frame.StateKept {
+	if _, r := s.run("sleep 99", agenttest.Limit(500*time.Millisecond, agenttest.Grace)); r.Outcome != frame.OutcomeTimeout || r.State != frame.StateKept {
 		t.Errorf("%+v", r)
 	}
 	if got, _ := s.run("kill -0 $job && echo there; " + others); got != "there\n1\n" {
