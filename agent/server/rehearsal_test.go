@@ -1,6 +1,8 @@
 package server_test
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -8,6 +10,8 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/agenttest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 // traces is code that prints what a call that was rehearsed could have left.
@@ -88,4 +92,47 @@ func TestRehearsal_GivesWayToACall(t *testing.T) {
 		t.Fatalf("reply %+v, want pong", got)
 	}
 	a.Steps([]Step{{Code: state["python"].show, Stdout: state["python"].want}})
+}
+
+// A ping that comes while the first call runs is answered at once, whatever its identifier.
+func TestRehearsal_NeverDelaysAPing(t *testing.T) {
+	t.Parallel()
+	a := Start(t, "bash").Warm()
+	a.Send(frame.Request{Type: frame.Reseed, ID: 3, Rehearse: true})
+	if got := a.Receive(); got.Type != frame.Reseeded {
+		t.Fatalf("reply %+v, want reseeded", got)
+	}
+	id := a.Call("until [[ -e answered ]]; do sleep 0.01; done; echo end")
+	a.Send(frame.Request{Type: frame.Ping, ID: id})
+	if got := a.Receive(); got.Type != frame.Pong || got.ID != id {
+		t.Fatalf("reply %+v, want pong", got)
+	}
+	must.Write(t, filepath.Join(a.Root, "answered"), "", 0o644)
+	if got := a.Wait(id); got.Stdout != "end\n" {
+		t.Errorf("the call prints %q", got.Stdout)
+	}
+}
+
+// A call and an interrupt may have the identifier of the ping whose call is rehearsed.
+func TestRehearsal_TakesNoIdentifier(t *testing.T) {
+	t.Parallel()
+	a := fake(t, "", `while read -r word nonce rest <&3; do until [ -e go ]; do sleep 0.01; done; echo "done $nonce 0" >&3; done`)
+	must.Write(t, filepath.Join(a.Root, "go"), "", 0o644)
+	a.Warm()
+	a.Send(frame.Request{Type: frame.Reseed, ID: 3, Rehearse: true})
+	if got := a.Receive(); got.Type != frame.Reseeded {
+		t.Fatalf("reply %+v, want reseeded", got)
+	}
+	must.Do(t, os.Remove(filepath.Join(a.Root, "go")))
+	const id = 1
+	a.Send(frame.Request{Type: frame.Ping, ID: id})
+	a.Send(frame.Request{Type: frame.Interrupt, ID: id})
+	a.Send(frame.Request{Type: frame.Execute, ID: id, Code: "1", Keep: true, TimeoutMS: patience.Long.Milliseconds()})
+	must.Write(t, filepath.Join(a.Root, "go"), "", 0o644)
+	if got := a.Receive(); got.Type != frame.Pong || got.ID != id {
+		t.Fatalf("reply %+v, want pong", got)
+	}
+	if got := a.Receive(); got.Type != frame.Result || got.ID != id || got.Outcome != frame.OutcomeOK {
+		t.Fatalf("reply %+v, want a result", got)
+	}
 }

@@ -59,16 +59,16 @@ func (s *Server) request(req frame.Request) error {
 	var refusal error
 	switch req.Type {
 	case frame.Execute:
+		s.unrehearsed.Store(false) // its own first call is here
 		refusal = s.enqueue(&call{Request: req})
 	case frame.Configure:
 		refusal = s.queueTask(task{configure: &req})
 	case frame.Interrupt:
 		return s.interrupt(req.ID)
 	case frame.Ping:
-		if !s.unrehearsed.CompareAndSwap(true, false) {
+		if !s.unrehearsed.CompareAndSwap(true, false) || s.rehearse(req.ID) != nil {
 			return s.pings.add(req.ID)
 		}
-		refusal = s.rehearse(req.ID)
 	case frame.Read:
 		contents, size, err := s.root.Read(req.Path, req.Offset, req.Length)
 		if err == nil {
@@ -101,7 +101,8 @@ func (s *Server) queueTask(t task) error {
 func (s *Server) enqueue(c *call) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, ok := s.calls[c.ID]; ok {
+	// The identifier of a rehearsal is that of a ping, which a call may have as well.
+	if known, ok := s.calls[c.ID]; ok && !known.rehearsed {
 		return fmt.Errorf("call %d is known already", c.ID)
 	}
 	if s.code+len(c.Code) > maxCode {
@@ -139,7 +140,7 @@ func (s *Server) interrupt(id uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c, ok := s.calls[id]
-	if !ok {
+	if !ok || c.rehearsed {
 		return nil
 	}
 	if c.running {
@@ -160,11 +161,12 @@ func (s *Server) interrupt(id uint64) error {
 	return s.out.Write(result)
 }
 
-// take marks a call as running. It is false for a call that was cancelled.
+// take marks a call as running. It is false for a call that was cancelled, whose code has
+// been given up.
 func (s *Server) take(c *call) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.calls[c.ID] != c {
+	if s.calls[c.ID] != c && !c.rehearsed {
 		return false
 	}
 	c.running = true
@@ -175,7 +177,9 @@ func (s *Server) take(c *call) bool {
 // answer sends a call's last frames and forgets the call.
 func (s *Server) answer(c *call, replies []any) error {
 	s.mu.Lock()
-	delete(s.calls, c.ID)
+	if s.calls[c.ID] == c {
+		delete(s.calls, c.ID)
+	}
 	s.mu.Unlock()
 	if c.rehearsed {
 		return frame.NewWriter(io.Discard).Write(replies...)
