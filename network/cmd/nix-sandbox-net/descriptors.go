@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -13,6 +15,9 @@ import (
 // maxLines is how many lines for standard error wait until they are written.
 const maxLines = 64
 
+// writeWait is how long a line for standard error is awaited.
+const writeWait = time.Second
+
 // isGiven returns whether a descriptor was given to this process. What the Go
 // runtime itself opened has FD_CLOEXEC, which no descriptor keeps over execve(2).
 func isGiven(descriptor int) bool {
@@ -20,8 +25,8 @@ func isGiven(descriptor int) bool {
 	return err == nil && flags&unix.FD_CLOEXEC == 0
 }
 
-// reporter returns what takes events: it writes them to their descriptor, or as
-// sentences to standard error, and never blocks.
+// reporter returns what takes events: it writes them to their descriptor and never
+// blocks, or as sentences to standard error, which it awaits for a moment.
 func reporter() func(event.Event) {
 	if !isGiven(eventsDescriptor) {
 		return sentences(os.Stderr.WriteString)
@@ -46,21 +51,41 @@ func reporter() func(event.Event) {
 
 // sentences returns what writes refusals and failures as lines for people.
 // Standard error may be a terminal that somebody has stopped, so that a goroutine
-// writes them and lines are dropped that it cannot write in time.
+// writes them and lines are dropped that it cannot write in time. A line is awaited
+// for writeWait, unless one before it has been awaited in vain and not been written
+// since: the code that was refused may end, and this process with it, as soon as it
+// knows.
 func sentences(write func(string) (int, error)) func(event.Event) {
-	lines := make(chan string, maxLines)
+	type line struct {
+		text    string
+		written chan struct{}
+	}
+	lines := make(chan line, maxLines)
+	var stuck atomic.Bool
 	go func() {
-		for line := range lines {
-			_, _ = write(line)
+		for l := range lines {
+			_, _ = write(l.text)
+			stuck.Store(false)
+			close(l.written)
 		}
 	}()
 	return func(e event.Event) {
 		if e.Kind != event.Refused && e.Kind != event.Failed {
 			return
 		}
+		l := line{"nix-sandbox-net: " + e.Sentence() + "\n", make(chan struct{})}
 		select {
-		case lines <- "nix-sandbox-net: " + e.Sentence() + "\n":
+		case lines <- l:
 		default:
+			return
+		}
+		if stuck.Load() {
+			return
+		}
+		select {
+		case <-l.written:
+		case <-time.After(writeWait):
+			stuck.Store(true)
 		}
 	}
 }
