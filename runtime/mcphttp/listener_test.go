@@ -2,10 +2,14 @@ package mcphttp
 
 import (
 	"net"
+	"net/http"
+	"net/http/httptrace"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 // timed is a connection that tells until when the last read may last.
@@ -26,7 +30,7 @@ func TestBoundedConn_TimesTheFirstHeadFromItsFirstByte(t *testing.T) {
 	defer ours.Close()
 	defer theirs.Close()
 	inner := &timed{Conn: ours}
-	conn := &boundedConn{Conn: inner, release: func() {}}
+	conn := &boundedConn{Conn: inner}
 	began := time.Now()
 	must.Do(t, conn.SetReadDeadline(began.Add(headTimeout)))
 	if inner.until.Before(began.Add(connectionIdle)) {
@@ -48,5 +52,63 @@ func TestBoundedConn_TimesTheFirstHeadFromItsFirstByte(t *testing.T) {
 		if !inner.until.Equal(want) {
 			t.Errorf("the deadline is %v, want %v", inner.until, want)
 		}
+	}
+}
+
+// late is a listener whose one connection is accepted while it is closed.
+type late struct {
+	net.Listener
+	closed, ended chan struct{}
+	once          sync.Once
+}
+
+func (l *late) Accept() (net.Conn, error) {
+	<-l.closed
+	conn, err := l.Listener.Accept()
+	l.Listener.Close()
+	return &lateConn{Conn: conn, end: sync.OnceFunc(func() { close(l.ended) })}, err
+}
+
+func (l *late) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return nil
+}
+
+type lateConn struct {
+	net.Conn
+	end func()
+}
+
+func (c *lateConn) Close() error {
+	defer c.end()
+	return c.Conn.Close()
+}
+
+// A connection that is accepted at the last moment is answered before the server ends.
+func TestServer_AnswersItsLastConnection(t *testing.T) {
+	listener := &late{Listener: must.Get(net.Listen("tcp", "127.0.0.1:0"))(t), closed: make(chan struct{}), ended: make(chan struct{})}
+	s := serve(t, listener, &http.Transport{DisableKeepAlives: true}, nil)
+	status := make(chan int, 1)
+	connected := make(chan struct{})
+	traced := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{ConnectDone: func(string, string, error) { close(connected) }})
+	go func() {
+		response, err := s.transport.RoundTrip(must.Get(http.NewRequestWithContext(traced, http.MethodGet, s.url+"/healthz", nil))(t))
+		if err != nil {
+			t.Error(err)
+			status <- 0
+			return
+		}
+		response.Body.Close()
+		status <- response.StatusCode
+	}()
+	<-connected
+	s.Close(patience.Long)
+	select {
+	case <-listener.ended:
+	default:
+		t.Error("the server has ended, and a connection that it accepted is open")
+	}
+	if got := <-status; got != http.StatusOK {
+		t.Errorf("status %d, want %d", got, http.StatusOK)
 	}
 }

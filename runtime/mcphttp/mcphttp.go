@@ -130,7 +130,8 @@ type Server struct {
 	o        Options
 	http     *http.Server
 	sessions *sessions
-	listener net.Listener
+	listener *boundedListener
+	accepted chan struct{} // closed when the listener is, and no further connection comes
 
 	incoming, outgoing *budget
 	encoding           chan struct{} // contains an element for each answer that is encoded
@@ -167,6 +168,7 @@ func New(handler *rpc.Handler, o Options) *Server {
 		encoding: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		open:     map[string]int{},
 		idle:     make(chan struct{}),
+		accepted: make(chan struct{}),
 	}
 	s.incoming.drained, s.outgoing.drained = s.returnMemory, s.returnMemory
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -195,10 +197,9 @@ func (s *Server) Serve(listener net.Listener) error {
 	s.mu.Lock()
 	s.listener = bounded(listener, maxConnections)
 	s.mu.Unlock()
+	defer close(s.accepted)
 	err := s.http.Serve(s.listener)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if errors.Is(err, http.ErrServerClosed) || s.isClosing {
+	if errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed) {
 		return nil
 	}
 	return err
@@ -271,6 +272,19 @@ func (s *Server) Close(within time.Duration) {
 	s.cancel()
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
+	s.mu.Lock()
+	listener := s.listener
+	s.mu.Unlock()
+	// Once Shutdown is called, net/http closes a connection whose request it has just read,
+	// and does not know of one that is just accepted.
+	if listener != nil {
+		listener.Close()
+		select {
+		case <-s.accepted:
+		case <-ctx.Done():
+		}
+		listener.settle(ctx)
+	}
 	// Shutdown also waits for what has been answered to be written.
 	if s.http.Shutdown(ctx) != nil {
 		s.http.Close()
