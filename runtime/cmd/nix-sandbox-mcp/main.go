@@ -83,6 +83,9 @@ func forEach(cmd *cobra.Command, f func(*cobra.Command)) {
 	}
 }
 
+// groupOnly is the annotation of a command that does nothing without one below it.
+const groupOnly = "group"
+
 // refuseUnknown has a command with subcommands refuse an argument that is none of
 // them, and a call without any if it does nothing itself. cobra would print the
 // help and exit with 0.
@@ -98,6 +101,7 @@ func refuseUnknown(cmd *cobra.Command) {
 		return nil
 	}
 	if !cmd.Runnable() {
+		cmd.Annotations = map[string]string{groupOnly: ""}
 		cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 			return &misuse{cmd.CommandPath() + " needs a command", seeHelp(cmd)}
 		}

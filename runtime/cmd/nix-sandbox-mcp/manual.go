@@ -32,7 +32,7 @@ func writeManual(w io.Writer, root *cobra.Command) {
 	writeManualFlags(w, root)
 	fmt.Fprint(w, ".SH COMMANDS\n")
 	forEach(root, func(cmd *cobra.Command) {
-		if cmd == root || cmd.HasSubCommands() {
+		if _, nothing := cmd.Annotations[groupOnly]; cmd == root || nothing {
 			return
 		}
 		name := strings.TrimPrefix(cmd.CommandPath(), root.Name()+" ")
