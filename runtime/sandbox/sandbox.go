@@ -239,6 +239,9 @@ type Result struct {
 	// Isolation is what executes the sandbox's instructions where that is known only
 	// when it runs: kvm or emulated; otherwise empty.
 	Isolation string
+	// Start is how the sandbox began where there is more than one way: cold, or as a copy
+	// of a saved one; otherwise empty.
+	Start string
 	// ProjectChanged says, in the first result that could, that the sandbox goes on from
 	// an earlier state with the project as it was, and that the project is another now.
 	ProjectChanged bool

@@ -404,6 +404,9 @@ func (a answer) facts() map[string]any {
 	if a.result.Isolation != "" {
 		facts[metaPrefix+"isolation"] = a.result.Isolation
 	}
+	if a.result.Start != "" {
+		facts[metaPrefix+"start"] = a.result.Start
+	}
 	if w := a.result.Woken; w != nil {
 		facts[metaPrefix+"resumed"] = w.Lost == ""
 		facts[metaPrefix+"suspended_seconds"] = int64(w.Slept.Seconds())

@@ -23,6 +23,9 @@ const (
 // isolations are what a program may report.
 var isolations = map[string]bool{"kvm": true, "emulated": true}
 
+// beginnings are those that a program may report.
+var beginnings = map[string]bool{"cold": true, "copy": true}
+
 // launcher is what the program of a sandbox reports. It is no part of the sandbox,
 // whose frames go elsewhere; what it says is bounded as theirs is. A nil launcher
 // reports nothing.
@@ -32,6 +35,7 @@ type launcher struct {
 
 	mu        sync.Mutex
 	isolation string
+	start     string
 	factor    int
 	// projectChanged says that the sandbox shows its project as it was once, which
 	// nobody has been told.
@@ -55,6 +59,7 @@ func (l *launcher) follow() {
 		}
 		var report struct {
 			Isolation   string `json:"isolation"`
+			Start       string `json:"start"`
 			StartFactor int    `json:"start_factor"`
 			Changed     bool   `json:"project_changed"`
 		}
@@ -64,6 +69,9 @@ func (l *launcher) follow() {
 		l.mu.Lock()
 		if isolations[report.Isolation] {
 			l.isolation = report.Isolation
+		}
+		if beginnings[report.Start] {
+			l.start = report.Start
 		}
 		if report.StartFactor >= 1 && report.StartFactor <= maxStartFactor {
 			l.factor = report.StartFactor
@@ -107,11 +115,13 @@ func (l *launcher) takeProjectChanged() bool {
 	return changed
 }
 
-func (l *launcher) isolated() string {
+// isolated returns how the sandbox is isolated and how it began; both are empty where
+// that was not reported.
+func (l *launcher) isolated() (isolation, start string) {
 	if l == nil {
-		return ""
+		return "", ""
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.isolation
+	return l.isolation, l.start
 }

@@ -272,7 +272,8 @@ func (s *Sandbox) Execute(ctx context.Context, request sandbox.Request) (sandbox
 	out := &output{progress: request.Progress}
 	s.network.begin()
 	reply, err := s.execute(ctx, request, out)
-	result := sandbox.Result{EnforcedBy: s.enforcedBy, Isolation: s.launcher.isolated(), Duration: time.Since(began), Network: s.network.end()}
+	result := sandbox.Result{EnforcedBy: s.enforcedBy, Duration: time.Since(began), Network: s.network.end()}
+	result.Isolation, result.Start = s.launcher.isolated()
 	result.Stdout, result.Stderr = s.texts(out)
 	if err == nil {
 		result.ProjectChanged = s.launcher.takeProjectChanged()

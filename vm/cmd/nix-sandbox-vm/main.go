@@ -96,7 +96,7 @@ func run(args []string) (status int, err error) {
 			return 0, err
 		}
 		defer s.Close()
-		report(startReport{Isolation: s.Accelerator, ProjectChanged: s.projectChanged})
+		report(startReport{Isolation: s.Accelerator, Start: s.began(), ProjectChanged: s.projectChanged})
 		return serve(spec, s, control, project)
 	}
 	m, err := spec.Start(memory)

@@ -32,6 +32,17 @@ type serving struct {
 	projectChanged bool
 }
 
+// began says how the machine began; empty where it goes on from an earlier one.
+func (s *serving) began() string {
+	switch {
+	case s.woken:
+		return ""
+	case s.copied:
+		return "copy"
+	}
+	return "cold"
+}
+
 // startServing starts a machine with an agent: as a copy of a saved one where that is
 // possible, which it may save first. What is wrong with snapshots costs time alone. The
 // server can have a machine saved that is capturable.
