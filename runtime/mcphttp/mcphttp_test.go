@@ -559,6 +559,47 @@ func TestServer_BoundsHTTPSessions(t *testing.T) {
 	}
 }
 
+// An HTTP session whose stream is open does not end because its principal begins others,
+// however many: what is too many is refused.
+func TestServer_KeepsHTTPSessionsWithStreams(t *testing.T) {
+	const streams = maxSessionsEach + 6
+	s := start(t, func(o *Options) { o.Streams = func(string) int { return streams } })
+	open := func() (*httpclient.Client, *http.Response) {
+		c := s.client(t, "alice", mcpclient.Newest)
+		response := must.Get(c.Do(must.Get(c.Request(t.Context(), http.MethodGet, nil))(t)))(t)
+		t.Cleanup(func() { response.Body.Close() })
+		return c, response
+	}
+	var clients []*httpclient.Client
+	for i := range streams {
+		c, response := open()
+		if response.StatusCode != http.StatusOK {
+			t.Fatalf("stream %d: status %d", i+1, response.StatusCode)
+		}
+		clients = append(clients, c)
+	}
+	if _, response := open(); response.StatusCode != http.StatusTooManyRequests {
+		t.Errorf("a stream too many: status %d", response.StatusCode)
+	}
+	for i, c := range clients {
+		if _, err := c.Call(t.Context(), "ping", nil, nil); err != nil {
+			t.Errorf("the HTTP session of stream %d: %v", i+1, err)
+		}
+	}
+	// Sessions in which nothing goes on still end, and as many as are too many.
+	for _, c := range clients {
+		must.Do(t, c.End(t.Context()))
+	}
+	for range maxSessionsEach + 1 {
+		must.Do(t, clients[0].Initialize(t.Context()))
+	}
+	s.sessions.mu.Lock()
+	defer s.sessions.mu.Unlock()
+	if got := len(s.sessions.byID); got != maxSessionsEach {
+		t.Errorf("%d HTTP sessions are left, want %d", got, maxSessionsEach)
+	}
+}
+
 // When many exchanges have ended, the memory that they took is returned; few are not worth
 // the time that this takes.
 func TestServer_ReturnsTheMemoryOfManyExchanges(t *testing.T) {

@@ -8,7 +8,8 @@ import (
 )
 
 const (
-	// maxSessions bounds the HTTP sessions, maxSessionsEach those of one principal.
+	// maxSessions bounds the HTTP sessions, maxSessionsEach those of one principal in
+	// which nothing goes on. Its others are bounded by its calls and streams.
 	maxSessions     = 10000
 	maxSessionsEach = 64
 	// sessionIdle is after what time an HTTP session that nobody uses ends.
@@ -43,13 +44,15 @@ func newSessions() *sessions {
 }
 
 // begin returns a new HTTP session. Where there are too many, the one ends that nobody
-// has used for longest: one of the principal's, if it has as many as it may.
+// has used for longest: one of the principal's in which nothing goes on, if it has as
+// many as it may.
 func (s *sessions) begin(principal string) *httpSession {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.each[principal] >= maxSessionsEach {
-		s.endOldest(func(one *httpSession) bool { return one.principal == principal })
-	} else if len(s.byID) >= maxSessions {
+	isSpare := func(one *httpSession) bool { return one.principal == principal && one.isIdle() }
+	for s.each[principal] >= maxSessionsEach && s.endOldest(isSpare) {
+	}
+	if len(s.byID) >= maxSessions {
 		s.endOldest(func(*httpSession) bool { return true })
 	}
 	one := &httpSession{id: rand.Text(), principal: principal, used: time.Now(), calls: map[string]*running{}}
@@ -59,8 +62,8 @@ func (s *sessions) begin(principal string) *httpSession {
 }
 
 // endOldest ends the session that was used first, of those that are eligible; rather
-// one that has neither calls nor a stream.
-func (s *sessions) endOldest(eligible func(*httpSession) bool) {
+// one that has neither calls nor a stream. It is false where none is eligible.
+func (s *sessions) endOldest(eligible func(*httpSession) bool) bool {
 	var oldest *httpSession
 	isFirst := func(a, b *httpSession) bool {
 		if a.isIdle() != b.isIdle() {
@@ -76,6 +79,7 @@ func (s *sessions) endOldest(eligible func(*httpSession) bool) {
 	if oldest != nil {
 		s.end(oldest)
 	}
+	return oldest != nil
 }
 
 // isIdle reports whether nothing of the session goes on.
