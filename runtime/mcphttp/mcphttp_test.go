@@ -318,43 +318,58 @@ func TestServer_RefusesWhatTheErasRefuse(t *testing.T) {
 	}
 }
 
-// Progress of a call comes in its own response, whatever else its client has open.
+// Progress of a call comes in its own response, whatever else its client and others have
+// open: one GET or subscription of each of two principals in each era.
 func TestServer_NotifiesInTheRightResponse(t *testing.T) {
 	forErasInBubble(t, func(t *testing.T, version string) {
 		s := startInBubble(t, nil)
 		c := s.client(t, "alice", version)
-		var listener *http.Response
-		if version == mcpclient.Newest {
-			listener = must.Get(c.Do(must.Get(c.Request(t.Context(), http.MethodGet, nil))(t)))(t)
-			defer listener.Body.Close()
-		}
-		var calls sync.WaitGroup
-		for i := range 50 {
-			calls.Go(func() {
-				token := fmt.Sprintf("%s-%d", version, i)
-				count := 0
-				answer, err := c.RunWith(t.Context(), mcpclient.Arguments{Env: "bash", Code: fmt.Sprintf("echo %d; sleep 4.5", i)}, map[string]any{"progressToken": token}, func(m mcpclient.Message) {
-					count++
-					var params struct {
-						ProgressToken, Message string
+		var reading sync.WaitGroup
+		listen := func(name string, response *http.Response) {
+			reading.Go(func() {
+				defer response.Body.Close()
+				for m, err := range httpclient.Events(response.Body) {
+					isResult := len(m.ID) > 0 && len(m.Result) > 0
+					if err != nil || m.Method != "notifications/subscriptions/acknowledged" && !isResult {
+						t.Errorf("the stream of %s has %s (%v)", name, m.Line, err)
 					}
-					if err := json.Unmarshal(m.Params, &params); err != nil || params.ProgressToken != token || !strings.HasSuffix(params.Message, fmt.Sprint(i)) {
-						t.Errorf("call %s was notified of %s (%v)", token, m.Line, err)
-					}
-				})
-				if err != nil || answer.Text() != fmt.Sprintf("%d\n", i) || count != 1 {
-					t.Errorf("call %s: %q, %d notifications, %v", token, answer.Text(), count, err)
 				}
 			})
 		}
-		calls.Wait()
-		if listener != nil {
-			// What ends the stream comes after all that could have been notified.
-			must.Do(t, c.End(t.Context()))
-			for m, err := range httpclient.Events(listener.Body) {
-				t.Errorf("the stream of the session has %s (%v)", m.Line, err)
+		for _, one := range []*httpclient.Client{c, s.client(t, "alice", version), s.client(t, "bob", version)} {
+			if one.IsStateless() {
+				message := must.Get(one.Message("sub", "subscriptions/listen", map[string]any{"notifications": map[string]any{"toolsListChanged": true}}))(t)
+				listen(one.Token, must.Get(one.Post(t.Context(), "subscriptions/listen", "", message))(t))
+			} else {
+				listen(one.Token, must.Get(one.Do(must.Get(one.Request(t.Context(), http.MethodGet, nil))(t)))(t))
 			}
 		}
+		// Calls at once: many, and a hundred times two.
+		for round, atOnce := range append([]int{50}, slices.Repeat([]int{2}, 100)...) {
+			var calls sync.WaitGroup
+			for i := range atOnce {
+				calls.Go(func() {
+					token := fmt.Sprintf("%s-%d-%d", version, round, i)
+					count := 0
+					answer, err := c.RunWith(t.Context(), mcpclient.Arguments{Env: "bash", Code: fmt.Sprintf("echo %d; sleep 4.5", i)}, map[string]any{"progressToken": token}, func(m mcpclient.Message) {
+						count++
+						var params struct {
+							ProgressToken, Message string
+						}
+						if err := json.Unmarshal(m.Params, &params); err != nil || params.ProgressToken != token || !strings.HasSuffix(params.Message, fmt.Sprint(i)) {
+							t.Errorf("call %s was notified of %s (%v)", token, m.Line, err)
+						}
+					})
+					if err != nil || answer.Text() != fmt.Sprintf("%d\n", i) || count != 1 {
+						t.Errorf("call %s: %q, %d notifications, %v", token, answer.Text(), count, err)
+					}
+				})
+			}
+			calls.Wait()
+		}
+		// What ends the streams comes after all that could have been notified.
+		s.Drain(t.Context())
+		reading.Wait()
 	})
 }
 
