@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -69,5 +70,52 @@ func TestAudit_HasARecordOfEveryCall(t *testing.T) {
 	must.Do(t, chain.Verify(file))
 	if chain.Records != 4 {
 		t.Errorf("%+v", chain)
+	}
+}
+
+// A disk that is full ends no call: the log says that records are missing, and the first
+// record after it how many.
+func TestAudit_FullDiskEndsNoCall(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounts take root")
+	}
+	t.Parallel()
+	disk := t.TempDir()
+	server := command(t, "PATH="+os.Getenv("PATH"), "NIX_SANDBOX_AUDIT="+filepath.Join(disk, "audit.jsonl"))
+	// A page is left for the first records.
+	mount := `mount -t tmpfs -o size=64k none "$0" && head -c 61440 /dev/zero >"$0/other" && exec "$@"`
+	wrapped := exec.Command("unshare", "--mount", "sh", "-c", mount, disk, server.Path, "--stdio")
+	wrapped.Env = server.Env
+	c := mcptest.Start(t, wrapped)
+	c.Initialize(mcptest.Newest)
+	const missing = "misses records from now on"
+	calls := 0
+	call := func() {
+		t.Helper()
+		calls++
+		expect(t, in(c, "s", "bash", fmt.Sprintf("echo %d", calls)), fmt.Sprintf("%d\n", calls))
+	}
+	for calls < 100 && !strings.Contains(c.Log(), missing) {
+		call()
+	}
+	if calls == 1 || !strings.Contains(c.Log(), missing) {
+		t.Fatalf("after %d calls, the log has no line that says %q:\n%s", calls, missing, c.Log())
+	}
+	for range 5 {
+		call()
+	}
+	// The server's own view of the disk.
+	disk = filepath.Join("/proc", fmt.Sprint(c.PID()), "root", disk)
+	must.Do(t, os.Remove(filepath.Join(disk, "other")))
+	call()
+	file := must.Get(os.Open(filepath.Join(disk, "audit.jsonl")))(t)
+	defer file.Close()
+	var chain audit.Chain
+	must.Do(t, chain.Verify(file))
+	if chain.Lost < 6 || chain.Records+int(chain.Lost) != calls {
+		t.Errorf("%d calls: %+v", calls, chain)
+	}
+	if n := strings.Count(c.Log(), missing); n != 1 {
+		t.Errorf("the log says %d times that the audit log %s", n, missing)
 	}
 }

@@ -60,7 +60,7 @@ func TestHTTP_EndsInOrder(t *testing.T) {
 				t.Errorf("the call that was cut short: %q", got)
 			}
 			must.Do(t, <-s.exited)
-			t.Logf("ended %v after the second signal", time.Since(began))
+			expectWithin(t, 3*time.Second, "the server ends after the second signal", time.Since(began))
 		} else {
 			must.Do(t, syscall.Kill(sleeping[0], syscall.SIGKILL))
 			if got := <-answers; !strings.Contains(got, "end\n") {

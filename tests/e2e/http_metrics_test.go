@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -14,21 +15,50 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
+// metricsURL is where a server that has metrics_listen serves metrics, without a path.
+func (s *httpServer) metricsURL() string {
+	s.t.Helper()
+	patience.Wait(s.t, patience.Long, s.log.String, func() bool { return metricsAddress.MatchString(s.log.String()) })
+	return "http://" + metricsAddress.FindStringSubmatch(s.log.String())[1]
+}
+
+// metrics are the metrics of a server that has metrics_listen.
+func (s *httpServer) metrics() string {
+	s.t.Helper()
+	response := must.Get(http.Get(s.metricsURL() + "/metrics"))(s.t)
+	defer response.Body.Close()
+	return string(must.Get(io.ReadAll(response.Body))(s.t))
+}
+
+// metric is the value of a metric without labels.
+func (s *httpServer) metric(name string) float64 {
+	s.t.Helper()
+	text := s.metrics()
+	_, value, found := strings.Cut(text, "\n"+name+" ")
+	if !found {
+		s.t.Fatalf("the metrics lack %s:\n%s", name, text)
+	}
+	value, _, _ = strings.Cut(value, "\n")
+	return must.Get(strconv.ParseFloat(value, 64))(s.t)
+}
+
 // The metrics count requests over HTTP. Whatever clients make up, the number of series
 // stays, and a server that is started again has counted nothing.
 func TestHTTP_CountsRequests(t *testing.T) {
 	t.Parallel()
 	begin := func() (s *httpServer, metrics func() string) {
 		s = startHTTP(t, []string{"alice"}, map[string]any{"metrics_listen": "127.0.0.1:0", "lame_duck_seconds": 0}, map[string]any{"prewarm": 0})
-		patience.Wait(t, patience.Long, s.log.String, func() bool { return metricsAddress.MatchString(s.log.String()) })
-		url := "http://" + metricsAddress.FindStringSubmatch(s.log.String())[1] + "/metrics"
-		return s, func() string {
-			response := must.Get(http.Get(url))(t)
-			defer response.Body.Close()
-			return string(must.Get(io.ReadAll(response.Body))(t))
-		}
+		return s, s.metrics
 	}
 	s, metrics := begin()
+	// Each address serves its own alone.
+	for _, url := range []string{s.url + "/metrics", s.metricsURL() + "/mcp"} {
+		response := must.Get(http.Get(url))(t)
+		response.Body.Close()
+		if response.StatusCode != http.StatusNotFound {
+			t.Errorf("%s: status %d", url, response.StatusCode)
+		}
+	}
 	legacy, modern := s.client("alice", mcptest.Newest), s.client("alice", mcptest.Stateless)
 	inHTTP(t, legacy, "s", "bash", "echo 1")
 	inHTTP(t, modern, "s", "bash", "echo 1")
@@ -44,7 +74,8 @@ func TestHTTP_CountsRequests(t *testing.T) {
 
 	// Each client makes up a method of MCP and of HTTP, an environment, a session and an
 	// HTTP session.
-	const clients, each = 8, 100
+	const clients = 8
+	each := sized(100, 1250)
 	invent := func(round int) {
 		var running sync.WaitGroup
 		for client := range clients {

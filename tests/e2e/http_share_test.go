@@ -52,6 +52,7 @@ func TestHTTP_HangsUpAsTheRevisionSays(t *testing.T) {
 				sleeping = procfs.WithCommand("sleep\x00" + long)
 				return len(sleeping) == 1
 			})
+			began := time.Now()
 			hangUp()
 			if err := <-ended; err == nil {
 				t.Error("a call that was hung up has an answer")
@@ -64,6 +65,9 @@ func TestHTTP_HangsUpAsTheRevisionSays(t *testing.T) {
 				must.Do(t, syscall.Kill(sleeping[0], syscall.SIGKILL))
 			}
 			patience.Until(t, "the call is in the audit log", func() bool { return recorded() == outcome })
+			if outcome == "cancelled" {
+				expectWithin(t, time.Second, "a call that is hung up is cancelled in the audit log", time.Since(began))
+			}
 			patience.Gone(t, sleeping...)
 			if outcome == "ok" {
 				expect(t, inHTTP(t, s.client("alice", version), "s", "bash", "echo $left"), "here\n")

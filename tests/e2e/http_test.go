@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/httpclient"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
@@ -32,6 +34,31 @@ type httpServer struct {
 	exited chan error
 	tokens map[string]string // by name
 	file   string            // of the tokens
+}
+
+// longVariable has the tests of a server over HTTP take their full sizes, and expect what
+// they measure to be within its time. Only a machine that does nothing else is that quick.
+const longVariable = "NIX_SANDBOX_TEST_LONG"
+
+func isLong() bool { return os.Getenv(longVariable) != "" }
+
+// sized returns the full size of something in the long form of a test, and the other one in
+// its short form.
+func sized(short, full int) int {
+	if isLong() {
+		return full
+	}
+	return short
+}
+
+// expectWithin prints how long something took. The long form of a test fails where that is
+// too long.
+func expectWithin(t testing.TB, most time.Duration, what string, took time.Duration) {
+	t.Helper()
+	t.Logf("%s: %v", what, took.Round(time.Millisecond))
+	if isLong() && took > most {
+		t.Errorf("%s took %v, want %v at most", what, took, most)
+	}
 }
 
 var listening = regexp.MustCompile(`"msg":"listening","address":"([^"]+)"`)
@@ -158,25 +185,52 @@ func TestHTTP_ReadsTokensAgain(t *testing.T) {
 		t.Errorf("a token that was read: status %d", got)
 	}
 	// A token counts alone and in its own field.
-	doubled := http.Header{"Authorization": {"Bearer " + bob, "Bearer " + bob}}
-	if got := s.status(t.Context(), doubled); got != http.StatusUnauthorized {
-		t.Errorf("a token twice: status %d", got)
+	for name, header := range map[string]http.Header{
+		"none":    {},
+		"wrong":   bearer(bob + "a"),
+		"empty":   bearer(""),
+		"doubled": {"Authorization": {"Bearer " + bob, "Bearer " + bob}},
+	} {
+		if got := s.status(t.Context(), header); got != http.StatusUnauthorized {
+			t.Errorf("%s token: status %d", name, got)
+		}
 	}
 	inQuery := must.Get(http.Post(s.url+"/mcp?access_token="+bob, "application/json", strings.NewReader("{}")))(t)
 	inQuery.Body.Close()
 	if inQuery.StatusCode != http.StatusUnauthorized {
 		t.Errorf("a token in the query: status %d", inQuery.StatusCode)
 	}
-	must.Do(t, os.WriteFile(s.file, []byte("alice "+bob), 0o600))
-	hangUp("the tokens stay as they were")
-	if !strings.Contains(s.log.String(), fmt.Sprintf("%s: line 1: it is not NAME sha256:HASH", s.file)) {
-		t.Error("the log does not name the line")
+	for name, mistake := range tokenMistakes(s.file) {
+		must.Do(t, os.WriteFile(s.file, []byte(mistake.text), 0o600))
+		must.Do(t, os.Chmod(s.file, mistake.mode))
+		hangUp("the tokens stay as they were")
+		if !strings.Contains(s.log.String(), mistake.want) {
+			t.Errorf("%s: the log lacks %q", name, mistake.want)
+		}
+		for _, token := range []string{s.tokens["alice"], bob} {
+			if got := s.status(t.Context(), bearer(token)); got != http.StatusOK {
+				t.Errorf("%s: status %d for a token of before", name, got)
+			}
+		}
 	}
-	if got := s.status(t.Context(), bearer(s.tokens["alice"])); got != http.StatusOK {
-		t.Errorf("a token of before: status %d", got)
-	}
-	if strings.Contains(s.log.String(), bob) {
+	if strings.Contains(s.log.String(), bob) || strings.Contains(s.log.String(), s.tokens["alice"]) {
 		t.Error("the log has a token")
+	}
+}
+
+// tokenMistake is a file of tokens that no server uses, and what it says of it.
+type tokenMistake struct {
+	text string
+	mode os.FileMode
+	want string
+}
+
+func tokenMistakes(path string) map[string]tokenMistake {
+	line := "alice sha256:" + strings.Repeat("0", 64) + "\n"
+	return map[string]tokenMistake{
+		"a broken line":               {"# people\nalice secret\n", 0o600, path + ": line 2: it is not NAME sha256:HASH"},
+		"a hash twice":                {line + "# people\n" + strings.Replace(line, "alice", "bob", 1), 0o600, path + ": line 3: it has the hash of another line, of alice"},
+		"a file that others write to": {line, 0o620, path + " can be written by others than its owner (mode 0620): chmod go-w it"},
 	}
 }
 
@@ -184,10 +238,62 @@ func TestHTTP_ReadsTokensAgain(t *testing.T) {
 func TestHTTP_RefusesTokenFiles(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "tokens")
-	must.Do(t, os.WriteFile(file, []byte("# people\nalice secret\n"), 0o600))
-	cmd := command(t, "NIX_SANDBOX_TOKENS="+file)
-	cmd.Args = []string{cmd.Args[0], "serve", "--http", "127.0.0.1:0"}
-	expectRefusal(t, cmd, "the tokens cannot be used: "+file+": line 2: it is not NAME sha256:HASH", "hint: correct the file")
+	for name, mistake := range tokenMistakes(file) {
+		t.Run(name, func(t *testing.T) {
+			must.Do(t, os.WriteFile(file, []byte(mistake.text), 0o600))
+			must.Do(t, os.Chmod(file, mistake.mode))
+			cmd := command(t, "NIX_SANDBOX_TOKENS="+file)
+			cmd.Args = []string{cmd.Args[0], "serve", "--http", "127.0.0.1:0"}
+			expectRefusal(t, cmd, "the tokens cannot be used: "+mistake.want, "hint: correct the file")
+		})
+	}
+}
+
+// A browser's page may call the server from the origins and under the names that the
+// configuration has, and from no others.
+func TestHTTP_RefusesStrangePages(t *testing.T) {
+	t.Parallel()
+	s := startHTTP(t, []string{"alice"}, map[string]any{
+		"lame_duck_seconds": 0, "hosts": []string{"sandbox.example"}, "origins": []string{"https://page.example"},
+	}, map[string]any{"prewarm": 0})
+	for _, test := range []struct {
+		host, origin string
+		want         int
+	}{
+		{"", "", http.StatusOK},
+		{"sandbox.example", "", http.StatusOK},
+		{"sandbox.example:443", "https://page.example", http.StatusOK},
+		{"", "https://page.example", http.StatusOK},
+		{"", "http://localhost:3000", http.StatusOK},
+		{"", "https://evil.example", http.StatusForbidden},
+		{"", "https://page.example.evil.example", http.StatusForbidden},
+		{"", "null", http.StatusForbidden},
+		{"evil.example", "", http.StatusForbidden},
+		{"evil.example", "https://page.example", http.StatusForbidden},
+	} {
+		for _, version := range []string{mcptest.Newest, mcptest.Stateless} {
+			c := &httpclient.Client{URL: s.url + "/mcp", Version: version, Token: s.tokens["alice"]}
+			if test.origin != "" {
+				c.Header = http.Header{"Origin": {test.origin}}
+			}
+			method, params := "server/discover", map[string]any(nil)
+			if !c.IsStateless() {
+				method, params = "initialize", map[string]any{"protocolVersion": version, "capabilities": map[string]any{}, "clientInfo": map[string]any{"name": "test", "version": "1"}}
+			}
+			message := must.Get(c.Message(1, method, params))(t)
+			r := must.Get(c.Request(t.Context(), http.MethodPost, bytes.NewReader(message)))(t)
+			r.Host = test.host
+			r.Header.Set("Content-Type", "application/json")
+			if c.IsStateless() {
+				r.Header.Set("Mcp-Method", method)
+			}
+			response := must.Get(c.Do(r))(t)
+			response.Body.Close()
+			if response.StatusCode != test.want {
+				t.Errorf("%s of a page of %q to %q: status %d, want %d", method, test.origin, test.host, response.StatusCode, test.want)
+			}
+		}
+	}
 }
 
 // An environment that an operator adds is heard of once on each stream, in either era.
@@ -219,13 +325,22 @@ func TestHTTP_TellsOfNewEnvironments(t *testing.T) {
 			}
 		})
 	}
+	began := time.Now()
 	must.Do(t, os.Symlink(artifact, filepath.Join(folder, "data")))
 	patience.Wait(t, patience.Long, func() string { return "not every stream has heard of it" }, func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return len(heard) == len(streams)
 	})
+	expectWithin(t, 2*time.Second, "every stream has heard of an environment", time.Since(began))
 	expect(t, inHTTP(t, modern, "", "data", "print(6 * 7)"), "42\n")
+	// A client without a stream gets the new list as JSON, with nothing before it.
+	quiet := s.client("bob", mcptest.Newest)
+	list := must.Get(quiet.Post(t.Context(), "tools/list", "", must.Get(quiet.Message(1, "tools/list", nil))(t)))(t)
+	defer list.Body.Close()
+	if body := must.Get(io.ReadAll(list.Body))(t); list.Header.Get("Content-Type") != "application/json" || !strings.Contains(string(body), `"data"`) {
+		t.Errorf("a client without a stream is answered with %s: %s", list.Header.Get("Content-Type"), body)
+	}
 	s.end()
 	reading.Wait()
 	for name, times := range heard {
@@ -246,35 +361,42 @@ func sentence(t testing.TB, c *httpclient.Client, arguments mcptest.Arguments) s
 	return answer.Text()
 }
 
-// What one may have is bounded, each refusal says how, and others have theirs.
+// What one may have is bounded, each refusal says how and names nothing of others, and
+// others have theirs.
 func TestHTTP_BoundsPrincipals(t *testing.T) {
 	t.Parallel()
+	const (
+		maxCalls, maxStreams = 16, 64
+		each                 = 512 // MB, which a sandbox may use
+	)
+	sessions := []string{"one", "two", "three", "four"}
+	maxMemory := (len(sessions) + 1) * each
 	for _, version := range []string{mcptest.Newest, mcptest.Stateless} {
 		t.Run(version, func(t *testing.T) {
 			s := startHTTP(t, []string{"alice", "bob"}, map[string]any{
 				"lame_duck_seconds": 0,
-				"quotas":            map[string]any{"default": map[string]any{"calls": 3, "sessions": 2, "streams": 2, "memory_mb": 3 * 512}},
-			}, map[string]any{"memory_mb": 512, "prewarm": 0})
+				"quotas":            map[string]any{"default": map[string]any{"calls": maxCalls, "sessions": len(sessions), "streams": maxStreams, "memory_mb": maxMemory}},
+			}, map[string]any{"memory_mb": each, "prewarm": 0})
 			alice, bob := s.client("alice", version), s.client("bob", version)
+			expect(t, inHTTP(t, bob, "of-bob", "bash", "echo bob"), "bob\n")
 			// Sessions.
-			for _, session := range []string{"one", "two"} {
+			for _, session := range sessions {
 				inHTTP(t, alice, session, "bash", ":")
 			}
-			if got := sentence(t, alice, mcptest.Arguments{Env: "bash", Session: "three", Code: ":"}); !strings.HasPrefix(got, "all 2 sessions are in use; idle: one (bash, ") {
+			if got, want := sentence(t, alice, mcptest.Arguments{Env: "bash", Session: "five", Code: ":"}), fmt.Sprintf("all %d sessions are in use; idle: one (bash, ", len(sessions)); !strings.HasPrefix(got, want) || strings.Contains(got, "of-bob") {
 				t.Errorf("a session too many: %q", got)
 			}
-			expect(t, inHTTP(t, bob, "three", "bash", "echo bob"), "bob\n")
-			// Memory: the two sessions leave that of one sandbox.
+			// Memory: the sessions leave that of one sandbox.
 			long := seconds()
 			ctx, cancel := context.WithCancel(t.Context())
 			var calls sync.WaitGroup
 			calls.Go(func() { _, _ = alice.Run(ctx, mcptest.Arguments{Env: "bash", Code: "sleep " + long}) })
 			patience.Wait(t, patience.Long, func() string { return "the call does not run" }, func() bool { return len(procfs.WithCommand("sleep\x00"+long)) == 1 })
-			if got, want := sentence(t, alice, mcptest.Arguments{Env: "bash", Code: ":"}), "not run: your sandboxes may use 1536 of the 1536 MB that you may have, and this one would be 512 more: go on in a session that there is, or call again when one has ended"; got != want {
+			if got, want := sentence(t, alice, mcptest.Arguments{Env: "bash", Code: ":"}), fmt.Sprintf("not run: your sandboxes may use %d of the %d MB that you may have, and this one would be %d more: go on in a session that there is, or call again when one has ended", maxMemory, maxMemory, each); got != want {
 				t.Errorf("memory too much: %q", got)
 			}
-			// Calls: two more wait in a session.
-			for range 2 {
+			// Calls: the others wait in a session.
+			for range maxCalls - 1 {
 				calls.Go(func() {
 					// A call of those below may have the last slot.
 					for ctx.Err() == nil {
@@ -282,11 +404,13 @@ func TestHTTP_BoundsPrincipals(t *testing.T) {
 					}
 				})
 			}
+			tooMany := fmt.Sprintf("not run: %d calls of yours run or wait already, which are as many as you may have: call again when one of them has been answered", maxCalls)
 			patience.Wait(t, patience.Long, func() string { return "the calls do not come" }, func() bool {
 				answer := must.Get(alice.Run(t.Context(), mcptest.Arguments{Env: "bash", Session: "two", Code: ":"}))(t)
-				return answer.Text() == "not run: 3 calls of yours run or wait already, which are as many as you may have: call again when one of them has been answered"
+				return answer.Text() == tooMany
 			})
-			expect(t, inHTTP(t, bob, "three", "bash", "echo bob"), "bob\n")
+			expect(t, inHTTP(t, bob, "of-bob", "bash", "echo bob"), "bob\n")
+			expect(t, inHTTP(t, bob, "", "bash", "echo bob"), "bob\n")
 			cancel()
 			calls.Wait()
 			// A call of the earlier versions goes on when its client hangs up.
@@ -297,29 +421,31 @@ func TestHTTP_BoundsPrincipals(t *testing.T) {
 				}
 				return len(left) == 0
 			})
-			// Streams.
-			open := func() *http.Response {
-				if alice.IsStateless() {
-					message := must.Get(alice.Message(alice.NextID(), "subscriptions/listen", map[string]any{"notifications": map[string]any{"toolsListChanged": true}}))(t)
-					return must.Get(alice.Post(t.Context(), "subscriptions/listen", "", message))(t)
+			// Streams, each in an HTTP session of its own where there are such.
+			open := func(name string) *http.Response {
+				c := s.client(name, version)
+				var response *http.Response
+				if c.IsStateless() {
+					message := must.Get(c.Message(c.NextID(), "subscriptions/listen", map[string]any{"notifications": map[string]any{"toolsListChanged": true}}))(t)
+					response = must.Get(c.Post(t.Context(), "subscriptions/listen", "", message))(t)
+				} else {
+					response = must.Get(c.Do(must.Get(c.Request(t.Context(), http.MethodGet, nil))(t)))(t)
 				}
-				c := s.client("alice", version)
-				return must.Get(c.Do(must.Get(c.Request(t.Context(), http.MethodGet, nil))(t)))(t)
+				t.Cleanup(func() { response.Body.Close() })
+				return response
 			}
-			for i := range 3 {
-				response := open()
-				defer response.Body.Close()
-				want := http.StatusOK
-				if i == 2 {
-					want = http.StatusTooManyRequests
-					body := must.Get(io.ReadAll(response.Body))(t)
-					if !strings.Contains(string(body), "2 streams of yours are open") {
-						t.Errorf("a stream too many: %s", body)
-					}
+			for i := range maxStreams {
+				if response := open("alice"); response.StatusCode != http.StatusOK {
+					t.Fatalf("stream %d: status %d", i+1, response.StatusCode)
 				}
-				if response.StatusCode != want {
-					t.Errorf("stream %d: status %d", i, response.StatusCode)
-				}
+			}
+			response := open("alice")
+			body := string(must.Get(io.ReadAll(response.Body))(t))
+			if want := fmt.Sprintf("%d streams of yours are open", maxStreams); response.StatusCode != http.StatusTooManyRequests || !strings.Contains(body, want) {
+				t.Errorf("a stream too many: status %d, %s", response.StatusCode, body)
+			}
+			if response := open("bob"); response.StatusCode != http.StatusOK {
+				t.Errorf("bob's stream: status %d", response.StatusCode)
 			}
 		})
 	}

@@ -31,11 +31,15 @@ import (
 const asMachine = "NIX_SANDBOX_TEST_SERVE_MACHINE"
 
 func TestMain(m *testing.M) {
-	rate, ok := os.LookupEnv(asMachine)
-	if !ok {
+	var err error
+	if address, ok := os.LookupEnv(asClients); ok {
+		err = runClients(address)
+	} else if rate, ok := os.LookupEnv(asMachine); ok {
+		err = serveMachine(rate)
+	} else {
 		runTests(m)
 	}
-	if err := serveMachine(rate); err != nil {
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		os.Exit(1)
 	}

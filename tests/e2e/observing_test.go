@@ -14,7 +14,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/live"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 var metricsAddress = regexp.MustCompile(`"msg":"metrics","address":"([^"]+)"`)
@@ -25,8 +24,7 @@ func TestHTTP_SaysWhoCalled(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "audit.jsonl")
 	s := startHTTP(t, []string{"alice", "bob"}, map[string]any{"metrics_listen": "127.0.0.1:0", "audit_file": path}, nil)
-	patience.Wait(t, patience.Long, s.log.String, func() bool { return metricsAddress.MatchString(s.log.String()) })
-	url := "http://" + metricsAddress.FindStringSubmatch(s.log.String())[1]
+	url := s.metricsURL()
 	get := func(path string) (int, string) {
 		response := must.Get(http.Get(url + path))(t)
 		defer response.Body.Close()
