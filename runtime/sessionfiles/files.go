@@ -13,6 +13,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/filetree"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lockedfolder"
 )
 
 const (
@@ -181,7 +182,7 @@ func (f *Files) clean() {
 	}
 	for _, e := range entries {
 		name := e.Name()
-		if name == lockName || name == headName || f.head != nil && name == f.head.Log {
+		if name == lockedfolder.LockName || name == headName || f.head != nil && name == f.head.Log {
 			continue
 		}
 		_ = os.RemoveAll(filepath.Join(f.folder, name))
@@ -208,7 +209,7 @@ func (f *Files) SetAside() (folder string, err error) {
 // Close lets others have the files. Where nothing was kept, nothing is left.
 func (f *Files) Close() {
 	if f.head == nil && f.problem == nil {
-		_ = os.Remove(filepath.Join(f.folder, lockName))
+		_ = os.Remove(filepath.Join(f.folder, lockedfolder.LockName))
 		_ = os.Remove(f.folder)
 	}
 	f.lock.Close()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/filetree"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/workspace"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lockedfolder"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
@@ -91,8 +92,8 @@ func FuzzKeptRecords(f *testing.F) {
 func FuzzKeptBytes(f *testing.F) {
 	folder := f.TempDir()
 	saved(f, folder)
-	log := must.Get(os.ReadFile(filepath.Join(folder, key.folder(), "1"+logSuffix)))(f)
-	text := must.Get(os.ReadFile(filepath.Join(folder, key.folder(), headName)))(f)
+	log := must.Get(os.ReadFile(filepath.Join(folder, lockedfolder.Name(key), "1"+logSuffix)))(f)
+	text := must.Get(os.ReadFile(filepath.Join(folder, lockedfolder.Name(key), headName)))(f)
 	f.Add(log, text)
 	f.Add(log[:len(log)/2], text)
 	f.Add([]byte(nil), []byte("{}\n"))

@@ -23,6 +23,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/workspace"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lockedfolder"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
 )
@@ -326,7 +327,7 @@ func TestRestore_RefusesWhatIsDamaged(t *testing.T) {
 			for n := range 100 {
 				folder := t.TempDir()
 				must.Do(t, os.CopyFS(folder, os.DirFS(source)))
-				path := filepath.Join(folder, key.folder(), file)
+				path := filepath.Join(folder, lockedfolder.Name(key), file)
 				before := must.Get(os.ReadFile(path))(t)
 				after := damage(bytes.Clone(before))
 				must.Do(t, os.WriteFile(path, after, 0o600))
@@ -365,7 +366,7 @@ func TestRestore_RefusesWhatIsDamaged(t *testing.T) {
 func TestAcquire_ForgetsWhatWasNotCommitted(t *testing.T) {
 	folder := t.TempDir()
 	store, want := saved(t, folder)
-	session := filepath.Join(folder, key.folder())
+	session := filepath.Join(folder, lockedfolder.Name(key))
 	log := must.Get(os.OpenFile(filepath.Join(session, "1"+logSuffix), os.O_APPEND|os.O_WRONLY, 0))(t)
 	must.Get(log.Write(bytes.Repeat([]byte("half a save"), 1000)))(t)
 	must.Do(t, log.Close())

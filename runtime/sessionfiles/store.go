@@ -32,11 +32,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lockedfolder"
 )
 
 // Names in a session's folder.
 const (
-	lockName    = "lock"
 	headName    = "head"
 	newHeadName = "head.new"
 	logSuffix   = ".log"
@@ -56,16 +56,6 @@ type Key struct {
 	Principal string `json:"principal,omitempty"`
 	Session   string `json:"session"`
 	Env       string `json:"env"`
-}
-
-// folder is the name of a key's folder.
-func (k Key) folder() string {
-	text, err := json.Marshal(k)
-	if err != nil {
-		panic(err) // three texts
-	}
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:16])
 }
 
 // Head describes kept files, and commits them.
@@ -188,10 +178,10 @@ func Open(folder string, limit int64, about string, log *slog.Logger) (*Store, e
 // Acquire makes the caller the only one who has the files of a session. The error is
 // an [*InUseError] where somebody has them. The caller calls [Files.Close].
 func (s *Store) Acquire(key Key) (*Files, error) {
-	folder := filepath.Join(s.folder, key.folder())
-	lock, err := acquire(folder, true)
+	folder := filepath.Join(s.folder, lockedfolder.Name(key))
+	lock, err := lockedfolder.Make(folder)
 	if err != nil {
-		if errors.Is(err, unix.EWOULDBLOCK) {
+		if errors.Is(err, lockedfolder.ErrInUse) {
 			return nil, &InUseError{key, readHolder(folder)}
 		}
 		return nil, fmt.Errorf("keep the files of session %q: %w", key.Session, err)
@@ -218,60 +208,9 @@ func (s *Store) Acquire(key Key) (*Files, error) {
 	return f, nil
 }
 
-// acquire locks a session's folder. The error is EWOULDBLOCK where another process
-// has it.
-func acquire(folder string, create bool) (*os.File, error) {
-	name := filepath.Join(folder, lockName)
-	for range 100 {
-		flags := os.O_RDWR | unix.O_NOFOLLOW | unix.O_CLOEXEC
-		if create {
-			if err := os.Mkdir(folder, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-				return nil, err
-			}
-			flags |= os.O_CREATE
-		}
-		lock, err := os.OpenFile(name, flags, 0o600)
-		if err != nil {
-			if create && errors.Is(err, fs.ErrNotExist) {
-				continue // the folder was removed meanwhile
-			}
-			return nil, err
-		}
-		if err := flock(lock); err != nil {
-			lock.Close()
-			return nil, err
-		}
-		// Whoever had it may have removed it, or moved the folder.
-		ours, err := lock.Stat()
-		if err == nil {
-			var theirs fs.FileInfo
-			if theirs, err = os.Lstat(name); err == nil && os.SameFile(ours, theirs) {
-				return lock, nil
-			}
-		}
-		lock.Close()
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
-		}
-		if !create {
-			return nil, fs.ErrNotExist
-		}
-	}
-	return nil, unix.EWOULDBLOCK
-}
-
-func flock(file *os.File) error {
-	for {
-		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EINTR) {
-			return err
-		}
-	}
-}
-
 // readHolder returns what the process that has a folder wrote of itself.
 func readHolder(folder string) (holder Holder) {
-	if data, err := bounded.ReadFile(filepath.Join(folder, lockName), maxHead); err == nil {
+	if data, err := bounded.ReadFile(filepath.Join(folder, lockedfolder.LockName), maxHead); err == nil {
 		_ = json.Unmarshal(data, &holder)
 	}
 	return holder
@@ -329,17 +268,17 @@ func List(folder string) ([]Session, error) {
 		for _, file := range files {
 			if info, err := file.Info(); err == nil {
 				s.Disk += info.Size()
-				if file.Name() != lockName && info.ModTime().After(s.changed) {
+				if file.Name() != lockedfolder.LockName && info.ModTime().After(s.changed) {
 					s.changed = info.ModTime()
 				}
 			}
 		}
 		if !s.SetAside {
-			lock, err := acquire(s.Folder, false)
+			lock, err := lockedfolder.Take(s.Folder)
 			switch {
 			case err == nil:
 				lock.Close()
-			case errors.Is(err, unix.EWOULDBLOCK):
+			case errors.Is(err, lockedfolder.ErrInUse):
 				holder := readHolder(s.Folder)
 				s.Holder = &holder
 			}
@@ -355,9 +294,9 @@ func List(folder string) ([]Session, error) {
 // Remove removes a session that [List] returned. The error is an [*InUseError] where a
 // process has it.
 func (s Session) Remove() error {
-	lock, err := acquire(s.Folder, false)
+	lock, err := lockedfolder.Take(s.Folder)
 	switch {
-	case errors.Is(err, unix.EWOULDBLOCK):
+	case errors.Is(err, lockedfolder.ErrInUse):
 		return &InUseError{s.Key(), readHolder(s.Folder)}
 	case err == nil:
 		defer lock.Close()

@@ -12,8 +12,6 @@ package suspended
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,9 +23,8 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lockedfolder"
 )
 
 // MaxAge is how long a session sleeps before it is deleted.
@@ -35,7 +32,6 @@ const MaxAge = 7 * 24 * time.Hour
 
 // Names in a session's folder.
 const (
-	lockName    = "lock"
 	headName    = "head"
 	newHeadName = "head.new"
 	statePrefix = "state-"
@@ -54,16 +50,6 @@ type Key struct {
 	Session   string `json:"session"`
 	Env       string `json:"env"`
 	Project   string `json:"project,omitempty"`
-}
-
-// folder is the name of a key's folder.
-func (k Key) folder() string {
-	text, err := json.Marshal(k)
-	if err != nil {
-		panic(err) // four texts
-	}
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:16])
 }
 
 // Head describes a session that sleeps.
@@ -116,7 +102,7 @@ func (s *Store) Fits(bytes int64) bool { return bytes <= s.limit }
 
 // Has reports whether a session sleeps, as far as can be told without acquiring it.
 func (s *Store) Has(key Key) bool {
-	head, err := readHead(filepath.Join(s.folder, key.folder()))
+	head, err := readHead(filepath.Join(s.folder, lockedfolder.Name(key)))
 	return err == nil && head.Key == key && head.counts()
 }
 
@@ -155,14 +141,14 @@ func (s *Store) Acquire(key Key) (*State, error) {
 	if err := os.MkdirAll(s.folder, 0o700); err != nil {
 		return nil, err
 	}
-	folder := filepath.Join(s.folder, key.folder())
-	lock, err := acquire(folder, true)
+	folder := filepath.Join(s.folder, lockedfolder.Name(key))
+	lock, err := lockedfolder.Make(folder)
 	// Who counts the sessions has each of them for a moment.
-	for deadline := time.Now().Add(lockTimeout); errors.Is(err, unix.EWOULDBLOCK) && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(lockTimeout); errors.Is(err, lockedfolder.ErrInUse) && time.Now().Before(deadline); {
 		time.Sleep(lockTimeout / 20)
-		lock, err = acquire(folder, true)
+		lock, err = lockedfolder.Make(folder)
 	}
-	if errors.Is(err, unix.EWOULDBLOCK) {
+	if errors.Is(err, lockedfolder.ErrInUse) {
 		return nil, &InUseError{key}
 	}
 	if err != nil {
@@ -174,46 +160,6 @@ func (s *Store) Acquire(key Key) (*State, error) {
 	}
 	state.clean()
 	return state, nil
-}
-
-// acquire locks a session's folder. The error is EWOULDBLOCK where another process has
-// it.
-func acquire(folder string, create bool) (*os.File, error) {
-	flags := os.O_RDWR | unix.O_NOFOLLOW | unix.O_CLOEXEC
-	if create { // otherwise who only counts would fill a folder that is being deleted
-		flags |= os.O_CREATE
-	}
-	for range 100 {
-		if create {
-			if err := os.Mkdir(folder, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-				return nil, err
-			}
-		}
-		lock, err := os.OpenFile(filepath.Join(folder, lockName), flags, 0o600)
-		if err != nil {
-			if create && errors.Is(err, fs.ErrNotExist) {
-				continue // the folder was removed meanwhile
-			}
-			return nil, err
-		}
-		if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			lock.Close()
-			return nil, err
-		}
-		// Whoever had it may have removed it.
-		ours, err := lock.Stat()
-		if err == nil {
-			var there fs.FileInfo
-			if there, err = os.Lstat(lock.Name()); err == nil && os.SameFile(ours, there) {
-				return lock, nil
-			}
-		}
-		lock.Close()
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
-		}
-	}
-	return nil, unix.EWOULDBLOCK
 }
 
 func readHead(folder string) (*Head, error) {
@@ -238,7 +184,7 @@ func (s *State) clean() {
 		return
 	}
 	for _, e := range entries {
-		if name := e.Name(); name != lockName && (s.head == nil || name != headName && name != s.head.State) && name != s.next {
+		if name := e.Name(); name != lockedfolder.LockName && (s.head == nil || name != headName && name != s.head.State) && name != s.next {
 			os.RemoveAll(filepath.Join(s.folder, name))
 		}
 	}
@@ -358,12 +304,12 @@ func List(folder string) ([]Session, error) {
 // Remove deletes a session that [List] returned. The error is an [*InUseError] where a
 // process has it.
 func (s Session) Remove() error {
-	lock, err := acquire(s.Folder, false)
+	lock, err := lockedfolder.Take(s.Folder)
 	if errors.Is(err, fs.ErrNotExist) { // another process was killed that deleted it, or has deleted it
-		lock, err = acquire(s.Folder, true)
+		lock, err = lockedfolder.Make(s.Folder)
 	}
 	switch {
-	case errors.Is(err, unix.EWOULDBLOCK):
+	case errors.Is(err, lockedfolder.ErrInUse):
 		return &InUseError{s.Key}
 	case err != nil:
 		return err
@@ -385,8 +331,8 @@ func each(folder string, visit func(s Session, head *Head)) error {
 			continue
 		}
 		s := Session{Folder: filepath.Join(folder, e.Name())}
-		lock, err := acquire(s.Folder, false)
-		s.InUse = errors.Is(err, unix.EWOULDBLOCK)
+		lock, err := lockedfolder.Take(s.Folder)
+		s.InUse = errors.Is(err, lockedfolder.ErrInUse)
 		if err == nil {
 			lock.Close()
 		}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lockedfolder"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
@@ -117,14 +118,14 @@ func TestStore_DeletesThoseThatHaveSleptLongest(t *testing.T) {
 func TestStore_DeletesWhatIsOldOrPartial(t *testing.T) {
 	s := store(t, 1<<30)
 	suspend(t, s, key, "old", 10)
-	head := must.Get(readHead(filepath.Join(s.folder, key.folder())))(t)
+	head := must.Get(readHead(filepath.Join(s.folder, lockedfolder.Name(key))))(t)
 	if !head.Synced || head.Boot == "" {
 		t.Errorf("the head is %+v", head)
 	}
 	change := func(change func(*Head)) {
 		changed := *head
 		change(&changed)
-		must.Do(t, os.WriteFile(filepath.Join(s.folder, key.folder(), headName), must.Get(json.Marshal(changed))(t), 0o600))
+		must.Do(t, os.WriteFile(filepath.Join(s.folder, lockedfolder.Name(key), headName), must.Get(json.Marshal(changed))(t), 0o600))
 	}
 	for name, to := range map[string]func(*Head){
 		"too old":                          func(h *Head) { h.Suspended = h.Suspended.Add(-MaxAge - time.Minute) },
@@ -154,7 +155,7 @@ func TestStore_DeletesWhatIsOldOrPartial(t *testing.T) {
 		t.Errorf("%v is left", left)
 	}
 	// So it is where another one falls asleep.
-	must.Do(t, os.Mkdir(filepath.Join(s.folder, key.folder()), 0o700))
+	must.Do(t, os.Mkdir(filepath.Join(s.folder, lockedfolder.Name(key)), 0o700))
 	suspend(t, s, Key{Session: "new"}, "new", 10)
 	if left := must.Get(os.ReadDir(s.folder))(t); len(left) != 1 {
 		t.Errorf("%v is left", left)
@@ -170,7 +171,7 @@ func TestStore_TrustsNoHead(t *testing.T) {
 		`{"principal":"p","session":"s","env":"e","suspended":"2100-01-01T00:00:00Z","state":"state-/../../x"}`,
 		`{"principal":"q","session":"s","env":"e","suspended":"2100-01-01T00:00:00Z","state":"state-1"}`,
 	} {
-		folder := filepath.Join(s.folder, key.folder())
+		folder := filepath.Join(s.folder, lockedfolder.Name(key))
 		must.Do(t, os.MkdirAll(folder, 0o700))
 		must.Do(t, os.WriteFile(filepath.Join(folder, headName), []byte(head), 0o600))
 		if s.Has(key) || must.Get(s.Find(key))(t) != nil {
