@@ -10,8 +10,6 @@ import (
 // the one that there is. It is given from outside, so that the launcher of a sandbox
 // without devices has none of its libraries.
 type DeviceFinder interface {
-	// Begin begins what the others need. It is called once, before one of them.
-	Begin()
 	// Find returns what the start of a sandbox adds for its devices, or an error about a
 	// device that cannot be had. It runs as whoever starts the sandbox.
 	Find(*Spec, Request) (*DevicePlan, error)

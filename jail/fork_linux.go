@@ -1,8 +1,9 @@
 package jail
 
 import (
-	"errors"
+	"fmt"
 	"runtime"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -13,7 +14,7 @@ import (
 // arguments themselves are numbers.
 type childCalls struct {
 	list []systemCall
-	kept []any
+	kept []unsafe.Pointer
 	err  error
 }
 
@@ -44,10 +45,10 @@ func (c *childCalls) add(number uintptr, args ...any) {
 			for i, text := range arg {
 				list[i] = c.text(text)
 			}
-			c.kept = append(c.kept, list)
+			c.kept = append(c.kept, unsafe.Pointer(&list[0]))
 			call.args[i] = uintptr(unsafe.Pointer(&list[0]))
 		case *unix.MountAttr:
-			c.kept = append(c.kept, arg)
+			c.kept = append(c.kept, unsafe.Pointer(arg))
 			call.args[i] = uintptr(unsafe.Pointer(arg))
 		}
 	}
@@ -55,11 +56,11 @@ func (c *childCalls) add(number uintptr, args ...any) {
 }
 
 func (c *childCalls) text(text string) uintptr {
-	first, err := unix.BytePtrFromString(text)
-	if err != nil {
-		c.err = errors.Join(c.err, err)
+	if strings.IndexByte(text, 0) >= 0 {
+		c.err = fmt.Errorf("%q has a zero byte", text)
 	}
-	c.kept = append(c.kept, first)
+	first := unsafe.StringData(text + "\x00")
+	c.kept = append(c.kept, unsafe.Pointer(first))
 	return uintptr(unsafe.Pointer(first))
 }
 

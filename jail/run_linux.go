@@ -45,9 +45,6 @@ func Run(args []string, version string, devices DeviceFinder) error {
 			Hint:    "write the code to its standard input",
 		}
 	}
-	if devices != nil {
-		devices.Begin()
-	}
 	spec, err := ReadSpec(args[0])
 	if err != nil {
 		return err

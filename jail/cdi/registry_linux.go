@@ -169,7 +169,13 @@ func open(path string, user int, kind uint32) (*os.File, error) {
 		return nil, fmt.Errorf("its mode is %04o, with which others can change it: chmod go-w %s", stat.Mode&0o7777, path)
 	}
 	// Of this descriptor, and not of the path, which may lead elsewhere by now.
-	return os.Open("/proc/self/fd/" + strconv.Itoa(fd))
+	path = "/proc/self/fd/" + strconv.Itoa(fd)
+	// Not by package os, which asks the kernel whether it can wait for the file.
+	opened, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(opened), path), nil
 }
 
 // Names returns the names of the devices that can be asked for, in order, such as

@@ -16,7 +16,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -38,24 +37,23 @@ const maxFlags = 6000
 // Finder finds devices of this machine. It is a [jail.DeviceFinder].
 type Finder struct {
 	folders []string
-	read    func() *cdi.Registry // once
 }
 
 // NewFinder returns one that reads specifications in the folders of the standard, and in
 // those of a value of [FoldersVariable].
 func NewFinder(more string) *Finder {
-	folders := cdi.Folders(more)
-	return &Finder{folders, sync.OnceValue(func() *cdi.Registry { return cdi.Read(folders, os.Geteuid()) })}
+	return &Finder{cdi.Folders(more)}
 }
 
-// Begin begins to read the specifications, which takes as long as all that the launcher
-// does until it needs them.
-func (f *Finder) Begin() { go f.read() }
+func (f *Finder) read() *cdi.Registry { return cdi.Read(f.folders, os.Geteuid()) }
 
 // Find returns what a sandbox gets for its devices.
 func (f *Finder) Find(spec *jail.Spec, request jail.Request) (*jail.DevicePlan, error) {
-	// Always, so that nothing else of this process runs when it changes its user.
-	registry := f.read()
+	return f.find(nil, spec, request)
+}
+
+// find does the same with specifications that were read, or nil.
+func (f *Finder) find(registry *cdi.Registry, spec *jail.Spec, request jail.Request) (*jail.DevicePlan, error) {
 	p := &planner{
 		spec: spec, user: os.Geteuid(),
 		plan:    &jail.DevicePlan{},
@@ -83,6 +81,9 @@ func (f *Finder) Find(spec *jail.Spec, request jail.Request) (*jail.DevicePlan, 
 	}
 	edits := &cdi.Edits{}
 	if len(names) > 0 {
+		if registry == nil {
+			registry = f.read()
+		}
 		var err error
 		if edits, err = registry.Find(names); err != nil {
 			return nil, missing(err)
@@ -232,7 +233,8 @@ func (p *planner) base(path string) {
 
 // inside reports whether a path is a folder or below it.
 func inside(path, folder string) bool {
-	return path == folder || strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/")
+	rest, found := strings.CutPrefix(path, strings.TrimSuffix(folder, "/"))
+	return found && (rest == "" || rest[0] == '/')
 }
 
 // target checks a path of the sandbox at which a device brings something, and returns it

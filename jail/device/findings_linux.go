@@ -24,7 +24,7 @@ func (f *Finder) Findings(spec *jail.Spec) []jail.Finding {
 	}
 	asked := strings.Join(spec.Devices.Names, ", ")
 	had := jail.Finding{Name: "devices " + asked, OK: true, Needed: true}
-	plan, err := f.Find(spec, jail.Request{})
+	plan, err := f.find(registry, spec, jail.Request{})
 	var notes []string
 	if err == nil {
 		// As this user; where root starts the sandbox, its user gets the groups that
