@@ -17,8 +17,9 @@ const Wait = "--wait"
 
 // smallAfter is how long the launcher of a sandbox that it waits for stays as it is. Then it
 // executes itself anew, with nothing but the wait, which takes 1 ms of processor time that
-// the start of the sandbox needs more urgently, and that short ones never pay.
-const smallAfter = 100 * time.Millisecond
+// the start of the sandbox needs more urgently, and that short ones never pay, not even where
+// other programs keep the processors busy.
+const smallAfter = time.Second
 
 // oneProcessor has a program written in Go start fewer threads, which takes it 0.1 ms less.
 var oneProcessor = []string{"GOMAXPROCS=1"}
