@@ -28,6 +28,11 @@ const (
 	// a sandbox before it starts the next one: the shortest calls have ended
 	// by then.
 	fillDelay = 5 * time.Millisecond
+	// fillShare is the part of the time of a start that the delay is where that is
+	// more, at most maxFillDelay: the calls of what takes long to start last longer,
+	// and its start takes more from them. An emulated machine starts for half a second.
+	fillShare    = 16
+	maxFillDelay = 50 * time.Millisecond
 	// burstEnd is how long no call may have found a shelf empty before what a
 	// burst added to it is given back.
 	burstEnd = 10 * time.Second
@@ -74,8 +79,9 @@ type Pool struct {
 	filling  bool // between Fill and Close
 	shelves  map[string]*shelf
 	starting int
-	used     int64 // bytes of what is ready or starting
-	timer    *time.Timer
+	used     int64       // bytes of what is ready or starting
+	timer    *time.Timer // of the next fill; nil where none is due
+	due      time.Time   // when it fills
 }
 
 var _ sandbox.Starter = (*Pool)(nil)
@@ -90,9 +96,10 @@ type shelf struct {
 	// in waiting gets one of them.
 	starting int
 	waiting  []chan *entry
-	size     int64 // bytes that one takes
-	failures int   // in a row
-	paused   bool  // after a failure
+	size     int64         // bytes that one takes
+	took     time.Duration // what the last start took
+	failures int           // in a row
+	paused   bool          // after a failure
 	burst    *time.Timer
 	retry    *time.Timer
 }
@@ -251,7 +258,7 @@ func (p *Pool) take(ctx context.Context, spec sandbox.Spec) *entry {
 		if e.files == files && e.Idle() {
 			p.remove(s, e)
 			s.failures = 0
-			p.fillSoon()
+			p.fillSoon(s)
 			p.mu.Unlock()
 			return e
 		}
@@ -260,7 +267,7 @@ func (p *Pool) take(ctx context.Context, spec sandbox.Spec) *entry {
 	}
 	s.failures, s.paused = 0, false
 	p.widen(s)
-	p.fillSoon()
+	p.fillSoon(s)
 	if s.starting <= len(s.waiting) {
 		p.mu.Unlock()
 		return nil
@@ -307,12 +314,20 @@ func (p *Pool) widen(s *shelf) {
 // current reports whether a shelf is still to be filled.
 func (p *Pool) current(s *shelf) bool { return p.shelves[s.kind.Spec.Name] == s }
 
-// fillSoon fills the pool after fillDelay.
-func (p *Pool) fillSoon() {
+// fillSoon fills the pool when a call that took a sandbox from a shelf has had its head
+// start.
+func (p *Pool) fillSoon(s *shelf) {
+	delay := max(fillDelay, min(s.took/fillShare, maxFillDelay))
+	due := time.Now().Add(delay)
 	if p.timer != nil {
+		if due.Before(p.due) {
+			p.due = due
+			p.timer.Reset(delay)
+		}
 		return
 	}
-	p.timer = time.AfterFunc(fillDelay, func() {
+	p.due = due
+	p.timer = time.AfterFunc(delay, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.timer = nil
@@ -363,10 +378,12 @@ func (p *Pool) start(s *shelf, reserved int64) {
 	e := &entry{files: filesOf(s.kind.Spec)}
 	spec := s.kind.Spec
 	spec.Warm = true
+	began := time.Now()
 	var err error
 	if e.Sandbox, err = p.next.Start(p.ctx, spec); err == nil {
 		e.OnEnd(func() { p.entryEnded(s, e) })
 	}
+	took := time.Since(began)
 
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -383,7 +400,7 @@ func (p *Pool) start(s *shelf, reserved int64) {
 		if measured := e.Memory(); measured > 0 {
 			s.size = min(measured, spec.Limits.Memory) + overhead
 		}
-		e.size = s.size
+		e.size, s.took = s.size, took
 	}
 	switch {
 	case len(s.waiting) > 0:

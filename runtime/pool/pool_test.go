@@ -121,6 +121,48 @@ func TestStart_TakesWhatIsReady(t *testing.T) {
 	})
 }
 
+// A call has a head start that grows with the time of a start, up to a bound. One that
+// leaves less to another shelf's call does not delay that one's.
+func TestStart_GivesACallAHeadStart(t *testing.T) {
+	began := func(f *fixture, within time.Duration) bool {
+		time.Sleep(within)
+		synctest.Wait()
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.starting > 0
+	}
+	for start, want := range map[time.Duration]time.Duration{
+		20 * time.Millisecond:  fillDelay,
+		480 * time.Millisecond: 30 * time.Millisecond,
+		time.Minute:            maxFillDelay,
+	} {
+		machine := &sandboxtest.Machine{StartTime: start, Memory: 1 << 20}
+		inBubble(t, machine, func(t *testing.T, f *fixture) {
+			f.keep(1, "a", "b")
+			f.Fill()
+			for f.ready("a") == 0 || f.ready("b") == 0 {
+			}
+			f.start("a")
+			if began(f, want-1) {
+				t.Errorf("a start that takes %v is repeated sooner than %v after a call", start, want)
+			}
+			if !began(f, 1) {
+				t.Errorf("a start that takes %v is not repeated %v after a call", start, want)
+			}
+			for f.ready("a") == 0 {
+			}
+			f.start("a")
+			f.mu.Lock()
+			f.shelves["b"].took = 0
+			f.mu.Unlock()
+			f.start("b")
+			if !began(f, fillDelay) {
+				t.Errorf("a call of one shelf waits for the head start of another shelf's, of %v", want)
+			}
+		})
+	}
+}
+
 // What is handed out is made its principal's first. Where that fails, it is ended, and
 // another one is started for the principal.
 func TestStart_GivesToThePrincipal(t *testing.T) {
