@@ -18,7 +18,8 @@
       configuration = builders.writeText "${name}-configuration.json" (builtins.toJSON config);
       closure = builders.closureInfo { rootPaths = contents ++ [ configuration ]; };
       archive = builders.runCommandLocal "${name}-image" { nativeBuildInputs = [ jq ]; } ''
-        mkdir root
+        # Without an entry of their own, Docker makes these for root alone.
+        mkdir -p root/nix/store
         cd root
         ${lib.concatMapStringsSep "\n" (path: "cp -rP ${path}/. . && chmod -R u+w .") contents}
         ${extraCommands}
