@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcpclient"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
@@ -91,20 +90,37 @@ func load(t *testing.T) podman {
 	return p
 }
 
+// longVariable has the tests run with options too that nobody is told to use.
+const longVariable = "NIX_SANDBOX_TEST_LONG"
+
 func TestImage_RunsSandboxes(t *testing.T) {
 	p := load(t)
+	root := []string{"--user", "0"}
+	// A user namespace of the container's own, as a pod has with hostUsers: false.
+	namespace := []string{"--uidmap", "0:100000:65536", "--gidmap", "0:100000:65536", "--security-opt", "seccomp=unconfined"}
 	for name, test := range map[string]struct {
 		options []string
 		// What doctor says is missing; empty where sandboxes start.
 		missing string
+		isLong  bool
 	}{
 		"user 1000 without capabilities": {options: slices.Concat(lowered, profile, proc)},
 		"the default profile":            {options: slices.Concat(lowered, proc), missing: "seccomp=seccomp.json"},
 		"a masked /proc":                 {options: slices.Concat(lowered, profile), missing: "unmask=ALL"},
-		"root without capabilities":      {options: slices.Concat(lowered, profile, proc, []string{"--user", "0"}), missing: "KILL"},
+		"root without capabilities":      {options: slices.Concat(lowered, profile, proc, root), missing: "KILL"},
+
+		"no options":                          {isLong: true, missing: "seccomp=seccomp.json"},
+		"root without options":                {isLong: true, options: root, missing: "seccomp=seccomp.json"},
+		"root that may administer the system": {isLong: true, options: slices.Concat(root, proc, []string{"--cap-add", "SYS_ADMIN"})},
+		"a user namespace":                    {isLong: true, options: slices.Concat(lowered, proc, namespace)},
+		"root in a user namespace":            {isLong: true, options: slices.Concat(lowered, proc, namespace, root), missing: "KILL"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), patience.For(time.Minute))
+			if test.isLong && os.Getenv(longVariable) == "" {
+				t.Skip(longVariable + " is not set")
+			}
+			// Podman copies the image for each container.
+			ctx, cancel := context.WithTimeout(t.Context(), 5*patience.Long)
 			defer cancel()
 			answer := call(ctx, t, p.run(ctx, test.options))
 			report := must.Get(doctor(ctx, p.run(ctx, test.options, "doctor")))(t)
