@@ -1,8 +1,10 @@
-module github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/kubernetes
+module github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/schemas
 
 go 1.25.0
 
 require (
+	github.com/moby/profiles/seccomp v0.2.4
+	github.com/opencontainers/runtime-spec v1.2.1
 	k8s.io/api v0.34.2
 	sigs.k8s.io/yaml v1.6.0
 )
@@ -18,6 +20,7 @@ require (
 	github.com/x448/float16 v0.8.4 // indirect
 	go.yaml.in/yaml/v2 v2.4.2 // indirect
 	golang.org/x/net v0.38.0 // indirect
+	golang.org/x/sys v0.33.0 // indirect
 	golang.org/x/text v0.23.0 // indirect
 	gopkg.in/inf.v0 v0.9.1 // indirect
 	k8s.io/apimachinery v0.34.2 // indirect

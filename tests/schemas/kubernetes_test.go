@@ -1,7 +1,7 @@
-// Package kubernetes_test checks the manifests in deploy/ against the types of the
-// Kubernetes API. It is a module of its own, so that these are no dependency of the
-// program.
-package kubernetes_test
+// Package schemas_test checks files of deploy/ against the types of the programs that read
+// them: the manifests against the Kubernetes API, the profile of system calls against
+// Docker. It is a module of its own, so that these are no dependencies of the program.
+package schemas_test
 
 import (
 	"bytes"
