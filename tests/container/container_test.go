@@ -20,7 +20,11 @@ import (
 // imageVariable names the program that prints the image of image.nix.
 const imageVariable = "NIX_SANDBOX_TEST_IMAGE"
 
-const image = "localhost/nix-sandbox-mcp-test:test"
+const (
+	image = "nix-sandbox-mcp-test:test"
+	// localImage is its name for Podman.
+	localImage = "localhost/" + image
+)
 
 // What docs/serving.md and docs/troubleshooting.md tell people to give a container.
 var (
@@ -57,7 +61,7 @@ func (p podman) run(ctx context.Context, options []string, args ...string) *exec
 		// Podman raises these to more than this user's own limits.
 		"--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024",
 	}
-	words = append(append(words, options...), image)
+	words = append(append(words, options...), localImage)
 	return p.command(ctx, append(words, args...)...)
 }
 
@@ -90,20 +94,22 @@ func load(t *testing.T) podman {
 	return p
 }
 
-// longVariable has the tests run with options too that nobody is told to use.
+// longVariable has the tests run with options too that nobody is told to use, and in Docker.
 const longVariable = "NIX_SANDBOX_TEST_LONG"
 
-func TestImage_RunsSandboxes(t *testing.T) {
-	p := load(t)
+// row is what a container is given, and whether sandboxes start in it.
+type row struct {
+	options []string // those of Podman
+	// What doctor says is missing; empty where sandboxes start.
+	missing string
+	isLong  bool
+}
+
+func rows() map[string]row {
 	root := []string{"--user", "0"}
 	// A user namespace of the container's own, as a pod has with hostUsers: false.
 	namespace := []string{"--uidmap", "0:100000:65536", "--gidmap", "0:100000:65536", "--security-opt", "seccomp=unconfined"}
-	for name, test := range map[string]struct {
-		options []string
-		// What doctor says is missing; empty where sandboxes start.
-		missing string
-		isLong  bool
-	}{
+	return map[string]row{
 		"user 1000 without capabilities": {options: slices.Concat(lowered, profile, proc)},
 		"the default profile":            {options: slices.Concat(lowered, proc), missing: "seccomp=seccomp.json"},
 		"a masked /proc":                 {options: slices.Concat(lowered, profile), missing: "unmask=ALL"},
@@ -114,32 +120,46 @@ func TestImage_RunsSandboxes(t *testing.T) {
 		"root that may administer the system": {isLong: true, options: slices.Concat(root, proc, []string{"--cap-add", "SYS_ADMIN"})},
 		"a user namespace":                    {isLong: true, options: slices.Concat(lowered, proc, namespace)},
 		"root in a user namespace":            {isLong: true, options: slices.Concat(lowered, proc, namespace, root), missing: "KILL"},
-	} {
+	}
+}
+
+func isLong() bool { return os.Getenv(longVariable) != "" }
+
+func TestImage_RunsSandboxes(t *testing.T) {
+	p := load(t)
+	for name, test := range rows() {
 		t.Run(name, func(t *testing.T) {
-			if test.isLong && os.Getenv(longVariable) == "" {
+			if test.isLong && !isLong() {
 				t.Skip(longVariable + " is not set")
 			}
-			// Podman copies the image for each container.
-			ctx, cancel := context.WithTimeout(t.Context(), 5*patience.Long)
-			defer cancel()
-			answer := call(ctx, t, p.run(ctx, test.options))
-			report := must.Get(doctor(ctx, p.run(ctx, test.options, "doctor")))(t)
-			if test.missing == "" {
-				if answer.IsError || answer.Text() != "42 1000\n" {
-					t.Errorf("run answered %q", answer.Text())
-				}
-				if !strings.Contains(report, "Sandboxes work here.") {
-					t.Errorf("doctor found:\n%s", report)
-				}
-				return
-			}
-			if !answer.IsError {
-				t.Errorf("a sandbox started, and run answered %q", answer.Text())
-			}
-			if !strings.Contains(report, test.missing) {
-				t.Errorf("doctor does not name %q:\n%s", test.missing, report)
-			}
+			test.try(t, p.run)
 		})
+	}
+}
+
+// try runs a server and doctor in containers of the row. The function run returns the
+// command that runs the image with options and arguments.
+func (r row) try(t *testing.T, run func(ctx context.Context, options []string, args ...string) *exec.Cmd) {
+	t.Helper()
+	// Podman and Docker copy the image for each container.
+	ctx, cancel := context.WithTimeout(t.Context(), 5*patience.Long)
+	defer cancel()
+	answer := call(ctx, t, run(ctx, r.options))
+	report := must.Get(doctor(ctx, run(ctx, r.options, "doctor")))(t)
+	if r.missing == "" {
+		if answer.IsError || answer.Text() != "42 1000\n" {
+			t.Errorf("run answered %q", answer.Text())
+		}
+		if !strings.Contains(report, "Sandboxes work here.") {
+			t.Errorf("doctor found:\n%s", report)
+		}
+		return
+	}
+	if !answer.IsError {
+		t.Errorf("a sandbox started, and run answered %q", answer.Text())
+	}
+	if !strings.Contains(report, r.missing) {
+		t.Errorf("doctor does not name %q:\n%s", r.missing, report)
 	}
 }
 
