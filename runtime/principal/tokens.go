@@ -126,22 +126,78 @@ func readOwn(path string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s cannot be read: %w", path, err)
 	}
-	owner := info.Sys().(*syscall.Stat_t).Uid
-	switch {
-	case !info.Mode().IsRegular():
-		return nil, fmt.Errorf("%s is not a regular file", path)
-	case info.Mode().Perm()&0o022 != 0:
-		return nil, fmt.Errorf("%s can be written by others than its owner (mode %04o): chmod go-w it", path, info.Mode().Perm())
-	case owner != 0 && int(owner) != os.Geteuid():
+	if err := checkFile(info); err != nil {
+		return nil, fmt.Errorf("%s %w", path, err)
+	}
+	if owner := info.Sys().(*syscall.Stat_t).Uid; owner != 0 && int(owner) != os.Geteuid() {
 		return nil, fmt.Errorf("%s belongs to user %d, and neither to root nor to the server's user %d: chown it", path, owner, os.Geteuid())
-	case info.Size() > maxTokenFile:
-		return nil, fmt.Errorf("%s has %d bytes, more than %d", path, info.Size(), maxTokenFile)
 	}
 	text, err := io.ReadAll(io.LimitReader(file, maxTokenFile))
 	if err != nil {
 		return nil, fmt.Errorf("%s cannot be read: %w", path, err)
 	}
 	return text, nil
+}
+
+// checkFile says what keeps a file from being one of tokens, whoever owns it.
+func checkFile(info fs.FileInfo) error {
+	switch {
+	case !info.Mode().IsRegular():
+		return errors.New("is not a regular file")
+	case info.Mode().Perm()&0o022 != 0:
+		return fmt.Errorf("can be written by others than its owner (mode %04o): chmod go-w it", info.Mode().Perm())
+	case info.Size() > maxTokenFile:
+		return fmt.Errorf("has %d bytes, more than %d", info.Size(), maxTokenFile)
+	}
+	return nil
+}
+
+// UnusableError reports a file of tokens to which no line can be added, because no server
+// could use it then.
+type UnusableError struct{ Cause error }
+
+func (e *UnusableError) Error() string { return e.Cause.Error() }
+func (e *UnusableError) Unwrap() error { return e.Cause }
+
+// AddLine adds a line of [NewToken] to a file, which it makes for its owner alone where
+// there is none. A file that no server could use then stays as it is: the error is an
+// [*UnusableError].
+func AddLine(path, line string) error {
+	// A pipe without a reader would not be opened otherwise.
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND|os.O_CREATE|syscall.O_NONBLOCK, 0o600)
+	var problem *fs.PathError
+	if errors.As(err, &problem) {
+		err = problem.Err
+	}
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	if err := checkFile(info); err != nil {
+		return &UnusableError{fmt.Errorf("the file %w", err)}
+	}
+	text, err := io.ReadAll(io.LimitReader(file, maxTokenFile))
+	if err != nil {
+		return err
+	}
+	line += "\n"
+	// Somebody may have written the last line without an end.
+	if len(text) > 0 && text[len(text)-1] != '\n' {
+		line = "\n" + line
+	}
+	text = append(text, line...)
+	if _, err := parseTokens(text); err != nil {
+		return &UnusableError{err}
+	}
+	if len(text) > maxTokenFile {
+		return &UnusableError{fmt.Errorf("the file would have %d bytes, more than %d", len(text), maxTokenFile)}
+	}
+	_, err = io.WriteString(file, line)
+	return errors.Join(err, file.Close())
 }
 
 // parseTokens reads the lines of the file.

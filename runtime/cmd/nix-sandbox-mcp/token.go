@@ -3,8 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -30,7 +28,7 @@ func tokenCommand(std streams) *cobra.Command {
 				fmt.Fprintf(std.out, "%s\n%s\n", token, line)
 				return nil
 			}
-			if err := appendLine(file, line); err != nil {
+			if err := addLine(file, line); err != nil {
 				return err
 			}
 			fmt.Fprintln(std.out, token)
@@ -44,27 +42,16 @@ func tokenCommand(std streams) *cobra.Command {
 	return cmd
 }
 
-// appendLine adds a line to a file, which it makes for its owner alone where there is
-// none.
-func appendLine(path, line string) error {
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND|os.O_CREATE, 0o600)
+// addLine adds a line to the file of tokens.
+func addLine(path, line string) error {
+	err := principal.AddLine(path, line)
 	if err == nil {
-		// Somebody may have written the last line without an end.
-		last := make([]byte, 1)
-		if info, problem := file.Stat(); problem == nil && info.Size() > 0 {
-			if _, problem := file.ReadAt(last, info.Size()-1); problem == nil && last[0] != '\n' {
-				line = "\n" + line
-			}
-		}
-		_, err = fmt.Fprintln(file, line)
-		err = errors.Join(err, file.Close())
+		return nil
 	}
-	var problem *fs.PathError
-	if errors.As(err, &problem) {
-		err = problem.Err
+	hint := "name a file that you may write, in a folder that exists"
+	var unusable *principal.UnusableError
+	if errors.As(err, &unusable) {
+		hint = "the file stays as it is: correct what is wrong with it, or name the class that the others of this name have"
 	}
-	if err != nil {
-		return &ending{failed, fmt.Sprintf("the line could not be added to %s: %v", path, err), "name a file that you may write, in a folder that exists"}
-	}
-	return nil
+	return &ending{failed, fmt.Sprintf("the line could not be added to %s: %v", path, err), hint}
 }
