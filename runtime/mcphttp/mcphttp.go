@@ -177,6 +177,9 @@ func New(handler *rpc.Handler, o Options) *Server {
 	mux.HandleFunc(Path, s.serve)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeState(w, true, "the server runs\n") })
 	mux.HandleFunc("GET /readyz", s.ready)
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "there is nothing here: MCP is served at "+Path, http.StatusNotFound)
+	})
 	if o.Metadata != nil {
 		mux.Handle("/.well-known/oauth-protected-resource", o.Metadata)
 		mux.Handle("/.well-known/oauth-protected-resource"+Path, o.Metadata)

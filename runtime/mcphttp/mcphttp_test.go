@@ -258,6 +258,12 @@ func TestServer_RefusesStrangers(t *testing.T) {
 			t.Errorf("%s: status %d", path, status)
 		}
 	}
+	// A URL without the path is a mistake that people make.
+	for _, path := range []string{"/", Path + "/", "/sse"} {
+		if status, _, body := s.send(t, http.MethodPost, path, "{}", good); status != 404 || !strings.Contains(body, "MCP is served at "+Path) {
+			t.Errorf("%s: status %d, %s", path, status, body)
+		}
+	}
 	if status, header, _ := s.send(t, http.MethodOptions, Path, "", map[string]string{"Origin": "https://page.example"}); status != 204 || header.Get("Access-Control-Allow-Origin") != "https://page.example" {
 		t.Errorf("preflight: status %d, head %v", status, header)
 	}

@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcphttp"
 )
 
 type client struct {
@@ -97,6 +99,8 @@ func connectClient(c client, project, address string, streams streams) error {
 	switch {
 	case err != nil || at.Scheme != "http" && at.Scheme != "https" || at.Host == "":
 		return &misuse{fmt.Sprintf("--url is %q", address), "write a URL such as https://sandbox.example/mcp"}
+	case strings.Trim(at.Path, "/") == "":
+		return &misuse{fmt.Sprintf("--url is %q, which has no path", address), "write " + strings.TrimSuffix(address, "/") + mcphttp.Path + ", where the server answers, or the path that a proxy has for it"}
 	case project != "":
 		return &misuse{"client-config has both --project and --url", "leave --project out: the server's own variables name its project"}
 	case c.connect == nil:

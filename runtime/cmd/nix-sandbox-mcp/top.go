@@ -157,7 +157,7 @@ func (s source) read(ctx context.Context) (snapshot live.Snapshot, err error) {
 func showOnce(out io.Writer, from source) error {
 	snapshot, err := from.read(context.Background())
 	if err != nil {
-		return &ending{failed, err.Error(), "see that the server runs, and that this machine alone reaches the address of its metrics"}
+		return &ending{failed, err.Error(), "see that the server runs, and name the address of its metrics (NIX_SANDBOX_METRICS or metrics_listen), which this machine alone reaches"}
 	}
 	_, err = out.Write(describeServer(snapshot))
 	return err
