@@ -57,7 +57,9 @@ func TestPrograms_ControlFails(t *testing.T) {
 
 func execute(t *testing.T, run string, code []byte, environ ...string) (out, errs string, err error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience.Answer())
+	// A program starts several others, each of which takes as long as a sandbox where it is
+	// emulated.
+	ctx, cancel := context.WithTimeout(t.Context(), 4*patience.Answer())
 	defer cancel()
 	cmd := exec.CommandContext(ctx, run)
 	cmd.Env = append(undertest.Machines(), environ...)

@@ -19,7 +19,7 @@ queue, counter = fork.Queue(), fork.Value("i", 0)
 children = [fork.Process(target=put, args=(queue, counter)) for _ in range(4)]
 for c in children:
     c.start()
-assert all(len(queue.get(timeout=20)) == 100_000 for _ in children)
+assert all(len(queue.get()) == 100_000 for _ in children)
 for c in children:
     c.join()
 assert counter.value == 4 and all(c.exitcode == 0 for c in children)

@@ -25,7 +25,7 @@ class Handler(BaseHTTPRequestHandler):
 
 server = HTTPServer(("127.0.0.1", 0), Handler)
 threading.Thread(target=server.serve_forever, daemon=True).start()
-assert urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/", timeout=20).read() == b"served"
+assert urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/").read() == b"served"
 try:
     urllib.request.urlopen("http://192.0.2.1/", timeout=5)
     raise SystemExit("an address was reached")

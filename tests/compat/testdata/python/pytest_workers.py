@@ -28,6 +28,6 @@ def test_output(capfd):
     assert capfd.readouterr().out == "from a child\\n"
 """
 )
-done = subprocess.run([sys.executable, "-m", "pytest", "-q"], capture_output=True, text=True, timeout=50)
+done = subprocess.run([sys.executable, "-m", "pytest", "-q"], capture_output=True, text=True)
 assert done.returncode == 0 and "3 passed" in done.stdout, done
 print("ok")

@@ -37,7 +37,7 @@ if __name__ == "__main__":
     for number in range(100):
         tasks.put(number)
     for _ in range(100):
-        number, name = results.get(timeout=30)
+        number, name = results.get()
         block = shared_memory.SharedMemory(name=name)
         assert block.buf[0] == number and block.buf[size - 1] == number
         block.close()

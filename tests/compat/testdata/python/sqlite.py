@@ -4,7 +4,7 @@ import sqlite3
 
 
 def write(name, worker):
-    connection = sqlite3.connect(name, timeout=40)
+    connection = sqlite3.connect(name, timeout=600)
     for number in range(25):
         with connection:
             connection.execute("INSERT INTO numbers VALUES (?, ?)", (worker, number))
