@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -143,6 +144,49 @@ func TestOutput_OfAMachineIsBounded(t *testing.T) {
 		t.Errorf("%d bytes came, the code ends with %+v, error %v", size, r, err)
 	}
 	if peak := must.Get(procfs.PeakMemory(m.Cmd.Process.Pid))(t); peak > 64<<20 {
+		t.Errorf("the launcher has used %d MB", peak>>20)
+	}
+}
+
+// A machine that prints 1 GB does not keep another one from answering, of which it has as
+// little to come as before. How much longer the other one's calls take is logged: it depends
+// on the host's processors.
+func TestOutput_LeavesOthersAlone(t *testing.T) {
+	long(t)
+	folder, cache := artifact(t, "bash"), shared(t)
+	loud, other := start(t, folder, cache, ""), start(t, folder, cache, "")
+	other.run("true")
+	calls := func() (middle time.Duration) {
+		times := make([]time.Duration, 21)
+		for i := range times {
+			began := time.Now()
+			if output := other.run("echo $((6 * 7))"); output != "42\n" {
+				t.Errorf("the other one prints %q", output)
+			}
+			times[i] = time.Since(began)
+		}
+		slices.Sort(times)
+		return times[len(times)/2]
+	}
+	alone := calls()
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		size, r, err := loud.result("head -c 1G /dev/zero; echo end")
+		if err != nil || r.Outcome != frame.OutcomeOK || size > 64<<10 {
+			t.Errorf("%d bytes came, the code ends with %+v, error %v", size, r, err)
+		}
+	}()
+	beside := calls()
+	select {
+	case <-over:
+		t.Error("1 GB was printed before the other one had answered 21 calls")
+	default:
+	}
+	<-over
+	peak := must.Get(procfs.PeakMemory(loud.Cmd.Process.Pid))(t)
+	t.Logf("half of the calls take %v alone and %v beside 1 GB of output, %.1f times as long; the launcher has used %d MB", alone, beside, float64(beside)/float64(alone), peak>>20)
+	if peak > 64<<20 {
 		t.Errorf("the launcher has used %d MB", peak>>20)
 	}
 }

@@ -81,9 +81,13 @@ func TestRun_CarriesStreamsAndStatus(t *testing.T) {
 		{"python", "import sys; print(6*7); print('wrong', file=sys.stderr); sys.exit(3)"},
 		{"bash", "echo $((6*7)); echo wrong >&2; exit 3"},
 		{"node", "console.log(6*7); console.error('wrong'); process.exit(3)"},
+		{"command", "echo $((6*7)); echo wrong >&2; exit 3"},
 	} {
 		t.Run(test.kind, func(t *testing.T) {
 			t.Parallel()
+			if test.kind == "command" {
+				long(t)
+			}
 			var stdout, stderr bytes.Buffer
 			cmd := program(t, artifact(t, test.kind), "run", test.code)
 			cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -246,6 +250,84 @@ func TestCheck_SaysWhetherKVMWorks(t *testing.T) {
 		return
 	}
 	t.Errorf("the findings are %+v, without KVM", check.Findings)
+}
+
+// kvmFinding is what bin/check says of KVM, in a mount namespace where /dev has what a
+// command of the shell puts into $dev, and no KVM otherwise.
+func kvmFinding(t *testing.T, cache, prepare string) (found, fix string) {
+	t.Helper()
+	var check struct {
+		Findings []struct{ Name, Found, Fix string }
+	}
+	output := must.Get(inDev(t, cache, prepare, "check", "").Output())(t)
+	must.Do(t, json.Unmarshal(output, &check))
+	for _, f := range check.Findings {
+		if f.Name == "KVM" {
+			return f.Found, f.Fix
+		}
+	}
+	t.Fatalf("the findings have none of KVM: %s", output)
+	return "", ""
+}
+
+// inDev is a program of bash's machine with that /dev. Its descriptor 3 is for reports.
+func inDev(t *testing.T, cache, prepare, name, input string) *exec.Cmd {
+	t.Helper()
+	cmd := program(t, artifact(t, "bash"), name, input)
+	const dev = `dev=$(mktemp -d) && mount -t tmpfs none $dev && cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty $dev &&
+		mkdir $dev/shm $dev/pts && ln -s /proc/self/fd $dev/fd && mount --bind /dev/pts $dev/pts && `
+	cmd.Args = []string{"unshare", "--mount", "sh", "-c", dev + prepare + ` && mount --move $dev /dev && exec "$0"`, cmd.Path}
+	cmd.Path = must.Get(exec.LookPath("unshare"))(t)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "XDG_CACHE_HOME=" + cache, "TMPDIR=" + t.TempDir()}
+	return cmd
+}
+
+// Where KVM is missing, or is there and does not work, a machine is emulated, and the advice
+// is another. It is tried once until the computer restarts, and once more where it stops
+// working.
+func TestKVM_IsTriedOnce(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("only root mounts another /dev")
+	}
+	cache := t.TempDir()
+	const none, broken = "true", "touch $dev/kvm"
+	first, fix := kvmFinding(t, cache, broken)
+	if !strings.HasPrefix(first, "a machine with KVM does not come up: ") || !strings.Contains(first, "emulated") || !strings.Contains(fix, "firmware") {
+		t.Errorf("where it does not work: %s; %s", first, fix)
+	}
+	if again, _ := kvmFinding(t, cache, none); again != first {
+		t.Errorf("it is tried again: %s", again)
+	}
+	missing, fix := kvmFinding(t, t.TempDir(), none)
+	if !strings.HasPrefix(missing, "/dev/kvm cannot be opened: no such file or directory") || !strings.Contains(fix, "kernel module") {
+		t.Errorf("where it is missing: %s; %s", missing, fix)
+	}
+	if !isLong() {
+		return
+	}
+	for name, remembered := range map[string]string{"it was never tried": "", "it has worked": "works"} {
+		cache := t.TempDir()
+		file := filepath.Join(cache, "nix-sandbox-mcp/vm/kvm")
+		if remembered != "" {
+			fillCache(t, cache)
+			must.Write(t, file, strings.Replace(string(must.Get(os.ReadFile(file))(t)), notTried, remembered, 1), 0o600)
+		}
+		cmd := inDev(t, cache, broken, "run", "echo $((6 * 7))")
+		reports, theirs, err := os.Pipe()
+		must.Do(t, err)
+		cmd.ExtraFiles, cmd.Env = []*os.File{theirs}, append(cmd.Env, "NIX_SANDBOX_REPORTS=3")
+		output, err := cmd.Output()
+		theirs.Close()
+		said := string(must.Get(io.ReadAll(reports))(t))
+		reports.Close()
+		if err != nil || string(output) != "42\n" || !strings.Contains(said, `"isolation":"emulated"`) {
+			t.Errorf("%s: %v: it prints %q, and reports %s", name, err, output, said)
+		}
+		if text := string(must.Get(os.ReadFile(file))(t)); !strings.Contains(text, "a machine with KVM does not come up") {
+			t.Errorf("%s: then it remembers %q", name, text)
+		}
+	}
 }
 
 // variant is a sandbox like one under test, but that in its descriptions a text that

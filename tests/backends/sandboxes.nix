@@ -1,4 +1,4 @@
-# Sandboxes that are virtual machines, for the tests: { python; bash; node; }, and the
+# Sandboxes that are virtual machines, for the tests: { python; bash; node; command; }, and the
 # server of config.example.toml with this backend for all environments, { server; }.
 { nixpkgs }:
 let
@@ -6,10 +6,23 @@ let
   inherit (pkgs) lib;
   library = import ../../nix { inherit pkgs; };
 
+  presets =
+    lib.mapAttrs (_: interpreter: removeAttrs interpreter.preset [ "name" ]) library.interpreters
+    // {
+      # A program that has no driver: each call starts it, and there are no sessions.
+      command = {
+        interpreter = "bash -c";
+        packages = [
+          pkgs.bash
+          pkgs.coreutils
+        ];
+      };
+    };
+
   sandbox =
     type:
     library.mkSandbox (
-      removeAttrs library.interpreters.${type}.preset [ "name" ]
+      presets.${type}
       // {
         name = "machine-${type}";
         interpreter_type = type;
@@ -23,7 +36,7 @@ let
 
   example = builtins.fromTOML (builtins.readFile ../../config.example.toml);
 in
-lib.genAttrs [ "python" "bash" "node" ] sandbox
+lib.genAttrs [ "python" "bash" "node" "command" ] sandbox
 // {
   server = library.mkServer {
     config = example // {

@@ -64,11 +64,19 @@ func (m *machine) saved(to string, keep bool) {
 }
 
 // asBefore prepares a session that has something of everything, and isAsBefore prints
-// "as before" where all of it is there.
+// "as before", the time and the monotonic time where all of it is there.
+func asBefore() string {
+	size := 20 << 20
+	if isLong() {
+		size = 100 << 20
+	}
+	return fmt.Sprintf("SIZE = %d\n", size) + prepare
+}
+
 const (
-	asBefore = `
+	prepare = `
 import hashlib, os, subprocess, sys, threading, time
-data = os.urandom(20 << 20)
+data = os.urandom(SIZE)
 digest = hashlib.sha256(data).hexdigest()
 for n in range(50):
     open(f'/workspace/{n}', 'w').write(str(n))
@@ -98,7 +106,7 @@ while ticks[0] == before: time.sleep(0.01)
 assert fired.wait(100), 'timer'
 child.stdin.write(b'child\n'); child.stdin.flush()
 assert child.stdout.readline() == b'child\n', 'child'
-print('as before', time.time())
+print('as before', time.time(), time.monotonic())
 `
 )
 
@@ -109,20 +117,32 @@ func TestSaved_GoesOnAsBefore(t *testing.T) {
 	folder, cache := artifact(t, "python"), shared(t)
 	to := filepath.Join(t.TempDir(), "saved")
 	m := start(t, folder, cache, "")
-	m.run(asBefore)
+	m.run(asBefore())
+	began := time.Now()
+	var before float64
+	if _, err := fmt.Sscanf(m.run("print(time.monotonic())"), "%f\n", &before); err != nil {
+		t.Fatal(err)
+	}
 	m.saved(to, false)
+	ran := time.Since(began)
 	for name, want := range map[string]os.FileMode{"": 0o700, "memory": 0o600, "state": 0o600, "meta": 0o400} {
 		if info := must.Get(os.Stat(filepath.Join(to, name)))(t); info.Mode().Perm() != want {
 			t.Errorf("%q has the mode %v, want %v", name, info.Mode(), want)
 		}
 	}
+	if isLong() {
+		time.Sleep(5 * time.Second) // which are none for the machine
+	}
+	woke := time.Now()
 	m = start(t, folder, cache, to)
-	var now float64
-	if _, err := fmt.Sscanf(m.run(isAsBefore), "as before %f\n", &now); err != nil {
+	var now, after float64
+	if _, err := fmt.Sscanf(m.run(isAsBefore), "as before %f %f\n", &now, &after); err != nil {
 		t.Fatal(err)
 	}
-	if away := time.Since(time.Unix(int64(now), 0)).Abs(); away > 30*time.Minute {
-		t.Errorf("its time is %v away from the host's", away)
+	expectTime(t, "it", time.UnixMicro(int64(now*1e6)), woke)
+	ran += time.Since(woke)
+	if passed := time.Duration((after - before) * float64(time.Second)); passed < 0 || passed > ran+time.Second {
+		t.Errorf("%v have passed in it, which ran for at most %v", passed, ran)
 	}
 }
 
@@ -161,9 +181,9 @@ func TestSaved_Branches(t *testing.T) {
 func TestSaved_BranchesDifferInRandomNumbers(t *testing.T) {
 	t.Parallel()
 	for kind, code := range map[string]string{
-		"bash":   "echo $RANDOM$RANDOM$RANDOM; echo $SRANDOM$SRANDOM; cat /proc/sys/kernel/random/uuid; date +%s",
-		"python": "import os, random, ssl, time\nprint(random.random())\nprint(os.urandom(8).hex())\nprint(ssl.RAND_bytes(8).hex())\nprint(int(time.time()))",
-		"node":   "var c = require('crypto'); console.log(Math.random()); console.log(c.randomBytes(8).toString('hex')); console.log(c.randomUUID()); console.log(Math.floor(Date.now() / 1000))",
+		"bash":   "echo $RANDOM$RANDOM$RANDOM; echo $SRANDOM$SRANDOM; cat /proc/sys/kernel/random/uuid; echo $EPOCHREALTIME",
+		"python": "import os, random, ssl, time\nprint(random.random())\nprint(os.urandom(8).hex())\nprint(ssl.RAND_bytes(8).hex())\nprint(time.time())",
+		"node":   "var c = require('crypto'); console.log(Math.random()); console.log(c.randomBytes(8).toString('hex')); console.log(c.randomUUID()); console.log(Date.now() / 1000)",
 	} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
@@ -175,8 +195,8 @@ func TestSaved_BranchesDifferInRandomNumbers(t *testing.T) {
 			origin.saved(to, true)
 			seen := map[string]bool{}
 			for i, m := range []*machine{origin, start(t, folder, cache, to), start(t, folder, cache, to)} {
-				lines := strings.Fields(m.run(code))
-				expectOwn(t, i, lines, seen)
+				asked := time.Now()
+				expectOwn(t, i, strings.Fields(m.run(code)), seen, asked)
 			}
 		})
 	}

@@ -3,11 +3,9 @@ package backends
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,7 +17,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
@@ -39,6 +36,8 @@ type serving struct {
 	cache   string         // the folder for caches; that of all tests where it is empty
 	environ []string       // further variables
 	user    uint32         // of the server's process, where the test is root
+	jail    bool           // there is the server's own bash too, as the environment jail
+	small   bool           // the folder for its state is a file system of 8 MB of its own
 }
 
 // serve starts one whose sessions of [session] are changed as given.
@@ -61,6 +60,10 @@ func serveAs(t *testing.T, state string, as serving, kinds ...string) *server {
 		fields["prewarm"], fields["timeout_seconds"], fields["max_timeout_seconds"] = 0, machineTime.Seconds(), nil
 		environments[kind] = fields
 	}
+	if as.jail {
+		environments["jail"] = undertest.Environments(t)["bash"]
+		environments["jail"]["name"], environments["jail"]["prewarm"] = "jail", 0
+	}
 	settings := mcptest.MetadataWith(t, environments, map[string]any{"session": mcptest.Session(as.session), "project": mcptest.Project(as.project)})
 	s := &server{t: t, log: &mcptest.Log{}}
 	cmd := exec.Command(undertest.Server(t), "--stdio")
@@ -74,6 +77,10 @@ func serveAs(t *testing.T, state string, as serving, kinds ...string) *server {
 	}
 	s.environ = append(s.environ, as.environ...)
 	cmd.Env = s.environ
+	if as.small {
+		cmd.Args = append([]string{"unshare", "--mount", "sh", "-c", `mount -t tmpfs -o size=8m,mode=0700 none "$XDG_STATE_HOME" && exec "$@"`, "sh"}, cmd.Args...)
+		cmd.Path = must.Get(exec.LookPath("unshare"))(t)
+	}
 	if as.user != 0 {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: as.user, Gid: as.user}}
 	}
@@ -133,7 +140,7 @@ func TestSession_WakesInALaterServer(t *testing.T) {
 	state, folder := t.TempDir(), project(t)
 	t.Setenv("PROJECT_DIR", folder)
 	first := serve(t, state, nil, "python")
-	first.in("python", "s", asBefore+"'begun'", "'begun'\n")
+	first.in("python", "s", asBefore()+"'begun'", "'begun'\n")
 	first.end()
 	if sessions := asleep(t, state); len(sessions) != 1 || sessions[0].Key.Session != "s" || sessions[0].Bytes == 0 {
 		t.Fatalf("there sleep %+v; the log:\n%s", sessions, first.log)
@@ -175,6 +182,22 @@ func TestSession_SleepsWhenItIsIdle(t *testing.T) {
 	s.in("bash", "s", "echo $x", "1\n")
 }
 
+// A session that cannot be saved because the disk is full lives on, and the log says so in a
+// sentence.
+func TestSession_LivesOnWhereTheDiskIsFull(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root mounts a small file system")
+	}
+	s := serveAs(t, t.TempDir(), serving{small: true, session: map[string]any{"idle_timeout_seconds": 1}}, "bash")
+	s.in("bash", "s", "x=1; echo begun", "begun\n")
+	patience.Wait(t, machineTime, func() string { return "the log says nothing of a full disk" }, func() bool {
+		return strings.Contains(s.log.String(), "no space left on device")
+	})
+	if answer := s.in("bash", "s", "echo $x", "1\n"); answer.Fact("resumed") != nil {
+		t.Errorf("the facts are %+v", answer.Meta)
+	}
+}
+
 // Where the operator wants no session to sleep, nothing is written and nothing offered.
 func TestSession_EndsWhereNoneSleeps(t *testing.T) {
 	state := t.TempDir()
@@ -195,11 +218,11 @@ func TestSession_EndsWhereNoneSleeps(t *testing.T) {
 	}
 }
 
-// A session begins as a copy of another one, and four other wishes are refused, each with
-// a sentence of its own.
+// A session begins as a copy of another one, and other wishes are refused, each with a
+// sentence of its own.
 func TestSession_Branches(t *testing.T) {
 	state := t.TempDir()
-	s := serve(t, state, nil, "bash")
+	s := serveAs(t, state, serving{jail: true}, "bash")
 	s.in("bash", "a", "x=1; echo 1 > f; echo begun", "begun\n")
 	if answer := s.call("bash", "b", "a", "echo $x $(cat f); x=2; echo 2 > f"); answer.IsError || answer.Texts()[0] != "1 1\n" || answer.Fact("branched_from") != "a" {
 		t.Errorf("the branch has %q, %+v", answer.Text(), answer.Meta)
@@ -212,13 +235,15 @@ func TestSession_Branches(t *testing.T) {
 
 	s.in("bash", "busy", "x=4; echo begun", "begun\n")
 	s.begin("bash", "busy", endless)
-	for _, test := range []struct{ session, from, says string }{
-		{"d", "busy", `session "busy" is running a call`},
-		{"d", "nobody", `there is no session "nobody" of env "bash"`},
-		{"b", "a", `session "b" exists already`},
-		{"", "a", `there is no session that could begin as its copy`},
+	s.in("jail", "jailed", "echo begun", "begun\n")
+	for _, test := range []struct{ kind, session, from, says string }{
+		{"bash", "d", "busy", `session "busy" is running a call`},
+		{"bash", "d", "nobody", `there is no session "nobody" of env "bash"`},
+		{"bash", "b", "a", `session "b" exists already`},
+		{"bash", "", "a", `there is no session that could begin as its copy`},
+		{"jail", "d", "jailed", `a session of env "jail" cannot begin as a copy of another one`},
 	} {
-		if answer := s.call("bash", test.session, test.from, "true"); !answer.IsError || !strings.Contains(answer.Text(), test.says) {
+		if answer := s.call(test.kind, test.session, test.from, "true"); !answer.IsError || !strings.Contains(answer.Text(), test.says) {
 			t.Errorf("%+v gets %q", test, answer.Text())
 		}
 	}
@@ -261,68 +286,4 @@ func TestSession_SleepsWhereACallRunsAtTheEnd(t *testing.T) {
 	if sessions := asleep(t, state); len(sessions) != 1 || sessions[0].InUse {
 		t.Errorf("there sleep %+v", sessions)
 	}
-}
-
-// killsVariable says how many times a server is killed, for the long form of the test.
-const killsVariable = "NIX_SANDBOX_TEST_KILLS"
-
-// A server that is killed while a session falls asleep or wakes leaves what there was
-// before, or what comes then: the session goes on with the number of one of its calls, or
-// it is gone when it was awake, and never broken.
-func TestSession_SurvivesKills(t *testing.T) {
-	kills := 3
-	if text := os.Getenv(killsVariable); text != "" {
-		kills = must.Get(strconv.Atoi(text))(t)
-	}
-	random := seed.New(t)
-	state := t.TempDir()
-	begin := func(s *server) { s.in("bash", "s", "n=0; echo $n", "0\n") }
-	s := serve(t, state, nil, "bash")
-	begin(s)
-	s.end()
-	last := 0 // the number with which the session fell asleep last
-	kept, gone := 0, 0
-	for kill := range kills {
-		s := serve(t, state, nil, "bash")
-		after := time.Duration(random.Int64N(int64(3 * time.Second)))
-		if kill%2 == 0 { // while it wakes, or when it has
-			s.begin("bash", "s", "n=$((n+1)); echo $n")
-			time.Sleep(after)
-		} else { // while it falls asleep
-			s.in("bash", "s", "n=$((n+1)); echo $n", fmt.Sprintf("%d\n", last+1))
-			must.Do(t, s.CloseInput())
-			time.Sleep(after / 4)
-		}
-		_ = syscall.Kill(s.PID(), syscall.SIGKILL)
-		<-s.Exited()
-
-		s = serve(t, state, nil, "bash")
-		answer := s.call("bash", "s", "", "echo none$n")
-		switch text := answer.Texts()[0]; {
-		case answer.IsError:
-			t.Fatalf("kill %d, after %v: the answer is %q", kill, after, answer.Text())
-		case text == "none\n":
-			// It was awake, and nothing slept any more.
-			if answer.Fact("resumed") != nil {
-				t.Fatalf("kill %d, after %v: what slept is broken: %q", kill, after, answer.Text())
-			}
-			gone++
-			begin(s)
-			last = 0
-		case text == fmt.Sprintf("none%d\n", last), text == fmt.Sprintf("none%d\n", last+1):
-			kept++
-			last = must.Get(strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(text, "none"))))(t)
-		default:
-			t.Fatalf("kill %d, after %v: the session has %q after %d", kill, after, text, last)
-		}
-		s.end()
-		if sessions := asleep(t, state); len(sessions) != 1 {
-			t.Fatalf("kill %d: there sleep %+v; the log:\n%s", kill, sessions, s.log)
-		}
-		// Nothing of an attempt that was killed is left.
-		if states := must.Get(filepath.Glob(filepath.Join(state, "nix-sandbox-mcp/vm/sessions/*/state-*")))(t); len(states) != 1 {
-			t.Fatalf("kill %d: there are the states %q", kill, states)
-		}
-	}
-	t.Logf("%d kills: %d times the session went on, %d times it was gone with the server in which it was awake", kills, kept, gone)
 }
