@@ -98,6 +98,14 @@ in
       message = "services.nix-sandbox-mcp: serve.audit_file is one file, and service.instances is ${toString service.instances}: leave one of them out";
     }
     {
+      assertion = !(several && serve.metrics_listen != null && serve.metrics_listen != "user");
+      message = "services.nix-sandbox-mcp: serve.metrics_listen is one address, and service.instances is ${toString service.instances}: leave one of them out, or write \"user\"";
+    }
+    {
+      assertion = serve.listen != "systemd";
+      message = "services.nix-sandbox-mcp: serve.listen is systemd, and service.enable makes the socket: write where it is, such as 127.0.0.1:8080";
+    }
+    {
       assertion = !(service.openFirewall && isUnix);
       message = "services.nix-sandbox-mcp: service.openFirewall opens a port, and serve.listen is ${serve.listen}: leave it out";
     }

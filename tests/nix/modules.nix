@@ -248,6 +248,8 @@ in
       [
         true
         true
+        true
+        true
       ]
       { }
       {
@@ -300,6 +302,9 @@ in
       ]
       [ "/run/nix-sandbox-mcp-2.socket" ]
       [
+        # The first two are for those who set MCP_CERTIFICATE.
+        "    bind 0.0.0.0:443 ssl crt \"\${MCP_CERTIFICATE}\" ca-file \"\${MCP_CLIENTS}\" verify optional alpn h2,http/1.1"
+        "    bind 0.0.0.0:443 ssl crt \"\${MCP_CERTIFICATE}\" alpn h2,http/1.1"
         "    bind 0.0.0.0:443"
         "    server nix-sandbox-mcp-1 unix@/run/nix-sandbox-mcp-1.socket check"
         "    server nix-sandbox-mcp-2 unix@/run/nix-sandbox-mcp-2.socket check"
@@ -307,6 +312,128 @@ in
       [
         false
         true
+        true
+        true
+      ]
+    ];
+  };
+  # Each of several servers has its own folders and tokens, and a socket for HAProxy alone,
+  # which listens where clients are told to, as deploy/haproxy.cfg does otherwise.
+  testNixosSeveralServersHaveTheirOwn = {
+    expr =
+      let
+        system = nixos (
+          settings
+          // {
+            enable = true;
+            serve = {
+              listen = "unix:/run/mcp.socket";
+              token_file = "/var/lib/secrets/tokens";
+              lame_duck_seconds = 10;
+              drain_seconds = 100;
+            };
+            service = {
+              enable = true;
+              instances = 3;
+            };
+          }
+        );
+        third = system.systemd.services.nix-sandbox-mcp-3;
+        linesOf = text: moduleLib.filter (line: !moduleLib.hasPrefix "    server " line) (moduleLib.splitString "\n" text);
+      in
+      [
+        (names system.systemd.sockets)
+        system.systemd.sockets.nix-sandbox-mcp-3
+        third.requires
+        {
+          inherit (third.serviceConfig)
+            Environment
+            LoadCredential
+            RuntimeDirectory
+            StateDirectory
+            TimeoutStopSec
+            ;
+        }
+        (
+          linesOf system.services.haproxy.config == linesOf (
+            builtins.replaceStrings [ "\"\${MCP_ADDRESS}\"" ] [ "unix@/run/mcp.socket mode 0660" ] (builtins.readFile ../../deploy/haproxy.cfg)
+          )
+        )
+        system.services.haproxy.enable
+        system.networking.firewall.allowedTCPPorts
+      ];
+    expected = [
+      [
+        "nix-sandbox-mcp-1"
+        "nix-sandbox-mcp-2"
+        "nix-sandbox-mcp-3"
+      ]
+      {
+        wantedBy = [ "sockets.target" ];
+        listenStreams = [ "/run/nix-sandbox-mcp-3.socket" ];
+        socketConfig = {
+          SocketUser = "haproxy";
+          SocketMode = "0600";
+        };
+      }
+      [ "nix-sandbox-mcp-3.socket" ]
+      {
+        Environment = [
+          "NIX_SANDBOX_TOKENS=%d/tokens"
+          "HOME=%S/nix-sandbox-mcp-3 XDG_STATE_HOME=%S/nix-sandbox-mcp-3 XDG_RUNTIME_DIR=%t/nix-sandbox-mcp-3 XDG_CACHE_HOME=%T/cache"
+        ];
+        LoadCredential = "tokens:/var/lib/secrets/tokens";
+        RuntimeDirectory = "nix-sandbox-mcp-3";
+        StateDirectory = "nix-sandbox-mcp-3";
+        TimeoutStopSec = 125;
+      }
+      true
+      true
+      [ ]
+    ];
+  };
+  # What systemd or a second server could not use is refused when the system is built.
+  testNixosRefusesServices = {
+    expr =
+      let
+        refused =
+          serve: service:
+          map (a: a.message) (
+            moduleLib.filter (a: !a.assertion)
+              (nixos (
+                settings
+                // {
+                  enable = true;
+                  inherit serve;
+                  service = service // {
+                    enable = true;
+                  };
+                }
+              )).assertions
+          );
+      in
+      [
+        (refused { audit_file = "/var/log/audit"; } { instances = 2; })
+        (refused { metrics_listen = "127.0.0.1:9464"; } { instances = 2; })
+        (refused { metrics_listen = "127.0.0.1:9464"; } { })
+        (refused { metrics_listen = "user"; } { instances = 2; })
+        (refused { listen = "unix:/run/mcp.socket"; } { openFirewall = true; })
+        (refused { listen = "systemd"; } { })
+      ];
+    expected = [
+      [
+        "services.nix-sandbox-mcp: serve.audit_file is one file, and service.instances is 2: leave one of them out"
+      ]
+      [
+        "services.nix-sandbox-mcp: serve.metrics_listen is one address, and service.instances is 2: leave one of them out, or write \"user\""
+      ]
+      [ ]
+      [ ]
+      [
+        "services.nix-sandbox-mcp: service.openFirewall opens a port, and serve.listen is unix:/run/mcp.socket: leave it out"
+      ]
+      [
+        "services.nix-sandbox-mcp: serve.listen is systemd, and service.enable makes the socket: write where it is, such as 127.0.0.1:8080"
       ]
     ];
   };
