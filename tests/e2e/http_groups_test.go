@@ -27,7 +27,7 @@ func TestHTTP_PrincipalsHaveGroupsWithDelegate(t *testing.T) {
 	s := startHTTP(t, []string{"alice", "bob", "carol class=large"}, map[string]any{
 		"lame_duck_seconds": 0,
 		"quotas":            map[string]any{"default": quota(2 * held), "large": quota(8 * held)},
-	}, map[string]any{"memory_mb": 4 * held, "prewarm": 1, "timeout_seconds": 600})
+	}, map[string]any{"memory_mb": 4 * held, "prewarm": 1})
 	if !strings.Contains(s.log.String(), `"msg":"limits","by":"cgroup"`) {
 		t.Skip("no control group can be made here")
 	}

@@ -116,7 +116,7 @@ func TestHTTP_ClientsThatGo(t *testing.T) {
 	s := startHTTP(t, []string{"alice"}, map[string]any{
 		"lame_duck_seconds": 0, "metrics_listen": "127.0.0.1:0",
 		"quotas": map[string]any{"default": map[string]any{"calls": clientsThatGo, "sessions": 8, "streams": 64, "memory_mb": 1 << 20}},
-	}, map[string]any{"prewarm": 0, "timeout_seconds": 600})
+	}, map[string]any{"prewarm": 0})
 	expect(t, inHTTP(t, s.client("alice", mcptest.Stateless), "", "bash", "echo 1"), "1\n")
 	goroutines := func() int { return int(s.metric("nix_sandbox_goroutines")) }
 	pid := s.cmd.Process.Pid

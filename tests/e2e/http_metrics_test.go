@@ -75,7 +75,7 @@ func TestHTTP_CountsRequests(t *testing.T) {
 	// Each client makes up a method of MCP and of HTTP, an environment, a session and an
 	// HTTP session.
 	const clients = 8
-	each := sized(100, 1250)
+	each := sized(100, 625)
 	invent := func(round int) {
 		var running sync.WaitGroup
 		for client := range clients {

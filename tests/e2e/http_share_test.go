@@ -30,7 +30,7 @@ func TestHTTP_HangsUpAsTheRevisionSays(t *testing.T) {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
 			records := filepath.Join(t.TempDir(), "audit.jsonl")
-			s := startHTTP(t, []string{"alice"}, map[string]any{"audit_file": records, "lame_duck_seconds": 0}, map[string]any{"timeout_seconds": 600, "prewarm": 0})
+			s := startHTTP(t, []string{"alice"}, map[string]any{"audit_file": records, "lame_duck_seconds": 0}, map[string]any{"prewarm": 0})
 			// Of the record of the call that is hung up, there is no other.
 			recorded := func() string {
 				for line := range strings.Lines(string(must.Get(os.ReadFile(records))(t))) {
@@ -91,7 +91,7 @@ func TestHTTP_AFloodLeavesSlots(t *testing.T) {
 	s := startHTTP(t, []string{"alice", "bob"}, map[string]any{
 		"lame_duck_seconds": 0, "calls_at_once": 8,
 		"quotas": map[string]any{"default": map[string]any{"calls": 16, "sessions": 8, "streams": 64, "memory_mb": 1 << 20}},
-	}, map[string]any{"timeout_seconds": 600})
+	}, nil)
 	bob := s.client("bob", mcptest.Stateless)
 	median := func() time.Duration {
 		var took []time.Duration

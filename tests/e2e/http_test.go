@@ -75,10 +75,16 @@ func startHTTP(t testing.TB, names []string, serve, limits map[string]any, varia
 	}
 	all := environments(t)
 	for _, fields := range all {
+		// A machine that stands still for half a minute ends no call.
+		fields["timeout_seconds"], fields["max_timeout_seconds"] = 600, nil
 		maps.Copy(fields, limits)
 	}
 	metadata := mcptest.MetadataWith(t, all, map[string]any{"serve": mcptest.Serve(serve)})
-	s.cmd = command(t, append([]string{"NIX_SANDBOX_METADATA=" + metadata, "NIX_SANDBOX_TOKENS=" + s.file}, variables...)...)
+	variables = append([]string{"NIX_SANDBOX_METADATA=" + metadata, "NIX_SANDBOX_TOKENS=" + s.file}, variables...)
+	if os.Getenv("NIX_SANDBOX_START_SECONDS") == "" {
+		variables = append(variables, "NIX_SANDBOX_START_SECONDS=120")
+	}
+	s.cmd = command(t, variables...)
 	s.cmd.Args = []string{s.cmd.Args[0], "serve", "--http", "127.0.0.1:0", "--log-format", "json"}
 	s.cmd.Stderr = s.log
 	must.Do(t, s.cmd.Start())
