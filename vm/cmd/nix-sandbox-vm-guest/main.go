@@ -16,6 +16,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,6 +30,9 @@ func main() {
 		fmt.Fprintln(os.Stderr, "nix-sandbox-vm-guest: error: this is the first process of a virtual machine, which nix-sandbox-vm starts")
 		os.Exit(125)
 	}
+	// Where the number is not set, the Go runtime asks the kernel for it every second: in
+	// a copy that goes on, in the middle of its first call.
+	runtime.GOMAXPROCS(1)
 	if err := serve(); err != nil {
 		// The console, whose last lines the host reports.
 		fmt.Fprintln(os.Stderr, "nix-sandbox-vm-guest: error:", err)
