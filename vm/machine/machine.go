@@ -415,8 +415,10 @@ func (m *Machine) Thaw(now time.Time) error {
 // file of its memory, with which it was started, belongs to it. The machine stands
 // still then, and its owner closes it.
 func (m *Machine) Save(state *os.File) error {
-	if err := m.Ask(protocol.Request{Do: protocol.Freeze}); err != nil {
-		return err
+	for _, do := range []string{protocol.Freeze, protocol.Trim} {
+		if err := m.Ask(protocol.Request{Do: do}); err != nil {
+			return err
+		}
 	}
 	return m.qmp.save(state, saveLimit)
 }

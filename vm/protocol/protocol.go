@@ -61,6 +61,9 @@ const (
 	Ping = "ping"
 	// Freeze stops every process but the first one, before the machine is saved.
 	Freeze = "freeze"
+	// Trim fills the memory that nothing uses with zeros, so that a machine that is saved
+	// takes no space for what its start has left there.
+	Trim = "trim"
 	// Thaw gives a copy of a machine the time and random numbers of its own, and then
 	// has the processes go on: none of them sees the others.
 	Thaw = "thaw"

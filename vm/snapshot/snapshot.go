@@ -23,6 +23,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/image"
 )
@@ -241,6 +243,7 @@ func (s Store) Make(key string, size int64, save func(memory, state *os.File) er
 	if err := save(memory, state); err != nil {
 		return err
 	}
+	dig(memory)
 	if err := errors.Join(memory.Chmod(0o444), state.Chmod(0o400)); err != nil {
 		return err
 	}
@@ -249,6 +252,39 @@ func (s Store) Make(key string, size int64, save func(memory, state *os.File) er
 	}
 	s.Discard(key)
 	return os.Rename(partial, filepath.Join(s.Folder, key))
+}
+
+// dig makes holes of the pages of zeros in a file, where its file system has holes: most of
+// a machine's memory, which otherwise takes space and is copied with each session that is
+// put to disk.
+func dig(file *os.File) {
+	const page = 4096
+	buffer := make([]byte, 256*page)
+	for at := int64(0); ; {
+		data, err := unix.Seek(int(file.Fd()), at, unix.SEEK_DATA)
+		if err != nil {
+			return // nothing but a hole follows
+		}
+		n, err := file.ReadAt(buffer, data&^(page-1))
+		if n < page {
+			return
+		}
+		at = data &^ (page - 1)
+		for from := 0; from+page <= n; {
+			end := from
+			for end+page <= n && [page]byte(buffer[end:]) == [page]byte{} {
+				end += page
+			}
+			if end > from && unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at+int64(from), int64(end-from)) != nil {
+				return
+			}
+			from = end + page
+		}
+		at += int64(n &^ (page - 1))
+		if err != nil {
+			return
+		}
+	}
 }
 
 // finish completes the description of a snapshot whose files are written, and writes

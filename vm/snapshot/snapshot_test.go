@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
@@ -53,6 +55,48 @@ func TestStore_OpensWhatWasMade(t *testing.T) {
 	}
 	if info := must.Get(snapshot.Memory.Stat())(t); info.Mode().Perm() != 0o444 {
 		t.Errorf("the memory has the mode %v", info.Mode())
+	}
+}
+
+// What a machine's memory has in it stays, and takes space; zeros take none.
+func TestStore_DigsHoles(t *testing.T) {
+	const page = 4096
+	const size = 3<<20 + page
+	want := make([]byte, size)
+	kept := []int{0, 255, 256, 300, 302, size/page - 1}
+	for _, n := range kept {
+		want[n*page+page-1] = byte(n) | 1
+	}
+	s := Store{Folder: filepath.Join(t.TempDir(), "snapshots")}
+	key := Key("holes")
+	must.Do(t, s.Make(key, size, func(memory, state *os.File) error {
+		_, err := memory.WriteAt(want, 0)
+		return err
+	}))
+	snapshot, found := s.Open(key)
+	if !found {
+		t.Fatal("it is not found")
+	}
+	defer snapshot.Close()
+	if got := must.Get(io.ReadAll(snapshot.Memory))(t); !bytes.Equal(got, want) {
+		t.Error("its memory is not what was saved")
+	}
+	if got := data(t, snapshot.Memory); got != int64(len(kept)*page) {
+		t.Errorf("the file has %d bytes that are no hole, want %d", got, len(kept)*page)
+	}
+}
+
+// data is how many bytes of a file are no hole.
+func data(t *testing.T, file *os.File) (sum int64) {
+	t.Helper()
+	for at := int64(0); ; {
+		from, err := unix.Seek(int(file.Fd()), at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return sum
+		}
+		must.Do(t, err)
+		at = must.Get(unix.Seek(int(file.Fd()), from, unix.SEEK_HOLE))(t)
+		sum += at - from
 	}
 }
 

@@ -89,6 +89,8 @@ func (m *machine) do(request protocol.Request) error {
 		return setClock(request.Now)
 	case protocol.Freeze:
 		return m.groups.freeze()
+	case protocol.Trim:
+		return trim()
 	case protocol.Thaw:
 		if err := setClock(request.Now); err != nil {
 			return err
