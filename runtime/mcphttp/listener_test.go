@@ -58,11 +58,12 @@ func TestBoundedConn_TimesTheFirstHeadFromItsFirstByte(t *testing.T) {
 // late is a listener whose one connection is accepted while it is closed.
 type late struct {
 	net.Listener
-	closed, ended chan struct{}
-	once          sync.Once
+	asked, closed, ended chan struct{}
+	ask, once            sync.Once
 }
 
 func (l *late) Accept() (net.Conn, error) {
+	l.ask.Do(func() { close(l.asked) })
 	<-l.closed
 	conn, err := l.Listener.Accept()
 	l.Listener.Close()
@@ -86,7 +87,7 @@ func (c *lateConn) Close() error {
 
 // A connection that is accepted at the last moment is answered before the server ends.
 func TestServer_AnswersItsLastConnection(t *testing.T) {
-	listener := &late{Listener: must.Get(net.Listen("tcp", "127.0.0.1:0"))(t), closed: make(chan struct{}), ended: make(chan struct{})}
+	listener := &late{Listener: must.Get(net.Listen("tcp", "127.0.0.1:0"))(t), asked: make(chan struct{}), closed: make(chan struct{}), ended: make(chan struct{})}
 	s := serve(t, listener, &http.Transport{DisableKeepAlives: true}, nil)
 	status := make(chan int, 1)
 	connected := make(chan struct{})
@@ -102,6 +103,7 @@ func TestServer_AnswersItsLastConnection(t *testing.T) {
 		status <- response.StatusCode
 	}()
 	<-connected
+	<-listener.asked // a server that is closed before accepts nothing
 	s.Close(patience.Long)
 	select {
 	case <-listener.ended:
