@@ -108,13 +108,14 @@ let
     pname = "nix-sandbox-mcp-inside";
     folders = [
       "agent"
+      "devices"
       "jail"
       "network/handover"
     ];
     packages = [
       "agent/cmd/nix-sandbox-agent"
       "jail/cmd/nix-sandbox-jail"
-      "jail/cmd/nix-sandbox-jail-devices"
+      "devices/cmd/nix-sandbox-jail-devices"
       "jail/cmd/nix-sandbox-seccomp"
     ];
   };
@@ -125,10 +126,15 @@ let
       "agent/bounded"
       "agent/filetree"
       "agent/frame"
+      "devices"
+      "gateway"
       "jail"
+      "keep"
       "network/event"
       "network/handover"
       "network/hostname"
+      "operator"
+      "packages"
       "runtime"
       "tests/demo"
       "tests/mcpclient"

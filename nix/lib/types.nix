@@ -353,7 +353,7 @@ rec {
     };
 
   # What a device node is by its name, if a sandbox gets it only with unsafe_devices; null
-  # otherwise. The launcher asks again, by the node's numbers (jail/device).
+  # otherwise. The launcher asks again, by the node's numbers (devices/device).
   unsafeDevice =
     v:
     let

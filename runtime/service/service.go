@@ -12,22 +12,22 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/fair"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/mcphttp"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/quota"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/callfiles"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/sessionfiles"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/suspended"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages/ondemand"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/changes"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/fair"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/kept"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcphttp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcpstdio"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/ondemand"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/pool"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/quota"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sessionfiles"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/suspended"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
 )
 
@@ -182,7 +182,7 @@ func (o *Options) assemble() *assembly {
 		return spec
 	}
 	warm := pool.New(o.Starter, o.Log)
-	left := kept.New(kept.Limits{Idle: o.Sessions.Idle, Lifetime: o.Sessions.Lifetime, Calls: maxKept, Bytes: maxKeptBytes}, os.TempDir(), o.Log)
+	left := callfiles.New(callfiles.Limits{Idle: o.Sessions.Idle, Lifetime: o.Sessions.Lifetime, Calls: maxKept, Bytes: maxKeptBytes}, os.TempDir(), o.Log)
 	starter, limits, mostOnce := sandbox.Starter(warm), o.Sessions, maxOnce
 	if o.Quota != nil {
 		starter = quota.Memory(starter, func(principal string) int64 { return o.Quota(principal).MemoryMB << 20 })

@@ -4,9 +4,9 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/suspended"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/suspended"
 )
 
 // An Asleep is a session that sleeps and that no server has. A user runs code in it, or

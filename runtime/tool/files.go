@@ -20,8 +20,8 @@ import (
 	"github.com/mark3labs/mcp-go/mcp"
 	"github.com/mark3labs/mcp-go/server"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/callfiles"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/kept"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -175,7 +175,7 @@ func (r *Read) Answer(ctx context.Context) ([]mcp.ResourceContents, error) {
 	defer r.ticket.Release()
 	data, err := r.read(ctx)
 	var large *sandbox.TooLargeError
-	var gone *kept.GoneError
+	var gone *callfiles.GoneError
 	switch {
 	case errors.As(err, &gone):
 		err = fmt.Errorf("there is no such file any more: files of a call without a session are kept until nobody has read them for %g s, at most %g s, and fewer where there are many: run the call again, or use a session", gone.Idle.Seconds(), gone.Lifetime.Seconds())
@@ -242,7 +242,7 @@ func (r *Read) read(ctx context.Context) ([]byte, error) {
 // readKept reads a file of a call without a session.
 func (t *Tool) readKept(principal, id, name string) ([]byte, error) {
 	if t.Kept == nil {
-		return nil, &kept.GoneError{}
+		return nil, &callfiles.GoneError{}
 	}
 	return t.Kept.Read(principal, id, name)
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/mark3labs/mcp-go/mcp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/callfiles"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/kept"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
@@ -44,7 +44,7 @@ func inBubble(t *testing.T, test func(*testing.T, *fixture)) {
 	synctest.Test(t, func(t *testing.T) {
 		log := slog.New(slog.DiscardHandler)
 		machine := &sandboxtest.Machine{}
-		left := kept.New(kept.Limits{Idle: time.Hour, Lifetime: time.Hour, Calls: 8, Bytes: 32 << 20}, os.TempDir(), log)
+		left := callfiles.New(callfiles.Limits{Idle: time.Hour, Lifetime: time.Hour, Calls: 8, Bytes: 32 << 20}, os.TempDir(), log)
 		defer left.Close()
 		spec := func(c call.Call) sandbox.Spec {
 			return sandbox.Spec{Name: c.Env.Name, OutputBytes: c.Env.OutputBytes, Network: c.Env.Network != nil}
@@ -211,7 +211,7 @@ func TestRun_ShowsFiles(t *testing.T) {
 		if got, want := text(result), "[written and gone with the sandbox: 4 more files; to keep files, use a session]"; got != want || len(result.Content) != 1+maxLinks {
 			t.Errorf("%d files: %q", len(result.Content)-1, got)
 		}
-		f.Kept.(*kept.Files).Close()
+		f.Kept.(*callfiles.Files).Close()
 		result = f.bash("", "echo notes >outputs/notes.txt")
 		if got, want := text(result), "[written and gone with the sandbox: /workspace/outputs/notes.txt (6 bytes); to keep files, use a session]"; got != want {
 			t.Errorf("not kept: %q", got)

@@ -21,7 +21,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/audit"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/httpclient"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcpclient"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/audit"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/audit"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/live"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/live"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/audit"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
 )
 
 // auditCommand reads audit logs.

@@ -19,8 +19,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/changes"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/changes/gitpatch"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes/gitpatch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 )
 

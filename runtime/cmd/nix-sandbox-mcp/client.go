@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcphttp"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/mcphttp"
 )
 
 type client struct {

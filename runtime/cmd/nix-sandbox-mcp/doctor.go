@@ -12,8 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/doctor"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/doctor"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/interactive"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/interactive"
 )
 
 // answerWithin is how long a terminal may take to answer: more than a message

@@ -18,9 +18,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/mcphttp"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcphttp"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/principal"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )

@@ -11,12 +11,12 @@ import (
 	"path/filepath"
 	"sync"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/audit"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/live"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/mcphttp"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/metrics"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/live"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcphttp"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/metrics"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 )

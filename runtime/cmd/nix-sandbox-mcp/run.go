@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/interactive"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/interactive"
 )
 
 // endCodeWithin is how long code may take to end after an interrupt: the agent's

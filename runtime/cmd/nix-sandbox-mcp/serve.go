@@ -20,18 +20,18 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/mcphttp"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/sessionfiles"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/suspended"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/doctor"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/changes"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/doctor"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcphttp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sessionfiles"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/suspended"
 )
 
 // gcPercent is GOGC of a server for many clients: by how much its heap grows, in percent of

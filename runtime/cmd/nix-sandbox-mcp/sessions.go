@@ -13,9 +13,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/sessionfiles"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/suspended"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sessionfiles"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/suspended"
 )
 
 // sessionsCommand lists the sessions of which something is on disk: those that sleep, and

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/interactive"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/interactive"
 )
 
 // maxLog bounds what is kept of a sandbox's log while a shell runs, in bytes.

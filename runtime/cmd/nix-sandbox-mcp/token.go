@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/principal"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
 )
 
 // tokenCommand makes tokens for those who call over HTTP.

@@ -1,0 +1,757 @@
+package mcphttp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/httpclient"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcpclient"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
+)
+
+// named takes the token of a request for the name of its principal.
+type named struct{}
+
+func (named) Authenticate(r *http.Request) (principal.Principal, error) {
+	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	switch {
+	case !ok:
+		return principal.Principal{}, principal.ErrNone
+	case strings.HasPrefix(token, "bad"):
+		return principal.Principal{}, &principal.Refusal{Reason: "the token is not known"}
+	}
+	return principal.Principal{Name: token}, nil
+}
+
+// served is a Server on a port of this machine, whose sandboxes this process simulates.
+type served struct {
+	*Server
+	url          string
+	transport    *http.Transport
+	machine      *sandboxtest.Machine
+	environments *registry.Registry
+	observed     chan Request
+}
+
+// pipes is a listener whose connections are pipes. A bubble of testing/synctest knows what
+// waits for a pipe, and not what waits for a socket.
+type pipes struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case conn := <-p.conns:
+		return conn, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error {
+	p.once.Do(func() { close(p.closed) })
+	return nil
+}
+
+func (p *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
+
+func (p *pipes) DialContext(ctx context.Context, _, _ string) (net.Conn, error) {
+	client, server := net.Pipe()
+	select {
+	case p.conns <- server:
+		return client, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func environment(name string) registry.Environment {
+	return registry.Environment{Name: name, Language: &registry.Language{Sessions: true}, SessionExec: "/session-run", Timeout: time.Minute, MaxTimeout: time.Hour, OutputBytes: 16 << 20}
+}
+
+// start starts a Server on a port of this machine.
+func start(t testing.TB, change func(*Options)) *served {
+	t.Helper()
+	return serve(t, must.Get(net.Listen("tcp", "127.0.0.1:0"))(t), &http.Transport{}, change)
+}
+
+// startInBubble starts a Server in a bubble of testing/synctest, to which pipes lead.
+func startInBubble(t testing.TB, change func(*Options)) *served {
+	t.Helper()
+	p := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
+	return serve(t, p, &http.Transport{DialContext: p.DialContext}, change)
+}
+
+func serve(t testing.TB, listener net.Listener, transport *http.Transport, change func(*Options)) *served {
+	t.Helper()
+	set := &registry.Set{Environments: map[string]registry.Environment{"bash": environment("bash")}}
+	log := slog.New(slog.DiscardHandler)
+	s := &served{machine: &sandboxtest.Machine{}, environments: registry.New(set), observed: make(chan Request, 1<<16)}
+	spec := func(c call.Call) sandbox.Spec { return sandbox.Spec{Name: c.Env.Name, OutputBytes: c.Env.OutputBytes} }
+	manager := session.New(session.Options{Starter: s.machine, Spec: spec, Once: session.Once(s.machine, spec, nil), Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 1000}, Log: log})
+	handler, stop := rpc.New(tool.New(tool.Options{Environments: s.environments, Executor: manager, Sessions: manager, Log: log}), "1", rpc.DefaultBounds, log)
+	o := Options{Authenticator: named{}, Log: log, DrainTimeout: patience.Long, Observe: func(r Request) { s.observed <- r }}
+	if change != nil {
+		change(&o)
+	}
+	s.Server = New(handler, o)
+	s.url = "http://" + listener.Addr().String()
+	s.transport = transport
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(listener) }()
+	t.Cleanup(func() {
+		transport.CloseIdleConnections()
+		manager.Close()
+		s.machine.Close(0)
+		s.Close(0)
+		must.Do(t, <-ended)
+		stop()
+	})
+	return s
+}
+
+// client returns a client of a principal that has begun.
+func (s *served) client(t testing.TB, token, version string) *httpclient.Client {
+	t.Helper()
+	c := &httpclient.Client{URL: s.url + Path, Token: token, Version: version, HTTP: &http.Client{Transport: s.transport.Clone()}}
+	t.Cleanup(c.HTTP.CloseIdleConnections)
+	must.Do(t, c.Initialize(t.Context()))
+	return c
+}
+
+// eras are a version of each.
+var eras = []string{mcpclient.Newest, mcpclient.Stateless}
+
+func forEras(t *testing.T, test func(*testing.T, string)) {
+	for _, version := range eras {
+		t.Run(version, func(t *testing.T) { test(t, version) })
+	}
+}
+
+// forErasInBubble is for tests in which time has to pass.
+func forErasInBubble(t *testing.T, test func(*testing.T, string)) {
+	forEras(t, func(t *testing.T, version string) {
+		synctest.Test(t, func(t *testing.T) { test(t, version) })
+	})
+}
+
+func run(t testing.TB, c *httpclient.Client, session, code string) string {
+	t.Helper()
+	answer := must.Get(c.Run(t.Context(), mcpclient.Arguments{Env: "bash", Session: session, Code: code}))(t)
+	return answer.Text()
+}
+
+// status sends a request and returns its response's status, head and body.
+func (s *served) send(t testing.TB, method, path, body string, header map[string]string) (int, http.Header, string) {
+	t.Helper()
+	r := must.Get(http.NewRequestWithContext(t.Context(), method, s.url+path, strings.NewReader(body)))(t)
+	for name, value := range header {
+		if name == "Host" {
+			r.Host = value
+		} else {
+			r.Header.Set(name, value)
+		}
+	}
+	response := must.Get(s.transport.RoundTrip(r))(t)
+	defer response.Body.Close()
+	text := must.Get(io.ReadAll(response.Body))(t)
+	return response.StatusCode, response.Header, string(text)
+}
+
+func TestServer_AnswersBothEras(t *testing.T) {
+	s := start(t, nil)
+	forEras(t, func(t *testing.T, version string) {
+		c := s.client(t, "alice", version)
+		if got := run(t, c, "s-"+version, "X=5; echo $X"); got != "5\n" {
+			t.Errorf("answer %q", got)
+		}
+		// Another HTTP session of the same principal finds the state.
+		if got := run(t, s.client(t, "alice", version), "s-"+version, "echo $X"); got != "5\n" {
+			t.Errorf("from another client: %q", got)
+		}
+		reply := must.Get(c.CallAs(t.Context(), json.RawMessage("9007199254740993"), "tools/list", nil, nil))(t)
+		if string(reply.ID) != "9007199254740993" || !strings.Contains(string(reply.Result), `"name":"run"`) {
+			t.Errorf("reply %s", reply.Line)
+		}
+		long := strings.Repeat("# a line\n", 1<<17)
+		if got := run(t, c, "", long+"echo end"); got != "end\n" {
+			t.Errorf("a megabyte of code: %q", got)
+		}
+	})
+}
+
+func TestServer_RefusesStrangers(t *testing.T) {
+	s := start(t, func(o *Options) {
+		o.Hosts, o.Origins = []string{"sandbox.example"}, []string{"https://page.example"}
+		o.Resource = "https://sandbox.example/mcp"
+	})
+	const ping = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`
+	good := map[string]string{"Content-Type": "application/json", "Authorization": "Bearer alice"}
+	with := func(name, value string) map[string]string {
+		header := map[string]string{name: value}
+		for name, value := range good {
+			if _, given := header[name]; !given {
+				header[name] = value
+			}
+		}
+		return header
+	}
+	for name, test := range map[string]struct {
+		header map[string]string
+		status int
+	}{
+		"good":             {good, 200},
+		"own page":         {with("Origin", "http://localhost:3000"), 200},
+		"listed page":      {with("Origin", "https://page.example"), 200},
+		"listed host":      {with("Host", "Sandbox.Example:443"), 200},
+		"strange page":     {with("Origin", "http://evil.example"), 403},
+		"null":             {with("Origin", "null"), 403},
+		"strange host":     {with("Host", "evil.example"), 403},
+		"own page to name": {map[string]string{"Host": "sandbox.example", "Origin": "http://localhost", "Authorization": "Bearer alice"}, 403},
+		"no token":         {map[string]string{"Content-Type": "application/json"}, 401},
+		"bad token":        {with("Authorization", "Bearer bad"), 401},
+		"no type":          {with("Content-Type", "text/plain"), 415},
+	} {
+		status, header, body := s.send(t, http.MethodPost, Path, ping, test.header)
+		if status != test.status {
+			t.Errorf("%s: status %d, want %d: %s", name, status, test.status, body)
+		}
+		if challenge := header.Get("WWW-Authenticate"); (status == 401) != strings.Contains(challenge, `resource_metadata="https://sandbox.example/.well-known/oauth-protected-resource/mcp"`) {
+			t.Errorf("%s: WWW-Authenticate %q", name, challenge)
+		}
+	}
+	for _, method := range []string{http.MethodPost, http.MethodGet, http.MethodDelete} {
+		if status, header, _ := s.send(t, method, Path, "", nil); status != 401 || !strings.HasPrefix(header.Get("WWW-Authenticate"), "Bearer") {
+			t.Errorf("%s without a token: status %d, WWW-Authenticate %q", method, status, header.Get("WWW-Authenticate"))
+		}
+	}
+	for _, path := range []string{"/healthz", "/readyz"} {
+		if status, _, _ := s.send(t, http.MethodGet, path, "", nil); status != 200 {
+			t.Errorf("%s: status %d", path, status)
+		}
+	}
+	// A URL without the path is a mistake that people make.
+	for _, path := range []string{"/", Path + "/", "/sse"} {
+		if status, _, body := s.send(t, http.MethodPost, path, "{}", good); status != 404 || !strings.Contains(body, "MCP is served at "+Path) {
+			t.Errorf("%s: status %d, %s", path, status, body)
+		}
+	}
+	if status, header, _ := s.send(t, http.MethodOptions, Path, "", map[string]string{"Origin": "https://page.example"}); status != 204 || header.Get("Access-Control-Allow-Origin") != "https://page.example" {
+		t.Errorf("preflight: status %d, head %v", status, header)
+	}
+}
+
+func TestServer_RefusesWhatTheErasRefuse(t *testing.T) {
+	s := start(t, nil)
+	const modern = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}`
+	session := s.client(t, "alice", mcpclient.Newest).Session()
+	type head = map[string]string
+	for name, test := range map[string]struct {
+		method, body string
+		header       head
+		status       int
+		part         string
+	}{
+		"not JSON":                    {body: `{`, status: 400, part: `-32700`},
+		"empty":                       {body: ``, status: 400, part: `-32700`},
+		"batch":                       {body: `[]`, status: 400, part: `-32600`},
+		"legacy without a session":    {body: `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`, status: 400, part: `"id":1`},
+		"legacy of an unknown one":    {body: `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`, header: head{"Mcp-Session-Id": "x"}, status: 404},
+		"legacy of an unknown method": {body: `{"jsonrpc":"2.0","id":1,"method":"walk"}`, header: head{"Mcp-Session-Id": session}, status: 200, part: `-32601`},
+		"unknown old version":         {body: `{"jsonrpc":"2.0","id":1,"method":"ping"}`, header: head{"Mcp-Session-Id": session, "Mcp-Protocol-Version": "1999-01-01"}, status: 400},
+		"legacy notification":         {body: `{"jsonrpc":"2.0","method":"notifications/initialized"}`, header: head{"Mcp-Session-Id": session}, status: 202},
+		"legacy reply":                {body: `{"jsonrpc":"2.0","id":7,"result":{}}`, header: head{"Mcp-Session-Id": session}, status: 202},
+		"GET of an unknown one":       {method: http.MethodGet, header: head{"Mcp-Session-Id": "x"}, status: 404},
+		"GET without":                 {method: http.MethodGet, status: 400},
+		"GET of JSON":                 {method: http.MethodGet, header: head{"Accept": "application/json"}, status: 406},
+		"DELETE of an unknown one":    {method: http.MethodDelete, header: head{"Mcp-Session-Id": "x"}, status: 404},
+		"PUT":                         {method: http.MethodPut, status: 405},
+		"modern GET":                  {method: http.MethodGet, header: head{"Mcp-Protocol-Version": "2026-07-28"}, status: 405},
+		"modern DELETE":               {method: http.MethodDelete, header: head{"Mcp-Protocol-Version": "2026-07-28"}, status: 405},
+		"modern":                      {body: `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{` + modern + `}}`, header: head{"Mcp-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/list"}, status: 200},
+		"modern without the field":    {body: `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{` + modern + `}}`, header: head{"Mcp-Method": "tools/list"}, status: 400, part: `-32020`},
+		"modern without _meta":        {body: `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{}}`, header: head{"Mcp-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/list"}, status: 400, part: `-32602`},
+		"future":                      {body: `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{}}`, header: head{"Mcp-Protocol-Version": "2027-01-01", "Mcp-Method": "tools/list"}, status: 400, part: `-32022`},
+		"modern of another method":    {body: `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{` + modern + `}}`, header: head{"Mcp-Protocol-Version": "2026-07-28", "Mcp-Method": "ping"}, status: 400, part: `-32020`},
+		"modern of another name":      {body: `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"run",` + modern + `}}`, header: head{"Mcp-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": "walk"}, status: 400, part: `-32020`},
+		"modern of an unknown method": {body: `{"jsonrpc":"2.0","id":1,"method":"walk","params":{` + modern + `}}`, header: head{"Mcp-Protocol-Version": "2026-07-28", "Mcp-Method": "walk"}, status: 404, part: `-32601`},
+		"modern notification":         {body: `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{` + modern + `}}`, header: head{"Mcp-Protocol-Version": "2026-07-28"}, status: 202},
+	} {
+		if test.method == "" {
+			test.method = http.MethodPost
+		}
+		header := head{"Content-Type": "application/json", "Authorization": "Bearer alice"}
+		for name, value := range test.header {
+			header[name] = value
+		}
+		if status, _, body := s.send(t, test.method, Path, test.body, header); status != test.status || !strings.Contains(body, test.part) {
+			t.Errorf("%s: status %d, want %d and %s: %s", name, status, test.status, test.part, body)
+		}
+	}
+	if status, _, _ := s.send(t, http.MethodPost, Path, strings.Repeat(" ", maxBody+1), head{"Content-Type": "application/json", "Authorization": "Bearer alice"}); status != http.StatusRequestEntityTooLarge {
+		t.Errorf("a body that is too long: status %d", status)
+	}
+	if got := s.incoming.used; got != 0 {
+		t.Errorf("%d bytes are counted at the end", got)
+	}
+}
+
+// Progress of a call comes in its own response, whatever else its client and others have
+// open: one GET or subscription of each of two principals in each era.
+func TestServer_NotifiesInTheRightResponse(t *testing.T) {
+	forErasInBubble(t, func(t *testing.T, version string) {
+		s := startInBubble(t, nil)
+		c := s.client(t, "alice", version)
+		var reading sync.WaitGroup
+		listen := func(name string, response *http.Response) {
+			reading.Go(func() {
+				defer response.Body.Close()
+				for m, err := range httpclient.Events(response.Body) {
+					isResult := len(m.ID) > 0 && len(m.Result) > 0
+					if err != nil || m.Method != "notifications/subscriptions/acknowledged" && !isResult {
+						t.Errorf("the stream of %s has %s (%v)", name, m.Line, err)
+					}
+				}
+			})
+		}
+		for _, one := range []*httpclient.Client{c, s.client(t, "alice", version), s.client(t, "bob", version)} {
+			if one.IsStateless() {
+				message := must.Get(one.Message("sub", "subscriptions/listen", map[string]any{"notifications": map[string]any{"toolsListChanged": true}}))(t)
+				listen(one.Token, must.Get(one.Post(t.Context(), "subscriptions/listen", "", message))(t))
+			} else {
+				listen(one.Token, must.Get(one.Do(must.Get(one.Request(t.Context(), http.MethodGet, nil))(t)))(t))
+			}
+		}
+		// Calls at once: many, and a hundred times two.
+		for round, atOnce := range append([]int{50}, slices.Repeat([]int{2}, 100)...) {
+			var calls sync.WaitGroup
+			for i := range atOnce {
+				calls.Go(func() {
+					token := fmt.Sprintf("%s-%d-%d", version, round, i)
+					count := 0
+					answer, err := c.RunWith(t.Context(), mcpclient.Arguments{Env: "bash", Code: fmt.Sprintf("echo %d; sleep 4.5", i)}, map[string]any{"progressToken": token}, func(m mcpclient.Message) {
+						count++
+						var params struct {
+							ProgressToken, Message string
+						}
+						if err := json.Unmarshal(m.Params, &params); err != nil || params.ProgressToken != token || !strings.HasSuffix(params.Message, fmt.Sprint(i)) {
+							t.Errorf("call %s was notified of %s (%v)", token, m.Line, err)
+						}
+					})
+					if err != nil || answer.Text() != fmt.Sprintf("%d\n", i) || count != 1 {
+						t.Errorf("call %s: %q, %d notifications, %v", token, answer.Text(), count, err)
+					}
+				})
+			}
+			calls.Wait()
+		}
+		// What ends the streams comes after all that could have been notified.
+		s.Drain(t.Context())
+		reading.Wait()
+	})
+}
+
+// sleeping begins a call that sleeps, and returns when its session's turn is taken.
+func sleeping(t testing.TB, s *served, c *httpclient.Client, id int, session string) (cancel context.CancelFunc, done chan mcpclient.Message) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done = make(chan mcpclient.Message, 1)
+	before := s.machine.Running()
+	go func() {
+		m, _ := c.CallAs(ctx, id, "tools/call", map[string]any{"name": "run", "arguments": mcpclient.Arguments{Env: "bash", Session: session, Code: "sleep 3000"}}, nil)
+		done <- m
+	}()
+	patience.Wait(t, patience.Long, func() string { return "the call does not run" }, func() bool { return s.machine.Running() > before })
+	return cancel, done
+}
+
+// A client that hangs up cancels in the revision without a handshake, and not before.
+// Neither a hang-up nor a cancellation reaches the call of another client.
+func TestServer_CancelsTheRightCall(t *testing.T) {
+	s := start(t, nil)
+	forEras(t, func(t *testing.T, version string) {
+		alice, bob := s.client(t, "alice", version), s.client(t, "bob", version)
+		hangUp, done := sleeping(t, s, alice, 5, "a")
+		stopBob, bobDone := sleeping(t, s, bob, 5, "a")
+		defer stopBob()
+		if version == mcpclient.Newest {
+			must.Do(t, bob.Notify(t.Context(), "notifications/cancelled", map[string]any{"requestId": 99}))
+			hangUp()
+			<-done
+			// The call goes on: the session is busy until it is cancelled.
+			again := s.client(t, "alice", version)
+			must.Do(t, again.Notify(t.Context(), "notifications/cancelled", map[string]any{"requestId": 5}))
+			if s.machine.Running() != 2 {
+				t.Error("a hang-up or another session's notification ended a call")
+			}
+			must.Do(t, alice.Notify(t.Context(), "notifications/cancelled", map[string]any{"requestId": 5}))
+		} else {
+			must.Do(t, alice.Notify(t.Context(), "notifications/cancelled", map[string]any{"requestId": 5}))
+			hangUp()
+			<-done
+		}
+		patience.Wait(t, patience.Long, func() string { return "alice's call does not end" }, func() bool { return s.machine.Running() == 1 })
+		if got := run(t, alice, "a", "echo there"); !strings.HasSuffix(got, "there\n") {
+			t.Errorf("after it: %q", got)
+		}
+		if s.machine.Running() != 1 {
+			t.Error("bob's call has ended")
+		}
+		stopBob()
+		<-bobDone
+		if version == mcpclient.Newest {
+			must.Do(t, bob.Notify(t.Context(), "notifications/cancelled", map[string]any{"requestId": 5}))
+		}
+		patience.Wait(t, patience.Long, func() string { return "bob's call does not end" }, func() bool { return s.machine.Running() == 0 })
+	})
+}
+
+// An HTTP session is worth nothing to another principal, and neither is the name of a
+// session.
+func TestServer_KeepsPrincipalsApart(t *testing.T) {
+	s := start(t, nil)
+	alice, bob := s.client(t, "alice", mcpclient.Newest), s.client(t, "bob", mcpclient.Newest)
+	if got := run(t, alice, "s", "X=secret; echo file >outputs/f"); !strings.Contains(got, "no output") {
+		t.Errorf("answer %q", got)
+	}
+	if got := run(t, bob, "s", "echo [$X]"); got != "[]\n" {
+		t.Errorf("bob's session has %q", got)
+	}
+	read := func(c *httpclient.Client, name string) string {
+		reply, err := c.Call(t.Context(), "resources/read", map[string]any{"uri": "sandbox://" + name + "/outputs/f"}, nil)
+		if err != nil {
+			return strings.ReplaceAll(err.Error(), name, "NAME")
+		}
+		return string(reply.Result)
+	}
+	if got := read(alice, "s"); !strings.Contains(got, `"text":"file\n"`) {
+		t.Errorf("alice reads %s", got)
+	}
+	run(t, alice, "only", "echo file >outputs/f")
+	if other, none := read(bob, "only"), read(bob, "none"); other != none || !strings.Contains(none, "there is no session") {
+		t.Errorf("bob learns of alice's session: %q and not %q", other, none)
+	}
+	// What mcp-go answers is the principal's as well.
+	reply := must.Get(bob.Call(t.Context(), "tools/call", map[string]any{"task": map[string]any{}, "name": "run", "arguments": mcpclient.Arguments{Env: "bash", Session: "only", Code: "cat outputs/f"}}, nil))(t)
+	if strings.Contains(string(reply.Result), `"file\n"`) {
+		t.Errorf("bob reads alice's file: %s", reply.Result)
+	}
+	stolen := s.client(t, "bob", mcpclient.Newest)
+	stolen.SetSession(alice.Session())
+	for _, method := range []string{http.MethodPost, http.MethodGet, http.MethodDelete} {
+		header := map[string]string{"Authorization": "Bearer bob", "Mcp-Session-Id": alice.Session(), "Content-Type": "application/json"}
+		status, _, body := s.send(t, method, Path, `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`, header)
+		header["Mcp-Session-Id"] = "none"
+		if otherStatus, _, other := s.send(t, method, Path, `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`, header); status != 404 || otherStatus != 404 || body != other {
+			t.Errorf("%s: alice's session %d %s, none %d %s", method, status, body, otherStatus, other)
+		}
+	}
+	if got := run(t, alice, "s", "echo $X"); got != "secret\n" {
+		t.Errorf("alice's session has %q", got)
+	}
+}
+
+// Clients with a stream hear of a change, each once; a client without gets JSON.
+func TestServer_TellsOfChanges(t *testing.T) {
+	s := start(t, nil)
+	legacy, modern, quiet := s.client(t, "alice", mcpclient.Newest), s.client(t, "bob", mcpclient.Stateless), s.client(t, "carol", mcpclient.Newest)
+	notes := make(chan mcpclient.Message, 16)
+	listen := func(response *http.Response) {
+		t.Cleanup(func() { response.Body.Close() })
+		go func() {
+			for m, err := range httpclient.Events(response.Body) {
+				if err != nil {
+					return
+				}
+				notes <- m
+			}
+		}()
+	}
+	listen(must.Get(legacy.Do(must.Get(legacy.Request(t.Context(), http.MethodGet, nil))(t)))(t))
+	subscribe := must.Get(modern.Message("sub", "subscriptions/listen", map[string]any{"notifications": map[string]any{"toolsListChanged": true}}))(t)
+	listen(must.Get(modern.Post(t.Context(), "subscriptions/listen", "", subscribe))(t))
+	if m := <-notes; m.Method != "notifications/subscriptions/acknowledged" || !strings.Contains(string(m.Line), `"io.modelcontextprotocol/subscriptionId":"sub"`) {
+		t.Fatalf("first notification %s", m.Line)
+	}
+	set := &registry.Set{Environments: map[string]registry.Environment{"bash": environment("bash"), "lua": environment("lua")}}
+	s.environments.Publish(set)
+	heard := []string{string((<-notes).Line), string((<-notes).Line)}
+	slices.Sort(heard)
+	want := []string{
+		`{"jsonrpc":"2.0","method":"notifications/tools/list_changed","params":{"_meta":{"io.modelcontextprotocol/subscriptionId":"sub"}}}`,
+		`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`,
+	}
+	if !slices.Equal(heard, want) {
+		t.Errorf("heard %q", heard)
+	}
+	message := must.Get(quiet.Message(1, "tools/list", nil))(t)
+	response := must.Get(quiet.Post(t.Context(), "tools/list", "", message))(t)
+	defer response.Body.Close()
+	if kind := response.Header.Get("Content-Type"); kind != "application/json" {
+		t.Errorf("a plain request is answered with %s", kind)
+	}
+	// A drain ends both, and the subscription with its result.
+	s.Drain(t.Context())
+	if m := <-notes; string(m.ID) != `"sub"` || len(m.Result) == 0 {
+		t.Errorf("the subscription ends with %s", m.Line)
+	}
+}
+
+// A server that drains answers what it has begun, and refuses what comes.
+func TestServer_Drains(t *testing.T) { synctest.Test(t, drains) }
+
+func drains(t *testing.T) {
+	s := startInBubble(t, func(o *Options) { o.LameDuck = time.Millisecond })
+	c := s.client(t, "alice", mcpclient.Newest)
+	answer := make(chan string, 1)
+	go func() {
+		a, err := c.Run(t.Context(), mcpclient.Arguments{Env: "bash", Code: "sleep 1; echo end"})
+		answer <- fmt.Sprint(a.Text(), err)
+	}()
+	patience.Wait(t, patience.Long, func() string { return "the call does not run" }, func() bool { return s.machine.Running() == 1 })
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		s.Drain(t.Context())
+	}()
+	patience.Wait(t, patience.Long, func() string { return "the server takes calls" }, func() bool {
+		status, header, _ := s.send(t, http.MethodPost, Path, "{}", map[string]string{"Authorization": "Bearer alice", "Content-Type": "application/json"})
+		return status == http.StatusServiceUnavailable && header.Get("Retry-After") != ""
+	})
+	if status, _, _ := s.send(t, http.MethodGet, "/readyz", "", nil); status != http.StatusServiceUnavailable {
+		t.Errorf("/readyz: status %d", status)
+	}
+	if status, _, _ := s.send(t, http.MethodGet, "/healthz", "", nil); status != http.StatusOK {
+		t.Errorf("/healthz: status %d", status)
+	}
+	if got := <-answer; got != "end\n<nil>" {
+		t.Errorf("the call was answered with %q", got)
+	}
+	<-drained
+}
+
+// HTTP sessions that nobody ends cost nothing that lasts.
+func TestServer_BoundsHTTPSessions(t *testing.T) {
+	s := start(t, nil)
+	c := s.client(t, "alice", mcpclient.Newest)
+	first := c.Session()
+	for range 3 * maxSessionsEach {
+		must.Do(t, c.Initialize(t.Context()))
+	}
+	s.sessions.mu.Lock()
+	if got := len(s.sessions.byID); got != maxSessionsEach {
+		t.Errorf("%d HTTP sessions, want %d", got, maxSessionsEach)
+	}
+	s.sessions.mu.Unlock()
+	c.SetSession(first)
+	_, err := c.Call(t.Context(), "ping", nil, nil)
+	var status *httpclient.StatusError
+	var reply *mcpclient.Error
+	if !errors.As(err, &status) && !errors.As(err, &reply) {
+		t.Errorf("the first session is there: %v", err)
+	}
+}
+
+// An HTTP session whose stream is open does not end because its principal begins others,
+// however many: what is too many is refused.
+func TestServer_KeepsHTTPSessionsWithStreams(t *testing.T) {
+	const streams = maxSessionsEach + 6
+	s := start(t, func(o *Options) { o.Streams = func(string) int { return streams } })
+	open := func() (*httpclient.Client, *http.Response) {
+		c := s.client(t, "alice", mcpclient.Newest)
+		response := must.Get(c.Do(must.Get(c.Request(t.Context(), http.MethodGet, nil))(t)))(t)
+		t.Cleanup(func() { response.Body.Close() })
+		return c, response
+	}
+	var clients []*httpclient.Client
+	for i := range streams {
+		c, response := open()
+		if response.StatusCode != http.StatusOK {
+			t.Fatalf("stream %d: status %d", i+1, response.StatusCode)
+		}
+		clients = append(clients, c)
+	}
+	if _, response := open(); response.StatusCode != http.StatusTooManyRequests {
+		t.Errorf("a stream too many: status %d", response.StatusCode)
+	}
+	for i, c := range clients {
+		if _, err := c.Call(t.Context(), "ping", nil, nil); err != nil {
+			t.Errorf("the HTTP session of stream %d: %v", i+1, err)
+		}
+	}
+	// Sessions in which nothing goes on still end, and as many as are too many.
+	for _, c := range clients {
+		must.Do(t, c.End(t.Context()))
+	}
+	for range maxSessionsEach + 1 {
+		must.Do(t, clients[0].Initialize(t.Context()))
+	}
+	s.sessions.mu.Lock()
+	defer s.sessions.mu.Unlock()
+	if got := len(s.sessions.byID); got != maxSessionsEach {
+		t.Errorf("%d HTTP sessions are left, want %d", got, maxSessionsEach)
+	}
+}
+
+// When many exchanges have ended, the memory that they took is returned; few are not worth
+// the time that this takes.
+func TestServer_ReturnsTheMemoryOfManyExchanges(t *testing.T) {
+	for n, want := range map[int]bool{returnExchanges - 1: false, returnExchanges: true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := startInBubble(t, nil)
+			for range n {
+				s.enter()
+			}
+			for range n {
+				s.leave()
+			}
+			time.Sleep(returnDelay)
+			synctest.Wait()
+			if got := s.returned.Load() != 0; got != want {
+				t.Errorf("%d exchanges have ended: memory is returned %v, want %v", n, got, want)
+			}
+		})
+	}
+}
+
+// What clients do to their connections leaves nothing behind.
+func TestServer_KeepsNothingOfBrokenClients(t *testing.T) {
+	s := start(t, nil)
+	base := runtime.NumGoroutine()
+	for range 50 {
+		conn := must.Get(net.Dial("tcp", strings.TrimPrefix(s.url, "http://")))(t)
+		body := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}},"name":"run","arguments":{"env":"bash","code":"sleep 1000"}}}`
+		fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer alice\r\nContent-Type: application/json\r\nMcp-Protocol-Version: 2026-07-28\r\nMcp-Method: tools/call\r\nMcp-Name: run\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+		t.Cleanup(func() { conn.Close() })
+		defer func() {
+			must.Do(t, conn.(*net.TCPConn).SetLinger(0))
+			conn.Close()
+		}()
+	}
+	patience.Wait(t, patience.Long, func() string { return fmt.Sprintf("%d calls run", s.machine.Running()) }, func() bool { return s.machine.Running() == 50 })
+	t.Cleanup(func() {
+		patience.Wait(t, patience.Long, func() string {
+			return fmt.Sprintf("%d calls run, %d goroutines and not %d", s.machine.Running(), runtime.NumGoroutine(), base)
+		}, func() bool { return s.machine.Running() == 0 && runtime.NumGoroutine() <= base })
+	})
+}
+
+// Many clients do what clients do, at once. Each principal has a secret in a session
+// whose name all share, and finds it there and nobody else's; what is hung up, cancelled
+// or not read reaches nobody else.
+func TestServer_ManyClients(t *testing.T) {
+	const clients, rounds = 200, 6
+	s := start(t, func(o *Options) { o.Streams = func(string) int { return 8 } })
+	source := seed.New(t)
+	shared := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients}}
+	defer shared.CloseIdleConnections()
+	base := runtime.NumGoroutine()
+	var all sync.WaitGroup
+	for i := range clients {
+		random := rand.New(rand.NewPCG(source.Uint64(), 0))
+		all.Go(func() {
+			name := fmt.Sprintf("p%d", i%20)
+			secret := "of-" + name
+			c := &httpclient.Client{URL: s.url + Path, Token: name, Version: eras[random.IntN(2)], HTTP: shared}
+			if err := c.Initialize(t.Context()); err != nil {
+				t.Error(err)
+				return
+			}
+			// What is hung up has connections of its own: net/http may end one whose
+			// request was given up when the next request has it already.
+			hasty := &httpclient.Client{URL: c.URL, Token: name, Version: c.Version, HTTP: &http.Client{Transport: &http.Transport{}}}
+			hasty.SetSession(c.Session())
+			defer hasty.HTTP.CloseIdleConnections()
+			for range rounds {
+				switch random.IntN(6) {
+				case 0: // hangs up
+					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(random.IntN(5))*time.Millisecond)
+					_, _ = hasty.Run(ctx, mcpclient.Arguments{Env: "bash", Session: "main", Code: "X=" + secret + "; sleep 0.01"})
+					cancel()
+				case 1: // cancels
+					id := c.NextID()
+					done := make(chan struct{})
+					go func() {
+						defer close(done)
+						_, _ = c.CallAs(t.Context(), id, "tools/call", map[string]any{"name": "run", "arguments": mcpclient.Arguments{Env: "bash", Code: "sleep 0.02"}}, nil)
+					}()
+					if err := c.Notify(t.Context(), "notifications/cancelled", map[string]any{"requestId": id}); err != nil {
+						t.Error(err)
+					}
+					<-done
+				case 2: // listens for a moment
+					ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+					if hasty.IsStateless() {
+						message, err := hasty.Message("sub", "subscriptions/listen", map[string]any{"notifications": map[string]any{"toolsListChanged": true}})
+						if err != nil {
+							t.Error(err)
+						}
+						if response, err := hasty.Post(ctx, "subscriptions/listen", "", message); err == nil {
+							_, _ = io.Copy(io.Discard, response.Body)
+							response.Body.Close()
+						}
+					} else if r, err := hasty.Request(ctx, http.MethodGet, nil); err == nil {
+						if response, err := hasty.Do(r); err == nil {
+							_, _ = io.Copy(io.Discard, response.Body)
+							response.Body.Close()
+						}
+					}
+					cancel()
+				case 3:
+					if _, err := c.Call(t.Context(), "tools/list", nil, nil); err != nil {
+						t.Error(err)
+					}
+				default: // finds its secret
+					answer, err := c.Run(t.Context(), mcpclient.Arguments{Env: "bash", Session: "main", Code: "X=" + secret + "; echo $X"})
+					if err != nil || !strings.HasPrefix(answer.Text(), secret+"\n") {
+						t.Errorf("%s: %q, %v", name, answer.Text(), err)
+					}
+					answer, err = c.Run(t.Context(), mcpclient.Arguments{Env: "bash", Session: "main", Code: "echo $X"})
+					if err != nil || answer.Text() != secret+"\n" {
+						t.Errorf("%s: %q, %v", name, answer.Text(), err)
+					}
+				}
+			}
+		})
+	}
+	all.Wait()
+	shared.CloseIdleConnections()
+	patience.Wait(t, patience.Long, func() string {
+		return fmt.Sprintf("%d goroutines and not %d, %d calls run, %d streams", runtime.NumGoroutine(), base, s.machine.Running(), len(s.open))
+	}, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return runtime.NumGoroutine() <= base+2 && s.machine.Running() == 0 && len(s.open) == 0 && s.exchanges == 0
+	})
+	if s.incoming.used != 0 || s.outgoing.used != 0 {
+		t.Errorf("%d and %d bytes are counted at the end", s.incoming.used, s.outgoing.used)
+	}
+}

@@ -1,0 +1,198 @@
+// Package metrics counts calls for Prometheus.
+//
+// It promises that the number of series is bounded whatever clients send: an environment
+// is a label where the server offers it, and a principal where it has called, up to a
+// number of each; all others are "other". A method of HTTP or MCP is a label where this
+// server knows it.
+package metrics
+
+import (
+	"bytes"
+	"net/http"
+	"runtime"
+	"runtime/metrics"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/mark3labs/mcp-go/mcp"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+)
+
+const (
+	// maxEnvironments and maxPrincipals bound the labels. Names of environments to which
+	// calls add packages are chosen by clients.
+	maxEnvironments = 64
+	maxPrincipals   = 200
+	other           = "other"
+)
+
+// buckets are the upper bounds of call_seconds.
+var buckets = [...]float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
+
+// Metrics are the metrics of a server. They are an Observer of calls.
+type Metrics struct {
+	o       Options
+	started time.Time
+
+	mu         sync.Mutex
+	running    int
+	calls      map[outcome]uint64
+	seconds    map[string]*histogram // by environment
+	principals map[string]float64    // seconds
+	output     int64
+	requests   map[request]uint64 // nil until Request
+}
+
+// request are the labels of a request over HTTP.
+type request struct {
+	method, era string
+	status      int
+}
+
+// methods are those that a server answers otherwise than as unknown ones, of HTTP and of
+// MCP.
+var methods = map[string]bool{
+	http.MethodGet: true, http.MethodPost: true, http.MethodDelete: true, http.MethodOptions: true,
+	string(mcp.MethodInitialize): true, string(mcp.MethodPing): true, string(mcp.MethodServerDiscover): true,
+	string(mcp.MethodToolsList): true, string(mcp.MethodToolsCall): true, string(mcp.MethodSubscriptionsListen): true,
+	string(mcp.MethodResourcesList): true, string(mcp.MethodResourcesTemplatesList): true, string(mcp.MethodResourcesRead): true,
+	string(mcp.MethodNotificationInitialized): true, string(mcp.MethodNotificationCancelled): true,
+}
+
+type outcome struct{ env, outcome string }
+
+type histogram struct {
+	counts [len(buckets)]uint64 // those above the last bound are in count alone
+	count  uint64
+	sum    float64
+}
+
+func (h *histogram) observe(value float64) {
+	for i, bound := range buckets {
+		if value <= bound {
+			h.counts[i]++
+			break
+		}
+	}
+	h.count++
+	h.sum += value
+}
+
+// Options are what metrics are made of.
+type Options struct {
+	Version string
+	// Sessions is how many live.
+	Sessions func() int
+	// Audit is nil where there is no audit log.
+	Audit *audit.Log
+}
+
+// New returns metrics that have counted nothing.
+func New(o Options) *Metrics {
+	return &Metrics{o: o, started: time.Now(), calls: map[outcome]uint64{}, seconds: map[string]*histogram{}, principals: map[string]float64{}}
+}
+
+// Begin implements [call.Observer].
+func (m *Metrics) Begin(c call.Call) (end func(call.Result, error)) {
+	began := time.Now()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.running++
+	return func(result call.Result, err error) { m.end(c, result, err, time.Since(began).Seconds()) }
+}
+
+func (m *Metrics) end(c call.Call, result call.Result, err error, took float64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.running--
+	env := other
+	if c.Env.SessionExec != "" { // otherwise the server has no such environment
+		env = label(m.seconds, c.Env.Name, maxEnvironments)
+	}
+	if m.seconds[env] == nil {
+		m.seconds[env] = &histogram{}
+	}
+	what := call.Outcome(result, err)
+	m.calls[outcome{env, what}]++
+	if what != "refused" {
+		m.seconds[env].observe(took)
+	}
+	if c.Principal != "" {
+		m.principals[label(m.principals, c.Principal, maxPrincipals)] += took
+	}
+	m.output += int64(result.Stdout.Len()+result.Stderr.Len()) + result.Stdout.Cut + result.Stderr.Cut
+}
+
+// Request counts a request over HTTP by the method of its message, or its own where it has
+// none, by the era of the protocol, and by the status of its response.
+func (m *Metrics) Request(method, era string, status int) {
+	if !methods[method] {
+		method = other
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.requests == nil {
+		m.requests = map[request]uint64{}
+	}
+	m.requests[request{method, era, status}]++
+}
+
+// label returns a value of a label: the name, if it is one of the first that came.
+func label[T any](known map[string]T, name string, most int) string {
+	if _, ok := known[name]; !ok && len(known) >= most {
+		return other
+	}
+	return name
+}
+
+// ServeHTTP answers with the metrics.
+func (m *Metrics) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+	_, _ = w.Write(m.text()) // to a client that may have gone
+}
+
+// text returns the metrics in Prometheus's text format.
+func (m *Metrics) text() []byte {
+	sessions := m.o.Sessions()
+	var out bytes.Buffer
+	w := writer{&out}
+	m.mu.Lock()
+	w.family("calls_total", counter, "Calls that have ended, also those that were refused, by what came of them.")
+	for _, key := range sorted(m.calls, func(o outcome) string { return o.env + "\x00" + o.outcome }) {
+		w.sample("calls_total", float64(m.calls[key]), "env", key.env, "outcome", key.outcome)
+	}
+	w.family("call_seconds", "histogram", "How long calls took that were not refused, with all waits.")
+	for _, env := range sorted(m.seconds, itself) {
+		w.histogram("call_seconds", m.seconds[env], env)
+	}
+	w.family("principal_seconds_total", counter, "How long the calls of a principal took together, with all waits.")
+	for _, name := range sorted(m.principals, itself) {
+		w.sample("principal_seconds_total", m.principals[name], "principal", name)
+	}
+	w.single("output_bytes_total", counter, "What the code of calls wrote to its standard output and standard error.", float64(m.output))
+	w.single("calls_running", gauge, "Calls that run or wait.", float64(m.running))
+	if m.requests != nil {
+		w.family("http_requests_total", counter, "Requests over HTTP that have been answered, 499 where the client did not wait for it.")
+		for _, key := range sorted(m.requests, func(r request) string { return r.method + "\x00" + r.era + strconv.Itoa(r.status) }) {
+			w.sample("http_requests_total", float64(m.requests[key]), "method", key.method, "era", key.era, "status", strconv.Itoa(key.status))
+		}
+	}
+	m.mu.Unlock()
+	w.single("sessions", gauge, "Sessions that live.", float64(sessions))
+	if m.o.Audit != nil {
+		state := m.o.Audit.State()
+		w.single("audit_records_total", counter, "Records that this server has written to the audit log.", float64(state.Records))
+		w.single("audit_lost_total", counter, "Records that this server could not write to the audit log.", float64(state.Lost))
+	}
+	w.family("build_info", gauge, "1, with the server's version.")
+	w.sample("build_info", 1, "version", m.o.Version)
+	w.single("start_time_seconds", gauge, "When the server started, in seconds of Unix time.", float64(m.started.UnixMilli())/1000)
+	w.single("goroutines", gauge, "Goroutines of the server.", float64(runtime.NumGoroutine()))
+	heap := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+	metrics.Read(heap)
+	w.single("heap_bytes", gauge, "What the objects in the server's heap take.", float64(heap[0].Value.Uint64()))
+	return out.Bytes()
+}
