@@ -127,11 +127,14 @@ choose_nixpkgs() {
 }
 
 # vendor LOG: puts the Go modules where the build, which has no network, finds
-# them.
+# them. They are fetched for the files that the build takes, and no others: a
+# file too many or too few fails here as it does with nixpkgs.
 vendor() {
-  local wanted hash
+  local wanted hash source
+  source=$(nix eval --impure --raw --expr "(import $root/nix { pkgs = import $cache/debpkgs { }; }).programs.vendor.src") ||
+    fail "the source of the Go modules could not be evaluated"
   wanted=$(sed -n 's/.*"\(sha256-.*\)".*/\1/p' "$root/nix/lib/vendorHash.nix")
-  watched "$1" "$root/setup/debpkgs/stage" --vendor "$root" nix-sandbox-mcp 0.1.0 "$cache/debpkgs" || {
+  watched "$1" "$root/setup/debpkgs/stage" --vendor "$source" nix-sandbox-mcp 0.1.0 "$cache/debpkgs" || {
     tail -n 20 "$1" >&2
     fail "the Go modules could not be fetched" "the whole log is in $1"
   }

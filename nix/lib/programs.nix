@@ -44,9 +44,11 @@ let
 
   isModuleFile = path: path == "go.mod" || path == "go.sum";
 
-  # Every Go file, because what `go mod vendor` writes depends on every import.
-  # The tree is a fixed-output derivation: its path follows from vendorHash
-  # alone, whatever else changes in here.
+  # Every Go file of the module, because what `go mod vendor` writes depends on
+  # every import. A folder with a go.mod is a module of its own: without that
+  # file, its imports would count as this module's. The tree is a fixed-output
+  # derivation: its path follows from vendorHash alone, whatever else changes in
+  # here.
   vendor =
     (buildGoModule {
       pname = name;
@@ -61,6 +63,7 @@ let
             "testdata"
             "vendor"
           ])
+          && !(builtins.pathExists (root + "/${path}/go.mod"))
         else
           isModuleFile path || lib.hasSuffix ".go" path
       );

@@ -99,7 +99,7 @@ let
               configurePhase = ''
                 ${environment}
                 unset GOPROXY GOSUMDB
-                export SSL_CERT_FILE=${cacert}/etc/ssl/certs/ca-bundle.crt GOFLAGS=-mod=mod
+                export SSL_CERT_FILE=${cacert}/etc/ssl/certs/ca-bundle.crt
               '';
               buildPhase = ''
                 cd ${escapeShellArg modRoot}
