@@ -354,7 +354,11 @@ let
     start = true;
     end = true;
   };
-  splitString = separator: s: map (x: x) (filter isString (split (escapeRegex (toString separator)) (toString s)));
+  addContextFrom = from: s: substring 0 0 from + s;
+  # `split` drops the context.
+  splitString =
+    separator: s:
+    map (addContextFrom s) (filter isString (split (escapeRegex (toString separator)) (toString s)));
   escape = chars: replaceStrings chars (map (c: "\\${c}") chars);
   escapeRegex = escape (stringToCharacters "\\[{()^$?*+|.");
   escapeShellArg =
@@ -852,7 +856,7 @@ let
     };
     attrsets = { inherit genAttrs mapAttrs' filterAttrs recursiveUpdate mapAttrsToList optionalAttrs; };
     lists = { inherit optional optionals unique flatten range toList; };
-    strings = lib // { inherit sanitizeDerivationName; };
+    strings = lib // { inherit addContextFrom sanitizeDerivationName; };
   };
 in
 lib

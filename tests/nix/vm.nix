@@ -43,7 +43,9 @@ let
   argument =
     option: machine:
     let
-      description = builtins.fromJSON (lib.last (lib.init (lib.splitString "\n" machine.bin.run)));
+      # The text refers to the store, which fromJSON does not allow.
+      text = builtins.unsafeDiscardStringContext machine.bin.run;
+      description = builtins.fromJSON (lib.last (lib.init (lib.splitString "\n" text)));
       after = words: if builtins.head words == option then builtins.elemAt words 1 else after (builtins.tail words);
     in
     after description.jail.command;

@@ -38,6 +38,14 @@ lib.runTests {
       "b"
     ];
   };
+  # Every part refers to what the whole string refers to.
+  testSplitStringKeepsContext = {
+    expr = map builtins.hasContext (lib.splitString "\n" "a\n${builtins.toFile "b" ""}");
+    expected = [
+      true
+      true
+    ];
+  };
   testEscapeShellArg = {
     expr = map lib.escapeShellArg [
       "plain/path-1.0"
