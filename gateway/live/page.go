@@ -15,7 +15,7 @@ import (
 // events. html/template would be 2.8 MB of the program, because the linker keeps all
 // exported methods of a program that looks up methods by name.
 //
-//go:embed page.html page.css page.js
+//go:embed page.html page.css page.js page.svg
 var files embed.FS
 
 // policy has browsers load and run nothing but what this address serves, whatever stands
@@ -46,6 +46,7 @@ func (s *Site) addPage(ctx context.Context, mux *http.ServeMux) {
 		"/{$}":      {"page.html", "text/html"},
 		"/page.css": {"page.css", "text/css"},
 		"/page.js":  {"page.js", "text/javascript"},
+		"/page.svg": {"page.svg", "image/svg+xml"},
 	} {
 		content, _ := files.ReadFile(file.name) // is embedded
 		handle(path, func(w http.ResponseWriter, _ *http.Request) {
