@@ -34,14 +34,14 @@ type Browser struct {
 func Start(t testing.TB) *Browser {
 	t.Helper()
 	var program string
-	for _, name := range []string{"chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"} {
+	for _, name := range []string{"chromium", "chromium-headless-shell", "chromium-browser", "google-chrome"} {
 		if path, err := exec.LookPath(name); err == nil {
 			program = path
 			break
 		}
 	}
 	if program == "" {
-		t.Skip("there is no Chromium here: apt-get install chromium-headless-shell")
+		t.Skip("there is no Chromium here: apt-get install chromium")
 	}
 	toRead, in, err := os.Pipe()
 	must.Do(t, err)
@@ -69,9 +69,11 @@ func Start(t testing.TB) *Browser {
 		out.Close()
 	})
 	b := &Browser{t: t, in: in, out: bufio.NewReader(out)}
-	target := b.ask("Target.createTarget", map[string]any{"url": "about:blank", "width": 1000, "height": 1700})
+	target := b.ask("Target.createTarget", map[string]any{"url": "about:blank"})
 	attached := b.ask("Target.attachToTarget", map[string]any{"targetId": target["targetId"], "flatten": true})
 	b.session, _ = attached["sessionId"].(string)
+	// A full Chromium takes a size for a new target only if that has a window of its own.
+	b.ask("Emulation.setDeviceMetricsOverride", map[string]any{"width": 1000, "height": 1700, "deviceScaleFactor": 1, "mobile": false})
 	b.ask("Page.enable", nil)
 	b.ask("Runtime.enable", nil)
 	b.ask("Log.enable", nil)
