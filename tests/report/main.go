@@ -8,9 +8,10 @@
 // REASON", where more may follow NAME after a colon.
 //
 // The summary's first line is how many tests passed, failed and were skipped.
-// A line follows for each that did not pass, then an empty line, then the last
-// lines of what the failed tests printed. Of Go's tests those at the top level
-// count, and a package counts as failed where it failed without a failed test.
+// A line follows for each that did not pass, and for each of Go's packages in
+// which every test was skipped; then an empty line, then the last lines of what
+// the failed tests printed. Of Go's tests those at the top level count, and a
+// package counts as failed if it failed without a failed test.
 package main
 
 import (
@@ -67,13 +68,16 @@ type suite struct {
 	// printed is what tests, packages and builds that have not ended printed,
 	// and in the empty key what came outside of events.
 	printed map[string][]string
-	// failedIn has the packages with a failed test.
-	failedIn map[string]bool
+	// failedIn has the packages with a failed test, passedIn those with one that
+	// passed, and skippedIn why the last test that was skipped in a package was.
+	failedIn, passedIn map[string]bool
+	skippedIn          map[string]string
 }
 
 // read reads the whole output of a suite.
 func (s *suite) read(in io.Reader, out io.Writer) error {
-	s.printed, s.failedIn = map[string][]string{}, map[string]bool{}
+	s.printed, s.skippedIn = map[string][]string{}, map[string]string{}
+	s.failedIn, s.passedIn = map[string]bool{}, map[string]bool{}
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, maxLine)
 	for lines.Scan() {
@@ -115,14 +119,20 @@ func (s *suite) add(e event) {
 	case "build-output":
 		s.keep(e.ImportPath, e.Output)
 	case "pass":
-		if counts {
+		switch why := s.skippedIn[e.Package]; {
+		case counts:
 			s.passed++
+			s.passedIn[e.Package] = true
+		case e.Test == "" && why != "" && !s.passedIn[e.Package]:
+			s.verdicts = append(s.verdicts, "SKIP "+e.Package+": "+why)
 		}
 		delete(s.printed, e.key())
 	case "skip":
 		if counts {
+			why := reason(s.printed[e.key()])
 			s.skipped++
-			s.verdicts = append(s.verdicts, "SKIP "+e.Test+": "+reason(s.printed[e.key()]))
+			s.skippedIn[e.Package] = why
+			s.verdicts = append(s.verdicts, "SKIP "+e.Test+": "+why)
 		}
 		delete(s.printed, e.key())
 	case "fail":

@@ -21,6 +21,11 @@ import "testing"
 func TestPasses(t *testing.T) { t.Run("a part", func(t *testing.T) {}); t.Log("--- FAIL: TestPasses (0.00s)") }
 func TestSkipped(t *testing.T) { t.Log("first"); t.Skip("there is no moon") }
 `,
+	"skips/skips_test.go": `package skips
+import "testing"
+func TestFirst(t *testing.T) { t.Skip("there is no moon") }
+func TestSecond(t *testing.T) { t.Skip("there is no sun") }
+`,
 	"bad/bad_test.go": `package bad
 import ("fmt"; "testing")
 func TestPasses(t *testing.T) { fmt.Println("printed by one that passed") }
@@ -56,7 +61,9 @@ func TestReport_GoTest(t *testing.T) {
 		reason   string
 		not      string
 	}{
-		"good":   {"1 0 1", []string{"SKIP TestSkipped: there is no moon"}, "", "."},
+		"good": {"1 0 1", []string{"SKIP TestSkipped: there is no moon"}, "", "."},
+		"skips": {"0 0 2", []string{"SKIP TestFirst: there is no moon", "SKIP TestSecond: there is no sun", "SKIP m/skips: there is no sun"},
+			"", "."},
 		"bad":    {"1 1 0", []string{"FAIL TestFails (m/bad)"}, "bad_test.go:4: one is not two\n", "one that passed"},
 		"panics": {"0 1 0", []string{"FAIL TestPanics (m/panics)"}, "panic: at the disco", "no such"},
 		"exits":  {"0 1 0", []string{"FAIL m/exits"}, "no database\n", "no such"},
