@@ -33,9 +33,11 @@ while IFS= read -r -d '' variable; do
   case $name=$value in
     *"$NIX_BUILD_TOP"* | *=/no-cert-file.crt | TZ=UTC) continue ;;
   esac
-  # The seed is made of this file's own path.
-  if [[ $name = NIX_CFLAGS_COMPILE && $value =~ ^(.*)\ -frandom-seed=[^\ ]*(.*)$ ]]; then
-    value=${BASH_REMATCH[1]}${BASH_REMATCH[2]}
+  # The seeds are made of this file's own path.
+  if [ "$name" = NIX_CFLAGS_COMPILE ]; then
+    while [[ $value =~ ^(.*)\ -frandom-seed=[^\ ]*(.*)$ ]]; do
+      value=${BASH_REMATCH[1]}${BASH_REMATCH[2]}
+    done
     [ -n "$value" ] || continue
   fi
   printf '%s=%s\0' "$name" "$value" >> "$result"

@@ -41,6 +41,10 @@ for _input in $_inputs; do
 	if [ -f "$_input" ]; then source "$_input"
 	elif [ -f "$_input/nix-support/setup-hook" ]; then source "$_input/nix-support/setup-hook"; fi
 done
+# as nixpkgs' hook reproducible-builds.sh, which comes after those of the inputs
+outbase=${out-}
+outbase=${outbase##*/}
+export NIX_CFLAGS_COMPILE="${NIX_CFLAGS_COMPILE:-} -frandom-seed=${outbase:0:10}"
 
 # ---- hooks
 runHook() {
