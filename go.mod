@@ -19,6 +19,7 @@ require (
 	golang.org/x/crypto v0.45.0
 	golang.org/x/sys v0.38.0
 	golang.org/x/term v0.37.0
+	golang.org/x/time v0.15.0
 	golang.org/x/tools v0.39.0
 	tags.cncf.io/container-device-interface/specs-go v1.1.1
 )

@@ -1,10 +1,9 @@
-// Package event is what a sandbox's network proxy reports to whoever started
-// the sandbox: JSON objects, one a line, each at most [MaxLine] bytes.
+// Package event defines the reports of a sandbox's network proxy to whoever started the sandbox:
+// JSON objects, one a line, each at most [MaxLine] bytes.
 //
-// Code in the sandbox decides which names and how many events there are, so
-// that both ends are bounded: a [Writer] never blocks and never sends more than
-// its rate, and a [Reader] accepts no line that is longer, and no text with
-// other than printable ASCII.
+// Code in the sandbox influences the names in events and their number, so both ends are bounded: a
+// [Writer] never blocks and never exceeds its rate, and [Parse] accepts only short lines of
+// printable ASCII.
 package event
 
 import (
@@ -22,7 +21,7 @@ const MaxLine = 4096
 // maxText is the longest Problem, in bytes.
 const maxText = 512
 
-// Kind is what happened.
+// Kind says which event happened.
 type Kind string
 
 // The kinds. A reader skips kinds that it does not know.
@@ -32,37 +31,13 @@ const (
 	Refused Kind = "refused"
 	// Closed reports the end of a connection that was allowed.
 	Closed Kind = "closed"
-	// Failed reports a connection or look-up that was allowed, and whose host did
-	// not answer.
+	// Failed reports an allowed connection or look-up that the host did not answer.
 	Failed Kind = "failed"
 	// Dropped counts events that were not written, because the stream was full or
 	// there were too many.
 	Dropped Kind = "dropped"
-	// Ended reports the end of the proxy, where that has a cause other than the
-	// sandbox's end.
+	// Ended reports that the proxy ended before the sandbox, and why.
 	Ended Kind = "ended"
-)
-
-// Reason is why something is refused.
-type Reason string
-
-// The reasons.
-const (
-	ByName      Reason = "name"       // no entry of domains allows the name
-	ByPort      Reason = "port"       // the name is allowed, at other ports
-	ByAddress   Reason = "address"    // an address was meant and no name
-	ByPrivate   Reason = "private"    // the name leads to an address that is not public
-	BySNI       Reason = "sni"        // TLS names another host
-	ByHost      Reason = "host"       // HTTP names another host
-	ByNoSNI     Reason = "no-sni"     // TLS names no host
-	ByHiddenSNI Reason = "hidden-sni" // TLS encrypts the host's name (ECH)
-	ByNotTLS    Reason = "not-tls"    // something else than TLS at port 443
-	ByNotHTTP   Reason = "not-http"   // something else than HTTP at port 80
-	ByMethod    Reason = "method"     // the host's rule does not contain the method, or it returns a secret
-	ByPath      Reason = "path"       // the host's rule does not contain the path
-	// ByCredential is a placeholder in a request to a host that gets no such secret.
-	ByCredential Reason = "credential"
-	ByLimit      Reason = "limit" // Option says which limit
 )
 
 // Options of an environment that refusals name.
@@ -76,29 +51,28 @@ const (
 	OptionNames       = "network.names"
 )
 
-// Event is one line of the stream. Which fields it has follows from its kind:
+// Event is one line of the stream. Its kind decides which fields are set:
 //
-//	refused  Name or Address, Port where it was a connection, Reason, Option, Value, Detail, Count
+//	refused  Name or Address, Port if it was a connection, Reason, Option, Value, Detail, Count
 //	closed   Name, Port, Address, Up, Down, Milliseconds
-//	failed   Name, Port where it was a connection, Problem, Count
+//	failed   Name, Port if it was a connection, Problem, Count
 //	dropped  Count
 //	ended    Problem
 type Event struct {
 	Kind Kind `json:"event"`
 	// Name is the host's name in its canonical form, or empty.
 	Name string `json:"name,omitempty"`
-	// Address is what was dialled or, where Reason is address, what the code in
-	// the sandbox meant. The zero Addr where there is none.
+	// Address was dialled or, if Reason is address, asked for by the code in the sandbox. It is the
+	// zero Addr if there was no address.
 	Address netip.Addr `json:"address,omitzero"`
 	Port    uint16     `json:"port,omitempty"`
 	Reason  Reason     `json:"reason,omitempty"`
-	// Option and Value are the option that would allow what was refused and the
-	// entry to add to it. Both are empty where nothing would; Value is empty for a
-	// limit.
+	// Option and Value are the option that would allow the refused access, and the entry to add to
+	// it. Both are empty if no option would allow it. Value is empty for a limit.
 	Option string `json:"option,omitempty"`
 	Value  string `json:"value,omitempty"`
-	// Detail is the method or the path of a request that a rule refused, where it is
-	// short and plain: see [Detail].
+	// Detail is the method or the path of a request that a rule refused, if it is short and plain:
+	// see [Detail].
 	Detail string `json:"detail,omitempty"`
 	// Count is how many equal events this one stands for, at least 1.
 	Count int64 `json:"count,omitempty"`
@@ -114,13 +88,13 @@ func RefusedName(name string) Event {
 	return Event{Kind: Refused, Name: name, Reason: ByName, Option: OptionDomains, Value: name, Count: 1}
 }
 
-// Limited returns the refusal of a connection or look-up beyond a limit, which
-// is one of the options' names.
+// Limited returns the refusal of a connection or look-up beyond a limit, which is named by its
+// option.
 func Limited(name string, port uint16, option string) Event {
 	return Event{Kind: Refused, Name: name, Port: port, Reason: ByLimit, Option: option, Count: 1}
 }
 
-// Target returns what an event is about: a name or an address, with its port.
+// Target returns the subject of an event: a name or an address, with its port.
 func (e Event) Target() string {
 	switch {
 	case e.Name != "" && e.Port != 0:
@@ -135,12 +109,12 @@ func (e Event) Target() string {
 	return "a connection"
 }
 
-// Sentence says what happened, for a user or a model, and how an operator
-// allows it where that is possible. It has no full stop at the end.
+// Sentence describes the event for a user or a model, and says how an operator allows the access if
+// that is possible. It has no full stop at the end.
 func (e Event) Sentence() string {
 	switch e.Kind {
 	case Refused:
-		return "the sandbox's network refused this: " + e.refusal()
+		return "the sandbox's network refused " + e.Target() + " (" + e.Reason.Why(e.Detail) + ")" + e.advice()
 	case Closed:
 		return fmt.Sprintf("connection to %s closed after %d bytes up and %d bytes down", e.Target(), e.Up, e.Down)
 	case Failed:
@@ -153,62 +127,22 @@ func (e Event) Sentence() string {
 	return string(e.Kind)
 }
 
-func (e Event) refusal() string {
-	switch e.Reason {
-	case ByName:
-		if e.Name == "" {
-			return "what was looked up is not the name of a host"
-		}
-		return e.Name + " is not among this environment's domains" + e.allow()
-	case ByPort:
-		return fmt.Sprintf("%s is not allowed at port %d", e.Name, e.Port) + e.allow()
-	case ByAddress:
-		return e.Target() + " is an address. Use the name of an allowed host"
-	case ByPrivate:
-		return e.Name + " leads to an address that is not public" + e.allow()
-	case BySNI:
-		return "TLS named another host than " + e.Name
-	case ByHost:
-		return "the HTTP request named another host than " + e.Name
-	case ByNoSNI:
-		return "TLS to " + e.Target() + " named no host. The program has to send the host's name (SNI)"
-	case ByHiddenSNI:
-		return "TLS to " + e.Target() + " hid the host's name. Switch Encrypted Client Hello (ECH) off"
-	case ByNotTLS:
-		return e.Target() + " takes TLS alone"
-	case ByNotHTTP:
-		return e.Target() + " takes HTTP requests alone"
-	case ByMethod:
-		if e.Option == "" {
-			return e.Name + " would answer this method with the credential that it gets"
-		}
-		return "the rule of " + e.Name + " does not contain " + e.part("the method") + e.allow()
-	case ByPath:
-		return "the rule of " + e.Name + " does not contain " + e.part("the path") + e.allow()
-	case ByCredential:
-		return "the request has the placeholder of a credential that " + e.Name + " does not get"
-	case ByLimit:
-		return e.Target() + " is beyond the limit that an operator sets with " + e.Option
+// advice says how the code, or an operator, avoids a refusal.
+func (e Event) advice() string {
+	text := ""
+	if way := e.Reason.Way(); way != "" {
+		text = ". " + way
 	}
-	return e.Target() + " (" + string(e.Reason) + ")" + e.allow()
+	switch {
+	case e.Reason == ByLimit:
+		text += ". An operator sets the limit with " + e.Option
+	case e.Option != "" && e.Value != "":
+		text += fmt.Sprintf(". Trying again does not help; an operator allows it with %s: %q", e.Option, e.Value)
+	}
+	return text
 }
 
-// part names a part of a request that a rule refused.
-func (e Event) part(what string) string {
-	if e.Detail == "" {
-		return what + " of the request"
-	}
-	return what + " " + e.Detail
-}
-
-func (e Event) allow() string {
-	if e.Option == "" || e.Value == "" {
-		return ""
-	}
-	return fmt.Sprintf(". Trying again does not help; an operator allows it with %s: %q", e.Option, e.Value)
-}
-
-// check returns an error where an event is not as its type describes it.
+// check returns an error if the event contradicts the documentation of its type.
 func (e *Event) check() error {
 	switch {
 	case e.Name != "" && !hostname.IsCanonical(e.Name):
@@ -235,9 +169,9 @@ func (e *Event) check() error {
 // maxDetail is the longest Detail, in bytes.
 const maxDetail = 100
 
-// Detail returns a method or path as the Detail of an event, and an empty text where it
-// is longer than 100 bytes or has others than letters, digits and "/._~-". The code in
-// the sandbox wrote it, and it stands among the server's own words.
+// Detail returns a method or path as the Detail of an event. It returns "" if the text is longer
+// than 100 bytes or contains anything but letters, digits and "/._~-": code in the sandbox wrote
+// it, and it appears among the server's own words.
 func Detail(text string) string {
 	const plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789/._~-"
 	if len(text) > maxDetail || strings.Trim(text, plain) != "" {
@@ -255,8 +189,7 @@ func printable(text string) bool {
 	return true
 }
 
-// Problem returns an error's text as a Problem: one line of ASCII, cut where it
-// is too long.
+// Problem returns an error's text as a Problem: one line of ASCII, truncated if it is too long.
 func Problem(err error) string {
 	text := []byte(err.Error())
 	for i, c := range text {

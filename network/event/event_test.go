@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/networktest"
 )
 
 var compare = cmpopts.EquateComparable(netip.Addr{})
@@ -51,7 +52,7 @@ func (p *pipe) take() *bytes.Reader {
 func readAll(t *testing.T, r io.Reader) []event.Event {
 	t.Helper()
 	var list []event.Event
-	reader := event.NewReader(r)
+	reader := networktest.NewEventReader(r)
 	for {
 		e, err := reader.Read()
 		if errors.Is(err, io.EOF) {
@@ -183,7 +184,7 @@ func TestReader_RefusesWhatIsNoEvent(t *testing.T) {
 		`{"event":"failed","problem":"` + strings.Repeat("a", 513) + `"}` + "\n",
 		strings.Repeat("a", event.MaxLine+1),
 	} {
-		r := event.NewReader(strings.NewReader(good + bad + good))
+		r := networktest.NewEventReader(strings.NewReader(good + bad + good))
 		if e, err := r.Read(); err != nil || e.Name != "a.example" {
 			t.Fatalf("the control: %v, %v", e, err)
 		}
@@ -211,17 +212,17 @@ func TestReader_TakesALineOfTheLargestSize(t *testing.T) {
 	if got := readAll(t, strings.NewReader(line)); len(got) != 1 {
 		t.Errorf("%v", got)
 	}
-	if _, err := event.NewReader(strings.NewReader(" " + line)).Read(); !errors.Is(err, event.ErrMalformed) {
+	if _, err := networktest.NewEventReader(strings.NewReader(" " + line)).Read(); !errors.Is(err, event.ErrMalformed) {
 		t.Errorf("a longer line: %v", err)
 	}
 }
 
 func TestSentence_NamesTheOption(t *testing.T) {
 	for want, e := range map[string]event.Event{
-		`the sandbox's network refused this: evil.example is not among this environment's domains. Trying again does not help; an operator allows it with network.domains: "evil.example"`: event.RefusedName("evil.example"),
-		`the sandbox's network refused this: 8.8.8.8:443 is an address. Use the name of an allowed host`:                                                                                   {Kind: event.Refused, Reason: event.ByAddress, Address: netip.MustParseAddr("8.8.8.8"), Port: 443},
-		`the sandbox's network refused this: files.example:443 is beyond the limit that an operator sets with network.rate`:                                                                event.Limited("files.example", 443, event.OptionRate),
-		`files.example:443 is allowed, and did not answer: connection refused`:                                                                                                             {Kind: event.Failed, Name: "files.example", Port: 443, Problem: "connection refused"},
+		`the sandbox's network refused evil.example (not among the environment's domains). Trying again does not help; an operator allows it with network.domains: "evil.example"`: event.RefusedName("evil.example"),
+		`the sandbox's network refused 8.8.8.8:443 (an address). Connect to hosts by name`:                                                                                         {Kind: event.Refused, Reason: event.ByAddress, Address: netip.MustParseAddr("8.8.8.8"), Port: 443},
+		`the sandbox's network refused files.example:443 (over a limit). An operator sets the limit with network.rate`:                                                             event.Limited("files.example", 443, event.OptionRate),
+		`files.example:443 is allowed, and did not answer: connection refused`:                                                                                                     {Kind: event.Failed, Name: "files.example", Port: 443, Problem: "connection refused"},
 	} {
 		if got := e.Sentence(); got != want {
 			t.Errorf("%s\nwant %s", got, want)
@@ -233,7 +234,7 @@ func FuzzReader(f *testing.F) {
 	f.Add([]byte(`{"event":"refused","name":"a.example","reason":"name","count":1}` + "\n"))
 	f.Add([]byte(`{"event":"closed","address":"::1","up":1}` + "\n" + `{"event":"x"}` + "\n"))
 	f.Fuzz(func(t *testing.T, stream []byte) {
-		r := event.NewReader(bytes.NewReader(stream))
+		r := networktest.NewEventReader(bytes.NewReader(stream))
 		for {
 			e, err := r.Read()
 			if err != nil {
@@ -251,7 +252,7 @@ func FuzzReader(f *testing.F) {
 					t.Fatalf("the sentence has %q", c)
 				}
 			}
-			if _, err := event.NewReader(bytes.NewReader(append(text, '\n'))).Read(); err != nil {
+			if _, err := networktest.NewEventReader(bytes.NewReader(append(text, '\n'))).Read(); err != nil {
 				t.Fatalf("%s is read, and then %v", text, err)
 			}
 		}

@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// A Writer sends single events at most at this rate, in events a second, after
-// a burst. What is above it is merged: a flood of refusals must not keep
-// whoever reads the events busy.
+// A Writer sends single events at most at this rate, in events a second, after a burst. Events
+// above it are merged, so that a flood of refusals cannot keep the reader busy.
 const (
 	rate  = 100
 	burst = 256
@@ -33,16 +32,15 @@ type Writer struct {
 	timer   *time.Timer
 }
 
-// NewWriter returns a Writer that passes each line to send, which returns false
-// where it cannot take the line now. send must not block and must not keep the
-// line. It is called by one goroutine at a time.
+// NewWriter returns a Writer that passes each line to send, which returns false if it cannot take
+// the line now. send must neither block nor retain the line. One goroutine at a time calls it.
 func NewWriter(send func(line []byte) bool) *Writer {
 	return &Writer{send: send, budget: burst, filled: time.Now(), merged: map[Event]int64{}}
 }
 
-// Write sends an event before it returns. Where events come faster than the
-// rate, or the stream is full, equal refusals and failures are sent as one
-// later, with their number as Count; other events are counted as dropped.
+// Write sends an event before it returns. If events come faster than the rate, or the stream is
+// full, equal refusals and failures are merged and sent later with their number as Count. Other
+// events are counted as dropped.
 func (w *Writer) Write(e Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -71,14 +69,14 @@ func (w *Writer) Write(e Event) {
 	}
 }
 
-// refill adds what the rate allows since the last time.
+// refill adds the tokens that the rate allows since the last call.
 func (w *Writer) refill() {
 	now := time.Now()
 	w.budget = min(burst, w.budget+now.Sub(w.filled).Seconds()*rate)
 	w.filled = now
 }
 
-// flush sends what was merged, as far as the rate and the stream allow.
+// flush sends merged events as far as the rate and the stream allow.
 func (w *Writer) flush() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -102,7 +100,7 @@ func (w *Writer) flush() {
 	}
 }
 
-// line sends one line, and returns false where the stream is full.
+// line sends one line, and returns false if the stream is full.
 func (w *Writer) line(e Event) bool {
 	text, err := json.Marshal(e)
 	if err != nil {

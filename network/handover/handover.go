@@ -1,15 +1,12 @@
-// Package handover brings listening sockets from a sandbox's network namespace
-// to the proxy outside of it, over a connected AF_UNIX socket of the type
-// SOCK_SEQPACKET.
+// Package handover passes listening sockets from a sandbox's network namespace to the proxy outside
+// it, over a connected AF_UNIX socket of type SOCK_SEQPACKET.
 //
-// Each message is one JSON object of at most [maxMessage] bytes and one
-// descriptor. The end of the stream says that there are no more. The receiver
-// trusts nothing of it: a message that is not exactly that is an error, after
-// which the receiver must not go on.
+// Each message is one JSON object of at most [maxMessage] bytes with one descriptor. The end of the
+// stream means that all sockets have been sent. The receiver trusts nothing: any other message is
+// an error, and the receiver must stop there.
 //
-// In the other direction comes at most one message, after the last socket: the
-// certificate of the authority that the proxy is for the sandbox, where it reads
-// requests inside TLS.
+// At most one message goes the other way, after the last socket: the certificate of the authority
+// that the proxy presents to the sandbox, if it reads requests inside TLS.
 package handover
 
 import (
@@ -24,8 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// EventsVariable names, in the environment of a sandbox's launcher, the descriptor to
-// which the proxy writes its events (package event). The launcher hands it over too.
+// EventsVariable names, in the environment of a sandbox's launcher, the descriptor for the proxy's
+// events (package event). The launcher hands it over too.
 const EventsVariable = "NIX_SANDBOX_NETWORK_EVENTS"
 
 // maxMessage is the longest message about a socket, in bytes.
@@ -40,12 +37,12 @@ const (
 	TCP = "tcp"
 )
 
-// Socket says what a descriptor is.
+// Socket describes a descriptor.
 type Socket struct {
 	// Protocol is [UDP] or [TCP]. A TCP socket is listening, and a UDP socket has
 	// IP_PKTINFO on.
 	Protocol string `json:"protocol"`
-	// Port is the port to which the socket is bound.
+	// Port is the socket's port.
 	Port uint16 `json:"port"`
 }
 
@@ -119,7 +116,7 @@ func decode(text []byte, socket *Socket) error {
 	return nil
 }
 
-// received returns all descriptors of a message, also where it is refused.
+// received returns all descriptors of a message, even if the message is refused.
 func received(control []byte) ([]int, error) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
@@ -161,9 +158,8 @@ func SendCertificate(over int, pem []byte) error {
 	return nil
 }
 
-// ReceiveCertificate returns the proxy's certificate in PEM, at most
-// [MaxCertificate] bytes. The error is io.EOF where the proxy has ended without
-// one. The wait is bounded by the socket's SO_RCVTIMEO.
+// ReceiveCertificate returns the proxy's certificate in PEM, at most [MaxCertificate] bytes. The
+// error is io.EOF if the proxy ended without sending one. The socket's SO_RCVTIMEO bounds the wait.
 func ReceiveCertificate(over int) ([]byte, error) {
 	// JSON writes a newline as two bytes.
 	text := make([]byte, 2*MaxCertificate)
@@ -188,6 +184,6 @@ func ReceiveCertificate(over int) ([]byte, error) {
 	if block == nil || block.Type != "CERTIFICATE" || len(block.Headers) > 0 || len(rest) > 0 || len(c.Certificate) > MaxCertificate {
 		return nil, errors.New("receive a certificate: it is not one certificate in PEM")
 	}
-	// What else was around it in the text is not passed on.
+	// Text around the certificate is not passed on.
 	return pem.EncodeToMemory(block), nil
 }

@@ -1,9 +1,8 @@
-// Package hostname has the one form in which names of hosts are compared.
+// Package hostname defines the one form in which host names are compared.
 //
-// A name comes from an operator, a DNS query, a TLS handshake or an HTTP
-// request, and whoever wrote it may hope that two programs read it differently.
-// So this package refuses whatever it would have to repair, and every
-// comparison in the folders beside it is of strings that it returned.
+// A name comes from an operator, a DNS query, a TLS handshake or an HTTP request, and its author
+// may hope that two programs read it differently. So this package refuses every name that it would
+// have to repair, and the packages beside it compare only strings that it returned.
 package hostname
 
 import (
@@ -54,7 +53,7 @@ func Canonical(name string) (string, error) {
 		return "", ErrMalformed
 	}
 	if upper {
-		// Only ASCII is left here, so that no other letter can become one of a-z.
+		// Only ASCII is left here, so no other letter can become one of a-z.
 		name = strings.ToLower(name)
 	}
 	return name, nil

@@ -1,3 +1,4 @@
+// Package limit divides the bytes that a sandbox may carry among its connections.
 package limit
 
 import "sync/atomic"
@@ -22,9 +23,9 @@ func NewBytes(n int64, streams int) *Bytes {
 	return b
 }
 
-// Piece returns how many bytes a stream may carry before it asks again, and 0
-// where all are used up. What is left is divided among the streams, so that
-// they use up no more than there is, but for 4 KiB each at the end.
+// Piece returns how many bytes a stream may carry before it asks again, and 0 if all are used up.
+// The remaining bytes are divided among the streams, so that together they exceed the bound by at
+// most 4 KiB each.
 func (b *Bytes) Piece() int64 {
 	left := b.left.Load()
 	if left <= 0 {
@@ -33,6 +34,5 @@ func (b *Bytes) Piece() int64 {
 	return min(max(left/b.streams, min(left, minPiece)), maxPiece)
 }
 
-// Use counts n bytes that a stream has carried, and returns false where none
-// are left.
+// Use counts n bytes that a stream has carried, and reports whether any are left.
 func (b *Bytes) Use(n int64) bool { return b.left.Add(-n) > 0 }

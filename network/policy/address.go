@@ -9,10 +9,10 @@ import (
 // AddressError is the refusal of an address.
 type AddressError struct {
 	Address netip.Addr
-	// Kind says what the address is, such as "a loopback address".
+	// Kind describes the address, such as "a loopback address".
 	Kind string
-	// Private is the entry of private that would allow it; invalid where none
-	// does.
+	// Private is the entry of private that would allow the address; it is invalid if no entry
+	// would.
 	Private netip.Prefix
 }
 
@@ -24,8 +24,8 @@ type special struct {
 	kind    string
 }
 
-// never are the addresses that no entry of private allows: what is there is
-// this machine or everybody.
+// never lists the addresses that no entry of private allows, because they lead to this machine or
+// to everyone.
 var never = networks(
 	"0.0.0.0/8", "an address of this machine",
 	"127.0.0.0/8", "a loopback address",
@@ -36,10 +36,10 @@ var never = networks(
 	"ff00::/8", "a multicast address",
 )
 
-// metadata are the addresses at which clouds give credentials to whoever asks.
-// Only an entry of private with nothing but the address allows one, because who
-// writes 169.254.0.0/16 does not mean it. They are those of AWS (also for
-// containers), Azure, Google, Alibaba and Oracle, as their manuals state them.
+// metadata lists the addresses where clouds give credentials to any client, as the manuals of AWS
+// (also for containers), Azure, Google, Alibaba and Oracle state them. Only an entry of private
+// with exactly such an address allows it, because an operator who writes 169.254.0.0/16 does not
+// mean it.
 var metadata = addresses(
 	"169.254.169.254", "169.254.170.2", "169.254.170.23", "fd00:ec2::254", "fd00:ec2::23",
 	"168.63.129.16", "fd20:ce::254", "100.100.100.200", "192.0.0.192",
@@ -75,8 +75,8 @@ var notPublic = networks(
 // globalUnicast contains all public IPv6 addresses (RFC 4291, section 2.4).
 var globalUnicast = netip.MustParsePrefix("2000::/3")
 
-// Check returns an [AddressError] where an address may not be dialled. own are
-// the addresses of this machine's interfaces, which are never dialled.
+// Check returns an [AddressError] if an address may not be dialled. own lists the addresses of this
+// machine's interfaces, which are never dialled.
 func (p *Policy) Check(address netip.Addr, own []netip.Addr) error {
 	if address.Zone() != "" || !address.IsValid() {
 		return &AddressError{Address: address, Kind: "an address of one link alone"}
@@ -98,7 +98,7 @@ func (p *Policy) Check(address netip.Addr, own []netip.Addr) error {
 		}
 		return &AddressError{Address: a, Kind: "the address of a cloud's metadata service", Private: single}
 	}
-	// An address that leads to another one is worth what the other one is.
+	// An address that embeds another one is judged by that one.
 	if inner, ok := embedded(a); ok {
 		if err := p.Check(inner, own); err != nil {
 			return &AddressError{Address: a, Kind: "another form of " + err.Error()}
@@ -127,8 +127,7 @@ func (p *Policy) Check(address netip.Addr, own []netip.Addr) error {
 	return &AddressError{Address: a, Kind: kind, Private: around}
 }
 
-// embedded returns the IPv4 address to which a translator or a tunnel brings
-// the packets for an IPv6 address.
+// embedded returns the IPv4 address that a translator or a tunnel would forward an IPv6 address to.
 func embedded(a netip.Addr) (netip.Addr, bool) {
 	if !a.Is6() {
 		return netip.Addr{}, false

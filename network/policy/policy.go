@@ -1,9 +1,9 @@
-// Package policy decides which names a sandbox reaches, at which ports, and at
-// which addresses a name may be.
+// Package policy decides which names a sandbox reaches, at which ports, and at which addresses a
+// name may be.
 //
-// It promises that a name passes only if the policy contains it, as it is or
-// below a "*." entry; and that an address passes only if it is public, or in a
-// network that the policy names, and is never this machine's own.
+// It promises that a name passes only if the policy contains it, literally or below a "*." entry;
+// and that an address passes only if it is public or in a network that the policy names, and is
+// never one of this machine's own.
 package policy
 
 import (
@@ -26,14 +26,14 @@ import (
 // Schema is the version of the policy file that this package reads.
 const Schema = 1
 
-// Bounds of what a policy file contains.
+// Bounds of a policy file.
 const (
 	// MaxFile is the largest policy file, in bytes.
 	MaxFile = 1 << 20
 	// MaxDomains is the largest number of entries of domains.
 	MaxDomains = 1000
-	// MaxPorts is the largest number of different ports, those of single
-	// entries included: each is a listening socket.
+	// MaxPorts is the largest number of different ports, including those of single entries: each is
+	// a listening socket.
 	MaxPorts = 64
 	// MaxPrivate is the largest number of networks in private.
 	MaxPrivate = 100
@@ -50,12 +50,11 @@ const (
 	MaxMegabytes   = 1 << 30
 )
 
-// ResolverPort is the port at which the sandbox's resolver answers. No entry
-// can have it.
+// ResolverPort is the port of the sandbox's resolver. No entry can have it.
 const ResolverPort = 53
 
-// Policy is what one sandbox may reach. It never changes, and its methods may
-// be called from several goroutines.
+// Policy says what one sandbox may reach. It is immutable, and its methods may be called by several
+// goroutines.
 type Policy struct {
 	// Connections is how many connections may be open at once.
 	Connections int
@@ -66,9 +65,8 @@ type Policy struct {
 	Bytes int64
 	// Names is how many different names below "*." entries may be looked up.
 	Names int
-	// Upstream is the HTTP proxy through which every connection goes, as
-	// HOST:PORT. Where it is not empty, that proxy and not this machine looks
-	// names up.
+	// Upstream is the HTTP proxy through which every connection goes, as HOST:PORT. If it is not
+	// empty, that proxy looks names up instead of this machine.
 	Upstream string
 	// Credentials are the secrets that requests to single hosts get, in the order of
 	// the file.
@@ -82,7 +80,7 @@ type Policy struct {
 	private []netip.Prefix
 }
 
-// ports are those at which an entry's name is reached.
+// ports are the ports of an entry's name.
 type ports struct {
 	common bool     // those that the policy lists
 	own    []uint16 // those that were written with the name
@@ -122,8 +120,8 @@ func ReadFile(name string) (*Policy, error) {
 	return p, nil
 }
 
-// Parse reads a policy. What it does not know, it refuses: a field that this
-// version ignored could be one that forbids something.
+// Parse reads a policy. It refuses fields that it does not know, because an ignored field could
+// forbid something.
 func Parse(text []byte) (*Policy, error) {
 	if len(text) > MaxFile {
 		return nil, fmt.Errorf("the file has more than %d bytes", MaxFile)
@@ -255,7 +253,7 @@ func upstream(text string) (string, error) {
 	return net.JoinHostPort(u.Hostname(), u.Port()), nil
 }
 
-// Ports returns every port at which some name is allowed, in ascending order.
+// Ports returns every port that is allowed for at least one name, in ascending order.
 func (p *Policy) Ports() []uint16 { return slices.Clone(p.all) }
 
 // Name is the verdict on a name at any port.

@@ -25,7 +25,7 @@ const (
 	maxPlaceholder = 128
 )
 
-// The ports of a host whose requests are read.
+// The ports of a host with requests that are read.
 const (
 	portHTTP  = 80
 	portHTTPS = 443
@@ -34,25 +34,25 @@ const (
 // Rule says which requests a host gets. TLS to a host with a rule is ended in the
 // proxy, which reads them.
 type Rule struct {
-	// Methods are those that pass; all do where it is null.
+	// Methods lists the methods that pass; null means all.
 	Methods []string `json:"methods"`
-	// Paths are those that pass, as they are or, with a "*" at the end, all that begin
-	// with what is before it; all do where it is null.
+	// Paths lists the paths that pass, literally or, with a "*" at the end, by their beginning;
+	// null means all.
 	Paths []string `json:"paths"`
 }
 
 // Credential is a secret that requests to one host get in a header. The secret
 // itself is never in a policy.
 type Credential struct {
-	// Name is what an operator calls it, and the name of the sandbox's variable with
-	// the placeholder.
+	// Name is the operator's name for it, and the name of the sandbox's variable with the
+	// placeholder.
 	Name string `json:"name"`
 	// Domain is the one host that gets it.
 	Domain string `json:"domain"`
-	// Header is "NAME: VALUE", where {} in the value stands for the secret.
+	// Header is "NAME: VALUE"; {} in the value stands for the secret.
 	Header string `json:"header"`
-	// Placeholder is what programs in the sandbox may have in the secret's place. A
-	// request to another host that carries it is refused. It may be empty.
+	// Placeholder is used by programs in the sandbox instead of the secret. A request to another
+	// host that carries it is refused. It may be empty.
 	Placeholder string `json:"placeholder"`
 }
 
@@ -102,7 +102,7 @@ func (p *Policy) addRules(f *file) error {
 	return nil
 }
 
-// checkRead returns an error where not every request to a host could be read.
+// checkRead returns an error if not every request to a host could be read.
 func (p *Policy) checkRead(name string) error {
 	at, ok := p.exact[name]
 	if !ok {
@@ -195,7 +195,7 @@ func (p *Policy) Reads(name string) bool {
 	return slices.ContainsFunc(p.Credentials, func(c Credential) bool { return c.Domain == name })
 }
 
-// Read returns the hosts to which TLS is ended in the proxy, in ascending order.
+// Read returns the hosts with TLS that ends in the proxy, in ascending order.
 func (p *Policy) Read() []string {
 	var names []string
 	for name := range p.rules {
@@ -238,10 +238,9 @@ func (p *Policy) AllowsPath(name, path string) bool {
 	return false
 }
 
-// PlainPath returns a path with its escapes decoded; ok is false where another
-// program could take it for another path: one with empty segments, "." or "..",
-// also before a ";", a backslash, an escape of what separates or begins such
-// parts, or bytes that are not UTF-8.
+// PlainPath returns a path with its escapes decoded. ok is false if another program could take it
+// for another path, because it has empty segments, "." or ".." (also before a ";"), a backslash, an
+// escaped separator or dot, or bytes that are not UTF-8.
 func PlainPath(path string) (plain string, ok bool) {
 	if !strings.HasPrefix(path, "/") {
 		return "", false

@@ -20,9 +20,8 @@ const (
 	validSince = time.Hour
 )
 
-// issuer signs the certificates of the hosts whose TLS is ended here. Its key
-// never leaves this process, and its own certificate says that it is for these
-// hosts alone.
+// issuer signs certificates for the hosts with TLS that ends here. Its key never leaves this
+// process, and its own certificate is limited to these hosts.
 type issuer struct {
 	certificate []byte // PEM
 	parent      *x509.Certificate
@@ -89,7 +88,7 @@ func (a *issuer) host(name string) (*tls.Certificate, error) {
 	return made, nil
 }
 
-// certificate returns what certificates have in common.
+// certificate returns the fields that all certificates share.
 func certificate(name string) (*x509.Certificate, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
 	if err != nil {

@@ -11,17 +11,16 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
 )
 
-// firstRead is how many bytes of a direction are read to tell TLS from other
-// protocols. What follows is carried by the kernel (splice(2)).
+// firstRead is how many bytes of a direction are read to tell TLS from other protocols. The kernel
+// carries the rest (splice(2)).
 const firstRead = 4096
 
-// carry connects to the host and carries bytes both ways until both directions
-// have ended. Where TLS is spoken, the host's name in it is checked before any
-// byte reaches the host.
+// carry connects to the host and carries bytes both ways until both directions have ended. If the
+// client speaks TLS, carry checks the host's name in it before any byte reaches the host.
 func (c *connection) carry() {
 	var hello []byte
 	if c.asked.Port() == portHTTPS {
-		// Nothing is dialled for what is refused.
+		// Refused connections are never dialled.
 		var ok bool
 		if hello, ok = c.hello(c.client); !ok {
 			return
@@ -47,14 +46,13 @@ func (c *connection) carry() {
 	<-done
 }
 
-// abort ends both sides with a reset, so that neither takes what came for the
-// whole.
+// abort resets both sides, so that neither takes a part for the whole.
 func (c *connection) abort(server *net.TCPConn) {
 	reset(c.client)
 	reset(server)
 }
 
-// handshake is what the two directions of a connection tell each other.
+// handshake synchronizes the two directions of a connection.
 type handshake struct {
 	// expected says that the client's first message is a ClientHello.
 	expected atomic.Bool
@@ -63,8 +61,8 @@ type handshake struct {
 	again chan bool
 }
 
-// carryUp carries what the client sends. hello is its ClientHello, where that was
-// read already. It returns false where the connection has to be reset.
+// carryUp carries bytes from the client. hello is its ClientHello if that was already read. It
+// returns false if the connection must be reset.
 func (c *connection) carryUp(server *net.TCPConn, hello []byte, h *handshake) bool {
 	client := &replay{TCPConn: c.client}
 	if hello == nil {
@@ -85,8 +83,8 @@ func (c *connection) carryUp(server *net.TCPConn, hello []byte, h *handshake) bo
 		if !c.send(server, hello, &c.up) {
 			return false
 		}
-		// Nothing else is sent before the server has answered, because its answer may
-		// ask for a second ClientHello, whose name has to be checked too.
+		// The server answers before anything else is sent, because its answer may ask for a second
+		// ClientHello, and the name in that must be checked too.
 		if <-h.again {
 			_ = c.client.SetReadDeadline(time.Now().Add(c.r.times.hello))
 			second, err := readSecondHello(client, c.name)
@@ -98,8 +96,7 @@ func (c *connection) carryUp(server *net.TCPConn, hello []byte, h *handshake) bo
 	return c.send(server, client.first, &c.up) && c.splice(server, c.client, &c.up)
 }
 
-// replay is a connection of which the first bytes were read already and come once
-// more.
+// replay is a connection that returns bytes again that were already read from it.
 type replay struct {
 	*net.TCPConn
 	first []byte
@@ -114,8 +111,7 @@ func (r *replay) Read(b []byte) (int, error) {
 	return r.TCPConn.Read(b)
 }
 
-// carryDown carries what the server sends. It returns false where the connection
-// has to be reset.
+// carryDown carries bytes from the server. It returns false if the connection must be reset.
 func (c *connection) carryDown(server *net.TCPConn, h *handshake) bool {
 	within := c.r.times.idle
 	if h.expected.Load() {
@@ -154,7 +150,7 @@ func (c *connection) first(from *net.TCPConn, within time.Duration) ([]byte, err
 	}
 }
 
-// end passes on the end of a direction, and returns false where that is an error.
+// end passes on the end of a direction, and returns false if the end was an error.
 func (c *connection) end(to *net.TCPConn, err error) bool {
 	if !errors.Is(err, io.EOF) {
 		return false
@@ -168,8 +164,8 @@ func (c *connection) idle(within time.Duration) bool {
 	return time.Since(c.began)-time.Duration(c.active.Load()) >= within
 }
 
-// splice carries bytes in one direction until its end, which it passes on. It
-// returns false where the connection has to be reset.
+// splice carries bytes in one direction until its end, which it passes on. It returns false if the
+// connection must be reset.
 func (c *connection) splice(to, from *net.TCPConn, count *atomic.Int64) bool {
 	for {
 		piece := c.r.bytes.Piece()
@@ -200,8 +196,8 @@ func (c *connection) send(to *net.TCPConn, bytes []byte, count *atomic.Int64) bo
 	return c.count(int64(n), count) && err == nil
 }
 
-// count counts bytes, and returns false where the sandbox has used all up, which
-// it reports.
+// count counts bytes. If the sandbox has used up all of its bytes, it reports that and returns
+// false.
 func (c *connection) count(n int64, count *atomic.Int64) bool {
 	if n == 0 {
 		return true
@@ -227,8 +223,8 @@ func (c *connection) hello(client io.Reader) ([]byte, bool) {
 	return hello, c.accepts(len(hello) > 0, err)
 }
 
-// accepts reports and refuses what is wrong with a ClientHello. spoke is whether
-// the client sent anything: one that only connects is not refused anything.
+// accepts reports and refuses a wrong ClientHello. spoke says whether the client sent anything: a
+// client that only connects has nothing that could be refused.
 func (c *connection) accepts(spoke bool, err error) bool {
 	if err == nil {
 		return true

@@ -25,8 +25,8 @@ import (
 const (
 	// connectTimeout is how long one address may take to answer.
 	connectTimeout = 10 * time.Second
-	// nextAddress is when the next address is tried beside one that has not
-	// answered (RFC 8305, section 5).
+	// nextAddress is how long an address may stay silent before the next one is tried beside it
+	// (RFC 8305, section 5).
 	nextAddress = 250 * time.Millisecond
 	// maxTunnelHeader bounds the upstream proxy's answer to a CONNECT, in bytes.
 	maxTunnelHeader = 16 << 10
@@ -125,7 +125,7 @@ func (r *Relay) connect(ctx context.Context, address netip.Addr, port uint16) (*
 		return nil, err
 	}
 	conn := dialed.(*net.TCPConn)
-	// An address that a route makes local is none of an interface.
+	// No interface has an address that a route makes local.
 	if conn.LocalAddr().(*net.TCPAddr).AddrPort().Addr() == conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr() {
 		reset(conn)
 		return nil, &policy.AddressError{Address: address, Kind: "this machine's own address"}
@@ -169,7 +169,7 @@ func connectThrough(conn net.Conn, target string, deadline time.Time) error {
 	if err := request.Write(conn); err != nil {
 		return errNoTunnel
 	}
-	// One byte at a time, because what follows belongs to the host.
+	// Bytes are read singly, because those after the header belong to the host.
 	in := bufio.NewReaderSize(&single{conn, maxTunnelHeader}, 16)
 	response, err := http.ReadResponse(in, &request)
 	if err != nil || in.Buffered() > 0 {
@@ -200,8 +200,8 @@ func (s *single) Read(b []byte) (int, error) {
 	return s.Conn.Read(b[:1])
 }
 
-// problem is a reason why an allowed host did not answer, in words of this
-// package alone: errors of libraries quote what a host or a resolver sent.
+// problem is a reason why an allowed host did not answer. Its words are this package's own, because
+// errors of libraries quote hosts and resolvers.
 type problem string
 
 func (p problem) Error() string { return string(p) }
@@ -232,8 +232,8 @@ func (c *connection) explain(err error) event.Event {
 	return resolver.Explain(c.name, c.asked.Port(), err)
 }
 
-// bounded makes the kernel end a connection whose other end takes no bytes for
-// so long (TCP_USER_TIMEOUT in tcp(7)).
+// bounded makes the kernel end a connection if its other end takes no bytes for so long
+// (TCP_USER_TIMEOUT in tcp(7)).
 func bounded(conn *net.TCPConn, after time.Duration) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

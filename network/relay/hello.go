@@ -11,18 +11,17 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/hostname"
 )
 
-// The parts of TLS that are readable (RFC 8446, sections 4 and 5; RFC 6066,
-// section 3). What is accepted here is a subset of what crypto/tls accepts, and
-// a test compares the two: a message that two programs could read differently
-// is refused.
+// The readable parts of TLS (RFC 8446, sections 4 and 5; RFC 6066, section 3). This parser accepts
+// a subset of the messages that crypto/tls accepts, and a test compares the two: a message that two
+// programs could read differently is refused.
 
 const (
 	recordHeader    = 5
 	handshakeHeader = 4
 	// maxRecord is the longest record without encryption (RFC 8446, section 5.1).
 	maxRecord = 1 << 14
-	// maxHello is the longest ClientHello that is read, with its headers. Those of
-	// today have 2 KiB.
+	// maxHello is the longest ClientHello that is read, in bytes with its headers. Today's have
+	// about 2 KiB.
 	maxHello = 64 << 10
 	// maxExtensions is how many extensions a ClientHello may have.
 	maxExtensions = 256
@@ -119,7 +118,7 @@ func readHello(r io.Reader, name string) ([]byte, error) {
 		size := handshakeHeader + int(message[1])<<16 + int(message[2])<<8 + int(message[3])
 		switch {
 		case size > maxHello, len(message) > size:
-			// Nothing can follow a ClientHello in its record.
+			// A ClientHello must be the last message of its record.
 			return records, &helloError{event.ByNotTLS}
 		case len(message) < size:
 			continue
@@ -131,7 +130,7 @@ func readHello(r io.Reader, name string) ([]byte, error) {
 	}
 }
 
-// input is what is left of a message.
+// input is the unread rest of a message.
 type input []byte
 
 // take returns the next n bytes.
@@ -163,8 +162,8 @@ func (in *input) vector(size int) (input, bool) {
 	return in.take(n)
 }
 
-// checkHello checks the body of a ClientHello, and returns an empty reason where
-// its server name is the host's and can be read.
+// checkHello checks the body of a ClientHello. It returns "" if the server name is readable and is
+// the host's.
 func checkHello(in input, name string) event.Reason {
 	_, ok := in.take(2 + 32) // the version and the random value
 	session, ok1 := in.vector(1)
@@ -233,9 +232,8 @@ func asksAgain(record []byte) bool {
 		string(record[helloRetrySize-32:helloRetrySize]) == string(helloRetry)
 }
 
-// readSecondHello reads what a client sends after a server asked for a second
-// ClientHello, up to and with that, checks it like the first one and returns all
-// bytes.
+// readSecondHello reads a client's bytes up to and including its second ClientHello, which a server
+// asked for. It checks that like the first one and returns all bytes.
 func readSecondHello(r io.Reader, name string) ([]byte, error) {
 	var before []byte
 	for {

@@ -25,7 +25,7 @@ const (
 	// maxRequestHeader and maxResponseHeader bound the headers of one message, in
 	// bytes.
 	maxRequestHeader  = 64 << 10
-	maxResponseHeader = 256 << 10
+	maxResponseHeader = 64 << 10
 	// idleRequests is how long a connection waits for its next request.
 	idleRequests = time.Minute
 )
@@ -41,7 +41,11 @@ func (r *Relay) startHTTP() {
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
 	r.proxy = &httputil.ReverseProxy{
-		Transport:     roundTripper(func(q *http.Request) (*http.Response, error) { return connectionOf(q).transport().RoundTrip(q) }),
+		Transport: roundTripper(func(q *http.Request) (*http.Response, error) {
+			c := connectionOf(q)
+			c.http.head.begin()
+			return c.transport().RoundTrip(q)
+		}),
 		FlushInterval: -1,
 		ErrorLog:      discard,
 		Rewrite:       rewrite,
@@ -87,11 +91,12 @@ func (h handoff) Accept() (net.Conn, error) { return <-h, nil }
 func (h handoff) Close() error              { return nil }
 func (h handoff) Addr() net.Addr            { return &net.TCPAddr{} }
 
-// httpState is what HTTP needs of a connection.
+// httpState is the state that HTTP adds to a connection.
 type httpState struct {
 	// understood says that the current request was parsed.
 	understood atomic.Bool
 	timer      *time.Timer
+	head       head // of the current response
 
 	mu       sync.Mutex
 	upstream *http.Transport
@@ -120,8 +125,7 @@ func (h *httpConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Write reports what net/http refuses without asking: something else than a
-// request. It answers that itself.
+// Write reports a request that net/http refuses by itself, because it is not HTTP.
 func (h *httpConn) Write(b []byte) (int, error) {
 	if !h.c.http.understood.Swap(true) {
 		refused := h.c.refusal()
@@ -158,8 +162,7 @@ func (s *httpState) awake(c *connection, n int) {
 	}
 }
 
-// serveRequest answers one request. Each is checked, also the later ones of a
-// connection.
+// serveRequest checks and answers one request of a connection.
 func (r *Relay) serveRequest(w http.ResponseWriter, q *http.Request) {
 	c := connectionOf(q)
 	c.http.understood.Store(true)
@@ -176,7 +179,7 @@ func (r *Relay) serveRequest(w http.ResponseWriter, q *http.Request) {
 	r.proxy.ServeHTTP(w, q)
 }
 
-// refuses returns the event that refuses a request, or nil where it may pass.
+// refuses returns the event that refuses a request, or nil if it may pass.
 func (c *connection) refuses(q *http.Request) *event.Event {
 	var reason event.Reason
 	path, _, _ := strings.Cut(q.RequestURI, "?")
@@ -205,16 +208,15 @@ func (c *connection) refuses(q *http.Request) *event.Event {
 	return &e
 }
 
-// Fields by which a client asks some servers to take a request for one with
-// another method or path, in lower case.
+// Fields, in lower case, by which a client asks some servers to treat a request as if it had
+// another method or path.
 var (
 	otherMethod = []string{"x-http-method-override", "x-http-method", "x-method-override"}
 	otherPath   = []string{"x-original-url", "x-rewrite-url", "x-original-uri"}
 )
 
-// has returns whether the header of a request has one of these fields. Gateways
-// such as CGI's give programs "-" and "_" in a name as one (RFC 3875, section
-// 4.1.18).
+// has reports whether the header of a request contains one of these fields. CGI and its like give
+// programs "-" and "_" in a name as the same character (RFC 3875, section 4.1.18).
 func has(q *http.Request, fields []string) bool {
 	for name := range q.Header {
 		if slices.Contains(fields, strings.ReplaceAll(strings.ToLower(name), "_", "-")) {
@@ -247,8 +249,8 @@ func answer(w http.ResponseWriter, status int, sentence string) {
 // that fields for one connection are taken out.
 func rewrite(p *httputil.ProxyRequest) {
 	c := connectionOf(p.In)
-	// The path as it was written, which a URL could not keep in every form. One that
-	// begins with two slashes has the meaning of a host there, and is kept by URL.
+	// The path stays as it was written, in forms that a URL could not represent. A path that begins
+	// with two slashes would be a host there, so it stays a URL.
 	path, query, _ := strings.Cut(p.In.RequestURI, "?")
 	p.Out.URL.Scheme, p.Out.URL.Host, p.Out.Host = "http", c.name, c.name
 	if c.isTLS() {
@@ -267,10 +269,10 @@ func rewrite(p *httputil.ProxyRequest) {
 			p.Out.Header[name] = values
 		}
 	}
-	// A proxy may leave out what follows a body (RFC 9110, section 6.5.1), and nobody
-	// checks these fields.
+	// A proxy may drop the trailer (RFC 9110, section 6.5.1), and these fields are not checked
+	// anywhere.
 	p.Out.Trailer = nil
-	// After another upgrade, such as h2c, nobody would check the names of requests.
+	// Requests after another upgrade, such as h2c, would not be checked.
 	if !strings.EqualFold(p.Out.Header.Get("Upgrade"), "websocket") {
 		p.Out.Header.Del("Upgrade")
 		p.Out.Header.Del("Connection")
@@ -280,7 +282,7 @@ func rewrite(p *httputil.ProxyRequest) {
 	}
 }
 
-// failed answers a request whose host could not be reached.
+// failed answers a request if its host could not be reached.
 func failed(w http.ResponseWriter, q *http.Request, err error) {
 	c := connectionOf(q)
 	if q.Context().Err() != nil {
@@ -312,22 +314,26 @@ func (c *connection) transport() *http.Transport {
 		MaxResponseHeaderBytes: maxResponseHeader,
 		IdleConnTimeout:        idleRequests,
 		Protocols:              &protocols,
-		TLSHandshakeTimeout:    c.r.times.dial,
-		TLSClientConfig:        &tls.Config{ServerName: c.name, RootCAs: c.r.roots, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}},
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			var server *net.TCPConn
-			var err error
-			if c.r.policy.Upstream != "" && !c.isTLS() {
-				server, err = c.r.upstream(ctx)
-			} else {
-				server, err = c.r.dial(ctx, c.name, c.asked.Port())
-			}
+			server, err := c.dialHTTP(ctx)
 			if err != nil {
 				return nil, err
 			}
-			bounded(server, 2*c.r.times.idle)
-			c.dialled(server)
-			return &serverConn{TCPConn: server, c: c}, nil
+			return headConn{server, &c.http.head}, nil
+		},
+		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			server, err := c.dialHTTP(ctx)
+			if err != nil {
+				return nil, err
+			}
+			conn := tls.Client(server, &tls.Config{ServerName: c.name, RootCAs: c.r.roots, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}})
+			ctx, cancel := context.WithTimeout(ctx, c.r.times.dial)
+			defer cancel()
+			if err := conn.HandshakeContext(ctx); err != nil {
+				server.Close()
+				return nil, err
+			}
+			return headConn{conn, &c.http.head}, nil
 		},
 	}
 	if c.r.policy.Upstream != "" && !c.isTLS() {
@@ -337,7 +343,24 @@ func (c *connection) transport() *http.Transport {
 	return t
 }
 
-// errExceeded ends a connection whose sandbox has used all its bytes up.
+// dialHTTP connects to the host, or to the upstream proxy.
+func (c *connection) dialHTTP(ctx context.Context) (*serverConn, error) {
+	var server *net.TCPConn
+	var err error
+	if c.r.policy.Upstream != "" && !c.isTLS() {
+		server, err = c.r.upstream(ctx)
+	} else {
+		server, err = c.r.dial(ctx, c.name, c.asked.Port())
+	}
+	if err != nil {
+		return nil, err
+	}
+	bounded(server, 2*c.r.times.idle)
+	c.dialled(server)
+	return &serverConn{TCPConn: server, c: c}, nil
+}
+
+// errExceeded ends a connection because its sandbox has used up its bytes.
 var errExceeded = errors.New("the sandbox has used up its megabytes")
 
 // serverConn is the host's end of a connection with HTTP, and counts its bytes.
@@ -356,7 +379,7 @@ func (s *serverConn) Write(b []byte) (int, error) {
 	return n, s.counted(n, err, &s.c.up)
 }
 
-// ReadFrom hides that of the TCP connection, whose bytes would not be counted.
+// ReadFrom hides the method of the TCP connection, which would bypass the count of bytes.
 func (s *serverConn) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(struct{ io.Writer }{s}, r)
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/networktest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/networktest"
 )
 
 func greet(w http.ResponseWriter, q *http.Request) {
@@ -123,7 +123,7 @@ func TestHTTP_RefusesEveryRequestForAnotherHost(t *testing.T) {
 		if !strings.Contains(got, fmt.Sprintf(" %d ", test.status)) {
 			t.Errorf("%s is answered %.200q", name, got)
 		}
-		if test.status == 403 && (!strings.Contains(got, "X-Sandbox-Refused: host\r\n") || !strings.Contains(got, "the sandbox's network refused this: the HTTP request named another host than files.example\n")) {
+		if test.status == 403 && (!strings.Contains(got, "X-Sandbox-Refused: host\r\n") || !strings.Contains(got, "the sandbox's network refused files.example:80 (HTTP for another host)")) {
 			t.Errorf("%s is answered %.500q", name, got)
 		}
 		s.wasRefused(name, test.want)
@@ -146,8 +146,8 @@ func TestHTTP_AnswersRefusalsWithASentence(t *testing.T) {
 		host   string
 		want   string
 	}{
-		"an address":     {"93.184.216.34", "files.example", "93.184.216.34:80 is an address. Use the name of an allowed host"},
-		"a port":         {s.inside("git.example"), "git.example", `git.example is not allowed at port 80. Trying again does not help; an operator allows it with network.domains: "git.example:80"`},
+		"an address":     {"93.184.216.34", "files.example", "93.184.216.34:80 (an address). Connect to hosts by name"},
+		"a port":         {s.inside("git.example"), "git.example", `git.example:80 (the port). Trying again does not help; an operator allows it with network.domains: "git.example:80"`},
 		"nobody answers": {s.inside("files.example"), "files.example", "files.example:80 is allowed, and did not answer: connection refused"},
 	} {
 		conn := must.Get(net.Dial("tcp4", at(test.inside, 80)))(t)
@@ -359,4 +359,35 @@ func FuzzHTTP(f *testing.F) {
 		s.events = nil
 		s.mu.Unlock()
 	})
+}
+
+func TestHTTP_BoundsTheLinesOfAResponse(t *testing.T) {
+	s := start(t, `{}`)
+	var response string
+	networktest.Listen(t, server+":80", func(conn *net.TCPConn) {
+		buffer := make([]byte, 4096)
+		_, _ = conn.Read(buffer)
+		_, _ = io.WriteString(conn, response)
+		conn.Close()
+	})
+	many := strings.Repeat("x:\r\n", 600)
+	for name, test := range map[string]struct {
+		response string
+		passes   bool
+	}{
+		"600 lines":               {"HTTP/1.1 200 OK\r\n" + many + "\r\n", true},
+		"1200 lines":              {"HTTP/1.1 200 OK\r\n" + many + many + "\r\n", false},
+		"1200 lines in two heads": {"HTTP/1.1 103 Early Hints\r\n" + many + "\r\nHTTP/1.1 200 OK\r\n" + many + "\r\n", false},
+		"1200 lines of a body":    {"HTTP/1.1 200 OK\r\n\r\n" + strings.Repeat("\n", 1200), true},
+	} {
+		response = test.response
+		got := s.talk("files.example", "GET / HTTP/1.1\r\nHost: files.example\r\n"+last)
+		if passes := strings.HasPrefix(got, "HTTP/1.1 200 OK\r\n"); passes != test.passes {
+			t.Errorf("%s: %.200q", name, got)
+		}
+		if refused := !test.passes && !strings.Contains(got, "its response has too many header lines"); refused {
+			t.Errorf("%s is answered %.300q", name, got)
+		}
+		s.refusals()
+	}
 }

@@ -54,8 +54,7 @@ func (c *connection) readTLS() {
 	c.serveHTTP(conn)
 }
 
-// addSecrets puts the secrets of a host into the header of a request to it, in
-// place of what the sandbox wrote there.
+// addSecrets replaces the placeholders in the header of a request with the secrets of its host.
 func (r *Relay) addSecrets(host string, header http.Header) {
 	for i := range r.policy.Credentials {
 		if credential := &r.policy.Credentials[i]; credential.Domain == host {
@@ -65,9 +64,8 @@ func (r *Relay) addSecrets(host string, header http.Header) {
 	}
 }
 
-// returnsSecret returns whether a request of a method gets a secret with which the
-// host would answer: TRACE asks for the header (RFC 9110, section 9.3.8), and TRACK
-// was another name for it.
+// returnsSecret reports whether the host would answer a request of this method with its secret:
+// TRACE asks for the header back (RFC 9110, section 9.3.8), and TRACK was another name for it.
 func (c *connection) returnsSecret(method string) bool {
 	if !c.isTLS() || !strings.EqualFold(method, http.MethodTrace) && !strings.EqualFold(method, "TRACK") {
 		return false
@@ -95,8 +93,8 @@ func (r *Relay) hasPlaceholder(c *connection, q *http.Request) bool {
 	})
 }
 
-// basicCredentials returns the user and the password in the value of a field, and
-// an empty text where it has none.
+// basicCredentials returns the user and the password in the value of a field, or "" if it contains
+// none.
 func basicCredentials(value string) string {
 	scheme, encoded, _ := strings.Cut(value, " ")
 	if !strings.EqualFold(scheme, "Basic") {

@@ -158,7 +158,7 @@ func TestRead_RefusesWhatTheRuleDoesNotContain(t *testing.T) {
 		{"GET", "http://files.example/v1/", []string{"Authorization", "Bearer placeholder-of-TOKEN"}, event.Event{Name: "files.example", Port: 80, Reason: event.ByCredential}},
 	} {
 		what := test.method + " " + test.address
-		if status, body := s.do(client, test.method, test.address, test.header...); status != 403 || !strings.Contains(body, "refused this") {
+		if status, body := s.do(client, test.method, test.address, test.header...); status != 403 || !strings.Contains(body, "the sandbox's network refused") {
 			t.Errorf("%s: %d %s", what, status, body)
 		}
 		s.wasRefused(what, test.want)

@@ -1,11 +1,9 @@
-// Package relay carries the connections of a sandbox to the hosts that its
-// policy allows.
+// Package relay carries the connections of a sandbox to the hosts that its policy allows.
 //
-// It promises that what is dialled is an address that was looked up for an
-// allowed name and passed the policy, and nothing else; that TLS names that
-// host, readably, whenever it is spoken; that every HTTP request at port 80
-// does; and that each connection is an event, refused ones before the code in
-// the sandbox can see it.
+// It promises that it dials only addresses that were looked up for an allowed name and passed the
+// policy; that TLS, whenever it is spoken, names that host readably; that every HTTP request at
+// port 80 does; and that each connection is an event, which for a refused one comes before the code
+// in the sandbox can see the refusal.
 package relay
 
 import (
@@ -22,22 +20,23 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/limit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/policy"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/resolver"
 )
 
-// The ports whose protocol is checked from the first byte on.
+// Ports with a protocol that is checked from the first byte on.
 const (
 	portHTTP  = 80
 	portHTTPS = 443
 )
 
 const (
-	// rateWait is how long a connection waits for its turn where more begin than
-	// the policy's rate. Short bursts of honest programs are slowed down, and not
-	// refused.
+	// rateWait is how long a connection waits for its turn if more begin than the policy's rate
+	// allows. Short bursts of honest programs are slowed down rather than refused.
 	rateWait = time.Second
 	// accepting bounds the connections that are accepted, also to be refused, as a
 	// multiple of the policy's rate. Others wait in the kernel's queue.
@@ -47,8 +46,8 @@ const (
 	// retryAfter is the pause after an error of a listener that stays open, such as
 	// too many open files.
 	retryAfter = 100 * time.Millisecond
-	// drainTime and drainBytes bound what is read of a refused connection, so that
-	// its end gets the refusal and not a reset.
+	// drainTime and drainBytes bound how much of a refused connection is read, so that the client
+	// gets the refusal and not a reset.
 	drainTime  = time.Second
 	drainBytes = maxHello
 )
@@ -56,8 +55,8 @@ const (
 // times are how long a connection waits. Tests make them shorter.
 type times struct {
 	hello time.Duration // for a client's first message
-	// answer is for the first bytes of a server that got a ClientHello. Until then, code
-	// that has left occupies one of its connections.
+	// answer bounds the wait for the first bytes of a server that got a ClientHello. Until they
+	// come, code that has left still occupies a connection of the server.
 	answer time.Duration
 	dial   time.Duration // for a look-up and a connection
 	idle   time.Duration // for any byte in either direction
@@ -73,8 +72,8 @@ type Relay struct {
 	times  times
 
 	open  atomic.Int64
-	rate  *limit.Bucket
-	pace  *limit.Bucket
+	begun *rate.Limiter // connections that begin
+	pace  *rate.Limiter // connections that are accepted
 	bytes *limit.Bytes
 
 	server  *http.Server
@@ -83,13 +82,13 @@ type Relay struct {
 
 	issuer  *issuer
 	secrets []string
-	// roots are the authorities of hosts to which TLS is begun here; nil are the
+	// roots are the authorities for hosts to which the relay itself speaks TLS; nil means the
 	// machine's.
 	roots *x509.CertPool
 }
 
-// New returns a Relay. secrets are those of the policy's credentials, in their
-// order; report must not block.
+// New returns a Relay. secrets are those of the policy's credentials, in their order. report must
+// not block.
 func New(p *policy.Policy, names *resolver.Names, secrets []string, report func(event.Event)) (*Relay, error) {
 	if len(secrets) != len(p.Credentials) {
 		return nil, fmt.Errorf("there are %d secrets for %d credentials", len(secrets), len(p.Credentials))
@@ -97,8 +96,8 @@ func New(p *policy.Policy, names *resolver.Names, secrets []string, report func(
 	accepted := max(accepting*p.Rate, minAccepting)
 	r := &Relay{
 		policy: p, names: names, report: report, times: usual,
-		rate:    limit.NewBucket(p.Rate, p.Rate),
-		pace:    limit.NewBucket(accepted, accepted),
+		begun:   rate.NewLimiter(rate.Limit(p.Rate), p.Rate),
+		pace:    rate.NewLimiter(rate.Limit(accepted), accepted),
 		bytes:   limit.NewBytes(p.Bytes, 2*p.Connections),
 		handoff: make(chan net.Conn),
 		secrets: secrets,
@@ -113,8 +112,8 @@ func New(p *policy.Policy, names *resolver.Names, secrets []string, report func(
 	return r, nil
 }
 
-// Certificate returns the certificate of the authority that signs those of hosts
-// whose TLS is ended here, in PEM; nil where there are no such hosts.
+// Certificate returns the certificate, in PEM, of the authority that signs for hosts with TLS that
+// ends here. It is nil if the policy has no such hosts.
 func (r *Relay) Certificate() []byte {
 	if r.issuer == nil {
 		return nil
@@ -126,7 +125,7 @@ func (r *Relay) Certificate() []byte {
 // listener is closed. All listeners of a sandbox share one Relay.
 func (r *Relay) Serve(listener *net.TCPListener, port uint16) {
 	for {
-		r.pace.Wait()
+		_ = r.pace.Wait(context.Background()) // fails only without a burst
 		client, err := listener.AcceptTCP()
 		switch {
 		case errors.Is(err, net.ErrClosed):
@@ -139,8 +138,7 @@ func (r *Relay) Serve(listener *net.TCPListener, port uint16) {
 	}
 }
 
-// begin serves a connection in a goroutine of its own, or refuses it where too
-// many are open.
+// begin serves a connection in a goroutine of its own, or refuses it if too many are open.
 func (r *Relay) begin(client *net.TCPConn, port uint16) {
 	asked := client.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
 	c := &connection{r: r, client: client, asked: netip.AddrPortFrom(asked, port), began: time.Now()}
@@ -171,14 +169,13 @@ type connection struct {
 }
 
 func (c *connection) handle() {
-	wait, ok := c.r.rate.Take(rateWait)
-	if !ok {
+	turn := c.r.begun.Reserve()
+	if turn.Delay() > rateWait {
+		turn.Cancel()
 		c.limited(event.OptionRate)
 		return
 	}
-	if wait > 0 {
-		time.Sleep(wait)
-	}
+	time.Sleep(turn.Delay())
 	if c.r.bytes.Piece() == 0 {
 		c.limited(event.OptionMegabytes)
 		return
@@ -231,8 +228,8 @@ func (c *connection) finish() {
 	})
 }
 
-// refusal returns the event that refuses the connection by its name and port, or
-// nil where they are allowed.
+// refusal returns the event that refuses the connection by its name and port, or nil if they are
+// allowed.
 func (c *connection) refusal() *event.Event {
 	e := event.Event{Kind: event.Refused, Name: c.name, Port: c.asked.Port(), Count: 1}
 	switch {
@@ -247,7 +244,7 @@ func (c *connection) refusal() *event.Event {
 	return &e
 }
 
-// because returns the refusal of an allowed name for what was spoken.
+// because returns the refusal of an allowed name for the protocol that the client spoke.
 func (c *connection) because(reason event.Reason) event.Event {
 	return event.Event{Kind: event.Refused, Name: c.name, Port: c.asked.Port(), Reason: reason, Count: 1}
 }
@@ -272,8 +269,8 @@ func (c *connection) alert() {
 	_, _ = io.CopyN(io.Discard, c.client, drainBytes)
 }
 
-// connect dials the connection's host. Where that fails, it reports why, resets
-// the connection and returns nil.
+// connect dials the connection's host. If that fails, it reports why, resets the connection and
+// returns nil.
 func (c *connection) connect() *net.TCPConn {
 	server, err := c.r.dial(context.Background(), c.name, c.asked.Port())
 	if err != nil {

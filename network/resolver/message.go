@@ -5,9 +5,8 @@ import (
 	"net/netip"
 )
 
-// The parts of RFC 1035 that a resolver of one question needs. Queries are
-// hostile, and what is read of them is 12 bytes and one name without
-// compression: less than any library would read.
+// The parts of RFC 1035 that a resolver of one question needs. Queries are hostile, and only 12
+// bytes and one name without compression are read: less than any library would read.
 
 // maxQuery is the longest query, in bytes. A question has at most 271; the rest
 // is for the options of EDNS (RFC 6891).
@@ -55,9 +54,9 @@ type question struct {
 	extended bool   // it has an OPT record
 }
 
-// parse reads a query. The code is formatError or notImplemented where there is
-// no question to answer; answer is false where there must not be an answer,
-// because the message is a response itself or has no whole header.
+// parse reads a query. The code is formatError or notImplemented if there is no question to answer.
+// answer is false if no answer may be sent, because the message is itself a response or has no
+// whole header.
 func parse(message []byte) (q question, problem code, answer bool) {
 	if len(message) < headerSize {
 		return q, 0, false
@@ -126,7 +125,7 @@ func parseName(message []byte) (size int, name string, ok bool) {
 	return size, string(text[:n]), true
 }
 
-// respond appends a response to buffer, with one address where that is valid.
+// respond appends a response to buffer, with one address if that is valid.
 func (q *question) respond(buffer []byte, c code, address netip.Addr, ttl uint32) []byte {
 	flags := flagResponse | q.flags&(maskOpcode|flagDesired) | flagAvailable | uint16(c)
 	var questions, answers, additional uint16

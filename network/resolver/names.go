@@ -13,8 +13,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/policy"
 )
 
-// Range has the addresses that names get inside a sandbox. It is for
-// benchmarks between networks (RFC 2544), so that no host has one of them.
+// Range contains the addresses that names get inside a sandbox. It is reserved for benchmarks
+// between networks (RFC 2544), so no host has one of them.
 var Range = netip.MustParsePrefix("198.18.0.0/15")
 
 // How long the result of a look-up is used.
@@ -72,9 +72,8 @@ type entry struct {
 	pending   chan struct{} // closed when the look-up that goes on has ended
 }
 
-// NewNames returns the names of one sandbox. ask looks a name up, for which nil
-// means that nothing is looked up, because the policy's upstream does that; own
-// returns the addresses of this machine.
+// NewNames returns the names of one sandbox. ask looks a name up; nil means that the policy's
+// upstream does that and nothing is looked up here. own returns the addresses of this machine.
 func NewNames(p *policy.Policy, ask func(ctx context.Context, name string) ([]netip.Addr, error), own func() ([]netip.Addr, error)) *Names {
 	return &Names{policy: p, ask: ask, own: own, slots: make(chan struct{}, maxLookups), byName: map[string]*entry{}}
 }
@@ -106,8 +105,8 @@ func (n *Names) entry(name string) (*entry, error) {
 	case policy.Unknown:
 		return nil, ErrNotAllowed
 	case policy.Below:
-		// Every question below a "*." entry tells the owner of the domain something,
-		// also where the name does not exist.
+		// Every question below a "*." entry tells the owner of the domain something, even if the
+		// name does not exist.
 		if n.below >= n.policy.Names {
 			return nil, ErrTooManyNames
 		}
@@ -122,8 +121,8 @@ func (n *Names) entry(name string) (*entry, error) {
 	return e, nil
 }
 
-// Inside returns the address of a name inside the sandbox. known is false where
-// the name has to be looked up first, which [Names.Resolve] does.
+// Inside returns the address of a name inside the sandbox. known is false if the name must be
+// looked up first, which [Names.Resolve] does.
 func (n *Names) Inside(name string) (address netip.Addr, known bool, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -140,12 +139,12 @@ func (n *Names) Inside(name string) (address netip.Addr, known bool, err error) 
 	return e.address, true, nil
 }
 
-// Resolve returns the addresses of a canonical name that may be dialled, the
-// preferred one first. One address that is refused refuses the name: whoever
-// mixes public and other addresses means no good.
+// Resolve returns the addresses of a canonical name that may be dialled, the preferred one first. A
+// single refused address refuses the name, because a mix of public and other addresses is a sign of
+// an attack.
 //
-// Its errors are those of this package and *[policy.AddressError]. It takes no
-// longer than ctx lives.
+// Its errors are those of this package and *[policy.AddressError]. It takes no longer than ctx
+// lives.
 func (n *Names) Resolve(ctx context.Context, name string) ([]netip.Addr, error) {
 	for {
 		n.mu.Lock()
@@ -174,8 +173,7 @@ func (n *Names) Resolve(ctx context.Context, name string) ([]netip.Addr, error) 
 	}
 }
 
-// Forget makes the next question about a name a look-up, because none of its
-// addresses answers.
+// Forget makes the next question about a name a look-up, because none of its addresses answers.
 func (n *Names) Forget(name string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -184,8 +182,8 @@ func (n *Names) Forget(name string) {
 	}
 }
 
-// lookUp fills an entry. There is one for an entry at a time, and a sandbox's
-// names are bounded, so that the number of those that wait is too.
+// lookUp fills an entry. Each entry has at most one look-up at a time, and a sandbox's names are
+// bounded, so the number of waiting look-ups is too.
 func (n *Names) lookUp(e *entry, pending chan struct{}) {
 	ctx, stop := context.WithTimeout(context.Background(), lookupTimeout)
 	defer stop()

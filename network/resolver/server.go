@@ -1,11 +1,10 @@
-// Package resolver answers the look-ups of a sandbox. It knows only the names
-// that the policy allows, and gives each an address of its own, so that the
-// address of a connection says which name was meant.
+// Package resolver answers the look-ups of a sandbox. It knows only the names that the policy
+// allows, and gives each an address of its own, so that the address of a connection tells which
+// name was meant.
 //
-// It promises that nothing but allowed names is asked outside, and of these
-// only the addresses; that a name which is not allowed is answered at once, as
-// one that does not exist; and that every refusal is an event before it is an
-// answer.
+// It promises that only the addresses of allowed names are asked for outside; that any other name
+// is answered at once, as one that does not exist; and that every refusal is an event before it is
+// an answer.
 package resolver
 
 import (
@@ -19,19 +18,20 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/hostname"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/limit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/policy"
 )
 
 const (
-	// ttl is how long programs may keep an answer, in seconds. The address of a
-	// name never changes; what may is whether the name exists.
+	// ttl is how long programs may cache an answer, in seconds. The address of a name never
+	// changes, but the name may cease to exist.
 	ttl = 60
-	// queryRate and queryBurst bound the queries that are read, in queries a
-	// second. The kernel drops what does not fit into the socket's queue, so that a
-	// flood costs the sandbox its own look-ups and others nothing.
+	// queryRate and queryBurst bound the queries that are read, in queries a second. The kernel
+	// drops queries that do not fit into the socket's queue, so a flood costs only the sandbox's
+	// own look-ups.
 	queryRate  = 5000
 	queryBurst = 2000
 	// maxWaiting is how many queries wait for look-ups at once.
@@ -55,7 +55,7 @@ type Server struct {
 	names  *Names
 	report func(event.Event)
 
-	pace     *limit.Bucket
+	pace     *rate.Limiter
 	waiting  chan struct{}
 	sessions chan struct{}
 
@@ -75,18 +75,18 @@ func NewServer(names *Names, report func(event.Event)) *Server {
 	return &Server{
 		names:    names,
 		report:   report,
-		pace:     limit.NewBucket(queryRate, queryBurst),
+		pace:     rate.NewLimiter(queryRate, queryBurst),
 		waiting:  make(chan struct{}, maxWaiting),
 		sessions: make(chan struct{}, maxSessions),
 	}
 }
 
-// ServeUDP answers queries until the socket is closed. IP_PKTINFO has to be on:
-// the response must come from the address to which the query went.
+// ServeUDP answers queries until the socket is closed. IP_PKTINFO must be on: the response must
+// come from the address to which the query went.
 func (s *Server) ServeUDP(socket *net.UDPConn) {
 	message, control, response := make([]byte, maxQuery+1), make([]byte, 128), make([]byte, 0, 512)
 	for {
-		s.pace.Wait()
+		_ = s.pace.Wait(context.Background()) // fails only without a burst
 		n, m, _, from, err := socket.ReadMsgUDPAddrPort(message, control)
 		if errors.Is(err, net.ErrClosed) {
 			return
@@ -123,7 +123,7 @@ func (s *Server) ServeUDP(socket *net.UDPConn) {
 // ServeTCP answers the queries of TCP connections until the listener is closed.
 func (s *Server) ServeTCP(listener *net.TCPListener) {
 	for {
-		s.pace.Wait()
+		_ = s.pace.Wait(context.Background()) // fails only without a burst
 		conn, err := listener.AcceptTCP()
 		switch {
 		case errors.Is(err, net.ErrClosed):
@@ -150,7 +150,7 @@ func (s *Server) session(conn net.Conn) {
 	}()
 	message := make([]byte, 2+maxQuery)
 	for range maxQueries {
-		s.pace.Wait()
+		_ = s.pace.Wait(context.Background()) // fails only without a burst
 		if conn.SetDeadline(time.Now().Add(queryTimeout)) != nil {
 			return
 		}
@@ -195,8 +195,7 @@ var (
 	nothing = verdict{code: success} // the name exists, and has no such record
 )
 
-// verdict returns what can be answered without a look-up; known is false where
-// that takes one.
+// verdict returns an answer that needs no look-up. known is false if the question needs one.
 func (s *Server) verdict(q *question, problem code) (v verdict, known bool) {
 	if problem != success {
 		return verdict{code: problem}, true
@@ -218,19 +217,19 @@ func (s *Server) verdict(q *question, problem code) (v verdict, known bool) {
 		}
 		return nothing, true
 	case isBelow(name, "arpa"):
-		// The name of an address: nobody wants to reach a host of that name.
+		// This asks for the name of an address; programs do not need it to connect.
 		return none, true
 	}
 	address, known, err := s.names.Inside(name)
 	if known || q.kind != typeA && q.kind != typeAAAA {
-		// Other types are not looked up. They have no records, among them those that
-		// would have keys to hide a name in TLS (HTTPS, SVCB).
+		// Other types are not looked up and have no records. They include HTTPS and SVCB, the
+		// records with keys that hide a name in TLS.
 		return s.answer(q, address, err), true
 	}
 	return verdict{}, false
 }
 
-// lookUp answers a question for which a name has to be looked up.
+// lookUp answers a question that needs a look-up.
 func (s *Server) lookUp(q *question) verdict {
 	ctx, stop := context.WithTimeout(context.Background(), lookupTimeout)
 	defer stop()

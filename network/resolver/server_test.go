@@ -24,6 +24,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/policy"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/resolver"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/networktest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
@@ -307,7 +308,7 @@ func TestServer_ReportsEveryByteOfALabel(t *testing.T) {
 			writer.Write(e)
 		}
 	}
-	reader := event.NewReader(&stream)
+	reader := networktest.NewEventReader(&stream)
 	for b := range 256 {
 		e, err := reader.Read()
 		if err != nil || e.Reason != event.ByName {

@@ -134,19 +134,6 @@ func joined(named []string, more int, atLeast bool) string {
 	return text
 }
 
-// ways are what the code itself can do about a refusal, by its reason. Those
-// which an operator alone can change have none.
-var ways = map[event.Reason]string{
-	event.ByAddress:    "Connect to hosts by name",
-	event.BySNI:        "Connect to each host by its own name",
-	event.ByHost:       "Connect to each host by its own name",
-	event.ByNoSNI:      "Send the host's name in TLS (SNI)",
-	event.ByHiddenSNI:  "Send the host's name in TLS without encryption (no ECH)",
-	event.ByNotTLS:     "Port 443 is for TLS alone",
-	event.ByNotHTTP:    "Port 80 is for HTTP/1 alone",
-	event.ByCredential: "Send the credential to its own host alone",
-}
-
 // limits are what a sandbox may do on the network, by the option's name: what is
 // counted, and what the code can do about a refusal.
 var limits = map[string]struct{ counts, way string }{
@@ -172,7 +159,7 @@ func refused(n *sandbox.Network, env registry.Environment) string {
 			}
 		}
 		unknown = unknown || r.Reason == event.ByName || r.Reason == event.ByPort || r.Reason == event.ByAddress
-		way := ways[r.Reason]
+		way := r.Reason.Way()
 		if r.Reason == event.ByLimit {
 			way = limits[optionName(r)].way
 		}
@@ -204,46 +191,37 @@ func refused(n *sandbox.Network, env registry.Environment) string {
 	return text
 }
 
-// refusal names what was refused, and why where the name does not say it.
+// refusal names a refused host, and says why unless the name says it.
 func refusal(r sandbox.Refusal, env registry.Environment) string {
-	where := endpoint(r.Name, r.Port)
+	where, why := endpoint(r.Name, r.Port), r.Reason.Why(short(r.Detail))
 	switch r.Reason {
 	case event.ByName:
 		return cmp.Or(r.Name, "something that is no host's name")
-	case event.ByPort:
-		return where + " (the port)"
 	case event.ByAddress:
 		if !r.Address.IsValid() {
-			return "an address"
+			return why
 		}
-		return endpoint(r.Address.String(), r.Port) + " (an address)"
+		where = endpoint(r.Address.String(), r.Port)
 	case event.ByPrivate:
-		return r.Name + " (its address is not public)"
-	case event.BySNI:
-		return where + " (TLS for another host)"
-	case event.ByHost:
-		return where + " (HTTP for another host)"
-	case event.ByNoSNI:
-		return where + " (TLS without a host's name)"
-	case event.ByHiddenSNI:
-		return where + " (TLS with an encrypted name)"
-	case event.ByNotTLS:
-		return where + " (no TLS)"
-	case event.ByNotHTTP:
-		return where + " (no HTTP/1)"
-	case event.ByMethod:
-		return where + " (the method " + cmp.Or(r.Detail, "of the request") + ")"
-	case event.ByPath:
-		return where + " (the path " + cmp.Or(r.Detail, "of the request") + ")"
-	case event.ByCredential:
-		return where + " (a credential of another host)"
+		where = r.Name
 	case event.ByLimit:
+		why = "over the limit of " + optionName(r)
 		if now := env.Network.Limits[optionName(r)]; now > 0 {
-			return fmt.Sprintf("%s (over the limit of %d %s)", where, now, limits[optionName(r)].counts)
+			why = fmt.Sprintf("over the limit of %d %s", now, limits[optionName(r)].counts)
 		}
-		return where + " (over the limit of " + optionName(r) + ")"
 	}
-	return where + " (" + string(r.Reason) + ")" // of a later version
+	return where + " (" + why + ")"
+}
+
+// maxDetail is the longest method or path that a remark quotes, in bytes. Code chose it, and a
+// longer one could be a sentence among the server's words; facts for programs have all of it.
+const maxDetail = 24
+
+func short(detail string) string {
+	if len(detail) > maxDetail {
+		return ""
+	}
+	return detail
 }
 
 // optionName is the name of the option that would allow what was refused, as it

@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/networktest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/networktest"
 )
 
 const benchPolicy = `{"schema":1,"domains":["files.example:443","files.example:7007","files.example:7008"],"ports":[],"private":[],"connections":1024,"rate":10000,"megabytes":1048576,"names":10,"upstream":null}`

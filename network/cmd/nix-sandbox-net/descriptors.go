@@ -18,15 +18,15 @@ const maxLines = 64
 // writeWait is how long a line for standard error is awaited.
 const writeWait = time.Second
 
-// isGiven returns whether a descriptor was given to this process. What the Go
-// runtime itself opened has FD_CLOEXEC, which no descriptor keeps over execve(2).
+// isGiven reports whether this process was started with the descriptor. The Go runtime opens its
+// own descriptors with FD_CLOEXEC, which no descriptor keeps over execve(2).
 func isGiven(descriptor int) bool {
 	flags, err := unix.FcntlInt(uintptr(descriptor), unix.F_GETFD, 0)
 	return err == nil && flags&unix.FD_CLOEXEC == 0
 }
 
-// reporter returns what takes events: it writes them to their descriptor and never
-// blocks, or as sentences to standard error, which it awaits for a moment.
+// reporter returns a function that writes events to their descriptor without blocking. If there is
+// no such descriptor, it writes sentences to standard error and waits briefly for each.
 func reporter() func(event.Event) {
 	if !isGiven(eventsDescriptor) {
 		return sentences(os.Stderr.WriteString)
@@ -49,12 +49,11 @@ func reporter() func(event.Event) {
 	}).Write
 }
 
-// sentences returns what writes refusals and failures as lines for people.
-// Standard error may be a terminal that somebody has stopped, so that a goroutine
-// writes them and lines are dropped that it cannot write in time. A line is awaited
-// for writeWait, unless one before it has been awaited in vain and not been written
-// since: the code that was refused may end, and this process with it, as soon as it
-// knows.
+// sentences returns a function that writes refusals and failures as lines for people. Standard
+// error may be a stopped terminal, so a goroutine writes the lines and drops those that it cannot
+// write in time. A caller waits up to writeWait for its line, because the refused code may end as
+// soon as it learns of the refusal, and this process with it; but not if an earlier line is still
+// stuck.
 func sentences(write func(string) (int, error)) func(event.Event) {
 	type line struct {
 		text    string
@@ -90,8 +89,8 @@ func sentences(write func(string) (int, error)) func(event.Event) {
 	}
 }
 
-// parentEnd returns a channel that is closed when the process of a pidfd has
-// ended; where there is no such descriptor, it is never closed.
+// parentEnd returns a channel that is closed when the process of a pidfd has ended. If the
+// descriptor does not exist, the channel is never closed.
 func parentEnd(descriptor int) (<-chan struct{}, error) {
 	ended := make(chan struct{})
 	if !isGiven(descriptor) {

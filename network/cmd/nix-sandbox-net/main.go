@@ -1,19 +1,16 @@
-// The command nix-sandbox-net is the network of one sandbox: it answers the
-// sandbox's look-ups and carries its connections to the hosts that a policy
-// allows. It runs outside of the sandbox's namespaces and listens on sockets of
-// the sandbox's network namespace, which it gets over a descriptor.
+// The command nix-sandbox-net is the network of one sandbox: it answers the sandbox's look-ups and
+// carries its connections to the hosts that a policy allows. It runs outside the sandbox's
+// namespaces, on sockets of the sandbox's network namespace that it receives over a descriptor.
 //
-// Whoever starts it gives it these descriptors:
+// It expects these descriptors:
 //
 //	3  the socket over which the listening sockets come (package handover)
 //	4  optional: where events are written (package event)
 //	5  optional: a pidfd of the process with which it ends
 //	6… the secrets of the policy's credentials, in their order
 //
-// Where the policy makes it read requests inside TLS, it sends the certificate of
-// its authority back over descriptor 3.
-//
-// Without descriptor 4 it writes refusals to standard error, for people.
+// If the policy makes it read requests inside TLS, it sends the certificate of its authority back
+// over descriptor 3. Without descriptor 4 it writes refusals to standard error, for people.
 package main
 
 import (
@@ -30,6 +27,10 @@ import (
 
 // version is set when the program is linked.
 var version = "unknown"
+
+// maxData bounds the writable memory of this process, in bytes. 300 connections with headers of the
+// largest size take a fifth of it; the runtime of Go reserves 64 MiB at a time.
+const maxData = 384 << 20
 
 // The descriptors.
 const (
@@ -70,9 +71,14 @@ func run(policyFile string, report func(event.Event)) error {
 	if policyFile == "" {
 		return errors.New("no policy was named: the launcher of a sandbox starts this program")
 	}
-	// A core would show what the sandbox sent and received.
+	// A core dump would show the sandbox's traffic.
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return fmt.Errorf("switch cores off: %w", err)
+	}
+	// Code in the sandbox decides how many connections and headers there are. The limit keeper
+	// does not see this process, so that it ends by itself, and the sandbox's network with it.
+	if err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: maxData, Max: maxData}); err != nil {
+		return fmt.Errorf("limit the memory: %w", err)
 	}
 	p, err := policy.ReadFile(policyFile)
 	if err != nil {

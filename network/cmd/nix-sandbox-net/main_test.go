@@ -22,8 +22,8 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/handover"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/networktest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/networktest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
@@ -61,7 +61,7 @@ type program struct {
 	t      testing.TB
 	cmd    *exec.Cmd
 	over   int // the other end of its descriptor 3
-	events *event.Reader
+	events *networktest.EventReader
 	stderr bytes.Buffer
 	parent *exec.Cmd // with which it ends
 	exited chan struct{}
@@ -92,7 +92,7 @@ func startProgram(t testing.TB, text string, withEvents bool, secrets ...string)
 		must.Do(t, err)
 		defer w.Close()
 		t.Cleanup(func() { r.Close() })
-		p.events = event.NewReader(r)
+		p.events = networktest.NewEventReader(r)
 		p.cmd.ExtraFiles[1] = w
 	}
 	for _, secret := range secrets {
@@ -253,13 +253,17 @@ func TestProgram_ServesASandbox(t *testing.T) {
 	if e := must.Get(p.events.Read())(t); e != event.RefusedName("secret.evil.example") {
 		t.Errorf("%+v", e)
 	}
-	if text, err := get(t, netip.MustParseAddr(host), "files.example"); !strings.Contains(text, "93.184.216.34:80 is an address") {
+	if text, err := get(t, netip.MustParseAddr(host), "files.example"); !strings.Contains(text, "93.184.216.34:80 (an address)") {
 		t.Errorf("%q, %v", text, err)
 	}
 	for _, question := range asked() {
 		if question != "1 a.host.example." && question != "28 a.host.example." {
 			t.Errorf("asked outside: %s", question)
 		}
+	}
+	var data unix.Rlimit
+	if must.Do(t, unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_DATA, nil, &data)); data.Max != maxData {
+		t.Errorf("it may have %d bytes of data, want %d", data.Max, maxData)
 	}
 	// Nothing is listening once it has ended, and its stream ends.
 	must.Do(t, p.parent.Process.Kill())
@@ -292,7 +296,7 @@ func TestProgram_WritesSentencesForPeople(t *testing.T) {
 	must.Get(get(t, address, "files.example"))(t)
 	must.Do(t, p.parent.Process.Kill())
 	<-p.exited
-	want := `nix-sandbox-net: the sandbox's network refused this: evil.example is not among this environment's domains. Trying again does not help; an operator allows it with network.domains: "evil.example"` + "\n"
+	want := `nix-sandbox-net: the sandbox's network refused evil.example (not among the environment's domains). Trying again does not help; an operator allows it with network.domains: "evil.example"` + "\n"
 	if got := p.stderr.String(); got != want {
 		t.Errorf("%s", got)
 	}

@@ -24,16 +24,16 @@ const (
 	// gcPercent trades processor time for memory: there is one such process for each
 	// sandbox, and most of them do nothing.
 	gcPercent = 50
-	// memoryLimit is where the garbage collector works harder, in bytes. The control
+	// memoryLimit, in bytes, is where the garbage collector starts to work harder. The control
 	// group of a sandbox has 32 MiB more for this process.
 	memoryLimit = 24 << 20
-	// processors is how many goroutines run at once. What this process does for a
-	// connection takes microseconds between two waits, so that waking a second
-	// processor takes longer than the work; and a flood occupies one of them alone.
+	// processors is how many goroutines run at once. The work for a connection takes microseconds
+	// between two waits, less than waking a second processor, and a flood occupies only one of
+	// them.
 	processors = 1
 )
 
-// network is what serves one sandbox.
+// network serves one sandbox.
 type network struct {
 	policy *policy.Policy
 	names  *resolver.Names
@@ -80,9 +80,8 @@ func own() ([]netip.Addr, error) {
 	return list, nil
 }
 
-// receive takes the listening sockets from the sandbox's network namespace and
-// serves them. It returns an error where they are not exactly those that the
-// policy needs, and then serves none.
+// receive takes the listening sockets from the sandbox's network namespace and serves them. If they
+// are not exactly the sockets that the policy needs, it returns an error and serves none.
 func (n *network) receive(over int) error {
 	wanted := map[handover.Socket]bool{
 		{Protocol: handover.UDP, Port: policy.ResolverPort}: true,
@@ -128,7 +127,7 @@ func (n *network) receive(over int) error {
 	return nil
 }
 
-// server returns what serves a socket.
+// server returns the function that serves a socket.
 func (n *network) server(socket handover.Socket, file *os.File) (func(), error) {
 	if socket.Protocol == handover.UDP {
 		packets, err := net.FilePacketConn(file)

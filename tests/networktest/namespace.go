@@ -1,6 +1,6 @@
-// Package networktest gives the tests of a sandbox's network a machine of their
-// own: a network namespace in which every address is local, as in a sandbox, so
-// that a test can be a client, the proxy and any server of the internet.
+// Package networktest gives tests of a sandbox's network a machine of their own: a network
+// namespace in which every address is local, as in a sandbox. A test can be a client, the proxy and
+// any server of the internet there.
 package networktest
 
 import (
@@ -22,11 +22,10 @@ import (
 // inside is set for the process that is the first one in new namespaces.
 const inside = "NIX_SANDBOX_TEST_NETWORK"
 
-// Resolver is where a test's resolver listens; see [UseResolver].
+// Resolver is the address of a test's resolver; see [UseResolver].
 var Resolver = netip.MustParseAddrPort("93.184.216.53:53")
 
-// Own is an address that a route makes the namespace's own, without being one
-// of an interface.
+// Own is an address that a route makes local to the namespace although no interface has it.
 var Own = netip.MustParseAddr("93.184.217.1")
 
 // Main runs a package's tests in new user, mount and network namespaces. It does
@@ -90,8 +89,7 @@ func prepare() error {
 	return addLocalRoute(netip.PrefixFrom(Own, 32), netip.Addr{})
 }
 
-// UseResolver makes Resolver the machine's own, for this process and those that
-// it starts.
+// UseResolver makes Resolver the machine's resolver for this process and its children.
 func UseResolver(t testing.TB) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "resolv.conf")
