@@ -12,35 +12,34 @@ import (
 	"syscall"
 )
 
-// Folder is a folder of the host of which an image for a machine is made.
+// Folder is a folder of the host that becomes an image for a machine.
 //
-// The machine's kernel decides by owners and modes what code may read, so they are kept:
-// what belongs to Owner and Group belongs to User in the image, and everything else to
-// nobody. Contents that code could not read are left out, because a hole in the
-// machine's kernel would show them. So are sockets, devices and extended attributes.
+// The machine's kernel decides by owners and modes which files code may read, so they are
+// preserved: files of Owner and Group belong to User in the image, and all others to the user
+// nobody. The contents of files that code may not read are left out, because a hole in the
+// machine's kernel would expose them. So are sockets, devices and extended attributes.
 type Folder struct {
 	Root *os.Root
-	// Owner and Group are those of the host whose files are the code's own.
+	// Owner and Group are the host's user and group that own the code's files.
 	Owner, Group uint32
 	// User is the number of the code's user, and of its group.
 	User int
-	// MaxFiles bounds the entries, and MaxBytes what is in the files.
+	// MaxFiles bounds the entries, and MaxBytes the contents of the files.
 	MaxFiles int
 	MaxBytes int64
 }
 
-// nobody owns what is not the code's.
+// nobody owns the files that are not the code's.
 const nobody = 65534
 
 // maxDepth bounds how deep a folder is, which keeps one descriptor for each level.
 const maxDepth = 256
 
-// A Digest is equal for two walks through a folder of which the second one finds what the
-// first one did: names, modes, owners, sizes and times of change of everything that code
-// may see, and no contents.
+// A Digest is equal for two walks if they find the same names, modes, owners, sizes and change
+// times of everything that code may see. It covers no contents.
 type Digest [sha256.Size]byte
 
-// add adds an entry. The order in which a walk finds them does not count.
+// add adds an entry, independently of the order.
 func (d *Digest) add(name string, info fs.FileInfo) {
 	stat := info.Sys().(*syscall.Stat_t)
 	size, changed := stat.Size, stat.Mtim
@@ -58,13 +57,11 @@ type TooLargeError struct{ Reason string }
 
 func (e *TooLargeError) Error() string { return e.Reason }
 
-// Measure returns a [TooLargeError] where the folder exceeds its bounds, and reads no
-// file.
+// Measure returns a [TooLargeError] if the folder exceeds its bounds. It reads no file.
 func (f Folder) Measure() (Digest, error) { return f.WriteTar(nil) }
 
-// WriteTar writes the folder as a tar archive, which mkfs.erofs reads. Files may change
-// meanwhile: each has the size in the archive that it had when it was opened. With a nil
-// writer it writes nothing.
+// WriteTar writes the folder as a tar archive for mkfs.erofs. Files may change meanwhile: each has
+// the size in the archive that it had when it was opened. If w is nil, WriteTar writes nothing.
 func (f Folder) WriteTar(w io.Writer) (Digest, error) {
 	walk := &folderWalk{Folder: f}
 	if w != nil {
@@ -92,7 +89,7 @@ type folderWalk struct {
 	digest  Digest
 }
 
-// folder writes what is in a folder, whose path in the archive is name.
+// folder writes the entries of a folder with the path name in the archive.
 func (w *folderWalk) folder(root *os.Root, name string, depth int) error {
 	if depth > maxDepth {
 		return &TooLargeError{fmt.Sprintf("it has folders deeper than %d levels", maxDepth)}
@@ -159,7 +156,7 @@ func (w *folderWalk) entry(root *os.Root, base, name string, depth int) error {
 	return nil
 }
 
-// file writes a file, which is empty where code may not read it.
+// file writes a file. It is empty if code may not read it.
 func (w *folderWalk) file(root *os.Root, base, name string, info fs.FileInfo) error {
 	header := tar.Header{Typeflag: tar.TypeReg, Name: name}
 	if !w.allows(info, 0o4) {
@@ -168,7 +165,7 @@ func (w *folderWalk) file(root *os.Root, base, name string, info fs.FileInfo) er
 	var file *os.File
 	if w.archive != nil {
 		var err error
-		// It may have become something else, of which opening may wait.
+		// The file may have been replaced, for example by a FIFO; opening that would wait.
 		if file, err = root.OpenFile(base, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0); err != nil {
 			if err := unlessUnreadable(err); err != nil {
 				return err
@@ -190,7 +187,7 @@ func (w *folderWalk) file(root *os.Root, base, name string, info fs.FileInfo) er
 	if err := w.header(header, info); err != nil || file == nil {
 		return err
 	}
-	// Where the file has become shorter, the rest is zero.
+	// If the file has shrunk, the rest is zero.
 	_, err := io.CopyN(w.archive, io.MultiReader(file, zeros{}), header.Size)
 	return err
 }
@@ -235,8 +232,8 @@ func (w *folderWalk) allows(info fs.FileInfo, rights uint32) bool {
 	return mode&rights == rights
 }
 
-// unlessUnreadable returns an error, unless it is that something is not there any more
-// or not for this user, whom a file system of the host may refuse what its mode allows.
+// unlessUnreadable returns an error, unless the file is gone or this user may not read it: a file
+// system of the host may refuse access that the mode allows.
 func unlessUnreadable(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.ELOOP) {
 		return nil

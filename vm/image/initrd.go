@@ -1,5 +1,5 @@
-// Package image makes what a virtual machine starts from: the initial RAM disk with
-// the kernel modules that its first process loads, and images of folders.
+// Package image makes the images that a virtual machine starts from: the initial RAM disk with the
+// kernel modules that its first process loads, and images of folders.
 package image
 
 import (
@@ -9,10 +9,10 @@ import (
 	"path"
 )
 
-// Initrd writes an initial RAM disk: a cpio archive in the one format that Linux
-// unpacks (Documentation/driver-api/early-userspace/buffer-format.rst). Paths are
-// absolute, and a folder comes before what is in it. What is written depends on the
-// arguments alone. The first error is the one of [Initrd.Close].
+// Initrd writes an initial RAM disk: a cpio archive in the one format that Linux unpacks
+// (Documentation/driver-api/early-userspace/buffer-format.rst). Paths are absolute, and a folder
+// precedes its entries. The output depends only on the arguments. [Initrd.Close] returns the first
+// error.
 type Initrd struct {
 	w     *bufio.Writer
 	inode int

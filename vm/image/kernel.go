@@ -81,8 +81,8 @@ type Module struct {
 	Data []byte
 }
 
-// Modules returns those of these names that are not built into the kernel, each
-// after the modules that it needs.
+// Modules returns the named modules that are not built into the kernel, each after the modules that
+// it needs.
 func (k *Kernel) Modules(ctx context.Context, names []string) ([]Module, error) {
 	var modules []Module
 	done := map[string]bool{}
@@ -123,7 +123,7 @@ func (k *Kernel) Modules(ctx context.Context, names []string) ([]Module, error) 
 	return modules, nil
 }
 
-// decompress returns what is in a file of xz.
+// decompress returns the contents of an xz file.
 func decompress(ctx context.Context, path string) ([]byte, error) {
 	data, err := exec.CommandContext(ctx, "xz", "--decompress", "--stdout", path).Output()
 	if ended := (*exec.ExitError)(nil); errors.As(err, &ended) {

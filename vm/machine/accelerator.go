@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Accelerator is what executes the instructions of a machine.
+// Accelerator says how the instructions of a machine are executed.
 type Accelerator string
 
 const (
@@ -45,7 +45,7 @@ func (a Accelerator) LoadLimit() time.Duration {
 
 const kvmDevice = "/dev/kvm"
 
-// Known is what was found of KVM on this computer.
+// Known is the result of an attempt to use KVM on this computer.
 type Known struct {
 	Works   bool
 	Problem string // empty where it works
@@ -57,7 +57,7 @@ type Memory struct{ Folder string }
 
 func (m Memory) file() string { return filepath.Join(m.Folder, "kvm") }
 
-// Recall returns what is known; found is false where no machine was started yet.
+// Recall returns the remembered result; found is false if no machine was started yet.
 func (m Memory) Recall() (known Known, found bool) {
 	if m.Folder == "" {
 		return Known{}, false
@@ -78,7 +78,7 @@ func (m Memory) IsKnown() bool {
 	return found
 }
 
-// Remember keeps what a start showed.
+// Remember stores the result of a start.
 func (m Memory) Remember(known Known) error {
 	boot, err := bootID()
 	if err != nil || m.Folder == "" {
@@ -107,9 +107,9 @@ func bootID() (string, error) {
 	return strings.TrimSpace(string(id)), err
 }
 
-// ClockRate returns the clock rate of the host in kHz, from /proc/cpuinfo, or 2 GHz where
-// it names none. An emulated kernel that measures the rate hangs in a third of all starts;
-// one that is told does not, and the number need not be exact.
+// ClockRate returns the clock rate of the host in kHz, from /proc/cpuinfo, or 2 GHz if that
+// contains none. An emulated kernel that measures the rate hangs in a third of all starts; one that
+// is told does not, and the number need not be exact.
 func ClockRate() (int, error) {
 	info, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {

@@ -20,15 +20,15 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/protocol"
 )
 
-// errUncapturable is of a machine whose memory is no file of this process.
+// errUncapturable reports that the machine's memory is not a file of this process.
 var errUncapturable = errors.New("this virtual machine was not started to be captured")
 
-// Capture freezes what runs in the machine and writes the state of its devices, and
-// those pages of its memory that it has written to, to two new files. The machine stands
-// still when Capture returns without an error, until [Machine.Continue]; after an error it
-// goes on, if it can. rest writes the other pages of the memory, at any time.
+// Capture freezes the processes of the machine and writes the state of its devices, and the memory
+// pages that it has written to, to two new files. If Capture succeeds, the machine is paused until
+// [Machine.Continue]; after an error it continues if it can. rest writes the other pages of the
+// memory, at any time.
 //
-// No frame may be on its way into the machine: it would be lost. The machine is one of
+// No frame may be on its way into the machine: it would be lost. The machine must come from
 // [Spec.StartCapturable], [Spec.Restore] or [Spec.RestoreCaptured].
 func (m *Machine) Capture(memory, state *os.File) (rest func() error, err error) {
 	if m.memory == nil {
@@ -63,7 +63,7 @@ func (m *Machine) Capture(memory, state *os.File) (rest func() error, err error)
 	return func() error { return table.copyOthers(memory, m.memory) }, nil
 }
 
-// Continue has a machine that stands still go on, and what runs in it.
+// Continue continues a paused machine and its processes.
 func (m *Machine) Continue() error {
 	if _, err := m.qmp.execute("cont", nil); err != nil {
 		return err
@@ -74,8 +74,8 @@ func (m *Machine) Continue() error {
 // pageSize is that of the pages that the kernel reports.
 const pageSize = 4096
 
-// pageTable says which pages of a machine's memory are its own. The others are as they
-// were in the file with which it began.
+// pageTable tells which pages of a machine's memory are its own. The others are those of the file
+// that it began with.
 type pageTable struct {
 	pid    int
 	start  uintptr // of the memory, in QEMU
@@ -111,8 +111,8 @@ func (m *Machine) pages() (*pageTable, error) {
 	return t, nil
 }
 
-// findMapping returns where a process has mapped a file of a size: once, from its
-// beginning, and perhaps in several parts that follow each other.
+// findMapping returns the address at which a process has mapped a file of a size: once, from its
+// beginning, and perhaps in several consecutive parts.
 func findMapping(maps io.Reader, inode uint64, size int64) (start uintptr, err error) {
 	var end uintptr
 	lines := bufio.NewScanner(maps)
@@ -142,8 +142,8 @@ func findMapping(maps io.Reader, inode uint64, size int64) (start uintptr, err e
 	return start, nil
 }
 
-// isOwn reports whether the machine has a page of its own: one that is present or
-// swapped out, and not the file's.
+// isOwn reports whether the machine has its own copy of a page: the page is present or swapped out,
+// and not the file's.
 func (t *pageTable) isOwn(page int64) bool {
 	state := binary.NativeEndian.Uint64(t.states[page*8:])
 	return state>>62 != 0 && state>>61&1 == 0
@@ -161,7 +161,7 @@ func (t *pageTable) run(from, limit int64) (to int64) {
 // part is how many pages are copied at once.
 const part = 256
 
-// copiers is how many threads copy memory: one does not use what the memory can give.
+// copiers is how many threads copy memory: one does not saturate the memory bus.
 const copiers = 2
 
 // copyOwn copies the pages that are the machine's own, which stands still.
@@ -211,8 +211,7 @@ func (t *pageTable) copyOwnOf(to *os.File, from, end int64, buffer []byte) error
 	return nil
 }
 
-// copyOthers copies what the file has with which the machine began, where the machine
-// has no pages of its own.
+// copyOthers copies the pages that the machine has no copy of, from the file that it began with.
 func (t *pageTable) copyOthers(to, from *os.File) error {
 	buffer := make([]byte, part*pageSize)
 	for at := int64(0); at < t.size; {
@@ -266,8 +265,8 @@ func writeSparse(to *os.File, pages []byte, at int64) error {
 	return nil
 }
 
-// emptyMemory makes a file for the memory of a machine that begins with none. It has no
-// name and takes what is written to it: nothing, where the machine's memory is its own.
+// emptyMemory makes a file for the memory of a machine that begins with none. It is unlinked and
+// sparse, so it takes no space if the machine's memory is private.
 func emptyMemory(size int64) (*os.File, error) {
 	fd, err := unix.MemfdCreate("memory", unix.MFD_CLOEXEC)
 	if err != nil {

@@ -12,9 +12,9 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 )
 
-// Check returns what a machine needs of this computer, in the sentences with which its
-// start would be refused, and whether KVM works, for which it starts a machine unless
-// one did since the computer started.
+// Check returns the requirements of a machine on this computer, in the sentences of a refused
+// start, and whether KVM works. To find that out it starts a machine, unless one was started since
+// the computer booted.
 func (s *Spec) Check(ctx context.Context, memory Memory) []jail.Finding {
 	findings := slices.DeleteFunc(s.jail.CheckMachine(ctx), func(f jail.Finding) bool { return !f.Needed })
 	f := jail.Finding{Name: "KVM", OK: true, Found: "works: sandboxes are virtual machines with the processor's own isolation"}
@@ -44,8 +44,8 @@ func (s *Spec) Check(ctx context.Context, memory Memory) []jail.Finding {
 	return append(findings, f)
 }
 
-// adviceOn says what to do where KVM does not work, whose device this is. Then it is tried
-// again only after the memory of it is gone, or the computer has started again.
+// adviceOn says how to make KVM work with this device. KVM is tried again only after the remembered
+// result is deleted or the computer has booted again.
 func adviceOn(device string) string {
 	var stat unix.Stat_t
 	switch err := unix.Stat(device, &stat); {

@@ -12,8 +12,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/snapshot"
 )
 
-// ofProcessor are the lines of /proc/cpuinfo that say what a processor can do. A machine
-// that was saved on another one hangs.
+// ofProcessor lists the lines of /proc/cpuinfo that describe a processor. A machine that was saved
+// on another processor hangs.
 var ofProcessor = []string{"vendor_id", "cpu family", "model", "model name", "stepping", "microcode", "flags", "bugs"}
 
 // Key names the snapshots of this machine with an accelerator, on this host: whatever a

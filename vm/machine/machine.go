@@ -22,8 +22,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/protocol"
 )
 
-// The descriptors of QEMU, as the description's arguments name them, and those of the
-// machine's memory and of KVM, which not all machines have.
+// The descriptors of QEMU, as the description's arguments name them. Not all machines have the last
+// two, for the machine's memory and for KVM.
 const (
 	inputFD = 3 + iota
 	outputFD
@@ -36,22 +36,22 @@ const (
 	projectFD
 )
 
-// consoleBytes is what is kept of the end of the kernel's messages: those of a panic fit.
+// consoleBytes is how much of the end of the kernel's messages is stored; the messages of a panic
+// fit.
 const consoleBytes = 16 << 10
 
-// Machine is one that runs. Its owner calls [Machine.Close].
+// Machine is a running virtual machine. Its owner calls [Machine.Close].
 type Machine struct {
 	Accelerator Accelerator
 	// Input, Output and Log are the standard streams of the program in the machine.
 	Input, Output, Log *net.UnixConn
 	// Exited gets the end of the program, once.
 	Exited chan protocol.Exited
-	// Ended is closed when QEMU has ended, and nothing else can be asked.
+	// Ended is closed when QEMU has ended. No requests are possible then.
 	Ended chan struct{}
 
 	process *os.Process
-	// memory is the file that the machine's memory was when it began; nil where it can
-	// not be captured.
+	// memory is the file that the machine's memory began as, or nil if it cannot be captured.
 	memory  *os.File
 	size    int64             // of the memory, in bytes
 	shown   *protocol.Project // nil where there is none
@@ -64,7 +64,7 @@ type Machine struct {
 	readers sync.WaitGroup
 }
 
-// Expect returns what a machine probably has: emulation, unless KVM is known to work.
+// Expect returns the probable accelerator: emulation, unless KVM is known to work.
 func Expect(memory Memory) Accelerator {
 	if known, found := memory.Recall(); found && known.Works {
 		return KVM
@@ -72,11 +72,10 @@ func Expect(memory Memory) Accelerator {
 	return Emulated
 }
 
-// Start starts a machine and returns when its first process answers. It tries KVM
-// where it may work, and remembers whether it did.
+// Start starts a machine and returns when its first process answers. It tries KVM if that may work,
+// and remembers the result.
 //
-// The machine ends with the thread that calls this, which therefore is one that ends
-// with the process.
+// The machine ends with the calling thread, which must therefore end only with the process.
 func (s *Spec) Start(memory Memory) (*Machine, error) {
 	return s.startEither(memory, origin{})
 }
@@ -95,7 +94,7 @@ func (s *Spec) StartCapturable(memory Memory) (*Machine, error) {
 // bytes is the size of the machine's memory.
 func (s *Spec) bytes() int64 { return int64(s.MemoryMB) << 20 }
 
-// startEither starts a machine with KVM where that works, and emulated otherwise.
+// startEither starts a machine with KVM if that works, and emulated otherwise.
 func (s *Spec) startEither(memory Memory, from origin) (*Machine, error) {
 	if known, found := memory.Recall(); !found || known.Works {
 		m, problem, err := s.tryKVM(from)
@@ -114,10 +113,10 @@ func (s *Spec) startEither(memory Memory, from origin) (*Machine, error) {
 	return s.start(Emulated, nil, from)
 }
 
-// origin is what a machine begins with.
+// origin is the state that a machine begins with.
 type origin struct {
-	// memory is a file with the machine's memory, which may be empty; nil where it has
-	// none. Nothing that the machine writes reaches it, unless it is shared.
+	// memory is a file with the machine's memory, which may be empty, or nil. The machine's writes
+	// do not reach it unless it is shared.
 	memory *os.File
 	shared bool
 	// state is the state of a machine that was saved or captured; nil for a machine
@@ -139,26 +138,25 @@ func (s *Spec) begin(accelerator Accelerator, from origin) (*Machine, error) {
 	return s.start(accelerator, device, from)
 }
 
-// StartSaveable starts a machine whose memory is a file, which has to be empty and
-// which QEMU's own user may write to.
+// StartSaveable starts a machine with its memory in a file, which must be empty and writable for
+// QEMU's own user.
 func (s *Spec) StartSaveable(accelerator Accelerator, memory *os.File) (*Machine, error) {
 	return s.begin(accelerator, origin{memory: memory, shared: true})
 }
 
-// Restore starts a machine from what [Machine.Save] saved. It never changes these
-// files. What runs in it stands still until [Machine.Thaw].
+// Restore starts a machine from the files of [Machine.Save]. It never changes these files. The
+// processes in the machine are frozen until [Machine.Thaw].
 func (s *Spec) Restore(accelerator Accelerator, memory, state *os.File) (*Machine, error) {
 	return s.begin(accelerator, origin{memory: memory, state: state})
 }
 
-// RestoreCaptured starts a machine from what [Machine.Capture] wrote, as [Spec.Restore]
-// does.
+// RestoreCaptured starts a machine from the files of [Machine.Capture], as [Spec.Restore] does.
 func (s *Spec) RestoreCaptured(accelerator Accelerator, memory, state *os.File) (*Machine, error) {
 	return s.begin(accelerator, origin{memory: memory, state: state, captured: true})
 }
 
-// tryKVM starts a machine with KVM. Where that is what does not work, it returns the
-// problem and neither a machine nor an error.
+// tryKVM starts a machine with KVM. If KVM is the problem, it returns the problem and neither a
+// machine nor an error.
 func (s *Spec) tryKVM(from origin) (m *Machine, problem string, err error) {
 	device, err := os.OpenFile(kvmDevice, os.O_RDWR, 0)
 	if err != nil {
@@ -187,11 +185,11 @@ func (e *failedError) Error() string {
 	return fmt.Sprintf("the virtual machine (%s) did not come up: %s", e.accelerator, e.reason)
 }
 
-// memoryPath is where QEMU finds the file of the machine's memory, whose own path it
-// could not reach.
+// memoryPath is the path of the machine's memory for QEMU, which could not reach the file's own
+// path.
 var memoryPath = "/proc/self/fd/" + strconv.Itoa(memoryFD)
 
-// arguments are those of QEMU that the accelerator and the origin decide.
+// arguments returns the arguments of QEMU that depend on the accelerator and the origin.
 func (s *Spec) arguments(accelerator Accelerator, from origin) ([]string, error) {
 	board := []string{"-M", "microvm"}
 	if from.memory != nil {
@@ -205,8 +203,8 @@ func (s *Spec) arguments(accelerator Accelerator, from origin) ([]string, error)
 	if from.state != nil {
 		board = append(board, "-incoming", "defer")
 	} else {
-		// A machine that was saved has its kernel in its memory. QEMU would load another
-		// one, which nothing reads: 15 MB and 7 ms.
+		// A saved machine has its kernel in its memory. QEMU would load another one for nothing: 15
+		// MB and 7 ms.
 		command := s.Append
 		if accelerator == Emulated {
 			rate, err := ClockRate()
@@ -234,18 +232,18 @@ func (s *Spec) arguments(accelerator Accelerator, from origin) ([]string, error)
 	return append(board, "-cpu", emulatedCPU, "-accel", "tcg,tb-size="+strconv.Itoa(translationsMB)), nil
 }
 
-// emulatedCPU is the processor of an emulated machine: all that QEMU can do, but for what
-// has a kernel take a way that costs a real processor less and QEMU more. The fast string
-// instructions move one byte at a time, where programs otherwise move 8 to 32, and a fifth
-// level of page tables makes each of QEMU's many walks through them longer. Without these
-// a copy takes a fifth less of processor time until it is ready, and for its first call.
+// emulatedCPU is the processor of an emulated machine: every feature of QEMU except those that make
+// a kernel choose code which is faster on real processors and slower in QEMU. QEMU executes the
+// fast string instructions a byte at a time, while programs otherwise move 8 to 32 bytes, and a
+// fifth level of page tables lengthens each of its many page walks. Without these features a copy
+// takes a fifth less processor time until it is ready, and for its first call.
 const emulatedCPU = "max,-la57,-erms,-fsrm,-fsrs,-fsrc,-fzrm"
 
 // projectSet is the number of the set of descriptors that QEMU knows the project's image
 // by.
 const projectSet = 4
 
-// translationsMB bounds what an emulated machine keeps of translated code.
+// translationsMB bounds the translated code that QEMU caches for an emulated machine.
 const translationsMB = 64
 
 func (s *Spec) start(accelerator Accelerator, device *os.File, from origin) (_ *Machine, err error) {
@@ -274,7 +272,7 @@ func (s *Spec) start(accelerator Accelerator, device *os.File, from origin) (_ *
 	}
 	child := jail.Child{Args: arguments}
 	var own []*net.UnixConn
-	// The machine's ends, of which this process keeps none.
+	// The machine's ends; this process closes its copies.
 	var theirs []*os.File
 	closeTheirs := func() {
 		for _, file := range theirs {
@@ -329,8 +327,8 @@ func (s *Spec) start(accelerator Accelerator, device *os.File, from origin) (_ *
 	return m, nil
 }
 
-// comeUp waits until the machine answers. A machine whose processor fails stands
-// still, which QEMU reports as an event.
+// comeUp waits until the machine answers. If its processor fails, the machine stops, and QEMU
+// reports that as an event.
 func (m *Machine) comeUp(state *os.File) error {
 	limit := time.NewTimer(m.Accelerator.upLimit())
 	defer limit.Stop()
@@ -360,7 +358,7 @@ func (m *Machine) comeUp(state *os.File) error {
 	}
 }
 
-// errEnded is what is asked of a machine that has ended.
+// errEnded answers requests to a machine that has ended.
 var errEnded = errors.New("the virtual machine ended")
 
 // Ask has the first process do something. One request is under way at a time.
@@ -390,30 +388,28 @@ func (m *Machine) Ask(request protocol.Request) error {
 	}
 }
 
-// Run starts a program of the image in the machine. One that is an agent gets the ports of
-// its input and output.
-// The machine's time is now from then on.
+// Run starts a program of the image in the machine, and sets the machine's clock to now. An agent
+// gets the ports of its input and output.
 func (m *Machine) Run(program string, agent bool, now time.Time) error {
 	return m.Ask(protocol.Request{Do: protocol.Start, Program: program, Ports: agent, Project: m.shown, StartFactor: m.Accelerator.StartFactor(), Now: now.UnixNano()})
 }
 
-// Finish has a machine whose program has ended write a mark to its output and its log,
-// after all that the program wrote.
+// Finish has a machine write a mark to its output and its log, after all output of its ended
+// program.
 func (m *Machine) Finish(mark []byte) error {
 	return m.Ask(protocol.Request{Do: protocol.Finish, Mark: mark})
 }
 
-// Thaw has what runs in the machine go on after [Machine.Restore] and the like, with
-// random numbers of its own. The machine's time is now from then on.
+// Thaw continues the processes of the machine after [Machine.Restore] and the like, with random
+// numbers of its own and its clock set to now.
 func (m *Machine) Thaw(now time.Time) error {
 	seed := make([]byte, 32)
 	rand.Read(seed)
 	return m.Ask(protocol.Request{Do: protocol.Thaw, Seed: seed, Now: now.UnixNano()})
 }
 
-// Save freezes what runs in the machine and writes the machine's state to a file. The
-// file of its memory, with which it was started, belongs to it. The machine stands
-// still then, and its owner closes it.
+// Save freezes the processes of the machine and writes the machine's state to a file. The file of
+// its memory belongs to that state. The machine is paused then, and its owner closes it.
 func (m *Machine) Save(state *os.File) error {
 	for _, do := range []string{protocol.Freeze, protocol.Trim} {
 		if err := m.Ask(protocol.Request{Do: do}); err != nil {
@@ -446,7 +442,7 @@ func (m *Machine) SetClock() error {
 	return m.Ask(protocol.Request{Do: protocol.SetClock, Now: time.Now().UnixNano()})
 }
 
-// follow reads the control port. What makes no sense ends it.
+// follow reads the control port. A malformed line ends the machine.
 func (m *Machine) follow() {
 	defer close(m.answers)
 	lines := bufio.NewReaderSize(m.control, protocol.MaxLine)
@@ -476,7 +472,7 @@ func (m *Machine) follow() {
 	}
 }
 
-// Close ends the machine and returns when nothing is left of it.
+// Close ends the machine, and returns when all of its processes are gone.
 func (m *Machine) Close() {
 	_ = m.process.Kill() // bubblewrap, and QEMU with it
 	<-m.Ended
@@ -488,9 +484,9 @@ func (m *Machine) Close() {
 	}
 }
 
-// lastWords returns what the machine's kernel printed last, or QEMU where the kernel printed
-// nothing, as the end of a sentence; empty where that is nothing either. Both print little
-// but why they end, and QEMU a warning at the start of each copy.
+// lastWords returns the last message of the machine's kernel, or of QEMU if the kernel printed
+// none, as the end of a sentence; or "" if both were silent. Both print little except the reason of
+// their end, and QEMU a warning at the start of each copy.
 func (m *Machine) lastWords() string {
 	m.readers.Wait()
 	for _, text := range []string{m.console.last(), m.errors.last()} {
@@ -522,7 +518,7 @@ func pair() (*net.UnixConn, *os.File, error) {
 	return connection.(*net.UnixConn), os.NewFile(uintptr(ends[1]), ""), nil
 }
 
-// lastBytes keeps the end of what is written to it.
+// lastBytes stores the last bytes that are written to it.
 type lastBytes struct {
 	mu   sync.Mutex
 	text []byte
@@ -536,10 +532,10 @@ func (l *lastBytes) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// panicked begins the line in which a kernel says why it panics, before many others.
+// panicked begins the line with the reason of a kernel's panic, before many others.
 const panicked = "Kernel panic - "
 
-// last returns the last lines, as one, or that in which the kernel says why it panics.
+// last returns the last lines as one, or the line with the reason of a kernel's panic.
 func (l *lastBytes) last() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -25,18 +25,16 @@ type Project struct {
 	// read it.
 	disk, reader *os.File
 	size         int64 // of the image in it
-	// now is the digest of the folder as it was found, known that of the folder of which
-	// the session knew when it was saved, or which the image shows, and told that of the
-	// folder of which it is told now.
+	// now is the digest of the folder as it was found. known is the digest that the session knew
+	// when it was saved, or that of the image. told is the digest that the session is told now.
 	now, known, told image.Digest
 	spec             *Spec
 }
 
-// OpenProject finds the project in variables, by get, and has the machines that are
-// started from now on have a disk for its image, a file of the folder cache, or of the
-// usual one for such files where that is empty. The program in a machine sees the project
-// from [Project.Show] on. OpenProject returns nil where there is no project, and an error
-// for one that is too large.
+// OpenProject finds the project in variables, by get. From then on, machines are started with a
+// disk for its image: a file in the folder cache, or in the usual one for such files if cache is
+// "". Programs in a machine see the project from [Project.Show] on. OpenProject returns nil if
+// there is no project, and an error if it is too large.
 func (s *Spec) OpenProject(cache string, get func(string) string) (_ *Project, err error) {
 	project, err := s.Project.Read(get("PROJECT_DIR"), get("PROJECT_MOUNT"), get("PROJECT_MODE"))
 	if err != nil || project.Dir == "" {
@@ -95,21 +93,21 @@ func openFolder(path string) (folder image.Folder, err error) {
 	return folder, nil
 }
 
-// nobody is the user and group of files whose owner is not known (user_namespaces(7)).
+// nobody is the user and group of files with an unmapped owner (user_namespaces(7)).
 const nobody = 65534
 
-// imageMB is what an image has beside the contents of the files, at most, in MiB: folders,
-// inodes, and the rest of each file's last block.
+// imageMB bounds the rest of an image, beside the contents of the files, in MiB: folders, inodes,
+// and the unused part of each file's last block.
 const imageMB = 512
 
-// emptyDisk makes a file without a name, of the size that the disk has in all machines:
-// those that are copies of one are made with the same disks.
+// emptyDisk makes an unlinked file of the size that the disk has in all machines, because copies of
+// one machine need the same disks.
 func (p *Project) emptyDisk(cache string) (*os.File, error) {
 	file, err := os.CreateTemp(cache, "nix-sandbox-project-")
 	if err != nil {
 		return nil, fmt.Errorf("make a file for the image of the project: %w", err)
 	}
-	// QEMU and mkfs.erofs run as another user where root starts them.
+	// If root starts them, QEMU and mkfs.erofs run as another user.
 	err = errors.Join(os.Remove(file.Name()), file.Chmod(0o666), p.resize(file))
 	if err != nil {
 		file.Close()
@@ -137,7 +135,7 @@ func (p *Project) makeImage() (err error) {
 	if err != nil {
 		return fmt.Errorf("the description of mkfs.erofs: %w", err)
 	}
-	// mkfs.erofs puts a new file in the place of one that is not empty.
+	// mkfs.erofs replaces a file that is not empty.
 	if err := p.disk.Truncate(0); err != nil {
 		return err
 	}
@@ -196,8 +194,8 @@ func (p *Project) makeImage() (err error) {
 	return p.resize(p.disk)
 }
 
-// Image returns the disk, the size of the image at its beginning, and the digest of the
-// folder of which the session knows. A branch of it has not been told what it has.
+// Image returns the disk, the size of the image at its beginning, and the digest that the session
+// knows. A branch has not been told what the session was told since.
 func (p *Project) Image(branch bool) (disk *os.File, size int64, known image.Digest) {
 	if branch {
 		return p.disk, p.size, p.known
@@ -205,9 +203,9 @@ func (p *Project) Image(branch bool) (disk *os.File, size int64, known image.Dig
 	return p.disk, p.size, p.told
 }
 
-// Use has the machines that are started from now on have a disk that was saved with one of
-// them, as Image had returned it. The project owns the disk then. Use reports whether the
-// folder is another one than the session knows, which is then told.
+// Use takes a disk that was saved with a machine, with the values that Image returned, for the
+// machines that are started from now on. The project owns the disk then. Use reports whether the
+// folder has changed since; the session is then told.
 func (p *Project) Use(disk *os.File, size int64, known image.Digest) (changed bool) {
 	p.disk.Close()
 	p.disk, p.size, p.spec.disk, p.known, p.told = disk, size, disk, known, p.now
@@ -226,8 +224,7 @@ func (p *Project) refusal(err error) error {
 	return fmt.Errorf("make an image of the project %s: %w", p.path, err)
 }
 
-// Close closes the folder and the disk, of which machines have copies. Of nil it closes
-// nothing.
+// Close closes the folder and the disk, of which machines have copies. It accepts a nil Project.
 func (p *Project) Close() {
 	if p == nil {
 		return

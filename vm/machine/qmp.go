@@ -104,7 +104,7 @@ func (q *monitor) execute(command string, arguments any) (json.RawMessage, error
 	return q.executeWith(nil, command, arguments)
 }
 
-// executeWith runs a command to which a file belongs, of which QEMU gets a copy.
+// executeWith runs a command with a file, which QEMU gets a copy of.
 func (q *monitor) executeWith(file *os.File, command string, arguments any) (json.RawMessage, error) {
 	line, err := json.Marshal(struct {
 		Execute   string `json:"execute"`

@@ -1,9 +1,9 @@
-// Package machine starts the virtual machine of one sandbox: QEMU, in a jail of its
-// own, from the description that the build made.
+// Package machine starts the virtual machine of one sandbox: QEMU, in a jail of its own, from the
+// description that the build made.
 //
-// It promises that QEMU has no network, no capability, nothing of the host but the
-// files that the description names, read-only, and the descriptors that it is given;
-// and that it ends with its [Machine], and with this process.
+// It promises that QEMU has no network, no capability, no file of the host except those that the
+// description names, read-only, and the descriptors that it is given; and that it ends with its
+// [Machine], and with this process.
 package machine
 
 import (
@@ -26,15 +26,15 @@ const Schema = 1
 // program as the file's interpreter.
 type Spec struct {
 	Schema int `json:"schema"`
-	// Jail describes the jail of QEMU, whose command has all of QEMU's arguments but
-	// those that the accelerator decides.
+	// Jail describes the jail of QEMU. Its command has all arguments of QEMU except those that
+	// depend on the accelerator.
 	Jail json.RawMessage `json:"jail"`
 	// Kernel and Initrd are paths in that jail, and Append is the kernel's command line.
 	Kernel string `json:"kernel"`
 	Initrd string `json:"initrd"`
 	Append string `json:"append"`
-	// MemoryMB is the memory of the machine, in MiB: what code may have and what the
-	// kernel and the programs beside the code need.
+	// MemoryMB is the memory of the machine, in MiB: the code's limit and the needs of the kernel
+	// and the programs beside the code.
 	MemoryMB int `json:"memory_mb"`
 	// Project says how the machine shows a project.
 	Project ProjectSpec `json:"project"`
@@ -49,9 +49,9 @@ type Spec struct {
 // ProjectSpec says how a machine shows a project.
 type ProjectSpec struct {
 	jail.ProjectRules
-	// LayerMB is the size of the layer that takes what code writes, in MiB.
+	// LayerMB is the size of the layer for the code's writes, in MiB.
 	LayerMB int `json:"layer_mb"`
-	// MaxFiles and MaxMB bound what a project has.
+	// MaxFiles and MaxMB bound a project.
 	MaxFiles int `json:"max_files"`
 	MaxMB    int `json:"max_mb"`
 	// Mkfs describes the jail of the program that makes an image in the file that is its

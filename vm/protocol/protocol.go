@@ -1,10 +1,9 @@
-// Package protocol is what the two programs of a sandbox in a virtual machine say to
-// each other: nix-sandbox-vm outside, and the machine's first process.
+// Package protocol defines the messages between the two programs of a sandbox in a virtual machine:
+// nix-sandbox-vm outside, and the machine's first process.
 //
-// They speak over virtio ports that belong to root in the machine. Three carry the
-// standard streams of the jail in the machine; JSON lines go both ways over the
-// fourth, the control port. What comes out of a machine is hostile: the host bounds
-// it, and believes nothing but that it came from this machine.
+// They use virtio ports that belong to root in the machine. Three carry the standard streams of the
+// jail in the machine; JSON lines go both ways over the fourth, the control port. Every byte from a
+// machine is hostile: the host bounds it, and believes only that it came from this machine.
 package protocol
 
 // The names of the ports and of the disk that the host attaches.
@@ -14,16 +13,16 @@ const (
 	Log       = "org.nix-sandbox-mcp.log"
 	Control   = "org.nix-sandbox-mcp.control"
 	StoreDisk = "store"
-	// ProjectDisk has the image of the project when [Show] is asked for. It is there
-	// where a program is started with a [Project].
+	// ProjectDisk contains the image of the project when [Show] is requested. It exists if a
+	// program is started with a [Project].
 	ProjectDisk = "project"
 )
 
 // MaxLine bounds a line of the control port, in bytes.
 const MaxLine = 64 << 10
 
-// SpecFile is where the first process finds its [Spec] in the initial RAM disk, and
-// ModuleDir the kernel modules.
+// SpecFile is the path of the [Spec] in the initial RAM disk, and ModuleDir that of the kernel
+// modules.
 const (
 	SpecFile  = "/machine.json"
 	ModuleDir = "/modules"
@@ -33,8 +32,7 @@ const (
 // start, descriptions of jails.
 const ProgramDir = "/programs"
 
-// The folders in the store image at which the first process mounts the project, and what
-// an overlay consists of.
+// The folders in the store image for the mounts of the project and of the layers of an overlay.
 const (
 	ProjectDir = "/project"
 	LayerDir   = "/layer"
@@ -44,28 +42,27 @@ const (
 // such a program.
 const User = 1000
 
-// Spec is what the build decides about a machine.
+// Spec is the build's description of a machine.
 type Spec struct {
 	// Modules are the files in ModuleDir, in the order of loading.
 	Modules []string `json:"modules"`
-	// MemoryMB and PIDs are what the code may have; the machine itself has more.
+	// MemoryMB and PIDs are the limits of the code; the machine itself has more.
 	MemoryMB int64 `json:"memory_mb"`
 	PIDs     int   `json:"pids"`
 }
 
-// What the host asks for.
+// The requests of the host.
 const (
 	// Start starts a program; it is asked for once.
 	Start = "start"
-	// Ping is answered, and does nothing.
+	// Ping is answered and has no effect.
 	Ping = "ping"
 	// Freeze stops every process but the first one, before the machine is saved.
 	Freeze = "freeze"
-	// Trim fills the memory that nothing uses with zeros, so that a machine that is saved
-	// takes no space for what its start has left there.
+	// Trim zeroes free memory, so that leftovers of the start take no space in a saved machine.
 	Trim = "trim"
-	// Thaw gives a copy of a machine the time and random numbers of its own, and then
-	// has the processes go on: none of them sees the others.
+	// Thaw gives a copy of a machine its own time and random numbers, and then continues the
+	// processes, which cannot see the values of other copies.
 	Thaw = "thaw"
 	// Show has the program that was started with a [Project] see it.
 	Show = "show"
@@ -85,7 +82,7 @@ type Request struct {
 	// It is for an agent, which lets no code have them: each byte that another process
 	// carries costs an emulated processor 2 switches to the memory of another process.
 	Ports bool `json:"ports,omitempty"`
-	// Project is what it shows of a project; nil where there is none.
+	// Project describes the project that the program shows, or is nil.
 	Project *Project `json:"project,omitempty"`
 	// StartFactor is how many times longer than usual a start may take.
 	StartFactor int `json:"start_factor,omitempty"`
@@ -93,22 +90,22 @@ type Request struct {
 	Now int64 `json:"now,omitempty"`
 	// Seed is 32 random bytes, for [Thaw].
 	Seed []byte `json:"seed,omitempty"`
-	// Mark is what [Finish] has the machine write: random bytes, which nothing in the
-	// machine knew before.
+	// Mark is written by the machine for [Finish]: random bytes that were unknown in the machine
+	// before.
 	Mark []byte `json:"mark,omitempty"`
 }
 
-// Project says how a program shows a project. The folder is empty until [Show], because
-// the image is that of the moment of the first call, for which a machine may wait long.
+// Project says how a program shows a project. The folder is empty until [Show], because the image
+// is made at the first call, and a machine may wait long for that.
 type Project struct {
 	Mount string `json:"mount"` // absolute, in the sandbox
-	// LayerMB is the size of the layer that takes what code writes into the project, in
-	// MiB; 0 where code may not write.
+	// LayerMB is the size of the layer for the code's writes into the project, in MiB; 0 makes the
+	// project read-only.
 	LayerMB int `json:"layer_mb,omitempty"`
 }
 
-// Answer is a line from the machine: the answer to a request, [Exited], or an error
-// for which the machine ends.
+// Answer is a line from the machine: the answer to a request, [Exited], or an error that ends the
+// machine.
 type Answer struct {
 	// Did is the Do of the request that is answered; empty otherwise.
 	Did   string `json:"did,omitempty"`

@@ -16,8 +16,8 @@ import (
 // partialSuffix is after the name of a folder that is not whole.
 const partialSuffix = ".partial"
 
-// Draft is a machine that is about to be saved in a folder of its own. Its owner fills
-// the files, of which State is open for writing alone, and calls Commit and Close.
+// Draft is a machine that is about to be saved in a folder of its own. Its owner fills the files
+// (State is open only for writing) and calls Commit and Close.
 type Draft struct {
 	Memory, State *os.File
 	project       *os.File // nil where there is none
@@ -26,7 +26,7 @@ type Draft struct {
 	folder        string
 }
 
-// Create begins to save a machine in a folder that does not exist, in one that does.
+// Create begins to save a machine in a new folder, the parent of which exists.
 func Create(folder string) (_ *Draft, err error) {
 	if _, err := os.Lstat(folder); !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%s exists already", folder)
@@ -52,7 +52,7 @@ func Create(folder string) (_ *Draft, err error) {
 
 func (d *Draft) partial() string { return d.folder + partialSuffix }
 
-// Bytes is what the files take on disk.
+// Bytes returns the space that the files take on disk.
 func (d *Draft) Bytes() (bytes int64, err error) {
 	for _, file := range []*os.File{d.Memory, d.State, d.project} {
 		if file == nil {
@@ -93,7 +93,7 @@ func (d *Draft) Commit(meta Meta) error {
 	return os.Rename(d.partial(), d.folder)
 }
 
-// Close closes the files, and deletes what was not committed.
+// Close closes the files, and deletes them unless they were committed.
 func (d *Draft) Close() {
 	d.Memory.Close() // on nil too, which is an error and nothing else
 	d.State.Close()
@@ -101,15 +101,15 @@ func (d *Draft) Close() {
 	os.RemoveAll(d.partial())
 }
 
-// OpenFolder opens a machine that was saved in a folder of its own. It is whole, and
-// nothing but its description says what it is of.
+// OpenFolder opens a machine that was saved in a folder of its own. The folder is complete, and
+// only its description says which machine it contains.
 func OpenFolder(folder string) (*Snapshot, error) {
 	snapshot, err := openFiles(folder)
 	if err != nil {
 		return nil, err
 	}
-	// QEMU's own user, where it has one, reads the file through a descriptor that it
-	// opens once more. Nobody else comes through the folder.
+	// QEMU's own user, if it has one, reopens the file through a descriptor. The folder admits no
+	// other user.
 	if os.Geteuid() == 0 {
 		if err := snapshot.Memory.Chmod(0o444); err != nil {
 			snapshot.Close()

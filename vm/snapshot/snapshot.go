@@ -1,10 +1,10 @@
-// Package snapshot keeps machines that were saved when their interpreter had loaded, so
-// that others start as copies of them.
+// Package snapshot stores machines that were saved when their interpreter had loaded, so that
+// others start as copies of them.
 //
-// It promises that a copy is of the same machine on the same host since it last
-// started: what differs in any way has another key, and what is damaged, old or of an
-// earlier start of the host is deleted. Files are written beside and renamed, so that
-// each is whole. One process makes a snapshot; others go on without.
+// It promises that a copy is of the same machine on the same host since it last booted: any
+// difference results in another key, and damaged and old snapshots, and those of an earlier boot,
+// are deleted. Files are written beside and renamed, so that each is whole. One process makes a
+// snapshot; others continue without it.
 package snapshot
 
 import (
@@ -56,28 +56,26 @@ type Store struct{ Folder string }
 type Meta struct {
 	Made time.Time `json:"made"`
 	Boot string    `json:"boot"` // the host's boot id
-	// Memory and State are the sizes of the files, and StateHash the hash of the state.
-	// The memory is too large to be read at each start: its time of change stands for
-	// what is in it.
+	// Memory and State are the sizes of the files, and StateHash the hash of the state. The memory
+	// is too large to be read at each start, so its modification time stands for its contents.
 	Memory     int64     `json:"memory"`
 	MemoryTime time.Time `json:"memory_time"`
 	State      int64     `json:"state"`
 	StateHash  string    `json:"state_hash"`
-	// Key and Accelerator are those of a machine in a folder of its own, whose name is
-	// not its key.
+	// Key and Accelerator describe a machine in a folder of its own, which is not named by its key.
 	Key         string `json:"key,omitempty"`
 	Accelerator string `json:"accelerator,omitempty"`
-	// Project is the size of the project's image, at the beginning of a file that is as
-	// large as the machine's disk; 0 where there is none.
+	// Project is the size of the project's image, at the beginning of a file as large as the
+	// machine's disk; 0 if there is no project.
 	Project int64 `json:"project,omitempty"`
-	// ProjectDigest is of the folder that the image shows, or of a later one of which the
-	// session was told.
+	// ProjectDigest is the digest of the folder that the image shows, or of a later state that the
+	// session was told about.
 	ProjectDigest image.Digest `json:"project_digest,omitzero"`
 	// Branch says that the machine went on, so that there are two of it.
 	Branch bool `json:"branch,omitempty"`
 }
 
-// Snapshot is one that is open. Its owner calls Close.
+// Snapshot is an open snapshot. Its owner calls Close.
 type Snapshot struct {
 	Meta
 	Memory, State *os.File
@@ -105,8 +103,8 @@ func bootID() (string, error) {
 	return strings.TrimSpace(string(id)), err
 }
 
-// Open opens the snapshot with a key. found is false where there is none that is
-// usable; one that is not is deleted.
+// Open opens the snapshot with a key. found is false if there is no usable one; an unusable one is
+// deleted.
 func (s Store) Open(key string) (_ *Snapshot, found bool) {
 	folder := filepath.Join(s.Folder, key)
 	snapshot, err := open(folder)
@@ -191,7 +189,7 @@ func checksum(data []byte) string {
 
 // Discard deletes a snapshot. Copies that run are not affected.
 func (s Store) Discard(key string) {
-	// In another name first, so that nobody opens half of it.
+	// Renamed first, so that no other process opens half of it.
 	gone := filepath.Join(s.Folder, fmt.Sprintf("%s.gone-%d", key, os.Getpid()))
 	if os.Rename(filepath.Join(s.Folder, key), gone) == nil {
 		os.RemoveAll(gone)
@@ -201,8 +199,8 @@ func (s Store) Discard(key string) {
 // ErrBusy says that another process makes this snapshot.
 var ErrBusy = errors.New("another process makes this snapshot")
 
-// Make has a snapshot made. save fills the files, whose sizes are then known; memory
-// has the size that is given. The error is [ErrBusy] where another process does this.
+// Make makes a snapshot. save fills the files, which get their sizes by that; memory has the given
+// size. The error is [ErrBusy] if another process makes it.
 func (s Store) Make(key string, size int64, save func(memory, state *os.File) error) (err error) {
 	if err := os.MkdirAll(s.Folder, 0o700); err != nil {
 		return err
@@ -254,9 +252,8 @@ func (s Store) Make(key string, size int64, save func(memory, state *os.File) er
 	return os.Rename(partial, filepath.Join(s.Folder, key))
 }
 
-// dig makes holes of the pages of zeros in a file, where its file system has holes: most of
-// a machine's memory, which otherwise takes space and is copied with each session that is
-// put to disk.
+// dig replaces pages of zeros in a file with holes, if its file system has them: most of a
+// machine's memory, which would otherwise take space and be copied with each suspended session.
 func dig(file *os.File) {
 	const page = 4096
 	buffer := make([]byte, 256*page)
@@ -287,8 +284,7 @@ func dig(file *os.File) {
 	}
 }
 
-// finish completes the description of a snapshot whose files are written, and writes
-// it.
+// finish completes the description of a snapshot after its files are written, and writes it.
 func finish(folder string, memory *os.File, meta Meta) error {
 	info, err := memory.Stat()
 	if err != nil {
@@ -321,8 +317,8 @@ func create(name string, permissions os.FileMode) (*os.File, error) {
 	return file, file.Chmod(permissions)
 }
 
-// clean deletes what processes left that were killed, snapshots that are old, and the
-// oldest where there are too many.
+// clean deletes leftovers of killed processes, old snapshots, and the oldest ones if there are too
+// many.
 func (s Store) clean() {
 	entries, err := os.ReadDir(s.Folder)
 	if err != nil {
@@ -364,8 +360,8 @@ func (s Store) clean() {
 	}
 }
 
-// isFree reports whether nobody makes the snapshot with a key. This process makes
-// none while it asks but the one that it holds the lock of, which has no part yet.
+// isFree reports whether no process makes the snapshot with a key. The only one that this process
+// makes meanwhile is the one that it has locked, which has no part yet.
 func (s Store) isFree(key string) bool {
 	lock, err := os.Open(filepath.Join(s.Folder, key+lockSuffix))
 	if err != nil {

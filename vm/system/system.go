@@ -1,8 +1,8 @@
 //go:build linux
 
-// Package system is what the first process of any virtual machine of this project
-// does: it loads modules, finds devices by the names that the host gave them, mounts
-// file systems and leaves the initial RAM disk.
+// Package system does the common work of the first process of every virtual machine of this
+// project: it loads modules, finds devices by the names that the host gave them, mounts file
+// systems and leaves the initial RAM disk.
 package system
 
 import (
@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mount mounts a file system at a folder, which it makes where it is missing.
+// Mount mounts a file system at a folder, and makes the folder if it is missing.
 func Mount(source, target, kind string, flags uintptr, data string) error {
 	if err := os.MkdirAll(target, 0o755); err != nil {
 		return err
@@ -59,15 +59,15 @@ func LoadModule(path string) error {
 	return nil
 }
 
-// Disk returns the path of the virtio disk with a serial number, and Port the one of
-// the virtio port with a name; they are empty while there is none. They read /sys,
-// because the order in which a kernel numbers devices is its own.
+// Disk returns the path of the virtio disk with a serial number, and Port that of the virtio port
+// with a name, or "" if it does not exist yet. They read /sys, because kernels number devices in
+// any order.
 func Disk(serial string) string { return named("/sys/block/vd*/serial", serial) }
 
 // Port is described with [Disk].
 func Port(name string) string { return named("/sys/class/virtio-ports/*/name", name) }
 
-// named returns the device whose name is in a file that the pattern matches.
+// named returns the device with its name in a file that the pattern matches.
 func named(pattern, name string) string {
 	files, err := filepath.Glob(pattern)
 	if err != nil {

@@ -30,7 +30,7 @@ const (
 	reseedCRNG = 0x5207     // RNDRESEEDCRNG
 )
 
-// reseed gives the kernel's random numbers, whose device is given, a seed that no copy of
+// reseed gives the kernel's random number generator, by its device, a seed that no other copy of
 // this machine has.
 func reseed(random *os.File, seed []byte) error {
 	if len(seed) < 32 {
@@ -71,9 +71,9 @@ func (g *groups) freeze() error {
 	}
 }
 
-// trim takes the memory that is free, which the kernel fills with zeros for that, and gives
-// it back. It leaves what the kernel keeps free for itself, so that no file is dropped from
-// its cache and no process is ended.
+// trim allocates the free memory, which the kernel zeroes for that, and gives it back. It leaves
+// the kernel's own reserve, so that no file is dropped from the page cache and no process is
+// killed.
 func trim() error {
 	text, err := os.ReadFile("/proc/sys/vm/min_free_kbytes")
 	if err != nil {

@@ -22,7 +22,7 @@ type groups struct {
 	frozen  *os.File // cgroup.freeze of all
 }
 
-// What a jail and its agent need on top of what the code may have.
+// Additional memory and processes of the jail and its agent, beside the code's.
 const (
 	ownMemory = 64 << 20 // bytes
 	ownTasks  = 64
@@ -63,7 +63,7 @@ func makeGroups(spec protocol.Spec) (*groups, error) {
 			return nil, err
 		}
 	}
-	// The agent moves what it starts from its own group into the one of the code.
+	// The agent moves its children from its own group into the code's.
 	for _, folder := range []string{g.sandbox, agent, code} {
 		if err := os.Chown(filepath.Join(folder, "cgroup.procs"), protocol.User, protocol.User); err != nil {
 			return nil, err

@@ -109,8 +109,8 @@ func (m *machine) do(request protocol.Request) error {
 	return fmt.Errorf("the machine does not know the request %.40q", request.Do)
 }
 
-// start starts the program, as an ordinary user. Its streams are pipes, so that nothing in
-// the jail has a port, unless the request says that it gets them.
+// start starts the program as an ordinary user. Its streams are pipes, so that the jail contains no
+// port unless the request asks for that.
 func (m *machine) start(request protocol.Request) error {
 	ports := []*os.File{m.input, m.output, m.log}
 	theirs, own := slices.Clone(ports), slices.Clone(ports)
@@ -175,10 +175,10 @@ func (m *machine) start(request protocol.Request) error {
 	return nil
 }
 
-// forkInBatches starts a program whose processes do not take the processor from one
-// another when they wake up. The agent has more weight than the code, and would get it
-// with each line that the code writes, and give it back: for an emulated processor that
-// is twice the most expensive thing that it does, to forget all that it knows of memory.
+// forkInBatches starts a program in the scheduling class SCHED_BATCH, so that its processes do not
+// preempt each other when they wake up. The agent has more weight than the code, and would preempt
+// it at each line of output. An emulated processor then forgets its translations of addresses
+// twice, the most expensive thing it does.
 func forkInBatches(program string, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -191,8 +191,8 @@ func forkInBatches(program string, argv []string, attr *syscall.ProcAttr) (pid i
 	return pid, errors.Join(err, unix.SchedSetAttr(0, &policy, 0))
 }
 
-// reap awaits every process that ends, and tells the host when the program did.
-// After the program there is none: what it started ends with its PID namespace.
+// reap awaits every process that ends, and tells the host when the program did. No process outlives
+// the program, because its PID namespace ends with it.
 func (m *machine) reap(program int) {
 	for {
 		var status unix.WaitStatus

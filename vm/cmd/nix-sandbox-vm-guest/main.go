@@ -1,15 +1,15 @@
 //go:build linux
 
-// The command nix-sandbox-vm-guest is the first process of the virtual machine of a
-// sandbox. It mounts the image with the sandbox's closure, starts the program that the
-// host names, the description of a jail, as an ordinary user, and carries its standard
-// streams to the host. It stays root beside the jail, which cannot reach it.
+// The command nix-sandbox-vm-guest is the first process of a sandbox's virtual machine. It mounts
+// the image with the sandbox's closure, starts the program that the host names (the description of
+// a jail) as an ordinary user, and carries its standard streams to the host. It stays root beside
+// the jail, which cannot reach it.
 //
-// The machine ends with the program, and when the host has closed the control port.
+// The machine ends with the program, and when the host closes the control port.
 //
-// Of an emulated machine that is a copy, most of the time until the first answer is that
-// in which QEMU translates code which has not run in this process of QEMU yet: 12 µs for
-// each 5 instructions. So what follows a copy's start takes the shortest way.
+// An emulated copy spends most of the time until its first answer on QEMU's translation of code
+// that has not run in this QEMU process yet: 12 µs for each 5 instructions. So the start of a copy
+// runs as little code as possible.
 package main
 
 import (
@@ -30,11 +30,11 @@ func main() {
 		fmt.Fprintln(os.Stderr, "nix-sandbox-vm-guest: error: this is the first process of a virtual machine, which nix-sandbox-vm starts")
 		os.Exit(125)
 	}
-	// Where the number is not set, the Go runtime asks the kernel for it every second: in
-	// a copy that goes on, in the middle of its first call.
+	// If the number is not set, the Go runtime asks the kernel for it every second: in a copy, in
+	// the middle of its first call.
 	runtime.GOMAXPROCS(1)
 	if err := serve(); err != nil {
-		// The console, whose last lines the host reports.
+		// The host reports the last lines of the console.
 		fmt.Fprintln(os.Stderr, "nix-sandbox-vm-guest: error:", err)
 	}
 	// With -no-reboot a restart ends QEMU; the machine has no power switch.
@@ -67,8 +67,8 @@ func serve() error {
 	return m.follow(control)
 }
 
-// prepare makes the machine's mounts and returns its description. Nothing of the
-// initial RAM disk can be reached after this.
+// prepare makes the machine's mounts and returns its description. After this, the initial RAM disk
+// is unreachable.
 func prepare() (spec protocol.Spec, err error) {
 	if err := system.Mount("dev", "/dev", "devtmpfs", unix.MS_NOSUID, "mode=0755"); err != nil {
 		return spec, err

@@ -20,9 +20,9 @@ import (
 // its files.
 const projectFlags = unix.MS_NOSUID | unix.MS_NODEV
 
-// makeProjectMount makes the folder that the jail shows as the project, empty so far. What is
-// mounted over it later appears in the jail too, whose own mount of it is a slave of
-// this one (mount_namespaces(7)).
+// makeProjectMount makes the folder, empty so far, that the jail shows as the project. Later mounts
+// over it appear in the jail too, because the jail's mount is a slave of this one
+// (mount_namespaces(7)).
 func makeProjectMount() error {
 	const dir = protocol.ProjectDir
 	if err := system.Mount("project", dir, "tmpfs", projectFlags|unix.MS_RDONLY, "mode=755,size=4k"); err != nil {
@@ -34,8 +34,8 @@ func makeProjectMount() error {
 	return nil
 }
 
-// projectVariables are those by which the launcher of the jail (package jail) shows the
-// project. To the jail it is always read-only: an overlay is a mount over that.
+// projectVariables returns the variables for the launcher of the jail (package jail) that describe
+// the project. To the jail it is always read-only: an overlay is a mount over it.
 func projectVariables(project protocol.Project) []string {
 	return []string{"PROJECT_DIR=" + protocol.ProjectDir, "PROJECT_MOUNT=" + project.Mount}
 }
@@ -49,7 +49,7 @@ func (g *groups) showProject(project protocol.Project) error {
 	if disk == "" {
 		return errors.New("the machine has no disk with a project")
 	}
-	// What the kernel has read of the disk before, it had no image yet.
+	// The kernel may have read the disk before it contained an image.
 	if err := forget(disk); err != nil {
 		return err
 	}
@@ -80,9 +80,8 @@ func (g *groups) showProject(project protocol.Project) error {
 	return system.Mount("project", dir, "overlay", projectFlags, "lowerdir="+lower+",upperdir="+upper+",workdir="+work)
 }
 
-// awaitJail waits until the jail is made, with a mount at a path that is a slave of that
-// of the project. What is mounted earlier would be read-only in the jail, because
-// bubblewrap makes it so.
+// awaitJail waits until the jail exists, with a mount at a path that is a slave of the project's.
+// Earlier mounts would be read-only in the jail, because bubblewrap makes them so.
 func (g *groups) awaitJail(mount string) error {
 	own := mountsOf("self")
 	shared, found := strings.CutPrefix(own[protocol.ProjectDir].propagation, "shared:")
@@ -108,13 +107,14 @@ func (g *groups) awaitJail(mount string) error {
 	return err
 }
 
-// mountPoint is what a process's mountinfo says of one of its mounts.
+// mountPoint is one mount in a process's mountinfo.
 type mountPoint struct {
 	device      string
 	propagation string // the first optional field
 }
 
-// mountsOf returns the mounts that a process sees by their paths, none where it has ended.
+// mountsOf returns the mounts that a process sees, by their paths, or none if the process has
+// ended.
 func mountsOf(pid string) map[string]mountPoint {
 	text, err := os.ReadFile("/proc/" + pid + "/mountinfo")
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// controlVariable names the descriptor of a socket on which the server asks for
-	// what is no frame, because code could forge frames (docs/architecture.md, C1).
+	// controlVariable names the descriptor of a socket for the server's requests that are not
+	// frames, because code could forge frames (docs/contracts.md, C1).
 	controlVariable = "NIX_SANDBOX_CONTROL"
 	// fromVariable names a folder with a machine that was saved on such a request.
 	fromVariable = "NIX_SANDBOX_FROM"
@@ -41,12 +41,12 @@ type controlRequest struct {
 type controlAnswer struct {
 	Did   string `json:"did"`
 	Error string `json:"error,omitempty"` // a sentence; the machine goes on
-	// Bytes is what the folder takes, PauseMS how long the machine stood still.
+	// Bytes is the size of the folder, PauseMS how long the machine was paused.
 	Bytes   int64 `json:"bytes,omitempty"`
 	PauseMS int64 `json:"pause_ms,omitempty"`
 }
 
-// openControl opens the socket that the variable names; nil where it is empty.
+// openControl opens the socket that the variable names. It returns nil if the variable is empty.
 func openControl(value string) (*os.File, error) {
 	if value == "" {
 		return nil, nil

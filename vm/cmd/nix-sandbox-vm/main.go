@@ -1,10 +1,10 @@
-// The command nix-sandbox-vm is the interpreter of the programs of an artifact whose
-// sandboxes are virtual machines: the kernel starts it with the path of such a file.
-// It starts the machine that the file describes, has it run the program of the same
-// name that is in its image, and carries the standard streams. For a file that is
-// called check it prints what the sandbox needs of this computer.
+// The command nix-sandbox-vm is the interpreter of an artifact's programs if its sandboxes are
+// virtual machines: the kernel starts it with the path of such a file. It starts the machine that
+// the file describes, has it run the program of the same name in its image, and carries the
+// standard streams. For a file named check it prints the requirements of the sandbox on this
+// computer.
 //
-// Its exit status is that of the program in the machine, or 125 where there was none.
+// Its exit status is that of the program in the machine, or 125 if no program ran.
 package main
 
 import (
@@ -117,8 +117,8 @@ func run(args []string) (status int, err error) {
 	return newStreams(m).carry(nil, nil)
 }
 
-// cacheFolder is where the launcher remembers what it found out about this computer;
-// empty where it has no such folder.
+// cacheFolder is the folder for the launcher's findings about this computer, or "" if the user has
+// no such folder.
 func cacheFolder() string {
 	folder, err := os.UserCacheDir()
 	if err != nil {

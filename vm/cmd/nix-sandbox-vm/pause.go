@@ -16,15 +16,15 @@ import (
 // it stands still.
 const pauseAfter = 500 * time.Millisecond
 
-// pauser has a copy of a machine stand still while it waits for its first call: the
-// timers of an emulated kernel alone take a twentieth of a processor. It carries the
-// frames to the machine meanwhile, and from the first call on nothing stops.
+// pauser pauses a copy of a machine while it waits for its first call: the timers of an emulated
+// kernel alone take a twentieth of a processor. Meanwhile it carries frames to the machine. From
+// the first call on it never pauses.
 type pauser struct {
 	machine *machine.Machine
-	// pauses is false where the machine does not stand still.
+	// pauses is false if the machine must not be paused.
 	pauses bool
-	// first is called once, before the first call reaches the machine; nil where nothing
-	// happens then. Its error is sent to failed, which has a buffer.
+	// first, if it is not nil, is called once, before the first call reaches the machine. Its error
+	// is sent to failed, which has a buffer.
 	first   func() error
 	failed  chan error
 	written func() int64 // how many bytes the machine has written
@@ -40,7 +40,7 @@ type pauser struct {
 	rehearsed bool
 }
 
-// carry carries frames until the first one that is a call, and then bytes.
+// carry carries frames up to the first call, and then bytes.
 func (p *pauser) carry(to io.Writer, from io.Reader) error {
 	quiet := time.AfterFunc(pauseAfter, func() {})
 	quiet.Stop()
@@ -60,7 +60,7 @@ func (p *pauser) carry(to io.Writer, from io.Reader) error {
 		} else {
 			payload := make([]byte, size)
 			n, err := io.ReadFull(from, payload)
-			// What makes no sense is for the agent to refuse.
+			// The agent refuses malformed frames.
 			_ = json.Unmarshal(payload[:n], &request)
 			if err := errors.Join(err, p.begin(request.Type, request.Type != frame.Configure && request.Type != frame.Ping)); err != nil {
 				return err
@@ -91,7 +91,7 @@ func (p *pauser) carry(to io.Writer, from io.Reader) error {
 	}
 }
 
-// maxQuiet is the size of a frame from which on it is taken for a call, in bytes.
+// maxQuiet is the size, in bytes, from which a frame counts as a call.
 const maxQuiet = 64 << 10
 
 // begin has the machine go on for a frame of a type; over says that it never stands
@@ -128,7 +128,7 @@ func (p *pauser) isOver() bool {
 	return p.over
 }
 
-// pause has the machine stand still if it has answered what it was asked.
+// pause pauses the machine if it has answered every request.
 func (p *pauser) pause(again *time.Timer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -139,7 +139,7 @@ func (p *pauser) pause(again *time.Timer) {
 	default:
 		p.paused = p.machine.Pause() == nil // otherwise it goes on, which costs time alone
 		if p.paused && !p.rehearsed && p.machine.Accelerator == machine.Emulated {
-			// QEMU then has translated what the machine does before its first call.
+			// By now QEMU has translated the code that runs before the first call.
 			p.rehearsed = true
 			p.paused = p.machine.Resume() != nil || p.machine.Pause() == nil
 		}

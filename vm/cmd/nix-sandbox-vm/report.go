@@ -25,8 +25,8 @@ type startReport struct {
 	ProjectChanged bool `json:"project_changed,omitempty"`
 }
 
-// openReports returns a function that reports on the descriptor that the variable
-// names, or to nobody where it is empty.
+// openReports returns a function that reports on the descriptor that the variable names. If the
+// variable is empty, the function does nothing.
 func openReports(value string) (func(startReport), error) {
 	if value == "" {
 		return func(startReport) {}, nil
@@ -39,7 +39,7 @@ func openReports(value string) (func(startReport), error) {
 	return func(report startReport) { _ = encoder.Encode(report) }, nil // nobody may read it any more
 }
 
-// given returns the descriptor whose number a variable has.
+// given returns the descriptor that a variable contains the number of.
 func given(variable, value string) (*os.File, error) {
 	fd, err := strconv.Atoi(value)
 	if err == nil && fd > 2 {

@@ -15,27 +15,27 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/snapshot"
 )
 
-// serveProgram is the program whose machines are saved and copied: its agent speaks
-// frames, and has run no code when it has said that its interpreter is loaded.
+// serveProgram is the program that runs in saved and copied machines: its agent speaks frames, and
+// has run no code when it reports that its interpreter is loaded.
 const serveProgram = "session-run"
 
-// maxFrame bounds what an agent says before it is asked to run code, in bytes.
+// maxFrame bounds the frames of an agent before it is asked to run code, in bytes.
 const maxFrame = 4 << 10
 
 // serving is a machine with an agent that speaks frames.
 type serving struct {
 	*machine.Machine
-	// copied says that the machine is a copy, whose agent has said before that it is
-	// ready, and woken that it is one in which code has run.
-	copied, woken bool
-	// projectChanged says of one that was woken that its project is not what it shows.
+	// copied says that the machine is a copy, so that its agent was ready before; resumed says that
+	// code has run in it.
+	copied, resumed bool
+	// projectChanged says that the project is not the one that a resumed machine shows.
 	projectChanged bool
 }
 
-// began says how the machine began; empty where it goes on from an earlier one.
+// began says how the machine began, or "" if it was resumed.
 func (s *serving) began() string {
 	switch {
-	case s.woken:
+	case s.resumed:
 		return ""
 	case s.copied:
 		return "copy"
@@ -43,9 +43,9 @@ func (s *serving) began() string {
 	return "cold"
 }
 
-// startServing starts a machine with an agent: as a copy of a saved one where that is
-// possible, which it may save first. What is wrong with snapshots costs time alone. The
-// server can have a machine saved that is capturable.
+// startServing starts a machine with an agent, as a copy of a saved one if possible; it may save
+// that first. Problems with snapshots cost time and nothing else. If capturable is set, the server
+// can have the machine saved.
 func startServing(spec *machine.Spec, memory machine.Memory, cache string, capturable bool) (*serving, error) {
 	accelerator := machine.Expect(memory)
 	key, err := spec.Key(accelerator)
@@ -70,7 +70,7 @@ func startServing(spec *machine.Spec, memory machine.Memory, cache string, captu
 	return cold(spec, memory, capturable)
 }
 
-// snapshotsVariable switches snapshots off where it is 0.
+// snapshotsVariable disables snapshots if it is 0.
 const snapshotsVariable = "NIX_SANDBOX_VM_SNAPSHOTS"
 
 func cold(spec *machine.Spec, memory machine.Memory, capturable bool) (*serving, error) {
@@ -89,8 +89,7 @@ func cold(spec *machine.Spec, memory machine.Memory, capturable bool) (*serving,
 	return &serving{Machine: m}, nil
 }
 
-// copyOf starts a copy of the machine with a key. A snapshot of which none comes up is
-// deleted.
+// copyOf starts a copy of the machine with a key. It deletes a snapshot if no copy of it comes up.
 func copyOf(spec *machine.Spec, accelerator machine.Accelerator, store snapshot.Store, key string) (_ *serving, found bool) {
 	saved, found := store.Open(key)
 	if !found {
@@ -146,7 +145,7 @@ func wake(spec *machine.Spec, memory machine.Memory, folder string, project *mac
 	if err != nil {
 		return nil, err
 	}
-	s := &serving{Machine: m, copied: true, woken: true, projectChanged: changed}
+	s := &serving{Machine: m, copied: true, resumed: true, projectChanged: changed}
 	if err := s.goOn(saved.Branch); err != nil {
 		m.Close()
 		return nil, err
@@ -154,9 +153,9 @@ func wake(spec *machine.Spec, memory machine.Memory, folder string, project *mac
 	return s, nil
 }
 
-// goOn has a machine go on in which code has run. One of two that go on from the same
-// moment gets random numbers that the other does not have. Its time is in the past
-// until that is done, for the reason that [past] has; what else runs in it can see that.
+// goOn continues a machine that code has run in. If two machines continue from the same moment, one
+// gets different random numbers. Until that is done its clock is in the past, for the reason that
+// [past] gives; other processes in it can see that.
 func (s *serving) goOn(branch bool) error {
 	if !branch {
 		return s.Thaw(time.Now())
@@ -195,15 +194,15 @@ func save(spec *machine.Spec, accelerator machine.Accelerator, ram, state *os.Fi
 	return m.Save(state)
 }
 
-// reseed gives the interpreter of a copy random numbers of its own. One that QEMU
-// emulates rehearses its first call if it has to wait for it: two thirds of the time of
-// a first call would be that in which QEMU translates what runs for it.
+// reseed gives the interpreter of a copy random numbers of its own. An emulated copy that has to
+// wait rehearses its first call meanwhile: two thirds of the time of a first call would otherwise
+// go into QEMU's translation.
 func (s *serving) reseed() error {
 	return s.ask(frame.Reseeded, frame.Request{Type: frame.Reseed, ID: 1, Rehearse: s.Accelerator == machine.Emulated})
 }
 
-// ask sends a request to the agent, unless it has no type, and waits for an answer of
-// a type. It is asked for nothing else meanwhile.
+// ask sends a request to the agent, unless its type is empty, and waits for an answer of the given
+// type. The agent gets no other request meanwhile.
 func (s *serving) ask(answer string, request frame.Request) error {
 	deadline := time.Now().Add(s.Accelerator.LoadLimit())
 	_ = s.Input.SetDeadline(deadline)
@@ -227,8 +226,8 @@ func (s *serving) ask(answer string, request frame.Request) error {
 	return nil
 }
 
-// serve carries frames until the agent has ended, or until the machine was saved to go
-// on later. The project is nil where there is none.
+// serve carries frames until the agent has ended, or until the machine was saved. The project is
+// nil if there is none.
 func serve(spec *machine.Spec, s *serving, control *os.File, project *machine.Project) (status int, err error) {
 	if s.copied {
 		if err := frame.NewWriter(os.Stdout).Write(frame.Reply{Type: frame.Ready, Protocol: frame.Protocol}); err != nil {
@@ -237,7 +236,7 @@ func serve(spec *machine.Spec, s *serving, control *os.File, project *machine.Pr
 	}
 	carried := newStreams(s.Machine)
 	var quiet *pauser
-	if !s.woken && (s.copied || project != nil) {
+	if !s.resumed && (s.copied || project != nil) {
 		quiet = &pauser{machine: s.Machine, pauses: s.copied, written: carried.written, failed: make(chan error, 1)}
 		if project != nil {
 			quiet.first = func() error { return project.Show(s.Machine) }

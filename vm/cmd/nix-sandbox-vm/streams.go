@@ -74,7 +74,7 @@ func (s *streams) carry(quiet *pauser, saved <-chan struct{}) (status int, err e
 			return 0, s.machine.Failure()
 		}
 	}
-	// The mark is random and comes last, so that nothing the program wrote is taken for it.
+	// The mark is random and comes last, so no output of the program can be mistaken for it.
 	mark := make([]byte, 16)
 	rand.Read(mark)
 	s.output.finish(mark)
@@ -106,8 +106,8 @@ type copier struct {
 	held []byte     // the newest bytes, which may be of the mark
 }
 
-// finish says that the stream will end with a mark, of which nothing was sent yet. Copy
-// returns when it has come.
+// finish announces that the stream will end with a mark, which has not been sent yet. Copy returns
+// when the mark has come.
 func (c *copier) finish(mark []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -148,8 +148,8 @@ func (c *copier) copy() {
 	}
 }
 
-// split returns what of the stream is to be written after a read, and whether the mark
-// has come.
+// split returns the part of the stream to write after a read, and reports whether the mark has
+// come.
 func (c *copier) split(text []byte) (_ []byte, over bool) {
 	if c.mark == nil {
 		return text, false
