@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// The jail and the agent need these on top of what the code may use, so
-	// that the agent's limit keeper acts before the kernel: it ends the code
-	// alone and can say why, the kernel ends the whole sandbox.
+	// The jail and the agent need these beside the code's limits, so that the agent's limit keeper
+	// acts before the kernel: the limit keeper ends only the code and can say why, while the kernel
+	// ends the whole sandbox.
 	ownMemory = 32 << 20 // bytes
 	ownTasks  = 32
 
@@ -27,8 +27,7 @@ const (
 	networkMemory = 32 << 20 // bytes
 	networkTasks  = 16
 
-	// period is the time to which a quota of processor time belongs; the
-	// kernel's default.
+	// period is the interval of a processor quota; the kernel's default.
 	period = 100 * time.Millisecond
 	// minQuota is the smallest quota that the kernel accepts.
 	minQuota = time.Millisecond
@@ -38,21 +37,20 @@ const (
 	removeEvery = 2 * time.Millisecond
 )
 
-// Limits are what a sandbox may use; 0 is no limit.
+// Limits bound a sandbox; 0 is no limit.
 type Limits struct {
 	Memory int64   // bytes: of processes, of files in memory, of the kernel for it
 	Tasks  int     // processes and threads
 	CPUs   float64 // processors
 }
 
-// WithNetwork returns the limits of a sandbox of which a network is part: its proxy
-// is in the same group, and uses up nothing of what the code may use.
+// WithNetwork returns the limits of a sandbox with a network: its proxy is in the same group, and
+// must not use up the code's limits.
 func (l Limits) WithNetwork() Limits {
 	return l.With(Limits{Memory: networkMemory, Tasks: networkTasks})
 }
 
-// With returns the limits of something that uses more besides, and uses up nothing of
-// what the code may use.
+// With returns the limits with room for more, which does not count against the code.
 func (l Limits) With(more Limits) Limits {
 	if l.Memory > 0 {
 		l.Memory += more.Memory
@@ -124,8 +122,7 @@ func (l Limits) settings() []setting {
 	return out
 }
 
-// ofSandbox are the limits of code as those of its sandbox, which the kernel ends as a
-// whole.
+// ofSandbox returns the code's limits as settings of its sandbox, which the kernel ends as a whole.
 func (l Limits) ofSandbox() []setting {
 	out := l.With(Limits{Memory: ownMemory, Tasks: ownTasks}).settings()
 	if l.Memory > 0 {
@@ -142,15 +139,15 @@ func (g *Group) Apply(attr *syscall.SysProcAttr) {
 	attr.UseCgroupFD, attr.CgroupFD = true, int(g.handle.Fd())
 }
 
-// Killed is what the kernel killed of a group because memory was short.
+// Killed says which processes of a group the kernel killed because memory was short.
 type Killed struct {
 	Processes int64
-	// ByOwner says that the group itself kept its limit: all groups of its owner together
-	// used what the owner may use.
+	// ByOwner says that the group itself was within its limit: all groups of its owner together
+	// reached the owner's.
 	ByOwner bool
 }
 
-// Killed returns what the kernel has killed of the group so far.
+// Killed returns the kills in the group so far.
 func (g *Group) Killed() (Killed, error) {
 	if g == nil {
 		return Killed{}, nil
@@ -161,7 +158,7 @@ func (g *Group) Killed() (Killed, error) {
 	if err != nil {
 		return Killed{}, fmt.Errorf("read the sandbox's control group: %w", err)
 	}
-	// Where the whole machine lacks memory, no group has met its limit.
+	// If the whole machine lacks memory, no group has reached its limit.
 	ofOwner, _ := read(filepath.Dir(g.folder), "memory.events.local")
 	return Killed{value(events, "oom_kill"), value(events, "oom") == 0 && value(ofOwner, "oom") > 0}, nil
 }
@@ -193,8 +190,8 @@ func killAll(folder string) error {
 	if !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	// Kernels before 5.14 lack cgroup.kill, so each process is killed by its id. One
-	// of them is process 1 of the sandbox, whose end ends all the others.
+	// Kernels before 5.14 lack cgroup.kill, so each process is killed by its id. One of them is
+	// process 1 of the sandbox; the others end with it.
 	pids, err := readFields(folder, "cgroup.procs")
 	for _, word := range pids {
 		if pid, err := strconv.Atoi(word); err == nil && pid > 1 {
@@ -204,8 +201,8 @@ func killAll(folder string) error {
 	return err
 }
 
-// Close ends every process of the group and removes it, and its owner's where it is the
-// last one there. It waits for them until ctx is done, and then fails.
+// Close ends every process of the group and removes it, and its owner's group with the last one. It
+// waits for them until ctx is done, and then fails.
 func (g *Group) Close(ctx context.Context) error {
 	if g == nil {
 		return nil

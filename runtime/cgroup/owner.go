@@ -10,30 +10,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownerPrefix starts the names of the groups above those of an owner's sandboxes; the
-// server's process number and a random number follow.
+// ownerPrefix begins the names of the groups above those of an owner's sandboxes; the server's
+// process id and a random number follow.
 const ownerPrefix = "principal-"
 
-// Owner is whose a sandbox is. The groups of an owner's sandboxes lie in one group, so
-// that the kernel shares out processors between owners before it shares them out between
-// the sandboxes of each. The zero value is nobody, and has no such group.
+// Owner identifies the principal of a sandbox. The groups of an owner's sandboxes lie in one group,
+// so that the kernel shares processors between owners before it shares them between the sandboxes
+// of each. The zero value means no owner and no such group.
 type Owner struct {
 	Name string // the kernel does not get it
-	// Limits are of all sandboxes of the owner together, and include what the jails
-	// need for themselves.
+	// Limits apply to all sandboxes of the owner together, and include the jails' own needs.
 	Limits Limits
 }
 
-// ownerGroup is the group above those of an owner's sandboxes. It is there as long as
-// one of these.
+// ownerGroup is the group above those of an owner's sandboxes. It exists as long as one of these
+// does.
 type ownerGroup struct {
 	folder  string
 	members int
 }
 
-// join returns the folder for the groups of an owner's sandboxes, and what has to be
-// called once when the caller's group in there has been removed. Until then the limits
-// are those with which the folder was made.
+// join returns the folder for the groups of an owner's sandboxes. The caller calls leave once,
+// after it has removed its group there. The limits are fixed when the folder is made.
 func (t *Tree) join(owner Owner) (folder string, leave func() error, err error) {
 	if owner.Name == "" {
 		return t.folder, func() error { return nil }, nil
@@ -63,13 +61,13 @@ func (t *Tree) join(owner Owner) (folder string, leave func() error, err error) 
 	}, nil
 }
 
-// Give moves the group's processes to a group of the same limits below the owner's. It is
-// for a group of nobody in which no code has run. After an error, the caller closes the
+// Give moves the group's processes to a group with the same limits below the owner's. The group
+// must have no owner yet, and no code may have run in it. After an error, the caller closes the
 // group.
 //
-// Memory stays charged to the group in which a process first used it ("Memory Ownership"
-// in the kernel's admin-guide/cgroup-v2.rst): what an interpreter has loaded by now counts
-// neither for the owner nor for the new group.
+// Memory stays charged to the group that first used it ("Memory Ownership" in the kernel's
+// admin-guide/cgroup-v2.rst): the memory of an interpreter that was loaded before counts neither
+// for the owner nor for the new group.
 func (g *Group) Give(owner Owner) error {
 	if g == nil || owner.Name == "" {
 		return nil
@@ -80,7 +78,7 @@ func (g *Group) Give(owner Owner) error {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	// What is closed is both, whatever has been moved until then.
+	// Close closes both groups, whichever processes have been moved.
 	old := g.folder
 	g.handle.Close()
 	g.folder, g.handle, g.leave, g.left = next.folder, next.handle, next.leave, old
@@ -94,7 +92,7 @@ func (g *Group) Give(owner Owner) error {
 	return nil
 }
 
-// sweepOwner removes what a dead server left of a group above sandboxes.
+// sweepOwner removes a dead server's group above sandboxes.
 func sweepOwner(folder string) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
@@ -108,7 +106,7 @@ func sweepOwner(folder string) {
 	_ = unix.Rmdir(folder)
 }
 
-// makeGroup makes a group with these settings, or none.
+// makeGroup makes a group with all of these settings, or fails.
 func makeGroup(folder string, settings []setting) (err error) {
 	if err := os.Mkdir(folder, 0o755); err != nil {
 		return err

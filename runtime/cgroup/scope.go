@@ -13,8 +13,8 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// managerTime bounds what a service manager may take to make a scope. A manager that
-// runs answers within some 20 ms.
+// managerTime bounds how long a service manager may take to make a scope. A running manager answers
+// within some 20 ms.
 const managerTime = 5 * time.Second
 
 // managerSocket returns the socket on which the systemd that manages this user's
@@ -37,7 +37,7 @@ type property struct {
 	Value dbus.Variant
 }
 
-// auxiliary is a further unit, for StartTransientUnit. There is none.
+// auxiliary is a further unit, for StartTransientUnit; it is never used.
 type auxiliary struct {
 	Name       string
 	Properties []property
@@ -69,11 +69,11 @@ func askForScope(ctx context.Context, stream net.Conn) error {
 		return err
 	}
 	defer conn.Close()
-	// What the kernel says of this socket's owner is enough: no cookies.
+	// The kernel's credentials of this socket suffice; no cookies are needed.
 	if err := conn.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(os.Geteuid()))}); err != nil {
 		return err
 	}
-	// A manager announces the end of a job to everybody who is connected here.
+	// A manager announces the end of a job to every connection.
 	signals := make(chan *dbus.Signal, 64)
 	conn.Signal(signals)
 	var job dbus.ObjectPath

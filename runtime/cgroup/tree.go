@@ -1,12 +1,10 @@
-// Package cgroup enforces limits by control groups (version
-// 2), where the server may make some: in a subtree that was delegated to it, in one
-// that it has systemd delegate to it when it starts, or as root.
+// Package cgroup enforces limits by control groups (version 2), if the server may make some: in a
+// subtree that was delegated to it, in one that it has systemd delegate when it starts, or as root.
 //
-// It promises that a sandbox is inside its group from its first instruction
-// on; that a group has all the limits asked for or is not made; and that
-// [Group.Close] leaves neither a process nor a group. Where no group can be
-// made, [Find] says why and what to do; a nil [Tree] makes nil groups, on
-// which every method does nothing. The agent's limit keeper then acts alone.
+// It promises that a sandbox is inside its group from its first instruction on; that a group has
+// all requested limits or is not made; and that [Group.Close] leaves neither a process nor a group.
+// If no group can be made, [Find] says why and what to do; a nil [Tree] makes nil groups, and every
+// method of these does nothing. The agent's limit keeper then acts alone.
 package cgroup
 
 import (
@@ -35,17 +33,16 @@ const (
 	// number and a random number follow. A sandbox may find out its group's name, and
 	// a count would tell of other sandboxes.
 	prefix = "sandbox-"
-	// maxFile bounds what is read of a group's file, in bytes.
+	// maxFile bounds how much of a group's file is read, in bytes.
 	maxFile = 64 << 10
 	// maxMoved bounds the processes that are moved to the supervisor's group.
 	maxMoved = 1024
 )
 
-// needed are the controllers that every group needs; cpu is used where it is
-// there.
+// needed lists the controllers that every group needs; cpu is used if available.
 var needed = []string{"memory", "pids"}
 
-// Unavailable is why no group can be made, and what to do about it.
+// Unavailable says why no group can be made, and what to do about it.
 type Unavailable struct {
 	Problem string
 	Hint    string
@@ -56,7 +53,7 @@ func (u *Unavailable) Error() string { return u.Problem }
 
 func (u *Unavailable) Unwrap() error { return u.reason }
 
-// Tree is a group in which the server makes those of its sandboxes.
+// Tree is the group above the groups of the server's sandboxes.
 type Tree struct {
 	folder string
 	cpu    bool
@@ -65,7 +62,7 @@ type Tree struct {
 	owners map[string]*ownerGroup // that have a sandbox
 }
 
-// enable is what [Tree] writes to cgroup.subtree_control.
+// enable is the text for cgroup.subtree_control.
 func (t *Tree) enable() string {
 	if t.cpu {
 		return "+memory +pids +cpu"
@@ -73,12 +70,12 @@ func (t *Tree) enable() string {
 	return "+memory +pids"
 }
 
-// Paths are where the kernel shows groups and this process's own.
+// Paths are the kernel's files about groups and about this process's own group.
 type Paths struct {
 	Groups string // /sys/fs/cgroup
 	Own    string // /proc/self/cgroup
-	// Manager is the socket of the service manager that can delegate a group to
-	// this process. Where none listens there, groups are used as they are.
+	// Manager is the socket of the service manager that can delegate a group to this process. If no
+	// manager listens there, groups are used as they are.
 	Manager string
 }
 
@@ -99,8 +96,8 @@ type candidate struct {
 	// move says that the processes in it have to move into a group below it.
 	move bool
 	cpu  bool
-	// shared says that it is the system's topmost group, which root may write to,
-	// and that nobody has delegated it.
+	// shared says that it is the system's root group, which root may write to, and which was not
+	// delegated.
 	shared bool
 }
 

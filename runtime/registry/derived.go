@@ -13,8 +13,8 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// What the files in the folder of an environment with packages are called, which is
-// called by its key below [Folders.Packages].
+// The files in the folder of an environment with packages. The folder is named by its key, below
+// [Folders.Packages].
 const (
 	// RequestFile has a [Request]; the runtime writes it.
 	RequestFile = "request.json"
@@ -26,30 +26,29 @@ const (
 	// process, and how many of how many store paths are there. TOTAL is 0 as long as
 	// it is not known.
 	BuildingFile = "building"
-	// FailedFile says why there is no result: a line with the kind of failure and
-	// its arguments, and what Nix said.
+	// FailedFile says why there is no result: a line with the kind of failure and its arguments,
+	// then the output of Nix.
 	FailedFile = "failed"
 )
 
 // maxDerivedEntries bounds the environments with packages that are read.
 const maxDerivedEntries = 1000
 
-// validKey is what the folder of one is called.
+// validKey matches the names of such folders.
 var validKey = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// Request is what the builder is asked to build.
+// Request asks the builder for an environment.
 type Request struct {
 	// Base is the name of the environment.
 	Base string `json:"base"`
 	// Recipe is the path of its recipe.
 	Recipe string `json:"recipe"`
-	// Packages are the names of what is added to it.
+	// Packages names the additional packages.
 	Packages []string `json:"packages"`
 }
 
-// derive reads the environments with packages that are built. One that is wrong, or
-// whose environment is another one by now, is as good as not there: a call has it
-// built again.
+// derive reads the environments with packages that are built. A broken one, or one with a base that
+// has changed, is ignored, so that a call has it built again.
 func (s *Set) derive(folder string) {
 	s.Derived = map[string]Environment{}
 	for _, key := range DerivedKeys(folder) {
@@ -92,8 +91,8 @@ func DerivedKeys(folder string) []string {
 	return keys
 }
 
-// RemoveDerived removes what was built under a key. The folder disappears as a whole,
-// because a call may have it made again at any moment.
+// RemoveDerived removes the build with a key. The folder disappears as a whole, because a call may
+// have it made again at any moment.
 func RemoveDerived(folder, key string) error {
 	gone := filepath.Join(folder, fmt.Sprintf(".gone-%s-%d", key, os.Getpid()))
 	if err := os.RemoveAll(gone); err != nil {
@@ -105,7 +104,7 @@ func RemoveDerived(folder, key string) error {
 	return os.RemoveAll(gone)
 }
 
-// ReadRequest reads what the builder was asked for under a key.
+// ReadRequest reads the request with a key.
 func ReadRequest(folder, key string) (request Request, err error) {
 	path := filepath.Join(folder, key, RequestFile)
 	data, err := readFile(path)
@@ -118,8 +117,8 @@ func ReadRequest(folder, key string) (request Request, err error) {
 	return request, nil
 }
 
-// Added returns what calls added to an environment: of one to which nothing was added, its
-// name and no packages.
+// Added returns the packages that calls added to an environment: its own name and no packages if
+// they added none.
 func (e Environment) Added() Derived {
 	if e.Derived != nil {
 		return *e.Derived
@@ -130,8 +129,8 @@ func (e Environment) Added() Derived {
 // ErrNotBuilt reports an environment with packages that the builder has not built.
 var ErrNotBuilt = errors.New("it is not built")
 
-// ReadDerived reads what the builder made of an environment and packages, in the
-// folder of all of them.
+// ReadDerived reads the builder's result for an environment and packages, in the folder of all
+// results.
 func (e Environment) ReadDerived(folder string, d Derived) (Environment, error) {
 	link := filepath.Join(folder, e.OnDemand.Key(d), ResultLink)
 	if _, err := os.Lstat(link); err != nil {
@@ -145,7 +144,7 @@ func (e Environment) ReadDerived(folder string, d Derived) (Environment, error) 
 		env.Language = e.Language
 	}
 	env.Name, env.Derived = d.String(), &d
-	// What is added is added to the environment, in one name.
+	// Further packages are added to the base, in one name.
 	env.OnDemand = e.OnDemand
 	return env, nil
 }

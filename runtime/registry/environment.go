@@ -20,7 +20,7 @@ type Environment struct {
 	Description     string
 	Backend         string
 	InterpreterType string
-	// Language is what is known of the interpreter; nil where that is nothing.
+	// Language describes the interpreter, or is nil.
 	Language *Language
 	// Timeout is how long a call runs that does not say, MaxTimeout how long one
 	// may ask to run, which is at least Timeout.
@@ -31,11 +31,11 @@ type Environment struct {
 	CPUs float64
 	// PIDs is how many processes and threads it may have.
 	PIDs int64
-	// OutputBytes is what an answer may carry of stdout and stderr together.
+	// OutputBytes bounds stdout and stderr together in an answer.
 	OutputBytes int64
 	// Prewarm is how many sandboxes shall be ready before a call comes.
 	Prewarm int
-	// Network is what it may reach; nil where that is nothing.
+	// Network lists the reachable hosts, or is nil if there are none.
 	Network *Network
 	// Reports says that the artifact's programs report how they isolate a sandbox,
 	// and Reads names variables of the server's environment that they read.
@@ -44,20 +44,20 @@ type Environment struct {
 	// Suspend says that its sandboxes can be put to disk and go on later, and Branch
 	// that a copy of one can go on beside it.
 	Suspend, Branch bool
-	// OverheadMB and OverheadPIDs are what they use beside what the code may.
+	// OverheadMB and OverheadPIDs are used beside the code's limits.
 	OverheadMB   int64
 	OverheadPIDs int64
-	// Closure identifies what is inside; empty where the builder did not say.
+	// Closure identifies the contents, or is "" if the builder did not say.
 	Closure string
-	// Needs is equal for environments that need the same of a machine; empty
-	// where the builder did not say.
+	// Needs is equal for environments with the same requirements on a machine, or "" if the builder
+	// did not say.
 	Needs string
-	// OnDemand is what calls may add to it; nil where that is nothing.
+	// OnDemand lists the packages that calls may add, or is nil.
 	OnDemand *OnDemand
-	// Derived is what a call added to it; nil where that is nothing.
+	// Derived lists the packages that a call added, or is nil.
 	Derived *Derived
-	// Exec runs code from its stdin; SessionExec speaks frames. Both are empty where
-	// the environment has yet to be built.
+	// Exec runs code from its stdin; SessionExec speaks frames. Both are "" if the environment has
+	// yet to be built.
 	Exec        string
 	SessionExec string
 	// Origin is the file or variable that named the environment.
@@ -78,7 +78,7 @@ func (e Environment) Secrets() []string {
 	return slices.Concat(e.Reads, e.Network.Secrets)
 }
 
-// validName is what an environment may be called.
+// validName matches names of environments.
 var validName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,63}$`)
 
 // environment checks an entry of the server's metadata. Defaults are the fields
@@ -100,9 +100,8 @@ func artifactEnvironment(folder, file, name string, object, defaults gjson.Resul
 	return fields.environment(name, filepath.Join(folder, "bin", "run"), filepath.Join(folder, "bin", "session-run"))
 }
 
-// environment reads the fields that both forms share. The first wrong one is
-// the error. Which values make sense was decided where the artifact was built;
-// here they only have to be of the right type.
+// environment reads the fields that both forms share. The first wrong one is the error. The build
+// checked the values; only their types are checked here.
 func (r *reader) environment(name, run, serve string) (Environment, error) {
 	if r.err == nil && !validName.MatchString(name) {
 		r.err = fmt.Errorf("%s: environment name %q must be 1 to 64 of a-z, 0-9, _ and -, and begin with a letter or digit", r.where, name)
@@ -154,8 +153,8 @@ func (r *reader) environment(name, run, serve string) (Environment, error) {
 	return env, nil
 }
 
-// executable says what is wrong with the path of a program, for use after
-// its field's name.
+// executable describes a problem with the path of a program, for use after its field's name. It
+// returns "" if there is none.
 func executable(path string) error {
 	if !filepath.IsAbs(path) {
 		return fmt.Errorf("is %q, it must be an absolute path", path)
@@ -188,8 +187,7 @@ func (r *reader) fail(field, what string) {
 	r.err = fmt.Errorf("%s: %s%s %s", r.where, r.prefix, field, what)
 }
 
-// get returns a field, and false where it is absent, null or an error came
-// before.
+// get returns a field. It returns false if the field is absent or null, or after an error.
 func (r *reader) get(field string) (gjson.Result, bool) {
 	value := r.object.Get(field)
 	if !value.Exists() {
@@ -198,8 +196,8 @@ func (r *reader) get(field string) (gjson.Result, bool) {
 	return value, r.err == nil && value.Exists() && value.Type != gjson.Null
 }
 
-// need returns a field, which may be null, and false where it is absent, which
-// is an error, or an error came before.
+// need returns a field, which may be null. A missing field is an error. It returns false if the
+// field is missing, or after an error.
 func (r *reader) need(field string) (gjson.Result, bool) {
 	value, _ := r.get(field)
 	if r.err == nil && !value.Exists() {
@@ -208,7 +206,7 @@ func (r *reader) need(field string) (gjson.Result, bool) {
 	return value, r.err == nil
 }
 
-// check fails where a value is not what it must be, and is false after any error.
+// check records an error if a value is wrong. It returns false after any error.
 func (r *reader) check(field string, value gjson.Result, is bool, must string) bool {
 	if r.err == nil && !is {
 		r.fail(field, "is "+kind(value)+", it must be "+must)
@@ -216,7 +214,7 @@ func (r *reader) check(field string, value gjson.Result, is bool, must string) b
 	return r.err == nil
 }
 
-// text returns a string, or another value where the field is absent or null.
+// text returns a string, or unset if the field is absent or null.
 func (r *reader) text(field, unset string) string {
 	value, ok := r.get(field)
 	if !ok || !r.check(field, value, value.Type == gjson.String, "a string") {
@@ -276,14 +274,13 @@ func (r *reader) boolean(field string) bool {
 	return value.Bool()
 }
 
-// flag returns a boolean, false where the field is absent or null.
+// flag returns a boolean: false if the field is absent or null.
 func (r *reader) flag(field string) bool {
 	value, ok := r.get(field)
 	return ok && r.check(field, value, value.IsBool(), "a boolean") && value.Bool()
 }
 
-// list returns an array of strings, each of which is a thing; nil where the field is
-// absent or null.
+// list returns an array of strings that each satisfy is, or nil if the field is absent or null.
 func (r *reader) list(field, thing string, is func(string) bool) (list []string) {
 	value, ok := r.get(field)
 	if !ok || !r.check(field, value, value.IsArray(), "an array, each item "+thing) {
@@ -320,14 +317,14 @@ func (r *reader) sentences(field string) map[string]string {
 	return object
 }
 
-// validVariable is what an environment variable may be called.
+// validVariable matches names of environment variables.
 var validVariable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 func (r *reader) names(field string) []string {
 	return r.list(field, "the name of a variable", validVariable.MatchString)
 }
 
-// kind names what a value is, for error messages.
+// kind names the type of a value in error messages.
 func kind(value gjson.Result) string {
 	switch {
 	case !value.Exists():

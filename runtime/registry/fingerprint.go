@@ -12,10 +12,9 @@ import (
 // seed makes fingerprints of one process comparable.
 var seed = maphash.MakeSeed()
 
-// Fingerprint is another number after whatever [Set.With] would read from
-// these folders has changed: entries, where their links lead, the files of
-// artifacts, and whether what builds still runs. It costs a few system calls
-// an entry and opens no artifact's file.
+// Fingerprint returns a number that changes if anything changes that [Set.With] would read from
+// these folders: entries, the targets of links, the files of artifacts, and whether builds still
+// run. It costs a few system calls an entry and opens no artifact's file.
 func (p Folders) Fingerprint() uint64 {
 	var hash maphash.Hash
 	hash.SetSeed(seed)
@@ -65,8 +64,8 @@ func (p Folders) Fingerprint() uint64 {
 	return hash.Sum64()
 }
 
-// trace adds what changes when a file does. The time of the last change of
-// its state is among it, which no program can set back.
+// trace adds the attributes that change with a file, among them its ctime, which programs cannot
+// set.
 func trace(hash *maphash.Hash, path string) {
 	var stat syscall.Stat_t
 	if err := syscall.Stat(path, &stat); err != nil {

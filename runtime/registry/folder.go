@@ -20,30 +20,28 @@ import (
 const (
 	// maxEntries bounds the entries of a sandbox folder.
 	maxEntries = 1000
-	// maxReason bounds what is shown of why a build failed, in bytes.
+	// maxReason bounds the shown reason of a failed build, in bytes.
 	maxReason = 4 << 10
 )
 
-// What the files beside the artifacts in a folder of builds are called; a
-// name of an environment has no dot.
+// The endings of files beside the artifacts in a folder of builds. Names of environments contain no
+// dot.
 const (
 	building = ".building"
 	failed   = ".failed"
 	named    = ".named"
 )
 
-// Folders are where environments are found beside the server's own.
+// Folders lists the sources of environments beside the server's own.
 type Folders struct {
-	// Folders are sandbox folders. Earlier ones win over later ones, and all
-	// of them over Builds, and that over the server's own environments. One
-	// that does not exist is an empty one.
+	// Folders are sandbox folders. Earlier ones win over later ones, and all of them over Builds,
+	// which wins over the server's own environments. A missing folder counts as empty.
 	Folders []string
-	// Builds is the folder in which the wrapper reports what it builds, or
-	// empty. Beside links to artifacts it may contain
+	// Builds is the wrapper's folder of builds, or "". Beside links to artifacts it may contain
 	//
 	//	NAME.named     a link to an artifact that is called NAME here,
 	//	NAME.building  a file: NAME is being built since it was written, by
-	//	               the process whose id is in it,
+	//	               the process with the id that it contains,
 	//	NAME.failed    a file: NAME was not built; the end of it says why.
 	Builds string
 	// Packages is the folder of environments with packages that calls added, or
@@ -51,8 +49,8 @@ type Folders struct {
 	Packages string
 }
 
-// With returns the set with what these folders contain. The error is for a folder
-// that cannot be read; what is wrong with one environment is in Set.Broken.
+// With returns the set with the contents of these folders added. The error reports a folder that
+// cannot be read; Set.Broken lists the problems of single environments.
 func (s *Set) With(folders Folders) (*Set, error) {
 	all := *s
 	all.Environments = map[string]Environment{}
@@ -130,13 +128,11 @@ func (s *Set) folder(path string, builds bool) error {
 	return nil
 }
 
-// errNoArtifact is of an entry that nobody means as a sandbox, or that is not
-// written yet.
+// errNoArtifact reports an entry that is not meant as a sandbox, or is not complete yet.
 var errNoArtifact = errors.New("no artifact")
 
-// artifact reads one artifact; the name is empty where it could not be read.
-// An alias is called as the folder calls it, whatever its own name. What is
-// returned names the artifact itself and not its links, which may lead
+// artifact reads one artifact. The name is "" if it could not be read. An alias has the name that
+// the folder gives it. The result names the artifact itself rather than its links, which may lead
 // elsewhere at the next call.
 func artifact(entry string, link bool, called string, alias bool, defaults gjson.Result) (string, Environment, error) {
 	folder, err := filepath.EvalSymlinks(entry)
@@ -184,7 +180,7 @@ func artifact(entry string, link bool, called string, alias bool, defaults gjson
 	return name, env, err
 }
 
-// target is what a link leads to, for a sentence.
+// target returns the target of a link, for a sentence.
 func target(link string) string {
 	to, err := os.Readlink(link)
 	if err != nil {
@@ -193,7 +189,7 @@ func target(link string) string {
 	return to
 }
 
-// build reads what the wrapper reports of a build.
+// build reads the wrapper's report of a build.
 func (s *Set) build(path, file string) {
 	name, ended := strings.CutSuffix(file, failed)
 	if ended {
@@ -216,15 +212,14 @@ func (s *Set) build(path, file string) {
 	s.Builds = append([]Build{build}, s.Builds...)
 }
 
-// alive says whether there is a process with this id; also where the text is
-// no id, for then nothing is known.
+// alive reports whether a process with this id exists. It returns true if the text is not an id,
+// because then the process may exist.
 func alive(text string) bool {
 	id, err := strconv.Atoi(strings.TrimSpace(text))
 	return err != nil || id < 1 || !errors.Is(syscall.Kill(id, 0), syscall.ESRCH)
 }
 
-// tail returns the last lines of a file as text that may be shown; empty
-// where it cannot be read.
+// tail returns the last lines of a file as text that may be shown, or "" if it cannot be read.
 func tail(path string) string {
 	file, err := os.Open(path)
 	if err != nil {

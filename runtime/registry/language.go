@@ -9,52 +9,49 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// Command is the interpreter type of environments whose language only their
-// operator knows. They keep no sessions.
+// Command is the interpreter type of environments with a language that only their operator knows.
+// They have no sessions.
 const Command = "command"
 
-// Language is what the runtime knows of an interpreter with a name. Nix writes
-// it from the interpreter's folder (nix/interpreters) into the metadata of each
-// environment that runs it, as the object "language", and of the server, as one
-// of "interpreters", for artifacts that an earlier version made.
+// Language describes an interpreter with a name to the runtime. Nix writes it from the
+// interpreter's folder (nix/interpreters) into the metadata of each environment that runs it, as
+// the object "language", and into the server's, among "interpreters", for artifacts without it.
 type Language struct {
 	// Type is the interpreter_type: not a field, but the object's name.
 	Type string
 	// Sessions says that variables outlive a call.
 	Sessions bool
-	// Description is that of an environment without one of its own.
+	// Description describes environments without a description of their own.
 	Description string
-	// Probe is code that prints 42 and a newline; empty where there is none.
+	// Probe is code that prints 42 and a newline, or "".
 	Probe string
-	// Programs are the names by which code calls the interpreter, without a
-	// version at their end.
+	// Programs are the interpreter's names in code, without a version at their end.
 	Programs []string
-	// ForeignWords are names that code of other languages begins with and that
-	// mean nothing here.
+	// ForeignWords begin code of other languages and have no meaning in this one.
 	ForeignWords []string
 	// Installers are the modules that would install others.
 	Installers []string
-	// ProjectModules says how a module of the project is loaded, with
-	// @project@ for the project's folder; empty where code just loads it.
+	// ProjectModules says how code loads a module of the project, with @project@ for the project's
+	// folder; it is "" if no advice is needed.
 	ProjectModules string
-	// Errors find errors in what code wrote to stderr.
+	// Errors find errors in the stderr of code.
 	Errors Errors
 	// Hints answer mistakes that are likely in this language; the first that
 	// matches counts.
 	Hints []Hint
 }
 
-// Hint says what to do about code that failed.
+// Hint advises after a failure of code.
 type Hint struct {
 	Code  *regexp.Regexp // matches the beginning of the code; nil matches any
 	Error *regexp.Regexp // matches the end of what the code wrote to stderr; nil matches any
-	// Say is a sentence. @TYPE@ in it stands for the name of an environment with
-	// that type of interpreter; where there is none, the hint does not apply.
+	// Say is a sentence. @TYPE@ in it stands for the name of an environment with that type of
+	// interpreter; without such an environment the hint does not apply.
 	Say string
 }
 
-// Errors recognize what an error is about. The first group of each but Syntax
-// and Input is the name that is missing; nil matches nothing.
+// Errors recognize the subject of an error. The first group of each, except Syntax and Input, is
+// the missing name. nil matches nothing.
 type Errors struct {
 	Syntax  *regexp.Regexp // code that the interpreter cannot read
 	Module  *regexp.Regexp // a module or package
@@ -62,7 +59,7 @@ type Errors struct {
 	Command *regexp.Regexp // a command of a shell
 	Program *regexp.Regexp // a program that code tried to start
 	Input   *regexp.Regexp // stdin is empty
-	// Install is what code, and not an error, has where it would install a package.
+	// Install matches code, rather than an error, that would install a package.
 	Install *regexp.Regexp
 }
 
@@ -77,11 +74,11 @@ const (
 	maxPattern   = 400  // bytes
 )
 
-// validType is what an interpreter type may be called.
+// validType matches interpreter types.
 var validType = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,31}$`)
 
-// Calls says whether a program's name, with or without a version at its end, is
-// one of this language's interpreter.
+// Calls reports whether a program's name, with or without a version at its end, is one of this
+// language's interpreters.
 func (l *Language) Calls(program string) bool {
 	return slices.Contains(l.Programs, strings.TrimRight(program, "0123456789."))
 }
@@ -92,7 +89,7 @@ func (l *Language) IsForeign(word string) bool {
 	return l != nil && slices.Contains(l.ForeignWords, word)
 }
 
-// language reads the object of that name, or returns nil where there is none.
+// language reads the object of that name, or returns nil if it is absent.
 func (r *reader) language(field, kindOf string) *Language {
 	object, ok := r.get(field)
 	if !ok || !r.check(field, object, object.IsObject(), "an object") {
@@ -196,7 +193,7 @@ func (r *reader) words(field string) []string {
 	return words
 }
 
-// pattern reads a regular expression whose ^ and $ match at lines.
+// pattern reads a regular expression; ^ and $ match at lines.
 func (r *reader) pattern(field string) *regexp.Regexp {
 	text := r.line(field, maxPattern)
 	if r.err != nil || text == "" {

@@ -27,7 +27,7 @@ type Set struct {
 	// Derived are environments with packages that calls added, by their names in the
 	// canonical form.
 	Derived map[string]Environment
-	// Languages are those that the server knows, by interpreter type.
+	// Languages are the server's own, by interpreter type.
 	Languages  map[string]*Language
 	Builds     []Build
 	Broken     []Broken
@@ -37,32 +37,30 @@ type Set struct {
 	// Serve is nil in metadata of earlier versions.
 	Serve    *Serve
 	OnDemand Bounds
-	// InboxMount is where a sandbox shows the inbox.
+	// InboxMount is the path of the inbox in a sandbox.
 	InboxMount string
 	// defaults are the fields that an artifact of an earlier version lacks.
 	defaults gjson.Result
 }
 
-// Build is an environment that Nix is building, or could not build; in a
-// [Snapshot] also one that could not be loaded. Another one of its name may be
-// among the usable ones of a [Set].
+// Build is an environment that Nix is building or could not build; in a [Snapshot] also one that
+// could not be loaded. A [Set] may contain a usable environment of the same name.
 type Build struct {
 	Name  string
 	Since time.Time // when it began
-	// Failed says that it is over, and Reason why, as the model may read it: the
-	// last lines of Nix's error; empty where only the log says so.
+	// Failed says that the build is over. Reason contains the last lines of Nix's error, as the
+	// model may read them, or "" if only the log has them.
 	Failed bool
 	Reason string
 }
 
-// Broken is an environment that was left out. Another one of its name may be
-// among the usable ones.
+// Broken is an environment that was left out. There may be a usable one of the same name.
 type Broken struct {
 	Name string
 	Err  error
 }
 
-// Overridden is an environment that one of a sandbox folder hides.
+// Overridden is an environment that is hidden by one of a sandbox folder.
 type Overridden struct {
 	Name string
 	// Origin is the file or variable that the hidden environment came from.
@@ -84,7 +82,7 @@ type Session struct {
 	SuspendBytes int64
 }
 
-// Bounds are those of packages on demand, which the builder is told.
+// Bounds limit packages on demand; the builder is told.
 type Bounds struct {
 	// MaxClosureMB and KeepMB are in MiB: of one environment, and of all that are
 	// kept.
@@ -97,17 +95,16 @@ type Bounds struct {
 	KeepDays int64
 }
 
-// Project is what the operator configured for the project, and what a sandbox
-// allows.
+// Project contains the operator's settings for the project, and the limits of a sandbox.
 type Project struct {
-	// Path is the folder on the host; empty where only PROJECT_DIR names one.
+	// Path is the folder on the host, or "" if only PROJECT_DIR names one.
 	Path string
 	// Mount is its path in the sandbox, and Reserved the paths there that it
 	// may not overlap.
 	Mount    string
 	Reserved []string
-	// Mode is one of Modes. RefusedModes are others that operators try, each
-	// with the reason for its refusal.
+	// Mode is one of Modes. RefusedModes are others that operators try, each with the reason for
+	// its refusal.
 	Mode         string
 	Modes        []string
 	RefusedModes map[string]string
@@ -121,9 +118,8 @@ func (s *Set) Names() []string {
 	return slices.Sorted(maps.Keys(s.Environments))
 }
 
-// Read reads the server's metadata, which is JSON itself or the path of a
-// file of it. The error is for what makes the whole unusable; what is wrong
-// with one environment is in Set.Broken.
+// Read reads the server's metadata, given as JSON or as the path of a JSON file. The error reports
+// unusable metadata; Set.Broken lists the problems of single environments.
 func Read(server string) (*Set, error) {
 	set := &Set{Environments: map[string]Environment{}}
 	if err := set.server(server); err != nil {
@@ -206,8 +202,8 @@ func (s *Set) server(source string) error {
 	return nil
 }
 
-// add puts an environment into the set. What an earlier version of Nix's part
-// did not write into its artifacts comes from the server's own metadata.
+// add puts an environment into the set. Fields that its artifact lacks come from the server's own
+// metadata.
 func (s *Set) add(name string, env Environment) {
 	if env.Language == nil {
 		env.Language = s.Languages[env.InterpreterType]

@@ -7,19 +7,19 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// Network is what an environment may reach. The artifact enforces it; the
-// runtime describes it.
+// Network lists the hosts that an environment reaches. The artifact enforces it; the runtime
+// describes it.
 type Network struct {
-	// Domains are host names such as files.example, *.host.example and
-	// git.example:22. They may be none where an artifact is of a later version.
+	// Domains are host names such as files.example, *.host.example and git.example:22. The list may
+	// be empty if the artifact is of a later version.
 	Domains []string
-	// Ports are those of domains without a port.
+	// Ports apply to domains without a port.
 	Ports []int
 	// Limits are the numbers of the options that limit connections, by name.
 	// Artifacts need not have them.
 	Limits map[string]int64
-	// Secrets name the variables of the server's own environment in which the
-	// credentials of the network are. The launcher reads them; no sandbox does.
+	// Secrets name the variables of the server's own environment that contain the credentials of
+	// the network. The launcher reads them; sandboxes never do.
 	Secrets []string
 	// OfDefaults says that the configuration has this network in its defaults, and that
 	// the environment has no table of its own.
@@ -57,8 +57,7 @@ const (
 	maxPorts  = 65535
 )
 
-// network reads what an environment may reach; nil where that is nothing, as for
-// artifacts of earlier versions.
+// network reads the hosts that an environment reaches, or returns nil if there are none.
 func (r *reader) network(field string) *Network {
 	value, ok := r.get(field)
 	mode := value.Get("mode")

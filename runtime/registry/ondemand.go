@@ -28,8 +28,7 @@ const (
 // plus stands between the parts of the name of an environment with packages.
 const plus = "+"
 
-// validPackage is what a package may be called: an attribute of a package set,
-// without the dots of a path to one.
+// validPackage matches a package's name: an attribute of a package set, without dots.
 var validPackage = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$`)
 
 // Derived names an environment with packages that a call adds to it.
@@ -62,8 +61,7 @@ func IsDerived(text string) bool { return strings.Contains(text, plus) }
 
 // DerivedNameError reports a text that names no environment with packages.
 type DerivedNameError struct {
-	// Part is the part of the text that is wrong, if it is one part; empty where it
-	// has too many, or too many bytes.
+	// Part is the wrong part of the text, or "" if the text has too many parts or bytes.
 	Part string
 	// Blank says that it is an empty part.
 	Blank bool
@@ -110,14 +108,13 @@ func ParseDerived(text string) (Derived, error) {
 type OnDemand struct {
 	// All says that it is every package of the package set.
 	All bool
-	// Names are those of a list, in its order.
+	// Names lists the allowed packages, in the operator's order.
 	Names []string
 	// Folder is the artifact's, with recipe.json and packages.json.
 	Folder string
 }
 
-// Recipe is the path of the file from which the builder makes the environment with
-// further packages.
+// Recipe is the path of the file that the builder makes the environment with further packages from.
 func (o *OnDemand) Recipe() string { return filepath.Join(o.Folder, "recipe.json") }
 
 // Key identifies the environment that a name stands for, as 64 letters and digits:
@@ -130,11 +127,10 @@ func (o *OnDemand) Key(d Derived) string {
 // PackageError reports a package that cannot be added to an environment.
 type PackageError struct {
 	Env, Package string
-	// Listed says that the environment has a list in which the package is not.
+	// Listed says that the environment has a list without the package.
 	Listed bool
-	// Has is a package that may be added and has the module or program that was
-	// named; empty where there is none. Near are names that differ little, of
-	// packages that may be added; at most three.
+	// Has is an allowed package that contains the named module or program, or "". Near lists at
+	// most three similar names of allowed packages.
 	Has  string
 	Near []string
 }
@@ -143,8 +139,8 @@ func (e *PackageError) Error() string {
 	return fmt.Sprintf("environment %q has no package %q to add", e.Env, e.Package)
 }
 
-// Check returns a [*PackageError] where a package may not be added, or, as far as is
-// known without Nix, does not exist.
+// Check returns a [*PackageError] if a package may not be added or, as far as is known without Nix,
+// does not exist.
 func (o *OnDemand) Check(d Derived) error {
 	known := tableOf(o.Folder)
 	for _, name := range d.Packages {
@@ -171,8 +167,8 @@ func (o *OnDemand) Near(name string) []string {
 	return nearest(name, tableOf(o.Folder).Names)
 }
 
-// Module returns the package that has a module, by the name that code imports;
-// false where none that may be added is known.
+// Module returns the package with a module, by the name that code imports. It returns false if no
+// allowed package is known to contain it.
 func (o *OnDemand) Module(name string) (string, bool) {
 	known := tableOf(o.Folder)
 	if of, ok := known.Modules[name]; ok {
@@ -184,8 +180,8 @@ func (o *OnDemand) Module(name string) (string, bool) {
 	return known.named(name)
 }
 
-// Program returns the package that has a program; false where none that may be
-// added is known.
+// Program returns the package with a program. It returns false if no allowed package is known to
+// contain it.
 func (o *OnDemand) Program(name string) (string, bool) {
 	known := tableOf(o.Folder)
 	if of, ok := known.Programs[name]; ok {
@@ -194,7 +190,7 @@ func (o *OnDemand) Program(name string) (string, bool) {
 	return known.named(name)
 }
 
-// table is what the environment's builder wrote of packages (packages.json).
+// table is the builder's table of packages (packages.json).
 type table struct {
 	Names []string
 	// Modules and Programs are packages by names other than their own.
@@ -205,8 +201,8 @@ type table struct {
 	names map[string]bool
 }
 
-// allows reports whether a package may be added. Of a table that could not be read, a
-// list counts alone, and where all are allowed the builder finds out.
+// allows reports whether a package may be added. If the table could not be read, only the
+// environment's list counts; if that allows all packages, the builder finds out.
 func (t *table) allows(o *OnDemand, name string) bool {
 	if !o.All {
 		return slices.Contains(o.Names, name)
@@ -227,8 +223,8 @@ func (t *table) named(name string) (string, bool) {
 	return "", false
 }
 
-// tables are those that were read, by the folders of their artifacts, which never
-// change. There are at most maxTables of them.
+// tables caches tables by the folders of their artifacts, which never change. It holds at most
+// maxTables.
 var tables = struct {
 	sync.Mutex
 	of map[string]*table
@@ -236,7 +232,7 @@ var tables = struct {
 
 const maxTables = 64
 
-// tableOf returns the table of an artifact. One that cannot be read is empty.
+// tableOf returns the table of an artifact. An unreadable table is empty.
 func tableOf(folder string) *table {
 	tables.Lock()
 	defer tables.Unlock()
@@ -265,7 +261,6 @@ func tableOf(folder string) *table {
 }
 
 // onDemand reads the packages that calls may add: "all", or an array of names.
-// Artifacts of earlier versions have none.
 func (r *reader) onDemand(field, folder string) *OnDemand {
 	if value, _ := r.get(field); value.Type == gjson.String && value.Str == "all" {
 		return &OnDemand{All: true, Folder: folder}
@@ -277,9 +272,9 @@ func (r *reader) onDemand(field, folder string) *OnDemand {
 	return &OnDemand{Names: names, Folder: folder}
 }
 
-// nearest returns at most three of the names that differ the least from a word, in
-// at most a third of its letters. It takes time with the number of names, and none of
-// them is longer than a package's name may be.
+// nearest returns at most three of the names: the most similar ones, which differ from the word in
+// at most a third of its letters. It takes time proportional to the number of names, and the length
+// of a package's name is bounded.
 func nearest(word string, names []string) []string {
 	type candidate struct {
 		name     string
@@ -307,7 +302,7 @@ func nearest(word string, names []string) []string {
 	return found
 }
 
-// plainName is a name without what people write differently.
+// plainName returns a name without the differences in spelling that people are likely to make.
 func plainName(name string) string { return strings.ReplaceAll(strings.ToLower(name), "_", "-") }
 
 func abs(n int) int { return max(n, -n) }

@@ -10,16 +10,16 @@ import (
 	"syscall"
 )
 
-// store is where Nix keeps artifacts, which nobody but Nix changes.
+// store is Nix's store. Only Nix changes artifacts there.
 const store = "/nix/store/"
 
-// overflow is the owner that the kernel shows where a user namespace has no
-// number for the real one, as for root's files in a container of another user.
+// overflow is the owner that the kernel shows if a user namespace does not map the real one, as for
+// root's files in a container of another user.
 const overflow = 65534
 
-// ownArtifact returns an error where another user than root and this one can
-// change which programs an artifact starts: the server starts them with its own
-// rights, and without a call. Members of groups are the administrator's decision.
+// ownArtifact returns an error if a user other than root and this one can change the programs of an
+// artifact: the server starts them with its own rights, even without a call. Members of groups are
+// the administrator's decision.
 func ownArtifact(entry string, env Environment) error {
 	paths := []string{filepath.Dir(entry), entry}
 	for _, program := range []string{env.Exec, env.SessionExec} {
@@ -55,7 +55,7 @@ func own(entry, path string) error {
 		case !ok:
 		case stat.Uid != 0 && int(stat.Uid) != os.Geteuid() && !(stat.Uid == overflow && mapped()):
 			return fmt.Errorf("%s: another user can change its programs, because %s belongs to user %d: %s", entry, path, stat.Uid, hint)
-		// In a sticky folder such as /tmp, each user replaces only what is theirs.
+		// In a sticky folder such as /tmp, users can replace only their own files.
 		case info.Mode()&0o002 != 0 && (first || info.Mode()&fs.ModeSticky == 0):
 			return fmt.Errorf("%s: every user can change its programs, because all may write to %s: %s", entry, path, hint)
 		}

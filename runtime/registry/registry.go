@@ -1,15 +1,13 @@
-// Package registry contains the environments that can be called: it reads what
-// Nix decided about them (the server's metadata and the artifacts in sandbox
-// folders), keeps a snapshot of what is ready, building or failed, and polls
-// the folders for changes.
+// Package registry contains the environments that can be called: it reads the output of Nix (the
+// server's metadata and the artifacts in sandbox folders), provides a snapshot of the environments
+// that are ready, building or failed, and polls the folders for changes.
 //
-// It makes three promises. Each environment that it returns is usable: its
-// metadata was checked field by field and its programs exist. What is wrong
-// with one environment is one error that names the file and the field, and the
-// other environments work; unknown fields are ignored, so that an older
-// runtime serves what a newer builder made. A snapshot never changes: its
-// holder can go on using the artifacts that it names after they left the
-// registry. Subscribers are called for each change, one at a time and in order.
+// It makes three promises. Each environment that it returns is usable: its metadata was checked
+// field by field and its programs exist. A problem of one environment is one error that names the
+// file and the field, and the other environments work; unknown fields are ignored, so that an older
+// runtime serves the artifacts of a newer builder. A snapshot never changes: its holder can go on
+// using its artifacts after they left the registry. Subscribers are called for each change, one at
+// a time and in order.
 package registry
 
 import (
@@ -23,14 +21,14 @@ import (
 	"time"
 )
 
-// Snapshot is the state of all environments at one moment. It never changes;
-// what its methods return must not be changed either.
+// Snapshot is the state of all environments at one moment. It is immutable; so are the results of
+// its methods.
 type Snapshot struct {
 	ready   map[string]Environment
 	derived map[string]Environment
 	names   []string
 	pending map[string]Build
-	// languages are those of the server and of the environments.
+	// languages are the server's and the environments'.
 	languages []*Language
 }
 
@@ -58,13 +56,12 @@ func (s *Snapshot) AllDerived() []Environment {
 	return slices.SortedFunc(maps.Values(s.derived), func(a, b Environment) int { return strings.Compare(a.Name, b.Name) })
 }
 
-// Languages returns what is known of interpreters, whether or not an
-// environment runs them, in order of their types. There may be several of one
-// type.
+// Languages returns the known interpreters, whether or not an environment runs them, in order of
+// their types. There may be several of one type.
 func (s *Snapshot) Languages() []*Language { return s.languages }
 
-// Pending returns an environment that is building or has failed, and false
-// where there is none of this name or it is ready.
+// Pending returns an environment that is building or has failed. It returns false if there is none
+// of this name, or if it is ready.
 func (s *Snapshot) Pending(name string) (Build, bool) {
 	build, ok := s.pending[name]
 	return build, ok
@@ -96,15 +93,14 @@ type Registry struct {
 
 type subscriber struct{ changed func(before, after *Snapshot) }
 
-// New returns a Registry of what was read.
+// New returns a Registry with the contents of a set.
 func New(set *Set) *Registry {
 	c := &Registry{}
 	c.now.Store(snapshot(set))
 	return c
 }
 
-// snapshot is the state that a set describes. Nothing in it is shared with
-// the set.
+// snapshot returns the state that a set describes. It shares nothing with the set.
 func snapshot(set *Set) *Snapshot {
 	s := &Snapshot{
 		ready:   maps.Clone(set.Environments),
@@ -141,8 +137,8 @@ func snapshot(set *Set) *Snapshot {
 // Now returns the state of this moment. It takes no lock.
 func (c *Registry) Now() *Snapshot { return c.now.Load() }
 
-// Publish makes what was read the state from now on, and says whether that is
-// another state. It returns when the subscribers know.
+// Publish makes a set the state from now on, and reports whether the state changed. It returns
+// after the subscribers were called.
 func (c *Registry) Publish(set *Set) bool {
 	after := snapshot(set)
 	c.mu.Lock()

@@ -15,9 +15,9 @@ type Serve struct {
 	// Hosts are the server's names, Origins the pages that may call it.
 	Hosts   []string `json:"hosts"`
 	Origins []string `json:"origins"`
-	// TokenFile is empty where there is none.
+	// TokenFile is "" if tokens are not used.
 	TokenFile string `json:"token_file"`
-	// Proxy and OAuth are nil where nobody calls in such a way.
+	// Proxy and OAuth are nil if that way of authentication is not used.
 	Proxy *ServeProxy `json:"proxy"`
 	OAuth *ServeOAuth `json:"oauth"`
 	// Quotas are the bounds of a principal by its class; "default" is that of those
@@ -25,10 +25,9 @@ type Serve struct {
 	Quotas map[string]Quota `json:"quotas"`
 	// CallsAtOnce is how many calls run at once; 0 leaves it to the processors.
 	CallsAtOnce int `json:"calls_at_once"`
-	// AuditFile is the file of the audit log; empty where there is none.
+	// AuditFile is the file of the audit log, or "".
 	AuditFile string `json:"audit_file"`
-	// MetricsListen is where metrics are served, and with Page the page; empty where they
-	// are not.
+	// MetricsListen is the address for metrics, and with Page for the page, or "".
 	MetricsListen string `json:"metrics_listen"`
 	Page          bool   `json:"page"`
 	// LameDuckSeconds is how long the server goes on before it drains, DrainSeconds how
@@ -43,7 +42,7 @@ type ServeProxy struct {
 	From   []string `json:"from"` // prefixes of addresses, or "unix"
 }
 
-// ServeOAuth is an authorization server whose tokens are believed.
+// ServeOAuth is a trusted authorization server.
 type ServeOAuth struct {
 	Resource string `json:"resource"`
 	Issuer   string `json:"issuer"`
@@ -52,22 +51,22 @@ type ServeOAuth struct {
 	Scope    string `json:"scope"`
 }
 
-// DefaultClass is the class of principals that have none.
+// DefaultClass is the class of principals without a class.
 const DefaultClass = "default"
 
-// Quota bounds what one principal has at a time.
+// Quota bounds the resources of one principal.
 type Quota struct {
 	Calls    int   `json:"calls"` // that run or wait
 	Sessions int   `json:"sessions"`
 	Streams  int   `json:"streams"`
 	MemoryMB int64 `json:"memory_mb"` // the limits of all its sandboxes together
-	// MemoryUsedMB and PIDs are what all its sandboxes together may really use, which
-	// only control groups hold; 0 is no limit.
+	// MemoryUsedMB and PIDs bound the real use of all its sandboxes together, which only control
+	// groups enforce; 0 is no limit.
 	MemoryUsedMB int64 `json:"memory_used_mb"`
 	PIDs         int   `json:"pids"`
 }
 
-// serve reads the settings for many clients; nil where there are none.
+// serve reads the settings for many clients, or returns nil if there are none.
 func serve(where string, object gjson.Result) (*Serve, error) {
 	if !object.Exists() {
 		return nil, nil

@@ -38,11 +38,11 @@ type Watcher struct {
 	problems map[string]bool // that the log names already
 }
 
-// Watch reads the folders for the first time. Base is what the server was built
-// with. The error is for a folder that cannot be read.
+// Watch reads the folders for the first time. Base is the set that the server was built with. The
+// error reports a folder that cannot be read.
 func Watch(base *Set, folders Folders, log *slog.Logger) (*Watcher, error) {
 	w := &Watcher{base: base, folders: folders, log: log, problems: map[string]bool{}}
-	// Before the reading: what changes in between is read again.
+	// The fingerprint comes first: changes after it are read again.
 	w.seen = folders.Fingerprint()
 	set, err := base.With(folders)
 	if err != nil {
@@ -59,9 +59,8 @@ func Watch(base *Set, folders Folders, log *slog.Logger) (*Watcher, error) {
 // Registry is the registry that the watcher keeps current.
 func (w *Watcher) Registry() *Registry { return w.registry }
 
-// Run keeps the registry current until ctx ends. A value from again has
-// everything read again at once, and what was built beside the server built
-// again: rebuild asks for that.
+// Run keeps the registry current until ctx ends. A value from again makes it read everything again
+// at once, and rebuild the environments that were built beside the server, by calling rebuild.
 func (w *Watcher) Run(ctx context.Context, again <-chan os.Signal, rebuild func()) {
 	ticker := time.NewTicker(pollEvery)
 	defer ticker.Stop()
@@ -108,8 +107,7 @@ func (w *Watcher) settle(ctx context.Context, now uint64) {
 	}
 }
 
-// report logs what is wrong with entries, and what hides what, unless the log
-// says so already.
+// report logs broken and hidden entries, unless the log contains them already.
 func (w *Watcher) report(set *Set) {
 	known := w.problems
 	w.problems = map[string]bool{}
@@ -131,7 +129,7 @@ func (w *Watcher) report(set *Set) {
 	}
 }
 
-// changes logs what has become of environments.
+// changes logs the differences between two states.
 func (w *Watcher) changes(before, after *Snapshot) {
 	for _, name := range after.Names() {
 		env, _ := after.Environment(name)
@@ -155,8 +153,7 @@ func (w *Watcher) changes(before, after *Snapshot) {
 	}
 }
 
-// tell logs what an environment waits for. What is wrong with one that could
-// not be read has been reported.
+// tell logs a pending environment. Unreadable ones have been reported already.
 func (w *Watcher) tell(entry Build) {
 	switch {
 	case !entry.Failed:
