@@ -101,10 +101,9 @@ type candidate struct {
 	shared bool
 }
 
-// Find prepares the group in which sandboxes' groups can be made. Where none was
-// delegated to this process, it asks the service manager to move this process to
-// one, for at most 5 s. It may move this process, and those that share its group,
-// one level down.
+// Find prepares the group for sandboxes' groups. If no group was delegated to this process, Find
+// asks the service manager to move this process to one, for at most 5 s. It may move this process,
+// and others in its group, one level down.
 func Find(ctx context.Context, paths Paths) (*Tree, error) {
 	f, err := paths.choose(os.Geteuid())
 	if paths.canAsk(f, err) {
@@ -133,8 +132,8 @@ func Find(ctx context.Context, paths Paths) (*Tree, error) {
 	return tree, nil
 }
 
-// canAsk reports whether a service manager may delegate a group to this process that
-// is better than what [Paths.choose] found.
+// canAsk reports whether a service manager may delegate a better group to this process than
+// [Paths.choose] found.
 func (p Paths) canAsk(f candidate, err error) bool {
 	if p.Manager == "" || err != nil && !errors.Is(err, errNotDelegated) || err == nil && !f.shared {
 		return false
@@ -143,8 +142,8 @@ func (p Paths) canAsk(f candidate, err error) bool {
 	return err == nil
 }
 
-// Check returns the error that [Find] would, and changes nothing. It assumes that a
-// service manager, where there is one, makes a scope.
+// Check returns the error that [Find] would, without changing anything. It assumes that a service
+// manager, if one is there, makes a scope.
 func Check(paths Paths) error {
 	f, err := paths.choose(os.Geteuid())
 	if err != nil && paths.canAsk(f, err) {
@@ -160,7 +159,7 @@ var errNotDelegated = errors.New("not delegated")
 const delegate = "start the server with: systemd-run --user --scope -p Delegate=yes nix-sandbox-mcp --stdio; " +
 	"a system service says Delegate=cpu memory pids and DelegateSubgroup=" + supervisor
 
-// choose decides which group to use, and changes nothing.
+// choose decides which group to use, without changing anything.
 func (p Paths) choose(uid int) (candidate, error) {
 	if _, err := os.Stat(p.Groups); err != nil {
 		return candidate{}, &Unavailable{
@@ -185,7 +184,7 @@ func (p Paths) choose(uid int) (candidate, error) {
 	if err != nil {
 		return candidate{}, err
 	}
-	// The group above, where the server was started one level down.
+	// Use the group above if the server was started one level down.
 	if filepath.Base(own) == supervisor && own != p.Groups {
 		if f, ok := usable(filepath.Dir(own)); ok {
 			return f, nil
@@ -220,7 +219,7 @@ func (p Paths) ownGroup() (string, error) {
 	}
 	for line := range strings.Lines(string(text)) {
 		if path, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::"); ok {
-			// A group outside of what is mounted here begins with /.. .
+			// The path of a group outside the mounted tree begins with "/..".
 			if !filepath.IsLocal(strings.TrimPrefix(path, "/")) && path != "/" {
 				break
 			}
@@ -247,9 +246,9 @@ func usable(folder string) (candidate, bool) {
 	return candidate{folder: folder, cpu: slices.Contains(controllers, "cpu")}, true
 }
 
-// delegated reports whether a group was delegated to this process. Root may
-// write to every group; systemd marks those that it delegated by an extended
-// attribute (see systemd.resource-control(5), Delegate=).
+// delegated reports whether a group was delegated to this process. Root may write to every group,
+// so systemd marks delegated ones by an extended attribute (see systemd.resource-control(5),
+// Delegate=).
 func delegated(folder string, uid int) bool {
 	var mark [8]byte
 	for _, name := range []string{"user.delegate", "trusted.delegate"} {

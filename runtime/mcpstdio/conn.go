@@ -63,8 +63,8 @@ func (c *conn) SubscriptionFilter() (mcp.SubscriptionFilter, bool) {
 // client before anything that is written later.
 func (c *conn) Notify(notification mcp.JSONRPCNotification) { c.write(notification) }
 
-// writeNotifications writes mcp-go's notifications until last is closed, and
-// what then waits. The channel itself stays open: mcp-go may still send.
+// writeNotifications writes mcp-go's notifications until last is closed, and then those that wait.
+// The channel itself stays open, because mcp-go may still send.
 func (c *conn) writeNotifications(last <-chan struct{}) {
 	for {
 		select {
@@ -90,8 +90,7 @@ func (c *conn) write(message any) {
 	// HTML is not made longer by escapes for browsers.
 	encoder := json.NewEncoder(c.out)
 	encoder.SetEscapeHTML(false)
-	// Nothing that this server answers with is beyond JSON, so an error is the
-	// client's.
+	// JSON can represent every answer of this server, so an error is the client's.
 	if err := encoder.Encode(message); err != nil {
 		c.broken = true
 		c.failed(err)

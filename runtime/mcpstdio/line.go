@@ -12,7 +12,7 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// prefixBytes is what is kept of a line that is too long, to find its id.
+// prefixBytes is how much of an overlong line is stored, to find its id.
 const prefixBytes = 4 << 10
 
 // line is one line of input without the space around it.

@@ -1,11 +1,9 @@
-// Package mcpstdio serves MCP over the standard streams: a JSON-RPC message a
-// line.
+// Package mcpstdio serves MCP over the standard streams: a JSON-RPC message a line.
 //
-// It promises that every request is answered: calls run beside each other
-// while everything else is answered in order of arrival, and at the end of
-// input all that came before it is still answered. A line that is too long,
-// is not JSON or is no request costs an error reply and nothing else. Memory
-// is bounded whatever the client sends, and reading never waits for a call.
+// It promises that every request is answered: calls run side by side, all other messages are
+// answered in order of arrival, and at the end of input every message before it is still answered.
+// A line that is too long, is not JSON or is not a request costs only an error reply. Memory is
+// bounded whatever the client sends, and reading never waits for a call.
 package mcpstdio
 
 import (
@@ -45,16 +43,14 @@ type Server struct {
 	listening int
 }
 
-// New returns a server of what handler answers. AfterFirst is called once,
-// when the client's first request but for pings has been answered: whatever
-// makes the answers after it faster may begin.
+// New returns a server of handler's answers. AfterFirst is called once, when the client's first
+// request other than a ping has been answered: work that speeds up later answers may begin then.
 func New(handler *rpc.Handler, afterFirst func()) *Server {
 	return &Server{handler: handler, afterFirst: sync.OnceFunc(afterFirst), maxLine: maxLine, maxListens: maxListens, cancels: map[string]context.CancelFunc{}}
 }
 
-// Serve answers what it reads from in until its end, and returns when all of
-// it has been answered; or when ctx ends, with what then runs cancelled. The
-// error is one of in or out.
+// Serve answers the messages of in, and returns at its end after all answers, or when ctx ends,
+// which cancels the running calls. The error is one of in or out.
 func (s *Server) Serve(parent context.Context, in io.Reader, out io.Writer) error {
 	ctx, cancel := context.WithCancelCause(parent)
 	s.cancel = cancel
@@ -134,7 +130,7 @@ func (s *Server) reply(m rpc.Message, reply mcp.JSONRPCMessage) {
 	}
 }
 
-// call has a call answered beside what follows.
+// call starts a call; later messages are answered meanwhile.
 func (s *Server) call(ctx context.Context, m rpc.Message) {
 	call, busy := s.handler.Admit("", m)
 	if call == nil {
@@ -165,7 +161,7 @@ func (s *Server) remember(ctx context.Context, m rpc.Message) (_ context.Context
 	}
 }
 
-// cancelRequest ends the context of a request, also of one that still waits.
+// cancelRequest ends the context of a request, even if the request still waits.
 func (s *Server) cancelRequest(id string) {
 	s.mu.Lock()
 	cancel := s.cancels[id]

@@ -82,7 +82,7 @@ func unpackGIF(c *cursor, pixels int) error {
 	if _, err := io.CopyN(io.Discard, reader, int64(pixels)); err != nil {
 		return err
 	}
-	// What follows the last pixel is the end's code, or nothing that matters.
+	// After the last pixel comes the end code; readers ignore the rest.
 	_, err := io.Copy(io.Discard, packed)
 	return err
 }

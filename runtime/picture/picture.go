@@ -1,14 +1,13 @@
-// Package picture says whether a file is a whole image. A large model's interface
-// refuses a request for an image in it that it cannot read, and the image is in
-// the conversation's every later request. A plot that was killed while it was
-// written is enough for that.
+// Package picture checks that a file is a complete image. The interface of a large model refuses a
+// request with an image that it cannot read, and the image is part of every later request of the
+// conversation. A plot that was killed while it was written is enough for that, so code could spoil
+// a conversation for good.
 //
-// It promises that what it finds whole has a size and, in PNG and GIF, every pixel;
-// that JPEG and WebP are followed to the end of their container; and that it needs
-// a few hundred kilobytes of memory whatever an image says of itself. The bytes
-// are hostile: the standard library's decoders, which read the headers here, would
-// take 128 MB for the pixels of an interlaced PNG that is within the bounds, and
-// minutes for those of a JPEG of 1 MB that has many scans.
+// It promises that an accepted image has a size and, in PNG and GIF, every pixel; that JPEG and
+// WebP are followed to the end of their container; and that it needs a few hundred kilobytes of
+// memory for any image. The bytes are hostile: the standard library's decoders, which read only the
+// headers here, would take 128 MB for the pixels of an interlaced PNG within the bounds, and
+// minutes for a JPEG of 1 MB with many scans.
 package picture
 
 import (
@@ -22,9 +21,8 @@ const (
 	// maxSide is the longest side that the large models' interfaces take, in
 	// pixels.
 	maxSide = 8000
-	// maxUnpacked bounds what an image's pixels take where they are unpacked, in
-	// bytes, of which each takes four or more: 16 million pixels. To unpack as much
-	// takes 50 ms here.
+	// maxUnpacked bounds the unpacked pixels of an image, in bytes. Each pixel takes at least four,
+	// so this is 16 million pixels. Unpacking that many takes 50 ms.
 	maxUnpacked = 64 << 20
 )
 
@@ -92,7 +90,7 @@ func (c *cursor) byte() int {
 	return 0
 }
 
-// number reads one of 2 or 4 bytes.
+// number reads a number of 2 or 4 bytes.
 func (c *cursor) number(size int, order binary.ByteOrder) int {
 	part := c.bytes(size)
 	switch {

@@ -18,7 +18,7 @@ var samplesPNG = [...]int{0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 
 // viewPNG follows the chunks of a PNG from IHDR to IEND, and unpacks its rows.
 func viewPNG(data []byte) error {
-	// This checks the header, and the palette where there has to be one.
+	// This checks the header, and the palette if one is required.
 	config, err := png.DecodeConfig(bytes.NewReader(data))
 	if err != nil {
 		return err
@@ -79,8 +79,8 @@ func chunkPNG(c *cursor) (kind string, body []byte, err error) {
 	return kind, named[4:], nil
 }
 
-// passesPNG are where the rows of an interlaced image's seven passes begin, and
-// how far its pixels are from each other.
+// passesPNG lists the offsets of the seven passes of an interlaced image, and the distances between
+// their pixels.
 var passesPNG = [7]struct{ x, y, dx, dy int }{
 	{0, 0, 8, 8}, {4, 0, 8, 8}, {0, 4, 4, 8}, {2, 0, 4, 4}, {0, 2, 2, 4}, {1, 0, 2, 2}, {0, 1, 1, 2},
 }

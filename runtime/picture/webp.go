@@ -78,7 +78,7 @@ func picturesWebP(c *cursor, width, height int) error {
 	return nil
 }
 
-// chunkWebP reads a chunk, which a byte follows where its length is odd.
+// chunkWebP reads a chunk. A padding byte follows if its length is odd.
 func chunkWebP(c *cursor) (kind string, body []byte, err error) {
 	kind = string(c.bytes(4))
 	length := c.number(4, binary.LittleEndian)

@@ -1,10 +1,8 @@
-// Package process starts the programs of artifacts, for package framed and
-// package interactive.
+// Package process starts the programs of artifacts, for package framed and package interactive.
 //
-// It promises that a program is in a process group and, where there are
-// control groups, in one of its own from its first instruction on; that the
-// kernel kills it if this process dies; and that [Process.Close] leaves
-// nothing of either group.
+// It promises that a program is in a process group and, if control groups are available, in a
+// control group of its own from its first instruction on; that the kernel kills it if this process
+// dies; and that [Process.Close] leaves no process of either group.
 package process
 
 import (
@@ -39,8 +37,8 @@ type Starter struct {
 	thread sync.WaitGroup
 }
 
-// NewStarter returns a Starter that makes a control group for each program in
-// groups; nil where there can be none.
+// NewStarter returns a Starter that makes a control group for each program in groups; nil means
+// without control groups.
 func NewStarter(groups *cgroup.Tree) *Starter {
 	s := &Starter{groups: groups, starts: make(chan func()), closed: make(chan struct{})}
 	s.thread.Go(s.serve)
@@ -61,17 +59,16 @@ func (s *Starter) serve() {
 	}
 }
 
-// Close ends the thread. Whoever started programs ends them first: the end of
-// the thread kills what still runs, but Go does not end a process's main
-// thread, which this one may be.
+// Close ends the thread. Callers end their programs first: the end of the thread kills running
+// programs, but Go does not end a process's main thread, which this one may be.
 func (s *Starter) Close() {
 	s.close.Do(func() { close(s.closed) })
 	s.thread.Wait()
 }
 
-// Start starts cmd for an owner, with exactly the variables of cmd.Env, in / of the host.
-// The caller calls [Process.Wait] and then [Process.Close]. The error names
-// the program; after an error nothing of it is left.
+// Start starts cmd for an owner, with exactly the variables of cmd.Env, in / of the host. The
+// caller calls [Process.Wait] and then [Process.Close]. The error names the program, which is not
+// running after an error.
 func (s *Starter) Start(cmd *exec.Cmd, limits cgroup.Limits, owner cgroup.Owner) (*Process, error) {
 	group, err := s.groups.New(limits, owner)
 	if err != nil {
@@ -106,7 +103,7 @@ type Process struct {
 	reaped bool // the process id may be another process's
 }
 
-// Kill ends the process group. It does nothing after [Process.Wait].
+// Kill kills the process group. It has no effect after [Process.Wait].
 func (p *Process) Kill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -115,8 +112,8 @@ func (p *Process) Kill() {
 	}
 }
 
-// Wait waits for the program's end, kills what is left of its process group,
-// and returns what cmd.Wait returns.
+// Wait waits for the program's end, kills the rest of its process group, and returns the result of
+// cmd.Wait.
 func (p *Process) Wait() error {
 	// A process that has ended keeps its id until it is reaped. Until then no
 	// other process group can have this id, so the signal cannot reach another.
@@ -134,11 +131,10 @@ func (p *Process) Wait() error {
 // Give gives the program's control group to an owner, as [cgroup.Group.Give] does.
 func (p *Process) Give(owner cgroup.Owner) error { return p.group.Give(owner) }
 
-// Killed returns what the kernel killed of the program's control group because memory was
-// short.
+// Killed returns the kernel's kills in the program's control group because memory was short.
 func (p *Process) Killed() (cgroup.Killed, error) { return p.group.Killed() }
 
-// Close ends what is left in the program's control group, and the group.
+// Close ends the remaining processes of the program's control group, and removes the group.
 func (p *Process) Close() error {
 	ctx, stop := context.WithTimeout(context.Background(), closeTimeout)
 	defer stop()
