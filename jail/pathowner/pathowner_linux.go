@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Anybody stands for all users, where a folder on the way may be written to by
-// everybody. No user has this number.
+// Anybody stands for unknown users, if everyone or the members of a group may write to a folder on
+// the way. No user has this number.
 const Anybody = math.MaxUint32
 
 // maxLinks is how many symbolic links a path may lead through, as in the kernel.
@@ -50,7 +50,8 @@ func Open(path string) (fd int, deciders map[uint32]bool, err error) {
 		}
 		deciders[stat.Uid] = true
 		switch {
-		case stat.Mode&0o002 == 0:
+		case stat.Mode&0o002 == 0 && (stat.Mode&0o020 == 0 || stat.Gid == 0 || stat.Gid == stat.Uid):
+			// Many systems give each user a private group with the user's number.
 		case stat.Mode&unix.S_ISVTX == 0:
 			deciders[Anybody] = true
 		default: // as in /tmp, where each user replaces what is theirs

@@ -39,9 +39,14 @@ forget() {
 }
 
 # above NAME FOLDER: prints FOLDER, or the nearest folder above it that has NAME.
+# It passes over a NAME of anybody but root, this user and FOLDER's owner, which
+# somebody else may have put above the project, as git does since 2.35.2.
 above() {
-  local folder=$2
-  until [ -e "${folder%/}/$1" ]; do
+  local folder=$2 owner project
+  project=$(stat -c %u -- "$2") || return
+  while :; do
+    owner=$(stat -c %u -- "${folder%/}/$1" 2>/dev/null) || owner=
+    case $owner in 0 | "$EUID" | "$project") break ;; esac
     [ "$folder" != / ] || return 1
     folder=${folder%/*} folder=${folder:-/}
   done

@@ -18,8 +18,7 @@ const store = "/nix/store/"
 const overflow = 65534
 
 // ownArtifact returns an error if a user other than root and this one can change the programs of an
-// artifact: the server starts them with its own rights, even without a call. Members of groups are
-// the administrator's decision.
+// artifact: the server starts them with its own rights, even without a call.
 func ownArtifact(entry string, env Environment) error {
 	paths := []string{filepath.Dir(entry), entry}
 	for _, program := range []string{env.Exec, env.SessionExec} {
@@ -58,6 +57,8 @@ func own(entry, path string) error {
 		// In a sticky folder such as /tmp, users can replace only their own files.
 		case info.Mode()&0o002 != 0 && (first || info.Mode()&fs.ModeSticky == 0):
 			return fmt.Errorf("%s: every user can change its programs, because all may write to %s: %s", entry, path, hint)
+		case info.Mode()&0o020 != 0 && shared(stat) && (first || info.Mode()&fs.ModeSticky == 0):
+			return fmt.Errorf("%s: the members of group %d can change its programs, because they may write to %s: %s", entry, stat.Gid, path, hint)
 		}
 		if path == "/" {
 			return nil
@@ -65,6 +66,10 @@ func own(entry, path string) error {
 		path = filepath.Dir(path)
 	}
 }
+
+// shared reports whether a file's group may have members other than its owner. Many systems give each
+// user a private group with the user's number.
+func shared(stat *syscall.Stat_t) bool { return stat.Gid != 0 && stat.Gid != stat.Uid }
 
 // mapped reports whether this process is in a user namespace that has no number
 // for some users.

@@ -20,8 +20,18 @@ func TestWith_LeavesOutWhatOthersCanChange(t *testing.T) {
 		change func(t *testing.T, folder, artifact string)
 		want   string // in the reason; empty where it is taken
 	}{
-		"own":            {func(*testing.T, string, string) {}, ""},
-		"group's":        {func(t *testing.T, _, artifact string) { must.Do(t, unix.Chmod(artifact, 0o775)) }, ""},
+		"own":     {func(*testing.T, string, string) {}, ""},
+		"group's": {func(t *testing.T, _, artifact string) { must.Do(t, unix.Chmod(artifact, 0o775)) }, ""},
+		"private group's": {func(t *testing.T, _, artifact string) {
+			chown(t, artifact)
+			must.Do(t, os.Chown(artifact, os.Geteuid(), os.Geteuid()))
+			must.Do(t, unix.Chmod(artifact, 0o775))
+		}, ""},
+		"another group's": {func(t *testing.T, _, artifact string) {
+			chown(t, artifact)
+			must.Do(t, os.Chown(artifact, os.Geteuid(), 4001))
+			must.Do(t, unix.Chmod(artifact, 0o775))
+		}, "members of group 4001"},
 		"folder":         {func(t *testing.T, folder, _ string) { must.Do(t, unix.Chmod(folder, 0o777)) }, "every user"},
 		"sticky folder":  {func(t *testing.T, folder, _ string) { must.Do(t, unix.Chmod(folder, 0o1777)) }, "every user"},
 		"above it":       {func(t *testing.T, folder, _ string) { must.Do(t, unix.Chmod(filepath.Dir(folder), 0o777)) }, "every user"},

@@ -202,6 +202,25 @@ func TestSaved_BranchesDifferInRandomNumbers(t *testing.T) {
 	}
 }
 
+// A session whose server was killed after it was resumed is resumed again from the same state. What
+// the first machine drew may have been seen.
+func TestSaved_DiffersInRandomNumbersWhenResumedAgain(t *testing.T) {
+	t.Parallel()
+	const code = "import os, random, ssl, time\nprint(random.random())\nprint(os.urandom(8).hex())\nprint(ssl.RAND_bytes(8).hex())\nprint(time.time())"
+	folder, cache, to := artifact(t, "python"), shared(t), filepath.Join(t.TempDir(), "saved")
+	origin := start(t, folder, cache, "")
+	origin.run(code)
+	origin.saved(to, false)
+	seen := map[string]bool{}
+	for i := range 2 {
+		asked := time.Now()
+		m := start(t, folder, cache, to)
+		expectOwn(t, i, strings.Fields(m.run(code)), seen, asked)
+		must.Do(t, m.Cmd.Process.Kill())
+		_ = m.Cmd.Wait()
+	}
+}
+
 // What was saved of another machine, or is damaged, is refused with a sentence, and what
 // is right goes on: the control.
 func TestSaved_RefusesWhatIsNotItsOwn(t *testing.T) {

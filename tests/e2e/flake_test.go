@@ -346,6 +346,34 @@ func TestProjectFlake_Checkouts(t *testing.T) {
 	})
 }
 
+// A flake or a repository that another user put above the project does not count.
+func TestProjectFlake_IgnoresOtherUsersAbove(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can make files of other users")
+	}
+	nix(t)
+	const flake = "{ outputs = { self }: { }; }"
+	above := t.TempDir()
+	own := filepath.Join(above, "own")
+	must.Write(t, filepath.Join(own, "file"), "", 0o644)
+	must.Write(t, filepath.Join(above, "flake.nix"), flake, 0o644)
+	// The control: root's own counts.
+	if _, problem := opened(t, own); !strings.Contains(problem, "the flake of "+own+" has no devShells") {
+		t.Errorf("problem %q", problem)
+	}
+	must.Do(t, os.Chown(filepath.Join(above, "flake.nix"), 65500, 65500))
+	if _, problem := opened(t, own); !strings.Contains(problem, own+" has no flake.nix in it or above it") {
+		t.Errorf("problem %q", problem)
+	}
+	// Nix would take the repository's files, and not the project's own.
+	must.Write(t, filepath.Join(own, "flake.nix"), flake, 0o644)
+	commandIn(t, above, nil, "git", "init", "-q")
+	commandIn(t, above, nil, "chown", "-R", "65500:65500", ".git")
+	if _, problem := opened(t, own); !strings.Contains(problem, "the flake of "+own+" has no devShells") {
+		t.Errorf("problem %q", problem)
+	}
+}
+
 // What keeps a project's shell from being built is one sentence.
 func TestProjectFlake_Mistakes(t *testing.T) {
 	nix(t)

@@ -102,10 +102,21 @@ func (d *Draft) Close() {
 }
 
 // OpenFolder opens a machine that was saved in a folder of its own. The folder is complete, and
-// only its description says which machine it contains.
+// only its description says which machine it contains. It leaves a mark in the folder, so that a
+// second machine that begins there is told that it is not the first.
 func OpenFolder(folder string) (*Snapshot, error) {
 	snapshot, err := openFiles(folder)
 	if err != nil {
+		return nil, err
+	}
+	mark, err := os.OpenFile(filepath.Join(folder, openedFile), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o400)
+	switch {
+	case err == nil:
+		mark.Close()
+	case errors.Is(err, fs.ErrExist):
+		snapshot.Again = true
+	default:
+		snapshot.Close()
 		return nil, err
 	}
 	// QEMU's own user, if it has one, reopens the file through a descriptor. The folder admits no

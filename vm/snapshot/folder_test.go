@@ -43,6 +43,11 @@ func TestDraft_IsThereWholeOrNotAtAll(t *testing.T) {
 	if len(memory) != size || string(memory[4096:4102]) != "memory" || saved.Key != "key" || saved.Accelerator != "kvm" || !saved.Branch {
 		t.Errorf("it has %d bytes of memory and %+v", len(memory), saved.Meta)
 	}
+	second := must.Get(OpenFolder(folder))(t)
+	defer second.Close()
+	if saved.Again || !second.Again {
+		t.Errorf("opened again: %v and %v, want false and true", saved.Again, second.Again)
+	}
 	if info := must.Get(os.Stat(folder))(t); info.Mode().Perm() != 0o700 {
 		t.Errorf("the folder has the mode %v", info.Mode())
 	}

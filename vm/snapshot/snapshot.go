@@ -46,7 +46,9 @@ const (
 	metaFile   = "meta"
 	// projectFile is the image of the project, of a machine in a folder of its own.
 	projectFile = "project"
-	lockSuffix  = ".lock"
+	// openedFile says that a machine was opened from such a folder before.
+	openedFile = "opened"
+	lockSuffix = ".lock"
 )
 
 // Store is a folder of snapshots, which its owner alone can read.
@@ -79,7 +81,10 @@ type Meta struct {
 type Snapshot struct {
 	Meta
 	Memory, State *os.File
-	Project       *os.File // nil where there is none
+	Project       *os.File // or nil
+	// Again says that a folder was opened before: by a server that was killed while it used the
+	// machine, or for another branch.
+	Again bool
 }
 
 // Close closes the files. Copies that run keep theirs.

@@ -146,18 +146,18 @@ func wake(spec *machine.Spec, memory machine.Memory, folder string, project *mac
 		return nil, err
 	}
 	s := &serving{Machine: m, copied: true, resumed: true, projectChanged: changed}
-	if err := s.goOn(saved.Branch); err != nil {
+	if err := s.goOn(saved.Branch || saved.Again); err != nil {
 		m.Close()
 		return nil, err
 	}
 	return s, nil
 }
 
-// goOn continues a machine that code has run in. If two machines continue from the same moment, one
-// gets different random numbers. Until that is done its clock is in the past, for the reason that
-// [past] gives; other processes in it can see that.
-func (s *serving) goOn(branch bool) error {
-	if !branch {
+// goOn continues a machine that code has run in. If another one has continued from the same moment,
+// this one gets different random numbers. Until that is done its clock is in the past, for the reason
+// that [past] gives; other processes in it can see that.
+func (s *serving) goOn(again bool) error {
+	if !again {
 		return s.Thaw(time.Now())
 	}
 	if err := s.Thaw(past); err != nil {
