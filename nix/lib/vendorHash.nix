@@ -1,1 +1,1 @@
-"sha256-4g5zflizbCXMy+IjnPugbHl1gN9/CNz9nyd3A0wzE0g="
+"sha256-fUTuqOmWnChxg8gV+pOplrTqJmx57NsgBwQwz4ghEtg="
