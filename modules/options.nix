@@ -144,6 +144,8 @@ in
     on_demand = given config.on_demand;
     session = given config.session;
     project = given config.project;
+  }
+  // lib.optionalAttrs (given config.serve != { } || config.service.enable or false) {
     serve = given config.serve;
   };
 }

@@ -11,14 +11,11 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/status"
 )
 
-// Paths of what the address serves.
-const (
-	// JSONPath has a [Snapshot].
-	JSONPath    = "/live.json"
-	metricsPath = "/metrics"
-)
+const metricsPath = "/metrics"
 
 const (
 	headTimeout  = 10 * time.Second
@@ -82,7 +79,7 @@ func (s *Site) handler(ctx context.Context, private bool) http.Handler {
 		}
 	}))
 	if private {
-		mux.Handle("GET "+JSONPath, toThisHost(withDeadline(func(w http.ResponseWriter, _ *http.Request) {
+		mux.Handle("GET "+status.Path, toThisHost(withDeadline(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
 			_ = json.NewEncoder(w).Encode(s.Server.Now()) // to a client that may have gone
 		})))

@@ -15,6 +15,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/status"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
@@ -44,11 +45,11 @@ type Server struct {
 
 	mu         sync.Mutex
 	next       uint64
-	running    map[uint64]*Call
-	recent     []*Call // the newest is the last
-	images     int     // bytes of those of recent
-	principals map[string]*Principal
-	viewers    map[chan *Call]bool
+	running    map[uint64]*status.Call
+	recent     []*status.Call // the newest is the last
+	images     int            // bytes of those of recent
+	principals map[string]*status.Principal
+	viewers    map[chan *status.Call]bool
 	sessions   func() []session.Live
 }
 
@@ -63,49 +64,9 @@ type Options struct {
 	Contents bool
 }
 
-// Principal is what one who calls has done since the server started.
-type Principal struct {
-	Name    string `json:"name"`
-	Running int    `json:"running"`
-	Calls   uint64 `json:"calls"`
-	Refused uint64 `json:"refused"`
-	Failed  uint64 `json:"failed"` // calls that ended otherwise than ok, and not by a refusal
-	// Seconds is how long its calls took together, with all waits.
-	Seconds float64 `json:"seconds"`
-	// Sessions live now; MemoryMB is what their sandboxes may use.
-	Sessions int   `json:"sessions"`
-	MemoryMB int64 `json:"memory_mb"`
-}
-
-// Call is a call that runs or has ended.
-type Call struct {
-	Number    uint64    `json:"number"`
-	Principal string    `json:"principal,omitempty"`
-	Trace     string    `json:"trace_id,omitempty"`
-	Env       string    `json:"env"`
-	Session   string    `json:"session,omitempty"`
-	Began     time.Time `json:"began"`
-	// Outcome is empty while the call runs.
-	Outcome  string        `json:"outcome,omitempty"`
-	Reason   string        `json:"reason,omitempty"`
-	ExitCode int           `json:"exit_code"`
-	Took     time.Duration `json:"took"` // nanoseconds
-
-	Code   string  `json:"-"` // these three are empty without Options.Contents
-	Stdout string  `json:"-"`
-	Stderr string  `json:"-"`
-	Images []Image `json:"-"`
-}
-
-// Image is one that a call made.
-type Image struct {
-	Path, Type string
-	Content    []byte
-}
-
 // New returns a Server without sessions.
 func New(o Options) *Server {
-	return &Server{o: o, started: time.Now(), running: map[uint64]*Call{}, principals: map[string]*Principal{}, viewers: map[chan *Call]bool{}}
+	return &Server{o: o, started: time.Now(), running: map[uint64]*status.Call{}, principals: map[string]*status.Principal{}, viewers: map[chan *status.Call]bool{}}
 }
 
 // SetSessions tells how to find the sessions that live.
@@ -117,7 +78,7 @@ func (s *Server) SetSessions(list func() []session.Live) {
 
 // Begin implements [call.Observer].
 func (s *Server) Begin(c call.Call) (end func(call.Result, error)) {
-	one := &Call{
+	one := &status.Call{
 		Principal: bounded.Head(c.Principal, maxName), Trace: bounded.Head(c.Trace, maxName),
 		Env: bounded.Head(c.Env.Name, maxName), Session: bounded.Head(c.Session, maxName), Began: time.Now(),
 	}
@@ -134,7 +95,7 @@ func (s *Server) Begin(c call.Call) (end func(call.Result, error)) {
 }
 
 // end takes a copy of the call: others may read the one that runs.
-func (s *Server) end(one Call, result call.Result, err error) {
+func (s *Server) end(one status.Call, result call.Result, err error) {
 	one.Outcome, one.ExitCode, one.Took = call.Outcome(result, err), result.ExitCode, time.Since(one.Began)
 	if err != nil {
 		one.Reason = bounded.Head(err.Error(), 4*maxName)
@@ -144,7 +105,7 @@ func (s *Server) end(one Call, result call.Result, err error) {
 		one.Stdout, one.Stderr = text(result.Stdout), text(result.Stderr)
 		for _, file := range result.Files {
 			if imageTypes[file.Type] && len(file.Content) > 0 && len(file.Content) <= maxImage && size+len(file.Content) <= maxImages/4 {
-				one.Images = append(one.Images, Image{bounded.Head(file.Path, maxName), file.Type, file.Content})
+				one.Images = append(one.Images, status.Image{Path: bounded.Head(file.Path, maxName), Type: file.Type, Content: file.Content})
 				size += len(file.Content)
 			}
 		}
@@ -197,45 +158,17 @@ func text(t sandbox.Text) string {
 }
 
 // principal returns the counts of a principal; mu is locked.
-func (s *Server) principal(name string) *Principal {
+func (s *Server) principal(name string) *status.Principal {
 	p := s.principals[name]
 	if p == nil && len(s.principals) >= maxPrincipals {
 		name = otherPrincipals
 		p = s.principals[name]
 	}
 	if p == nil {
-		p = &Principal{Name: name}
+		p = &status.Principal{Name: name}
 		s.principals[name] = p
 	}
 	return p
-}
-
-// Session is one that lives.
-type Session struct {
-	Principal    string  `json:"principal,omitempty"`
-	ID           string  `json:"id"`
-	Environments string  `json:"environments"`
-	Calls        int     `json:"calls"` // that run or wait
-	Age          float64 `json:"age_seconds"`
-	Idle         float64 `json:"idle_seconds"`
-	MemoryMB     int64   `json:"memory_mb"` // what its sandboxes may use
-}
-
-// Snapshot is what a server does at a moment.
-type Snapshot struct {
-	Version      string      `json:"version"`
-	PID          int         `json:"pid"`
-	Time         time.Time   `json:"time"`
-	Uptime       float64     `json:"uptime_seconds"`
-	Environments []string    `json:"environments"`
-	Memory       Memory      `json:"memory"`
-	Principals   []Principal `json:"principals"`
-	Sessions     []Session   `json:"sessions"`
-	Running      []Call      `json:"running"`
-	// Recent are the calls that have ended lately, the newest first.
-	Recent []Call `json:"recent"`
-	// Audit is nil where there is no audit log.
-	Audit *audit.State `json:"audit"`
 }
 
 // Sessions returns those that live.
@@ -250,9 +183,9 @@ func (s *Server) Sessions() []session.Live {
 }
 
 // Now returns a snapshot.
-func (s *Server) Now() Snapshot {
+func (s *Server) Now() status.Snapshot {
 	now := time.Now()
-	result := Snapshot{Version: s.o.Version, PID: pid, Time: now, Uptime: now.Sub(s.started).Seconds(), Memory: memory()}
+	result := status.Snapshot{Version: s.o.Version, PID: pid, Time: now, Uptime: now.Sub(s.started).Seconds(), Memory: memory()}
 	if s.o.Environments != nil {
 		result.Environments = s.o.Environments()
 	}
@@ -263,12 +196,12 @@ func (s *Server) Now() Snapshot {
 	sessions := s.Sessions()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	principals := make(map[string]Principal, len(s.principals))
+	principals := make(map[string]status.Principal, len(s.principals))
 	for name, p := range s.principals {
 		principals[name] = *p
 	}
 	for _, l := range sessions {
-		result.Sessions = append(result.Sessions, Session{
+		result.Sessions = append(result.Sessions, status.Session{
 			Principal: l.Key.Principal, ID: l.Key.ID, Environments: l.Environments, Calls: l.Calls,
 			Age: now.Sub(l.Started).Seconds(), Idle: now.Sub(l.Used).Seconds(), MemoryMB: l.MemoryMB,
 		})
@@ -279,7 +212,7 @@ func (s *Server) Now() Snapshot {
 		p.MemoryMB += l.MemoryMB
 		principals[name] = p
 	}
-	result.Principals = slices.SortedFunc(maps.Values(principals), func(a, b Principal) int {
+	result.Principals = slices.SortedFunc(maps.Values(principals), func(a, b status.Principal) int {
 		return cmp.Or(b.Running-a.Running, cmp.Compare(b.Calls, a.Calls), cmp.Compare(a.Name, b.Name))
 	})
 	for _, c := range s.running {
@@ -287,7 +220,7 @@ func (s *Server) Now() Snapshot {
 		one.Took = now.Sub(one.Began)
 		result.Running = append(result.Running, one)
 	}
-	slices.SortFunc(result.Running, func(a, b Call) int { return cmp.Compare(a.Number, b.Number) })
+	slices.SortFunc(result.Running, func(a, b status.Call) int { return cmp.Compare(a.Number, b.Number) })
 	result.Running = result.Running[:min(len(result.Running), maxRunning)]
 	for _, c := range slices.Backward(s.recent) {
 		result.Recent = append(result.Recent, *c)
@@ -296,7 +229,7 @@ func (s *Server) Now() Snapshot {
 }
 
 // find returns a call that has ended lately.
-func (s *Server) find(number uint64) (Call, bool) {
+func (s *Server) find(number uint64) (status.Call, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range s.recent {
@@ -304,5 +237,5 @@ func (s *Server) find(number uint64) (Call, bool) {
 			return *c, true
 		}
 	}
-	return Call{}, false
+	return status.Call{}, false
 }

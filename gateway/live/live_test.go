@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/status"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
@@ -99,7 +100,7 @@ func TestPage_HoldsNothingOfSandboxes(t *testing.T) {
 // A page elsewhere reaches nothing, and neither does who writes.
 func TestSite_IsForThisMachineAlone(t *testing.T) {
 	url := served(t, New(Options{Contents: true}))
-	for _, path := range []string{"/", "/events", JSONPath, "/images/1/0", "/page.js"} {
+	for _, path := range []string{"/", "/events", status.Path, "/images/1/0", "/page.js"} {
 		for name, change := range map[string]func(*http.Request){
 			"another host": func(r *http.Request) { r.Host = "evil.example" },
 			"another page": func(r *http.Request) { r.Header.Set("Sec-Fetch-Site", "cross-site") },
@@ -109,7 +110,7 @@ func TestSite_IsForThisMachineAlone(t *testing.T) {
 			}
 		}
 	}
-	response := must.Get(http.Post(url+JSONPath, "text/plain", strings.NewReader("x")))(t)
+	response := must.Get(http.Post(url+status.Path, "text/plain", strings.NewReader("x")))(t)
 	response.Body.Close()
 	if response.StatusCode != http.StatusMethodNotAllowed {
 		t.Errorf("POST: %s", response.Status)
@@ -120,7 +121,7 @@ func TestSite_IsForThisMachineAlone(t *testing.T) {
 	}
 	// An address that others reach has metrics alone.
 	site := &Site{Server: New(Options{}), Metrics: http.NotFoundHandler(), IsReady: func() bool { return false }, Page: true}
-	for path, want := range map[string]int{"/": 404, "/events": 404, JSONPath: 404, "/healthz": 200, "/readyz": 503} {
+	for path, want := range map[string]int{"/": 404, "/events": 404, status.Path: 404, "/healthz": 200, "/readyz": 503} {
 		w := &recorded{header: http.Header{}, status: 200}
 		site.handler(t.Context(), false).ServeHTTP(w, must.Get(http.NewRequest(http.MethodGet, path, nil))(t))
 		if w.status != want {
@@ -175,7 +176,7 @@ func TestEvents_TellOfEachCall(t *testing.T) {
 	if got := next("call"); !strings.Contains(got, `"code":"first"`) {
 		t.Errorf("first: %s", got)
 	}
-	var state Snapshot
+	var state status.Snapshot
 	must.Do(t, json.Unmarshal([]byte(next("state")), &state))
 	if state.PID != pid || len(state.Principals) != 1 || state.Recent != nil {
 		t.Errorf("state: %+v", state)

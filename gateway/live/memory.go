@@ -8,14 +8,8 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/status"
 )
-
-// Memory is what the server and the processes below it use.
-type Memory struct {
-	Server    int64 `json:"server_bytes"`
-	Sandboxes int64 `json:"sandboxes_bytes"` // without the pages of programs and libraries
-	Processes int   `json:"sandboxes_processes"`
-}
 
 var pid = os.Getpid()
 
@@ -25,12 +19,12 @@ const memoryPause = 2 * time.Second
 
 var measured struct {
 	sync.Mutex
-	Memory
+	status.Memory
 	at time.Time
 }
 
 // memory reads what all processes use.
-func memory() Memory {
+func memory() status.Memory {
 	measured.Lock()
 	defer measured.Unlock()
 	if time.Since(measured.at) < memoryPause {
@@ -47,10 +41,10 @@ func memory() Memory {
 		if err != nil {
 			continue
 		}
-		status, _ := bounded.ReadFile("/proc/"+entry.Name()+"/status", 16<<10)
-		all[id] = process{int(field(status, "PPid:")), (field(status, "RssAnon:") + field(status, "RssShmem:") + field(status, "VmSwap:")) << 10}
+		text, _ := bounded.ReadFile("/proc/"+entry.Name()+"/status", 16<<10)
+		all[id] = process{int(field(text, "PPid:")), (field(text, "RssAnon:") + field(text, "RssShmem:") + field(text, "VmSwap:")) << 10}
 	}
-	var total Memory
+	var total status.Memory
 	for id, p := range all {
 		if id == pid {
 			total.Server = p.bytes
@@ -69,8 +63,8 @@ func memory() Memory {
 }
 
 // field returns a number of /proc/PID/status, 0 where it is not there.
-func field(status []byte, name string) int64 {
-	_, rest, _ := bytes.Cut(status, []byte("\n"+name))
+func field(text []byte, name string) int64 {
+	_, rest, _ := bytes.Cut(text, []byte("\n"+name))
 	line, _, _ := bytes.Cut(rest, []byte("\n"))
 	words := bytes.Fields(line)
 	if len(words) == 0 {

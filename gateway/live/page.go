@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/status"
 )
 
 // files are the page, which is the same for every server; a script fills it from the
@@ -84,14 +86,14 @@ func (s *Site) image(w http.ResponseWriter, r *http.Request) {
 
 // endedCall is a call as an event tells of it.
 type endedCall struct {
-	Call
+	status.Call
 	Code   string   `json:"code,omitempty"`
 	Stdout string   `json:"stdout,omitempty"`
 	Stderr string   `json:"stderr,omitempty"`
 	Images []string `json:"images,omitempty"` // their paths
 }
 
-func ended(c Call) endedCall {
+func ended(c status.Call) endedCall {
 	one := endedCall{Call: c, Code: c.Code, Stdout: c.Stdout, Stderr: c.Stderr}
 	for _, image := range c.Images {
 		one.Images = append(one.Images, image.Path)
@@ -116,7 +118,7 @@ func (s *Site) events(ctx context.Context, w http.ResponseWriter, r *http.Reques
 		_, err = fmt.Fprintf(w, "event: %s\ndata: %s\n\n", event, text)
 		return err == nil && out.Flush() == nil
 	}
-	sendState := func(now Snapshot) bool {
+	sendState := func(now status.Snapshot) bool {
 		now.Recent = nil // are events of their own
 		return send("state", now)
 	}
@@ -135,7 +137,7 @@ func (s *Site) events(ctx context.Context, w http.ResponseWriter, r *http.Reques
 		case <-r.Context().Done():
 			return
 		case c := <-calls:
-			if !slices.ContainsFunc(now.Recent, func(sent Call) bool { return sent.Number == c.Number }) {
+			if !slices.ContainsFunc(now.Recent, func(sent status.Call) bool { return sent.Number == c.Number }) {
 				isRead = send("call", ended(*c))
 			}
 		case <-ticker.C:
@@ -146,15 +148,15 @@ func (s *Site) events(ctx context.Context, w http.ResponseWriter, r *http.Reques
 
 // follow returns a channel of the calls that end from now on. Who does not receive misses
 // calls.
-func (s *Server) follow() chan *Call {
+func (s *Server) follow() chan *status.Call {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	viewer := make(chan *Call, maxWaiting)
+	viewer := make(chan *status.Call, maxWaiting)
 	s.viewers[viewer] = true
 	return viewer
 }
 
-func (s *Server) unfollow(viewer chan *Call) {
+func (s *Server) unfollow(viewer chan *status.Call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.viewers, viewer)

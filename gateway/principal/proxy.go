@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// maxName bounds the names that others give to principals, in bytes.
-const maxName = 128
+// MaxName bounds the names that others give to principals, in bytes.
+const MaxName = 128
 
 // Proxy believes what a reverse proxy says of its client, in a header field that the
 // proxy sets itself. A request that has the field and comes from elsewhere is refused.
@@ -31,8 +31,8 @@ func (p *Proxy) Authenticate(r *http.Request) (Principal, error) {
 		return Principal{}, ErrNone
 	case !p.isProxy(r):
 		return Principal{}, &Refusal{Reason: fmt.Sprintf("the request has %s, and does not come from the proxy", p.Header)}
-	case len(values) > 1 || !isPlain(values[0]):
-		return Principal{}, &Refusal{Reason: fmt.Sprintf("%s is not one name of 1 to %d printed ASCII characters", p.Header, maxName)}
+	case len(values) > 1 || !IsPlain(values[0]):
+		return Principal{}, &Refusal{Reason: fmt.Sprintf("%s is not one name of 1 to %d printed ASCII characters", p.Header, MaxName)}
 	}
 	return Principal{Name: "proxy:" + values[0]}, nil
 }
@@ -46,12 +46,12 @@ func (p *Proxy) isProxy(r *http.Request) bool {
 	return err == nil && slices.ContainsFunc(p.From, func(prefix netip.Prefix) bool { return prefix.Contains(from.Addr().Unmap()) })
 }
 
-// isPlain reports whether a name can be written into a log as it is.
-func isPlain(name string) bool {
+// IsPlain reports whether a name can be written into a log as it is.
+func IsPlain(name string) bool {
 	for _, c := range []byte(name) {
 		if c < ' ' || c > '~' {
 			return false
 		}
 	}
-	return name != "" && len(name) <= maxName
+	return name != "" && len(name) <= MaxName
 }

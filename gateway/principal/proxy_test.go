@@ -30,7 +30,7 @@ func TestProxy_IsBelievedFromItsAddressAlone(t *testing.T) {
 		"twice":                    {proxy: proxy, ctx: tcp, from: "10.1.2.3:999", values: []string{"alice", "bob"}},
 		"empty":                    {proxy: proxy, ctx: tcp, from: "10.1.2.3:999", values: []string{""}},
 		"not printed":              {proxy: proxy, ctx: tcp, from: "10.1.2.3:999", values: []string{"al\x7fice"}},
-		"too long":                 {proxy: proxy, ctx: tcp, from: "10.1.2.3:999", values: []string{strings.Repeat("a", maxName+1)}},
+		"too long":                 {proxy: proxy, ctx: tcp, from: "10.1.2.3:999", values: []string{strings.Repeat("a", MaxName+1)}},
 		"without":                  {proxy: proxy, ctx: tcp, from: "10.1.2.3:999", none: true},
 		"by a socket":              {proxy: overUnix, ctx: unix, from: "@", values: []string{"alice"}, want: "proxy:alice"},
 		"by TCP for a socket":      {proxy: overUnix, ctx: tcp, from: "10.1.2.3:999", values: []string{"alice"}},

@@ -254,7 +254,7 @@ func parseLine(fields []string) (hash [sha256.Size]byte, p Principal, err error)
 // Authenticate implements [Authenticator]. It finds a token by its hash, so that the
 // time that it takes tells nothing of other tokens.
 func (t *Tokens) Authenticate(r *http.Request) (Principal, error) {
-	token, err := bearer(r)
+	token, err := Bearer(r)
 	if err != nil {
 		return Principal{}, err
 	}
@@ -264,9 +264,9 @@ func (t *Tokens) Authenticate(r *http.Request) (Principal, error) {
 	return Principal{}, ErrNone
 }
 
-// bearer returns the token of a request (RFC 6750, section 2.1). Other ways to send one
+// Bearer returns the token of a request (RFC 6750, section 2.1). Other ways to send one
 // are not read: addresses end up in logs.
-func bearer(r *http.Request) (string, error) {
+func Bearer(r *http.Request) (string, error) {
 	values := r.Header.Values("Authorization")
 	if len(values) == 0 {
 		return "", ErrNone

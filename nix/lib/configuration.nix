@@ -183,6 +183,9 @@ in
       on_demand = validate.complete options.on_demand (values.on_demand or { });
       session = validate.complete options.session (values.session or { });
       project = validate.complete options.project (values.project or { });
-      serve = validate.complete options.serve (values.serve or { });
+    }
+    # A server without this table has no gateway.
+    // lib.optionalAttrs (values ? serve) {
+      serve = validate.complete options.serve values.serve;
     };
 }

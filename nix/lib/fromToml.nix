@@ -188,9 +188,9 @@ in
         environments
         on_demand
         project
-        serve
         session
         ;
+      serve = built.serve or (validate.complete options.serve { });
       # What has to be done for each environment: { kind; value; }.
       kinds = lib.mapAttrs (
         _: own:

@@ -19,8 +19,9 @@ in
   server = mkServer (
     {
       environments = { };
-      inherit (written) on_demand session project serve;
+      inherit (written) on_demand session project;
     }
+    // builtins.intersectAttrs { serve = null; } written
     // start
   );
 }

@@ -1,4 +1,4 @@
-# mkServer makes the server: bin/nix-sandbox-mcp, which is the runtime with
+# mkServer makes the server: bin/nix-sandbox-mcp, which starts one of three programs, with
 # the metadata of its environments and, unless buildAtStart is false, the sources
 # of this library and of the package set, with which the wrapper builds further
 # environments when the server starts (nix/wrapper).
@@ -207,6 +207,9 @@ let
 
   startOf = args: validate.complete options.start args;
 
+  # Whether the server has the program that serves HTTP.
+  hasGateway = args: args ? serve || fromConfig args ? serve;
+
   metadataOf =
     args:
     let
@@ -263,6 +266,8 @@ let
               variablesOf = "${variablesOf}";
               system = pkgs.stdenv.hostPlatform.system;
               runtime = lib.getExe programs.runtime;
+              operator = lib.getExe programs.operator;
+              gateway = lib.optionalString (hasGateway args) (lib.getExe programs.gateway);
             };
             meta = {
               description = "MCP server that runs code in sandboxes";
@@ -279,7 +284,7 @@ let
 
             write() {
               mkdir -p "$(dirname "$out/share/$1")"
-              ${lib.getExe programs.runtime} "''${@:2}" > "$out/share/$1"
+              ${lib.getExe programs.operator} "''${@:2}" > "$out/share/$1"
             }
             write man/man1/nix-sandbox-mcp.1 manual
             write bash-completion/completions/nix-sandbox-mcp completion bash

@@ -47,7 +47,10 @@ let
         intro
       ]
       ++ lib.concatMap (
-        part: lib.optional (part ? title) "## ${part.title}" ++ [ (table (part.prefix or "") part.rows) ]
+        part:
+        lib.optional (part ? title) "## ${part.title}"
+        ++ lib.optional (part ? intro) part.intro
+        ++ [ (table (part.prefix or "") part.rows) ]
       ) parts
     )
     + "\n";
@@ -146,6 +149,7 @@ in
     }
     {
       title = "[serve]";
+      intro = "This table, which may be empty, adds the program that serves HTTP, and that keeps audit logs and metrics. A server that is built without it has none of that.";
       rows = options.serve;
     }
     {

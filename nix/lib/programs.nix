@@ -1,6 +1,7 @@
 # The Go programs: agent (inside each sandbox), jail and jailDevices (start one), seccomp
 # (writes the filter that the jail is started with), network (a sandbox's proxy),
-# runtime (the MCP server), demo (a client that shows it) and escapeTest (tries to get out of a sandbox).
+# runtime (the MCP server of one client), gateway (serves many over HTTP), operator (the
+# other commands), demo (a client that shows it) and escapeTest (tries to get out of a sandbox).
 #
 # They are compiled in two halves, what a sandbox holds and what stands outside,
 # each from only its own sources: a change to the runtime builds no sandbox
@@ -102,6 +103,7 @@ let
         "-s"
         "-w"
         "-X main.version=${version}"
+        "-X github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command.version=${version}"
       ];
       # ./check runs the tests, with the race detector and outside of this.
       doCheck = false;
@@ -138,11 +140,14 @@ let
       "network/hostname"
       "operator"
       "packages"
+      "parts"
       "runtime"
       "tests/demo"
       "tests/mcpclient"
     ];
     packages = [
+      "gateway/cmd/nix-sandbox-gateway"
+      "operator/cmd/nix-sandbox-ctl"
       "runtime/cmd/nix-sandbox-mcp"
       "tests/demo"
     ];
@@ -214,6 +219,8 @@ in
   jailDevices = program inside "nix-sandbox-jail-devices" "Starts one sandbox that has devices of the host";
   network = program network "nix-sandbox-net" "Connects one sandbox to the hosts that its policy names";
   seccomp = program inside "nix-sandbox-seccomp" "Writes the system call filter of a jail";
+  gateway = program outside "nix-sandbox-gateway" "Serves sandboxes to many clients over HTTP";
+  operator = program outside "nix-sandbox-ctl" "Lets a user list, run and examine sandboxes";
   runtime = program outside "nix-sandbox-mcp" "Serves sandboxes over the Model Context Protocol";
   demo = program outside "demo" "Talks to a built server as an MCP client does";
   vm = program machine "nix-sandbox-vm" "Starts one sandbox that is a virtual machine";

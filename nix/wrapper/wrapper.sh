@@ -1,5 +1,5 @@
 #!@shell@
-# The server as Nix built it: starts the runtime with its metadata, and with
+# The server as Nix built it: starts one of its programs with the server's metadata, and with
 # what has to be built at start. mkServer replaces the names between at signs.
 
 export NIX_SANDBOX_METADATA="${NIX_SANDBOX_METADATA-@out@/share/nix-sandbox-mcp/metadata.json}"
@@ -57,5 +57,15 @@ case "$needs_environments$NIX_SANDBOX_ENVS${NIX_SANDBOX_CONFIG-}${PROJECT_USE_FL
     start "${1-}"
     ;;
 esac
+# The runtime serves one client, with these flags alone; a client has no terminal. All other
+# commands, and mistakes, are for the operator's program. It starts the gateway, which is empty
+# if the server was built without [serve].
+export NIX_SANDBOX_GATEWAY=@gateway@
+program=@operator@
+flag='(--stdio|--log-format[ =](text|json))'
+if [[ $* =~ ^(serve --stdio|$flag)?( $flag)*$ ]] && { [[ $* == *--stdio* ]] || [ ! -t 0 ]; }; then
+  program=@runtime@
+  [ "${1-}" != serve ] || shift
+fi
 # The name by which this was called: `client-config` prints it.
-exec -a "$0" @runtime@ "$@"
+exec -a "$0" "$program" "$@"

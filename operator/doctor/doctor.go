@@ -13,40 +13,23 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/machine"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
 )
 
-// Finding is the state of one thing that sandboxes need or use. The programs
-// bin/check print findings in this form.
-type Finding struct {
-	Name string `json:"name"`
-	OK   bool   `json:"ok"`
-	// Needed says that sandboxes do not work without it.
-	Needed bool `json:"needed"`
-	// Found is what is there, or what is wrong.
-	Found string `json:"found"`
-	// Fix is what to do about it; empty where nothing is wrong.
-	Fix string `json:"fix,omitempty"`
-}
-
 // Report is everything that was found.
 type Report struct {
-	Findings []Finding `json:"findings"`
+	Findings []machine.Finding `json:"findings"`
 	// Limits is what enforces the limits of sandboxes: [sandbox.ByGroup] or
 	// [sandbox.ByAgent].
 	Limits string `json:"limits"`
@@ -116,31 +99,10 @@ type Subject struct {
 	Within time.Duration
 }
 
-// Machine returns what the sandboxes of these environments need of the machine,
-// and starts none of them. Environments with the same needs are asked once, and
-// equal findings are returned once.
-func Machine(ctx context.Context, environments []registry.Environment) (findings []Finding) {
-	asked := map[string]bool{}
-	for _, env := range environments {
-		program := filepath.Join(filepath.Dir(env.SessionExec), "check")
-		needs := cmp.Or(env.Needs, program)
-		if asked[needs] {
-			continue
-		}
-		asked[needs] = true
-		for _, f := range check(ctx, env, program) {
-			if !slices.Contains(findings, f) {
-				findings = append(findings, f)
-			}
-		}
-	}
-	return findings
-}
-
 // Examine checks the machine and every environment.
 func Examine(ctx context.Context, subject Subject) Report {
-	r := Report{Findings: Machine(ctx, subject.Environments)}
-	add := func(f Finding) { r.Findings = append(r.Findings, f) }
+	r := Report{Findings: machine.Check(ctx, subject.Environments)}
+	add := func(f machine.Finding) { r.Findings = append(r.Findings, f) }
 	limits := groups(cgroup.Managed())
 	r.Limits = sandbox.ByGroup
 	if !limits.OK {
@@ -152,7 +114,7 @@ func Examine(ctx context.Context, subject Subject) Report {
 	nix.Needed = slices.ContainsFunc(subject.Environments, func(env registry.Environment) bool { return env.OnDemand != nil })
 	add(nix)
 	for _, broken := range subject.Broken {
-		add(Finding{"sandbox " + broken.Name, false, true, broken.Err.Error(), rebuild})
+		add(machine.Finding{Name: "sandbox " + broken.Name, Needed: true, Found: broken.Err.Error(), Fix: machine.Rebuild})
 	}
 	// Control groups are the server's to make; these sandboxes live shortly.
 	within := cmp.Or(subject.Within, tryWithin)
@@ -164,54 +126,8 @@ func Examine(ctx context.Context, subject Subject) Report {
 	return r
 }
 
-// rebuild is what to do about a broken artifact.
-const rebuild = "build it again with mkSandbox, and name what that made"
-
-// Bounds of what a program may print.
-const (
-	maxReport   = 64 << 10 // bytes
-	maxFindings = 32
-)
-
-// check runs the program bin/check of an environment. An artifact of an earlier
-// version has none, and then there is nothing to say.
-func check(ctx context.Context, env registry.Environment, program string) []Finding {
-	if _, err := os.Lstat(program); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	fail := func(err error) []Finding {
-		return []Finding{{"check of " + env.Name, false, true, err.Error(), rebuild}}
-	}
-	text, err := output(ctx, checkWithin, sandbox.Environ(env.Reads), program)
-	if err != nil {
-		return fail(err)
-	}
-	var report struct{ Findings []Finding }
-	if err := json.Unmarshal(text, &report); err != nil {
-		return fail(fmt.Errorf("%s printed no findings: %w", program, err))
-	}
-	if len(report.Findings) > maxFindings {
-		return fail(fmt.Errorf("%s printed %d findings, more than %d", program, len(report.Findings), maxFindings))
-	}
-	for i := range report.Findings {
-		f := &report.Findings[i]
-		f.Name, f.Found, f.Fix = printable(f.Name), printable(f.Found), printable(f.Fix)
-	}
-	return report.Findings
-}
-
-// printable is one line without control characters.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return ' '
-		}
-		return r
-	}, text)
-}
-
-func groups(paths cgroup.Paths) Finding {
-	f := Finding{Name: "control groups", OK: true, Found: "limits of memory, processes and processors by the kernel"}
+func groups(paths cgroup.Paths) machine.Finding {
+	f := machine.Finding{Name: "control groups", OK: true, Found: "limits of memory, processes and processors by the kernel"}
 	if err := cgroup.Check(paths); err != nil {
 		f.OK, f.Found = false, fmt.Sprintf("%v: the agent's limit keeper bounds memory and processes, nothing bounds processors", err)
 		var unavailable *cgroup.Unavailable
@@ -222,14 +138,14 @@ func groups(paths cgroup.Paths) Finding {
 	return f
 }
 
-func nix(ctx context.Context) Finding {
-	f := Finding{Name: "Nix", OK: true}
+func nix(ctx context.Context) machine.Finding {
+	f := machine.Finding{Name: "Nix", OK: true}
 	program, err := exec.LookPath("nix")
 	if err == nil {
 		var version []byte
-		version, err = output(ctx, tryWithin, nil, program, "--version")
+		version, err = machine.Output(ctx, tryWithin, nil, program, "--version")
 		line, _, _ := strings.Cut(string(version), "\n")
-		f.Found = printable(line)
+		f.Found = machine.Printable(line)
 	}
 	if err != nil {
 		f.OK, f.Found = false, "there is none: what is built works, nothing new is built here"
@@ -239,51 +155,19 @@ func nix(ctx context.Context) Finding {
 }
 
 const (
-	// tryWithin bounds each program that is tried.
-	tryWithin = 10 * time.Second
-	// checkWithin bounds a bin/check, which may start a virtual machine, and probeWithin
-	// a line of code in one that may be emulated.
-	checkWithin = 30 * time.Second
+	// tryWithin bounds each program that is tried, probeWithin a line of code in a virtual
+	// machine, which may be emulated.
+	tryWithin   = 10 * time.Second
 	probeWithin = time.Minute
 )
-
-// output returns what a program prints, with this process's environment where
-// none is given.
-func output(ctx context.Context, within time.Duration, environ []string, program string, args ...string) ([]byte, error) {
-	ctx, stop := context.WithTimeout(ctx, within)
-	defer stop()
-	command := exec.CommandContext(ctx, program, args...)
-	command.Env = environ
-	command.WaitDelay = time.Second // for children that keep its output open
-	text, err := command.StdoutPipe()
-	if err != nil {
-		return nil, fmt.Errorf("run %s: %w", program, err)
-	}
-	if err := command.Start(); err != nil {
-		return nil, fmt.Errorf("%s does not run: %w", filepath.Base(program), err)
-	}
-	printed, err := bounded.Read(text, maxReport)
-	if err != nil {
-		stop()
-		err = fmt.Errorf("read its output: %w", err)
-	}
-	// Of the two, the reason why it was stopped.
-	if failed := command.Wait(); err == nil {
-		err = failed
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s does not run: %w", filepath.Base(program), err)
-	}
-	return printed, nil
-}
 
 // answer is what the probe of every language prints.
 const answer = "42\n"
 
 // try starts a sandbox and runs one line in it.
-func try(ctx context.Context, starter sandbox.Starter, env registry.Environment, host sandbox.HostFolders, within time.Duration) Finding {
-	f := Finding{Name: "sandbox " + env.Name, Needed: true}
-	fail := func(err error) Finding {
+func try(ctx context.Context, starter sandbox.Starter, env registry.Environment, host sandbox.HostFolders, within time.Duration) machine.Finding {
+	f := machine.Finding{Name: "sandbox " + env.Name, Needed: true}
+	fail := func(err error) machine.Finding {
 		f.Found, f.Fix = explain(err)
 		return f
 	}
@@ -320,7 +204,7 @@ func try(ctx context.Context, starter sandbox.Starter, env registry.Environment,
 // keeps a sandbox from starting: lines of its log that begin "PROGRAM: error: "
 // and "PROGRAM: hint: ".
 func explain(err error) (problem, fix string) {
-	problem, fix = err.Error(), rebuild
+	problem, fix = err.Error(), machine.Rebuild
 	var dead *sandbox.DeadError
 	if !errors.As(err, &dead) {
 		return problem, fix

@@ -1,19 +1,17 @@
-// Package service puts the server together, from what starts sandboxes to what
-// a client speaks to. Its list of what a call passes is the same for one client on
-// standard streams ([Stdio]) and for many that connect ([HTTP]).
+// Package service puts a server together: what it does before it serves ([Server]), and the
+// layers that a call passes ([Assembly]). Both are the same for one client on standard streams
+// ([Stdio]) and for the clients of the gateway.
 package service
 
 import (
 	"context"
 	"io"
 	"log/slog"
-	"net"
 	"os"
 	"sync"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/fair"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/mcphttp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/quota"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/callfiles"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes"
@@ -45,9 +43,9 @@ const (
 	// endTimeout bounds the end of all sandboxes after a signal; the promise is
 	// 3 s.
 	endTimeout = 2500 * time.Millisecond
-	// lastAnswersTimeout bounds the wait for answers to calls that the end cut
+	// LastAnswersTimeout bounds the wait for answers to calls that the end cut
 	// short: a client may not read them.
-	lastAnswersTimeout = 500 * time.Millisecond
+	LastAnswersTimeout = 500 * time.Millisecond
 )
 
 // Starter starts sandboxes and ends them all.
@@ -70,9 +68,6 @@ type Options struct {
 	CallsAtOnce int
 	// SharedFiles lets a session have several environments.
 	SharedFiles bool
-	// State is a folder that outlives the server, for what the next one should know;
-	// empty where there is none.
-	State string
 	// Changes saves what sessions change in a project that is an overlay; nil where
 	// nothing does.
 	Changes *changes.Store
@@ -104,78 +99,43 @@ type Options struct {
 // until ctx ends. When it returns, no sandbox is left. The error is one of in
 // or out.
 func Stdio(ctx context.Context, in io.Reader, out io.Writer, o Options) error {
-	a := o.assemble()
-	defer a.stop()
-	transport := mcpstdio.New(a.handler, func() {
-		a.warm.Fill()
-		if o.AfterFirst != nil {
-			o.AfterFirst()
-		}
-	})
+	a := o.Assemble()
+	defer a.Stop()
+	transport := mcpstdio.New(a.Handler, a.Begin)
 	served := make(chan error, 1)
 	go func() { served <- transport.Serve(ctx, in, out) }()
 	select {
 	case err := <-served:
-		a.end()
+		a.End()
 		return err
 	case <-ctx.Done():
 		// The end of all sandboxes answers the calls that run.
-		a.end()
+		a.End()
 		select {
 		case err := <-served:
 			return err
-		case <-time.After(lastAnswersTimeout):
+		case <-time.After(LastAnswersTimeout):
 			return nil
 		}
 	}
 }
 
-// HTTP serves the clients that connect to listener until ctx ends, and then those whose
-// calls run, until they are answered, their time is over, or now ends. When it returns,
-// no sandbox is left. The error is one of listener.
-func HTTP(ctx, now context.Context, listener net.Listener, o Options, h mcphttp.Options) error {
-	a := o.assemble()
-	defer a.stop()
-	a.takeEnded()
-	h.IsReady = func() bool { return len(o.Environments.Now().Names()) > 0 }
-	h.Log = o.Log
-	transport := mcphttp.New(a.handler, h)
-	// Clients come and go: there is no first answer to wait for.
-	a.warm.Fill()
-	if o.AfterFirst != nil {
-		o.AfterFirst()
-	}
-	served := make(chan error, 1)
-	go func() { served <- transport.Serve(listener) }()
-	select {
-	case err := <-served:
-		a.end()
-		return err
-	case <-ctx.Done():
-		transport.Drain(now)
-		// The end of all sandboxes answers the calls that still run.
-		a.end()
-		a.keepEnded()
-		transport.Close(lastAnswersTimeout)
-		return <-served
-	}
+// Assembly is a server without its transport.
+type Assembly struct {
+	Handler  *rpc.Handler
+	Sessions *session.Manager
+	// Begin starts sandboxes that wait for calls. The transport calls it after its first
+	// answer, or when it takes connections.
+	Begin func()
+	// Stop ends what goes on beside the calls. It follows End.
+	Stop func()
+
+	starter Starter
+	warm    *pool.Pool
 }
 
-// assembly is the server without its transport.
-type assembly struct {
-	starter  Starter
-	warm     *pool.Pool
-	sessions *session.Manager
-	handler  *rpc.Handler
-	state    string // see Options
-	log      *slog.Logger
-	// stop ends what goes on beside the calls. It follows end.
-	stop func()
-}
-
-// assemble puts the layers together, from what starts sandboxes to what answers
-// messages.
-func (o *Options) assemble() *assembly {
+// Assemble puts the layers together, from what starts sandboxes to what answers messages.
+func (o *Options) Assemble() *Assembly {
 	spec := func(c call.Call) sandbox.Spec {
 		spec := o.Spec(c.Env)
 		spec.Principal = c.Principal
@@ -231,40 +191,27 @@ func (o *Options) assemble() *assembly {
 	}
 	handler, stopHandler := rpc.New(tool.New(offered), o.Version, rpc.DefaultBounds, o.Log)
 	stopWarm := o.keepWarm(warm, inUse)
-	return &assembly{o.Starter, warm, sessions, handler, o.State, o.Log, func() {
-		stopWarm()
-		stopHandler()
-		left.Close()
-	}}
-}
-
-// takeEnded takes over the names of the sessions of an earlier server.
-func (a *assembly) takeEnded() {
-	if a.state == "" {
-		return
-	}
-	keys, err := readEnded(a.state)
-	if err != nil {
-		a.log.Warn("sessions of an earlier server are not known", "error", err)
-	}
-	a.sessions.Remember(keys)
-}
-
-// keepEnded leaves the names of the sessions that end with this server to the next one.
-func (a *assembly) keepEnded() {
-	if a.state == "" {
-		return
-	}
-	if err := writeEnded(a.state, a.sessions.Ended()); err != nil {
-		a.log.Warn("the next server will not know the sessions of this one", "error", err)
+	return &Assembly{
+		Handler: handler, Sessions: sessions, starter: o.Starter, warm: warm,
+		Begin: func() {
+			warm.Fill()
+			if o.AfterFirst != nil {
+				o.AfterFirst()
+			}
+		},
+		Stop: func() {
+			stopWarm()
+			stopHandler()
+			left.Close()
+		},
 	}
 }
 
-// end ends every sandbox, after those have fallen asleep that can.
-func (a *assembly) end() {
-	a.sessions.Suspend()
+// End suspends the sessions that can be suspended, and ends every sandbox.
+func (a *Assembly) End() {
+	a.Sessions.Suspend()
 	deadline := time.Now().Add(endTimeout)
-	a.sessions.Close()
+	a.Sessions.Close()
 	a.warm.Close(time.Until(deadline))
 	a.starter.Close(time.Until(deadline))
 }

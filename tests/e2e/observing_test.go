@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/live"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/status"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
@@ -60,14 +60,14 @@ func TestHTTP_SaysWhoCalled(t *testing.T) {
 			t.Errorf("%s is not in the metrics:\n%s", want, text)
 		}
 	}
-	var now live.Snapshot
-	_, text = get(live.JSONPath)
+	var now status.Snapshot
+	_, text = get(status.Path)
 	must.Do(t, json.Unmarshal([]byte(text), &now))
 	if len(now.Principals) != 2 || len(now.Sessions) != 1 || now.Sessions[0].Principal != "alice" || now.Audit.Seq != 2 || strings.Contains(text, "echo 1") {
 		t.Errorf("the snapshot is %s", text)
 	}
 	// Metrics are served at their own address alone, and there is no page.
-	for address, want := range map[string]int{s.url + "/metrics": 404, s.url + live.JSONPath: 404, url + "/": 404, url + "/readyz": 200, url + "/healthz": 200} {
+	for address, want := range map[string]int{s.url + "/metrics": 404, s.url + status.Path: 404, url + "/": 404, url + "/readyz": 200, url + "/healthz": 200} {
 		response := must.Get(http.Get(address))(t)
 		response.Body.Close()
 		if response.StatusCode != want {

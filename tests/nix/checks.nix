@@ -73,6 +73,10 @@ let
     environments = [ ];
     buildAtStart = false;
   };
+  serving = library.mkServer {
+    environments = [ ];
+    serve = { };
+  };
 in
 {
   inherit server;
@@ -103,6 +107,35 @@ in
         refuses env PROJECT_USE_FLAKE=1 $server list
         refuses $server config check file.toml
         PROJECT_USE_FLAKE=0 $server list
+        touch $out
+      '';
+
+  # What a server without [serve] leaves out, and answers.
+  gateway =
+    pkgs.runCommandLocal "gateway"
+      {
+        small = pkgs.closureInfo { rootPaths = [ builds ]; };
+        serving = pkgs.closureInfo { rootPaths = [ serving ]; };
+        server = lib.getExe builds;
+      }
+      ''
+        grep -e -nix-sandbox-gateway- $serving/store-paths
+        if grep -e -nix-sandbox-gateway- $small/store-paths; then
+          exit 1
+        fi
+        export HOME=$TMPDIR
+        refuses() {
+          if "$@" < /dev/null 2> error; then exit 1; fi
+          cat error
+          grep 'error: .* and this server was built without \[serve\]' error
+          grep 'hint: add the line \[serve\] ' error
+        }
+        refuses $server serve
+        refuses $server serve --http 127.0.0.1:0
+        refuses env NIX_SANDBOX_AUDIT=$PWD/audit $server --stdio
+        refuses env NIX_SANDBOX_METRICS=127.0.0.1:0 $server
+        $server --stdio < /dev/null
+        $server serve --stdio < /dev/null
         touch $out
       '';
 

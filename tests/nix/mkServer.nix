@@ -213,6 +213,23 @@ in
     expr = (mkServer (library.fromToml config)).metadata == (mkServer { inherit config; }).metadata;
     expected = true;
   };
+  # Of HTTP, a server has a program or nothing.
+  testServerHasTheGatewayWithServe = {
+    expr = map (args: mentions "program-gateway" (mkServer args).wrapper) [
+      { inherit config; }
+      { config = config // { serve = { }; }; }
+      { inherit config; serve = { }; }
+      (library.fromToml config)
+      (library.fromToml (config // { serve.page = true; }))
+    ];
+    expected = [
+      false
+      true
+      true
+      false
+      true
+    ];
+  };
   testServerMetadataIsJson = {
     expr = (builtins.fromJSON (builtins.unsafeDiscardStringContext (builtins.toJSON server.metadata))).environments.perl.stdin_mode;
     expected = "arg";

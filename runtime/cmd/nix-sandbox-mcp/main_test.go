@@ -62,7 +62,14 @@ func TestServer_RunsCode(t *testing.T) {
 	}
 }
 
+// withoutGateway is the error of a server without the program that does what a setting asks for.
+func withoutGateway(setting string) string {
+	return "nix-sandbox-mcp: error: " + setting + ", and this server was built without [serve]\n" +
+		"nix-sandbox-mcp: hint: add the line [serve] to the configuration that the server is built from, and build it again\n"
+}
+
 func TestProgram_ReportsMistakes(t *testing.T) {
+	observed := "NIX_SANDBOX_METADATA=" + mcptest.MetadataWith(t, map[string]map[string]any{}, map[string]any{"serve": mcptest.Serve(map[string]any{"audit_file": "/audit"})})
 	metadata := "NIX_SANDBOX_METADATA=" + mcptest.Metadata(t, map[string]map[string]any{})
 	for name, test := range map[string]struct {
 		args      []string
@@ -70,15 +77,10 @@ func TestProgram_ReportsMistakes(t *testing.T) {
 		status    int
 		want      string // on either stream
 	}{
-		"help":              {[]string{"--help"}, nil, 0, "Usage:\n  nix-sandbox-mcp [flags]\n"},
-		"version":           {[]string{"--version"}, nil, 0, "nix-sandbox-mcp "},
-		"help of a command": {[]string{"help", "help"}, nil, 0, "Usage:\n  nix-sandbox-mcp help [command] [flags]\n"},
-		"nothing":           {nil, nil, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA is not set\nnix-sandbox-mcp: hint: "},
-		"unknown command":   {[]string{"sevre"}, nil, 2, "nix-sandbox-mcp: error: unknown command \"sevre\"\nnix-sandbox-mcp: hint: write nix-sandbox-mcp serve, or see nix-sandbox-mcp --help\n"},
-		"unknown flag":      {[]string{"--http"}, nil, 2, "nix-sandbox-mcp: error: unknown flag --http\nnix-sandbox-mcp: hint: "},
-		"no value":          {[]string{"--log-format"}, nil, 2, "nix-sandbox-mcp: error: --log-format needs a value\n"},
+		"unknown flag":      {[]string{"--http"}, nil, 2, "nix-sandbox-mcp: error: unknown flag: --http\nnix-sandbox-mcp: hint: see nix-sandbox-mcp --help\n"},
 		"argument":          {[]string{"--stdio", "x"}, nil, 2, `nix-sandbox-mcp: error: unknown command "x"`},
 		"log format":        {[]string{"--stdio", "--log-format=xml"}, nil, 2, `nix-sandbox-mcp: error: --log-format is "xml"`},
+		"nothing":           {nil, nil, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA is not set\nnix-sandbox-mcp: hint: "},
 		"no metadata":       {[]string{"--stdio"}, nil, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA is not set\nnix-sandbox-mcp: hint: "},
 		"broken metadata":   {[]string{"--stdio"}, []string{`NIX_SANDBOX_METADATA={"schema":1,`}, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA: not valid JSON\n"},
 		"older metadata":    {[]string{"--stdio"}, []string{`NIX_SANDBOX_METADATA={"schema":1,"environments":{}}`}, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA: session.idle_timeout_seconds is missing\n"},
@@ -86,6 +88,10 @@ func TestProgram_ReportsMistakes(t *testing.T) {
 		"project nowhere":   {[]string{"--stdio"}, []string{metadata, "PROJECT_DIR=/nowhere"}, 1, "nix-sandbox-mcp: error: PROJECT_DIR is /nowhere, which does not exist\nnix-sandbox-mcp: hint: "},
 		"inbox nowhere":     {[]string{"--stdio"}, []string{metadata, "NIX_SANDBOX_INBOX=/nowhere"}, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_INBOX is /nowhere, which does not exist\nnix-sandbox-mcp: hint: set NIX_SANDBOX_INBOX to an existing folder"},
 		"project misplaced": {[]string{"--stdio"}, []string{metadata, "PROJECT_MOUNT=/nix/x"}, 1, `nix-sandbox-mcp: error: PROJECT_MOUNT is "/nix/x"`},
+		"audit log":         {[]string{"--stdio"}, []string{metadata, "NIX_SANDBOX_AUDIT=/audit"}, 1, withoutGateway(`NIX_SANDBOX_AUDIT is "/audit"`)},
+		"metrics":           {[]string{"--stdio"}, []string{metadata, "NIX_SANDBOX_METRICS=user"}, 1, withoutGateway(`NIX_SANDBOX_METRICS is "user"`)},
+		"page":              {[]string{"--stdio"}, []string{metadata, "NIX_SANDBOX_PAGE=1"}, 1, withoutGateway(`NIX_SANDBOX_PAGE is "1"`)},
+		"configured audit":  {[]string{"--stdio"}, []string{observed}, 1, withoutGateway(`the configuration's audit_file is "/audit"`)},
 		"idle of words":     {[]string{"--stdio"}, []string{metadata, "SESSION_IDLE_TIMEOUT=soon"}, 1, `nix-sandbox-mcp: error: SESSION_IDLE_TIMEOUT is "soon"`},
 	} {
 		t.Run(name, func(t *testing.T) {

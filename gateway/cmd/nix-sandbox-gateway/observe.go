@@ -1,0 +1,167 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/live"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/mcphttp"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/metrics"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/status"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
+)
+
+// userSocket is the setting of metrics that are served in the user's runtime folder.
+const userSocket = "user"
+
+// observers are what is told of every call, as far as the operator asked for it.
+type observers struct {
+	all []call.Observer
+	// showSessions is that of [service.Options]; nil where nothing shows sessions.
+	showSessions func(func() []session.Live)
+	audit        *audit.Log   // nil where there is none
+	listener     net.Listener // nil where there are no metrics
+	site         *live.Site
+	metrics      *metrics.Metrics   // nil where there are none
+	end          context.CancelFunc // ends serve
+}
+
+// observe makes the observers, and listens where they are to be seen.
+func observe(server *service.Server) (o *observers, err error) {
+	settings, serve, environments, log := server.Settings, server.Base.Serve, server.Environments, server.Log
+	if serve == nil {
+		serve = &registry.Serve{}
+	}
+	o = &observers{}
+	if path := cmp.Or(settings.Audit, serve.AuditFile); path != "" {
+		if o.audit, err = audit.Open(path, log); err != nil {
+			return nil, &config.Error{
+				Problem: fmt.Sprintf("open the audit log: %v", err),
+				Hint:    "make its folder, and let the server write there; without NIX_SANDBOX_AUDIT and audit_file there is no audit log",
+			}
+		}
+		o.all = append(o.all, o.audit)
+	}
+	address := cmp.Or(settings.Metrics, serve.MetricsListen)
+	page := settings.Page == "1" || settings.Page == "" && serve.Page
+	switch {
+	case address != "":
+		err = o.expose(address, settings.RuntimeDir, page, environments, log)
+	case page:
+		err = &config.Error{Problem: "the page is to be served, and no address is named", Hint: "set NIX_SANDBOX_METRICS or metrics_listen to an address such as 127.0.0.1:9464"}
+	}
+	if err != nil {
+		o.Close()
+		return nil, err
+	}
+	return o, nil
+}
+
+// expose listens at an address for those who want to see what the server does.
+func (o *observers) expose(address, runtimeDir string, page bool, environments *registry.Registry, log *slog.Logger) (err error) {
+	if o.listener, err = listenForMetrics(address, runtimeDir); err != nil {
+		return err
+	}
+	if page && !live.IsPrivate(o.listener.Addr()) {
+		return &config.Error{
+			Problem: fmt.Sprintf("%s can be reached from other machines, and the page shows the code of every call to whoever asks", address),
+			Hint:    "serve it at an address of this machine alone, such as 127.0.0.1:9464, or without the page",
+		}
+	}
+	names := func() []string { return environments.Now().Names() }
+	server := live.New(live.Options{Version: command.Version(), Environments: names, Audit: o.audit, Contents: page})
+	o.metrics = metrics.New(metrics.Options{Version: command.Version(), Sessions: func() int { return len(server.Sessions()) }, Audit: o.audit})
+	o.showSessions = server.SetSessions
+	o.all = append(o.all, server, o.metrics)
+	o.site = &live.Site{Server: server, Metrics: o.metrics, IsReady: func() bool { return len(names()) > 0 }, Page: page, Log: log}
+	return nil
+}
+
+// request is told of each request over HTTP; nil where nobody counts them.
+func (o *observers) request() func(mcphttp.Request) {
+	if o.metrics == nil {
+		return nil
+	}
+	return func(r mcphttp.Request) { o.metrics.Request(r.Method, r.Era, r.Status) }
+}
+
+// start answers, beside the caller, until Close. When ctx has ended, the server is not
+// ready any more.
+func (o *observers) start(server *service.Server) {
+	if o.listener == nil {
+		return
+	}
+	hasEnvironments := o.site.IsReady
+	o.site.IsReady = func() bool { return server.Context.Err() == nil && hasEnvironments() }
+	log := server.Log
+	var serving context.Context
+	serving, o.end = context.WithCancel(context.Background())
+	log.Info("metrics", "address", o.listener.Addr().String(), "page", o.site.Page)
+	server.Go(func(context.Context) {
+		if err := o.site.Serve(serving, o.listener); err != nil {
+			log.Error("metrics are served no longer", "error", err)
+		}
+	})
+}
+
+// Close ends what the observers keep open.
+func (o *observers) Close() {
+	if o.end != nil {
+		o.end()
+	}
+	if o.listener != nil {
+		o.listener.Close()
+	}
+	if o.audit != nil {
+		o.audit.Close()
+	}
+}
+
+// listenForMetrics returns a listener at an address. A socket in the user's runtime folder
+// has this process's id for its name.
+func listenForMetrics(address, runtimeDir string) (net.Listener, error) {
+	if address != userSocket {
+		// Whoever reaches the address sees metrics, which name no code.
+		return listen(address, true)
+	}
+	if runtimeDir == "" {
+		return nil, &config.Error{Problem: "metrics are to be served in the user's runtime folder, and XDG_RUNTIME_DIR names none", Hint: "set XDG_RUNTIME_DIR, or name an address or unix:PATH"}
+	}
+	if err := os.MkdirAll(runtimeDir, 0o700); err != nil {
+		return nil, fmt.Errorf("make a folder for the server's socket: %w", err)
+	}
+	removeOldSockets(runtimeDir)
+	path := filepath.Join(runtimeDir, fmt.Sprintf("%d%s", os.Getpid(), status.SocketSuffix))
+	listener, err := listenUnix(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(cannotListen("unix:"+path, err), listener.Close())
+	}
+	return listener, nil
+}
+
+// removeOldSockets removes the sockets of servers that were killed.
+func removeOldSockets(folder string) {
+	for _, path := range status.Sockets(folder) {
+		conn, err := net.Dial("unix", path)
+		if err == nil {
+			conn.Close()
+		} else if isRefused(err) {
+			_ = os.Remove(path)
+		}
+	}
+}

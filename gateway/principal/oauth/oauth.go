@@ -1,0 +1,209 @@
+// Package oauth believes access tokens of an authorization server. It is apart from package
+// principal because the command that makes tokens imports that, and not OAuth.
+package oauth
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/coreos/go-oidc/v3/oidc"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
+)
+
+const (
+	// keysLifetime is how long keys of an authorization server are believed: one that
+	// it took back is refused after that.
+	keysLifetime = time.Hour
+	// keysPause is the time between two requests for keys: anybody can send a token
+	// that names an unknown key.
+	keysPause = 10 * time.Second
+	// keysTimeout and maxKeys bound such a request, and its response in bytes.
+	keysTimeout = 10 * time.Second
+	maxKeys     = 1 << 20
+	// maxReason bounds what the log has of a refusal, in bytes.
+	maxReason = 200
+)
+
+// Options say whose access tokens are believed.
+type Options struct {
+	// Resource is this server's URL, which must be among a token's audience.
+	Resource string
+	// Issuer is the authorization server, KeysURL where it publishes its keys (JWKS).
+	Issuer, KeysURL string
+	// Claim is the claim that has the principal's name. Scope is what a token must
+	// allow; empty where it need not.
+	Claim, Scope string
+}
+
+// Server is an authorization server. Its access tokens are JSON Web Tokens (RFC 9068), signed
+// for this server.
+type Server struct {
+	o        Options
+	now      func() time.Time // another one in tests
+	client   *http.Client
+	verifier *oidc.IDTokenVerifier
+
+	mu      sync.Mutex
+	keys    *oidc.RemoteKeySet
+	asked   time.Time // for keys
+	fetched time.Time // keys, or the time of the first attempt
+}
+
+var _ principal.Authenticator = (*Server)(nil)
+
+// New returns a Server. It fetches keys when a token comes for which it
+// needs some.
+func New(o Options) *Server { return newServer(o, http.DefaultTransport, time.Now) }
+
+func newServer(o Options, transport http.RoundTripper, now func() time.Time) *Server {
+	a := &Server{o: o, now: now}
+	a.client = &http.Client{Timeout: keysTimeout, Transport: &keysTransport{a, transport}}
+	a.renew()
+	a.verifier = oidc.NewVerifier(o.Issuer, a, &oidc.Config{
+		ClientID:             o.Resource,
+		SupportedSigningAlgs: []string{oidc.RS256, oidc.RS384, oidc.RS512, oidc.ES256, oidc.ES384, oidc.ES512, oidc.PS256, oidc.PS384, oidc.PS512, oidc.EdDSA},
+		Now:                  now,
+	})
+	return a
+}
+
+// Authenticate implements [principal.Authenticator]. Names begin with "oauth:".
+func (a *Server) Authenticate(r *http.Request) (principal.Principal, error) {
+	text, err := principal.Bearer(r)
+	if err != nil {
+		return principal.Principal{}, err
+	}
+	if strings.Count(text, ".") != 2 {
+		return principal.Principal{}, principal.ErrNone
+	}
+	token, err := a.verifier.Verify(r.Context(), text)
+	if err != nil {
+		return principal.Principal{}, &principal.Refusal{Reason: bounded.Head(err.Error(), maxReason)}
+	}
+	var claims map[string]any
+	if err := token.Claims(&claims); err != nil {
+		return principal.Principal{}, &principal.Refusal{Reason: bounded.Head(err.Error(), maxReason)}
+	}
+	name, _ := claims[a.o.Claim].(string)
+	if !principal.IsPlain(name) {
+		return principal.Principal{}, &principal.Refusal{Reason: fmt.Sprintf("the token's claim %s is not a name of 1 to %d printed ASCII characters", a.o.Claim, principal.MaxName)}
+	}
+	if a.o.Scope != "" && !slices.Contains(scopes(claims), a.o.Scope) {
+		return principal.Principal{}, &principal.Refusal{Reason: "the token lacks the scope " + a.o.Scope, Scope: a.o.Scope}
+	}
+	return principal.Principal{Name: "oauth:" + name}, nil
+}
+
+// scopes are what a token allows. Some servers have a list in the claim scp, in place
+// of the text of RFC 9068.
+func scopes(claims map[string]any) []string {
+	var all []string
+	for _, name := range []string{"scope", "scp"} {
+		switch value := claims[name].(type) {
+		case string:
+			all = append(all, strings.Fields(value)...)
+		case []any:
+			for _, one := range value {
+				if text, ok := one.(string); ok {
+					all = append(all, text)
+				}
+			}
+		}
+	}
+	return all
+}
+
+// VerifySignature implements [oidc.KeySet].
+func (a *Server) VerifySignature(ctx context.Context, text string) ([]byte, error) {
+	a.mu.Lock()
+	// A set of keys only ever asks for those that it lacks, so one that is old is
+	// replaced; unless the new one could not ask.
+	if a.now().Sub(a.fetched) >= keysLifetime && a.now().Sub(a.asked) >= keysPause {
+		a.renew()
+	}
+	keys := a.keys
+	a.mu.Unlock()
+	return keys.VerifySignature(ctx, text)
+}
+
+// Forget has the keys fetched anew for the next token, so that one that was taken back
+// counts no longer.
+func (a *Server) Forget() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.asked = time.Time{}
+	a.renew()
+}
+
+// renew forgets the keys.
+func (a *Server) renew() {
+	a.keys = oidc.NewRemoteKeySet(oidc.ClientContext(context.Background(), a.client), a.o.KeysURL)
+	a.fetched = a.now()
+}
+
+// keysTransport bounds the requests for keys.
+type keysTransport struct {
+	a    *Server
+	next http.RoundTripper
+}
+
+func (t *keysTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	t.a.mu.Lock()
+	now := t.a.now()
+	tooSoon := !t.a.asked.IsZero() && now.Sub(t.a.asked) < keysPause
+	if !tooSoon {
+		t.a.asked = now
+	}
+	t.a.mu.Unlock()
+	if tooSoon {
+		return nil, errors.New("the keys were asked for a moment ago")
+	}
+	response, err := t.next.RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	if response.StatusCode == http.StatusOK {
+		t.a.mu.Lock()
+		t.a.fetched = now
+		t.a.mu.Unlock()
+	}
+	response.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.LimitReader(response.Body, maxKeys), response.Body}
+	return response, nil
+}
+
+// Metadata answers clients that ask who authorizes them (RFC 9728, section 3.2).
+func (a *Server) Metadata() http.Handler {
+	o := a.o
+	fields := map[string]any{
+		"resource":                 o.Resource,
+		"authorization_servers":    []string{o.Issuer},
+		"bearer_methods_supported": []string{"header"},
+		"resource_name":            "nix-sandbox-mcp",
+	}
+	if o.Scope != "" {
+		fields["scopes_supported"] = []string{o.Scope}
+	}
+	text, err := json.Marshal(fields)
+	if err != nil {
+		panic(err) // strings alone
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		// It is public, and pages need it to get a token.
+		w.Header().Set("Access-Control-Allow-Origin", "*")
+		_, _ = w.Write(text) // to a client that may have gone
+	})
+}

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+)
+
+// auditCommand reads audit logs.
+func auditCommand(std streams) *cobra.Command {
+	var last string
+	verify := &cobra.Command{
+		Use:   "verify FILE",
+		Short: "Check that nobody has changed an audit log",
+		Long: "Check that no record of an audit log was changed, taken out, put in or moved, in FILE and in\n" +
+			"the older FILE.1, FILE.2 and so on. Records that are missing at the end are found with --last\n" +
+			"alone, which takes a hash that the server's log or this command has printed before.",
+		Example: "  " + program + " audit verify /var/log/nix-sandbox-mcp/audit.jsonl",
+		Args:    needs(1, "a file"),
+		RunE:    func(_ *cobra.Command, args []string) error { return verifyAudit(std.out, args[0], last) },
+	}
+	verify.Flags().StringVar(&last, "last", "", "fail unless a record has this `HASH`")
+	cmd := &cobra.Command{Use: "audit", Short: "Check audit logs"}
+	cmd.AddCommand(verify)
+	return cmd
+}
+
+// whichLog is the hint where a file cannot be read.
+const whichLog = "name the file that NIX_SANDBOX_AUDIT or audit_file names"
+
+// verifyAudit verifies the files of a log from the oldest on.
+func verifyAudit(out io.Writer, path, last string) error {
+	chain := audit.Chain{Wanted: last}
+	files := 0
+	for n := audit.Files; n >= 0; n-- {
+		name := path
+		if n > 0 {
+			name = fmt.Sprintf("%s.%d", path, n)
+		}
+		file, err := os.Open(name)
+		if n > 0 && errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return &config.Error{Problem: err.Error(), Hint: whichLog}
+		}
+		err = chain.Verify(file)
+		file.Close()
+		var read *fs.PathError
+		if errors.As(err, &read) {
+			return &config.Error{Problem: fmt.Sprintf("%s cannot be read: %v", name, read.Err), Hint: whichLog}
+		}
+		if err != nil {
+			return &config.Error{Problem: fmt.Sprintf("%s, %v", name, err), Hint: "the records before that line are as they were written; do not rely on those from it on"}
+		}
+		files++
+	}
+	if last != "" && !chain.Found {
+		return &config.Error{Problem: fmt.Sprintf("no record of %s has the hash %s", path, last), Hint: "records are missing, at the end or in an older file"}
+	}
+	if chain.Records == 0 {
+		fmt.Fprintf(out, "%s has no records.\n", path)
+		return nil
+	}
+	const form = "2006-01-02 15:04:05"
+	fmt.Fprintf(out, "%d records, number %d to %d, from %s to %s (UTC), in %d %s: nothing was changed.\n",
+		chain.Records, chain.First, chain.Last, chain.Begin.UTC().Format(form), chain.End.UTC().Format(form), files, plural(files, "file"))
+	if chain.Lost > 0 {
+		fmt.Fprintf(out, "%d %s could not be written when they came.\n", chain.Lost, plural(int(chain.Lost), "record"))
+	}
+	if chain.Cut > 0 {
+		fmt.Fprintf(out, "%d %s cut when the server or the machine ended.\n", chain.Cut, plural(chain.Cut, "line was", "lines were"))
+	}
+	fmt.Fprintf(out, "last hash: %s\n", chain.Hash)
+	return nil
+}
+
+// plural returns a word for a number of things.
+func plural(n int, one string, many ...string) string {
+	switch {
+	case n == 1:
+		return one
+	case len(many) > 0:
+		return many[0]
+	}
+	return one + "s"
+}

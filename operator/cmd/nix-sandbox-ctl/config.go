@@ -1,0 +1,25 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+)
+
+// configCommand is here for the help and the completions. Only Nix can read a
+// configuration file, and the wrapper around this program asks it.
+func configCommand() *cobra.Command {
+	group := &cobra.Command{
+		Use:   "config",
+		Short: "Check a configuration file",
+	}
+	group.AddCommand(&cobra.Command{
+		Use:   "check FILE",
+		Short: "Print what is wrong with a configuration file",
+		Long: `Print what is wrong with a configuration file.
+
+Nix reads FILE, as it does for NIX_SANDBOX_CONFIG, and builds nothing.`,
+		RunE: func(*cobra.Command, []string) error {
+			return withoutWrapper("asks Nix")
+		},
+	})
+	return group
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/interactive"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+)
+
+// chosen is an environment that the user named, and what its sandbox is started
+// with.
+type chosen struct {
+	registry.Environment
+	host      sandbox.HostFolders
+	inherited map[string]string
+	session   registry.Session
+}
+
+// choose finds the environment that the server would serve under a name. If
+// project, the value of --project, is not empty, it replaces the project that
+// the server would show.
+func choose(name, project string) (chosen, error) {
+	if project != "" {
+		dir, err := config.Folder(project)
+		if err != nil {
+			return chosen{}, command.Misuse(fmt.Sprintf("--project is %v", err), "name an existing folder")
+		}
+		if err := os.Setenv("PROJECT_DIR", dir); err != nil {
+			return chosen{}, fmt.Errorf("set PROJECT_DIR: %w", err)
+		}
+	}
+	settings, set, err := config.Survey()
+	if err != nil {
+		return chosen{}, err
+	}
+	env, ok := set.Environments[name]
+	if derived, err := registry.ParseDerived(name); err == nil && !ok {
+		name = derived.String()
+		env, ok = set.Derived[name]
+	}
+	if !ok {
+		return chosen{}, unusable(name, registry.New(set).Now())
+	}
+	return chosen{Environment: env, inherited: config.Inherited(set), host: settings.HostFolders(), session: set.Session}, nil
+}
+
+// unusable returns the error that says why an environment cannot be used.
+func unusable(name string, now *registry.Snapshot) error {
+	entry, known := now.Pending(name)
+	switch {
+	case !known && registry.IsDerived(name):
+		return &config.Error{
+			Problem: fmt.Sprintf("environment %q is not built", name),
+			Hint:    "a server builds it when a call names it; " + program + " packages lists what there is",
+		}
+	case !known:
+		hint := "use one of " + strings.Join(now.Names(), ", ")
+		if near := nearest(name, now.Names()); near != "" {
+			hint = "write " + near + ", or see " + program + " list"
+		}
+		return &config.Error{Problem: fmt.Sprintf("there is no environment %q", name), Hint: hint}
+	case !entry.Failed:
+		return &config.Error{Problem: fmt.Sprintf("environment %q is still being built", name), Hint: "try again when " + program + " list says ready"}
+	}
+	return &config.Error{
+		Problem: fmt.Sprintf("environment %q cannot be used: %s", name, cmp.Or(entry.Reason, "it could not be loaded")),
+		Hint:    "correct it and build it again",
+	}
+}
+
+// spec returns what every program of the environment is started with, by the
+// artifact's bin/attach.
+func (c chosen) spec() (interactive.Spec, error) {
+	path := filepath.Join(filepath.Dir(c.Exec), "attach")
+	if _, err := os.Stat(path); err != nil {
+		return interactive.Spec{}, &config.Error{
+			Problem: fmt.Sprintf("environment %q lacks the program that run and shell start: %v", c.Name, err),
+			Hint:    "build it again with this version's mkSandbox",
+		}
+	}
+	spec := interactive.Spec{Exec: path, Environ: append(sandbox.Environ(c.Secrets()), c.host.Environ()...), Reports: c.Reports}
+	// A program that a user starts stays where it was started.
+	tree, err := cgroup.Find(context.Background(), cgroup.System)
+	var unavailable *cgroup.Unavailable
+	switch {
+	case err == nil:
+		spec.Groups = tree
+		spec.Limits = cgroup.Limits{Memory: c.MemoryMB << 20, Tasks: int(c.PIDs), CPUs: c.CPUs}
+		spec.Limits = spec.Limits.With(cgroup.Limits{Memory: c.OverheadMB << 20, Tasks: int(c.OverheadPIDs)})
+		if c.Network != nil {
+			spec.Limits = spec.Limits.WithNetwork()
+		}
+	case !errors.As(err, &unavailable):
+		return interactive.Spec{}, err
+	}
+	// Without control groups the agent's limit keeper alone enforces the limits.
+	return spec, nil
+}

@@ -1,0 +1,180 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+)
+
+func packagesCommand(std streams) *cobra.Command {
+	var asJSON, remove bool
+	cmd := &cobra.Command{
+		Use:   "packages [ENV | ENV+PACKAGE]...",
+		Short: "List or remove environments with packages that calls added",
+		Long: `List or remove environments with packages that calls added.
+
+Of an environment alone, all that calls made of it are meant. What is removed is
+built again when a call names it; Nix's garbage collection takes what nothing else
+needs.`,
+		Example: "  " + program + " packages\n  " + program + " packages --remove python+pandas",
+		RunE: func(_ *cobra.Command, args []string) error {
+			if remove && len(args) == 0 {
+				return command.Misuse("--remove names no environment", "write "+program+" packages --remove ENV+PACKAGE, or ENV for all of them")
+			}
+			settings, set, err := config.Survey()
+			if err != nil {
+				return err
+			}
+			rows, err := chosenPackages(addedPackages(settings.Folders.Packages, set), args)
+			if err != nil {
+				return err
+			}
+			switch {
+			case remove:
+				return removePackages(std.out, settings.Folders.Packages, rows)
+			case asJSON:
+				return writeJSON(std.out, rows)
+			}
+			writePackages(std.out, rows, time.Now())
+			return nil
+		},
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON: an array of objects")
+	cmd.Flags().BoolVar(&remove, "remove", false, "remove those that are named")
+	return cmd
+}
+
+// outdated is the state of an environment with packages that was made of an
+// environment as it was before: no call uses it any more.
+const outdated = "outdated"
+
+// addedRow is an environment with packages, and the schema of packages --json.
+type addedRow struct {
+	Name  string `json:"name"`
+	State string `json:"state"`
+	// Reason is why it failed.
+	Reason string    `json:"reason,omitempty"`
+	Size   int64     `json:"closure_bytes,omitempty"`
+	Used   time.Time `json:"used,omitzero"`
+
+	base, key string
+}
+
+// addedPackages returns the environments with packages in a folder, by name.
+func addedPackages(folder string, set *registry.Set) []addedRow {
+	rows := []addedRow{}
+	for _, key := range registry.DerivedKeys(folder) {
+		request, err := registry.ReadRequest(folder, key)
+		if err != nil {
+			continue
+		}
+		derived, err := registry.ParseDerived(registry.Derived{Base: request.Base, Packages: request.Packages}.String())
+		if err != nil {
+			continue
+		}
+		row := addedRow{Name: derived.String(), State: outdated, base: derived.Base, key: key}
+		at := filepath.Join(folder, key)
+		row.Size = sizeOfArtifact(filepath.Join(at, registry.ResultLink))
+		if info, err := os.Stat(filepath.Join(at, registry.UsedFile)); err == nil {
+			row.Used = info.ModTime()
+		}
+		base := set.Environments[derived.Base]
+		_, usable := set.Derived[row.Name]
+		switch {
+		case base.OnDemand == nil || base.OnDemand.Key(derived) != key:
+		case usable:
+			row.State = ready
+		case found(os.Lstat(filepath.Join(at, registry.FailedFile))):
+			row.State, row.Reason = broken, firstLines(filepath.Join(at, registry.FailedFile))
+		case found(os.Lstat(filepath.Join(at, registry.BuildingFile))):
+			row.State = building
+		default:
+			continue // it was asked for, and a server has not begun
+		}
+		rows = append(rows, row)
+	}
+	slices.SortFunc(rows, func(a, b addedRow) int { return strings.Compare(a.Name+" "+a.key, b.Name+" "+b.key) })
+	return rows
+}
+
+// chosenPackages returns the rows that names mean; without names, all of them.
+func chosenPackages(rows []addedRow, names []string) ([]addedRow, error) {
+	if len(names) == 0 {
+		return rows, nil
+	}
+	var chosen []addedRow
+	for _, name := range names {
+		canonical := name
+		if derived, err := registry.ParseDerived(name); err == nil {
+			canonical = derived.String()
+		}
+		found := false
+		for _, row := range rows {
+			if row.Name == canonical || row.base == canonical {
+				found = true
+				if !slices.Contains(chosen, row) {
+					chosen = append(chosen, row)
+				}
+			}
+		}
+		if !found {
+			return nil, &config.Error{
+				Problem: fmt.Sprintf("no call has added packages under the name %q", name),
+				Hint:    "see " + program + " packages",
+			}
+		}
+	}
+	return chosen, nil
+}
+
+func removePackages(w io.Writer, folder string, rows []addedRow) error {
+	for _, row := range rows {
+		if err := registry.RemoveDerived(folder, row.key); err != nil {
+			return fmt.Errorf("remove %s: %w", row.Name, err)
+		}
+		fmt.Fprintln(w, "removed", row.Name)
+	}
+	return nil
+}
+
+func writePackages(w io.Writer, rows []addedRow, now time.Time) {
+	if len(rows) == 0 {
+		fmt.Fprintln(w, "no call has added packages")
+		return
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "NAME\tSTATE\tSIZE\tUSED")
+	for _, row := range rows {
+		used := plain(row.Reason)
+		if row.Reason == "" && !row.Used.IsZero() {
+			used = age(now.Sub(row.Used)) + " ago"
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", row.Name, row.State, megabytes(row.Size), used)
+	}
+	_ = table.Flush()
+}
+
+// maxReason bounds what the table shows of why a build failed, in bytes.
+const maxReason = 300
+
+// firstLines returns the beginning of a report of the builder.
+func firstLines(path string) string {
+	text, err := bounded.ReadFile(path, maxMetadata)
+	if err != nil {
+		return ""
+	}
+	return strings.ToValidUTF8(bounded.Head(string(text), maxReason), "")
+}

@@ -1,0 +1,200 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/interactive"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
+)
+
+// endCodeWithin is how long code may take to end after an interrupt: the agent's
+// grace period of 2 s, and 1 s for the result to arrive.
+const endCodeWithin = 3 * time.Second
+
+// chunk is how much is read from standard input at once, in bytes.
+const chunk = 32 << 10
+
+// maxSeconds bounds --timeout: a year.
+const maxSeconds = 365 * 24 * 3600
+
+type runOptions struct {
+	code    string
+	hasCode bool
+	project string
+	seconds float64
+}
+
+func runCommand(std streams) *cobra.Command {
+	var o runOptions
+	cmd := &cobra.Command{
+		Use:   "run ENV [FILE | -c CODE | -]",
+		Short: "Run code in a new sandbox, as a call of the model would",
+		Long: `Run code in a new sandbox, as a call of the model would.
+
+The code comes from FILE, from -c, or from standard input. In the first two
+cases standard input is the code's, unless it is a terminal. The output appears
+as the code writes it and has no bound, and this command's exit status is the
+code's. Ctrl-C interrupts the code, and a second one ends the sandbox.`,
+		ValidArgsFunction: completeEnvironment(cobra.ShellCompDirectiveDefault),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.hasCode = cmd.Flags().Changed("code")
+			return exit(runCode(o, std, args))
+		},
+	}
+	cmd.Flags().StringVarP(&o.code, "code", "c", "", "run `CODE`")
+	projectFlag(cmd, &o.project, "show the folder `DIR` to the code, read-only")
+	cmd.Flags().Float64Var(&o.seconds, "timeout", 0, "stop the code after `SECONDS`; 0 is the environment's time limit")
+	return cmd
+}
+
+// runCode runs code at the command line.
+func runCode(o runOptions, streams streams, args []string) (int, error) {
+	const hint = "see " + program + " run --help"
+	switch {
+	case len(args) == 0:
+		return 0, command.Misuse("no environment was named", "see which there are: "+program+" list")
+	case len(args) > 2 || len(args) == 2 && o.hasCode:
+		return 0, command.Misuse(fmt.Sprintf("unknown argument %q", args[len(args)-1]), hint)
+	case !(o.seconds >= 0 && o.seconds <= maxSeconds): // "NaN" is neither
+		return 0, command.Misuse(fmt.Sprintf("--timeout is %v", o.seconds), fmt.Sprintf("write seconds, up to %d", maxSeconds))
+	}
+	env, err := choose(args[0], o.project)
+	if err != nil {
+		return 0, err
+	}
+	spec, err := env.spec()
+	if err != nil {
+		return 0, err
+	}
+	code, fromStdin := []byte(o.code), false
+	if !o.hasCode {
+		name := "-"
+		if len(args) == 2 {
+			name = args[1]
+		}
+		if len(args) == 1 && isTerminal(streams.in) {
+			return 0, command.Misuse("no code was given", "name a file, write -c CODE, or pipe the code in")
+		}
+		fromStdin = name == "-"
+		if code, err = readCode(name, streams.in); err != nil {
+			return 0, err
+		}
+	}
+	if len(code) > interactive.MaxCode {
+		return 0, fmt.Errorf("the code is longer than %d MiB", interactive.MaxCode>>20)
+	}
+	limit := env.Timeout
+	if o.seconds > 0 {
+		limit = time.Duration(o.seconds * float64(time.Second))
+	}
+	spec.First = frame.Request{Type: frame.Execute, Contents: code, Env: env.inherited}
+	spec.Stdout, spec.Stderr = visible(streams.out), visible(streams.err)
+
+	signals := make(chan os.Signal, 4)
+	// If the reader of our output is gone, the next write fails, which closes the
+	// code's own pipe: the signal must not end this program before that.
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	defer signal.Stop(signals)
+	p, err := interactive.Start(spec)
+	if err != nil {
+		return 0, err
+	}
+	if fromStdin || isTerminal(streams.in) {
+		go func() { _ = p.CloseInput() }()
+	} else {
+		go feed(p, streams.in) // a read of standard input may last as long as the process
+	}
+	status, err := await(p, limit, signals)
+	reset(spec.Stdout)
+	reset(spec.Stderr)
+	return status, err
+}
+
+// await waits for the end of a program, and ends it at its time limit or after a
+// signal. The status of code that does not end by the user's interrupt is that of
+// the interrupt, no matter whether the agent kills the code when its grace period
+// is over or the user's second interrupt comes before.
+func await(p *interactive.Program, limit time.Duration, signals <-chan os.Signal) (int, error) {
+	// The time limit is that of the code.
+	begun, over := p.Begun(), time.NewTimer(limit)
+	over.Stop()
+	defer over.Stop()
+	var kill <-chan time.Time
+	timedOut, interrupted := false, false
+	for {
+		select {
+		case <-p.Ended():
+			status, err := p.Wait()
+			if interrupted && status == 128+int(syscall.SIGKILL) {
+				status = 128 + int(syscall.SIGINT)
+			}
+			if err == nil && timedOut {
+				err = command.End(command.TooLong, fmt.Sprintf("the code was stopped: it ran longer than %v s", limit.Seconds()), "give it more with --timeout SECONDS")
+			}
+			return status, err
+		case <-begun:
+			over.Reset(limit)
+			begun = nil
+		case <-over.C:
+			timedOut = true
+			p.Interrupt()
+			kill = time.After(endCodeWithin)
+		case <-kill:
+			p.Kill()
+		case sig := <-signals:
+			switch {
+			case sig == syscall.SIGPIPE:
+			case sig == syscall.SIGINT && kill == nil:
+				p.Interrupt()
+				interrupted, kill = true, time.After(endCodeWithin)
+			default:
+				p.Kill()
+				_, err := p.Wait()
+				return 128 + int(sig.(syscall.Signal)), err
+			}
+		}
+	}
+}
+
+// readCode reads the file of this name, or in if the name is "-".
+func readCode(name string, in io.Reader) ([]byte, error) {
+	if name != "-" {
+		file, err := os.Open(name)
+		if err != nil {
+			return nil, fmt.Errorf("read the code: %w", err)
+		}
+		defer file.Close()
+		in = file
+	}
+	code, err := io.ReadAll(io.LimitReader(in, interactive.MaxCode+1))
+	if err != nil {
+		return nil, fmt.Errorf("read the code: %w", err)
+	}
+	return code, nil
+}
+
+// feed copies in to the program's standard input until either ends.
+func feed(p *interactive.Program, in io.Reader) {
+	buf := make([]byte, chunk)
+	for {
+		n, err := in.Read(buf)
+		if p.Type(buf[:n]) != nil {
+			return
+		}
+		if errors.Is(err, io.EOF) {
+			_ = p.CloseInput()
+		}
+		if err != nil {
+			return
+		}
+	}
+}

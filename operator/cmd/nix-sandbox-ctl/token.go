@@ -1,0 +1,59 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+)
+
+// tokenCommand makes tokens for those who call over HTTP.
+func tokenCommand(std streams) *cobra.Command {
+	var class, file string
+	create := &cobra.Command{
+		Use:   "new NAME",
+		Short: "Make a token",
+		Long: "Make a token for NAME, print it, and print the line that gives it to NAME in the file of\n" +
+			"NIX_SANDBOX_TOKENS. The token is nowhere else: the line has its hash.",
+		Example: "  " + program + " token new alice\n  " + program + " token new alice --file tokens",
+		Args:    needs(1, "a name"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			token, line, err := principal.NewToken(args[0], class)
+			if err != nil {
+				return command.Misuse(err.Error(), seeHelp(cmd))
+			}
+			if file == "" {
+				fmt.Fprintf(std.out, "%s\n%s\n", token, line)
+				return nil
+			}
+			if err := addLine(file, line); err != nil {
+				return err
+			}
+			fmt.Fprintln(std.out, token)
+			return nil
+		},
+	}
+	create.Flags().StringVar(&class, "class", "", "give NAME the quotas of this `CLASS`")
+	create.Flags().StringVar(&file, "file", "", "add the line to `FILE`, and print the token alone")
+	cmd := &cobra.Command{Use: "token", Short: "Make tokens for those who call over HTTP"}
+	cmd.AddCommand(create)
+	return cmd
+}
+
+// addLine adds a line to the file of tokens.
+func addLine(path, line string) error {
+	err := principal.AddLine(path, line)
+	if err == nil {
+		return nil
+	}
+	hint := "name a file that you may write, in a folder that exists"
+	var unusable *principal.UnusableError
+	if errors.As(err, &unusable) {
+		hint = "the file stays as it is: correct what is wrong with it, or name the class that the others of this name have"
+	}
+	return &config.Error{Problem: fmt.Sprintf("the line could not be added to %s: %v", path, err), Hint: hint}
+}

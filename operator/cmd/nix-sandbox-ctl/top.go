@@ -1,0 +1,321 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/status"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+)
+
+const (
+	// topPause is the time between two snapshots, topTimeout how long one may take, and
+	// maxSnapshot its size in bytes.
+	topPause    = time.Second
+	topTimeout  = 5 * time.Second
+	maxSnapshot = 16 << 20
+)
+
+// topCommand shows what a server does, again and again.
+func topCommand(std streams) *cobra.Command {
+	var url string
+	var once bool
+	cmd := &cobra.Command{
+		Use:   "top",
+		Short: "Show what a running server does: who calls, sessions, calls",
+		Long: "Show what a running server does: who calls, sessions, calls and refusals, once a second.\n" +
+			"It is a server of this user whose NIX_SANDBOX_METRICS or metrics_listen is \"user\", or that at\n" +
+			"the address of --url. The key n shows the next server, q ends.",
+		Example: "  " + program + " top\n  " + program + " top --url http://127.0.0.1:9464 --once",
+		Args:    atMost(0),
+		RunE: func(*cobra.Command, []string) error {
+			find := func() ([]source, error) { return findServers(url, config.RuntimeDir(os.Getenv)) }
+			servers, err := find()
+			if err != nil {
+				return err
+			}
+			in, isIn := std.in.(*os.File)
+			out, isOut := std.out.(*os.File)
+			if once || !isIn || !isOut || !isTerminal(in) || !isTerminal(out) {
+				return showOnce(std.out, servers[0])
+			}
+			return showLive(in, out, servers, find)
+		},
+	}
+	cmd.Flags().StringVar(&url, "url", "", "show the server whose metrics are at `URL`, or at unix:PATH")
+	cmd.Flags().BoolVar(&once, "once", false, "print what the server does now, and end")
+	return cmd
+}
+
+// source is where a server says what it does.
+type source struct {
+	name   string
+	url    string
+	client *http.Client
+}
+
+// overSocket is a server at a Unix socket.
+func overSocket(path string) source {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", path)
+	}
+	return source{path, "http://localhost" + status.Path, &http.Client{Timeout: topTimeout, Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+}
+
+// findServers returns the servers that can be shown, at least one, the newest first.
+func findServers(url, folder string) ([]source, error) {
+	if path, isUnix := strings.CutPrefix(url, "unix:"); isUnix {
+		return []source{overSocket(path)}, nil
+	}
+	if url != "" {
+		if !strings.HasPrefix(url, "http://") && !strings.HasPrefix(url, "https://") {
+			return nil, command.Misuse(fmt.Sprintf("--url is %q", url), "write a URL such as http://127.0.0.1:9464, or unix:PATH")
+		}
+		return []source{{url, strings.TrimRight(url, "/") + status.Path, &http.Client{Timeout: topTimeout}}}, nil
+	}
+	type socket struct {
+		path string
+		at   time.Time
+	}
+	var sockets []socket
+	if folder != "" {
+		for _, path := range status.Sockets(folder) {
+			info, err := os.Stat(path)
+			if err != nil {
+				continue
+			}
+			conn, err := net.Dial("unix", path)
+			if err != nil {
+				continue // of a server that was killed
+			}
+			conn.Close()
+			sockets = append(sockets, socket{path, info.ModTime()})
+		}
+	}
+	if len(sockets) == 0 {
+		return nil, &config.Error{
+			Problem: "there is no running server that says what it does",
+			Hint:    "start one with NIX_SANDBOX_METRICS=user, or name the address of its metrics with --url",
+		}
+	}
+	slices.SortFunc(sockets, func(a, b socket) int { return cmp.Or(b.at.Compare(a.at), cmp.Compare(a.path, b.path)) })
+	var servers []source
+	for _, s := range sockets {
+		servers = append(servers, overSocket(s.path))
+	}
+	return servers, nil
+}
+
+// read asks the server what it does.
+func (s source) read(ctx context.Context) (snapshot status.Snapshot, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url, nil)
+	if err != nil {
+		return snapshot, err
+	}
+	response, err := s.client.Do(request)
+	if err != nil {
+		var problem *net.OpError
+		if errors.As(err, &problem) {
+			err = problem.Err
+		}
+		return snapshot, fmt.Errorf("the server at %s cannot be asked: %w", s.name, err)
+	}
+	defer response.Body.Close()
+	text, err := bounded.Read(response.Body, maxSnapshot)
+	switch {
+	case err != nil:
+		return snapshot, fmt.Errorf("the server at %s: %w", s.name, err)
+	case response.StatusCode != http.StatusOK:
+		return snapshot, fmt.Errorf("the server at %s answers %s: at that address it does not say what it does", s.name, response.Status)
+	}
+	if err := json.Unmarshal(text, &snapshot); err != nil {
+		return snapshot, fmt.Errorf("the server at %s answers with something else: %w", s.name, err)
+	}
+	return snapshot, nil
+}
+
+// showOnce prints one snapshot.
+func showOnce(out io.Writer, from source) error {
+	snapshot, err := from.read(context.Background())
+	if err != nil {
+		return &config.Error{Problem: err.Error(), Hint: "see that the server runs, and name the address of its metrics (NIX_SANDBOX_METRICS or metrics_listen), which this machine alone reaches"}
+	}
+	_, err = out.Write(describeServer(snapshot))
+	return err
+}
+
+// describeServer returns a snapshot as lines. Every text that a client or a sandbox chose
+// is plain.
+func describeServer(s status.Snapshot) []byte {
+	var out bytes.Buffer
+	fmt.Fprintf(&out, "nix-sandbox-mcp %s, process %d, runs for %s: %s %s, %s %s, %s %s\n",
+		plain(s.Version), s.PID, brief(s.Uptime),
+		fmt.Sprint(len(s.Sessions)), plural(len(s.Sessions), "session"),
+		fmt.Sprint(len(s.Running)), plural(len(s.Running), "running call"),
+		fmt.Sprint(len(s.Environments)), plural(len(s.Environments), "environment"))
+	fmt.Fprintf(&out, "server %d MiB, sandboxes %d MiB in %d processes", s.Memory.Server>>20, s.Memory.Sandboxes>>20, s.Memory.Processes)
+	switch {
+	case s.Audit == nil:
+		fmt.Fprint(&out, ", no audit log\n")
+	case s.Audit.Failure != "":
+		fmt.Fprintf(&out, ", the audit log CANNOT BE WRITTEN: %s\n", plain(s.Audit.Failure))
+	default:
+		fmt.Fprintf(&out, ", audit record %d, %d lost\n", s.Audit.Seq, s.Audit.Lost)
+	}
+	table := func(head string, rows [][]any) {
+		if len(rows) == 0 {
+			return
+		}
+		fmt.Fprintln(&out)
+		w := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(w, strings.ReplaceAll(head, " ", "\t"))
+		for _, row := range rows {
+			for i, cell := range row {
+				if i > 0 {
+					fmt.Fprint(w, "\t")
+				}
+				fmt.Fprint(w, cmp.Or(plain(fmt.Sprint(cell)), "-"))
+			}
+			fmt.Fprintln(w)
+		}
+		w.Flush()
+	}
+	var principals, running, sessions, recent [][]any
+	for _, p := range s.Principals {
+		principals = append(principals, []any{cmp.Or(p.Name, "(the one client)"), p.Running, p.Calls, p.Failed, p.Refused, p.Sessions, fmt.Sprintf("%d MiB", p.MemoryMB), brief(p.Seconds)})
+	}
+	for _, c := range s.Running {
+		running = append(running, []any{c.Number, c.Principal, c.Env, c.Session, brief(c.Took.Seconds())})
+	}
+	for _, one := range s.Sessions {
+		unused := brief(one.Idle)
+		if one.Calls > 0 {
+			unused = "in use"
+		}
+		sessions = append(sessions, []any{one.ID, one.Principal, one.Environments, brief(one.Age), unused, fmt.Sprintf("%d MiB", one.MemoryMB)})
+	}
+	for _, c := range s.Recent {
+		recent = append(recent, []any{c.Number, c.Outcome, c.Principal, c.Env, c.Session, brief(c.Took.Seconds()), c.Reason})
+	}
+	table("PRINCIPAL RUNNING CALLS FAILED REFUSED SESSIONS ALLOWED TIME", principals)
+	table("RUNNING PRINCIPAL ENV SESSION FOR", running)
+	table("SESSION PRINCIPAL ENV AGE UNUSED ALLOWED", sessions)
+	table("ENDED OUTCOME PRINCIPAL ENV SESSION TOOK REASON", recent)
+	return out.Bytes()
+}
+
+// brief writes a time in seconds as users read it.
+func brief(seconds float64) string {
+	switch {
+	case seconds < 1:
+		return fmt.Sprintf("%.0fms", 1000*seconds)
+	case seconds < 100:
+		return fmt.Sprintf("%.1fs", seconds)
+	case seconds < 6000:
+		return fmt.Sprintf("%.0fmin", seconds/60)
+	}
+	return fmt.Sprintf("%.1fh", seconds/3600)
+}
+
+// Sequences with which the screen is drawn: an alternate one, without a cursor and
+// without lines that go on in the next one.
+const (
+	openScreen  = "\x1b[?1049h\x1b[?25l\x1b[?7l"
+	closeScreen = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+	drawScreen  = "\x1b[H"
+	clearLine   = "\x1b[K\r\n"
+	clearRest   = "\x1b[J"
+)
+
+// showLive draws what a server does once a second, until the user or a signal ends it.
+func showLive(in, out *os.File, servers []source, find func() ([]source, error)) error {
+	before, err := term.MakeRaw(int(in.Fd()))
+	if err != nil {
+		return fmt.Errorf("make the terminal raw: %w", err)
+	}
+	defer func() { _ = term.Restore(int(in.Fd()), before) }()
+	_, _ = io.WriteString(out, openScreen)
+	defer func() { _, _ = io.WriteString(out, closeScreen) }()
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGWINCH)
+	defer signal.Stop(signals)
+	keys := make(chan byte)
+	go func() { // ends with the process
+		defer close(keys)
+		for key := make([]byte, 1); ; {
+			if _, err := in.Read(key); err != nil {
+				return
+			}
+			keys <- key[0]
+		}
+	}()
+	ticker := time.NewTicker(topPause)
+	defer ticker.Stop()
+	shown := servers[0].name
+	for {
+		at := max(0, slices.IndexFunc(servers, func(s source) bool { return s.name == shown }))
+		shown = servers[at].name
+		var text []byte
+		if snapshot, err := servers[at].read(context.Background()); err != nil {
+			text = []byte(plain(err.Error()) + "\n")
+		} else {
+			text = describeServer(snapshot)
+		}
+		foot := "q: quit"
+		if len(servers) > 1 {
+			foot = fmt.Sprintf("server %d of %d · n: next · q: quit", at+1, len(servers))
+		}
+		draw(out, text, foot)
+		select {
+		case <-ticker.C:
+		case s := <-signals:
+			if s != syscall.SIGWINCH {
+				return nil
+			}
+		case key, ok := <-keys:
+			switch {
+			case !ok, key == 'q', key == 3, key == 4: // Ctrl-C, Ctrl-D
+				return nil
+			case key == 'n':
+				shown = servers[(at+1)%len(servers)].name
+			}
+		}
+		if found, err := find(); err == nil {
+			servers = found
+		}
+	}
+}
+
+// draw writes the first lines of a text over the screen, and a line at its foot.
+func draw(out *os.File, text []byte, foot string) {
+	size := sizeOf(out)
+	var all strings.Builder
+	all.WriteString(drawScreen)
+	lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
+	for _, line := range lines[:min(len(lines), int(size.Rows)-1)] {
+		all.WriteString(line + clearLine)
+	}
+	all.WriteString(clearRest)
+	fmt.Fprintf(&all, "\x1b[%d;1H\x1b[7m%s\x1b[0m", size.Rows, foot)
+	_, _ = io.WriteString(out, all.String())
+}

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"os"
+	"regexp"
+	"strings"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
+)
+
+// maxServerMetadata bounds the server's metadata, in bytes.
+const maxServerMetadata = 4 << 20
+
+// validRevision matches a commit as Nix writes it.
+var validRevision = regexp.MustCompile(`^[0-9a-f]{40}(-dirty)?$`)
+
+// versionLine is what --version prints.
+func versionLine() string {
+	line := program + " " + command.Version()
+	if commit := revision(); commit != "" {
+		line += " (" + commit + ")"
+	}
+	return line
+}
+
+// revision is the commit that the server was built from, or empty if it is not
+// known. It is in the server's metadata and not in this program, because then
+// each commit would compile the program again.
+func revision() string {
+	text := os.Getenv("NIX_SANDBOX_METADATA")
+	if !strings.HasPrefix(strings.TrimSpace(text), "{") {
+		data, _ := bounded.ReadFile(text, maxServerMetadata) // without a file, no commit is known
+		text = string(data)
+	}
+	if !gjson.Valid(text) {
+		return ""
+	}
+	if commit := gjson.Get(text, "revision").String(); validRevision.MatchString(commit) {
+		return commit
+	}
+	return ""
+}

@@ -1,0 +1,92 @@
+// Package parts lists what a session can have beyond its sandbox. The programs that serve
+// import it; the packages of the runtime do not.
+package parts
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/sessionfiles"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/suspended"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
+)
+
+// Add adds the parts that the settings of a server switch on.
+func Add(options *service.Options, server *service.Server) (err error) {
+	options.Changes = patches(server.Settings, server.Log)
+	if options.KeptFiles, err = files(server.Settings, server.Log); err != nil {
+		return err
+	}
+	options.Suspended = suspension(server.Base.Session, server.Log)
+	if store := options.Suspended; store != nil {
+		server.Go(func(ctx context.Context) { clean(ctx, store) })
+	}
+	return nil
+}
+
+// patches saves what sessions change in a project that is an overlay. It returns nil if there
+// is none, or if the changes cannot be saved.
+func patches(settings config.Config, log *slog.Logger) *changes.Store {
+	if settings.ProjectDir == "" || settings.ProjectMode != config.Overlay {
+		return nil
+	}
+	folder := config.ChangesFolder(os.Getenv)
+	if folder == "" {
+		log.Warn("what sessions change in the project is not saved", "hint", "set XDG_STATE_HOME or HOME to an absolute path")
+		return nil
+	}
+	store, err := changes.Open(folder, log)
+	if err != nil {
+		log.Warn("what sessions change in the project is not saved", "error", err, "hint", "have this user own the folder, or set XDG_STATE_HOME to another one")
+		return nil
+	}
+	return store
+}
+
+// files keeps the files of sessions, if the operator turned that on.
+func files(settings config.Config, log *slog.Logger) (*sessionfiles.Store, error) {
+	if settings.Keep == "" {
+		return nil, nil
+	}
+	about := ""
+	if settings.ProjectDir != "" {
+		about = "project " + settings.ProjectDir
+	}
+	store, err := sessionfiles.Open(settings.KeepFolder, settings.KeepBytes, about, log)
+	if err != nil {
+		return nil, &config.Error{Problem: err.Error(), Hint: "have this user own the folder, set XDG_STATE_HOME to another one, or turn keep_files off"}
+	}
+	return store, nil
+}
+
+// suspension saves idle sessions to disk, unless the operator turned that off or there is no
+// folder for them. Nothing is written before the first session is suspended.
+func suspension(session registry.Session, log *slog.Logger) *suspended.Store {
+	folder := config.SuspendedFolder(os.Getenv)
+	if !session.Suspend || session.SharedFiles || folder == "" {
+		return nil
+	}
+	return suspended.New(folder, session.SuspendBytes, log)
+}
+
+// cleanInterval is the time between two deletions of old suspended sessions.
+const cleanInterval = time.Hour
+
+// clean deletes old suspended sessions until ctx ends.
+func clean(ctx context.Context, store *suspended.Store) {
+	ticks := time.NewTicker(cleanInterval)
+	defer ticks.Stop()
+	for {
+		store.Clean()
+		select {
+		case <-ticks.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}

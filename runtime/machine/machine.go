@@ -1,0 +1,150 @@
+// Package machine finds out what sandboxes need of this machine.
+//
+// The program bin/check of an artifact knows that: it finds what a start would find, in the
+// same words. This package starts no sandbox, and changes nothing.
+package machine
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+)
+
+// Finding is the state of one thing that sandboxes need or use.
+type Finding struct {
+	Name string `json:"name"`
+	OK   bool   `json:"ok"`
+	// Needed says that sandboxes do not work without it.
+	Needed bool `json:"needed"`
+	// Found is what is there, or what is wrong.
+	Found string `json:"found"`
+	// Fix is what to do about it; empty if nothing is wrong.
+	Fix string `json:"fix,omitempty"`
+}
+
+// Of returns the finding that an error comes to: if it is nil, that all is well.
+func Of(name string, err error) Finding {
+	f := Finding{Name: name, OK: err == nil, Needed: true}
+	if err != nil {
+		f.Found = err.Error()
+	}
+	var wrong *config.Error
+	if errors.As(err, &wrong) {
+		f.Fix = wrong.Hint
+	}
+	return f
+}
+
+// Rebuild is the Fix for a broken artifact.
+const Rebuild = "build it again with mkSandbox, and name what that made"
+
+const (
+	maxOutput   = 64 << 10 // bytes
+	maxFindings = 32
+	// checkWithin bounds a bin/check, which may start a virtual machine.
+	checkWithin = 30 * time.Second
+)
+
+// Check returns what the sandboxes of these environments need. Environments with the same
+// needs are asked once, and equal findings are returned once.
+func Check(ctx context.Context, environments []registry.Environment) (findings []Finding) {
+	asked := map[string]bool{}
+	for _, env := range environments {
+		program := filepath.Join(filepath.Dir(env.SessionExec), "check")
+		needs := cmp.Or(env.Needs, program)
+		if asked[needs] {
+			continue
+		}
+		asked[needs] = true
+		// The artifact of a backend without needs has no such program.
+		if _, err := os.Lstat(program); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		found, err := Ask(ctx, sandbox.Environ(env.Reads), program)
+		if err != nil {
+			found = []Finding{{"check of " + env.Name, false, true, err.Error(), Rebuild}}
+		}
+		for _, f := range found {
+			if !slices.Contains(findings, f) {
+				findings = append(findings, f)
+			}
+		}
+	}
+	return findings
+}
+
+// Ask returns the findings that a program prints, as the JSON of {"findings": [...]}. Its
+// environment is that of this process if environ is nil.
+func Ask(ctx context.Context, environ []string, program string, args ...string) ([]Finding, error) {
+	text, err := Output(ctx, checkWithin, environ, program, args...)
+	if err != nil {
+		return nil, err
+	}
+	var report struct{ Findings []Finding }
+	if err := json.Unmarshal(text, &report); err != nil {
+		return nil, fmt.Errorf("%s printed no findings: %w", program, err)
+	}
+	if len(report.Findings) > maxFindings {
+		return nil, fmt.Errorf("%s printed %d findings, more than %d", program, len(report.Findings), maxFindings)
+	}
+	for i := range report.Findings {
+		f := &report.Findings[i]
+		f.Name, f.Found, f.Fix = Printable(f.Name), Printable(f.Found), Printable(f.Fix)
+	}
+	return report.Findings, nil
+}
+
+// Printable returns a text as one line without control characters.
+func Printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, text)
+}
+
+// Output returns what a program prints, at most 64 KiB. Its environment is that of this
+// process if environ is nil.
+func Output(ctx context.Context, within time.Duration, environ []string, program string, args ...string) ([]byte, error) {
+	ctx, stop := context.WithTimeout(ctx, within)
+	defer stop()
+	command := exec.CommandContext(ctx, program, args...)
+	command.Env = environ
+	command.WaitDelay = time.Second // for children that keep its output open
+	text, err := command.StdoutPipe()
+	if err != nil {
+		return nil, fmt.Errorf("run %s: %w", program, err)
+	}
+	if err := command.Start(); err != nil {
+		return nil, fmt.Errorf("%s does not run: %w", filepath.Base(program), err)
+	}
+	printed, err := bounded.Read(text, maxOutput)
+	if err != nil {
+		stop()
+		err = fmt.Errorf("read its output: %w", err)
+	}
+	// Of the two, the reason why it was stopped.
+	if failed := command.Wait(); err == nil {
+		err = failed
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s does not run: %w", filepath.Base(program), err)
+	}
+	return printed, nil
+}

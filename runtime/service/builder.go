@@ -1,0 +1,65 @@
+package service
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+)
+
+// builder is the descriptor of the process that builds (nix/wrapper/build.sh, which
+// documents its lines), or 0 if there is none.
+type builder int
+
+var errNoBuilder = errors.New("this server builds nothing")
+
+// ask writes a line to the builder. It does not wait: a pipe that is full has more
+// lines than there are builds.
+func (b builder) ask(line string) error {
+	if b == 0 {
+		return nil
+	}
+	if err := unix.SetNonblock(int(b), true); err != nil {
+		return err
+	}
+	_, err := unix.Write(int(b), []byte(line+"\n"))
+	if errors.Is(err, unix.EAGAIN) {
+		return nil
+	}
+	return err
+}
+
+// bounds tells the builder the bounds of environments with packages.
+func (b builder) bounds(o registry.Bounds) error {
+	if o == (registry.Bounds{}) {
+		return nil
+	}
+	return b.ask(fmt.Sprintf("bounds %d %d %d %d %d", o.MaxBuilds, o.BuildSeconds, o.MaxClosureMB<<20, o.KeepDays, o.KeepMB<<20))
+}
+
+// derive asks for the environment with packages that has this key.
+func (b builder) derive(key string) error {
+	if b == 0 {
+		return errNoBuilder
+	}
+	if err := b.ask("derive " + key); err != nil {
+		return fmt.Errorf("the process that builds cannot be asked: %w", err)
+	}
+	return nil
+}
+
+// check returns an error if an environment allows packages on demand, and there is no builder.
+func (b builder) check(environments *registry.Snapshot) error {
+	for _, name := range environments.Names() {
+		if b == 0 && environments.Ready()[name].OnDemand != nil {
+			return &config.Error{
+				Problem: fmt.Sprintf("environment %q allows packages on demand, and this server cannot build them: nix is not on its PATH, or it was made with buildAtStart = false", name),
+				Hint:    "install Nix, or take packages_on_demand out of the environment",
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,204 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math"
+	"os"
+	"os/signal"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/machine"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
+)
+
+// Server is a server before it has a client: its settings, and what goes on beside the calls.
+type Server struct {
+	Settings config.Config
+	// Base is the set that the server was built with, Environments all that it serves.
+	Base         *registry.Set
+	Environments *registry.Registry
+	// Context ends with the first SIGTERM or SIGINT, Now with the second.
+	Context, Now context.Context
+	// Together bounds all sandboxes of a principal; nil if there is one principal.
+	Together func(principal string) sandbox.Limits
+	// HasGroups says that control groups hold the limits. Start sets it.
+	HasGroups bool
+	Log       *slog.Logger
+
+	watcher  *registry.Watcher
+	hangups  chan os.Signal // SIGHUP
+	builder  builder
+	answered chan struct{} // closed after the first answer
+
+	background     context.Context // of Go
+	stopBackground context.CancelFunc
+	running        sync.WaitGroup
+	stops          []func() // called by Close, the last one first
+}
+
+// Open prepares a server: it takes over the signals of this process, closes its descriptors
+// to programs that it starts, and reads the sandbox folders. The caller calls Close.
+func Open(settings config.Config, base *registry.Set, log *slog.Logger) (*Server, error) {
+	s := &Server{Settings: settings, Base: base, Log: log, builder: builder(settings.Builder), answered: make(chan struct{})}
+	// SIGHUP has everything read again.
+	s.hangups = s.notify(syscall.SIGHUP)
+	// The builder of the wrapper ends when the other end of its input is closed, so no sandbox
+	// may inherit that. An old kernel refuses; then the jail closes what it inherited.
+	unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
+	if os.Getenv("NIX_SANDBOX_DIR") != "" {
+		for _, folder := range settings.Folders.Folders {
+			if _, err := os.Stat(folder); err != nil {
+				log.Warn("NIX_SANDBOX_DIR cannot be read yet; its sandboxes will be served when it can", "error", err)
+			}
+		}
+	}
+	var err error
+	if s.watcher, err = registry.Watch(base, settings.Folders, log); err != nil {
+		s.Close()
+		return nil, err
+	}
+	s.Environments = s.watcher.Registry()
+	s.untilSignals()
+	s.background, s.stopBackground = context.WithCancel(s.Context)
+	return s, nil
+}
+
+// Close ends what goes on beside the calls.
+func (s *Server) Close() {
+	if s.stopBackground != nil {
+		s.stopBackground()
+	}
+	s.running.Wait()
+	for _, stop := range slices.Backward(s.stops) {
+		stop()
+	}
+}
+
+// Go runs a function beside the calls. Its context ends with the server's, or at Close, which
+// waits for the function.
+func (s *Server) Go(run func(context.Context)) {
+	s.running.Go(func() { run(s.background) })
+}
+
+// notify returns a channel of a signal until Close.
+func (s *Server) notify(signals ...os.Signal) chan os.Signal {
+	channel := make(chan os.Signal, len(signals))
+	signal.Notify(channel, signals...)
+	s.stops = append(s.stops, func() { signal.Stop(channel) })
+	return channel
+}
+
+func (s *Server) untilSignals() {
+	signals := s.notify(syscall.SIGTERM, syscall.SIGINT)
+	var endFirst, endSecond context.CancelFunc
+	s.Context, endFirst = context.WithCancel(context.Background())
+	s.Now, endSecond = context.WithCancel(context.Background())
+	go func() {
+		<-signals
+		endFirst()
+		<-signals
+		endSecond()
+	}()
+	s.stops = append(s.stops, endFirst, endSecond)
+}
+
+// Start begins what goes on beside the calls, and returns the options of a server for one
+// client. It has no parts yet.
+func (s *Server) Start() (Options, error) {
+	// A write to a client that is gone fails, and the server cleans up before it ends. Sandboxes
+	// would inherit that a signal is ignored, so it is not.
+	s.notify(syscall.SIGPIPE)
+	if err := s.builder.check(s.Environments.Now()); err != nil {
+		return Options{}, err
+	}
+	if err := s.builder.bounds(s.Base.OnDemand); err != nil {
+		return Options{}, fmt.Errorf("tell the builder its bounds: %w", err)
+	}
+	s.Log.Info("serving", "version", command.Version(), "environments", s.Environments.Now().Names())
+	s.Go(func(ctx context.Context) { s.watcher.Run(ctx, s.hangups, s.rebuild) })
+	s.Go(s.logMachine)
+	start := framed.Options{StartTimeout: s.Settings.StartWithin, Groups: s.groups(), Together: s.Together}
+	s.HasGroups = start.Groups != nil
+	return Options{
+		Environments: s.Environments,
+		Starter:      framed.New(s.Log, start),
+		Sessions:     session.Limits{Idle: s.Settings.SessionIdle, Lifetime: s.Settings.SessionLifetime, Max: s.Settings.SessionMax},
+		SharedFiles:  s.Base.Session.SharedFiles,
+		Packages:     s.Settings.Folders.Packages,
+		Build:        s.builder.derive,
+		Host:         s.Settings.HostFolders(),
+		InboxMount:   s.Base.InboxMount,
+		Variables:    config.Inherited(s.Base),
+		Version:      command.Version(),
+		AfterFirst:   func() { close(s.answered) },
+		Log:          s.Log,
+	}, nil
+}
+
+// rebuild asks the builder of the wrapper to build again.
+func (s *Server) rebuild() {
+	if err := s.builder.ask(""); err != nil {
+		s.Log.Error("nothing is built again", "error", fmt.Errorf("ask the builder: %w", err))
+	}
+}
+
+// settleTime is the time after the first answer until the machine is examined: by then the
+// pool is full, and the first call is not delayed.
+const settleTime = time.Second
+
+// logMachine logs what keeps sandboxes from starting, even if no call has met with it.
+func (s *Server) logMachine(ctx context.Context) {
+	select {
+	case <-s.answered:
+	case <-ctx.Done():
+		return
+	}
+	select {
+	case <-time.After(settleTime):
+	case <-ctx.Done():
+		return
+	}
+	for _, f := range machine.Check(ctx, slices.Collect(maps.Values(s.Environments.Now().Ready()))) {
+		if f.Needed && !f.OK && ctx.Err() == nil {
+			s.Log.Error("what sandboxes need is missing", "what", f.Name, "error", f.Found, "hint", f.Fix)
+		}
+	}
+}
+
+// groups prepares control groups for the sandboxes, and logs what enforces their limits. It
+// returns nil if this process cannot have control groups.
+func (s *Server) groups() *cgroup.Tree {
+	tree, err := cgroup.Find(s.Context, cgroup.Managed())
+	if err == nil {
+		s.Log.Info("limits", "by", sandbox.ByGroup)
+		return tree
+	}
+	facts := []any{"by", sandbox.ByAgent, "because", err}
+	var unavailable *cgroup.Unavailable
+	if errors.As(err, &unavailable) {
+		facts = append(facts, "hint", unavailable.Hint)
+	}
+	s.Log.Info("limits", facts...)
+	environments := s.Environments.Now()
+	for _, name := range environments.Names() {
+		if cpus := environments.Ready()[name].CPUs; cpus > 0 {
+			s.Log.Warn("cpus has no effect without control groups", "env", name, "cpus", cpus)
+		}
+	}
+	return nil
+}
