@@ -11,21 +11,31 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/sessionfiles"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/suspended"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages/ondemand"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
 )
 
-// Add adds the parts that the settings of a server switch on.
-func Add(options *service.Options, server *service.Server) (err error) {
-	options.Changes = patches(server.Settings, server.Log)
-	if options.KeptFiles, err = files(server.Settings, server.Log); err != nil {
-		return err
+// Add adds the parts that the settings of a server switch on. The first one is the outermost.
+func Add(options *service.Options, server *service.Server) error {
+	if store := patches(server.Settings, server.Log); store != nil {
+		part := changes.NewPart(store, options.Host.Project)
+		options.Parts, options.Changes = append(options.Parts, part), part
 	}
-	options.Suspended = suspension(server.Base.Session, server.Log)
-	if store := options.Suspended; store != nil {
+	if store := suspension(server.Base.Session, server.Log); store != nil {
+		part := suspended.NewPart(store, options.Host.Project.Dir, server.Log)
+		options.Parts, options.Suspends = append(options.Parts, part), true
 		server.Go(func(ctx context.Context) { clean(ctx, store) })
 	}
+	store, err := files(server.Settings, server.Log)
+	if err != nil {
+		return err
+	}
+	if store != nil {
+		options.Parts, options.KeepsFiles = append(options.Parts, sessionfiles.NewPart(store, server.Log)), true
+	}
+	options.Parts = append(options.Parts, ondemand.Grow{})
 	return nil
 }
 
@@ -48,7 +58,7 @@ func patches(settings config.Config, log *slog.Logger) *changes.Store {
 	return store
 }
 
-// files keeps the files of sessions, if the operator turned that on.
+// files keeps the files of sessions. It returns nil unless the operator turned that on.
 func files(settings config.Config, log *slog.Logger) (*sessionfiles.Store, error) {
 	if settings.Keep == "" {
 		return nil, nil

@@ -116,7 +116,7 @@ func serve(t testing.TB, listener net.Listener, transport *http.Transport, chang
 	log := slog.New(slog.DiscardHandler)
 	s := &served{machine: &sandboxtest.Machine{}, environments: registry.New(set), observed: make(chan Request, 1<<16)}
 	spec := func(c call.Call) sandbox.Spec { return sandbox.Spec{Name: c.Env.Name, OutputBytes: c.Env.OutputBytes} }
-	manager := session.New(session.Options{Starter: s.machine, Spec: spec, Once: session.Once(s.machine, spec, nil), Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 1000}, Log: log})
+	manager := session.New(session.Options{Starter: s.machine, Spec: spec, OneShot: session.OneShot(s.machine, spec, nil), Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 1000}, Log: log})
 	handler, stop := rpc.New(tool.New(tool.Options{Environments: s.environments, Executor: manager, Sessions: manager, Log: log}), "1", rpc.DefaultBounds, log)
 	o := Options{Authenticator: named{}, Log: log, DrainTimeout: patience.Long, Observe: func(r Request) { s.observed <- r }}
 	if change != nil {

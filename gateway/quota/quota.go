@@ -6,25 +6,11 @@ package quota
 
 import (
 	"context"
-	"fmt"
 	"sync"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
-
-// CallsError reports a call beyond those that a principal may have.
-type CallsError struct{ Max int }
-
-func (e *CallsError) Error() string { return fmt.Sprintf("%d calls run or wait already", e.Max) }
-
-// MemoryError reports a sandbox beyond the memory that a principal may have. All are in
-// bytes.
-type MemoryError struct{ Used, Wanted, Max int64 }
-
-func (e *MemoryError) Error() string {
-	return fmt.Sprintf("sandboxes may take %d bytes, and another one %d: %d are allowed", e.Used, e.Wanted, e.Max)
-}
 
 // counter counts something of each principal.
 type counter struct {
@@ -52,7 +38,7 @@ func (c *counter) add(principal string, n, most int64) (remove func(), before in
 }
 
 // Calls returns an Executor that refuses a principal's calls beyond most, with a
-// [*CallsError].
+// [*call.CallsError].
 func Calls(next call.Executor, most func(principal string) int) call.Executor {
 	return &calls{next, most, counter{of: map[string]int64{}}}
 }
@@ -67,14 +53,14 @@ func (c *calls) Execute(ctx context.Context, one call.Call) (call.Result, error)
 	most := c.most(one.Principal)
 	remove, _ := c.counter.add(one.Principal, 1, int64(most))
 	if remove == nil {
-		return call.Result{}, &CallsError{most}
+		return call.Result{}, &call.CallsError{Max: most}
 	}
 	defer remove()
 	return c.next.Execute(ctx, one)
 }
 
 // Memory returns a Starter that refuses a principal's sandboxes beyond most bytes, as
-// their limits say it, with a [*MemoryError]. A sandbox counts until nothing is left of
+// their limits say it, with a [*call.MemoryError]. A sandbox counts until nothing is left of
 // it.
 func Memory(next sandbox.Starter, most func(principal string) int64) sandbox.Starter {
 	return &memory{next, most, counter{of: map[string]int64{}}}
@@ -90,7 +76,7 @@ func (m *memory) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox,
 	most := m.most(spec.Principal)
 	remove, used := m.counter.add(spec.Principal, spec.Limits.Memory, most)
 	if remove == nil {
-		return nil, &MemoryError{Used: used, Wanted: spec.Limits.Memory, Max: most}
+		return nil, &call.MemoryError{Used: used, Wanted: spec.Limits.Memory, Max: most}
 	}
 	box, err := m.next.Start(ctx, spec)
 	if err != nil {

@@ -34,7 +34,7 @@ func TestCalls_AreBounded(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		var full *CallsError
+		var full *call.CallsError
 		if _, err := calls.Execute(t.Context(), call.Call{Principal: "bob"}); !errors.As(err, &full) || full.Max != 3 {
 			t.Errorf("the fourth call: %v", err)
 		}
@@ -57,8 +57,8 @@ func TestMemory_IsBounded(t *testing.T) {
 	}
 	first := must.Get(start("alice", 60))(t)
 	must.Get(start("alice", 40))(t)
-	var full *MemoryError
-	if _, err := start("alice", 1); !errors.As(err, &full) || *full != (MemoryError{Used: 100, Wanted: 1, Max: 100}) {
+	var full *call.MemoryError
+	if _, err := start("alice", 1); !errors.As(err, &full) || *full != (call.MemoryError{Used: 100, Wanted: 1, Max: 100}) {
 		t.Errorf("beyond the bound: %v", err)
 	}
 	must.Get(start("bob", 100))(t)

@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/tmpfile"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -54,11 +55,12 @@ type Files struct {
 
 	mu     sync.Mutex
 	closed bool
-	calls  map[string]*call // by id
-	bytes  int64            // of all of them
+	calls  map[string]*oneShot // by id
+	bytes  int64               // of all of them
 }
 
-type call struct {
+// oneShot is a call with kept files.
+type oneShot struct {
 	principal string
 	file      *os.File // with the contents of all of them
 	parts     map[string]part
@@ -74,14 +76,14 @@ type part struct{ offset, size int64 }
 // New returns Files in a folder, which they leave as it is. Their owner calls
 // [Files.Close].
 func New(limits Limits, folder string, log *slog.Logger) *Files {
-	return &Files{limits: limits, folder: folder, log: log, calls: map[string]*call{}}
+	return &Files{limits: limits, folder: folder, log: log, calls: map[string]*oneShot{}}
 }
 
 // Keep copies files out of a sandbox whose call has ended, as many as the bounds
 // allow. It sets Kept of those that can be read from now on. Files that have their
 // content in them are left out.
 func (f *Files) Keep(ctx context.Context, principal string, box sandbox.Sandbox, files []sandbox.File) {
-	c := &call{principal: principal, parts: map[string]part{}}
+	c := &oneShot{principal: principal, parts: map[string]part{}}
 	var chosen []*sandbox.File
 	for i := range files {
 		file := &files[i]
@@ -128,7 +130,7 @@ func (f *Files) Keep(ctx context.Context, principal string, box sandbox.Sandbox,
 
 // reserve counts what a call is about to keep, and makes way for it. It is false
 // where there is none.
-func (f *Files) reserve(c *call) bool {
+func (f *Files) reserve(c *oneShot) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed || c.bytes > f.limits.Bytes {
@@ -149,7 +151,7 @@ func (f *Files) reserve(c *call) bool {
 	return true
 }
 
-func (f *Files) unreserve(c *call) {
+func (f *Files) unreserve(c *oneShot) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.bytes -= c.bytes
@@ -180,7 +182,7 @@ func (f *Files) first(tooMany bool) (id string) {
 }
 
 // add makes the files of a call readable. It is false after Close.
-func (f *Files) add(id string, c *call) bool {
+func (f *Files) add(id string, c *oneShot) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed {
@@ -193,7 +195,7 @@ func (f *Files) add(id string, c *call) bool {
 }
 
 // use has the files of a call end after the idle time from now, or at their lifetime.
-func (f *Files) use(id string, c *call) {
+func (f *Files) use(id string, c *oneShot) {
 	c.used = time.Now()
 	if c.timer != nil {
 		c.timer.Stop()
@@ -219,22 +221,14 @@ func (f *Files) end(id string) {
 	delete(f.calls, id)
 }
 
-// GoneError reports a file that is not kept, or not any more.
-type GoneError struct {
-	// Idle and Lifetime are how long files are kept.
-	Idle, Lifetime time.Duration
-}
-
-func (e *GoneError) Error() string { return "the file is not kept" }
-
 // Read returns a file that was kept for a principal, by its id and its path in the
-// sandbox. The error is a [*GoneError] where there is none.
+// sandbox. The error is a [*call.GoneError] if there is none.
 func (f *Files) Read(principal, id, path string) ([]byte, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	c := f.calls[id]
 	if c == nil || c.principal != principal {
-		return nil, &GoneError{f.limits.Idle, f.limits.Lifetime}
+		return nil, &call.GoneError{Idle: f.limits.Idle, Lifetime: f.limits.Lifetime}
 	}
 	at, found := c.parts[path]
 	if !found {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/callfiles"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
@@ -68,7 +69,7 @@ func (f *fixture) call(principal string, sizes ...int) []sandbox.File {
 func (f *fixture) reads(principal string, file sandbox.File, want bool) {
 	f.t.Helper()
 	data, err := f.Read(principal, file.Kept, file.Path)
-	var gone *callfiles.GoneError
+	var gone *call.GoneError
 	switch {
 	case want && (err != nil || len(data) != int(file.Size)):
 		f.t.Errorf("%+v: %d bytes, error %v", file, len(data), err)

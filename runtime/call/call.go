@@ -1,7 +1,7 @@
 // Package call is the seam between who asks and who answers: a transport
 // makes a [Call] of what a client asked for, an [Executor] makes a [Result] of
 // it. Whatever is to happen to every call is an Executor that has another one,
-// such as [Log]; package serve puts them together.
+// such as [Log]; package service puts them together.
 package call
 
 import (
@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
@@ -63,58 +62,14 @@ func (c Call) Key() Key { return Key{c.Principal, c.Session} }
 // Key names a session. The sessions of two principals never meet.
 type Key struct{ Principal, ID string }
 
-// Result is what came of a call. It is complete: nothing is fetched after it.
+// Result is the outcome of a call. It is complete: nothing is fetched after it.
 type Result struct {
 	sandbox.Result
-	// Restart says that the session had to begin anew, and why; nil where it
-	// went on, or where this is its first call.
+	// Restart says why the session had to begin anew. It is nil if the session went on, or
+	// if this is its first call.
 	Restart *Restart
-	// Grown says that the session goes on in another sandbox, of its environment with
-	// further packages: with its files, and without its variables.
-	Grown bool
-	// FilesKept says of a sandbox that died during the call that the files of the
-	// session are there, because the session has other sandboxes.
-	FilesKept bool
-	// Woken says that the session slept until this call; nil where it did not.
-	Woken *Woken
-	// BranchedFrom is the session of which this one began as a copy; empty where it did
-	// not.
-	BranchedFrom string
-	// Restored says what the session has of its earlier files; nil where it had none, or
-	// goes on.
-	Restored *Restored
-	// Changes is what the session has changed in the project so far; nil where that is
-	// nothing.
-	Changes *Changes
-	// NotSaved says why the files of the session are not kept as the call before left
-	// them; empty where they are.
-	NotSaved string
-	// FilesSaved says of a sandbox that died during the call that the next one has the
-	// files of before the call.
-	FilesSaved bool
-}
-
-// Woken describes a session that slept on disk.
-type Woken struct {
-	Slept time.Duration
-	// Lost says why it began anew after all; empty where it goes on.
-	Lost string
-}
-
-// Restored describes files of a session that were kept when it ended.
-type Restored struct {
-	Files, Bytes int64
-	// Saved is when a call wrote some of them last.
-	Saved time.Time
-	// Lost says why there are none of them after all; empty where they are there.
-	Lost string
-}
-
-// Changes is what a session has changed in the project.
-type Changes struct {
-	changes.Summary
-	// First says that no answer has said so before.
-	First bool
+	// Notes are what parts of the server have to say about the call.
+	Notes []Note
 }
 
 // Cause is why a session ended.
@@ -126,6 +81,8 @@ const (
 	Died     Cause = "died"     // its sandbox died
 	Closed   Cause = "closed"   // the server ends
 	Replaced Cause = "replaced" // it was one of a server that has ended
+	// Suspended is the cause for which a sandbox ended whose session goes on.
+	Suspended Cause = "suspended"
 )
 
 // Restart says why a session ended before.
@@ -213,6 +170,25 @@ type InUseError struct {
 func (e *InUseError) Error() string {
 	return fmt.Sprintf("session %q is in use by another server, process %d", e.Session, e.PID)
 }
+
+// CallsError reports a call beyond those that a principal may have at once.
+type CallsError struct{ Max int }
+
+func (e *CallsError) Error() string { return fmt.Sprintf("%d calls run or wait already", e.Max) }
+
+// MemoryError reports a sandbox beyond the memory that a principal's sandboxes may have. All
+// fields are in bytes.
+type MemoryError struct{ Used, Wanted, Max int64 }
+
+func (e *MemoryError) Error() string {
+	return fmt.Sprintf("sandboxes may take %d bytes, and another one %d: %d are allowed", e.Used, e.Wanted, e.Max)
+}
+
+// GoneError reports a file of a call without a session that is not kept any more, and how
+// long such files are kept: Idle after they were last read, Lifetime at most.
+type GoneError struct{ Idle, Lifetime time.Duration }
+
+func (e *GoneError) Error() string { return "the file is not kept any more" }
 
 // NoSessionError reports a session that does not live.
 type NoSessionError struct{ Session string }

@@ -52,11 +52,7 @@ type recorder struct {
 	first    int // how often the first answer was reported
 }
 
-func (r *recorder) Added(call.Key, string) (added registry.Derived, ok bool) { return added, false }
-
-func (r *recorder) Environment(call.Key, string) (env registry.Environment, ok bool) {
-	return env, false
-}
+func (r *recorder) Environments(call.Key) []registry.Environment { return nil }
 
 func (r *recorder) Enqueue(key call.Key) *call.Ticket {
 	r.mu.Lock()

@@ -55,6 +55,9 @@ const (
 	maxBudget = 2 << 30
 )
 
+// errNotPooled reports a sandbox that cannot wait for a call.
+var errNotPooled = errors.New("sandboxes of this kind cannot wait for a call")
+
 // errEarly reports a sandbox that did something before it was asked to.
 var errEarly = errors.New("it ended, or wrote, before a call came")
 
@@ -107,6 +110,7 @@ type shelf struct {
 // entry is a sandbox and the files that it was started from.
 type entry struct {
 	sandbox.Sandbox
+	sandbox.Pooled
 	files fileIDs
 	size  int64
 }
@@ -381,7 +385,13 @@ func (p *Pool) start(s *shelf, reserved int64) {
 	began := time.Now()
 	var err error
 	if e.Sandbox, err = p.next.Start(p.ctx, spec); err == nil {
-		e.OnEnd(func() { p.entryEnded(s, e) })
+		var ok bool
+		if e.Pooled, ok = e.Sandbox.(sandbox.Pooled); ok {
+			e.OnEnd(func() { p.entryEnded(s, e) })
+		} else {
+			e.Kill()
+			err = errNotPooled
+		}
 	}
 	took := time.Since(began)
 

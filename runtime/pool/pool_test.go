@@ -245,7 +245,7 @@ func TestReady_DiesAndIsReplaced(t *testing.T) {
 			return live[0]
 		}
 		dead := kill()
-		if box, _ := f.start("a"); box == dead || !box.Idle() {
+		if box, _ := f.start("a"); box == dead || !box.(sandbox.Pooled).Idle() {
 			t.Error("a dead sandbox was handed out")
 		} else {
 			box.Kill()

@@ -68,7 +68,7 @@ func TestRealSandboxes(t *testing.T) {
 	seen := map[sandbox.Sandbox]bool{}
 	for range 3 {
 		waits := first()
-		if waits.Memory() == 0 {
+		if waits.(sandbox.Pooled).Memory() == 0 {
 			t.Log("its memory was not measured")
 		}
 		box, out := run()
@@ -81,7 +81,7 @@ func TestRealSandboxes(t *testing.T) {
 	for _, pid := range procfs.Descendants(os.Getpid()) {
 		syscall.Kill(pid, syscall.SIGKILL)
 	}
-	for end := time.Now().Add(patience.Long); killed.Idle(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(patience.Long); killed.(sandbox.Pooled).Idle(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the end of a sandbox was not noticed")
 		}

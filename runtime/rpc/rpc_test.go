@@ -34,7 +34,7 @@ func inBubble(t *testing.T, test func(*testing.T, *Handler)) {
 		log := slog.New(slog.DiscardHandler)
 		machine := &sandboxtest.Machine{}
 		spec := func(c call.Call) sandbox.Spec { return sandbox.Spec{Name: c.Env.Name, OutputBytes: c.Env.OutputBytes} }
-		sessions := session.New(session.Options{Starter: machine, Spec: spec, Once: session.Once(machine, spec, nil), Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, Log: log})
+		sessions := session.New(session.Options{Starter: machine, Spec: spec, OneShot: session.OneShot(machine, spec, nil), Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, Log: log})
 		h, stop := New(tool.New(tool.Options{Environments: registry.New(set), Executor: sessions, Sessions: sessions, Log: log}), "1", Bounds{Calls: 2, Bytes: 4 << 20}, log)
 		defer stop()
 		test(t, h)

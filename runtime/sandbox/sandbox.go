@@ -6,6 +6,7 @@
 package sandbox
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -46,54 +47,77 @@ type Workspace interface {
 	Done() <-chan struct{}
 }
 
-// Sandbox is a started sandbox. Its methods may be called at the same time.
+// Sandbox is a started sandbox. Its methods may be called at the same time. A sandbox may
+// also be [Saver], [Suspender], [Layered] or [Pooled].
 type Sandbox interface {
-	// Execute runs code. When ctx ends before the code does, the code is
-	// interrupted and the result says so; a ctx that has ended already is the
-	// error. The error is a [*DeadError] where the sandbox ended, and the
-	// result then has what the code had written until then.
+	// Execute runs code. When ctx ends before the code does, the code is interrupted and
+	// the result says so; a ctx that has ended already is the error. If the sandbox ends,
+	// the error is a [*DeadError], and the result has what the code had written until
+	// then.
 	Execute(ctx context.Context, request Request) (Result, error)
-	// ReadFile returns a file under /workspace. The error is a
-	// [*TooLargeError] where it has more than limit bytes, and a
-	// [*MissingFileError] where there is no such file.
-	ReadFile(ctx context.Context, path string, limit int64) ([]byte, error)
-	// CopyFile writes such a file to a writer, in parts, and returns its size in
-	// bytes.
+	// CopyFile writes a file under /workspace to a writer, in parts, and returns its size
+	// in bytes. The error is a [*TooLargeError] if it has more than limit bytes, and a
+	// [*MissingFileError] if there is no such file.
 	CopyFile(ctx context.Context, to io.Writer, path string, limit int64) (int64, error)
-	// SaveFiles copies what has changed under /workspace since its last success, or
-	// with full everything, in parts of package filetree: each is checked, and send
-	// must not keep it. What it returns is the sandbox's word. No call may run
-	// meanwhile.
-	SaveFiles(ctx context.Context, full bool, send func(part []byte) error) (frame.Copied, error)
-	// RestoreFiles writes the next part of such a copy, before the first call. After
-	// an error the workspace has a part of the files, and cannot be used.
-	RestoreFiles(ctx context.Context, part []byte, last bool) error
-	// Suspend writes the state of everything in the sandbox to a folder, which does not
-	// exist and appears whole or not at all, and returns what it takes on disk, in bytes.
-	// With keep the sandbox goes on; otherwise it ends. No call may run meanwhile. The
-	// sandbox goes on after an error, unless that is a [*DeadError]. It is one of a
-	// [Spec] with Control.
-	Suspend(ctx context.Context, folder string, keep bool) (bytes int64, err error)
-	// Give makes the sandbox a principal's. It is for one of a [Spec] without Principal,
-	// before its first call. The caller ends the sandbox after an error.
-	Give(principal string) error
-	// Idle reports whether the sandbox lives and has done nothing unasked, as
-	// far as can be told without asking it.
-	Idle() bool
-	// Memory is what the sandbox used, in bytes, when its interpreter had
-	// loaded; 0 where nobody measured it.
-	Memory() int64
 	// Kill ends everything in the sandbox and returns at once.
 	Kill()
 	// Done is closed when the sandbox can no longer be asked anything.
 	Done() <-chan struct{}
-	// Upper returns the upper layer of the project's overlay, which the caller owns and
-	// closes; nil where [Spec.Upper] did not ask for it, where the artifact does not give
-	// it, and at the second call. It can be read when the sandbox has ended too.
-	Upper() *os.File
-	// OnEnd has f called once, in a goroutine of its own, when nothing is left of
-	// the sandbox: now, if that is so already.
+	// OnEnd calls f once, in a goroutine of its own, when nothing is left of the sandbox,
+	// which may be the case already.
 	OnEnd(f func())
+}
+
+// Saver is a sandbox that can copy its workspace out and in.
+type Saver interface {
+	// SaveFiles copies all files under /workspace, or unless full only those that changed
+	// since its last success, in parts of package filetree. Each part is checked; send must
+	// not keep it. The result is the sandbox's own claim. No call may run meanwhile.
+	SaveFiles(ctx context.Context, full bool, send func(part []byte) error) (frame.Copied, error)
+	// RestoreFiles writes the next part of such a copy, before the first call. After an
+	// error the workspace is incomplete, and the sandbox must not be used.
+	RestoreFiles(ctx context.Context, part []byte, last bool) error
+}
+
+// Suspender is a sandbox that can be written to disk.
+type Suspender interface {
+	// Suspend writes the state of the whole sandbox to a folder, which must not exist, and
+	// returns its size on disk in bytes. The folder appears complete or not at all. With
+	// keep the sandbox goes on; otherwise it ends. No call may run meanwhile. After an
+	// error the sandbox goes on, unless that is a [*DeadError]. The sandbox must be one of a
+	// [Spec] with Control.
+	Suspend(ctx context.Context, folder string, keep bool) (bytes int64, err error)
+}
+
+// Layered is a sandbox that shows the project through an overlay.
+type Layered interface {
+	// Upper returns the upper layer of the overlay, which the caller closes. It is readable
+	// even after the sandbox has ended. Upper returns nil if [Spec.Upper] was not set or the
+	// artifact does not support it, and on the second call.
+	Upper() *os.File
+}
+
+// Pooled is a sandbox that can wait for its first call.
+type Pooled interface {
+	// Give makes the sandbox a principal's, before its first call. Its [Spec] had no
+	// Principal. After an error, the caller ends the sandbox.
+	Give(principal string) error
+	// Idle reports whether the sandbox lives and has done nothing unasked, as far as can be
+	// told without asking it.
+	Idle() bool
+	// Memory is how many bytes the sandbox used when its interpreter had loaded, or 0 if
+	// that was not measured.
+	Memory() int64
+}
+
+// ReadFile returns a file under /workspace of a sandbox. The errors are those of
+// [Sandbox.CopyFile].
+func ReadFile(ctx context.Context, box Sandbox, path string, limit int64) ([]byte, error) {
+	var data bytes.Buffer
+	if _, err := box.CopyFile(ctx, &data, path, limit); err != nil {
+		return nil, err
+	}
+	return data.Bytes(), nil
 }
 
 // Spec is a sandbox to start.
@@ -280,8 +304,8 @@ type File struct {
 	// then.
 	Content []byte
 	Type    string
-	// Kept is the id by which package kept has the file, when the sandbox has gone;
-	// empty where it does not.
+	// Kept is the id by which package callfiles has the file when the sandbox has gone, or
+	// empty.
 	Kept string
 }
 

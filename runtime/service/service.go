@@ -14,9 +14,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/fair"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/quota"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/callfiles"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/sessionfiles"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/suspended"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages/ondemand"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
@@ -30,9 +27,9 @@ import (
 )
 
 const (
-	// maxOnce bounds the sandboxes of calls without a session that live at
+	// maxOneShot bounds the sandboxes of calls without a session that live at
 	// once; further calls wait.
-	maxOnce = 32
+	maxOneShot = 32
 	// readsAtOnce is how many files of sandboxes are read at a time, where there are
 	// several principals.
 	readsAtOnce = 4
@@ -68,13 +65,12 @@ type Options struct {
 	CallsAtOnce int
 	// SharedFiles lets a session have several environments.
 	SharedFiles bool
-	// Changes saves what sessions change in a project that is an overlay; nil where
-	// nothing does.
-	Changes *changes.Store
-	// KeptFiles keeps the files of sessions; nil where they end with the session.
-	KeptFiles *sessionfiles.Store
-	// Suspended keeps sessions that sleep; nil where sessions end instead.
-	Suspended *suspended.Store
+	// Parts add to sessions. Changes reads the patches that one of them writes; it is nil if
+	// none does. KeepsFiles and Suspends say whether there is a part that keeps files, and
+	// one that suspends sessions.
+	Parts                []session.Part
+	Changes              tool.Changes
+	KeepsFiles, Suspends bool
 	// Packages is the folder of environments to which calls added packages, and Build
 	// asks for the one of a key; see package ondemand.
 	Packages string
@@ -143,17 +139,14 @@ func (o *Options) Assemble() *Assembly {
 	}
 	warm := pool.New(o.Starter, o.Log)
 	left := callfiles.New(callfiles.Limits{Idle: o.Sessions.Idle, Lifetime: o.Sessions.Lifetime, Calls: maxKept, Bytes: maxKeptBytes}, os.TempDir(), o.Log)
-	starter, limits, mostOnce := sandbox.Starter(warm), o.Sessions, maxOnce
+	starter, limits, mostOneShot := sandbox.Starter(warm), o.Sessions, maxOneShot
 	if o.Quota != nil {
 		starter = quota.Memory(starter, func(principal string) int64 { return o.Quota(principal).MemoryMB << 20 })
 		limits.MaxEach = func(principal string) int { return o.Quota(principal).Sessions }
-		mostOnce = max(mostOnce, o.CallsAtOnce)
+		mostOneShot = max(mostOneShot, o.CallsAtOnce)
 	}
-	once := session.Once(sandbox.Limit(starter, mostOnce), spec, left)
-	managed := session.Options{
-		Starter: starter, Spec: spec, Once: once, Limits: limits, Log: o.Log,
-		Project: o.Host.Project, Files: o.KeptFiles, Changes: o.Changes, Sleeping: o.Suspended,
-	}
+	oneShot := session.OneShot(sandbox.Limit(starter, mostOneShot), spec, left)
+	managed := session.Options{Starter: starter, Spec: spec, OneShot: oneShot, Limits: limits, Parts: o.Parts, Log: o.Log}
 	if o.SharedFiles {
 		managed.Workspaces = o.Starter
 	}
@@ -179,15 +172,13 @@ func (o *Options) Assemble() *Assembly {
 		Sessions:     sessions,
 		Project:      o.project(),
 		SharedFiles:  o.SharedFiles,
-		KeptFiles:    o.KeptFiles != nil,
-		Branches:     o.Suspended != nil,
+		KeptFiles:    o.KeepsFiles,
+		Branches:     o.Suspends,
 		Kept:         left,
 		Observers:    o.Observers,
+		Changes:      o.Changes,
 		Reads:        reads,
 		Log:          o.Log,
-	}
-	if o.Changes != nil {
-		offered.Changes = o.Changes
 	}
 	handler, stopHandler := rpc.New(tool.New(offered), o.Version, rpc.DefaultBounds, o.Log)
 	stopWarm := o.keepWarm(warm, inUse)
@@ -237,7 +228,7 @@ func (o *Options) Spec(env registry.Environment) sandbox.Spec {
 		Network:     env.Network != nil,
 		Secrets:     env.Secrets(),
 		Reports:     env.Reports,
-		Control:     o.Suspended != nil && env.Suspend,
+		Control:     o.Suspends && env.Suspend,
 		Overhead:    sandbox.Limits{Memory: env.OverheadMB << 20, Tasks: int(env.OverheadPIDs)},
 	}
 }

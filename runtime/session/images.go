@@ -36,7 +36,7 @@ func readImages(ctx context.Context, box sandbox.Sandbox, files []sandbox.File) 
 			continue
 		}
 		tries++
-		data, err := box.ReadFile(ctx, file.Path, maxImageBytes)
+		data, err := sandbox.ReadFile(ctx, box, file.Path, maxImageBytes)
 		if err != nil || http.DetectContentType(data) != kind || picture.Viewable(data, kind) != nil {
 			continue
 		}

@@ -2,27 +2,31 @@ package session
 
 import (
 	"cmp"
+	"context"
+	"maps"
 	"slices"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
-// Live is a session that lives.
+// Live is a live session.
 type Live struct {
 	Key call.Key
-	// Environments are those that it has sandboxes of.
+	// Environments are the names of its sandboxes' environments, joined with +.
 	Environments string
 	// Calls is how many calls run or wait in it.
 	Calls   int
 	Started time.Time
-	// Used is when its last call ended, or began where one runs.
+	// Used is when its last call ended, or when the call that is running began.
 	Used time.Time
 	// MemoryMB is what its sandboxes may use, in MiB.
 	MemoryMB int64
 }
 
-// List returns the sessions that live, in the order of their names.
+// List returns the live sessions, sorted by principal and name.
 func (m *Manager) List() []Live {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -41,4 +45,40 @@ func (m *Manager) List() []Live {
 		return cmp.Or(cmp.Compare(a.Key.Principal, b.Key.Principal), cmp.Compare(a.Key.ID, b.Key.ID))
 	})
 	return all
+}
+
+// Environments returns the environments that the sandboxes of a live session were started
+// from. They do not change when the registry's do.
+func (m *Manager) Environments(key call.Key) []registry.Environment {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.sessions[key]
+	if s == nil {
+		return nil
+	}
+	var all []registry.Environment
+	for _, name := range slices.Sorted(maps.Keys(s.members)) {
+		all = append(all, s.members[name].env)
+	}
+	return all
+}
+
+// Sandbox waits for the turn of a ticket and returns a sandbox that has the session's
+// files. The caller may use it until the ticket is released. If the session is not live,
+// the error is a [*call.NoSessionError].
+func (m *Manager) Sandbox(ctx context.Context, ticket *call.Ticket) (sandbox.Sandbox, error) {
+	s, err := m.wait(ctx, ticket)
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.endIfOver(s)
+	// The sandbox of the last call may have died.
+	for _, name := range append([]string{s.last}, slices.Sorted(maps.Keys(s.members))...) {
+		if one := s.members[name]; one != nil {
+			return one.Sandbox(), nil
+		}
+	}
+	return nil, &call.NoSessionError{Session: ticket.Key.ID}
 }

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { os.Exit(mcptest.Main(m)) }
 func TestRealSandboxes(t *testing.T) {
 	set, starter := sandboxtest.Real(t)
 	bash := set.Environments["bash"]
-	sessions := session.New(session.Options{Starter: starter, Spec: sandboxtest.Spec, Once: session.Once(starter, sandboxtest.Spec, nil), Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, Log: slog.New(slog.DiscardHandler)})
+	sessions := session.New(session.Options{Starter: starter, Spec: sandboxtest.Spec, OneShot: session.OneShot(starter, sandboxtest.Spec, nil), Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, Log: slog.New(slog.DiscardHandler)})
 	defer sessions.Close()
 	begun := make(chan struct{}, 1)
 	run := func(ctx context.Context, session, code string) (call.Result, error) {
@@ -78,7 +78,7 @@ func TestRealSandboxes_ShareFiles(t *testing.T) {
 		t.Skip("there is no bash or no python")
 	}
 	before := must.Get(procfs.Descriptors(os.Getpid()))(t)
-	sessions := session.New(session.Options{Starter: starter, Spec: sandboxtest.Spec, Once: session.Once(starter, sandboxtest.Spec, nil), Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, Log: slog.New(slog.DiscardHandler)})
+	sessions := session.New(session.Options{Starter: starter, Spec: sandboxtest.Spec, OneShot: session.OneShot(starter, sandboxtest.Spec, nil), Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, Log: slog.New(slog.DiscardHandler)})
 	sessions.Workspaces = starter.(sandbox.Workspaces)
 	run := func(env registry.Environment, code string) (call.Result, error) {
 		return sessions.Execute(t.Context(), call.Call{Env: env, Session: "s", Code: code})

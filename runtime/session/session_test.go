@@ -45,7 +45,7 @@ func inBubble(t *testing.T, limits Limits, test func(*testing.T, *fixture)) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		machine := &sandboxtest.Machine{StartTime: time.Second}
-		f := &fixture{New(Options{Starter: machine, Spec: specOf, Once: Once(machine, specOf, nil), Limits: limits, Log: slog.New(slog.DiscardHandler)}), t, machine}
+		f := &fixture{New(Options{Starter: machine, Spec: specOf, OneShot: OneShot(machine, specOf, nil), Limits: limits, Log: slog.New(slog.DiscardHandler)}), t, machine}
 		test(t, f)
 		f.Close()
 		synctest.Wait()
@@ -123,13 +123,11 @@ func TestSession_HasOneEnvironment(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 		f.in("a", "echo 2", "2\n")
-		if env, ok := f.Environment(call.Key{ID: "a"}, "one"); !ok || env.Name != "one" {
-			t.Errorf("environment %+v, %v", env, ok)
+		if has := f.Environments(call.Key{ID: "a"}); len(has) != 1 || has[0].Name != "one" {
+			t.Errorf("environments %+v", has)
 		}
-		for id, name := range map[string]string{"b": "one", "a": "two"} {
-			if _, ok := f.Environment(call.Key{ID: id}, name); ok {
-				t.Errorf("session %s has an environment %s", id, name)
-			}
+		if has := f.Environments(call.Key{ID: "b"}); len(has) > 0 {
+			t.Errorf("session b has the environments %+v", has)
 		}
 	})
 }
@@ -170,7 +168,7 @@ func TestSharedFiles_AreOfAllEnvironments(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if data, err := box.ReadFile(t.Context(), "/workspace/b", 100); string(data) != "second\n" {
+		if data, err := sandbox.ReadFile(t.Context(), box, "/workspace/b", 100); string(data) != "second\n" {
 			t.Errorf("read %q, error %v", data, err)
 		}
 		ticket.Release()
@@ -194,7 +192,7 @@ func TestSharedFiles_OutliveASandbox(t *testing.T) {
 		in("one", "x=1; echo kept >a")
 		in("two", ":")
 		var dead *sandbox.DeadError
-		if _, result, err := in("one", "crash"); !errors.As(err, &dead) || !result.FilesKept {
+		if _, result, err := in("one", "crash"); !errors.As(err, &dead) || call.Find[call.Survived](result.Notes) == nil {
 			t.Errorf("result %+v, error %v", result, err)
 		}
 		got, result, err := in("one", "cat a; echo none$x")
@@ -556,7 +554,7 @@ func TestEnded_AreForgotten(t *testing.T) {
 }
 
 // A sandbox of one call is ended soon after it, whatever came of it.
-func TestOnce_ThrowsTheSandboxAway(t *testing.T) {
+func TestOneShot_ThrowsTheSandboxAway(t *testing.T) {
 	inBubble(t, Limits{}, func(t *testing.T, f *fixture) {
 		for _, code := range []string{"x=1; echo none$y", "sleep 99", "crash", "exit 3"} {
 			_, err := f.Execute(t.Context(), call.Call{Env: environment("one"), Code: code})
@@ -582,7 +580,7 @@ func TestSandbox_IsALiveSessions(t *testing.T) {
 			if err != nil {
 				return "", err
 			}
-			data, err := box.ReadFile(t.Context(), "/workspace/f", limit)
+			data, err := sandbox.ReadFile(t.Context(), box, "/workspace/f", limit)
 			return string(data), err
 		}
 		if got, err := read("a", 100); got != "hello\n" {
@@ -606,7 +604,7 @@ func TestSandbox_KeepsTheOrder(t *testing.T) {
 		defer second.Release()
 		go f.do(t.Context(), first, "sleep 5; echo late >f")
 		box := must.Get(f.Sandbox(t.Context(), second))(t)
-		if data, err := box.ReadFile(t.Context(), "/workspace/f", 100); string(data) != "late\n" {
+		if data, err := sandbox.ReadFile(t.Context(), box, "/workspace/f", 100); string(data) != "late\n" {
 			t.Errorf("read %q, error %v", data, err)
 		}
 	})

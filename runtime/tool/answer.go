@@ -7,12 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/mark3labs/mcp-go/mcp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/quota"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
@@ -102,8 +100,8 @@ func (a answer) problem() string {
 	var inUse *call.InUseError
 	var building *call.BuildingError
 	var notBuilt *call.BuildError
-	var calls *quota.CallsError
-	var memory *quota.MemoryError
+	var calls *call.CallsError
+	var memory *call.MemoryError
 	var refused *call.BranchError
 	switch {
 	case errors.As(a.err, &refused):
@@ -139,11 +137,10 @@ func (a answer) died(dead *sandbox.DeadError) remark {
 	lost := ""
 	if a.call.Session != "" {
 		lost = "; the session's variables and files are lost, and its next call starts a new one"
-		if a.result.FilesKept {
-			lost = "; " + openings[stateLost] + variablesLost
-		}
-		if a.result.FilesSaved {
+		if survived := call.Find[call.Survived](a.result.Notes); survived != nil && survived.Earlier {
 			lost = "; the session's variables and what this call wrote are lost, and its next call has its files as they were before"
+		} else if survived != nil {
+			lost = "; " + openings[stateLost] + variablesLost
 		}
 	}
 	if dead.Limit != "" {
@@ -172,44 +169,6 @@ func noFurtherSession(full *call.FullError) string {
 	return fmt.Sprintf("%s; idle: %s: go on in one of these, or call without session", text, strings.Join(names, ", "))
 }
 
-// restarted says why a session is a new one.
-func restarted(why *call.Restart) remark {
-	if why.FilesKept {
-		return remark{opening: stateLost, rest: variablesLost + ": the sandbox of this env died"}
-	}
-	rest := "the earlier one ended because its sandbox died"
-	switch why.Cause {
-	case call.Idle:
-		rest = fmt.Sprintf("the earlier one ended after %g s idle", why.After.Seconds())
-	case call.Lifetime:
-		rest = fmt.Sprintf("the earlier one ended at its lifetime of %g s", why.After.Seconds())
-	case call.Replaced:
-		rest = "the earlier one ended when the server was started again"
-	}
-	return remark{opening: newSession, rest: rest}
-}
-
-// woken says how long a session slept.
-func woken(how *call.Woken) remark {
-	if how.Lost != "" {
-		return remark{opening: newSession, rest: fmt.Sprintf("the earlier one slept for %s and cannot go on: %s", slept(how.Slept), how.Lost)}
-	}
-	return remark{opening: awake, rest: slept(how.Slept) + " and goes on as it was"}
-}
-
-// slept words how long a session slept.
-func slept(d time.Duration) string {
-	switch {
-	case d < 2*time.Minute:
-		return fmt.Sprintf("%.0f s", d.Seconds())
-	case d < 2*time.Hour:
-		return fmt.Sprintf("%.0f min", d.Minutes())
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%.0f h", d.Hours())
-	}
-	return fmt.Sprintf("%.0f days", d.Hours()/24)
-}
-
 // notBranched refuses a session that would begin as a copy of another one.
 func notBranched(refused *call.BranchError) string {
 	switch refused.Reason {
@@ -232,20 +191,6 @@ func usedElsewhere(inUse *call.InUseError) string {
 		who = fmt.Sprintf(" (process %d%s)", inUse.PID, strings.TrimSuffix(", "+inUse.About, ", "))
 	}
 	return fmt.Sprintf("session %q and its kept files are in use by another server of this user%s: use another session id, or end that server", inUse.Session, who)
-}
-
-// restored says what a session has of its earlier files, and why it is a new one.
-func (a answer) restored() remark {
-	was := "the earlier one has ended"
-	if a.result.Restart != nil {
-		was = restarted(a.result.Restart).rest
-	}
-	if why := a.result.Restored.Lost; why != "" {
-		return remark{opening: newSession, rest: was + "; its kept files cannot be used and are set aside, so that this one begins without: " + why}
-	}
-	files := a.result.Restored
-	return remark{opening: newSession, rest: fmt.Sprintf("%s; its variables are gone, its files in /workspace are kept (%d, %s, last saved %s)",
-		was, files.Files, size(files.Bytes), files.Saved.UTC().Format("2006-01-02 15:04 MST"))}
 }
 
 // output is what is shown of a stream, with a remark where something is left
@@ -271,22 +216,9 @@ func endLine(text string) string {
 // caller.
 func (a answer) remarks(files []remark) []remark {
 	var remarks []remark
-	if a.result.Grown {
-		remarks = append(remarks, remark{opening: stateLost, rest: variablesLost + ": it goes on in env \"" + a.call.Env.Name + "\""})
-	}
-	switch {
-	case a.result.Woken != nil:
-		remarks = append(remarks, woken(a.result.Woken))
-	case a.result.Restored != nil:
-		remarks = append(remarks, a.restored())
-	case a.result.Restart != nil:
-		remarks = append(remarks, restarted(a.result.Restart))
-	}
+	remarks = append(remarks, a.notes()...)
 	if a.result.ProjectChanged {
 		remarks = append(remarks, remark{opening: projectChanged, rest: " on the host: this session shows it as it was when the session began, and a new session shows it as it is"})
-	}
-	if why := a.result.NotSaved; why != "" {
-		remarks = append(remarks, remark{opening: notSaved, rest: why})
 	}
 	if dead := call.DiedDuring(a.err); dead != nil {
 		remarks = append(remarks, a.died(dead))
@@ -407,15 +339,8 @@ func (a answer) facts() map[string]any {
 	if a.result.Start != "" {
 		facts[metaPrefix+"start"] = a.result.Start
 	}
-	if w := a.result.Woken; w != nil {
-		facts[metaPrefix+"resumed"] = w.Lost == ""
-		facts[metaPrefix+"suspended_seconds"] = int64(w.Slept.Seconds())
-	}
 	if a.result.ProjectChanged {
 		facts[metaPrefix+"project_changed"] = true
-	}
-	if a.result.BranchedFrom != "" {
-		facts[metaPrefix+"branched_from"] = a.result.BranchedFrom
 	}
 	if limit := a.result.Limit; limit != nil {
 		facts[metaPrefix+"limit"] = limit.Name
@@ -430,8 +355,11 @@ func (a answer) facts() map[string]any {
 	if n := a.result.Network; n != nil {
 		facts[metaPrefix+"network"] = networkFacts(n)
 	}
-	if c := a.result.Changes; c != nil {
-		facts[metaPrefix+"changes"] = changesFacts(a.call.Session, c)
+	for _, note := range a.result.Notes {
+		_, more := a.words(note)
+		for name, fact := range more {
+			facts[metaPrefix+name] = fact
+		}
 	}
 	return facts
 }

@@ -19,10 +19,9 @@ import (
 var ValidSession = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
 // call makes a call of what the model sent. The error is a sentence for the
-// model; the call then has what could be read of it. Started says what a
-// live session was started from, and added which packages calls have added to an
-// environment in one.
-func (l listing) call(arguments any, started func(session, env string) (registry.Environment, bool), added func(session, base string) (registry.Derived, bool)) (call.Call, error) {
+// model; the call then has what could be read of it. Started returns the environments that
+// a live session was started from.
+func (l listing) call(arguments any, started func(session string) []registry.Environment) (call.Call, error) {
 	var c call.Call
 	fields, ok := arguments.(map[string]any)
 	if !ok && arguments != nil {
@@ -62,9 +61,13 @@ func (l listing) call(arguments any, started func(session, env string) (registry
 	if !isDerived {
 		wanted.Base = name
 	}
+	var live []registry.Environment
 	if hasSession && valid {
-		// A session has what its calls have added to its environment.
-		if has, ok := added(c.Session, wanted.Base); ok && len(has.Packages) > 0 {
+		live = started(c.Session)
+	}
+	for _, env := range live {
+		// A session has the packages that its calls have added to its environment.
+		if has := env.Added(); has.Base == wanted.Base && len(has.Packages) > 0 {
 			wanted, isDerived = has.With(wanted), true
 			if _, err := registry.ParseDerived(wanted.String()); err != nil {
 				return c, noPackage(wanted.Base, wanted, err)
@@ -74,13 +77,11 @@ func (l listing) call(arguments any, started func(session, env string) (registry
 	if isDerived {
 		name = wanted.String()
 	}
-	// A session stays with the artifact that it has.
 	var env registry.Environment
-	if ok = hasSession && valid; ok {
-		env, ok = started(c.Session, name)
-	}
+	at := slices.IndexFunc(live, func(env registry.Environment) bool { return env.Name == name })
 	switch {
-	case ok:
+	case at >= 0: // a session stays with the artifact that it has
+		env, ok = live[at], true
 	case isDerived:
 		env, ok = l.derived(wanted)
 	default:

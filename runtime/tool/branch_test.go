@@ -43,7 +43,6 @@ func TestSchema_HasFromWhereAnEnvironmentHasBranches(t *testing.T) {
 }
 
 func TestFrom_IsChecked(t *testing.T) {
-	none := func(string, string) (registry.Environment, bool) { return registry.Environment{}, false }
 	for name, test := range map[string]struct {
 		session, from any
 		branches      bool
@@ -57,7 +56,7 @@ func TestFrom_IsChecked(t *testing.T) {
 		"where none is":   {"b", "a", false, `unknown argument "from"`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, err := withBranches(branching(), test.branches).list().call(map[string]any{"code": "1", "env": "bash", "session": test.session, "from": test.from}, none, nothingAdded)
+			c, err := withBranches(branching(), test.branches).list().call(map[string]any{"code": "1", "env": "bash", "session": test.session, "from": test.from}, noSession)
 			from, _ := test.from.(string)
 			if test.refusal == "" && (err != nil || c.From != from) || test.refusal != "" && (err == nil || !strings.HasPrefix(err.Error(), test.refusal)) {
 				t.Errorf("%+v, error %v, want %q", c.From, err, test.refusal)
@@ -81,15 +80,15 @@ func TestAnswer_RefusesBranches(t *testing.T) {
 
 func TestAnswer_SaysThatASessionWasWoken(t *testing.T) {
 	for _, test := range []struct {
-		woken call.Woken
-		want  string
+		resumed call.Resumed
+		want    string
 	}{
-		{call.Woken{Slept: 30 * time.Second}, "1\n[the session slept for 30 s and goes on as it was]"},
-		{call.Woken{Slept: 10 * time.Minute}, "1\n[the session slept for 10 min and goes on as it was]"},
-		{call.Woken{Slept: 5 * time.Hour}, "1\n[the session slept for 5 h and goes on as it was]"},
-		{call.Woken{Slept: 72 * time.Hour, Lost: "the agent ended"}, "1\n[new session: the earlier one slept for 3 days and cannot go on: the agent ended]"},
+		{call.Resumed{After: 30 * time.Second}, "1\n[the session slept for 30 s and goes on as it was]"},
+		{call.Resumed{After: 10 * time.Minute}, "1\n[the session slept for 10 min and goes on as it was]"},
+		{call.Resumed{After: 5 * time.Hour}, "1\n[the session slept for 5 h and goes on as it was]"},
+		{call.Resumed{After: 72 * time.Hour, Lost: "the agent ended"}, "1\n[new session: the earlier one slept for 3 days and cannot go on: the agent ended]"},
 	} {
-		a := answer{call: call.Call{Session: "s"}, result: call.Result{Woken: &test.woken, Result: sandbox.Result{Outcome: frame.OutcomeOK, Stdout: sandbox.Text{Head: "1\n"}}}}
+		a := answer{call: call.Call{Session: "s"}, result: call.Result{Notes: []call.Note{test.resumed}, Result: sandbox.Result{Outcome: frame.OutcomeOK, Stdout: sandbox.Text{Head: "1\n"}}}}
 		var text strings.Builder
 		for _, p := range a.parts(nil) {
 			text.WriteString(p.text)
@@ -99,7 +98,7 @@ func TestAnswer_SaysThatASessionWasWoken(t *testing.T) {
 		if remarks := changed.remarks(nil); a.facts()[metaPrefix+"project_changed"] != nil || changed.facts()[metaPrefix+"project_changed"] != true || !strings.HasPrefix(remarks[1].String(), "[the project has changed on the host: this session") {
 			t.Errorf("where the project has changed: %v", remarks)
 		}
-		if facts := a.facts(); text.String() != test.want || facts[metaPrefix+"resumed"] != (test.woken.Lost == "") || facts[metaPrefix+"suspended_seconds"] != int64(test.woken.Slept.Seconds()) {
+		if facts := a.facts(); text.String() != test.want || facts[metaPrefix+"resumed"] != (test.resumed.Lost == "") || facts[metaPrefix+"suspended_seconds"] != int64(test.resumed.After.Seconds()) {
 			t.Errorf("%q, want %q", &text, test.want)
 		}
 	}

@@ -20,7 +20,6 @@ import (
 	"github.com/mark3labs/mcp-go/mcp"
 	"github.com/mark3labs/mcp-go/server"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/callfiles"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
@@ -175,10 +174,12 @@ func (r *Read) Answer(ctx context.Context) ([]mcp.ResourceContents, error) {
 	defer r.ticket.Release()
 	data, err := r.read(ctx)
 	var large *sandbox.TooLargeError
-	var gone *callfiles.GoneError
+	var gone *call.GoneError
 	switch {
 	case errors.As(err, &gone):
 		err = fmt.Errorf("there is no such file any more: files of a call without a session are kept until nobody has read them for %g s, at most %g s, and fewer where there are many: run the call again, or use a session", gone.Idle.Seconds(), gone.Lifetime.Seconds())
+	case errors.As(err, &large) && r.isChanges():
+		err = fmt.Errorf("the patch has %s, more than the %s that can be read at once: a user reads it with nix-sandbox-mcp changes %s", size(large.Size), size(large.Limit), r.session())
 	case errors.As(err, &large):
 		err = fmt.Errorf("the file has %s, more than the %s that can be read at once: read parts of it with run", size(large.Size), size(large.Limit))
 	case errors.Is(err, context.DeadlineExceeded):
@@ -228,7 +229,7 @@ func (r *Read) read(ctx context.Context) ([]byte, error) {
 		return nil, err
 	}
 	if r.isChanges() {
-		return r.readChanges()
+		return r.tool.Changes.Read(r.ticket.Key, maxResource)
 	}
 	if box == nil {
 		return r.tool.readKept(r.principal, r.kept, r.name)
@@ -236,13 +237,18 @@ func (r *Read) read(ctx context.Context) ([]byte, error) {
 	// A sandbox that is busy does not keep the reads of others waiting.
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	return box.ReadFile(ctx, r.name, maxResource)
+	return sandbox.ReadFile(ctx, box, r.name, maxResource)
+}
+
+// isChanges reports whether the read is of the patch of a session's changes.
+func (r *Read) isChanges() bool {
+	return r.tool.Changes != nil && r.ticket != nil && r.name == workspace+changesName
 }
 
 // readKept reads a file of a call without a session.
 func (t *Tool) readKept(principal, id, name string) ([]byte, error) {
 	if t.Kept == nil {
-		return nil, &callfiles.GoneError{}
+		return nil, &call.GoneError{}
 	}
 	return t.Kept.Read(principal, id, name)
 }

@@ -46,12 +46,12 @@ func allowing(t testing.TB) *registry.Set {
 	return set
 }
 
-// nothingAdded is a session to whose environment no call has added packages.
-func nothingAdded(string, string) (registry.Derived, bool) { return registry.Derived{}, false }
+// noSession is asked for the environments of a session that is not live.
+func noSession(string) []registry.Environment { return nil }
 
 // refusalOf is the sentence for a call of an environment, or "" where it may run.
 func refusalOf(l listing, env string) string {
-	_, err := l.call(map[string]any{"code": "1", "env": env}, nil, nil)
+	_, err := l.call(map[string]any{"code": "1", "env": env}, nil)
 	if err == nil {
 		return ""
 	}
@@ -109,13 +109,16 @@ func TestPackages_NoneAllowed(t *testing.T) {
 func TestPackages_OneName(t *testing.T) {
 	l := describing(registry.New(allowing(t)), Project{}).list()
 	for _, env := range []string{"python+pandas+opencv4", "python+opencv4+pandas", "python+pandas+opencv4+pandas"} {
-		var asked string
-		c, err := l.call(map[string]any{"code": "1", "env": env, "session": "s"}, func(_, name string) (registry.Environment, bool) {
-			asked = name
-			return registry.Environment{}, false
-		}, nothingAdded)
-		if err != nil || c.Env.Name != "python+opencv4+pandas" || asked != c.Env.Name || c.Env.SessionExec != "" || c.Env.Derived == nil {
-			t.Errorf("%s: %+v %v, asked for the session's %q", env, c.Env, err, asked)
+		arguments := map[string]any{"code": "1", "env": env, "session": "s"}
+		c, err := l.call(arguments, noSession)
+		if err != nil || c.Env.Name != "python+opencv4+pandas" || c.Env.SessionExec != "" || c.Env.Derived == nil {
+			t.Errorf("%s: %+v %v", env, c.Env, err)
+		}
+		// A session that has it goes on with its artifact.
+		has := c.Env
+		has.SessionExec = "/its/session-run"
+		if c, err := l.call(arguments, func(string) []registry.Environment { return []registry.Environment{has} }); err != nil || c.Env.SessionExec != has.SessionExec {
+			t.Errorf("%s in a session that has it: %+v %v", env, c.Env, err)
 		}
 	}
 }
@@ -161,7 +164,7 @@ func TestPackages_HostileNames(t *testing.T) {
 
 func TestPackages_WhyNothingWasBuilt(t *testing.T) {
 	l := describing(registry.New(allowing(t)), Project{}).list()
-	env := must.Get(l.call(map[string]any{"code": "1", "env": "bash+jq"}, nil, nil))(t).Env
+	env := must.Get(l.call(map[string]any{"code": "1", "env": "bash+jq"}, nil))(t).Env
 	for _, test := range []struct {
 		err  call.BuildError
 		want string

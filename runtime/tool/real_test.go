@@ -28,7 +28,7 @@ func overRealSandboxes(t testing.TB) *real {
 	t.Helper()
 	set, starter := sandboxtest.Real(t)
 	log := slog.New(slog.DiscardHandler)
-	sessions := session.New(session.Options{Starter: starter, Spec: sandboxtest.Spec, Once: session.Once(starter, sandboxtest.Spec, nil), Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, Log: log})
+	sessions := session.New(session.Options{Starter: starter, Spec: sandboxtest.Spec, OneShot: session.OneShot(starter, sandboxtest.Spec, nil), Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, Log: log})
 	t.Cleanup(sessions.Close)
 	return &real{New(Options{Environments: registry.New(set), Executor: sessions, Sessions: sessions, Log: log}), t}
 }

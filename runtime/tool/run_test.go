@@ -49,7 +49,7 @@ func inBubble(t *testing.T, test func(*testing.T, *fixture)) {
 		spec := func(c call.Call) sandbox.Spec {
 			return sandbox.Spec{Name: c.Env.Name, OutputBytes: c.Env.OutputBytes, Network: c.Env.Network != nil}
 		}
-		sessions := session.New(session.Options{Starter: machine, Spec: spec, Once: session.Once(machine, spec, left), Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, Log: log})
+		sessions := session.New(session.Options{Starter: machine, Spec: spec, OneShot: session.OneShot(machine, spec, left), Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, Log: log})
 		test(t, &fixture{New(Options{Environments: registry.New(set), Executor: sessions, Sessions: sessions, Kept: left, Log: log}), t, set})
 		sessions.Close()
 		machine.Close(0)

@@ -13,14 +13,13 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/mark3labs/mcp-go/mcp"
 	"github.com/mark3labs/mcp-go/server"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/fair"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
@@ -52,26 +51,46 @@ type Options struct {
 	Branches bool
 	// Observers are told of calls that are refused before they reach the executor.
 	Observers []call.Observer
-	// Reads has a slot for each file that is read at a time: one is in memory several
-	// times until it has been encoded for the client. Nil is one slot.
-	Reads *fair.Gate
+	// Reads bounds the files that are read at once: each is in memory several times until
+	// it has been encoded for the client. If it is nil, files are read one at a time.
+	Reads Gate
 	Log   *slog.Logger
+}
+
+// Gate bounds what happens at once; package fair has one that shares its slots among
+// principals.
+type Gate interface {
+	// Enter waits for a slot and returns a function that gives it back, which may be called
+	// more than once. The error is ctx's.
+	Enter(ctx context.Context, principal string) (leave func(), err error)
+}
+
+// single is a Gate with one slot. It contains an element while that is taken.
+type single chan struct{}
+
+// Enter implements [Gate].
+func (s single) Enter(ctx context.Context, _ string) (leave func(), err error) {
+	select {
+	case s <- struct{}{}:
+		return sync.OnceFunc(func() { <-s }), nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 // Sessions is what the tool asks of sessions besides running calls in them;
 // package session has it.
 type Sessions interface {
 	Enqueue(call.Key) *call.Ticket
-	Environment(key call.Key, env string) (registry.Environment, bool)
-	Added(key call.Key, base string) (registry.Derived, bool)
+	Environments(call.Key) []registry.Environment
 	Sandbox(context.Context, *call.Ticket) (sandbox.Sandbox, error)
 }
 
-// Changes has what sessions changed in the project; package changes has it.
+// Changes has the patches of sessions; package changes implements it.
 type Changes interface {
-	// Read returns the patch of a session. The error is a [*layer.TooLargeError] where
-	// it has more than limit bytes.
-	Read(key changes.Key, limit int64) ([]byte, error)
+	// Read returns the patch of a session. The error is a [*sandbox.TooLargeError] if it
+	// has more than limit bytes.
+	Read(key call.Key, limit int64) ([]byte, error)
 }
 
 // Kept has files of calls without a session, whose sandboxes have gone; package kept
@@ -106,7 +125,7 @@ type Tool struct {
 // New returns the tool.
 func New(options Options) *Tool {
 	if options.Reads == nil {
-		options.Reads = fair.NewGate(1, 1)
+		options.Reads = make(single, 1)
 	}
 	return &Tool{options, progressEvery}
 }
@@ -182,10 +201,8 @@ type Run struct {
 // called.
 func (t *Tool) Accept(principal string, arguments any) *Run {
 	r := &Run{tool: t}
-	r.call, r.refusal = t.list().call(arguments, func(session, env string) (registry.Environment, bool) {
-		return t.Sessions.Environment(call.Key{Principal: principal, ID: session}, env)
-	}, func(session, base string) (registry.Derived, bool) {
-		return t.Sessions.Added(call.Key{Principal: principal, ID: session}, base)
+	r.call, r.refusal = t.list().call(arguments, func(session string) []registry.Environment {
+		return t.Sessions.Environments(call.Key{Principal: principal, ID: session})
 	})
 	r.call.Principal = principal
 	if r.refusal == nil && r.call.Session != "" {

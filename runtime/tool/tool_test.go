@@ -315,7 +315,7 @@ func TestArguments(t *testing.T) {
 			if test.raw != "" {
 				must.Do(t, json.Unmarshal([]byte(test.raw), &arguments))
 			}
-			_, err := tool.list().call(arguments, func(string, string) (registry.Environment, bool) { return registry.Environment{}, false }, nothingAdded)
+			_, err := tool.list().call(arguments, noSession)
 			switch {
 			case test.want == "" && err != nil:
 				t.Errorf("refused: %v", err)
@@ -382,7 +382,7 @@ func TestTimeout_IsCheckedByTheEnvironment(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var arguments any
 			must.Do(t, json.Unmarshal([]byte(fmt.Sprintf(`{"code":"1","env":%q,"timeout":%s}`, test.env, test.value)), &arguments))
-			c, err := describing(registry.New(waiting()), Project{}).list().call(arguments, func(string, string) (registry.Environment, bool) { return registry.Environment{}, false }, nothingAdded)
+			c, err := describing(registry.New(waiting()), Project{}).list().call(arguments, noSession)
 			if test.refusal == "" && (err != nil || c.Timeout != test.want) {
 				t.Errorf("%v, error %v, want %v", c.Timeout, err, test.want)
 			}
@@ -392,7 +392,7 @@ func TestTimeout_IsCheckedByTheEnvironment(t *testing.T) {
 		})
 	}
 	// Where no environment has it, it is an argument like any unknown one.
-	_, err := describing(registry.New(described()), Project{}).list().call(map[string]any{"code": "1", "env": "python", "timeout": 5.0}, nil, nil)
+	_, err := describing(registry.New(described()), Project{}).list().call(map[string]any{"code": "1", "env": "python", "timeout": 5.0}, nil)
 	if err == nil || !strings.HasPrefix(err.Error(), `unknown argument "timeout": call run with code (a string) and env (one of bash, node, python), and session (a string) to keep state`) || strings.Contains(err.Error(), "at most") {
 		t.Errorf("error %v", err)
 	}
@@ -433,7 +433,7 @@ func TestAnswerText(t *testing.T) {
 		"cut and stored in part": {came(kept, sandbox.Result{Outcome: frame.OutcomeOK, Stored: []sandbox.Stored{{Path: "/workspace/.outputs/7.stdout", Bytes: 5_000_000}}, Stdout: sandbox.Text{Head: "a", Tail: "z", Cut: 2_000_000_000}}, nil, nil),
 			"a\n[... 2.0 GB cut here ...]\nz\n[2.0 GB of output cut; its first 5.0 MB are in /workspace/.outputs/7.stdout]", false},
 		"died":                {came(once, sandbox.Result{Stdout: wrote("so far\n")}, nil, &sandbox.DeadError{Reason: "the agent ended"}), "so far\n[the sandbox ended during the call: the agent ended]", true},
-		"died, not its files": {answer{call: kept, result: call.Result{FilesKept: true}, err: &sandbox.DeadError{Reason: "the agent ended"}}, "[the sandbox ended during the call: the agent ended; the session's variables are lost, its files in /workspace are kept]", true},
+		"died, not its files": {answer{call: kept, result: call.Result{Notes: []call.Note{call.Survived{}}}, err: &sandbox.DeadError{Reason: "the agent ended"}}, "[the sandbox ended during the call: the agent ended; the session's variables are lost, its files in /workspace are kept]", true},
 		"new, with its files": {came(kept, sandbox.Result{Outcome: frame.OutcomeOK, State: frame.StateKept, Stdout: sandbox.Text{Head: "1\n"}}, &call.Restart{Cause: call.Died, FilesKept: true}, nil), "1\n[the session's variables are lost, its files in /workspace are kept: the sandbox of this env died]", false},
 		"refused":             {came(once, sandbox.Result{}, nil, &call.FullError{Max: 64}), "all 64 sessions are in use and none is idle: wait until a call has ended, or call without session", true},
 	} {

@@ -20,7 +20,7 @@ func (w *Workspace) isSaved() bool {
 	return w.saved
 }
 
-// SaveFiles implements [sandbox.Sandbox]. It copies every file, in a part of its own.
+// SaveFiles implements [sandbox.Saver]. It copies every file, in a part of its own.
 func (s *Sandbox) SaveFiles(ctx context.Context, _ bool, send func(part []byte) error) (frame.Copied, error) {
 	if err := s.usable(ctx); err != nil {
 		return frame.Copied{}, err
@@ -51,7 +51,7 @@ func (s *Sandbox) SaveFiles(ctx context.Context, _ bool, send func(part []byte) 
 	return copied, nil
 }
 
-// RestoreFiles implements [sandbox.Sandbox]. A file has to be in one part.
+// RestoreFiles implements [sandbox.Saver]. A file has to be in one part.
 func (s *Sandbox) RestoreFiles(ctx context.Context, part []byte, last bool) error {
 	if err := s.usable(ctx); err != nil {
 		return err

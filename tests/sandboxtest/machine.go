@@ -28,7 +28,6 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"path"
 	"regexp"
 	"slices"
@@ -237,7 +236,11 @@ type Sandbox struct {
 	workspace *Workspace
 }
 
-var _ sandbox.Sandbox = (*Sandbox)(nil)
+var (
+	_ sandbox.Saver     = (*Sandbox)(nil)
+	_ sandbox.Suspender = (*Sandbox)(nil)
+	_ sandbox.Pooled    = (*Sandbox)(nil)
+)
 
 // Kill implements [sandbox.Sandbox].
 func (s *Sandbox) Kill() { s.end("it was ended") }
@@ -262,7 +265,7 @@ func (s *Sandbox) Done() <-chan struct{} { return s.done }
 // OnEnd implements [sandbox.Sandbox].
 func (s *Sandbox) OnEnd(f func()) { context.AfterFunc(s.ended, f) }
 
-// Idle implements [sandbox.Sandbox].
+// Idle implements [sandbox.Pooled].
 func (s *Sandbox) Idle() bool {
 	select {
 	case <-s.done:
@@ -272,7 +275,7 @@ func (s *Sandbox) Idle() bool {
 	}
 }
 
-// Give implements [sandbox.Sandbox]. It fails where the machine's Give does.
+// Give implements [sandbox.Pooled]. It fails where the machine's Give does.
 func (s *Sandbox) Give(principal string) error {
 	if s.machine.Give == nil {
 		return nil
@@ -280,33 +283,21 @@ func (s *Sandbox) Give(principal string) error {
 	return s.machine.Give(principal)
 }
 
-// Upper implements [sandbox.Sandbox]. There is no project.
-func (s *Sandbox) Upper() *os.File { return nil }
-
-// Memory implements [sandbox.Sandbox].
+// Memory implements [sandbox.Pooled].
 func (s *Sandbox) Memory() int64 { return s.machine.Memory }
 
-// ReadFile implements [sandbox.Sandbox].
-func (s *Sandbox) ReadFile(_ context.Context, name string, limit int64) ([]byte, error) {
+// CopyFile implements [sandbox.Sandbox].
+func (s *Sandbox) CopyFile(_ context.Context, to io.Writer, name string, limit int64) (int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	data, ok := s.workspace.read(name)
 	switch {
 	case s.reason != "":
-		return nil, &sandbox.DeadError{Reason: s.reason}
+		return 0, &sandbox.DeadError{Reason: s.reason}
 	case !ok:
-		return nil, &sandbox.MissingFileError{Problem: "there is no such file"}
+		return 0, &sandbox.MissingFileError{Problem: "there is no such file"}
 	case int64(len(data)) > limit:
-		return nil, &sandbox.TooLargeError{Size: int64(len(data)), Limit: limit}
-	}
-	return data, nil
-}
-
-// CopyFile implements [sandbox.Sandbox].
-func (s *Sandbox) CopyFile(ctx context.Context, to io.Writer, name string, limit int64) (int64, error) {
-	data, err := s.ReadFile(ctx, name, limit)
-	if err != nil {
-		return 0, err
+		return 0, &sandbox.TooLargeError{Size: int64(len(data)), Limit: limit}
 	}
 	n, err := to.Write(data)
 	return int64(n), err

@@ -20,7 +20,7 @@ type suspended struct {
 
 const suspendedFile = "state"
 
-// Suspend implements [sandbox.Sandbox]. It takes as long as a start, and what it writes
+// Suspend implements [sandbox.Suspender]. It takes as long as a start, and what it writes
 // can be started by another [Machine] too.
 func (s *Sandbox) Suspend(ctx context.Context, folder string, keep bool) (int64, error) {
 	if err := s.usable(ctx); err != nil {

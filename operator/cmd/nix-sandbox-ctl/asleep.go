@@ -23,7 +23,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
 )
 
@@ -76,8 +75,8 @@ interrupts the code. Where anything fails, the session sleeps as it was.`,
 
 // wakeSession runs code in a session that sleeps.
 func wakeSession(std streams, s suspended.Session, code string) error {
-	return withAsleep(std.err, s, func(ctx context.Context, asleep session.Asleep, limit time.Duration) error {
-		result, err := asleep.Run(ctx, sandbox.Request{Code: code, Timeout: limit})
+	return withAsleep(std.err, s, func(ctx context.Context, detached suspended.Detached, limit time.Duration) error {
+		result, err := detached.Run(ctx, sandbox.Request{Code: code, Timeout: limit})
 		writeText(visible(std.out), result.Stdout)
 		writeText(visible(std.err), result.Stderr)
 		switch {
@@ -127,8 +126,8 @@ own when it wakes. The session itself sleeps on as it was.`,
 			}
 			to := found.asleep.Key
 			to.Session = args[1]
-			return withAsleep(io.Discard, *found.asleep, func(ctx context.Context, asleep session.Asleep, _ time.Duration) error {
-				err := asleep.Copy(ctx, to)
+			return withAsleep(io.Discard, *found.asleep, func(ctx context.Context, detached suspended.Detached, _ time.Duration) error {
+				err := detached.Copy(ctx, to)
 				var exists *call.BranchError
 				if errors.As(err, &exists) {
 					return &config.Error{Problem: fmt.Sprintf("a session %q sleeps already", to.Session), Hint: "write another name, or delete it: " + program + " sessions rm " + to.Session}
@@ -143,7 +142,7 @@ own when it wakes. The session itself sleeps on as it was.`,
 
 // withAsleep calls do for a session that sleeps, with the time limit of its environment's
 // calls, in a context that a signal ends.
-func withAsleep(log io.Writer, s suspended.Session, do func(context.Context, session.Asleep, time.Duration) error) error {
+func withAsleep(log io.Writer, s suspended.Session, do func(context.Context, suspended.Detached, time.Duration) error) error {
 	if s.Project != "" {
 		if _, err := config.Folder(s.Project); err != nil {
 			return &config.Error{Problem: fmt.Sprintf("session %q shows the project %v", s.Session, err), Hint: "have the folder there again"}
@@ -169,8 +168,9 @@ func withAsleep(log io.Writer, s suspended.Session, do func(context.Context, ses
 	}
 	starter := framed.New(logger, framed.Options{StartTimeout: settings.StartWithin, Groups: groups})
 	defer starter.Close(endCodeWithin)
-	options := service.Options{Host: env.host, Suspended: suspended.New(config.SuspendedFolder(os.Getenv), env.session.SuspendBytes, logger)}
-	err = do(ctx, session.Asleep{Store: options.Suspended, Key: s.Key, Starter: starter, Spec: options.Spec(env.Environment)}, env.Timeout)
+	store := suspended.New(config.SuspendedFolder(os.Getenv), env.session.SuspendBytes, logger)
+	options := service.Options{Host: env.host, Suspends: true}
+	err = do(ctx, suspended.Detached{Store: store, Key: s.Key, Starter: starter, Spec: options.Spec(env.Environment)}, env.Timeout)
 	var inUse *suspended.InUseError
 	if errors.As(err, &inUse) {
 		return &config.Error{Problem: fmt.Sprintf("session %q of %s is in use by a server", s.Session, s.Env), Hint: "call it there, or try again when it sleeps"}

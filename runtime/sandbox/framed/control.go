@@ -80,7 +80,7 @@ func (c *control) save(folder string, keep bool, timeout time.Duration) (answer 
 // errUncontrolled reports a sandbox that was not started to be suspended.
 var errUncontrolled = errors.New("the sandbox cannot be suspended")
 
-// Suspend implements [sandbox.Sandbox].
+// Suspend implements [sandbox.Suspender].
 func (s *Sandbox) Suspend(ctx context.Context, folder string, keep bool) (int64, error) {
 	if s.control == nil {
 		return 0, errUncontrolled

@@ -13,7 +13,7 @@ import (
 // scans the whole workspace.
 const saveTimeout = 30 * time.Second
 
-// SaveFiles implements [sandbox.Sandbox].
+// SaveFiles implements [sandbox.Saver].
 func (s *Sandbox) SaveFiles(ctx context.Context, full bool, send func(part []byte) error) (frame.Copied, error) {
 	request := frame.Request{Type: frame.Save, Full: full}
 	for {
@@ -52,7 +52,7 @@ func checked(copied frame.Copied) frame.Copied {
 	}
 }
 
-// RestoreFiles implements [sandbox.Sandbox].
+// RestoreFiles implements [sandbox.Saver].
 func (s *Sandbox) RestoreFiles(ctx context.Context, part []byte, last bool) error {
 	_, err := s.ask(ctx, frame.Request{Type: frame.Restore, Contents: part, Last: last}, frame.Restored, saveTimeout)
 	return err

@@ -51,6 +51,13 @@ const (
 // limits are the names that an agent may give for what stopped code.
 var limits = []string{frame.Memory, frame.PIDs, frame.FileLocks, frame.EpollWatches, frame.Terminals}
 
+var (
+	_ sandbox.Saver     = (*Sandbox)(nil)
+	_ sandbox.Suspender = (*Sandbox)(nil)
+	_ sandbox.Layered   = (*Sandbox)(nil)
+	_ sandbox.Pooled    = (*Sandbox)(nil)
+)
+
 // Sandbox is a [sandbox.Sandbox] whose agent speaks frames.
 type Sandbox struct {
 	log         *slog.Logger
@@ -401,15 +408,6 @@ func inWorkspace(name string) bool {
 	return len(name) <= 1024 && strings.HasPrefix(name, "/workspace/") && path.Clean(name) == name && !strings.ContainsAny(name, "\x00\ufffd")
 }
 
-// ReadFile implements [sandbox.Sandbox].
-func (s *Sandbox) ReadFile(ctx context.Context, name string, limit int64) ([]byte, error) {
-	var data bytes.Buffer
-	if _, err := s.CopyFile(ctx, &data, name, limit); err != nil {
-		return nil, err
-	}
-	return data.Bytes(), nil
-}
-
 // CopyFile implements [sandbox.Sandbox].
 func (s *Sandbox) CopyFile(ctx context.Context, to io.Writer, name string, limit int64) (int64, error) {
 	for copied := int64(0); ; {
@@ -514,7 +512,7 @@ func (s *Sandbox) abandon(err error) error {
 	return err
 }
 
-// Idle implements [sandbox.Sandbox].
+// Idle implements [sandbox.Pooled].
 func (s *Sandbox) Idle() bool {
 	select {
 	case <-s.done:
@@ -541,13 +539,13 @@ func uneventful(file *os.File, event int16) bool {
 	return err == nil && none
 }
 
-// Memory implements [sandbox.Sandbox].
+// Memory implements [sandbox.Pooled].
 func (s *Sandbox) Memory() int64 { return s.memory }
 
-// Give implements [sandbox.Sandbox].
+// Give implements [sandbox.Pooled].
 func (s *Sandbox) Give(principal string) error { return s.process.Give(s.owner(principal)) }
 
-// Upper implements [sandbox.Sandbox].
+// Upper implements [sandbox.Layered].
 func (s *Sandbox) Upper() *os.File {
 	s.mu.Lock()
 	defer s.mu.Unlock()

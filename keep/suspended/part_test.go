@@ -1,4 +1,4 @@
-package session
+package suspended_test
 
 import (
 	"context"
@@ -17,8 +17,13 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
 )
+
+func environment(name string) registry.Environment {
+	return registry.Environment{Name: name, Timeout: time.Minute, OutputBytes: 1000}
+}
 
 // sleeper is an environment whose sessions sleep and have branches; jail is one whose
 // sessions do not.
@@ -32,9 +37,10 @@ func jail() registry.Environment { return environment("jail") }
 
 // server is a Manager whose sessions sleep in a folder.
 type server struct {
-	*Manager
+	*session.Manager
 	t       *testing.T
 	machine *sandboxtest.Machine
+	store   *suspended.Store
 	folder  string
 }
 
@@ -45,11 +51,12 @@ func newServer(t *testing.T, folder string, limit int64) *server {
 		return sandbox.Spec{Name: c.Env.Name, OutputBytes: 1000, Control: c.Env.Suspend}
 	}
 	log := slog.New(slog.DiscardHandler)
-	m := New(Options{
-		Starter: machine, Spec: spec, Once: Once(machine, spec, nil), Limits: Limits{Idle: time.Minute, Lifetime: time.Hour, Max: 8},
-		Sleeping: suspended.New(folder, limit, log), Log: log,
+	store := suspended.New(folder, limit, log)
+	m := session.New(session.Options{
+		Starter: machine, Spec: spec, OneShot: session.OneShot(machine, spec, nil), Limits: session.Limits{Idle: time.Minute, Lifetime: time.Hour, Max: 8},
+		Parts: []session.Part{suspended.NewPart(store, "", log)}, Log: log,
 	})
-	return &server{m, t, machine, folder}
+	return &server{m, t, machine, store, folder}
 }
 
 // end ends a server as service does.
@@ -65,6 +72,9 @@ func (s *server) end() {
 func (s *server) call(env registry.Environment, session, from, code string) (call.Result, error) {
 	return s.Execute(s.t.Context(), call.Call{Session: session, From: from, Env: env, Code: code})
 }
+
+// resumed returns the note that a session was suspended, or nil.
+func resumed(result call.Result) *call.Resumed { return call.Find[call.Resumed](result.Notes) }
 
 // in runs code in a session and fails the test unless it writes want.
 func (s *server) in(session, code, want string) call.Result {
@@ -114,11 +124,11 @@ func TestSuspend_AnIdleSessionSleepsAndWakes(t *testing.T) {
 			t.Error("its sandbox lives on")
 		}
 		result := s.in("a", "echo $x; cat f", "1\n2\n")
-		if result.Woken == nil || result.Woken.Lost != "" || result.Woken.Slept < time.Minute-10*time.Second || result.Restart != nil {
-			t.Errorf("it was woken so: %+v, %+v", result.Woken, result.Restart)
+		if resumed(result) == nil || resumed(result).Lost != "" || resumed(result).After < time.Minute-10*time.Second || result.Restart != nil {
+			t.Errorf("it was woken so: %+v, %+v", resumed(result), result.Restart)
 		}
-		if result := s.in("a", "echo $x", "1\n"); result.Woken != nil {
-			t.Errorf("the next call woke it again: %+v", result.Woken)
+		if result := s.in("a", "echo $x", "1\n"); resumed(result) != nil {
+			t.Errorf("the next call woke it again: %+v", resumed(result))
 		}
 		synctest.Wait()
 		s.wantAsleep(0)
@@ -130,7 +140,7 @@ func TestSuspend_ACallWhileItFallsAsleep(t *testing.T) {
 	inBubbleOf(t, 1<<30, func(t *testing.T, s *server) {
 		s.in("a", "x=1", "")
 		time.Sleep(time.Minute + 500*time.Millisecond)
-		if result := s.in("a", "echo $x", "1\n"); result.Woken == nil {
+		if result := s.in("a", "echo $x", "1\n"); resumed(result) == nil {
 			t.Error("it did not sleep")
 		}
 	})
@@ -149,12 +159,12 @@ func TestSuspend_ALaterServerWakesIt(t *testing.T) {
 		later := newServer(t, s.folder, 1<<30)
 		defer later.end()
 		for session, want := range map[string]string{"a": "1\n", "b": "2\n"} {
-			if result := later.in(session, "echo $x", want); result.Woken == nil || result.Woken.Slept.Round(time.Hour) != 3*time.Hour {
-				t.Errorf("%s was woken so: %+v", session, result.Woken)
+			if result := later.in(session, "echo $x", want); resumed(result) == nil || resumed(result).After.Round(time.Hour) != 3*time.Hour {
+				t.Errorf("%s was woken so: %+v", session, resumed(result))
 			}
 		}
 		// A jail's session has ended, as ever.
-		if result, err := later.call(jail(), "c", "", "echo none$x"); err != nil || result.Stdout.Head != "none\n" || result.Woken != nil {
+		if result, err := later.call(jail(), "c", "", "echo none$x"); err != nil || result.Stdout.Head != "none\n" || resumed(result) != nil {
 			t.Errorf("the jail's: %+v, %v", result, err)
 		}
 	})
@@ -169,7 +179,7 @@ func TestSuspend_WakesOnlyItsOwn(t *testing.T) {
 		other.Name = "other"
 		for _, c := range []call.Call{{Principal: "p", Env: sleeper()}, {Env: other}} {
 			c.Session, c.Code = "a", "echo none$x"
-			if result, err := s.Execute(t.Context(), c); err != nil || result.Woken != nil || result.Stdout.Head != "none\n" {
+			if result, err := s.Execute(t.Context(), c); err != nil || resumed(result) != nil || result.Stdout.Head != "none\n" {
 				t.Errorf("%+v has %+v, %v", c, result, err)
 			}
 		}
@@ -216,13 +226,13 @@ func TestSuspend_LivesOnWhereItCannot(t *testing.T) {
 		if n, _ := s.asleep(); n != 0 {
 			t.Error("it sleeps")
 		}
-		if result := s.in("a", "echo $x", "1\n"); result.Woken != nil || result.Restart != nil {
+		if result := s.in("a", "echo $x", "1\n"); resumed(result) != nil || result.Restart != nil {
 			t.Errorf("it did not live on: %+v", result)
 		}
 		s.machine.SetSuspendFailure(nil)
 		time.Sleep(2 * time.Minute)
 		s.wantAsleep(1)
-		if result := s.in("a", "echo $x", "1\n"); result.Woken == nil {
+		if result := s.in("a", "echo $x", "1\n"); resumed(result) == nil {
 			t.Error("it did not sleep in the end")
 		}
 	})
@@ -260,8 +270,8 @@ func TestSuspend_BeginsAnewWhereItCannotGoOn(t *testing.T) {
 			t.Fatalf("the states are %q", files)
 		}
 		result := s.in("a", "echo none$x", "none\n")
-		if result.Woken == nil || result.Woken.Lost == "" {
-			t.Errorf("the answer says %+v", result.Woken)
+		if resumed(result) == nil || resumed(result).Lost == "" {
+			t.Errorf("the answer says %+v", resumed(result))
 		}
 		s.in("a", "x=2", "")
 		time.Sleep(2 * time.Minute)
@@ -291,7 +301,7 @@ func TestBranch_IsACopy(t *testing.T) {
 	inBubbleOf(t, 1<<30, func(t *testing.T, s *server) {
 		s.in("a", "x=1; echo 1 > f", "")
 		result, err := s.call(sleeper(), "b", "a", "echo $x; cat f; x=2")
-		if err != nil || result.Stdout.Head != "1\n1\n" || result.BranchedFrom != "a" {
+		if err != nil || result.Stdout.Head != "1\n1\n" || len(result.Notes) != 1 || result.Notes[0] != (call.Branched{From: "a"}) {
 			t.Errorf("%+v, %v", result, err)
 		}
 		s.in("a", "echo $x; x=3", "1\n")
@@ -382,7 +392,7 @@ func TestSuspend_MakesSpace(t *testing.T) {
 		if want := []string{"a", "c", "d", "e", "f", "g", "i", "jailed"}; !slices.Equal(alive, want) {
 			t.Errorf("%q live, want %q", alive, want)
 		}
-		if result := s.in("b", "echo $x", "1\n"); result.Woken == nil {
+		if result := s.in("b", "echo $x", "1\n"); resumed(result) == nil {
 			t.Error("b did not sleep")
 		}
 		time.Sleep(time.Second) // what it slept in is deleted after the answer
@@ -457,27 +467,27 @@ func TestSuspend_MakesSpaceOfOneThatWoke(t *testing.T) {
 	})
 }
 
-// asleepOf is the session of an environment that sleeps, for a user.
-func (s *server) asleepOf(session string) Asleep {
+// detached is the session of an environment that sleeps, for a user.
+func (s *server) detached(session string) suspended.Detached {
 	env := sleeper()
-	return Asleep{
-		Store:   s.Sleeping,
+	return suspended.Detached{
+		Store:   s.store,
 		Key:     suspended.Key{Session: session, Env: env.Name},
 		Starter: s.machine,
 		Spec:    sandbox.Spec{Name: env.Name, OutputBytes: 1000, Control: true},
 	}
 }
 
-func TestAsleep_RunsCode(t *testing.T) {
+func TestDetached_RunsCode(t *testing.T) {
 	inBubbleOf(t, 1<<30, func(t *testing.T, s *server) {
 		s.in("a", "x=1", "")
 		request := sandbox.Request{Code: "echo $x; x=2", Timeout: time.Minute}
 		var none *call.NoSessionError
-		if _, err := s.asleepOf("a").Run(t.Context(), request); !errors.As(err, &none) {
+		if _, err := s.detached("a").Run(t.Context(), request); !errors.As(err, &none) {
 			t.Errorf("one that is awake: %v", err)
 		}
 		time.Sleep(2 * time.Minute)
-		if result, err := s.asleepOf("a").Run(t.Context(), request); err != nil || result.Stdout.Head != "1\n" {
+		if result, err := s.detached("a").Run(t.Context(), request); err != nil || result.Stdout.Head != "1\n" {
 			t.Errorf("%+v, %v", result, err)
 		}
 		s.wantAsleep(1)
@@ -485,7 +495,7 @@ func TestAsleep_RunsCode(t *testing.T) {
 		// What cannot be saved is as it was.
 		s.machine.SetSuspendFailure(errors.New("no space left on device"))
 		request.Code = "echo $x; x=3"
-		if result, err := s.asleepOf("a").Run(t.Context(), request); err == nil || result.Stdout.Head != "2\n" {
+		if result, err := s.detached("a").Run(t.Context(), request); err == nil || result.Stdout.Head != "2\n" {
 			t.Errorf("%+v, %v", result, err)
 		}
 		s.machine.SetSuspendFailure(nil)
@@ -497,7 +507,7 @@ func TestAsleep_RunsCode(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		request.Code = "x=4; sleep 50"
-		if _, err := s.asleepOf("a").Run(ctx, request); err != nil && ctx.Err() == nil {
+		if _, err := s.detached("a").Run(ctx, request); err != nil && ctx.Err() == nil {
 			t.Error(err)
 		}
 		s.in("a", "echo $x", "4\n")
@@ -506,23 +516,23 @@ func TestAsleep_RunsCode(t *testing.T) {
 	})
 }
 
-func TestAsleep_IsCopied(t *testing.T) {
+func TestDetached_IsCopied(t *testing.T) {
 	inBubbleOf(t, 1<<30, func(t *testing.T, s *server) {
 		s.in("a", "x=1", "")
 		time.Sleep(2 * time.Minute)
-		to := s.asleepOf("b").Key
+		to := s.detached("b").Key
 		s.machine.SetSuspendFailure(errors.New("no space left on device"))
-		if err := s.asleepOf("a").Copy(t.Context(), to); err == nil {
+		if err := s.detached("a").Copy(t.Context(), to); err == nil {
 			t.Error("a copy was written where none can be")
 		}
 		s.machine.SetSuspendFailure(nil)
 		s.wantAsleep(1)
-		if err := s.asleepOf("a").Copy(t.Context(), to); err != nil {
+		if err := s.detached("a").Copy(t.Context(), to); err != nil {
 			t.Error(err)
 		}
 		s.wantAsleep(2)
 		var refused *call.BranchError
-		if err := s.asleepOf("a").Copy(t.Context(), to); !errors.As(err, &refused) || refused.Reason != call.Existing {
+		if err := s.detached("a").Copy(t.Context(), to); !errors.As(err, &refused) || refused.Reason != call.Existing {
 			t.Errorf("onto one that exists: %v", err)
 		}
 		if live, _ := s.machine.Live(); len(live) > 0 {

@@ -1,0 +1,224 @@
+package sessionfiles
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
+)
+
+// saveTimeout bounds a save. The session's next call waits for it.
+const saveTimeout = time.Minute
+
+// NewPart returns the part that keeps the files of sessions in a store. It saves them after
+// every call that changed some, and restores them when a session of that name and
+// environment begins again.
+func NewPart(store *Store, log *slog.Logger) session.Part {
+	return &part{store: store, log: log, inUse: map[Key]*kept{}}
+}
+
+type part struct {
+	store *Store
+	log   *slog.Logger
+
+	mu    sync.Mutex
+	inUse map[Key]*kept
+}
+
+// kept are the files of a live session. The part's mutex protects all fields but files.
+type kept struct {
+	files *Files
+	key   Key
+	// users is how many sandboxes of the session there are: two while one replaces another.
+	users  int
+	saving bool
+	// problem says why the last save failed, or is empty.
+	problem string
+}
+
+// Start implements [session.Part]. A part that resumes sessions comes before this one.
+func (p *part) Start(ctx context.Context, s *session.Start, next session.StartFunc) (session.Member, error) {
+	if s.Call.From != "" { // the files of a branch end with it
+		return next(ctx, s)
+	}
+	k, err := p.take(Key{Principal: s.Call.Principal, Session: s.Call.Session, Env: s.Call.Env.Added().Base})
+	if err != nil {
+		return nil, err
+	}
+	begun, err := p.begin(ctx, k.files, s, next)
+	if err != nil {
+		p.leave(k)
+		return nil, err
+	}
+	return &member{Member: begun, part: p, kept: k}, nil
+}
+
+// begin starts a sandbox and restores the files in it, unless it has them already.
+func (p *part) begin(ctx context.Context, files *Files, s *session.Start, next session.StartFunc) (session.Member, error) {
+	begun, err := next(ctx, s)
+	if err != nil || s.Spec.From != "" || s.Former != nil {
+		return begun, err
+	}
+	restored, err := restore(ctx, files, begun.Sandbox())
+	if err != nil {
+		begun.End("")
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		folder, asideErr := files.SetAside()
+		if asideErr != nil {
+			return nil, asideErr
+		}
+		p.log.Error("kept files of a session cannot be used and are set aside", "session", s.Call.Session, "env", s.Call.Env.Name, "error", err, "folder", folder)
+		restored = &call.Restored{Lost: err.Error()}
+		if begun, err = next(ctx, s); err != nil {
+			return nil, err
+		}
+	}
+	if restored != nil {
+		s.Notes = append(s.Notes, *restored)
+	}
+	return begun, nil
+}
+
+// restore writes the kept files into a sandbox. It returns nil if there are none.
+func restore(ctx context.Context, files *Files, box sandbox.Sandbox) (*call.Restored, error) {
+	head, err := files.Head()
+	if head == nil || err != nil {
+		return nil, err
+	}
+	saver, ok := box.(sandbox.Saver)
+	if !ok {
+		return nil, errNotSaver
+	}
+	err = files.Restore(func(part []byte) error { return saver.RestoreFiles(ctx, part, false) })
+	if err == nil {
+		err = saver.RestoreFiles(ctx, nil, true)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &call.Restored{Files: head.Entries, Bytes: head.Bytes, Saved: head.Saved}, nil
+}
+
+var errNotSaver = errors.New("the files of this sandbox cannot be copied")
+
+// take returns the files of a session for one more sandbox.
+func (p *part) take(key Key) (*kept, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	k := p.inUse[key]
+	if k == nil {
+		files, err := p.store.Acquire(key)
+		var inUse *InUseError
+		if errors.As(err, &inUse) {
+			return nil, &call.InUseError{Session: key.Session, PID: inUse.Holder.PID, About: inUse.Holder.About}
+		}
+		if err != nil {
+			return nil, err
+		}
+		k = &kept{files: files, key: key}
+		p.inUse[key] = k
+	}
+	k.users++
+	return k, nil
+}
+
+// leave gives the files of a session back for one sandbox.
+func (p *part) leave(k *kept) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if k.users--; k.users > 0 {
+		return
+	}
+	delete(p.inUse, k.key)
+	if !k.saving { // otherwise, the save closes them
+		k.files.Close()
+	}
+}
+
+// member is a sandbox that has kept files.
+type member struct {
+	session.Member
+	part *part
+	kept *kept
+	// unsaved says that files may have changed since the last save.
+	unsaved bool
+}
+
+// Execute implements [session.Member].
+func (m *member) Execute(ctx context.Context, c call.Call, request sandbox.Request) (call.Result, error) {
+	request.Track = true
+	result, err := m.Member.Execute(ctx, c, request)
+	m.part.mu.Lock()
+	defer m.part.mu.Unlock()
+	if m.kept.problem != "" {
+		result.Notes = append(result.Notes, call.Unsaved{Reason: m.kept.problem})
+	}
+	if err != nil {
+		result.Notes = append(result.Notes, call.Survived{Earlier: true})
+	}
+	m.unsaved = err == nil && (!result.Unchanged || m.kept.problem != "")
+	return result, err
+}
+
+// Settle implements [session.Member].
+func (m *member) Settle(ending bool) []func() {
+	todo := m.Member.Settle(ending)
+	if m.unsaved {
+		m.unsaved = false
+		m.part.mu.Lock()
+		defer m.part.mu.Unlock()
+		m.kept.saving = true
+		todo = append(todo, m.save)
+	}
+	return todo
+}
+
+// save saves the files.
+func (m *member) save() {
+	ctx, cancel := context.WithTimeout(context.Background(), saveTimeout)
+	defer cancel()
+	began := time.Now()
+	log, id := m.part.log, m.kept.key.Session
+	copied, err := m.kept.files.Save(func(full bool, send func([]byte) error) (frame.Copied, error) {
+		saver, ok := m.Sandbox().(sandbox.Saver)
+		if !ok {
+			return frame.Copied{}, errNotSaver
+		}
+		return saver.SaveFiles(ctx, full, send)
+	})
+	m.part.mu.Lock()
+	defer m.part.mu.Unlock()
+	m.kept.saving = false
+	m.kept.problem = ""
+	if err != nil {
+		m.kept.problem = err.Error()
+	}
+	if m.kept.users == 0 { // the session has ended meanwhile
+		m.kept.files.Close()
+	}
+	select {
+	case <-m.Sandbox().Done():
+	default:
+		if err != nil {
+			log.Warn("files of a session are not saved", "session", id, "error", err)
+		}
+	}
+	if err == nil && copied.Skipped > 0 {
+		log.Warn("some files of a session cannot be kept", "session", id, "files", copied.Skipped, "such_as", copied.Example)
+	}
+	log.Debug("files of a session saved", "session", id, "ms", time.Since(began).Milliseconds())
+}
+
+// End implements [session.Member].
+func (m *member) End(why call.Cause) {
+	m.Member.End(why)
+	m.part.leave(m.kept)
+}
