@@ -20,7 +20,7 @@
 #
 # {
 #   bin             the contents of the programs in bin/, by name: run, session-run,
-#                   attach and check (docs/architecture.md, C1)
+#                   attach and check (docs/contracts.md, C1)
 #   contents        the folder that holds everything that is in the sandbox
 #   closure         a hash of it
 #   needs           a string that is equal for sandboxes that need the same of a

@@ -1,4 +1,4 @@
-# mkSandbox makes an artifact (docs/architecture.md, C1): metadata.json and the
+# mkSandbox makes an artifact (docs/contracts.md, C1): metadata.json and the
 # programs of its backend. Presets and TOML environments go through it too; the
 # server cannot tell them apart.
 {

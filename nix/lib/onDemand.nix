@@ -2,7 +2,7 @@
 # what it gets is the environment with these packages in it.
 #
 # An environment that allows it says so in two files of its artifact
-# (docs/architecture.md, C1): recipe.json, from which `derive` makes the same
+# (docs/contracts.md, C1): recipe.json, from which `derive` makes the same
 # environment with more packages, and packages.json, from which the runtime answers
 # what needs no Nix. Names of packages come from the model. They reach this file as
 # strings of a JSON file, and are looked up as attributes of the package set.

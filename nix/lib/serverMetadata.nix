@@ -1,5 +1,5 @@
 # What the server's metadata holds besides its environments
-# (docs/architecture.md, C2): the settings with their defaults filled in, and
+# (docs/contracts.md, C2): the settings with their defaults filled in, and
 # what the runtime must know of sandboxes without knowing how they are made.
 {
   lib,

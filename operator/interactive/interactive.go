@@ -88,7 +88,7 @@ func Start(spec Spec) (*Program, error) {
 
 type writerOnly struct{ io.Writer }
 
-// reportsVariable names the descriptor on which Exec reports (docs/architecture.md, C1).
+// reportsVariable names the descriptor on which Exec reports (docs/contracts.md, C1).
 const reportsVariable = "NIX_SANDBOX_REPORTS"
 
 // maxReports bounds what is read of reports, in bytes.

@@ -1,6 +1,6 @@
 // Package machines starts sandboxes that are virtual machines as the server does, for
 // tests and benchmarks: their agents are asked by frames, and their launchers on the
-// control channel (docs/architecture.md, C1).
+// control channel (docs/contracts.md, C1).
 package machines
 
 import (

@@ -17,7 +17,7 @@ import (
 const (
 	// controlVariable names the descriptor of a socket on which an artifact's program is
 	// asked for what is no frame, and fromVariable a folder with the state of a suspended
-	// sandbox (docs/architecture.md, C1).
+	// sandbox (docs/contracts.md, C1).
 	controlVariable = "NIX_SANDBOX_CONTROL"
 	fromVariable    = "NIX_SANDBOX_FROM"
 	// maxControl bounds a line of that socket, in bytes.

@@ -13,7 +13,7 @@ import (
 )
 
 // reportsVariable names the descriptor for reports, JSON objects, one a line
-// (docs/architecture.md, C1). It is no secret, and the machine does not get it.
+// (docs/contracts.md, C1). It is no secret, and the machine does not get it.
 const reportsVariable = "NIX_SANDBOX_REPORTS"
 
 // startReport is a line about the start of a machine.
