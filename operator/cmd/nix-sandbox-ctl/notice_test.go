@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// What the proxy says is shown between the lines of a shell, and not while a
-// program has the screen or a character is unfinished.
+// Lines of the proxy are shown between those of a shell, or after it if a program uses the
+// whole screen.
 func TestScreen_ShowsNotices(t *testing.T) {
 	const refused = proxyName + "refused evil.example"
 	for name, test := range map[string]struct {
@@ -18,20 +18,20 @@ func TestScreen_ShowsNotices(t *testing.T) {
 		"at the beginning":          {"", "$ ", refused + "\r\n$ "},
 		"after a line":              {"made\r\n", "$ ", "made\r\n" + refused + "\r\n$ "},
 		"at a prompt":               {"$ ", "ls", "$ \r\n" + refused + "\r\nls"},
-		"in a sequence":             {"\x1b[3", "1mred", "\x1b[31mred\r\n" + refused + "\r\n"},
-		"in a character":            {"\xe2\x82", "\xac", "€\r\n" + refused + "\r\n"},
-		"on the alternate screen":   {"\x1b[?1049hedited", "more\x1b[?1049l", "\x1b[?1049heditedmore\x1b[?1049l\r\n" + refused + "\r\n"},
-		"on a screen that is kept":  {"\x1b[?1049hedited", "more", "\x1b[?1049heditedmore"},
+		"on the alternate screen":   {"\x1b[?1049hedited", "more\x1b[?1049l", "\x1b[?1049heditedmore\x1b[?1049l"},
+		"on one of several modes":   {"\x1b[?1;1049;25hedited", "more", "\x1b[?1;1049;25heditedmore"},
 		"after the other screen":    {"\x1b[?47h\x1b[?47l\r\n", "", "\x1b[?47h\x1b[?47l\r\n" + refused + "\r\n"},
-		"in a title":                {"\x1b]0;ti", "tle\a", "\x1b]0;title\a\r\n" + refused + "\r\n"},
 		"after a title and a line":  {"\x1b]0;title\a\n", "", "\x1b]0;title\a\n" + refused + "\r\n"},
 		"after half of a character": {"\xe2\x82$ ", "", "\xe2\x82$ \r\n" + refused + "\r\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
-			s := &screen{w: &out, lineStart: true}
+			s := &screen{w: &out}
 			log := &shellLog{show: s.notify}
-			_, _ = s.Write([]byte(test.before))
+			// Sequences may come in pieces.
+			for _, b := range []byte(test.before) {
+				_, _ = s.Write([]byte{b})
+			}
 			// It comes in two pieces, beside the agent's own log.
 			fmt.Fprint(log, "a line of the log\n"+refused[:5])
 			fmt.Fprint(log, refused[5:]+"\n")
@@ -39,8 +39,8 @@ func TestScreen_ShowsNotices(t *testing.T) {
 			if got := out.String(); got != test.want {
 				t.Errorf("%q, want %q", got, test.want)
 			}
-			if log.String() != "a line of the log\n" {
-				t.Errorf("kept of the log: %q", log.String())
+			if got := log.kept.String(); got != "a line of the log\n" {
+				t.Errorf("kept of the log: %q", got)
 			}
 			if left := s.takeWaiting(); strings.Contains(test.want, refused) == (len(left) > 0) {
 				t.Errorf("%d notices wait", len(left))
@@ -57,14 +57,41 @@ func TestScreen_NoticesAreBounded(t *testing.T) {
 	log := &shellLog{show: s.notify}
 	for range 1000 {
 		fmt.Fprint(log, proxyName+"x\x1b[2J\n")
+		fmt.Fprint(log, strings.Repeat("z", 5*maxNotice))
 	}
-	fmt.Fprint(log, proxyName+strings.Repeat("y", 5*maxNotice))
-	_, _ = s.Write([]byte("\x1b[?1049l"))
-	text := strings.TrimPrefix(out.String(), "\x1b[?1049h\x1b[?1049l")
-	if lines := strings.Count(text, "\r\n"); lines != maxNotices+2 || strings.Contains(text, "\x1b") || !strings.Contains(text, "further lines are left out") {
-		t.Errorf("%d lines: %q", lines, text)
+	fmt.Fprint(log, "\n"+proxyName+strings.Repeat("y", 5*maxNotice))
+	left := s.takeWaiting()
+	text := strings.Join(left, "\n")
+	if len(left) != maxNotices+1 || strings.Contains(text, "\x1b") || !strings.Contains(text, "further lines are left out") {
+		t.Errorf("%d lines: %q", len(left), text)
 	}
-	if log.Len() > maxLog || len(log.line) > maxNotice {
-		t.Errorf("%d bytes and a line of %d are kept", log.Len(), len(log.line))
+	if log.kept.Len() > maxLog || len(log.line) > maxNotice {
+		t.Errorf("%d bytes and a line of %d are kept", log.kept.Len(), len(log.line))
+	}
+}
+
+// Colours of the terminal are reset only if a program changed one.
+func TestScreen_ResetsColoursThatChanged(t *testing.T) {
+	for text, want := range map[string]bool{
+		"plain":                     false,
+		"\x1b[31mred\x1b]0;title\a": false,
+		"\x1b]4;1;red\a":            true,
+		"\x1b]11;#000\x1b\\":        true,
+		"\xc2\x9d10;red\xc2\x9c":    true,
+		"\x1b]0004;1;red\a":         true,
+		"\x1b\x05]4;1;red\a":        true,
+		"\x1b]8;;http://x\a":        false,
+	} {
+		var out bytes.Buffer
+		s := &screen{w: &out}
+		for _, b := range []byte(text) {
+			_, _ = s.Write([]byte{b})
+		}
+		if !s.restore() || strings.HasSuffix(out.String(), resetColours) != want || !strings.Contains(out.String(), resetTerminal) {
+			t.Errorf("%q: %q", text, &out)
+		}
+		if s.restore() {
+			t.Errorf("%q: reset twice", text)
+		}
 	}
 }

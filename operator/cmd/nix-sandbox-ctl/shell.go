@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -17,9 +16,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/interactive"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 )
-
-// maxLog bounds what is kept of a sandbox's log while a shell runs, in bytes.
-const maxLog = 4 << 10
 
 func shellCommand(std streams) *cobra.Command {
 	var project string
@@ -66,7 +62,7 @@ func openShell(env chosen, in, out *os.File, log io.Writer, interpreter bool) (i
 		size.Term = "dumb"
 	}
 	spec.First = frame.Request{Type: frame.Open, Terminal: &size, Env: env.inherited}
-	screen := &screen{w: out, lineStart: true}
+	screen := &screen{w: out}
 	logged := &shellLog{show: screen.notify}
 	spec.Stdout, spec.Stderr = screen, logged
 
@@ -88,7 +84,7 @@ func openShell(env chosen, in, out *os.File, log io.Writer, interpreter bool) (i
 	status, err := follow(p, terminal, out, screen, signals, keys)
 	terminal.restore(screen, keys)
 	logged.flush()
-	for _, text := range append(screen.takeWaiting(), strings.TrimSpace(logged.String())) {
+	for _, text := range append(screen.takeWaiting(), strings.TrimSpace(logged.kept.String())) {
 		if text != "" {
 			fmt.Fprintln(visible(log), text)
 		}
@@ -151,11 +147,3 @@ func follow(p *interactive.Program, terminal *rawTerminal, out *os.File, screen 
 
 // validTerm matches the values of TERM that are passed on.
 var validTerm = regexp.MustCompile(`^[A-Za-z0-9._+-]{1,64}$`)
-
-// logHead keeps the first bytes of a log.
-type logHead struct{ bytes.Buffer }
-
-func (l *logHead) Write(data []byte) (int, error) {
-	l.Buffer.Write(data[:min(len(data), max(0, maxLog-l.Len()))])
-	return len(data), nil
-}

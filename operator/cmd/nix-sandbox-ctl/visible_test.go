@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"fmt"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -82,15 +81,6 @@ func FuzzFilter(f *testing.F) {
 	})
 }
 
-// everyMode are the resets of all private modes.
-func everyMode() string {
-	var text strings.Builder
-	for _, mode := range modes() {
-		fmt.Fprintf(&text, "\x1b[?%d%c", mode.number, map[bool]byte{false: 'l', true: 'h'}[mode.normal])
-	}
-	return text.String()
-}
-
 // Colours and hidden text that code leaves set end with it.
 func TestFilter_EndsColours(t *testing.T) {
 	for in, want := range map[string]string{
@@ -109,45 +99,6 @@ func TestFilter_EndsColours(t *testing.T) {
 		reset(w)
 		if got := out.String()[before:]; got != want {
 			t.Errorf("after %q it wrote %q, want %q", in, got, want)
-		}
-	}
-}
-
-// Modes that programs left set are reset once, and no others.
-func TestScreen_RestoresModes(t *testing.T) {
-	const rest = "\x18\x1b[0m\x1b(B\x0f"
-	for in, want := range map[string]string{
-		"":                            "",
-		"plain":                       rest,
-		"\x1b[?1049h\x1b[?25l":        rest + "\x1b[?1049l\x1b[?25h",
-		"\x1b[?1049h\x1b[?1049l":      rest,
-		"\x1b[?1000;1006h\x1b=":       rest + "\x1b[?1000l\x1b[?1006l\x1b>",
-		"\x1b[?2004h\x1b[4h\x1b[?77h": rest + "\x1b[?2004l\x1b[4l",
-		// Terminals execute controls within sequences, and ignore long zeros.
-		"\x1b[?10\a04h\x1b[?0002004h":                     rest + "\x1b[?1004l\x1b[?2004l",
-		"\xc2\x9b?25l雛?1000h":                             rest + "\x1b[?25h",
-		"\x1b[?25\x18l\x1b[?7\x1b[?5h":                    rest + "\x1b[?5l",
-		"\x1b[2;12;20h\x1b[3;9r":                          rest + "\x1b[2l\x1b[12h\x1b[20l\x1b7\x1b[r\x1b8",
-		"\x1b[>1u\x1b[=5;1u\x1b[>4;2m":                    rest + "\x1b[<99u\x1b[>4m",
-		"\x1b[5 q\x1b[1;2u\x1b[6n":                        rest + "\x1b[0 q",
-		"\x1b]0;title\a\x1b]4;1;red\a":                    rest + "\x1b]104\a",
-		"\x1b]11;#000\x1b\\":                              rest + "\x1b]110\a\x1b]111\a\x1b]112\a",
-		"\x1b[?" + strings.Repeat("0", 300) + ";1049;47h": rest + everyMode(),
-		"\x1b[?7l\x1b[?7":                                 rest + "\x1b[?7h",
-	} {
-		for size := 1; size <= max(1, len(in)); size++ {
-			var out bytes.Buffer
-			s := &screen{w: &out}
-			for text := in; text != ""; {
-				n := min(size, len(text))
-				_, _ = s.Write([]byte(text[:n]))
-				text = text[n:]
-			}
-			s.restore()
-			s.restore()
-			if got := strings.TrimPrefix(out.String(), in); got != want {
-				t.Errorf("after %q it wrote %q, want %q", in, got, want)
-			}
 		}
 	}
 }
