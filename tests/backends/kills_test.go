@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -21,7 +20,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
 // killsVariable says how many times a session is killed while it falls asleep or wakes, for
@@ -180,30 +178,6 @@ var ways = []way{
 		}
 		return m, hit, []int{k.last + 1}
 	}},
-	// A tool wakes it and has it sleep again. The old state is there until the new one is.
-	{"waking and falling asleep again", func(k *killing) (moment, bool, []int) {
-		before := k.head().State
-		cmd := exec.Command(undertest.Server(k.t), "sessions", "wake", "s", "-c", increment)
-		cmd.Env = k.environ
-		must.Do(k.t, cmd.Start())
-		over := make(chan struct{})
-		go func() {
-			_ = cmd.Wait() // the state says how it ended
-			close(over)
-		}()
-		m := k.aSave()
-		if k.random.IntN(2) == 0 {
-			m = k.aWake(cmd.Process.Pid)
-		}
-		hit := k.at(m, cmd.Process.Pid, over)
-		<-over
-		switch k.head().State {
-		case before:
-			return m, hit, []int{k.last}
-		default:
-			return m, hit, []int{k.last + 1}
-		}
-	}},
 	// A call that ends, about the time of its answer, after which nothing sleeps.
 	{"having woken", func(k *killing) (moment, bool, []int) {
 		s := serve(k.t, k.state, nil, "bash")
@@ -228,7 +202,7 @@ var ways = []way{
 	}},
 }
 
-// A server or a tool that is killed while a session falls asleep or wakes leaves the old
+// A server that is killed while a session falls asleep or wakes leaves the old
 // state or the new one, which goes on with its own number: never a broken one, nor a part
 // of one.
 func TestSession_SurvivesKills(t *testing.T) {

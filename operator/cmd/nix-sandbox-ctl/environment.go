@@ -23,7 +23,6 @@ type chosen struct {
 	registry.Environment
 	host      sandbox.HostFolders
 	inherited map[string]string
-	session   registry.Session
 }
 
 // choose finds the environment that the server would serve under a name. If
@@ -51,7 +50,7 @@ func choose(name, project string) (chosen, error) {
 	if !ok {
 		return chosen{}, unusable(name, registry.New(set).Now())
 	}
-	return chosen{Environment: env, inherited: config.Inherited(set), host: settings.HostFolders(), session: set.Session}, nil
+	return chosen{Environment: env, inherited: config.Inherited(set), host: settings.HostFolders()}, nil
 }
 
 // unusable returns the error that says why an environment cannot be used.

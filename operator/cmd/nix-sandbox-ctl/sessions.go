@@ -44,7 +44,7 @@ func sessionsCommand(std streams) *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON: an array of objects")
-	cmd.AddCommand(wakeSessionCommand(std), copySessionCommand(), removeSessionsCommand(), exportSessionCommand(std))
+	cmd.AddCommand(removeSessionsCommand(), exportSessionCommand(std))
 	return cmd
 }
 
