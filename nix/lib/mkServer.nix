@@ -113,6 +113,8 @@ let
     }).start args
   '';
 
+  clients = pkgs.writeText "clients.json" (toJSON (import ./clients.nix));
+
   # A function that the wrapper gives to the evaluation of a project's flake,
   # which reads no other file: a shell -> the derivation of its variables.
   variablesOf = pkgs.writeText "shell-variables.nix" ''
@@ -267,6 +269,7 @@ let
               system = pkgs.stdenv.hostPlatform.system;
               runtime = lib.getExe programs.runtime;
               operator = lib.getExe programs.operator;
+              clients = "${clients}";
               gateway = lib.optionalString (hasGateway args) (lib.getExe programs.gateway);
             };
             meta = {
@@ -282,6 +285,7 @@ let
             printf %s "''${wrapper//@out@/$out}" > $out/bin/nix-sandbox-mcp
             chmod +x $out/bin/nix-sandbox-mcp
 
+            export NIX_SANDBOX_CLIENTS=${clients}
             write() {
               mkdir -p "$(dirname "$out/share/$1")"
               ${lib.getExe programs.operator} "''${@:2}" > "$out/share/$1"

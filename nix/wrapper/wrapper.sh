@@ -59,8 +59,8 @@ case "$needs_environments$NIX_SANDBOX_ENVS${NIX_SANDBOX_CONFIG-}${PROJECT_USE_FL
 esac
 # The runtime serves one client, with these flags alone; a client has no terminal. All other
 # commands, and mistakes, are for the operator's program. It starts the gateway, which is empty
-# if the server was built without [serve].
-export NIX_SANDBOX_GATEWAY=@gateway@
+# if the server was built without [serve], and reads what it prints for MCP clients.
+export NIX_SANDBOX_GATEWAY=@gateway@ NIX_SANDBOX_CLIENTS=@clients@
 program=@operator@
 flag='(--stdio|--log-format[ =](text|json))'
 if [[ $* =~ ^(serve --stdio|$flag)?( $flag)*$ ]] && { [[ $* == *--stdio* ]] || [ ! -t 0 ]; }; then

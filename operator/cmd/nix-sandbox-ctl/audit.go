@@ -70,25 +70,14 @@ func verifyAudit(out io.Writer, path, last string) error {
 		return nil
 	}
 	const form = "2006-01-02 15:04:05"
-	fmt.Fprintf(out, "%d records, number %d to %d, from %s to %s (UTC), in %d %s: nothing was changed.\n",
-		chain.Records, chain.First, chain.Last, chain.Begin.UTC().Format(form), chain.End.UTC().Format(form), files, plural(files, "file"))
+	fmt.Fprintf(out, "%d records, number %d to %d, from %s to %s (UTC), in %s: nothing was changed.\n",
+		chain.Records, chain.First, chain.Last, chain.Begin.UTC().Format(form), chain.End.UTC().Format(form), count(files, "file"))
 	if chain.Lost > 0 {
-		fmt.Fprintf(out, "%d %s could not be written when they came.\n", chain.Lost, plural(int(chain.Lost), "record"))
+		fmt.Fprintf(out, "%s could not be written when they came.\n", count(int(chain.Lost), "record"))
 	}
 	if chain.Cut > 0 {
-		fmt.Fprintf(out, "%d %s cut when the server or the machine ended.\n", chain.Cut, plural(chain.Cut, "line was", "lines were"))
+		fmt.Fprintf(out, "%s cut when the server or the machine ended.\n", count(chain.Cut, "line was", "lines were"))
 	}
 	fmt.Fprintf(out, "last hash: %s\n", chain.Hash)
 	return nil
-}
-
-// plural returns a word for a number of things.
-func plural(n int, one string, many ...string) string {
-	switch {
-	case n == 1:
-		return one
-	case len(many) > 0:
-		return many[0]
-	}
-	return one + "s"
 }

@@ -139,19 +139,6 @@ func listChanges(w io.Writer, entries []*changes.Entry, asJSON bool) error {
 	return table.Flush()
 }
 
-// age is a time in its largest unit.
-func age(d time.Duration) string {
-	switch {
-	case d < time.Minute:
-		return fmt.Sprintf("%d s", max(0, int(d.Seconds())))
-	case d < time.Hour:
-		return fmt.Sprintf("%d min", int(d.Minutes()))
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%d h", int(d.Hours()))
-	}
-	return fmt.Sprintf("%d days", int(d.Hours()/24))
-}
-
 // findChanges finds the newest patch of a session, or the one of an id; nil where there
 // is none.
 func findChanges(entries []*changes.Entry, name string) *changes.Entry {

@@ -3,13 +3,9 @@ package main
 import (
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
-	"unicode"
 
 	"github.com/spf13/cobra"
 	"github.com/tidwall/gjson"
@@ -45,7 +41,7 @@ func listCommand(std streams) *cobra.Command {
 				if isTerminal(std.out) {
 					width = int(sizeOf(std.out.(*os.File)).Columns)
 				}
-				writeList(std.out, all, width)
+				return writeList(std.out, all, width)
 			}
 			return nil
 		},
@@ -138,110 +134,69 @@ func sizeOfArtifact(folder string) int64 {
 	return max(0, gjson.GetBytes(text, "closure_bytes").Int())
 }
 
-type column struct {
-	title string
-	right bool // aligned to the right, as numbers are
-	value func(row) string
-}
-
-// hostsWidth is the width of the hosts that an environment reaches, in columns,
-// without the number of those that are left out.
+// hostsWidth is the width of the hosts that an environment reaches, in columns, without the
+// number of further ones.
 const hostsWidth = 40
 
 // leastDescription is the smallest useful width of a description, in columns.
 const leastDescription = 24
 
-// writeList writes a table of at most width columns, or of any width if width is
-// 0. In a narrow table the last columns before the description are left out.
-func writeList(w io.Writer, rows []row, width int) {
+// writeList writes a table of at most width columns, or of any width if width is 0. In a narrow
+// table the last columns before the description are left out.
+func writeList(w io.Writer, rows []row, width int) error {
 	if len(rows) == 0 {
 		fmt.Fprintln(w, "there is no environment")
-		return
+		return nil
+	}
+	type column struct {
+		title string
+		value func(row) string
 	}
 	columns := []column{
-		{"NAME", false, func(r row) string { return r.Name }},
-		{"STATE", false, func(r row) string { return r.State }},
-		{"TIME", true, func(r row) string { return unit(r.Timeout, "s") }},
-		{"MEMORY", true, func(r row) string { return unit(float64(r.Memory), "MB") }},
-		{"SIZE", true, func(r row) string { return megabytes(r.Size) }},
-		{"NETWORK", false, func(r row) string { return plain(r.network) }},
-		{"BACKEND", false, func(r row) string { return plain(r.Backend) }},
-		{"CPUS", true, func(r row) string { return unit(r.CPUs, "") }},
-		{"PROCESSES", true, func(r row) string { return unit(float64(r.PIDs), "") }},
+		{"NAME", func(r row) string { return r.Name }},
+		{"STATE", func(r row) string { return r.State }},
+		{"TIME", func(r row) string { return unit(r.Timeout, "s") }},
+		{"MEMORY", func(r row) string { return unit(float64(r.Memory), "MB") }},
+		{"SIZE", func(r row) string { return megabytes(r.Size) }},
+		{"NETWORK", func(r row) string { return plain(r.network) }},
+		{"BACKEND", func(r row) string { return plain(r.Backend) }},
+		{"CPUS", func(r row) string { return unit(r.CPUs, "") }},
+		{"PROCESSES", func(r row) string { return unit(float64(r.PIDs), "") }},
 	}
-	columns = slices.DeleteFunc(columns, func(c column) bool {
-		return !slices.ContainsFunc(rows, func(r row) bool { return c.value(r) != "" })
-	})
-	widths := func() (list []int, sum int) {
-		for _, c := range columns {
-			n := len(c.title)
-			for _, r := range rows {
-				n = max(n, len(c.value(r)))
-			}
-			list, sum = append(list, n), sum+n+2
-		}
-		return list, sum
-	}
-	list, sum := widths()
-	for width > 0 && sum+leastDescription > width && len(columns) > 2 {
-		columns = columns[:len(columns)-1]
-		list, sum = widths()
-	}
-	line := func(cells []string, last string) {
-		var text strings.Builder
-		for i, cell := range cells {
-			if columns[i].right {
-				cell = strings.Repeat(" ", list[i]-len(cell)) + cell
-			}
-			fmt.Fprintf(&text, "%-*s  ", list[i], cell)
-		}
-		if width > 0 {
-			last = shorten(last, width-sum)
-		}
-		fmt.Fprintln(w, strings.TrimRight(text.String()+last, " "))
-	}
-	titles := make([]string, len(columns))
+	var head []string
+	cells := make([][]string, len(rows))
+	taken := 0
 	for i, c := range columns {
-		titles[i] = c.title
-	}
-	line(titles, "DESCRIPTION")
-	for _, r := range rows {
-		cells := make([]string, len(columns))
-		for i, c := range columns {
-			cells[i] = c.value(r)
+		widest := 0
+		for _, r := range rows {
+			widest = max(widest, len(c.value(r)))
 		}
+		taken += max(widest, len(c.title)) + 2
+		if widest == 0 || width > 0 && i > 1 && taken+leastDescription > width {
+			continue
+		}
+		head = append(head, c.title)
+		for i, r := range rows {
+			cells[i] = append(cells[i], c.value(r))
+		}
+	}
+	for i, r := range rows {
 		last := r.Description
 		if r.State == broken {
 			last = r.Reason
 		}
-		line(cells, plain(last))
+		cells[i] = append(cells[i], plain(last))
 	}
-}
-
-// megabytes formats a size in bytes, and 0 as an empty text.
-func megabytes(size int64) string { return unit(math.Round(float64(size)/1e5)/10, "MB") }
-
-// unit formats a number with its unit, and 0 as an empty text.
-func unit(n float64, of string) string {
-	if n == 0 {
-		return ""
+	var text strings.Builder
+	if err := writeTable(&text, append(head, "DESCRIPTION"), cells); err != nil {
+		return err
 	}
-	return strings.TrimSpace(strconv.FormatFloat(n, 'f', -1, 64) + " " + of)
-}
-
-// plain makes one line of a text and removes control characters, and those that are
-// invisible or show text in another order.
-func plain(text string) string {
-	return strings.Join(strings.FieldsFunc(text, func(r rune) bool {
-		return r <= ' ' || r >= 0x7f && r < 0xa0 || r == 0x2028 || r == 0x2029 || unicode.Is(unicode.Cf, r) && !written(r)
-	}), " ")
-}
-
-// shorten cuts a line to a width and marks the cut with an ellipsis.
-func shorten(text string, width int) string {
-	runes := []rune(text)
-	if len(runes) <= width {
-		return text
+	for line := range strings.Lines(text.String()) {
+		line = strings.TrimRight(line, " \n")
+		if width > 0 {
+			line = shorten(line, width)
+		}
+		fmt.Fprintln(w, line)
 	}
-	return string(runes[:max(0, width-1)]) + "…"
+	return nil
 }

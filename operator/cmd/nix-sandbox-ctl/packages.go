@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -47,8 +46,7 @@ needs.`,
 			case asJSON:
 				return writeJSON(std.out, rows)
 			}
-			writePackages(std.out, rows, time.Now())
-			return nil
+			return writePackages(std.out, rows, time.Now())
 		},
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
@@ -150,21 +148,20 @@ func removePackages(w io.Writer, folder string, rows []addedRow) error {
 	return nil
 }
 
-func writePackages(w io.Writer, rows []addedRow, now time.Time) {
+func writePackages(w io.Writer, rows []addedRow, now time.Time) error {
 	if len(rows) == 0 {
 		fmt.Fprintln(w, "no call has added packages")
-		return
+		return nil
 	}
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "NAME\tSTATE\tSIZE\tUSED")
+	var table [][]string
 	for _, row := range rows {
 		used := plain(row.Reason)
 		if row.Reason == "" && !row.Used.IsZero() {
 			used = age(now.Sub(row.Used)) + " ago"
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", row.Name, row.State, megabytes(row.Size), used)
+		table = append(table, []string{row.Name, row.State, megabytes(row.Size), used})
 	}
-	_ = table.Flush()
+	return writeTable(w, []string{"NAME", "STATE", "SIZE", "USED"}, table)
 }
 
 // maxReason bounds what the table shows of why a build failed, in bytes.

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -39,8 +38,7 @@ func sessionsCommand(std streams) *cobra.Command {
 			if asJSON {
 				return writeJSON(std.out, rows)
 			}
-			writeSessions(std.out, rows)
-			return nil
+			return writeSessions(std.out, rows)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON: an array of objects")
@@ -137,18 +135,14 @@ func keptRow(s sessionfiles.Session) sessionRow {
 	return r
 }
 
-func writeSessions(w io.Writer, rows []sessionRow) {
+func writeSessions(w io.Writer, rows []sessionRow) error {
 	if len(rows) == 0 {
 		fmt.Fprintln(w, "no session sleeps, and no files of sessions are kept")
-		return
+		return nil
 	}
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "NAME\tENV\tON DISK\tSIZE\tSAVED\tSERVER OR PROJECT")
+	var table [][]string
 	for _, r := range rows {
-		what, saved, note := fmt.Sprintf("%d files", r.Files), "", plain(r.Problem)
-		if r.Files == 1 {
-			what = "1 file"
-		}
+		what, saved, note := count(int(r.Files), "file"), "", plain(r.Problem)
 		if r.Asleep {
 			what = "asleep"
 			if r.Project != "" {
@@ -161,9 +155,9 @@ func writeSessions(w io.Writer, rows []sessionRow) {
 		if r.PID != 0 {
 			note = strings.TrimSuffix(fmt.Sprintf("process %d, %s", r.PID, plain(r.Serves)), ", ")
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", plain(r.full()), plain(r.Env), what, fmt.Sprintf("%.1f MB", float64(r.Disk)/1e6), saved, note)
+		table = append(table, []string{plain(r.full()), plain(r.Env), what, fmt.Sprintf("%.1f MB", float64(r.Disk)/1e6), saved, note})
 	}
-	_ = table.Flush()
+	return writeTable(w, []string{"NAME", "ENV", "ON DISK", "SIZE", "SAVED", "SERVER OR PROJECT"}, table)
 }
 
 // choice says which of several sessions of one name is meant: that of an environment, or

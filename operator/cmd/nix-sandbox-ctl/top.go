@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -168,11 +167,9 @@ func showOnce(out io.Writer, from source) error {
 // is plain.
 func describeServer(s status.Snapshot) []byte {
 	var out bytes.Buffer
-	fmt.Fprintf(&out, "nix-sandbox-mcp %s, process %d, runs for %s: %s %s, %s %s, %s %s\n",
-		plain(s.Version), s.PID, brief(s.Uptime),
-		fmt.Sprint(len(s.Sessions)), plural(len(s.Sessions), "session"),
-		fmt.Sprint(len(s.Running)), plural(len(s.Running), "running call"),
-		fmt.Sprint(len(s.Environments)), plural(len(s.Environments), "environment"))
+	seconds := func(n float64) string { return took(time.Duration(n * float64(time.Second))) }
+	fmt.Fprintf(&out, "nix-sandbox-mcp %s, process %d, runs for %s: %s, %s, %s\n", plain(s.Version), s.PID, seconds(s.Uptime),
+		count(len(s.Sessions), "session"), count(len(s.Running), "running call"), count(len(s.Environments), "environment"))
 	fmt.Fprintf(&out, "server %d MiB, sandboxes %d MiB in %d processes", s.Memory.Server>>20, s.Memory.Sandboxes>>20, s.Memory.Processes)
 	switch {
 	case s.Audit == nil:
@@ -186,55 +183,39 @@ func describeServer(s status.Snapshot) []byte {
 		if len(rows) == 0 {
 			return
 		}
-		fmt.Fprintln(&out)
-		w := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
-		fmt.Fprintln(w, strings.ReplaceAll(head, " ", "\t"))
+		var cells [][]string
 		for _, row := range rows {
-			for i, cell := range row {
-				if i > 0 {
-					fmt.Fprint(w, "\t")
-				}
-				fmt.Fprint(w, cmp.Or(plain(fmt.Sprint(cell)), "-"))
+			var line []string
+			for _, cell := range row {
+				line = append(line, cmp.Or(plain(fmt.Sprint(cell)), "-"))
 			}
-			fmt.Fprintln(w)
+			cells = append(cells, line)
 		}
-		w.Flush()
+		fmt.Fprintln(&out)
+		_ = writeTable(&out, strings.Fields(head), cells) // to memory
 	}
 	var principals, running, sessions, recent [][]any
 	for _, p := range s.Principals {
-		principals = append(principals, []any{cmp.Or(p.Name, "(the one client)"), p.Running, p.Calls, p.Failed, p.Refused, p.Sessions, fmt.Sprintf("%d MiB", p.MemoryMB), brief(p.Seconds)})
+		principals = append(principals, []any{cmp.Or(p.Name, "(the one client)"), p.Running, p.Calls, p.Failed, p.Refused, p.Sessions, fmt.Sprintf("%d MiB", p.MemoryMB), seconds(p.Seconds)})
 	}
 	for _, c := range s.Running {
-		running = append(running, []any{c.Number, c.Principal, c.Env, c.Session, brief(c.Took.Seconds())})
+		running = append(running, []any{c.Number, c.Principal, c.Env, c.Session, took(c.Took)})
 	}
 	for _, one := range s.Sessions {
-		unused := brief(one.Idle)
+		unused := seconds(one.Idle)
 		if one.Calls > 0 {
 			unused = "in use"
 		}
-		sessions = append(sessions, []any{one.ID, one.Principal, one.Environments, brief(one.Age), unused, fmt.Sprintf("%d MiB", one.MemoryMB)})
+		sessions = append(sessions, []any{one.ID, one.Principal, one.Environments, seconds(one.Age), unused, fmt.Sprintf("%d MiB", one.MemoryMB)})
 	}
 	for _, c := range s.Recent {
-		recent = append(recent, []any{c.Number, c.Outcome, c.Principal, c.Env, c.Session, brief(c.Took.Seconds()), c.Reason})
+		recent = append(recent, []any{c.Number, c.Outcome, c.Principal, c.Env, c.Session, took(c.Took), c.Reason})
 	}
 	table("PRINCIPAL RUNNING CALLS FAILED REFUSED SESSIONS ALLOWED TIME", principals)
 	table("RUNNING PRINCIPAL ENV SESSION FOR", running)
 	table("SESSION PRINCIPAL ENV AGE UNUSED ALLOWED", sessions)
 	table("ENDED OUTCOME PRINCIPAL ENV SESSION TOOK REASON", recent)
 	return out.Bytes()
-}
-
-// brief writes a time in seconds as users read it.
-func brief(seconds float64) string {
-	switch {
-	case seconds < 1:
-		return fmt.Sprintf("%.0fms", 1000*seconds)
-	case seconds < 100:
-		return fmt.Sprintf("%.1fs", seconds)
-	case seconds < 6000:
-		return fmt.Sprintf("%.0fmin", seconds/60)
-	}
-	return fmt.Sprintf("%.1fh", seconds/3600)
 }
 
 // Sequences with which the screen is drawn: an alternate one, without a cursor and
