@@ -1,20 +1,37 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"os"
+	"os/exec"
 	"os/signal"
-	"slices"
+	"strings"
 	"syscall"
+	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/doctor"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/machine"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
+)
+
+const (
+	// tryWithin is the default time for a sandbox to start, and the limit of `nix --version`.
+	tryWithin = 10 * time.Second
+	// probeWithin is the limit of a line of code in a virtual machine, which may be emulated.
+	probeWithin = time.Minute
 )
 
 func doctorCommand(std streams) *cobra.Command {
@@ -24,21 +41,21 @@ func doctorCommand(std streams) *cobra.Command {
 		Short: "Report what sandboxes need that this machine lacks, and how to fix it",
 		Long: `Report what sandboxes need that this machine lacks, and how to fix it.
 
-Starts every sandbox and runs one line of code in it. The exit status is 1 where
+Starts every sandbox and runs one line of code in it. The exit status is 1 if
 something that sandboxes need is missing.`,
 		Args: atMost(0),
 		RunE: func(*cobra.Command, []string) error {
 			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
-			report := examine(ctx)
-			write := report.WriteTable
+			r := examine(ctx)
+			write := r.writeTable
 			if asJSON {
-				write = report.WriteJSON
+				write = func(w io.Writer) error { return writeJSON(w, r) }
 			}
 			if err := write(std.out); err != nil {
 				return fmt.Errorf("write the report: %w", err)
 			}
-			if !report.OK() {
+			if !r.OK {
 				return command.Exit(command.Failed)
 			}
 			return nil
@@ -48,24 +65,85 @@ something that sandboxes need is missing.`,
 	return cmd
 }
 
-// examine examines this machine, with the environments that the server would
-// serve.
-func examine(ctx context.Context) doctor.Report {
+// report is the schema of doctor --json.
+type report struct {
+	// OK reports whether everything that sandboxes need is there.
+	OK       bool              `json:"ok"`
+	Findings []machine.Finding `json:"findings"`
+	// Limits says what enforces the limits of sandboxes: [sandbox.ByGroup] or
+	// [sandbox.ByAgent].
+	Limits string `json:"limits"`
+
+	missing int // findings that are needed and not OK
+}
+
+// newReport adds findings up.
+func newReport(limits machine.Finding, findings []machine.Finding) report {
+	r := report{Findings: findings, Limits: sandbox.ByGroup}
+	if !limits.OK {
+		r.Limits = sandbox.ByAgent
+	}
+	for _, f := range findings {
+		if f.Needed && !f.OK {
+			r.missing++
+		}
+	}
+	r.OK = r.missing == 0
+	return r
+}
+
+// writeTable writes a line for each finding, and its fix below it.
+func (r report) writeTable(w io.Writer) error {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, f := range r.Findings {
+		mark := "✓"
+		if !f.OK {
+			mark = "✗"
+		}
+		fmt.Fprintf(table, "%s %s\t%s\n", mark, f.Name, f.Found)
+		if f.Fix != "" {
+			fmt.Fprintf(table, "  \t→ %s\n", f.Fix)
+		}
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	end := "Sandboxes work here."
+	if !r.OK {
+		end = count(r.missing, "thing that is needed is missing.", "things that are needed are missing.")
+	}
+	_, err := fmt.Fprintf(w, "\n%s\n", end)
+	return err
+}
+
+// examine checks this machine, and starts each sandbox that the server would serve.
+func examine(ctx context.Context) report {
+	limits := groupFinding(cgroup.Managed())
 	settings, set, err := config.Survey()
 	if err != nil {
-		wrong := machine.Of("configuration", err)
-		report := doctor.Examine(ctx, doctor.Subject{})
-		report.Findings = slices.Insert(report.Findings, 0, wrong)
-		return report
+		return newReport(limits, []machine.Finding{machine.Of("configuration", err), limits, nixFinding(ctx, false)})
 	}
-	subject := doctor.Subject{Broken: set.Broken, Host: settings.HostFolders(), Within: settings.StartWithin}
+	var environments []registry.Environment
 	for _, name := range set.Names() {
-		subject.Environments = append(subject.Environments, set.Environments[name])
+		environments = append(environments, set.Environments[name])
 	}
-	subject.Environments = append(subject.Environments, registry.New(set).Now().AllDerived()...)
-	report := doctor.Examine(ctx, subject)
-	report.Findings = append(report.Findings, gatewayFindings(ctx)...)
-	return report
+	environments = append(environments, registry.New(set).Now().AllDerived()...)
+	needsNix := false
+	for _, env := range environments {
+		needsNix = needsNix || env.OnDemand != nil
+	}
+	findings := append(machine.Check(ctx, environments), limits, nixFinding(ctx, needsNix))
+	for _, broken := range set.Broken {
+		findings = append(findings, machine.Finding{Name: "sandbox " + broken.Name, Needed: true, Found: broken.Err.Error(), Fix: machine.Rebuild})
+	}
+	within := cmp.Or(settings.StartWithin, tryWithin)
+	// Only the server can make control groups; these sandboxes end soon.
+	starter := framed.New(slog.New(slog.DiscardHandler), framed.Options{StartTimeout: within})
+	defer starter.Close(tryWithin)
+	for _, env := range environments {
+		findings = append(findings, try(ctx, starter, env, settings.HostFolders(), within))
+	}
+	return newReport(limits, append(findings, gatewayFindings(ctx)...))
 }
 
 // gatewayFindings returns what the gateway needs, if the server was built with one.
@@ -79,4 +157,94 @@ func gatewayFindings(ctx context.Context) []machine.Finding {
 		findings = []machine.Finding{machine.Of("gateway", err)}
 	}
 	return findings
+}
+
+func groupFinding(paths cgroup.Paths) machine.Finding {
+	f := machine.Finding{Name: "control groups", OK: true, Found: "limits of memory, processes and processors by the kernel"}
+	if err := cgroup.Check(paths); err != nil {
+		f.OK, f.Found = false, fmt.Sprintf("%v: the agent's limit keeper bounds memory and processes, nothing bounds processors", err)
+		var unavailable *cgroup.Unavailable
+		if errors.As(err, &unavailable) {
+			f.Fix = unavailable.Hint
+		}
+	}
+	return f
+}
+
+// nixFinding looks for Nix. A server whose environments allow packages needs it to start.
+func nixFinding(ctx context.Context, needed bool) machine.Finding {
+	f := machine.Finding{Name: "Nix", OK: true, Needed: needed}
+	program, err := exec.LookPath("nix")
+	if err == nil {
+		var version []byte
+		version, err = machine.Output(ctx, tryWithin, nil, program, "--version")
+		line, _, _ := strings.Cut(string(version), "\n")
+		f.Found = machine.Printable(line)
+	}
+	if err != nil {
+		f.OK, f.Found = false, "there is none: what is built works, nothing new is built here"
+		f.Fix = "install Nix: https://nixos.org/download"
+	}
+	return f
+}
+
+// answer is printed by the probe of every language.
+const answer = "42\n"
+
+// try starts a sandbox and runs one line in it.
+func try(ctx context.Context, starter sandbox.Starter, env registry.Environment, host sandbox.HostFolders, within time.Duration) machine.Finding {
+	began := time.Now()
+	found, err := probe(ctx, starter, env, host, within)
+	f := machine.Finding{Name: "sandbox " + env.Name, Needed: true, OK: err == nil, Found: fmt.Sprintf("%s, in %d ms", found, time.Since(began).Milliseconds())}
+	if err != nil {
+		f.Found, f.Fix = explain(err)
+	}
+	return f
+}
+
+func probe(ctx context.Context, starter sandbox.Starter, env registry.Environment, host sandbox.HostFolders, within time.Duration) (found string, err error) {
+	s, err := starter.Start(ctx, sandbox.Spec{Name: env.Name, Exec: env.SessionExec, OutputBytes: env.OutputBytes, Host: host, Network: env.Network != nil, Secrets: env.Secrets(), Reports: env.Reports})
+	if err != nil {
+		return "", err
+	}
+	defer s.Kill()
+	if env.Language == nil || env.Language.Probe == "" {
+		return "starts", nil // the language of a command is not known
+	}
+	if env.Reports {
+		within = max(within, probeWithin)
+	}
+	code := env.Language.Probe
+	result, err := s.Execute(ctx, sandbox.Request{Code: code, Timeout: within, Grace: time.Second})
+	switch {
+	case err != nil:
+		return "", err
+	case result.Outcome != frame.OutcomeOK:
+		return "", fmt.Errorf("%q ended as %s after %v", code, result.Outcome, result.Duration.Round(time.Millisecond))
+	case result.Stdout.Head != answer:
+		return "", fmt.Errorf("%q printed %.100q and, as errors, %.300q", code, result.Stdout.Head, result.Stderr.Head)
+	}
+	return "runs " + env.InterpreterType, nil
+}
+
+// explain returns why a sandbox does not start, and the fix, in the launcher's own words if its
+// log has lines that begin "PROGRAM: error: " and "PROGRAM: hint: ".
+func explain(err error) (problem, fix string) {
+	problem, fix = err.Error(), machine.Rebuild
+	var dead *sandbox.DeadError
+	if !errors.As(err, &dead) {
+		return problem, fix
+	}
+	for line := range strings.SplitSeq(dead.Log, sandbox.LogSeparator) {
+		program, text, _ := strings.Cut(line, ": ")
+		kind, text, found := strings.Cut(text, ": ")
+		switch {
+		case !found || strings.Contains(program, " "):
+		case kind == "error":
+			problem = text
+		case kind == "hint":
+			fix = text
+		}
+	}
+	return problem, fix
 }

@@ -1,12 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -18,27 +18,23 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 )
 
-// sessionsCommand lists the sessions of which something is on disk: those that sleep, and
-// those whose files are kept. Below it is what can be done with them.
+// sessionsCommand lists what is on disk of sessions: suspended sessions, and kept files. The
+// commands below it delete and export that.
 func sessionsCommand(std streams) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "sessions",
-		Short: "List the sessions that sleep, and those whose files are kept",
+		Short: "List suspended sessions, and the kept files of others",
 		Args:  atMost(0),
 		RunE: func(*cobra.Command, []string) error {
 			all, err := sessionsOnDisk()
 			if err != nil {
 				return err
 			}
-			rows := []sessionRow{}
-			for _, s := range all {
-				rows = append(rows, s.row)
-			}
 			if asJSON {
-				return writeJSON(std.out, rows)
+				return writeJSON(std.out, all)
 			}
-			return writeSessions(std.out, rows)
+			return writeSessions(std.out, all)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON: an array of objects")
@@ -46,155 +42,137 @@ func sessionsCommand(std streams) *cobra.Command {
 	return cmd
 }
 
-// sessionRow is a session in the list, and the schema of sessions --json.
-type sessionRow struct {
-	// Name is the session's, or the name of the folder that was set aside.
+// onDisk is a suspended session, or a session with kept files. Its fields are the schema of
+// sessions --json.
+type onDisk struct {
+	// Name is the name of the session. If its files were set aside, it is that of their folder.
 	Name      string `json:"name"`
 	Env       string `json:"env,omitempty"`
 	Principal string `json:"principal,omitempty"`
-	// Asleep says that all of the session is on disk, and not its files alone.
+	// Asleep says that the session is suspended. Otherwise only its files are on disk.
 	Asleep bool  `json:"asleep"`
 	Files  int64 `json:"files"`
 	Bytes  int64 `json:"bytes"`
 	Disk   int64 `json:"disk_bytes"`
-	// Saved is when it fell asleep, or when its files were saved last.
+	// Saved is the time of the suspension, or of the last save of the files.
 	Saved *time.Time `json:"saved,omitempty"`
-	// Project is the folder that a session shows which sleeps.
+	// Project is the folder that a suspended session shows.
 	Project string `json:"project,omitempty"`
-	// PID and Serves say which server has the files.
+	// PID and Serves name the server that uses the files.
 	PID    int    `json:"pid,omitempty"`
 	Serves string `json:"serves,omitempty"`
 	// Problem says why the files cannot be used.
 	Problem string `json:"problem,omitempty"`
-	// InUse says of one that sleeps that a server is waking it.
+	// InUse says that a server is about to resume the session.
 	InUse bool `json:"in_use,omitempty"`
+
+	suspended *suspended.Session
+	files     *sessionfiles.Session
 }
 
-// full is the name with the principal before it, where there is one.
-func (r sessionRow) full() string {
-	if r.Principal == "" {
-		return r.Name
-	}
-	return r.Principal + "/" + r.Name
-}
+// full is the name, after the principal if there is one.
+func (s *onDisk) full() string { return strings.TrimPrefix(s.Principal+"/"+s.Name, "/") }
 
-// onDisk is a session with its row in the list: one that sleeps, or one whose files are
-// kept.
-type onDisk struct {
-	row    sessionRow
-	asleep *suspended.Session
-	files  *sessionfiles.Session
-}
-
-// sessionsOnDisk returns the sessions of this user: first those that sleep, then those
-// whose files are kept, each the newest first.
-func sessionsOnDisk() (all []onDisk, err error) {
-	sleeping, keeping := config.SuspendedFolder(os.Getenv), config.KeptSessions(os.Getenv)
-	if sleeping == "" || keeping == "" {
+// sessionsOnDisk returns the sessions of this user: first suspended ones, then those with kept
+// files, each from the newest on.
+func sessionsOnDisk() ([]onDisk, error) {
+	states, files := config.SuspendedFolder(os.Getenv), config.KeptSessions(os.Getenv)
+	if states == "" || files == "" {
 		return nil, &config.Error{Problem: "there is no folder of sessions", Hint: "set XDG_STATE_HOME or HOME to an absolute path"}
 	}
-	asleep, err := suspended.List(sleeping)
+	all := []onDisk{}
+	asleep, err := suspended.List(states)
 	if err != nil {
 		return nil, err
 	}
 	for _, s := range asleep {
-		all = append(all, onDisk{asleep: &s, row: sessionRow{
+		all = append(all, onDisk{
 			Name: s.Session, Env: s.Env, Principal: s.Principal, Asleep: true, Disk: s.Bytes, Saved: &s.Suspended,
-			Project: s.Project, InUse: s.InUse,
-		}})
+			Project: s.Project, InUse: s.InUse, suspended: &s,
+		})
 	}
-	kept, err := sessionfiles.List(keeping)
+	kept, err := sessionfiles.List(files)
 	if err != nil {
 		return nil, err
 	}
 	for _, s := range kept {
-		all = append(all, onDisk{files: &s, row: keptRow(s)})
+		all = append(all, keptFiles(&s))
 	}
 	return all, nil
 }
 
-// keptRow is the row of a session whose files are kept.
-func keptRow(s sessionfiles.Session) sessionRow {
+func keptFiles(s *sessionfiles.Session) onDisk {
 	key := s.Key()
-	r := sessionRow{Name: key.Session, Env: key.Env, Principal: key.Principal, Disk: s.Disk}
+	one := onDisk{Name: cmp.Or(key.Session, filepath.Base(s.Folder)), Env: key.Env, Principal: key.Principal, Disk: s.Disk, files: s}
 	if s.Head != nil {
-		r.Files, r.Bytes, r.Saved = s.Head.Entries, s.Head.Bytes, &s.Head.Saved
+		one.Files, one.Bytes, one.Saved = s.Head.Entries, s.Head.Bytes, &s.Head.Saved
 	}
 	if s.Holder != nil {
-		r.PID, r.Serves = s.Holder.PID, s.Holder.About
+		one.PID, one.Serves = s.Holder.PID, s.Holder.About
 	}
 	switch {
 	case s.SetAside:
-		r.Name, r.Problem = filepath.Base(s.Folder), "set aside: its files are damaged"
+		one.Name, one.Problem = filepath.Base(s.Folder), "set aside: its files are damaged"
 	case s.Problem != nil:
-		r.Problem = s.Problem.Error()
+		one.Problem = s.Problem.Error()
 	}
-	if r.Name == "" {
-		r.Name = filepath.Base(s.Folder)
-	}
-	return r
+	return one
 }
 
-func writeSessions(w io.Writer, rows []sessionRow) error {
-	if len(rows) == 0 {
+func writeSessions(w io.Writer, all []onDisk) error {
+	if len(all) == 0 {
 		fmt.Fprintln(w, "no session sleeps, and no files of sessions are kept")
 		return nil
 	}
-	var table [][]string
-	for _, r := range rows {
-		what, saved, note := count(int(r.Files), "file"), "", plain(r.Problem)
-		if r.Asleep {
+	var rows [][]string
+	for _, s := range all {
+		what, saved, note := count(int(s.Files), "file"), "", plain(s.Problem)
+		if s.Asleep {
 			what = "asleep"
-			if r.Project != "" {
-				note = "project " + plain(r.Project)
-			}
 		}
-		if r.Saved != nil {
-			saved = age(time.Since(*r.Saved)) + " ago"
+		if s.Project != "" {
+			note = "project " + plain(s.Project)
 		}
-		if r.PID != 0 {
-			note = strings.TrimSuffix(fmt.Sprintf("process %d, %s", r.PID, plain(r.Serves)), ", ")
+		if s.PID != 0 {
+			note = strings.TrimSuffix(fmt.Sprintf("process %d, %s", s.PID, plain(s.Serves)), ", ")
 		}
-		table = append(table, []string{plain(r.full()), plain(r.Env), what, fmt.Sprintf("%.1f MB", float64(r.Disk)/1e6), saved, note})
+		if s.Saved != nil {
+			saved = age(time.Since(*s.Saved)) + " ago"
+		}
+		rows = append(rows, []string{plain(s.full()), plain(s.Env), what, fmt.Sprintf("%.1f MB", float64(s.Disk)/1e6), saved, note})
 	}
-	return writeTable(w, []string{"NAME", "ENV", "ON DISK", "SIZE", "SAVED", "SERVER OR PROJECT"}, table)
+	return writeTable(w, []string{"NAME", "ENV", "ON DISK", "SIZE", "SAVED", "SERVER OR PROJECT"}, rows)
 }
 
-// choice says which of several sessions of one name is meant: that of an environment, or
-// of a project. Empty fields mean all.
+// choice tells several sessions with one name apart. An empty field matches all.
 type choice struct{ env, project string }
 
-// sessionFlags adds the flags of a choice, and completes the first argument with the
-// names of the sessions for which is returns true, and others too where the command takes
-// several.
-func sessionFlags(cmd *cobra.Command, c *choice, is func(onDisk) bool, after cobra.ShellCompDirective, several bool) {
+// addTo adds the flags of a choice, and completes arguments with the names of the sessions for
+// which is returns true: the first argument, or all of them if there may be several.
+func (c *choice) addTo(cmd *cobra.Command, is func(*onDisk) bool, several bool) {
 	cmd.Flags().StringVar(&c.env, "env", "", "only the session of this `ENV`: several may have one name")
-	cmd.Flags().StringVar(&c.project, "project", "", "only the session that sleeps and shows this folder, `DIR`")
+	cmd.Flags().StringVar(&c.project, "project", "", "only the suspended session that shows this folder, `DIR`")
 	if err := cmd.MarkFlagDirname("project"); err != nil {
 		panic(err) // the line above has added it
 	}
 	cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if len(args) > 0 && !several {
-			return nil, after
+			return nil, cobra.ShellCompDirectiveDefault
 		}
 		all, _ := sessionsOnDisk()
 		var names []cobra.Completion
 		for _, s := range all {
-			if is(s) {
-				names = append(names, cobra.CompletionWithDesc(s.row.Name, s.row.Env))
+			if is(&s) {
+				names = append(names, cobra.CompletionWithDesc(s.Name, s.Env))
 			}
 		}
 		return names, cobra.ShellCompDirectiveNoFileComp
 	}
 }
 
-func sleeps(s onDisk) bool   { return s.asleep != nil }
-func hasFiles(s onDisk) bool { return s.files != nil }
-func either(onDisk) bool     { return true }
-
-// named returns the sessions that a name and a choice mean, of those for which is returns
-// true. The error says that there is none; what says of what kind.
-func (c choice) named(name string, is func(onDisk) bool, what string) (found []onDisk, err error) {
+// find returns the sessions with a name that match the choice, and for which is returns true.
+// If there are none, the error is the sentence none with the name in it.
+func (c *choice) find(name string, is func(*onDisk) bool, none string) (found []onDisk, err error) {
 	all, err := sessionsOnDisk()
 	if err != nil {
 		return nil, err
@@ -206,7 +184,7 @@ func (c choice) named(name string, is func(onDisk) bool, what string) (found []o
 		}
 	}
 	for _, s := range all {
-		if is(s) && (name == s.row.Name || name == s.row.full()) && (c.env == "" || c.env == s.row.Env) && (project == "" || project == s.row.Project) {
+		if is(&s) && (name == s.Name || name == s.full()) && (c.env == "" || c.env == s.Env) && (project == "" || project == s.Project) {
 			found = append(found, s)
 		}
 	}
@@ -216,43 +194,25 @@ func (c choice) named(name string, is func(onDisk) bool, what string) (found []o
 	if c.env != "" {
 		name += " of " + c.env
 	}
-	return nil, &config.Error{Problem: fmt.Sprintf(what, name), Hint: "see " + program + " sessions"}
-}
-
-// one returns the only session that a name and a choice mean.
-func (c choice) one(name string, is func(onDisk) bool, what string) (onDisk, error) {
-	found, err := c.named(name, is, what)
-	if err != nil || len(found) == 1 {
-		return append(found, onDisk{})[0], err
-	}
-	var flags []string
-	for _, s := range found {
-		flag := "--env " + s.row.Env
-		if s.row.Env == found[0].row.Env && s.row.Env == found[1].row.Env {
-			flag = "--project " + s.row.Project
-		}
-		if !slices.Contains(flags, flag) {
-			flags = append(flags, flag)
-		}
-	}
-	return onDisk{}, command.Misuse(fmt.Sprintf("several sessions are called %q", name), "write "+strings.Join(flags, " or "))
+	return nil, &config.Error{Problem: fmt.Sprintf(none, name), Hint: "see " + program + " sessions"}
 }
 
 func removeSessionsCommand() *cobra.Command {
 	var c choice
+	any := func(*onDisk) bool { return true }
 	cmd := &cobra.Command{
 		Use:     "rm NAME...",
-		Short:   "Delete sessions that sleep, and kept files of sessions",
+		Short:   "Delete suspended sessions, and kept files of sessions",
 		Example: "  " + program + " sessions rm analysis",
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return command.Misuse("sessions rm needs a name", "see "+program+" sessions")
 			}
-			// Nothing is deleted where one of the names is wrong.
+			// If one of the names is wrong, none is deleted.
 			var chosen []onDisk
 			for _, name := range args {
-				found, err := c.named(name, either, "nothing of a session %q is on disk")
+				found, err := c.find(name, any, "nothing of a session %q is on disk")
 				if err != nil {
 					return err
 				}
@@ -266,33 +226,30 @@ func removeSessionsCommand() *cobra.Command {
 			return nil
 		},
 	}
-	sessionFlags(cmd, &c, either, cobra.ShellCompDirectiveNoFileComp, true)
+	c.addTo(cmd, any, true)
 	return cmd
 }
 
-// remove deletes a session. The error is a [*config.Error] where a process has it.
-func (s onDisk) remove() error {
-	var err error
-	if s.asleep != nil {
-		err = s.asleep.Remove()
+// remove deletes a session. The error is a [*config.Error] if a process uses it.
+func (s *onDisk) remove() (err error) {
+	if s.suspended != nil {
+		err = s.suspended.Remove()
 	} else {
 		err = s.files.Remove()
 	}
 	var filesInUse *sessionfiles.InUseError
 	var stateInUse *suspended.InUseError
-	holder := ""
+	holder := "a server"
 	switch {
+	case err == nil:
+		return nil
 	case errors.As(err, &filesInUse):
 		holder = fmt.Sprintf("the server with the process %d", filesInUse.Holder.PID)
-	case errors.As(err, &stateInUse):
-		holder = "a server"
-	case err != nil:
-		return fmt.Errorf("delete session %q: %w", s.row.Name, err)
-	default:
-		return nil
+	case !errors.As(err, &stateInUse):
+		return fmt.Errorf("delete session %q: %w", s.Name, err)
 	}
 	return &config.Error{
-		Problem: fmt.Sprintf("session %q of %s is in use by %s", s.row.Name, s.row.Env, holder),
+		Problem: fmt.Sprintf("session %q of %s is in use by %s", s.Name, s.Env, holder),
 		Hint:    "end that server, or wait until the session has ended",
 	}
 }
@@ -302,26 +259,34 @@ const archiveSuffix = ".tar.zst"
 
 func exportSessionCommand(std streams) *cobra.Command {
 	var c choice
+	hasFiles := func(s *onDisk) bool { return s.files != nil }
 	cmd := &cobra.Command{
 		Use:   "export NAME FILE" + archiveSuffix,
 		Short: "Write the kept files of a session as a tar file",
-		Long: "Write the kept files of a session as a tar file that zstd compressed; - is the standard\n" +
-			"output. The files are what code wrote: unpack them into a folder of their own.",
+		Long: "Write the kept files of a session as a tar file, compressed by zstd; - is the standard\n" +
+			"output. Code wrote these files: unpack them into a folder of their own.",
 		Example: "  " + program + " sessions export analysis analysis" + archiveSuffix,
 		Args:    needs(2, "a name and a file"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			name, file := args[0], args[1]
 			if file != "-" && !strings.HasSuffix(file, archiveSuffix) {
-				return command.Misuse(fmt.Sprintf("the file %q does not end in %s", file, archiveSuffix), "write "+file+archiveSuffix)
+				return command.Misuse(fmt.Sprintf("the file %q does not end in %s", file, archiveSuffix), "try "+file+archiveSuffix)
 			}
-			found, err := c.one(name, hasFiles, "no files of a session %q are kept")
+			found, err := c.find(name, hasFiles, "no files of a session %q are kept")
 			if err != nil {
 				return err
 			}
+			if len(found) > 1 {
+				var flags []string
+				for _, s := range found {
+					flags = append(flags, "--env "+s.Env)
+				}
+				return command.Misuse(fmt.Sprintf("several sessions are called %q", name), "use "+strings.Join(flags, " or "))
+			}
 			if file == "-" {
-				err = found.files.Export(std.out)
+				err = found[0].files.Export(std.out)
 			} else {
-				err = exportTo(file, *found.files)
+				err = exportTo(file, found[0].files)
 			}
 			if err != nil {
 				return fmt.Errorf("export session %q: %w", name, err)
@@ -329,14 +294,14 @@ func exportSessionCommand(std streams) *cobra.Command {
 			return nil
 		},
 	}
-	sessionFlags(cmd, &c, hasFiles, cobra.ShellCompDirectiveDefault, false)
+	c.addTo(cmd, hasFiles, false)
 	return cmd
 }
 
-// exportTo writes a session to a file, which is there when it is whole.
-func exportTo(file string, s sessionfiles.Session) error {
+// exportTo writes a session to a file, which does not exist before it is complete.
+func exportTo(file string, s *sessionfiles.Session) error {
 	if _, err := os.Lstat(file); err == nil {
-		return &config.Error{Problem: file + " exists", Hint: "write another name, or remove it first"}
+		return &config.Error{Problem: file + " exists", Hint: "use another name, or remove it first"}
 	}
 	out, err := os.CreateTemp(filepath.Dir(file), ".export-")
 	if err != nil {
@@ -350,6 +315,6 @@ func exportTo(file string, s sessionfiles.Session) error {
 	if err := errors.Join(err, out.Close()); err != nil {
 		return err
 	}
-	// A file that was made meanwhile stays.
+	// A rename would replace a file that was made meanwhile.
 	return os.Link(out.Name(), file)
 }

@@ -1,9 +1,10 @@
-package doctor
+package main
 
 import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/machine"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox/framed"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
@@ -24,7 +26,7 @@ func write(t *testing.T, text string, mode os.FileMode) string {
 }
 
 func TestGroups_AreAFindingWhereThereAreNone(t *testing.T) {
-	if f := groups(cgroup.Paths{Groups: "/does/not/exist", Own: "/does/not/exist"}); f.OK || f.Needed || f.Fix == "" {
+	if f := groupFinding(cgroup.Paths{Groups: "/does/not/exist", Own: "/does/not/exist"}); f.OK || f.Needed || f.Fix == "" {
 		t.Errorf("%+v", f)
 	}
 }
@@ -40,19 +42,23 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// A sandbox that does not start is a finding; others are told of as well.
-func TestExamineTellsOfEverySandbox(t *testing.T) {
+// A sandbox that does not start is a finding, and does not hide others.
+func TestReport_HasEverySandbox(t *testing.T) {
 	exec := write(t, "#!/bin/sh\necho 'nix-sandbox-jail: error: it is broken' >&2\nexit 125\n", 0o755)
-	r := Examine(t.Context(), Subject{
-		Environments: []registry.Environment{{Name: "one", SessionExec: exec, OutputBytes: 1000}},
-		Broken:       []registry.Broken{{Name: "two", Err: errors.New("two is broken")}},
+	starter := framed.New(slog.New(slog.DiscardHandler), framed.Options{StartTimeout: tryWithin})
+	defer starter.Close(tryWithin)
+	env := registry.Environment{Name: "one", SessionExec: exec, OutputBytes: 1000}
+	r := newReport(machine.Finding{}, []machine.Finding{
+		try(t.Context(), starter, env, sandbox.HostFolders{}, tryWithin),
+		{Name: "sandbox two", Needed: true, Found: "two is broken"},
+		{Name: "Nix", Found: "there is none"},
 	})
-	if r.OK() {
+	if r.OK {
 		t.Error("all is well")
 	}
 	var table, object bytes.Buffer
-	must.Do(t, errors.Join(r.WriteTable(&table), r.WriteJSON(&object)))
-	for _, want := range []string{"✗ sandbox one ", "  it is broken\n", "✗ sandbox two ", "  two is broken\n", "\n2 things that are needed are missing.\n"} {
+	must.Do(t, errors.Join(r.writeTable(&table), writeJSON(&object, r)))
+	for _, want := range []string{"✗ sandbox one  it is broken\n", "✗ sandbox two  two is broken\n", "✗ Nix          there is none\n", "\n2 things that are needed are missing.\n"} {
 		if !strings.Contains(table.String(), want) {
 			t.Errorf("no %q in:\n%s", want, &table)
 		}
@@ -62,7 +68,7 @@ func TestExamineTellsOfEverySandbox(t *testing.T) {
 		Findings []machine.Finding
 		Limits   string
 	}
-	if err := json.Unmarshal(object.Bytes(), &got); err != nil || got.OK || len(got.Findings) != len(r.Findings) || got.Limits != r.Limits {
+	if err := json.Unmarshal(object.Bytes(), &got); err != nil || got.OK || len(got.Findings) != 3 || got.Limits != sandbox.ByAgent {
 		t.Errorf("%v: %s", err, &object)
 	}
 }
