@@ -1,0 +1,108 @@
+package sessionfiles_test
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/sessionfiles"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages/ondemand"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
+)
+
+// server is a Manager that keeps files in a folder.
+type server struct {
+	*session.Manager
+	t       *testing.T
+	machine *sandboxtest.Machine
+}
+
+func newServer(t *testing.T, folder string) *server {
+	log := slog.New(slog.DiscardHandler)
+	machine := &sandboxtest.Machine{}
+	store := must.Get(sessionfiles.Open(folder, 1<<20, "", log))(t)
+	s := &server{session.New(session.Options{
+		Starter: machine, Spec: func(c call.Call) sandbox.Spec { return sandbox.Spec{Name: c.Env.Name, OutputBytes: 1000} },
+		Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8},
+		Parts:  []session.Part{sessionfiles.NewPart(store, log), ondemand.Grow{}}, Log: log,
+	}), t, machine}
+	t.Cleanup(s.Close)
+	return s
+}
+
+// in runs code in session s of an environment with packages.
+func (s *server) in(code string, packages ...string) (call.Result, error) {
+	env := registry.Environment{Name: "bash", Timeout: time.Minute, OutputBytes: 1000}
+	if len(packages) > 0 {
+		env.Derived = &registry.Derived{Base: "bash", Packages: packages}
+		env.Name = env.Derived.String()
+	}
+	return s.Execute(s.t.Context(), call.Call{Session: "s", Env: env, Code: code})
+}
+
+// want fails the test unless a call in session s writes text.
+func (s *server) want(text, code string, packages ...string) call.Result {
+	s.t.Helper()
+	result, err := s.in(code, packages...)
+	if err != nil || result.Stdout.Head != text {
+		s.t.Errorf("%s: %q, error %v, want %q", code, result.Stdout.Head, err, text)
+	}
+	return result
+}
+
+func TestPart_ALaterSessionHasTheFiles(t *testing.T) {
+	folder := t.TempDir()
+	first := newServer(t, folder)
+	first.want("", "x=1; echo text >f")
+	// Another server waits until the session has ended.
+	second := newServer(t, folder)
+	var inUse *call.InUseError
+	if _, err := second.in(":"); !errors.As(err, &inUse) || inUse.PID != os.Getpid() {
+		t.Errorf("beside another server: %v", err)
+	}
+	// The larger sandbox has the files of the same session.
+	first.want("text\n", "cat f; echo more >g", "jq")
+	if result, err := first.in("crash", "jq"); err == nil || call.Find[call.Survived](result.Notes) == nil {
+		t.Errorf("where the sandbox dies: %+v, %v", result.Notes, err)
+	}
+	first.Close()
+	result := second.want("text\nmore\nnone\n", "cat f; cat g; echo none$x")
+	if restored := call.Find[call.Restored](result.Notes); restored == nil || restored.Files != 2 || restored.Lost != "" {
+		t.Errorf("notes %+v", result.Notes)
+	}
+	if result := second.want("text\n", "cat f"); len(result.Notes) > 0 {
+		t.Errorf("the next call has the notes %+v", result.Notes)
+	}
+}
+
+// Damaged files cost the files and not the session.
+func TestPart_SetsDamagedFilesAside(t *testing.T) {
+	folder := t.TempDir()
+	first := newServer(t, folder)
+	first.want("", "echo text >f")
+	first.Close()
+	heads := must.Get(filepath.Glob(filepath.Join(folder, "*", "head")))(t)
+	if len(heads) != 1 {
+		t.Fatalf("heads %q", heads)
+	}
+	must.Do(t, os.WriteFile(heads[0], []byte("{"), 0o600))
+	second := newServer(t, folder)
+	result := second.want("none\n", "cat f; echo none; echo new >f")
+	if restored := call.Find[call.Restored](result.Notes); restored == nil || restored.Lost == "" {
+		t.Errorf("notes %+v", result.Notes)
+	}
+	if live, _ := second.machine.Live(); len(live) != 1 {
+		t.Errorf("%d sandboxes live", len(live))
+	}
+	second.Close()
+	third := newServer(t, folder)
+	third.want("new\n", "cat f")
+}
