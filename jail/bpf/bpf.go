@@ -9,6 +9,7 @@ package bpf
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"unsafe"
@@ -29,14 +30,15 @@ func On(call uint32, checks ...Check) Rule { return Rule{call, call, checks} }
 // without one the call is allowed.
 type Verdict []Check
 
-// Check tests the lower 32 bits of one argument. These are all that the kernel
-// reads of an argument that is a number; a program may put anything above them.
+// Check tests the lower 32 bits of one argument. The kernel reads no more of an
+// argument that is a number; a program may put anything above them.
 type Check struct {
 	Arg    int  // 0 to 5; unused by Always
-	Upper  bool // tests the upper 32 bits instead, which a pointer has as well
+	Upper  bool // tests the upper 32 bits instead, which pointers and sizes have as well
 	Test   Test
 	Values []uint32
-	Then   uint32 // what the filter returns: SECCOMP_RET_*, with an error number
+	Then   uint32  // the filter's return value: SECCOMP_RET_*, with an error number
+	Decide Verdict // if not nil, decides in place of Then
 }
 
 // Test is how a [Check] tests its argument.
@@ -90,10 +92,6 @@ func Compile(arch uint32, rules []Rule) ([]unix.SockFilter, error) {
 	if next <= 1<<32-1 {
 		segments = append(segments, Rule{First: uint32(next)})
 	}
-	search, err := tree(segments)
-	if err != nil {
-		return nil, err
-	}
 	var program []unix.SockFilter
 	if arch != 0 {
 		program = []unix.SockFilter{
@@ -104,7 +102,7 @@ func Compile(arch uint32, rules []Rule) ([]unix.SockFilter, error) {
 			ret(unix.SECCOMP_RET_KILL_PROCESS),
 		}
 	}
-	program = slices.Concat(program, []unix.SockFilter{load(offsetNr)}, search)
+	program = slices.Concat(program, []unix.SockFilter{load(offsetNr)}, tree(segments))
 	if len(program) > maxInstructions {
 		return nil, fmt.Errorf("the rules take %d instructions, the kernel allows %d", len(program), maxInstructions)
 	}
@@ -133,6 +131,7 @@ const (
 	jumpEqual = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
 	jumpFrom  = unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K
 	jumpBits  = unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K
+	jump      = unix.BPF_JMP | unix.BPF_JA
 	stop      = unix.BPF_RET | unix.BPF_K
 )
 
@@ -141,24 +140,18 @@ func ret(value uint32) unix.SockFilter   { return unix.SockFilter{Code: stop, K:
 
 // tree returns the instructions that find the number's segment by halving. A
 // segment ends where the next one begins.
-func tree(segments []Rule) ([]unix.SockFilter, error) {
+func tree(segments []Rule) []unix.SockFilter {
 	if len(segments) == 1 {
-		return leaf(segments[0].Verdict), nil
+		return leaf(segments[0].Verdict)
 	}
 	middle := len(segments) / 2
-	below, err := tree(segments[:middle])
-	if err != nil {
-		return nil, err
+	below := tree(segments[:middle])
+	branch := []unix.SockFilter{{Code: jumpFrom, K: segments[middle].First, Jt: uint8(len(below))}}
+	if len(below) > math.MaxUint8 { // too far for a conditional jump
+		branch[0].Jt, branch[0].Jf = 0, 1
+		branch = append(branch, unix.SockFilter{Code: jump, K: uint32(len(below))})
 	}
-	above, err := tree(segments[middle:])
-	if err != nil {
-		return nil, err
-	}
-	if len(below) > 255 { // the distance of a conditional jump has eight bits
-		return nil, fmt.Errorf("a jump over %d instructions, 255 are possible: split the tree in more parts", len(below))
-	}
-	branch := unix.SockFilter{Code: jumpFrom, K: segments[middle].First, Jt: uint8(len(below))}
-	return slices.Concat([]unix.SockFilter{branch}, below, above), nil
+	return slices.Concat(branch, below, tree(segments[middle:]))
 }
 
 // leaf returns the instructions of a verdict.
@@ -173,23 +166,28 @@ func leaf(v Verdict) []unix.SockFilter {
 			offset += sizeArg / 2
 		}
 		out = append(out, load(offset))
+		then := []unix.SockFilter{ret(c.Then)}
+		if c.Decide != nil {
+			then = leaf(c.Decide)
+		}
 		for i, value := range c.Values {
-			behind := uint8(len(c.Values) - i) // the distance over the return
-			jump := unix.SockFilter{Code: jumpEqual, K: value, Jt: behind - 1}
+			applies := uint8(len(c.Values) - i - 1) // the distance to then
+			not := applies + uint8(len(then))
+			test := unix.SockFilter{Code: jumpEqual, K: value, Jt: applies}
 			switch {
 			case c.Test == NoneOf:
-				jump.Jt = behind
+				test.Jt = not
 			case c.Test == EachBit:
-				jump.Jt, jump.Jf = 0, behind
-			case behind == 1:
-				jump.Jf = behind
+				test.Jt, test.Jf = 0, not
+			case applies == 0:
+				test.Jf = not
 			}
 			if c.Test == AnyBit || c.Test == EachBit {
-				jump.Code = jumpBits
+				test.Code = jumpBits
 			}
-			out = append(out, jump)
+			out = append(out, test)
 		}
-		out = append(out, ret(c.Then))
+		out = append(out, then...)
 	}
 	return append(out, ret(unix.SECCOMP_RET_ALLOW))
 }

@@ -42,6 +42,7 @@ var list = []rule{
 	{"sysfs", 139, absent, always(enosys), "lists file systems; replaced by /proc/filesystems"},
 	{"ustat", 136, absent, always(enosys), "asks about a device; replaced by statfs"},
 	{"cachestat", 451, 451, always(enosys), "tells which store files others have read lately"},
+	{"preadv2", 327, 286, readsOfCache, "tells the same, where it reads only what is in memory (RWF_NOWAIT)"},
 	{"fanotify_init", 300, 262, always(eperm), "watches whole mounts"},
 	{"fanotify_mark", 301, 263, always(eperm), "watches whole mounts"},
 
@@ -73,9 +74,13 @@ var list = []rule{
 	{"vmsplice", 278, 75, always(enosys), "leaves pages in a pipe that count as no process's memory"},
 	{"move_pages", 279, 239, always(eperm), "moves other processes' memory between nodes"},
 	{"migrate_pages", 256, 238, always(eperm), "moves other processes' memory between nodes"},
+	{"landlock_create_ruleset", 444, 444, always(enosys), "rulesets of 4 MB in the kernel, each behind one descriptor"},
+	{"landlock_add_rule", 445, 445, always(enosys), "goes with landlock_create_ruleset"},
+	{"landlock_restrict_self", 446, 446, always(enosys), "goes with landlock_create_ruleset"},
+	{"prctl", 157, 167, futexHash, "sets the size of a process's futex hash, up to 1 GB in the kernel"},
 	{"socket", 41, 198, familiesOfAgent, "every family is a protocol stack; computing uses three"},
 	{"socketpair", 53, 199, families, "every family is a protocol stack; computing uses three"},
-	{"setsockopt", 54, 208, noFilters, "attaches programs that the kernel compiles, in memory that the whole machine shares (net.core.bpf_jit_limit)"},
+	{"setsockopt", 54, 208, socketOptions, "takes memory or numbers that the whole machine shares, or starts other protocols"},
 	{"fcntl", 72, 25, fileLocks, "takes leases, for which read access is enough: a program of the host that opens the file for writing waits"},
 	{"futex", 202, 98, requeue, "moves a waiter on a word of a file, a program of the host too, to where nobody wakes it"},
 	{"futex_requeue", 456, 456, always(enosys), "the same"},
@@ -100,6 +105,14 @@ var list = []rule{
 	{"memfd_secret", 447, 447, always(enosys), "memory that the kernel itself cannot read"},
 	{"msgget", 68, 186, always(enosys), "System V queues: 32,000 of 16 KiB each in the kernel"},
 	{"semget", 64, 190, always(enosys), "System V semaphores: gigabytes in the kernel; POSIX ones are files"},
+	{"setxattr", 188, 5, attributes, "ACLs of up to 64 KB on each file in memory"},
+	{"lsetxattr", 189, 6, attributes, "the same"},
+	{"fsetxattr", 190, 7, attributes, "the same"},
+	{"setxattrat", 463, 463, always(enosys), "has its size in memory, where no filter sees it; programs use setxattr"},
+	{"mbind", 237, 235, always(enosys), "a policy for each page of a file in memory; goes with get_mempolicy"},
+	{"set_mempolicy", 238, 237, always(enosys), "goes with get_mempolicy"},
+	{"set_mempolicy_home_node", 450, 450, always(enosys), "goes with get_mempolicy"},
+	{"get_mempolicy", 239, 236, always(enosys), "by its error libnuma knows a kernel without memory policies (CONFIG_NUMA)"},
 
 	// The machine. A sandbox has no privilege for these calls; the filter keeps code
 	// from what a bug in a kernel may allow.
@@ -169,13 +182,34 @@ var (
 		{Arg: 1, Test: bpf.AnyBit, Values: []uint32{4}, Then: bpf.Errno(unix.ESOCKTNOSUPPORT)},
 	}
 
-	// The level counts too: IPV6_V6ONLY has the number of SO_ATTACH_FILTER.
-	noFilters = bpf.Verdict{
-		{Arg: 1, Test: bpf.NoneOf, Values: []uint32{unix.SOL_SOCKET}, Then: allow},
-		{Arg: 2, Test: bpf.AnyOf, Values: []uint32{
+	// ENOPROTOOPT is the error of a kernel that was built without the option.
+	socketOptions = bpf.Verdict{
+		// Programs that the kernel compiles, in memory that the whole machine shares
+		// (net.core.bpf_jit_limit).
+		{Arg: 1, Test: bpf.AnyOf, Values: []uint32{unix.SOL_SOCKET}, Decide: bpf.Verdict{{Arg: 2, Test: bpf.AnyOf, Values: []uint32{
 			unix.SO_ATTACH_FILTER, unix.SO_ATTACH_BPF, unix.SO_ATTACH_REUSEPORT_CBPF, unix.SO_ATTACH_REUSEPORT_EBPF,
-		}, Then: eperm},
+		}, Then: eperm}}},
+		// Keys take up to 128 KB of the kernel for each socket (net.core.optmem_max).
+		// TCP_ULP puts TLS, SMC or MPTCP under a socket.
+		{Arg: 1, Test: bpf.AnyOf, Values: []uint32{unix.IPPROTO_TCP}, Decide: bpf.Verdict{{Arg: 2, Test: bpf.AnyOf, Values: []uint32{
+			unix.TCP_MD5SIG, unix.TCP_MD5SIG_EXT, tcpAOAddKey, tcpAODelKey, tcpAOInfo, unix.TCP_ULP,
+		}, Then: bpf.Errno(unix.ENOPROTOOPT)}}},
+		// The machine has 4,096 flow labels for the code of all users.
+		{Arg: 1, Test: bpf.AnyOf, Values: []uint32{unix.IPPROTO_IPV6}, Decide: bpf.Verdict{
+			{Arg: 2, Test: bpf.AnyOf, Values: []uint32{ipv6FlowLabelManager}, Then: bpf.Errno(unix.ENOPROTOOPT)},
+		}},
 	}
+
+	// A tmpfs keeps an ACL of 63 entries, the most in 511 bytes, in 1 KB of kernel
+	// memory that no control group counts. The error is that of a file system without
+	// extended attributes, after which programs that copy files go on.
+	attributes = bpf.Verdict{{Arg: 3, Test: bpf.AnyBit, Values: []uint32{^uint32(511)}, Then: bpf.Errno(unix.EOPNOTSUPP)}}
+
+	// EINVAL is the error of kernels before Linux 6.16.
+	futexHash = bpf.Verdict{{Arg: 0, Test: bpf.AnyOf, Values: []uint32{unix.PR_FUTEX_HASH}, Then: bpf.Errno(unix.EINVAL)}}
+
+	// EOPNOTSUPP is the error of file systems without RWF_NOWAIT.
+	readsOfCache = bpf.Verdict{{Arg: 5, Test: bpf.AnyBit, Values: []uint32{unix.RWF_NOWAIT}, Then: bpf.Errno(unix.EOPNOTSUPP)}}
 
 	fileLocks = bpf.Verdict{{Arg: 1, Test: bpf.AnyOf, Values: []uint32{
 		unix.F_SETLEASE,
@@ -224,8 +258,8 @@ var (
 	sharing = bpf.Verdict{{Arg: 2, Test: bpf.NoneOf, Values: []uint32{kcmpFile, kcmpVM}, Then: eperm}}
 )
 
-// From the kernel's asm-generic/ioctls.h, linux/kcmp.h, linux/fcntl.h, linux/futex.h
-// and linux/shm.h: the same numbers on both architectures.
+// From the kernel's asm-generic/ioctls.h, linux/kcmp.h, linux/fcntl.h, linux/futex.h,
+// linux/in6.h, linux/shm.h and linux/tcp.h: the same numbers on both architectures.
 const (
 	tiocsti   = 0x5412
 	tioclinux = 0x541c
@@ -241,6 +275,11 @@ const (
 	futexCmpRequeuePI  = 12
 
 	shmHugeTLB = 0o4000
+
+	tcpAOAddKey          = 38
+	tcpAODelKey          = 39
+	tcpAOInfo            = 40
+	ipv6FlowLabelManager = 32
 
 	fOFDSetLock     = 37
 	fOFDSetLockWait = 38

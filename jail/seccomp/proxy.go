@@ -51,7 +51,7 @@ var proxyList = []rule{
 	{"shutdown", 48, 210, nil, "the end of one direction"},
 	{"getsockname", 51, 204, nil, "the address that was meant"},
 	{"getpeername", 52, 205, nil, "connections"},
-	{"setsockopt", 54, 208, noFilters, "connections"},
+	{"setsockopt", 54, 208, socketOptions, "connections"},
 	{"getsockopt", 55, 209, nil, "whether a connection stands"},
 
 	{"mmap", 9, 222, proxyMemory, "memory"},

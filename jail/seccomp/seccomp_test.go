@@ -53,6 +53,9 @@ func interpret(t *testing.T, filter []unix.SockFilter, c call) (answer uint32, c
 			continue
 		case unix.BPF_RET | unix.BPF_K:
 			return op.K, constant
+		case unix.BPF_JMP | unix.BPF_JA:
+			at += int(op.K)
+			continue
 		case unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K:
 			taken = a == op.K
 		case unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K:
@@ -162,6 +165,7 @@ func TestOtherArchitecturesAreRefused(t *testing.T) {
 func TestArguments(t *testing.T) {
 	family, protocol := bpf.Errno(unix.EAFNOSUPPORT), bpf.Errno(unix.EPROTONOSUPPORT)
 	socketType, noMemory := bpf.Errno(unix.ESOCKTNOSUPPORT), bpf.Errno(unix.ENOMEM)
+	noOption, noFeature := bpf.Errno(unix.ENOPROTOOPT), bpf.Errno(unix.EOPNOTSUPP)
 	type args = [6]uint64
 	tests := []struct {
 		name string
@@ -280,6 +284,27 @@ func TestArguments(t *testing.T) {
 		{"prlimit64", args{0, unix.RLIMIT_CORE, 4096}, done},
 		{"prlimit64", args{7, 1<<32 | unix.RLIMIT_CORE, 1 << 40, 1 << 40}, done},
 		{"prlimit64", args{0, unix.RLIMIT_NOFILE, 4096}, allow},
+		{"setsockopt", args{0, unix.SOL_SOCKET, unix.TCP_MD5SIG}, allow}, // SO_BSDCOMPAT there
+		{"setsockopt", args{0, unix.IPPROTO_IP, unix.TCP_MD5SIG}, allow},
+		{"setsockopt", args{0, unix.IPPROTO_TCP, unix.SO_ATTACH_FILTER}, allow},
+		{"setsockopt", args{0, unix.IPPROTO_TCP, unix.TCP_CONGESTION}, allow},
+		{"setsockopt", args{0, unix.IPPROTO_TCP, unix.TCP_MD5SIG}, noOption},
+		{"setsockopt", args{0, 1<<32 | unix.IPPROTO_TCP, 1<<32 | unix.TCP_MD5SIG}, noOption},
+		{"setsockopt", args{0, unix.IPPROTO_TCP, unix.TCP_MD5SIG_EXT}, noOption},
+		{"setsockopt", args{0, unix.IPPROTO_TCP, unix.TCP_ULP}, noOption},
+		{"setsockopt", args{0, unix.IPPROTO_TCP, 38}, noOption},  // TCP_AO_ADD_KEY
+		{"setsockopt", args{0, unix.IPPROTO_TCP, 40}, noOption},  // TCP_AO_INFO
+		{"setsockopt", args{0, unix.IPPROTO_IPV6, 32}, noOption}, // IPV6_FLOWLABEL_MGR
+		{"setsockopt", args{0, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS}, allow},
+		{"setxattr", args{0, 0, 0, 44}, allow}, // an ACL of five entries
+		{"setxattr", args{0, 0, 0, 511}, allow},
+		{"setxattr", args{0, 0, 0, 512}, noFeature},
+		{"lsetxattr", args{0, 0, 0, 65536}, noFeature},
+		{"fsetxattr", args{0, 0, 0, 64004}, noFeature},
+		{"prctl", args{unix.PR_SET_NAME}, allow},
+		{"prctl", args{unix.PR_FUTEX_HASH, 1}, bpf.Errno(unix.EINVAL)},
+		{"preadv2", args{0, 0, 0, 0, 0, unix.RWF_HIPRI}, allow},
+		{"preadv2", args{0, 0, 0, 0, 0, unix.RWF_HIPRI | unix.RWF_NOWAIT}, noFeature},
 		{"kcmp", args{1, 2, 1}, allow},
 		{"kcmp", args{1, 2, 0}, allow}, // the agent's
 		{"kcmp", args{1, 2, 2}, eperm},

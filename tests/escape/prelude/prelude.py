@@ -81,6 +81,8 @@ CALLS = {
     "userfaultfd": (323, 282), "vhangup": (153, 58),
     "fcntl": (72, 25), "futex": (202, 98), "futex_requeue": (456, 456), "mmap": (9, 222), "seccomp": (317, 277),
     "setsockopt": (54, 208), "timer_create": (222, 107),
+    "landlock_add_rule": (445, 445), "landlock_create_ruleset": (444, 444), "landlock_restrict_self": (446, 446),
+    "fsetxattr": (190, 7), "prctl": (157, 167), "preadv2": (327, 286), "set_mempolicy_home_node": (450, 450), "setxattrat": (463, 463),
 }
 
 
