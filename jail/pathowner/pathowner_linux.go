@@ -1,5 +1,5 @@
-// Package pathowner finds out who decides where a path leads: each user who owns a
-// folder on the way may replace what is in it.
+// Package pathowner finds out who decides where a path leads: every user who can
+// replace an entry of a folder on the way.
 package pathowner
 
 import (
@@ -9,17 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Anybody stands for unknown users, if everyone or the members of a group may write to a folder on
-// the way. No user has this number.
+// Anybody stands for users who are not known by number, because a group or all
+// users may write to a folder on the way. No user has this number.
 const Anybody = math.MaxUint32
 
 // maxLinks is how many symbolic links a path may lead through, as in the kernel.
 const maxLinks = 40
 
-// Open opens what a path leads to, and returns the users who can have the path lead
-// elsewhere, without root. The owner of what the path leads to is among them only where
-// they own something on the way. The caller closes the descriptor, which is for the path
-// alone (O_PATH).
+// Open opens a path and returns the users, other than root, who can make it lead
+// elsewhere. The owner of the target is among them only if they also own something on
+// the way. The caller closes the descriptor, which is for the path alone (O_PATH).
 func Open(path string) (fd int, deciders map[uint32]bool, err error) {
 	open := func(at int, name string) (int, unix.Stat_t, error) {
 		var stat unix.Stat_t
@@ -50,11 +49,10 @@ func Open(path string) (fd int, deciders map[uint32]bool, err error) {
 		}
 		deciders[stat.Uid] = true
 		switch {
-		case stat.Mode&0o002 == 0 && (stat.Mode&0o020 == 0 || stat.Gid == 0 || stat.Gid == stat.Uid):
-			// Many systems give each user a private group with the user's number.
+		case !WritableByOthers(stat):
 		case stat.Mode&unix.S_ISVTX == 0:
 			deciders[Anybody] = true
-		default: // as in /tmp, where each user replaces what is theirs
+		default: // as in /tmp, where users replace only their own entries
 			deciders[entry.Uid] = true
 		}
 		if entry.Mode&unix.S_IFMT != unix.S_IFLNK {
@@ -80,4 +78,12 @@ func Open(path string) (fd int, deciders map[uint32]bool, err error) {
 	}
 	delete(deciders, 0)
 	return folder, deciders, nil
+}
+
+// WritableByOthers reports whether anyone but root and the owner may write to a file.
+// It does not count root's group, nor the owner's private group, which has the
+// owner's number.
+func WritableByOthers(stat unix.Stat_t) bool {
+	private := stat.Gid == 0 || stat.Gid == stat.Uid
+	return stat.Mode&0o002 != 0 || stat.Mode&0o020 != 0 && !private
 }
