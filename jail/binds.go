@@ -5,8 +5,8 @@ import (
 	"os"
 )
 
-// checkBinds checks that what the sandbox is to see of the host exists, so that
-// the error is a sentence and not bubblewrap's.
+// checkBinds checks the host's files that the sandbox sees, because bubblewrap's own
+// errors would not say what to do.
 func (s *Spec) checkBinds() error {
 	for _, bind := range s.Binds {
 		refuse := func(what string) error {
@@ -21,8 +21,7 @@ func (s *Spec) checkBinds() error {
 			return refuse("which does not exist")
 		case err != nil:
 			return refuse("which cannot be read: " + reason(err))
-		// Through a socket or a device, read-only or not, code could reach the
-		// host.
+		// A socket or a device would let code reach the host, even read-only.
 		case !info.IsDir() && !info.Mode().IsRegular():
 			return refuse("which is neither a folder nor a file")
 		}

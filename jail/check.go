@@ -12,31 +12,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CheckName is the name by which the launcher knows that it is to check the
-// machine for a description, and to start nothing.
+// CheckName is the name of the program of an artifact that checks the machine and starts
+// no sandbox.
 const CheckName = "check"
 
-// Finding is the state of one thing that sandboxes need of a machine.
+// Finding is the state of one requirement of sandboxes on a machine.
 type Finding struct {
 	Name string `json:"name"`
 	OK   bool   `json:"ok"`
-	// Needed says that no sandbox starts without it.
+	// Needed reports that no sandbox starts without it.
 	Needed bool `json:"needed"`
-	// Found is what is there, or what is wrong.
+	// Found describes the state, or the problem.
 	Found string `json:"found"`
-	// Fix is what to do about it; empty where nothing is wrong.
+	// Fix says what to do about a problem, or is empty.
 	Fix string `json:"fix,omitempty"`
 }
 
-// Files of the kernel that tell what it has.
+// Files that show the kernel's features.
 const (
 	statusFile      = "/proc/self/status"
 	fileSystemsFile = "/proc/filesystems"
 )
 
-// CheckMachine returns what the sandbox needs of this machine, in the sentences
-// with which its start would be refused. It starts no sandbox but the smallest
-// one that bubblewrap makes, and changes nothing.
+// CheckMachine reports whether the sandbox can start on this machine, in the sentences
+// with which its start would fail. It starts only the smallest jail that bubblewrap
+// makes, and changes nothing.
 func (s *Spec) CheckMachine(ctx context.Context) []Finding {
 	findings := []Finding{s.bubblewrap()}
 	if findings[0].OK {
@@ -57,7 +57,7 @@ func WriteFindings(w io.Writer, findings []Finding) error {
 	}{findings})
 }
 
-// needed is the finding about something that sandboxes need: what is there, or the error.
+// needed returns the finding about a requirement: its state, or the error.
 func needed(name, found string, err error) Finding {
 	if err != nil {
 		return Finding{Name: name, Needed: true, Found: err.Error(), Fix: HintOf(err)}
@@ -76,7 +76,7 @@ func (s *Spec) bubblewrap() Finding {
 func (s *Spec) notStarted(why string) *Refusal {
 	return &Refusal{
 		Problem: fmt.Sprintf("start %s: %s", s.Bubblewrap, why),
-		Hint:    "build the sandbox again, so that its parts are in the store",
+		Hint:    rebuild,
 	}
 }
 
@@ -84,12 +84,12 @@ func (s *Spec) namespaces(ctx context.Context) Finding {
 	return needed("user namespaces", "allowed", Check(ctx, s.Bubblewrap))
 }
 
-// network tries what the start of a sandbox with a network does, but for the proxy
-// and the sandbox.
+// network tries the start of a sandbox with a network, without the proxy and the
+// sandbox.
 func (s *Spec) network(ctx context.Context) Finding {
 	_, err := s.readProxy()
 	for _, secret := range s.Network.Secrets {
-		// Variables are those of the server, which this need not be a child of.
+		// Variables are the server's, and bin/check may have another parent.
 		if err == nil && secret.File != "" {
 			var fd int
 			if fd, err = secret.open(); err == nil {

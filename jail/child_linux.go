@@ -10,25 +10,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Child is what the caller of [Spec.StartChild] adds to the description.
+// Child holds the arguments and descriptors for [Spec.StartChild].
 type Child struct {
-	// Args follow the command of the description.
+	// Args are appended to the command of the description.
 	Args []string
-	// Stdin is the standard input of the command; nil is /dev/null.
+	// Stdin is the standard input of the command; nil means /dev/null.
 	Stdin *os.File
-	// Files are the descriptors of the command from 3 on; nil is a closed one. The
-	// command has no others but the standard ones. The caller closes its own.
+	// Files become the command's descriptors from 3 on; nil means a closed one. The
+	// caller closes its own.
 	Files []*os.File
-	// Stderr is the standard error of the command, and of bubblewrap.
+	// Stderr is the standard error of the command and of bubblewrap.
 	Stderr *os.File
 }
 
-// StartChild starts the sandbox as a child of this process, which goes on. The
-// child ends with the thread that called this, which therefore is one that ends
-// with the process. It is in the caller's process group, and the caller awaits it.
+// StartChild starts the sandbox as a child of this process. The child is in the caller's
+// process group, and the caller waits for it. The child ends with the calling thread, so
+// the caller has locked its goroutine to a thread that ends with the process.
 //
-// Where root is the caller, the sandbox runs as a user of its own, whom no other
-// sandbox has, and this process stays root.
+// If root is the caller, the sandbox runs as a user that no other sandbox has, and this
+// process stays root.
 func (s *Spec) StartChild(child Child) (*os.Process, error) {
 	if err := namespacesAllowed(s.Bubblewrap); err != nil {
 		return nil, err
@@ -51,7 +51,7 @@ func (s *Spec) StartChild(child Child) (*os.Process, error) {
 	if err != nil {
 		return nil, &Refusal{
 			Problem: fmt.Sprintf("open the system call filter: %v", err),
-			Hint:    "build the sandbox again, so that its parts are in the store",
+			Hint:    rebuild,
 		}
 	}
 	defer filter.Close()
@@ -72,8 +72,7 @@ func (s *Spec) StartChild(child Child) (*os.Process, error) {
 		}
 		files = append(files, fd)
 	}
-	// Bubblewrap closes the descriptors that its options name before it starts the
-	// command.
+	// Bubblewrap closes its own two descriptors before it starts the command.
 	_, inside := s.plan(Request{})
 	flags, err := memfile("flags", terminated(inside))
 	if err != nil {

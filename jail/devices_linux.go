@@ -3,48 +3,44 @@ package jail
 import (
 	"fmt"
 	"os"
-	"strings"
 )
 
-// DeviceFinder finds what sandboxes with devices have of this machine. Package device has
-// the one that there is. It is given from outside, so that the launcher of a sandbox
-// without devices has none of its libraries.
+// DeviceFinder finds the devices of this machine for sandboxes. It is an interface so
+// that the launcher of sandboxes without devices links none of the libraries of package
+// device, which implements it.
 type DeviceFinder interface {
-	// Find returns what the start of a sandbox adds for its devices, or an error about a
-	// device that cannot be had. It runs as whoever starts the sandbox.
+	// Find returns the plan for the devices of a sandbox, or an error that names a
+	// device it cannot have. It runs as the user who starts the sandbox.
 	Find(*Spec, Request) (*DevicePlan, error)
-	// Findings says which devices there are, and which of them the sandbox can have.
+	// Findings lists the devices of the machine and says which the sandbox can have.
 	Findings(*Spec) []Finding
 }
 
 // DevicePlan is what the start of a sandbox adds for its devices.
 type DevicePlan struct {
-	// StoreFolders are the folders that the sandbox's store gets as mount points.
+	// StoreFolders are the folders for which the sandbox's store needs mount points.
 	StoreFolders []string
-	// Before and After are flags of bubblewrap, around those for Mounts.
+	// Before and After are flags of bubblewrap, around those for Mounts and Links.
 	Before, After []string
 	Mounts        []DeviceMount
-	// Folders have the other mounts, and Links the links that are in none of them.
-	Folders []DeviceFolder
-	Links   []DeviceLink
-	// Groups are those of the host that own device nodes. Where root starts the sandbox,
-	// its user is in them, and in no others.
+	Links         []DeviceLink
+	// Groups are groups of the host that own device nodes. If root starts the sandbox,
+	// its user is in these groups and in no others.
 	Groups []int
-	// Usable checks that the sandbox's user may open the nodes, as that user. Notes are
-	// sentences about what the sandbox goes without.
+	// Usable checks, as the sandbox's user, that this user may open the nodes. Notes
+	// are sentences about things that the sandbox goes without.
 	Usable func() (notes []string, err error)
 	Notes  []string
-	// isStaged says that bubblewrap finds the folders as they are to be, in a namespace that
-	// has shown of the host.
-	isStaged bool
-	shown    []DeviceMount
 }
 
 // DeviceMount is a file, a folder or a device node of the host, at a path of the sandbox.
 type DeviceMount struct {
-	From, To         string
-	IsNode, IsFolder bool
+	From, To string
+	IsNode   bool
 }
+
+// DeviceLink is a symbolic link of the sandbox.
+type DeviceLink struct{ Path, Target string }
 
 // ownGroups returns the groups of the user of a sandbox that root starts.
 func (r Request) ownGroups() []int {
@@ -54,26 +50,20 @@ func (r Request) ownGroups() []int {
 	return r.devices.Groups
 }
 
-// show adds what the namespace of staged mounts has of the host.
-func (p *DevicePlan) show(from, to string) {
-	// What cannot be found here is an error of the mount.
-	info, err := os.Stat(from)
-	p.shown = append(p.shown, DeviceMount{From: from, To: to, IsFolder: err == nil && info.IsDir()})
-}
-
-// storeAt is where the outer namespace has the mount points of [DevicePlan.StoreFolders].
+// storeAt is the folder of the outer namespace with the mount points for
+// [DevicePlan.StoreFolders].
 const storeAt = "/mount-points"
 
-// needsStore reports whether the sandbox's store gets mount points, which takes an outer
-// namespace.
+// needsStore reports whether the sandbox's store needs mount points, and the sandbox
+// an outer namespace for them.
 func (p *DevicePlan) needsStore() bool { return p != nil && len(p.StoreFolders) > 0 }
 
-// flags returns those of the sandbox, and those of its outer namespace, nil where it has
-// none. show makes the path of the host visible in the outer namespace.
+// flags returns the flags for the sandbox and for its outer namespace, or nil if it has
+// none. show makes a path of the host visible in the outer namespace.
 //
 // A mount needs a mount point, and the store's folders belong to a user whom the sandbox
-// does not map. So the store becomes an overlay, read-only, of the closure and of a folder
-// of the outer namespace that has the mount points.
+// does not map. So the store becomes a read-only overlay of the closure and of a folder
+// of the outer namespace with the mount points.
 func (p *DevicePlan) flags(store string, show func(flag, from string) string) (outer, inside []string) {
 	if p.needsStore() {
 		for _, folder := range p.StoreFolders {
@@ -82,45 +72,23 @@ func (p *DevicePlan) flags(store string, show func(flag, from string) string) (o
 		inside = append(inside, "--overlay-src", store, "--overlay-src", storeAt, "--ro-overlay", "/nix")
 	}
 	inside = append(inside, p.Before...)
-	add := func(mounts []DeviceMount, links []DeviceLink) {
-		for _, mount := range mounts {
-			flag := "--ro-bind"
-			switch {
-			case mount.IsNode && p.isStaged:
-				continue // in /dev already
-			case mount.IsNode:
-				flag = "--dev-bind"
-			}
-			inside = append(inside, flag, show(flag, mount.From), mount.To)
+	for _, mount := range p.Mounts {
+		flag := "--ro-bind"
+		if mount.IsNode {
+			flag = "--dev-bind"
 		}
-		for _, link := range links {
-			if _, isInDev := inDev(link.Path); !isInDev || !p.isStaged {
-				inside = append(inside, "--symlink", link.Target, link.Path)
-			}
-		}
+		inside = append(inside, flag, show(flag, mount.From), mount.To)
 	}
-	add(p.Mounts, p.Links)
-	for _, folder := range p.Folders {
-		if p.isStaged {
-			inside = append(inside, "--dir", folder.Path)
-		} else {
-			add(folder.Mounts, folder.Links)
-		}
+	for _, link := range p.Links {
+		inside = append(inside, "--symlink", link.Target, link.Path)
 	}
-	if p.isStaged {
-		inside = append(inside, "--dir", "/dev")
-	} else {
-		// A tmpfs without a size.
-		inside = append(inside, "--remount-ro", "/dev")
-	}
+	// /dev is a tmpfs without a size.
+	inside = append(inside, "--remount-ro", "/dev")
 	return outer, append(inside, p.After...)
 }
 
-// inDev returns the path below /dev.
-func inDev(path string) (name string, is bool) { return strings.CutPrefix(path, "/dev/") }
-
-// checkDevices checks that this user may open the device nodes, and writes notes about
-// what the sandbox goes without.
+// checkDevices checks that this user may open the device nodes, and logs notes about
+// things that the sandbox goes without.
 func (r Request) checkDevices() error {
 	if r.devices == nil {
 		return nil

@@ -14,28 +14,27 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/pathowner"
 )
 
-// Below handedOver, each at a path of its own, root mounts folders of the host for
-// bubblewrap to find them. Every sysfs has this folder, everybody may pass through it, it
-// contains no project, and neither bubblewrap nor a device needs what it covers. Only this
-// process and bubblewrap see these mounts.
+// Root mounts folders of the host below handedOver for bubblewrap. Every sysfs has this
+// folder, all users may pass through it, it contains no project, and neither bubblewrap
+// nor a device needs the files that the mount covers. Only this process and bubblewrap
+// see these mounts.
 //
-// Where no sysfs is mounted, the mounts are below its empty mount point.
+// If no sysfs is mounted, the mounts are below its empty mount point.
 const (
 	handedOver             = "/sys/kernel"
 	handedOverWithoutSysfs = "/sys"
 )
 
-// dropRoot changes the user of this thread, where root started it, to an
-// ordinary user of the sandbox's own, and returns the request with its folders at
-// the paths where that user finds them. Otherwise the code would be root to the
-// host's files: it could change the modes of device files, read what only root may
-// read, and none of the kernel's limits for users would hold.
+// dropRoot changes this thread's user, if it is root, to an ordinary user of the sandbox's
+// own. It returns the request with its folders at the paths where that user finds them.
+// Otherwise the code would be root to the host's files: it could change the modes of
+// device files and read root's files, and the kernel's limits for users would not hold.
 //
-// In the sandbox, the files of a folder's owner belong to that user, so that code
-// reads there what the owner may read.
+// In the sandbox, files of a folder's owner belong to that user, so that code can read the
+// same files there as the owner.
 //
-// The caller has locked its goroutine to its thread, and ends in execve on it, or says
-// that this process stays.
+// The caller has locked its goroutine to its thread, and calls execve on it unless stays
+// is true.
 func dropRoot(request Request, stays bool) (Request, error) {
 	user, err := hostUser(os.Getpid())
 	if err != nil || user == 0 {
@@ -44,14 +43,14 @@ func dropRoot(request Request, stays bool) (Request, error) {
 	if err := capable(); err != nil {
 		return request, err
 	}
-	// Sandboxes that share files run as one user, whom no other sandbox has as long
-	// as the holder of the files lives.
+	// Sandboxes that share files run as one user, the holder's, and no other sandbox has
+	// that user while the holder lives.
 	if request.Workspace != 0 {
 		if user, err = workspaceUser(request.Workspace); err != nil {
 			return request, err
 		}
 		if !isSandboxUser(user) {
-			return request, fmt.Errorf("the workspace belongs to user %d, who is no sandbox's", user)
+			return request, fmt.Errorf("the workspace belongs to user %d, who is not a sandbox's user", user)
 		}
 	}
 	given := request
@@ -61,8 +60,8 @@ func dropRoot(request Request, stays bool) (Request, error) {
 			folders = append(folders, folder)
 		}
 	}
-	// Where the kernel or the file system cannot do this, or another user decides
-	// where the path of a folder leads, the sandbox sees it as any user does.
+	// If the kernel or the file system cannot do this, or another user decides where the
+	// path of a folder leads, the sandbox sees it as any other user does.
 	if err := handOverAll(folders, user); err != nil {
 		return request, err
 	}
@@ -74,7 +73,7 @@ func dropRoot(request Request, stays bool) (Request, error) {
 	} {
 		if folder.given != "" && unix.Faccessat(unix.AT_FDCWD, folder.path, unix.R_OK|unix.X_OK, unix.AT_EACCESS) != nil {
 			return request, &Refusal{
-				Problem: fmt.Sprintf("%s is %q, which only some users may read, and root starts sandboxes as none of them", folder.variable, folder.given),
+				Problem: fmt.Sprintf("%s is %q, which only some users may read, and root starts sandboxes as another user", folder.variable, folder.given),
 				Hint:    "let others read it (chmod o+rx, on the folders above it too), or start the server as its owner",
 			}
 		}
@@ -82,16 +81,16 @@ func dropRoot(request Request, stays bool) (Request, error) {
 	return request, nil
 }
 
-// handOver is a folder of the host that root is to show to the sandbox's user as
-// its owner sees it.
+// handOver is a folder of the host that root shows to the sandbox's user as its owner sees
+// it.
 type handOver struct {
-	path *string // becomes the path where the user finds the folder
+	path *string // becomes the path at which the user finds the folder
 	name string  // of its mount
 }
 
-// handOverAll mounts folders below [handedOver], in a mount namespace of this
-// thread's own, and leaves out those for which that cannot be done. An error leaves
-// this process unfit to start a sandbox.
+// handOverAll mounts folders below [handedOver], in a mount namespace of this thread's own,
+// except folders that cannot be mounted so. After an error this process cannot start a
+// sandbox.
 func handOverAll(folders []handOver, user int) error {
 	trees := map[string]int{}
 	defer func() {
@@ -110,8 +109,8 @@ func handOverAll(folders []handOver, user int) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return nil // and nothing is mounted
 	}
-	// No mount propagates to the host. What the host unmounts later is unmounted
-	// here too, so that the sandbox does not keep it busy.
+	// Mounts do not propagate to the host. If the host unmounts something later, it is
+	// unmounted here too, so that the sandbox does not keep it busy.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return fmt.Errorf("keep the sandbox's mounts from the host: %w", err)
 	}
@@ -140,8 +139,8 @@ func handOverAll(folders []handOver, user int) error {
 	return nil
 }
 
-// hostUser returns the user as which root starts a sandbox from the process with an
-// id; 0 where the sandbox runs as the user of this process.
+// hostUser returns the user as which root starts a sandbox from the process with this id,
+// or 0 if the sandbox runs as this process's user.
 func hostUser(pid int) (int, error) {
 	if unix.Geteuid() != 0 {
 		return 0, nil
@@ -169,8 +168,8 @@ func readMap(name string) ([]span, error) {
 	return spans, nil
 }
 
-// capable returns an error where root lacks a capability that it needs to start
-// a sandbox as another user or, later, to end it.
+// capable returns an error if root lacks a capability that it needs to start a sandbox as
+// another user or, later, to end it.
 func capable() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -195,8 +194,8 @@ func capable() error {
 	}
 }
 
-// mappedTree returns the descriptor of a mount of a folder that is nowhere yet,
-// read-only, in which what belongs to the folder's owner and group belongs to user.
+// mappedTree returns the descriptor of a detached, read-only mount of a folder, in which
+// the files of the folder's owner and group belong to user.
 func mappedTree(path string, user int) (tree int, err error) {
 	folder, owned, err := OpenProject(path)
 	if err != nil {
@@ -204,7 +203,7 @@ func mappedTree(path string, user int) (tree int, err error) {
 	}
 	defer unix.Close(folder)
 	if !owned {
-		return 0, errors.New("another user than the folder's owner can have its path lead elsewhere")
+		return 0, errors.New("other users than the folder's owner can make its path lead elsewhere")
 	}
 	var stat unix.Stat_t
 	if err := unix.Fstat(folder, &stat); err != nil {
@@ -230,10 +229,10 @@ func mappedTree(path string, user int) (tree int, err error) {
 	return tree, nil
 }
 
-// OpenProject opens a folder and reports whether only root and the owner of the
-// folder can have its path lead elsewhere. Root would otherwise lend the rights of
-// one user to another, who replaces a part of the path. The caller closes the
-// descriptor, which is for the path alone (O_PATH).
+// OpenProject opens a folder and reports whether only root and the folder's owner can make
+// its path lead elsewhere. Otherwise root would lend the owner's rights to a user who
+// replaces a part of the path. The caller closes the descriptor, which is for the path
+// alone (O_PATH).
 func OpenProject(path string) (folder int, owned bool, err error) {
 	folder, deciders, err := pathowner.Open(path)
 	if err != nil {
@@ -248,8 +247,8 @@ func OpenProject(path string) (folder int, owned bool, err error) {
 	return folder, len(deciders) == 0, nil
 }
 
-// mapOwner returns the descriptor of a user namespace that maps an owner and a
-// group of files to the user and the group of one number.
+// mapOwner returns the descriptor of a user namespace that maps an owner and a group of
+// files to the user and the group with the number user.
 func mapOwner(owner, group, user int) (int, error) {
 	hold := exec.Command("/proc/self/exe", Hold)
 	hold.Env = []string{}
@@ -268,18 +267,17 @@ func mapOwner(owner, group, user int) (int, error) {
 	}
 	fd, err := unix.Open(fmt.Sprintf("/proc/%d/ns/user", hold.Process.Pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	input.Close()
-	_ = hold.Wait() // its status means nothing
+	_ = hold.Wait() // the descriptor keeps the namespace
 	return fd, err
 }
 
-// setUser changes the user of this thread for good, and its group to that of the same
-// number; of others it is in those that are given. The thread is the one that calls
-// execve, which ends all others; stays says that this process goes on for longer, and
-// then every thread changes.
+// setUser changes the user of this thread for good, its group to the one of the same
+// number, and its other groups to groups. The thread then calls execve, which ends all
+// others; but if this process stays, every thread changes.
 //
-// For all threads, Go stops them for each of the three calls and spins meanwhile: where
-// other programs ran, this was half of the launcher's processor time, and a tenth of what
-// it took to start a sandbox.
+// To change all threads, Go stops them for each of the three calls and spins meanwhile.
+// Beside other programs this took half of the launcher's processor time, and a tenth of
+// the time to start a sandbox.
 func setUser(user int, groups []int, stays bool) error {
 	fail := func(what string, err error) error {
 		return fmt.Errorf("start the sandbox as user %d: %s: %w", user, what, err)
@@ -309,7 +307,7 @@ func setUser(user int, groups []int, stays bool) error {
 }
 
 func setThreadGroups(groups []int) error {
-	list := make([]uint32, len(groups)+1) // so that there is a first one
+	list := make([]uint32, len(groups)+1) // never empty, for its address
 	for i, group := range groups {
 		list[i] = uint32(group)
 	}
@@ -334,9 +332,8 @@ func errorOf(errno unix.Errno) error {
 	return nil
 }
 
-// giveAway makes user the owner of a standard descriptor that is a pipe without
-// a name. Code may open /dev/stdout and /dev/stderr by name, for which the kernel
-// checks the owner of the pipe.
+// giveAway makes user the owner of a standard descriptor if it is an anonymous pipe. When
+// code opens /dev/stdout or /dev/stderr, the kernel checks the owner of the pipe.
 func giveAway(fd, user int) error {
 	var fs unix.Statfs_t
 	var stat unix.Stat_t

@@ -1,30 +1,31 @@
-// Package jail starts one sandbox: it reads what the build decided (a [Spec]),
-// adds what is known only at the start (the project's folder), and replaces its
-// process by bubblewrap.
+// Package jail starts one sandbox: it reads the description that the build wrote (a
+// [Spec]), adds the facts that only the start knows, such as the project's folder, and
+// replaces its process by bubblewrap.
 //
-// It promises four things. Nothing of the caller reaches the sandbox but the
-// standard descriptors and the project: not its environment, its other
-// descriptors or its arguments. Where root is the caller, the sandbox runs as a
-// user of its own, whom no other sandbox has. A sandbox starts exactly as
-// described or not at all. And whatever prevents that is one sentence, before
-// anything starts.
+// It promises four things. The sandbox gets the caller's standard descriptors and the
+// project, but not its environment, other descriptors or arguments. If root is the
+// caller, the sandbox runs as a user that no other sandbox has. A sandbox starts exactly
+// as described or not at all. An error is one sentence, before anything starts.
 package jail
 
 import "errors"
 
-// Hold is the argument with which the launcher only waits for the end of its
-// input: a user namespace needs a process until a descriptor refers to it.
+// Hold is the argument with which the launcher only waits for the end of its input:
+// until a descriptor refers to a user namespace, the namespace needs a process.
 const Hold = "--hold"
 
-// Refusal is why no sandbox starts, and what to do about it.
+// Refusal is an error that says why no sandbox starts and what to do about it.
 type Refusal struct {
 	Problem string
-	Hint    string // empty where the problem says it all
+	Hint    string // may be empty
 }
+
+// rebuild is the hint if a file of the build is missing.
+const rebuild = "build the sandbox again, so that its parts are in the store"
 
 func (r *Refusal) Error() string { return r.Problem }
 
-// HintOf returns what to do about an error, or "".
+// HintOf returns the hint of an error, or "" if it has none.
 func HintOf(err error) string {
 	var refusal *Refusal
 	if errors.As(err, &refusal) {

@@ -2,9 +2,8 @@ package jail
 
 import "os"
 
-// masks returns the flags that show the files of the build in place of those of
-// /proc that name the host. A kernel may lack one of them, and bubblewrap cannot
-// make it. The /proc of this process is the same kernel's.
+// masks returns the flags that cover files of /proc. It leaves out files that the kernel
+// lacks, because bubblewrap cannot create them there.
 func (s *Spec) masks() []string {
 	var flags []string
 	for _, mask := range s.Masks {

@@ -15,17 +15,16 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 )
 
-// Sysctls with which a system forbids user namespaces, without which there is no
-// jail: files below /proc/sys that contain a number. A file is absent where it does
-// not apply.
+// Sysctls by which a system forbids user namespaces, which every jail needs. Each is a
+// file below /proc/sys that contains a number; not every system has all of them.
 const (
 	sysctlMax      = "user/max_user_namespaces"
 	sysctlDebian   = "kernel/unprivileged_userns_clone"
 	sysctlAppArmor = "kernel/apparmor_restrict_unprivileged_userns"
 )
 
-// Check returns why no sandbox would start here with this bubblewrap, in the
-// sentences with which the start would be refused.
+// Check returns the error with which the start of a sandbox would fail here with this
+// bubblewrap, or nil.
 func Check(ctx context.Context, bubblewrap string) error {
 	user, err := hostUser(os.Getpid())
 	if err != nil {
@@ -52,8 +51,8 @@ func Check(ctx context.Context, bubblewrap string) error {
 	return nil
 }
 
-// hintOfOutput returns what to do where bubblewrap said this and its user may make
-// user namespaces: what containers and services forbid beside them.
+// hintOfOutput returns the hint for bubblewrap's output if its user may make user
+// namespaces: containers and services forbid other things too.
 func hintOfOutput(output string) string {
 	switch {
 	case strings.Contains(output, "set hostname"):
@@ -64,8 +63,8 @@ func hintOfOutput(output string) string {
 	return "start the container with --security-opt seccomp=seccomp.json, the file of that name in the folder deploy of nix-sandbox-mcp, and where the host has AppArmor with --security-opt apparmor=unconfined"
 }
 
-// namespacesAllowed returns which sysctl forbids user namespaces, so that the
-// error is a sentence and not bubblewrap's "Permission denied".
+// namespacesAllowed returns an error that names the sysctl which forbids user namespaces,
+// or nil. It is more useful than bubblewrap's "Permission denied".
 func namespacesAllowed(bubblewrap string) error {
 	return checkSysctls("/proc/sys", unix.Geteuid() == 0, func() bool {
 		_, works := namespacesWork(context.Background(), bubblewrap, 0)
@@ -73,8 +72,8 @@ func namespacesAllowed(bubblewrap string) error {
 	})
 }
 
-// checkSysctls reads the sysctls in a folder. It calls works only where they do
-// not decide the question.
+// checkSysctls reads the sysctls in a folder. It calls works only if they do not decide
+// the question.
 func checkSysctls(folder string, root bool, works func() bool) error {
 	is := func(name, value string) bool {
 		text, err := os.ReadFile(filepath.Join(folder, name))
@@ -94,8 +93,8 @@ func checkSysctls(folder string, root bool, works func() bool) error {
 		return nil
 	case is(sysctlDebian, "0"):
 		return refuse(sysctlDebian, "0", "1")
-	// AppArmor forbids them to all programs but those that a profile names, and
-	// only a trial shows whether bubblewrap is one of these.
+	// AppArmor forbids them unless the program has a profile, and only a trial shows
+	// whether bubblewrap has one.
 	case is(sysctlAppArmor, "1") && !works():
 		return refuse(sysctlAppArmor, "1", "0")
 	}
@@ -105,18 +104,17 @@ func checkSysctls(folder string, root bool, works func() bool) error {
 // trialTimeout bounds the smallest jail, which ends within milliseconds.
 const trialTimeout = 10 * time.Second
 
-// maxOutput bounds what is repeated of bubblewrap's output, in bytes.
+// maxOutput bounds the part of bubblewrap's output in errors, in bytes.
 const maxOutput = 300
 
-// namespacesWork tries the smallest jail, as a user where that is not 0, and
-// returns bubblewrap's output if it fails. It prints nothing.
+// namespacesWork tries the smallest jail, as this user unless it is 0. It returns
+// bubblewrap's output if that fails, and prints nothing.
 func namespacesWork(ctx context.Context, bubblewrap string, user int) (output string, works bool) {
 	output, works = try(ctx, attributesOf(user), nil, bubblewrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--", bubblewrap, "--version")
 	return bounded.Head(strings.Join(strings.Fields(output), " "), maxOutput), works
 }
 
-// attributesOf returns the attributes of a process of a user, and of this process's user
-// where that is 0.
+// attributesOf returns the attributes of a process of a user; 0 means this process's user.
 func attributesOf(user int) *syscall.SysProcAttr {
 	if user == 0 {
 		return &syscall.SysProcAttr{}
@@ -124,16 +122,16 @@ func attributesOf(user int) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}}
 }
 
-// mountsWork tries what the smallest jail has not and each sandbox has: a hostname and
-// file systems of its own, which containers and services forbid.
+// mountsWork tries a jail with a hostname and file systems of its own, as sandboxes have.
+// Some containers and services forbid these.
 func mountsWork(ctx context.Context, bubblewrap string, user int) (output string, works bool) {
 	output, works = try(ctx, attributesOf(user), nil, bubblewrap, "--unshare-all", "--hostname", "sandbox",
 		"--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--", bubblewrap, "--version")
 	return bounded.Head(strings.Join(strings.Fields(output), " "), maxOutput), works
 }
 
-// try runs a program for at most [trialTimeout], with files as its descriptors after the
-// standard ones. If it fails, it returns the output, which is never empty then.
+// try runs a program for at most [trialTimeout], with files as its descriptors from 3 on.
+// If the program fails, output is not empty.
 func try(ctx context.Context, attributes *syscall.SysProcAttr, files []*os.File, program string, args ...string) (output string, works bool) {
 	ctx, stop := context.WithTimeout(ctx, trialTimeout)
 	defer stop()
@@ -141,9 +139,8 @@ func try(ctx context.Context, attributes *syscall.SysProcAttr, files []*os.File,
 	cmd.Env = []string{}
 	cmd.Dir = "/"
 	cmd.ExtraFiles = files
-	// The whole group is killed at the timeout. Bubblewrap's child first waits
-	// for its parent, and only then asks to end with it: left alone, it would
-	// wait for good and keep the output open.
+	// The timeout kills the whole group. Bubblewrap's child waits for its parent before
+	// it asks to end with it: left alone, it would wait forever and keep the output open.
 	cmd.SysProcAttr = attributes
 	cmd.SysProcAttr.Setpgid = true
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }

@@ -16,25 +16,21 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/handover"
 )
 
 const (
-	// NetworkStep is the argument with which the launcher, in the outer namespace,
-	// makes the network and then starts the sandbox. It is followed by the descriptor
-	// of the socket to the proxy, the TCP ports with commas between them, perhaps
-	// [certificatesOption], and the command line of the second bubblewrap.
+	// NetworkStep is the argument that has the launcher, in the outer namespace, make the
+	// network and then start the sandbox. The descriptor of the socket to the proxy, the
+	// TCP ports with commas between them, an optional [certificatesOption], and the
+	// command line of the second bubblewrap follow it.
 	NetworkStep = "--network"
-	// certificatesOption is followed by the descriptor of an anonymous file and the name
-	// of a file of public authorities. The step fills the anonymous file with these and
-	// the certificate of the sandbox's own authority, which the proxy sends.
+	// certificatesOption takes the descriptor of an anonymous file and the name of a file
+	// of public authorities. The step fills the anonymous file with these and with the
+	// certificate of the sandbox's own authority, which the proxy sends.
 	certificatesOption = "--certificates"
-	// NoEvents says that nobody reads what the proxy writes about its connections. It
-	// is no descriptor, and the proxy's is closed.
-	NoEvents = -1
 )
 
-// portDNS is the port of the sandbox's resolver, which is the proxy too.
+// portDNS is the port of the sandbox's resolver, which is the proxy as well.
 const portDNS = 53
 
 // maxSecret bounds a secret, in bytes.
@@ -42,33 +38,14 @@ const maxSecret = 16 << 10
 
 // The proxy's descriptors.
 const (
-	proxyHandover = firstExtra + iota // the socket over which it gets its listening sockets
-	proxyEvents                       // the pipe for its events; closed where nobody reads them
-	proxyParent                       // a pidfd(2) of the process with which it ends
-	proxySecrets                      // the first of the secrets
+	proxyHandover = firstExtra + iota // the socket that brings its listening sockets
+	proxyEvents                       // the pipe for its events; may be closed
+	proxyParent                       // a pidfd(2) of the launcher, with which it ends
+	proxySecrets                      // the first secret
 )
 
-// Events returns the descriptor that the value of [handover.EventsVariable] names, or
-// [NoEvents] where it is empty.
-func Events(value string) (int, error) {
-	if value == "" {
-		return NoEvents, nil
-	}
-	fd, err := strconv.Atoi(value)
-	if err == nil && fd >= firstExtra {
-		var flags int
-		if flags, err = unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0); err == nil && flags&unix.O_ACCMODE != unix.O_RDONLY {
-			return fd, nil
-		}
-	}
-	return 0, &Refusal{
-		Problem: fmt.Sprintf("%s is %q, which is not the number of a descriptor that can be written to", handover.EventsVariable, value),
-		Hint:    "leave it unset: refusals are then written to standard error",
-	}
-}
-
-// readProxy reads the description of the proxy, so that what is missing is an error
-// before anything has started. It is nil without a network.
+// readProxy reads the description of the proxy and checks its files, so that a missing
+// one is an error before anything has started. It returns nil without a network.
 func (s *Spec) readProxy() (*Spec, error) {
 	if s.Network == nil {
 		return nil, nil
@@ -78,7 +55,7 @@ func (s *Spec) readProxy() (*Spec, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, &Refusal{
 			Problem: fmt.Sprintf("the network's proxy %s does not exist", s.Network.Proxy),
-			Hint:    "build the sandbox again, so that its parts are in the store",
+			Hint:    rebuild,
 		}
 	case err != nil:
 		return nil, err
@@ -91,22 +68,25 @@ func (s *Spec) readProxy() (*Spec, error) {
 	if err := unix.Access(proxy.Seccomp, unix.R_OK); err != nil {
 		return nil, &Refusal{
 			Problem: fmt.Sprintf("open the system call filter %s of the network's proxy: %v", proxy.Seccomp, err),
-			Hint:    "build the sandbox again, so that its parts are in the store",
+			Hint:    rebuild,
 		}
 	}
 	return proxy, proxy.checkBinds()
 }
 
-// start starts the jail of the network's proxy, and returns what is to be done in the
-// outer namespace. Nobody waits for the proxy: connections wait for it in the queues of
-// its sockets. Only where it ends TLS for some hosts, the step in the outer namespace
-// waits for its certificate.
+// start starts the jail of the network's proxy, and returns the step that the launcher
+// takes in the outer namespace. The start does not wait for the proxy: connections wait
+// in the queues of its sockets. But if the proxy ends TLS for some hosts, the step waits
+// for its certificate.
 //
-// Where root is the caller, the proxy has a user of its own. It is in this process's
-// group. It ends with this process, which becomes bubblewrap: where both have one user,
-// by the signal of the parent's end, and otherwise by the descriptor of this process,
-// because the kernel checks whether the one may send a signal to the other.
+// If root is the caller, the proxy has a user of its own. It is in this process's group
+// and ends with this process, which becomes bubblewrap. A process with the same user ends
+// by the signal of its parent's end; the kernel does not send that to another user, so
+// the proxy also watches a descriptor of this process.
 func (n *Network) start(proxy *Spec, events int) (*step, error) {
+	if events == 0 {
+		events = -1 // closed
+	}
 	fail := func(what string, err error) (*step, error) {
 		return nil, fmt.Errorf("start the network's proxy: %s: %w", what, err)
 	}
@@ -164,19 +144,16 @@ func (n *Network) start(proxy *Spec, events int) (*step, error) {
 		}
 		attributes.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}
 	}
-	// The proxy inherits it.
+	// The proxy inherits this.
 	proxy.yieldToHost()
-	// Not by os/exec, which would start another process first, to learn whether the
-	// kernel has pidfds.
+	// os/exec would start another process first, to see whether the kernel has pidfds.
 	_, err = syscall.ForkExec(proxy.Bubblewrap, args, &syscall.ProcAttr{Dir: "/", Env: []string{}, Files: files, Sys: attributes})
 	if err != nil {
 		return nil, proxy.notStarted(err.Error())
 	}
-	// Who reads the events learns of the proxy's end by theirs.
+	// The end of the events tells their reader that the proxy has ended.
 	for _, fd := range append(files[proxyHandover:], uintptr(null)) {
-		if int(fd) != NoEvents {
-			_ = unix.Close(int(fd))
-		}
+		_ = unix.Close(int(fd))
 	}
 	if _, err := unix.FcntlInt(uintptr(pair[0]), unix.F_SETFD, 0); err != nil {
 		return fail("keep the socket open", err)
@@ -190,16 +167,16 @@ func (n *Network) start(proxy *Spec, events int) (*step, error) {
 	return result, nil
 }
 
-// step is what the launcher does in the outer namespace. A nil step is nothing.
+// step is the launcher's part in the outer namespace. A nil step does nothing. Its
+// descriptors stay open across execve.
 type step struct {
 	*Network
 	launcher     string
-	proxy        int // the socket over which the proxy gets its listening sockets
+	proxy        int // the socket to the proxy
 	certificates int // the anonymous file for the certificates
-	// Both descriptors stay open across execve.
 }
 
-// command returns the words that begin the command line in the outer namespace.
+// command returns the first words of the command line in the outer namespace.
 func (s *step) command() []string {
 	if s == nil {
 		return nil
@@ -211,7 +188,7 @@ func (s *step) command() []string {
 	return words
 }
 
-// flags returns those of the sandbox, which shows it the certificates.
+// flags returns the flags with which bubblewrap shows the certificates in the sandbox.
 func (s *step) flags() []string {
 	if s == nil || s.Authorities == "" {
 		return nil
@@ -244,7 +221,7 @@ func (s *Secret) open() (int, error) {
 		}
 		return fd, err
 	}
-	// A pipe or a device could make this wait for ever.
+	// Without O_NONBLOCK, a pipe or a device could make this wait forever.
 	fd, err := unix.Open(s.File, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
 		return refuse("the file "+s.File, "which cannot be read: "+err.Error())
@@ -272,16 +249,15 @@ func (s *Secret) open() (int, error) {
 	return fd, nil
 }
 
-const notOneLine = "which has to be one line of printable ASCII, as a header of HTTP is"
+const notOneLine = "which has to be one line of printable ASCII, as an HTTP header is"
 
-// isOneLine returns whether a text is one line that a header can have, with or without
-// the end of the line.
+// isOneLine reports whether a text, without a line end, can be the value of an HTTP header.
 func isOneLine(text []byte) bool {
 	text = bytes.TrimSuffix(bytes.TrimSuffix(text, []byte("\n")), []byte("\r"))
 	return len(text) > 0 && !bytes.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' })
 }
 
-// portList is the list of ports as [RunNetworkStep] reads it.
+// portList returns the ports as [RunNetworkStep] reads them.
 func (n *Network) portList() string {
 	ports := make([]string, len(n.Ports))
 	for i, port := range n.Ports {
@@ -290,8 +266,8 @@ func (n *Network) portList() string {
 	return strings.Join(ports, ",")
 }
 
-// try makes the network in an outer namespace with nothing in it, and returns the
-// refusal of a sandbox's start. Its sockets are closed with it.
+// try makes the network in an empty outer namespace, and returns the error with which a
+// sandbox's start would fail.
 func (n *Network) try(ctx context.Context, bubblewrap string) error {
 	user, err := hostUser(os.Getpid())
 	if err != nil {
@@ -321,8 +297,7 @@ func (n *Network) try(ctx context.Context, bubblewrap string) error {
 	return &Refusal{Problem: problem, Hint: cmp.Or(hint, networkHint)}
 }
 
-// messageError and messageHint begin the lines in which the launcher says why it
-// starts nothing, and what to do about it.
+// messageError and messageHint begin the lines of the launcher's errors and hints.
 const (
 	messageError = "nix-sandbox-jail: error: "
 	messageHint  = "nix-sandbox-jail: hint: "
@@ -334,11 +309,11 @@ func WriteError(w io.Writer, err error) {
 	if hint := HintOf(err); hint != "" {
 		message += messageHint + hint + "\n"
 	}
-	_, _ = io.WriteString(w, message) // there is nobody else to tell
+	_, _ = io.WriteString(w, message) // an error here cannot be reported
 }
 
-// parseMessages returns the error and the hint that the launcher printed, or what
-// another program did.
+// parseMessages returns the error and the hint in the launcher's output, or the output of
+// another program.
 func parseMessages(output string) (problem, hint string) {
 	for line := range strings.Lines(output) {
 		line = strings.TrimSuffix(line, "\n")

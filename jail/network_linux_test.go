@@ -140,21 +140,40 @@ func TestReadProxy(t *testing.T) {
 	}
 }
 
-func TestEvents(t *testing.T) {
+func TestReadRequest_Events(t *testing.T) {
 	r, w, err := os.Pipe()
 	must.Do(t, err)
 	defer r.Close()
 	defer w.Close()
-	if fd, err := Events(""); fd != NoEvents || err != nil {
-		t.Errorf("without the variable: %d, error %v", fd, err)
+	spec := valid()
+	spec.Network = &Network{}
+	read := func(value string) (int, error) {
+		request, err := spec.ReadRequest(only(handover.EventsVariable, value))
+		return request.Events, err
 	}
-	if fd, err := Events(fmt.Sprint(w.Fd())); fd != int(w.Fd()) || err != nil {
-		t.Errorf("a pipe: %d, error %v", fd, err)
+	for value, want := range map[string]int{"": 0, fmt.Sprint(w.Fd()): int(w.Fd())} {
+		if fd, err := read(value); fd != want || err != nil {
+			t.Errorf("%q: %d, error %v, want %d", value, fd, err, want)
+		}
 	}
 	for _, value := range []string{"x", "-1", "0", "2", "99999", fmt.Sprint(r.Fd()), " 3", "3x"} {
-		if fd, err := Events(value); err == nil || !strings.Contains(err.Error(), handover.EventsVariable) || HintOf(err) == "" {
+		if fd, err := read(value); err == nil || !strings.Contains(err.Error(), handover.EventsVariable) || HintOf(err) == "" {
 			t.Errorf("%q: %d, error %v", value, fd, err)
 		}
+	}
+	spec.Network = nil
+	if fd, err := read("x"); fd != 0 || err != nil {
+		t.Errorf("without a network: %d, error %v", fd, err)
+	}
+}
+
+// only returns the environment that has one variable.
+func only(name, value string) func(string) string {
+	return func(asked string) string {
+		if asked == name {
+			return value
+		}
+		return ""
 	}
 }
 

@@ -18,19 +18,18 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/handover"
 )
 
-// backlog is how many connections to a port wait until the proxy accepts them. It
-// also starts while they wait.
+// backlog is how many connections to a port may wait for the proxy, which may still be
+// starting.
 const backlog = 128
 
-// maxAuthorities bounds the file of public authorities, in bytes. A real one has
-// 230 KB.
+// maxAuthorities bounds the file of public authorities, in bytes. Real ones have 230 KB.
 const maxAuthorities = 4 << 20
 
 // networkTimeout bounds each message to the proxy and each answer of the kernel.
 const networkTimeout = 10 * time.Second
 
-// RunNetworkStep runs what follows [NetworkStep] in the arguments. It returns only if
-// that fails, and then no sandbox has started.
+// RunNetworkStep takes the arguments after [NetworkStep]. It returns only if the step
+// fails, and then no sandbox has started.
 func RunNetworkStep(args []string) error {
 	if len(args) < 3 {
 		return fmt.Errorf("%s is for the launcher itself", NetworkStep)
@@ -58,7 +57,7 @@ func RunNetworkStep(args []string) error {
 		}
 		authorities, command = command[2], command[3:]
 	}
-	// Capabilities belong to a thread, and only the thread that calls execve stays.
+	// Capabilities belong to a thread, and only the thread that calls execve survives.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	unix.CloseOnExec(proxy)
@@ -85,16 +84,16 @@ func RunNetworkStep(args []string) error {
 	return become(parent, command)
 }
 
-// addAuthority waits for the certificate of the sandbox's own authority, which the proxy
-// sends, and writes the public ones and this one to an anonymous file.
+// addAuthority waits until the proxy sends the certificate of the sandbox's own authority,
+// and writes it to an anonymous file after the public ones.
 func addAuthority(proxy, file int, authorities string) error {
 	fail := func(err error) error {
 		return &Refusal{
-			Problem: fmt.Sprintf("the proxy of the sandbox's network gives no certificate: %v", err),
-			Hint:    "what it wrote stands above this; bin/check of the sandbox says what it needs of this machine",
+			Problem: fmt.Sprintf("the proxy of the sandbox's network sends no certificate: %v", err),
+			Hint:    proxyHint,
 		}
 	}
-	// The end of the stream says that it has all sockets.
+	// The end of the stream tells the proxy that it has all sockets.
 	if err := unix.Shutdown(proxy, unix.SHUT_WR); err != nil {
 		return fail(err)
 	}
@@ -112,8 +111,11 @@ func addAuthority(proxy, file int, authorities string) error {
 	return fill(file, slices.Concat(public, []byte("\n"), certificate))
 }
 
-// makeNetwork makes every address local, and hands the listening sockets of the
-// resolver and of the ports to the proxy.
+// proxyHint is the hint if the proxy fails while a sandbox starts.
+const proxyHint = "see its own messages above; bin/check of the sandbox says what it needs of this machine"
+
+// makeNetwork makes every address local, and hands listening sockets for the resolver and
+// the ports to the proxy.
 func makeNetwork(proxy int, ports []int) error {
 	if err := makeAddressesLocal(); err != nil {
 		return err
@@ -144,11 +146,11 @@ func makeNetwork(proxy int, ports []int) error {
 	return nil
 }
 
-// networkHint is what to do where no reason is known for which the kernel refuses to
-// make a network.
+// networkHint is the hint if the kernel refuses to make a network and does not say why.
 const networkHint = "a container needs user namespaces of its own: start it with --security-opt seccomp=unconfined --security-opt apparmor=unconfined; or set network = \"none\" for this environment"
 
-// networkRefused returns the sentence for what the kernel refuses.
+// networkRefused returns the error for a step of the network that failed with err. profile
+// is this process's AppArmor profile.
 func networkRefused(bubblewrap, profile string, err error) error {
 	switch {
 	case !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES):
@@ -166,13 +168,12 @@ func networkRefused(bubblewrap, profile string, err error) error {
 	const file = "/etc/apparmor.d/nix-sandbox-bwrap"
 	return &Refusal{
 		Problem: fmt.Sprintf("AppArmor's profile %q takes the capabilities from a new user namespace, and a sandbox's network is made with two of them: %v", profile, err),
-		Hint: fmt.Sprintf("an administrator allows it: write \"profile nix-sandbox-bwrap %s flags=(unconfined) { userns, }\" and \"profile nix-sandbox-jail %s flags=(unconfined) { userns, }\" into %s and run apparmor_parser -r %s; or set network = \"none\" for this environment",
+		Hint: fmt.Sprintf("an administrator allows it: write \"profile nix-sandbox-bwrap %s flags=(unconfined) { userns, }\" and \"profile nix-sandbox-jail %s flags=(unconfined) { userns, }\" to %s and run apparmor_parser -r %s; or set network = \"none\" for this environment",
 			bubblewrap, launcher, file, file),
 	}
 }
 
-// appArmorProfile returns the profile that confines this process; empty where there
-// is none.
+// appArmorProfile returns the profile that confines this process, or "".
 func appArmorProfile() string {
 	text, err := os.ReadFile("/proc/self/attr/current")
 	if err != nil {
@@ -182,8 +183,8 @@ func appArmorProfile() string {
 	return profile
 }
 
-// makeAddressesLocal makes every address the network namespace's own: what is sent
-// to any of them comes to a socket in the namespace, or to nobody.
+// makeAddressesLocal makes every address local to the network namespace: packets to any
+// address reach only sockets in the namespace.
 func makeAddressesLocal() error {
 	if err := startLoopback(); err != nil {
 		return fmt.Errorf("start the loopback interface: %w", err)
@@ -200,13 +201,13 @@ func makeAddressesLocal() error {
 	if err := addLocalRoute(socket, unix.AF_INET); err != nil {
 		return fmt.Errorf("make all addresses local: %w", err)
 	}
-	// Without IPv6 in the kernel, none of its addresses is in reach either.
+	// A kernel without IPv6 reaches no IPv6 address anyway.
 	_ = addLocalRoute(socket, unix.AF_INET6)
 	return nil
 }
 
-// startLoopback does what "ip link set lo up" does, and the kernel adds the addresses of
-// lo. In a network namespace that bubblewrap made it is up.
+// startLoopback does the same as "ip link set lo up", and the kernel adds the addresses of
+// lo. In bubblewrap's network namespaces lo is up already.
 func startLoopback() error {
 	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -221,7 +222,7 @@ func startLoopback() error {
 	return unix.IoctlIfreq(socket, unix.SIOCSIFFLAGS, request)
 }
 
-// addLocalRoute does what "ip route add local default dev lo" does for a family of
+// addLocalRoute does the same as "ip route add local default dev lo" for a family of
 // addresses. See rtnetlink(7).
 func addLocalRoute(socket int, family uint8) error {
 	const loopback = 1 // the index of lo in every network namespace
@@ -286,22 +287,21 @@ func bound(kind, port int) (int, error) {
 	return socket, nil
 }
 
-// giveSocket sends a socket to the proxy, and closes it here.
+// giveSocket sends a socket to the proxy and closes it here.
 func giveSocket(proxy, socket int, what handover.Socket) error {
 	defer unix.Close(socket)
 	if err := handover.Send(proxy, what, socket); err != nil {
 		return &Refusal{
 			Problem: fmt.Sprintf("the proxy of the sandbox's network does not take its sockets: %v", err),
-			Hint:    "what it wrote stands above this; bin/check of the sandbox says what it needs of this machine",
+			Hint:    proxyHint,
 		}
 	}
 	return nil
 }
 
-// dropCapabilities gives up every capability of this thread, now and for what it
-// executes. Bubblewrap has emptied the bounding set but for two capabilities;
-// without CAP_SETPCAP they stay in it, where no program can take them from: no_new_privs
-// is set.
+// dropCapabilities gives up every capability of this thread and of programs that it
+// executes. Two capabilities stay in the bounding set, because removing them takes
+// CAP_SETPCAP; no program can gain them from there, because no_new_privs is set.
 func dropCapabilities() error {
 	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
 		return fmt.Errorf("give up the ambient capabilities: %w", err)

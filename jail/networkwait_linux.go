@@ -11,22 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Wait is the argument with which the launcher waits for the sandbox that it started as a
-// child, in namespaces of its own. It is followed by the process that it waits for, and whose status it passes on.
+// Wait is the argument that has the launcher wait for a sandbox that it started as its
+// child, and end with its status. The child's process id follows it.
 const Wait = "--wait"
 
-// smallAfter is how long the launcher of a sandbox that it waits for stays as it is. Then it
-// executes itself anew, with nothing but the wait, which takes 1 ms of processor time that
-// the start of the sandbox needs more urgently, and that short ones never pay, not even where
-// other programs keep the processors busy.
+// smallAfter is when a waiting launcher executes itself anew, only to wait. That frees its
+// memory and costs 1 ms of processor time, which the start of a sandbox needs more
+// urgently and which short calls need not pay at all.
 const smallAfter = time.Second
 
-// oneProcessor has a program written in Go start fewer threads, which takes it 0.1 ms less.
+// oneProcessor makes a Go program start fewer threads, which saves 0.1 ms.
 var oneProcessor = []string{"GOMAXPROCS=1"}
 
-// inNetwork returns the attributes of a process in a user namespace and a network namespace
-// of its own, with the two capabilities for the step that makes the network. The user keeps
-// its number: in the sandbox, bubblewrap gives it another one.
+// inNetwork returns the attributes of a process in new user and network namespaces, with
+// the two capabilities for the step that makes the network. The user keeps its number;
+// bubblewrap maps it to another one in the sandbox.
 func inNetwork(user, group int) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
@@ -37,16 +36,15 @@ func inNetwork(user, group int) *syscall.SysProcAttr {
 	}
 }
 
-// startAndWait starts a command line, which begins with the step, in namespaces that the
-// kernel makes with the process, and waits for its end. It returns only if that fails. A
-// bubblewrap that made the same namespaces took 2 to 3 ms more of a start; and in its place
-// this process could not become the sandbox, because a program with threads cannot change
-// its own user namespace.
+// startAndWait starts a command line, which begins with the step, in new namespaces and
+// waits for its end. It returns only if that fails. If bubblewrap made the namespaces, a
+// start would take 2 to 3 ms longer. This process cannot make them for itself, because a
+// program with threads cannot change its user namespace.
 func (s *step) startAndWait(parent int, args []string) error {
 	if err := endWith(parent); err != nil {
 		return err
 	}
-	// After a change of user, the maps of a child would be root's files.
+	// Otherwise, after a change of user, root would own the files of a child's maps.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become dumpable: %w", err)
 	}
@@ -62,7 +60,7 @@ func (s *step) startAndWait(parent int, args []string) error {
 	return waitFor(s.launcher, child, pidfd)
 }
 
-// endWith has this process end with its parent, by a signal that nothing can ignore.
+// endWith has the kernel kill this process when its parent ends.
 func endWith(parent int) error {
 	if err := resetSignals(); err != nil {
 		return err
@@ -71,16 +69,16 @@ func endWith(parent int) error {
 		return fmt.Errorf("end with the parent: %w", err)
 	}
 	if unix.Getppid() != parent {
-		return errors.New("whoever started the sandbox has ended")
+		return errParentEnded
 	}
 	return nil
 }
 
-// waitFor waits for the end of a sandbox that is a child of this process, and ends this
-// process with its status. It returns only if that fails.
+// waitFor waits for a child and ends this process with its status. It returns only if that
+// fails.
 func waitFor(launcher string, child, pidfd int) error {
 	if !ends(pidfd, smallAfter) {
-		// What this process read, opened and inherited is gone then, secrets too.
+		// That also drops everything that this process read or opened, secrets included.
 		if err := closeOnExec(); err != nil {
 			return err
 		}
@@ -90,16 +88,16 @@ func waitFor(launcher string, child, pidfd int) error {
 	return passOn(child)
 }
 
-// ends returns whether the process of a pidfd ends within a time. It may return false before
-// that, and does where there is no pidfd.
+// ends reports whether the process of a pidfd ends within a time. It may return false
+// earlier, and does so without a pidfd.
 func ends(pidfd int, within time.Duration) bool {
 	poll := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 	n, err := unix.Poll(poll, int(within.Milliseconds()))
 	return err == nil && n > 0
 }
 
-// RunWait does what follows [Wait] in the arguments: it waits for the end of a child, and
-// returns only if that fails.
+// RunWait takes the arguments after [Wait]: it waits for a child and ends with its status.
+// It returns only if that fails.
 func RunWait(args []string) error {
 	if len(args) != 1 {
 		return fmt.Errorf("%s is for the launcher itself", Wait)
@@ -114,8 +112,8 @@ func RunWait(args []string) error {
 	return passOn(child)
 }
 
-// passOn waits for the end of a child and ends this process with its status, as bubblewrap
-// does. It returns only if that fails.
+// passOn waits for a child and ends this process with its status, as bubblewrap does. It
+// returns only if that fails.
 func passOn(child int) error {
 	for {
 		var status unix.WaitStatus

@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// overlayAllowed returns why user namespaces cannot make overlays here, so that
-// the error is a sentence and not bubblewrap's "Operation not permitted".
+// overlayAllowed returns an error if user namespaces cannot make overlays here. It is
+// more useful than bubblewrap's "Operation not permitted".
 func overlayAllowed(bubblewrap string) error {
 	known, err := os.ReadFile("/proc/filesystems")
 	if err == nil && bytes.Contains(known, []byte("\toverlay\n")) && kernelAtLeast(5, 11) {
 		return nil
 	}
-	// Only a trial shows whether the kernel has a module for it, or a patch.
+	// A module or a patch may provide it, which only a trial shows.
 	try := exec.Command(bubblewrap, "--unshare-user", "--ro-bind", "/", "/",
 		"--overlay-src", filepath.Dir(bubblewrap), "--tmp-overlay", "/tmp", "--", bubblewrap, "--version")
 	try.Env = []string{}

@@ -12,102 +12,42 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/mountpoint"
 )
 
-// What a sandbox may do with the project's folder, as PROJECT_MODE says it.
+// The values of PROJECT_MODE.
 const (
-	// ModeReadOnly lets it read.
+	// ModeReadOnly lets code read the project.
 	ModeReadOnly = "readonly"
-	// ModeOverlay lets it write too, on a layer that is thrown away with the
-	// sandbox.
+	// ModeOverlay also lets it write, to a layer that ends with the sandbox.
 	ModeOverlay = "overlay"
-	// modeReadWrite is refused with a sentence of its own.
+	// modeReadWrite is an error of its own, because users try it.
 	modeReadWrite = "readwrite"
-)
-
-// Request is what the caller asks for with the start of a sandbox.
-type Request struct {
-	Project Project
-	// Inbox is another folder that the sandbox sees, read-only: absolute, on the
-	// host; empty where there is none.
-	Inbox string
-	// Workspace is the descriptor of a workspace that other sandboxes have too; 0
-	// where the sandbox has its own.
-	Workspace int
-	// Upper is the descriptor of a socket over which the upper layer of the project's
-	// overlay is sent; 0 where nobody asks for it.
-	Upper int
-	// devices is what the sandbox has of the machine's devices, nil where it has none.
-	devices *DevicePlan
-	// logs says that standard error is a log, and not the code's own.
-	logs bool
-	// CodeGroup is the descriptor of a control group for the code; 0 where there is none.
-	CodeGroup int
-	// StartFactor is how many times longer than usual an interpreter may take to load;
-	// 0 is 1.
-	StartFactor int
-}
-
-// ReadRequest finds what the caller asks for in environment variables, by get, each
-// of which may be empty: PROJECT_DIR, PROJECT_MOUNT, PROJECT_MODE, NIX_SANDBOX_INBOX,
-// NIX_SANDBOX_WORKSPACE, NIX_SANDBOX_UPPER, NIX_SANDBOX_CODE_GROUP and NIX_SANDBOX_START_FACTOR.
-func (s *Spec) ReadRequest(get func(string) string) (Request, error) {
-	project, err := s.readProject(get(projectVariable), get("PROJECT_MOUNT"), get("PROJECT_MODE"))
-	if err != nil {
-		return Request{}, err
-	}
-	request := Request{Project: project, Inbox: get(inboxVariable)}
-	if request.Inbox != "" && s.InboxMount == "" {
-		return Request{}, &Refusal{Problem: "NIX_SANDBOX_INBOX is set, and this sandbox shows no inbox", Hint: "leave it unset"}
-	}
-	if request.Inbox != "" {
-		if request.Inbox, err = checkDir(inboxVariable, request.Inbox, "a folder of files for the code"); err != nil {
-			return Request{}, err
-		}
-	}
-	if request.Workspace, err = s.readWorkspace(get(workspaceVariable)); err != nil {
-		return request, err
-	}
-	if request.Upper, err = readUpper(get(upperVariable), project); err != nil {
-		return request, err
-	}
-	if request.CodeGroup, err = readCodeGroup(get(codeGroupVariable)); err != nil {
-		return request, err
-	}
-	request.StartFactor, err = readStartFactor(get(startFactorVariable))
-	return request, err
-}
-
-// The variables that name folders of the host.
-const (
-	projectVariable = "PROJECT_DIR"
-	inboxVariable   = "NIX_SANDBOX_INBOX"
 )
 
 // Project is the folder that the caller shows to the sandbox.
 type Project struct {
-	Dir     string // absolute, on the host; empty where there is no project
+	Dir     string // absolute, on the host; empty without a project
 	Mount   string // absolute, in the sandbox
-	Overlay bool   // whether code may write, on a throw-away layer
+	Overlay bool   // whether code may write, to a temporary layer
 }
 
 // ProjectRules say where and how a sandbox may show a project.
 type ProjectRules struct {
-	// Mount is where it appears if the caller does not say.
+	// Mount is its mount point in the sandbox, unless the caller chooses another.
 	Mount string `json:"mount"`
-	// Reserved are the paths in the sandbox where it may not appear.
+	// Reserved are the paths in the sandbox that it may not cover.
 	Reserved []string `json:"reserved"`
-	// Overlay says that code may write into it, and NoOverlay otherwise why not.
+	// Overlay reports that code may write to it. If not, NoOverlay says why.
 	Overlay   bool   `json:"overlay"`
 	NoOverlay string `json:"no_overlay"`
 }
 
-// readProject finds the project by the rules of the description.
+// readProject reads the project by the rules of the description.
 func (s *Spec) readProject(dir, mount, mode string) (Project, error) {
 	rules := ProjectRules{Mount: s.ProjectMount, Reserved: s.Reserved, Overlay: s.Overlay != nil, NoOverlay: s.NoOverlay}
 	return rules.Read(dir, mount, mode)
 }
 
-// Read finds the project in the values of PROJECT_DIR, PROJECT_MOUNT and PROJECT_MODE,
-// each of which may be empty. An error is a [Refusal].
+// Read reads the project from the values of PROJECT_DIR, PROJECT_MOUNT and PROJECT_MODE,
+// which may be empty. An error is a [Refusal].
 func (r ProjectRules) Read(dir, mount, mode string) (Project, error) {
 	if mount == "" {
 		mount = r.Mount
@@ -135,13 +75,13 @@ func (r ProjectRules) checkMode(mode string) error {
 		return nil
 	case ModeOverlay:
 		if !r.Overlay {
-			return &Refusal{Problem: "PROJECT_MODE is \"overlay\", which this sandbox has not: " + r.NoOverlay, Hint: hint}
+			return &Refusal{Problem: "PROJECT_MODE is \"overlay\", which this sandbox does not support: " + r.NoOverlay, Hint: hint}
 		}
 		return nil
 	case modeReadWrite:
 		return &Refusal{
 			Problem: `PROJECT_MODE is "readwrite", and code in a sandbox never changes files of the host`,
-			Hint:    "set PROJECT_MODE to overlay: code can write into the project, and what it wrote is thrown away with the sandbox",
+			Hint:    "set PROJECT_MODE to overlay: code can then write to a layer over the project, which ends with the sandbox",
 		}
 	}
 	return &Refusal{
@@ -150,8 +90,8 @@ func (r ProjectRules) checkMode(mode string) error {
 	}
 }
 
-// checkDir returns the absolute path of the folder that a variable names, which is
-// to be a folder of this kind.
+// checkDir returns the absolute path of the folder that a variable names. kind says, in
+// hints, what to set the variable to.
 func checkDir(variable, dir, kind string) (string, error) {
 	refuse := func(what string) (string, error) {
 		return "", &Refusal{
@@ -172,8 +112,8 @@ func checkDir(variable, dir, kind string) (string, error) {
 	case !info.IsDir():
 		return refuse("which is not a folder")
 	}
-	// Compared as the kernel sees them, so that no link or bind mount hides
-	// the root folder under another name.
+	// The kernel's identities are compared, so that no link or bind mount hides the
+	// root folder under another name.
 	if root, err := os.Stat("/"); err != nil || os.SameFile(info, root) {
 		return refuse("which is the whole file system")
 	}
@@ -183,10 +123,9 @@ func checkDir(variable, dir, kind string) (string, error) {
 	return absolute, nil
 }
 
-// ofMachine reports whether a path is one where the kernel and the services of
-// the host show themselves: their processes, devices and sockets. Memory disks,
-// removable disks and what programs keep for a user are there too, and may be
-// projects.
+// ofMachine reports whether a path leads to files of the kernel or of the host's
+// services: processes, devices or sockets. Memory disks, removable disks and users' own
+// files at such paths may be projects.
 func ofMachine(path string) bool {
 	first, rest, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	switch first {
@@ -210,7 +149,7 @@ func (r ProjectRules) checkMount(mount string) error {
 	return nil
 }
 
-// reason is the error without the path, which the sentence has named.
+// reason returns an error's text without its path, for sentences that name the path.
 func reason(err error) string {
 	var (
 		pathErr *fs.PathError

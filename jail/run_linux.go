@@ -6,16 +6,14 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/handover"
 )
 
-// serveName is the name of the program of an artifact whose standard error is a log.
+// serveName is the name of the artifact's program that has a log as standard error.
 const serveName = "session-run"
 
-// Run does what the arguments of the launcher say. It returns only if that fails or
-// starts no sandbox. version is the launcher's own, and devices finds those of sandboxes
-// that have some; nil in a launcher of others.
+// Run runs the launcher with these arguments. It returns only if that fails or starts no
+// sandbox. version is the launcher's own. devices is nil in a launcher for sandboxes
+// without devices.
 func Run(args []string, version string, devices DeviceFinder) error {
 	switch {
 	case len(args) == 1 && args[0] == Hold:
@@ -42,7 +40,7 @@ func Run(args []string, version string, devices DeviceFinder) error {
 	case len(args) > 1:
 		return &Refusal{
 			Problem: "a sandbox takes no arguments, and was given " + args[1],
-			Hint:    "write the code to its standard input",
+			Hint:    "give it the code on standard input",
 		}
 	}
 	spec, err := ReadSpec(args[0])
@@ -50,7 +48,7 @@ func Run(args []string, version string, devices DeviceFinder) error {
 		return err
 	}
 	if spec.Devices != nil && devices == nil {
-		return errors.New("this launcher starts sandboxes without devices alone, and the description has some")
+		return errors.New("this launcher starts only sandboxes without devices, and the description has some")
 	}
 	name := filepath.Base(args[0])
 	switch name {
@@ -73,16 +71,10 @@ func Run(args []string, version string, devices DeviceFinder) error {
 			return err
 		}
 	}
-	events := NoEvents
-	if spec.Network != nil {
-		if events, err = Events(os.Getenv(handover.EventsVariable)); err != nil {
-			return err
-		}
-	}
-	return spec.Start(request, events)
+	return spec.Start(request)
 }
 
-// Main is a launcher whole: it runs, reports an error and ends this process.
+// Main is the main function of a launcher. It ends this process if [Run] fails.
 func Main(version string, devices DeviceFinder) {
 	if err := Run(os.Args[1:], version, devices); err != nil {
 		WriteError(os.Stderr, err)
@@ -90,5 +82,5 @@ func Main(version string, devices DeviceFinder) {
 	}
 }
 
-// exitRefused tells "no sandbox started" from every status of the code in it.
+// exitRefused is the exit status if no sandbox started.
 const exitRefused = 125

@@ -10,10 +10,10 @@ import (
 // lastSignal is the highest signal number of Linux.
 const lastSignal = 64
 
-// resetSignals sets every signal to its default, unblocked. What the caller
-// ignores or blocks would be inherited: code would not get its own SIGTERM, and
-// code could end the first process of its pid namespace, to which the kernel
-// delivers those signals that it blocks. See pid_namespaces(7).
+// resetSignals sets every signal to its default and unblocks it. Otherwise the sandbox
+// would inherit signals that the caller ignores or blocks: code would not get its own
+// SIGTERM, and code could end the first process of its PID namespace, to which the
+// kernel delivers blocked signals. See pid_namespaces(7).
 func resetSignals() error {
 	// The kernel's struct sigaction, whose signal set has 8 bytes; all zero is
 	// SIG_DFL without flags. SIGKILL and SIGSTOP cannot be set.

@@ -2,10 +2,8 @@ package jail
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"path/filepath"
 	"slices"
@@ -14,18 +12,18 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 )
 
-// Schema is the version of [Spec] that this program reads.
+// Schema is the version of [Spec] that this package reads.
 const Schema = 1
 
-// maxOOMScore is the highest value of oom_score_adj: the kernel chooses such a
-// process before any other, however much memory the others have.
+// maxOOMScore is the highest oom_score_adj: the kernel kills such a process before any
+// other, however much memory the others use.
 const maxOOMScore = 1000
 
 // MaxSpec bounds a description, in bytes. A real one has about 3 KB.
 const MaxSpec = 1 << 20
 
-// Spec describes a sandbox. The build writes it, after a first line that
-// names this program as the file's interpreter.
+// Spec describes a sandbox. The build writes it after a #! line that names the
+// launcher.
 type Spec struct {
 	Schema int `json:"schema"`
 	// Bubblewrap is the absolute path of the program that makes the jail.
@@ -38,32 +36,29 @@ type Spec struct {
 	Seal  []string `json:"seal"`
 	// ProjectMount is where the project appears if the caller does not say.
 	ProjectMount string `json:"project_mount"`
-	// InboxMount is where the inbox appears, and is among Reserved; empty where
-	// there can be none.
+	// InboxMount is where the inbox appears. It is among Reserved, and empty if the
+	// sandbox can have no inbox.
 	InboxMount string `json:"inbox_mount,omitempty"`
-	// Reserved are the paths in the sandbox where no project may appear.
+	// Reserved are the paths in the sandbox that a project may not cover.
 	Reserved []string `json:"reserved"`
 	// Binds are folders and files of the host that the sandbox sees, read-only.
 	Binds []Bind `json:"binds"`
-	// Masks are files of the build that the sandbox sees in place of those of
-	// /proc that name the host, where the kernel has them.
+	// Masks are files of the build that cover files of /proc which identify the host.
 	Masks []Bind `json:"masks"`
-	// Variables is the absolute path of a file of environment variables, each as
-	// NAME=VALUE and a zero byte, which only the build of the sandbox could find
-	// out; empty where Flags set all variables.
+	// Variables is the absolute path of a file of environment variables that were found
+	// by a build: NAME=VALUE, each followed by a zero byte. It may be empty.
 	Variables string `json:"variables"`
-	// Overlay describes how code may write into the project; nil where it may
-	// not, and then NoOverlay says why.
+	// Overlay describes how code may write to the project. If it is nil, code may not,
+	// and NoOverlay says why.
 	Overlay   *Overlay `json:"overlay"`
 	NoOverlay string   `json:"no_overlay"`
-	// Network describes the network of named hosts; nil where there is no network.
+	// Network describes the network of named hosts; nil means no network.
 	Network *Network `json:"network,omitempty"`
-	// Devices describes the devices of the sandbox; nil where it has none.
+	// Devices describes the sandbox's devices of the host; nil means none.
 	Devices *Devices `json:"devices,omitempty"`
-	// OOMScore is the oom_score_adj of the processes, at most and by default
-	// [maxOOMScore].
+	// OOMScore is the processes' oom_score_adj; 0 means [maxOOMScore].
 	OOMScore int `json:"oom_score,omitempty"`
-	// Workspace describes how several sandboxes have one workspace.
+	// Workspace describes how several sandboxes share a workspace.
 	Workspace *Workspace `json:"workspace"`
 	// Command is the first process of the sandbox and its arguments.
 	Command []string `json:"command"`
@@ -75,47 +70,46 @@ type Bind struct {
 	To   string `json:"to"`   // absolute, in the sandbox
 }
 
-// Overlay describes the throw-away layer that takes what code writes into the
-// project. The layer is a file system in memory of a fixed size, which
-// bubblewrap cannot give its own overlays. So a first bubblewrap makes an outer
-// namespace with the layer and the project, and a second one starts the sandbox
-// in it. The layer ends with the outer namespace.
+// Overlay describes the temporary layer over the project that code writes to. The layer
+// is a file system in memory of a fixed size, and bubblewrap's own overlays have none.
+// So a first bubblewrap makes an outer namespace with the layer and the project, and a
+// second one starts the sandbox in it. The layer ends with the outer namespace.
 type Overlay struct {
 	// Flags are those of the first bubblewrap.
 	Flags []string `json:"flags"`
-	// HostDir is the folder of the outer namespace below which everything is bound
-	// that the sandbox sees of the host.
+	// HostDir is the folder of the outer namespace that has the host's files which the
+	// sandbox sees.
 	HostDir string `json:"host_dir"`
 	// Upper and Work are the layer's folders, in the outer namespace.
 	Upper string `json:"upper"`
 	Work  string `json:"work"`
-	// Option and the project's mount are added after the first two arguments of
-	// the command, which learns of the layer by them.
+	// Option and the project's mount point, inserted after the first two words of the
+	// command, tell the agent about the layer.
 	Option string `json:"option"`
 }
 
 // Network describes how a sandbox reaches named hosts. In an outer namespace every
-// address is the namespace's own. The launcher makes listening sockets there, hands
-// them to a proxy outside, and starts the sandbox in that namespace. The proxy runs in
-// a jail of its own and ends with the sandbox. Where the sandbox has an outer namespace
-// by the flags of [Overlay] or [Workspace], it has this one by them too.
+// address is local. The launcher opens listening sockets there, hands them to a proxy
+// outside, and starts the sandbox in that namespace. The proxy runs in a jail of its own
+// and ends with the sandbox. If the flags of [Overlay] or [Workspace] make an outer
+// namespace anyway, it is that one.
 type Network struct {
-	// Proxy is the absolute path of the description of the proxy's jail, a [Spec].
+	// Proxy is the absolute path of the [Spec] of the proxy's jail.
 	Proxy string `json:"proxy"`
 	// Ports are the TCP ports at which the sandbox reaches hosts.
 	Ports []int `json:"ports"`
-	// Secrets are those of the policy's credentials, in its order. The launcher opens
-	// them for the proxy, and they reach no other process.
+	// Secrets belong to the policy's credentials, in their order. The launcher opens
+	// them for the proxy, and no other process gets them.
 	Secrets []Secret `json:"secrets,omitempty"`
-	// Authorities is the absolute path of a file of public certificate authorities, in
-	// PEM, where the proxy ends TLS for some hosts, with an authority of the
-	// sandbox's own. Certificates is the absolute path in the sandbox of the file that
-	// has both. Otherwise they are empty.
+	// Authorities and Certificates are set if the proxy ends TLS for some hosts, with a
+	// certificate authority of the sandbox's own. Authorities is the absolute path of a
+	// PEM file of public authorities; Certificates is the absolute path, in the sandbox,
+	// of a file with these and the sandbox's own.
 	Authorities  string `json:"authorities,omitempty"`
 	Certificates string `json:"certificates,omitempty"`
 }
 
-// Secret says where a secret is when a sandbox starts: in a file of the host, or in a
+// Secret names the place of a secret when a sandbox starts: a file of the host, or a
 // variable of the launcher's environment.
 type Secret struct {
 	Name     string `json:"name"`
@@ -123,52 +117,51 @@ type Secret struct {
 	Variable string `json:"variable,omitempty"`
 }
 
-// Devices describes which devices of the host the sandbox has. What that means on a
-// machine, only its start knows: see devices_linux.go.
+// Devices names the devices of the host that the sandbox has. A [DeviceFinder] looks
+// them up when it starts.
 type Devices struct {
 	// Names are names of the Container Device Interface, such as vendor.example/gpu=0,
 	// and absolute paths of device nodes.
 	Names []string `json:"names"`
-	// Unsafe allows nodes through which code gets out of the sandbox or stops the
-	// machine, such as disks.
+	// Unsafe allows nodes, such as disks, that let code out of the sandbox or stop the
+	// machine.
 	Unsafe bool `json:"unsafe,omitempty"`
-	// Base is the folder whose bin, etc and usr the sandbox has as its own.
+	// Base has the sandbox's own bin, etc and usr.
 	Base string `json:"base"`
-	// Store is the folder that the sandbox has at /nix, and StoreDir the path of its
-	// store in there.
+	// Store is the folder that appears at /nix, and StoreDir the path of the store in
+	// the sandbox.
 	Store    string `json:"store"`
 	StoreDir string `json:"store_dir"`
-	// Flags are those of the outer namespace of a sandbox that has no other need of
-	// one, and HostDir is the same folder as the one of [Overlay].
+	// Flags make the outer namespace if the sandbox needs one for its devices alone.
+	// HostDir is the same folder as in [Overlay].
 	Flags   []string `json:"flags"`
 	HostDir string   `json:"host_dir"`
 }
 
-// maxDeviceNames bounds the names of devices, as the build does.
+// maxDeviceNames is the build's limit on names of devices.
 const maxDeviceNames = 64
 
-// Workspace describes a workspace that several sandboxes have: see
-// workspace_linux.go.
+// Workspace describes a workspace that several sandboxes share: see workspace_linux.go.
 type Workspace struct {
 	// Mount is the path of the workspace, in the holder's namespace and in sandboxes.
 	Mount string `json:"mount"`
 	// Holder are the flags of the holder's bubblewrap.
 	Holder []string `json:"holder"`
-	// Flags are those of the outer namespace of a sandbox that has no other need of
-	// one, and Join are added to the flags of any: they allow this program to mount
-	// the workspace at the path At.
+	// Flags make the outer namespace if the sandbox needs one for the workspace alone.
+	// Join is added to the flags of every outer namespace: it lets the launcher mount
+	// the workspace at At.
 	Flags []string `json:"flags"`
 	Join  []string `json:"join"`
 	At    string   `json:"at"`
-	// HostDir is the same folder as the one of [Overlay].
+	// HostDir is the same folder as in [Overlay].
 	HostDir string `json:"host_dir"`
 }
 
-// maxPorts bounds the ports of a network. The build accepts half as many in the list of
-// ports, and as many more after names.
+// maxPorts bounds the ports of a network: half as many in the list of ports, and the
+// others after names.
 const maxPorts = 64
 
-// maxSecrets bounds the secrets of a network, as the build does.
+// maxSecrets is the build's limit on secrets of a network.
 const maxSecrets = 16
 
 // ReadSpec reads the description in a file.
@@ -187,8 +180,8 @@ func ReadSpec(name string) (*Spec, error) {
 	return spec, nil
 }
 
-// ParseSpec reads a description: a line that starts with #!, then one JSON
-// object with the fields of [Spec] and no others.
+// ParseSpec reads a description: a line that starts with #!, then one JSON object with
+// no other fields than those of [Spec].
 func ParseSpec(text []byte) (*Spec, error) {
 	first, object, found := bytes.Cut(text, []byte("\n"))
 	if !found || !bytes.HasPrefix(first, []byte("#!")) {
@@ -199,14 +192,9 @@ func ParseSpec(text []byte) (*Spec, error) {
 
 // ParseObject reads a description without its first line.
 func ParseObject(object []byte) (*Spec, error) {
-	decoder := json.NewDecoder(bytes.NewReader(object))
-	decoder.DisallowUnknownFields()
 	var spec Spec
-	if err := decoder.Decode(&spec); err != nil {
+	if err := bounded.JSON(object, &spec); err != nil {
 		return nil, err
-	}
-	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("something follows the JSON object")
 	}
 	if err := spec.check(); err != nil {
 		return nil, err

@@ -17,9 +17,8 @@ import (
 const firstExtra = 3
 
 // Start replaces this process by the sandbox, or waits for the sandbox and ends with its
-// status. It returns only if that fails. events is the descriptor to which the proxy of
-// the network writes what it refuses, or [NoEvents].
-func (s *Spec) Start(request Request, events int) error {
+// status. It returns only if that fails.
+func (s *Spec) Start(request Request) error {
 	parent := unix.Getppid()
 	if err := closeOnExec(); err != nil {
 		return err
@@ -28,15 +27,15 @@ func (s *Spec) Start(request Request, events int) error {
 		return err
 	}
 	// Users, keyrings and mounts belong to a thread, and only the thread that calls
-	// execve stays.
+	// execve survives.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	// What is missing is an error before anything has changed.
-	filter, err := unix.Open(s.Seccomp, unix.O_RDONLY, 0) // stays open across exec
+	// Whatever is missing is an error before anything has changed.
+	filter, err := unix.Open(s.Seccomp, unix.O_RDONLY, 0) // stays open across execve
 	if err != nil {
 		return &Refusal{
 			Problem: fmt.Sprintf("open the system call filter %s: %v", s.Seccomp, err),
-			Hint:    "build the sandbox again, so that its parts are in the store",
+			Hint:    rebuild,
 		}
 	}
 	if err := unix.Access(s.Bubblewrap, unix.X_OK); err != nil {
@@ -53,7 +52,7 @@ func (s *Spec) Start(request Request, events int) error {
 	var network *step
 	startNetwork := func() (err error) {
 		if s.Network != nil && network == nil {
-			network, err = s.Network.start(proxy, events)
+			network, err = s.Network.start(proxy, request.Events)
 			s.yieldToHost()
 		}
 		return err
@@ -87,7 +86,7 @@ func (s *Spec) Start(request Request, events int) error {
 	if request.devices.needsStore() && !request.Project.Overlay {
 		if err := overlayAllowed(s.Bubblewrap); err != nil {
 			return &Refusal{
-				Problem: "the devices of this sandbox bring folders of the store, and this kernel lets no user namespace make overlays: that takes Linux 5.11 with overlayfs",
+				Problem: "the devices of this sandbox add folders to its store, which takes overlays in user namespaces: Linux 5.11 or later with overlayfs",
 				Hint:    "use a newer kernel, or devices whose specification names no path of the store",
 			}
 		}
@@ -95,7 +94,7 @@ func (s *Spec) Start(request Request, events int) error {
 	if err := request.checkDevices(); err != nil {
 		return err
 	}
-	// What is refused is said once, and not by the proxy's start too.
+	// An ordinary user's proxy starts last, so that it does not repeat these errors.
 	if err := startNetwork(); err != nil {
 		return err
 	}
@@ -110,35 +109,16 @@ func (s *Spec) Start(request Request, events int) error {
 			return err
 		}
 	}
-	command := func() (outer, args []string, flags int, err error) {
-		outer, inside := s.plan(request, network.flags()...)
-		// The flags are in an anonymous file and not in the arguments, which every
-		// user of the host can read and whose size is limited.
-		if flags, err = memfile("flags", terminated(slices.Concat(inside, variables))); err != nil {
-			return nil, nil, 0, err
-		}
-		args = append([]string{
-			s.Bubblewrap, "--args", strconv.Itoa(flags), "--seccomp", strconv.Itoa(filter), "--",
-		}, s.command(request)...)
-		return outer, slices.Concat(upper, join, network.command(), args), flags, nil
-	}
-	if network == nil && request.stagesDevices() {
-		request.devices.isStaged = true
-		_, args, flags, err := command()
-		if err != nil {
-			return err
-		}
-		if hasStarted, err := request.devices.startStaged(parent, s.Devices.StoreDir, args); hasStarted {
-			return err
-		}
-		request.devices.isStaged = false
-		// The sandbox would inherit it.
-		_ = unix.Close(flags)
-	}
-	outer, args, _, err := command()
+	outer, inside := s.plan(request, network.flags()...)
+	// The flags are in an anonymous file because every user of the host can read
+	// arguments, and because their size is limited.
+	flags, err := memfile("flags", terminated(slices.Concat(inside, variables)))
 	if err != nil {
 		return err
 	}
+	args := slices.Concat(upper, join, network.command(), []string{
+		s.Bubblewrap, "--args", strconv.Itoa(flags), "--seccomp", strconv.Itoa(filter), "--",
+	}, s.command(request))
 	switch {
 	case outer != nil:
 		flags, err := memfile("outer flags", terminated(outer))
@@ -158,18 +138,20 @@ func become(parent int, args []string) error {
 	if err := resetSignals(); err != nil {
 		return err
 	}
-	// Bubblewrap itself asks to end with its parent (--die-with-parent), when its
-	// child is about to go on. A bubblewrap that ended before that would leave a
-	// child which waits for it for good. So it does not end with its parent until
-	// then; where the parent has ended, the agent finds the end of its input.
+	// Bubblewrap asks to end with its parent (--die-with-parent) only just before its
+	// child goes on. If it ended earlier, its child would wait for it forever. So it
+	// must not end with its parent until then; if the parent does end, the agent finds
+	// the end of its input.
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("leave the signal of the parent's end to bubblewrap: %w", err)
 	}
 	if unix.Getppid() != parent {
-		return errors.New("whoever started the sandbox has ended")
+		return errParentEnded
 	}
 	return fmt.Errorf("start %s: %w", args[0], unix.Exec(args[0], args, nil))
 }
+
+var errParentEnded = errors.New("the process that started the sandbox has ended")
 
 // newKeyring gives the sandbox a session keyring of its own. Processes inherit
 // their session's, and could read the passwords and tickets in it.
@@ -177,7 +159,7 @@ func newKeyring() error {
 	// Without a name, the keyring is a new one.
 	_, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)
 	switch {
-	// In a kernel or a container without keys there are none to read.
+	// A kernel or a container without keys has none to read.
 	case err == nil, errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EPERM):
 		return nil
 	case errors.Is(err, unix.EDQUOT):
@@ -189,13 +171,11 @@ func newKeyring() error {
 	return fmt.Errorf("make a keyring for the sandbox: %w", err)
 }
 
-// plan returns the flags of the bubblewraps: of that which makes the outer namespace,
-// nil where none is needed for it, and of the sandbox's. In the outer namespace, and in the
-// one where the launcher makes the mounts of devices, what the sandbox sees of the host lies
-// in numbered folders. more are flags of the sandbox that only its start knows.
+// plan returns the flags for bubblewrap: for the outer namespace, or nil if the sandbox
+// needs none, and for the sandbox. An outer namespace has the host's files that the
+// sandbox sees in numbered folders. more are flags of the sandbox that depend on its start.
 func (s *Spec) plan(request Request, more ...string) (outer, inside []string) {
 	project := request.Project
-	isStaged := request.devices != nil && request.devices.isStaged
 	var hostDir string
 	switch {
 	case project.Overlay:
@@ -204,8 +184,6 @@ func (s *Spec) plan(request Request, more ...string) (outer, inside []string) {
 		outer, hostDir = slices.Clone(s.Workspace.Flags), s.Workspace.HostDir
 	case request.devices.needsStore():
 		outer, hostDir = slices.Clone(s.Devices.Flags), s.Devices.HostDir
-	case isStaged:
-		hostDir = s.Devices.HostDir
 	}
 	shown := 0
 	showAs := func(flag, from string) string {
@@ -214,20 +192,11 @@ func (s *Spec) plan(request Request, more ...string) (outer, inside []string) {
 		}
 		to := hostDir + "/" + strconv.Itoa(shown)
 		shown++
-		if isStaged {
-			request.devices.show(from, to)
-		} else {
-			outer = append(outer, flag, from, to)
-		}
+		outer = append(outer, flag, from, to)
 		return to
 	}
 	show := func(from string) string { return showAs("--ro-bind", from) }
-	flags, last := s.Flags, []string(nil)
-	if isStaged {
-		flags, last = withoutDev(flags)
-		last = append(request.devices.lastFlags(), last...)
-	}
-	inside = slices.Concat(flags, s.masks(), more)
+	inside = slices.Concat(s.Flags, s.masks(), more)
 	if request.devices != nil {
 		outside, added := request.devices.flags(s.Devices.Store, showAs)
 		outer = append(outer, outside...)
@@ -251,11 +220,11 @@ func (s *Spec) plan(request Request, more ...string) (outer, inside []string) {
 	case project.Dir != "":
 		inside = append(inside, "--ro-bind", show(project.Dir), project.Mount)
 	}
-	return outer, slices.Concat(inside, s.Seal, last)
+	return outer, slices.Concat(inside, s.Seal)
 }
 
-// command returns the first process and its arguments, with the options for the
-// layer, the code's control group and a slow machine where there are such.
+// command returns the first process of the sandbox and its arguments, with the options
+// that this request adds.
 func (s *Spec) command(request Request) []string {
 	var options []string
 	if request.Project.Overlay {
@@ -283,8 +252,8 @@ func terminated(args []string) []byte {
 	return list.Bytes()
 }
 
-// memfile returns the descriptor of an anonymous file with some contents, at its
-// beginning. It stays open across execve.
+// memfile returns the descriptor of an anonymous file with these contents, positioned at
+// its beginning. The descriptor stays open across execve.
 func memfile(name string, contents []byte) (int, error) {
 	fd, err := unix.MemfdCreate(name, 0)
 	if err != nil {
@@ -293,7 +262,7 @@ func memfile(name string, contents []byte) (int, error) {
 	return fd, fill(fd, contents)
 }
 
-// fill writes the contents of an anonymous file that is empty, and goes to its beginning.
+// fill writes the contents of an empty anonymous file and rewinds it.
 func fill(fd int, contents []byte) error {
 	for rest := contents; len(rest) > 0; {
 		n, err := unix.Write(fd, rest)
@@ -308,8 +277,8 @@ func fill(fd int, contents []byte) error {
 	return nil
 }
 
-// closeOnExec keeps every descriptor of the caller but the standard ones out of
-// the sandbox.
+// closeOnExec keeps all of the caller's descriptors but the standard ones out of the
+// sandbox.
 func closeOnExec() error {
 	err := unix.CloseRange(firstExtra, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	if err == nil {

@@ -116,7 +116,7 @@ func TestMemfile(t *testing.T) {
 func TestStartRefusesWithoutFilter(t *testing.T) {
 	spec := valid()
 	spec.Bubblewrap, spec.Seccomp = "/bin/true", t.TempDir()+"/filter"
-	err := spec.Start(Request{}, NoEvents)
+	err := spec.Start(Request{})
 	if err == nil || !strings.Contains(err.Error(), spec.Seccomp) || HintOf(err) == "" {
 		t.Errorf("error %v with hint %q, want the filter's name and a hint", err, HintOf(err))
 	}
@@ -126,7 +126,7 @@ func TestStartRefusesWithoutBubblewrap(t *testing.T) {
 	spec := valid()
 	spec.Seccomp = "/dev/null"
 	spec.Bubblewrap = t.TempDir() + "/bwrap"
-	err := spec.Start(Request{}, NoEvents)
+	err := spec.Start(Request{})
 	if err == nil || !strings.Contains(err.Error(), spec.Bubblewrap) || HintOf(err) == "" {
 		t.Errorf("error %v with hint %q, want the program's name and a hint", err, HintOf(err))
 	}

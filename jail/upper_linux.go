@@ -8,51 +8,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Whoever starts a sandbox whose project is an overlay can have a descriptor of the
-// overlay's upper layer, and read by it what code wrote into the project. The layer is in
-// the outer namespace, so this program sends the descriptor from there. Nothing in the
-// sandbox has it.
+// The server can ask for a descriptor of the upper layer of a project's overlay, to read
+// what code wrote to the project. The layer is in the outer namespace, so the launcher
+// sends the descriptor from there. No process of the sandbox gets it.
 
-// UpperStep is the argument with which the launcher, in the outer namespace, sends a
-// descriptor of the upper layer over a socket and then goes on with the start. It is
-// followed by the descriptor of the socket, the path of the layer, and a command line.
+// UpperStep is the argument that has the launcher, in the outer namespace, send a
+// descriptor of the upper layer over a socket and then go on with the start. The
+// descriptor of the socket, the path of the layer and a command line follow it.
 const UpperStep = "--upper"
 
-// upperVariable has the number of the descriptor of the socket.
-const upperVariable = "NIX_SANDBOX_UPPER"
-
-// readUpper finds the socket in the value of its variable; 0 where that is empty, or where
-// there is no overlay.
-func readUpper(value string, project Project) (int, error) {
-	if value == "" || !project.Overlay {
-		return 0, nil
-	}
-	fd, err := strconv.Atoi(value)
-	var stat unix.Stat_t
-	if err != nil || fd < firstExtra || unix.Fstat(fd, &stat) != nil || stat.Mode&unix.S_IFMT != unix.S_IFSOCK {
-		return 0, &Refusal{
-			Problem: fmt.Sprintf("%s is %q, which is not the number of a descriptor of a socket", upperVariable, value),
-			Hint:    "leave it unset: only the server sets it",
-		}
-	}
-	return fd, nil
-}
-
-// send returns the command that sends the upper layer over a socket, without the program
-// that follows it. Processes that are started from now on have the socket too.
+// send returns the first words of a command line that sends the upper layer over a socket.
+// From now on, processes inherit the socket.
 func (o *Overlay) send(socket int) ([]string, error) {
 	launcher, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
-	if _, err := unix.FcntlInt(uintptr(socket), unix.F_SETFD, 0); err != nil {
-		return nil, fmt.Errorf("keep the socket for the upper layer open: %w", err)
-	}
-	return []string{launcher, UpperStep, strconv.Itoa(socket), o.Upper}, nil
+	return []string{launcher, UpperStep, strconv.Itoa(socket), o.Upper}, inherit(socket)
 }
 
-// RunUpperStep sends a descriptor of the folder at a path over a socket, closes both, and
-// becomes a program: FD PATH PROGRAM ARGUMENT...
+// RunUpperStep sends a descriptor of a folder over a socket, closes both, and becomes a
+// program. Its arguments are FD PATH PROGRAM ARGUMENT...
 func RunUpperStep(args []string) error {
 	if len(args) < 3 {
 		return fmt.Errorf("%s takes a descriptor, a path and a program, and was given %q", UpperStep, args)

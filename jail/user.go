@@ -7,16 +7,16 @@ import (
 	"strconv"
 )
 
-// Users of the host as which sandboxes run that root starts. Each number is made
-// from the launcher's process id, which the sandbox has as long as it lives. So
-// two sandboxes at the same time have two users, and neither uses up what the
-// kernel counts for each user.
+// If root starts a sandbox, it runs as one of these users of the host. The number comes
+// from the launcher's process id, which stays taken while the sandbox lives. So two
+// sandboxes never have one user at a time, and neither can use up what the kernel counts
+// for each user.
 const (
 	// ownUsers begins a range of 2^22 users, as many as Linux has process ids.
 	// Neither distributions nor systemd, subordinate users or containers assign
 	// numbers of this range, or of the next one of the same size.
 	ownUsers = 0x7000_0000
-	// ofProxy is added to the process id for the user of the sandbox's proxy.
+	// ofProxy is added to the process id for the user of the network's proxy.
 	ofProxy = 1 << 22
 	// dynamicUsers begins systemd's range for dynamic users, which also exists
 	// in containers that have 65,536 users.
@@ -24,8 +24,7 @@ const (
 	dynamicUserCount = 4336
 )
 
-// isSandboxUser reports whether a user of the host is one as whom root starts a
-// sandbox.
+// isSandboxUser reports whether root starts sandboxes as this user of the host.
 func isSandboxUser(user int) bool {
 	return user >= ownUsers && user < ownUsers+1<<22 || user >= dynamicUsers && user < dynamicUsers+dynamicUserCount
 }
@@ -33,7 +32,7 @@ func isSandboxUser(user int) bool {
 // span is a line of /proc/self/uid_map or gid_map.
 type span struct{ inside, outside, count int64 }
 
-// parseMap reads the text of such a file.
+// parseMap parses the text of such a file.
 func parseMap(text []byte) ([]span, error) {
 	var spans []span
 	for line := range bytes.Lines(text) {
@@ -54,9 +53,9 @@ func parseMap(text []byte) ([]span, error) {
 	return spans, nil
 }
 
-// sandboxUser chooses the user, and the group of the same number, of a sandbox
-// that root starts, among those that this user namespace maps. It is 0 where
-// root is the only user there, and an ordinary user of the parent namespace.
+// sandboxUser chooses a user, and the group of the same number, for a sandbox that root
+// starts, among the users that this user namespace maps. It returns 0 if root is the
+// only one, and an ordinary user of the parent namespace.
 func sandboxUser(users, groups []span, pid int) (int, error) {
 	mapped := func(id int64) bool {
 		holds := func(s span) bool { return id >= s.inside && id < s.inside+s.count }
@@ -71,7 +70,7 @@ func sandboxUser(users, groups []span, pid int) (int, error) {
 		return 0, nil
 	}
 	return 0, &Refusal{
-		Problem: fmt.Sprintf("root starts sandboxes as the user %d or another of its own, and this container has none of them", ownUsers+pid),
+		Problem: fmt.Sprintf("root starts sandboxes as the user %d or another user of their own, and this container has no such user", ownUsers+pid),
 		Hint:    "start the server as an ordinary user, or give the container 65536 users",
 	}
 }

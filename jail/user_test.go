@@ -16,9 +16,9 @@ func TestSandboxUser(t *testing.T) {
 		"the whole system":        {"0 0 4294967295", "0 0 4294967295", ownUsers + 4711, ""},
 		"a container's 65,536":    {"0 1000 1\n1 100000 65535\n", "0 1000 1\n1 100000 65535\n", dynamicUsers + 375, ""},
 		"an ordinary user's root": {"0 1000 1", "0 1000 1", 0, ""},
-		"root's own namespace":    {"0 0 1", "0 0 1", 0, "none of them"},
-		"a few":                   {"0 100000 1000", "0 100000 1000", 0, "none of them"},
-		"users without groups":    {"0 0 4294967295", "0 1000 1", 0, "none of them"},
+		"root's own namespace":    {"0 0 1", "0 0 1", 0, "no such user"},
+		"a few":                   {"0 100000 1000", "0 100000 1000", 0, "no such user"},
+		"users without groups":    {"0 0 4294967295", "0 1000 1", 0, "no such user"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			users := must.Get(parseMap([]byte(test.users)))(t)

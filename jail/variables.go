@@ -7,11 +7,11 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 )
 
-// maxVariables is the largest file of variables, in bytes: Linux starts no
-// program with more than 2 MiB of them by default.
+// maxVariables is the largest file of variables, in bytes. By default, Linux starts no
+// program with more than 2 MiB of them.
 const maxVariables = 2 << 20
 
-// variables returns the flags that set the variables of the file of variables.
+// variables returns the flags that set the variables in the file of variables.
 func (s *Spec) variables() ([]string, error) {
 	if s.Variables == "" {
 		return nil, nil
@@ -20,7 +20,7 @@ func (s *Spec) variables() ([]string, error) {
 	if err != nil {
 		return nil, &Refusal{
 			Problem: fmt.Sprintf("read the sandbox's variables in %s: %s", s.Variables, reason(err)),
-			Hint:    "build the sandbox again, so that its parts are in the store",
+			Hint:    rebuild,
 		}
 	}
 	var flags []string

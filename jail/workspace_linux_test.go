@@ -11,25 +11,29 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
-func TestReadWorkspace(t *testing.T) {
+func TestReadRequest_Workspace(t *testing.T) {
 	spec := valid()
 	folder := must.Get(os.Open(t.TempDir()))(t)
 	defer folder.Close()
 	file := must.Get(os.CreateTemp(t.TempDir(), ""))(t)
 	defer file.Close()
+	read := func(value string) (int, error) {
+		request, err := spec.ReadRequest(only(workspaceVariable, value))
+		return request.Workspace, err
+	}
 	number := func(f *os.File) string { return strconv.Itoa(int(f.Fd())) }
 	for value, want := range map[string]int{"": 0, number(folder): int(folder.Fd())} {
-		if got, err := spec.readWorkspace(value); err != nil || got != want {
+		if got, err := read(value); err != nil || got != want {
 			t.Errorf("%q: descriptor %d, error %v, want %d", value, got, err, want)
 		}
 	}
 	for _, value := range []string{"x", "0", "1", "-1", "999999", number(file), "1e1"} {
-		if fd, err := spec.readWorkspace(value); err == nil || !strings.Contains(err.Error(), "NIX_SANDBOX_WORKSPACE is") || HintOf(err) == "" {
+		if fd, err := read(value); err == nil || !strings.Contains(err.Error(), "NIX_SANDBOX_WORKSPACE is") || HintOf(err) == "" {
 			t.Errorf("%q: descriptor %d, error %v with hint %q", value, fd, err, HintOf(err))
 		}
 	}
 	spec.Workspace = nil
-	if fd, err := spec.readWorkspace(number(folder)); err == nil || !strings.Contains(err.Error(), "cannot share its workspace") || HintOf(err) == "" {
+	if fd, err := read(number(folder)); err == nil || !strings.Contains(err.Error(), "cannot share its workspace") || HintOf(err) == "" {
 		t.Errorf("descriptor %d, error %v", fd, err)
 	}
 }

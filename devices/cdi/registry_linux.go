@@ -22,11 +22,11 @@ import (
 // maxFiles bounds the files of one folder.
 const maxFiles = 256
 
-// standardFolders are those of the standard, where later ones win.
+// standardFolders are the standard's folders. Later ones win.
 var standardFolders = []string{"/etc/cdi", "/var/run/cdi"}
 
-// Folders returns the folders of specifications: those of the standard and then more,
-// paths with colons between them. A device in a later folder replaces one in an earlier.
+// Folders returns the folders of specifications: the standard's, then the paths in more,
+// with colons between them. A device in a later folder replaces one in an earlier folder.
 func Folders(more string) []string {
 	folders := slices.Clone(standardFolders)
 	for _, folder := range filepath.SplitList(more) {
@@ -37,11 +37,11 @@ func Folders(more string) []string {
 	return folders
 }
 
-// Registry is what the specifications of a machine say.
+// Registry has the devices in the specifications of a machine.
 type Registry struct {
 	devices map[string]device
-	// Problems are the files and folders that were not read, and the names that two
-	// files have: sentences.
+	// Problems are sentences about files and folders that were not read, and about names
+	// that two files have.
 	Problems []string
 	folders  []string
 }
@@ -50,19 +50,19 @@ type Registry struct {
 type device struct {
 	*source
 	edits specs.ContainerEdits
-	// conflict is another file of the same folder that has this device too.
+	// conflict is another file of the same folder that has the same device, or "".
 	conflict string
 }
 
-// source is a specification and where it is from.
+// source is a specification and its origin.
 type source struct {
 	file     string
 	priority int
 	spec     *specs.Spec
 }
 
-// Read reads the specifications in folders, for a user. What cannot be read or believed
-// is a problem of the registry, and the others count.
+// Read reads the specifications in folders, for a user. A file that cannot be read or
+// trusted becomes one of the registry's problems, and the others count.
 func Read(folders []string, user int) *Registry {
 	r := &Registry{devices: map[string]device{}, folders: folders}
 	for priority, folder := range folders {
@@ -79,7 +79,7 @@ func Read(folders []string, user int) *Registry {
 }
 
 func (d device) conflicting(name string) string {
-	return fmt.Sprintf("%s is in %s and in %s, so that nobody can tell which is meant: remove one of the two", name, d.conflict, d.file)
+	return fmt.Sprintf("%s is in %s and in %s: remove it from one of the two", name, d.conflict, d.file)
 }
 
 func (r *Registry) readFolder(folder string, priority, user int) error {
@@ -141,8 +141,7 @@ func (r *Registry) readFile(path string, isJSON bool, priority, user int) error 
 	return nil
 }
 
-// open opens a file or a folder for reading if nobody but root and a user can change what
-// is read there.
+// open opens a file or a folder for reading if no users but root and user can change it.
 func open(path string, user int, kind uint32) (*os.File, error) {
 	fd, deciders, err := pathowner.Open(path)
 	if err != nil {
@@ -161,16 +160,16 @@ func open(path string, user int, kind uint32) (*os.File, error) {
 	delete(deciders, uint32(user))
 	switch {
 	case deciders[pathowner.Anybody]:
-		return nil, errors.New("everybody may write to a folder on the way there: put it where only root and you may write")
+		return nil, errors.New("others may write to a folder on the way there: put it where only root and you may write")
 	case len(deciders) > 0:
 		other := slices.Min(slices.Collect(maps.Keys(deciders)))
-		return nil, fmt.Errorf("user %d can change it, and only root and user %d are believed: give it to one of them with chown, and the folders above it", other, user)
+		return nil, fmt.Errorf("user %d can change it, and only root and user %d are trusted: give it and the folders above it to one of them with chown", other, user)
 	case stat.Mode&0o022 != 0:
 		return nil, fmt.Errorf("its mode is %04o, with which others can change it: chmod go-w %s", stat.Mode&0o7777, path)
 	}
-	// Of this descriptor, and not of the path, which may lead elsewhere by now.
+	// The path may lead elsewhere by now, but the descriptor does not.
 	path = "/proc/self/fd/" + strconv.Itoa(fd)
-	// Not by package os, which asks the kernel whether it can wait for the file.
+	// Package os would also ask the kernel whether the file can be polled.
 	opened, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -178,8 +177,7 @@ func open(path string, user int, kind uint32) (*os.File, error) {
 	return os.NewFile(uintptr(opened), path), nil
 }
 
-// Names returns the names of the devices that can be asked for, in order, such as
-// vendor.example/gpu=0.
+// Names returns the sorted names of the devices, such as vendor.example/gpu=0.
 func (r *Registry) Names() []string {
 	var names []string
 	for name, d := range r.devices {
@@ -191,23 +189,16 @@ func (r *Registry) Names() []string {
 	return names
 }
 
-// IsName reports whether a text has the form of a device's name, vendor/class=device.
-func IsName(text string) bool {
-	kind, name, _ := strings.Cut(text, "=")
-	vendor, class, _ := strings.Cut(kind, "/")
-	return isName(vendor, "") && isName(class, "") && isLetter(vendor[0]) && isLetter(class[0]) && isName(name, ":")
-}
-
-// Edits are what several devices need together. The paths of the container are clean.
+// Edits are the combined needs of several devices. Paths of the container are clean.
 type Edits struct {
-	Variables []string // NAME=VALUE, where a later one replaces an earlier
+	Variables []string // NAME=VALUE; a later one replaces an earlier one
 	Nodes     []Node
 	Mounts    []Mount
 	Hooks     []Hook
 	Groups    []uint32 // without 0
 }
 
-// Node is a device node, Mount a mount and Hook a hook, with the file that asks for it.
+// Node, Mount and Hook are entries of a specification, with its file.
 type (
 	Node struct {
 		specs.DeviceNode
@@ -223,11 +214,11 @@ type (
 	}
 )
 
-// Unknown is the error about names that no specification has.
+// Unknown is the error about names that are in no specification.
 type Unknown struct {
 	Names []string
-	// Known are the names that there are, Problems what was not read, and Folders where
-	// specifications may be.
+	// Known are the existing names, Problems those of the [Registry], and Folders the
+	// folders that were searched.
 	Known, Problems, Folders []string
 }
 
@@ -239,8 +230,8 @@ func (u *Unknown) Error() string {
 	return text
 }
 
-// Find returns what devices need. Each name has the form of [IsName]. Of a path in the
-// container that two of them have, the later one counts, as in the standard.
+// Find returns the needs of the devices with these names. If two entries have the same path
+// in the container, the later one counts, as in the standard.
 func (r *Registry) Find(names []string) (*Edits, error) {
 	var unknown []string
 	for _, name := range names {
@@ -274,7 +265,7 @@ func (r *Registry) Find(names []string) (*Edits, error) {
 }
 
 func (e *Edits) add(more specs.ContainerEdits, name, file string) error {
-	// Both change the host, as root.
+	// Both would change the host, as root.
 	if len(more.NetDevices) > 0 {
 		return fmt.Errorf("%s takes the network interface %s away from the host, as %s says, which sandboxes never do", name, more.NetDevices[0].HostInterfaceName, file)
 	}
@@ -303,7 +294,8 @@ func (e *Edits) add(more specs.ContainerEdits, name, file string) error {
 	return nil
 }
 
-// last returns those elements of a list that no later one with the same key replaces.
+// last returns the elements of a list without those that a later one with the same key
+// replaces.
 func last[T any](list []T, key func(T) string) []T {
 	at := make(map[string]int, len(list))
 	for i, element := range list {

@@ -1,18 +1,17 @@
-// Package cdi reads specifications of the Container Device Interface, by which
-// generators such as nvidia-ctk and amd-ctk name the devices of a machine and say what a
-// container needs for each: device nodes, mounts and variables.
+// Package cdi reads specifications of the Container Device Interface. Generators such as
+// nvidia-ctk and amd-ctk write them: they name the devices of a machine and the device
+// nodes, mounts and variables that a container needs for each.
 //
 // The standard is SPEC.md of github.com/cncf-tags/container-device-interface. Its module
-// specs-go has the fields and the version that each of them needs. This package adds what
-// the standard asks of a reader, and who is believed: a specification names files of the
-// host, so it counts only where nobody but root and the user who reads it wrote it.
+// specs-go has the fields and the version that each field needs. This package adds the
+// standard's rules for readers, and a rule about trust: a specification names files of
+// the host, so it counts only if no users but root and its reader can write it.
 //
-// It decides nothing about sandboxes: see package devices/device.
+// Package devices/device decides about sandboxes.
 package cdi
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -39,10 +38,10 @@ const (
 	maxNotes   = 256 << 10 // bytes of annotations, as in Kubernetes
 )
 
-// Parse reads the text of a specification, which is YAML or, if isJSON, JSON. An error is
-// a clause that names the field and its value, as in `kind is "gpu", want …`.
+// Parse parses a specification in YAML or, if isJSON, in JSON. An error is a clause that
+// names the field and its value, as in `kind is "gpu", want …`.
 func Parse(text []byte, isJSON bool) (spec *specs.Spec, err error) {
-	// encoding/json would replace what is not.
+	// encoding/json would replace invalid bytes.
 	if !utf8.Valid(text) {
 		return nil, errors.New("it is not in UTF-8")
 	}
@@ -60,17 +59,13 @@ func Parse(text []byte, isJSON bool) (spec *specs.Spec, err error) {
 }
 
 func decodeJSON(text []byte) (*specs.Spec, error) {
-	decoder := json.NewDecoder(bytes.NewReader(text))
-	decoder.DisallowUnknownFields()
 	var spec specs.Spec
-	if err := decoder.Decode(&spec); err != nil {
-		if errors.Is(err, io.EOF) {
-			return nil, errors.New("it is empty")
-		}
+	err := bounded.JSON(text, &spec)
+	switch {
+	case errors.Is(err, io.EOF):
+		return nil, errors.New("it is empty")
+	case err != nil:
 		return nil, fmt.Errorf("it is not a specification in JSON: %s", clip(oneLine(strings.TrimPrefix(err.Error(), "json: "))))
-	}
-	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("something follows the JSON object")
 	}
 	return &spec, nil
 }
@@ -85,7 +80,7 @@ func decodeYAML(text []byte) (*specs.Spec, error) {
 		}
 		what := strings.TrimPrefix(strings.TrimPrefix(err.Error(), "yaml: "), "unmarshal errors:\n")
 		what = strings.ReplaceAll(strings.TrimSpace(what), "\n  line", "; line")
-		// Names of types in Go say nothing to whoever wrote the file.
+		// The author of the file does not know names of Go types.
 		what = strings.NewReplacer("type specs.", "", "specs.", "").Replace(what)
 		return nil, fmt.Errorf("it is not a specification in YAML: %s", clip(oneLine(what)))
 	}
@@ -95,7 +90,7 @@ func decodeYAML(text []byte) (*specs.Spec, error) {
 	return &spec, nil
 }
 
-// check applies the rules of the standard that the types do not have.
+// check applies the standard's rules that the types do not express.
 func check(spec *specs.Spec) error {
 	if spec.Version == "" {
 		return errors.New("cdiVersion is missing")
@@ -136,7 +131,7 @@ func check(spec *specs.Spec) error {
 			return fmt.Errorf("%s.containerEdits is empty, so that the device %q would be nothing", where, device.Name)
 		}
 	}
-	// Last, because specs-go 1.1.1 panics on an entry that is null.
+	// Last, because specs-go 1.1.1 panics on null entries.
 	if err := specs.ValidateVersion(spec); err != nil {
 		needs, _ := specs.MinimumRequiredVersion(spec)
 		return fmt.Errorf("cdiVersion is %q, and it has fields of version %s", spec.Version, needs)
@@ -149,7 +144,7 @@ func isEmpty(e specs.ContainerEdits) bool {
 		len(e.Mounts) == 0 && e.IntelRdt == nil && len(e.AdditionalGIDs) == 0
 }
 
-// checkEdits checks edits by themselves; where is their field.
+// checkEdits checks edits; where is the path of their field.
 func checkEdits(where string, e specs.ContainerEdits) error {
 	for _, list := range []struct {
 		field string
@@ -247,7 +242,7 @@ func checkMount(where string, mount *specs.Mount) error {
 	return nil
 }
 
-// hookNames are those of OCI's runtime specification.
+// hookNames are the names in OCI's runtime specification.
 var hookNames = []string{"prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"}
 
 func checkHook(where string, hook *specs.Hook) error {
@@ -279,8 +274,8 @@ func checkVariables(where string, variables []string) error {
 	return nil
 }
 
-// checkPath takes paths that mean the same for every reader: absolute, without "..", and
-// without empty parts but a slash at the end.
+// checkPath accepts only paths that mean the same to every reader: absolute and without
+// "..".
 func checkPath(where, path string) error {
 	switch {
 	case path == "":
@@ -313,8 +308,8 @@ func checkAnnotations(where string, annotations map[string]string) error {
 	return nil
 }
 
-// isName reports whether a name has letters, digits, -, _, . and what else is given, with
-// a letter or a digit first and last.
+// isName reports whether a name consists of letters, digits, -, _, . and the characters in
+// more, with a letter or a digit first and last.
 func isName(name, more string) bool {
 	if name == "" || len(name) > 253 || !isAlphanumeric(name[0]) || !isAlphanumeric(name[len(name)-1]) {
 		return false
@@ -331,13 +326,13 @@ func isLetter(c byte) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
 
 func isAlphanumeric(c byte) bool { return isLetter(c) || c >= '0' && c <= '9' }
 
-// oneLine replaces what does not belong into a sentence: the errors of libraries quote
-// values as they are.
+// oneLine replaces unprintable characters, because libraries quote values unchanged in
+// their errors.
 func oneLine(text string) string {
 	return strings.Join(strings.FieldsFunc(text, func(c rune) bool { return !unicode.IsPrint(c) }), " ")
 }
 
-// clip bounds a value in a sentence.
+// clip shortens a value for a sentence.
 func clip(value string) string {
 	const most = 200
 	if len(value) > most {

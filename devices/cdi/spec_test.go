@@ -164,7 +164,7 @@ func TestParse_NamesWhatIsWrong(t *testing.T) {
 		{`{"cdiVersion":"1.0.0","kind":"vendor.example/gpu","devices":[{"name":"0","containerEdits":{"deviceNodes":[{"path":"/dev/g\u007fpu"}]}}]}`,
 			`devices[0].containerEdits.deviceNodes[0].path is "/dev/g\x7fpu", want at most 4095 bytes of printable characters`},
 		{"{\"cdiVersion\":\"\xff\"}", "it is not in UTF-8"},
-		{`{"cdiVersion":"1.0.0"} {}`, "something follows the JSON object"},
+		{`{"cdiVersion":"1.0.0"} {}`, "it is not a specification in JSON: something follows the JSON object"},
 		{"cdiVersion: 1.0.0\n", "it is not a specification in JSON: invalid character 'c' looking for beginning of value"},
 	} {
 		if _, err := cdi.Parse([]byte(test.text), true); err == nil || err.Error() != test.want {

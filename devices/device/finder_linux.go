@@ -1,11 +1,11 @@
-// Package device turns the devices that a sandbox asks for into what its start adds: it
-// decides which device nodes, mounts, variables and links of a specification a sandbox
+// Package device turns the names of a sandbox's devices into a plan for its start: it
+// decides which device nodes, mounts, variables and links of a specification the sandbox
 // gets, and refuses the others.
 //
 // A specification is written by root or by the user who starts the sandbox (package cdi).
-// It is believed about which files a device takes, and not about the sandbox: nothing in
-// it replaces a file of the sandbox, opens a service of the host, or makes anything
-// writable but the device nodes.
+// It is trusted to name the files of a device, but it has no power over the sandbox: it
+// cannot replace a file of the sandbox, open a service of the host, or make anything but
+// device nodes writable.
 package device
 
 import (
@@ -24,14 +24,14 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/pathowner"
 )
 
-// FoldersVariable has folders of specifications beside those of the standard, with colons
+// FoldersVariable names more folders of specifications than the standard's, with colons
 // between them.
 const FoldersVariable = "NIX_SANDBOX_CDI"
 
-// maxMounts bounds the mounts of a sandbox: each costs its start time.
+// maxMounts bounds the mounts of a sandbox, because each makes its start longer.
 const maxMounts = 512
 
-// maxFlags bounds the other arguments for bubblewrap, which takes 9000 in all.
+// maxFlags bounds the other arguments for bubblewrap, which accepts 9000 in all.
 const maxFlags = 6000
 
 // Finder finds devices of this machine. It is a [jail.DeviceFinder].
@@ -39,20 +39,20 @@ type Finder struct {
 	folders []string
 }
 
-// NewFinder returns one that reads specifications in the folders of the standard, and in
-// those of a value of [FoldersVariable].
+// NewFinder returns a Finder that reads specifications in the standard's folders and in
+// more, a value of [FoldersVariable].
 func NewFinder(more string) *Finder {
 	return &Finder{cdi.Folders(more)}
 }
 
 func (f *Finder) read() *cdi.Registry { return cdi.Read(f.folders, os.Geteuid()) }
 
-// Find returns what a sandbox gets for its devices.
+// Find implements [jail.DeviceFinder].
 func (f *Finder) Find(spec *jail.Spec, request jail.Request) (*jail.DevicePlan, error) {
 	return f.find(nil, spec, request)
 }
 
-// find does the same with specifications that were read, or nil.
+// find is Find with specifications that were read, or nil to read them.
 func (f *Finder) find(registry *cdi.Registry, spec *jail.Spec, request jail.Request) (*jail.DevicePlan, error) {
 	p := &planner{
 		spec: spec, user: os.Geteuid(),
@@ -63,7 +63,6 @@ func (f *Finder) find(registry *cdi.Registry, spec *jail.Spec, request jail.Requ
 		links:   map[string]string{},
 		inBase:  map[string]bool{},
 		own:     map[string]own{},
-		free:    map[string]bool{},
 	}
 	for _, path := range spec.Reserved {
 		p.reserve(path, "a folder of the sandbox's own")
@@ -95,9 +94,9 @@ func (f *Finder) find(registry *cdi.Registry, spec *jail.Spec, request jail.Requ
 	return p.plan, nil
 }
 
-// missing adds what to do to an error about names.
+// missing adds a hint to an error about names.
 func missing(err error) error {
-	refusal := &jail.Refusal{Problem: err.Error(), Hint: "see which names there are with nix-sandbox-mcp doctor"}
+	refusal := &jail.Refusal{Problem: err.Error(), Hint: "list the names with nix-sandbox-mcp doctor"}
 	var unknown *cdi.Unknown
 	switch {
 	case !errors.As(err, &unknown):
@@ -112,29 +111,28 @@ func missing(err error) error {
 	return refusal
 }
 
-// planner collects what one sandbox gets.
+// planner collects the plan for one sandbox.
 type planner struct {
 	spec *jail.Spec
 	user int // who starts the sandbox
 	plan *jail.DevicePlan
-	// reserved are paths of the sandbox that no device brings, with what is there.
+	// reserved are paths of the sandbox that devices may not cover.
 	reserved []reservation
 	// taken has the source of each mount and node, by its path in the sandbox.
 	taken map[string]string
 	// above are the folders of these paths.
 	above map[string]bool
-	// folders are those of the host that were opened, by their paths.
+	// folders are the opened folders of the host, by path.
 	folders map[string]folder
-	// links are the symbolic links, by their paths.
+	// links are the targets of the symbolic links, by path.
 	links map[string]string
-	// inBase are the paths below bin, etc and usr that a device brings.
+	// inBase are the paths below bin, etc and usr that devices add.
 	inBase map[string]bool
-	// own is what ownAt has found out, and free what isFree has.
+	// own caches the results of ownAt.
 	own   map[string]own
-	free  map[string]bool
 	nodes []node
-	// libraries are the shared libraries that a device brings, by their paths in the
-	// sandbox, with their paths on the host.
+	// libraries are the devices' shared libraries: their paths on the host, by their paths
+	// in the sandbox.
 	libraries map[string]string
 	// search are the folders in which programs look for libraries.
 	search []string
@@ -144,8 +142,7 @@ type reservation struct{ path, what string }
 
 func (p *planner) reserve(path, what string) {
 	switch path {
-	// These three have room for files beside the sandbox's own, and the store for
-	// folders of the store.
+	// Devices may add files to these.
 	case "/bin", "/etc", "/usr", "/nix", "/dev":
 		return
 	}
@@ -177,7 +174,7 @@ func (p *planner) addAll(edits *cdi.Edits, nodes []string) error {
 		}
 	}
 	if len(p.taken) > maxMounts {
-		return fmt.Errorf("the devices of this sandbox bring %d files and nodes, and it takes at most %d", len(p.taken), maxMounts)
+		return fmt.Errorf("the devices of this sandbox add %d files and nodes, want at most %d", len(p.taken), maxMounts)
 	}
 	folders := p.addHooks(edits.Hooks)
 	p.addLibraries(folders)
@@ -186,44 +183,46 @@ func (p *planner) addAll(edits *cdi.Edits, nodes []string) error {
 	p.finish()
 	if count := len(p.plan.Before) + 3*len(p.links) + len(p.plan.After); count > maxFlags {
 		return &jail.Refusal{
-			Problem: fmt.Sprintf("the links and variables of this sandbox's devices are %d arguments of bubblewrap, and it takes at most %d", count, maxFlags),
-			Hint:    "name fewer devices, or have fewer packages in an environment whose devices bring programs",
+			Problem: fmt.Sprintf("the links and variables of this sandbox's devices are %d arguments of bubblewrap, which accepts at most %d", count, maxFlags),
+			Hint:    "name fewer devices, or use fewer packages in an environment with devices that add programs",
 		}
 	}
 	return nil
 }
 
-// finish orders what was collected.
+// finish completes the plan.
 func (p *planner) finish() {
 	for _, top := range []string{"bin", "etc", "usr"} {
 		p.base("/" + top)
 	}
-	p.group()
+	for _, link := range slices.Sorted(maps.Keys(p.links)) {
+		p.plan.Links = append(p.plan.Links, jail.DeviceLink{Path: link, Target: p.links[link]})
+	}
 	p.plan.Usable = p.usable
 }
 
-// otherBin is a second path of /bin.
+// otherBin is the other path of /bin.
 const otherBin = "/usr/bin"
 
-// base adds a folder or file of the sandbox's own below /bin, /etc or /usr: a link, or
-// where a device brings something into that folder, a folder with links.
+// base adds a folder or file of the sandbox's own below /bin, /etc or /usr as a link. If a
+// device adds something to the folder, it becomes a folder of links.
 func (p *planner) base(path string) {
 	own := p.spec.Devices.Base + path
-	brings := false
-	for brought := range p.inBase {
-		brings = brings || inside(brought, path)
+	grows := false
+	for added := range p.inBase {
+		grows = grows || inside(added, path)
 	}
-	if brings && path == otherBin {
+	if grows && path == otherBin {
 		p.plan.Before = append(p.plan.Before, "--symlink", "../bin", path)
 		return
 	}
-	if !brings {
+	if !grows {
 		p.plan.Before = append(p.plan.Before, "--symlink", own, path)
 		return
 	}
 	entries, err := os.ReadDir(own)
 	if err != nil {
-		return // it is no folder of the sandbox's own
+		return // the sandbox has no such folder
 	}
 	p.plan.Before = append(p.plan.Before, "--dir", path)
 	for _, entry := range entries {
@@ -237,11 +236,11 @@ func inside(path, folder string) bool {
 	return found && (rest == "" || rest[0] == '/')
 }
 
-// target checks a path of the sandbox at which a device brings something, and returns it
-// as it is in the sandbox.
+// target checks a path at which a device adds something, and returns the actual path in the
+// sandbox.
 func (p *planner) target(path string) (string, error) {
 	path = filepath.Clean(path)
-	// The sandbox has its programs in one folder.
+	// The sandbox has only one folder of programs.
 	for _, folder := range []string{otherBin, "/usr/sbin", "/sbin"} {
 		if inside(path, folder) {
 			path = "/bin" + strings.TrimPrefix(path, folder)
@@ -275,17 +274,18 @@ func (p *planner) target(path string) (string, error) {
 	return path, nil
 }
 
-// own is what the sandbox has of its own at a path below /bin, /etc or /usr.
+// own says whether the sandbox itself has a file or folder at a path below /bin, /etc or
+// /usr.
 type own int
 
 const (
 	ownNothing own = iota
 	ownFolder
-	ownFile // or anything else that is no folder
+	ownFile // or anything else that is not a folder
 )
 
-// ownAt returns what the sandbox has of its own at a path. It asks once about each folder:
-// a driver has most of its files in one, which the sandbox mostly lacks.
+// ownAt returns the kind of the sandbox's own file at a path. It caches the answers,
+// because a driver has most of its files in one folder, which most sandboxes lack.
 func (p *planner) ownAt(path string) own {
 	if known, found := p.own[path]; found {
 		return known
@@ -303,8 +303,8 @@ func (p *planner) ownAt(path string) own {
 	return result
 }
 
-// take records that a device brings something at a path of the sandbox, and reports
-// whether that is new. What another device brings as well comes once.
+// take records that a device adds something at a path of the sandbox, and reports whether
+// that is new. Two devices may add the same file.
 func (p *planner) take(path, from string) (isNew bool, err error) {
 	for folder := path; folder != "/"; folder = filepath.Dir(folder) {
 		other, found := p.taken[folder]
@@ -333,11 +333,11 @@ func (p *planner) take(path, from string) (isNew bool, err error) {
 type folder struct {
 	fd   int
 	path string // without links
-	err  error  // why what is in it cannot be had
+	err  error  // why its files cannot be used
 }
 
-// resolve returns what a path of the host leads to, without links, and its state. It goes
-// the way to a folder once: a driver has most of its files in one.
+// resolve returns the target of a path of the host, without links, and its state. It
+// resolves each folder once, because a driver has most of its files in one.
 func (p *planner) resolve(path string) (string, unix.Stat_t, error) {
 	var stat unix.Stat_t
 	path = filepath.Clean(path)
@@ -370,10 +370,10 @@ func (p *planner) resolve(path string) (string, unix.Stat_t, error) {
 	return real, stat, err
 }
 
-var errEverybody = errors.New("everybody can have it lead elsewhere")
+var errOthers = errors.New("other users can make it lead elsewhere")
 
-// openFolder opens a folder for resolve. The descriptors close with this process's image:
-// they are few.
+// openFolder opens a folder for resolve. The few descriptors close when this process calls
+// execve.
 func (p *planner) openFolder(path string) folder {
 	fd, err := p.open(path)
 	if err != nil {
@@ -384,17 +384,17 @@ func (p *planner) openFolder(path string) folder {
 		return folder{err: err}
 	}
 	switch {
-	case stat.Mode&0o002 != 0:
-		return folder{err: errEverybody}
+	case pathowner.WritableByOthers(stat):
+		return folder{err: errOthers}
 	case stat.Uid != 0 && int(stat.Uid) != p.user:
-		return folder{err: fmt.Errorf("user %d can have it lead elsewhere", stat.Uid)}
+		return folder{err: fmt.Errorf("user %d can make it lead elsewhere", stat.Uid)}
 	}
 	real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 	return folder{fd, real, err}
 }
 
-// open opens what a path leads to, if nobody but root and the user who starts the sandbox
-// can have it lead elsewhere.
+// open opens a path if only root and the user who starts the sandbox can make it lead
+// elsewhere.
 func (p *planner) open(path string) (int, error) {
 	fd, deciders, err := pathowner.Open(path)
 	if err != nil {
@@ -406,7 +406,7 @@ func (p *planner) open(path string) (int, error) {
 	}
 	unix.Close(fd)
 	if deciders[pathowner.Anybody] {
-		return 0, errEverybody
+		return 0, errOthers
 	}
-	return 0, fmt.Errorf("user %d can have it lead elsewhere", slices.Min(slices.Collect(maps.Keys(deciders))))
+	return 0, fmt.Errorf("user %d can make it lead elsewhere", slices.Min(slices.Collect(maps.Keys(deciders))))
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 )
 
-// Findings says which devices there are, and which of them the sandbox can have, in the
-// sentences with which a start would be refused.
+// Findings lists the devices of this machine and says whether the sandbox can have its own,
+// in the sentences with which its start would fail.
 func (f *Finder) Findings(spec *jail.Spec) []jail.Finding {
 	registry := f.read()
 	names := registry.Names()
@@ -27,8 +27,7 @@ func (f *Finder) Findings(spec *jail.Spec) []jail.Finding {
 	plan, err := f.find(registry, spec, jail.Request{})
 	var notes []string
 	if err == nil {
-		// As this user; where root starts the sandbox, its user gets the groups that
-		// the nodes have.
+		// If root starts the sandbox, its user gets the groups of the nodes.
 		if os.Geteuid() != 0 {
 			notes, err = plan.Usable()
 		}
@@ -45,9 +44,6 @@ func (f *Finder) Findings(spec *jail.Spec) []jail.Finding {
 		} else {
 			others++
 		}
-	}
-	for _, folder := range plan.Folders {
-		others += len(folder.Mounts)
 	}
 	had.Found = fmt.Sprintf("device nodes: %d, other files and folders: %d", nodes, others)
 	if len(plan.Groups) > 0 {

@@ -14,7 +14,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 )
 
-// addMount adds a mount of a specification, read-only whatever its options say.
+// addMount adds a mount of a specification. It is read-only whatever its options say.
 func (p *planner) addMount(m cdi.Mount) error {
 	refuse := func(format string, args ...any) error {
 		return &jail.Refusal{
@@ -23,7 +23,7 @@ func (p *planner) addMount(m cdi.Mount) error {
 		}
 	}
 	if m.Type != "" && m.Type != "bind" && m.Type != "none" {
-		return refuse("it is a file system of the type %q, and a sandbox gets files and folders of the host alone", m.Type)
+		return refuse("it is a file system of the type %q, and a sandbox gets only files and folders of the host", m.Type)
 	}
 	from, to := filepath.Clean(m.HostPath), filepath.Clean(m.ContainerPath)
 	store := p.spec.Devices.StoreDir
@@ -50,7 +50,7 @@ func (p *planner) addMount(m cdi.Mount) error {
 	}
 	switch kind := stat.Mode & unix.S_IFMT; {
 	case kind == unix.S_IFSOCK:
-		// Of a service of the host, such as nvidia-persistenced: the device works without.
+		// Devices work without services such as nvidia-persistenced.
 		p.note("%s is not in the sandbox, because code would reach a service of the host through the socket", from)
 		return nil
 	case kind != unix.S_IFREG && kind != unix.S_IFDIR:
@@ -66,13 +66,13 @@ func (p *planner) addMount(m cdi.Mount) error {
 	if !isNew {
 		return nil
 	}
-	p.plan.Mounts = append(p.plan.Mounts, jail.DeviceMount{From: real, To: to, IsFolder: stat.Mode&unix.S_IFMT == unix.S_IFDIR})
+	p.plan.Mounts = append(p.plan.Mounts, jail.DeviceMount{From: real, To: to})
 	p.addLibrary(to, real)
 	return nil
 }
 
-// addStorePath adds a path of the store at its own path, with the whole folder of the
-// store that it is in: nothing there is a secret, and its links lead to each other.
+// addStorePath adds a path of the store at its own path, with the whole folder of the store
+// that contains it: the store has no secrets, and files of a folder link to each other.
 func (p *planner) addStorePath(path string, refuse func(string, ...any) error) error {
 	store := p.spec.Devices.StoreDir
 	name, _, _ := strings.Cut(strings.TrimPrefix(path, store+"/"), "/")
@@ -97,12 +97,12 @@ func (p *planner) addStorePath(path string, refuse func(string, ...any) error) e
 	return nil
 }
 
-// addNodeLinks adds the links of a folder such as /dev/dri/by-path, which a specification
-// mounts, to nodes that the sandbox has.
+// addNodeLinks adds links to the sandbox's nodes from a folder such as /dev/dri/by-path, if a
+// specification mounts it.
 func (p *planner) addNodeLinks(m cdi.Mount, to string) {
 	entries, err := os.ReadDir(m.HostPath)
 	if err != nil || isOwnNode(to) {
-		p.note("%s is not in the sandbox: %s mounts it into /dev, which has device nodes and links alone", m.HostPath, m.File)
+		p.note("%s is not in the sandbox: %s mounts it into /dev, which has only device nodes and links", m.HostPath, m.File)
 		return
 	}
 	for _, entry := range entries {
@@ -113,7 +113,7 @@ func (p *planner) addNodeLinks(m cdi.Mount, to string) {
 	}
 }
 
-// addLibrary records a file that is a shared library by its name.
+// addLibrary records a file if its name is that of a shared library.
 func (p *planner) addLibrary(to, from string) {
 	if name := filepath.Base(to); strings.HasSuffix(name, ".so") || strings.Contains(name, ".so.") {
 		if p.libraries == nil {
@@ -123,18 +123,18 @@ func (p *planner) addLibrary(to, from string) {
 	}
 }
 
-// The hooks whose work is done here, by the first of their arguments that is one of these.
+// The hooks that this package replaces, by the first of their arguments that is in this list.
 const (
 	hookLinks  = "create-symlinks"
 	hookCache  = "update-ldcache"
-	hookModes  = "chmod" // of folders in /dev, which all may enter here
+	hookModes  = "chmod" // of folders in /dev, which need no change here
 	linkOption = "--link"
 	dirOption  = "--folder"
 )
 
-// addHooks does what the usual hooks do: it adds their links, and returns the folders
-// whose libraries programs are to find. Others are named in notes: a hook is a program of
-// the host that would run as the user of the server, outside of the sandbox.
+// addHooks replaces the usual hooks: it adds their links, and returns the folders with
+// libraries that programs must find. Other hooks only get a note, because a hook is a
+// program of the host that would run as the server's user, outside the sandbox.
 func (p *planner) addHooks(hooks []cdi.Hook) (folders []string) {
 	for _, hook := range hooks {
 		verb := ""
@@ -163,7 +163,7 @@ func (p *planner) addHooks(hooks []cdi.Hook) (folders []string) {
 	return folders
 }
 
-// values returns those of an option, which may follow it or stand after a =.
+// values returns the values of an option, written as OPTION VALUE or OPTION=VALUE.
 func values(args []string, option string) (found []string) {
 	for i, arg := range args {
 		value, isSame := strings.CutPrefix(arg, option+"=")
@@ -177,7 +177,7 @@ func values(args []string, option string) (found []string) {
 	return found
 }
 
-// addLink adds a link, written as TARGET::LINK, unless something is there.
+// addLink adds a link, written as TARGET::LINK, unless a mount covers its path.
 func (p *planner) addLink(text string, hook cdi.Hook) {
 	target, link, found := strings.Cut(text, "::")
 	leave := func(why any) {
@@ -190,10 +190,10 @@ func (p *planner) addLink(text string, hook cdi.Hook) {
 	link = filepath.Clean(link)
 	switch {
 	case inside(link, p.spec.Devices.StoreDir):
-		return // the whole folder of the store is there, with its links
+		return // the whole folder of the store is mounted, with its links
 	case inside(link, "/dev"):
 		if isOwnNode(link) {
-			leave("every sandbox has that node")
+			leave("every sandbox has that node already")
 			return
 		}
 	default:
@@ -205,22 +205,22 @@ func (p *planner) addLink(text string, hook cdi.Hook) {
 	}
 	for folder := link; folder != "/"; folder = filepath.Dir(folder) {
 		if p.taken[folder] != "" {
-			return // what is mounted there counts
+			return // the mount counts
 		}
 	}
 	p.links[link] = target
 }
 
-// driverFolder is where programs of nixpkgs look for the libraries of drivers, by their
-// own run paths: addDriverRunpath.driverLink of nixpkgs.
+// driverFolder is where programs of nixpkgs look for libraries of drivers:
+// addDriverRunpath.driverLink of nixpkgs.
 const driverFolder = "/run/opengl-driver"
 
-// Where the loaders of distributions look without a cache.
+// usualFolders are the folders that loaders of distributions search without a cache.
 var usualFolders = []string{"/lib", "/lib64", "/usr/lib", "/usr/lib64"}
 
-// addLibraries has programs find the libraries in folders, and in the usual ones: by links
-// beside them, as ldconfig makes them, and by the folder where programs of nixpkgs look,
-// which becomes a link to theirs. The loader of nixpkgs reads no cache of the system.
+// addLibraries lets programs find the libraries in folders and in the usual ones. It adds
+// links beside them, as ldconfig does, and makes the folder that programs of nixpkgs
+// search a link to theirs. The loader of nixpkgs does not read the system's cache.
 func (p *planner) addLibraries(folders []string) {
 	var paths []string
 	count := map[string]int{}
@@ -237,7 +237,7 @@ func (p *planner) addLibraries(folders []string) {
 	if len(paths) == 0 {
 		return
 	}
-	// The folder that most of them are in comes first.
+	// The folder with most libraries comes first.
 	slices.SortStableFunc(p.search, func(a, b string) int { return count[b] - count[a] })
 	names := newSonameReader()
 	for _, library := range paths {
@@ -245,20 +245,20 @@ func (p *planner) addLibraries(folders []string) {
 	}
 	path := driverFolder + "/lib"
 	if p.isTaken(driverFolder) || p.isTaken(path) || p.above[driverFolder] {
-		// A specification brings that folder, as on NixOS.
+		// A specification adds that folder, as on NixOS.
 		p.search = append([]string{path}, p.search...)
 		return
 	}
 	p.links[path] = p.search[0]
-	// Programs find those in other folders by the variable alone.
+	// Programs find libraries in other folders only by the variable.
 	p.search[0] = path
 }
 
-// addSoname adds a link by whose name programs load a library, beside it.
+// addSoname adds a link beside a library, with the name by which programs load it.
 func (p *planner) addSoname(library string, names *sonameReader) {
 	folder, name := filepath.Split(library)
 	folder = filepath.Clean(folder)
-	// In the store and in a folder that is mounted whole there are links already.
+	// The store, and folders that are mounted whole, have links already.
 	if inside(folder, p.spec.Devices.StoreDir) || p.isTaken(folder) {
 		return
 	}
@@ -268,15 +268,15 @@ func (p *planner) addSoname(library string, names *sonameReader) {
 	}
 }
 
-// isUsual reports whether a folder is one where the loader of a distribution looks.
+// isUsual reports whether the loader of a distribution searches a folder.
 func isUsual(folder string) bool {
 	return slices.ContainsFunc(usualFolders, func(usual string) bool {
-		// Debian's have the name of an architecture in them.
+		// Debian has a folder for each architecture.
 		return folder == usual || filepath.Dir(folder) == usual && strings.HasSuffix(folder, "-linux-gnu")
 	})
 }
 
-// isTaken reports whether a path is one that is mounted, or in such a folder.
+// isTaken reports whether a path is mounted, or in a mounted folder.
 func (p *planner) isTaken(path string) bool {
 	for ; path != "/"; path = filepath.Dir(path) {
 		if p.taken[path] != "" {
@@ -286,13 +286,13 @@ func (p *planner) isTaken(path string) bool {
 	return false
 }
 
-// ownVariables are those of the sandbox itself, which its programs could not be found or
-// could not write without.
+// ownVariables are the sandbox's own variables: without them its programs could not be found
+// or could not write.
 var ownVariables = []string{"HOME", "PATH", "TMPDIR", "USER"}
 
 const searchVariable = "LD_LIBRARY_PATH"
 
-// addVariables adds the variables of specifications, of which later ones win.
+// addVariables adds the variables of specifications. Later ones win.
 func (p *planner) addVariables(variables []string) {
 	search := p.search
 	for _, variable := range variables {
@@ -307,13 +307,13 @@ func (p *planner) addVariables(variables []string) {
 		}
 	}
 	p.addFolders(searchVariable, search)
-	// Programs of a driver, such as nvidia-smi.
+	// A driver may add programs, such as nvidia-smi.
 	if p.inBase[otherBin] {
 		p.addFolders("PATH", []string{otherBin})
 	}
 }
 
-// addFolders adds folders to a variable, after those that the operator gives it.
+// addFolders adds folders to a variable, after the operator's own.
 func (p *planner) addFolders(variable string, folders []string) {
 	if len(folders) == 0 {
 		return

@@ -19,14 +19,14 @@ import (
 type node struct {
 	path  string // on the host, without links
 	stat  unix.Stat_t
-	named bool // by the operator, and not by a specification
-	// permissions are those that the specification grants, of rwm.
+	named bool // by the operator, not by a specification
+	// permissions are the letters of rwm that the specification grants.
 	permissions string
 }
 
-// unsafeNodes are those by which code gets out of a sandbox, reads what is not its own, or
-// stops the machine, by their major and minor numbers: Documentation/admin-guide/devices.txt
-// of Linux. A minor number of -1 is all.
+// unsafeNodes are nodes that let code leave a sandbox, read data that is not its own, or
+// stop the machine, by major and minor number: see Documentation/admin-guide/devices.txt of
+// Linux. all means every minor number.
 var unsafeNodes = []struct {
 	major, minor uint32
 	all          bool
@@ -41,8 +41,7 @@ var unsafeNodes = []struct {
 	{13, 0, true, "the input of the machine"}, {202, 0, true, "the processors of the machine"}, {203, 0, true, "the processors of the machine"},
 }
 
-// isUnsafe returns what a node is, if a sandbox gets it only where the operator says
-// unsafe_devices; empty otherwise.
+// isUnsafe returns the name of a node that takes unsafe_devices, or "" for another node.
 func isUnsafe(stat unix.Stat_t) string {
 	if stat.Mode&unix.S_IFMT == unix.S_IFBLK {
 		return "a disk"
@@ -60,10 +59,10 @@ func isUnsafe(stat unix.Stat_t) string {
 	return ""
 }
 
-// ownNodes are the names that every sandbox has in /dev.
+// ownNodes are the names in every sandbox's /dev.
 var ownNodes = []string{"console", "core", "fd", "full", "mqueue", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty", "urandom", "zero"}
 
-// isOwnNode reports whether a path is one that every sandbox has in /dev, or below it.
+// isOwnNode reports whether every sandbox has a path in /dev, or a folder above it.
 func isOwnNode(path string) bool {
 	name, _, _ := strings.Cut(strings.TrimPrefix(path, "/dev/"), "/")
 	return slices.Contains(ownNodes, name)
@@ -97,7 +96,7 @@ func (p *planner) addNode(n cdi.Node) error {
 		return refuse("its type is %s, and the specification has %s", map[uint32]string{unix.S_IFCHR: "c", unix.S_IFBLK: "b"}[kind], n.Type)
 	}
 	major, minor := int64(unix.Major(uint64(stat.Rdev))), int64(unix.Minor(uint64(stat.Rdev)))
-	// 0 is a number that is left out.
+	// 0 means that the specification has no number.
 	if n.Major != 0 && n.Major != major || n.Minor != 0 && n.Minor != minor {
 		return refuse("its numbers are %d:%d, and the specification has %d:%d", major, minor, n.Major, n.Minor)
 	}
@@ -114,7 +113,7 @@ func (p *planner) addNode(n cdi.Node) error {
 	return p.place(node{path: real, stat: stat, permissions: permissions}, to, refuse)
 }
 
-// addNamedNode adds a node that the operator names.
+// addNamedNode adds a node that the operator named.
 func (p *planner) addNamedNode(path string) error {
 	refuse := func(format string, args ...any) error {
 		return &jail.Refusal{
@@ -143,7 +142,7 @@ func (p *planner) addNamedNode(path string) error {
 
 // place adds a node at a path of the sandbox.
 func (p *planner) place(n node, to string, refuse func(string, ...any) error) error {
-	// Where root starts the sandbox, its user is another one.
+	// If root starts the sandbox, its user is another one.
 	if p.user != 0 && int(n.stat.Uid) == p.user {
 		return refuse("it belongs to %s, and code could change its mode on the host: give it to root, and to a group that may open it", userName(p.user))
 	}
@@ -160,8 +159,8 @@ func (p *planner) place(n node, to string, refuse func(string, ...any) error) er
 	return nil
 }
 
-// addGroups finds the groups without which the nodes cannot be opened, and those that the
-// specifications ask for.
+// addGroups adds the groups that the nodes require, and the groups in asked, which the
+// specifications require.
 func (p *planner) addGroups(asked []uint32) {
 	var groups []int
 	for _, n := range p.nodes {
@@ -173,12 +172,12 @@ func (p *planner) addGroups(asked []uint32) {
 		groups = append(groups, int(group))
 	}
 	slices.Sort(groups)
-	// Root's group opens more than devices.
+	// Root's group would open more than devices.
 	p.plan.Groups = slices.DeleteFunc(slices.Compact(groups), func(group int) bool { return group == 0 })
 }
 
-// usable checks, as the user of the sandbox, which nodes may be opened. Each that the
-// operator names has to be, and of those of specifications at least one.
+// usable checks, as the sandbox's user, which nodes may be opened. Every node that the
+// operator named must be among them, and at least one of the specifications' nodes.
 func (p *planner) usable() (notes []string, err error) {
 	opens := 0
 	var refusals []*jail.Refusal
@@ -191,8 +190,8 @@ func (p *planner) usable() (notes []string, err error) {
 			if strings.Contains(n.permissions, access.letter) {
 				mode |= access.mode
 			} else if unix.Faccessat(unix.AT_FDCWD, n.path, access.mode, unix.AT_EACCESS) == nil {
-				// The specification counts on control groups, which keep a process from
-				// opening a node whatever its mode says, and which only root can set up.
+				// The specification relies on control groups, which can keep a process from
+				// opening a node despite its mode, but which only root can set up.
 				return nil, &jail.Refusal{
 					Problem: fmt.Sprintf("the specification of %s grants %q, and its mode lets this user do more", n.path, n.permissions),
 					Hint:    "change the mode of the device node on the host, or grant rw in the specification",
@@ -222,7 +221,7 @@ func (p *planner) usable() (notes []string, err error) {
 	return notes, nil
 }
 
-// refused says why this user may not open a node, and what to do.
+// refused returns why this user may not open a node, and a hint.
 func (n node) refused() *jail.Refusal {
 	me := userName(unix.Geteuid())
 	group := groupName(int(n.stat.Gid))
@@ -238,7 +237,7 @@ func (n node) refused() *jail.Refusal {
 	return refusal
 }
 
-// userName and groupName return a name, or the number where there is none.
+// userName and groupName return a name, or the number if there is none.
 func userName(id int) string {
 	if u, err := user.LookupId(strconv.Itoa(id)); err == nil {
 		return u.Username

@@ -9,15 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bounds of what is read of a library.
+// Bounds of the parts of a library that are read.
 const (
 	maxHeaders = 64      // program headers
 	maxDynamic = 1 << 16 // bytes of the dynamic section
-	maxSoname  = 255     // bytes, as of any file's name
+	maxSoname  = 255     // bytes, as for any file name
 )
 
-// What elf(5) describes: sizes in bytes, and the numbers of package debug/elf, which would
-// bring readers of compressed sections into each start.
+// Sizes in bytes and numbers of elf(5). Package debug/elf has them too, but it would link
+// readers of compressed sections into the launcher.
 const (
 	headerSize  = 64
 	segmentSize = 56
@@ -32,8 +32,8 @@ const (
 	dynamicSoname  = 14
 )
 
-// sonameReader reads the names by which programs load libraries, with the same memory for
-// each: a driver has so many of them that new memory would take longer than the files.
+// sonameReader reads the names by which programs load libraries. It reuses its memory: a
+// driver has so many libraries that allocating would take longer than reading.
 type sonameReader struct {
 	headers  []byte
 	dynamic  []byte
@@ -45,11 +45,11 @@ func newSonameReader() *sonameReader {
 	return &sonameReader{headers: make([]byte, headerSize+maxHeaders*segmentSize), name: make([]byte, maxSoname+1)}
 }
 
-// nameOf returns the name of the library at a path, or "" where it has none. It reads what a
-// loader reads: debug/elf wants section headers, which a library need not have, and reads
-// all names of the library for this one.
+// nameOf returns the soname of the library at a path, or "" if it has none. It reads the same
+// parts as a loader. debug/elf wants section headers, which a library need not have, and
+// reads all names of the library.
 func (r *sonameReader) nameOf(path string) string {
-	// Not by package os, which takes five system calls more for each file.
+	// Package os would take five more system calls for each file.
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
 		return ""
@@ -61,7 +61,7 @@ func (r *sonameReader) nameOf(path string) string {
 // descriptor reads a file by its descriptor.
 type descriptor int
 
-// ReadAt reads once. What it leaves out of a short file, a name does not need.
+// ReadAt implements [io.ReaderAt] by one call.
 func (d descriptor) ReadAt(into []byte, at int64) (int, error) {
 	n, err := unix.Pread(int(d), into, at)
 	switch {
@@ -79,7 +79,7 @@ type segment struct {
 	offset, address, size uint64
 }
 
-// read reads the name in the ELF file of a 64-bit machine, elf(5).
+// read reads the soname in an ELF file of a 64-bit machine.
 func (r *sonameReader) read(file io.ReaderAt) string {
 	number := binary.LittleEndian
 	// The program headers nearly always follow the header.
@@ -128,7 +128,7 @@ func (r *sonameReader) read(file io.ReaderAt) string {
 	if strings == 0 || offset == 0 {
 		return ""
 	}
-	// The table of strings has an address, as it will be in memory.
+	// The table of strings is given by its address in memory.
 	for _, s := range r.segments {
 		if s.kind != segmentLoaded || strings < s.address || strings-s.address >= s.size {
 			continue

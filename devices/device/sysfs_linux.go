@@ -11,15 +11,15 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 )
 
-// shownSubsystems are those whose libraries find a device by the kernel's files about it:
-// libdrm reads /sys/dev/char, and ROCm's runtime the topology below /sys/class/kfd.
+// shownSubsystems have libraries that find a device by the kernel's files about it: libdrm
+// reads /sys/dev/char, and ROCm's runtime the topology below /sys/class/kfd.
 var shownSubsystems = []string{"accel", "drm", "kfd"}
 
-// addKernelFiles adds what /sys has about a node, read-only and at its own path, with the
-// two links by which it is found. Of everything else in /sys the sandbox has nothing.
+// addKernelFiles adds the folder of /sys about a node, read-only and at its own path, and the
+// two links by which libraries find it. The sandbox has no other files of /sys.
 func (p *planner) addKernelFiles(n node) {
 	number := fmt.Sprintf("/sys/dev/char/%d:%d", unix.Major(uint64(n.stat.Rdev)), unix.Minor(uint64(n.stat.Rdev)))
-	// First, because it is one call, and most nodes of a driver have nothing to show.
+	// Most nodes of a driver end here, after one call.
 	target, err := os.Readlink(number + "/subsystem")
 	subsystem := filepath.Base(target)
 	if err != nil || !slices.Contains(shownSubsystems, subsystem) {
@@ -29,7 +29,7 @@ func (p *planner) addKernelFiles(n node) {
 	if err != nil || !inside(real, "/sys/devices") {
 		return
 	}
-	// A node of a card is below the card: libraries ask for both.
+	// A node is below its card, and libraries ask for both.
 	folder := real
 	if card, err := filepath.EvalSymlinks(real + "/device"); err == nil && inside(card, "/sys/devices") {
 		folder = card
@@ -37,7 +37,7 @@ func (p *planner) addKernelFiles(n node) {
 	for _, link := range []string{number, "/sys/class/" + subsystem + "/" + filepath.Base(real)} {
 		p.links[link] = real
 	}
-	// Another node of the card has brought it.
+	// Another node of the card may have added it.
 	if isNew, err := p.take(folder, folder); err == nil && isNew {
 		p.plan.Mounts = append(p.plan.Mounts, jail.DeviceMount{From: folder, To: folder})
 	}

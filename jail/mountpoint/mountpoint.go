@@ -1,7 +1,6 @@
-// Package mountpoint has the rule for the path at which a project appears in
-// a sandbox. The launcher refuses a sandbox by it, and the server checks its
-// settings by it before a client waits for an answer. Which paths are a
-// sandbox's own is decided where it is built.
+// Package mountpoint has the rule for a project's mount point in a sandbox. The launcher
+// applies it to each sandbox, and the server to its settings, before any client waits
+// for an answer. The build of a sandbox decides which paths are reserved.
 package mountpoint
 
 import (
@@ -9,9 +8,8 @@ import (
 	"strings"
 )
 
-// Problem says why a path cannot be a project's mount point, for use after "is
-// PATH, "; it is empty for one that can. The reserved paths are absolute and
-// clean.
+// Problem returns why a path cannot be a project's mount point, for use after "is PATH, ",
+// or "" if it can. The reserved paths are absolute and clean.
 func Problem(mount string, reserved []string) string {
 	isControl := func(r rune) bool { return r < ' ' || r == 0x7f }
 	if !path.IsAbs(mount) || path.Clean(mount) != mount || strings.ContainsFunc(mount, isControl) {
@@ -25,7 +23,7 @@ func Problem(mount string, reserved []string) string {
 	return ""
 }
 
-// inside reports whether a path is the folder or lies in it; both are clean.
+// inside reports whether a path is the folder or lies in it. Both are clean.
 func inside(path, folder string) bool {
 	return folder == "/" || path == folder || strings.HasPrefix(path, folder+"/")
 }

@@ -395,7 +395,7 @@ func TestDevices_HostilePaths(t *testing.T) {
 		"a disk as a file":           {mount("/dev/zero", "/opt/zero"), "leads to /dev/zero, which shows the machine itself"},
 		"a link to processes":        {mount("DIR/to-proc", "/opt/proc"), "leads to /proc, which shows the machine itself"},
 		"a link to the root":         {mount("DIR/to-root/", "/opt/root"), "leads to /, which shows the machine itself"},
-		"a link that all can change": {mount("DIR/all/link", "/opt/file"), "everybody can have it lead elsewhere"},
+		"a link that all can change": {mount("DIR/all/link", "/opt/file"), "other users can make it lead elsewhere"},
 		"nothing there":              {mount("DIR/none", "/opt/file"), "no such file or directory"},
 		"a pipe":                     {mount("DIR/pipe", "/opt/pipe"), "it is neither a folder nor a file"},
 		"a file system":              {before + "    mounts: [{hostPath: /a, containerPath: /opt/a, type: tmpfs}]\n", `it is a file system of the type "tmpfs"`},

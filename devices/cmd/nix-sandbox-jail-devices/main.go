@@ -1,6 +1,6 @@
 // The command nix-sandbox-jail-devices is nix-sandbox-jail for sandboxes with devices of
-// the host. It is a program of its own because it reads specifications in YAML, and the
-// library for it would cost each start of the other one a tenth of a millisecond.
+// the host. It is a separate program because it reads specifications in YAML: the library
+// for that would make every other start a tenth of a millisecond longer.
 package main
 
 import (
@@ -14,8 +14,8 @@ import (
 // version is set when the program is linked.
 var version = "unknown"
 
-// The signal that ends a process with its parent is the main thread's, which
-// therefore is the one that becomes the sandbox.
+// The signal of a parent's end belongs to the main thread, so the main thread must become
+// the sandbox.
 func init() { runtime.LockOSThread() }
 
 func main() { jail.Main(version, device.NewFinder(os.Getenv(device.FoldersVariable))) }

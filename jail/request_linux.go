@@ -1,0 +1,149 @@
+package jail
+
+import (
+	"fmt"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/handover"
+)
+
+// Request is what the caller asks for when it starts a sandbox. A descriptor of 0 means
+// that the caller gave none.
+type Request struct {
+	Project Project
+	// Inbox is another folder that the sandbox sees, read-only: an absolute path on the
+	// host, or empty.
+	Inbox string
+	// Workspace is the descriptor of a workspace that other sandboxes use too.
+	Workspace int
+	// Upper is the descriptor of a socket to which the upper layer of the project's
+	// overlay is sent.
+	Upper int
+	// Events is the descriptor to which the network's proxy writes its events.
+	Events int
+	// CodeGroup is the descriptor of a control group for the code.
+	CodeGroup int
+	// StartFactor is how many times longer than usual an interpreter may take to load;
+	// 0 means 1.
+	StartFactor int
+	// devices is the plan for the sandbox's devices, or nil.
+	devices *DevicePlan
+	// logs reports that standard error is a log and not the code's own.
+	logs bool
+}
+
+// The variables that name folders of the host.
+const (
+	projectVariable = "PROJECT_DIR"
+	inboxVariable   = "NIX_SANDBOX_INBOX"
+)
+
+// The variables with numbers of descriptors that the launcher inherits.
+const (
+	workspaceVariable = "NIX_SANDBOX_WORKSPACE"
+	upperVariable     = "NIX_SANDBOX_UPPER"
+	// codeGroupVariable is for a folder of a control group. The agent starts the code in
+	// that group and reads its events. The sandbox's user may write to its cgroup.procs.
+	// Whoever sets the variable has set the group's limits.
+	codeGroupVariable = "NIX_SANDBOX_CODE_GROUP"
+)
+
+// startFactorVariable has the value of [Request.StartFactor], which is more than 1 on
+// machines that emulate instructions.
+const startFactorVariable = "NIX_SANDBOX_START_FACTOR"
+
+// These options tell the agent about the control group and the factor.
+const (
+	codeGroupOption   = "--group"
+	startFactorOption = "--start-factor"
+)
+
+// Hints for variables that users do not set.
+const (
+	byServer  = "leave it unset: only the server sets it"
+	byMachine = "leave it unset: only the first process of a virtual machine sets it"
+)
+
+// ReadRequest reads the request from environment variables: get returns the value of a
+// variable, or "".
+func (s *Spec) ReadRequest(get func(string) string) (Request, error) {
+	var request Request
+	var err error
+	if request.Project, err = s.readProject(get(projectVariable), get("PROJECT_MOUNT"), get("PROJECT_MODE")); err != nil {
+		return request, err
+	}
+	if request.Inbox = get(inboxVariable); request.Inbox != "" {
+		if s.InboxMount == "" {
+			return request, &Refusal{Problem: inboxVariable + " is set, and this sandbox shows no inbox", Hint: "leave it unset"}
+		}
+		if request.Inbox, err = checkDir(inboxVariable, request.Inbox, "a folder of files for the code"); err != nil {
+			return request, err
+		}
+	}
+	for _, given := range []struct {
+		to             *int
+		variable, want string
+		hint           string
+		is             func(fd int) bool
+		ignored        bool
+	}{
+		{&request.Workspace, workspaceVariable, "the folder of a workspace", byServer, isKind(unix.S_IFDIR), false},
+		{&request.Upper, upperVariable, "a socket", byServer, isKind(unix.S_IFSOCK), !request.Project.Overlay},
+		{&request.Events, handover.EventsVariable, "a file that can be written to", "leave it unset: refusals are then written to standard error", isWritable, s.Network == nil},
+		{&request.CodeGroup, codeGroupVariable, "a control group", byMachine, isControlGroup, false},
+	} {
+		value := get(given.variable)
+		if value == "" || given.ignored {
+			continue
+		}
+		fd, err := strconv.Atoi(value)
+		if err != nil || fd < firstExtra || !given.is(fd) {
+			return request, &Refusal{
+				Problem: fmt.Sprintf("%s is %q, which is not the number of a descriptor of %s", given.variable, value, given.want),
+				Hint:    given.hint,
+			}
+		}
+		*given.to = fd
+	}
+	if request.Workspace != 0 && s.Workspace == nil {
+		return request, &Refusal{Problem: "this sandbox cannot share its workspace", Hint: "build the sandbox again with mkSandbox"}
+	}
+	if value := get(startFactorVariable); value != "" {
+		request.StartFactor, err = strconv.Atoi(value)
+		if err != nil || request.StartFactor < 1 || request.StartFactor > 100 {
+			return request, &Refusal{Problem: fmt.Sprintf("%s is %q, which is not a number from 1 to 100", startFactorVariable, value), Hint: byMachine}
+		}
+	}
+	return request, nil
+}
+
+// isKind returns a function that reports whether a descriptor is of a file of this kind.
+func isKind(kind uint32) func(fd int) bool {
+	return func(fd int) bool {
+		var stat unix.Stat_t
+		return unix.Fstat(fd, &stat) == nil && stat.Mode&unix.S_IFMT == kind
+	}
+}
+
+func isWritable(fd int) bool {
+	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	return err == nil && flags&unix.O_ACCMODE != unix.O_RDONLY
+}
+
+func isControlGroup(fd int) bool {
+	var fs unix.Statfs_t
+	return unix.Fstatfs(fd, &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC
+}
+
+// inherit keeps a descriptor open across execve. It does nothing for 0.
+func inherit(fd int) error {
+	if fd == 0 {
+		return nil
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0); err != nil {
+		return fmt.Errorf("keep the descriptor %d open: %w", fd, err)
+	}
+	return nil
+}
