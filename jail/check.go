@@ -34,9 +34,9 @@ const (
 	fileSystemsFile = "/proc/filesystems"
 )
 
-// CheckMachine reports whether the sandbox can start on this machine, in the sentences
-// with which its start would fail. It starts only the smallest jail that bubblewrap
-// makes, and changes nothing.
+// CheckMachine reports whether the sandbox can start on this machine, with the errors that
+// its start would return. It starts only the smallest jail that bubblewrap can make, and
+// leaves the machine unchanged.
 func (s *Spec) CheckMachine(ctx context.Context) []Finding {
 	findings := []Finding{s.bubblewrap()}
 	if findings[0].OK {

@@ -36,25 +36,6 @@ func (s *Spec) StartChild(child Child) (*os.Process, error) {
 	if err := s.checkBinds(); err != nil {
 		return nil, err
 	}
-	user, err := hostUser(os.Getpid())
-	if err != nil {
-		return nil, err
-	}
-	attributes := &syscall.SysProcAttr{}
-	if user != 0 {
-		if err := capable(); err != nil {
-			return nil, err
-		}
-		attributes.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}
-	}
-	filter, err := os.Open(s.Seccomp)
-	if err != nil {
-		return nil, &Refusal{
-			Problem: fmt.Sprintf("open the system call filter: %v", err),
-			Hint:    rebuild,
-		}
-	}
-	defer filter.Close()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
@@ -66,29 +47,68 @@ func (s *Spec) StartChild(child Child) (*os.Process, error) {
 	}
 	files := []uintptr{stdin.Fd(), null.Fd(), child.Stderr.Fd()}
 	for _, file := range child.Files {
-		fd := ^uintptr(0)
+		fd := closed
 		if file != nil {
 			fd = file.Fd()
 		}
 		files = append(files, fd)
 	}
-	// Bubblewrap closes its own two descriptors before it starts the command.
-	_, inside := s.plan(Request{})
-	flags, err := memfile("flags", terminated(inside))
+	pid, err := s.spawn(os.Getpid(), files, child.Args, &syscall.SysProcAttr{})
 	if err != nil {
 		return nil, err
 	}
-	// The child gets a copy.
-	defer unix.Close(flags)
-	unix.CloseOnExec(flags)
-	args := append([]string{
-		s.Bubblewrap, "--args", strconv.Itoa(len(files) + 1), "--seccomp", strconv.Itoa(len(files)), "--",
-	}, slices.Concat(s.Command, child.Args)...)
-	files = append(files, filter.Fd(), uintptr(flags))
-	s.yieldToHost()
-	pid, err := syscall.ForkExec(s.Bubblewrap, args, &syscall.ProcAttr{Dir: "/", Env: []string{}, Files: files, Sys: attributes})
-	if err != nil {
-		return nil, s.notStarted(err.Error())
-	}
 	return os.FindProcess(pid)
+}
+
+// closed stands for a closed descriptor in a list for [syscall.ForkExec].
+const closed = ^uintptr(0)
+
+// spawn starts the sandbox as a child of this process. The child's descriptors are files, and
+// args follow its command. If root is the caller, the child's user is made from id.
+func (s *Spec) spawn(id int, files []uintptr, args []string, attributes *syscall.SysProcAttr) (pid int, err error) {
+	user, err := hostUser(id)
+	if err != nil {
+		return 0, err
+	}
+	if user != 0 {
+		attributes.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}
+	}
+	filter, err := s.openFilter()
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(filter)
+	_, inside := s.plan(Request{})
+	flags, err := memfile("flags", terminated(inside))
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(flags)
+	unix.CloseOnExec(filter)
+	unix.CloseOnExec(flags)
+	// Bubblewrap closes its copies before it starts the command.
+	args = slices.Concat([]string{
+		s.Bubblewrap, "--args", strconv.Itoa(len(files) + 1), "--seccomp", strconv.Itoa(len(files)), "--",
+	}, s.Command, args)
+	files = append(files, uintptr(filter), uintptr(flags))
+	// The child inherits this.
+	s.yieldToHost()
+	// os/exec would start another process first, to see whether the kernel has pidfds.
+	pid, err = syscall.ForkExec(s.Bubblewrap, args, &syscall.ProcAttr{Dir: "/", Env: []string{}, Files: files, Sys: attributes})
+	if err != nil {
+		return 0, s.notStarted(err.Error())
+	}
+	return pid, nil
+}
+
+// openFilter opens the system call filter. The descriptor stays open across execve.
+func (s *Spec) openFilter() (int, error) {
+	filter, err := unix.Open(s.Seccomp, unix.O_RDONLY, 0)
+	if err != nil {
+		return 0, &Refusal{
+			Problem: fmt.Sprintf("open the system call filter %s: %v", s.Seccomp, err),
+			Hint:    rebuild,
+		}
+	}
+	return filter, nil
 }

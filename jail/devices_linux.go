@@ -6,7 +6,7 @@ import (
 )
 
 // DeviceFinder finds the devices of this machine for sandboxes. It is an interface so
-// that the launcher of sandboxes without devices links none of the libraries of package
+// that the launcher of sandboxes without devices does not link the libraries of package
 // device, which implements it.
 type DeviceFinder interface {
 	// Find returns the plan for the devices of a sandbox, or an error that names a
@@ -18,7 +18,7 @@ type DeviceFinder interface {
 
 // DevicePlan is what the start of a sandbox adds for its devices.
 type DevicePlan struct {
-	// StoreFolders are the folders for which the sandbox's store needs mount points.
+	// StoreFolders are folders that need mount points in the sandbox's store.
 	StoreFolders []string
 	// Before and After are flags of bubblewrap, around those for Mounts and Links.
 	Before, After []string
@@ -58,11 +58,11 @@ const storeAt = "/mount-points"
 // an outer namespace for them.
 func (p *DevicePlan) needsStore() bool { return p != nil && len(p.StoreFolders) > 0 }
 
-// flags returns the flags for the sandbox and for its outer namespace, or nil if it has
-// none. show makes a path of the host visible in the outer namespace.
+// flags returns the flags for the sandbox and, if it has one, for its outer namespace. show
+// makes a path of the host visible in the outer namespace.
 //
-// A mount needs a mount point, and the store's folders belong to a user whom the sandbox
-// does not map. So the store becomes a read-only overlay of the closure and of a folder
+// A mount needs a mount point, but the sandbox does not map the owner of the store's
+// folders. So the store becomes a read-only overlay of the closure and of a folder
 // of the outer namespace with the mount points.
 func (p *DevicePlan) flags(store string, show func(flag, from string) string) (outer, inside []string) {
 	if p.needsStore() {

@@ -40,9 +40,6 @@ func dropRoot(request Request, stays bool) (Request, error) {
 	if err != nil || user == 0 {
 		return request, err
 	}
-	if err := capable(); err != nil {
-		return request, err
-	}
 	// Sandboxes that share files run as one user, the holder's, and no other sandbox has
 	// that user while the holder lives.
 	if request.Workspace != 0 {
@@ -84,7 +81,7 @@ func dropRoot(request Request, stays bool) (Request, error) {
 // handOver is a folder of the host that root shows to the sandbox's user as its owner sees
 // it.
 type handOver struct {
-	path *string // becomes the path at which the user finds the folder
+	path *string // becomes the path for the sandbox's user
 	name string  // of its mount
 }
 
@@ -140,7 +137,8 @@ func handOverAll(folders []handOver, user int) error {
 }
 
 // hostUser returns the user as which root starts a sandbox from the process with this id,
-// or 0 if the sandbox runs as this process's user.
+// or 0 if the sandbox runs as this process's user. It returns an error if root cannot
+// start it so.
 func hostUser(pid int) (int, error) {
 	if unix.Geteuid() != 0 {
 		return 0, nil
@@ -153,7 +151,11 @@ func hostUser(pid int) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	return sandboxUser(users, groups, pid)
+	user, err := sandboxUser(users, groups, pid)
+	if err != nil || user == 0 {
+		return 0, err
+	}
+	return user, capable()
 }
 
 func readMap(name string) ([]span, error) {
@@ -194,8 +196,8 @@ func capable() error {
 	}
 }
 
-// mappedTree returns the descriptor of a detached, read-only mount of a folder, in which
-// the files of the folder's owner and group belong to user.
+// mappedTree returns the descriptor of a detached, read-only mount of a folder. The files of
+// the folder's owner and group belong to user there.
 func mappedTree(path string, user int) (tree int, err error) {
 	folder, owned, err := OpenProject(path)
 	if err != nil {

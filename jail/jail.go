@@ -10,7 +10,7 @@ package jail
 
 import "errors"
 
-// Hold is the argument with which the launcher only waits for the end of its input:
+// Hold is the argument that has the launcher only wait for the end of its input:
 // until a descriptor refers to a user namespace, the namespace needs a process.
 const Hold = "--hold"
 
@@ -25,7 +25,7 @@ const rebuild = "build the sandbox again, so that its parts are in the store"
 
 func (r *Refusal) Error() string { return r.Problem }
 
-// HintOf returns the hint of an error, or "" if it has none.
+// HintOf returns the hint of an error, or "".
 func HintOf(err error) string {
 	var refusal *Refusal
 	if errors.As(err, &refusal) {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -15,7 +16,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 )
 
-// Sysctls by which a system forbids user namespaces, which every jail needs. Each is a
+// Sysctls that can forbid user namespaces, which every jail needs. Each is a
 // file below /proc/sys that contains a number; not every system has all of them.
 const (
 	sysctlMax      = "user/max_user_namespaces"
@@ -23,24 +24,19 @@ const (
 	sysctlAppArmor = "kernel/apparmor_restrict_unprivileged_userns"
 )
 
-// Check returns the error with which the start of a sandbox would fail here with this
+// Check returns the error that the start of a sandbox would return here with this
 // bubblewrap, or nil.
 func Check(ctx context.Context, bubblewrap string) error {
 	user, err := hostUser(os.Getpid())
 	if err != nil {
 		return err
 	}
-	if user != 0 {
-		if err := capable(); err != nil {
-			return err
-		}
-	}
-	output, works := namespacesWork(ctx, bubblewrap, user)
+	output, works := try(ctx, user, bubblewrap, smallest...)
 	if err := checkSysctls("/proc/sys", unix.Geteuid() == 0 && user == 0, func() bool { return works }); err != nil {
 		return err
 	}
 	if works {
-		output, works = mountsWork(ctx, bubblewrap, user)
+		output, works = try(ctx, user, bubblewrap, usual...)
 	}
 	if !works {
 		return &Refusal{
@@ -67,7 +63,7 @@ func hintOfOutput(output string) string {
 // or nil. It is more useful than bubblewrap's "Permission denied".
 func namespacesAllowed(bubblewrap string) error {
 	return checkSysctls("/proc/sys", unix.Geteuid() == 0, func() bool {
-		_, works := namespacesWork(context.Background(), bubblewrap, 0)
+		_, works := try(context.Background(), 0, bubblewrap, smallest...)
 		return works
 	})
 }
@@ -107,32 +103,27 @@ const trialTimeout = 10 * time.Second
 // maxOutput bounds the part of bubblewrap's output in errors, in bytes.
 const maxOutput = 300
 
-// namespacesWork tries the smallest jail, as this user unless it is 0. It returns
-// bubblewrap's output if that fails, and prints nothing.
-func namespacesWork(ctx context.Context, bubblewrap string, user int) (output string, works bool) {
-	output, works = try(ctx, attributesOf(user), nil, bubblewrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--", bubblewrap, "--version")
-	return bounded.Head(strings.Join(strings.Fields(output), " "), maxOutput), works
-}
+// smallest are bubblewrap's flags for the smallest jail. usual adds a hostname and file
+// systems, as sandboxes have. Some containers and services forbid these.
+var (
+	smallest = []string{"--unshare-user", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/"}
+	usual    = []string{"--unshare-all", "--hostname", "sandbox", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"}
+)
 
-// attributesOf returns the attributes of a process of a user; 0 means this process's user.
-func attributesOf(user int) *syscall.SysProcAttr {
-	if user == 0 {
-		return &syscall.SysProcAttr{}
+// try makes a jail with these flags, as this user unless it is 0. It returns bubblewrap's
+// output if that fails, and does not print it.
+func try(ctx context.Context, user int, bubblewrap string, flags ...string) (output string, works bool) {
+	attributes := &syscall.SysProcAttr{}
+	if user != 0 {
+		attributes.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}
 	}
-	return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}}
-}
-
-// mountsWork tries a jail with a hostname and file systems of its own, as sandboxes have.
-// Some containers and services forbid these.
-func mountsWork(ctx context.Context, bubblewrap string, user int) (output string, works bool) {
-	output, works = try(ctx, attributesOf(user), nil, bubblewrap, "--unshare-all", "--hostname", "sandbox",
-		"--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--", bubblewrap, "--version")
+	output, works = attempt(ctx, attributes, nil, bubblewrap, append(slices.Clone(flags), "--", bubblewrap, "--version")...)
 	return bounded.Head(strings.Join(strings.Fields(output), " "), maxOutput), works
 }
 
-// try runs a program for at most [trialTimeout], with files as its descriptors from 3 on.
+// attempt runs a program for at most [trialTimeout], with files as its descriptors from 3 on.
 // If the program fails, output is not empty.
-func try(ctx context.Context, attributes *syscall.SysProcAttr, files []*os.File, program string, args ...string) (output string, works bool) {
+func attempt(ctx context.Context, attributes *syscall.SysProcAttr, files []*os.File, program string, args ...string) (output string, works bool) {
 	ctx, stop := context.WithTimeout(ctx, trialTimeout)
 	defer stop()
 	cmd := exec.CommandContext(ctx, program, args...)

@@ -53,7 +53,7 @@ func TestCheckSwitches(t *testing.T) {
 }
 
 func TestNamespacesWork(t *testing.T) {
-	if output, works := namespacesWork(t.Context(), "/does/not/exist", 0); works || output == "" {
+	if output, works := try(t.Context(), 0, "/does/not/exist", smallest...); works || output == "" {
 		t.Error("a program that does not exist works")
 	}
 }
@@ -69,7 +69,7 @@ func TestNamespacesWorkGivesUp(t *testing.T) {
 	defer cancel()
 	ended := make(chan bool, 1)
 	go func() {
-		_, works := namespacesWork(ctx, program, 0)
+		_, works := try(ctx, 0, program, smallest...)
 		ended <- works
 	}()
 	var child int

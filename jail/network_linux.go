@@ -40,7 +40,7 @@ const maxSecret = 16 << 10
 const (
 	proxyHandover = firstExtra + iota // the socket that brings its listening sockets
 	proxyEvents                       // the pipe for its events; may be closed
-	proxyParent                       // a pidfd(2) of the launcher, with which it ends
+	proxyParent                       // a pidfd(2) of the launcher: the proxy ends with it
 	proxySecrets                      // the first secret
 )
 
@@ -65,12 +65,11 @@ func (s *Spec) readProxy() (*Spec, error) {
 			Hint:    "build the sandbox again with mkSandbox",
 		}
 	}
-	if err := unix.Access(proxy.Seccomp, unix.R_OK); err != nil {
-		return nil, &Refusal{
-			Problem: fmt.Sprintf("open the system call filter %s of the network's proxy: %v", proxy.Seccomp, err),
-			Hint:    rebuild,
-		}
+	filter, err := proxy.openFilter()
+	if err != nil {
+		return nil, err
 	}
+	_ = unix.Close(filter)
 	return proxy, proxy.checkBinds()
 }
 
@@ -84,9 +83,6 @@ func (s *Spec) readProxy() (*Spec, error) {
 // by the signal of its parent's end; the kernel does not send that to another user, so
 // the proxy also watches a descriptor of this process.
 func (n *Network) start(proxy *Spec, events int) (*step, error) {
-	if events == 0 {
-		events = -1 // closed
-	}
 	fail := func(what string, err error) (*step, error) {
 		return nil, fmt.Errorf("start the network's proxy: %s: %w", what, err)
 	}
@@ -110,6 +106,9 @@ func (n *Network) start(proxy *Spec, events int) (*step, error) {
 		uintptr(null), uintptr(null), uintptr(unix.Stderr),
 		proxyHandover: uintptr(pair[1]), proxyEvents: uintptr(events), proxyParent: uintptr(this),
 	}
+	if events == 0 {
+		files[proxyEvents] = closed
+	}
 	for _, secret := range n.Secrets {
 		fd, err := secret.open()
 		if err != nil {
@@ -117,39 +116,8 @@ func (n *Network) start(proxy *Spec, events int) (*step, error) {
 		}
 		files = append(files, uintptr(fd))
 	}
-	// Bubblewrap closes these two before it starts the proxy.
-	filter, err := unix.Open(proxy.Seccomp, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fail("open its system call filter", err)
-	}
-	_, inside := proxy.plan(Request{})
-	flags, err := memfile("proxy flags", terminated(inside))
-	if err != nil {
-		return fail("keep its flags", err)
-	}
-	// The proxy's bubblewrap gets a copy, and knows no other.
-	unix.CloseOnExec(flags)
-	files = append(files, uintptr(filter), uintptr(flags))
-	args := append([]string{
-		proxy.Bubblewrap, "--args", strconv.Itoa(len(files) - 1), "--seccomp", strconv.Itoa(len(files) - 2), "--",
-	}, proxy.Command...)
-	attributes := &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	user, err := hostUser(os.Getpid() + ofProxy)
-	if err != nil {
+	if _, err := proxy.spawn(os.Getpid()+ofProxy, files, nil, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}); err != nil {
 		return nil, err
-	}
-	if user != 0 {
-		if err := capable(); err != nil {
-			return nil, err
-		}
-		attributes.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}
-	}
-	// The proxy inherits this.
-	proxy.yieldToHost()
-	// os/exec would start another process first, to see whether the kernel has pidfds.
-	_, err = syscall.ForkExec(proxy.Bubblewrap, args, &syscall.ProcAttr{Dir: "/", Env: []string{}, Files: files, Sys: attributes})
-	if err != nil {
-		return nil, proxy.notStarted(err.Error())
 	}
 	// The end of the events tells their reader that the proxy has ended.
 	for _, fd := range append(files[proxyHandover:], uintptr(null)) {
@@ -167,7 +135,7 @@ func (n *Network) start(proxy *Spec, events int) (*step, error) {
 	return result, nil
 }
 
-// step is the launcher's part in the outer namespace. A nil step does nothing. Its
+// step is the launcher's part in the outer namespace. A nil step is a no-op. Its
 // descriptors stay open across execve.
 type step struct {
 	*Network
@@ -188,7 +156,7 @@ func (s *step) command() []string {
 	return words
 }
 
-// flags returns the flags with which bubblewrap shows the certificates in the sandbox.
+// flags returns bubblewrap's flags that show the certificates in the sandbox.
 func (s *step) flags() []string {
 	if s == nil || s.Authorities == "" {
 		return nil
@@ -196,60 +164,52 @@ func (s *step) flags() []string {
 	return []string{"--perms", "0444", "--ro-bind-data", strconv.Itoa(s.certificates), s.Certificates}
 }
 
-// open returns a descriptor from which the secret can be read.
+// open returns the descriptor of an anonymous file with the secret.
 func (s *Secret) open() (int, error) {
-	refuse := func(where, what string) (int, error) {
-		return 0, &Refusal{
-			Problem: fmt.Sprintf("the network's credential %s is in %s, %s", s.Name, where, what),
-			Hint:    "put the secret there, or build the sandbox with other network.credentials",
-		}
+	where, text, problem := "the variable "+s.Variable, []byte(os.Getenv(s.Variable)), ""
+	if s.Variable == "" {
+		where = "the file " + s.File
+		text, problem = readSecret(s.File)
 	}
-	if s.Variable != "" {
-		value := os.Getenv(s.Variable)
-		if value == "" {
-			return refuse("the variable "+s.Variable, "which is empty or not set")
-		}
-		if len(value) > maxSecret {
-			return refuse("the variable "+s.Variable, fmt.Sprintf("which has %d bytes, more than %d", len(value), maxSecret))
-		}
-		if !isOneLine([]byte(value)) {
-			return refuse("the variable "+s.Variable, notOneLine)
-		}
-		fd, err := memfile("secret", []byte(value))
+	defer clear(text)
+	switch {
+	case problem != "":
+	case len(text) == 0:
+		problem = "which is empty or not set"
+	case len(text) > maxSecret:
+		problem = fmt.Sprintf("which has %d bytes, more than %d", len(text), maxSecret)
+	case !isOneLine(text):
+		problem = "which has to be one line of printable ASCII, as an HTTP header is"
+	default:
+		fd, err := memfile("secret", text)
 		if err == nil {
 			unix.CloseOnExec(fd)
 		}
 		return fd, err
 	}
-	// Without O_NONBLOCK, a pipe or a device could make this wait forever.
-	fd, err := unix.Open(s.File, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
-	if err != nil {
-		return refuse("the file "+s.File, "which cannot be read: "+err.Error())
+	return 0, &Refusal{
+		Problem: fmt.Sprintf("the network's credential %s is in %s, %s", s.Name, where, problem),
+		Hint:    "put the secret there, or build the sandbox with other network.credentials",
 	}
-	var stat unix.Stat_t
-	if err := unix.Fstat(fd, &stat); err != nil {
-		return refuse("the file "+s.File, "which cannot be read: "+err.Error())
-	}
-	if stat.Mode&unix.S_IFMT != unix.S_IFREG || stat.Size < 1 || stat.Size > maxSecret {
-		_ = unix.Close(fd)
-		return refuse("the file "+s.File, fmt.Sprintf("which has to be a file of 1 to %d bytes", maxSecret))
-	}
-	text := make([]byte, stat.Size)
-	defer clear(text)
-	// The proxy reads it from its beginning.
-	read, err := unix.Pread(fd, text, 0)
-	switch {
-	case err != nil:
-		_ = unix.Close(fd)
-		return refuse("the file "+s.File, "which cannot be read: "+err.Error())
-	case !isOneLine(text[:read]):
-		_ = unix.Close(fd)
-		return refuse("the file "+s.File, notOneLine)
-	}
-	return fd, nil
 }
 
-const notOneLine = "which has to be one line of printable ASCII, as an HTTP header is"
+// readSecret reads a file of at most [maxSecret] bytes, or returns why it cannot.
+func readSecret(name string) (text []byte, problem string) {
+	// Without O_NONBLOCK, a pipe or a device could make this wait forever.
+	file, err := os.OpenFile(name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if err != nil {
+		return nil, "which cannot be read: " + reason(err)
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil || !info.Mode().IsRegular() || info.Size() < 1 || info.Size() > maxSecret {
+		return nil, fmt.Sprintf("which has to be a file of 1 to %d bytes", maxSecret)
+	}
+	if text, err = bounded.Read(file, maxSecret); err != nil {
+		return nil, "which cannot be read: " + err.Error()
+	}
+	return text, ""
+}
 
 // isOneLine reports whether a text, without a line end, can be the value of an HTTP header.
 func isOneLine(text []byte) bool {
@@ -266,8 +226,8 @@ func (n *Network) portList() string {
 	return strings.Join(ports, ",")
 }
 
-// try makes the network in an empty outer namespace, and returns the error with which a
-// sandbox's start would fail.
+// try makes the network in an empty outer namespace, and returns the error that a start
+// would return.
 func (n *Network) try(ctx context.Context, bubblewrap string) error {
 	user, err := hostUser(os.Getpid())
 	if err != nil {
@@ -289,7 +249,7 @@ func (n *Network) try(ctx context.Context, bubblewrap string) error {
 		attributes = inNetwork(user, user)
 		attributes.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user), NoSetGroups: true}
 	}
-	output, works := try(ctx, attributes, []*os.File{passed}, launcher, NetworkStep, strconv.Itoa(firstExtra), n.portList(), bubblewrap, "--version")
+	output, works := attempt(ctx, attributes, []*os.File{passed}, launcher, NetworkStep, strconv.Itoa(firstExtra), n.portList(), bubblewrap, "--version")
 	if works {
 		return nil
 	}

@@ -75,9 +75,7 @@ func RunNetworkStep(args []string) error {
 			return err
 		}
 	}
-	if err := unix.Close(proxy); err != nil {
-		return fmt.Errorf("close the socket to the network's proxy: %w", err)
-	}
+	_ = unix.Close(proxy)
 	if err := dropCapabilities(); err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // Request is what the caller asks for when it starts a sandbox. A descriptor of 0 means
-// that the caller gave none.
+// that the caller did not give it.
 type Request struct {
 	Project Project
 	// Inbox is another folder that the sandbox sees, read-only: an absolute path on the
@@ -18,10 +18,10 @@ type Request struct {
 	Inbox string
 	// Workspace is the descriptor of a workspace that other sandboxes use too.
 	Workspace int
-	// Upper is the descriptor of a socket to which the upper layer of the project's
-	// overlay is sent.
+	// Upper is the descriptor of the socket that gets the upper layer of the project's
+	// overlay.
 	Upper int
-	// Events is the descriptor to which the network's proxy writes its events.
+	// Events is the descriptor that gets the events of the network's proxy.
 	Events int
 	// CodeGroup is the descriptor of a control group for the code.
 	CodeGroup int
@@ -137,7 +137,7 @@ func isControlGroup(fd int) bool {
 	return unix.Fstatfs(fd, &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC
 }
 
-// inherit keeps a descriptor open across execve. It does nothing for 0.
+// inherit keeps a descriptor open across execve, unless it is 0.
 func inherit(fd int) error {
 	if fd == 0 {
 		return nil

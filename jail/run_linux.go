@@ -11,24 +11,24 @@ import (
 // serveName is the name of the artifact's program that has a log as standard error.
 const serveName = "session-run"
 
+// steps are the launcher's own arguments, after which it takes one step of a start.
+var steps = map[string]func(args []string) error{
+	NetworkStep: RunNetworkStep, Wait: RunWait, HandOut: RunHandOut, Join: RunJoin, UpperStep: RunUpperStep,
+}
+
 // Run runs the launcher with these arguments. It returns only if that fails or starts no
 // sandbox. version is the launcher's own. devices is nil in a launcher for sandboxes
 // without devices.
 func Run(args []string, version string, devices DeviceFinder) error {
+	if len(args) > 0 {
+		if step := steps[args[0]]; step != nil {
+			return step(args[1:])
+		}
+	}
 	switch {
 	case len(args) == 1 && args[0] == Hold:
 		_, err := io.Copy(io.Discard, os.Stdin)
 		return err
-	case len(args) > 0 && args[0] == NetworkStep:
-		return RunNetworkStep(args[1:])
-	case len(args) > 0 && args[0] == Wait:
-		return RunWait(args[1:])
-	case len(args) > 0 && args[0] == HandOut:
-		return RunHandOut(args[1:])
-	case len(args) > 0 && args[0] == Join:
-		return RunJoin(args[1:])
-	case len(args) > 0 && args[0] == UpperStep:
-		return RunUpperStep(args[1:])
 	case len(args) == 1 && args[0] == "--version":
 		_, err := os.Stdout.WriteString("nix-sandbox-jail " + version + "\n")
 		return err

@@ -54,7 +54,7 @@ type Spec struct {
 	NoOverlay string   `json:"no_overlay"`
 	// Network describes the network of named hosts; nil means no network.
 	Network *Network `json:"network,omitempty"`
-	// Devices describes the sandbox's devices of the host; nil means none.
+	// Devices describes the sandbox's devices of the host; nil means no devices.
 	Devices *Devices `json:"devices,omitempty"`
 	// OOMScore is the processes' oom_score_adj; 0 means [maxOOMScore].
 	OOMScore int `json:"oom_score,omitempty"`
@@ -71,11 +71,11 @@ type Bind struct {
 }
 
 // Overlay describes the temporary layer over the project that code writes to. The layer
-// is a file system in memory of a fixed size, and bubblewrap's own overlays have none.
+// is a file system in memory of a fixed size, and bubblewrap's own overlays have no size.
 // So a first bubblewrap makes an outer namespace with the layer and the project, and a
 // second one starts the sandbox in it. The layer ends with the outer namespace.
 type Overlay struct {
-	// Flags are those of the first bubblewrap.
+	// Flags are the first bubblewrap's.
 	Flags []string `json:"flags"`
 	// HostDir is the folder of the outer namespace that has the host's files which the
 	// sandbox sees.
@@ -96,7 +96,7 @@ type Overlay struct {
 type Network struct {
 	// Proxy is the absolute path of the [Spec] of the proxy's jail.
 	Proxy string `json:"proxy"`
-	// Ports are the TCP ports at which the sandbox reaches hosts.
+	// Ports are the TCP ports of hosts that the sandbox reaches.
 	Ports []int `json:"ports"`
 	// Secrets belong to the policy's credentials, in their order. The launcher opens
 	// them for the proxy, and no other process gets them.
@@ -181,7 +181,7 @@ func ReadSpec(name string) (*Spec, error) {
 }
 
 // ParseSpec reads a description: a line that starts with #!, then one JSON object with
-// no other fields than those of [Spec].
+// only the fields of [Spec].
 func ParseSpec(text []byte) (*Spec, error) {
 	first, object, found := bytes.Cut(text, []byte("\n"))
 	if !found || !bytes.HasPrefix(first, []byte("#!")) {

@@ -31,12 +31,9 @@ func (s *Spec) Start(request Request) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	// Whatever is missing is an error before anything has changed.
-	filter, err := unix.Open(s.Seccomp, unix.O_RDONLY, 0) // stays open across execve
+	filter, err := s.openFilter()
 	if err != nil {
-		return &Refusal{
-			Problem: fmt.Sprintf("open the system call filter %s: %v", s.Seccomp, err),
-			Hint:    rebuild,
-		}
+		return err
 	}
 	if err := unix.Access(s.Bubblewrap, unix.X_OK); err != nil {
 		return s.notStarted(err.Error())
@@ -159,7 +156,7 @@ func newKeyring() error {
 	// Without a name, the keyring is a new one.
 	_, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)
 	switch {
-	// A kernel or a container without keys has none to read.
+	// There is no keyring in a kernel or a container without keys.
 	case err == nil, errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EPERM):
 		return nil
 	case errors.Is(err, unix.EDQUOT):
@@ -171,8 +168,8 @@ func newKeyring() error {
 	return fmt.Errorf("make a keyring for the sandbox: %w", err)
 }
 
-// plan returns the flags for bubblewrap: for the outer namespace, or nil if the sandbox
-// needs none, and for the sandbox. An outer namespace has the host's files that the
+// plan returns the flags for bubblewrap: for the outer namespace, or nil without one, and
+// for the sandbox. An outer namespace has the host's files that the
 // sandbox sees in numbered folders. more are flags of the sandbox that depend on its start.
 func (s *Spec) plan(request Request, more ...string) (outer, inside []string) {
 	project := request.Project

@@ -13,8 +13,8 @@ import (
 // Several sandboxes can share one /workspace. It is a file system in memory with a size,
 // so a process has to make it: the holder, in namespaces of its own, where only it may
 // mount. It hands out the workspace as descriptors of detached mounts. A sandbox that is
-// started with one has an outer namespace, in which the launcher attaches that mount
-// before it becomes the sandbox's bubblewrap. The workspace lives as long as the holder
+// started with one has an outer namespace. The launcher attaches that mount there before
+// it becomes the sandbox's bubblewrap. The workspace lives as long as the holder
 // or one of the sandboxes.
 
 // WorkspaceName is the name of the program of an artifact that becomes a holder.
@@ -46,8 +46,8 @@ func (w *Workspace) join(fd int) ([]string, error) {
 	return []string{launcher, Join, strconv.Itoa(fd), w.At}, inherit(fd)
 }
 
-// StartWorkspace replaces this process by the holder of a workspace, whose standard
-// input is a socket: see [RunHandOut]. It returns only if that fails.
+// StartWorkspace replaces this process by the holder of a workspace. Standard input is a
+// socket: see [RunHandOut]. It returns only if that fails.
 func (s *Spec) StartWorkspace() error {
 	parent := unix.Getppid()
 	if s.Workspace == nil {

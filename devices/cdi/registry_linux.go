@@ -62,7 +62,7 @@ type source struct {
 }
 
 // Read reads the specifications in folders, for a user. A file that cannot be read or
-// trusted becomes one of the registry's problems, and the others count.
+// trusted becomes a problem of the registry, and the others count.
 func Read(folders []string, user int) *Registry {
 	r := &Registry{devices: map[string]device{}, folders: folders}
 	for priority, folder := range folders {
@@ -217,8 +217,8 @@ type (
 // Unknown is the error about names that are in no specification.
 type Unknown struct {
 	Names []string
-	// Known are the existing names, Problems those of the [Registry], and Folders the
-	// folders that were searched.
+	// Known are the existing names, Problems the registry's, and Folders the folders that
+	// were searched.
 	Known, Problems, Folders []string
 }
 
@@ -294,8 +294,7 @@ func (e *Edits) add(more specs.ContainerEdits, name, file string) error {
 	return nil
 }
 
-// last returns the elements of a list without those that a later one with the same key
-// replaces.
+// last returns, for each key, the last element of a list with that key.
 func last[T any](list []T, key func(T) string) []T {
 	at := make(map[string]int, len(list))
 	for i, element := range list {

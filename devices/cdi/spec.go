@@ -29,7 +29,7 @@ import (
 )
 
 // The bounds of one specification. A machine with eight graphics cards, each of them in
-// seven parts, has one of about 200 KiB with 150 devices.
+// seven parts, has a specification of about 200 KiB with 150 devices.
 const (
 	MaxSize    = 2 << 20 // bytes
 	maxDevices = 4096

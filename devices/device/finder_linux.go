@@ -134,7 +134,7 @@ type planner struct {
 	// libraries are the devices' shared libraries: their paths on the host, by their paths
 	// in the sandbox.
 	libraries map[string]string
-	// search are the folders in which programs look for libraries.
+	// search are the folders that programs search for libraries.
 	search []string
 }
 
@@ -236,8 +236,7 @@ func inside(path, folder string) bool {
 	return found && (rest == "" || rest[0] == '/')
 }
 
-// target checks a path at which a device adds something, and returns the actual path in the
-// sandbox.
+// target checks the path of an addition, and returns the actual path in the sandbox.
 func (p *planner) target(path string) (string, error) {
 	path = filepath.Clean(path)
 	// The sandbox has only one folder of programs.

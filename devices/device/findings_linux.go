@@ -9,7 +9,7 @@ import (
 )
 
 // Findings lists the devices of this machine and says whether the sandbox can have its own,
-// in the sentences with which its start would fail.
+// with the errors that its start would return.
 func (f *Finder) Findings(spec *jail.Spec) []jail.Finding {
 	registry := f.read()
 	names := registry.Names()

@@ -254,7 +254,7 @@ func (p *planner) addLibraries(folders []string) {
 	p.search[0] = path
 }
 
-// addSoname adds a link beside a library, with the name by which programs load it.
+// addSoname adds a link beside a library, with the name that programs load.
 func (p *planner) addSoname(library string, names *sonameReader) {
 	folder, name := filepath.Split(library)
 	folder = filepath.Clean(folder)

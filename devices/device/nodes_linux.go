@@ -177,7 +177,7 @@ func (p *planner) addGroups(asked []uint32) {
 }
 
 // usable checks, as the sandbox's user, which nodes may be opened. Every node that the
-// operator named must be among them, and at least one of the specifications' nodes.
+// operator named must be among them, and at least one node of the specifications.
 func (p *planner) usable() (notes []string, err error) {
 	opens := 0
 	var refusals []*jail.Refusal
@@ -237,7 +237,7 @@ func (n node) refused() *jail.Refusal {
 	return refusal
 }
 
-// userName and groupName return a name, or the number if there is none.
+// userName and groupName return a name, or the number if it has no name.
 func userName(id int) string {
 	if u, err := user.LookupId(strconv.Itoa(id)); err == nil {
 		return u.Username

@@ -32,7 +32,7 @@ const (
 	dynamicSoname  = 14
 )
 
-// sonameReader reads the names by which programs load libraries. It reuses its memory: a
+// sonameReader reads the names that programs load libraries by. It reuses its memory: a
 // driver has so many libraries that allocating would take longer than reading.
 type sonameReader struct {
 	headers  []byte
@@ -45,7 +45,7 @@ func newSonameReader() *sonameReader {
 	return &sonameReader{headers: make([]byte, headerSize+maxHeaders*segmentSize), name: make([]byte, maxSoname+1)}
 }
 
-// nameOf returns the soname of the library at a path, or "" if it has none. It reads the same
+// nameOf returns the soname of the library at a path, or "". It reads the same
 // parts as a loader. debug/elf wants section headers, which a library need not have, and
 // reads all names of the library.
 func (r *sonameReader) nameOf(path string) string {

@@ -16,7 +16,7 @@ import (
 var shownSubsystems = []string{"accel", "drm", "kfd"}
 
 // addKernelFiles adds the folder of /sys about a node, read-only and at its own path, and the
-// two links by which libraries find it. The sandbox has no other files of /sys.
+// two links that lead libraries there. The sandbox has no other files of /sys.
 func (p *planner) addKernelFiles(n node) {
 	number := fmt.Sprintf("/sys/dev/char/%d:%d", unix.Major(uint64(n.stat.Rdev)), unix.Minor(uint64(n.stat.Rdev)))
 	// Most nodes of a driver end here, after one call.

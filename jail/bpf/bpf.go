@@ -1,9 +1,9 @@
-// Package bpf compiles rules about system calls into the classic BPF program
-// that seccomp(2) runs before each call.
+// Package bpf compiles rules about system calls into the classic BPF program that
+// seccomp(2) runs before each call.
 //
-// It promises that a call which no rule names, and a call whose rule looks at
-// no argument, is decided by its number alone. The kernel (5.11 and later)
-// remembers the allowed ones of these and runs no filter for them.
+// It promises that the number alone decides about a call without a rule, and about a call
+// with a rule that tests no argument. The kernel (5.11 and later) caches such verdicts
+// and runs no filter for allowed calls.
 package bpf
 
 import (
@@ -26,8 +26,8 @@ type Rule struct {
 // On returns the rule for one system call.
 func On(call uint32, checks ...Check) Rule { return Rule{call, call, checks} }
 
-// Verdict is what happens to a call: the first check that applies decides, and
-// without one the call is allowed.
+// Verdict decides about a call: the first check that applies decides, and if no check
+// applies, the call is allowed.
 type Verdict []Check
 
 // Check tests the lower 32 bits of one argument. The kernel reads no more of an
@@ -46,20 +46,20 @@ type Test int
 
 // The tests.
 const (
-	Always  Test = iota // it applies whatever the argument is
-	AnyOf               // the argument is one of Values
-	NoneOf              // the argument is none of Values
+	Always  Test = iota // the check always applies
+	AnyOf               // the argument is in Values
+	NoneOf              // the argument is not in Values
 	AnyBit              // the argument has a bit of Values[0]
 	EachBit             // the argument has a bit of each of Values
 )
 
-// Errno is the return value that fails a call with an error.
+// Errno returns the filter's return value that makes a call fail with an error.
 func Errno(errno unix.Errno) uint32 {
 	return unix.SECCOMP_RET_ERRNO | uint32(errno)
 }
 
-// Offsets in struct seccomp_data, which is what a filter sees of a call. On a
-// little-endian architecture the lower half of an argument comes first.
+// Offsets in struct seccomp_data, the filter's input. On a little-endian architecture the
+// lower half of an argument comes first.
 const (
 	offsetNr   = 0
 	offsetArch = 4
@@ -67,14 +67,13 @@ const (
 	sizeArg    = 8
 )
 
-// maxInstructions is BPF_MAXINSNS of linux/bpf_common.h, the kernel's limit of
-// a program's length.
+// maxInstructions is BPF_MAXINSNS of linux/bpf_common.h, the kernel's limit on a program's
+// length.
 const maxInstructions = 4096
 
-// Compile returns the program of rules about calls of a little-endian
-// architecture. Where arch is not 0 (AUDIT_ARCH_* of linux/audit.h), it ends a
-// process that makes a call of another architecture. The rules must not
-// overlap.
+// Compile returns the program for rules about calls of a little-endian architecture. Unless
+// arch is 0, the program ends a process that makes a call of another architecture
+// (AUDIT_ARCH_* of linux/audit.h). The rules must not overlap.
 func Compile(arch uint32, rules []Rule) ([]unix.SockFilter, error) {
 	rules = slices.SortedFunc(slices.Values(rules), func(a, b Rule) int { return cmp.Compare(a.First, b.First) })
 	var segments []Rule
@@ -109,10 +108,10 @@ func Compile(arch uint32, rules []Rule) ([]unix.SockFilter, error) {
 	return program, nil
 }
 
-// Install has the kernel run a program for every later call of this thread and
-// of what it starts; with SECCOMP_FILTER_FLAG_TSYNC in flags, of every thread
-// of this process. None of them can gain privileges from then on (no_new_privs),
-// without which the kernel takes programs from root alone.
+// Install has the kernel run a program for every later call of this thread and of its
+// children or, with SECCOMP_FILTER_FLAG_TSYNC in flags, of every thread of this process.
+// They cannot gain privileges from then on (no_new_privs), because otherwise the kernel
+// accepts programs only from root.
 func Install(program []unix.SockFilter, flags uintptr) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("set no_new_privs: %w", err)
@@ -138,8 +137,8 @@ const (
 func load(offset uint32) unix.SockFilter { return unix.SockFilter{Code: loadWord, K: offset} }
 func ret(value uint32) unix.SockFilter   { return unix.SockFilter{Code: stop, K: value} }
 
-// tree returns the instructions that find the number's segment by halving. A
-// segment ends where the next one begins.
+// tree returns the instructions of a binary search for the number's segment. A segment ends
+// where the next one begins.
 func tree(segments []Rule) []unix.SockFilter {
 	if len(segments) == 1 {
 		return leaf(segments[0].Verdict)

@@ -6,19 +6,17 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/bpf"
 )
 
-// newest is the highest system call that was known when [list] was last reviewed,
-// on both architectures: open_tree_attr, of Linux 6.15. Later calls do not exist
-// for the sandbox.
+// newest is the highest number on both architectures when [list] was last reviewed:
+// open_tree_attr, of Linux 6.15. Later calls do not exist for the sandbox.
 const newest = 467
 
-// absent marks a system call that an architecture does not have.
+// absent is the number of a system call that an architecture lacks.
 const absent = -1
 
-// list has the system calls that a sandbox for computing never needs, each with
-// the reason for its verdict. A call that is not listed is allowed.
+// list has the system calls that a sandbox for computing never needs, each with the reason
+// for its verdict. A call that is not in the list is allowed.
 //
-// The error is ENOSYS where programs try a newer call and fall back to an older
-// one, and EPERM where there is no other call.
+// The error is ENOSYS if programs can fall back to an older call, and otherwise EPERM.
 var list = []rule{
 	// Mounts. All of them are made before the first process starts.
 	{"mount", 165, 40, always(eperm), "mounts over what the jail has mounted"},
@@ -99,8 +97,8 @@ var list = []rule{
 	{"prlimit64", 302, 261, noCoreLimits, "lets a crash start the host's handler of core dumps"},
 	{"kcmp", 312, 272, sharing, "compares kernel addresses; the limit keeper asks whether two processes share memory or a file"},
 
-	// Memory of no process and in no file system with a size, which only a control
-	// group would see. Programs fall back to a file in /tmp.
+	// Memory that belongs neither to a process nor to a file system with a size. At most
+	// a control group would see it.
 	{"memfd_create", 319, 279, always(enosys), "a file without a file system, also a way to run what was never written"},
 	{"memfd_secret", 447, 447, always(enosys), "memory that the kernel itself cannot read"},
 	{"msgget", 68, 186, always(enosys), "System V queues: 32,000 of 16 KiB each in the kernel"},
@@ -114,8 +112,8 @@ var list = []rule{
 	{"set_mempolicy_home_node", 450, 450, always(enosys), "goes with get_mempolicy"},
 	{"get_mempolicy", 239, 236, always(enosys), "by its error libnuma knows a kernel without memory policies (CONFIG_NUMA)"},
 
-	// The machine. A sandbox has no privilege for these calls; the filter keeps code
-	// from what a bug in a kernel may allow.
+	// The machine. A sandbox has no privilege for these calls; the filter also protects
+	// against bugs in the kernel.
 	{"kexec_load", 246, 104, always(eperm), "starts another kernel"},
 	{"kexec_file_load", 320, 294, always(eperm), "starts another kernel"},
 	{"init_module", 175, 105, always(eperm), "loads a kernel module"},
@@ -148,20 +146,20 @@ var (
 	newNamespace = bpf.Verdict{
 		{Arg: 0, Test: bpf.AnyBit, Values: []uint32{namespaces}, Then: eperm},
 		{Arg: 0, Test: bpf.EachBit, Values: []uint32{unix.CLONE_THREAD, unix.CLONE_FILES}, Then: allow},
-		// A process that shares its descriptors with another process can take
-		// locks and end. The locks stay, and /proc/locks, where the limit keeper
-		// counts them, does not show a lock whose owner has ended. A thread with
-		// descriptors of its own has as many as a process, and the limit keeper
-		// counts those of processes.
+		// If a process shares its descriptors with another process, takes locks and
+		// ends, the locks stay. The limit keeper counts locks in /proc/locks, which
+		// does not show locks of ended processes. A thread with its own descriptors
+		// can have as many as a process, but the limit keeper only counts the
+		// descriptors of processes.
 		{Arg: 0, Test: bpf.AnyBit, Values: []uint32{unix.CLONE_THREAD | unix.CLONE_FILES}, Then: eperm},
 	}
 	newNamespaceUnshare = bpf.Verdict{{Arg: 0, Test: bpf.AnyBit, Values: []uint32{namespacesUnshared | unix.CLONE_FILES}, Then: eperm}}
 
 	unsharedDescriptors = bpf.Verdict{{Arg: 2, Test: bpf.AnyBit, Values: []uint32{unix.CLOSE_RANGE_UNSHARE}, Then: enosys}}
 
-	// What the agent needs beside what the code may open: sock_diag(7), by which
-	// the limit keeper learns what sockets hold. The agent's own filter refuses it
-	// to the code, and protocol 4 of other families with it.
+	// The agent also needs sock_diag(7), which tells the limit keeper the memory of
+	// sockets. The agent's own filter refuses it to the code, and with it protocol 4 of
+	// other families.
 	familiesOfAgent = append(bpf.Verdict{
 		{Arg: 2, Test: bpf.AnyOf, Values: []uint32{unix.NETLINK_SOCK_DIAG}, Then: allow},
 	}, families...)
@@ -173,10 +171,10 @@ var (
 		// 0 is the family's default; 1 is ICMP's echo, and AF_UNIX's own number.
 		// SCTP, DCCP, SMC and L2TP are refused.
 		{Arg: 2, Test: bpf.NoneOf, Values: []uint32{0, 1, unix.IPPROTO_TCP, unix.IPPROTO_UDP}, Then: bpf.Errno(unix.EPROTONOSUPPORT)},
-		// The type alone can choose a protocol or a family: SOCK_PACKET (10) is
-		// AF_PACKET's, and SOCK_SEQPACKET (5) and SOCK_DCCP (6) with protocol 0 are
-		// SCTP and DCCP. SOCK_STREAM, SOCK_DGRAM and SOCK_RAW, from 1 to 3, have
-		// neither of the two bits; SOCK_NONBLOCK and SOCK_CLOEXEC are higher bits.
+		// The type alone can choose a protocol or a family: SOCK_PACKET (10) means
+		// AF_PACKET, and with protocol 0 SOCK_SEQPACKET (5) means SCTP and SOCK_DCCP (6)
+		// DCCP. SOCK_STREAM, SOCK_DGRAM and SOCK_RAW are 1 to 3, without either of the
+		// two bits; SOCK_NONBLOCK and SOCK_CLOEXEC are higher bits.
 		{Arg: 1, Test: bpf.AnyBit, Values: []uint32{8}, Then: bpf.Errno(unix.ESOCKTNOSUPPORT)},
 		{Arg: 0, Test: bpf.AnyOf, Values: []uint32{unix.AF_UNIX}, Then: allow},
 		{Arg: 1, Test: bpf.AnyBit, Values: []uint32{4}, Then: bpf.Errno(unix.ESOCKTNOSUPPORT)},
@@ -213,21 +211,21 @@ var (
 
 	fileLocks = bpf.Verdict{{Arg: 1, Test: bpf.AnyOf, Values: []uint32{
 		unix.F_SETLEASE,
-		unix.F_NOTIFY,           // notifies of what others do in a folder
+		unix.F_NOTIFY,           // notifies of others' changes in a folder
 		unix.F_SET_RW_HINT,      // changes the host's inode through a read-only mount
 		unix.F_SET_FILE_RW_HINT, // the same, before Linux 5.17
 		fSetDelegation,
 	}, Then: eperm}, {
-		// Locks of open file descriptions belong to no process: /proc/locks shows
-		// them in every namespace, so that they cannot be counted. The error is
-		// that of kernels before Linux 3.15, for which programs fall back to
-		// POSIX locks.
+		// Locks of open file descriptions do not belong to a process. /proc/locks
+		// shows them in every namespace, so that the limit keeper cannot count them.
+		// Kernels before Linux 3.15 answer with the same error, and programs fall back
+		// to POSIX locks.
 		Arg: 1, Test: bpf.AnyOf, Values: []uint32{fOFDSetLock, fOFDSetLockWait}, Then: bpf.Errno(unix.EINVAL),
 	}}
 
-	// The operations of futex(2) that move waiters to another word, or change a
-	// word, without FUTEX_PRIVATE_FLAG. C libraries move only waiters of their own
-	// process. The higher bit is FUTEX_CLOCK_REALTIME.
+	// These operations of futex(2) move waiters to another word, or change a word, without
+	// FUTEX_PRIVATE_FLAG. C libraries move only waiters of their own process. 256 is
+	// FUTEX_CLOCK_REALTIME.
 	requeue = bpf.Verdict{{Arg: 1, Test: bpf.AnyOf, Values: []uint32{
 		futexRequeue, futexCmpRequeue, futexWakeOp, futexWaitRequeuePI, futexCmpRequeuePI,
 		futexRequeue | 256, futexCmpRequeue | 256, futexWakeOp | 256, futexWaitRequeuePI | 256, futexCmpRequeuePI | 256,
@@ -239,14 +237,13 @@ var (
 
 	terminal = bpf.Verdict{{Arg: 1, Test: bpf.AnyOf, Values: []uint32{tiocsti, tioclinux, tioccons, tiocsetd}, Then: eperm}}
 
-	// The launcher sets the limit on core dumps to 1 byte, with which the kernel starts no
-	// handler of them; with 0 it starts one (core(5)). Programs that want no core dumps
-	// have none, and some end where they cannot set the limit to 0: all are told that they
-	// have set it.
+	// The launcher sets the limit on core dumps to 1 byte, because with 0 the kernel would
+	// start a handler (core(5)). Some programs end if they cannot set the limit to 0, so
+	// every attempt to set it seems to succeed.
 	noCoreLimit  = bpf.Verdict{{Arg: 0, Test: bpf.AnyOf, Values: []uint32{unix.RLIMIT_CORE}, Then: done}}
 	noCoreLimits = bpf.Verdict{
 		{Arg: 1, Test: bpf.NoneOf, Values: []uint32{unix.RLIMIT_CORE}, Then: allow},
-		// Without a new limit it is the query of the current one.
+		// Without a new limit, the call queries the current one.
 		{Arg: 2, Test: bpf.NoneOf, Values: []uint32{0}, Then: done},
 		{Arg: 2, Upper: true, Test: bpf.NoneOf, Values: []uint32{0}, Then: done},
 	}

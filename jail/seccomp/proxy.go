@@ -11,13 +11,13 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/bpf"
 )
 
-// proxyList has the system calls that the proxy of a sandbox's network makes, a
-// static Go program that opens files for reading, connects and copies. Every other
-// call does not exist for it: what is ENOSYS to Go's runtime, it does without.
+// proxyList has the system calls of the proxy of a sandbox's network, a static Go program
+// that opens files for reading, connects and copies. Every other call is ENOSYS, and Go's
+// runtime then does without it.
 //
-// Execve is how bubblewrap starts it. It makes threads and no processes, maps no
-// memory that can be executed, and has no sockets but those of IP and the one that
-// lists the addresses of this machine.
+// Bubblewrap starts the proxy by execve. The proxy makes threads but no processes, maps no
+// executable memory, and has only sockets of IP and a socket that lists this machine's
+// addresses.
 var proxyList = []rule{
 	{"read", 0, 63, nil, "sockets and files"},
 	{"write", 1, 64, nil, "sockets, events and messages"},
@@ -93,11 +93,11 @@ var (
 	}, Then: bpf.Errno(unix.EINVAL)}}
 
 	proxyFamilies = bpf.Verdict{
-		// SOCK_SEQPACKET, SOCK_DCCP and SOCK_PACKET have these bits, and SOCK_STREAM,
-		// SOCK_DGRAM and SOCK_RAW have neither.
+		// SOCK_SEQPACKET, SOCK_DCCP and SOCK_PACKET have one of these bits; SOCK_STREAM,
+		// SOCK_DGRAM and SOCK_RAW do not.
 		{Arg: 1, Test: bpf.AnyBit, Values: []uint32{4 | 8}, Then: bpf.Errno(unix.ESOCKTNOSUPPORT)},
-		// Protocol 0 is NETLINK_ROUTE where the family is AF_NETLINK, and otherwise the
-		// one that belongs to the type.
+		// Protocol 0 of AF_NETLINK is NETLINK_ROUTE, and of other families the default of
+		// the type.
 		{Arg: 2, Test: bpf.NoneOf, Values: []uint32{0, unix.IPPROTO_TCP, unix.IPPROTO_UDP}, Then: bpf.Errno(unix.EPROTONOSUPPORT)},
 		{Arg: 0, Test: bpf.AnyOf, Values: []uint32{unix.AF_INET, unix.AF_INET6}, Then: allow},
 		{Arg: 2, Test: bpf.NoneOf, Values: []uint32{unix.NETLINK_ROUTE}, Then: bpf.Errno(unix.EPROTONOSUPPORT)},
@@ -117,8 +117,8 @@ var (
 	}
 )
 
-// CompileProxy returns the filter of an architecture for the proxy of a sandbox's
-// network. It allows the calls of [proxyList] and no others.
+// CompileProxy returns the filter of an architecture for the proxy of a sandbox's network.
+// It allows only the calls of [proxyList].
 func CompileProxy(arch Arch) ([]unix.SockFilter, error) {
 	var rules []bpf.Rule
 	for _, r := range proxyList {

@@ -1,10 +1,9 @@
-// Package seccomp makes the system call filter of sandboxes from the reviewed
-// list of system calls that no sandbox needs (list.go).
+// Package seccomp makes the system call filter of sandboxes from a reviewed list of system
+// calls that sandboxes do not need (list.go).
 //
-// It promises that the filter of an architecture refuses every call of any
-// other architecture (32-bit programs, x32), every call that is newer than the
-// review, and the calls of the list; and that each other call is allowed by its
-// number alone.
+// It promises that the filter of an architecture refuses every call of another
+// architecture (32-bit programs, x32), every call that is newer than the review, and the
+// calls of the list. It allows every other call by its number alone.
 package seccomp
 
 import (
@@ -35,7 +34,7 @@ var Archs = []Arch{
 // rule is a line of the list.
 type rule struct {
 	name     string
-	x86, arm int // its numbers, or absent
+	x86, arm int // the call's numbers, or absent
 	verdict  bpf.Verdict
 	reason   string
 }
@@ -53,7 +52,7 @@ func always(then uint32) bpf.Verdict { return bpf.Verdict{{Then: then}} }
 
 // Compile returns the filter of an architecture.
 func Compile(arch Arch) ([]unix.SockFilter, error) {
-	// x32 numbers, which have bit 30 set, are among those above the newest.
+	// x32 numbers have bit 30 set, so that they are above the newest.
 	rules := []bpf.Rule{{First: newest + 1, Last: math.MaxUint32, Verdict: always(enosys)}}
 	for _, r := range list {
 		if nr := arch.nr(r); nr != absent {

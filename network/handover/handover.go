@@ -10,7 +10,6 @@
 package handover
 
 import (
-	"bytes"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -19,6 +18,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 )
 
 // EventsVariable names, in the environment of a sandbox's launcher, the descriptor for the proxy's
@@ -92,22 +93,9 @@ func Receive(over int) (Socket, *os.File, error) {
 	return socket, os.NewFile(uintptr(descriptors[0]), fmt.Sprintf("%s port %d", socket.Protocol, socket.Port)), nil
 }
 
-// strict reads one JSON object without fields that v does not have.
-func strict(text []byte, v any) error {
-	decoder := json.NewDecoder(bytes.NewReader(text))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(v); err != nil {
-		return err
-	}
-	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("something follows the JSON object")
-	}
-	return nil
-}
-
 // decode reads one message about a socket.
 func decode(text []byte, socket *Socket) error {
-	if err := strict(text, socket); err != nil {
+	if err := bounded.JSON(text, socket); err != nil {
 		return err
 	}
 	if socket.Protocol != UDP && socket.Protocol != TCP || socket.Port == 0 {
@@ -177,7 +165,7 @@ func ReceiveCertificate(over int) ([]byte, error) {
 		return nil, errors.New("receive a certificate: the message is too long, or has descriptors")
 	}
 	var c certificate
-	if err := strict(text[:n], &c); err != nil {
+	if err := bounded.JSON(text[:n], &c); err != nil {
 		return nil, fmt.Errorf("receive a certificate: %w", err)
 	}
 	block, rest := pem.Decode([]byte(c.Certificate))

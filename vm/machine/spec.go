@@ -11,7 +11,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
@@ -80,14 +79,9 @@ func parseSpec(text []byte) (*Spec, error) {
 	if !found || !bytes.HasPrefix(first, []byte("#!")) {
 		return nil, errors.New("it does not start with a #! line")
 	}
-	decoder := json.NewDecoder(bytes.NewReader(object))
-	decoder.DisallowUnknownFields()
 	var spec Spec
-	if err := decoder.Decode(&spec); err != nil {
+	if err := bounded.JSON(object, &spec); err != nil {
 		return nil, err
-	}
-	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("something follows the JSON object")
 	}
 	if spec.Schema != Schema {
 		return nil, fmt.Errorf("its schema is %d, this program reads schema %d", spec.Schema, Schema)

@@ -1,10 +1,10 @@
-// The command nix-sandbox-jail is the interpreter of the programs of an
-// artifact: the kernel starts it with the path of such a file, and it becomes
-// the sandbox that the file describes. For a file that is called check it prints
-// what the sandbox needs of this machine, and starts none; for one that is called
-// workspace it becomes the holder of a workspace for several sandboxes.
+// The command nix-sandbox-jail is the interpreter of an artifact's programs: the kernel
+// starts it with the path of such a file, and it becomes the sandbox that the file
+// describes. For a file with the name check it only prints whether this machine can start
+// the sandbox; for a file with the name workspace it becomes the holder of a workspace for
+// several sandboxes.
 //
-// Its exit status is that of the sandbox, or 125 where none started.
+// Its exit status is the sandbox's, or 125 if no sandbox started.
 package main
 
 import (
@@ -16,8 +16,8 @@ import (
 // version is set when the program is linked.
 var version = "unknown"
 
-// The signal that ends a process with its parent is the main thread's, which
-// therefore is the one that becomes the sandbox.
+// The signal of a parent's end belongs to the main thread, so the main thread must become
+// the sandbox.
 func init() { runtime.LockOSThread() }
 
 func main() { jail.Main(version, nil) }

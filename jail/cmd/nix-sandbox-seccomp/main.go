@@ -1,7 +1,7 @@
-// The command nix-sandbox-seccomp writes the system call filter of an
-// architecture to standard output, as bubblewrap's --seccomp reads it: that of
-// sandboxes, or with a second argument "proxy" that of the proxy of their
-// networks. It runs while a sandbox is built.
+// The command nix-sandbox-seccomp writes the system call filter of an architecture to
+// standard output, as bubblewrap's --seccomp reads it. The filter is for sandboxes or, with
+// a second argument "proxy", for the proxy of their networks. The command runs while a
+// sandbox is built.
 package main
 
 import (
@@ -24,7 +24,7 @@ func run(args []string) error {
 		compile, args = seccomp.CompileProxy, args[:1]
 	}
 	if len(args) != 1 {
-		return fmt.Errorf("%q was given, want an architecture, x86_64 or aarch64, and perhaps the word proxy", args)
+		return fmt.Errorf("the arguments are %q, want an architecture, x86_64 or aarch64, and optionally the word proxy", args)
 	}
 	for _, arch := range seccomp.Archs {
 		if arch.Name != args[0] {
