@@ -1,4 +1,4 @@
-// Package command has what the programs of the server have in common: how they report errors,
+// Package command contains the code that the programs of the server share: how they report errors,
 // and how one of them hands over to another.
 package command
 
@@ -82,7 +82,7 @@ func Report(log io.Writer, err error) int {
 // version is set by the linker.
 var version string
 
-// Version returns the version of the programs: that of the module if the linker set none.
+// Version returns the version of the programs, or that of the module if the linker set none.
 func Version() string {
 	module := ""
 	if info, ok := debug.ReadBuildInfo(); ok {
@@ -95,8 +95,8 @@ func Version() string {
 // without it. The wrapper sets it.
 const GatewayVariable = "NIX_SANDBOX_GATEWAY"
 
-// Gateway replaces this process by the gateway, and returns only if it cannot. What wants it
-// begins the error of a server that was built without a gateway.
+// Gateway replaces this process by the gateway, and returns only if it cannot. what names the
+// setting that needs the gateway; it begins the error of a server that was built without one.
 func Gateway(what string, args ...string) error {
 	path := os.Getenv(GatewayVariable)
 	if path == "" {

@@ -1,7 +1,7 @@
-// Package machine finds out what sandboxes need of this machine.
+// Package machine checks whether this machine has what sandboxes need.
 //
-// The program bin/check of an artifact knows that: it finds what a start would find, in the
-// same words. This package starts no sandbox, and changes nothing.
+// The program bin/check of each artifact does the work: it reports what a start would report, in
+// the same words. This package starts no sandbox and changes nothing.
 package machine
 
 import (
@@ -31,9 +31,9 @@ type Finding struct {
 	OK   bool   `json:"ok"`
 	// Needed says that sandboxes do not work without it.
 	Needed bool `json:"needed"`
-	// Found is what is there, or what is wrong.
+	// Found describes the machine, or the problem.
 	Found string `json:"found"`
-	// Fix is what to do about it; empty if nothing is wrong.
+	// Fix says how to solve the problem; it is empty if there is none.
 	Fix string `json:"fix,omitempty"`
 }
 
@@ -60,8 +60,8 @@ const (
 	checkWithin = 30 * time.Second
 )
 
-// Check returns what the sandboxes of these environments need. Environments with the same
-// needs are asked once, and equal findings are returned once.
+// Check returns the needs of the sandboxes of these environments. Environments with the same needs
+// are asked once, and equal findings are returned once.
 func Check(ctx context.Context, environments []registry.Environment) (findings []Finding) {
 	asked := map[string]bool{}
 	for _, env := range environments {
@@ -119,8 +119,8 @@ func Printable(text string) string {
 	}, text)
 }
 
-// Output returns what a program prints, at most 64 KiB. Its environment is that of this
-// process if environ is nil.
+// Output returns the output of a program, at most 64 KiB. It uses the environment of this process
+// if environ is nil.
 func Output(ctx context.Context, within time.Duration, environ []string, program string, args ...string) ([]byte, error) {
 	ctx, stop := context.WithTimeout(ctx, within)
 	defer stop()

@@ -15,21 +15,21 @@ import (
 )
 
 const (
-	// controlVariable names the descriptor of a socket on which an artifact's program is
-	// asked for what is no frame, and fromVariable a folder with the state of a suspended
-	// sandbox (docs/contracts.md, C1).
+	// controlVariable names the descriptor of a socket for requests to an artifact's program that
+	// are not frames, and fromVariable a folder with the state of a suspended sandbox
+	// (docs/contracts.md, C1).
 	controlVariable = "NIX_SANDBOX_CONTROL"
 	fromVariable    = "NIX_SANDBOX_FROM"
 	// maxControl bounds a line of that socket, in bytes.
 	maxControl = 16 << 10
-	// quietTimeout bounds the wait for what is on its way to the agent, and
-	// suspendTimeout the time that it takes to write the state of a sandbox.
+	// quietTimeout bounds the wait for frames on their way to the agent, and suspendTimeout the
+	// time to write the state of a sandbox.
 	quietTimeout   = 5 * time.Second
 	suspendTimeout = 10 * time.Second
 )
 
-// control asks the program of a sandbox. It is no part of the sandbox, whose frames go
-// elsewhere; what it says is bounded as theirs is.
+// control sends requests to the program of a sandbox. That is not part of the sandbox, and the
+// frames go elsewhere, but its answers are bounded in the same way.
 type control struct {
 	mu     sync.Mutex // of one exchange
 	socket *os.File
@@ -46,7 +46,7 @@ func (c *control) close() {
 	}
 }
 
-// saved is what a program answers to the request to save a sandbox.
+// saved is a program's answer to the request to save a sandbox.
 type saved struct {
 	Did   string `json:"did"`
 	Error string `json:"error"`
@@ -85,8 +85,8 @@ func (s *Sandbox) Suspend(ctx context.Context, folder string, keep bool) (int64,
 	if s.control == nil {
 		return 0, errUncontrolled
 	}
-	// When the answer is here, so is all that was on its way in either direction. It
-	// comes late where the interpreter is being started.
+	// When the answer has come, nothing else is on its way in either direction. It comes late if
+	// the interpreter is being started.
 	if _, err := s.ask(ctx, frame.Request{Type: frame.Ping}, frame.Pong, quietTimeout); err != nil {
 		return 0, err
 	}

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// ReportsVariable names the descriptor on which an artifact's program reports, where
-// its metadata says that it does.
+// ReportsVariable names the descriptor for the reports of an artifact's program, if its metadata
+// announces reports.
 const ReportsVariable = "NIX_SANDBOX_REPORTS"
 
 const (
@@ -20,15 +20,14 @@ const (
 	maxStartFactor = 100
 )
 
-// isolations are what a program may report.
+// isolations are the values that a program may report.
 var isolations = map[string]bool{"kvm": true, "emulated": true}
 
-// beginnings are those that a program may report.
+// beginnings are the values that a program may report.
 var beginnings = map[string]bool{"cold": true, "copy": true}
 
-// launcher is what the program of a sandbox reports. It is no part of the sandbox,
-// whose frames go elsewhere; what it says is bounded as theirs is. A nil launcher
-// reports nothing.
+// launcher holds the reports of a sandbox's program. That is not part of the sandbox, and the
+// frames go elsewhere, but its reports are bounded in the same way. A nil launcher has no reports.
 type launcher struct {
 	reports *os.File
 	slower  chan struct{} // gets a value when the factor changes
@@ -37,8 +36,8 @@ type launcher struct {
 	isolation string
 	start     string
 	factor    int
-	// projectChanged says that the sandbox shows its project as it was once, which
-	// nobody has been told.
+	// projectChanged says that the sandbox shows an earlier state of its project, and that no
+	// answer has said so yet.
 	projectChanged bool
 }
 
@@ -115,8 +114,7 @@ func (l *launcher) takeProjectChanged() bool {
 	return changed
 }
 
-// isolated returns how the sandbox is isolated and how it began; both are empty where
-// that was not reported.
+// isolated returns how the sandbox is isolated and how it began, or "" if that was not reported.
 func (l *launcher) isolated() (isolation, start string) {
 	if l == nil {
 		return "", ""

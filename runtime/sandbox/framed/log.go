@@ -11,14 +11,14 @@ import (
 )
 
 const (
-	// logTailBytes is what is kept of a sandbox's log to explain its end.
+	// logTailBytes is how much of the end of a sandbox's log is stored to explain its end.
 	logTailBytes = 1 << 10
-	// logLineBytes is what is kept of one line.
+	// logLineBytes bounds a stored line.
 	logLineBytes = 512
 	// maxLogLines is how many lines of one sandbox reach the server's log.
 	maxLogLines = 100
-	// maxLog is what one sandbox may log, in bytes. An agent logs a line for
-	// each mishap, so whoever writes this much is no agent.
+	// maxLog bounds the log of a sandbox, in bytes. An agent logs one line for each mishap, so a
+	// larger log does not come from an agent.
 	maxLog = 4 << 20
 )
 
@@ -28,12 +28,12 @@ type logTail struct {
 	mu    sync.Mutex
 	lines []string
 	size  int
-	// failure is why Go's runtime ended the agent; empty where it did not. What
-	// follows it is a trace, which says nothing to whoever reads the error.
+	// failure is the reason why Go's runtime ended the agent, or "". The stack trace after it would
+	// not help the reader of the error.
 	failure string
 }
 
-// follow reads r to its end, and is false where that is beyond maxLog.
+// follow reads r to its end, and returns false if that is beyond maxLog.
 func (t *logTail) follow(r io.Reader, log *slog.Logger) bool {
 	reader := bufio.NewReaderSize(r, logLineBytes)
 	count, total := 0, 0
@@ -72,8 +72,8 @@ func (t *logTail) add(line string) {
 	}
 }
 
-// goFailure returns why Go's runtime ends a program, of a line in which it says
-// so; empty for other lines.
+// goFailure returns the reason in a line with which Go's runtime ends a program, and "" for other
+// lines.
 func goFailure(line string) string {
 	cause, ok := strings.CutPrefix(line, "runtime: ")
 	if !ok {

@@ -17,17 +17,16 @@ import (
 )
 
 const (
-	// pipeBytes is the capacity of a pipe (pipe(7)), and so the most that a call
-	// reads of the events when it ends: what its code did is in there by then.
+	// pipeBytes is the capacity of a pipe (pipe(7)), and so bounds the events that a call reads
+	// when it ends: its own have been written by then.
 	pipeBytes = 64 << 10
 	// maxEventLines is how many lines of one sandbox's events reach the log in
 	// a minute.
 	maxEventLines = 600
 )
 
-// network follows the events of a sandbox's proxy. They go to the log, and
-// those that come while a call runs also into its result. What is wrong with
-// the stream costs the events alone. A nil network has none.
+// network follows the events of a sandbox's proxy. They go to the log, and those during a call also
+// into its result. A broken stream costs only the events. A nil network has no events.
 type network struct {
 	log    *slog.Logger
 	events *os.File // the read end of a pipe
@@ -97,7 +96,7 @@ func (n *network) idle() bool {
 	return !n.over && n.before == 0
 }
 
-// begin counts what comes from now on as the call's.
+// begin assigns the following events to a call.
 func (n *network) begin() {
 	if n == nil {
 		return
@@ -110,9 +109,8 @@ func (n *network) begin() {
 	}
 }
 
-// end returns what came since begin; nil where that is nothing. The proxy
-// writes an event before the code sees what it reports, so that those of a call
-// are in the pipe when its result arrives.
+// end returns the events since begin, or nil if there were none. The proxy writes an event before
+// the code sees its effect, so a call's events are in the pipe when its result arrives.
 func (n *network) end() *sandbox.Network {
 	if n == nil {
 		return nil
@@ -132,7 +130,7 @@ func (n *network) end() *sandbox.Network {
 	return &result
 }
 
-// drain takes what is in the pipe, without waiting.
+// drain reads the pipe until it is empty, without waiting.
 func (n *network) drain() {
 	raw, err := n.events.SyscallConn()
 	if err != nil {

@@ -45,8 +45,8 @@ func (o *output) add(reply frame.Reply) error {
 	return nil
 }
 
-// texts returns at most limit bytes of both streams together. Each has at
-// least half of them, and what the other does not need.
+// texts returns at most limit bytes of both streams together. Each gets at least half of them, and
+// the bytes that the other does not need.
 func (o *output) texts(limit int) (stdout, stderr sandbox.Text) {
 	first, second := limit/2, limit-limit/2
 	if out := o.stdout.size(); out < first {
@@ -57,8 +57,7 @@ func (o *output) texts(limit int) (stdout, stderr sandbox.Text) {
 	return o.stdout.text(first), o.stderr.text(second)
 }
 
-// stream is what came of a stream: its beginning, and what followed the last
-// gap.
+// stream is the received part of a stream: its beginning, and the bytes after the last gap.
 type stream struct {
 	head []byte
 	tail []byte
@@ -88,7 +87,7 @@ func (s *stream) text(limit int) sandbox.Text {
 	if s.cut == 0 {
 		head, tail, end = len(s.head)/2, len(s.head)-len(s.head)/2, s.head
 	}
-	// Each has half of the limit, and what the other does not need.
+	// Each gets half of the limit, and the bytes that the other does not need.
 	tail = min(tail, max(limit-limit/2, limit-head))
 	head = min(head, limit-tail)
 	t := sandbox.Text{Head: string(bounded.Head(s.head, head)), Tail: string(sandbox.LastBytes(end, tail))}

@@ -1,10 +1,10 @@
-// Package framed starts sandboxes whose agent speaks frames on the standard
-// streams of a program: the bin/session-run of an artifact.
+// Package framed starts sandboxes with an agent that speaks frames on the standard streams of a
+// program: the bin/session-run of an artifact.
 //
-// It promises that nothing a sandbox sends or fails to send harms anything
-// but that sandbox: every frame is bounded in size and number, every wait in
-// time, and a stream that breaks a rule ends its sandbox. What is started is
-// killed and waited for, and the kernel kills it if this process dies first.
+// It promises that a sandbox can harm only itself by sending anything, or nothing: every frame is
+// bounded in size and number, every wait in time, and a stream that breaks a rule ends its sandbox.
+// Every started process is killed and waited for, and the kernel kills it if this process dies
+// first.
 package framed
 
 import (
@@ -28,7 +28,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
-// defaultStartTimeout is [Options.StartTimeout] where none is given.
+// defaultStartTimeout is used if [Options.StartTimeout] is 0.
 const defaultStartTimeout = 10 * time.Second
 
 // Options change how a [Starter] starts; the zero value is fine.
@@ -36,11 +36,10 @@ type Options struct {
 	// StartTimeout bounds the time from a sandbox's start to its ready reply;
 	// 0 is 10 s.
 	StartTimeout time.Duration
-	// Groups makes a control group for each sandbox; nil where there can be
-	// none.
+	// Groups makes a control group for each sandbox; nil means without control groups.
 	Groups *cgroup.Tree
-	// Together are the limits of all sandboxes of a principal together, which only
-	// control groups hold; nil where there are none.
+	// Together returns the limits of all sandboxes of a principal together, which only control
+	// groups enforce; nil means no limits.
 	Together func(principal string) sandbox.Limits
 }
 
@@ -56,7 +55,7 @@ type Starter struct {
 	mu     sync.Mutex
 	closed bool
 	live   map[*Sandbox]struct{}
-	// workspaces are those whose holders run.
+	// workspaces are the workspaces with a running holder.
 	workspaces map[*workspace]struct{}
 }
 
@@ -94,8 +93,8 @@ func (l *Starter) owner(principal string) cgroup.Owner {
 	return owner
 }
 
-// Close ends every sandbox; later starts fail with [sandbox.ErrClosed]. It
-// waits until nothing of them is left, at most for within.
+// Close ends every sandbox; later starts fail with [sandbox.ErrClosed]. It waits until all
+// processes of the sandboxes are gone, at most for within.
 func (l *Starter) Close(within time.Duration) {
 	l.mu.Lock()
 	l.closed = true
@@ -199,8 +198,8 @@ func pass(cmd *exec.Cmd, file *os.File, variable string) {
 	cmd.Env = append(cmd.Env, fmt.Sprintf("%s=%d", variable, 2+len(cmd.ExtraFiles)))
 }
 
-// pairs are files of which one end is this process's and the other that of a program
-// that is about to start.
+// pairs are connected files. This process has one end of each, and a program that is about to start
+// the other.
 type pairs struct {
 	ours, theirs []*os.File
 	err          error // of the first that could not be made

@@ -19,16 +19,16 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
-// workspaceProgram is the program of an artifact that makes a workspace for several
-// sandboxes: its standard input is a socket, on which it answers each message with
-// one that has a descriptor for the start of a sandbox.
+// workspaceProgram is the program of an artifact that makes a workspace for several sandboxes: its
+// standard input is a socket, and it answers each message on that with a descriptor for the start
+// of a sandbox.
 const workspaceProgram = "workspace"
 
 // workspaceVariable tells the program of a sandbox the number of that descriptor.
 const workspaceVariable = "NIX_SANDBOX_WORKSPACE"
 
-// holderLimits are those of the program; what is in the workspace counts where the
-// code that writes it runs.
+// holderLimits are the limits of the program. The files in the workspace count in the sandboxes
+// that write them.
 var holderLimits = cgroup.Limits{Memory: 64 << 20, Tasks: 32}
 
 // Workspace implements [sandbox.Workspaces].
@@ -61,8 +61,8 @@ func (l *Starter) Workspace(ctx context.Context, spec sandbox.Spec) (sandbox.Wor
 		logged.Close()
 		return nil, err
 	}
-	// The holder makes the workspace for the first mount, so that its errors are not taken
-	// for those of a sandbox.
+	// The holder makes the workspace for the first mount, so that its errors are not mistaken for
+	// errors of a sandbox.
 	mount, err := w.mount(ctx)
 	if err != nil {
 		w.Close()
