@@ -7,26 +7,29 @@ import (
 )
 
 const (
-	// softFiles is how many descriptors a process has: as many as select(2) can
-	// count. A process may raise it to hardFiles, as servers with many connections
-	// do. An open file counts as 4 KB of memory, a socket as what it contains.
+	// softFiles is the number of descriptors of a process, the most that select(2)
+	// can handle. A process may raise it to hardFiles, as servers with many
+	// connections do. An open file counts as at least 4 KB of memory.
 	softFiles = 1024
 	hardFiles = 4096
 
-	// coreSize is 1, because 0 is no limit for a handler that kernel.core_pattern
-	// names, which would run as root and read the memory of what crashed. The
-	// kernel takes 1 for none, in files too (core(5)).
+	// coreSize is 1 because 0 does not keep the kernel from starting the handler in
+	// kernel.core_pattern, which would run as root and read the memory of the crashed
+	// process. With 1 the kernel writes no core dump at all (core(5)).
 	coreSize = 1
 
-	// Signals that wait, timers among them, and bytes of POSIX message queues. The
-	// kernel also counts both for each user of the host, where all programs of an
-	// ordinary user may have 95,000 and 819,200. Two queues of the default size,
-	// of 82,480 bytes each, fit.
+	// maxSignals bounds pending signals and timers, and maxQueueBytes POSIX message
+	// queues. The kernel also counts both for each user of the host, who may have
+	// 95,000 and 819,200. Two queues of the default size, of 82,480 bytes each, fit.
 	maxSignals    = 1024
 	maxQueueBytes = 192 << 10
 
-	// minData is enough for the stacks of threads and for interpreters that
-	// reserve more address space than they use, in bytes.
+	// maxLocked is the kernel's default of the memory that a process may lock, in
+	// bytes. The server may have been started with another limit, or none.
+	maxLocked = 8 << 20
+
+	// minData is enough for the stacks of threads and for interpreters that reserve
+	// more address space than they use, in bytes.
 	minData = 1 << 30
 )
 
@@ -37,21 +40,27 @@ type Rlimit struct {
 	Value    unix.Rlimit
 }
 
-// Rlimits returns the limits that the kernel can enforce for the sandbox's
-// processes. They stop the crudest code by an error of the call that goes too far: an
-// allocation far above the limit, and processes without end. The number of
-// processes includes the agent's own few threads, so that the kernel refuses
-// one more before the keeper kills them all.
+// Rlimits returns the limits that the kernel can enforce for each process of the
+// sandbox. The crudest code is stopped by an error of its own system call: an allocation
+// far above the limit, or endless processes. The number of processes includes the agent's
+// own few threads, so that the kernel refuses one more before the keeper kills them all.
+//
+// With a real-time priority, or one above the agent's, code would keep the limit keeper
+// from running. The server may have been started with the right to them, as the users of
+// audio software are on many distributions.
 func Rlimits(limits Limits) []Rlimit {
 	out := []Rlimit{
 		{unix.RLIMIT_CORE, "core", unix.Rlimit{Cur: coreSize, Max: coreSize}},
 		{unix.RLIMIT_NOFILE, "nofile", unix.Rlimit{Cur: softFiles, Max: hardFiles}},
 		{unix.RLIMIT_SIGPENDING, "sigpending", unix.Rlimit{Cur: maxSignals, Max: maxSignals}},
 		{unix.RLIMIT_MSGQUEUE, "msgqueue", unix.Rlimit{Cur: maxQueueBytes, Max: maxQueueBytes}},
+		{unix.RLIMIT_MEMLOCK, "memlock", unix.Rlimit{Cur: maxLocked, Max: maxLocked}},
+		{unix.RLIMIT_RTPRIO, "rtprio", unix.Rlimit{}},
+		{unix.RLIMIT_NICE, "nice", unix.Rlimit{}},
 	}
 	if limits.Memory > 0 {
-		// This counts address space that is private and writable, much of which
-		// is never touched, and so it lies above the limit.
+		// It counts private writable address space, much of which is never touched,
+		// and is therefore higher than the limit.
 		data := uint64(max(2*limits.Memory, minData))
 		out = append(out, Rlimit{unix.RLIMIT_DATA, "data", unix.Rlimit{Cur: data, Max: data}})
 	}
@@ -62,9 +71,9 @@ func Rlimits(limits Limits) []Rlimit {
 	return out
 }
 
-// countsPerNamespace reports whether the kernel counts the processes of a user in
-// each user namespace, which it does from 5.14 on. Before, RLIMIT_NPROC counts
-// all processes of the user of the host. It never counts those of its root.
+// countsPerNamespace reports whether the kernel counts the processes of a user for each
+// user namespace, as it does since Linux 5.14. Before, RLIMIT_NPROC counts all processes
+// of the user on the host. It never counts those of the host's root.
 func countsPerNamespace() bool {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
@@ -77,8 +86,8 @@ func countsPerNamespace() bool {
 	return major > 5 || major == 5 && minor >= 14
 }
 
-// Apply sets limits of a process, which its children inherit; pid 0 is this
-// process. A limit that is lower already stays.
+// Apply sets limits of a process, which its children inherit. A lower limit stays. pid 0
+// is this process.
 func Apply(pid int, limits []Rlimit) error {
 	for _, l := range limits {
 		var now unix.Rlimit

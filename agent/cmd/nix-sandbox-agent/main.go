@@ -76,6 +76,7 @@ func work() {
 	// There may be hundreds of agents: they take a small heap and few threads.
 	debug.SetGCPercent(25)
 	runtime.GOMAXPROCS(1)
+	process.Hasten() // the limit keeper must not be late on a busy machine
 	status, err := agent(os.Args[1:])
 	if err != nil {
 		fail(err)
