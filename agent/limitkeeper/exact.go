@@ -18,20 +18,20 @@ import (
 const (
 	// kcmpVM is KCMP_VM: kcmp(2) compares the memory of two processes.
 	kcmpVM = 1
-	// stopTime bounds the wait for processes to stop. On a busy machine one may
-	// be in the middle of a fork for long, and be counted twice; it takes no new
-	// memory there.
+	// stopTime bounds the wait for processes to stop. On a busy machine one may be in
+	// the middle of a fork for long, and be counted twice; it takes no new memory
+	// there.
 	stopTime = time.Second
-	// answerTime bounds how long a process may delay the read of its mappings,
-	// beyond the time that the read may cost.
+	// answerTime bounds how long a process may delay the read of its mappings, in
+	// addition to the time that the read itself may cost.
 	answerTime = stopTime
-	// growing is by how much a process has grown that takes memory, in bytes: by
-	// more than a process that is about to stop.
+	// growing is the growth that shows that processes take memory, in bytes. One that
+	// is about to stop takes less.
 	growing = 8 << 20
 )
 
-// budget is an amount of this thread's processor time. Time in which others
-// have the processor does not count.
+// budget is an amount of this thread's processor time. Time in which the thread waits
+// for a processor does not count.
 type budget struct {
 	begin time.Duration
 	size  time.Duration
@@ -50,15 +50,17 @@ func threadTime() time.Duration {
 	return time.Duration(now.Nano())
 }
 
-// exact returns the memory of the processes that the last scan found, in which
-// a page that n processes share counts 1/n for each. For a process whose
-// mappings cannot be read, or not within the budget, it takes the figure of the
-// scan. It stops when the total is more than enough.
-func (s *scanner) exact(size time.Duration, enough int64) (total int64, cost time.Duration) {
+// exact returns the memory of the processes that the last scan found, in which a page
+// that n processes share counts 1/n for each. A process counts as in that scan if its
+// mappings cannot be read, or not within the budget. It stops when the total is more than
+// enough. ok is false if it would take too long, because the sandbox takes memory or
+// changes its mappings meanwhile.
+func (s *scanner) exact(size time.Duration, enough int64) (total int64, cost time.Duration, ok bool) {
 	found := slices.Clone(s.found) // ask scans again
-	tasks := map[int]int{}
+	tasks, first := map[int]int{}, map[int]int64{}
 	for _, p := range found {
 		tasks[p.pid] = p.task
+		first[p.pid] = p.memory
 	}
 	for _, p := range found {
 		if parent, ok := tasks[p.parent]; ok && sameMemory(p.task, parent) {
@@ -66,7 +68,10 @@ func (s *scanner) exact(size time.Duration, enough int64) (total int64, cost tim
 		}
 		memory := p.memory
 		if cost < size {
-			a := s.ask(p, size-cost)
+			a, answered := s.ask(p, size-cost, first)
+			if !answered {
+				return 0, cost, false
+			}
 			if a.ok {
 				memory = a.memory
 			}
@@ -77,21 +82,21 @@ func (s *scanner) exact(size time.Duration, enough int64) (total int64, cost tim
 			break
 		}
 	}
-	return total, cost
+	return total, cost, true
 }
 
-// answer is the memory of a process, if ok, and what it cost to find out.
+// answer is the memory of a process, if ok, and the cost of finding out.
 type answer struct {
 	memory int64
 	cost   time.Duration
 	ok     bool
 }
 
-// ask has the mappings of a process read by another goroutine. The kernel lets
-// nobody read them while the process changes them, and code can keep it in that
-// state for as long as it likes. Where a process takes memory meanwhile, ask
-// gives up: the answer has cost all that it may.
-func (s *scanner) ask(p process, size time.Duration) answer {
+// ask has another goroutine read the mappings of a process. The kernel admits no reader
+// while the process changes its mappings, and code can keep it in that state for as long
+// as it likes. If the sandbox grows meanwhile, ask does not wait for the answer. first is
+// the memory of the processes at the beginning.
+func (s *scanner) ask(p process, size time.Duration, first map[int]int64) (a answer, answered bool) {
 	answers := make(chan answer, 1)
 	go func() {
 		runtime.LockOSThread()
@@ -103,32 +108,35 @@ func (s *scanner) ask(p process, size time.Duration) answer {
 		}
 		answers <- answer{memory, rest.spent(), ok}
 	}()
-	// What each process has when it is first seen here. A fork makes new
-	// processes, and none that grows.
-	first := map[int]int64{}
 	for end := time.Now().Add(size + answerTime); time.Now().Before(end); {
 		select {
 		case a := <-answers:
-			return a
+			return a, true
 		case <-time.After(nearPause):
 		}
-		if _, err := s.scan(0); err != nil {
-			continue
-		}
-		for _, p := range s.found {
-			if had, seen := first[p.pid]; !seen {
-				first[p.pid] = p.memory
-			} else if p.memory > had+growing {
-				return answer{cost: size}
-			}
+		if _, err := s.scan(0); err == nil && s.growth(first) > growing {
+			break
 		}
 	}
-	return answer{cost: size}
+	return answer{}, false
 }
 
-// stop stops every other process of the namespace until resume is called. It
-// does nothing unless this process is the namespace's first: elsewhere the
-// others may not be its own.
+// growth returns by how much the processes have grown since the memory of each was
+// noted in first, where it notes new ones. A fork makes new processes but takes no memory.
+func (s *scanner) growth(first map[int]int64) (total int64) {
+	for _, p := range s.found {
+		if had, seen := first[p.pid]; !seen {
+			first[p.pid] = p.memory
+		} else {
+			total += max(p.memory-had, 0)
+		}
+	}
+	return total
+}
+
+// stop stops every other process of the namespace until resume is called. It does
+// nothing unless this process is the namespace's first: elsewhere they may not be the
+// sandbox's.
 func (s *scanner) stop() (resume func()) {
 	if s.self != 1 || unix.Kill(-1, unix.SIGSTOP) != nil {
 		return func() {}
@@ -139,9 +147,9 @@ func (s *scanner) stop() (resume func()) {
 	return func() { _ = unix.Kill(-1, unix.SIGCONT) }
 }
 
-// stopped reports whether every process of the last scan has stopped or ended. It
-// also says so where waiting is useless, because a process goes on and takes
-// memory: in the middle of a system call that fills a mapping.
+// stopped reports whether every process of the last scan has stopped or ended, or
+// waiting is useless because one takes memory nevertheless, in the middle of a system
+// call that fills a mapping.
 func (s *scanner) stopped() bool {
 	all := true
 	for _, p := range s.found {
@@ -165,16 +173,15 @@ func sameMemory(a, b int) bool {
 	return errno == 0 && order == 0
 }
 
-// mapping is one mapping of a process, as /proc/PID/smaps shows it; sizes are
-// in KiB.
+// mapping is a mapping of a process as /proc/PID/smaps shows it. Sizes are in KiB.
 type mapping struct {
 	path                 string
-	inode                bool // it maps a file
+	inode                bool // of a file
 	pss, anonymous, swap int64
 }
 
-// memory returns the bytes of a mapping that count as the process's. Pages of a
-// file that lies in a file system do not: they count there or are the host's.
+// memory returns the bytes of a mapping that count for the process. Pages of a file in a
+// file system do not: they count there or belong to the host.
 func (m mapping) memory() int64 {
 	size := m.pss
 	if m.inode && !isUnnamed(m.path) {
@@ -183,8 +190,8 @@ func (m mapping) memory() int64 {
 	return (size + m.swap) << 10
 }
 
-// isUnnamed reports whether a mapped file lies in no file system that has a size.
-// These names are the kernel's own; a file that bears one is counted twice.
+// isUnnamed reports whether a mapped file is in no file system that is counted. The
+// kernel gives these names to such files; another file with such a name counts twice.
 func isUnnamed(path string) bool {
 	for _, prefix := range []string{"/dev/zero (deleted)", "[anon_shmem:", "/memfd:", "/anon_hugepage (deleted)"} {
 		if strings.HasPrefix(path, prefix) {
@@ -194,9 +201,8 @@ func isUnnamed(path string) bool {
 	return false
 }
 
-// readMappings returns the memory of a process or a thread by its mappings, in bytes.
-// It fails for a process that cannot be dumped, and where it would cost more
-// than the budget.
+// readMappings returns the memory in the mappings of a process or a thread, in bytes. It
+// fails if the process is not dumpable, or the read would cost more than the budget.
 func readMappings(rest budget, pid int) (int64, bool) {
 	file, err := os.Open("/proc/" + strconv.Itoa(pid) + "/smaps")
 	if hasEnded(err) {
@@ -225,7 +231,7 @@ func readMappings(rest budget, pid int) (int64, bool) {
 		if err != nil {
 			return 0, false
 		}
-		if first := line[0]; first < 'A' || first > 'Z' { // an address begins the next mapping
+		if first := line[0]; first < 'A' || first > 'Z' { // an address: the next mapping
 			total += current.memory()
 			current = header(line)
 			continue
@@ -242,8 +248,7 @@ func readMappings(rest budget, pid int) (int64, bool) {
 	}
 }
 
-// hasEnded reports whether an error means that a process has ended since it was
-// found.
+// hasEnded reports whether an error means that a process has ended since the scan.
 func hasEnded(err error) bool {
 	return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH)
 }

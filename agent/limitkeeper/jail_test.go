@@ -79,6 +79,8 @@ type report struct {
 	Status int
 	// Rested says that the sandbox was at rest before the code used anything.
 	Rested bool
+	// Responsible says that trials found that code took the kernel's memory.
+	Responsible bool
 }
 
 // first runs code under a keeper until it ends or crosses a limit.
@@ -86,8 +88,11 @@ func first(args []string) (*report, error) {
 	if os.Getpid() != 1 {
 		return nil, fmt.Errorf("process %d is not the first of its namespace", os.Getpid())
 	}
-	if args[0] == "resume" {
+	switch args[0] {
+	case "resume":
 		return &report{}, resumed()
+	case "trials":
+		return tried(args[1])
 	}
 	limits := Limits{Memory: memoryLimit, Tasks: taskLimit}
 	if len(args) > 1 && args[1] == "without a keeper" {
@@ -198,6 +203,57 @@ func resumed() error {
 	for end := time.Now().Add(longest / 2); stopped(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			return errors.New("the process stays stopped")
+		}
+	}
+	return nil
+}
+
+// tried runs code beside trials until they find it responsible, for a part of the time
+// that the jail has.
+func tried(name string) (*report, error) {
+	code := exec.Command("/proc/self/exe", name)
+	code.Env, code.Stderr = []string{role + "=code"}, os.Stderr
+	if err := code.Start(); err != nil {
+		return nil, err
+	}
+	k, err := New(Limits{Memory: memoryLimit})
+	if err != nil {
+		return nil, err
+	}
+	result := &report{}
+	for end := time.Now().Add(longest / 2); !result.Responsible && time.Now().Before(end); {
+		if _, err := k.scanner.scan(0); err != nil {
+			return nil, err
+		}
+		if result.Responsible, err = k.try(); err != nil {
+			return nil, err
+		}
+	}
+	return result, nil
+}
+
+// takeEvents has the kernel keep events of a folder, and drops them, until ctx is done.
+func takeEvents(ctx context.Context, folder string) error {
+	for ctx.Err() == nil {
+		var instances []int
+		for range 60 {
+			instance, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+			if err != nil {
+				break // others of this user have the rest
+			}
+			instances = append(instances, instance)
+			if _, err := unix.InotifyAddWatch(instance, folder, unix.IN_CREATE|unix.IN_DELETE); err != nil {
+				return err
+			}
+		}
+		for n := 0; n < 8000 && ctx.Err() == nil; n++ {
+			name := filepath.Join(folder, strings.Repeat("ab"[n%2:n%2+1], 250))
+			if err := errors.Join(unix.Mknod(name, unix.S_IFREG|0o600, 0), unix.Unlink(name)); err != nil {
+				return err
+			}
+		}
+		for _, instance := range instances {
+			unix.Close(instance)
 		}
 	}
 	return nil
@@ -455,6 +511,7 @@ var codes = map[string]func() error{
 		}
 		return child.Wait()
 	},
+	"events":  func() error { return takeEvents(context.Background(), "/workspace") },
 	"nothing": func() error { return nil },
 	"rest":    rest,
 }

@@ -1,16 +1,17 @@
-// Package limitkeeper enforces the limits of a sandbox where no control group does
-// it: it scans the processes of the sandbox's pid namespace and the sandbox's
-// file systems in memory, and reports when they use more than is allowed.
+// Package limitkeeper enforces the limits of a sandbox if no control group does: it
+// scans the processes of the sandbox's pid namespace and its file systems in memory,
+// and reports when they use more than the limits.
 //
-// It promises that a crossed limit is reported soon enough to stop code that
-// takes memory as fast as a processor can write it, that memory which processes
-// share counts once, and that a sandbox at rest costs next to nothing (rest.go).
+// It promises to report a crossed limit soon enough to stop code that takes memory as
+// fast as the processors can write it, to count memory that processes share once, and
+// to cost next to nothing while the sandbox is at rest (rest.go).
 //
-// Of the memory that the kernel keeps for processes it sees page tables, pipes by
-// the number of open files alone, and a second late what kernel.go counts. It does not see
-// pages of shared anonymous memory that are no longer mapped while other pages of
-// the same mapping are, which the kernel shows nowhere. A control group sees all
-// of that but file locks, and is better where there is one.
+// It counts the kernel memory that is known to grow without a bound (kernel.go), some of
+// it a second late, and finds a sandbox that takes other kernel memory by what the whole
+// machine uses (machine.go). It does not see pages of shared anonymous memory that are
+// no longer mapped while other pages of the same mapping are: the kernel shows them
+// nowhere. A control group counts processes and most of the kernel's memory exactly and
+// is better if there is one. It does not count file locks.
 //
 // The keeper must run as the first process of the namespace that /proc shows.
 package limitkeeper
@@ -18,6 +19,7 @@ package limitkeeper
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -30,52 +32,52 @@ type Limits struct {
 	Tasks  int   // processes and threads, without the keeper's own
 }
 
-// Usage is what a sandbox uses.
+// Usage is the memory and the processes of a sandbox.
 type Usage struct {
 	Processes int64 // bytes
 	Files     int64 // bytes in file systems in memory, and in System V's shared memory
 	Tasks     int   // processes and threads
 	Kernel    kernelUse
+	Machine   int64 // the kernel's memory on the whole machine
 }
 
-// Memory is the memory of processes and files, and what the kernel keeps for
-// them, in bytes.
+// Memory is the memory of processes, of files, and of the kernel for them, in bytes.
 func (u Usage) Memory() int64 { return u.Processes + u.Files + u.Kernel.Bytes }
 
-// Crossing is a limit that was crossed, and all that was used at that moment.
+// Crossing is a limit that was crossed, and the usage at that moment.
 type Crossing struct {
 	frame.Limit
 	Usage Usage
 }
 
 const (
-	// growthRate is how fast a sandbox is assumed to fill memory, in bytes a
-	// second: as fast as two processors that do nothing else.
-	growthRate = 5 << 30
-	// forkRate is how many processes a second a sandbox is assumed to start. It
-	// may start more: to cross the number of tasks by far does no harm.
+	// growthRate is how fast one processor is assumed to fill memory, in bytes a
+	// second.
+	growthRate = 5 << 29
+	// forkRate is how many processes a second a sandbox is assumed to start. It may
+	// start more: a few processes too many do no harm.
 	forkRate = 5_000
 
-	// Pauses between two scans: next to a limit; far from every limit while
-	// code runs; and while nothing runs.
+	// Pauses between two scans: next to a limit; far from every limit while code
+	// runs; and while nothing runs.
 	nearPause = 4 * time.Millisecond
 	farPause  = 100 * time.Millisecond
 	idlePause = 500 * time.Millisecond
-	// groupPause is the pause where a control group enforces the limits of memory and
-	// processes. What is left for the scans counts a second late anyway (kernel.go), and
-	// a scan is a tenth of the first call in a machine that is emulated.
+	// groupPause is the pause if a control group enforces the limits of memory and
+	// processes. The rest counts a second late anyway (kernel.go), and a scan takes a
+	// tenth of the first call in an emulated machine.
 	groupPause = time.Second
-	// freshPause is the pause after the interpreter has loaded and before any
-	// code has run: nothing but the agent itself can use more.
+	// freshPause is the pause after the interpreter has loaded and before any code
+	// has run: nothing but the agent itself can use more.
 	freshPause = time.Minute
 
-	// exactTime bounds a scan that tells shared memory from private memory, in
-	// processor time. The pause after it is as long as it took. In a second it
-	// gets through about 30 GB of the processes' memory, shared or not.
+	// exactTime bounds the processor time of a scan that counts shared memory
+	// exactly. The pause after it is as long as it took. It covers about 30 GB of
+	// mapped memory in a second.
 	exactTime = time.Second
 
 	// dyingTime is how long a killed process may take to give its memory back.
-	// Until then it is not counted.
+	// Until then it does not count.
 	dyingTime = 2 * time.Second
 )
 
@@ -85,51 +87,55 @@ type Keeper struct {
 	folders []string
 	scanner *scanner
 	kernel  *kernelScanner
-	group   *Group // nil where there is none
+	machine machineWatch
+	group   *Group // nil if there is none
 	busy    chan bool
-	still   int         // scans in a row that found nothing that had run
-	resting atomic.Bool // a scan would find what the last one has found; for tests
+	still   int         // scans in a row that found no process that had run
+	resting atomic.Bool // another scan would have the result of the last; for tests
 }
 
 // New returns a Keeper of the processes of this pid namespace and of the file
-// systems in memory in which the folders lie.
+// systems in memory that contain the folders.
 func New(limits Limits, folders ...string) (*Keeper, error) {
 	s, err := newScanner(folders)
 	if err != nil {
 		return nil, fmt.Errorf("prepare to scan the sandbox: %w", err)
 	}
-	return &Keeper{limits: limits, folders: folders, scanner: s, kernel: newKernelScanner(), busy: make(chan bool, 1)}, nil
+	return &Keeper{
+		limits: limits, folders: folders, scanner: s, kernel: newKernelScanner(),
+		machine: newMachineWatch(limits), busy: make(chan bool, 1),
+	}, nil
 }
 
-// UseGroup has the keeper report what a control group enforces, too, and returns the
-// group, into which the caller moves the code. It is called before Run.
+// UseGroup makes the keeper report the limits that a control group enforces as well. The
+// caller moves the code into the group that it returns. It is called before Run.
 func (k *Keeper) UseGroup(folder int) (*Group, error) {
 	group, err := OpenGroup(folder, k.limits)
 	k.group = group
 	return group, err
 }
 
-// Report calls crossed now if a control group has enforced a limit that Run has not
-// reported yet: a process that ended by SIGKILL may have been ended by the kernel.
+// Report calls crossed if a control group has enforced a limit that Run has not reported
+// yet: it may have been the kernel that killed a process.
 func (k *Keeper) Report(crossed func(Crossing)) {
 	if k != nil && k.group != nil {
 		k.group.report(crossed)
 	}
 }
 
-// Busy reports whether a call runs, from now on. It does not wait for the keeper.
-// Only one goroutine may call it.
+// Busy tells the keeper whether a call runs. It does not wait for the keeper. Only one
+// goroutine may call it.
 func (k *Keeper) Busy(busy bool) {
 	select {
-	case <-k.busy: // an older value that was not received yet
+	case <-k.busy: // replace a value that was not received yet
 	default:
 	}
 	k.busy <- busy
 }
 
-// Run scans until ctx is done. Before crossed returns it must have sent SIGKILL
-// to every other process of the namespace. An error means that the limits are
-// no longer enforced and that the sandbox has to end.
+// Run scans until ctx is done. crossed must send SIGKILL to every other process of the
+// namespace before it returns. An error means that the limits are no longer enforced and
+// that the sandbox has to end.
 func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 	defer k.scanner.close()
 	defer k.kernel.close()
@@ -152,7 +158,7 @@ func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 		used  bool // a call has run
 		pause = farPause
 		last  Usage
-		began time.Time // when the last scan began; zero where it does not count
+		began time.Time // when the last scan began; zero if its result is out of date
 		due   = time.Now()
 		timer = time.NewTimer(0)
 	)
@@ -166,14 +172,12 @@ func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 			return err
 		case busy = <-k.busy:
 			used = true
-			// The agent has started a process, or may have.
-			k.still = 0
+			k.still = 0 // the agent may have started a process
 			alarm.unset()
 			k.kernel.begun()
-			// The last scan does not know the processes that began since.
 			began = time.Time{}
-			// A scan at the beginning and at the end of each call would cost as
-			// much as a short call does. The next scan may only come sooner.
+			// A scan at the beginning and at the end of each call would double the
+			// cost of a short call. The next scan only moves forward.
 			if soon := time.Now().Add(k.pause(last, last, pause, busy)); soon.Before(due) {
 				due = soon
 				timer.Reset(time.Until(due))
@@ -207,7 +211,14 @@ func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 		if err != nil {
 			return fmt.Errorf("scan the sandbox: %w", err)
 		}
-		if c, ok := k.limits.crossed(usage); ok {
+		c, ok := k.limits.crossed(usage)
+		if !ok && k.limits.Memory > 0 && k.machine.suspicious(usage.Machine) {
+			if ok, err = k.try(); err != nil {
+				return fmt.Errorf("scan the sandbox: %w", err)
+			}
+			c = k.limits.ofMemory(usage, max(usage.Memory(), k.limits.Memory+1))
+		}
+		if ok {
 			crossed(c)
 			k.scanner.ignore(time.Now().Add(dyingTime))
 			k.kernel.forget()
@@ -236,10 +247,10 @@ func (k *Keeper) Usage() (Usage, error) {
 	return s.scan(0)
 }
 
-// check returns what is used, and what an exact scan has cost, if one was
-// needed. An exact scan can count too much: a process that forks between two
-// readings is counted whole, and its child by half again. So before a limit
-// counts as crossed, every process is stopped and scanned once more.
+// check returns the usage, and the cost of an exact scan if one was needed. An exact
+// scan can count too much: a process that forks between two reads counts whole, and its
+// child by half again. So before a limit counts as crossed, every process is stopped and
+// scanned once more.
 func (k *Keeper) check() (usage Usage, cost time.Duration, err error) {
 	usage, cost, err = k.measure()
 	if err != nil || usage.Memory() <= k.limits.Memory || k.limits.Memory == 0 {
@@ -254,30 +265,40 @@ func (k *Keeper) check() (usage Usage, cost time.Duration, err error) {
 	return usage, cost + again, err
 }
 
-// measure returns the figure of a cheap scan, which counts shared memory more
-// than once, where that is within the limit, and of an exact one otherwise.
+// measure returns the result of a cheap scan, which counts shared memory more than
+// once, if that is within the limit, and of an exact one otherwise.
 func (k *Keeper) measure() (usage Usage, cost time.Duration, err error) {
 	usage, err = k.scanner.scan(k.limits.Tasks)
-	usage.Kernel = k.kernel.use(k.scanner.found, k.scanner.self, time.Now())
+	usage.Machine = kernelMemory()
+	usage.Kernel = k.kernel.use(k.scanner.found, k.scanner.self, usage.Machine, time.Now())
 	if err != nil || k.limits.Memory == 0 || usage.Memory() <= k.limits.Memory {
 		return usage, 0, err
 	}
 	rest := k.limits.Memory - usage.Files - usage.Kernel.Bytes
-	if rest < 0 { // the limit is crossed without the processes
+	if rest < 0 { // files and kernel memory alone cross the limit
 		return usage, 0, nil
 	}
-	usage.Processes, cost = k.scanner.exact(exactTime, rest)
+	// Without an exact figure the limit counts as crossed, which check makes sure of.
+	exact, cost, ok := k.scanner.exact(exactTime, rest)
+	if ok {
+		usage.Processes = exact
+	}
 	return usage, cost, nil
 }
 
-// crossed returns the limit that a usage crosses.
+// ofMemory is the crossing of the limit of memory by used bytes.
+func (l Limits) ofMemory(u Usage, used int64) Crossing {
+	return Crossing{frame.Limit{Name: frame.Memory, Value: l.Memory >> 20, Used: (used + 1<<20 - 1) >> 20}, u}
+}
+
+// crossed returns the limit that a usage crosses, if any.
 func (l Limits) crossed(u Usage) (Crossing, bool) {
 	of := func(name string, value, used int64) (Crossing, bool) {
 		return Crossing{frame.Limit{Name: name, Value: value, Used: used}, u}, true
 	}
 	switch {
 	case l.Memory > 0 && u.Memory() > l.Memory:
-		return of(frame.Memory, l.Memory>>20, (u.Memory()+1<<20-1)>>20)
+		return l.ofMemory(u, u.Memory()), true
 	case l.Tasks > 0 && u.Tasks > l.Tasks:
 		return of(frame.PIDs, int64(l.Tasks), int64(u.Tasks))
 	case u.Kernel.Locks > frame.MaxFileLocks:
@@ -298,8 +319,8 @@ func (k *Keeper) pause(now, last Usage, pause time.Duration, busy bool) time.Dur
 	return k.limits.pause(now, last, pause, busy)
 }
 
-// pause returns how long no limit can be crossed by much. Where nothing runs
-// and nothing grows, it is twice the last pause, up to idlePause.
+// pause returns a time in which no limit can be crossed by much. If nothing runs and
+// nothing grows, it is twice the last pause, up to idlePause.
 func (l Limits) pause(now, last Usage, pause time.Duration, busy bool) time.Duration {
 	longest := farPause
 	if !busy && now.Memory() <= last.Memory() && now.Tasks <= last.Tasks {
@@ -307,19 +328,21 @@ func (l Limits) pause(now, last Usage, pause time.Duration, busy bool) time.Dura
 	}
 	next := longest
 	if l.Memory > 0 {
-		next = min(next, timeTo(l.Memory-now.Memory(), growthRate))
+		// A process with one thread may start another.
+		processors := max(min(runtime.NumCPU(), now.Tasks), 2)
+		next = min(next, timeTo(l.Memory-now.Memory(), growthRate*int64(processors)))
 	}
 	if l.Tasks > 0 {
 		next = min(next, timeTo(int64(l.Tasks-now.Tasks), forkRate))
 	}
 	if !busy && longest == idlePause {
-		// At rest next to a limit: whatever is there is at rest as well.
+		// Nothing changes at rest, however near a limit is.
 		next = max(next, idlePause/10)
 	}
 	return max(next, nearPause)
 }
 
-// timeTo is the time in which a distance is covered, up to a minute.
+// timeTo is the time for a distance at this rate, up to a minute.
 func timeTo(distance, perSecond int64) time.Duration {
 	if distance >= 60*perSecond {
 		return time.Minute

@@ -236,10 +236,14 @@ func TestApply_LowersLimits(t *testing.T) {
 	for _, l := range limits {
 		names = append(names, l.Name)
 	}
-	if got := strings.Join(names, " "); !strings.HasPrefix(got, "core nofile sigpending msgqueue data") {
+	if got := strings.Join(names, " "); !strings.HasPrefix(got, "core nofile sigpending msgqueue memlock rtprio nice data") {
 		t.Errorf("limits %q", got)
 	}
 	pid := sleeper(t)
+	for _, resource := range []int{unix.RLIMIT_RTPRIO, unix.RLIMIT_NICE} {
+		// As the users of audio software have them; it takes CAP_SYS_RESOURCE.
+		_ = unix.Prlimit(pid, resource, &unix.Rlimit{Cur: 40, Max: 40}, nil)
+	}
 	must.Do(t, Apply(pid, limits))
 	for _, l := range limits {
 		var got unix.Rlimit
@@ -283,4 +287,29 @@ func BenchmarkScan(b *testing.B) {
 	}
 	b.ReportMetric(float64(len(s.found)), "processes")
 	b.Log(fmt.Sprint(len(s.found)))
+}
+
+// An exact scan of a process that takes memory meanwhile would come too late: it is given
+// up, which costs no more than it took and does not count as a result.
+func TestExact_GivesUpWhenTheSandboxGrows(t *testing.T) {
+	const pages = 40_000 // so many mappings take longer than nearPause to read
+	memory := must.Get(unix.Mmap(-1, 0, pages*4096, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE))(t)
+	defer unix.Munmap(memory)
+	for page := 0; page < pages; page += 2 {
+		must.Do(t, unix.Mprotect(memory[page*4096:(page+1)*4096], unix.PROT_READ|unix.PROT_WRITE))
+	}
+	for page := 0; page < pages; page += 2 {
+		memory[page*4096] = 1
+	}
+	s := must.Get(newScanner(nil))(t)
+	defer s.close()
+	own, _, ok := s.process(os.Getpid())
+	if !ok || own.memory < growing {
+		t.Fatalf("%+v, want this process with more than %d bytes", own, growing)
+	}
+	own.memory = 0 // so that its memory is growth
+	s.found = []process{own}
+	if total, cost, ok := s.exact(time.Minute, 1<<40); ok || cost > time.Second {
+		t.Errorf("%d bytes, %v, at a cost of %v, want no result", total, ok, cost)
+	}
 }

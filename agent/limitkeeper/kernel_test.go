@@ -101,13 +101,11 @@ func TestKernelScanner_CountsMappings(t *testing.T) {
 		k.ended = time.Time{}.Add(1) // long ago
 		k.earliest = time.Time{}
 		self.time += int64(mappingTime)
-		use := k.use([]process{self}, 0, time.Now())
+		k.use([]process{self}, 0, 0, time.Now())
 		for k.running {
 			k.collect(time.Second)
-			use = k.use([]process{self}, 0, k.ended)
 		}
-		// Other programs of this machine may have many sockets.
-		return use.Bytes - k.last.sockets
+		return costOfMappings(k.mappings, []process{self}, 0)
 	}
 	if got := ask(); got != 0 {
 		t.Errorf("%d bytes of mappings, want none", got)
@@ -119,12 +117,41 @@ func TestKernelScanner_CountsMappings(t *testing.T) {
 		t.Errorf("%d bytes of %d mappings, want %d", got, pages, want)
 	}
 	child := process{pid: self.pid + 1, task: self.pid + 1, parent: self.pid}
-	k.last.sockets = 0
-	if got := k.use([]process{self, child}, 0, k.ended); got.Bytes != 2*allMappings*mappingCost {
-		t.Errorf("%d bytes with a child, want twice as much", got.Bytes)
+	k.dueProcesses([]process{self, child}, 0)
+	if got := costOfMappings(k.mappings, []process{self, child}, 0); got != 2*allMappings*mappingCost {
+		t.Errorf("%d bytes with a child, want twice as much", got)
 	}
-	if got := k.use(nil, 0, k.ended); got.Bytes != 0 {
-		t.Errorf("%d bytes of a process that has ended", got.Bytes)
+	k.dueProcesses(nil, 0)
+	if got := costOfMappings(k.mappings, nil, 0); got != 0 {
+		t.Errorf("%d bytes of a process that has ended", got)
+	}
+}
+
+// The links of a mapping grow with the generations of forks. A process whose parent has
+// ended may have as many ancestors as there are other processes.
+func TestCostOfMappings_CountsGenerations(t *testing.T) {
+	const count, each = 60, 3000
+	of := func(parent func(n int) int) int64 {
+		found, mappings := []process{{pid: 1}}, map[int]mappingsOf{}
+		for n := range count {
+			found = append(found, process{pid: n + 2, parent: parent(n)})
+			mappings[n+2] = mappingsOf{count: each}
+		}
+		return costOfMappings(mappings, found, 1)
+	}
+	chain := of(func(n int) int { return n + 1 })
+	workers := of(func(n int) int { return min(n+1, 2) })
+	orphans := of(func(int) int { return 1 })
+	daemon := of(func(n int) int { return []int{1000, 2}[min(n, 1)] })
+	const link = each * linkCost
+	if want := int64(count * (count + 1) / 2 * link); chain != want {
+		t.Errorf("a chain of forks: %d bytes, want %d", chain, want)
+	}
+	if want := int64((2*count - 1) * link); workers != want || daemon != want {
+		t.Errorf("workers of one process: %d bytes, of a daemon %d, want %d", workers, daemon, want)
+	}
+	if want := int64(count * count * link); orphans != want {
+		t.Errorf("processes whose parents have ended: %d bytes, want %d", orphans, want)
 	}
 }
 
@@ -136,8 +163,8 @@ func TestKernelScanner_ForgetsWhatWasKilled(t *testing.T) {
 	k.last, k.running, k.results = kernelFound{locks: 9999, sockets: 1 << 40}, true, make(chan kernelFound, 1)
 	k.forget()
 	k.results <- kernelFound{locks: 8888}
-	if got := k.use(nil, 0, time.Now()); got.Locks != 0 || got.Bytes != 0 {
-		t.Errorf("%+v, want nothing", got)
+	if got := k.use(nil, 0, 0, time.Now()); got.Locks != 0 || got.Bytes >= 1<<40 {
+		t.Errorf("%+v, want none of what was killed", got)
 	}
 	if k.running || k.stale {
 		t.Error("the result is still awaited")

@@ -4,26 +4,40 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// sock_diag(7) tells what each socket of a network namespace contains, with the
-// overhead of each packet, and of Unix sockets too, which /proc/net does not tell.
-// The jail's filter of system calls lets the agent speak to it, and the agent's own
-// filter keeps the code from that.
+// sock_diag(7) reports the memory of each socket of a network namespace, including
+// the overhead of each packet, and of Unix sockets too, for which /proc/net does not
+// have it. The jail's system call filter admits this protocol for the agent, and the
+// agent's own filter refuses it to the code.
 
 const (
-	// diagTime bounds the answer of one table, in processor time. The sockets that
-	// are left are not counted by this scan.
+	// fewSockets are too few for a scan: each contains about 8 MB at most.
+	fewSockets = 16
+	// socketCost is the size of a socket without data, in bytes. A connection that
+	// waits to be accepted has no descriptor that would count for it.
+	socketCost = 4 << 10
+	// maxSockets bounds how much of one table of /proc/net is read, in bytes: 14,000
+	// lines.
+	maxSockets = 2 << 20
+	// pendingCost is how much a connection to a Unix socket may contain before it is
+	// accepted, in bytes: a send buffer of the default size (net.core.wmem_default).
+	// The sender may have closed its end, so that no descriptor counts for it.
+	pendingCost = 212_992
+
+	// diagTime bounds the processor time for one table. This scan leaves out the
+	// remaining sockets.
 	diagTime = 50 * time.Millisecond
-	// diagWait bounds the wait for a part of the answer.
+	// diagWait bounds the wait for each part of a table.
 	diagWait = time.Second
 
-	// datagrams is the number of datagrams that wait in a Unix socket at most, of
-	// which the kernel tells the size of the first one. A new network namespace
-	// has this value of net.unix.max_dgram_qlen.
+	// datagrams is how many datagrams can wait in a Unix socket. The kernel reports
+	// the size of the first one only. It is net.unix.max_dgram_qlen of every new
+	// network namespace.
 	datagrams = 10
 )
 
@@ -54,8 +68,8 @@ const (
 	memoryBacklog  = 7
 )
 
-// socketTables are what is asked, and what counts less exactly where the kernel
-// has no answer.
+// socketTables are the tables to ask for. fallback is a less exact count for kernels
+// without that table.
 var socketTables = []struct {
 	request  []byte
 	count    func(message []byte) int64
@@ -68,8 +82,7 @@ var socketTables = []struct {
 	{inetRequest(unix.AF_INET6, unix.IPPROTO_UDP), inetSocket, func() int64 { return queued("udp6") }},
 }
 
-// socketMemory returns the bytes that the kernel keeps in the sockets of this
-// network namespace.
+// socketMemory returns the bytes that wait in the sockets of this network namespace.
 func socketMemory() (total int64) {
 	for _, table := range socketTables {
 		size, err := diagnose(table.request, table.count)
@@ -98,8 +111,8 @@ func inetRequest(family, protocol byte) []byte {
 	return append(request, make([]byte, socket)...)
 }
 
-// unixSocket returns what a Unix socket contains, in bytes. What waits to be read counts as the
-// sender's, as long as there is one.
+// unixSocket returns the bytes in a Unix socket. Bytes that wait to be read count for
+// the sender's socket as long as it exists.
 func unixSocket(message []byte) (total int64) {
 	if len(message) < unixMessageSize {
 		return 0
@@ -123,12 +136,12 @@ func unixSocket(message []byte) (total int64) {
 	case message[unixType] == unix.SOCK_DGRAM:
 		return total + datagrams*pendingCost
 	default:
-		// Small parts take up to a sender's whole buffer.
+		// The overhead of small packets takes up to the sender's whole buffer.
 		return total + max(waiting, pendingCost)
 	}
 }
 
-// inetSocket returns what a socket of TCP or UDP contains, in bytes.
+// inetSocket returns the bytes in a TCP or UDP socket.
 func inetSocket(message []byte) (total int64) {
 	if len(message) < inetMessageSize {
 		return 0
@@ -141,7 +154,7 @@ func inetSocket(message []byte) (total int64) {
 	return total
 }
 
-// word returns one of an attribute's numbers, 0 where it has fewer.
+// word returns one of an attribute's numbers, or 0 if it has fewer.
 func word(words []byte, index int) int64 {
 	if len(words) < 4*index+4 {
 		return 0
@@ -149,8 +162,8 @@ func word(words []byte, index int) int64 {
 	return int64(binary.NativeEndian.Uint32(words[4*index:]))
 }
 
-// eachAttribute calls each with every attribute of a netlink message: its length,
-// its kind, its value, and zero bytes up to the next multiple of four.
+// eachAttribute calls each with every attribute of a netlink message. An attribute
+// consists of its length, its kind and its value, padded to a multiple of four bytes.
 func eachAttribute(rest []byte, each func(kind uint16, value []byte)) {
 	for len(rest) >= unix.SizeofRtAttr {
 		length := int(binary.NativeEndian.Uint16(rest))
@@ -162,7 +175,7 @@ func eachAttribute(rest []byte, each func(kind uint16, value []byte)) {
 	}
 }
 
-// diagnose asks for a table of sockets and adds up what count returns for each.
+// diagnose adds up count over a table of sockets.
 func diagnose(request []byte, count func(message []byte) int64) (total int64, err error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
 	if err != nil {
@@ -206,4 +219,35 @@ func diagnose(request []byte, count func(message []byte) int64) (total int64, er
 		}
 	}
 	return total, nil
+}
+
+// queued returns the bytes that wait in the sockets of a protocol: the fifth word of
+// each line of its table, in hexadecimal.
+func queued(protocol string) (total int64) {
+	eachLine("/proc/net/"+protocol, maxSockets, func(line []byte) bool {
+		words := bytes.Fields(line)
+		if len(words) < 5 {
+			return true
+		}
+		sent, received, _ := bytes.Cut(words[4], []byte(":"))
+		for _, word := range [][]byte{sent, received} {
+			n, _ := strconv.ParseUint(string(word), 16, 32)
+			total += int64(n)
+		}
+		return true
+	})
+	return total
+}
+
+// pending returns how many bytes unaccepted connections to Unix sockets may contain.
+// They are in state 2 and have no inode.
+func pending() (total int64) {
+	eachLine("/proc/net/unix", maxSockets, func(line []byte) bool {
+		words := bytes.Fields(line)
+		if len(words) >= 7 && string(words[5]) == "02" && string(words[6]) == "0" {
+			total += pendingCost
+		}
+		return true
+	})
+	return total
 }

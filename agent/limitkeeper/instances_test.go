@@ -23,25 +23,25 @@ func watch(t *testing.T, count int) *os.File {
 	return instance
 }
 
-func TestEpollCounter_CountsWatchesOfProcessesThatRan(t *testing.T) {
+func TestInstanceCounter_CountsWatchesOfProcessesThatRan(t *testing.T) {
 	own := process{pid: os.Getpid(), task: os.Getpid()}
-	var counter epollCounter
-	before, _ := counter.count([]process{own}, 0)
+	var counter instanceCounter
+	before, _, _ := counter.count([]process{own}, 0)
 	watch(t, 30)
 	watch(t, 12)
-	if got, _ := counter.count([]process{own}, 0); got != before {
+	if got, _, _ := counter.count([]process{own}, 0); got != before {
 		t.Errorf("%d watches of a process that has not run since there were %d", got, before)
 	}
-	own.time += epollRun
-	if got, _ := counter.count([]process{own}, 0); got != before+42 {
+	own.time += instancesRun
+	if got, _, _ := counter.count([]process{own}, 0); got != before+42 {
 		t.Errorf("%d watches, want %d", got, before+42)
 	}
-	if got, _ := counter.count([]process{own}, own.pid); got != 0 {
+	if got, _, _ := counter.count([]process{own}, own.pid); got != 0 {
 		t.Errorf("%d watches of the keeper's own", got)
 	}
 	// The number is another process's.
 	other := process{pid: own.pid, task: 1 << 30}
-	if got, _ := counter.count([]process{other}, 0); got != 0 {
+	if got, _, _ := counter.count([]process{other}, 0); got != 0 {
 		t.Errorf("%d watches of a process that has ended", got)
 	}
 }
@@ -53,28 +53,49 @@ func TestDistinct_CountsSharedInstancesOnce(t *testing.T) {
 	child.ExtraFiles = []*os.File{shared}
 	must.Do(t, child.Start())
 	defer func() { child.Process.Kill(); child.Wait() }()
-	inherited := epollsOf(child.Process.Pid)
+	inherited := instancesOf(child.Process.Pid)
 	if len(inherited) != 1 || inherited[0].watches != 20 {
 		t.Fatalf("the child has the instances %+v, want one with 20 watches", inherited)
 	}
-	own, pid := []epoll{}, os.Getpid()
-	for _, e := range epollsOf(pid) {
+	own, pid := []instance{}, os.Getpid()
+	for _, e := range instancesOf(pid) {
 		if e.fd == int(shared.Fd()) || e.fd == int(other.Fd()) {
 			own = append(own, e)
 		}
 	}
-	hidden := []epoll{{task: pid, fd: -1, watches: 100}, {task: 1, fd: -1, watches: 100}}
-	if got := distinct(append(append(own, inherited[0]), hidden...)); got != 225 {
+	hidden := []instance{{task: pid, fd: -1, watches: 100}, {task: 1, fd: -1, watches: 100}}
+	if got, _ := sum(distinct(append(append(own, inherited[0]), hidden...))); got != 225 {
 		t.Errorf("%d watches, want 25 and twice 100", got)
 	}
 }
 
 // An ordinary user does not see the descriptors of root's processes.
-func TestEpollsOf_CountsHiddenDescriptorsAsMany(t *testing.T) {
+func TestInstancesOf_CountsHiddenDescriptorsAsMany(t *testing.T) {
 	if _, err := os.ReadDir("/proc/1/fd"); err == nil {
 		t.Skip("this user sees the descriptors of process 1")
 	}
-	if got := epollsOf(1); len(got) != 1 || got[0].fd != -1 {
+	if got := instancesOf(1); len(got) != 1 || got[0].fd != -1 {
 		t.Errorf("%+v, want one instance in place of what cannot be seen", got)
+	}
+}
+
+// A shared inotify instance counts once, and each other one too.
+func TestInstanceCounter_CountsInotifyInstances(t *testing.T) {
+	var shared *os.File
+	for range fewQueues + 3 {
+		shared = os.NewFile(uintptr(must.Get(unix.InotifyInit1(unix.IN_CLOEXEC))(t)), "inotify")
+		t.Cleanup(func() { shared.Close() })
+	}
+	child := exec.Command("sleep", "99")
+	child.ExtraFiles = []*os.File{shared}
+	must.Do(t, child.Start())
+	defer func() { child.Process.Kill(); child.Wait() }()
+	var counter instanceCounter
+	own, other := os.Getpid(), child.Process.Pid
+	if _, got, _ := counter.count([]process{{pid: other, task: other}}, 0); got != 1 {
+		t.Errorf("%d instances of the child, want 1", got)
+	}
+	if _, got, _ := counter.count([]process{{pid: own, task: own}, {pid: other, task: other}}, 0); got != fewQueues+3 {
+		t.Errorf("%d instances, want %d", got, fewQueues+3)
 	}
 }
