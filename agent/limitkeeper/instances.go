@@ -142,7 +142,8 @@ func compareFiles(a, b instance) int {
 
 // instancesOf returns the instances that a process or a thread has open. If it hides
 // its descriptors, which code can bring about, half of them count as watched by each of
-// the other half, and as inotify instances too.
+// the other half, and as inotify instances too. The descriptors of a process that is about
+// to end are hidden as well: it has given its memory back.
 func instancesOf(task int) (instances []instance) {
 	folder := "/proc/" + strconv.Itoa(task)
 	dir, err := os.Open(folder + "/fd")
@@ -151,6 +152,9 @@ func instancesOf(task int) (instances []instance) {
 	}
 	if err != nil {
 		status, _ := bounded.ReadFile(folder+"/status", maxStatus)
+		if !hasMemory(status) {
+			return nil
+		}
 		half := int(openFiles(task, status) / 2)
 		return []instance{{task: task, fd: -1, watches: half * half, queues: half}}
 	}

@@ -1,6 +1,7 @@
 package limitkeeper
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"testing"
@@ -8,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 // watch returns an epoll instance with watches of as many files.
@@ -97,5 +99,20 @@ func TestInstanceCounter_CountsInotifyInstances(t *testing.T) {
 	}
 	if _, got, _ := counter.count([]process{{pid: own, task: own}, {pid: other, task: other}}, 0); got != fewQueues+3 {
 		t.Errorf("%d instances, want %d", got, fewQueues+3)
+	}
+}
+
+// The kernel hides the descriptors of a process that is about to end, and has none left of
+// one that waits to be reaped.
+func TestInstancesOf_LeavesOutWhatHasEnded(t *testing.T) {
+	child := exec.Command("true")
+	must.Do(t, child.Start())
+	defer child.Wait()
+	patience.Until(t, "the child is a zombie", func() bool {
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", child.Process.Pid))
+		return state(status) == 'Z'
+	})
+	if got := instancesOf(child.Process.Pid); len(got) != 0 {
+		t.Errorf("%+v, want none", got)
 	}
 }

@@ -288,7 +288,7 @@ func (s *scanner) status(pid int) (text []byte, task int) {
 			break
 		}
 		for _, name := range threads(folder) {
-			if other := s.read(name + "/status"); bytes.Contains(other, []byte("\nRssAnon:")) {
+			if other := s.read(name + "/status"); hasMemory(other) {
 				task, _ = strconv.Atoi(name)
 				return other, task
 			}
@@ -323,6 +323,10 @@ func (s *scanner) read(name string) []byte {
 	}
 	return s.buf[:n]
 }
+
+// hasMemory reports whether /proc/PID/status is of a process or thread that has not given
+// its memory back.
+func hasMemory(status []byte) bool { return bytes.Contains(status, []byte("\nRssAnon:")) }
 
 // resident is the memory that /proc/PID/status shows, in bytes.
 func resident(status []byte) int64 {
