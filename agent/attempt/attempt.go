@@ -1,8 +1,8 @@
 // Package attempt runs one piece of code up to its end: in an interpreter that
 // has loaded its driver, or as a command of its own.
 //
-// It promises that the end comes. Code that exceeds its time, or is cancelled,
-// is interrupted; what has not ended when the grace period is over is killed.
+// It promises that the code ends. If the code exceeds its time or is cancelled it is
+// interrupted, and killed if it still runs when the grace period is over.
 package attempt
 
 import (
@@ -23,8 +23,8 @@ import (
 const (
 	// forever is the time of code without a limit.
 	forever = 10 * 365 * 24 * time.Hour
-	// settleTime is how long a driver may take to begin with code. A signal
-	// that arrives earlier can be lost in bash and can end node.
+	// settleTime is how long a driver may take to begin with code. An earlier signal can
+	// be lost in bash and can end node.
 	settleTime = 20 * time.Millisecond
 	// repeatInterval is the time between two interrupts of the same code.
 	repeatInterval = 100 * time.Millisecond
@@ -38,8 +38,8 @@ const FlushesPerSecond = int(time.Second / flushInterval)
 // ErrLate reports an interpreter that has not loaded its driver in time.
 var ErrLate = errors.New("it takes too long")
 
-// Deadline returns the time at which code that starts now and may run for
-// limit has to end; a limit of 0 is none.
+// Deadline returns the deadline of code that starts now and may run for limit. 0 is no
+// limit.
 func Deadline(limit time.Duration) time.Time {
 	if limit <= 0 {
 		limit = forever
@@ -74,26 +74,22 @@ func Load(ctx context.Context, i *interpreter.Interpreter, timeout time.Duration
 // Ending says how code ended.
 type Ending struct {
 	Status  int
-	Outcome string // one of the frame protocol's; empty where the code ended by itself
+	Outcome string // one of package frame's; empty if the code ended by itself
 	Exited  bool   // the process has ended
 	Left    bool   // the process left a session's state behind when it ended
-	// Broken is what was wrong with the driver's reply, where that ended the
-	// process.
-	Broken error
+	Broken  error  // why the driver's reply was wrong, if that ended the process
 }
 
-// Attempt is code that runs. Process is required; the zero value of every
-// other field stands for something that does not happen.
+// Attempt is running code. Only Process is required.
 type Attempt struct {
 	// Process ends with the code, unless the driver answers before.
 	Process *process.Process
-	// Interpreter is the interpreter whose process Process is; nil for a
-	// command. Nonce is the number that the driver repeats in its replies to
-	// this code.
+	// Interpreter is nil for a command. Nonce is the number that the driver repeats in
+	// its replies to this code.
 	Interpreter *interpreter.Interpreter
 	Nonce       uint64
-	// Session says that the interpreter is to run further code. A line on its
-	// control channel that no driver writes then makes it unusable.
+	// Session says that the interpreter is to run further code. A wrong line on its
+	// control channel then makes it unusable.
 	Session bool
 	// Repeat says that an interrupt is sent again while the code goes on.
 	Repeat bool
@@ -115,8 +111,8 @@ type Attempt struct {
 	alarm   *time.Timer
 }
 
-// stage says how far an attempt is on the way from running code to killed code.
-// In each of them the alarm has one meaning.
+// stage is the progress from running code to killed code. It determines the meaning of the
+// alarm.
 type stage int
 
 const (
@@ -126,10 +122,9 @@ const (
 	killed                   // no alarm is set
 )
 
-// Wait waits for the end of the code: the driver's reply or the end of the
-// process. Its error is that of Flush, or [process.ErrUnkillable]. Where ctx
-// is done first, the process is killed and there is no error. An Attempt is
-// waited for once.
+// Wait waits for the end of the code: the driver's reply or the end of the process. The
+// error is from Flush, or [process.ErrUnkillable]. If ctx is done first, the process is
+// killed and there is no error. Wait is called once.
 func (a *Attempt) Wait(ctx context.Context) (Ending, error) {
 	if a.Interpreter != nil {
 		a.replies = a.Interpreter.Replies()
@@ -179,12 +174,11 @@ func (a *Attempt) Wait(ctx context.Context) (Ending, error) {
 	}
 }
 
-// reply takes a reply of the driver. over says that it ended the code.
+// reply handles a reply of the driver. over says that it ended the code.
 func (a *Attempt) reply(r interpreter.Reply, ok bool) (over bool, err error) {
 	switch {
 	case !ok:
-		// The channel is closed, or the line before was the last one. The end
-		// of the process has the status.
+		// There are no more replies. The end of the process has the status.
 		a.replies = nil
 		return false, nil
 	case r.Err == nil && r.Kind == driver.Done && r.Nonce == a.Nonce:
@@ -207,15 +201,14 @@ func (a *Attempt) reply(r interpreter.Reply, ok bool) (over bool, err error) {
 	if a.end.Outcome == "" {
 		a.end.Outcome = frame.OutcomeCrashed
 	}
-	// Everything else on this channel, the right answer too, comes from an
-	// interpreter that is about to be killed.
+	// Ignore everything else on this channel: the interpreter is about to be killed.
 	a.replies, a.end.Left, a.end.Broken = nil, false, r.Err
 	return false, a.Process.End()
 }
 
 // exited records the end of the process.
 func (a *Attempt) exited() {
-	// A reply that was written before the end is still to come.
+	// A reply may have been written before the end.
 	if a.replies != nil {
 		a.Interpreter.Finish()
 		for r := range a.replies {
@@ -238,7 +231,7 @@ func (a *Attempt) cancel() {
 	}
 }
 
-// expire does what the alarm stands for.
+// expire handles the alarm.
 func (a *Attempt) expire() error {
 	switch a.stage {
 	case running:

@@ -1,6 +1,5 @@
-// Package bounded takes at most a given number of bytes of what others wrote:
-// of files and streams, which are refused when they have more, and of text,
-// which is cut between two characters.
+// Package bounded reads at most a given number of bytes. Files and streams with more are
+// refused, and text is cut between two characters.
 package bounded
 
 import (
@@ -41,8 +40,8 @@ func ReadFile(name string, limit int64) ([]byte, error) {
 	return data, err
 }
 
-// Head returns the beginning of a text, at most limit bytes of it, without a
-// character that the limit would cut in two.
+// Head returns at most limit bytes from the beginning of a text, without an incomplete
+// character at its end.
 func Head[T ~string | ~[]byte](text T, limit int) T {
 	if len(text) <= limit {
 		return text

@@ -2,19 +2,17 @@
 // language, that run code inside an interpreter, and the protocol between them
 // and the agent.
 //
-// What the agent has to know of an interpreter is data: [Load] reads it from
-// the folder that Nix makes of nix/interpreters/NAME for an environment. A
-// driver has three descriptors beside its standard streams. The first is its
-// control channel: the agent writes one line for each call, and the driver
-// writes one line when the call has ended. The second is a file without a name
-// with the code of the call, so that nothing large ever waits in a pipe.
-// The third is another such file, in which a driver may leave the state that
-// the next interpreter starts with.
+// The agent's knowledge of an interpreter is data: [Load] reads it from the folder that
+// Nix makes of nix/interpreters/NAME for an environment. A driver has three descriptors
+// in addition to its standard streams. The first is its control channel: the agent writes
+// one line for each call, and the driver writes one line when the call has ended. The
+// second is an unnamed file (O_TMPFILE) with the code of the call, so that large code does
+// not wait in a pipe. The third is another such file, in which a driver may leave the
+// state for the next interpreter.
 //
-// The code that runs in the interpreter can reach all three. What comes from a
-// control channel is therefore a claim: it is bounded, it is parsed here, and
-// anything but exactly what is expected means that the interpreter cannot be
-// used any more.
+// The code that runs in the interpreter can reach all three, so a line from a control
+// channel is only a claim. It is bounded, and if it is not exactly as expected the
+// interpreter cannot be used any more.
 package driver
 
 import (
@@ -32,9 +30,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 )
 
-// Driver says how an interpreter is started with its driver and how the agent
-// treats it. Its JSON is the file driver.json of a driver's folder; a field
-// that is not listed here is an error.
+// Driver describes how to start an interpreter with its driver and how to treat it. Its
+// JSON is the file driver.json of a driver's folder. An unknown field is an error.
 type Driver struct {
 	// Program is the driver: the name of a file in the same folder. [Load]
 	// makes it an absolute path.
@@ -45,22 +42,21 @@ type Driver struct {
 	// Control is the control channel's descriptor, from 3 to 253. The code
 	// file's is Control+1, the state file's Control+2.
 	Control int `json:"control"`
-	// Warm is code that does what a small call does, once, before the first one.
-	// It leaves nothing behind but a line of output.
+	// Warm is code that works like a small call and runs once before the first one. It
+	// leaves only a line of output behind.
 	Warm string `json:"warm"`
-	// Reseed is code that gives the random numbers of the interpreter another seed, where
-	// it keeps one. It runs in copies of an interpreter, before any other code, and leaves
-	// nothing behind.
+	// Reseed is code that gives the interpreter's random numbers another seed, or empty
+	// if it has none. It runs in copies of an interpreter before any other code, and has
+	// no other effect.
 	Reseed string `json:"reseed"`
-	// Rehearse is code that does what a small call does and what the end of a program does,
-	// and leaves nothing behind but output. [Load] takes Warm where it is empty.
+	// Rehearse is code that works like a small call and like the end of a program, and
+	// leaves only output behind. [Load] takes Warm if it is empty.
 	Rehearse string `json:"rehearse"`
 	// RefusesNUL says that the interpreter cannot read code with a NUL byte.
 	RefusesNUL bool `json:"refuses_nul"`
-	// RepeatInterrupt says that SIGINT may be sent again to code that goes on.
-	// Node.js can miss a signal that comes while it begins with code, and a
-	// second signal does not harm it. It would interrupt the cleanup of code in
-	// other interpreters.
+	// RepeatInterrupt says that SIGINT may be sent again if the code does not end.
+	// Node.js can miss a signal while it begins with code, and a second one does not
+	// harm it. In other interpreters it would interrupt the cleanup of the code.
 	RepeatInterrupt bool `json:"repeat_interrupt"`
 }
 
@@ -72,8 +68,7 @@ const (
 	maxControl = 253
 )
 
-// Load reads the driver in a folder. The error names the file and the field
-// that is wrong.
+// Load reads the driver in a folder. The error names the file and the wrong field.
 func Load(folder string) (*Driver, error) {
 	name := filepath.Join(folder, "driver.json")
 	text, err := bounded.ReadFile(name, maxFile)
@@ -118,11 +113,10 @@ const MaxLine = 64
 // Call is what the agent writes to a control channel.
 type Call struct {
 	Nonce uint64
-	// Last says that the interpreter ends with this code, as it would at
-	// the end of a program; its exit status is the answer.
+	// Last says that the interpreter ends with this code, as at the end of a program.
+	// Its exit status is the answer.
 	Last bool
-	// Late says that the call before was interrupted: its signal may still
-	// be on its way through the interpreter.
+	// Late says that the previous call was interrupted, and the signal may still arrive.
 	Late bool
 	// Number counts the calls of a sandbox from 1; a warm-up has number 0.
 	Number uint64
@@ -160,8 +154,8 @@ type Reply struct {
 	Status int // of Done, 0 to 255
 }
 
-// ParseReply reads a line without its newline. The error quotes the line, or
-// says that it is too long.
+// ParseReply parses a line without its newline. The error quotes the line, unless it is
+// too long.
 func ParseReply(line string) (Reply, error) {
 	if len(line) >= MaxLine {
 		return Reply{}, fmt.Errorf("driver's line is longer than %d bytes", MaxLine)

@@ -2,9 +2,9 @@
 // sandbox: four bytes, big-endian, that count the payload's bytes; then the
 // payload, one JSON object in UTF-8 of at most [MaxPayload] bytes.
 //
-// Both ends use this package, and neither relies on that: code in a sandbox may
-// have written any byte that leaves it. A reader therefore never allocates more
-// memory than bytes have arrived, and after an error it cannot be used any more.
+// Both ends use this package, but a reader does not rely on that: code in a sandbox may have
+// written any byte. It never allocates more memory than bytes have arrived, and cannot be
+// used after an error.
 package frame
 
 import (
@@ -26,8 +26,8 @@ const Protocol = 1
 // headerSize is the length prefix's size, in bytes.
 const headerSize = 4
 
-// keepBuffer is the largest buffer that a reader or a writer keeps between two
-// frames, in bytes. The buffer of a larger frame is given back after it.
+// keepBuffer is the largest buffer that a reader or a writer keeps between two frames, in
+// bytes. Larger ones are freed.
 const keepBuffer = 256 << 10
 
 // ErrTooLarge reports a payload of more than [MaxPayload] bytes, or than a
@@ -45,27 +45,26 @@ type Reader struct {
 	buf    bytes.Buffer
 }
 
-// NewReader returns a Reader of r. It reads no byte after the frames that were
-// asked for, so that r can have another reader between two frames.
+// NewReader returns a Reader of r. It never reads ahead, so that r can have another reader
+// between two frames.
 func NewReader(r io.Reader) *Reader {
 	return &Reader{r: r, limit: MaxPayload}
 }
 
-// Limit refuses payloads of more than size bytes from now on, which is for a
-// reader that knows how much it has asked for. No size is above [MaxPayload].
+// Limit refuses payloads of more than size bytes from now on. It is for readers that know
+// how much they have asked for. Sizes above [MaxPayload] have no effect.
 func (r *Reader) Limit(size int64) {
 	r.limit = uint32(min(max(size, 1), MaxPayload))
 }
 
-// Read reads one frame into v, which json.Unmarshal must accept. The error
-// is io.EOF where the stream ends between two frames, and
-// io.ErrUnexpectedEOF where it ends inside one.
+// Read reads one frame into v, which json.Unmarshal must accept. The error is io.EOF if the
+// stream ends between two frames, and io.ErrUnexpectedEOF if it ends inside one.
 func (r *Reader) Read(v any) error {
 	payload, err := r.payload()
 	if err != nil {
 		return err
 	}
-	// The buffer is given back now, because the next frame may come much later.
+	// Free the buffer now, because the next frame may come much later.
 	if r.buf.Cap() > keepBuffer {
 		defer func() { r.buf = bytes.Buffer{} }()
 	}
@@ -113,11 +112,10 @@ func NewWriter(w io.Writer) *Writer {
 	return &Writer{w: w}
 }
 
-// Write sends each value as one frame, and all frames together, so that the other
-// end wakes up once. In a string that is not valid UTF-8, each wrong byte is sent
-// as U+FFFD. Where a value cannot be encoded or is too large, nothing is sent and
-// the stream stays usable. An error of the stream itself is the result of every
-// later Write too.
+// Write sends each value as one frame, and all frames together, so that the other end wakes
+// up once. Each byte of a string that is not valid UTF-8 is sent as U+FFFD. If a value
+// cannot be encoded or is too large, no frame is sent and the stream stays usable. After an
+// error of the stream itself, every later Write returns that error.
 func (w *Writer) Write(values ...any) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -8,9 +8,8 @@ const (
 	PIDs   = "pids" // processes and threads
 )
 
-// Limits that every sandbox has, of what the kernel keeps for code and charges to
-// no memory limit or counts for each user of the host: names that [Limit] carries beside those of the metadata, and
-// how many there may be.
+// Limits of every sandbox on kernel resources that are not charged to a memory limit, or
+// are counted for each user of the host.
 const (
 	FileLocks    = "file_locks" // POSIX locks of parts of files
 	MaxFileLocks = 4096

@@ -9,15 +9,15 @@ import (
 	"unicode/utf8"
 )
 
-// Long is the size in bytes from which on a text is decoded apart from the JSON
+// Long is the size, in bytes, of the shortest text that is decoded separately from the JSON
 // around it.
 const Long = 16 << 10
 
-// standIn replaces a long text in what encoding/json decodes.
+// standIn replaces a long text for encoding/json.
 const standIn = "\x00long\x00"
 
-// unmarshal is json.Unmarshal, which scans its input twice and slowly; but it
-// scans a long text once.
+// unmarshal is json.Unmarshal for messages with one long text. json.Unmarshal scans its
+// input twice and slowly, unmarshal scans the text once.
 func unmarshal(payload []byte, v any) error {
 	message, ok := v.(interface{ long() (string, *string) })
 	if !ok || len(payload) < Long {
@@ -38,12 +38,11 @@ func unmarshal(payload []byte, v any) error {
 	return nil
 }
 
-// Lift replaces the first string that is the value of a key in JSON, if it is
-// long, by another string. It returns the JSON, which has no other change and any
-// error that it had, and the string. ok is false where there is no such string,
-// or where encoding/json would not decode it to the same text.
+// Lift replaces the first string value of a key in JSON by another string if it is long,
+// and returns the JSON, otherwise unchanged and not validated, and the original string. ok
+// is false if there is no such string, or encoding/json would decode it differently.
 func Lift(message []byte, key, instead string) (rest []byte, text string, ok bool) {
-	// Inside a string the quotes would be escaped, so that this is a whole string.
+	// Inside a string the quotes would be escaped, so this is a whole string.
 	quoted := []byte(strconv.Quote(key))
 	at := bytes.Index(message, quoted)
 	if at < 0 {
@@ -71,8 +70,8 @@ func Lift(message []byte, key, instead string) (rest []byte, text string, ok boo
 	return rest, text, true
 }
 
-// unquote decodes a string up to its closing quote. size is the number of bytes
-// up to and with the quote.
+// unquote decodes a string up to its closing quote. size is its length in bytes, including
+// that quote.
 func unquote(raw []byte) (text string, size int, ok bool) {
 	var out strings.Builder
 	out.Grow(len(raw))
@@ -101,7 +100,7 @@ func unquote(raw []byte) (text string, size int, ok bool) {
 	return "", 0, false
 }
 
-// escape decodes an escape sequence and returns its length, 0 where it is none.
+// escape decodes an escape sequence and returns its length, or 0 if it is not one.
 func escape(raw []byte) (rune, int) {
 	if len(raw) < 2 {
 		return 0, 0

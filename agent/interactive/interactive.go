@@ -2,9 +2,9 @@
 // input arrive in frames, the program's output leaves as it is, and its exit
 // status is the agent's.
 //
-// A program on a terminal has one that is made inside the sandbox. No descriptor
-// of the user's own terminal is in the sandbox, so nothing there can type into
-// it or change its settings. The end of the frames ends everything.
+// The terminal of a program is made inside the sandbox. The sandbox has no descriptor of
+// the user's own terminal, so code cannot type into it or change its settings. The end of
+// the frames ends everything.
 package interactive
 
 import (
@@ -28,14 +28,14 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
 )
 
-// maxWaiting is how many frames of input wait until the program reads them.
-// Then no further frame is read.
+// maxWaiting is how many frames of input wait for the program before the agent stops
+// reading frames.
 const maxWaiting = 16
 
 // shells are tried in this order.
 var shells = []string{"bash", "/bin/sh"}
 
-// prompt is bash's PS1: the folder, after a word that no other machine shows.
+// prompt is bash's PS1: a word that tells the sandbox from other machines, and the folder.
 const prompt = `sandbox:$PWD\$ `
 
 // errGone reports that the frames have ended before the program.
@@ -47,7 +47,7 @@ func Serve(ctx context.Context, table *process.Table, keeper *limitkeeper.Keeper
 	frames := frame.NewReader(in)
 	var first frame.Request
 	if err := frames.Read(&first); err != nil {
-		return 0, fmt.Errorf("read what to run: %w", err)
+		return 0, fmt.Errorf("read the first frame: %w", err)
 	}
 	for name, value := range first.Env {
 		spec.Env = set(spec.Env, name, value)
@@ -63,7 +63,7 @@ func Serve(ctx context.Context, table *process.Table, keeper *limitkeeper.Keeper
 	return 0, fmt.Errorf("the first frame is %.20q, not %s or %s", first.Type, frame.Execute, frame.Open)
 }
 
-// execute runs code, whose stdin is the input that comes after it.
+// execute runs code with the input of later frames as its stdin.
 func execute(ctx context.Context, stop context.CancelCauseFunc, table *process.Table, keeper *limitkeeper.Keeper, spec interpreter.Spec, code []byte, frames *frame.Reader) (int, error) {
 	stdin, input, err := os.Pipe()
 	if err != nil {
@@ -121,7 +121,7 @@ func open(ctx context.Context, stop context.CancelCauseFunc, table *process.Tabl
 		shown := make(chan struct{})
 		go func() {
 			defer close(shown)
-			// A read fails with EIO when no process has the terminal any more.
+			// A read fails with EIO once no process has the terminal open.
 			_, _ = io.Copy(spec.Stdout, master)
 		}()
 		go func() {
@@ -137,7 +137,7 @@ func open(ctx context.Context, stop context.CancelCauseFunc, table *process.Tabl
 			p.Kill()
 			return 0, context.Cause(ctx)
 		}
-		// Processes that it left running have the terminal too.
+		// Background processes have the terminal too.
 		table.KillAll()
 		select {
 		case <-shown:
@@ -147,12 +147,12 @@ func open(ctx context.Context, stop context.CancelCauseFunc, table *process.Tabl
 	})
 }
 
-// program returns the path and the arguments of a shell, or of the interpreter
-// where that is asked for.
+// program returns the path and the arguments of a shell or, if own is set, of the
+// interpreter.
 func program(spec interpreter.Spec, own bool) (string, []string, error) {
 	if own {
 		args := slices.Clone(spec.Command)
-		// After these options, code would follow.
+		// Code would follow these options.
 		if last := args[len(args)-1]; len(args) > 1 && (last == "-c" || last == "-e") {
 			args = args[:len(args)-1]
 		}
@@ -191,7 +191,7 @@ func receive(frames *frame.Reader, w io.WriteCloser, other func(frame.Request)) 
 				w.Close()
 				closed = true
 			}
-			// A program that reads no further input goes on all the same.
+			// A program that has closed its input goes on.
 			if !closed {
 				_, err := w.Write(data)
 				closed = err != nil
@@ -214,7 +214,7 @@ func receive(frames *frame.Reader, w io.WriteCloser, other func(frame.Request)) 
 	}
 }
 
-// keepOpen is a terminal, on which end of input is a character and no close.
+// keepOpen is a terminal: there the end of input is a character, and not a close.
 type keepOpen struct{ *os.File }
 
 func (keepOpen) Close() error { return nil }

@@ -1,10 +1,8 @@
-// Package interpreter keeps one interpreter running, with its driver, and
-// runs code in it.
+// Package interpreter keeps one interpreter running, with its driver, and runs code in it.
 //
-// An [Interpreter] reports what it sees and decides nothing: replies of the
-// driver and the end of the process arrive on channels, and its owner decides
-// what they mean. The end of the process is known from its status, never
-// from the end of a pipe, which a child may keep open.
+// An [Interpreter] reports and does not decide: replies of the driver and the end of the
+// process arrive on channels, and the owner acts on them. The end of the process is known
+// from its status, never from the end of a pipe, because a child may keep that open.
 package interpreter
 
 import (
@@ -33,13 +31,13 @@ import (
 // bytes: MAX_ARG_STRLEN of include/uapi/linux/binfmts.h less the final zero.
 const maxArgument = 128<<10 - 1
 
-// ErrCode reports code that cannot be given to the interpreter at all.
+// ErrCode reports code that the interpreter cannot take at all.
 var ErrCode = errors.New("code cannot be run")
 
 // Spec says which interpreter to run and how.
 type Spec struct {
-	// Driver runs code in an interpreter that stays; nil where each call
-	// starts Command with the code.
+	// Driver runs code in an interpreter that stays. If it is nil, each call starts
+	// Command with the code.
 	Driver  *driver.Driver
 	Command []string // the interpreter's program and its own arguments
 	Pipe    bool     // without a driver: Command reads its code from stdin, not from its last argument
@@ -48,13 +46,11 @@ type Spec struct {
 	Null    *os.File // stdin
 	Stdout  *os.File
 	Stderr  *os.File
-	// Limits apply to an interpreter with a driver before it runs code. Limiter
-	// is the command line that starts a command under the same limits, because
-	// a command runs code at once.
+	// Limits apply to an interpreter with a driver before it runs code. A command runs
+	// code at once, so Limiter is the command line that starts it under these limits.
 	Limits  []limitkeeper.Rlimit
 	Limiter []string
-	// StartFactor is how many times longer than usual an interpreter may take to load;
-	// 0 is 1.
+	// StartFactor multiplies the time that an interpreter may take to load; 0 is 1.
 	StartFactor int
 }
 
@@ -116,8 +112,8 @@ func runProgram(table *process.Table, s *Spec, path string, arguments []string, 
 	})
 }
 
-// Script is code for another interpreter of the sandbox, which its first line
-// names. It is a program: its interpreter has no driver and keeps no state.
+// Script is code with a first line that names another interpreter of the sandbox. It runs
+// as a program, without a driver, and keeps no state.
 type Script struct {
 	spec    *Spec
 	path    string   // of the program
@@ -126,9 +122,8 @@ type Script struct {
 	file    string // with the code, while it runs
 }
 
-// Script returns the script that code is, or nil where code is for the interpreter
-// of the specification: its first line names that one, none, or one that the sandbox
-// does not have.
+// Script returns code as a script, or nil if it is for the interpreter of the specification
+// because its first line names that interpreter, none, or one that the sandbox lacks.
 func (s *Spec) Script(code string) *Script {
 	words := script.Interpreter(code)
 	if words == nil || isSame(words[0], filepath.Base(s.Command[0])) {
@@ -141,7 +136,7 @@ func (s *Spec) Script(code string) *Script {
 	return &Script{spec: s, path: path, command: words, code: code}
 }
 
-// isSame reports whether two names are those of one interpreter, in any version.
+// isSame reports whether two names mean the same interpreter, in any version.
 func isSame(a, b string) bool {
 	plain := func(name string) string {
 		if name = strings.TrimRight(name, "0123456789."); name == "sh" {
@@ -152,8 +147,8 @@ func isSame(a, b string) bool {
 	return plain(a) == plain(b)
 }
 
-// Run starts the script. The end of its process is the answer. Close has to be
-// called after it.
+// Run starts the script. The end of its process is the answer. Close must be called after
+// it.
 func (s *Script) Run(table *process.Table) (*process.Process, error) {
 	folder := os.TempDir()
 	if info, err := os.Stat("/tmp"); err == nil && info.IsDir() {
@@ -187,19 +182,17 @@ type Interpreter struct {
 	state   *os.File
 	replies chan Reply
 	closed  chan struct{}
-	// interrupted says that the call before this one was.
-	interrupted bool
+	interrupted bool // the previous call was interrupted
 }
 
-// Reply is a driver's reply, or what was wrong with it.
+// Reply is a driver's reply, or the reason why it is none.
 type Reply struct {
 	driver.Reply
 	Err error
 }
 
-// Start starts an interpreter with its driver, which the specification must
-// have. state is what an earlier interpreter left, or nil; the Interpreter owns
-// it from now on.
+// Start starts an interpreter with its driver, which the specification must have. state is
+// the state of an earlier interpreter, or nil. The Interpreter owns it from now on.
 func Start(table *process.Table, s *Spec, state *os.File) (_ *Interpreter, err error) {
 	path, err := s.path()
 	if err != nil {
@@ -251,11 +244,10 @@ func Start(table *process.Table, s *Spec, state *os.File) (_ *Interpreter, err e
 	return i, nil
 }
 
-// memory returns a file without a name that contains text, positioned at its
-// beginning. It lies in a file system that has a size, so that what the code
-// adds to it counts towards a limit; what is in a memfd would not, and the jail
-// refuses memfd_create(2). Several file systems are tried, because the code may
-// have filled one.
+// memory returns an unnamed file (O_TMPFILE) that contains text, positioned at its
+// beginning. It is in a file system with a size, so that it counts towards a limit if code
+// adds to it. A memfd would not, and the jail refuses memfd_create(2). Several file systems
+// are tried because code may have filled one.
 func memory(name, text string) (*os.File, error) {
 	var errs []error
 	for _, folder := range []string{"/dev/shm", "/tmp", os.TempDir()} {
@@ -284,8 +276,7 @@ func unnamed(folder, name, text string) (*os.File, error) {
 	return f, nil
 }
 
-// read reads the control channel until either end is closed or a line comes that
-// no driver writes.
+// read reads the control channel until either end is closed or a line is no reply.
 func (i *Interpreter) read() {
 	defer close(i.replies)
 	send := func(r Reply) bool {
@@ -302,7 +293,7 @@ func (i *Interpreter) read() {
 		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
 			return
 		}
-		// Of a line that is too long this is the beginning, which is refused.
+		// The beginning of a line that is too long is refused.
 		r, err := driver.ParseReply(strings.TrimSuffix(string(line), "\n"))
 		if !send(Reply{r, err}) {
 			return
@@ -314,9 +305,9 @@ func (i *Interpreter) read() {
 // come; the process may still run.
 func (i *Interpreter) Replies() <-chan Reply { return i.replies }
 
-// Finish ends the control channel: Replies carries what was written to it until
-// now and is then closed. A child may keep the channel open after the end of
-// its interpreter, so the agent's end has to be the one that is closed.
+// Finish ends the control channel: Replies carries the lines written until now and is then
+// closed. The agent closes its own end, because a child may keep the other end open after
+// its interpreter has ended.
 func (i *Interpreter) Finish() {
 	raw, err := i.control.SyscallConn()
 	if err != nil {
@@ -325,12 +316,11 @@ func (i *Interpreter) Finish() {
 	_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RD) })
 }
 
-// Interrupted records that a signal was sent to end the call that runs: the
-// next call is told.
+// Interrupted records that a signal was sent to the running call, for the next call.
 func (i *Interpreter) Interrupted() { i.interrupted = true }
 
-// Run gives code to the driver and returns the nonce that its reply will
-// carry. With last set there is none: the process ends with the code.
+// Run gives code to the driver and returns the nonce of its reply. With last set there is
+// no reply: the process ends with the code.
 func (i *Interpreter) Run(code string, number uint64, last bool) (uint64, error) {
 	if i.driver.RefusesNUL && strings.IndexByte(code, 0) >= 0 {
 		return 0, fmt.Errorf("%w: it contains a NUL byte; remove it", ErrCode)
@@ -358,9 +348,8 @@ func (i *Interpreter) Run(code string, number uint64, last bool) (uint64, error)
 	return nonce, nil
 }
 
-// Close closes the agent's files of an interpreter that has ended or that
-// is to be killed. It returns the file of the state that it left, which the
-// caller owns.
+// Close closes the agent's files of an interpreter that has ended or is about to be
+// killed. It returns the file with the interpreter's state, which the caller owns.
 func (i *Interpreter) Close() (state *os.File) {
 	close(i.closed)
 	state, i.state = i.state, nil
@@ -376,8 +365,8 @@ func (i *Interpreter) closeFiles() {
 	}
 }
 
-// Blocking makes writes to a pipe block again. Whether they do belongs to the
-// open file description, which programs share, and some change it.
+// Blocking makes writes to a pipe block again. The flag belongs to the open file
+// description, which programs share, and some of them change it.
 func Blocking(f *os.File) {
 	raw, err := f.SyscallConn()
 	if err != nil {

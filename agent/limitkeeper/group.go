@@ -15,9 +15,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 )
 
-// Group is a control group for the code alone, in which whoever made it has set the
-// limits of memory and processes: the kernel enforces them at once, and the group
-// counts how often it did. Where there is none, the keeper scans.
+// Group is a control group for the code alone, with the limits of memory and processes
+// already set. The kernel enforces them at once and counts how often it did.
 type Group struct {
 	limits Limits
 	folder int
@@ -58,7 +57,7 @@ func (g *Group) Join(pid int) error {
 	return nil
 }
 
-// rebase takes what was counted so far as reported.
+// rebase takes everything counted so far as reported.
 func (g *Group) rebase() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -66,8 +65,8 @@ func (g *Group) rebase() {
 	g.asked = eventCount(g.memory, "max ")
 }
 
-// counts reads how often the kernel killed and refused. Without an answer nothing was
-// crossed: the scans go on.
+// counts reads how often the kernel killed and refused, 0 if it cannot be read: the scans
+// go on.
 func (g *Group) counts() (killed, refused int64) {
 	return eventCount(g.memory, "oom_kill "), eventCount(g.pids, "max ")
 }
@@ -84,8 +83,8 @@ func eventCount(file *os.File, name string) int64 {
 	return 0
 }
 
-// report calls crossed if the kernel has enforced a limit since the last report. Two
-// callers do not report the same, and the second returns when the first has reported.
+// report calls crossed if the kernel has enforced a limit since the last report. Of two
+// callers, one reports, and the other returns when that is done.
 func (g *Group) report(crossed func(Crossing)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -93,7 +92,7 @@ func (g *Group) report(crossed func(Crossing)) {
 	c := Crossing{Usage: Usage{Files: g.use()["shmem"]}}
 	switch {
 	case killed > g.killed:
-		// What was asked for beside the limit is at least a page.
+		// The request that failed was for a page at least.
 		c.Limit = frame.Limit{Name: frame.Memory, Value: g.limits.Memory >> 20, Used: g.limits.Memory>>20 + 1}
 	case refused > g.refused:
 		c.Limit = frame.Limit{Name: frame.PIDs, Value: int64(g.limits.Tasks), Used: int64(g.limits.Tasks) + 1}
@@ -101,17 +100,17 @@ func (g *Group) report(crossed func(Crossing)) {
 		return
 	}
 	crossed(c)
-	// What runs has been killed, but may have tried again until then.
+	// The code has been killed, but may have tried again until then.
 	g.killed, g.refused = g.counts()
 }
 
-// spare is how much of its memory code that has all of it may have left, in bytes: what it
-// asks for is more.
+// spare is how much memory may be left, in bytes, when code that asks for more has all of
+// it.
 const spare = 2 << 20
 
-// reportFull calls crossed if the code has all of its memory, none of which the kernel can
-// take back, and has asked for more since the last call. The kernel kills nobody for
-// buffers of sockets: it refuses them, after a long search, again and again.
+// reportFull calls crossed if the code has all of its memory, the kernel cannot reclaim
+// any of it, and the code has asked for more since the last call. For buffers of sockets
+// the kernel kills no process: it refuses them, after a long search, again and again.
 func (g *Group) reportFull(crossed func(Crossing)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -130,8 +129,7 @@ func (g *Group) reportFull(crossed func(Crossing)) {
 	g.killed, g.refused = g.counts()
 }
 
-// use returns what the code's memory is used for, in bytes: some of the kernel's words for
-// it (cgroup-v2.rst of the kernel, "memory.stat").
+// use returns some of the fields of memory.stat, in bytes (cgroup-v2.rst of the kernel).
 func (g *Group) use() map[string]int64 {
 	use := map[string]int64{"anon": 0, "kernel": 0, "shmem": 0, "slab_reclaimable": 0}
 	fd, err := unix.Openat(g.folder, "memory.stat", unix.O_RDONLY|unix.O_CLOEXEC, 0)

@@ -10,36 +10,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A sandbox is at rest when scans in a row have found the same processes, none of
-// which has run between them. From then on a process that has not run has taken no
-// memory and has started no other, so that instead of a scan it is enough to ask for
-// the processor time of each process that is known: a system call for each, a
-// hundredth of what a scan costs.
+// A sandbox is at rest when several scans in a row have found the same processes and none
+// has run between them. A process that does not run takes no memory and starts no other,
+// so from then on a check of the processor time of each known process replaces the scan: a
+// system call for each, at a hundredth of the cost.
 //
-// No process is unknown. One that a scan missed, because it began during the scan, was
-// there during the whole of the next one, unless its parent ran meanwhile; and that
-// parent is known, or the same holds for it.
+// Every process is known. If a scan missed one that began meanwhile, the next scan found
+// it, unless its parent ran in between; and the parent is known, or the same argument holds
+// for it.
 //
-// Where the interpreter alone is left, it is asked ever more seldom, and the kernel
-// reports when it runs again: a timer on its processor time expires at the first tick of
-// the kernel that finds it running, which is 1 to 10 ms apart. The questions find what
-// runs between two ticks only, and a process that it starts so. Processes beside the
-// interpreter, which code has left running, are asked as often as they would be scanned.
+// If only the interpreter is left, the checks become rare, and the kernel reports when it
+// runs again: a timer on its processor time expires at the first tick of the kernel, every
+// 1 to 10 ms, that finds it running. The checks find a process that runs only between two
+// ticks, and its children. Other processes, which code has left running, are checked as
+// often as they would be scanned.
 
 const (
-	// restScans is the number of scans in a row after which a sandbox is at rest. They
-	// take as long as the slow part of a scan, that of kernel.go, needs to begin and
-	// to end.
+	// restScans is the number of scans in a row after which a sandbox is at rest. The
+	// slow scans of kernel.go begin and end in that time.
 	restScans = 4
-	// The pause between two questions where the interpreter alone is left is a part of
-	// the time for which it has rested, between these two. A question takes 0.1 ms of
-	// processor time where others use the processor's caches.
+	// The pause between two checks of the interpreter alone is a fraction of the time
+	// for which it has rested, within these bounds. A check takes 0.1 ms of processor
+	// time if others use the processor's caches.
 	restPart     = 16
 	minRestPause = 500 * time.Millisecond
 	maxRestPause = 5 * time.Second
 )
 
-// settle notes what a scan has found. busy says that a call runs.
+// settle notes the result of a scan. busy says that a call runs.
 func (k *Keeper) settle(busy bool) {
 	s := k.scanner
 	if !busy && len(s.found) > 1 && sameTimes(s.found, s.before, s.self) && k.kernel.isComplete(s.found, s.self) {
@@ -50,11 +48,11 @@ func (k *Keeper) settle(busy bool) {
 	s.before = append(s.before[:0], s.found...)
 }
 
-// atRest reports whether a scan would find what the last one has found.
+// atRest reports whether a scan would have the result of the last one.
 func (k *Keeper) atRest() bool { return k.still >= restScans && k.scanner.unchanged() }
 
-// sameTimes reports whether two scans have found the same processes, none of which has
-// run between the two. This process is left out.
+// sameTimes reports whether two scans have found the same processes, and none but this one
+// has run in between.
 func sameTimes(a, b []process, self int) bool {
 	return slices.EqualFunc(a, b, func(a, b process) bool {
 		return a.pid == b.pid && (a.time == b.time || a.pid == self)
@@ -66,10 +64,9 @@ func (s *scanner) others() []process {
 	return slices.DeleteFunc(slices.Clone(s.found), func(p process) bool { return p.pid == s.self })
 }
 
-// unchanged reports whether no process of the last scan has run since, and the files
-// take what they took: then no process has taken memory, and none has started another
-// one. Files of a workspace that several sandboxes share can grow nevertheless. This
-// process is left out; what it starts is found by a later scan.
+// unchanged reports whether no process but this one has run since the last scan and the
+// files, which other sandboxes may share, have the same size. A later scan finds what this
+// process starts.
 func (s *scanner) unchanged() bool {
 	for _, p := range s.found {
 		if p.pid == s.self {
@@ -94,17 +91,16 @@ func processClock(pid int) int32 {
 	return int32(^pid<<3 | scheduler)
 }
 
-// processTime is the processor time of all threads of a process, in ns. The call does
-// not wait, so that Go's scheduler, which starts another thread for one that may, need
-// not hear of it.
+// processTime is the processor time of all threads of a process, in ns. The system call is
+// raw because it does not wait: for one that may, Go's scheduler starts another thread.
 func processTime(pid int) (ns int64, ok bool) {
 	var now unix.Timespec
 	_, _, errno := unix.RawSyscall(unix.SYS_CLOCK_GETTIME, uintptr(processClock(pid)), uintptr(unsafe.Pointer(&now)), 0)
 	return now.Nano(), errno == 0
 }
 
-// alarm says when to ask whether a sandbox is still at rest. A timer of Go would cost
-// five times as much: Go's scheduler wakes a second thread for each.
+// alarm rings when it is time to check whether a sandbox is still at rest. A timer of Go
+// would cost five times as much: Go's scheduler wakes a second thread for each.
 type alarm struct {
 	clock *os.File       // a timerfd
 	fd    int            // its number
@@ -114,8 +110,8 @@ type alarm struct {
 	since time.Time // when it was set first
 }
 
-// newAlarm returns an alarm that is not set. The kernel sends SIGCHLD when a process has
-// run, because that is the signal for which the agent has a handler.
+// newAlarm returns an alarm that is not set. The kernel's timer sends SIGCHLD, a signal
+// for which the agent has a handler.
 func newAlarm() (*alarm, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
 	if err != nil {
@@ -133,7 +129,7 @@ func (a *alarm) close() {
 	a.clock.Close()
 }
 
-// read passes the expirations of the clock on, until it is closed.
+// read rings when the clock expires, until the clock is closed.
 func (a *alarm) read() {
 	conn, err := a.clock.SyscallConn()
 	if err != nil {
@@ -157,8 +153,8 @@ func (a *alarm) read() {
 	}
 }
 
-// begin has the alarm ring once, after a pause, or when the one process that is left has
-// run. It reports false where there are more, or the kernel offers no such timer.
+// begin makes the alarm ring once, after a pause or when the only process in left has run.
+// It reports false if there are more processes, or the kernel has no such timer.
 func (a *alarm) begin(left []process) bool {
 	if a.set {
 		return a.wind(time.Since(a.since) / restPart)
@@ -189,14 +185,14 @@ func (a *alarm) wind(pause time.Duration) bool {
 	return a.set
 }
 
-// expire has the clock expire after a time, never if that is 0.
+// expire makes the clock expire after a time, or never if that is 0.
 func (a *alarm) expire(after time.Duration) unix.Errno {
 	value := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(after))}
 	_, _, errno := unix.RawSyscall6(unix.SYS_TIMERFD_SETTIME, uintptr(a.fd), 0, uintptr(unsafe.Pointer(&value)), 0, 0, 0)
 	return errno
 }
 
-// unset has the alarm ring no more.
+// unset keeps the alarm from ringing.
 func (a *alarm) unset() {
 	if a.timer >= 0 {
 		_, _, _ = unix.RawSyscall(unix.SYS_TIMER_DELETE, uintptr(a.timer), 0, 0)

@@ -16,44 +16,43 @@ import (
 )
 
 const (
-	// maxStatus bounds /proc/PID/status, in bytes. It has 1.5 KB, and more where
-	// a kernel lists many processors.
+	// maxStatus bounds /proc/PID/status, in bytes. It has 1.5 KB, and more if the
+	// kernel lists many processors.
 	maxStatus = 16 << 10
 	// maxSegments bounds /proc/sysvipc/shm, in bytes: the kernel has at most
 	// 4,096 segments, of 160 bytes each.
 	maxSegments = 1 << 20
-	// maxNames bounds the names of processes or threads that are read at once.
+	// maxNames is how many names of a folder are read at once.
 	maxNames = 256
-	// statusTries bounds the search for a thread that has the memory of a
-	// process. Threads can end as fast as they are read, each after it has
-	// started the next one.
+	// statusTries bounds the search for a thread with the memory of a process. Threads
+	// can end as fast as they are read, each after it has started the next one.
 	statusTries = 16
 )
 
-// process is what a scan found out about a process.
+// process is the result of a scan for one process.
 type process struct {
 	pid, parent int
-	task        int   // the thread by which the kernel shows the memory
-	time        int64 // processor time that it had used before the scan, in ns
-	memory      int64 // bytes, with those that it shares with others
-	kernel      int64 // bytes that the kernel keeps for it: page tables and open files
+	task        int   // the thread that has the memory in /proc
+	time        int64 // its processor time before the scan, in ns
+	memory      int64 // bytes, including memory that it shares
+	kernel      int64 // bytes of page tables and open files
 }
 
-// scanner finds out what a sandbox uses. It is not safe for concurrent use.
+// scanner measures a sandbox. It is not safe for concurrent use.
 type scanner struct {
 	proc    *os.File
 	folders []string // one for each file system in memory
-	sizes   []int64  // bytes in each of them, by the last scan
+	sizes   []int64  // bytes in each of them in the last scan
 	self    int
 	buf     []byte
-	open    int64     // bytes that an open file counts as where a process has many
-	found   []process // by the last scan
-	before  []process // by the scan before it
+	open    int64     // bytes for each open file of a process with many
+	found   []process // in the last scan
+	before  []process // in the scan before it
 	ignored map[int]time.Time
 }
 
-// newScanner returns a scanner of the file systems in which the folders lie. A
-// folder whose file system is not in memory is left out.
+// newScanner returns a scanner of all processes and of the file systems that contain the
+// folders, unless those are not in memory.
 func newScanner(folders []string) (*scanner, error) {
 	proc, err := os.Open("/proc")
 	if err != nil {
@@ -79,8 +78,8 @@ func newScanner(folders []string) (*scanner, error) {
 
 func (s *scanner) close() { s.proc.Close() }
 
-// ignore leaves the processes that the last scan found, and that were killed, out
-// of further scans up to a time.
+// ignore leaves the processes of the last scan, which were killed, out of scans until a
+// given time.
 func (s *scanner) ignore(until time.Time) {
 	clear(s.ignored)
 	for _, p := range s.found {
@@ -90,8 +89,8 @@ func (s *scanner) ignore(until time.Time) {
 	}
 }
 
-// scan returns what is used at most: shared memory counts for each process that
-// shares it. It stops when there are more tasks than maxTasks, unless that is 0.
+// scan returns an upper bound of the usage: shared memory counts for each process that
+// shares it. It stops when there are more than maxTasks tasks, unless that is 0.
 func (s *scanner) scan(maxTasks int) (Usage, error) {
 	usage := Usage{}
 	var err error
@@ -155,13 +154,13 @@ func (s *scanner) files() (int64, error) {
 	return total, nil
 }
 
-// fileCost is what the kernel keeps for a file in memory beside its contents,
-// in bytes: about 700 for the inode, and 200 for the name.
+// fileCost is the kernel memory of a file in memory, in bytes: about 700 for the inode,
+// and 200 for the name.
 const fileCost = 1 << 10
 
-// filesIn returns the bytes that a folder's file system uses, those for inodes
-// and names among them, and whether it is in memory. An overlay answers for its
-// upper layer, which is in memory where the sandbox can write to it.
+// filesIn returns the bytes that a folder's file system uses, including inodes and names,
+// and whether it is in memory. An overlay reports its upper layer, which is in memory if
+// the sandbox can write to it.
 func filesIn(folder string) (used int64, inMemory bool, err error) {
 	path, err := unix.BytePtrFromString(folder)
 	if err != nil {
@@ -207,15 +206,14 @@ func segments() (int64, error) {
 	return total, nil
 }
 
-// process finds out what a process uses. ok is false where it has ended.
+// process measures a process. ok is false if it has ended.
 func (s *scanner) process(pid int) (p process, tasks int, ok bool) {
 	used, _ := processTime(pid)
 	text, task := s.status(pid)
 	if len(text) == 0 {
 		return p, 0, false
 	}
-	// A process that has given its memory back counts as a task until it has
-	// been waited for.
+	// A zombie counts as a task until it has been waited for.
 	return process{
 		pid:    pid,
 		parent: int(field(text, "PPid")),
@@ -227,24 +225,23 @@ func (s *scanner) process(pid int) (p process, tasks int, ok bool) {
 }
 
 const (
-	// minFileCost is the kernel's memory for an open file, in bytes. A pipe is
-	// two open files, and contains 8 KB where the pipes of the user have as many
-	// pages as are allowed (fs.pipe-user-pages-soft, 64 MB); a socket takes 2 KB
-	// beside its buffers.
+	// minFileCost is the kernel's memory for an open file, in bytes. A pipe is two
+	// open files, and contains 8 KB once the pipes of the user have reached
+	// fs.pipe-user-pages-soft (64 MB). A socket takes 2 KB without its buffers.
 	minFileCost = 4 << 10
 	maxFileCost = 64 << 10
-	// usualFiles are as many as most processes have open. What a process inherits
-	// counts again, although the machine has it once.
+	// usualFiles is the number of open files of most processes. Inherited files count
+	// again, although the machine has them once.
 	usualFiles = 64
-	// fewFiles is the size of the descriptor table that every process may have.
-	// Kernels before Linux 6.2 show the size of the table and not its use.
+	// fewFiles is a usual size of a process's descriptor table. Kernels before Linux
+	// 6.2 show that size and not the number of open files.
 	fewFiles = 256
 )
 
-// openFileCost returns what an open file of a process with many counts as, in bytes. The
-// machine bounds all open files together (fs.file-max): without systemd, it has one for
-// each 10 KB of its memory. Each counts as its part of the memory, so that a sandbox that
-// may have a part of the memory may have the same part of the files.
+// openFileCost returns the bytes for each open file of a process with many. The machine
+// bounds all open files together (fs.file-max): without systemd to one for each 10 KB of
+// memory. Counted like this, a sandbox that may use half of the memory may also open half
+// of the files.
 func openFileCost() int64 {
 	text, err := bounded.ReadFile("/proc/sys/fs/file-max", maxStatus)
 	var machine unix.Sysinfo_t
@@ -255,14 +252,14 @@ func openFileCost() int64 {
 	return min(max(int64(machine.Totalram)*int64(machine.Unit)/most, minFileCost), maxFileCost)
 }
 
-// costOfFiles returns what the open files of a process count as, in bytes.
+// costOfFiles returns the bytes for the open files of a process.
 func (s *scanner) costOfFiles(count int64) int64 {
 	return count*minFileCost + max(count-usualFiles, 0)*(s.open-minFileCost)
 }
 
-// openFiles returns how many files a process or a thread has open, as far as the
-// kernel shows it: from Linux 6.2 on, as the size of the folder of descriptors. status
-// is its /proc/PID/status.
+// openFiles returns how many files a process or a thread has open. Since Linux 6.2 that is
+// the size of its folder of descriptors; before, 0 unless the table in status, its
+// /proc/PID/status, is large.
 func openFiles(task int, status []byte) int64 {
 	var stat unix.Stat_t
 	if err := unix.Stat("/proc/"+strconv.Itoa(task)+"/fd", &stat); err != nil || stat.Size > 0 {
@@ -274,12 +271,11 @@ func openFiles(task int, status []byte) int64 {
 	return 0
 }
 
-// status returns /proc/PID/status of a process, or nothing where it has ended,
-// and the number of the thread whose status it is. That is the first thread's,
-// whose number is the process's. Where the first thread has ended before the
-// others, it is a zombie without memory until they have ended too, and the
-// status is that of a thread which still has the memory. In a process that is
-// about to end there is none. The text is valid until the next read.
+// status returns /proc/PID/status of a process, or nothing if it has ended, and the number
+// of the thread that it describes. Usually that is the first thread, which has the number
+// of the process. If the first thread ends before the others, it is a zombie without
+// memory until they end too, and status describes a thread that still has the memory, if
+// there is one. The text is valid until the next read.
 func (s *scanner) status(pid int) (text []byte, task int) {
 	folder := strconv.Itoa(pid)
 	for range statusTries {
@@ -298,7 +294,7 @@ func (s *scanner) status(pid int) (text []byte, task int) {
 	return text, pid
 }
 
-// threads returns the first threads of a process; none where it has ended.
+// threads returns the first threads of a process, or none if it has ended.
 func threads(pid string) []string {
 	dir, err := os.Open("/proc/" + pid + "/task")
 	if err != nil {
@@ -309,8 +305,8 @@ func threads(pid string) []string {
 	return names
 }
 
-// read returns a small file of /proc, or nothing. It is valid until the next
-// read.
+// read returns a small file of /proc, or nothing if it cannot be read. The text is valid
+// until the next read.
 func (s *scanner) read(name string) []byte {
 	fd, err := unix.Openat(int(s.proc.Fd()), name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -328,7 +324,7 @@ func (s *scanner) read(name string) []byte {
 // its memory back.
 func hasMemory(status []byte) bool { return bytes.Contains(status, []byte("\nRssAnon:")) }
 
-// resident is the memory that /proc/PID/status shows, in bytes.
+// resident is the memory in /proc/PID/status, in bytes.
 func resident(status []byte) int64 {
 	return (field(status, "RssAnon") + field(status, "RssShmem") + field(status, "VmSwap")) << 10
 }
@@ -341,18 +337,18 @@ func state(status []byte) byte {
 	return 0
 }
 
-// field returns a number of /proc/PID/status, 0 where there is none.
+// field returns a number of /proc/PID/status, or 0 if it is missing.
 func field(status []byte, name string) int64 { return number(line(status, name)) }
 
-// line returns what a line of /proc/PID/status says. A process chooses its
-// name, which is the first line, and cannot end that line.
+// line returns the value of a line of /proc/PID/status. A process chooses its own name,
+// which is in the first line, but cannot put a newline there.
 func line(status []byte, name string) []byte {
 	_, rest, _ := bytes.Cut(status, []byte("\n"+name+":"))
 	text, _, _ := bytes.Cut(rest, []byte("\n"))
 	return bytes.TrimSpace(text)
 }
 
-// number is the number at the beginning of a text, 0 where there is none.
+// number is the number at the beginning of a text, or 0.
 func number(text []byte) int64 {
 	digits, _, _ := bytes.Cut(bytes.TrimSpace(text), []byte(" "))
 	n, _ := strconv.ParseInt(string(digits), 10, 64)

@@ -25,18 +25,17 @@ import (
 // MaxCode is the length of the longest code, in bytes: that of a frame.
 const MaxCode = 16 << 20
 
-// grace is how long code may take to end after a signal was passed on to it.
+// grace is how long code may take to end after a signal.
 const grace = 2 * time.Second
 
-// stopped is the exit status of code that crossed a limit: that of SIGKILL,
-// which ended it.
+// stopped is the exit status of code that crossed a limit and was killed.
 const stopped = 128 + int(unix.SIGKILL)
 
-// Run reads code up to the end of in, runs it and returns its exit status.
-// Signals that arrive are passed on to the code, which is killed if it does not
-// end then; a signal that arrives before the code runs ends Run, with the exit
-// status that the signal gives. keeper holds the code to its limits; nil where
-// there are none. The code's stdin is spec.Null, or empty where that is nil.
+// Run reads code up to the end of in, runs it and returns its exit status. Signals are
+// passed on to the code, which is killed if it does not end then. If a signal arrives
+// before the code runs, Run returns the exit status for that signal. keeper enforces the
+// limits, and is nil if there are none. The code's stdin is spec.Null, or empty if that is
+// nil.
 func Run(ctx context.Context, table *process.Table, keeper *limitkeeper.Keeper, spec interpreter.Spec, in io.Reader, signals <-chan os.Signal) (int, error) {
 	return UnderLimits(ctx, table, keeper, spec.Stderr, func(ctx context.Context) (int, error) {
 		spec := spec
@@ -57,9 +56,8 @@ func Run(ctx context.Context, table *process.Table, keeper *limitkeeper.Keeper, 
 	})
 }
 
-// UnderLimits calls run, whose results it returns, and meanwhile holds everything
-// in the sandbox to its limits. Where a limit is crossed it kills everything, and
-// writes a line to log.
+// UnderLimits calls run and returns its results. Meanwhile keeper enforces the limits of
+// the sandbox: if one is crossed, everything is killed, and a line is written to log.
 func UnderLimits(ctx context.Context, table *process.Table, keeper *limitkeeper.Keeper, log io.Writer, run func(context.Context) (int, error)) (int, error) {
 	if keeper == nil {
 		return run(ctx)
@@ -108,7 +106,7 @@ func run(ctx context.Context, table *process.Table, spec interpreter.Spec, in io
 		go func() { loaded <- attempt.Load(ctx, try.Interpreter, spec.LoadTimeout()) }()
 	}
 	reading := make(chan source, 1)
-	go read(in, reading) // ends with the program where in does not
+	go read(in, reading) // may last as long as the program
 	code, err := await(ctx, signals, reading)
 	if err == nil {
 		err = code.err
@@ -134,7 +132,7 @@ func run(ctx context.Context, table *process.Table, spec interpreter.Spec, in io
 	}
 	end, err := try.Wait(ctx)
 	if err == nil && !end.Exited {
-		err = context.Cause(ctx) // nil where the driver has answered
+		err = context.Cause(ctx) // nil if the driver has answered
 	}
 	return end.Status, err
 }

@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// pipes returns the files to which code writes in place of stdout and stderr. A
-// regular file is a pipe to the code, from which Run copies: with the file itself,
-// code could read what was in it before, cut it off, and change its mode. Both are
-// one pipe where they are one file, so that the order of what is written stays.
+// pipes returns the files that replace stdout and stderr for the code. For a regular file
+// the code gets a pipe, and Run copies from it: with the file itself, code could read its
+// old contents, truncate it and change its mode. If both are the same file they get the
+// same pipe, so that the order of the output stays.
 //
-// finish waits until everything is written, once nothing writes any more.
+// finish waits until everything is copied, once the code has ended.
 func pipes(stdout, stderr *os.File) (out, log *os.File, finish func() error, err error) {
 	var copies []func() error
 	finish = func() error {
@@ -47,7 +47,7 @@ func pipes(stdout, stderr *os.File) (out, log *os.File, finish func() error, err
 	return out, stderr, finish, nil
 }
 
-// fileInfo describes a file, and says whether it is a regular one.
+// fileInfo describes a file and reports whether it is a regular one.
 func fileInfo(file *os.File) (os.FileInfo, bool) {
 	if file == nil {
 		return nil, false
@@ -56,9 +56,8 @@ func fileInfo(file *os.File) (os.FileInfo, bool) {
 	return info, err == nil && info.Mode().IsRegular()
 }
 
-// pipeTo returns the end of a new pipe to write to, whose bytes are copied to a
-// file, and a function that closes it and waits for the last of them. Where the
-// file takes no more, writers find the pipe closed.
+// pipeTo returns the write end of a new pipe that is copied to a file, and a function that
+// closes it and waits for the rest. If the file takes no more, writers find the pipe closed.
 func pipeTo(file *os.File) (*os.File, func() error, error) {
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -1,11 +1,9 @@
-// Package output reads what an interpreter and everything that it started
-// write to a stream, and keeps a bounded part of it: as much of the beginning
-// as half of a limit, and as much of the end as the other half.
+// Package output reads a stream of an interpreter and its children, and keeps a bounded
+// part of it: half of a limit for the beginning, and half for the end.
 //
-// It also reads between two calls, so that nothing in the sandbox ever blocks
-// on a full pipe; what arrives then is the beginning of the next call's output.
-// It never waits for the end of a pipe, which a process that was left running
-// can hold open for as long as it likes.
+// It also reads between two calls, so that no process in the sandbox blocks on a full
+// pipe. That output is the beginning of the next call's. It never waits for the end of a
+// pipe, because a background process can keep it open for as long as it likes.
 package output
 
 import (
@@ -23,7 +21,7 @@ import (
 // Limits of what a stream keeps, in bytes.
 const (
 	MinLimit     = 1 << 10
-	MaxLimit     = 2 << 20 // a frame has room for it where JSON writes each byte as six
+	MaxLimit     = 2 << 20 // fits into a frame even if JSON needs six bytes for each
 	DefaultLimit = 32 << 10
 )
 
@@ -44,11 +42,11 @@ type Stream struct {
 	tail     []byte // a ring of the newest bytes once head is full
 	ring     int    // the ring's size: what head leaves of the limit
 	at       int    // where the ring's next byte goes
-	beyond   int64  // bytes that came after head
+	beyond   int64  // bytes after head
 	line     []byte // the newest line's first bytes
 	newLine  bool   // line has changed since the last Sample
 	overflow func() io.Writer
-	store    io.Writer // what overflow returned
+	store    io.Writer // the result of overflow
 }
 
 // New returns the Stream of a pipe's read end. The end must be non-blocking.
@@ -77,8 +75,8 @@ func (s *Stream) Read() {
 	}
 }
 
-// read makes one read of at most limit bytes. The caller holds the lock, so
-// that bytes which two goroutines read keep their order.
+// read makes one read of at most limit bytes. The caller holds the lock, so that the bytes
+// of two goroutines keep their order.
 func (s *Stream) read(fd, limit int) (int, error) {
 	for {
 		n, err := unix.Read(fd, s.chunk[:min(limit, len(s.chunk))])
@@ -95,8 +93,8 @@ func (s *Stream) read(fd, limit int) (int, error) {
 	}
 }
 
-// Drain takes what the pipe holds at this moment and no more, because a process
-// in the background may write without an end.
+// Drain reads the bytes that are in the pipe at this moment and no more, because a
+// background process may write forever.
 func (s *Stream) Drain() {
 	_ = s.raw.Control(func(fd uintptr) {
 		s.mu.Lock()
@@ -120,7 +118,7 @@ func (s *Stream) add(p []byte) {
 		if p = p[n:]; len(p) == 0 {
 			return
 		}
-		// A character that half of the limit would cut in two goes to the ring.
+		// A character that is incomplete at half of the limit goes to the ring.
 		whole := max(wholeRunes(s.head), s.sent)
 		p = append(append([]byte(nil), s.head[whole:]...), p...)
 		s.head = s.head[:whole]
@@ -191,20 +189,18 @@ func (s *Stream) SetLimit(limit int64) {
 	s.reset()
 }
 
-// Begin starts a call. Where the call's output exceeds the limit, overflow, if
-// any, is called once and returns a writer that takes all of the output, or nil.
-// It runs with the stream locked.
+// Begin starts a call. If the call's output exceeds the limit, overflow, unless it is nil,
+// is called once, with the stream locked. It returns a writer for all of the output, or nil.
 func (s *Stream) Begin(overflow func() io.Writer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.overflow, s.store = nil, nil
-	if s.beyond <= int64(s.ring) { // otherwise bytes are lost already
+	if s.beyond <= int64(s.ring) { // otherwise some bytes are lost
 		s.overflow = overflow
 	}
 }
 
-// Take returns what has arrived since the last Take, of the part of the call's
-// output that fits into the first half of the limit.
+// Take returns the output since the last Take, up to the first half of the limit.
 func (s *Stream) Take() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -217,8 +213,7 @@ func (s *Stream) Take() string {
 	return text
 }
 
-// Sample returns the newest line, or its beginning, while it is held back, each
-// line once.
+// Sample returns the beginning of the newest line that is not part of Take, each line once.
 func (s *Stream) Sample() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -234,10 +229,10 @@ type Rest struct {
 	Head    string
 	Skipped int64 // bytes left out between Head and Tail
 	Tail    string
-	Total   int64 // bytes of the whole call, with those that Take returned
+	Total   int64 // bytes of the whole call, including those from Take
 }
 
-// End ends the call; what arrives from now on belongs to the next.
+// End ends the call. Later output belongs to the next.
 func (s *Stream) End() Rest {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -6,24 +6,23 @@ import (
 	"unicode/utf8"
 )
 
-// maxLine is the longest line, in bytes, of which carriage returns are carried
-// out. A longer one passes as it was written.
+// maxLine is the length of the longest line, in bytes, for which carriage returns take
+// effect. A longer one passes unchanged.
 const maxLine = 4 << 10
 
-// An overwriter carries out carriage returns as a terminal does, so that a
-// progress bar that was drawn 2,000 times is the one line that a
-// terminal shows at the end. It keeps the last line back until the line ends.
+// An overwriter applies carriage returns as a terminal does, so that a progress bar drawn
+// 2,000 times becomes one line. It keeps the last line back until it ends.
 //
 // The zero value is ready for use.
 type overwriter struct {
 	line   []byte
-	cursor int  // where the next byte goes, once a carriage return came
-	moved  bool // a carriage return came, and cursor counts
-	long   bool // the line was longer than maxLine and is not held any more
+	cursor int  // position of the next byte, if moved
+	moved  bool // the line had a carriage return
+	long   bool // the line is longer than maxLine and passes unchanged
 }
 
-// add takes what a program wrote and calls emit with what stays of it. emit
-// must not keep its argument.
+// add takes a program's output and calls emit with the result. emit must not keep its
+// argument.
 func (o *overwriter) add(p []byte, emit func([]byte)) {
 	for len(p) > 0 {
 		if len(o.line) == 0 && !o.moved {
@@ -76,8 +75,8 @@ func (o *overwriter) put(part []byte, emit func([]byte)) {
 	} else {
 		end := o.cursor
 		if bytes.IndexByte(part, 0x1b) >= 0 {
-			// Sequences that erase or colour take no column: what they leave of
-			// the old text is not known, so nothing of it is kept.
+			// Sequences that erase or colour take no column, so it is not known
+			// how much of the old text remains: drop it.
 			end = len(o.line)
 		}
 		for range utf8.RuneCount(part) {
@@ -96,7 +95,7 @@ func (o *overwriter) put(part []byte, emit func([]byte)) {
 	}
 }
 
-// flush lets go of the line that is held.
+// flush emits the line that was kept back.
 func (o *overwriter) flush(emit func([]byte)) {
 	if len(o.line) > 0 {
 		emit(o.line)

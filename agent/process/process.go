@@ -1,11 +1,9 @@
-// Package process starts the processes of a sandbox and is the only one in
-// the agent that waits for any.
+// Package process starts the processes of a sandbox and waits for them.
 //
-// The agent is the init of its pid namespace: every process whose parent has
-// ended becomes its child. A wait for one process and a wait for all would race
-// for statuses, so one loop waits for all children, keeps the status of each
-// [Process] and drops the others. Nothing else in the agent may wait for a
-// child: os/exec must not be used beside a [Table].
+// The agent is the init of its pid namespace: orphaned processes become its children. A
+// wait for one process and a wait for all would race for statuses, so one loop waits for
+// all children, keeps the status of each [Process] and drops the others. No other package
+// of the agent may wait for a child: os/exec must not be used beside a [Table].
 package process
 
 import (
@@ -21,10 +19,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Table has the processes that were started and reaps every child of this
-// process, also those that it did not start.
+// Table has the running processes that were started with it, and reaps every child of this
+// process.
 type Table struct {
-	starts  sync.Mutex // held by KillAll, so that nothing starts meanwhile
+	starts  sync.Mutex // held by KillAll, so that no process starts meanwhile
 	mu      sync.Mutex
 	live    map[int]*Process
 	signals chan os.Signal
@@ -33,12 +31,12 @@ type Table struct {
 	joins   func(pid int) error
 }
 
-// OnStart has a function called with the process id of each process that is started,
-// which then runs the first steps of its program. It is called before the first start.
+// OnStart sets a function to call with the process id of each process once it has started.
+// It is called before the first start.
 func (t *Table) OnStart(f func(pid int) error) { t.joins = f }
 
-// NewTable returns a Table, which reaps for as long as this process lives. A
-// process may have one Table.
+// NewTable returns a Table, which reaps as long as this process lives. A process may have
+// one Table only.
 func NewTable() *Table {
 	t := &Table{
 		live:    make(map[int]*Process),
@@ -51,9 +49,9 @@ func NewTable() *Table {
 	return t
 }
 
-// spawn owns the thread that starts processes. They inherit its system call
-// filter, which the agent's other threads do not have. It never unlocks the
-// thread, which therefore ends with the goroutine.
+// spawn owns the thread that starts processes. They inherit its system call filter, which
+// the agent's other threads do not have. The thread stays locked and ends with the
+// goroutine.
 func (t *Table) spawn() {
 	runtime.LockOSThread()
 	t.err = confine()
@@ -68,9 +66,8 @@ func (t *Table) loop() {
 	}
 }
 
-// reap waits for every child that has ended. One SIGCHLD may stand for many of
-// them. The lock makes sure that no signal is sent to a process id that the
-// kernel has given to another process meanwhile.
+// reap waits for every child that has ended, because one SIGCHLD may stand for many. The
+// lock makes sure that no signal goes to a process id that has been reused.
 func (t *Table) reap() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -103,8 +100,8 @@ type Command struct {
 	Terminal bool
 }
 
-// Process is a process that was started. It leads a session and a process group
-// of its own, so that a signal reaches everything that has not left the group.
+// Process is a process that was started. It leads a session and a process group of its
+// own, so that a signal reaches its descendants unless they have left the group.
 type Process struct {
 	Pid    int
 	table  *Table
@@ -123,7 +120,7 @@ func (t *Table) Start(c Command) (*Process, error) {
 	}
 	t.starts.Lock()
 	defer t.starts.Unlock()
-	// With the lock, a process that ends at once is known before it is reaped.
+	// With the lock, a process that ends at once is in the table before it is reaped.
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var pid int
@@ -158,8 +155,7 @@ func (t *Table) Start(c Command) (*Process, error) {
 // Done is closed when the process has ended and was reaped.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// ExitCode is the exit status of a process that has ended, 128 + N where signal
-// N ended it.
+// ExitCode is the exit status of a process that has ended, 128 + N if signal N ended it.
 func (p *Process) ExitCode() int {
 	if p.status.Signaled() {
 		return 128 + int(p.status.Signal())
@@ -184,10 +180,9 @@ func (p *Process) signal(to int, sig unix.Signal) {
 	}
 }
 
-// Kill sends SIGKILL to the process and to everything that may belong to it. For
-// an init that is every other process of the namespace, because what has left
-// the group by setsid cannot be told from what belongs to it. Elsewhere it is
-// the group.
+// Kill sends SIGKILL to the process and to everything that may belong to it. If this
+// process is the init of its namespace, that is every other process, because some may have
+// left the group by setsid. Otherwise it is the group.
 func (p *Process) Kill() {
 	p.Signal(unix.SIGKILL)
 	p.table.KillAll()
@@ -196,7 +191,7 @@ func (p *Process) Kill() {
 // endTimeout is how long a process may take to be gone after SIGKILL.
 const endTimeout = 10 * time.Second
 
-// ErrUnkillable reports a process that SIGKILL did not end in 10 s.
+// ErrUnkillable reports a process that has not ended 10 s after SIGKILL.
 var ErrUnkillable = errors.New("the process does not end after SIGKILL")
 
 // End kills the process, as Kill does, and waits until it has ended.
@@ -222,9 +217,8 @@ func (t *Table) KillAll() {
 		return
 	}
 	deadline := time.Now().Add(killTime)
-	// A Start that is under way has a process already, and that has the code's
-	// user. The code can stop it before it begins its program, and that Start
-	// would not return.
+	// A Start may have forked already. Code, which has the same user, can stop that
+	// process before it begins its program, and Start would not return.
 	for !t.starts.TryLock() {
 		_ = unix.Kill(-1, unix.SIGKILL)
 		if time.Now().After(deadline) {

@@ -1,6 +1,5 @@
-// Package script takes code as it is pasted: from a web page, from a file of
-// another system, or as a file that names its own interpreter. It knows no
-// language.
+// Package script cleans up pasted code: from a web page, from a file of another system, or
+// a file that names its own interpreter. It does not depend on the language.
 package script
 
 import (
@@ -10,9 +9,8 @@ import (
 
 const fence = "```"
 
-// Clean removes from code what is not code in any language: a byte order mark,
-// carriage returns if every line ends with one, and the fence of a Markdown block
-// around all of it, or after it. Each line keeps its number.
+// Clean removes a byte order mark, carriage returns if every line ends with one, and the
+// fence of a Markdown block around all of the code, or after it. Lines keep their numbers.
 func Clean(code string) string {
 	code = strings.TrimPrefix(code, "\ufeff")
 	if n := strings.Count(code, "\r\n"); n > 0 && n == strings.Count(code, "\n") {
@@ -31,8 +29,7 @@ func Clean(code string) string {
 	if i := strings.LastIndexByte(text, '\n'); i >= 0 {
 		body, last = text[:i+1], text[i+1:]
 	}
-	// Without the fence that opens a block, another one in the code may be what the
-	// last one closes.
+	// If the code does not begin with a fence, the last one may close another one inside.
 	if strings.TrimSpace(last) == fence && (opened || !strings.Contains(body, fence)) {
 		text = body
 	} else if !opened {
@@ -41,16 +38,14 @@ func Clean(code string) string {
 	return before + text
 }
 
-// isOpening reports whether a line opens a block: a fence and the name of a language
-// at most.
+// isOpening reports whether a line opens a block: a fence, and perhaps a language.
 func isOpening(line string) bool {
 	name, found := strings.CutPrefix(strings.TrimSpace(line), fence)
 	return found && !strings.ContainsAny(name, "` ;(")
 }
 
-// Interpreter returns the command line that the first line of code names after #!,
-// without the folder of its program: where programs are differs between systems. It
-// returns nil where there is no such line.
+// Interpreter returns the command line after #! in the first line of code, or nil if there
+// is none. The program's folder is left out because it differs between systems.
 func Interpreter(code string) []string {
 	line, _, _ := strings.Cut(code, "\n")
 	line, found := strings.CutPrefix(line, "#!")

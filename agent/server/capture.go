@@ -11,7 +11,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/workspace"
 )
 
-// capture turns what one call writes into frames.
+// capture turns the output of one call into frames.
 type capture struct {
 	out     *frame.Writer
 	id      uint64 // of the call
@@ -56,9 +56,9 @@ func (e *executor) capture(c *call) *capture {
 	return out
 }
 
-// archiveNumber names the files of a call's output, of which those with the lowest
-// numbers are removed first. The number of a call is that of no other agent's where
-// several have the workspace: one call runs at a time.
+// archiveNumber is the number in the names of the files with a call's output. Files with
+// the lowest numbers are removed first. In a shared workspace it is the time, which no
+// other agent uses because one call runs at a time.
 func (e *executor) archiveNumber(c *call) uint64 {
 	if c.Shared {
 		return uint64(time.Now().UnixMilli())
@@ -66,15 +66,15 @@ func (e *executor) archiveNumber(c *call) uint64 {
 	return e.number
 }
 
-// drain takes what is in the pipes.
+// drain reads the pipes until they are empty.
 func (c *capture) drain() {
 	for _, s := range c.streams {
 		s.Drain()
 	}
 }
 
-// flush sends the output that has arrived within the first half of the limit,
-// and once a second a sample of what is held back.
+// flush sends new output within the first half of the limit, and once a second a sample of
+// the rest.
 func (c *capture) flush() error {
 	c.flushes++
 	for _, s := range c.streams {
@@ -97,8 +97,8 @@ func (c *capture) flush() error {
 	return nil
 }
 
-// finish ends the capture. It returns the frames that are left to send, and
-// what was left out of the streams.
+// finish ends the capture. It returns the last frames, and a description of the output that
+// they leave out.
 func (c *capture) finish() (frames []any, truncated []frame.Truncation) {
 	for _, s := range c.streams {
 		rest := s.End()

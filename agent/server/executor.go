@@ -18,15 +18,15 @@ import (
 )
 
 const (
-	// configureWait is how long the executor waits for a configuration before
-	// it starts the interpreter. One that is late costs a second start.
+	// configureWait is how long the executor waits for a configuration before it starts
+	// the interpreter. A later configuration costs a second start.
 	configureWait = 2 * time.Millisecond
-	// lingerTime is how long an interpreter stays whose call without a session
-	// has been answered. Normally the runtime ends the sandbox before; to end
-	// anything here would take the processor from the answer on its way.
+	// lingerTime is how long an interpreter stays after a one-shot call. Usually the
+	// runtime ends the sandbox before that. To end it here would take processor time
+	// from the answer.
 	lingerTime = 100 * time.Millisecond
-	// largeCode is the size of code, in bytes, whose memory is given back to
-	// the system when its call has ended.
+	// largeCode is the size, in bytes, of the smallest code that is worth returning its
+	// memory to the system after the call.
 	largeCode = 256 << 10
 )
 
@@ -47,16 +47,16 @@ type executor struct {
 	current *interpreter.Interpreter // nil in the phase absent
 	phase   phase
 	state   state
-	limit   *frame.Limit // the limit that was crossed and that no result has reported yet
+	limit   *frame.Limit // a crossed limit that no result has reported yet
 	number  uint64       // of the current call; the first is 1
 }
 
-// run executes tasks until ctx is done, and then ends everything that runs in
-// the sandbox. An error ends the sandbox.
+// run executes tasks until ctx is done, and then ends all processes of the sandbox. An
+// error ends the sandbox.
 func (e *executor) run(ctx context.Context) error {
 	defer e.end()
-	// The runtime sends a configuration with the start. To take it first saves
-	// a second start of the interpreter.
+	// The runtime sends a configuration at the start. Taking it first saves a second
+	// start of the interpreter.
 	var first task
 	select {
 	case first = <-e.queue:
@@ -145,9 +145,8 @@ func (e *executor) do(ctx context.Context, t task) error {
 	return nil
 }
 
-// configure applies a configuration. An interpreter that was started without
-// its variables is started again, because some variables have an effect only
-// at start-up (LANG, PYTHONPATH, NODE_OPTIONS).
+// configure applies a configuration. It restarts an interpreter that lacks its variables,
+// because some have an effect only at start-up (LANG, PYTHONPATH, NODE_OPTIONS).
 func (e *executor) configure(req *frame.Request) error {
 	if e.number > 0 {
 		return e.out.Write(frame.Reply{Type: frame.Error, ID: req.ID, Message: "configure must come before the first execute"})
@@ -180,8 +179,8 @@ func (e *executor) configure(req *frame.Request) error {
 	return nil
 }
 
-// execute runs a call and returns what is left to send: the rest of its output
-// and the result. An error ends the sandbox.
+// execute runs a call and returns the last frames to send: the rest of its output and the
+// result. An error ends the sandbox.
 func (e *executor) execute(ctx context.Context, c *call) ([]any, error) {
 	result := frame.Reply{Type: frame.Result, ID: c.ID, Outcome: frame.OutcomeOK}
 	if c.Shared {
@@ -200,7 +199,7 @@ func (e *executor) execute(ctx context.Context, c *call) ([]any, error) {
 	if errors.Is(err, process.ErrUnkillable) {
 		return nil, err
 	}
-	// Where the sandbox has to end, no result is right.
+	// If the sandbox has to end, no result would be right.
 	if cause := context.Cause(ctx); cause != nil && cause != context.Canceled {
 		return nil, cause
 	}
@@ -211,7 +210,7 @@ func (e *executor) execute(ctx context.Context, c *call) ([]any, error) {
 	}
 	out.drain()
 	if err != nil {
-		// The agent's own message about a call is part of the call's stderr.
+		// The agent's message about a call is part of the call's stderr.
 		fmt.Fprintf(e.spec.Stderr, "%s\n", err)
 		e.stderr.Drain()
 	}
@@ -229,10 +228,9 @@ func (e *executor) execute(ctx context.Context, c *call) ([]any, error) {
 	return append(replies, result), nil
 }
 
-// code runs the code of a call up to its end and leaves the executor ready for
-// the next call. An error says why the code did not run, and is for the caller
-// of the code; only [process.ErrUnkillable] and errors of the frames' stream
-// end the sandbox.
+// code runs the code of a call and leaves the executor ready for the next call. An error
+// says why the code did not run, and is for the caller. Only [process.ErrUnkillable] and
+// errors of the frames' stream end the sandbox.
 func (e *executor) code(ctx context.Context, c *call, out *capture) (attempt.Ending, error) {
 	deadline := attempt.Deadline(time.Duration(c.TimeoutMS) * time.Millisecond)
 	try := attempt.Attempt{
@@ -298,9 +296,9 @@ func (e *executor) code(ctx context.Context, c *call, out *capture) (attempt.End
 	return end, nil
 }
 
-// send gives the code of a call to the interpreter, which is started first if there
-// is none, and returns the nonce of the reply. An interpreter that has closed
-// its end a moment ago is replaced once.
+// send gives the code of a call to the interpreter, which it starts if necessary, and
+// returns the nonce of the reply. If the interpreter has just closed its end, it is replaced
+// once.
 func (e *executor) send(ctx context.Context, c *call, code string, deadline time.Time) (nonce uint64, err error) {
 	for again := true; ; again = false {
 		if err := e.load(ctx, deadline); err != nil {
@@ -317,8 +315,7 @@ func (e *executor) send(ctx context.Context, c *call, code string, deadline time
 	}
 }
 
-// attempt waits for the end of a call's code and says what a crossed limit did
-// to it.
+// attempt waits for the end of a call's code and adds the outcome of a crossed limit.
 func (e *executor) attempt(ctx context.Context, c *call, try *attempt.Attempt, out *capture) (attempt.Ending, error) {
 	end, err := try.Wait(ctx)
 	if end.Broken != nil {
@@ -335,7 +332,7 @@ func (e *executor) attempt(ctx context.Context, c *call, try *attempt.Attempt, o
 	}
 	if !c.Keep {
 		out.drain()
-		// Nothing of a call without a session remains.
+		// A one-shot call leaves no process behind.
 		e.table.KillAll()
 	}
 	return end, nil

@@ -14,28 +14,28 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/output"
 )
 
-// phase says how far the interpreter is.
+// phase is the state of the interpreter's process.
 type phase int
 
 const (
-	absent  phase = iota // there is none: it could not start or has ended; always so for a command
+	absent  phase = iota // it could not start or has ended; always so for a command
 	loading              // it was started, and its driver has not answered yet
 	ready                // its driver waits for code, or runs it
-	ending               // it has run the code of a call without a session and is to be killed
+	ending               // it has run a one-shot call and is to be killed
 )
 
-// state says what the interpreter holds of the state of a session's calls, and
-// whether a call still has to hear that earlier state is lost.
+// state says whether the interpreter has the state of a session's calls, and whether a
+// result has yet to report that earlier state is lost.
 type state int
 
 const (
 	stateNone    state = iota // no call of a session has run in the interpreter
-	stateHeld                 // it holds the state of all calls
-	stateLost                 // state is lost, which no result has reported; it holds none
-	stateRenewed              // the same, but it holds the state of the running call
+	stateHeld                 // it has the state of all calls
+	stateLost                 // state is lost and no result has reported it; it has none
+	stateRenewed              // the same, but it has the state of the running call
 )
 
-// begun is the state after code of a session has been given to the interpreter.
+// begun is the state after the interpreter has received code of a session.
 func (s state) begun() state {
 	if s.isUnreported() {
 		return stateRenewed
@@ -43,7 +43,7 @@ func (s state) begun() state {
 	return stateHeld
 }
 
-// dropped is the state after the interpreter has ended and left nothing.
+// dropped is the state after the interpreter has ended without leaving its state.
 func (s state) dropped() state {
 	if s == stateNone {
 		return stateNone
@@ -51,7 +51,7 @@ func (s state) dropped() state {
 	return stateLost
 }
 
-// reported is the state after a result has said what became of it.
+// reported is the state after a result has reported it.
 func (s state) reported() state {
 	switch s {
 	case stateLost:
@@ -62,15 +62,15 @@ func (s state) reported() state {
 	return s
 }
 
-// isHeld reports whether the interpreter holds the state of a session.
+// isHeld reports whether the interpreter has the state of a session.
 func (s state) isHeld() bool { return s == stateHeld || s == stateRenewed }
 
 // isUnreported reports whether a result has to report that state is lost.
 func (s state) isUnreported() bool { return s == stateLost || s == stateRenewed }
 
-// start starts the interpreter, in the phase absent. file is the state that an
-// earlier interpreter left, which start owns, or nil. Those who wait for the
-// interpreter hear of a failure, and the next call tries again.
+// start starts the interpreter in the phase absent. file is the state of an earlier
+// interpreter, or nil; start owns it. A failure answers the pings that wait, and the next
+// call tries again.
 func (e *executor) start(file *os.File) error {
 	e.pings.started()
 	current, err := interpreter.Start(e.table, &e.spec, file)
@@ -86,9 +86,8 @@ func (e *executor) start(file *os.File) error {
 	return nil
 }
 
-// load waits until the driver is loaded, at most until the end of the call's
-// time. An interpreter that cannot load with the state of an earlier one is
-// replaced by one without.
+// load waits until the driver is loaded, but not beyond the call's deadline. If an
+// interpreter cannot load with the state of an earlier one, another starts without it.
 func (e *executor) load(ctx context.Context, deadline time.Time) error {
 	for {
 		if e.phase == absent {
@@ -128,8 +127,8 @@ func (e *executor) load(ctx context.Context, deadline time.Time) error {
 	}
 }
 
-// between deals with what the interpreter does between two calls: it answers
-// that it is loaded, or it ends. ok is false where it has ended.
+// between handles an event between two calls: the driver has loaded, or the interpreter
+// has ended. ok is false if it has ended.
 func (e *executor) between(ctx context.Context, r interpreter.Reply, ok bool) error {
 	err := r.Err
 	switch {
@@ -151,8 +150,8 @@ func (e *executor) between(ctx context.Context, r interpreter.Reply, ok bool) er
 		}
 	}
 	e.logf("interpreter is lost: %v", err)
-	// The session's next call is likely to come. An interpreter that ends before
-	// any call is not started again until one does: it may end each time.
+	// A session's next call is likely to come. An interpreter that ended before its first
+	// call may do so each time, and starts again only with a call.
 	restart := held && e.phase == ready
 	if err := e.kill(); err != nil {
 		return err
@@ -165,8 +164,8 @@ func (e *executor) between(ctx context.Context, r interpreter.Reply, ok bool) er
 	return nil
 }
 
-// warm runs a small piece of code where a ping waits and no call does: what the
-// code loads, compiles and maps is then there for the first call.
+// warm runs a small piece of code if a ping waits and no call does, so that the first call
+// finds everything loaded, compiled and mapped.
 func (e *executor) warm(ctx context.Context) error {
 	if !e.pings.pending() || e.number > 0 || len(e.queue) > 0 {
 		return nil
@@ -174,9 +173,9 @@ func (e *executor) warm(ctx context.Context) error {
 	return e.prepare(ctx, e.spec.Driver.Warm)
 }
 
-// reseed answers a request to give the interpreter other random numbers than those of
-// the interpreter that it is a copy of. One that has none is started anew, unless it has
-// run code, whose variables are worth more.
+// reseed answers a request to give the interpreter other random numbers than the original
+// that it is a copy of. If its driver cannot do that, it is started again, unless it has run
+// code: variables are worth more.
 func (e *executor) reseed(ctx context.Context, req *frame.Request) error {
 	if e.phase == ready {
 		err := errors.New("it has no code for that")
@@ -199,11 +198,10 @@ func (e *executor) reseed(ctx context.Context, req *frame.Request) error {
 	return e.out.Write(frame.Reply{Type: frame.Reseeded, ID: req.ID})
 }
 
-// rehearsals is how often a call is rehearsed: not every time does the same run.
+// rehearsals is how often a call is rehearsed, because each run takes different paths.
 const rehearsals = 2
 
-// rehearse runs a call that is rehearsed, unless another one is next, and answers its
-// ping.
+// rehearse runs a rehearsal, unless another call waits, and answers its ping.
 func (e *executor) rehearse(ctx context.Context, c *call) error {
 	var replies []any
 	for n := 0; n < rehearsals && e.phase == ready && e.number == 0 && len(e.queue) == 0; n++ {
@@ -219,8 +217,7 @@ func (e *executor) rehearse(ctx context.Context, c *call) error {
 	return e.pings.add(c.ID)
 }
 
-// prepare runs code of the driver's own, which is no call, in an interpreter that is
-// ready.
+// prepare runs code from the driver, outside of any call, in the phase ready.
 func (e *executor) prepare(ctx context.Context, code string) error {
 	nonce, err := e.current.Run(code, 0, false)
 	if err != nil {
@@ -260,9 +257,8 @@ func (e *executor) kill() error {
 	return nil
 }
 
-// drop forgets the interpreter, which has ended. With keep set it returns the
-// state that the interpreter left, which is the caller's; otherwise it returns
-// nil, and that state is lost.
+// drop forgets an interpreter that has ended. With keep set it returns the interpreter's
+// state, which the caller owns. Otherwise it returns nil, and the state is lost.
 func (e *executor) drop(keep bool) *os.File {
 	file := e.current.Close()
 	e.current, e.phase = nil, absent
@@ -274,7 +270,7 @@ func (e *executor) drop(keep bool) *os.File {
 	return nil
 }
 
-// end ends everything that runs in the sandbox.
+// end ends all processes of the sandbox.
 func (e *executor) end() {
 	if err := e.kill(); err != nil {
 		e.logf("%v", err)

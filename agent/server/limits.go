@@ -7,14 +7,13 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/limitkeeper"
 )
 
-// interpreterMemory is what an interpreter at rest needs, in bytes; of a small
-// limit it is a quarter. Files that do not leave as much of the limit would
-// have every further interpreter killed.
+// interpreterMemory is the memory of an interpreter at rest, in bytes, or a quarter of a
+// small limit. If files leave less, every further interpreter would be killed.
 const interpreterMemory = 16 << 20
 
-// crossed is called by the limit keeper. It kills what runs in the sandbox,
-// which the executor learns from the interpreter's end. Where files alone are
-// too much, and so would stay too much, it ends the sandbox.
+// crossed is called by the limit keeper. It kills all processes of the sandbox, which the
+// executor notices by the interpreter's end. If files alone are too large it ends the
+// sandbox, because they would remain.
 func (s *Server) crossed(c limitkeeper.Crossing) {
 	limit := c.Value << 20
 	if c.Name == frame.Memory && c.Usage.Files > limit-min(interpreterMemory, limit/4) {
@@ -24,8 +23,8 @@ func (s *Server) crossed(c limitkeeper.Crossing) {
 	s.table.KillAll()
 }
 
-// takeCrossing returns the limit that was crossed since it was last asked, which is
-// why the interpreter has ended, and keeps it for the next result.
+// takeCrossing returns the limit that was crossed since the last call, or nil, and notes it
+// for the next result.
 func (e *executor) takeCrossing() *limitkeeper.Crossing {
 	e.keeper.Report(func(c limitkeeper.Crossing) { e.crossing.Store(&c) })
 	c := e.crossing.Swap(nil)
@@ -35,22 +34,22 @@ func (e *executor) takeCrossing() *limitkeeper.Crossing {
 	return c
 }
 
-// tooSmall is why a sandbox ends whose interpreter crosses a limit before it
-// runs code: the next interpreter would do so again.
+// tooSmall is the reason to end a sandbox if its interpreter crosses a limit before it runs
+// code: the next interpreter would do so again.
 func tooSmall(c limitkeeper.Crossing) error {
 	return fmt.Errorf("%v before it ran code: %d MB in processes, %d MB in files, %d processes and threads",
 		c, c.Usage.Processes>>20, c.Usage.Files>>20, c.Usage.Tasks)
 }
 
-// busy informs the limit keeper whether a call runs. It does not hear of one that is
-// rehearsed, as of no other code of a driver, and so does not come with a scan in the
-// middle of the first call, which would be a third of that call's time.
+// busy tells the limit keeper whether a call runs. Rehearsals and other code of a driver do
+// not count: otherwise a scan would come in the middle of the first call and take a third of
+// its time.
 func (e *executor) busy(c *call, busy bool) {
 	if e.keeper == nil || c.rehearsed {
 		return
 	}
 	if busy && e.phase == absent {
-		e.crossing.Store(nil) // what it ended is not part of any call
+		e.crossing.Store(nil) // it ended no call
 	}
 	e.keeper.Busy(busy)
 }

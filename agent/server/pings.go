@@ -2,13 +2,13 @@ package server
 
 import "sync"
 
-// maxPings bounds the pings that wait for the interpreter. The newest are kept.
+// maxPings bounds the waiting pings. Older ones are dropped.
 const maxPings = 64
 
-// pings keeps pings until it is known whether the interpreter has loaded. It is
-// safe for concurrent use.
+// pings queues pings until the interpreter has loaded or failed. It is safe for concurrent
+// use.
 type pings struct {
-	// answer answers a ping; failure is nil where the interpreter has loaded.
+	// answer answers a ping. failure is nil if the interpreter has loaded.
 	answer func(id uint64, failure error) error
 
 	mu      sync.Mutex
@@ -17,7 +17,7 @@ type pings struct {
 	failure error // why it failed
 }
 
-// add answers a ping now or when the interpreter has loaded or failed.
+// add answers a ping once the interpreter has loaded or failed.
 func (p *pings) add(id uint64) error {
 	p.mu.Lock()
 	known, failure := p.known, p.failure
@@ -37,15 +37,14 @@ func (p *pings) pending() bool {
 	return len(p.waiting) > 0
 }
 
-// started has pings wait: an interpreter was started.
+// started makes pings wait for a new interpreter.
 func (p *pings) started() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.known, p.failure = false, nil
 }
 
-// settle answers the pings that wait: the interpreter has loaded, or has failed
-// with an error.
+// settle answers the waiting pings. failure is nil if the interpreter has loaded.
 func (p *pings) settle(failure error) {
 	p.mu.Lock()
 	waiting := p.waiting

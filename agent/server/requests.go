@@ -13,14 +13,13 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 )
 
-// Bounds of what waits for the executor.
+// Bounds of the executor's queue.
 const (
 	maxWaiting = 1024     // requests
 	maxCode    = 64 << 20 // bytes of code in them
 )
 
-// task is what the executor takes: a call, a configuration, a request to save or
-// restore files, or to reseed a copy.
+// task is one entry of the queue. Exactly one field is set.
 type task struct {
 	call      *call
 	configure *frame.Request
@@ -32,7 +31,7 @@ type task struct {
 type call struct {
 	frame.Request
 	running bool
-	// rehearsed says that nobody has asked for the call, so that its output goes nowhere.
+	// rehearsed says that this is a rehearsal and not a request. Its output is dropped.
 	rehearsed bool
 	cancel    chan struct{} // closed by an interrupt
 }
@@ -54,7 +53,7 @@ func (s *Server) requests(in io.Reader) error {
 	}
 }
 
-// request answers or queues one request. Its error is that of the stream.
+// request answers or queues one request. The error is from the stream.
 func (s *Server) request(req frame.Request) error {
 	var refusal error
 	switch req.Type {
@@ -101,7 +100,7 @@ func (s *Server) queueTask(t task) error {
 func (s *Server) enqueue(c *call) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// The identifier of a rehearsal is that of a ping, which a call may have as well.
+	// A rehearsal has the identifier of a ping, and a call may have the same.
 	if known, ok := s.calls[c.ID]; ok && !known.rehearsed {
 		return fmt.Errorf("call %d is known already", c.ID)
 	}
@@ -117,8 +116,8 @@ func (s *Server) enqueue(c *call) error {
 	return nil
 }
 
-// rehearse does for a ping all that is done for a small call of a session, but nothing is
-// answered except the ping. An emulator then has translated what the first call needs.
+// rehearse treats a ping like a small call of a session, but answers the ping alone. An
+// emulator then has already translated the code that the first call needs.
 func (s *Server) rehearse(ping uint64) error {
 	var stream bytes.Buffer
 	c := &call{rehearsed: true}
@@ -134,8 +133,8 @@ func (s *Server) rehearse(ping uint64) error {
 	return s.enqueue(c)
 }
 
-// interrupt cancels a call. A call that waits is answered now and never runs; a
-// call that is not known has been answered.
+// interrupt cancels a call. A waiting call is answered now and never runs. An unknown call
+// has been answered before.
 func (s *Server) interrupt(id uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -161,8 +160,7 @@ func (s *Server) interrupt(id uint64) error {
 	return s.out.Write(result)
 }
 
-// take marks a call as running. It is false for a call that was cancelled, whose code has
-// been given up.
+// take marks a call as running. It reports false if the call was cancelled.
 func (s *Server) take(c *call) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -2,10 +2,10 @@
 // from the runtime, runs code in the sandbox's interpreter, one call at a time in
 // the order of arrival, and answers each call exactly once.
 //
-// Two goroutines share the work. One reads requests (requests.go) and answers at
-// once what needs no interpreter: read, ping, an interrupt of a call that waits.
-// The other, the executor (executor.go), is the only one that touches the
-// interpreter, whose phases are in lifecycle.go.
+// Two goroutines share the work. One reads requests (requests.go) and answers those that
+// need no interpreter: read, ping, an interrupt of a waiting call. The other, the executor
+// (executor.go), is the only one that touches the interpreter. lifecycle.go has the
+// interpreter's phases.
 package server
 
 import (
@@ -45,19 +45,19 @@ type Server struct {
 	log      io.Writer
 	queue    chan task
 	stop     context.CancelCauseFunc
-	keeper   *limitkeeper.Keeper                  // nil where there are no limits
-	crossing atomic.Pointer[limitkeeper.Crossing] // that the executor has not taken yet
+	keeper   *limitkeeper.Keeper                  // nil if there are no limits
+	crossing atomic.Pointer[limitkeeper.Crossing] // not taken by the executor yet
 	pings    pings
-	// unrehearsed says that the first call was not rehearsed, and is to be.
+	// unrehearsed says that the next ping starts a rehearsal.
 	unrehearsed atomic.Bool
 
 	mu    sync.Mutex
-	calls map[uint64]*call // those that wait and the one that runs
-	code  int              // bytes of code that wait
+	calls map[uint64]*call // waiting or running
+	code  int              // bytes of waiting code
 }
 
-// Serve answers requests until their stream ends or ctx is done, and then ends
-// the interpreter. It closes cfg.In.
+// Serve answers requests until the stream ends or ctx is done, and then ends the
+// interpreter. It closes cfg.In.
 func Serve(ctx context.Context, table *process.Table, cfg Config) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -142,7 +142,7 @@ func (s *Server) logf(format string, args ...any) {
 	fmt.Fprintf(s.log, "nix-sandbox-agent: "+format+"\n", args...)
 }
 
-// pong answers a ping, with an error where the interpreter has failed.
+// pong answers a ping, with an error if the interpreter has failed.
 func (s *Server) pong(id uint64, failure error) error {
 	if failure != nil {
 		return s.out.Write(frame.Reply{Type: frame.Error, ID: id, Message: failure.Error()})

@@ -6,18 +6,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dropSignals has the kernel drop the signals that code sends to the agent. It
-// drops every signal that a process of a pid namespace sends to the init of that
-// namespace and for which init has no handler (pid_namespaces(7)). But Go's
-// runtime has a handler for each signal, which ends the program at SIGQUIT,
-// SIGSEGV and others. Two handlers stay, which do no harm: that of SIGCHLD, for
-// which the agent waits, and that of SIGURG, by which the runtime preempts
-// goroutines. SIGKILL from outside of the sandbox still ends the agent.
+// dropSignals makes the kernel drop the signals that code sends to the agent. The kernel
+// drops every signal from a process of a pid namespace to its init if init has no handler
+// for it (pid_namespaces(7)). But Go's runtime has a handler for each signal, and ends the
+// program at SIGQUIT, SIGSEGV and others. Only the handlers of SIGCHLD, because the agent
+// waits for it, and SIGURG, which the runtime uses to preempt goroutines, are harmless and
+// stay. SIGKILL from outside of the sandbox still ends the agent.
 //
-// Go installs its handlers with every signal blocked while they run. A signal that
-// the main thread blocks is not dropped: the kernel delivers it to another thread,
-// where it would end the program. The two handlers therefore block only each
-// other's signal.
+// Go's handlers block every signal while they run. If the main thread blocks a signal it is
+// not dropped: the kernel delivers it to another thread, and the program ends. So the two
+// handlers block only each other's signal.
 func dropSignals() {
 	kept := map[unix.Signal]bool{unix.SIGCHLD: true, unix.SIGURG: true}
 	mask := uint64(1)<<(unix.SIGCHLD-1) | uint64(1)<<(unix.SIGURG-1)

@@ -22,10 +22,10 @@ const (
 // options are the arguments before the interpreter's command line.
 type options struct {
 	limits limitkeeper.Limits // 0 is no limit
-	group  int                // the descriptor of the code's control group; 0 where there is none
-	factor int                // by how much an interpreter may take longer to load than usual
-	layer  string             // the folder of the project's overlay; empty where there is none
-	driver string             // the folder of the interpreter's driver; empty where there is none
+	group  int                // the descriptor of the code's control group, or 0
+	factor int                // multiplies the time that an interpreter may take to load
+	layer  string             // the folder of the project's overlay, or empty
+	driver string             // the folder of the interpreter's driver, or empty
 	pipe   bool               // the command reads its code from stdin
 }
 
@@ -58,9 +58,8 @@ func parse(args []string) (o options, rest []string, err error) {
 	return o, flags.Args(), nil
 }
 
-// limiter returns the command line that starts a command under limits: this
-// program with exec. Limits that the agent sets would apply only after the
-// command's first steps.
+// limiter returns the command line that starts a command under limits: this program with
+// exec. Limits set by the agent would apply only after the command's first steps.
 func limiter(limits limitkeeper.Limits) ([]string, error) {
 	program, err := os.Executable()
 	if err != nil {
@@ -73,8 +72,7 @@ func limiter(limits limitkeeper.Limits) ([]string, error) {
 	}, nil
 }
 
-// execLimited replaces this program by a command, whose first argument is its
-// path.
+// execLimited replaces this program by a command. args[0] is its path.
 func execLimited(limits limitkeeper.Limits, args []string) error {
 	if err := limitkeeper.Apply(0, limitkeeper.Rlimits(limits)); err != nil {
 		return err

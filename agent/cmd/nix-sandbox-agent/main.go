@@ -1,5 +1,5 @@
-// Without these settings, the Go runtime would read files to find out how many
-// processors its control group has. The agent waits nearly all the time.
+// These settings keep the Go runtime from reading files about the processors of its control
+// group. The agent waits nearly all the time.
 //
 //go:debug containermaxprocs=0
 //go:debug updatemaxprocs=0
@@ -14,20 +14,19 @@
 //	nix-sandbox-agent exec   [LIMITS] COMMAND...
 //
 // run takes code from stdin; serve speaks frames on stdin and stdout; attach
-// takes frames from stdin and writes one program's output to stdout; exec
-// replaces itself by a command, which the kernel then holds to the limits.
+// takes frames from stdin and writes one program's output to stdout; exec replaces itself
+// by a command for which the kernel enforces the limits.
 //
-// COMMAND is an interpreter. With --driver it is started with the driver in
-// that folder (package driver) and keeps its state between calls. Without, each
-// call starts it with the code as its last argument or, with --pipe, on stdin.
+// COMMAND is an interpreter. With --driver it starts with the driver in that folder
+// (package driver) and keeps its state between calls. Without, each call starts it with the
+// code as its last argument or, with --pipe, on stdin.
 //
-// LIMITS are --memory-mb MIB and --pids N, of processes and threads, for all that
-// runs in the sandbox together. They need an agent that is the first process of
-// its pid namespace, because only then the sandbox can be told from the rest of
-// the machine. --layer FOLDER among them names an overlay whose upper layer is in
-// memory and counts too. --group FD is a descriptor of a control group in which the
-// code is started, and whose limits are the same. --start-factor N gives interpreters
-// N times as long to load.
+// LIMITS are --memory-mb MIB and --pids N, processes and threads, for the whole sandbox.
+// They require that the agent is the first process of its pid namespace, because otherwise
+// the sandbox's processes could not be told from others. --layer FOLDER names an overlay
+// with an upper layer in memory, which counts too. --group FD is a descriptor of a control
+// group with the same limits, in which the code is started. --start-factor N gives
+// interpreters N times as long to load.
 package main
 
 import (
@@ -56,10 +55,9 @@ const root = "/workspace"
 // failed is the exit status of an agent that could not do its work.
 const failed = 125
 
-// The main thread does nothing. The kernel drops a signal for which the first
-// process of a pid namespace has no handler, but only if the main thread does not
-// block it, and the thread on which Go waits for signals blocks most of them. See
-// pid_namespaces(7).
+// The main thread does no work. The kernel drops signals that the first process of a pid
+// namespace has no handler for, but only if the main thread does not block them, and Go's
+// threads that wait for signals block most (pid_namespaces(7)).
 func init() { runtime.LockOSThread() }
 
 func main() {
@@ -68,8 +66,8 @@ func main() {
 }
 
 func work() {
-	// The code runs as the same user, and must not read the agent's memory or
-	// open its descriptors.
+	// Code has the same user and must not read the agent's memory or open its
+	// descriptors.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		fail(fmt.Errorf("make the agent undumpable: %w", err))
 	}
@@ -113,8 +111,8 @@ func agent(args []string) (status int, err error) {
 			return 0, err
 		}
 	}
-	// Signals end an agent outside of a sandbox. In a sandbox the code could send
-	// them too, and the agent ends with bubblewrap, which started it.
+	// Signals end an agent outside of a sandbox. Inside, code could send them too, and
+	// the agent ends together with bubblewrap, its parent.
 	signals := make(chan os.Signal, 4)
 	first := os.Getpid() == 1
 	if first {
@@ -125,7 +123,7 @@ func agent(args []string) (status int, err error) {
 		signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
 	}
 	if !first && limits != (limitkeeper.Limits{}) {
-		// Whatever started it is no jail, and would not confine the code.
+		// It was not started by a jail, and the code would not be confined.
 		return 0, fmt.Errorf("it is process %d and not the first of a sandbox, so that it cannot enforce limits", os.Getpid())
 	}
 	var keeper *limitkeeper.Keeper
@@ -143,10 +141,10 @@ func agent(args []string) (status int, err error) {
 			if group, err = keeper.UseGroup(options.group); err != nil {
 				return 0, err
 			}
-			// The only agent of its machine. Where that is emulated, a collection takes a
-			// tenth of the first call.
+			// It is the only agent of a virtual machine. If that is emulated, a
+			// collection takes a tenth of the first call.
 			debug.SetGCPercent(100)
-			// The group refuses the process that is too many, and says so.
+			// The group refuses one process too many, and reports it.
 			each.Tasks = 0
 		}
 		spec.Limits = limitkeeper.Rlimits(each)
@@ -174,7 +172,7 @@ func agent(args []string) (status int, err error) {
 		ended <- 128 + int(sig.(unix.Signal))
 		stop()
 	}()
-	// Non-blocking, so that closing it ends a read.
+	// Non-blocking, so that a close ends a read.
 	if err := unix.SetNonblock(unix.Stdin, true); err != nil {
 		return 0, fmt.Errorf("prepare stdin: %w", err)
 	}
@@ -187,8 +185,8 @@ func agent(args []string) (status int, err error) {
 	return status, err
 }
 
-// workspace returns the working directory of code. Outside of a sandbox, where
-// there is no workspace, it is the agent's own.
+// workspace returns the working directory of code: /workspace, or the agent's own outside
+// of a sandbox.
 func workspace() string {
 	if _, err := os.Stat(root); err == nil {
 		return root
