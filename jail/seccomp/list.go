@@ -198,10 +198,11 @@ var (
 		}},
 	}
 
-	// A tmpfs keeps an ACL of 63 entries, the most in 511 bytes, in 1 KB of kernel
-	// memory that no control group counts. The error is that of a file system without
-	// extended attributes, after which programs that copy files go on.
-	attributes = bpf.Verdict{{Arg: 3, Test: bpf.AnyBit, Values: []uint32{^uint32(511)}, Then: bpf.Errno(unix.EOPNOTSUPP)}}
+	// A tmpfs keeps ACLs in kernel memory that no control group counts: 192 bytes for 15
+	// entries, the most in 127 bytes. An ACL for the only user and group of a sandbox has
+	// 6. File systems without extended attributes answer with the same error, and programs
+	// that copy files ignore it.
+	attributes = bpf.Verdict{{Arg: 3, Test: bpf.AnyBit, Values: []uint32{^uint32(127)}, Then: bpf.Errno(unix.EOPNOTSUPP)}}
 
 	// EINVAL is the error of kernels before Linux 6.16.
 	futexHash = bpf.Verdict{{Arg: 0, Test: bpf.AnyOf, Values: []uint32{unix.PR_FUTEX_HASH}, Then: bpf.Errno(unix.EINVAL)}}

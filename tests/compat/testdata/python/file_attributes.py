@@ -9,7 +9,7 @@ with open("a", "w") as file:
 me = os.getuid()
 entries = [(1, 6, -1), (2, 4, me), (4, 4, -1), (16, 6, -1), (32, 0, -1)]
 acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
-for name, value in ("system.posix_acl_access", acl), ("user.origin", b"https://example.org/" + b"a" * 200):
+for name, value in ("system.posix_acl_access", acl), ("user.origin", b"https://example.org/" + b"a" * 80):
     try:
         os.setxattr("a", name, value)
     except OSError as error:
