@@ -4,7 +4,7 @@
 
 check() {
   local PATH=$tools:${PATH-} file line text wrong='' status=0 rows=() private=''
-  local hint='write nix-sandbox-mcp config check FILE'
+  local hint='use nix-sandbox-mcp config check FILE'
   case ${1-} in
     '') usage "no configuration was named" "$hint" ;;
     -*) usage "unknown flag $1" "$hint" ;;

@@ -1,9 +1,8 @@
-// Package interactive runs one program in a sandbox for the user of the command
-// line: what the program writes arrives at once and unchanged.
+// Package interactive runs one program in a sandbox for a user of the command line. Output of the
+// program arrives at once and unchanged.
 //
-// It promises that the sandbox has none of the caller's descriptors, only pipes;
-// that the limits of its environment are enforced; and that nothing of it is
-// left when [Program.Wait] returns, or when this process dies.
+// The sandbox has pipes, and no descriptor of the caller. The limits of its environment are
+// enforced. When [Program.Wait] returns, or this process dies, the sandbox is gone.
 package interactive
 
 import (
@@ -31,9 +30,9 @@ type Spec struct {
 	Exec string
 	// Environ has all the variables of Exec.
 	Environ []string
-	// First says what to run: an Execute or an Open.
+	// First is the request to run the program: an Execute or an Open.
 	First frame.Request
-	// Groups makes the sandbox's control group; nil where there can be none.
+	// Groups makes the sandbox's control group; nil if there can be none.
 	Groups *cgroup.Tree
 	Limits cgroup.Limits
 	// Reports says that Exec reports when it begins to run the program.
@@ -70,7 +69,7 @@ func Start(spec Spec) (*Program, error) {
 		return nil, err
 	}
 	p.process, err = p.starter.Start(cmd, spec.Limits, cgroup.Owner{})
-	theirs.Close() // on nil too, which is an error and nothing else
+	theirs.Close() // an error if it is nil
 	if err != nil {
 		reports.Close()
 		p.starter.Close()
@@ -91,11 +90,10 @@ type writerOnly struct{ io.Writer }
 // reportsVariable names the descriptor on which Exec reports (docs/contracts.md, C1).
 const reportsVariable = "NIX_SANDBOX_REPORTS"
 
-// maxReports bounds what is read of reports, in bytes.
+// maxReports bounds the reports that are read, in bytes.
 const maxReports = 64 << 10
 
-// openReports makes a pipe for the reports of a program that makes some; otherwise both
-// ends are nil.
+// openReports makes a pipe for reports if they are wanted. Otherwise both ends are nil.
 func (p *Program) openReports(cmd *exec.Cmd, wanted bool) (reports, theirs *os.File, err error) {
 	if !wanted {
 		return nil, nil, nil
@@ -108,8 +106,7 @@ func (p *Program) openReports(cmd *exec.Cmd, wanted bool) (reports, theirs *os.F
 	return reports, theirs, nil
 }
 
-// follow reads reports until one says how the sandbox is isolated, which is when it has
-// started.
+// follow reads reports until one says how the sandbox is isolated: then it has started.
 func (p *Program) follow(reports *os.File) {
 	defer close(p.begun)
 	if reports == nil {
@@ -162,11 +159,11 @@ func (p *Program) Interrupt() {
 // Kill ends the sandbox.
 func (p *Program) Kill() { p.process.Kill() }
 
-// Begun is closed when the sandbox has started, as far as its program reports that, and
-// at once otherwise: a virtual machine may take minutes where it is emulated.
+// Begun is closed when the sandbox has started, or at once if its program does not report that.
+// A virtual machine may take minutes if it is emulated.
 func (p *Program) Begun() <-chan struct{} { return p.begun }
 
-// Ended is closed when nothing is left of the program.
+// Ended is closed when the program and its sandbox are gone.
 func (p *Program) Ended() <-chan struct{} { return p.ended }
 
 // Wait waits for the end of the program and returns its exit status: 128 + N

@@ -117,7 +117,7 @@ except KeyboardInterrupt:
 	if status := u.awaitExit(); status != 2 {
 		t.Errorf("status %d", status)
 	}
-	u.sees("nix-sandbox-mcp: error: no code was given\nnix-sandbox-mcp: hint: name a file, write -c CODE, or pipe the code in")
+	u.sees("nix-sandbox-mcp: error: no code was given\nnix-sandbox-mcp: hint: name a file, use -c CODE, or pipe the code in")
 }
 
 // Each shell completes commands, options and the names of environments.

@@ -31,7 +31,7 @@ func TestTop_ShowsWhatServersDo(t *testing.T) {
 	}
 	// Without a server, it says how to have one.
 	out, _ := top("--once").CombinedOutput()
-	if !strings.Contains(string(out), "error: there is no running server that says what it does\n") {
+	if !strings.Contains(string(out), "error: no running server exposes metrics\n") {
 		t.Errorf("without a server: %s", out)
 	}
 	first := serve("first")

@@ -13,8 +13,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
-// check prints for doctor what a server over HTTP needs, in the form of the bin/check of an
-// artifact.
+// check prints findings about HTTP for the command doctor, in the form of an artifact's bin/check.
 func check(out io.Writer) error {
 	settings, base, err := config.Load()
 	if err != nil {
@@ -23,7 +22,7 @@ func check(out io.Writer) error {
 	return json.NewEncoder(out).Encode(map[string]any{"findings": findings(settings, base.Serve)})
 }
 
-// findings returns nothing if only defaults would apply: then HTTP is probably not used.
+// findings returns nil if there are only default settings: then HTTP is probably not used.
 func findings(settings config.Config, serve *registry.Serve) []machine.Finding {
 	if serve == nil {
 		return nil
@@ -38,7 +37,7 @@ func findings(settings config.Config, serve *registry.Serve) []machine.Finding {
 		callers.Found = f.callers()
 	}
 	all := []machine.Finding{callers}
-	// Whether a socket can be had is not known without making it.
+	// A socket cannot be checked without making it.
 	if _, _, err := net.SplitHostPort(address); err != nil {
 		return all
 	}
@@ -48,7 +47,7 @@ func findings(settings config.Config, serve *registry.Serve) []machine.Finding {
 		at.Found = address + " is free"
 		listener.Close()
 	} else if errors.Is(err, syscall.EADDRINUSE) {
-		at.Found, at.Fix = address+" is in use", "leave it so if the server listens there; otherwise end what does, or choose another address"
+		at.Found, at.Fix = address+" is in use", "leave it so if the server listens there; otherwise end the program that does, or choose another address"
 	}
 	// A running server has its address.
 	at.Needed = !errors.Is(err, syscall.EADDRINUSE)

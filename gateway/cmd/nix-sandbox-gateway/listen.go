@@ -27,19 +27,18 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
-// front is where clients of a server for many connect, and how it tells who calls.
+// front is the listener of a server for many clients, and authenticates their requests.
 type front struct {
 	net.Listener
 	serve  *registry.Serve
-	tokens *principal.Tokens // nil where there is no file of them
+	tokens *principal.Tokens // nil if there is no file of tokens
 	chain  principal.Chain
-	oauth  *oauth.Server // nil where access tokens are not believed
+	oauth  *oauth.Server // nil if access tokens are not accepted
 	// isKept says that the socket stays open when this process ends.
 	isKept bool
 }
 
-// newFront reads who may call, and listens. Address is that of the command line, or
-// empty.
+// newFront reads who may call, and listens. Address is that of the command line, or empty.
 func newFront(address string, settings config.Config, serve *registry.Serve) (*front, error) {
 	if serve == nil {
 		return nil, &config.Error{
@@ -58,8 +57,8 @@ func newFront(address string, settings config.Config, serve *registry.Serve) (*f
 	return f, err
 }
 
-// readCallers makes the authenticators. A proxy's word comes first: a client that
-// pretends to be the proxy is refused, also with a good token.
+// readCallers makes the authenticators. The proxy comes first: a client that pretends to be the
+// proxy is refused, even with a good token.
 func (f *front) readCallers(tokenFile string) error {
 	if proxy := f.serve.Proxy; proxy != nil {
 		one := &principal.Proxy{Header: proxy.Header}
@@ -109,7 +108,7 @@ func (f *front) checkClasses() error {
 	return nil
 }
 
-// quota is what a principal may have at a time.
+// quota returns the bounds of a principal.
 func (f *front) quota(name string) registry.Quota {
 	if f.tokens != nil {
 		if quota, found := f.serve.Quotas[f.tokens.Class(name)]; found {
@@ -119,14 +118,13 @@ func (f *front) quota(name string) registry.Quota {
 	return f.serve.Quotas[registry.DefaultClass]
 }
 
-// together is what all sandboxes of a principal together may use, which control groups
-// hold.
+// together returns the limits of all sandboxes of a principal together, for control groups.
 func (f *front) together(name string) sandbox.Limits {
 	quota := f.quota(name)
 	return sandbox.Limits{Memory: quota.MemoryUsedMB << 20, Tasks: quota.PIDs}
 }
 
-// warnUnheld logs quotas that only control groups could hold, where there are none.
+// warnUnheld logs the quotas that have no effect without control groups.
 func (f *front) warnUnheld(log *slog.Logger) {
 	for class, quota := range f.serve.Quotas {
 		if quota.MemoryUsedMB > 0 || quota.PIDs > 0 {
@@ -135,16 +133,16 @@ func (f *front) warnUnheld(log *slog.Logger) {
 	}
 }
 
-// leastCallsAtOnce is how many calls run at a time on a machine with few processors:
-// most calls wait for something.
+// leastCallsAtOnce is the least number of calls at a time, also on a machine with few processors:
+// most calls wait.
 const leastCallsAtOnce = 8
 
-// callsAtOnce is how many calls run at a time.
+// callsAtOnce returns how many calls may run at a time.
 func (f *front) callsAtOnce() int {
 	return cmp.Or(f.serve.CallsAtOnce, max(2*runtime.NumCPU(), leastCallsAtOnce))
 }
 
-// callers says in a word or two how callers are told apart.
+// callers names the ways to authenticate, for the log.
 func (f *front) callers() string {
 	var ways []string
 	if f.serve.Proxy != nil {
@@ -198,7 +196,7 @@ func (f *front) reloadOnce(log *slog.Logger) {
 	}
 }
 
-// options are those of the transport.
+// options returns the options of the transport.
 func (f *front) options() mcphttp.Options {
 	o := mcphttp.Options{
 		Hosts:         f.serve.Hosts,
@@ -215,9 +213,8 @@ func (f *front) options() mcphttp.Options {
 	return o
 }
 
-// listen returns a listener at an address, at the path of a socket after "unix:", or
-// what systemd passed.
-// Without a way to tell who calls, only this machine may.
+// listen returns a listener at an address, at the path of a socket after "unix:", or the socket
+// that systemd passed. Without authentication, other machines may not reach it.
 func listen(address string, knowsCallers bool) (net.Listener, error) {
 	if address == systemdAddress {
 		return listenSystemd(knowsCallers)
@@ -242,7 +239,7 @@ func listen(address string, knowsCallers bool) (net.Listener, error) {
 	return listener, nil
 }
 
-// reachable is the error of an address that everybody reaches, and nobody is told apart at.
+// reachable is the error of an address that other machines reach without authentication.
 func reachable(address string) error {
 	return &config.Error{
 		Problem: fmt.Sprintf("%s can be reached from other machines, and there is no way to tell who calls", address),
@@ -256,10 +253,9 @@ func isLocal(host string) bool {
 	return host == "localhost" || err == nil && address.IsLoopback()
 }
 
-// listenUnix returns a listener at a path. A socket that nobody listens at any more is
-// replaced.
+// listenUnix returns a listener at a path. It replaces the socket of a server that has ended.
 func listenUnix(path string) (net.Listener, error) {
-	// Clients, and what starts the server next, may have another working directory.
+	// Clients, and the next server, may have another working directory.
 	if !filepath.IsAbs(path) {
 		return nil, &config.Error{
 			Problem: fmt.Sprintf("the address is %q, whose path is not absolute", "unix:"+path),
@@ -286,10 +282,10 @@ func listenUnix(path string) (net.Listener, error) {
 	return listener, nil
 }
 
-// isRefused reports whether nobody listens at an address.
+// isRefused reports whether an address exists, and no process listens there.
 func isRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
-// listenError reports an address that is not to be had.
+// listenError is the error of an address that cannot be used. Its cause is an errno.
 type listenError struct {
 	wrong *config.Error
 	cause error
@@ -298,7 +294,7 @@ type listenError struct {
 func (e *listenError) Error() string   { return e.wrong.Error() }
 func (e *listenError) Unwrap() []error { return []error{e.wrong, e.cause} }
 
-// cannotListen returns the error of an address.
+// cannotListen returns a [*listenError].
 func cannotListen(address string, err error) error {
 	var of *net.OpError
 	if errors.As(err, &of) {
@@ -310,7 +306,7 @@ func cannotListen(address string, err error) error {
 	}
 	hint := "choose an address of this machine and a port that the server may use"
 	if errors.Is(err, syscall.EADDRINUSE) {
-		hint = "end what listens there, or choose another address"
+		hint = "end the program that listens there, or choose another address"
 	}
 	return &listenError{&config.Error{Problem: fmt.Sprintf("listen at %s: %v", address, err), Hint: hint}, err}
 }

@@ -1,6 +1,6 @@
-// Command nix-sandbox-gateway serves sandboxes to many clients over HTTP, to those who may
-// call, within quotas. It also keeps audit logs and serves metrics, for one client on its
-// standard streams too.
+// Command nix-sandbox-gateway serves sandboxes to many clients over HTTP: it authenticates them
+// and holds them to quotas. It also writes audit logs and serves metrics, and does so for one
+// client on its standard streams too.
 package main
 
 import (
@@ -17,9 +17,9 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
 )
 
-// gcPercent is GOGC of a server for many clients: by how much its heap grows, in percent of
-// what is used, until the garbage collector runs. Go's default of 100 makes twice of what
-// large answers take. A collection of what hundreds of sessions use takes milliseconds.
+// gcPercent is GOGC of a server for many clients: by how many percent its heap grows until the
+// garbage collector runs. With Go's default of 100, large answers take twice their memory. With
+// hundreds of sessions, a collection takes milliseconds.
 const gcPercent = 50
 
 func main() {
@@ -74,7 +74,7 @@ func run(args []string, in io.Reader, out, logTo io.Writer) error {
 	if !server.HasGroups {
 		front.warnUnheld(log)
 	}
-	// The operator's own setting counts.
+	// The operator's own setting wins.
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
@@ -92,13 +92,13 @@ func run(args []string, in io.Reader, out, logTo io.Writer) error {
 	return serve(server, front, options, transport)
 }
 
-// serve serves the clients that connect until the context of the server ends. Then it serves
-// those with running calls until these are answered, their time is over, or a second signal
-// comes. When it returns, no sandbox is left. The error is one of the listener.
+// serve serves all clients until the context of the server ends. Then it waits for running calls
+// until they are answered, their time is over, or a second signal comes. When it returns, all
+// sandboxes have ended. The error is one of the listener.
 func serve(server *service.Server, front *front, o service.Options, h mcphttp.Options) error {
 	a := o.Assemble()
 	defer a.Stop()
-	// systemd names the folder of StateDirectory= so, or several.
+	// systemd sets this to the folders of StateDirectory=.
 	state, _, _ := strings.Cut(os.Getenv("STATE_DIRECTORY"), ":")
 	takeEnded(state, a.Sessions, o.Log)
 	h.IsReady = func() bool { return len(o.Environments.Now().Names()) > 0 }

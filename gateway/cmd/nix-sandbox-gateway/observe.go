@@ -23,22 +23,22 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 )
 
-// userSocket is the setting of metrics that are served in the user's runtime folder.
+// userSocket is the address of metrics for a socket in the user's runtime folder.
 const userSocket = "user"
 
-// observers are what is told of every call, as far as the operator asked for it.
+// observers are told of every call: the audit log, and metrics.
 type observers struct {
 	all []call.Observer
-	// showSessions is that of [service.Options]; nil where nothing shows sessions.
+	// showSessions is for [service.Options]; nil without metrics.
 	showSessions func(func() []session.Live)
-	audit        *audit.Log   // nil where there is none
-	listener     net.Listener // nil where there are no metrics
+	audit        *audit.Log   // nil if there is none
+	listener     net.Listener // nil without metrics
 	site         *live.Site
-	metrics      *metrics.Metrics   // nil where there are none
+	metrics      *metrics.Metrics   // nil if there are none
 	end          context.CancelFunc // ends serve
 }
 
-// observe makes the observers, and listens where they are to be seen.
+// observe makes the observers that the operator asked for, and listens at the address of metrics.
 func observe(server *service.Server) (o *observers, err error) {
 	settings, serve, environments, log := server.Settings, server.Base.Serve, server.Environments, server.Log
 	if serve == nil {
@@ -60,7 +60,7 @@ func observe(server *service.Server) (o *observers, err error) {
 	case address != "":
 		err = o.expose(address, settings.RuntimeDir, page, environments, log)
 	case page:
-		err = &config.Error{Problem: "the page is to be served, and no address is named", Hint: "set NIX_SANDBOX_METRICS or metrics_listen to an address such as 127.0.0.1:9464"}
+		err = &config.Error{Problem: "the page is switched on, and no address is named", Hint: "set NIX_SANDBOX_METRICS or metrics_listen to an address such as 127.0.0.1:9464"}
 	}
 	if err != nil {
 		o.Close()
@@ -69,14 +69,14 @@ func observe(server *service.Server) (o *observers, err error) {
 	return o, nil
 }
 
-// expose listens at an address for those who want to see what the server does.
+// expose listens at the address of metrics.
 func (o *observers) expose(address, runtimeDir string, page bool, environments *registry.Registry, log *slog.Logger) (err error) {
 	if o.listener, err = listenForMetrics(address, runtimeDir); err != nil {
 		return err
 	}
 	if page && !live.IsPrivate(o.listener.Addr()) {
 		return &config.Error{
-			Problem: fmt.Sprintf("%s can be reached from other machines, and the page shows the code of every call to whoever asks", address),
+			Problem: fmt.Sprintf("%s can be reached from other machines, and the page shows the code of every call to everybody", address),
 			Hint:    "serve it at an address of this machine alone, such as 127.0.0.1:9464, or without the page",
 		}
 	}
@@ -89,7 +89,7 @@ func (o *observers) expose(address, runtimeDir string, page bool, environments *
 	return nil
 }
 
-// request is told of each request over HTTP; nil where nobody counts them.
+// request returns a function to call for each request over HTTP; nil without metrics.
 func (o *observers) request() func(mcphttp.Request) {
 	if o.metrics == nil {
 		return nil
@@ -97,8 +97,8 @@ func (o *observers) request() func(mcphttp.Request) {
 	return func(r mcphttp.Request) { o.metrics.Request(r.Method, r.Era, r.Status) }
 }
 
-// start answers, beside the caller, until Close. When ctx has ended, the server is not
-// ready any more.
+// start serves the metrics until Close. When the server's context has ended, it is not ready any
+// more.
 func (o *observers) start(server *service.Server) {
 	if o.listener == nil {
 		return
@@ -116,7 +116,7 @@ func (o *observers) start(server *service.Server) {
 	})
 }
 
-// Close ends what the observers keep open.
+// Close closes the audit log and the listener.
 func (o *observers) Close() {
 	if o.end != nil {
 		o.end()
@@ -129,15 +129,15 @@ func (o *observers) Close() {
 	}
 }
 
-// listenForMetrics returns a listener at an address. A socket in the user's runtime folder
-// has this process's id for its name.
+// listenForMetrics returns a listener at an address. The name of a socket in the user's runtime
+// folder is the id of this process.
 func listenForMetrics(address, runtimeDir string) (net.Listener, error) {
 	if address != userSocket {
-		// Whoever reaches the address sees metrics, which name no code.
+		// Metrics are for everybody, because they contain no code.
 		return listen(address, true)
 	}
 	if runtimeDir == "" {
-		return nil, &config.Error{Problem: "metrics are to be served in the user's runtime folder, and XDG_RUNTIME_DIR names none", Hint: "set XDG_RUNTIME_DIR, or name an address or unix:PATH"}
+		return nil, &config.Error{Problem: "metrics are set to the user's runtime folder, and XDG_RUNTIME_DIR names none", Hint: "set XDG_RUNTIME_DIR, or name an address or unix:PATH"}
 	}
 	if err := os.MkdirAll(runtimeDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make a folder for the server's socket: %w", err)

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// endedFile has the sessions that ended with a server, for the next one.
+	// endedFile has the names of the sessions that ended with a server, for the next one.
 	endedFile = "ended-sessions.json"
 	// maxEndedFile bounds it, in bytes.
 	maxEndedFile = 1 << 20
@@ -43,7 +43,7 @@ func keepEnded(folder string, sessions *session.Manager, log *slog.Logger) {
 	}
 }
 
-// writeEnded keeps the names of sessions in a folder, in place of those of before.
+// writeEnded writes the names of sessions to a folder.
 func writeEnded(folder string, keys []call.Key) error {
 	text, err := json.Marshal(keys)
 	if err != nil {
@@ -59,7 +59,7 @@ func writeEnded(folder string, keys []call.Key) error {
 	return nil
 }
 
-// readEnded returns the names that a server kept in a folder, once.
+// readEnded returns the names that a server wrote to a folder, and deletes them there.
 func readEnded(folder string) ([]call.Key, error) {
 	path := filepath.Join(folder, endedFile)
 	text, err := bounded.ReadFile(path, maxEndedFile)

@@ -10,18 +10,17 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 )
 
-// systemdAddress in the place of an address means the socket that systemd listens at
-// for this service.
+// systemdAddress is the address of the socket that systemd opened for this service.
 const systemdAddress = "systemd"
 
 // firstPassed is the descriptor of the first socket that systemd passes
 // (sd_listen_fds(3)).
 const firstPassed = 3
 
-// listenSystemd returns the listener that systemd made. It takes exactly one: the clients
-// of two addresses could not be told apart by what reaches these.
+// listenSystemd returns the socket of systemd as a listener. It takes exactly one, because
+// different machines could reach two of them.
 func listenSystemd(knowsCallers bool) (net.Listener, error) {
-	// The variables are not for sandboxes, or for whatever else this process starts.
+	// The variables are not for processes that this one starts.
 	pid, count := os.Getenv("LISTEN_PID"), os.Getenv("LISTEN_FDS")
 	for _, name := range []string{"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"} {
 		_ = os.Unsetenv(name)
@@ -54,8 +53,8 @@ func listenSystemd(knowsCallers bool) (net.Listener, error) {
 	return listener, nil
 }
 
-// notify tells the manager of this service what it does now (sd_notify(3)), if there is
-// one. Who is not heard goes on: the manager has a time limit of its own.
+// notify tells the manager of this service its state (sd_notify(3)), if there is a manager. It
+// ignores errors: the manager has a time limit of its own.
 func notify(state string) {
 	path := os.Getenv("NOTIFY_SOCKET")
 	if path == "" {

@@ -18,10 +18,10 @@ func auditCommand(std streams) *cobra.Command {
 	var last string
 	verify := &cobra.Command{
 		Use:   "verify FILE",
-		Short: "Check that nobody has changed an audit log",
-		Long: "Check that no record of an audit log was changed, taken out, put in or moved, in FILE and in\n" +
-			"the older FILE.1, FILE.2 and so on. Records that are missing at the end are found with --last\n" +
-			"alone, which takes a hash that the server's log or this command has printed before.",
+		Short: "Check that an audit log was not changed",
+		Long: "Check that no record of an audit log was changed, removed, added or moved, in FILE and in the\n" +
+			"older FILE.1, FILE.2 and so on. Only --last finds missing records at the end: it takes a hash\n" +
+			"that the server's log or this command has printed before.",
 		Example: "  " + program + " audit verify /var/log/nix-sandbox-mcp/audit.jsonl",
 		Args:    needs(1, "a file"),
 		RunE:    func(_ *cobra.Command, args []string) error { return verifyAudit(std.out, args[0], last) },
@@ -32,8 +32,8 @@ func auditCommand(std streams) *cobra.Command {
 	return cmd
 }
 
-// whichLog is the hint where a file cannot be read.
-const whichLog = "name the file that NIX_SANDBOX_AUDIT or audit_file names"
+// whichLog is the hint if a file cannot be read.
+const whichLog = "name the file of NIX_SANDBOX_AUDIT or audit_file"
 
 // verifyAudit verifies the files of a log from the oldest on.
 func verifyAudit(out io.Writer, path, last string) error {
@@ -58,7 +58,7 @@ func verifyAudit(out io.Writer, path, last string) error {
 			return &config.Error{Problem: fmt.Sprintf("%s cannot be read: %v", name, read.Err), Hint: whichLog}
 		}
 		if err != nil {
-			return &config.Error{Problem: fmt.Sprintf("%s, %v", name, err), Hint: "the records before that line are as they were written; do not rely on those from it on"}
+			return &config.Error{Problem: fmt.Sprintf("%s, %v", name, err), Hint: "the records before that line are as they were written; do not rely on the others"}
 		}
 		files++
 	}

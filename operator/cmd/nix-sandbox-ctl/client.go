@@ -18,11 +18,11 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 )
 
-// client is what nix/lib/clients.nix has for a client.
+// client is a client's entry in nix/lib/clients.nix.
 type client struct{ Where, Start, Project, Connect string }
 
-// clients returns the clients with known configuration files; none without the wrapper, which
-// names the file.
+// clients returns the entries by name. It returns none without the wrapper, which names the
+// file.
 func clients() map[string]client {
 	all := map[string]client{}
 	text, err := bounded.ReadFile(os.Getenv("NIX_SANDBOX_CLIENTS"), maxMetadata)
@@ -42,7 +42,7 @@ func clientCommand(std streams) *cobra.Command {
 		Short: "Print what a client's configuration needs to start or reach a server",
 		Long: `Print what a client's configuration needs to start this server, or with --url to
 reach one that serves HTTP. Then the client takes its user's token from the
-variable NIX_SANDBOX_TOKEN, or asks for it, or the text has TOKEN in its place.
+variable NIX_SANDBOX_TOKEN or asks for it, or you replace TOKEN in the text.
 
 NAME is one of ` + one + `.
 Standard output is the text for the client's configuration file. Standard error

@@ -9,8 +9,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 )
 
-// withoutPackage stands in for the functions of the package bash-completion
-// that the script for bash calls, in a shell that has not loaded it.
+// withoutPackage defines the functions of bash-completion that the script for bash calls, for
+// shells that have not loaded that package.
 const withoutPackage = `declare -F _get_comp_words_by_ref >/dev/null || _get_comp_words_by_ref() {
   words=("${COMP_WORDS[@]}") cword=$COMP_CWORD cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}
 }
@@ -18,16 +18,15 @@ declare -F _filedir >/dev/null || _filedir() { mapfile -t COMPREPLY < <(compgen 
 
 `
 
-// initCompletion adds the command completion, whose scripts ask this program
-// for each completion.
+// initCompletion adds the command completion. Its scripts ask this program for each completion.
 func initCompletion(root *cobra.Command) {
 	root.InitDefaultCompletionCmd()
 	bash, _, _ := root.Find([]string{"completion", "bash"})
 	bash.PreRun = func(cmd *cobra.Command, _ []string) { fmt.Fprint(cmd.OutOrStdout(), withoutPackage) }
 }
 
-// completeEnvironment completes the first argument with the environments that
-// can be used, and leaves those after it to the directive.
+// completeEnvironment completes the first argument with the environments that are ready, and
+// leaves other arguments to the directive.
 func completeEnvironment(others cobra.ShellCompDirective) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if len(args) > 0 {

@@ -4,8 +4,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// configCommand is here for the help and the completions. Only Nix can read a
-// configuration file, and the wrapper around this program asks it.
+// configCommand is here for the help and the completions. The wrapper handles it, because only
+// Nix can read a configuration file.
 func configCommand() *cobra.Command {
 	group := &cobra.Command{
 		Use:   "config",
@@ -13,8 +13,8 @@ func configCommand() *cobra.Command {
 	}
 	group.AddCommand(&cobra.Command{
 		Use:   "check FILE",
-		Short: "Print what is wrong with a configuration file",
-		Long: `Print what is wrong with a configuration file.
+		Short: "Print the mistakes in a configuration file",
+		Long: `Print the mistakes in a configuration file.
 
 Nix reads FILE, as it does for NIX_SANDBOX_CONFIG, and builds nothing.`,
 		RunE: func(*cobra.Command, []string) error {

@@ -17,17 +17,15 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
-// chosen is an environment that the user named, and what its sandbox is started
-// with.
+// chosen is an environment that the user named, with the folders and variables of its sandbox.
 type chosen struct {
 	registry.Environment
 	host      sandbox.HostFolders
 	inherited map[string]string
 }
 
-// choose finds the environment that the server would serve under a name. If
-// project, the value of --project, is not empty, it replaces the project that
-// the server would show.
+// choose finds the environment that the server would serve under a name. If project, the value
+// of --project, is not empty, it replaces the server's project.
 func choose(name, project string) (chosen, error) {
 	if project != "" {
 		dir, err := config.Folder(project)
@@ -53,19 +51,19 @@ func choose(name, project string) (chosen, error) {
 	return chosen{Environment: env, inherited: config.Inherited(set), host: settings.HostFolders()}, nil
 }
 
-// unusable returns the error that says why an environment cannot be used.
+// unusable returns an error with the reason why an environment cannot be used.
 func unusable(name string, now *registry.Snapshot) error {
 	entry, known := now.Pending(name)
 	switch {
 	case !known && registry.IsDerived(name):
 		return &config.Error{
 			Problem: fmt.Sprintf("environment %q is not built", name),
-			Hint:    "a server builds it when a call names it; " + program + " packages lists what there is",
+			Hint:    "a server builds it when a call names it; " + program + " packages lists the environments with packages",
 		}
 	case !known:
 		hint := "use one of " + strings.Join(now.Names(), ", ")
 		if near := nearest(name, now.Names()); near != "" {
-			hint = "write " + near + ", or see " + program + " list"
+			hint = "try " + near + ", or see " + program + " list"
 		}
 		return &config.Error{Problem: fmt.Sprintf("there is no environment %q", name), Hint: hint}
 	case !entry.Failed:
@@ -77,8 +75,7 @@ func unusable(name string, now *registry.Snapshot) error {
 	}
 }
 
-// spec returns what every program of the environment is started with, by the
-// artifact's bin/attach.
+// spec returns the settings for the artifact's bin/attach, which starts programs for users.
 func (c chosen) spec() (interactive.Spec, error) {
 	path := filepath.Join(filepath.Dir(c.Exec), "attach")
 	if _, err := os.Stat(path); err != nil {
@@ -88,7 +85,7 @@ func (c chosen) spec() (interactive.Spec, error) {
 		}
 	}
 	spec := interactive.Spec{Exec: path, Environ: append(sandbox.Environ(c.Secrets()), c.host.Environ()...), Reports: c.Reports}
-	// A program that a user starts stays where it was started.
+	// A user's program stays in the group of its terminal.
 	tree, err := cgroup.Find(context.Background(), cgroup.System)
 	var unavailable *cgroup.Unavailable
 	switch {

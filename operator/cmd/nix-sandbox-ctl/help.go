@@ -11,10 +11,10 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 )
 
-// about is what the program does.
+// about describes the program.
 const about = "Serves sandboxes to a language model over MCP, and lets you list, run and examine them."
 
-// variables are the environment variables that the program reads.
+// variables describes the environment variables.
 const variables = `PROJECT_DIR                folder to show in every sandbox
 PROJECT_MOUNT              where it is shown (/project)
 PROJECT_MODE               readonly, or overlay: code may write, and changes shows what (readonly)
@@ -23,13 +23,13 @@ NIX_SANDBOX_INBOX          folder of files for the code, at /inbox in every sand
 NIX_SANDBOX_CDI            folders of specifications of devices, with colons between them
 SESSION_IDLE_TIMEOUT       seconds until an unused session ends (300)
 SESSION_MAX_LIFETIME       seconds until a session ends (3600)
-SESSION_MAX                how many sessions live at once (64; over HTTP 1024)
-SESSION_KEEP_FILES         1: the files of sessions outlive them
+SESSION_MAX                how many sessions there may be at once (64; over HTTP 1024)
+SESSION_KEEP_FILES         1: the files of a session are kept after its end
 NIX_SANDBOX_CONFIG         TOML file of environments, in place of the server's own
 NIX_SANDBOX_ENVS           flake references of further sandboxes, with commas between them
 NIX_SANDBOX_DIR            folders of further sandboxes, with colons between them
 NIX_SANDBOX_HTTP           address for serve, in place of the configuration's
-NIX_SANDBOX_TOKENS         file of the tokens of those who may call over HTTP
+NIX_SANDBOX_TOKENS         file of the tokens with which clients may call over HTTP
 NIX_SANDBOX_METRICS        address for metrics, in place of the configuration's
 NIX_SANDBOX_PAGE           1: the address for metrics shows calls to a browser
 NIX_SANDBOX_AUDIT          file of the audit log, a record for each call
@@ -38,15 +38,15 @@ NIX_SANDBOX_METADATA       what the server was built with: JSON, or its path
 `
 
 const statuses = `0    success
-1    what was asked for could not be done; the error says why
+1    it failed; the error says why
 2    the command line is wrong
 124  the code exceeded its time limit
-else that of the code: 128 + N where signal N ended it (137: it exceeded a
-     limit), 125 where its sandbox did not start
+else that of the code: 128 + N if signal N ended it (137: it exceeded a
+     limit), 125 if its sandbox did not start
 `
 
-// initHelp makes the help of the root name variables and exit statuses too,
-// and the command help refuse what is no command.
+// initHelp adds variables and exit statuses to the help of the root, and has the command help
+// refuse words that are not commands.
 func initHelp(root *cobra.Command) {
 	write := root.HelpFunc()
 	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {

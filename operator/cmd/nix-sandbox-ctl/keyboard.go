@@ -14,23 +14,23 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/interactive"
 )
 
-// answerWithin is how long a terminal may take to answer: more than a message
-// takes around the world and back.
+// answerWithin is the time for a terminal to answer. A message takes less around the world and
+// back.
 const answerWithin = time.Second
 
-// questions is how often the terminal is asked for its cursor. With 24 lines of
-// 80 columns, the answers are one of 2^65.
+// questions is how often the terminal is asked for its cursor. With 24 lines of 80 columns,
+// there are 2^65 different answers.
 const questions = 6
 
-// keyboard is the input of a terminal: what a user types, and the terminal's
-// answers to programs that asked it something.
+// keyboard is the input of a terminal: keys of the user, and the terminal's answers to questions
+// of programs.
 type keyboard struct {
 	// gone is closed when the input has ended.
 	gone chan struct{}
 
 	mu sync.Mutex
-	// want are the bytes that end what drain discards; nil while input goes to
-	// the program. recent are the last bytes that were discarded.
+	// want is the answer that drain waits for; nil while input goes to the program. recent has
+	// the last bytes that were discarded.
 	want, recent []byte
 	seen         chan struct{} // closed when want has come
 }
@@ -43,7 +43,7 @@ func (k *keyboard) feed(p *interactive.Program, in io.Reader) {
 	for {
 		n, err := in.Read(buf)
 		if !k.discards(buf[:n]) {
-			// The program may have ended: then nobody wants the input.
+			// The program may have ended.
 			_ = p.Type(buf[:n])
 		}
 		if errors.Is(err, io.EOF) {
@@ -55,7 +55,7 @@ func (k *keyboard) feed(p *interactive.Program, in io.Reader) {
 	}
 }
 
-// discards takes input while drain waits, and reports whether it did.
+// discards takes input if drain waits, and reports whether it did.
 func (k *keyboard) discards(data []byte) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -72,11 +72,10 @@ func (k *keyboard) discards(data []byte) bool {
 	return true
 }
 
-// drain discards input until the terminal has answered everything that programs
-// asked, or until answerWithin has passed. Terminals answer in order, so it asks
-// something itself. Programs must not be able to have the same answer on its way
-// already, so it moves the cursor to random positions and asks for each. Then the
-// cursor is where it was.
+// drain discards input until the terminal has answered all questions of programs, or until
+// answerWithin has passed. Terminals answer in order, so it asks a question of its own. A program
+// must not be able to cause the same answer before that, so drain moves the cursor to random
+// positions and asks for each. It puts the cursor back.
 func (k *keyboard) drain(out io.Writer, size frame.Terminal) {
 	var question, answer strings.Builder
 	question.WriteString("\x1b7")

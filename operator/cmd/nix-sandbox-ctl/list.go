@@ -58,8 +58,7 @@ const (
 	broken   = "failed"
 )
 
-// row is an environment in the list, and the schema of list --json. Fields with
-// unknown values are left out.
+// row is an environment in the list, and the schema of list --json. Unknown values are left out.
 type row struct {
 	Name        string  `json:"name"`
 	State       string  `json:"state"`
@@ -73,18 +72,17 @@ type row struct {
 	CPUs        float64 `json:"cpus,omitempty"`
 	PIDs        int64   `json:"pids,omitempty"`
 	Output      int64   `json:"output_kb,omitempty"`
-	// Domains are the hosts that it reaches, and Ports those of domains without
-	// one.
+	// Domains are the hosts that it reaches, and Ports the ports of domains that name none.
 	Domains []string `json:"domains,omitempty"`
 	Ports   []int    `json:"ports,omitempty"`
 	Closure string   `json:"closure,omitempty"`
 	Size    int64    `json:"closure_bytes,omitempty"`
 	Origin  string   `json:"origin,omitempty"`
 
-	network string // the hosts, as the table names them
+	network string // the hosts, for the table
 }
 
-// listed returns a row for each environment: first those that are ready.
+// listed returns a row for each environment, with environments that are ready first.
 func listed(set *registry.Set) []row {
 	rows := []row{}
 	now := registry.New(set).Now()
@@ -107,7 +105,7 @@ func listed(set *registry.Set) []row {
 		r := row{Name: entry.Name, State: building}
 		if entry.Failed {
 			r.State, r.Reason = broken, entry.Reason
-			// An operator may read what the model may not.
+			// The model is not told this reason, but an operator is.
 			for _, one := range set.Broken {
 				if one.Name == entry.Name && r.Reason == "" {
 					r.Reason = one.Err.Error()
@@ -119,13 +117,12 @@ func listed(set *registry.Set) []row {
 	return rows
 }
 
-// closureSize is the size of a sandbox's closure in bytes, as its builder
-// measured it, or 0 if it is not known.
+// closureSize returns the size of a sandbox's closure in bytes, or 0 if it is not known.
 func closureSize(env registry.Environment) int64 {
 	return sizeOfArtifact(filepath.Join(filepath.Dir(env.Exec), ".."))
 }
 
-// sizeOfArtifact is the same of an artifact's folder.
+// sizeOfArtifact is closureSize for the folder of an artifact.
 func sizeOfArtifact(folder string) int64 {
 	text, err := bounded.ReadFile(filepath.Join(folder, "metadata.json"), maxMetadata)
 	if err != nil || !gjson.ValidBytes(text) {

@@ -76,12 +76,11 @@ func forEach(cmd *cobra.Command, f func(*cobra.Command)) {
 	}
 }
 
-// groupOnly is the annotation of a command that does nothing without one below it.
+// groupOnly is the annotation of a command that only groups others.
 const groupOnly = "group"
 
-// refuseUnknown has a command with subcommands refuse an argument that is none of
-// them, and a call without any if it does nothing itself. cobra would print the
-// help and exit with 0.
+// refuseUnknown has a command with subcommands refuse other arguments, and also no argument if
+// the command only groups others. cobra would print the help and exit with 0.
 func refuseUnknown(cmd *cobra.Command) {
 	if !cmd.HasSubCommands() {
 		return
@@ -101,15 +100,14 @@ func refuseUnknown(cmd *cobra.Command) {
 	}
 }
 
-// suggestWithin is how many letters of a mistyped word may be wrong for the
-// right one to be suggested.
+// suggestWithin is how many letters of a word may be wrong if another one is suggested.
 const suggestWithin = 2
 
-// unknownCommand returns the error for a word that is no command below cmd.
+// unknownCommand returns the error for a word that is not a command below cmd.
 func unknownCommand(cmd *cobra.Command, word string) error {
 	hint := seeHelp(cmd)
 	if near := cmd.SuggestionsFor(word); len(near) > 0 {
-		hint = "write " + cmd.CommandPath() + " " + near[0] + ", or " + hint
+		hint = "try " + cmd.CommandPath() + " " + near[0] + ", or " + hint
 	}
 	return command.Misuse(fmt.Sprintf("unknown command %q", word), hint)
 }
@@ -124,13 +122,13 @@ func unknownFlag(cmd *cobra.Command, flag string) error {
 	})
 	hint := seeHelp(cmd)
 	if near := nearest(strings.TrimLeft(flag, "-"), names); near != "" {
-		hint = "write --" + near + ", or " + hint
+		hint = "try --" + near + ", or " + hint
 	}
 	return command.Misuse("unknown flag "+flag, hint)
 }
 
-// nearest returns the first of the names that a word could have been meant as,
-// or nothing. cobra suggests commands alone, so it is given the names as such.
+// nearest returns the first name that a word could have been meant as, or "". cobra only
+// suggests commands, so the names become commands.
 func nearest(word string, names []string) string {
 	commands := &cobra.Command{SuggestionsMinimumDistance: suggestWithin}
 	for _, name := range names {
@@ -142,9 +140,9 @@ func nearest(word string, names []string) string {
 	return ""
 }
 
-// flagError returns this program's error for what package pflag refused.
+// flagError returns this program's error for an error of package pflag.
 func flagError(cmd *cobra.Command, err error) error {
-	// The word before the flag is the mistake where it should be a command.
+	// If there should be a command before the flag, that word is the mistake.
 	if cmd.HasSubCommands() && cmd.Flags().NArg() > 0 {
 		return unknownCommand(cmd, cmd.Flags().Arg(0))
 	}
@@ -184,10 +182,10 @@ func atMost(n int) cobra.PositionalArgs {
 	}
 }
 
-// seeHelp is the hint that leads to the help of a command.
+// seeHelp is the hint at the help of a command.
 func seeHelp(cmd *cobra.Command) string { return "see " + cmd.CommandPath() + " --help" }
 
-// needs refuses fewer than n arguments, and those after them.
+// needs requires n arguments, which a text describes.
 func needs(n int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) < n {

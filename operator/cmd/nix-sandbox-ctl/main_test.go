@@ -18,7 +18,7 @@ func TestProgram_ReportsMistakes(t *testing.T) {
 		"version":           {[]string{"--version"}, 0, "nix-sandbox-mcp "},
 		"help of a command": {[]string{"help", "help"}, 0, "Usage:\n  nix-sandbox-mcp help [command] [flags]\n"},
 		"nothing":           {nil, 0, "Next: list the environments"},
-		"unknown command":   {[]string{"sevre"}, 2, "nix-sandbox-mcp: error: unknown command \"sevre\"\nnix-sandbox-mcp: hint: write nix-sandbox-mcp serve, or see nix-sandbox-mcp --help\n"},
+		"unknown command":   {[]string{"sevre"}, 2, "nix-sandbox-mcp: error: unknown command \"sevre\"\nnix-sandbox-mcp: hint: try nix-sandbox-mcp serve, or see nix-sandbox-mcp --help\n"},
 		"unknown flag":      {[]string{"--http"}, 2, "nix-sandbox-mcp: error: unknown flag --http\nnix-sandbox-mcp: hint: "},
 		"no value":          {[]string{"--log-format"}, 2, "nix-sandbox-mcp: error: --log-format needs a value\n"},
 		"argument":          {[]string{"--stdio", "x"}, 2, `nix-sandbox-mcp: error: unknown command "x"`},

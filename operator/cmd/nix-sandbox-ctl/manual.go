@@ -23,9 +23,8 @@ func manualCommand(std streams) *cobra.Command {
 	}
 }
 
-// writeManual writes one manual page of all commands in the language of
-// man(7). cobra's own generator writes a page for each command, and takes three
-// more modules.
+// writeManual writes one manual page of all commands, for man(7). cobra's own generator writes a
+// page for each command, and needs three more modules.
 func writeManual(w io.Writer, root *cobra.Command) {
 	fmt.Fprintf(w, ".TH %s 1 \"\" \"%s %s\" \"User Commands\"\n", strings.ToUpper(program), program, command.Version())
 	fmt.Fprintf(w, ".SH NAME\n%s \\- %s\n", program, roff("run a language model's code in sandboxes that Nix built"))
@@ -65,8 +64,7 @@ func writeManualFlags(w io.Writer, cmd *cobra.Command) {
 	})
 }
 
-// roff escapes text so that man(7) reads no line of it as a request. Empty
-// lines become paragraphs.
+// roff escapes text so that man(7) takes no line for a request. Empty lines become paragraphs.
 func roff(text string) string {
 	text = strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(text)
 	lines := strings.Split(text, "\n")

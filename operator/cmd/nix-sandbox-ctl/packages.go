@@ -24,13 +24,12 @@ func packagesCommand(std streams) *cobra.Command {
 		Short: "List or remove environments with packages that calls added",
 		Long: `List or remove environments with packages that calls added.
 
-Of an environment alone, all that calls made of it are meant. What is removed is
-built again when a call names it; Nix's garbage collection takes what nothing else
-needs.`,
+ENV alone means all environments that calls made of it. A removed environment is
+built again if a call names it. Nix's garbage collection frees the space.`,
 		Example: "  " + program + " packages\n  " + program + " packages --remove python+pandas",
 		RunE: func(_ *cobra.Command, args []string) error {
 			if remove && len(args) == 0 {
-				return command.Misuse("--remove names no environment", "write "+program+" packages --remove ENV+PACKAGE, or ENV for all of them")
+				return command.Misuse("--remove names no environment", "try "+program+" packages --remove ENV+PACKAGE, or ENV for all of them")
 			}
 			settings, set, err := config.Survey()
 			if err != nil {
@@ -51,19 +50,19 @@ needs.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON: an array of objects")
-	cmd.Flags().BoolVar(&remove, "remove", false, "remove those that are named")
+	cmd.Flags().BoolVar(&remove, "remove", false, "remove the environments that are named")
 	return cmd
 }
 
-// outdated is the state of an environment with packages that was made of an
-// environment as it was before: no call uses it any more.
+// outdated is the state of an environment with packages if its base has changed since: no call
+// uses it any more.
 const outdated = "outdated"
 
 // addedRow is an environment with packages, and the schema of packages --json.
 type addedRow struct {
 	Name  string `json:"name"`
 	State string `json:"state"`
-	// Reason is why it failed.
+	// Reason is empty unless the build failed.
 	Reason string    `json:"reason,omitempty"`
 	Size   int64     `json:"closure_bytes,omitempty"`
 	Used   time.Time `json:"used,omitzero"`
@@ -100,7 +99,7 @@ func addedPackages(folder string, set *registry.Set) []addedRow {
 		case found(os.Lstat(filepath.Join(at, registry.BuildingFile))):
 			row.State = building
 		default:
-			continue // it was asked for, and a server has not begun
+			continue // no server has begun to build it
 		}
 		rows = append(rows, row)
 	}
@@ -108,7 +107,7 @@ func addedPackages(folder string, set *registry.Set) []addedRow {
 	return rows
 }
 
-// chosenPackages returns the rows that names mean; without names, all of them.
+// chosenPackages returns the rows that names refer to, or all rows if there are no names.
 func chosenPackages(rows []addedRow, names []string) ([]addedRow, error) {
 	if len(names) == 0 {
 		return rows, nil
@@ -164,7 +163,7 @@ func writePackages(w io.Writer, rows []addedRow, now time.Time) error {
 	return writeTable(w, []string{"NAME", "STATE", "SIZE", "USED"}, table)
 }
 
-// maxReason bounds what the table shows of why a build failed, in bytes.
+// maxReason bounds the reason of a failure in the table, in bytes.
 const maxReason = 300
 
 // firstLines returns the beginning of a report of the builder.

@@ -16,14 +16,14 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 )
 
-// endCodeWithin is how long code may take to end after an interrupt: the agent's
-// grace period of 2 s, and 1 s for the result to arrive.
+// endCodeWithin is the time for code to end after an interrupt: the agent's grace period of 2 s,
+// and 1 s for the result to arrive.
 const endCodeWithin = 3 * time.Second
 
-// chunk is how much is read from standard input at once, in bytes.
+// chunk is the size of a read from standard input, in bytes.
 const chunk = 32 << 10
 
-// maxSeconds bounds --timeout: a year.
+// maxSeconds bounds --timeout, in seconds: a year.
 const maxSeconds = 365 * 24 * 3600
 
 type runOptions struct {
@@ -41,9 +41,9 @@ func runCommand(std streams) *cobra.Command {
 		Long: `Run code in a new sandbox, as a call of the model would.
 
 The code comes from FILE, from -c, or from standard input. In the first two
-cases standard input is the code's, unless it is a terminal. The output appears
-as the code writes it and has no bound, and this command's exit status is the
-code's. Ctrl-C interrupts the code, and a second one ends the sandbox.`,
+cases the code can read standard input, unless that is a terminal. The output
+appears as the code writes it and is not bounded. The exit status is the code's.
+Ctrl-C interrupts the code, and a second Ctrl-C ends the sandbox.`,
 		ValidArgsFunction: completeEnvironment(cobra.ShellCompDirectiveDefault),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.hasCode = cmd.Flags().Changed("code")
@@ -61,11 +61,11 @@ func runCode(o runOptions, streams streams, args []string) (int, error) {
 	const hint = "see " + program + " run --help"
 	switch {
 	case len(args) == 0:
-		return 0, command.Misuse("no environment was named", "see which there are: "+program+" list")
+		return 0, command.Misuse("no environment was named", "list them with "+program+" list")
 	case len(args) > 2 || len(args) == 2 && o.hasCode:
 		return 0, command.Misuse(fmt.Sprintf("unknown argument %q", args[len(args)-1]), hint)
 	case !(o.seconds >= 0 && o.seconds <= maxSeconds): // "NaN" is neither
-		return 0, command.Misuse(fmt.Sprintf("--timeout is %v", o.seconds), fmt.Sprintf("write seconds, up to %d", maxSeconds))
+		return 0, command.Misuse(fmt.Sprintf("--timeout is %v", o.seconds), fmt.Sprintf("use seconds, up to %d", maxSeconds))
 	}
 	env, err := choose(args[0], o.project)
 	if err != nil {
@@ -82,7 +82,7 @@ func runCode(o runOptions, streams streams, args []string) (int, error) {
 			name = args[1]
 		}
 		if len(args) == 1 && isTerminal(streams.in) {
-			return 0, command.Misuse("no code was given", "name a file, write -c CODE, or pipe the code in")
+			return 0, command.Misuse("no code was given", "name a file, use -c CODE, or pipe the code in")
 		}
 		fromStdin = name == "-"
 		if code, err = readCode(name, streams.in); err != nil {
@@ -100,8 +100,8 @@ func runCode(o runOptions, streams streams, args []string) (int, error) {
 	spec.Stdout, spec.Stderr = visible(streams.out), visible(streams.err)
 
 	signals := make(chan os.Signal, 4)
-	// If the reader of our output is gone, the next write fails, which closes the
-	// code's own pipe: the signal must not end this program before that.
+	// If the reader of our output is gone, the next write fails and closes the code's own pipe.
+	// The signal must not end this program before that.
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	defer signal.Stop(signals)
 	p, err := interactive.Start(spec)
@@ -119,10 +119,9 @@ func runCode(o runOptions, streams streams, args []string) (int, error) {
 	return status, err
 }
 
-// await waits for the end of a program, and ends it at its time limit or after a
-// signal. The status of code that does not end by the user's interrupt is that of
-// the interrupt, no matter whether the agent kills the code when its grace period
-// is over or the user's second interrupt comes before.
+// await waits for the end of a program, and ends it at its time limit or after a signal. If the
+// user's interrupt does not end the code, the status is that of the interrupt, no matter whether
+// the agent's grace period or a second interrupt ends the sandbox.
 func await(p *interactive.Program, limit time.Duration, signals <-chan os.Signal) (int, error) {
 	// The time limit is that of the code.
 	begun, over := p.Begun(), time.NewTimer(limit)

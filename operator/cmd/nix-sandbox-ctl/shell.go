@@ -25,14 +25,14 @@ func shellCommand(std streams) *cobra.Command {
 		Short: "Open a terminal in a sandbox and see what the model sees",
 		Long: `Open a terminal in a sandbox and see what the model sees.
 
-The sandbox is a new one, with the environment's limits and no time limit, and
-it ends with the shell. All keys go to the shell, Ctrl-C and Ctrl-Z too. What
-the environment's network refuses is shown as it happens.`,
+The sandbox is new, has the environment's limits but no time limit, and ends with
+the shell. All keys go to the shell, also Ctrl-C and Ctrl-Z. Connections that the
+environment's network refuses are shown as they are refused.`,
 		Args:              atMost(1),
 		ValidArgsFunction: completeEnvironment(cobra.ShellCompDirectiveNoFileComp),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return command.Misuse("no environment was named", "see which there are: "+program+" list")
+				return command.Misuse("no environment was named", "list them with "+program+" list")
 			}
 			env, err := choose(args[0], project)
 			if err != nil {
@@ -49,8 +49,7 @@ the environment's network refuses is shown as it happens.`,
 	return cmd
 }
 
-// openShell connects a terminal to a shell in a sandbox until one of them
-// ends.
+// openShell connects a terminal to a shell in a sandbox until one of them ends.
 func openShell(env chosen, in, out *os.File, log io.Writer, interpreter bool) (int, error) {
 	spec, err := env.spec()
 	if err != nil {
@@ -74,7 +73,7 @@ func openShell(env chosen, in, out *os.File, log io.Writer, interpreter bool) (i
 		return 0, err
 	}
 	keys := &keyboard{gone: make(chan struct{})}
-	// Errors must be printed on a terminal that is restored.
+	// Errors are printed after this.
 	defer terminal.restore(screen, keys)
 	p, err := interactive.Start(spec)
 	if err != nil {
@@ -92,14 +91,14 @@ func openShell(env chosen, in, out *os.File, log io.Writer, interpreter bool) (i
 	return status, err
 }
 
-// follow waits for the end of a shell, and passes on changes of its terminal's
-// size and signals.
+// follow waits for the end of a shell. Meanwhile it passes on signals and the size of the
+// terminal.
 func follow(p *interactive.Program, terminal *rawTerminal, out *os.File, screen *screen, signals <-chan os.Signal, keys *keyboard) (int, error) {
 	resized := make(chan struct{}, 1)
 	defer close(resized)
 	go func() {
-		// Many changes in a row count as one: the size is read when the previous
-		// one has been sent.
+		// Many changes in a row become one, because the size is read only when the last one has
+		// been sent.
 		for range resized {
 			if p.Resize(sizeOf(out)) != nil {
 				return
@@ -126,7 +125,7 @@ func follow(p *interactive.Program, terminal *rawTerminal, out *os.File, screen 
 			case syscall.SIGWINCH:
 				resize()
 			case syscall.SIGTSTP:
-				// Ctrl-Z goes to the shell, so another process sent this signal.
+				// Another process sent this: Ctrl-Z goes to the shell.
 				terminal.restore(screen, keys)
 				_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
 			case syscall.SIGCONT:

@@ -15,8 +15,7 @@ func isTerminal(stream any) bool {
 	return ok && term.IsTerminal(int(file.Fd()))
 }
 
-// sizeOf is the size of a terminal, or 24 rows and 80 columns where it has
-// none.
+// sizeOf returns the size of a terminal. If that is not known, it is 24 rows of 80 columns.
 func sizeOf(file *os.File) frame.Terminal {
 	columns, rows, err := term.GetSize(int(file.Fd()))
 	if err != nil || rows == 0 || columns == 0 {
@@ -42,7 +41,7 @@ func makeRaw(file *os.File) (*rawTerminal, error) {
 	return r, nil
 }
 
-// again makes it raw once more after a restore.
+// again makes the terminal raw after a restore.
 func (r *rawTerminal) again() error {
 	if _, err := term.MakeRaw(r.fd); err != nil {
 		return fmt.Errorf("make the terminal raw again: %w", err)
@@ -50,9 +49,8 @@ func (r *rawTerminal) again() error {
 	return nil
 }
 
-// restore makes the terminal what it was. It discards input that nobody has
-// read, and answers that are still on their way: they were meant for the
-// sandbox, not for the program that reads next.
+// restore undoes makeRaw. It discards input that was not read, and answers of the terminal that
+// are still on their way: they are for the sandbox, not for the program that reads next.
 func (r *rawTerminal) restore(screen *screen, keys *keyboard) {
 	if screen.restore() {
 		keys.drain(screen.w, r.size())

@@ -61,7 +61,7 @@ func took(d time.Duration) string {
 	return age(d)
 }
 
-// count returns a number with the word for what is counted.
+// count returns a number with its noun, as in "2 files".
 func count(n int, one string, many ...string) string {
 	switch {
 	case n == 1:

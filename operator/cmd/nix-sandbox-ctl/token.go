@@ -11,14 +11,14 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 )
 
-// tokenCommand makes tokens for those who call over HTTP.
+// tokenCommand makes tokens for clients that call over HTTP.
 func tokenCommand(std streams) *cobra.Command {
 	var class, file string
 	create := &cobra.Command{
 		Use:   "new NAME",
 		Short: "Make a token",
-		Long: "Make a token for NAME, print it, and print the line that gives it to NAME in the file of\n" +
-			"NIX_SANDBOX_TOKENS. The token is nowhere else: the line has its hash.",
+		Long: "Make a token for NAME and print it, and the line for it in the file of NIX_SANDBOX_TOKENS. The\n" +
+			"line has the hash of the token, which is stored nowhere.",
 		Example: "  " + program + " token new alice\n  " + program + " token new alice --file tokens",
 		Args:    needs(1, "a name"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -38,8 +38,8 @@ func tokenCommand(std streams) *cobra.Command {
 		},
 	}
 	create.Flags().StringVar(&class, "class", "", "give NAME the quotas of this `CLASS`")
-	create.Flags().StringVar(&file, "file", "", "add the line to `FILE`, and print the token alone")
-	cmd := &cobra.Command{Use: "token", Short: "Make tokens for those who call over HTTP"}
+	create.Flags().StringVar(&file, "file", "", "add the line to `FILE`, and print only the token")
+	cmd := &cobra.Command{Use: "token", Short: "Make tokens for clients that call over HTTP"}
 	cmd.AddCommand(create)
 	return cmd
 }
@@ -53,7 +53,7 @@ func addLine(path, line string) error {
 	hint := "name a file that you may write, in a folder that exists"
 	var unusable *principal.UnusableError
 	if errors.As(err, &unusable) {
-		hint = "the file stays as it is: correct what is wrong with it, or name the class that the others of this name have"
+		hint = "the file stays as it is: correct its mistake, or use the class of the other lines with this name"
 	}
 	return &config.Error{Problem: fmt.Sprintf("the line could not be added to %s: %v", path, err), Hint: hint}
 }

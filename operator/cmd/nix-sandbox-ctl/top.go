@@ -27,23 +27,23 @@ import (
 )
 
 const (
-	// topPause is the time between two snapshots, topTimeout how long one may take, and
-	// maxSnapshot its size in bytes.
+	// topPause is the time between two snapshots, topTimeout the time for one, and maxSnapshot
+	// bounds it, in bytes.
 	topPause    = time.Second
 	topTimeout  = 5 * time.Second
 	maxSnapshot = 16 << 20
 )
 
-// topCommand shows what a server does, again and again.
+// topCommand shows the status of a server, again and again.
 func topCommand(std streams) *cobra.Command {
 	var url string
 	var once bool
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Show what a running server does: who calls, sessions, calls",
-		Long: "Show what a running server does: who calls, sessions, calls and refusals, once a second.\n" +
-			"It is a server of this user whose NIX_SANDBOX_METRICS or metrics_listen is \"user\", or that at\n" +
-			"the address of --url. The key n shows the next server, q ends.",
+		Short: "Show the status of a running server: who calls, sessions, calls",
+		Long: "Show the status of a running server once a second: who calls, sessions, calls and refusals.\n" +
+			"Without --url it is a server of this user with NIX_SANDBOX_METRICS or metrics_listen set to\n" +
+			"\"user\". The key n shows the next server, q ends.",
 		Example: "  " + program + " top\n  " + program + " top --url http://127.0.0.1:9464 --once",
 		Args:    atMost(0),
 		RunE: func(*cobra.Command, []string) error {
@@ -61,18 +61,18 @@ func topCommand(std streams) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&url, "url", "", "show the server whose metrics are at `URL`, or at unix:PATH")
-	cmd.Flags().BoolVar(&once, "once", false, "print what the server does now, and end")
+	cmd.Flags().BoolVar(&once, "once", false, "print the status once, and end")
 	return cmd
 }
 
-// source is where a server says what it does.
+// source is the address of a server's metrics.
 type source struct {
 	name   string
 	url    string
 	client *http.Client
 }
 
-// overSocket is a server at a Unix socket.
+// overSocket returns the source at a Unix socket.
 func overSocket(path string) source {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		var d net.Dialer
@@ -81,14 +81,15 @@ func overSocket(path string) source {
 	return source{path, "http://localhost" + status.Path, &http.Client{Timeout: topTimeout, Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
 }
 
-// findServers returns the servers that can be shown, at least one, the newest first.
+// findServers returns the servers that can be shown, from the newest on. It returns an error if
+// there are none.
 func findServers(url, folder string) ([]source, error) {
 	if path, isUnix := strings.CutPrefix(url, "unix:"); isUnix {
 		return []source{overSocket(path)}, nil
 	}
 	if url != "" {
 		if !strings.HasPrefix(url, "http://") && !strings.HasPrefix(url, "https://") {
-			return nil, command.Misuse(fmt.Sprintf("--url is %q", url), "write a URL such as http://127.0.0.1:9464, or unix:PATH")
+			return nil, command.Misuse(fmt.Sprintf("--url is %q", url), "use a URL such as http://127.0.0.1:9464, or unix:PATH")
 		}
 		return []source{{url, strings.TrimRight(url, "/") + status.Path, &http.Client{Timeout: topTimeout}}}, nil
 	}
@@ -105,7 +106,7 @@ func findServers(url, folder string) ([]source, error) {
 			}
 			conn, err := net.Dial("unix", path)
 			if err != nil {
-				continue // of a server that was killed
+				continue // its server was killed
 			}
 			conn.Close()
 			sockets = append(sockets, socket{path, info.ModTime()})
@@ -113,7 +114,7 @@ func findServers(url, folder string) ([]source, error) {
 	}
 	if len(sockets) == 0 {
 		return nil, &config.Error{
-			Problem: "there is no running server that says what it does",
+			Problem: "no running server exposes metrics",
 			Hint:    "start one with NIX_SANDBOX_METRICS=user, or name the address of its metrics with --url",
 		}
 	}
@@ -125,7 +126,7 @@ func findServers(url, folder string) ([]source, error) {
 	return servers, nil
 }
 
-// read asks the server what it does.
+// read asks for a snapshot.
 func (s source) read(ctx context.Context) (snapshot status.Snapshot, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url, nil)
 	if err != nil {
@@ -145,7 +146,7 @@ func (s source) read(ctx context.Context) (snapshot status.Snapshot, err error) 
 	case err != nil:
 		return snapshot, fmt.Errorf("the server at %s: %w", s.name, err)
 	case response.StatusCode != http.StatusOK:
-		return snapshot, fmt.Errorf("the server at %s answers %s: at that address it does not say what it does", s.name, response.Status)
+		return snapshot, fmt.Errorf("the server at %s answers %s: it does not show its status at that address", s.name, response.Status)
 	}
 	if err := json.Unmarshal(text, &snapshot); err != nil {
 		return snapshot, fmt.Errorf("the server at %s answers with something else: %w", s.name, err)
@@ -157,14 +158,13 @@ func (s source) read(ctx context.Context) (snapshot status.Snapshot, err error) 
 func showOnce(out io.Writer, from source) error {
 	snapshot, err := from.read(context.Background())
 	if err != nil {
-		return &config.Error{Problem: err.Error(), Hint: "see that the server runs, and name the address of its metrics (NIX_SANDBOX_METRICS or metrics_listen), which this machine alone reaches"}
+		return &config.Error{Problem: err.Error(), Hint: "check that the server runs, and name the address of its metrics (NIX_SANDBOX_METRICS or metrics_listen), which only this machine can reach"}
 	}
 	_, err = out.Write(describeServer(snapshot))
 	return err
 }
 
-// describeServer returns a snapshot as lines. Every text that a client or a sandbox chose
-// is plain.
+// describeServer returns a snapshot as lines. It makes every text of a client or a sandbox plain.
 func describeServer(s status.Snapshot) []byte {
 	var out bytes.Buffer
 	seconds := func(n float64) string { return took(time.Duration(n * float64(time.Second))) }
@@ -218,8 +218,7 @@ func describeServer(s status.Snapshot) []byte {
 	return out.Bytes()
 }
 
-// Sequences with which the screen is drawn: an alternate one, without a cursor and
-// without lines that go on in the next one.
+// Sequences that draw on the alternate screen, without a cursor, and cut long lines.
 const (
 	openScreen  = "\x1b[?1049h\x1b[?25l\x1b[?7l"
 	closeScreen = "\x1b[?7h\x1b[?25h\x1b[?1049l"
@@ -228,7 +227,7 @@ const (
 	clearRest   = "\x1b[J"
 )
 
-// showLive draws what a server does once a second, until the user or a signal ends it.
+// showLive draws a snapshot once a second, until the user or a signal ends it.
 func showLive(in, out *os.File, servers []source, find func() ([]source, error)) error {
 	before, err := term.MakeRaw(int(in.Fd()))
 	if err != nil {

@@ -17,7 +17,7 @@ const maxServerMetadata = 4 << 20
 // validRevision matches a commit as Nix writes it.
 var validRevision = regexp.MustCompile(`^[0-9a-f]{40}(-dirty)?$`)
 
-// versionLine is what --version prints.
+// versionLine returns the line that --version prints.
 func versionLine() string {
 	line := program + " " + command.Version()
 	if commit := revision(); commit != "" {
@@ -26,9 +26,8 @@ func versionLine() string {
 	return line
 }
 
-// revision is the commit that the server was built from, or empty if it is not
-// known. It is in the server's metadata and not in this program, because then
-// each commit would compile the program again.
+// revision returns the commit that the server was built from, or "" if it is not known. It is in
+// the server's metadata, because in the program it would compile that again for each commit.
 func revision() string {
 	text := os.Getenv("NIX_SANDBOX_METADATA")
 	if !strings.HasPrefix(strings.TrimSpace(text), "{") {

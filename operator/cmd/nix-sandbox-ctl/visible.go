@@ -8,16 +8,14 @@ import (
 	"unicode/utf8"
 )
 
-// maxSequence is the length of the longest control sequence that passes, in
-// bytes.
+// maxSequence is the length of the longest control sequence that passes, in bytes.
 const maxSequence = 32
 
-// visible returns a writer to w for bytes that code wrote. If w is a terminal,
-// text, colours and moves within the line pass. Any other control sequence could
-// make the terminal send input, change its settings or overwrite older output,
-// and is written visibly, as ^[ and the like. Characters pass whole or not at
-// all: otherwise the two streams of a program could each write one half of a
-// control character.
+// visible returns a writer to w for the output of code. If w is a terminal, text, colours and
+// moves within the line pass. Any other control sequence could make the terminal send input,
+// change its settings or overwrite older output, so it is shown, as ^[ and the like. Characters
+// pass whole or not at all: otherwise the two streams of a program could each write one half of
+// a control character.
 func visible(w io.Writer) io.Writer {
 	if !isTerminal(w) {
 		return w
@@ -30,12 +28,11 @@ type filter struct {
 	w io.Writer
 	// held is an unfinished sequence or character.
 	held []byte
-	// coloured says that a colour or the like was set and not reset.
+	// coloured says that a colour was set and not reset.
 	coloured bool
 }
 
-// reset ends colours and hidden text that code left set, for what others write
-// after it.
+// reset ends colours and hidden text that code left set, before others write.
 func reset(w io.Writer) {
 	if f, ok := w.(*filter); ok && f.coloured {
 		f.held, f.coloured = nil, false
@@ -97,8 +94,8 @@ func (f *filter) character(out *bytes.Buffer) {
 	}
 }
 
-// written reports whether a format character belongs to ordinary text: those that
-// join letters and emoji, the soft hyphen, and the visible ones of Arabic.
+// written reports whether a format character belongs to ordinary text: it joins letters or
+// emoji, is the soft hyphen, or one of Arabic's visible ones.
 func written(r rune) bool {
 	return r == 0x200c || r == 0x200d || r == 0xad || unicode.Is(unicode.Prepended_Concatenation_Mark, r)
 }
@@ -106,8 +103,7 @@ func written(r rune) bool {
 // parameter reports whether a byte may be between ESC [ and the final letter.
 func parameter(b byte) bool { return b >= '0' && b <= '9' || b == ';' || b == ':' }
 
-// release writes a text instead of the first held byte, and takes the others
-// again.
+// release writes a text instead of the first held byte, and takes the other bytes again.
 func (f *filter) release(out *bytes.Buffer, instead string) {
 	held := f.held
 	f.held = nil
