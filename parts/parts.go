@@ -1,5 +1,5 @@
-// Package parts lists what a session can have beyond its sandbox. The programs that serve
-// import it; the packages of the runtime do not.
+// Package parts lists the parts of sessions. The programs that serve import it; the packages of
+// the runtime do not.
 package parts
 
 import (
@@ -39,7 +39,7 @@ func Add(options *service.Options, server *service.Server) error {
 	return nil
 }
 
-// patches saves what sessions change in a project that is an overlay. It returns nil if there
+// patches saves the changes of sessions in a project that is an overlay. It returns nil if there
 // is none, or if the changes cannot be saved.
 func patches(settings config.Config, log *slog.Logger) *changes.Store {
 	if settings.ProjectDir == "" || settings.ProjectMode != config.Overlay {

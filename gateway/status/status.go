@@ -1,5 +1,5 @@
-// Package status is what a server says about itself: JSON that the gateway serves, and that
-// the command top reads.
+// Package status describes the status of a server: JSON that the gateway serves and the command
+// top reads.
 package status
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
 )
 
-// Path is where the address of metrics serves a [Snapshot].
+// Path is the path of a [Snapshot] at the address of metrics.
 const Path = "/live.json"
 
 // SocketSuffix ends the names of the sockets in the user's runtime folder.
@@ -29,7 +29,7 @@ type Session struct {
 	Calls        int     `json:"calls"` // that run or wait
 	Age          float64 `json:"age_seconds"`
 	Idle         float64 `json:"idle_seconds"`
-	MemoryMB     int64   `json:"memory_mb"` // what its sandboxes may use
+	MemoryMB     int64   `json:"memory_mb"` // the limits of its sandboxes
 }
 
 // Snapshot is the state of a server at a moment.
@@ -65,7 +65,7 @@ type Principal struct {
 	Failed  uint64 `json:"failed"` // neither ok nor refused
 	// Seconds is how long its calls took together, with all waits.
 	Seconds float64 `json:"seconds"`
-	// Sessions live now; MemoryMB is what their sandboxes may use.
+	// Sessions are those at this moment, MemoryMB the limits of their sandboxes.
 	Sessions int   `json:"sessions"`
 	MemoryMB int64 `json:"memory_mb"`
 }

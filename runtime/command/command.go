@@ -97,11 +97,11 @@ const GatewayVariable = "NIX_SANDBOX_GATEWAY"
 
 // Gateway replaces this process by the gateway, and returns only if it cannot. what names the
 // setting that needs the gateway; it begins the error of a server that was built without one.
-func Gateway(what string, args ...string) error {
+func Gateway(reason string, args ...string) error {
 	path := os.Getenv(GatewayVariable)
 	if path == "" {
 		return &config.Error{
-			Problem: what + ", and this server was built without [serve]",
+			Problem: reason + ", and this server was built without [serve]",
 			Hint:    "add the line [serve] to the configuration that the server is built from, and build it again",
 		}
 	}

@@ -1,8 +1,7 @@
 // Package config reads the server's environment variables.
 //
-// It promises that a value which does not parse is an error at start-up that
-// names the variable, the value and what to write instead, never a silent
-// default.
+// A value that does not parse is an error at start-up, with the variable, the value and a hint. It
+// never becomes a default.
 package config
 
 import (
@@ -20,24 +19,24 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
-// Defaults of the variables for which the metadata has no field.
+// Defaults of variables without a field in the metadata.
 const (
 	defaultSessions = 64
-	// manySessions is the default of a server for many.
+	// manySessions is the default of a server over HTTP.
 	manySessions = 1024
 	defaultStart = 10 * time.Second
 )
 
-// Overlay is the project mode in which code may write into the project, on a
-// layer that is thrown away with the sandbox.
+// Overlay is the project mode in which code writes to a layer above the project, which is thrown
+// away with the sandbox.
 const Overlay = "overlay"
 
-// Bounds of what may be set.
+// Bounds of the settings.
 const (
 	maxSeconds  = 365 * 24 * 3600
 	maxSessions = 10000
 	maxStart    = 600 // seconds
-	// maxDescriptor is what Linux lets a process open at most (fs.nr_open).
+	// maxDescriptor is the largest descriptor of Linux (fs.nr_open).
 	maxDescriptor = 1 << 30
 )
 
@@ -49,22 +48,22 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Problem }
 
-// Config is what the operator set for this start of the server.
+// Config has the settings of this start of the server.
 type Config struct {
 	// Metadata is JSON, or the path of a file of it.
 	Metadata string
-	// Folders are where further environments are found.
+	// Folders have further environments.
 	Folders registry.Folders
-	// Builder is the descriptor that leads to what builds Folders.Builds and
-	// Folders.Packages, or 0.
+	// Builder is the descriptor of the process that builds Folders.Builds and Folders.Packages,
+	// or 0.
 	Builder int
 
-	// ProjectDir is absolute and exists; empty where there is no project.
+	// ProjectDir is absolute and exists; empty if there is no project.
 	ProjectDir   string
 	ProjectMount string
 	// ProjectMode is one of the metadata's modes.
 	ProjectMode string
-	// Inbox is absolute and exists; empty where there is none.
+	// Inbox is absolute and exists; empty if not set.
 	Inbox string
 
 	SessionIdle     time.Duration
@@ -72,48 +71,43 @@ type Config struct {
 	SessionMax      int
 	// SessionMaxOfMany is SessionMax for a server over HTTP.
 	SessionMaxOfMany int
-	// Keep is 1 where the files of sessions are kept, in KeepFolder and of all together
-	// at most KeepBytes.
+	// Keep is "1" if files of sessions are kept, in KeepFolder and at most KeepBytes together.
+	// Otherwise it is empty.
 	Keep       string
 	KeepFolder string
 	KeepBytes  int64
 
-	// Audit is the file of the audit log, an absolute path; empty where the variables
-	// name none.
+	// Audit is the absolute path of the audit log; empty if unset.
 	Audit string
-	// Metrics is where metrics are served: ADDRESS:PORT, unix:PATH, or "user" for a
-	// socket in the user's runtime folder; empty where the variables name none. Page is 1
-	// where the page is served there, and 0 where it is not.
+	// Metrics is the address of metrics: ADDRESS:PORT, unix:PATH, or "user" for a socket in
+	// the user's runtime folder; empty if unset. Page is "1" if the page is
+	// served there, "0" if it is not, and empty if the variables do not say.
 	Metrics string
 	Page    string
-	// RuntimeDir is the user's folder of sockets; empty where there is none.
+	// RuntimeDir is the user's folder of sockets; empty if not set.
 	RuntimeDir string
 
-	// StartWithin is what a sandbox may take to start.
+	// StartWithin is the time for a sandbox to start.
 	StartWithin time.Duration
 
-	// HTTP is the address for many clients, TokenFile has the tokens of principals;
-	// empty where the metadata says so.
+	// HTTP is the address for many clients, TokenFile the file of their tokens. If they are
+	// empty, the metadata has them.
 	HTTP      string
 	TokenFile string
 }
 
-// KeptSessions is the folder of the files of sessions; empty where the variables name
-// none.
+// KeptSessions returns the folder of kept files; empty if unset.
 func KeptSessions(get func(string) string) string { return stateFolder(get, "sessions") }
 
-// ChangesFolder is the folder of what sessions changed in projects; empty where the
-// variables name none.
+// ChangesFolder returns the folder of patches of projects; empty if unset.
 func ChangesFolder(get func(string) string) string { return stateFolder(get, "changes") }
 
-// SuspendedFolder is the folder of the sessions that sleep; empty where the variables name
-// none.
+// SuspendedFolder returns the folder of suspended sessions; empty if unset.
 func SuspendedFolder(get func(string) string) string {
 	return stateFolder(get, filepath.Join("vm", "sessions"))
 }
 
-// stateFolder is a folder of this program's below the user's folder for state, as the XDG
-// Base Directory Specification has it.
+// stateFolder returns a folder in the user's folder for state (XDG Base Directory Specification).
 func stateFolder(get func(string) string, name string) string {
 	state := get("XDG_STATE_HOME")
 	if home := get("HOME"); !filepath.IsAbs(state) && filepath.IsAbs(home) {
@@ -125,8 +119,7 @@ func stateFolder(get func(string) string, name string) string {
 	return filepath.Join(state, "nix-sandbox-mcp", name)
 }
 
-// RuntimeDir is the folder of the user's servers' sockets; empty where the variables name
-// none.
+// RuntimeDir returns the folder for the sockets of the user's servers; empty if unset.
 func RuntimeDir(get func(string) string) string {
 	if dir := get("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "nix-sandbox-mcp")
@@ -134,7 +127,7 @@ func RuntimeDir(get func(string) string) string {
 	return ""
 }
 
-// completeKeep decides whether files are kept.
+// completeKeep decides whether the files of sessions are kept.
 func (c *Config) completeKeep(session registry.Session) error {
 	setting := "SESSION_KEEP_FILES is 1"
 	if c.Keep == "" && session.KeepFiles {
@@ -153,8 +146,8 @@ func (c *Config) completeKeep(session registry.Session) error {
 	return nil
 }
 
-// Read reads the variables alone; [Config.Complete] fills what they leave
-// open. Get is os.Getenv or a stand-in; an empty value is an unset one.
+// Read reads only the variables; [Config.Complete] adds the metadata. Get is os.Getenv or a
+// stand-in. An empty variable counts as unset.
 func Read(get func(string) string) (Config, error) {
 	if get("NIX_SANDBOX_METADATA") == "" {
 		return Config{}, &Error{
@@ -217,8 +210,8 @@ func Read(get func(string) string) (Config, error) {
 	return config, nil
 }
 
-// Complete fills what the variables left open from the metadata, in which Nix
-// filled in the defaults, and checks the result.
+// Complete adds the settings that the variables left open from the metadata, which has all
+// defaults, and checks the result.
 func (c Config) Complete(session registry.Session, project registry.Project) (Config, error) {
 	c.SessionIdle = cmp.Or(c.SessionIdle, session.Idle)
 	c.SessionLifetime = cmp.Or(c.SessionLifetime, session.Lifetime)
@@ -256,8 +249,8 @@ func (c Config) Complete(session registry.Session, project registry.Project) (Co
 	return c, nil
 }
 
-// folders returns the folders in NIX_SANDBOX_DIR or, where it is unset, the
-// user's folder and then the machine's.
+// folders returns the folders in NIX_SANDBOX_DIR. If it is unset, they are the user's folder and
+// the machine's.
 func folders(get func(string) string) []string {
 	if dir := get("NIX_SANDBOX_DIR"); dir != "" {
 		return slices.DeleteFunc(filepath.SplitList(dir), func(one string) bool { return one == "" })
@@ -273,8 +266,8 @@ func folders(get func(string) string) []string {
 	return append(dirs, "/etc/nix-sandbox-mcp/sandboxes")
 }
 
-// Folder returns the absolute path of a folder, and nothing of none. The error is
-// what follows the name of the setting and "is".
+// Folder returns the absolute path of a folder, and "" for "". The error continues a sentence
+// that begins "SETTING is".
 func Folder(dir string) (string, error) {
 	if dir == "" {
 		return "", nil
@@ -295,7 +288,7 @@ func Folder(dir string) (string, error) {
 	return absolute, nil
 }
 
-// checkMode says why a mode is not one of the metadata's.
+// checkMode returns an error unless the metadata has the mode.
 func checkMode(mode string, project registry.Project) error {
 	if slices.Contains(project.Modes, mode) {
 		return nil

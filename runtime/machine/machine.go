@@ -37,7 +37,7 @@ type Finding struct {
 	Fix string `json:"fix,omitempty"`
 }
 
-// Of returns the finding that an error comes to: if it is nil, that all is well.
+// Of returns a finding with the problem of an error, or without a problem if it is nil.
 func Of(name string, err error) Finding {
 	f := Finding{Name: name, OK: err == nil, Needed: true}
 	if err != nil {
@@ -139,7 +139,7 @@ func Output(ctx context.Context, within time.Duration, environ []string, program
 		stop()
 		err = fmt.Errorf("read its output: %w", err)
 	}
-	// Of the two, the reason why it was stopped.
+	// The first error is the reason of the second.
 	if failed := command.Wait(); err == nil {
 		err = failed
 	}

@@ -16,8 +16,8 @@ type builder int
 
 var errNoBuilder = errors.New("this server builds nothing")
 
-// ask writes a line to the builder. It does not wait: a pipe that is full has more
-// lines than there are builds.
+// ask writes a line to the builder. It does not wait: a full pipe has more lines than there are
+// builds.
 func (b builder) ask(line string) error {
 	if b == 0 {
 		return nil

@@ -10,14 +10,14 @@ import (
 // maxInUse bounds the environments with packages for which the pool keeps sandboxes.
 const maxInUse = 8
 
-// inUse knows the environments with packages that calls use: the last maxInUse of them,
-// each until idle has passed since its last call.
+// inUse remembers the environments with packages that calls use: the last maxInUse of them, each
+// until idle has passed since its last call.
 type inUse struct {
 	idle time.Duration
 
 	mu      sync.Mutex
-	order   []*used // the one used last is the last
-	changed func()  // nil where nobody is told
+	order   []*used // by the time of their last call
+	changed func()  // may be nil
 }
 
 // used is an environment and the timer that ends its use.
@@ -61,7 +61,7 @@ func (u *inUse) take(matches func(*used) bool) *used {
 	return nil
 }
 
-// tell unlocks, and says that the environments are other ones if they are.
+// tell unlocks u.mu, and calls the subscriber if the environments have changed.
 func (u *inUse) tell(changed bool) {
 	subscriber := u.changed
 	u.mu.Unlock()
@@ -70,7 +70,7 @@ func (u *inUse) tell(changed bool) {
 	}
 }
 
-// environments returns those in use.
+// environments returns the environments in use.
 func (u *inUse) environments() []registry.Environment {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -81,7 +81,7 @@ func (u *inUse) environments() []registry.Environment {
 	return all
 }
 
-// subscribe has changed called after each change, until stop is called.
+// subscribe has changed called after each change until stop is called.
 func (u *inUse) subscribe(changed func()) (stop func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -26,7 +26,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 )
 
-// Server is a server before it has a client: its settings, and what goes on beside the calls.
+// Server is a server before it has a client: its settings, and the work beside the calls.
 type Server struct {
 	Settings config.Config
 	// Base is the set that the server was built with, Environments all that it serves.
@@ -78,7 +78,7 @@ func Open(settings config.Config, base *registry.Set, log *slog.Logger) (*Server
 	return s, nil
 }
 
-// Close ends what goes on beside the calls.
+// Close ends the work beside the calls.
 func (s *Server) Close() {
 	if s.stopBackground != nil {
 		s.stopBackground()
@@ -89,8 +89,8 @@ func (s *Server) Close() {
 	}
 }
 
-// Go runs a function beside the calls. Its context ends with the server's, or at Close, which
-// waits for the function.
+// Go runs a function beside the calls. Its context ends with the server's, or at Close. Close waits
+// for the function.
 func (s *Server) Go(run func(context.Context)) {
 	s.running.Go(func() { run(s.background) })
 }
@@ -117,8 +117,8 @@ func (s *Server) untilSignals() {
 	s.stops = append(s.stops, endFirst, endSecond)
 }
 
-// Start begins what goes on beside the calls, and returns the options of a server for one
-// client. It has no parts yet.
+// Start begins the work beside the calls, and returns the options of a server for one client,
+// without parts.
 func (s *Server) Start() (Options, error) {
 	// A write to a client that is gone fails, and the server cleans up before it ends. Sandboxes
 	// would inherit that a signal is ignored, so it is not.
@@ -161,7 +161,7 @@ func (s *Server) rebuild() {
 // pool is full, and the first call is not delayed.
 const settleTime = time.Second
 
-// logMachine logs what keeps sandboxes from starting, even if no call has met with it.
+// logMachine logs reasons why sandboxes cannot start, even if no call has tried.
 func (s *Server) logMachine(ctx context.Context) {
 	select {
 	case <-s.answered:
@@ -180,7 +180,7 @@ func (s *Server) logMachine(ctx context.Context) {
 	}
 }
 
-// groups prepares control groups for the sandboxes, and logs what enforces their limits. It
+// groups prepares control groups for the sandboxes, and logs whether these enforce their limits. It
 // returns nil if this process cannot have control groups.
 func (s *Server) groups() *cgroup.Tree {
 	tree, err := cgroup.Find(s.Context, cgroup.Managed())
