@@ -10,6 +10,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/sessionfiles"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/store"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/suspended"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages/ondemand"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
@@ -67,11 +68,11 @@ func files(settings config.Config, log *slog.Logger) (*sessionfiles.Store, error
 	if settings.ProjectDir != "" {
 		about = "project " + settings.ProjectDir
 	}
-	store, err := sessionfiles.Open(settings.KeepFolder, settings.KeepBytes, about, log)
+	files, err := sessionfiles.Open(store.Options{Folder: settings.KeepFolder, Limit: settings.KeepBytes, About: about, Log: log})
 	if err != nil {
 		return nil, &config.Error{Problem: err.Error(), Hint: "have this user own the folder, set XDG_STATE_HOME to another one, or turn keep_files off"}
 	}
-	return store, nil
+	return files, nil
 }
 
 // suspension saves idle sessions to disk, unless the operator turned that off or there is no

@@ -1,241 +1,266 @@
-// Package filetree is the form in which the files below a folder travel between the
-// agent and the runtime, and lie on disk: a sequence of records. A record describes an
-// entry of the tree, has a piece of a file, or says that an entry is gone. Later
-// records of a path replace earlier ones, so that what has changed is appended.
+// Package filetree defines the archive in which the files of a workspace leave a sandbox,
+// lie on disk and enter the next sandbox. It is a tar archive with a fixed order: a folder
+// comes before its entries, and the entries of a folder are sorted by name.
 //
-// Records come in parts. A part has whole records, and at most [MaxPart] bytes; the
-// pieces of a file may be in several parts. Bytes of either end are hostile to the
-// other: what [Records] returns has a path that stays beneath the folder, and a kind,
-// mode and size that make sense by themselves. Whether the entries together are a tree
-// is for the reader of all of them to check.
+// Both ends treat an archive as hostile. [Reader] returns an entry only if the entries up
+// to it form a tree: its path stays beneath the root, its folder came before it, no path
+// occurs twice, and a hard link names a file that came before it. The memory that this
+// takes depends on the depth of the tree and the number of its files, not on the length
+// of their names.
+//
+// A file with holes has only its data in the archive. A PAX record says where the data
+// belongs; see [Entry.Pieces].
 package filetree
 
 import (
-	"encoding/binary"
-	"errors"
+	"archive/tar"
 	"fmt"
-	"iter"
+	"hash/maphash"
+	"io"
 	"math"
+	"path"
+	"strconv"
 	"strings"
+	"time"
 )
 
-// Bounds of records.
 const (
-	// MaxPath and MaxName bound a path and each name in it, as Linux does, in bytes.
+	// MaxPath and MaxName are Linux's limits for a path and for a name in it, in bytes.
 	MaxPath = 4095
 	MaxName = 255
-	// MaxData bounds the bytes of a piece, and MaxPart those of a part.
-	MaxData = 256 << 10
-	MaxPart = MaxData + 64<<10
-	// MaxEntries bounds the entries of a tree.
+	// MaxPart is the largest part of an archive in one message, in bytes.
+	MaxPart = 256 << 10
+	// MaxEntries is the largest number of entries in an archive.
 	MaxEntries = 100_000
-	// MaxSize bounds the size of a file with its holes, in bytes.
-	MaxSize = math.MaxInt64 >> 1
-	// modes are the bits of a mode that an entry may have. Without set-user-ID and
-	// set-group-ID: a sandbox has one user, and these bits mean nothing there.
+	// MaxPieces is the largest number of pieces of a file.
+	MaxPieces = 1024
+	// maxSize is the largest size of a file including its holes, in bytes.
+	maxSize = math.MaxInt64 >> 1
+	// modes are the permission bits that an entry may have. Set-user-ID and set-group-ID
+	// mean nothing in a sandbox, which has one user.
 	modes = 0o1777
+	// piecesKey names the PAX record of a file with holes. Its value is the size of the
+	// file, followed by the offset and length of each piece.
+	piecesKey = "NIXSANDBOX.pieces"
 )
 
-// Kind says what a record is.
-type Kind byte
-
-// Kinds of records, and the fields beside Path that each has.
+// Kinds of entries.
 const (
-	Folder  Kind = 'd' // Mode, ModTime
-	File    Kind = 'f' // Mode, ModTime, Size
-	Symlink Kind = 's' // Target, which may be any text
-	Link    Kind = 'l' // Target: the path of a file of the tree that this is another name of
-	FIFO    Kind = 'p' // Mode
-	Gone    Kind = 'g' // the entry is not there any more
-	Data    Kind = 'x' // no Path; Offset, Data: a piece of the file before it
+	Folder  = tar.TypeDir
+	File    = tar.TypeReg
+	Symlink = tar.TypeSymlink
+	Link    = tar.TypeLink
+	FIFO    = tar.TypeFifo
 )
 
-// Record is one record.
-type Record struct {
-	Kind Kind
-	// Path is relative to the folder, without "." or "..", and of any bytes but NUL.
+// Entry describes a file or folder.
+type Entry struct {
+	Kind byte
+	// Path is relative, without "." and "..", and may contain any byte except NUL.
 	Path    string
 	Mode    uint32 // permission bits
-	ModTime int64  // nanoseconds since 1970
-	// Size is a file's size in bytes. What no piece covers are zeros.
-	Size   int64
+	ModTime time.Time
+	// Target is any text for a [Symlink], and the path of an earlier [File] for a [Link].
 	Target string
-	Offset int64
-	// Data belongs to the part that the record came from.
-	Data []byte
+	// Size is the size of a [File] including its holes, in bytes.
+	Size int64
+	// Pieces are the parts of a [File] that are not holes, in ascending order. Their
+	// bytes follow the entry.
+	Pieces []Piece
 }
 
-// Append appends a record to a part. The record must be one that [Record.Check]
-// accepts.
-func Append(part []byte, r Record) []byte {
-	part = append(part, byte(r.Kind))
-	if r.Kind == Data {
-		part = binary.AppendUvarint(part, uint64(r.Offset))
-		part = binary.AppendUvarint(part, uint64(len(r.Data)))
-		return append(part, r.Data...)
+// Piece is a part of a file, in bytes.
+type Piece struct{ Offset, Length int64 }
+
+// Data returns how many bytes follow the entry.
+func (e *Entry) Data() (size int64) {
+	for _, piece := range e.Pieces {
+		size += piece.Length
 	}
-	part = appendText(part, r.Path)
-	switch r.Kind {
-	case Folder, File, FIFO:
-		part = binary.AppendUvarint(part, uint64(r.Mode))
-		part = binary.AppendVarint(part, r.ModTime)
+	return size
+}
+
+// Mode returns the bits of a mode from stat(2) that an entry can have.
+func Mode(mode uint32) uint32 { return mode & modes }
+
+// Write writes the header of an entry. The caller writes its data next.
+func Write(to *tar.Writer, e Entry) error {
+	header := &tar.Header{
+		Typeflag: e.Kind, Name: e.Path, Linkname: e.Target, Mode: int64(e.Mode), ModTime: e.ModTime,
+		Size: e.Data(), Format: tar.FormatPAX,
 	}
-	switch r.Kind {
+	if e.Kind == Folder {
+		header.Name += "/"
+	}
+	if header.Size != e.Size {
+		text := strconv.AppendInt(nil, e.Size, 10)
+		for _, piece := range e.Pieces {
+			text = fmt.Appendf(text, " %d %d", piece.Offset, piece.Length)
+		}
+		header.PAXRecords = map[string]string{piecesKey: string(text)}
+	}
+	return to.WriteHeader(header)
+}
+
+// Reader reads an archive. Read returns the data of the last entry.
+type Reader struct {
+	*tar.Reader
+	entries int
+	// folders leads from the root to the folder of the last entry.
+	folders []folder
+	// files has a hash of the path of each file, for links to name.
+	files map[uint64]struct{}
+	seed  maphash.Seed
+}
+
+type folder struct {
+	path string
+	last string // name of its last entry
+}
+
+// NewReader returns a Reader of an archive.
+func NewReader(from io.Reader) *Reader {
+	return &Reader{tar.NewReader(from), 0, []folder{{path: "."}}, map[uint64]struct{}{}, maphash.MakeSeed()}
+}
+
+// Next returns the next entry. At the end of the archive the error is [io.EOF].
+func (r *Reader) Next() (Entry, error) {
+	header, err := r.Reader.Next()
+	if err != nil {
+		return Entry{}, err
+	}
+	if r.entries++; r.entries > MaxEntries {
+		return Entry{}, fmt.Errorf("the archive has more than %d entries", MaxEntries)
+	}
+	e, err := entryOf(header)
+	if err == nil {
+		err = r.place(e)
+	}
+	return e, err
+}
+
+// entryOf returns the entry that a header describes, after checking it by itself.
+func entryOf(h *tar.Header) (Entry, error) {
+	e := Entry{Kind: h.Typeflag, Path: h.Name, Mode: uint32(h.Mode), ModTime: h.ModTime, Target: h.Linkname}
+	if e.Kind == Folder {
+		e.Path = strings.TrimSuffix(e.Path, "/")
+	}
+	if err := CheckPath(e.Path); err != nil {
+		return e, err
+	}
+	if err := e.check(h); err != nil {
+		return e, fmt.Errorf("%.200q: %w", e.Path, err)
+	}
+	return e, nil
+}
+
+// check checks everything but the path.
+func (e *Entry) check(h *tar.Header) error {
+	if h.Mode&^modes != 0 {
+		return fmt.Errorf("its mode is %#o", h.Mode)
+	}
+	for key := range h.PAXRecords {
+		if key != "path" && key != "linkpath" && key != "size" && key != "mtime" && (key != piecesKey || e.Kind != File) {
+			return fmt.Errorf("it has a record %.200q", key)
+		}
+	}
+	if e.Kind != File && h.Size != 0 {
+		return fmt.Errorf("it is not a file and has %d bytes", h.Size)
+	}
+	switch e.Kind {
+	case Folder, FIFO:
+		return nil
 	case File:
-		part = binary.AppendUvarint(part, uint64(r.Size))
-	case Symlink, Link:
-		part = appendText(part, r.Target)
-	}
-	return part
-}
-
-func appendText(part []byte, text string) []byte {
-	return append(binary.AppendUvarint(part, uint64(len(text))), text...)
-}
-
-// Records returns the records of a part, each checked, up to the first error.
-func Records(part []byte) iter.Seq2[Record, error] {
-	return func(yield func(Record, error) bool) {
-		if len(part) > MaxPart {
-			yield(Record{}, fmt.Errorf("a part of %d bytes, more than %d", len(part), MaxPart))
-			return
+		return e.setPieces(h)
+	case Symlink:
+		if e.Target == "" || len(e.Target) > MaxPath || strings.IndexByte(e.Target, 0) >= 0 {
+			return fmt.Errorf("it is a symbolic link to %.200q", e.Target)
 		}
-		d := decoder{rest: part}
-		for len(d.rest) > 0 {
-			r := d.record()
-			if d.err == nil {
-				d.err = r.Check()
-			}
-			if d.err != nil {
-				yield(Record{}, d.err)
-				return
-			}
-			if !yield(r, nil) {
-				return
-			}
-		}
+		return nil
+	case Link:
+		return CheckPath(e.Target)
 	}
+	return fmt.Errorf("its type is %q", e.Kind)
 }
 
-// Check returns what is wrong with a record by itself.
-func (r Record) Check() error {
-	if r.Kind == Data {
-		if len(r.Data) == 0 || len(r.Data) > MaxData || r.Offset < 0 || r.Offset > MaxSize-int64(len(r.Data)) {
-			return fmt.Errorf("a piece of %d bytes at %d", len(r.Data), r.Offset)
+// setPieces sets Size and Pieces of a file.
+func (e *Entry) setPieces(h *tar.Header) error {
+	record, hasHoles := h.PAXRecords[piecesKey]
+	if !hasHoles {
+		if e.Size = h.Size; e.Size > 0 {
+			e.Pieces = []Piece{{0, e.Size}}
 		}
 		return nil
 	}
-	if err := CheckPath(r.Path); err != nil {
-		return err
-	}
-	switch r.Kind {
-	case Folder, File, FIFO, Gone:
-	case Symlink:
-		if r.Target == "" || len(r.Target) > MaxPath || strings.IndexByte(r.Target, 0) >= 0 {
-			return fmt.Errorf("%.200q is a symbolic link to %.200q", r.Path, r.Target)
+	var numbers []int64
+	for text := range strings.SplitSeq(record, " ") {
+		number, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || number < 0 || number > maxSize || len(numbers) > 2*MaxPieces {
+			return fmt.Errorf("its pieces are %.200q", record)
 		}
-	case Link:
-		if err := CheckPath(r.Target); err != nil {
-			return err
+		numbers = append(numbers, number)
+	}
+	e.Size = numbers[0]
+	for end := int64(0); len(numbers) > 2; numbers = numbers[2:] {
+		piece := Piece{numbers[1], numbers[2]}
+		if piece.Offset < end || piece.Length == 0 || piece.Offset+piece.Length > e.Size {
+			return fmt.Errorf("its pieces are %.200q", record)
 		}
-	default:
-		return fmt.Errorf("a record of the kind %q", byte(r.Kind))
+		end = piece.Offset + piece.Length
+		e.Pieces = append(e.Pieces, piece)
 	}
-	if r.Mode&^modes != 0 {
-		return fmt.Errorf("%.200q has the mode %#o", r.Path, r.Mode)
-	}
-	if r.Size < 0 || r.Size > MaxSize {
-		return fmt.Errorf("%.200q has %d bytes", r.Path, r.Size)
+	if len(numbers) != 1 || e.Data() != h.Size {
+		return fmt.Errorf("its %d bytes are not those of the pieces %.200q", h.Size, record)
 	}
 	return nil
 }
 
-// Mode returns the bits of a mode of stat(2) that a record has.
-func Mode(mode uint32) uint32 { return mode & modes }
+// place checks the place of an entry in the tree.
+func (r *Reader) place(e Entry) error {
+	parent, name := path.Dir(e.Path), path.Base(e.Path)
+	for r.folders[len(r.folders)-1].path != parent {
+		if len(r.folders) == 1 {
+			return fmt.Errorf("%.200q does not follow its folder", e.Path)
+		}
+		r.folders = r.folders[:len(r.folders)-1]
+	}
+	last := &r.folders[len(r.folders)-1].last
+	if name <= *last {
+		return fmt.Errorf("%.200q follows %.200q in its folder", name, *last)
+	}
+	*last = name
+	switch hash := maphash.String(r.seed, e.Path); e.Kind {
+	case Folder:
+		r.folders = append(r.folders, folder{path: e.Path})
+	case File:
+		r.files[hash] = struct{}{}
+	case Link:
+		if _, found := r.files[maphash.String(r.seed, e.Target)]; !found {
+			return fmt.Errorf("%.200q is a link to %.200q, which is no earlier file", e.Path, e.Target)
+		}
+	}
+	return nil
+}
 
-// CheckPath returns what is wrong with a path of a record.
+// CheckPath returns why a path cannot be the path of an entry, or nil.
 func CheckPath(path string) error {
 	if len(path) > MaxPath || strings.IndexByte(path, 0) >= 0 {
-		return fmt.Errorf("%.200q is no path in a tree", path)
+		return fmt.Errorf("%.200q is not a path in a tree", path)
 	}
 	for name := range strings.SplitSeq(path, "/") {
 		if name == "" || name == "." || name == ".." || len(name) > MaxName {
-			return fmt.Errorf("%.200q is no path in a tree", path)
+			return fmt.Errorf("%.200q is not a path in a tree", path)
 		}
 	}
 	return nil
 }
 
-var errShort = errors.New("a record ends before its end")
+// Zeros is an endless source of zeros.
+var Zeros io.Reader = zeros{}
 
-// decoder takes values off a part. After an error it returns zero values.
-type decoder struct {
-	rest []byte
-	err  error
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
 }
-
-func (d *decoder) record() (r Record) {
-	r.Kind = Kind(d.bytes(1)[0])
-	if r.Kind == Data {
-		r.Offset = d.size()
-		r.Data = d.bytes(d.size())
-		return r
-	}
-	r.Path = d.text()
-	switch r.Kind {
-	case Folder, File, FIFO:
-		mode := number(d, binary.Uvarint)
-		if mode > modes {
-			d.fail(fmt.Errorf("%.200q has the mode %#o", r.Path, mode))
-		}
-		r.Mode = uint32(mode)
-		r.ModTime = number(d, binary.Varint)
-	}
-	switch r.Kind {
-	case File:
-		r.Size = d.size()
-	case Symlink, Link:
-		r.Target = d.text()
-	}
-	return r
-}
-
-func (d *decoder) fail(err error) {
-	if d.err == nil {
-		d.err = err
-	}
-}
-
-// bytes returns the next n bytes, which belong to the part.
-func (d *decoder) bytes(n int64) []byte {
-	if d.err != nil || n > int64(len(d.rest)) {
-		d.fail(errShort)
-		return make([]byte, min(n, 1))
-	}
-	taken := d.rest[:n:n]
-	d.rest = d.rest[n:]
-	return taken
-}
-
-// number returns the next number, as a function of package binary reads it.
-func number[T int64 | uint64](d *decoder, read func([]byte) (T, int)) T {
-	value, n := read(d.rest)
-	if n <= 0 {
-		d.fail(errShort)
-		return 0
-	}
-	d.rest = d.rest[n:]
-	return value
-}
-
-// size returns a number that is not negative as int64.
-func (d *decoder) size() int64 {
-	value := number(d, binary.Uvarint)
-	if value > math.MaxInt64 {
-		d.fail(fmt.Errorf("a size of %d", value))
-		return 0
-	}
-	return int64(value)
-}
-
-func (d *decoder) text() string { return string(d.bytes(d.size())) }

@@ -6,8 +6,8 @@ const (
 	Execute   = "execute"   // ID, Code, TimeoutMS, GraceMS, Keep, Shared
 	Interrupt = "interrupt" // ID of a running or waiting execute
 	Read      = "read"      // ID, Path, Offset, Length: a file under /workspace
-	Save      = "save"      // ID, Full, Next: a part of a copy of what has changed under /workspace
-	Restore   = "restore"   // ID, Contents, Last: a part of such a copy to write, before the first execute
+	Save      = "save"      // ID, Full, Next: a part of a copy of /workspace
+	Restore   = "restore"   // ID, Contents: a part of such a copy to write, before the first execute
 	Ping      = "ping"      // ID; answered when the interpreter is loaded
 	Reseed    = "reseed"    // ID, Rehearse: the sandbox is a copy of another; before its own first execute
 )
@@ -27,7 +27,7 @@ const (
 	Output   = "output"   // ID, Stream, Data; any number before the result
 	Result   = "result"   // ID and the facts of a call; exactly one for each execute
 	Contents = "contents" // ID, Contents, Size; the answer to read
-	Part     = "part"     // ID, Contents, Copied; the answer to save
+	Part     = "part"     // ID, Contents; the answer to save. An empty part ends a copy, or says that nothing has changed
 	Restored = "restored" // ID; the answer to restore
 	Pong     = "pong"     // ID, Size: the memory in use, where there are limits
 	Reseeded = "reseeded" // ID; the answer to reseed
@@ -82,21 +82,17 @@ type Request struct {
 	// Shared says that other sandboxes write to the workspace too. What is there
 	// when the call begins is not this call's.
 	Shared bool `json:"shared,omitempty"`
-	// Track asks for [Reply.Unchanged].
-	Track bool `json:"track,omitempty"`
 
 	// Rehearse has the agent run a small call, which leaves nothing behind, when the first
 	// ping comes, unless a call has come before. It is for a copy that takes its time for
 	// what runs in it for the first time.
 	Rehearse bool `json:"rehearse,omitempty"`
 
-	// Full asks for a copy of everything and not of what has changed since the last
-	// copy. Next asks for the next part of the copy that was begun; without it, another
-	// begins. Contents of parts have the form of package filetree.
+	// Full asks for a copy even if nothing has changed since the last one. Next asks for
+	// the next part of the copy that was begun; without it, another one begins. The parts
+	// are those of an archive of package filetree. An empty part ends it.
 	Full bool `json:"full,omitempty"`
 	Next bool `json:"next,omitempty"`
-	// Last says that no part to restore comes after this one.
-	Last bool `json:"last,omitempty"`
 
 	Path   string `json:"path,omitempty"`
 	Offset int64  `json:"offset,omitempty"`
@@ -153,11 +149,6 @@ type Reply struct {
 	Truncated []Truncation `json:"truncated,omitempty"`
 	// Files are those that the call made or changed under /workspace/outputs.
 	Files []File `json:"files,omitempty"`
-	// Unchanged says that nothing under /workspace has changed since the last copy. It
-	// is false where the agent does not know.
-	Unchanged bool `json:"unchanged,omitempty"`
-	// Copied is there with the last part of a copy.
-	Copied *Copied `json:"copied,omitempty"`
 
 	Contents []byte `json:"contents,omitempty"`
 	// Size is the whole file's, or the memory's, in bytes.
@@ -187,16 +178,6 @@ type Truncation struct {
 	// Stored is the number of bytes in the file at Path: Total, unless the
 	// workspace was too full for all of them.
 	Stored int64 `json:"stored,omitempty"`
-}
-
-// Copied says what a copy of /workspace has, with what it had before.
-type Copied struct {
-	Entries int64 `json:"entries"`
-	Bytes   int64 `json:"bytes"`
-	// Skipped is the number of entries that could not be copied, and Example the
-	// path of one.
-	Skipped int64  `json:"skipped,omitempty"`
-	Example string `json:"example,omitempty"`
 }
 
 // File is a file under /workspace.

@@ -135,9 +135,6 @@ func (e *executor) do(ctx context.Context, t task) error {
 	if err := e.answer(t.call, replies); err != nil {
 		return err
 	}
-	if t.call.Track {
-		e.files.tracker.FindExposed()
-	}
 	if size := len(t.call.Code); size > largeCode {
 		t.call.Code = ""
 		debug.FreeOSMemory()
@@ -186,12 +183,6 @@ func (e *executor) execute(ctx context.Context, c *call) ([]any, error) {
 	if c.Shared {
 		e.root.Changed()
 	}
-	if c.Track && !e.files.tracker.IsSettled() {
-		// What a sandbox begins with is in every other one too.
-		if err := e.files.tracker.Settle(); err != nil {
-			e.logf("%v", err)
-		}
-	}
 	out := e.capture(c)
 	e.busy(c, true)
 	end, err := e.code(ctx, c, out)
@@ -217,7 +208,6 @@ func (e *executor) execute(ctx context.Context, c *call) ([]any, error) {
 	replies, truncated := out.finish()
 	result.Truncated = truncated
 	result.Files = e.root.Changed()
-	result.Unchanged = c.Track && e.files.tracker.Unchanged(maxTracked)
 	if c.Keep {
 		result.State = frame.StateKept
 		if e.state.isUnreported() || e.phase == absent {

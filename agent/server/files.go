@@ -3,21 +3,21 @@ package server
 import (
 	"errors"
 	"fmt"
+	"io"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/filetree"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/workspace"
 )
 
-// maxTracked is how many entries of the workspace are compared before a result is sent,
-// of those that may have changed: each takes about a microsecond. More are compared when
-// the runtime asks for a copy, which is after the answer.
-const maxTracked = 16
-
 // files copies the files of the workspace to the runtime and back.
 type files struct {
-	tracker   workspace.Tracker
-	restorer  *workspace.Restorer // while parts of a copy come
-	forbidden bool                // to restore: a call has run, or a copy has come
+	tracker  workspace.Tracker
+	copy     *workspace.Copy // that is being sent, or nil
+	restore  *io.PipeWriter  // takes the parts that come, or nil
+	restored chan error      // has the result of the restore
+	// settled says that it is too late to restore files.
+	settled bool
 }
 
 // answerFiles answers a request to save or restore files.
@@ -25,10 +25,11 @@ func (e *executor) answerFiles(req *frame.Request) frame.Reply {
 	var reply frame.Reply
 	var err error
 	if req.Type == frame.Save {
-		reply, err = e.files.save(req)
+		reply.Type = frame.Part
+		reply.Contents, err = e.save(req)
 	} else {
-		reply = frame.Reply{Type: frame.Restored}
-		err = e.restore(req)
+		reply.Type = frame.Restored
+		err = e.restore(req.Contents)
 	}
 	if err != nil {
 		reply = frame.Reply{Type: frame.Error, Message: err.Error()}
@@ -37,37 +38,61 @@ func (e *executor) answerFiles(req *frame.Request) frame.Reply {
 	return reply
 }
 
-func (f *files) save(req *frame.Request) (frame.Reply, error) {
+// save returns the next part of a copy, which is empty after the last one.
+func (e *executor) save(req *frame.Request) (part []byte, err error) {
+	f := &e.files
 	if !req.Next {
-		if err := f.tracker.Begin(req.Full); err != nil {
-			return frame.Reply{}, err
+		if f.copy != nil {
+			f.copy.Close() // the runtime gave it up
 		}
+		f.copy, err = f.tracker.Copy(req.Full, e.logf)
 	}
-	part, copied, err := f.tracker.Next()
-	return frame.Reply{Type: frame.Part, Contents: part, Copied: copied}, err
+	if f.copy == nil || err != nil {
+		return nil, err
+	}
+	part = make([]byte, filetree.MaxPart)
+	n, err := io.ReadFull(f.copy, part)
+	switch {
+	case err == nil || errors.Is(err, io.ErrUnexpectedEOF):
+		return part[:n], nil
+	case errors.Is(err, io.EOF):
+		f.copy.Done()
+		err = nil
+	}
+	f.copy.Close()
+	f.copy = nil
+	return nil, err
 }
 
-// restore writes a part of a copy into the workspace. What it writes is not for the
-// next result to name.
-func (e *executor) restore(req *frame.Request) error {
+// restore writes the next part of a copy into the workspace. An empty part ends the copy,
+// or says that there is none. Either way, what is in the workspace then counts as saved,
+// and is not for the next result to name.
+func (e *executor) restore(part []byte) error {
 	f := &e.files
-	if f.forbidden || e.number > 0 {
+	if f.settled || e.number > 0 {
 		return errors.New("restore must come before the first execute")
 	}
-	if f.restorer == nil {
-		f.restorer = &workspace.Restorer{Root: e.root}
+	if f.restore == nil && len(part) > 0 {
+		var from *io.PipeReader
+		from, f.restore = io.Pipe()
+		f.restored = make(chan error, 1)
+		go func() {
+			err := e.root.Restore(from)
+			from.CloseWithError(err)
+			f.restored <- err
+		}()
 	}
-	err := f.restorer.Write(req.Contents)
-	if err == nil && !req.Last {
-		return nil
+	if len(part) > 0 {
+		if _, err := f.restore.Write(part); err == nil {
+			return nil
+		}
 	}
-	if err == nil {
-		err = f.restorer.End()
-	}
-	f.restorer.Close()
-	f.restorer, f.forbidden = nil, true
-	if err != nil {
-		return fmt.Errorf("restore the workspace: %w", err)
+	f.settled = true
+	if f.restore != nil {
+		f.restore.Close()
+		if err := <-f.restored; err != nil {
+			return fmt.Errorf("restore the workspace: %w", err)
+		}
 	}
 	e.root.Changed()
 	return f.tracker.Settle()

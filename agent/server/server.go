@@ -106,7 +106,6 @@ func Serve(ctx context.Context, table *process.Table, cfg Config) error {
 		root: workspace.Root{Path: s.spec.Root},
 	}
 	e.files.tracker.Root = e.root
-	e.files.tracker.Exposed = func() workspace.Exposed { return workspace.FindExposed(e.root.Path) }
 	if s.keeper != nil {
 		owned.Go(func() {
 			if err := s.keeper.Run(ctx, s.crossed); err != nil {

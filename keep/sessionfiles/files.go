@@ -1,237 +1,257 @@
+// Package sessionfiles keeps the files of sessions on disk, so that the next session of
+// the same name has them.
+//
+// The files of a session are one archive of package filetree, compressed with zstd. A save
+// writes a new archive, which replaces the old one when it is complete (package store).
+// The bytes come from a sandbox: a save checks every entry and writes it anew, so that the
+// archive on disk is a tree of files. It is used only if its sum is still the same.
 package sessionfiles
 
 import (
+	"archive/tar"
+	"bufio"
+	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
-	"time"
+
+	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/filetree"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/lockedfolder"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/store"
 )
 
 const (
-	// A log is begun anew, with all files, when it has saved three times as much as
-	// those took, and more than that the first time it was small.
-	wasteFactor = 3
-	wasteLeast  = 4 << 20
+	option = "keep_mb"
+	// windowSize is about half of the memory that compression takes, in bytes.
+	windowSize = 1 << 20
+	// maxHeaders bounds the headers of an archive together, in bytes.
+	maxHeaders = filetree.MaxEntries * 16 << 10
+	// maxExported bounds the sizes of all files of an export including their holes, which
+	// it has as zeros, in bytes.
+	maxExported = 64 << 30
 )
 
-// Files are those of one session, which the owner alone has until Close. The methods
-// are called one at a time.
+// Store keeps the files of sessions.
+type Store struct{ *store.Store }
+
+// Open returns a Store and makes its folder.
+func Open(options store.Options) (*Store, error) {
+	options.Option = option
+	err := os.MkdirAll(options.Folder, 0o700)
+	if err == nil {
+		err = os.Chmod(options.Folder, 0o700) // it may have been made by hand
+	}
+	if err == nil {
+		if denied := unix.Access(options.Folder, unix.W_OK|unix.X_OK); denied != nil {
+			err = &fs.PathError{Op: "write to", Path: options.Folder, Err: denied}
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("keep files of sessions: %w", err)
+	}
+	return &Store{store.New(options)}, nil
+}
+
+// Files are the files of one session, which only this process has. Its methods are called
+// one at a time.
 type Files struct {
-	store  *Store
-	key    Key
-	folder string
-	lock   *os.File
-	head   *Head // nil where nothing is kept
-	// problem is why what is kept cannot be used.
-	problem error
-	// behind says that the sandbox may have copied what was not committed.
+	*store.Slot
+	limit int64
+	// behind says that the sandbox may take files for saved that are not.
 	behind bool
 }
 
-// CopyFunc copies what has changed since its last success out of a sandbox, or with
-// full everything, in parts that send must not keep.
-type CopyFunc func(full bool, send func(part []byte) error) (frame.Copied, error)
-
-// Head describes what is kept; nil is nothing. The error says why what there is cannot
-// be used.
-func (f *Files) Head() (*Head, error) { return f.head, f.problem }
-
-// Restore hands the kept files to send, in parts that it must not keep, after all of
-// them have been checked. The error is a [*DamagedError] where they are not as they
-// were saved; then nothing was sent.
-func (f *Files) Restore(send func(part []byte) error) error {
-	if f.problem != nil {
-		return f.problem
+// Acquire acquires the files of a session. The error is a [*store.InUseError] if another
+// process has them. The caller calls Close.
+func (s *Store) Acquire(key store.Key) (*Files, error) {
+	slot, err := s.Store.Acquire(key)
+	if err != nil {
+		return nil, err
 	}
-	if f.head == nil {
-		return nil
-	}
-	out := &parts{send: send}
-	if err := read(f.folder, f.head, out.add); err != nil {
-		return err
-	}
-	return out.flush()
+	return &Files{Slot: slot, limit: s.Limit}, nil
 }
 
-// Save commits what copy copies. After an error the files that were kept before are
-// kept, and the next Save copies everything.
-func (f *Files) Save(copy CopyFunc) (frame.Copied, error) {
-	full := f.head == nil || f.behind || f.head.Raw > wasteFactor*f.head.Full+wasteLeast
+// Save replaces the kept files by those that copy reads from a sandbox. If copy has none,
+// nothing has changed since the last success; with full, it has all files in any case.
+// After an error the old files are kept, and the next Save is a full one.
+func (f *Files) Save(copy func(full bool) io.Reader) error {
+	from := bufio.NewReader(copy(f.behind))
 	f.behind = true
-	copied, err := f.save(full, copy)
-	if err != nil {
-		return copied, fmt.Errorf("save the files of session %q: %w", f.key.Session, err)
+	_, err := from.Peek(1)
+	isUnchanged := errors.Is(err, io.EOF)
+	if err == nil {
+		err = f.save(io.LimitReader(from, f.limit+maxHeaders))
+	}
+	if err != nil && !isUnchanged {
+		return err
 	}
 	f.behind = false
-	f.store.shrink(f.folder)
-	return copied, nil
-}
-
-func (f *Files) save(full bool, copy CopyFunc) (frame.Copied, error) {
-	next := Head{Version: headVersion, Key: f.key, Log: "1" + logSuffix}
-	if f.head != nil {
-		next.Log = f.head.Log
-		if full {
-			number, _ := strconv.ParseUint(strings.TrimSuffix(f.head.Log, logSuffix), 10, 64)
-			next.Log = strconv.FormatUint(number+1, 10) + logSuffix
-		} else {
-			next.Length, next.Raw, next.Full, next.Chain = f.head.Length, f.head.Raw, f.head.Full, f.head.Chain
-		}
-	}
-	flags := os.O_RDWR
-	if next.Length == 0 {
-		flags |= os.O_CREATE | os.O_TRUNC
-	}
-	log, err := os.OpenFile(filepath.Join(f.folder, next.Log), flags, 0o600)
-	if err != nil {
-		return frame.Copied{}, err
-	}
-	defer log.Close()
-	undo := func(copied frame.Copied, err error) (frame.Copied, error) {
-		if next.Length == 0 {
-			os.Remove(log.Name())
-		} else if f.head != nil {
-			_ = log.Truncate(f.head.Length)
-		}
-		return copied, err
-	}
-	start := next.Length
-	w := &saveWriter{file: log, start: start, limit: f.store.limit}
-	copied, err := copy(full, w.part)
-	if err != nil || w.raw == 0 && (!full || f.head == nil) {
-		return undo(copied, err)
-	}
-	chain := next.chain()
-	length, sum, err := w.end()
-	if err == nil {
-		// What is after that is of a save that was not finished.
-		err = log.Truncate(length)
-	}
-	if err == nil {
-		err = log.Sync()
-	}
-	if err != nil {
-		return undo(copied, err)
-	}
-	chain = chained(chain, sum)
-	next.Length, next.Raw, next.Chain = length, next.Raw+w.raw, hex.EncodeToString(chain[:])
-	if full {
-		next.Full = next.Raw
-	}
-	next.Saved, next.Entries, next.Bytes = time.Now().UTC().Truncate(time.Second), copied.Entries, copied.Bytes
-	if err := f.commit(&next); err != nil {
-		return undo(copied, err)
-	}
-	f.head, f.problem = &next, nil
-	if full {
-		f.clean()
-	}
-	return copied, nil
-}
-
-// commit makes a head the session's.
-func (f *Files) commit(head *Head) error {
-	data, err := head.encode()
-	if err != nil {
-		return err
-	}
-	name := filepath.Join(f.folder, newHeadName)
-	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(data)
-	if err == nil {
-		err = file.Sync()
-	}
-	if err := errors.Join(err, file.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(name, filepath.Join(f.folder, headName)); err != nil {
-		return err
-	}
-	// A log that is not named any more is removed next.
-	if f.head == nil || f.head.Log != head.Log {
-		return syncFolder(f.folder)
-	}
 	return nil
 }
 
-func syncFolder(name string) error {
-	dir, err := os.Open(name)
+func (f *Files) save(from io.Reader) (err error) {
+	file, err := os.OpenFile(f.Next(), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	return errors.Join(dir.Sync(), dir.Close())
-}
-
-// clean removes what no head names: what was left where a process was killed.
-func (f *Files) clean() {
-	entries, err := os.ReadDir(f.folder)
-	if err != nil {
-		return
-	}
-	for _, e := range entries {
-		name := e.Name()
-		if name == lockedfolder.LockName || name == headName || f.head != nil && name == f.head.Log {
-			continue
+	defer func() {
+		file.Close()
+		if err != nil {
+			os.Remove(file.Name())
 		}
-		_ = os.RemoveAll(filepath.Join(f.folder, name))
-	}
-}
-
-// SetAside moves what is kept out of the way, for a user to inspect, so that the
-// session begins with nothing. It returns the folder that has it then.
-func (f *Files) SetAside() (folder string, err error) {
-	store := filepath.Dir(f.folder)
-	folder = filepath.Join(store, damagedPrefix+filepath.Base(f.folder)+"-"+strconv.FormatInt(time.Now().UnixNano(), 36))
-	if err := os.Rename(f.folder, folder); err != nil {
-		return "", fmt.Errorf("set damaged files aside: %w", err)
-	}
-	again, err := f.store.Acquire(f.key)
-	if err != nil {
-		return folder, err
-	}
-	f.lock.Close()
-	*f = *again
-	return folder, nil
-}
-
-// Close lets others have the files. Where nothing was kept, nothing is left.
-func (f *Files) Close() {
-	if f.head == nil && f.problem == nil {
-		_ = os.Remove(filepath.Join(f.folder, lockedfolder.LockName))
-		_ = os.Remove(f.folder)
-	}
-	f.lock.Close()
-}
-
-// errNoLog reports a head whose log is not there.
-var errNoLog = damaged("its log is gone")
-
-// read hands the files of a session's folder to visit, record by record, after all
-// have been checked.
-func read(folder string, head *Head, visit func(filetree.Record) error) error {
-	log, err := os.Open(filepath.Join(folder, head.Log))
-	if errors.Is(err, fs.ErrNotExist) {
-		return errNoLog
-	}
-	if err != nil {
-		return fmt.Errorf("read kept files: %w", err)
-	}
-	defer log.Close()
-	t, err := readTree(log, head)
+	}()
+	sum := sha256.New()
+	zip, err := zstd.NewWriter(io.MultiWriter(file, sum), zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true),
+		zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithWindowSize(windowSize))
 	if err != nil {
 		return err
 	}
-	return t.walk(log, head, visit)
+	head, err := f.rewrite(tar.NewWriter(zip), from)
+	if err := errors.Join(err, zip.Close()); err != nil {
+		return err
+	}
+	info, err := file.Stat()
+	if err == nil {
+		err = file.Sync()
+	}
+	if err != nil {
+		return err
+	}
+	head.Bytes, head.Sum = info.Size(), hex.EncodeToString(sum.Sum(nil))
+	return f.Commit(head)
+}
+
+// rewrite writes an archive anew, and counts its files. It reads up to the end of the
+// bytes, which tells the sandbox that the copy is complete.
+func (f *Files) rewrite(to *tar.Writer, from io.Reader) (head store.Head, err error) {
+	archive := filetree.NewReader(from)
+	for {
+		e, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return head, err
+		}
+		head.Entries++
+		if head.Size += e.Data(); head.Size > f.limit {
+			return head, &store.TooLargeError{Option: option, Limit: f.limit}
+		}
+		if err := filetree.Write(to, e); err != nil {
+			return head, err
+		}
+		if _, err := io.Copy(to, archive); err != nil {
+			return head, err
+		}
+	}
+	if _, err := io.Copy(io.Discard, from); err != nil {
+		return head, err
+	}
+	return head, to.Close()
+}
+
+// Open returns the archive of the kept files, after checking all of it. The error is a
+// [*store.DamagedError] if it is not as it was saved. The caller closes it.
+func (f *Files) Open() (io.ReadCloser, error) {
+	head, err := f.Head()
+	if err != nil {
+		return nil, err
+	}
+	file, err := os.Open(f.Path())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, &store.DamagedError{Problem: "its archive is gone"}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read kept files: %w", err)
+	}
+	return open(file, head)
+}
+
+// archive is a kept archive, unpacked.
+type archive struct {
+	io.ReadCloser
+	file *os.File
+}
+
+func (a *archive) Close() error { return errors.Join(a.ReadCloser.Close(), a.file.Close()) }
+
+// open checks an archive. It owns the file, also if it fails.
+func open(file *os.File, head *store.Head) (_ *archive, err error) {
+	defer func() {
+		if err != nil {
+			file.Close()
+		}
+	}()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, file); err != nil {
+		return nil, fmt.Errorf("read kept files: %w", err)
+	}
+	if hex.EncodeToString(sum.Sum(nil)) != head.Sum {
+		return nil, &store.DamagedError{Problem: "its archive has another sum than when it was written"}
+	}
+	if _, err := file.Seek(0, io.SeekStart); err != nil {
+		return nil, fmt.Errorf("read kept files: %w", err)
+	}
+	zip, err := zstd.NewReader(file, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(windowSize))
+	if err != nil {
+		return nil, err
+	}
+	return &archive{zip.IOReadCloser(), file}, nil
+}
+
+// Export writes the files of a session as a common tar file, compressed with zstd. A
+// server may have the session: the files are those that it saved last. The error is a
+// [*store.DamagedError] if they are not as they were saved; then nothing is written.
+func Export(s store.Session, to io.Writer) error {
+	file, head, err := s.Open()
+	if err != nil {
+		return err
+	}
+	kept, err := open(file, head)
+	if err != nil {
+		return err
+	}
+	defer kept.Close()
+	zip, err := zstd.NewWriter(to, zstd.WithEncoderConcurrency(1))
+	if err != nil {
+		return err
+	}
+	return errors.Join(export(tar.NewWriter(zip), filetree.NewReader(kept)), zip.Close())
+}
+
+// export copies an archive, with zeros for the holes of files.
+func export(to *tar.Writer, from *filetree.Reader) error {
+	for total := int64(0); ; {
+		e, err := from.Next()
+		if errors.Is(err, io.EOF) {
+			return to.Close()
+		}
+		if err != nil {
+			return err
+		}
+		if total += e.Size; total > maxExported {
+			return fmt.Errorf("%q: the files have more than %d GiB with their holes, which a tar file has as zeros", e.Path, maxExported>>30)
+		}
+		pieces := append(e.Pieces, filetree.Piece{Offset: e.Size})
+		e.Pieces = []filetree.Piece{{Length: e.Size}}
+		if err := filetree.Write(to, e); err != nil {
+			return err
+		}
+		at := int64(0)
+		for _, piece := range pieces {
+			_, err := io.CopyN(to, filetree.Zeros, piece.Offset-at)
+			if err == nil {
+				_, err = io.CopyN(to, from, piece.Length)
+			}
+			if err != nil {
+				return fmt.Errorf("%q: %w", e.Path, err)
+			}
+			at = piece.Offset + piece.Length
+		}
+	}
 }

@@ -3,11 +3,14 @@ package sessionfiles
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/store"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
@@ -19,8 +22,8 @@ const saveTimeout = time.Minute
 // NewPart returns the part that keeps the files of sessions in a store. It saves them after
 // every call that changed some, and restores them when a session of that name and
 // environment begins again.
-func NewPart(store *Store, log *slog.Logger) session.Part {
-	return &part{store: store, log: log, inUse: map[Key]*kept{}}
+func NewPart(files *Store, log *slog.Logger) session.Part {
+	return &part{store: files, log: log, inUse: map[store.Key]*kept{}}
 }
 
 type part struct {
@@ -28,13 +31,13 @@ type part struct {
 	log   *slog.Logger
 
 	mu    sync.Mutex
-	inUse map[Key]*kept
+	inUse map[store.Key]*kept
 }
 
 // kept are the files of a live session. The part's mutex protects all fields but files.
 type kept struct {
 	files *Files
-	key   Key
+	key   store.Key
 	// users is how many sandboxes of the session there are: two while one replaces another.
 	users  int
 	saving bool
@@ -47,7 +50,7 @@ func (p *part) Start(ctx context.Context, s *session.Start, next session.StartFu
 	if s.Call.From != "" { // the files of a branch end with it
 		return next(ctx, s)
 	}
-	k, err := p.take(Key{Principal: s.Call.Principal, Session: s.Call.Session, Env: s.Call.Env.Added().Base})
+	k, err := p.take(store.Key{Principal: s.Call.Principal, Session: s.Call.Session, Env: s.Call.Env.Added().Base})
 	if err != nil {
 		return nil, err
 	}
@@ -87,36 +90,47 @@ func (p *part) begin(ctx context.Context, files *Files, s *session.Start, next s
 	return begun, nil
 }
 
-// restore writes the kept files into a sandbox. It returns nil if there are none.
+// restore writes the kept files into a sandbox. It returns nil if there are none, and were
+// none.
 func restore(ctx context.Context, files *Files, box sandbox.Sandbox) (*call.Restored, error) {
 	head, err := files.Head()
-	if head == nil || err != nil {
+	if err != nil {
 		return nil, err
 	}
 	saver, ok := box.(sandbox.Saver)
 	if !ok {
 		return nil, errNotSaver
 	}
-	err = files.Restore(func(part []byte) error { return saver.RestoreFiles(ctx, part, false) })
-	if err == nil {
-		err = saver.RestoreFiles(ctx, nil, true)
+	if head == nil {
+		// The files that a sandbox begins with count as saved. If this fails, the first
+		// save has them.
+		_ = saver.RestoreFiles(ctx, strings.NewReader(""))
+		if files.WasRemoved() {
+			return &call.Restored{Removed: true}, nil
+		}
+		return nil, nil
 	}
+	archive, err := files.Open()
 	if err != nil {
 		return nil, err
 	}
-	return &call.Restored{Files: head.Entries, Bytes: head.Bytes, Saved: head.Saved}, nil
+	defer archive.Close()
+	if err := saver.RestoreFiles(ctx, archive); err != nil {
+		return nil, err
+	}
+	return &call.Restored{Files: head.Entries, Bytes: head.Size, Saved: head.Saved}, nil
 }
 
 var errNotSaver = errors.New("the files of this sandbox cannot be copied")
 
 // take returns the files of a session for one more sandbox.
-func (p *part) take(key Key) (*kept, error) {
+func (p *part) take(key store.Key) (*kept, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	k := p.inUse[key]
 	if k == nil {
 		files, err := p.store.Acquire(key)
-		var inUse *InUseError
+		var inUse *store.InUseError
 		if errors.As(err, &inUse) {
 			return nil, &call.InUseError{Session: key.Session, PID: inUse.Holder.PID, About: inUse.Holder.About}
 		}
@@ -154,7 +168,6 @@ type member struct {
 
 // Execute implements [session.Member].
 func (m *member) Execute(ctx context.Context, c call.Call, request sandbox.Request) (call.Result, error) {
-	request.Track = true
 	result, err := m.Member.Execute(ctx, c, request)
 	m.part.mu.Lock()
 	defer m.part.mu.Unlock()
@@ -164,7 +177,7 @@ func (m *member) Execute(ctx context.Context, c call.Call, request sandbox.Reque
 	if err != nil {
 		result.Notes = append(result.Notes, call.Survived{Earlier: true})
 	}
-	m.unsaved = err == nil && (!result.Unchanged || m.kept.problem != "")
+	m.unsaved = err == nil
 	return result, err
 }
 
@@ -187,19 +200,17 @@ func (m *member) save() {
 	defer cancel()
 	began := time.Now()
 	log, id := m.part.log, m.kept.key.Session
-	copied, err := m.kept.files.Save(func(full bool, send func([]byte) error) (frame.Copied, error) {
-		saver, ok := m.Sandbox().(sandbox.Saver)
-		if !ok {
-			return frame.Copied{}, errNotSaver
-		}
-		return saver.SaveFiles(ctx, full, send)
-	})
+	saver, ok := m.Sandbox().(sandbox.Saver)
+	err := errNotSaver
+	if ok {
+		err = m.kept.files.Save(func(full bool) io.Reader { return saver.SaveFiles(ctx, full) })
+	}
 	m.part.mu.Lock()
 	defer m.part.mu.Unlock()
 	m.kept.saving = false
 	m.kept.problem = ""
 	if err != nil {
-		m.kept.problem = err.Error()
+		m.kept.problem = fmt.Sprintf("save the files of session %q: %v", id, err)
 	}
 	if m.kept.users == 0 { // the session has ended meanwhile
 		m.kept.files.Close()
@@ -210,9 +221,6 @@ func (m *member) save() {
 		if err != nil {
 			log.Warn("files of a session are not saved", "session", id, "error", err)
 		}
-	}
-	if err == nil && copied.Skipped > 0 {
-		log.Warn("some files of a session cannot be kept", "session", id, "files", copied.Skipped, "such_as", copied.Example)
 	}
 	log.Debug("files of a session saved", "session", id, "ms", time.Since(began).Milliseconds())
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/sessionfiles"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/store"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages/ondemand"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
@@ -28,11 +29,11 @@ type server struct {
 func newServer(t *testing.T, folder string) *server {
 	log := slog.New(slog.DiscardHandler)
 	machine := &sandboxtest.Machine{}
-	store := must.Get(sessionfiles.Open(folder, 1<<20, "", log))(t)
+	files := must.Get(sessionfiles.Open(store.Options{Folder: folder, Limit: 1 << 20, Log: log}))(t)
 	s := &server{session.New(session.Options{
 		Starter: machine, Spec: func(c call.Call) sandbox.Spec { return sandbox.Spec{Name: c.Env.Name, OutputBytes: 1000} },
 		Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8},
-		Parts:  []session.Part{sessionfiles.NewPart(store, log), ondemand.Grow{}}, Log: log,
+		Parts:  []session.Part{sessionfiles.NewPart(files, log), ondemand.Grow{}}, Log: log,
 	}), t, machine}
 	t.Cleanup(s.Close)
 	return s

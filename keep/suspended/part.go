@@ -124,7 +124,7 @@ func (p *part) branch(ctx context.Context, s *session.Start, next session.StartF
 // remove deletes a state that is not needed any more.
 func (p *part) remove(state *State) {
 	if err := state.Remove(); err != nil {
-		p.log.Warn("the state of a session cannot be deleted", "session", state.key.Session, "error", err)
+		p.log.Warn("the state of a session cannot be deleted", "session", state.Key.Session, "error", err)
 	}
 }
 

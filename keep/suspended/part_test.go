@@ -265,7 +265,7 @@ func TestSuspend_BeginsAnewWhereItCannotGoOn(t *testing.T) {
 	inBubbleOf(t, 1<<30, func(t *testing.T, s *server) {
 		s.in("a", "x=1", "")
 		time.Sleep(2 * time.Minute)
-		files, _ := filepath.Glob(filepath.Join(s.folder, "*", "state-*", "state"))
+		files, _ := filepath.Glob(filepath.Join(s.folder, "*", "data-*", "state"))
 		if len(files) != 1 || os.WriteFile(files[0], []byte("{"), 0o600) != nil {
 			t.Fatalf("the states are %q", files)
 		}

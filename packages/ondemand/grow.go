@@ -64,9 +64,5 @@ func copyFiles(ctx context.Context, to, from sandbox.Sandbox) error {
 	if !ok1 || !ok2 {
 		return errors.New("these sandboxes cannot copy files")
 	}
-	_, err := source.SaveFiles(ctx, true, func(part []byte) error { return target.RestoreFiles(ctx, part, false) })
-	if err == nil {
-		err = target.RestoreFiles(ctx, nil, true)
-	}
-	return err
+	return target.RestoreFiles(ctx, source.SaveFiles(ctx, true))
 }

@@ -26,8 +26,10 @@ type Restored struct {
 	Files, Bytes int64
 	// Saved is when the earlier session last wrote any of them.
 	Saved time.Time
-	// Lost says why they cannot be used, so that the session has none; empty if it can.
+	// Lost says why they cannot be used, so that the session has none; empty if they can.
 	Lost string
+	// Removed means that they were removed to make room for files of other sessions.
+	Removed bool
 }
 
 // Unsaved means that the session's files could not be kept as the call before left them.

@@ -70,13 +70,15 @@ type Sandbox interface {
 
 // Saver is a sandbox that can copy its workspace out and in.
 type Saver interface {
-	// SaveFiles copies all files under /workspace, or unless full only those that changed
-	// since its last success, in parts of package filetree. Each part is checked; send must
-	// not keep it. The result is the sandbox's own claim. No call may run meanwhile.
-	SaveFiles(ctx context.Context, full bool, send func(part []byte) error) (frame.Copied, error)
-	// RestoreFiles writes the next part of such a copy, before the first call. After an
-	// error the workspace is incomplete, and the sandbox must not be used.
-	RestoreFiles(ctx context.Context, part []byte, last bool) error
+	// SaveFiles returns a reader of an archive of /workspace, as package filetree defines
+	// it. The bytes come from the sandbox and are not checked. Unless full is true, the
+	// archive is empty if nothing has changed since the last one that was read to its end.
+	// No call may run until the reader has returned an error.
+	SaveFiles(ctx context.Context, full bool) io.Reader
+	// RestoreFiles writes the files of such an archive, which may be empty, before the
+	// first call. The workspace then counts as saved. After an error it is incomplete, and
+	// the sandbox must not be used.
+	RestoreFiles(ctx context.Context, archive io.Reader) error
 }
 
 // Suspender is a sandbox that can be written to disk.
@@ -230,8 +232,6 @@ type Request struct {
 	// Shared says that other sandboxes write to the workspace between the calls of
 	// this one: what they wrote is not this call's.
 	Shared bool
-	// Track asks whether the code left /workspace unchanged.
-	Track bool
 	// Progress is called with the newest line of output as it comes, by one
 	// goroutine at a time, and must not wait. It may be nil.
 	Progress func(line string)
@@ -252,9 +252,6 @@ type Result struct {
 	Stored []Stored
 	// Files are those that the code wrote under /workspace/outputs.
 	Files []File
-	// Unchanged says that nothing under /workspace has changed since it was last saved
-	// or restored. It is false where that is not known.
-	Unchanged bool
 	// Network is what the code did on the network; nil where that was nothing.
 	Network *Network
 	// EnforcedBy says what enforced the limits: [ByGroup] or

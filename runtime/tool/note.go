@@ -71,9 +71,12 @@ func (a answer) restored(files call.Restored) []remark {
 	if a.result.Restart != nil {
 		was = restarted(a.result.Restart).rest
 	}
-	if files.Lost != "" {
+	switch {
+	case files.Removed:
+		was += "; its kept files were removed, because all kept files together need more than keep_mb"
+	case files.Lost != "":
 		was += "; its kept files cannot be used and are set aside, so that this one begins without: " + files.Lost
-	} else {
+	default:
 		was += fmt.Sprintf("; its variables are gone, its files in /workspace are kept (%d, %s, last saved %s)",
 			files.Files, size(files.Bytes), files.Saved.UTC().Format("2006-01-02 15:04 MST"))
 	}

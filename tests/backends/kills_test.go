@@ -1,6 +1,7 @@
 package backends
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/suspended"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/store"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcpclient"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
@@ -59,13 +60,13 @@ func (k *killing) aWake(pid int) moment {
 
 // aSave chooses a moment of a save by the files that appear and grow.
 func (k *killing) aSave() moment {
-	before := k.head().State
+	before := k.head().Data
 	switch which := k.random.IntN(10); which {
 	case 0:
-		return moment{"when the state's description is written", func() bool { return len(k.found("state-*.partial/meta")) > 0 }}
+		return moment{"when the state's description is written", func() bool { return len(k.found("data-*.partial/meta")) > 0 }}
 	case 1:
 		return moment{"when the state has its name", func() bool {
-			for _, path := range k.found("state-*") {
+			for _, path := range k.found("data-*") {
 				if name := filepath.Base(path); name != before && !strings.HasSuffix(name, ".partial") {
 					return true
 				}
@@ -73,11 +74,11 @@ func (k *killing) aSave() moment {
 			return false
 		}}
 	case 2:
-		return moment{"when it counts", func() bool { return k.head().State != before }}
+		return moment{"when it counts", func() bool { return k.head().Data != before }}
 	}
 	part := k.random.Float64()
 	return moment{fmt.Sprintf("when %.2f of the state is written", part), func() bool {
-		for _, path := range k.found("state-*.partial/memory") {
+		for _, path := range k.found("data-*.partial/memory") {
 			var status syscall.Stat_t
 			if syscall.Stat(path, &status) == nil && float64(status.Blocks*512) >= part*float64(k.bytes) {
 				return true
@@ -94,12 +95,13 @@ func (k *killing) found(pattern string) []string {
 
 // head describes the session as it sleeps; it is empty where it does not. Nothing is
 // locked for it, so that who saves the session is not kept from it.
-func (k *killing) head() (head suspended.Head) {
+func (k *killing) head() (head store.Head) {
 	for _, path := range k.found("head") {
 		text, err := os.ReadFile(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // deleted meanwhile
 		}
+		text, _, _ = bytes.Cut(text, []byte("\n")) // its sum follows
 		must.Do(k.t, errors.Join(err, json.Unmarshal(text, &head)))
 	}
 	return head
@@ -168,12 +170,12 @@ var ways = []way{
 	{"falling asleep", func(k *killing) (moment, bool, []int) {
 		s := serve(k.t, k.state, nil, "bash")
 		s.in("bash", "s", increment, fmt.Sprintf("%d\n", k.last+1))
-		patience.Wait(k.t, machineTime, func() string { return "what it slept in is not deleted" }, func() bool { return len(k.found("state-*")) == 0 })
+		patience.Wait(k.t, machineTime, func() string { return "what it slept in is not deleted" }, func() bool { return len(k.found("data-*")) == 0 })
 		m := k.aSave()
 		must.Do(k.t, s.CloseInput())
 		hit := k.at(m, s.PID(), s.Exited())
 		<-s.Exited()
-		if k.head().State == "" {
+		if k.head().Data == "" {
 			return m, hit, []int{gone}
 		}
 		return m, hit, []int{k.last + 1}
@@ -195,7 +197,7 @@ var ways = []way{
 		hit := k.at(m, s.PID(), over)
 		<-s.Exited()
 		<-over
-		if k.head().State == "" {
+		if k.head().Data == "" {
 			return m, hit, []int{gone}
 		}
 		return m, hit, []int{k.last}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/store"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/suspended"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcpclient"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
@@ -129,7 +130,7 @@ func (s *server) end() {
 }
 
 // asleep returns the sessions that sleep in a state folder.
-func asleep(t *testing.T, state string) []suspended.Session {
+func asleep(t *testing.T, state string) []store.Session {
 	t.Helper()
 	return must.Get(suspended.List(filepath.Join(state, "nix-sandbox-mcp/vm/sessions")))(t)
 }
@@ -142,7 +143,7 @@ func TestSession_WakesInALaterServer(t *testing.T) {
 	first := serve(t, state, nil, "python")
 	first.in("python", "s", asBefore()+"'begun'", "'begun'\n")
 	first.end()
-	if sessions := asleep(t, state); len(sessions) != 1 || sessions[0].Key.Session != "s" || sessions[0].Bytes == 0 {
+	if sessions := asleep(t, state); len(sessions) != 1 || sessions[0].Key.Session != "s" || sessions[0].Head.Bytes == 0 {
 		t.Fatalf("there sleep %+v; the log:\n%s", sessions, first.log)
 	}
 	// Nobody else can come near what the session held.
@@ -279,7 +280,7 @@ func TestSession_SleepsWhereACallRunsAtTheEnd(t *testing.T) {
 	s.in("bash", "s", "cat f", "4\n")
 	must.Do(t, s.CloseInput())
 	<-s.Exited()
-	if sessions := asleep(t, state); len(sessions) != 1 || sessions[0].InUse {
+	if sessions := asleep(t, state); len(sessions) != 1 || sessions[0].Holder != nil {
 		t.Errorf("there sleep %+v", sessions)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/suspended"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/store"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
@@ -158,7 +158,7 @@ func (s *soaker) one() {
 // that this one falls asleep sooner or later.
 func (s *soaker) end() {
 	for _, one := range asleep(s.t, s.state) {
-		if _, mine := s.has[one.Session]; mine && !one.InUse && one.Remove() == nil {
+		if _, mine := s.has[one.Session]; mine && one.Holder == nil && one.Remove() == nil {
 			delete(s.has, one.Session)
 			s.count("ended")
 			return
@@ -171,7 +171,7 @@ func (s *soaker) end() {
 func (k *soak) removeAll() {
 	patience.Wait(k.t, machineTime, func() string { return "a session that sleeps is in use" }, func() bool {
 		left := asleep(k.t, k.state)
-		return !slices.ContainsFunc(left, func(one suspended.Session) bool { return one.Remove() != nil })
+		return !slices.ContainsFunc(left, func(one store.Session) bool { return one.Remove() != nil })
 	})
 }
 

@@ -227,17 +227,17 @@ func TestKeep_SetsDamagedFilesAside(t *testing.T) {
 	c := keeping(t, state)
 	in(c, "s", "bash", "echo 1 >f")
 	end(t, c)
-	logs := must.Get(filepath.Glob(filepath.Join(state, "nix-sandbox-mcp", "sessions", "*", "*.log")))(t)
-	data := must.Get(os.ReadFile(logs[0]))(t)
+	archives := must.Get(filepath.Glob(filepath.Join(state, "nix-sandbox-mcp", "sessions", "*", "data-*")))(t)
+	data := must.Get(os.ReadFile(archives[0]))(t)
 	data[len(data)-1] ^= 1
-	must.Do(t, os.WriteFile(logs[0], data, 0o600))
+	must.Do(t, os.WriteFile(archives[0], data, 0o600))
 	c = keeping(t, state)
 	answer := in(c, "s", "bash", "ls -A; echo 2 >f")
-	if want := "outputs\n[new session: the earlier one has ended; its kept files cannot be used and are set aside, so that this one begins without: its log "; !strings.HasPrefix(answer.Text(), want) {
+	if want := "outputs\n[new session: the earlier one has ended; its kept files cannot be used and are set aside, so that this one begins without: its archive "; !strings.HasPrefix(answer.Text(), want) {
 		t.Errorf("answer %q, want %q", answer.Text(), want)
 	}
 	end(t, c)
-	aside := must.Get(filepath.Glob(filepath.Join(state, "nix-sandbox-mcp", "sessions", "damaged-*", "*.log")))(t)
+	aside := must.Get(filepath.Glob(filepath.Join(state, "nix-sandbox-mcp", "sessions", "damaged-*", "data-*")))(t)
 	if len(aside) != 1 || !bytes.Equal(must.Get(os.ReadFile(aside[0]))(t), data) {
 		t.Errorf("set aside: %q", aside)
 	}
@@ -308,7 +308,7 @@ func TestKeep_IsBounded(t *testing.T) {
 		in(c, fmt.Sprint("s", i), "bash", "head -c 400K /dev/urandom >f")
 		c.Run(mcptest.Arguments{Code: ":", Env: "bash", Session: fmt.Sprint("s", i)})
 	}
-	if strings.Contains(c.Log(), "kept files of a session removed") {
+	if strings.Contains(c.Log(), "data of a session removed") {
 		t.Error("files of a session in use are removed")
 	}
 	end(t, c)

@@ -1,82 +1,84 @@
 package sandboxtest
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
-	"fmt"
+	"io"
 	"maps"
 	"path"
 	"slices"
 	"strings"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/filetree"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
-func (w *Workspace) isSaved() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.saved
-}
+// failing is a reader that always fails.
+type failing struct{ error }
 
-// SaveFiles implements [sandbox.Saver]. It copies every file, in a part of its own.
-func (s *Sandbox) SaveFiles(ctx context.Context, _ bool, send func(part []byte) error) (frame.Copied, error) {
+func (f failing) Read([]byte) (int, error) { return 0, f.error }
+
+// SaveFiles implements [sandbox.Saver]. The files have no folders.
+func (s *Sandbox) SaveFiles(ctx context.Context, full bool) io.Reader {
 	if err := s.usable(ctx); err != nil {
-		return frame.Copied{}, err
+		return failing{err}
 	}
 	s.workspace.mu.Lock()
 	defer s.workspace.mu.Unlock()
-	var copied frame.Copied
+	var buffer bytes.Buffer
+	if s.workspace.saved && !full {
+		return &buffer
+	}
+	archive := tar.NewWriter(&buffer)
 	for _, name := range slices.Sorted(maps.Keys(s.workspace.files)) {
 		data := s.workspace.files[name]
-		name = strings.TrimPrefix(name, inWorkspace("")+"/")
-		var part []byte
-		for at, c := range name {
-			if c == '/' {
-				part = filetree.Append(part, filetree.Record{Kind: filetree.Folder, Path: name[:at], Mode: 0o755})
-			}
-		}
-		part = filetree.Append(part, filetree.Record{Kind: filetree.File, Path: name, Mode: 0o644, Size: int64(len(data))})
+		e := filetree.Entry{Kind: filetree.File, Path: strings.TrimPrefix(name, inWorkspace("")+"/"), Mode: 0o644, Size: int64(len(data))}
 		if len(data) > 0 {
-			part = filetree.Append(part, filetree.Record{Kind: filetree.Data, Data: data})
+			e.Pieces = []filetree.Piece{{Length: int64(len(data))}}
 		}
-		if err := send(part); err != nil {
-			return copied, err
+		err := filetree.Write(archive, e)
+		if err == nil {
+			_, err = archive.Write(data)
 		}
-		copied.Entries++
-		copied.Bytes += int64(len(data))
+		if err != nil {
+			return failing{err}
+		}
+	}
+	if err := archive.Close(); err != nil {
+		return failing{err}
 	}
 	s.workspace.saved = true
-	return copied, nil
+	return &buffer
 }
 
-// RestoreFiles implements [sandbox.Saver]. A file has to be in one part.
-func (s *Sandbox) RestoreFiles(ctx context.Context, part []byte, last bool) error {
+// RestoreFiles implements [sandbox.Saver].
+func (s *Sandbox) RestoreFiles(ctx context.Context, archive io.Reader) error {
 	if err := s.usable(ctx); err != nil {
 		return err
 	}
-	name := ""
-	for r, err := range filetree.Records(part) {
-		switch {
-		case err != nil:
-			return err
-		case r.Kind == filetree.File:
-			name = r.Path
-			s.WriteFile(name, nil)
-		case r.Kind == filetree.Data && name == "":
-			return errors.New("a piece of no file")
-		case r.Kind == filetree.Data:
-			s.WriteFile(name, slices.Clone(r.Data))
-		case r.Kind != filetree.Folder:
-			return fmt.Errorf("%s is of the kind %c, which this machine does not have", path.Clean(r.Path), r.Kind)
+	data, err := io.ReadAll(archive)
+	if err != nil {
+		return err
+	}
+	for from := filetree.NewReader(bytes.NewReader(data)); len(data) > 0; {
+		e, err := from.Next()
+		if errors.Is(err, io.EOF) {
+			break
 		}
+		var content []byte
+		if err == nil {
+			content, err = io.ReadAll(from)
+		}
+		if err != nil {
+			return err
+		}
+		s.WriteFile(path.Clean(e.Path), content)
 	}
-	if last {
-		s.workspace.mu.Lock()
-		defer s.workspace.mu.Unlock()
-		s.workspace.saved = true
-	}
+	s.workspace.mu.Lock()
+	defer s.workspace.mu.Unlock()
+	s.workspace.saved = true
 	return nil
 }
 

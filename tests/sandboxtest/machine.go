@@ -329,7 +329,6 @@ func (s *Sandbox) Execute(ctx context.Context, request sandbox.Request) (sandbox
 	result := sandbox.Result{
 		Outcome: r.outcome, ExitCode: r.status, Duration: time.Since(began), EnforcedBy: "machine", Files: r.files,
 		Stdout: cut(r.stdout.String(), int(s.Spec.OutputBytes)), Stderr: cut(r.stderr.String(), int(s.Spec.OutputBytes)),
-		Unchanged: request.Track && s.workspace.isSaved(),
 	}
 	if r.refused != nil {
 		result.Network = &sandbox.Network{Refused: r.refused}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/sessionfiles"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/store"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/suspended"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
@@ -66,8 +67,7 @@ type onDisk struct {
 	// InUse says that a server is about to resume the session.
 	InUse bool `json:"in_use,omitempty"`
 
-	suspended *suspended.Session
-	files     *sessionfiles.Session
+	stored store.Session
 }
 
 // full is the name, after the principal if there is one.
@@ -87,25 +87,26 @@ func sessionsOnDisk() ([]onDisk, error) {
 	}
 	for _, s := range asleep {
 		all = append(all, onDisk{
-			Name: s.Session, Env: s.Env, Principal: s.Principal, Asleep: true, Disk: s.Bytes, Saved: &s.Suspended,
-			Project: s.Project, InUse: s.InUse, suspended: &s,
+			Name: s.Session, Env: s.Env, Principal: s.Principal, Asleep: true, Disk: s.Head.Bytes, Saved: &s.Head.Saved,
+			Project: s.Project, InUse: s.Holder != nil, stored: s,
 		})
 	}
-	kept, err := sessionfiles.List(files)
+	kept, err := store.List(files)
 	if err != nil {
 		return nil, err
 	}
 	for _, s := range kept {
-		all = append(all, keptFiles(&s))
+		if s.Head == nil || s.Head.Data != "" { // else only a note is left
+			all = append(all, keptFiles(s))
+		}
 	}
 	return all, nil
 }
 
-func keptFiles(s *sessionfiles.Session) onDisk {
-	key := s.Key()
-	one := onDisk{Name: cmp.Or(key.Session, filepath.Base(s.Folder)), Env: key.Env, Principal: key.Principal, Disk: s.Disk, files: s}
+func keptFiles(s store.Session) onDisk {
+	one := onDisk{Name: cmp.Or(s.Session, filepath.Base(s.Folder)), Env: s.Env, Principal: s.Principal, Disk: s.Disk, stored: s}
 	if s.Head != nil {
-		one.Files, one.Bytes, one.Saved = s.Head.Entries, s.Head.Bytes, &s.Head.Saved
+		one.Files, one.Bytes, one.Saved = s.Head.Entries, s.Head.Size, &s.Head.Saved
 	}
 	if s.Holder != nil {
 		one.PID, one.Serves = s.Holder.PID, s.Holder.About
@@ -231,27 +232,19 @@ func removeSessionsCommand() *cobra.Command {
 }
 
 // remove deletes a session. The error is a [*config.Error] if a process uses it.
-func (s *onDisk) remove() (err error) {
-	if s.suspended != nil {
-		err = s.suspended.Remove()
-	} else {
-		err = s.files.Remove()
-	}
-	var filesInUse *sessionfiles.InUseError
-	var stateInUse *suspended.InUseError
-	holder := "a server"
+func (s *onDisk) remove() error {
+	err := s.stored.Remove()
+	var inUse *store.InUseError
 	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &filesInUse):
-		holder = fmt.Sprintf("the server with the process %d", filesInUse.Holder.PID)
-	case !errors.As(err, &stateInUse):
+	case errors.As(err, &inUse):
+		return &config.Error{
+			Problem: fmt.Sprintf("session %q of %s is in use by the server with the process %d", s.Name, s.Env, inUse.Holder.PID),
+			Hint:    "end that server, or wait until the session has ended",
+		}
+	case err != nil:
 		return fmt.Errorf("delete session %q: %w", s.Name, err)
 	}
-	return &config.Error{
-		Problem: fmt.Sprintf("session %q of %s is in use by %s", s.Name, s.Env, holder),
-		Hint:    "end that server, or wait until the session has ended",
-	}
+	return nil
 }
 
 // archiveSuffix ends the name of an export.
@@ -259,7 +252,7 @@ const archiveSuffix = ".tar.zst"
 
 func exportSessionCommand(std streams) *cobra.Command {
 	var c choice
-	hasFiles := func(s *onDisk) bool { return s.files != nil }
+	hasFiles := func(s *onDisk) bool { return !s.Asleep }
 	cmd := &cobra.Command{
 		Use:   "export NAME FILE" + archiveSuffix,
 		Short: "Write the kept files of a session as a tar file",
@@ -284,9 +277,9 @@ func exportSessionCommand(std streams) *cobra.Command {
 				return command.Misuse(fmt.Sprintf("several sessions are called %q", name), "use "+strings.Join(flags, " or "))
 			}
 			if file == "-" {
-				err = found[0].files.Export(std.out)
+				err = sessionfiles.Export(found[0].stored, std.out)
 			} else {
-				err = exportTo(file, found[0].files)
+				err = exportTo(file, found[0].stored)
 			}
 			if err != nil {
 				return fmt.Errorf("export session %q: %w", name, err)
@@ -299,7 +292,7 @@ func exportSessionCommand(std streams) *cobra.Command {
 }
 
 // exportTo writes a session to a file, which does not exist before it is complete.
-func exportTo(file string, s *sessionfiles.Session) error {
+func exportTo(file string, s store.Session) error {
 	if _, err := os.Lstat(file); err == nil {
 		return &config.Error{Problem: file + " exists", Hint: "use another name, or remove it first"}
 	}
@@ -308,7 +301,7 @@ func exportTo(file string, s *sessionfiles.Session) error {
 		return err
 	}
 	defer os.Remove(out.Name())
-	err = s.Export(out)
+	err = sessionfiles.Export(s, out)
 	if err == nil {
 		err = out.Sync()
 	}

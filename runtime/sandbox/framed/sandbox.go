@@ -315,7 +315,6 @@ func (s *Sandbox) execute(ctx context.Context, request sandbox.Request, out *out
 		GraceMS:   request.Grace.Milliseconds(),
 		Keep:      request.Keep,
 		Shared:    request.Shared,
-		Track:     request.Track,
 	}, p, limit)
 	if err != nil {
 		return frame.Reply{}, err
@@ -384,7 +383,7 @@ func (s *Sandbox) check(reply frame.Reply, result *sandbox.Result) error {
 			result.Stored = append(result.Stored, sandbox.Stored{Path: cut.Path, Bytes: cut.Stored, All: cut.Stored >= cut.Total})
 		}
 	}
-	result.Files, result.Unchanged = files(reply.Files), reply.Unchanged
+	result.Files = files(reply.Files)
 	return nil
 }
 

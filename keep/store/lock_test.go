@@ -1,4 +1,4 @@
-package lockedfolder
+package store
 
 import (
 	"errors"
@@ -15,20 +15,20 @@ import (
 )
 
 // Of all who make, take and delete a folder at the same time, one at a time has it.
-func TestLockedFolder_OneHolderAtATime(t *testing.T) {
+func TestLock_OneHolderAtATime(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "folder")
 	var holders, made, taken, refused atomic.Int64
 	var all sync.WaitGroup
 	for n := range 8 {
 		all.Go(func() {
 			for range 300 {
-				get, count := Make, &made
+				get, count := makeLocked, &made
 				if n%2 == 1 {
-					get, count = Take, &taken
+					get, count = takeLocked, &taken
 				}
 				lock, err := get(folder)
 				switch {
-				case errors.Is(err, ErrInUse), n%2 == 1 && errors.Is(err, fs.ErrNotExist):
+				case errors.Is(err, errInUse), n%2 == 1 && errors.Is(err, fs.ErrNotExist):
 					refused.Add(1)
 					continue
 				case err != nil:
@@ -64,34 +64,34 @@ func TestLockedFolder_OneHolderAtATime(t *testing.T) {
 	}
 }
 
-func TestTake_LeavesNothing(t *testing.T) {
+func TestTakeLocked_LeavesNothing(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "folder")
-	if _, err := Take(folder); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := takeLocked(folder); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("of no folder: %v", err)
 	}
 	must.Do(t, os.Mkdir(folder, 0o700))
-	if _, err := Take(folder); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := takeLocked(folder); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("of one that was never locked: %v", err)
 	}
 	if files := must.Get(os.ReadDir(folder))(t); len(files) != 0 {
 		t.Errorf("it has %v", files)
 	}
-	lock := must.Get(Make(folder))(t)
-	if _, err := Take(folder); !errors.Is(err, ErrInUse) {
+	lock := must.Get(makeLocked(folder))(t)
+	if _, err := takeLocked(folder); !errors.Is(err, errInUse) {
 		t.Errorf("of one in use: %v", err)
 	}
 	// A lock whose folder was moved is of no use at the old place.
 	must.Do(t, os.Rename(folder, folder+"-moved"))
-	again := must.Get(Make(folder))(t)
+	again := must.Get(makeLocked(folder))(t)
 	again.Close()
 	lock.Close()
-	must.Get(Take(folder + "-moved"))(t).Close()
+	must.Get(takeLocked(folder + "-moved"))(t).Close()
 }
 
-func TestMake_FollowsNoLink(t *testing.T) {
+func TestMakeLocked_FollowsNoLink(t *testing.T) {
 	folder, file := t.TempDir(), filepath.Join(t.TempDir(), "file")
-	must.Do(t, os.Symlink(file, filepath.Join(folder, LockName)))
-	if lock, err := Make(folder); err == nil {
+	must.Do(t, os.Symlink(file, filepath.Join(folder, lockName)))
+	if lock, err := makeLocked(folder); err == nil {
 		lock.Close()
 		t.Error("a link was locked")
 	}
