@@ -51,6 +51,7 @@ type Log struct {
 	lost   uint64   // records that could not be written since
 	failed error    // why the last record could not be written; nil where it was
 	state  State
+	charge func(principal string, bytes int) // nil if nobody is charged
 }
 
 // State is what became of a log.
@@ -110,11 +111,19 @@ func (l *Log) State() State {
 	return s
 }
 
+// Charge has a function called before each record of a call is written, which waits until
+// the principal may have it. It is called before the first call begins.
+func (l *Log) Charge(record func(principal string, bytes int)) { l.charge = record }
+
 // Begin implements [call.Observer].
 func (l *Log) Begin(c call.Call) (end func(call.Result, error)) {
 	began := time.Now()
 	return func(result call.Result, err error) {
-		l.Write(recordOf(c, result, err, time.Since(began)))
+		r := recordOf(c, result, err, time.Since(began))
+		if l.charge != nil {
+			l.charge(r.Who, r.size())
+		}
+		l.Write(r)
 	}
 }
 

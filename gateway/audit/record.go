@@ -7,7 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
@@ -64,15 +66,17 @@ const (
 const (
 	maxName   = 128
 	maxReason = 512
+	// chainSize is what a line has besides: its number, and two hashes.
+	chainSize = 160
 	maxLine   = 8 << 10
 )
 
 // recordOf returns the record of a call that took as long as it says.
 func recordOf(c call.Call, result call.Result, err error, took time.Duration) Record {
 	r := Record{
-		Who: bounded.Head(c.Principal, maxName), Trace: bounded.Head(c.Trace, maxName),
-		Env: bounded.Head(c.Env.Name, maxName), Session: bounded.Head(c.Session, maxName),
-		Closure:   bounded.Head(c.Env.Closure, maxName),
+		Who: plain(c.Principal, maxName), Trace: plain(c.Trace, maxName),
+		Env: plain(c.Env.Name, maxName), Session: plain(c.Session, maxName),
+		Closure:   plain(c.Env.Closure, maxName),
 		CodeBytes: len(c.Code),
 		Outcome:   call.Outcome(result, err), ExitCode: result.ExitCode,
 		Milliseconds: took.Milliseconds(),
@@ -84,12 +88,29 @@ func recordOf(c call.Call, result call.Result, err error, took time.Duration) Re
 		r.CodeHash = hashOf([]byte(c.Code))
 	}
 	if err != nil {
-		r.Reason = bounded.Head(err.Error(), maxReason)
+		r.Reason = plain(err.Error(), maxReason)
 	}
 	if result.Limit != nil {
 		r.Limit = result.Limit.Name
 	}
 	return r
+}
+
+// plain returns the head of a text with a ? for each control character. JSON would take six
+// bytes for each.
+func plain(text string, most int) string {
+	return strings.Map(func(c rune) rune {
+		if unicode.IsControl(c) {
+			return '?'
+		}
+		return c
+	}, bounded.Head(text, most))
+}
+
+// size returns about how many bytes the line of a record takes.
+func (r Record) size() int {
+	text, _ := json.Marshal(r) // of a record that cannot be encoded, nothing is written
+	return len(text) + chainSize
 }
 
 // The last field of a line is the hash of what stands before it.

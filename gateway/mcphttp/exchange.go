@@ -16,6 +16,7 @@ import (
 
 	"github.com/mark3labs/mcp-go/mcp"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
 )
@@ -47,11 +48,18 @@ type exchange struct {
 	// failed.
 	isStream bool
 	isBroken bool
+	// message and decoded give back what the principal is charged for the text of its
+	// message and for what it was decoded into.
+	message, decoded func()
 }
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	began := time.Now()
 	x := &exchange{Server: s, w: w, r: r, out: http.NewResponseController(w), method: r.Method, status: http.StatusOK}
+	if isProbe(r) {
+		x.turnAway(http.StatusServiceUnavailable, "the server has as many connections as it may: send the request again later")
+		return
+	}
 	x.answer()
 	if s.o.Observe != nil {
 		era := "legacy"
@@ -78,12 +86,15 @@ func (x *exchange) answer() {
 		return
 	}
 	if !x.enter() {
-		x.w.Header().Set("Retry-After", retrySeconds)
-		x.w.Header().Set("Connection", "close")
-		x.fail(http.StatusServiceUnavailable, nil, mcp.INTERNAL_ERROR, "the server is ending: send the request again")
+		x.turnAway(http.StatusServiceUnavailable, "the server is ending: send the request again")
 		return
 	}
 	defer x.leave()
+	release := x.open()
+	if release == nil {
+		return
+	}
+	defer release()
 	x.isModern = mcp.IsModernProtocol(x.r.Header.Get(versionHeader))
 	switch {
 	case x.r.Method == http.MethodPost:
@@ -102,6 +113,45 @@ func (x *exchange) answer() {
 	}
 }
 
+// open charges the principal for the request. If it is one too many, release is nil and the
+// request has been answered.
+func (x *exchange) open() (release func()) {
+	one, err := x.o.Book.Requests.Try(x.who.Name, 1)
+	var quota *account.QuotaError
+	if errors.As(err, &quota) {
+		x.turnAway(http.StatusTooManyRequests, fmt.Sprintf("%d requests of yours are open, which are as many as you may have: wait for the answer of one", quota.Max))
+		return nil
+	}
+	var memory func()
+	if err == nil {
+		if memory, err = x.o.Book.Bytes.Try(x.who.Name, account.RequestBytes); err != nil {
+			one()
+		}
+	}
+	if err != nil {
+		x.turnAway(http.StatusServiceUnavailable, "the server is busy with other requests: send the request again later")
+		return nil
+	}
+	return func() {
+		memory()
+		one()
+	}
+}
+
+// turnAway refuses a request and closes its connection.
+func (x *exchange) turnAway(status int, text string) {
+	x.w.Header().Set("Retry-After", retrySeconds)
+	x.hangUp()
+	x.fail(status, nil, mcp.INTERNAL_ERROR, text)
+}
+
+// hangUp has the connection closed after the response. Until then net/http reads what the
+// client still sends, so this is not to take long.
+func (x *exchange) hangUp() {
+	x.w.Header().Set("Connection", "close")
+	_ = x.out.SetReadDeadline(time.Now().Add(restTimeout))
+}
+
 // challenge answers a request whose sender is not known, in the words of RFC 6750 and
 // RFC 9728.
 func (x *exchange) challenge(err error) {
@@ -118,14 +168,17 @@ func (x *exchange) challenge(err error) {
 		parameters = slices.Insert(parameters, 0, fmt.Sprintf("error=%q", problem))
 	}
 	if !errors.Is(err, principal.ErrNone) {
-		if before, ok := x.refusals.line(time.Now()); ok {
-			x.o.Log.Info("request refused", "from", x.r.RemoteAddr, "reason", err, "not_logged_before", before)
+		if x.refusals.Allow() {
+			x.o.Log.Info("request refused", "from", x.r.RemoteAddr, "reason", err, "not_logged_before", x.unlogged.Swap(0))
+		} else {
+			x.unlogged.Add(1)
 		}
 	}
 	if at := MetadataURL(x.o.Resource); at != "" {
 		parameters = append(parameters, fmt.Sprintf("resource_metadata=%q", at))
 	}
 	x.w.Header().Set("WWW-Authenticate", strings.TrimSpace("Bearer "+strings.Join(parameters, ", ")))
+	_ = x.out.SetReadDeadline(time.Now().Add(restTimeout)) // for a body that nobody reads
 	x.fail(status, nil, mcp.INVALID_REQUEST, text)
 }
 
@@ -149,7 +202,17 @@ func (x *exchange) post() {
 	if !ok {
 		return
 	}
-	defer release()
+	defer func() { x.message() }()
+	x.message = release
+	cost, err := rpc.Cost(text)
+	if err != nil {
+		x.fail(http.StatusBadRequest, nil, mcp.PARSE_ERROR, err.Error())
+		return
+	}
+	if x.decoded = x.charge(cost); x.decoded == nil {
+		return
+	}
+	defer x.decoded()
 	m, reply := rpc.Decode(bytes.TrimSpace(text))
 	if reply != nil {
 		x.write(http.StatusBadRequest, reply)
@@ -164,65 +227,73 @@ func (x *exchange) post() {
 	}
 }
 
-// readBody reads the message, as far as there is memory for it. Where it is false, the
-// request has been answered. Release gives the memory back.
+// readBody reads the message, and charges the principal for it as it comes. If ok is false,
+// the request has been answered. Release gives the memory back.
 func (x *exchange) readBody() (text []byte, release func(), ok bool) {
 	_ = x.out.SetReadDeadline(time.Now().Add(bodyTimeout))
 	// The connection's next request, and its end, may come at any time.
 	defer func() { _ = x.out.SetReadDeadline(time.Time{}) }()
-	release = func() {}
 	size := x.r.ContentLength
 	if size > maxBody {
 		x.tooLong()
-		return nil, release, false
-	}
-	body := http.MaxBytesReader(x.w, x.r.Body, maxBody)
-	if 0 <= size && size <= smallBytes {
-		text = make([]byte, size)
-		_, err := io.ReadFull(body, text)
-		return text, release, x.bodyCame(err)
-	}
-	text, err := io.ReadAll(io.LimitReader(body, smallBytes))
-	if err != nil || len(text) < smallBytes {
-		return text, release, x.bodyCame(err)
+		return nil, nil, false
 	}
 	if size < 0 {
 		size = maxBody
 	}
-	release = x.incoming.take(x.r.Context(), bodyWait, x.who.Name, size)
-	if release == nil {
-		x.w.Header().Set("Retry-After", retrySeconds)
-		x.w.Header().Set("Connection", "close")
-		x.fail(http.StatusServiceUnavailable, nil, mcp.INTERNAL_ERROR, fmt.Sprintf("the server is busy with other messages of more than %d bytes: send the message again later", smallBytes))
-		return nil, nil, false
+	body := http.MaxBytesReader(x.w, x.r.Body, maxBody)
+	release = func() {}
+	capacity := min(size, firstPiece)
+	for {
+		if len(text) == cap(text) {
+			more := x.charge(capacity)
+			if more == nil {
+				release()
+				return nil, nil, false
+			}
+			// One byte more tells the end of the message.
+			text = append(make([]byte, 0, capacity+1), text...)
+			release()
+			release = more
+			capacity = min(size, 2*capacity)
+		}
+		n, err := body.Read(text[len(text):cap(text)])
+		text = text[:len(text)+n]
+		if err == io.EOF {
+			return text, release, true
+		}
+		if err != nil {
+			release()
+			x.bodyFailed(err)
+			return nil, nil, false
+		}
 	}
-	buffer := bytes.NewBuffer(make([]byte, 0, size+bytes.MinRead))
-	buffer.Write(text)
-	_, err = buffer.ReadFrom(body)
-	if !x.bodyCame(err) {
-		release()
-		return nil, nil, false
-	}
-	return buffer.Bytes(), release, true
 }
 
-// bodyCame answers the request where its body did not come whole.
-func (x *exchange) bodyCame(err error) bool {
-	var long *http.MaxBytesError
-	switch {
-	case err == nil:
-		return true
-	case errors.As(err, &long):
-		x.tooLong()
-	default:
-		x.w.Header().Set("Connection", "close")
-		x.fail(http.StatusBadRequest, nil, mcp.PARSE_ERROR, "the message did not come whole")
+// charge charges the principal for bytes of a message, or returns nil and answers the
+// request if that takes too long.
+func (x *exchange) charge(n int64) (release func()) {
+	ctx, cancel := context.WithTimeout(x.r.Context(), bodyWait)
+	defer cancel()
+	release, err := x.o.Book.Bytes.Take(ctx, x.who.Name, n)
+	if err != nil {
+		x.turnAway(http.StatusServiceUnavailable, fmt.Sprintf("the server is busy with other messages of more than %d bytes: send the message again later", firstPiece))
 	}
-	return false
+	return release
+}
+
+// bodyFailed answers a request whose message did not come whole.
+func (x *exchange) bodyFailed(err error) {
+	if errors.As(err, new(*http.MaxBytesError)) {
+		x.tooLong()
+		return
+	}
+	x.hangUp()
+	x.fail(http.StatusBadRequest, nil, mcp.PARSE_ERROR, "the message did not come whole")
 }
 
 func (x *exchange) tooLong() {
-	x.w.Header().Set("Connection", "close")
+	x.hangUp()
 	x.fail(http.StatusRequestEntityTooLarge, nil, mcp.INVALID_REQUEST, fmt.Sprintf("the message is longer than %d bytes", maxBody))
 }
 
@@ -343,15 +414,19 @@ func (x *exchange) request(m rpc.Message, session *httpSession) {
 	if m.Trace == "" {
 		m.Trace = rpc.TraceID(x.r.Header.Get("Traceparent"))
 	}
-	call, refusal := x.handler.Admit(x.who.Name, m)
-	if call == nil {
+	admitted, refusal := x.handler.Admit(x.who.Name, m)
+	if admitted == nil {
 		x.write(x.statusOf(refusal), refusal)
 		return
 	}
+	// What a call keeps of its message is the code, which the text's charge is for.
+	x.decoded()
+	message, id := x.message, m.ID
+	x.message = func() {}
 	ctx, cancel := context.WithCancel(x.ctx)
 	forget := func() {}
 	if session != nil {
-		forget = x.sessions.remember(session, string(m.ID), cancel)
+		forget = x.sessions.remember(session, string(id), cancel)
 	}
 	asker := x.newClient(x.who.Name)
 	answers := make(chan encoded, 1)
@@ -359,10 +434,11 @@ func (x *exchange) request(m rpc.Message, session *httpSession) {
 	go func() {
 		defer cancel()
 		defer forget()
-		reply := call.Answer(s.handler.MCP().WithContext(ctx, asker), asker.notify)
-		answer := s.encode(asker.principal, m.ID, reply)
+		reply := admitted.Answer(s.handler.MCP().WithContext(ctx, asker), asker.notify)
+		message()
+		answer := s.encode(asker.principal, id, reply)
 		// From here on the answer is all that is in memory.
-		call.Release()
+		admitted.Release()
 		answers <- answer
 	}()
 	if !x.follow(asker, answers) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"net"
+	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -14,46 +15,126 @@ import (
 // is on its way. It is what net/http takes for it, too.
 const newFor = 5 * time.Second
 
-// bounded returns a listener that has at most n connections open. Further ones wait in
-// the listener's queue. A connection on which nothing has come yet is taken for an idle
-// one.
-func bounded(listener net.Listener, n int) *boundedListener {
-	return &boundedListener{Listener: listener, slots: make(chan struct{}, n), closed: make(chan struct{}), unanswered: map[*boundedConn]bool{}}
+// probeTimeout is how long a connection for probes lives.
+const probeTimeout = 2 * time.Second
+
+// bounded returns a listener that has at most so many connections open. A further one takes
+// the place of the one that has been idle for longest. If none is idle, some more are
+// accepted for probes.
+func bounded(listener net.Listener, most, probes int) *boundedListener {
+	return &boundedListener{
+		Listener: listener, most: most, probes: probes, freed: make(chan struct{}, 1), closed: make(chan struct{}),
+		unanswered: map[*boundedConn]bool{}, idle: map[*boundedConn]time.Time{},
+	}
 }
 
 type boundedListener struct {
 	net.Listener
-	slots  chan struct{} // contains an element for each connection
-	closed chan struct{}
-	once   sync.Once
+	most, probes int
+	freed        chan struct{} // gets an element when a connection is closed
+	closed       chan struct{}
+	once         sync.Once
 
 	mu         sync.Mutex
-	unanswered map[*boundedConn]bool // open connections on which nothing was written
+	open       int
+	unanswered map[*boundedConn]bool      // open connections on which nothing was written
+	idle       map[*boundedConn]time.Time // open connections without a request, and since when
 }
 
 func (l *boundedListener) Accept() (net.Conn, error) {
-	select {
-	case l.slots <- struct{}{}:
-	case <-l.closed:
-		return nil, net.ErrClosed
-	}
 	conn, err := l.Listener.Accept()
 	if err != nil {
-		<-l.slots
 		return nil, err
 	}
-	c := &boundedConn{Conn: conn, accepted: time.Now(), answered: make(chan struct{})}
+	c := &boundedConn{Conn: conn, listener: l, accepted: time.Now(), answered: make(chan struct{})}
 	c.answer = sync.OnceFunc(func() {
 		close(c.answered)
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		delete(l.unanswered, c)
 	})
-	c.release = sync.OnceFunc(func() { <-l.slots })
+	c.release = sync.OnceFunc(func() { l.release(c) })
+	for !l.admit(c) {
+		select {
+		case <-l.freed:
+		case <-l.closed:
+			conn.Close()
+			return nil, net.ErrClosed
+		}
+	}
+	if c.isProbe {
+		time.AfterFunc(probeTimeout, func() { c.Close() })
+	}
+	return c, nil
+}
+
+// admit counts a connection, and reports whether there was room for it.
+func (l *boundedListener) admit(c *boundedConn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.open >= l.most {
+		if idle := l.longestIdle(); idle != nil {
+			delete(l.idle, idle)
+			go idle.Close()
+			return false
+		}
+		if l.open >= l.most+l.probes {
+			return false
+		}
+		c.isProbe = true
+	}
+	l.open++
 	l.unanswered[c] = true
-	return c, nil
+	return true
+}
+
+func (l *boundedListener) longestIdle() (longest *boundedConn) {
+	for c, since := range l.idle {
+		if longest == nil || since.Before(l.idle[longest]) {
+			longest = c
+		}
+	}
+	return longest
+}
+
+func (l *boundedListener) release(c *boundedConn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open--
+	delete(l.idle, c)
+	select {
+	case l.freed <- struct{}{}:
+	default:
+	}
+}
+
+// noteState notes which connections are idle. It is the ConnState of an [http.Server].
+func noteState(conn net.Conn, state http.ConnState) {
+	c, ok := conn.(*boundedConn)
+	if !ok {
+		return
+	}
+	c.listener.mu.Lock()
+	defer c.listener.mu.Unlock()
+	if state == http.StateNew || state == http.StateIdle {
+		c.listener.idle[c] = time.Now()
+	} else {
+		delete(c.listener.idle, c)
+	}
+}
+
+type connKey struct{}
+
+// withConn has the context of requests know their connection. It is the ConnContext of an
+// [http.Server].
+func withConn(ctx context.Context, conn net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, conn)
+}
+
+// isProbe reports whether a request came on a connection that is for probes alone.
+func isProbe(r *http.Request) bool {
+	c, ok := r.Context().Value(connKey{}).(*boundedConn)
+	return ok && c.isProbe
 }
 
 func (l *boundedListener) Close() error {
@@ -79,6 +160,8 @@ func (l *boundedListener) settle(ctx context.Context) {
 
 type boundedConn struct {
 	net.Conn
+	listener *boundedListener
+	isProbe  bool
 	accepted time.Time
 	answered chan struct{} // closed by answer
 	answer   func()

@@ -24,6 +24,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
 )
@@ -35,29 +38,33 @@ const Path = "/mcp"
 const (
 	maxHead = 32 << 10
 	maxBody = 16 << 20
-	// maxIncoming bounds the messages that are read or wait for their answers,
-	// maxIncomingEach those of one principal. Messages of up to smallBytes are not
-	// counted: the connections bound these.
-	maxIncoming     = 64 << 20
-	maxIncomingEach = 32 << 20
-	smallBytes      = 64 << 10
-	// maxWishes bounds the messages that wait to be read, which the network holds.
-	maxWishes = 1 << 30
-	// maxOutgoing and maxOutgoingEach bound the answers that clients have not read.
-	maxOutgoing     = 24 << 20
-	maxOutgoingEach = 16 << 20
-	// maxConnections bounds the open connections; others wait in the listener's queue.
-	maxConnections = 4096
+	// firstPiece is how much of a message is read at first, and what is read next is as
+	// much as has come.
+	firstPiece = 64 << 10
 )
+
+const (
+	// maxConnections bounds the open connections. Further ones take the place of idle ones.
+	// If there are none, probeConnections more are accepted for /healthz and /readyz alone.
+	maxConnections   = account.MaxRequests
+	probeConnections = 32
+)
+
+// waitingAnswers says how principals share the memory of answers that cannot be charged
+// yet, because clients have not read others.
+var waitingAnswers = account.Terms{Total: 48 << 20, Least: 1 << 20, Reserve: 16 << 20}
 
 // Bounds of the time that clients take.
 const (
 	headTimeout = 10 * time.Second
 	bodyTimeout = 30 * time.Second
-	// bodyWait is how long a large message waits until there is memory for it, and
-	// answerWait a large answer.
-	bodyWait   = 10 * time.Second
-	answerWait = time.Second
+	// restTimeout is how long the rest of a request that is refused may take to come.
+	restTimeout = time.Second
+	// bodyWait is how long a message waits until its principal may have the memory for it,
+	// and answerWait how long an answer does: longer if the principal itself holds nothing.
+	bodyWait         = 10 * time.Second
+	answerWait       = time.Second
+	othersAnswerWait = time.Minute
 	// connectionIdle is how long a connection stays open without a request.
 	connectionIdle = 2 * time.Minute
 	// writeTimeout is how long a client may take to read a piece of a response, and
@@ -83,6 +90,10 @@ const (
 	commentEvery = 15 * time.Second
 )
 
+// linesPerSecond is how many lines the log has of requests that are refused: anybody can
+// send such requests.
+const linesPerSecond = 5
+
 // Options are what a server is made of.
 type Options struct {
 	// Hosts are the names under which clients reach the server, besides those of the
@@ -95,8 +106,8 @@ type Options struct {
 	// Metadata what it tells clients of them (RFC 9728). Both are empty without.
 	Resource string
 	Metadata http.Handler
-	// Streams is how many streams a principal may have open. It may be nil.
-	Streams func(principal string) int
+	// Book has the accounts of principals.
+	Book *account.Book
 	// IsReady says whether the server has anything to offer.
 	IsReady func() bool
 	// LameDuck is how long the server goes on as before, but for /readyz, when it is
@@ -133,8 +144,8 @@ type Server struct {
 	listener *boundedListener
 	accepted chan struct{} // closed when the listener is, and no further connection comes
 
-	incoming, outgoing *budget
-	encoding           chan struct{} // contains an element for each answer that is encoded
+	answers  *account.Pool // that wait until they can be charged
+	encoding chan struct{} // contains an element for each answer that is encoded
 
 	// ctx ends with the server, streams when the streams are to end.
 	ctx       context.Context
@@ -142,7 +153,8 @@ type Server struct {
 	streams   context.Context
 	endStream context.CancelFunc
 	ids       atomic.Uint64
-	refusals  lineLimit
+	refusals  *rate.Limiter // lines of the log about requests that are refused
+	unlogged  atomic.Int64  // refusals since the last such line
 	isLame    atomic.Bool
 	// returned is when memory was returned last, in nanoseconds; isReturning says that
 	// it will be.
@@ -151,10 +163,9 @@ type Server struct {
 
 	mu        sync.Mutex
 	isClosing bool
-	exchanges int            // that are answered
-	most      int            // exchanges at a time, since memory was last to be returned
-	open      map[string]int // streams, by principal
-	idle      chan struct{}  // closed when isClosing and there are no exchanges
+	exchanges int           // that are answered
+	most      int           // exchanges at a time, since memory was last to be returned
+	idle      chan struct{} // closed when isClosing and there are no exchanges
 }
 
 // New returns a server of what handler answers.
@@ -163,14 +174,13 @@ func New(handler *rpc.Handler, o Options) *Server {
 		handler:  handler,
 		o:        o,
 		sessions: newSessions(),
-		incoming: newBudget(maxIncoming, maxIncomingEach, maxWishes),
-		outgoing: newBudget(maxOutgoing, maxOutgoingEach, maxOutgoing/2),
+		answers:  account.NewPool(waitingAnswers),
 		encoding: make(chan struct{}, runtime.GOMAXPROCS(0)),
-		open:     map[string]int{},
+		refusals: rate.NewLimiter(linesPerSecond, linesPerSecond),
 		idle:     make(chan struct{}),
 		accepted: make(chan struct{}),
 	}
-	s.incoming.drained, s.outgoing.drained = s.returnMemory, s.returnMemory
+	o.Book.Bytes.Drained = s.returnMemory
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.streams, s.endStream = context.WithCancel(s.ctx)
 	mux := http.NewServeMux()
@@ -189,6 +199,8 @@ func New(handler *rpc.Handler, o Options) *Server {
 		ReadHeaderTimeout: headTimeout,
 		IdleTimeout:       connectionIdle,
 		MaxHeaderBytes:    maxHead,
+		ConnContext:       withConn,
+		ConnState:         noteState,
 		// Broken connections are the clients' affair.
 		ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
 	}
@@ -198,7 +210,7 @@ func New(handler *rpc.Handler, o Options) *Server {
 // Serve answers what comes to the listener, until [Server.Close].
 func (s *Server) Serve(listener net.Listener) error {
 	s.mu.Lock()
-	s.listener = bounded(listener, maxConnections)
+	s.listener = bounded(listener, maxConnections, probeConnections)
 	s.mu.Unlock()
 	defer close(s.accepted)
 	err := s.http.Serve(s.listener)

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
@@ -103,6 +104,13 @@ func start(t testing.TB, change func(*Options)) *served {
 	return serve(t, must.Get(net.Listen("tcp", "127.0.0.1:0"))(t), &http.Transport{}, change)
 }
 
+// book has the accounts of principals with so many streams.
+func book(streams int) *account.Book {
+	return account.NewBook(func(string) registry.Quota {
+		return registry.Quota{Calls: 1 << 20, Sessions: 1 << 20, Streams: streams, MemoryMB: 1 << 20}
+	}, 1<<20, 1)
+}
+
 // startInBubble starts a Server in a bubble of testing/synctest, to which pipes lead.
 func startInBubble(t testing.TB, change func(*Options)) *served {
 	t.Helper()
@@ -117,8 +125,8 @@ func serve(t testing.TB, listener net.Listener, transport *http.Transport, chang
 	s := &served{machine: &sandboxtest.Machine{}, environments: registry.New(set), observed: make(chan Request, 1<<16)}
 	spec := func(c call.Call) sandbox.Spec { return sandbox.Spec{Name: c.Env.Name, OutputBytes: c.Env.OutputBytes} }
 	manager := session.New(session.Options{Starter: s.machine, Spec: spec, OneShot: session.OneShot(s.machine, spec, nil), Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 1000}, Log: log})
-	handler, stop := rpc.New(tool.New(tool.Options{Environments: s.environments, Executor: manager, Sessions: manager, Log: log}), "1", rpc.DefaultBounds, log)
-	o := Options{Authenticator: named{}, Log: log, DrainTimeout: patience.Long, Observe: func(r Request) { s.observed <- r }}
+	handler, stop := rpc.New(tool.New(tool.Options{Environments: s.environments, Executor: manager, Sessions: manager, Log: log}), "1", rpc.DefaultBounds(), log)
+	o := Options{Authenticator: named{}, Book: book(1 << 20), Log: log, DrainTimeout: patience.Long, Observe: func(r Request) { s.observed <- r }}
 	if change != nil {
 		change(&o)
 	}
@@ -319,9 +327,7 @@ func TestServer_RefusesWhatTheErasRefuse(t *testing.T) {
 	if status, _, _ := s.send(t, http.MethodPost, Path, strings.Repeat(" ", maxBody+1), head{"Content-Type": "application/json", "Authorization": "Bearer alice"}); status != http.StatusRequestEntityTooLarge {
 		t.Errorf("a body that is too long: status %d", status)
 	}
-	if got := s.incoming.used; got != 0 {
-		t.Errorf("%d bytes are counted at the end", got)
-	}
+	patience.Wait(t, patience.Long, func() string { return fmt.Sprintf("%d bytes are counted at the end", s.o.Book.Bytes.Used()) }, func() bool { return s.o.Book.Bytes.Used() == 0 })
 }
 
 // Progress of a call comes in its own response, whatever else its client and others have
@@ -584,7 +590,7 @@ func TestServer_BoundsHTTPSessions(t *testing.T) {
 // however many: what is too many is refused.
 func TestServer_KeepsHTTPSessionsWithStreams(t *testing.T) {
 	const streams = maxSessionsEach + 6
-	s := start(t, func(o *Options) { o.Streams = func(string) int { return streams } })
+	s := start(t, func(o *Options) { o.Book = book(streams) })
 	open := func() (*httpclient.Client, *http.Response) {
 		c := s.client(t, "alice", mcpclient.Newest)
 		response := must.Get(c.Do(must.Get(c.Request(t.Context(), http.MethodGet, nil))(t)))(t)
@@ -669,7 +675,7 @@ func TestServer_KeepsNothingOfBrokenClients(t *testing.T) {
 // or not read reaches nobody else.
 func TestServer_ManyClients(t *testing.T) {
 	const clients, rounds = 200, 6
-	s := start(t, func(o *Options) { o.Streams = func(string) int { return 8 } })
+	s := start(t, func(o *Options) { o.Book = book(8) })
 	source := seed.New(t)
 	shared := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients}}
 	defer shared.CloseIdleConnections()
@@ -745,13 +751,13 @@ func TestServer_ManyClients(t *testing.T) {
 	all.Wait()
 	shared.CloseIdleConnections()
 	patience.Wait(t, patience.Long, func() string {
-		return fmt.Sprintf("%d goroutines and not %d, %d calls run, %d streams", runtime.NumGoroutine(), base, s.machine.Running(), len(s.open))
+		return fmt.Sprintf("%d goroutines and not %d, %d calls run, %d streams", runtime.NumGoroutine(), base, s.machine.Running(), s.o.Book.Streams.Used())
 	}, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return runtime.NumGoroutine() <= base+2 && s.machine.Running() == 0 && len(s.open) == 0 && s.exchanges == 0
+		return runtime.NumGoroutine() <= base+2 && s.machine.Running() == 0 && s.o.Book.Streams.Used() == 0 && s.exchanges == 0
 	})
-	if s.incoming.used != 0 || s.outgoing.used != 0 {
-		t.Errorf("%d and %d bytes are counted at the end", s.incoming.used, s.outgoing.used)
+	if n, requests, answers := s.o.Book.Bytes.Used(), s.o.Book.Requests.Used(), s.answers.Used(); n+requests+answers != 0 {
+		t.Errorf("%d bytes, %d requests and %d bytes of answers are counted at the end", n, requests, answers)
 	}
 }

@@ -3,6 +3,7 @@ package mcphttp
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -11,37 +12,19 @@ import (
 
 	"github.com/mark3labs/mcp-go/mcp"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
 )
 
-// openStream counts a stream of the principal. It is false, and the request answered,
-// where it would be one too many.
-func (x *exchange) openStream(id json.RawMessage) bool {
-	if x.o.Streams == nil {
-		return true
+// openStream charges the principal for a stream, which release ends. If it is one too many,
+// release is nil and the request has been answered.
+func (x *exchange) openStream(id json.RawMessage) (release func()) {
+	release, err := x.o.Book.Streams.Try(x.who.Name, 1)
+	var quota *account.QuotaError
+	if errors.As(err, &quota) {
+		x.fail(http.StatusTooManyRequests, id, mcp.INTERNAL_ERROR, fmt.Sprintf("%d streams of yours are open, which are as many as you may have: close one", quota.Max))
 	}
-	most := x.o.Streams(x.who.Name)
-	x.mu.Lock()
-	full := x.open[x.who.Name] >= most
-	if !full {
-		x.open[x.who.Name]++
-	}
-	x.mu.Unlock()
-	if full {
-		x.fail(http.StatusTooManyRequests, id, mcp.INTERNAL_ERROR, fmt.Sprintf("%d streams of yours are open, which are as many as you may have: close one", most))
-	}
-	return !full
-}
-
-func (x *exchange) closeStream() {
-	if x.o.Streams == nil {
-		return
-	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.open[x.who.Name]--; x.open[x.who.Name] == 0 {
-		delete(x.open, x.who.Name)
-	}
+	return release
 }
 
 // stream answers a GET: it brings what a client of an HTTP session is to be told, until
@@ -52,10 +35,14 @@ func (x *exchange) stream() {
 		return
 	}
 	session := x.session(nil)
-	if session == nil || !x.openStream(nil) {
+	if session == nil {
 		return
 	}
-	defer x.closeStream()
+	release := x.openStream(nil)
+	if release == nil {
+		return
+	}
+	defer release()
 	ctx, cancel := context.WithCancel(x.streams)
 	defer cancel()
 	defer x.sessions.open(session, cancel)()
@@ -72,10 +59,11 @@ func (x *exchange) stream() {
 // subscribe answers subscriptions/listen, which lasts until the client hangs up or the
 // server ends; then its result comes.
 func (x *exchange) subscribe(m rpc.Message) {
-	if !x.openStream(m.ID) {
+	release := x.openStream(m.ID)
+	if release == nil {
 		return
 	}
-	defer x.closeStream()
+	defer release()
 	ctx, cancel := context.WithCancel(x.streams)
 	defer cancel()
 	listener := x.newClient(x.who.Name)
@@ -108,8 +96,8 @@ func (x *exchange) subscribe(m rpc.Message) {
 	}
 }
 
-// tell writes notifications and comments until ctx ends or the client has gone; id is
-// that of a subscription, or nil.
+// tell writes notifications and comments until ctx ends, the client has gone, or who sent
+// the request is not believed any more; id is that of a subscription, or nil.
 func (x *exchange) tell(ctx context.Context, listener *client, id json.RawMessage) {
 	ticker := time.NewTicker(commentEvery)
 	defer ticker.Stop()
@@ -121,6 +109,10 @@ func (x *exchange) tell(ctx context.Context, listener *client, id json.RawMessag
 			}
 			x.event(notification)
 		case <-ticker.C:
+			// A token may have expired, or have been taken back.
+			if who, err := x.o.Authenticator.Authenticate(x.r); err != nil || who.Name != x.who.Name {
+				return
+			}
 			x.comment()
 		case <-x.r.Context().Done():
 			x.status = statusHungUp

@@ -2,6 +2,7 @@ package mcphttp
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"net/http"
 	"strconv"
@@ -22,8 +23,9 @@ type encoded struct {
 	release func()
 }
 
-// encode encodes the answer of a principal's call. Where too much waits for clients to
-// read it, a large answer is dropped, and the answer says so.
+// encode encodes the answer of a principal's call, and charges the principal for it. If it
+// cannot be charged for too long, because clients have not read others, it is dropped, and
+// the answer says so.
 func (s *Server) encode(principal string, id json.RawMessage, reply mcp.JSONRPCMessage) encoded {
 	s.encoding <- struct{}{}
 	text := encode(reply)
@@ -32,16 +34,35 @@ func (s *Server) encode(principal string, id json.RawMessage, reply mcp.JSONRPCM
 	if failure, ok := reply.(mcp.JSONRPCError); ok {
 		answer.reply = failure
 	}
-	if len(text) <= smallBytes {
-		return answer
-	}
-	answer.release = s.outgoing.take(s.ctx, answerWait, principal, int64(len(text)))
-	if answer.release == nil {
+	if release := s.chargeAnswer(principal, int64(len(text))); release != nil {
+		answer.release = release
+	} else {
 		const sentence = "the answer was dropped, because clients have not read other large ones yet: read those, and call again; code that ran has had its effect"
 		s.o.Log.Warn("answer dropped", "principal", principal, "bytes", len(text))
 		return encoded{reply: rpc.Failure(id, mcp.INTERNAL_ERROR, sentence), text: encode(rpc.Failure(id, mcp.INTERNAL_ERROR, sentence)), release: func() {}}
 	}
 	return answer
+}
+
+// chargeAnswer charges a principal for an answer. It returns nil if that took too long.
+func (s *Server) chargeAnswer(principal string, n int64) (release func()) {
+	bytes := s.o.Book.Bytes
+	if release, err := bytes.Try(principal, n); err == nil {
+		return release
+	}
+	wait, err := s.answers.Try(principal, n)
+	if err != nil {
+		return nil
+	}
+	defer wait()
+	within := answerWait
+	if bytes.Held(principal) <= n {
+		within = othersAnswerWait
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, within)
+	defer cancel()
+	release, _ = bytes.Take(ctx, principal, n)
+	return release
 }
 
 // encode returns a message as JSON. HTML in it is not made longer by escapes for

@@ -39,6 +39,10 @@ const (
 	// fileClock is how far the times of files may be behind the clock: the kernel takes
 	// those of its last tick.
 	fileClock = 20 * time.Millisecond
+	// longestBuild bounds how long a build is charged for that the builder says nothing of.
+	longestBuild = time.Hour
+	// maxUsed bounds the environments of which the time of the last call is remembered.
+	maxUsed = 1024
 	// askAttempts bounds how often a request is written to a folder that disappears.
 	askAttempts = 10
 	// maxReport bounds what is read of the builder's files, in bytes.
@@ -52,6 +56,9 @@ type Options struct {
 	// Ask asks the builder for the environment of a key. It does not wait. Nil is no
 	// builder.
 	Ask func(key string) error
+	// Turn waits until an environment may be built for a principal, which is over when done
+	// is called. If it is nil, the builder is asked at once.
+	Turn func(ctx context.Context, principal string) (done func(), err error)
 	Log *slog.Logger
 	// Used is called with each environment that a call is about to use; it may be nil.
 	Used func(registry.Environment)
@@ -63,15 +70,25 @@ type Executor struct {
 	Options
 	began time.Time
 
-	mu   sync.Mutex
-	used map[string]time.Time // by key: when the file was written
+	mu     sync.Mutex
+	used   map[string]time.Time // by key: when the file was written
+	builds map[string]*build    // by key: those that calls wait for
+}
+
+// build is an environment that calls wait for.
+type build struct {
+	waiting int // calls
+	// cancel withdraws the build as long as it waits for its turn.
+	cancel context.CancelFunc
+	// failed gets the error if the builder could not be asked.
+	failed chan error
 }
 
 var _ call.Executor = (*Executor)(nil)
 
 // New returns an executor in front of next.
 func New(next call.Executor, o Options) *Executor {
-	return &Executor{next: next, Options: o, began: time.Now(), used: map[string]time.Time{}}
+	return &Executor{next: next, Options: o, began: time.Now(), used: map[string]time.Time{}, builds: map[string]*build{}}
 }
 
 // Execute implements [call.Executor]. The error is a [*call.BuildingError] or a
@@ -104,10 +121,8 @@ func (e *Executor) await(ctx context.Context, c call.Call) (registry.Environment
 	if failure := e.failure(c.Env, key); failure != nil {
 		return registry.Environment{}, failure
 	}
-	if err := e.ask(c.Env, key); err != nil {
-		e.Log.Error("an environment with packages is not built", "env", c.Env.Name, "error", err)
-		return registry.Environment{}, &call.BuildError{Env: c.Env, Kind: call.NoBuild, Reason: err.Error()}
-	}
+	build, leave := e.join(c, key)
+	defer leave()
 	began := time.Now()
 	e.Log.Info("environment asked for", "env", c.Env.Name)
 	limit := time.NewTimer(c.TimeLimit())
@@ -134,11 +149,75 @@ func (e *Executor) await(ctx context.Context, c call.Call) (registry.Environment
 			c.Progress(line(building))
 		}
 		select {
+		case err := <-build.failed:
+			build.failed <- err // for the other calls
+			e.Log.Error("an environment with packages is not built", "env", c.Env.Name, "error", err)
+			return registry.Environment{}, &call.BuildError{Env: c.Env, Kind: call.NoBuild, Reason: err.Error()}
 		case <-ctx.Done():
 			return registry.Environment{}, ctx.Err()
 		case <-limit.C:
 			return registry.Environment{}, building
 		case <-ticker.C:
+		}
+	}
+}
+
+// join has an environment built for a call, or waits with those that wait for it already.
+// When all calls have left before its turn came, it is not built.
+func (e *Executor) join(c call.Call, key string) (one *build, leave func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	one = e.builds[key]
+	if one == nil {
+		ctx, cancel := context.WithCancel(context.Background())
+		one = &build{cancel: cancel, failed: make(chan error, 1)}
+		e.builds[key] = one
+		if e.Turn == nil {
+			e.build(ctx, c, key, one)
+		} else {
+			go e.build(ctx, c, key, one)
+		}
+	}
+	one.waiting++
+	return one, func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if one.waiting--; one.waiting == 0 {
+			one.cancel()
+			// A later call asks again.
+			if e.builds[key] == one {
+				delete(e.builds, key)
+			}
+		}
+	}
+}
+
+// build asks the builder when the principal's turn has come. The turn lasts until the
+// builder is done, even if no call waits any more.
+func (e *Executor) build(ctx context.Context, c call.Call, key string, one *build) {
+	if e.Turn != nil {
+		done, err := e.Turn(ctx, c.Principal)
+		if err != nil {
+			return
+		}
+		defer done()
+	}
+	if err := e.ask(c.Env, key); err != nil {
+		one.failed <- err
+		return
+	}
+	if e.Turn != nil {
+		e.watch(key)
+	}
+}
+
+// watch returns when the builder is done with an environment.
+func (e *Executor) watch(key string) {
+	for end := time.Now().Add(longestBuild); time.Now().Before(end); time.Sleep(pollEvery) {
+		for _, file := range []string{filepath.Join(registry.ResultLink, "metadata.json"), registry.FailedFile} {
+			if _, err := os.Stat(filepath.Join(e.Folder, key, file)); err == nil {
+				return
+			}
 		}
 	}
 }
@@ -263,6 +342,9 @@ func (e *Executor) touch(env registry.Environment) {
 	e.mu.Lock()
 	recent := now.Sub(e.used[key]) < usedEvery
 	if !recent {
+		if len(e.used) >= maxUsed {
+			clear(e.used)
+		}
 		e.used[key] = now
 	}
 	e.mu.Unlock()

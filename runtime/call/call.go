@@ -176,6 +176,12 @@ type CallsError struct{ Max int }
 
 func (e *CallsError) Error() string { return fmt.Sprintf("%d calls run or wait already", e.Max) }
 
+// BusyError reports a call that came while as many waited as may. Bytes, which may be 0,
+// bounds their messages together.
+type BusyError struct{ Calls, Bytes int }
+
+func (e *BusyError) Error() string { return fmt.Sprintf("%d calls wait already", e.Calls) }
+
 // MemoryError reports a sandbox beyond the memory that a principal's sandboxes may have. All
 // fields are in bytes.
 type MemoryError struct{ Used, Wanted, Max int64 }

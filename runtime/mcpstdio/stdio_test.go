@@ -75,7 +75,7 @@ func (r *recorder) answered() {
 func handler(f executor, sessions tool.Sessions) *rpc.Handler {
 	set := &registry.Set{Environments: map[string]registry.Environment{"e": {Name: "e", Language: &registry.Language{Sessions: true}, SessionExec: "/session-run"}}}
 	log := slog.New(slog.DiscardHandler)
-	h, _ := rpc.New(tool.New(tool.Options{Environments: registry.New(set), Executor: f, Sessions: sessions, Log: log}), "1", rpc.Bounds{Calls: fewCalls, Bytes: fewBytes}, log)
+	h, _ := rpc.New(tool.New(tool.Options{Environments: registry.New(set), Executor: f, Sessions: sessions, Log: log}), "1", &rpc.Bounds{Calls: fewCalls, Bytes: fewBytes}, log)
 	return h
 }
 

@@ -11,41 +11,63 @@ import (
 	"github.com/mark3labs/mcp-go/mcp"
 	"github.com/mark3labs/mcp-go/server"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
 )
 
-// Bounds are what clients may ask for at once.
-type Bounds struct {
-	// Calls and Bytes bound the calls that run or wait, and their messages
-	// together.
-	Calls int
-	Bytes int
+// Admission charges principals for calls.
+type Admission interface {
+	// Admit charges a principal for a call that runs or waits, with a message of so many
+	// bytes, until release is called. It does not wait.
+	Admit(principal string, bytes int) (release func(), err error)
 }
 
-// DefaultBounds are the bounds of a server with one client.
-var DefaultBounds = Bounds{Calls: 1024, Bytes: 64 << 20}
+// Bounds are those of a server with one client: how many calls may run or wait, and how
+// many bytes their messages may have together.
+type Bounds struct {
+	Calls, Bytes int
+
+	mu           sync.Mutex
+	calls, bytes int
+}
+
+// DefaultBounds returns the usual Bounds.
+func DefaultBounds() *Bounds { return &Bounds{Calls: 1024, Bytes: 64 << 20} }
+
+// Admit implements [Admission].
+func (b *Bounds) Admit(_ string, bytes int) (release func(), err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.calls >= b.Calls || b.bytes+bytes > b.Bytes {
+		return nil, &call.BusyError{Calls: b.Calls, Bytes: b.Bytes}
+	}
+	b.calls++
+	b.bytes += bytes
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.calls--
+		b.bytes -= bytes
+	}, nil
+}
 
 // Handler answers messages. Its methods may be called at the same time.
 type Handler struct {
-	mcp    *server.MCPServer
-	info   mcp.Implementation
-	tool   *tool.Tool
-	log    *slog.Logger
-	bounds Bounds
-
-	mu    sync.Mutex
-	calls int
-	bytes int
+	mcp   *server.MCPServer
+	info  mcp.Implementation
+	tool  *tool.Tool
+	log   *slog.Logger
+	admit Admission
 }
 
 // New returns a Handler of a tool's calls. It closes over an MCP server that
 // tells its clients of changes until the returned function is called.
-func New(t *tool.Tool, version string, bounds Bounds, log *slog.Logger) (h *Handler, stop func()) {
+func New(t *tool.Tool, version string, admission Admission, log *slog.Logger) (h *Handler, stop func()) {
 	h = &Handler{
-		info:   mcp.Implementation{Name: tool.ServerName, Version: version},
-		tool:   t,
-		log:    log,
-		bounds: bounds,
+		info:  mcp.Implementation{Name: tool.ServerName, Version: version},
+		tool:  t,
+		log:   log,
+		admit: admission,
 	}
 	h.mcp, stop = t.Server(version)
 	return h, stop
@@ -95,6 +117,7 @@ func (h *Handler) recover(m Message, reply *mcp.JSONRPCMessage) {
 type Call struct {
 	handler *Handler
 	message Message
+	release func() // gives back what the call is charged
 	// One of these answers; mcp-go does where both are nil.
 	run  *tool.Run
 	read *tool.Read
@@ -102,35 +125,41 @@ type Call struct {
 
 // Admit takes a message for which [Message.Waits] is true. It does not wait, and
 // is called in the order in which a principal's messages arrive. Where too
-// much waits already, the call is nil and the reply says so; otherwise
+// much waits already, admitted is nil and the reply says so; otherwise
 // [Call.Answer] and then [Call.Release] must be called.
-func (h *Handler) Admit(principal string, m Message) (call *Call, reply mcp.JSONRPCMessage) {
-	h.mu.Lock()
-	full := h.calls >= h.bounds.Calls || h.bytes+len(m.text) > h.bounds.Bytes
-	if !full {
-		h.calls++
-		h.bytes += len(m.text)
-	}
-	h.mu.Unlock()
-	if full {
-		sentence := tool.Busy(h.bounds.Calls, h.bounds.Bytes)
-		h.log.Warn("call refused", "reason", sentence)
+func (h *Handler) Admit(principal string, m Message) (admitted *Call, reply mcp.JSONRPCMessage) {
+	release, err := h.admit.Admit(principal, len(m.text))
+	if err != nil {
+		sentence := tool.Sentence(err)
+		h.log.Warn("call refused", "principal", principal, "reason", sentence)
+		h.Refuse(principal, m, errors.New(sentence))
 		if m.Method == string(mcp.MethodToolsCall) && m.isPlain() {
-			h.tool.Refuse(principal, m.Trace, m.fields.Params.Arguments, errors.New(sentence))
 			return nil, h.complete(m, mcp.NewToolResultError(sentence))
 		}
 		return nil, Failure(m.ID, mcp.INTERNAL_ERROR, sentence)
 	}
-	call = &Call{handler: h, message: m}
+	admitted = &Call{handler: h, message: m, release: release}
 	switch p := m.fields.Params; {
 	case !m.isPlain():
+		return admitted, nil
 	case m.Method == string(mcp.MethodResourcesRead):
-		call.read, _ = h.tool.AcceptRead(principal, p.URI)
+		admitted.read, _ = h.tool.AcceptRead(principal, p.URI)
 	case p.Name == tool.Name:
-		call.run = h.tool.Accept(principal, p.Arguments)
-		call.run.SetTrace(m.Trace)
+		admitted.run = h.tool.Accept(principal, p.Arguments)
+		admitted.run.SetTrace(m.Trace)
 	}
-	return call, nil
+	if admitted.run != nil || admitted.read != nil {
+		admitted.message.forget()
+	}
+	return admitted, nil
+}
+
+// Refuse tells observers of a call that is refused, also by a transport. It does nothing
+// for other messages.
+func (h *Handler) Refuse(principal string, m Message, why error) {
+	if m.Method == string(mcp.MethodToolsCall) && m.IsRequest() {
+		h.tool.Refuse(principal, m.Trace, m.fields.Params.Arguments, why)
+	}
 }
 
 // Answer answers the call, whose end ctx is. Notify, which may be nil, sends a
@@ -161,11 +190,7 @@ func (c *Call) Release() {
 	if c.read != nil {
 		c.read.Release()
 	}
-	h := c.handler
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.calls--
-	h.bytes -= len(c.message.text)
+	c.release()
 }
 
 // progress makes notifications of a call's progress, if the client asked for

@@ -68,6 +68,9 @@ type fields struct {
 // Decode reads a message. The reply is the answer to a text that is none; nil
 // otherwise.
 func Decode(text []byte) (m Message, reply mcp.JSONRPCMessage) {
+	if _, err := Cost(text); err != nil {
+		return m, Failure(nil, mcp.PARSE_ERROR, err.Error())
+	}
 	f, err := decode(text)
 	var syntax *json.SyntaxError
 	switch {
@@ -116,6 +119,20 @@ func decode(text []byte) (f fields, err error) {
 	}
 	err = json.Unmarshal(text, &f)
 	return f, err
+}
+
+// forget drops what the answer to the message does not need: a call may wait for long.
+func (m *Message) forget() {
+	m.text, m.fields.Params.Arguments = nil, nil
+	if meta := m.fields.Params.Meta; meta != nil {
+		left := &mcp.Meta{}
+		left.SetProtocolVersion(meta.ProtocolVersion())
+		switch meta.ProgressToken.(type) {
+		case string, float64: // MCP has no others
+			left.ProgressToken = meta.ProgressToken
+		}
+		m.fields.Params.Meta = left
+	}
 }
 
 // IsRequest reports whether the message wants an answer.

@@ -35,7 +35,7 @@ func inBubble(t *testing.T, test func(*testing.T, *Handler)) {
 		machine := &sandboxtest.Machine{}
 		spec := func(c call.Call) sandbox.Spec { return sandbox.Spec{Name: c.Env.Name, OutputBytes: c.Env.OutputBytes} }
 		sessions := session.New(session.Options{Starter: machine, Spec: spec, OneShot: session.OneShot(machine, spec, nil), Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, Log: log})
-		h, stop := New(tool.New(tool.Options{Environments: registry.New(set), Executor: sessions, Sessions: sessions, Log: log}), "1", Bounds{Calls: 2, Bytes: 4 << 20}, log)
+		h, stop := New(tool.New(tool.Options{Environments: registry.New(set), Executor: sessions, Sessions: sessions, Log: log}), "1", &Bounds{Calls: 2, Bytes: 4 << 20}, log)
 		defer stop()
 		test(t, h)
 		sessions.Close()
@@ -309,8 +309,8 @@ func TestAdmit_IsBounded(t *testing.T) {
 		if got := content(answer(t, h, message)); got != "1\n" {
 			t.Errorf("after it: %q", got)
 		}
-		if h.calls != 0 || h.bytes != 0 {
-			t.Errorf("%d calls and %d bytes are counted at the end", h.calls, h.bytes)
+		if b := h.admit.(*Bounds); b.calls != 0 || b.bytes != 0 {
+			t.Errorf("%d calls and %d bytes are counted at the end", b.calls, b.bytes)
 		}
 	})
 }

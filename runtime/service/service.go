@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/fair"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/quota"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/callfiles"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages/ondemand"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
@@ -30,9 +28,6 @@ const (
 	// maxOneShot bounds the sandboxes of calls without a session that live at
 	// once; further calls wait.
 	maxOneShot = 32
-	// readsAtOnce is how many files of sandboxes are read at a time, where there are
-	// several principals.
-	readsAtOnce = 4
 	// maxKept and maxKeptBytes bound the calls without a session whose files are
 	// kept, and these files together, on disk.
 	maxKept      = 256
@@ -54,15 +49,27 @@ type Starter interface {
 	Close(within time.Duration)
 }
 
+// Accounts charges principals for what they have the server hold; package account does it.
+type Accounts interface {
+	rpc.Admission
+	tool.Gate // of files that are read
+	// Executor and Starter charge for calls that run and for sandboxes.
+	Executor(call.Executor) call.Executor
+	Starter(sandbox.Starter) sandbox.Starter
+	// Build waits until an environment may be built for a principal.
+	Build(ctx context.Context, principal string) (done func(), err error)
+	// Sessions returns how many sessions a principal may have.
+	Sessions(principal string) int
+}
+
 // Options are what a server is made of.
 type Options struct {
 	Environments *registry.Registry
 	Starter      Starter // is closed at the end
 	Sessions     session.Limits
-	// Quota is what a principal may have at a time, and CallsAtOnce how many calls run
-	// at a time; without Quota, there is one principal, and calls begin when they come.
-	Quota       func(principal string) registry.Quota
-	CallsAtOnce int
+	// Accounts charges principals for what they have the server hold. If it is nil, there is
+	// one principal, and calls begin when they come.
+	Accounts Accounts
 	// SharedFiles lets a session have several environments.
 	SharedFiles bool
 	// Parts add to sessions. Changes reads the patches that one of them writes; it is nil if
@@ -139,13 +146,14 @@ func (o *Options) Assemble() *Assembly {
 	}
 	warm := pool.New(o.Starter, o.Log)
 	left := callfiles.New(callfiles.Limits{Idle: o.Sessions.Idle, Lifetime: o.Sessions.Lifetime, Calls: maxKept, Bytes: maxKeptBytes}, os.TempDir(), o.Log)
-	starter, limits, mostOneShot := sandbox.Starter(warm), o.Sessions, maxOneShot
-	if o.Quota != nil {
-		starter = quota.Memory(starter, func(principal string) int64 { return o.Quota(principal).MemoryMB << 20 })
-		limits.MaxEach = func(principal string) int { return o.Quota(principal).Sessions }
-		mostOneShot = max(mostOneShot, o.CallsAtOnce)
+	starter, limits := sandbox.Starter(warm), o.Sessions
+	oneShotStarter := sandbox.Limit(starter, maxOneShot)
+	if o.Accounts != nil {
+		starter = o.Accounts.Starter(starter)
+		oneShotStarter = starter // the calls that run are bounded
+		limits.MaxEach = o.Accounts.Sessions
 	}
-	oneShot := session.OneShot(sandbox.Limit(starter, mostOneShot), spec, left)
+	oneShot := session.OneShot(oneShotStarter, spec, left)
 	managed := session.Options{Starter: starter, Spec: spec, OneShot: oneShot, Limits: limits, Parts: o.Parts, Log: o.Log}
 	if o.SharedFiles {
 		managed.Workspaces = o.Starter
@@ -154,17 +162,14 @@ func (o *Options) Assemble() *Assembly {
 	if o.ShowSessions != nil {
 		o.ShowSessions(sessions.List)
 	}
-	executor, reads := call.Executor(sessions), fair.NewGate(1, 1)
-	if o.Quota != nil {
-		executor = fair.Calls(executor, fair.NewGate(o.CallsAtOnce, 0))
-		// A sandbox that sends slowly keeps the reads of its own principal waiting.
-		reads = fair.NewGate(readsAtOnce, 1)
+	executor, inUse := call.Executor(sessions), newInUse(o.Sessions.Idle)
+	build := ondemand.Options{Folder: o.Packages, Ask: o.Build, Used: inUse.use, Log: o.Log}
+	admission, reads := rpc.Admission(rpc.DefaultBounds()), tool.Gate(nil)
+	if o.Accounts != nil {
+		executor, build.Turn = o.Accounts.Executor(executor), o.Accounts.Build
+		admission, reads = o.Accounts, o.Accounts
 	}
-	inUse := newInUse(o.Sessions.Idle)
-	executor = ondemand.New(executor, ondemand.Options{Folder: o.Packages, Ask: o.Build, Used: inUse.use, Log: o.Log})
-	if o.Quota != nil {
-		executor = quota.Calls(executor, func(principal string) int { return o.Quota(principal).Calls })
-	}
+	executor = ondemand.New(executor, build)
 	calls := call.Observe(call.Log(executor, o.Log), o.Observers...)
 	offered := tool.Options{
 		Environments: o.Environments,
@@ -180,7 +185,7 @@ func (o *Options) Assemble() *Assembly {
 		Reads:        reads,
 		Log:          o.Log,
 	}
-	handler, stopHandler := rpc.New(tool.New(offered), o.Version, rpc.DefaultBounds, o.Log)
+	handler, stopHandler := rpc.New(tool.New(offered), o.Version, admission, o.Log)
 	stopWarm := o.keepWarm(warm, inUse)
 	return &Assembly{
 		Handler: handler, Sessions: sessions, starter: o.Starter, warm: warm,

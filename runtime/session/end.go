@@ -114,10 +114,23 @@ func (m *Manager) remember(key call.Key, why call.Restart) {
 		m.order = append(m.order, key)
 	}
 	m.ended[key] = why
-	for len(m.order) > maxEnded {
-		delete(m.ended, m.order[0])
-		m.order = m.order[1:]
+	if len(m.order) > maxEnded {
+		oldest := m.order[m.oldestOfMost()]
+		delete(m.ended, oldest)
+		m.order = slices.DeleteFunc(m.order, func(other call.Key) bool { return other == oldest })
 	}
+}
+
+// oldestOfMost returns the index of the oldest session of the principal that has the most
+// of those that are remembered, so that a principal who begins many forgets its own.
+func (m *Manager) oldestOfMost() int {
+	count, most := map[string]int{}, ""
+	for _, key := range m.order {
+		if count[key.Principal]++; count[key.Principal] > count[most] {
+			most = key.Principal
+		}
+	}
+	return slices.IndexFunc(m.order, func(key call.Key) bool { return key.Principal == most })
 }
 
 // takeRestart returns why a session, or its sandbox of an environment, ended before. It

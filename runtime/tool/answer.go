@@ -102,6 +102,7 @@ func (a answer) problem() string {
 	var notBuilt *call.BuildError
 	var calls *call.CallsError
 	var memory *call.MemoryError
+	var busy *call.BusyError
 	var refused *call.BranchError
 	switch {
 	case errors.As(a.err, &refused):
@@ -110,6 +111,10 @@ func (a answer) problem() string {
 		return fmt.Sprintf("not run: %d calls of yours run or wait already, which are as many as you may have: call again when one of them has been answered", calls.Max)
 	case errors.As(a.err, &memory):
 		return fmt.Sprintf("not run: your sandboxes may use %d of the %d MB that you may have, and this one would be %d more: go on in a session that there is, or call again when one has ended", memory.Used>>20, memory.Max>>20, memory.Wanted>>20)
+	case errors.As(a.err, &busy) && busy.Bytes > 0:
+		return fmt.Sprintf("the server is busy: %d calls or %d bytes of code wait already; call again when some have been answered", busy.Calls, busy.Bytes)
+	case errors.As(a.err, &busy):
+		return fmt.Sprintf("the server is busy: %d calls wait already; call again when some have been answered", busy.Calls)
 	case errors.As(a.err, &inUse):
 		return usedElsewhere(inUse)
 	case errors.As(a.err, &building):

@@ -8,7 +8,6 @@ package tool
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"reflect"
 	"slices"
@@ -57,7 +56,7 @@ type Options struct {
 	Log   *slog.Logger
 }
 
-// Gate bounds what happens at once; package fair has one that shares its slots among
+// Gate bounds what happens at once; package account has one that shares its slots among
 // principals.
 type Gate interface {
 	// Enter waits for a slot and returns a function that gives it back, which may be called
@@ -257,7 +256,5 @@ func (r *Run) Answer(ctx context.Context, progress func(seconds float64, line st
 	return a.toolResult()
 }
 
-// Busy is the sentence for a call that comes while as many wait as may.
-func Busy(calls, bytes int) string {
-	return fmt.Sprintf("the server is busy: %d calls or %d bytes of code wait already; call again when some have been answered", calls, bytes)
-}
+// Sentence words the refusal of a call or a read for the model.
+func Sentence(refusal error) string { return answer{err: refusal}.problem() }

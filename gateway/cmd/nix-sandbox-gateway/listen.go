@@ -202,7 +202,6 @@ func (f *front) options() mcphttp.Options {
 		Hosts:         f.serve.Hosts,
 		Origins:       f.serve.Origins,
 		Authenticator: f.chain,
-		Streams:       func(principal string) int { return f.quota(principal).Streams },
 		LameDuck:      time.Duration(f.serve.LameDuckSeconds) * time.Second,
 		DrainTimeout:  time.Duration(f.serve.DrainSeconds) * time.Second,
 		HandsOver:     f.isKept,

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/mcphttp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
@@ -79,9 +80,12 @@ func run(args []string, in io.Reader, out, logTo io.Writer) error {
 		debug.SetGCPercent(gcPercent)
 	}
 	server.Go(front.reload(log))
-	options.Quota, options.CallsAtOnce = front.quota, front.callsAtOnce()
+	book := account.NewBook(front.quota, front.callsAtOnce(), max(1, int(server.Base.OnDemand.MaxBuilds)))
+	options.Accounts = book
+	observers.charge(book.Record)
 	options.Sessions.Max = settings.SessionMaxOfMany
 	transport := front.options()
+	transport.Book = book
 	transport.Observe = observers.request()
 	transport.Ending = func() {
 		log.Info("ending", "lame_duck", transport.LameDuck, "drain", transport.DrainTimeout)

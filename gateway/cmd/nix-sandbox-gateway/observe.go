@@ -89,6 +89,13 @@ func (o *observers) expose(address, runtimeDir string, page bool, environments *
 	return nil
 }
 
+// charge calls record for each record of the audit log, so that it is charged to its principal.
+func (o *observers) charge(record func(principal string, bytes int)) {
+	if o.audit != nil {
+		o.audit.Charge(record)
+	}
+}
+
 // request returns a function to call for each request over HTTP; nil without metrics.
 func (o *observers) request() func(mcphttp.Request) {
 	if o.metrics == nil {

@@ -1,4 +1,4 @@
-package fair
+package account
 
 import (
 	"context"
@@ -14,11 +14,21 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 )
 
+// waiting is how many requests wait.
+func waiting(p *Pool) (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, queue := range p.waiting {
+		n += len(queue)
+	}
+	return n
+}
+
 // users has n users of a principal ask for a slot each, and use it for a second.
-func users(t *testing.T, g *Gate, all *sync.WaitGroup, principal string, n int, seen func()) {
+func users(t *testing.T, g *Pool, all *sync.WaitGroup, principal string, n int, seen func()) {
 	for range n {
 		all.Go(func() {
-			leave, err := g.Enter(t.Context(), principal)
+			leave, err := g.Take(t.Context(), principal, 1)
 			if err != nil {
 				t.Error(err)
 				return
@@ -34,9 +44,9 @@ func users(t *testing.T, g *Gate, all *sync.WaitGroup, principal string, n int, 
 
 // One who asks for everything has half of the slots at most, and one who comes then has
 // a slot at once.
-func TestGate_KeepsSlotsForOthers(t *testing.T) {
+func TestPool_KeepsSlotsForOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := NewGate(8, 0)
+		g := NewPool(Terms{Total: 8, Least: 1})
 		var all sync.WaitGroup
 		var mu sync.Mutex
 		inside := map[string]int{}
@@ -53,8 +63,8 @@ func TestGate_KeepsSlotsForOthers(t *testing.T) {
 			return inside[principal]
 		}
 		users(t, g, &all, "flood", 100, enter("flood"))
-		if n := entered("flood"); n != 4 || g.Waiting() != 96 {
-			t.Errorf("the flood has %d slots, %d wait", n, g.Waiting())
+		if n := entered("flood"); n != 4 || waiting(g) != 96 {
+			t.Errorf("the flood has %d slots, %d wait", n, waiting(g))
 		}
 		began := time.Now()
 		users(t, g, &all, "other", 1, enter("other"))
@@ -62,16 +72,16 @@ func TestGate_KeepsSlotsForOthers(t *testing.T) {
 			t.Errorf("another one waits beside %d of a flood", entered("flood"))
 		}
 		all.Wait()
-		if g.free != 8 || len(g.held)+len(g.waiting)+len(g.order) != 0 {
+		if g.used+g.small != 0 || len(g.held)+len(g.waiting)+len(g.order) != 0 {
 			t.Errorf("afterwards: %+v", g)
 		}
 	})
 }
 
 // Where all slots are in use, they go from one principal to the next.
-func TestGate_TakesTurns(t *testing.T) {
+func TestPool_TakesTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := NewGate(1, 0)
+		g := NewPool(Terms{Total: 1, Least: 1})
 		var all sync.WaitGroup
 		var order []string
 		for i, principal := range []string{"a", "b", "c"} {
@@ -85,27 +95,27 @@ func TestGate_TakesTurns(t *testing.T) {
 }
 
 // Who gives up leaves nothing behind, whether it had a slot by then or not.
-func TestGate_GivesUp(t *testing.T) {
+func TestPool_GivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := NewGate(2, 1)
-		leave, _ := g.Enter(t.Context(), "a")
+		g := NewPool(Terms{Total: 2, Least: 1, Each: func(string) int64 { return 1 }})
+		leave, _ := g.Take(t.Context(), "a", 1)
 		ctx, cancel := context.WithCancel(t.Context())
 		var all sync.WaitGroup
 		for range 3 {
 			all.Go(func() {
-				if _, err := g.Enter(ctx, "a"); !errors.Is(err, context.Canceled) {
+				if _, err := g.Take(ctx, "a", 1); !errors.Is(err, context.Canceled) {
 					t.Error(err)
 				}
 			})
 		}
 		synctest.Wait()
-		if g.Waiting() != 3 {
-			t.Errorf("%d wait", g.Waiting())
+		if waiting(g) != 3 {
+			t.Errorf("%d wait", waiting(g))
 		}
 		cancel()
 		all.Wait()
 		leave()
-		if g.free != 2 || len(g.held)+len(g.waiting)+len(g.order) != 0 {
+		if g.used+g.small != 0 || len(g.held)+len(g.waiting)+len(g.order) != 0 {
 			t.Errorf("afterwards: %+v", g)
 		}
 	})
@@ -129,7 +139,7 @@ func (e *executor) Execute(_ context.Context, c call.Call) (call.Result, error) 
 func TestCalls_WaitForTheirTurnFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &executor{}
-		calls := Calls(e, NewGate(2, 0))
+		calls := (&Book{Running: NewPool(Terms{Total: 2, Least: 1})}).Executor(e)
 		turn := make(chan struct{})
 		var all sync.WaitGroup
 		run := func(c call.Call) {
