@@ -40,7 +40,7 @@ const (
 // A record of the audit log is written when its principal may have the bytes: as many as
 // recordsBurst at once, and recordsPerSecond later.
 const (
-	recordsBurst     = 16 << 20
+	recordsBurst     = 4 << 20
 	recordsPerSecond = 8 << 10
 	// maxBuckets bounds the principals that the rate is kept of. One that has not called
 	// for a time begins anew with the same rights.
