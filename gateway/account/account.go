@@ -18,7 +18,7 @@ import (
 const (
 	// Bytes of requests, messages and answers. A request without a body counts as
 	// RequestBytes, which is about what its goroutines and buffers take.
-	maxBytes     = 96 << 20
+	maxBytes     = 120 << 20
 	leastBytes   = 1 << 20
 	reserveBytes = 32 << 20
 	RequestBytes = 16 << 10

@@ -227,10 +227,11 @@ func (x *exchange) post() {
 	}
 }
 
-// readBody reads the message, and charges the principal for it as it comes. If ok is false,
-// the request has been answered. Release gives the memory back.
+// readBody reads the message, and charges the principal for it and for the strings that it is
+// decoded into: for its first piece, and then for all of it. The size of a message that does
+// not say it is taken for twice of what has come. If ok is false, the request has been
+// answered. Release gives the memory back.
 func (x *exchange) readBody() (text []byte, release func(), ok bool) {
-	_ = x.out.SetReadDeadline(time.Now().Add(bodyTimeout))
 	// The connection's next request, and its end, may come at any time.
 	defer func() { _ = x.out.SetReadDeadline(time.Time{}) }()
 	size := x.r.ContentLength
@@ -238,24 +239,24 @@ func (x *exchange) readBody() (text []byte, release func(), ok bool) {
 		x.tooLong()
 		return nil, nil, false
 	}
-	if size < 0 {
-		size = maxBody
-	}
 	body := http.MaxBytesReader(x.w, x.r.Body, maxBody)
 	release = func() {}
-	capacity := min(size, firstPiece)
+	deadline := time.Now().Add(bodyTimeout)
 	for {
 		if len(text) == cap(text) {
-			more := x.charge(capacity)
+			capacity := nextCapacity(int64(len(text)), size)
+			began := time.Now()
+			more := x.charge(2 * capacity)
 			if more == nil {
 				release()
 				return nil, nil, false
 			}
+			deadline = deadline.Add(time.Since(began))
+			_ = x.out.SetReadDeadline(deadline)
 			// One byte more tells the end of the message.
 			text = append(make([]byte, 0, capacity+1), text...)
 			release()
 			release = more
-			capacity = min(size, 2*capacity)
 		}
 		n, err := body.Read(text[len(text):cap(text)])
 		text = text[:len(text)+n]
@@ -268,6 +269,20 @@ func (x *exchange) readBody() (text []byte, release func(), ok bool) {
 			return nil, nil, false
 		}
 	}
+}
+
+// nextCapacity returns for how many bytes of a message there is to be room, if so many have
+// come. Size is negative if it is not known.
+func nextCapacity(have, size int64) int64 {
+	switch {
+	case have == 0 && size >= 0:
+		return min(size, firstPiece)
+	case have == 0:
+		return firstPiece
+	case size >= 0:
+		return size
+	}
+	return min(2*have, maxBody)
 }
 
 // charge charges the principal for bytes of a message, or returns nil and answers the

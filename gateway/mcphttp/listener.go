@@ -88,10 +88,13 @@ func (l *boundedListener) admit(c *boundedConn) bool {
 	return true
 }
 
+// longestIdle returns the connection that has been idle for longest, or nil if none has been
+// for a second: a request may be on its way.
 func (l *boundedListener) longestIdle() (longest *boundedConn) {
+	before := time.Now().Add(-time.Second)
 	for c, since := range l.idle {
-		if longest == nil || since.Before(l.idle[longest]) {
-			longest = c
+		if since.Before(before) {
+			longest, before = c, since
 		}
 	}
 	return longest

@@ -38,8 +38,7 @@ const Path = "/mcp"
 const (
 	maxHead = 32 << 10
 	maxBody = 16 << 20
-	// firstPiece is how much of a message is read at first, and what is read next is as
-	// much as has come.
+	// firstPiece is how much of a message is read before it is charged as a whole.
 	firstPiece = 64 << 10
 )
 

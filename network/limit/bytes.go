@@ -6,7 +6,7 @@ import "sync/atomic"
 // Pieces are taken from [Bytes] in sizes between these, in bytes.
 const (
 	minPiece = 4 << 10
-	maxPiece = 1 << 20
+	maxPiece = 64 << 10
 )
 
 // Bytes is a number of bytes that several streams use up together. It is safe
@@ -24,8 +24,9 @@ func NewBytes(n int64, streams int) *Bytes {
 }
 
 // Piece returns how many bytes a stream may carry before it asks again, and 0 if all are used up.
-// The remaining bytes are divided among the streams, so that together they exceed the bound by at
-// most 4 KiB each.
+// The remaining bytes are divided among the streams. A piece counts when it has been carried,
+// because a stream may wait for bytes that never come. So streams together exceed the bound by at
+// most 64 KiB each.
 func (b *Bytes) Piece() int64 {
 	left := b.left.Load()
 	if left <= 0 {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/hostname"
@@ -239,8 +240,10 @@ func (p *Policy) AllowsPath(name, path string) bool {
 }
 
 // PlainPath returns a path with its escapes decoded. ok is false if another program could take it
-// for another path, because it has empty segments, "." or ".." (also before a ";"), a backslash, an
-// escaped separator or dot, or bytes that are not UTF-8.
+// for another path, because it has empty segments, "." or ".." (also before a ";", or with blanks
+// and further dots, which Windows leaves out), a backslash, an escaped separator or dot, bytes that
+// are not UTF-8, or characters beyond ASCII other than letters and digits: some of these become dots
+// and slashes, or nothing, when they are normalized.
 func PlainPath(path string) (plain string, ok bool) {
 	if !strings.HasPrefix(path, "/") {
 		return "", false
@@ -265,17 +268,22 @@ func PlainPath(path string) (plain string, ok bool) {
 		}
 		decoded = append(decoded, c)
 	}
-	if !utf8.Valid(decoded) {
+	if !utf8.Valid(decoded) || strings.ContainsFunc(string(decoded), isOdd) {
 		return "", false
 	}
 	segments := strings.Split(string(decoded[1:]), "/")
 	for i, segment := range segments {
 		segment, _, parameters := strings.Cut(segment, ";")
-		if segment == "." || segment == ".." || segment == "" && (parameters || i < len(segments)-1) {
+		if strings.Trim(segment, " .") == "" && (segment != "" || parameters || i < len(segments)-1) {
 			return "", false
 		}
 	}
 	return string(decoded), true
+}
+
+// isOdd reports whether a character is beyond ASCII and neither a letter, a mark nor a digit.
+func isOdd(c rune) bool {
+	return c >= utf8.RuneSelf && !unicode.In(c, unicode.L, unicode.M, unicode.Nd)
 }
 
 func hexadecimal(c byte) (byte, bool) {

@@ -88,6 +88,10 @@ func TestRules_PassMethodsAndPlainPathsAlone(t *testing.T) {
 		"/v1/%252e%252e/admin": false, "/v1/%00": false, "/v1/%0a": false, "/v1/%": false, "/v1/%2": false, "/v1/%zz": false, "/v1/a%3f": false, "/v1/a%23": false,
 		// Decoders that take longer forms than the shortest read "/v1/../admin".
 		"/v1/%c0%ae%c0%ae/admin": false, "/v1/..%c0%afadmin": false, "/v1/%e0%80%af": false, "/v1/\xff": false,
+		// Windows leaves out blanks and dots at the end of a name.
+		"/v1/..%20/admin": false, "/v1/%20../admin": false, "/v1/.../x": false, "/v1/%20/x": false,
+		// These become dots and slashes, or nothing, in the normal form NFKC.
+		"/v1/%ef%bc%8e%ef%bc%8e/admin": false, "/v1/%e2%80%a5/admin": false, "/v1/..%e2%81%84admin": false, "/v1/.%e2%80%8b./admin": false,
 	} {
 		if p.AllowsPath("api.example", path) != want {
 			t.Errorf("AllowsPath(%q) = %v", path, !want)

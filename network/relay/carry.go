@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -122,16 +123,68 @@ func (c *connection) carryDown(server *net.TCPConn, h *handshake) bool {
 	if errors.Is(err, os.ErrDeadlineExceeded) && h.expected.Load() {
 		c.r.report(c.explain(err))
 	}
-	if err == nil && h.expected.Load() && first[0] == recordHandshake && len(first) < helloRetrySize {
-		var n int
-		n, err = io.ReadFull(server, first[len(first):helloRetrySize])
-		first = first[:len(first)+n]
+	again := false
+	if err == nil && h.expected.Load() {
+		again, first, err = c.passHello(server, first)
 	}
-	h.again <- err == nil && asksAgain(first)
+	h.again <- again
 	if !c.send(c.client, first, &c.down) || err != nil {
 		return c.end(c.client, err)
 	}
 	return c.splice(c.client, server, &c.down)
+}
+
+// passHello passes on what a server sends until the beginning of its ServerHello is known,
+// which may come after other records and in several, and reports whether it asks for a
+// second ClientHello. It returns what is left of first.
+func (c *connection) passHello(server *net.TCPConn, first []byte) (again bool, rest []byte, err error) {
+	in := &replay{TCPConn: server, first: first}
+	var message []byte
+	for passed := 0; len(message) < helloRetrySize; {
+		record, err := readPart(in, helloRetrySize-len(message))
+		if !c.send(c.client, record, &c.down) {
+			return false, nil, errExceeded
+		}
+		if err != nil || !mayPrecedeHello(record[0]) {
+			return false, in.first, err
+		}
+		if record[0] == recordHandshake {
+			message = append(message, record[recordHeader:]...)
+		}
+		passed += len(record)
+		// No server sends another message first, nor this much.
+		if len(message) > 0 && message[0] != messageServerHello || passed > maxEarly {
+			return false, nil, errRecord
+		}
+	}
+	return asksAgain(message), in.first, nil
+}
+
+// readPart reads a record of TLS: of a handshake record as much as most bytes of its
+// content, and of anything but TLS as much as a record's header.
+func readPart(in io.Reader, most int) (record []byte, err error) {
+	record = make([]byte, recordHeader)
+	n, err := io.ReadFull(in, record)
+	if err == nil && mayPrecedeHello(record[0]) {
+		size := int(binary.BigEndian.Uint16(record[3:]))
+		if record[0] == recordHandshake {
+			size = min(size, most)
+		}
+		record = append(record, make([]byte, size)...)
+		var m int
+		m, err = io.ReadFull(in, record[recordHeader:])
+		n += m
+	}
+	if err == io.ErrUnexpectedEOF {
+		err = io.EOF
+	}
+	return record[:n], err
+}
+
+// mayPrecedeHello reports whether a record of this type may come before the end of a
+// ServerHello.
+func mayPrecedeHello(kind byte) bool {
+	return kind == recordHandshake || kind == recordChangeCipher || kind == recordAlert
 }
 
 // first returns the first bytes that come from one end, while no byte of the connection

@@ -221,16 +221,13 @@ func checkHello(in input, name string) event.Reason {
 	return ""
 }
 
-// helloRetrySize is how many bytes of a server's stream show whether it asks for
-// a second ClientHello: the headers, the version and the random value.
-const helloRetrySize = recordHeader + handshakeHeader + 2 + 32
+// helloRetrySize is how many bytes of a server's first message show whether it asks
+// for a second ClientHello: the header, the version and the random value.
+const helloRetrySize = handshakeHeader + 2 + 32
 
-// asksAgain returns whether a server's first record asks for a second
-// ClientHello. Of a handshake record it has at least helloRetrySize bytes.
-func asksAgain(record []byte) bool {
-	return len(record) >= helloRetrySize && record[0] == recordHandshake && record[recordHeader] == messageServerHello &&
-		string(record[helloRetrySize-32:helloRetrySize]) == string(helloRetry)
-}
+// asksAgain returns whether a ServerHello, of which the first helloRetrySize bytes are
+// given, asks for a second ClientHello.
+func asksAgain(message []byte) bool { return string(message[helloRetrySize-32:]) == string(helloRetry) }
 
 // readSecondHello reads a client's bytes up to and including its second ClientHello, which a server
 // asked for. It checks that like the first one and returns all bytes.

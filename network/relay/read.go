@@ -78,7 +78,7 @@ func (c *connection) returnsSecret(method string) bool {
 // host gets the secret. Most programs send a password in base64 (RFC 7617). The
 // body and the fields after it are not searched.
 func (r *Relay) hasPlaceholder(c *connection, q *http.Request) bool {
-	texts := []string{q.RequestURI}
+	texts := []string{q.Method, q.RequestURI}
 	for name, values := range q.Header {
 		texts = append(texts, values...)
 		if name == "Authorization" || name == "Proxy-Authorization" {

@@ -154,6 +154,7 @@ func TestRead_RefusesWhatTheRuleDoesNotContain(t *testing.T) {
 		{"GET", "https://files.example/v1/x", []string{"X_Original_URL", "/v2/x"}, rule(event.ByPath, 443, "/v1/x")},
 		{"GET", "http://a.host.example/?placeholder-of-TOKEN", nil, event.Event{Name: "a.host.example", Port: 80, Reason: event.ByCredential}},
 		{"GET", "http://a.host.example/", []string{"X-Any", "Bearer placeholder-of-TOKEN"}, event.Event{Name: "a.host.example", Port: 80, Reason: event.ByCredential}},
+		{"placeholder-of-TOKEN", "http://a.host.example/", nil, event.Event{Name: "a.host.example", Port: 80, Reason: event.ByCredential}},
 		{"GET", "http://a.host.example/", basic("placeholder-of-TOKEN"), event.Event{Name: "a.host.example", Port: 80, Reason: event.ByCredential}},
 		{"GET", "http://files.example/v1/", []string{"Authorization", "Bearer placeholder-of-TOKEN"}, event.Event{Name: "files.example", Port: 80, Reason: event.ByCredential}},
 	} {

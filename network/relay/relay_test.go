@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -231,9 +232,26 @@ func TestRelay_CarriesWhatFollowsAHello(t *testing.T) {
 
 // A server can ask for a second ClientHello, which could name another host.
 func TestRelay_ChecksTheSecondHello(t *testing.T) {
+	message := append([]byte{2, 0, 0, 52, 3, 3}, helloRetry...)
+	message = append(message, 0, 0x13, 1, 0, 0, 12, 0, 43, 0, 2, 3, 4, 0, 51, 0, 2, 0, 23)
+	record := func(content []byte) []byte {
+		return append([]byte{recordHandshake, 3, 3, 0, byte(len(content))}, content...)
+	}
+	change := []byte{recordChangeCipher, 3, 3, 0, 1, 1}
+	for name, retry := range map[string][]byte{
+		"in one record":         record(message),
+		"in two records":        slices.Concat(record(message[:7]), record(message[7:])),
+		"byte by byte":          slices.Concat(record(message[:1]), record(message[1:2]), record(message[2:])),
+		"after an alert":        slices.Concat([]byte{recordAlert, 3, 3, 0, 2, 1, 112}, record(message)),
+		"after a change":        slices.Concat(change, record(message)),
+		"after an empty record": slices.Concat(record(nil), record(message)),
+	} {
+		t.Run(name, func(t *testing.T) { checksSecondHello(t, retry) })
+	}
+}
+
+func checksSecondHello(t *testing.T, retry []byte) {
 	s := start(t, `{}`)
-	retry := append([]byte{recordHandshake, 3, 3, 0, 56, 2, 0, 0, 52, 3, 3}, helloRetry...)
-	retry = append(retry, 0, 0x13, 1, 0, 0, 12, 0, 43, 0, 2, 3, 4, 0, 51, 0, 2, 0, 23)
 	got := make(chan string, 10)
 	networktest.Listen(t, server+":443", func(conn *net.TCPConn) {
 		defer conn.Close()

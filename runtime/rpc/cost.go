@@ -18,8 +18,8 @@ const (
 // client of MCP has reason to send.
 var errNested = errors.New("the message has more than 10000 values, or lists and objects 100 deep: send less at a time")
 
-// Cost returns how many bytes decoding a message takes at most, beside the message itself.
-// It reads the message and decodes nothing. The error says that [Decode] refuses it.
+// Cost returns how many bytes the values of a message take at most when it is decoded, beside
+// the text of its strings. It reads the message and decodes nothing. The error says that [Decode] refuses it.
 func Cost(text []byte) (int64, error) {
 	values, depth := 0, 0
 	for at := 0; at < len(text); at++ {
@@ -38,7 +38,7 @@ func Cost(text []byte) (int64, error) {
 			return 0, errNested
 		}
 	}
-	return int64(len(text) + values*valueBytes), nil
+	return int64(values * valueBytes), nil
 }
 
 // stringEnd returns how many bytes there are up to and with the quote that ends a string.
