@@ -69,7 +69,13 @@ func (s *Site) Serve(ctx context.Context, listener net.Listener) error {
 
 func (s *Site) handler(ctx context.Context, private bool) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET "+metricsPath, withDeadline(s.Metrics.ServeHTTP))
+	metrics := withDeadline(s.Metrics.ServeHTTP)
+	if private {
+		// They name principals, and when they call.
+		mux.Handle("GET "+metricsPath, toThisHost(metrics))
+	} else {
+		mux.Handle("GET "+metricsPath, metrics)
+	}
 	mux.Handle("GET /healthz", withDeadline(func(w http.ResponseWriter, _ *http.Request) { state(w, true, "the server runs\n") }))
 	mux.Handle("GET /readyz", withDeadline(func(w http.ResponseWriter, _ *http.Request) {
 		if s.IsReady() {

@@ -100,7 +100,7 @@ func TestPage_HoldsNothingOfSandboxes(t *testing.T) {
 // A page elsewhere reaches nothing, and neither does who writes.
 func TestSite_IsForThisMachineAlone(t *testing.T) {
 	url := served(t, New(Options{Contents: true}))
-	for _, path := range []string{"/", "/events", status.Path, "/images/1/0", "/page.js"} {
+	for _, path := range []string{"/", "/events", status.Path, "/images/1/0", "/page.js", metricsPath} {
 		for name, change := range map[string]func(*http.Request){
 			"another host": func(r *http.Request) { r.Host = "evil.example" },
 			"another page": func(r *http.Request) { r.Header.Set("Sec-Fetch-Site", "cross-site") },

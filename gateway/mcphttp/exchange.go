@@ -321,16 +321,17 @@ func (x *exchange) modern(m rpc.Message) {
 		// cancels.
 		x.accept()
 	case version != "" && header != version:
-		x.fail(http.StatusBadRequest, m.ID, mcp.HEADER_MISMATCH, fmt.Sprintf("%s is %.40q and the message's own version %.40q: both must be the same", versionHeader, header, version))
+		x.refuse(m, http.StatusBadRequest, mcp.HEADER_MISMATCH, fmt.Sprintf("%s is %.40q and the message's own version %.40q: both must be the same", versionHeader, header, version))
 	case !mcp.IsValidProtocolVersion(header):
+		x.handler.Refuse(x.who.Name, m, fmt.Errorf("the protocol's version %.40q is unknown", header))
 		failure := mcp.UnsupportedProtocolVersionError{Version: header, Supported: mcp.ValidProtocolVersions}.JSONRPCError()
 		failure.ID = mcp.NewRequestId(m.ID)
 		x.write(http.StatusBadRequest, failure)
 	case version == "":
-		x.fail(http.StatusBadRequest, m.ID, mcp.INVALID_PARAMS, "params._meta lacks "+mcp.MetaKeyProtocolVersion)
+		x.refuse(m, http.StatusBadRequest, mcp.INVALID_PARAMS, "params._meta lacks "+mcp.MetaKeyProtocolVersion)
 	default:
 		if err := x.checkHeaders(m); err != nil {
-			x.fail(http.StatusBadRequest, m.ID, mcp.HEADER_MISMATCH, err.Error())
+			x.refuse(m, http.StatusBadRequest, mcp.HEADER_MISMATCH, err.Error())
 			return
 		}
 		if m.Method == string(mcp.MethodSubscriptionsListen) {
@@ -342,6 +343,12 @@ func (x *exchange) modern(m rpc.Message) {
 		}
 		x.request(m, nil)
 	}
+}
+
+// refuse answers a message with an error, and tells observers if it is a call.
+func (x *exchange) refuse(m rpc.Message, status, code int, text string) {
+	x.handler.Refuse(x.who.Name, m, errors.New(text))
+	x.fail(status, m.ID, code, text)
 }
 
 // checkHeaders compares what the head repeats of the message with the message.
@@ -361,7 +368,7 @@ func (x *exchange) checkHeaders(m rpc.Message) error {
 // legacy answers a message of a revision with HTTP sessions.
 func (x *exchange) legacy(m rpc.Message) {
 	if version := x.r.Header.Get(versionHeader); version != "" && !mcp.IsValidProtocolVersion(version) {
-		x.fail(http.StatusBadRequest, m.ID, mcp.INVALID_REQUEST, fmt.Sprintf("%s is %.40q, which this server does not speak: it speaks %s", versionHeader, version, strings.Join(mcp.ValidProtocolVersions, ", ")))
+		x.refuse(m, http.StatusBadRequest, mcp.INVALID_REQUEST, fmt.Sprintf("%s is %.40q, which this server does not speak: it speaks %s", versionHeader, version, strings.Join(mcp.ValidProtocolVersions, ", ")))
 		return
 	}
 	if m.IsRequest() && m.Method == string(mcp.MethodInitialize) {
@@ -375,6 +382,7 @@ func (x *exchange) legacy(m rpc.Message) {
 	}
 	session := x.session(m.ID)
 	if session == nil {
+		x.handler.Refuse(x.who.Name, m, errors.New("the request is of no HTTP session"))
 		return
 	}
 	switch {

@@ -1,6 +1,7 @@
 package mcphttp
 
 import (
+	"errors"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -112,5 +113,42 @@ func TestServer_AnswersItsLastConnection(t *testing.T) {
 	}
 	if got := <-status; got != http.StatusOK {
 		t.Errorf("status %d, want %d", got, http.StatusOK)
+	}
+}
+
+// When all connections are taken, a further one takes the place of the longest idle one. If
+// none is idle, probes are answered and nothing else.
+func TestBoundedListener_KeepsPlacesForProbes(t *testing.T) {
+	inner := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	l := bounded(inner, 2, 1)
+	defer l.Close()
+	accept := func() *boundedConn {
+		client := must.Get(net.Dial("tcp", inner.Addr().String()))(t)
+		t.Cleanup(func() { client.Close() })
+		conn := must.Get(l.Accept())(t).(*boundedConn)
+		t.Cleanup(func() { conn.Close() })
+		noteState(conn, http.StateNew)
+		return conn
+	}
+	first, second := accept(), accept()
+	l.mu.Lock()
+	l.idle[first], l.idle[second] = time.Now().Add(-time.Minute), time.Now().Add(-time.Hour)
+	l.mu.Unlock()
+	third := accept()
+	if _, err := second.Conn.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) || third.isProbe {
+		t.Errorf("the longest idle connection is open (%v), or the next one is for probes (%v)", err, third.isProbe)
+	}
+	noteState(first, http.StateActive)
+	noteState(third, http.StateActive)
+	probe := accept()
+	if !probe.isProbe {
+		t.Error("a connection beyond the bound is not for probes alone")
+	}
+	// It does not last.
+	if _, err := probe.Conn.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("a probe's connection ends with %v", err)
+	}
+	if accept(); l.open != 3 {
+		t.Errorf("%d connections are open", l.open)
 	}
 }

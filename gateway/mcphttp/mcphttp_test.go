@@ -14,12 +14,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/account"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
@@ -760,4 +761,83 @@ func TestServer_ManyClients(t *testing.T) {
 	if n, requests, answers := s.o.Book.Bytes.Used(), s.o.Book.Requests.Used(), s.answers.Used(); n+requests+answers != 0 {
 		t.Errorf("%d bytes, %d requests and %d bytes of answers are counted at the end", n, requests, answers)
 	}
+}
+
+// fickle believes tokens until it is told otherwise.
+type fickle struct{ doubts atomic.Bool }
+
+func (f *fickle) Authenticate(r *http.Request) (principal.Principal, error) {
+	if f.doubts.Load() {
+		return principal.Principal{}, &principal.Refusal{Reason: "the token has expired"}
+	}
+	return named{}.Authenticate(r)
+}
+
+// A stream ends when the token that opened it is believed no longer.
+func TestServer_EndsStreamsWithTheirTokens(t *testing.T) {
+	forErasInBubble(t, func(t *testing.T, version string) {
+		tokens := &fickle{}
+		s := startInBubble(t, func(o *Options) { o.Authenticator = tokens })
+		c := s.client(t, "alice", version)
+		var response *http.Response
+		if version == mcpclient.Newest {
+			response = must.Get(c.Do(must.Get(c.Request(t.Context(), http.MethodGet, nil))(t)))(t)
+		} else {
+			message := must.Get(c.Message("sub", "subscriptions/listen", map[string]any{"notifications": map[string]any{"toolsListChanged": true}}))(t)
+			response = must.Get(c.Post(t.Context(), "subscriptions/listen", "", message))(t)
+		}
+		defer response.Body.Close()
+		began := time.Now()
+		time.AfterFunc(time.Minute, func() { tokens.doubts.Store(true) })
+		_, err := io.Copy(io.Discard, response.Body)
+		if took := time.Since(began); err != nil || took < time.Minute || took > time.Minute+commentEvery {
+			t.Errorf("the stream ends after %v, %v", took, err)
+		}
+	})
+}
+
+// One principal has a bounded number of open requests, and the connections of those that
+// are refused are closed.
+func TestServer_BoundsRequestsOfAPrincipal(t *testing.T) {
+	const streams, calls, spare = 4, 4, 32
+	s := start(t, func(o *Options) {
+		o.Book = account.NewBook(func(string) registry.Quota { return registry.Quota{Calls: calls, Streams: streams} }, 8, 1)
+	})
+	var conns []net.Conn
+	open := func() net.Conn {
+		conn := must.Get(net.Dial("tcp", strings.TrimPrefix(s.url, "http://")))(t)
+		t.Cleanup(func() { conn.Close() })
+		fmt.Fprint(conn, "POST /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer alice\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n")
+		return conn
+	}
+	for range streams + calls + spare {
+		conns = append(conns, open())
+	}
+	patience.Wait(t, patience.Long, func() string { return "the requests do not come" }, func() bool { return s.o.Book.Requests.Used() == int64(len(conns)) })
+	more := open()
+	must.Do(t, more.SetReadDeadline(time.Now().Add(patience.Long)))
+	if text, err := io.ReadAll(more); err != nil || !strings.HasPrefix(string(text), "HTTP/1.1 429 ") || !strings.Contains(string(text), "40 requests of yours are open") {
+		t.Errorf("one more: %q, %v", text, err)
+	}
+	if got := run(t, s.client(t, "bob", mcpclient.Newest), "", "echo bob"); got != "bob\n" {
+		t.Errorf("bob: %q", got)
+	}
+}
+
+// A message is charged as it comes, and nothing of it stays charged.
+func TestServer_ChargesMessagesAsTheyCome(t *testing.T) {
+	s := start(t, nil)
+	header := map[string]string{"Content-Type": "application/json", "Authorization": "Bearer alice"}
+	if status, _, body := s.send(t, http.MethodPost, Path, `{"jsonrpc":"2.0","id":1,"method":"ping","params":{"x":[`+strings.Repeat("1,", 1<<20)+"1]}}", header); status != http.StatusBadRequest || !strings.Contains(body, "more than 10000 values") {
+		t.Errorf("a message of many values: status %d, %s", status, body)
+	}
+	conn := must.Get(net.Dial("tcp", strings.TrimPrefix(s.url, "http://")))(t)
+	defer conn.Close()
+	fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer alice\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n100001\r\n%s", strings.Repeat(" ", 64<<10+1))
+	patience.Wait(t, patience.Long, func() string { return fmt.Sprintf("%d bytes are charged", s.o.Book.Bytes.Used()) }, func() bool {
+		n := s.o.Book.Bytes.Used()
+		return n > 128<<10 && n < 512<<10
+	})
+	conn.Close()
+	patience.Wait(t, patience.Long, func() string { return fmt.Sprintf("%d bytes are charged at the end", s.o.Book.Bytes.Used()) }, func() bool { return s.o.Book.Bytes.Used() == 0 })
 }

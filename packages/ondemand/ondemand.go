@@ -59,7 +59,7 @@ type Options struct {
 	// Turn waits until an environment may be built for a principal, which is over when done
 	// is called. If it is nil, the builder is asked at once.
 	Turn func(ctx context.Context, principal string) (done func(), err error)
-	Log *slog.Logger
+	Log  *slog.Logger
 	// Used is called with each environment that a call is about to use; it may be nil.
 	Used func(registry.Environment)
 }

@@ -4,16 +4,20 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
@@ -209,4 +213,46 @@ func TestExecute_AsksWhileItIsGivenUp(t *testing.T) {
 		}
 		must.Do(t, <-removed)
 	}
+}
+
+// One principal's builds leave turns to another, and those that no call waits for any more
+// are not begun.
+func TestExecute_BuildsInTurns(t *testing.T) {
+	base := environment(t)
+	synctest.Test(t, func(t *testing.T) {
+		var order []string
+		r := newRig(t, func(folder string) {
+			var request registry.Request
+			must.Do(t, json.Unmarshal(must.Get(os.ReadFile(filepath.Join(folder, registry.RequestFile)))(t), &request))
+			order = append(order, request.Packages[0])
+			time.AfterFunc(time.Second, func() { put(t, folder, registry.FailedFile, "slow\n") })
+		})
+		r.Turn = account.NewBook(nil, 1, 1).Build
+		ctx, hangUp := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		call := func(ctx context.Context, principal, name string) {
+			env := base
+			env.Derived = &registry.Derived{Base: "python", Packages: []string{name}}
+			all.Go(func() { _, _ = r.Execute(ctx, call.Call{Principal: principal, Env: env}) })
+			synctest.Wait()
+		}
+		for i := range 20 {
+			call(ctx, "alice", fmt.Sprintf("a%d", i))
+		}
+		call(t.Context(), "bob", "b")
+		call(t.Context(), "alice", "last")
+		time.Sleep(1500 * time.Millisecond)
+		hangUp()
+		all.Wait()
+		time.Sleep(time.Minute)
+		if at := slices.Index(order, "b"); at < 0 || at > 2 {
+			t.Errorf("bob's is built after %d others: %q", at, order)
+		}
+		if len(order) > 4 {
+			t.Errorf("%d are built, of which calls wait for three: %q", len(order), order)
+		}
+		if folders := must.Get(os.ReadDir(r.folder))(t); len(folders) != len(order) || len(r.builds) != 0 {
+			t.Errorf("%d folders and %d builds are left", len(folders), len(r.builds))
+		}
+	})
 }

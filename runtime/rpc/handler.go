@@ -117,7 +117,9 @@ func (h *Handler) recover(m Message, reply *mcp.JSONRPCMessage) {
 type Call struct {
 	handler *Handler
 	message Message
-	release func() // gives back what the call is charged
+	// principal is who calls, and release gives back what the call is charged.
+	principal string
+	release   func()
 	// One of these answers; mcp-go does where both are nil.
 	run  *tool.Run
 	read *tool.Read
@@ -138,7 +140,7 @@ func (h *Handler) Admit(principal string, m Message) (admitted *Call, reply mcp.
 		}
 		return nil, Failure(m.ID, mcp.INTERNAL_ERROR, sentence)
 	}
-	admitted = &Call{handler: h, message: m, release: release}
+	admitted = &Call{handler: h, message: m, principal: principal, release: release}
 	switch p := m.fields.Params; {
 	case !m.isPlain():
 		return admitted, nil
@@ -180,7 +182,12 @@ func (c *Call) Answer(ctx context.Context, notify func(mcp.JSONRPCNotification))
 		}
 		return h.complete(c.message, &mcp.ReadResourceResult{Contents: contents})
 	default:
-		return h.Answer(ctx, c.message)
+		reply = h.Answer(ctx, c.message)
+		// A call that reached the tool has been told of.
+		if failure, ok := reply.(mcp.JSONRPCError); ok {
+			h.Refuse(c.principal, c.message, errors.New(failure.Error.Message))
+		}
+		return reply
 	}
 }
 

@@ -315,6 +315,25 @@ func TestAdmit_IsBounded(t *testing.T) {
 	})
 }
 
+// Reads wait as calls do, and count as such.
+func TestAdmit_CountsReads(t *testing.T) {
+	inBubble(t, func(t *testing.T, h *Handler) {
+		m, _ := Decode([]byte(`{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"sandbox://s/x"}}`))
+		var admitted []*Call
+		for range 2 {
+			c, _ := h.Admit("", m)
+			admitted = append(admitted, c)
+		}
+		if c, reply := h.Admit("", m); c != nil || !strings.Contains(fmt.Sprint(plain(t, reply)), "the server is busy") {
+			t.Error("a third read was admitted")
+		}
+		for _, c := range admitted {
+			c.Answer(t.Context(), nil)
+			c.Release()
+		}
+	})
+}
+
 func TestAnswer_NotifiesOfProgress(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *Handler) {
 		var notes []map[string]any

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -76,6 +77,22 @@ func (f *fixture) in(session, code, want string) call.Result {
 		f.t.Errorf("%s: answer %q, error %v, want %q", code, result.Stdout.Head, err, want)
 	}
 	return result
+}
+
+// A principal that begins many sessions has only its own forgotten.
+func TestManager_RemembersTheEndedSessionsOfEach(t *testing.T) {
+	m := New(Options{Log: slog.New(slog.DiscardHandler)})
+	bob := call.Key{Principal: "bob", ID: "work"}
+	m.Remember([]call.Key{bob})
+	var many []call.Key
+	for i := range 2 * maxEnded {
+		many = append(many, call.Key{Principal: "alice", ID: fmt.Sprint(i)})
+	}
+	m.Remember(many)
+	ended := m.Ended()
+	if len(ended) != maxEnded || !slices.Contains(ended, bob) || !slices.Contains(ended, many[len(many)-1]) || slices.Contains(ended, many[0]) {
+		t.Errorf("%d are remembered, bob's: %v", len(ended), slices.Contains(ended, bob))
+	}
 }
 
 func TestSession_KeepsState(t *testing.T) {

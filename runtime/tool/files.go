@@ -186,7 +186,7 @@ func (r *Read) Answer(ctx context.Context) ([]mcp.ResourceContents, error) {
 		err = fmt.Errorf("the sandbox did not send the file within %v: read it again when it has less to do, or parts of it with run", readTimeout)
 	}
 	if err != nil {
-		err = fmt.Errorf("read %.200s: %w", r.uri, err)
+		err = fmt.Errorf("read %.200s: %w", printable(r.uri), err)
 		if gone != nil || errors.Is(err, fs.ErrNotExist) || errors.As(err, new(*call.NoSessionError)) {
 			err = unknown(err)
 		}

@@ -30,7 +30,7 @@ func reportProgress(every time.Duration, progress func(seconds float64, line str
 				elapsed := time.Since(began).Seconds() // MCP wants it to grow each time
 				line := fmt.Sprintf("%.0f s", elapsed)
 				if text := newest.Load(); text != nil {
-					line += ": " + *text
+					line += ": " + printable(*text)
 				}
 				progress(elapsed, line)
 			}

@@ -28,7 +28,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/httpclient"
@@ -97,20 +96,18 @@ func serve(auditFile string) error {
 		return err
 	}
 	fmt.Println(listener.Addr())
-	return service.HTTP(context.Background(), context.Background(), listener, service.Options{
+	options := service.Options{
 		Environments: registry.New(&registry.Set{Environments: map[string]registry.Environment{"bash": env}}),
-		Starter:      &machine{},
+		Starter:      &sandboxtest.Machine{},
 		Sessions:     session.Limits{Idle: time.Minute, Lifetime: time.Hour, Max: 1024},
 		Accounts:     book,
 		Observers:    []call.Observer{records},
 		Log:          log,
-	}, mcphttp.Options{Authenticator: named{}, Book: book})
+	}
+	a := options.Assemble()
+	a.Begin()
+	return mcphttp.New(a.Handler, mcphttp.Options{Authenticator: named{}, Book: book, Log: log}).Serve(listener)
 }
-
-// machine makes the sandboxes of sandboxtest.
-type machine struct{ sandboxtest.Machine }
-
-var _ sandbox.Starter = (*machine)(nil)
 
 // server is the process of a server.
 type server struct {

@@ -263,10 +263,7 @@ func listenUnix(path string) (net.Listener, error) {
 	}
 	listener, err := net.Listen("unix", path)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		conn, dialError := net.Dial("unix", path)
-		if dialError == nil {
-			conn.Close()
-		} else if isRefused(dialError) && os.Remove(path) == nil {
+		if removeOldSocket(path) {
 			listener, err = net.Listen("unix", path)
 		}
 	}
@@ -281,8 +278,19 @@ func listenUnix(path string) (net.Listener, error) {
 	return listener, nil
 }
 
-// isRefused reports whether an address exists, and no process listens there.
-func isRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
+// removeOldSocket removes a socket without a listener, and reports whether it did. Other files
+// refuse connections in the same way, and stay.
+func removeOldSocket(path string) bool {
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode().Type() != os.ModeSocket {
+		return false
+	}
+	conn, err := net.Dial("unix", path)
+	if err == nil {
+		conn.Close()
+	}
+	return errors.Is(err, syscall.ECONNREFUSED) && os.Remove(path) == nil
+}
 
 // listenError is the error of an address that cannot be used. Its cause is an errno.
 type listenError struct {

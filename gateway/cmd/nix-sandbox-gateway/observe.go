@@ -164,11 +164,6 @@ func listenForMetrics(address, runtimeDir string) (net.Listener, error) {
 // removeOldSockets removes the sockets of servers that were killed.
 func removeOldSockets(folder string) {
 	for _, path := range status.Sockets(folder) {
-		conn, err := net.Dial("unix", path)
-		if err == nil {
-			conn.Close()
-		} else if isRefused(err) {
-			_ = os.Remove(path)
-		}
+		removeOldSocket(path)
 	}
 }

@@ -4,6 +4,7 @@ package oauth
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,7 +17,6 @@ import (
 
 	"github.com/coreos/go-oidc/v3/oidc"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
 )
 
@@ -30,8 +30,8 @@ const (
 	// keysTimeout and maxKeys bound such a request, and its response in bytes.
 	keysTimeout = 10 * time.Second
 	maxKeys     = 1 << 20
-	// maxReason bounds what the log has of a refusal, in bytes.
-	maxReason = 200
+	// clockLeeway is how far the clock of the authorization server may be ahead.
+	clockLeeway = 5 * time.Minute
 )
 
 // Options say whose access tokens are believed.
@@ -88,11 +88,14 @@ func (a *Server) Authenticate(r *http.Request) (principal.Principal, error) {
 	}
 	token, err := a.verifier.Verify(r.Context(), text)
 	if err != nil {
-		return principal.Principal{}, &principal.Refusal{Reason: bounded.Head(err.Error(), maxReason)}
+		return principal.Principal{}, &principal.Refusal{Reason: reason(err)}
 	}
 	var claims map[string]any
 	if err := token.Claims(&claims); err != nil {
-		return principal.Principal{}, &principal.Refusal{Reason: bounded.Head(err.Error(), maxReason)}
+		return principal.Principal{}, &principal.Refusal{Reason: "the token's claims are no JSON object"}
+	}
+	if problem := a.wrong(text, claims); problem != "" {
+		return principal.Principal{}, &principal.Refusal{Reason: problem}
 	}
 	name, _ := claims[a.o.Claim].(string)
 	if !principal.IsPlain(name) {
@@ -102,6 +105,70 @@ func (a *Server) Authenticate(r *http.Request) (principal.Principal, error) {
 		return principal.Principal{}, &principal.Refusal{Reason: "the token lacks the scope " + a.o.Scope, Scope: a.o.Scope}
 	}
 	return principal.Principal{Name: "oauth:" + name}, nil
+}
+
+// reasons word errors of the library, which repeat parts of a token that anybody can send.
+var reasons = []struct{ part, words string }{
+	{"token is expired", "the token has expired"},
+	{"before the nbf", "the token is not valid yet"},
+	{"different provider", "the token is of another issuer"},
+	{"expected audience", "the token is for another server"},
+	{"fetching keys", "the keys of the authorization server could not be fetched"},
+	{"verify signature", "the token is not signed with a key of the authorization server"},
+}
+
+// reason returns in the server's own words why a token is not believed.
+func reason(err error) string {
+	for _, one := range reasons {
+		if strings.Contains(err.Error(), one.part) {
+			return one.words
+		}
+	}
+	return "the token is not a signed JSON Web Token of the form that this server reads"
+}
+
+// wrong says why a token that the issuer signed is no access token for this server; it is
+// empty for one that is. The library compares the names of claims without their case, as
+// encoding/json does.
+func (a *Server) wrong(text string, claims map[string]any) string {
+	encoded, _, _ := strings.Cut(text, ".")
+	var header map[string]any
+	if decoded, err := base64.RawURLEncoding.DecodeString(encoded); err != nil || json.Unmarshal(decoded, &header) != nil {
+		return "the token's header is no JSON object"
+	}
+	kind, _ := header["typ"].(string)
+	switch strings.TrimPrefix(strings.ToLower(kind), "application/") {
+	case "", "jwt", "at+jwt": // not every authorization server follows RFC 9068
+	default:
+		return "the token is not an access token, as its type says"
+	}
+	now := a.now()
+	expires, hasEnd := claims["exp"].(float64)
+	begins, hasBeginning := claims["nbf"].(float64)
+	switch {
+	case claims["iss"] != a.o.Issuer:
+		return "the token is of another issuer"
+	case claims["aud"] != a.o.Resource && !contains(claims["aud"], a.o.Resource):
+		return "the token is for another server"
+	case !hasEnd || !now.Before(time.Unix(int64(expires), 0)):
+		return "the token has expired"
+	case hasBeginning && now.Add(clockLeeway).Before(time.Unix(int64(begins), 0)):
+		return "the token is not valid yet"
+	case claims["cnf"] != nil:
+		return "the token is bound to a key of the client (RFC 9449), which this server does not check"
+	}
+	for _, name := range []string{"nonce", "at_hash", "c_hash", "s_hash", "events"} {
+		if claims[name] != nil {
+			return "the token is not an access token: it has a claim of an ID token or a logout token"
+		}
+	}
+	return ""
+}
+
+// contains reports whether a claim is a list with a text.
+func contains(claim any, text string) bool {
+	list, _ := claim.([]any)
+	return slices.Contains(list, any(text))
 }
 
 // scopes are what a token allows. Some servers have a list in the claim scp, in place

@@ -84,6 +84,12 @@ func TestOAuth_BelievesTokensForThisServer(t *testing.T) {
 		"long subject":          {token: oauthtest.Sign(t, key, "1", oauthtest.With(claims, "sub", strings.Repeat("a", principal.MaxName+1)))},
 		"scope too small":       {token: oauthtest.Sign(t, key, "1", oauthtest.With(claims, "scope", "read runs")), scope: "run"},
 		"no scope":              {token: oauthtest.Sign(t, key, "1", oauthtest.With(claims, "scope", nil)), scope: "run"},
+		"audience in capitals":  {token: oauthtest.Sign(t, key, "1", oauthtest.With(oauthtest.With(claims, "aud", "https://other.example"), "AUD", resource))},
+		"issuer in capitals":    {token: oauthtest.Sign(t, key, "1", oauthtest.With(oauthtest.With(claims, "iss", "https://other.example"), "ISS", i.URL))},
+		"expiry in capitals":    {token: oauthtest.Sign(t, key, "1", oauthtest.With(oauthtest.With(claims, "exp", c.now.Add(-time.Hour).Unix()), "EXP", c.now.Add(100*time.Hour).Unix()))},
+		"an ID token":           {token: oauthtest.Sign(t, key, "1", oauthtest.With(claims, "nonce", "x"))},
+		"a logout token":        {token: oauthtest.Sign(t, key, "1", oauthtest.With(claims, "events", map[string]any{"http://schemas.openid.net/event/backchannel-logout": map[string]any{}}))},
+		"bound to a key":        {token: oauthtest.Sign(t, key, "1", oauthtest.With(claims, "cnf", map[string]any{"jkt": "x"}))},
 		"cut":                   {token: oauthtest.Sign(t, key, "1", claims)[:100] + ".x"},
 	} {
 		p, err := a.Authenticate(request("Bearer " + test.token))
@@ -102,6 +108,29 @@ func TestOAuth_BelievesTokensForThisServer(t *testing.T) {
 	}
 	if _, err := a.Authenticate(request("Bearer nsm_x")); !errors.Is(err, principal.ErrNone) {
 		t.Errorf("a token of another kind: %v", err)
+	}
+}
+
+// What a stranger writes into a token does not reach the log.
+func TestOAuth_RefusesInItsOwnWords(t *testing.T) {
+	a, i, c, claims := setUp(t)
+	i.Publish(map[string]*ecdsa.PrivateKey{"1": oauthtest.NewKey(t)})
+	const mark = "STRANGERS-WORDS"
+	for _, header := range []map[string]any{
+		{"alg": mark}, {"alg": "none", "kid": mark}, {"alg": "ES256", "kid": mark}, {"alg": "ES256", "jwk": map[string]any{"kty": mark}},
+		{"alg": "ES256", "x5c": []string{mark}}, {"alg": "ES256", "crit": []string{mark}, mark: mark}, {"alg": "ES256", "typ": mark},
+	} {
+		_, err := a.Authenticate(request("Bearer " + oauthtest.Unsigned(t, header, oauthtest.With(claims, "iss", mark)) + ".eHg"))
+		if err == nil || strings.Contains(err.Error(), mark) {
+			t.Errorf("%v: %v", header, err)
+		}
+		c.advance(keysPause)
+	}
+	for kind, want := range map[string]bool{"": true, "JWT": true, "at+jwt": true, "application/at+jwt": true, "dpop+jwt": false, "logout+jwt": false} {
+		text := oauthtest.Unsigned(t, map[string]any{"alg": "ES256", "typ": kind}, claims)
+		if problem := a.wrong(text+".x", map[string]any{"iss": i.URL, "aud": resource, "exp": float64(c.now.Add(time.Hour).Unix())}); (problem == "") != want {
+			t.Errorf("a token of type %q: %q", kind, problem)
+		}
 	}
 }
 
