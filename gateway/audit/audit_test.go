@@ -343,3 +343,28 @@ func FuzzVerify(f *testing.F) {
 		}
 	})
 }
+
+// Names of control characters, which JSON escapes sixfold, take no more than their bytes,
+// and a principal is charged for each record before it is written.
+func TestLog_ChargesForRecords(t *testing.T) {
+	l := must.Get(Open(filepath.Join(t.TempDir(), "audit"), slog.New(slog.DiscardHandler)))(t)
+	defer l.Close()
+	charged := map[string]int{}
+	l.Charge(func(principal string, bytes int) {
+		if l.State().Records != uint64(len(charged)) {
+			t.Error("the record was written before its principal was charged")
+		}
+		charged[principal] += bytes
+	})
+	odd := strings.Repeat("\x01", 200)
+	for _, c := range []call.Call{
+		{Principal: "plain", Code: "x"},
+		{Principal: "odd", Code: "x", Session: odd, Trace: odd, Env: registry.Environment{Name: odd}},
+	} {
+		before := l.size
+		call.ReportRefusal(c, errors.New("because "+odd), l)
+		if size := int(l.size - max(before, 0)); size > 2<<10 || charged[c.Principal] < size || charged[c.Principal] > size+200 {
+			t.Errorf("%s: a record of %d bytes is charged as %d", c.Principal, size, charged[c.Principal])
+		}
+	}
+}

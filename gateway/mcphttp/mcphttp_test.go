@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -35,6 +36,23 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
 )
 
+// recorder has the reasons of calls that were refused, of each principal.
+type recorder struct {
+	mu      sync.Mutex
+	reasons map[string][]string
+}
+
+func (r *recorder) Begin(c call.Call) (end func(call.Result, error)) {
+	return func(_ call.Result, err error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.reasons == nil {
+			r.reasons = map[string][]string{}
+		}
+		r.reasons[c.Principal] = append(r.reasons[c.Principal], fmt.Sprint(c.Code, ": ", err))
+	}
+}
+
 // named takes the token of a request for the name of its principal.
 type named struct{}
 
@@ -57,6 +75,7 @@ type served struct {
 	machine      *sandboxtest.Machine
 	environments *registry.Registry
 	observed     chan Request
+	refusals     recorder
 }
 
 // pipes is a listener whose connections are pipes. A bubble of testing/synctest knows what
@@ -126,7 +145,7 @@ func serve(t testing.TB, listener net.Listener, transport *http.Transport, chang
 	s := &served{machine: &sandboxtest.Machine{}, environments: registry.New(set), observed: make(chan Request, 1<<16)}
 	spec := func(c call.Call) sandbox.Spec { return sandbox.Spec{Name: c.Env.Name, OutputBytes: c.Env.OutputBytes} }
 	manager := session.New(session.Options{Starter: s.machine, Spec: spec, OneShot: session.OneShot(s.machine, spec, nil), Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 1000}, Log: log})
-	handler, stop := rpc.New(tool.New(tool.Options{Environments: s.environments, Executor: manager, Sessions: manager, Log: log}), "1", rpc.DefaultBounds(), log)
+	handler, stop := rpc.New(tool.New(tool.Options{Environments: s.environments, Executor: manager, Sessions: manager, Observers: []call.Observer{&s.refusals}, Log: log}), "1", rpc.DefaultBounds(), log)
 	o := Options{Authenticator: named{}, Book: book(1 << 20), Log: log, DrainTimeout: patience.Long, Observe: func(r Request) { s.observed <- r }}
 	if change != nil {
 		change(&o)
@@ -840,4 +859,38 @@ func TestServer_ChargesMessagesAsTheyCome(t *testing.T) {
 	})
 	conn.Close()
 	patience.Wait(t, patience.Long, func() string { return fmt.Sprintf("%d bytes are charged at the end", s.o.Book.Bytes.Used()) }, func() bool { return s.o.Book.Bytes.Used() == 0 })
+}
+
+// A call that the transport refuses is told of as any other refused call.
+func TestServer_TellsOfCallsThatItRefuses(t *testing.T) {
+	s := start(t, nil)
+	const modern = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}`
+	type head = map[string]string
+	for name, test := range map[string]struct {
+		params string
+		header head
+	}{
+		"another method":   {modern, head{"Mcp-Protocol-Version": "2026-07-28", "Mcp-Method": "ping"}},
+		"another name":     {modern, head{"Mcp-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": "walk"}},
+		"another version":  {modern, head{"Mcp-Protocol-Version": "2025-11-25", "Mcp-Method": "tools/call", "Mcp-Name": "run"}},
+		"future version":   {`"x":1`, head{"Mcp-Protocol-Version": "2027-01-01", "Mcp-Method": "tools/call", "Mcp-Name": "run"}},
+		"no HTTP session":  {`"x":1`, nil},
+		"old HTTP session": {`"x":1`, head{"Mcp-Session-Id": "x"}},
+		"unknown old":      {`"x":1`, head{"Mcp-Protocol-Version": "1999-01-01"}},
+		"an unknown tool":  {modern + `,"name":"walk"`, head{"Mcp-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": "walk"}},
+	} {
+		header := head{"Content-Type": "application/json", "Authorization": "Bearer " + name}
+		maps.Copy(header, test.header)
+		params := test.params
+		if !strings.Contains(params, `"name"`) {
+			params += `,"name":"run"`
+		}
+		_, _, body := s.send(t, http.MethodPost, Path, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"arguments":{"env":"bash","code":"echo 1"},`+params+`}}`, header)
+		s.refusals.mu.Lock()
+		reasons := s.refusals.reasons[name]
+		s.refusals.mu.Unlock()
+		if len(reasons) != 1 || !strings.HasPrefix(reasons[0], "echo 1: ") {
+			t.Errorf("%s: told of %q, answered %s", name, reasons, body)
+		}
+	}
 }

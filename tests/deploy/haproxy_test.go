@@ -5,6 +5,7 @@ package deploy_test
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -42,6 +43,7 @@ func token(i int) string { return fmt.Sprintf("nsm_principal-%d-of-the-tests", i
 type world struct {
 	url       string
 	tokens    string // a file
+	config    string // of HAProxy; that of deploy/ if empty
 	servers   []*exec.Cmd
 	logs      []*lines
 	addresses []string
@@ -136,11 +138,17 @@ func freeAddress(t *testing.T) string {
 // servers starts a server for each way to enter a machine, and a proxy.
 func servers(t *testing.T, enter ...[]string) *world {
 	t.Helper()
+	return serversWith(t, "", enter...)
+}
+
+// serversWith is servers with another configuration of HAProxy.
+func serversWith(t *testing.T, config string, enter ...[]string) *world {
+	t.Helper()
 	undertest.Server(t)
 	if _, err := exec.LookPath("haproxy"); err != nil {
 		t.Skip("haproxy is not installed")
 	}
-	w := &world{tokens: tokenFile(t)}
+	w := &world{tokens: tokenFile(t), config: config}
 	for _, enter := range enter {
 		at := "127.0.0.1:0"
 		if enter != nil {
@@ -171,7 +179,7 @@ func tokenFile(t *testing.T) string {
 func (w *world) proxy(t *testing.T, client *http.Client, scheme string, variables ...string) string {
 	t.Helper()
 	front := freeAddress(t)
-	proxy := exec.Command("haproxy", "-f", must.Get(filepath.Abs("../../deploy/haproxy.cfg"))(t))
+	proxy := exec.Command("haproxy", "-f", cmp.Or(w.config, must.Get(filepath.Abs("../../deploy/haproxy.cfg"))(t)))
 	proxy.Env = append(os.Environ(), "MCP_ADDRESS="+front, "MCP_FIRST="+w.addresses[0], "MCP_SECOND="+w.addresses[1])
 	proxy.Env = append(proxy.Env, variables...)
 	log := start(t, proxy)
@@ -249,6 +257,48 @@ func TestHAProxy_LeadsPrincipalsToTheirSessions(t *testing.T) {
 		if calls == 0 {
 			t.Errorf("server %d answered nothing", i+1)
 		}
+	}
+}
+
+// Strangers with made-up tokens do not put others out of the table, and are refused when
+// they make up many.
+func TestHAProxy_KeepsPrincipalsBesideStrangers(t *testing.T) {
+	t.Parallel()
+	text := string(must.Get(os.ReadFile("../../deploy/haproxy.cfg"))(t))
+	small := strings.Replace(text, "type string len 64 size 100k", "type string len 64 size 10", 1)
+	if small == text {
+		t.Fatal("deploy/haproxy.cfg has another table")
+	}
+	config := filepath.Join(t.TempDir(), "haproxy.cfg")
+	must.Do(t, os.WriteFile(config, []byte(small), 0o600))
+	w := serversWith(t, config, nil, nil)
+	run := func(code string) string {
+		return must.Get(w.client(0, mcpclient.Stateless).Run(t.Context(), mcpclient.Arguments{Env: "bash", Code: code, Session: "state"}))(t).Text()
+	}
+	run("secret=here")
+	statuses := map[int]int{}
+	for i := range 300 {
+		stranger := &httpclient.Client{URL: w.url, Version: mcpclient.Stateless, Token: fmt.Sprintf("nsm_stranger-%d", i)}
+		_, err := stranger.Call(t.Context(), "ping", nil, nil)
+		var refused *httpclient.StatusError
+		if !errors.As(err, &refused) {
+			t.Fatalf("stranger %d: %v", i, err)
+		}
+		statuses[refused.Status]++
+	}
+	if statuses[http.StatusUnauthorized] < 100 || statuses[http.StatusTooManyRequests] == 0 {
+		t.Errorf("strangers were answered with %v", statuses)
+	}
+	patience.Until(t, "the source of the strangers is let in again", func() bool {
+		response, err := http.Get(strings.TrimSuffix(w.url, "/mcp") + "/readyz")
+		if err != nil {
+			return false
+		}
+		response.Body.Close()
+		return response.StatusCode == http.StatusOK
+	})
+	if got := run("echo $secret"); got != "here\n" {
+		t.Errorf("after 300 strangers, the session has %q", got)
 	}
 }
 

@@ -72,6 +72,9 @@ func verifyAudit(out io.Writer, path, last string) error {
 	const form = "2006-01-02 15:04:05"
 	fmt.Fprintf(out, "%d records, number %d to %d, from %s to %s (UTC), in %s: nothing was changed.\n",
 		chain.Records, chain.First, chain.Last, chain.Begin.UTC().Format(form), chain.End.UTC().Format(form), count(files, "file"))
+	if chain.First > 1 {
+		fmt.Fprintf(out, "The records before number %d are missing: the log has rotated, or somebody removed its oldest files.\n", chain.First)
+	}
 	if chain.Lost > 0 {
 		fmt.Fprintf(out, "%s could not be written when they came.\n", count(int(chain.Lost), "record"))
 	}
