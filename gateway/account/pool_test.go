@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
 )
 
 // waiting is how many requests wait.
@@ -164,4 +165,32 @@ func TestCalls_WaitForTheirTurnFirst(t *testing.T) {
 			t.Errorf("ran %s", fmt.Sprint(e.running))
 		}
 	})
+}
+
+// Whatever greedy principals take, each of others has its least, as far as the reserve
+// reaches, and one alone has half of what is not reserved.
+func TestPool_KeepsTheLeastForEach(t *testing.T) {
+	const total, least, reserve = 1000, 10, 210 // for twenty greedy ones and another
+	source := seed.New(t)
+	for range 200 {
+		p := NewPool(Terms{Total: total, Least: least, Reserve: reserve})
+		for source.IntN(300) > 0 {
+			_, _ = p.Try(fmt.Sprint("greedy-", source.IntN(20)), 1+source.Int64N(total)) // it takes what it gets
+		}
+		alone := NewPool(Terms{Total: total, Least: least, Reserve: reserve})
+		for alone.Held("one") < total {
+			if _, err := alone.Try("one", 1+source.Int64N(50)); err != nil {
+				break
+			}
+		}
+		if held := alone.Held("one"); held > (total-reserve+least)/2 {
+			t.Errorf("one alone has %d of %d", held, total)
+		}
+		if _, err := p.Try("modest", least); err != nil {
+			t.Errorf("a modest one has not its least beside %v", p.held)
+		}
+		if p.used > total {
+			t.Fatalf("%d of %d are in use", p.used, total)
+		}
+	}
 }
