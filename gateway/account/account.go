@@ -1,8 +1,8 @@
-// Package account charges principals for what they have the server hold.
+// Package account charges principals for the memory and the places that they use in the server.
 //
-// It promises that whatever a principal has the server hold is charged to it first, that
-// no other principals can use up the least that each may have, and that requests which
-// wait are met in turns among principals. So a flood of one is slow for that one.
+// It promises that everything is charged before it is used, that each principal has a minimum
+// which others cannot use up, and that principals take turns if they have to wait. So a flood
+// is slow only for its own principal.
 package account
 
 import (
@@ -14,10 +14,10 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
-// What all principals may have together, and the least that each may have beside others.
+// Bounds of all principals together, and the minimum of each.
 const (
-	// Bytes of requests, messages and answers. A request without a body counts as
-	// RequestBytes, which is about what its goroutines and buffers take.
+	// Bytes of requests, messages and answers. RequestBytes is charged for the goroutines and
+	// buffers of a request.
 	maxBytes     = 120 << 20
 	leastBytes   = 1 << 20
 	reserveBytes = 32 << 20
@@ -26,24 +26,22 @@ const (
 	maxCalls     = 1024
 	leastCalls   = 4
 	reserveCalls = 256
-	// Files of sandboxes that are read at a time: one is in memory several times until it
-	// has been encoded for the client.
+	// Files of sandboxes that are read at a time. A file is in memory several times until it
+	// is encoded.
 	readsAtOnce = 4
-	// Requests that are open. spareRequests is how many a principal may have beside its
-	// calls and streams.
+	// Open requests. A principal may have spareRequests beside its calls and streams.
 	MaxRequests     = 4096
 	leastRequests   = 16
 	reserveRequests = 1024
 	spareRequests   = 32
 )
 
-// A record of the audit log is written when its principal may have the bytes: as many as
-// recordsBurst at once, and recordsPerSecond later.
+// Bytes of records that a principal may add to the audit log: recordsBurst at once, and
+// recordsPerSecond later.
 const (
 	recordsBurst     = 4 << 20
 	recordsPerSecond = 8 << 10
-	// maxBuckets bounds the principals that the rate is kept of. One that has not called
-	// for a time begins anew with the same rights.
+	// maxBuckets bounds the principals with a remembered rate.
 	maxBuckets = 4096
 )
 
@@ -61,8 +59,8 @@ type Book struct {
 	quota    func(principal string) registry.Quota
 }
 
-// NewBook returns the accounts of a server whose principals have quotas. Running and builds
-// are how many calls may run, and environments be built, at a time.
+// NewBook returns the accounts of a server. running calls may run at a time, and builds
+// environments may be built.
 func NewBook(quota func(principal string) registry.Quota, running, builds int) *Book {
 	each := func(of func(registry.Quota) int64) func(string) int64 {
 		return func(principal string) int64 { return of(quota(principal)) }
@@ -84,8 +82,7 @@ func NewBook(quota func(principal string) registry.Quota, running, builds int) *
 }
 
 // Admit charges a principal for a call or a read that runs or waits. The error is a
-// [*call.CallsError] or a [*call.BusyError]. What its message takes has been charged by
-// the transport.
+// [*call.CallsError] or a [*call.BusyError]. The transport has charged for the message.
 func (b *Book) Admit(principal string, _ int) (release func(), err error) {
 	release, err = b.Calls.Try(principal, 1)
 	var own *QuotaError
@@ -114,8 +111,8 @@ func (b *Book) Build(ctx context.Context, principal string) (done func(), err er
 // Record waits until a principal may add so many bytes to the audit log.
 func (b *Book) Record(principal string, bytes int) { b.records.Wait(principal, bytes) }
 
-// Executor returns an executor whose calls take turns: each is charged while it runs, and
-// while a sandbox is started for it. A call that waits for others of its session is not.
+// Executor returns an executor that runs the calls of principals in turns. It charges for a call
+// while the call runs or its sandbox starts, but not while it waits for its session.
 func (b *Book) Executor(next call.Executor) call.Executor { return &turns{next, b.Running} }
 
 type turns struct {
@@ -139,9 +136,8 @@ func (t *turns) Execute(ctx context.Context, one call.Call) (call.Result, error)
 	return t.next.Execute(ctx, one)
 }
 
-// Starter returns a starter that charges a principal for the memory of its sandboxes, as
-// their limits say it, until nothing is left of them. The error beyond the quota is a
-// [*call.MemoryError].
+// Starter returns a starter that charges a principal for the memory limits of its sandboxes,
+// until these have ended. It returns a [*call.MemoryError] if the quota is used up.
 func (b *Book) Starter(next sandbox.Starter) sandbox.Starter { return &charged{next, b.Memory} }
 
 type charged struct {

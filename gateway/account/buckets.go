@@ -8,7 +8,7 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Buckets bound how much each principal does in a time.
+// Buckets bound a rate for each principal.
 type Buckets struct {
 	perSecond rate.Limit
 	burst     int
@@ -18,13 +18,13 @@ type Buckets struct {
 	of map[string]*rate.Limiter
 }
 
-// NewBuckets returns Buckets that give each principal burst at once and perSecond later,
-// and remember at most so many principals.
+// NewBuckets returns Buckets that allow each principal burst at once and perSecond later, and
+// remember at most so many principals.
 func NewBuckets(perSecond float64, burst, most int) *Buckets {
 	return &Buckets{perSecond: rate.Limit(perSecond), burst: burst, most: most, of: map[string]*rate.Limiter{}}
 }
 
-// Wait returns when a principal may do n more, which is at most the burst.
+// Wait waits until a principal may have n more. n is at most the burst.
 func (b *Buckets) Wait(principal string, n int) {
 	b.mu.Lock()
 	limiter := b.of[principal]
@@ -37,8 +37,8 @@ func (b *Buckets) Wait(principal string, n int) {
 	_ = limiter.WaitN(context.Background(), n) // fails only if n is more than the burst
 }
 
-// forget makes room for another principal: the buckets that are full again need not be
-// remembered, and if none is, the fullest one goes.
+// forget makes room for another principal. It drops the buckets that are full again, or the
+// fullest one if all are in use.
 func (b *Buckets) forget() {
 	if len(b.of) < b.most {
 		return

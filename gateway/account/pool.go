@@ -10,13 +10,13 @@ import (
 
 // Terms say how principals share a number of bytes, calls or places.
 type Terms struct {
-	// Total bounds what all principals have together; 0 bounds nothing.
+	// Total bounds the use of all principals together. 0 means no bound.
 	Total int64
-	// Least is what a principal may have whatever others have, and Reserve the part of
-	// Total that is kept for this: it lasts for Reserve/Least principals at a time. Beyond
-	// Least, a principal may have at most as much as it leaves to others.
+	// Least is the amount that each principal may use even if others use much. Reserve is the
+	// part of Total that is kept for this: enough for Reserve/Least principals at a time.
+	// Beyond Least, a principal may use at most as much as it leaves free.
 	Least, Reserve int64
-	// Each bounds what one principal has; nil bounds nothing.
+	// Each returns the quota of one principal. nil means no quota.
 	Each func(principal string) int64
 }
 
@@ -27,14 +27,14 @@ func (e *QuotaError) Error() string {
 	return fmt.Sprintf("%d are in use, and %d more were asked for: %d are allowed", e.Used, e.Wanted, e.Max)
 }
 
-// ErrFull reports that all principals together have as much as they may.
-var ErrFull = errors.New("everything there is to share is in use")
+// ErrFull reports that principals together use too much.
+var ErrFull = errors.New("others use too much")
 
 // Pool shares something among principals. Its methods may be called at the same time.
 type Pool struct {
 	terms Terms
-	// Drained is called, with the pool locked, when everything has been given back. It may
-	// be nil, and is set before the first use.
+	// Drained, which may be nil, is called with the pool locked when it becomes unused. It is
+	// set before the first use.
 	Drained func()
 
 	mu   sync.Mutex
@@ -42,7 +42,7 @@ type Pool struct {
 	// small is the part of used that is covered by the reserve.
 	small int64
 	held  map[string]int64
-	// waiting are the queues of principals, and order says whose turn is next.
+	// waiting has a queue for each principal, and order lists the principals by turn.
 	waiting map[string][]*wish
 	order   []string
 }
@@ -53,13 +53,13 @@ type wish struct {
 	granted chan struct{}
 }
 
-// NewPool returns a Pool of which nothing is in use.
+// NewPool returns an unused Pool.
 func NewPool(terms Terms) *Pool {
 	return &Pool{terms: terms, held: map[string]int64{}, waiting: map[string][]*wish{}}
 }
 
-// Try charges a principal for n, or returns a [*QuotaError] if the principal's own
-// quota is used up, and [ErrFull] if others have what it asks for. Release gives it back.
+// Try charges a principal for n until release is called. It returns a [*QuotaError] if the
+// principal's own quota is used up, and [ErrFull] if others use too much.
 func (p *Pool) Try(principal string, n int64) (release func(), err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -70,9 +70,9 @@ func (p *Pool) Try(principal string, n int64) (release func(), err error) {
 	return p.releaser(principal, n), nil
 }
 
-// Take charges a principal for n as soon as it can be had: in the order of the principal's
-// own requests, and in turns among principals. Release gives it back. The error is ctx's,
-// or [ErrFull] if n is more than the principal could have if it were alone.
+// Take waits until it can charge a principal for n. Requests of one principal are met in their
+// order, and principals take turns. The error is ctx's, or [ErrFull] if n is too much even for
+// a principal that is alone.
 func (p *Pool) Take(ctx context.Context, principal string, n int64) (release func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -97,21 +97,21 @@ func (p *Pool) Take(ctx context.Context, principal string, n int64) (release fun
 	}
 }
 
-// Held returns what a principal has.
+// Held returns the use of one principal.
 func (p *Pool) Held(principal string) int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.held[principal]
 }
 
-// Used returns what all principals have together.
+// Used returns the use of all principals together.
 func (p *Pool) Used() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.used
 }
 
-// check says why a principal may not have n more; nil if it may.
+// check returns nil if a principal may have n more.
 func (p *Pool) check(principal string, n int64) error {
 	t, held := p.terms, p.held[principal]
 	if t.Each != nil {
@@ -170,7 +170,7 @@ func (p *Pool) serve() {
 	}
 }
 
-// giveUp withdraws a wish, or gives back what it was granted in the meantime.
+// giveUp withdraws a wish. If it has just been granted, giveUp gives it back.
 func (p *Pool) giveUp(principal string, one *wish) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -11,14 +11,14 @@ import (
 // maxNotifications bounds the notifications that wait to be written to one response.
 const maxNotifications = 16
 
-// client is the sender of one request as mcp-go sees it. Each request has one of its
-// own: mcp-go keeps what can be cancelled, and what is to be told, by a client's id.
+// client is the sender of one request as mcp-go sees it. Each request has its own, because
+// mcp-go finds notifications and cancellations by the id of a client.
 type client struct {
 	id            string
 	principal     string
 	notifications chan mcp.JSONRPCNotification
 
-	// The filter applies where the request is a subscription.
+	// The filter applies if the request is a subscription.
 	isSubscription bool
 	mu             sync.Mutex
 	filter         mcp.SubscriptionFilter
@@ -39,7 +39,7 @@ func (c *client) NotificationChannel() chan<- mcp.JSONRPCNotification { return c
 func (c *client) Initialize()                                         {}
 func (c *client) Initialized() bool                                   { return true }
 
-// Principal is who sends the request; package tool asks for it.
+// Principal returns the sender of the request, for package tool.
 func (c *client) Principal() string { return c.principal }
 
 func (c *client) SetSubscriptionFilter(filter mcp.SubscriptionFilter) {
@@ -54,8 +54,8 @@ func (c *client) SubscriptionFilter() (mcp.SubscriptionFilter, bool) {
 	return c.filter, c.isSubscription
 }
 
-// notify has a notification written, unless too many wait: a client that does not read
-// delays nobody.
+// notify queues a notification, or drops it if too many wait: a client that does not read
+// must not delay others.
 func (c *client) notify(notification mcp.JSONRPCNotification) {
 	select {
 	case c.notifications <- notification:

@@ -27,13 +27,13 @@ const (
 	versionHeader = mcp.HeaderProtocolVersion
 )
 
-// statusHungUp stands for the status of a response that nobody waited for.
+// statusHungUp is reported if the client did not wait for the response.
 const statusHungUp = 499
 
-// retrySeconds is when a client that is refused because the server ends calls again.
+// retrySeconds is when a refused client should call again.
 const retrySeconds = "1"
 
-// exchange is a request and its response. One goroutine has it.
+// exchange is a request and its response. Only one goroutine uses it.
 type exchange struct {
 	*Server
 	w   http.ResponseWriter
@@ -44,12 +44,11 @@ type exchange struct {
 	method   string
 	isModern bool
 	status   int
-	// isStream says that the response has become a stream, isBroken that writing it
-	// failed.
+	// isStream is set when the response has become a stream, and isBroken when a write failed.
 	isStream bool
 	isBroken bool
-	// message and decoded give back what the principal is charged for the text of its
-	// message and for what it was decoded into.
+	// message and decoded end the charges for the text of the message and for its decoded
+	// values.
 	message, decoded func()
 }
 
@@ -113,8 +112,8 @@ func (x *exchange) answer() {
 	}
 }
 
-// open charges the principal for the request. If it is one too many, release is nil and the
-// request has been answered.
+// open charges the principal for the request until release is called. If the principal has too
+// many, it answers the request and returns nil.
 func (x *exchange) open() (release func()) {
 	one, err := x.o.Book.Requests.Try(x.who.Name, 1)
 	var quota *account.QuotaError
@@ -145,15 +144,14 @@ func (x *exchange) turnAway(status int, text string) {
 	x.fail(status, nil, mcp.INTERNAL_ERROR, text)
 }
 
-// hangUp has the connection closed after the response. Until then net/http reads what the
-// client still sends, so this is not to take long.
+// hangUp has the connection closed after the response. net/http reads the rest of the request
+// before it closes, so the time for that is bounded.
 func (x *exchange) hangUp() {
 	x.w.Header().Set("Connection", "close")
 	_ = x.out.SetReadDeadline(time.Now().Add(restTimeout))
 }
 
-// challenge answers a request whose sender is not known, in the words of RFC 6750 and
-// RFC 9728.
+// challenge answers a request without a valid token, as RFC 6750 and RFC 9728 say.
 func (x *exchange) challenge(err error) {
 	status, text := http.StatusUnauthorized, "the request has no token that this server knows: send one in the field Authorization, as Bearer TOKEN"
 	var parameters []string
@@ -178,12 +176,12 @@ func (x *exchange) challenge(err error) {
 		parameters = append(parameters, fmt.Sprintf("resource_metadata=%q", at))
 	}
 	x.w.Header().Set("WWW-Authenticate", strings.TrimSpace("Bearer "+strings.Join(parameters, ", ")))
-	_ = x.out.SetReadDeadline(time.Now().Add(restTimeout)) // for a body that nobody reads
+	_ = x.out.SetReadDeadline(time.Now().Add(restTimeout)) // for the body, which is not read
 	x.fail(status, nil, mcp.INVALID_REQUEST, text)
 }
 
-// MetadataURL is where clients read what authorizes them for a resource (RFC 9728,
-// section 3.1); empty for no resource.
+// MetadataURL returns the URL of a resource's metadata (RFC 9728, section 3.1), or "" if the
+// resource is empty.
 func MetadataURL(resource string) string {
 	at, err := url.Parse(resource)
 	if err != nil || resource == "" {
@@ -227,10 +225,9 @@ func (x *exchange) post() {
 	}
 }
 
-// readBody reads the message, and charges the principal for it and for the strings that it is
-// decoded into: for its first piece, and then for all of it. The size of a message that does
-// not say it is taken for twice of what has come. If ok is false, the request has been
-// answered. Release gives the memory back.
+// readBody reads the message. It charges the principal for the text and for the strings that it
+// will be decoded into: first for a piece, then for the whole. If the length is unknown, it
+// assumes twice the length that has come. If ok is false, the request has been answered.
 func (x *exchange) readBody() (text []byte, release func(), ok bool) {
 	// The connection's next request, and its end, may come at any time.
 	defer func() { _ = x.out.SetReadDeadline(time.Time{}) }()
@@ -271,8 +268,8 @@ func (x *exchange) readBody() (text []byte, release func(), ok bool) {
 	}
 }
 
-// nextCapacity returns for how many bytes of a message there is to be room, if so many have
-// come. Size is negative if it is not known.
+// nextCapacity returns how large the buffer of a message should be after have bytes. size is
+// negative if it is unknown.
 func nextCapacity(have, size int64) int64 {
 	switch {
 	case have == 0 && size >= 0:
@@ -285,8 +282,8 @@ func nextCapacity(have, size int64) int64 {
 	return min(2*have, maxBody)
 }
 
-// charge charges the principal for bytes of a message, or returns nil and answers the
-// request if that takes too long.
+// charge charges the principal for bytes of a message. If that takes too long, it answers the
+// request and returns nil.
 func (x *exchange) charge(n int64) (release func()) {
 	ctx, cancel := context.WithTimeout(x.r.Context(), bodyWait)
 	defer cancel()
@@ -297,7 +294,7 @@ func (x *exchange) charge(n int64) (release func()) {
 	return release
 }
 
-// bodyFailed answers a request whose message did not come whole.
+// bodyFailed answers a request if its body could not be read.
 func (x *exchange) bodyFailed(err error) {
 	if errors.As(err, new(*http.MaxBytesError)) {
 		x.tooLong()
@@ -317,8 +314,7 @@ func (x *exchange) modern(m rpc.Message) {
 	header, version := x.r.Header.Get(versionHeader), m.ProtocolVersion()
 	switch {
 	case !m.IsRequest():
-		// No notification of a client means anything in this revision: who hangs up
-		// cancels.
+		// This revision has no notifications from clients: a client cancels by hanging up.
 		x.accept()
 	case version != "" && header != version:
 		x.refuse(m, http.StatusBadRequest, mcp.HEADER_MISMATCH, fmt.Sprintf("%s is %.40q and the message's own version %.40q: both must be the same", versionHeader, header, version))
@@ -351,11 +347,11 @@ func (x *exchange) refuse(m rpc.Message, status, code int, text string) {
 	x.fail(status, m.ID, code, text)
 }
 
-// checkHeaders compares what the head repeats of the message with the message.
+// checkHeaders compares the head of the request with the message.
 func (x *exchange) checkHeaders(m rpc.Message) error {
 	var params json.RawMessage
 	if mcp.MethodRequiresNameHeader(mcp.MCPMethod(m.Method)) {
-		// What is compared is in here; the message itself may be long.
+		// The message itself may be long, so only the compared fields are encoded.
 		name, uri := m.Names()
 		var err error
 		if params, err = json.Marshal(map[string]string{"name": name, "uri": uri}); err != nil {
@@ -390,15 +386,14 @@ func (x *exchange) legacy(m rpc.Message) {
 		x.sessions.cancel(session, string(m.CancelledID))
 		x.accept()
 	case !m.IsRequest() || m.Method == "":
-		// This server asks clients for nothing, so that a reply of theirs answers
-		// nothing.
+		// This server sends no requests, so replies are ignored.
 		x.accept()
 	default:
 		x.request(m, session)
 	}
 }
 
-// logClient writes a line for a client that begins.
+// logClient logs the name and version of a new client.
 func (x *exchange) logClient(m rpc.Message) {
 	name, version := m.Client()
 	if version == "" {
@@ -407,8 +402,8 @@ func (x *exchange) logClient(m rpc.Message) {
 	x.o.Log.Info("client", "principal", x.who.Name, "client", name, "version", version)
 }
 
-// session returns the HTTP session that the request names; nil where the request has
-// been answered because there is none.
+// session returns the HTTP session of the request. If there is none, it answers the request and
+// returns nil.
 func (x *exchange) session(id json.RawMessage) *httpSession {
 	name := x.r.Header.Get(sessionHeader)
 	if name == "" {
@@ -422,12 +417,12 @@ func (x *exchange) session(id json.RawMessage) *httpSession {
 	return session
 }
 
-// handlerContext is what mcp-go is called with: it outlives a client that hangs up.
+// handlerContext returns a context for mcp-go that does not end if the client hangs up.
 func (x *exchange) handlerContext() context.Context {
 	return x.handler.MCP().WithContext(x.ctx, x.newClient(x.who.Name))
 }
 
-// request answers a request; session is its HTTP session, nil where it has none.
+// request answers a request. session is its HTTP session, or nil.
 func (x *exchange) request(m rpc.Message, session *httpSession) {
 	if !m.Waits() {
 		reply := x.handler.Answer(x.handlerContext(), m)
@@ -442,7 +437,7 @@ func (x *exchange) request(m rpc.Message, session *httpSession) {
 		x.write(x.statusOf(refusal), refusal)
 		return
 	}
-	// What a call keeps of its message is the code, which the text's charge is for.
+	// A call keeps only the code of its message, and the text's charge covers that.
 	x.decoded()
 	message, id := x.message, m.ID
 	x.message = func() {}
@@ -460,14 +455,13 @@ func (x *exchange) request(m rpc.Message, session *httpSession) {
 		reply := admitted.Answer(s.handler.MCP().WithContext(ctx, asker), asker.notify)
 		message()
 		answer := s.encode(asker.principal, id, reply)
-		// From here on the answer is all that is in memory.
 		admitted.Release()
 		answers <- answer
 	}()
 	if !x.follow(asker, answers) {
 		x.status = statusHungUp
-		// In the revision without a handshake, who hangs up cancels. In those before,
-		// clients may lose connections, and have a notification to cancel.
+		// In the revision without a handshake, hanging up cancels. In earlier ones, a client
+		// may lose its connection, and cancels by a notification.
 		if session == nil {
 			cancel()
 		}
@@ -475,8 +469,8 @@ func (x *exchange) request(m rpc.Message, session *httpSession) {
 	}
 }
 
-// follow writes what comes of a call until its answer. It is false when the client has
-// gone before.
+// follow writes the notifications and the answer of a call. It returns false if the client goes
+// before the end.
 func (x *exchange) follow(asker *client, answers <-chan encoded) bool {
 	takesStream := strings.Contains(x.r.Header.Get("Accept"), "text/event-stream")
 	timer := time.NewTimer(firstComment)

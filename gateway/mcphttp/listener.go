@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// newFor is how long a connection may have no answer and count as one whose first request
-// is on its way. It is what net/http takes for it, too.
+// newFor is how long an unanswered connection counts as new, because its first request may be
+// on its way. net/http uses the same time.
 const newFor = 5 * time.Second
 
 // probeTimeout is how long a connection for probes lives.
@@ -37,7 +37,7 @@ type boundedListener struct {
 
 	mu         sync.Mutex
 	open       int
-	unanswered map[*boundedConn]bool      // open connections on which nothing was written
+	unanswered map[*boundedConn]bool      // open connections without a response
 	idle       map[*boundedConn]time.Time // open connections without a request, and since when
 }
 
@@ -145,8 +145,8 @@ func (l *boundedListener) Close() error {
 	return l.Listener.Close()
 }
 
-// settle waits until each connection that is new has its first answer, is closed, or is
-// not new any more, or until ctx ends.
+// settle waits until each new connection is answered, closed or no longer new, or until ctx
+// ends.
 func (l *boundedListener) settle(ctx context.Context) {
 	l.mu.Lock()
 	waiting := slices.Collect(maps.Keys(l.unanswered))
@@ -169,12 +169,12 @@ type boundedConn struct {
 	answered chan struct{} // closed by answer
 	answer   func()
 	release  func()
-	hasBegun atomic.Bool // something has come
+	hasBegun atomic.Bool // a byte has come
 }
 
-// SetReadDeadline implements [net.Conn]. The time for the first head begins with its
-// first byte. For net/http it begins with the connection: clients that connect before
-// they have a request would lose the one that they send when this time is over.
+// SetReadDeadline implements [net.Conn]. The time for the first head begins with its first
+// byte. In net/http it begins with the connection, so a client that connects early would lose
+// a request that it sends when this time is over.
 func (c *boundedConn) SetReadDeadline(t time.Time) error {
 	if !t.IsZero() && !c.hasBegun.Load() {
 		t = time.Now().Add(connectionIdle)
@@ -185,7 +185,7 @@ func (c *boundedConn) SetReadDeadline(t time.Time) error {
 func (c *boundedConn) Read(data []byte) (int, error) {
 	n, err := c.Conn.Read(data)
 	if n > 0 && !c.hasBegun.Swap(true) {
-		_ = c.Conn.SetReadDeadline(time.Now().Add(headTimeout)) // where it fails, so does the next read
+		_ = c.Conn.SetReadDeadline(time.Now().Add(headTimeout)) // if this fails, the next read fails too
 	}
 	return n, err
 }

@@ -1,15 +1,13 @@
-// Package mcphttp serves MCP over Streamable HTTP, at one path: the revision 2026-07-28,
-// in which every request stands for itself, and those from 2025-03-26 to 2025-11-25,
-// whose clients begin with initialize and name an HTTP session from then on.
+// Package mcphttp serves MCP over Streamable HTTP at one path. It speaks revision 2026-07-28,
+// with independent requests, and the revisions from 2025-03-26 to 2025-11-25, with an HTTP
+// session that begins with initialize.
 //
-// It promises that what belongs to a request comes in that request's own response and
-// nowhere else; that an HTTP session is worth nothing to another principal than the one
-// that began it; that a client which does not read, or is gone, delays nobody else;
-// and that memory is bounded whatever clients send.
+// It promises that notifications and answers come only in the response to their own request;
+// that an HTTP session is useless to other principals; that a client does not delay others if
+// it does not read or has gone; and that memory is bounded.
 //
-// What mcp-go has for this is not used: its transport delivers notifications of one
-// request in the response of another, and lets the cancellation of a request reach
-// another client's.
+// mcp-go has a transport of its own. It is not used, because it delivers notifications in the
+// response to another request, and because a cancellation can reach another client's request.
 package mcphttp
 
 import (
@@ -31,20 +29,20 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
 )
 
-// Path is where MCP is served. /healthz and /readyz stand beside it.
+// Path is the path of MCP. The server also answers /healthz and /readyz.
 const Path = "/mcp"
 
-// Bounds of what clients send, in bytes.
+// Bounds of requests, in bytes.
 const (
 	maxHead = 32 << 10
 	maxBody = 16 << 20
-	// firstPiece is how much of a message is read before it is charged as a whole.
+	// firstPiece is the part of a message that is read before the whole is charged.
 	firstPiece = 64 << 10
 )
 
 const (
-	// maxConnections bounds the open connections. Further ones take the place of idle ones.
-	// If there are none, probeConnections more are accepted for /healthz and /readyz alone.
+	// maxConnections bounds the open connections. A further connection replaces an idle one.
+	// If all are busy, probeConnections more are accepted, only for /healthz and /readyz.
 	maxConnections   = account.MaxRequests
 	probeConnections = 32
 )
@@ -59,78 +57,75 @@ const (
 	bodyTimeout = 30 * time.Second
 	// restTimeout is how long the rest of a request that is refused may take to come.
 	restTimeout = time.Second
-	// bodyWait is how long a message waits until its principal may have the memory for it,
-	// and answerWait how long an answer does: longer if the principal itself holds nothing.
+	// A message waits for memory for bodyWait. An answer waits for answerWait, or for
+	// othersAnswerWait if only other principals hold memory.
 	bodyWait         = 10 * time.Second
 	answerWait       = time.Second
 	othersAnswerWait = time.Minute
 	// connectionIdle is how long a connection stays open without a request.
 	connectionIdle = 2 * time.Minute
-	// writeTimeout is how long a client may take to read a piece of a response, and
-	// slowestRead how many bytes a second it must read of a long one, after that time.
+	// A client must read each piece of a response within writeTimeout, and a long response
+	// at slowestRead bytes a second.
 	writeTimeout = 10 * time.Second
 	slowestRead  = 256 << 10
 )
 
 const (
-	// returnExchanges is how many exchanges must have ended for their memory to be
-	// returned. That, and the memory of large messages, is returned after returnDelay,
-	// and at most every returnEvery: it takes milliseconds of a processor.
+	// The server returns memory to the machine if returnExchanges exchanges have ended, or if
+	// no messages are held any more: after returnDelay and at most every returnEvery, because
+	// this takes milliseconds of a processor.
 	returnExchanges = 64
 	returnDelay     = 2 * time.Second
 	returnEvery     = 10 * time.Second
 )
 
 const (
-	// firstComment is after what time the answer of a call becomes a stream, because
-	// it has not come. commentEvery is the time between comments on a stream: proxies
-	// close connections on which nothing comes for a minute.
+	// The response to a call becomes a stream if the call takes longer than firstComment.
+	// Streams carry a comment every commentEvery, because proxies close connections that are
+	// silent for a minute.
 	firstComment = 10 * time.Second
 	commentEvery = 15 * time.Second
 )
 
-// linesPerSecond is how many lines the log has of requests that are refused: anybody can
-// send such requests.
+// linesPerSecond bounds the log lines about refused requests, because anyone can send these.
 const linesPerSecond = 5
 
-// Options are what a server is made of.
+// Options configure a [Server].
 type Options struct {
-	// Hosts are the names under which clients reach the server, besides those of the
-	// loopback device. Origins are the pages that may call it, besides those that the
-	// same machine serves to itself.
+	// Hosts are names of the server, beside those of the loopback device. Origins are pages
+	// that may call it, beside pages that this machine serves to itself.
 	Hosts, Origins []string
-	// Authenticator finds out who sends a request.
+	// Authenticator identifies the sender of a request.
 	Authenticator principal.Authenticator
-	// Resource is the URL of this server as authorization servers know it, and
-	// Metadata what it tells clients of them (RFC 9728). Both are empty without.
+	// Resource is this server's URL in access tokens, and Metadata tells clients about the
+	// authorization server (RFC 9728). Both are empty without OAuth.
 	Resource string
 	Metadata http.Handler
 	// Book has the accounts of principals.
 	Book *account.Book
-	// IsReady says whether the server has anything to offer.
+	// IsReady reports whether the server has an environment.
 	IsReady func() bool
-	// LameDuck is how long the server goes on as before, but for /readyz, when it is
-	// about to end. DrainTimeout is how long calls may then take.
+	// LameDuck is the time between a failing /readyz and the end of service. DrainTimeout is
+	// how long calls may then take.
 	LameDuck, DrainTimeout time.Duration
-	// HandsOver says that another server will take the connections that come while
-	// this one ends: they wait in the listener's queue, which somebody keeps open.
+	// HandsOver says that the listener's queue outlives this server: connections that come
+	// while it ends wait there for the next server.
 	HandsOver bool
 	// Ending is called when a drain begins. It may be nil.
 	Ending func()
-	// Observe is called for each request when its response has been written. It may
-	// be nil.
+	// Observe is called after each response. It may be nil.
 	Observe func(Request)
 	Log     *slog.Logger
 }
 
 // Request is a request that has been answered.
 type Request struct {
-	Principal string // empty where nobody vouched for one
-	// Method is that of the message, or of the HTTP request where that is none.
+	Principal string // empty if the request was not authenticated
+	// Method is that of the message, or of the HTTP request if it has no message.
 	Method string
-	// Era is "modern" for the revision without a handshake, "legacy" for those before.
+	// Era is "modern" for the revision without a handshake, and "legacy" for earlier ones.
 	Era      string
-	Status   int // of the response; 499 where the client did not wait for it
+	Status   int // of the response; 499 if the client did not wait for it
 	Duration time.Duration
 }
 
@@ -167,7 +162,7 @@ type Server struct {
 	idle      chan struct{} // closed when isClosing and there are no exchanges
 }
 
-// New returns a server of what handler answers.
+// New returns a server that answers with handler.
 func New(handler *rpc.Handler, o Options) *Server {
 	s := &Server{
 		handler:  handler,
@@ -206,7 +201,7 @@ func New(handler *rpc.Handler, o Options) *Server {
 	return s
 }
 
-// Serve answers what comes to the listener, until [Server.Close].
+// Serve serves the clients of a listener until [Server.Close].
 func (s *Server) Serve(listener net.Listener) error {
 	s.mu.Lock()
 	s.listener = bounded(listener, maxConnections, probeConnections)
@@ -240,9 +235,8 @@ func writeState(w http.ResponseWriter, isGood bool, text string) {
 	_, _ = w.Write([]byte(text)) // to a client that may have gone
 }
 
-// Drain has /readyz say that the server ends, and after LameDuck ends the streams,
-// refuses what comes, and waits for the calls that run: until all are answered, until
-// DrainTimeout is over, or until ctx ends.
+// Drain makes /readyz fail. After LameDuck it ends the streams, refuses further requests and
+// waits for running calls, until DrainTimeout is over or ctx ends.
 func (s *Server) Drain(ctx context.Context) {
 	s.isLame.Store(true)
 	if s.o.Ending != nil {
@@ -280,8 +274,8 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// Close ends what runs, waits until it is answered, at most for within, and then closes
-// all connections. It follows [Server.Drain].
+// Close cancels the running calls, waits at most for within until they are answered, and
+// closes all connections. It follows [Server.Drain].
 func (s *Server) Close(within time.Duration) {
 	s.cancel()
 	ctx, cancel := context.WithTimeout(context.Background(), within)
@@ -289,8 +283,8 @@ func (s *Server) Close(within time.Duration) {
 	s.mu.Lock()
 	listener := s.listener
 	s.mu.Unlock()
-	// Once Shutdown is called, net/http closes a connection whose request it has just read,
-	// and does not know of one that is just accepted.
+	// Shutdown closes a connection even if its request has just been read, and misses a
+	// connection that has just been accepted.
 	if listener != nil {
 		listener.Close()
 		select {
@@ -299,16 +293,14 @@ func (s *Server) Close(within time.Duration) {
 		}
 		listener.settle(ctx)
 	}
-	// Shutdown also waits for what has been answered to be written.
+	// Shutdown also waits until the answers are written.
 	if s.http.Shutdown(ctx) != nil {
 		s.http.Close()
 	}
 }
 
-// returnMemory gives to the machine what large messages and answers took, or many
-// exchanges. The runtime of Go keeps memory for minutes.
+// returnMemory returns freed memory to the machine. Go's runtime would keep it for minutes.
 func (s *Server) returnMemory() {
-	// One return that is still to come is enough.
 	if !s.isReturning.CompareAndSwap(false, true) {
 		return
 	}
@@ -320,7 +312,7 @@ func (s *Server) returnMemory() {
 	})
 }
 
-// enter counts an exchange. It is false when no further one may begin.
+// enter counts an exchange, or returns false if the server is ending.
 func (s *Server) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -338,7 +330,7 @@ func (s *Server) leave() {
 	if s.exchanges--; s.exchanges == 0 && s.isClosing {
 		close(s.idle)
 	}
-	// Each exchange takes tens of kilobytes, most of them the stacks of its goroutines.
+	// An exchange takes tens of kilobytes, mostly for the stacks of its goroutines.
 	if s.most-s.exchanges >= returnExchanges {
 		s.most = s.exchanges
 		s.returnMemory()

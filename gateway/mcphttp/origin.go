@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// misdirected says why a request is for another host, or from a page that may not send
-// any; it is empty for all others. A page can have a browser on this machine send
-// requests to addresses that only this machine reaches (DNS rebinding).
+// misdirected returns why a request is refused if it is for another host or from a page that
+// may not call, or "" if it is fine. By DNS rebinding, a page can make a browser on this
+// machine send requests to loopback addresses.
 func (o *Options) misdirected(r *http.Request) string {
 	host := r.Host
 	if name, _, err := net.SplitHostPort(host); err == nil {
@@ -39,14 +39,14 @@ func (o *Options) allowsOrigin(origin, host string) bool {
 	return err == nil && page.Host != "" && isLoopback(page.Hostname()) && isLoopback(host)
 }
 
-// isLoopback reports whether a name or an address leads to this machine alone.
+// isLoopback reports whether a host is a loopback address or localhost.
 func isLoopback(host string) bool {
 	address, err := netip.ParseAddr(strings.Trim(host, "[]"))
 	return strings.EqualFold(host, "localhost") || err == nil && address.IsLoopback()
 }
 
-// allowPage tells a browser that a page may read the response (CORS). The page's origin
-// has been found to be allowed.
+// allowPage tells a browser that a page may read the response (CORS). The caller has checked
+// the page's origin.
 func allowPage(w http.ResponseWriter, r *http.Request) {
 	origin := r.Header.Get("Origin")
 	if origin == "" {
@@ -58,8 +58,7 @@ func allowPage(w http.ResponseWriter, r *http.Request) {
 	h.Set("Access-Control-Expose-Headers", sessionHeader+", WWW-Authenticate")
 }
 
-// preflight answers a browser that asks what a page may send. It asks without the
-// page's token.
+// preflight answers a browser's preflight request, which has no token.
 func preflight(w http.ResponseWriter) {
 	h := w.Header()
 	h.Set("Access-Control-Allow-Methods", "POST, GET, DELETE")

@@ -8,17 +8,17 @@ import (
 )
 
 const (
-	// maxSessions bounds the HTTP sessions, maxSessionsEach those of one principal in
-	// which nothing goes on. Its others are bounded by its calls and streams.
+	// maxSessions bounds all HTTP sessions, and maxSessionsEach the idle ones of a principal.
+	// Its calls and streams bound the others.
 	maxSessions     = 10000
 	maxSessionsEach = 64
-	// sessionIdle is after what time an HTTP session that nobody uses ends.
+	// sessionIdle is how long an HTTP session lives without requests.
 	sessionIdle = time.Hour
 )
 
-// httpSession is an HTTP session: clients of the revisions that begin with initialize name
-// it in each request. It has nothing that matters, because what code left behind is
-// the principal's: a client that loses it begins another one.
+// httpSession is an HTTP session. Clients that begin with initialize name it in each request.
+// A client that loses it begins another one and misses nothing, because sessions of the tool
+// belong to the principal.
 type httpSession struct {
 	id        string
 	principal string
@@ -26,10 +26,10 @@ type httpSession struct {
 	// Guarded by the mutex of sessions.
 	used   time.Time
 	calls  map[string]*running // by the ids of their requests
-	stream context.CancelFunc  // ends the GET that is open; nil where there is none
+	stream context.CancelFunc  // ends the open GET; nil if no GET is open
 }
 
-// running is a request that can be cancelled.
+// running is a request that can be cancelled by a notification.
 type running struct{ cancel context.CancelFunc }
 
 // sessions are the HTTP sessions by id.
@@ -43,9 +43,8 @@ func newSessions() *sessions {
 	return &sessions{byID: map[string]*httpSession{}, each: map[string]int{}}
 }
 
-// begin returns a new HTTP session. Where there are too many, the one ends that nobody
-// has used for longest: one of the principal's in which nothing goes on, if it has as
-// many as it may.
+// begin returns a new HTTP session. If the principal has too many, its longest unused idle
+// session ends. If all principals together have too many, the longest unused one ends.
 func (s *sessions) begin(principal string) *httpSession {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -61,8 +60,8 @@ func (s *sessions) begin(principal string) *httpSession {
 	return one
 }
 
-// endOldest ends the session that was used first, of those that are eligible; rather
-// one that has neither calls nor a stream. It is false where none is eligible.
+// endOldest ends the longest unused session that is eligible, preferably an idle one. It
+// reports whether a session was eligible.
 func (s *sessions) endOldest(eligible func(*httpSession) bool) bool {
 	var oldest *httpSession
 	isFirst := func(a, b *httpSession) bool {
@@ -82,10 +81,10 @@ func (s *sessions) endOldest(eligible func(*httpSession) bool) bool {
 	return oldest != nil
 }
 
-// isIdle reports whether nothing of the session goes on.
+// isIdle reports whether the session has neither calls nor a stream.
 func (s *httpSession) isIdle() bool { return len(s.calls) == 0 && s.stream == nil }
 
-// end forgets a session. Its calls go on.
+// end forgets a session. Its calls continue.
 func (s *sessions) end(one *httpSession) {
 	if s.byID[one.id] != one {
 		return
@@ -99,8 +98,7 @@ func (s *sessions) end(one *httpSession) {
 	}
 }
 
-// find returns a principal's session, or nil. That of another principal is not told
-// from one that does not exist.
+// find returns a principal's session, or nil if the principal has no such session.
 func (s *sessions) find(principal, id string) *httpSession {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,8 +120,7 @@ func (s *sessions) remove(one *httpSession) {
 	s.end(one)
 }
 
-// remember has a notification cancel a request of the session, until the returned
-// function is called.
+// remember lets a notification cancel a request of the session until forget is called.
 func (s *sessions) remember(one *httpSession, id string, cancel context.CancelFunc) (forget func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,8 +146,8 @@ func (s *sessions) cancel(one *httpSession, id string) {
 	}
 }
 
-// open makes a GET the session's stream, in place of one whose end nobody saw. The
-// returned function says that it has ended.
+// open makes a GET the stream of the session. It ends an earlier GET, because a lost
+// connection may go unnoticed. The caller calls closed when the stream ends.
 func (s *sessions) open(one *httpSession, cancel context.CancelFunc) (closed func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,8 +16,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
 )
 
-// openStream charges the principal for a stream, which release ends. If it is one too many,
-// release is nil and the request has been answered.
+// openStream charges the principal for a stream until release is called. If the principal has
+// too many, it answers the request and returns nil.
 func (x *exchange) openStream(id json.RawMessage) (release func()) {
 	release, err := x.o.Book.Streams.Try(x.who.Name, 1)
 	var quota *account.QuotaError
@@ -27,8 +27,7 @@ func (x *exchange) openStream(id json.RawMessage) (release func()) {
 	return release
 }
 
-// stream answers a GET: it brings what a client of an HTTP session is to be told, until
-// either side ends it.
+// stream answers a GET with the notifications for a client, until either side ends it.
 func (x *exchange) stream() {
 	if accept := x.r.Header.Get("Accept"); accept != "" && !strings.Contains(accept, "text/event-stream") && !strings.Contains(accept, "*/*") {
 		x.fail(http.StatusNotAcceptable, nil, mcp.INVALID_REQUEST, "a GET is answered with text/event-stream: send it in the field Accept")
@@ -56,8 +55,8 @@ func (x *exchange) stream() {
 	x.tell(ctx, listener, nil)
 }
 
-// subscribe answers subscriptions/listen, which lasts until the client hangs up or the
-// server ends; then its result comes.
+// subscribe answers subscriptions/listen with notifications until the client hangs up or the
+// server ends, and then with the result.
 func (x *exchange) subscribe(m rpc.Message) {
 	release := x.openStream(m.ID)
 	if release == nil {
@@ -76,7 +75,7 @@ func (x *exchange) subscribe(m rpc.Message) {
 	defer mcpServer.UnregisterSession(ctx, listener.id)
 	answered := make(chan mcp.JSONRPCMessage, 1)
 	go func() {
-		// What has nothing to wait for is answered at once.
+		// An invalid subscription is answered at once.
 		defer cancel()
 		answered <- x.handler.Answer(mcpServer.WithContext(ctx, listener), m)
 	}()
@@ -96,8 +95,8 @@ func (x *exchange) subscribe(m rpc.Message) {
 	}
 }
 
-// tell writes notifications and comments until ctx ends, the client has gone, or who sent
-// the request is not believed any more; id is that of a subscription, or nil.
+// tell writes notifications and comments until ctx ends, the client has gone, or the request's
+// token is no longer valid. id is that of the subscription, or nil.
 func (x *exchange) tell(ctx context.Context, listener *client, id json.RawMessage) {
 	ticker := time.NewTicker(commentEvery)
 	defer ticker.Stop()
@@ -126,7 +125,7 @@ func (x *exchange) tell(ctx context.Context, listener *client, id json.RawMessag
 
 // tagged returns a notification with the id of the subscription that it is for.
 func tagged(notification mcp.JSONRPCNotification, id json.RawMessage) mcp.JSONRPCNotification {
-	// All who are told share the map.
+	// All clients share the map.
 	meta := maps.Clone(notification.Params.Meta)
 	if meta == nil {
 		meta = map[string]any{}

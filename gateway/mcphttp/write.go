@@ -16,9 +16,9 @@ import (
 // pieceBytes is how much of a response is written at a time.
 const pieceBytes = 64 << 10
 
-// encoded is an answer that is ready to be written. Release gives back its memory.
+// encoded is an answer that is ready to be written. release gives its memory back.
 type encoded struct {
-	reply   mcp.JSONRPCMessage // an error, or nil: results are text alone by now
+	reply   mcp.JSONRPCMessage // the error, or nil if the answer is a result
 	text    []byte
 	release func()
 }
@@ -65,26 +65,25 @@ func (s *Server) chargeAnswer(principal string, n int64) (release func()) {
 	return release
 }
 
-// encode returns a message as JSON. HTML in it is not made longer by escapes for
-// browsers.
+// encode returns a message as JSON, without the escapes that only browsers need.
 func encode(message any) []byte {
 	var buffer bytes.Buffer
 	encoder := json.NewEncoder(&buffer)
 	encoder.SetEscapeHTML(false)
-	// Nothing that this server answers with is beyond JSON.
+	// Every answer of this server can be encoded.
 	if err := encoder.Encode(message); err != nil {
 		return encode(rpc.Failure(nil, mcp.INTERNAL_ERROR, "the server failed to encode its answer"))
 	}
 	return bytes.TrimSuffix(buffer.Bytes(), []byte("\n"))
 }
 
-// accept answers a message that has no reply.
+// accept answers a message that needs no reply.
 func (x *exchange) accept() {
 	x.status = http.StatusAccepted
 	x.w.WriteHeader(x.status)
 }
 
-// fail answers with an error; id is nil where none is known.
+// fail answers with an error. id is nil if it is not known.
 func (x *exchange) fail(status int, id json.RawMessage, code int, text string) {
 	x.write(status, rpc.Failure(id, code, text))
 }
@@ -102,7 +101,7 @@ func (x *exchange) writeText(status int, text []byte) {
 	x.put(text)
 }
 
-// event writes a message as an event; the response is a stream from then on.
+// event writes a message as an event. The response becomes a stream if it is not one yet.
 func (x *exchange) event(message any) { x.eventText(encode(message)) }
 
 func (x *exchange) eventText(text []byte) {
@@ -110,7 +109,7 @@ func (x *exchange) eventText(text []byte) {
 	x.put([]byte("event: message\ndata: "), text, []byte("\n\n"))
 }
 
-// comment writes what clients skip, and what tells proxies that the stream lives.
+// comment writes an event that clients skip. It keeps proxies from closing the stream.
 func (x *exchange) comment() {
 	x.beginStream()
 	x.put([]byte(":\n\n"))
@@ -129,7 +128,7 @@ func (x *exchange) beginStream() {
 	x.w.WriteHeader(http.StatusOK)
 }
 
-// put writes and flushes texts in the time that a client may take.
+// put writes and flushes texts. It gives up if the client reads too slowly.
 func (x *exchange) put(texts ...[]byte) {
 	total := 0
 	for _, text := range texts {
