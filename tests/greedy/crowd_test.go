@@ -71,8 +71,8 @@ var greed = map[string]struct {
 	"large calls":         {6, (*greedy).largeCalls, true},
 	"large subscriptions": {6, (*greedy).largeSubscriptions, true},
 	"slow bodies":         {40, (*greedy).slowBodies, true},
-	"connections":         {500, (*greedy).bodiless, true},
-	"idle connections":    {500, (*greedy).idle, true},
+	"connections":         {300, (*greedy).bodiless, true},
+	"idle connections":    {300, (*greedy).idle, true},
 	"unread answers":      {40, (*greedy).unread, true},
 	"refusals":            {16, (*greedy).refusals, false},
 	"calls":               {40, (*greedy).calls, false},
@@ -111,7 +111,7 @@ func (g *greedy) use(kind string, send func(*greedy, io.Writer), slow bool) {
 		send(g, conn)
 		g.count(kind)
 		_ = conn.SetReadDeadline(time.Now().Add(g.between(time.Second, 20*time.Second)))
-		for buffer := make([]byte, 4<<10); ; g.pause(100 * time.Millisecond) {
+		for buffer := make([]byte, 4<<10); ; g.pause(time.Second) {
 			if _, err := conn.Read(buffer); err != nil {
 				return
 			}
@@ -125,8 +125,8 @@ func (g *greedy) use(kind string, send func(*greedy, io.Writer), slow bool) {
 		failing := &failing{Writer: conn}
 		send(g, failing)
 		g.count(kind)
-		// What the network takes of the processors is nobody's here to share out.
-		g.pause(10 * time.Millisecond)
+		// Processors are not shared out here, so the crowd leaves some to the server.
+		g.pause(50 * time.Millisecond)
 		if failing.failed {
 			g.pause(50 * time.Millisecond)
 			return

@@ -6,11 +6,14 @@
 package greedy
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -46,6 +49,9 @@ const (
 	// of the audit log.
 	asServer = "NIX_SANDBOX_TEST_GREEDY_SERVER"
 
+	// asCrowd makes it the greedy clients of the server at this address, until its input ends.
+	asCrowd = "NIX_SANDBOX_TEST_GREEDY_CROWD"
+
 	greedyPrincipals = 20
 	// maxMemory is what docs/serving.md states, in bytes.
 	maxMemory = 512 << 20
@@ -58,14 +64,18 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	var err error
 	if path, ok := os.LookupEnv(asServer); ok {
-		if err := serve(path); err != nil {
-			fmt.Fprintln(os.Stderr, "error:", err)
-			os.Exit(1)
-		}
-		return
+		err = serve(path)
+	} else if address, ok := os.LookupEnv(asCrowd); ok {
+		err = ask(address)
+	} else {
+		os.Exit(m.Run())
 	}
-	os.Exit(m.Run())
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1)
+	}
 }
 
 // named takes a token for the name of a principal.
@@ -119,10 +129,7 @@ type server struct {
 func start(t *testing.T) *server {
 	t.Helper()
 	s := &server{audit: filepath.Join(t.TempDir(), "audit.jsonl")}
-	cmd := exec.Command(must.Get(os.Executable())(t))
-	cmd.Env = append(os.Environ(), asServer+"="+s.audit, "GOGC=50")
-	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd := again(t, asServer+"="+s.audit, "GOGC=50")
 	out := must.Get(cmd.StdoutPipe())(t)
 	must.Do(t, cmd.Start())
 	t.Cleanup(func() {
@@ -135,6 +142,50 @@ func start(t *testing.T) *server {
 	return s
 }
 
+// again returns a command that runs the test binary with variables.
+func again(t *testing.T, variables ...string) *exec.Cmd {
+	cmd := exec.Command(must.Get(os.Executable())(t))
+	cmd.Env = append(os.Environ(), variables...)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
+
+// crowd starts the greedy clients, in a process of their own: what they do with their part of
+// the processors delays no answer. The returned function ends them and says what they did.
+func (s *server) crowd(t *testing.T, with uint64) (end func() string) {
+	t.Helper()
+	cmd := again(t, asCrowd+"="+s.address, fmt.Sprintf("%s=%d", seed.Variable, with))
+	in := must.Get(cmd.StdinPipe())(t)
+	var said bytes.Buffer
+	cmd.Stdout = &said
+	must.Do(t, cmd.Start())
+	return func() string {
+		in.Close()
+		must.Do(t, cmd.Wait())
+		return said.String()
+	}
+}
+
+// ask is what the process of the greedy clients does.
+func ask(address string) error {
+	// The server goes first, as it would on a machine of its own.
+	if err := syscall.Setpriority(syscall.PRIO_PROCESS, 0, 10); err != nil {
+		return err
+	}
+	with, err := seed.Pick()
+	if err != nil {
+		return err
+	}
+	ctx, end := context.WithCancel(context.Background())
+	c := newCrowd(ctx, &server{address: address}, rand.New(rand.NewPCG(with, 0)))
+	_, _ = io.Copy(io.Discard, os.Stdin) // until the test ends
+	end()
+	c.wait()
+	fmt.Print(c)
+	return nil
+}
+
 func TestModestPrincipal_IsServedBesideGreedyOnes(t *testing.T) {
 	length := 10 * time.Second
 	if text := os.Getenv(secondsVariable); text != "" {
@@ -145,8 +196,7 @@ func TestModestPrincipal_IsServedBesideGreedyOnes(t *testing.T) {
 	began := time.Now()
 	ctx, end := context.WithTimeout(t.Context(), length)
 	defer end()
-	crowd := newCrowd(ctx, s, source)
-	defer crowd.wait()
+	endCrowd := s.crowd(t, source.Uint64())
 	var slowestProbe time.Duration
 	calls, probes := 0, 0
 	probing := make(chan struct{})
@@ -167,7 +217,7 @@ func TestModestPrincipal_IsServedBesideGreedyOnes(t *testing.T) {
 		calls += m.round()
 	}
 	end()
-	crowd.wait()
+	crowd := endCrowd()
 	<-probing
 	peak := must.Get(procfs.PeakMemory(s.pid))(t)
 	t.Logf("%d calls of a modest principal, %d probes, the slowest after %v and %v; %d MB at most; %s",
