@@ -1,13 +1,13 @@
-// Package audit keeps a record of every call: who ran what and where, and what came of
-// it.
+// Package audit keeps a record of every call: the principal, the environment, a hash of the
+// code, and the outcome.
 //
-// It promises that a call's record has been written before its answer leaves, also that
-// of a call that was refused or cancelled, that a record has the hash of the one before
-// it, and that no failure to write ends a call: it is logged, and the next record says how
-// many are missing. A record has no code and no output, but their hash and sizes.
+// It promises that the record is written before the answer leaves, even if the call is refused
+// or cancelled; that each record has the hash of the previous one; and that a call continues
+// if its record cannot be written. The failure is logged, and the next record counts the
+// missing ones. A record has neither code nor output, but their hash and sizes.
 //
-// Several servers may write to one log. A record is given to the kernel and not forced to
-// the disk: it outlives the server, not a machine that loses its power.
+// Several servers may write to one log. A record is not forced to the disk: it outlives the
+// server, but not a power failure.
 package audit
 
 import (
@@ -44,24 +44,24 @@ type Log struct {
 
 	mu     sync.Mutex
 	lock   *os.File // locked by the server that writes; beside the log, because that is rotated
-	file   *os.File // nil where it could not be opened
+	file   *os.File // nil if it could not be opened
 	size   int64    // of the file after the last record of this server
 	seq    uint64   // of the last record in the file
-	hash   string   // of it; empty where there is none
+	hash   string   // of that record; empty if there is none
 	lost   uint64   // records that could not be written since
-	failed error    // why the last record could not be written; nil where it was
+	failed error    // of the last write
 	state  State
 	charge func(principal string, bytes int) // nil if nobody is charged
 }
 
-// State is what became of a log.
+// State is the state of a log.
 type State struct {
 	Path    string
 	Records uint64 // that this server has written
 	Lost    uint64 // that this server could not write
 	Seq     uint64 // of the last record
 	Hash    string // of the last record
-	Failure string // why records cannot be written now; empty where they can
+	Failure string // of the last write; empty if it succeeded
 }
 
 // Open opens a log, or begins it. The file is readable for its owner alone.
@@ -84,7 +84,7 @@ func Open(path string, log *slog.Logger) (*Log, error) {
 	return l, nil
 }
 
-// Close closes the log, and logs where its chain ends.
+// Close closes the log, and logs the end of its chain.
 func (l *Log) Close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -99,7 +99,7 @@ func (l *Log) close() {
 	l.lock.Close()
 }
 
-// State returns what became of the log.
+// State returns the state of the log.
 func (l *Log) State() State {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -111,8 +111,8 @@ func (l *Log) State() State {
 	return s
 }
 
-// Charge has a function called before each record of a call is written, which waits until
-// the principal may have it. It is called before the first call begins.
+// Charge sets a function that is called before each record of a call is written, and that waits
+// until the principal may have so many bytes. Call it before the first call begins.
 func (l *Log) Charge(record func(principal string, bytes int)) { l.charge = record }
 
 // Begin implements [call.Observer].
@@ -166,8 +166,8 @@ func (l *Log) write(r Record) error {
 	return l.append(r)
 }
 
-// append writes a record at the end of the file. What is written of it when the disk is
-// full is removed again.
+// append writes a record at the end of the file. If the disk is full, it removes the part that
+// was written.
 func (l *Log) append(r Record) error {
 	r.Seq, r.Time, r.Lost, r.Prev = l.seq+1, time.Now().UTC(), l.lost, l.hash
 	line, hash, err := r.line()
@@ -195,8 +195,7 @@ func (l *Log) open() error {
 	return nil
 }
 
-// openFile opens a file to append to it. It is readable for its owner alone where it is
-// new.
+// openFile opens a file to append to it. It creates the file for its owner alone.
 func openFile(path string) (*os.File, error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_APPEND|unix.O_NONBLOCK, 0o600)
 	if err != nil {
@@ -213,8 +212,8 @@ func openFile(path string) (*os.File, error) {
 	return file, nil
 }
 
-// acquire keeps other servers from writing until release is called, and opens the file
-// at the log's path where that is another one now.
+// acquire keeps other servers from writing until release is called. If another file is at the
+// log's path now, it opens that.
 func (l *Log) acquire() (release func(), err error) {
 	for end := time.Now().Add(lockTimeout); ; time.Sleep(lockPause) {
 		err = unix.Flock(int(l.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -242,7 +241,7 @@ func (l *Log) acquire() (release func(), err error) {
 	return release, nil
 }
 
-// catchUp reads the last record, where this server did not write it itself.
+// catchUp reads the last record if another server wrote it.
 func (l *Log) catchUp() error {
 	info, err := l.file.Stat()
 	if err != nil || info.Size() == l.size {
@@ -270,8 +269,8 @@ func (l *Log) catchUp() error {
 	return l.append(Record{Event: Recovered})
 }
 
-// lastOf returns the last record of a file with its hash, both empty where there is
-// none, and how many bytes of a line that was not written whole follow it.
+// lastOf returns the last record of a file and its hash, which are empty if there is none. cut
+// is the length of an incomplete line at the end, in bytes.
 func lastOf(file *os.File, size int64) (r Record, hash string, cut int64, err error) {
 	end := make([]byte, min(size, 2*maxLine))
 	if _, err := file.ReadAt(end, size-int64(len(end))); err != nil && err != io.EOF {
@@ -308,8 +307,8 @@ func lastOfPath(path string) (r Record, hash string, err error) {
 	return r, hash, err
 }
 
-// replace begins a new chain, because the last record of the file cannot be relied on.
-// The file is kept.
+// replace begins a new chain, because the last record of the file is damaged. It keeps the
+// file.
 func (l *Log) replace(why error) error {
 	l.log.Error("the audit log cannot be continued, and a new one begins", "file", l.path, "because", why)
 	if err := l.rotate(); err != nil {
@@ -327,8 +326,8 @@ func (l *Log) name(n int) string {
 	return fmt.Sprintf("%s.%d", l.path, n)
 }
 
-// rotate gives each file of the log the number after its own, removes the oldest, and
-// begins a new one, in which the chain goes on.
+// rotate gives each file of the log the next number, removes the oldest, and begins a new one.
+// The chain continues there.
 func (l *Log) rotate() error {
 	for n := Files - 1; n > 0; n-- {
 		if err := os.Rename(l.name(n-1), l.name(n)); err != nil && !errors.Is(err, os.ErrNotExist) {

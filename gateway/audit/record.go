@@ -15,7 +15,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 )
 
-// Record is a line of the log: a call, or what became of the log itself.
+// Record is a line of the log: a call, or an event of the log itself.
 type Record struct {
 	// Seq numbers the records of a log from 1 on, without gaps.
 	Seq uint64 `json:"seq"`
@@ -26,23 +26,24 @@ type Record struct {
 	// Lost is how many records before this one could not be written.
 	Lost uint64 `json:"lost,omitempty"`
 
-	// Who is the principal; empty where there is one client alone.
+	// Who is the principal; empty if there is only one client.
 	Who     string `json:"who,omitempty"`
 	Trace   string `json:"trace_id,omitempty"`
 	Env     string `json:"env,omitempty"`
 	Session string `json:"session,omitempty"`
-	// Closure identifies what was in the sandbox, CodeHash the code, by its SHA-256.
+	// Closure identifies the contents of the sandbox, and CodeHash is the SHA-256 of the code.
 	Closure   string `json:"closure,omitempty"`
 	CodeHash  string `json:"code_sha256,omitempty"`
 	CodeBytes int    `json:"code_bytes"`
-	// Outcome is that of [call.Outcome], Reason why a call did not run or did not end.
+	// Outcome is that of [call.Outcome]. Reason is the error of a call that did not run or did
+	// not end.
 	Outcome  string `json:"outcome,omitempty"`
 	Reason   string `json:"reason,omitempty"`
 	Limit    string `json:"limit,omitempty"`
 	ExitCode int    `json:"exit_code"`
 	// Milliseconds is how long the answer took, with all waits.
 	Milliseconds int64 `json:"ms"`
-	// StdoutBytes and StderrBytes are what the code wrote, also what was cut of it.
+	// StdoutBytes and StderrBytes count the whole output, with the part that was cut.
 	StdoutBytes int64 `json:"stdout_bytes"`
 	StderrBytes int64 `json:"stderr_bytes"`
 	Files       int   `json:"files"`
@@ -51,27 +52,27 @@ type Record struct {
 	Prev string `json:"prev"`
 }
 
-// Event says what became of the log itself.
+// Event is an event of the log itself.
 type Event string
 
 const (
-	// Recovered is the first record after a line that was cut, because the server or
-	// the machine ended while it was written. The line is removed.
+	// Recovered follows an incomplete line, which was removed. The server or the machine ended
+	// while it wrote that.
 	Recovered Event = "recovered"
-	// Begun is the first record of a log that follows one which cannot be continued.
+	// Begun is the first record after a log that cannot be continued.
 	Begun Event = "begun"
 )
 
-// Bounds of what a client chose, in bytes. A record is shorter than maxLine.
+// Bounds of texts that a client chooses, in bytes. A record is shorter than maxLine.
 const (
 	maxName   = 128
 	maxReason = 512
-	// chainSize is what a line has besides: its number, and two hashes.
+	// chainSize is the size of a number and two hashes, which are added later.
 	chainSize = 160
 	maxLine   = 8 << 10
 )
 
-// recordOf returns the record of a call that took as long as it says.
+// recordOf returns the record of a call.
 func recordOf(c call.Call, result call.Result, err error, took time.Duration) Record {
 	r := Record{
 		Who: plain(c.Principal, maxName), Trace: plain(c.Trace, maxName),
@@ -96,8 +97,8 @@ func recordOf(c call.Call, result call.Result, err error, took time.Duration) Re
 	return r
 }
 
-// plain returns the head of a text with a ? for each control character. JSON would take six
-// bytes for each.
+// plain returns the head of a text with a ? for each control character, because JSON takes six
+// bytes for one.
 func plain(text string, most int) string {
 	return strings.Map(func(c rune) rune {
 		if unicode.IsControl(c) {
@@ -109,11 +110,11 @@ func plain(text string, most int) string {
 
 // size returns about how many bytes the line of a record takes.
 func (r Record) size() int {
-	text, _ := json.Marshal(r) // of a record that cannot be encoded, nothing is written
+	text, _ := json.Marshal(r) // a record that cannot be encoded is not written either
 	return len(text) + chainSize
 }
 
-// The last field of a line is the hash of what stands before it.
+// The last field of a line is the hash of the fields before it.
 const (
 	hashField = `,"hash":"`
 	hashEnd   = `"}` + "\n"

@@ -8,16 +8,15 @@ import (
 	"time"
 )
 
-// Chain is what was verified of a log, over all its files.
+// Chain is the result of verifying all files of a log.
 type Chain struct {
 	Records     int
 	First, Last uint64 // numbers of records
 	Begin, End  time.Time
 	// Hash is that of the last record.
 	Hash string
-	// Lost is how many records could not be written when they came, because the disk
-	// was full or the like; Cut how often a line was removed that had not been written
-	// whole.
+	// Lost is how many records could not be written, for example because the disk was full.
+	// Cut is how often an incomplete line was removed.
 	Lost uint64
 	Cut  int
 	// Wanted is a hash, and Found says that a record has it.
@@ -25,7 +24,7 @@ type Chain struct {
 	Found  bool
 }
 
-// BrokenError says where a log was changed.
+// BrokenError reports a line that was changed.
 type BrokenError struct {
 	Line   int // from 1 on
 	Reason string
@@ -36,9 +35,9 @@ func (e *BrokenError) Error() string { return fmt.Sprintf("line %d: %s", e.Line,
 // Verify reads one file of a log and adds it to the chain. The files of a log are read
 // from the oldest on. The error is a [*BrokenError], or one of reading.
 //
-// The hashes show every change to a record and every record that was taken out, put in or
-// moved, but at the end: records that were cut off there leave a shorter chain. It is
-// found only by who knows a later hash.
+// The hashes show every change to a record and every record that was removed, inserted or
+// moved, except at the end: if the last records are cut off, the chain is shorter but whole.
+// Only a later hash shows that.
 func (c *Chain) Verify(file io.Reader) error {
 	lines := bufio.NewReaderSize(file, maxLine)
 	for n := 1; ; n++ {
@@ -62,7 +61,7 @@ func (c *Chain) Verify(file io.Reader) error {
 	}
 }
 
-// misplaced says why a record does not follow the last one; empty where it does.
+// misplaced returns why a record does not follow the last one, or "" if it does.
 func (c *Chain) misplaced(r Record) string {
 	switch {
 	case c.Records == 0 && r.Seq == 1 && r.Prev != "":

@@ -22,18 +22,18 @@ const (
 	writeTimeout = 10 * time.Second
 	idleTimeout  = 2 * time.Minute
 	maxHead      = 16 << 10
-	// maxConnections bounds who is connected, with those that follow the page.
+	// maxConnections bounds the open connections, with the open pages.
 	maxConnections = 64
 )
 
-// Site is what an address of its own shows of a server.
+// Site shows a server at an address of its own.
 type Site struct {
 	Server *Server
 	// Metrics answers /metrics.
 	Metrics http.Handler
 	// IsReady says whether the server takes calls.
 	IsReady func() bool
-	// Page adds the page, with the code of calls and what it wrote.
+	// Page adds the page, with the code and the output of calls.
 	Page bool
 	Log  *slog.Logger
 }
@@ -48,7 +48,7 @@ func IsPrivate(address net.Addr) bool {
 	return err == nil && isLoopback(host)
 }
 
-// Serve answers what comes to a listener until ctx ends.
+// Serve serves the clients of a listener until ctx ends.
 func (s *Site) Serve(ctx context.Context, listener net.Listener) error {
 	server := &http.Server{
 		Handler:           s.handler(ctx, IsPrivate(listener.Addr())),
@@ -139,7 +139,7 @@ func state(w http.ResponseWriter, isGood bool, text string) {
 	_, _ = w.Write([]byte(text)) // to a client that may have gone
 }
 
-// boundedListener is a listener that closes connections beyond those that are allowed.
+// boundedListener is a listener that closes connections beyond a bound.
 type boundedListener struct {
 	net.Listener
 	open chan struct{}

@@ -1,9 +1,8 @@
-// Package live knows what a server does at this moment: its principals, its sessions,
-// the calls that run, and those that have ended lately. It shows that to the operator: as
-// JSON to a command, and on a page to a browser.
+// Package live shows the operator what a server does: its principals, sessions, running calls
+// and recent calls. A command gets it as JSON, and a browser as a page.
 //
-// It promises that what it keeps is bounded whatever comes, that it delays no call, and
-// that it changes nothing in the server: who sees it reads.
+// It promises that its memory is bounded, that it delays no call, and that viewers cannot change
+// the server.
 package live
 
 import (
@@ -22,7 +21,7 @@ import (
 )
 
 const (
-	// maxRecent is how many calls are kept that have ended, maxRunning how many of those
+	// maxRecent is how many ended calls are kept, maxRunning how many
 	// that run are shown, and maxPrincipals how many principals are counted by
 	// themselves; all others are otherPrincipals together.
 	maxRecent       = 100
@@ -37,7 +36,7 @@ const (
 	maxImages = 32 << 20
 )
 
-// Server is what is known of a server. It is an Observer of calls, and safe for
+// Server is the state of a server. It is an Observer of calls, and safe for
 // concurrent use.
 type Server struct {
 	o       Options
@@ -47,20 +46,20 @@ type Server struct {
 	next       uint64
 	running    map[uint64]*status.Call
 	recent     []*status.Call // the newest is the last
-	images     int            // bytes of those of recent
+	images     int            // bytes of the images of recent
 	principals map[string]*status.Principal
 	viewers    map[chan *status.Call]bool
 	sessions   func() []session.Live
 }
 
-// Options are what a Server is made of.
+// Options configure a Server.
 type Options struct {
 	Version string
-	// Environments names those that are ready.
+	// Environments returns the names of the ready environments.
 	Environments func() []string
-	// Audit is nil where there is no audit log.
+	// Audit is nil if there is no audit log.
 	Audit *audit.Log
-	// Contents has the code of calls and what they wrote kept for the page.
+	// Contents keeps the code and the output of calls for the page.
 	Contents bool
 }
 
@@ -140,7 +139,7 @@ func (s *Server) end(one status.Call, result call.Result, err error) {
 	}
 }
 
-// imageTypes are those that browsers show and run nothing of. SVG is not among them.
+// imageTypes are the types without scripts. SVG has scripts.
 var imageTypes = map[string]bool{"image/png": true, "image/jpeg": true, "image/gif": true, "image/webp": true}
 
 func cut(text string) string {
@@ -171,7 +170,7 @@ func (s *Server) principal(name string) *status.Principal {
 	return p
 }
 
-// Sessions returns those that live.
+// Sessions returns the live sessions.
 func (s *Server) Sessions() []session.Live {
 	s.mu.Lock()
 	list := s.sessions

@@ -23,7 +23,7 @@ var measured struct {
 	at time.Time
 }
 
-// memory reads what all processes use.
+// memory measures all processes.
 func memory() status.Memory {
 	measured.Lock()
 	defer measured.Unlock()
@@ -62,7 +62,7 @@ func memory() status.Memory {
 	return total
 }
 
-// field returns a number of /proc/PID/status, 0 where it is not there.
+// field returns a number of /proc/PID/status, or 0 if the field is missing.
 func field(text []byte, name string) int64 {
 	_, rest, _ := bytes.Cut(text, []byte("\n"+name))
 	line, _, _ := bytes.Cut(rest, []byte("\n"))

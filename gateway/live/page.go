@@ -20,8 +20,8 @@ import (
 //go:embed page.html page.css page.js page.svg
 var files embed.FS
 
-// policy has browsers load and run nothing but what this address serves, whatever stands
-// in the output of code, and has them refuse markup that a script makes of a text.
+// policy has browsers load only files of this address, and refuse markup that a script makes of
+// text, whatever sandboxes print.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
 const (

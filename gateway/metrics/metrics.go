@@ -52,7 +52,7 @@ type request struct {
 	status      int
 }
 
-// methods are those that a server answers otherwise than as unknown ones, of HTTP and of
+// methods are the known methods of HTTP and of
 // MCP.
 var methods = map[string]bool{
 	http.MethodGet: true, http.MethodPost: true, http.MethodDelete: true, http.MethodOptions: true,
@@ -81,16 +81,16 @@ func (h *histogram) observe(value float64) {
 	h.sum += value
 }
 
-// Options are what metrics are made of.
+// Options configure metrics.
 type Options struct {
 	Version string
 	// Sessions is how many live.
 	Sessions func() int
-	// Audit is nil where there is no audit log.
+	// Audit is nil if there is no audit log.
 	Audit *audit.Log
 }
 
-// New returns metrics that have counted nothing.
+// New returns metrics at zero.
 func New(o Options) *Metrics {
 	return &Metrics{o: o, started: time.Now(), calls: map[outcome]uint64{}, seconds: map[string]*histogram{}, principals: map[string]float64{}}
 }
@@ -126,8 +126,8 @@ func (m *Metrics) end(c call.Call, result call.Result, err error, took float64) 
 	m.output += int64(result.Stdout.Len()+result.Stderr.Len()) + result.Stdout.Cut + result.Stderr.Cut
 }
 
-// Request counts a request over HTTP by the method of its message, or its own where it has
-// none, by the era of the protocol, and by the status of its response.
+// Request counts a request over HTTP by the method of its message, or its own method if it has no
+// message, by the era of the protocol, and by the status of the response.
 func (m *Metrics) Request(method, era string, status int) {
 	if !methods[method] {
 		method = other

@@ -34,7 +34,7 @@ func (w writer) single(name, kind, help string, value float64) {
 	w.sample(name, value)
 }
 
-// escaped makes what a value of a label may be.
+// escaped escapes the value of a label.
 var escaped = strings.NewReplacer("\\", `\\`, "\"", `\"`, "\n", `\n`)
 
 // sample writes a sample; labels are names, each with its value after it.

@@ -1,6 +1,6 @@
 // Package principal finds out who sends a request.
 //
-// It promises that a request has a principal only where an [Authenticator] that the
+// It promises that a request has a principal only if an [Authenticator] that the
 // operator chose vouches for it, and that the log never has a token.
 package principal
 
@@ -9,11 +9,10 @@ import (
 	"net/http"
 )
 
-// Anonymous is everybody where there is no Authenticator.
+// Anonymous is the principal of every request if there is no Authenticator.
 const Anonymous = "anonymous"
 
-// Principal is who sends a request. What code left behind belongs to it, and quotas
-// are counted for it.
+// Principal is the sender of a request. Sessions and files belong to it, and it has quotas.
 type Principal struct {
 	Name string
 	// Class names the quotas that apply; empty for the default ones.
@@ -22,9 +21,9 @@ type Principal struct {
 
 // Authenticator finds the principal of a request. It may be called at the same time.
 type Authenticator interface {
-	// Authenticate returns who sends the request. The error is [ErrNone] where the
-	// request has nothing that this Authenticator knows, so that another one may
-	// be asked, and otherwise a [*Refusal].
+	// Authenticate returns the sender of the request. The error is [ErrNone] if the request
+	// has no credentials of this kind, so that another Authenticator may know it. Otherwise it
+	// is a [*Refusal].
 	Authenticate(r *http.Request) (Principal, error)
 }
 
@@ -35,7 +34,7 @@ var ErrNone = errors.New("the request does not say who sends it")
 type Refusal struct {
 	// Reason is for the log. It has no part of a token.
 	Reason string
-	// Scope is what the token would need to allow, where it is good otherwise.
+	// Scope is the missing scope, if the token is valid otherwise.
 	Scope string
 }
 

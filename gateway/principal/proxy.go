@@ -11,8 +11,8 @@ import (
 // MaxName bounds the names that others give to principals, in bytes.
 const MaxName = 128
 
-// Proxy believes what a reverse proxy says of its client, in a header field that the
-// proxy sets itself. A request that has the field and comes from elsewhere is refused.
+// Proxy takes the principal from a header field that a reverse proxy sets. It refuses the field
+// from other senders.
 type Proxy struct {
 	Header string
 	// From are the addresses of the proxy. Unix says that it connects by a Unix

@@ -31,16 +31,15 @@ const (
 	classPrefix = "class="
 )
 
-// validName is what a principal of the file may be called. A colon separates the names
+// validName matches the names of principals in the file. A colon separates the names
 // that an authorization server or a proxy gives, so that neither can name one of these.
 var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$`)
 
-// validClass is what a class may be called; see the options.
+// validClass matches the names of classes; see the options.
 var validClass = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,63}$`)
 
-// NewToken returns a token that nobody knows yet, and the line for the file that gives
-// it to a principal; class may be empty. The token has 130 random bits, so that a hash
-// without salt hides it.
+// NewToken returns a new token, and the line of the file that gives it to a principal. class may
+// be empty. The token has 130 random bits, so a hash without salt hides it.
 func NewToken(name, class string) (token, line string, err error) {
 	if !validName.MatchString(name) {
 		return "", "", fmt.Errorf("%.80q cannot be the name of a principal: use at most 64 letters, digits, _, ., @ and -, with a letter or a digit first", name)
@@ -77,14 +76,14 @@ type knownTokens struct {
 
 var _ Authenticator = (*Tokens)(nil)
 
-// ReadTokens reads the file. Nobody but its owner may be able to write it, who must be
-// root or the user of this process.
+// ReadTokens reads the file. It must be writable only for its owner, and the owner must be root
+// or the user of this process.
 func ReadTokens(path string) (*Tokens, error) {
 	t := &Tokens{path: path}
 	return t, t.Reload()
 }
 
-// Reload reads the file again. Where that is an error, the tokens stay as they were.
+// Reload reads the file again. If that fails, the tokens do not change.
 func (t *Tokens) Reload() error {
 	text, err := readOwn(t.path)
 	if err != nil {
@@ -111,8 +110,8 @@ func (t *Tokens) Count() int { return len(t.known.Load().byHash) }
 
 // readOwn reads a file that only its owner can write.
 func readOwn(path string) ([]byte, error) {
-	// The file is checked that is read, whatever its name leads to later. A pipe
-	// without a writer would not be opened otherwise.
+	// The opened file is checked, because another one may be at the path later. Without
+	// O_NONBLOCK, opening a pipe would wait for a writer.
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		var problem *fs.PathError
@@ -139,7 +138,7 @@ func readOwn(path string) ([]byte, error) {
 	return text, nil
 }
 
-// checkFile says what keeps a file from being one of tokens, whoever owns it.
+// checkFile returns an error if a file cannot have tokens. It does not check the owner.
 func checkFile(info fs.FileInfo) error {
 	switch {
 	case !info.Mode().IsRegular():
@@ -159,8 +158,8 @@ type UnusableError struct{ Cause error }
 func (e *UnusableError) Error() string { return e.Cause.Error() }
 func (e *UnusableError) Unwrap() error { return e.Cause }
 
-// AddLine adds a line of [NewToken] to a file, which it makes for its owner alone where
-// there is none. A file that no server could use then stays as it is: the error is an
+// AddLine adds a line of [NewToken] to a file. It creates the file for its owner alone if there
+// is none. If no server could use the result, it changes nothing and returns an
 // [*UnusableError].
 func AddLine(path, line string) error {
 	// A pipe without a reader would not be opened otherwise.
@@ -185,7 +184,7 @@ func AddLine(path, line string) error {
 		return err
 	}
 	line += "\n"
-	// Somebody may have written the last line without an end.
+	// The last line may lack its end.
 	if len(text) > 0 && text[len(text)-1] != '\n' {
 		line = "\n" + line
 	}
@@ -229,8 +228,8 @@ func parseTokens(text []byte) (*knownTokens, error) {
 	return known, nil
 }
 
-// parseLine reads the fields of a line. The error has nothing of them: somebody may have
-// written a token in place of its hash.
+// parseLine reads the fields of a line. The error does not quote them, because a line may have a
+// token by mistake.
 func parseLine(fields []string) (hash [sha256.Size]byte, p Principal, err error) {
 	malformed := errors.New("it is not NAME sha256:HASH, with class=CLASS or nothing after it, as nix-sandbox-mcp token new NAME prints it")
 	if len(fields) < 2 || len(fields) > 3 || !validName.MatchString(fields[0]) {

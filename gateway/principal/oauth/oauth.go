@@ -34,14 +34,14 @@ const (
 	clockLeeway = 5 * time.Minute
 )
 
-// Options say whose access tokens are believed.
+// Options say which access tokens are valid.
 type Options struct {
 	// Resource is this server's URL, which must be among a token's audience.
 	Resource string
-	// Issuer is the authorization server, KeysURL where it publishes its keys (JWKS).
+	// Issuer is the authorization server, and KeysURL the URL of its keys (JWKS).
 	Issuer, KeysURL string
-	// Claim is the claim that has the principal's name. Scope is what a token must
-	// allow; empty where it need not.
+	// Claim is the claim with the principal's name. Scope is the scope that a token must have;
+	// empty if it needs none.
 	Claim, Scope string
 }
 
@@ -127,9 +127,9 @@ func reason(err error) string {
 	return "the token is not a signed JSON Web Token of the form that this server reads"
 }
 
-// wrong says why a token that the issuer signed is no access token for this server; it is
-// empty for one that is. The library compares the names of claims without their case, as
-// encoding/json does.
+// wrong returns why a signed token is not an access token for this server, or "" if it is one.
+// It compares the exact names of claims, while the library ignores their case as encoding/json
+// does.
 func (a *Server) wrong(text string, claims map[string]any) string {
 	encoded, _, _ := strings.Cut(text, ".")
 	var header map[string]any
@@ -171,8 +171,8 @@ func contains(claim any, text string) bool {
 	return slices.Contains(list, any(text))
 }
 
-// scopes are what a token allows. Some servers have a list in the claim scp, in place
-// of the text of RFC 9068.
+// scopes returns the scopes of a token. Some servers have a list in the claim scp instead of
+// the text of RFC 9068.
 func scopes(claims map[string]any) []string {
 	var all []string
 	for _, name := range []string{"scope", "scp"} {
