@@ -16,12 +16,8 @@
 package driver
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -76,13 +72,8 @@ func Load(folder string) (*Driver, error) {
 		return nil, fmt.Errorf("read the driver: %w", err)
 	}
 	d := &Driver{}
-	decoder := json.NewDecoder(bytes.NewReader(text))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(d); err != nil {
+	if err := bounded.JSON(text, d); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%s: there is more than one value in it", name)
 	}
 	switch {
 	case d.Program == "" || d.Program != filepath.Base(d.Program):

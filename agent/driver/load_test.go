@@ -59,7 +59,7 @@ func TestLoad_NamesWhatIsWrong(t *testing.T) {
 		`{"program": "driver.x", "control": 3, "warm": "1", "arguments": ["\u0000"]}`: "NUL byte",
 		`{"program": "nothing", "control": 3, "warm": "1"}`:                           "no such file",
 		`{"program": "folder", "control": 3, "warm": "1"}`:                            "which is not a file",
-		`{"program": "driver.x", "control": 3, "warm": "1"} {}`:                       "more than one value",
+		`{"program": "driver.x", "control": 3, "warm": "1"} {}`:                       "something follows",
 		`{"warm": "` + strings.Repeat("x", 64<<10) + `"}`:                             "larger than its limit of 65536 bytes",
 	} {
 		if got, err := driver.Load(folder(t, text)); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "driver.json") {

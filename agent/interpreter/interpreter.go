@@ -176,12 +176,12 @@ func (s *Script) Close() {
 // Interpreter is a running interpreter with its driver.
 type Interpreter struct {
 	*process.Process
-	driver  *driver.Driver
-	control *os.File
-	code    *os.File
-	state   *os.File
-	replies chan Reply
-	closed  chan struct{}
+	driver      *driver.Driver
+	control     *os.File
+	code        *os.File
+	state       *os.File
+	replies     chan Reply
+	closed      chan struct{}
 	interrupted bool // the previous call was interrupted
 }
 
