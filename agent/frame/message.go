@@ -18,7 +18,7 @@ const (
 const (
 	Open   = "open"   // Terminal, Env: a shell on a terminal of its own
 	Resize = "resize" // Terminal: its new size
-	Input  = "input"  // Contents: what was typed; without any, its end
+	Input  = "input"  // Contents: bytes of input; empty at its end
 )
 
 // Types of a [Reply].
@@ -29,9 +29,9 @@ const (
 	Contents = "contents" // ID, Contents, Size; the answer to read
 	Part     = "part"     // ID, Contents; the answer to save. An empty part ends a copy, or says that nothing has changed
 	Restored = "restored" // ID; the answer to restore
-	Pong     = "pong"     // ID, Size: the memory in use, where there are limits
+	Pong     = "pong"     // ID, Size: the memory in use, if there are limits
 	Reseeded = "reseeded" // ID; the answer to reseed
-	Error    = "error"    // ID where it answers a request; Message
+	Error    = "error"    // ID if it answers a request; Message
 )
 
 // Outcomes of a [Result].
@@ -44,12 +44,11 @@ const (
 	OutcomeCrashed   = "crashed"   // the interpreter died
 )
 
-// States of a session in a [Result]; the result of a call without a session has
-// none.
+// States of a session in a [Result]. The result of a one-shot call has no state.
 const (
 	StateKept = "kept"
-	// StateLost says that the interpreter is a new one, since this call or since
-	// the last one. Files are as they were.
+	// StateLost says that the interpreter was replaced in this call or since the last
+	// one. Files are as they were.
 	StateLost = "lost"
 )
 
@@ -59,12 +58,12 @@ const (
 	Stderr = "stderr"
 )
 
-// Request is a message to the agent. As in a [Reply], fields that the reader
-// does not know are ignored.
+// Request is a message to the agent. Its reader ignores unknown fields, as that of a
+// [Reply] does.
 type Request struct {
 	Type string `json:"type"`
-	// ID is chosen by the sender, and the replies carry it back. Executes run
-	// one at a time, in the order in which they arrive.
+	// ID is chosen by the sender and repeated in the replies. Executes run one at a time,
+	// in order of arrival.
 	ID uint64 `json:"id,omitempty"`
 
 	Env    map[string]string `json:"env,omitempty"`
@@ -79,13 +78,12 @@ type Request struct {
 	// Keep says that the call belongs to a session: the interpreter's state
 	// outlives it. Without Keep, the interpreter ends with the call.
 	Keep bool `json:"keep,omitempty"`
-	// Shared says that other sandboxes write to the workspace too. What is there
-	// when the call begins is not this call's.
+	// Shared says that other sandboxes write to the workspace too. Files that exist when
+	// the call begins do not count as the call's.
 	Shared bool `json:"shared,omitempty"`
 
-	// Rehearse has the agent run a small call, which leaves nothing behind, when the first
-	// ping comes, unless a call has come before. It is for a copy that takes its time for
-	// what runs in it for the first time.
+	// Rehearse makes the agent run a small call without effects at the first ping, unless
+	// a call comes before. It is for copies in which everything is slow at first.
 	Rehearse bool `json:"rehearse,omitempty"`
 
 	// Full asks for a copy even if nothing has changed since the last one. Next asks for
@@ -115,10 +113,10 @@ type Terminal struct {
 // long is the field that may be long.
 func (r *Request) long() (string, *string) { return "code", &r.Code }
 
-// Limits bound what the agent sends for a call.
+// Limits bound the replies to a call.
 type Limits struct {
-	// OutputBytes bounds what is sent of each stream of a call: as much of its
-	// beginning as one half, and as much of its end as the other.
+	// OutputBytes bounds the output of each stream of a call: half of it is for the
+	// beginning of the stream, and half for the end.
 	OutputBytes int64 `json:"output_bytes,omitempty"`
 }
 
@@ -138,14 +136,14 @@ type Reply struct {
 	// back. It is shown as progress and is no part of the answer.
 	Sample bool `json:"sample,omitempty"`
 
-	// ExitCode is the code's exit status; 128 + N where signal N ended it.
+	// ExitCode is the code's exit status, 128 + N if signal N ended it.
 	ExitCode int    `json:"exit_code,omitempty"`
 	Outcome  string `json:"outcome,omitempty"`
 	State    string `json:"state,omitempty"`
-	// Limit was crossed in this call; with the outcome ok, between this call
-	// and the last one, which cost the session its state.
+	// Limit was crossed in this call or, if the outcome is ok, between the last call and
+	// this one. In that case the session has lost its state.
 	Limit *Limit `json:"limit,omitempty"`
-	// Truncated has the streams of which something was left out.
+	// Truncated has the streams that were not sent completely.
 	Truncated []Truncation `json:"truncated,omitempty"`
 	// Files are those that the call made or changed under /workspace/outputs.
 	Files []File `json:"files,omitempty"`
@@ -162,19 +160,18 @@ type Reply struct {
 // long is the field that may be long.
 func (r *Reply) long() (string, *string) { return "data", &r.Data }
 
-// Limit is a limit that the sandbox has crossed, for which all its processes but
-// the agent were killed.
+// Limit is a limit that the sandbox has crossed. All its processes but the agent were killed.
 type Limit struct {
-	Name  string `json:"name"`  // [Memory], [PIDs], [FileLocks] or [Terminals]
-	Value int64  `json:"value"` // MiB, or a number of what the limit counts
+	Name  string `json:"name"`  // [Memory], [PIDs], [FileLocks], [EpollWatches] or [Terminals]
+	Value int64  `json:"value"` // MiB for [Memory], otherwise a number
 	Used  int64  `json:"used"`  // at that moment, in the same unit, rounded up
 }
 
-// Truncation describes a stream of which something was left out.
+// Truncation describes a stream that was not sent completely.
 type Truncation struct {
 	Stream string `json:"stream"`
 	Total  int64  `json:"total"`          // bytes that the code wrote
-	Path   string `json:"path,omitempty"` // the file that has it; empty where there is none
+	Path   string `json:"path,omitempty"` // the file with all of the output, or empty
 	// Stored is the number of bytes in the file at Path: Total, unless the
 	// workspace was too full for all of them.
 	Stored int64 `json:"stored,omitempty"`
