@@ -198,10 +198,9 @@ var (
 		}},
 	}
 
-	// A tmpfs keeps ACLs in kernel memory that no control group counts: 192 bytes for 15
-	// entries, the most in 127 bytes. An ACL for the only user and group of a sandbox has
-	// 6. File systems without extended attributes answer with the same error, and programs
-	// that copy files ignore it.
+	// A tmpfs keeps ACLs in kernel memory that no control group counts. 127 bytes have 15
+	// entries, and an ACL for a sandbox's only user and group needs 6. File systems without
+	// attributes answer with the same error, which programs that copy files ignore.
 	attributes = bpf.Verdict{{Arg: 3, Test: bpf.AnyBit, Values: []uint32{^uint32(127)}, Then: bpf.Errno(unix.EOPNOTSUPP)}}
 
 	// EINVAL is the error of kernels before Linux 6.16.
