@@ -3,6 +3,7 @@ package changes_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -139,7 +140,13 @@ func TestRecord_OfHostileFiles(t *testing.T) {
 	if diff := cmp.Diff(want, left); diff != "" {
 		t.Errorf("left out: %s", diff)
 	}
-	_, err := changes.Apply(t.Context(), entry, []string{"."})
+	// All of it is refused until it is named.
+	applied, err := changes.Apply(t.Context(), entry, nil)
+	must.Do(t, err)
+	if len(applied.Written) > 0 {
+		t.Errorf("applied unasked: %+v", applied)
+	}
+	_, err = changes.Apply(t.Context(), entry, []string{"folder", "folder/secret"})
 	must.Do(t, err)
 	if diff := cmp.Diff(map[string]string{"secret": "file false secret of the host"}, files(t, outside)); diff != "" {
 		t.Errorf("outside: %s", diff)
@@ -161,7 +168,7 @@ func TestApply_WritesThroughNoLink(t *testing.T) {
 	b.save(time.Now())
 	must.Do(t, os.Remove(filepath.Join(b.base, "folder")))
 	must.Do(t, os.Symlink(outside, filepath.Join(b.base, "folder")))
-	if applied, err := changes.Apply(t.Context(), b.entry(t), nil); err == nil {
+	if applied, err := changes.Apply(t.Context(), b.entry(t), []string{"folder/file"}); err == nil {
 		t.Errorf("applied: %+v", applied)
 	}
 	if diff := cmp.Diff(map[string]string{}, files(t, outside)); diff != "" {
@@ -191,7 +198,7 @@ func TestApply_IsUndoneWhereItFails(t *testing.T) {
 	must.Do(t, os.WriteFile(filepath.Join(b.base, "folder", "other"), []byte("of the host\n"), 0o644))
 	want := files(t, b.base)
 	entry := b.entry(t)
-	if applied, err := changes.Apply(t.Context(), entry, nil); err == nil {
+	if applied, err := changes.Apply(t.Context(), entry, all(t, entry)); err == nil {
 		t.Errorf("applied: %+v", applied)
 	}
 	if diff := cmp.Diff(want, files(t, b.base)); diff != "" {
@@ -199,7 +206,7 @@ func TestApply_IsUndoneWhereItFails(t *testing.T) {
 	}
 	// The control: without it, all is applied.
 	must.Do(t, os.Remove(filepath.Join(b.base, "folder", "other")))
-	must.Get(changes.Apply(t.Context(), entry, nil))(t)
+	must.Get(changes.Apply(t.Context(), entry, all(t, entry)))(t)
 	if diff := cmp.Diff(files(t, b.merged), files(t, b.base)); diff != "" {
 		t.Errorf("applied: %s", diff)
 	}
@@ -209,7 +216,7 @@ func TestApply_IsUndoneWhereItFails(t *testing.T) {
 }
 
 // The first of these variables tells a test that it is the program that applies, and the
-// folder of the patch; the second says before which step it is killed.
+// folder of the patch; the second says before which step it is killed, or 0.
 const (
 	applyVariable = "NIX_SANDBOX_TEST_APPLY"
 	stepsVariable = "NIX_SANDBOX_TEST_APPLY_STEPS"
@@ -230,12 +237,14 @@ func (c *fatalContext) Err() error {
 	return c.Context.Err()
 }
 
-// An apply that is killed is undone by the next one, which then applies all.
-func TestApply_IsUndoneWhereItIsKilled(t *testing.T) {
+// Where an apply is killed, between two steps or at any moment, each file is as before or as
+// the patch makes it, and the same apply does the rest and leaves nothing behind.
+func TestApply_IsFinishedWhereItWasKilled(t *testing.T) {
 	if folder := os.Getenv(applyVariable); folder != "" {
 		entries, _ := changes.List(folder)
-		steps := must.Get(strconv.Atoi(os.Getenv(stepsVariable)))(t)
-		_, err := changes.Apply(&fatalContext{t.Context(), steps}, entries[0], nil)
+		names := all(t, entries[0])
+		fmt.Println("begins")
+		_, err := changes.Apply(&fatalContext{t.Context(), must.Get(strconv.Atoi(os.Getenv(stepsVariable)))(t)}, entries[0], names)
 		t.Fatalf("it was not killed: error %v", err)
 	}
 	if !mounts(t) {
@@ -260,20 +269,38 @@ func TestApply_IsUndoneWhereItIsKilled(t *testing.T) {
 	b.save(time.Now())
 	entry := b.entry(t)
 	before, after := files(t, b.base), files(t, b.merged)
-	for range 5 {
-		// Each of the 601 paths is taken out of the project and then put into it. Before
-		// the second step one has moved; before the last but one, two are missing.
-		steps := 2 + random.IntN(1200)
+	half := 0
+	for i := range 10 {
+		// Each of the 601 paths is a step. Before the second one, the first was made.
+		steps := 0
+		if i%2 == 0 {
+			steps = 2 + random.IntN(600)
+		}
 		cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$")
 		cmd.Env = append(os.Environ(), applyVariable+"="+b.folder, stepsVariable+"="+strconv.Itoa(steps))
-		out, _ := cmd.CombinedOutput()
-		if status := cmd.ProcessState.Sys().(syscall.WaitStatus); status.Signal() != unix.SIGKILL {
-			t.Fatalf("%v: %s", cmd.ProcessState, out)
+		out := must.Get(cmd.StdoutPipe())(t)
+		must.Do(t, cmd.Start())
+		must.Get(out.Read(make([]byte, len("begins\n"))))(t)
+		if steps == 0 {
+			time.Sleep(time.Duration(random.Int64N(int64(60 * time.Millisecond))))
+			_ = cmd.Process.Kill()
 		}
-		if now := files(t, b.base); cmp.Equal(now, before) || cmp.Equal(now, after) {
+		_ = cmd.Wait()
+		if status := cmd.ProcessState.Sys().(syscall.WaitStatus); steps > 0 && status.Signal() != unix.SIGKILL {
+			t.Fatalf("it was not killed: %v", cmd.ProcessState)
+		}
+		now := files(t, b.base)
+		for name, content := range now {
+			if content != before[name] && content != after[name] && !strings.Contains(name, ".nix-sandbox-mcp-") {
+				t.Fatalf("killed before step %d, %s has %.100q", steps, name, content)
+			}
+		}
+		if !cmp.Equal(now, before) && !cmp.Equal(now, after) {
+			half++
+		} else if steps > 0 {
 			t.Fatalf("it was not killed half way, but before step %d", steps)
 		}
-		must.Get(changes.Apply(t.Context(), entry, nil))(t)
+		must.Get(changes.Apply(t.Context(), entry, all(t, entry)))(t)
 		if diff := cmp.Diff(after, files(t, b.base)); diff != "" {
 			t.Fatalf("applied again: %s", diff)
 		}
@@ -285,6 +312,7 @@ func TestApply_IsUndoneWhereItIsKilled(t *testing.T) {
 			must.Do(t, os.WriteFile(filepath.Join(b.base, name), []byte(strings.TrimPrefix(text, "file false ")), 0o644))
 		}
 	}
+	t.Logf("killed half way %d times of 10", half)
 }
 
 // What was applied is not in the patch any more, and the session goes on from there.
@@ -315,7 +343,7 @@ func TestRecord_GoesOnFromWhatWasApplied(t *testing.T) {
 			t.Errorf("the patch has %+v, want %+v", got, want)
 		}
 		if apply {
-			must.Get(changes.Apply(t.Context(), entry, nil))(t)
+			must.Get(changes.Apply(t.Context(), entry, all(t, entry)))(t)
 		}
 	}
 	write := func(name, text string) { must.Do(t, os.WriteFile(filepath.Join(b.merged, name), []byte(text), 0o644)) }
@@ -329,6 +357,34 @@ func TestRecord_GoesOnFromWhatWasApplied(t *testing.T) {
 	step(func() {}, false, changes.Summary{})
 	if diff := cmp.Diff(files(t, b.merged), files(t, b.base)); diff != "" {
 		t.Errorf("applied: %s", diff)
+	}
+}
+
+// A process in the background changes a file between two calls, and then the user does. The
+// next call does not take the user's version for the one that the session saw.
+func TestRecord_OfABackgroundProcess(t *testing.T) {
+	if !mounts(t) {
+		return
+	}
+	b := newBench(t, func(base string) {
+		must.Do(t, os.WriteFile(filepath.Join(base, "a.py"), []byte("1\n2\n"), 0o644))
+		must.Do(t, os.WriteFile(filepath.Join(base, "b.py"), []byte("1\n2\n"), 0o644))
+	})
+	must.Do(t, os.WriteFile(filepath.Join(b.merged, "a.py"), []byte("1\nbackground\n"), 0o644))
+	time.Sleep(30 * time.Millisecond)
+	for _, name := range []string{"a.py", "b.py"} {
+		must.Do(t, os.WriteFile(filepath.Join(b.base, name), []byte("user\n2\n"), 0o644))
+	}
+	time.Sleep(30 * time.Millisecond)
+	began := time.Now()
+	must.Do(t, os.WriteFile(filepath.Join(b.merged, "b.py"), []byte("user\ncall\n"), 0o644))
+	b.save(began)
+	if diff := cmp.Diff([]string{"a.py"}, b.entry(t).Summary.Doubtful); diff != "" {
+		t.Error(diff)
+	}
+	var conflict *changes.ConflictError
+	if _, err := changes.Apply(t.Context(), b.entry(t), nil); !errors.As(err, &conflict) || len(conflict.Files) != 1 {
+		t.Errorf("applied: %v", err)
 	}
 }
 

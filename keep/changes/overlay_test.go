@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -23,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes/gitpatch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
 )
@@ -78,6 +80,7 @@ func newBench(t *testing.T, fill func(base string)) *bench {
 		must.Do(t, os.Mkdir(at(name), 0o755))
 	}
 	fill(at("base"))
+	time.Sleep(25 * time.Millisecond) // the project is older than the sandbox
 	options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s,userxattr", at("base"), at("upper"), at("work"))
 	if err := unix.Mount("overlay", at("merged"), "overlay", 0, options); err != nil {
 		t.Skipf("this kernel makes no overlays in user namespaces: %v", err)
@@ -112,6 +115,16 @@ func (b *bench) entry(t *testing.T) *changes.Entry {
 	}
 	t.Cleanup(func() { entries[0].Close() })
 	return entries[0]
+}
+
+// all are the paths that a patch changes.
+func all(t *testing.T, entry *changes.Entry) (names []string) {
+	t.Helper()
+	must.Do(t, gitpatch.Read(entry.Patch(), func(file gitpatch.File) error {
+		names = append(names, file.Name)
+		return nil
+	}))
+	return slices.Compact(names)
 }
 
 // files are the files and links of a tree, as a patch can carry them: names, whether
@@ -192,7 +205,7 @@ func TestOverlay_PatchMakesWhatTheSandboxSaw(t *testing.T) {
 		histories = must.Get(strconv.Atoi(text))(t)
 	}
 	random := seed.New(t)
-	patches, operations := 0, map[string]int{}
+	patches, conflicts, refused, passed, operations := 0, 0, 0, map[string]int{}, map[string]int{}
 	for i := range histories {
 		ok := t.Run(strconv.Itoa(i), func(t *testing.T) {
 			b := newBench(t, func(base string) {
@@ -233,20 +246,38 @@ func TestOverlay_PatchMakesWhatTheSandboxSaw(t *testing.T) {
 			if entry == nil {
 				return
 			}
-			// The same without git, applied to the project itself.
-			paths := []string{"."}
-			_, err := changes.Apply(t.Context(), entry, nil)
-			var refused *changes.RefusedError
-			if errors.As(err, &refused) {
-				for _, file := range refused.Files {
-					if file.Kind != changes.Leaves && file.Kind != changes.Doubted {
-						t.Fatalf("refused: %+v\n%s\n%s", file, strings.Join(h.log, "\n"), clip(patch))
+			// The same without git, applied to the project itself: first the files that pass, or
+			// none of them if one conflicts with what is left out; then everything, by name.
+			was := files(t, b.base)
+			expected := maps.Clone(was)
+			applied, err := changes.Apply(t.Context(), entry, nil)
+			var conflict *changes.ConflictError
+			switch {
+			case errors.As(err, &conflict):
+				conflicts++
+			case err != nil && (strings.HasPrefix(err.Error(), "write ") && !strings.Contains(err.Error(), "put back")):
+				conflicts++ // a folder that is to become a file has something that is left out
+			case err != nil:
+				t.Fatalf("%v\n%s\n%s", err, strings.Join(h.log, "\n"), clip(patch))
+			default:
+				for _, name := range slices.Concat(applied.Written, applied.Deleted) {
+					passed[name]++
+					delete(expected, name)
+					if content, found := want[name]; found {
+						expected[name] = content
 					}
-					paths = append(paths, file.Path)
 				}
-				_, err = changes.Apply(t.Context(), entry, paths)
+				for _, file := range applied.Refused {
+					refused++
+					if content, found := was[file.Path]; found != (files(t, b.base)[file.Path] != "") || found && files(t, b.base)[file.Path] != content {
+						t.Fatalf("%q was refused and changed", file.Path)
+					}
+				}
 			}
-			if err != nil {
+			if diff := cmp.Diff(expected, files(t, b.base)); diff != "" {
+				t.Fatalf("applied unasked, error %v: %s\n%s\n%s", err, diff, strings.Join(h.log, "\n"), clip(patch))
+			}
+			if _, err = changes.Apply(t.Context(), entry, all(t, entry)); err != nil {
 				t.Fatalf("%v\n%s\n%s", err, strings.Join(h.log, "\n"), clip(patch))
 			}
 			if diff := cmp.Diff(want, files(t, b.base)); diff != "" {
@@ -258,8 +289,9 @@ func TestOverlay_PatchMakesWhatTheSandboxSaw(t *testing.T) {
 		}
 	}
 	t.Logf("%d histories, %d patches, operations: %v", histories, patches, operations)
-	if patches < histories/2 {
-		t.Errorf("only %d of %d histories have a patch", patches, histories)
+	t.Logf("applied unasked: %v; %d files were refused, %d patches conflicted with what was left out", passed, refused, conflicts)
+	if patches < histories/2 || conflicts > patches/2 || len(passed) < 3 {
+		t.Errorf("only %d of %d histories have a patch, or too few pass", patches, histories)
 	}
 }
 
@@ -277,14 +309,21 @@ type history struct {
 
 var names = []string{
 	"a", "b", "c", "dir", "with space", " lead", "trail ", "quote\"s", "new\nline", "tab\t", "back\\slash", "umläut",
-	"\xff\xfe", "-dash", "dev null", "{}", "日本", "a.txt", "\x01\x7f", "~", "\u202egpj.exe",
+	"\xff\xfe", "-dash", "dev null", "{}", "日本", "\x01\x7f", "~", "\u202egpj.exe",
 }
+
+// plainNames are those that may be applied unasked.
+var plainNames = []string{"a.txt", "b.py", "words.go", "guide.md", "日本.rs", "with space.ts", "table.csv"}
 
 // path returns a path, of folders that exist and something that may.
 func (h *history) path() string {
 	at := h.root
 	for {
-		at = filepath.Join(at, names[h.random.IntN(len(names))])
+		from := names
+		if h.random.IntN(2) == 0 {
+			from = plainNames
+		}
+		at = filepath.Join(at, from[h.random.IntN(len(from))])
 		info, err := os.Lstat(at)
 		if err != nil || !info.IsDir() || h.random.IntN(4) == 0 {
 			return at

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -38,10 +39,12 @@ const (
 	maxHead = 256 << 10
 	// maxShown bounds a path that a head names, in bytes.
 	maxShown = 512
-	// maxRemembered bounds the sessions whose patches are found by their names.
+	// maxRemembered bounds the sessions that [Store.Read] knows.
 	maxRemembered = 4096
 
 	suffix = ".patch"
+	// shownSuffix ends the name of a file that has the sum of the patch that a user saw.
+	shownSuffix = ".shown"
 	// partial is the beginning of the name of a file that is being written.
 	partial = ".new-"
 	// magic is the first line of a file. Git ignores what is before a patch.
@@ -69,11 +72,14 @@ type Head struct {
 	Sum  string `json:"sha256"`
 }
 
-// Store is the folder of the patches of a user's sessions, those of several servers. Its
-// methods may be called at the same time.
+// Store is the folder of patches of a user's sessions. Several servers share it. Its methods
+// may be called concurrently.
 type Store struct {
 	folder string
 	log    *slog.Logger
+	// maxFiles and maxBytes bound the patches of all servers.
+	maxFiles int
+	maxBytes int64
 
 	mu     sync.Mutex
 	latest map[Key]string // the files of this process's sessions
@@ -86,29 +92,35 @@ func Open(folder string, log *slog.Logger) (*Store, error) {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder of changes: %w", err)
 	}
-	s := &Store{folder: folder, log: log, latest: map[Key]string{}}
+	if err := os.Chmod(folder, 0o700); err != nil {
+		return nil, fmt.Errorf("keep others out of the folder of changes: %w", err)
+	}
+	s := &Store{folder: folder, log: log, maxFiles: maxStored, maxBytes: maxStoredBytes, latest: map[Key]string{}}
 	s.prune()
 	return s, nil
 }
 
-// prune removes patches that are too old or too many, and what a server that was killed
-// left half written.
+// stored is a patch in the folder.
+type stored struct {
+	name, principal string
+	size            int64
+	used            time.Time
+}
+
+// prune removes patches that are too old or too many, and incomplete files of servers that
+// were killed. If there are too many, the principal with the most loses its oldest.
 func (s *Store) prune() {
-	type file struct {
-		name string
-		size int64
-		used time.Time
-	}
-	var files []file
 	entries, err := os.ReadDir(s.folder)
 	if err != nil {
 		s.log.Warn("the folder of changes cannot be read", "error", err)
 	}
 	remove := func(name, why string) {
-		if err := os.Remove(filepath.Join(s.folder, name)); err == nil {
+		if os.Remove(filepath.Join(s.folder, name)) == nil {
 			s.log.Info("changes of a session removed", "file", name, "because", why)
 		}
 	}
+	var files []stored
+	total := int64(0)
 	for _, entry := range entries {
 		info, err := entry.Info()
 		if err != nil || !info.Mode().IsRegular() {
@@ -117,24 +129,43 @@ func (s *Store) prune() {
 		switch age := time.Since(info.ModTime()); {
 		case strings.HasPrefix(entry.Name(), partial) && age > time.Hour:
 			remove(entry.Name(), "it was never whole")
-		case !strings.HasSuffix(entry.Name(), suffix):
+		case !strings.HasSuffix(entry.Name(), suffix) && !strings.HasSuffix(entry.Name(), shownSuffix):
 		case age > keepTime:
 			remove(entry.Name(), "it is older than 30 days")
-		default:
-			files = append(files, file{entry.Name(), info.Size(), info.ModTime()})
+		case strings.HasSuffix(entry.Name(), suffix):
+			files = append(files, stored{name: entry.Name(), size: info.Size(), used: info.ModTime()})
+			total += info.Size()
 		}
 	}
-	slices.SortFunc(files, func(a, b file) int { return b.used.Compare(a.used) })
-	bytes := int64(0)
-	for i, f := range files {
-		if bytes += f.size; i >= maxStored || bytes > maxStoredBytes {
-			remove(f.name, "there are too many")
+	if len(files) <= s.maxFiles && total <= s.maxBytes {
+		return
+	}
+	slices.SortFunc(files, func(a, b stored) int { return a.used.Compare(b.used) })
+	has := map[string]int64{} // by principal: files, or bytes if these are too many
+	for i := range files {
+		if entry, err := open(filepath.Join(s.folder, files[i].name)); err == nil {
+			files[i].principal = entry.Principal
+			entry.Close()
 		}
+	}
+	for len(files) > s.maxFiles || total > s.maxBytes {
+		clear(has)
+		for _, f := range files {
+			has[f.principal]++
+			if total > s.maxBytes {
+				has[f.principal] += f.size
+			}
+		}
+		most := slices.Max(slices.Collect(maps.Values(has)))
+		first := slices.IndexFunc(files, func(f stored) bool { return has[f.principal] == most })
+		remove(files[first].name, "there are too many")
+		total -= files[first].size
+		files = slices.Delete(files, first, first+1)
 	}
 }
 
-// Record records what one sandbox changes in the project. Its methods may be called at
-// the same time.
+// Record records the changes of one sandbox to the project. Its methods may be called
+// concurrently.
 type Record struct {
 	store *Store
 	name  string // of the file
@@ -148,8 +179,8 @@ type Record struct {
 	linked  bool
 }
 
-// Begin returns a Record of a sandbox whose upper layer is open. It owns the layer, also
-// where it fails. Head has the session, the environment and the project.
+// Begin returns a Record of the sandbox with this upper layer. It takes ownership of the
+// layer even if it fails. Head has the session, the environment and the project.
 func (s *Store) Begin(head Head, upper *os.File) (*Record, error) {
 	base, err := layer.Open(head.Project)
 	if err != nil {
@@ -170,8 +201,8 @@ func (s *Store) Begin(head Head, upper *os.File) (*Record, error) {
 }
 
 // Early returns how much is changed, as far as names and times show it, and whether this
-// is the first answer that says so. It is nil where nothing is. unsaved says that the patch
-// may not be up to date.
+// is the first answer that says so. summary is nil if there are no changes. unsaved says
+// that the patch may be out of date.
 func (r *Record) Early() (summary *Summary, first, unsaved bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -190,7 +221,7 @@ func (r *Record) Early() (summary *Summary, first, unsaved bool) {
 	return &found, first, true
 }
 
-// IsEmpty reports whether nothing is changed.
+// IsEmpty reports whether the session has changed no file.
 func (r *Record) IsEmpty() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -201,7 +232,7 @@ func (r *Record) IsEmpty() bool {
 	return err == nil && empty
 }
 
-// Save brings the patch up to date with what a call that began at this time left.
+// Save updates the patch after the call that began at this time.
 func (r *Record) Save(ctx context.Context, began time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -226,7 +257,9 @@ func (r *Record) save(ctx context.Context, began time.Time) error {
 	if summary.Files() == 0 && !summary.isPartial() {
 		if r.written {
 			r.written = false
-			return os.Remove(path)
+			if err := os.Remove(path); !errors.Is(err, os.ErrNotExist) {
+				return err
+			}
 		}
 		return nil
 	}
@@ -236,6 +269,7 @@ func (r *Record) save(ctx context.Context, began time.Time) error {
 		return err
 	}
 	r.written = true
+	r.store.prune()
 	r.store.remember(r.head.Key, path)
 	r.store.log.Debug("changes of a session saved", "session", r.head.Session, "files", summary.Files(), "bytes", patch.Size, "ms", time.Since(started).Milliseconds())
 	return nil
@@ -295,18 +329,16 @@ func shown(path string) string { return bounded.Head(gitpatch.Quote(path), maxSh
 func (s *Store) remember(key Key, path string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, known := s.latest[key]; !known {
-		s.order = append(s.order, key)
-	}
+	s.order = append(slices.DeleteFunc(s.order, func(k Key) bool { return k == key }), key)
 	s.latest[key] = path
-	for len(s.order) > maxRemembered {
+	if len(s.order) > maxRemembered {
 		delete(s.latest, s.order[0])
 		s.order = s.order[1:]
 	}
 }
 
-// Read returns the patch of a session of this process, of at most limit bytes. The error
-// is a [*layer.TooLargeError] where it has more, and [ErrNone] where there is none.
+// Read returns the patch of a session of this process. The error is [ErrNone] if it changed
+// no file, and a [*layer.TooLargeError] if the patch has more than limit bytes.
 func (s *Store) Read(key Key, limit int64) ([]byte, error) {
 	s.mu.Lock()
 	path := s.latest[key]
@@ -328,7 +360,7 @@ func (s *Store) Read(key Key, limit int64) ([]byte, error) {
 	return io.ReadAll(entry.Patch())
 }
 
-// ErrNone reports a session that has changed nothing.
+// ErrNone reports a session that has changed no file of the project.
 var ErrNone = errors.New("the session has changed nothing in the project")
 
 // Entry is a patch in a folder. Its owner closes it.
@@ -346,13 +378,13 @@ func (e *Entry) Patch() io.Reader { return io.NewSectionReader(e.file, e.offset,
 // Close closes the file.
 func (e *Entry) Close() error { return e.file.Close() }
 
-// DamagedError reports a file that is not what was written.
+// DamagedError reports a file with another content than was written.
 type DamagedError struct{ Path, Reason string }
 
 func (e *DamagedError) Error() string { return e.Path + " is damaged: " + e.Reason }
 
-// read opens a file and checks all of it.
-func read(path string) (_ *Entry, err error) {
+// open opens a file and reads its head.
+func open(path string) (_ *Entry, err error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -384,18 +416,55 @@ func read(path string) (_ *Entry, err error) {
 	if entry.Size != info.Size()-entry.offset {
 		return damaged(fmt.Sprintf("it has %d bytes after its head, not %d", info.Size()-entry.offset, entry.Size))
 	}
-	sum := sha256.New()
-	if _, err := io.Copy(sum, entry.Patch()); err != nil {
+	return entry, nil
+}
+
+// read opens a file and checks all of it.
+func read(path string) (*Entry, error) {
+	entry, err := open(path)
+	if err != nil {
 		return nil, err
 	}
-	if hex.EncodeToString(sum.Sum(nil)) != entry.Sum {
-		return damaged("its sum is another one than when it was written")
+	sum := sha256.New()
+	_, err = io.Copy(sum, entry.Patch())
+	if err == nil && hex.EncodeToString(sum.Sum(nil)) != entry.Sum {
+		err = &DamagedError{path, "its sum is another one than when it was written"}
+	}
+	if err != nil {
+		entry.Close()
+		return nil, err
 	}
 	return entry, nil
 }
 
-// List returns the patches in a folder, the newest first, and the errors of those that
-// cannot be read. The caller closes them.
+// Shown returns the sum of the patch of this sandbox that [Entry.MarkShown] marked last, or
+// "" if the user has seen no patch.
+func (e *Entry) Shown() string {
+	sum, _ := readSmall(e.shownFile())
+	return string(sum)
+}
+
+// MarkShown notes that a user has seen the patch.
+func (e *Entry) MarkShown() error { return os.WriteFile(e.shownFile(), []byte(e.Sum), 0o600) }
+
+func (e *Entry) shownFile() string { return strings.TrimSuffix(e.file.Name(), suffix) + shownSuffix }
+
+// lock lets one process at a time apply patches of the folder. The lock is not in the project,
+// where code could hold it.
+func (e *Entry) lock() (unlock func(), err error) {
+	file, err := os.OpenFile(filepath.Join(filepath.Dir(e.file.Name()), "lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the folder of changes: %w", err)
+	}
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		file.Close()
+		return nil, fmt.Errorf("another process applies changes (%w): try again when it is done", err)
+	}
+	return func() { file.Close() }, nil
+}
+
+// List returns the patches in a folder, the newest first, and an error for each file that
+// cannot be read. The caller closes the entries.
 func List(folder string) (entries []*Entry, broken []error) {
 	files, err := os.ReadDir(folder)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -197,34 +197,51 @@ func TestChanges_MakeTheTestsPassOnTheHost(t *testing.T) {
 	}
 }
 
-// What the host would obey, what leaves the project and what the session did not see is
-// refused, and then nothing is applied.
+// What needs a name of its own is refused, and the rest is applied. Where the project has
+// other changes, nothing is.
 func TestChanges_ApplyRefuses(t *testing.T) {
 	project, state := sample(t, "a project"), t.TempDir()
 	c := start(t, "PROJECT_DIR="+project, "PROJECT_MODE=overlay", "XDG_STATE_HOME="+state)
 	expect(t, in(c, "s", "bash", `cd /project && mkdir -p .github/workflows sub/.claude && echo > .github/workflows/ci.yml && echo > sub/.claude/settings.json &&
-		echo > .envrc && echo >> flake.nix && ln -s ../../outside leaves && ln -s words.py stays && echo plain > plain && echo '# seen' >> words.py; echo done`), "done\n")
+		echo > .envrc && echo >> flake.nix && ln -s ../../outside leaves && ln -s words.py stays && echo plain > plain && echo '# seen' >> words.py &&
+		echo > new.py && printf 'a\0' > data.csv && echo > run.sh && chmod +x run.sh; echo done`), "done\n")
 	c.CloseInput()
 	c.Wait(patience.Long)
-	_, errs, status := changesCommand(t, state, "s", "--apply")
-	for _, want := range []string{".github/workflows/ci.yml: a program", "sub/.claude/settings.json: a program", ".envrc: a program", "flake.nix: a program", "leaves: it is a link to ../../outside", "5 files cannot be applied, and nothing was changed", "hint: "} {
-		if status != 1 || !strings.Contains(errs, want) {
-			t.Errorf("status %d, want %q:\n%s", status, want, errs)
-		}
-	}
-	must.Do(t, os.WriteFile(filepath.Join(project, "words.py"), []byte("changed on the host\n"), 0o644))
-	before := tree(t, project)
-	if _, errs, status := changesCommand(t, state, "s", "--apply", "."); status != 1 || !strings.Contains(errs, "words.py: it has changed in the project") {
-		t.Errorf("a file that changed: status %d:\n%s", status, errs)
-	}
 	if _, errs, status := changesCommand(t, state, "s", "--apply", "nothing"); status != 1 || !strings.Contains(errs, "the session did not change nothing") {
 		t.Errorf("a path that was not changed: status %d:\n%s", status, errs)
+	}
+	words := filepath.Join(project, "words.py")
+	original := must.Get(os.ReadFile(words))(t)
+	must.Do(t, os.WriteFile(words, []byte("changed on the host\n"), 0o644))
+	before := tree(t, project)
+	for _, args := range [][]string{nil, {"."}, {"words.py"}} {
+		if _, errs, status := changesCommand(t, state, append([]string{"s", "--apply"}, args...)...); status != 1 || !strings.Contains(errs, "conflict: words.py: it has changed in the project") {
+			t.Errorf("a file that changed: status %d:\n%s", status, errs)
+		}
 	}
 	if diff := cmp.Diff(before, tree(t, project)); diff != "" {
 		t.Errorf("the project changed:\n%s", diff)
 	}
-	// The control: what is named is applied, and nothing else.
-	out, errs, status := changesCommand(t, state, "s", "--apply", ".envrc", ".github/workflows", "plain", "stays")
+	must.Do(t, os.WriteFile(words, original, 0o644))
+	refused := []string{".github/workflows/ci.yml", "sub/.claude/settings.json", ".envrc", "flake.nix", "leaves", "stays", "plain", "data.csv", "run.sh"}
+	out, errs, status := changesCommand(t, state, "s", "--apply")
+	if status != 0 || !strings.Contains(out, fmt.Sprintf("2 written, 0 deleted, %d refused", len(refused))) {
+		t.Errorf("status %d: %s%s", status, out, errs)
+	}
+	for _, name := range refused {
+		if !strings.Contains(errs, "refused: "+name+": ") {
+			t.Errorf("%s is not listed:\n%s", name, errs)
+		}
+		if _, err := os.Lstat(filepath.Join(project, name)); err == nil && name != "flake.nix" {
+			t.Errorf("%s was applied", name)
+		}
+	}
+	// The control: what is named is applied, and nothing else. A folder is no name for what is
+	// refused in it.
+	if _, errs, status := changesCommand(t, state, "s", "--apply", ".github"); status != 1 || !strings.Contains(errs, "nothing was applied") {
+		t.Errorf("a folder: status %d: %s", status, errs)
+	}
+	out, errs, status = changesCommand(t, state, "s", "--apply", ".envrc", ".github/workflows/ci.yml", "plain", "stays")
 	if status != 0 || !strings.Contains(out, "4 written") {
 		t.Errorf("named: status %d: %s%s", status, out, errs)
 	}
@@ -235,6 +252,44 @@ func TestChanges_ApplyRefuses(t *testing.T) {
 	}
 }
 
+// What is applied is what the user saw, of the session that the user means.
+func TestChanges_ApplyWhatWasShown(t *testing.T) {
+	project, state := sample(t, "a project"), t.TempDir()
+	variables := []string{"PROJECT_DIR=" + project, "PROJECT_MODE=overlay", "XDG_STATE_HOME=" + state}
+	c := start(t, variables...)
+	in(c, "s", "bash", "echo 1 > /project/new.py")
+	in(c, "s", "bash", "true") // the patch of a call is there when the next one runs
+	shown, _, status := changesCommand(t, state, "s", "--stat")
+	_, id, found := strings.Cut(strings.TrimSpace(shown), "changes ")
+	id, _, _ = strings.Cut(id, " ")
+	if status != 0 || !found || !strings.Contains(id, "@") {
+		t.Fatalf("status %d: %s", status, shown)
+	}
+	in(c, "s", "bash", "echo 2 > /project/new.py")
+	in(c, "s", "bash", "true")
+	for name, problem := range map[string]string{"s": "the session has changed more since you saw its patch", id: "is not the one with the digest"} {
+		if _, errs, status := changesCommand(t, state, name, "--apply"); status != 1 || !strings.Contains(errs, problem) {
+			t.Errorf("%s: status %d: %s", name, status, errs)
+		}
+	}
+	// The control: when it has been seen again.
+	changesCommand(t, state, "s")
+	if out, errs, status := changesCommand(t, state, "s", "--apply"); status != 0 || !strings.Contains(out, "1 written") {
+		t.Errorf("status %d: %s%s", status, out, errs)
+	}
+	c.CloseInput()
+	c.Wait(patience.Long)
+	other := sample(t, "another project")
+	c = start(t, "PROJECT_DIR="+other, "PROJECT_MODE=overlay", "XDG_STATE_HOME="+state)
+	in(c, "s", "bash", "echo 3 > /project/new.py")
+	c.CloseInput()
+	c.Wait(patience.Long)
+	_, errs, status := changesCommand(t, state, "s", "--apply")
+	if status != 1 || !strings.Contains(errs, `2 sessions are called "s"`) || !strings.Contains(errs, project) || !strings.Contains(errs, other) {
+		t.Errorf("two of one name: status %d: %s", status, errs)
+	}
+}
+
 // Where the project is a git repository, changes of both sides are merged, or refused
 // where they meet.
 func TestChanges_AreMerged(t *testing.T) {
@@ -242,7 +297,7 @@ func TestChanges_AreMerged(t *testing.T) {
 		t.Skip("there is no git")
 	}
 	project, state := t.TempDir(), t.TempDir()
-	file := filepath.Join(project, "numbers")
+	file := filepath.Join(project, "numbers.txt")
 	lines := "1\n2\n3\n4\n5\n6\n7\n8\n9\n"
 	must.Do(t, os.WriteFile(file, []byte(lines), 0o644))
 	for _, args := range [][]string{{"init", "-q"}, {"add", "."}, {"-c", "user.name=test", "-c", "user.email=test@example.org", "commit", "-qm", "first"}} {
@@ -253,19 +308,19 @@ func TestChanges_AreMerged(t *testing.T) {
 		}
 	}
 	c := start(t, "PROJECT_DIR="+project, "PROJECT_MODE=overlay", "XDG_STATE_HOME="+state)
-	in(c, "s", "bash", "sed -i s/8/eight/ /project/numbers; echo > /project/new")
+	in(c, "s", "bash", "sed -i s/8/eight/ /project/numbers.txt; echo > /project/new.txt")
 	c.CloseInput()
 	c.Wait(patience.Long)
 	conflict := strings.Replace(lines, "8", "VIII", 1)
 	must.Do(t, os.WriteFile(file, []byte(conflict), 0o644))
-	if _, errs, status := changesCommand(t, state, "s", "--apply"); status != 1 || !strings.Contains(errs, "numbers: it has changed in the project since the session saw it, in the same lines") {
+	if _, errs, status := changesCommand(t, state, "s", "--apply"); status != 1 || !strings.Contains(errs, "numbers.txt: it has changed in the project since the session saw it, in the same lines") {
 		t.Errorf("a conflict: status %d: %s", status, errs)
 	}
-	if _, err := os.Lstat(filepath.Join(project, "new")); err == nil {
+	if _, err := os.Lstat(filepath.Join(project, "new.txt")); err == nil {
 		t.Error("a part was applied")
 	}
 	must.Do(t, os.WriteFile(file, []byte(strings.Replace(lines, "2", "two", 1)), 0o644))
-	if out, errs, status := changesCommand(t, state, "s", "--apply"); status != 0 || !strings.Contains(out, "merged: numbers\n") {
+	if out, errs, status := changesCommand(t, state, "s", "--apply"); status != 0 || !strings.Contains(out, "merged: numbers.txt\n") {
 		t.Errorf("status %d: %s%s", status, out, errs)
 	}
 	want := strings.NewReplacer("2", "two", "8", "eight").Replace(lines)

@@ -8,19 +8,23 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes/gitpatch"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes/policy"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 )
@@ -33,13 +37,16 @@ func changesCommand(std streams) *cobra.Command {
 		Short: "List, show and apply what sessions changed in the project",
 		Long: "List the sessions that changed a project which is an overlay (PROJECT_MODE=overlay), those of\n" +
 			"servers that have ended too. With a session, show what it changed, or apply it to the project.\n\n" +
-			"--apply applies everything or nothing. It refuses a file that is not what the session saw, unless\n" +
-			"git can merge both; and what a program of this machine would execute or obey, such as .envrc,\n" +
-			"CLAUDE.md or flake.nix, and links that leave the project, unless their own paths are given.",
+			"--apply writes text files with the names of source code, prose and data, all of them or none.\n" +
+			"Files that git ignores are left out. Everything else is refused unless its own path is given:\n" +
+			"binary and executable files, links, names that begin with a dot, and files that configure or\n" +
+			"build, such as Makefile, package.json or CLAUDE.md. A file that has changed in the project is\n" +
+			"merged by git, or nothing is applied. ID@DIGEST, which is shown with a patch, applies that patch\n" +
+			"and no later one.",
 		Example: "  " + program + " changes\n" +
 			"  " + program + " changes work\n" +
 			"  " + program + " changes work --apply\n" +
-			"  " + program + " changes work --apply src tests/test_words.py",
+			"  " + program + " changes work --apply src package.json",
 		Args: func(cmd *cobra.Command, args []string) error {
 			given := 0
 			for _, flag := range []bool{stat, patch, apply, asJSON} {
@@ -51,7 +58,7 @@ func changesCommand(std streams) *cobra.Command {
 			case given > 1:
 				return command.Misuse("--stat, --patch, --apply and --json cannot be given together", seeHelp(cmd))
 			case len(args) == 0 && (stat || patch || apply):
-				return command.Misuse("changes needs a session", "write one of those that "+cmd.CommandPath()+" lists")
+				return command.Misuse("changes needs a session", "use one that "+cmd.CommandPath()+" lists")
 			case len(args) > 0 && asJSON:
 				return command.Misuse("--json is for the list of sessions", "leave out "+args[0])
 			case len(args) > 1 && !apply:
@@ -76,9 +83,9 @@ func changesCommand(std streams) *cobra.Command {
 			if len(args) == 0 {
 				return listChanges(std.out, entries, asJSON)
 			}
-			entry := findChanges(entries, args[0])
-			if entry == nil {
-				return &config.Error{Problem: fmt.Sprintf("session %q has changed no project", args[0]), Hint: "see the sessions that have with " + program + " changes"}
+			entry, err := findChanges(entries, args[0])
+			if err != nil {
+				return err
 			}
 			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
@@ -86,12 +93,13 @@ func changesCommand(std streams) *cobra.Command {
 			case apply:
 				return applyChanges(ctx, std, entry, args[1:])
 			case stat:
-				return writeStat(std.out, entry)
+				err = writeStat(std.out, entry)
 			case patch:
-				_, err := io.Copy(visible(std.out), entry.Patch())
-				return err
+				_, err = io.Copy(visible(std.out), entry.Patch())
+			default:
+				err = showChanges(std, entry)
 			}
-			return showChanges(std, entry)
+			return errors.Join(err, entry.MarkShown())
 		},
 	}
 	cmd.Flags().BoolVar(&stat, "stat", false, "show the files and the numbers of lines")
@@ -107,7 +115,7 @@ type changesRow struct {
 	changes.Head
 }
 
-// listChanges lists sessions, the newest first. The older ones of a name are listed by
+// listChanges lists sessions, the newest first. Sessions with the same name are listed by
 // their ids.
 func listChanges(w io.Writer, entries []*changes.Entry, asJSON bool) error {
 	if asJSON {
@@ -123,15 +131,17 @@ func listChanges(w io.Writer, entries []*changes.Entry, asJSON bool) error {
 	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "SESSION\tENV\tAGE\tFILES\tLINES\tPROJECT")
-	named := map[string]bool{}
+	named := map[string]int{}
+	for _, entry := range entries {
+		named[entry.Session]++
+	}
 	for _, entry := range entries {
 		name := entry.Session
-		if named[name] {
+		if named[name] > 1 {
 			name = entry.ID
 		}
-		named[entry.Session] = true
 		if entry.Principal != "" {
-			name = entry.ID + " of " + entry.Principal
+			name += " of " + entry.Principal
 		}
 		fmt.Fprintf(table, "%s\t%s\t%s\t%d\t+%d -%d\t%s\n", plain(name), plain(entry.Env), age(time.Since(entry.Updated)),
 			entry.Summary.Files(), entry.Summary.Lines.Added, entry.Summary.Lines.Deleted, plain(entry.Project))
@@ -139,22 +149,54 @@ func listChanges(w io.Writer, entries []*changes.Entry, asJSON bool) error {
 	return table.Flush()
 }
 
-// findChanges finds the newest patch of a session, or the one of an id; nil where there
-// is none.
-func findChanges(entries []*changes.Entry, name string) *changes.Entry {
+// minDigest is the least number of hexadecimal digits that name a patch.
+const minDigest = 8
+
+// findChanges finds the patch that a name means: that of a session or of an id, either of
+// them with @ and the beginning of the patch's sum.
+func findChanges(entries []*changes.Entry, name string) (*changes.Entry, error) {
+	name, digest, hasDigest := strings.Cut(name, "@")
+	var found []*changes.Entry
 	for _, entry := range entries {
-		if entry.Session == name || entry.ID == name {
-			return entry
+		if entry.ID == name {
+			found = []*changes.Entry{entry}
+			break
+		}
+		if entry.Session == name {
+			found = append(found, entry)
 		}
 	}
-	return nil
+	switch {
+	case len(found) == 0:
+		return nil, &config.Error{Problem: fmt.Sprintf("session %q has changed no project", name), Hint: "see the sessions that have with " + program + " changes"}
+	case len(found) > 1:
+		var ids []string
+		for _, entry := range found[:min(len(found), maxListed)] {
+			ids = append(ids, "\n  "+entry.ID+": "+headline(entry))
+		}
+		return nil, &config.Error{Problem: fmt.Sprintf("%d sessions are called %q:%s", len(found), name, strings.Join(ids, "")), Hint: "use the id of one of them"}
+	case hasDigest && (len(digest) < minDigest || !strings.HasPrefix(found[0].Sum, digest)):
+		return nil, &config.Error{Problem: fmt.Sprintf("the patch %s is not the one with the digest %q any more", found[0].ID, digest), Hint: fmt.Sprintf("see the one that there is with %s changes %s", program, found[0].ID)}
+	case !hasDigest:
+		return found[0], nil
+	}
+	return found[0], found[0].MarkShown() // the digest says that the user has seen it
 }
 
 // headline says in one line what a patch is.
 func headline(entry *changes.Entry) string {
 	s := entry.Summary
-	return fmt.Sprintf("session %s (%s), %s ago, of %s: %d added, %d changed, %d deleted",
-		plain(entry.Session), plain(entry.Env), age(time.Since(entry.Updated)), plain(entry.Project), s.Added, s.Changed, s.Deleted)
+	principal := ""
+	if entry.Principal != "" {
+		principal = " of " + plain(entry.Principal)
+	}
+	return fmt.Sprintf("session %s (%s)%s, %s ago, of %s: %d added, %d changed, %d deleted",
+		plain(entry.Session), plain(entry.Env), principal, age(time.Since(entry.Updated)), plain(entry.Project), s.Added, s.Changed, s.Deleted)
+}
+
+// applies is the command that applies a patch and no later one.
+func applies(entry *changes.Entry) string {
+	return fmt.Sprintf("%s changes %s@%.12s --apply", program, plain(entry.ID), plain(entry.Sum))
 }
 
 // leftOut are lines that say what a patch does not have.
@@ -185,8 +227,13 @@ func writeStat(w io.Writer, entry *changes.Entry) error {
 			kind = "deleted"
 		}
 		size := fmt.Sprintf("+%d -%d", file.Lines.Added, file.Lines.Deleted)
-		if !file.IsText() {
+		switch {
+		case !file.IsText():
 			size = "binary"
+		case kind == "changed" && file.Before != file.After && file.After == gitpatch.Executable:
+			size += ", executable"
+		case kind == "changed" && file.Before != file.After:
+			size += ", not executable"
 		}
 		_, err := fmt.Fprintf(table, " %s\t%s\t%s\n", kind, size, gitpatch.Quote(file.Name))
 		return err
@@ -194,6 +241,7 @@ func writeStat(w io.Writer, entry *changes.Entry) error {
 	for _, line := range leftOut(entry) {
 		fmt.Fprintln(table, line)
 	}
+	fmt.Fprintln(table, "apply it with: "+applies(entry))
 	return errors.Join(err, table.Flush())
 }
 
@@ -261,12 +309,13 @@ func writePretty(w io.Writer, entry *changes.Entry, colours bool) {
 			colour = ""
 		}
 		out.WriteString(colour)
-		_, _ = (&filter{w: out}).Write(append(text, '\n'))
+		_, _ = (&filter{w: out}).Write(append(showInvisible(text), '\n'))
 		if colour != "" {
 			out.WriteString(plane)
 		}
 	}
 	line(bold, []byte(headline(entry)))
+	line("", []byte("apply it with: "+applies(entry)))
 	for _, text := range leftOut(entry) {
 		line("", []byte(text))
 	}
@@ -296,10 +345,32 @@ func writePretty(w io.Writer, entry *changes.Entry, colours bool) {
 	}
 }
 
+// showInvisible writes characters that a terminal shows as nothing as <U+3164> and the like.
+func showInvisible(text []byte) []byte {
+	var out []byte
+	for len(text) > 0 {
+		r, size := utf8.DecodeRune(text)
+		if size > 1 && policy.IsInvisible(r) {
+			out = fmt.Appendf(out, "<U+%04X>", r)
+		} else {
+			out = append(out, text[:size]...)
+		}
+		text = text[size:]
+	}
+	return out
+}
+
+// maxListed is how many files or patches are listed for one reason.
+const maxListed = 20
+
 // applyChanges applies a patch and says what was done.
 func applyChanges(ctx context.Context, std streams, entry *changes.Entry, paths []string) error {
+	see := fmt.Sprintf("see it with %s changes %s", program, plain(entry.ID))
 	if entry.Summary.Incomplete && len(paths) == 0 {
-		return &config.Error{Problem: "the changes are incomplete: there were too many files to compare them all", Hint: "give the paths that are to be applied, or \".\" for what there is"}
+		return &config.Error{Problem: "the changes are incomplete: there were too many files to compare them all", Hint: "give the paths to apply, or \".\" for what there is"}
+	}
+	if shown := entry.Shown(); shown != "" && shown != entry.Sum {
+		return &config.Error{Problem: "the session has changed more since you saw its patch, and nothing was applied", Hint: see + ", and apply it then"}
 	}
 	for i, name := range paths {
 		// As the user's shell completes it, in the project or above it.
@@ -310,31 +381,21 @@ func applyChanges(ctx context.Context, std streams, entry *changes.Entry, paths 
 		}
 	}
 	applied, err := changes.Apply(ctx, entry, paths)
-	var refused *changes.RefusedError
+	var conflict *changes.ConflictError
 	var unknown *changes.UnknownPathError
 	out, log := visible(std.out), visible(std.err)
 	switch {
-	case errors.As(err, &refused):
-		named := false
-		for _, file := range refused.Files {
-			named = named || file.Kind != changes.Differs
-			fmt.Fprintf(log, "refused: %s: %s\n", gitpatch.Quote(file.Path), plain(file.Reason))
-		}
-		hint := "apply the other files by giving their paths"
-		if named {
-			hint = fmt.Sprintf("see them with %s changes %s; --apply . applies all others, and those whose own paths follow it", program, plain(entry.Session))
-		}
-		return &config.Error{Problem: err.Error(), Hint: hint}
+	case errors.As(err, &conflict):
+		writeRefusals(log, "conflict", conflict.Files)
+		return &config.Error{Problem: err.Error(), Hint: see + ", and give the paths to apply"}
 	case errors.As(err, &unknown):
-		return &config.Error{Problem: err.Error(), Hint: fmt.Sprintf("see what it changed with %s changes %s --stat", program, plain(entry.Session))}
+		return &config.Error{Problem: err.Error(), Hint: see + " --stat"}
 	case err != nil:
 		return err
 	}
-	if applied.Recovered {
-		fmt.Fprintln(log, "an earlier apply had been killed, and was undone first")
-	}
-	for _, file := range applied.Skipped {
-		fmt.Fprintf(log, "skipped: %s: %s\n", gitpatch.Quote(file.Path), plain(file.Reason))
+	writeRefusals(log, "refused", applied.Refused)
+	if n := len(applied.Ignored); n > 0 {
+		fmt.Fprintf(log, "left out: %d that git ignores, such as %s\n", n, gitpatch.Quote(applied.Ignored[0]))
 	}
 	for _, name := range applied.Merged {
 		fmt.Fprintf(out, "merged: %s\n", gitpatch.Quote(name))
@@ -342,10 +403,31 @@ func applyChanges(ctx context.Context, std streams, entry *changes.Entry, paths 
 	for _, line := range leftOut(entry) {
 		fmt.Fprintln(log, line)
 	}
+	if len(applied.Written)+len(applied.Deleted)+len(applied.Same) == 0 {
+		return &config.Error{Problem: "nothing was applied", Hint: see + ", and give the path of each file to apply"}
+	}
 	fmt.Fprintf(out, "applied to %s: %d written, %d deleted", plain(entry.Project), len(applied.Written), len(applied.Deleted))
 	if n := len(applied.Same); n > 0 {
 		fmt.Fprintf(out, ", %d already so", n)
 	}
+	if n := len(applied.Refused); n > 0 {
+		fmt.Fprintf(out, ", %d refused unless you give their paths", n)
+	}
 	fmt.Fprintln(out)
 	return nil
+}
+
+// writeRefusals writes a line for each file, and one for the rest if many have one reason.
+func writeRefusals(w io.Writer, what string, files []changes.Refusal) {
+	count := map[string]int{}
+	for _, file := range files {
+		if count[file.Reason]++; count[file.Reason] <= maxListed {
+			fmt.Fprintf(w, "%s: %s: %s\n", what, gitpatch.Quote(file.Path), plain(file.Reason))
+		}
+	}
+	for _, reason := range slices.Sorted(maps.Keys(count)) {
+		if more := count[reason] - maxListed; more > 0 {
+			fmt.Fprintf(w, "%s: %d more: %s\n", what, more, plain(reason))
+		}
+	}
 }
