@@ -1,0 +1,143 @@
+// Package policy decides which files that code made may be written into a user's folder
+// without being named one by one.
+//
+// It allows, and does not forbid: a name passes if it is one of source code, prose or
+// plain data, and a line passes if a reviewer sees all of it. New tools and new
+// configuration files need no change here, because they are refused already.
+package policy
+
+import (
+	"bytes"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Reasons why a file must be named. Each one ends a line such as "main.so: ...".
+const (
+	Hidden       = "its path has a name that begins with a dot, as settings of programs do"
+	Installed    = "it is in a folder of installed packages"
+	Kind         = "its name is not one of source code, prose or plain data"
+	Build        = "tools run or read a file of this name by themselves"
+	Instructions = "clients of language models may obey a file of this name"
+	OddName      = "its name has characters that are invisible or have a meaning elsewhere"
+	Binary       = "it is not text that can be reviewed"
+	OddText      = "a new line has invisible or control characters, or is not UTF-8"
+	LongLine     = "a new line has more than 4096 bytes"
+	Executable   = "it is executable"
+)
+
+// maxLine is the longest line that counts as reviewable, in bytes.
+const maxLine = 4096
+
+var (
+	source = strings.Fields(`asm bash c cc cjs cpp cs css cts cu cxx dart el elm erl ex f90 fish fs glsl go groovy h hh hpp
+		hs htm html hxx java jl js jsx kt less lisp lua m mjs ml mli mm mts nim pas php pl pm proto ps1 py pyi pyx r rb rs
+		s sass scala scm scss sh sql sv svelte swift tcl ts tsx v vhd vue wgsl zig zsh`)
+	prose = strings.Fields("adoc markdown md po rst tex txt")
+	data  = strings.Fields("csv golden snap tsv")
+
+	// documents are names of prose that need no ending, and may be in capitals.
+	documents = strings.Fields(`authors changelog changes code_of_conduct contributing contributors copying history install
+		licence license maintainers news notes notice readme roadmap security support todo`)
+	installed = strings.Fields("__pycache__ bower_components dist-packages node_modules site-packages vendor")
+
+	// build matches names with an ending of source code or prose that build tools, test
+	// runners and interpreters look for.
+	build = regexp.MustCompile(`^(build|cmakelists|conf|conftest|constraints.*|dodo|fabfile|gruntfile|gulpfile|jakefile|magefile|makefile|noxfile|` +
+		`package|requirements.*|setup|sitecustomize|usercustomize|wscript|.*-build)\.|\.(conf|config|mix|setup|workspace)\.`)
+	// instructions are names of prose that clients look for. They are compared without
+	// case for file systems that do so; others are recognized by their capitals.
+	instructions = regexp.MustCompile(`^(agents?|claude|gemini|qwen|skill)$`)
+)
+
+// Name returns the reason why a file with this path must be named, or "" if it need not
+// be. The path is relative, with slashes.
+func Name(name string) string {
+	if reason := Folder(path.Dir(name)); reason != "" {
+		return reason
+	}
+	base := path.Base(name)
+	if reason := part(base); reason != "" {
+		return reason
+	}
+	lower := strings.ToLower(base)
+	first, _, dotted := strings.Cut(lower, ".")
+	ending := strings.TrimPrefix(path.Ext(lower), ".")
+	isProse := slices.Contains(prose, ending)
+	switch {
+	case slices.Contains(documents, first) && (!dotted || isProse):
+		return ""
+	case !isProse && !slices.Contains(source, ending) && !slices.Contains(data, ending):
+		return Kind
+	case build.MatchString(lower):
+		return Build
+	case isProse && (strings.Count(base, ".") > 1 || isCapitals(base) || instructions.MatchString(first)):
+		return Instructions
+	}
+	return ""
+}
+
+// isCapitals reports whether a name without its ending is in capitals.
+func isCapitals(base string) bool {
+	stem, _, _ := strings.Cut(base, ".")
+	return stem == strings.ToUpper(stem) && stem != strings.ToLower(stem)
+}
+
+// Folder returns the reason why every file below a folder must be named, or "".
+func Folder(name string) string {
+	if name == "." {
+		return ""
+	}
+	for folder := range strings.SplitSeq(name, "/") {
+		if reason := part(folder); reason != "" {
+			return reason
+		}
+		if slices.Contains(installed, strings.ToLower(folder)) {
+			return Installed
+		}
+	}
+	return ""
+}
+
+// part judges one part of a path.
+func part(name string) string {
+	switch {
+	case strings.HasPrefix(name, "."):
+		return Hidden
+	case !utf8.ValidString(name) || strings.ContainsFunc(name, IsInvisible) || strings.ContainsAny(name, `:\`):
+		return OddName
+	}
+	return ""
+}
+
+// Line returns the reason why a file with this new line must be named, or "".
+func Line(line []byte) string {
+	line = bytes.TrimSuffix(bytes.TrimSuffix(line, []byte("\n")), []byte("\r"))
+	if len(line) > maxLine {
+		return LongLine
+	}
+	if !utf8.Valid(line) {
+		return OddText
+	}
+	var before rune
+	for _, r := range string(line) {
+		// Emoji are a symbol followed by a selector, or several with joiners between them.
+		ofEmoji := (r == '\ufe0f' || r == '\u200d') && (unicode.Is(unicode.So, before) || before == '\ufe0f')
+		if r != '\t' && IsInvisible(r) && !ofEmoji {
+			return OddText
+		}
+		before = r
+	}
+	return ""
+}
+
+// IsInvisible reports whether a character is one that a reader does not see: a control or
+// format character, a space other than U+0020, or one that Unicode calls ignorable.
+func IsInvisible(r rune) bool {
+	return !strconv.IsPrint(r) || r >= utf8.RuneSelf && (r == '\u2800' || unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector))
+}
