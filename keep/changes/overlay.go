@@ -1,14 +1,14 @@
-// Package changes has what sessions changed in the project, as patches that a user can
-// inspect and apply.
+// Package changes records the changes of sessions to the project as patches, which a user
+// can inspect and apply.
 //
-// A sandbox whose project is an overlay writes to an upper layer in memory. [Overlay]
+// If the project is an overlay, a sandbox writes to an upper layer in memory. [Overlay]
 // compares that layer with the project after each call and writes the patch to a file;
 // [Store] is the folder of these files, which outlive the server; [Apply] applies one to
 // the project.
 //
-// What is in the layer is hostile: names of any bytes, links, devices, trees without an
-// end. Package layer reads it, every number and size has a bound, and what does not fit
-// is left out of the patch and named.
+// The layer is hostile: names of any bytes, links, devices, endless trees. Package layer
+// reads it, every number and size has a bound, and files that do not fit are left out of the
+// patch and listed.
 package changes
 
 import (
@@ -21,6 +21,7 @@ import (
 	"hash"
 	"io"
 	"io/fs"
+	"iter"
 	"maps"
 	"os"
 	"slices"
@@ -33,19 +34,18 @@ import (
 const (
 	// maxEntries bounds the entries that one comparison visits.
 	maxEntries = 50_000
-	// earlyEntries bounds those that are visited before a call is answered.
+	// earlyEntries bounds the entries that are visited before a call is answered.
 	earlyEntries = 2000
 	// maxFile is the largest file that is compared, in bytes.
 	maxFile = 32 << 20
-	// largeFile is the size from which on one file at a time is in memory, of all
-	// sessions, in bytes.
+	// Only one file of more than largeFile bytes is in memory at a time.
 	largeFile = 1 << 20
-	// maxTime bounds one comparison. What is not compared by then is named, and
-	// compared after the next call.
+	// maxTime bounds one comparison. The remaining files are listed, and compared after
+	// the next call.
 	maxTime = 10 * time.Second
-	// checkBytes and checkFiles bound what one comparison reads of files whose times are as
-	// they were: a write through a shared mapping leaves no time on a file in memory
-	// (shmem of the kernel has no page_mkwrite).
+	// One comparison reads up to checkFiles files, and checkBytes bytes, that look unchanged:
+	// a write through a shared mapping does not update the times of a file in tmpfs, because
+	// the kernel's shmem has no page_mkwrite.
 	checkBytes = 4 << 20
 	checkFiles = 256
 )
@@ -62,9 +62,9 @@ type Summary struct {
 	Added   int `json:"added"`
 	Changed int `json:"changed"`
 	Deleted int `json:"deleted"`
-	// Bytes are those of the files that were added or changed, as they are now.
+	// Bytes is the present size of the files that were added or changed.
 	Bytes int64 `json:"bytes"`
-	// Lines are those of the text files.
+	// Lines counts the lines of text files.
 	Lines gitpatch.Lines `json:"lines"`
 	// LeftOut are the first of the paths that the patch does not have, LeftOutCount is
 	// the number of all.
@@ -72,9 +72,11 @@ type Summary struct {
 	LeftOutCount int       `json:"left_out_count,omitempty"`
 	// Incomplete says that there were too many files to visit them all.
 	Incomplete bool `json:"incomplete,omitempty"`
-	// Doubtful are paths of the project that changed on the host while the session
-	// changed them: the patch may not be for what the sandbox saw.
-	Doubtful []string `json:"doubtful,omitempty"`
+	// Doubtful are the first of the paths of the project that changed on the host while
+	// the session changed them: the sandbox may have seen another version.
+	// DoubtfulCount is the number of all.
+	Doubtful      []string `json:"doubtful,omitempty"`
+	DoubtfulCount int      `json:"doubtful_count,omitempty"`
 }
 
 // Files is the number of files that were changed.
@@ -102,42 +104,38 @@ type Overlay struct {
 	maxTime     time.Duration
 	hidden      map[string]below
 	paths       map[string]*record
-	originals   *os.File  // contents of the project as they were first seen; nil before
-	kept        int64     // bytes in originals
-	patch       *os.File  // the last one; nil before
-	checked     string    // the path up to which files were checked
-	began       time.Time // when the call began whose changes were compared last
+	originals   *os.File // contents of the project as they were first seen, or nil
+	kept        int64    // bytes in originals
+	patch       *os.File // the last one, or nil
+	began       int64    // start of the current call, in ns
 	temp        func() (*os.File, error)
 }
 
-// record is a path that the session changed, or changed once.
+// record is a path that the session changed at some time.
 type record struct {
-	// What the project has: its mode and where its content lies in the originals. It is
-	// read once, so that the patch is for what the sandbox saw.
+	// The project's version is read once, because the patch must begin with the version that
+	// the sandbox saw. offset is the position of its content in the originals, negative before
+	// it is read. base is the stamp of the project's file at the last comparison.
 	mode         gitpatch.Mode
 	offset, size int64
 	doubtful     bool
-	// project is the stamp that the project's file had when it was last read.
-	project layer.Stamp
-	// What the upper layer had when the fragment was written; the zero stamp where it
+	base         layer.Stamp
+	// stamp and id are those of the upper layer's file at the last comparison, zero if it
 	// hides the path.
-	stamp layer.Stamp
-	// after and id are the mode and the id of the content that the upper layer had.
-	after gitpatch.Mode
-	id    string
-	// fragment is the part of the last patch for this path.
+	stamp    layer.Stamp
+	id       string
 	fragment fragment
-	// left is why the path is not in the patch; empty where it is. full says that it had
-	// too few bytes left.
+	// left is why the path is not in the patch, or "". full says that it did not fit.
 	left string
 	full bool
 	// fresh says that stamp, fragment and left are as the layer is.
 	fresh bool
 }
 
+// fragment is the part of the last patch for one path.
 type fragment struct {
 	offset, length int64
-	kind           string // empty where the path is as the project has it
+	kind           string // "" if the path is as the project has it
 	size           int64  // of the file now
 	lines          gitpatch.Lines
 }
@@ -152,7 +150,7 @@ func NewOverlay(upper, base *layer.Tree, maxBytes int64, temp func() (*os.File, 
 	}
 }
 
-// Close drops what is kept for the next comparison.
+// Close closes the files for the next comparison.
 func (o *Overlay) Close() {
 	for _, file := range []*os.File{o.originals, o.patch} {
 		if file != nil {
@@ -161,8 +159,8 @@ func (o *Overlay) Close() {
 	}
 }
 
-// Early returns, without reading a content, how much is changed: a file counts whose
-// size, time or mode is not the project's. It is false where the upper layer is empty.
+// Early estimates the changes without reading contents: a file counts if its size, time or
+// mode differs from the project's. used is false if the upper layer is empty.
 func (o *Overlay) Early() (summary Summary, used bool, err error) {
 	s, err := scanLayers(o.upper, o.base, earlyEntries, o.hidden)
 	if errors.Is(err, layer.ErrTooMany) {
@@ -191,14 +189,13 @@ func (o *Overlay) Early() (summary Summary, used bool, err error) {
 // large contains an element while a large file is in memory.
 var large = make(chan struct{}, 1)
 
-// Compare writes the patch of all that is changed to a new file without a name, unless
-// nothing changed since the last time: then changed is false. began is when the call
-// began whose changes are compared. The file is the Overlay's, which reads it the next
-// time.
+// Compare writes the patch of all changes to a new unnamed file. changed is false, and patch
+// is nil, if it would be the same as the last one. began is the start of the call. The
+// Overlay owns the file, because it copies unchanged parts to the next patch.
 func (o *Overlay) Compare(ctx context.Context, began time.Time) (summary Summary, patch *Patch, changed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, o.maxTime)
 	defer cancel()
-	o.began = began
+	o.began = began.UnixNano()
 	s, err := scanLayers(o.upper, o.base, maxEntries, o.hidden)
 	if errors.Is(err, layer.ErrTooMany) {
 		summary.Incomplete, err = true, nil
@@ -206,8 +203,6 @@ func (o *Overlay) Compare(ctx context.Context, began time.Time) (summary Summary
 	if err != nil {
 		return summary, nil, false, err
 	}
-	o.check(s)
-	o.adopt(ctx)
 	if !o.stale(s) {
 		return summary, nil, false, nil
 	}
@@ -236,8 +231,11 @@ func (o *Overlay) Compare(ctx context.Context, began time.Time) (summary Summary
 			left.add(name, r.left)
 			continue
 		}
-		if r.doubtful && r.fragment.kind != "" && len(summary.Doubtful) < maxLeftOut {
-			summary.Doubtful = append(summary.Doubtful, shown(name))
+		if r.doubtful && r.fragment.kind != "" {
+			summary.DoubtfulCount++
+			if len(summary.Doubtful) < maxLeftOut {
+				summary.Doubtful = append(summary.Doubtful, shown(name))
+			}
 		}
 		summary.count(r.fragment.kind, r.fragment.size, r.fragment.lines)
 	}
@@ -256,102 +254,49 @@ func (o *Overlay) Compare(ctx context.Context, began time.Time) (summary Summary
 	return summary, &Patch{out.file, out.size, out.hash.Sum(nil)}, true, nil
 }
 
-// check finds files that have another content than their times say, at each comparison
-// some of them in the order of their paths.
-func (o *Overlay) check(s *scan) {
-	var names []string
-	for name, r := range o.paths {
-		if entry, found := s.present[name]; found && r.fresh && r.id != "" && r.stamp == entry.Stamp && entry.Kind == layer.File {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	from, _ := slices.BinarySearch(names, o.checked)
-	bytes := int64(checkBytes)
-	for _, name := range slices.Concat(names[from:], names[:from])[:min(len(names), checkFiles)] {
-		r, entry := o.paths[name], s.present[name]
-		o.checked = name
-		if entry.Size > bytes {
-			if bytes < checkBytes {
-				return // the next comparison begins with it
-			}
-			continue
-		}
-		bytes -= entry.Size
-		content, _, err := o.upper.Read(name, entry.Size)
-		r.fresh = err == nil && (gitpatch.State{Mode: gitpatch.Regular, Content: content}).ID() == r.id
-	}
-}
-
-// adopt finds files of the project that have become what the last patch makes them,
-// because the patch was applied. From now on they are what the session began with.
-func (o *Overlay) adopt(ctx context.Context) {
-	for name, r := range o.paths {
-		if r.left != "" || r.fragment.kind == "" || ctx.Err() != nil {
-			continue
-		}
-		entry, err := o.base.Find(name)
-		absent := errors.Is(err, fs.ErrNotExist)
-		if err != nil && !absent || entry.Stamp == r.project || !absent && entry.Kind != layer.File && entry.Kind != layer.Link {
-			continue
-		}
-		r.project = entry.Stamp
-		now := record{offset: -1}
-		switch {
-		case absent:
-			now.offset = 0
-		case r.fragment.size != entry.Size || r.fragment.kind == Deleted || o.keep(&now, name) != nil:
-			continue
-		}
-		state, err := o.original(&now, name)
-		if err == nil && state.Mode == r.after && (absent || state.ID() == r.id) {
-			r.mode, r.offset, r.size, r.doubtful, r.fresh = now.mode, now.offset, now.size, false, false
-		}
-	}
-}
-
-// stale marks the records that are not as a scan found them, makes those that lack, and
-// drops those of paths that are the project's again. It reports whether there are any.
+// stale marks the records that are not as a scan found them, adds the missing ones, and
+// drops paths that the session no longer changes. It reports whether there are any. Some of
+// the files with the times that they had are read too, in no order.
 func (o *Overlay) stale(s *scan) bool {
 	stale := o.patch == nil && len(s.present)+len(s.deleted) > 0
+	files, bytes := checkFiles, int64(checkBytes)
 	for name, r := range o.paths {
 		entry, found := s.present[name]
+		base, _ := o.base.Find(name) // the zero stamp if it does not exist
 		switch {
 		case !found && !s.deleted[name]:
 			delete(o.paths, name)
 			stale = true
-		case !r.fresh || r.stamp != entry.Stamp: // the zero stamp where it is deleted
-			r.fresh, stale = false, true
+			continue
+		case r.stamp != entry.Stamp || r.base != base.Stamp:
+			r.fresh = false
+		case r.fresh && r.id != "" && files > 0 && entry.Size <= bytes:
+			files, bytes = files-1, bytes-entry.Size
+			content, _, err := o.upper.Read(name, entry.Size)
+			r.fresh = err == nil && (gitpatch.State{Mode: gitpatch.Regular, Content: content}).ID() == r.id
 		}
+		stale = stale || !r.fresh
 	}
-	add := func(name string) {
-		if o.paths[name] == nil {
-			o.paths[name] = &record{offset: -1}
-			stale = true
+	for _, names := range []iter.Seq[string]{maps.Keys(s.present), maps.Keys(s.deleted)} {
+		for name := range names {
+			if o.paths[name] == nil {
+				o.paths[name] = &record{offset: -1}
+				stale = true
+			}
 		}
-	}
-	for name := range s.present {
-		add(name)
-	}
-	for name := range s.deleted {
-		add(name)
 	}
 	return stale
 }
 
 // compare writes the fragment of a path.
 func (r *record) compare(o *Overlay, out *writer, name string, entry layer.Entry, found bool) {
-	r.after, r.id, r.left, r.full, r.fragment, r.stamp, r.fresh = gitpatch.Absent, "", "", false, fragment{}, entry.Stamp, true
+	r.id, r.left, r.full, r.fragment, r.stamp, r.fresh = "", "", false, fragment{}, entry.Stamp, true
 	if entry.Size > largeFile || r.size > largeFile {
 		large <- struct{}{}
 		defer func() { <-large }()
 	}
-	before, err := o.original(r, name)
-	if err != nil {
-		r.left = "the project's cannot be compared: " + err.Error()
-		return
-	}
 	var after gitpatch.State
+	since := o.began
 	if found {
 		content, stamp, err := o.upper.Read(name, maxFile)
 		if err != nil {
@@ -359,8 +304,13 @@ func (r *record) compare(o *Overlay, out *writer, name string, entry layer.Entry
 			return
 		}
 		after = gitpatch.State{Mode: modeOf(entry), Content: content}
-		r.stamp, r.after, r.id = stamp, after.Mode, after.ID()
-		r.fresh = stamp.IsSettled()
+		r.stamp, r.id, r.fresh = stamp, after.ID(), stamp.IsSettled()
+		since = min(since, entry.Stamp.New) // a process in the background may have written it
+	}
+	before, err := o.original(r, name, since, after)
+	if err != nil {
+		r.left = "the project's cannot be compared: " + err.Error()
+		return
 	}
 	switch {
 	case before.Equal(after):
@@ -382,15 +332,33 @@ func (r *record) compare(o *Overlay, out *writer, name string, entry layer.Entry
 	r.fragment.length = out.size - r.fragment.offset
 }
 
-// original returns what the project has at a path, as it was when it was first asked for.
-func (o *Overlay) original(r *record, name string) (gitpatch.State, error) {
-	if r.offset < 0 {
-		if err := o.keep(r, name); err != nil {
-			return gitpatch.State{}, err
-		}
+// original returns the project's version of a path as the sandbox saw it. If the project now
+// equals the session's version, because the patch was applied, that becomes the original.
+// The session changed the path at the time since, in ns, or later.
+func (o *Overlay) original(r *record, name string, since int64, after gitpatch.State) (gitpatch.State, error) {
+	entry, err := o.base.Find(name)
+	absent := errors.Is(err, fs.ErrNotExist)
+	known, changed := r.offset >= 0, r.base != entry.Stamp
+	r.base = entry.Stamp
+	if err != nil && !absent {
+		return gitpatch.State{}, err
 	}
-	if r.mode == gitpatch.Absent {
-		return gitpatch.State{}, nil
+	if !known || changed {
+		var now gitpatch.State
+		if err = nil; !absent && (entry.Kind == layer.File || entry.Kind == layer.Link) {
+			var stamp layer.Stamp
+			now.Mode = modeOf(entry)
+			if now.Content, stamp, err = o.base.Read(name, min(maxFile, o.maxBytes-o.kept)); err == nil {
+				r.base = stamp
+			} else if !known {
+				return now, err
+			}
+		}
+		if applied := known && err == nil && now.Equal(after); applied || !known {
+			// If the host changed it in that time too, either change may have been first.
+			r.doubtful = !applied && r.base.New > since-int64(layer.ClockTick)
+			return now, o.keep(r, now)
+		}
 	}
 	state := gitpatch.State{Mode: r.mode, Content: make([]byte, r.size)}
 	if r.size > 0 {
@@ -401,38 +369,20 @@ func (o *Overlay) original(r *record, name string) (gitpatch.State, error) {
 	return state, nil
 }
 
-// keep reads what the project has at a path into the originals.
-func (o *Overlay) keep(r *record, name string) error {
-	entry, err := o.base.Find(name)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		r.mode, r.offset = gitpatch.Absent, 0
-		return nil
-	case err != nil:
-		return err
-	case entry.Kind != layer.File && entry.Kind != layer.Link:
-		r.mode, r.offset = gitpatch.Absent, 0
-		return nil
-	}
-	content, stamp, err := o.base.Read(name, min(maxFile, o.maxBytes-o.kept))
-	if err != nil {
-		return err
-	}
-	if len(content) > 0 {
+// keep adds the project's version of a path to the originals.
+func (o *Overlay) keep(r *record, state gitpatch.State) (err error) {
+	if len(state.Content) > 0 {
 		if o.originals == nil {
 			if o.originals, err = o.temp(); err != nil {
 				return err
 			}
 		}
-		if _, err := o.originals.WriteAt(content, o.kept); err != nil {
+		if _, err := o.originals.WriteAt(state.Content, o.kept); err != nil {
 			return fmt.Errorf("keep it: %w", err)
 		}
 	}
-	r.mode, r.offset, r.size, r.project = modeOf(entry), o.kept, int64(len(content)), stamp
+	r.mode, r.offset, r.size = state.Mode, o.kept, int64(len(state.Content))
 	o.kept += r.size
-	// The call changed it. If something on the host did too since the call began, nobody
-	// knows which was first.
-	r.doubtful = stamp.New > o.began.Add(-layer.ClockTick).UnixNano()
 	return nil
 }
 
@@ -453,10 +403,7 @@ type Patch struct {
 	Sum  []byte
 }
 
-// Reader returns a reader of the patch.
-func (p *Patch) Reader() io.Reader { return io.NewSectionReader(p.File, 0, p.Size) }
-
-// errFull ends a fragment for which the patch has no bytes left.
+// errFull reports a fragment that exceeds the size of the patch.
 var errFull = errors.New("the patch is full")
 
 // writer writes a patch to a file, at most limit bytes.
@@ -480,8 +427,8 @@ func (o *Overlay) newPatch() (*writer, error) {
 
 func (w *writer) flush() error { return w.out.Flush() }
 
-// add writes the fragment of a path, or nothing with errFull. The fragment is made in
-// memory first: it has at most some three times the bytes of the two states.
+// add writes the fragment of a path, or returns errFull. It makes the fragment in memory,
+// which takes at most three times the bytes of the two states.
 func (w *writer) add(name string, before, after gitpatch.State) (gitpatch.Lines, error) {
 	var text bytes.Buffer
 	lines, err := gitpatch.Write(&text, name, before, after)
@@ -496,7 +443,7 @@ func (w *writer) add(name string, before, after gitpatch.State) (gitpatch.Lines,
 	return lines, err
 }
 
-// copy copies a fragment of an earlier patch and returns where it is now.
+// copy copies a fragment of an earlier patch and returns its new offset.
 func (w *writer) copy(from *os.File, f fragment) (int64, error) {
 	offset := w.size
 	n, err := io.Copy(w.out, io.NewSectionReader(from, f.offset, f.length))

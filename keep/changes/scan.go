@@ -10,7 +10,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes/layer"
 )
 
-// scan is what an overlay has at one moment, by names and times and without contents.
+// scan lists the changes in an overlay at one moment, without contents.
 type scan struct {
 	// present are the files and links of the upper layer.
 	present map[string]layer.Entry
@@ -34,11 +34,11 @@ type leftOut struct {
 	count int
 }
 
-// gitsOwn is why what git has for itself is left out.
+// gitsOwn is the reason to leave out a .git folder.
 const gitsOwn = "it is git's own"
 
-// maxNames bounds the paths of the upper layer, and those that the project has beneath
-// one, together, in bytes.
+// maxNames bounds the total length of the paths in the upper layer, and of the project's
+// paths below one folder, in bytes.
 const maxNames = 16 << 20
 
 // maxLeftOut bounds the paths that are named.
@@ -62,10 +62,10 @@ func isGit(name string) bool {
 	return name == ".git" || name == "git~1"
 }
 
-// scanLayers finds what the upper layer changes. It visits at most budget entries of
-// both trees; a scan that would take more ends with [layer.ErrTooMany] and has what it
-// found until then, and so does one whose paths have more than [maxNames] bytes. hidden has what earlier scans found beneath what hides a path of the
-// project; it is brought up to date.
+// scanLayers finds the paths that the upper layer changes. It visits at most budget entries
+// of both trees. If there are more, or their paths have more than [maxNames] bytes, it
+// returns [layer.ErrTooMany] with the scan so far. hidden caches the project's paths below
+// each path that the upper layer hides, and is updated.
 func scanLayers(upper, base *layer.Tree, budget int, hidden map[string]below) (*scan, error) {
 	s := &scan{present: make(map[string]layer.Entry, len(hidden)), deleted: map[string]bool{}, isEmpty: true}
 	now := make(map[string]bool, len(hidden)) // the paths that hide something
@@ -138,14 +138,14 @@ func scanLayers(upper, base *layer.Tree, budget int, hidden map[string]below) (*
 	return s, err
 }
 
-// below is what the project has at a path and below.
+// below lists the project's files at a path and below.
 type below struct {
-	entry   *layer.Entry // the file or link at the path itself; nil where there is none
+	entry   *layer.Entry // the file or link at the path itself, or nil
 	names   []string     // files and links
 	leftOut []LeftOut
 }
 
-// beneath finds what the project has at a path and below.
+// beneath finds the project's files at a path and below.
 func beneath(base *layer.Tree, at string, budget *int) (below, error) {
 	unread := func(err error) below {
 		return below{leftOut: []LeftOut{{at, "the project's cannot be read: " + err.Error()}}}

@@ -2,8 +2,8 @@
 // an overlay, and the project beneath it.
 //
 // The kernel resolves every path beneath the root (openat2(2) with RESOLVE_BENEATH,
-// RESOLVE_NO_SYMLINKS and RESOLVE_NO_XDEV): no link is followed, not even where a
-// folder is replaced by one at this moment, and no mount is entered. Only regular files
+// RESOLVE_NO_SYMLINKS and RESOLVE_NO_XDEV): no link is followed, even if
+// one replaces a folder at this moment, and no mount is entered. Only regular files
 // and folders are opened, and no open waits. Every walk and every read has a bound.
 package layer
 
@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind is what a path of a tree is.
+// Kind is the type of a path.
 type Kind int
 
 const (
@@ -48,8 +48,8 @@ type Entry struct {
 	Unread error
 }
 
-// Stamp is what changes when a file changes, but for writes to a shared mapping, which
-// leave the times of a file in memory as they are.
+// Stamp changes when a file changes, unless it is in tmpfs and written through a shared
+// mapping, because that does not update its times.
 type Stamp struct {
 	Inode         uint64
 	Size          int64
@@ -66,7 +66,7 @@ type Tree struct {
 	folders map[string]folder
 }
 
-// folder is what a folder had at its stamp.
+// folder caches the names in a folder.
 type folder struct {
 	stamp  Stamp
 	opaque bool
@@ -79,8 +79,8 @@ const ClockTick = 20 * time.Millisecond
 // IsSettled reports whether a change that comes now leaves another stamp.
 func (s Stamp) IsSettled() bool { return time.Since(time.Unix(0, s.New)) > ClockTick }
 
-// Upper returns the upper layer of an overlay whose root is open. The caller closes the
-// root when it no longer uses the tree.
+// Upper returns the upper layer of an overlay with this root. The caller closes the root
+// after the last use of the tree.
 func Upper(root *os.File) *Tree { return &Tree{root: root, upper: true} }
 
 // Open returns the tree of a folder. The caller closes it.
@@ -98,8 +98,8 @@ func (t *Tree) Close() error { return t.root.Close() }
 // resolve confines every path to its tree.
 const resolve = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
 
-// MaxDepth and MaxPath bound the paths of a tree: the folders above a file, and the bytes
-// of its path, of which the kernel takes no more in one system call.
+// MaxDepth and MaxPath bound the paths of a tree, in folders and in bytes. The kernel takes
+// no longer path in one system call.
 const (
 	MaxDepth = 256
 	MaxPath  = 4000
@@ -137,10 +137,10 @@ func openFD(dir int, name string, flags int) (int, error) {
 // ErrTooMany ends a walk that met more entries than it may.
 var ErrTooMany = errors.New("there are too many files")
 
-// Walk calls visit for each path beneath a path of the tree, "." for the root, which
-// itself is not visited: in the order of names, a folder before what is in it. A folder
-// for which visit returns false is not entered. The walk ends with [ErrTooMany] where
-// budget, the number of entries that it may still visit, is used up.
+// Walk calls visit for each path below the given one, "." for the root: in the order of
+// names, a folder before its contents. It does not enter a folder if visit returns false.
+// budget is the number of entries that it may still visit. If they are not enough, the walk
+// ends with [ErrTooMany].
 func (t *Tree) Walk(at string, budget *int, visit func(Entry) bool) error {
 	dir, err := openFD(int(t.root.Fd()), at, unix.O_DIRECTORY)
 	if err != nil {
@@ -173,8 +173,8 @@ type walk struct {
 	folders map[string]folder // that the next walk need not read
 }
 
-// folder walks a folder, and closes it. found has its stamp, and its names where they are
-// known.
+// folder walks a folder, and closes it. found has its stamp, and its names if they are
+// cached.
 func (w *walk) folder(dir int, at string, depth int, found folder) error {
 	t, budget, visit := w.Tree, w.budget, w.visit
 	names, tooMany := found.names, false
@@ -262,8 +262,8 @@ func (t *Tree) IsEmpty() (bool, error) {
 	return false, err
 }
 
-// Find returns what a path of the tree is. The error is [fs.ErrNotExist] where there is
-// nothing, or where a file or a link is in place of one of its folders.
+// Find returns the entry of a path. The error is [fs.ErrNotExist] if it does not exist, or
+// if a file or a link is in place of one of its folders.
 func (t *Tree) Find(name string) (Entry, error) {
 	dir := t.root
 	if parent := path.Dir(name); parent != "." {
@@ -279,7 +279,7 @@ func (t *Tree) Find(name string) (Entry, error) {
 	return t.entry(int(dir.Fd()), path.Base(name), name)
 }
 
-// entry returns what a name of a folder is.
+// entry returns the entry of a name in a folder.
 func (t *Tree) entry(dir int, name, at string) (Entry, error) {
 	var st unix.Stat_t
 	if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -311,9 +311,9 @@ func stampOf(st *unix.Stat_t) Stamp {
 	return Stamp{Inode: st.Ino, Size: st.Size, Mode: st.Mode, Modified: st.Mtim.Nano(), New: st.Ctim.Nano()}
 }
 
-// opaqueAttribute marks the folders of an upper layer that hide what is beneath, in an
-// overlay that a user namespace has mounted (Documentation/filesystems/overlayfs.rst,
-// userxattr).
+// opaqueAttribute marks the folders of an upper layer that hide the layer below, if the
+// overlay was mounted in a user namespace (userxattr in
+// Documentation/filesystems/overlayfs.rst).
 const opaqueAttribute = "user.overlay.opaque"
 
 func isOpaque(dir int) bool {
@@ -329,7 +329,7 @@ func (e *TooLargeError) Error() string {
 	return fmt.Sprintf("it has %d bytes, more than the %d that are compared", e.Size, e.Limit)
 }
 
-// Read returns the content of a regular file, or where a link leads, and the stamp that
+// Read returns the content of a regular file, or the target of a link, and the stamp that
 // it had. The error is a [*TooLargeError] for more than limit bytes.
 func (t *Tree) Read(name string, limit int64) ([]byte, Stamp, error) {
 	entry, err := t.Find(name)
