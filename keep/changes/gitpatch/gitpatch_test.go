@@ -2,6 +2,7 @@ package gitpatch_test
 
 import (
 	"bytes"
+	"path"
 	"strings"
 	"testing"
 
@@ -22,7 +23,8 @@ func write(t testing.TB, name string, before, after gitpatch.State) string {
 	return patch.String()
 }
 
-// The patches of git 2.39 itself, but for the index line of a mode.
+// The patches of git 2.39 itself, but for the index line of a mode and the length 1 of a
+// range, which git leaves out.
 func TestWrite_AsGitDoes(t *testing.T) {
 	for name, test := range map[string]struct {
 		file          string
@@ -47,12 +49,12 @@ index 07193989308c972f8a2d0f1b3a15c29ea4ac565b..4c5701d775286e43e9f53ee570f38b60
 index 56a6051ca2b02b04ef92d5150c9ef600403cb1de..d00491fd7e5bb6fa28c517a0bb32b8b506539d4d 100644
 --- a/a
 +++ b/a
-@@ -1 +1 @@
+@@ -1,1 +1,1 @@
 -1
 \ No newline at end of file
 +1
 `},
-		"an empty file": {"with space", gitpatch.State{}, gitpatch.State{Mode: gitpatch.Executable}, `diff --git "a/with space" "b/with space"
+		"an empty file": {"with space", gitpatch.State{}, gitpatch.State{Mode: gitpatch.Executable}, `diff --git a/with space b/with space
 new file mode 100755
 index 0000000000000000000000000000000000000000..e69de29bb2d1d6434b8b29ae775ad8c2e48c5391
 `},
@@ -112,7 +114,7 @@ func TestRead_RefusesWhatItDoesNotWrite(t *testing.T) {
 		"a rename":      "diff --git a/a b/b\nsimilarity index 100%\nrename from a\nrename to b\n",
 		"no patch":      "diff --git nothing\n",
 		"cut":           valid[:len(valid)-2],
-		"another count": strings.ReplaceAll(valid, "@@ -1 +1 @@", "@@ -1,3 +1 @@"),
+		"another count": strings.ReplaceAll(valid, "@@ -1,1 +1,1 @@", "@@ -1,3 +1,1 @@"),
 	} {
 		err := gitpatch.Read(strings.NewReader(patch), func(file gitpatch.File) error {
 			_, err := file.Apply([]byte("1\n"))
@@ -159,5 +161,23 @@ func FuzzWrite(f *testing.F) {
 		if !got.Equal(after) {
 			t.Fatalf("the patch makes %o %q of %o %q, want %o %q: %q", got.Mode, got.Content, before.Mode, before.Content, after.Mode, after.Content, patch)
 		}
+	})
+}
+
+// Whatever a patch is, reading it ends, and a name that is read stays below its folder.
+func FuzzRead(f *testing.F) {
+	f.Add([]byte(write(f, "a", text("1\n"), text("2\n"))))
+	f.Add([]byte(write(f, "b\\", text("\x00"), gitpatch.State{})))
+	f.Add([]byte("diff --git a/../x b/../x\nnew file mode 120000\n"))
+	f.Fuzz(func(t *testing.T, patch []byte) {
+		_ = gitpatch.Read(bytes.NewReader(patch), func(file gitpatch.File) error {
+			if path.Clean("/"+file.Name) != "/"+file.Name || strings.Contains("/"+strings.ToLower(file.Name)+"/", "/.git/") {
+				t.Errorf("the name %q", file.Name)
+			}
+			for range file.NewLines() {
+			}
+			_, _ = file.Apply([]byte("1\n"))
+			return nil
+		})
 	})
 }

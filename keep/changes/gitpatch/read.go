@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"strings"
 
 	"github.com/bluekeyes/go-gitdiff/gitdiff"
@@ -21,8 +22,8 @@ type File struct {
 	patch             *gitdiff.File
 }
 
-// sectionStart is how the change of a file begins. No line of a change begins so: those
-// of a text begin with a sign, and base 85 has no spaces.
+// sectionStart begins the change of a file. No other line begins so, because lines of text
+// begin with a sign and base 85 has no spaces.
 var sectionStart = []byte("diff --git ")
 
 // Read calls f with each file of a patch that [Write] wrote, and ends with its error. A
@@ -111,8 +112,21 @@ func isName(name string) bool {
 // IsText reports whether the change is one of lines.
 func (f File) IsText() bool { return !f.patch.IsBinary }
 
+// NewLines returns the lines of the text after the change that it did not have before.
+func (f File) NewLines() iter.Seq[[]byte] {
+	return func(yield func([]byte) bool) {
+		for _, fragment := range f.patch.TextFragments {
+			for _, line := range fragment.Lines {
+				if line.Op == gitdiff.OpAdd && !yield([]byte(line.Line)) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // Apply makes the content after the change of the one before. It returns an error unless
-// both are exactly those of the change.
+// both are exactly the contents of the change.
 func (f File) Apply(before []byte) ([]byte, error) {
 	if f.Before != Absent && (State{Mode: f.Before, Content: before}).ID() != f.BeforeID {
 		return nil, fmt.Errorf("%s is not what it was when the patch was made", Quote(f.Name))
