@@ -20,8 +20,7 @@ let
     ;
   runtimeShell = "${shell}/bin/bash";
 
-  runCommand = runCommandNoCC;
-  runCommandNoCC = name: env: buildCommand: runCommandWith { inherit name; derivationArgs = env; } buildCommand;
+  runCommand = name: env: buildCommand: runCommandWith { inherit name; derivationArgs = env; } buildCommand;
   runCommandCC = runCommand;
   runCommandLocal =
     name: env:
@@ -35,7 +34,6 @@ let
       name,
       derivationArgs ? { },
       runLocal ? false,
-      ...
     }:
     buildCommand:
     stdenv.mkDerivation (
@@ -67,8 +65,8 @@ let
       derivationArgs ? { },
     }:
     assert lib.assertMsg (
-      destination == "" || lib.hasPrefix "/" destination
-    ) "writeTextFile: the destination '${destination}' must start with a slash";
+      destination == "" || lib.hasPrefix "/" destination && destination != "/"
+    ) "writeTextFile: the destination '${destination}' must be a slash and the name of a file";
     runCommand name
       (
         {
@@ -185,7 +183,6 @@ let
   writeClosure =
     paths:
     runCommand "runtime-deps" { info = closureInfo { rootPaths = paths; }; } "cp $info/store-paths $out";
-  writeReferencesToFile = path: writeClosure [ path ];
 
   concatText = name: files: runCommandLocal name { } "cat ${lib.escapeShellArgs files} > $out";
 
@@ -206,7 +203,8 @@ let
       passthru ? { },
       meta ? { },
       derivationArgs ? { },
-      ...
+      pname ? null,
+      version ? null,
     }@args:
     runCommandLocal name
       (
@@ -223,13 +221,14 @@ let
             ;
           paths = map (path: "${lib.getBin path}") (lib.filter (path: path != null) (lib.flatten paths));
           ignoreCollisions = if ignoreCollisions == true || ignoreCollisions == 1 then "1" else "";
+          ignoreSingleFileOutputs = if ignoreSingleFileOutputs then "1" else "";
         }
         // lib.optionalAttrs (args ? pname) { inherit (args) pname; }
         // lib.optionalAttrs (args ? version) { inherit (args) version; }
         // derivationArgs
       )
       ''
-        export out paths pathsToLink extraPrefix ignoreCollisions
+        export out paths pathsToLink extraPrefix ignoreCollisions ignoreSingleFileOutputs
         $seed/lib/ld-linux-x86-64.so.2 --library-path $seed/lib $seed/bin/perl -I$seed/lib/perl-base ${./build/env.pl}
         eval "$postBuild"
       ''
@@ -345,12 +344,10 @@ in
     runCommand
     runCommandCC
     runCommandLocal
-    runCommandNoCC
     runCommandWith
     runtimeShell
     symlinkJoin
     writeClosure
-    writeReferencesToFile
     writeScript
     writeScriptBin
     writeShellApplication
@@ -362,5 +359,4 @@ in
     writers
     ;
   mkShellNoCC = mkShell;
-  writeStringReferencesToFile = text: writeText "references" text;
 }

@@ -103,6 +103,10 @@ let
               '';
               buildPhase = ''
                 cd ${escapeShellArg modRoot}
+                if [ -d vendor ]; then
+                  echo "there is a folder vendor: set vendorHash = null" >&2
+                  exit 1
+                fi
                 go mod vendor || {
                   echo "the build has no network; put the modules into the store with: setup/debpkgs/stage --vendor DIR ${
                     args.pname or name
@@ -110,17 +114,19 @@ let
                   exit 1
                 }
               '';
-              installPhase = "if [ -d vendor ]; then cp -r vendor $out; else mkdir $out; fi";
+              installPhase = ''
+                cp -r vendor $out || {
+                  echo "there are no dependencies: set vendorHash = null" >&2
+                  exit 1
+                }
+              '';
               dontFixup = true;
             };
         subPackages = args.subPackages or null;
         ldflags = args.ldflags or [ ];
         tags = args.tags or [ ];
         # the flags come in front of what the package gives in GOFLAGS
-        flags = [
-          "-trimpath"
-          "-buildvcs=false"
-        ]
+        flags = [ "-trimpath" ]
         ++ lib.optional (args.proxyVendor or false == false) "-mod=vendor"
         ++ args.GOFLAGS or [ ];
         packages =
@@ -144,6 +150,7 @@ let
           "excludedPackages"
           "overrideModAttrs"
           "deleteVendor"
+          "allowGoReference"
         ]
         // {
           env = {
@@ -156,6 +163,7 @@ let
           }
           // args.passthru or { };
           doCheck = args.doCheck or true;
+          disallowedReferences = lib.optional (!(args.allowGoReference or false)) go;
           configurePhase =
             args.configurePhase or ''
               runHook preConfigure

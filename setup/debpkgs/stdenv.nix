@@ -2,6 +2,7 @@
 {
   lib,
   system,
+  config,
   shell,
   tools,
 }:
@@ -48,7 +49,19 @@ let
     "nativeCheckInputs"
     "checkInputs"
   ];
-  flat = list: concatMap (x: if isList x then flat x else if x == null then [ ] else [ (getOutput "dev" x) ]) list;
+  flat =
+    list:
+    concatMap (
+      x:
+      if isList x then
+        flat x
+      else if x == null then
+        [ ]
+      else if lib.isStringLike x then
+        [ (getOutput "dev" x) ]
+      else
+        throw "stdenv.mkDerivation: an input is of type ${builtins.typeOf x}, and not a package"
+    ) list;
 
   # not part of the derivation
   evaluationOnly = [
@@ -77,13 +90,29 @@ let
       checks = lib.optionals (args.doCheck or false) (flat (args.nativeCheckInputs or [ ] ++ args.checkInputs or [ ]));
       inputs = mapAttrs (_: flat) (lib.filterAttrs (n: _: elem n inputLists) (removeAttrs args evaluationOnly));
       clash = filter (n: args ? ${n}) (lib.attrNames (args.env or { }));
+      variable =
+        n: v:
+        if lib.isDerivation v || lib.isString v || isBool v || lib.isInt v then
+          v
+        else
+          throw "stdenv.mkDerivation: env.${n} of ${name} is of type ${builtins.typeOf v}, and not a derivation, string, boolean or integer";
+      meta = args.meta or { };
+      refusals =
+        lib.optional (meta.broken or false && !(config.allowBroken or false)) "is broken"
+        ++ lib.optional (
+          !(config.allowUnfree or false) && lib.any (license: !(license.free or true)) (lib.toList (meta.license or [ ]))
+        ) "has an unfree license"
+        ++ lib.optional (
+          !(config.allowUnsupportedSystem or false) && !(elem system (meta.platforms or [ system ]))
+        ) "is not for ${system}";
       drvArgs =
         removeAttrs args evaluationOnly
-        // args.env or { }
+        // mapAttrs variable (args.env or { })
         // inputs
         // optionalAttrs (checks != [ ]) { nativeBuildInputs = inputs.nativeBuildInputs or [ ] ++ checks; }
         // {
-          inherit name system;
+          inherit name;
+          system = lib.throwIf (refusals != [ ]) "stdenv.mkDerivation: ${name} ${lib.head refusals}" system;
           stdenv = setup;
           builder = args.builder or "${shell}/bin/bash";
           args =
@@ -126,7 +155,7 @@ let
           inherit name;
           available = true;
         }
-        // args.meta or { };
+        // meta;
         outputSpecified = false;
       };
 

@@ -1,9 +1,10 @@
 # Merges folders into one tree of links: nixpkgs' buildEnv.
 #
 # A folder that only one path has becomes one link; where several have it, it is made and the rule applies to its
-# entries. The same file from two paths is an error unless $ignoreCollisions is set or both are equal.
+# entries. The same file from two paths is an error unless $ignoreCollisions is set or both are equal; so is a file where
+# another path has a folder, and a path that is a file unless $ignoreSingleFileOutputs is set.
 #
-# Environment: out, paths, pathsToLink, extraPrefix, ignoreCollisions ("" or "1"), checkCollisionContents.
+# Environment: out, paths, pathsToLink, extraPrefix; ignoreCollisions and ignoreSingleFileOutputs ("" or "1").
 use strict;
 use warnings;
 
@@ -59,6 +60,8 @@ sub merge {
         my @places = @{ $found{$entry} };
         my @folders = grep { -d $_ } @places;
         if (@folders) {
+            my ($file) = grep { !-d $_ } @places;
+            die "buildEnv: $file is a file and $folders[0] is a folder\n" if $file and !$ENV{ignoreCollisions};
             my %seen;
             # two paths may show the same folder through links
             merge($path, grep { !$seen{ real($_) }++ } @folders);
@@ -80,4 +83,6 @@ for my $part (split m{/}, $base) {
     $made .= "/$part";
     mkdir $made unless -d $made;
 }
+my ($file) = grep { -f $_ } @paths;
+die "buildEnv: $file is a file, and a folder is wanted\n" if $file and !$ENV{ignoreSingleFileOutputs};
 merge('', grep { -d $_ } @paths);

@@ -124,41 +124,6 @@ patchShebangs() {
 		sed -i "1s|.*|#!$program ${words[*]}|;1s| *$||" "$file"
 	done < <(find "$@" -type f -perm -0100 -print0)
 }
-makeWrapper() { # PROGRAM WRAPPER OPTIONS...
-	local program=$1 wrapper=$2 flags= argv0='"$0"' after=
-	shift 2
-	mkdir -p "$(dirname "$wrapper")"
-	{
-		echo "#!$SHELL -e"
-		while [ $# -gt 0 ]; do
-			case $1 in
-			--set) printf 'export %s=%q\n' "$2" "$3"; shift 3 ;;
-			--set-default) printf 'export %s=${%s-%q}\n' "$2" "$2" "$3"; shift 3 ;;
-			--unset) echo "unset $2"; shift 2 ;;
-			--prefix) printf 'export %s=%q${%s:+%q$%s}\n' "$2" "$4" "$2" "$3" "$2"; shift 4 ;;
-			--suffix) printf 'export %s=${%s:+$%s%q}%q\n' "$2" "$2" "$2" "$3" "$4"; shift 4 ;;
-			--run) echo "$2"; shift 2 ;;
-			--chdir) printf 'cd %q\n' "$2"; shift 2 ;;
-			--add-flags) flags="$flags $2"; shift 2 ;;
-			--append-flags) after="$after $2"; shift 2 ;;
-			--argv0) argv0=$(printf %q "$2"); shift 2 ;;
-			--inherit-argv0) shift ;;
-			*) echo "makeWrapper: unknown option $1" >&2; return 1 ;;
-			esac
-		done
-		echo "exec -a $argv0 $(printf %q "$program")$flags \"\$@\"$after"
-	} >"$wrapper"
-	chmod +x "$wrapper"
-}
-wrapProgram() {
-	local program=$1 hidden
-	shift
-	hidden=$(dirname "$program")/.$(basename "$program")-wrapped
-	mv "$program" "$hidden"
-	makeWrapper "$hidden" "$program" --inherit-argv0 "$@"
-}
-installManPage() { :; }
-installShellCompletion() { :; }
 nixErrorLog() { echo "error: $*" >&2; }
 nixLog() { echo "$*" >&2; }
 
@@ -230,13 +195,23 @@ fixupPhase() {
 	local output
 	for output in $(_words outputs); do
 		output=${!output-}
-		if [ -n "$output" ] && [ -d "$output/bin" ] && [ -z "${dontPatchShebangs-}" ]; then patchShebangs "$output/bin"; fi
+		[ -n "$output" ] || continue
+		if [ -d "$output/bin" ] && [ -z "${dontPatchShebangs-}" ]; then patchShebangs "$output/bin"; fi
 	done
 	if [ -n "${setupHook-}" ]; then
 		mkdir -p "$out/nix-support"
 		cp "$setupHook" "$out/nix-support/setup-hook"
 	fi
 	runHook postFixup
+	# as nixpkgs' hook no-broken-symlinks.sh
+	local link broken=
+	[ -n "${dontCheckForBrokenSymlinks-}" ] || while IFS= read -r link; do
+		if [[ $(readlink -m "$link") == /nix/store/* ]]; then
+			echo "the link $link leads to nothing" >&2
+			broken=yes
+		fi
+	done < <(for output in $(_words outputs); do find "${!output}" -xtype l; done)
+	[ -z "$broken" ]
 }
 installCheckPhase() { runHook preInstallCheck; runHook postInstallCheck; }
 distPhase() { :; }

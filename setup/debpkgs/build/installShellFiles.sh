@@ -1,0 +1,3 @@
+# The functions that come with installShellFiles: nothing here reads manual pages or completions.
+installManPage() { :; }
+installShellCompletion() { :; }
