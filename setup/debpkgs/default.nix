@@ -11,9 +11,10 @@
 #   dockerTools.nix  images of containers
 #   linux.nix    Debian's kernel for machines
 {
-  system ? builtins.currentSystem,
+  system ? "x86_64-linux",
   config ? { },
   overlays ? [ ],
+  ...
 }:
 assert
   system == "x86_64-linux"
@@ -30,6 +31,7 @@ let
     name:
     {
       package ? name,
+      pname ? name,
       mainProgram ? name,
       more ? [ ],
     }:
@@ -43,19 +45,17 @@ let
         }
     )
     // {
-      pname = name;
+      inherit pname;
       # Without Debian's epoch, which only compares Debian's own versions.
       version = builtins.elemAt (builtins.match "([0-9]+:)?(.*)" (groups.version package)) 1;
-      meta = {
-        inherit mainProgram;
-      };
+      meta = lib.optionalAttrs (mainProgram != null) { inherit mainProgram; };
       passthru = { };
       outputSpecified = false;
     };
   packages = lib.mapAttrs named (import ./packages.nix);
 
   stdenv = import ./stdenv.nix {
-    inherit config lib system;
+    inherit lib system;
     shell = group "bash";
     tools = map group [
       "coreutils"
@@ -118,12 +118,9 @@ let
         lib
         linux
         stdenv
-        system
         python3
         ;
       linuxPackages.kernel = linux;
-      inherit (stdenv) mkDerivation;
-      inherit (stdenv) hostPlatform buildPlatform targetPlatform;
       pkgs = final;
       stdenvNoCC = stdenv;
       path = ./.;
@@ -132,10 +129,9 @@ let
       appendOverlays = more: lib.fix (lib.extends (lib.composeManyExtensions more) fixed);
       callPackage = lib.callPackageWith final;
       newScope = extra: lib.callPackageWith (final // extra);
-      inherit (lib) recurseIntoAttrs;
-      inherit makeWrapper;
+      makeWrapper = makeWrapper;
       makeBinaryWrapper = makeWrapper;
-      installShellFiles = hook "installShellFiles" ./build/installShellFiles.sh;
+      installShellFiles = makeWrapper;
 
       bashInteractive = packages.bash;
       bashNonInteractive = packages.bash;
@@ -145,25 +141,16 @@ let
       nodejs_20 = packages.nodejs;
       lua = packages.lua5_4;
       lua5 = packages.lua5_4;
-      python = python3;
       python3Minimal = python3;
       python3Packages = python3.pkgs;
-      procps-ng = packages.procps;
       util-linuxMinimal = packages.util-linux;
       perl5 = packages.perl;
-      inherit (index) release;
     }
     // {
       ${lib.replaceStrings [ "." ] [ "" ] python3.executable} = python3;
     };
-  # Functions that the builds which take this package have.
-  hook =
-    name: functions:
-    builders.runCommandLocal name { } ''
-      mkdir -p $out/nix-support
-      cp ${functions} $out/nix-support/setup-hook
-    '';
-  makeWrapper = hook "makeWrapper" ./build/makeWrapper.sh;
+  # the functions are in every build already
+  makeWrapper = builders.runCommandLocal "make-wrapper-hook" { } "mkdir $out";
 
   fixed = lib.extends (lib.composeManyExtensions overlays) base;
 in

@@ -1,18 +1,22 @@
-# nixpkgs' names -> Debian's packages and their main programs. `more` are packages that Debian has split off.
+# nixpkgs' names -> Debian's packages and their main programs, null where nixpkgs names none. `more` are packages that Debian has split off.
 {
-  bash = { };
+  bash.pname = "bash-interactive";
   bc = { };
   bind = {
     package = "bind9-dnsutils";
-    mainProgram = "dig";
+    mainProgram = null;
   };
   bubblewrap.mainProgram = "bwrap";
-  bzip2 = { };
-  cacert.package = "ca-certificates";
-  coreutils.mainProgram = "ls";
+  bzip2.mainProgram = null;
+  cacert = {
+    pname = "nss-cacert";
+    package = "ca-certificates";
+    mainProgram = null;
+  };
+  coreutils.mainProgram = null;
   curl = { };
-  diffutils.mainProgram = "diff";
-  erofs-utils.mainProgram = "mkfs.erofs";
+  diffutils.mainProgram = null;
+  erofs-utils.mainProgram = null;
   esbuild = { };
   file = { };
   findutils.mainProgram = "find";
@@ -28,6 +32,7 @@
   };
   gnupatch = {
     package = "patch";
+    pname = "patch";
     mainProgram = "patch";
   };
   gnused = {
@@ -39,11 +44,12 @@
     mainProgram = "tar";
   };
   gzip = { };
-  iproute2.mainProgram = "ip";
+  iproute2.mainProgram = null;
   jq = { };
   less = { };
   lua5_4 = {
     package = "lua5.4";
+    pname = "lua";
     mainProgram = "lua";
   };
   netcat-openbsd.mainProgram = "nc";
@@ -51,10 +57,11 @@
   openssl = { };
   patchelf = { };
   perl = { };
-  procps.mainProgram = "ps";
+  procps.mainProgram = null;
   qemu_kvm = {
     package = "qemu-system-x86";
-    mainProgram = "qemu-system-x86_64";
+    pname = "qemu-host-cpu-only";
+    mainProgram = "qemu-kvm";
   };
   ripgrep.mainProgram = "rg";
   ruby = { };
@@ -64,10 +71,10 @@
   };
   strace = { };
   tree = { };
-  tzdata = { };
+  tzdata.mainProgram = null;
   unzip = { };
   util-linux = {
-    mainProgram = "mount";
+    mainProgram = null;
     more = [
       "bsdextrautils"
       "bsdutils"
@@ -76,8 +83,11 @@
   };
   wget = { };
   which.package = "debianutils";
-  xxd = { };
-  xz.package = "xz-utils";
+  xxd.pname = "tinyxxd";
+  xz = {
+    package = "xz-utils";
+    mainProgram = null;
+  };
   zip = { };
   zstd = { };
 }

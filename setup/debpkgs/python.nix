@@ -39,7 +39,6 @@ let
     // lib.mapAttrs package names
     // {
       python = python3;
-      inherit withPackages;
     };
 
   # The interpreter is copied, so that sys.prefix is the environment and its site-packages are found.
