@@ -146,7 +146,6 @@ let
       from = i: if i == n then nul else op (elemAt list i) (from (i + 1));
     in
     from 0;
-  fold = foldr;
   foldl = op: foldl' op;
   imap0 = f: list: genList (i: f i (elemAt list i)) (length list);
   imap1 = f: list: genList (i: f (i + 1) (elemAt list i)) (length list);
@@ -410,9 +409,13 @@ let
     s:
     let
       number = match "[[:space:]]*(-?[0-9]+)[[:space:]]*" s;
-      bare = match "(-?)0*([0-9]+)" (head number);
     in
-    if number == null then throw "Could not convert ${toJSON s} to int." else fromJSON (concatStrings bare);
+    if number == null then
+      throw "Could not convert ${toJSON s} to int."
+    else if match "-?0[0-9]+" (head number) != null then
+      throw "toInt: ${toJSON s} has a zero in front: it may be meant as octal"
+    else
+      fromJSON (head number);
   sanitizeDerivationName =
     s:
     let
@@ -442,7 +445,9 @@ let
     );
   getExe' =
     package: program:
-    if match ".*/.*" program != null then
+    if !isDerivation package then
+      throw "lib.meta.getExe': the package is of type ${typeOf package}, and not a derivation"
+    else if match ".*/.*" program != null then
       throw "lib.meta.getExe': the program '${program}' must be a name, not a path"
     else
       "${getBin package}/bin/${program}";
@@ -618,7 +623,84 @@ let
         throw "debpkgs: lib.${name} is not part of setup/debpkgs, which stands in for nixpkgs where it cannot be reached; use nixpkgs, or do without it"
       );
 
-  lib = absent // {
+  strings = {
+    inherit
+      addContextFrom
+      cmakeBool
+      compareVersions
+      concatImapStringsSep
+      concatLines
+      concatMap
+      concatMapAttrsStringSep
+      concatMapStrings
+      concatMapStringsSep
+      concatStrings
+      concatStringsSep
+      elem
+      elemAt
+      escape
+      escapeNixString
+      escapeRegex
+      escapeShellArg
+      escapeShellArgs
+      fileContents
+      filter
+      fixedWidthNumber
+      fixedWidthString
+      genList
+      getName
+      getVersion
+      hasInfix
+      hasPrefix
+      hasSuffix
+      head
+      intersperse
+      isAttrs
+      isInt
+      isList
+      isPath
+      isStorePath
+      isString
+      isStringLike
+      isValidPosixName
+      join
+      makeBinPath
+      makeLibraryPath
+      makeSearchPath
+      makeSearchPathOutput
+      match
+      nameFromURL
+      optionalString
+      readFile
+      removePrefix
+      removeSuffix
+      replaceStrings
+      replicate
+      sanitizeDerivationName
+      split
+      splitString
+      stringAsChars
+      stringLength
+      stringToCharacters
+      substring
+      tail
+      toInt
+      toJSON
+      toLower
+      toSentenceCase
+      toShellVar
+      toShellVars
+      toUpper
+      trim
+      trimWith
+      typeOf
+      versionAtLeast
+      versionOlder
+      ;
+    inherit (builtins) fromJSON;
+  };
+
+  lib = absent // removeAttrs strings [ "escapeNixString" "sanitizeDerivationName" ] // {
     inherit
       add
       addMetaAttrs
@@ -641,21 +723,11 @@ let
       cleanSource
       cleanSourceFilter
       cleanSourceWith
-      cmakeBool
       collect
-      compareVersions
       composeExtensions
       composeManyExtensions
-      concatImapStringsSep
-      concatLines
       concatLists
-      concatMap
       concatMapAttrs
-      concatMapAttrsStringSep
-      concatMapStrings
-      concatMapStringsSep
-      concatStrings
-      concatStringsSep
       const
       count
       crossLists
@@ -665,28 +737,16 @@ let
       dontRecurseIntoAttrs
       drop
       dropEnd
-      elem
-      elemAt
-      escape
-      escapeNixString
-      escapeRegex
-      escapeShellArg
-      escapeShellArgs
       extends
       fakeHash
       fakeSha256
-      fileContents
       filesystem
-      filter
       filterAttrs
       findFirst
       findSingle
       fix
-      fixedWidthNumber
-      fixedWidthString
       flatten
       flip
-      fold
       foldAttrs
       foldl
       foldl'
@@ -694,7 +754,6 @@ let
       foldr
       genAttrs
       genAttrs'
-      genList
       generators
       getAttr
       getAttrFromPath
@@ -705,16 +764,10 @@ let
       getExe'
       getLib
       getMan
-      getName
       getOutput
-      getVersion
       groupBy
       hasAttr
       hasAttrByPath
-      hasInfix
-      hasPrefix
-      hasSuffix
-      head
       hydraJob
       id
       ifilter0
@@ -725,50 +778,33 @@ let
       init
       intersectAttrs
       intersectLists
-      intersperse
-      isAttrs
       isBool
       isDerivation
       isFloat
-      isInt
-      isList
-      isPath
-      isStorePath
-      isString
-      isStringLike
-      isValidPosixName
-      join
       last
       length
       lessThan
       licenses
       listToAttrs
       maintainers
-      makeBinPath
       makeExtensible
-      makeLibraryPath
       makeOverridable
-      makeSearchPath
-      makeSearchPathOutput
       map
       mapAttrs
       mapAttrs'
       mapAttrsRecursive
       mapAttrsRecursiveCond
       mapAttrsToList
-      match
       max
       mergeAttrsList
       min
       mod
       mul
       mutuallyExclusive
-      nameFromURL
       nameValuePair
       naturalSort
       optional
       optionalAttrs
-      optionalString
       optionals
       overrideDerivation
       partition
@@ -777,16 +813,11 @@ let
       platforms
       range
       readDir
-      readFile
       recurseIntoAttrs
       recursiveUpdate
       recursiveUpdateUntil
       remove
       removeAttrs
-      removePrefix
-      removeSuffix
-      replaceStrings
-      replicate
       reverseList
       runTests
       seq
@@ -798,43 +829,24 @@ let
       sourceByRegex
       sourceFilesBySuffices
       sourceTypes
-      split
-      splitString
       splitVersion
-      stringAsChars
-      stringLength
-      stringToCharacters
       sub
       sublist
-      substring
       subtractLists
       systems
-      tail
       take
       throwIf
       throwIfNot
       toFunction
-      toInt
-      toJSON
       toList
-      toLower
-      toSentenceCase
-      toShellVar
-      toShellVars
-      toUpper
       trace
       traceSeq
       traceVal
-      trim
-      trimWith
       trivial
       tryEval
-      typeOf
       unique
       updateManyAttrsByPath
       version
-      versionAtLeast
-      versionOlder
       versions
       warn
       warnIf
@@ -845,10 +857,8 @@ let
       zipLists
       zipListsWith
       ;
-    inherit (builtins) fromJSON isNull;
     isFunction = isFunction';
     functionArgs = functionArgs';
-    nixpkgsVersion = version;
     asserts = { inherit assertMsg assertOneOf; };
     meta = {
       inherit getExe getExe';
@@ -856,7 +866,7 @@ let
     };
     attrsets = { inherit genAttrs mapAttrs' filterAttrs recursiveUpdate mapAttrsToList optionalAttrs; };
     lists = { inherit optional optionals unique flatten range toList; };
-    strings = lib // { inherit addContextFrom sanitizeDerivationName; };
+    inherit strings;
   };
 in
 lib
