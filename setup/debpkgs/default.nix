@@ -11,10 +11,9 @@
 #   dockerTools.nix  images of containers
 #   linux.nix    Debian's kernel for machines
 {
-  system ? "x86_64-linux",
+  system ? builtins.currentSystem,
   config ? { },
   overlays ? [ ],
-  ...
 }:
 assert
   system == "x86_64-linux"
@@ -55,7 +54,7 @@ let
   packages = lib.mapAttrs named (import ./packages.nix);
 
   stdenv = import ./stdenv.nix {
-    inherit lib system;
+    inherit config lib system;
     shell = group "bash";
     tools = map group [
       "coreutils"
@@ -129,9 +128,9 @@ let
       appendOverlays = more: lib.fix (lib.extends (lib.composeManyExtensions more) fixed);
       callPackage = lib.callPackageWith final;
       newScope = extra: lib.callPackageWith (final // extra);
-      makeWrapper = makeWrapper;
+      inherit makeWrapper;
       makeBinaryWrapper = makeWrapper;
-      installShellFiles = makeWrapper;
+      installShellFiles = hook "installShellFiles" ./build/installShellFiles.sh;
 
       bashInteractive = packages.bash;
       bashNonInteractive = packages.bash;
@@ -149,8 +148,14 @@ let
     // {
       ${lib.replaceStrings [ "." ] [ "" ] python3.executable} = python3;
     };
-  # the functions are in every build already
-  makeWrapper = builders.runCommandLocal "make-wrapper-hook" { } "mkdir $out";
+  # Functions that the builds which take this package have.
+  hook =
+    name: functions:
+    builders.runCommandLocal name { } ''
+      mkdir -p $out/nix-support
+      cp ${functions} $out/nix-support/setup-hook
+    '';
+  makeWrapper = hook "makeWrapper" ./build/makeWrapper.sh;
 
   fixed = lib.extends (lib.composeManyExtensions overlays) base;
 in
