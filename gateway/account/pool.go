@@ -150,7 +150,7 @@ func (p *Pool) add(principal string, n int64) {
 	}
 }
 
-// serve grants wishes, one of each principal in turn.
+// serve grants wishes. Principals take turns.
 func (p *Pool) serve() {
 	for {
 		at := slices.IndexFunc(p.order, func(principal string) bool { return p.check(principal, p.waiting[principal][0].n) == nil })

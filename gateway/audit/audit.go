@@ -51,7 +51,7 @@ type Log struct {
 	lost   uint64   // records that could not be written since
 	failed error    // of the last write
 	state  State
-	charge func(principal string, bytes int) // nil if nobody is charged
+	charge func(principal string, bytes int) // may be nil
 }
 
 // State is the state of a log.

@@ -33,7 +33,7 @@ type BrokenError struct {
 func (e *BrokenError) Error() string { return fmt.Sprintf("line %d: %s", e.Line, e.Reason) }
 
 // Verify reads one file of a log and adds it to the chain. The files of a log are read
-// from the oldest on. The error is a [*BrokenError], or one of reading.
+// from the oldest on. The error is a [*BrokenError] or a read error.
 //
 // The hashes show every change to a record and every record that was removed, inserted or
 // moved, except at the end: if the last records are cut off, the chain is shorter but whole.

@@ -39,7 +39,7 @@ type Site struct {
 }
 
 // IsPrivate reports whether an address can be reached by this machine alone. At any other
-// one there are metrics and nothing that tells of single calls.
+// one there are only metrics, without single calls.
 func IsPrivate(address net.Addr) bool {
 	if address.Network() == "unix" {
 		return true

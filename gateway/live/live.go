@@ -93,7 +93,7 @@ func (s *Server) Begin(c call.Call) (end func(call.Result, error)) {
 	return func(result call.Result, err error) { s.end(*one, result, err) }
 }
 
-// end takes a copy of the call: others may read the one that runs.
+// end takes a copy of the call, because others may read the running call.
 func (s *Server) end(one status.Call, result call.Result, err error) {
 	one.Outcome, one.ExitCode, one.Took = call.Outcome(result, err), result.ExitCode, time.Since(one.Began)
 	if err != nil {

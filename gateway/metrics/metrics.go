@@ -140,7 +140,7 @@ func (m *Metrics) Request(method, era string, status int) {
 	m.requests[request{method, era, status}]++
 }
 
-// label returns a value of a label: the name, if it is one of the first that came.
+// label returns a value of a label: the name if there is a series left for it, or "other".
 func label[T any](known map[string]T, name string, most int) string {
 	if _, ok := known[name]; !ok && len(known) >= most {
 		return other

@@ -20,8 +20,7 @@ import (
 )
 
 const (
-	// tokenPrefix begins every token, so that scanners of secrets find one that was
-	// published by mistake.
+	// tokenPrefix begins every token, so that scanners of secrets find a published token.
 	tokenPrefix = "nsm_"
 	// maxTokenFile bounds the file, in bytes.
 	maxTokenFile = 1 << 20
@@ -31,8 +30,8 @@ const (
 	classPrefix = "class="
 )
 
-// validName matches the names of principals in the file. A colon separates the names
-// that an authorization server or a proxy gives, so that neither can name one of these.
+// validName matches the names of principals in the file. Names from an authorization server or
+// a proxy contain a colon, so that they cannot be the same.
 var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$`)
 
 // validClass matches the names of classes; see the options.
@@ -251,7 +250,7 @@ func parseLine(fields []string) (hash [sha256.Size]byte, p Principal, err error)
 }
 
 // Authenticate implements [Authenticator]. It finds a token by its hash, so that the
-// time that it takes tells nothing of other tokens.
+// time that it takes does not depend on other tokens.
 func (t *Tokens) Authenticate(r *http.Request) (Principal, error) {
 	token, err := Bearer(r)
 	if err != nil {

@@ -15,7 +15,7 @@ const Path = "/live.json"
 // SocketSuffix ends the names of the sockets in the user's runtime folder.
 const SocketSuffix = ".socket"
 
-// Sockets returns the sockets of servers in a folder, also those of servers that were killed.
+// Sockets returns the sockets of servers in a folder, including sockets of killed servers.
 func Sockets(folder string) []string {
 	found, _ := filepath.Glob(filepath.Join(folder, "*"+SocketSuffix)) // the pattern is right
 	return found

@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// keysLifetime is how long keys of an authorization server are believed: one that
-	// it took back is refused after that.
+	// keysLifetime is how long the keys of an authorization server are used. After that, a key
+	// that the server has withdrawn is refused.
 	keysLifetime = time.Hour
 	// keysPause is the time between two requests for keys: anybody can send a token
 	// that names an unknown key.
@@ -41,7 +41,7 @@ type Options struct {
 	// Issuer is the authorization server, and KeysURL the URL of its keys (JWKS).
 	Issuer, KeysURL string
 	// Claim is the claim with the principal's name. Scope is the scope that a token must have;
-	// empty if it needs none.
+	// empty if any will do.
 	Claim, Scope string
 }
 
@@ -193,8 +193,8 @@ func scopes(claims map[string]any) []string {
 // VerifySignature implements [oidc.KeySet].
 func (a *Server) VerifySignature(ctx context.Context, text string) ([]byte, error) {
 	a.mu.Lock()
-	// A set of keys only ever asks for those that it lacks, so one that is old is
-	// replaced; unless the new one could not ask.
+	// A set of keys only fetches missing keys, so an old set is replaced, unless a new set
+	// could not fetch any yet.
 	if a.now().Sub(a.fetched) >= keysLifetime && a.now().Sub(a.asked) >= keysPause {
 		a.renew()
 	}
@@ -203,8 +203,8 @@ func (a *Server) VerifySignature(ctx context.Context, text string) ([]byte, erro
 	return keys.VerifySignature(ctx, text)
 }
 
-// Forget has the keys fetched anew for the next token, so that one that was taken back
-// counts no longer.
+// Forget forgets the keys, so that a withdrawn key is refused at once. The next token has them
+// fetched again.
 func (a *Server) Forget() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
