@@ -216,7 +216,7 @@ func tried(name string) (*report, error) {
 	if err := code.Start(); err != nil {
 		return nil, err
 	}
-	k, err := New(Limits{Memory: memoryLimit})
+	k, err := New(Limits{Memory: memoryLimit}, "/workspace")
 	if err != nil {
 		return nil, err
 	}
@@ -511,7 +511,15 @@ var codes = map[string]func() error{
 		}
 		return child.Wait()
 	},
-	"events":  func() error { return takeEvents(context.Background(), "/workspace") },
+	"events": func() error { return takeEvents(context.Background(), "/workspace") },
+	"inodes": func() error {
+		for n := range 200_000 {
+			if err := unix.Mknod("/workspace/"+strconv.Itoa(n), unix.S_IFREG|0o600, 0); err != nil {
+				return err
+			}
+		}
+		return rest()
+	},
 	"nothing": func() error { return nil },
 	"rest":    rest,
 }

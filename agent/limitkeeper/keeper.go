@@ -38,7 +38,7 @@ type Usage struct {
 	Files     int64 // bytes in file systems in memory, and in System V's shared memory
 	Tasks     int   // processes and threads
 	Kernel    kernelUse
-	Machine   int64 // the kernel's memory on the whole machine
+	Uncounted int64 // the kernel's memory on the whole machine that is not counted above
 }
 
 // Memory is the memory of processes, of files, and of the kernel for them, in bytes.
@@ -212,10 +212,11 @@ func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 			return fmt.Errorf("scan the sandbox: %w", err)
 		}
 		c, ok := k.limits.crossed(usage)
-		if !ok && k.limits.Memory > 0 && k.machine.suspicious(usage.Machine) {
+		if !ok && k.limits.Memory > 0 && k.machine.suspicious(usage.Uncounted) {
 			if ok, err = k.try(); err != nil {
 				return fmt.Errorf("scan the sandbox: %w", err)
 			}
+			k.machine.settle(usage.Uncounted)
 			c = k.limits.ofMemory(usage, max(usage.Memory(), k.limits.Memory+1))
 		}
 		if ok {
@@ -269,8 +270,9 @@ func (k *Keeper) check() (usage Usage, cost time.Duration, err error) {
 // once, if that is within the limit, and of an exact one otherwise.
 func (k *Keeper) measure() (usage Usage, cost time.Duration, err error) {
 	usage, err = k.scanner.scan(k.limits.Tasks)
-	usage.Machine = kernelMemory()
-	usage.Kernel = k.kernel.use(k.scanner.found, k.scanner.self, usage.Machine, time.Now())
+	machine := kernelMemory()
+	usage.Kernel = k.kernel.use(k.scanner.found, k.scanner.self, machine, time.Now())
+	usage.Uncounted = machine - k.scanner.kernel - usage.Kernel.Bytes
 	if err != nil || k.limits.Memory == 0 || usage.Memory() <= k.limits.Memory {
 		return usage, 0, err
 	}

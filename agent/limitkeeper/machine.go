@@ -36,7 +36,7 @@ const (
 // bursts that most rounds miss.
 type machineWatch struct {
 	allowed int64 // growth before a trial, in bytes
-	base    int64 // the memory from which it grows
+	base    int64 // the memory that is not counted, from which it grows
 	guilty  int   // rounds in which it grew while the sandbox ran
 	not     int   // rounds in which it grew while the sandbox was stopped
 }
@@ -45,7 +45,7 @@ func newMachineWatch(limits Limits) machineWatch {
 	return machineWatch{allowed: max(limits.Memory/2, minGrowth), base: kernelMemory()}
 }
 
-// suspicious reports whether it is time for a trial. now is the kernel's memory.
+// suspicious reports whether it is time for a trial. now is the memory that is not counted.
 func (w *machineWatch) suspicious(now int64) bool {
 	w.base = min(w.base, now)
 	return now-w.base > w.allowed
@@ -74,7 +74,7 @@ func (w *machineWatch) settle(now int64) { w.base = now - w.allowed*3/4 }
 // attention.
 func (k *Keeper) try() (responsible bool, err error) {
 	for range trialRounds {
-		began := kernelMemory()
+		began, counted := kernelMemory(), k.scanner.kernel
 		time.Sleep(trialWindow)
 		resume := k.scanner.stop()
 		stopped := kernelMemory()
@@ -82,7 +82,7 @@ func (k *Keeper) try() (responsible bool, err error) {
 		ended := kernelMemory()
 		usage, err := k.scanner.scan(k.limits.Tasks)
 		resume()
-		k.machine.note(stopped-began, ended-stopped)
+		k.machine.note(stopped-began-(k.scanner.kernel-counted), ended-stopped)
 		if err != nil || k.machine.responsible() {
 			return err == nil, err
 		}
@@ -90,7 +90,6 @@ func (k *Keeper) try() (responsible bool, err error) {
 			break
 		}
 	}
-	k.machine.settle(kernelMemory())
 	return false, nil
 }
 

@@ -12,6 +12,9 @@ func TestTry_FindsWhoTakesTheKernelsMemory(t *testing.T) {
 	if r := inJail(t, "trials", "events"); !r.Responsible {
 		t.Error("code that has the kernel keep events is not found")
 	}
+	if r := inJail(t, "trials", "inodes"); r.Responsible {
+		t.Error("kernel memory that is counted is held against the code a second time")
+	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- takeEvents(ctx, t.TempDir()) }()

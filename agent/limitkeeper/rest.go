@@ -77,7 +77,7 @@ func (s *scanner) unchanged() bool {
 		}
 	}
 	for i, folder := range s.folders {
-		if used, _, err := filesIn(folder); err != nil || used != s.sizes[i] {
+		if used, _, _, err := filesIn(folder); err != nil || used != s.sizes[i] {
 			return false
 		}
 	}

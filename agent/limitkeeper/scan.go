@@ -46,6 +46,7 @@ type scanner struct {
 	self    int
 	buf     []byte
 	open    int64     // bytes for each open file of a process with many
+	kernel  int64     // bytes of kernel memory that the last scan counted
 	found   []process // in the last scan
 	before  []process // in the scan before it
 	ignored map[int]time.Time
@@ -66,7 +67,7 @@ func newScanner(folders []string) (*scanner, error) {
 			proc.Close()
 			return nil, &os.PathError{Op: "stat", Path: folder, Err: err}
 		}
-		if _, inMemory, err := filesIn(folder); err != nil || !inMemory || seen[stat.Dev] {
+		if _, _, inMemory, err := filesIn(folder); err != nil || !inMemory || seen[stat.Dev] {
 			continue
 		}
 		seen[stat.Dev] = true
@@ -93,6 +94,7 @@ func (s *scanner) ignore(until time.Time) {
 // shares it. It stops when there are more than maxTasks tasks, unless that is 0.
 func (s *scanner) scan(maxTasks int) (Usage, error) {
 	usage := Usage{}
+	s.kernel = 0
 	var err error
 	if usage.Files, err = s.files(); err != nil {
 		return usage, err
@@ -121,6 +123,7 @@ func (s *scanner) scan(maxTasks int) (Usage, error) {
 			}
 			s.found = append(s.found, p)
 			usage.Processes += p.memory + p.kernel
+			s.kernel += p.kernel
 			if pid != s.self {
 				usage.Tasks += tasks
 			}
@@ -144,11 +147,12 @@ func (s *scanner) files() (int64, error) {
 		return 0, err
 	}
 	for i, folder := range s.folders {
-		used, _, err := filesIn(folder)
+		used, inodes, _, err := filesIn(folder)
 		if err != nil {
 			return 0, err
 		}
 		s.sizes[i] = used
+		s.kernel += inodes
 		total += used
 	}
 	return total, nil
@@ -158,21 +162,22 @@ func (s *scanner) files() (int64, error) {
 // and 200 for the name.
 const fileCost = 1 << 10
 
-// filesIn returns the bytes that a folder's file system uses, including inodes and names,
-// and whether it is in memory. An overlay reports its upper layer, which is in memory if
+// filesIn returns the bytes that a folder's file system uses, how many of them are for
+// inodes and names, and whether it is in memory. An overlay reports its upper layer, which is in memory if
 // the sandbox can write to it.
-func filesIn(folder string) (used int64, inMemory bool, err error) {
+func filesIn(folder string) (used, inodes int64, inMemory bool, err error) {
 	path, err := unix.BytePtrFromString(folder)
 	if err != nil {
-		return 0, false, err
+		return 0, 0, false, err
 	}
 	// Not unix.Statfs: see processTime.
 	var fs unix.Statfs_t
 	if _, _, errno := unix.RawSyscall(unix.SYS_STATFS, uintptr(unsafe.Pointer(path)), uintptr(unsafe.Pointer(&fs)), 0); errno != 0 {
-		return 0, false, &os.PathError{Op: "statfs", Path: folder, Err: errno}
+		return 0, 0, false, &os.PathError{Op: "statfs", Path: folder, Err: errno}
 	}
 	inMemory = fs.Type == unix.TMPFS_MAGIC || fs.Type == unix.OVERLAYFS_SUPER_MAGIC
-	return int64(fs.Blocks-fs.Bfree)*int64(fs.Bsize) + int64(fs.Files-fs.Ffree)*fileCost, inMemory, nil
+	inodes = int64(fs.Files-fs.Ffree) * fileCost
+	return int64(fs.Blocks-fs.Bfree)*int64(fs.Bsize) + inodes, inodes, inMemory, nil
 }
 
 // segments returns the bytes of System V's shared memory, attached or not.
