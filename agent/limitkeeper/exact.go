@@ -134,9 +134,8 @@ func (s *scanner) growth(first map[int]int64) (total int64) {
 	return total
 }
 
-// stop stops every other process of the namespace until resume is called. It does
-// nothing unless this process is the namespace's first: elsewhere they may not be the
-// sandbox's.
+// stop stops every other process of the namespace until resume is called, if this process
+// is the first of the namespace. Elsewhere they may not be the sandbox's.
 func (s *scanner) stop() (resume func()) {
 	if s.self != 1 || unix.Kill(-1, unix.SIGSTOP) != nil {
 		return func() {}

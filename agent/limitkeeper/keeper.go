@@ -59,7 +59,7 @@ const (
 	forkRate = 5_000
 
 	// Pauses between two scans: next to a limit; far from every limit while code
-	// runs; and while nothing runs.
+	// runs; and while no code runs.
 	nearPause = 4 * time.Millisecond
 	farPause  = 100 * time.Millisecond
 	idlePause = 500 * time.Millisecond
@@ -68,7 +68,7 @@ const (
 	// tenth of the first call in an emulated machine.
 	groupPause = time.Second
 	// freshPause is the pause after the interpreter has loaded and before any code
-	// has run: nothing but the agent itself can use more.
+	// has run: only the agent itself can use more.
 	freshPause = time.Minute
 
 	// exactTime bounds the processor time of a scan that counts shared memory
@@ -88,7 +88,7 @@ type Keeper struct {
 	scanner *scanner
 	kernel  *kernelScanner
 	machine machineWatch
-	group   *Group // nil if there is none
+	group   *Group // or nil
 	busy    chan bool
 	still   int         // scans in a row that found no process that had run
 	resting atomic.Bool // another scan would have the result of the last; for tests
@@ -321,8 +321,8 @@ func (k *Keeper) pause(now, last Usage, pause time.Duration, busy bool) time.Dur
 	return k.limits.pause(now, last, pause, busy)
 }
 
-// pause returns a time in which no limit can be crossed by much. If nothing runs and
-// nothing grows, it is twice the last pause, up to idlePause.
+// pause returns a time in which no limit can be crossed by much. In a sandbox that neither
+// runs nor grows it is twice the last pause, up to idlePause.
 func (l Limits) pause(now, last Usage, pause time.Duration, busy bool) time.Duration {
 	longest := farPause
 	if !busy && now.Memory() <= last.Memory() && now.Tasks <= last.Tasks {
@@ -338,7 +338,7 @@ func (l Limits) pause(now, last Usage, pause time.Duration, busy bool) time.Dura
 		next = min(next, timeTo(int64(l.Tasks-now.Tasks), forkRate))
 	}
 	if !busy && longest == idlePause {
-		// Nothing changes at rest, however near a limit is.
+		// A sandbox at rest does not change, however near a limit is.
 		next = max(next, idlePause/10)
 	}
 	return max(next, nearPause)

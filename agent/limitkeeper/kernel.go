@@ -25,7 +25,7 @@ import (
 
 const (
 	// Slow scans are a second apart and begin a second after code begins to run, so
-	// that short calls pay nothing. Many sockets can take in a gigabyte a second, and
+	// that short calls do not pay for them. Many sockets can take in a gigabyte a second, and
 	// are scanned more often, as is everything if the kernel's memory grows by
 	// eagerGrowth bytes.
 	slowScan    = time.Second
@@ -136,8 +136,8 @@ func (k *kernelScanner) isComplete(found []process, self int) bool {
 	return !k.running && !k.many && !k.last.left && k.rounds >= enoughRounds && sameTimes(k.scanned, found, self)
 }
 
-// begun notes that code has begun to run. There is nothing to scan in a sandbox that
-// waits for its first call.
+// begun notes that code has begun to run. A sandbox that waits for its first call needs no
+// scan.
 func (k *kernelScanner) begun() {
 	if k.ended.IsZero() {
 		k.ended = time.Now()

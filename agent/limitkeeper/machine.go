@@ -31,9 +31,9 @@ const (
 	enoughGuilt = 12
 )
 
-// machineWatch finds a sandbox that has the kernel take memory of a kind that nothing
-// else counts. The rounds of all trials count together, because growth may come in
-// bursts that most rounds miss.
+// machineWatch finds a sandbox that takes kernel memory of a kind that is not counted. The
+// rounds of all trials count together, because growth may come in bursts that most rounds
+// miss.
 type machineWatch struct {
 	allowed int64 // growth before a trial, in bytes
 	base    int64 // the memory that is not counted, from which it grows

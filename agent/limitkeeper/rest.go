@@ -105,7 +105,7 @@ type alarm struct {
 	clock *os.File       // a timerfd
 	fd    int            // its number
 	rings chan os.Signal // receives SIGCHLD
-	timer int32          // on the processor time of a process; -1 if there is none
+	timer int32          // on the processor time of a process, or -1
 	set   bool
 	since time.Time // when it was set first
 }

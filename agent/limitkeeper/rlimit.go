@@ -25,7 +25,7 @@ const (
 	maxQueueBytes = 192 << 10
 
 	// maxLocked is the kernel's default of the memory that a process may lock, in
-	// bytes. The server may have been started with another limit, or none.
+	// bytes. The server may have been started with another limit.
 	maxLocked = 8 << 20
 
 	// minData is enough for the stacks of threads and for interpreters that reserve

@@ -299,7 +299,7 @@ func (s *scanner) status(pid int) (text []byte, task int) {
 	return text, pid
 }
 
-// threads returns the first threads of a process, or none if it has ended.
+// threads returns the first threads of a process that has not ended.
 func threads(pid string) []string {
 	dir, err := os.Open("/proc/" + pid + "/task")
 	if err != nil {

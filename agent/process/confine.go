@@ -15,8 +15,8 @@ import (
 // process has begun its program, and code, which has the same user, can stop it before.
 //
 // Package syscall uses fork if CLONE_NEWUSER is among the flags. No kernel knows the other
-// bit, so that the mask stands for nothing else, and the filter below makes the call
-// succeed without an effect.
+// bit, so that the mask has no other meaning, and the filter below makes the call succeed
+// without an effect.
 const forceFork = unix.CLONE_NEWUSER | 1
 
 // Of the kernel's linux/ioprio.h and linux/kcmp.h.

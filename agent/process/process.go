@@ -27,7 +27,7 @@ type Table struct {
 	live    map[int]*Process
 	signals chan os.Signal
 	spawns  chan func() // run by the thread that starts processes
-	err     error       // why that thread starts none
+	err     error       // why that thread cannot start processes
 	joins   func(pid int) error
 }
 
