@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/callfiles"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/sessionfiles"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/store"
@@ -16,6 +17,13 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
+)
+
+// maxCalls and maxCallBytes bound the calls without a session whose files are kept, and these
+// files together, on disk.
+const (
+	maxCalls     = 256
+	maxCallBytes = 256 << 20
 )
 
 // Add adds the parts that the settings of a server switch on. The first one is the outermost.
@@ -37,6 +45,11 @@ func Add(options *service.Options, server *service.Server) error {
 		options.Parts, options.KeepsFiles = append(options.Parts, sessionfiles.NewPart(store, server.Log)), true
 	}
 	options.Parts = append(options.Parts, ondemand.Grow{})
+	packages := ondemand.Options{Folder: server.Settings.Folders.Packages, Ask: server.Build, Log: server.Log}
+	options.OnDemand = ondemand.NewServer(packages, options.Sessions.Idle)
+	options.CallFiles = callfiles.New(callfiles.Limits{
+		Idle: options.Sessions.Idle, Lifetime: options.Sessions.Lifetime, Calls: maxCalls, Bytes: maxCallBytes,
+	}, os.TempDir(), server.Log)
 	return nil
 }
 

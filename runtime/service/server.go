@@ -139,8 +139,6 @@ func (s *Server) Start() (Options, error) {
 		Starter:      framed.New(s.Log, start),
 		Sessions:     session.Limits{Idle: s.Settings.SessionIdle, Lifetime: s.Settings.SessionLifetime, Max: s.Settings.SessionMax},
 		SharedFiles:  s.Base.Session.SharedFiles,
-		Packages:     s.Settings.Folders.Packages,
-		Build:        s.builder.derive,
 		Host:         s.Settings.HostFolders(),
 		InboxMount:   s.Base.InboxMount,
 		Variables:    config.Inherited(s.Base),
@@ -149,6 +147,9 @@ func (s *Server) Start() (Options, error) {
 		Log:          s.Log,
 	}, nil
 }
+
+// Build asks for the environment with packages that has this key, and does not wait.
+func (s *Server) Build(key string) error { return s.builder.derive(key) }
 
 // rebuild asks the builder of the wrapper to build again.
 func (s *Server) rebuild() {

@@ -1,18 +1,15 @@
-// Package service puts a server together: what it does before it serves ([Server]), and the
-// layers that a call passes ([Assembly]). Both are the same for one client on standard streams
-// ([Stdio]) and for the clients of the gateway.
+// Package service puts a server together: its preparations ([Server]), and the layers that a call
+// passes ([Assembly]). Both are the same for one client on standard streams ([Stdio]) and for the
+// clients of the gateway.
 package service
 
 import (
 	"context"
 	"io"
 	"log/slog"
-	"os"
 	"sync"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/callfiles"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages/ondemand"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcpstdio"
@@ -28,15 +25,11 @@ const (
 	// maxOneShot bounds the sandboxes of calls without a session that live at
 	// once; further calls wait.
 	maxOneShot = 32
-	// maxKept and maxKeptBytes bound the calls without a session whose files are
-	// kept, and these files together, on disk.
-	maxKept      = 256
-	maxKeptBytes = 256 << 20
 	// endTimeout bounds the end of all sandboxes after a signal; the promise is
 	// 3 s.
 	endTimeout = 2500 * time.Millisecond
-	// LastAnswersTimeout bounds the wait for answers to calls that the end cut
-	// short: a client may not read them.
+	// LastAnswersTimeout bounds the wait for the answers to interrupted calls: a client may not
+	// read them.
 	LastAnswersTimeout = 500 * time.Millisecond
 )
 
@@ -44,12 +37,11 @@ const (
 type Starter interface {
 	sandbox.Starter
 	sandbox.Workspaces
-	// Close ends every sandbox. It waits until nothing of them is left, at
-	// most for within.
+	// Close ends every sandbox, and waits for their end, at most for within.
 	Close(within time.Duration)
 }
 
-// Accounts charges principals for what they have the server hold; package account does it.
+// Accounts charges principals for the memory and the turns that they take; package account does it.
 type Accounts interface {
 	rpc.Admission
 	tool.Gate // of files that are read
@@ -62,45 +54,61 @@ type Accounts interface {
 	Sessions(principal string) int
 }
 
-// Options are what a server is made of.
+// OnDemand has environments built to which calls added packages; package ondemand does it.
+type OnDemand interface {
+	// Executor returns an executor that holds calls until their environments are built. Turn
+	// waits until an environment may be built for a principal; nil is at once.
+	Executor(next call.Executor, turn func(ctx context.Context, principal string) (done func(), err error)) call.Executor
+	// Environments returns the environments with packages that calls use, and Subscribe has
+	// changed called after each change of these until stop is called.
+	Environments() []registry.Environment
+	Subscribe(changed func()) (stop func())
+}
+
+// CallFiles keeps files of one-shot calls; package callfiles does it.
+type CallFiles interface {
+	session.Keeper
+	tool.Kept
+	Close()
+}
+
+// Options are the parts and settings of a server.
 type Options struct {
 	Environments *registry.Registry
 	Starter      Starter // is closed at the end
 	Sessions     session.Limits
-	// Accounts charges principals for what they have the server hold. If it is nil, there is
-	// one principal, and calls begin when they come.
+	// Accounts is nil if there is one principal. Its calls begin at once.
 	Accounts Accounts
 	// SharedFiles lets a session have several environments.
 	SharedFiles bool
-	// Parts add to sessions. Changes reads the patches that one of them writes; it is nil if
-	// none does. KeepsFiles and Suspends say whether there is a part that keeps files, and
-	// one that suspends sessions.
+	// Parts add to sessions. Changes reads the patches of one of them; nil if there is no such
+	// part. KeepsFiles and Suspends say whether there is a part that keeps files or suspends
+	// sessions.
 	Parts                []session.Part
 	Changes              tool.Changes
 	KeepsFiles, Suspends bool
-	// Packages is the folder of environments to which calls added packages, and Build
-	// asks for the one of a key; see package ondemand.
-	Packages string
-	Build    func(key string) error
-	// Host is what every sandbox shows, InboxMount where it shows the inbox, and
-	// Variables are in each.
+	// OnDemand builds environments with packages, and CallFiles keeps files of calls without a
+	// session. Each may be nil.
+	OnDemand  OnDemand
+	CallFiles CallFiles
+	// Host has the folders that every sandbox shows, the inbox at InboxMount. Variables are
+	// set in each.
 	Host       sandbox.HostFolders
 	InboxMount string
 	Variables  map[string]string
 	Version    string
-	// AfterFirst is called when the one client has its first answer, or the server
-	// takes connections; it may be nil.
+	// AfterFirst is called after the first answer to one client, or when the server takes
+	// connections. It may be nil.
 	AfterFirst func()
-	// Observers are told of every call, also of those that are refused.
+	// Observers are told of every call, also if it is refused.
 	Observers []call.Observer
-	// ShowSessions is told how to list the sessions that live; it may be nil.
+	// ShowSessions gets a function that lists the sessions. It may be nil.
 	ShowSessions func(list func() []session.Live)
 	Log          *slog.Logger
 }
 
-// Stdio serves one client until in ends and all that came is answered, or
-// until ctx ends. When it returns, no sandbox is left. The error is one of in
-// or out.
+// Stdio serves one client until in ends and all its messages are answered, or until ctx ends.
+// When it returns, all sandboxes have ended. The error is one of in or out.
 func Stdio(ctx context.Context, in io.Reader, out io.Writer, o Options) error {
 	a := o.Assemble()
 	defer a.Stop()
@@ -130,14 +138,14 @@ type Assembly struct {
 	// Begin starts sandboxes that wait for calls. The transport calls it after its first
 	// answer, or when it takes connections.
 	Begin func()
-	// Stop ends what goes on beside the calls. It follows End.
+	// Stop ends the work beside the calls. It is called after End.
 	Stop func()
 
 	starter Starter
 	warm    *pool.Pool
 }
 
-// Assemble puts the layers together, from what starts sandboxes to what answers messages.
+// Assemble puts the layers together, from the starter of sandboxes to the handler of messages.
 func (o *Options) Assemble() *Assembly {
 	spec := func(c call.Call) sandbox.Spec {
 		spec := o.Spec(c.Env)
@@ -145,7 +153,6 @@ func (o *Options) Assemble() *Assembly {
 		return spec
 	}
 	warm := pool.New(o.Starter, o.Log)
-	left := callfiles.New(callfiles.Limits{Idle: o.Sessions.Idle, Lifetime: o.Sessions.Lifetime, Calls: maxKept, Bytes: maxKeptBytes}, os.TempDir(), o.Log)
 	starter, limits := sandbox.Starter(warm), o.Sessions
 	oneShotStarter := sandbox.Limit(starter, maxOneShot)
 	if o.Accounts != nil {
@@ -153,7 +160,7 @@ func (o *Options) Assemble() *Assembly {
 		oneShotStarter = starter // the calls that run are bounded
 		limits.MaxEach = o.Accounts.Sessions
 	}
-	oneShot := session.OneShot(oneShotStarter, spec, left)
+	oneShot := session.OneShot(oneShotStarter, spec, o.CallFiles)
 	managed := session.Options{Starter: starter, Spec: spec, OneShot: oneShot, Limits: limits, Parts: o.Parts, Log: o.Log}
 	if o.SharedFiles {
 		managed.Workspaces = o.Starter
@@ -162,14 +169,15 @@ func (o *Options) Assemble() *Assembly {
 	if o.ShowSessions != nil {
 		o.ShowSessions(sessions.List)
 	}
-	executor, inUse := call.Executor(sessions), newInUse(o.Sessions.Idle)
-	build := ondemand.Options{Folder: o.Packages, Ask: o.Build, Used: inUse.use, Log: o.Log}
-	admission, reads := rpc.Admission(rpc.DefaultBounds()), tool.Gate(nil)
+	executor, admission, reads := call.Executor(sessions), rpc.Admission(rpc.DefaultBounds()), tool.Gate(nil)
+	var turn func(ctx context.Context, principal string) (done func(), err error)
 	if o.Accounts != nil {
-		executor, build.Turn = o.Accounts.Executor(executor), o.Accounts.Build
+		executor, turn = o.Accounts.Executor(executor), o.Accounts.Build
 		admission, reads = o.Accounts, o.Accounts
 	}
-	executor = ondemand.New(executor, build)
+	if o.OnDemand != nil {
+		executor = o.OnDemand.Executor(executor, turn)
+	}
 	calls := call.Observe(call.Log(executor, o.Log), o.Observers...)
 	offered := tool.Options{
 		Environments: o.Environments,
@@ -179,14 +187,14 @@ func (o *Options) Assemble() *Assembly {
 		SharedFiles:  o.SharedFiles,
 		KeptFiles:    o.KeepsFiles,
 		Branches:     o.Suspends,
-		Kept:         left,
+		Kept:         o.CallFiles,
 		Observers:    o.Observers,
 		Changes:      o.Changes,
 		Reads:        reads,
 		Log:          o.Log,
 	}
 	handler, stopHandler := rpc.New(tool.New(offered), o.Version, admission, o.Log)
-	stopWarm := o.keepWarm(warm, inUse)
+	stopWarm := o.keepWarm(warm)
 	return &Assembly{
 		Handler: handler, Sessions: sessions, starter: o.Starter, warm: warm,
 		Begin: func() {
@@ -198,7 +206,9 @@ func (o *Options) Assemble() *Assembly {
 		Stop: func() {
 			stopWarm()
 			stopHandler()
-			left.Close()
+			if o.CallFiles != nil {
+				o.CallFiles.Close()
+			}
 		},
 	}
 }
@@ -212,7 +222,7 @@ func (a *Assembly) End() {
 	a.starter.Close(time.Until(deadline))
 }
 
-// project is what the model is told of the host's folders.
+// project returns the host's folders, for the tool's description.
 func (o *Options) project() tool.Project {
 	project := tool.Project{Mount: o.Host.Project.Mount, Overlaid: o.Host.Project.Mode == config.Overlay}
 	if o.Host.Inbox != "" {
@@ -221,7 +231,7 @@ func (o *Options) project() tool.Project {
 	return project
 }
 
-// Spec is the sandbox of an environment.
+// Spec returns the specification of an environment's sandboxes.
 func (o *Options) Spec(env registry.Environment) sandbox.Spec {
 	return sandbox.Spec{
 		Name:        env.Name,
@@ -238,12 +248,11 @@ func (o *Options) Spec(env registry.Environment) sandbox.Spec {
 	}
 }
 
-// keepWarm has the pool keep what the environments ask for, and follow them
-// until the returned function is called.
-func (o *Options) keepWarm(warm *pool.Pool, used *inUse) (stop func()) {
-	// What a layer shows of files that change beneath it is undefined
-	// (Documentation/filesystems/overlayfs.rst of the kernel): no sandbox waits
-	// on top of a project.
+// keepWarm has the pool keep sandboxes of all environments that ask for that, also if these
+// change, until the returned function is called.
+func (o *Options) keepWarm(warm *pool.Pool) (stop func()) {
+	// If the files beneath a layer change, its own are undefined
+	// (Documentation/filesystems/overlayfs.rst of the kernel). So no sandbox waits above a project.
 	if o.Host.Project.Mode == config.Overlay {
 		return func() {}
 	}
@@ -251,21 +260,25 @@ func (o *Options) keepWarm(warm *pool.Pool, used *inUse) (stop func()) {
 	keep := func() {
 		one.Lock()
 		defer one.Unlock()
-		environments := o.Environments.Now()
-		var kinds []pool.Kind
-		for _, env := range environments.Ready() {
+		kinds := []pool.Kind{}
+		for _, env := range o.Environments.Now().Ready() {
 			kinds = append(kinds, pool.Kind{Spec: o.Spec(env), Count: env.Prewarm})
 		}
-		for _, env := range used.environments() {
-			kinds = append(kinds, pool.Kind{Spec: o.Spec(env), Count: env.Prewarm})
+		if o.OnDemand != nil {
+			for _, env := range o.OnDemand.Environments() {
+				kinds = append(kinds, pool.Kind{Spec: o.Spec(env), Count: env.Prewarm})
+			}
 		}
 		warm.Keep(kinds)
 	}
 	keep()
-	stopUsed := used.subscribe(keep)
-	stopChanges := o.Environments.Subscribe(func(_, _ *registry.Snapshot) { keep() })
+	stops := []func(){o.Environments.Subscribe(func(_, _ *registry.Snapshot) { keep() })}
+	if o.OnDemand != nil {
+		stops = append(stops, o.OnDemand.Subscribe(keep))
+	}
 	return func() {
-		stopUsed()
-		stopChanges()
+		for _, stop := range stops {
+			stop()
+		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/callfiles"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
@@ -78,10 +79,11 @@ func serveMachine(rate string) error {
 			StartTime: 5 * time.Millisecond, Memory: 1 << 20,
 			FailureRate: failureRate, Rand: rand.New(rand.NewPCG(seed, 0)),
 		},
-		Sessions: session.Limits{Idle: settings.SessionIdle, Lifetime: settings.SessionLifetime, Max: settings.SessionMax},
-		Host:     sandbox.HostFolders{Project: sandbox.Project{Dir: settings.ProjectDir, Mount: settings.ProjectMount, Mode: settings.ProjectMode}},
-		Version:  "0",
-		Log:      log,
+		Sessions:  session.Limits{Idle: settings.SessionIdle, Lifetime: settings.SessionLifetime, Max: settings.SessionMax},
+		Host:      sandbox.HostFolders{Project: sandbox.Project{Dir: settings.ProjectDir, Mount: settings.ProjectMount, Mode: settings.ProjectMode}},
+		Version:   "0",
+		Log:       log,
+		CallFiles: callfiles.New(callfiles.Limits{Idle: time.Hour, Lifetime: time.Hour, Calls: 256, Bytes: 256 << 20}, os.TempDir(), log),
 	})
 }
 
