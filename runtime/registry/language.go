@@ -9,10 +9,6 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// Command is the interpreter type of environments with a language that only their operator knows.
-// They have no sessions.
-const Command = "command"
-
 // Language describes an interpreter with a name to the runtime. Nix writes it from the
 // interpreter's folder (nix/interpreters) into the metadata of each environment that runs it, as
 // the object "language", and into the server's, among "interpreters", for artifacts without it.

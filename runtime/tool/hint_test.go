@@ -31,7 +31,7 @@ func coded(env registry.Environment, code, stderr string) answer {
 func TestHint(t *testing.T) {
 	set := described()
 	set.Environments["data"] = speaking("data", "python", "Python with NumPy, pandas, SciPy.")
-	set.Environments["lua"] = registry.Environment{Name: "lua", InterpreterType: registry.Command, Timeout: 90 * time.Second}
+	set.Environments["lua"] = registry.Environment{Name: "lua", InterpreterType: "command", Timeout: 90 * time.Second}
 	python, lua := speaking("python", "python", "Python 3"), set.Environments["lua"]
 	set.Environments["python"] = python
 	plain := listing{Snapshot: registry.New(set).Now()}

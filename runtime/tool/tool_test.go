@@ -142,7 +142,7 @@ func TestLongDescription(t *testing.T) {
 	environments := registry.New(set)
 	tool := describing(environments, Project{})
 	three := cost(t, tool)
-	set.Environments["lua"] = registry.Environment{Name: "lua", InterpreterType: registry.Command, Description: strings.Repeat("what it is for ", 20)}
+	set.Environments["lua"] = registry.Environment{Name: "lua", InterpreterType: "command", Description: strings.Repeat("what it is for ", 20)}
 	environments.Publish(set)
 	if line := describeBytes + 4*len("lua") + 20; cost(t, tool)-three > line {
 		t.Errorf("one further environment takes %d bytes, a line is %d", cost(t, tool)-three, line)
@@ -151,7 +151,7 @@ func TestLongDescription(t *testing.T) {
 
 // What the model reads follows the configuration.
 func TestDescription(t *testing.T) {
-	stateless := &registry.Set{Environments: map[string]registry.Environment{"lua": {Name: "lua", InterpreterType: registry.Command, Description: "Lua\n 5.4"}}}
+	stateless := &registry.Set{Environments: map[string]registry.Environment{"lua": {Name: "lua", InterpreterType: "command", Description: "Lua\n 5.4"}}}
 	for name, test := range map[string]struct {
 		tool       *Tool
 		with, none []string
@@ -242,10 +242,10 @@ func TestListChanges(t *testing.T) {
 		}, 0, false},
 		{"a build begins", func() { set.Builds = []registry.Build{{Name: "perl", Since: time.Now()}} }, 0, false},
 		{"it is ready", func() {
-			set.Environments["perl"] = registry.Environment{Name: "perl", InterpreterType: registry.Command}
+			set.Environments["perl"] = registry.Environment{Name: "perl", InterpreterType: "command"}
 		}, 1, true},
 		{"it is described", func() {
-			set.Environments["perl"] = registry.Environment{Name: "perl", InterpreterType: registry.Command, Description: "Perl 5"}
+			set.Environments["perl"] = registry.Environment{Name: "perl", InterpreterType: "command", Description: "Perl 5"}
 		}, 1, true},
 		{"it goes", func() { delete(set.Environments, "perl") }, 1, false},
 	} {
@@ -276,7 +276,7 @@ func TestListChanges(t *testing.T) {
 // Every wrong call is answered with a sentence that says what to do.
 func TestArguments(t *testing.T) {
 	set := described()
-	set.Environments["lua"] = registry.Environment{Name: "lua", InterpreterType: registry.Command}
+	set.Environments["lua"] = registry.Environment{Name: "lua", InterpreterType: "command"}
 	set.Broken = []registry.Broken{{Name: "ruby", Err: fmt.Errorf("/etc/secret-place: backend is missing")}}
 	set.Builds = []registry.Build{
 		{Name: "slow", Since: time.Now().Add(-90 * time.Second)},
