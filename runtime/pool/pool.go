@@ -1,12 +1,10 @@
-// Package pool keeps sandboxes started before anybody asks for them, with
-// their interpreters loaded, so that a call need not wait for a start. A
-// [Pool] is a [sandbox.Starter] in front of another one.
+// Package pool starts sandboxes before a call needs them, with their interpreters loaded, so that a
+// call need not wait for a start. A [Pool] is a [sandbox.Starter] in front of another one.
 //
-// It promises that a sandbox is handed out once, and only while it lives and
-// is what a start at that moment would give; that filling leaves half of the
-// processors to what runs, gives a call that has just begun a head start, and
-// uses no more than a stated memory; and that a burst of calls makes it keep
-// more, until the burst is over. What it does not have, it starts.
+// It promises that a sandbox is handed out once, and only if it lives and equals the result of a
+// start at that moment; that filling leaves half of the processors to running calls, gives a call
+// that has just begun a head start, and stays within a stated memory; and that a burst of calls
+// makes it keep more sandboxes until the burst is over. If no sandbox is ready, it starts one.
 package pool
 
 import (
@@ -28,26 +26,25 @@ const (
 	// a sandbox before it starts the next one: the shortest calls have ended
 	// by then.
 	fillDelay = 5 * time.Millisecond
-	// fillShare is the part of the time of a start that the delay is where that is
-	// more, at most maxFillDelay: the calls of what takes long to start last longer,
-	// and its start takes more from them. An emulated machine starts for half a second.
+	// fillShare is the part of a start's time that the delay is, if that is more, up to
+	// maxFillDelay: environments with long starts have longer calls, and their starts slow calls
+	// down more. An emulated machine starts for half a second.
 	fillShare    = 16
 	maxFillDelay = 50 * time.Millisecond
-	// burstEnd is how long no call may have found a shelf empty before what a
-	// burst added to it is given back.
+	// burstEnd is how long no call may have found a shelf empty before the sandboxes that a burst
+	// added are ended.
 	burstEnd = 10 * time.Second
-	// maxBurst is how many sandboxes of a kind a burst makes ready at most;
-	// what the operator asks for may be more.
+	// maxBurst bounds the ready sandboxes of a kind in a burst, unless the operator asks for more.
 	maxBurst = 16
 	// firstRetry is the pause after a sandbox that did not start or stay; it
 	// doubles with each further one. After maxFailures only a call tries
 	// again.
 	firstRetry  = 250 * time.Millisecond
 	maxFailures = 6
-	// unmeasuredSize is what a sandbox is taken to use that was not measured
-	// yet, in bytes: more than the largest interpreter does.
+	// unmeasuredSize is the assumed memory of a sandbox before it was measured, in bytes: more than
+	// the largest interpreter uses.
 	unmeasuredSize = 64 << 20
-	// overhead is for bubblewrap's two processes and what the kernel keeps for a
+	// overhead is the memory of bubblewrap's two processes and of the kernel's structures for a
 	// sandbox, in bytes.
 	overhead = 2 << 20
 	// maxBudget bounds the memory of the whole pool, in bytes; on a small
@@ -61,7 +58,7 @@ var errNotPooled = errors.New("sandboxes of this kind cannot wait for a call")
 // errEarly reports a sandbox that did something before it was asked to.
 var errEarly = errors.New("it ended, or wrote, before a call came")
 
-// Kind is a kind of sandbox of which Count are kept ready.
+// Kind is a kind of sandbox. Count of them are kept ready.
 type Kind struct {
 	Spec  sandbox.Spec // its name is the kind's
 	Count int
@@ -89,14 +86,13 @@ type Pool struct {
 
 var _ sandbox.Starter = (*Pool)(nil)
 
-// shelf has what is ready of one kind.
+// shelf has the ready sandboxes of one kind.
 type shelf struct {
 	kind Kind
 	// want is how many shall be ready: the kind's count, or more in a burst.
 	want  int
 	ready []*entry
-	// starting counts those on their way in the background; each of the calls
-	// in waiting gets one of them.
+	// starting counts the starts in the background; each of the calls in waiting gets one of them.
 	starting int
 	waiting  []chan *entry
 	size     int64         // bytes that one takes
@@ -115,8 +111,7 @@ type entry struct {
 	size  int64
 }
 
-// fileIDs tell the files behind two starts apart: one of them may have been
-// replaced in between.
+// fileIDs tell the files of two starts apart: one of them may have been replaced in between.
 type fileIDs struct{ exec, project, inbox fileID }
 
 type fileID struct {
@@ -124,8 +119,8 @@ type fileID struct {
 	changed       unix.Timespec
 }
 
-// New returns a pool in front of next that starts nothing by itself until
-// [Pool.Fill]. Its owner calls [Pool.Close].
+// New returns a pool in front of next. It starts no sandbox by itself until [Pool.Fill]. Its owner
+// calls [Pool.Close].
 func New(next sandbox.Starter, log *slog.Logger) *Pool {
 	p := &Pool{
 		next:     next,
@@ -147,8 +142,8 @@ func defaultBudget() int64 {
 	return min(maxBudget, int64(info.Totalram)*int64(info.Unit)/8)
 }
 
-// Keep says what is to be kept ready from now on. What is ready of other
-// kinds, or of what a kind was before, is ended.
+// Keep sets the kinds that are kept ready from now on. It ends ready sandboxes of other kinds, and
+// of changed ones.
 func (p *Pool) Keep(kinds []Kind) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -170,8 +165,8 @@ func (p *Pool) Keep(kinds []Kind) {
 	p.fill()
 }
 
-// drop ends what is ready on a shelf, and its timers. Starts that are under
-// way find out when they are done.
+// drop ends the ready sandboxes of a shelf, and its timers. Running starts notice when they are
+// done.
 func (p *Pool) drop(s *shelf) {
 	s.want = 0
 	p.trim(s)
@@ -182,7 +177,7 @@ func (p *Pool) drop(s *shelf) {
 	}
 }
 
-// trim ends what is ready beyond what is wanted, the oldest first.
+// trim ends ready sandboxes beyond the wanted number, the oldest first.
 func (p *Pool) trim(s *shelf) {
 	for len(s.ready) > s.want {
 		p.discard(s, s.ready[0])
@@ -218,8 +213,8 @@ func (p *Pool) Fill() {
 	p.fill()
 }
 
-// Close ends what is ready and starts nothing more by itself. It waits until
-// starts that are under way have ended, at most for within.
+// Close ends the ready sandboxes and starts no more. It waits until running starts have ended, at
+// most for within.
 func (p *Pool) Close(within time.Duration) {
 	p.mu.Lock()
 	p.cancel()
@@ -234,8 +229,8 @@ func (p *Pool) Close(within time.Duration) {
 	sandbox.WaitWithin(&p.running, within)
 }
 
-// Start returns a sandbox in which no code has run: one that is ready, one
-// that is on its way, or a new one.
+// Start returns a sandbox in which no code has run: a ready one, one that is being started, or a
+// new one.
 func (p *Pool) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	if e := p.take(ctx, spec); e != nil {
 		err := e.Give(spec.Principal)
@@ -299,7 +294,7 @@ func (p *Pool) take(ctx context.Context, spec sandbox.Spec) *entry {
 	}
 }
 
-// widen makes a shelf of which a call found none ready want more for a while.
+// widen makes a shelf want more for a while, because a call found it empty.
 func (p *Pool) widen(s *shelf) {
 	s.want = max(s.want, min(2*s.want, maxBurst))
 	if s.burst != nil {
@@ -339,7 +334,7 @@ func (p *Pool) fillSoon(s *shelf) {
 	})
 }
 
-// fill starts what is missing, as far as the bounds allow.
+// fill starts missing sandboxes as far as the bounds allow.
 func (p *Pool) fill() {
 	if !p.filling || p.ctx.Err() != nil {
 		return
@@ -357,8 +352,8 @@ func (p *Pool) fill() {
 	}
 }
 
-// neediest returns the shelf that has the smallest part of what it wants, of
-// those that may have one more; nil where there is none.
+// neediest returns the shelf with the smallest part of its wanted sandboxes, among those that may
+// have one more, or nil.
 func (p *Pool) neediest() *shelf {
 	var found *shelf
 	share := func(s *shelf) float64 { return float64(len(s.ready)+s.starting) / float64(s.want) }
@@ -366,7 +361,7 @@ func (p *Pool) neediest() *shelf {
 		if s.paused || len(s.ready)+s.starting >= s.want || p.used+s.size > p.budget {
 			continue
 		}
-		// What one of them takes is known when the first has come.
+		// The memory of a sandbox is known when the first one is ready.
 		if s.size == unmeasuredSize && s.starting > 0 {
 			continue
 		}
@@ -377,7 +372,7 @@ func (p *Pool) neediest() *shelf {
 	return found
 }
 
-// start starts one sandbox for a shelf; reserved is what p.used has for it.
+// start starts one sandbox for a shelf; reserved is its part of p.used.
 func (p *Pool) start(s *shelf, reserved int64) {
 	e := &entry{files: filesOf(s.kind.Spec)}
 	spec := s.kind.Spec
@@ -467,12 +462,12 @@ func (p *Pool) failed(s *shelf, err error) {
 	})
 }
 
-// filesOf identifies what a sandbox started now would be started from.
+// filesOf identifies the files that a sandbox would be started from now.
 func filesOf(spec sandbox.Spec) fileIDs {
 	return fileIDs{exec: identify(spec.Exec), project: identify(spec.Host.Project.Dir), inbox: identify(spec.Host.Inbox)}
 }
 
-// identify identifies a file or folder, by nothing that changes inside of it.
+// identify identifies a file or folder. Changes inside it do not count.
 func identify(path string) fileID {
 	var stat unix.Stat_t
 	if path == "" || unix.Stat(path, &stat) != nil {

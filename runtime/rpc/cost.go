@@ -18,8 +18,9 @@ const (
 // client of MCP has reason to send.
 var errNested = errors.New("the message has more than 10000 values, or lists and objects 100 deep: send less at a time")
 
-// Cost returns how many bytes the values of a message take at most when it is decoded, beside
-// the text of its strings. It reads the message and decodes nothing. The error says that [Decode] refuses it.
+// Cost returns an upper bound for the memory of a message's values when it is decoded, in bytes,
+// without the text of its strings. It reads the message and decodes nothing. The error says that
+// [Decode] refuses it.
 func Cost(text []byte) (int64, error) {
 	values, depth := 0, 0
 	for at := 0; at < len(text); at++ {

@@ -22,8 +22,8 @@ type Admission interface {
 	Admit(principal string, bytes int) (release func(), err error)
 }
 
-// Bounds are those of a server with one client: how many calls may run or wait, and how
-// many bytes their messages may have together.
+// Bounds are those of a server with one client: how many calls may run or wait, and how many bytes
+// their messages may have together.
 type Bounds struct {
 	Calls, Bytes int
 
@@ -76,12 +76,12 @@ func New(t *tool.Tool, version string, admission Admission, log *slog.Logger) (h
 // MCP is the server that answers all that is not the tool's.
 func (h *Handler) MCP() *server.MCPServer { return h.mcp }
 
-// Answer answers a message that does not wait for a sandbox; nil where there is nothing
-// to answer. All but the list of tools is mcp-go's.
+// Answer answers a message that does not wait for a sandbox. It returns nil if the message needs no
+// answer. mcp-go answers everything except the list of tools.
 func (h *Handler) Answer(ctx context.Context, m Message) (reply mcp.JSONRPCMessage) {
 	defer h.recover(m, &reply)
-	// mcp-go would decode the message four times more, and its _meta each time: half of
-	// what a list costs a client of the protocol without a handshake.
+	// mcp-go would decode the message four more times, and its _meta each time: half of the cost of
+	// a list for a client of the protocol without a handshake.
 	if m.Method == string(mcp.MethodToolsList) && m.isPlain() && m.fields.Params.Cursor == nil {
 		if offered := h.mcp.GetTool(tool.Name); offered != nil {
 			return h.complete(m, &mcp.ListToolsResult{Tools: []mcp.Tool{offered.Tool}})
@@ -117,18 +117,17 @@ func (h *Handler) recover(m Message, reply *mcp.JSONRPCMessage) {
 type Call struct {
 	handler *Handler
 	message Message
-	// principal is who calls, and release gives back what the call is charged.
+	// principal is the caller, and release returns the call's charge.
 	principal string
 	release   func()
-	// One of these answers; mcp-go does where both are nil.
+	// One of these answers, or mcp-go if both are nil.
 	run  *tool.Run
 	read *tool.Read
 }
 
-// Admit takes a message for which [Message.Waits] is true. It does not wait, and
-// is called in the order in which a principal's messages arrive. Where too
-// much waits already, admitted is nil and the reply says so; otherwise
-// [Call.Answer] and then [Call.Release] must be called.
+// Admit takes a message if [Message.Waits] is true. It does not wait, and is called in the order in
+// which a principal's messages arrive. If too many calls wait already, admitted is nil and the
+// reply says so; otherwise the caller must call [Call.Answer] and then [Call.Release].
 func (h *Handler) Admit(principal string, m Message) (admitted *Call, reply mcp.JSONRPCMessage) {
 	release, err := h.admit.Admit(principal, len(m.text))
 	if err != nil {
@@ -156,17 +155,16 @@ func (h *Handler) Admit(principal string, m Message) (admitted *Call, reply mcp.
 	return admitted, nil
 }
 
-// Refuse tells observers of a call that is refused, also by a transport. It does nothing
-// for other messages.
+// Refuse tells observers of a refused call. Transports call it too. It does nothing for other
+// messages.
 func (h *Handler) Refuse(principal string, m Message, why error) {
 	if m.Method == string(mcp.MethodToolsCall) && m.IsRequest() {
 		h.tool.Refuse(principal, m.Trace, m.fields.Params.Arguments, why)
 	}
 }
 
-// Answer answers the call, whose end ctx is. Notify, which may be nil, sends a
-// notification to the client before it returns; it is not called after Answer
-// has returned.
+// Answer answers the call until ctx ends. Notify, which may be nil, sends a notification to the
+// client before it returns; it is not called after Answer has returned.
 func (c *Call) Answer(ctx context.Context, notify func(mcp.JSONRPCNotification)) (reply mcp.JSONRPCMessage) {
 	h := c.handler
 	defer h.recover(c.message, &reply)
@@ -191,8 +189,8 @@ func (c *Call) Answer(ctx context.Context, notify func(mcp.JSONRPCNotification))
 	}
 }
 
-// Release gives back what the call takes of the bounds. It is called once, when
-// the answer has been written.
+// Release returns the call's part of the bounds. It is called once, when the answer has been
+// written.
 func (c *Call) Release() {
 	if c.read != nil {
 		c.read.Release()
@@ -220,8 +218,7 @@ func (c *Call) progress(notify func(mcp.JSONRPCNotification)) func(seconds float
 	}
 }
 
-// complete makes a reply of a result, with what the message's version of the
-// protocol wants in it.
+// complete makes a reply of a result, in the form of the message's version of the protocol.
 func (h *Handler) complete(m Message, result mcp.ResultMetadata) mcp.JSONRPCMessage {
 	if m.isModern() {
 		result.SetResultType(mcp.ResultTypeComplete)

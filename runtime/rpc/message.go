@@ -1,12 +1,9 @@
-// Package rpc knows what a client's JSON-RPC message is and how it is
-// answered, whatever transport carried it.
+// Package rpc decodes and answers a client's JSON-RPC messages for every transport.
 //
-// A message is decoded once. Calls of the tool and reads of its files go to
-// the tool itself, in their order of arrival, and lists of tools are answered
-// here; everything else, and what is unusual in those, is mcp-go's to answer.
-// It promises that both ways give the same answer, with the id of the request
-// to the last digit, that what waits is bounded, and that a handler that
-// panics costs its own request only.
+// A message is decoded once. Calls of the tool and reads of its files go to the tool itself, in
+// their order of arrival, and lists of tools are answered here. mcp-go answers everything else, and
+// unusual forms of these. The package promises that both ways give the same answer, with the exact
+// id of the request, that waiting calls are bounded, and that a panic costs only its own request.
 package rpc
 
 import (
@@ -30,8 +27,8 @@ type Message struct {
 	// CancelledID is the id of the request that a notification cancels.
 	CancelledID json.RawMessage
 
-	// Trace is the trace id that the client gives the request, by its _meta or, where the
-	// transport has set it, by a header: 32 hexadecimal digits, or empty.
+	// Trace is the request's trace id, from its _meta or, if the transport has set it, from a
+	// header: 32 hexadecimal digits, or "".
 	Trace string
 
 	text   []byte
@@ -41,8 +38,8 @@ type Message struct {
 	typed bool
 }
 
-// fields are what is read of a message. They are named as mcp-go names them,
-// so that both read the same where a field comes twice or in another case.
+// fields are the parts of a message that are read. They have mcp-go's names, so that both agree if
+// a field comes twice or in another case.
 type fields struct {
 	JSONRPC string          `json:"jsonrpc"`
 	Method  string          `json:"method"`
@@ -65,8 +62,8 @@ type fields struct {
 	} `json:"params"`
 }
 
-// Decode reads a message. The reply is the answer to a text that is none; nil
-// otherwise.
+// Decode reads a message. If the text is not a message, the reply is the answer; otherwise it is
+// nil.
 func Decode(text []byte) (m Message, reply mcp.JSONRPCMessage) {
 	if _, err := Cost(text); err != nil {
 		return m, Failure(nil, mcp.PARSE_ERROR, err.Error())
@@ -93,7 +90,7 @@ func Decode(text []byte) (m Message, reply mcp.JSONRPCMessage) {
 // traceparent is a header of W3C's Trace Context, of version 00 or a later one.
 var traceparent = regexp.MustCompile(`^[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?$`)
 
-// TraceID returns the trace id of a traceparent; empty where it is none.
+// TraceID returns the trace id of a traceparent, or "" if the text is not a traceparent.
 func TraceID(text string) string {
 	// A longer header is of a later version, which begins with the same fields.
 	found := traceparent.FindStringSubmatch(bounded.Head(text, 256))
@@ -121,7 +118,8 @@ func decode(text []byte) (f fields, err error) {
 	return f, err
 }
 
-// forget drops what the answer to the message does not need: a call may wait for long.
+// forget drops the parts of a message that its answer does not need, because a call may wait for
+// long.
 func (m *Message) forget() {
 	m.text, m.fields.Params.Arguments = nil, nil
 	if meta := m.fields.Params.Meta; meta != nil {
@@ -143,15 +141,14 @@ func (m Message) Waits() bool {
 	return m.IsRequest() && (m.Method == string(mcp.MethodToolsCall) || m.Method == string(mcp.MethodResourcesRead))
 }
 
-// ProtocolVersion is what the message says its version of the protocol is; empty in
-// those with a handshake.
+// ProtocolVersion is the message's version of the protocol, or "" in protocols with a handshake.
 func (m Message) ProtocolVersion() string { return m.fields.Params.Meta.ProtocolVersion() }
 
-// Names returns what the message's params name: a tool, and a resource by its URI.
+// Names returns the names in the message's params: a tool, and the URI of a resource.
 func (m Message) Names() (name, uri string) { return m.fields.Params.Name, m.fields.Params.URI }
 
-// Client returns what a client that begins says of itself: its name, and the version of
-// the protocol that it asks for. Each has at most 64 bytes.
+// Client returns the name of a client that begins, and the version of the protocol that it asks
+// for. Each has at most 64 bytes.
 func (m Message) Client() (name, version string) {
 	if m.isModern() {
 		if info := m.fields.Params.Meta.ClientInfo(); info != nil {
@@ -166,8 +163,7 @@ func (m Message) Client() (name, version string) {
 // isModern reports whether the message is of the protocol without a handshake.
 func (m Message) isModern() bool { return mcp.IsModernProtocol(m.ProtocolVersion()) }
 
-// isPlain reports whether mcp-go would find nothing in the message to object
-// to, and nothing in it that this package does not know.
+// isPlain reports whether mcp-go would accept the message, and this package knows all of it.
 func (m Message) isPlain() bool {
 	p := m.fields.Params
 	if !m.typed || m.fields.JSONRPC != mcp.JSONRPC_VERSION || m.fields.Result != nil ||
@@ -180,8 +176,8 @@ func (m Message) isPlain() bool {
 // maxNumber is the length of a 64-bit number.
 const maxNumber = len("-9223372036854775808")
 
-// replyID is the id for the reply where it is a string or a number of 64 bits;
-// nil otherwise. mcp-go reads a number as a float64, in which long ones change.
+// replyID is the id for the reply if it is a string or a number of 64 bits, or nil. mcp-go reads
+// numbers as float64, which changes long ones.
 func (m Message) replyID() any {
 	switch {
 	case len(m.ID) == 0:
@@ -197,7 +193,7 @@ func (m Message) replyID() any {
 	return nil
 }
 
-// Failure returns an error reply; id is nil where none is known.
+// Failure returns an error reply; id is nil if it is unknown.
 func Failure(id json.RawMessage, code int, text string) mcp.JSONRPCMessage {
 	if len(id) == 0 {
 		id = json.RawMessage("null")

@@ -13,13 +13,13 @@ import (
 // longestURI bounds a URI that an error repeats, in bytes.
 const longestURI = 4 << 10
 
-// isUnknownURI reports whether an error, of mcp-go's or of the tool's, says that the
-// message reads a URI of which the server knows nothing.
+// isUnknownURI reports whether an error of mcp-go or of the tool says that the message reads a URI
+// that the server does not know.
 func (m Message) isUnknownURI(e mcp.JSONRPCErrorDetails) bool {
 	return m.Method == string(mcp.MethodResourcesRead) && strings.HasSuffix(e.Message, server.ErrResourceNotFound.Error())
 }
 
-// detail has an error about the message say what is wrong with which value.
+// detail adds the wrong value to an error about the message.
 func (m Message) detail(e *mcp.JSONRPCErrorDetails) {
 	if m.isUnknownURI(*e) {
 		// The protocol's page about resources asks for both, under "Error Handling". The

@@ -2,9 +2,8 @@ package sandbox
 
 import "context"
 
-// Limit returns a Starter whose sandboxes are at most n at a time: a start
-// beyond that waits until nothing is left of another one. Each sandbox costs
-// an interpreter's memory.
+// Limit returns a Starter that runs at most n sandboxes at a time: a further start waits until
+// another sandbox is gone. Each sandbox costs an interpreter's memory.
 func Limit(next Starter, n int) Starter {
 	return &limit{next, make(chan struct{}, n)}
 }

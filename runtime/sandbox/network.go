@@ -6,19 +6,18 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
 )
 
-// Network is what the proxy of a sandbox reported of a call. Names are host
-// names in lower case; nothing in it comes from what the code printed.
+// Network summarizes the proxy's reports during a call. Names are host names in lower case; no text
+// in it comes from the code's output.
 type Network struct {
-	// Refused, Failed and Reached are each at most [MaxNetwork] entries, in the
-	// order in which their first event came. Equal ones are one with a count.
+	// Refused, Failed and Reached have at most [MaxNetwork] entries each, in the order of their
+	// first events. Equal entries are one with a count.
 	Refused []Refusal
 	Failed  []Failure
 	Reached []Reached
-	// Omitted is how many events are in none of the lists, because these are
-	// full.
+	// Omitted counts events that are in none of the lists because these are full.
 	Omitted int64
-	// Ended says that the proxy ended, so that the sandbox reaches nothing any
-	// more; Problem says why, where that is known.
+	// Ended says that the proxy ended, so that the sandbox reaches no host any more. Problem is the
+	// reason if it is known.
 	Ended   bool
 	Problem string
 }
@@ -27,20 +26,18 @@ type Network struct {
 // all.
 const MaxNetwork = 21
 
-// Refusal is what the policy of the environment does not allow.
+// Refusal is an access that the environment's policy does not allow.
 type Refusal struct {
 	Name string // empty where the code named no host
-	// Address is what the code meant where it named no host; the zero Addr
-	// otherwise, or where that is not known.
+	// Address is set if the code connected to an address instead of a name, and the address is
+	// known.
 	Address netip.Addr
 	Port    int // 0 for a look-up
 	Reason  event.Reason
-	// Option is the option that would allow it, such as network.domains, and
-	// Value the entry that it lacks. Both are empty where no option does, Value
-	// also where the option is a limit.
+	// Option is the option that would allow the access, such as network.domains, and Value the
+	// missing entry. Both are "" if no option would; Value also if the option is a limit.
 	Option, Value string
-	// Detail is the method or path of a request that a rule does not contain, where it
-	// is plain.
+	// Detail is the refused method or path of a request, if it is plain.
 	Detail string
 	Count  int64
 }
@@ -53,7 +50,7 @@ type Failure struct {
 	Count   int64
 }
 
-// Reached is a host with which the code exchanged data.
+// Reached is a host that the code exchanged data with.
 type Reached struct {
 	Name     string
 	Port     int
@@ -61,7 +58,7 @@ type Reached struct {
 	Up, Down int64 // bytes
 }
 
-// Empty reports whether there is nothing to tell.
+// Empty reports whether there were no events.
 func (n *Network) Empty() bool {
 	return n == nil || len(n.Refused)+len(n.Failed)+len(n.Reached) == 0 && n.Omitted == 0 && !n.Ended
 }

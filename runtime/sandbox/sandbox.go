@@ -1,8 +1,7 @@
-// Package sandbox says what a started sandbox is to those who use one, and
-// what starts it. It does not know how a sandbox is made: package framed
-// starts the programs that Nix built, package sandboxtest makes machines for
-// tests, and a decorator such as [Limit] or package pool stands in front of
-// either.
+// Package sandbox defines the interfaces between the users of started sandboxes and their starters.
+// It does not know how a sandbox is made: package framed starts the programs that Nix built,
+// package sandboxtest simulates machines for tests, and a decorator such as [Limit] or package pool
+// stands in front of either.
 package sandbox
 
 import (
@@ -25,21 +24,21 @@ import (
 
 // Starter starts sandboxes. Its methods may be called at the same time.
 type Starter interface {
-	// Start starts a sandbox and returns when code can run in it. The caller
-	// owns the sandbox and ends it with Kill. The error is ctx's, [ErrClosed],
-	// or a [*DeadError]; after an error nothing of the sandbox is left.
+	// Start starts a sandbox and returns when code can run in it. The caller owns the sandbox and
+	// ends it with Kill. The error is ctx's, [ErrClosed], or a [*DeadError]; after an error the
+	// sandbox does not exist.
 	Start(ctx context.Context, spec Spec) (Sandbox, error)
 }
 
 // Workspaces makes workspaces that several sandboxes have.
 type Workspaces interface {
-	// Workspace makes one of the size that a sandbox of this spec has. The caller
-	// owns it and ends it with Close. The errors are those of [Starter].
+	// Workspace makes a workspace of the size in this spec. The caller owns it and ends it with
+	// Close. The errors are those of [Starter].
 	Workspace(ctx context.Context, spec Spec) (Workspace, error)
 }
 
-// Workspace is a /workspace for sandboxes of the starter that made it, given in
-// their [Spec]. Its files are there as long as it or one of these sandboxes.
+// Workspace is a /workspace for sandboxes of the starter that made it, given in their [Spec]. Its
+// files exist as long as it or any of these sandboxes does.
 type Workspace interface {
 	// Close ends it and returns at once: no further sandbox can have it.
 	Close()
@@ -50,10 +49,9 @@ type Workspace interface {
 // Sandbox is a started sandbox. Its methods may be called at the same time. A sandbox may
 // also be [Saver], [Suspender], [Layered] or [Pooled].
 type Sandbox interface {
-	// Execute runs code. When ctx ends before the code does, the code is interrupted and
-	// the result says so; a ctx that has ended already is the error. If the sandbox ends,
-	// the error is a [*DeadError], and the result has what the code had written until
-	// then.
+	// Execute runs code. If ctx ends before the code does, the code is interrupted and the result
+	// says so; if ctx has ended already, its error is returned. If the sandbox ends, the error is a
+	// [*DeadError], and the result has the code's output so far.
 	Execute(ctx context.Context, request Request) (Result, error)
 	// CopyFile writes a file under /workspace to a writer, in parts, and returns its size
 	// in bytes. The error is a [*TooLargeError] if it has more than limit bytes, and a
@@ -63,8 +61,8 @@ type Sandbox interface {
 	Kill()
 	// Done is closed when the sandbox can no longer be asked anything.
 	Done() <-chan struct{}
-	// OnEnd calls f once, in a goroutine of its own, when nothing is left of the sandbox,
-	// which may be the case already.
+	// OnEnd calls f once, in a goroutine of its own, when all processes of the sandbox are gone,
+	// even if they are gone already.
 	OnEnd(f func())
 }
 
@@ -126,26 +124,25 @@ func ReadFile(ctx context.Context, box Sandbox, path string, limit int64) ([]byt
 type Spec struct {
 	// Name is the environment's.
 	Name string
-	// Principal is whose the sandbox will be; empty for one that waits for a call, and
-	// where there is one principal alone. It changes nothing that code could see.
+	// Principal owns the sandbox. It is "" for a waiting sandbox, and if there is only one
+	// principal. It changes nothing that code could see.
 	Principal string
 	// Exec is the program of the artifact that the starter knows how to use.
 	Exec string
-	// OutputBytes is what a call may answer, of both streams together.
+	// OutputBytes bounds a call's answer, both streams together.
 	OutputBytes int64
 	Limits      Limits
 	// Variables are for the code; they never appear on a command line or in
 	// the environment of a process outside the sandbox.
 	Variables map[string]string
 	Host      HostFolders
-	// Network says that the artifact's program has a proxy for the hosts that
-	// its environment may reach, which reports what it does.
+	// Network says that the artifact's program has a proxy for the environment's hosts, which
+	// reports its work.
 	Network bool
 	// Secrets name variables of this process's environment that the artifact's
 	// program reads, for secrets or for itself. They never reach the code.
 	Secrets []string
-	// Workspace is one that other sandboxes have too; nil where the sandbox has
-	// its own.
+	// Workspace is shared with other sandboxes, or nil if the sandbox has its own.
 	Workspace Workspace
 	// Upper asks for the upper layer of the project's overlay, if it is one.
 	Upper bool
@@ -156,39 +153,36 @@ type Spec struct {
 	// From is a folder with the state of a suspended sandbox, which goes on; empty for a
 	// new one. The folder may be deleted when the sandbox has started.
 	From string
-	// Overhead is what the artifact's program uses of memory and tasks beside what
-	// the limits allow the code.
+	// Overhead is the memory and number of tasks of the artifact's program, beside the code's
+	// limits.
 	Overhead Limits
 	// Warm asks the starter to return only when the interpreter has loaded.
 	Warm bool
 }
 
-// Limits are what a sandbox may use; 0 is no limit.
+// Limits bound a sandbox; 0 is no limit.
 type Limits struct {
 	Memory int64   // bytes
 	Tasks  int     // processes and threads
 	CPUs   float64 // processors
 }
 
-// HostFolders are the folders of the host that a sandbox shows; the zero value is
-// none.
+// HostFolders are the folders of the host that a sandbox shows; the zero value means no folder.
 type HostFolders struct {
 	Project Project
-	// Inbox is one that can be read at the path that the artifact has for it;
-	// empty where there is none.
+	// Inbox is a folder that can be read at the artifact's path for it, or "".
 	Inbox string
 }
 
-// Project is a folder of the host that is shown at a path of the operator's
-// choice; the zero value is none.
+// Project is a folder of the host that is shown at a path of the operator's choice; the zero value
+// means no project.
 type Project struct {
 	Dir   string // on the host
 	Mount string // in the sandbox
 	Mode  string // readonly or overlay
 }
 
-// Environ returns the variables by which an artifact's program learns of the
-// folders.
+// Environ returns the variables that tell an artifact's program about the folders.
 func (f HostFolders) Environ() (variables []string) {
 	if p := f.Project; p.Dir != "" {
 		variables = []string{"PROJECT_DIR=" + p.Dir, "PROJECT_MOUNT=" + p.Mount, "PROJECT_MODE=" + p.Mode}
@@ -202,8 +196,8 @@ func (f HostFolders) Environ() (variables []string) {
 // foldersOfDevices names folders with specifications of devices, which launchers read.
 const foldersOfDevices = "NIX_SANDBOX_CDI"
 
-// Environ returns those of the named variables that this process has, and those that every
-// launcher may read. It is never nil, with which a program would inherit all.
+// Environ returns the named variables that this process has, and the variables that every launcher
+// may read. It never returns nil, because a program would then inherit all.
 func Environ(names []string) []string {
 	variables := []string{}
 	for _, name := range append([]string{foldersOfDevices}, names...) {
@@ -229,15 +223,15 @@ type Request struct {
 	Grace time.Duration
 	// Keep says that the interpreter's state outlives the call.
 	Keep bool
-	// Shared says that other sandboxes write to the workspace between the calls of
-	// this one: what they wrote is not this call's.
+	// Shared says that other sandboxes write to the workspace between the calls of this one, so
+	// that new files need not be this call's.
 	Shared bool
 	// Progress is called with the newest line of output as it comes, by one
 	// goroutine at a time, and must not wait. It may be nil.
 	Progress func(line string)
 }
 
-// Result is what came of a request.
+// Result is the result of a request.
 type Result struct {
 	// Outcome is one of frame's outcomes, State one of its states or empty.
 	Outcome  string
@@ -248,27 +242,26 @@ type Result struct {
 	Stderr   Text
 	// Limit is the limit that was crossed, or nil.
 	Limit *frame.Limit
-	// Stored are the files with the output of which something was cut.
+	// Stored are the files with the complete output that the answer truncates.
 	Stored []Stored
-	// Files are those that the code wrote under /workspace/outputs.
+	// Files are the files that the code wrote under /workspace/outputs.
 	Files []File
-	// Network is what the code did on the network; nil where that was nothing.
+	// Network describes the code's network traffic, or is nil if there was none.
 	Network *Network
-	// EnforcedBy says what enforced the limits: [ByGroup] or
-	// [ByAgent].
+	// EnforcedBy is the mechanism of the limits: [ByGroup] or [ByAgent].
 	EnforcedBy string
-	// Isolation is what executes the sandbox's instructions where that is known only
-	// when it runs: kvm or emulated; otherwise empty.
+	// Isolation says how the sandbox's instructions are executed, if that is known only at run
+	// time: kvm or emulated; otherwise "".
 	Isolation string
-	// Start is how the sandbox began where there is more than one way: cold, or as a copy
-	// of a saved one; otherwise empty.
+	// Start says how the sandbox began, if there is more than one way: cold, or copy for a copy of
+	// a saved one; otherwise "".
 	Start string
 	// ProjectChanged says, in the first result that could, that the sandbox goes on from
 	// an earlier state with the project as it was, and that the project is another now.
 	ProjectChanged bool
 }
 
-// What enforces the limits of memory and processes.
+// The mechanisms that enforce the limits of memory and processes.
 const (
 	ByGroup = "cgroup"       // a control group, and before it the agent's limit keeper
 	ByAgent = "limit-keeper" // the agent's limit keeper alone
@@ -297,30 +290,26 @@ type Stored struct {
 type File struct {
 	Path string // absolute and valid UTF-8; any other character may be in it
 	Size int64  // bytes
-	// Content is the whole file where it was read, and Type its MIME type
-	// then.
+	// Content is the whole file if it was read, and Type its MIME type.
 	Content []byte
 	Type    string
-	// Kept is the id by which package callfiles has the file when the sandbox has gone, or
-	// empty.
+	// Kept is the id of the file in package callfiles when the sandbox is gone, or "".
 	Kept string
 }
 
 // ErrClosed reports a start after the starter's end.
 var ErrClosed = errors.New("the server is ending")
 
-// DeadError says why a sandbox ended and what it logged last.
+// DeadError says why a sandbox ended, with its last log lines.
 type DeadError struct {
 	Reason string
-	// Limit is the limit for which the kernel ended it: frame.Memory, or [MemoryUsed];
-	// empty otherwise.
+	// Limit is the limit that made the kernel end it: frame.Memory, or [MemoryUsed]; otherwise "".
 	Limit string
 	// Log is the end of the sandbox's own log.
 	Log string
 }
 
-// MemoryUsed is the limit of what a principal's sandboxes use together, by the name of its
-// option.
+// MemoryUsed is the limit for all of a principal's sandboxes together, by the name of its option.
 const MemoryUsed = "memory_used_mb"
 
 // LogSeparator stands between the lines of [DeadError.Log].
@@ -337,7 +326,7 @@ func (e *DeadError) Error() string {
 	return e.Reason + "; its log ends: " + LastBytes(e.Log, maxLogInError)
 }
 
-// WaitWithin waits until what a group counts has ended, at most for within.
+// WaitWithin waits for a group, at most for within.
 func WaitWithin(group *sync.WaitGroup, within time.Duration) {
 	done := make(chan struct{})
 	go func() {

@@ -29,26 +29,25 @@ const (
 	answerMargin = time.Second
 	// readTimeout bounds the wait for a part of a file.
 	readTimeout = 5 * time.Second
-	// readBytes is what one read frame asks for at most, in bytes.
+	// readBytes is the largest part of a file that one read frame asks for, in bytes.
 	readBytes = 256 << 10
 	// maxFiles bounds the files of one result.
 	maxFiles = 1000
-	// bufferBytes is what is read of a sandbox's stream at once, in bytes: as much as most
-	// results have. Each idle sandbox has a buffer of it, and of what is longer the rest
-	// is read without.
+	// bufferBytes is the buffer for a sandbox's stream, in bytes: the size of most results. Each
+	// idle sandbox has one; the rest of a longer frame is read without it.
 	bufferBytes = 1 << 10
 	// lastBytesTimeout bounds the wait for the ends of the log and of the
 	// network's events when the sandbox has ended.
 	lastBytesTimeout = 100 * time.Millisecond
 	// maxPending bounds the requests that wait for an answer.
 	maxPending = 64
-	// outputsFolder is where the files of a result are.
+	// outputsFolder is the folder of a result's files.
 	outputsFolder = "/workspace/outputs/"
-	// maxUsed bounds what an agent may say was used of a limit.
+	// maxUsed bounds the reported use of a limit.
 	maxUsed = 1 << 40
 )
 
-// limits are the names that an agent may give for what stopped code.
+// limits are the names of limits that an agent may report.
 var limits = []string{frame.Memory, frame.PIDs, frame.FileLocks, frame.EpollWatches, frame.Terminals}
 
 var (
@@ -58,7 +57,7 @@ var (
 	_ sandbox.Pooled    = (*Sandbox)(nil)
 )
 
-// Sandbox is a [sandbox.Sandbox] whose agent speaks frames.
+// Sandbox is a [sandbox.Sandbox] with an agent that speaks frames.
 type Sandbox struct {
 	log         *slog.Logger
 	process     *process.Process
@@ -74,7 +73,7 @@ type Sandbox struct {
 	enforcedBy  string
 	owner       func(principal string) cgroup.Owner
 	memory      int64 // bytes in use when its interpreter had loaded
-	// upper receives the upper layer of the project's overlay; nil where nobody asked.
+	// upper receives the upper layer of the project's overlay, or is nil if it was not requested.
 	upper *os.File
 
 	ready  chan struct{} // closed when the agent was ready
@@ -97,7 +96,7 @@ type pending struct {
 	want   string // the type of the answer
 	answer chan frame.Reply
 	output *output // of an execute; otherwise nil
-	// frames and bytes are what may still come before the answer.
+	// frames and bytes bound the rest of the frames before the answer.
 	frames int64
 	bytes  int64
 }
@@ -134,8 +133,8 @@ func (s *Sandbox) run() {
 	close(s.done)
 	status := s.process.Wait()
 	s.findOutOfMemory()
-	// What was logged is in the pipes by now; a process that still has the
-	// other end of one is not waited for.
+	// The log is in the pipes by now; do not wait for a process that still has the other end of
+	// one.
 	s.stderr.SetReadDeadline(time.Now().Add(lastBytesTimeout))
 	s.network.stop(lastBytesTimeout)
 	logged.Wait()
@@ -150,8 +149,8 @@ func (s *Sandbox) run() {
 	close(s.reaped)
 }
 
-// findOutOfMemory makes the memory limit the reason of death where the kernel
-// killed for it.
+// findOutOfMemory makes the memory limit the reason of death if the kernel killed processes because
+// of it.
 func (s *Sandbox) findOutOfMemory() {
 	killed, err := s.process.Killed()
 	if err != nil {
@@ -172,8 +171,8 @@ func (s *Sandbox) findOutOfMemory() {
 func (s *Sandbox) read(stream io.Reader) error {
 	// Output and result come in one write, and are taken by one read.
 	frames := frame.NewReader(bufio.NewReaderSize(stream, bufferBytes))
-	// The largest honest frames are a read's answer, in base64, and all of a
-	// stream's output, of which JSON may write a byte as six.
+	// The largest honest frames are a read's answer, in base64, and the whole output of a stream,
+	// in which JSON may write a byte as six.
 	frames.Limit(2*readBytes + 6*s.outputBytes + 64<<10)
 	var hello frame.Reply
 	if err := frames.Read(&hello); err != nil {
@@ -207,7 +206,7 @@ func (s *Sandbox) dispatch(reply frame.Reply) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.killed {
-		// What an agent reports of its own end is no answer to a call.
+		// A report of the agent's own end does not answer a call.
 		return errors.New("it was ended")
 	}
 	p := s.pending[reply.ID]
@@ -248,8 +247,8 @@ func (s *Sandbox) register(p *pending) (uint64, error) {
 	return s.lastID, nil
 }
 
-// send sends a request. Its answer arrives at p's channel, if the sandbox
-// lives. The sandbox is ended where the agent does not read within timeout.
+// send sends a request. Its answer arrives at p's channel, if the sandbox lives. If the agent does
+// not read within timeout, the sandbox is ended.
 func (s *Sandbox) send(message frame.Request, p *pending, timeout time.Duration) (uint64, error) {
 	id, err := s.register(p)
 	if err != nil {
@@ -303,8 +302,8 @@ func (s *Sandbox) execute(ctx context.Context, request sandbox.Request, out *out
 	p := &pending{
 		want:   frame.Result,
 		output: out,
-		// An honest agent sends each stream's bytes once, at worst one by one
-		// and each as three where they are not UTF-8, and a sample a second.
+		// An honest agent sends each byte of a stream once, at worst one by one and each as three
+		// if they are not UTF-8, and a sample a second.
 		frames: 2*s.outputBytes + samples + 1000,
 		bytes:  2*3*s.outputBytes + samples*sampleBytes + 64<<10,
 	}
@@ -348,8 +347,8 @@ func (s *Sandbox) execute(ctx context.Context, request sandbox.Request, out *out
 	}
 }
 
-// check takes what the agent reports of a call into the result. A report that
-// breaks a rule ends the sandbox.
+// check takes the agent's report of a call into the result. A report that breaks a rule ends the
+// sandbox.
 func (s *Sandbox) check(reply frame.Reply, result *sandbox.Result) error {
 	if reply.Type == frame.Error {
 		return fmt.Errorf("the sandbox refused the call: %s", sandbox.OneLine(reply.Message))
@@ -387,7 +386,7 @@ func (s *Sandbox) check(reply frame.Reply, result *sandbox.Result) error {
 	return nil
 }
 
-// files keeps what a file that code wrote can be.
+// files returns only those files that code can have written.
 func files(all []frame.File) []sandbox.File {
 	var kept []sandbox.File
 	for _, file := range all {
@@ -445,8 +444,8 @@ func (s *Sandbox) readPart(ctx context.Context, name string, offset, length int6
 	return reply.Contents, reply.Size, nil
 }
 
-// ask sends a request that one frame answers, and waits for that. The sandbox is ended
-// where it does not come within timeout.
+// ask sends a request and waits for the one frame that answers it. If that does not come within
+// timeout, the sandbox is ended.
 func (s *Sandbox) ask(ctx context.Context, request frame.Request, want string, timeout time.Duration) (frame.Reply, error) {
 	timeout *= s.launcher.slowness()
 	p := &pending{want: want, frames: 1}
@@ -496,15 +495,14 @@ func (s *Sandbox) Kill() {
 	if s.reason == "" {
 		s.reason = "it was ended"
 	}
-	// End of input ends an agent by itself; the signal ends what it runs in,
-	// and that the rest with it.
+	// End of input ends an agent by itself; the signal ends the program that it runs in, and all
+	// others with it.
 	s.stdin.Close()
 	s.process.Kill()
 	s.stdout.SetReadDeadline(time.Now())
 }
 
-// abandon ends a sandbox that nobody wants any more, waits until nothing is
-// left of it and returns err.
+// abandon ends an unwanted sandbox, waits until all of its processes are gone, and returns err.
 func (s *Sandbox) abandon(err error) error {
 	s.Kill()
 	<-s.reaped
@@ -551,7 +549,7 @@ func (s *Sandbox) Upper() *os.File {
 	if s.upper == nil {
 		return nil
 	}
-	// The launcher sent it before the agent started; one of an earlier version does not.
+	// The launcher sent it before the agent started; the launcher of an earlier version does not.
 	message, rights := make([]byte, 1), make([]byte, unix.CmsgSpace(4))
 	var upper *os.File
 	_, n, flags, _, err := unix.Recvmsg(int(s.upper.Fd()), message, rights, unix.MSG_DONTWAIT)
