@@ -490,7 +490,7 @@ rec {
     keep_mb = {
       type = types.integer 1 1048576;
       default = 4096;
-      doc = "What the kept files of all sessions of a user may take on disk, in MiB; those that were saved longest ago are removed first.";
+      doc = "What the kept files of all sessions of a user may take on disk, in MiB. If that is too little, whoever has most of them loses those that were saved longest ago.";
     };
     suspend = {
       type = types.boolean;
