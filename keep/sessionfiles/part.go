@@ -19,9 +19,12 @@ import (
 // saveTimeout bounds a save. The session's next call waits for it.
 const saveTimeout = time.Minute
 
+// allEnvs is the environment in the key of files that all environments of a session share.
+const allEnvs = "*"
+
 // NewPart returns the part that keeps the files of sessions in a store. It saves them after
-// every call that changed some, and restores them when a session of that name and
-// environment begins again.
+// every call that changed some, and restores them when a session of that name begins again.
+// Unless the environments of a session share its files, it must be of the same environment.
 func NewPart(files *Store, log *slog.Logger) session.Part {
 	return &part{store: files, log: log, inUse: map[store.Key]*kept{}}
 }
@@ -38,7 +41,8 @@ type part struct {
 type kept struct {
 	files *Files
 	key   store.Key
-	// users is how many sandboxes of the session there are: two while one replaces another.
+	// users is how many sandboxes of the session there are: several if its environments
+	// share the files, and two while one replaces another.
 	users  int
 	saving bool
 	// problem says why the last save failed, or is empty.
@@ -50,11 +54,15 @@ func (p *part) Start(ctx context.Context, s *session.Start, next session.StartFu
 	if s.Call.From != "" { // the files of a branch end with it
 		return next(ctx, s)
 	}
-	k, err := p.take(store.Key{Principal: s.Call.Principal, Session: s.Call.Session, Env: s.Call.Env.Added().Base})
+	key := store.Key{Principal: s.Call.Principal, Session: s.Call.Session, Env: s.Call.Env.Added().Base}
+	if s.Spec.Workspace != nil {
+		key.Env = allEnvs
+	}
+	k, isFirst, err := p.take(key)
 	if err != nil {
 		return nil, err
 	}
-	begun, err := p.begin(ctx, k.files, s, next)
+	begun, err := p.begin(ctx, k.files, isFirst, s, next)
 	if err != nil {
 		p.leave(k)
 		return nil, err
@@ -62,25 +70,17 @@ func (p *part) Start(ctx context.Context, s *session.Start, next session.StartFu
 	return &member{Member: begun, part: p, kept: k}, nil
 }
 
-// begin starts a sandbox and restores the files in it, unless it has them already.
-func (p *part) begin(ctx context.Context, files *Files, s *session.Start, next session.StartFunc) (session.Member, error) {
+// begin starts a sandbox and restores the files in it. The session's first sandbox has them
+// already if it was resumed; a further one shares the workspace of the first, or replaces
+// it with its files.
+func (p *part) begin(ctx context.Context, files *Files, isFirst bool, s *session.Start, next session.StartFunc) (session.Member, error) {
 	begun, err := next(ctx, s)
-	if err != nil || s.Spec.From != "" || s.Former != nil {
+	if err != nil || s.Spec.From != "" || !isFirst {
 		return begun, err
 	}
 	restored, err := restore(ctx, files, begun.Sandbox())
 	if err != nil {
-		begun.End("")
-		if ctx.Err() != nil {
-			return nil, err
-		}
-		folder, asideErr := files.SetAside()
-		if asideErr != nil {
-			return nil, asideErr
-		}
-		p.log.Error("kept files of a session cannot be used and are set aside", "session", s.Call.Session, "env", s.Call.Env.Name, "error", err, "folder", folder)
-		restored = &call.Restored{Lost: err.Error()}
-		if begun, err = next(ctx, s); err != nil {
+		if restored, begun, err = p.withoutFiles(ctx, files, begun, s, next, err); err != nil {
 			return nil, err
 		}
 	}
@@ -88,6 +88,34 @@ func (p *part) begin(ctx context.Context, files *Files, s *session.Start, next s
 		s.Notes = append(s.Notes, *restored)
 	}
 	return begun, nil
+}
+
+// withoutFiles sets files aside that could not be restored in a sandbox, and returns a
+// sandbox without them. It ends the first one if that may have some of the files.
+func (p *part) withoutFiles(ctx context.Context, files *Files, begun session.Member, s *session.Start, next session.StartFunc, problem error) (*call.Restored, session.Member, error) {
+	if ctx.Err() != nil {
+		begun.End("")
+		return nil, nil, problem
+	}
+	folder, err := files.SetAside()
+	if err != nil {
+		begun.End("")
+		return nil, nil, err
+	}
+	p.log.Error("kept files of a session cannot be used and are set aside", "session", s.Call.Session, "env", s.Call.Env.Name, "error", problem, "folder", folder)
+	var damaged *store.DamagedError // was found before anything was restored
+	if !errors.As(problem, &damaged) {
+		begun.End("")
+		if s.Spec.Workspace != nil {
+			problem = fmt.Errorf("its kept files cannot be used and are set aside, and the next call begins without: %w", problem)
+			return nil, nil, &call.StartError{Env: s.Spec.Name, Err: problem}
+		}
+		if begun, err = next(ctx, s); err != nil {
+			return nil, nil, err
+		}
+	}
+	_, _ = restore(ctx, files, begun.Sandbox()) // there are none now
+	return &call.Restored{Lost: problem.Error()}, begun, nil
 }
 
 // restore writes the kept files into a sandbox. It returns nil if there are none, and were
@@ -123,25 +151,25 @@ func restore(ctx context.Context, files *Files, box sandbox.Sandbox) (*call.Rest
 
 var errNotSaver = errors.New("the files of this sandbox cannot be copied")
 
-// take returns the files of a session for one more sandbox.
-func (p *part) take(key store.Key) (*kept, error) {
+// take returns the files of a session for one more sandbox, and whether it is the first.
+func (p *part) take(key store.Key) (k *kept, isFirst bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	k := p.inUse[key]
+	k = p.inUse[key]
 	if k == nil {
 		files, err := p.store.Acquire(key)
 		var inUse *store.InUseError
 		if errors.As(err, &inUse) {
-			return nil, &call.InUseError{Session: key.Session, PID: inUse.Holder.PID, About: inUse.Holder.About}
+			return nil, false, &call.InUseError{Session: key.Session, PID: inUse.Holder.PID, About: inUse.Holder.About}
 		}
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		k = &kept{files: files, key: key}
 		p.inUse[key] = k
 	}
 	k.users++
-	return k, nil
+	return k, k.users == 1, nil
 }
 
 // leave gives the files of a session back for one sandbox.
@@ -174,7 +202,7 @@ func (m *member) Execute(ctx context.Context, c call.Call, request sandbox.Reque
 	if m.kept.problem != "" {
 		result.Notes = append(result.Notes, call.Unsaved{Reason: m.kept.problem})
 	}
-	if err != nil {
+	if err != nil && m.kept.users == 1 { // another sandbox still has the files as they are
 		result.Notes = append(result.Notes, call.Survived{Earlier: true})
 	}
 	m.unsaved = err == nil

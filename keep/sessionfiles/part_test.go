@@ -26,7 +26,16 @@ type server struct {
 	machine *sandboxtest.Machine
 }
 
-func newServer(t *testing.T, folder string) *server {
+func newServer(t *testing.T, folder string) *server { return serve(t, folder, false) }
+
+func workspaces(machine *sandboxtest.Machine, shared bool) sandbox.Workspaces {
+	if shared {
+		return machine
+	}
+	return nil
+}
+
+func serve(t *testing.T, folder string, shared bool) *server {
 	log := slog.New(slog.DiscardHandler)
 	machine := &sandboxtest.Machine{}
 	files := must.Get(sessionfiles.Open(store.Options{Folder: folder, Limit: 1 << 20, Log: log}))(t)
@@ -34,6 +43,7 @@ func newServer(t *testing.T, folder string) *server {
 		Starter: machine, Spec: func(c call.Call) sandbox.Spec { return sandbox.Spec{Name: c.Env.Name, OutputBytes: 1000} },
 		Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8},
 		Parts:  []session.Part{sessionfiles.NewPart(files, log), ondemand.Grow{}}, Log: log,
+		Workspaces: workspaces(machine, shared),
 	}), t, machine}
 	t.Cleanup(s.Close)
 	return s
@@ -106,4 +116,56 @@ func TestPart_SetsDamagedFilesAside(t *testing.T) {
 	second.Close()
 	third := newServer(t, folder)
 	third.want("new\n", "cat f")
+}
+
+// Files that environments share are restored when the first of them begins, and kept
+// whichever of them changed them.
+func TestPart_KeepsSharedFiles(t *testing.T) {
+	folder := t.TempDir()
+	in := func(s *server, env, code, want string) call.Result {
+		t.Helper()
+		result, err := s.Execute(t.Context(), call.Call{Session: "s", Env: registry.Environment{Name: env, Timeout: time.Minute, OutputBytes: 1000}, Code: code})
+		if err != nil || result.Stdout.Head != want {
+			t.Errorf("%s: %s: %q, error %v, want %q", env, code, result.Stdout.Head, err, want)
+		}
+		return result
+	}
+	first := serve(t, folder, true)
+	in(first, "one", "echo first >a", "")
+	in(first, "two", "cat a; echo second >b", "first\n")
+	if result, err := first.Execute(t.Context(), call.Call{Session: "s", Env: registry.Environment{Name: "one", Timeout: time.Minute, OutputBytes: 1000}, Code: "crash"}); err == nil {
+		t.Error("it did not crash")
+	} else if survived := call.Find[call.Survived](result.Notes); survived == nil || survived.Earlier {
+		t.Errorf("where one of two sandboxes dies: %+v", result.Notes)
+	}
+	in(first, "one", "cat b; echo third >c", "second\n")
+	first.Close()
+	second := serve(t, folder, true)
+	result := in(second, "two", "cat a; cat b; cat c; echo changed >a", "first\nsecond\nthird\n")
+	if restored := call.Find[call.Restored](result.Notes); restored == nil || restored.Files != 3 {
+		t.Errorf("notes %+v", result.Notes)
+	}
+	// The next environment has the files as they are now.
+	if result := in(second, "one", "cat a", "changed\n"); call.Find[call.Restored](result.Notes) != nil {
+		t.Errorf("notes %+v", result.Notes)
+	}
+	second.Close()
+	in(serve(t, folder, true), "three", "cat a", "changed\n")
+}
+
+// The next session is told that files were removed to make room for those of others.
+func TestPart_TellsOfRemovedFiles(t *testing.T) {
+	folder := t.TempDir()
+	first := newServer(t, folder)
+	first.want("", "echo text >f")
+	first.Close()
+	head := must.Get(store.List(folder))(t)[0]
+	other := must.Get(store.New(store.Options{Folder: folder, Limit: head.Disk + 1, Log: slog.New(slog.DiscardHandler)}).Acquire(store.Key{Session: "other"}))(t)
+	must.Write(t, other.Next(), "data", 0o600)
+	must.Do(t, other.Commit(store.Head{Bytes: head.Disk}))
+	other.Close()
+	second := newServer(t, folder)
+	if result := second.want("none\n", "cat f; echo none"); call.Find[call.Restored](result.Notes) == nil || !call.Find[call.Restored](result.Notes).Removed {
+		t.Errorf("notes %+v", result.Notes)
+	}
 }

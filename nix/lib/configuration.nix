@@ -136,14 +136,7 @@ in
           typed
         else
           validate.together (dialect.location "defaults") options.defaults defaults;
-      ofSession =
-        let
-          typed = simple "session";
-        in
-        if typed != [ ] then
-          typed
-        else
-          validate.sessionTogether (dialect.location "session") options.session (values.session or { });
+      ofSession = simple "session";
     in
     validate.unknown dialect.top "table" tables values
     ++ map (

@@ -173,15 +173,7 @@ let
         validate.table "mkServer: on_demand:" options.on_demand args.on_demand
       )
       ++ lib.optionals (args ? session) (
-        let
-          typed = validate.table "mkServer: session:" options.session args.session;
-        in
-        if typed != [ ] then
-          typed
-        else
-          validate.sessionTogether "mkServer: session:" options.session (
-            (fromConfig args).session or { } // args.session
-          )
+        validate.table "mkServer: session:" options.session args.session
       )
       ++ lib.optionals (args ? serve) (validate.table "mkServer: serve:" options.serve args.serve)
       ++ lib.optionals (args ? project) (validate.table "mkServer: project:" options.project args.project);

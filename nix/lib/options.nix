@@ -485,7 +485,7 @@ rec {
     keep_files = {
       type = types.boolean;
       default = false;
-      doc = "Whether the files of a session are there again when it has ended and its name is used once more with its environment, also by a server that is started later; not together with shared_files. SESSION_KEEP_FILES wins over this.";
+      doc = "Whether the files of a session are there again when it has ended and its name is used once more with its environment, also by a server that is started later. SESSION_KEEP_FILES wins over this.";
     };
     keep_mb = {
       type = types.integer 1 1048576;

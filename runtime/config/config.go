@@ -136,8 +136,6 @@ func (c *Config) completeKeep(session registry.Session) error {
 	switch {
 	case c.Keep != "1":
 		c.Keep, c.KeepFolder = "", ""
-	case session.SharedFiles:
-		return &Error{setting + ", and the configuration's shared_files is true", "set one of them to false: files that environments share are not kept"}
 	case c.KeepFolder == "":
 		return &Error{setting + ", and there is no folder to keep files in", "set XDG_STATE_HOME or HOME to an absolute path"}
 	default:

@@ -84,6 +84,35 @@ func TestKeep_SurvivesTheServer(t *testing.T) {
 	}
 }
 
+// The files that the environments of a session share are kept for all of them, whichever
+// calls first and last.
+func TestKeep_SharedFilesAreOfAllEnvironments(t *testing.T) {
+	t.Parallel()
+	state := t.TempDir()
+	metadata := "NIX_SANDBOX_METADATA=" + mcptest.MetadataWith(t, environments(t), map[string]any{
+		"session": mcptest.Session(map[string]any{"shared_files": true}),
+	})
+	c := keeping(t, state, metadata)
+	in(c, "s", "bash", "echo bash >b")
+	expect(t, in(c, "s", "python", "print(open('b').read().strip()); print('python', file=open('p', 'w'))"), "bash\n")
+	in(c, "s", "bash", "rm b; echo more >>p")
+	end(t, c)
+
+	c = keeping(t, state, metadata)
+	answer := in(c, "s", "python", "open('p').read()")
+	if want := "'python\\nmore\\n'\n[new session: the earlier one has ended; its variables are gone, its files in /workspace are kept (2, "; !strings.HasPrefix(answer.Text(), want) {
+		t.Errorf("answer %q, want %q", answer.Text(), want)
+	}
+	expect(t, in(c, "s", "bash", "ls -A; echo bash >>p"), "outputs\np\n")
+	c.Signal(syscall.SIGKILL)
+	c.Wait(patience.For(10 * time.Second))
+
+	c = keeping(t, state, metadata)
+	if answer := in(c, "s", "bash", "head -n 2 p | tr '\\n' ' '"); !strings.HasPrefix(answer.Text(), "python more \n[new session: ") {
+		t.Errorf("answer %q", answer.Text())
+	}
+}
+
 // A server that is killed leaves the files as of its last answered call but one, at
 // worst.
 func TestKeep_SurvivesAKill(t *testing.T) {
@@ -321,10 +350,6 @@ func TestKeep_NeedsAFolder(t *testing.T) {
 	expectRefusal(t, command(t, "SESSION_KEEP_FILES=1", "XDG_STATE_HOME="+file), "keep files of sessions: mkdir "+file, "hint: ")
 	expectRefusal(t, command(t, "SESSION_KEEP_FILES=1", "HOME="), "SESSION_KEEP_FILES is 1, and there is no folder to keep files in", "set XDG_STATE_HOME or HOME to an absolute path")
 	expectRefusal(t, command(t, "SESSION_KEEP_FILES=yes"), `SESSION_KEEP_FILES is "yes"`, "set it to 1")
-	shared := "NIX_SANDBOX_METADATA=" + mcptest.MetadataWith(t, environments(t), map[string]any{
-		"session": mcptest.Session(map[string]any{"shared_files": true}),
-	})
-	expectRefusal(t, command(t, "SESSION_KEEP_FILES=1", shared), "SESSION_KEEP_FILES is 1, and the configuration's shared_files is true", "set one of them to false")
 	// The same folder does no harm where nothing is kept.
 	c := start(t, "XDG_STATE_HOME="+file)
 	expect(t, in(c, "s", "bash", "echo 1"), "1\n")

@@ -449,16 +449,14 @@ in
       "config: [session] idle_timeout_seconds is 0: write a whole number from 1 to 2592000"
     ];
   };
-  testTomlKeepsNoSharedFiles = {
+  testTomlKeepsFiles = {
     expr = map (keys: wrong "${python}[session]\n${keys}\n") [
       "keep_files = true\nshared_files = true"
       "keep_files = true"
       "keep_mb = 0"
     ];
     expected = [
-      [
-        "config: [session] keep_files is true, and so is shared_files: files that environments share are not kept, set one of them to false"
-      ]
+      [ ]
       [ ]
       [ "config: [session] keep_mb is 0: write a whole number from 1 to 1048576" ]
     ];

@@ -299,15 +299,6 @@ in
       "mkServer: session: has no option \"idle\": write one of idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, shared_files, suspend, suspend_mb"
     ];
   };
-  testServerKeepsNoSharedFiles = {
-    expr = problems.mkServer {
-      config = builtins.fromTOML "[environments.x]\npreset = \"shell\"\n[session]\nshared_files = true\n";
-      session.keep_files = true;
-    };
-    expected = [
-      "mkServer: session: keep_files is true, and so is shared_files: files that environments share are not kept, set one of them to false"
-    ];
-  };
   testServerForFolders = {
     expr = (mkServer { environments = [ ]; }).metadata.environments;
     expected = { };
