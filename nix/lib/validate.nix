@@ -184,16 +184,6 @@ rec {
     lib.optional (max_timeout_seconds != null && max_timeout_seconds < timeout_seconds)
       "${location} max_timeout_seconds is ${show max_timeout_seconds}, less than timeout_seconds, which is ${show timeout_seconds}: write ${show timeout_seconds} or more, or leave it out";
 
-  # What is wrong with options of sessions that do not fit together.
-  sessionTogether =
-    location: options: given:
-    let
-      inherit (complete options given) keep_files shared_files;
-    in
-    lib.optional (
-      keep_files && shared_files
-    ) "${location} keep_files is true, and so is shared_files: files that environments share are not kept, set one of them to false";
-
   # The values given, and the defaults of those that were not.
   complete =
     options: given:
