@@ -130,6 +130,7 @@ func (f *Files) save(from io.Reader) (err error) {
 // bytes, which tells the sandbox that the copy is complete.
 func (f *Files) rewrite(to *tar.Writer, from io.Reader) (head store.Head, err error) {
 	archive := filetree.NewReader(from)
+	buffer := make([]byte, 64<<10)
 	for {
 		e, err := archive.Next()
 		if errors.Is(err, io.EOF) {
@@ -145,7 +146,7 @@ func (f *Files) rewrite(to *tar.Writer, from io.Reader) (head store.Head, err er
 		if err := filetree.Write(to, e); err != nil {
 			return head, err
 		}
-		if _, err := io.Copy(to, archive); err != nil {
+		if _, err := io.CopyBuffer(to, archive, buffer); err != nil {
 			return head, err
 		}
 	}
