@@ -17,7 +17,7 @@ import (
 const archive = ".outputs"
 
 // Archive has all output of one stream of a call, as much as fits. Its writes
-// never fail: what does not fit is left out.
+// never fail: output that does not fit is left out.
 type Archive struct {
 	Path   string
 	Stored int64 // bytes that the file has
@@ -30,7 +30,7 @@ type Archive struct {
 // use at most a quarter of the workspace.
 //
 // The folder belongs to the code, which may have replaced it by a link or
-// anything else: no link is followed, and what cannot be used is an error.
+// anything else: no link is followed, and anything unusable is an error.
 func (r *Root) Archive(call uint64, stream string) (*Archive, error) {
 	dir, err := r.archives()
 	if err != nil {
@@ -59,7 +59,7 @@ func (r *Root) Archive(call uint64, stream string) (*Archive, error) {
 	}, nil
 }
 
-// archives opens the folder, which is made first where there is none.
+// archives opens the folder, after making it if it does not exist.
 func (r *Root) archives() (*os.File, error) {
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW
 	dir, err := r.open(archive, flags, 0, unix.RESOLVE_NO_SYMLINKS)
@@ -109,7 +109,7 @@ func (r *Root) expire(dir *os.File, limit int64) {
 	}
 }
 
-// Write stores what the limit and the file system allow.
+// Write stores as much as the limit and the file system allow.
 func (a *Archive) Write(p []byte) (int, error) {
 	if n := min(int64(len(p)), a.limit-a.Stored); n > 0 {
 		m, err := a.file.Write(p[:n])

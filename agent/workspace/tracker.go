@@ -256,7 +256,7 @@ type found struct {
 }
 
 // scan calls visit for every entry of the workspace, in the order of an archive. It
-// leaves out what disappears meanwhile, and entries of a folder that cannot be read. It
+// leaves out entries that disappear meanwhile, and entries of a folder that cannot be read. It
 // fails if there are more than [filetree.MaxEntries].
 func (r *Root) scan(visit func(found) error) error {
 	root, err := unix.Open(r.Path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

@@ -46,7 +46,7 @@ type Root struct {
 	seen map[string]stamp
 }
 
-// stamp is what changes when a file changes.
+// stamp changes if a file changes.
 type stamp struct {
 	inode, size   uint64
 	mtime, change int64 // ns
@@ -77,7 +77,7 @@ func openAt(dir int, rel string, flags int, mode uint32, resolve uint64) (*os.Fi
 // openFD is openAt for a descriptor without an [os.File].
 func openFD(dir int, rel string, flags int, mode uint32, resolve uint64) (int, error) {
 	flags |= unix.O_CLOEXEC
-	if flags&unix.O_PATH == 0 { // openat2 refuses what has no effect
+	if flags&unix.O_PATH == 0 { // openat2 refuses flags without an effect
 		// Without O_NONBLOCK, opening a FIFO would wait for its other end.
 		flags |= unix.O_NONBLOCK | unix.O_NOCTTY
 	}

@@ -76,9 +76,9 @@ func (s *Store) Acquire(key store.Key) (*Files, error) {
 	return &Files{Slot: slot, limit: s.Limit}, nil
 }
 
-// Save replaces the kept files by those that copy reads from a sandbox. If copy has none,
-// nothing has changed since the last success; with full, it has all files in any case.
-// After an error the old files are kept, and the next Save is a full one.
+// Save replaces the kept files by the archive that copy returns. An empty archive means
+// that the files are the same as at the last success, unless full is true. After an error
+// the old files are kept, and the next Save is a full one.
 func (f *Files) Save(copy func(full bool) io.Reader) error {
 	from := bufio.NewReader(copy(f.behind))
 	f.behind = true
@@ -207,7 +207,7 @@ func open(file *os.File, head *store.Head) (_ *archive, err error) {
 
 // Export writes the files of a session as a common tar file, compressed with zstd. A
 // server may have the session: the files are those that it saved last. The error is a
-// [*store.DamagedError] if they are not as they were saved; then nothing is written.
+// [*store.DamagedError] if they are not as they were saved, before anything is written.
 func Export(s store.Session, to io.Writer) error {
 	file, head, err := s.Open()
 	if err != nil {

@@ -118,8 +118,7 @@ func (p *part) withoutFiles(ctx context.Context, files *Files, begun session.Mem
 	return &call.Restored{Lost: problem.Error()}, begun, nil
 }
 
-// restore writes the kept files into a sandbox. It returns nil if there are none, and were
-// none.
+// restore writes the kept files into a sandbox. It returns nil if no files were ever kept.
 func restore(ctx context.Context, files *Files, box sandbox.Sandbox) (*call.Restored, error) {
 	head, err := files.Head()
 	if err != nil {

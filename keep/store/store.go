@@ -7,8 +7,8 @@
 // One process at a time has a session.
 //
 // All sessions together are bounded in size, and may be in age. If there are too many, the
-// principal with the most data loses its oldest session. So a principal loses nothing to
-// others while it has less than an equal share.
+// principal with the most data loses its oldest session. So a principal with less than an
+// equal share keeps its sessions.
 package store
 
 import (
@@ -138,7 +138,7 @@ type Holder struct {
 	Since time.Time `json:"since"`
 }
 
-// readHolder returns what the process that has a session wrote to its lock.
+// readHolder reads the lock of a session.
 func readHolder(folder string) (holder Holder) {
 	if data, err := bounded.ReadFile(filepath.Join(folder, lockName), maxHead); err == nil {
 		_ = json.Unmarshal(data, &holder)
@@ -287,7 +287,7 @@ func (s *Store) acquire(key Key) (*Slot, error) {
 	return slot, nil
 }
 
-// clean removes what a process that was killed left beside the data.
+// clean removes leftovers of processes that were killed.
 func (s *Slot) clean() {
 	entries, err := os.ReadDir(s.folder)
 	if err != nil {
@@ -335,7 +335,7 @@ func (s *Slot) Commit(head Head) error { return s.commit(head, "") }
 // CommitEarly then waits until it also counts after a restart of the host.
 func (s *Slot) CommitEarly(head Head) error {
 	boot, err := bootID()
-	if err != nil { // nothing tells a restart
+	if err != nil { // a restart would go unnoticed
 		if err := syncAll(filepath.Join(s.folder, s.next)); err != nil {
 			return err
 		}

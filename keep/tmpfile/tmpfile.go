@@ -1,5 +1,5 @@
-// Package tmpfile makes files of which nothing is left when the process ends, however it
-// does.
+// Package tmpfile makes temporary files that disappear with the process, even if it is
+// killed.
 package tmpfile
 
 import (
