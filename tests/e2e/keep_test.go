@@ -189,6 +189,7 @@ func TestKeep_SurvivesKillsAtRandom(t *testing.T) {
 		t.Helper()
 		answer := in(c, "s", "bash", "[ -e n ] || exit 9; cat n; "+check)
 		if before == 0 && strings.HasPrefix(answer.Text(), "[exit status 9]") {
+			last = 0 // only one call was answered, and it is lost
 			return
 		}
 		var n int
