@@ -163,8 +163,8 @@ func (s *scanner) files() (int64, error) {
 const fileCost = 1 << 10
 
 // filesIn returns the bytes that a folder's file system uses, how many of them are for
-// inodes and names, and whether it is in memory. An overlay reports its upper layer, which is in memory if
-// the sandbox can write to it.
+// inodes and names, and whether it is in memory. An overlay reports its upper layer, which
+// is in memory if the sandbox can write to it.
 func filesIn(folder string) (used, inodes int64, inMemory bool, err error) {
 	path, err := unix.BytePtrFromString(folder)
 	if err != nil {
