@@ -53,6 +53,7 @@
     mainProgram = "lua";
   };
   netcat-openbsd.mainProgram = "nc";
+  nix.package = "nix-bin";
   nodejs.mainProgram = "node";
   openssl = { };
   patchelf = { };
