@@ -25,8 +25,8 @@ import (
 )
 
 const (
-	// maxLinks and maxLinkBytes bound the files of one call that are linked or
-	// named, and what that takes: a character of a name can be nine of a URI.
+	// maxLinks and maxLinkBytes bound the linked or named files of one call, and the bytes of that:
+	// a character of a name can take nine in a URI.
 	maxLinks     = 16
 	maxLinkBytes = 4 << 10
 	// maxResource is the largest file that is read as a resource, in bytes.
@@ -99,9 +99,9 @@ func link(folder string, file sandbox.File) mcp.ResourceLink {
 	return link
 }
 
-// quoteName returns the name of a file as it is, or as a string of Go where a
-// character of it is not printed or could be taken for the end of the name:
-// clients show the names of links between words and brackets of their own.
+// quoteName returns the name of a file as it is, or as a string of Go if a character is not
+// printable or could be mistaken for the end of the name: clients show the names of links between
+// words and brackets of their own.
 func quoteName(name string) string {
 	if strings.ContainsFunc(name, func(r rune) bool { return isHidden(r) || strings.ContainsRune("[](){}<>,;\"\\`", r) }) {
 		return printable(strconv.Quote(name))
@@ -148,10 +148,9 @@ type Read struct {
 	leave func()
 }
 
-// AcceptRead takes a ticket for a read in the session that its URI names, as
-// [Tool.Accept] does for a call. The error says why the URI is not one of a
-// session's file; otherwise [Read.Answer] and then [Read.Release] must be
-// called.
+// AcceptRead takes a ticket for a read in the session that its URI names, as [Tool.Accept] does for
+// a call. The error says why the URI is not that of a session's file; otherwise the caller must
+// call [Read.Answer] and then [Read.Release].
 func (t *Tool) AcceptRead(principal, uri string) (*Read, error) {
 	session, name, err := locate(uri)
 	if err != nil {
@@ -253,7 +252,7 @@ func (t *Tool) readKept(principal, id, name string) ([]byte, error) {
 	return t.Kept.Read(principal, id, name)
 }
 
-// session is the session's id, or what stands for it in the URI.
+// session is the session's id, or its substitute in the URI.
 func (r *Read) session() string {
 	if r.ticket == nil {
 		return keptPrefix + r.kept
@@ -285,16 +284,16 @@ func isText(data []byte) bool {
 // validKept is how the files of a call are named in a URI.
 var validKept = regexp.MustCompile(`^call\.[0-9a-f]{16}$`)
 
-// locate splits the URI of a file into its session, or what stands for that of a
-// call's files, and its path.
+// locate splits the URI of a file into its session, or the substitute of a one-shot call, and its
+// path.
 func locate(uri string) (session, name string, err error) {
 	session, escaped, ok := strings.Cut(strings.TrimPrefix(uri, scheme), "/")
 	if !strings.HasPrefix(uri, scheme) || !ok || !ValidSession.MatchString(session) && !validKept.MatchString(session) {
 		return "", "", fmt.Errorf("%.200q is not sandbox://SESSION/PATH", uri)
 	}
 	name, err = url.PathUnescape(escaped)
-	// The agent resolves the path inside the workspace, links included; what
-	// leaves it by its words alone is refused here.
+	// The agent resolves the path inside the workspace, including links; a path that is outside by
+	// its words alone is refused here.
 	if err != nil || name == "" || path.Clean("/"+name) != "/"+name || strings.ContainsRune(name, 0) {
 		return "", "", fmt.Errorf("%.200q does not name a file under /workspace", uri)
 	}

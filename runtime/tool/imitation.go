@@ -42,8 +42,8 @@ func markImitations(stream, text string) string {
 	return marked.String() + text[written:]
 }
 
-// nextLine returns where the line after the one at an offset begins. Lines end
-// as they do in Unicode, for a model may read them so.
+// nextLine returns the beginning of the next line after an offset. Lines end as in Unicode, because
+// a model may read them so.
 func nextLine(text string, at int) int {
 	for ; at < len(text); at++ {
 		switch c := text[at]; {
@@ -58,9 +58,9 @@ func nextLine(text string, at int) int {
 	return at
 }
 
-// sequence matches what controls a terminal and is not shown by one: control
-// sequences, strings and other escape sequences of ECMA-48. A model reads their
-// characters, so a line is compared with and without them.
+// sequence matches sequences that control a terminal and are not shown by it: control sequences,
+// strings and other escape sequences of ECMA-48. A model reads their characters, so a line is
+// compared with and without them.
 var sequence = regexp.MustCompile(`^(?:(?:\x1b\[|\x{9b})[ -?]*[@-~]|` +
 	`(?:\x1b[PX\]^_]|[\x{90}\x{98}\x{9d}-\x{9f}])[^\a\x1b\x{9c}]{0,256}(?:\a|\x1b\\|\x{9c})|\x1b[ -/]*[0-~])`)
 
@@ -68,8 +68,7 @@ var sequence = regexp.MustCompile(`^(?:(?:\x1b\[|\x{9b})[ -?]*[@-~]|` +
 // a line with more is marked, whatever it is.
 const maxSequences = 32
 
-// imitation returns where in a line the words begin that could be taken for the
-// server's.
+// imitation finds the beginning of words in a line that could be mistaken for the server's.
 func imitation(line string) (offset int, found bool) {
 	at := 0
 	for range maxSequences {
@@ -105,15 +104,15 @@ func imitation(line string) (offset int, found bool) {
 	return 0, true
 }
 
-// isBlank reports whether a character alone shows nothing.
+// isBlank reports whether a character alone is invisible.
 func isBlank(r rune) bool { return r == ' ' || isHidden(r) || unicode.Is(unicode.Mn, r) }
 
 // longestOpening is how much of a line is compared with openings, in
 // characters that are seen.
 const longestOpening = 48
 
-// imitates reports whether a line begins like a remark or the separator, to a
-// reader who overlooks case and what is not seen.
+// imitates reports whether a line begins like a remark or the separator, to a reader who overlooks
+// case and invisible characters.
 func imitates(line string) bool {
 	if beginsLikeOurs(line) {
 		return true
@@ -164,8 +163,8 @@ func beginsLikeOurs(line string) bool {
 	return false
 }
 
-// bareOpenings are the openings as they are compared: without spaces, and the
-// one that follows an amount of bytes also with its unit.
+// bareOpenings are the openings in the form for comparison: without spaces, and the one after an
+// amount of bytes also with its unit.
 var bareOpenings = func() (bare []string) {
 	for _, words := range openings {
 		bare = append(bare, strings.ReplaceAll(words, " ", ""))

@@ -36,7 +36,7 @@ func reach(n *registry.Network) string {
 	return text
 }
 
-// separators is what stands before the item at an index of so many in a list.
+// separators returns the text before the item at an index in a list of so many.
 func separators(i, count int) string {
 	switch i {
 	case 0:
@@ -55,7 +55,7 @@ func plural(count int64) string {
 	return "s"
 }
 
-// endpoint names a host, and its port where there is one.
+// endpoint names a host, with its port unless that is 0.
 func endpoint(name string, port int) string {
 	switch {
 	case name == "":
@@ -66,9 +66,8 @@ func endpoint(name string, port int) string {
 	return net.JoinHostPort(name, strconv.Itoa(port))
 }
 
-// network says what the model must know of what the code did on the network.
-// The words come from what the proxy reported alone, so that nothing that the
-// code printed can be taken for them.
+// network tells the model about the code's network accesses. The words come only from the proxy's
+// reports, so that output of the code cannot be mistaken for them.
 func (a answer) network() []string {
 	n := a.result.Network
 	if n == nil || a.call.Env.Network == nil {
@@ -118,8 +117,8 @@ func unanswered(n *sandbox.Network) string {
 	return text + " are allowed, and did not answer"
 }
 
-// joined lists things of which more are not named. atLeast says that there may be
-// others, which were not counted.
+// joined lists things, and says how many more there are. atLeast says that further ones were not
+// counted.
 func joined(named []string, more int, atLeast bool) string {
 	if more > 0 && atLeast {
 		return fmt.Sprintf("%s and at least %d more", strings.Join(named, ", "), more)
@@ -134,8 +133,8 @@ func joined(named []string, more int, atLeast bool) string {
 	return text
 }
 
-// limits are what a sandbox may do on the network, by the option's name: what is
-// counted, and what the code can do about a refusal.
+// limits are the limits of a sandbox on the network, by the option's name: the counted things, and
+// the code's way around a refusal.
 var limits = map[string]struct{ counts, way string }{
 	"connections": {"connections at once", "Close some first"},
 	"rate":        {"new connections a second", "Go slower"},
@@ -143,7 +142,7 @@ var limits = map[string]struct{ counts, way string }{
 	"names":       {"names", ""},
 }
 
-// refused says what the policy refused, and what to do about it.
+// refused lists the refusals of the policy, with advice.
 func refused(n *sandbox.Network, env registry.Environment) string {
 	var named, advice []string
 	var wanted options
@@ -224,11 +223,11 @@ func short(detail string) string {
 	return detail
 }
 
-// optionName is the name of the option that would allow what was refused, as it
-// is written in a network; empty where none would.
+// optionName is the name of the option that would allow the access, as it is written in a network,
+// or "" if no option would.
 func optionName(r sandbox.Refusal) string { return strings.TrimPrefix(r.Option, "network.") }
 
-// options are settings of a network that would allow what was refused.
+// options are settings of a network that would allow refused accesses.
 type options []option
 
 type option struct {
@@ -306,8 +305,8 @@ func networkFacts(n *sandbox.Network) map[string]any {
 	return facts
 }
 
-// fact is what the facts about a host have in common. A look-up has no port, and
-// what was refused before it named a host no name.
+// fact returns the common part of the facts about a host. A look-up has no port, and an access that
+// was refused before it named a host has no name.
 func fact(name string, port int, count int64) map[string]any {
 	fact := map[string]any{"count": count}
 	if name != "" {

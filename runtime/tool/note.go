@@ -9,8 +9,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 )
 
-// words says what an answer tells the model about a note, as a remark with an opening, and
-// what it tells programs, as facts. Both may be missing.
+// words returns the remarks about a note for the model, and the facts about it for programs. Both
+// may be missing.
 func (a answer) words(note call.Note) (remarks []remark, facts map[string]any) {
 	switch n := note.(type) {
 	case call.Grown:

@@ -12,16 +12,15 @@ import (
 // a line in brackets, and every line in brackets that the server writes is
 // made here. Output that imitates one is marked; see [markImitations].
 type remark struct {
-	// amount stands before the opening where that is about one, such as
-	// "1.2 MB" or "3".
+	// amount precedes the opening if that is about an amount, such as "1.2 MB" or "3".
 	amount  string
 	opening opening
 	// rest follows the opening. It may contain bytes of a sandbox.
 	rest string
 }
 
-// opening is how a remark begins, and what output that imitates one is
-// recognized by. A new kind of remark is a new opening.
+// opening is the beginning of a remark. Output that imitates a remark is recognized by it, so a new
+// kind of remark needs a new opening.
 type opening int
 
 const (
@@ -45,7 +44,7 @@ const (
 	hint
 )
 
-// openings are the words of each opening. None of them begins with an amount.
+// openings are the words of each opening. They never begin with an amount.
 var openings = [...]string{
 	noOutput:       "no output",
 	cutHere:        "...",
@@ -76,9 +75,8 @@ func (r remark) String() string {
 	return "[" + printable(text) + "]"
 }
 
-// printable escapes, as Go does, the characters of a text that are not
-// printed: those that end a line, change its direction or its colour, or
-// cannot be seen.
+// printable escapes unprintable characters of a text, as Go does: characters that end a line,
+// change its direction or its colour, or are invisible.
 func printable(text string) string {
 	if strings.IndexFunc(text, isHidden) < 0 {
 		return text
@@ -95,9 +93,8 @@ func printable(text string) string {
 	return escaped.String()
 }
 
-// isHidden reports whether a character is a control or format character,
-// another space than U+0020, unassigned, one that Unicode lets be ignored, or
-// the empty pattern of Braille.
+// isHidden reports whether a character is a control or format character, a space other than U+0020,
+// unassigned, ignorable by Unicode, or the empty pattern of Braille.
 func isHidden(r rune) bool {
 	return !strconv.IsPrint(r) || r >= utf8.RuneSelf && (r == '\u2800' || unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector))
 }
