@@ -13,7 +13,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/sessionfiles"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/store"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/suspended"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages/ondemand"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
@@ -44,9 +44,9 @@ func Add(options *service.Options, server *service.Server) error {
 	if store != nil {
 		options.Parts, options.KeepsFiles = append(options.Parts, sessionfiles.NewPart(store, server.Log)), true
 	}
-	options.Parts = append(options.Parts, ondemand.Grow{})
-	packages := ondemand.Options{Folder: server.Settings.Folders.Packages, Ask: server.Build, Log: server.Log}
-	options.OnDemand = ondemand.NewServer(packages, options.Sessions.Idle)
+	options.Parts = append(options.Parts, packages.Grow{})
+	onDemand := packages.Options{Folder: server.Settings.Packages, Ask: server.Build, Log: server.Log}
+	options.OnDemand = packages.NewServer(onDemand, options.Sessions.Idle)
 	options.CallFiles = callfiles.New(callfiles.Limits{
 		Idle: options.Sessions.Idle, Lifetime: options.Sessions.Lifetime, Calls: maxCalls, Bytes: maxCallBytes,
 	}, os.TempDir(), server.Log)

@@ -54,7 +54,7 @@ func (p *part) Start(ctx context.Context, s *session.Start, next session.StartFu
 	if s.Call.From != "" { // the files of a branch end with it
 		return next(ctx, s)
 	}
-	key := store.Key{Principal: s.Call.Principal, Session: s.Call.Session, Env: s.Call.Env.Added().Base}
+	key := store.Key{Principal: s.Call.Principal, Session: s.Call.Session, Env: s.Call.Env.BaseName()}
 	if s.Spec.Workspace != nil {
 		key.Env = allEnvs
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/sessionfiles"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/store"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages/ondemand"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
@@ -42,7 +42,7 @@ func serve(t *testing.T, folder string, shared bool) *server {
 	s := &server{session.New(session.Options{
 		Starter: machine, Spec: func(c call.Call) sandbox.Spec { return sandbox.Spec{Name: c.Env.Name, OutputBytes: 1000} },
 		Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8},
-		Parts:  []session.Part{sessionfiles.NewPart(files, log), ondemand.Grow{}}, Log: log,
+		Parts:  []session.Part{sessionfiles.NewPart(files, log), packages.Grow{}}, Log: log,
 		Workspaces: workspaces(machine, shared),
 	}), t, machine}
 	t.Cleanup(s.Close)
@@ -50,19 +50,19 @@ func serve(t *testing.T, folder string, shared bool) *server {
 }
 
 // in runs code in session s of an environment with packages.
-func (s *server) in(code string, packages ...string) (call.Result, error) {
+func (s *server) in(code string, adds ...string) (call.Result, error) {
 	env := registry.Environment{Name: "bash", Timeout: time.Minute, OutputBytes: 1000}
-	if len(packages) > 0 {
-		env.Derived = &registry.Derived{Base: "bash", Packages: packages}
-		env.Name = env.Derived.String()
+	if len(adds) > 0 {
+		env.Base, env.Added = "bash", adds
+		env.Name = packages.Name{Base: "bash", Packages: adds}.String()
 	}
 	return s.Execute(s.t.Context(), call.Call{Session: "s", Env: env, Code: code})
 }
 
 // want fails the test unless a call in session s writes text.
-func (s *server) want(text, code string, packages ...string) call.Result {
+func (s *server) want(text, code string, adds ...string) call.Result {
 	s.t.Helper()
-	result, err := s.in(code, packages...)
+	result, err := s.in(code, adds...)
 	if err != nil || result.Stdout.Head != text {
 		s.t.Errorf("%s: %q, error %v, want %q", code, result.Stdout.Head, err, text)
 	}

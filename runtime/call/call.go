@@ -219,46 +219,6 @@ func (e *FullError) Error() string {
 	return fmt.Sprintf("all %d sessions are in use, %d of them are idle", e.Max, len(e.Idle))
 }
 
-// BuildingError reports an environment with packages that is still being built, and
-// goes on being built.
-type BuildingError struct {
-	Env string
-	// Done and Total count what of it is there; Total is 0 where that is not known.
-	Done, Total int
-}
-
-func (e *BuildingError) Error() string { return fmt.Sprintf("environment %q is being built", e.Env) }
-
-// BuildError reports an environment with packages that was not built.
-type BuildError struct {
-	Env  registry.Environment
-	Kind BuildFailure
-	// Package is the name that was not resolved, if it is one that was.
-	Package string
-	// Reason is Nix's, of one line where it is about one package, and of the last lines
-	// that it wrote otherwise.
-	Reason string
-	// Size is what it would take, in bytes; 0 where that is not the reason.
-	Size int64
-}
-
-// BuildFailure is a kind of failure of a build.
-type BuildFailure string
-
-const (
-	Absent   BuildFailure = "absent"   // there is no such package
-	Refused  BuildFailure = "refused"  // Nix refuses to build it: broken, unfree, insecure
-	TooLarge BuildFailure = "large"    // it would take more than its bound
-	TooSlow  BuildFailure = "slow"     // it took longer than its bound
-	Failed   BuildFailure = "failed"   // Nix failed
-	Crowded  BuildFailure = "crowded"  // too many wait to be built
-	NoBuild  BuildFailure = "no-build" // nobody builds
-)
-
-func (e *BuildError) Error() string {
-	return fmt.Sprintf("environment %q was not built: %s", e.Env.Name, cmp.Or(e.Reason, string(e.Kind)))
-}
-
 // DiedDuring returns the error of a sandbox that ended during the call, or
 // nil.
 func DiedDuring(err error) *sandbox.DeadError {

@@ -54,8 +54,9 @@ type Config struct {
 	Metadata string
 	// Folders have further environments.
 	Folders registry.Folders
-	// Builder is the descriptor of the process that builds Folders.Builds and Folders.Packages,
-	// or 0.
+	// Packages is the folder of environments with packages that calls added, or empty.
+	Packages string
+	// Builder is the descriptor of the process that builds Folders.Builds and Packages, or 0.
 	Builder int
 
 	// ProjectDir is absolute and exists; empty if there is no project.
@@ -183,7 +184,8 @@ func Read(get func(string) string) (Config, error) {
 	}
 	config := Config{
 		Metadata:        get("NIX_SANDBOX_METADATA"),
-		Folders:         registry.Folders{Folders: folders(get), Builds: get("NIX_SANDBOX_BUILDS"), Packages: get("NIX_SANDBOX_PACKAGES")},
+		Folders:         registry.Folders{Folders: folders(get), Builds: get("NIX_SANDBOX_BUILDS")},
+		Packages:        get("NIX_SANDBOX_PACKAGES"),
 		ProjectDir:      get("PROJECT_DIR"),
 		ProjectMount:    get("PROJECT_MOUNT"),
 		ProjectMode:     get("PROJECT_MODE"),

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -54,8 +55,10 @@ type Environment struct {
 	Needs string
 	// OnDemand lists the packages that calls may add, or is nil.
 	OnDemand *OnDemand
-	// Derived lists the packages that a call added, or is nil.
-	Derived *Derived
+	// Base is the name of the environment that a call added packages to, and Added are these
+	// packages. Both are empty if no call did.
+	Base  string
+	Added []string
 	// Exec runs code from its stdin; SessionExec speaks frames. Both are "" if the environment has
 	// yet to be built.
 	Exec        string
@@ -63,6 +66,19 @@ type Environment struct {
 	// Origin is the file or variable that named the environment.
 	Origin string
 }
+
+// OnDemand says which packages calls may add to an environment.
+type OnDemand struct {
+	// All allows every package of the package set.
+	All bool
+	// Names are the allowed packages otherwise, in the order of the configuration.
+	Names []string
+	// Folder is the artifact's, which has further files about packages.
+	Folder string
+}
+
+// BaseName returns the name of the environment without packages that calls added.
+func (e Environment) BaseName() string { return cmp.Or(e.Base, e.Name) }
 
 // Sessions says whether the environment keeps state across calls.
 func (e Environment) Sessions() bool {
@@ -78,8 +94,8 @@ func (e Environment) Secrets() []string {
 	return slices.Concat(e.Reads, e.Network.Secrets)
 }
 
-// validName matches names of environments.
-var validName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,63}$`)
+// ValidName matches names of environments.
+var ValidName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,63}$`)
 
 // environment checks an entry of the server's metadata. Defaults are the fields
 // that it may lack.
@@ -103,7 +119,7 @@ func artifactEnvironment(folder, file, name string, object, defaults gjson.Resul
 // environment reads the fields that both forms share. The first wrong one is the error. The build
 // checked the values; only their types are checked here.
 func (r *reader) environment(name, run, serve string) (Environment, error) {
-	if r.err == nil && !validName.MatchString(name) {
+	if r.err == nil && !ValidName.MatchString(name) {
 		r.err = fmt.Errorf("%s: environment name %q must be 1 to 64 of a-z, 0-9, _ and -, and begin with a letter or digit", r.where, name)
 	}
 	if declared := r.text("name", name); r.err == nil && declared != name {
@@ -322,6 +338,23 @@ var validVariable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 func (r *reader) names(field string) []string {
 	return r.list(field, "the name of a variable", validVariable.MatchString)
+}
+
+// ValidPackage matches names of packages: attributes of a package set, without the dots of a path
+// to one.
+var ValidPackage = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$`)
+
+// onDemand reads the packages that calls may add: "all", or an array of names. An artifact of an
+// earlier version has none.
+func (r *reader) onDemand(field, folder string) *OnDemand {
+	if value, _ := r.get(field); value.Type == gjson.String && value.Str == "all" {
+		return &OnDemand{All: true, Folder: folder}
+	}
+	names := r.list(field, `the name of a package (or "all" instead of the array)`, ValidPackage.MatchString)
+	if len(names) == 0 {
+		return nil
+	}
+	return &OnDemand{Names: names, Folder: folder}
 }
 
 // kind names the type of a value in error messages.

@@ -3,7 +3,6 @@ package registry
 import (
 	"encoding/binary"
 	"hash/maphash"
-	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -51,15 +50,6 @@ func (p Folders) Fingerprint() uint64 {
 				trace(&hash, filepath.Join(target, file))
 			}
 		}
-	}
-	for _, key := range DerivedKeys(p.Packages) {
-		target, err := os.Readlink(filepath.Join(p.Packages, key, ResultLink))
-		if err != nil {
-			continue // it is not built
-		}
-		hash.WriteString(key)
-		hash.WriteString(target)
-		trace(&hash, filepath.Join(target, "metadata.json"))
 	}
 	return hash.Sum64()
 }

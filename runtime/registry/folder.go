@@ -44,9 +44,6 @@ type Folders struct {
 	//	               the process with the id that it contains,
 	//	NAME.failed    a file: NAME was not built; the end of it says why.
 	Builds string
-	// Packages is the folder of environments with packages that calls added, or
-	// empty. See [Request].
-	Packages string
 }
 
 // With returns the set with the contents of these folders added. The error reports a folder that
@@ -66,7 +63,6 @@ func (s *Set) With(folders Folders) (*Set, error) {
 			return nil, err
 		}
 	}
-	all.derive(folders.Packages)
 	return &all, nil
 }
 
@@ -170,7 +166,7 @@ func artifact(entry string, link bool, called string, alias bool, defaults gjson
 	env, err := artifactEnvironment(folder, file, name, root, defaults)
 	if err == nil && alias {
 		name, env.Name = called, called
-		if !validName.MatchString(called) {
+		if !ValidName.MatchString(called) {
 			err = fmt.Errorf("%s: %q is no name of an environment", entry, called)
 		}
 	}
@@ -178,6 +174,12 @@ func artifact(entry string, link bool, called string, alias bool, defaults gjson
 		err = ownArtifact(entry, env)
 	}
 	return name, env, err
+}
+
+// ReadArtifact reads the environment that a link leads to. It has the artifact's own name.
+func ReadArtifact(link string) (Environment, error) {
+	_, env, err := artifact(link, true, "", false, gjson.Result{})
+	return env, err
 }
 
 // target returns the target of a link, for a sentence.

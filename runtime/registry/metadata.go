@@ -24,9 +24,6 @@ const maxFile = 4 << 20
 // Set is everything that was read.
 type Set struct {
 	Environments map[string]Environment
-	// Derived are environments with packages that calls added, by their names in the
-	// canonical form.
-	Derived map[string]Environment
 	// Languages are the server's own, by interpreter type.
 	Languages  map[string]*Language
 	Builds     []Build

@@ -466,9 +466,40 @@ func FuzzRead(f *testing.F) {
 			return
 		}
 		for name, env := range set.Environments {
-			if name != env.Name || !validName.MatchString(name) || env.Timeout < 0 || env.OutputBytes < 0 || env.MemoryMB < 0 || env.Prewarm < 0 {
+			if name != env.Name || !ValidName.MatchString(name) || env.Timeout < 0 || env.OutputBytes < 0 || env.MemoryMB < 0 || env.Prewarm < 0 {
 				t.Errorf("took %+v", env)
 			}
 		}
 	})
+}
+
+func TestOnDemand_IsRead(t *testing.T) {
+	for _, test := range []struct {
+		value any
+		want  *OnDemand
+		err   string
+	}{
+		{nil, nil, ""},
+		{[]string{}, nil, ""},
+		{"all", &OnDemand{All: true}, ""},
+		{[]string{"pandas"}, &OnDemand{Names: []string{"pandas"}}, ""},
+		{[]string{"../x"}, nil, "must be the name of a package"},
+		{"some", nil, "must be an array"},
+	} {
+		environment := entry(t, map[string]any{"packages_on_demand": test.value})
+		set := must.Get(Read(document(t, map[string]any{"python": environment}, nil)))(t)
+		got := set.Environments["python"].OnDemand
+		if test.err != "" {
+			if err := reason(set, "python"); err == nil || !strings.Contains(err.Error(), test.err) {
+				t.Errorf("%v: %v", test.value, err)
+			}
+			continue
+		}
+		if test.want != nil {
+			test.want.Folder = filepath.Dir(filepath.Dir(environment["exec"].(string)))
+		}
+		if diff := cmp.Diff(test.want, got); diff != "" {
+			t.Errorf("%v: %s", test.value, diff)
+		}
+	}
 }

@@ -25,7 +25,6 @@ import (
 // its methods.
 type Snapshot struct {
 	ready   map[string]Environment
-	derived map[string]Environment
 	names   []string
 	pending map[string]Build
 	// languages are the server's and the environments'.
@@ -42,18 +41,6 @@ func (s *Snapshot) Names() []string { return s.names }
 func (s *Snapshot) Environment(name string) (Environment, bool) {
 	env, ok := s.ready[name]
 	return env, ok
-}
-
-// Derived returns a usable environment with packages that calls added, by its name in
-// the canonical form.
-func (s *Snapshot) Derived(name string) (Environment, bool) {
-	env, ok := s.derived[name]
-	return env, ok
-}
-
-// AllDerived returns these environments in order of their names.
-func (s *Snapshot) AllDerived() []Environment {
-	return slices.SortedFunc(maps.Values(s.derived), func(a, b Environment) int { return strings.Compare(a.Name, b.Name) })
 }
 
 // Languages returns the known interpreters, whether or not an environment runs them, in order of
@@ -76,7 +63,7 @@ func (s *Snapshot) AllPending() []Build {
 // equal reports whether two snapshots have the same contents.
 func (s *Snapshot) equal(other *Snapshot) bool {
 	same := func(a, b Environment) bool { return reflect.DeepEqual(a, b) }
-	return maps.EqualFunc(s.ready, other.ready, same) && maps.EqualFunc(s.derived, other.derived, same) &&
+	return maps.EqualFunc(s.ready, other.ready, same) &&
 		maps.EqualFunc(s.pending, other.pending, func(a, b Build) bool {
 			return a.Failed == b.Failed && a.Since.Equal(b.Since) && a.Reason == b.Reason
 		})
@@ -104,7 +91,6 @@ func New(set *Set) *Registry {
 func snapshot(set *Set) *Snapshot {
 	s := &Snapshot{
 		ready:   maps.Clone(set.Environments),
-		derived: maps.Clone(set.Derived),
 		names:   set.Names(),
 		pending: map[string]Build{},
 	}

@@ -54,8 +54,9 @@ type Accounts interface {
 	Sessions(principal string) int
 }
 
-// OnDemand has environments built to which calls added packages; package ondemand does it.
+// OnDemand lets calls add packages to environments; package packages does it.
 type OnDemand interface {
+	tool.Packages
 	// Executor returns an executor that holds calls until their environments are built. Turn
 	// waits until an environment may be built for a principal; nil is at once.
 	Executor(next call.Executor, turn func(ctx context.Context, principal string) (done func(), err error)) call.Executor
@@ -87,7 +88,7 @@ type Options struct {
 	Parts                []session.Part
 	Changes              tool.Changes
 	KeepsFiles, Suspends bool
-	// OnDemand builds environments with packages, and CallFiles keeps files of calls without a
+	// OnDemand lets calls add packages, and CallFiles keeps files of calls without a
 	// session. Each may be nil.
 	OnDemand  OnDemand
 	CallFiles CallFiles
@@ -187,6 +188,7 @@ func (o *Options) Assemble() *Assembly {
 		SharedFiles:  o.SharedFiles,
 		KeptFiles:    o.KeepsFiles,
 		Branches:     o.Suspends,
+		Packages:     o.OnDemand,
 		Kept:         o.CallFiles,
 		Observers:    o.Observers,
 		Changes:      o.Changes,

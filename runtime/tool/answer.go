@@ -98,8 +98,7 @@ func (a answer) problem() string {
 	var full *call.FullError
 	var start *call.StartError
 	var inUse *call.InUseError
-	var building *call.BuildingError
-	var notBuilt *call.BuildError
+	var quoting interface{ Quoted() (program, text string) }
 	var calls *call.CallsError
 	var memory *call.MemoryError
 	var busy *call.BusyError
@@ -117,10 +116,6 @@ func (a answer) problem() string {
 		return fmt.Sprintf("the server is busy: %d calls wait already; call again when some have been answered", busy.Calls)
 	case errors.As(a.err, &inUse):
 		return usedElsewhere(inUse)
-	case errors.As(a.err, &building):
-		return stillBuilding(building)
-	case errors.As(a.err, &notBuilt):
-		return buildProblem(notBuilt)
 	case errors.As(a.err, &otherEnv) && otherEnv.Changed:
 		return fmt.Sprintf("session %q has changed files of the project, which its sandbox with further packages would not have: go on in env %q, or use another session id for %q", otherEnv.Session, otherEnv.Has, otherEnv.Wanted)
 	case errors.As(a.err, &otherEnv):
@@ -134,7 +129,13 @@ func (a answer) problem() string {
 	case errors.Is(a.err, sandbox.ErrClosed):
 		return "not run: the server is ending"
 	}
-	return a.err.Error()
+	problem := a.err.Error()
+	if errors.As(a.err, &quoting) {
+		if program, text := quoting.Quoted(); text != "" {
+			problem += "\n" + markImitations(program, text)
+		}
+	}
+	return problem
 }
 
 // died says that the sandbox ended during the call.

@@ -52,40 +52,15 @@ func (l listing) call(arguments any, started func(session string) []registry.Env
 		}
 	}
 	name := c.Env.Name
-	wanted, isDerived, refusal := l.derivedName(name)
-	if refusal != nil {
-		return c, refusal
-	}
 	hasSession := fields["session"] != nil
 	valid := ValidSession.MatchString(c.Session)
-	if !isDerived {
-		wanted.Base = name
-	}
 	var live []registry.Environment
 	if hasSession && valid {
 		live = started(c.Session)
 	}
-	for _, env := range live {
-		// A session has the packages that its calls have added to its environment.
-		if has := env.Added(); has.Base == wanted.Base && len(has.Packages) > 0 {
-			wanted, isDerived = has.With(wanted), true
-			if _, err := registry.ParseDerived(wanted.String()); err != nil {
-				return c, noPackage(wanted.Base, wanted, err)
-			}
-		}
-	}
-	if isDerived {
-		name = wanted.String()
-	}
-	var env registry.Environment
-	at := slices.IndexFunc(live, func(env registry.Environment) bool { return env.Name == name })
-	switch {
-	case at >= 0: // a session stays with the artifact that it has
-		env, ok = live[at], true
-	case isDerived:
-		env, ok = l.derived(wanted)
-	default:
-		env, ok = l.Environment(name)
+	env, ok, err := l.environment(name, live)
+	if err != nil {
+		return c, err
 	}
 	switch {
 	case !ok:
@@ -93,7 +68,7 @@ func (l listing) call(arguments any, started func(session string) []registry.Env
 	case hasSession && !valid:
 		return c, fmt.Errorf("session is %.80q: it must be 1 to 64 letters, digits, _ or -; leave it out to run without one", c.Session)
 	case hasSession && !env.Sessions():
-		return c, l.noSessions(name)
+		return c, l.noSessions(env.Name)
 	case c.From != "" && !hasSession:
 		return c, fmt.Errorf("from is %.80q and there is no session that could begin as its copy: name a new one in session, or leave from out", c.From)
 	case c.From != "" && !ValidSession.MatchString(c.From):
@@ -107,6 +82,26 @@ func (l listing) call(arguments any, started func(session string) []registry.Env
 		}
 	}
 	return c, nil
+}
+
+// environment returns the environment that a call names in a session that has sandboxes of the
+// live environments. The error is a sentence for the model.
+func (l listing) environment(name string, live []registry.Environment) (env registry.Environment, ok bool, err error) {
+	if l.packages != nil {
+		base, _, adds := strings.Cut(name, "+")
+		if _, pending := l.Pending(base); adds && pending {
+			return env, false, l.noEnvironment(base)
+		}
+		if env, ok, err = l.packages.Environment(l.Snapshot, name, live); ok || err != nil {
+			return env, ok, err
+		}
+	}
+	// A session stays with the artifact that it has.
+	if at := slices.IndexFunc(live, func(env registry.Environment) bool { return env.Name == name }); at >= 0 {
+		return live[at], true, nil
+	}
+	env, ok = l.Environment(name)
+	return env, ok, nil
 }
 
 // timeout is the name of an argument that only some servers have.

@@ -31,11 +31,13 @@ type listing struct {
 	// branches says that a session may begin as a copy of another one, where its
 	// environment can.
 	branches bool
+	// packages lets calls add packages, or is nil.
+	packages Packages
 }
 
 // list returns what the model is told now.
 func (t *Tool) list() listing {
-	return listing{t.Environments.Now(), t.Project, t.SharedFiles, t.KeptFiles, t.Branches}
+	return listing{t.Environments.Now(), t.Project, t.SharedFiles, t.KeptFiles, t.Branches, t.Packages}
 }
 
 // definition is the tool as tools/list shows it. Every byte of it costs the
@@ -81,7 +83,7 @@ func (l listing) schema() json.RawMessage {
 		},
 		Required: []string{"code", "env"},
 	}
-	if len(l.withOnDemand()) > 0 {
+	if l.packages != nil && l.those(func(env registry.Environment) bool { return env.OnDemand != nil }) != nil {
 		// A list of names would say that no name with packages is one.
 		schema.Properties.Env = property{Type: "string", Pattern: "^(" + strings.Join(l.Names(), "|") + `)(\+[\w-]+)*$`}
 	}
@@ -136,8 +138,18 @@ func (l listing) description() string {
 	}
 	text.WriteString(". Images saved in /workspace/outputs are shown.\nenv is one of\n")
 	text.WriteString(strings.Join(l.lines(), "\n"))
-	text.WriteString(l.adding())
+	if adding := l.adding(); adding != "" {
+		text.WriteString("\n" + adding)
+	}
 	return text.String()
+}
+
+// adding says where calls may add packages, or is empty.
+func (l listing) adding() string {
+	if l.packages == nil {
+		return ""
+	}
+	return l.packages.Describe(l.Snapshot)
 }
 
 // instructions tell the model when to use the tool.

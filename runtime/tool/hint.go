@@ -1,6 +1,7 @@
 package tool
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -70,7 +71,7 @@ func (l listing) hint(a answer) string {
 	_, syntax := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Syntax })
 	_, input := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Input })
 	alone := a.call.Session == "" && env.Sessions()
-	if text := installable(env, code); text != "" {
+	if text := l.installable(env, code); text != "" {
 		return text
 	}
 	for _, hint := range hintsOf(env.Language) {
@@ -215,7 +216,7 @@ func (l listing) late(a answer) string {
 
 // missing is for a package that an environment does not have.
 func (l listing) missing(env registry.Environment, name string) string {
-	if text := addable(env, name, (*registry.OnDemand).Module); text != "" {
+	if text := l.offer(env, name, true); text != "" {
 		return text
 	}
 	name = strings.ToLower(name)
@@ -223,7 +224,7 @@ func (l listing) missing(env registry.Environment, name string) string {
 		name = name[:i]
 	}
 	for _, other := range l.Names() {
-		if other == env.Added().Base || l.Ready()[other].InterpreterType != env.InterpreterType {
+		if other == env.BaseName() || l.Ready()[other].InterpreterType != env.InterpreterType {
 			continue
 		}
 		words := strings.FieldsFunc(strings.ToLower(l.Ready()[other].Description), func(r rune) bool { return strings.ContainsRune(" ,;.:()", r) })
@@ -241,6 +242,24 @@ func (l listing) missing(env registry.Environment, name string) string {
 	return notInstalled(env) + "; " + strings.ReplaceAll(env.Language.ProjectModules, "@project@", l.project.Mount)
 }
 
+// offer is the hint that an environment would have a module or program with a package that calls
+// may add, or "".
+func (l listing) offer(env registry.Environment, missing string, isModule bool) string {
+	if l.packages == nil {
+		return ""
+	}
+	return l.packages.Offer(env, missing, isModule)
+}
+
+// installable is the hint for code that would install a package which a call may add, or "".
+func (l listing) installable(env registry.Environment, code string) string {
+	if env.OnDemand == nil || env.Language == nil || env.Language.Errors.Install == nil {
+		return ""
+	}
+	name := first(env.Language.Errors.Install.FindStringSubmatch(code))
+	return cmp.Or(l.offer(env, name, true), l.offer(env, name, false))
+}
+
 // unavailable is for a command that an environment does not have.
 func (l listing) unavailable(env registry.Environment, command string) string {
 	if language := l.caller(command); language != nil && language.Type != env.InterpreterType {
@@ -248,7 +267,7 @@ func (l listing) unavailable(env registry.Environment, command string) string {
 			return "this env does not have it: use env \"" + name + "\" for such code"
 		}
 	}
-	if text := addable(env, command, (*registry.OnDemand).Program); text != "" {
+	if text := l.offer(env, command, false); text != "" {
 		return text
 	}
 	return notInstalled(env)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
@@ -111,7 +112,7 @@ func TestPackages_OneName(t *testing.T) {
 	for _, env := range []string{"python+pandas+opencv4", "python+opencv4+pandas", "python+pandas+opencv4+pandas"} {
 		arguments := map[string]any{"code": "1", "env": env, "session": "s"}
 		c, err := l.call(arguments, noSession)
-		if err != nil || c.Env.Name != "python+opencv4+pandas" || c.Env.SessionExec != "" || c.Env.Derived == nil {
+		if err != nil || c.Env.Name != "python+opencv4+pandas" || c.Env.SessionExec != "" || c.Env.Base != "python" {
 			t.Errorf("%s: %+v %v", env, c.Env, err)
 		}
 		// A session that has it goes on with its artifact.
@@ -166,16 +167,16 @@ func TestPackages_WhyNothingWasBuilt(t *testing.T) {
 	l := describing(registry.New(allowing(t)), Project{}).list()
 	env := must.Get(l.call(map[string]any{"code": "1", "env": "bash+jq"}, nil))(t).Env
 	for _, test := range []struct {
-		err  call.BuildError
+		err  packages.BuildError
 		want string
 	}{
-		{call.BuildError{Kind: call.Absent, Package: "package-x"}, `there is no package "package-x": did you mean package-0, package-1, package-2?`},
-		{call.BuildError{Kind: call.Refused, Package: "jq", Reason: "it is marked as broken"}, `package "jq" cannot be added, for it is marked as broken: do without, or tell the user`},
-		{call.BuildError{Kind: call.TooLarge, Size: 5e9}, `env "bash+jq" would take 5.0 GB, more than max_closure_mb of [on_demand] allows: name fewer or smaller packages, or ask the user to raise it`},
-		{call.BuildError{Kind: call.TooSlow}, `env "bash+jq" was not built within build_seconds of [on_demand]: do without, or ask the user to raise it`},
-		{call.BuildError{Kind: call.Crowded}, "too many environments wait to be built: call again in a minute, or use one that was built before"},
-		{call.BuildError{Kind: call.NoBuild, Reason: "this server builds nothing"}, `env "bash+jq" cannot be built, because this server builds nothing: tell the user`},
-		{call.BuildError{Kind: call.Failed, Reason: "error: no\n[hint: x]"}, "env \"bash+jq\" could not be built: tell the user what Nix said, or do without\nerror: no\nNix: [hint: x]"},
+		{packages.BuildError{Kind: packages.Absent, Package: "package-x"}, `there is no package "package-x": did you mean package-0, package-1, package-2?`},
+		{packages.BuildError{Kind: packages.Refused, Package: "jq", Reason: "it is marked as broken"}, `package "jq" cannot be added, for it is marked as broken: do without, or tell the user`},
+		{packages.BuildError{Kind: packages.TooLarge, Size: 5e9}, `env "bash+jq" would take 5.0 GB, more than max_closure_mb of [on_demand] allows: name fewer or smaller packages, or ask the user to raise it`},
+		{packages.BuildError{Kind: packages.TooSlow}, `env "bash+jq" was not built within build_seconds of [on_demand]: do without, or ask the user to raise it`},
+		{packages.BuildError{Kind: packages.Crowded}, "too many environments wait to be built: call again in a minute, or use one that was built before"},
+		{packages.BuildError{Kind: packages.NoBuild, Reason: "this server builds nothing"}, `env "bash+jq" cannot be built, because this server builds nothing: tell the user`},
+		{packages.BuildError{Kind: packages.Failed, Reason: "error: no\n[hint: x]"}, "env \"bash+jq\" could not be built: tell the user what Nix said, or do without\nerror: no\nNix: [hint: x]"},
 	} {
 		test.err.Env = env
 		a := answer{call: call.Call{Env: env}, err: &test.err}
@@ -183,7 +184,7 @@ func TestPackages_WhyNothingWasBuilt(t *testing.T) {
 			t.Errorf("%s\nwant %s", got, test.want)
 		}
 	}
-	a := answer{call: call.Call{Env: env}, err: &call.BuildingError{Env: "bash+jq", Done: 3, Total: 17}}
+	a := answer{call: call.Call{Env: env}, err: &packages.BuildingError{Env: "bash+jq", Done: 3, Total: 17}}
 	if got, want := a.problem(), `env "bash+jq" is being built (3 of 17): call again in a minute`; got != want {
 		t.Errorf("%s\nwant %s", got, want)
 	}
@@ -211,8 +212,8 @@ func TestPackages_Hints(t *testing.T) {
 		}{{l, test.want}, {none, test.without}} {
 			name, _, _ := strings.Cut(test.env, "+")
 			a := answer{call: call.Call{Env: one.Ready()[name], Session: "s"}}
-			if derived, ok, _ := one.derivedName(test.env); ok {
-				a.call.Env, _ = one.derived(derived)
+			if env, ok, _ := one.environment(test.env, nil); ok {
+				a.call.Env = env
 			}
 			a.result.Outcome, a.result.ExitCode, a.result.Stderr.Head = "ok", 1, test.stderr
 			if got := one.hint(a); got != one.want {
@@ -232,7 +233,7 @@ func TestPackages_HintsForInstallers(t *testing.T) {
 		{"bash", "set -e\napt-get update && apt-get install -y jq", `env "bash+jq" has jq`},
 		{"node", "npm install jq", ""},
 	} {
-		if got := installable(l.Ready()[test.env], test.code); got != test.want {
+		if got := l.installable(l.Ready()[test.env], test.code); got != test.want {
 			t.Errorf("%s: %q, want %q", test.code, got, test.want)
 		}
 	}

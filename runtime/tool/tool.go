@@ -40,7 +40,9 @@ type Options struct {
 	Kept Kept
 	// Changes has what sessions changed in the project; nil where nothing saves it.
 	Changes Changes
-	Project Project
+	// Packages lets calls add packages to environments; nil if they may not.
+	Packages Packages
+	Project  Project
 	// SharedFiles says that a session may have several environments, which have its
 	// files in common.
 	SharedFiles bool
@@ -97,6 +99,18 @@ type Changes interface {
 type Kept interface {
 	// Read returns a file by the id that it was kept under, and by its path.
 	Read(principal, id, path string) ([]byte, error)
+}
+
+// Packages lets calls add packages to environments; package packages implements it.
+type Packages interface {
+	// Environment returns the environment that a call names, with the packages that it adds and
+	// those that its session has: live are the environments of the session's sandboxes. ok is
+	// false if there are none. The error is a sentence for the model.
+	Environment(now *registry.Snapshot, name string, live []registry.Environment) (env registry.Environment, ok bool, err error)
+	// Offer returns a hint which package has a module, or a program, that code lacks, or "".
+	Offer(env registry.Environment, missing string, isModule bool) string
+	// Describe returns a line for the tool's description, or "".
+	Describe(now *registry.Snapshot) string
 }
 
 // Project is what the model is told of the project; the zero value is none.
@@ -167,7 +181,7 @@ func (t *Tool) Server(version string) (s *server.MCPServer, stop func()) {
 		<-offered
 		// A client that is told fetches the list and pays for it, so it is
 		// told only of what it would see.
-		if next := (listing{after, t.Project, t.SharedFiles, t.KeptFiles, t.Branches}).definition(); !reflect.DeepEqual(next, shown) {
+		if next := (listing{after, t.Project, t.SharedFiles, t.KeptFiles, t.Branches, t.Packages}).definition(); !reflect.DeepEqual(next, shown) {
 			shown = next
 			s.SetTools(server.ServerTool{Tool: shown, Handler: run})
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/mark3labs/mcp-go/mcp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
@@ -66,7 +67,7 @@ func described() *registry.Set {
 
 // describing is a tool that is only asked what it is.
 func describing(environments *registry.Registry, project Project) *Tool {
-	return New(Options{Environments: environments, Project: project})
+	return New(Options{Environments: environments, Project: project, Packages: packages.Catalog{}})
 }
 
 // ask has the tool's server answer a request.

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
@@ -127,7 +128,7 @@ func examine(ctx context.Context) report {
 	for _, name := range set.Names() {
 		environments = append(environments, set.Environments[name])
 	}
-	environments = append(environments, registry.New(set).Now().AllDerived()...)
+	environments = append(environments, packages.Built(settings.Packages, set.Environments)...)
 	needsNix := false
 	for _, env := range environments {
 		needsNix = needsNix || env.OnDemand != nil

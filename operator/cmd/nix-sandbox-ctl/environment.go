@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/interactive"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
@@ -41,9 +42,12 @@ func choose(name, project string) (chosen, error) {
 		return chosen{}, err
 	}
 	env, ok := set.Environments[name]
-	if derived, err := registry.ParseDerived(name); err == nil && !ok {
-		name = derived.String()
-		env, ok = set.Derived[name]
+	if added, err := packages.Parse(name); err == nil && !ok {
+		name = added.String()
+		if base := set.Environments[added.Base]; base.OnDemand != nil {
+			env, err = packages.Read(settings.Packages, base, added)
+			ok = err == nil
+		}
 	}
 	if !ok {
 		return chosen{}, unusable(name, registry.New(set).Now())
@@ -55,7 +59,7 @@ func choose(name, project string) (chosen, error) {
 func unusable(name string, now *registry.Snapshot) error {
 	entry, known := now.Pending(name)
 	switch {
-	case !known && registry.IsDerived(name):
+	case !known && packages.IsName(name):
 		return &config.Error{
 			Problem: fmt.Sprintf("environment %q is not built", name),
 			Hint:    "a server builds it when a call names it; " + program + " packages lists the environments with packages",

@@ -11,6 +11,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
@@ -25,11 +26,11 @@ func listCommand(std streams) *cobra.Command {
 		Short: "List the environments: their limits, sizes and states",
 		Args:  atMost(0),
 		RunE: func(*cobra.Command, []string) error {
-			_, set, err := config.Survey()
+			settings, set, err := config.Survey()
 			if err != nil {
 				return err
 			}
-			switch all := listed(set); {
+			switch all := listed(set, packages.Built(settings.Packages, set.Environments)); {
 			case names:
 				for _, name := range set.Names() {
 					fmt.Fprintln(std.out, name)
@@ -82,15 +83,16 @@ type row struct {
 	network string // the hosts, for the table
 }
 
-// listed returns a row for each environment, with environments that are ready first.
-func listed(set *registry.Set) []row {
+// listed returns a row for each environment: first the ready ones, then those with packages that
+// calls added.
+func listed(set *registry.Set, added []registry.Environment) []row {
 	rows := []row{}
 	now := registry.New(set).Now()
 	usable := []registry.Environment{}
 	for _, name := range now.Names() {
 		usable = append(usable, now.Ready()[name])
 	}
-	for _, env := range append(usable, now.AllDerived()...) {
+	for _, env := range append(usable, added...) {
 		r := row{
 			Name: env.Name, State: ready, Description: env.Description, Backend: env.Backend, Interpreter: env.InterpreterType,
 			Timeout: env.Timeout.Seconds(), MaxTimeout: env.MaxTimeout.Seconds(), Memory: env.MemoryMB, CPUs: env.CPUs, PIDs: env.PIDs, Output: env.OutputBytes >> 10,

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
@@ -35,13 +36,13 @@ built again if a call names it. Nix's garbage collection frees the space.`,
 			if err != nil {
 				return err
 			}
-			rows, err := chosenPackages(addedPackages(settings.Folders.Packages, set), args)
+			rows, err := chosenPackages(addedPackages(settings.Packages, set), args)
 			if err != nil {
 				return err
 			}
 			switch {
 			case remove:
-				return removePackages(std.out, settings.Folders.Packages, rows)
+				return removePackages(std.out, settings.Packages, rows)
 			case asJSON:
 				return writeJSON(std.out, rows)
 			}
@@ -72,31 +73,31 @@ type addedRow struct {
 
 // addedPackages returns the environments with packages in a folder, by name.
 func addedPackages(folder string, set *registry.Set) []addedRow {
-	rows := []addedRow{}
-	for _, key := range registry.DerivedKeys(folder) {
-		request, err := registry.ReadRequest(folder, key)
+	rows, built := []addedRow{}, packages.Built(folder, set.Environments)
+	for _, key := range packages.Keys(folder) {
+		request, err := packages.ReadRequest(folder, key)
 		if err != nil {
 			continue
 		}
-		derived, err := registry.ParseDerived(registry.Derived{Base: request.Base, Packages: request.Packages}.String())
+		derived, err := packages.Parse(packages.Name{Base: request.Base, Packages: request.Packages}.String())
 		if err != nil {
 			continue
 		}
 		row := addedRow{Name: derived.String(), State: outdated, base: derived.Base, key: key}
 		at := filepath.Join(folder, key)
-		row.Size = sizeOfArtifact(filepath.Join(at, registry.ResultLink))
-		if info, err := os.Stat(filepath.Join(at, registry.UsedFile)); err == nil {
+		row.Size = sizeOfArtifact(filepath.Join(at, packages.ResultLink))
+		if info, err := os.Stat(filepath.Join(at, packages.UsedFile)); err == nil {
 			row.Used = info.ModTime()
 		}
 		base := set.Environments[derived.Base]
-		_, usable := set.Derived[row.Name]
+		isBuilt := slices.ContainsFunc(built, func(env registry.Environment) bool { return env.Name == row.Name })
 		switch {
-		case base.OnDemand == nil || base.OnDemand.Key(derived) != key:
-		case usable:
+		case base.OnDemand == nil || packages.Key(base, derived) != key:
+		case isBuilt:
 			row.State = ready
-		case found(os.Lstat(filepath.Join(at, registry.FailedFile))):
-			row.State, row.Reason = broken, firstLines(filepath.Join(at, registry.FailedFile))
-		case found(os.Lstat(filepath.Join(at, registry.BuildingFile))):
+		case found(os.Lstat(filepath.Join(at, packages.FailedFile))):
+			row.State, row.Reason = broken, firstLines(filepath.Join(at, packages.FailedFile))
+		case found(os.Lstat(filepath.Join(at, packages.BuildingFile))):
 			row.State = building
 		default:
 			continue // no server has begun to build it
@@ -115,7 +116,7 @@ func chosenPackages(rows []addedRow, names []string) ([]addedRow, error) {
 	var chosen []addedRow
 	for _, name := range names {
 		canonical := name
-		if derived, err := registry.ParseDerived(name); err == nil {
+		if derived, err := packages.Parse(name); err == nil {
 			canonical = derived.String()
 		}
 		found := false
@@ -139,7 +140,7 @@ func chosenPackages(rows []addedRow, names []string) ([]addedRow, error) {
 
 func removePackages(w io.Writer, folder string, rows []addedRow) error {
 	for _, row := range rows {
-		if err := registry.RemoveDerived(folder, row.key); err != nil {
+		if err := packages.Remove(folder, row.key); err != nil {
 			return fmt.Errorf("remove %s: %w", row.Name, err)
 		}
 		fmt.Fprintln(w, "removed", row.Name)

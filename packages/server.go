@@ -1,4 +1,4 @@
-package ondemand
+package packages
 
 import (
 	"context"
@@ -8,16 +8,17 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
-// Server is what a server has of this package: the executor, and the environments that calls use,
-// for which sandboxes are kept started.
+// Server is what a server has of this package: the catalog, the executor, and the environments
+// that calls use, for which sandboxes are kept started.
 type Server struct {
+	Catalog
 	options Options
 	inUse   *inUse
 }
 
 // NewServer returns a Server. An environment is in use until idle has passed since its last call.
 func NewServer(o Options, idle time.Duration) *Server {
-	s := &Server{options: o, inUse: newInUse(idle)}
+	s := &Server{Catalog: Catalog{o.Folder}, options: o, inUse: newInUse(idle)}
 	s.options.Used = s.inUse.use
 	return s
 }
@@ -26,7 +27,7 @@ func NewServer(o Options, idle time.Duration) *Server {
 func (s *Server) Executor(next call.Executor, turn func(ctx context.Context, principal string) (done func(), err error)) call.Executor {
 	o := s.options
 	o.Turn = turn
-	return New(next, o)
+	return NewExecutor(next, o)
 }
 
 // Environments returns the environments in use.

@@ -1,14 +1,4 @@
-// Package ondemand has environments built to which a call added packages: its
-// [Executor] stands in front of another one, and delays a call of such an environment
-// until that is there.
-//
-// It promises that a call waits no longer than its own time limit, that a name which
-// reaches the builder is one that the environment allows, and that nothing that a
-// client wrote becomes a path or a command line: the builder is asked by a key, and
-// reads the names from a file of JSON that the key leads to. It starts no process and
-// knows nothing of Nix; the builder is the wrapper's (nix/wrapper/build.sh), and the
-// folder between the two is described in package registry.
-package ondemand
+package packages
 
 import (
 	"context"
@@ -86,15 +76,15 @@ type build struct {
 
 var _ call.Executor = (*Executor)(nil)
 
-// New returns an executor in front of next.
-func New(next call.Executor, o Options) *Executor {
+// NewExecutor returns an executor in front of next.
+func NewExecutor(next call.Executor, o Options) *Executor {
 	return &Executor{next: next, Options: o, began: time.Now(), used: map[string]time.Time{}, builds: map[string]*build{}}
 }
 
-// Execute implements [call.Executor]. The error is a [*call.BuildingError] or a
-// [*call.BuildError] where the environment is not built.
+// Execute implements [call.Executor]. The error is a [*BuildingError] or a
+// [*BuildError] where the environment is not built.
 func (e *Executor) Execute(ctx context.Context, c call.Call) (call.Result, error) {
-	if c.Env.Derived == nil {
+	if c.Env.Base == "" {
 		return e.next.Execute(ctx, c)
 	}
 	if c.Env.SessionExec == "" {
@@ -113,11 +103,11 @@ func (e *Executor) Execute(ctx context.Context, c call.Call) (call.Result, error
 
 // await returns the environment of a call when it is built.
 func (e *Executor) await(ctx context.Context, c call.Call) (registry.Environment, error) {
-	derived := *c.Env.Derived
-	if env, err := c.Env.ReadDerived(e.Folder, derived); err == nil {
+	name := nameOf(c.Env)
+	if env, err := Read(e.Folder, c.Env, name); err == nil {
 		return env, nil
 	}
-	key := c.Env.OnDemand.Key(derived)
+	key := Key(c.Env, name)
 	if failure := e.failure(c.Env, key); failure != nil {
 		return registry.Environment{}, failure
 	}
@@ -129,16 +119,16 @@ func (e *Executor) await(ctx context.Context, c call.Call) (registry.Environment
 	defer limit.Stop()
 	ticker := time.NewTicker(pollEvery)
 	defer ticker.Stop()
-	building := &call.BuildingError{Env: c.Env.Name}
+	building := &BuildingError{Env: c.Env.Name}
 	for {
-		env, err := c.Env.ReadDerived(e.Folder, derived)
+		env, err := Read(e.Folder, c.Env, name)
 		if err == nil {
 			e.Log.Info("environment built", "env", c.Env.Name, "ms", time.Since(began).Milliseconds())
 			return env, nil
 		}
-		if _, built := os.Stat(filepath.Join(e.Folder, key, registry.ResultLink, "metadata.json")); built == nil {
+		if _, built := os.Stat(filepath.Join(e.Folder, key, ResultLink, "metadata.json")); built == nil {
 			e.Log.Error("an environment with packages cannot be used", "env", c.Env.Name, "error", err)
-			return registry.Environment{}, &call.BuildError{Env: c.Env, Kind: call.Failed, Reason: err.Error()}
+			return registry.Environment{}, &BuildError{Env: c.Env, Kind: Failed, Reason: err.Error()}
 		}
 		if failure := e.failure(c.Env, key); failure != nil {
 			e.Log.Warn("environment not built", "env", c.Env.Name, "kind", failure.Kind, "reason", bounded.Head(failure.Reason, 200))
@@ -152,7 +142,7 @@ func (e *Executor) await(ctx context.Context, c call.Call) (registry.Environment
 		case err := <-build.failed:
 			build.failed <- err // for the other calls
 			e.Log.Error("an environment with packages is not built", "env", c.Env.Name, "error", err)
-			return registry.Environment{}, &call.BuildError{Env: c.Env, Kind: call.NoBuild, Reason: err.Error()}
+			return registry.Environment{}, &BuildError{Env: c.Env, Kind: NoBuild, Reason: err.Error()}
 		case <-ctx.Done():
 			return registry.Environment{}, ctx.Err()
 		case <-limit.C:
@@ -214,7 +204,7 @@ func (e *Executor) build(ctx context.Context, c call.Call, key string, one *buil
 // watch returns when the builder is done with an environment.
 func (e *Executor) watch(key string) {
 	for end := time.Now().Add(longestBuild); time.Now().Before(end); time.Sleep(pollEvery) {
-		for _, file := range []string{filepath.Join(registry.ResultLink, "metadata.json"), registry.FailedFile} {
+		for _, file := range []string{filepath.Join(ResultLink, "metadata.json"), FailedFile} {
 			if _, err := os.Stat(filepath.Join(e.Folder, key, file)); err == nil {
 				return
 			}
@@ -223,7 +213,7 @@ func (e *Executor) watch(key string) {
 }
 
 // line is what goes on, for progress.
-func line(b *call.BuildingError) string {
+func line(b *BuildingError) string {
 	if b.Total == 0 {
 		return "building " + b.Env
 	}
@@ -237,7 +227,7 @@ func (e *Executor) ask(env registry.Environment, key string) error {
 		return errors.New("this server has no builder")
 	}
 	folder := filepath.Join(e.Folder, key)
-	request, err := json.Marshal(registry.Request{Base: env.Derived.Base, Recipe: env.OnDemand.Recipe(), Packages: env.Derived.Packages})
+	request, err := json.Marshal(Request{Base: env.Base, Recipe: recipe(env), Packages: env.Added})
 	if err != nil {
 		return err
 	}
@@ -258,10 +248,10 @@ func write(folder string, request []byte) error {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return err
 	}
-	if err := replace(filepath.Join(folder, registry.RequestFile), request); err != nil {
+	if err := replace(filepath.Join(folder, RequestFile), request); err != nil {
 		return err
 	}
-	if err := os.Remove(filepath.Join(folder, registry.FailedFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(filepath.Join(folder, FailedFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil
@@ -286,8 +276,8 @@ func replace(path string, data []byte) error {
 
 // failure returns why an environment was not built, if that was a short time ago, and
 // since this executor began: another server may fail where this one does not.
-func (e *Executor) failure(env registry.Environment, key string) *call.BuildError {
-	path := filepath.Join(e.Folder, key, registry.FailedFile)
+func (e *Executor) failure(env registry.Environment, key string) *BuildError {
+	path := filepath.Join(e.Folder, key, FailedFile)
 	info, err := os.Stat(path)
 	if err != nil || info.ModTime().Before(e.began.Add(-fileClock)) || time.Since(info.ModTime()) > retryAfter {
 		return nil
@@ -299,27 +289,9 @@ func (e *Executor) failure(env registry.Environment, key string) *call.BuildErro
 	return parseFailure(env, strings.ToValidUTF8(string(text), "\uFFFD"))
 }
 
-// parseFailure reads what the builder wrote: a line with the kind of failure, the
-// package and a reason, or a size; and then Nix's own lines.
-func parseFailure(env registry.Environment, text string) *call.BuildError {
-	first, rest, _ := strings.Cut(text, "\n")
-	kind, more, _ := strings.Cut(first, " ")
-	failure := &call.BuildError{Env: env, Kind: call.BuildFailure(kind), Reason: strings.TrimSpace(rest)}
-	switch failure.Kind {
-	case call.Absent, call.Refused:
-		failure.Package, failure.Reason, _ = strings.Cut(more, " ")
-	case call.TooLarge:
-		failure.Size, _ = strconv.ParseInt(more, 10, 64)
-	case call.TooSlow, call.Crowded:
-	default:
-		failure.Kind = call.Failed
-	}
-	return failure
-}
-
 // progress is how many of how many store paths of an environment are there.
 func (e *Executor) progress(key string) (done, total int) {
-	text, err := bounded.ReadFile(filepath.Join(e.Folder, key, registry.BuildingFile), maxReport)
+	text, err := bounded.ReadFile(filepath.Join(e.Folder, key, BuildingFile), maxReport)
 	if err != nil {
 		return 0, 0
 	}
@@ -337,7 +309,7 @@ func (e *Executor) progress(key string) (done, total int) {
 
 // touch has the environment's file say that a call uses it now.
 func (e *Executor) touch(env registry.Environment) {
-	key := env.OnDemand.Key(*env.Derived)
+	key := Key(env, nameOf(env))
 	now := time.Now()
 	e.mu.Lock()
 	recent := now.Sub(e.used[key]) < usedEvery
@@ -351,7 +323,7 @@ func (e *Executor) touch(env registry.Environment) {
 	if recent {
 		return
 	}
-	if err := os.WriteFile(filepath.Join(e.Folder, key, registry.UsedFile), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(e.Folder, key, UsedFile), nil, 0o600); err != nil {
 		e.Log.Warn("the use of an environment is not noted", "env", env.Name, "error", err)
 	}
 }

@@ -1,4 +1,4 @@
-package ondemand
+package packages
 
 import (
 	"context"
@@ -24,7 +24,7 @@ var _ session.Fitter = Grow{}
 // Fit implements [session.Fitter]. A sandbox serves calls that name fewer packages: such a
 // call may have been accepted before an earlier one added some.
 func (Grow) Fit(has, wanted registry.Environment) session.Fit {
-	switch has, wanted := has.Added(), wanted.Added(); {
+	switch has, wanted := nameOf(has), nameOf(wanted); {
 	case has.Base != wanted.Base:
 		return session.Unrelated
 	case has.Includes(wanted):

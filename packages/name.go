@@ -1,4 +1,4 @@
-package registry
+package packages
 
 import (
 	"cmp"
@@ -8,119 +8,115 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
 
-	"github.com/tidwall/gjson"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
 // Bounds of the name of an environment with packages.
 const (
 	// MaxPackages is how many packages a name may add.
 	MaxPackages = 16
-	// maxDerived bounds such a name in its canonical form, in bytes: with an
+	// maxName bounds such a name in its canonical form, in bytes: with an
 	// ending, it is the name of a file.
-	maxDerived = 200
+	maxName = 200
 )
 
 // plus stands between the parts of the name of an environment with packages.
 const plus = "+"
 
-// validPackage matches a package's name: an attribute of a package set, without dots.
-var validPackage = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$`)
-
-// Derived names an environment with packages that a call adds to it.
-type Derived struct {
+// Name names an environment with packages that a call adds to it.
+type Name struct {
 	// Base is the name of the environment.
 	Base string
 	// Packages are the packages' names, in order and each once; at least one.
 	Packages []string
 }
 
+// nameOf returns the name of an environment. It has no packages if calls added none.
+func nameOf(env registry.Environment) Name { return Name{env.BaseName(), env.Added} }
+
 // String returns the canonical form, NAME+PACKAGE+PACKAGE: two names of the same
 // packages in the same environment have one.
-func (d Derived) String() string { return d.Base + plus + strings.Join(d.Packages, plus) }
+func (d Name) String() string { return d.Base + plus + strings.Join(d.Packages, plus) }
 
 // Includes reports whether d has all the packages of another name of the same
 // environment.
-func (d Derived) Includes(other Derived) bool {
+func (d Name) Includes(other Name) bool {
 	return d.Base == other.Base && !slices.ContainsFunc(other.Packages, func(name string) bool { return !slices.Contains(d.Packages, name) })
 }
 
 // With returns d with the packages of another name of the same environment.
-func (d Derived) With(other Derived) Derived {
+func (d Name) With(other Name) Name {
 	all := slices.Concat(d.Packages, other.Packages)
 	slices.Sort(all)
-	return Derived{d.Base, slices.Compact(all)}
+	return Name{d.Base, slices.Compact(all)}
 }
 
-// IsDerived reports whether a text is meant to name an environment with packages.
-func IsDerived(text string) bool { return strings.Contains(text, plus) }
+// IsName reports whether a text is meant to name an environment with packages.
+func IsName(text string) bool { return strings.Contains(text, plus) }
 
-// DerivedNameError reports a text that names no environment with packages.
-type DerivedNameError struct {
+// NameError reports a text that names no environment with packages.
+type NameError struct {
 	// Part is the wrong part of the text, or "" if the text has too many parts or bytes.
 	Part string
 	// Blank says that it is an empty part.
 	Blank bool
 }
 
-func (e *DerivedNameError) Error() string {
+func (e *NameError) Error() string {
 	switch {
 	case e.Blank:
 		return "the name of a package is empty"
 	case e.Part != "":
 		return fmt.Sprintf("%q is no name of a package", e.Part)
 	}
-	return fmt.Sprintf("more than %d packages or %d bytes", MaxPackages, maxDerived)
+	return fmt.Sprintf("more than %d packages or %d bytes", MaxPackages, maxName)
 }
 
-// ParseDerived reads a name of the form NAME+PACKAGE+PACKAGE, in any order and with
-// repetitions. The error is a [*DerivedNameError]. It does not say whether there is
+// Parse reads a name of the form NAME+PACKAGE+PACKAGE, in any order and with
+// repetitions. The error is a [*NameError]. It does not say whether there is
 // such an environment, or such a package.
-func ParseDerived(text string) (Derived, error) {
+func Parse(text string) (Name, error) {
 	base, rest, _ := strings.Cut(text, plus)
 	// Each package has at least one byte and a plus.
-	if len(text) > 2*maxDerived*MaxPackages {
-		return Derived{}, &DerivedNameError{}
+	if len(text) > 2*maxName*MaxPackages {
+		return Name{}, &NameError{}
 	}
-	if !validName.MatchString(base) {
-		return Derived{}, &DerivedNameError{Part: base, Blank: base == ""}
+	if !registry.ValidName.MatchString(base) {
+		return Name{}, &NameError{Part: base, Blank: base == ""}
 	}
 	parts := strings.Split(rest, plus)
 	for _, part := range parts {
-		if !validPackage.MatchString(part) {
-			return Derived{}, &DerivedNameError{Part: part, Blank: part == ""}
+		if !registry.ValidPackage.MatchString(part) {
+			return Name{}, &NameError{Part: part, Blank: part == ""}
 		}
 	}
 	slices.Sort(parts)
 	parts = slices.Compact(parts)
-	derived := Derived{base, parts}
-	if len(parts) > MaxPackages || len(derived.String()) > maxDerived {
-		return Derived{}, &DerivedNameError{}
+	derived := Name{base, parts}
+	if len(parts) > MaxPackages || len(derived.String()) > maxName {
+		return Name{}, &NameError{}
 	}
 	return derived, nil
 }
 
-// OnDemand says which packages calls may add to an environment.
-type OnDemand struct {
-	// All says that it is every package of the package set.
-	All bool
-	// Names lists the allowed packages, in the operator's order.
-	Names []string
-	// Folder is the artifact's, with recipe.json and packages.json.
-	Folder string
+// allowed are the packages that calls may add to an environment.
+type allowed struct{ *registry.OnDemand }
+
+// recipe returns the path of the file that the builder makes an environment with further packages
+// from.
+func recipe(env registry.Environment) string {
+	return filepath.Join(env.OnDemand.Folder, "recipe.json")
 }
 
-// Recipe is the path of the file that the builder makes the environment with further packages from.
-func (o *OnDemand) Recipe() string { return filepath.Join(o.Folder, "recipe.json") }
-
-// Key identifies the environment that a name stands for, as 64 letters and digits:
-// another artifact of the same environment has others.
-func (o *OnDemand) Key(d Derived) string {
-	sum := sha256.Sum256([]byte(o.Recipe() + "\x00" + d.String()))
+// Key returns 64 letters and digits that identify the environment that a name stands for. They
+// change with the artifact of its base.
+func Key(base registry.Environment, name Name) string {
+	sum := sha256.Sum256([]byte(recipe(base) + "\x00" + name.String()))
 	return hex.EncodeToString(sum[:])
 }
 
@@ -139,9 +135,10 @@ func (e *PackageError) Error() string {
 	return fmt.Sprintf("environment %q has no package %q to add", e.Env, e.Package)
 }
 
-// Check returns a [*PackageError] if a package may not be added or, as far as is known without Nix,
+// check returns a [*PackageError] if a package may not be added or, as far as is known without Nix,
 // does not exist.
-func (o *OnDemand) Check(d Derived) error {
+func check(base registry.Environment, d Name) error {
+	o := allowed{base.OnDemand}
 	known := tableOf(o.Folder)
 	for _, name := range d.Packages {
 		if known.allows(o, name) {
@@ -160,7 +157,7 @@ func (o *OnDemand) Check(d Derived) error {
 
 // Near returns at most three names of packages that may be added and that differ
 // little from another name.
-func (o *OnDemand) Near(name string) []string {
+func (o allowed) Near(name string) []string {
 	if !o.All {
 		return nearest(name, o.Names)
 	}
@@ -169,7 +166,7 @@ func (o *OnDemand) Near(name string) []string {
 
 // Module returns the package with a module, by the name that code imports. It returns false if no
 // allowed package is known to contain it.
-func (o *OnDemand) Module(name string) (string, bool) {
+func (o allowed) Module(name string) (string, bool) {
 	known := tableOf(o.Folder)
 	if of, ok := known.Modules[name]; ok {
 		return of, true
@@ -182,7 +179,7 @@ func (o *OnDemand) Module(name string) (string, bool) {
 
 // Program returns the package with a program. It returns false if no allowed package is known to
 // contain it.
-func (o *OnDemand) Program(name string) (string, bool) {
+func (o allowed) Program(name string) (string, bool) {
 	known := tableOf(o.Folder)
 	if of, ok := known.Programs[name]; ok {
 		return of, true
@@ -203,7 +200,7 @@ type table struct {
 
 // allows reports whether a package may be added. If the table could not be read, only the
 // environment's list counts; if that allows all packages, the builder finds out.
-func (t *table) allows(o *OnDemand, name string) bool {
+func (t *table) allows(o allowed, name string) bool {
 	if !o.All {
 		return slices.Contains(o.Names, name)
 	}
@@ -213,7 +210,7 @@ func (t *table) allows(o *OnDemand, name string) bool {
 // named returns the package of a name, as people write it.
 func (t *table) named(name string) (string, bool) {
 	for _, written := range []string{name, strings.ToLower(name), plainName(name)} {
-		if !validPackage.MatchString(written) {
+		if !registry.ValidPackage.MatchString(written) {
 			continue
 		}
 		if t.names[written] {
@@ -230,7 +227,10 @@ var tables = struct {
 	of map[string]*table
 }{of: map[string]*table{}}
 
-const maxTables = 64
+const (
+	maxTables = 64
+	maxTable  = 4 << 20 // bytes of its file
+)
 
 // tableOf returns the table of an artifact. An unreadable table is empty.
 func tableOf(folder string) *table {
@@ -240,36 +240,24 @@ func tableOf(folder string) *table {
 		return known
 	}
 	known := &table{}
-	if data, err := readFile(filepath.Join(folder, "packages.json")); err == nil {
+	if data, err := bounded.ReadFile(filepath.Join(folder, "packages.json"), maxTable); err == nil {
 		if json.Unmarshal(data, known) != nil {
 			*known = table{}
 		}
 	}
-	known.Names = slices.DeleteFunc(known.Names, func(name string) bool { return !validPackage.MatchString(name) })
+	known.Names = slices.DeleteFunc(known.Names, func(name string) bool { return !registry.ValidPackage.MatchString(name) })
 	known.names = make(map[string]bool, len(known.Names))
 	for _, name := range known.Names {
 		known.names[name] = true
 	}
 	for _, other := range []map[string]string{known.Modules, known.Programs} {
-		maps.DeleteFunc(other, func(_, name string) bool { return !validPackage.MatchString(name) })
+		maps.DeleteFunc(other, func(_, name string) bool { return !registry.ValidPackage.MatchString(name) })
 	}
 	if len(tables.of) >= maxTables {
 		clear(tables.of)
 	}
 	tables.of[folder] = known
 	return known
-}
-
-// onDemand reads the packages that calls may add: "all", or an array of names.
-func (r *reader) onDemand(field, folder string) *OnDemand {
-	if value, _ := r.get(field); value.Type == gjson.String && value.Str == "all" {
-		return &OnDemand{All: true, Folder: folder}
-	}
-	names := r.list(field, `the name of a package (or "all" instead of the array)`, validPackage.MatchString)
-	if len(names) == 0 {
-		return nil
-	}
-	return &OnDemand{Names: names, Folder: folder}
 }
 
 // nearest returns at most three of the names: the most similar ones, which differ from the word in

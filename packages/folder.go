@@ -1,4 +1,4 @@
-package registry
+package packages
 
 import (
 	"encoding/json"
@@ -9,8 +9,10 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 
-	"github.com/tidwall/gjson"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
 // The files in the folder of an environment with packages. The folder is named by its key, below
@@ -31,8 +33,8 @@ const (
 	FailedFile = "failed"
 )
 
-// maxDerivedEntries bounds the environments with packages that are read.
-const maxDerivedEntries = 1000
+// maxEntries bounds the environments with packages that are read.
+const maxEntries = 1000
 
 // validKey matches the names of such folders.
 var validKey = regexp.MustCompile(`^[0-9a-f]{64}$`)
@@ -47,31 +49,33 @@ type Request struct {
 	Packages []string `json:"packages"`
 }
 
-// derive reads the environments with packages that are built. A broken one, or one with a base that
-// has changed, is ignored, so that a call has it built again.
-func (s *Set) derive(folder string) {
-	s.Derived = map[string]Environment{}
-	for _, key := range DerivedKeys(folder) {
+// Built returns the usable environments with packages in a folder, sorted by name, for the
+// environments of a set. A broken one, or one with a base that has changed, is left out: a call
+// has it built again.
+func Built(folder string, environments map[string]registry.Environment) (built []registry.Environment) {
+	for _, key := range Keys(folder) {
 		request, err := ReadRequest(folder, key)
 		if err != nil {
 			continue
 		}
-		derived, err := ParseDerived(Derived{request.Base, request.Packages}.String())
+		name, err := Parse(Name{request.Base, request.Packages}.String())
 		if err != nil {
 			continue
 		}
-		base, ok := s.Environments[derived.Base]
-		if !ok || base.OnDemand == nil || base.OnDemand.Key(derived) != key || base.OnDemand.Check(derived) != nil {
+		base, ok := environments[name.Base]
+		if !ok || base.OnDemand == nil || Key(base, name) != key || check(base, name) != nil {
 			continue
 		}
-		if env, err := base.ReadDerived(folder, derived); err == nil {
-			s.Derived[env.Name] = env
+		if env, err := Read(folder, base, name); err == nil {
+			built = append(built, env)
 		}
 	}
+	slices.SortFunc(built, func(a, b registry.Environment) int { return strings.Compare(a.Name, b.Name) })
+	return built
 }
 
-// DerivedKeys returns the keys of a folder of environments with packages.
-func DerivedKeys(folder string) []string {
+// Keys returns the keys of a folder of environments with packages.
+func Keys(folder string) []string {
 	if folder == "" {
 		return nil
 	}
@@ -80,7 +84,7 @@ func DerivedKeys(folder string) []string {
 		return nil
 	}
 	defer file.Close()
-	names, _ := file.Readdirnames(maxDerivedEntries)
+	names, _ := file.Readdirnames(maxEntries)
 	var keys []string
 	for _, name := range names {
 		if validKey.MatchString(name) {
@@ -91,9 +95,9 @@ func DerivedKeys(folder string) []string {
 	return keys
 }
 
-// RemoveDerived removes the build with a key. The folder disappears as a whole, because a call may
+// Remove removes the build with a key. The folder disappears as a whole, because a call may
 // have it made again at any moment.
-func RemoveDerived(folder, key string) error {
+func Remove(folder, key string) error {
 	gone := filepath.Join(folder, fmt.Sprintf(".gone-%s-%d", key, os.Getpid()))
 	if err := os.RemoveAll(gone); err != nil {
 		return err
@@ -107,7 +111,7 @@ func RemoveDerived(folder, key string) error {
 // ReadRequest reads the request with a key.
 func ReadRequest(folder, key string) (request Request, err error) {
 	path := filepath.Join(folder, key, RequestFile)
-	data, err := readFile(path)
+	data, err := bounded.ReadFile(path, maxReport)
 	if err == nil {
 		err = json.Unmarshal(data, &request)
 	}
@@ -117,34 +121,25 @@ func ReadRequest(folder, key string) (request Request, err error) {
 	return request, nil
 }
 
-// Added returns the packages that calls added to an environment: its own name and no packages if
-// they added none.
-func (e Environment) Added() Derived {
-	if e.Derived != nil {
-		return *e.Derived
-	}
-	return Derived{Base: e.Name}
-}
-
 // ErrNotBuilt reports an environment with packages that the builder has not built.
 var ErrNotBuilt = errors.New("it is not built")
 
-// ReadDerived reads the builder's result for an environment and packages, in the folder of all
-// results.
-func (e Environment) ReadDerived(folder string, d Derived) (Environment, error) {
-	link := filepath.Join(folder, e.OnDemand.Key(d), ResultLink)
-	if _, err := os.Lstat(link); err != nil {
-		return Environment{}, ErrNotBuilt
+// Read reads the environment that the builder made of a base and packages, from the folder of
+// all results. The error is [ErrNotBuilt] if there is none.
+func Read(folder string, base registry.Environment, name Name) (registry.Environment, error) {
+	link := filepath.Join(folder, Key(base, name), ResultLink)
+	if _, err := os.Lstat(link); err != nil || folder == "" {
+		return registry.Environment{}, ErrNotBuilt
 	}
-	_, env, err := artifact(link, true, "", false, gjson.Result{})
+	env, err := registry.ReadArtifact(link)
 	if err != nil {
-		return Environment{}, err
+		return registry.Environment{}, err
 	}
 	if env.Language == nil {
-		env.Language = e.Language
+		env.Language = base.Language
 	}
-	env.Name, env.Derived = d.String(), &d
+	env.Name, env.Base, env.Added = name.String(), name.Base, name.Packages
 	// Further packages are added to the base, in one name.
-	env.OnDemand = e.OnDemand
+	env.OnDemand = base.OnDemand
 	return env, nil
 }

@@ -1,4 +1,4 @@
-package ondemand
+package packages
 
 import (
 	"context"
@@ -42,7 +42,7 @@ func environment(t *testing.T) registry.Environment {
 	must.Do(t, os.WriteFile(filepath.Join(folder, "metadata.json"), must.Get(json.Marshal(fields))(t), 0o644))
 	return registry.Environment{
 		Name: "python+pandas", Timeout: 30 * time.Second, OnDemand: &registry.OnDemand{All: true, Folder: folder},
-		Derived: &registry.Derived{Base: "python", Packages: []string{"pandas"}},
+		Base: "python", Added: []string{"pandas"},
 	}
 }
 
@@ -64,7 +64,7 @@ type rig struct {
 
 func newRig(t *testing.T, build func(folder string)) *rig {
 	r := &rig{folder: t.TempDir()}
-	r.Executor = New(&r.next, Options{Folder: r.folder, Log: slog.New(slog.DiscardHandler), Ask: func(key string) error {
+	r.Executor = NewExecutor(&r.next, Options{Folder: r.folder, Log: slog.New(slog.DiscardHandler), Ask: func(key string) error {
 		r.asked = append(r.asked, key)
 		build(filepath.Join(r.folder, key))
 		return nil
@@ -80,12 +80,12 @@ func put(t *testing.T, folder, file, text string) {
 func TestExecute_BuildsOnceAndRuns(t *testing.T) {
 	env := environment(t)
 	r := newRig(t, func(folder string) {
-		var request registry.Request
-		must.Do(t, json.Unmarshal(must.Get(os.ReadFile(filepath.Join(folder, registry.RequestFile)))(t), &request))
-		if diff := cmp.Diff(registry.Request{Base: "python", Recipe: env.OnDemand.Recipe(), Packages: []string{"pandas"}}, request); diff != "" {
+		var request Request
+		must.Do(t, json.Unmarshal(must.Get(os.ReadFile(filepath.Join(folder, RequestFile)))(t), &request))
+		if diff := cmp.Diff(Request{Base: "python", Recipe: recipe(env), Packages: []string{"pandas"}}, request); diff != "" {
 			t.Error(diff)
 		}
-		must.Do(t, os.Symlink(env.OnDemand.Folder, filepath.Join(folder, registry.ResultLink)))
+		must.Do(t, os.Symlink(env.OnDemand.Folder, filepath.Join(folder, ResultLink)))
 	})
 	for range 2 {
 		if _, err := r.Execute(t.Context(), call.Call{Env: env}); err != nil {
@@ -95,7 +95,7 @@ func TestExecute_BuildsOnceAndRuns(t *testing.T) {
 	if len(r.asked) != 1 || len(r.next.got) != 2 || r.next.got[0].SessionExec == "" || r.next.got[0].Name != "python+pandas" {
 		t.Errorf("asked for %v, ran in %+v", r.asked, r.next.got)
 	}
-	if _, err := os.Stat(filepath.Join(r.folder, r.asked[0], registry.UsedFile)); err != nil {
+	if _, err := os.Stat(filepath.Join(r.folder, r.asked[0], UsedFile)); err != nil {
 		t.Errorf("its use is not noted: %v", err)
 	}
 	// The control: another environment is nobody's business here.
@@ -107,12 +107,12 @@ func TestExecute_BuildsOnceAndRuns(t *testing.T) {
 func TestExecute_WaitsAsLongAsTheCallMay(t *testing.T) {
 	env := environment(t)
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, func(folder string) { put(t, folder, registry.BuildingFile, "1 3 17\n") })
+		r := newRig(t, func(folder string) { put(t, folder, BuildingFile, "1 3 17\n") })
 		var lines []string
 		began := time.Now()
 		_, err := r.Execute(t.Context(), call.Call{Env: env, Timeout: 5 * time.Second, Progress: func(line string) { lines = append(lines, line) }})
-		var building *call.BuildingError
-		if !errors.As(err, &building) || *building != (call.BuildingError{Env: "python+pandas", Done: 3, Total: 17}) || time.Since(began) != 5*time.Second {
+		var building *BuildingError
+		if !errors.As(err, &building) || *building != (BuildingError{Env: "python+pandas", Done: 3, Total: 17}) || time.Since(began) != 5*time.Second {
 			t.Errorf("%v after %v", err, time.Since(began))
 		}
 		if len(lines) == 0 || lines[0] != "building python+pandas: 3 of 17" {
@@ -132,22 +132,22 @@ func TestExecute_WaitsAsLongAsTheCallMay(t *testing.T) {
 
 func TestExecute_SaysWhyNothingWasBuilt(t *testing.T) {
 	env := environment(t)
-	for text, want := range map[string]call.BuildError{
-		"absent pandas\n":                         {Kind: call.Absent, Package: "pandas"},
-		"refused pandas it is marked as broken\n": {Kind: call.Refused, Package: "pandas", Reason: "it is marked as broken"},
-		"large 5000000000\n":                      {Kind: call.TooLarge, Size: 5e9},
-		"slow\n":                                  {Kind: call.TooSlow},
-		"crowded\n":                               {Kind: call.Crowded},
-		"failed\nerror: no\n\xff\n":               {Kind: call.Failed, Reason: "error: no\n\uFFFD"},
-		"":                                        {Kind: call.Failed},
-		strings.Repeat("x", 100) + "\n":           {Kind: call.Failed},
-		"large 99999999999999999999999999999999999\n": {Kind: call.TooLarge, Size: 1<<63 - 1},
+	for text, want := range map[string]BuildError{
+		"absent pandas\n":                         {Kind: Absent, Package: "pandas"},
+		"refused pandas it is marked as broken\n": {Kind: Refused, Package: "pandas", Reason: "it is marked as broken"},
+		"large 5000000000\n":                      {Kind: TooLarge, Size: 5e9},
+		"slow\n":                                  {Kind: TooSlow},
+		"crowded\n":                               {Kind: Crowded},
+		"failed\nerror: no\n\xff\n":               {Kind: Failed, Reason: "error: no\n\uFFFD"},
+		"":                                        {Kind: Failed},
+		strings.Repeat("x", 100) + "\n":           {Kind: Failed},
+		"large 99999999999999999999999999999999999\n": {Kind: TooLarge, Size: 1<<63 - 1},
 	} {
 		want.Env = env
-		r := newRig(t, func(folder string) { put(t, folder, registry.FailedFile, text) })
+		r := newRig(t, func(folder string) { put(t, folder, FailedFile, text) })
 		for range 3 {
 			_, err := r.Execute(t.Context(), call.Call{Env: env})
-			var failed *call.BuildError
+			var failed *BuildError
 			if !errors.As(err, &failed) {
 				t.Fatalf("%q: %v", text, err)
 			}
@@ -159,9 +159,9 @@ func TestExecute_SaysWhyNothingWasBuilt(t *testing.T) {
 			t.Errorf("%q: asked %d times", text, len(r.asked))
 		}
 		// It may be another time now.
-		key := env.OnDemand.Key(*env.Derived)
+		key := Key(env, nameOf(env))
 		old := time.Now().Add(-2 * retryAfter)
-		must.Do(t, os.Chtimes(filepath.Join(r.folder, key, registry.FailedFile), old, old))
+		must.Do(t, os.Chtimes(filepath.Join(r.folder, key, FailedFile), old, old))
 		if _, err := r.Execute(t.Context(), call.Call{Env: env}); err == nil || len(r.asked) != 2 {
 			t.Errorf("%q, after a while: %v, asked %d times", text, err, len(r.asked))
 		}
@@ -173,11 +173,11 @@ func TestExecute_RefusesABrokenArtifact(t *testing.T) {
 	env := environment(t)
 	must.Do(t, os.Remove(filepath.Join(env.OnDemand.Folder, "bin", "session-run")))
 	r := newRig(t, func(folder string) {
-		must.Do(t, os.Symlink(env.OnDemand.Folder, filepath.Join(folder, registry.ResultLink)))
+		must.Do(t, os.Symlink(env.OnDemand.Folder, filepath.Join(folder, ResultLink)))
 	})
 	_, err := r.Execute(t.Context(), call.Call{Env: env})
-	var failed *call.BuildError
-	if !errors.As(err, &failed) || failed.Kind != call.Failed || !strings.Contains(failed.Reason, "session_exec") {
+	var failed *BuildError
+	if !errors.As(err, &failed) || failed.Kind != Failed || !strings.Contains(failed.Reason, "session_exec") {
 		t.Errorf("%v", err)
 	}
 }
@@ -185,10 +185,10 @@ func TestExecute_RefusesABrokenArtifact(t *testing.T) {
 func TestExecute_HasNoBuilder(t *testing.T) {
 	env := environment(t)
 	for _, ask := range []func(string) error{nil, func(string) error { return errors.New("gone") }} {
-		e := New(&next{}, Options{Folder: t.TempDir(), Log: slog.New(slog.DiscardHandler), Ask: ask})
+		e := NewExecutor(&next{}, Options{Folder: t.TempDir(), Log: slog.New(slog.DiscardHandler), Ask: ask})
 		_, err := e.Execute(t.Context(), call.Call{Env: env})
-		var failed *call.BuildError
-		if !errors.As(err, &failed) || failed.Kind != call.NoBuild {
+		var failed *BuildError
+		if !errors.As(err, &failed) || failed.Kind != NoBuild {
 			t.Errorf("%v", err)
 		}
 	}
@@ -204,7 +204,7 @@ func TestExecute_AsksWhileItIsGivenUp(t *testing.T) {
 		go func() {
 			var err error
 			for range askAttempts - 1 {
-				err = errors.Join(err, registry.RemoveDerived(r.folder, "key"))
+				err = errors.Join(err, Remove(r.folder, "key"))
 			}
 			removed <- err
 		}()
@@ -222,17 +222,17 @@ func TestExecute_BuildsInTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var order []string
 		r := newRig(t, func(folder string) {
-			var request registry.Request
-			must.Do(t, json.Unmarshal(must.Get(os.ReadFile(filepath.Join(folder, registry.RequestFile)))(t), &request))
+			var request Request
+			must.Do(t, json.Unmarshal(must.Get(os.ReadFile(filepath.Join(folder, RequestFile)))(t), &request))
 			order = append(order, request.Packages[0])
-			time.AfterFunc(time.Second, func() { put(t, folder, registry.FailedFile, "slow\n") })
+			time.AfterFunc(time.Second, func() { put(t, folder, FailedFile, "slow\n") })
 		})
 		r.Turn = account.NewBook(nil, 1, 1).Build
 		ctx, hangUp := context.WithCancel(t.Context())
 		var all sync.WaitGroup
 		call := func(ctx context.Context, principal, name string) {
 			env := base
-			env.Derived = &registry.Derived{Base: "python", Packages: []string{name}}
+			env.Base, env.Added = "python", []string{name}
 			all.Go(func() { _, _ = r.Execute(ctx, call.Call{Principal: principal, Env: env}) })
 			synctest.Wait()
 		}

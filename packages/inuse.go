@@ -1,4 +1,4 @@
-package ondemand
+package packages
 
 import (
 	"sync"

@@ -1,4 +1,4 @@
-package ondemand_test
+package packages_test
 
 import (
 	"errors"
@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages/ondemand"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
@@ -31,7 +31,7 @@ func inBubble(t *testing.T, max int, test func(*testing.T, *fixture)) {
 		spec := func(c call.Call) sandbox.Spec { return sandbox.Spec{Name: c.Env.Name, OutputBytes: 1000} }
 		f := &fixture{session.New(session.Options{
 			Starter: machine, Spec: spec, Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: max},
-			Parts: []session.Part{ondemand.Grow{}}, Log: slog.New(slog.DiscardHandler),
+			Parts: []session.Part{packages.Grow{}}, Log: slog.New(slog.DiscardHandler),
 		}), t, machine}
 		test(t, f)
 		f.Close()
@@ -47,11 +47,11 @@ func environment(name string) registry.Environment {
 }
 
 // with is environment one with packages that a call added.
-func with(packages ...string) registry.Environment {
+func with(added ...string) registry.Environment {
 	env := environment("one")
-	if len(packages) > 0 {
-		env.Derived = &registry.Derived{Base: "one", Packages: packages}
-		env.Name = env.Derived.String()
+	if len(added) > 0 {
+		env.Base, env.Added = "one", added
+		env.Name = packages.Name{Base: "one", Packages: added}.String()
 	}
 	return env
 }

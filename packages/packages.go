@@ -1,0 +1,196 @@
+// Package packages lets calls add packages to environments: a call of ENV+PACKAGE runs in an
+// environment that the wrapper's builder makes of ENV and the package.
+//
+// [Catalog] tells the model and its calls which packages there are, [Executor] delays a call until
+// its environment is built, and [Grow] moves a session to it. A name that reaches the builder is
+// one that the environment allows, and no text of a client becomes a path or a command line: the
+// builder is asked by a key, which leads to a file of JSON with the names. This package starts no
+// process and knows nothing of Nix; the builder is the wrapper's (nix/wrapper/build.sh).
+package packages
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+)
+
+// Catalog finds environments with packages in a folder. It implements the interface of package
+// tool: its errors and hints are sentences for the model.
+type Catalog struct{ Folder string }
+
+// Environment returns the environment with packages that a call names, in a session that has
+// sandboxes of the live environments: such a session has the packages that its earlier calls
+// added. If the environment has yet to be built, it has no programs. ok is false if the call names
+// an environment without packages.
+func (c Catalog) Environment(now *registry.Snapshot, text string, live []registry.Environment) (env registry.Environment, ok bool, err error) {
+	wanted, err := parse(now, text)
+	if err != nil {
+		return env, false, err
+	}
+	for _, env := range live {
+		if has := nameOf(env); has.Base == wanted.Base && len(has.Packages) > 0 {
+			wanted = has.With(wanted)
+			if _, err := Parse(wanted.String()); err != nil {
+				return env, false, noPackage(wanted, err)
+			}
+		}
+	}
+	if len(wanted.Packages) == 0 {
+		return env, false, nil
+	}
+	// A session stays with the artifact that it has.
+	for _, env := range live {
+		if env.Name == wanted.String() {
+			return env, true, nil
+		}
+	}
+	base, known := now.Environment(wanted.Base)
+	if !known || base.OnDemand == nil {
+		return env, false, nil
+	}
+	if env, err := Read(c.Folder, base, wanted); err == nil {
+		return env, true, nil
+	}
+	env = base
+	env.Name, env.Base, env.Added = wanted.String(), wanted.Base, wanted.Packages
+	env.Exec, env.SessionExec, env.Closure = "", "", ""
+	return env, true, nil
+}
+
+// parse returns the name that a text means. It has no packages if the text means an environment as
+// it is, or none at all.
+func parse(now *registry.Snapshot, text string) (Name, error) {
+	base, _, _ := strings.Cut(text, plus)
+	env, known := now.Environment(base)
+	if !IsName(text) || !known || env.OnDemand == nil && len(addable(now)) == 0 {
+		return Name{Base: text}, nil
+	}
+	if env.OnDemand == nil {
+		return Name{}, fmt.Errorf("env %q takes no further packages: leave %s out, or ask the user to allow it in packages_on_demand of [environments.%s]", base, quoteStart(strings.TrimPrefix(text, base)), base)
+	}
+	name, err := Parse(text)
+	if err == nil {
+		err = check(env, name)
+	}
+	if err != nil {
+		return Name{}, noPackage(Name{Base: base, Packages: name.Packages}, err)
+	}
+	return name, nil
+}
+
+// addable returns the environments that calls may add packages to, sorted by name.
+func addable(now *registry.Snapshot) (environments []registry.Environment) {
+	for _, name := range now.Names() {
+		if env := now.Ready()[name]; env.OnDemand != nil {
+			environments = append(environments, env)
+		}
+	}
+	return environments
+}
+
+// Offer returns a hint that an environment would have a missing module or program with a package,
+// or "" if calls may add no such package. The hint contains no text of a sandbox but a name that
+// the environment's own table has.
+func (Catalog) Offer(env registry.Environment, missing string, isModule bool) string {
+	// A dotted module is part of one that is there. An installer has nothing to install from.
+	if env.OnDemand == nil || strings.Contains(missing, ".") || env.Language != nil && slices.Contains(env.Language.Installers, missing) {
+		return ""
+	}
+	find := allowed{env.OnDemand}.Program
+	if isModule {
+		find = allowed{env.OnDemand}.Module
+	}
+	found, ok := find(missing)
+	if !ok {
+		return ""
+	}
+	has := nameOf(env)
+	with := has.With(Name{has.Base, []string{found}})
+	if has.Includes(with) {
+		return ""
+	}
+	if _, err := Parse(with.String()); err != nil {
+		return "" // they are too many
+	}
+	return fmt.Sprintf("env \"%s\" has %s", with, missing)
+}
+
+// Bounds of what the tool's description says of packages, in bytes: of all of it, which with the
+// pattern of env is 110, and of the names in it.
+const (
+	describeBytes      = 88
+	describeNamesBytes = 60
+)
+
+// Describe returns a line for the tool's description that says where calls may add packages, or ""
+// if they may not.
+func (Catalog) Describe(now *registry.Snapshot) string {
+	all := addable(now)
+	if len(all) == 0 {
+		return ""
+	}
+	first, also := all[0], ""
+	text := first.Name + "+NAME+NAME adds packages"
+	what := " of nixpkgs"
+	if !first.OnDemand.All {
+		what = ""
+		if names := strings.Join(first.OnDemand.Names, ", "); len(names) <= describeNamesBytes {
+			what = ": " + names
+		}
+	}
+	for i, env := range all[1:] {
+		also += map[bool]string{true: "; also in ", false: ", "}[i == 0] + env.Name
+	}
+	for _, full := range []string{text + what + also, text + also, text + what, text} {
+		// A line feed before it is two bytes in JSON.
+		if len(full)+2 <= describeBytes {
+			return full
+		}
+	}
+	return ""
+}
+
+// noPackage words why packages cannot be added to an environment.
+func noPackage(wanted Name, err error) error {
+	base := wanted.Base
+	var name *NameError
+	var unknown *PackageError
+	switch {
+	case errors.As(err, &name) && name.Blank:
+		return fmt.Errorf("a name is missing beside a +: write env \"%s+NAME\", or \"%s\" alone", base, base)
+	case errors.As(err, &name) && name.Part != "":
+		return fmt.Errorf("%s is no name of a package: write env \"%s+NAME\", with letters, digits, - and _ alone in each name", quoteStart(name.Part), base)
+	case errors.As(err, &name):
+		return fmt.Errorf("these are too many packages: name at most %d, in at most 200 bytes", MaxPackages)
+	case !errors.As(err, &unknown):
+		return err
+	}
+	text := fmt.Sprintf("there is no package %q", unknown.Package)
+	if unknown.Listed {
+		text = fmt.Sprintf("env %q may not have package %q, which is not in packages_on_demand of [environments.%s]", base, unknown.Package, base)
+	}
+	switch {
+	case unknown.Has != "":
+		return fmt.Errorf("%s: call again with env \"%s\", which has it", text, instead(wanted, unknown.Package, unknown.Has))
+	case len(unknown.Near) == 1:
+		return fmt.Errorf("%s: did you mean env \"%s\"?", text, instead(wanted, unknown.Package, unknown.Near[0]))
+	case len(unknown.Near) > 0:
+		return fmt.Errorf("%s: did you mean %s?", text, strings.Join(unknown.Near, ", "))
+	case unknown.Listed:
+		return fmt.Errorf("%s: do without, or ask the user to allow it there", text)
+	default:
+		return fmt.Errorf("%s: write the name that the package has in nixpkgs, or do without", text)
+	}
+}
+
+// instead returns a name with one package replaced by another.
+func instead(name Name, of, with string) Name {
+	others := slices.DeleteFunc(slices.Clone(name.Packages), func(other string) bool { return other == of })
+	return Name{name.Base, others}.With(Name{name.Base, []string{with}})
+}
+
+// quoteStart quotes at most 80 bytes of a text.
+func quoteStart(text string) string { return fmt.Sprintf("%.80q", text) }
