@@ -20,26 +20,26 @@ import (
 )
 
 const (
-	// pollEvery is the time between two readings of what the builder reports.
+	// pollEvery is the time between two readings of the builder's report.
 	pollEvery = 50 * time.Millisecond
 	// retryAfter is how long a failure is answered without building again.
 	retryAfter = time.Minute
 	// usedEvery is the precision of the time of the last call.
 	usedEvery = time.Minute
-	// fileClock is how far the times of files may be behind the clock: the kernel takes
-	// those of its last tick.
+	// fileClock is how far the times of files may be behind the clock: the kernel uses the time of
+	// its last tick.
 	fileClock = 20 * time.Millisecond
-	// longestBuild bounds how long a build is charged for that the builder says nothing of.
+	// longestBuild bounds how long a silent build is charged for.
 	longestBuild = time.Hour
-	// maxUsed bounds the environments of which the time of the last call is remembered.
+	// maxUsed bounds the environments with a remembered time of the last call.
 	maxUsed = 1024
 	// askAttempts bounds how often a request is written to a folder that disappears.
 	askAttempts = 10
-	// maxReport bounds what is read of the builder's files, in bytes.
+	// maxReport bounds how much of the builder's files is read, in bytes.
 	maxReport = 16 << 10
 )
 
-// Options are what an executor needs.
+// Options configure an executor.
 type Options struct {
 	// Folder has the environments that are built.
 	Folder string
@@ -81,8 +81,8 @@ func NewExecutor(next call.Executor, o Options) *Executor {
 	return &Executor{next: next, Options: o, began: time.Now(), used: map[string]time.Time{}, builds: map[string]*build{}}
 }
 
-// Execute implements [call.Executor]. The error is a [*BuildingError] or a
-// [*BuildError] where the environment is not built.
+// Execute implements [call.Executor]. The error is a [*BuildingError] or a [*BuildError] if the
+// environment is not built.
 func (e *Executor) Execute(ctx context.Context, c call.Call) (call.Result, error) {
 	if c.Env.Base == "" {
 		return e.next.Execute(ctx, c)
@@ -152,8 +152,8 @@ func (e *Executor) await(ctx context.Context, c call.Call) (registry.Environment
 	}
 }
 
-// join has an environment built for a call, or waits with those that wait for it already.
-// When all calls have left before its turn came, it is not built.
+// join has an environment built for a call, or joins the calls that wait for it already. If all of
+// them leave before its turn comes, it is not built.
 func (e *Executor) join(c call.Call, key string) (one *build, leave func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -212,7 +212,7 @@ func (e *Executor) watch(key string) {
 	}
 }
 
-// line is what goes on, for progress.
+// line describes a build, for progress.
 func line(b *BuildingError) string {
 	if b.Total == 0 {
 		return "building " + b.Env
@@ -257,7 +257,7 @@ func write(folder string, request []byte) error {
 	return nil
 }
 
-// replace writes a file that nobody sees half written.
+// replace writes a file atomically.
 func replace(path string, data []byte) error {
 	file, err := os.CreateTemp(filepath.Dir(path), ".new")
 	if err != nil {
@@ -274,8 +274,8 @@ func replace(path string, data []byte) error {
 	return err
 }
 
-// failure returns why an environment was not built, if that was a short time ago, and
-// since this executor began: another server may fail where this one does not.
+// failure returns why an environment was not built, if that was a short time ago, and since this
+// executor began: another server may fail for a reason that does not apply here.
 func (e *Executor) failure(env registry.Environment, key string) *BuildError {
 	path := filepath.Join(e.Folder, key, FailedFile)
 	info, err := os.Stat(path)

@@ -31,7 +31,7 @@ type BuildError struct {
 	Package string
 	// Reason is Nix's: a phrase for Refused, the last lines that Nix wrote for Failed.
 	Reason string
-	// Size is what the environment would take, in bytes, for TooLarge.
+	// Size is the size of the environment, in bytes, for TooLarge.
 	Size int64
 }
 

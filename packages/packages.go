@@ -60,8 +60,8 @@ func (c Catalog) Environment(now *registry.Snapshot, text string, live []registr
 	return env, true, nil
 }
 
-// parse returns the name that a text means. It has no packages if the text means an environment as
-// it is, or none at all.
+// parse returns the name that a text means. It has no packages if the text names an environment, or
+// is invalid.
 func parse(now *registry.Snapshot, text string) (Name, error) {
 	base, _, _ := strings.Cut(text, plus)
 	env, known := now.Environment(base)
@@ -95,7 +95,7 @@ func addable(now *registry.Snapshot) (environments []registry.Environment) {
 // or "" if calls may add no such package. The hint contains no text of a sandbox but a name that
 // the environment's own table has.
 func (Catalog) Offer(env registry.Environment, missing string, isModule bool) string {
-	// A dotted module is part of one that is there. An installer has nothing to install from.
+	// A dotted module is part of one that is installed. An installer has nowhere to install from.
 	if env.OnDemand == nil || strings.Contains(missing, ".") || env.Language != nil && slices.Contains(env.Language.Installers, missing) {
 		return ""
 	}

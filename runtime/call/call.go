@@ -1,7 +1,6 @@
-// Package call is the seam between who asks and who answers: a transport
-// makes a [Call] of what a client asked for, an [Executor] makes a [Result] of
-// it. Whatever is to happen to every call is an Executor that has another one,
-// such as [Log]; package service puts them together.
+// Package call is the seam between transports and sandboxes: a transport makes a [Call] of a
+// client's request, and an [Executor] makes a [Result] of it. A feature that concerns every call is
+// an Executor that wraps another one, such as [Log]; package service puts them together.
 package call
 
 import (
@@ -19,7 +18,7 @@ import (
 
 // Call is code to run.
 type Call struct {
-	// Principal is who asks; empty where there is one client alone.
+	// Principal is the caller, or "" if there is only one client.
 	Principal string
 	// Trace is the trace id that the client gave the call: 32 hexadecimal digits, or
 	// empty.
@@ -27,25 +26,24 @@ type Call struct {
 	Env   registry.Environment
 	// Session is the session's id; empty for a call without one.
 	Session string
-	// From is a session of which this one begins as a copy; empty otherwise.
+	// From is the session that this one begins as a copy of, or "".
 	From string
 	Code string
 	// Timeout is how long the code may run, from its start on; 0 is the
 	// environment's usual time.
 	Timeout time.Duration
-	// Ticket is the call's position among those of its session, if the transport
-	// took one when the call arrived; nil otherwise. The transport releases it.
+	// Ticket is the call's position among those of its session, or nil if the transport took no
+	// ticket when the call arrived. The transport releases it.
 	Ticket *Ticket
-	// Progress is called with the newest line of output as it comes, by one
-	// goroutine at a time, and must not wait. It is nil where nobody listens.
+	// Progress, if it is not nil, is called with the newest line of output as it comes, by one
+	// goroutine at a time. It must not wait.
 	Progress func(line string)
 }
 
 // TimeLimit is how long the code may run.
 func (c Call) TimeLimit() time.Duration { return cmp.Or(c.Timeout, c.Env.Timeout) }
 
-// Origin returns who asks and the trace id, as attributes for a log; none where they are
-// empty.
+// Origin returns the principal and the trace id, if they are set, as attributes for a log.
 func (c Call) Origin() (attributes []any) {
 	if c.Principal != "" {
 		attributes = append(attributes, slog.String("principal", c.Principal))
@@ -62,13 +60,13 @@ func (c Call) Key() Key { return Key{c.Principal, c.Session} }
 // Key names a session. The sessions of two principals never meet.
 type Key struct{ Principal, ID string }
 
-// Result is the outcome of a call. It is complete: nothing is fetched after it.
+// Result is the outcome of a call. It is complete: no part of it is fetched later.
 type Result struct {
 	sandbox.Result
 	// Restart says why the session had to begin anew. It is nil if the session went on, or
 	// if this is its first call.
 	Restart *Restart
-	// Notes are what parts of the server have to say about the call.
+	// Notes are what parts of the server add to the result.
 	Notes []Note
 }
 
@@ -81,7 +79,7 @@ const (
 	Died     Cause = "died"     // its sandbox died
 	Closed   Cause = "closed"   // the server ends
 	Replaced Cause = "replaced" // it was one of a server that has ended
-	// Suspended is the cause for which a sandbox ended whose session goes on.
+	// Suspended means that the sandbox ended and the session goes on.
 	Suspended Cause = "suspended"
 )
 
@@ -89,19 +87,16 @@ const (
 type Restart struct {
 	Cause Cause
 	After time.Duration
-	// FilesKept says that it was a sandbox of the session that ended, whose files
-	// the others kept.
+	// FilesKept says that one sandbox of the session ended, and the others preserved its files.
 	FilesKept bool
 }
 
 // Executor answers calls. Its methods may be called at the same time.
 type Executor interface {
-	// Execute runs a call and returns what came of it. ctx ends the call: one
-	// that runs is interrupted, and its result says so. The error says why the
-	// code did not run or did not end: ctx's, [sandbox.ErrClosed], a
-	// [*StartError], a [*sandbox.DeadError] where the sandbox ended during the
-	// call, which the result then shows as far as it came, or one of those
-	// below.
+	// Execute runs a call and returns its result. When ctx ends, a running call is interrupted, and
+	// its result says so. The error says why the code did not run or did not end: ctx's,
+	// [sandbox.ErrClosed], a [*StartError], a [*sandbox.DeadError] if the sandbox ended during the
+	// call, of which the result then shows the beginning, or one of the errors below.
 	Execute(ctx context.Context, call Call) (Result, error)
 }
 
@@ -119,8 +114,8 @@ func (e *StartError) Unwrap() error { return e.Err }
 // OtherEnvError reports a call to a session of another environment.
 type OtherEnvError struct {
 	Session, Has, Wanted string
-	// Changed says that it could go on in the wanted one, but for what it has changed in
-	// the project, which would be lost.
+	// Changed says that the session could go on in the wanted environment, but would lose its
+	// changes in the project.
 	Changed bool
 }
 
@@ -134,7 +129,7 @@ type BranchError struct {
 	Reason        BranchRefusal
 	// Env is the environment that has no branches.
 	Env string
-	// Problem is what went wrong, for [NoCopy].
+	// Problem is the underlying error, for [NoCopy].
 	Problem error
 }
 
@@ -159,10 +154,10 @@ func (e *BranchError) Error() string {
 
 func (e *BranchError) Unwrap() error { return e.Problem }
 
-// InUseError reports a session whose files another server has.
+// InUseError reports a session with files that another server uses.
 type InUseError struct {
 	Session string
-	// PID is the server's process, 0 where it is not known, and About what it serves.
+	// PID is the server's process, or 0 if it is unknown, and About names its project.
 	PID   int
 	About string
 }
@@ -171,7 +166,7 @@ func (e *InUseError) Error() string {
 	return fmt.Sprintf("session %q is in use by another server, process %d", e.Session, e.PID)
 }
 
-// CallsError reports a call beyond those that a principal may have at once.
+// CallsError reports a call beyond a principal's limit of simultaneous calls.
 type CallsError struct{ Max int }
 
 func (e *CallsError) Error() string { return fmt.Sprintf("%d calls run or wait already", e.Max) }
@@ -204,12 +199,11 @@ func (e *NoSessionError) Error() string { return fmt.Sprintf("there is no sessio
 // FullError reports that no further session can begin.
 type FullError struct {
 	Max int
-	// Idle are the principal's sessions that nobody uses, the one that has
-	// been idle longest first.
+	// Idle are the principal's idle sessions, beginning with the one that has been idle longest.
 	Idle []IdleSession
 }
 
-// IdleSession is a session that nobody uses.
+// IdleSession is an idle session.
 type IdleSession struct {
 	ID, Env string
 	Idle    time.Duration
@@ -230,8 +224,8 @@ func DiedDuring(err error) *sandbox.DeadError {
 	return dead
 }
 
-// Outcome says in one word what came of a call: the result's own outcome,
-// cancelled, died or refused.
+// Outcome returns the outcome of a call in one word: the result's own outcome, cancelled, died or
+// refused.
 func Outcome(result Result, err error) string {
 	switch {
 	case err == nil:

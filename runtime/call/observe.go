@@ -8,8 +8,8 @@ import (
 // Observer is told of calls. Its methods may be called at the same time, and whoever
 // calls waits for them.
 type Observer interface {
-	// Begin is told that a call begins. End, which is called once, is told what came of
-	// it, before the answer leaves: the result and the error of [Executor.Execute].
+	// Begin is called when a call begins. It returns a function that is called once, before the
+	// answer leaves, with the result and the error of [Executor.Execute].
 	Begin(Call) (end func(Result, error))
 }
 
@@ -27,7 +27,7 @@ type observed struct {
 	observers []Observer
 }
 
-// errPanicked is what observers are told of a call whose executor panicked.
+// errPanicked is the error for observers of a call with an executor that panicked.
 var errPanicked = errors.New("the server failed to run this call")
 
 func (o *observed) Execute(ctx context.Context, call Call) (result Result, err error) {

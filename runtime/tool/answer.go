@@ -31,8 +31,8 @@ func (a answer) failed() bool {
 	return a.err != nil || a.result.Outcome != frame.OutcomeOK || a.result.ExitCode != 0
 }
 
-// toolResult is the answer as MCP carries it: content only, for clients that
-// see structured content show the model nothing else.
+// toolResult returns the answer in MCP's form: content only, because clients that see structured
+// content show the model nothing else.
 func (a answer) toolResult() *mcp.CallToolResult {
 	files, remarks := a.files()
 	facts := a.facts()
@@ -50,9 +50,9 @@ func (a answer) toolResult() *mcp.CallToolResult {
 	}
 }
 
-// part is a text of the answer that has one author: the code, which wrote it
-// to one of its streams, or the server. Each is an item of content of its own,
-// which the code cannot leave, and the fact "content" names their kinds.
+// part is a text of the answer with one author: the code, through one of its streams, or the
+// server. Each is an item of content of its own, which the code cannot leave, and the fact
+// "content" names their kinds.
 type part struct{ kind, text string }
 
 // The kinds of parts, in their order.
@@ -62,9 +62,9 @@ const (
 	remarksPart = "remarks"
 )
 
-// parts are the texts of the answer. Clients join them in different ways, or
-// not at all: each but the last ends its line, so that they read the same
-// where nothing is put between them. Remarks are those about files.
+// parts returns the texts of the answer. Clients join them in different ways, or not at all: each
+// but the last ends its line, so that the answer reads the same if a client joins them without a
+// separator. Remarks are those about files.
 func (a answer) parts(remarks []remark) []part {
 	if a.err != nil && call.DiedDuring(a.err) == nil {
 		return []part{{remarksPart, a.problem()}}
@@ -92,7 +92,7 @@ func (a answer) parts(remarks []remark) []part {
 	return parts
 }
 
-// problem is why there is no result, and what to do.
+// problem says why there is no result, and what to do.
 func (a answer) problem() string {
 	var otherEnv *call.OtherEnvError
 	var full *call.FullError
@@ -158,8 +158,7 @@ func (a answer) died(dead *sandbox.DeadError) remark {
 // maxIdleNamed is how many idle sessions a refusal names.
 const maxIdleNamed = 8
 
-// noFurtherSession refuses a session beyond the bound and names the ones that
-// are idle.
+// noFurtherSession refuses a session beyond the bound and names the idle ones.
 func noFurtherSession(full *call.FullError) string {
 	text := fmt.Sprintf("all %d sessions are in use", full.Max)
 	if len(full.Idle) == 0 {
@@ -190,7 +189,7 @@ func notBranched(refused *call.BranchError) string {
 	return fmt.Sprintf("session %q was not copied, and goes on: %v", refused.From, refused.Problem)
 }
 
-// usedElsewhere refuses a session whose files another server has.
+// usedElsewhere refuses a session because another server has its files.
 func usedElsewhere(inUse *call.InUseError) string {
 	who := ""
 	if inUse.PID > 0 {
@@ -199,8 +198,7 @@ func usedElsewhere(inUse *call.InUseError) string {
 	return fmt.Sprintf("session %q and its kept files are in use by another server of this user%s: use another session id, or end that server", inUse.Session, who)
 }
 
-// output is what is shown of a stream, with a remark where something is left
-// out.
+// output returns the shown part of a stream, with a remark if a part is left out.
 func output(name string, stream sandbox.Text) string {
 	text := markImitations(name, stream.Head)
 	if stream.Cut == 0 {
@@ -210,7 +208,7 @@ func output(name string, stream sandbox.Text) string {
 	return endLine(text) + cut.String() + "\n" + markImitations(name, stream.Tail)
 }
 
-// endLine ends a text's last line, if there is one that is not ended.
+// endLine ends a text's last line, unless the text is empty or the line is ended.
 func endLine(text string) string {
 	if text != "" && !strings.HasSuffix(text, "\n") {
 		text += "\n"
@@ -218,8 +216,7 @@ func endLine(text string) string {
 	return text
 }
 
-// remarks are what there is to know of a call; those about files come from the
-// caller.
+// remarks returns the remarks about a call; the caller passes those about files.
 func (a answer) remarks(files []remark) []remark {
 	var remarks []remark
 	remarks = append(remarks, a.notes()...)
@@ -244,7 +241,7 @@ func (a answer) remarks(files []remark) []remark {
 	return remarks
 }
 
-// ending says how the code ended, where there is something to say of that.
+// ending says how the code ended. found is false if that needs no remark.
 func (a answer) ending() (_ remark, found bool) {
 	switch a.result.Outcome {
 	case frame.OutcomeTimeout:
@@ -280,7 +277,7 @@ func (a answer) crossed(limit string) string {
 	return frame.Limit{Name: limit, Value: value}.String()
 }
 
-// state says what became of a session's state when a call was cut short.
+// state says whether a session kept its state when a call was cut short.
 func (a answer) state() string {
 	if a.call.Session != "" && a.result.State == frame.StateKept {
 		return "; the session's state was kept"
@@ -296,10 +293,10 @@ func (a answer) lost() string {
 	return ""
 }
 
-// variablesLost is what a session has lost, and what not.
+// variablesLost describes a session that was started again.
 const variablesLost = "variables are lost, its files in /workspace are kept"
 
-// storedOutput says where all of the output is.
+// storedOutput says which files contain all of the output.
 func (a answer) storedOutput() string {
 	var files []string
 	if a.call.Session != "" {

@@ -15,12 +15,12 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
-// ValidSession is what a session may be called.
+// ValidSession matches names of sessions.
 var ValidSession = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
-// call makes a call of what the model sent. The error is a sentence for the
-// model; the call then has what could be read of it. Started returns the environments that
-// a live session was started from.
+// call makes a call of the model's arguments. The error is a sentence for the model; the call then
+// has the arguments that could be read. Started returns the environments that a live session was
+// started from.
 func (l listing) call(arguments any, started func(session string) []registry.Environment) (call.Call, error) {
 	var c call.Call
 	fields, ok := arguments.(map[string]any)
@@ -107,8 +107,8 @@ func (l listing) environment(name string, live []registry.Environment) (env regi
 // timeout is the name of an argument that only some servers have.
 const timeout = "timeout"
 
-// maxTimeout is the longest time for which a call may ask, or 0 where no
-// environment lets a call run longer than it does without asking.
+// maxTimeout is the longest time that a call may ask for, or 0 if no environment lets a call ask
+// for more than its usual time.
 func (l listing) maxTimeout() time.Duration {
 	var longest time.Duration
 	for _, env := range l.Ready() {
@@ -119,9 +119,9 @@ func (l listing) maxTimeout() time.Duration {
 	return longest
 }
 
-// timeLimit returns how long code may run by an argument, rounded up to a
-// millisecond, in which time limits are told to the agent. ok is false where the
-// argument is no number of seconds that the environment allows.
+// timeLimit returns how long code may run by an argument, rounded up to a millisecond, the unit of
+// the agent's time limits. ok is false if the argument is not a number of seconds that the
+// environment allows.
 func timeLimit(given any, env registry.Environment) (limit time.Duration, ok bool) {
 	seconds, ok := given.(float64)
 	if !ok || !(seconds > 0) || seconds > env.MaxTimeout.Seconds() {
@@ -131,7 +131,7 @@ func timeLimit(given any, env registry.Environment) (limit time.Duration, ok boo
 	return min(limit, env.MaxTimeout), true
 }
 
-// badTimeout says what is wrong with an argument, and what to write.
+// badTimeout describes a wrong argument, and says what to write.
 func badTimeout(given any, env registry.Environment) error {
 	allowed := fmt.Sprintf("write seconds, more than 0 and at most %g, or leave it out for %g", env.MaxTimeout.Seconds(), env.Timeout.Seconds())
 	switch seconds, isNumber := given.(float64); {
@@ -167,8 +167,8 @@ const (
 	namesBytes  = 120
 )
 
-// choices names the environments, first those whose names share the most
-// leading letters with wanted.
+// choices names the environments, beginning with the names that share the most leading letters with
+// wanted.
 func (l listing) choices(wanted string) string {
 	names := slices.Clone(l.Names())
 	shared := func(name string) int {
@@ -227,7 +227,7 @@ func (l listing) alternatives() string {
 	return ", or use one of " + l.choices("")
 }
 
-// noSessions refuses a session of an environment that has none.
+// noSessions refuses a session of an environment without sessions.
 func (l listing) noSessions(env string) error {
 	with := l.withSessions()
 	if len(with) == 0 {

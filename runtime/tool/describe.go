@@ -10,17 +10,16 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
-// Bounds of the environments' descriptions, in bytes: of one, of one where
-// there are many, and of all together. Some clients cut a tool's description at
-// 2 KB, and a few words on each environment are worth more than a sentence on the
-// first.
+// Bounds of the environments' descriptions, in bytes: of one, of one among many, and of all
+// together. Some clients cut a tool's description at 2 KB, and a few words on each environment are
+// worth more than a sentence on the first.
 const (
 	describeBytes    = 160
 	describeLeast    = 24
 	describeAllBytes = 1200
 )
 
-// listing is what the model is told about the environments of one moment.
+// listing is the model's view of the environments at one moment.
 type listing struct {
 	*registry.Snapshot
 	project Project
@@ -28,14 +27,13 @@ type listing struct {
 	sharedFiles bool
 	// keptFiles says that the files of a session are there again after its end.
 	keptFiles bool
-	// branches says that a session may begin as a copy of another one, where its
-	// environment can.
+	// branches says that a session may begin as a copy of another one, if its environment can.
 	branches bool
 	// packages lets calls add packages, or is nil.
 	packages Packages
 }
 
-// list returns what the model is told now.
+// list returns the current listing.
 func (t *Tool) list() listing {
 	return listing{t.Environments.Now(), t.Project, t.SharedFiles, t.KeptFiles, t.Branches, t.Packages}
 }
@@ -103,7 +101,7 @@ func (l listing) schema() json.RawMessage {
 	return text
 }
 
-// description says what the tool does and lists the environments.
+// description describes the tool and lists the environments.
 func (l listing) description() string {
 	var text strings.Builder
 	text.WriteString("Run code in a sandbox: ")
@@ -144,7 +142,7 @@ func (l listing) description() string {
 	return text.String()
 }
 
-// adding says where calls may add packages, or is empty.
+// adding says which environments calls may add packages to, or is "".
 func (l listing) adding() string {
 	if l.packages == nil {
 		return ""
@@ -186,7 +184,7 @@ func (l listing) lines() []string {
 		env := l.Ready()[name]
 		about, network := limit, ""
 		if env.Network != nil {
-			// Half of the line, where it has to be short.
+			// Half of the line if it must be short.
 			network = "; network: " + env.Network.Hosts(min(hostsBytes, limit/2))
 			about = max(describeLeast, limit-len(network))
 		}

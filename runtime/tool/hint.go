@@ -13,14 +13,13 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
-// hintBytes is how much of the end of stderr is searched for a hint, and of the
-// beginning of the code, in bytes: the line that says what went wrong is there.
+// hintBytes is how much of the end of stderr, and of the beginning of the code, is searched for a
+// hint, in bytes: the decisive line is there.
 const hintBytes = 2 << 10
 
-// These recognize what an error is about, whatever the language; the errors of
-// one language are data (registry.Errors). The text that they match comes out of
-// a sandbox, so they decide about nothing but the words of a hint, and nothing
-// that they find is repeated in one.
+// These recognize the subject of an error in any language; the errors of single languages are data
+// (registry.Errors). The matched text comes from a sandbox, so it decides only the words of a hint,
+// and a hint never repeats it.
 var (
 	wrapped      = regexp.MustCompile(`^\s*(\S+) +-`)
 	shebang      = regexp.MustCompile(`^#! ?\S*?(?:/env +(?:-S +)?)?([^\s/]+)(?:\s|$)`)
@@ -31,8 +30,8 @@ var (
 	noConnection = regexp.MustCompile(`Connection refused|ECONNREFUSED|Could not connect to server`)
 )
 
-// find returns what an error of any language names, or nothing: code of one
-// language starts programs of another. with picks the error.
+// find returns the name in an error of any language, because code of one language starts programs
+// of another. with picks the error.
 func (l listing) find(text string, with func(registry.Errors) *regexp.Regexp) (name string, found bool) {
 	for _, language := range l.Languages() {
 		if pattern := with(language.Errors); pattern != nil {
@@ -44,7 +43,7 @@ func (l listing) find(text string, with func(registry.Errors) *regexp.Regexp) (n
 	return "", false
 }
 
-// caller returns the language whose interpreter is called by that name, or nil.
+// caller returns the language with an interpreter of that name, or nil.
 func (l listing) caller(program string) *registry.Language {
 	for _, language := range l.Languages() {
 		if language.Calls(program) {
@@ -54,9 +53,8 @@ func (l listing) caller(program string) *registry.Language {
 	return nil
 }
 
-// hint says what to do about an error whose own words leave that open, or
-// nothing. Each of them costs context, so there is one at most, and none
-// where a call succeeded or the error says enough.
+// hint says what to do about an error if its own words leave that open; otherwise it returns "".
+// Hints cost context, so there is at most one, and a successful call gets no hint.
 func (l listing) hint(a answer) string {
 	switch {
 	case a.err != nil || a.result.Restart != nil:
@@ -136,8 +134,8 @@ func (l listing) hint(a answer) string {
 	return ""
 }
 
-// apply returns a language's hint with the names of environments in it. applies is
-// false where the hint is about something else, or names what there is not.
+// apply returns a language's hint with the names of environments in it. applies is false if the
+// hint is about another problem, or names a missing environment.
 func (l listing) apply(hint registry.Hint, code, problem string) (text string, applies bool) {
 	if hint.Code != nil && !hint.Code.MatchString(code) || hint.Error != nil && !hint.Error.MatchString(problem) {
 		return "", false
@@ -159,7 +157,7 @@ const (
 	nothingInstalled = "nothing can be installed or downloaded: do without, or ask the user to add it to this env"
 )
 
-// notInstalled is for what an environment does not have and no other one either.
+// notInstalled is the hint if no environment has the package or program.
 func notInstalled(env registry.Environment) string {
 	if env.Network == nil {
 		return nothingInstalled
@@ -167,9 +165,8 @@ func notInstalled(env registry.Environment) string {
 	return "this env does not have it: install it below /workspace, from " + env.Network.Hosts(hostsBytes) + ", or ask the user to add it to this env"
 }
 
-// networked is for a host that could not be reached in an environment that
-// reaches some, in a certain way. Where the proxy reported why, that is all that
-// there is to say.
+// networked is the hint for a host that could not be reached by a certain way, in an environment
+// with a network. If the proxy reported the reason, that suffices.
 func networked(a answer, how string) string {
 	if n := a.result.Network; n != nil && (n.Ended || len(n.Refused)+len(n.Failed) > 0) {
 		return ""
@@ -177,8 +174,8 @@ func networked(a answer, how string) string {
 	return reach(a.call.Env.Network) + ", " + how
 }
 
-// misread reports whether an error is one that a language has with the code of
-// another. Code that another interpreter ran fails with that one's errors.
+// misread reports whether an error is typical for a language that reads code of another. Code that
+// ran in another interpreter fails with that one's errors.
 func misread(language *registry.Language, problem string) bool {
 	if language == nil {
 		return false
@@ -273,7 +270,7 @@ func (l listing) unavailable(env registry.Environment, command string) string {
 	return notInstalled(env)
 }
 
-// elsewhere is for a file that is not where the code expects it.
+// elsewhere is the hint for a file that the code expects in another place.
 func (l listing) elsewhere(alone bool) string {
 	text := "the user's files are under " + strings.Join(l.project.mounts(), " and ")
 	if alone {
@@ -291,7 +288,7 @@ func (l listing) of(kind string) string {
 	return ""
 }
 
-// errorText is the end of what the code wrote to stderr.
+// errorText is the end of the code's stderr.
 func errorText(a answer) string {
 	text := a.result.Stderr.Head
 	if a.result.Stderr.Cut > 0 {

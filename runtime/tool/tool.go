@@ -1,9 +1,8 @@
-// Package tool is what the model sees: the tool run, the files of sessions as
-// resources, and the words of every answer.
+// Package tool is the model's view of the server: the tool run, the files of sessions as resources,
+// and the words of every answer.
 //
-// It promises answers that can be acted on: what the code wrote, what became
-// of it, and for a call that cannot run one sentence that says what to do
-// instead. It never answers with more than the environment allows.
+// It promises answers that a model can act on: the code's output and its end, or one sentence that
+// says how to make a call that runs. An answer is never longer than the environment allows.
 package tool
 
 import (
@@ -30,15 +29,15 @@ const (
 	ServerName = "nix-sandbox-mcp"
 )
 
-// Options are what a tool is made of.
+// Options configure a tool.
 type Options struct {
 	Environments *registry.Registry
 	// Executor answers the calls.
 	Executor call.Executor
 	Sessions Sessions
-	// Kept has files of calls without a session; nil where nothing keeps them.
+	// Kept has the files of one-shot calls, or is nil if they are not kept.
 	Kept Kept
-	// Changes has what sessions changed in the project; nil where nothing saves it.
+	// Changes has the changes of sessions in the project, or is nil if they are not saved.
 	Changes Changes
 	// Packages lets calls add packages to environments; nil if they may not.
 	Packages Packages
@@ -58,7 +57,7 @@ type Options struct {
 	Log   *slog.Logger
 }
 
-// Gate bounds what happens at once; package account has one that shares its slots among
+// Gate bounds how much happens at once; package account has one that shares its slots among
 // principals.
 type Gate interface {
 	// Enter waits for a slot and returns a function that gives it back, which may be called
@@ -79,8 +78,7 @@ func (s single) Enter(ctx context.Context, _ string) (leave func(), err error) {
 	}
 }
 
-// Sessions is what the tool asks of sessions besides running calls in them;
-// package session has it.
+// Sessions are the tool's requests to sessions beside running calls; package session implements it.
 type Sessions interface {
 	Enqueue(call.Key) *call.Ticket
 	Environments(call.Key) []registry.Environment
@@ -94,8 +92,8 @@ type Changes interface {
 	Read(key call.Key, limit int64) ([]byte, error)
 }
 
-// Kept has files of calls without a session, whose sandboxes have gone; package kept
-// has it.
+// Kept has files of one-shot calls after the end of their sandboxes; package callfiles implements
+// it.
 type Kept interface {
 	// Read returns a file by the id that it was kept under, and by its path.
 	Read(principal, id, path string) ([]byte, error)
@@ -113,18 +111,16 @@ type Packages interface {
 	Describe(now *registry.Snapshot) string
 }
 
-// Project is what the model is told of the project; the zero value is none.
+// Project describes the project to the model; the zero value means no project.
 type Project struct {
 	Mount string // in every sandbox
-	// Overlaid says that code may write there, and that what it writes is
-	// thrown away.
+	// Overlaid says that code may write there, on a layer that ends with the sandbox.
 	Overlaid bool
-	// Inbox is where every sandbox has a folder with files of the operator's; empty
-	// where there is none.
+	// Inbox is the path of the operator's files in every sandbox, or "".
 	Inbox string
 }
 
-// mounts are the paths where a sandbox has files of the host.
+// mounts are the paths of the host's files in a sandbox.
 func (p Project) mounts() []string {
 	return slices.DeleteFunc([]string{p.Mount, p.Inbox}, func(mount string) bool { return mount == "" })
 }
@@ -179,8 +175,8 @@ func (t *Tool) Server(version string) (s *server.MCPServer, stop func()) {
 	var shown mcp.Tool
 	stop = t.Environments.Subscribe(func(_, after *registry.Snapshot) {
 		<-offered
-		// A client that is told fetches the list and pays for it, so it is
-		// told only of what it would see.
+		// A client fetches the list after this, and pays for it, so it is told only of visible
+		// changes.
 		if next := (listing{after, t.Project, t.SharedFiles, t.KeptFiles, t.Branches, t.Packages}).definition(); !reflect.DeepEqual(next, shown) {
 			shown = next
 			s.SetTools(server.ServerTool{Tool: shown, Handler: run})
@@ -228,8 +224,8 @@ func (t *Tool) Accept(principal string, arguments any) *Run {
 // [Run.Answer].
 func (r *Run) SetTrace(id string) { r.call.Trace = id }
 
-// Refuse tells observers of a call that the transport refused, with what can be read of
-// its arguments.
+// Refuse tells observers of a call that the transport refused, with the readable part of its
+// arguments.
 func (t *Tool) Refuse(principal, trace string, arguments any, why error) {
 	if len(t.Observers) == 0 {
 		return
@@ -242,10 +238,9 @@ func (t *Tool) Refuse(principal, trace string, arguments any, why error) {
 	call.ReportRefusal(c, why, t.Observers...)
 }
 
-// Answer runs the call. What goes wrong is an answer too: an error of the
-// protocol would not reach the model. Progress is called now and then, with
-// the seconds that have passed and a line that says what goes on; it may be
-// nil, and is not called after Answer has returned.
+// Answer runs the call. A failure is an answer too, because an error of the protocol would not
+// reach the model. Progress is called now and then, with the seconds that have passed and a line
+// about the call; it may be nil, and is not called after Answer has returned.
 func (r *Run) Answer(ctx context.Context, progress func(seconds float64, line string)) *mcp.CallToolResult {
 	// Before the answer is written: whoever has read it finds the session idle.
 	defer r.call.Ticket.Release()
