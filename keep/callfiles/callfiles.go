@@ -1,12 +1,10 @@
-// Package callfiles has the files that calls without a session left, when their sandboxes
-// have gone.
+// Package callfiles keeps the files of one-shot calls after their sandboxes have ended.
 //
-// It promises that the files of a call are there as long as those of a session would
-// be: until nobody has read one for the idle time, and at most for the lifetime. They
-// lie on disk, in files without names, so that nothing is left of them when the
-// process ends, however it does. Their number and their bytes are bounded, those of
-// one call and all together; where there are too many, those go first that belong to
-// the principal with the most, and of these the ones that nobody has used for longest.
+// It promises that the files of a call are available as long as those of a session would be: until
+// no file was read for the idle time, and at most for the lifetime. They lie on disk in unlinked
+// files, so that they disappear with the process, however it ends. The number and bytes of files
+// are bounded, for one call and for all together. If the bound is reached, the principal with the
+// most files loses the ones that were unused for longest.
 package callfiles
 
 import (
@@ -79,9 +77,8 @@ func New(limits Limits, folder string, log *slog.Logger) *Files {
 	return &Files{limits: limits, folder: folder, log: log, calls: map[string]*oneShot{}}
 }
 
-// Keep copies files out of a sandbox whose call has ended, as many as the bounds
-// allow. It sets Kept of those that can be read from now on. Files that have their
-// content in them are left out.
+// Keep copies files out of a sandbox after its call has ended, as many as the bounds allow. It sets
+// Kept of every file that can be read from now on. Files that include their content are left out.
 func (f *Files) Keep(ctx context.Context, principal string, box sandbox.Sandbox, files []sandbox.File) {
 	c := &oneShot{principal: principal, parts: map[string]part{}}
 	var chosen []*sandbox.File
@@ -252,8 +249,8 @@ func (f *Files) Close() {
 	}
 }
 
-// idBytes is the length of an id before it is written in hexadecimal. Nobody guesses
-// one, and a server that is started again does not give out those of the earlier one.
+// idBytes is the length of an id before it is written in hexadecimal. It is too long to guess, and
+// a restarted server does not reuse the ids of its predecessor.
 const idBytes = 8
 
 func newID() (string, error) {

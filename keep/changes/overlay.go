@@ -120,7 +120,7 @@ type record struct {
 	offset, size int64
 	doubtful     bool
 	base         layer.Stamp
-	// stamp and id are those of the upper layer's file at the last comparison, zero if it
+	// stamp and id describe the upper layer's file at the last comparison. They are zero if it
 	// hides the path.
 	stamp    layer.Stamp
 	id       string

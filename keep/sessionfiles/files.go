@@ -205,9 +205,9 @@ func open(file *os.File, head *store.Head) (_ *archive, err error) {
 	return &archive{zip.IOReadCloser(), file}, nil
 }
 
-// Export writes the files of a session as a common tar file, compressed with zstd. A
-// server may have the session: the files are those that it saved last. The error is a
-// [*store.DamagedError] if they are not as they were saved, before anything is written.
+// Export writes the files of a session as an ordinary tar file, compressed with zstd. If a server
+// uses the session, these are the files of its last save. The error is a [*store.DamagedError] if
+// the files were changed since; nothing is written then.
 func Export(s store.Session, to io.Writer) error {
 	file, head, err := s.Open()
 	if err != nil {

@@ -506,8 +506,8 @@ func (s Session) Open() (file *os.File, head *Head, err error) {
 	return file, head, err
 }
 
-// List returns the sessions of the store in a folder, which may not exist, the one that
-// was saved last first.
+// List returns the sessions of the store in a folder, which may not exist, beginning with the last
+// saved.
 func List(folder string) ([]Session, error) {
 	sessions, err := scan(folder)
 	for i := range sessions {
@@ -576,8 +576,8 @@ func (s Session) Remove() error {
 	return removeFolder(s.Folder)
 }
 
-// Clean removes sessions that no process has and that cannot be used: those that are too
-// old, and those that a process was killed in before its first Commit.
+// Clean removes unusable sessions without a process: sessions that are too old, and sessions that a
+// process was killed in before its first Commit.
 func (s *Store) Clean() {
 	sessions, err := scan(s.Folder)
 	for _, one := range sessions {

@@ -75,8 +75,8 @@ func (s *State) Suspended() time.Time {
 // which takes so many bytes.
 func (s *State) Commit(bytes int64) error { return s.CommitEarly(store.Head{Bytes: bytes}) }
 
-// List returns the suspended sessions of the store in a folder, which may not exist, the
-// one that was suspended last first.
+// List returns the suspended sessions of the store in a folder, which may not exist, beginning with
+// the last suspended.
 func List(folder string) ([]store.Session, error) {
 	sessions, err := store.List(folder)
 	return slices.DeleteFunc(sessions, func(s store.Session) bool { return s.Head == nil || s.Head.Data == "" }), err

@@ -41,7 +41,7 @@ type Spec struct {
 	Stdout, Stderr io.Writer
 }
 
-// Program is one that runs. Its methods may be called at the same time.
+// Program is a running program. Its methods may be called at the same time.
 type Program struct {
 	starter *process.Starter
 	process *process.Process

@@ -40,8 +40,8 @@ type Set struct {
 	defaults gjson.Result
 }
 
-// Build is an environment that Nix is building or could not build; in a [Snapshot] also one that
-// could not be loaded. A [Set] may contain a usable environment of the same name.
+// Build is an environment that Nix is building or could not build, or in a [Snapshot] also could
+// not load. A [Set] may contain a usable environment of the same name.
 type Build struct {
 	Name  string
 	Since time.Time // when it began

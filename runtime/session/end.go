@@ -121,8 +121,8 @@ func (m *Manager) remember(key call.Key, why call.Restart) {
 	}
 }
 
-// oldestOfMost returns the index of the oldest session of the principal that has the most
-// of those that are remembered, so that a principal who begins many forgets its own.
+// oldestOfMost returns the index of the oldest session of the principal with the most remembered
+// sessions, so that a principal who begins many forgets its own.
 func (m *Manager) oldestOfMost() int {
 	count, most := map[string]int{}, ""
 	for _, key := range m.order {

@@ -60,8 +60,8 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (*member, 
 	return one, nil
 }
 
-// find returns the member of a session that can run a call, or the one that a new sandbox
-// is to replace. If both are nil, the session needs a further sandbox.
+// find returns the member of a session that can run a call, or the member that a new sandbox is to
+// replace. If both are nil, the session needs a further sandbox.
 func (m *Manager) find(s *session, c call.Call) (one, former *member, err error) {
 	if c.From != "" && len(s.members) > 0 {
 		return nil, nil, &call.BranchError{From: c.From, Session: c.Session, Reason: call.Existing}

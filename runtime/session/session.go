@@ -201,8 +201,8 @@ func (m *Manager) release(s *session, turn chan struct{}) {
 	})
 }
 
-// settle marks a turn of a session as one that no call has, because the session is being
-// suspended, or its last call settled. The caller calls done before it gives the turn up.
+// settle marks a turn of a session that belongs to no call, because the session is being suspended,
+// or its last call settled. The caller calls done before it gives the turn up.
 func (m *Manager) settle(s *session) (done func()) {
 	s.settling++
 	return func() {

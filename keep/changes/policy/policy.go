@@ -136,8 +136,8 @@ func Line(line []byte) string {
 	return ""
 }
 
-// IsInvisible reports whether a character is one that a reader does not see: a control or
-// format character, a space other than U+0020, or one that Unicode calls ignorable.
+// IsInvisible reports whether a reader does not see a character: a control or format character, a
+// space other than U+0020, or any that Unicode calls ignorable.
 func IsInvisible(r rune) bool {
 	return !strconv.IsPrint(r) || r >= utf8.RuneSelf && (r == '\u2800' || unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector))
 }
