@@ -54,7 +54,7 @@ type Machine struct {
 	// memory is the file that the machine's memory began as, or nil if it cannot be captured.
 	memory  *os.File
 	size    int64             // of the memory, in bytes
-	shown   *protocol.Project // nil where there is none
+	shown   *protocol.Project // or nil
 	control *net.UnixConn
 	asking  sync.Mutex
 	qmp     *monitor

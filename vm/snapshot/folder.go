@@ -20,7 +20,7 @@ const partialSuffix = ".partial"
 // (State is open only for writing) and calls Commit and Close.
 type Draft struct {
 	Memory, State *os.File
-	project       *os.File // nil where there is none
+	project       *os.File // or nil
 	size          int64    // of the image in it
 	digest        image.Digest
 	folder        string
