@@ -28,10 +28,6 @@ import (
 // version is set when the program is linked.
 var version = "unknown"
 
-// maxData bounds the writable memory of this process, in bytes. 300 connections with headers of the
-// largest size take a fifth of it; the runtime of Go reserves 64 MiB at a time.
-const maxData = 384 << 20
-
 // The descriptors.
 const (
 	handoverDescriptor = 3
