@@ -46,13 +46,14 @@ let
         relative = lib.removePrefix "${toString ../..}/" (toString path);
         folder = lib.head (lib.splitString "/" relative);
       in
-      (lib.elem folder [
-        "agent"
-        "jail"
-        "network"
-        "go.mod"
-        "go.sum"
-      ] || folder == "nix")
+      lib.elem folder (
+        programs.startFolders
+        ++ [
+          "go.mod"
+          "go.sum"
+          "nix"
+        ]
+      )
       && baseNameOf relative != "testdata"
       && !(lib.hasSuffix "_test.go" relative);
   };

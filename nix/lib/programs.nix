@@ -109,14 +109,30 @@ let
       doCheck = false;
     };
 
-  inside = compile {
-    pname = "nix-sandbox-mcp-inside";
-    folders = [
+  # The folders of the programs that sandboxes are made of.
+  sandboxFolders = {
+    inside = [
       "agent"
       "devices"
       "jail"
       "network/handover"
     ];
+    network = [
+      "agent/bounded"
+      "network"
+    ];
+    machine = [
+      "agent/bounded"
+      "agent/frame"
+      "jail"
+      "network/handover"
+      "vm"
+    ];
+  };
+
+  inside = compile {
+    pname = "nix-sandbox-mcp-inside";
+    folders = sandboxFolders.inside;
     packages = [
       "agent/cmd/nix-sandbox-agent"
       "jail/cmd/nix-sandbox-jail"
@@ -156,23 +172,14 @@ let
   # Apart, because only sandboxes with a network have it.
   network = compile {
     pname = "nix-sandbox-mcp-network";
-    folders = [
-      "agent/bounded"
-      "network"
-    ];
+    folders = sandboxFolders.network;
     packages = [ "network/cmd/nix-sandbox-net" ];
   };
 
   # Apart, because only sandboxes in virtual machines have it.
   machine = compile {
     pname = "nix-sandbox-mcp-machine";
-    folders = [
-      "agent/bounded"
-      "agent/frame"
-      "jail"
-      "network/handover"
-      "vm"
-    ];
+    folders = sandboxFolders.machine;
     packages = [
       "vm/cmd/nix-sandbox-vm"
       "vm/cmd/nix-sandbox-vm-guest"
@@ -213,6 +220,11 @@ let
 in
 {
   inherit version vendor;
+
+  # The top-level folders from which sandboxes can be built again.
+  startFolders = lib.unique (
+    map (folder: lib.head (lib.splitString "/" folder)) (lib.concatLists (lib.attrValues sandboxFolders))
+  );
 
   agent = program inside "nix-sandbox-agent" "Runs code inside a sandbox, as its first process";
   jail = program inside "nix-sandbox-jail" "Starts one sandbox from its generated description";

@@ -260,7 +260,7 @@ func TestSession_SurvivesKills(t *testing.T) {
 			t.Fatalf("%s, killed %s: there sleep %+v; the log:\n%s", w.name, m.name, sessions, s.log)
 		}
 		// Nothing of an attempt that was killed is left.
-		if states := must.Get(filepath.Glob(filepath.Join(k.state, "nix-sandbox-mcp/vm/sessions/*/state-*")))(t); len(states) != 1 {
+		if states := must.Get(filepath.Glob(filepath.Join(k.state, "nix-sandbox-mcp/vm/sessions/*/data-*")))(t); len(states) != 1 {
 			t.Fatalf("%s, killed %s: there are the states %q", w.name, m.name, states)
 		}
 	}

@@ -22,7 +22,7 @@ let
         text = "";
         meta.mainProgram = name;
       }
-    ) // { version = "0"; };
+    ) // { version = "0"; startFolders = [ ]; };
   };
 
   # What sentences list: every interpreter and preset that the project has.
