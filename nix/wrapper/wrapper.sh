@@ -29,8 +29,6 @@ needs_environments=yes
 case "${1-} ${2-}" in
   # The completion of these commands lists the names of the environments.
   '__complete run' | '__complete shell') ;;
-  # These start sandboxes.
-  'sessions wake' | 'sessions cp') ;;
   -h* | --help* | changes* | --version* | help* | client-config* | completion* | __complete* | config* | manual* | token* | audit* | top* | sessions*)
     needs_environments=no
     ;;
