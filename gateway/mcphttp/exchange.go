@@ -101,7 +101,7 @@ func (x *exchange) answer() {
 	case x.r.Method == http.MethodGet && !x.isModern:
 		x.stream()
 	case x.r.Method == http.MethodDelete && !x.isModern:
-		if session := x.session(nil); session != nil {
+		if session := x.session(rpc.Message{}); session != nil {
 			x.sessions.remove(session)
 			x.status = http.StatusNoContent
 			x.w.WriteHeader(x.status)
@@ -376,9 +376,8 @@ func (x *exchange) legacy(m rpc.Message) {
 		x.write(http.StatusOK, reply)
 		return
 	}
-	session := x.session(m.ID)
+	session := x.session(m)
 	if session == nil {
-		x.handler.Refuse(x.who.Name, m, errors.New("the request is of no HTTP session"))
 		return
 	}
 	switch {
@@ -402,17 +401,17 @@ func (x *exchange) logClient(m rpc.Message) {
 	x.o.Log.Info("client", "principal", x.who.Name, "client", name, "version", version)
 }
 
-// session returns the HTTP session of the request. If there is none, it answers the request and
-// returns nil.
-func (x *exchange) session(id json.RawMessage) *httpSession {
+// session returns the HTTP session of the request. If there is none, it answers the request, which
+// has the message m or none, and returns nil.
+func (x *exchange) session(m rpc.Message) *httpSession {
 	name := x.r.Header.Get(sessionHeader)
 	if name == "" {
-		x.fail(http.StatusBadRequest, id, mcp.INVALID_REQUEST, "the request has no "+sessionHeader+": begin with initialize")
+		x.refuse(m, http.StatusBadRequest, mcp.INVALID_REQUEST, "the request has no "+sessionHeader+": begin with initialize")
 		return nil
 	}
 	session := x.sessions.find(x.who.Name, name)
 	if session == nil {
-		x.fail(http.StatusNotFound, id, mcp.INVALID_REQUEST, "there is no such HTTP session: begin with initialize")
+		x.refuse(m, http.StatusNotFound, mcp.INVALID_REQUEST, "there is no such HTTP session: begin with initialize")
 	}
 	return session
 }

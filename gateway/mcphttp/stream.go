@@ -33,7 +33,7 @@ func (x *exchange) stream() {
 		x.fail(http.StatusNotAcceptable, nil, mcp.INVALID_REQUEST, "a GET is answered with text/event-stream: send it in the field Accept")
 		return
 	}
-	session := x.session(nil)
+	session := x.session(rpc.Message{})
 	if session == nil {
 		return
 	}
