@@ -201,9 +201,12 @@ func (e *Executor) build(ctx context.Context, c call.Call, key string, one *buil
 	}
 }
 
-// watch returns when the builder is done with an environment.
+// watch returns when the builder is done with an environment, or the environment was given up.
 func (e *Executor) watch(key string) {
 	for end := time.Now().Add(longestBuild); time.Now().Before(end); time.Sleep(pollEvery) {
+		if _, err := os.Stat(filepath.Join(e.Folder, key, RequestFile)); errors.Is(err, fs.ErrNotExist) {
+			return
+		}
 		for _, file := range []string{filepath.Join(ResultLink, "metadata.json"), FailedFile} {
 			if _, err := os.Stat(filepath.Join(e.Folder, key, file)); err == nil {
 				return

@@ -456,6 +456,7 @@ func (x *exchange) request(m rpc.Message, session *httpSession) {
 		answer := s.encode(asker.principal, id, reply)
 		admitted.Release()
 		answers <- answer
+		close(answers)
 	}()
 	if !x.follow(asker, answers) {
 		x.status = statusHungUp
@@ -464,7 +465,11 @@ func (x *exchange) request(m rpc.Message, session *httpSession) {
 		if session == nil {
 			cancel()
 		}
-		go func() { (<-answers).release() }()
+		go func() {
+			if answer, ok := <-answers; ok { // otherwise follow has released it
+				answer.release()
+			}
+		}()
 	}
 }
 

@@ -51,12 +51,13 @@ type kept struct {
 
 // Start implements [session.Part]. A part that resumes sessions comes before this one.
 func (p *part) Start(ctx context.Context, s *session.Start, next session.StartFunc) (session.Member, error) {
-	if s.Call.From != "" { // the files of a branch end with it
-		return next(ctx, s)
-	}
 	key := store.Key{Principal: s.Call.Principal, Session: s.Call.Session, Env: s.Call.Env.BaseName()}
 	if s.Spec.Workspace != nil {
 		key.Env = allEnvs
+	}
+	// The files of a branch end with it, even if it gets a larger sandbox.
+	if s.Call.From != "" || s.Former != nil && !p.has(key) {
+		return next(ctx, s)
 	}
 	k, isFirst, err := p.take(key)
 	if err != nil {
@@ -150,13 +151,24 @@ func restore(ctx context.Context, files *Files, box sandbox.Sandbox) (*call.Rest
 
 var errNotSaver = errors.New("the files of this sandbox cannot be copied")
 
-// take returns the files of a session for one more sandbox, and whether it is the first.
+// has reports whether a live session keeps its files.
+func (p *part) has(key store.Key) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.inUse[key] != nil
+}
+
+// take returns the files of a session for one more sandbox, and whether it is the first. The caller
+// has the session's turn, so there is one call for a key at a time.
 func (p *part) take(key store.Key) (k *kept, isFirst bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	k = p.inUse[key]
 	if k == nil {
+		// Sessions of other keys must not wait for the disk, or for another process.
+		p.mu.Unlock()
 		files, err := p.store.Acquire(key)
+		p.mu.Lock()
 		var inUse *store.InUseError
 		if errors.As(err, &inUse) {
 			return nil, false, &call.InUseError{Session: key.Session, PID: inUse.Holder.PID, About: inUse.Holder.About}

@@ -328,20 +328,22 @@ func (s *Slot) Next() string {
 }
 
 // Commit replaces the session's data by the data at the path that Next returned last. The
-// caller sets Bytes of the head, and Entries, Size and Sum. The data must be on disk.
-func (s *Slot) Commit(head Head) error { return s.commit(head, "") }
+// caller sets Bytes of the head, and Entries, Size and Sum. The data must be on disk. The error
+// is a [*TooLargeError] if there is no room for it.
+func (s *Slot) Commit(head Head) error { return s.commit(head, "", true) }
 
-// CommitEarly is Commit for data that may not be on disk yet. The data counts at once;
-// CommitEarly then waits until it also counts after a restart of the host.
+// CommitEarly is Commit for data that may not be on disk yet, and that nobody else has: it is never
+// too large, because refusing it would lose it. The data counts at once; CommitEarly then waits until
+// it also counts after a restart of the host.
 func (s *Slot) CommitEarly(head Head) error {
 	boot, err := bootID()
 	if err != nil { // a restart would go unnoticed
 		if err := syncAll(filepath.Join(s.folder, s.next)); err != nil {
 			return err
 		}
-		return s.commit(head, "")
+		return s.commit(head, "", false)
 	}
-	if err := s.commit(head, boot); err != nil {
+	if err := s.commit(head, boot, false); err != nil {
 		return err
 	}
 	err = syncAll(s.Path())
@@ -358,11 +360,12 @@ func (s *Slot) CommitEarly(head Head) error {
 	return nil
 }
 
-func (s *Slot) commit(head Head, boot string) error {
+func (s *Slot) commit(head Head, boot string, mayRefuse bool) error {
 	head.Version, head.Key, head.Data, head.Boot, head.Saved = headVersion, s.Key, s.next, boot, time.Now().UTC()
 	s.store.mu.Lock()
 	defer s.store.mu.Unlock()
-	if err := s.store.makeRoom(s, head.Bytes); err != nil {
+	var full *TooLargeError
+	if err := s.store.makeRoom(s, head.Bytes); err != nil && (mayRefuse || !errors.As(err, &full)) {
 		return err
 	}
 	if err := writeHead(s.folder, &head); err != nil {
@@ -582,13 +585,26 @@ func (s *Store) Clean() {
 	sessions, err := scan(s.Folder)
 	for _, one := range sessions {
 		if !one.SetAside && (one.Head == nil || !s.counts(one.Head)) {
-			_ = one.Remove() // the next Clean tries again
+			s.cleanOne(one.Folder)
 		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err = errors.Join(err, s.makeRoom(nil, 0)); err != nil {
 		s.Log.Warn("there may be too much data of sessions", "folder", s.Folder, "error", err)
+	}
+}
+
+// cleanOne removes the folder of a session if it is still unusable when it is locked: another process
+// may have saved the session meanwhile. The next Clean tries again if it fails.
+func (s *Store) cleanOne(folder string) {
+	lock, err := makeLocked(folder)
+	if err != nil {
+		return
+	}
+	defer lock.Close()
+	if head, err := readHead(folder); err != nil || head == nil || !s.counts(head) {
+		_ = removeFolder(folder)
 	}
 }
 
@@ -644,7 +660,7 @@ func (s *Store) cost(bytes int64) int64 { return max(bytes, s.Limit/s.sessions) 
 
 // drop removes a session to make room, and returns the bytes that this frees. Of a large
 // session a head remains, for [Slot.WasRemoved]. A session that a process has is only
-// removed with force. That is harmless: the data is read when the session is acquired,
+// removed with force, and if that frees anything. That is harmless: the data is read when the session is acquired,
 // and each Commit replaces all of it.
 func (s *Store) drop(one Session, force bool) (freed int64) {
 	lock, err := makeLocked(one.Folder)
@@ -655,7 +671,7 @@ func (s *Store) drop(one Session, force bool) (freed int64) {
 	switch {
 	case isOurs && (one.SetAside || one.Head == nil || one.Head.Data == "" || one.Disk <= s.cost(0)):
 		freed, err = s.cost(one.Disk), removeFolder(one.Folder)
-	case isOurs || errors.Is(err, errInUse) && force && one.Head != nil && one.Head.Data != "":
+	case isOurs || errors.Is(err, errInUse) && force && one.Head != nil && one.Head.Data != "" && one.Disk > s.cost(0):
 		head := Head{Version: headVersion, Key: one.Key, Saved: one.Head.Saved}
 		freed, err = s.cost(one.Disk)-s.cost(0), writeHead(one.Folder, &head)
 		if err == nil {

@@ -211,6 +211,28 @@ func TestCommit_IsBoundedByWhatIsInUse(t *testing.T) {
 	}
 }
 
+// To make room, no session in use loses data that would free nothing.
+func TestCommit_LeavesSmallSessionsInUse(t *testing.T) {
+	s := storeOf(t, 100_000)
+	s.sessions = 10 // a small one counts as 10,000 bytes
+	acquire := func(principal, session string) *Slot {
+		slot := must.Get(s.Acquire(Key{Principal: principal, Session: session}))(t)
+		t.Cleanup(slot.Close)
+		return slot
+	}
+	small, large := acquire("bob", "small"), acquire("bob", "large")
+	must.Do(t, write(small, "small", 1))
+	must.Do(t, write(large, "large", 80_000))
+	must.Do(t, write(acquire("alice", "1"), "alice's", 40_000))
+	data := map[string]string{}
+	for _, one := range must.Get(List(s.Folder))(t) {
+		data[one.Key.Session] = one.Head.Data
+	}
+	if data["small"] == "" || data["large"] != "" {
+		t.Errorf("the sessions have %q", data)
+	}
+}
+
 // At random, a principal with less than its share loses nothing, and all together are
 // bounded.
 func TestCommit_RemovesNothingOfAModestPrincipal(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
@@ -147,6 +148,31 @@ type member struct {
 	// state is what the sandbox was resumed from. It is nil as soon as a call has been
 	// answered since, because then it is out of date.
 	state *State
+	// answered says that a call has been answered, and was not interrupted by the end of the server.
+	answered bool
+}
+
+// Execute implements [session.Member].
+func (m *member) Execute(ctx context.Context, c call.Call, request sandbox.Request) (call.Result, error) {
+	result, err := m.Member.Execute(ctx, c, request)
+	if err == nil && result.Outcome != frame.OutcomeCancelled {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.answered = true
+	}
+	return result, err
+}
+
+// giveUp gives back a state that was not replaced. It goes if a call has been answered since: a
+// session must not go on silently from before that.
+func (m *member) giveUp(state *State) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.answered {
+		m.part.remove(state)
+		return
+	}
+	state.Close()
 }
 
 // take returns the state that the sandbox was resumed from, once. It may be nil.
@@ -182,11 +208,15 @@ func (m *member) Suspend(ctx context.Context) (bytes int64, err error) {
 			return 0, err
 		}
 	}
-	defer state.Close()
-	if bytes, err = saveState(ctx, m.Sandbox(), state.Next(), false); err != nil {
+	if bytes, err = saveState(ctx, m.Sandbox(), state.Next(), false); err == nil {
+		err = state.Commit(bytes)
+	}
+	if err != nil {
+		m.giveUp(state)
 		return 0, err
 	}
-	return bytes, state.Commit(bytes)
+	state.Close()
+	return bytes, nil
 }
 
 // End implements [session.Member].
@@ -195,7 +225,7 @@ func (m *member) End(why call.Cause) {
 	switch state := m.take(); {
 	case state == nil:
 	case why == call.Closed:
-		state.Close() // no client has seen anything newer
+		m.giveUp(state)
 	default:
 		go m.part.remove(state)
 	}

@@ -260,6 +260,21 @@ func TestSuspend_TheOldStateStaysUntilTheAnswer(t *testing.T) {
 	})
 }
 
+// The old state of a session that has answered since, and that could not be saved again, is gone: the
+// session must not go on silently from before the answer.
+func TestSuspend_TheOldStateGoesWithTheAnswer(t *testing.T) {
+	inBubbleOf(t, 1<<30, func(t *testing.T, s *server) {
+		s.in("a", "x=1", "")
+		time.Sleep(2 * time.Minute)
+		s.machine.SetSuspendFailure(errors.New("no space left on device"))
+		s.in("a", "x=2; echo $x", "2\n")
+		s.end()
+		later := newServer(t, s.folder, 1<<30)
+		defer later.end()
+		later.in("a", "echo none$x", "none\n")
+	})
+}
+
 // A state that cannot go on costs its session, whose next call says so and begins anew.
 func TestSuspend_BeginsAnewWhereItCannotGoOn(t *testing.T) {
 	inBubbleOf(t, 1<<30, func(t *testing.T, s *server) {

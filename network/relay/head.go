@@ -43,6 +43,8 @@ func (h *head) read(bytes []byte) error {
 			if h.lines > maxLines {
 				return errLines
 			}
+		case b == ' ' && h.first && h.column == 9:
+			// net/http skips further blanks before the status.
 		case b != '\r':
 			// The status is at columns 9 to 11: "HTTP/1.1 200 OK".
 			if h.first && h.column >= 9 && h.column <= 11 {

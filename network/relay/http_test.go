@@ -375,10 +375,11 @@ func TestHTTP_BoundsTheLinesOfAResponse(t *testing.T) {
 		response string
 		passes   bool
 	}{
-		"600 lines":               {"HTTP/1.1 200 OK\r\n" + many + "\r\n", true},
-		"1200 lines":              {"HTTP/1.1 200 OK\r\n" + many + many + "\r\n", false},
-		"1200 lines in two heads": {"HTTP/1.1 103 Early Hints\r\n" + many + "\r\nHTTP/1.1 200 OK\r\n" + many + "\r\n", false},
-		"1200 lines of a body":    {"HTTP/1.1 200 OK\r\n\r\n" + strings.Repeat("\n", 1200), true},
+		"600 lines":                     {"HTTP/1.1 200 OK\r\n" + many + "\r\n", true},
+		"1200 lines":                    {"HTTP/1.1 200 OK\r\n" + many + many + "\r\n", false},
+		"1200 lines in two heads":       {"HTTP/1.1 103 Early Hints\r\n" + many + "\r\nHTTP/1.1 200 OK\r\n" + many + "\r\n", false},
+		"1200 lines after a blank more": {"HTTP/1.1  103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\n" + many + many + "\r\n", false},
+		"1200 lines of a body":          {"HTTP/1.1 200 OK\r\n\r\n" + strings.Repeat("\n", 1200), true},
 	} {
 		response = test.response
 		got := s.talk("files.example", "GET / HTTP/1.1\r\nHost: files.example\r\n"+last)

@@ -174,7 +174,10 @@ derived() {
       not_derived "$folder" "large $bytes"
     else
       : >"$folder/used"
-      nix-store --realise "$derivation" --add-root "$folder/result" --indirect >/dev/null
+      nix-store --realise "$derivation" --add-root "$folder/result" --indirect >/dev/null || {
+        printf 'the result could not be written to %s\n' "$folder" >"$log"
+        not_derived "$folder" failed "$log"
+      }
     fi
     rm -f -- "$log" "$folder/.result"
   fi

@@ -61,7 +61,7 @@ esac
 export NIX_SANDBOX_GATEWAY=@gateway@ NIX_SANDBOX_CLIENTS=@clients@
 program=@operator@
 flag='(--stdio|--log-format[ =](text|json))'
-if [[ $* =~ ^(serve --stdio|$flag)?( $flag)*$ ]] && { [[ $* == *--stdio* ]] || [ ! -t 0 ]; }; then
+if [[ $* =~ ^(serve|$flag)?( $flag)*$ ]] && { [[ $* == *--stdio* ]] || { [ "${1-}" != serve ] && [ ! -t 0 ]; }; }; then
   program=@runtime@
   [ "${1-}" != serve ] || shift
 fi

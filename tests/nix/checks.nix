@@ -136,6 +136,7 @@ in
         refuses env NIX_SANDBOX_METRICS=127.0.0.1:0 $server
         $server --stdio < /dev/null
         $server serve --stdio < /dev/null
+        $server serve --log-format json --stdio < /dev/null
         touch $out
       '';
 

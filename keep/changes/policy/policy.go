@@ -48,8 +48,8 @@ var (
 
 	// build matches names with an ending of source code or prose that build tools, test
 	// runners and interpreters look for.
-	build = regexp.MustCompile(`^(build|cmakelists|conf|conftest|constraints.*|dodo|fabfile|gruntfile|gulpfile|jakefile|magefile|makefile|noxfile|` +
-		`package|requirements.*|setup|sitecustomize|usercustomize|wscript|.*-build)\.|\.(conf|config|mix|setup|workspace)\.`)
+	build = regexp.MustCompile(`^(build|cmakelists|conf|conftest|constraints.*|dodo|fabfile|gems|gruntfile|gulpfile|jakefile|magefile|makefile|noxfile|` +
+		`package|premake.*|rakefile|requirements.*|setup|sitecustomize|tasks|usercustomize|wscript|xmake|.*-build)\.|\.(conf|config|mix|setup|workspace)\.`)
 	// instructions are names of prose that clients look for. They are compared without
 	// case for file systems that do so; others are recognized by their capitals.
 	instructions = regexp.MustCompile(`^(agents?|claude|gemini|qwen|skill)$`)
