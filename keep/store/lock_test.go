@@ -9,8 +9,6 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
@@ -45,10 +43,7 @@ func TestLock_OneHolderAtATime(t *testing.T) {
 				_, missing := os.Stat(name)
 				holders.Add(-1)
 				if n%3 == 0 {
-					// Another may make the folder again while this one deletes it.
-					if removed := os.RemoveAll(folder); !errors.Is(removed, unix.ENOTEMPTY) {
-						err = errors.Join(err, removed)
-					}
+					err = errors.Join(err, removeFolder(folder))
 				}
 				lock.Close()
 				if err = errors.Join(err, missing); err != nil {

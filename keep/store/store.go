@@ -38,6 +38,7 @@ const (
 	newHeadPrefix = "head.new-"
 	dataPrefix    = "data-"
 	damagedPrefix = "damaged-"
+	gonePrefix    = "gone-" // of a folder that is being removed
 )
 
 const (
@@ -454,14 +455,19 @@ func (s *Slot) Remove() error {
 	return removeFolder(s.folder)
 }
 
-// removeFolder removes the folder of a session, the head first: without it, there is no
-// data.
+// removeFolder removes the folder of a session, which the caller has locked, the head first: without
+// it, there is no data. The folder gets another name before its lock is deleted, so that files of the
+// next holder are not deleted with it.
 func removeFolder(folder string) error {
 	err := os.Remove(filepath.Join(folder, headName))
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
-	return errors.Join(err, os.RemoveAll(folder))
+	gone := filepath.Join(filepath.Dir(folder), gonePrefix+strconv.FormatInt(time.Now().UnixNano(), 36)+"-"+filepath.Base(folder))
+	if renamed := os.Rename(folder, gone); renamed != nil {
+		return errors.Join(err, renamed)
+	}
+	return errors.Join(err, os.RemoveAll(gone))
 }
 
 // Session is a folder of a store.
