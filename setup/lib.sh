@@ -8,6 +8,9 @@
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 cache=$root/.cache
+# A checkout is read through git, which leaves build products out; an unpacked
+# archive as it is.
+if [ -e "$root/.git" ]; then flake=$root; else flake=path:$root; fi
 install=yes        # --no-install says what it would install, and stops
 nixpkgs=${NIX_SANDBOX_NIXPKGS:-}
 nix_flags=()
@@ -172,9 +175,6 @@ prepare() {
     say "staged in $(took "$start")"
     nix_flags=(--override-input nixpkgs "path:$cache/debpkgs" --no-write-lock-file)
   fi
-  # A checkout is read through git, which leaves build products out; an
-  # unpacked archive as it is.
-  if [ -e "$root/.git" ]; then flake=$root; else flake=path:$root; fi
 }
 
 # build ATTRIBUTE LINK: builds an output of the flake to a link, and says how
