@@ -75,7 +75,7 @@ import ./validate.nix arguments
 // import ./jail.nix arguments
 // import ./flakeChecks.nix arguments
 # Only x86_64 has virtual machines.
-// lib.optionalAttrs (!other) (import ./vm.nix arguments)
+// lib.optionalAttrs pkgs.stdenv.hostPlatform.isx86_64 (import ./vm.nix arguments)
 // lib.optionalAttrs (!other) {
   testTestsPassOnAnotherSystem = {
     expr = failing (
