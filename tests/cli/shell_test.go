@@ -172,7 +172,7 @@ func TestShell_RestoresTheTerminal(t *testing.T) {
 		"mess and exit": {true, func(u *user, _ []int) { u.types(strings.ReplaceAll(mess, "\r", "; exit 5\r")) }, 5, ""},
 		"background":    {true, func(u *user, _ []int) { u.types("sleep 1000 & disown; exit 4\r") }, 4, ""},
 		"memory": {true, func(u *user, _ []int) {
-			u.types("head -c 400M /dev/zero > a; head -c 400M /dev/zero > /tmp/a; x=$(yes | head -c 700M); exit\r")
+			u.types("{ head -c 400M /dev/zero > a; head -c 400M /dev/zero > /tmp/a; } 2>&-; x=$(yes 2>&- | head -c 700M 2>&-); exit\r")
 		}, 137, "stopped: used more than 512 MB of memory"},
 		"SIGTERM":        {false, func(u *user, _ []int) { u.cmd.Process.Signal(syscall.SIGTERM) }, 143, ""},
 		"SIGINT":         {false, func(u *user, _ []int) { u.cmd.Process.Signal(syscall.SIGINT) }, 130, ""},

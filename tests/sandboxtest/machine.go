@@ -73,10 +73,15 @@ var (
 
 // Start implements [sandbox.Starter].
 func (m *Machine) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
-	select {
-	case <-time.After(m.StartTime):
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	// The race detector of Go 1.26 may crash at a timer of a bubble that is due at once.
+	if m.StartTime > 0 {
+		select {
+		case <-time.After(m.StartTime):
+		case <-ctx.Done():
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
