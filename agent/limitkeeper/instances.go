@@ -51,7 +51,6 @@ type instanceCounter struct {
 	round int             // counts so far
 }
 
-// counted is the result for one process.
 type counted struct {
 	time      int64 // its processor time then, in ns
 	round     int   // when it was counted

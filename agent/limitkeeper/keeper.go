@@ -90,6 +90,7 @@ type Keeper struct {
 	machine machineWatch
 	group   *Group // or nil
 	busy    chan bool
+	hurried bool        // the agent has a short time slice
 	still   int         // scans in a row that found no process that had run
 	resting atomic.Bool // another scan would have the result of the last; for tests
 }
@@ -139,6 +140,7 @@ func (k *Keeper) Busy(busy bool) {
 func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 	defer k.scanner.close()
 	defer k.kernel.close()
+	defer k.machine.close()
 	alarm, err := newAlarm()
 	if err != nil {
 		return fmt.Errorf("prepare to scan the sandbox: %w", err)
@@ -155,7 +157,8 @@ func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 	}
 	var (
 		busy  bool
-		used  bool // a call has run
+		since time.Time // when the current call began
+		used  bool      // a call has run
 		pause = farPause
 		last  Usage
 		began time.Time // when the last scan began; zero if its result is out of date
@@ -171,6 +174,7 @@ func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 			events <- nil
 			return err
 		case busy = <-k.busy:
+			since = time.Now()
 			used = true
 			k.still = 0 // the agent may have started a process
 			alarm.unset()
@@ -226,6 +230,11 @@ func (k *Keeper) Run(ctx context.Context, crossed func(Crossing)) error {
 		} else if k.group != nil {
 			k.group.reportFull(crossed)
 		}
+		var call time.Duration
+		if busy {
+			call = time.Since(since)
+		}
+		k.hurry(call)
 		k.settle(busy)
 		pause = k.pause(usage, last, pause, busy)
 		if !used && usage.Memory() <= last.Memory() && usage.Tasks <= last.Tasks {
@@ -270,7 +279,7 @@ func (k *Keeper) check() (usage Usage, cost time.Duration, err error) {
 // once, if that is within the limit, and of an exact one otherwise.
 func (k *Keeper) measure() (usage Usage, cost time.Duration, err error) {
 	usage, err = k.scanner.scan(k.limits.Tasks)
-	machine := kernelMemory()
+	machine := k.machine.kernelMemory()
 	usage.Kernel = k.kernel.use(k.scanner.found, k.scanner.self, machine, time.Now())
 	usage.Uncounted = machine - k.scanner.kernel - usage.Kernel.Bytes
 	if err != nil || k.limits.Memory == 0 || usage.Memory() <= k.limits.Memory {
@@ -293,7 +302,6 @@ func (l Limits) ofMemory(u Usage, used int64) Crossing {
 	return Crossing{frame.Limit{Name: frame.Memory, Value: l.Memory >> 20, Used: (used + 1<<20 - 1) >> 20}, u}
 }
 
-// crossed returns the limit that a usage crosses, if any.
 func (l Limits) crossed(u Usage) (Crossing, bool) {
 	of := func(name string, value, used int64) (Crossing, bool) {
 		return Crossing{frame.Limit{Name: name, Value: value, Used: used}, u}, true

@@ -71,9 +71,6 @@ func TestKeeper_StopsCodeThatRunsAgainAfterRest(t *testing.T) {
 // The kernel enforces the resource limits on each process, in a jail of an
 // ordinary user and without a limit keeper.
 func TestRlimits_HoldWithoutAKeeper(t *testing.T) {
-	if !countsPerNamespace() {
-		t.Skip("this kernel counts the processes of a user in all namespaces")
-	}
 	for _, name := range []string{"refused", "too large"} {
 		if r := inJail(t, name, "without a keeper"); r.Status != 0 {
 			t.Errorf("%s: %+v, want status 0", name, r)

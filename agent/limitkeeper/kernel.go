@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 )
 
@@ -49,6 +48,7 @@ type kernelUse struct {
 // locks which code can hold, happen in a goroutine of its own.
 type kernelScanner struct {
 	terminals *os.File // /dev/pts, or nil
+	sockets   *file    // /proc/net/sockstat
 	buf       []byte
 
 	scans    chan kernelScan  // to the goroutine, which starts with the first scan
@@ -86,14 +86,16 @@ type kernelFound struct {
 func newKernelScanner() *kernelScanner {
 	// A machine without terminals has no such folder.
 	terminals, _ := os.Open("/dev/pts")
-	return &kernelScanner{terminals: terminals, buf: make([]byte, 4096), mappings: map[int]mappingsOf{}}
+	return &kernelScanner{
+		terminals: terminals, sockets: openFile("/proc/net/sockstat", maxStatus),
+		buf: make([]byte, 4096), mappings: map[int]mappingsOf{},
+	}
 }
 
 // close ends the goroutine once its current scan is done.
 func (k *kernelScanner) close() {
-	if k.terminals != nil {
-		k.terminals.Close()
-	}
+	k.terminals.Close()
+	k.sockets.Close()
 	if k.scans != nil {
 		close(k.scans)
 	}
@@ -105,7 +107,7 @@ func (k *kernelScanner) close() {
 func (k *kernelScanner) use(found []process, self int, machine int64, now time.Time) kernelUse {
 	k.collect(0)
 	due := k.dueProcesses(found, self)
-	sockets := countSockets()
+	sockets := k.countSockets()
 	k.many = sockets > fewSockets
 	if k.machine == 0 {
 		k.machine = machine
@@ -261,8 +263,8 @@ func fileLocks() int {
 
 // countSockets returns the number of sockets of this network namespace, including
 // those without a descriptor.
-func countSockets() int {
-	text, _ := bounded.ReadFile("/proc/net/sockstat", maxStatus)
+func (k *kernelScanner) countSockets() int {
+	text, _ := k.sockets.read()
 	_, rest, _ := bytes.Cut(text, []byte("sockets: used "))
 	line, _, _ := bytes.Cut(rest, []byte("\n"))
 	return int(number(line))

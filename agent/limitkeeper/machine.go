@@ -3,8 +3,6 @@ package limitkeeper
 import (
 	"bytes"
 	"time"
-
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 )
 
 // New kernels have new kinds of memory that this package cannot count. The keeper
@@ -35,6 +33,8 @@ const (
 // rounds of all trials count together, because growth may come in bursts that most rounds
 // miss.
 type machineWatch struct {
+	memory  *file // /proc/meminfo
+	zfs     *file // the size of ZFS's cache, if there is ZFS
 	allowed int64 // growth before a trial, in bytes
 	base    int64 // the memory that is not counted, from which it grows
 	guilty  int   // rounds in which it grew while the sandbox ran
@@ -42,7 +42,18 @@ type machineWatch struct {
 }
 
 func newMachineWatch(limits Limits) machineWatch {
-	return machineWatch{allowed: max(limits.Memory/2, minGrowth), base: kernelMemory()}
+	w := machineWatch{
+		memory:  openFile("/proc/meminfo", maxStatus),
+		zfs:     openFile("/proc/spl/kstat/zfs/arcstats", maxStatus),
+		allowed: max(limits.Memory/2, minGrowth),
+	}
+	w.base = w.kernelMemory()
+	return w
+}
+
+func (w *machineWatch) close() {
+	w.memory.Close()
+	w.zfs.Close()
 }
 
 // suspicious reports whether it is time for a trial. now is the memory that is not counted.
@@ -74,12 +85,12 @@ func (w *machineWatch) settle(now int64) { w.base = now - w.allowed*3/4 }
 // attention.
 func (k *Keeper) try() (responsible bool, err error) {
 	for range trialRounds {
-		began, counted := kernelMemory(), k.scanner.kernel
+		began, counted := k.machine.kernelMemory(), k.scanner.kernel
 		time.Sleep(trialWindow)
 		resume := k.scanner.stop()
-		stopped := kernelMemory()
+		stopped := k.machine.kernelMemory()
 		time.Sleep(trialWindow)
-		ended := kernelMemory()
+		ended := k.machine.kernelMemory()
 		usage, err := k.scanner.scan(k.limits.Tasks)
 		resume()
 		k.machine.note(stopped-began-(k.scanner.kernel-counted), ended-stopped)
@@ -96,17 +107,17 @@ func (k *Keeper) try() (responsible bool, err error) {
 // kernelMemory returns the machine's memory that the kernel itself uses and cannot
 // reclaim, in bytes. ZFS keeps its cache there, which is left out because the kernel
 // can reclaim it.
-func kernelMemory() (total int64) {
-	text, _ := bounded.ReadFile("/proc/meminfo", maxStatus)
+func (w *machineWatch) kernelMemory() (total int64) {
+	text, _ := w.memory.read()
 	for line := range bytes.Lines(text) {
 		name, value, _ := bytes.Cut(line, []byte(":"))
 		switch string(name) {
 		case "SUnreclaim", "KernelStack", "PageTables", "SecPageTables", "VmallocUsed", "Percpu":
-			total += number(bytes.TrimSpace(value)) << 10
+			total += number(value) << 10
 		}
 	}
-	cache, _ := bounded.ReadFile("/proc/spl/kstat/zfs/arcstats", maxStatus)
-	for line := range bytes.Lines(cache) {
+	text, _ = w.zfs.read()
+	for line := range bytes.Lines(text) {
 		if words := bytes.Fields(line); len(words) == 3 && string(words[0]) == "size" {
 			total -= number(words[2])
 		}

@@ -26,7 +26,6 @@ const (
 	mappingTime = 10 * time.Millisecond
 )
 
-// mappingsOf is the number of mappings of a process.
 type mappingsOf struct {
 	time  int64 // its processor time when they were counted, in ns
 	count int   // at most manyMappings + 1

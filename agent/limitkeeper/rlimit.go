@@ -64,26 +64,11 @@ func Rlimits(limits Limits) []Rlimit {
 		data := uint64(max(2*limits.Memory, minData))
 		out = append(out, Rlimit{unix.RLIMIT_DATA, "data", unix.Rlimit{Cur: data, Max: data}})
 	}
-	if limits.Tasks > 0 && countsPerNamespace() {
+	if limits.Tasks > 0 {
 		tasks := uint64(limits.Tasks)
 		out = append(out, Rlimit{unix.RLIMIT_NPROC, "nproc", unix.Rlimit{Cur: tasks, Max: tasks}})
 	}
 	return out
-}
-
-// countsPerNamespace reports whether the kernel counts the processes of a user for each
-// user namespace, as it does since Linux 5.14. Before, RLIMIT_NPROC counts all processes
-// of the user on the host. It never counts those of the host's root.
-func countsPerNamespace() bool {
-	var name unix.Utsname
-	if err := unix.Uname(&name); err != nil {
-		return false
-	}
-	var major, minor int
-	if n, _ := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &major, &minor); n != 2 {
-		return false
-	}
-	return major > 5 || major == 5 && minor >= 14
 }
 
 // Apply sets limits of a process, which its children inherit. A lower limit stays. pid 0

@@ -29,7 +29,6 @@ const (
 	statusTries = 16
 )
 
-// process is the result of a scan for one process.
 type process struct {
 	pid, parent int
 	task        int   // the thread that has the memory in /proc
@@ -41,6 +40,7 @@ type process struct {
 // scanner measures a sandbox. It is not safe for concurrent use.
 type scanner struct {
 	proc    *os.File
+	shared  *file    // /proc/sysvipc/shm
 	folders []string // one for each file system in memory
 	sizes   []int64  // bytes in each of them in the last scan
 	self    int
@@ -59,12 +59,15 @@ func newScanner(folders []string) (*scanner, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &scanner{proc: proc, self: os.Getpid(), buf: make([]byte, maxStatus), open: openFileCost(), ignored: map[int]time.Time{}}
+	s := &scanner{
+		proc: proc, shared: openFile("/proc/sysvipc/shm", maxSegments), self: os.Getpid(),
+		buf: make([]byte, maxStatus), open: openFileCost(), ignored: map[int]time.Time{},
+	}
 	seen := map[uint64]bool{}
 	for _, folder := range folders {
 		var stat unix.Stat_t
 		if err := unix.Stat(folder, &stat); err != nil {
-			proc.Close()
+			s.close()
 			return nil, &os.PathError{Op: "stat", Path: folder, Err: err}
 		}
 		if _, _, inMemory, err := filesIn(folder); err != nil || !inMemory || seen[stat.Dev] {
@@ -77,7 +80,10 @@ func newScanner(folders []string) (*scanner, error) {
 	return s, nil
 }
 
-func (s *scanner) close() { s.proc.Close() }
+func (s *scanner) close() {
+	s.proc.Close()
+	s.shared.Close()
+}
 
 // ignore leaves the processes of the last scan, which were killed, out of scans until a
 // given time.
@@ -142,7 +148,7 @@ func (s *scanner) scan(maxTasks int) (Usage, error) {
 
 // files returns the bytes of files in memory.
 func (s *scanner) files() (int64, error) {
-	total, err := segments()
+	total, err := s.segments()
 	if err != nil {
 		return 0, err
 	}
@@ -181,8 +187,8 @@ func filesIn(folder string) (used, inodes int64, inMemory bool, err error) {
 }
 
 // segments returns the bytes of System V's shared memory, attached or not.
-func segments() (int64, error) {
-	text, err := bounded.ReadFile("/proc/sysvipc/shm", maxSegments)
+func (s *scanner) segments() (int64, error) {
+	text, err := s.shared.read()
 	if errors.Is(err, os.ErrNotExist) { // a kernel without System V's shared memory
 		return 0, nil
 	}
