@@ -17,6 +17,7 @@ package driver
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -48,6 +49,13 @@ type Driver struct {
 	// Rehearse is code that works like a small call and like the end of a program, and
 	// leaves only output behind. [Load] takes Warm if it is empty.
 	Rehearse string `json:"rehearse"`
+	// Stdin is code that makes another file the interpreter's stdin, with @path@ for its path, which
+	// has only letters, digits, / and -.
+	Stdin string `json:"stdin"`
+	// Variable is code that sets a variable, with @name@ for its name, and for its value either
+	// @json@ or @text@: the body of a string literal in JSON's notation, without ' # or $ in it.
+	// @json@ is the value as JSON; @text@ is the value itself if it is a string.
+	Variable string `json:"variable"`
 	// RefusesNUL says that the interpreter cannot read code with a NUL byte.
 	RefusesNUL bool `json:"refuses_nul"`
 	// RepeatInterrupt says that SIGINT may be sent again if the code does not end.
@@ -95,6 +103,32 @@ func Load(folder string) (*Driver, error) {
 		return nil, fmt.Errorf("%s: program is %s, which is not a file", name, d.Program)
 	}
 	return d, nil
+}
+
+// StdinCode returns code that makes a file the interpreter's stdin.
+func (d *Driver) StdinCode(path string) string {
+	return strings.ReplaceAll(d.Stdin, "@path@", path)
+}
+
+// VariableCode returns code that sets a variable to a value in JSON.
+func (d *Driver) VariableCode(name string, value json.RawMessage) string {
+	return strings.NewReplacer("@name@", name, "@json@", literal(string(value)), "@text@", literal(Text(value))).Replace(d.Variable)
+}
+
+// literal is the body of a string literal of a text.
+func literal(text string) string {
+	quoted, _ := json.Marshal(text) // a string has no error
+	body := string(quoted[1 : len(quoted)-1])
+	return strings.NewReplacer("'", `\u0027`, "#", `\u0023`, "$", `\u0024`).Replace(body)
+}
+
+// Text is a JSON value as a text: that of a string is the string itself.
+func Text(value json.RawMessage) string {
+	var text string
+	if json.Unmarshal(value, &text) == nil && len(value) > 0 && value[0] == '"' {
+		return text
+	}
+	return string(value)
 }
 
 // MaxLine is the length of the longest line of a control channel, in bytes,

@@ -1,15 +1,18 @@
 package frame
 
+import "encoding/json"
+
 // Types of a [Request].
 const (
 	Configure = "configure" // Env, Limits; before the first execute
-	Execute   = "execute"   // ID, Code, TimeoutMS, GraceMS, Keep, Shared
+	Execute   = "execute"   // ID, Code, TimeoutMS, GraceMS, Keep, Shared, Given
 	Interrupt = "interrupt" // ID of a running or waiting execute
 	Read      = "read"      // ID, Path, Offset, Length: a file under /workspace
 	Save      = "save"      // ID, Full, Next: a part of a copy of /workspace
 	Restore   = "restore"   // ID, Contents: a part of such a copy to write, before the first execute
 	Ping      = "ping"      // ID; answered when the interpreter is loaded
 	Reseed    = "reseed"    // ID, Rehearse: the sandbox is a copy of another; before its own first execute
+	Called    = "called"    // ID, Ask, Contents, Length, More: a part of the answer to call
 )
 
 // Types of a [Request] to an agent that connects one program to the user, and
@@ -21,9 +24,28 @@ const (
 	Input  = "input"  // Contents: bytes of input; empty at its end
 )
 
+// An agent that runs calls takes them too, as streams beside the calls: Open has an ID, and
+// Terminal or Port, and the others have that ID. Each direction begins with [Window].
+const (
+	Credit = "credit" // ID, Length: as many bytes more may come
+	Close  = "close"  // ID; ends the stream at once
+	// Look asks for the files of the workspace that have changed since the last Look: ID.
+	// Examine asks for the ports on which code listens, and for the memory in use: ID.
+	Look    = "look"
+	Examine = "examine"
+)
+
+// Bounds of streams: how many a sandbox has at once, how many bytes may be on their way in each
+// direction, and how many a frame has at most.
+const (
+	MaxStreams = 48
+	Window     = 128 << 10
+	StreamPart = 16 << 10
+)
+
 // Types of a [Reply].
 const (
-	Ready    = "ready"    // Protocol; once, before anything else
+	Ready    = "ready"    // Protocol, Gives; once, before anything else
 	Output   = "output"   // ID, Stream, Data; any number before the result
 	Result   = "result"   // ID and the facts of a call; exactly one for each execute
 	Contents = "contents" // ID, Contents, Size; the answer to read
@@ -31,7 +53,20 @@ const (
 	Restored = "restored" // ID; the answer to restore
 	Pong     = "pong"     // ID, Size: the memory in use, if there are limits
 	Reseeded = "reseeded" // ID; the answer to reseed
-	Error    = "error"    // ID if it answers a request; Message
+	// Call asks the server something for the code of a running execute: ID of that, Ask, and
+	// parts of a question in Contents, of which all but the last have More. After that an
+	// empty frame of this Ask with More wants the next part of the answer, and one without
+	// More gives the answer up.
+	Call  = "call"
+	Error = "error" // ID if it answers a request; Message
+	// Of a stream. Bytes without Contents are the end of a connection's input.
+	Opened = "opened" // ID
+	Bytes  = "bytes"  // ID, Contents
+	Closed = "closed" // ID, ExitCode, Message: why it was not opened; the last frame
+	// Looked answers look: ID, Files, Size: the number of all. Examined answers examine: ID,
+	// Ports, Size.
+	Looked   = "looked"
+	Examined = "examined"
 )
 
 // Outcomes of a [Result].
@@ -81,6 +116,8 @@ type Request struct {
 	// Shared says that other sandboxes write to the workspace too. Files that exist when
 	// the call begins do not count as the call's.
 	Shared bool `json:"shared,omitempty"`
+	// Given is what the call gets beside its code, or nil.
+	Given *Given `json:"given,omitempty"`
 
 	// Rehearse makes the agent run a small call without effects at the first ping, unless
 	// a call comes before. It is for copies in which everything is slow at first.
@@ -98,6 +135,24 @@ type Request struct {
 
 	Contents []byte    `json:"contents,omitempty"`
 	Terminal *Terminal `json:"terminal,omitempty"`
+	// Port is a port of the sandbox's own loopback.
+	Port uint16 `json:"port,omitempty"`
+
+	// Ask numbers the question that a call or called is about, and More says that another
+	// part follows this one. Length is that of the whole answer, in bytes.
+	Ask  uint64 `json:"ask,omitempty"`
+	More bool   `json:"more,omitempty"`
+}
+
+// Given is what a program gives with a call. The runtime bounds it.
+type Given struct {
+	Stdin []byte `json:"stdin,omitempty"`
+	// Variables are JSON by name. An interpreter with a driver has them as variables of its
+	// language, another program as variables of its environment.
+	Variables map[string]json.RawMessage `json:"variables,omitempty"`
+	// Files are contents by name, relative to the workspace, in which they are written before
+	// the code runs.
+	Files map[string][]byte `json:"files,omitempty"`
 }
 
 // Terminal describes the user's terminal to a program on one of its own.
@@ -126,6 +181,8 @@ type Reply struct {
 	ID   uint64 `json:"id,omitempty"`
 
 	Protocol int `json:"protocol,omitempty"`
+	// Gives says that the agent knows [Given]; that of an earlier version would ignore it.
+	Gives bool `json:"gives,omitempty"`
 
 	Stream string `json:"stream,omitempty"`
 	Data   string `json:"data,omitempty"`
@@ -149,6 +206,11 @@ type Reply struct {
 	Files []File `json:"files,omitempty"`
 
 	Contents []byte `json:"contents,omitempty"`
+	Ask      uint64 `json:"ask,omitempty"`
+	More     bool   `json:"more,omitempty"`
+	// Ports are those on which a process listens at its loopback.
+	Ports []uint16 `json:"ports,omitempty"`
+
 	// Size is the whole file's, or the memory's, in bytes.
 	Size int64 `json:"size,omitempty"`
 

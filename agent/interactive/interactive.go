@@ -18,7 +18,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
@@ -88,36 +87,12 @@ func execute(ctx context.Context, stop context.CancelCauseFunc, table *process.T
 
 // open runs a shell on a new terminal.
 func open(ctx context.Context, stop context.CancelCauseFunc, table *process.Table, keeper *limitkeeper.Keeper, spec interpreter.Spec, terminal frame.Terminal, frames *frame.Reader) (int, error) {
-	path, args, err := program(spec, terminal.Interpreter)
-	if err != nil {
-		return 0, err
-	}
-	if len(spec.Limiter) > 0 {
-		args[0] = path
-		path, args = spec.Limiter[0], slices.Concat(spec.Limiter, args)
-	}
-	master, slave, err := pty.Open()
-	if err != nil {
-		return 0, fmt.Errorf("make a terminal: %w", err)
-	}
-	defer master.Close()
-	if err := resize(master, terminal); err != nil {
-		slave.Close()
-		return 0, err
-	}
-	env := set(spec.Env, "PS1", prompt)
-	if terminal.Term != "" {
-		env = set(env, "TERM", terminal.Term)
-	}
 	return oneshot.UnderLimits(ctx, table, keeper, spec.Stderr, func(ctx context.Context) (int, error) {
-		p, err := table.Start(process.Command{
-			Path: path, Args: args, Env: env, Dir: spec.Root,
-			Files: []*os.File{slave, slave, slave}, Terminal: true,
-		})
-		slave.Close()
+		p, master, err := onTerminal(table, spec, terminal, spec.Env)
 		if err != nil {
 			return 0, err
 		}
+		defer master.Close()
 		shown := make(chan struct{})
 		go func() {
 			defer close(shown)
@@ -172,10 +147,23 @@ func program(spec interpreter.Spec, own bool) (string, []string, error) {
 
 // resize sets the size of a terminal; the kernel sends SIGWINCH to its programs.
 func resize(terminal *os.File, t frame.Terminal) error {
-	if err := pty.Setsize(terminal, &pty.Winsize{Rows: t.Rows, Cols: t.Columns}); err != nil {
+	size := unix.Winsize{Row: t.Rows, Col: t.Columns}
+	if err := control(terminal, func(fd int) error { return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &size) }); err != nil {
 		return fmt.Errorf("set the terminal's size: %w", err)
 	}
 	return nil
+}
+
+// control does something to the descriptor of a file, which stays non-blocking; File.Fd changes that.
+func control(file *os.File, do func(fd int) error) error {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if failed := raw.Control(func(fd uintptr) { err = do(int(fd)) }); failed != nil {
+		return failed
+	}
+	return err
 }
 
 // receive writes the input in frames to w and gives other frames to other, until

@@ -82,7 +82,7 @@ func RunCommand(table *process.Table, s *Spec, code string) (*process.Process, e
 	arguments := slices.Clone(s.Command)
 	stdin := s.Null
 	if s.Pipe {
-		file, err := memory("code", code)
+		file, err := Memory("code", code)
 		if err != nil {
 			return nil, err
 		}
@@ -183,6 +183,8 @@ type Interpreter struct {
 	replies     chan Reply
 	closed      chan struct{}
 	interrupted bool // the previous call was interrupted
+	// Fed says that the owner has given it another stdin than at its start.
+	Fed bool
 }
 
 // Reply is a driver's reply, or the reason why it is none.
@@ -206,14 +208,14 @@ func Start(table *process.Table, s *Spec, state *os.File) (_ *Interpreter, err e
 		}
 	}()
 	if i.state == nil {
-		if i.state, err = memory("state", ""); err != nil {
+		if i.state, err = Memory("state", ""); err != nil {
 			return nil, err
 		}
 	}
 	if _, err = i.state.Seek(0, io.SeekStart); err != nil {
 		return nil, err
 	}
-	if i.code, err = memory("code", ""); err != nil {
+	if i.code, err = Memory("code", ""); err != nil {
 		return nil, err
 	}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -244,11 +246,11 @@ func Start(table *process.Table, s *Spec, state *os.File) (_ *Interpreter, err e
 	return i, nil
 }
 
-// memory returns an unnamed file (O_TMPFILE) that contains text, positioned at its
+// Memory returns an unnamed file (O_TMPFILE) that contains text, positioned at its
 // beginning. It is in a file system with a size, so that it counts towards a limit if code
 // adds to it. A memfd would not, and the jail refuses memfd_create(2). Several file systems
 // are tried because code may have filled one.
-func memory(name, text string) (*os.File, error) {
+func Memory(name, text string) (*os.File, error) {
 	var errs []error
 	for _, folder := range []string{"/dev/shm", "/tmp", os.TempDir()} {
 		f, err := unnamed(folder, name, text)

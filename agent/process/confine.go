@@ -1,10 +1,6 @@
 package process
 
 import (
-	"os"
-	"strconv"
-	"time"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/bpf"
@@ -24,32 +20,6 @@ const (
 	ioprioProcess = 1 // IOPRIO_WHO_PROCESS
 	kcmpFile      = 0 // KCMP_FILE
 )
-
-// shortSlice is the shortest time slice that the kernel accepts.
-const shortSlice = 100 * time.Microsecond
-
-// Hasten has the kernel run the threads of this process soon after they wake, however
-// many others are ready: since Linux 6.12 a thread with a short time slice preempts
-// others. Older kernels ignore the slice. Only the threads that exist, and those that they
-// start, change; the processes of a [Table] do not.
-func Hasten() {
-	names, _ := os.ReadDir("/proc/self/task")
-	for _, name := range names {
-		if tid, err := strconv.Atoi(name.Name()); err == nil {
-			setSlice(tid, shortSlice)
-		}
-	}
-}
-
-// setSlice sets the time slice of a thread, or the kernel's default if it is 0. tid 0 is
-// this thread.
-func setSlice(tid int, slice time.Duration) {
-	// A system call filter may refuse it.
-	if attr, err := unix.SchedGetAttr(tid, 0); err == nil {
-		attr.Runtime = uint64(slice)
-		_ = unix.SchedSetAttr(tid, attr, 0)
-	}
-}
 
 // confined are the rules for the processes of a sandbox in addition to those of the jail.
 //
@@ -94,10 +64,9 @@ func confined() []bpf.Rule {
 	}
 }
 
-// confine applies the rules to this thread and to the processes that it starts, and gives
-// it the kernel's time slice. The agent's other threads set the limits of interpreters.
+// confine applies the rules to this thread and to the processes that it starts. The agent's
+// other threads set the limits of interpreters.
 func confine() error {
-	setSlice(0, 0)
 	program, err := bpf.Compile(0, confined())
 	if err != nil {
 		return err

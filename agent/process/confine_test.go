@@ -5,12 +5,10 @@ import (
 	"runtime"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/bpf"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // onThread runs a function on a thread that ends with it.
@@ -100,32 +98,6 @@ func TestConfine_AllowsCallsForItselfAlone(t *testing.T) {
 		// A group's priority is that of its processes.
 		if err := unix.Setpriority(unix.PRIO_PGRP, 0, 19); !errors.Is(err, unix.EPERM) {
 			t.Errorf("setpriority of the group: error %v, want EPERM", err)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// The agent has a short time slice, and what it starts the usual one.
-func TestHasten_LeavesStartedProcessesAlone(t *testing.T) {
-	slice := func(tid int) time.Duration {
-		return time.Duration(must.Get(unix.SchedGetAttr(tid, 0))(t).Runtime)
-	}
-	err := onThread(func() error {
-		usual := slice(0)
-		setSlice(0, shortSlice)
-		if got := slice(0); got == usual {
-			t.Skip("this kernel has no time slices of threads")
-		} else if got != shortSlice {
-			t.Errorf("a slice of %v, want %v", got, shortSlice)
-		}
-		if err := confine(); err != nil {
-			return err
-		}
-		if got := slice(0); got != usual {
-			t.Errorf("a slice of %v for processes that are started, want %v", got, usual)
 		}
 		return nil
 	})

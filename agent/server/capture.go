@@ -126,7 +126,6 @@ func (c *capture) finish() (frames []any, truncated []frame.Truncation) {
 	return frames, truncated
 }
 
-// frame is an output frame of a stream.
 func (c *capture) frame(s *stream, data string) frame.Reply {
 	return frame.Reply{Type: frame.Output, ID: c.id, Stream: s.name, Data: data}
 }

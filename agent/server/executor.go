@@ -1,10 +1,12 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -166,6 +168,7 @@ func (e *executor) configure(req *frame.Request) error {
 	for name, value := range req.Env {
 		e.spec.Env = append(e.spec.Env, name+"="+value)
 	}
+	e.visits.SetEnv(slices.Clone(e.spec.Env))
 	if e.phase == absent {
 		return nil
 	}
@@ -183,9 +186,11 @@ func (e *executor) execute(ctx context.Context, c *call) ([]any, error) {
 	if c.Shared {
 		e.root.Changed()
 	}
+	deadline := attempt.Deadline(time.Duration(c.TimeoutMS) * time.Millisecond)
+	refusal := e.give(ctx, c, deadline)
 	out := e.capture(c)
 	e.busy(c, true)
-	end, err := e.code(ctx, c, out)
+	end, err := e.code(ctx, c, out, deadline, refusal)
 	e.busy(c, false)
 	if errors.Is(err, process.ErrUnkillable) {
 		return nil, err
@@ -221,8 +226,12 @@ func (e *executor) execute(ctx context.Context, c *call) ([]any, error) {
 // code runs the code of a call and leaves the executor ready for the next call. An error
 // says why the code did not run, and is for the caller. Only [process.ErrUnkillable] and
 // errors of the frames' stream end the sandbox.
-func (e *executor) code(ctx context.Context, c *call, out *capture) (attempt.Ending, error) {
-	deadline := attempt.Deadline(time.Duration(c.TimeoutMS) * time.Millisecond)
+func (e *executor) code(ctx context.Context, c *call, out *capture, deadline time.Time, refusal error) (attempt.Ending, error) {
+	program, started, err := e.giveProgram(c.Given)
+	if err = cmp.Or(refusal, err); err != nil {
+		return attempt.Ending{Status: notRunnable}, err
+	}
+	defer started()
 	try := attempt.Attempt{
 		Session:  c.Keep,
 		Deadline: deadline,
@@ -231,7 +240,7 @@ func (e *executor) code(ctx context.Context, c *call, out *capture) (attempt.End
 		Flush:    out.flush,
 	}
 	code := script.Clean(c.Code)
-	if other := e.spec.Script(code); other != nil {
+	if other := program.Script(code); other != nil {
 		defer other.Close()
 		p, err := other.Run(e.table)
 		if err != nil {
@@ -244,7 +253,7 @@ func (e *executor) code(ctx context.Context, c *call, out *capture) (attempt.End
 		return e.attempt(ctx, c, &try, out)
 	}
 	if !e.spec.Sessions() {
-		p, err := interpreter.RunCommand(e.table, &e.spec, code)
+		p, err := interpreter.RunCommand(e.table, &program, code)
 		if err != nil {
 			return attempt.Ending{Status: notStarted, Outcome: frame.OutcomeCrashed}, err
 		}
@@ -295,7 +304,7 @@ func (e *executor) send(ctx context.Context, c *call, code string, deadline time
 			return 0, err
 		}
 		nonce, err := e.current.Run(code, e.number, !c.Keep)
-		if err == nil || errors.Is(err, interpreter.ErrCode) || !again {
+		if err == nil || errors.Is(err, interpreter.ErrCode) || !again || c.Given != nil {
 			return nonce, err
 		}
 		e.logf("%v", err)

@@ -14,7 +14,7 @@ import (
 var forever = map[string][]string{
 	"python": {"while True: pass", "import time; time.sleep(99)", "import subprocess; subprocess.run(['sleep', '99'])", "import threading; threading.Event().wait()"},
 	"bash":   {"sleep 99", "while :; do :; done", "while :; do sleep 0.1; done", "y=$(sleep 99)", "sleep 99 | cat", "read < <(sleep 99)", "sleep 99 & wait"},
-	"node":   {"while (true) {}", "await new Promise(() => {})", "await new Promise((ok) => setTimeout(ok, 99e3))"},
+	"node":   {"while (true) {}", "await new Promise(() => setInterval(() => {}, 1e3))", "await new Promise((ok) => setTimeout(ok, 99e3))"},
 }
 
 // What keeps state, by interpreter, and what shows it.

@@ -65,7 +65,6 @@ func (s state) reported() state {
 // isHeld reports whether the interpreter has the state of a session.
 func (s state) isHeld() bool { return s == stateHeld || s == stateRenewed }
 
-// isUnreported reports whether a result has to report that state is lost.
 func (s state) isUnreported() bool { return s == stateLost || s == stateRenewed }
 
 // start starts the interpreter in the phase absent. file is the state of an earlier
@@ -170,7 +169,8 @@ func (e *executor) warm(ctx context.Context) error {
 	if !e.pings.pending() || e.number > 0 || len(e.queue) > 0 {
 		return nil
 	}
-	return e.prepare(ctx, e.spec.Driver.Warm)
+	_, err := e.prepare(ctx, e.spec.Driver.Warm, attempt.Deadline(e.spec.LoadTimeout()))
+	return err
 }
 
 // reseed answers a request to give the interpreter other random numbers than the original
@@ -180,7 +180,7 @@ func (e *executor) reseed(ctx context.Context, req *frame.Request) error {
 	if e.phase == ready {
 		err := errors.New("it has no code for that")
 		if e.spec.Driver.Reseed != "" {
-			err = e.prepare(ctx, e.spec.Driver.Reseed)
+			_, err = e.prepare(ctx, e.spec.Driver.Reseed, attempt.Deadline(e.spec.LoadTimeout()))
 		}
 		switch {
 		case err == nil:
@@ -217,15 +217,16 @@ func (e *executor) rehearse(ctx context.Context, c *call) error {
 	return e.pings.add(c.ID)
 }
 
-// prepare runs code from the driver, outside of any call, in the phase ready.
-func (e *executor) prepare(ctx context.Context, code string) error {
+// prepare runs code from the driver, outside of any call, in the phase ready, and returns its exit
+// status.
+func (e *executor) prepare(ctx context.Context, code string, deadline time.Time) (status int, err error) {
 	nonce, err := e.current.Run(code, 0, false)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	try := attempt.Attempt{
 		Process: e.current.Process, Interpreter: e.current, Nonce: nonce,
-		Session: true, Deadline: attempt.Deadline(e.spec.LoadTimeout()),
+		Session: true, Deadline: deadline,
 	}
 	end, err := try.Wait(ctx)
 	for _, s := range []*output.Stream{e.stdout, e.stderr} {
@@ -236,13 +237,13 @@ func (e *executor) prepare(ctx context.Context, code string) error {
 	e.root.Changed()
 	switch {
 	case err != nil:
-		return err
+		return 0, err
 	case end.Broken != nil:
-		return end.Broken
+		return 0, end.Broken
 	case end.Exited:
-		return fmt.Errorf("it ended with its first code, with status %d", end.Status)
+		return 0, fmt.Errorf("it ended with its first code, with status %d", end.Status)
 	}
-	return ctx.Err()
+	return end.Status, ctx.Err()
 }
 
 // kill ends the interpreter and everything beside it, and drops it.

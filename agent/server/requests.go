@@ -16,7 +16,7 @@ import (
 // Bounds of the executor's queue.
 const (
 	maxWaiting = 1024     // requests
-	maxCode    = 64 << 20 // bytes of code in them
+	maxCode    = 64 << 20 // bytes of code in them, and of what they are given
 )
 
 // task is one entry of the queue. Exactly one field is set.
@@ -27,13 +27,28 @@ type task struct {
 	reseed    *frame.Request
 }
 
-// call is an execute request.
 type call struct {
 	frame.Request
 	running bool
 	// rehearsed says that this is a rehearsal and not a request. Its output is dropped.
 	rehearsed bool
 	cancel    chan struct{} // closed by an interrupt
+}
+
+// size is how many bytes wait with the call.
+func (c *call) size() int {
+	size := len(c.Code)
+	if c.Given == nil {
+		return size
+	}
+	size += len(c.Given.Stdin)
+	for _, value := range c.Given.Variables {
+		size += len(value)
+	}
+	for _, contents := range c.Given.Files {
+		size += len(contents)
+	}
+	return size
 }
 
 // requests reads until the stream ends.
@@ -78,6 +93,8 @@ func (s *Server) request(req frame.Request) error {
 		refusal = s.queueTask(task{reseed: &req})
 	case frame.Save, frame.Restore:
 		refusal = s.queueTask(task{files: &req})
+	case frame.Open, frame.Input, frame.Resize, frame.Credit, frame.Close, frame.Look, frame.Examine:
+		return s.beside(req)
 	default:
 		refusal = fmt.Errorf("unknown request %q", req.Type)
 	}
@@ -104,7 +121,7 @@ func (s *Server) enqueue(c *call) error {
 	if known, ok := s.calls[c.ID]; ok && !known.rehearsed {
 		return fmt.Errorf("call %d is known already", c.ID)
 	}
-	if s.code+len(c.Code) > maxCode {
+	if s.code+c.size() > maxCode {
 		return fmt.Errorf("%d MiB of code wait already", maxCode>>20)
 	}
 	c.cancel = make(chan struct{})
@@ -112,7 +129,7 @@ func (s *Server) enqueue(c *call) error {
 		return err
 	}
 	s.calls[c.ID] = c
-	s.code += len(c.Code)
+	s.code += c.size()
 	return nil
 }
 
@@ -151,8 +168,8 @@ func (s *Server) interrupt(id uint64) error {
 		return nil
 	}
 	delete(s.calls, id)
-	s.code -= len(c.Code)
-	c.Code = ""
+	s.code -= c.size()
+	c.Code, c.Given = "", nil
 	result := frame.Reply{Type: frame.Result, ID: id, Outcome: frame.OutcomeCancelled, ExitCode: 130}
 	if c.Keep {
 		result.State = frame.StateKept
@@ -168,7 +185,7 @@ func (s *Server) take(c *call) bool {
 		return false
 	}
 	c.running = true
-	s.code -= len(c.Code)
+	s.code -= c.size()
 	return true
 }
 

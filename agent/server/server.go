@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interactive"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/limitkeeper"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/output"
@@ -48,6 +49,9 @@ type Server struct {
 	keeper   *limitkeeper.Keeper                  // nil if there are no limits
 	crossing atomic.Pointer[limitkeeper.Crossing] // not taken by the executor yet
 	pings    pings
+	visits   *interactive.Visits
+	look     workspace.Look
+	looks    chan struct{} // of one look at a time
 	// unrehearsed says that the next ping starts a rehearsal.
 	unrehearsed atomic.Bool
 
@@ -73,7 +77,9 @@ func Serve(ctx context.Context, table *process.Table, cfg Config) error {
 		calls:  map[uint64]*call{},
 	}
 	s.pings.answer = s.pong
-	if err := s.out.Write(frame.Reply{Type: frame.Ready, Protocol: frame.Protocol}); err != nil {
+	s.visits = interactive.NewVisits(table, cfg.Spec, s.out.Write)
+	s.look, s.looks = workspace.Look{Root: s.root}, make(chan struct{}, 1)
+	if err := s.out.Write(frame.Reply{Type: frame.Ready, Protocol: frame.Protocol, Gives: true}); err != nil {
 		return err
 	}
 	null, err := os.Open(os.DevNull)
@@ -115,6 +121,7 @@ func Serve(ctx context.Context, table *process.Table, cfg Config) error {
 	}
 	err = e.run(ctx)
 	stop(nil)
+	s.visits.Close()
 	if cause := context.Cause(ctx); err == nil && cause != context.Canceled {
 		err = cause
 	}

@@ -100,7 +100,6 @@ func fill(file *os.File, e filetree.Entry, data io.Reader) error {
 	return setAttributes(file, e)
 }
 
-// folder opens a folder of the workspace.
 func (r *Root) folder(name string, flags int) (*os.File, error) {
 	return r.open(path.Join(r.Path, name), flags|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0, unix.RESOLVE_NO_SYMLINKS)
 }
@@ -116,12 +115,8 @@ func (r *Root) setFolderAttributes(e filetree.Entry) error {
 // setAttributes gives an open file or folder the mode and the time of its entry.
 func setAttributes(file *os.File, e filetree.Entry) error {
 	when := unix.Timespec{Sec: e.ModTime.Unix(), Nsec: int64(e.ModTime.Nanosecond())}
-	// AT_EMPTY_PATH names the file of the descriptor itself (utimensat(2)), from Linux 5.8
-	// on; "." needs permission to search the folder.
+	// AT_EMPTY_PATH names the file of the descriptor itself (utimensat(2)); "." needs
+	// permission to search the folder.
 	err := unix.UtimesNanoAt(int(file.Fd()), "", []unix.Timespec{when, when}, unix.AT_EMPTY_PATH)
-	if errors.Is(err, unix.EINVAL) {
-		when := unix.Timeval{Sec: when.Sec, Usec: when.Nsec / 1000}
-		err = unix.Futimes(int(file.Fd()), []unix.Timeval{when, when})
-	}
 	return errors.Join(err, unix.Fchmod(int(file.Fd()), e.Mode))
 }

@@ -275,7 +275,6 @@ type scanner struct {
 	visit  func(found) error
 }
 
-// folder visits the entries of a folder.
 func (s *scanner) folder(name string) error {
 	entries, err := s.entries(name)
 	for _, f := range entries {

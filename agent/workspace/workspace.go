@@ -155,6 +155,45 @@ func (r *Root) Read(name string, offset, length int64) (contents []byte, size in
 	return contents[:n], st.Size, nil
 }
 
+// Write writes a regular file at a path relative to the workspace, and makes its folders. Links are
+// not followed; what else is there is an error.
+func (r *Root) Write(name string, contents []byte) error {
+	for at, char := range name {
+		if char != '/' {
+			continue
+		}
+		parent, err := r.folder(path.Dir(name[:at]), unix.O_PATH)
+		if err != nil {
+			return r.outside(name, err)
+		}
+		err = unix.Mkdirat(int(parent.Fd()), path.Base(name[:at]), 0o755)
+		parent.Close()
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("make a folder for %s: %w", name, err)
+		}
+	}
+	f, err := r.open(name, unix.O_WRONLY|unix.O_CREAT, 0o644, unix.RESOLVE_NO_SYMLINKS)
+	if err != nil {
+		return r.outside(name, err)
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return fmt.Errorf("%s is not a regular file", name)
+	}
+	err = f.Truncate(0)
+	if err == nil {
+		_, err = f.Write(contents)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	return nil
+}
+
 // Changed returns the regular files under outputs that are new or have changed
 // since the last time, as many as fit into a frame. Links are not followed.
 func (r *Root) Changed() []frame.File {

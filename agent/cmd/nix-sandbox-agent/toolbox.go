@@ -1,0 +1,7 @@
+//go:build toolbox
+
+package main
+
+import "github.com/nix-sandbox-mcp/nix-sandbox-mcp/toolbox/inside"
+
+func init() { between = inside.Between }

@@ -1,0 +1,367 @@
+package interactive
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
+)
+
+const (
+	// connectSeconds bounds a connection to a port of the sandbox, and lastOutput the wait for the
+	// output of a program that has ended: others may have its terminal open.
+	connectSeconds = 5
+	lastOutput     = 200 * time.Millisecond
+	// hangupTime is how long a program may go on after its terminal has gone.
+	hangupTime = time.Second
+)
+
+// Visits are the user's ways into a sandbox beside its calls: terminals with a program, and
+// connections to ports of its loopback. They never lead out: the agent connects, and only when it
+// is asked.
+//
+// Each direction of a stream has a window: the receiver grants more when it has passed bytes on, so
+// neither end keeps more for a slow reader.
+type Visits struct {
+	table *process.Table
+	write func(...any) error
+
+	mu   sync.Mutex
+	spec interpreter.Spec
+	open map[uint64]*visit
+}
+
+// NewVisits returns a Visits without any. It answers with write.
+func NewVisits(table *process.Table, spec interpreter.Spec, write func(...any) error) *Visits {
+	return &Visits{table: table, write: write, spec: spec, open: map[uint64]*visit{}}
+}
+
+// SetEnv sets the variables of programs that start later.
+func (v *Visits) SetEnv(env []string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.spec.Env = env
+}
+
+// visit is one stream.
+type visit struct {
+	wake, credit chan struct{} // more of waiting, and of granted
+	closed       chan struct{}
+	once         sync.Once
+
+	out    sync.Mutex // orders what is sent
+	isOver bool       // the other end has been told of the end, and takes no more
+
+	// mu of Visits guards these.
+	file    *os.File
+	waiting []byte // input that the program has not taken
+	ended   bool   // no more input comes
+	window  int    // how much input may still come
+	granted int    // how much output the other end takes
+}
+
+func signal(channel chan struct{}) {
+	select {
+	case channel <- struct{}{}:
+	default:
+	}
+}
+
+// end ends a stream at once.
+func (s *visit) end() { s.once.Do(func() { close(s.closed) }) }
+
+// send sends a frame of a stream, if the other end still takes some.
+func (v *Visits) send(s *visit, r frame.Reply) error {
+	s.out.Lock()
+	defer s.out.Unlock()
+	if s.isOver {
+		return io.ErrClosedPipe
+	}
+	s.isOver = r.Type == frame.Closed
+	return v.write(r)
+}
+
+// Request takes a request about a stream. It does not wait.
+func (v *Visits) Request(r frame.Request) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	s := v.open[r.ID]
+	if r.Type == frame.Open {
+		if s != nil || len(v.open) >= frame.MaxStreams || r.Terminal == nil && r.Port == 0 {
+			return fmt.Errorf("stream %d cannot be opened beside %d others", r.ID, len(v.open))
+		}
+		s = &visit{wake: make(chan struct{}, 1), credit: make(chan struct{}, 1), closed: make(chan struct{}), window: frame.Window, granted: frame.Window}
+		v.open[r.ID] = s
+		go v.run(r, s, v.spec)
+		return nil
+	}
+	if s == nil {
+		return nil // it has just ended
+	}
+	switch r.Type {
+	case frame.Input:
+		if s.window -= len(r.Contents); s.window < 0 {
+			s.end()
+			return nil
+		}
+		s.waiting = append(s.waiting, r.Contents...)
+		s.ended = s.ended || len(r.Contents) == 0
+		signal(s.wake)
+	case frame.Credit:
+		s.granted += int(r.Length)
+		signal(s.credit)
+	case frame.Resize:
+		if r.Terminal != nil && s.file != nil {
+			_ = resize(s.file, *r.Terminal)
+		}
+	case frame.Close:
+		s.end()
+	}
+	return nil
+}
+
+// Close ends all streams.
+func (v *Visits) Close() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, s := range v.open {
+		s.end()
+	}
+}
+
+// run opens a stream, and answers it up to its end.
+func (v *Visits) run(r frame.Request, s *visit, spec interpreter.Spec) {
+	last := frame.Reply{Type: frame.Closed, ID: r.ID}
+	begin := v.connect
+	if r.Terminal != nil {
+		begin = v.terminal
+	}
+	file, wait, err := begin(r, s, spec)
+	if err == nil {
+		v.mu.Lock()
+		s.file = file
+		v.mu.Unlock()
+		_ = v.send(s, frame.Reply{Type: frame.Opened, ID: r.ID})
+		last.ExitCode = wait()
+		s.end()
+		file.Close()
+	} else {
+		last.Message = err.Error()
+	}
+	v.mu.Lock()
+	s.file = nil
+	delete(v.open, r.ID)
+	v.mu.Unlock()
+	_ = v.send(s, last)
+}
+
+// connect opens a connection to a port of the sandbox's own loopback.
+func (v *Visits) connect(r frame.Request, s *visit, _ interpreter.Spec) (*os.File, func() int, error) {
+	file, err := dial(int(r.Port))
+	if err != nil {
+		return nil, nil, err
+	}
+	return file, func() int {
+		var both sync.WaitGroup
+		both.Go(func() {
+			v.feed(r.ID, s, file)
+			raw, err := file.SyscallConn()
+			if err == nil {
+				_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_WR) })
+			}
+		})
+		both.Go(func() {
+			v.copy(r.ID, s, file)
+			_ = v.send(s, frame.Reply{Type: frame.Bytes, ID: r.ID}) // its end
+		})
+		done := make(chan struct{})
+		go func() {
+			both.Wait()
+			close(done)
+		}()
+		select {
+		case <-done:
+		case <-s.closed:
+			file.Close()
+			<-done
+		}
+		return 0
+	}, nil
+}
+
+// dial connects to a port of this network namespace's loopback, IPv4 first.
+func dial(port int) (*os.File, error) {
+	four, six := &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}, &unix.SockaddrInet6{Port: port, Addr: [16]byte{15: 1}}
+	file, err := dialAddress(unix.AF_INET, four)
+	if errors.Is(err, unix.ECONNREFUSED) {
+		if file, other := dialAddress(unix.AF_INET6, six); other == nil {
+			return file, nil
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("connect to port %d: %w", port, err)
+	}
+	return file, nil
+}
+
+func dialAddress(family int, address unix.Sockaddr) (*os.File, error) {
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	// It bounds connect(2) too (socket(7)): code may leave connections unaccepted.
+	err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: connectSeconds})
+	if err == nil {
+		err = unix.Connect(fd, address)
+	}
+	if err == nil {
+		err = unix.SetNonblock(fd, true)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "connection"), nil
+}
+
+// terminal starts a shell, or the interpreter, on a terminal of its own.
+func (v *Visits) terminal(r frame.Request, s *visit, spec interpreter.Spec) (*os.File, func() int, error) {
+	env := set(spec.Env, "HISTFILE", "") // else bash writes one when it ends, as if the user had
+	p, master, err := onTerminal(v.table, spec, *r.Terminal, env)
+	if err != nil {
+		return nil, nil, err
+	}
+	return master, func() int {
+		shown := make(chan struct{})
+		go func() {
+			defer close(shown)
+			v.copy(r.ID, s, master)
+		}()
+		go v.feed(r.ID, s, master)
+		select {
+		case <-p.Done():
+			select {
+			case <-shown:
+			case <-s.closed:
+			case <-time.After(lastOutput):
+			}
+		case <-s.closed:
+			master.Close() // SIGHUP
+			select {
+			case <-p.Done():
+			case <-time.After(hangupTime):
+				p.Signal(unix.SIGKILL)
+				<-p.Done()
+			}
+		}
+		return p.ExitCode()
+	}, nil
+}
+
+// feed writes the input to a file, and grants more when that took it.
+func (v *Visits) feed(id uint64, s *visit, to io.Writer) {
+	for {
+		v.mu.Lock()
+		data, ended := s.waiting, s.ended
+		s.waiting = nil
+		v.mu.Unlock()
+		if len(data) == 0 {
+			if ended {
+				return
+			}
+			select {
+			case <-s.wake:
+				continue
+			case <-s.closed:
+				return
+			}
+		}
+		if _, err := to.Write(data); err != nil {
+			return
+		}
+		v.mu.Lock()
+		s.window += len(data)
+		v.mu.Unlock()
+		if v.send(s, frame.Reply{Type: frame.Credit, ID: id, Size: int64(len(data))}) != nil {
+			return
+		}
+	}
+}
+
+// copy sends what comes from a file, as far as the other end takes it.
+func (v *Visits) copy(id uint64, s *visit, from io.Reader) {
+	buffer := make([]byte, frame.StreamPart)
+	for {
+		v.mu.Lock()
+		room := min(s.granted, len(buffer))
+		v.mu.Unlock()
+		if room <= 0 {
+			select {
+			case <-s.credit:
+				continue
+			case <-s.closed:
+				return
+			}
+		}
+		// A read fails with EIO once no process has a terminal open.
+		n, err := from.Read(buffer[:room])
+		if n > 0 {
+			v.mu.Lock()
+			s.granted -= n
+			v.mu.Unlock()
+			if v.send(s, frame.Reply{Type: frame.Bytes, ID: id, Contents: buffer[:n]}) != nil {
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// onTerminal starts a shell, or the interpreter, on a new terminal, which the caller closes.
+func onTerminal(table *process.Table, spec interpreter.Spec, terminal frame.Terminal, env []string) (*process.Process, *os.File, error) {
+	path, args, err := program(spec, terminal.Interpreter)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(spec.Limiter) > 0 {
+		args[0] = path
+		path, args = spec.Limiter[0], append(append([]string{}, spec.Limiter...), args...)
+	}
+	master, slave, err := pty.Open()
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a terminal: %w", err)
+	}
+	defer slave.Close()
+	// Package pty has left it blocking: closing it would wait for a read, and no SIGHUP would be sent.
+	err = control(master, func(fd int) error { return unix.SetNonblock(fd, true) })
+	env = set(env, "PS1", prompt)
+	if terminal.Term != "" {
+		env = set(env, "TERM", terminal.Term)
+	}
+	if err == nil {
+		err = resize(master, terminal)
+	}
+	var p *process.Process
+	if err == nil {
+		p, err = table.Start(process.Command{
+			Path: path, Args: args, Env: env, Dir: spec.Root,
+			Files: []*os.File{slave, slave, slave}, Terminal: true,
+		})
+	}
+	if err != nil {
+		master.Close()
+		return nil, nil, err
+	}
+	return p, master, nil
+}

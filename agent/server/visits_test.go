@@ -1,0 +1,202 @@
+package server_test
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/agenttest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+)
+
+// receive returns what a stream sends until done returns true, and the last reply. It grants
+// nothing.
+func receive(t *testing.T, a *agenttest.Agent, done func(text string, r frame.Reply) bool) (string, frame.Reply) {
+	t.Helper()
+	var text strings.Builder
+	for {
+		r := a.Receive()
+		if r.Type == frame.Bytes {
+			text.Write(r.Contents)
+		}
+		if done(text.String(), r) {
+			return text.String(), r
+		}
+	}
+}
+
+func isType(kind string) func(string, frame.Reply) bool {
+	return func(_ string, r frame.Reply) bool { return r.Type == kind }
+}
+
+func TestVisits_AShellBesideCalls(t *testing.T) {
+	a := agenttest.Start(t, "command", agenttest.Command(false, "bash", "-c"))
+	a.Send(frame.Request{Type: frame.Look, ID: 1})
+	if r := a.Receive(); r.Type != frame.Looked || r.Size != 0 {
+		t.Fatalf("%+v", r)
+	}
+	a.Send(frame.Request{Type: frame.Open, ID: 2, Terminal: &frame.Terminal{Rows: 24, Columns: 80}})
+	receive(t, a, isType(frame.Opened))
+	a.Send(frame.Request{Type: frame.Input, ID: 2, Contents: []byte("stty size; echo a > made; echo $((6*7))\n")})
+	receive(t, a, func(text string, _ frame.Reply) bool {
+		return strings.Contains(text, "24 80\r\n") && strings.Contains(text, "\r\n42\r\n")
+	})
+	a.Send(frame.Request{Type: frame.Resize, ID: 2, Terminal: &frame.Terminal{Rows: 7, Columns: 60}})
+	a.Send(frame.Request{Type: frame.Input, ID: 2, Contents: []byte("stty size\n")})
+	receive(t, a, func(text string, _ frame.Reply) bool { return strings.Contains(text, "7 60\r\n") })
+	a.Send(frame.Request{Type: frame.Input, ID: 2, Contents: []byte("exit 3\n")})
+	if _, last := receive(t, a, isType(frame.Closed)); last.ExitCode != 3 {
+		t.Errorf("it ended with %+v", last)
+	}
+	// Its files are those of the calls, which go on.
+	if answer := a.Run("cat made"); answer.Stdout != "a\n" {
+		t.Errorf("the call has %+v", answer)
+	}
+	must.Do(t, os.Remove(filepath.Join(a.Root, "made")))
+	must.Do(t, os.WriteFile(filepath.Join(a.Root, "other"), nil, 0o600))
+	a.Send(frame.Request{Type: frame.Look, ID: 3})
+	if r := a.Receive(); r.Size != 1 || !slices.Equal(r.Files, []frame.File{{Path: filepath.Join(a.Root, "other")}}) {
+		t.Errorf("changed: %+v", r)
+	}
+}
+
+// A program whose terminal is closed ends, also if it ignores SIGHUP.
+func TestVisits_CloseEndsThePrograms(t *testing.T) {
+	a := agenttest.Start(t, "command", agenttest.Command(false, "bash", "-c"))
+	a.Send(frame.Request{Type: frame.Open, ID: 2, Terminal: &frame.Terminal{Rows: 24, Columns: 80}})
+	a.Send(frame.Request{Type: frame.Input, ID: 2, Contents: []byte("trap '' HUP; while :; do read -t 1 x; done; echo ready\n")})
+	receive(t, a, func(text string, _ frame.Reply) bool { return strings.Contains(text, "ready") })
+	a.Send(frame.Request{Type: frame.Close, ID: 2})
+	receive(t, a, isType(frame.Closed))
+}
+
+// A program is told that its terminal has gone.
+func TestVisits_CloseHangsUp(t *testing.T) {
+	a := agenttest.Start(t, "command", agenttest.Command(false, "bash", "-c"))
+	a.Send(frame.Request{Type: frame.Open, ID: 2, Terminal: &frame.Terminal{Rows: 24, Columns: 80}})
+	a.Send(frame.Request{Type: frame.Input, ID: 2, Contents: []byte("trap 'echo >hup; exit' HUP; echo rea\"\"dy; while :; do sleep 0.05; done\n")})
+	receive(t, a, func(text string, _ frame.Reply) bool { return strings.Contains(text, "ready") })
+	a.Send(frame.Request{Type: frame.Close, ID: 2})
+	receive(t, a, isType(frame.Closed))
+	patience.Until(t, "its trap has run", func() bool {
+		_, err := os.Stat(filepath.Join(a.Root, "hup"))
+		return err == nil
+	})
+}
+
+// echo serves connections that get back what they send, and then their end.
+func echo(t *testing.T) uint16 {
+	listener := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				_, _ = io.Copy(conn, conn)
+			}()
+		}
+	}()
+	return uint16(listener.Addr().(*net.TCPAddr).Port)
+}
+
+func TestVisits_APortOfTheLoopback(t *testing.T) {
+	a := agenttest.Start(t, "command", agenttest.Command(false, "bash", "-c"))
+	port := echo(t)
+	a.Send(frame.Request{Type: frame.Examine, ID: 1})
+	if r := a.Receive(); !slices.Contains(r.Ports, port) {
+		t.Errorf("port %d is not among %v", port, r.Ports)
+	}
+	a.Send(frame.Request{Type: frame.Open, ID: 2, Port: port})
+	receive(t, a, isType(frame.Opened))
+	var sent, got bytes.Buffer
+	// Four windows; each end grants what it has taken.
+	granted := frame.Window
+	for i := 0; got.Len() < 4*frame.Window; {
+		if part := min(frame.StreamPart, granted, 4*frame.Window-sent.Len()); part > 0 {
+			text := bytes.Repeat(fmt.Appendf(nil, "%07d\n", i), part/8+1)[:part]
+			sent.Write(text)
+			granted -= part
+			i++
+			a.Send(frame.Request{Type: frame.Input, ID: 2, Contents: text})
+			continue
+		}
+		switch r := a.Receive(); r.Type {
+		case frame.Credit:
+			granted += int(r.Size)
+		case frame.Bytes:
+			got.Write(r.Contents)
+			a.Send(frame.Request{Type: frame.Credit, ID: 2, Length: int64(len(r.Contents))})
+		default:
+			t.Fatalf("%+v", r)
+		}
+	}
+	if !bytes.Equal(sent.Bytes(), got.Bytes()) {
+		t.Error("the bytes that came back are others")
+	}
+	a.Send(frame.Request{Type: frame.Input, ID: 2}) // its end, which the server answers with its own
+	if _, r := receive(t, a, func(_ string, r frame.Reply) bool { return r.Type == frame.Bytes }); len(r.Contents) != 0 {
+		t.Errorf("%+v", r)
+	}
+	receive(t, a, isType(frame.Closed))
+	// A closed port refuses, and the agent goes on.
+	unused := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	unused.Close()
+	a.Send(frame.Request{Type: frame.Open, ID: 3, Port: uint16(unused.Addr().(*net.TCPAddr).Port)})
+	if r := a.Receive(); r.Type != frame.Closed || !strings.Contains(r.Message, "connection refused") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// What a stream sends is bounded while the other end takes nothing, and so is what it is sent while
+// the program takes nothing.
+func TestVisits_AreBounded(t *testing.T) {
+	a := agenttest.Start(t, "command", agenttest.Command(false, "bash", "-c"))
+	listener := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	defer listener.Close()
+	port := uint16(listener.Addr().(*net.TCPAddr).Port)
+	a.Send(frame.Request{Type: frame.Open, ID: 2, Port: port})
+	conn := must.Get(listener.Accept())(t)
+	defer conn.Close()
+	receive(t, a, isType(frame.Opened))
+	go func() { _, _ = conn.Write(make([]byte, 64<<20)) }()
+	text, _ := receive(t, a, func(text string, _ frame.Reply) bool { return len(text) >= frame.Window })
+	a.Send(frame.Request{Type: frame.Examine, ID: 9})
+	time.Sleep(50 * time.Millisecond) // in which a wrong agent would send more
+	if r := a.Receive(); len(text) != frame.Window || r.Type != frame.Examined {
+		t.Errorf("%d bytes came, then %s", len(text), r.Type)
+	}
+	// More input than its window ends the stream.
+	a.Send(frame.Request{Type: frame.Input, ID: 2, Contents: make([]byte, frame.Window+1)})
+	receive(t, a, isType(frame.Closed))
+	// So many streams, and no more.
+	for id := range uint64(frame.MaxStreams + 1) {
+		a.Send(frame.Request{Type: frame.Open, ID: 100 + id, Port: port})
+	}
+	opened := 0
+	for range frame.MaxStreams + 1 {
+		switch r := a.Receive(); r.Type {
+		case frame.Opened:
+			opened++
+		case frame.Error:
+			if r.ID != 100+frame.MaxStreams {
+				t.Errorf("stream %d was refused", r.ID)
+			}
+		}
+	}
+	if opened != frame.MaxStreams {
+		t.Errorf("%d were opened", opened)
+	}
+}
