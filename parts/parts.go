@@ -8,8 +8,11 @@ import (
 	"os"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/ask"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/callfiles"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/outputs"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/sessionfiles"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/store"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/suspended"
@@ -26,8 +29,11 @@ const (
 	maxCallBytes = 256 << 20
 )
 
-// Add adds the parts that the settings of a server switch on. The first one is the outermost.
-func Add(options *service.Options, server *service.Server) error {
+// Add adds the parts that the settings of a server switch on. The first one is the outermost. Verbs
+// are those of the program for the user's commands.
+func Add(options *service.Options, server *service.Server, verbs ...desk.Verb) error {
+	book := ask.New(server.Log)
+	options.Asking, options.Parts = book, append(options.Parts, ask.Part{Book: book})
 	if store := patches(server.Settings, server.Log); store != nil {
 		part := changes.NewPart(store, options.Host.Project)
 		options.Parts, options.Changes = append(options.Parts, part), part
@@ -44,14 +50,27 @@ func Add(options *service.Options, server *service.Server) error {
 	if store != nil {
 		options.Parts, options.KeepsFiles = append(options.Parts, sessionfiles.NewPart(store, server.Log)), true
 	}
-	options.Parts = append(options.Parts, packages.Grow{})
-	onDemand := packages.Options{Folder: server.Settings.Packages, Ask: server.Build, Log: server.Log}
-	options.OnDemand = packages.NewServer(onDemand, options.Sessions.Idle)
+	if server.Builds() {
+		options.Parts = append(options.Parts, packages.Grow{})
+		onDemand := packages.Options{Folder: server.Settings.Packages, Ask: server.Build, Log: server.Log}
+		options.OnDemand = packages.NewServer(onDemand, options.Sessions.Idle)
+	}
 	options.CallFiles = callfiles.New(callfiles.Limits{
 		Idle: options.Sessions.Idle, Lifetime: options.Sessions.Lifetime, Calls: maxCalls, Bytes: maxCallBytes,
 	}, os.TempDir(), server.Log)
-	return nil
+	folder, err := outputFolder(server.Settings, server.Log)
+	if err != nil {
+		return err
+	}
+	if folder != nil {
+		options.Parts, options.CallFiles = append(options.Parts, folder), folder.OfCalls(options.CallFiles)
+	}
+	addDesk(options, server, verbs)
+	return addTools(options, server)
 }
+
+// addTools lets code call tools. A build with the tag toolbox sets it.
+var addTools = func(*service.Options, *service.Server) error { return nil }
 
 // patches saves the changes of sessions in a project that is an overlay. It returns nil if there
 // is none, or if the changes cannot be saved.
@@ -86,6 +105,19 @@ func files(settings config.Config, log *slog.Logger) (*sessionfiles.Store, error
 		return nil, &config.Error{Problem: err.Error(), Hint: "have this user own the folder, set XDG_STATE_HOME to another one, or turn keep_files off"}
 	}
 	return files, nil
+}
+
+// outputFolder copies what code writes to /workspace/outputs. It returns nil unless the operator
+// names a folder.
+func outputFolder(settings config.Config, log *slog.Logger) (*outputs.Folder, error) {
+	if settings.Outputs == "" {
+		return nil, nil
+	}
+	folder, err := outputs.Open(settings.Outputs, outputs.DefaultLimits, log)
+	if err != nil {
+		return nil, &config.Error{Problem: err.Error(), Hint: "set NIX_SANDBOX_OUTPUTS to a folder that this user can write to, or leave it unset"}
+	}
+	return folder, nil
 }
 
 // suspension saves idle sessions to disk, unless the operator turned that off or there is no

@@ -19,7 +19,7 @@ func TestLayout_TheRuntimeImportsNoPart(t *testing.T) {
 	// Go runs a test again that has passed if a folder changes that it read.
 	must.Do(t, filepath.WalkDir(".", func(string, fs.DirEntry, error) error { return nil }))
 	const module = "github.com/nix-sandbox-mcp/nix-sandbox-mcp/"
-	outside := []string{"devices", "gateway", "operator", "keep", "packages", "parts"}
+	outside := []string{"devices", "gateway", "operator", "desk", "keep", "packages", "parts", "toolbox"}
 	outsideOfProgram := outside[:3]
 	list := must.Get(exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Deps " "}}`, module+"runtime/...").Output())(t)
 	for line := range strings.Lines(string(list)) {

@@ -29,15 +29,26 @@ type Call struct {
 	// From is the session that this one begins as a copy of, or "".
 	From string
 	Code string
+	// Given is what a program gave with the call, or nil.
+	Given *frame.Given
+	// Verbatim asks for the output as the code wrote it, without marks for a model.
+	Verbatim bool
+	// Last asks for the end of the session after this call.
+	Last bool
 	// Timeout is how long the code may run, from its start on; 0 is the
 	// environment's usual time.
 	Timeout time.Duration
 	// Ticket is the call's position among those of its session, or nil if the transport took no
 	// ticket when the call arrived. The transport releases it.
 	Ticket *Ticket
-	// Progress, if it is not nil, is called with the newest line of output as it comes, by one
-	// goroutine at a time. It must not wait.
-	Progress func(line string)
+	// Progress shows the call while it runs, or is nil if nobody could look.
+	Progress *sandbox.Progress
+	// Ask, if it is not nil, answers what the code asks the server: see [sandbox.Request].
+	Ask func(ctx context.Context, question []byte) (answer []byte)
+	// Client asks the user by the client that made the call. It is nil if that cannot.
+	Client Way
+	// User is whom parts of the server ask for the call. It is nil if they ask no one.
+	User User
 }
 
 // TimeLimit is how long the code may run.
@@ -68,6 +79,11 @@ type Result struct {
 	Restart *Restart
 	// Notes are what parts of the server add to the result.
 	Notes []Note
+	// Remarks are the server's words about the call, a sentence each, as the model reads them in
+	// brackets. Package tool adds them.
+	Remarks []string
+	// Release gives back what the call holds until its answer is encoded. It may be nil.
+	Release func()
 }
 
 // Cause is why a session ended.
@@ -79,6 +95,7 @@ const (
 	Died     Cause = "died"     // its sandbox died
 	Closed   Cause = "closed"   // the server ends
 	Replaced Cause = "replaced" // it was one of a server that has ended
+	Finished Cause = "finished" // the client said that a call was the last
 	// Suspended means that the sandbox ended and the session goes on.
 	Suspended Cause = "suspended"
 )
@@ -171,11 +188,11 @@ type CallsError struct{ Max int }
 
 func (e *CallsError) Error() string { return fmt.Sprintf("%d calls run or wait already", e.Max) }
 
-// BusyError reports a call that came while as many waited as may. Bytes, which may be 0,
-// bounds their messages together.
+// BusyError reports a call that came while too many waited. Calls and Bytes bound their number
+// and their messages together; both are 0 if principals share the bound.
 type BusyError struct{ Calls, Bytes int }
 
-func (e *BusyError) Error() string { return fmt.Sprintf("%d calls wait already", e.Calls) }
+func (e *BusyError) Error() string { return "too many calls wait already" }
 
 // MemoryError reports a sandbox beyond the memory that a principal's sandboxes may have. All
 // fields are in bytes.

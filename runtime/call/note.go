@@ -1,6 +1,9 @@
 package call
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // A Note is something about a call that its result does not show, such as that its session
 // was resumed. Its kinds are the types in this file; package tool words them.
@@ -52,11 +55,33 @@ type Changes struct {
 	LeftOutCount int
 	// Incomplete means that there were too many files to visit them all.
 	Incomplete bool
-	// First means that no earlier answer had this note.
+	// First means that no earlier answer named changes that are more than caches, and that this
+	// one does.
 	First bool
 }
 
-// LeftOut is a path that a patch lacks, and why.
+// Copied says which files of a call were copied into a folder of the user's.
+type Copied struct {
+	To    string // absolute, on the host
+	Files int
+	// LeftOut are the first of the files that were not copied, and LeftOutCount is the number of
+	// all.
+	LeftOut      []LeftOut
+	LeftOutCount int
+}
+
+// Visited means that the user has changed files of the session since its last call, and names
+// some of them by their absolute paths.
+type Visited struct {
+	Files []string
+	Count int // of all
+}
+
+// Listening means that code listens on ports of the sandbox since this call, which the user can
+// reach.
+type Listening struct{ Ports []uint16 }
+
+// LeftOut is a path that a patch or a copy lacks, and why.
 type LeftOut struct {
 	Path   string `json:"path"`
 	Reason string `json:"reason"`
@@ -70,4 +95,32 @@ func Find[N Note](notes []Note) *N {
 		}
 	}
 	return nil
+}
+
+// ToolUse is one call of a tool by the code of a call.
+type ToolUse struct {
+	Server, Tool string
+	// ArgumentsHash is the SHA-256 of the arguments, in hexadecimal digits.
+	ArgumentsHash string
+	// Outcome is ok, error, denied, timeout, cancelled or unavailable. After a time-out or a
+	// cancellation the tool may have done its work.
+	Outcome string
+	// Took is the time until the answer, and Bytes its size.
+	Took  time.Duration
+	Bytes int
+}
+
+// Tools counts the calls of tools that the code made. First are the first of them, and Refused
+// are the tools that it may not call, by their servers, a few of them.
+type Tools struct {
+	Calls, Failed int
+	Bytes         int64
+	First         []ToolUse
+	Refused       []string
+}
+
+// ToolObserver is an [Observer] that is told of each call of a tool too, before the code has its
+// answer. It waits no longer than the context, but it records what is given up too.
+type ToolObserver interface {
+	UseTool(context.Context, Call, ToolUse)
 }

@@ -104,7 +104,6 @@ type setting struct {
 	optional    bool // a kernel without it has nothing to limit
 }
 
-// settings are the limits as they are.
 func (l Limits) settings() []setting {
 	var out []setting
 	if l.Memory > 0 {
@@ -174,32 +173,8 @@ func value(text, key string) int64 {
 	return 0
 }
 
-// Kill ends every process of the group at once.
-func (g *Group) Kill() error {
-	if g == nil {
-		return nil
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return killAll(g.folder)
-}
-
 // killAll ends every process of a group.
-func killAll(folder string) error {
-	err := write(folder, "cgroup.kill", "1")
-	if !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	// Kernels before 5.14 lack cgroup.kill, so each process is killed by its id. One of them is
-	// process 1 of the sandbox; the others end with it.
-	pids, err := readFields(folder, "cgroup.procs")
-	for _, word := range pids {
-		if pid, err := strconv.Atoi(word); err == nil && pid > 1 {
-			_ = unix.Kill(pid, unix.SIGKILL)
-		}
-	}
-	return err
-}
+func killAll(folder string) error { return write(folder, "cgroup.kill", "1") }
 
 // Close ends every process of the group and removes it, and its owner's group with the last one. It
 // waits for them until ctx is done, and then fails.

@@ -272,7 +272,7 @@ func TestTasksControl(t *testing.T) {
 
 func TestKillEndsAll(t *testing.T) {
 	g, cmd, _ := start(t, Limits{}, "wait")
-	must.Do(t, g.Kill())
+	must.Do(t, killAll(g.folder))
 	_ = cmd.Wait()
 	if status := cmd.ProcessState.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGKILL {
 		t.Errorf("it ended with %v, want SIGKILL", cmd.ProcessState)

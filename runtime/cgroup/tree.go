@@ -110,7 +110,7 @@ func Find(ctx context.Context, paths Paths) (*Tree, error) {
 		if asked := joinScope(ctx, paths.Manager); asked == nil {
 			f, err = paths.choose(os.Geteuid())
 		} else if err != nil {
-			err = &Unavailable{Problem: fmt.Sprintf("%v, and systemd made no scope for it: %v", err, asked), Hint: delegate}
+			err = &Unavailable{Problem: fmt.Sprintf("%v, and systemd made no scope for it: %v", err, asked), Hint: delegate()}
 		}
 	}
 	if err != nil {
@@ -125,7 +125,7 @@ func Find(ctx context.Context, paths Paths) (*Tree, error) {
 	if err := write(f.folder, "cgroup.subtree_control", tree.enable()); err != nil {
 		return nil, &Unavailable{
 			Problem: fmt.Sprintf("limits cannot be passed on in %s: %v", f.folder, err),
-			Hint:    delegate,
+			Hint:    delegate(),
 		}
 	}
 	tree.sweep()
@@ -155,9 +155,17 @@ func Check(paths Paths) error {
 // errNotDelegated is the reason of an [Unavailable] that a delegation would remove.
 var errNotDelegated = errors.New("not delegated")
 
-// delegate is the hint that says how a group is delegated to the server.
-const delegate = "start the server with: systemd-run --user --scope -p Delegate=yes nix-sandbox-mcp --stdio; " +
-	"a system service says Delegate=cpu memory pids and DelegateSubgroup=" + supervisor
+// delegate returns the hint at how a process gets a group. A pod has no service manager to ask.
+func delegate() string {
+	if os.Getenv("KUBERNETES_SERVICE_HOST") != "" {
+		return "nothing needs to be done in a pod: resources.limits of its container bound all of its sandboxes together"
+	}
+	return "start the server with: systemd-run --user --scope -p Delegate=yes nix-sandbox-mcp --stdio; " +
+		"a system service says Delegate=cpu memory pids and DelegateSubgroup=" + supervisor
+}
+
+// startKernel begins the hint at a parameter of the kernel, which cannot be set in a container.
+const startKernel = "start the kernel, which for a container is its host's, with "
 
 // choose decides which group to use, without changing anything.
 func (p Paths) choose(uid int) (candidate, error) {
@@ -171,13 +179,13 @@ func (p Paths) choose(uid int) (candidate, error) {
 	if err != nil {
 		return candidate{}, &Unavailable{
 			Problem: p.Groups + " is not version 2 of control groups, or not it alone",
-			Hint:    "start the kernel with systemd.unified_cgroup_hierarchy=1",
+			Hint:    startKernel + "systemd.unified_cgroup_hierarchy=1",
 		}
 	}
 	if missing := missingController(rootControllers); missing != "" {
 		return candidate{}, &Unavailable{
 			Problem: "this system's control groups have no controller " + missing,
-			Hint:    "start the kernel with cgroup_enable=" + missing + ", or leave that controller to version 2",
+			Hint:    startKernel + "cgroup_enable=" + missing + ", or leave that controller to version 2",
 		}
 	}
 	own, err := p.ownGroup()
@@ -206,12 +214,11 @@ func (p Paths) choose(uid int) (candidate, error) {
 	}
 	return candidate{}, &Unavailable{
 		Problem: "no control group was delegated to this process: it is in " + own,
-		Hint:    delegate,
+		Hint:    delegate(),
 		reason:  errNotDelegated,
 	}
 }
 
-// ownGroup returns the folder of this process's group.
 func (p Paths) ownGroup() (string, error) {
 	text, err := os.ReadFile(p.Own)
 	if err != nil {

@@ -168,7 +168,7 @@ func TestNil(t *testing.T) {
 	if killed, err := g.Killed(); err != nil || killed.Processes != 0 {
 		t.Errorf("%d processes killed, error %v", killed.Processes, err)
 	}
-	if err := errors.Join(g.Give(Owner{Name: "bob"}), g.Kill(), g.Close(t.Context())); err != nil {
+	if err := errors.Join(g.Give(Owner{Name: "bob"}), g.Close(t.Context())); err != nil {
 		t.Error(err)
 	}
 }
@@ -183,5 +183,18 @@ func TestHalfAGroupIsNone(t *testing.T) {
 	}
 	if left, err := os.ReadDir(tree.folder); err != nil || len(left) != 0 {
 		t.Errorf("left behind: %v, error %v", left, err)
+	}
+}
+
+// Systemd delegates groups to processes of its machine, and not to a pod.
+func TestHintInPod(t *testing.T) {
+	paths := layout(t, "0::/own\n", map[string]string{"cgroup.controllers": "cpu memory pids\n"})
+	for _, host := range []string{"", "10.96.0.1"} {
+		t.Setenv("KUBERNETES_SERVICE_HOST", host)
+		_, err := Find(t.Context(), paths)
+		var unavailable *Unavailable
+		if !errors.As(err, &unavailable) || strings.Contains(unavailable.Hint, "systemd-run") != (host == "") || unavailable.Hint == "" {
+			t.Errorf("KUBERNETES_SERVICE_HOST=%s: %#v", host, err)
+		}
 	}
 }

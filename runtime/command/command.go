@@ -23,6 +23,8 @@ const (
 	Failed  = 1
 	Misused = 2   // the command line is wrong
 	TooLong = 124 // the code exceeded its time limit, as timeout(1) reports it
+	// NoSandbox says that there is no sandbox for the code, as of containers.
+	NoSandbox = 125
 )
 
 // misuse is a mistake in the command line.

@@ -30,7 +30,7 @@ func (s *Serve) AddHTTP(flags *pflag.FlagSet) {
 func (s *Serve) Check() error {
 	switch {
 	case s.LogFormat != "text" && s.LogFormat != "json":
-		return Misuse(fmt.Sprintf("--log-format is %q", s.LogFormat), "write text or json")
+		return Misuse(fmt.Sprintf("--log-format is %q", s.LogFormat), "use text or json")
 	case s.Stdio && s.HTTP != "":
 		return Misuse("serve has both --stdio and --http", "leave one of them out")
 	}

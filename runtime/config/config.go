@@ -6,8 +6,8 @@ package config
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -66,6 +66,8 @@ type Config struct {
 	ProjectMode string
 	// Inbox is absolute and exists; empty if not set.
 	Inbox string
+	// Outputs is absolute and exists; empty if outputs are not copied.
+	Outputs string
 
 	SessionIdle     time.Duration
 	SessionLifetime time.Duration
@@ -95,6 +97,8 @@ type Config struct {
 	// empty, the metadata has them.
 	HTTP      string
 	TokenFile string
+	// Hosts are names of the server for clients over HTTP, besides those in the metadata.
+	Hosts []string
 }
 
 // KeptSessions returns the folder of kept files; empty if unset.
@@ -102,6 +106,9 @@ func KeptSessions(get func(string) string) string { return stateFolder(get, "ses
 
 // ChangesFolder returns the folder of patches of projects; empty if unset.
 func ChangesFolder(get func(string) string) string { return stateFolder(get, "changes") }
+
+// ServerLink returns the path of a link that keeps a server in the store of Nix; empty if unset.
+func ServerLink(get func(string) string) string { return stateFolder(get, "server") }
 
 // SuspendedFolder returns the folder of suspended sessions; empty if unset.
 func SuspendedFolder(get func(string) string) string {
@@ -126,6 +133,20 @@ func RuntimeDir(get func(string) string) string {
 		return filepath.Join(dir, "nix-sandbox-mcp")
 	}
 	return ""
+}
+
+// DeskFolders returns the folders for the sockets by which the user's commands find servers. Clients
+// often start servers without XDG_RUNTIME_DIR: the folder that systemd makes for each user who is
+// logged in (pam_systemd(8)) is known without it. There may be none.
+func DeskFolders(get func(string) string) []string {
+	if folder := RuntimeDir(get); folder != "" {
+		return []string{folder}
+	}
+	usual := filepath.Join("/run/user", strconv.Itoa(os.Geteuid()))
+	if _, err := os.Stat(usual); err != nil {
+		return nil
+	}
+	return []string{filepath.Join(usual, "nix-sandbox-mcp")}
 }
 
 // completeKeep decides whether the files of sessions are kept.
@@ -182,6 +203,8 @@ func Read(get func(string) string) (Config, error) {
 			"set it to the absolute path of a file, or leave it unset to keep no audit log",
 		}))
 	}
+	hosts, err := hosts(get("NIX_SANDBOX_HOSTS"))
+	wrong = cmp.Or(wrong, err)
 	config := Config{
 		Metadata:        get("NIX_SANDBOX_METADATA"),
 		Folders:         registry.Folders{Folders: folders(get), Builds: get("NIX_SANDBOX_BUILDS")},
@@ -190,6 +213,7 @@ func Read(get func(string) string) (Config, error) {
 		ProjectMount:    get("PROJECT_MOUNT"),
 		ProjectMode:     get("PROJECT_MODE"),
 		Inbox:           get("NIX_SANDBOX_INBOX"),
+		Outputs:         get("NIX_SANDBOX_OUTPUTS"),
 		SessionIdle:     seconds("SESSION_IDLE_TIMEOUT", maxSeconds),
 		SessionLifetime: seconds("SESSION_MAX_LIFETIME", maxSeconds),
 		SessionMax:      number("SESSION_MAX", "sessions", maxSessions),
@@ -203,11 +227,32 @@ func Read(get func(string) string) (Config, error) {
 		Builder:         number("NIX_SANDBOX_BUILDER", "a descriptor", maxDescriptor),
 		HTTP:            get("NIX_SANDBOX_HTTP"),
 		TokenFile:       get("NIX_SANDBOX_TOKENS"),
+		Hosts:           hosts,
 	}
 	if wrong != nil {
 		return Config{}, wrong
 	}
 	return config, nil
+}
+
+// hosts returns the names in a list with commas between them. A name with a scheme, a port or a
+// path would never be that of a request.
+func hosts(list string) ([]string, error) {
+	var names []string
+	for name := range strings.SplitSeq(list, ",") {
+		name = strings.TrimSpace(name)
+		_, err := netip.ParseAddr(name)
+		if err != nil && strings.ContainsAny(name, ":/*[] \t") {
+			return nil, &Error{
+				fmt.Sprintf("NIX_SANDBOX_HOSTS has %.80q, which is not the name of a host", name),
+				"write names or addresses with commas between them, without a scheme or a port, such as sandbox.example,192.0.2.1",
+			}
+		}
+		if name != "" {
+			names = append(names, name)
+		}
+	}
+	return names, nil
 }
 
 // Complete adds the settings that the variables left open from the metadata, which has all
@@ -246,6 +291,13 @@ func (c Config) Complete(session registry.Session, project registry.Project) (Co
 			"set NIX_SANDBOX_INBOX to an existing folder, or leave it unset to give the code no files",
 		}
 	}
+	setting = "NIX_SANDBOX_OUTPUTS"
+	if c.Outputs == "" {
+		c.Outputs, setting = session.Outputs, "the configuration's outputs"
+	}
+	if c.Outputs, err = Folder(c.Outputs); err != nil {
+		return Config{}, &Error{fmt.Sprintf("%s is %v", setting, err), "make that folder, or set NIX_SANDBOX_OUTPUTS to an existing one"}
+	}
 	return c, nil
 }
 
@@ -266,24 +318,15 @@ func folders(get func(string) string) []string {
 	return append(dirs, "/etc/nix-sandbox-mcp/sandboxes")
 }
 
-// Folder returns the absolute path of a folder, and "" for "". The error continues a sentence
+// Folder returns the absolute path of a folder that sandboxes are to show, and "" for "". The error continues a sentence
 // that begins "SETTING is".
 func Folder(dir string) (string, error) {
 	if dir == "" {
 		return "", nil
 	}
-	absolute, err := filepath.Abs(dir)
-	if err != nil {
-		return "", fmt.Errorf("%s: %w", dir, err)
-	}
-	info, err := os.Stat(absolute)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return "", fmt.Errorf("%s, which does not exist", absolute)
-	case err != nil:
-		return "", fmt.Errorf("%s, which cannot be used: %w", absolute, err)
-	case !info.IsDir():
-		return "", fmt.Errorf("%s, which is not a folder", absolute)
+	absolute, problem := mountpoint.Source(dir)
+	if problem != "" {
+		return "", fmt.Errorf("%s, %s", absolute, problem)
 	}
 	return absolute, nil
 }

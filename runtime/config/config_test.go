@@ -58,11 +58,11 @@ func TestComplete(t *testing.T) {
 		},
 		"the metadata's": {
 			variables: map[string]string{"NIX_SANDBOX_METADATA": "m", "HOME": "/h"},
-			session:   registry.Session{Idle: 5 * time.Second, Lifetime: 6 * time.Second},
+			session:   registry.Session{Idle: 5 * time.Second, Lifetime: 6 * time.Second, Outputs: dir},
 			project:   project(registry.Project{Path: dir, Mount: "/code", Mode: "overlay"}),
 			want: Config{
 				Metadata: "m", Folders: registry.Folders{Folders: []string{"/h/.config/nix-sandbox-mcp/sandboxes", "/etc/nix-sandbox-mcp/sandboxes"}},
-				ProjectDir: dir, ProjectMount: "/code", ProjectMode: "overlay",
+				ProjectDir: dir, ProjectMount: "/code", ProjectMode: "overlay", Outputs: dir,
 				SessionIdle: 5 * time.Second, SessionLifetime: 6 * time.Second, SessionMax: 64, SessionMaxOfMany: 1024,
 				StartWithin: 10 * time.Second,
 			},
@@ -70,12 +70,12 @@ func TestComplete(t *testing.T) {
 		"variables win": {
 			variables: map[string]string{
 				"NIX_SANDBOX_METADATA": "m", "NIX_SANDBOX_DIR": "/boxes::/more", "PROJECT_DIR": dir, "PROJECT_MOUNT": "/src/app", "PROJECT_MODE": "readonly",
-				"SESSION_IDLE_TIMEOUT": "1", "SESSION_MAX_LIFETIME": "2", "SESSION_MAX": "3", "NIX_SANDBOX_INBOX": dir,
+				"SESSION_IDLE_TIMEOUT": "1", "SESSION_MAX_LIFETIME": "2", "SESSION_MAX": "3", "NIX_SANDBOX_INBOX": dir, "NIX_SANDBOX_OUTPUTS": dir,
 			},
-			session: registry.Session{Idle: 5 * time.Second, Lifetime: 6 * time.Second},
+			session: registry.Session{Idle: 5 * time.Second, Lifetime: 6 * time.Second, Outputs: "/does/not/exist"},
 			project: project(registry.Project{Path: "/does/not/exist", Mount: "/code", Mode: "overlay"}),
 			want: Config{
-				Metadata: "m", Folders: registry.Folders{Folders: []string{"/boxes", "/more"}}, ProjectDir: dir, ProjectMount: "/src/app", ProjectMode: "readonly", Inbox: dir,
+				Metadata: "m", Folders: registry.Folders{Folders: []string{"/boxes", "/more"}}, ProjectDir: dir, ProjectMount: "/src/app", ProjectMode: "readonly", Inbox: dir, Outputs: dir,
 				SessionIdle: time.Second, SessionLifetime: 2 * time.Second, SessionMax: 3, SessionMaxOfMany: 3,
 				StartWithin: 10 * time.Second,
 			},
@@ -110,6 +110,20 @@ func TestProjectDirIsMadeAbsolute(t *testing.T) {
 
 // A value that does not parse is an error with the variable, the value and
 // what to do.
+func TestHosts(t *testing.T) {
+	for list, want := range map[string][]string{
+		"":                                  nil,
+		",":                                 nil,
+		"sandbox.example":                   {"sandbox.example"},
+		"sandbox.example, 192.0.2.1,::1 , ": {"sandbox.example", "192.0.2.1", "::1"},
+	} {
+		config, err := Read(environment(map[string]string{"NIX_SANDBOX_METADATA": "m", "NIX_SANDBOX_HOSTS": list}))
+		if diff := gocmp.Diff(want, config.Hosts); err != nil || diff != "" {
+			t.Errorf("%q: %v, %s", list, err, diff)
+		}
+	}
+}
+
 func TestWrongValues(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
@@ -124,6 +138,7 @@ func TestWrongValues(t *testing.T) {
 		{"SESSION_MAX", "many", `SESSION_MAX is "many"`},
 		{"PROJECT_DIR", dir + "/none", "PROJECT_DIR is " + dir + "/none, which does not exist"},
 		{"PROJECT_DIR", file, "PROJECT_DIR is " + file + ", which is not a folder"},
+		{"NIX_SANDBOX_OUTPUTS", dir + "/none", "NIX_SANDBOX_OUTPUTS is " + dir + "/none, which does not exist"},
 		{"NIX_SANDBOX_INBOX", dir + "/none", "NIX_SANDBOX_INBOX is " + dir + "/none, which does not exist"},
 		{"NIX_SANDBOX_INBOX", file, "NIX_SANDBOX_INBOX is " + file + ", which is not a folder"},
 		{"PROJECT_MOUNT", "project", `PROJECT_MOUNT is "project", which is not a plain absolute path`},
@@ -133,6 +148,10 @@ func TestWrongValues(t *testing.T) {
 		{"PROJECT_MOUNT", "/nix", `PROJECT_MOUNT is "/nix", which overlaps the sandbox's own /nix`},
 		{"PROJECT_MOUNT", "/workspace/project", `PROJECT_MOUNT is "/workspace/project", which overlaps the sandbox's own /workspace`},
 		{"PROJECT_MOUNT", "/a\nb", "which is not a plain absolute path"},
+		{"NIX_SANDBOX_HOSTS", "sandbox.example,http://other.example", `has "http://other.example", which is not the name of a host`},
+		{"NIX_SANDBOX_HOSTS", "sandbox.example:8080", `has "sandbox.example:8080"`},
+		{"NIX_SANDBOX_HOSTS", "*.example", `has "*.example"`},
+		{"NIX_SANDBOX_HOSTS", "one.example two.example", `has "one.example two.example"`},
 		{"PROJECT_MODE", "rw", `PROJECT_MODE is "rw"`},
 		{"PROJECT_MODE", "readwrite", "never changes files of the host"},
 	} {

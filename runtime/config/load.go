@@ -43,6 +43,16 @@ func (c Config) HostFolders() sandbox.HostFolders {
 	return folders
 }
 
+// Shown returns the folders of the host that sandboxes may show.
+func (c Config) Shown() (folders []string) {
+	for _, folder := range []string{c.ProjectDir, c.Inbox} {
+		if folder != "" {
+			folders = append(folders, folder)
+		}
+	}
+	return folders
+}
+
 // Inherited returns the variables of this process that code is to have.
 func Inherited(set *registry.Set) map[string]string {
 	variables := map[string]string{}

@@ -52,7 +52,6 @@ const (
 	maxBudget = 2 << 30
 )
 
-// errNotPooled reports a sandbox that cannot wait for a call.
 var errNotPooled = errors.New("sandboxes of this kind cannot wait for a call")
 
 // errEarly reports a sandbox that did something before it was asked to.

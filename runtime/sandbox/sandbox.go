@@ -20,6 +20,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
 )
 
 // Starter starts sandboxes. Its methods may be called at the same time.
@@ -33,7 +34,8 @@ type Starter interface {
 // Workspaces makes workspaces that several sandboxes have.
 type Workspaces interface {
 	// Workspace makes a workspace of the size in this spec. The caller owns it and ends it with
-	// Close. The errors are those of [Starter].
+	// Close. It is nil if a sandbox of this spec cannot share one, as virtual machines cannot. The
+	// errors are those of [Starter].
 	Workspace(ctx context.Context, spec Spec) (Workspace, error)
 }
 
@@ -89,11 +91,12 @@ type Suspender interface {
 	Suspend(ctx context.Context, folder string, keep bool) (bytes int64, err error)
 }
 
-// Layered is a sandbox that shows the project through an overlay.
+// Layered is a sandbox that shows the project through an overlay, or a [Workspace] whose
+// sandboxes have one overlay.
 type Layered interface {
 	// Upper returns the upper layer of the overlay, which the caller closes. It is readable
-	// even after the sandbox has ended. Upper returns nil if [Spec.Upper] was not set or the
-	// artifact does not support it, and on the second call.
+	// even after the sandbox has ended. Upper returns nil if the artifact does not support it;
+	// for a sandbox also if [Spec.Upper] was not set, and on the second call.
 	Upper() *os.File
 }
 
@@ -139,6 +142,8 @@ type Spec struct {
 	// Network says that the artifact's program has a proxy for the environment's hosts, which
 	// reports its work.
 	Network bool
+	// Asks says that the proxy asks about some hosts.
+	Asks bool
 	// Secrets name variables of this process's environment that the artifact's
 	// program reads, for secrets or for itself. They never reach the code.
 	Secrets []string
@@ -182,6 +187,9 @@ type Project struct {
 	Mode  string // readonly or overlay
 }
 
+// IsOverlay reports whether code may write to a layer over the project.
+func (p Project) IsOverlay() bool { return p.Dir != "" && p.Mode == "overlay" }
+
 // Environ returns the variables that tell an artifact's program about the folders.
 func (f HostFolders) Environ() (variables []string) {
 	if p := f.Project; p.Dir != "" {
@@ -217,7 +225,9 @@ func (s Spec) Same(other Spec) bool {
 
 // Request is code to run.
 type Request struct {
-	Code    string
+	Code string
+	// Given is what the code gets beside, or nil. It is not changed.
+	Given   *frame.Given
 	Timeout time.Duration
 	// Grace is the time between interrupt and kill.
 	Grace time.Duration
@@ -226,9 +236,16 @@ type Request struct {
 	// Shared says that other sandboxes write to the workspace between the calls of this one, so
 	// that new files need not be this call's.
 	Shared bool
-	// Progress is called with the newest line of output as it comes, by one
-	// goroutine at a time, and must not wait. It may be nil.
-	Progress func(line string)
+	// Progress is told where the output is while the code runs. It may be nil.
+	Progress *Progress
+	// Ask answers what the code asks the server while it runs. It is called by several
+	// goroutines at a time, and ctx ends with the run. It may be nil, which refuses.
+	Ask func(ctx context.Context, question []byte) (answer []byte)
+	// Host asks the user whether the code may connect to a host that the policy has asked about, and
+	// returns why not, or "". It is called by several goroutines at a time. Nil refuses.
+	Host func(ctx context.Context, name string, port int) event.Reason
+	// Clock stands still while the user is asked. It is nil if the user is never asked.
+	Clock *Clock
 }
 
 // Result is the result of a request.

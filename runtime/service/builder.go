@@ -6,7 +6,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
@@ -47,19 +46,6 @@ func (b builder) derive(key string) error {
 	}
 	if err := b.ask("derive " + key); err != nil {
 		return fmt.Errorf("the process that builds cannot be asked: %w", err)
-	}
-	return nil
-}
-
-// check returns an error if an environment allows packages on demand, and there is no builder.
-func (b builder) check(environments *registry.Snapshot) error {
-	for _, name := range environments.Names() {
-		if b == 0 && environments.Ready()[name].OnDemand != nil {
-			return &config.Error{
-				Problem: fmt.Sprintf("environment %q allows packages on demand, and this server cannot build them: nix is not on its PATH, or it was made with buildAtStart = false", name),
-				Hint:    "install Nix, or take packages_on_demand out of the environment",
-			}
-		}
 	}
 	return nil
 }

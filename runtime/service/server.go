@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"sync"
 	"syscall"
@@ -58,7 +59,7 @@ func Open(settings config.Config, base *registry.Set, log *slog.Logger) (*Server
 	// SIGHUP has everything read again.
 	s.hangups = s.notify(syscall.SIGHUP)
 	// The builder of the wrapper ends when the other end of its input is closed, so no sandbox
-	// may inherit that. An old kernel refuses; then the jail closes what it inherited.
+	// may inherit that. If this fails, the jail closes what it inherited.
 	unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	if os.Getenv("NIX_SANDBOX_DIR") != "" {
 		for _, folder := range settings.Folders.Folders {
@@ -123,15 +124,15 @@ func (s *Server) Start() (Options, error) {
 	// A write to a client that is gone fails, and the server cleans up before it ends. Sandboxes
 	// would inherit that a signal is ignored, so it is not.
 	s.notify(syscall.SIGPIPE)
-	if err := s.builder.check(s.Environments.Now()); err != nil {
-		return Options{}, err
-	}
 	if err := s.builder.bounds(s.Base.OnDemand); err != nil {
 		return Options{}, fmt.Errorf("tell the builder its bounds: %w", err)
 	}
+	if home, err := os.UserHomeDir(); err == nil && s.Settings.ProjectDir == filepath.Clean(home) {
+		s.Log.Warn("the project is the home folder: code can read all of its files, such as keys and histories", "hint", "set PROJECT_DIR to a folder in it")
+	}
 	s.Log.Info("serving", "version", command.Version(), "environments", s.Environments.Now().Names())
 	s.Go(func(ctx context.Context) { s.watcher.Run(ctx, s.hangups, s.rebuild) })
-	s.Go(s.logMachine)
+	s.AfterAnswer(s.logMachine)
 	start := framed.Options{StartTimeout: s.Settings.StartWithin, Groups: s.groups(), Together: s.Together}
 	s.HasGroups = start.Groups != nil
 	return Options{
@@ -146,6 +147,31 @@ func (s *Server) Start() (Options, error) {
 		AfterFirst:   func() { close(s.answered) },
 		Log:          s.Log,
 	}, nil
+}
+
+// AfterAnswer runs a function beside the calls, but not before the first answer has been sent: it
+// does not delay the start.
+func (s *Server) AfterAnswer(run func(context.Context)) {
+	s.Go(func(ctx context.Context) {
+		select {
+		case <-s.answered:
+			run(ctx)
+		case <-ctx.Done():
+		}
+	})
+}
+
+// Builds reports whether calls can add packages. A server with environments that allow it, but
+// without a builder, says so in its log and not to the model, whose calls work as without packages.
+func (s *Server) Builds() bool {
+	for _, env := range s.Environments.Now().Ready() {
+		if s.builder == 0 && env.OnDemand != nil {
+			s.Log.Warn("calls can add no packages", "reason", "nix is not on the server's PATH, or the server has no folder to write to",
+				"hint", "install Nix, and set HOME and TMPDIR to folders that the server may write")
+			break
+		}
+	}
+	return s.builder != 0
 }
 
 // Build asks for the environment with packages that has this key, and does not wait.
@@ -164,11 +190,6 @@ const settleTime = time.Second
 
 // logMachine logs reasons why sandboxes cannot start, even if no call has tried.
 func (s *Server) logMachine(ctx context.Context) {
-	select {
-	case <-s.answered:
-	case <-ctx.Done():
-		return
-	}
 	select {
 	case <-time.After(settleTime):
 	case <-ctx.Done():

@@ -66,6 +66,28 @@ type OnDemand interface {
 	Subscribe(changed func()) (stop func())
 }
 
+// Tools lets code call tools; package gate of the toolbox does it.
+type Tools interface {
+	// Executor returns an Executor whose code can call tools, of which observers that are
+	// [call.ToolObserver] are told.
+	Executor(next call.Executor, observers []call.Observer) call.Executor
+	// Describe says what code of the environments can call.
+	Describe(*registry.Snapshot) string
+}
+
+// Asking lets parts of the server ask users; package ask does it.
+type Asking interface {
+	// Executor returns an Executor whose calls have a user.
+	Executor(call.Executor) call.Executor
+	// Questions returns a principal's open questions, and Answer answers one. Its error says that the
+	// question is not open.
+	Questions(principal string) []call.Question
+	Answer(principal, id string, choice call.Choice) error
+	// Listen says that somebody can answer a principal's questions until stop is called. The channel
+	// has an element when they have changed.
+	Listen(principal string) (changed <-chan struct{}, stop func())
+}
+
 // CallFiles keeps files of one-shot calls; package callfiles does it.
 type CallFiles interface {
 	session.Keeper
@@ -92,6 +114,10 @@ type Options struct {
 	// session. Each may be nil.
 	OnDemand  OnDemand
 	CallFiles CallFiles
+	// Tools are nil if no environment has any.
+	Tools Tools
+	// Asking is nil if users are never asked.
+	Asking Asking
 	// Host has the folders that every sandbox shows, the inbox at InboxMount. Variables are
 	// set in each.
 	Host       sandbox.HostFolders
@@ -103,9 +129,9 @@ type Options struct {
 	AfterFirst func()
 	// Observers are told of every call, also if it is refused.
 	Observers []call.Observer
-	// ShowSessions gets a function that lists the sessions. It may be nil.
-	ShowSessions func(list func() []session.Live)
-	Log          *slog.Logger
+	// OnSessions get the sessions before the first call.
+	OnSessions []func(*session.Manager)
+	Log        *slog.Logger
 }
 
 // Stdio serves one client until in ends and all its messages are answered, or until ctx ends.
@@ -167,10 +193,13 @@ func (o *Options) Assemble() *Assembly {
 		managed.Workspaces = o.Starter
 	}
 	sessions := session.New(managed)
-	if o.ShowSessions != nil {
-		o.ShowSessions(sessions.List)
+	for _, show := range o.OnSessions {
+		show(sessions)
 	}
 	executor, admission, reads := call.Executor(sessions), rpc.Admission(rpc.DefaultBounds()), tool.Gate(nil)
+	if o.Tools != nil {
+		executor = o.Tools.Executor(executor, o.Observers)
+	}
 	var turn func(ctx context.Context, principal string) (done func(), err error)
 	if o.Accounts != nil {
 		executor, turn = o.Accounts.Executor(executor), o.Accounts.Build
@@ -179,10 +208,12 @@ func (o *Options) Assemble() *Assembly {
 	if o.OnDemand != nil {
 		executor = o.OnDemand.Executor(executor, turn)
 	}
-	calls := call.Observe(call.Log(executor, o.Log), o.Observers...)
+	if o.Asking != nil {
+		executor = o.Asking.Executor(executor)
+	}
 	offered := tool.Options{
 		Environments: o.Environments,
-		Executor:     calls,
+		Executor:     call.Log(executor, o.Log),
 		Sessions:     sessions,
 		Project:      o.project(),
 		SharedFiles:  o.SharedFiles,
@@ -194,6 +225,9 @@ func (o *Options) Assemble() *Assembly {
 		Changes:      o.Changes,
 		Reads:        reads,
 		Log:          o.Log,
+	}
+	if o.Tools != nil {
+		offered.More = o.Tools.Describe
 	}
 	handler, stopHandler := rpc.New(tool.New(offered), o.Version, admission, o.Log)
 	stopWarm := o.keepWarm(warm)
@@ -243,6 +277,7 @@ func (o *Options) Spec(env registry.Environment) sandbox.Spec {
 		Variables:   o.Variables,
 		Host:        o.Host,
 		Network:     env.Network != nil,
+		Asks:        env.Network != nil && len(env.Network.Ask) > 0,
 		Secrets:     env.Secrets(),
 		Reports:     env.Reports,
 		Control:     o.Suspends && env.Suspend,

@@ -67,6 +67,8 @@ func (m *Manager) startTimer(s *session) {
 		// A call may have come, and even gone, while the timer fired.
 		switch {
 		case s.timer != timer:
+		case why.Cause == call.Idle && s.visits > 0:
+			m.startTimer(s)
 		case why.Cause == call.Idle && m.suspendIdle(s):
 		default:
 			m.end(s, why)

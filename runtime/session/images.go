@@ -11,7 +11,6 @@ import (
 )
 
 const (
-	// maxImages and maxImageBytes bound the images of one result.
 	maxImages     = 4
 	maxImageBytes = 1 << 20
 	// maxTries bounds the files of one result that are read to see whether

@@ -17,6 +17,9 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (*member, 
 	defer m.mu.Unlock()
 	m.endIfOver(s)
 	one, former, err := m.find(s, c)
+	if one != nil {
+		s.calls++
+	}
 	if one != nil || err != nil {
 		return one, err
 	}
@@ -45,8 +48,9 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (*member, 
 		return nil, err
 	}
 	if len(s.members) == 0 {
-		s.started = began
+		s.started, s.calls = began, 0
 	}
+	s.calls++
 	if former != nil {
 		delete(s.members, former.env.Name)
 		m.count(c.Principal, -1)
@@ -67,7 +71,7 @@ func (m *Manager) find(s *session, c call.Call) (one, former *member, err error)
 		return nil, nil, &call.BranchError{From: c.From, Session: c.Session, Reason: call.Existing}
 	}
 	one = s.members[c.Env.Name]
-	conflict := one == nil && len(s.members) > 0 && m.Workspaces == nil
+	conflict := one == nil && len(s.members) > 0 && s.workspace == nil
 	for _, member := range s.members {
 		if one != nil {
 			break

@@ -5,6 +5,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
@@ -17,8 +18,9 @@ type Live struct {
 	Key call.Key
 	// Environments are the names of its sandboxes' environments, joined with +.
 	Environments string
-	// Calls is how many calls run or wait in it.
-	Calls   int
+	// Calls is how many calls it has had, also those that run, and Waiting how many run or wait.
+	Calls   uint64
+	Waiting int
 	Started time.Time
 	// Used is when its last call ended, or when the call that is running began.
 	Used time.Time
@@ -35,7 +37,7 @@ func (m *Manager) List() []Live {
 		if len(s.members) == 0 {
 			continue
 		}
-		l := Live{Key: key, Environments: s.environments(), Calls: len(s.queue), Started: s.started, Used: s.used}
+		l := Live{Key: key, Environments: s.environments(), Calls: s.calls, Waiting: len(s.queue), Started: s.started, Used: s.used}
 		for _, member := range s.members {
 			l.MemoryMB += member.env.MemoryMB
 		}
@@ -61,6 +63,29 @@ func (m *Manager) Environments(key call.Key) []registry.Environment {
 		all = append(all, s.members[name].env)
 	}
 	return all
+}
+
+// Visit returns the sandbox of a live session's environment, by default that of the last call,
+// and the environment. It does not wait for the session's calls. Until leave is
+// called, the session neither ends nor is suspended because it is idle. If there is no such
+// sandbox, the error is a [*call.NoSessionError], or a [*call.OtherEnvError] with another one.
+func (m *Manager) Visit(key call.Key, env string) (box sandbox.Sandbox, in registry.Environment, leave func(), err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.sessions[key]
+	if s == nil || len(s.members) == 0 {
+		return nil, in, nil, &call.NoSessionError{Session: key.ID}
+	}
+	one := s.members[cmp.Or(env, s.last)]
+	if one == nil || one.isDead() {
+		return nil, in, nil, &call.OtherEnvError{Session: key.ID, Has: s.environments(), Wanted: cmp.Or(env, s.last)}
+	}
+	s.visits++
+	return one.Sandbox(), one.env, sync.OnceFunc(func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		s.visits--
+	}), nil
 }
 
 // Sandbox waits for the turn of a ticket and returns a sandbox that has the session's

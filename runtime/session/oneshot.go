@@ -21,7 +21,7 @@ const (
 // callfiles implements it.
 type Keeper interface {
 	// Keep sets Kept of the files that it keeps for a principal.
-	Keep(ctx context.Context, principal string, box sandbox.Sandbox, files []sandbox.File)
+	Keep(ctx context.Context, principal string, box sandbox.Sandbox, files []sandbox.File) []call.Note
 }
 
 // OneShot returns an Executor that starts a sandbox for each call and ends it afterwards.
@@ -42,18 +42,23 @@ func (o *oneShot) Execute(ctx context.Context, c call.Call) (call.Result, error)
 		return call.Result{}, err
 	}
 	defer time.AfterFunc(killDelay, box.Kill)
-	result, err := execute(ctx, box, c, sandbox.Request{Grace: oneShotGrace})
+	ran, err := execute(ctx, box, c, sandbox.Request{Grace: oneShotGrace})
+	result := call.Result{Result: ran}
 	// The answer of a cancelled call is not read.
 	if err == nil && o.keeper != nil && ctx.Err() == nil {
-		o.keeper.Keep(ctx, c.Principal, box, result.Files)
+		result.Notes = o.keeper.Keep(ctx, c.Principal, box, result.Files)
 	}
-	return call.Result{Result: result}, err
+	return result, err
 }
 
 // execute runs a call in a sandbox and reads the images that it wrote. It completes the
 // request.
 func execute(ctx context.Context, box sandbox.Sandbox, c call.Call, request sandbox.Request) (sandbox.Result, error) {
-	request.Code, request.Timeout, request.Progress = c.Code, c.TimeLimit(), c.Progress
+	request.Code, request.Given, request.Timeout, request.Progress = c.Code, c.Given, c.TimeLimit(), c.Progress
+	request.Ask = c.Ask
+	if c.User != nil {
+		c.User.Serve(&request)
+	}
 	result, err := box.Execute(ctx, request)
 	if err != nil {
 		return result, err

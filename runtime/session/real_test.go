@@ -29,13 +29,9 @@ func TestRealSandboxes(t *testing.T) {
 	bash := set.Environments["bash"]
 	sessions := session.New(session.Options{Starter: starter, Spec: sandboxtest.Spec, OneShot: session.OneShot(starter, sandboxtest.Spec, nil), Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, Log: slog.New(slog.DiscardHandler)})
 	defer sessions.Close()
-	begun := make(chan struct{}, 1)
+	var progress sandbox.Progress
 	run := func(ctx context.Context, session, code string) (call.Result, error) {
-		return sessions.Execute(ctx, call.Call{Env: bash, Session: session, Code: code, Progress: func(line string) {
-			if line == "begun" {
-				begun <- struct{}{}
-			}
-		}})
+		return sessions.Execute(ctx, call.Call{Env: bash, Session: session, Code: code, Progress: &progress})
 	}
 	for _, step := range []struct{ session, code, want string }{
 		{"a", "x=1; echo $x", "1\n"}, {"b", "echo none$x", "none\n"}, {"a", "echo $((x+1))", "2\n"}, {"", "echo once$x", "once\n"},
@@ -48,8 +44,13 @@ func TestRealSandboxes(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() {
-		<-begun
-		cancel()
+		// If its output were never seen, the code would end at its time limit.
+		for ctx.Err() == nil {
+			if stdout, _, line := progress.Now(2); line == "begun" && stdout == (sandbox.Text{Tail: "n\n", Cut: 4}) {
+				cancel()
+			}
+			time.Sleep(time.Millisecond)
+		}
 	}()
 	result, err := run(ctx, "a", "echo begun; sleep 99")
 	if err != nil || result.Outcome != frame.OutcomeCancelled || result.State != frame.StateKept {

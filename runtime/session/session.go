@@ -103,9 +103,14 @@ type session struct {
 	died    map[string]bool
 	started time.Time
 	used    time.Time
+	calls   uint64 // that it has had since it started
+	// finished says that a call was the last one. The next one begins the session anew.
+	finished bool
 	// settling is how many turns in the queue [Manager.settle] marked.
 	settling int
-	timer    *time.Timer // of its idle time; nil while it is in use
+	// visits is how often [Manager.Visit] has entered it and not left.
+	visits int
+	timer  *time.Timer // of its idle time; nil while it is in use
 }
 
 // member is a sandbox of a session.
@@ -221,6 +226,11 @@ func (m *Manager) dequeue(s *session, turn chan struct{}) {
 		return
 	}
 	s.used = time.Now()
+	if s.finished {
+		s.finished = false
+		m.Log.Info("session ended", "session", s.key.ID, "env", s.environments(), "why", call.Finished, "lived_ms", time.Since(s.started).Milliseconds())
+		m.dismiss(s, call.Finished)
+	}
 	m.endIfOver(s)
 	switch {
 	case len(s.queue) > 0:
@@ -260,6 +270,11 @@ func (m *Manager) Execute(ctx context.Context, c call.Call) (call.Result, error)
 	result, err := one.Execute(ctx, c, sandbox.Request{Grace: sessionGrace, Keep: true, Shared: m.Workspaces != nil})
 	result.Restart, result.Notes = one.restart, append(one.notes, result.Notes...)
 	one.restart, one.notes = nil, nil
+	if c.Last {
+		m.mu.Lock()
+		s.finished = true
+		m.mu.Unlock()
+	}
 	if err != nil && m.hasOther(s, one) {
 		result.Notes = append(result.Notes, call.Survived{})
 	}

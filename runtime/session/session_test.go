@@ -203,6 +203,22 @@ func TestSharedFiles_AreOfAllEnvironments(t *testing.T) {
 	})
 }
 
+// An environment that cannot share files has sessions to itself, as all have without shared files.
+func TestSharedFiles_NotOfAnEnvironmentAlone(t *testing.T) {
+	sharing(t, Limits{}, func(t *testing.T, f *fixture, in func(string, string) (string, call.Result, error)) {
+		f.machine.Alone = "alone"
+		for range 2 {
+			if _, _, err := in("alone", "echo first >a"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var other *call.OtherEnvError
+		if _, _, err := in("one", "cat a"); !errors.As(err, &other) || other.Wanted != "one" {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
 // A session goes on while one of its sandboxes lives, and with it the files.
 func TestSharedFiles_OutliveASandbox(t *testing.T) {
 	sharing(t, Limits{}, func(t *testing.T, f *fixture, in func(string, string) (string, call.Result, error)) {

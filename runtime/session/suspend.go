@@ -15,7 +15,7 @@ const lastSuspendsTimeout = 2 * time.Minute
 // suspendable returns the only member of a session, if it can be suspended, or nil.
 func suspendable(s *session) *member {
 	for _, member := range s.members {
-		if len(s.members) == 1 && member.CanSuspend() && !member.isDead() {
+		if len(s.members) == 1 && s.visits == 0 && member.CanSuspend() && !member.isDead() {
 			return member
 		}
 	}

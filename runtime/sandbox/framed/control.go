@@ -77,7 +77,6 @@ func (c *control) save(folder string, keep bool, timeout time.Duration) (answer 
 	return answer, err
 }
 
-// errUncontrolled reports a sandbox that was not started to be suspended.
 var errUncontrolled = errors.New("the sandbox cannot be suspended")
 
 // Suspend implements [sandbox.Suspender].

@@ -13,7 +13,6 @@ import (
 const (
 	// logTailBytes is how much of the end of a sandbox's log is stored to explain its end.
 	logTailBytes = 1 << 10
-	// logLineBytes bounds a stored line.
 	logLineBytes = 512
 	// maxLogLines is how many lines of one sandbox reach the server's log.
 	maxLogLines = 100

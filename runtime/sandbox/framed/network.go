@@ -3,6 +3,7 @@ package framed
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"os"
@@ -20,6 +21,8 @@ const (
 	// pipeBytes is the capacity of a pipe (pipe(7)), and so bounds the events that a call reads
 	// when it ends: its own have been written by then.
 	pipeBytes = 64 << 10
+	// maxHosts bounds the connections of a sandbox about which a user is asked at a time.
+	maxHosts = 64
 	// maxEventLines is how many lines of one sandbox's events reach the log in
 	// a minute.
 	maxEventLines = 600
@@ -32,15 +35,17 @@ type network struct {
 	events *os.File // the read end of a pipe
 
 	mu     sync.Mutex
-	calls  int              // that run
-	call   *sandbox.Network // what came while a call ran; nil while none does
-	line   []byte           // that has no end yet, at most event.MaxLine bytes
-	over   bool             // nothing is read any more
-	ended  bool             // the proxy ended
-	why    string           // it ended; empty where that is not known
-	before int64            // events since the start that no call has seen
-	lines  int              // logged since window
-	left   int64            // lines left out since window
+	calls  int                                      // that run
+	asking int                                      // connections that a user is asked about
+	host   func(name string, port int) event.Reason // asks about one for the newest call; nil refuses
+	call   *sandbox.Network                         // what came while a call ran; nil while none does
+	line   []byte                                   // that has no end yet, at most event.MaxLine bytes
+	over   bool                                     // nothing is read any more
+	ended  bool                                     // the proxy ended
+	why    string                                   // it ended; empty where that is not known
+	before int64                                    // events since the start that no call has seen
+	lines  int                                      // logged since window
+	left   int64                                    // lines left out since window
 	window time.Time
 }
 
@@ -96,8 +101,8 @@ func (n *network) idle() bool {
 	return !n.over && n.before == 0
 }
 
-// begin assigns the following events to a call.
-func (n *network) begin() {
+// begin assigns the following events to a call, which host asks the user for until ctx ends.
+func (n *network) begin(ctx context.Context, host func(ctx context.Context, name string, port int) event.Reason) {
 	if n == nil {
 		return
 	}
@@ -107,6 +112,36 @@ func (n *network) begin() {
 	if n.calls++; n.calls == 1 {
 		n.call = &sandbox.Network{}
 	}
+	if host != nil {
+		n.host = func(name string, port int) event.Reason { return host(ctx, name, port) }
+	}
+}
+
+// ask answers a question of the proxy. It does not wait.
+func (n *network) ask(e event.Event) {
+	answer := func(refused event.Reason) {
+		text, _ := json.Marshal(event.Answer{Ask: e.Ask, Refused: refused}) // a number and a word
+		raw, err := n.events.SyscallConn()
+		if err == nil {
+			// A proxy that does not read refuses nothing else than its own sandbox.
+			_ = raw.Control(func(fd uintptr) { _, err = unix.Write(int(fd), text) })
+		}
+		if err != nil {
+			n.log.Warn("the network did not take an answer", "error", err)
+		}
+	}
+	host := n.host
+	if host == nil || n.asking == maxHosts {
+		answer(event.ByNobody)
+		return
+	}
+	n.asking++
+	go func() {
+		answer(host(e.Name, int(e.Port)))
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.asking--
+	}()
 }
 
 // end returns the events since begin, or nil if there were none. The proxy writes an event before
@@ -122,7 +157,7 @@ func (n *network) end() *sandbox.Network {
 	result.Refused, result.Failed, result.Reached = slices.Clone(result.Refused), slices.Clone(result.Failed), slices.Clone(result.Reached)
 	result.Ended, result.Problem = n.ended, n.why
 	if n.calls--; n.calls == 0 {
-		n.call = nil
+		n.call, n.host = nil, nil
 	}
 	if result.Empty() {
 		return nil
@@ -210,6 +245,9 @@ func (n *network) add(e event.Event) {
 		n.write(slog.LevelWarn, "network events lost", "count", e.Count)
 	case event.Ended:
 		n.why = e.Problem
+		return
+	case event.Asked:
+		n.ask(e)
 		return
 	default: // of a later version
 		return

@@ -10,15 +10,18 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
+// blanks are the characters of blank lines.
+const blanks = " \t\r\n"
+
 // sampleBytes bounds the newest line, in bytes.
 const sampleBytes = 200
 
 // output collects both streams of a call. The agent cuts each of them to the
 // environment's bound; how much may come in all is bounded by [pending].
 type output struct {
-	stdout   stream
-	stderr   stream
-	progress func(line string) // may be nil
+	stdout stream
+	stderr stream
+	newest string // what came last and is not blank
 }
 
 // add takes an output frame; the error is a rule that it breaks.
@@ -26,10 +29,8 @@ func (o *output) add(reply frame.Reply) error {
 	if reply.Skipped < 0 {
 		return errors.New("the agent skipped fewer than no bytes")
 	}
-	if o.progress != nil {
-		if line := lastLine(reply.Data); line != "" {
-			o.progress(line)
-		}
+	if strings.TrimRight(reply.Data, blanks) != "" {
+		o.newest = reply.Data
 	}
 	if reply.Sample {
 		return nil
@@ -95,9 +96,22 @@ func (s *stream) text(limit int) sandbox.Text {
 	return t
 }
 
+// end returns the last bytes of what has been received, at most limit.
+func (s *stream) end(limit int) sandbox.Text {
+	if s.cut == 0 && s.size() <= limit {
+		return sandbox.Text{Head: string(s.head)}
+	}
+	t := sandbox.Text{Tail: string(sandbox.LastBytes(s.tail, limit))}
+	if s.cut == 0 {
+		t.Tail = string(sandbox.LastBytes(s.head, limit))
+	}
+	t.Cut = s.cut + int64(s.size()-t.Len())
+	return t
+}
+
 // lastLine returns the end of the last line that is not blank.
 func lastLine(data string) string {
-	data = strings.TrimRight(data, " \t\r\n")
+	data = strings.TrimRight(data, blanks)
 	// A line that a terminal would show over and over, as progress bars do,
 	// begins at its last carriage return.
 	line := data[strings.LastIndexAny(data, "\r\n")+1:]

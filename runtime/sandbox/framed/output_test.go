@@ -77,12 +77,11 @@ func TestProgress_NewestLine(t *testing.T) {
 		"the end of it":    {[]frame.Reply{out(long)}, strings.Repeat("é", 100)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := ""
-			o := &output{progress: func(line string) { got = line }}
+			o := &output{}
 			for _, reply := range test.replies {
 				must.Do(t, o.add(reply))
 			}
-			if got != test.want {
+			if got := lastLine(o.newest); got != test.want {
 				t.Errorf("newest %q, want %q", got, test.want)
 			}
 		})

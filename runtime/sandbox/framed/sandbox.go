@@ -27,12 +27,12 @@ const (
 	// answerMargin is how much later than a call's time limit and grace the
 	// agent may answer before its sandbox is killed.
 	answerMargin = time.Second
-	// readTimeout bounds the wait for a part of a file.
-	readTimeout = 5 * time.Second
+	readTimeout  = 5 * time.Second
+	// clockEvery is how late a call may be ended whose clock can stand still.
+	clockEvery = 100 * time.Millisecond
 	// readBytes is the largest part of a file that one read frame asks for, in bytes.
 	readBytes = 256 << 10
-	// maxFiles bounds the files of one result.
-	maxFiles = 1000
+	maxFiles  = 1000
 	// bufferBytes is the buffer for a sandbox's stream, in bytes: the size of most results. Each
 	// idle sandbox has one; the rest of a longer frame is read without it.
 	bufferBytes = 1 << 10
@@ -55,6 +55,7 @@ var (
 	_ sandbox.Suspender = (*Sandbox)(nil)
 	_ sandbox.Layered   = (*Sandbox)(nil)
 	_ sandbox.Pooled    = (*Sandbox)(nil)
+	_ sandbox.Visitable = (*Sandbox)(nil)
 )
 
 // Sandbox is a [sandbox.Sandbox] with an agent that speaks frames.
@@ -65,6 +66,7 @@ type Sandbox struct {
 	stdout      *os.File
 	stderr      *os.File
 	frames      *frame.Writer
+	telling     sync.Mutex // of tell
 	logTail     logTail
 	network     *network  // nil where the environment has none
 	launcher    *launcher // nil where the program reports nothing
@@ -73,6 +75,7 @@ type Sandbox struct {
 	enforcedBy  string
 	owner       func(principal string) cgroup.Owner
 	memory      int64 // bytes in use when its interpreter had loaded
+	gives       bool  // the agent knows [frame.Given]; set before ready is closed
 	// upper receives the upper layer of the project's overlay, or is nil if it was not requested.
 	upper *os.File
 
@@ -96,6 +99,8 @@ type pending struct {
 	want   string // the type of the answer
 	answer chan frame.Reply
 	output *output // of an execute; otherwise nil
+	asks   *asks   // what its code may ask, or nil
+	visit  *visit  // of open; otherwise nil
 	// frames and bytes bound the rest of the frames before the answer.
 	frames int64
 	bytes  int64
@@ -181,6 +186,7 @@ func (s *Sandbox) read(stream io.Reader) error {
 	if hello.Type != frame.Ready || hello.Protocol != frame.Protocol {
 		return fmt.Errorf("its first frame is %.20q with protocol %d, not ready with protocol %d", hello.Type, hello.Protocol, frame.Protocol)
 	}
+	s.gives = hello.Gives
 	close(s.ready)
 	for {
 		var reply frame.Reply
@@ -215,6 +221,12 @@ func (s *Sandbox) dispatch(reply frame.Reply) error {
 			return fmt.Errorf("the agent failed: %.200q", reply.Message)
 		}
 		return fmt.Errorf("the agent sent %.20q for a request that nobody made", reply.Type)
+	}
+	if reply.Type == frame.Call && p.asks != nil {
+		return p.asks.take(reply)
+	}
+	if p.visit != nil && reply.Type != p.want && reply.Type != frame.Error {
+		return p.visit.take(reply)
 	}
 	p.frames--
 	p.bytes -= int64(len(reply.Data))
@@ -274,9 +286,19 @@ func (s *Sandbox) Execute(ctx context.Context, request sandbox.Request) (sandbox
 	if err := ctx.Err(); err != nil {
 		return sandbox.Result{}, err
 	}
+	if request.Given != nil && !s.gives {
+		return sandbox.Result{}, errors.New("the environment was built by an earlier version, which gives calls neither stdin nor variables nor files: build it again")
+	}
 	began := time.Now()
-	out := &output{progress: request.Progress}
-	s.network.begin()
+	out := &output{}
+	request.Progress.Follow(func(limit int) (stdout, stderr sandbox.Text, line string) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return out.stdout.end(limit), out.stderr.end(limit), lastLine(out.newest)
+	})
+	ctx, end := context.WithCancel(ctx)
+	defer end() // of what is asked for the call
+	s.network.begin(ctx, request.Host)
 	reply, err := s.execute(ctx, request, out)
 	result := sandbox.Result{EnforcedBy: s.enforcedBy, Duration: time.Since(began), Network: s.network.end()}
 	result.Isolation, result.Start = s.launcher.isolated()
@@ -297,7 +319,7 @@ func (s *Sandbox) texts(out *output) (stdout, stderr sandbox.Text) {
 // execute sends the request and waits for its result.
 func (s *Sandbox) execute(ctx context.Context, request sandbox.Request, out *output) (frame.Reply, error) {
 	margin := answerMargin * s.launcher.slowness()
-	limit := request.Timeout + request.Grace + margin
+	limit := request.Clock.AtMost(request.Timeout) + request.Grace + margin
 	samples := int64(limit/time.Second) * 4
 	p := &pending{
 		want:   frame.Result,
@@ -307,10 +329,15 @@ func (s *Sandbox) execute(ctx context.Context, request sandbox.Request, out *out
 		frames: 2*s.outputBytes + samples + 1000,
 		bytes:  2*3*s.outputBytes + samples*sampleBytes + 64<<10,
 	}
+	if request.Ask != nil {
+		p.asks = newAsks(ctx, request, s.tell)
+		defer p.asks.end()
+	}
 	id, err := s.send(frame.Request{
 		Type:      frame.Execute,
 		Code:      request.Code,
-		TimeoutMS: request.Timeout.Milliseconds(),
+		Given:     request.Given,
+		TimeoutMS: request.Clock.AtMost(request.Timeout).Milliseconds(),
 		GraceMS:   request.Grace.Milliseconds(),
 		Keep:      request.Keep,
 		Shared:    request.Shared,
@@ -318,13 +345,38 @@ func (s *Sandbox) execute(ctx context.Context, request sandbox.Request, out *out
 	if err != nil {
 		return frame.Reply{}, err
 	}
+	began := time.Now()
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	cancelled := ctx.Done()
+	// The agent knows nothing of a clock that can stand still: this process ends the call.
+	var clock <-chan time.Time
+	if request.Clock != nil {
+		clock = time.After(request.Timeout)
+	}
+	late := false
+	interrupt := func() {
+		timer.Reset(request.Grace + margin)
+		s.stdin.SetWriteDeadline(time.Now().Add(margin))
+		if err := s.frames.Write(frame.Request{Type: frame.Interrupt, ID: id}); err != nil {
+			s.fail("it does not take interrupts: %v", err)
+		}
+	}
 	for {
 		select {
 		case reply := <-p.answer:
+			if late && reply.Outcome == frame.OutcomeCancelled {
+				reply.Outcome = frame.OutcomeTimeout
+			}
 			return reply, nil
+		case <-clock:
+			if left := request.Timeout - time.Since(began) + request.Clock.Held(); left > 0 {
+				// It may stand still just now.
+				clock = time.After(max(left, clockEvery))
+				continue
+			}
+			clock, cancelled, late = nil, nil, true
+			interrupt()
 		case <-s.done:
 			// The answer may have come just before the end.
 			select {
@@ -337,12 +389,8 @@ func (s *Sandbox) execute(ctx context.Context, request sandbox.Request, out *out
 			s.fail("the agent did not end the call at its time limit")
 			return frame.Reply{}, s.death()
 		case <-cancelled:
-			cancelled = nil
-			timer.Reset(request.Grace + margin)
-			s.stdin.SetWriteDeadline(time.Now().Add(margin))
-			if err := s.frames.Write(frame.Request{Type: frame.Interrupt, ID: id}); err != nil {
-				s.fail("it does not take interrupts: %v", err)
-			}
+			clock, cancelled = nil, nil
+			interrupt()
 		}
 	}
 }
@@ -554,7 +602,10 @@ func (s *Sandbox) Upper() *os.File {
 	var upper *os.File
 	_, n, flags, _, err := unix.Recvmsg(int(s.upper.Fd()), message, rights, unix.MSG_DONTWAIT)
 	if err == nil {
-		upper, err = descriptor(rights[:n], flags, "upper layer")
+		var files []*os.File
+		if files, err = received(rights[:n], flags, "upper layer"); err == nil {
+			upper = files[0]
+		}
 	}
 	if err != nil {
 		s.log.Debug("the upper layer did not come", "error", err)

@@ -238,11 +238,11 @@ func (l *Starter) spawn(ctx context.Context, spec sandbox.Spec) (_ *Sandbox, err
 	// Of two variables with one name, the later one counts.
 	cmd.Env = append(sandbox.Environ(spec.Secrets), spec.Host.Environ()...)
 	if spec.Workspace != nil {
-		mount, err := l.join(ctx, cmd, spec)
+		mounts, err := l.join(ctx, cmd, spec)
 		if err != nil {
 			return nil, err
 		}
-		defer mount.Close()
+		defer closeAll(mounts)
 	}
 	theirStdin, ourStdin, err := os.Pipe()
 	stdin, _ := ends.add(ourStdin, theirStdin, err)
@@ -255,7 +255,12 @@ func (l *Starter) spawn(ctx context.Context, spec sandbox.Spec) (_ *Sandbox, err
 		pass(cmd, theirs, upperVariable)
 	}
 	if spec.Network {
-		events, theirs = ends.add(os.Pipe())
+		if spec.Asks {
+			// The answers come back on it.
+			events, theirs = ends.add(socketpair(unix.SOCK_SEQPACKET, "network events"))
+		} else {
+			events, theirs = ends.add(os.Pipe())
+		}
 		pass(cmd, theirs, handover.EventsVariable)
 	}
 	if spec.Reports {

@@ -21,11 +21,15 @@ import (
 
 // workspaceProgram is the program of an artifact that makes a workspace for several sandboxes: its
 // standard input is a socket, and it answers each message on that with a descriptor for the start
-// of a sandbox.
+// of a sandbox. If the project is an overlay, the program has that too, and two further descriptors
+// come: for the start, and of the upper layer.
 const workspaceProgram = "workspace"
 
-// workspaceVariable tells the program of a sandbox the number of that descriptor.
-const workspaceVariable = "NIX_SANDBOX_WORKSPACE"
+// These variables tell the program of a sandbox the numbers of the descriptors for its start.
+const (
+	workspaceVariable = "NIX_SANDBOX_WORKSPACE"
+	overlayVariable   = "NIX_SANDBOX_OVERLAY"
+)
 
 // holderLimits are the limits of the program. The files in the workspace count in the sandboxes
 // that write them.
@@ -34,8 +38,8 @@ var holderLimits = cgroup.Limits{Memory: 64 << 20, Tasks: 32}
 // Workspace implements [sandbox.Workspaces].
 func (l *Starter) Workspace(ctx context.Context, spec sandbox.Spec) (sandbox.Workspace, error) {
 	program := filepath.Join(filepath.Dir(spec.Exec), workspaceProgram)
-	if err := unix.Access(program, unix.X_OK); err != nil {
-		return nil, unshareable(spec)
+	if unix.Access(program, unix.X_OK) != nil {
+		return nil, nil
 	}
 	ours, theirs, err := socketpair(unix.SOCK_SEQPACKET, "workspace")
 	if err != nil {
@@ -56,6 +60,7 @@ func (l *Starter) Workspace(ctx context.Context, spec sandbox.Spec) (sandbox.Wor
 	w := &workspace{conn: conn.(*net.UnixConn), timeout: l.startTimeout, done: make(chan struct{}), ended: make(chan struct{})}
 	cmd := exec.Command(program)
 	cmd.Stdin, cmd.Stderr = theirs, log
+	cmd.Env = append(sandbox.Environ(nil), spec.Host.Environ()...)
 	if err := l.run(w, cmd, l.owner(spec.Principal), logged, l.log.With("env", spec.Name)); err != nil {
 		conn.Close()
 		logged.Close()
@@ -63,13 +68,16 @@ func (l *Starter) Workspace(ctx context.Context, spec sandbox.Spec) (sandbox.Wor
 	}
 	// The holder makes the workspace for the first mount, so that its errors are not mistaken for
 	// errors of a sandbox.
-	mount, err := w.mount(ctx)
+	mounts, err := w.mounts(ctx)
+	if err == nil && spec.Host.Project.IsOverlay() && len(mounts) < 3 {
+		err = &sandbox.DeadError{Reason: fmt.Sprintf("environment %q was built by an earlier version, and cannot share a project: build it again", spec.Name)}
+	}
+	closeAll(mounts)
 	if err != nil {
 		w.Close()
 		<-w.ended
 		return nil, err
 	}
-	mount.Close()
 	return w, nil
 }
 
@@ -86,24 +94,24 @@ func socketpair(kind int, name string) (ours, theirs *os.File, err error) {
 	return os.NewFile(uintptr(ends[0]), name), os.NewFile(uintptr(ends[1]), name), nil
 }
 
-// unshareable reports an artifact that cannot have the workspace of another one.
-func unshareable(spec sandbox.Spec) error {
-	return &sandbox.DeadError{Reason: fmt.Sprintf("environment %q was built by an earlier version, and cannot share files: build it again", spec.Name)}
-}
-
 // join gives the workspace of a spec to the program of a sandbox. The caller closes
-// the file when the program has started.
-func (l *Starter) join(ctx context.Context, cmd *exec.Cmd, spec sandbox.Spec) (*os.File, error) {
+// the files when the program has started.
+func (l *Starter) join(ctx context.Context, cmd *exec.Cmd, spec sandbox.Spec) ([]*os.File, error) {
 	if unix.Access(filepath.Join(filepath.Dir(spec.Exec), workspaceProgram), unix.X_OK) != nil {
-		return nil, unshareable(spec)
+		return nil, &sandbox.DeadError{Reason: fmt.Sprintf("environment %q cannot share files with other environments: use a session of its own", spec.Name)}
 	}
 	// An exchange that is broken off ends the workspace, and the others' files.
-	mount, err := spec.Workspace.(*workspace).mount(context.WithoutCancel(ctx))
+	mounts, err := spec.Workspace.(*workspace).mounts(context.WithoutCancel(ctx))
 	if err != nil {
 		return nil, err
 	}
-	pass(cmd, mount, workspaceVariable)
-	return mount, nil
+	pass(cmd, mounts[0], workspaceVariable)
+	if len(mounts) > 1 {
+		pass(cmd, mounts[1], overlayVariable)
+		// The launcher of an earlier version refuses this.
+		cmd.Env = append(cmd.Env, "PROJECT_MODE=shared")
+	}
+	return mounts, nil
 }
 
 // run starts the program of a workspace, and the goroutine that owns it. The reading
@@ -155,16 +163,17 @@ type workspace struct {
 	conn *net.UnixConn
 }
 
-// mount returns a descriptor for the start of a sandbox, which the caller closes.
-func (w *workspace) mount(ctx context.Context) (*os.File, error) {
+// mounts returns descriptors for the start of a sandbox, and that of the upper layer if there is
+// one. The caller closes them.
+func (w *workspace) mounts(ctx context.Context) ([]*os.File, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.conn.SetDeadline(time.Now().Add(w.timeout))
 	defer context.AfterFunc(ctx, func() { w.conn.SetDeadline(time.Now()) })()
-	file, err := w.exchange()
+	files, err := w.exchange()
 	switch {
 	case err == nil:
-		return file, nil
+		return files, nil
 	case ctx.Err() != nil:
 		// The answer may come later, and would be taken for the next one's.
 		w.Close()
@@ -175,21 +184,21 @@ func (w *workspace) mount(ctx context.Context) (*os.File, error) {
 	return nil, &sandbox.DeadError{Reason: fmt.Sprintf("the files of the session cannot be shared: %v", err), Log: w.log.String()}
 }
 
-// exchange asks for a descriptor.
-func (w *workspace) exchange() (*os.File, error) {
+// exchange asks for descriptors.
+func (w *workspace) exchange() ([]*os.File, error) {
 	if _, err := w.conn.Write([]byte{1}); err != nil {
 		return nil, err
 	}
-	message, rights := make([]byte, 1), make([]byte, unix.CmsgSpace(4))
+	message, rights := make([]byte, 1), make([]byte, unix.CmsgSpace(3*4))
 	_, n, flags, _, err := w.conn.ReadMsgUnix(message, rights)
 	if err != nil {
 		return nil, err
 	}
-	return descriptor(rights[:n], flags, "workspace")
+	return received(rights[:n], flags, "workspace")
 }
 
-// descriptor returns the descriptor that came with a message.
-func descriptor(rights []byte, flags int, name string) (*os.File, error) {
+// received returns the descriptors that came with a message.
+func received(rights []byte, flags int, name string) (files []*os.File, err error) {
 	if len(rights) == 0 || flags&unix.MSG_CTRUNC != 0 {
 		return nil, errors.New("no descriptor came")
 	}
@@ -197,12 +206,26 @@ func descriptor(rights []byte, flags int, name string) (*os.File, error) {
 	if err != nil || len(messages) != 1 {
 		return nil, fmt.Errorf("%d control messages came: %w", len(messages), err)
 	}
-	descriptors, err := unix.ParseUnixRights(&messages[0])
-	if err != nil || len(descriptors) != 1 {
-		return nil, fmt.Errorf("%d descriptors came: %w", len(descriptors), err)
+	numbers, err := unix.ParseUnixRights(&messages[0])
+	if err == nil && len(numbers) == 0 {
+		err = errors.New("no descriptor came")
 	}
-	unix.CloseOnExec(descriptors[0])
-	return os.NewFile(uintptr(descriptors[0]), name), nil
+	for _, fd := range numbers {
+		unix.CloseOnExec(fd)
+		files = append(files, os.NewFile(uintptr(fd), name))
+	}
+	return files, err
+}
+
+// Upper implements [sandbox.Layered].
+func (w *workspace) Upper() *os.File {
+	files, err := w.mounts(context.Background())
+	if err != nil || len(files) < 3 {
+		closeAll(files)
+		return nil
+	}
+	closeAll(files[:2])
+	return files[2]
 }
 
 // Close implements [sandbox.Workspace].

@@ -1,0 +1,205 @@
+package framed
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+)
+
+// asking returns the questions of a call, and what the agent is told.
+func asking(t *testing.T, answer func(ctx context.Context, question []byte) []byte) (*asks, chan frame.Request) {
+	t.Helper()
+	told := make(chan frame.Request, 2*maxAsking)
+	a := newAsks(t.Context(), sandbox.Request{Ask: answer, Timeout: time.Minute}, func(m frame.Request) { told <- m })
+	t.Cleanup(a.end)
+	return a, told
+}
+
+func takes(t *testing.T, a *asks, replies ...frame.Reply) {
+	t.Helper()
+	for _, reply := range replies {
+		if err := a.take(reply); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestAsks_PassAnswersInParts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		want := bytes.Repeat([]byte("x"), 2*answerPart+1)
+		a, told := asking(t, func(_ context.Context, question []byte) []byte {
+			if string(question) != "one two" {
+				t.Errorf("asked %q", question)
+			}
+			return want
+		})
+		takes(t, a, frame.Reply{ID: 3, Ask: 9, Contents: []byte("one "), More: true}, frame.Reply{ID: 3, Ask: 9, Contents: []byte("two")})
+		var got []byte
+		for more := true; more; {
+			part := <-told
+			if part.Type != frame.Called || part.ID != 3 || part.Ask != 9 || len(part.Contents) > answerPart {
+				t.Fatalf("%+v", part)
+			}
+			got = append(got, part.Contents...)
+			synctest.Wait()
+			if len(told) > 0 {
+				t.Fatal("a part came that nobody asked for")
+			}
+			if more = part.More; more {
+				takes(t, a, frame.Reply{ID: 3, Ask: 9, More: true})
+			}
+		}
+		if !bytes.Equal(got, want) || len(a.open) != 0 {
+			t.Errorf("%d bytes, %d questions are open", len(got), len(a.open))
+		}
+		takes(t, a, frame.Reply{ID: 3, Ask: 9}) // too late to give it up
+	})
+}
+
+// A question ends with its call, at the call's time limit, and when the code gives it up.
+func TestAsks_End(t *testing.T) {
+	for name, end := range map[string]func(*asks){
+		"its call":       func(a *asks) { a.end() },
+		"its time limit": func(*asks) { time.Sleep(time.Minute) },
+		"the code":       func(a *asks) { _ = a.take(frame.Reply{Ask: 1}) },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var ended atomic.Bool // a timer that ends the question is not ordered after a read here
+			a, told := asking(t, func(ctx context.Context, _ []byte) []byte {
+				<-ctx.Done()
+				ended.Store(true)
+				return []byte("late")
+			})
+			takes(t, a, frame.Reply{Ask: 1, Contents: []byte("x")})
+			synctest.Wait()
+			if ended.Load() {
+				t.Errorf("%s: it ends by itself", name)
+			}
+			end(a)
+			synctest.Wait()
+			if !ended.Load() || name == "the code" && len(told) != 0 {
+				t.Errorf("%s: ended %v, %d answers", name, ended.Load(), len(told))
+			}
+		})
+	}
+}
+
+// An agent that breaks a rule is told from an honest one.
+func TestAsks_Refuse(t *testing.T) {
+	for rule, send := range map[string]func(*asks) error{
+		"more at a time": func(a *asks) (err error) {
+			for n := range uint64(maxAsking + 1) {
+				if err == nil {
+					err = a.take(frame.Reply{Ask: n, Contents: []byte("x")})
+				}
+			}
+			return err
+		},
+		"more bytes": func(a *asks) (err error) {
+			for range 6 {
+				if err == nil {
+					err = a.take(frame.Reply{Ask: 1, Contents: make([]byte, maxQuestion/5), More: true})
+				}
+			}
+			return err
+		},
+		"there is not yet": func(a *asks) error {
+			_ = a.take(frame.Reply{Ask: 1, Contents: []byte("x")})
+			return a.take(frame.Reply{Ask: 1, More: true})
+		},
+		"asked more than": func(a *asks) (err error) {
+			for range maxAskTotal + 1 {
+				if err == nil {
+					err = a.take(frame.Reply{Ask: 1})
+				}
+			}
+			return err
+		},
+	} {
+		a, _ := asking(t, func(ctx context.Context, _ []byte) []byte {
+			<-ctx.Done()
+			return nil
+		})
+		if err := send(a); err == nil || !strings.Contains(err.Error(), rule) {
+			t.Errorf("%s: %v", rule, err)
+		}
+	}
+}
+
+// A question that the code gives up keeps its place until the work on it ends.
+func TestAsks_KeepThePlaceOfWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		finish := make(chan struct{})
+		a, told := asking(t, func(context.Context, []byte) []byte {
+			<-finish
+			return []byte("late")
+		})
+		var err error
+		for n := range uint64(4 * maxAsking) {
+			if err = a.take(frame.Reply{Ask: n, Contents: []byte("x")}); err != nil {
+				break
+			}
+			takes(t, a, frame.Reply{Ask: n}, frame.Reply{Ask: n})
+		}
+		if err == nil || len(a.open) != maxAsking {
+			t.Errorf("%d questions are worked on: %v", len(a.open), err)
+		}
+		close(finish)
+		synctest.Wait()
+		if len(a.open) != 0 || a.left != 0 || len(told) != 0 {
+			t.Errorf("after the work %d are open, %d given up, and %d answers came", len(a.open), a.left, len(told))
+		}
+		takes(t, a, frame.Reply{Ask: 1000, Contents: []byte("x")})
+		synctest.Wait()
+		if len(told) != 1 {
+			t.Error("there is no place after the work")
+		}
+	})
+}
+
+// Answers that the agent does not read are bounded in number and in bytes.
+func TestAsks_BoundWhatWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAsks(t.Context(), sandbox.Request{Ask: func(context.Context, []byte) []byte { return []byte("x") }, Timeout: time.Minute}, nil)
+		defer a.end()
+		read := make(chan struct{})
+		a.tell = func(frame.Request) { <-read }
+		var err error
+		asked := 0
+		for ; err == nil && asked < 8*maxAsking; asked++ {
+			err = a.take(frame.Reply{Ask: uint64(asked), Contents: []byte("x")})
+			synctest.Wait()
+		}
+		if err == nil || asked < maxAsking {
+			t.Errorf("after %d answers that it does not read: %v", asked, err)
+		}
+		close(read)
+		synctest.Wait()
+		if a.telling != 0 {
+			t.Errorf("%d wait", a.telling)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		large := make([]byte, maxWaiting/2+answerPart)
+		a, told := asking(t, func(context.Context, []byte) []byte { return large })
+		for n := range uint64(3) {
+			takes(t, a, frame.Reply{Ask: n, Contents: []byte("x")})
+			synctest.Wait()
+			if part := <-told; part.More != (n == 0) || n > 0 && string(part.Contents) != tooMuch {
+				t.Errorf("answer %d has %d bytes in its first part, more: %v", n, len(part.Contents), part.More)
+			}
+		}
+		takes(t, a, frame.Reply{Ask: 0}, frame.Reply{Ask: 4, Contents: []byte("x")})
+		synctest.Wait()
+		if part := <-told; !part.More || a.waiting != len(large)-answerPart {
+			t.Errorf("after the first is given up, %d bytes wait", a.waiting)
+		}
+	})
+}

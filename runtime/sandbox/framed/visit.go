@@ -1,0 +1,226 @@
+package framed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+)
+
+const (
+	// openTimeout bounds the wait for a stream: the agent gives a connection 5 s.
+	openTimeout = 8 * time.Second
+	// maxNamed bounds the files that an answer to look may name, and maxPorts the ports.
+	maxNamed = 16
+	maxPorts = 64
+)
+
+var errEarlier = errors.New("the environment was built by an earlier version, which lets nobody in: build it again")
+
+// Look implements [sandbox.Visitable].
+func (s *Sandbox) Look(ctx context.Context) (paths []string, count int, err error) {
+	reply, err := s.ask(ctx, frame.Request{Type: frame.Look}, frame.Looked, readTimeout)
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, file := range reply.Files[:min(len(reply.Files), maxNamed)] {
+		if inWorkspace(file.Path) {
+			paths = append(paths, file.Path)
+		}
+	}
+	return paths, int(max(reply.Size, int64(len(paths)))), nil
+}
+
+// Examine implements [sandbox.Visitable].
+func (s *Sandbox) Examine(ctx context.Context) (ports []uint16, memory int64, err error) {
+	reply, err := s.ask(ctx, frame.Request{Type: frame.Examine}, frame.Examined, readTimeout)
+	return reply.Ports[:min(len(reply.Ports), maxPorts)], max(reply.Size, 0), err
+}
+
+// visit is a [sandbox.Stream].
+type visit struct {
+	box *Sandbox
+	id  uint64
+	// opened and ended are closed.
+	opened, ended chan struct{}
+
+	mu      sync.Mutex
+	wake    sync.Cond
+	waiting []byte // from the sandbox
+	taken   int    // of that was read since the last grant
+	window  int    // that the sandbox may still send
+	granted int    // that the sandbox takes
+	noMore  bool   // the sandbox sends no more
+	quiet   bool   // the input has ended
+	last    *frame.Reply
+}
+
+func newVisit(s *Sandbox) *visit {
+	st := &visit{box: s, opened: make(chan struct{}), ended: make(chan struct{}), window: frame.Window, granted: frame.Window}
+	st.wake.L = &st.mu
+	return st
+}
+
+// Open implements [sandbox.Visitable].
+func (s *Sandbox) Open(ctx context.Context, terminal *frame.Terminal, port uint16) (sandbox.Stream, error) {
+	st := newVisit(s)
+	timeout := openTimeout * s.launcher.slowness()
+	// Its frames are bounded by what was granted.
+	p := &pending{want: frame.Closed, visit: st, frames: math.MaxInt64}
+	id, err := s.send(frame.Request{Type: frame.Open, Terminal: terminal, Port: port}, p, timeout)
+	if err != nil {
+		return nil, err
+	}
+	st.id = id
+	go func() {
+		last := frame.Reply{Message: "the sandbox ended", ExitCode: 128 + int(unix.SIGKILL)}
+		select {
+		case last = <-p.answer:
+		case <-s.done:
+		}
+		st.mu.Lock()
+		st.last, st.noMore = &last, true
+		st.mu.Unlock()
+		st.wake.Broadcast()
+		close(st.ended)
+	}()
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case <-st.opened:
+		return st, nil
+	case <-st.ended:
+		message := sandbox.OneLine(st.last.Message)
+		if st.last.Type == frame.Error && strings.HasPrefix(message, "unknown request") {
+			return nil, errEarlier
+		}
+		return nil, errors.New(message)
+	case <-ctx.Done():
+		st.Close()
+		return nil, ctx.Err()
+	case <-timer.C:
+		s.fail("the agent did not open a stream within %v", timeout)
+		return nil, s.death()
+	}
+}
+
+// take takes a frame of the sandbox before the last one. It does not wait. The error is a rule that
+// the frame breaks.
+func (st *visit) take(reply frame.Reply) error {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	switch reply.Type {
+	case frame.Opened:
+		select {
+		case <-st.opened:
+			return errors.New("the agent opened a stream twice")
+		default:
+			close(st.opened)
+		}
+	case frame.Bytes:
+		if st.window -= len(reply.Contents); st.window < 0 || st.noMore {
+			return errors.New("the agent sent more on a stream than it may")
+		}
+		st.waiting = append(st.waiting, reply.Contents...)
+		st.noMore = len(reply.Contents) == 0
+	case frame.Credit:
+		if reply.Size <= 0 || reply.Size > frame.Window-int64(st.granted) {
+			return errors.New("the agent took more of a stream than was sent")
+		}
+		st.granted += int(reply.Size)
+	default:
+		return fmt.Errorf("the agent sent %.20q on a stream", reply.Type)
+	}
+	st.wake.Broadcast()
+	return nil
+}
+
+// Read implements [sandbox.Stream].
+func (st *visit) Read(p []byte) (int, error) {
+	st.mu.Lock()
+	for len(st.waiting) == 0 && !st.noMore {
+		st.wake.Wait()
+	}
+	n := copy(p, st.waiting)
+	st.waiting = st.waiting[n:]
+	grant := 0
+	if st.taken += n; st.taken >= frame.Window/4 && !st.noMore {
+		grant, st.taken = st.taken, 0
+		st.window += grant
+	}
+	st.mu.Unlock()
+	if grant > 0 {
+		st.box.tell(frame.Request{Type: frame.Credit, ID: st.id, Length: int64(grant)})
+	}
+	if n == 0 && len(p) > 0 {
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
+// Write implements [sandbox.Stream].
+func (st *visit) Write(p []byte) (n int, err error) {
+	for n < len(p) {
+		st.mu.Lock()
+		for st.granted == 0 && st.last == nil && !st.quiet {
+			st.wake.Wait()
+		}
+		part := p[n:min(len(p), n+frame.StreamPart, n+st.granted)]
+		gone := st.last != nil || st.quiet
+		st.granted -= len(part)
+		st.mu.Unlock()
+		if gone {
+			return n, io.ErrClosedPipe
+		}
+		st.box.tell(frame.Request{Type: frame.Input, ID: st.id, Contents: part})
+		n += len(part)
+	}
+	return n, nil
+}
+
+// CloseWrite implements [sandbox.Stream].
+func (st *visit) CloseWrite() error {
+	st.mu.Lock()
+	quiet := st.quiet || st.last != nil
+	st.quiet = true
+	st.mu.Unlock()
+	st.wake.Broadcast()
+	if !quiet {
+		st.box.tell(frame.Request{Type: frame.Input, ID: st.id})
+	}
+	return nil
+}
+
+// Resize implements [sandbox.Stream].
+func (st *visit) Resize(t frame.Terminal) error {
+	st.box.tell(frame.Request{Type: frame.Resize, ID: st.id, Terminal: &t})
+	return nil
+}
+
+// Close implements [sandbox.Stream].
+func (st *visit) Close() error {
+	st.mu.Lock()
+	over := st.last != nil
+	st.quiet, st.waiting = true, nil
+	st.mu.Unlock()
+	st.wake.Broadcast()
+	if !over {
+		st.box.tell(frame.Request{Type: frame.Close, ID: st.id})
+	}
+	return nil
+}
+
+// ExitCode implements [sandbox.Stream].
+func (st *visit) ExitCode() int {
+	<-st.ended
+	return st.last.ExitCode
+}
