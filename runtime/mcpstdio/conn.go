@@ -8,6 +8,8 @@ import (
 
 	"github.com/mark3labs/mcp-go/mcp"
 	"github.com/mark3labs/mcp-go/server"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
 )
 
 // maxNotifications bounds the notifications of mcp-go's own that wait to be
@@ -23,6 +25,8 @@ type conn struct {
 	// that they subscribed to.
 	legacy      atomic.Bool
 	initialized atomic.Bool
+	// elicits is set by an initialize with the capability.
+	elicits atomic.Bool
 
 	mu     sync.Mutex
 	out    io.Writer
@@ -62,6 +66,18 @@ func (c *conn) SubscriptionFilter() (mcp.SubscriptionFilter, bool) {
 // Notify writes a notification before it returns, so that it reaches the
 // client before anything that is written later.
 func (c *conn) Notify(notification mcp.JSONRPCNotification) { c.write(notification) }
+
+// client returns the client as calls see it.
+func (c *conn) client() rpc.Client {
+	client := rpc.Client{Notify: c.Notify}
+	if c.elicits.Load() {
+		client.Request = func(message any) bool {
+			c.write(message)
+			return true // a client that is gone ends the server
+		}
+	}
+	return client
+}
 
 // writeNotifications writes mcp-go's notifications until last is closed, and then those that wait.
 // The channel itself stays open, because mcp-go may still send.

@@ -108,6 +108,7 @@ func (s *Server) handle(ctx, listenCtx context.Context, l line) {
 		s.conn.write(reply)
 	case m.Method == string(mcp.MethodNotificationCancelled):
 		s.cancelRequest(string(m.CancelledID))
+	case s.handler.Reply("", m):
 	case m.Waits():
 		s.call(ctx, m)
 	case m.IsRequest() && m.Method == string(mcp.MethodSubscriptionsListen):
@@ -115,12 +116,12 @@ func (s *Server) handle(ctx, listenCtx context.Context, l line) {
 	default:
 		if m.Method == string(mcp.MethodInitialize) {
 			s.conn.legacy.Store(true)
+			s.conn.elicits.Store(m.Elicits())
 		}
 		s.reply(m, s.handler.Answer(ctx, m))
 	}
 }
 
-// reply writes a reply, if there is one.
 func (s *Server) reply(m rpc.Message, reply mcp.JSONRPCMessage) {
 	if reply != nil {
 		s.conn.write(reply)
@@ -141,7 +142,7 @@ func (s *Server) call(ctx context.Context, m rpc.Message) {
 	s.calls.Go(func() {
 		defer forget()
 		defer call.Release()
-		s.reply(m, call.Answer(ctx, s.conn.Notify))
+		s.reply(m, call.Answer(ctx, s.conn.client()))
 	})
 }
 

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -58,6 +59,9 @@ type Handler struct {
 	tool  *tool.Tool
 	log   *slog.Logger
 	admit Admission
+
+	asked asked // requests to clients
+	held  *held // calls that wait for a retry
 }
 
 // New returns a Handler of a tool's calls. It closes over an MCP server that
@@ -68,6 +72,7 @@ func New(t *tool.Tool, version string, admission Admission, log *slog.Logger) (h
 		tool:  t,
 		log:   log,
 		admit: admission,
+		held:  newHeld(),
 	}
 	h.mcp, stop = t.Server(version)
 	return h, stop
@@ -105,7 +110,6 @@ func (h *Handler) Answer(ctx context.Context, m Message) (reply mcp.JSONRPCMessa
 	return reply
 }
 
-// recover makes an error reply of a panic.
 func (h *Handler) recover(m Message, reply *mcp.JSONRPCMessage) {
 	if cause := recover(); cause != nil {
 		h.log.Error("a handler panicked", "panic", fmt.Sprint(cause), "stack", string(debug.Stack()))
@@ -123,6 +127,11 @@ type Call struct {
 	// One of these answers, or mcp-go if both are nil.
 	run  *tool.Run
 	read *tool.Read
+	// elicits says that the message's client shows forms; of the protocol without a handshake.
+	elicits bool
+	// digest is of the arguments of a call that may be retried, and state that of a retry.
+	digest [sha256.Size]byte
+	state  string
 }
 
 // Admit takes a message if [Message.Waits] is true. It does not wait, and is called in the order in
@@ -141,13 +150,20 @@ func (h *Handler) Admit(principal string, m Message) (admitted *Call, reply mcp.
 	}
 	admitted = &Call{handler: h, message: m, principal: principal, release: release}
 	switch p := m.fields.Params; {
+	case m.isRetry():
+		admitted.state, admitted.digest = m.state(), digestOf(p.Arguments)
+		return admitted, nil
 	case !m.isPlain():
 		return admitted, nil
 	case m.Method == string(mcp.MethodResourcesRead):
 		admitted.read, _ = h.tool.AcceptRead(principal, p.URI)
 	case p.Name == tool.Name:
 		admitted.run = h.tool.Accept(principal, p.Arguments)
+		if admitted.elicits = m.isModern() && m.Elicits(); admitted.elicits {
+			admitted.digest = digestOf(p.Arguments)
+		}
 		admitted.run.SetTrace(m.Trace)
+		admitted.run.Give(m.meta())
 	}
 	if admitted.run != nil || admitted.read != nil {
 		admitted.message.forget()
@@ -163,13 +179,30 @@ func (h *Handler) Refuse(principal string, m Message, why error) {
 	}
 }
 
-// Answer answers the call until ctx ends. Notify, which may be nil, sends a notification to the
-// client before it returns; it is not called after Answer has returned.
-func (c *Call) Answer(ctx context.Context, notify func(mcp.JSONRPCNotification)) (reply mcp.JSONRPCMessage) {
+// Client is the client of a call.
+type Client struct {
+	// Notify sends a notification before it returns. It may be nil, and is not called after
+	// [Call.Answer] has returned.
+	Notify func(mcp.JSONRPCNotification)
+	// Request sends a request or withdraws one, and reports whether the client will get it. It is
+	// nil if the client shows its user no forms.
+	Request func(message any) bool
+}
+
+// Answer answers the call until ctx ends.
+func (c *Call) Answer(ctx context.Context, client Client) (reply mcp.JSONRPCMessage) {
 	h := c.handler
+	notify := client.Notify
 	defer h.recover(c.message, &reply)
 	switch {
+	case c.state != "":
+		return h.resume(ctx, c, notify)
+	case c.elicits:
+		return h.hold(ctx, c, notify)
 	case c.run != nil:
+		if client.Request != nil {
+			c.run.SetClient(&elicitation{&h.asked, c.principal, client.Request})
+		}
 		return h.complete(c.message, c.run.Answer(ctx, c.progress(notify)))
 	case c.read != nil:
 		contents, err := c.read.Answer(ctx)
@@ -190,12 +223,17 @@ func (c *Call) Answer(ctx context.Context, notify func(mcp.JSONRPCNotification))
 }
 
 // Release returns the call's part of the bounds. It is called once, when the answer has been
-// written.
+// encoded.
 func (c *Call) Release() {
-	if c.read != nil {
+	switch {
+	case c.read != nil:
 		c.read.Release()
+	case c.run != nil:
+		c.run.Release()
 	}
-	c.release()
+	if c.release != nil { // otherwise it is held
+		c.release()
+	}
 }
 
 // progress makes notifications of a call's progress, if the client asked for

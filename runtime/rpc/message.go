@@ -17,6 +17,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
 )
 
 // Message is a message of a client.
@@ -45,6 +46,7 @@ type fields struct {
 	Method  string          `json:"method"`
 	ID      json.RawMessage `json:"id"`
 	Result  json.RawMessage `json:"result"`
+	Error   json.RawMessage `json:"error"`
 	Params  struct {
 		Name            string `json:"name"`
 		Arguments       any    `json:"arguments"`
@@ -59,6 +61,9 @@ type fields struct {
 		Task           json.RawMessage `json:"task"`
 		InputResponses json.RawMessage `json:"inputResponses"`
 		RequestState   json.RawMessage `json:"requestState"`
+		Capabilities   struct {
+			Elicitation *mcp.ElicitationCapability `json:"elicitation"`
+		} `json:"capabilities"`
 	} `json:"params"`
 }
 
@@ -118,6 +123,21 @@ func decode(text []byte) (f fields, err error) {
 	return f, err
 }
 
+// meta is the message's _meta as it came, or nil if it has no field for the tool. Numbers keep
+// their digits, which mcp-go's decoding loses.
+func (m *Message) meta() map[string]json.RawMessage {
+	if m.fields.Params.Meta == nil || !tool.IsGiven(m.fields.Params.Meta.AdditionalFields) {
+		return nil
+	}
+	var again struct {
+		Params struct {
+			Meta map[string]json.RawMessage `json:"_meta"`
+		} `json:"params"`
+	}
+	_ = json.Unmarshal(m.text, &again) // was decoded before
+	return again.Params.Meta
+}
+
 // forget drops the parts of a message that its answer does not need, because a call may wait for
 // long.
 func (m *Message) forget() {
@@ -143,6 +163,19 @@ func (m Message) Waits() bool {
 
 // ProtocolVersion is the message's version of the protocol, or "" in protocols with a handshake.
 func (m Message) ProtocolVersion() string { return m.fields.Params.Meta.ProtocolVersion() }
+
+// Elicits reports whether the client says, when it begins or in each message, that it shows its user
+// forms. A capability without a mode is one for forms.
+func (m Message) Elicits() bool {
+	can := m.fields.Params.Capabilities.Elicitation
+	if m.isModern() {
+		can = nil
+		if all := m.fields.Params.Meta.ClientCapabilities(); all != nil {
+			can = all.Elicitation
+		}
+	}
+	return can != nil && (can.Form != nil || can.URL == nil)
+}
 
 // Names returns the names in the message's params: a tool, and the URI of a resource.
 func (m Message) Names() (name, uri string) { return m.fields.Params.Name, m.fields.Params.URI }

@@ -50,7 +50,7 @@ func answer(t *testing.T, h *Handler, message string) map[string]any {
 	if reply == nil && m.Waits() {
 		var admitted *Call
 		if admitted, reply = h.Admit("", m); admitted != nil {
-			reply = admitted.Answer(t.Context(), nil)
+			reply = admitted.Answer(t.Context(), Client{})
 			admitted.Release()
 		}
 	} else if reply == nil {
@@ -166,7 +166,7 @@ func TestAdmit_GoesToTheTool(t *testing.T) {
 			if got := admitted.run != nil || admitted.read != nil; got != direct {
 				t.Errorf("%s: to the tool %v, want %v", message, got, direct)
 			}
-			admitted.Answer(t.Context(), nil)
+			admitted.Answer(t.Context(), Client{})
 			admitted.Release()
 		}
 	})
@@ -298,7 +298,7 @@ func TestAdmit_IsBounded(t *testing.T) {
 			t.Error("too many calls were admitted")
 		}
 		for _, c := range admitted {
-			c.Answer(t.Context(), nil)
+			c.Answer(t.Context(), Client{})
 			if c, _ := h.Admit("", m); c != nil {
 				t.Error("a call was admitted before the answer of another was written")
 			}
@@ -328,7 +328,7 @@ func TestAdmit_CountsReads(t *testing.T) {
 			t.Error("a third read was admitted")
 		}
 		for _, c := range admitted {
-			c.Answer(t.Context(), nil)
+			c.Answer(t.Context(), Client{})
 			c.Release()
 		}
 	})
@@ -340,7 +340,7 @@ func TestAnswer_NotifiesOfProgress(t *testing.T) {
 		for _, meta := range []string{"", `"_meta":{"progressToken":"token"},`} {
 			m, _ := Decode([]byte(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{` + meta + `"name":"run","arguments":{"env":"bash","code":"echo one; sleep 5"}}}`))
 			admitted, _ := h.Admit("", m)
-			admitted.Answer(t.Context(), func(note mcp.JSONRPCNotification) { notes = append(notes, plain(t, note)) })
+			admitted.Answer(t.Context(), Client{Notify: func(note mcp.JSONRPCNotification) { notes = append(notes, plain(t, note)) }})
 			admitted.Release()
 		}
 		want := []map[string]any{{"jsonrpc": "2.0", "method": "notifications/progress", "params": map[string]any{"progressToken": "token", "progress": 4.0, "message": "4 s: one"}}}
