@@ -27,7 +27,10 @@ type Environment struct {
 	// may ask to run, which is at least Timeout.
 	Timeout    time.Duration
 	MaxTimeout time.Duration
-	MemoryMB   int64
+	// AskWithin is for how long the questions of a call may wait for the user, or 0 for the usual
+	// time.
+	AskWithin time.Duration
+	MemoryMB  int64
 	// CPUs is how many processors it may use; 0 is all of them.
 	CPUs float64
 	// PIDs is how many processes and threads it may have.
@@ -71,6 +74,8 @@ type Environment struct {
 type OnDemand struct {
 	// All allows every package of the package set.
 	All bool
+	// Ask says that the user is asked before packages are built.
+	Ask bool
 	// Names are the allowed packages otherwise, in the order of the configuration.
 	Names []string
 	// Folder is the artifact's, which has further files about packages.
@@ -147,8 +152,13 @@ func (r *reader) environment(name, run, serve string) (Environment, error) {
 		r.fail("interpreter_type", fmt.Sprintf("is %q, it must be 1 to 32 of a-z, 0-9, _ and -, and begin with a letter", env.InterpreterType))
 	}
 	env.MaxTimeout = max(env.MaxTimeout, env.Timeout)
+	if _, ok := r.get("ask_seconds"); ok {
+		env.AskWithin = r.seconds("ask_seconds")
+	}
 	env.Network = r.network("network")
-	env.OnDemand = r.onDemand("packages_on_demand", filepath.Dir(filepath.Dir(run)))
+	if env.OnDemand = r.onDemand("packages_on_demand", filepath.Dir(filepath.Dir(run))); env.OnDemand != nil {
+		env.OnDemand.Ask = r.flag("packages_ask")
+	}
 	env.Reports, env.Reads = r.flag("reports"), r.names("reads")
 	env.Suspend, env.Branch = r.flag("suspend"), r.flag("branch")
 	if value, ok := r.get("overhead"); ok && r.check("overhead", value, value.IsObject(), "an object") {
@@ -239,7 +249,6 @@ func (r *reader) text(field, unset string) string {
 	return value.Str
 }
 
-// required returns a string.
 func (r *reader) required(field string) string {
 	value, _ := r.need(field)
 	r.check(field, value, value.Type == gjson.String, "a string")
@@ -319,7 +328,6 @@ func (r *reader) strings(field string) []string {
 	return r.list(field, "a string", func(string) bool { return true })
 }
 
-// sentences returns an object of strings.
 func (r *reader) sentences(field string) map[string]string {
 	value, _ := r.need(field)
 	if !r.check(field, value, value.IsObject(), "an object of strings") {
@@ -333,7 +341,6 @@ func (r *reader) sentences(field string) map[string]string {
 	return object
 }
 
-// validVariable matches names of environment variables.
 var validVariable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 func (r *reader) names(field string) []string {

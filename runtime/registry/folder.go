@@ -182,7 +182,6 @@ func ReadArtifact(link string) (Environment, error) {
 	return env, err
 }
 
-// target returns the target of a link, for a sentence.
 func target(link string) string {
 	to, err := os.Readlink(link)
 	if err != nil {

@@ -70,7 +70,6 @@ const (
 	maxPattern   = 400  // bytes
 )
 
-// validType matches interpreter types.
 var validType = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,31}$`)
 
 // Calls reports whether a program's name, with or without a version at its end, is one of this
@@ -147,7 +146,6 @@ func (r *reader) hints(field string) []Hint {
 	return hints
 }
 
-// languages reads an object of languages by type.
 func (r *reader) languages(field string) map[string]*Language {
 	object, ok := r.get(field)
 	if !ok || !r.check(field, object, object.IsObject(), "an object") {

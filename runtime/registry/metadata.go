@@ -73,10 +73,14 @@ type Session struct {
 	// KeepFiles keeps the files of sessions on disk, of all together at most KeepBytes.
 	KeepFiles bool
 	KeepBytes int64
+	// Outputs is the folder to which outputs are copied, or empty.
+	Outputs string
 	// Suspend puts sessions to disk that can go on later, all together at most
 	// SuspendBytes.
 	Suspend      bool
 	SuspendBytes int64
+	// Forward lets the user reach ports of sandboxes.
+	Forward bool
 }
 
 // Bounds limit packages on demand; the builder is told.
@@ -153,7 +157,9 @@ func (s *Set) server(source string) error {
 		SharedFiles: fields.boolean("shared_files"),
 		KeepFiles:   fields.boolean("keep_files"),
 		KeepBytes:   int64(fields.number("keep_mb")) << 20,
+		Outputs:     fields.text("outputs", ""),
 
+		Forward:      fields.flag("forward"),
 		Suspend:      fields.boolean("suspend"),
 		SuspendBytes: int64(fields.number("suspend_mb")) << 20,
 	}

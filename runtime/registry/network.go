@@ -13,6 +13,8 @@ type Network struct {
 	// Domains are host names such as files.example, *.host.example and git.example:22. The list may
 	// be empty if the artifact is of a later version.
 	Domains []string
+	// Ask are hosts like Domains, about which the user is asked.
+	Ask []string
 	// Ports apply to domains without a port.
 	Ports []int
 	// Limits are the numbers of the options that limit connections, by name.
@@ -69,9 +71,10 @@ func (r *reader) network(field string) *Network {
 	}
 	fields := reader{where: r.where, prefix: r.prefix + field + ".", object: value}
 	n := &Network{Secrets: fields.names("secrets"), OfDefaults: fields.flag("of_defaults")}
-	n.Domains = fields.list("domains", "a host name", func(name string) bool {
+	isHost := func(name string) bool {
 		return name != "" && len(name) <= maxDomain && !strings.ContainsFunc(name, isNoHost)
-	})
+	}
+	n.Domains, n.Ask = fields.list("domains", "a host name", isHost), fields.list("ask", "a host name", isHost)
 	if ports, ok := fields.get("ports"); ok && fields.check("ports", ports, ports.IsArray(), "an array of ports") {
 		for _, item := range ports.Array() {
 			port := int(item.Num)

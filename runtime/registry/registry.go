@@ -24,10 +24,9 @@ import (
 // Snapshot is the state of all environments at one moment. It is immutable; so are the results of
 // its methods.
 type Snapshot struct {
-	ready   map[string]Environment
-	names   []string
-	pending map[string]Build
-	// languages are the server's and the environments'.
+	ready     map[string]Environment
+	names     []string
+	pending   map[string]Build
 	languages []*Language
 }
 
