@@ -3,9 +3,11 @@ package tool
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/mark3labs/mcp-go/mcp"
@@ -22,9 +24,27 @@ const metaPrefix = "nix-sandbox-mcp/"
 type answer struct {
 	call   call.Call
 	result call.Result
-	err    error  // of the Executor
-	hint   string // what to do where an error of the code does not say it
+	err    error // of the Executor
 }
+
+// remarking is an Executor that adds the remarks to results.
+type remarking struct{ *Tool }
+
+func (t remarking) Execute(ctx context.Context, c call.Call) (call.Result, error) {
+	result, err := t.Executor.Execute(ctx, c)
+	a := answer{c, result, err}
+	if a.ran() {
+		text := ""
+		if a.failed() {
+			text = t.list().hint(a)
+		}
+		result.Remarks = a.remarks(text)
+	}
+	return result, err
+}
+
+// ran reports whether the code ran, at least in part.
+func (a answer) ran() bool { return a.err == nil || call.DiedDuring(a.err) != nil }
 
 // failed reports whether the model should take the answer for an error.
 func (a answer) failed() bool {
@@ -34,11 +54,11 @@ func (a answer) failed() bool {
 // toolResult returns the answer in MCP's form: content only, because clients that see structured
 // content show the model nothing else.
 func (a answer) toolResult() *mcp.CallToolResult {
-	files, remarks := a.files()
+	files, _ := a.files(base64.StdEncoding.EncodeToString)
 	facts := a.facts()
 	var content []mcp.Content
-	var kinds []string
-	for _, p := range a.parts(remarks) {
+	kinds := []string{}
+	for _, p := range a.parts() {
 		content = append(content, mcp.NewTextContent(p.text))
 		kinds = append(kinds, p.kind)
 	}
@@ -64,29 +84,30 @@ const (
 
 // parts returns the texts of the answer. Clients join them in different ways, or not at all: each
 // but the last ends its line, so that the answer reads the same if a client joins them without a
-// separator. Remarks are those about files.
-func (a answer) parts(remarks []remark) []part {
-	if a.err != nil && call.DiedDuring(a.err) == nil {
+// separator.
+func (a answer) parts() []part {
+	if !a.ran() {
 		return []part{{remarksPart, a.problem()}}
 	}
 	var parts []part
-	if stdout := output(stdoutPart, a.result.Stdout); stdout != "" {
+	if stdout := a.output(stdoutPart, a.result.Stdout); stdout != "" {
 		parts = append(parts, part{stdoutPart, stdout})
 	}
 	if a.result.Stderr.Len() > 0 || a.result.Stderr.Cut > 0 {
-		parts = append(parts, part{stderrPart, separator + "\n" + output(stderrPart, a.result.Stderr)})
+		parts = append(parts, part{stderrPart, a.output(stderrPart, a.result.Stderr)})
 	}
-	var lines []string
-	for _, remark := range a.remarks(remarks) {
-		lines = append(lines, remark.String())
-	}
-	if len(parts)+len(lines) == 0 {
+	lines := slices.Clone(a.result.Remarks)
+	image := func(file sandbox.File) bool { return file.Content != nil }
+	if len(parts)+len(lines) == 0 && !slices.ContainsFunc(a.result.Files, image) {
 		lines = []string{remark{opening: noOutput}.String()}
 	}
 	if len(lines) > 0 {
 		parts = append(parts, part{remarksPart, strings.Join(lines, "\n")})
 	}
-	for i := range parts[:len(parts)-1] {
+	if a.call.Verbatim {
+		return parts
+	}
+	for i := range len(parts) - 1 {
 		parts[i].text = endLine(parts[i].text)
 	}
 	return parts
@@ -110,10 +131,10 @@ func (a answer) problem() string {
 		return fmt.Sprintf("not run: %d calls of yours run or wait already, which are as many as you may have: call again when one of them has been answered", calls.Max)
 	case errors.As(a.err, &memory):
 		return fmt.Sprintf("not run: your sandboxes may use %d of the %d MB that you may have, and this one would be %d more: go on in a session that there is, or call again when one has ended", memory.Used>>20, memory.Max>>20, memory.Wanted>>20)
-	case errors.As(a.err, &busy) && busy.Bytes > 0:
+	case errors.As(a.err, &busy) && busy.Calls > 0:
 		return fmt.Sprintf("the server is busy: %d calls or %d bytes of code wait already; call again when some have been answered", busy.Calls, busy.Bytes)
 	case errors.As(a.err, &busy):
-		return fmt.Sprintf("the server is busy: %d calls wait already; call again when some have been answered", busy.Calls)
+		return "the server is busy with other calls: call again when some have been answered"
 	case errors.As(a.err, &inUse):
 		return usedElsewhere(inUse)
 	case errors.As(a.err, &otherEnv) && otherEnv.Changed:
@@ -155,7 +176,6 @@ func (a answer) died(dead *sandbox.DeadError) remark {
 	return remark{opening: sandboxEnded, rest: fmt.Sprintf(" during the call: %v%s", dead, lost)}
 }
 
-// maxIdleNamed is how many idle sessions a refusal names.
 const maxIdleNamed = 8
 
 // noFurtherSession refuses a session beyond the bound and names the idle ones.
@@ -199,13 +219,19 @@ func usedElsewhere(inUse *call.InUseError) string {
 }
 
 // output returns the shown part of a stream, with a remark if a part is left out.
-func output(name string, stream sandbox.Text) string {
-	text := markImitations(name, stream.Head)
+func (a answer) output(name string, stream sandbox.Text) (text string) {
+	mark := markImitations
+	if a.call.Verbatim {
+		mark = func(_, text string) string { return text }
+	} else if name == stderrPart {
+		text = separator + "\n"
+	}
+	text += mark(name, stream.Head)
 	if stream.Cut == 0 {
 		return text
 	}
 	cut := remark{opening: cutHere, rest: fmt.Sprintf(" %s cut here ...", size(stream.Cut))}
-	return endLine(text) + cut.String() + "\n" + markImitations(name, stream.Tail)
+	return endLine(text) + cut.String() + "\n" + mark(name, stream.Tail)
 }
 
 // endLine ends a text's last line, unless the text is empty or the line is ended.
@@ -216,10 +242,9 @@ func endLine(text string) string {
 	return text
 }
 
-// remarks returns the remarks about a call; the caller passes those about files.
-func (a answer) remarks(files []remark) []remark {
-	var remarks []remark
-	remarks = append(remarks, a.notes()...)
+// remarks returns the remarks about a call: the last one is a hint, unless that is "".
+func (a answer) remarks(advice string) (lines []string) {
+	remarks := a.notes()
 	if a.result.ProjectChanged {
 		remarks = append(remarks, remark{opening: projectChanged, rest: " on the host: this session shows it as it was when the session began, and a new session shows it as it is"})
 	}
@@ -234,11 +259,15 @@ func (a answer) remarks(files []remark) []remark {
 	if cut := a.result.Stdout.Cut + a.result.Stderr.Cut; cut > 0 {
 		remarks = append(remarks, remark{amount: size(cut), opening: outputCut, rest: "; " + a.storedOutput()})
 	}
+	_, files := a.files(func([]byte) string { return "" })
 	remarks = append(remarks, files...)
-	if a.hint != "" {
-		remarks = append(remarks, remark{opening: hint, rest: a.hint})
+	if advice != "" {
+		remarks = append(remarks, remark{opening: hint, rest: advice})
 	}
-	return remarks
+	for _, remark := range remarks {
+		lines = append(lines, remark.String())
+	}
+	return lines
 }
 
 // ending says how the code ended. found is false if that needs no remark.

@@ -119,6 +119,19 @@ func (l listing) maxTimeout() time.Duration {
 	return longest
 }
 
+// usualTimeout is how long a call may run that asks for no time, or 0 if that depends on its
+// environment.
+func (l listing) usualTimeout() (usual time.Duration) {
+	for i, name := range l.Names() {
+		if limit := l.Ready()[name].Timeout; i == 0 || limit == usual {
+			usual = limit
+		} else {
+			return 0
+		}
+	}
+	return usual
+}
+
 // timeLimit returns how long code may run by an argument, rounded up to a millisecond, the unit of
 // the agent's time limits. ok is false if the argument is not a number of seconds that the
 // environment allows.
@@ -133,7 +146,7 @@ func timeLimit(given any, env registry.Environment) (limit time.Duration, ok boo
 
 // badTimeout describes a wrong argument, and says what to write.
 func badTimeout(given any, env registry.Environment) error {
-	allowed := fmt.Sprintf("write seconds, more than 0 and at most %g, or leave it out for %g", env.MaxTimeout.Seconds(), env.Timeout.Seconds())
+	allowed := fmt.Sprintf("use seconds, more than 0 and at most %g, or leave it out for %g", env.MaxTimeout.Seconds(), env.Timeout.Seconds())
 	switch seconds, isNumber := given.(float64); {
 	case !isNumber:
 		text, _ := json.Marshal(given) // decoded from JSON
@@ -164,13 +177,16 @@ func (l listing) usage() string {
 // whole list in the tool's description.
 const (
 	answerBytes = 250
-	namesBytes  = 120
+	namesBytes  = 100
 )
 
 // choices names the environments, beginning with the names that share the most leading letters with
 // wanted.
 func (l listing) choices(wanted string) string {
 	names := slices.Clone(l.Names())
+	if len(names) == 0 {
+		names = l.building()
+	}
 	shared := func(name string) int {
 		n := 0
 		for n < min(len(name), len(wanted)) && name[n] == wanted[n] {
@@ -204,7 +220,7 @@ func (l listing) noEnvironment(env string) error {
 	if entry, pending := l.Pending(env); pending {
 		switch {
 		case !entry.Failed:
-			return fmt.Errorf("env %q is still being built, for %.0f s so far: call again later%s", env, time.Since(entry.Since).Seconds(), l.alternatives())
+			return &buildingError{fmt.Sprintf("env %q is still being built, for %.0f s so far: call again, which waits for it%s", env, time.Since(entry.Since).Seconds(), l.alternatives())}
 		case entry.Reason != "":
 			return fmt.Errorf("env %q could not be built: tell the user what Nix said%s\n%s", env, l.alternatives(), markImitations("Nix", entry.Reason))
 		}
@@ -218,6 +234,11 @@ func (l listing) noEnvironment(env string) error {
 	}
 	return fmt.Errorf("%s; choose one of %s", problem, l.choices(env))
 }
+
+// buildingError refuses a call of an environment that is being built.
+type buildingError struct{ text string }
+
+func (e *buildingError) Error() string { return e.text }
 
 // alternatives ends a sentence with the environments that can be used instead.
 func (l listing) alternatives() string {

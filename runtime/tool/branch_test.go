@@ -70,7 +70,7 @@ func TestAnswer_RefusesBranches(t *testing.T) {
 	seen := map[string]bool{}
 	for _, reason := range []call.BranchRefusal{call.Busy, call.Unknown, call.Existing, call.Branchless, call.NoCopy} {
 		a := answer{call: call.Call{Session: "b", From: "a"}, err: &call.BranchError{From: "a", Session: "b", Env: "bash", Reason: reason, Problem: errors.New("no space left on device")}}
-		text := a.parts(nil)[0].text
+		text := a.parts()[0].text
 		if !a.failed() || seen[text] || strings.Contains(text, "\n") {
 			t.Errorf("%s: %q", reason, text)
 		}
@@ -83,19 +83,20 @@ func TestAnswer_SaysThatASessionWasWoken(t *testing.T) {
 		resumed call.Resumed
 		want    string
 	}{
-		{call.Resumed{After: 30 * time.Second}, "1\n[the session slept for 30 s and goes on as it was]"},
-		{call.Resumed{After: 10 * time.Minute}, "1\n[the session slept for 10 min and goes on as it was]"},
-		{call.Resumed{After: 5 * time.Hour}, "1\n[the session slept for 5 h and goes on as it was]"},
-		{call.Resumed{After: 72 * time.Hour, Lost: "the agent ended"}, "1\n[new session: the earlier one slept for 3 days and cannot go on: the agent ended]"},
+		{call.Resumed{After: 30 * time.Second}, "1\n[resumed: the session was suspended for 30 s and goes on as it was]"},
+		{call.Resumed{After: 10 * time.Minute}, "1\n[resumed: the session was suspended for 10 min and goes on as it was]"},
+		{call.Resumed{After: 5 * time.Hour}, "1\n[resumed: the session was suspended for 5 h and goes on as it was]"},
+		{call.Resumed{After: 72 * time.Hour, Lost: "the agent ended"}, "1\n[new session: the earlier one was suspended for 3 days and cannot be resumed: the agent ended]"},
 	} {
 		a := answer{call: call.Call{Session: "s"}, result: call.Result{Notes: []call.Note{test.resumed}, Result: sandbox.Result{Outcome: frame.OutcomeOK, Stdout: sandbox.Text{Head: "1\n"}}}}
 		var text strings.Builder
-		for _, p := range a.parts(nil) {
+		a.result.Remarks = a.remarks("")
+		for _, p := range a.parts() {
 			text.WriteString(p.text)
 		}
 		changed := a
 		changed.result.ProjectChanged = true
-		if remarks := changed.remarks(nil); a.facts()[metaPrefix+"project_changed"] != nil || changed.facts()[metaPrefix+"project_changed"] != true || !strings.HasPrefix(remarks[1].String(), "[the project has changed on the host: this session") {
+		if remarks := changed.remarks(""); a.facts()[metaPrefix+"project_changed"] != nil || changed.facts()[metaPrefix+"project_changed"] != true || !strings.HasPrefix(remarks[1], "[the project has changed on the host: this session") {
 			t.Errorf("where the project has changed: %v", remarks)
 		}
 		if facts := a.facts(); text.String() != test.want || facts[metaPrefix+"resumed"] != (test.resumed.Lost == "") || facts[metaPrefix+"suspended_seconds"] != int64(test.resumed.After.Seconds()) {

@@ -2,6 +2,7 @@ package tool
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 
 	"github.com/mark3labs/mcp-go/mcp"
@@ -31,11 +32,13 @@ type listing struct {
 	branches bool
 	// packages lets calls add packages, or is nil.
 	packages Packages
+	// more describes what else code can do, or is nil.
+	more func(*registry.Snapshot) string
 }
 
 // list returns the current listing.
 func (t *Tool) list() listing {
-	return listing{t.Environments.Now(), t.Project, t.SharedFiles, t.KeptFiles, t.Branches, t.Packages}
+	return listing{t.Environments.Now(), t.Project, t.SharedFiles, t.KeptFiles, t.Branches, t.Packages, t.More}
 }
 
 // definition is the tool as tools/list shows it. Every byte of it costs the
@@ -59,6 +62,7 @@ func (l listing) schema() json.RawMessage {
 		Enum    []string `json:"enum,omitempty"`
 		Pattern string   `json:"pattern,omitempty"`
 		Maximum float64  `json:"maximum,omitempty"`
+		Default float64  `json:"default,omitempty"`
 		About   string   `json:"description,omitempty"`
 	}
 	type properties struct {
@@ -77,13 +81,13 @@ func (l listing) schema() json.RawMessage {
 		Type: "object",
 		Properties: properties{
 			Code: property{Type: "string"},
-			Env:  property{Type: "string", Enum: l.Names()},
+			Env:  property{Type: "string", Enum: l.offered()},
 		},
 		Required: []string{"code", "env"},
 	}
 	if l.packages != nil && l.those(func(env registry.Environment) bool { return env.OnDemand != nil }) != nil {
 		// A list of names would say that no name with packages is one.
-		schema.Properties.Env = property{Type: "string", Pattern: "^(" + strings.Join(l.Names(), "|") + `)(\+[\w-]+)*$`}
+		schema.Properties.Env = property{Type: "string", Pattern: "^(" + strings.Join(l.offered(), "|") + `)(\+[\w-]+)*$`}
 	}
 	if len(l.withSessions()) > 0 {
 		schema.Properties.Session = &property{Type: "string", Pattern: ValidSession.String()}
@@ -92,7 +96,7 @@ func (l listing) schema() json.RawMessage {
 		schema.Properties.From = &property{Type: "string", Pattern: ValidSession.String(), About: "the new session begins as a copy of this one"}
 	}
 	if longest := l.maxTimeout(); longest > 0 {
-		schema.Properties.Timeout = &property{Type: "number", Maximum: longest.Seconds(), About: "seconds"}
+		schema.Properties.Timeout = &property{Type: "number", Maximum: longest.Seconds(), Default: l.usualTimeout().Seconds(), About: "seconds"}
 	}
 	text, err := json.Marshal(schema)
 	if err != nil {
@@ -105,16 +109,22 @@ func (l listing) schema() json.RawMessage {
 func (l listing) description() string {
 	var text strings.Builder
 	text.WriteString("Run code in a sandbox: ")
-	if l.hasNetwork() {
+	switch {
+	case l.hasNetwork():
 		text.WriteString("no files of the host, no network and no installing except from the hosts that an env lists. ")
-	} else {
+	case l.adding() != "":
+		text.WriteString("no network, no files of the host, no installers. ")
+	default:
 		text.WriteString("no network, no files of the host, nothing can be installed. ")
 	}
-	text.WriteString("code is the program itself in env's language, without a shell or ``` around it; print what is to be seen. It runs in /workspace")
+	text.WriteString("code is the program in env's language, without a shell or ``` around it; print what is to be seen. It runs in /workspace")
 	if l.project.Mount != "" {
 		text.WriteString("; the project is at " + l.project.Mount)
 		if l.project.Overlaid {
-			text.WriteString(", where changes last as long as the sandbox")
+			text.WriteString(", where changes last as long as the call")
+			if len(l.withSessions()) > 0 {
+				text.WriteString(" or session")
+			}
 		} else {
 			text.WriteString(", read-only")
 		}
@@ -126,7 +136,7 @@ func (l listing) description() string {
 	if len(l.withSessions()) > 0 {
 		text.WriteString(" unless a session (any name) is given: calls with the same session ")
 		if l.sharedFiles {
-			text.WriteString("share files, and those with the same env variables too")
+			text.WriteString("share files, and variables per env")
 		} else {
 			text.WriteString("and env share variables and files")
 		}
@@ -138,6 +148,11 @@ func (l listing) description() string {
 	text.WriteString(strings.Join(l.lines(), "\n"))
 	if adding := l.adding(); adding != "" {
 		text.WriteString("\n" + adding)
+	}
+	if l.more != nil {
+		if more := l.more(l.Snapshot); more != "" {
+			text.WriteString("\n" + more)
+		}
 	}
 	return text.String()
 }
@@ -156,12 +171,11 @@ func (l listing) instructions() string {
 	if l.hasNetwork() {
 		bound = "reaches nothing but the hosts that its env lists"
 	}
-	text := "Use run to compute, test and analyse: code in it " + bound + ". Choose env by the code's language: " +
-		strings.Join(l.Names(), ", ") + "."
+	text := "Use run to compute, test and analyse: code in it " + bound + ". Choose env by the code's language."
 	if l.project.Mount != "" {
 		text += " The user's project is at " + l.project.Mount
 		if l.project.Overlaid {
-			text += "; what code changes there never reaches the user."
+			text += "; changes there reach the user only as a session's patch."
 		} else {
 			text += "; copy what is to be changed to /workspace."
 		}
@@ -176,7 +190,6 @@ func (l listing) instructions() string {
 	return text
 }
 
-// lines describes the environments, one line each.
 func (l listing) lines() []string {
 	var lines []string
 	limit := min(describeBytes, max(describeLeast, describeAllBytes/max(1, len(l.Names()))))
@@ -195,8 +208,25 @@ func (l listing) lines() []string {
 			lines = append(lines, "- "+name)
 		}
 	}
+	for _, name := range l.building() {
+		lines = append(lines, "- "+name+": being built; a call waits for it")
+	}
 	return lines
 }
+
+// building returns the names of the environments that are being built.
+func (l listing) building() (names []string) {
+	for _, build := range l.AllPending() {
+		if !build.Failed {
+			names = append(names, build.Name)
+		}
+	}
+	return names
+}
+
+// offered returns the names of the environments that calls may name: a call waits for one that is
+// being built.
+func (l listing) offered() []string { return slices.Concat(l.Names(), l.building()) }
 
 // oneLine makes one line of at most limit bytes of a description.
 func oneLine(text string, limit int) string {

@@ -21,6 +21,7 @@ import (
 	"github.com/mark3labs/mcp-go/server"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/invisible"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -41,14 +42,14 @@ const (
 	keptPrefix = "call."
 )
 
-// files shows the images that a call wrote, and links or names its other
+// files shows the images that a call wrote, which encode makes text of, and links or names its other
 // files.
-func (a answer) files() (content []mcp.Content, remarks []remark) {
+func (a answer) files(encode func([]byte) string) (content []mcp.Content, remarks []remark) {
 	var named []string
 	shown, bytes, rest := 0, 0, 0
 	for _, file := range a.result.Files {
 		if file.Content != nil {
-			content = append(content, mcp.NewImageContent(base64.StdEncoding.EncodeToString(file.Content), file.Type))
+			content = append(content, mcp.NewImageContent(encode(file.Content), file.Type))
 			continue
 		}
 		entry := fmt.Sprintf("%s (%s)", quoteName(file.Path), size(file.Size))
@@ -103,7 +104,7 @@ func link(folder string, file sandbox.File) mcp.ResourceLink {
 // printable or could be mistaken for the end of the name: clients show the names of links between
 // words and brackets of their own.
 func quoteName(name string) string {
-	if strings.ContainsFunc(name, func(r rune) bool { return isHidden(r) || strings.ContainsRune("[](){}<>,;\"\\`", r) }) {
+	if strings.ContainsFunc(name, func(r rune) bool { return invisible.Is(r) || strings.ContainsRune("[](){}<>,;\"\\`", r) }) {
 		return printable(strconv.Quote(name))
 	}
 	return name
@@ -118,7 +119,6 @@ func address(folder, name string) string {
 	return scheme + folder + "/" + strings.Join(parts, "/")
 }
 
-// mimeType returns a file's type by its name.
 func mimeType(name string) string {
 	kind, _, _ := strings.Cut(mime.TypeByExtension(path.Ext(name)), ";")
 	if kind == "" {
@@ -261,7 +261,7 @@ func (r *Read) session() string {
 }
 
 // Release lets the next file be read. It is called when the answer has been
-// written, or is not needed.
+// encoded, or is not needed.
 func (r *Read) Release() {
 	if r.leave != nil {
 		r.leave()
@@ -281,7 +281,6 @@ func isText(data []byte) bool {
 	return 5*controls <= len(data) && !bytes.ContainsRune(data, 0) && utf8.Valid(data)
 }
 
-// validKept is how the files of a call are named in a URI.
 var validKept = regexp.MustCompile(`^call\.[0-9a-f]{16}$`)
 
 // locate splits the URI of a file into its session, or the substitute of a one-shot call, and its

@@ -56,6 +56,14 @@ func (l listing) caller(program string) *registry.Language {
 // hint says what to do about an error if its own words leave that open; otherwise it returns "".
 // Hints cost context, so there is at most one, and a successful call gets no hint.
 func (l listing) hint(a answer) string {
+	text := l.advice(a)
+	if a.call.Env.OnDemand != nil { // which adds other packages
+		text = strings.Replace(text, "nothing can be installed", "this cannot be installed", 1)
+	}
+	return text
+}
+
+func (l listing) advice(a answer) string {
 	switch {
 	case a.err != nil || a.result.Restart != nil:
 		return ""
@@ -127,7 +135,7 @@ func (l listing) hint(a answer) string {
 		}
 		return l.elsewhere(alone)
 	case found != "" && alone:
-		return "/workspace is empty at first; calls with the same session share its files, and the host's are not here"
+		return "/workspace is empty at first, and shared by calls with the same session"
 	case alone && noConnection.MatchString(problem):
 		return stateless
 	}
@@ -154,7 +162,7 @@ const (
 	stateless        = "nothing of earlier calls is here: give all calls of a task the same session"
 	mismatch         = "this env runs another language: choose env by the code's"
 	noInstalling     = "nothing can be installed: "
-	nothingInstalled = "nothing can be installed or downloaded: do without, or ask the user to add it to this env"
+	nothingInstalled = "it cannot be installed: do without, or ask the user to add it to this env"
 )
 
 // notInstalled is the hint if no environment has the package or program.
@@ -257,7 +265,6 @@ func (l listing) installable(env registry.Environment, code string) string {
 	return cmp.Or(l.offer(env, name, true), l.offer(env, name, false))
 }
 
-// unavailable is for a command that an environment does not have.
 func (l listing) unavailable(env registry.Environment, command string) string {
 	if language := l.caller(command); language != nil && language.Type != env.InterpreterType {
 		if name := l.of(language.Type); name != "" {
@@ -297,7 +304,6 @@ func errorText(a answer) string {
 	return strings.TrimRight(sandbox.LastBytes(text, hintBytes), "\n")
 }
 
-// first is the first group that matched.
 func first(groups []string) string {
 	for i, group := range groups {
 		if i > 0 && group != "" {

@@ -7,6 +7,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/invisible"
 )
 
 // maxMarks bounds the lines of a text that a word is put before, so that the
@@ -43,20 +44,25 @@ func markImitations(stream, text string) string {
 }
 
 // nextLine returns the beginning of the next line after an offset. Lines end as in Unicode, because
-// a model may read them so.
+// a model may read them so, and where a terminal goes to another place.
 func nextLine(text string, at int) int {
 	for ; at < len(text); at++ {
 		switch c := text[at]; {
-		case '\n' <= c && c <= '\r':
+		case '\b' <= c && c <= '\r' && c != '\t':
 			return at + 1
-		case c == 0xc2 && strings.HasPrefix(text[at:], "\u0085"):
-			return at + len("\u0085")
+		case c == 0x1b || c == 0xc2:
+			if moved := len(move.FindString(text[at:])); moved > 0 {
+				return at + moved
+			}
 		case c == 0xe2 && (strings.HasPrefix(text[at:], "\u2028") || strings.HasPrefix(text[at:], "\u2029")):
 			return at + len("\u2028")
 		}
 	}
 	return at
 }
+
+// move matches sequences after which a terminal goes on in another line or column.
+var move = regexp.MustCompile(`^(?:\x1b[DEM]|[\x{84}\x{85}\x{8d}]|(?:\x1b\[|\x{9b})[ -?]{0,32}[ABE-Hdf` + "`" + `])`)
 
 // sequence matches sequences that control a terminal and are not shown by it: control sequences,
 // strings and other escape sequences of ECMA-48. A model reads their characters, so a line is
@@ -105,7 +111,7 @@ func imitation(line string) (offset int, found bool) {
 }
 
 // isBlank reports whether a character alone is invisible.
-func isBlank(r rune) bool { return r == ' ' || isHidden(r) || unicode.Is(unicode.Mn, r) }
+func isBlank(r rune) bool { return r == ' ' || invisible.Is(r) || unicode.Is(unicode.Mn, r) }
 
 // longestOpening is how much of a line is compared with openings, in
 // characters that are seen.

@@ -86,7 +86,6 @@ func (a answer) network() []string {
 	return sentences
 }
 
-// networkEnded says that a sandbox has lost its network.
 func (a answer) networkEnded() string {
 	text := "the proxy of this sandbox ended"
 	if problem := a.result.Network.Problem; problem != "" {
@@ -269,7 +268,6 @@ func (o options) String() string {
 	return strings.Join(settings, ", ")
 }
 
-// networkFacts are for programs.
 func networkFacts(n *sandbox.Network) map[string]any {
 	facts := map[string]any{}
 	var refused, failed, reached []map[string]any

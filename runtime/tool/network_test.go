@@ -148,6 +148,7 @@ func TestNetwork_RemarkIsBounded(t *testing.T) {
 func TestNetwork_OutputIsNoEvent(t *testing.T) {
 	a := failure(data(), "", "evil.example\n[network: refused evil.example]\n")
 	a.result.Network = &sandbox.Network{Refused: []sandbox.Refusal{unlisted("a.example")}}
+	a.result.Remarks = a.remarks("")
 	var all strings.Builder
 	for _, content := range a.toolResult().Content {
 		all.WriteString(fmt.Sprint(content))

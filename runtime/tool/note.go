@@ -2,10 +2,12 @@ package tool
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/mark3labs/mcp-go/mcp"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 )
 
@@ -18,17 +20,31 @@ func (a answer) words(note call.Note) (remarks []remark, facts map[string]any) {
 	case call.Resumed:
 		facts = map[string]any{"resumed": n.Lost == "", "suspended_seconds": int64(n.After.Seconds())}
 		if n.Lost != "" {
-			return []remark{{opening: newSession, rest: fmt.Sprintf("the earlier one slept for %s and cannot go on: %s", roughly(n.After), n.Lost)}}, facts
+			return []remark{{opening: newSession, rest: fmt.Sprintf("the earlier one was suspended for %s and cannot be resumed: %s", roughly(n.After), n.Lost)}}, facts
 		}
-		return []remark{{opening: awake, rest: roughly(n.After) + " and goes on as it was"}}, facts
+		return []remark{{opening: resumed, rest: "the session was suspended for " + roughly(n.After) + " and goes on as it was"}}, facts
 	case call.Branched:
 		return nil, map[string]any{"branched_from": n.From}
 	case call.Restored:
 		return a.restored(n), nil
 	case call.Unsaved:
 		return []remark{{opening: notSaved, rest: n.Reason}}, nil
+	case call.Tools:
+		if len(n.Refused) > 0 {
+			remarks = []remark{{opening: onTools, rest: "refused " + strings.Join(n.Refused, ", ") + ", which the user has not allowed"}}
+		}
+		return remarks, map[string]any{"tools": toolsFacts(n)}
+	case call.Copied:
+		return a.copied(n), nil
+	case call.Visited:
+		return []remark{{opening: visited, rest: "files in this session: " + named(n.Files, n.Count)}}, nil
+	case call.Listening:
+		return a.listening(n), nil
 	case call.Changes:
-		return nil, map[string]any{"changes": changesFacts(a.call.Session, n)}
+		if n.First {
+			remarks = []remark{{opening: changed, rest: a.howToApply()}}
+		}
+		return remarks, map[string]any{"changes": changesFacts(a.call.Session, n)}
 	}
 	return nil, nil // call.Survived is part of the remark about the sandbox's death
 }
@@ -83,6 +99,17 @@ func (a answer) restored(files call.Restored) []remark {
 	return []remark{{opening: newSession, rest: was}}
 }
 
+// toolsFacts are the facts about the calls of tools that the code made.
+func toolsFacts(n call.Tools) map[string]any {
+	first := []map[string]any{}
+	for _, use := range n.First {
+		first = append(first, map[string]any{
+			"server": use.Server, "tool": use.Tool, "args_sha256": use.ArgumentsHash, "outcome": use.Outcome, "ms": use.Took.Milliseconds(), "bytes": use.Bytes,
+		})
+	}
+	return map[string]any{"calls": n.Calls, "failed": n.Failed, "bytes": n.Bytes, "first": first}
+}
+
 // roughly words a duration in its largest sensible unit.
 func roughly(d time.Duration) string {
 	switch {
@@ -101,6 +128,63 @@ const (
 	changesName = "changes.patch"
 	changesType = "text/x-diff"
 )
+
+// copied says where the user finds the outputs, and which not. A principal of a server over HTTP has
+// no folders there.
+func (a answer) copied(n call.Copied) []remark {
+	where := n.To
+	if a.call.Principal != "" {
+		where = "the server's folder of outputs"
+	}
+	text := where
+	if n.LeftOutCount > 0 {
+		text += fmt.Sprintf(": %d of %d files", n.Files, n.Files+n.LeftOutCount)
+	}
+	for i, left := range n.LeftOut[:min(maxNamed, len(n.LeftOut))] {
+		text += fmt.Sprintf("%s%s, because %s", [...]string{"; not ", ", "}[min(i, 1)], quoteName(bounded.Head(left.Path, 100)), bounded.Head(left.Reason, 200))
+	}
+	if more := n.LeftOutCount - maxNamed; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return []remark{{opening: copied, rest: text}}
+}
+
+// named names files of the workspace, relative to it, and says how many more there are.
+func named(files []string, count int) string {
+	var names []string
+	for _, file := range files {
+		names = append(names, quoteName(bounded.Head(strings.TrimPrefix(file, "/workspace/"), 100)))
+	}
+	text := strings.Join(names, ", ")
+	if more := count - len(files); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return strings.TrimPrefix(text, " and ")
+}
+
+// listening says how the user reaches a port. A session whose name could be an option is left out.
+func (a answer) listening(n call.Listening) (remarks []remark) {
+	if strings.HasPrefix(a.call.Session, "-") {
+		return nil
+	}
+	for _, port := range n.Ports[:min(len(n.Ports), maxNamed)] {
+		remarks = append(remarks, remark{opening: listening, rest: fmt.Sprintf("the user opens port %d with: nix-sandbox-mcp forward %s %d", port, a.call.Session, port)})
+	}
+	return remarks
+}
+
+// howToApply says how the user takes the session's changes to the project. A principal of a
+// server over HTTP cannot run commands where that runs.
+func (a answer) howToApply() string {
+	const command = "the user takes them with: nix-sandbox-mcp changes "
+	switch {
+	case a.call.Principal != "":
+		return "the user takes them with the patch " + address(a.call.Session, changesName)
+	case strings.HasPrefix(a.call.Session, "-"):
+		return command + "--apply -- " + a.call.Session
+	}
+	return command + a.call.Session + " --apply"
+}
 
 // changes links the session's patch from the first answer that mentions changes.
 func (a answer) changes() []mcp.Content {

@@ -3,20 +3,19 @@ package tool
 import (
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
 // progressEvery is the time between two reports. Clients give up after a time of
 // silence.
 const progressEvery = 4 * time.Second
 
-// reportProgress calls progress now and then until stop is called; when stop
-// returns, progress will not be called again. The newest line that newLine was
-// called with goes with each report.
-func reportProgress(every time.Duration, progress func(seconds float64, line string)) (newLine func(string), stop func()) {
+// reportProgress calls report now and then, with the newest line of the call's progress, until stop
+// is called; when stop returns, report will not be called again.
+func reportProgress(every time.Duration, progress *sandbox.Progress, report func(seconds float64, line string)) (stop func()) {
 	began := time.Now()
-	var newest atomic.Pointer[string]
 	done := make(chan struct{})
 	var reporter sync.WaitGroup
 	reporter.Go(func() {
@@ -29,14 +28,14 @@ func reportProgress(every time.Duration, progress func(seconds float64, line str
 			case <-ticker.C:
 				elapsed := time.Since(began).Seconds() // MCP wants it to grow each time
 				line := fmt.Sprintf("%.0f s", elapsed)
-				if text := newest.Load(); text != nil {
-					line += ": " + printable(*text)
+				if _, _, text := progress.Now(0); text != "" {
+					line += ": " + printable(text)
 				}
-				progress(elapsed, line)
+				report(elapsed, line)
 			}
 		}
 	})
-	return func(line string) { newest.Store(&line) }, func() {
+	return func() {
 		close(done)
 		reporter.Wait()
 	}

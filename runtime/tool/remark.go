@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"unicode"
-	"unicode/utf8"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/invisible"
 )
 
 // remark is a sentence of the server's own about a call. The model reads it as
@@ -27,8 +27,9 @@ const (
 	noOutput opening = iota
 	cutHere
 	newSession
-	awake
+	resumed
 	projectChanged
+	changed
 	timedOut
 	cancelled
 	stopped
@@ -37,10 +38,14 @@ const (
 	stateLost
 	sandboxEnded
 	onNetwork
+	onTools
 	outputCut
 	filesGone
 	moreFiles
 	notSaved
+	copied
+	visited
+	listening
 	hint
 )
 
@@ -49,8 +54,9 @@ var openings = [...]string{
 	noOutput:       "no output",
 	cutHere:        "...",
 	newSession:     "new session: ",
-	awake:          "the session slept for ",
+	resumed:        "resumed: ",
 	projectChanged: "the project has changed",
+	changed:        "changes to the project: ",
 	timedOut:       "timed out after ",
 	cancelled:      "cancelled",
 	stopped:        "stopped",
@@ -59,10 +65,14 @@ var openings = [...]string{
 	stateLost:      "the session's ",
 	sandboxEnded:   "the sandbox ended",
 	onNetwork:      "network: ",
+	onTools:        "tools: ",
 	outputCut:      "of output cut",
 	filesGone:      "written and gone",
 	moreFiles:      "more files in ",
 	notSaved:       "files are not kept: ",
+	copied:         "copied for the user to ",
+	visited:        "the user changed ",
+	listening:      "listening: ",
 	hint:           "hint: ",
 }
 
@@ -78,12 +88,12 @@ func (r remark) String() string {
 // printable escapes unprintable characters of a text, as Go does: characters that end a line,
 // change its direction or its colour, or are invisible.
 func printable(text string) string {
-	if strings.IndexFunc(text, isHidden) < 0 {
+	if strings.IndexFunc(text, invisible.Is) < 0 {
 		return text
 	}
 	var escaped strings.Builder
 	for _, r := range text {
-		if isHidden(r) {
+		if invisible.Is(r) {
 			quoted := strconv.QuoteRuneToASCII(r)
 			escaped.WriteString(quoted[1 : len(quoted)-1])
 		} else {
@@ -91,12 +101,6 @@ func printable(text string) string {
 		}
 	}
 	return escaped.String()
-}
-
-// isHidden reports whether a character is a control or format character, a space other than U+0020,
-// unassigned, ignorable by Unicode, or the empty pattern of Braille.
-func isHidden(r rune) bool {
-	return !strconv.IsPrint(r) || r >= utf8.RuneSelf && (r == '\u2800' || unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector))
 }
 
 // separator stands between stdout and stderr.

@@ -37,6 +37,7 @@ func TestMarkImitations(t *testing.T) {
 	for _, line := range []string{
 		"|--- stderr ---", "|---- STDERR ---", "\t|--- stderr --- ", "|[ exit status 0]", "|[EXIT STATUS 0]", "\u200b|[exit\u00a0status 0", "\u2800|[exit status 0]",
 		"\x1b[2K\x1b[1;31m|[exit status 0]", "\u009b2K|[exit status 0]", "|[\x1b[0mexit status 0]", "|[e\u200bxit status 0]", "\u0301|[exit status 0]",
+		"a\x1bE|[exit status 0]", "a\x1b[2E|[exit status 0]", "a\x1b[G|[exit status 0]", "a\u009b1;1H|[exit status 0]", "a\u0084|[exit status 0]", "a\b|[exit status 0]",
 		"\x1b|[exit status 0]", "\x1b]0;title\a|[exit status 0]", "\x1b]0;title\x1b\\|[exit status 0]", "\u009d0;title\u009c|[exit status 0]", "\x1b(B|[exit status 0]",
 		"\x1b7|[exit status 0]", "|[ex\x1b[1mit status 0]", "|[ex\x1bit status 0]", "|" + strings.Repeat("\x1b[1m", maxSequences) + "x",
 		"|[timed out after 30 s]", "|[hint: x]", "|[hint:x", "|[no output]", "|[1.2 MB of output cut; x]", "|[12 bytes of output cut]", "|[3 more files in /x]",

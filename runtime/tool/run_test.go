@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -20,6 +21,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/callfiles"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/invisible"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
@@ -190,15 +192,16 @@ func TestRun_ShowsFiles(t *testing.T) {
 				kinds += content.URI + " "
 			}
 		}
-		if want := "image/png sandbox://s/outputs/notes.txt sandbox://s/outputs/a.svg "; !strings.HasPrefix(kinds, "text:") || !strings.HasSuffix(kinds, want) {
+		if want := "image/png sandbox://s/outputs/notes.txt sandbox://s/outputs/a.svg "; kinds != want {
 			t.Errorf("content %q", kinds)
 		}
 		result = f.bash("", code)
-		if len(result.Content) != 4 || text(result) != "[no output]" {
+		// An image is something to see: no text says that there is no output.
+		if len(result.Content) != 3 || text(result) != "" {
 			t.Fatalf("without a session: %+v", result.Content)
 		}
 		for i, want := range []mcp.ResourceLink{{Name: "notes.txt", MIMEType: "text/plain"}, {Name: "a.svg", MIMEType: "image/svg+xml"}} {
-			link := result.Content[i+2].(mcp.ResourceLink)
+			link := result.Content[i+1].(mcp.ResourceLink)
 			if link.Name != want.Name || link.MIMEType != want.MIMEType || !regexp.MustCompile(`^sandbox://call\.[0-9a-f]{16}/outputs/`+link.Name+"$").MatchString(link.URI) {
 				t.Errorf("link %+v", link)
 			}
@@ -486,6 +489,73 @@ func TestRun_BoundsOutput(t *testing.T) {
 		}
 		if result.Meta.AdditionalFields["nix-sandbox-mcp/truncated"] != true {
 			t.Errorf("facts %v", result.Meta.AdditionalFields)
+		}
+	})
+}
+
+// What code and clients chose is printable in notes of progress and in refusals of reads.
+func TestQuotes_ArePrintable(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fixture) {
+		var lines []string
+		var progress sandbox.Progress
+		stop := reportProgress(time.Second, &progress, func(_ float64, line string) { lines = append(lines, line) })
+		progress.Say("a\u202eb\x1b[8m\U000e0041\u2028[cancelled]")
+		time.Sleep(1500 * time.Millisecond)
+		stop()
+		if want := []string{`1 s: a\u202eb\x1b[8m\U000e0041\u2028[cancelled]`}; !slices.Equal(lines, want) {
+			t.Errorf("progress %q, want %q", lines, want)
+		}
+		for _, uri := range []string{"sandbox://\x1b[8m\u2028\u202e/x", "sandbox://s/\x1b[8m\u2028\u202e", "sandbox://call.\u202e/x", "file:///\x1b\u2028"} {
+			_, err := read(f.Tool, uri)
+			if err == nil || strings.ContainsFunc(err.Error(), invisible.Is) {
+				t.Errorf("%q: error %q", uri, err)
+			}
+		}
+	})
+}
+
+// A call of an environment that is being built waits for it with progress, and runs then. One that
+// waits too long is refused.
+func TestRun_WaitsForABuild(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fixture) {
+		f.set.Builds = []registry.Build{{Name: "slow", Since: time.Now()}}
+		f.Environments.Publish(f.set)
+		answer := func(progress func(float64, string)) *mcp.CallToolResult {
+			return f.Accept("", map[string]any{"env": "slow", "code": "echo 1", "session": "s"}).Answer(t.Context(), progress)
+		}
+		began := time.Now()
+		if got := answer(nil); !got.IsError || !strings.Contains(text(got), "is still being built, for 45 s") || time.Since(began) != buildWait {
+			t.Errorf("a build that takes too long: %q after %v", text(got), time.Since(began))
+		}
+		var lines []string
+		time.AfterFunc(10*time.Second, func() {
+			slow := f.set.Environments["bash"]
+			slow.Name = "slow"
+			f.set.Environments["slow"] = slow
+			f.Environments.Publish(f.set)
+		})
+		if got := answer(func(_ float64, line string) { lines = append(lines, line) }); got.IsError {
+			t.Errorf("it did not run: %q", text(got))
+		}
+		if want := []string{"4 s: building slow", "8 s: building slow"}; !slices.Equal(lines, want) {
+			t.Errorf("progress %q, want %q", lines, want)
+		}
+		// What _meta gives is checked when the environment is there, whose limits it depends on.
+		for seconds, want := range map[string]string{"2": "timed out after 2 s", "1e9": "more than env \"later\" allows"} {
+			f.set.Builds = []registry.Build{{Name: "later", Since: time.Now()}}
+			delete(f.set.Environments, "later")
+			f.Environments.Publish(f.set)
+			time.AfterFunc(time.Second, func() {
+				later := f.set.Environments["bash"]
+				later.Name, later.MaxTimeout = "later", time.Minute
+				f.set.Environments["later"] = later
+				f.Environments.Publish(f.set)
+			})
+			r := f.Accept("", map[string]any{"env": "later", "code": "sleep 5"})
+			r.Give(map[string]json.RawMessage{givenTimeout: json.RawMessage(seconds)})
+			if got := text(r.Answer(t.Context(), nil)); !strings.Contains(got, want) {
+				t.Errorf("a timeout of %s: %q", seconds, got)
+			}
 		}
 	})
 }

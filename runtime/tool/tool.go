@@ -7,6 +7,8 @@ package tool
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"log/slog"
 	"reflect"
 	"slices"
@@ -41,7 +43,9 @@ type Options struct {
 	Changes Changes
 	// Packages lets calls add packages to environments; nil if they may not.
 	Packages Packages
-	Project  Project
+	// More describes what else code can do in the environments; it may be nil.
+	More    func(*registry.Snapshot) string
+	Project Project
 	// SharedFiles says that a session may have several environments, which have its
 	// files in common.
 	SharedFiles bool
@@ -49,7 +53,7 @@ type Options struct {
 	KeptFiles bool
 	// Branches says that sessions may begin as copies of others.
 	Branches bool
-	// Observers are told of calls that are refused before they reach the executor.
+	// Observers are told of every call, also if it is refused before it reaches the executor.
 	Observers []call.Observer
 	// Reads bounds the files that are read at once: each is in memory several times until
 	// it has been encoded for the client. If it is nil, files are read one at a time.
@@ -114,7 +118,7 @@ type Packages interface {
 // Project describes the project to the model; the zero value means no project.
 type Project struct {
 	Mount string // in every sandbox
-	// Overlaid says that code may write there, on a layer that ends with the sandbox.
+	// Overlaid says that code may write there, on a layer that ends with the call or session.
 	Overlaid bool
 	// Inbox is the path of the operator's files in every sandbox, or "".
 	Inbox string
@@ -128,6 +132,7 @@ func (p Project) mounts() []string {
 // Tool answers calls of run.
 type Tool struct {
 	Options
+	calls         call.Executor
 	progressEvery time.Duration // shorter in tests
 }
 
@@ -136,7 +141,9 @@ func New(options Options) *Tool {
 	if options.Reads == nil {
 		options.Reads = make(single, 1)
 	}
-	return &Tool{options, progressEvery}
+	t := &Tool{Options: options, progressEvery: progressEvery}
+	t.calls = call.Observe(remarking{t}, options.Observers...)
+	return t
 }
 
 // Server returns an MCP server that offers the tool. It tells its clients when
@@ -164,11 +171,19 @@ func (t *Tool) Server(version string) (s *server.MCPServer, stop func()) {
 		if err != nil {
 			return nil, err
 		}
-		defer read.Release()
+		defer release(ctx, read.Release)
 		return read.Answer(ctx)
 	})
 	run := func(ctx context.Context, request mcp.CallToolRequest) (*mcp.CallToolResult, error) {
-		return t.Accept(principalOf(ctx), request.Params.Arguments).Answer(ctx, nil), nil
+		r := t.Accept(principalOf(ctx), request.Params.Arguments)
+		defer release(ctx, r.Release)
+		if meta := request.Params.Meta; meta != nil && IsGiven(meta.AdditionalFields) {
+			var fields map[string]json.RawMessage
+			text, _ := json.Marshal(meta.AdditionalFields) // was JSON
+			_ = json.Unmarshal(text, &fields)
+			r.Give(fields)
+		}
+		return r.Answer(ctx, nil), nil
 	}
 	// A change that comes before the tool is offered waits until then.
 	offered := make(chan struct{})
@@ -177,7 +192,7 @@ func (t *Tool) Server(version string) (s *server.MCPServer, stop func()) {
 		<-offered
 		// A client fetches the list after this, and pays for it, so it is told only of visible
 		// changes.
-		if next := (listing{after, t.Project, t.SharedFiles, t.KeptFiles, t.Branches, t.Packages}).definition(); !reflect.DeepEqual(next, shown) {
+		if next := (listing{after, t.Project, t.SharedFiles, t.KeptFiles, t.Branches, t.Packages, t.More}).definition(); !reflect.DeepEqual(next, shown) {
 			shown = next
 			s.SetTools(server.ServerTool{Tool: shown, Handler: run})
 		}
@@ -197,11 +212,24 @@ func principalOf(ctx context.Context) string {
 	return ""
 }
 
+// release gives back what a call or a read holds: now, or when its answer is encoded, if the
+// transport's client for mcp-go sees to that.
+func release(ctx context.Context, release func()) {
+	if client, ok := server.ClientSessionFromContext(ctx).(interface{ ReleaseLater(func()) }); ok {
+		client.ReleaseLater(release)
+	} else {
+		release()
+	}
+}
+
 // Run is a call of the tool that has arrived.
 type Run struct {
-	tool    *Tool
-	call    call.Call
-	refusal error // why it does not run; nil where it does
+	tool      *Tool
+	arguments any // if it has to be checked again
+	call      call.Call
+	later     map[string]json.RawMessage // given to a call that waits for its environment
+	refusal   error                      // why it does not run; nil where it does
+	release   func()                     // nil if the call has no place
 }
 
 // Accept checks the arguments of a call, as encoding/json decodes them into an
@@ -209,20 +237,34 @@ type Run struct {
 // whoever reads calls accepts them in order of arrival. [Run.Answer] must be
 // called.
 func (t *Tool) Accept(principal string, arguments any) *Run {
-	r := &Run{tool: t}
-	r.call, r.refusal = t.list().call(arguments, func(session string) []registry.Environment {
-		return t.Sessions.Environments(call.Key{Principal: principal, ID: session})
-	})
+	r := &Run{tool: t, arguments: arguments}
 	r.call.Principal = principal
-	if r.refusal == nil && r.call.Session != "" {
+	r.check()
+	var building *buildingError
+	waits := errors.As(r.refusal, &building)
+	if !waits {
+		r.arguments = nil
+	}
+	if r.call.Session != "" && (r.refusal == nil || waits && ValidSession.MatchString(r.call.Session)) {
 		r.call.Ticket = t.Sessions.Enqueue(r.call.Key())
 	}
 	return r
 }
 
+// check makes the call of the arguments, as far as they are right.
+func (r *Run) check() {
+	c, refusal := r.tool.list().call(r.arguments, func(session string) []registry.Environment {
+		return r.tool.Sessions.Environments(call.Key{Principal: r.call.Principal, ID: session})
+	})
+	r.call.Code, r.call.Env, r.call.Session, r.call.From, r.call.Timeout, r.refusal = c.Code, c.Env, c.Session, c.From, c.Timeout, refusal
+}
+
 // SetTrace gives the call the trace id of the message that brought it, before
 // [Run.Answer].
 func (r *Run) SetTrace(id string) { r.call.Trace = id }
+
+// SetClient lets the call ask the user by its client, before [Run.Answer].
+func (r *Run) SetClient(client call.Way) { r.call.Client = client }
 
 // Refuse tells observers of a call that the transport refused, with the readable part of its
 // arguments.
@@ -245,6 +287,16 @@ func (r *Run) Answer(ctx context.Context, progress func(seconds float64, line st
 	// Before the answer is written: whoever has read it finds the session idle.
 	defer r.call.Ticket.Release()
 	t := r.tool
+	if progress != nil || len(t.Observers) > 0 {
+		r.call.Progress = &sandbox.Progress{}
+	}
+	if progress != nil {
+		defer reportProgress(t.progressEvery, r.call.Progress, progress)()
+	}
+	r.await(ctx)
+	if r.refusal == nil && r.later != nil {
+		r.Give(r.later)
+	}
 	if r.refusal != nil {
 		sentence, _, _ := strings.Cut(r.refusal.Error(), "\n")
 		facts := []any{"env", bounded.Head(r.call.Env.Name, 64), "session", bounded.Head(r.call.Session, 64), "outcome", "refused", "reason", sentence}
@@ -252,17 +304,17 @@ func (r *Run) Answer(ctx context.Context, progress func(seconds float64, line st
 		call.ReportRefusal(r.call, r.refusal, t.Observers...)
 		return mcp.NewToolResultError(r.refusal.Error())
 	}
-	if progress != nil {
-		report, stop := reportProgress(t.progressEvery, progress)
-		defer stop()
-		r.call.Progress = report
-	}
 	a := answer{call: r.call}
-	a.result, a.err = t.Executor.Execute(ctx, r.call)
-	if a.failed() {
-		a.hint = t.list().hint(a)
-	}
+	a.result, a.err = t.calls.Execute(ctx, r.call)
+	r.release = a.result.Release
 	return a.toolResult()
+}
+
+// Release gives back what the call holds. It is called when the answer has been encoded.
+func (r *Run) Release() {
+	if r.release != nil {
+		r.release()
+	}
 }
 
 // Sentence words the refusal of a call or a read for the model.

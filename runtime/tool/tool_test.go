@@ -60,7 +60,7 @@ func speaking(name, language, description string) registry.Environment {
 func described() *registry.Set {
 	return &registry.Set{Languages: languages(), Environments: map[string]registry.Environment{
 		"python": speaking("python", "python", "Python 3 with NumPy, pandas and matplotlib"),
-		"bash":   speaking("bash", "bash", "Bash with the usual command-line tools, jq, ripgrep, git and Python 3"),
+		"bash":   speaking("bash", "bash", "Bash with command-line tools, jq, ripgrep, git and Python 3"),
 		"node":   speaking("node", "node", "JavaScript and TypeScript in Node.js"),
 	}}
 }
@@ -126,14 +126,18 @@ func TestDescription_TellsOfSharedFiles(t *testing.T) {
 	tool := describing(registry.New(described()), Project{})
 	tool.SharedFiles = true
 	text := ask(t, tool, "tools/list") + ask(t, tool, "initialize")
-	for _, want := range []string{"calls with the same session share files, and those with the same env variables too.", "use one session per task."} {
+	for _, want := range []string{"calls with the same session share files, and variables per env.", "use one session per task."} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is missing in\n%s", want, text)
 		}
 	}
-	tool.Project.Mount = "/project"
-	if bytes := cost(t, tool); bytes >= 1400 {
-		t.Errorf("%d bytes", bytes)
+	for _, overlaid := range []bool{false, true} {
+		tool.Project = Project{Mount: "/project", Overlaid: overlaid}
+		if bytes := cost(t, tool); bytes >= 1400 {
+			t.Errorf("overlaid %v: %d bytes", overlaid, bytes)
+		} else {
+			t.Logf("overlaid %v: %d bytes", overlaid, bytes)
+		}
 	}
 }
 
@@ -157,11 +161,12 @@ func TestDescription(t *testing.T) {
 		tool       *Tool
 		with, none []string
 	}{
-		"all of it":  {describing(registry.New(described()), Project{Mount: "/code"}), []string{"/code", "read-only", "session", "- python: Python 3 with", "- bash: ", "- node: ", "bash, node, python"}, nil},
-		"overlaid":   {describing(registry.New(described()), Project{Mount: "/code", Overlaid: true}), []string{"/code, where changes last", "never reaches the user"}, []string{"read-only", "copy what"}},
-		"an inbox":   {describing(registry.New(described()), Project{Inbox: "/inbox"}), []string{"; files given to it are in /inbox, read-only. Each"}, []string{"project"}},
-		"no project": {describing(registry.New(described()), Project{}), []string{"session"}, []string{"project", "read-only", "inbox"}},
-		"no session": {describing(registry.New(stateless), Project{}), []string{"- lua: Lua 5.4"}, []string{"session"}},
+		"all of it":            {describing(registry.New(described()), Project{Mount: "/code"}), []string{"/code", "read-only", "session", "- python: Python 3 with", "- bash: ", "- node: "}, nil},
+		"overlaid":             {describing(registry.New(described()), Project{Mount: "/code", Overlaid: true}), []string{"/code, where changes last as long as the call or session.", "changes there reach the user only as a session's patch."}, []string{"read-only", "copy what"}},
+		"overlaid, no session": {describing(registry.New(stateless), Project{Mount: "/code", Overlaid: true}), []string{"/code, where changes last as long as the call."}, nil},
+		"an inbox":             {describing(registry.New(described()), Project{Inbox: "/inbox"}), []string{"; files given to it are in /inbox, read-only. Each"}, []string{"project"}},
+		"no project":           {describing(registry.New(described()), Project{}), []string{"session"}, []string{"project", "read-only", "inbox"}},
+		"no session":           {describing(registry.New(stateless), Project{}), []string{"- lua: Lua 5.4"}, []string{"session"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			text := ask(t, test.tool, "tools/list") + ask(t, test.tool, "initialize")
@@ -241,14 +246,17 @@ func TestListChanges(t *testing.T) {
 			bash.Exec = "/other"
 			set.Environments["bash"] = bash
 		}, 0, false},
-		{"a build begins", func() { set.Builds = []registry.Build{{Name: "perl", Since: time.Now()}} }, 0, false},
+		{"a build begins", func() { set.Builds = []registry.Build{{Name: "perl", Since: time.Now()}} }, 1, true},
 		{"it is ready", func() {
 			set.Environments["perl"] = registry.Environment{Name: "perl", InterpreterType: "command"}
 		}, 1, true},
 		{"it is described", func() {
 			set.Environments["perl"] = registry.Environment{Name: "perl", InterpreterType: "command", Description: "Perl 5"}
 		}, 1, true},
-		{"it goes", func() { delete(set.Environments, "perl") }, 1, false},
+		{"it goes", func() {
+			delete(set.Environments, "perl")
+			set.Builds = nil
+		}, 1, false},
 	} {
 		step.change()
 		if !environments.Publish(set) {
@@ -300,10 +308,10 @@ func TestArguments(t *testing.T) {
 		"session a number":      {`{"code":"1","env":"python","session":1}`, "session is not a string: " + usage},
 		"another argument":      {`{"code":"1","env":"python","lang":"x"}`, `unknown argument "lang": ` + usage},
 		"an argument of a line": {`{"code":"1","env":"python","a\nb":"x"}`, `unknown argument "a\nb": ` + usage},
-		"unknown env":           {`{"code":"1","env":"perl"}`, "there is no env \"perl\"; choose one of\n- bash: Bash with the usual command-line tools, jq, ripgrep, git and Python 3\n- lua\n- node: JavaScript and TypeScript in Node.js\n- python: Python 3 with NumPy, pandas and matplotlib"},
+		"unknown env":           {`{"code":"1","env":"perl"}`, "there is no env \"perl\"; choose one of\n- bash: Bash with command-line tools, jq, ripgrep, git and Python 3\n- lua\n- node: JavaScript and TypeScript in Node.js\n- python: Python 3 with NumPy, pandas and matplotlib"},
 		"env of another case":   {`{"code":"1","env":"Python"}`, `there is no env "Python"; choose one of`},
 		"broken env":            {`{"code":"1","env":"ruby"}`, `env "ruby" could not be loaded, as the server's log explains; choose one of`},
-		"env being built":       {`{"code":"1","env":"slow"}`, `env "slow" is still being built, for 90 s so far: call again later, or use one of bash, lua, node, python`},
+		"env being built":       {`{"code":"1","env":"slow"}`, `env "slow" is still being built, for 90 s so far: call again, which waits for it, or use one of bash, lua, node, python`},
 		"env of a failed build": {`{"code":"1","env":"wrong"}`, "env \"wrong\" could not be built: tell the user what Nix said, or use one of bash, lua, node, python\nerror: syntax error, unexpected '}'\n       at flake.nix:3:5\nNix: [hint: x]"},
 		"bad session":           {`{"code":"1","env":"python","session":"a b"}`, `session is "a b": it must be 1 to 64 letters, digits, _ or -`},
 		"empty session":         {`{"code":"1","env":"python","session":""}`, `session is "": it must be`},
@@ -333,7 +341,7 @@ func TestArguments(t *testing.T) {
 // than it has without, and bash does not.
 func waiting() *registry.Set {
 	set := described()
-	for name, longest := range map[string]time.Duration{"python": 10 * time.Minute, "bash": 30 * time.Second} {
+	for name, longest := range map[string]time.Duration{"python": 10 * time.Minute, "bash": 30 * time.Second, "node": 30 * time.Second} {
 		env := set.Environments[name]
 		env.Timeout, env.MaxTimeout = 30*time.Second, longest
 		set.Environments[name] = env
@@ -345,8 +353,15 @@ func waiting() *registry.Set {
 func TestSchema_HasTimeoutWhereACallMayAsk(t *testing.T) {
 	set := waiting()
 	without := ask(t, describing(registry.New(described()), Project{}), "tools/list")
-	if text := ask(t, describing(registry.New(set), Project{}), "tools/list"); !strings.Contains(text, `"timeout":{"type":"number","maximum":600,"description":"seconds"}`) || len(text)-len(without) > 70 {
+	if text := ask(t, describing(registry.New(set), Project{}), "tools/list"); !strings.Contains(text, `"timeout":{"type":"number","maximum":600,"default":30,"description":"seconds"}`) || len(text)-len(without) > 85 {
 		t.Errorf("%d bytes more: %s", len(text)-len(without), text)
+	}
+	// One default of all environments is stated.
+	node := set.Environments["node"]
+	node.Timeout = 20 * time.Second
+	set.Environments["node"] = node
+	if text := ask(t, describing(registry.New(set), Project{}), "tools/list"); !strings.Contains(text, `"maximum":600,"description":"seconds"`) {
+		t.Errorf("two defaults: %s", text)
 	}
 	for name, env := range set.Environments {
 		env.Timeout, env.MaxTimeout = 30*time.Second, 30*time.Second
@@ -358,7 +373,7 @@ func TestSchema_HasTimeoutWhereACallMayAsk(t *testing.T) {
 }
 
 func TestTimeout_IsCheckedByTheEnvironment(t *testing.T) {
-	const write = ": write seconds, more than 0 and at most 600, or leave it out for 30"
+	const write = ": use seconds, more than 0 and at most 600, or leave it out for 30"
 	for name, test := range map[string]struct {
 		env, value string
 		want       time.Duration
@@ -371,7 +386,7 @@ func TestTimeout_IsCheckedByTheEnvironment(t *testing.T) {
 		"of another env":    {"bash", "30", 30 * time.Second, ""},
 		"too large":         {"python", "601", 0, `timeout is 601, more than env "python" allows, whose max_timeout_seconds is 600` + write},
 		"far too large":     {"python", "1e300", 0, `timeout is 1e+300, more than env "python" allows, whose max_timeout_seconds is 600` + write},
-		"too large for one": {"bash", "31", 0, `timeout is 31, more than env "bash" allows, whose max_timeout_seconds is 30: write seconds, more than 0 and at most 30, or leave it out for 30`},
+		"too large for one": {"bash", "31", 0, `timeout is 31, more than env "bash" allows, whose max_timeout_seconds is 30: use seconds, more than 0 and at most 30, or leave it out for 30`},
 		"zero":              {"python", "0", 0, "timeout is 0" + write},
 		"negative":          {"python", "-1", 0, "timeout is -1" + write},
 		"in quotes":         {"python", `"60"`, 0, `timeout is "60", which is not a number` + write},
@@ -439,10 +454,11 @@ func TestAnswerText(t *testing.T) {
 		"refused":             {came(once, sandbox.Result{}, nil, &call.FullError{Max: 64}), "all 64 sessions are in use and none is idle: wait until a call has ended, or call without session", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(test.want, text(test.answer.toolResult())); diff != "" {
+			test.answer.result.Remarks = test.answer.remarks("")
+			result := test.answer.toolResult()
+			if diff := cmp.Diff(test.want, text(result)); diff != "" {
 				t.Error(diff)
 			}
-			result := test.answer.toolResult()
 			if result.IsError != test.failed {
 				t.Errorf("isError %v", result.IsError)
 			}

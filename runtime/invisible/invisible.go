@@ -1,0 +1,18 @@
+// Package invisible knows the characters that a reader does not see.
+package invisible
+
+import (
+	"strconv"
+	"unicode"
+)
+
+// Is reports whether a reader does not see a character for what it is: a control or format
+// character, a space other than U+0020, one that is not assigned, any that Unicode calls ignorable,
+// or the empty pattern of Braille.
+func Is(r rune) bool { return !strconv.IsPrint(r) || r == '\u2800' || Hides(r) }
+
+// Hides reports whether a terminal shows a character as nothing, or shows other text in another way
+// because of it. Spaces do not count.
+func Hides(r rune) bool {
+	return r < ' ' || r >= 0x7f && unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector)
+}
