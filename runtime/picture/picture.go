@@ -3,17 +3,21 @@
 // conversation. A plot that was killed while it was written is enough for that, so code could spoil
 // a conversation for good.
 //
-// It promises that an accepted image has a size and, in PNG and GIF, every pixel; that JPEG and
-// WebP are followed to the end of their container; and that it needs a few hundred kilobytes of
-// memory for any image. The bytes are hostile: the standard library's decoders, which read only the
-// headers here, would take 128 MB for the pixels of an interlaced PNG within the bounds, and
-// minutes for a JPEG of 1 MB with many scans.
+// It promises that an accepted image has a size and, in PNG, every pixel, and that a file that was
+// not written to its end is refused. Frames of a GIF after the first one, and the pixels of JPEG and
+// WebP, are not unpacked: an image that was made to be wrong may be accepted, because code that
+// wants to spoil its own conversation needs no image for that. An image takes at most 16 MB of
+// memory. The bytes are hostile: the standard library's decoders would take 128 MB for the pixels
+// of an interlaced PNG within the bounds, and minutes for a JPEG of 1 MB with many scans.
 package picture
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"image/gif"
+	"image/jpeg"
 	"io"
 )
 
@@ -28,8 +32,7 @@ const (
 
 // Viewable returns nil for an image of a MIME type (image/png, image/jpeg,
 // image/gif, image/webp) that is whole, at most 8,000 pixels wide and high, and at
-// most 64 MiB when it is unpacked, all frames together. Otherwise the error is why
-// not.
+// most 64 MiB when it is unpacked. Otherwise the error is why not.
 func Viewable(data []byte, mimeType string) error {
 	var err error
 	switch mimeType {
@@ -66,39 +69,56 @@ func checkSize(width, height, bytes int) error {
 	return nil
 }
 
-// cursor reads from the front of a file. After a read beyond its end, short is set
-// and everything is zero.
-type cursor struct {
-	data  []byte
-	short bool
-}
-
-func (c *cursor) bytes(n int) []byte {
-	if n < 0 || n > len(c.data) {
-		c.short, c.data = true, nil
-		return nil
+// viewJPEG checks the first header of a JPEG, and its end.
+func viewJPEG(data []byte) error {
+	config, err := jpeg.DecodeConfig(bytes.NewReader(data))
+	if err == nil {
+		err = checkSize(config.Width, config.Height, 4)
 	}
-	part := c.data[:n]
-	c.data = c.data[n:]
-	return part
-}
-
-func (c *cursor) byte() int {
-	if part := c.bytes(1); part != nil {
-		return int(part[0])
+	if err == nil && !endsWith(data, "\xff\xd9") {
+		err = io.ErrUnexpectedEOF
 	}
-	return 0
+	return err
 }
 
-// number reads a number of 2 or 4 bytes.
-func (c *cursor) number(size int, order binary.ByteOrder) int {
-	part := c.bytes(size)
-	switch {
-	case part == nil:
-		return 0
-	case size == 2:
-		return int(order.Uint16(part))
+// viewGIF unpacks the first frame of a GIF, and checks its end.
+func viewGIF(data []byte) error {
+	config, err := gif.DecodeConfig(bytes.NewReader(data))
+	if err == nil {
+		err = checkSize(config.Width, config.Height, 1)
+	}
+	if err == nil {
+		_, err = gif.Decode(bytes.NewReader(data))
+	}
+	if err == nil && !endsWith(data, ";") {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// endsWith reports whether a file ends with its last marker. Some programs fill a block up.
+func endsWith(data []byte, marker string) bool {
+	return bytes.HasSuffix(bytes.TrimRight(data, "\x00"), []byte(marker))
+}
+
+// viewWebP checks that a WebP has the length that it states, and its size in pixels, which is at
+// the beginning of its first chunk: https://developers.google.com/speed/webp/docs/riff_container.
+func viewWebP(data []byte) error {
+	const sizeEnd = 30 // where the size ends at the latest
+	if len(data) < sizeEnd || int64(binary.LittleEndian.Uint32(data[4:])) > int64(len(data)-8) {
+		return io.ErrUnexpectedEOF
+	}
+	three := func(at int) int { return int(binary.LittleEndian.Uint32(data[at:]) & 0xffffff) }
+	two := func(at int) int { return int(binary.LittleEndian.Uint16(data[at:]) & 0x3fff) }
+	switch kind := string(data[:4]) + string(data[8:16]); kind {
+	case "RIFFWEBPVP8X":
+		return checkSize(three(24)+1, int(binary.LittleEndian.Uint32(data[26:])>>8)+1, 4)
+	case "RIFFWEBPVP8L":
+		bits := int(binary.LittleEndian.Uint32(data[21:]))
+		return checkSize(bits&0x3fff+1, bits>>14&0x3fff+1, 4)
+	case "RIFFWEBPVP8 ":
+		return checkSize(two(26), two(28), 4)
 	default:
-		return int(order.Uint32(part))
+		return fmt.Errorf("it begins with %q", kind)
 	}
 }

@@ -23,12 +23,12 @@ func viewPNG(data []byte) error {
 	if err != nil {
 		return err
 	}
-	c := &cursor{data: data[len(signaturePNG):]}
+	rest := data[len(signaturePNG):]
 	var bits int      // of a pixel
 	var rows [][]byte // the data of IDAT chunks
 	interlaced, last := false, ""
 	for number := 0; ; number++ {
-		kind, body, err := chunkPNG(c)
+		kind, body, err := chunkPNG(&rest)
 		if err != nil {
 			return err
 		}
@@ -64,16 +64,17 @@ func viewPNG(data []byte) error {
 	}
 }
 
-// chunkPNG reads a chunk and compares its checksum.
-func chunkPNG(c *cursor) (kind string, body []byte, err error) {
-	length := c.number(4, binary.BigEndian)
-	named := c.bytes(4 + length)
-	sum := c.number(4, binary.BigEndian)
-	if c.short {
+// chunkPNG takes a chunk from the rest of a file and compares its checksum.
+func chunkPNG(rest *[]byte) (kind string, body []byte, err error) {
+	const around = 12 // its length, kind and checksum
+	data := *rest
+	if len(data) < around || int64(binary.BigEndian.Uint32(data)) > int64(len(data)-around) {
 		return "", nil, io.ErrUnexpectedEOF
 	}
-	kind = string(named[:4])
-	if uint32(sum) != crc32.ChecksumIEEE(named) {
+	end := around + int(binary.BigEndian.Uint32(data))
+	*rest = data[end:]
+	kind, named := string(data[4:8]), data[4:end-4]
+	if binary.BigEndian.Uint32(data[end-4:]) != crc32.ChecksumIEEE(named) {
 		return "", nil, fmt.Errorf("the checksum of its chunk %q is wrong", kind)
 	}
 	return kind, named[4:], nil
