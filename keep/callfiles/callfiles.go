@@ -68,7 +68,6 @@ type oneShot struct {
 	timer     *time.Timer
 }
 
-// part is where a file is in the file of its call.
 type part struct{ offset, size int64 }
 
 // New returns Files in a folder, which they leave as it is. Their owner calls
@@ -78,8 +77,14 @@ func New(limits Limits, folder string, log *slog.Logger) *Files {
 }
 
 // Keep copies files out of a sandbox after its call has ended, as many as the bounds allow. It sets
-// Kept of every file that can be read from now on. Files that include their content are left out.
-func (f *Files) Keep(ctx context.Context, principal string, box sandbox.Sandbox, files []sandbox.File) {
+// Kept of every file that can be read from now on. Files that include their content are left out. The
+// answer needs no note about them.
+func (f *Files) Keep(ctx context.Context, principal string, box sandbox.Sandbox, files []sandbox.File) []call.Note {
+	f.keep(ctx, principal, box, files)
+	return nil
+}
+
+func (f *Files) keep(ctx context.Context, principal string, box sandbox.Sandbox, files []sandbox.File) {
 	c := &oneShot{principal: principal, parts: map[string]part{}}
 	var chosen []*sandbox.File
 	for i := range files {
@@ -209,7 +214,6 @@ func (f *Files) use(id string, c *oneShot) {
 	c.timer = timer
 }
 
-// end drops the files of a call.
 func (f *Files) end(id string) {
 	c := f.calls[id]
 	c.timer.Stop()

@@ -24,11 +24,13 @@ import (
 	"iter"
 	"maps"
 	"os"
+	"path"
 	"slices"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes/gitpatch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes/layer"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes/policy"
 )
 
 const (
@@ -77,12 +79,14 @@ type Summary struct {
 	// DoubtfulCount is the number of all.
 	Doubtful      []string `json:"doubtful,omitempty"`
 	DoubtfulCount int      `json:"doubtful_count,omitempty"`
+	// Caches counts the files in folders of caches and of installed packages.
+	Caches int `json:"caches,omitempty"`
 }
 
 // Files is the number of files that were changed.
 func (s Summary) Files() int { return s.Added + s.Changed + s.Deleted }
 
-func (s *Summary) count(kind string, size int64, lines gitpatch.Lines) {
+func (s *Summary) count(name, kind string, size int64, lines gitpatch.Lines) {
 	switch kind {
 	case Added:
 		s.Added++
@@ -90,6 +94,11 @@ func (s *Summary) count(kind string, size int64, lines gitpatch.Lines) {
 		s.Changed++
 	case Deleted:
 		s.Deleted++
+	default:
+		return
+	}
+	if policy.Cache(path.Dir(name)) {
+		s.Caches++
 	}
 	s.Bytes += size
 	s.Lines.Added += lines.Added
@@ -177,10 +186,10 @@ func (o *Overlay) Early() (summary Summary, used bool, err error) {
 		case was.Kind == now.Kind && was.Size == now.Size && was.Executable == now.Executable && was.Stamp.Modified == now.Stamp.Modified:
 			continue
 		}
-		summary.count(kind, now.Size, gitpatch.Lines{})
+		summary.count(name, kind, now.Size, gitpatch.Lines{})
 	}
-	for range s.deleted {
-		summary.count(Deleted, 0, gitpatch.Lines{})
+	for name := range s.deleted {
+		summary.count(name, Deleted, 0, gitpatch.Lines{})
 	}
 	summary.LeftOut, summary.LeftOutCount = s.leftOut.first, s.leftOut.count
 	return summary, true, nil
@@ -237,7 +246,7 @@ func (o *Overlay) Compare(ctx context.Context, began time.Time) (summary Summary
 				summary.Doubtful = append(summary.Doubtful, shown(name))
 			}
 		}
-		summary.count(r.fragment.kind, r.fragment.size, r.fragment.lines)
+		summary.count(name, r.fragment.kind, r.fragment.size, r.fragment.lines)
 	}
 	if err == nil {
 		err = out.flush()

@@ -20,60 +20,104 @@ type Part struct {
 	project sandbox.Project
 
 	mu      sync.Mutex
-	records map[sandbox.Sandbox]*Record
+	records map[sandbox.Layered]*shared
+}
+
+// shared is the record of an overlay and the number of sandboxes that have it: one, or those
+// of a session that share files.
+type shared struct {
+	*Record
+	sandboxes int
 }
 
 // NewPart returns a Part that saves patches in a store.
 func NewPart(store *Store, project sandbox.Project) *Part {
-	return &Part{store: store, project: project, records: map[sandbox.Sandbox]*Record{}}
+	return &Part{store: store, project: project, records: map[sandbox.Layered]*shared{}}
 }
 
 // Start implements [session.Part].
 func (p *Part) Start(ctx context.Context, s *session.Start, next session.StartFunc) (session.Member, error) {
+	overlay, isShared := s.Spec.Workspace.(sandbox.Layered)
 	if former := p.formerRecord(s); former != nil && !former.IsEmpty() {
 		// The changes are in a layer of the sandbox that would be replaced.
 		return nil, &call.OtherEnvError{Session: s.Call.Session, Has: former.head.Env, Wanted: s.Call.Env.Name, Changed: true}
 	}
-	s.Spec.Upper = true
+	s.Spec.Upper = !isShared
 	begun, err := next(ctx, s)
 	if err != nil {
 		return nil, err
 	}
-	record, err := p.begin(s.Call, begun.Sandbox())
+	if !isShared {
+		overlay, _ = begun.Sandbox().(sandbox.Layered)
+	}
+	record, err := p.begin(s.Call, overlay)
 	if err != nil {
 		p.store.log.Warn("changes of a session in the project are not recorded", "session", s.Call.Session, "env", s.Call.Env.Name, "error", err)
 		return begun, nil
 	}
-	m := &member{Member: begun, part: p, record: record}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.records[m.Sandbox()] = record
-	return m, nil
+	return &member{Member: begun, part: p, overlay: overlay, record: record}, nil
 }
 
-// formerRecord returns the record of the sandbox that is to be replaced, or nil.
+// formerRecord returns the record of the sandbox that is to be replaced, or nil if it has no
+// overlay of its own.
 func (p *Part) formerRecord(s *session.Start) *Record {
 	if s.Former == nil {
 		return nil
 	}
+	overlay, _ := s.Former.Sandbox().(sandbox.Layered)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.records[s.Former.Sandbox()]
+	if known := p.records[overlay]; known != nil {
+		return known.Record
+	}
+	return nil
 }
 
-// begin begins to record what a sandbox changes.
-func (p *Part) begin(c call.Call, box sandbox.Sandbox) (*Record, error) {
+// begin begins to record what the sandboxes with an overlay change, or adds a sandbox to
+// them. The sandboxes of one session start one after the other.
+func (p *Part) begin(c call.Call, overlay sandbox.Layered) (*Record, error) {
+	p.mu.Lock()
+	known := p.records[overlay]
+	if known != nil {
+		known.sandboxes++
+		known.AddEnv(c.Env.Name)
+	}
+	p.mu.Unlock()
+	if known != nil {
+		return known.Record, nil
+	}
 	var upper *os.File
-	if layered, ok := box.(sandbox.Layered); ok {
-		upper = layered.Upper()
+	if overlay != nil {
+		upper = overlay.Upper()
 	}
 	if upper == nil {
 		return nil, errors.New("its environment was built by an earlier version: build it again")
 	}
-	return p.store.Begin(Head{
+	record, err := p.store.Begin(Head{
 		Key: Key{Principal: c.Principal, Session: c.Session}, Env: c.Env.Name,
 		Project: p.project.Dir, Mount: p.project.Mount,
 	}, upper)
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.records[overlay] = &shared{record, 1}
+	return record, nil
+}
+
+// leave takes a sandbox away from those with an overlay.
+func (p *Part) leave(overlay sandbox.Layered) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	known := p.records[overlay]
+	if known == nil {
+		return
+	}
+	if known.sandboxes--; known.sandboxes == 0 {
+		delete(p.records, overlay)
+		go known.Close() // waits for a save
+	}
 }
 
 // Read returns the patch of a session of this process. The error is a
@@ -91,8 +135,9 @@ func (p *Part) Read(key call.Key, limit int64) ([]byte, error) {
 // member is a sandbox whose changes are recorded.
 type member struct {
 	session.Member
-	part   *Part
-	record *Record
+	part    *Part
+	overlay sandbox.Layered
+	record  *Record
 	// unsaved says that the patch may be out of date since the call that began at this
 	// time.
 	unsaved bool
@@ -137,8 +182,5 @@ func (m *member) Settle(ending bool) []func() {
 // End implements [session.Member].
 func (m *member) End(why call.Cause) {
 	m.Member.End(why)
-	m.part.mu.Lock()
-	defer m.part.mu.Unlock()
-	delete(m.part.records, m.Sandbox())
-	go m.record.Close() // waits for a save
+	m.part.leave(m.overlay)
 }

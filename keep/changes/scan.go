@@ -34,8 +34,8 @@ type leftOut struct {
 	count int
 }
 
-// gitsOwn is the reason to leave out a .git folder.
-const gitsOwn = "it is git's own"
+// GitsOwn is the reason to leave out a .git folder.
+const GitsOwn = "it is git's own"
 
 // maxNames bounds the total length of the paths in the upper layer, and of the project's
 // paths below one folder, in bytes.
@@ -97,7 +97,7 @@ func scanLayers(upper, base *layer.Tree, budget int, hidden map[string]below) (*
 			return false
 		}
 		if isGit(path.Base(entry.Path)) {
-			s.leftOut.add(entry.Path, gitsOwn)
+			s.leftOut.add(entry.Path, GitsOwn)
 			return false
 		}
 		switch entry.Kind {
@@ -168,7 +168,7 @@ func beneath(base *layer.Tree, at string, budget *int) (below, error) {
 		case names > maxNames:
 			*budget = 0
 		case isGit(path.Base(entry.Path)):
-			b.leftOut = append(b.leftOut, LeftOut{entry.Path, gitsOwn})
+			b.leftOut = append(b.leftOut, LeftOut{entry.Path, GitsOwn})
 		case entry.Kind == layer.File || entry.Kind == layer.Link:
 			b.names = append(b.names, entry.Path)
 		case entry.Kind == layer.Folder && entry.Unread == nil:

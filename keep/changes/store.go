@@ -60,6 +60,7 @@ type Key struct {
 // Head describes a patch. It is in the file before the patch.
 type Head struct {
 	Key
+	// Env names the environments of the session's sandboxes that have the layer.
 	Env string `json:"env"`
 	// Project is the folder on the host, Mount its path in the sandbox.
 	Project string    `json:"project"`
@@ -200,8 +201,17 @@ func (s *Store) Begin(head Head, upper *os.File) (*Record, error) {
 	return r, nil
 }
 
+// AddEnv adds the environment of a further sandbox with the layer to the head.
+func (r *Record) AddEnv(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if names := strings.Split(r.head.Env, ", "); !slices.Contains(names, name) {
+		r.head.Env = strings.Join(append(names, name), ", ")
+	}
+}
+
 // Early returns how much is changed, as far as names and times show it, and whether this
-// is the first answer that says so. summary is nil if there are no changes. unsaved says
+// is the first answer with changes that are more than caches. summary is nil if there are no changes. unsaved says
 // that the patch may be out of date.
 func (r *Record) Early() (summary *Summary, first, unsaved bool) {
 	r.mu.Lock()
@@ -216,8 +226,8 @@ func (r *Record) Early() (summary *Summary, first, unsaved bool) {
 	if !used || found.Files() == 0 {
 		return nil, false, used || r.written
 	}
-	first = !r.linked
-	r.linked = true
+	first = found.Files() > found.Caches && !r.linked
+	r.linked = r.linked || first
 	return &found, first, true
 }
 
@@ -277,7 +287,7 @@ func (r *Record) save(ctx context.Context, began time.Time) error {
 
 // isPartial reports whether something is left out that is not git's own.
 func (s Summary) isPartial() bool {
-	return s.Incomplete || s.LeftOutCount > len(s.LeftOut) || slices.ContainsFunc(s.LeftOut, func(l LeftOut) bool { return l.Reason != gitsOwn })
+	return s.Incomplete || s.LeftOutCount > len(s.LeftOut) || slices.ContainsFunc(s.LeftOut, func(l LeftOut) bool { return l.Reason != GitsOwn })
 }
 
 // Close ends the record when a save that runs is done. The patch stays.
@@ -437,15 +447,38 @@ func read(path string) (*Entry, error) {
 	return entry, nil
 }
 
-// Shown returns the sum of the patch of this sandbox that [Entry.MarkShown] marked last, or
-// "" if the user has seen no patch.
+// Shown returns the sum of the patch of this sandbox that the user saw or applied last, or "" if
+// the user has seen none.
 func (e *Entry) Shown() string {
-	sum, _ := readSmall(e.shownFile())
-	return string(sum)
+	sum, _ := e.mark()
+	return sum
 }
 
-// MarkShown notes that a user has seen the patch.
-func (e *Entry) MarkShown() error { return os.WriteFile(e.shownFile(), []byte(e.Sum), 0o600) }
+// IsApplied reports whether the user has applied all of this patch.
+func (e *Entry) IsApplied() bool {
+	sum, applied := e.mark()
+	return applied && sum == e.Sum
+}
+
+// MarkShown notes that a user has seen the patch, MarkApplied that it is applied.
+func (e *Entry) MarkShown() error {
+	if e.IsApplied() {
+		return nil
+	}
+	return os.WriteFile(e.shownFile(), []byte(e.Sum), 0o600)
+}
+
+func (e *Entry) MarkApplied() error {
+	return os.WriteFile(e.shownFile(), []byte(e.Sum+appliedMark), 0o600)
+}
+
+// appliedMark follows the sum of a patch that is applied.
+const appliedMark = " applied"
+
+func (e *Entry) mark() (sum string, applied bool) {
+	text, _ := readSmall(e.shownFile())
+	return strings.CutSuffix(string(text), appliedMark)
+}
 
 func (e *Entry) shownFile() string { return strings.TrimSuffix(e.file.Name(), suffix) + shownSuffix }
 

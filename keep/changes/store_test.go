@@ -78,3 +78,24 @@ func FuzzList(f *testing.F) {
 		}
 	})
 }
+
+// The model is told of changes once: when there are some that a user would take, not caches alone.
+func TestRecord_TellsOfChangesThatAreMoreThanCaches(t *testing.T) {
+	dir := t.TempDir()
+	store := must.Get(changes.Open(filepath.Join(dir, "changes"), slog.New(slog.NewTextHandler(t.Output(), nil))))(t)
+	upper := filepath.Join(dir, "upper")
+	must.Do(t, os.Mkdir(filepath.Join(dir, "project"), 0o755))
+	must.Do(t, os.Mkdir(upper, 0o755))
+	record := must.Get(store.Begin(changes.Head{Key: changes.Key{Session: "s"}, Project: filepath.Join(dir, "project")}, must.Get(os.Open(upper))(t)))(t)
+	defer record.Close()
+	for _, step := range []struct {
+		name string
+		want bool
+	}{{"words/__pycache__/a.pyc", false}, {".pytest_cache/README.md", false}, {".venv/bin/python", false}, {".github/workflows/ci.yml", true}, {"words/a.py", false}} {
+		must.Do(t, os.MkdirAll(filepath.Dir(filepath.Join(upper, step.name)), 0o755))
+		must.Do(t, os.WriteFile(filepath.Join(upper, step.name), []byte("x"), 0o644))
+		if summary, first, _ := record.Early(); summary == nil || first != step.want {
+			t.Errorf("%s: %+v, first %v", step.name, summary, first)
+		}
+	}
+}

@@ -209,6 +209,15 @@ func open(file *os.File, head *store.Head) (_ *archive, err error) {
 // uses the session, these are the files of its last save. The error is a [*store.DamagedError] if
 // the files were changed since; nothing is written then.
 func Export(s store.Session, to io.Writer) error {
+	zip, err := zstd.NewWriter(to, zstd.WithEncoderConcurrency(1))
+	if err != nil {
+		return err
+	}
+	return errors.Join(Tar(s, zip), zip.Close())
+}
+
+// Tar is Export without the compression.
+func Tar(s store.Session, to io.Writer) error {
 	file, head, err := s.Open()
 	if err != nil {
 		return err
@@ -218,11 +227,7 @@ func Export(s store.Session, to io.Writer) error {
 		return err
 	}
 	defer kept.Close()
-	zip, err := zstd.NewWriter(to, zstd.WithEncoderConcurrency(1))
-	if err != nil {
-		return err
-	}
-	return errors.Join(export(tar.NewWriter(zip), filetree.NewReader(kept)), zip.Close())
+	return export(tar.NewWriter(to), filetree.NewReader(kept))
 }
 
 // export copies an archive, with zeros for the holes of files.

@@ -25,6 +25,12 @@ const allEnvs = "*"
 // NewPart returns the part that keeps the files of sessions in a store. It saves them after
 // every call that changed some, and restores them when a session of that name begins again.
 // Unless the environments of a session share its files, it must be of the same environment.
+//
+// If they share them, all sandboxes of a session have the same workspace and one entry in the
+// store. The first sandbox restores the files, each of them saves all files after its own
+// calls, and the last one to end releases the entry. Calls of a session run one at a time, so
+// two saves never overlap. Each agent compares with its own last copy, so a call may save
+// once more what another sandbox has saved, but never misses a change.
 func NewPart(files *Store, log *slog.Logger) session.Part {
 	return &part{store: files, log: log, inUse: map[store.Key]*kept{}}
 }
@@ -233,7 +239,6 @@ func (m *member) Settle(ending bool) []func() {
 	return todo
 }
 
-// save saves the files.
 func (m *member) save() {
 	ctx, cancel := context.WithTimeout(context.Background(), saveTimeout)
 	defer cancel()

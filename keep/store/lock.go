@@ -16,13 +16,11 @@ import (
 // folder chooses its content.
 const lockName = "lock"
 
-// errInUse reports a folder that another process has.
 var errInUse = errors.New("another process has the folder")
 
 // attempts bounds how often a folder is made again if others delete it.
 const attempts = 100
 
-// folderName returns the name of the folder of a session.
 func folderName(key Key) string {
 	text, err := json.Marshal(key)
 	if err != nil {

@@ -139,7 +139,6 @@ type Holder struct {
 	Since time.Time `json:"since"`
 }
 
-// readHolder reads the lock of a session.
 func readHolder(folder string) (holder Holder) {
 	if data, err := bounded.ReadFile(filepath.Join(folder, lockName), maxHead); err == nil {
 		_ = json.Unmarshal(data, &holder)

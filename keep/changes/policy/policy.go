@@ -11,10 +11,11 @@ import (
 	"path"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/invisible"
 )
 
 // Reasons why a file must be named. Each one ends a line such as "main.so: ...".
@@ -40,16 +41,22 @@ var (
 		s sass scala scm scss sh sql sv svelte swift tcl ts tsx v vhd vue wgsl zig zsh`)
 	prose = strings.Fields("adoc markdown md po rst tex txt")
 	data  = strings.Fields("csv golden snap tsv")
+	// results are further kinds of data that programs show but do not run.
+	results = strings.Fields(`avi avif bib bmp docx eps epub flac geojson gif gz h5 hdf5 ics ipynb jpeg jpg json jsonl kml log
+		mkv mov mp3 mp4 nc ndjson npy npz odp ods odt ogg parquet pdf png pptx rtf sqlite stl tar tgz tif tiff wav webm webp
+		xlsx xz zip zst`)
 
 	// documents are names of prose that need no ending, and may be in capitals.
 	documents = strings.Fields(`authors changelog changes code_of_conduct contributing contributors copying history install
 		licence license maintainers news notes notice readme roadmap security support todo`)
 	installed = strings.Fields("__pycache__ bower_components dist-packages node_modules site-packages vendor")
+	// caches are hidden folders that programs make for themselves, beside those with "cache" in their names.
+	caches = strings.Fields(".gradle .hypothesis .ipynb_checkpoints .nox .tox .venv")
 
 	// build matches names with an ending of source code or prose that build tools, test
 	// runners and interpreters look for.
-	build = regexp.MustCompile(`^(build|cmakelists|conf|conftest|constraints.*|dodo|fabfile|gems|gruntfile|gulpfile|jakefile|magefile|makefile|noxfile|` +
-		`package|premake.*|rakefile|requirements.*|setup|sitecustomize|tasks|usercustomize|wscript|xmake|.*-build)\.|\.(conf|config|mix|setup|workspace)\.`)
+	build = regexp.MustCompile(`^(build|cmakelists|composer|conf|conftest|constraints.*|deno|dodo|fabfile|gems|gruntfile|gulpfile|jakefile|magefile|makefile|noxfile|` +
+		`package|premake.*|rakefile|requirements.*|setup|sitecustomize|tasks|tsconfig.*|usercustomize|wscript|xmake|.*-build)\.|\.(conf|config|mix|setup|workspace)\.`)
 	// instructions are names of prose that clients look for. They are compared without
 	// case for file systems that do so; others are recognized by their capitals.
 	instructions = regexp.MustCompile(`^(agents?|claude|gemini|qwen|skill)$`)
@@ -57,7 +64,13 @@ var (
 
 // Name returns the reason why a file with this path must be named, or "" if it need not
 // be. The path is relative, with slashes.
-func Name(name string) string {
+func Name(name string) string { return judge(name, nil) }
+
+// Result is Name for a file in a folder of results, where further kinds of data are at home.
+func Result(name string) string { return judge(name, results) }
+
+// judge judges a path by its name. Further endings are those of data.
+func judge(name string, further []string) string {
 	if reason := Folder(path.Dir(name)); reason != "" {
 		return reason
 	}
@@ -72,7 +85,7 @@ func Name(name string) string {
 	switch {
 	case slices.Contains(documents, first) && (!dotted || isProse):
 		return ""
-	case !isProse && !slices.Contains(source, ending) && !slices.Contains(data, ending):
+	case !isProse && !slices.Contains(source, ending) && !slices.Contains(data, ending) && !slices.Contains(further, ending):
 		return Kind
 	case build.MatchString(lower):
 		return Build
@@ -104,12 +117,23 @@ func Folder(name string) string {
 	return ""
 }
 
-// part judges one part of a path.
+// Cache reports whether a folder is of installed packages, or one that programs keep caches in.
+func Cache(name string) bool {
+	for folder := range strings.SplitSeq(strings.ToLower(name), "/") {
+		if slices.Contains(installed, folder) || strings.HasPrefix(folder, ".") && (strings.Contains(folder, "cache") || slices.Contains(caches, folder)) {
+			return true
+		}
+	}
+	return false
+}
+
+// part judges one part of a path. One that begins with a dash is an option of a command that is
+// given all names, such as rm *.
 func part(name string) string {
 	switch {
 	case strings.HasPrefix(name, "."):
 		return Hidden
-	case !utf8.ValidString(name) || strings.ContainsFunc(name, IsInvisible) || strings.ContainsAny(name, `:\`):
+	case strings.HasPrefix(name, "-") || !utf8.ValidString(name) || strings.ContainsFunc(name, invisible.Is) || strings.ContainsAny(name, `:\`):
 		return OddName
 	}
 	return ""
@@ -128,16 +152,10 @@ func Line(line []byte) string {
 	for _, r := range string(line) {
 		// Emoji are a symbol followed by a selector, or several with joiners between them.
 		ofEmoji := (r == '\ufe0f' || r == '\u200d') && (unicode.Is(unicode.So, before) || before == '\ufe0f')
-		if r != '\t' && IsInvisible(r) && !ofEmoji {
+		if r != '\t' && invisible.Is(r) && !ofEmoji {
 			return OddText
 		}
 		before = r
 	}
 	return ""
-}
-
-// IsInvisible reports whether a reader does not see a character: a control or format character, a
-// space other than U+0020, or any that Unicode calls ignorable.
-func IsInvisible(r rune) bool {
-	return !strconv.IsPrint(r) || r >= utf8.RuneSelf && (r == '\u2800' || unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector))
 }

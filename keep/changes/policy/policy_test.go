@@ -18,7 +18,7 @@ func TestName(t *testing.T) {
 		policy.Kind:         "Makefile HEAD objects/k a.pyc a.so a.json a.nix a.yaml a.toml a.lock a.xml a.py~ a.py.bak a a.b/c README.exe a.md5 a.",
 		policy.Build:        "setup.py conftest.py a/build.rs vite.config.ts CMakeLists.txt requirements-dev.txt Package.swift webpack.mix.js Makefile.PL SETUP.PY gems.rb rakefile.rb xmake.lua premake5.lua tasks.py",
 		policy.Instructions: "CLAUDE.md claude.md a/AGENTS.md CLAUDE.local.md QWEN.md CONVENTIONS.md a.prompt.md R2.md Skill.md",
-		policy.OddName:      "a:b.py a\\b.py \u202eyp.a a\u200b.py \xff.py a/\x01/b.py a\u00a0.py",
+		policy.OddName:      "a:b.py a\\b.py \u202eyp.a a\u200b.py \xff.py a/\x01/b.py a\u00a0.py -Ish.sh a/--/b.py",
 	} {
 		for _, name := range strings.FieldsFunc(names, func(r rune) bool { return r == ' ' || r == '\n' || r == '\t' }) {
 			if got := policy.Name(name); got != reason {
@@ -43,8 +43,8 @@ func TestLine(t *testing.T) {
 	}
 }
 
-// Whatever a name is made of, one that passes has visible parts that begin with no dot, and
-// one of the endings, or is that of a document.
+// Whatever a name is made of, one that passes has visible parts that begin with no dot or
+// dash, and one of the endings, or is that of a document.
 func FuzzName(f *testing.F) {
 	f.Add("a/b.py")
 	f.Add("README")
@@ -53,7 +53,7 @@ func FuzzName(f *testing.F) {
 			return
 		}
 		for part := range strings.SplitSeq(name, "/") {
-			if part[0] == '.' || strings.ContainsFunc(part, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			if part[0] == '.' || part[0] == '-' || strings.ContainsFunc(part, func(r rune) bool { return !unicode.IsPrint(r) }) {
 				t.Errorf("%q passes", name)
 			}
 		}
