@@ -2,6 +2,7 @@ package packages
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -65,12 +66,12 @@ type Executor struct {
 	builds map[string]*build    // by key: those that calls wait for
 }
 
-// build is an environment that calls wait for.
 type build struct {
 	waiting int // calls
 	// cancel withdraws the build as long as it waits for its turn.
 	cancel context.CancelFunc
-	// failed gets the error if the builder could not be asked.
+	// asked is closed when the builder was asked; failed gets the error if that failed.
+	asked  chan struct{}
 	failed chan error
 }
 
@@ -94,7 +95,7 @@ func (e *Executor) Execute(ctx context.Context, c call.Call) (call.Result, error
 		}
 		c.Env = env
 	}
-	e.touch(c.Env)
+	e.touch(c)
 	if e.Used != nil {
 		e.Used(c.Env)
 	}
@@ -111,6 +112,9 @@ func (e *Executor) await(ctx context.Context, c call.Call) (registry.Environment
 	if failure := e.failure(c.Env, key); failure != nil {
 		return registry.Environment{}, failure
 	}
+	if failure := consent(ctx, c); failure != nil {
+		return registry.Environment{}, failure
+	}
 	build, leave := e.join(c, key)
 	defer leave()
 	began := time.Now()
@@ -120,13 +124,22 @@ func (e *Executor) await(ctx context.Context, c call.Call) (registry.Environment
 	ticker := time.NewTicker(pollEvery)
 	defer ticker.Stop()
 	building := &BuildingError{Env: c.Env.Name}
+	// Nothing changes before, and many calls may wait for their turn.
+	select {
+	case <-build.asked:
+	case <-ctx.Done():
+		return registry.Environment{}, ctx.Err()
+	case <-limit.C:
+		return registry.Environment{}, building
+	}
 	for {
 		env, err := Read(e.Folder, c.Env, name)
 		if err == nil {
 			e.Log.Info("environment built", "env", c.Env.Name, "ms", time.Since(began).Milliseconds())
 			return env, nil
 		}
-		if _, built := os.Stat(filepath.Join(e.Folder, key, ResultLink, "metadata.json")); built == nil {
+		// If it was not built a moment ago, it may be now, and be found the next time.
+		if _, built := os.Stat(filepath.Join(e.Folder, key, ResultLink, "metadata.json")); built == nil && !errors.Is(err, ErrNotBuilt) {
 			e.Log.Error("an environment with packages cannot be used", "env", c.Env.Name, "error", err)
 			return registry.Environment{}, &BuildError{Env: c.Env, Kind: Failed, Reason: err.Error()}
 		}
@@ -135,9 +148,7 @@ func (e *Executor) await(ctx context.Context, c call.Call) (registry.Environment
 			return registry.Environment{}, failure
 		}
 		building.Done, building.Total = e.progress(key)
-		if c.Progress != nil {
-			c.Progress(line(building))
-		}
+		c.Progress.Say(line(building))
 		select {
 		case err := <-build.failed:
 			build.failed <- err // for the other calls
@@ -152,6 +163,29 @@ func (e *Executor) await(ctx context.Context, c call.Call) (registry.Environment
 	}
 }
 
+// consent asks the user about packages if the environment says so, and returns nil if they may be
+// built.
+func consent(ctx context.Context, c call.Call) error {
+	if c.Env.OnDemand == nil || !c.Env.OnDemand.Ask {
+		return nil
+	}
+	matter := call.Matter{
+		Kind: call.Packages, Name: c.Env.BaseName() + " + " + strings.Join(c.Env.Added, " + "),
+		Table: "[environments." + c.Env.BaseName() + "]", Option: "packages_ask = false",
+	}
+	choice := call.Nobody
+	if c.User != nil {
+		choice = c.User.Decide(ctx, matter)
+	}
+	switch choice {
+	case call.Nobody:
+		return &BuildError{Env: c.Env, Kind: Unasked}
+	case call.No:
+		return &BuildError{Env: c.Env, Kind: Denied}
+	}
+	return nil
+}
+
 // join has an environment built for a call, or joins the calls that wait for it already. If all of
 // them leave before its turn comes, it is not built.
 func (e *Executor) join(c call.Call, key string) (one *build, leave func()) {
@@ -160,7 +194,7 @@ func (e *Executor) join(c call.Call, key string) (one *build, leave func()) {
 	one = e.builds[key]
 	if one == nil {
 		ctx, cancel := context.WithCancel(context.Background())
-		one = &build{cancel: cancel, failed: make(chan error, 1)}
+		one = &build{cancel: cancel, asked: make(chan struct{}), failed: make(chan error, 1)}
 		e.builds[key] = one
 		if e.Turn == nil {
 			e.build(ctx, c, key, one)
@@ -192,8 +226,12 @@ func (e *Executor) build(ctx context.Context, c call.Call, key string, one *buil
 		}
 		defer done()
 	}
-	if err := e.ask(c.Env, key); err != nil {
+	err := e.ask(c.Env, key)
+	if err != nil {
 		one.failed <- err
+	}
+	close(one.asked)
+	if err != nil {
 		return
 	}
 	if e.Turn != nil {
@@ -310,9 +348,9 @@ func (e *Executor) progress(key string) (done, total int) {
 	return done, total
 }
 
-// touch has the environment's file say that a call uses it now.
-func (e *Executor) touch(env registry.Environment) {
-	key := Key(env, nameOf(env))
+// touch has the environment's file say that a call uses it now, and whose call.
+func (e *Executor) touch(c call.Call) {
+	key := Key(c.Env, nameOf(c.Env))
 	now := time.Now()
 	e.mu.Lock()
 	recent := now.Sub(e.used[key]) < usedEvery
@@ -326,7 +364,8 @@ func (e *Executor) touch(env registry.Environment) {
 	if recent {
 		return
 	}
-	if err := os.WriteFile(filepath.Join(e.Folder, key, UsedFile), nil, 0o600); err != nil {
-		e.Log.Warn("the use of an environment is not noted", "env", env.Name, "error", err)
+	who := sha256.Sum256([]byte(c.Principal))
+	if err := os.WriteFile(filepath.Join(e.Folder, key, UsedFile), fmt.Appendf(nil, "%x\n", who[:8]), 0o600); err != nil {
+		e.Log.Warn("the use of an environment is not noted", "env", c.Env.Name, "error", err)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
@@ -108,15 +109,15 @@ func TestExecute_WaitsAsLongAsTheCallMay(t *testing.T) {
 	env := environment(t)
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, func(folder string) { put(t, folder, BuildingFile, "1 3 17\n") })
-		var lines []string
+		var progress sandbox.Progress
 		began := time.Now()
-		_, err := r.Execute(t.Context(), call.Call{Env: env, Timeout: 5 * time.Second, Progress: func(line string) { lines = append(lines, line) }})
+		_, err := r.Execute(t.Context(), call.Call{Env: env, Timeout: 5 * time.Second, Progress: &progress})
 		var building *BuildingError
 		if !errors.As(err, &building) || *building != (BuildingError{Env: "python+pandas", Done: 3, Total: 17}) || time.Since(began) != 5*time.Second {
 			t.Errorf("%v after %v", err, time.Since(began))
 		}
-		if len(lines) == 0 || lines[0] != "building python+pandas: 3 of 17" {
-			t.Errorf("progress %.200q", lines)
+		if _, _, line := progress.Now(0); line != "building python+pandas: 3 of 17" {
+			t.Errorf("progress %.200q", line)
 		}
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -255,4 +256,13 @@ func TestExecute_BuildsInTurns(t *testing.T) {
 			t.Errorf("%d folders and %d builds are left", len(folders), len(r.builds))
 		}
 	})
+}
+
+// A user who did not decide may not have been asked: a model that hears so asks for the right thing.
+func TestBuildError_OfAUserWhoDidNotDecide(t *testing.T) {
+	err := &BuildError{Kind: Unasked, Env: registry.Environment{Name: "python+six", Base: "python"}}
+	want := `the user has to allow building env "python+six", and could not be asked or did not answer: do without, or ask the user to run nix-sandbox-mcp approve, or to set packages_ask = false in [environments.python]`
+	if got := err.Error(); got != want {
+		t.Errorf("%s\nwant\n%s", got, want)
+	}
 }

@@ -46,6 +46,8 @@ const (
 	Failed   Failure = "failed"   // Nix failed
 	Crowded  Failure = "crowded"  // too many builds wait
 	NoBuild  Failure = "no-build" // the builder cannot be asked
+	Denied   Failure = "denied"   // the user said no
+	Unasked  Failure = "unasked"  // the user could not be asked, or did not answer
 )
 
 func (e *BuildError) Error() string {
@@ -63,6 +65,10 @@ func (e *BuildError) Error() string {
 		return fmt.Sprintf("env %q was not built within build_seconds of %s: do without, or ask the user to raise it", name, bounds)
 	case Crowded:
 		return "too many environments wait to be built: call again in a minute, or use one that was built before"
+	case Denied:
+		return fmt.Sprintf("the user said no to building env %q: do without, or use one that was built before", name)
+	case Unasked:
+		return fmt.Sprintf("the user has to allow building env %q, and could not be asked or did not answer: do without, or ask the user to run nix-sandbox-mcp approve, or to set packages_ask = false in [environments.%s]", name, e.Env.Base)
 	case NoBuild:
 		return fmt.Sprintf("env %q cannot be built, because %s: tell the user", name, e.Reason)
 	}

@@ -20,7 +20,8 @@ import (
 const (
 	// RequestFile has a [Request]; the runtime writes it.
 	RequestFile = "request.json"
-	// UsedFile is empty; its time is that of the last call. The runtime writes it.
+	// UsedFile has 16 hexadecimal digits that stand for the principal of the last call; its time
+	// is that of this call. The runtime writes it.
 	UsedFile = "used"
 	// ResultLink leads to the artifact; the builder makes it.
 	ResultLink = "result"

@@ -2,9 +2,13 @@ package packages
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -52,5 +56,43 @@ func TestBuilt(t *testing.T) {
 	must.Do(t, os.Symlink("/nowhere", filepath.Join(at, ResultLink)))
 	if names := names(); len(names) > 0 {
 		t.Errorf("%q", names)
+	}
+}
+
+// If the environments take too much, the principal with most of them loses its oldest, and not
+// somebody else whose environment is older.
+func TestExpire_LeavesOthersTheirs(t *testing.T) {
+	folder := t.TempDir()
+	artifact := filepath.Join(t.TempDir(), "artifact")
+	must.Do(t, os.Mkdir(artifact, 0o755))
+	must.Do(t, os.WriteFile(filepath.Join(artifact, "metadata.json"), []byte(`{"schema":1,"closure_bytes":1000}`), 0o644))
+	var names []string
+	for i, principal := range []string{"b", "a", "a", "a", "", "a"} {
+		name := fmt.Sprintf("%064x", i)
+		at := filepath.Join(folder, name)
+		names = append(names, name)
+		must.Do(t, os.Mkdir(at, 0o755))
+		must.Do(t, os.Symlink(artifact, filepath.Join(at, ResultLink)))
+		must.Do(t, os.WriteFile(filepath.Join(at, UsedFile), []byte(strings.Repeat(principal, 16)+"\n"), 0o644))
+		used := time.Now().Add(time.Duration(i-10) * time.Minute)
+		must.Do(t, os.Chtimes(filepath.Join(at, UsedFile), used, used))
+	}
+	expire := func(most int) []string {
+		t.Helper()
+		command := exec.Command("bash", "-c", `set -u; . ../nix/wrapper/derive.sh; bounds[4]=$1; expire`, "bash", fmt.Sprint(most))
+		command.Env = append(os.Environ(), "NIX_SANDBOX_PACKAGES="+folder)
+		if out, err := command.CombinedOutput(); err != nil || len(out) > 0 {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return Keys(folder)
+	}
+	if diff := cmp.Diff(names, expire(6000)); diff != "" {
+		t.Errorf("there is room: %s", diff)
+	}
+	if diff := cmp.Diff([]string{names[0], names[3], names[4], names[5]}, expire(4000)); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]string{names[5]}, expire(1)); diff != "" {
+		t.Errorf("the one used last: %s", diff)
 	}
 }

@@ -70,7 +70,6 @@ func (u *inUse) tell(changed bool) {
 	}
 }
 
-// environments returns the environments in use.
 func (u *inUse) environments() []registry.Environment {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 	"sync"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/near"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
@@ -207,7 +208,6 @@ func (t *table) allows(o allowed, name string) bool {
 	return t.names[name] || len(t.names) == 0
 }
 
-// named returns the package of a name, as people write it.
 func (t *table) named(name string) (string, bool) {
 	for _, written := range []string{name, strings.ToLower(name), plainName(name)} {
 		if !registry.ValidPackage.MatchString(written) {
@@ -270,21 +270,21 @@ func nearest(word string, names []string) []string {
 	}
 	word = plainName(word)
 	most := max(1, len(word)/3)
-	var near []candidate
+	var all []candidate
 	for _, name := range names {
 		other := plainName(name)
-		if abs(len(other)-len(word)) > most {
+		if len(other) > len(word)+most || len(other) < len(word)-most {
 			continue
 		}
-		if d := distance(word, other, most); d <= most {
-			near = append(near, candidate{name, d})
+		if d := near.Distance(word, other); d <= most {
+			all = append(all, candidate{name, d})
 		}
 	}
-	slices.SortFunc(near, func(a, b candidate) int {
+	slices.SortFunc(all, func(a, b candidate) int {
 		return cmp.Or(a.distance-b.distance, strings.Compare(a.name, b.name))
 	})
 	var found []string
-	for _, c := range near[:min(len(near), 3)] {
+	for _, c := range all[:min(len(all), 3)] {
 		found = append(found, c.name)
 	}
 	return found
@@ -292,34 +292,3 @@ func nearest(word string, names []string) []string {
 
 // plainName returns a name without the differences in spelling that people are likely to make.
 func plainName(name string) string { return strings.ReplaceAll(strings.ToLower(name), "_", "-") }
-
-func abs(n int) int { return max(n, -n) }
-
-// distance is the number of letters that have to be put in, left out, changed or
-// swapped with the next one to make b of a, or more than most.
-func distance(a, b string, most int) int {
-	before, last, row := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
-	for j := range last {
-		last[j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		row[0] = i
-		least := i
-		for j := 1; j <= len(b); j++ {
-			change := 1
-			if a[i-1] == b[j-1] {
-				change = 0
-			}
-			row[j] = min(last[j]+1, row[j-1]+1, last[j-1]+change)
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				row[j] = min(row[j], before[j-2]+1)
-			}
-			least = min(least, row[j])
-		}
-		if least > most {
-			return most + 1
-		}
-		before, last, row = last, row, before
-	}
-	return last[len(b)]
-}
