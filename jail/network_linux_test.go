@@ -41,12 +41,12 @@ func TestPlan_MakesOneOuterNamespace(t *testing.T) {
 			[]string{"--ro-bind", "/srv/data", "/data"},
 		},
 		"a network and a project": {
-			Project{"/home/me/project", "/project", false},
+			Project{Dir: "/home/me/project", Mount: "/project", Overlay: false},
 			nil,
 			[]string{"--ro-bind", "/srv/data", "/data", "--ro-bind", "/home/me/project", "/project"},
 		},
 		"a network and an overlay": {
-			Project{"/home/me/project", "/project", true},
+			Project{Dir: "/home/me/project", Mount: "/project", Overlay: true},
 			append([]string{"--unshare-net", "--tmpfs", "/layer"}, shown...),
 			[]string{"--ro-bind", "/host/0", "/data", "--overlay-src", "/host/1", "--overlay", "/layer/upper", "/layer/work", "/project"},
 		},

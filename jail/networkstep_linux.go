@@ -285,7 +285,6 @@ func bound(kind, port int) (int, error) {
 	return socket, nil
 }
 
-// giveSocket sends a socket to the proxy and closes it here.
 func giveSocket(proxy, socket int, what handover.Socket) error {
 	defer unix.Close(socket)
 	if err := handover.Send(proxy, what, socket); err != nil {

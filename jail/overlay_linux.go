@@ -15,7 +15,7 @@ import (
 // more useful than bubblewrap's "Operation not permitted".
 func overlayAllowed(bubblewrap string) error {
 	known, err := os.ReadFile("/proc/filesystems")
-	if err == nil && bytes.Contains(known, []byte("\toverlay\n")) && kernelAtLeast(5, 11) {
+	if err == nil && bytes.Contains(known, []byte("\toverlay\n")) {
 		return nil
 	}
 	// A module or a patch may provide it, which only a trial shows.
@@ -26,22 +26,9 @@ func overlayAllowed(bubblewrap string) error {
 		return nil
 	}
 	return &Refusal{
-		Problem: "PROJECT_MODE is \"overlay\", and this kernel lets no user namespace make overlays: that takes Linux 5.11 with overlayfs",
-		Hint:    "set PROJECT_MODE to readonly, or use a newer kernel",
+		Problem: "PROJECT_MODE is \"overlay\", and this kernel has no overlayfs",
+		Hint:    "set PROJECT_MODE to readonly, or use a kernel with overlayfs",
 	}
-}
-
-// kernelAtLeast reports whether the running kernel is of this version or later.
-func kernelAtLeast(major, minor int) bool {
-	var name unix.Utsname
-	var a, b int
-	if unix.Uname(&name) != nil {
-		return false
-	}
-	if _, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &a, &b); err != nil {
-		return false
-	}
-	return a > major || a == major && b >= minor
 }
 
 // The server can ask for a descriptor of the upper layer of a project's overlay, to read

@@ -4,10 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"os/exec"
-	"path/filepath"
-	"strings"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/mountpoint"
 )
@@ -18,15 +15,19 @@ const (
 	ModeReadOnly = "readonly"
 	// ModeOverlay also lets it write, to a layer that ends with the sandbox.
 	ModeOverlay = "overlay"
+	// modeShared lets it write to a layer that all sandboxes with one workspace have: the
+	// holder of the workspace made it, with ModeOverlay. Only the server sets it.
+	modeShared = "shared"
 	// modeReadWrite is an error of its own, because users try it.
 	modeReadWrite = "readwrite"
 )
 
 // Project is the folder that the caller shows to the sandbox.
 type Project struct {
-	Dir     string // absolute, on the host; empty without a project
+	Dir     string // absolute, on the host; empty without a project, or if it is Shared
 	Mount   string // absolute, in the sandbox
-	Overlay bool   // whether code may write, to a temporary layer
+	Overlay bool   // whether code may write, to a temporary layer of the sandbox's own
+	Shared  bool   // whether the holder of the workspace has it, with a layer for all its sandboxes
 }
 
 // ProjectRules say where and how a sandbox may show a project.
@@ -40,7 +41,6 @@ type ProjectRules struct {
 	NoOverlay string `json:"no_overlay"`
 }
 
-// readProject reads the project by the rules of the description.
 func (s *Spec) readProject(dir, mount, mode string) (Project, error) {
 	rules := ProjectRules{Mount: s.ProjectMount, Reserved: s.Reserved, Overlay: s.Overlay != nil, NoOverlay: s.NoOverlay}
 	return rules.Read(dir, mount, mode)
@@ -65,6 +65,9 @@ func (r ProjectRules) Read(dir, mount, mode string) (Project, error) {
 	if err != nil {
 		return Project{}, err
 	}
+	if mode == modeShared {
+		return Project{Mount: mount, Shared: true}, nil
+	}
 	return Project{Dir: dir, Mount: mount, Overlay: mode == ModeOverlay}, nil
 }
 
@@ -73,9 +76,9 @@ func (r ProjectRules) checkMode(mode string) error {
 	switch mode {
 	case "", ModeReadOnly:
 		return nil
-	case ModeOverlay:
+	case ModeOverlay, modeShared:
 		if !r.Overlay {
-			return &Refusal{Problem: "PROJECT_MODE is \"overlay\", which this sandbox does not support: " + r.NoOverlay, Hint: hint}
+			return &Refusal{Problem: fmt.Sprintf("PROJECT_MODE is %q, which this sandbox does not support: ", mode) + r.NoOverlay, Hint: hint}
 		}
 		return nil
 	case modeReadWrite:
@@ -99,44 +102,11 @@ func checkDir(variable, dir, kind string) (string, error) {
 			Hint:    "set " + variable + " to " + kind + ", or leave it unset",
 		}
 	}
-	absolute, err := filepath.Abs(dir)
-	if err != nil {
-		return "", fmt.Errorf("find %s %q: %w", variable, dir, err)
-	}
-	info, err := os.Stat(absolute)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return refuse("which does not exist")
-	case err != nil:
-		return refuse("which cannot be read: " + reason(err))
-	case !info.IsDir():
-		return refuse("which is not a folder")
-	}
-	// The kernel's identities are compared, so that no link or bind mount hides the
-	// root folder under another name.
-	if root, err := os.Stat("/"); err != nil || os.SameFile(info, root) {
-		return refuse("which is the whole file system")
-	}
-	if resolved, err := filepath.EvalSymlinks(absolute); err == nil && ofMachine(resolved) {
-		return refuse("which shows the machine itself")
+	absolute, problem := mountpoint.Source(dir)
+	if problem != "" {
+		return refuse(problem)
 	}
 	return absolute, nil
-}
-
-// ofMachine reports whether a path leads to files of the kernel or of the host's
-// services: processes, devices or sockets. Memory disks, removable disks and users' own
-// files at such paths may be projects.
-func ofMachine(path string) bool {
-	first, rest, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
-	switch first {
-	case "proc", "sys":
-		return true
-	case "dev":
-		return !strings.HasPrefix(rest, "shm/")
-	case "run":
-		return !strings.HasPrefix(rest, "media/") && !(strings.HasPrefix(rest, "user/") && strings.Count(rest, "/") >= 2)
-	}
-	return false
 }
 
 func (r ProjectRules) checkMount(mount string) error {

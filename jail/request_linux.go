@@ -18,6 +18,8 @@ type Request struct {
 	Inbox string
 	// Workspace is the descriptor of a workspace that other sandboxes use too.
 	Workspace int
+	// Overlay is the descriptor of a project that is Shared.
+	Overlay int
 	// Upper is the descriptor of the socket that gets the upper layer of the project's
 	// overlay.
 	Upper int
@@ -43,6 +45,7 @@ const (
 // The variables with numbers of descriptors that the launcher inherits.
 const (
 	workspaceVariable = "NIX_SANDBOX_WORKSPACE"
+	overlayVariable   = "NIX_SANDBOX_OVERLAY"
 	upperVariable     = "NIX_SANDBOX_UPPER"
 	// codeGroupVariable is for a folder of a control group. The agent starts the code in
 	// that group and reads its events. The sandbox's user may write to its cgroup.procs.
@@ -90,6 +93,7 @@ func (s *Spec) ReadRequest(get func(string) string) (Request, error) {
 		ignored        bool
 	}{
 		{&request.Workspace, workspaceVariable, "the folder of a workspace", byServer, isKind(unix.S_IFDIR), false},
+		{&request.Overlay, overlayVariable, "the folder of an overlay", byServer, isKind(unix.S_IFDIR), !request.Project.Shared},
 		{&request.Upper, upperVariable, "a socket", byServer, isKind(unix.S_IFSOCK), !request.Project.Overlay},
 		{&request.Events, handover.EventsVariable, "a file that can be written to", "leave it unset: refusals are then written to standard error", isWritable, s.Network == nil},
 		{&request.CodeGroup, codeGroupVariable, "a control group", byMachine, isControlGroup, false},
@@ -106,6 +110,9 @@ func (s *Spec) ReadRequest(get func(string) string) (Request, error) {
 			}
 		}
 		*given.to = fd
+	}
+	if request.Project.Shared && (request.Overlay == 0 || request.Workspace == 0) {
+		return request, &Refusal{Problem: "PROJECT_MODE is \"shared\", and there is no holder of a workspace that has the project", Hint: "set PROJECT_MODE to readonly or overlay, or leave it unset"}
 	}
 	if request.Workspace != 0 && s.Workspace == nil {
 		return request, &Refusal{Problem: "this sandbox cannot share its workspace", Hint: "build the sandbox again with mkSandbox"}

@@ -59,7 +59,11 @@ func Run(args []string, version string, devices DeviceFinder) error {
 		}
 		return WriteFindings(os.Stdout, findings)
 	case WorkspaceName:
-		return spec.StartWorkspace()
+		project, err := spec.readProject(os.Getenv(projectVariable), os.Getenv("PROJECT_MOUNT"), os.Getenv("PROJECT_MODE"))
+		if err != nil {
+			return err
+		}
+		return spec.StartWorkspace(project)
 	}
 	request, err := spec.ReadRequest(os.Getenv)
 	if err != nil {

@@ -147,12 +147,18 @@ type Workspace struct {
 	Mount string `json:"mount"`
 	// Holder are the flags of the holder's bubblewrap.
 	Holder []string `json:"holder"`
+	// Layer is added to them if the project is an overlay. It makes the folders of
+	// [Overlay] and lets the holder mount the overlay at Project.
+	Layer []string `json:"layer"`
 	// Flags make the outer namespace if the sandbox needs one for the workspace alone.
 	// Join is added to the flags of every outer namespace: it lets the launcher mount
 	// the workspace at At.
 	Flags []string `json:"flags"`
 	Join  []string `json:"join"`
 	At    string   `json:"at"`
+	// Project is the path of the project's overlay, in the holder's namespace and in outer
+	// ones.
+	Project string `json:"project"`
 	// HostDir is the same folder as in [Overlay].
 	HostDir string `json:"host_dir"`
 }
@@ -267,10 +273,10 @@ func (s *Spec) check() error {
 		return fmt.Errorf("oom_score is %d, want 0 to %d", s.OOMScore, maxOOMScore)
 	}
 	if w := s.Workspace; w != nil {
-		if len(w.Holder) == 0 || len(w.Flags) == 0 || len(w.Join) == 0 || !filepath.IsAbs(w.Mount) || !filepath.IsAbs(w.At) || !filepath.IsAbs(w.HostDir) {
-			return errors.New("workspace lacks mount, holder, flags, join, at or host_dir")
+		if len(w.Holder) == 0 || len(w.Layer) == 0 || len(w.Flags) == 0 || len(w.Join) == 0 || !filepath.IsAbs(w.Mount) || !filepath.IsAbs(w.At) || !filepath.IsAbs(w.Project) || !filepath.IsAbs(w.HostDir) {
+			return errors.New("workspace lacks mount, holder, layer, flags, join, at, project or host_dir")
 		}
-		lists = append(lists, w.Holder, w.Flags, w.Join, []string{w.Mount, w.At, w.HostDir})
+		lists = append(lists, w.Holder, w.Layer, w.Flags, w.Join, []string{w.Mount, w.At, w.Project, w.HostDir})
 	}
 	if d := s.Devices; d != nil {
 		if len(d.Names) == 0 || len(d.Names) > maxDeviceNames {

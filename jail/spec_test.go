@@ -28,6 +28,7 @@ func valid() Spec {
 		},
 		Workspace: &Workspace{
 			Mount: "/workspace", Holder: []string{"--tmpfs", "/workspace"},
+			Layer: []string{"--tmpfs", "/layer"}, Project: "/project",
 			Flags: []string{"--unshare-user"}, Join: []string{"--dir", "/shared"}, At: "/shared", HostDir: "/host",
 		},
 		Command: []string{"/nix/store/a/bin/agent", "run"},

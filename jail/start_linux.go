@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"runtime"
 	"slices"
 	"strconv"
@@ -83,8 +82,8 @@ func (s *Spec) Start(request Request) error {
 	if request.devices.needsStore() && !request.Project.Overlay {
 		if err := overlayAllowed(s.Bubblewrap); err != nil {
 			return &Refusal{
-				Problem: "the devices of this sandbox add folders to its store, which takes overlays in user namespaces: Linux 5.11 or later with overlayfs",
-				Hint:    "use a newer kernel, or devices whose specification names no path of the store",
+				Problem: "the devices of this sandbox add folders to its store, which takes a kernel with overlayfs",
+				Hint:    "use another kernel, or devices whose specification names no path of the store",
 			}
 		}
 	}
@@ -97,7 +96,7 @@ func (s *Spec) Start(request Request) error {
 	}
 	var join, upper []string
 	if request.Workspace != 0 {
-		if join, err = s.Workspace.join(request.Workspace); err != nil {
+		if join, err = s.Workspace.join(request); err != nil {
 			return err
 		}
 	}
@@ -203,6 +202,10 @@ func (s *Spec) plan(request Request, more ...string) (outer, inside []string) {
 		outer = append(outer, s.Workspace.Join...)
 		inside = append(inside, "--bind", s.Workspace.At, s.Workspace.Mount)
 	}
+	if project.Shared {
+		outer = append(outer, "--dir", s.Workspace.Project)
+		inside = append(inside, "--bind", s.Workspace.Project, project.Mount)
+	}
 	for _, bind := range s.Binds {
 		inside = append(inside, "--ro-bind", show(bind.From), bind.To)
 	}
@@ -224,7 +227,7 @@ func (s *Spec) plan(request Request, more ...string) (outer, inside []string) {
 // that this request adds.
 func (s *Spec) command(request Request) []string {
 	var options []string
-	if request.Project.Overlay {
+	if request.Project.Overlay || request.Project.Shared {
 		options = append(options, s.Overlay.Option, request.Project.Mount)
 	}
 	if request.CodeGroup != 0 {
@@ -277,19 +280,8 @@ func fill(fd int, contents []byte) error {
 // closeOnExec keeps all of the caller's descriptors but the standard ones out of the
 // sandbox.
 func closeOnExec() error {
-	err := unix.CloseRange(firstExtra, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
-	if err == nil {
-		return nil
-	}
-	// A kernel before 5.11.
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return fmt.Errorf("list the open descriptors: %w", err)
-	}
-	for _, entry := range entries {
-		if fd, err := strconv.Atoi(entry.Name()); err == nil && fd >= firstExtra {
-			unix.CloseOnExec(fd)
-		}
+	if err := unix.CloseRange(firstExtra, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("keep open files out of the sandbox, which takes Linux 5.14 or later: %w", err)
 	}
 	return nil
 }

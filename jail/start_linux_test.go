@@ -41,7 +41,7 @@ func TestArguments(t *testing.T) {
 func TestArgumentsWithALayer(t *testing.T) {
 	spec := valid()
 	spec.Binds = []Bind{{"/srv/data", "/data"}}
-	outer, inside := spec.plan(Request{Project: Project{"/home/me/my:project", "/project", true}, Inbox: "/home/me/in"})
+	outer, inside := spec.plan(Request{Project: Project{Dir: "/home/me/my:project", Mount: "/project", Overlay: true}, Inbox: "/home/me/in"})
 	wantOuter := []string{"--tmpfs", "/layer", "--ro-bind", "/srv/data", "/host/0", "--ro-bind", "/home/me/in", "/host/1", "--ro-bind", "/home/me/my:project", "/host/2"}
 	wantInside := []string{
 		"--unshare-user", "--setenv", "A", "with space\nand line",

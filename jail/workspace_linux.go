@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -16,6 +17,10 @@ import (
 // started with one has an outer namespace. The launcher attaches that mount there before
 // it becomes the sandbox's bubblewrap. The workspace lives as long as the holder
 // or one of the sandboxes.
+//
+// If the project is an overlay, the holder has it too, and hands it out beside the
+// workspace: two overlays with one upper layer would be undefined. Sandboxes get the
+// overlay and neither of its layers. The server gets the upper layer.
 
 // WorkspaceName is the name of the program of an artifact that becomes a holder.
 const WorkspaceName = "workspace"
@@ -36,19 +41,24 @@ func workspaceUser(fd int) (int, error) {
 	return int(stat.Uid), nil
 }
 
-// join returns the first words of a command line that attaches a workspace in the outer
-// namespace. From now on, processes inherit the descriptor of the workspace.
-func (w *Workspace) join(fd int) ([]string, error) {
+// join returns the first words of a command line that attaches a workspace, and a shared
+// project, in the outer namespace. From now on, processes inherit their descriptors.
+func (w *Workspace) join(request Request) ([]string, error) {
 	launcher, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
-	return []string{launcher, Join, strconv.Itoa(fd), w.At}, inherit(fd)
+	words := []string{launcher, Join, strconv.Itoa(request.Workspace), w.At}
+	if request.Overlay != 0 {
+		words = append(words, strconv.Itoa(request.Overlay), w.Project)
+	}
+	return append(words, "--"), errors.Join(inherit(request.Workspace), inherit(request.Overlay))
 }
 
-// StartWorkspace replaces this process by the holder of a workspace. Standard input is a
-// socket: see [RunHandOut]. It returns only if that fails.
-func (s *Spec) StartWorkspace() error {
+// StartWorkspace replaces this process by the holder of a workspace, and of the project if
+// that is an overlay. Standard input is a socket: see [RunHandOut]. It returns only if that
+// fails.
+func (s *Spec) StartWorkspace(project Project) error {
 	parent := unix.Getppid()
 	if s.Workspace == nil {
 		return errors.New("the description has no workspace")
@@ -62,7 +72,12 @@ func (s *Spec) StartWorkspace() error {
 	runtime.LockOSThread() // see [Spec.Start]
 	defer runtime.UnlockOSThread()
 	s.yieldToHost()
-	if _, err := dropRoot(Request{}, false); err != nil {
+	var request Request
+	if project.Overlay {
+		request.Project = project
+	}
+	request, err := dropRoot(request, false)
+	if err != nil {
 		return err
 	}
 	if err := namespacesAllowed(s.Bubblewrap); err != nil {
@@ -75,21 +90,39 @@ func (s *Spec) StartWorkspace() error {
 	if err != nil {
 		return fmt.Errorf("find this program: %w", err)
 	}
-	flags, err := memfile("flags", terminated(s.Workspace.Holder))
+	flags, step := slices.Clone(s.Workspace.Holder), []string{launcher, HandOut, s.Workspace.Mount}
+	if project.Overlay {
+		if err := overlayAllowed(s.Bubblewrap); err != nil {
+			return err
+		}
+		flags = slices.Concat(flags, s.Workspace.Layer, []string{"--ro-bind", request.Project.Dir, s.Workspace.Project})
+		step = append(step, s.Workspace.Project, s.Overlay.Upper, s.Overlay.Work)
+	}
+	args, err := memfile("flags", terminated(slices.Concat(flags, s.Seal)))
 	if err != nil {
 		return err
 	}
-	return become(parent, []string{
-		s.Bubblewrap, "--args", strconv.Itoa(flags), "--", launcher, HandOut, s.Workspace.Mount,
-	})
+	return become(parent, slices.Concat([]string{s.Bubblewrap, "--args", strconv.Itoa(args), "--"}, step))
 }
 
 // RunHandOut hands out the file system at a path. Its standard input is a socket. It
 // answers each message there with one that has a descriptor of a mount of the file
 // system, and returns when the other end is closed.
+//
+// With three further paths, PROJECT UPPER WORK, it mounts an overlay over PROJECT, and its
+// messages have two further descriptors: of a mount of the overlay, and of UPPER.
 func RunHandOut(args []string) error {
-	if len(args) != 1 {
-		return fmt.Errorf("%s takes one path, and was given %q", HandOut, args)
+	if len(args) != 1 && len(args) != 4 {
+		return fmt.Errorf("%s takes one path or four, and was given %q", HandOut, args)
+	}
+	paths := args[:1]
+	if len(args) == 4 {
+		project, upper, work := args[1], args[2], args[3]
+		options := "lowerdir=" + project + ",upperdir=" + upper + ",workdir=" + work + ",userxattr"
+		if err := unix.Mount("overlay", project, "overlay", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+			return fmt.Errorf("mount the overlay of the project: %w", err)
+		}
+		paths = args[:2]
 	}
 	var message [1]byte
 	for {
@@ -102,38 +135,55 @@ func RunHandOut(args []string) error {
 		case n == 0:
 			return nil
 		}
-		tree, err := unix.OpenTree(unix.AT_FDCWD, args[0], unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
-		if err != nil {
-			return &Refusal{
-				Problem: fmt.Sprintf("this kernel cannot share a workspace between sandboxes: mount %s once more: %v", args[0], err),
-				Hint:    "turn shared_files off, or use Linux 5.2 or later",
+		var out []int
+		for _, path := range paths {
+			tree, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+			if err != nil {
+				return &Refusal{
+					Problem: fmt.Sprintf("this kernel cannot share a workspace between sandboxes: mount %s once more: %v", path, err),
+					Hint:    "turn shared_files off, or use Linux 5.2 or later",
+				}
 			}
+			out = append(out, tree)
 		}
-		err = unix.Sendmsg(unix.Stdin, message[:], unix.UnixRights(tree), nil, unix.MSG_NOSIGNAL)
-		unix.Close(tree)
+		if len(args) == 4 {
+			upper, err := unix.Open(args[2], unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+			if err != nil {
+				return fmt.Errorf("open the upper layer %s: %w", args[2], err)
+			}
+			out = append(out, upper)
+		}
+		err = unix.Sendmsg(unix.Stdin, message[:], unix.UnixRights(out...), nil, unix.MSG_NOSIGNAL)
+		for _, fd := range out {
+			unix.Close(fd)
+		}
 		if err != nil {
 			return fmt.Errorf("hand out the workspace: %w", err)
 		}
 	}
 }
 
-// RunJoin attaches a detached mount at a path of this namespace, gives up the capability
-// that this takes, and becomes a program. Its arguments are FD PATH PROGRAM ARGUMENT...
+// RunJoin attaches detached mounts at paths of this namespace, gives up the capability
+// that this takes, and becomes a program. Its arguments are FD PATH... -- PROGRAM ARGUMENT...
 func RunJoin(args []string) error {
-	if len(args) < 3 {
-		return fmt.Errorf("%s takes a descriptor, a path and a program, and was given %q", Join, args)
+	end := slices.Index(args, "--")
+	if end < 2 || end%2 != 0 || end+1 == len(args) {
+		return fmt.Errorf("%s takes descriptors with paths, -- and a program, and was given %q", Join, args)
 	}
-	fd, err := strconv.Atoi(args[0])
-	if err != nil {
-		return fmt.Errorf("%s: %w", Join, err)
+	mounts, args := args[:end], args[end+1:]
+	for pair := range slices.Chunk(mounts, 2) {
+		fd, err := strconv.Atoi(pair[0])
+		if err != nil {
+			return fmt.Errorf("%s: %w", Join, err)
+		}
+		if err := unix.MoveMount(fd, "", unix.AT_FDCWD, pair[1], unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+			return fmt.Errorf("mount what the session shares at %s: %w", pair[1], err)
+		}
+		unix.Close(fd)
 	}
-	if err := unix.MoveMount(fd, "", unix.AT_FDCWD, args[1], unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-		return fmt.Errorf("mount the workspace: %w", err)
-	}
-	unix.Close(fd)
 	// execve drops capabilities that are not ambient.
 	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_LOWER, unix.CAP_SYS_ADMIN, 0, 0); err != nil {
 		return fmt.Errorf("give up CAP_SYS_ADMIN: %w", err)
 	}
-	return fmt.Errorf("start %s: %w", args[2], unix.Exec(args[2], args[2:], nil))
+	return fmt.Errorf("start %s: %w", args[0], unix.Exec(args[0], args, nil))
 }

@@ -56,6 +56,11 @@ func TestArgumentsWithAWorkspace(t *testing.T) {
 			[]string{"--unshare-user", "--dir", "/shared", "--ro-bind", "/home/me", "/host/0"},
 			[]string{"--bind", "/shared", "/workspace", "--ro-bind", "/host/0", "/project", "--remount-ro", "/"},
 		},
+		"an overlay that is shared": {
+			Project{Mount: "/code", Shared: true},
+			[]string{"--unshare-user", "--dir", "/shared", "--dir", "/project"},
+			[]string{"--bind", "/shared", "/workspace", "--bind", "/project", "/code", "--remount-ro", "/"},
+		},
 		"an overlay": {
 			Project{Dir: "/home/me", Mount: "/project", Overlay: true},
 			[]string{"--tmpfs", "/layer", "--dir", "/shared", "--ro-bind", "/home/me", "/host/0"},
@@ -71,6 +76,46 @@ func TestArgumentsWithAWorkspace(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// A project that is shared comes from the holder of a workspace, as a descriptor.
+func TestReadRequest_SharedProject(t *testing.T) {
+	spec := valid()
+	folder := must.Get(os.Open(t.TempDir()))(t)
+	defer folder.Close()
+	fd := strconv.Itoa(int(folder.Fd()))
+	for _, test := range []struct{ workspace, overlay, problem string }{
+		{fd, fd, ""},
+		{fd, "", "no holder"}, {"", fd, "no holder"}, {fd, "1", "NIX_SANDBOX_OVERLAY is"}, {fd, "x", "NIX_SANDBOX_OVERLAY is"},
+	} {
+		variables := map[string]string{"PROJECT_DIR": t.TempDir(), "PROJECT_MODE": "shared", workspaceVariable: test.workspace, overlayVariable: test.overlay}
+		request, err := spec.ReadRequest(func(name string) string { return variables[name] })
+		switch {
+		case test.problem != "":
+			if err == nil || !strings.Contains(err.Error(), test.problem) || HintOf(err) == "" {
+				t.Errorf("%+v: %+v, error %v", test, request, err)
+			}
+		case err != nil || request.Overlay != int(folder.Fd()):
+			t.Errorf("%+v: %+v, error %v", test, request, err)
+		default:
+			if diff := cmp.Diff(Project{Mount: "/project", Shared: true}, request.Project); diff != "" {
+				t.Error(diff)
+			}
+		}
+	}
+	// In the other modes the descriptor is ignored.
+	if request, err := spec.ReadRequest(only(overlayVariable, "x")); err != nil || request.Overlay != 0 {
+		t.Errorf("without a project: %+v, error %v", request, err)
+	}
+}
+
+// The step that attaches mounts takes pairs before a program.
+func TestRunJoin_RefusesOtherArguments(t *testing.T) {
+	for _, args := range [][]string{nil, {"3", "/shared"}, {"3", "/shared", "--"}, {"--", "true"}, {"3", "--", "true"}, {"3", "/shared", "4", "--", "true"}, {"x", "/shared", "--", "true"}} {
+		if err := RunJoin(args); err == nil || !strings.Contains(err.Error(), Join) {
+			t.Errorf("%q: error %v", args, err)
+		}
 	}
 }
 

@@ -19,7 +19,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/pathowner"
 )
 
-// maxFiles bounds the files of one folder.
 const maxFiles = 256
 
 // standardFolders are the standard's folders. Later ones win.
@@ -46,7 +45,6 @@ type Registry struct {
 	folders  []string
 }
 
-// device is a device of a specification.
 type device struct {
 	*source
 	edits specs.ContainerEdits
@@ -54,7 +52,6 @@ type device struct {
 	conflict string
 }
 
-// source is a specification and its origin.
 type source struct {
 	file     string
 	priority int

@@ -111,7 +111,6 @@ func missing(err error) error {
 	return refusal
 }
 
-// planner collects the plan for one sandbox.
 type planner struct {
 	spec *jail.Spec
 	user int // who starts the sandbox
@@ -120,7 +119,6 @@ type planner struct {
 	reserved []reservation
 	// taken has the source of each mount and node, by its path in the sandbox.
 	taken map[string]string
-	// above are the folders of these paths.
 	above map[string]bool
 	// folders are the opened folders of the host, by path.
 	folders map[string]folder
@@ -190,7 +188,6 @@ func (p *planner) addAll(edits *cdi.Edits, nodes []string) error {
 	return nil
 }
 
-// finish completes the plan.
 func (p *planner) finish() {
 	for _, top := range []string{"bin", "etc", "usr"} {
 		p.base("/" + top)
@@ -201,7 +198,6 @@ func (p *planner) finish() {
 	p.plan.Usable = p.usable
 }
 
-// otherBin is the other path of /bin.
 const otherBin = "/usr/bin"
 
 // base adds a folder or file of the sandbox's own below /bin, /etc or /usr as a link. If a

@@ -59,7 +59,6 @@ func isUnsafe(stat unix.Stat_t) string {
 	return ""
 }
 
-// ownNodes are the names in every sandbox's /dev.
 var ownNodes = []string{"console", "core", "fd", "full", "mqueue", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty", "urandom", "zero"}
 
 // isOwnNode reports whether every sandbox has a path in /dev, or a folder above it.

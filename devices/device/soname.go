@@ -58,7 +58,6 @@ func (r *sonameReader) nameOf(path string) string {
 	return r.read(descriptor(fd))
 }
 
-// descriptor reads a file by its descriptor.
 type descriptor int
 
 // ReadAt implements [io.ReaderAt] by one call.

@@ -153,7 +153,6 @@ func tree(segments []Rule) []unix.SockFilter {
 	return slices.Concat(branch, below, tree(segments[middle:]))
 }
 
-// leaf returns the instructions of a verdict.
 func leaf(v Verdict) []unix.SockFilter {
 	var out []unix.SockFilter
 	for _, c := range v {

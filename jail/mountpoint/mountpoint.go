@@ -1,5 +1,5 @@
-// Package mountpoint has the rule for a project's mount point in a sandbox. The launcher
-// applies it to each sandbox, and the server to its settings, before any client waits
+// Package mountpoint has the rules for the folder that a sandbox shows, and where. The launcher
+// applies them to each sandbox, and the server to its settings, before any client waits
 // for an answer. The build of a sandbox decides which paths are reserved.
 package mountpoint
 

@@ -28,3 +28,15 @@ func TestProblem_NamesWhatIsWrong(t *testing.T) {
 		}
 	}
 }
+
+// Projects may be on disks in memory and on removable ones.
+func TestOfMachine_LeavesDisks(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/proc/1/root/home": true, "/sys": true, "/dev/shm": true, "/run/user/1000": true, "/run/user": true, "/run/dbus": true,
+		"/dev/shm/project": false, "/run/media/user/disk": false, "/run/user/1000/project": false, "/home/run": false, "/srv/proc": false, "/process": false,
+	} {
+		if got := ofMachine(path); got != want {
+			t.Errorf("%s: %v, want %v", path, got, want)
+		}
+	}
+}

@@ -80,7 +80,6 @@ func (f Folder) WriteTar(w io.Writer) (Digest, error) {
 	return walk.digest, err
 }
 
-// folderWalk is a walk through a folder.
 type folderWalk struct {
 	Folder
 	archive *tar.Writer // nil where the walk only counts
@@ -115,7 +114,6 @@ func (w *folderWalk) folder(root *os.Root, name string, depth int) error {
 	}
 }
 
-// entry writes one entry of a folder.
 func (w *folderWalk) entry(root *os.Root, base, name string, depth int) error {
 	info, err := root.Lstat(base)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -123,7 +123,6 @@ func (k *Kernel) Modules(ctx context.Context, names []string) ([]Module, error) 
 	return modules, nil
 }
 
-// decompress returns the contents of an xz file.
 func decompress(ctx context.Context, path string) ([]byte, error) {
 	data, err := exec.CommandContext(ctx, "xz", "--decompress", "--stdout", path).Output()
 	if ended := (*exec.ExitError)(nil); errors.As(err, &ended) {

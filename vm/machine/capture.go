@@ -20,7 +20,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/protocol"
 )
 
-// errUncapturable reports that the machine's memory is not a file of this process.
 var errUncapturable = errors.New("this virtual machine was not started to be captured")
 
 // Capture freezes the processes of the machine and writes the state of its devices, and the memory
@@ -71,7 +70,6 @@ func (m *Machine) Continue() error {
 	return m.Thaw(time.Now())
 }
 
-// pageSize is that of the pages that the kernel reports.
 const pageSize = 4096
 
 // pageTable tells which pages of a machine's memory are its own. The others are those of the file

@@ -358,7 +358,6 @@ func (m *Machine) comeUp(state *os.File) error {
 	}
 }
 
-// errEnded answers requests to a machine that has ended.
 var errEnded = errors.New("the virtual machine ended")
 
 // Ask has the first process do something. One request is under way at a time.

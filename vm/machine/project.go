@@ -212,7 +212,6 @@ func (p *Project) Use(disk *os.File, size int64, known image.Digest) (changed bo
 	return known != p.now
 }
 
-// refusal names the project in an error of its image.
 func (p *Project) refusal(err error) error {
 	var large *image.TooLargeError
 	if errors.As(err, &large) {

@@ -138,7 +138,6 @@ func open(folder string) (_ *Snapshot, err error) {
 	return snapshot, nil
 }
 
-// openFiles opens a snapshot that is whole.
 func openFiles(folder string) (_ *Snapshot, err error) {
 	text, err := bounded.ReadFile(filepath.Join(folder, metaFile), maxMeta)
 	if err != nil {

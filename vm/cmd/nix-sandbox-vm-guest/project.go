@@ -107,7 +107,6 @@ func (g *groups) awaitJail(mount string) error {
 	return err
 }
 
-// mountPoint is one mount in a process's mountinfo.
 type mountPoint struct {
 	device      string
 	propagation string // the first optional field

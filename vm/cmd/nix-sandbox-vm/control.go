@@ -37,7 +37,6 @@ type controlRequest struct {
 	Keep bool `json:"keep"`
 }
 
-// controlAnswer is the answer to a request.
 type controlAnswer struct {
 	Did   string `json:"did"`
 	Error string `json:"error,omitempty"` // a sentence; the machine goes on

@@ -22,7 +22,6 @@ type streams struct {
 	log     *copier // of the standard error
 }
 
-// newStreams carries the streams of a machine.
 func newStreams(m *machine.Machine) *streams {
 	return &streams{
 		machine: m,
