@@ -38,7 +38,16 @@ const (
 	Dropped Kind = "dropped"
 	// Ended reports that the proxy ended before the sandbox, and why.
 	Ended Kind = "ended"
+	// Asked asks whether a connection may be made, and its answer is an [Answer].
+	Asked Kind = "asked"
 )
+
+// Answer is what a reader of events answers to one that [Asked], in a JSON object of at most
+// [MaxLine] bytes. Without a Refused, the connection may be made.
+type Answer struct {
+	Ask     uint64 `json:"ask"`
+	Refused Reason `json:"refused,omitempty"`
+}
 
 // Options of an environment that refusals name.
 const (
@@ -58,6 +67,7 @@ const (
 //	failed   Name, Port if it was a connection, Problem, Count
 //	dropped  Count
 //	ended    Problem
+//	asked    Name, Port, Ask
 type Event struct {
 	Kind Kind `json:"event"`
 	// Name is the host's name in its canonical form, or empty.
@@ -81,6 +91,8 @@ type Event struct {
 	Down         int64  `json:"down,omitempty"`
 	Milliseconds int64  `json:"milliseconds,omitempty"`
 	Problem      string `json:"problem,omitempty"`
+	// Ask is repeated in the answer.
+	Ask uint64 `json:"ask,omitempty"`
 }
 
 // RefusedName returns the refusal of a name that no entry allows.

@@ -19,6 +19,8 @@ const (
 	ByPath       Reason = "path"       // the host's rule lacks the path
 	ByCredential Reason = "credential" // the request has the placeholder of another host's secret
 	ByLimit      Reason = "limit"      // Option says which limit
+	ByUser       Reason = "user"       // who was asked, and said no
+	ByNobody     Reason = "nobody"     // could be asked
 )
 
 // words are the words for a reason. why follows the refused host in parentheses. way is what the
@@ -38,6 +40,8 @@ var words = map[Reason]struct{ why, way string }{
 	ByPath:       {"the path", ""},
 	ByCredential: {"a credential of another host", "Send the credential to its own host alone"},
 	ByLimit:      {"over a limit", ""},
+	ByUser:       {"the user said no", ""},
+	ByNobody:     {"the user would be asked, and did not answer", ""},
 }
 
 // Why says in a few words why something was refused. detail is the Detail of the event, or "".

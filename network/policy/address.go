@@ -37,12 +37,13 @@ var never = networks(
 )
 
 // metadata lists the addresses where clouds give credentials to any client, as the manuals of AWS
-// (also for containers), Azure, Google, Alibaba and Oracle state them. Only an entry of private
+// (also for containers), Azure, Google, Alibaba, Oracle, Tencent and Scaleway state them. Only an entry of private
 // with exactly such an address allows it, because an operator who writes 169.254.0.0/16 does not
 // mean it.
 var metadata = addresses(
 	"169.254.169.254", "169.254.170.2", "169.254.170.23", "fd00:ec2::254", "fd00:ec2::23",
 	"168.63.129.16", "fd20:ce::254", "100.100.100.200", "192.0.0.192",
+	"169.254.0.23", "169.254.42.42",
 )
 
 // notPublic are the networks of IANA's registries of special-purpose addresses

@@ -72,15 +72,20 @@ type Policy struct {
 	// the file.
 	Credentials []Credential
 
+	hosts         // that a sandbox reaches
+	asked   hosts // about which a user is asked
 	rules   map[string]*Rule
-	exact   map[string]ports // by name
-	below   map[string]ports // by the name after "*."
-	common  []uint16         // of the entries that have no port
+	common  []uint16 // of the entries that have no port
 	all     []uint16
 	private []netip.Prefix
 }
 
-// ports are the ports of an entry's name.
+// hosts are names with their ports.
+type hosts struct {
+	exact map[string]ports // by name
+	below map[string]ports // by the name after "*."; that of "*" is empty
+}
+
 type ports struct {
 	common bool     // those that the policy lists
 	own    []uint16 // those that were written with the name
@@ -89,6 +94,7 @@ type ports struct {
 type file struct {
 	Schema      int      `json:"schema"`
 	Domains     []string `json:"domains"`
+	Ask         []string `json:"ask"`
 	Ports       []int    `json:"ports"`
 	Private     []string `json:"private"`
 	Connections int      `json:"connections"`
@@ -146,7 +152,8 @@ func (f *file) compile() (*Policy, error) {
 	if f.Schema != Schema {
 		return nil, fmt.Errorf("schema is %d, and this program reads %d: build the environment and the server from the same version", f.Schema, Schema)
 	}
-	p := &Policy{exact: map[string]ports{}, below: map[string]ports{}}
+	empty := func() hosts { return hosts{exact: map[string]ports{}, below: map[string]ports{}} }
+	p := &Policy{hosts: empty(), asked: empty()}
 	for _, limit := range []struct {
 		name        string
 		value, most int
@@ -168,13 +175,20 @@ func (f *file) compile() (*Policy, error) {
 		}
 		p.common = append(p.common, uint16(port))
 	}
-	if len(f.Domains) == 0 || len(f.Domains) > MaxDomains {
-		return nil, fmt.Errorf("domains has %d entries: write from 1 to %d", len(f.Domains), MaxDomains)
+	if len(f.Domains) == 0 || len(f.Domains)+len(f.Ask) > MaxDomains {
+		return nil, fmt.Errorf("domains has %d entries, and ask %d: write from 1 to %d", len(f.Domains), len(f.Ask), MaxDomains)
 	}
 	p.all = slices.Clone(p.common)
 	for _, entry := range f.Domains {
-		if err := p.add(entry); err != nil {
+		if err := p.add(p.hosts, entry); err != nil {
 			return nil, fmt.Errorf("domains has %q: %w", entry, err)
+		}
+	}
+	for _, entry := range f.Ask {
+		if entry == "*" {
+			p.asked.below[""] = ports{common: true}
+		} else if err := p.add(p.asked, entry); err != nil {
+			return nil, fmt.Errorf("ask has %q: %w", entry, err)
 		}
 	}
 	slices.Sort(p.all)
@@ -202,8 +216,8 @@ func (f *file) compile() (*Policy, error) {
 	return p, p.addRules(f)
 }
 
-// add adds one entry of domains: NAME, *.NAME, NAME:PORT or *.NAME:PORT.
-func (p *Policy) add(entry string) error {
+// add adds one entry to hosts: NAME, *.NAME, NAME:PORT or *.NAME:PORT.
+func (p *Policy) add(to hosts, entry string) error {
 	name, text, hasPort := strings.Cut(entry, ":")
 	var port uint16
 	if hasPort {
@@ -213,10 +227,10 @@ func (p *Policy) add(entry string) error {
 		}
 		port = uint16(n)
 	}
-	entries := p.exact
+	entries := to.exact
 	name, below := strings.CutPrefix(name, "*.")
 	if below {
-		entries = p.below
+		entries = to.below
 	}
 	if !hostname.IsCanonical(name) {
 		return hostname.ErrMalformed
@@ -235,7 +249,6 @@ func (p *Policy) add(entry string) error {
 	return nil
 }
 
-// upstream returns the HOST:PORT of a proxy's URL.
 func upstream(text string) (string, error) {
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "http" || u.User != nil || u.Hostname() == "" || u.Port() == "" ||
@@ -262,27 +275,43 @@ type Name int
 // The verdicts of [Policy.Name].
 const (
 	Unknown Name = iota // no entry allows it
-	Exact               // an entry contains the name itself
 	Below               // the name is allowed by "*." entries alone
+	Exact               // an entry contains the name itself
 )
 
-// Name returns whether a canonical name is allowed at any port.
+// Name returns whether a canonical name is allowed at any port, or may be if a user allows it.
 func (p *Policy) Name(name string) Name {
-	if _, ok := p.exact[name]; ok {
+	return max(p.hosts.name(name), p.asked.name(name))
+}
+
+// AsksName returns whether a canonical name is allowed at no port unless a user allows it.
+func (p *Policy) AsksName(name string) bool {
+	return p.hosts.name(name) == Unknown && p.asked.name(name) != Unknown
+}
+
+// Allows returns whether a canonical name is allowed at a port.
+func (p *Policy) Allows(name string, port uint16) bool { return p.contains(p.hosts, name, port) }
+
+// Asks returns whether a user is asked about a canonical name at a port that is not allowed.
+func (p *Policy) Asks(name string, port uint16) bool {
+	return !p.Allows(name, port) && p.contains(p.asked, name, port)
+}
+
+func (h hosts) name(name string) Name {
+	if _, ok := h.exact[name]; ok {
 		return Exact
 	}
-	for range p.parents(name) {
+	for range h.parents(name) {
 		return Below
 	}
 	return Unknown
 }
 
-// Allows returns whether a canonical name is allowed at a port.
-func (p *Policy) Allows(name string, port uint16) bool {
-	if at, ok := p.exact[name]; ok && p.has(at, port) {
+func (p *Policy) contains(h hosts, name string, port uint16) bool {
+	if at, ok := h.exact[name]; ok && p.has(at, port) {
 		return true
 	}
-	for at := range p.parents(name) {
+	for at := range h.parents(name) {
 		if p.has(at, port) {
 			return true
 		}
@@ -296,20 +325,16 @@ func (p *Policy) has(at ports, port uint16) bool {
 
 // parents yields the "*." entries that a name is below of. "*.example.com"
 // does not contain example.com itself.
-func (p *Policy) parents(name string) func(func(ports) bool) {
+func (h hosts) parents(name string) func(func(ports) bool) {
 	return func(yield func(ports) bool) {
-		if len(p.below) == 0 {
+		if len(h.below) == 0 {
 			return
 		}
-		for {
-			_, parent, more := strings.Cut(name, ".")
-			if !more {
+		for name != "" {
+			_, name, _ = strings.Cut(name, ".")
+			if at, ok := h.below[name]; ok && !yield(at) {
 				return
 			}
-			if at, ok := p.below[parent]; ok && !yield(at) {
-				return
-			}
-			name = parent
 		}
 	}
 }

@@ -31,7 +31,6 @@ type issuer struct {
 	hosts map[string]*tls.Certificate
 }
 
-// newIssuer returns the issuer for hosts.
 func newIssuer(hosts []string) (*issuer, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -51,7 +51,6 @@ func (r *Relay) dial(ctx context.Context, name string, port uint16) (*net.TCPCon
 	return conn, nil
 }
 
-// first connects to the first address that answers.
 func (r *Relay) first(ctx context.Context, addresses []netip.Addr, port uint16) (*net.TCPConn, error) {
 	if len(addresses) == 1 {
 		return r.connect(ctx, addresses[0], port)

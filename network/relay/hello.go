@@ -60,7 +60,6 @@ var helloRetry = []byte{
 	0xc2, 0xa2, 0x11, 0x16, 0x7a, 0xbb, 0x8c, 0x5e, 0x07, 0x9e, 0x09, 0xe2, 0xc8, 0xa8, 0x33, 0x9c,
 }
 
-// helloError is the refusal of a ClientHello.
 type helloError struct{ reason event.Reason }
 
 func (e *helloError) Error() string { return "the ClientHello is refused: " + string(e.reason) }

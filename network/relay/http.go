@@ -72,7 +72,6 @@ func (r *Relay) startHTTP() {
 	go func() { _ = r.server.Serve(handoff(r.handoff)) }()
 }
 
-// connectionKey is the key of a request's connection in its context.
 type connectionKey struct{}
 
 func connectionOf(q *http.Request) *connection {

@@ -46,6 +46,8 @@ type sandbox struct {
 	mu     sync.Mutex
 	hosts  map[string][]netip.Addr
 	events []event.Event
+
+	consent Ask
 }
 
 // shift is added to the ports of the policy, for sockets: the hosts of the tests
@@ -67,7 +69,7 @@ func start(t testing.TB, change string, shorter ...times) *sandbox {
 		must.Do(t, json.Unmarshal([]byte(text), &object))
 	}
 	p := must.Get(policy.Parse(must.Get(json.Marshal(object))(t)))(t)
-	s := &sandbox{t: t, hosts: map[string][]netip.Addr{}}
+	s := &sandbox{t: t, hosts: map[string][]netip.Addr{}, consent: func(string, uint16) event.Reason { return event.ByNobody }}
 	var ask func(context.Context, string) ([]netip.Addr, error)
 	if p.Upstream == "" {
 		ask = s.ask
@@ -77,7 +79,7 @@ func start(t testing.TB, change string, shorter ...times) *sandbox {
 	for i, c := range p.Credentials {
 		secrets[i] = "secret-of-" + c.Name
 	}
-	s.Relay = must.Get(New(p, names, secrets, s.record))(t)
+	s.Relay = must.Get(New(p, names, secrets, s.record, func(name string, port uint16) event.Reason { return s.consent(name, port) }))(t)
 	s.roots = authority().pool
 	s.times.hello, s.times.answer, s.times.idle = time.Minute, time.Minute, time.Minute
 	for _, other := range shorter {

@@ -7,6 +7,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -69,6 +70,7 @@ type Relay struct {
 	policy *policy.Policy
 	names  *resolver.Names
 	report func(event.Event)
+	ask    Ask
 	times  times
 
 	open  atomic.Int64
@@ -87,15 +89,18 @@ type Relay struct {
 	roots *x509.CertPool
 }
 
+// Ask asks a user about a connection, and returns why it is refused, or "". It may wait.
+type Ask func(name string, port uint16) event.Reason
+
 // New returns a Relay. secrets are those of the policy's credentials, in their order. report must
-// not block.
-func New(p *policy.Policy, names *resolver.Names, secrets []string, report func(event.Event)) (*Relay, error) {
+// not block. ask may be nil if the policy has no hosts to ask about.
+func New(p *policy.Policy, names *resolver.Names, secrets []string, report func(event.Event), ask Ask) (*Relay, error) {
 	if len(secrets) != len(p.Credentials) {
 		return nil, fmt.Errorf("there are %d secrets for %d credentials", len(secrets), len(p.Credentials))
 	}
 	accepted := max(accepting*p.Rate, minAccepting)
 	r := &Relay{
-		policy: p, names: names, report: report, times: usual,
+		policy: p, names: names, report: report, ask: ask, times: usual,
 		begun:   rate.NewLimiter(rate.Limit(p.Rate), p.Rate),
 		pace:    rate.NewLimiter(rate.Limit(accepted), accepted),
 		bytes:   limit.NewBytes(p.Bytes, 2*p.Connections),
@@ -156,6 +161,9 @@ type connection struct {
 	name   string
 	asked  netip.AddrPort
 	began  time.Time
+	// allowed says that a user allowed a connection that the policy does not, and denied why not.
+	allowed bool
+	denied  event.Reason
 
 	up, down atomic.Int64
 	active   atomic.Int64 // when bytes last came, in nanoseconds since began
@@ -181,6 +189,10 @@ func (c *connection) handle() {
 		return
 	}
 	bounded(c.client, 2*c.r.times.idle)
+	if c.r.policy.Asks(c.name, c.asked.Port()) {
+		c.denied = c.r.ask(c.name, c.asked.Port())
+		c.allowed = c.denied == ""
+	}
 	if c.asked.Port() == portHTTP {
 		c.serveHTTP(c.client)
 		return
@@ -235,8 +247,12 @@ func (c *connection) refusal() *event.Event {
 	switch {
 	case c.name == "":
 		e.Reason, e.Address = event.ByAddress, c.asked.Addr()
+	case c.allowed:
+		return nil
+	case c.denied == event.ByUser:
+		e.Reason = c.denied
 	case !c.r.policy.Allows(c.name, c.asked.Port()):
-		e.Reason, e.Option = event.ByPort, event.OptionDomains
+		e.Reason, e.Option = cmp.Or(c.denied, event.ByPort), event.OptionDomains
 		e.Value = e.Target()
 	default:
 		return nil

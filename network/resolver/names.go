@@ -130,6 +130,10 @@ func (n *Names) Inside(name string) (address netip.Addr, known bool, err error) 
 	if err != nil {
 		return netip.Addr{}, true, err
 	}
+	// The world outside learns of a name only when a user has allowed it.
+	if n.policy.AsksName(name) {
+		return e.address, true, nil
+	}
 	if n.ask != nil && !time.Now().Before(e.until) {
 		return netip.Addr{}, false, nil
 	}

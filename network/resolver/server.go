@@ -63,7 +63,6 @@ type Server struct {
 	last refusal
 }
 
-// refusal is a question that was refused.
 type refusal struct {
 	name string
 	kind uint16
@@ -242,7 +241,6 @@ func (s *Server) lookUp(q *question) verdict {
 	return s.answer(q, address, err)
 }
 
-// answer returns the verdict on an allowed name, and reports errors.
 func (s *Server) answer(q *question, address netip.Addr, err error) verdict {
 	if err != nil {
 		e := Explain(q.name, 0, err)

@@ -5,7 +5,8 @@
 // It expects these descriptors:
 //
 //	3  the socket over which the listening sockets come (package handover)
-//	4  optional: where events are written (package event)
+//	4  optional: where events are written (package event); if it is a socket, the answers to
+//	   those that ask come from it
 //	5  optional: a pidfd of the process with which it ends
 //	6… the secrets of the policy's credentials, in their order
 //
@@ -88,7 +89,7 @@ func run(policyFile string, report func(event.Event)) error {
 	if err != nil {
 		return err
 	}
-	n, err := newNetwork(p, secrets, report)
+	n, err := newNetwork(p, secrets, report, askUser())
 	if err != nil {
 		return err
 	}

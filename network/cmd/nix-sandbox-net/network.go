@@ -33,7 +33,6 @@ const (
 	processors = 1
 )
 
-// network serves one sandbox.
 type network struct {
 	policy *policy.Policy
 	names  *resolver.Names
@@ -41,18 +40,18 @@ type network struct {
 	relay  *relay.Relay
 }
 
-func newNetwork(p *policy.Policy, secrets []string, report func(event.Event)) (*network, error) {
+func newNetwork(p *policy.Policy, secrets []string, report func(event.Event), ask relay.Ask) (*network, error) {
 	runtime.GOMAXPROCS(processors)
 	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(memoryLimit)
-	var ask func(context.Context, string) ([]netip.Addr, error)
+	var resolve func(context.Context, string) ([]netip.Addr, error)
 	if p.Upstream == "" {
-		ask = lookUp
+		resolve = lookUp
 	}
-	n := &network{policy: p, names: resolver.NewNames(p, ask, own)}
+	n := &network{policy: p, names: resolver.NewNames(p, resolve, own)}
 	n.dns = resolver.NewServer(n.names, report)
 	var err error
-	n.relay, err = relay.New(p, n.names, secrets, report)
+	n.relay, err = relay.New(p, n.names, secrets, report, ask)
 	return n, err
 }
 
