@@ -1,0 +1,30 @@
+//go:build toolbox
+
+package parts
+
+import (
+	"context"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/toolbox/gate"
+)
+
+func init() {
+	addTools = func(options *service.Options, server *service.Server) error {
+		catalog, err := gate.Load(server.Settings.Metadata)
+		if err != nil {
+			return &config.Error{Problem: "the tools of this server cannot be used: " + err.Error(), Hint: "build the server again, or set what it asks for"}
+		}
+		if catalog == nil {
+			return nil
+		}
+		tools := gate.New(catalog, server.Log)
+		options.Tools, options.Parts = tools, append(options.Parts, tools)
+		server.Go(func(ctx context.Context) {
+			<-ctx.Done()
+			tools.Close()
+		})
+		return nil
+	}
+}

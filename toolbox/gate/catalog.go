@@ -1,0 +1,254 @@
+package gate
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/near"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/toolbox/server"
+)
+
+// maxCatalog bounds the metadata and the catalogue, in bytes.
+const maxCatalog = 64 << 20
+
+// plainName is a name of an argument that the model may read: any other one is a server's text.
+var plainName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
+
+// Catalog is what Nix made of the configuration and the lock file: the servers, and which of
+// their tools each environment may call.
+type Catalog struct {
+	Servers map[string]*Server `json:"servers"`
+	// Environments has tools by server, by the bin/session-run of an artifact. The name alone
+	// would give them to an artifact of a sandbox folder that has the same one.
+	Environments map[string]map[string][]string `json:"-"`
+}
+
+// Server is a server with the bounds of its use.
+type Server struct {
+	server.Spec
+	TimeoutSeconds float64 `json:"timeout_seconds"`
+	AtOnce         int     `json:"at_once"`
+	Calls          int     `json:"calls"`
+	ResultMB       int     `json:"result_mb"`
+	// Shared says who shares a process of it: server, principal or session.
+	Shared string           `json:"shared"`
+	Tools  map[string]*Tool `json:"tools"`
+}
+
+// Tool is a tool as the lock file has it.
+type Tool struct {
+	Hash      string `json:"sha256"`
+	Signature string `json:"signature"`
+	Ask       bool   `json:"ask"` // the user is asked before each call
+	Input     Schema `json:"inputSchema"`
+	Output    Schema `json:"outputSchema"` // of structured data; empty if it says nothing
+}
+
+// Schema is a JSON Schema, which is compiled when it is used first.
+type Schema struct {
+	json.RawMessage
+
+	compile sync.Once
+	schema  *jsonschema.Schema
+	wrong   error
+}
+
+// Load reads the catalogue that a server's metadata names, which is JSON or the path of a file of
+// it, or nil.
+func Load(metadata string) (*Catalog, error) {
+	text := []byte(metadata)
+	if !strings.HasPrefix(strings.TrimSpace(metadata), "{") {
+		var err error
+		if text, err = bounded.ReadFile(metadata, maxCatalog); err != nil {
+			return nil, err
+		}
+	}
+	var root struct {
+		Tools string `json:"tools"`
+	}
+	if err := json.Unmarshal(text, &root); err != nil {
+		return nil, fmt.Errorf("read the metadata's tools: %w", err)
+	}
+	if root.Tools == "" {
+		return nil, nil
+	}
+	text, err := bounded.ReadFile(root.Tools, maxCatalog)
+	if err != nil {
+		return nil, err
+	}
+	c := &Catalog{Environments: map[string]map[string][]string{}}
+	var listed struct {
+		Environments []struct {
+			Exec  string              `json:"exec"`
+			Tools map[string][]string `json:"tools"`
+		} `json:"environments"`
+	}
+	if err := errors.Join(json.Unmarshal(text, c), json.Unmarshal(text, &listed)); err != nil {
+		return nil, fmt.Errorf("%s: %w", root.Tools, err)
+	}
+	for _, env := range listed.Environments {
+		c.Environments[env.Exec] = env.Tools
+	}
+	for name, s := range c.Servers {
+		s.ResultBytes = s.ResultMB << 20
+		for header, variable := range s.Headers {
+			value, found := os.LookupEnv(variable)
+			if !found {
+				return nil, fmt.Errorf("[tools.%s] wants the variable %s, and the server's environment has none of that name", name, variable)
+			}
+			s.Headers[header] = value
+		}
+	}
+	return c, nil
+}
+
+// of returns the tools of an environment, which may be a link in a sandbox folder; nil if it has
+// none.
+func (c *Catalog) of(exec string) map[string][]string {
+	if found := c.Environments[exec]; found != nil {
+		return found
+	}
+	real, err := filepath.EvalSymlinks(exec)
+	if err != nil {
+		return nil
+	}
+	return c.Environments[real]
+}
+
+// noSchemas refuses to load what a schema refers to: a tool must not make the server fetch anything.
+type noSchemas struct{}
+
+func (noSchemas) Load(url string) (any, error) {
+	return nil, errors.New("a schema may not refer to another document")
+}
+
+// check returns what is wrong with a value, or an empty text.
+func (s *Schema) check(text json.RawMessage) string {
+	s.compile.Do(func() {
+		compiler := jsonschema.NewCompiler()
+		compiler.UseLoader(noSchemas{})
+		compiler.DefaultDraft(jsonschema.Draft2020)
+		document, err := jsonschema.UnmarshalJSON(bytes.NewReader(s.RawMessage))
+		if err == nil {
+			if err = compiler.AddResource("tool.json", document); err == nil {
+				s.schema, err = compiler.Compile("tool.json")
+			}
+		}
+		s.wrong = err
+	})
+	if s.wrong != nil {
+		return fmt.Sprintf("its schema is wrong: %v", s.wrong)
+	}
+	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+	if err != nil {
+		return "they are no JSON"
+	}
+	err = s.schema.Validate(value)
+	if err == nil {
+		return ""
+	}
+	// The first line names the schema.
+	_, words, _ := strings.Cut(err.Error(), "\n")
+	lines := strings.Split(words, "\n")
+	for i, line := range lines {
+		lines[i] = strings.TrimPrefix(strings.TrimPrefix(strings.TrimSpace(line), "- "), "at '': ")
+	}
+	return strings.Join(lines[:min(3, len(lines))], "; ")
+}
+
+// fits returns what is wrong with a result, or an empty text: its structured data has to be as the
+// lock file says.
+func (t *Tool) fits(result json.RawMessage) string {
+	if len(t.Output.RawMessage) == 0 {
+		if !json.Valid(result) {
+			return "it is no JSON"
+		}
+		return ""
+	}
+	// Not into a struct: keys in other letters would fill it, and code reads keys as they are.
+	var has map[string]json.RawMessage
+	if json.Unmarshal(result, &has) != nil {
+		return "it is no object of JSON"
+	}
+	structured := has["structuredContent"]
+	if string(has["isError"]) == "true" || len(structured) == 0 {
+		return ""
+	}
+	if wrong := t.Output.check(structured); wrong != "" {
+		return "its structuredContent is not as its outputSchema says: " + wrong
+	}
+	return ""
+}
+
+// read returns arguments in which texts are values where the schema wants no text, or nil.
+func (t *Tool) read(arguments json.RawMessage) json.RawMessage {
+	var schema struct {
+		Properties map[string]struct{ Type json.RawMessage }
+	}
+	var given map[string]json.RawMessage
+	if json.Unmarshal(t.Input.RawMessage, &schema) != nil || json.Unmarshal(arguments, &given) != nil {
+		return nil
+	}
+	for name, value := range given {
+		var text string
+		wants := schema.Properties[name].Type
+		if len(wants) > 0 && !bytes.Contains(wants, []byte(`"string"`)) && json.Unmarshal(value, &text) == nil && json.Valid([]byte(text)) {
+			given[name] = json.RawMessage(text)
+		}
+	}
+	read, err := json.Marshal(given)
+	if err != nil {
+		return nil
+	}
+	return read
+}
+
+// nearest returns the signatures of the tools of an environment whose names are nearest to a
+// wrong one, those of the same server first.
+func (c *Catalog) nearest(tools map[string][]string, server, tool string) []string {
+	type candidate struct {
+		signature string
+		distance  int
+	}
+	var all []candidate
+	for name, own := range tools {
+		for _, one := range own {
+			away := near.Distance(one, tool)
+			if strings.Contains(one, tool) || strings.Contains(tool, one) {
+				away /= 2
+			}
+			all = append(all, candidate{name + "." + c.Servers[name].Tools[one].Signature, 2*away + near.Distance(name, server)})
+		}
+	}
+	slices.SortFunc(all, func(a, b candidate) int {
+		return 2*(a.distance-b.distance) + strings.Compare(a.signature, b.signature)
+	})
+	var signatures []string
+	for _, one := range all[:min(3, len(all))] {
+		signatures = append(signatures, one.signature)
+	}
+	return signatures
+}
+
+// asks reports whether the user is asked about any of these tools, which are by server.
+func (c *Catalog) asks(tools map[string][]string) bool {
+	for server, names := range tools {
+		for _, name := range names {
+			if known := c.Servers[server]; known != nil && known.Tools[name] != nil && known.Tools[name].Ask {
+				return true
+			}
+		}
+	}
+	return false
+}
