@@ -7,11 +7,10 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
-	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/local"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/status"
 )
 
@@ -35,7 +34,9 @@ type Site struct {
 	IsReady func() bool
 	// Page adds the page, with the code and the output of calls.
 	Page bool
-	Log  *slog.Logger
+	// Answers lets the page answer questions. Nil, it shows none.
+	Answers *Answers
+	Log     *slog.Logger
 }
 
 // IsPrivate reports whether an address can be reached by this machine alone. At any other
@@ -45,11 +46,12 @@ func IsPrivate(address net.Addr) bool {
 		return true
 	}
 	host, _, err := net.SplitHostPort(address.String())
-	return err == nil && isLoopback(host)
+	return err == nil && local.IsLoopback(host)
 }
 
 // Serve serves the clients of a listener until ctx ends.
 func (s *Site) Serve(ctx context.Context, listener net.Listener) error {
+	var open atomic.Int64
 	server := &http.Server{
 		Handler:           s.handler(ctx, IsPrivate(listener.Addr())),
 		ReadHeaderTimeout: headTimeout,
@@ -57,10 +59,20 @@ func (s *Site) Serve(ctx context.Context, listener net.Listener) error {
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHead,
 		ErrorLog:          slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
+		ConnState: func(conn net.Conn, state http.ConnState) {
+			switch state {
+			case http.StateNew:
+				if open.Add(1) > maxConnections {
+					conn.Close()
+				}
+			case http.StateClosed:
+				open.Add(-1)
+			}
+		},
 	}
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
-	err := server.Serve(&boundedListener{Listener: listener, open: make(chan struct{}, maxConnections)})
+	err := server.Serve(listener)
 	if errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed) || ctx.Err() != nil {
 		return nil
 	}
@@ -76,12 +88,12 @@ func (s *Site) handler(ctx context.Context, private bool) http.Handler {
 	} else {
 		mux.Handle("GET "+metricsPath, metrics)
 	}
-	mux.Handle("GET /healthz", withDeadline(func(w http.ResponseWriter, _ *http.Request) { state(w, true, "the server runs\n") }))
+	mux.Handle("GET /healthz", withDeadline(func(w http.ResponseWriter, _ *http.Request) { local.WriteState(w, true, "the server runs") }))
 	mux.Handle("GET /readyz", withDeadline(func(w http.ResponseWriter, _ *http.Request) {
 		if s.IsReady() {
-			state(w, true, "the server takes calls\n")
+			local.WriteState(w, true, "the server takes calls")
 		} else {
-			state(w, false, "the server is ending, or has no environment yet\n")
+			local.WriteState(w, false, "the server is ending, or has no environment yet")
 		}
 	}))
 	if private {
@@ -111,62 +123,12 @@ func withDeadline(handle http.HandlerFunc) http.HandlerFunc {
 // another page asks for.
 func toThisHost(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-		isUnix := local != nil && local.Network() == "unix"
-		host := r.Host
-		if name, _, err := net.SplitHostPort(host); err == nil {
-			host = name
-		}
+		host, isUnix := local.Host(r)
 		site := r.Header.Get("Sec-Fetch-Site")
-		if !isUnix && !isLoopback(host) || site != "" && site != "same-origin" && site != "none" {
+		if !isUnix && !local.IsLoopback(host) || site != "" && site != "same-origin" && site != "none" {
 			http.Error(w, "this address is for this machine alone: use http://localhost or http://127.0.0.1", http.StatusForbidden)
 			return
 		}
 		next.ServeHTTP(w, r)
 	})
-}
-
-func isLoopback(host string) bool {
-	address, err := netip.ParseAddr(strings.Trim(host, "[]"))
-	return strings.EqualFold(host, "localhost") || err == nil && address.IsLoopback()
-}
-
-func state(w http.ResponseWriter, isGood bool, text string) {
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	if !isGood {
-		w.WriteHeader(http.StatusServiceUnavailable)
-	}
-	_, _ = w.Write([]byte(text)) // to a client that may have gone
-}
-
-// boundedListener is a listener that closes connections beyond a bound.
-type boundedListener struct {
-	net.Listener
-	open chan struct{}
-}
-
-func (b *boundedListener) Accept() (net.Conn, error) {
-	for {
-		conn, err := b.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		select {
-		case b.open <- struct{}{}:
-			return &boundedConn{Conn: conn, release: b.open}, nil
-		default:
-			conn.Close()
-		}
-	}
-}
-
-type boundedConn struct {
-	net.Conn
-	release chan struct{}
-	once    sync.Once
-}
-
-func (c *boundedConn) Close() error {
-	c.once.Do(func() { <-c.release })
-	return c.Conn.Close()
 }

@@ -36,8 +36,13 @@ func result(stdout string, files ...sandbox.File) call.Result {
 // served serves a Server with its page, and returns its URL.
 func served(t testing.TB, s *Server) string {
 	t.Helper()
+	return servedWith(t, s, nil)
+}
+
+func servedWith(t testing.TB, s *Server, answers *Answers) string {
+	t.Helper()
 	listener := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-	site := &Site{Server: s, Metrics: http.NotFoundHandler(), IsReady: func() bool { return true }, Page: true, Log: slog.New(slog.DiscardHandler)}
+	site := &Site{Server: s, Metrics: http.NotFoundHandler(), IsReady: func() bool { return true }, Page: true, Answers: answers, Log: slog.New(slog.DiscardHandler)}
 	ctx, end := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- site.Serve(ctx, listener) }()
@@ -68,11 +73,12 @@ func TestPage_HoldsNothingOfSandboxes(t *testing.T) {
 	ran(s, c, call.Result{}, errors.New(hostile))
 	url := served(t, s)
 	next := follow(t, url)
-	var one endedCall
+	var one card
 	must.Do(t, json.Unmarshal([]byte(next("call")), &one))
-	if one.Code != hostile || one.Stdout != hostile || one.Session != hostile || !slices.Equal(one.Images, []string{hostile}) {
+	if one.Code.Head != hostile || one.Stdout.Head != hostile || one.Session != hostile || len(one.Files) != 2 || one.Files[0].Path != hostile || one.Files[0].Type == "" || one.Files[1].Type != "" {
 		t.Errorf("the first call is %+v", one)
 	}
+	one = card{}
 	must.Do(t, json.Unmarshal([]byte(next("call")), &one))
 	if one.Reason != hostile || one.Number != 2 {
 		t.Errorf("the second call is %+v", one)
@@ -90,10 +96,26 @@ func TestPage_HoldsNothingOfSandboxes(t *testing.T) {
 	if image != "png" || response.Header.Get("Content-Type") != "image/png" || response.Header.Get("Content-Security-Policy") != "default-src 'none'; sandbox" {
 		t.Errorf("the image is %q with %v", image, response.Header)
 	}
-	for _, path := range []string{"/images/1/1", "/images/1/-1", "/images/9/0", "/images/x/y", "/favicon.ico"} {
+	for _, path := range []string{"/images/1/1", "/images/1/-1", "/images/9/0", "/images/x/y"} {
 		if response, _ := get(t, url+path, nil); response.StatusCode != http.StatusNotFound {
 			t.Errorf("%s: %s", path, response.Status)
 		}
+	}
+}
+
+// A call whose code failed is none that went well.
+func TestCalls_OfCodeThatFails(t *testing.T) {
+	s := New(Options{})
+	wrong := result("")
+	wrong.ExitCode = 1
+	ran(s, call.Call{Principal: "alice"}, wrong, nil)
+	ran(s, call.Call{Principal: "alice"}, result(""), nil)
+	snapshot := s.Now()
+	if got := snapshot.Recent; len(got) != 2 || !slices.Contains([]string{got[0].Outcome, got[1].Outcome}, codeFailed) || !slices.Contains([]string{got[0].Outcome, got[1].Outcome}, "ok") {
+		t.Errorf("outcomes %+v", got)
+	}
+	if p := snapshot.Principals; len(p) != 1 || p[0].Failed != 1 || p[0].Calls != 2 {
+		t.Errorf("principals %+v", p)
 	}
 }
 
@@ -146,8 +168,12 @@ func (r *recorded) Write(data []byte) (int, error) { return len(data), nil }
 
 // follow reads the events of a page: the function returned gives the data of the next one
 // of a kind, and fails the test where a line has any other form.
-func follow(t testing.TB, url string) (next func(event string) string) {
-	response := must.Get(http.Get(url + "/events"))(t)
+func follow(t testing.TB, url string, changes ...func(*http.Request)) (next func(event string) string) {
+	request := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/events", nil))(t)
+	for _, change := range changes {
+		change(request)
+	}
+	response := must.Get(http.DefaultClient.Do(request))(t)
 	t.Cleanup(func() { response.Body.Close() })
 	lines := bufio.NewScanner(response.Body)
 	lines.Buffer(nil, 1<<20)
@@ -157,7 +183,7 @@ func follow(t testing.TB, url string) (next func(event string) string) {
 			kind := lines.Text()
 			lines.Scan()
 			data, ok := strings.CutPrefix(lines.Text(), "data: ")
-			if lines.Scan(); !ok || lines.Text() != "" || kind != "event: call" && kind != "event: state" || strings.ContainsAny(data, "<>\r") {
+			if lines.Scan(); !ok || lines.Text() != "" || kind != "event: call" && kind != "event: state" && kind != "event: questions" || strings.ContainsAny(data, "<>\r") {
 				t.Fatalf("event %q with %q, then %q", kind, data, lines.Text())
 			}
 			if kind == "event: "+event {
@@ -169,11 +195,38 @@ func follow(t testing.TB, url string) (next func(event string) string) {
 	}
 }
 
+// A connection beyond the bound is closed without an answer, and there is room again when others
+// are closed.
+func TestSite_BoundsConnections(t *testing.T) {
+	url := served(t, New(Options{}))
+	ask := func() (net.Conn, error) {
+		conn := must.Get(net.Dial("tcp", strings.TrimPrefix(url, "http://")))(t)
+		t.Cleanup(func() { conn.Close() })
+		fmt.Fprint(conn, "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+		_, err := conn.Read(make([]byte, 1))
+		return conn, err
+	}
+	var open []net.Conn
+	for range maxConnections {
+		conn, err := ask()
+		must.Do(t, err)
+		open = append(open, conn)
+	}
+	if _, err := ask(); err == nil {
+		t.Errorf("connection %d is answered", maxConnections+1)
+	}
+	open[0].Close()
+	patience.Until(t, "there is room again", func() bool {
+		_, err := ask()
+		return err == nil
+	})
+}
+
 func TestEvents_TellOfEachCall(t *testing.T) {
 	s := New(Options{Contents: true})
 	ran(s, call.Call{Code: "first"}, result("1"), nil)
 	next := follow(t, served(t, s))
-	if got := next("call"); !strings.Contains(got, `"code":"first"`) {
+	if got := next("call"); !strings.Contains(got, `"code":{"head":"first"}`) {
 		t.Errorf("first: %s", got)
 	}
 	var state status.Snapshot
@@ -182,7 +235,7 @@ func TestEvents_TellOfEachCall(t *testing.T) {
 		t.Errorf("state: %+v", state)
 	}
 	ran(s, call.Call{Code: "second"}, result("2"), nil)
-	if got := next("call"); !strings.Contains(got, `"number":2`) || !strings.Contains(got, `"code":"second"`) {
+	if got := next("call"); !strings.Contains(got, `"number":2`) || !strings.Contains(got, `"code":{"head":"second"}`) {
 		t.Errorf("second: %s", got)
 	}
 	next("state") // comes again
@@ -206,7 +259,10 @@ func TestServer_IsBounded(t *testing.T) {
 	}
 	total := 0
 	for _, c := range s.recent {
-		total += len(c.Code) + len(c.Stdout) + len(c.Stderr) + len(c.Reason) + len(c.Env)
+		for _, text := range []status.Text{c.Code, c.Stdout, c.Stderr} {
+			total += len(text.Head) + len(text.Tail)
+		}
+		total += len(c.Reason) + len(c.Env)
 	}
 	if total > maxRecent*4*maxText {
 		t.Errorf("%d bytes of text", total)
@@ -214,21 +270,59 @@ func TestServer_IsBounded(t *testing.T) {
 	if n := len(s.Now().Running); n != maxRunning {
 		t.Errorf("%d calls that run are shown", n)
 	}
-	// A viewer that does not read delays nobody.
-	viewer := s.follow()
-	for range 3 * maxWaiting {
+	// A viewer that does not read delays nobody, and finds what is kept.
+	viewer, before := s.follow(), s.ended
+	for range 3 {
 		ran(s, call.Call{}, result("x"), nil)
 	}
-	if len(viewer) != maxWaiting {
-		t.Errorf("%d calls wait for a viewer", len(viewer))
+	if ended, _ := s.endedSince(before); len(viewer) != 1 || len(ended) != 3 {
+		t.Errorf("%d calls for a viewer", len(ended))
+	}
+	if ended, all := s.endedSince(0); len(ended) != len(s.recent) || all != s.ended {
+		t.Errorf("%d calls of %d", len(ended), all)
 	}
 	s.unfollow(viewer)
+	if n := len(s.cards()); n != maxCards {
+		t.Errorf("%d calls that run have cards", n)
+	}
+}
+
+// A call that runs has a card with its output so far, which changes when that does, and is replaced
+// by its result. What it waits for is said, too.
+func TestEvents_TellOfRunningCalls(t *testing.T) {
+	s := New(Options{Contents: true})
+	var progress sandbox.Progress
+	end := s.Begin(call.Call{Code: "slow", Progress: &progress})
+	next := follow(t, served(t, s))
+	read := func() (one card) {
+		must.Do(t, json.Unmarshal([]byte(next("call")), &one))
+		return one
+	}
+	if one := read(); one.Outcome != "" || one.Waits == "" || one.Code.Head != "slow" {
+		t.Errorf("before it begins: %+v", one)
+	}
+	progress.Say("building python+pandas: 1 of 2")
+	if one := read(); one.Waits != "building python+pandas: 1 of 2" {
+		t.Errorf("while it waits: %+v", one)
+	}
+	progress.Follow(func(limit int) (stdout, stderr sandbox.Text, line string) {
+		return sandbox.Text{Tail: "end", Cut: 9}, sandbox.Text{}, "a newer line"
+	})
+	if one := read(); one.Outcome != "" || one.Waits != "" || one.Stdout != (status.Text{Tail: "end", Cut: 9}) || one.Line != "a newer line" {
+		t.Errorf("while it runs: %+v", one)
+	}
+	// Without a change there is no event.
+	next("state")
+	end(call.Result{Remarks: []string{"[timed out after 3 s]"}, Result: sandbox.Result{Outcome: "timeout"}}, nil)
+	if one := read(); one.Outcome != "timeout" || one.Stdout.Tail != "" || !slices.Equal(one.Remarks, []string{"timed out after 3 s"}) {
+		t.Errorf("at the end: %+v", one)
+	}
 }
 
 func TestServer_KeepsNoContentsUnlessAsked(t *testing.T) {
 	s := New(Options{})
 	ran(s, call.Call{Code: "secret"}, result("secret", sandbox.File{Type: "image/png", Content: []byte("secret")}), nil)
-	if c := s.recent[0]; c.Code != "" || c.Stdout != "" || c.Images != nil {
+	if c := s.recent[0]; c.Code != (status.Text{}) || c.Stdout != (status.Text{}) || c.Files != nil {
 		t.Errorf("%+v", c)
 	}
 }

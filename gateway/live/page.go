@@ -2,14 +2,18 @@ package live
 
 import (
 	"context"
+	"crypto/sha256"
 	"embed"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/ask"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/status"
 )
 
@@ -25,10 +29,10 @@ var files embed.FS
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
 const (
-	// eventPause is the time between two events with the state of the server. maxWaiting
-	// bounds the calls that wait to be sent to a page.
+	// eventPause is the time between two events with the state of the server, and maxCards how many
+	// running calls are shown with their code and output.
 	eventPause = time.Second
-	maxWaiting = 32
+	maxCards   = 32
 	// maxViewers bounds the pages that are open.
 	maxViewers = 16
 )
@@ -36,7 +40,7 @@ const (
 // addPage serves the page, and the events that keep it new.
 func (s *Site) addPage(ctx context.Context, mux *http.ServeMux) {
 	handle := func(path string, h http.HandlerFunc) {
-		mux.Handle("GET "+path, toThisHost(withDeadline(func(w http.ResponseWriter, r *http.Request) {
+		mux.Handle(path, toThisHost(withDeadline(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Security-Policy", policy)
 			w.Header().Set("Referrer-Policy", "no-referrer")
 			w.Header().Set("Cross-Origin-Opener-Policy", "same-origin")
@@ -49,16 +53,25 @@ func (s *Site) addPage(ctx context.Context, mux *http.ServeMux) {
 		"/page.css": {"page.css", "text/css"},
 		"/page.js":  {"page.js", "text/javascript"},
 		"/page.svg": {"page.svg", "image/svg+xml"},
+		// Some browsers ask for it whatever the page says.
+		"/favicon.ico": {"page.svg", "image/svg+xml"},
 	} {
 		content, _ := files.ReadFile(file.name) // is embedded
-		handle(path, func(w http.ResponseWriter, _ *http.Request) {
+		handle("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", file.kind+"; charset=utf-8")
 			_, _ = w.Write(content)
 		})
 	}
-	handle("/images/{call}/{image}", s.image)
+	if s.Answers != nil {
+		handle("POST /answer", s.Answers.answer)
+	}
+	handle("GET /images/{call}/{file}", s.image)
 	viewers := make(chan struct{}, maxViewers)
-	handle("/events", func(w http.ResponseWriter, r *http.Request) {
+	handle("GET /events", func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get(keyHeader) != "" && (s.Answers == nil || !s.Answers.isUsers(r)) {
+			http.Error(w, "this key is not of this server: nix-sandbox-mcp approve gives the link with its key", http.StatusForbidden)
+			return
+		}
 		select {
 		case viewers <- struct{}{}:
 			defer func() { <-viewers }()
@@ -72,91 +85,146 @@ func (s *Site) addPage(ctx context.Context, mux *http.ServeMux) {
 // image serves an image of a call that has ended lately.
 func (s *Site) image(w http.ResponseWriter, r *http.Request) {
 	number, _ := strconv.ParseUint(r.PathValue("call"), 10, 64)
-	index, err := strconv.Atoi(r.PathValue("image"))
+	index, err := strconv.Atoi(r.PathValue("file"))
 	one, ok := s.Server.find(number)
-	if !ok || err != nil || index < 0 || index >= len(one.Images) {
+	if !ok || err != nil || index < 0 || index >= len(one.Files) || one.Files[index].Type == "" {
 		http.NotFound(w, r)
 		return
 	}
-	w.Header().Set("Content-Type", one.Images[index].Type)
+	w.Header().Set("Content-Type", one.Files[index].Type)
 	// Opened by itself, an image has no rights either.
 	w.Header().Set("Content-Security-Policy", "default-src 'none'; sandbox")
-	_, _ = w.Write(one.Images[index].Content)
+	_, _ = w.Write(one.Files[index].Content)
 }
 
-// endedCall is a call as an event tells of it.
-type endedCall struct {
+// card is a call with its contents, as an event tells of it. While the call runs, the output is its
+// end so far, and Line is what came last.
+type card struct {
 	status.Call
-	Code   string   `json:"code,omitempty"`
-	Stdout string   `json:"stdout,omitempty"`
-	Stderr string   `json:"stderr,omitempty"`
-	Images []string `json:"images,omitempty"` // their paths
+	Code      status.Text   `json:"code,omitzero"`
+	Stdout    status.Text   `json:"stdout,omitzero"`
+	Stderr    status.Text   `json:"stderr,omitzero"`
+	Line      string        `json:"line,omitempty"`
+	Files     []status.File `json:"files,omitempty"`
+	FileCount int           `json:"file_count,omitempty"`
 }
 
-func ended(c status.Call) endedCall {
-	one := endedCall{Call: c, Code: c.Code, Stdout: c.Stdout, Stderr: c.Stderr}
-	for _, image := range c.Images {
-		one.Images = append(one.Images, image.Path)
-	}
-	return one
+func cardOf(c status.Call) card {
+	return card{Call: c, Code: c.Code, Stdout: c.Stdout, Stderr: c.Stderr, Files: c.Files, FileCount: c.FileCount}
 }
 
-// events sends the state of the server once a second, the calls that have ended lately,
-// the oldest first, and each call when it has ended.
+// events sends the calls that have ended lately, the oldest first, and each further one when it has
+// ended; and once a second the state of the server, and the running calls that have changed. With the
+// key it sends the open questions, and again when they change.
 func (s *Site) events(ctx context.Context, w http.ResponseWriter, r *http.Request) {
 	out := http.NewResponseController(w)
 	w.Header().Set("Content-Type", "text/event-stream")
-	calls := s.Server.follow()
-	defer s.Server.unfollow(calls)
-	send := func(event string, data any) bool {
+	wake := s.Server.follow()
+	defer s.Server.unfollow(wake)
+	changed, stop := s.Answers.listen(r)
+	defer stop()
+	_ = out.SetReadDeadline(time.Time{}) // that of the server is for the request
+	send := func(event string, text []byte) bool {
 		// JSON has no line breaks, so that no text can end the event.
-		text, err := json.Marshal(data)
-		if err != nil {
-			return false
-		}
 		_ = out.SetWriteDeadline(time.Now().Add(writeTimeout))
-		_, err = fmt.Fprintf(w, "event: %s\ndata: %s\n\n", event, text)
+		_, err := fmt.Fprintf(w, "event: %s\ndata: %s\n\n", event, text)
 		return err == nil && out.Flush() == nil
 	}
-	sendState := func(now status.Snapshot) bool {
-		now.Recent = nil // are events of their own
-		return send("state", now)
-	}
-	now := s.Server.Now()
-	for _, c := range slices.Backward(now.Recent) {
-		if !send("call", ended(c)) {
-			return
+	seen, sent := uint64(0), map[uint64][sha256.Size]byte{}
+	sendEnded := func() bool {
+		var ended []status.Call
+		ended, seen = s.Server.endedSince(seen)
+		for _, c := range ended {
+			if !send("call", jsonOf(cardOf(c))) {
+				return false
+			}
 		}
+		return true
+	}
+	sendState := func() bool {
+		running := map[uint64][sha256.Size]byte{}
+		for _, c := range s.Server.cards() {
+			text := jsonOf(c)
+			running[c.Number] = sha256.Sum256(text)
+			if running[c.Number] != sent[c.Number] && !send("call", text) {
+				return false
+			}
+		}
+		sent = running
+		now := s.Server.Now()
+		now.Recent = nil // are events of their own
+		return send("state", jsonOf(now))
 	}
 	ticker := time.NewTicker(eventPause)
 	defer ticker.Stop()
-	for isRead := sendState(now); isRead; {
+	sendQuestions := func() bool {
+		return changed == nil || send("questions", jsonOf(s.Answers.book.Questions(ask.Everyone)))
+	}
+	for isRead := sendQuestions() && sendEnded() && sendState(); isRead; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-r.Context().Done():
 			return
-		case c := <-calls:
-			if !slices.ContainsFunc(now.Recent, func(sent status.Call) bool { return sent.Number == c.Number }) {
-				isRead = send("call", ended(*c))
-			}
+		case <-changed:
+			isRead = sendQuestions()
+		case <-wake:
+			isRead = sendEnded()
 		case <-ticker.C:
-			isRead = sendState(s.Server.Now())
+			isRead = sendEnded() && sendState()
 		}
 	}
 }
 
-// follow returns a channel of the calls that end from now on. Who does not receive misses
-// calls.
-func (s *Server) follow() chan *status.Call {
+func jsonOf(data any) []byte {
+	text, _ := json.Marshal(data) // its types can be written
+	return text
+}
+
+// cards returns the calls that run, as many as are shown with their output.
+func (s *Server) cards() (cards []card) {
+	s.mu.Lock()
+	numbers := slices.Sorted(maps.Keys(s.running))
+	var all []*running
+	for _, number := range numbers[:min(len(numbers), maxCards)] {
+		all = append(all, s.running[number])
+	}
+	s.mu.Unlock()
+	for _, c := range all {
+		one := cardOf(c.Call)
+		stdout, stderr, line := c.progress.Now(maxText / 2)
+		one.Stdout, one.Stderr, one.Waits = cut(stdout), cut(stderr), c.progress.Waits()
+		// Output beyond the environment's bound comes as its newest line, now and then.
+		if one.Waits == "" && !strings.Contains(stdout.Head+stdout.Tail+stderr.Head+stderr.Tail, line) {
+			one.Line = line
+		}
+		cards = append(cards, one)
+	}
+	return cards
+}
+
+// endedSince returns the calls that ended after the first n, as far as they are kept, and how many
+// have ended in all.
+func (s *Server) endedSince(n uint64) (calls []status.Call, all uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	viewer := make(chan *status.Call, maxWaiting)
+	fresh := min(s.ended-n, uint64(len(s.recent)))
+	for _, c := range s.recent[uint64(len(s.recent))-fresh:] {
+		calls = append(calls, *c)
+	}
+	return calls, s.ended
+}
+
+// follow returns a channel that receives when calls have ended.
+func (s *Server) follow() chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	viewer := make(chan struct{}, 1)
 	s.viewers[viewer] = true
 	return viewer
 }
 
-func (s *Server) unfollow(viewer chan *status.Call) {
+func (s *Server) unfollow(viewer chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.viewers, viewer)

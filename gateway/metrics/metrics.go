@@ -44,6 +44,8 @@ type Metrics struct {
 	principals map[string]float64    // seconds
 	output     int64
 	requests   map[request]uint64 // nil until Request
+	toolCalls  map[toolUse]uint64 // nil until UseTool
+	servers    map[string]bool    // of tools, which are labels
 }
 
 // request are the labels of a request over HTTP.
@@ -180,6 +182,7 @@ func (m *Metrics) text() []byte {
 			w.sample("http_requests_total", float64(m.requests[key]), "method", key.method, "era", key.era, "status", strconv.Itoa(key.status))
 		}
 	}
+	m.writeTools(w)
 	m.mu.Unlock()
 	w.single("sessions", gauge, "Sessions that live.", float64(sessions))
 	if m.o.Audit != nil {

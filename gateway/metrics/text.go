@@ -34,7 +34,6 @@ func (w writer) single(name, kind, help string, value float64) {
 	w.sample(name, value)
 }
 
-// escaped escapes the value of a label.
 var escaped = strings.NewReplacer("\\", `\\`, "\"", `\"`, "\n", `\n`)
 
 // sample writes a sample; labels are names, each with its value after it.
@@ -64,7 +63,6 @@ func (w writer) histogram(name string, h *histogram, env string) {
 
 func itself(name string) string { return name }
 
-// sorted returns the keys of a map in the order of a text of each.
 func sorted[K comparable, V any](of map[K]V, text func(K) string) []K {
 	return slices.SortedFunc(maps.Keys(of), func(a, b K) int { return cmp.Compare(text(a), text(b)) })
 }

@@ -26,7 +26,8 @@ type Session struct {
 	Principal    string  `json:"principal,omitempty"`
 	ID           string  `json:"id"`
 	Environments string  `json:"environments"`
-	Calls        int     `json:"calls"` // that run or wait
+	Calls        uint64  `json:"calls"`   // that it has had, also those that run
+	Waiting      int     `json:"waiting"` // calls that run or wait
 	Age          float64 `json:"age_seconds"`
 	Idle         float64 `json:"idle_seconds"`
 	MemoryMB     int64   `json:"memory_mb"` // the limits of its sandboxes
@@ -78,20 +79,39 @@ type Call struct {
 	Env       string    `json:"env"`
 	Session   string    `json:"session,omitempty"`
 	Began     time.Time `json:"began"`
-	// Outcome is empty while the call runs.
+	// Outcome is empty while the call runs, and "failed" if the code ended with an error.
 	Outcome  string        `json:"outcome,omitempty"`
 	Reason   string        `json:"reason,omitempty"`
 	ExitCode int           `json:"exit_code"`
 	Took     time.Duration `json:"took"` // nanoseconds
+	// Tools are the calls of tools that the code made, a line each.
+	Tools string `json:"tools,omitempty"`
+	// Remarks are what the server told the model about the call: limits, refusals of the network,
+	// hints.
+	Remarks []string `json:"remarks,omitempty"`
+	// Waits is what a running call waits for, or "" while its code runs.
+	Waits string `json:"waits,omitempty"`
 
-	Code   string  `json:"-"` // these are empty without the page
-	Stdout string  `json:"-"`
-	Stderr string  `json:"-"`
-	Images []Image `json:"-"`
+	Code   Text   `json:"-"` // these are empty without the page
+	Stdout Text   `json:"-"`
+	Stderr Text   `json:"-"`
+	Files  []File `json:"-"` // the first of them
+	// FileCount is the number of all files that it wrote.
+	FileCount int `json:"-"`
 }
 
-// Image is an image that a call made.
-type Image struct {
-	Path, Type string
-	Content    []byte
+// Text is a bounded text: Cut bytes are left out between Head and Tail.
+type Text struct {
+	Head string `json:"head,omitempty"`
+	Cut  int64  `json:"cut,omitempty"`
+	Tail string `json:"tail,omitempty"`
+}
+
+// File is a file that a call wrote.
+type File struct {
+	Path  string `json:"path"`
+	Bytes int64  `json:"bytes"`
+	// Type is that of an image that browsers show without running any of it, else "".
+	Type    string `json:"type,omitempty"`
+	Content []byte `json:"-"` // of such an image
 }
