@@ -8,6 +8,11 @@ package account
 import (
 	"context"
 	"errors"
+	"maps"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
@@ -17,23 +22,17 @@ import (
 // Bounds of all principals together, and the minimum of each.
 const (
 	// Bytes of requests, messages and answers. RequestBytes is charged for the goroutines and
-	// buffers of a request.
+	// buffers of a request until it is answered, even if its client has gone. So the bytes bound
+	// the number of requests and calls as well.
 	maxBytes     = 120 << 20
 	leastBytes   = 1 << 20
 	reserveBytes = 32 << 20
-	RequestBytes = 16 << 10
-	// Calls and reads of files that run or wait.
-	maxCalls     = 1024
-	leastCalls   = 4
-	reserveCalls = 256
+	RequestBytes = 32 << 10
+	// MaxRequests is how many requests the bytes allow, at most.
+	MaxRequests = maxBytes / RequestBytes
 	// Files of sandboxes that are read at a time. A file is in memory several times until it
 	// is encoded.
 	readsAtOnce = 4
-	// Open requests. A principal may have spareRequests beside its calls and streams.
-	MaxRequests     = 4096
-	leastRequests   = 16
-	reserveRequests = 1024
-	spareRequests   = 32
 )
 
 // Bytes of records that a principal may add to the audit log: recordsBurst at once, and
@@ -41,22 +40,23 @@ const (
 const (
 	recordsBurst     = 4 << 20
 	recordsPerSecond = 8 << 10
-	// maxBuckets bounds the principals with a remembered rate.
-	maxBuckets = 4096
+	// maxRecorders bounds the principals with a remembered rate.
+	maxRecorders = 4096
 )
 
 // Book has the accounts of a server.
 type Book struct {
-	Bytes    *Pool // of requests, messages and answers
-	Requests *Pool // of HTTP that are open
-	Streams  *Pool // of notifications
-	Calls    *Pool // that run or wait, with reads
-	Running  *Pool // calls that run
-	Reads    *Pool // files of sandboxes that are read
-	Memory   *Pool // bytes of sandboxes, as their limits say it
-	Builds   *Pool // environments that are built for calls
-	records  *Buckets
-	quota    func(principal string) registry.Quota
+	Bytes   *Pool // of requests, messages and answers
+	Streams *Pool // of notifications
+	Calls   *Pool // that run or wait, with reads
+	Running *Pool // calls that run
+	Reads   *Pool // files of sandboxes that are read
+	Memory  *Pool // bytes of sandboxes, as their limits say it
+	Builds  *Pool // environments that are built for calls
+	quota   func(principal string) registry.Quota
+
+	mu      sync.Mutex
+	records map[string]*rate.Limiter // of the audit log, by principal
 }
 
 // NewBook returns the accounts of a server. running calls may run at a time, and builds
@@ -66,33 +66,27 @@ func NewBook(quota func(principal string) registry.Quota, running, builds int) *
 		return func(principal string) int64 { return of(quota(principal)) }
 	}
 	return &Book{
-		Bytes: NewPool(Terms{Total: maxBytes, Least: leastBytes, Reserve: reserveBytes}),
-		Requests: NewPool(Terms{Total: MaxRequests, Least: leastRequests, Reserve: reserveRequests, Each: each(func(q registry.Quota) int64 {
-			return int64(q.Calls + q.Streams + spareRequests)
-		})}),
+		Bytes:   NewPool(Terms{Total: maxBytes, Least: leastBytes, Reserve: reserveBytes}),
 		Streams: NewPool(Terms{Each: each(func(q registry.Quota) int64 { return int64(q.Streams) })}),
-		Calls:   NewPool(Terms{Total: maxCalls, Least: leastCalls, Reserve: reserveCalls, Each: each(func(q registry.Quota) int64 { return int64(q.Calls) })}),
+		Calls:   NewPool(Terms{Each: each(func(q registry.Quota) int64 { return int64(q.Calls) })}),
 		Running: NewPool(Terms{Total: int64(running), Least: 1}),
 		Reads:   NewPool(Terms{Total: readsAtOnce, Least: 1, Each: func(string) int64 { return 1 }}),
 		Memory:  NewPool(Terms{Each: each(func(q registry.Quota) int64 { return q.MemoryMB << 20 })}),
 		Builds:  NewPool(Terms{Total: int64(builds), Least: 1}),
-		records: NewBuckets(recordsPerSecond, recordsBurst, maxBuckets),
+		records: map[string]*rate.Limiter{},
 		quota:   quota,
 	}
 }
 
 // Admit charges a principal for a call or a read that runs or waits. The error is a
-// [*call.CallsError] or a [*call.BusyError]. The transport has charged for the message.
+// [*call.CallsError]. The transport has charged for the request and its message.
 func (b *Book) Admit(principal string, _ int) (release func(), err error) {
 	release, err = b.Calls.Try(principal, 1)
 	var own *QuotaError
 	if errors.As(err, &own) {
 		return nil, &call.CallsError{Max: int(own.Max)}
 	}
-	if err != nil {
-		return nil, &call.BusyError{Calls: maxCalls}
-	}
-	return release, nil
+	return release, err
 }
 
 // Sessions returns how many sessions a principal may have.
@@ -108,11 +102,41 @@ func (b *Book) Build(ctx context.Context, principal string) (done func(), err er
 	return b.Builds.Take(ctx, principal, 1)
 }
 
-// Record waits until a principal may add so many bytes to the audit log.
-func (b *Book) Record(principal string, bytes int) { b.records.Wait(principal, bytes) }
+// Record waits until a principal may add so many bytes to the audit log, or until ctx ends. It
+// charges for them either way, so that what is given up is not free.
+func (b *Book) Record(ctx context.Context, principal string, bytes int) {
+	place := b.recorder(principal).ReserveN(time.Now(), bytes)
+	if !place.OK() { // more than the burst
+		return
+	}
+	ready := time.NewTimer(place.Delay())
+	defer ready.Stop()
+	select {
+	case <-ready.C:
+	case <-ctx.Done():
+	}
+}
+
+func (b *Book) recorder(principal string) *rate.Limiter {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.records[principal] == nil {
+		if len(b.records) >= maxRecorders {
+			maps.DeleteFunc(b.records, func(_ string, one *rate.Limiter) bool { return one.Tokens() >= recordsBurst })
+		}
+		for other := range b.records {
+			if len(b.records) < maxRecorders {
+				break
+			}
+			delete(b.records, other)
+		}
+		b.records[principal] = rate.NewLimiter(recordsPerSecond, recordsBurst)
+	}
+	return b.records[principal]
+}
 
 // Executor returns an executor that runs the calls of principals in turns. It charges for a call
-// while the call runs or its sandbox starts, but not while it waits for its session.
+// from the start of its sandbox until its answer is encoded, but not while it waits for its session.
 func (b *Book) Executor(next call.Executor) call.Executor { return &turns{next, b.Running} }
 
 type turns struct {
@@ -132,8 +156,15 @@ func (t *turns) Execute(ctx context.Context, one call.Call) (call.Result, error)
 	if err != nil {
 		return call.Result{}, err
 	}
-	defer leave()
-	return t.next.Execute(ctx, one)
+	isOver := false
+	defer func() {
+		if !isOver {
+			leave() // the executor panicked
+		}
+	}()
+	result, err := t.next.Execute(ctx, one)
+	isOver, result.Release = true, leave
+	return result, err
 }
 
 // Starter returns a starter that charges a principal for the memory limits of its sandboxes,

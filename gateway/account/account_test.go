@@ -1,8 +1,12 @@
 package account
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
@@ -64,4 +68,38 @@ func TestBook_BoundsTheMemoryOfSandboxes(t *testing.T) {
 	}
 	machine.SetFailureRate(0)
 	must.Get(start("carol", 100))(t)
+}
+
+// A principal may add a burst of records, and waits for more; another one does not wait. The rates
+// of many principals are forgotten.
+func TestBook_BoundsRecords(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := quotas(registry.Quota{})
+		began := time.Now()
+		b.Record(t.Context(), "greedy", recordsBurst)
+		b.Record(t.Context(), "modest", recordsBurst)
+		if waited := time.Since(began); waited != 0 {
+			t.Errorf("a burst waits for %v", waited)
+		}
+		b.Record(t.Context(), "greedy", 10*recordsPerSecond)
+		if waited := time.Since(began); waited != 10*time.Second {
+			t.Errorf("what is more waits for %v", waited)
+		}
+		gone, stop := context.WithCancel(t.Context())
+		stop()
+		b.Record(gone, "greedy", 10*recordsPerSecond)
+		if waited := time.Since(began); waited != 10*time.Second {
+			t.Errorf("what is given up waits: %v", waited)
+		}
+		b.Record(t.Context(), "greedy", 1)
+		if waited := time.Since(began); waited < 20*time.Second {
+			t.Errorf("what is given up is free: the next record came after %v", waited)
+		}
+		for i := range 2 * maxRecorders {
+			b.Record(t.Context(), fmt.Sprint(i), i%2)
+		}
+		if n := len(b.records); n > maxRecorders {
+			t.Errorf("%d rates are remembered", n)
+		}
+	})
 }

@@ -145,9 +145,11 @@ func TestCalls_WaitForTheirTurnFirst(t *testing.T) {
 		var all sync.WaitGroup
 		run := func(c call.Call) {
 			all.Go(func() {
-				if _, err := calls.Execute(t.Context(), c); err != nil {
+				result, err := calls.Execute(t.Context(), c)
+				if err != nil {
 					t.Error(err)
 				}
+				result.Release()
 			})
 			synctest.Wait()
 		}

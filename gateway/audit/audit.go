@@ -12,6 +12,7 @@ package audit
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -51,7 +52,7 @@ type Log struct {
 	lost   uint64   // records that could not be written since
 	failed error    // of the last write
 	state  State
-	charge func(principal string, bytes int) // may be nil
+	charge func(ctx context.Context, principal string, bytes int) // may be nil
 }
 
 // State is the state of a log.
@@ -113,7 +114,9 @@ func (l *Log) State() State {
 
 // Charge sets a function that is called before each record of a call is written, and that waits
 // until the principal may have so many bytes. Call it before the first call begins.
-func (l *Log) Charge(record func(principal string, bytes int)) { l.charge = record }
+func (l *Log) Charge(record func(ctx context.Context, principal string, bytes int)) {
+	l.charge = record
+}
 
 // Begin implements [call.Observer].
 func (l *Log) Begin(c call.Call) (end func(call.Result, error)) {
@@ -121,7 +124,7 @@ func (l *Log) Begin(c call.Call) (end func(call.Result, error)) {
 	return func(result call.Result, err error) {
 		r := recordOf(c, result, err, time.Since(began))
 		if l.charge != nil {
-			l.charge(r.Who, r.size())
+			l.charge(context.Background(), r.Who, r.size())
 		}
 		l.Write(r)
 	}
@@ -185,7 +188,6 @@ func (l *Log) append(r Record) error {
 	return nil
 }
 
-// open opens the file at the log's path.
 func (l *Log) open() error {
 	file, err := openFile(l.path)
 	if err != nil {

@@ -65,7 +65,8 @@ func verified(t *testing.T, paths ...string) (Chain, error) {
 func TestLog_RecordsWhatCameOfACall(t *testing.T) {
 	l, path, _ := opened(t)
 	run := func(c call.Call, result call.Result, err error) { l.Begin(c)(result, err) }
-	c := call.Call{Principal: "alice", Trace: "4bf92f3577b34da6a3ce929d0e0e4736", Env: registry.Environment{Name: "python", Closure: "sha256:abc"}, Session: "s", Code: "print(1)"}
+	c := call.Call{Principal: "alice", Trace: "4bf92f3577b34da6a3ce929d0e0e4736", Env: registry.Environment{Name: "python", Closure: "sha256:abc"}, Session: "s", Code: "print(1)",
+		Given: &frame.Given{Stdin: []byte("secret"), Files: map[string][]byte{"b": []byte("secret"), "a": nil}}}
 	result := call.Result{Result: sandbox.Result{Outcome: frame.OutcomeMemory, ExitCode: 137, Stdout: sandbox.Text{Head: "12", Cut: 40}, Stderr: sandbox.Text{Tail: "345"}, Limit: &frame.Limit{Name: frame.Memory}}}
 	run(c, result, nil)
 	run(call.Call{Env: registry.Environment{Name: strings.Repeat("\x00", 1000)}}, call.Result{}, errors.New(strings.Repeat("<", 10_000)))
@@ -77,15 +78,16 @@ func TestLog_RecordsWhatCameOfACall(t *testing.T) {
 	text := string(must.Get(os.ReadFile(path))(t))
 	for _, want := range []string{
 		`"who":"alice","trace_id":"4bf92f3577b34da6a3ce929d0e0e4736","env":"python","session":"s","closure":"sha256:abc","code_sha256":"`,
-		fmt.Sprintf(`"code_sha256":"%x"`, sha256.Sum256([]byte("print(1)"))), `"code_bytes":8,"outcome":"memory","limit":"memory_mb","exit_code":137,"ms":`,
+		fmt.Sprintf(`"code_sha256":"%x"`, sha256.Sum256([]byte("print(1)"))), `"code_bytes":8,"given":{`, `"outcome":"memory","limit":"memory_mb","exit_code":137,"ms":`,
+		fmt.Sprintf(`"given":{"stdin_bytes":6,"variables":0,"files":2,"sha256":"%x"}`, sha256.Sum256([]byte(`{"stdin":"c2VjcmV0","files":{"a":null,"b":"c2VjcmV0"}}`))),
 		`"stdout_bytes":42,"stderr_bytes":3,"files":0`, `"outcome":"refused"`, `"outcome":"cancelled"`,
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%s is missing in\n%s", want, text)
 		}
 	}
-	if strings.Contains(text, "print(1)") {
-		t.Error("the log has the code")
+	if strings.Contains(text, "print(1)") || strings.Contains(text, "secret") || strings.Contains(text, "c2VjcmV0") {
+		t.Error("the log has the code, or what it was given")
 	}
 }
 
@@ -350,7 +352,7 @@ func TestLog_ChargesForRecords(t *testing.T) {
 	l := must.Get(Open(filepath.Join(t.TempDir(), "audit"), slog.New(slog.DiscardHandler)))(t)
 	defer l.Close()
 	charged := map[string]int{}
-	l.Charge(func(principal string, bytes int) {
+	l.Charge(func(_ context.Context, principal string, bytes int) {
 		if l.State().Records != uint64(len(charged)) {
 			t.Error("the record was written before its principal was charged")
 		}

@@ -35,6 +35,8 @@ type Record struct {
 	Closure   string `json:"closure,omitempty"`
 	CodeHash  string `json:"code_sha256,omitempty"`
 	CodeBytes int    `json:"code_bytes"`
+	// Given is what a program gave with the call.
+	Given *Given `json:"given,omitempty"`
 	// Outcome is that of [call.Outcome]. Reason is the error of a call that did not run or did
 	// not end.
 	Outcome  string `json:"outcome,omitempty"`
@@ -47,6 +49,9 @@ type Record struct {
 	StdoutBytes int64 `json:"stdout_bytes"`
 	StderrBytes int64 `json:"stderr_bytes"`
 	Files       int   `json:"files"`
+
+	// Tool is what the code of a call asked a tool for; only in records of [Used].
+	Tool *Tool `json:"tool,omitempty"`
 
 	// Prev is the hash of the record before this one; empty in the first of a log.
 	Prev string `json:"prev"`
@@ -61,7 +66,27 @@ const (
 	Recovered Event = "recovered"
 	// Begun is the first record after a log that cannot be continued.
 	Begun Event = "begun"
+	// Used is a call of a tool by the code of a call, whose own record follows when that ends.
+	Used Event = "tool"
 )
+
+// Tool is a call of a tool.
+type Tool struct {
+	Server string `json:"server"`
+	Name   string `json:"name"`
+	// ArgumentsHash is the SHA-256 of the arguments, and Bytes the size of the answer.
+	ArgumentsHash string `json:"args_sha256"`
+	Bytes         int    `json:"bytes"`
+}
+
+// Given is what a program gave with a call: how much, and the SHA-256 of all of it as the JSON of
+// [frame.Given], with names in order.
+type Given struct {
+	StdinBytes int    `json:"stdin_bytes"`
+	Variables  int    `json:"variables"`
+	Files      int    `json:"files"`
+	Hash       string `json:"sha256"`
+}
 
 // Bounds of texts that a client chooses, in bytes. A record is shorter than maxLine.
 const (
@@ -72,7 +97,6 @@ const (
 	maxLine   = 8 << 10
 )
 
-// recordOf returns the record of a call.
 func recordOf(c call.Call, result call.Result, err error, took time.Duration) Record {
 	r := Record{
 		Who: plain(c.Principal, maxName), Trace: plain(c.Trace, maxName),
@@ -87,6 +111,10 @@ func recordOf(c call.Call, result call.Result, err error, took time.Duration) Re
 	}
 	if c.Code != "" {
 		r.CodeHash = hashOf([]byte(c.Code))
+	}
+	if g := c.Given; g != nil {
+		text, _ := json.Marshal(g) // a value that is no JSON is refused before
+		r.Given = &Given{StdinBytes: len(g.Stdin), Variables: len(g.Variables), Files: len(g.Files), Hash: hashOf(text)}
 	}
 	if err != nil {
 		r.Reason = plain(err.Error(), maxReason)
@@ -121,7 +149,6 @@ const (
 	hashSize  = 2 * sha256.Size
 )
 
-// line returns a record as a line, and its hash.
 func (r Record) line() (line []byte, hash string, err error) {
 	text, err := json.Marshal(r)
 	if err != nil {

@@ -47,18 +47,14 @@ type exchange struct {
 	// isStream is set when the response has become a stream, and isBroken when a write failed.
 	isStream bool
 	isBroken bool
-	// message and decoded end the charges for the text of the message and for its decoded
-	// values.
-	message, decoded func()
+	// release and decoded end the charges for the request with the text of its message, and for
+	// its decoded values.
+	release, decoded func()
 }
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	began := time.Now()
 	x := &exchange{Server: s, w: w, r: r, out: http.NewResponseController(w), method: r.Method, status: http.StatusOK}
-	if isProbe(r) {
-		x.turnAway(http.StatusServiceUnavailable, "the server has as many connections as it may: send the request again later")
-		return
-	}
 	x.answer()
 	if s.o.Observe != nil {
 		era := "legacy"
@@ -89,11 +85,11 @@ func (x *exchange) answer() {
 		return
 	}
 	defer x.leave()
-	release := x.open()
-	if release == nil {
+	if x.release, err = x.o.Book.Bytes.Try(x.who.Name, account.RequestBytes); err != nil {
+		x.drop("the server is busy with other requests, or with others of yours: send the request again when some have been answered")
 		return
 	}
-	defer release()
+	defer func() { x.release() }()
 	x.isModern = mcp.IsModernProtocol(x.r.Header.Get(versionHeader))
 	switch {
 	case x.r.Method == http.MethodPost:
@@ -112,36 +108,26 @@ func (x *exchange) answer() {
 	}
 }
 
-// open charges the principal for the request until release is called. If the principal has too
-// many, it answers the request and returns nil.
-func (x *exchange) open() (release func()) {
-	one, err := x.o.Book.Requests.Try(x.who.Name, 1)
-	var quota *account.QuotaError
-	if errors.As(err, &quota) {
-		x.turnAway(http.StatusTooManyRequests, fmt.Sprintf("%d requests of yours are open, which are as many as you may have: wait for the answer of one", quota.Max))
-		return nil
-	}
-	var memory func()
-	if err == nil {
-		if memory, err = x.o.Book.Bytes.Try(x.who.Name, account.RequestBytes); err != nil {
-			one()
-		}
-	}
-	if err != nil {
-		x.turnAway(http.StatusServiceUnavailable, "the server is busy with other requests: send the request again later")
-		return nil
-	}
-	return func() {
-		memory()
-		one()
-	}
-}
-
 // turnAway refuses a request and closes its connection.
 func (x *exchange) turnAway(status int, text string) {
 	x.w.Header().Set("Retry-After", retrySeconds)
 	x.hangUp()
 	x.fail(status, nil, mcp.INTERNAL_ERROR, text)
+}
+
+// drop refuses a request that nothing may be held for, and closes its connection at once. net/http
+// would keep it for a second or two, for clients that are still sending and do not read meanwhile.
+func (x *exchange) drop(text string) {
+	conn, _, err := x.out.Hijack()
+	if err != nil {
+		x.turnAway(http.StatusServiceUnavailable, text)
+		return
+	}
+	defer conn.Close()
+	x.status = http.StatusServiceUnavailable
+	body := encode(rpc.Failure(nil, mcp.INTERNAL_ERROR, text))
+	_ = conn.SetWriteDeadline(time.Now().Add(restTimeout))
+	fmt.Fprintf(conn, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: %d\r\nRetry-After: %s\r\nConnection: close\r\n\r\n%s", len(body), retrySeconds, body)
 }
 
 // hangUp has the connection closed after the response. net/http reads the rest of the request
@@ -196,12 +182,10 @@ func (x *exchange) post() {
 		x.fail(http.StatusUnsupportedMediaType, nil, mcp.INVALID_REQUEST, fmt.Sprintf("Content-Type is %.80q: send application/json", x.r.Header.Get("Content-Type")))
 		return
 	}
-	text, release, ok := x.readBody()
-	if !ok {
+	text := x.readBody()
+	if text == nil {
 		return
 	}
-	defer func() { x.message() }()
-	x.message = release
 	cost, err := rpc.Cost(text)
 	if err != nil {
 		x.fail(http.StatusBadRequest, nil, mcp.PARSE_ERROR, err.Error())
@@ -225,19 +209,23 @@ func (x *exchange) post() {
 	}
 }
 
-// readBody reads the message. It charges the principal for the text and for the strings that it
-// will be decoded into: first for a piece, then for the whole. If the length is unknown, it
-// assumes twice the length that has come. If ok is false, the request has been answered.
-func (x *exchange) readBody() (text []byte, release func(), ok bool) {
+// readBody reads the message, or answers the request and returns nil. It charges the principal for
+// the text and for the strings that it will be decoded into: first for a piece, then for the whole.
+// If the length is unknown, it assumes twice the length that has come.
+func (x *exchange) readBody() []byte {
 	// The connection's next request, and its end, may come at any time.
 	defer func() { _ = x.out.SetReadDeadline(time.Time{}) }()
 	size := x.r.ContentLength
 	if size > maxBody {
 		x.tooLong()
-		return nil, nil, false
+		return nil
 	}
 	body := http.MaxBytesReader(x.w, x.r.Body, maxBody)
-	release = func() {}
+	text, request, piece := []byte{}, x.release, func() {}
+	x.release = func() {
+		piece()
+		request()
+	}
 	deadline := time.Now().Add(bodyTimeout)
 	for {
 		if len(text) == cap(text) {
@@ -245,25 +233,23 @@ func (x *exchange) readBody() (text []byte, release func(), ok bool) {
 			began := time.Now()
 			more := x.charge(2 * capacity)
 			if more == nil {
-				release()
-				return nil, nil, false
+				return nil
 			}
 			deadline = deadline.Add(time.Since(began))
 			_ = x.out.SetReadDeadline(deadline)
 			// One byte more tells the end of the message.
 			text = append(make([]byte, 0, capacity+1), text...)
-			release()
-			release = more
+			piece()
+			piece = more
 		}
 		n, err := body.Read(text[len(text):cap(text)])
 		text = text[:len(text)+n]
 		if err == io.EOF {
-			return text, release, true
+			return text
 		}
 		if err != nil {
-			release()
 			x.bodyFailed(err)
-			return nil, nil, false
+			return nil
 		}
 	}
 }
@@ -347,7 +333,6 @@ func (x *exchange) refuse(m rpc.Message, status, code int, text string) {
 	x.fail(status, m.ID, code, text)
 }
 
-// checkHeaders compares the head of the request with the message.
 func (x *exchange) checkHeaders(m rpc.Message) error {
 	var params json.RawMessage
 	if mcp.MethodRequiresNameHeader(mcp.MCPMethod(m.Method)) {
@@ -370,7 +355,7 @@ func (x *exchange) legacy(m rpc.Message) {
 	if m.IsRequest() && m.Method == string(mcp.MethodInitialize) {
 		reply := x.handler.Answer(x.handlerContext(), m)
 		if _, ok := reply.(mcp.JSONRPCResponse); ok {
-			x.w.Header().Set(sessionHeader, x.sessions.begin(x.who.Name).id)
+			x.w.Header().Set(sessionHeader, x.sessions.begin(x.who.Name, m.Elicits()).id)
 			x.logClient(m)
 		}
 		x.write(http.StatusOK, reply)
@@ -385,7 +370,7 @@ func (x *exchange) legacy(m rpc.Message) {
 		x.sessions.cancel(session, string(m.CancelledID))
 		x.accept()
 	case !m.IsRequest() || m.Method == "":
-		// This server sends no requests, so replies are ignored.
+		x.handler.Reply(x.who.Name, m)
 		x.accept()
 	default:
 		x.request(m, session)
@@ -436,26 +421,31 @@ func (x *exchange) request(m rpc.Message, session *httpSession) {
 		x.write(x.statusOf(refusal), refusal)
 		return
 	}
-	// A call keeps only the code of its message, and the text's charge covers that.
+	// A call goes on if its client hangs up. It keeps only the code of its message, and the text's
+	// charge covers that.
 	x.decoded()
-	message, id := x.message, m.ID
-	x.message = func() {}
+	release, id := x.release, m.ID
+	x.release = func() {}
 	ctx, cancel := context.WithCancel(x.ctx)
 	forget := func() {}
 	if session != nil {
 		forget = x.sessions.remember(session, string(id), cancel)
 	}
 	asker := x.newClient(x.who.Name)
+	if session != nil && session.elicits && x.takesStream() {
+		asker.requests = make(chan any, maxNotifications)
+	}
 	answers := make(chan encoded, 1)
 	s := x.Server
 	go func() {
 		defer cancel()
 		defer forget()
-		reply := admitted.Answer(s.handler.MCP().WithContext(ctx, asker), asker.notify)
-		message()
-		answer := s.encode(asker.principal, id, reply)
+		reply := admitted.Answer(s.handler.MCP().WithContext(ctx, asker), asker.asCaller())
+		release()
+		text := encode(reply)
+		asker.release()
 		admitted.Release()
-		answers <- answer
+		answers <- s.charged(asker.principal, id, reply, text)
 		close(answers)
 	}()
 	if !x.follow(asker, answers) {
@@ -473,10 +463,15 @@ func (x *exchange) request(m rpc.Message, session *httpSession) {
 	}
 }
 
+// takesStream reports whether the response may be a stream.
+func (x *exchange) takesStream() bool {
+	return strings.Contains(x.r.Header.Get("Accept"), "text/event-stream")
+}
+
 // follow writes the notifications and the answer of a call. It returns false if the client goes
 // before the end.
 func (x *exchange) follow(asker *client, answers <-chan encoded) bool {
-	takesStream := strings.Contains(x.r.Header.Get("Accept"), "text/event-stream")
+	takesStream := x.takesStream()
 	timer := time.NewTimer(firstComment)
 	defer timer.Stop()
 	for {
@@ -485,6 +480,8 @@ func (x *exchange) follow(asker *client, answers <-chan encoded) bool {
 			if takesStream {
 				x.event(notification)
 			}
+		case request := <-asker.requests:
+			x.event(request)
 		case answer := <-answers:
 			defer answer.release()
 			for takesStream && len(asker.notifications) > 0 {
@@ -510,7 +507,6 @@ func (x *exchange) follow(asker *client, answers <-chan encoded) bool {
 	}
 }
 
-// statusOf is the status of the response with a reply.
 func (x *exchange) statusOf(reply mcp.JSONRPCMessage) int {
 	failure, isFailure := reply.(mcp.JSONRPCError)
 	if !x.isModern || !isFailure {

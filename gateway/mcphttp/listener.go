@@ -15,30 +15,31 @@ import (
 // on its way. net/http uses the same time.
 const newFor = 5 * time.Second
 
-// probeTimeout is how long a connection for probes lives.
-const probeTimeout = 2 * time.Second
+// idleFor is how long a connection without a request keeps its place if others come.
+const idleFor = time.Second
 
 // bounded returns a listener that has at most so many connections open. A further one takes
-// the place of the one that has been idle for longest. If none is idle, some more are
-// accepted for probes.
-func bounded(listener net.Listener, most, probes int) *boundedListener {
+// the place of the one that has had no request for longest, and waits for that if need be.
+func bounded(listener net.Listener, most int) *boundedListener {
 	return &boundedListener{
-		Listener: listener, most: most, probes: probes, freed: make(chan struct{}, 1), closed: make(chan struct{}),
+		Listener: listener, most: most, freed: make(chan struct{}, 1), closed: make(chan struct{}),
 		unanswered: map[*boundedConn]bool{}, idle: map[*boundedConn]time.Time{},
 	}
 }
 
 type boundedListener struct {
 	net.Listener
-	most, probes int
-	freed        chan struct{} // gets an element when a connection is closed
-	closed       chan struct{}
-	once         sync.Once
+	most   int
+	freed  chan struct{} // gets an element when a connection is closed
+	closed chan struct{}
+	once   sync.Once
 
 	mu         sync.Mutex
 	open       int
-	unanswered map[*boundedConn]bool      // open connections without a response
-	idle       map[*boundedConn]time.Time // open connections without a request, and since when
+	unanswered map[*boundedConn]bool // open connections without a response
+	// idle are open connections without a request, and since when. A request counts when its
+	// head has come: until then, anyone could have sent its beginning.
+	idle map[*boundedConn]time.Time
 }
 
 func (l *boundedListener) Accept() (net.Conn, error) {
@@ -57,13 +58,11 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 	for !l.admit(c) {
 		select {
 		case <-l.freed:
+		case <-time.After(idleFor / 10):
 		case <-l.closed:
 			conn.Close()
 			return nil, net.ErrClosed
 		}
-	}
-	if c.isProbe {
-		time.AfterFunc(probeTimeout, func() { c.Close() })
 	}
 	return c, nil
 }
@@ -76,22 +75,18 @@ func (l *boundedListener) admit(c *boundedConn) bool {
 		if idle := l.longestIdle(); idle != nil {
 			delete(l.idle, idle)
 			go idle.Close()
-			return false
 		}
-		if l.open >= l.most+l.probes {
-			return false
-		}
-		c.isProbe = true
+		return false
 	}
 	l.open++
 	l.unanswered[c] = true
 	return true
 }
 
-// longestIdle returns the connection that has been idle for longest, or nil if none has been
-// for a second: a request may be on its way.
+// longestIdle returns the connection that has been idle for longest, or nil if all others may have
+// a request on its way.
 func (l *boundedListener) longestIdle() (longest *boundedConn) {
-	before := time.Now().Add(-time.Second)
+	before := time.Now().Add(-idleFor)
 	for c, since := range l.idle {
 		if since.Before(before) {
 			longest, before = c, since
@@ -111,7 +106,8 @@ func (l *boundedListener) release(c *boundedConn) {
 	}
 }
 
-// noteState notes which connections are idle. It is the ConnState of an [http.Server].
+// noteState notes which connections are idle. It is the ConnState of an [http.Server], for which a
+// connection is active from the first byte of a request.
 func noteState(conn net.Conn, state http.ConnState) {
 	c, ok := conn.(*boundedConn)
 	if !ok {
@@ -119,10 +115,10 @@ func noteState(conn net.Conn, state http.ConnState) {
 	}
 	c.listener.mu.Lock()
 	defer c.listener.mu.Unlock()
-	if state == http.StateNew || state == http.StateIdle {
-		c.listener.idle[c] = time.Now()
-	} else {
+	if state == http.StateHijacked || state == http.StateClosed {
 		delete(c.listener.idle, c)
+	} else {
+		c.listener.idle[c] = time.Now()
 	}
 }
 
@@ -134,10 +130,16 @@ func withConn(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, conn)
 }
 
-// isProbe reports whether a request came on a connection that is for probes alone.
-func isProbe(r *http.Request) bool {
-	c, ok := r.Context().Value(connKey{}).(*boundedConn)
-	return ok && c.isProbe
+// withRequest returns a handler that notes that a connection has a request.
+func withRequest(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if c, ok := r.Context().Value(connKey{}).(*boundedConn); ok {
+			c.listener.mu.Lock()
+			delete(c.listener.idle, c)
+			c.listener.mu.Unlock()
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 func (l *boundedListener) Close() error {
@@ -164,7 +166,6 @@ func (l *boundedListener) settle(ctx context.Context) {
 type boundedConn struct {
 	net.Conn
 	listener *boundedListener
-	isProbe  bool
 	accepted time.Time
 	answered chan struct{} // closed by answer
 	answer   func()

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/http/httptrace"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -116,11 +118,11 @@ func TestServer_AnswersItsLastConnection(t *testing.T) {
 	}
 }
 
-// When all connections are taken, a further one takes the place of the longest idle one. If
-// none is idle, probes are answered and nothing else.
-func TestBoundedListener_KeepsPlacesForProbes(t *testing.T) {
+// When all connections are taken, a further one takes the place of the one that has had no request
+// for longest, even if the head of one has begun.
+func TestBoundedListener_MakesRoom(t *testing.T) {
 	inner := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-	l := bounded(inner, 2, 1)
+	l := bounded(inner, 3)
 	defer l.Close()
 	accept := func() *boundedConn {
 		client := must.Get(net.Dial("tcp", inner.Addr().String()))(t)
@@ -130,25 +132,25 @@ func TestBoundedListener_KeepsPlacesForProbes(t *testing.T) {
 		noteState(conn, http.StateNew)
 		return conn
 	}
-	first, second := accept(), accept()
+	idle, begun, busy := accept(), accept(), accept()
+	noteState(begun, http.StateActive)
+	noteState(busy, http.StateActive)
+	request := httptest.NewRequestWithContext(withConn(t.Context(), busy), http.MethodGet, "/", nil)
+	withRequest(http.NotFoundHandler()).ServeHTTP(httptest.NewRecorder(), request)
 	l.mu.Lock()
-	l.idle[first], l.idle[second] = time.Now().Add(-time.Minute), time.Now().Add(-time.Hour)
+	l.idle[idle], l.idle[begun] = time.Now().Add(-time.Hour), time.Now().Add(-time.Minute)
 	l.mu.Unlock()
-	third := accept()
-	if _, err := second.Conn.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) || third.isProbe {
-		t.Errorf("the longest idle connection is open (%v), or the next one is for probes (%v)", err, third.isProbe)
+	for _, next := range []*boundedConn{idle, begun} {
+		accept()
+		if _, err := next.Conn.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("the longest idle connection has the error %v", err)
+		}
 	}
-	noteState(first, http.StateActive)
-	noteState(third, http.StateActive)
-	probe := accept()
-	if !probe.isProbe {
-		t.Error("a connection beyond the bound is not for probes alone")
+	if len(l.idle) != 2 || l.open != 3 {
+		t.Errorf("%d connections are open, %d are idle", l.open, len(l.idle))
 	}
-	// It does not last.
-	if _, err := probe.Conn.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("a probe's connection ends with %v", err)
-	}
-	if accept(); l.open != 3 {
-		t.Errorf("%d connections are open", l.open)
+	must.Do(t, busy.Conn.SetReadDeadline(time.Now().Add(-time.Hour)))
+	if _, err := busy.Conn.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the connection with a request has the error %v", err)
 	}
 }

@@ -16,7 +16,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"runtime"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -25,6 +24,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/account"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/local"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
 )
@@ -40,12 +40,9 @@ const (
 	firstPiece = 64 << 10
 )
 
-const (
-	// maxConnections bounds the open connections. A further connection replaces an idle one.
-	// If all are busy, probeConnections more are accepted, only for /healthz and /readyz.
-	maxConnections   = account.MaxRequests
-	probeConnections = 32
-)
+// maxConnections bounds the open connections. A further connection replaces one without a request,
+// of which some are left even if there are as many requests as their account allows.
+const maxConnections = account.MaxRequests + 256
 
 // waitingAnswers says how principals share the memory of answers that cannot be charged
 // yet, because clients have not read others.
@@ -113,6 +110,8 @@ type Options struct {
 	HandsOver bool
 	// Ending is called when a drain begins. It may be nil.
 	Ending func()
+	// Others, if it is not nil, adds other ways to call, which are handled as calls to Path.
+	Others func(*http.ServeMux)
 	// Observe is called after each response. It may be nil.
 	Observe func(Request)
 	Log     *slog.Logger
@@ -138,8 +137,7 @@ type Server struct {
 	listener *boundedListener
 	accepted chan struct{} // closed when the listener is, and no further connection comes
 
-	answers  *account.Pool // that wait until they can be charged
-	encoding chan struct{} // contains an element for each answer that is encoded
+	answers *account.Pool // that wait until they can be charged
 
 	// ctx ends with the server, streams when the streams are to end.
 	ctx       context.Context
@@ -169,7 +167,6 @@ func New(handler *rpc.Handler, o Options) *Server {
 		o:        o,
 		sessions: newSessions(),
 		answers:  account.NewPool(waitingAnswers),
-		encoding: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		refusals: rate.NewLimiter(linesPerSecond, linesPerSecond),
 		idle:     make(chan struct{}),
 		accepted: make(chan struct{}),
@@ -179,7 +176,7 @@ func New(handler *rpc.Handler, o Options) *Server {
 	s.streams, s.endStream = context.WithCancel(s.ctx)
 	mux := http.NewServeMux()
 	mux.HandleFunc(Path, s.serve)
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeState(w, true, "the server runs\n") })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { local.WriteState(w, true, "the server runs") })
 	mux.HandleFunc("GET /readyz", s.ready)
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, "there is nothing here: MCP is served at "+Path, http.StatusNotFound)
@@ -188,8 +185,11 @@ func New(handler *rpc.Handler, o Options) *Server {
 		mux.Handle("/.well-known/oauth-protected-resource", o.Metadata)
 		mux.Handle("/.well-known/oauth-protected-resource"+Path, o.Metadata)
 	}
+	if o.Others != nil {
+		o.Others(mux)
+	}
 	s.http = &http.Server{
-		Handler:           mux,
+		Handler:           withRequest(mux),
 		ReadHeaderTimeout: headTimeout,
 		IdleTimeout:       connectionIdle,
 		MaxHeaderBytes:    maxHead,
@@ -204,7 +204,7 @@ func New(handler *rpc.Handler, o Options) *Server {
 // Serve serves the clients of a listener until [Server.Close].
 func (s *Server) Serve(listener net.Listener) error {
 	s.mu.Lock()
-	s.listener = bounded(listener, maxConnections, probeConnections)
+	s.listener = bounded(listener, maxConnections)
 	s.mu.Unlock()
 	defer close(s.accepted)
 	err := s.http.Serve(s.listener)
@@ -218,21 +218,12 @@ func (s *Server) Serve(listener net.Listener) error {
 func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
 	switch {
 	case s.isLame.Load():
-		writeState(w, false, "the server is ending\n")
+		local.WriteState(w, false, "the server is ending")
 	case s.o.IsReady != nil && !s.o.IsReady():
-		writeState(w, false, "the server has no environment yet\n")
+		local.WriteState(w, false, "the server has no environment yet")
 	default:
-		writeState(w, true, "the server takes calls\n")
+		local.WriteState(w, true, "the server takes calls")
 	}
-}
-
-func writeState(w http.ResponseWriter, isGood bool, text string) {
-	w.Header().Set("Cache-Control", "no-store")
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	if !isGood {
-		w.WriteHeader(http.StatusServiceUnavailable)
-	}
-	_, _ = w.Write([]byte(text)) // to a client that may have gone
 }
 
 // Drain makes /readyz fail. After LameDuck it ends the streams, refuses further requests and

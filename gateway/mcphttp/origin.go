@@ -2,27 +2,20 @@ package mcphttp
 
 import (
 	"fmt"
-	"net"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/local"
 )
 
 // misdirected returns why a request is refused if it is for another host or from a page that
-// may not call, or "" if it is fine. By DNS rebinding, a page can make a browser on this
-// machine send requests to loopback addresses.
+// may not call, or "" if it is fine.
 func (o *Options) misdirected(r *http.Request) string {
-	host := r.Host
-	if name, _, err := net.SplitHostPort(host); err == nil {
-		host = name
-	}
-	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	// A Unix socket has no name, and no page reaches it.
-	isUnix := local != nil && local.Network() == "unix"
-	if !isUnix && !isLoopback(host) && !slices.ContainsFunc(o.Hosts, func(name string) bool { return strings.EqualFold(name, host) }) {
-		return fmt.Sprintf("the request is for host %.80q, which is not among the server's hosts", host)
+	host, isUnix := local.Host(r)
+	if !isUnix && !local.IsLoopback(host) && !slices.ContainsFunc(o.Hosts, func(name string) bool { return strings.EqualFold(name, host) }) {
+		return fmt.Sprintf("the request is for host %.80q, which is not among the server's hosts: its operator adds it to NIX_SANDBOX_HOSTS, or to hosts of [serve]", host)
 	}
 	if origin := r.Header.Get("Origin"); origin != "" && !o.allowsOrigin(origin, host) {
 		return fmt.Sprintf("the page's origin %.80q is not among the server's origins", origin)
@@ -36,13 +29,7 @@ func (o *Options) allowsOrigin(origin, host string) bool {
 		return true
 	}
 	page, err := url.Parse(origin)
-	return err == nil && page.Host != "" && isLoopback(page.Hostname()) && isLoopback(host)
-}
-
-// isLoopback reports whether a host is a loopback address or localhost.
-func isLoopback(host string) bool {
-	address, err := netip.ParseAddr(strings.Trim(host, "[]"))
-	return strings.EqualFold(host, "localhost") || err == nil && address.IsLoopback()
+	return err == nil && page.Host != "" && local.IsLoopback(page.Hostname()) && local.IsLoopback(host)
 }
 
 // allowPage tells a browser that a page may read the response (CORS). The caller has checked

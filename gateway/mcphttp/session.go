@@ -10,7 +10,7 @@ import (
 const (
 	// maxSessions bounds all HTTP sessions, and maxSessionsEach the idle ones of a principal.
 	// Its calls and streams bound the others.
-	maxSessions     = 10000
+	maxSessions     = 4096
 	maxSessionsEach = 64
 	// sessionIdle is how long an HTTP session lives without requests.
 	sessionIdle = time.Hour
@@ -22,6 +22,7 @@ const (
 type httpSession struct {
 	id        string
 	principal string
+	elicits   bool // the client shows forms
 
 	// Guarded by the mutex of sessions.
 	used   time.Time
@@ -32,7 +33,6 @@ type httpSession struct {
 // running is a request that can be cancelled by a notification.
 type running struct{ cancel context.CancelFunc }
 
-// sessions are the HTTP sessions by id.
 type sessions struct {
 	mu   sync.Mutex
 	byID map[string]*httpSession
@@ -45,7 +45,7 @@ func newSessions() *sessions {
 
 // begin returns a new HTTP session. If the principal has too many, its longest unused idle
 // session ends. If all principals together have too many, the longest unused one ends.
-func (s *sessions) begin(principal string) *httpSession {
+func (s *sessions) begin(principal string, elicits bool) *httpSession {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	isSpare := func(one *httpSession) bool { return one.principal == principal && one.isIdle() }
@@ -54,7 +54,7 @@ func (s *sessions) begin(principal string) *httpSession {
 	if len(s.byID) >= maxSessions {
 		s.endOldest(func(*httpSession) bool { return true })
 	}
-	one := &httpSession{id: rand.Text(), principal: principal, used: time.Now(), calls: map[string]*running{}}
+	one := &httpSession{id: rand.Text(), principal: principal, elicits: elicits, used: time.Now(), calls: map[string]*running{}}
 	s.byID[one.id] = one
 	s.each[principal]++
 	return one

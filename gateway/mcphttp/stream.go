@@ -123,7 +123,6 @@ func (x *exchange) tell(ctx context.Context, listener *client, id json.RawMessag
 	x.status = statusHungUp
 }
 
-// tagged returns a notification with the id of the subscription that it is for.
 func tagged(notification mcp.JSONRPCNotification, id json.RawMessage) mcp.JSONRPCNotification {
 	// All clients share the map.
 	meta := maps.Clone(notification.Params.Meta)

@@ -23,13 +23,9 @@ type encoded struct {
 	release func()
 }
 
-// encode encodes the answer of a principal's call, and charges the principal for it. If it
-// cannot be charged for too long, because clients have not read others, it is dropped, and
-// the answer says so.
-func (s *Server) encode(principal string, id json.RawMessage, reply mcp.JSONRPCMessage) encoded {
-	s.encoding <- struct{}{}
-	text := encode(reply)
-	<-s.encoding
+// charged charges a principal for the answer of a call, which is encoded. If it cannot be charged
+// for too long, because clients have not read others, it is dropped, and the answer says so.
+func (s *Server) charged(principal string, id json.RawMessage, reply mcp.JSONRPCMessage, text []byte) encoded {
 	answer := encoded{text: text, release: func() {}}
 	if failure, ok := reply.(mcp.JSONRPCError); ok {
 		answer.reply = failure
@@ -88,7 +84,6 @@ func (x *exchange) fail(status int, id json.RawMessage, code int, text string) {
 	x.write(status, rpc.Failure(id, code, text))
 }
 
-// write answers with one message.
 func (x *exchange) write(status int, message any) { x.writeText(status, encode(message)) }
 
 func (x *exchange) writeText(status int, text []byte) {

@@ -37,7 +37,6 @@ func (p *Proxy) Authenticate(r *http.Request) (Principal, error) {
 	return Principal{Name: "proxy:" + values[0]}, nil
 }
 
-// isProxy reports whether a request comes from the proxy.
 func (p *Proxy) isProxy(r *http.Request) bool {
 	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && local.Network() == "unix" {
 		return p.Unix

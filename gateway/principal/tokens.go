@@ -24,10 +24,8 @@ const (
 	tokenPrefix = "nsm_"
 	// maxTokenFile bounds the file, in bytes.
 	maxTokenFile = 1 << 20
-	// hashPrefix begins the hash of a token in the file.
-	hashPrefix = "sha256:"
-	// classPrefix begins the class of a principal in the file.
-	classPrefix = "class="
+	hashPrefix   = "sha256:"
+	classPrefix  = "class="
 )
 
 // validName matches the names of principals in the file. Names from an authorization server or

@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/local"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/mcphttp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal/oauth"
@@ -34,6 +35,7 @@ type front struct {
 	tokens *principal.Tokens // nil if there is no file of tokens
 	chain  principal.Chain
 	oauth  *oauth.Server // nil if access tokens are not accepted
+	hosts  []string      // names of the server
 	// isKept says that the socket stays open when this process ends.
 	isKept bool
 }
@@ -46,7 +48,7 @@ func newFront(address string, settings config.Config, serve *registry.Serve) (*f
 			Hint:    "unset NIX_SANDBOX_METADATA to serve what the server was built with, or build the server again",
 		}
 	}
-	f := &front{serve: serve}
+	f := &front{serve: serve, hosts: slices.Concat(serve.Hosts, settings.Hosts)}
 	if err := f.readCallers(cmp.Or(settings.TokenFile, serve.TokenFile)); err != nil {
 		return nil, err
 	}
@@ -196,10 +198,9 @@ func (f *front) reloadOnce(log *slog.Logger) {
 	}
 }
 
-// options returns the options of the transport.
 func (f *front) options() mcphttp.Options {
 	o := mcphttp.Options{
-		Hosts:         f.serve.Hosts,
+		Hosts:         f.hosts,
 		Origins:       f.serve.Origins,
 		Authenticator: f.chain,
 		LameDuck:      time.Duration(f.serve.LameDuckSeconds) * time.Second,
@@ -225,10 +226,10 @@ func listen(address string, knowsCallers bool) (net.Listener, error) {
 	if err != nil {
 		return nil, &config.Error{
 			Problem: fmt.Sprintf("the address is %q, which is not ADDRESS:PORT", address),
-			Hint:    "write an address such as 127.0.0.1:8080, or unix:/run/nix-sandbox-mcp/socket",
+			Hint:    "use an address such as 127.0.0.1:8080, or unix:/run/nix-sandbox-mcp/socket",
 		}
 	}
-	if !knowsCallers && !isLocal(host) {
+	if !knowsCallers && !local.IsLoopback(host) {
 		return nil, reachable(address)
 	}
 	listener, err := net.Listen("tcp", address)
@@ -246,19 +247,13 @@ func reachable(address string) error {
 	}
 }
 
-// isLocal reports whether only this machine reaches an address.
-func isLocal(host string) bool {
-	address, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && address.IsLoopback()
-}
-
 // listenUnix returns a listener at a path. It replaces the socket of a server that has ended.
 func listenUnix(path string) (net.Listener, error) {
 	// Clients, and the next server, may have another working directory.
 	if !filepath.IsAbs(path) {
 		return nil, &config.Error{
 			Problem: fmt.Sprintf("the address is %q, whose path is not absolute", "unix:"+path),
-			Hint:    "write an absolute path, such as unix:/run/nix-sandbox-mcp/socket",
+			Hint:    "use an absolute path, such as unix:/run/nix-sandbox-mcp/socket",
 		}
 	}
 	listener, err := net.Listen("unix", path)

@@ -10,18 +10,26 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/ask"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/account"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/fusion"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/mcphttp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 )
 
 // gcPercent is GOGC of a server for many clients: by how many percent its heap grows until the
 // garbage collector runs. With Go's default of 100, large answers take twice their memory. With
 // hundreds of sessions, a collection takes milliseconds.
 const gcPercent = 50
+
+// memoryLimit is GOMEMLIMIT of such a server, in bytes: near it, garbage is collected more often. It
+// leaves room below the 512 MB that docs/serving.md states.
+const memoryLimit = 400 << 20
 
 func main() {
 	args := os.Args[1:]
@@ -59,16 +67,19 @@ func run(args []string, in io.Reader, out, logTo io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err := parts.Add(&options, server); err != nil {
-		return err
-	}
 	observers, err := observe(server)
 	if err != nil {
 		return err
 	}
 	defer observers.Close()
-	observers.start(server)
-	options.Observers, options.ShowSessions = observers.all, observers.showSessions
+	if err := parts.Add(&options, server, desk.Answer(ask.LinkVerbName, observers.link)); err != nil {
+		return err
+	}
+	observers.start(server, options.Asking)
+	options.Observers = append(observers.all, options.Observers...)
+	if observers.showSessions != nil {
+		options.OnSessions = append(options.OnSessions, func(m *session.Manager) { observers.showSessions(m.List) })
+	}
 	if front == nil {
 		return service.Stdio(server.Context, in, out, options)
 	}
@@ -79,6 +90,9 @@ func run(args []string, in io.Reader, out, logTo io.Writer) error {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(memoryLimit)
+	}
 	server.Go(front.reload(log))
 	book := account.NewBook(front.quota, front.callsAtOnce(), max(1, int(server.Base.OnDemand.MaxBuilds)))
 	options.Accounts = book
@@ -87,6 +101,9 @@ func run(args []string, in io.Reader, out, logTo io.Writer) error {
 	transport := front.options()
 	transport.Book = book
 	transport.Observe = observers.request()
+	if front.serve.RunCode {
+		transport.Others = fusion.Routes(fusion.Options{Environments: options.Environments, Authenticator: front.chain, Bytes: book.Bytes})
+	}
 	transport.Ending = func() {
 		log.Info("ending", "lame_duck", transport.LameDuck, "drain", transport.DrainTimeout)
 		notify("STOPPING=1")

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/ask"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/live"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/mcphttp"
@@ -29,7 +30,7 @@ const userSocket = "user"
 // observers are told of every call: the audit log, and metrics.
 type observers struct {
 	all []call.Observer
-	// showSessions is for [service.Options]; nil without metrics.
+	// showSessions gets a function that lists the sessions; nil without metrics.
 	showSessions func(func() []session.Live)
 	audit        *audit.Log   // nil if there is none
 	listener     net.Listener // nil without metrics
@@ -69,7 +70,6 @@ func observe(server *service.Server) (o *observers, err error) {
 	return o, nil
 }
 
-// expose listens at the address of metrics.
 func (o *observers) expose(address, runtimeDir string, page bool, environments *registry.Registry, log *slog.Logger) (err error) {
 	if o.listener, err = listenForMetrics(address, runtimeDir); err != nil {
 		return err
@@ -90,7 +90,7 @@ func (o *observers) expose(address, runtimeDir string, page bool, environments *
 }
 
 // charge calls record for each record of the audit log, so that it is charged to its principal.
-func (o *observers) charge(record func(principal string, bytes int)) {
+func (o *observers) charge(record func(ctx context.Context, principal string, bytes int)) {
 	if o.audit != nil {
 		o.audit.Charge(record)
 	}
@@ -106,9 +106,12 @@ func (o *observers) request() func(mcphttp.Request) {
 
 // start serves the metrics until Close. When the server's context has ended, it is not ready any
 // more.
-func (o *observers) start(server *service.Server) {
+func (o *observers) start(server *service.Server, questions ask.Questions) {
 	if o.listener == nil {
 		return
+	}
+	if o.site.Page {
+		o.site.Answers = live.NewAnswers(questions)
 	}
 	hasEnvironments := o.site.IsReady
 	o.site.IsReady = func() bool { return server.Context.Err() == nil && hasEnvironments() }
@@ -121,6 +124,15 @@ func (o *observers) start(server *service.Server) {
 			log.Error("metrics are served no longer", "error", err)
 		}
 	})
+}
+
+// link returns the address of the page for the server's user, who can answer questions there. It is
+// empty if there is no page.
+func (o *observers) link() any {
+	if o.listener == nil || o.site.Answers == nil {
+		return ""
+	}
+	return o.site.Answers.Link(o.listener.Addr())
 }
 
 // Close closes the audit log and the listener.

@@ -165,7 +165,6 @@ func (a *Server) wrong(text string, claims map[string]any) string {
 	return ""
 }
 
-// contains reports whether a claim is a list with a text.
 func contains(claim any, text string) bool {
 	list, _ := claim.([]any)
 	return slices.Contains(list, any(text))
@@ -212,7 +211,6 @@ func (a *Server) Forget() {
 	a.renew()
 }
 
-// renew forgets the keys.
 func (a *Server) renew() {
 	a.keys = oidc.NewRemoteKeySet(oidc.ClientContext(context.Background(), a.client), a.o.KeysURL)
 	a.fetched = a.now()

@@ -1,0 +1,38 @@
+// Package local has what the gateway's two HTTP servers share: it tells whether a request is for
+// this machine, and answers health checks.
+package local
+
+import (
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+)
+
+// IsLoopback reports whether only this machine reaches a host: a loopback address or localhost.
+func IsLoopback(host string) bool {
+	address, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	return strings.EqualFold(host, "localhost") || err == nil && address.IsLoopback()
+}
+
+// Host returns the host that a request is for, without its port. By DNS rebinding, a page can make a
+// browser on this machine send requests to loopback addresses under another name. isUnix says that
+// the request came by a Unix socket, which has no name, and which no page reaches.
+func Host(r *http.Request) (host string, isUnix bool) {
+	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	host = r.Host
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	return host, local != nil && local.Network() == "unix"
+}
+
+// WriteState answers a health check with a line of text.
+func WriteState(w http.ResponseWriter, isGood bool, text string) {
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	if !isGood {
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+	_, _ = w.Write([]byte(text + "\n")) // to a client that may have gone
+}
