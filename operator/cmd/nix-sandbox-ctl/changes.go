@@ -18,13 +18,11 @@ import (
 	"syscall"
 	"text/tabwriter"
 	"time"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes/gitpatch"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes/policy"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 )
@@ -32,6 +30,7 @@ import (
 // changesCommand lists, shows and applies what sessions changed in projects.
 func changesCommand(std streams) *cobra.Command {
 	var stat, patch, apply, asJSON bool
+	var env string
 	cmd := &cobra.Command{
 		Use:   "changes [SESSION [PATH]...]",
 		Short: "List, show and apply what sessions changed in the project",
@@ -71,12 +70,15 @@ func changesCommand(std streams) *cobra.Command {
 			if folder == "" {
 				return &config.Error{Problem: "there is no folder of changes", Hint: "set XDG_STATE_HOME or HOME to an absolute path, as for the server"}
 			}
-			entries, broken := changes.List(folder)
+			all, broken := changes.List(folder)
 			defer func() {
-				for _, entry := range entries {
+				for _, entry := range all {
 					entry.Close()
 				}
 			}()
+			entries := slices.DeleteFunc(slices.Clone(all), func(entry *changes.Entry) bool {
+				return env != "" && !slices.Contains(strings.Split(entry.Env, ", "), env)
+			})
 			for _, err := range broken {
 				fmt.Fprintf(visible(std.err), "%s: %v\n", program, err)
 			}
@@ -102,6 +104,7 @@ func changesCommand(std streams) *cobra.Command {
 			return errors.Join(err, entry.MarkShown())
 		},
 	}
+	cmd.Flags().StringVar(&env, "env", "", "only sessions of this `ENV`: several may have one name")
 	cmd.Flags().BoolVar(&stat, "stat", false, "show the files and the numbers of lines")
 	cmd.Flags().BoolVar(&patch, "patch", false, "write the patch, for git apply")
 	cmd.Flags().BoolVar(&apply, "apply", false, "apply it to the project, or these paths of it")
@@ -111,7 +114,8 @@ func changesCommand(std streams) *cobra.Command {
 
 // changesRow is the schema of changes --json.
 type changesRow struct {
-	ID string `json:"id"`
+	ID      string `json:"id"`
+	Applied bool   `json:"applied"`
 	changes.Head
 }
 
@@ -121,12 +125,16 @@ func listChanges(w io.Writer, entries []*changes.Entry, asJSON bool) error {
 	if asJSON {
 		rows := []changesRow{}
 		for _, entry := range entries {
-			rows = append(rows, changesRow{entry.ID, entry.Head})
+			rows = append(rows, changesRow{entry.ID, entry.IsApplied(), entry.Head})
 		}
 		return writeJSON(w, rows)
 	}
 	if len(entries) == 0 {
 		fmt.Fprintln(w, "no session has changed a project")
+		return nil
+	}
+	if entries = slices.DeleteFunc(entries, (*changes.Entry).IsApplied); len(entries) == 0 {
+		fmt.Fprintln(w, "all changes are applied")
 		return nil
 	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -144,7 +152,7 @@ func listChanges(w io.Writer, entries []*changes.Entry, asJSON bool) error {
 			name += " of " + entry.Principal
 		}
 		fmt.Fprintf(table, "%s\t%s\t%s\t%d\t+%d -%d\t%s\n", plain(name), plain(entry.Env), age(time.Since(entry.Updated)),
-			entry.Summary.Files(), entry.Summary.Lines.Added, entry.Summary.Lines.Deleted, plain(entry.Project))
+			entry.Summary.Files()-entry.Summary.Caches, entry.Summary.Lines.Added, entry.Summary.Lines.Deleted, plain(entry.Project))
 	}
 	return table.Flush()
 }
@@ -309,7 +317,7 @@ func writePretty(w io.Writer, entry *changes.Entry, colours bool) {
 			colour = ""
 		}
 		out.WriteString(colour)
-		_, _ = (&filter{w: out}).Write(append(showInvisible(text), '\n'))
+		_, _ = (&filter{w: out, showsAll: true}).Write(append(text, '\n'))
 		if colour != "" {
 			out.WriteString(plane)
 		}
@@ -343,21 +351,6 @@ func writePretty(w io.Writer, entry *changes.Entry, colours bool) {
 			return
 		}
 	}
-}
-
-// showInvisible writes characters that a terminal shows as nothing as <U+3164> and the like.
-func showInvisible(text []byte) []byte {
-	var out []byte
-	for len(text) > 0 {
-		r, size := utf8.DecodeRune(text)
-		if size > 1 && policy.IsInvisible(r) {
-			out = fmt.Appendf(out, "<U+%04X>", r)
-		} else {
-			out = append(out, text[:size]...)
-		}
-		text = text[size:]
-	}
-	return out
 }
 
 // maxListed is how many files or patches are listed for one reason.
@@ -401,7 +394,10 @@ func applyChanges(ctx context.Context, std streams, entry *changes.Entry, paths 
 		fmt.Fprintf(out, "merged: %s\n", gitpatch.Quote(name))
 	}
 	for _, line := range leftOut(entry) {
-		fmt.Fprintln(log, line)
+		// Commits stay in the sandbox, as --stat says.
+		if !strings.HasSuffix(line, changes.GitsOwn) {
+			fmt.Fprintln(log, line)
+		}
 	}
 	if len(applied.Written)+len(applied.Deleted)+len(applied.Same) == 0 {
 		return &config.Error{Problem: "nothing was applied", Hint: see + ", and give the path of each file to apply"}
@@ -414,6 +410,9 @@ func applyChanges(ctx context.Context, std streams, entry *changes.Entry, paths 
 		fmt.Fprintf(out, ", %d refused unless you give their paths", n)
 	}
 	fmt.Fprintln(out)
+	if len(applied.Written)+len(applied.Deleted)+len(applied.Same) >= entry.Summary.Files() {
+		return entry.MarkApplied()
+	}
 	return nil
 }
 

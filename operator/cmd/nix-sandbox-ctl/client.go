@@ -2,24 +2,37 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"net/url"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/clientfile"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 )
 
 // client is a client's entry in nix/lib/clients.nix.
-type client struct{ Where, Start, Project, Connect string }
+type client struct {
+	Format                        clientfile.Format
+	Files                         files
+	Note, Start, Project, Connect string
+	Allow                         *struct {
+		Files files
+		Text  string
+	}
+}
+
+// files are the paths of a client's file, for all projects of a user and for one.
+type files struct{ User, Project string }
 
 // clients returns the entries by name. It returns none without the wrapper, which names the
 // file.
@@ -34,19 +47,27 @@ func clients() map[string]client {
 
 func clientCommand(std streams) *cobra.Command {
 	var project, address string
+	var i installation
 	known := clients()
 	names := slices.Sorted(maps.Keys(known))
 	one := strings.Join(names, ", ")
 	cmd := &cobra.Command{
 		Use:   "client-config NAME",
-		Short: "Print what a client's configuration needs to start or reach a server",
+		Short: "Print or install what a client's configuration needs to start or reach a server",
 		Long: `Print what a client's configuration needs to start this server, or with --url to
 reach one that serves HTTP. Then the client takes its user's token from the
 variable NIX_SANDBOX_TOKEN or asks for it, or you replace TOKEN in the text.
 
-NAME is one of ` + one + `.
+NAME is one of ` + strings.Join(names[:len(names)/2], ", ") + `,
+` + strings.Join(names[len(names)/2:], ", ") + `.
 Standard output is the text for the client's configuration file. Standard error
-names that file.`,
+names that file.
+
+--install adds the text to that file, and nothing if it is there. The rest of the
+file stays as it is, with its comments; the old file is kept beside it. It also
+adds the permission without which Claude Code asks before each call.`,
+		Example: "  " + program + " client-config claude-code --install\n" +
+			"  " + program + " client-config codex --install --project . --dry-run",
 		ValidArgsFunction: cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -54,23 +75,63 @@ names that file.`,
 			}
 			c, found := known[args[0]]
 			if !found {
-				return command.Misuse(fmt.Sprintf("unknown client %q", args[0]), "use one of "+one)
+				return command.Misuse(fmt.Sprintf("unknown client %q", args[0]), cmp.Or(meant("", args[0], names, seeHelp(cmd)), "use one of "+one))
 			}
-			text, err := startClient(c, project)
-			if cmd.Flags().Changed("url") {
-				text, err = connectClient(args[0], c, project, address)
-			}
-			if err != nil {
+			if err := i.check(args[0], c); err != nil {
 				return err
 			}
-			fmt.Fprintf(std.err, "%s: add this to %s\n", program, c.Where)
-			_, err = fmt.Fprint(std.out, text)
-			return err
+			var err error
+			if project, err = projectFolder(project); err != nil {
+				return err
+			}
+			text := ""
+			if cmd.Flags().Changed("url") {
+				text, err = connectClient(args[0], c, project, address)
+			} else {
+				text, err = startClient(c, project, i.install && !i.dryRun, visible(std.err))
+			}
+			switch {
+			case err != nil:
+				return err
+			case i.install:
+				return i.apply(std, c, text, project)
+			}
+			printClient(std, args[0], c, text)
+			return nil
 		},
 	}
 	projectFlag(cmd, &project, "show the folder `DIR` to every sandbox")
 	cmd.Flags().StringVar(&address, "url", "", "reach the server at `URL`, such as https://sandbox.example/mcp")
+	cmd.Flags().BoolVar(&i.install, "install", false, "add it to the client's file")
+	cmd.Flags().StringVar(&i.scope, "scope", userScope, "install for all projects, or for the one at --project or here: `user|project`")
+	cmd.Flags().BoolVar(&i.dryRun, "dry-run", false, "show what --install would change, and change nothing")
 	return cmd
+}
+
+// printClient prints a text, and where it belongs.
+func printClient(std streams, name string, c client, text string) {
+	where := unexpanded(c.Files.User)
+	if c.Note != "" {
+		where += " (" + c.Note + ")"
+	}
+	if c.Files.Project != "" {
+		where += ", or to " + c.Files.Project + " in a project"
+	}
+	fmt.Fprintf(std.err, "%s: add this to %s\n", program, where)
+	if c.Allow != nil {
+		fmt.Fprintf(std.err, "%s: and to %s, so that it does not ask before each call: %s\n", program, unexpanded(c.Allow.Files.User), c.Allow.Text)
+	}
+	fmt.Fprintf(std.err, "%s: hint: %s client-config %s --install does it\n", program, program, name)
+	fmt.Fprint(std.out, text)
+}
+
+// projectFolder returns the absolute path of the value of --project, or "" if it is not given.
+func projectFolder(project string) (string, error) {
+	folder, err := config.Folder(project)
+	if err != nil {
+		return "", command.Misuse(fmt.Sprintf("--project is %v", err), "name an existing folder")
+	}
+	return folder, nil
 }
 
 // connectClient returns the text with which a client reaches a server.
@@ -89,17 +150,20 @@ func connectClient(name string, c client, project, address string) (string, erro
 	return fill(c.Connect, map[string]string{"URL": address}), nil
 }
 
-// startClient returns the text with which a client starts this server.
-func startClient(c client, project string) (string, error) {
+// startClient returns the text with which a client starts this server. Keep makes a link that
+// keeps the server, unless a profile does; otherwise the log gets a warning.
+func startClient(c client, project string, keep bool, log io.Writer) (string, error) {
 	path, err := self()
 	if err != nil {
 		return "", err
 	}
+	if strings.HasPrefix(path, storeFolder+"/") {
+		if path, err = lasting(path, keep, log); err != nil {
+			return "", err
+		}
+	}
 	if project == "" {
 		return fill(c.Start, map[string]string{"COMMAND": path}), nil
-	}
-	if project, err = filepath.Abs(project); err != nil {
-		return "", fmt.Errorf("find the project: %w", err)
 	}
 	return fill(c.Project, map[string]string{"COMMAND": path, "DIR": project}), nil
 }
@@ -116,17 +180,4 @@ func fill(text string, words map[string]string) string {
 		return text
 	}
 	return indented.String() + "\n"
-}
-
-// self is the absolute path by which this program was started. It does not follow links: a link
-// such as result/ stays when the next build replaces its target.
-func self() (string, error) {
-	path, err := exec.LookPath(os.Args[0])
-	if err == nil {
-		path, err = filepath.Abs(path)
-	}
-	if err != nil {
-		return "", fmt.Errorf("find the path of this program: %w", err)
-	}
-	return path, nil
 }

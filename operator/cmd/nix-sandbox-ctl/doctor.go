@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
@@ -39,8 +40,8 @@ func doctorCommand(std streams) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Report what sandboxes need that this machine lacks, and how to fix it",
-		Long: `Report what sandboxes need that this machine lacks, and how to fix it.
+		Short: "Check that this machine can run sandboxes",
+		Long: `Check that this machine can run sandboxes, and say how to add what is missing.
 
 Starts every sandbox and runs one line of code in it. The exit status is 1 if
 something that sandboxes need is missing.`,
@@ -48,7 +49,7 @@ something that sandboxes need is missing.`,
 		RunE: func(*cobra.Command, []string) error {
 			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
-			r := examine(ctx)
+			r := examine(ctx, visible(std.err))
 			write := r.writeTable
 			if asJSON {
 				write = func(w io.Writer) error { return writeJSON(w, r) }
@@ -118,22 +119,21 @@ func (r report) writeTable(w io.Writer) error {
 }
 
 // examine checks this machine, and starts each sandbox that the server would serve.
-func examine(ctx context.Context) report {
+func examine(ctx context.Context, log io.Writer) report {
 	limits := groupFinding(cgroup.Managed())
-	settings, set, err := config.Survey()
+	settings, set, err := survey(log, "")
 	if err != nil {
-		return newReport(limits, []machine.Finding{machine.Of("configuration", err), limits, nixFinding(ctx, false)})
+		return newReport(limits, []machine.Finding{machine.Of("configuration", err), limits, nixFinding(ctx)})
 	}
 	var environments []registry.Environment
 	for _, name := range set.Names() {
 		environments = append(environments, set.Environments[name])
 	}
 	environments = append(environments, packages.Built(settings.Packages, set.Environments)...)
-	needsNix := false
-	for _, env := range environments {
-		needsNix = needsNix || env.OnDemand != nil
+	findings := append(machine.Check(ctx, environments), limits, nixFinding(ctx))
+	if err := desk.Usable(config.DeskFolders(os.Getenv), settings.Shown()); err != nil {
+		findings = append(findings, machine.Finding{Name: "commands", Found: "top, shell --session and forward do not find servers: " + err.Error(), Fix: "set XDG_RUNTIME_DIR or HOME to a folder of this user alone, for the servers too"})
 	}
-	findings := append(machine.Check(ctx, environments), limits, nixFinding(ctx, needsNix))
 	for _, broken := range set.Broken {
 		findings = append(findings, machine.Finding{Name: "sandbox " + broken.Name, Needed: true, Found: broken.Err.Error(), Fix: machine.Rebuild})
 	}
@@ -172,9 +172,9 @@ func groupFinding(paths cgroup.Paths) machine.Finding {
 	return f
 }
 
-// nixFinding looks for Nix. A server whose environments allow packages needs it to start.
-func nixFinding(ctx context.Context, needed bool) machine.Finding {
-	f := machine.Finding{Name: "Nix", OK: true, Needed: needed}
+// nixFinding looks for Nix, which serves only to build further environments.
+func nixFinding(ctx context.Context) machine.Finding {
+	f := machine.Finding{Name: "Nix", OK: true}
 	program, err := exec.LookPath("nix")
 	if err == nil {
 		var version []byte
@@ -185,6 +185,9 @@ func nixFinding(ctx context.Context, needed bool) machine.Finding {
 	if err != nil {
 		f.OK, f.Found = false, "there is none: what is built works, nothing new is built here"
 		f.Fix = "install Nix: https://nixos.org/download"
+		if os.Getenv("KUBERNETES_SERVICE_HOST") != "" {
+			f.Fix = "build the environment into the image"
+		}
 	}
 	return f
 }

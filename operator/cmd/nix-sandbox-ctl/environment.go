@@ -5,12 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/interactive"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
@@ -27,29 +27,28 @@ type chosen struct {
 
 // choose finds the environment that the server would serve under a name. If project, the value
 // of --project, is not empty, it replaces the server's project.
-func choose(name, project string) (chosen, error) {
+func choose(log io.Writer, name, project string) (chosen, error) {
 	if project != "" {
-		dir, err := config.Folder(project)
+		dir, err := projectFolder(project)
 		if err != nil {
-			return chosen{}, command.Misuse(fmt.Sprintf("--project is %v", err), "name an existing folder")
+			return chosen{}, err
 		}
 		if err := os.Setenv("PROJECT_DIR", dir); err != nil {
 			return chosen{}, fmt.Errorf("set PROJECT_DIR: %w", err)
 		}
 	}
-	settings, set, err := config.Survey()
+	base, _, adds := strings.Cut(name, "+")
+	settings, set, err := survey(log, base)
 	if err != nil {
 		return chosen{}, err
 	}
 	env, ok := set.Environments[name]
-	if added, err := packages.Parse(name); err == nil && !ok {
-		name = added.String()
-		if base := set.Environments[added.Base]; base.OnDemand != nil {
-			env, err = packages.Read(settings.Packages, base, added)
-			ok = err == nil
+	switch {
+	case !ok && adds:
+		if env, err = withPackages(settings, set, name); err != nil {
+			return chosen{}, err
 		}
-	}
-	if !ok {
+	case !ok:
 		return chosen{}, unusable(name, registry.New(set).Now())
 	}
 	return chosen{Environment: env, inherited: config.Inherited(set), host: settings.HostFolders()}, nil
@@ -58,25 +57,15 @@ func choose(name, project string) (chosen, error) {
 // unusable returns an error with the reason why an environment cannot be used.
 func unusable(name string, now *registry.Snapshot) error {
 	entry, known := now.Pending(name)
-	switch {
-	case !known && packages.IsName(name):
-		return &config.Error{
-			Problem: fmt.Sprintf("environment %q is not built", name),
-			Hint:    "a server builds it when a call names it; " + program + " packages lists the environments with packages",
+	if !known {
+		hint := "see " + program + " list"
+		if len(now.Names()) > 0 {
+			hint = cmp.Or(meant("", name, now.Names(), hint), "use one of "+strings.Join(now.Names(), ", "))
 		}
-	case !known:
-		hint := "use one of " + strings.Join(now.Names(), ", ")
-		if near := nearest(name, now.Names()); near != "" {
-			hint = "try " + near + ", or see " + program + " list"
-		}
-		return &config.Error{Problem: fmt.Sprintf("there is no environment %q", name), Hint: hint}
-	case !entry.Failed:
-		return &config.Error{Problem: fmt.Sprintf("environment %q is still being built", name), Hint: "try again when " + program + " list says ready"}
+		return command.End(command.NoSandbox, fmt.Sprintf("there is no environment %q", name), hint)
 	}
-	return &config.Error{
-		Problem: fmt.Sprintf("environment %q cannot be used: %s", name, cmp.Or(entry.Reason, "it could not be loaded")),
-		Hint:    "correct it and build it again",
-	}
+	return command.End(command.NoSandbox, fmt.Sprintf("environment %q cannot be used: %s", name, cmp.Or(entry.Reason, "it could not be loaded")),
+		"correct it and build it again")
 }
 
 // spec returns the settings for the artifact's bin/attach, which starts programs for users.

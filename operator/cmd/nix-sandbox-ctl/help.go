@@ -20,6 +20,7 @@ PROJECT_MOUNT              where it is shown (/project)
 PROJECT_MODE               readonly, or overlay: code may write, and changes shows what (readonly)
 PROJECT_USE_FLAKE          1: the project's devShells.default is an environment
 NIX_SANDBOX_INBOX          folder of files for the code, at /inbox in every sandbox, to read
+NIX_SANDBOX_OUTPUTS        folder to which files from /workspace/outputs are copied
 NIX_SANDBOX_CDI            folders of specifications of devices, with colons between them
 SESSION_IDLE_TIMEOUT       seconds until an unused session ends (300)
 SESSION_MAX_LIFETIME       seconds until a session ends (3600)
@@ -29,6 +30,8 @@ NIX_SANDBOX_CONFIG         TOML file of environments, in place of the server's o
 NIX_SANDBOX_ENVS           flake references of further sandboxes, with commas between them
 NIX_SANDBOX_DIR            folders of further sandboxes, with colons between them
 NIX_SANDBOX_HTTP           address for serve, in place of the configuration's
+NIX_SANDBOX_HOSTS          names of this server for clients over HTTP, with commas between
+                           them, besides the configuration's
 NIX_SANDBOX_TOKENS         file of the tokens with which clients may call over HTTP
 NIX_SANDBOX_METRICS        address for metrics, in place of the configuration's
 NIX_SANDBOX_PAGE           1: the address for metrics shows calls to a browser
@@ -41,8 +44,10 @@ const statuses = `0    success
 1    it failed; the error says why
 2    the command line is wrong
 124  the code exceeded its time limit
+125  there is no sandbox for the code: no environment of that name, or it
+     is not built, or does not start
 else that of the code: 128 + N if signal N ended it (137: it exceeded a
-     limit), 125 if its sandbox did not start
+     limit)
 `
 
 // initHelp adds variables and exit statuses to the help of the root, and has the command help
@@ -73,7 +78,7 @@ func writeNextSteps(w io.Writer, root *cobra.Command) {
 	for _, cmd := range root.Commands() {
 		fmt.Fprintf(w, "  %-*s %s\n", cmd.NamePadding(), cmd.Name(), cmd.Short)
 	}
-	fmt.Fprintf(w, "\nNext: list the environments, and configure your client:\n\n  %[1]s list\n  %[1]s client-config claude-code\n", os.Args[0])
+	fmt.Fprintf(w, "\nNext: list the environments, and configure your client:\n\n  %[1]s list\n  %[1]s client-config claude-code --install\n", os.Args[0])
 }
 
 // indent moves lines to the right.

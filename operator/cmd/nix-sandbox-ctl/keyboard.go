@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/interactive"
 )
 
 // answerWithin is the time for a terminal to answer. A message takes less around the world and
@@ -37,7 +36,7 @@ type keyboard struct {
 
 // feed copies in to a program's terminal until in ends. A read of a terminal
 // cannot be cancelled, so this may last as long as the process.
-func (k *keyboard) feed(p *interactive.Program, in io.Reader) {
+func (k *keyboard) feed(p terminalProgram, in io.Reader) {
 	defer close(k.gone)
 	buf := make([]byte, chunk)
 	for {

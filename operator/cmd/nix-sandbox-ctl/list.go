@@ -12,7 +12,6 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
@@ -26,7 +25,7 @@ func listCommand(std streams) *cobra.Command {
 		Short: "List the environments: their limits, sizes and states",
 		Args:  atMost(0),
 		RunE: func(*cobra.Command, []string) error {
-			settings, set, err := config.Survey()
+			settings, set, err := survey(visible(std.err), "")
 			if err != nil {
 				return err
 			}

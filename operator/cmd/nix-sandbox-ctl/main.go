@@ -6,6 +6,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -38,6 +39,9 @@ func run(args []string, std streams) int {
 	return command.Report(visible(std.err), root.Execute())
 }
 
+// more are the commands of a build with more capabilities, which sets them.
+var more []func(streams) *cobra.Command
+
 // rootCommand returns the program's command, with all others below it.
 func rootCommand(std streams) *cobra.Command {
 	cobra.EnableCommandSorting = false
@@ -51,17 +55,24 @@ func rootCommand(std streams) *cobra.Command {
 		tokenCommand(std),
 		auditCommand(std),
 		topCommand(std),
+		approveCommand(std),
 		listCommand(std),
 		packagesCommand(std),
 		runCommand(std),
 		shellCommand(std),
 		changesCommand(std),
 		sessionsCommand(std),
+		getCommand(std),
+		forwardCommand(std),
 		doctorCommand(std),
 		configCommand(),
 		clientCommand(std),
 		manualCommand(std),
+		versionCommand(std),
 	)
+	for _, command := range more {
+		root.AddCommand(command(std))
+	}
 	initHelp(root)
 	initCompletion(root)
 	forEach(root, refuseUnknown)
@@ -85,7 +96,6 @@ func refuseUnknown(cmd *cobra.Command) {
 	if !cmd.HasSubCommands() {
 		return
 	}
-	cmd.SuggestionsMinimumDistance = suggestWithin
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 {
 			return unknownCommand(cmd, args[0])
@@ -100,16 +110,13 @@ func refuseUnknown(cmd *cobra.Command) {
 	}
 }
 
-// suggestWithin is how many letters of a word may be wrong if another one is suggested.
-const suggestWithin = 2
-
 // unknownCommand returns the error for a word that is not a command below cmd.
 func unknownCommand(cmd *cobra.Command, word string) error {
-	hint := seeHelp(cmd)
-	if near := cmd.SuggestionsFor(word); len(near) > 0 {
-		hint = "try " + cmd.CommandPath() + " " + near[0] + ", or " + hint
+	var names []string
+	for _, child := range cmd.Commands() {
+		names = append(names, child.Name())
 	}
-	return command.Misuse(fmt.Sprintf("unknown command %q", word), hint)
+	return command.Misuse(fmt.Sprintf("unknown command %q", word), cmp.Or(meant(cmd.CommandPath()+" ", word, names, seeHelp(cmd)), seeHelp(cmd)))
 }
 
 // unknownFlag returns the error for a flag that cmd does not have.
@@ -120,24 +127,22 @@ func unknownFlag(cmd *cobra.Command, flag string) error {
 			names = append(names, f.Name)
 		}
 	})
-	hint := seeHelp(cmd)
-	if near := nearest(strings.TrimLeft(flag, "-"), names); near != "" {
-		hint = "try --" + near + ", or " + hint
-	}
-	return command.Misuse("unknown flag "+flag, hint)
+	return command.Misuse("unknown flag "+flag, cmp.Or(meant("--", strings.TrimLeft(flag, "-"), names, seeHelp(cmd)), seeHelp(cmd)))
 }
 
-// nearest returns the first name that a word could have been meant as, or "". cobra only
-// suggests commands, so the names become commands.
-func nearest(word string, names []string) string {
-	commands := &cobra.Command{SuggestionsMinimumDistance: suggestWithin}
+// meant returns a hint at the names that a word could have been meant as, or else at what see
+// says, or "" if they are all too different: a name begins with the word, or differs from it in a
+// third of its letters and at most two. cobra only suggests commands, so the names become commands.
+func meant(prefix, word string, names []string, see string) string {
+	commands := &cobra.Command{SuggestionsMinimumDistance: min(2, (len(word)+1)/3)}
 	for _, name := range names {
 		commands.AddCommand(&cobra.Command{Use: name, Run: func(*cobra.Command, []string) {}})
 	}
-	if near := commands.SuggestionsFor(word); len(near) > 0 {
-		return near[0]
+	near := commands.SuggestionsFor(word)
+	if word == "" || len(near) == 0 {
+		return ""
 	}
-	return ""
+	return "try " + prefix + strings.Join(near, " or "+prefix) + ", or " + see
 }
 
 // flagError returns this program's error for an error of package pflag.
@@ -159,7 +164,9 @@ func flagError(cmd *cobra.Command, err error) error {
 	case errors.As(err, &lacking):
 		return command.Misuse(spell(lacking.GetSpecifiedName())+" needs a value", seeHelp(cmd))
 	case errors.As(err, &invalid):
-		return command.Misuse(fmt.Sprintf("--%s is %q", invalid.GetFlag().Name, invalid.GetValue()), seeHelp(cmd))
+		value, usage := pflag.UnquoteUsage(invalid.GetFlag())
+		name := "--" + invalid.GetFlag().Name
+		return command.Misuse(fmt.Sprintf("%s is %q", name, invalid.GetValue()), fmt.Sprintf("use %s %s: %s", name, value, usage))
 	}
 	return command.Misuse(err.Error(), seeHelp(cmd))
 }

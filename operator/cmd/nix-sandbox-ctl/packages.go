@@ -19,18 +19,29 @@ import (
 )
 
 func packagesCommand(std streams) *cobra.Command {
-	var asJSON, remove bool
+	var asJSON, add, remove bool
 	cmd := &cobra.Command{
 		Use:   "packages [ENV | ENV+PACKAGE]...",
-		Short: "List or remove environments with packages that calls added",
-		Long: `List or remove environments with packages that calls added.
+		Short: "List, build or remove environments with packages",
+		Long: `List, build or remove environments with packages, which calls otherwise add.
 
 ENV alone means all environments that calls made of it. A removed environment is
 built again if a call names it. Nix's garbage collection frees the space.`,
-		Example: "  " + program + " packages\n  " + program + " packages --remove python+pandas",
+		Example: "  " + program + " packages\n  " + program + " packages --add python+pandas\n  " + program + " packages --remove python+pandas",
 		RunE: func(_ *cobra.Command, args []string) error {
-			if remove && len(args) == 0 {
-				return command.Misuse("--remove names no environment", "try "+program+" packages --remove ENV+PACKAGE, or ENV for all of them")
+			switch {
+			case add && (remove || asJSON):
+				return command.Misuse("--add cannot be given with --remove or --json", "leave one of them out")
+			case (add || remove) && len(args) == 0:
+				return command.Misuse("no environment was named", "use ENV+PACKAGE, or ENV to remove all of them")
+			case add:
+				for _, name := range args {
+					if _, err := choose(visible(std.err), name, ""); err != nil {
+						return err
+					}
+					fmt.Fprintln(std.out, "ready:", name)
+				}
+				return nil
 			}
 			settings, set, err := config.Survey()
 			if err != nil {
@@ -51,6 +62,7 @@ built again if a call names it. Nix's garbage collection frees the space.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON: an array of objects")
+	cmd.Flags().BoolVar(&add, "add", false, "build the environments that are named, for later calls")
 	cmd.Flags().BoolVar(&remove, "remove", false, "remove the environments that are named")
 	return cmd
 }
@@ -130,8 +142,8 @@ func chosenPackages(rows []addedRow, names []string) ([]addedRow, error) {
 		}
 		if !found {
 			return nil, &config.Error{
-				Problem: fmt.Sprintf("no call has added packages under the name %q", name),
-				Hint:    "see " + program + " packages",
+				Problem: fmt.Sprintf("there is no environment with packages %q", name),
+				Hint:    "see " + program + " packages, or build it with " + program + " packages --add ENV+PACKAGE",
 			}
 		}
 	}
@@ -150,7 +162,7 @@ func removePackages(w io.Writer, folder string, rows []addedRow) error {
 
 func writePackages(w io.Writer, rows []addedRow, now time.Time) error {
 	if len(rows) == 0 {
-		fmt.Fprintln(w, "no call has added packages")
+		fmt.Fprintln(w, "there are no environments with packages")
 		return nil
 	}
 	var table [][]string

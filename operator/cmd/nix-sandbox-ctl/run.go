@@ -14,6 +14,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/interactive"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 )
 
 // endCodeWithin is the time for code to end after an interrupt: the agent's grace period of 2 s,
@@ -60,14 +61,14 @@ Ctrl-C interrupts the code, and a second Ctrl-C ends the sandbox.`,
 func runCode(o runOptions, streams streams, args []string) (int, error) {
 	const hint = "see " + program + " run --help"
 	switch {
-	case len(args) == 0:
+	case len(args) == 0 || args[0] == "":
 		return 0, command.Misuse("no environment was named", "list them with "+program+" list")
 	case len(args) > 2 || len(args) == 2 && o.hasCode:
 		return 0, command.Misuse(fmt.Sprintf("unknown argument %q", args[len(args)-1]), hint)
 	case !(o.seconds >= 0 && o.seconds <= maxSeconds): // "NaN" is neither
 		return 0, command.Misuse(fmt.Sprintf("--timeout is %v", o.seconds), fmt.Sprintf("use seconds, up to %d", maxSeconds))
 	}
-	env, err := choose(args[0], o.project)
+	env, err := choose(visible(streams.err), args[0], o.project)
 	if err != nil {
 		return 0, err
 	}
@@ -169,16 +170,21 @@ func readCode(name string, in io.Reader) ([]byte, error) {
 	if name != "-" {
 		file, err := os.Open(name)
 		if err != nil {
-			return nil, fmt.Errorf("read the code: %w", err)
+			return nil, unreadable(err)
 		}
 		defer file.Close()
 		in = file
 	}
 	code, err := io.ReadAll(io.LimitReader(in, interactive.MaxCode+1))
 	if err != nil {
-		return nil, fmt.Errorf("read the code: %w", err)
+		return nil, unreadable(err)
 	}
 	return code, nil
+}
+
+// unreadable returns the error for code that cannot be read.
+func unreadable(err error) error {
+	return &config.Error{Problem: fmt.Sprintf("the code cannot be read: %v", err), Hint: "name a file with code, pass the code with -c CODE, or pipe it in"}
 }
 
 // feed copies in to the program's standard input until either ends.

@@ -25,15 +25,22 @@ func sessionsCommand(std streams) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "sessions",
-		Short: "List suspended sessions, and the kept files of others",
+		Short: "List live and suspended sessions, and the kept files of others",
 		Args:  atMost(0),
 		RunE: func(*cobra.Command, []string) error {
 			all, err := sessionsOnDisk()
 			if err != nil {
 				return err
 			}
+			live := liveSessions()
 			if asJSON {
+				for _, s := range live {
+					all = append(all, onDisk{Name: s.Name, Env: strings.Join(s.Environments, "+"), Principal: s.Principal, PID: s.PID, Live: &s})
+				}
 				return writeJSON(std.out, all)
+			}
+			if err := writeLive(std.out, live); err != nil || len(live) > 0 && len(all) == 0 {
+				return err
 			}
 			return writeSessions(std.out, all)
 		},
@@ -66,6 +73,8 @@ type onDisk struct {
 	Problem string `json:"problem,omitempty"`
 	// InUse says that a server is about to resume the session.
 	InUse bool `json:"in_use,omitempty"`
+	// Live is a session of a running server, which need not be on disk.
+	Live *liveSession `json:"live,omitempty"`
 
 	stored store.Session
 }
@@ -120,16 +129,44 @@ func keptFiles(s store.Session) onDisk {
 	return one
 }
 
+// writeLive writes the sessions of running servers.
+func writeLive(w io.Writer, live []liveSession) error {
+	if len(live) == 0 {
+		return nil
+	}
+	var rows [][]string
+	for _, s := range live {
+		unused, memory := age(time.Since(s.Used)), fmt.Sprintf("of %d MB", s.MemoryMB)
+		if s.Calls > 0 {
+			unused = "runs " + count(s.Calls, "call")
+		}
+		if s.Memory > 0 {
+			memory = fmt.Sprintf("%d %s", s.Memory>>20, memory)
+		}
+		server := fmt.Sprintf("process %d", s.PID)
+		if s.Client != "" {
+			server += " of " + plain(s.Client)
+		}
+		name := strings.TrimPrefix(s.Principal+"/"+s.Name, "/")
+		rows = append(rows, []string{plain(name), plain(strings.Join(s.Environments, "+")), age(time.Since(s.Started)), unused, memory, server})
+	}
+	if err := writeTable(w, []string{"LIVE", "ENV", "FOR", "UNUSED", "MEMORY", "SERVER"}, rows); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(w)
+	return err
+}
+
 func writeSessions(w io.Writer, all []onDisk) error {
 	if len(all) == 0 {
-		fmt.Fprintln(w, "no session sleeps, and no files of sessions are kept")
+		fmt.Fprintln(w, "no session is suspended, and no files of sessions are kept")
 		return nil
 	}
 	var rows [][]string
 	for _, s := range all {
 		what, saved, note := count(int(s.Files), "file"), "", plain(s.Problem)
 		if s.Asleep {
-			what = "asleep"
+			what = "suspended"
 		}
 		if s.Project != "" {
 			note = "project " + plain(s.Project)
@@ -198,6 +235,22 @@ func (c *choice) find(name string, is func(*onDisk) bool, none string) (found []
 	return nil, &config.Error{Problem: fmt.Sprintf(none, name), Hint: "see " + program + " sessions"}
 }
 
+// findOne is find for a command that takes one session.
+func (c *choice) findOne(name string, is func(*onDisk) bool, none string) (*onDisk, error) {
+	found, err := c.find(name, is, none)
+	if err != nil {
+		return nil, err
+	}
+	if len(found) > 1 {
+		var flags []string
+		for _, s := range found {
+			flags = append(flags, "--env "+s.Env)
+		}
+		return nil, command.Misuse(fmt.Sprintf("several sessions are called %q", name), "use "+strings.Join(flags, " or "))
+	}
+	return &found[0], nil
+}
+
 func removeSessionsCommand() *cobra.Command {
 	var c choice
 	any := func(*onDisk) bool { return true }
@@ -213,7 +266,7 @@ func removeSessionsCommand() *cobra.Command {
 			// If one of the names is wrong, none is deleted.
 			var chosen []onDisk
 			for _, name := range args {
-				found, err := c.find(name, any, "nothing of a session %q is on disk")
+				found, err := c.find(name, any, "there is no saved session %q")
 				if err != nil {
 					return err
 				}
@@ -265,21 +318,14 @@ func exportSessionCommand(std streams) *cobra.Command {
 			if file != "-" && !strings.HasSuffix(file, archiveSuffix) {
 				return command.Misuse(fmt.Sprintf("the file %q does not end in %s", file, archiveSuffix), "try "+file+archiveSuffix)
 			}
-			found, err := c.find(name, hasFiles, "no files of a session %q are kept")
+			one, err := c.findOne(name, hasFiles, "there are no kept files of a session %q")
 			if err != nil {
 				return err
 			}
-			if len(found) > 1 {
-				var flags []string
-				for _, s := range found {
-					flags = append(flags, "--env "+s.Env)
-				}
-				return command.Misuse(fmt.Sprintf("several sessions are called %q", name), "use "+strings.Join(flags, " or "))
-			}
 			if file == "-" {
-				err = sessionfiles.Export(found[0].stored, std.out)
+				err = sessionfiles.Export(one.stored, std.out)
 			} else {
-				err = exportTo(file, found[0].stored)
+				err = writeNew(file, func(out io.Writer) error { return sessionfiles.Export(one.stored, out) })
 			}
 			if err != nil {
 				return fmt.Errorf("export session %q: %w", name, err)
@@ -289,25 +335,4 @@ func exportSessionCommand(std streams) *cobra.Command {
 	}
 	c.addTo(cmd, hasFiles, false)
 	return cmd
-}
-
-// exportTo writes a session to a file, which does not exist before it is complete.
-func exportTo(file string, s store.Session) error {
-	if _, err := os.Lstat(file); err == nil {
-		return &config.Error{Problem: file + " exists", Hint: "use another name, or remove it first"}
-	}
-	out, err := os.CreateTemp(filepath.Dir(file), ".export-")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(out.Name())
-	err = sessionfiles.Export(s, out)
-	if err == nil {
-		err = out.Sync()
-	}
-	if err := errors.Join(err, out.Close()); err != nil {
-		return err
-	}
-	// A rename would replace a file that was made meanwhile.
-	return os.Link(out.Name(), file)
 }

@@ -42,12 +42,11 @@ func topCommand(std streams) *cobra.Command {
 		Use:   "top",
 		Short: "Show the status of a running server: who calls, sessions, calls",
 		Long: "Show the status of a running server once a second: who calls, sessions, calls and refusals.\n" +
-			"Without --url it is a server of this user with NIX_SANDBOX_METRICS or metrics_listen set to\n" +
-			"\"user\". The key n shows the next server, q ends.",
+			"Without --url it is a server of this user, the newest first. The key n shows the next one, q ends.",
 		Example: "  " + program + " top\n  " + program + " top --url http://127.0.0.1:9464 --once",
 		Args:    atMost(0),
 		RunE: func(*cobra.Command, []string) error {
-			find := func() ([]source, error) { return findServers(url, config.RuntimeDir(os.Getenv)) }
+			find := func() ([]source, error) { return findServers(url) }
 			servers, err := find()
 			if err != nil {
 				return err
@@ -65,100 +64,76 @@ func topCommand(std streams) *cobra.Command {
 	return cmd
 }
 
-// source is the address of a server's metrics.
+// source is a server that can be asked for its status.
 type source struct {
-	name   string
-	url    string
-	client *http.Client
-}
-
-// overSocket returns the source at a Unix socket.
-func overSocket(path string) source {
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "unix", path)
-	}
-	return source{path, "http://localhost" + status.Path, &http.Client{Timeout: topTimeout, Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+	name string
+	read func(context.Context) (status.Snapshot, error)
 }
 
 // findServers returns the servers that can be shown, from the newest on. It returns an error if
 // there are none.
-func findServers(url, folder string) ([]source, error) {
+func findServers(url string) (servers []source, err error) {
 	if path, isUnix := strings.CutPrefix(url, "unix:"); isUnix {
-		return []source{overSocket(path)}, nil
+		dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", path)
+		}
+		client := &http.Client{Timeout: topTimeout, Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
+		return []source{overHTTP(path, "http://localhost", client)}, nil
 	}
 	if url != "" {
 		if !strings.HasPrefix(url, "http://") && !strings.HasPrefix(url, "https://") {
 			return nil, command.Misuse(fmt.Sprintf("--url is %q", url), "use a URL such as http://127.0.0.1:9464, or unix:PATH")
 		}
-		return []source{{url, strings.TrimRight(url, "/") + status.Path, &http.Client{Timeout: topTimeout}}}, nil
+		return []source{overHTTP(url, strings.TrimRight(url, "/"), &http.Client{Timeout: topTimeout})}, nil
 	}
-	type socket struct {
-		path string
-		at   time.Time
+	found, err := running()
+	for _, server := range found {
+		servers = append(servers, source{server.Path, func(ctx context.Context) (snapshot status.Snapshot, err error) {
+			ctx, cancel := context.WithTimeout(ctx, topTimeout)
+			defer cancel()
+			err = server.Ask(ctx, "status", nil, &snapshot)
+			return snapshot, err
+		}})
 	}
-	var sockets []socket
-	if folder != "" {
-		for _, path := range status.Sockets(folder) {
-			info, err := os.Stat(path)
-			if err != nil {
-				continue
-			}
-			conn, err := net.Dial("unix", path)
-			if err != nil {
-				continue // its server was killed
-			}
-			conn.Close()
-			sockets = append(sockets, socket{path, info.ModTime()})
-		}
-	}
-	if len(sockets) == 0 {
-		return nil, &config.Error{
-			Problem: "no running server exposes metrics",
-			Hint:    "start one with NIX_SANDBOX_METRICS=user, or name the address of its metrics with --url",
-		}
-	}
-	slices.SortFunc(sockets, func(a, b socket) int { return cmp.Or(b.at.Compare(a.at), cmp.Compare(a.path, b.path)) })
-	var servers []source
-	for _, s := range sockets {
-		servers = append(servers, overSocket(s.path))
-	}
-	return servers, nil
+	return servers, err
 }
 
-// read asks for a snapshot.
-func (s source) read(ctx context.Context) (snapshot status.Snapshot, err error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url, nil)
-	if err != nil {
-		return snapshot, err
-	}
-	response, err := s.client.Do(request)
-	if err != nil {
-		var problem *net.OpError
-		if errors.As(err, &problem) {
-			err = problem.Err
+// overHTTP returns the server whose metrics are at a URL.
+func overHTTP(name, url string, client *http.Client) source {
+	return source{name, func(ctx context.Context) (snapshot status.Snapshot, err error) {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+status.Path, nil)
+		if err != nil {
+			return snapshot, err
 		}
-		return snapshot, fmt.Errorf("the server at %s cannot be asked: %w", s.name, err)
-	}
-	defer response.Body.Close()
-	text, err := bounded.Read(response.Body, maxSnapshot)
-	switch {
-	case err != nil:
-		return snapshot, fmt.Errorf("the server at %s: %w", s.name, err)
-	case response.StatusCode != http.StatusOK:
-		return snapshot, fmt.Errorf("the server at %s answers %s: it does not show its status at that address", s.name, response.Status)
-	}
-	if err := json.Unmarshal(text, &snapshot); err != nil {
-		return snapshot, fmt.Errorf("the server at %s answers with something else: %w", s.name, err)
-	}
-	return snapshot, nil
+		response, err := client.Do(request)
+		if err != nil {
+			var problem *net.OpError
+			if errors.As(err, &problem) {
+				err = problem.Err
+			}
+			return snapshot, fmt.Errorf("the server at %s cannot be asked: %w", name, err)
+		}
+		defer response.Body.Close()
+		text, err := bounded.Read(response.Body, maxSnapshot)
+		switch {
+		case err != nil:
+			return snapshot, fmt.Errorf("the server at %s: %w", name, err)
+		case response.StatusCode != http.StatusOK:
+			return snapshot, fmt.Errorf("the server at %s answers %s: it does not show its status at that address", name, response.Status)
+		}
+		if err := json.Unmarshal(text, &snapshot); err != nil {
+			return snapshot, fmt.Errorf("the server at %s answers with something else: %w", name, err)
+		}
+		return snapshot, nil
+	}}
 }
 
 // showOnce prints one snapshot.
 func showOnce(out io.Writer, from source) error {
 	snapshot, err := from.read(context.Background())
 	if err != nil {
-		return &config.Error{Problem: err.Error(), Hint: "check that the server runs, and name the address of its metrics (NIX_SANDBOX_METRICS or metrics_listen), which only this machine can reach"}
+		return &config.Error{Problem: err.Error(), Hint: "check that the server runs; --url names the address of its metrics (NIX_SANDBOX_METRICS or metrics_listen), which only this machine can reach"}
 	}
 	_, err = out.Write(describeServer(snapshot))
 	return err
@@ -170,7 +145,7 @@ func describeServer(s status.Snapshot) []byte {
 	seconds := func(n float64) string { return took(time.Duration(n * float64(time.Second))) }
 	fmt.Fprintf(&out, "nix-sandbox-mcp %s, process %d, runs for %s: %s, %s, %s\n", plain(s.Version), s.PID, seconds(s.Uptime),
 		count(len(s.Sessions), "session"), count(len(s.Running), "running call"), count(len(s.Environments), "environment"))
-	fmt.Fprintf(&out, "server %d MiB, sandboxes %d MiB in %d processes", s.Memory.Server>>20, s.Memory.Sandboxes>>20, s.Memory.Processes)
+	fmt.Fprintf(&out, "server %d MB, sandboxes %d MB in %d processes", s.Memory.Server>>20, s.Memory.Sandboxes>>20, s.Memory.Processes)
 	switch {
 	case s.Audit == nil:
 		fmt.Fprint(&out, ", no audit log\n")
@@ -196,24 +171,24 @@ func describeServer(s status.Snapshot) []byte {
 	}
 	var principals, running, sessions, recent [][]any
 	for _, p := range s.Principals {
-		principals = append(principals, []any{cmp.Or(p.Name, "(the one client)"), p.Running, p.Calls, p.Failed, p.Refused, p.Sessions, fmt.Sprintf("%d MiB", p.MemoryMB), seconds(p.Seconds)})
+		principals = append(principals, []any{cmp.Or(p.Name, "(the one client)"), p.Running, p.Calls, p.Failed, p.Refused, p.Sessions, fmt.Sprintf("%d MB", p.MemoryMB), seconds(p.Seconds)})
 	}
 	for _, c := range s.Running {
-		running = append(running, []any{c.Number, c.Principal, c.Env, c.Session, took(c.Took)})
+		running = append(running, []any{c.Number, c.Principal, c.Env, c.Session, took(c.Took), c.Waits})
 	}
 	for _, one := range s.Sessions {
 		unused := seconds(one.Idle)
-		if one.Calls > 0 {
+		if one.Waiting > 0 {
 			unused = "in use"
 		}
-		sessions = append(sessions, []any{one.ID, one.Principal, one.Environments, seconds(one.Age), unused, fmt.Sprintf("%d MiB", one.MemoryMB)})
+		sessions = append(sessions, []any{one.ID, one.Principal, one.Environments, one.Calls, seconds(one.Age), unused, fmt.Sprintf("%d MB", one.MemoryMB)})
 	}
 	for _, c := range s.Recent {
-		recent = append(recent, []any{c.Number, c.Outcome, c.Principal, c.Env, c.Session, took(c.Took), c.Reason})
+		recent = append(recent, []any{c.Number, c.Outcome, c.Principal, c.Env, c.Session, took(c.Took), cmp.Or(c.Reason, strings.Join(c.Remarks, "; "))})
 	}
 	table("PRINCIPAL RUNNING CALLS FAILED REFUSED SESSIONS ALLOWED TIME", principals)
-	table("RUNNING PRINCIPAL ENV SESSION FOR", running)
-	table("SESSION PRINCIPAL ENV AGE UNUSED ALLOWED", sessions)
+	table("RUNNING PRINCIPAL ENV SESSION FOR WAITS-FOR", running)
+	table("SESSION PRINCIPAL ENV CALLS AGE UNUSED ALLOWED", sessions)
 	table("ENDED OUTCOME PRINCIPAL ENV SESSION TOOK REASON", recent)
 	return out.Bytes()
 }

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"regexp"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/tidwall/gjson"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
@@ -16,6 +18,19 @@ const maxServerMetadata = 4 << 20
 
 // validRevision matches a commit as Nix writes it.
 var validRevision = regexp.MustCompile(`^[0-9a-f]{40}(-dirty)?$`)
+
+// versionCommand prints what --version prints.
+func versionCommand(std streams) *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  atMost(0),
+		RunE: func(*cobra.Command, []string) error {
+			_, err := fmt.Fprintln(std.out, versionLine())
+			return err
+		},
+	}
+}
 
 // versionLine returns the line that --version prints.
 func versionLine() string {

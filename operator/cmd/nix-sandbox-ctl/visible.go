@@ -6,6 +6,8 @@ import (
 	"io"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/invisible"
 )
 
 // maxSequence is the length of the longest control sequence that passes, in bytes.
@@ -26,6 +28,8 @@ func visible(w io.Writer) io.Writer {
 // filter is a writer that passes text and harmless sequences.
 type filter struct {
 	w io.Writer
+	// showsAll has all invisible characters shown, also those of ordinary text.
+	showsAll bool
 	// held is an unfinished sequence or character.
 	held []byte
 	// coloured says that a colour was set and not reset.
@@ -85,7 +89,7 @@ func (f *filter) character(out *bytes.Buffer) {
 		f.release(out, string(utf8.RuneError))
 	// U+0080 to U+009F are control characters too: U+009B means ESC [. Format
 	// characters are invisible, and some show text in another order.
-	case r < 0xa0, r == 0x2028, r == 0x2029, unicode.Is(unicode.Cf, r) && !written(r):
+	case invisible.Hides(r) && !written(r), f.showsAll && invisible.Is(r):
 		fmt.Fprintf(out, "<U+%04X>", r)
 		f.held = f.held[:0]
 	default:
@@ -94,10 +98,10 @@ func (f *filter) character(out *bytes.Buffer) {
 	}
 }
 
-// written reports whether a format character belongs to ordinary text: it joins letters or
-// emoji, is the soft hyphen, or one of Arabic's visible ones.
+// written reports whether such a character belongs to ordinary text: it joins letters or emoji,
+// chooses the form of an emoji, is the soft hyphen, or one of Arabic's visible ones.
 func written(r rune) bool {
-	return r == 0x200c || r == 0x200d || r == 0xad || unicode.Is(unicode.Prepended_Concatenation_Mark, r)
+	return r == 0x200c || r == 0x200d || r == 0xfe0e || r == 0xfe0f || r == 0xad || unicode.Is(unicode.Prepended_Concatenation_Mark, r)
 }
 
 // parameter reports whether a byte may be between ESC [ and the final letter.

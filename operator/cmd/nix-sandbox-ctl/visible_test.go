@@ -2,9 +2,16 @@ package main
 
 import (
 	"bytes"
+	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // Text, colours and moves within the line pass, however the text is divided into
@@ -26,6 +33,8 @@ func TestFilter_PassesText(t *testing.T) {
 		"\x9b6n\xc2\xc2\x9b\xe2\x82\xf0\x9f\x98\x80": "\ufffd6n\ufffd<U+009B>\ufffd\ufffd😀",
 		"a\u202eb\u200bc\ufeff\U000e0041\u2028":      "a<U+202E>b<U+200B>c<U+FEFF><U+E0041><U+2028>",
 		"می\u200cخواهم 👩\u200d💻 \u0601":              "می\u200cخواهم 👩\u200d💻 \u0601",
+		"a\u3164b\u115fc\u034f\uffa0\U000e0100":      "a<U+3164>b<U+115F>c<U+034F><U+FFA0><U+E0100>",
+		"❤\ufe0f ⠁\u2800⠂ \u3000":                    "❤\ufe0f ⠁\u2800⠂ \u3000",
 		"\x1b\x1b[31mred":                            "^[\x1b[31mred",
 		"\x1b[" + strings.Repeat("1", 40) + "m":      "^[[" + strings.Repeat("1", 40) + "m",
 	} {
@@ -100,5 +109,29 @@ func TestFilter_EndsColours(t *testing.T) {
 		if got := out.String()[before:]; got != want {
 			t.Errorf("after %q it wrote %q, want %q", in, got, want)
 		}
+	}
+}
+
+// A patch shows every invisible character, also those that join emoji: a name that a reviewer does
+// not see must not hide in a line.
+func TestWritePretty_ShowsInvisibleCharacters(t *testing.T) {
+	dir := t.TempDir()
+	store := must.Get(changes.Open(filepath.Join(dir, "changes"), slog.New(slog.DiscardHandler)))(t)
+	for _, name := range []string{"project", "upper"} {
+		must.Do(t, os.Mkdir(filepath.Join(dir, name), 0o755))
+	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, "upper", "a.js"), []byte("const { check,\u3164} = x // \u202e\u200d\ufe0f\u2800\u00a0\x1b[8m\n"), 0o644))
+	record := must.Get(store.Begin(changes.Head{Key: changes.Key{Session: "s"}, Project: filepath.Join(dir, "project")}, must.Get(os.Open(filepath.Join(dir, "upper")))(t)))(t)
+	defer record.Close()
+	record.Save(t.Context(), time.Now())
+	entries, _ := changes.List(filepath.Join(dir, "changes"))
+	if len(entries) != 1 {
+		t.Fatalf("%d patches", len(entries))
+	}
+	defer entries[0].Close()
+	var out bytes.Buffer
+	writePretty(&out, entries[0], false)
+	if want := "+const { check,<U+3164>} = x // <U+202E><U+200D><U+FE0F><U+2800><U+00A0>^[[8m\n"; !strings.Contains(out.String(), want) {
+		t.Errorf("%q lacks %q", &out, want)
 	}
 }

@@ -1,0 +1,233 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/aymanbagabas/go-udiff"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/clientfile"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/machine"
+)
+
+const (
+	userScope    = "user"
+	projectScope = "project"
+	// storeFolder is where the garbage collection of Nix removes what no link leads to.
+	storeFolder = "/nix/store"
+	// maxClientFile bounds a client's file, in bytes: Claude Code's has the history of projects.
+	maxClientFile = 64 << 20
+	// rootWithin is the time for nix-store to make a root.
+	rootWithin = time.Minute
+)
+
+// installation says into which of a client's files its text is to be written.
+type installation struct {
+	install, dryRun bool
+	scope           string
+}
+
+// check checks the flags.
+func (i *installation) check(name string, c client) error {
+	switch {
+	case i.scope != userScope && i.scope != projectScope:
+		return command.Misuse(fmt.Sprintf("--scope is %q", i.scope), "use user or project")
+	case !i.install && (i.dryRun || i.scope != userScope):
+		return command.Misuse("--dry-run and --scope are for --install", "try "+program+" client-config "+name+" --install")
+	case i.scope == projectScope && c.Files.Project == "":
+		return command.Misuse(name+" has no file for a project", "leave --scope out, which writes the file for all projects")
+	}
+	return nil
+}
+
+// file is a client's file with what it has and what it shall have. Old is nil if the file is new.
+type file struct {
+	path     string
+	old, new []byte
+	mode     fs.FileMode
+}
+
+// change is a text to add to one of a client's files.
+type change struct {
+	files  files
+	format clientfile.Format
+	text   string
+}
+
+// changes returns what a client needs.
+func (c client) changes(text string) []change {
+	all := []change{{c.Files, c.Format, text}}
+	if c.Allow != nil {
+		all = append(all, change{c.Allow.Files, clientfile.JSON, c.Allow.Text})
+	}
+	return all
+}
+
+// apply adds the text to the client's file, or shows what that would change. All files are changed,
+// or the error says why they stay as they are.
+func (i *installation) apply(std streams, c client, text, project string) error {
+	var changes []file
+	for _, change := range c.changes(text) {
+		f, err := i.merge(change.files, project, change.format, change.text)
+		if err != nil {
+			return &config.Error{Problem: err.Error(), Hint: "nothing was changed: correct the file, or add by hand what client-config prints without --install"}
+		}
+		changes = append(changes, f)
+	}
+	out := visible(std.out)
+	for _, f := range changes {
+		switch {
+		case bytes.Equal(f.old, f.new):
+			fmt.Fprintf(out, "%s has it already\n", f.path)
+		case i.dryRun:
+			fmt.Fprint(out, udiff.Unified(f.path, f.path, string(f.old), string(f.new)))
+		default:
+			kept, err := f.write()
+			if err != nil {
+				return &config.Error{Problem: err.Error(), Hint: "make the file writable, or add by hand what client-config prints without --install"}
+			}
+			fmt.Fprintf(out, "wrote %s%s\n", f.path, kept)
+		}
+	}
+	return nil
+}
+
+// merge reads a file, and adds a text to it.
+func (i *installation) merge(files files, project string, format clientfile.Format, text string) (f file, err error) {
+	path := files.User
+	if i.scope == projectScope {
+		path = files.Project
+	}
+	if f.path, err = expanded(path, project); err != nil {
+		return f, err
+	}
+	f.mode = 0o600
+	// A link is kept, because its target is what its owner wants to be changed.
+	real, err := filepath.EvalSymlinks(f.path)
+	if err == nil {
+		if strings.HasPrefix(real, storeFolder+"/") {
+			return f, fmt.Errorf("%s is a file that Nix wrote (%s)", f.path, real)
+		}
+		f.path = real
+	} else if info, _ := os.Lstat(f.path); info != nil && info.Mode()&fs.ModeSymlink != 0 {
+		return f, fmt.Errorf("%s is a link that cannot be followed: %w", f.path, err)
+	}
+	if info, err := os.Stat(f.path); err == nil {
+		f.mode = info.Mode().Perm()
+	}
+	if f.old, err = bounded.ReadFile(f.path, maxClientFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return f, fmt.Errorf("%s cannot be read: %w", f.path, err)
+	}
+	if f.new, err = clientfile.Merge(format, f.old, text); err != nil {
+		return f, fmt.Errorf("%s %w", f.path, err)
+	}
+	return f, nil
+}
+
+// write writes the file, and the old one beside it, of which it tells the path.
+func (f file) write() (kept string, err error) {
+	if err := os.MkdirAll(filepath.Dir(f.path), 0o700); err != nil {
+		return "", err
+	}
+	if f.old != nil {
+		backup := f.path + time.Now().Format(".2006-01-02T15-04-05.bak")
+		if err := replace(backup, f.old, f.mode); err != nil {
+			return "", err
+		}
+		kept = "; the old file is " + backup
+	}
+	return kept, replace(f.path, f.new, f.mode)
+}
+
+// replace writes a file as a whole or not at all.
+func replace(path string, data []byte, mode fs.FileMode) error {
+	temporary, err := os.CreateTemp(filepath.Dir(path), ".nix-sandbox-mcp-")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(temporary.Name())
+	_, err = temporary.Write(data)
+	if err = errors.Join(err, temporary.Chmod(mode), temporary.Sync(), temporary.Close()); err != nil {
+		return err
+	}
+	return os.Rename(temporary.Name(), path)
+}
+
+// unexpanded replaces ${NAME:-DEFAULT} in a path as a shell does.
+func unexpanded(path string) string {
+	return os.Expand(path, func(name string) string {
+		name, other, _ := strings.Cut(name, ":-")
+		return cmp.Or(os.Getenv(name), other)
+	})
+}
+
+// expanded returns the absolute path of a client's file. A relative one is in the project.
+func expanded(path, project string) (string, error) {
+	path = unexpanded(path)
+	rest, ok := strings.CutPrefix(path, "~")
+	switch {
+	case filepath.IsAbs(path):
+		return path, nil
+	case !ok:
+		return filepath.Abs(filepath.Join(project, path))
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", fmt.Errorf("find %s: %w", path, err)
+	}
+	return home + rest, nil
+}
+
+// self is the absolute path by which this program was started. It does not follow links: a link
+// such as result/ stays when the next build replaces its target.
+func self() (string, error) {
+	path, err := exec.LookPath(os.Args[0])
+	if err == nil {
+		path, err = filepath.Abs(path)
+	}
+	if err != nil {
+		return "", fmt.Errorf("find the path of this program: %w", err)
+	}
+	return path, nil
+}
+
+// lasting returns a path of a program of the store that stays when the garbage is collected: that
+// of a profile, or else of a link that it makes if keep says so. Without one, it warns.
+func lasting(path string, keep bool, log io.Writer) (string, error) {
+	for _, folder := range filepath.SplitList(os.Getenv("PATH")) {
+		installed := filepath.Join(folder, filepath.Base(path))
+		if real, err := filepath.EvalSymlinks(installed); err == nil && real == path && filepath.IsAbs(folder) && !strings.HasPrefix(folder, storeFolder+"/") {
+			return installed, nil
+		}
+	}
+	warn := func(problem string) (string, error) {
+		fmt.Fprintf(log, "%s: warning: %s: nix-collect-garbage removes %s, and the client then finds no server\n", program, problem, path)
+		fmt.Fprintf(log, "%s: hint: install the server (nix profile install), or use --install, which keeps it\n", program)
+		return path, nil
+	}
+	link := config.ServerLink(os.Getenv)
+	if !keep || link == "" {
+		return warn("nothing keeps this server")
+	}
+	name, rest, _ := strings.Cut(strings.TrimPrefix(path, storeFolder+"/"), "/")
+	if err := os.MkdirAll(filepath.Dir(link), 0o700); err != nil {
+		return "", err
+	}
+	if _, err := machine.Output(context.Background(), rootWithin, nil, "nix-store", "--realise", filepath.Join(storeFolder, name), "--add-root", link, "--indirect"); err != nil {
+		return warn(fmt.Sprintf("nix-store could not make the link %s (%v)", link, err))
+	}
+	return filepath.Join(link, rest), nil
+}
