@@ -11,6 +11,9 @@
 #                       follow them
 #     beside            optional: programs that the driver starts, as links in its
 #                       folder: their names, and those of their packages
+#     preload           optional { code; check; }: code that loads @module@, for what
+#                       an environment preloads, and arguments with which a build finds
+#                       out whether the interpreter can load it
 #     language          what the runtime is told, in the metadata of every
 #                       environment that runs it: the fields of Language in
 #                       runtime/registry/language.go
@@ -39,18 +42,28 @@ let
     in
     {
       inherit (known) interpreter language;
+      preloads = known ? preload;
       preset = import (folder + "/preset.nix") { inherit pkgs; };
 
       # The folder of the driver, as the agent reads it, for an environment in
       # which `path` has the interpreter under the name `command`: a shell
-      # expression and a list.
+      # expression and a list. What it preloads is part of the code that an
+      # interpreter runs while it waits.
       driver =
-        { command, path }:
+        {
+          command,
+          path,
+          preload,
+        }:
+        let
+          named = module: lib.replaceStrings [ "@module@" ] [ module ];
+          warm = lib.concatMapStrings (module: named module known.preload.code + "; ") preload + known.driver.warm;
+        in
         pkgs.runCommandLocal "sandbox-driver-${name}"
           {
             passAsFile = [ "description" ];
             description = builtins.toJSON (
-              known.driver // lib.optionalAttrs (known ? compile) { inherit (known.compile) program; }
+              known.driver // { inherit warm; } // lib.optionalAttrs (known ? compile) { inherit (known.compile) program; }
             );
           }
           (
@@ -78,6 +91,14 @@ let
                 echo "sandbox-driver-${name}: it is not compiled here, and so each start compiles it" >&2
               [ -e ${known.compile.program} ] || cp ${known.driver.program} ${known.compile.program}
             ''
+            # A build that cannot run the interpreter leaves this to the first call.
+            + lib.concatMapStrings (module: ''
+              if PATH=${path}:$PATH ${lib.escapeShellArgs command} --version &&
+                ! (cd "$TMPDIR" && HOME=$TMPDIR PATH=${path}:$PATH ${lib.escapeShellArgs (command ++ map (named module) known.preload.check)}); then
+                echo "preload: ${lib.head command} cannot load ${module}: add its package to packages, or correct the name" >&2
+                exit 1
+              fi
+            '') preload
           );
     };
 in

@@ -10,12 +10,14 @@
   const vm = require('vm');
   const net = require('net');
   const util = require('util');
+  const EventEmitter = require('events');
   const { Session } = require('inspector');
   const { exit, pid, stdout, stderr } = process;
   const { inspect } = util;
   const { readSync, writeSync } = fs;
   const { create, defineProperty, keys } = Object;
   const { now } = Date;
+  const { Error, Set } = globalThis;
   const { fstatSync, readFileSync, writeFileSync } = fs;
   const { isPromise } = util.types;
   const { then } = Promise.prototype;
@@ -23,6 +25,7 @@
 
   const CONTROL = 3;
   const CODE = 4;
+  const STUCK = 'Uncaught Error: the code waits for a promise that nothing can settle any more\n';
   const ended = { toString: () => 'process.exit' }; // thrown by process.exit where nothing else can end the code
 
   const session = new Session();
@@ -32,6 +35,8 @@
   let asProgram = false; // the process ends with the code
   let entry = null; // what the next script calls
   let taken; // what take received
+  let reported; // the last error that was not caught
+  let stdin; // process.stdin, once the code has asked for it
   const open = { stdout: false, stderr: false }; // whether the last line is not ended
   let showing = false; // a call's value is being shown
   const loaded = create(null); // the modules of the driver, by name
@@ -141,11 +146,32 @@
       .replace(/\n +at [^\n]*agent:(?:driver|enter)[^\n]*?(?=(?: \{)?(?:\n|$))/g, '');
   }
 
+  // Folds the frames of Node.js and of packages in an error's stacks into one line with
+  // their number, and takes out what the text says twice. Code gets everything back with
+  // a stackTraceLimit of its own or, in a session, by the name that node's own prompt
+  // has for the last error.
+  function fold(text) {
+    if (Error.stackTraceLimit !== 10) return text;
+    let how = asProgram ? '; Error.stackTraceLimit = 99 shows all' : '; console.log(_error) shows all';
+    return text.replace(/(?:\n +at (?:[^\n]*\()?(?:async )?(?:node:|(?:file:\/\/)?\/[^\n:]*\/node_modules\/)[^\n]*?(?=(?: \{)?(?:\n|$)))+/g, (frames) => {
+      const names = new Set(frames.match(/node:|\/node_modules\/(?:@[^/]+\/)?[^/]+(?!.*\/node_modules\/)/g).map((place) => place === 'node:' ? 'Node.js' : place.slice(14)));
+      const count = frames.split('\n').length - 1;
+      const line = `${/^\n +/.exec(frames)[0]}[${count} frame${count > 1 ? 's' : ''} of ${[...names].slice(0, 4).join(', ')}${how}]`;
+      how = '';
+      return line;
+    })
+      .replace(`\nRequire stack:\n- ${FILE}\n`, '\n')
+      .replace(/,\n +requireStack: \[[^\]]*\](?=\n)/, '')
+      .replace(/^([^\n]* \[(\w+)\]: [^]*) \{\n +code: '\2'\n\}$/, '$1')
+      .replace(/\/nix\/store\/[0-9a-z]{32}-/g, '/nix/store/…-');
+  }
+
   // Writes a value. This may run code of the value's own, which may throw.
   function show(stream, before, value, unless) {
     let text;
     try {
       text = describe(value);
+      if (stream === stderr) text = fold(text);
     } catch {
       text = '[a value that cannot be shown]';
     }
@@ -156,6 +182,16 @@
 
   // Values that only say that work is pending: a program ends when it is done.
   const underWay = /^(?:Promise \{\s+(?:<pending>|<rejected>|undefined)[\s,]|\[Timeout\]$|\[Immediate\]$)/;
+
+  // Whether the value of the last statement only came with what the statement does: an
+  // assignment, a write, or a call that returns its emitter for the next call.
+  const written = /\bprocess\.std(?:out|err)\.write\([^;]*\);?\s*$/;
+  const assigned = /(?:^|[;\n])[ \t]*[\w$.[\]'"]+[ \t]*=(?![=>])[^;\n]*;?\s*$/;
+  function incidental(source, value) {
+    if (written.test(source) || assigned.test(source)) return true;
+    if (value === module.exports && source.includes('module.exports')) return true;
+    return value instanceof EventEmitter && !/(?:^|[;\n])\s*[\w$]+;?\s*$/.test(source);
+  }
 
   // Whether an error says that code cannot be read, and not that code which ran has
   // read something.
@@ -168,11 +204,15 @@
     let text = '';
     if (details && unreadable(error)) {
       const line = source.split('\n')[details.lineNumber];
-      if (line !== undefined && line.length < 500) {
+      // Declarations of imports are longer in what is evaluated.
+      if (line !== undefined && line.length < 500 && details.columnNumber <= line.length) {
         text = `${name}:${details.lineNumber + 1}\n${line}\n${' '.repeat(details.columnNumber)}^\n`;
       }
     }
     show(stderr, `${text}Uncaught `, error);
+    if (!asProgram && (!('_error' in globalThis) || globalThis._error === reported)) {
+      defineProperty(globalThis, '_error', { value: reported = error, configurable: true, enumerable: false, writable: true });
+    }
   }
 
   // Ends a call with a status; only the first status counts.
@@ -188,7 +228,10 @@
     if (stdout.writableLength > 0 && !stdout.destroyed) return void stdout.once('drain', () => finish(current));
     if (stderr.writableLength > 0 && !stderr.destroyed) return void stderr.once('drain', () => finish(current));
     call = null;
+    control.ref();
     session.post('Runtime.releaseObjectGroup', { objectGroup: 'call' });
+    // The next call finds the end of input once more, and not a stream that has ended.
+    if (stdin !== undefined && (stdin.readableEnded || stdin.destroyed)) stdin = new fs.ReadStream(null, { fd: 0, autoClose: false });
     const status = current.status || (process.exitCode & 0xff);
     process.exitCode = undefined;
     writeSync(CONTROL, `done ${current.nonce} ${status & 0xff}\n`);
@@ -225,13 +268,13 @@
   function evaluate(source, name, how) {
     source = returned(unpasted(source));
     if (source.includes('>(') && generic.test(source)) {
-      const { code } = loadModule('typescript')(source);
+      const { code } = loadModule('typescript')(source, asProgram);
       if (code !== undefined) return attempt(code, name, how);
     }
     attempt(source, name, {
       ...how,
       unreadable(error, details) {
-        const { code, problem } = loadModule('typescript')(source);
+        const { code, problem } = loadModule('typescript')(source, asProgram);
         const fail = (error, details) => { report(error, details, source, name); how.settled(1); };
         // What both languages refuse is reported as the one does that got further.
         const further = problem && (problem.lineNumber - details.lineNumber || problem.columnNumber - details.columnNumber) > 0;
@@ -270,11 +313,13 @@
       }
       if (result.type === 'undefined') return settled(0);
       const last = value(result);
+      if (incidental(source, last)) return settled(0);
       const end = () => {
         if (over()) return;
         show(stdout, '', last, unless);
         settled(0);
       };
+      if (call !== null) call.waits = wait && isPromise(last);
       if (wait && isPromise(last)) then.call(last, end, (error) => { if (!over()) fail(error); });
       else end();
     });
@@ -295,6 +340,8 @@
     const current = { nonce, status: 0, sync: true, over: false };
     call = current;
     open.stdout = open.stderr = false;
+    // Without it, an event loop that has nothing left to do says so.
+    control.unref();
     entry = () => evaluate(source, name, { settled: (status) => settle(current, status), over: () => current.over, unless: underWay, wait: true });
     try {
       // SIGINT ends even a loop that never yields, and the state that was
@@ -324,6 +371,15 @@
     }
   }
 
+  // Ends a call that waits for what cannot come any more.
+  function stuck() {
+    control.ref();
+    if (call === null || call.over) return;
+    if (call.waits) return settle(call, 0); // for its value, as no program would
+    stderr.write(STUCK);
+    settle(call, 13);
+  }
+
   // Runs code as a program: the process ends with it, as node would end it. If it
   // ends with status 0, the reply is written at the event exit and need not wait for
   // node's own teardown, because no code runs after that event.
@@ -339,11 +395,12 @@
       return result;
     };
     process.removeListener('SIGINT', interrupted);
+    process.removeListener('beforeExit', stuck);
     process.exit = exit;
     let ends = false;
     process.once('exit', () => {
       if (!ends && !process.exitCode) {
-        stderr.write('Uncaught Error: the code waits for a promise that nothing can settle any more\n');
+        stderr.write(STUCK);
         process.exitCode = 13;
       }
     });
@@ -435,6 +492,7 @@
     let out = '';
     let from = 0;
     let before = ''; // the token before
+    let declared = false;
     const token = /\/\/[^\n]*|\/\*[^]*?\*\/|"(?:[^"\\\n]|\\[^])*"|'(?:[^'\\\n]|\\[^])*'|[\p{ID_Start}$_][\p{ID_Continue}$\u200c\u200d]*|[0-9][\w.]*|\s+|[^]/uy;
     const template = /(?:[^`\\$]|\\[^]|\$(?!\{))*(?:`|\$\{)/uy;
     const pattern = /\/(?:[^/\\[\n]|\\.|\[(?:[^\]\\\n]|\\.)*\])+\/\w*/uy;
@@ -469,6 +527,7 @@
         } else if (open.length === 0) {
           const d = skip(declaration, at);
           if (d !== null && Boolean(d[1] || d[3] !== undefined || d[4]) === Boolean(d[5]) && Boolean(d[1] && (d[3] !== undefined || d[4])) === Boolean(d[2])) {
+            declared = true;
             out += source.slice(from, at) + declare(d);
             at += d[0].length;
             from = at;
@@ -480,6 +539,7 @@
       if (word === 'export' && open.length === 0 && before !== '.') {
         const d = skip(exported, at);
         if (d !== null) {
+          declared = true;
           const lines = '\n'.repeat(d[0].split('\n').length - 1);
           const plain = d[1] ? 'const __default = ' : d[2] ? `void (await __imp_(${d[2]}))` : /^export\s+[a-z]/.test(d[0]) ? ' '.repeat(d[0].length - lines.length) : ';';
           out += source.slice(from, at) + plain + lines;
@@ -497,7 +557,8 @@
       else if (word === ')' || word === ']') open.pop();
       else if (word === '}' && open.pop() === '`') text();
     }
-    return out + source.slice(from);
+    // A module is strict.
+    return `${declared ? "'use strict';void 0;" : ''}${out}${source.slice(from)}`;
   }
 
   function declare([whole, main, , names, all, , from, attributes]) {
@@ -542,12 +603,15 @@
   require.main = module;
   module.filename = FILE;
   process.nextTick(() => Object.assign(globalThis, { module, __filename: FILE, __dirname: ROOT }));
+  const { get } = Object.getOwnPropertyDescriptor(process, 'stdin');
+  defineProperty(process, 'stdin', { get: () => stdin ??= get.call(process), configurable: true, enumerable: true });
   process.argv[1] = FILE;
   process.execArgv = [];
-  defineProperty(require('events').prototype, inspect.custom, { value: brief, configurable: true, writable: true });
+  defineProperty(EventEmitter.prototype, inspect.custom, { value: brief, configurable: true, writable: true });
   track(stdout, 'stdout');
   track(stderr, 'stderr');
   process.on('SIGINT', interrupted);
+  process.on('beforeExit', stuck);
   process.on('uncaughtException', uncaught);
   process.on('unhandledRejection', rejected);
   writeSync(CONTROL, 'ready\n');

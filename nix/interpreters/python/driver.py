@@ -49,6 +49,7 @@ kept = 0  # characters in them
 shown = False  # linecache was told of all of them
 tasks = None  # the module sandbox_tasks, once code has imported asyncio
 running = False  # code that awaits nothing
+alone = False  # the code is a program, after which nothing can be asked
 future = 0  # what calls have imported from __future__
 # The methods by which a value says that it has more to show than its repr.
 PLAIN = {bool, bytes, dict, float, int, list, set, str, tuple}
@@ -107,6 +108,8 @@ def register():
 
 def show(linecache, name):
     code = sources[name]
+    if not code.endswith('\n'):
+        code += '\n'  # as linecache does with a file
     # checkcache leaves an entry without a modification time alone.
     linecache.cache[name] = (len(code), None, code.splitlines(True), name)
 
@@ -122,10 +125,12 @@ def report(error):
             tb = tb.tb_next
     error.__traceback__ = tb
     try:
-        traceback = load('traceback')
+        traceback = load('sandbox_traceback')
         load('linecache')
         register()
-        text = ''.join(traceback.format_exception(type(error), error, tb))
+        text = traceback.text_of(error, tb, '; sys.tracebacklimit = 99 shows all' if alone else '; traceback.print_last() shows all')
+        if not alone:
+            traceback.remember(error)
     except Exception:
         sys.__excepthook__(type(error), error, tb)
         return
@@ -187,6 +192,14 @@ def display(*values, **options):
     return load('sandbox_display').display(*values, **options)
 
 
+def get_ipython():
+    """Returns what notebooks call, for the code itself. Libraries find no such name, and
+    so take this for a plain interpreter."""
+    if sys._getframe(1).f_globals is not main:
+        raise NameError("name 'get_ipython' is not defined")
+    return load('sandbox_shell').shell
+
+
 def show_value(value):
     """Is sys.displayhook: shows the value of a call's last expression."""
     if value is None:
@@ -200,11 +213,12 @@ def show_value(value):
         sys.__displayhook__(value)
 
 
-def close_figures():
-    """Shows the figures that the code left open, as a notebook does."""
-    figures = sys_modules.get('sandbox_figures')
-    if figures is not None:
-        figures.end_call()
+def end_call():
+    """Shows the figures that the code left open, as a notebook does, and the time that
+    a cell took if it asks for that."""
+    for name in 'sandbox_figures', 'sandbox_shell':
+        if module := sys_modules.get(name):
+            module.end_call()
 
 
 def reseed():
@@ -275,14 +289,8 @@ def parse(text, filename):
         text = load('sandbox_source').unpasted(text)
     try:
         return compile(text, filename, 'exec', ONLY_AST | TOP_LEVEL_AWAIT), text
-    except SyntaxError:
-        meant = load('sandbox_source').unpasted(text)
-        if meant != text:
-            try:
-                return compile(meant, filename, 'exec', ONLY_AST | TOP_LEVEL_AWAIT), meant
-            except SyntaxError:
-                pass
-        raise
+    except SyntaxError as error:
+        return load('sandbox_source').reread(text, error, lambda text: compile(text, filename, 'exec', ONLY_AST | TOP_LEVEL_AWAIT))
 
 
 async def awaited(codes):
@@ -341,7 +349,7 @@ def call(source, filename):
             run(source, filename)
         finally:
             if getpid() == PID:
-                close_figures()
+                end_call()
     except SystemExit as error:
         status = status_of(error)
     except KeyboardInterrupt as error:
@@ -376,6 +384,18 @@ def forget():
             if name != '__builtins__' and private == (name[:1] == '_' and name[:2] != '__'):
                 main[name] = None
     gc.collect()
+
+
+def feed(path):
+    """Makes another file the code's stdin."""
+    file = os.open(path, os.O_RDONLY)
+    if file != 0:
+        os.dup2(file, 0)
+        close(file)
+    raw = _io.FileIO(0, 'rb', closefd=False)
+    raw.name = '<stdin>'
+    old = sys.__stdin__
+    sys.stdin = sys.__stdin__ = _io.TextIOWrapper(_io.BufferedReader(raw), old.encoding, old.errors)
 
 
 def stop(self, code=None):
@@ -419,12 +439,14 @@ def receive():
 
 
 def loop():
+    global alone
     handler = _signal.default_int_handler
     while True:
         word, nonce, number, size = receive()
         source = pread(CODE, int(size), 0)
         Buffer.last = b'\n'
         if word == b'last':
+            alone = True
             os.dup2(CONTROL, ASIDE, False)
             close(CONTROL)
             close(CODE)
@@ -471,17 +493,21 @@ STDOUT = _io.TextIOWrapper(Buffer(raw), sys.stdout.encoding, sys.stdout.errors, 
 STDOUT.mode = 'w'
 sys.stdout = sys.__stdout__ = STDOUT
 sys.displayhook = show_value
-builtins.display = display
+builtins.display, builtins.get_ipython = display, get_ipython
+if folder := os.environ.get('NIX_SANDBOX_TOOLS'):
+    stdlib.append(os.path.dirname(folder) + '/surface/python')
+    load('tools_later').install(load)
 # What the agent calls in a copy is compiled before that. Where the machine is emulated,
 # to compile it then would take a tenth of the copy's start.
 sys_modules['sandbox_copy'] = copy = type(sys)('sandbox_copy')
-copy.reseed, copy.rehearse = reseed, rehearse
+copy.reseed, copy.rehearse, copy.feed, copy.load = reseed, rehearse, feed, load
 # Nobody sends this interpreter numbers to slow it down but its own code.
 sys.set_int_max_str_digits(0)
 main['__file__'] = ROOT + '/main.py'
 after_import = {
     'sandbox_display': lambda module: setattr(module, 'workspace', ROOT),
     'asyncio': have_tasks,
+    'inspect': lambda module: load('sandbox_source').install_inspect(module, sources),
     'multiprocessing.spawn': lambda module: load('sandbox_source').install(module, sources),
     'matplotlib': lambda module: load('sandbox_figures').install_matplotlib(),
     'matplotlib.figure': lambda module: load('sandbox_figures').install_figures(),

@@ -10,23 +10,61 @@ lambda do
   end
   main = TOPLEVEL_BINDING
   pid = Process.pid
+  file = __FILE__
   whole_message = Exception.instance_method(:full_message)
   short_message = Exception.instance_method(:detailed_message)
 
-  # Cuts a trace before the first of the driver's frames, in causes too.
-  cut = lambda do |error|
+  libraries = $LOAD_PATH.map { |folder| "#{folder}/" }.freeze
+
+  # The library that a frame belongs to, or nil for one of the code.
+  library = lambda do |frame|
+    folder = libraries.find { |prefix| frame.start_with?(prefix) }
+    next frame[folder.size..][/\A[^:]*?(?=\.rb:|:)/] if folder
+    frame[%r{/gems/([^/]+)-[^/-]+/}, 1] || frame[%r{\A<internal:.*/(rubygems)/}, 1] || frame[/\A<internal:([^>]+)>/, 1]
+  end
+
+  # Folds the frames of libraries that follow each other into one line with their
+  # number. The place where the error was raised stays.
+  fold = lambda do |trace|
+    how = '; full_message in a rescue shows all'
+    trace.slice_when { |before, after| library.(before).nil? != library.(after).nil? }.flat_map do |frames|
+      names = frames.map(&library).uniq
+      next frames if names == [nil] || frames.size < 2
+      first = []
+      if frames.first.equal?(trace.first)
+        first << frames.first.delete_prefix(libraries.find { |prefix| frames.first.start_with?(prefix) }.to_s)
+        first.last.sub!(%r{\A<internal:/[^>]*/rubygems/}, '<internal:rubygems/')
+      end
+      count = frames.size - first.size
+      line = "[#{count} frame#{'s' if count > 1} of #{names.first(4).join(', ')}#{how}]"
+      how = ''
+      first << line
+    end
+  end
+
+  # Folds the frames of libraries in a trace, in causes too.
+  fold_all = lambda do |error|
     100.times do
       break if error.nil?
       trace = error.backtrace
-      own = trace&.index { |frame| frame.start_with?(__FILE__) }
-      error.set_backtrace(trace.first(own)) if own
+      error.set_backtrace(fold.(trace)) if trace
       error = error.cause
+    end
+  end
+
+  # What code reads of an error's frames ends before the driver's.
+  %i[backtrace backtrace_locations].each do |name|
+    all = Exception.instance_method(name)
+    Exception.define_method(name) do
+      trace = all.bind_call(self)
+      own = trace&.index { |frame| frame.to_s.start_with?(file) }
+      own ? trace.first(own) : trace
     end
   end
 
   # Prints an error as ruby does at the end of a program.
   report = lambda do |error|
-    cut.(error)
+    fold_all.(error)
     # Code that cannot be parsed leaves no trace. For such an error
     # full_message would name the line of the driver that calls it.
     message = error.backtrace.nil? || error.backtrace.empty? ? short_message : whole_message
@@ -101,8 +139,31 @@ lambda do
     $stdout.puts(text)
   end
 
+  # What follows __END__ is no code: a program reads it from DATA.
+  divide = lambda do |source|
+    program, mark, rest = source.partition(/^__END__$\n?/)
+    next source if mark.empty?
+    path = "/tmp/.data-#{Process.pid}"
+    file = File.open(path, File::RDWR | File::CREAT | File::EXCL)
+    File.unlink(path)
+    file.write(rest)
+    file.rewind
+    Object.send(:remove_const, :DATA) if Object.const_defined?(:DATA, false)
+    Object.const_set(:DATA, file)
+    program
+  end
+
+  # Runs the tests of code that leaves them to the end of a program, which is no end
+  # of a call. Returns whether they passed.
+  test = lambda do |source|
+    next true unless defined?(::Minitest.autorun) && source.match?(/Minitest::(?:Test|Spec)|Test::Unit|^\s*def test_/)
+    next true unless ::Minitest.class_variable_defined?(:@@installed_at_exit) && ::Minitest.class_variable_get(:@@installed_at_exit)
+    ::Minitest.run([])
+  end
+
   run = lambda do |source, name|
     $PROGRAM_NAME = name
+    source = divide.(source)
     show_it = shown.(source)
     value = main.eval(source, name, 1)
     # A value that a child of the code computed is not shown twice.
@@ -115,6 +176,7 @@ lambda do
     status = 0
     begin
       run.(source, name)
+      status = 1 unless Process.pid != pid || test.(source)
     rescue SystemExit => error
       status = error.status
     rescue SignalException => error
@@ -187,7 +249,7 @@ lambda do
   begin
     run.(source, 'code')
   rescue Exception => error
-    cut.(error)
+    fold_all.(error)
     Kernel.raise(error) unless error.is_a?(SyntaxError) && error.backtrace.empty?
     report.(error)
     Kernel.exit(1)

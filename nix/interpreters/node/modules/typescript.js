@@ -13,7 +13,7 @@
     `--target=node${process.versions.node}`, '--minify-whitespace', '--sourcemap=inline', '--sources-content=false'];
 
   function run(source, compilerOptions) {
-    const raw = JSON.stringify({ compilerOptions: { verbatimModuleSyntax: true, ...compilerOptions } });
+    const raw = JSON.stringify({ compilerOptions });
     return execFileSync(`${folder}/esbuild`, [...options, `--tsconfig-raw=${raw}`], {
       input: source, encoding: 'utf8', env: {}, stdio: 'pipe', maxBuffer: 1 << 30,
     });
@@ -52,12 +52,14 @@
     return out.join('').replace(decorated, '$&void 0;');
   }
 
-  return (source) => {
+  // The language leaves out imports of which only types are used. In a session another call may
+  // use them, and so they stay.
+  return (source, isProgram) => {
     // Decorators are those of the language, unless code is written for the older ones.
     let old = /\bPropertyDescriptor\b/.test(source);
     for (;;) {
       try {
-        return { code: align(run(source, { experimentalDecorators: old })) };
+        return { code: align(run(source, { experimentalDecorators: old, verbatimModuleSyntax: !isProgram })) };
       } catch (error) {
         const found = /\[ERROR\] (.*)\n\n +<stdin>:(\d+):(\d+):/.exec(error.stderr);
         if (found === null) return { problem: { message: 'it cannot be read', lineNumber: 0, columnNumber: 0 } };

@@ -5,8 +5,11 @@ code has imported the part of multiprocessing that starts processes anew.
 """
 
 import ast
+import functools
 import os
-import tempfile
+
+# How many lines of a notebook cell are rewritten.
+MOST_LINES = 200
 
 
 def unpasted(text):
@@ -22,12 +25,39 @@ def unpasted(text):
         lines[first] = ''
     if lines[last].strip() == '```':
         lines[last] = ''
-    if any(line.lstrip().startswith('>>> ') for line in lines):
+    # In code that does not begin with a prompt, one is an example in a docstring.
+    begin = next((line.lstrip() for line in lines if line.strip()), '')
+    if begin.startswith('>>> '):
         lines = without_prompts(lines, '>>> ', '... ', lambda line: line[4:])
-    elif any(line.lstrip().startswith('In [') for line in lines):
+    elif begin.startswith('In ['):
         lines = without_prompts(lines, 'In [', '...: ', lambda line: line.partition(']: ')[2])
     indent = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
     return '\n'.join(line[indent:] for line in lines)
+
+
+def reread(text, error, parse):
+    """Reads code that cannot be parsed as it was sent: without what surrounds it, or
+    with its notebook lines as Python. Returns what `parse` makes of it and the text, or
+    raises the SyntaxError of the code as it was sent."""
+    first = error
+    meant = unpasted(text)
+    try:
+        if meant != text:
+            return parse(meant), meant
+    except SyntaxError as other:
+        error = other
+    if '!' in meant or '%' in meant or '?' in meant:
+        # Each attempt repairs one line.
+        for _ in range(min(meant.count('\n') + 1, MOST_LINES)):
+            import sandbox_shell
+            meant = sandbox_shell.translate(meant, error)
+            if meant is None:
+                break
+            try:
+                return parse(meant), meant
+            except SyntaxError as other:
+                error = other
+    raise first from None
 
 
 def without_prompts(lines, prompt, more, strip):
@@ -74,6 +104,27 @@ def definitions(sources):
     return ''.join(kept)
 
 
+def install_inspect(inspect, sources):
+    """Has inspect.getsource find the classes of the code. By its own rule they are in the
+    program's file, and there is none."""
+    getfile = inspect.getfile
+
+    def find(value):
+        if isinstance(value, type) and value.__module__ == '__main__':
+            for part in vars(value).values():
+                code = getattr(getattr(part, '__func__', part), '__code__', None)
+                if code is not None and code.co_filename in sources and code.co_qualname.startswith(value.__qualname__ + '.'):
+                    return code.co_filename
+            line = vars(value).get('__firstlineno__', 0)
+            for name in reversed(sources):
+                lines = sources[name].split('\n', line)[line - 1:]
+                if line and lines and lines[0].lstrip().startswith(('class ' + value.__name__, '@')):
+                    return name
+        return getfile(value)
+
+    inspect.getfile = functools.wraps(getfile)(find)
+
+
 def install(spawn, sources):
     """Has processes that multiprocessing starts anew find what the code defined. By
     its own rule such a process runs the program's file, and there is none."""
@@ -82,6 +133,7 @@ def install(spawn, sources):
     def get_preparation_data(name):
         data = prepare(name)
         if not os.path.exists(data.get('init_main_from_path') or ''):
+            import tempfile
             path = tempfile.mkdtemp(prefix='main-') + '/main.py'
             with open(path, 'w') as file:
                 file.write(definitions(list(sources.values())))

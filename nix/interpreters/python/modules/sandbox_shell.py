@@ -1,0 +1,327 @@
+"""What a notebook has beside Python: lines that begin with % or !, and get_ipython().
+
+The driver loads this module when code has such a line, or calls get_ipython. Lines
+that only prepare a notebook's page do nothing. Commands run in the shell. What would
+install packages succeeds if they are there, and ends the call otherwise.
+"""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import time
+
+import sandbox_display
+
+namespace = sys.modules['__main__'].__dict__  # of the code
+began = None  # when the cell began whose time is to be printed
+
+# Magics that change how a notebook looks or reloads: nothing here does.
+HARMLESS = {
+    'alias_magic', 'autoawait', 'autocall', 'automagic', 'autoreload', 'colors', 'config', 'debug', 'load_ext', 'logoff', 'logon',
+    'history', 'hist', 'lsmagic', 'magic', 'matplotlib', 'notebook', 'pdb', 'pprint', 'precision', 'quickref', 'reload_ext', 'unload_ext', 'xmode'}
+HARMLESS_CELLS = {'javascript', 'js', 'latex', 'svg'}
+INSTALLERS = re.compile(r'(?:python3? -m |uv )?(?:pip3?|conda|mamba)\s+install\s+(.*)')
+LINE = re.compile(r'(\s*)(?:(\w[\w.,\s\[\]\'"]*?)\s*=\s*)?(%|!{1,2})\s*([^%!\s].*)')
+CELL = re.compile(r'\s*%%(\w+)[ \t]*([^\n]*)\n?')
+
+
+def rewritten(line):
+    """A line of a notebook as a line of Python, or None if it is no such line."""
+    found = LINE.fullmatch(line)
+    if not found:
+        if line.strip().startswith('?') or not line.rstrip().endswith('?'):
+            return None
+        name = line.strip().rstrip('?')
+        return 'help(%s)' % name if re.fullmatch(r'[\w.]+', name) else None
+    indent, target, sign, rest = found.groups()
+    name, _, argument = rest.partition(' ')
+    if sign != '%':
+        call = 'get_ipython().%s(%r)' % ('getoutput' if target or sign == '!!' else 'system', rest)
+    elif not known(name):
+        return None
+    elif name in ('time', 'prun'):
+        return indent + (target + ' = ' if target else '') + timed(argument.strip() or 'None')
+    else:
+        call = 'get_ipython().run_line_magic(%r, %r)' % (name, argument)
+    return indent + (target + ' = ' if target else '') + call
+
+
+def timed(text):
+    """A statement that prints how long its expression took."""
+    try:
+        statement, = ast.parse(text).body
+    except ValueError:
+        return text
+    if any(isinstance(part, (ast.Await, ast.NamedExpr)) for part in ast.walk(statement)) or not isinstance(statement, (ast.Assign, ast.Expr)):
+        return text
+    statement.value = ast.parse('get_ipython().timed(lambda: (%s))' % ast.unparse(statement.value)).body[0].value
+    return ast.unparse(statement)
+
+
+def known(name):
+    return name in HARMLESS or name in ('time', 'prun') or hasattr(Shell, 'line_' + name)
+
+
+def translate(text, error):
+    """Code with the line that a SyntaxError is about rewritten, or None. Strings with
+    such lines in them stay as they are, since no error is about them."""
+    found = CELL.match(text)
+    if found:
+        name, argument = found.groups()
+        body = text[found.end():]
+        if name in ('time', 'timeit', 'prun'):
+            return 'get_ipython().begin_time()\n' + body
+        if name == 'capture':
+            return '\n' + body
+        if name in HARMLESS_CELLS:
+            return ''
+        if hasattr(Shell, 'cell_' + name):
+            return 'get_ipython().run_cell_magic(%r, %r, %r)' % (name, argument, body)
+        return None
+    lines = text.split('\n')
+    number = (error.lineno or 0) - 1
+    if not 0 <= number < len(lines):
+        return None
+    line = rewritten(lines[number])
+    if line is None:
+        return None
+    # A command goes on in the next line after a backslash.
+    extra = number + 1
+    while lines[number].endswith('\\') and extra < len(lines):
+        lines[number], lines[extra] = lines[number][:-1] + lines[extra].strip(), ''
+        line = rewritten(lines[number])
+        extra += 1
+    lines[number] = line
+    return '\n'.join(lines)
+
+
+def expand(command):
+    """A command with the code's variables in it, as $name and {expression}."""
+    def value(match):
+        try:
+            return str(eval(match.group(1), namespace))
+        except Exception:
+            return match.group(0)
+
+    command = re.sub(r'(?<![$\\{])\{([^{}\n]+)\}', value, command)
+    return re.sub(r'(?<![$\\])\$([A-Za-z_]\w*)', lambda match: str(namespace[match.group(1)]) if match.group(1) in namespace else match.group(0), command)
+
+
+def run(command, **options):
+    sys.stdout.flush()
+    return subprocess.run(command, shell=isinstance(command, str), stdin=subprocess.DEVNULL, **options)
+
+
+def install(arguments):
+    """Does what an installer of packages does where all of them are there."""
+    from importlib import metadata
+    quiet = re.search(r'(?:^|\s)(?:-q+|--quiet)(?:\s|$)', arguments)
+    for word in arguments.split():
+        if word in (';', '&&', '|', '>', '2>', '#') or word.startswith(('>', '2>')):
+            break
+        name = re.split(r'[<>=!~\[;@]', word.strip('"\''), maxsplit=1)[0]
+        if word.startswith('-') or not re.fullmatch(r'[A-Za-z0-9][\w.-]*', name):
+            continue
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            if name not in ('pip', 'setuptools', 'wheel'):
+                print('ERROR: No matching distribution found for %s' % name, file=sys.stderr)
+                raise SystemExit(1) from None
+            continue
+        if not quiet:
+            print('Requirement already satisfied: %s (%s)' % (name, version))
+
+
+def duration(seconds):
+    unit, factor = next(pair for pair in (('s', 1), ('ms', 1e3), ('us', 1e6), ('ns', 1e9)) if seconds * pair[1] >= 1 or pair[0] == 'ns')
+    return '%.3g %s' % (seconds * factor, unit)
+
+
+def print_time(start):
+    print('Wall time: %s' % duration(time.perf_counter() - start))
+
+
+def end_call():
+    """Prints how long a cell took that asked for it."""
+    global began
+    if began is not None:
+        start, began = began, None
+        print_time(start)
+
+
+class Shell:
+    """The part of IPython's shell that notebooks use."""
+
+    class Events:
+        def register(self, name, function):
+            pass
+
+        unregister = register
+
+    events = Events()
+    config = {}
+
+    @property
+    def user_ns(self):
+        return namespace
+
+    def run_line_magic(self, name, line='', **options):
+        method = getattr(self, 'line_' + name, None)
+        if method is not None:
+            return method(line)
+        if name in HARMLESS:
+            return None
+        raise NameError('there is no magic %%%s here' % name)
+
+    magic = lambda self, text: self.run_line_magic(*(text.lstrip('%').split(None, 1) + [''])[:2])
+
+    def run_cell_magic(self, name, line, cell):
+        method = getattr(self, 'cell_' + name, None)
+        if method is not None:
+            return method(line, cell)
+        if name in HARMLESS_CELLS:
+            return None
+        raise NameError('there is no magic %%%%%s here' % name)
+
+    def system(self, command):
+        command = expand(command)
+        found = INSTALLERS.match(command.strip())
+        if found:
+            return install(found.group(1))
+        namespace['_exit_code'] = run(command).returncode
+
+    def getoutput(self, command):
+        return run(expand(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout.splitlines()
+
+    def ev(self, text):
+        return eval(text, namespace)
+
+    def run_cell(self, text, **options):
+        exec(text, namespace)
+
+    ex = run_cell
+
+    def set_custom_exc(self, *arguments):
+        pass
+
+    def line_pip(self, line):
+        self.system('pip ' + line)
+
+    def line_conda(self, line):
+        self.system('conda ' + line)
+
+    line_mamba, line_sx = line_conda, lambda self, line: self.getoutput(line)
+
+    def line_cd(self, line):
+        os.chdir(os.path.expanduser(line.strip() or '~'))
+
+    def line_pwd(self, line):
+        return os.getcwd()
+
+    def line_ls(self, line):
+        self.system('ls ' + line)
+
+    def line_cat(self, line):
+        self.system('cat ' + line)
+
+    line_mkdir = lambda self, line: self.system('mkdir ' + line)
+
+    def line_env(self, line):
+        name, sign, value = line.partition('=')
+        if not sign:
+            name, _, value = line.partition(' ')
+        if not line:
+            return dict(os.environ)
+        if not value:
+            return os.environ.get(name)
+        os.environ[name.strip()] = value.strip()
+        print('env: %s=%s' % (name.strip(), value.strip()))
+
+    line_set_env = line_env
+
+    def line_who(self, line):
+        print('\t'.join(name for name in namespace if not name.startswith('_')))
+
+    def timed(self, function):
+        start = time.perf_counter()
+        try:
+            return function()
+        finally:
+            print_time(start)
+
+    def begin_time(self):
+        global began
+        began = time.perf_counter()
+
+    def line_timeit(self, line):
+        import timeit
+        timer = timeit.Timer(re.sub(r'^(?:-[nrtco]\s*\d*\s+)*', '', line.strip()), globals=namespace)
+        number, taken = timer.autorange()
+        best = [taken / number]
+        if taken < 1:
+            best = [taken / number for taken in timer.repeat(3, number)]
+        print('%s per loop (mean of %d run%s, %d loop%s each)' % (
+            duration(sum(best) / len(best)), len(best), 's' if len(best) > 1 else '', number, 's' if number > 1 else ''))
+
+    def line_run(self, line):
+        import runpy
+        import shlex
+        words = shlex.split(line)
+        before, sys.argv = sys.argv, words
+        try:
+            namespace.update({name: value for name, value in runpy.run_path(words[0], run_name='__main__').items() if not name.startswith('__')})
+        finally:
+            sys.argv = before
+
+    def line_reset(self, line):
+        for name in [name for name in namespace if not name.startswith('_')]:
+            del namespace[name]
+
+    def line_pylab(self, line):
+        exec('import numpy\nimport matplotlib\nfrom matplotlib import pylab, mlab, pyplot\nnp = numpy\nplt = pyplot\n'
+             'from pylab import *\nfrom numpy import *', namespace)
+
+    def cell_bash(self, line, cell):
+        done = run(['bash', '-c', cell])
+        if done.returncode:
+            raise subprocess.CalledProcessError(done.returncode, 'bash')
+
+    cell_sh = cell_shell = lambda self, line, cell: self.cell_bash(line, cell)
+
+    def cell_script(self, line, cell):
+        sys.stdout.flush()
+        subprocess.run(line.split(), input=cell, text=True)
+
+    def cell_writefile(self, line, cell):
+        add = line.startswith('-a ')
+        path = os.path.expanduser(line.removeprefix('-a ').strip())
+        print('%s %s' % ('Appending to' if add else 'Overwriting' if os.path.exists(path) else 'Writing', path))
+        with open(path, 'a' if add else 'w') as file:
+            file.write(cell)
+
+    cell_file = cell_writefile
+
+    def cell_perl(self, line, cell):
+        self.cell_script('perl ' + line, cell)
+
+    def cell_ruby(self, line, cell):
+        self.cell_script('ruby ' + line, cell)
+
+    def cell_python3(self, line, cell):
+        self.cell_script('python3 - ' + line, cell)
+
+    cell_python = cell_python3
+
+    def cell_html(self, line, cell):
+        sandbox_display.display(sandbox_display.HTML(cell))
+
+    cell_HTML = cell_html
+
+    def cell_markdown(self, line, cell):
+        print(cell.rstrip('\n'))
+
+
+shell = Shell()
