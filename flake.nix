@@ -20,6 +20,12 @@
 
       library = eachSystem (_: pkgs: import ./nix { inherit pkgs revision; });
       server = eachSystem (system: _: library.${system}.mkServer { config = ./config.example.toml; });
+
+      # The default server for places without Nix, with which packages could be added.
+      complete = {
+        extends = "default";
+        environments.python.packages_on_demand = [ ];
+      };
     in
     {
       lib = import ./nix/flake-lib.nix;
@@ -39,7 +45,7 @@
       overlays.default = final: _: { nix-sandbox-mcp = import ./nix { pkgs = final; }; };
 
       packages = eachSystem (
-        system: _:
+        system: pkgs:
         {
           inherit (library.${system}.programs)
             agent
@@ -49,9 +55,11 @@
             runtime
             ;
           default = server.${system};
-          image = library.${system}.mkImage { config = ./config.example.toml; };
+          image = library.${system}.mkImage { config = complete; };
+          portable = library.${system}.mkPortable { config = complete; };
           escape-test = library.${system}.programs.escapeTest;
           gpu-check = library.${system}.gpuCheck;
+          python-client = import ./nix/lib/pythonClient.nix { inherit pkgs; } { };
         }
         // lib.mapAttrs' (name: lib.nameValuePair "sandbox-${name}") server.${system}.environments
       );

@@ -81,6 +81,18 @@ in
       example = lib.literalExpression "{ timeout_seconds = 60; }";
       description = "Limits of every environment that does not say otherwise.";
     };
+    tools = mkOption {
+      type = types.attrsOf (table rows.toolServer);
+      default = { };
+      example = lib.literalExpression ''{ time = { packages = [ "mcp-server-time" ]; command = [ "mcp-server-time" ]; allow = [ "get_*" ]; }; }'';
+      description = "Servers of tools that code may call, by the name that environments give.";
+    };
+    tools_lock = mkOption {
+      type = unchecked "the contents of tools.lock.json";
+      default = { };
+      example = lib.literalExpression "lib.importJSON ./tools.lock.json";
+      description = "What `nix-sandbox-mcp tools lock` wrote of these servers.";
+    };
     session = mkOption {
       type = table rows.session;
       default = { };
@@ -144,6 +156,10 @@ in
     on_demand = given config.on_demand;
     session = given config.session;
     project = given config.project;
+  }
+  // lib.optionalAttrs (config.tools != { }) {
+    tools = lib.mapAttrs (_: given) config.tools;
+    inherit (config) tools_lock;
   }
   // lib.optionalAttrs (given config.serve != { } || config.service.enable or false) {
     serve = given config.serve;

@@ -41,8 +41,24 @@ let
       interpreters
       ;
   };
+  # The sources that a server keeps for its start have no toolbox.
+  hasToolbox = builtins.pathExists ../toolbox/nix;
+  toolbox =
+    if hasToolbox then
+      import ../toolbox/nix {
+        inherit
+          pkgs
+          options
+          programs
+          sandbox
+          validate
+          ;
+      }
+    else
+      import ./lib/noToolbox.nix { inherit lib; };
   configuration = import ./lib/configuration.nix {
     inherit
+      toolbox
       pkgs
       options
       validate
@@ -77,6 +93,15 @@ let
       ;
   };
   image = import ./lib/mkImage.nix {
+    inherit
+      pkgs
+      programs
+      revision
+      server
+      validate
+      ;
+  };
+  portable = import ./lib/mkPortable.nix {
     inherit
       pkgs
       programs
@@ -119,6 +144,9 @@ in
   # What mkServer is given, name and tag -> a program that prints an OCI image.
   mkImage = image.make;
 
+  # What mkServer is given -> an archive of the server for machines without Nix.
+  mkPortable = portable.make;
+
   # What modules for a machine or a user install: { environments; server; }.
   installation = import ./lib/installation.nix {
     fromOptions = written.make;
@@ -155,6 +183,7 @@ in
     fromProject = project.problems;
     mkServer = server.problems;
     mkImage = image.problems;
+    mkPortable = portable.problems;
   };
 
   # The programs of each preset, on their own.

@@ -15,5 +15,6 @@ in
   fromProject = withPkgs "fromProject" (library: library.fromProject);
   mkServer = withPkgs "mkServer" (library: library.mkServer);
   mkImage = withPkgs "mkImage" (library: library.mkImage);
+  mkPortable = withPkgs "mkPortable" (library: library.mkPortable);
   fromToml = withPkgs "fromToml" (library: args: library.fromToml args.config);
 }

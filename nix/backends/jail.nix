@@ -128,6 +128,7 @@ let
         name = "sandbox-network-policy";
         text = builtins.toJSON (
           removeAttrs given [
+            "ask"
             "credentials"
             "mode"
             "rules"
@@ -135,6 +136,7 @@ let
           // {
             schema = 1;
           }
+          // lib.optionalAttrs (given.ask != [ ]) { inherit (given) ask; }
           // lib.optionalAttrs (given.rules != { }) { inherit (given) rules; }
           // lib.optionalAttrs (given.credentials != { }) {
             credentials = lib.mapAttrsToList (name: credential: {
@@ -201,7 +203,7 @@ let
       ports = lib.unique (
         given.ports
         ++ map (entry: builtins.fromJSON (lib.head (portOf entry))) (
-          lib.filter (entry: portOf entry != null) given.domains
+          lib.filter (entry: portOf entry != null) (given.domains ++ given.ask)
         )
       );
     };
@@ -212,6 +214,7 @@ let
       environment,
       variables,
       shellVariables,
+      links,
       command,
       driver,
       pipe,
@@ -225,6 +228,9 @@ let
         ;
 
       isNetworked = options.network != "none";
+      # The toolbox sets this variable (toolbox/nix).
+      hasTools = variables ? NIX_SANDBOX_TOOLS;
+      agent = if hasTools then programs.toolbox.agent else programs.agent;
       hasDevices = options.devices != [ ];
 
       rootfs = rootfsOf (
@@ -246,10 +252,11 @@ let
         roots = [
           environment
           rootfs
-          programs.agent
+          agent
         ]
         ++ lib.optional (driver != null) driver
         ++ lib.optional mentions mentioned
+        ++ lib.optional (links != { }) (pkgs.writeText "sandbox-links" (builtins.toJSON links))
         ++ lib.optional (shellVariables != null) shellVariables
         # A bind from the store is there under its own path too, with its closure.
         ++ map (bind: bind.from) (lib.filter (bind: builtins.hasContext bind.from) binds);
@@ -324,6 +331,18 @@ let
             "usr"
           ]
         )
+        ++ lib.optionals hasTools [
+          "--symlink"
+          variables.NIX_SANDBOX_TOOLS
+          "/tools"
+        ]
+        ++ lib.concatLists (
+          lib.mapAttrsToList (path: target: [
+            "--symlink"
+            target
+            path
+          ]) links
+        )
         ++ [
           "--chdir"
           "/workspace"
@@ -373,20 +392,20 @@ let
 
       host_dir = "/host";
 
+      # What code writes to an overlay.
+      layer = tmpfs "0755" workspace_mb "/layer" ++ [
+        "--dir"
+        "/layer/upper"
+        "--dir"
+        "/layer/work"
+      ];
+
       overlay = {
         inherit host_dir;
         upper = "/layer/upper";
         work = "/layer/work";
         option = "--layer";
-        flags =
-          outer
-          ++ tmpfs "0755" workspace_mb "/layer"
-          ++ [
-            "--dir"
-            "/layer/upper"
-            "--dir"
-            "/layer/work"
-          ];
+        flags = outer ++ layer;
       };
 
       # A workspace that several sandboxes have: see jail/workspace_linux.go. The
@@ -396,6 +415,7 @@ let
         flags = outer;
         mount = "/workspace";
         at = "/shared";
+        project = "/project";
         join = [
           "--cap-add"
           "CAP_SYS_ADMIN"
@@ -422,11 +442,14 @@ let
             builtins.storeDir
             builtins.storeDir
           ]
-          ++ tmpfs "0755" workspace_mb "/workspace"
-          ++ [
-            "--remount-ro"
-            "/"
-          ];
+          ++ tmpfs "0755" workspace_mb "/workspace";
+        # The kernel does what an overlay does, such as copying a file up, with the
+        # capabilities of the process that mounted it.
+        layer = [
+          "--cap-add"
+          "ALL"
+        ]
+        ++ layer;
       };
 
       network = {
@@ -468,6 +491,7 @@ let
           reserved =
             import ../lib/reserved.nix
             ++ map (bind: bind.to) binds
+            ++ lib.attrNames links
             ++ lib.optional (certificates.endsTLS options.network) certificates.own;
           inherit binds masks;
           variables = if shellVariables == null then "" else "${shellVariables}";
@@ -477,7 +501,7 @@ let
             !overlays
           ) "it was built with bubblewrap ${pkgs.bubblewrap.version or "of no version"}, and overlays need ${overlayWants}";
           command = [
-            (lib.getExe programs.agent)
+            (lib.getExe agent)
             verb
             "--memory-mb"
             (toString memory_mb)

@@ -1,40 +1,57 @@
-# What `client-config` prints for each client:
+# What `client-config` prints for each client, and writes into its files with --install.
 #
-#   where     names the client's configuration file, for the user
+#   format    json (with comments, if the client takes them), toml or yaml
+#   files     by scope: the file for all projects of a user, and the one for a project; null if
+#             there is none. A path may have ${VARIABLE:-DEFAULT} in it
+#   note      how the user finds the file in the client; null if the path says enough
 #   start     has the client start the server
 #   project   the same, with a project for every sandbox
 #   connect   has the client reach a server at a URL; null if its file has no place for that
+#   allow     what another file needs so that the client does not ask before each call: files and
+#             text, which is JSON; null if the client asks nothing, or has no file for that
 #
-# "@COMMAND@", "@DIR@" and "@URL@" are replaced by strings in quotes, which JSON and TOML write
-# alike.
+# "@COMMAND@", "@DIR@" and "@URL@" are replaced by strings in quotes, which JSON, TOML and YAML
+# write alike. The server is called "sandbox" in a table of servers: operator/clientfile relies on
+# that.
 let
   # The variable in which clients find the token of their user.
   token = "NIX_SANDBOX_TOKEN";
 
+  config = "\${XDG_CONFIG_HOME:-~/.config}";
+
   # A client whose file is JSON, with the servers below a key.
   json =
     {
-      where,
+      user,
+      project ? null,
+      note ? null,
+      allow ? null,
       key ? "mcpServers",
       # What the description of a server has besides.
       start ? { },
+      # The description of a server with a command, and with variables.
+      command ? {
+        command = "@COMMAND@";
+        args = [ "--stdio" ];
+      },
+      variables ? "env",
       # What the description of a connection has besides; bearer becomes a token.
       connect ? { },
+      url ? "url",
       bearer ? null,
       # What the file has besides the connection.
       beside ? { },
     }:
     let
       write = server: builtins.toJSON { ${key}.sandbox = server; };
-      started = start // {
-        command = "@COMMAND@";
-        args = [ "--stdio" ];
-      };
+      started = start // command;
     in
     {
-      inherit where;
+      format = "json";
+      files = { inherit user project; };
+      inherit note allow;
       start = write started;
-      project = write (started // { env.PROJECT_DIR = "@DIR@"; });
+      project = write (started // { ${variables}.PROJECT_DIR = "@DIR@"; });
       connect =
         if bearer == null then
           null
@@ -43,7 +60,7 @@ let
             beside
             // {
               ${key}.sandbox = connect // {
-                url = "@URL@";
+                ${url} = "@URL@";
                 headers.Authorization = "Bearer ${bearer}";
               };
             }
@@ -52,15 +69,36 @@ let
 in
 {
   claude-code = json {
-    where = ".mcp.json in the project, or the user's by: claude mcp add sandbox -- COMMAND --stdio";
+    user = "\${CLAUDE_CONFIG_DIR:-~}/.claude.json";
+    project = ".mcp.json";
     connect.type = "http";
     bearer = "\${${token}}";
+    allow = {
+      files = {
+        user = "\${CLAUDE_CONFIG_DIR:-~/.claude}/settings.json";
+        project = ".claude/settings.json";
+      };
+      text = builtins.toJSON { permissions.allow = [ "mcp__sandbox__run" ]; };
+    };
   };
   claude-desktop = json {
-    where = "claude_desktop_config.json (Settings, Developer, Edit Config)";
+    user = "${config}/Claude/claude_desktop_config.json";
+    note = "Settings, Developer, Edit Config";
+  };
+  cline = json {
+    user = "${config}/Code/User/globalStorage/saoudrizwan.claude-dev/settings/cline_mcp_settings.json";
+    note = "MCP Servers, Configure MCP Servers";
+    connect.type = "streamableHttp";
+    bearer = "TOKEN";
   };
   codex = rec {
-    where = "~/.codex/config.toml";
+    format = "toml";
+    files = {
+      user = "\${CODEX_HOME:-~/.codex}/config.toml";
+      project = ".codex/config.toml";
+    };
+    note = null;
+    allow = null;
     start = ''
       [mcp_servers.sandbox]
       command = "@COMMAND@"
@@ -75,12 +113,91 @@ in
       bearer_token_env_var = "${token}"
     '';
   };
+  copilot-cli = json {
+    user = "\${COPILOT_HOME:-~/.copilot}/mcp-config.json";
+    start = {
+      type = "local";
+      tools = [ "*" ];
+    };
+    connect = {
+      type = "http";
+      tools = [ "*" ];
+    };
+    bearer = "\${${token}}";
+  };
   cursor = json {
-    where = "~/.cursor/mcp.json, or .cursor/mcp.json in the project";
+    user = "~/.cursor/mcp.json";
+    project = ".cursor/mcp.json";
     bearer = "\${env:${token}}";
   };
+  gemini-cli = json {
+    user = "~/.gemini/settings.json";
+    project = ".gemini/settings.json";
+    url = "httpUrl";
+    bearer = "\${${token}}";
+  };
+  goose = rec {
+    format = "yaml";
+    files = {
+      user = "${config}/goose/config.yaml";
+      project = null;
+    };
+    note = null;
+    allow = null;
+    start = ''
+      extensions:
+        sandbox:
+          enabled: true
+          type: stdio
+          name: sandbox
+          description: Runs code in sandboxes
+          cmd: "@COMMAND@"
+          args: ["--stdio"]
+          timeout: 300
+    '';
+    project = ''
+      ${start}    envs: {PROJECT_DIR: "@DIR@"}
+    '';
+    connect = ''
+      extensions:
+        sandbox:
+          enabled: true
+          type: streamable_http
+          name: sandbox
+          description: Runs code in sandboxes
+          uri: "@URL@"
+          headers: {Authorization: "Bearer TOKEN"}
+          timeout: 300
+    '';
+  };
+  lm-studio = json {
+    user = "~/.lmstudio/mcp.json";
+    note = "Program, Install, Edit mcp.json";
+    bearer = "TOKEN";
+  };
+  opencode = json {
+    user = "${config}/opencode/opencode.json";
+    project = "opencode.json";
+    key = "mcp";
+    start = {
+      type = "local";
+      enabled = true;
+    };
+    command.command = [
+      "@COMMAND@"
+      "--stdio"
+    ];
+    variables = "environment";
+    connect = {
+      type = "remote";
+      enabled = true;
+    };
+    bearer = "{env:${token}}";
+  };
   vscode = json {
-    where = ".vscode/mcp.json in the project, or the user's by: MCP: Open User Configuration";
+    user = "${config}/Code/User/mcp.json";
+    project = ".vscode/mcp.json";
+    note = "MCP: Open User Configuration";
     key = "servers";
     start.type = "stdio";
     connect.type = "http";
@@ -95,8 +212,15 @@ in
       }
     ];
   };
+  windsurf = json {
+    user = "~/.codeium/windsurf/mcp_config.json";
+    url = "serverUrl";
+    bearer = "\${env:${token}}";
+  };
   zed = json {
-    where = "settings.json (zed: open settings)";
+    user = "${config}/zed/settings.json";
+    project = ".zed/settings.json";
+    note = "zed: open settings file";
     key = "context_servers";
     bearer = "TOKEN";
   };

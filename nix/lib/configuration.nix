@@ -18,10 +18,14 @@
   environments,
   sandbox,
   backends,
+  toolbox,
 }:
 let
   inherit (pkgs) lib;
   inherit (builtins) isAttrs isString toJSON;
+
+  describe = import ./describe.nix { inherit lib; };
+  npm = import ./npm.nix { inherit pkgs; };
 
   tables = [
     "defaults"
@@ -30,6 +34,8 @@ let
     "project"
     "serve"
     "session"
+    "tools"
+    "tools_lock"
   ];
 
   # pkgs.a.b for "a.b", or null; a package is itself.
@@ -73,7 +79,16 @@ let
         lib.optional (called != name)
           "${location} sandbox is called ${toJSON called}: write environments.${called}, or give it this name where it is made"
     else if absent != [ ] then
-      map (p: "${location} packages names ${toJSON p}: nixpkgs has none of that name: write one that `nix search nixpkgs WORD` finds") absent
+      map (
+        p:
+        "${location} packages names ${toJSON p}: nixpkgs has none of that name: write ${
+          # The names of modules are what people know.
+          if (builtins.tryEval (isString p && package "python3Packages.${p}" != null)).value then
+            toJSON "python3Packages.${p}"
+          else
+            "one that `nix search nixpkgs WORD` finds"
+        }"
+      ) absent
     else if
       !(isGiven "preset" values)
       && !(isGiven "from_shell" values)
@@ -91,14 +106,24 @@ let
     let
       own = lib.filterAttrs (_: v: v != null) values;
       preset = if own ? preset then environments.${own.preset} else { packages = [ ]; };
+      added = map package (own.packages or [ ]);
     in
     # An environment's own interpreter is not of the preset's type.
     (if own ? interpreter then removeAttrs preset [ "interpreter_type" ] else preset)
+    # Its words are of itself; a model would not look for what they do not name.
+    // lib.optionalAttrs (preset ? description) {
+      description = describe.with' preset.description (
+        map describe.nameOf added ++ lib.optionals (own.npm or null != null) (npm.names own.npm)
+      );
+    }
     // defaults
-    // removeAttrs own [ "preset" ]
+    // removeAttrs own [
+      "preset"
+      "tools"
+    ]
     // {
       inherit name;
-      packages = preset.packages ++ map package (own.packages or [ ]);
+      packages = preset.packages ++ added;
     };
 
   # What the backend of an environment lacks of what is set for all environments.
@@ -116,7 +141,7 @@ let
     );
 in
 {
-  inherit environmentProblems;
+  inherit environmentProblems package;
 
   # What is wrong with all but the environments, and then with each of those
   # by `each`, which for most is environmentProblems.
@@ -155,14 +180,13 @@ in
         lib.mapAttrsToList (each (if ofDefaults == [ ] then defaults else { })) declared
       )
       ++ lib.concatLists (lib.mapAttrsToList (unsupported dialect values) declared)
+      ++ toolbox.problems dialect package values
     );
 
   build =
     values:
     let
       defaults = lib.filterAttrs (_: v: v != null) (values.defaults or { });
-    in
-    {
       environments = lib.mapAttrs (
         name: own:
         if isGiven "sandbox" own then
@@ -170,9 +194,15 @@ in
         else
           # The answer to a refusal names the table that an operator is to change.
           sandbox.build (
-            arguments defaults name own // { of_defaults = defaults ? network && !(isGiven "network" own); }
+            toolbox.add values own (arguments defaults name own)
+            // {
+              of_defaults = defaults ? network && !(isGiven "network" own);
+            }
           )
       ) (values.environments or { });
+    in
+    {
+      inherit environments;
       on_demand = validate.complete options.on_demand (values.on_demand or { });
       session = validate.complete options.session (values.session or { });
       project = validate.complete options.project (values.project or { });
@@ -180,5 +210,9 @@ in
     # A server without this table has no gateway.
     // lib.optionalAttrs (values ? serve) {
       serve = validate.complete options.serve values.serve;
+    }
+    # Nor has one without tools anything of the toolbox.
+    // lib.optionalAttrs (values.tools or { } != { }) {
+      tools = toolbox.catalog package values environments;
     };
 }

@@ -15,19 +15,54 @@ let
   inherit (builtins) attrNames isAttrs toJSON;
   inherit (pkgs.stdenv.hostPlatform) system;
 
-  # A path is a TOML file, a set is what such a file holds.
+  # A path is a TOML file, a set is what such a file holds. `extends` is what it adds to.
   read =
     config:
-    if isAttrs config then
-      {
-        file = "config";
-        values = config;
-      }
-    else
-      {
-        file = baseNameOf (toString config);
-        values = builtins.fromTOML (builtins.readFile config);
-      };
+    let
+      given =
+        if isAttrs config then
+          config
+        else
+          let
+            written = builtins.fromTOML (builtins.readFile config);
+            lock = dirOf config + "/tools.lock.json";
+          in
+          written
+          // lib.optionalAttrs (written ? tools && builtins.pathExists lock) {
+            tools_lock = lib.importJSON lock;
+          };
+      own =
+        removeAttrs given [ "extends" ]
+        // lib.optionalAttrs (isAttrs (given.environments or null)) {
+          environments = lib.mapAttrs (_: inFolder) given.environments;
+        };
+      # A path in a file begins at the file's folder.
+      inFolder =
+        environment:
+        if isAttrs environment && lib.isString (environment.npm or null) && !(isAttrs config) then
+          environment
+          // {
+            npm =
+              if lib.hasPrefix "/" environment.npm then /. + environment.npm else /. + "${toString (dirOf config)}/${environment.npm}";
+          }
+        else
+          environment;
+      extends = given.extends or null;
+    in
+    {
+      file = if isAttrs config then "config" else baseNameOf (toString config);
+      values =
+        if extends == "default" then
+          lib.recursiveUpdate (builtins.fromTOML (builtins.readFile ../../config.example.toml)) own
+        else
+          own;
+      problems = lib.optional (
+        !(lib.elem extends [
+          null
+          "default"
+        ])
+      ) "extends is ${validate.show extends}: write \"default\", the server of config.example.toml, or leave it out";
+    };
 
   dialect = file: {
     location = table: "${file}: [${table}]";
@@ -127,13 +162,14 @@ let
   problemsOf =
     starting: config:
     let
-      inherit (read config) file values;
+      inherit (read config) file values problems;
       words = dialect file;
     in
     if !(builtins.isPath config || lib.isString config || isAttrs config) then
       [ "fromToml is given ${validate.show config}: write the path of a TOML file" ]
     else
-      configuration.problems words (environmentProblems starting words) values;
+      map (problem: "${words.top} ${problem}") problems
+      ++ configuration.problems words (environmentProblems starting words) values;
 
   # The file's values with every reference followed.
   followed =

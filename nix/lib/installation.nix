@@ -21,7 +21,7 @@ in
       environments = { };
       inherit (written) on_demand session project;
     }
-    // builtins.intersectAttrs { serve = null; } written
+    // builtins.intersectAttrs { serve = null; tools = null; } written
     // start
   );
 }

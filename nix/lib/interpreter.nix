@@ -48,6 +48,14 @@ rec {
       command = if type != "command" && takesArgument then lib.init words else words;
     };
 
+  preloadProblems =
+    location: given:
+    let
+      type = (complete given).interpreter_type;
+    in
+    lib.optional (given.preload != [ ] && !(interpreters.${type}.preloads or false))
+      "${location} preload is for Python, and this environment is of the type ${type}: write preload = [], or leave it out";
+
   problems =
     location:
     {

@@ -8,31 +8,21 @@
 {
   pkgs,
   programs,
+  revision,
   server,
   validate,
 }:
 let
   inherit (pkgs) lib;
 
-  forServer =
-    args:
-    removeAttrs args [
+  withoutNix = import ./withoutNix.nix { inherit server validate; } {
+    name = "mkImage";
+    place = "an image";
+    own = [
       "name"
       "tag"
-      "buildAtStart"
     ];
-
-  problems =
-    args:
-    if !(builtins.isAttrs args) then
-      [ "mkImage is given ${validate.show args}: write mkImage { config = ./config.toml; }" ]
-    else if server.problems (forServer args) != [ ] then
-      server.problems (forServer args)
-    else
-      map (what: "mkImage: ${what}, and an image has no Nix: write mkServer for a machine that has it, or leave it out") (
-        lib.optional (args.buildAtStart or false != false) "buildAtStart is true"
-        ++ server.toBuild (forServer args)
-      );
+  };
 
   user = import ./user.nix;
   state = "/var/lib/nix-sandbox-mcp";
@@ -46,17 +36,22 @@ let
 
   build =
     args:
+    let
+      program = lib.getExe (withoutNix.make args);
+    in
     pkgs.dockerTools.streamLayeredImage {
       name = args.name or "nix-sandbox-mcp";
       tag = args.tag or programs.version;
       contents = [ accounts ];
       # The container's user, whoever that is, writes here and nowhere else.
       extraCommands = ''
-        mkdir -p tmp .${state}
+        mkdir -p bin tmp .${state}
+        # For `podman exec` and `kubectl exec`.
+        ln -s ${program} bin/nix-sandbox-mcp
         chmod 1777 tmp .${state}
       '';
       config = {
-        Entrypoint = [ (lib.getExe (server.make (forServer args // { buildAtStart = false; }))) ];
+        Entrypoint = [ program ];
         Cmd = [ "--stdio" ];
         User = "${toString user.uid}:${toString user.gid}";
         Env = [
@@ -66,12 +61,21 @@ let
         ];
         Volumes.${state} = { };
         WorkingDir = "/";
-        Labels."org.opencontainers.image.licenses" = "MIT";
+        Labels = {
+          "org.opencontainers.image.title" = "nix-sandbox-mcp";
+          "org.opencontainers.image.description" = "Runs a model's code in sandboxes built by Nix, over MCP";
+          "org.opencontainers.image.licenses" = "MIT";
+          "org.opencontainers.image.source" = "https://github.com/nix-sandbox-mcp/nix-sandbox-mcp";
+          "org.opencontainers.image.version" = programs.version;
+          # The registry of MCP servers compares it with the name in server.json.
+          "io.modelcontextprotocol.server.name" = "io.github.nix-sandbox-mcp/nix-sandbox-mcp";
+        }
+        // lib.optionalAttrs (revision != null) { "org.opencontainers.image.revision" = revision; };
       };
     };
 in
 {
-  inherit problems;
+  inherit (withoutNix) problems;
 
-  make = args: validate.orThrow (problems args) (build args);
+  make = args: validate.orThrow (withoutNix.problems args) (build args);
 }

@@ -13,6 +13,9 @@
 let
   inherit (pkgs) lib;
 
+  describe = import ./describe.nix { inherit lib; };
+  npm = import ./npm.nix { inherit pkgs; };
+  tools = map describe.nameOf (import ../interpreters/tools.nix { inherit pkgs; });
   pythonModules = import ./pythonModules.nix { inherit lib; };
 
   # timeoutSeconds -> timeout_seconds: names in Nix's own style are welcome too.
@@ -55,7 +58,9 @@ let
       validate.together location options.mkSandbox given
       ++ backends.${completed.backend}.problems location completed
       ++ interpreter.problems location given
+      ++ lib.optionals (interpreter.problems location given == [ ]) (interpreter.preloadProblems location completed)
       ++ pythonModules.problems location (given.packages or [ ])
+      ++ lib.optionals (completed.npm != null) (npm.problems location completed.npm)
       ++ lib.optionals (given.packages_on_demand or null != null && interpreter.problems location given == [ ]) (
         onDemand.problems location (
           let
@@ -78,10 +83,27 @@ let
       # Null for a command: each of its calls starts it with the code.
       known = interpreters.${run.interpreter_type} or null;
 
+      npmNames = lib.optionals (completed.npm != null) (npm.names completed.npm);
+      nodeModules = npm.modules completed.npm;
+
+      # The names of these say nothing that the language does not.
+      isUsual =
+        package:
+        package ? pythonVersion
+        || lib.any (name: lib.elem name (tools ++ known.language.programs or [ ])) [
+          (describe.nameOf package)
+          (package.meta.mainProgram or null)
+        ];
+
       given = completed // {
         inherit (run) interpreter interpreter_type stdin_mode;
         description =
-          if completed.description != null then completed.description else known.language.description or "";
+          if completed.description != null then
+            completed.description
+          else
+            describe.with' (known.language.description or "") (
+              map describe.nameOf (lib.filter (package: !(isUsual package)) completed.packages) ++ npmNames
+            );
         max_timeout_seconds =
           if completed.max_timeout_seconds != null then
             completed.max_timeout_seconds
@@ -91,7 +113,15 @@ let
 
       environment = pkgs.buildEnv {
         name = "sandbox-environment";
-        paths = pythonModules.join given.packages ++ lib.optional (given.from_shell != null) pkgs.bash;
+        paths =
+          pythonModules.join given.packages
+          ++ lib.optional (given.from_shell != null) pkgs.bash
+          ++ lib.optional (given.npm != null) (
+            pkgs.runCommandLocal "npm-programs" { } ''
+              mkdir $out
+              [ ! -e ${nodeModules}/node_modules/.bin ] || ln -s ${nodeModules}/node_modules/.bin $out/bin
+            ''
+          );
         pathsToLink = [ "/bin" ];
         ignoreCollisions = true;
         # Of a single package, buildEnv links the folder itself. Python looks
@@ -156,6 +186,10 @@ let
       isolated = backends.${given.backend}.make {
         options = given;
         inherit environment variables shellVariables;
+        # Node.js looks there from every folder.
+        links = lib.optionalAttrs (given.npm != null) {
+          "/node_modules" = "${nodeModules}/node_modules";
+        };
         inherit (run) command;
         driver =
           if known == null then
@@ -163,6 +197,7 @@ let
           else
             known.driver {
               inherit (run) command;
+              inherit (given) preload;
               inherit path;
             };
         pipe = known == null && run.stdin_mode == "pipe";
@@ -184,8 +219,13 @@ let
                   lib.mapAttrsToList (_: credential: credential.variable) given.network.credentials
                 );
               }
+              // lib.optionalAttrs (given.network.ask != [ ]) { inherit (given.network) ask; }
               // lib.optionalAttrs (args.of_defaults or false) { of_defaults = true; };
           inherit (isolated) closure needs;
+        }
+        // lib.optionalAttrs given.packages_ask { inherit (given) packages_ask; }
+        // lib.optionalAttrs (given.ask_seconds != options.mkSandbox.ask_seconds.default) {
+          inherit (given) ask_seconds;
         }
         // lib.optionalAttrs (known != null) { inherit (known) language; }
         // isolated.metadata or { };

@@ -24,6 +24,7 @@ let
       project = null;
       session = null;
       serve = null;
+      tools = null;
     }
   );
 
@@ -49,6 +50,8 @@ let
       lib.elem folder (
         programs.startFolders
         ++ [
+          "VERSION"
+          "config.example.toml"
           "go.mod"
           "go.sum"
           "nix"
@@ -202,6 +205,9 @@ let
 
   startOf = args: validate.complete options.start args;
 
+  # What code may call, or null.
+  toolsOf = args: args.tools or (fromConfig args).tools or null;
+
   # Whether the server has the program that serves HTTP.
   hasGateway = args: args ? serve || fromConfig args ? serve;
 
@@ -231,6 +237,10 @@ let
         ) (artifacts args)
       );
     }
+    // lib.optionalAttrs (toolsOf args != null) { tools = "${toolsOf args}"; }
+    // {
+      inherit (programs) version;
+    }
     // lib.optionalAttrs (revision != null) { inherit revision; };
 
   build =
@@ -238,6 +248,8 @@ let
     let
       metadata = metadataOf args;
       inherit (metadata) project;
+      # The same programs with the toolbox in them.
+      outside = if toolsOf args == null then programs else programs.toolbox;
       server =
         pkgs.runCommandLocal "nix-sandbox-mcp-${programs.version}"
           {
@@ -260,10 +272,10 @@ let
               bubblewrap = lib.getExe' pkgs.bubblewrap "bwrap";
               variablesOf = "${variablesOf}";
               system = pkgs.stdenv.hostPlatform.system;
-              runtime = lib.getExe programs.runtime;
-              operator = lib.getExe programs.operator;
+              runtime = lib.getExe outside.runtime;
+              operator = lib.getExe outside.operator;
               clients = "${clients}";
-              gateway = lib.optionalString (hasGateway args) (lib.getExe programs.gateway);
+              gateway = lib.optionalString (hasGateway args) (lib.getExe outside.gateway);
             };
             meta = {
               description = "MCP server that runs code in sandboxes";
@@ -281,7 +293,7 @@ let
             export NIX_SANDBOX_CLIENTS=${clients}
             write() {
               mkdir -p "$(dirname "$out/share/$1")"
-              ${lib.getExe programs.operator} "''${@:2}" > "$out/share/$1"
+              ${lib.getExe outside.operator} "''${@:2}" > "$out/share/$1"
             }
             write man/man1/nix-sandbox-mcp.1 manual
             write bash-completion/completions/nix-sandbox-mcp completion bash

@@ -20,6 +20,7 @@ let
     toJSON
     ;
 
+  describe = import ./describe.nix { inherit lib; };
   known = import ./packageNames.nix;
   python = pkgs.python3;
 
@@ -87,6 +88,8 @@ let
     in
     if !(allows given) then
       [ ]
+    else if given.npm or null != null then
+      [ "${at} is beside npm, whose lock names all packages: write one of the two" ]
     else if given.from_shell != null then
       [ "${at} is beside from_shell, whose variables are for its own packages: leave one of them out" ]
     else if interpreters != [ ] then
@@ -112,6 +115,7 @@ let
         removeAttrs given [
           "from_shell"
           "packages"
+          "packages_ask"
           "packages_on_demand"
         ]
       )
@@ -149,10 +153,20 @@ let
     let
       isPython = given.interpreter_type == "python";
       all = given.packages_on_demand == "all";
+      # A package set may have a name, and nothing but a sentence for it. Of a whole set, the names
+      # that people use are asked.
+      isSentence =
+        name:
+        let
+          set = lib.findFirst (hasAttr name) { } (setsOf given.interpreter_type);
+        in
+        !(tried false (set ? ${name} && isAttrs set.${name}));
       names =
         if all then
-          filter (name: !(isOther name)) (
-            attrNames (lib.foldl' (all: set: all // set) { } (setsOf given.interpreter_type))
+          lib.subtractLists (filter isSentence (known.python ++ known.programs)) (
+            filter (name: !(isOther name)) (
+              attrNames (lib.foldl' (all: set: all // set) { } (setsOf given.interpreter_type))
+            )
           )
         else
           lib.unique given.packages_on_demand;
@@ -283,9 +297,7 @@ rec {
       arguments = given // {
         packages = lib.concatMap own given.packages ++ map (one: one.package) resolved;
         # A line for `list`; the model reads that of the environment itself.
-        description = builtins.substring 0 200 "${
-          lib.optionalString (given.description or "" != "") "${given.description}, with "
-        }${lib.concatStringsSep ", " packages}";
+        description = describe.with' (given.description or "") packages;
       };
     };
 }

@@ -69,6 +69,11 @@ let
       rows = network;
     }
     {
+      title = "Servers of tools";
+      prefix = "${prefix}tools.<name>.";
+      rows = options.toolServer;
+    }
+    {
       title = "Defaults of environments";
       prefix = "${prefix}defaults.";
       rows = options.defaults;
@@ -122,7 +127,7 @@ in
     }
   ];
 
-  toml = page "Options of the configuration file" "`config.example.toml` shows most of them." [
+  toml = page "Options of the configuration file" "`config.example.toml` shows most of them. `extends = \"default\"` before the first table adds what is in the file to what that one says." [
     {
       title = "[environments.NAME]";
       rows = options.toml;
@@ -130,6 +135,10 @@ in
     {
       title = "[environments.NAME.network]";
       rows = network;
+    }
+    {
+      title = "[tools.NAME]";
+      rows = options.toolServer;
     }
     {
       title = "[defaults]";

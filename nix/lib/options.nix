@@ -146,6 +146,11 @@ let
       required = true;
       doc = "The hosts by name: `files.example`, `*.files.example` for every name below files.example and not files.example itself, `git.example:22` at that port alone.";
     };
+    ask = {
+      type = types.askedHosts;
+      default = [ ];
+      doc = "Hosts like `domains` about which the user is asked at the first connection, and `*` for every other host (docs/asking.md). Nobody is asked about a host that `domains` has.";
+    };
     ports = {
       type = types.ports;
       default = [
@@ -265,6 +270,12 @@ let
       published = true;
       doc = "How long a call may ask to run, with the argument `timeout`; as long as timeout_seconds when left out, and the model then learns of no such argument.";
     };
+    ask_seconds = {
+      type = types.integer 1 86400;
+      default = 300;
+      shared = true;
+      doc = "For how long the questions of one call, together, may wait for the user. The call's own time stands still meanwhile.";
+    };
     memory_mb = {
       type = types.integer 16 16777216;
       default = 512;
@@ -307,6 +318,11 @@ let
       published = true;
       doc = "Sandboxes that are kept started, waiting for a call.";
     };
+    preload = {
+      type = types.modules;
+      default = [ ];
+      doc = "Modules of Python that the sandboxes of `prewarm` import while they wait, so that a call which imports them does not. Each of these sandboxes takes their memory. A call then cannot set what a module reads when it is imported.";
+    };
     backend = {
       type = types.choice backends;
       default = "jail";
@@ -320,12 +336,29 @@ let
       published = true;
       doc = "Packages that a call may add by their names, as in `python+pandas`: a list of names, or `\"all\"` for every package of the package set that the server was built from. Nix builds them beside the server at the first such call.";
     };
+    packages_ask = {
+      type = types.boolean;
+      default = false;
+      doc = "Whether the user is asked before packages are built that a call adds (docs/asking.md).";
+    };
+    npm = {
+      type = types.npmFolder;
+      nullable = true;
+      doc = "A folder with `package.json` and `package-lock.json`, such as `./web` beside the configuration: code in Node.js loads the packages that the lock names, and their programs are on the PATH. Nix fetches them by the lock's hashes; their install scripts do not run.";
+    };
     network = {
       type = types.network network;
       default = "none";
       shared = true;
       doc = "The hosts that the sandbox reaches: `\"none\"`, or a table with the options below. A table replaces that of the defaults as a whole.";
     };
+  };
+
+  # Of an environment alone: servers are declared beside environments.
+  tools = {
+    type = types.tools;
+    nullable = true;
+    doc = "The servers of `[tools]` whose tools code may call, by name; a table narrows what their `allow` says, and never widens it.";
   };
 
   preset = {
@@ -377,7 +410,7 @@ rec {
 
   # [environments.NAME] in TOML.
   environment = sandbox // {
-    inherit preset;
+    inherit preset tools;
     packages = {
       type = types.lines;
       default = [ ];
@@ -401,7 +434,7 @@ rec {
 
   # environments.NAME in a module.
   module = sandbox // {
-    inherit preset from_shell;
+    inherit preset tools from_shell;
     packages = {
       type = types.packagesOrNames;
       default = [ ];
@@ -485,22 +518,32 @@ rec {
     keep_files = {
       type = types.boolean;
       default = false;
-      doc = "Whether the files of a session are there again when it has ended and its name is used once more with its environment, also by a server that is started later. SESSION_KEEP_FILES wins over this.";
+      doc = "Whether the files of a session are there again when it has ended and its name is used once more with its environment (with any if shared_files is true), also by a server that is started later. SESSION_KEEP_FILES wins over this.";
     };
     keep_mb = {
       type = types.integer 1 1048576;
       default = 4096;
       doc = "What the kept files of all sessions of a user may take on disk, in MiB. If that is too little, whoever has most of them loses those that were saved longest ago.";
     };
+    outputs = {
+      type = types.line 4096;
+      nullable = true;
+      doc = "A folder of the host to which files that code leaves in /workspace/outputs are copied, if NIX_SANDBOX_OUTPUTS does not name one when the server starts.";
+    };
+    forward = {
+      type = types.boolean;
+      default = false;
+      doc = "Whether nix-sandbox-mcp forward may connect the user to TCP ports on which code of a session listens. Code gets no way out by it. The model is told of the ports.";
+    };
     suspend = {
       type = types.boolean;
       default = true;
-      doc = "Whether a session in a virtual machine sleeps on disk when nobody used it for idle_timeout_seconds or the server ends, and goes on with the next call of its name and environment, also in a server that is started later; it may then be branched too. Sessions in jails end.";
+      doc = "Whether a session in a virtual machine is suspended to disk after idle_timeout_seconds without a call or when the server ends, and resumed by the next call of its name and environment, also in a server that is started later; it may then be branched too. Sessions in jails end.";
     };
     suspend_mb = {
       type = types.integer 1 1048576;
       default = 4096;
-      doc = "What all sessions of a user that sleep may take on disk, in MiB; those that have slept longest are deleted first, and after 7 days.";
+      doc = "What all suspended sessions of a user may take on disk, in MiB; the oldest are deleted first, and each after 7 days.";
     };
   };
 
@@ -529,9 +572,80 @@ rec {
     keep_mb = {
       type = types.integer 1 16777216;
       default = 16384;
-      doc = "What all of them may take that are kept, in MiB; of more, those that no call used for longest are given up.";
+      doc = "What all of them may take that are kept, in MiB. If that is too little, whoever has most of them loses those that no call used for longest.";
     };
   };
+
+  # [tools.NAME]: a server of MCP whose tools code may call.
+  toolServer = {
+    command = {
+      type = types.lines;
+      nullable = true;
+      doc = "The server's program and its arguments. It speaks MCP on standard input and output, in a jail of its own.";
+    };
+    url = {
+      type = types.url;
+      nullable = true;
+      doc = "A server with Streamable HTTP, in place of `command`. This server connects to it, from outside of any jail.";
+    };
+    headers = {
+      type = types.variables;
+      default = { };
+      doc = "What each request to `url` has: headers, and for each the name of the variable of the server's own environment that has its value.";
+    };
+    packages = {
+      type = types.packagesOrNames;
+      default = [ ];
+      doc = "Packages, or names of nixpkgs' packages, that the jail of `command` holds.";
+    };
+    allow = {
+      type = types.patterns;
+      default = [ ];
+      doc = "The tools that code may call, by names in which `*` stands for any text; none when left out.";
+    };
+    ask = {
+      type = types.patterns;
+      default = [ ];
+      doc = "Further tools that code may call when the user allows it, in the same form (docs/asking.md). Nobody is asked about a tool that `allow` has.";
+    };
+    timeout_seconds = {
+      type = types.integer 1 86400;
+      default = 60;
+      doc = "How long one call of a tool may take.";
+    };
+    at_once = {
+      type = types.integer 1 256;
+      default = 8;
+      doc = "Calls at a time; others wait.";
+    };
+    calls = {
+      type = types.integer 1 1000000;
+      default = 200;
+      doc = "Calls that the code of one call of `run` may make.";
+    };
+    result_mb = {
+      type = types.integer 1 64;
+      default = 8;
+      doc = "The largest answer of a tool, in MiB.";
+    };
+    shared = {
+      type = types.choice [
+        "principal"
+        "server"
+        "session"
+      ];
+      default = "principal";
+      doc = "Who shares a process of the server: everybody (`server`), the sessions of one who calls (`principal`), or nobody (`session`). A process of a session ends after 10 minutes without a call, and one of a call without a session ends with it.";
+    };
+  }
+  // lib.getAttrs [
+    "env"
+    "extra_binds"
+    "memory_mb"
+    "network"
+    "pids"
+    "workspace_mb"
+  ] sandbox;
 
   # [project]
   project = {
@@ -574,7 +688,7 @@ rec {
     hosts = {
       type = types.lines;
       default = [ ];
-      doc = "The names and addresses under which clients reach the server, besides those of the loopback device. Requests for another host are refused.";
+      doc = "The names and addresses under which clients reach the server, besides those of the loopback device. Requests for another host are refused. NIX_SANDBOX_HOSTS adds to them.";
     };
     origins = {
       type = types.lines;
@@ -621,12 +735,17 @@ rec {
     metrics_listen = {
       type = types.metricsListen;
       nullable = true;
-      doc = "Where metrics are served for Prometheus, with `/healthz` and `/readyz`: an address with a port, `unix:PATH`, or `user` for a socket in the user's runtime folder, where `nix-sandbox-mcp top` finds it. Of a server on standard input and output too. NIX_SANDBOX_METRICS replaces it.";
+      doc = "Where metrics are served for Prometheus, with `/healthz` and `/readyz`: an address with a port, `unix:PATH`, or `user` for a socket in the user's runtime folder. Of a server on standard input and output too. NIX_SANDBOX_METRICS replaces it.";
     };
     page = {
       type = types.boolean;
       default = false;
       doc = "Whether the address of metrics_listen also serves a page that shows the calls as they come, with their code and what it wrote. It must be an address that only this machine reaches. NIX_SANDBOX_PAGE replaces it.";
+    };
+    run_code = {
+      type = types.boolean;
+      default = false;
+      doc = "Whether `/run_code` and `/run_jupyter` are answered beside MCP, as [SandboxFusion](https://github.com/bytedance/SandboxFusion) answers them: for programs that evaluate and train models. Callers and quotas are the same.";
     };
     lame_duck_seconds = {
       type = types.integer 0 3600;

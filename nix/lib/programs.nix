@@ -14,7 +14,7 @@ let
   inherit (pkgs) lib;
 
   name = "nix-sandbox-mcp";
-  version = "0.1.0";
+  version = lib.fileContents ../../VERSION;
   root = ../..;
 
   # Whether a path, relative to the root, is one of these or lies inside one.
@@ -76,6 +76,7 @@ let
       # The folders that it is compiled from.
       folders,
       packages,
+      tags ? [ ],
     }:
     let
       # The way down to the folders, and what is in them.
@@ -98,6 +99,7 @@ let
         cp -r ${vendor} $out/vendor
       '';
       subPackages = packages;
+      inherit tags;
       env.CGO_ENABLED = 0;
       ldflags = [
         "-s"
@@ -141,12 +143,12 @@ let
     ];
   };
 
-  outside = compile {
-    pname = "nix-sandbox-mcp-outside";
-    folders = [
+  outsideFolders = [
       "agent/bounded"
       "agent/filetree"
       "agent/frame"
+      "ask"
+      "desk"
       "devices"
       "gateway"
       "jail"
@@ -161,12 +163,40 @@ let
       "tests/demo"
       "tests/mcpclient"
     ];
+  outside = compile {
+    pname = "nix-sandbox-mcp-outside";
+    folders = outsideFolders;
     packages = [
       "gateway/cmd/nix-sandbox-gateway"
       "operator/cmd/nix-sandbox-ctl"
       "runtime/cmd/nix-sandbox-mcp"
       "tests/demo"
     ];
+  };
+
+  # Apart, because only servers and sandboxes with tools have it: the same programs, compiled
+  # with the toolbox in them.
+  outsideToolbox = compile {
+    pname = "nix-sandbox-mcp-outside-toolbox";
+    folders = outsideFolders ++ [ "toolbox" ];
+    packages = [
+      "gateway/cmd/nix-sandbox-gateway"
+      "operator/cmd/nix-sandbox-ctl"
+      "runtime/cmd/nix-sandbox-mcp"
+    ];
+    tags = [ "toolbox" ];
+  };
+  insideToolbox = compile {
+    pname = "nix-sandbox-mcp-inside-toolbox";
+    folders = sandboxFolders.inside ++ [
+      "toolbox/cmd"
+      "toolbox/inside"
+    ];
+    packages = [
+      "agent/cmd/nix-sandbox-agent"
+      "toolbox/cmd/tool"
+    ];
+    tags = [ "toolbox" ];
   };
 
   # Apart, because only sandboxes with a network have it.
@@ -225,6 +255,14 @@ in
   startFolders = lib.unique (
     map (folder: lib.head (lib.splitString "/" folder)) (lib.concatLists (lib.attrValues sandboxFolders))
   );
+
+  toolbox = {
+    agent = program insideToolbox "nix-sandbox-agent" "Runs code inside a sandbox, as its first process, and lets it call tools";
+    tool = program insideToolbox "tool" "Calls a tool from inside a sandbox";
+    gateway = program outsideToolbox "nix-sandbox-gateway" "Serves sandboxes to many clients over HTTP";
+    operator = program outsideToolbox "nix-sandbox-ctl" "Lets a user list, run and examine sandboxes";
+    runtime = program outsideToolbox "nix-sandbox-mcp" "Serves sandboxes over the Model Context Protocol";
+  };
 
   agent = program inside "nix-sandbox-agent" "Runs code inside a sandbox, as its first process";
   jail = program inside "nix-sandbox-jail" "Starts one sandbox from its generated description";

@@ -1,9 +1,9 @@
 # The files that programs expect outside of /nix/store: /bin/sh, /usr/bin/env and,
 # by the same two folders, the programs of the environment, which the first lines
 # of scripts name there; the time zones, without which each would be taken for UTC;
-# and an /etc with one user, who can commit, and the name of the host. They are one
-# store path; the sandbox's /bin, /usr and /etc are links into it, which cost no
-# mount.
+# what terminals can do, which the shell's libraries bring along anyway; and an /etc
+# with one user, who can commit, and the name of the host. They are one store path;
+# the sandbox's /bin, /usr and /etc are links into it, which cost no mount.
 #
 # A sandbox with a network has a resolver, at every address, and finds public
 # certificates where Debian, Fedora and NixOS have them.
@@ -23,6 +23,7 @@ pkgs.runCommandLocal "sandbox-base" { } (
     mkdir -p $out/bin $out/usr/share $out/etc
     ln -s ../bin $out/usr/bin
     ln -s ${pkgs.tzdata}/share/zoneinfo $out/usr/share/zoneinfo
+    ln -s ${pkgs.ncurses}/share/terminfo $out/usr/share/terminfo
     ln -s ${pkgs.coreutils}/bin/env ${pkgs.bash}/bin/bash $out/bin/
     shopt -s nullglob
     for program in ${environment}/bin/*; do

@@ -210,6 +210,17 @@ rec {
         };
     };
 
+  # Modules of a language, as code names them.
+  modules =
+    let
+      names = listOf (name: isString name && match "[A-Za-z_][A-Za-z0-9_]{0,63}([.][A-Za-z_][A-Za-z0-9_]{0,63}){0,7}" name != null) { };
+    in
+    names
+    // {
+      accepts = v: names.accepts v && lib.length v <= 32;
+      wanted = "a list of at most 32 modules as code imports them, such as [\"numpy\", \"scipy.stats\"]";
+    };
+
   package = {
     accepts = isPackage;
     wanted = "a package";
@@ -269,6 +280,9 @@ rec {
     };
 
   # The name of a class of those who call.
+  isPattern = v: isString v && match "[A-Za-z0-9_.*-]{1,128}" v != null;
+  isToolServer = v: isString v && match "[a-z][a-z0-9_]{0,31}" v != null;
+
   isClass = v: match "[a-z0-9][a-z0-9_-]{0,63}" v != null;
 
   boolean = {
@@ -278,6 +292,20 @@ rec {
 
   variables = setOf (name: value: isVariable name && isString value) {
     wanted = "variables and their values in quotes, such as { TZ = \"UTC\" }";
+  };
+
+  # Names of tools, in which * stands for any text.
+  patterns = listOf isPattern {
+    wanted = "names of tools, such as [\"get_issue\", \"list_*\"]";
+  };
+
+  # Whose tools code may call: all that their servers allow, or some of these.
+  tools = {
+    accepts =
+      v:
+      isList v && all isToolServer v
+      || isAttrs v && !(isPackage v) && all (n: isToolServer n && isList v.${n} && all isPattern v.${n}) (attrNames v);
+    wanted = "names of [tools] tables, such as [\"github\"], or a table that narrows them, such as { github = [\"get_*\"] }";
   };
 
   inherited = {
@@ -559,6 +587,10 @@ rec {
     };
 
   # A file that is read when a sandbox starts.
+  npmFolder = {
+    accepts = v: builtins.isPath v || isPlain v;
+    wanted = "the path of a folder with package.json and package-lock.json, such as ./web";
+  };
   secretFile = {
     accepts = v: isPlain v && !(inside v builtins.storeDir);
     wanted = "the absolute path of a file in quotes, outside of ${builtins.storeDir}, where everybody could read it";
@@ -687,6 +719,13 @@ rec {
         && all isEntry v
         && lib.length (portsOf v) <= mostPorts;
     };
+
+  # The same, about which a user is asked; "*" is every other host. There may be none.
+  askedHosts = hosts // {
+    accepts =
+      v: isList v && (lib.all (entry: entry == "*") v || hosts.accepts (lib.filter (entry: entry != "*") v));
+    example = "[\"*.files.example\"]";
+  };
 
   ports = listOf isPort {
     wanted = "ports from 1 to 65535, such as [443, 80]";

@@ -1,1 +1,1 @@
-"sha256-fUTuqOmWnChxg8gV+pOplrTqJmx57NsgBwQwz4ghEtg="
+"sha256-fHkJLcpDgqdZVRm24K6ISNOk23OFhECqj6kOhiChN1g="

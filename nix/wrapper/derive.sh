@@ -190,13 +190,14 @@ give_up() {
   mv -T -- "$1" "$gone" && rm -rf -- "$gone"
 }
 
-# expire: gives up environments that no call has used for as long as the bounds say,
-# and those used longest ago as far as all of them take too much, but not the one
-# used last. Nix's garbage collection then may take them. A folder without a result is
-# there for a day. A folder disappears as a whole (give_up), because the runtime may make
-# it again at any moment.
+# expire: gives up environments that no call has used for as long as the bounds say. If all
+# of them take too much, whoever has most loses those that were used longest ago, but not the
+# one used last; an environment counts for the principal whose call used it last. Nix's
+# garbage collection then may take them. A folder without a result is there for a day. A folder
+# disappears as a whole (give_up), because the runtime may make it again at any moment.
 expire() {
-  local folder used now kept=0 bytes newest=yes folders=()
+  local folder used now who loser most i bytes total=0 folders=() kept=() sizes=() owners=()
+  local -A each=()
   printf -v now '%(%s)T' -1
   rm -rf -- "$NIX_SANDBOX_PACKAGES"/.gone-* # of builders that were killed
   for folder in "$NIX_SANDBOX_PACKAGES"/*; do
@@ -209,16 +210,33 @@ expire() {
       if [ $((now - used)) -gt 86400 ]; then give_up "$folder"; fi
       continue
     fi
-    folders+=("$used $folder")
+    if [ $((now - used)) -gt $((bounds[3] * 86400)) ]; then
+      give_up "$folder"
+    else
+      folders+=("$used $folder")
+    fi
   done
   [ ${#folders[@]} != 0 ] || return 0
   while read -r used folder; do
     size_of "$folder/result"
-    kept=$((kept + bytes))
-    if [ $((now - used)) -gt $((bounds[3] * 86400)) ] || { [ $newest = no ] && [ $kept -gt "${bounds[4]}" ]; }; then
-      give_up "$folder"
-      kept=$((kept - bytes))
-    fi
-    newest=no
+    who=
+    read -r -N 16 who 2>/dev/null <"$folder/used" || true
+    [[ $who =~ ^[0-9a-f]{16}$ ]] || who=-
+    kept+=("$folder") sizes+=("$bytes") owners+=("$who")
+    total=$((total + bytes)) each[$who]=$((${each[$who]-0} + bytes))
   done < <(printf '%s\n' "${folders[@]}" | sort -rn)
+  while [ $total -gt "${bounds[4]}" ]; do
+    most=0 loser=
+    for who in "${!each[@]}"; do
+      if [ "${each[$who]}" -gt $most ]; then most=${each[$who]} loser=$who; fi
+    done
+    [ -n "$loser" ] || return 0
+    for ((i = ${#kept[@]} - 1; i > 0; i--)); do [ "${owners[i]}" != "$loser" ] || break; done
+    if [ $i = 0 ]; then
+      each[$loser]=0 # only the one used last is left
+      continue
+    fi
+    give_up "${kept[i]}"
+    total=$((total - sizes[i])) each[$loser]=$((${each[$loser]} - sizes[i])) owners[i]=
+  done
 }

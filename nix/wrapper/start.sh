@@ -65,13 +65,17 @@ digest() {
   printf %s "${sum%% *}"
 }
 
-# own_folder: sets $private to a folder of this start alone, and makes it once.
+# own_folder: sets $private to a folder of this start alone, and makes it once. Where
+# none can be made, it fails if nothing but packages on demand needs one.
 own_folder() {
   local base=${XDG_RUNTIME_DIR-}
   [ -z "$private" ] || return 0
   [ -n "$base" ] && [ -d "$base" ] && [ -w "$base" ] || base=${TMPDIR:-/tmp}
-  private=$(mktemp -d -- "$base/nix-sandbox-mcp.XXXXXXXXXX") ||
-    fail "no folder can be made in $base" "set TMPDIR to a folder that the server may write"
+  private=$(mktemp -d -- "$base/nix-sandbox-mcp.XXXXXXXXXX") || {
+    private=
+    [ $required = no ] || fail "no folder can be made in $base" "set TMPDIR to a folder that the server may write"
+    return 1
+  }
 }
 
 # find_cache: sets $cache to the user's cache, or to a folder that is removed
@@ -80,8 +84,7 @@ find_cache() {
   cache=${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}/nix-sandbox-mcp
   case $cache in /nix-sandbox-mcp | [!/]*) cache= ;; esac
   if [ -z "$cache" ] || ! { [ -d "$cache" ] || mkdir -p -- "$cache" 2>/dev/null; } || ! [ -w "$cache" ]; then
-    own_folder
-    cache=$private/.cache
+    if own_folder; then cache=$private/.cache; fi
   fi
 }
 
@@ -152,6 +155,20 @@ evaluate() {
   prune
 }
 
+# contents FILE: prints a configuration file, and the locks of npm that it names, for the
+# digest by which its result is kept.
+contents() {
+  local line folder named='npm *= *["'"'"']([^"'"'"']+)'
+  cat -- "$1"
+  while IFS= read -r line; do
+    if [[ $line =~ $named ]]; then
+      folder=${BASH_REMATCH[1]}
+      case $folder in /*) ;; *) folder=${1%/*}/$folder ;; esac
+      cat -- "$folder"/package.json "$folder"/package-lock.json 2>/dev/null
+    fi
+  done <"$1"
+}
+
 # configure: evaluates NIX_SANDBOX_CONFIG, or takes its result from the cache.
 configure() {
   local file=$NIX_SANDBOX_CONFIG line kind name value base
@@ -159,7 +176,7 @@ configure() {
   base=${file%/*}
   [ -f "$file" ] && [ -r "$file" ] ||
     fail "NIX_SANDBOX_CONFIG is $NIX_SANDBOX_CONFIG, which is no file that can be read" "set it to the path of a TOML file"
-  config=$cache/configs/$server-$(digest <"$file")
+  config=$cache/configs/$server-$(contents "$file" | digest)
   if ! [ -e "$config/plan" ]; then
     have_nix || fail "NIX_SANDBOX_CONFIG is $NIX_SANDBOX_CONFIG, and there is no nix on the PATH of the server to read it" \
       "install Nix, or unset NIX_SANDBOX_CONFIG and set NIX_SANDBOX_DIR to a folder of sandboxes that were built elsewhere"
@@ -200,10 +217,13 @@ builds_at_start() {
     fail "$1, and this server builds nothing when it starts" "build the environment beforehand, or make the server with buildAtStart = true"
 }
 
-# start COMMAND: prepares the runtime for a command, or for serving.
+# start COMMAND...: prepares the runtime for a command, or for serving.
 start() {
   local i serving=no PATH=$tools:${PATH-}
-  case $1 in '' | -* | serve) serving=yes ;; esac
+  # These commands build the packages that they are given.
+  case "${1-} ${2-}" in
+    ' '* | -* | 'serve '* | 'packages '* | 'run '*+* | 'shell '*+*) serving=yes ;;
+  esac
   unset NIX_SANDBOX_BUILDER
   private='' config='' config_file='' config_base='' kinds=() names=() values=() bases=()
   use_flake=${PROJECT_USE_FLAKE-} project=${PROJECT_DIR:-$project}
@@ -211,6 +231,8 @@ start() {
   [ -z "${NIX_SANDBOX_CONFIG-}" ] || builds_at_start "NIX_SANDBOX_CONFIG is $NIX_SANDBOX_CONFIG"
   [ -z "$NIX_SANDBOX_ENVS" ] || builds_at_start "NIX_SANDBOX_ENVS is ${NIX_SANDBOX_ENVS#,}"
   [ "${use_flake:-0}" = 0 ] || builds_at_start "PROJECT_USE_FLAKE is 1"
+  required=no
+  [ -z "${NIX_SANDBOX_CONFIG-}${NIX_SANDBOX_ENVS#,}${use_flake#0}" ] || required=yes
   find_cache
   [ -z "${NIX_SANDBOX_CONFIG-}" ] || configure
   references "${NIX_SANDBOX_ENVS-}"
@@ -222,7 +244,7 @@ start() {
   for i in "${config:-/nowhere}"/built/*/recipe.json; do
     [ ! -e "$i" ] || on_demand=1
   done
-  export NIX_SANDBOX_PACKAGES=$cache/packages
+  export NIX_SANDBOX_PACKAGES=${cache:+$cache/packages}
   # What builds the packages of calls is there before a call comes.
   if [ $serving = no ] || [ -z "$start_nix" ] || ! have_nix; then on_demand=0; fi
   if [ ${#kinds[@]} = 0 ] && [ -z "$private" ] && [ $on_demand = 0 ]; then
@@ -230,7 +252,7 @@ start() {
     export NIX_SANDBOX_BUILDS=${config:+$config/built}
     return
   fi
-  own_folder
+  own_folder || return 0
   export NIX_SANDBOX_BUILDS=$private
   if [ -n "$config" ]; then
     for i in "$config"/built/*; do

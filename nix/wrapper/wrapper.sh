@@ -29,7 +29,7 @@ needs_environments=yes
 case "${1-} ${2-}" in
   # The completion of these commands lists the names of the environments.
   '__complete run' | '__complete shell') ;;
-  -h* | --help* | changes* | --version* | help* | client-config* | completion* | __complete* | config* | manual* | token* | audit* | top* | sessions*)
+  -h* | --help* | changes* | --version* | version* | help* | client-config* | completion* | __complete* | config* | manual* | token* | audit* | top* | approve* | sessions* | get* | forward*)
     needs_environments=no
     ;;
 esac
@@ -52,7 +52,7 @@ case "$needs_environments$NIX_SANDBOX_ENVS${NIX_SANDBOX_CONFIG-}${PROJECT_USE_FL
     server=${out##*/} tools=@tools@ start_nix=@start@ builder=@builder@ deriver=@deriver@
     confine=@confine@ bubblewrap=@bubblewrap@ variables_of=@variablesOf@ system=@system@
     . @prepare@
-    start "${1-}"
+    start "$@"
     ;;
 esac
 # The runtime serves one client, with these flags alone; a client has no terminal. All other

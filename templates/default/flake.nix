@@ -1,8 +1,8 @@
-# A sandbox of your own, and a server for it.
+# The default server with an environment of your own.
 #
-#   nix run .#server          the server, on standard input and output
+#   nix build             the server: ./result/bin/nix-sandbox-mcp
 #   nix build .#data -o ~/.config/nix-sandbox-mcp/sandboxes/data
-#                             the sandbox alone, for a server that you have
+#                         the environment alone, for a server that you have
 #   echo 'print("hello")' | nix run .#data
 {
   inputs.nix-sandbox-mcp.url = "github:nix-sandbox-mcp/nix-sandbox-mcp";
@@ -16,29 +16,25 @@
     in
     {
       packages = eachSystem (pkgs: rec {
-        data = nix-sandbox-mcp.lib.mkSandbox {
+        default = nix-sandbox-mcp.lib.mkServer {
           inherit pkgs;
-          # The name by which the model asks for it.
-          name = "data";
-          description = "Python with NumPy, pandas and matplotlib";
-          interpreter_type = "python";
-          packages = [
-            (pkgs.python3.withPackages (ps: [
-              ps.numpy
-              ps.pandas
-              ps.matplotlib
-            ]))
-          ];
-          timeout_seconds = 120;
-          memory_mb = 1024;
+          config = {
+            # Without this line, the server has your environments alone.
+            extends = "default";
+            # The name by which the model asks for it.
+            environments.data = {
+              preset = "python";
+              packages = [
+                "python3Packages.scikit-learn"
+                "python3Packages.seaborn"
+              ];
+              timeout_seconds = 120;
+              memory_mb = 4096;
+            };
+          };
         };
 
-        server = nix-sandbox-mcp.lib.mkServer {
-          inherit pkgs;
-          environments = [ data ];
-        };
-
-        default = server;
+        inherit (default.environments) data;
       });
     };
 }

@@ -1,0 +1,32 @@
+# What is wrong with the arguments of a server for a place that has no Nix, in which
+# nothing can be built: of `name`, for `place`.
+{ server, validate }:
+{
+  name,
+  place,
+  # The arguments that mkServer does not know.
+  own,
+}:
+let
+  forServer = args: removeAttrs args (own ++ [ "buildAtStart" ]);
+in
+{
+  make = args: server.make (forServer args // { buildAtStart = false; });
+
+  problems =
+    args:
+    if !(builtins.isAttrs args) then
+      [ "${name} is given ${validate.show args}: write ${name} { config = ./config.toml; }" ]
+    else if server.problems (forServer args) != [ ] then
+      server.problems (forServer args)
+    else
+      map
+        (
+          what:
+          "${name}: ${what}, and ${place} has no Nix: write mkServer for a machine that has it, or leave it out"
+        )
+        (
+          (if args.buildAtStart or false != false then [ "buildAtStart is true" ] else [ ])
+          ++ server.toBuild (forServer args)
+        );
+}
