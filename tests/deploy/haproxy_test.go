@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -128,11 +129,20 @@ func serveAs(t *testing.T, cmd *exec.Cmd, variables ...string) (*exec.Cmd, *line
 	return cmd, log, address
 }
 
+// freeAddress is an address on which a proxy is about to listen. Its port is below those that the
+// kernel gives to a listener without one (ip_local_port_range), so that no server of another test
+// takes it meanwhile.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	listener := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-	defer listener.Close()
-	return listener.Addr().String()
+	for range 100 {
+		listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(20000)))
+		if err == nil {
+			defer listener.Close()
+			return listener.Addr().String()
+		}
+	}
+	t.Fatal("no port is free")
+	return ""
 }
 
 // servers starts a server for each way to enter a machine, and a proxy.
