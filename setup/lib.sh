@@ -137,7 +137,7 @@ vendor() {
   source=$(nix eval --impure --raw --expr "(import $root/nix { pkgs = import $cache/debpkgs { }; }).programs.vendor.src") ||
     fail "the source of the Go modules could not be evaluated"
   wanted=$(sed -n 's/.*"\(sha256-.*\)".*/\1/p' "$root/nix/lib/vendorHash.nix")
-  watched "$1" "$root/setup/debpkgs/stage" --vendor "$source" nix-sandbox-mcp 0.1.0 "$cache/debpkgs" || {
+  watched "$1" "$root/setup/debpkgs/stage" --vendor "$source" nix-sandbox-mcp "$(cat "$root/VERSION")" "$cache/debpkgs" || {
     tail -n 20 "$1" >&2
     fail "the Go modules could not be fetched" "the whole log is in $1"
   }

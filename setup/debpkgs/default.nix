@@ -8,7 +8,7 @@
 #   builders.nix runCommand, buildEnv, ...      go.nix        buildGoModule
 #   python.nix   python3.withPackages           packages.nix  nixpkgs' names
 #   lib.nix      nixpkgs.lib                    missing.nix   what is not here and says so
-#   dockerTools.nix  images of containers
+#   npm.nix      importNpmLock              dockerTools.nix  images of containers
 #   linux.nix    Debian's kernel for machines
 {
   system ? builtins.currentSystem,
@@ -97,6 +97,11 @@ let
     inherit (builders) buildEnv;
   };
 
+  importNpmLock = import ./npm.nix {
+    inherit lib;
+    inherit (builders) runCommandLocal;
+  };
+
   linux = import ./linux.nix { inherit builders groups source seed; };
 
   absent = lib.genAttrs (import ./missing.nix).packages (
@@ -114,6 +119,7 @@ let
       inherit
         config
         dockerTools
+        importNpmLock
         lib
         linux
         stdenv
@@ -136,6 +142,7 @@ let
       bashNonInteractive = packages.bash;
       gitMinimal = packages.git;
       gitFull = packages.git;
+      locale = builders.runCommandLocal "locale" { } "mkdir -p $out/bin; ln -s ${group "libc6"}/bin/locale $out/bin/";
       nodejs-slim = packages.nodejs;
       nodejs_20 = packages.nodejs;
       lua = packages.lua5_4;

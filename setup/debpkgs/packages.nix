@@ -44,6 +44,7 @@
     mainProgram = "tar";
   };
   gzip = { };
+  hostname.pname = "hostname-debian";
   iproute2.mainProgram = null;
   jq = { };
   less = { };
@@ -51,6 +52,11 @@
     package = "lua5.4";
     pname = "lua";
     mainProgram = "lua";
+  };
+  ncurses = {
+    package = "ncurses-base";
+    mainProgram = null;
+    more = [ "ncurses-bin" ];
   };
   netcat-openbsd.mainProgram = "nc";
   nix.package = "nix-bin";
