@@ -19,6 +19,26 @@ import (
 // artifacts. No sandbox waits for a call, so that each one is known.
 func serve(t *testing.T, w *networld.World, names ...string) *mcptest.Client {
 	t.Helper()
+	client := start(t, w, names...)
+	client.Initialize(mcptest.Newest)
+	return client
+}
+
+// start is serve before the client says anything.
+func start(t *testing.T, w *networld.World, names ...string) *mcptest.Client {
+	t.Helper()
+	cmd := command(t, names...)
+	var client *mcptest.Client
+	must.Do(t, w.Do(func() error {
+		client = mcptest.Start(t, cmd)
+		return nil
+	}))
+	return client
+}
+
+// command is a server of these artifacts that has not started.
+func command(t *testing.T, names ...string) *exec.Cmd {
+	t.Helper()
 	environments := map[string]map[string]any{}
 	for _, name := range names {
 		dir := undertest.Artifact(t, name)
@@ -31,14 +51,8 @@ func serve(t *testing.T, w *networld.World, names ...string) *mcptest.Client {
 	cmd := exec.Command(undertest.Server(t), "--stdio", "--log-format", "json")
 	home := t.TempDir()
 	// A test has more sessions than may live at once.
-	cmd.Env = []string{"HOME=" + home, "TMPDIR=" + home, "SESSION_IDLE_TIMEOUT=10", "NIX_SANDBOX_METADATA=" + mcptest.Metadata(t, environments)}
-	var client *mcptest.Client
-	must.Do(t, w.Do(func() error {
-		client = mcptest.Start(t, cmd)
-		return nil
-	}))
-	client.Initialize(mcptest.Newest)
-	return client
+	cmd.Env = []string{"HOME=" + home, "TMPDIR=" + home, "SESSION_IDLE_TIMEOUT=10", "NIX_SANDBOX_METADATA=" + mcptest.MetadataWith(t, environments, map[string]any{"serve": mcptest.Serve(nil)})}
+	return cmd
 }
 
 // proxies are the processes that connect a server's sandboxes with their hosts.

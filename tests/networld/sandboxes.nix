@@ -83,6 +83,21 @@ in
     };
   };
 
+  # A user is asked about all hosts but one.
+  ask = python {
+    name = "world-ask";
+    ask_seconds = 20;
+    timeout_seconds = 5;
+    network = network // {
+      domains = [ "files.example" ];
+      ask = [
+        "*.host.example"
+        "evil.example"
+        "git.example:22"
+      ];
+    };
+  };
+
   none = python {
     name = "world-none";
     network = "none";
