@@ -47,7 +47,7 @@ func Start(t testing.TB) *Browser {
 	must.Do(t, err)
 	out, toWrite, err := os.Pipe()
 	must.Do(t, err)
-	ctx, cancel := context.WithTimeout(context.Background(), patience.For(patience.Long))
+	ctx, cancel := context.WithTimeout(context.Background(), 10*patience.For(patience.Long))
 	home := t.TempDir()
 	cmd := exec.CommandContext(ctx, program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
 		"--remote-debugging-pipe", "--user-data-dir="+home, "about:blank")
@@ -72,8 +72,7 @@ func Start(t testing.TB) *Browser {
 	target := b.ask("Target.createTarget", map[string]any{"url": "about:blank"})
 	attached := b.ask("Target.attachToTarget", map[string]any{"targetId": target["targetId"], "flatten": true})
 	b.session, _ = attached["sessionId"].(string)
-	// A full Chromium takes a size for a new target only if that has a window of its own.
-	b.ask("Emulation.setDeviceMetricsOverride", map[string]any{"width": 1000, "height": 1700, "deviceScaleFactor": 1, "mobile": false})
+	b.Look(1000, 1700, false)
 	b.ask("Page.enable", nil)
 	b.ask("Runtime.enable", nil)
 	b.ask("Log.enable", nil)
@@ -140,6 +139,18 @@ func (b *Browser) Eval(expression string) string {
 func (b *Browser) Await(expression string) {
 	b.t.Helper()
 	patience.Wait(b.t, patience.Long, func() string { return expression + " is never true" }, func() bool { return b.Eval(expression) == "true" })
+}
+
+// Look gives the page a size in pixels, and light or dark colours.
+func (b *Browser) Look(width, height int, dark bool) {
+	b.t.Helper()
+	// A full Chromium takes a size for a new target only if that has a window of its own.
+	b.ask("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false})
+	scheme := "light"
+	if dark {
+		scheme = "dark"
+	}
+	b.ask("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]any{{"name": "prefers-color-scheme", "value": scheme}}})
 }
 
 // Screenshot returns an image of the page, as PNG.

@@ -2,7 +2,9 @@
 package page
 
 import (
+	"encoding/json"
 	"flag"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,7 +19,10 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
-var update = flag.Bool("update", false, "write the page's picture in docs from what the browser shows")
+var (
+	update   = flag.Bool("update", false, "write the page's picture in docs from what the browser shows")
+	pictures = flag.String("pictures", "", "write what the browser shows to a folder")
+)
 
 func TestMain(m *testing.M) { os.Exit(mcptest.Main(m)) }
 
@@ -40,22 +45,30 @@ base64 -d <<<iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgA
 echo '` + markup + `' | tee /dev/stderr; exit 3`
 )
 
-func TestPage_ShowsCallsAsTheyCome(t *testing.T) {
+// start starts a server with the page, and a browser.
+func start(t *testing.T, more ...string) (c *mcptest.Client, b *browser.Browser, url string) {
+	t.Helper()
 	server := undertest.Server(t)
-	b := browser.Start(t)
+	b = browser.Start(t)
 	home := t.TempDir()
 	cmd := exec.Command(server, "--stdio")
 	cmd.Env = []string{"HOME=" + home, "TMPDIR=" + home, "NIX_SANDBOX_DIR=" + filepath.Join(home, "sandboxes"),
 		"NIX_SANDBOX_METRICS=127.0.0.1:0", "NIX_SANDBOX_PAGE=1", "NIX_SANDBOX_AUDIT=" + filepath.Join(home, "audit.jsonl")}
-	c := mcptest.Start(t, cmd)
+	cmd.Env = append(cmd.Env, more...)
+	c = mcptest.Start(t, cmd)
 	c.Initialize(mcptest.Newest)
 	var found []string
 	patience.Wait(t, patience.Long, c.Log, func() bool {
 		found = regexp.MustCompile(`msg=metrics address=(\S+) page=true`).FindStringSubmatch(c.Log())
 		return found != nil
 	})
+	return c, b, "http://" + found[1] + "/"
+}
+
+func TestPage_ShowsCallsAsTheyCome(t *testing.T) {
+	c, b, url := start(t)
 	c.Run(mcptest.Arguments{Code: drawing, Env: "python", Session: "report"})
-	b.Open("http://" + found[1] + "/")
+	b.Open(url)
 	b.Await(`document.getElementById("link")?.textContent == "live"`)
 	b.Await(`document.querySelectorAll(".call").length == 1`)
 	b.Await(`document.querySelector(".call img")?.naturalWidth == 240`)
@@ -95,11 +108,133 @@ func TestPage_ShowsCallsAsTheyCome(t *testing.T) {
 		return strings.Contains(strings.Join(b.Errors, "\n"), "Content Security Policy")
 	})
 	b.Eval(`document.getElementById("foreign").remove()`)
-	picture := b.Screenshot()
-	if len(picture) < 10_000 {
-		t.Errorf("the picture has %d bytes", len(picture))
+}
+
+// unfit lists what a reader would stumble over: text that is wider than its place, a word broken
+// where it would have room, and text without the contrast of 4.5 to 1 that WCAG 2.2 asks for (1.4.3).
+const unfit = `(() => {
+  const problems = [], root = document.documentElement;
+  if (root.scrollWidth > root.clientWidth) problems.push("the page is " + root.scrollWidth + " wide");
+  const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const known = new Map();
+  const light = (...colours) => {
+    const key = colours.join();
+    if (!known.has(key)) known.set(key, measure(colours));
+    return known.get(key);
+  };
+  const measure = (colours) => {
+    canvas.clearRect(0, 0, 1, 1);
+    for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
+    const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map((v) => v / 255).map((v) => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const text = walk.currentNode, element = text.parentElement, style = getComputedStyle(element);
+    if (!text.data.trim() || !element.checkVisibility() || element.closest("noscript, option")) continue;
+    const backs = [];
+    for (let up = element; up; up = up.parentElement) backs.unshift(getComputedStyle(up).backgroundColor);
+    const [back, front] = [light(...backs), light(...backs, style.color)].sort((a, b) => a - b);
+    if ((front + .05) / (back + .05) < 4.5) problems.push("contrast " + ((front + .05) / (back + .05)).toFixed(1) + " of " + text.data.slice(0, 40) + " in " + element.className);
+    if (element.closest("pre, figure, .remark, .hash")) continue;
+    for (const { index, 0: word } of text.data.matchAll(/(?<![\p{L}\p{N}])[\p{L}\p{N}]{1,24}(?![\p{L}\p{N}])/gu)) {
+      const range = new Range();
+      range.setStart(text, index);
+      range.setEnd(text, index + word.length);
+      if (new Set([...range.getClientRects()].filter((r) => r.width).map((r) => Math.round(r.top))).size > 1) problems.push("broken: " + word);
+    }
+  }
+  return problems.join("\n");
+})()`
+
+// The page fits a telephone and a wide screen, in light and in dark colours, while it is empty, and
+// with many sessions, long output and calls that run.
+func TestPage_FitsEveryScreen(t *testing.T) {
+	c, b, url := start(t)
+	look := func(state string) {
+		t.Helper()
+		for _, width := range []int{390, 1440} {
+			for _, dark := range []bool{false, true} {
+				b.Look(width, 1100, dark)
+				if problems := b.Eval(unfit); problems != "" {
+					t.Errorf("%s, %d pixels wide, dark %v:\n%s", state, width, dark, problems)
+				}
+				if *pictures != "" {
+					must.Do(t, os.WriteFile(filepath.Join(*pictures, fmt.Sprintf("%s-%d-%v.png", state, width, dark)), b.Screenshot(), 0o644))
+				}
+			}
+		}
 	}
+	b.Open(url)
+	b.Await(`document.getElementById("link")?.textContent == "live" && document.getElementById("server").textContent.includes("bash")`)
+	look("empty")
+	c.Run(mcptest.Arguments{Code: "curl https://example.org", Env: "bash", Session: strings.Repeat("wide", 16)})
+	for i := range 12 {
+		c.Run(mcptest.Arguments{Code: fmt.Sprintf("x=%d", i), Env: "bash", Session: fmt.Sprintf("analysis-of-the-%d-th-quarter", i)})
+	}
+	c.Run(mcptest.Arguments{Code: "for i in range(20000): print('line', i, 'of a long output')", Env: "python"})
+	c.Run(mcptest.Arguments{Code: "import pandas_of_another_world as pd\nprint(pd)", Env: "python", Session: "report"})
+	c.Run(mcptest.Arguments{Code: `printf '\033[32m✔ 12 tests passed\033[0m\n\033[1;31m✘ 1 failed\033[0m: \u202eevil\u202c\n'; exit 1`, Env: "bash"})
+	c.Run(mcptest.Arguments{Code: drawing, Env: "python", Session: "report"})
+	running := c.SendRun(mcptest.Arguments{Code: "for i in range(1, 13):\n    print(f'epoch {i:2}/40  loss {1/i:.4f}', flush=True)\nimport time; time.sleep(25)  # the next epoch", Env: "python", Session: "training"})
+	b.Await(`document.querySelector(".call.running .stdout")?.textContent.includes("epoch 12/40")`)
+	look("busy")
 	if *update {
-		must.Do(t, os.WriteFile("../../docs/page.png", picture, 0o644))
+		b.Look(1200, 900, false)
+		must.Do(t, os.WriteFile("../../docs/page.png", b.Screenshot(), 0o644))
+	}
+	c.Notify("notifications/cancelled", map[string]any{"requestId": json.RawMessage(running)})
+	b.Await(`document.querySelector(".call.cancelled .stdout")?.textContent.includes("epoch 12/40") && !document.querySelector(".call.live")`)
+	b.Eval(`(() => { const text = document.querySelector("#filter [name=text]"); text.value = "nothing has this"; text.dispatchEvent(new Event("input", { bubbles: true })) })()`)
+	b.Await(`!document.getElementById("none").hidden`)
+	look("filtered")
+	if len(b.Errors) > 0 {
+		t.Errorf("the browser reports %q", b.Errors)
+	}
+}
+
+// Whatever code prints and clients name: the page stays small and quick, and shows a reader each
+// character that would deceive. The control is text of the same size.
+func TestPage_ShowsWhatWouldDeceive(t *testing.T) {
+	c, b, url := start(t)
+	b.Open(url)
+	b.Await(`document.getElementById("link")?.textContent == "live"`)
+	show := func(arguments mcptest.Arguments, number int) {
+		c.Run(arguments)
+		b.Await(fmt.Sprintf(`document.querySelector("#call-%d .outcome") && !document.querySelector("#call-%d.live")`, number, number))
+	}
+	for i, test := range []struct{ code, has, lacks string }{
+		{`print('plain ' * 2000)`, "plain", ""},
+		{`print('a\u202e' * 4000)`, "U+202E", "\u202e"},
+		{`print('a\u200b\u2066\U000e0041\u00ad' * 800)`, "U+E0041", "\U000e0041"},
+		{`print('a' + '\u0301' * 4000)`, "a\u0301", ""},
+		{`print('\x1b]0;' + 'title' * 2000)`, "title", "\x1b"},
+		{`print('\x1b[31m' * 3000 + 'red\x1b[8mhidden\x1b[2J\x1b[1A')`, "hidden", "\x1b"},
+		{`print('safe\rrm -rf\b\b\b\b\b\bls')`, "U+0008", "\b"},
+		{`print('👩‍👩‍👧 ❤️ \u200b')`, "👩‍👩‍👧 ❤️ U+200B", "\u200b"},
+	} {
+		show(mcptest.Arguments{Code: test.code, Env: "python"}, i+1)
+		pre := fmt.Sprintf(`document.querySelector("#call-%d pre.stdout")`, i+1)
+		if got := b.Eval(pre + ".textContent"); !strings.Contains(got, test.has) || test.lacks != "" && strings.Contains(got, test.lacks) {
+			t.Errorf("%s: %.300q", test.code, got)
+		}
+		// Nothing leaves its place, and there are few elements.
+		if got := b.Eval(pre + `.scrollHeight >= ` + pre + `.clientHeight && ` + pre + `.getBoundingClientRect().height < 400 && ` + pre + `.querySelectorAll("*").length < 500`); got != "true" {
+			t.Errorf("%s: its output is too large", test.code)
+		}
+	}
+	show(mcptest.Arguments{Code: "1", Env: "\u202e<b>env</b>\x1b[31m", Session: "\u2066s<script>"}, 9)
+	for _, place := range []string{`document.querySelector("#call-9 h3").textContent`, `[...document.querySelectorAll("option")].map((one) => one.textContent).join()`} {
+		if got := b.Eval(place); !strings.Contains(got, "U+202E<b>env</b>") || !strings.Contains(got, "U+2066s<script>") || strings.ContainsAny(got, "\u202e\u2066\x1b") {
+			t.Errorf("%s is %.300q", place, got)
+		}
+	}
+	// The filter finds a call by a part of its output alone.
+	b.Eval(`(() => { const text = document.querySelector("#filter [name=text]"); text.value = "RM -RF"; text.dispatchEvent(new Event("input", { bubbles: true })) })()`)
+	if got := b.Eval(`[...document.querySelectorAll(".call")].filter((card) => card.checkVisibility()).map((card) => card.id).join()`); got != "call-7" {
+		t.Errorf("the filter shows %s", got)
+	}
+	if len(b.Errors) > 0 {
+		t.Errorf("the browser reports %q", b.Errors)
 	}
 }

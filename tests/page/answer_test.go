@@ -1,0 +1,155 @@
+package page
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/ask"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/browser"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
+)
+
+// The user answers on the page that has the key, and nothing else on this machine or in the browser
+// answers. No host can be reached here, so one that was allowed does not answer.
+func TestPage_AnswersQuestions(t *testing.T) {
+	artifact := undertest.Artifact(t, "world-ask")
+	folder, runtime := t.TempDir(), t.TempDir()
+	must.Do(t, os.Symlink(artifact, filepath.Join(folder, "world-ask")))
+	c, b, url := start(t, "NIX_SANDBOX_DIR="+folder, "XDG_RUNTIME_DIR="+runtime)
+	fetch := func(host string) string {
+		return c.SendRun(mcptest.Arguments{Env: "world-ask", Session: "s", Code: "import urllib.request\ntry: urllib.request.urlopen('http://" + host + "/')\nexcept OSError as e: pass"})
+	}
+	answers := func(id, want string) {
+		t.Helper()
+		if text := c.AwaitRun(id).Text(); !strings.Contains(text, want) {
+			t.Errorf("%q, want %q", text, want)
+		}
+	}
+	b.Open(url)
+	b.Await(`document.getElementById("link")?.textContent == "live"`)
+	answers(fetch("nobody.host.example"), "the user would be asked, and did not answer")
+	b.Open(url + "#key=WRONG")
+	b.Await(`document.getElementById("link")?.textContent == "live" && !sessionStorage.getItem("key")`)
+	answers(fetch("wrong.host.example"), "the user would be asked, and did not answer")
+
+	var link string
+	patience.Wait(t, patience.Long, c.Log, func() bool {
+		for _, server := range desk.Find([]string{filepath.Join(runtime, "nix-sandbox-mcp")}) {
+			must.Do(t, server.Ask(t.Context(), ask.LinkVerbName, nil, &link))
+		}
+		return link != ""
+	})
+	key, isOfPage := strings.CutPrefix(link, url+"#key=")
+	if !isOfPage || len(key) < 26 {
+		t.Fatalf("the link is %q", link)
+	}
+	b.Open(link)
+	b.Await(`document.getElementById("link")?.textContent == "live, takes answers"`)
+	if got := b.Eval(`location.href`); got != url {
+		t.Errorf("the address is %s", got)
+	}
+	id := fetch("page.host.example")
+	b.Await(`document.querySelector("#question pre")?.textContent.includes("> page.host.example:80\n")`)
+	b.Look(390, 1100, true)
+	if problems := b.Eval(unfit); problems != "" {
+		t.Error(problems)
+	}
+	b.Await(`!document.querySelector("#question button").disabled`)
+
+	// The list comes with its ids only to the key.
+	ctx, cancel := context.WithCancel(t.Context())
+	request := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, url+"events", nil))(t)
+	request.Header.Set("Nix-Sandbox-Key", key)
+	response := must.Get(http.DefaultClient.Do(request))(t)
+	buffer := make([]byte, 4096)
+	buffer = buffer[:must.Get(response.Body.Read(buffer))(t)]
+	cancel()
+	response.Body.Close()
+	line, _, _ := strings.Cut(strings.TrimPrefix(string(buffer), "event: questions\ndata: "), "\n")
+	var questions []struct{ ID string }
+	must.Do(t, json.Unmarshal([]byte(line), &questions))
+	reply := fmt.Sprintf(`{"id":%q,"choice":"always"}`, questions[0].ID)
+	post := func(body string, change func(*http.Request)) int {
+		request := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, url+"answer", strings.NewReader(body)))(t)
+		request.Header = http.Header{"Nix-Sandbox-Key": {key}, "Content-Type": {"application/json"}, "Origin": {strings.TrimSuffix(url, "/")}}
+		if change != nil {
+			change(request)
+		}
+		response := must.Get(http.DefaultClient.Do(request))(t)
+		response.Body.Close()
+		return response.StatusCode
+	}
+	for name, one := range map[string]struct {
+		want   int
+		body   string
+		change func(*http.Request)
+	}{
+		"no key":         {403, reply, func(r *http.Request) { r.Header.Del("Nix-Sandbox-Key") }},
+		"a wrong key":    {403, reply, func(r *http.Request) { r.Header.Set("Nix-Sandbox-Key", strings.Repeat("A", 26)) }},
+		"in a query":     {403, reply, func(r *http.Request) { r.Header.Del("Nix-Sandbox-Key"); r.URL.RawQuery = "key=" + key }},
+		"another origin": {403, reply, func(r *http.Request) { r.Header.Set("Origin", "http://evil.example") }},
+		"another host":   {403, reply, func(r *http.Request) { r.Host = "evil.example" }},
+		"GET":            {405, reply, func(r *http.Request) { r.Method = http.MethodGet }},
+		"oversized":      {400, reply + strings.Repeat(" ", 1<<10), nil},
+		"a foreign id":   {409, `{"id":"AAAAAAAAAAAAAAAAAAAAAAAAAA","choice":"always"}`, nil},
+	} {
+		if got := post(one.body, one.change); got != one.want {
+			t.Errorf("%s: status %d, want %d", name, got, one.want)
+		}
+	}
+	// A page of another origin, in a browser, that knows all of it.
+	evil := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html")
+		fmt.Fprint(w, "<!doctype html><title>evil</title>")
+	}))
+	defer evil.Close()
+	stranger := browser.Start(t)
+	stranger.Open(evil.URL)
+	stranger.Await(`document.title == "evil"`)
+	for _, options := range []string{
+		`{method: "POST", body, headers: {"Content-Type": "application/json", "Nix-Sandbox-Key": key}}`,
+		`{method: "POST", body, mode: "no-cors", headers: {"Nix-Sandbox-Key": key}}`,
+		`{method: "POST", body, mode: "no-cors", credentials: "include"}`,
+	} {
+		stranger.Eval(`document.title = "asking"`)
+		stranger.Eval(fmt.Sprintf(`void ((key, body) => fetch(%q, %s).then((answer) => answer.type, (error) => error.name).then((got) => { document.title = got }))(%q, %q)`, url+"answer", options, key, reply))
+		stranger.Await(`document.title != "asking"`)
+		if got := stranger.Eval(`document.title`); got != "TypeError" && got != "opaque" {
+			t.Errorf("a page of another origin with %s: %s", options, got)
+		}
+	}
+	// Nothing answered: the question is still there. The control is the user's click.
+	if got := b.Eval(`document.querySelector("#question pre")?.textContent.includes("> page.host.example:80\n")`); got != "true" {
+		t.Error("something else answered the question")
+	}
+	b.Eval(`document.querySelector("#question button[value=once]").click()`)
+	answers(id, "is allowed, and did not answer")
+	b.Await(`document.getElementById("question").hidden && !document.querySelector("#question button")`)
+	if got := post(reply, nil); got != http.StatusConflict {
+		t.Errorf("an answer to a question that is over: status %d", got)
+	}
+	id = fetch("page.host.example")
+	b.Await(`document.querySelector("#question pre")?.textContent.includes("> page.host.example:80\n")`) // once was for one call
+	b.Await(`!document.querySelector("#question button[value=no]").disabled`)
+	b.Eval(`document.querySelector("#question button[value=no]").click()`)
+	answers(id, "the user said no")
+	// What the client withdraws is gone here.
+	id = fetch("late.host.example")
+	b.Await(`document.querySelector("#question button") != null`)
+	c.Notify("notifications/cancelled", map[string]any{"requestId": json.RawMessage(id)})
+	b.Await(`document.getElementById("question").hidden && !document.querySelector("#question button")`)
+	if strings.Contains(c.Log(), key) {
+		t.Error("the log has the key")
+	}
+}
