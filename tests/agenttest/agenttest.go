@@ -89,7 +89,8 @@ func Start(t testing.TB, name string, options ...Option) *Agent {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, w := io.Pipe()
+	r, pipe := io.Pipe()
+	w := &wholeWriter{to: pipe}
 	a := &Agent{
 		Root: spec.Root, t: t, out: frame.NewWriter(requests), close: requests.Close,
 		// What the agent sends is read at once, as the runtime does.
@@ -130,6 +131,25 @@ func Start(t testing.TB, name string, options ...Option) *Agent {
 		t.Fatalf("first reply %+v, want ready", got)
 	}
 	return a
+}
+
+// wholeWriter closes between two writes. An agent that ends leaves streams of visits behind, which
+// end with its process; here they would be cut off within a frame.
+type wholeWriter struct {
+	mu sync.Mutex
+	to *io.PipeWriter
+}
+
+func (w *wholeWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.to.Write(p)
+}
+
+func (w *wholeWriter) Close() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.to.Close()
 }
 
 // testLog passes the agent's log on to the test's.

@@ -43,6 +43,10 @@ lib.genAttrs [ "python" "bash" "node" "command" ] sandbox
       defaults = example.defaults or { } // {
         backend = "vm";
       };
+      # Machines share no files.
+      session = example.session // {
+        shared_files = false;
+      };
     };
   };
 }

@@ -136,7 +136,7 @@ func asleep(t *testing.T, state string) []store.Session {
 }
 
 // A session goes on in a later server with everything that was in it, and the answer says
-// how long it slept, and once that the project has changed, which it shows as it was.
+// how long it was suspended, and once that the project has changed, which it shows as it was.
 func TestSession_WakesInALaterServer(t *testing.T) {
 	state, folder := t.TempDir(), project(t)
 	t.Setenv("PROJECT_DIR", folder)
@@ -156,7 +156,7 @@ func TestSession_WakesInALaterServer(t *testing.T) {
 	must.Write(t, filepath.Join(folder, "file"), "changed\n", 0o600)
 	second := serve(t, state, nil, "python")
 	answer := second.call("python", "s", "", isAsBefore)
-	if text := answer.Text(); answer.IsError || !strings.HasPrefix(text, "as before ") || !strings.Contains(text, "[the session slept for ") ||
+	if text := answer.Text(); answer.IsError || !strings.HasPrefix(text, "as before ") || !strings.Contains(text, "[resumed: the session was suspended for ") ||
 		!strings.HasSuffix(text, " and goes on as it was]\n[the project has changed on the host: this session shows it as it was when the session began, and a new session shows it as it is]") {
 		t.Errorf("the answer is %q", text)
 	}

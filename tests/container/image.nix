@@ -7,6 +7,7 @@ in
 sandboxes.mkImage {
   name = "nix-sandbox-mcp-test";
   tag = "test";
+  serve = { };
   environments = [
     (sandboxes.mkSandbox {
       name = "bash";

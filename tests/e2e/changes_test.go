@@ -204,7 +204,7 @@ func TestChanges_ApplyRefuses(t *testing.T) {
 	c := start(t, "PROJECT_DIR="+project, "PROJECT_MODE=overlay", "XDG_STATE_HOME="+state)
 	expect(t, in(c, "s", "bash", `cd /project && mkdir -p .github/workflows sub/.claude && echo > .github/workflows/ci.yml && echo > sub/.claude/settings.json &&
 		echo > .envrc && echo >> flake.nix && ln -s ../../outside leaves && ln -s words.py stays && echo plain > plain && echo '# seen' >> words.py &&
-		echo > new.py && printf 'a\0' > data.csv && echo > run.sh && chmod +x run.sh; echo done`), "done\n")
+		echo > new.py && printf 'a\0' > data.csv && echo > run.sh && chmod +x run.sh; echo done`), "done\n[changes to the project: the user takes them with: nix-sandbox-mcp changes s --apply]")
 	c.CloseInput()
 	c.Wait(patience.Long)
 	if _, errs, status := changesCommand(t, state, "s", "--apply", "nothing"); status != 1 || !strings.Contains(errs, "the session did not change nothing") {
@@ -276,6 +276,12 @@ func TestChanges_ApplyWhatWasShown(t *testing.T) {
 	changesCommand(t, state, "s")
 	if out, errs, status := changesCommand(t, state, "s", "--apply"); status != 0 || !strings.Contains(out, "1 written") {
 		t.Errorf("status %d: %s%s", status, out, errs)
+	}
+	// What comes after an applied patch has to be seen too.
+	in(c, "s", "bash", "echo 3 > /project/new.py")
+	in(c, "s", "bash", "true")
+	if _, errs, status := changesCommand(t, state, "s", "--apply"); status != 1 || !strings.Contains(errs, "the session has changed more since you saw its patch") {
+		t.Errorf("after an applied patch: status %d: %s", status, errs)
 	}
 	c.CloseInput()
 	c.Wait(patience.Long)

@@ -15,6 +15,10 @@ sandboxes.mkSandbox {
       ps.pyyaml
     ]))
   ];
+  preload = [
+    "pandas"
+    "numpy.random"
+  ];
   interpreter = "python3 -c";
   timeout_seconds = 120;
   memory_mb = 1024;

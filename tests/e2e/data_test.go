@@ -24,10 +24,10 @@ func TestPlotFromAnotherSandbox(t *testing.T) {
 		t.Fatalf("answer %+v", answer)
 	}
 	answer = in(c, "plots", "data", "import matplotlib.pyplot as plt\nplt.plot(frame.x, frame.y)\nplt.title('squares')\nNone")
-	if answer.IsError || len(answer.Content) != 2 || answer.Content[1].Type != "image" {
+	if answer.IsError || len(answer.Content) != 1 || answer.Content[0].Type != "image" {
 		t.Fatalf("answer %+v", answer)
 	}
-	picture := must.Get(png.Decode(bytes.NewReader(answer.Content[1].Data)))(t)
+	picture := must.Get(png.Decode(bytes.NewReader(answer.Content[0].Data)))(t)
 	if size := picture.Bounds().Size(); size.X < 200 || size.Y < 200 {
 		t.Errorf("a picture of %v", size)
 	}

@@ -209,7 +209,8 @@ func TestSoak(t *testing.T) {
 		most = 32 // sessions at a time
 	)
 	calls := soak(t, few)
-	cmd := command(t, fmt.Sprintf("SESSION_MAX=%d", most), "SESSION_IDLE_TIMEOUT=1")
+	// What builds packages has its folders elsewhere.
+	cmd := command(t, fmt.Sprintf("SESSION_MAX=%d", most), "SESSION_IDLE_TIMEOUT=1", "XDG_RUNTIME_DIR="+t.TempDir(), "XDG_CACHE_HOME="+t.TempDir())
 	home := ""
 	for _, variable := range cmd.Env {
 		if value, ok := strings.CutPrefix(variable, "HOME="); ok {

@@ -13,7 +13,7 @@ import (
 const (
 	// hogLimit is the limit of the server's Python, in MiB; a hog that
 	// nothing stops ends by itself at hogMost.
-	hogLimit = 512
+	hogLimit = 1024
 	hogMost  = hogLimit * 7 / 4
 )
 
@@ -78,7 +78,7 @@ func TestFastHogNoDelegate(t *testing.T) {
 			var took []time.Duration
 			for range rounds {
 				got := in(c, "s", "python", fmt.Sprintf(fastHog, hogs, hogLimit, hogMost))
-				if got.Fact("limit") != "memory_mb" || !strings.Contains(got.Text(), "used more than 512 MB of memory") {
+				if got.Fact("limit") != "memory_mb" || !strings.Contains(got.Text(), "used more than 1024 MB of memory") {
 					t.Fatalf("%q, facts %v", got.Text(), got.Meta)
 				}
 				record := in(c, "s", "python", readRecord)

@@ -261,7 +261,7 @@ func TestHTTP_RefusesStrangePages(t *testing.T) {
 	t.Parallel()
 	s := startHTTP(t, []string{"alice"}, map[string]any{
 		"lame_duck_seconds": 0, "hosts": []string{"sandbox.example"}, "origins": []string{"https://page.example"},
-	}, map[string]any{"prewarm": 0})
+	}, map[string]any{"prewarm": 0}, "NIX_SANDBOX_HOSTS=proxy.example,192.0.2.1")
 	for _, test := range []struct {
 		host, origin string
 		want         int
@@ -269,6 +269,8 @@ func TestHTTP_RefusesStrangePages(t *testing.T) {
 		{"", "", http.StatusOK},
 		{"sandbox.example", "", http.StatusOK},
 		{"sandbox.example:443", "https://page.example", http.StatusOK},
+		{"proxy.example:8800", "", http.StatusOK},
+		{"192.0.2.1:8800", "", http.StatusOK},
 		{"", "https://page.example", http.StatusOK},
 		{"", "http://localhost:3000", http.StatusOK},
 		{"", "https://evil.example", http.StatusForbidden},
@@ -344,7 +346,7 @@ func TestHTTP_TellsOfNewEnvironments(t *testing.T) {
 	quiet := s.client("bob", mcptest.Newest)
 	list := must.Get(quiet.Post(t.Context(), "tools/list", "", must.Get(quiet.Message(1, "tools/list", nil))(t)))(t)
 	defer list.Body.Close()
-	if body := must.Get(io.ReadAll(list.Body))(t); list.Header.Get("Content-Type") != "application/json" || !strings.Contains(string(body), `"data"`) {
+	if body := must.Get(io.ReadAll(list.Body))(t); list.Header.Get("Content-Type") != "application/json" || !strings.Contains(string(body), `\n- data`) {
 		t.Errorf("a client without a stream is answered with %s: %s", list.Header.Get("Content-Type"), body)
 	}
 	s.end()

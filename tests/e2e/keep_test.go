@@ -52,7 +52,10 @@ touch -d '2001-02-03 04:05:06.789' tool; chmod 500 deep/er; mkdir -p gone; : >go
 func TestKeep_SurvivesTheServer(t *testing.T) {
 	t.Parallel()
 	state := t.TempDir()
-	c := keeping(t, state)
+	metadata := "NIX_SANDBOX_METADATA=" + mcptest.MetadataWith(t, environments(t), map[string]any{
+		"session": mcptest.Session(map[string]any{"shared_files": false}),
+	})
+	c := keeping(t, state, metadata)
 	in(c, "s", "bash", "x=1;"+everyKind)
 	in(c, "s", "bash", "rm -r gone; mkdir replaced; : >replaced/file; y=2")
 	in(c, "s", "bash", "rm -r replaced; : >replaced; echo more >>deep/er/data")
@@ -63,7 +66,7 @@ func TestKeep_SurvivesTheServer(t *testing.T) {
 	in(c, "s2", "python", "open('f','w').write('python')")
 	end(t, c)
 
-	c = keeping(t, state)
+	c = keeping(t, state, metadata)
 	answer := in(c, "s", "bash", describe+"; echo $x")
 	if answer.IsError || !strings.HasPrefix(answer.Text(), want.Text()+"\n") {
 		t.Errorf("answer\n%q\nwant\n%q", answer.Text(), want.Text())
@@ -75,7 +78,7 @@ func TestKeep_SurvivesTheServer(t *testing.T) {
 	in(c, "s", "bash", "chmod -R u+w deep; rm -r deep; echo 2 >second")
 	end(t, c)
 
-	c = keeping(t, state)
+	c = keeping(t, state, metadata)
 	if answer := in(c, "s", "bash", "ls; cat second"); answer.IsError || strings.Contains(answer.Text(), "deep") || !strings.Contains(answer.Text(), "tool\n2\n[") {
 		t.Errorf("answer %q", answer.Text())
 	}
@@ -368,5 +371,27 @@ func TestKeep_SeesMappings(t *testing.T) {
 	end(t, c)
 	if answer := in(keeping(t, state), "s", "python", "open('f', 'rb').read()[5000:5005]"); !strings.HasPrefix(answer.Text(), "b'mmap!'\n") {
 		t.Errorf("answer %q", answer.Text())
+	}
+}
+
+// Many files below a long path take no memory of the server to speak of, neither when they are saved
+// nor when the session begins again.
+func TestKeep_TakesLittleMemory(t *testing.T) {
+	t.Parallel()
+	state := t.TempDir()
+	c := keeping(t, state)
+	in(c, "s", "bash", "name=$(printf 'x%.0s' {1..250}); for i in {1..15}; do mkdir $name && cd $name; done; seq 20000 | xargs touch; cd /workspace")
+	in(c, "s", "bash", ":") // when they are saved
+	saving := c.PeakMemory()
+	end(t, c)
+	c = keeping(t, state)
+	answer := in(c, "s", "bash", "find . -type f | wc -l")
+	if !strings.HasPrefix(answer.Text(), "20000\n") || !strings.Contains(answer.Text(), "are kept (20016, ") {
+		t.Errorf("answer %.300q", answer.Text())
+	}
+	restoring := c.PeakMemory()
+	t.Logf("%d MB when they are saved, %d MB when they are restored", saving>>20, restoring>>20)
+	if max(saving, restoring) >= 64<<20 {
+		t.Error("the server has 64 MB or more")
 	}
 }

@@ -27,9 +27,9 @@ func TestLanguages_TypeScriptInASession(t *testing.T) {
 func TestLanguages_LargeValuesAreShort(t *testing.T) {
 	c := start(t)
 	for _, code := range []string{
-		"require('child_process').exec('true')",
-		"require('http').createServer(() => {}).listen('socket')",
-		"new (require('worker_threads').Worker)('1', { eval: true })",
+		"const child = require('child_process').exec('true')\nchild",
+		"const server = require('http').createServer(() => {}).listen('socket')\nserver",
+		"const worker = new (require('worker_threads').Worker)('1', { eval: true })\nworker",
 		"process",
 	} {
 		if got := in(c, "values", "node", code).Text(); strings.Count(got, "\n") != 1 || len(got) > 400 {

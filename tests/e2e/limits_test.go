@@ -23,10 +23,15 @@ const (
 	tasks    = 40
 )
 
-// limited returns the variable that gives the environments small limits: in
-// the metadata, and in copies of bin/session-run, which holds those that the
-// agent keeps.
+// limited returns the variable that gives the environments small limits.
 func limited(t testing.TB) string {
+	t.Helper()
+	return "NIX_SANDBOX_METADATA=" + mcptest.Metadata(t, withLimits(t))
+}
+
+// withLimits returns the environments with small limits: in the metadata, and in copies of
+// bin/session-run, which holds those that the agent keeps.
+func withLimits(t testing.TB) map[string]map[string]any {
 	t.Helper()
 	all := environments(t)
 	for name, fields := range all {
@@ -41,7 +46,7 @@ func limited(t testing.TB) string {
 		must.Do(t, os.WriteFile(path, []byte(strings.Replace(string(text), was, now, 1)), 0o755))
 		fields["session_exec"], fields["memory_mb"], fields["pids"] = path, memoryMB, tasks
 	}
-	return "NIX_SANDBOX_METADATA=" + mcptest.Metadata(t, all)
+	return all
 }
 
 // hog takes MiB of memory, one after the other, touches them and gives them

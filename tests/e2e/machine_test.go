@@ -164,11 +164,11 @@ func TestMachine_Files(t *testing.T) {
 	useMachine(t, 0)
 	c := start(t)
 	answer := in(c, "s", "bash", "echo a,b >outputs/table.csv; png outputs/dot.png")
-	if len(answer.Content) != 3 || answer.Content[1].Type != "resource_link" || answer.Content[2].MIMEType != "image/png" {
+	if len(answer.Content) != 2 || answer.Content[0].Type != "resource_link" || answer.Content[1].MIMEType != "image/png" {
 		t.Fatalf("answer %+v", answer)
 	}
 	var read struct{ Contents []struct{ Text string } }
-	must.Do(t, json.Unmarshal(c.Request("resources/read", map[string]any{"uri": answer.Content[1].URI}).Result, &read))
+	must.Do(t, json.Unmarshal(c.Request("resources/read", map[string]any{"uri": answer.Content[0].URI}).Result, &read))
 	if len(read.Contents) != 1 || read.Contents[0].Text != "a,b\n" {
 		t.Errorf("read %+v", read)
 	}

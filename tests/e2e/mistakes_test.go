@@ -42,10 +42,13 @@ var mistakes = []mistake{
 	{"prompts", code("python", ">>> x = 1\n>>> x\n1"), "1\n", nil},
 	{"prompts of a shell", code("bash", "$ echo hi\nhi"), "hi\n", nil},
 	{"code that is indented", code("python", "    x = 1\n    print(x)"), "1\n", nil},
-	{"a notebook's shell line", code("python", "!pip install pandas"), "[hint: nothing can be installed: leave this line out and use what is there", code("python", "import numpy")},
-	{"a notebook's pip", code("python", "%pip install numpy\nimport numpy"), "[hint: nothing can be installed: leave this line out", code("python", "import numpy")},
-	{"a notebook's magic", code("python", "%matplotlib inline\nprint(1)"), "[hint: this is no notebook: leave out lines that begin with ! or %]", code("python", "print(1)")},
-	{"a notebook's shell", code("python", "get_ipython().system('ls')\nprint(1)"), "[hint: this is no notebook: leave out get_ipython()]", code("python", "print(1)")},
+	{"a notebook's shell line", code("python", "!pip install torch"), " be installed: leave this line out and use what is there", code("python", "import numpy")},
+	{"a notebook's pip", code("python", "%pip install nosuchpackage\nimport numpy"), " be installed: leave this line out", code("python", "import numpy")},
+	{"a notebook's pip of what is there", code("python", "%pip install -q numpy\nimport numpy; print(1)"), "1\n", nil},
+	{"a notebook's magic", code("python", "%matplotlib inline\nprint(1)"), "1\n", nil},
+	{"a notebook's unknown magic", code("python", "%sql select 1\nprint(1)"), "[hint: this line of a notebook is not known here: leave it out]", code("python", "print(1)")},
+	{"a notebook's command", code("python", "!echo hi"), "hi\n", nil},
+	{"a notebook's shell", code("python", "get_ipython().system('echo hi')"), "hi\n", nil},
 	{"a notebook's display", code("python", "display('hi')"), "hi", nil},
 	{"TypeScript", code("node", "const x: number = 6 * 7; x"), "42\n", nil},
 	{"a module", code("node", "import { sep } from 'path'; export const x = sep; x"), "'/'\n", nil},
@@ -85,20 +88,20 @@ var mistakes = []mistake{
 	{"a file of Node.js in Bash", code("bash", "#!/usr/bin/env node\nconst x = 1;\nconsole.log(x);"), `use env "node"`, code("node", "#!/usr/bin/env node\nconst x = 1;\nconsole.log(x);")},
 
 	// Something is to be installed or fetched.
-	{"pip in Bash", code("bash", "pip install pandas"), "[hint: nothing can be installed: use what is there, or ask the user to add it to this env]", code("bash", "python3 -c 'import csv'")},
-	{"pip as code of Python", code("python", "pip install pandas"), "[hint: nothing can be installed: leave this line out", code("python", "import csv")},
-	{"pip from Python", code("python", "import subprocess\nsubprocess.run(['pip', 'install', 'pandas'], check=True)"), "[hint: nothing can be installed", code("python", "import csv")},
-	{"pip as a module", code("python", "import subprocess, sys\nsubprocess.check_call([sys.executable, '-m', 'pip', 'install', 'pandas'])"), "[hint: nothing can be installed", code("python", "import csv")},
-	{"a program that Python starts", code("python", "import subprocess\nsubprocess.run(['ffmpeg'])"), "[hint: nothing can be installed", code("python", "import subprocess\nsubprocess.run(['git', '--version'])")},
-	{"a program that Python's shell starts", code("python", "import subprocess\nsubprocess.run('ffmpeg -i x', shell=True, check=True)"), "[hint: nothing can be installed", code("python", "import wave")},
-	{"a program that Node.js starts", code("node", "require('child_process').execFileSync('ffmpeg')"), "[hint: nothing can be installed", code("node", "require('child_process').execFileSync('make', ['--version'])")},
-	{"npm", code("bash", "npm install lodash"), "[hint: nothing can be installed", code("bash", "true")},
-	{"npm as code of Node.js", code("node", "npm install lodash"), "[hint: nothing can be installed: use what Node.js has, or ask the user", code("node", "require('util').isDeepStrictEqual([], [])")},
-	{"npx", code("node", "npx tsc --version"), "[hint: nothing can be installed", code("node", "const x: number = 1")},
-	{"apt-get", code("bash", "apt-get install -y make"), "[hint: nothing can be installed", code("bash", "make --version")},
+	{"pip in Bash", code("bash", "pip install pandas"), " be installed: use what is there, or ask the user to add it to this env]", code("bash", "python3 -c 'import csv'")},
+	{"pip as code of Python", code("python", "pip install pandas"), " be installed: leave this line out", code("python", "import csv")},
+	{"pip from Python", code("python", "import subprocess\nsubprocess.run(['pip', 'install', 'pandas'], check=True)"), " be installed", code("python", "import csv")},
+	{"pip as a module", code("python", "import subprocess, sys\nsubprocess.check_call([sys.executable, '-m', 'pip', 'install', 'pandas'])"), " be installed", code("python", "import csv")},
+	{"a program that Python starts", code("python", "import subprocess\nsubprocess.run(['ffmpeg'])"), " be installed", code("python", "import subprocess\nsubprocess.run(['git', '--version'])")},
+	{"a program that Python's shell starts", code("python", "import subprocess\nsubprocess.run('ffmpeg -i x', shell=True, check=True)"), " be installed", code("python", "import wave")},
+	{"a program that Node.js starts", code("node", "require('child_process').execFileSync('ffmpeg')"), " be installed", code("node", "require('child_process').execFileSync('make', ['--version'])")},
+	{"npm", code("bash", "npm install lodash"), " be installed", code("bash", "true")},
+	{"npm as code of Node.js", code("node", "npm install lodash"), " be installed: use what Node.js has, or ask the user", code("node", "require('util').isDeepStrictEqual([], [])")},
+	{"npx", code("node", "npx tsc --version"), " be installed", code("node", "const x: number = 1")},
+	{"apt-get", code("bash", "apt-get install -y make"), " be installed", code("bash", "make --version")},
 	{"sudo", code("bash", "sudo ls /"), "[hint: there is no sudo: run the command without it", code("bash", "ls /")},
 	{"a package that Python lacks", code("python", "import torch"), `modules of the project need sys.path.insert(0, "/project")]`, code("python", "import sys\nsys.path.insert(0, \"/project\")\nimport sales")},
-	{"a package that Node.js lacks", code("node", "const _ = require('lodash')"), "[hint: nothing can be installed", code("node", "Object.groupBy ?? Array.from")},
+	{"a package that Node.js lacks", code("node", "const _ = require('lodash')"), " be installed", code("node", "Object.groupBy ?? Array.from")},
 	{"curl", code("bash", "curl -sS https://example.org"), "[hint: there is no network, and trying again does not help]", code("bash", "true")},
 	{"wget", code("bash", "wget https://example.org"), "[hint: there is no network", code("bash", "true")},
 	{"a download in Python", code("python", "import urllib.request\nurllib.request.urlopen('https://example.org')"), "[hint: there is no network, and trying again does not help]", code("python", "1")},
@@ -161,7 +164,14 @@ func TestMistakes_AreAnsweredWithAHint(t *testing.T) {
 	project := t.TempDir()
 	must.Do(t, os.WriteFile(filepath.Join(project, "sales.csv"), []byte("a,b\n1,2\n"), 0o644))
 	must.Do(t, os.WriteFile(filepath.Join(project, "sales.py"), nil, 0o644))
-	c := start(t, "PROJECT_DIR="+project)
+	// Some are mistakes only if a call cannot ask for time, and a session has one environment.
+	all := environments(t)
+	for _, fields := range all {
+		fields["max_timeout_seconds"] = nil
+	}
+	c := start(t, "PROJECT_DIR="+project, "NIX_SANDBOX_METADATA="+mcptest.MetadataWith(t, all, map[string]any{
+		"session": mcptest.Session(map[string]any{"shared_files": false}),
+	}))
 	in(c, "theirs", "python", "x = 1")
 	check := func(c *mcptest.Client, m mistake) {
 		t.Run(m.name, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -28,7 +29,7 @@ import (
 const onDemand = `
 [environments.python]
 preset = "python"
-packages_on_demand = ["beautifulsoup4", "ffmpeg", "psutil", "tabulate"]
+packages_on_demand = ["ffmpeg", "psutil", "python-docx", "tabulate"]
 timeout_seconds = 25
 [environments.sh]
 preset = "shell"
@@ -122,32 +123,32 @@ func TestPackages_HintsLeadToAResult(t *testing.T) {
 	s := withOnDemand(t, onDemand)
 	c := s.start()
 	offered(t, c, "sh", true)
-	code := "import bs4, psutil, tabulate\nprint(tabulate.tabulate([[bs4.BeautifulSoup('<p>text</p>', 'html.parser').p.text]], tablefmt='plain'))"
+	code := "import docx, psutil, tabulate\nprint(tabulate.tabulate([[docx.Document().add_paragraph('text').text]], tablefmt='plain'))"
 	answers := follow(t, c, "", "python", code)
 	if len(answers) != 4 {
 		t.Fatalf("%d answers: %+v\n%s", len(answers), answers, c.Log())
 	}
 	expect(t, answers[3], "text\n")
-	for i, env := range []string{"python+beautifulsoup4", "python+beautifulsoup4+psutil", "python+beautifulsoup4+psutil+tabulate"} {
+	for i, env := range []string{"python+python-docx", "python+psutil+python-docx", "python+psutil+python-docx+tabulate"} {
 		if !strings.Contains(answers[i].Text(), `[hint: env "`+env+`" has `) {
 			t.Errorf("answer %d is %s", i, answers[i].Text())
 		}
 	}
 	// Whatever the order, it is the same environment.
-	expect(t, run(c, "python+tabulate+psutil+beautifulsoup4+psutil", code), "text\n")
+	expect(t, run(c, "python+tabulate+psutil+python-docx+psutil", code), "text\n")
 	if folders := s.packages(); len(folders) != 3 {
 		t.Errorf("%d environments built: %v\n%s", len(folders), folders, c.Log())
 	}
 
 	// In a session, files stay.
 	expect(t, in(c, "s", "python", "open('kept', 'w').write('kept'); x = 1"), "[no output]")
-	answers = follow(t, c, "s", "python", "import bs4; print(open('kept').read(), 'x' in dir())")
+	answers = follow(t, c, "s", "python", "import docx; print(open('kept').read(), 'x' in dir())")
 	if len(answers) != 2 {
 		t.Fatalf("%d answers: %+v", len(answers), answers)
 	}
-	expect(t, answers[1], "kept False\n[the session's variables are lost, its files in /workspace are kept: it goes on in env \"python+beautifulsoup4\"]")
-	expect(t, in(c, "s", "python", "x = 2; import bs4; print(open('kept').read())"), "kept\n")
-	expect(t, in(c, "s", "python+beautifulsoup4", "print(x)"), "2\n")
+	expect(t, answers[1], "kept False\n[the session's variables are lost, its files in /workspace are kept: it goes on in env \"python+python-docx\"]")
+	expect(t, in(c, "s", "python", "x = 2; import docx; print(open('kept').read())"), "kept\n")
+	expect(t, in(c, "s", "python+python-docx", "print(x)"), "2\n")
 
 	// Programs, by their names.
 	answers = follow(t, c, "", "sh", "strace --version")
@@ -167,11 +168,11 @@ func (s *onDemandServer) growsBesideOtherOptions() {
 	state := "XDG_STATE_HOME=" + t.TempDir()
 	c := s.start(state, "SESSION_KEEP_FILES=1")
 	expect(t, in(c, "k", "python", "n = open('first', 'w').write('1')"), "[no output]")
-	in(c, "k", "python+beautifulsoup4", "import bs4; n = open('second', 'w').write('2')")
+	in(c, "k", "python+python-docx", "import docx; n = open('second', 'w').write('2')")
 	expect(t, in(c, "k", "python", "print(open('first').read(), open('second').read())"), "1 2\n")
 	must.Do(t, must.Get(os.FindProcess(c.PID()))(t).Kill())
 	<-c.Exited()
-	for _, env := range []string{"python+beautifulsoup4", "python"} {
+	for _, env := range []string{"python+python-docx", "python"} {
 		c = s.start(state, "SESSION_KEEP_FILES=1")
 		if answer := in(c, "k", env, "print(open('first').read(), open('second').read())"); answer.IsError || !strings.HasPrefix(answer.Text(), "1 2\n") {
 			t.Errorf("%s: %+v", env, answer)
@@ -183,9 +184,10 @@ func (s *onDemandServer) growsBesideOtherOptions() {
 	// What a session changed in the project is in a layer of its sandbox.
 	c = s.start("PROJECT_DIR="+t.TempDir(), "PROJECT_MODE=overlay", "XDG_STATE_HOME="+t.TempDir())
 	in(c, "o", "python", "x = 1")
-	expect(t, in(c, "o", "python+beautifulsoup4", "n = open('/project/new', 'w').write('text')"),
-		"[the session's variables are lost, its files in /workspace are kept: it goes on in env \"python+beautifulsoup4\"]")
-	expectError(t, in(c, "o", "python+psutil+beautifulsoup4", "1"), `session "o" has changed files of the project, which its sandbox with further packages would not have: go on in env "python+beautifulsoup4", or use another session id for "python+beautifulsoup4+psutil"`)
+	expect(t, in(c, "o", "python+python-docx", "n = open('/project/new', 'w').write('text')"),
+		"[the session's variables are lost, its files in /workspace are kept: it goes on in env \"python+python-docx\"]\n"+
+			"[changes to the project: the user takes them with: nix-sandbox-mcp changes o --apply]")
+	expectError(t, in(c, "o", "python+psutil+python-docx", "1"), `session "o" has changed files of the project, which its sandbox with further packages would not have: go on in env "python+python-docx", or use another session id for "python+psutil+python-docx"`)
 	expect(t, in(c, "o", "python", "print(open('/project/new').read())"), "text\n")
 }
 
@@ -194,7 +196,7 @@ func (s *onDemandServer) growsBesideOtherOptions() {
 func (s *onDemandServer) isThereAgain(code string) {
 	t := s.t
 	t.Helper()
-	const env = "python+beautifulsoup4+psutil+tabulate"
+	const env = "python+psutil+python-docx+tabulate"
 	c := s.start()
 	expect(t, run(c, env, code), "text\n")
 	if log := c.Log(); strings.Contains(log, "environment asked for") {
@@ -205,7 +207,7 @@ func (s *onDemandServer) isThereAgain(code string) {
 	}
 	expect(t, in(c, "s", env, "n = open('kept', 'w').write('kept')"), "[no output]")
 
-	if out := s.command("list"); !regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(env) + ` +ready .* Python 3 with NumPy and PyYAML, with beautifulsoup4, psutil, tabulate$`).MatchString(out) {
+	if out := s.command("list"); !regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(env) + ` +ready .* Python 3 with .*, pytest, psutil, python-docx, tabulate$`).MatchString(out) {
 		t.Errorf("list: %s", out)
 	}
 	if out := s.command("run", env, "-c", code); out != "text\n" {
@@ -221,7 +223,7 @@ func (s *onDemandServer) isThereAgain(code string) {
 	if !strings.Contains(string(roots), filepath.Join(s.cache, "nix-sandbox-mcp", "packages")) {
 		t.Error("Nix's garbage collection would take it")
 	}
-	if out := s.command("packages", "--remove", "python+tabulate+beautifulsoup4+psutil"); out != "removed "+env+"\n" {
+	if out := s.command("packages", "--remove", "python+tabulate+python-docx+psutil"); out != "removed "+env+"\n" {
 		t.Errorf("packages --remove: %s", out)
 	}
 	if out := s.command("packages"); strings.Contains(out, env) {
@@ -299,14 +301,22 @@ func TestPackages_Refusals(t *testing.T) {
 	}
 }
 
-// Without Nix a server whose environments allow packages does not start.
+// Without Nix a server whose environments allow packages serves them as they are, and says so in
+// its log.
 func TestPackages_NeedNix(t *testing.T) {
 	s := withOnDemand(t, onDemand)
 	s.start()
-	without := command(t, "XDG_CACHE_HOME="+s.cache, s.variables[len(s.variables)-1], "PATH="+t.TempDir())
-	expectRefusal(t, without,
-		`nix-sandbox-mcp: error: environment "python" allows packages on demand, and this server cannot build them: nix is not on its PATH, or it was made with buildAtStart = false`,
-		`nix-sandbox-mcp: hint: install Nix, or take packages_on_demand out of the environment`)
+	c := mcptest.Start(t, command(t, "XDG_CACHE_HOME="+s.cache, s.variables[len(s.variables)-1], "PATH="+t.TempDir()))
+	c.Initialize(mcptest.Newest)
+	if list := c.Request("tools/list", nil).Result; bytes.Contains(list, []byte("adds packages")) || !bytes.Contains(list, []byte(`"enum":["node","python","sh"]`)) {
+		t.Errorf("the tool: %s", list)
+	}
+	expect(t, run(c, "python", "6 * 7"), "42\n")
+	expectError(t, run(c, "python+psutil", "1"), `there is no env "python+psutil"`)
+	expectError(t, run(c, "python", "import psutil"), "[hint: it cannot be installed")
+	if log := c.Log(); !strings.Contains(log, "calls can add no packages") {
+		t.Errorf("the log: %s", log)
+	}
 }
 
 // hostileNames are names that mean harm or none at all, and some that are right but

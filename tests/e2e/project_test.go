@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -91,7 +92,7 @@ func TestProjectsOwnTests(t *testing.T) {
 	// The next call does not find the files that a call wrote.
 	expect(t, run(c, "project", "ls -A /project/build"), "old.txt\n")
 	// What the project has can be replaced, and a session keeps it.
-	expect(t, in(c, "work", "project", "make -s -C /project && rm /project/words.py && echo made"), "made\n")
+	expect(t, in(c, "work", "project", "make -s -C /project && rm /project/words.py && echo made"), "made\n[changes to the project: the user takes them with: nix-sandbox-mcp changes work --apply]")
 	expect(t, in(c, "work", "project", "cat /project/build/old.txt; ls /project"), "new\nMakefile\nbuild\nflake.nix\ntest_words.py\n")
 	expect(t, in(c, "other", "project", "cat /project/build/old.txt"), "old\n")
 	// Every other environment has the same layer.
@@ -135,13 +136,11 @@ func TestProjectsShellIsBuiltAtStart(t *testing.T) {
 	must.Do(t, os.WriteFile(filepath.Join(folder, ".env"), []byte("TOKEN="+secret+"\n"), 0o600))
 	before := tree(t, folder)
 	c := start(t, "PROJECT_DIR="+folder, "PROJECT_MODE=overlay", "PROJECT_USE_FLAKE=1", "PATH="+os.Getenv("PATH"), "NIX_CONFIG="+os.Getenv("NIX_CONFIG"))
-	var list string
-	patience.Wait(t, building, func() string { return list + "\n" + c.Log() }, func() bool {
+	patience.Wait(t, building, c.Log, func() bool {
 		if strings.Contains(c.Log(), "environment not built") {
 			t.Fatal(c.Log())
 		}
-		list = string(c.Request("tools/list", map[string]any{}).Result)
-		return strings.Contains(list, `"project"`)
+		return slices.Contains(listed(c), "project")
 	})
 	answer := run(c, "project", "cd /project && python3 -m pytest -q && cat .env")
 	if got := answer.Text(); answer.IsError || !strings.Contains(got, "2 passed") || !strings.Contains(got, secret) {

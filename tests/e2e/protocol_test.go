@@ -134,7 +134,7 @@ func TestProtocol_ErrorCodes(t *testing.T) {
 		"no environment":      {map[string]any{"code": "1"}, []string{"env is missing", "bash, node, python"}},
 		"no code":             {map[string]any{"env": "python"}, []string{"code is missing", "bash, node, python"}},
 		"nothing":             {map[string]any{}, []string{"code is missing"}},
-		"one too many":        {map[string]any{"code": "1", "env": "python", "timeout": 5}, []string{`unknown argument "timeout"`}},
+		"one too many":        {map[string]any{"code": "1", "env": "python", "cwd": "/"}, []string{`unknown argument "cwd"`}},
 		"wrong type":          {map[string]any{"code": 1, "env": "python"}, []string{"code is not a string"}},
 		"no arguments":        {nil, []string{"code is missing"}},
 		"a list":              {[]int{1}, []string{"the arguments are not an object"}},

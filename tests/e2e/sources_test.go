@@ -126,11 +126,12 @@ func lock(t testing.TB, folder string) {
 	nixCommand(t, "flake", "lock", folder)
 }
 
-// listed returns the environments that the list of tools offers.
+// listed returns the environments that the list offers, without those that are being built.
 func listed(c *mcptest.Client) []string {
 	var list struct {
 		Tools []struct {
-			Schema struct {
+			Description string
+			Schema      struct {
 				Properties struct {
 					Env struct {
 						Enum    []string
@@ -144,11 +145,14 @@ func listed(c *mcptest.Client) []string {
 		return nil
 	}
 	env := list.Tools[0].Schema.Properties.Env
+	all := env.Enum
 	if names, found := strings.CutPrefix(env.Pattern, "^("); found {
 		names, _, _ = strings.Cut(names, ")") // calls may add packages
-		return strings.Split(names, "|")
+		all = strings.Split(names, "|")
 	}
-	return env.Enum
+	return slices.DeleteFunc(all, func(name string) bool {
+		return strings.Contains(list.Tools[0].Description, "\n- "+name+": being built; a call waits for it")
+	})
 }
 
 // offered waits until the list offers an environment, or does not any more.
@@ -235,10 +239,23 @@ func TestReferencesAreBuiltBesideTheServer(t *testing.T) {
 	c.Initialize(mcptest.Newest)
 	t.Logf("initialize was answered after %v", time.Since(began))
 	for _, env := range []string{"one", "two", "wrong", "nothing"} {
-		expectError(t, run(c, env, "echo 1"), fmt.Sprintf("env %q is still being built, for ", env), " s so far: call again later, or use one of bash, ")
+		if text := string(c.Request("tools/list", map[string]any{}).Result); !strings.Contains(text, `\n- `+env+": being built; a call waits for it") {
+			t.Errorf("%s is not in the list: %s", env, text)
+		}
 	}
 	expect(t, run(c, "bash", "echo works"), "works\n")
+	waits := make(chan mcptest.Answer, 1)
+	go func() { waits <- run(c, "one", "echo waited") }()
+	select {
+	case answer := <-waits:
+		t.Errorf("a call did not wait: %+v", answer)
+	case <-time.After(time.Second):
+	}
 	g.release()
+	// A slow machine may take longer than a call waits.
+	if answer := <-waits; answer.IsError && !strings.Contains(answer.Text(), "is still being built") {
+		t.Errorf("the call that waited: %+v", answer)
+	}
 	for _, env := range []string{"one", "two"} {
 		offered(t, c, env, true)
 		expect(t, run(c, env, "echo $((6*7))"), "42\n")
@@ -257,10 +274,13 @@ func TestReferencesAreBuiltBesideTheServer(t *testing.T) {
 	if status := c.Wait(10 * time.Second); status != 0 {
 		t.Errorf("status %d", status)
 	}
-	patience.Until(t, "the folder of builds is gone", func() bool {
-		left, err := os.ReadDir(runtimeDir)
-		return err == nil && len(left) == 0
-	})
+	patience.Until(t, "the folder of builds is gone", func() bool { return holdsNoBuild(t, runtimeDir) })
+}
+
+// holdsNoBuild reports whether a folder for the session's files has no others than sockets.
+func holdsNoBuild(t *testing.T, runtimeDir string) bool {
+	left := must.Get(os.ReadDir(runtimeDir))(t)
+	return !slices.ContainsFunc(left, func(entry os.DirEntry) bool { return entry.Name() != "nix-sandbox-mcp" })
 }
 
 // SIGHUP has references built again: what had failed comes, what leads elsewhere
@@ -328,11 +348,40 @@ func TestBuilderEndsWithTheServer(t *testing.T) {
 			end(c)
 			c.Wait(10 * time.Second) // also for the end of its output
 			patience.Until(t, "nothing is built any more", func() bool { return len(procfs.WithCommand(mark)) == 0 })
-			patience.Until(t, "its folder is gone", func() bool {
-				left, err := os.ReadDir(runtimeDir)
-				return err == nil && len(left) == 0
-			})
+			patience.Until(t, "its folder is gone", func() bool { return holdsNoBuild(t, runtimeDir) })
 		})
+	}
+}
+
+// A command waits for what it needs to be built, and says what is built meanwhile.
+func TestCommands_WaitForBuilds(t *testing.T) {
+	g := nix(t)
+	folder := t.TempDir()
+	config := filepath.Join(folder, "config.toml")
+	must.Write(t, config, "[environments.sh]\npreset = \"shell\"\n[environments.wrong]\nsandbox = \"/nowhere\"\n", 0o644)
+	command := func(status int, words ...string) string {
+		t.Helper()
+		cmd := exec.Command(undertest.Server(t), words...)
+		cmd.Env = append(os.Environ(), g.variables("XDG_CACHE_HOME="+folder, "NIX_SANDBOX_CONFIG="+config)...)
+		var stderr strings.Builder
+		cmd.Stderr = &stderr
+		out, _ := cmd.Output() // the status says it
+		if cmd.ProcessState.ExitCode() != status {
+			t.Fatalf("%v: status %d: %s%s", words, cmd.ProcessState.ExitCode(), out, &stderr)
+		}
+		return string(out) + stderr.String()
+	}
+	if got := command(0, "list"); !strings.Contains(got, "\nsh     ready") || !strings.Contains(got, "building sh") {
+		t.Errorf("list: %s", got)
+	}
+	if got := command(0, "run", "sh", "-c", "echo $((6 * 7))"); got != "42\n" {
+		t.Errorf("run, of what has been built: %s", got)
+	}
+	if got := command(125, "run", "sh+jq", "-c", "1"); !strings.Contains(got, `environment "sh" takes no packages`) {
+		t.Errorf("packages: %s", got)
+	}
+	if got := command(125, "run", "wrong", "-c", "1"); !strings.Contains(got, `environment "wrong" cannot be used`) {
+		t.Errorf("one that is not built: %s", got)
 	}
 }
 

@@ -253,6 +253,7 @@ func run(ctx context.Context, dir string, options Options, attempts []attempt) (
 	if err := keepDescriptors(); err != nil {
 		return Report{}, err
 	}
+	allowPriorities()
 	s := &suite{artifact: a, Options: options}
 	if !s.NoControls {
 		if s.interpreter, err = hostInterpreter(ctx, a.Type, options.Interpreters[a.Type], options.patient(maxTimeout)); err != nil {

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/networld"
 )
@@ -214,6 +216,14 @@ func keepDescriptors() error {
 		}
 	}
 	return nil
+}
+
+// allowPriorities lets this process and those that it starts raise their priorities, where it may.
+// A sandbox must not inherit that.
+func allowPriorities() {
+	for _, limit := range []int{unix.RLIMIT_RTPRIO, unix.RLIMIT_NICE} {
+		_ = unix.Setrlimit(limit, &unix.Rlimit{Cur: 30, Max: 30})
+	}
 }
 
 // without returns an environment without some variables.

@@ -1,159 +1,205 @@
 package greedy
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
 	"maps"
 	"math/rand/v2"
 	"net"
+	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/seed"
 )
+
+// greed is one way to ask for much, which all greedy principals try at once.
+type greed struct {
+	// principals do it, each on so many connections.
+	principals, connections int
+	// send writes a request to a connection.
+	send func(g *greedy, conn io.Writer)
+	// held is how long a request is left open without reading its answer. If it is 0, the answer
+	// is read at once, and the next request follows.
+	held time.Duration
+	// least is how many requests are sent before the modest principal asks for something, and
+	// least what passes before that.
+	least int
+	after time.Duration
+	// apart is how long each principal waits for the one before: if all take half of what is free,
+	// nearly nothing is left.
+	apart time.Duration
+}
+
+// Greedy principals, and connections of each that use up all calls, or all places for connections.
+const (
+	all        = 19
+	ofCalls    = 120
+	ofListener = 4800 / all
+)
+
+var greeds = map[string]greed{
+	"reads that wait":         {principals: all, connections: ofCalls, send: (*greedy).waitingReads, held: 4 * time.Second},
+	"calls that sleep":        {principals: all, connections: ofCalls, send: (*greedy).sleeper},
+	"calls that are given up": {principals: all, connections: ofCalls, send: (*greedy).legacySleeper, held: 200 * time.Millisecond, least: all * ofCalls * 3 / 2},
+	"values":                  {principals: all, connections: 32, send: (*greedy).values},
+	"values that stay":        {principals: all, connections: 64, send: (*greedy).subscription, held: time.Minute},
+	"large calls":             {principals: all, connections: 8, send: (*greedy).largeCall, held: 5 * time.Second},
+	"slow bodies":             {principals: all, connections: 40, send: (*greedy).slowBody, held: time.Minute, apart: 100 * time.Millisecond},
+	"bodies that never come":  {principals: all, connections: ofListener, send: (*greedy).noBody, held: time.Minute},
+	"idle connections":        {principals: all, connections: ofListener, send: func(*greedy, io.Writer) {}, held: time.Minute},
+	"heads that never come":   {principals: all, connections: ofListener, send: (*greedy).noHead, held: time.Minute},
+	"answers that nobody reads": {
+		principals: all, connections: 64, held: time.Minute, after: 3 * time.Second,
+		send: func(g *greedy, conn io.Writer) { g.call(conn, "", "fill 1000000") },
+	},
+	"files that nobody reads": {principals: all, connections: 32, send: (*greedy).file, held: time.Minute, after: 3 * time.Second},
+	"files":                   {principals: all, connections: 32, send: (*greedy).file, after: 2 * time.Second},
+	"refused calls":           {principals: 1, connections: 64, send: (*greedy).refused, after: 4 * time.Second},
+	"sessions":                {principals: all, connections: 16, send: (*greedy).newSession, least: 60 * all},
+	"sessions that end":       {principals: all, connections: 16, send: (*greedy).endingSession, least: 1200},
+	"HTTP sessions":           {principals: all, connections: 16, send: (*greedy).httpSession, least: 4500},
+	"builds":                  {principals: all, connections: 64, send: (*greedy).build, held: 500 * time.Millisecond, least: 2500},
+	"kept files":              {principals: all, connections: 4, send: (*greedy).keptFile, least: 200},
+	"files of calls":          {principals: all, connections: 8, send: (*greedy).fileOfCall, least: 400},
+}
+
+// everything is a mixture: each principal does two things.
+const everything = "everything"
 
 // crowd is many principals that ask for all they can get.
 type crowd struct {
-	s   *server
-	ctx context.Context
-	all sync.WaitGroup
-
-	mu   sync.Mutex
-	done map[string]int // how often something was asked for
+	address string
+	ctx     context.Context
+	users   sync.WaitGroup
+	sent    atomic.Int64
 }
 
-func newCrowd(ctx context.Context, s *server, source *rand.Rand) *crowd {
-	c := &crowd{s: s, ctx: ctx, done: map[string]int{}}
-	names := slices.Sorted(maps.Keys(greed))
-	for i := range greedyPrincipals {
-		random := rand.New(rand.NewPCG(source.Uint64(), 0))
-		g := &greedy{crowd: c, name: fmt.Sprintf("greedy-%d", i), random: random}
-		// Each kind has one at least.
-		kinds := []string{names[i%len(names)]}
-		for range random.IntN(3) {
-			kinds = append(kinds, names[random.IntN(len(names))])
+// crowdMain is the process of the greedy clients. For each line of its input, which is a kind of
+// greed, it is greedy until the next line comes. It prints a line when it has asked for so much that
+// the modest principal may come.
+func crowdMain(address string) error {
+	// The server goes first, as it would on a machine of its own.
+	if err := syscall.Setpriority(syscall.PRIO_PROCESS, 0, 10); err != nil {
+		return err
+	}
+	with, err := seed.Pick()
+	if err != nil {
+		return err
+	}
+	source := rand.New(rand.NewPCG(with, 0))
+	lines := bufio.NewScanner(os.Stdin)
+	for more := lines.Scan(); more; {
+		ctx, end := context.WithCancel(context.Background())
+		c := &crowd{address: address, ctx: ctx}
+		least, after := c.begin(lines.Text(), source)
+		began := time.Now()
+		go func() {
+			for ctx.Err() == nil && (c.sent.Load() < int64(least) || time.Since(began) < after) {
+				time.Sleep(10 * time.Millisecond)
+			}
+			fmt.Println("begun")
+		}()
+		more = lines.Scan()
+		end()
+		c.users.Wait()
+		fmt.Println("ended after", c.sent.Load())
+	}
+	return nil
+}
+
+// begin has the crowd do what a kind of greed says. It returns how many requests are to be sent, and
+// the time to wait, before the modest principal comes.
+func (c *crowd) begin(kind string, source *rand.Rand) (least int, after time.Duration) {
+	names := slices.Sorted(maps.Keys(greeds))
+	if one, ok := greeds[kind]; ok {
+		for i := range one.principals {
+			c.join(one, one.connections, i, source.Uint64())
 		}
-		for _, kind := range kinds {
-			seed := random.Uint64()
-			c.all.Go(func() { (&greedy{c, g.name, rand.New(rand.NewPCG(seed, 0))}).want(kind) })
+		return max(one.least, one.principals*one.connections), max(one.after, 300*time.Millisecond)
+	}
+	for i := range all {
+		for range 2 {
+			one := greeds[names[source.IntN(len(names))]]
+			c.join(one, one.connections/2, i, source.Uint64())
+			least += one.connections / 2
 		}
 	}
-	return c
+	return least, time.Second
 }
 
-func (c *crowd) wait() { c.all.Wait() }
-
-func (c *crowd) String() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return fmt.Sprint(c.done)
-}
-
-// greedy is one of them.
-type greedy struct {
-	*crowd
-	name   string
-	random *rand.Rand
-}
-
-// greed are the ways to ask for much: each sends something on connections that stay open
-// for a while, and says how many of them.
-var greed = map[string]struct {
-	connections int
-	// send writes to one connection, and how its answer is read follows from slow.
-	send func(g *greedy, conn io.Writer)
-	slow bool
-}{
-	"waiting reads":       {200, (*greedy).waitingReads, true},
-	"values":              {8, (*greedy).values, false},
-	"subscribed values":   {64, (*greedy).subscribedValues, true},
-	"large calls":         {6, (*greedy).largeCalls, true},
-	"large subscriptions": {6, (*greedy).largeSubscriptions, true},
-	"slow bodies":         {40, (*greedy).slowBodies, true},
-	"connections":         {300, (*greedy).bodiless, true},
-	"idle connections":    {300, (*greedy).idle, true},
-	"unread answers":      {40, (*greedy).unread, true},
-	"refusals":            {16, (*greedy).refusals, false},
-	"calls":               {40, (*greedy).calls, false},
-	"sleepers":            {100, (*greedy).sleepers, true},
-	"sessions":            {16, (*greedy).sessions, false},
-}
-
-// want asks for one thing again and again.
-func (g *greedy) want(kind string) {
-	what := greed[kind]
-	var users sync.WaitGroup
-	for range what.connections {
-		seed := g.random.Uint64()
-		one := &greedy{g.crowd, g.name, rand.New(rand.NewPCG(seed, 0))}
-		users.Go(func() {
-			for g.ctx.Err() == nil {
-				one.use(kind, what.send, what.slow)
+// join has a principal be greedy on connections.
+func (c *crowd) join(one greed, connections, principal int, with uint64) {
+	for n := range connections {
+		g := &greedy{crowd: c, name: fmt.Sprintf("greedy-%d", principal), connection: n, random: rand.New(rand.NewPCG(with, uint64(n)))}
+		c.users.Go(func() {
+			g.pause(time.Duration(principal) * one.apart)
+			for c.ctx.Err() == nil {
+				g.use(one)
+				g.pause(20 * time.Millisecond)
 			}
 		})
 	}
-	users.Wait()
+}
+
+// greedy is one of them, with one connection at a time.
+type greedy struct {
+	*crowd
+	name       string
+	connection int
+	random     *rand.Rand
+	session    string // of HTTP
 }
 
 // use opens a connection, and sends and reads until something fails.
-func (g *greedy) use(kind string, send func(*greedy, io.Writer), slow bool) {
-	conn, err := (&net.Dialer{}).DialContext(g.ctx, "tcp", g.s.address)
+func (g *greedy) use(one greed) {
+	conn, err := (&net.Dialer{}).DialContext(g.ctx, "tcp", g.address)
 	if err != nil {
-		g.pause(time.Second)
 		return
 	}
 	defer conn.Close()
 	stop := context.AfterFunc(g.ctx, func() { conn.Close() })
 	defer stop()
-	if slow {
+	if one.held > 0 {
 		_ = conn.(*net.TCPConn).SetReadBuffer(4 << 10)
-		send(g, conn)
-		g.count(kind)
-		_ = conn.SetReadDeadline(time.Now().Add(g.between(time.Second, 20*time.Second)))
-		for buffer := make([]byte, 4<<10); ; g.pause(time.Second) {
-			if _, err := conn.Read(buffer); err != nil {
-				return
-			}
-		}
+		g.sent.Add(1)
+		one.send(g, conn)
+		g.hold(conn, one.held)
+		return
 	}
-	go func() { _, _ = io.Copy(io.Discard, conn) }() // ends with the connection
-	for range 100 {
-		if g.ctx.Err() != nil {
+	answers := bufio.NewReader(conn)
+	for {
+		one.send(g, conn)
+		g.sent.Add(1)
+		response, err := http.ReadResponse(answers, nil)
+		if err == nil {
+			_, err = io.Copy(io.Discard, response.Body)
+			response.Body.Close()
+		}
+		if err != nil {
 			return
 		}
-		failing := &failing{Writer: conn}
-		send(g, failing)
-		g.count(kind)
-		// Processors are not shared out here, so the crowd leaves some to the server.
-		g.pause(50 * time.Millisecond)
-		if failing.failed {
-			g.pause(50 * time.Millisecond)
+		if response.Close {
 			return
 		}
 	}
 }
 
-// failing notes whether a write failed.
-type failing struct {
-	io.Writer
-	failed bool
-}
-
-func (f *failing) Write(data []byte) (int, error) {
-	n, err := f.Writer.Write(data)
-	f.failed = f.failed || err != nil
-	return n, err
-}
-
-func (g *greedy) count(kind string) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.done[kind]++
-}
-
-func (g *greedy) between(least, most time.Duration) time.Duration {
-	return least + time.Duration(g.random.Int64N(int64(most-least)))
+// hold leaves a connection open for a time, or until the server closes it. It reads 4 KiB a second.
+func (g *greedy) hold(conn net.Conn, d time.Duration) {
+	_ = conn.SetReadDeadline(time.Now().Add(d))
+	for buffer := make([]byte, 4<<10); ; g.pause(time.Second) {
+		if _, err := conn.Read(buffer); err != nil {
+			return
+		}
+	}
 }
 
 func (g *greedy) pause(d time.Duration) {
@@ -182,81 +228,105 @@ func (g *greedy) post(conn io.Writer, method, name, params, moreMeta string) {
 	_, _ = io.WriteString(conn, body) // use finds out
 }
 
-func (g *greedy) call(conn io.Writer, session, code string) {
+func (g *greedy) callIn(conn io.Writer, env, session, code string) {
 	if session != "" {
 		session = fmt.Sprintf(`"session":%q,`, session)
 	}
-	g.post(conn, "tools/call", "run", fmt.Sprintf(`,"name":"run","arguments":{"env":"bash",%s"code":%q}`, session, code), "")
+	g.post(conn, "tools/call", "run", fmt.Sprintf(`,"name":"run","arguments":{"env":%q,%s"code":%q}`, env, session, code), "")
+}
+
+func (g *greedy) call(conn io.Writer, session, code string) { g.callIn(conn, "bash", session, code) }
+
+func (g *greedy) read(conn io.Writer, uri string) {
+	g.post(conn, "resources/read", uri, fmt.Sprintf(`,"uri":%q`, uri), "")
 }
 
 func (g *greedy) waitingReads(conn io.Writer) {
-	if g.random.IntN(20) == 0 {
-		g.call(conn, "s", "sleep 4")
+	if g.connection == 0 {
+		g.call(conn, "s", "sleep 3")
 		return
 	}
-	g.post(conn, "resources/read", "sandbox://s/x", `,"uri":"sandbox://s/x"`, "")
+	g.read(conn, "sandbox://s/x")
 }
 
-// bomb is a list of many values.
-func (g *greedy) bomb(most int) string {
-	one := []string{"1", "[]", "{}", `{"":0}`}[g.random.IntN(4)]
-	return `,"x":[` + strings.Repeat(one+",", 1+g.random.IntN(most)) + "1]"
+func (g *greedy) sleeper(conn io.Writer) { g.call(conn, "", "sleep 0.25") }
+
+// legacySleeper makes a call in a revision in which calls go on when their clients have gone.
+func (g *greedy) legacySleeper(conn io.Writer) {
+	if g.session == "" {
+		g.httpSession(conn)
+		if response, err := http.ReadResponse(bufio.NewReader(conn.(io.Reader)), nil); err == nil {
+			g.session = response.Header.Get("Mcp-Session-Id")
+		}
+	}
+	body := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"run","arguments":{"env":"bash","code":"sleep 0.25"}}}`
+	fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nMcp-Session-Id: %s\r\nContent-Length: %d\r\n\r\n%s", g.name, g.session, len(body), body)
+}
+
+// bomb is a list of as many values as a message may have, nearly.
+func (g *greedy) bomb() string {
+	one := []string{"[]", "{}", `{"":0}`}[g.random.IntN(3)]
+	return `,"x":[` + strings.Repeat(one+",", 9800/strings.Count(one+",:", "")) + "1]"
 }
 
 func (g *greedy) values(conn io.Writer) {
-	most := []int{3000, 9000, 100_000}[g.random.IntN(3)]
 	if g.random.IntN(2) == 0 {
-		g.post(conn, "ping", "", "", g.bomb(most))
+		g.post(conn, "ping", "", "", g.bomb())
 		return
 	}
-	g.post(conn, "tools/call", "run", `,"name":"run","arguments":{"env":"bash","code":"sleep 1"`+g.bomb(most)+"}", "")
+	g.post(conn, "tools/call", "run", `,"name":"run","arguments":{"env":"bash","code":"sleep 1"`+g.bomb()+"}", "")
 }
 
-func (g *greedy) subscribedValues(conn io.Writer) {
-	g.post(conn, "subscriptions/listen", "", `,"notifications":{"toolsListChanged":true}`, g.bomb(9000))
+func (g *greedy) subscription(conn io.Writer) {
+	g.post(conn, "subscriptions/listen", "", `,"notifications":{"toolsListChanged":true}`, g.bomb())
 }
 
-func (g *greedy) largeCalls(conn io.Writer) {
-	g.call(conn, "", "sleep 3; #"+padding[:1+g.random.IntN(len(padding)-1)])
+func (g *greedy) largeCall(conn io.Writer) {
+	g.call(conn, "", "sleep 3; #"+padding[:1<<20+g.random.IntN(len(padding)-1<<20)])
 }
 
-func (g *greedy) largeSubscriptions(conn io.Writer) {
-	g.post(conn, "subscriptions/listen", "", `,"notifications":{"toolsListChanged":true},"x":"`+padding[:1+g.random.IntN(len(padding)-1)]+`"`, "")
-}
-
-func (g *greedy) slowBodies(conn io.Writer) {
+func (g *greedy) slowBody(conn io.Writer) {
 	g.head(conn, "ping", "", "Transfer-Encoding: chunked")
-	fmt.Fprintf(conn, "%x\r\n%s", 1<<20, padding[:64<<10+1])
+	size := (64<<10 + 1) << g.random.IntN(6)
+	fmt.Fprintf(conn, "%x\r\n%s", 8<<20, padding[:size])
 }
 
-func (g *greedy) bodiless(conn io.Writer) {
-	g.head(conn, "ping", "", "Content-Length: 100")
-}
+func (g *greedy) noBody(conn io.Writer) { g.head(conn, "ping", "", "Content-Length: 100") }
 
-func (g *greedy) idle(conn io.Writer) {
-	if g.random.IntN(2) == 0 {
-		g.post(conn, "ping", "", "", "")
-	}
-}
+func (g *greedy) noHead(conn io.Writer) { fmt.Fprint(conn, "POST /mcp HTTP/1.1\r\nHost: ") }
 
-func (g *greedy) unread(conn io.Writer) {
-	if g.random.IntN(4) == 0 {
-		g.call(conn, "big", "seq 800000 >outputs/f")
+// file reads a file of 8 MiB.
+func (g *greedy) file(conn io.Writer) {
+	if g.connection == 0 {
+		g.call(conn, "big", "fill 8000000 >outputs/f")
 		return
 	}
-	g.call(conn, "", "seq 400000")
+	g.read(conn, "sandbox://big/outputs/f")
 }
 
-func (g *greedy) refusals(conn io.Writer) {
+func (g *greedy) refused(conn io.Writer) {
 	g.post(conn, "tools/call", "run", fmt.Sprintf(`,"name":"run","arguments":{"env":"%s","code":""}`, strings.Repeat(`\u0001`, 128)), "")
 }
 
-func (g *greedy) calls(conn io.Writer) { g.call(conn, "", "echo x") }
-
-func (g *greedy) sleepers(conn io.Writer) {
-	g.call(conn, fmt.Sprintf("s%d", g.random.IntN(20)), "sleep 5")
+func (g *greedy) inSession(conn io.Writer, code string) {
+	g.call(conn, fmt.Sprintf("n%d", g.random.Uint32()), code)
 }
 
-func (g *greedy) sessions(conn io.Writer) {
-	g.call(conn, fmt.Sprintf("n%d", g.random.Uint32()), "crash")
+func (g *greedy) newSession(conn io.Writer) { g.inSession(conn, ":") }
+
+func (g *greedy) endingSession(conn io.Writer) { g.inSession(conn, "crash") }
+
+func (g *greedy) httpSession(conn io.Writer) {
+	const body = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"greedy","version":"1"}}}`
+	fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", g.name, len(body), body)
 }
+
+func (g *greedy) build(conn io.Writer) {
+	g.callIn(conn, fmt.Sprintf("bash+g%d", g.random.Uint32()), "", ":")
+}
+
+func (g *greedy) keptFile(conn io.Writer) {
+	g.call(conn, fmt.Sprintf("kept-%d", g.connection), fmt.Sprintf("X=%d; fill 750000 >big", g.random.Uint32()))
+}
+
+func (g *greedy) fileOfCall(conn io.Writer) { g.call(conn, "", "fill 100000 >outputs/f") }

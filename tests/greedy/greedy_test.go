@@ -1,24 +1,24 @@
 // Package greedy shows that a principal which asks for little gets it, whatever others ask
-// for: its calls are answered, its files stay, and the audit log has all of its calls.
+// for: its calls are answered correctly, its files stay, and the audit log has all of its calls.
 //
 // The server is a process of its own, so that its memory can be measured. All of it is
-// real but the sandboxes.
+// real but the sandboxes and the builder.
 package greedy
 
 import (
-	"bytes"
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -29,12 +29,17 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/mcphttp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/callfiles"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/sessionfiles"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/store"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/httpclient"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcpclient"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
@@ -43,31 +48,31 @@ import (
 )
 
 const (
-	// secondsVariable is how long the test runs.
+	// secondsVariable is how long the test runs. Without it, there is one round of each kind of
+	// greed.
 	secondsVariable = "NIX_SANDBOX_TEST_GREEDY_SECONDS"
-	// asServer is the variable that makes the test binary the server. Its value is the file
-	// of the audit log.
+	// kindVariable names kinds of greed, separated by commas, if not all are wanted.
+	kindVariable = "NIX_SANDBOX_TEST_GREEDY_KINDS"
+	// asServer is the variable that makes the test binary the server. Its value is a folder.
 	asServer = "NIX_SANDBOX_TEST_GREEDY_SERVER"
-
-	// asCrowd makes it the greedy clients of the server at this address, until its input ends.
+	// asCrowd makes it the greedy clients of the server at this address.
 	asCrowd = "NIX_SANDBOX_TEST_GREEDY_CROWD"
 
-	greedyPrincipals = 20
 	// maxMemory is what docs/serving.md states, in bytes.
 	maxMemory = 512 << 20
-	// maxWait is how long an answer may take, and a probe: beside a flood, calls take turns,
-	// and everything waits for the processors of a busy machine.
-	maxWait = patience.Long
+	// callsAtOnce is how many calls run at a time, and buildTime how long a build takes.
+	callsAtOnce = 8
+	buildTime   = 50 * time.Millisecond
 	// modest is the principal that asks for little.
 	modest = "modest"
 )
 
 func TestMain(m *testing.M) {
 	var err error
-	if path, ok := os.LookupEnv(asServer); ok {
-		err = serve(path)
+	if folder, ok := os.LookupEnv(asServer); ok {
+		err = serve(folder)
 	} else if address, ok := os.LookupEnv(asCrowd); ok {
-		err = ask(address)
+		err = crowdMain(address)
 	} else {
 		os.Exit(m.Run())
 	}
@@ -89,55 +94,110 @@ func (named) Authenticate(r *http.Request) (principal.Principal, error) {
 }
 
 // serve serves until it is killed. It prints its address.
-func serve(auditFile string) error {
+func serve(folder string) error {
 	log := slog.New(slog.DiscardHandler)
-	env := registry.Environment{Name: "bash", Language: &registry.Language{Sessions: true}, SessionExec: "/session-run", MemoryMB: 512, Timeout: 5 * time.Second, MaxTimeout: 10 * time.Second, OutputBytes: 1 << 20}
-	records, err := audit.Open(auditFile, log)
+	env := registry.Environment{Name: "bash", Language: &registry.Language{Sessions: true}, SessionExec: "/session-run", MemoryMB: 512, Timeout: 60 * time.Second, MaxTimeout: 60 * time.Second, OutputBytes: 1 << 20}
+	builder, artifact, err := newBuilder(folder)
 	if err != nil {
 		return err
 	}
+	env.OnDemand = &registry.OnDemand{All: true, Folder: artifact}
+	records, err := audit.Open(auditFile(folder), log)
+	if err != nil {
+		return err
+	}
+	// What the operator allows each principal bounds nobody here.
 	book := account.NewBook(func(string) registry.Quota {
-		return registry.Quota{Calls: 16, Sessions: 8, Streams: 64, MemoryMB: 8192}
-	}, 8, 1)
+		return registry.Quota{Calls: 128, Sessions: 8, Streams: 64, MemoryMB: 1 << 20}
+	}, callsAtOnce, 1)
 	records.Charge(book.Record)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
 	fmt.Println(listener.Addr())
+	limits := session.Limits{Idle: 10 * time.Minute, Lifetime: time.Hour, Max: 256}
+	kept, err := sessionfiles.Open(store.Options{Folder: filepath.Join(folder, "kept"), Limit: 12 << 20, Log: log})
+	if err != nil {
+		return err
+	}
+	machine := &sandboxtest.Machine{}
 	options := service.Options{
 		Environments: registry.New(&registry.Set{Environments: map[string]registry.Environment{"bash": env}}),
-		Starter:      &sandboxtest.Machine{},
-		Sessions:     session.Limits{Idle: time.Minute, Lifetime: time.Hour, Max: 1024},
+		Starter:      machine,
+		Sessions:     limits,
 		Accounts:     book,
+		Parts:        []session.Part{sessionfiles.NewPart(kept, log)},
+		KeepsFiles:   true,
+		CallFiles:    callfiles.New(callfiles.Limits{Idle: limits.Idle, Lifetime: limits.Lifetime, Calls: 128, Bytes: 24 << 20}, folder, log),
+		OnDemand:     packages.NewServer(packages.Options{Folder: builder.folder, Ask: builder.ask, Log: log}, limits.Idle),
 		Observers:    []call.Observer{records},
 		Log:          log,
 	}
 	a := options.Assemble()
 	a.Begin()
+	go func() {
+		for ; ; time.Sleep(5 * time.Millisecond) {
+			if n := machine.Running(); n > callsAtOnce {
+				fmt.Fprintf(os.Stderr, "error: %d calls run at a time, more than %d\n", n, callsAtOnce)
+				os.Exit(1)
+			}
+		}
+	}()
 	return mcphttp.New(a.Handler, mcphttp.Options{Authenticator: named{}, Book: book, Log: log}).Serve(listener)
+}
+
+func auditFile(folder string) string { return filepath.Join(folder, "audit.jsonl") }
+
+// builder stands for Nix: it builds one environment after the other, all from the same artifact.
+type builder struct {
+	folder string
+	keys   chan string
+}
+
+func newBuilder(folder string) (b *builder, artifact string, err error) {
+	b = &builder{folder: filepath.Join(folder, "packages"), keys: make(chan string, 1<<16)}
+	artifact = filepath.Join(folder, "artifact")
+	fields := mcptest.Settings(nil)["defaults"].(map[string]any)
+	fields["schema"], fields["name"], fields["backend"] = 1, "bash", "jail"
+	text, err := json.Marshal(fields)
+	err = errors.Join(err, os.MkdirAll(filepath.Join(artifact, "bin"), 0o700), os.WriteFile(filepath.Join(artifact, "metadata.json"), text, 0o600))
+	for _, program := range []string{"run", "session-run"} {
+		err = errors.Join(err, os.WriteFile(filepath.Join(artifact, "bin", program), nil, 0o700))
+	}
+	go func() {
+		for key := range b.keys {
+			time.Sleep(buildTime)
+			// A request that was asked for twice is built once.
+			_ = os.Symlink(artifact, filepath.Join(b.folder, key, packages.ResultLink))
+		}
+	}()
+	return b, artifact, err
+}
+
+func (b *builder) ask(key string) error {
+	b.keys <- key
+	return nil
 }
 
 // server is the process of a server.
 type server struct {
-	url, address string
-	pid          int
-	audit        string
+	url, address, folder string
+	pid                  int
 }
 
 func start(t *testing.T) *server {
 	t.Helper()
-	s := &server{audit: filepath.Join(t.TempDir(), "audit.jsonl")}
-	cmd := again(t, asServer+"="+s.audit, "GOGC=50")
+	s := &server{folder: t.TempDir()}
+	cmd := again(t, asServer+"="+s.folder, "GOGC=50", "GOMEMLIMIT=400MiB")
 	out := must.Get(cmd.StdoutPipe())(t)
 	must.Do(t, cmd.Start())
 	t.Cleanup(func() {
 		must.Do(t, cmd.Process.Kill())
 		_ = cmd.Wait() // it was killed
 	})
-	var address string
-	must.Get(fmt.Fscanln(out, &address))(t)
-	s.address, s.url, s.pid = address, "http://"+address, cmd.Process.Pid
+	must.Get(fmt.Fscanln(out, &s.address))(t)
+	s.url, s.pid = "http://"+s.address, cmd.Process.Pid
 	return s
 }
 
@@ -150,136 +210,227 @@ func again(t *testing.T, variables ...string) *exec.Cmd {
 	return cmd
 }
 
-// crowd starts the greedy clients, in a process of their own: what they do with their part of
-// the processors delays no answer. The returned function ends them and says what they did.
-func (s *server) crowd(t *testing.T, with uint64) (end func() string) {
-	t.Helper()
-	cmd := again(t, asCrowd+"="+s.address, fmt.Sprintf("%s=%d", seed.Variable, with))
-	in := must.Get(cmd.StdinPipe())(t)
-	var said bytes.Buffer
-	cmd.Stdout = &said
-	must.Do(t, cmd.Start())
-	return func() string {
-		in.Close()
-		must.Do(t, cmd.Wait())
-		return said.String()
-	}
+// greedyClients are the process of the crowd.
+type greedyClients struct {
+	t     *testing.T
+	in    io.WriteCloser
+	lines chan string
 }
 
-// ask is what the process of the greedy clients does.
-func ask(address string) error {
-	// The server goes first, as it would on a machine of its own.
-	if err := syscall.Setpriority(syscall.PRIO_PROCESS, 0, 10); err != nil {
-		return err
+// crowd starts the greedy clients, in a process of their own: what they do with their part of
+// the processors delays no answer.
+func (s *server) crowd(t *testing.T, with uint64) *greedyClients {
+	t.Helper()
+	cmd := again(t, asCrowd+"="+s.address, fmt.Sprintf("%s=%d", seed.Variable, with))
+	g := &greedyClients{t: t, in: must.Get(cmd.StdinPipe())(t), lines: make(chan string)}
+	out := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
+	t.Cleanup(func() {
+		must.Do(t, cmd.Process.Kill())
+		_ = cmd.Wait() // it was killed
+	})
+	go func() {
+		defer close(g.lines)
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			g.lines <- lines.Text()
+		}
+	}()
+	return g
+}
+
+// tell ends what the crowd does and begins another kind of greed, or none. It returns what the crowd
+// did before when the next kind has begun.
+func (g *greedyClients) tell(kind string) (before string) {
+	g.t.Helper()
+	must.Get(fmt.Fprintln(g.in, kind))(g.t)
+	timeout := time.After(3 * patience.Long)
+	ticker := time.NewTicker(100 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		select {
+		case line, ok := <-g.lines:
+			if !ok {
+				g.t.Fatal("the crowd has ended")
+			}
+			if line == "begun" {
+				return before
+			}
+			before = line
+		case <-ticker.C:
+			if g.t.Failed() { // as [server.watch] found
+				g.t.FailNow()
+			}
+		case <-timeout:
+			g.t.Fatalf("%s: the crowd cannot ask for so much", kind)
+		}
 	}
-	with, err := seed.Pick()
-	if err != nil {
-		return err
-	}
-	ctx, end := context.WithCancel(context.Background())
-	c := newCrowd(ctx, &server{address: address}, rand.New(rand.NewPCG(with, 0)))
-	_, _ = io.Copy(io.Discard, os.Stdin) // until the test ends
-	end()
-	c.wait()
-	fmt.Print(c)
-	return nil
 }
 
 func TestModestPrincipal_IsServedBesideGreedyOnes(t *testing.T) {
-	length := 10 * time.Second
+	length := time.Duration(0)
 	if text := os.Getenv(secondsVariable); text != "" {
 		length = time.Duration(must.Get(strconv.Atoi(text))(t)) * time.Second
 	}
 	source := seed.New(t)
 	s := start(t)
 	began := time.Now()
-	ctx, end := context.WithTimeout(t.Context(), length)
-	defer end()
-	endCrowd := s.crowd(t, source.Uint64())
-	var slowestProbe time.Duration
-	calls, probes := 0, 0
-	probing := make(chan struct{})
+	crowd := s.crowd(t, source.Uint64())
+	watching, endWatch := context.WithCancel(t.Context())
+	watched := make(chan struct{})
 	go func() {
-		defer close(probing)
-		for ctx.Err() == nil {
-			took, err := s.probe()
-			if err != nil {
-				t.Errorf("probe %d: %v", probes, err)
-			}
-			slowestProbe = max(slowestProbe, took)
-			probes++
-			time.Sleep(200 * time.Millisecond)
+		defer close(watched)
+		for watching.Err() == nil && s.watch(t) {
+			time.Sleep(100 * time.Millisecond)
 		}
 	}()
-	m := &modestClient{t: t, s: s, c: &httpclient.Client{URL: s.url + mcphttp.Path, Token: modest, Version: mcpclient.Stateless, HTTP: &http.Client{}}}
-	for ctx.Err() == nil {
-		calls += m.round()
+	defer func() {
+		endWatch()
+		<-watched
+	}()
+	m := newModest(t, s)
+	m.round()
+	for round := 0; round == 0 || time.Since(began) < length; round++ {
+		kinds := []string{everything}
+		for kind := range greeds {
+			kinds = append(kinds, kind)
+		}
+		slices.Sort(kinds)
+		if only := os.Getenv(kindVariable); only != "" {
+			kinds = strings.Split(only, ",")
+		}
+		source.Shuffle(len(kinds), func(i, j int) { kinds[i], kinds[j] = kinds[j], kinds[i] })
+		for _, kind := range kinds {
+			m.beside(crowd, kind)
+		}
 	}
-	end()
-	crowd := endCrowd()
-	<-probing
+	crowd.tell("nothing")
 	peak := must.Get(procfs.PeakMemory(s.pid))(t)
-	t.Logf("%d calls of a modest principal, %d probes, the slowest after %v and %v; %d MB at most; %s",
-		calls, probes, m.slowest.Round(time.Millisecond), slowestProbe.Round(time.Millisecond), peak>>20, crowd)
-	if peak > maxMemory {
-		t.Errorf("%d MB were resident, more than the %d of docs/serving.md", peak>>20, maxMemory>>20)
-	}
-	if m.slowest > maxWait || slowestProbe > maxWait {
-		t.Errorf("a call took %v, a probe %v: want %v at most", m.slowest, slowestProbe, maxWait)
-	}
+	t.Logf("%d calls of a modest principal, the slowest after %v; %d MB at most; %v", len(m.traces), m.slowest.Round(time.Millisecond), peak>>20, time.Since(began).Round(time.Second))
 	m.checkRecords(time.Since(began))
 }
 
-// probe asks whether the server is ready, as HAProxy does, on a new connection.
-func (s *server) probe() (took time.Duration, err error) {
-	began := time.Now()
-	client := &http.Client{Timeout: maxWait, Transport: &http.Transport{DisableKeepAlives: true}}
+// watch looks at the server's memory, and asks whether it is ready, as HAProxy does, on a new
+// connection. It reports whether all is well.
+func (s *server) watch(t *testing.T) (isWell bool) {
+	if peak, err := procfs.PeakMemory(s.pid); err != nil || peak > maxMemory {
+		t.Errorf("%d MB were resident, more than the %d of docs/serving.md, %v", peak>>20, maxMemory>>20, err)
+		_ = syscall.Kill(s.pid, syscall.SIGKILL) // before it harms others
+		return false
+	}
+	client := &http.Client{Timeout: patience.Long, Transport: &http.Transport{DisableKeepAlives: true}}
 	response, err := client.Get(s.url + "/readyz")
+	if err == nil {
+		response.Body.Close()
+		if response.StatusCode != http.StatusOK {
+			err = fmt.Errorf("status %s", response.Status)
+		}
+	}
 	if err != nil {
-		return 0, err
+		t.Errorf("a probe: %v", err)
 	}
-	response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return 0, fmt.Errorf("status %s", response.Status)
-	}
-	return time.Since(began), nil
+	return err == nil
 }
 
-// modestClient makes one call at a time.
+// modestClient makes one call at a time, each on a connection of its own.
 type modestClient struct {
-	t       *testing.T
-	s       *server
-	c       *httpclient.Client
-	rounds  int
-	slowest time.Duration
-	traces  []string
+	t *testing.T
+	s *server
+	// modern and legacy are its clients in both eras of the protocol. The latter has an HTTP session.
+	modern, legacy *httpclient.Client
+	rounds         int
+	file           string // that an earlier call left
+	slowest        time.Duration
+	traces         []string
 }
 
-// round makes some calls, whose answers it knows, and returns how many.
-func (m *modestClient) round() int {
+func newModest(t *testing.T, s *server) *modestClient {
+	client := func(version string) *httpclient.Client {
+		return &httpclient.Client{URL: s.url + mcphttp.Path, Token: modest, Version: version, HTTP: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+	}
+	m := &modestClient{t: t, s: s, modern: client(mcpclient.Stateless), legacy: client("2025-11-25")}
+	must.Do(t, m.legacy.Initialize(t.Context()))
+	m.run(m.modern, "bash", "thesis", "echo chapter >thesis", "")
+	m.run(m.modern, "bash", "thesis", "crash", "")
+	return m
+}
+
+// beside makes a round beside a kind of greed.
+func (m *modestClient) beside(crowd *greedyClients, kind string) {
+	began, slowest := time.Now(), m.slowest
+	m.slowest = 0
+	crowd.tell(kind)
+	begun := time.Since(began)
+	m.round()
+	m.t.Logf("%-25s %5.1f s, %5.1f s until it begins; the slowest call took %5.2f s", kind, time.Since(began).Seconds(), begun.Seconds(), m.slowest.Seconds())
+	m.slowest = max(m.slowest, slowest)
+}
+
+// round makes some calls, whose answers it knows.
+func (m *modestClient) round() {
 	m.rounds++
 	secret := fmt.Sprintf("round-%d", m.rounds)
-	m.run("work", "echo "+secret+" >outputs/thesis; X="+secret, "")
-	m.run("work", "echo $X", secret+"\n")
-	m.run("work", "cat outputs/thesis", secret+"\n")
-	m.run("", "echo "+secret, secret+"\n")
-	began := time.Now()
-	reply, err := m.c.Call(m.t.Context(), "resources/read", map[string]any{"uri": "sandbox://work/outputs/thesis"}, nil)
-	if err != nil || !strings.Contains(string(reply.Result), secret) {
-		m.t.Errorf("after %d rounds, its file is %.300s, %v", m.rounds, reply.Result, err)
+	m.run(m.modern, "bash", "work", "echo "+secret+" >outputs/notes; X="+secret, "")
+	m.run(m.legacy, "bash", "work", "echo $X", secret+"\n")
+	m.read("sandbox://work/outputs/notes", secret)
+	// What it keeps has outlived its session, which it is told of.
+	m.run(m.modern, "bash", "thesis", "cat thesis", "chapter\n", "its sandbox died; its variables are gone, its files in /workspace are kept (1,")
+	m.run(m.modern, "bash", "thesis", "crash", "")
+	// So has the file of an earlier call.
+	if m.file != "" {
+		m.read(m.file, "figures")
 	}
-	m.slowest = max(m.slowest, time.Since(began))
-	time.Sleep(20 * time.Millisecond)
-	return 5
+	answer := m.run(m.modern, "bash", "", "echo figures >outputs/figures", "")
+	for _, content := range answer.Content {
+		if content.URI != "" {
+			m.file = content.URI
+		}
+	}
+	// Large answers and messages, which are less than what each principal may have.
+	if answer = m.run(m.modern, "bash", "", "fill 700000", ""); len(answer.Text()) != 700_000 {
+		m.t.Errorf("an answer of 700000 bytes has %d: %.200q", len(answer.Text()), answer.Text())
+	}
+	m.run(m.modern, "bash", "", "echo "+secret+"; #"+padding[:300_000], secret+"\n")
+	m.run(m.modern, "bash+"+secret, "", "echo "+secret, secret+"\n")
 }
 
-func (m *modestClient) run(session, code, want string) {
+// run makes a call. If it wants something, that is the first text of the answer, and the texts contain others.
+func (m *modestClient) run(client *httpclient.Client, env, session, code, want string, others ...string) mcpclient.Answer {
+	m.t.Helper()
+	if m.t.Failed() { // as [server.watch] found
+		m.t.FailNow()
+	}
 	began := time.Now()
+	ctx, cancel := context.WithTimeout(m.t.Context(), patience.Long)
+	defer cancel()
 	trace := fmt.Sprintf("%032x", len(m.traces)+1)
 	m.traces = append(m.traces, trace)
-	answer, err := m.c.RunWith(m.t.Context(), mcpclient.Arguments{Env: "bash", Session: session, Code: code}, map[string]any{"traceparent": "00-" + trace + "-0000000000000001-01"}, nil)
-	if err != nil || answer.IsError || want != "" && answer.Text() != want {
-		m.t.Errorf("round %d: %q is answered with %.300q, %v", m.rounds, code, answer.Text(), err)
+	answer, err := client.RunWith(ctx, mcpclient.Arguments{Env: env, Session: session, Code: code}, map[string]any{"traceparent": "00-" + trace + "-0000000000000001-01"}, nil)
+	isWrong := err != nil || answer.IsError != (code == "crash")
+	if want != "" {
+		isWrong = isWrong || !slices.Contains(answer.Texts(), want)
+	}
+	for _, other := range others {
+		isWrong = isWrong || !strings.Contains(answer.Text(), other)
+	}
+	if isWrong {
+		m.t.Fatalf("round %d: %.100q is answered after %v with %.300q, %v", m.rounds, code, time.Since(began), answer.Texts(), err)
+	}
+	m.slowest = max(m.slowest, time.Since(began))
+	return answer
+}
+
+// read reads a file, which contains a text.
+func (m *modestClient) read(uri, want string) {
+	m.t.Helper()
+	if m.t.Failed() { // as [server.watch] found
+		m.t.FailNow()
+	}
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(m.t.Context(), patience.Long)
+	defer cancel()
+	reply, err := m.modern.Call(ctx, "resources/read", map[string]any{"uri": uri}, nil)
+	if err != nil || !strings.Contains(string(reply.Result), want) {
+		m.t.Fatalf("round %d: %s is %.300s, %v", m.rounds, uri, reply.Result, err)
 	}
 	m.slowest = max(m.slowest, time.Since(began))
 }
@@ -293,7 +444,7 @@ func (m *modestClient) checkRecords(took time.Duration) {
 	found := map[string]bool{}
 	bytes := map[string]int64{}
 	for n := audit.Files; n >= 0; n-- {
-		path := m.s.audit
+		path := auditFile(m.s.folder)
 		if n > 0 {
 			path = fmt.Sprintf("%s.%d", path, n)
 		}

@@ -271,8 +271,10 @@ func (s Sandbox) workspace(t testing.TB, dir, program string) *jail.Workspace {
 	capable := []string{"--cap-add", "CAP_SYS_ADMIN"}
 	return &jail.Workspace{
 		Mount: "/workspace", At: "/shared", HostDir: "/host",
-		Flags:  slices.Concat(own, host, outer),
-		Join:   append(capable, "--dir", "/shared"),
+		Flags: slices.Concat(own, host, outer),
+		Join:  append(capable, "--dir", "/shared"),
+		// Sandboxes of tests have no overlay.
+		Layer: []string{"--dir", "/layer"}, Project: "/project",
 		Holder: slices.Concat(own, capable, host, []string{"--perms", "0755", "--size", size(s.WorkspaceMB, 256), "--tmpfs", "/workspace"}),
 	}
 }

@@ -10,6 +10,8 @@
 //	                       it writes a file under /workspace, with >&2 to stderr
 //	cat FILE
 //	seq NUMBER             writes as many lines
+//	fill BYTES             writes as many letters; with >FILE to a file, whose content takes
+//	                       no memory of its own
 //	png FILE               writes an image of one pixel
 //	sleep SECONDS          can be interrupted
 //	fetch NAME             is refused by the network, where the sandbox has one
@@ -54,6 +56,8 @@ type Machine struct {
 	// Give is told of each sandbox that is given to a principal, which fails with its
 	// error; it may be nil.
 	Give func(principal string) error
+	// Alone is the environment that cannot share a workspace, if there is one.
+	Alone string
 
 	mu             sync.Mutex
 	suspendFailure error
@@ -117,7 +121,10 @@ func (m *Machine) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 }
 
 // Workspace implements [sandbox.Workspaces].
-func (m *Machine) Workspace(context.Context, sandbox.Spec) (sandbox.Workspace, error) {
+func (m *Machine) Workspace(_ context.Context, spec sandbox.Spec) (sandbox.Workspace, error) {
+	if m.Alone != "" && spec.Name == m.Alone {
+		return nil, nil
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
@@ -416,6 +423,14 @@ func (r *run) statement(text string) bool {
 		for i := range count {
 			r.print(strconv.Itoa(i + 1))
 		}
+	case "fill":
+		size, file, toFile := strings.Cut(argument, ">")
+		count, _ := strconv.Atoi(strings.TrimSpace(size))
+		if data := letters()[:count:count]; toFile {
+			r.write(strings.TrimSpace(file), data)
+		} else {
+			r.stdout.Write(data)
+		}
 	case "png":
 		var data bytes.Buffer
 		_ = png.Encode(&data, image.NewGray(image.Rect(0, 0, 1, 1))) // a buffer takes everything
@@ -444,10 +459,19 @@ func (r *run) statement(text string) bool {
 
 func (r *run) print(line string) {
 	r.stdout.WriteString(line + "\n")
-	if r.request.Progress != nil && line != "" {
-		r.request.Progress(line)
+	if line != "" {
+		r.request.Progress.Say(line)
 	}
 }
+
+// letters returns 16 MiB that do not become much smaller by compression.
+var letters = sync.OnceValue(func() []byte {
+	source, data := rand.NewPCG(1, 1), make([]byte, 16<<20)
+	for i := range data {
+		data[i] = 'A' + byte(source.Uint64()%26)
+	}
+	return data
+})
 
 func inWorkspace(name string) string { return path.Join("/workspace", name) }
 
