@@ -115,7 +115,7 @@ func (c *command) start(ctx context.Context, code string) (*exec.Cmd, string) {
 		kill(cmd.Process.Pid, mark)
 		return nil
 	}
-	cmd.WaitDelay = time.Second
+	cmd.WaitDelay = callLimit // where many run, their ends wait too
 	return cmd, mark
 }
 
@@ -127,7 +127,7 @@ func (c *command) Call(ctx context.Context) (time.Duration, error) {
 	err := cmd.Run()
 	took := time.Since(began)
 	if ctx.Err() != nil {
-		return 0, fmt.Errorf("gave no answer in %v", callLimit)
+		return 0, fmt.Errorf("gave no answer in %v", took.Round(time.Millisecond))
 	}
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w: %s", cmd.Args[0], err, brief(stderr.String()))

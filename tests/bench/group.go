@@ -46,6 +46,7 @@ type bench struct {
 	env      []string
 	short    bool
 	duration time.Duration // of the throughput of each contender
+	callers  []int         // that it is measured with
 }
 
 // environment is what every command gets: nothing that makes one interpreter

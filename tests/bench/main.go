@@ -16,6 +16,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -50,7 +51,8 @@ func measure(ctx context.Context, arguments []string) error {
 		only     = flags.String("only", "", "measure only these, separated by commas: "+strings.Join(names, ", "))
 		backend  = flags.String("backend", "jail", "what isolates the sandboxes: jail, or vm for the aims of virtual machines")
 		machine  = flags.String("machine", ".cache/machine-python", "the `folder` of the sandbox for --backend vm: -A python of tests/backends/sandboxes.nix")
-		duration = flags.Duration("duration", 12*time.Second, "how long each contender's throughput is measured")
+		callers  = flags.String("callers", "1,4,16,128", "the `numbers` of callers that throughput is measured with, separated by commas")
+		duration = flags.Duration("duration", 6*time.Second, "how long each contender's throughput is measured, with each number of callers")
 	)
 	if err := flags.Parse(arguments); err != nil {
 		return err
@@ -82,6 +84,13 @@ func measure(ctx context.Context, arguments []string) error {
 	}
 	defer os.RemoveAll(b.temp)
 	b.duration = *duration
+	for word := range strings.SplitSeq(*callers, ",") {
+		n, err := strconv.ParseUint(word, 10, 16)
+		if err != nil || n == 0 {
+			return fmt.Errorf("--callers takes numbers from 1 on, separated by commas, and not %q", *callers)
+		}
+		b.callers = append(b.callers, int(n))
+	}
 
 	began := time.Now()
 	say := func(format string, a ...any) {
@@ -96,7 +105,7 @@ func measure(ctx context.Context, arguments []string) error {
 	}
 	if slices.Contains(wanted, "throughput") && b.has("python") {
 		rates, err := b.throughput(ctx, say)
-		result.Throughput = &rates
+		result.Throughput = rates
 		failed = errors.Join(failed, err)
 	}
 	if slices.Contains(wanted, "sessions") && b.has("python") {

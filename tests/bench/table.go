@@ -14,7 +14,7 @@ import (
 type report struct {
 	Machine    machine   `json:"machine"`
 	Sections   []section `json:"sections"`
-	Throughput *rates    `json:"throughput,omitempty"`
+	Throughput []rate    `json:"throughput,omitempty"`
 	Sessions   *live     `json:"sessions,omitempty"`
 	Idle       *idle     `json:"idle,omitempty"`
 	Machines   *machines `json:"machines,omitempty"`
@@ -41,21 +41,6 @@ type row struct {
 	Memory float64 `json:"memory_mib,omitempty"`
 
 	series *series
-}
-
-// rates are calls a second.
-type rates struct {
-	Callers int    `json:"callers"`
-	Base    string `json:"base"`
-	Rows    []rate `json:"rows"`
-}
-
-type rate struct {
-	Name  string  `json:"name"`
-	Calls int64   `json:"calls"`
-	Rate  float64 `json:"calls_per_second"`
-	Ratio float64 `json:"ratio"`
-	CPU   float64 `json:"cpu_ms"` // a call
 }
 
 // live is the idle server and live sessions.
@@ -99,11 +84,7 @@ func (r report) print(w io.Writer) {
 		t.print(w)
 	}
 	if r.Throughput != nil {
-		t := table{{fmt.Sprintf("python: %d callers without pause", r.Throughput.Callers), "calls/s", "ratio", "CPU ms", "calls"}}
-		for _, row := range r.Throughput.Rows {
-			t = append(t, []string{row.Name, number(row.Rate), times(row.Ratio), number(row.CPU), fmt.Sprint(row.Calls)})
-		}
-		t.print(w)
+		rateTable(r.Throughput).print(w)
 	}
 	if r.Sessions != nil {
 		t := table{{"python: live sessions, all calling", "start ms", "MiB each", "bare", "ratio", "server MiB", "p50 ms", "p99", "calls/s"}}

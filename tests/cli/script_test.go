@@ -16,7 +16,7 @@ import (
 
 // TestScripts runs testdata/*.txtar: what the commands do without a terminal.
 // In a script, nix-sandbox-mcp is the server under test, $SERVER is the path
-// that it is started by, and $SHARE is its folder of documentation and metadata.
+// that it is started by, $STORED the one in the store, and $SHARE is its folder of documentation and metadata.
 // These commands are added to those of package testscript:
 //
 //	exits STATUS COMMAND...     runs a command that must end with this status
@@ -44,6 +44,7 @@ func TestScripts(t *testing.T) {
 			env.Setenv("HOME", home)
 			env.Setenv("NIX_SANDBOX_DIR", filepath.Join(env.WorkDir, "sandboxes"))
 			env.Setenv("SERVER", path)
+			env.Setenv("STORED", real)
 			env.Setenv("SHARE", filepath.Join(filepath.Dir(real), "..", "share"))
 			return os.Symlink(server, path)
 		},

@@ -18,14 +18,14 @@ import (
 
 // At a terminal, the program without arguments says what to do next.
 func TestProgram_WithoutArguments(t *testing.T) {
-	u := startOnTerminal(t, 40, 120, command(t))
+	u := startOnTerminal(t, 40, 200, command(t))
 	if status := u.awaitExit(); status != 0 {
 		t.Errorf("status %d", status)
 	}
-	u.sees("nix-sandbox-mcp 0.1.0")
+	u.sees("nix-sandbox-mcp " + undertest.Version(t))
 	u.sees(": sandboxes for a language model, over MCP\n")
-	u.sees("  client-config Print what")
-	u.sees(fmt.Sprintf("Next: list the environments, and configure your client:\n\n  %[1]s list\n  %[1]s client-config claude-code", undertest.Server(t)))
+	u.sees("  client-config Print or install what")
+	u.sees(fmt.Sprintf("Next: list the environments, and configure your client:\n\n  %[1]s list\n  %[1]s client-config claude-code --install", undertest.Server(t)))
 }
 
 // The list fits the terminal.

@@ -18,7 +18,7 @@ func TestTop_ShowsWhatServersDo(t *testing.T) {
 	serve := func(session string) *mcptest.Client {
 		home := t.TempDir()
 		cmd := exec.Command(undertest.Server(t), "--stdio")
-		cmd.Env = []string{"HOME=" + home, "TMPDIR=" + home, "NIX_SANDBOX_DIR=" + filepath.Join(home, "sandboxes"), runtime, "NIX_SANDBOX_METRICS=user"}
+		cmd.Env = []string{"HOME=" + home, "TMPDIR=" + home, "NIX_SANDBOX_DIR=" + filepath.Join(home, "sandboxes"), runtime}
 		c := mcptest.Start(t, cmd)
 		c.Initialize(mcptest.Newest)
 		c.Run(mcptest.Arguments{Code: "true", Env: "bash", Session: session})
@@ -31,7 +31,7 @@ func TestTop_ShowsWhatServersDo(t *testing.T) {
 	}
 	// Without a server, it says how to have one.
 	out, _ := top("--once").CombinedOutput()
-	if !strings.Contains(string(out), "error: no running server exposes metrics\n") {
+	if !strings.Contains(string(out), "error: no server of this user runs, or has answered its client yet\n") {
 		t.Errorf("without a server: %s", out)
 	}
 	first := serve("first")
@@ -50,7 +50,7 @@ func TestTop_ShowsWhatServersDo(t *testing.T) {
 	u.types("n")
 	u.sees("\nsecond ")
 	u.resize(8, 60)
-	u.sees("nix-sandbox-mcp 0.1.0, process ")
+	u.sees("nix-sandbox-mcp " + undertest.Version(t) + ", process ")
 	u.types("q")
 	if status := u.awaitExit(); status != 0 {
 		t.Errorf("status %d", status)

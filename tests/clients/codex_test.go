@@ -36,6 +36,9 @@ type codex struct {
 	in   io.WriteCloser
 	out  *bufio.Reader
 	next int
+	// forms are what its user was shown. It accepts each with this choice.
+	forms  []string
+	choice string
 }
 
 // codex starts it.
@@ -74,14 +77,18 @@ func (c *codex) request(method string, params, result any) (refused string) {
 			c.t.Fatalf("%s: %v", method, err)
 		}
 		var message struct {
-			ID     int
-			Method string // of a notification
+			ID     json.RawMessage
+			Method string // of a notification, or of a request to the editor
+			Params struct{ Message string }
 			Result json.RawMessage
 			Error  *struct{ Message string }
 		}
 		must.Do(c.t, json.Unmarshal(line, &message))
 		switch {
-		case message.Method != "" || message.ID != c.next:
+		case message.Method == "mcpServer/elicitation/request":
+			c.forms = append(c.forms, message.Params.Message)
+			must.Get(fmt.Fprintf(c.in, `{"id":%s,"result":{"action":"accept","content":{"choice":%q}}}`+"\n", message.ID, c.choice))(c.t)
+		case message.Method != "" || string(message.ID) != fmt.Sprint(c.next):
 		case message.Error != nil:
 			return message.Error.Message
 		default:

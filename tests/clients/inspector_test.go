@@ -81,10 +81,10 @@ func TestInspectorCalls(t *testing.T) {
 				t.Errorf("error: status %d, %+v", status, answer)
 			}
 			answer, status = s.inspectRun(t, era, mcptest.Arguments{Env: "python", Session: "picture", Code: drawing})
-			if status != inspectorOK || len(answer.Content) != 2 || answer.Content[1].Type != "image" || answer.Content[1].MIMEType != "image/png" {
+			if status != inspectorOK || len(answer.Content) != 1 || answer.Content[0].Type != "image" || answer.Content[0].MIMEType != "image/png" {
 				t.Fatalf("image: status %d, %+v", status, answer)
 			}
-			picture, err := png.Decode(bytes.NewReader(answer.Content[1].Data))
+			picture, err := png.Decode(bytes.NewReader(answer.Content[0].Data))
 			if err != nil || picture.Bounds().Dx() != 16 {
 				t.Errorf("image: %v, %v", picture, err)
 			}

@@ -114,21 +114,15 @@ func (s *stage) newcomer(p page) {
 		return
 	}
 	text := must.Get(os.ReadFile(filepath.Join(s.home, ".claude.json")))(s.t)
-	var config struct {
-		Projects map[string]struct{ MCPServers map[string]started }
-	}
+	var config struct{ MCPServers map[string]started }
 	must.Do(s.t, json.Unmarshal(text, &config))
-	found := 0
-	for _, project := range config.Projects {
-		for _, server := range project.MCPServers {
-			found++
-			answer := s.serves(server, "data", plot, "(3, 2)\n")
-			if len(answer.Content) != 2 || answer.Content[1].MIMEType != "image/png" {
-				s.t.Errorf("no plot came: %+v", answer)
-			}
+	for _, server := range config.MCPServers {
+		answer := s.serves(server, "data", plot, "(3, 2)\n")
+		if len(answer.Content) != 2 || answer.Content[1].MIMEType != "image/png" {
+			s.t.Errorf("no plot came: %+v", answer)
 		}
 	}
-	if found != 1 {
+	if found := len(config.MCPServers); found != 1 {
 		s.t.Errorf("Claude Code knows %d servers: %s", found, text)
 	}
 }

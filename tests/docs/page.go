@@ -4,10 +4,12 @@
 // After its language, the info string of a fenced block says how it is tested:
 //
 //	sh run                a shell runs it in the page's folder; it must succeed
+//	sh run=user           the same, as an ordinary user with the right to make namespaces
 //	text output           the output of the previous run; "…" stands for any text,
 //	                      a line "…" for any lines
 //	LANGUAGE file=NAME    it is written to NAME in the page's folder
 //	toml config           a configuration file that fromToml accepts
+//	toml config=nixpkgs   the same, with packages that only nixpkgs has: tests/nixpkgs evaluates it
 //	text call             calls of the tool, each with its answer
 //	text call=SERVER      the same, of a server that the page built
 //	json client=NAME      the configuration of a client, whose command is started
@@ -15,8 +17,9 @@
 //	LANGUAGE elsewhere: REASON
 //	                      it cannot run in the tests, because of REASON
 //
-// A block with the last word needs=PROGRAM,… is skipped where a program is missing, or a
-// variable that begins with NIX_SANDBOX_TEST_; claude and codex are those of tests/clients. The blocks of a page run in order.
+// A block with the last word needs=PROGRAM,… is skipped where a program is missing, where npm
+// reaches no registry, or where a variable that begins with NIX_SANDBOX_TEST_ is not set; claude and
+// codex are those of tests/clients. The blocks of a page run in order.
 package docs
 
 import (
@@ -137,6 +140,9 @@ func parseInfo(info string) (block, error) {
 	known := map[string]bool{
 		" nothing": true, // an error in the pages whose blocks run
 		"sh run":   true, "text output": true, "toml config": true, "text call": true, "json client": true, "toml client": true, "text drawing": true,
+	}
+	if b.verb == "run" && b.value != "" && b.value != "user" {
+		return block{}, fmt.Errorf("the info string %q names %s: a block runs as whoever runs the tests, or with run=user as an ordinary user", info, b.value)
 	}
 	if !known[b.language+" "+b.verb] && (b.verb != "file" || b.value == "") {
 		return block{}, fmt.Errorf("the info string %q does not say how the block is tested: see tests/docs/page.go", info)

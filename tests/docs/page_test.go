@@ -23,7 +23,7 @@ func TestParse_FindsBlocksAndLinks(t *testing.T) {
 
 // A block that would be left out without a word is a mistake.
 func TestParseRefuses(t *testing.T) {
-	for _, text := range []string{"```sh\nx\n```\n", "```sh runs\nx\n```\n", "```sh elsewhere: no\nx\n```\n", "```sh run\nx\n"} {
+	for _, text := range []string{"```sh\nx\n```\n", "```sh runs\nx\n```\n", "```sh run=root\nx\n```\n", "```sh elsewhere: no\nx\n```\n", "```sh run\nx\n"} {
 		if _, err := parse(text); err == nil {
 			t.Errorf("%q is taken", text)
 		}

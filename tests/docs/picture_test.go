@@ -100,12 +100,12 @@ func TestArchitecture_NamesFolders(t *testing.T) {
 }
 
 // mostTouched is how many files a change may touch beside its own.
-const mostTouched = 4
+const mostTouched = 6
 
 // quoted is what stands between back quotes in a page.
 var quoted = regexp.MustCompile("`([^`]+)`")
 
-// The table of changes names files that exist, and at most four for each change.
+// The table of changes names files that exist, and at most six for each change.
 func TestArchitecture_ChangesTouchFewFiles(t *testing.T) {
 	page := string(must.Get(os.ReadFile(filepath.Join(root(t), "docs/architecture.md")))(t))
 	_, table, _ := strings.Cut(page, "| change | its own | edited by hand |\n| --- | --- | --- |\n")

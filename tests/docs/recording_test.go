@@ -20,15 +20,15 @@ import (
 // contain no versions, times or random values, so that the drawing is the same
 // on every machine.
 var recordedCalls = []mcptest.Arguments{
-	{Env: "data", Session: "sales", Code: `import sys; sys.path.insert(0, "/project")
+	{Env: "python", Session: "sales", Code: `import sys; sys.path.insert(0, "/project")
 import revenue
 table = revenue.by_region(revenue.load("/project/sales.csv"))
 table.tail(2)`},
-	{Env: "data", Session: "sales", Code: `import matplotlib.pyplot as plt
+	{Env: "python", Session: "sales", Code: `import matplotlib.pyplot as plt
 table.plot(figsize=(7.6, 2.3), marker=".", ylabel="revenue")
 plt.legend(ncols=3); plt.tight_layout()`},
 	{Env: "bash", Code: `ls /home; cat < /dev/tcp/1.1.1.1/443`},
-	{Env: "data", Session: "sales", Code: `(table.south > table.north).idxmax().strftime("%B")`},
+	{Env: "python", Session: "sales", Code: `(table.south > table.north).idxmax().strftime("%B")`},
 }
 
 // mostRecordingBytes bounds the drawing, which every visitor of the README

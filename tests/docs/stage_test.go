@@ -219,7 +219,6 @@ func TestStage_SkipsWhatLacksAProgram(t *testing.T) {
 func needServer(t *testing.T) {
 	t.Helper()
 	undertest.Server(t)
-	undertest.Artifact(t, "data")
 }
 
 // Every block of every page does what its info string says.
@@ -254,6 +253,7 @@ type stage struct {
 	folder   string // the working directory of the commands
 	home     string
 	environ  []string
+	user     uint32 // whose processes the commands are; 0 is whoever runs the tests
 	clients  bool   // whether there are clients to test with
 	printed  string // by the last run
 	client   *mcptest.Client
@@ -274,7 +274,12 @@ func newStage(t *testing.T) *stage {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 	})
-	s.environ = append(s.environ, "HOME="+s.home, "PATH="+path, "TMPDIR="+s.home, "LANG=C.UTF-8", "NIX_CONFIG="+os.Getenv("NIX_CONFIG"))
+	s.environ = append(s.environ, "HOME="+s.home, "XDG_RUNTIME_DIR="+t.TempDir(), "PATH="+path, "TMPDIR="+s.home, "LANG=C.UTF-8", "NIX_CONFIG="+os.Getenv("NIX_CONFIG"),
+		"npm_config_omit_lockfile_registry_resolved=false") // as npm has it by itself
+	// What makes npm trust this machine's way to its registry.
+	if certificates, ok := os.LookupEnv("NODE_EXTRA_CA_CERTS"); ok {
+		s.environ = append(s.environ, "NODE_EXTRA_CA_CERTS="+certificates)
+	}
 	return s
 }
 
@@ -327,7 +332,7 @@ func (s *stage) has(programs string) bool {
 	if strings.HasPrefix(programs, "NIX_SANDBOX_TEST_") {
 		return os.Getenv(programs) != ""
 	}
-	_, err := s.output(exec.Command("bash", "-c", `IFS=,; for program in $1; do type -P "$program" || exit 1; done`, "has", programs))
+	_, err := s.output(exec.Command("bash", "-c", `IFS=,; for program in $1; do type -P "$program" || exit 1; [ "$program" != npm ] || timeout 20 npm ping || exit 1; done`, "has", programs))
 	return err == nil
 }
 
@@ -363,6 +368,10 @@ func (s *stage) block(b block) {
 	case "nothing":
 		s.fail("the block has no info string that says how it is tested: see tests/docs/page.go")
 	case "run":
+		if b.value == "user" && os.Geteuid() == 0 {
+			s.printed = s.runAsUser(b.text)
+			return
+		}
 		s.printed = s.run(b.text)
 	case "output":
 		if !matches(b.text, s.printed) {
@@ -373,7 +382,9 @@ func (s *stage) block(b block) {
 		must.Do(s.t, os.MkdirAll(filepath.Dir(path), 0o755))
 		must.Do(s.t, os.WriteFile(path, []byte(b.text), 0o644))
 	case "config":
-		s.config(b.text)
+		if b.value == "" {
+			s.config(b.text)
+		}
 	case "call":
 		s.calls(b.value, b.text)
 	case "client":
@@ -396,6 +407,29 @@ func (s *stage) run(commands string) string {
 	return out
 }
 
+// ordinary is a user and a group that own nothing of this machine.
+const ordinary = 54321
+
+// runAsUser runs commands as an ordinary user with a home of its own, and returns their output.
+func (s *stage) runAsUser(commands string) string {
+	s.t.Helper()
+	home := s.t.TempDir()
+	must.Do(s.t, os.Chown(home, ordinary, ordinary))
+	must.Do(s.t, os.Chmod(filepath.Dir(home), 0o711)) // of all folders of this test
+	other := *s
+	other.user, other.home = ordinary, home
+	other.environ = append(slices.Clone(s.environ), "HOME="+home, "XDG_RUNTIME_DIR="+home, "TMPDIR="+home)
+	s.t.Cleanup(func() {
+		for _, pid := range procfs.WithVariable("HOME", home) {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
+	if out, err := other.output(exec.Command("unshare", "--user", "--map-root-user", "--mount", "true")); err != nil {
+		s.t.Skipf("%s: an ordinary user may not make namespaces here: %v: %s", s.location, err, out)
+	}
+	return other.run(commands)
+}
+
 // output runs a command and returns its stdout and stderr together.
 func (s *stage) output(cmd *exec.Cmd) (string, error) {
 	ctx, cancel := context.WithTimeout(s.t.Context(), blockPatience)
@@ -405,6 +439,9 @@ func (s *stage) output(cmd *exec.Cmd) (string, error) {
 	bounded.WaitDelay = 5 * time.Second
 	// The processes that the command started are killed with it.
 	bounded.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if s.user != 0 {
+		bounded.SysProcAttr.Credential = &syscall.Credential{Uid: s.user, Gid: s.user}
+	}
 	bounded.Cancel = func() error { return syscall.Kill(-bounded.Process.Pid, syscall.SIGKILL) }
 	out, err := bounded.CombinedOutput()
 	return string(out), err
@@ -444,8 +481,8 @@ func (s *stage) config(text string) {
 }
 
 // connect starts the server for the page's calls, unless it is running: one that
-// the page built, or else the tests' own. The one before ends first. It has the environment data in addition
-// to its own, and the example as its project.
+// the page built, or else the tests' own. The one before ends first. It has the example as its
+// project.
 func (s *stage) connect(server string) {
 	s.t.Helper()
 	if s.client != nil && s.server == server {
@@ -461,13 +498,11 @@ func (s *stage) connect(server string) {
 	} else {
 		server = filepath.Join(s.folder, server)
 	}
-	folder := s.t.TempDir()
-	must.Do(s.t, os.Symlink(undertest.Artifact(s.t, "data"), filepath.Join(folder, "data")))
 	// A copy, which a page may change.
 	directory := filepath.Join(s.t.TempDir(), filepath.Base(project))
 	must.Do(s.t, os.CopyFS(directory, os.DirFS(project)))
 	cmd := exec.Command(server, "--stdio")
-	cmd.Env = append(s.environ, "NIX_SANDBOX_DIR="+folder, "PROJECT_DIR="+directory)
+	cmd.Env = append(s.environ, "NIX_SANDBOX_DIR="+s.t.TempDir(), "PROJECT_DIR="+directory)
 	s.client = mcptest.Start(s.t, cmd)
 	s.client.Initialize(mcptest.Newest)
 }

@@ -30,6 +30,8 @@ type Client struct {
 	Version string
 	// Header is sent with each request, besides the protocol's own fields.
 	Header http.Header
+	// Capabilities are the client's own; nil is none.
+	Capabilities map[string]any
 	// HTTP sends the requests; nil is http.DefaultClient.
 	HTTP *http.Client
 
@@ -73,12 +75,36 @@ func (c *Client) Initialize(ctx context.Context) error {
 	}
 	c.SetSession("")
 	_, err := c.Call(ctx, "initialize", map[string]any{
-		"protocolVersion": c.Version, "capabilities": map[string]any{}, "clientInfo": map[string]any{"name": "test", "version": "1"},
+		"protocolVersion": c.Version, "capabilities": c.capabilities(), "clientInfo": map[string]any{"name": "test", "version": "1"},
 	}, nil)
 	if err != nil {
 		return err
 	}
 	return c.Notify(ctx, "notifications/initialized", nil)
+}
+
+func (c *Client) capabilities() map[string]any {
+	if c.Capabilities == nil {
+		return map[string]any{}
+	}
+	return c.Capabilities
+}
+
+// Reply replies to a request of the server with a result.
+func (c *Client) Reply(ctx context.Context, id json.RawMessage, result any) error {
+	message, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": id, "result": result})
+	if err != nil {
+		return err
+	}
+	response, err := c.Post(ctx, "", "", message)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusAccepted {
+		return statusError(response)
+	}
+	return nil
 }
 
 // NextID returns an id for a request.
@@ -93,7 +119,7 @@ func (c *Client) Message(id any, method string, params map[string]any) ([]byte, 
 		}
 		meta := map[string]any{
 			"io.modelcontextprotocol/protocolVersion":    c.Version,
-			"io.modelcontextprotocol/clientCapabilities": map[string]any{},
+			"io.modelcontextprotocol/clientCapabilities": c.capabilities(),
 			"io.modelcontextprotocol/clientInfo":         map[string]any{"name": "test", "version": "1"},
 		}
 		if given, ok := params["_meta"].(map[string]any); ok {
@@ -214,7 +240,7 @@ func Reply(response *http.Response, notified func(mcpclient.Message)) (mcpclient
 			if err != nil {
 				return m, err
 			}
-			if len(m.ID) > 0 {
+			if len(m.ID) > 0 && m.Method == "" {
 				return m, nil
 			}
 			if notified != nil {

@@ -108,6 +108,11 @@ type Client struct {
 
 	writing sync.Mutex
 
+	// Capabilities are the client's own, and OnRequest is called with each request of the server, in
+	// a goroutine of its own. Both are set before Initialize, or left nil.
+	Capabilities map[string]any
+	OnRequest    func(Message)
+
 	mu        sync.Mutex
 	last      int
 	count     int
@@ -171,6 +176,8 @@ func (c *Client) take(message Message) {
 	c.count++
 	message.Seq = c.count
 	switch {
+	case message.Method != "" && len(message.ID) > 0 && c.OnRequest != nil:
+		go c.OnRequest(message)
 	case message.Method != "":
 		c.notes = append(c.notes, message)
 	case len(message.ID) == 0 || string(message.ID) == "null":
@@ -211,20 +218,36 @@ func (c *Client) Request(method string, params any) (id string, line []byte, err
 	id = fmt.Sprint(c.last)
 	stateless := c.version == Stateless
 	c.mu.Unlock()
-	line, err = encode(map[string]any{"id": json.RawMessage(id)}, method, params, stateless)
+	line, err = encode(map[string]any{"id": json.RawMessage(id)}, method, params, stateless, c.capabilities())
 	return id, line, err
+}
+
+// Reply replies to a request of the server with a result.
+func (c *Client) Reply(id json.RawMessage, result any) error {
+	line, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": id, "result": result})
+	if err == nil {
+		_, err = c.Write(append(line, '\n'))
+	}
+	return err
+}
+
+func (c *Client) capabilities() map[string]any {
+	if c.Capabilities == nil {
+		return map[string]any{}
+	}
+	return c.Capabilities
 }
 
 // Notify sends a notification.
 func (c *Client) Notify(method string, params any) error {
-	line, err := encode(map[string]any{}, method, params, false)
+	line, err := encode(map[string]any{}, method, params, false, nil)
 	if err == nil {
 		_, err = c.Write(line)
 	}
 	return err
 }
 
-func encode(message map[string]any, method string, params any, stateless bool) ([]byte, error) {
+func encode(message map[string]any, method string, params any, stateless bool, capabilities map[string]any) ([]byte, error) {
 	message["jsonrpc"], message["method"] = "2.0", method
 	if params != nil {
 		message["params"] = params
@@ -246,7 +269,7 @@ func encode(message map[string]any, method string, params any, stateless bool) (
 			meta = map[string]any{}
 		}
 		meta["io.modelcontextprotocol/protocolVersion"] = Stateless
-		meta["io.modelcontextprotocol/clientCapabilities"] = map[string]any{}
+		meta["io.modelcontextprotocol/clientCapabilities"] = capabilities
 		fields["_meta"] = meta
 		message["params"] = fields
 	}
@@ -332,7 +355,7 @@ func (c *Client) Initialize(ctx context.Context, version, name string) (Message,
 	}
 	message, err := c.Call(ctx, "initialize", map[string]any{
 		"protocolVersion": version,
-		"capabilities":    map[string]any{},
+		"capabilities":    c.capabilities(),
 		"clientInfo":      map[string]any{"name": name, "version": "1"},
 	})
 	if err != nil {

@@ -59,11 +59,13 @@ let
           };
         }).environments.python;
       code = ''
-        import numpy, pandas, socket, yaml
+        import curses, numpy, pandas, socket, yaml
         print(pandas.Series([1, 2]).sum())
+        curses.setupterm("tmux-256color", 1)
+        print(curses.tigetnum("colors"))
         print(socket.gethostname(), socket.gethostbyname(socket.gethostname()))
       '';
-      output = "3\ndata-1 127.0.0.1";
+      output = "3\n256\ndata-1 127.0.0.1";
     };
   };
 

@@ -18,6 +18,39 @@ in
     expr = problems.fromToml ../../config.example.toml;
     expected = [ ];
   };
+  # A file may add to what the example says, and change it.
+  testExtendsTheExample = {
+    expr =
+      let
+        extended = made ''
+          extends = "default"
+          [environments.data]
+          preset = "python"
+          [environments.python]
+          memory_mb = 2048
+        '';
+        example = (fromToml ../../config.example.toml).environments;
+      in
+      {
+        names = lib.attrNames extended;
+        memory = extended.python.metadata.memory_mb;
+        closure = extended.python.metadata.closure == example.python.metadata.closure;
+        others = extended.bash.metadata == example.bash.metadata;
+        defaults = extended.data.metadata.max_timeout_seconds;
+      };
+    expected = {
+      names = [
+        "bash"
+        "data"
+        "node"
+        "python"
+      ];
+      memory = 2048;
+      closure = true;
+      others = true;
+      defaults = 600;
+    };
+  };
   testExampleEnvironments = {
     expr = lib.mapAttrs (_: e: [
       e.metadata.interpreter_type
@@ -34,7 +67,7 @@ in
       ];
       python = [
         "python"
-        512
+        1024
       ];
     };
   };
@@ -66,7 +99,7 @@ in
   # What the model reads grows by these lines; three of them must stay short.
   testDescriptionsAreShort = {
     expr =
-      lib.filter (e: lib.stringLength e.metadata.description > 80)
+      lib.filter (e: lib.stringLength e.metadata.description > 100)
         (lib.attrValues (fromToml ../../config.example.toml).environments);
     expected = [ ];
   };
@@ -129,21 +162,72 @@ in
   };
   testPythonModulesJoinThePresets = {
     expr =
-      (made "${python}packages = [\"python3Packages.pandas\", \"tree\"]\n").python.metadata.closure;
+      (made "${python}packages = [\"python3Packages.sympy\", \"tree\"]\n").python.metadata.closure;
     expected =
       (library.mkSandbox {
         name = "other";
         interpreter_type = "python";
         packages = [
-          (pkgs.python3.withPackages (ps: [
-            ps.numpy
-            ps.pyyaml
-            ps.pandas
-          ]))
+          (pkgs.python3.withPackages (
+            ps:
+            lib.filter (package: package ? pythonModule) library.interpreters.python.preset.packages
+            ++ [ ps.sympy ]
+          ))
         ]
         ++ import ../../nix/interpreters/tools.nix { inherit pkgs; }
         ++ [ pkgs.tree ];
       }).metadata.closure;
+  };
+  # The model reads what an operator added, once.
+  testDescriptionsNameAddedPackages = {
+    expr =
+      let
+        added =
+          preset: packages:
+          (made ''
+            [environments.x]
+            preset = "${preset}"
+            packages = ${builtins.toJSON packages}
+          '').x.metadata.description;
+        of = preset: (made "[environments.x]\npreset = \"${preset}\"\n").x.metadata.description;
+        many = lib.genList (_: "python3Packages.statsmodels") 50;
+      in
+      {
+        joined = lib.removePrefix (of "python") (added "python" [ "python3Packages.sympy" "python3Packages.pandas" "tree" ]);
+        first = lib.removePrefix (of "node") (added "node" [ "tree" ]);
+        bounded = lib.stringLength (added "python" many) <= 170 && lib.hasSuffix ", …" (added "python" many);
+        own =
+          (made ''
+            [environments.x]
+            preset = "python"
+            packages = ["tree"]
+            description = "mine"
+          '').x.metadata.description;
+        command =
+          (made ''
+            [environments.x]
+            packages = ["lua5_4", "tree"]
+            interpreter = "lua -"
+          '').x.metadata.description;
+        function =
+          (library.mkSandbox {
+            name = "x";
+            interpreter_type = "python";
+            packages = [
+              pkgs.python3
+              pkgs.python3.pkgs.numpy
+              pkgs.tree
+            ];
+          }).metadata.description;
+      };
+    expected = {
+      joined = ", sympy, tree";
+      first = " with tree";
+      bounded = true;
+      own = "mine";
+      command = "lua5_4, tree";
+      function = "Python 3 with numpy, tree";
+    };
   };
   testInterpreterOfItsOwn = {
     expr =
@@ -193,10 +277,12 @@ in
         max_closure_mb = 4096;
       };
       session = {
+        forward = false;
         idle_timeout_seconds = 10;
         keep_files = false;
         keep_mb = 4096;
         max_lifetime_seconds = 3600;
+        outputs = null;
         shared_files = false;
         suspend = true;
         suspend_mb = 4096;
@@ -225,7 +311,7 @@ in
   testTomlUnknownTable = {
     expr = wrong "${python}[enviroments.x]\n";
     expected = [
-      "config: has no table \"enviroments\" (did you mean \"environments\"?): write one of defaults, environments, on_demand, project, serve, session"
+      "config: has no table \"enviroments\" (did you mean \"environments\"?): write one of defaults, environments, on_demand, project, serve, session, tools, tools_lock"
     ];
   };
   testTomlNotATable = {
@@ -245,7 +331,7 @@ in
   testTomlUnknownKey = {
     expr = wrong "${python}timeout = 5\n";
     expected = [
-      "config: [environments.python] has no option \"timeout\": write one of backend, cpus, description, devices, env, extra_binds, flake, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, output_kb, packages, packages_on_demand, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, unsafe_devices, workspace_mb"
+      "config: [environments.python] has no option \"timeout\": write one of ask_seconds, backend, cpus, description, devices, env, extra_binds, flake, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, sandbox, stdin_mode, timeout_seconds, tools, unsafe_devices, workspace_mb"
     ];
   };
   testTomlWrongType = {
@@ -348,7 +434,7 @@ in
   };
   testStartPlanOfMistakes = {
     expr = (library.start { config = builtins.fromTOML "[environments.x]\npreset = 1\n[session]\nidle = 1\n"; }).plan;
-    expected = "wrong config: [session] has no option \"idle\": write one of idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, shared_files, suspend, suspend_mb\nwrong config: [environments.x] preset is 1: write ${choices.presets}\n";
+    expected = "wrong config: [session] has no option \"idle\": write one of forward, idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, outputs, shared_files, suspend, suspend_mb\nwrong config: [environments.x] preset is 1: write ${choices.presets}\n";
   };
   testStartDerivations = {
     expr =
@@ -360,7 +446,7 @@ in
   testTomlDefaults = {
     expr = wrong "${python}[defaults]\nmemory_mb = -1\npreset = \"python\"\n";
     expected = [
-      "config: [defaults] has no option \"preset\": write one of backend, cpus, hostname, max_timeout_seconds, memory_mb, network, output_kb, pids, prewarm, timeout_seconds, workspace_mb"
+      "config: [defaults] has no option \"preset\": write one of ask_seconds, backend, cpus, hostname, max_timeout_seconds, memory_mb, network, output_kb, pids, prewarm, timeout_seconds, workspace_mb"
       "config: [defaults] memory_mb is -1: write a whole number from 16 to 16777216"
     ];
   };
@@ -412,6 +498,7 @@ in
       audit_file = null;
       metrics_listen = null;
       page = false;
+      run_code = false;
       lame_duck_seconds = 4;
       drain_seconds = 30;
     };
@@ -433,7 +520,7 @@ in
       calls = 0
     '';
     expected = [
-      "config: [serve] has no option \"port\": write one of audit_file, calls_at_once, drain_seconds, hosts, lame_duck_seconds, listen, metrics_listen, oauth, origins, page, proxy, quotas, token_file"
+      "config: [serve] has no option \"port\": write one of audit_file, calls_at_once, drain_seconds, hosts, lame_duck_seconds, listen, metrics_listen, oauth, origins, page, proxy, quotas, run_code, token_file"
       "config: [serve] listen is \"8080\": write an address with a port, such as \"127.0.0.1:8080\", \"unix:/run/nix-sandbox-mcp/socket\", or \"systemd\""
       "config: [serve] oauth lacks jwks: write jwks = \"https://login.example\""
       "config: [serve] oauth.resource is \"sandbox.example\": write a URL, such as \"https://login.example\""
@@ -445,7 +532,7 @@ in
   testTomlSession = {
     expr = wrong "${python}[session]\nidle_timeout_seconds = 0\nidle = 1\n";
     expected = [
-      "config: [session] has no option \"idle\": write one of idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, shared_files, suspend, suspend_mb"
+      "config: [session] has no option \"idle\": write one of forward, idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, outputs, shared_files, suspend, suspend_mb"
       "config: [session] idle_timeout_seconds is 0: write a whole number from 1 to 2592000"
     ];
   };

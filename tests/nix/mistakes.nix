@@ -141,11 +141,43 @@ let
     };
     "a key misspelt" = {
       read = toml "[environments.python]\npreset = \"python\"\ntimeout_second = 5\n";
-      sentence = "config: [environments.python] has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of backend, cpus, description, devices, env, extra_binds, flake, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, output_kb, packages, packages_on_demand, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, unsafe_devices, workspace_mb";
+      sentence = "config: [environments.python] has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of ask_seconds, backend, cpus, description, devices, env, extra_binds, flake, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, sandbox, stdin_mode, timeout_seconds, tools, unsafe_devices, workspace_mb";
     };
     "a table misspelt" = {
       read = toml "[environment.python]\npreset = \"python\"\n[environments.x]\npreset = \"shell\"\n";
-      sentence = "config: has no table \"environment\" (did you mean \"environments\"?): write one of defaults, environments, on_demand, project, serve, session";
+      sentence = "config: has no table \"environment\" (did you mean \"environments\"?): write one of defaults, environments, on_demand, project, serve, session, tools, tools_lock";
+    };
+    "a server of tools that there is not" = {
+      read = toml "[environments.python]\npreset = \"python\"\ntools = [\"githb\"]\n[tools.github]\nurl = \"https://tools.example/mcp\"\n";
+      sentence = "config: [environments.python] tools names \"githb\", and there is no [tools.githb] (did you mean \"github\"?): write that table, or the name of another one";
+    };
+    "a server of tools without a program" = {
+      read = toml "[environments.python]\npreset = \"python\"\n[tools.github]\nallow = [\"*\"]\n";
+      sentence = "config: [tools.github] has neither command nor url: write one of them";
+    };
+    "a server of tools with both" = {
+      read = toml "[environments.python]\npreset = \"python\"\n[tools.github]\nurl = \"https://tools.example/mcp\"\ncommand = [\"x\"]\n";
+      sentence = "config: [tools.github] has both command and url: write one of them";
+    };
+    "packages beside a URL" = {
+      read = toml "[environments.python]\npreset = \"python\"\n[tools.github]\nurl = \"https://tools.example/mcp\"\npackages = [\"bash\"]\n";
+      sentence = "config: [tools.github] has packages beside url, and no jail: write command in place of url, or leave it out";
+    };
+    "headers for a program" = {
+      read = toml "[environments.python]\npreset = \"python\"\n[tools.github]\ncommand = [\"x\"]\nheaders = { Authorization = \"KEY\" }\n";
+      sentence = "config: [tools.github] has headers beside command: write env or credentials of its network, or url";
+    };
+    "a server of tools with a name for no code" = {
+      read = toml "[environments.python]\npreset = \"python\"\n[tools.git-hub]\ncommand = [\"x\"]\n";
+      sentence = "config: [tools.git-hub] is no name for code to write: write 1 to 32 of a-z, 0-9 and _, with a letter first";
+    };
+    "a package of a server that there is not" = {
+      read = toml "[environments.python]\npreset = \"python\"\n[tools.github]\ncommand = [\"x\"]\npackages = [\"no-such-package\"]\n";
+      sentence = "config: [tools.github] packages names \"no-such-package\": nixpkgs has none of that name: write one that `nix search nixpkgs WORD` finds";
+    };
+    "tools and packages on demand" = {
+      read = toml "[environments.python]\npreset = \"python\"\ntools = [\"github\"]\npackages_on_demand = [\"jq\"]\n[tools.github]\ncommand = [\"x\"]\n";
+      sentence = "config: [environments.python] has both tools and packages_on_demand, and an environment that a call extends has no tools: write one of them";
     };
     "a number in quotes" = {
       read = toml "[environments.python]\npreset = \"python\"\ntimeout_seconds = \"60\"\n";
@@ -187,6 +219,41 @@ let
       read = toml "[environments.bash]\npreset = \"shell\"\npackages = [\"sqlight\"]\n";
       sentence = "config: [environments.bash] packages names \"sqlight\": nixpkgs has none of that name: write one that `nix search nixpkgs WORD` finds";
     };
+    "an extension of what is not there" = {
+      read = toml "extends = \"python\"\n[environments.x]\npreset = \"python\"\n";
+      sentence = "config: extends is \"python\": write \"default\", the server of config.example.toml, or leave it out";
+    };
+    "packages of npm without a lock" = {
+      read = sandbox { npm = ./testdata/npm/without-lock; };
+      sentence = "mkSandbox data: npm is a folder without package-lock.json: write it with `npm install --package-lock-only`, and have Git track both files if they are in a flake";
+    };
+    "a lock of npm without a hash" = {
+      read = sandbox { npm = ./testdata/npm/without-hash; };
+      sentence = "mkSandbox data: npm has a package-lock.json with \"node_modules/semver\", which has no hash: write a version from a registry in its place, not git or a folder";
+    };
+    "a lock of npm without an address" = {
+      read = sandbox { npm = ./testdata/npm/without-address; };
+      sentence = "mkSandbox data: npm has a package-lock.json with \"node_modules/semver\", which has no address: write it again with `npm install --package-lock-only --omit-lockfile-registry-resolved=false`";
+    };
+    "a lock of an old npm" = {
+      read = sandbox { npm = ./testdata/npm/old; };
+      sentence = "mkSandbox data: npm has a package-lock.json that names no hash for each package: write it again with npm 7 or later";
+    };
+    "npm by a name" = {
+      read = sandbox { npm = "lodash"; };
+      sentence = "mkSandbox data: npm is \"lodash\": write the path of a folder with package.json and package-lock.json, such as ./web";
+    };
+    "packages on demand beside npm" = {
+      read = sandbox {
+        npm = ./testdata/npm/empty;
+        packages_on_demand = [ "jq" ];
+      };
+      sentence = "mkSandbox data: packages_on_demand is beside npm, whose lock names all packages: write one of the two";
+    };
+    "a module of Python by its name alone" = {
+      read = toml "[environments.python]\npreset = \"python\"\npackages = [\"pandas\"]\n";
+      sentence = "config: [environments.python] packages names \"pandas\": nixpkgs has none of that name: write \"python3Packages.pandas\"";
+    };
     "packages without an interpreter" = {
       read = toml "[environments.perl]\npackages = [\"perl\"]\n";
       sentence = "config: [environments.perl] does not say what runs the code: write interpreter_type = ${choices.interpreters}, or interpreter = \"perl -e\" or the like";
@@ -201,7 +268,7 @@ let
     };
     "a network's key misspelt" = {
       read = toml "[environments.python]\npreset = \"python\"\n[environments.python.network]\nmode = \"allow\"\ndomain = [\"files.example\"]\ndomains = [\"files.example\"]\n";
-      sentence = "config: [environments.python] network has no option \"domain\" (did you mean \"domains\"?): write one of connections, credentials, domains, megabytes, mode, names, ports, private, rate, rules, upstream";
+      sentence = "config: [environments.python] network has no option \"domain\" (did you mean \"domains\"?): write one of ask, connections, credentials, domains, megabytes, mode, names, ports, private, rate, rules, upstream";
     };
     "a network's mode" = {
       read = network { mode = "deny"; };
@@ -443,6 +510,17 @@ let
       read = sandbox { interpreter_type = "cobol"; };
       sentence = "mkSandbox data: interpreter_type is \"cobol\": write ${choices.types}";
     };
+    "a package in place of a module to preload" = {
+      read = sandbox { preload = [ "python3-pandas" ]; };
+      sentence = "mkSandbox data: preload has \"python3-pandas\" in it: write a list of at most 32 modules as code imports them, such as [\"numpy\", \"scipy.stats\"]";
+    };
+    "modules that code of a shell cannot import" = {
+      read = sandbox {
+        interpreter_type = "bash";
+        preload = [ "numpy" ];
+      };
+      sentence = "mkSandbox data: preload is for Python, and this environment is of the type bash: write preload = [], or leave it out";
+    };
     "a folder shown at a reserved place" = {
       read = sandbox { extraBinds."/etc/ssl" = "/etc/ssl"; };
       sentence = "mkSandbox data: extra_binds has \"/etc/ssl\" = \"/etc/ssl\" in it: write paths in the sandbox and what is shown there, such as { \"/data\" = \"/srv/data\" }: plain absolute paths, those in the sandbox apart from each other and from /bin, /dev, /etc, /inbox, /nix, /proc, /sys, /tmp, /usr, /workspace, /project, the sources outside of /dev, /proc, /sys";
@@ -501,7 +579,7 @@ let
     };
     "a module's option misspelt" = {
       read = module { environments.python.presset = "python"; };
-      sentence = "services.nix-sandbox-mcp.environments.python: has no option \"presset\" (did you mean \"preset\"?): write one of backend, cpus, description, devices, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, output_kb, packages, packages_on_demand, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, unsafe_devices, workspace_mb";
+      sentence = "services.nix-sandbox-mcp.environments.python: has no option \"presset\" (did you mean \"preset\"?): write one of ask_seconds, backend, cpus, description, devices, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, sandbox, stdin_mode, timeout_seconds, tools, unsafe_devices, workspace_mb";
     };
     "a module's environment under another name" = {
       read = module { environments.numbers.sandbox = data; };
@@ -563,6 +641,10 @@ let
         buildAtStart = true;
       };
       sentence = "mkImage: buildAtStart is true, and an image has no Nix: write mkServer for a machine that has it, or leave it out";
+    };
+    "an archive that builds" = {
+      read = problems.mkPortable { environments = [ growing ]; };
+      sentence = "mkPortable: packages_on_demand of data is given, and the machine has no Nix: write mkServer for a machine that has it, or leave it out";
     };
     "an image without environments" = {
       read = problems.mkImage { tag = "one"; };

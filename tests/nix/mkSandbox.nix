@@ -297,7 +297,7 @@ in
   testUnknownOption = {
     expr = wrong { timeout_second = 5; };
     expected = [
-      "mkSandbox data: has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of backend, cpus, description, devices, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, name, network, output_kb, packages, packages_on_demand, pids, prewarm, stdin_mode, timeout_seconds, unsafe_devices, workspace_mb"
+      "mkSandbox data: has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of ask_seconds, backend, cpus, description, devices, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, name, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, prewarm, stdin_mode, timeout_seconds, unsafe_devices, workspace_mb"
     ];
   };
   testWrongTypeOfNumber = {

@@ -130,6 +130,7 @@ in
     ];
     expected = {
       schema = 1;
+      version = "0";
       serve = {
         audit_file = null;
         calls_at_once = null;
@@ -150,6 +151,7 @@ in
           sessions = 8;
           streams = 64;
         };
+        run_code = false;
         token_file = null;
       };
       on_demand = {
@@ -160,10 +162,12 @@ in
         max_closure_mb = 4096;
       };
       session = {
+        forward = false;
         idle_timeout_seconds = 9;
         keep_files = false;
         keep_mb = 4096;
         max_lifetime_seconds = 3600;
+        outputs = null;
         shared_files = false;
         suspend = true;
         suspend_mb = 4096;
@@ -249,7 +253,7 @@ in
   testServerUnknownArgument = {
     expr = problems.mkServer { confg = ./x.toml; };
     expected = [
-      "mkServer: has no argument \"confg\" (did you mean \"config\"?): write one of buildAtStart, config, environments, flakeRefs, on_demand, project, serve, session"
+      "mkServer: has no argument \"confg\" (did you mean \"config\"?): write one of buildAtStart, config, environments, flakeRefs, on_demand, project, serve, session, tools"
     ];
   };
   testServerTwoOfOneName = {
@@ -296,7 +300,7 @@ in
       session.idle = 5;
     };
     expected = [
-      "mkServer: session: has no option \"idle\": write one of idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, shared_files, suspend, suspend_mb"
+      "mkServer: session: has no option \"idle\": write one of forward, idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, outputs, shared_files, suspend, suspend_mb"
     ];
   };
   testServerForFolders = {

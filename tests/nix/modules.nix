@@ -168,10 +168,12 @@ in
         {
           environments = { };
           session = {
+            forward = false;
             idle_timeout_seconds = 9;
             keep_files = false;
             keep_mb = 4096;
             max_lifetime_seconds = 3600;
+            outputs = null;
             shared_files = false;
             suspend = true;
             suspend_mb = 4096;
@@ -696,7 +698,7 @@ in
       "services.nix-sandbox-mcp.project: mode is \"readwrite\", and code in a sandbox never changes files of the host: write \"readonly\" or \"overlay\""
       "services.nix-sandbox-mcp.environments.empty: has nothing in it: write preset = ${choices.presets}, or packages = [ … ]"
       "services.nix-sandbox-mcp.environments.other: sandbox is called \"data\": write environments.data, or give it this name where it is made"
-      "services.nix-sandbox-mcp.environments.python: has no option \"presset\" (did you mean \"preset\"?): write one of backend, cpus, description, devices, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, output_kb, packages, packages_on_demand, pids, preset, prewarm, sandbox, stdin_mode, timeout_seconds, unsafe_devices, workspace_mb"
+      "services.nix-sandbox-mcp.environments.python: has no option \"presset\" (did you mean \"preset\"?): write one of ask_seconds, backend, cpus, description, devices, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, sandbox, stdin_mode, timeout_seconds, tools, unsafe_devices, workspace_mb"
       "services.nix-sandbox-mcp.environments.twice: has preset beside sandbox: write it where that sandbox is made"
     ];
   };

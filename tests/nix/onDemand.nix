@@ -57,6 +57,14 @@ let
     wrong = "refused";
   };
 
+  withSentence = import ../../nix/lib/onDemand.nix {
+    pkgs = pkgs // {
+      jq = throw "this package set has no jq";
+      # Nobody's name, which is not asked.
+      strange = throw "this package set has nothing strange";
+    };
+  };
+
   # Names that a model may write and that are attributes of nixpkgs, but no packages.
   strange = [
     "lib"
@@ -127,6 +135,21 @@ let
   allPackages = table { packages_on_demand = "all"; };
 in
 {
+  # A hint names what can be built.
+  testTableLeavesOutWhatIsOnlyASentence = {
+    expr =
+      let
+        has = on: lib.elem "jq" (on.table { interpreter_type = "bash"; packages_on_demand = "all"; }).names;
+      in
+      [
+        (has onDemand)
+        (has withSentence)
+      ];
+    expected = [
+      true
+      false
+    ];
+  };
   testOnDemandResolves = {
     expr = names python [
       "jq"
@@ -169,7 +192,7 @@ in
         [ "packages" ];
     expected = removeAttrs python [ "packages" ] // {
       memory_mb = 64;
-      description = "Python 3, with pandas";
+      description = "Python 3 with pandas";
     };
   };
   # A recipe is data: no text in it is evaluated.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 )
 
@@ -35,6 +36,19 @@ func Server(t testing.TB) string {
 		t.Skip(ServerVariable + " does not name a built server")
 	}
 	return resolve(t, path)
+}
+
+// Version returns the version of the sources under test.
+func Version(t testing.TB) string {
+	t.Helper()
+	folder, err := os.Getwd()
+	for ; err == nil && folder != "/"; folder = filepath.Dir(folder) {
+		if text, err := os.ReadFile(filepath.Join(folder, "VERSION")); err == nil {
+			return strings.TrimSpace(string(text))
+		}
+	}
+	t.Fatal("no folder above the test has a file VERSION")
+	return ""
 }
 
 // Environments returns the environments of the server under test, as its metadata has
@@ -100,6 +114,9 @@ type Clients struct {
 	Node   string // the node that runs those in JavaScript
 	Claude string // Claude Code, a program of its own
 	Codex  string // so is Codex
+	Gemini string // Gemini CLI, in JavaScript
+	// OpenCode is a program of its own, which the lock file has for x86-64 alone.
+	OpenCode string
 }
 
 // InstalledClients returns the clients under test, and whether there are any.
@@ -119,6 +136,9 @@ func InstalledClients(t testing.TB) (clients Clients, ok bool) {
 		Node:   filepath.Join(folder, "node_modules/node-linux-"+architecture, "bin/node"),
 		Claude: filepath.Join(folder, "node_modules/@anthropic-ai/claude-code-linux-"+architecture, "claude"),
 		Codex:  filepath.Join(folder, "node_modules/@openai/codex-linux-"+architecture, "vendor", machine+"-unknown-linux-musl", "bin/codex"),
+		Gemini: filepath.Join(folder, "node_modules/@google/gemini-cli/bundle/gemini.js"),
+
+		OpenCode: filepath.Join(folder, "node_modules/opencode-linux-x64/bin/opencode"),
 	}, true
 }
 
