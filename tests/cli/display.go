@@ -137,7 +137,8 @@ func (d *display) put(r rune) {
 	}
 	d.cells[d.row][d.column] = r
 	if d.column == d.columns-1 {
-		d.wrap = true
+		wraps, given := d.modes[7]
+		d.wrap = wraps || !given
 	} else {
 		d.column++
 	}

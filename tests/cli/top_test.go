@@ -50,7 +50,12 @@ func TestTop_ShowsWhatServersDo(t *testing.T) {
 	u.types("n")
 	u.sees("\nsecond ")
 	u.resize(8, 60)
-	u.sees("nix-sandbox-mcp " + undertest.Version(t) + ", process ")
+	// It is drawn again: long lines are cut, and the last line is at the foot.
+	patience.Wait(t, patience.Long, func() string { return "the screen is not drawn for its new size:\n" + u.display.String() }, func() bool {
+		lines := strings.Split(u.display.String(), "\n")
+		return len(lines) == 8 && strings.HasPrefix(lines[0], "nix-sandbox-mcp "+undertest.Version(t)+", process ") &&
+			lines[7] == "server 2 of 2 · n: next · q: quit"
+	})
 	u.types("q")
 	if status := u.awaitExit(); status != 0 {
 		t.Errorf("status %d", status)

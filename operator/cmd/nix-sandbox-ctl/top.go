@@ -198,7 +198,7 @@ const (
 	openScreen  = "\x1b[?1049h\x1b[?25l\x1b[?7l"
 	closeScreen = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 	drawScreen  = "\x1b[H"
-	clearLine   = "\x1b[K\r\n"
+	clearLine   = "\x1b[K" // before its text: behind a line that was cut it would take the last character
 	clearRest   = "\x1b[J"
 )
 
@@ -268,7 +268,7 @@ func draw(out *os.File, text []byte, foot string) {
 	all.WriteString(drawScreen)
 	lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 	for _, line := range lines[:min(len(lines), int(size.Rows)-1)] {
-		all.WriteString(line + clearLine)
+		all.WriteString(clearLine + line + "\r\n")
 	}
 	all.WriteString(clearRest)
 	fmt.Fprintf(&all, "\x1b[%d;1H\x1b[7m%s\x1b[0m", size.Rows, foot)
