@@ -178,6 +178,10 @@ func (b *Book) put(q *question) bool {
 
 // ask puts a question and waits for its answer, until ctx ends.
 func (b *Book) ask(ctx context.Context, q *question) call.Choice {
+	// A question without time for an answer would flash on every screen.
+	if ctx.Err() != nil {
+		return call.Nobody
+	}
 	deadline, _ := ctx.Deadline()
 	q.Asked, q.Until, q.answer = time.Now(), deadline, make(chan call.Choice, 1)
 	if !b.put(q) {

@@ -205,13 +205,22 @@ func TestBook_AllQuestionsOfACallShareItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := quiet()
 		began := time.Now()
+		asked := 0
+		client := way(func(ctx context.Context, q call.Question) (call.Choice, error) {
+			asked++
+			return silent(ctx, q)
+		})
 		_, _ = b.Executor(asks(func(ctx context.Context, c call.Call) {
 			for range 3 {
 				c.User.Decide(ctx, someTool)
+				synctest.Wait()
 			}
-		})).Execute(t.Context(), python("a", "", silent))
+		})).Execute(t.Context(), python("a", "", client))
 		if got := time.Since(began); got != time.Minute {
 			t.Errorf("they wait for %v", got)
+		}
+		if asked != 1 {
+			t.Errorf("the client is asked %d times, though no time is left after the first", asked)
 		}
 	})
 }
