@@ -185,8 +185,8 @@ func TestSessions_ListsLiveOnes(t *testing.T) {
 		{"shell --session one --pid 1 --interpreter", `error: no session "one" is live`},
 		{"shell --session one", "hint: evaluate lines without one: "},
 		{"shell --session one bash", `both an environment, "bash", and --session were named`},
-		{"forward one 0", `the port is "0"`},
-		{"forward one 8000x", `the port is "8000x"`},
+		{"forward one 0", `"0" is not a port`},
+		{"forward one 8000x", `"8000x" is not a port`},
 		{"forward one 8000", "this server lets nobody reach ports of sandboxes"},
 	} {
 		out, err := v.command(strings.Fields(test.args)...).CombinedOutput()

@@ -37,7 +37,7 @@ func approveCommand(std streams) *cobra.Command {
 		RunE: func(*cobra.Command, []string) error {
 			// A program that runs commands for a model has no terminal to give.
 			if !isTerminal(std.in) || !isTerminal(std.out) {
-				return command.Misuse("approve is for a person at a terminal, and its input or output is none", "run it in a terminal of its own, beside the client")
+				return command.Misuse("approve asks a person at a terminal, and its input or output is not a terminal", "run it in a terminal of its own, beside the client")
 			}
 			if _, err := running(); err != nil {
 				return err

@@ -265,7 +265,7 @@ func forwardCommand(std streams) *cobra.Command {
 		RunE: func(_ *cobra.Command, args []string) error {
 			var port uint16
 			if _, err := fmt.Sscan(args[1], &port); err != nil || port == 0 || fmt.Sprint(port) != args[1] {
-				return command.Misuse(fmt.Sprintf("the port is %q", args[1]), "use a number from 1 to 65535")
+				return command.Misuse(fmt.Sprintf("%q is not a port", args[1]), "use a number from 1 to 65535")
 			}
 			p.session = args[0]
 			return forward(std, p, port, listen)
