@@ -49,8 +49,8 @@ type asked struct {
 	forget   context.CancelFunc
 }
 
-// newAsks begins the questions of a call. They are given up when ctx ends, when the call's time
-// is over, and at its end.
+// newAsks begins the questions of a call. When ctx ends, when the call's time is over, and at its
+// end, they are given up and get no answer.
 func newAsks(ctx context.Context, request sandbox.Request, tell func(frame.Request)) *asks {
 	a := &asks{answer: request.Ask, tell: tell, open: map[uint64]*asked{}}
 	a.ctx, a.end = context.WithTimeout(ctx, request.Clock.AtMost(request.Timeout))
@@ -115,6 +115,11 @@ func (a *asks) take(reply frame.Reply) error {
 		if one.left {
 			a.left--
 			delete(a.open, reply.Ask)
+			return
+		}
+		// The agent is about to end the code. An answer could be faster, and code that fails
+		// with it would look as if it had not run out of time.
+		if a.ctx.Err() != nil {
 			return
 		}
 		if a.waiting > 0 && a.waiting+len(answer) > maxWaiting {
