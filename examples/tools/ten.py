@@ -4,7 +4,7 @@ for line in sys.stdin:
     message = json.loads(line)
     answers = {
         "initialize": {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": {"name": "ten", "version": "1"}},
-        "tools/list": {"tools": [add]},
+        "tools/list": {"tools": [add]}, "ping": {},
     }
     if message["method"] == "tools/call":
         answers["tools/call"] = {"content": [{"type": "text", "text": str(sum(message["params"]["arguments"].values()))}]}
