@@ -93,8 +93,8 @@ func (a answer) parts() []part {
 	if stdout := a.output(stdoutPart, a.result.Stdout); stdout != "" {
 		parts = append(parts, part{stdoutPart, stdout})
 	}
-	if a.result.Stderr.Len() > 0 || a.result.Stderr.Cut > 0 {
-		parts = append(parts, part{stderrPart, a.output(stderrPart, a.result.Stderr)})
+	if stderr := a.output(stderrPart, a.result.Stderr); stderr != "" {
+		parts = append(parts, part{stderrPart, stderr})
 	}
 	lines := slices.Clone(a.result.Remarks)
 	image := func(file sandbox.File) bool { return file.Content != nil }
@@ -218,12 +218,19 @@ func usedElsewhere(inUse *call.InUseError) string {
 	return fmt.Sprintf("session %q and its kept files are in use by another server of this user%s: use another session id, or end that server", inUse.Session, who)
 }
 
-// output returns the shown part of a stream, with a remark if a part is left out.
+// output returns the shown part of a stream, with a remark if a part is left out. It returns "" if
+// nothing is shown.
 func (a answer) output(name string, stream sandbox.Text) (text string) {
 	mark := markImitations
 	if a.call.Verbatim {
 		mark = func(_, text string) string { return text }
-	} else if name == stderrPart {
+	} else if isBinary(stream) {
+		stream = sandbox.Text{Head: readable(stream)}
+	}
+	if stream.Len() == 0 && stream.Cut == 0 {
+		return ""
+	}
+	if name == stderrPart && !a.call.Verbatim {
 		text = separator + "\n"
 	}
 	text += mark(name, stream.Head)
@@ -232,6 +239,20 @@ func (a answer) output(name string, stream sandbox.Text) (text string) {
 	}
 	cut := remark{opening: cutHere, rest: fmt.Sprintf(" %s cut here ...", size(stream.Cut))}
 	return endLine(text) + cut.String() + "\n" + mark(name, stream.Tail)
+}
+
+// binary returns the names of the streams that are not text, and so not shown.
+func (a answer) binary() (names []string) {
+	if a.call.Verbatim {
+		return nil
+	}
+	if isBinary(a.result.Stdout) {
+		names = append(names, stdoutPart)
+	}
+	if isBinary(a.result.Stderr) {
+		names = append(names, stderrPart)
+	}
+	return names
 }
 
 // endLine ends a text's last line, unless the text is empty or the line is ended.
@@ -258,6 +279,9 @@ func (a answer) remarks(advice string) (lines []string) {
 	}
 	if cut := a.result.Stdout.Cut + a.result.Stderr.Cut; cut > 0 {
 		remarks = append(remarks, remark{amount: size(cut), opening: outputCut, rest: "; " + a.storedOutput()})
+	}
+	for _, stream := range a.binary() {
+		remarks = append(remarks, remark{opening: binaryOutput, rest: stream + " is not UTF-8 text: decode it, or write it to a file in /workspace/outputs"})
 	}
 	_, files := a.files(func([]byte) string { return "" })
 	remarks = append(remarks, files...)

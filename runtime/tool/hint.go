@@ -27,6 +27,9 @@ var (
 	noNetwork    = regexp.MustCompile(`Name or service not known|[Nn]ame resolution|(?i:could not resolve|unable to resolve) host|Network is unreachable|ENOTFOUND|EAI_AGAIN|ENETUNREACH`)
 	noWriting    = regexp.MustCompile(`(?i)read-only file system`)
 	noFile       = regexp.MustCompile(`(?m)^.*(?:No such file or directory|ENOENT).*$`)
+	noSpace      = regexp.MustCompile(`No space left on device|ENOSPC`)
+	noMemory     = regexp.MustCompile(`MemoryError|Cannot allocate memory|ENOMEM|bad_alloc|(?i:out of memory|allocation fail|failed to allocate memory)`)
+	noProcess    = regexp.MustCompile(`(?i:fork|spawn|thread)[^\n]*(?:Resource temporarily unavailable|EAGAIN)|can't (?:start|create) new thread|can't create Thread|(?m)fork\(.*\n.*\n.*Resource temporarily unavailable`)
 	noConnection = regexp.MustCompile(`Connection refused|ECONNREFUSED|Could not connect to server`)
 )
 
@@ -104,6 +107,12 @@ func (l listing) advice(a answer) string {
 		return "there is no network, and trying again does not help"
 	case noWriting.MatchString(problem):
 		return "write to /workspace: this path is read-only"
+	case noSpace.MatchString(problem):
+		return "the disk is full: delete files that are not needed any more, or ask the user for more (workspace_mb)"
+	case noMemory.MatchString(problem):
+		return fmt.Sprintf("there are %d MB of memory: load and compute less at a time, or ask the user for more (memory_mb)", env.MemoryMB)
+	case noProcess.MatchString(problem):
+		return fmt.Sprintf("at most %d processes and threads may run at a time", env.PIDs)
 	case input:
 		return "there is no input: write the values into the code"
 	}

@@ -40,6 +40,11 @@ func TestHint(t *testing.T) {
 	withProject := plain
 	withProject.project.Mount = "/code"
 
+	small := python
+	small.MemoryMB, small.PIDs = 512, 128
+	const fullDisk = "the disk is full: delete files that are not needed any more, or ask the user for more (workspace_mb)"
+	const littleMemory = "there are 512 MB of memory: load and compute less at a time, or ask the user for more (memory_mb)"
+	const fewProcesses = "at most 128 processes and threads may run at a time"
 	const lost = "Traceback (most recent call last):\nNameError: name 'frame' is not defined\n"
 	const noFile = "FileNotFoundError: [Errno 2] No such file or directory: "
 	const noProgram = "line 1972, in _execute_child\n    raise child_exception_type(errno_num, err_msg, err_filename)\n" + noFile
@@ -85,6 +90,15 @@ func TestHint(t *testing.T) {
 		"a program that a shell starts":      {plain, failure(python, "", "/bin/sh: line 1: curl: command not found\nsubprocess.CalledProcessError: x"), nothingInstalled},
 		"a file called as a program":         {plain, failure(python, "", noFile+"'git'"), "/workspace is empty at first, and shared by calls with the same session"},
 		"a file of the project":              {withProject, failure(python, "", noFile+"'/code/x.csv'"), ""},
+		"a full disk of Python":              {plain, failure(python, "", "    f.write(b)\nOSError: [Errno 28] No space left on device"), fullDisk},
+		"a full disk of Node.js":             {plain, failure(set.Environments["node"], "s", "Uncaught Error: ENOSPC: no space left on device, write"), fullDisk},
+		"memory of NumPy":                    {plain, failure(small, "", "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 8.00 TiB for an array"), littleMemory},
+		"memory of a shell":                  {plain, failure(small, "s", "bash: fork: Cannot allocate memory"), littleMemory},
+		"threads of Python":                  {plain, failure(small, "", "    t.start()\nRuntimeError: can't start new thread"), fewProcesses},
+		"processes of Python":                {plain, failure(small, "", "    os.fork()\n    ~~~~~~~^^\nBlockingIOError: [Errno 11] Resource temporarily unavailable"), fewProcesses},
+		"processes of a shell":               {plain, failure(small, "", "bash: fork: retry: Resource temporarily unavailable"), fewProcesses},
+		"processes of Node.js":               {plain, failure(small, "", "Error: spawn /bin/sh EAGAIN"), fewProcesses},
+		"a socket that is not ready":         {plain, failure(small, "s", "    s.recv(1)\nBlockingIOError: [Errno 11] Resource temporarily unavailable"), ""},
 		"a hint of the language":             {plain, failure(set.Environments["node"], "", "Uncaught ReferenceError: document is not defined"), "there is no browser here, so no document, window, alert or prompt: print the result"},
 		"one that names an environment":      {plain, coded(python, "ls -l x", "SyntaxError: invalid syntax"), `this is a command of a shell: use env "bash" for it`},
 		"one that names none there is":       {listing{Snapshot: registry.New(&registry.Set{Languages: languages()}).Now()}, coded(python, "ls -l x", "SyntaxError: invalid syntax"), ""},

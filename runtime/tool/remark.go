@@ -40,6 +40,7 @@ const (
 	onNetwork
 	onTools
 	outputCut
+	binaryOutput
 	filesGone
 	moreFiles
 	notSaved
@@ -67,6 +68,7 @@ var openings = [...]string{
 	onNetwork:      "network: ",
 	onTools:        "tools: ",
 	outputCut:      "of output cut",
+	binaryOutput:   "binary output: ",
 	filesGone:      "written and gone",
 	moreFiles:      "more files in ",
 	notSaved:       "files are not kept: ",

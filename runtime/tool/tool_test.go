@@ -423,6 +423,8 @@ func TestAnswerText(t *testing.T) {
 	}
 	memory, tasks := &frame.Limit{Name: "memory_mb", Value: 512, Used: 530}, &frame.Limit{Name: "pids", Value: 256, Used: 257}
 	wrote := func(s string) sandbox.Text { return sandbox.Text{Head: s} }
+	noise, latin := strings.Repeat("\ufffd\x01a\n\ufffd", 40), strings.Repeat("Stra\ufffde, M\ufffdnchen, 12 Euro\n", 60)
+	verbatim := func(a answer) answer { a.call.Verbatim = true; return a }
 	for name, test := range map[string]struct {
 		answer answer
 		want   string
@@ -448,10 +450,14 @@ func TestAnswerText(t *testing.T) {
 		"cut and stored": {came(kept, sandbox.Result{Outcome: frame.OutcomeOK, Stored: []sandbox.Stored{{Path: "/workspace/.outputs/7.stdout", All: true}}, Stdout: sandbox.Text{Head: "a", Tail: "z", Cut: 999}}, nil, nil), "a\n[... 999 bytes cut here ...]\nz\n[999 bytes of output cut; all of it is in /workspace/.outputs/7.stdout]", false},
 		"cut and stored in part": {came(kept, sandbox.Result{Outcome: frame.OutcomeOK, Stored: []sandbox.Stored{{Path: "/workspace/.outputs/7.stdout", Bytes: 5_000_000}}, Stdout: sandbox.Text{Head: "a", Tail: "z", Cut: 2_000_000_000}}, nil, nil),
 			"a\n[... 2.0 GB cut here ...]\nz\n[2.0 GB of output cut; its first 5.0 MB are in /workspace/.outputs/7.stdout]", false},
-		"died":                {came(once, sandbox.Result{Stdout: wrote("so far\n")}, nil, &sandbox.DeadError{Reason: "the agent ended"}), "so far\n[the sandbox ended during the call: the agent ended]", true},
-		"died, not its files": {answer{call: kept, result: call.Result{Notes: []call.Note{call.Survived{}}}, err: &sandbox.DeadError{Reason: "the agent ended"}}, "[the sandbox ended during the call: the agent ended; the session's variables are lost, its files in /workspace are kept]", true},
-		"new, with its files": {came(kept, sandbox.Result{Outcome: frame.OutcomeOK, State: frame.StateKept, Stdout: sandbox.Text{Head: "1\n"}}, &call.Restart{Cause: call.Died, FilesKept: true}, nil), "1\n[the session's variables are lost, its files in /workspace are kept: the sandbox of this env died]", false},
-		"refused":             {came(once, sandbox.Result{}, nil, &call.FullError{Max: 64}), "all 64 sessions are in use and none is idle: wait until a call has ended, or call without session", true},
+		"binary":               {came(once, sandbox.Result{Outcome: frame.OutcomeOK, Stdout: wrote("an image:\n\x89PNG" + noise)}, nil, nil), "an image:\n[binary output: stdout is not UTF-8 text: decode it, or write it to a file in /workspace/outputs]", false},
+		"binary in both":       {came(once, sandbox.Result{Outcome: frame.OutcomeOK, ExitCode: 1, Stdout: wrote(noise), Stderr: wrote(noise)}, nil, nil), "[exit status 1]\n[binary output: stdout is not UTF-8 text: decode it, or write it to a file in /workspace/outputs]\n[binary output: stderr is not UTF-8 text: decode it, or write it to a file in /workspace/outputs]", true},
+		"binary, verbatim":     {verbatim(came(once, sandbox.Result{Outcome: frame.OutcomeOK, Stdout: wrote(noise)}, nil, nil)), noise, false},
+		"text of another code": {came(once, sandbox.Result{Outcome: frame.OutcomeOK, Stdout: wrote(latin)}, nil, nil), latin, false},
+		"died":                 {came(once, sandbox.Result{Stdout: wrote("so far\n")}, nil, &sandbox.DeadError{Reason: "the agent ended"}), "so far\n[the sandbox ended during the call: the agent ended]", true},
+		"died, not its files":  {answer{call: kept, result: call.Result{Notes: []call.Note{call.Survived{}}}, err: &sandbox.DeadError{Reason: "the agent ended"}}, "[the sandbox ended during the call: the agent ended; the session's variables are lost, its files in /workspace are kept]", true},
+		"new, with its files":  {came(kept, sandbox.Result{Outcome: frame.OutcomeOK, State: frame.StateKept, Stdout: sandbox.Text{Head: "1\n"}}, &call.Restart{Cause: call.Died, FilesKept: true}, nil), "1\n[the session's variables are lost, its files in /workspace are kept: the sandbox of this env died]", false},
+		"refused":              {came(once, sandbox.Result{}, nil, &call.FullError{Max: 64}), "all 64 sessions are in use and none is idle: wait until a call has ended, or call without session", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			test.answer.result.Remarks = test.answer.remarks("")

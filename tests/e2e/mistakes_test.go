@@ -147,7 +147,10 @@ var mistakes = []mistake{
 	{"a file of TypeScript", code("node", "require('fs').writeFileSync('m.ts', 'export const x: number = 1'); await import('./m.ts')"), "[hint: Node.js loads no file of TypeScript here: run esbuild FILE.ts --outfile=FILE.mjs first", code("node", "require('fs').writeFileSync('m.ts', 'export const x: number = 1'); require('child_process').execSync('esbuild m.ts --outfile=m.mjs', { stdio: 'pipe' }); await import('./m.mjs')")},
 	{"a container", code("bash", "docker ps"), "[hint: no containers or services run here: start the program itself]", code("bash", "git --version")},
 	{"an editor", code("bash", "vim notes.txt"), "[hint: there is no terminal to edit in: write the file with a here-document", code("bash", "cat >notes.txt <<'END'\nhi\nEND")},
-	{"too much memory", code("python", "x = bytearray(3 << 30)"), "MemoryError", code("python", "x = bytearray(3 << 20)")},
+	{"too much memory", code("python", "x = bytearray(3 << 30)"), "MB of memory: load and compute less at a time, or ask the user for more (memory_mb)]", code("python", "x = bytearray(3 << 20)")},
+	{"a full disk", code("bash", "head -c 2G /dev/zero >big"), "[hint: the disk is full: delete files", code("bash", "head -c 2M /dev/zero >small")},
+	{"too many threads", code("python", "import threading\nfor _ in range(5000): threading.Thread(target=threading.Event().wait, daemon=True).start()"), "[hint: at most ", code("python", "import threading\nthreading.Thread(target=print).start()")},
+	{"a binary file", code("bash", "cat /bin/sh"), "[binary output: stdout is not UTF-8 text: decode it, or write it to a file in /workspace/outputs]", nil},
 	{"a huge print", code("python", "print('x' * 200000)"), "of output cut; print less of it]", nil},
 	{"an exit", code("python", "exit(3)"), "[exit status 3]", code("python", "exit(0)")},
 }
