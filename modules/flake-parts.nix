@@ -20,7 +20,7 @@ in
       values = declared.values cfg;
 
       # The project of a flake is the flake: its shell is known here.
-      shell = config.devShells.default or (throw "perSystem.nix-sandbox-mcp.project: use_flake is true and there is no devShells.default: write one with mkShell, or leave use_flake out");
+      shell = config.devShells.default or (throw "perSystem.nix-sandbox-mcp.project: use_flake is true and there is no devShells.default: define one with mkShell, or leave use_flake out");
       useFlake = values.project.use_flake or false == true;
 
       written = library.fromOptions {

@@ -99,11 +99,11 @@ in
     }
     {
       assertion = !(several && serve.metrics_listen != null && serve.metrics_listen != "user");
-      message = "services.nix-sandbox-mcp: serve.metrics_listen is one address, and service.instances is ${toString service.instances}: leave one of them out, or write \"user\"";
+      message = "services.nix-sandbox-mcp: serve.metrics_listen is one address, and service.instances is ${toString service.instances}: leave one of them out, or use \"user\"";
     }
     {
       assertion = serve.listen != "systemd";
-      message = "services.nix-sandbox-mcp: serve.listen is systemd, and service.enable makes the socket: write where it is, such as 127.0.0.1:8080";
+      message = "services.nix-sandbox-mcp: serve.listen is systemd, and service.enable makes the socket: set it to an address, such as 127.0.0.1:8080";
     }
     {
       assertion = !(service.openFirewall && isUnix);

@@ -7,7 +7,7 @@ let
     if builtins.isAttrs args && args ? pkgs then
       use (import ./. { inherit (args) pkgs; }) (removeAttrs args [ "pkgs" ])
     else
-      throw "${name} lacks pkgs: write ${name} { inherit pkgs; … }";
+      throw "${name} lacks pkgs: use ${name} { inherit pkgs; … }";
 in
 {
   escapeTest = withPkgs "escapeTest" (library: args: library.escapeTest args.sandbox);

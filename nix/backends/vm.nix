@@ -263,20 +263,20 @@ in
       ...
     }:
     lib.optional (session.shared_files or null == true)
-      "${location "session"} shared_files is true, and the environment ${name} has backend \"vm\", whose virtual machines share no files: write backend = \"jail\", or leave shared_files out";
+      "${location "session"} shared_files is true, and the environment ${name} has backend \"vm\", whose virtual machines share no files: set backend = \"jail\", or leave shared_files out";
 
   problems =
     location: given:
     lib.optional (!(hostPlatform.isLinux && hostPlatform.isx86_64))
-      "${location} backend is \"vm\", whose virtual machines are those of x86_64-linux, and this is ${hostPlatform.system}: write backend = \"jail\""
+      "${location} backend is \"vm\", whose virtual machines are those of x86_64-linux, and this is ${hostPlatform.system}: set backend = \"jail\""
     ++ lib.optional (hostPlatform.isx86_64 && !(lib.versionAtLeast (qemu.version or "0") qemuWants))
-      "${location} backend is \"vm\", which takes QEMU ${qemuWants}, and this package set has ${qemu.version or "none"}: use a newer nixpkgs, or write backend = \"jail\""
+      "${location} backend is \"vm\", which takes QEMU ${qemuWants}, and this package set has ${qemu.version or "none"}: use a newer nixpkgs, or set backend = \"jail\""
     ++ lib.optional (given.network != "none")
-      "${location} network is a table, and a virtual machine has no network yet: write network = \"none\", or backend = \"jail\""
+      "${location} network is a table, and a virtual machine has no network yet: set network = \"none\", or backend = \"jail\""
     ++ lib.optional (given.extra_binds != { })
-      "${location} extra_binds is set, and a virtual machine shows nothing of the host yet: write backend = \"jail\", or leave it out"
+      "${location} extra_binds is set, and a virtual machine shows nothing of the host yet: set backend = \"jail\", or leave it out"
     ++ lib.optional (given.devices != [ ])
-      "${location} devices is set, and a virtual machine has no device of the host: write backend = \"jail\", or leave it out"
+      "${location} devices is set, and a virtual machine has no device of the host: set backend = \"jail\", or leave it out"
     ++ lib.optional (given.cpus != null && builtins.floor given.cpus != builtins.ceil given.cpus)
-      "${location} cpus is ${builtins.toJSON given.cpus}, and a virtual machine has whole processors: write cpus = ${toString (builtins.ceil given.cpus)}, or backend = \"jail\"";
+      "${location} cpus is ${builtins.toJSON given.cpus}, and a virtual machine has whole processors: set cpus = ${toString (builtins.ceil given.cpus)}, or backend = \"jail\"";
 }

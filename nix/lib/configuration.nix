@@ -69,19 +69,19 @@ let
     if named != [ ] then
       named
     else if !(isAttrs values) then
-      [ "${location} is ${validate.show values}: write a table" ]
+      [ "${location} is ${validate.show values}: use a table" ]
     else if plain != [ ] then
       plain
     else if isGiven "sandbox" values then
       if beside != [ ] then
-        [ "${location} has ${lib.head beside} beside sandbox: write it where that sandbox is made" ]
+        [ "${location} has ${lib.head beside} beside sandbox: set it where that sandbox is made" ]
       else
         lib.optional (called != name)
-          "${location} sandbox is called ${toJSON called}: write environments.${called}, or give it this name where it is made"
+          "${location} sandbox is called ${toJSON called}: rename the environment to ${called}, or give the sandbox this name where it is made"
     else if absent != [ ] then
       map (
         p:
-        "${location} packages names ${toJSON p}: nixpkgs has none of that name: write ${
+        "${location} packages names ${toJSON p}, which nixpkgs does not have: use ${
           # The names of modules are what people know.
           if (builtins.tryEval (isString p && package "python3Packages.${p}" != null)).value then
             toJSON "python3Packages.${p}"
@@ -95,7 +95,7 @@ let
       && values.packages or [ ] == [ ]
     then
       [
-        "${location} has nothing in it: write preset = ${options.environment.preset.type.wanted}, or packages = [ … ]"
+        "${location} is empty: set preset = ${options.environment.preset.type.wanted}, or packages = [ … ]"
       ]
     else
       sandbox.problemsAt location (arguments defaults name values);
@@ -165,7 +165,7 @@ in
     in
     validate.unknown dialect.top "table" tables values
     ++ map (
-      table: "${dialect.location table} is ${validate.show values.${table}}: write a table"
+      table: "${dialect.location table} is ${validate.show values.${table}}: use a table"
     ) wrong
     ++ lib.optionals (wrong == [ ]) (
       ofDefaults
@@ -175,7 +175,7 @@ in
       ++ simple "serve"
       ++ lib.optional (
         declared == { } && dialect.example != null
-      ) "${dialect.top} has no environment: write ${dialect.example}"
+      ) "${dialect.top} has no environment: add ${dialect.example}"
       ++ lib.concatLists (
         lib.mapAttrsToList (each (if ofDefaults == [ ] then defaults else { })) declared
       )

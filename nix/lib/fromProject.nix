@@ -29,14 +29,14 @@ let
   problems =
     args:
     if !(isAttrs args && args ? project) then
-      [ "fromProject lacks project: write fromProject { project = inputs.project; }" ]
+      [ "fromProject lacks project: use fromProject { project = inputs.project; }" ]
     else if !(isAttrs args.project) then
       [
-        "fromProject: project is ${validate.show args.project}: write the outputs of a flake, or set PROJECT_DIR to the folder and PROJECT_USE_FLAKE to 1"
+        "fromProject: project is ${validate.show args.project}: use the outputs of a flake, or set PROJECT_DIR to the folder and PROJECT_USE_FLAKE to 1"
       ]
     else if shellOf args.project == null then
       [
-        "fromProject: the flake has no devShells.${system}.default: write one with mkShell, or leave PROJECT_USE_FLAKE unset"
+        "fromProject: the flake has no devShells.${system}.default: define one with mkShell, or leave PROJECT_USE_FLAKE unset"
       ]
     else
       sandbox.problemsAt "fromProject:" (values args);

@@ -61,7 +61,7 @@ let
           null
           "default"
         ])
-      ) "extends is ${validate.show extends}: write \"default\", the server of config.example.toml, or leave it out";
+      ) "extends is ${validate.show extends}: use \"default\", the server of config.example.toml, or leave it out";
     };
 
   dialect = file: {
@@ -98,7 +98,7 @@ let
       ];
     in
     if found == null then
-      throw "${location}: ${flake} has no ${attribute} for ${system}: write one that `nix flake show ${flake}` lists"
+      throw "${location}: ${flake} has no ${attribute} for ${system}: use one that `nix flake show ${flake}` lists"
     else
       {
         path = found;
@@ -141,16 +141,16 @@ let
     else if typed != [ ] then
       typed
     else if key == "sandbox" && beside != [ ] then
-      [ "${location} has ${lib.head beside} beside sandbox: write it where that sandbox is made" ]
+      [ "${location} has ${lib.head beside} beside sandbox: set it where that sandbox is made" ]
     else if key == "flake" && given "preset" then
-      [ "${location} has both flake and preset: write one of them" ]
+      [ "${location} has both flake and preset: keep one of them" ]
     else if !starting && key == "sandbox" && isPath own.sandbox then
       [
-        "${location} sandbox is ${toJSON own.sandbox}, and a build takes no artifact by its path: write a flake reference, or give this file to the server when it starts, in NIX_SANDBOX_CONFIG"
+        "${location} sandbox is ${toJSON own.sandbox}, and a build takes no artifact by its path: use a flake reference, or give this file to the server when it starts, in NIX_SANDBOX_CONFIG"
       ]
     else if !starting && isPure && !(isLocked own.${key}) then
       [
-        "${location} ${key} is ${toJSON own.${key}}, which is not locked: write the commit, such as \"github:owner/repo/<40 hex digits>#name\", or give this file to the server when it starts, in NIX_SANDBOX_CONFIG"
+        "${location} ${key} is ${toJSON own.${key}}, which is not locked: add the commit, such as \"github:owner/repo/<40 hex digits>#name\", or give this file to the server when it starts, in NIX_SANDBOX_CONFIG"
       ]
     else if key == "flake" then
       configuration.environmentProblems (words // { environment = options.module; }) defaults name (
@@ -166,7 +166,7 @@ let
       words = dialect file;
     in
     if !(builtins.isPath config || lib.isString config || isAttrs config) then
-      [ "fromToml is given ${validate.show config}: write the path of a TOML file" ]
+      [ "fromToml is given ${validate.show config}: use the path of a TOML file" ]
     else
       map (problem: "${words.top} ${problem}") problems
       ++ configuration.problems words (environmentProblems starting words) values;
@@ -190,7 +190,7 @@ let
           {
             sandbox =
               if !(isAttrs (artifact.metadata or null)) then
-                throw "${location} sandbox is ${toJSON own.sandbox}, which is no sandbox: write flake = and the interpreter, or make it with mkSandbox"
+                throw "${location} sandbox is ${toJSON own.sandbox}, which is no sandbox: use flake = and an interpreter, or make it with mkSandbox"
               else
                 # The file's name for it counts.
                 artifact // { metadata = artifact.metadata // { inherit name; }; };

@@ -54,7 +54,7 @@ rec {
       type = (complete given).interpreter_type;
     in
     lib.optional (given.preload != [ ] && !(interpreters.${type}.preloads or false))
-      "${location} preload is for Python, and this environment is of the type ${type}: write preload = [], or leave it out";
+      "${location} preload is for Python, and this environment is of the type ${type}: set preload = [], or leave it out";
 
   problems =
     location:
@@ -65,18 +65,18 @@ rec {
     }:
     if interpreter == null && interpreter_type == null then
       [
-        "${location} does not say what runs the code: write interpreter_type = ${examples}, or interpreter = \"perl -e\" or the like"
+        "${location} does not say what runs the code: set interpreter_type = ${examples}, or interpreter = \"perl -e\" or the like"
       ]
     else if interpreter == null && interpreter_type == "command" then
       [
-        "${location} interpreter_type is \"command\" without an interpreter: write interpreter = \"perl -e\" or the like"
+        "${location} interpreter_type is \"command\" without an interpreter: set interpreter = \"perl -e\" or the like"
       ]
     else if interpreter != null && builtins.match ".*['\"\\\\].*" interpreter != null then
       [
-        "${location} interpreter is ${builtins.toJSON interpreter}: write it without quotes or backslashes, it is split at spaces"
+        "${location} interpreter is ${builtins.toJSON interpreter}: leave out quotes and backslashes, because it is split at spaces"
       ]
     else if interpreter != null && builtins.match " *" interpreter != null then
-      [ "${location} interpreter is blank: write a program such as \"perl -e\"" ]
+      [ "${location} interpreter is blank: use a program such as \"perl -e\"" ]
     else
       [ ];
 }

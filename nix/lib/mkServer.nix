@@ -156,21 +156,21 @@ let
         "mkServer: the server runs on Linux, and these packages are for ${pkgs.stdenv.hostPlatform.system}: build it for x86_64-linux or aarch64-linux, and run it there"
       ]
     else if !(isAttrs args) then
-      [ "mkServer is given ${validate.show args}: write mkServer { config = ./config.toml; }" ]
+      [ "mkServer is given ${validate.show args}: use mkServer { config = ./config.toml; }" ]
     else if !(lib.isList own || isAttrs own) then
-      [ "mkServer: environments is ${validate.show own}: write a list of mkSandbox artifacts" ]
+      [ "mkServer: environments is ${validate.show own}: use a list of mkSandbox artifacts" ]
     else if lib.any (key: !(lib.elem key arguments)) (attrNames args) then
       validate.unknown "mkServer:" "argument" arguments args
     else if args.config or null != null && toml.problems args.config != [ ] then
       toml.problems args.config
     else if strangers != [ ] then
-      map (a: "mkServer: environments has ${validate.show a} in it: write what mkSandbox gives") strangers
+      map (a: "mkServer: environments has ${validate.show a} in it: use what mkSandbox gives") strangers
     else
       map (name: "mkServer: two environments are called ${toJSON name}: rename one of them") twice
       # An empty list is a server for what sandbox folders hold.
       ++ lib.optional (
         all == [ ] && !(args ? environments) && args.flakeRefs or null == null
-      ) "mkServer: has no environment: write config = ./config.toml or environments = [ … ]"
+      ) "mkServer: has no environment: set config = ./config.toml or environments = [ … ]"
       ++ wrongAtStart
       ++ lib.optionals (wrongAtStart == [ ]) (needless args)
       ++ lib.optionals (args ? on_demand) (
@@ -185,7 +185,7 @@ let
   # What a server that builds nothing when it starts is told to build.
   needless =
     args:
-    map (what: "mkServer: buildAtStart is false, and ${what}: write buildAtStart = true, or leave it out") (
+    map (what: "mkServer: buildAtStart is false, and ${what}: set buildAtStart = true, or leave it out") (
       lib.optionals (!(startOf args).buildAtStart) (toBuild args)
     );
 

@@ -28,18 +28,18 @@ in
     in
     if absent != [ ] then
       [
-        "${location} npm is a folder without ${lib.head absent}: write it with `npm install --package-lock-only`, and have Git track both files if they are in a flake"
+        "${location} npm is a folder without ${lib.head absent}: create it with `npm install --package-lock-only`, and have Git track both files if they are in a flake"
       ]
     else if !(lock ? packages) then
-      [ "${location} npm has a package-lock.json that names no hash for each package: write it again with npm 7 or later" ]
+      [ "${location} npm has a package-lock.json that has no hash for each package: create it again with npm 7 or later" ]
     else
       map (
         path:
-        "${location} npm has a package-lock.json with ${builtins.toJSON path}, which has no hash: write a version from a registry in its place, not git or a folder"
+        "${location} npm has a package-lock.json with ${builtins.toJSON path}, which has no hash: use a version from a registry in its place, not git or a folder"
       ) loose
       ++ map (
         path:
-        "${location} npm has a package-lock.json with ${builtins.toJSON path}, which has no address: write it again with `npm install --package-lock-only --omit-lockfile-registry-resolved=false`"
+        "${location} npm has a package-lock.json with ${builtins.toJSON path}, which has no address: create it again with `npm install --package-lock-only --omit-lockfile-registry-resolved=false`"
       ) unplaced;
 
   modules =

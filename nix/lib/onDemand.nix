@@ -89,12 +89,12 @@ let
     if !(allows given) then
       [ ]
     else if given.npm or null != null then
-      [ "${at} is beside npm, whose lock names all packages: write one of the two" ]
+      [ "${at} is beside npm, whose lock names all packages: keep one of the two" ]
     else if given.from_shell != null then
       [ "${at} is beside from_shell, whose variables are for its own packages: leave one of them out" ]
     else if interpreters != [ ] then
       [
-        "${at} is beside ${lib.getName (lib.head interpreters)}, to which nothing can be added: write modules of python3Packages in its place"
+        "${at} is beside ${lib.getName (lib.head interpreters)}, to which nothing can be added: use modules of python3Packages in its place"
       ]
     else if strangers != [ ] then
       [
@@ -103,7 +103,7 @@ let
     else if lib.isList named then
       map (
         name:
-        "${at} names ${toJSON name}: nixpkgs has none of that name: write one that `nix search nixpkgs WORD` finds"
+        "${at} names ${toJSON name}, which nixpkgs does not have: use one that `nix search nixpkgs WORD` finds"
       ) (filter isAbsent named)
     else
       [ ];

@@ -37,5 +37,5 @@ in
       inherit (split packages) modules strangers;
     in
     lib.optional (modules != [ ] && strangers != [ ])
-      "${location} packages has ${lib.getName (lib.head modules)} and ${lib.getName (lib.head strangers)}, which are of different Pythons: write all modules from one set, such as python3Packages";
+      "${location} packages has ${lib.getName (lib.head modules)} and ${lib.getName (lib.head strangers)}, which are of different Pythons: use all modules from one set, such as python3Packages";
 }

@@ -1,10 +1,10 @@
 # The types of options: { accepts; wanted; } is a test, and the words for
-# what passes it, which follow "write" in a sentence. A choice has its
+# what passes it, which follow "use" in a sentence. A choice has its
 # `choices` too, so that a misspelling can be named, and may have `reasons`
 # against values that operators will try. Of a list or a set, `offends` finds the
 # elements that are wrong by themselves, so that the sentence names one of them.
-# `explain` takes such an element, or else the whole value, and gives { why; write; }:
-# what is wrong with it, which follows the value in the sentence, and what to write
+# `explain` takes such an element, or else the whole value, and gives { why; use; }:
+# what is wrong with it, which follows the value in the sentence, and what to use
 # in place of `wanted`. Both may be left out. A type that takes a table has its `rows`, and
 # one that takes tables by name has `each`, the rows of each, `isName` and `most`. `beyond` finds
 # what is wrong with the rows of a table together, as { key; sentence; }.
@@ -206,7 +206,7 @@ rec {
       explain =
         v:
         lib.optionalAttrs (isString v && match "(python3?Packages|python3\\.pkgs)\\..+" v != null) {
-          write = "${toJSON (lib.last (lib.splitString "." v))}: in an environment of Python a name is looked up in python3Packages first";
+          use = "${toJSON (lib.last (lib.splitString "." v))}: in an environment of Python a name is looked up in python3Packages first";
         };
     };
 
@@ -361,17 +361,17 @@ rec {
         if isList v then
           {
             why = " of ${toString (lib.length v)}";
-            write = "at most ${toString most} different ones";
+            use = "at most ${toString most} different ones";
           }
         else if isString v && isOwn v then
           {
             why = ", which every sandbox has or makes for itself";
-            write = "others, or leave it out";
+            use = "others, or leave it out";
           }
         else if isString v && match "${name}/${name}" v != null then
           {
             why = ", a kind of devices";
-            write = "one of them, such as ${toJSON "${v}=all"}";
+            use = "one of them, such as ${toJSON "${v}=all"}";
           }
         else
           { };
@@ -473,13 +473,13 @@ rec {
               others = lib.filter (port: port != 443 && port != 80) ports;
             in
             if entries == [ ] then
-              "which domains does not have: write it there too"
+              "which is not in domains: add it there"
             else if !exact then
-              "which domains allows below a \"*.\" alone: write it there too"
+              "which domains allows only by a \"*.\": add its name there"
             else if !(elem 443 ports) then
-              "which domains does not allow at port 443: write ${toJSON "${host}:443"} there too"
+              "which domains does not allow at port 443: add ${toJSON "${host}:443"} there too"
             else if others != [ ] then
-              "which domains allows at port ${toString (lib.head others)} too, where nobody would read its requests: write it at 443 and 80 alone"
+              "which domains allows at port ${toString (lib.head others)} too, where its requests cannot be read: allow it only at 443 and 80"
             else
               null;
           rules = given "rules";
@@ -503,7 +503,7 @@ rec {
         }) unreadRules
         ++ map (host: {
           key = "rules.${toJSON host}";
-          sentence = "has neither methods nor paths: write one of them, or leave the rule out";
+          sentence = "has neither methods nor paths: set one of them, or leave the rule out";
         }) empty
         ++ map (name: {
           key = "credentials.${name}.domain";
@@ -511,13 +511,13 @@ rec {
         }) foreign
         ++ map (name: {
           key = "credentials.${name}.header";
-          sentence = "is ${toJSON credentials.${name}.header}, which credentials.${lib.head (sameAs name)} has for this host too: write one of them";
+          sentence = "is ${toJSON credentials.${name}.header}, which credentials.${lib.head (sameAs name)} has for this host too: keep one of them";
         }) doubled
         ++ map (name: {
           key = "credentials.${name}";
           sentence = "has ${
             if sources name == [ ] then "neither file nor variable" else "both file and variable"
-          }: write one of them, where the secret is when a sandbox starts";
+          }: set one of them, from which the secret is read when a sandbox starts";
         }) unclear;
     };
 
@@ -651,17 +651,17 @@ rec {
         else if match ".*[^ -~].*" v != null then
           {
             why = ", which is not ASCII";
-            write = "the name in its ASCII form, such as \"xn--bcher-kva.example\" for bücher.example";
+            use = "the name in its ASCII form, such as \"xn--bcher-kva.example\" for bücher.example";
           }
         else if asName != v && isEntry asName then
           {
             why = ", which is not the form in which names are compared";
-            write = toJSON asName;
+            use = toJSON asName;
           }
         else if match "[[]?[0-9a-f.:]*:[0-9a-f.:]*:[0-9a-f.:]*[]]?(:.*)?|[0-9][0-9.]*(:[0-9]+)?" (lib.toLower v) != null then
           {
             why = ", an address";
-            write = "the host's name";
+            use = "the host's name";
           }
         else if lib.hasInfix "/" v then
           {
@@ -682,7 +682,7 @@ rec {
         else if parts.port != null && (isHostName parts.host || isHostPattern parts.host) then
           {
             why = ", whose port is not one";
-            write = "a port from 1 to 65535 after the colon, and not 53, at which the sandbox's own resolver listens";
+            use = "a port from 1 to 65535 after the colon, and not 53, at which the sandbox's own resolver listens";
           }
         else
           { };
@@ -695,17 +695,17 @@ rec {
         if v == [ ] then
           {
             why = " without hosts";
-            write = "some, such as [\"files.example\"], or network = \"none\"";
+            use = "some, such as [\"files.example\"], or network = \"none\"";
           }
         else if isList v && lib.length v > most then
           {
             why = " of ${toString (lib.length v)}";
-            write = "at most ${toString most} names, and \"*.files.example\" for all names below files.example";
+            use = "at most ${toString most} names, and \"*.files.example\" for all names below files.example";
           }
         else if isList v then
           {
             why = " with ${toString (lib.length (portsOf v))} different ports";
-            write = "at most ${toString mostPorts} different ports after names";
+            use = "at most ${toString mostPorts} different ports after names";
           }
         else
           explainEntry v;
@@ -734,12 +734,12 @@ rec {
       if v == 53 then
         {
           why = ", at which the sandbox's own resolver listens";
-          write = "other ports, such as [443, 80]";
+          use = "other ports, such as [443, 80]";
         }
       else if isList v && v != [ ] then
         {
           why = " of ${toString (lib.length v)}";
-          write = "at most 32 ports";
+          use = "at most 32 ports";
         }
       else
         lib.optionalAttrs (v == [ ]) { why = " without ports"; };
@@ -812,16 +812,16 @@ rec {
         if isList v then
           {
             why = " of ${toString (lib.length v)}";
-            write = "at most 64 networks";
+            use = "at most 64 networks";
           }
         else if isString v && parse "${v}/32" != null && (parse "${v}/32").width == 8 then
-          { write = toJSON "${v}/32"; }
+          { use = toJSON "${v}/32"; }
         else if n == null then
           { }
         else if n.prefix < leastPrefix n then
           {
             why = ", which is larger than a private network";
-            write = "a prefix from /${toString (leastPrefix n)}";
+            use = "a prefix from /${toString (leastPrefix n)}";
           }
         else if !(isOfOthers n) then
           {
@@ -830,7 +830,7 @@ rec {
         else if n.prefix <= n.width * lib.length n.numbers then
           {
             why = ", whose address has bits after its prefix";
-            write = "the network's first address before the /";
+            use = "the network's first address before the /";
           }
         else
           { };

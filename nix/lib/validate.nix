@@ -96,7 +96,7 @@ let
         else
           explained.why or (lib.optionalString (isString value && type ? choices) (perhaps value type.choices));
     in
-    "${at} ${shown type value}${why}: write ${explained.write or type.wanted}";
+    "${at} ${shown type value}${why}: use ${explained.use or type.wanted}";
 
   # What is wrong with the values of options; `at` gives the words that name one.
   valuesAt =
@@ -110,7 +110,7 @@ let
       if !(hasAttr key given) || value == null then
         lib.optional (
           options.${key}.required or false
-        ) "${location} lacks ${key}: write ${key} = ${type.example or type.wanted}"
+        ) "${location} lacks ${key}: set ${key} = ${type.example or type.wanted}"
       else if type ? rows && isAttrs value && !(value ? outPath) then
         let
           problems = tableAt (at key) (inner: "${at key}.${inner}") type.rows value;
@@ -122,16 +122,16 @@ let
       else if type ? each && isAttrs value && !(value ? outPath) then
         (lib.optional (
           lib.length (attrNames value) > (type.most or 1000)
-        ) "${at key} has ${toString (lib.length (attrNames value))} tables: write ${type.wanted}")
+        ) "${at key} has ${toString (lib.length (attrNames value))} tables: use ${type.wanted}")
         ++ concatMap (
           name:
           let
             of = "${at key}.${if builtins.match "[A-Za-z0-9_-]+" name == null then toJSON name else name}";
           in
           if !(type.isName name) then
-            [ "${at key} has ${show name} in it: write ${type.wanted}" ]
+            [ "${at key} has ${show name} in it: use ${type.wanted}" ]
           else if !(isAttrs value.${name}) then
-            [ "${of} is ${show value.${name}}: write a table" ]
+            [ "${of} is ${show value.${name}}: use a table" ]
           else
             tableAt of (inner: "${of}.${inner}") type.each value.${name}
         ) (attrNames value)
@@ -148,7 +148,7 @@ let
     concatMap (
       key:
       lib.optional (!(lib.elem key known))
-        "${location} has no ${what} ${toJSON key}${perhaps key known}: write one of ${lib.concatStringsSep ", " known}"
+        "${location} has no ${what} ${toJSON key}${perhaps key known}: use one of ${lib.concatStringsSep ", " known}"
     ) (attrNames values);
 in
 rec {
@@ -164,7 +164,7 @@ rec {
   table =
     location: options: given:
     if !(isAttrs given) then
-      [ "${location} is ${show given}: write a set of values" ]
+      [ "${location} is ${show given}: use a set of values" ]
     else
       tableAt location (key: "${location} ${key}") options given;
 
@@ -179,10 +179,10 @@ rec {
       unsafe = lib.filter (device: unsafeDevice device != null) devices;
     in
     lib.optional (unsafe != [ ] && !complete'.unsafe_devices)
-      "${location} devices has ${show (lib.head unsafe)} in it, ${unsafeDevice (lib.head unsafe)}, through which code gets out of the sandbox or stops the machine: write unsafe_devices = true beside it, or leave it out"
+      "${location} devices has ${show (lib.head unsafe)} in it, ${unsafeDevice (lib.head unsafe)}, through which code gets out of the sandbox or stops the machine: set unsafe_devices = true beside it, or leave it out"
     ++
     lib.optional (max_timeout_seconds != null && max_timeout_seconds < timeout_seconds)
-      "${location} max_timeout_seconds is ${show max_timeout_seconds}, less than timeout_seconds, which is ${show timeout_seconds}: write ${show timeout_seconds} or more, or leave it out";
+      "${location} max_timeout_seconds is ${show max_timeout_seconds}, less than timeout_seconds, which is ${show timeout_seconds}: use ${show timeout_seconds} or more, or leave it out";
 
   # The values given, and the defaults of those that were not.
   complete =

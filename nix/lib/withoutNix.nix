@@ -16,14 +16,14 @@ in
   problems =
     args:
     if !(builtins.isAttrs args) then
-      [ "${name} is given ${validate.show args}: write ${name} { config = ./config.toml; }" ]
+      [ "${name} is given ${validate.show args}: use ${name} { config = ./config.toml; }" ]
     else if server.problems (forServer args) != [ ] then
       server.problems (forServer args)
     else
       map
         (
           what:
-          "${name}: ${what}, and ${place} has no Nix: write mkServer for a machine that has it, or leave it out"
+          "${name}: ${what}, and ${place} has no Nix: use mkServer for a machine that has it, or leave it out"
         )
         (
           (if args.buildAtStart or false != false then [ "buildAtStart is true" ] else [ ])

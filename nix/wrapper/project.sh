@@ -158,9 +158,9 @@ git_setting() {
 evaluate_project() {
   local name=$1 folder root checkout nix git home flags=() reference attribute config value
   local place="PROJECT_USE_FLAKE: the flake of $2"
-  folder=$(readlink -e -- "$2") || { problem="PROJECT_USE_FLAKE: $2 does not exist: write the path of the project's folder"; return 1; }
+  folder=$(readlink -e -- "$2") || { problem="PROJECT_USE_FLAKE: $2 does not exist: set it to the project's folder"; return 1; }
   folder=$(above flake.nix "$folder") || {
-    problem="PROJECT_USE_FLAKE: $2 has no flake.nix in it or above it: write one with devShells.$system.default, or leave PROJECT_USE_FLAKE unset"
+    problem="PROJECT_USE_FLAKE: $2 has no flake.nix in it or above it: add one with devShells.$system.default, or leave PROJECT_USE_FLAKE unset"
     return 1
   }
   root "$2 project"
@@ -236,7 +236,7 @@ evaluate_project() {
     value=$(cat -- "$private/.$name.log" 2>/dev/null)
     case $value in
       *"--no-update-lock-file"* | *"unable to download"* | *"fetch"* | *"registries"* | *"program 'git' failed"*)
-        problem="$place has inputs that its flake.lock lacks: write them with \`nix flake lock\` and \`git add\`"
+        problem="$place has inputs that its flake.lock lacks: lock them with \`nix flake lock\` and \`git add\`"
         ;;
     esac
     return 1
@@ -247,13 +247,13 @@ evaluate_project() {
     if logged "$name" jailed_nix --share-net eval --raw --apply "$(<"$variables_of")" "$reference#$attribute"; then
       variables=$(<"$private/.$name.out")
       [[ $variables =~ ^/nix/store/[0-9a-z]{32}-sandbox-shell-variables\.drv$ ]] && return
-      problem="$place has a $attribute that is no shell: write one with mkShell"
+      problem="$place has a $attribute that is no shell: define one with mkShell"
       return 1
     fi
     value=$(cat -- "$private/.$name.log" 2>/dev/null)
     case $value in
       *"does not provide attribute"*)
-        problem="$place has no devShells.$system.default: write one with mkShell, or leave PROJECT_USE_FLAKE unset"
+        problem="$place has no devShells.$system.default: define one with mkShell, or leave PROJECT_USE_FLAKE unset"
         continue
         ;;
       *"mport-from-derivation"*)

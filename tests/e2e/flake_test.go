@@ -185,7 +185,7 @@ func TestProjectFlake_GetsNothingOfTheUser(t *testing.T) {
 		path := filepath.Join(unlocked, "flake.nix")
 		text := must.Get(os.ReadFile(path))(t)
 		must.Write(t, path, strings.Replace(string(text), "outputs =", fmt.Sprintf("inputs.answer = { url = \"%s/answer.tar.gz\"; flake = false; };\n  outputs =", server.URL), 1), 0o644)
-		refused(t, unlocked, "has inputs that its flake.lock lacks: write them with `nix flake lock` and `git add`")
+		refused(t, unlocked, "has inputs that its flake.lock lacks: lock them with `nix flake lock` and `git add`")
 		if n := requests.Load(); n != 0 {
 			t.Errorf("%d requests for an unlocked input reached the network", n)
 		}
@@ -379,9 +379,9 @@ func TestProjectFlake_Mistakes(t *testing.T) {
 	nix(t)
 	folder := t.TempDir()
 	for name, test := range map[string]struct{ flake, want string }{
-		"no flake": {"", "PROJECT_USE_FLAKE: " + "FOLDER" + " has no flake.nix in it or above it: write one with devShells." + system + ".default, or leave PROJECT_USE_FLAKE unset"},
-		"no lock":  {`{ inputs.other.url = "github:a/b"; outputs = { self, other }: { }; }`, "PROJECT_USE_FLAKE: the flake of FOLDER has inputs that its flake.lock lacks: write them with `nix flake lock` and `git add`"},
-		"no shell": {"{ outputs = { self }: { }; }", "PROJECT_USE_FLAKE: the flake of FOLDER has no devShells." + system + ".default: write one with mkShell, or leave PROJECT_USE_FLAKE unset"},
+		"no flake": {"", "PROJECT_USE_FLAKE: " + "FOLDER" + " has no flake.nix in it or above it: add one with devShells." + system + ".default, or leave PROJECT_USE_FLAKE unset"},
+		"no lock":  {`{ inputs.other.url = "github:a/b"; outputs = { self, other }: { }; }`, "PROJECT_USE_FLAKE: the flake of FOLDER has inputs that its flake.lock lacks: lock them with `nix flake lock` and `git add`"},
+		"no shell": {"{ outputs = { self }: { }; }", "PROJECT_USE_FLAKE: the flake of FOLDER has no devShells." + system + ".default: define one with mkShell, or leave PROJECT_USE_FLAKE unset"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			own := filepath.Join(folder, strings.ReplaceAll(name, " ", "-"))

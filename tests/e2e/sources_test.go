@@ -416,7 +416,7 @@ func TestConfigurationAtStart(t *testing.T) {
 	// A mistake keeps the server from starting, and is one sentence.
 	must.Write(t, config, "[environments.sh]\npreset = \"shel\"\n", 0o644)
 	expectRefusal(t, command(t, g.variables(cache, "NIX_SANDBOX_CONFIG="+config)...),
-		`nix-sandbox-mcp: error: config.toml: [environments.sh] preset is "shel" (did you mean "shell"?): write "`)
+		`nix-sandbox-mcp: error: config.toml: [environments.sh] preset is "shel" (did you mean "shell"?): use "`)
 	must.Write(t, config, "[environments.sh\n", 0o644)
 	expectRefusal(t, command(t, g.variables(cache, "NIX_SANDBOX_CONFIG="+config)...),
 		"nix-sandbox-mcp: error: NIX_SANDBOX_CONFIG is "+config+", which Nix could not read: ", " (line 1)\n")

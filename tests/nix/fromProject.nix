@@ -57,24 +57,24 @@ in
   # Mistakes
   testProjectIsMissing = {
     expr = problems.fromProject { };
-    expected = [ "fromProject lacks project: write fromProject { project = inputs.project; }" ];
+    expected = [ "fromProject lacks project: use fromProject { project = inputs.project; }" ];
   };
   testProjectOfWrongType = {
     expr = problems.fromProject { project = "/project"; };
     expected = [
-      "fromProject: project is \"/project\": write the outputs of a flake, or set PROJECT_DIR to the folder and PROJECT_USE_FLAKE to 1"
+      "fromProject: project is \"/project\": use the outputs of a flake, or set PROJECT_DIR to the folder and PROJECT_USE_FLAKE to 1"
     ];
   };
   testProjectWithoutAShell = {
     expr = problems.fromProject { project.packages = { }; };
     expected = [
-      "fromProject: the flake has no devShells.${system}.default: write one with mkShell, or leave PROJECT_USE_FLAKE unset"
+      "fromProject: the flake has no devShells.${system}.default: define one with mkShell, or leave PROJECT_USE_FLAKE unset"
     ];
   };
   testProjectWithAStrangeShell = {
     expr = problems.fromProject { project.devShells.${system}.default = "bash"; };
     expected = [
-      "fromProject: from_shell is \"bash\": write a shell that mkShell made, such as devShells.x86_64-linux.default"
+      "fromProject: from_shell is \"bash\": use a shell that mkShell made, such as devShells.x86_64-linux.default"
     ];
   };
   testProjectWithAnUnknownOption = {

@@ -300,94 +300,94 @@ in
   # Mistakes
   testTomlNotAFile = {
     expr = problems.fromToml 5;
-    expected = [ "fromToml is given 5: write the path of a TOML file" ];
+    expected = [ "fromToml is given 5: use the path of a TOML file" ];
   };
   testTomlEmpty = {
     expr = wrong "";
     expected = [
-      "config: has no environment: write [environments.python] and preset = \"python\" below it"
+      "config: has no environment: add [environments.python] and preset = \"python\" below it"
     ];
   };
   testTomlUnknownTable = {
     expr = wrong "${python}[enviroments.x]\n";
     expected = [
-      "config: has no table \"enviroments\" (did you mean \"environments\"?): write one of defaults, environments, on_demand, project, serve, session, tools, tools_lock"
+      "config: has no table \"enviroments\" (did you mean \"environments\"?): use one of defaults, environments, on_demand, project, serve, session, tools, tools_lock"
     ];
   };
   testTomlNotATable = {
     expr = wrong "environments = 1\n";
-    expected = [ "config: [environments] is 1: write a table" ];
+    expected = [ "config: [environments] is 1: use a table" ];
   };
   testTomlEnvironmentNotATable = {
     expr = wrong "[environments]\npython = \"python\"\n";
-    expected = [ "config: [environments.python] is \"python\": write a table" ];
+    expected = [ "config: [environments.python] is \"python\": use a table" ];
   };
   testTomlUnknownPreset = {
     expr = wrong "[environments.python]\npreset = \"pyton\"\n";
     expected = [
-      "config: [environments.python] preset is \"pyton\" (did you mean \"python\"?): write ${choices.presets}"
+      "config: [environments.python] preset is \"pyton\" (did you mean \"python\"?): use ${choices.presets}"
     ];
   };
   testTomlUnknownKey = {
     expr = wrong "${python}timeout = 5\n";
     expected = [
-      "config: [environments.python] has no option \"timeout\": write one of ask_seconds, backend, cpus, description, devices, env, extra_binds, flake, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, sandbox, stdin_mode, timeout_seconds, tools, unsafe_devices, workspace_mb"
+      "config: [environments.python] has no option \"timeout\": use one of ask_seconds, backend, cpus, description, devices, env, extra_binds, flake, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, sandbox, stdin_mode, timeout_seconds, tools, unsafe_devices, workspace_mb"
     ];
   };
   testTomlWrongType = {
     expr = wrong "${python}timeout_seconds = true\n";
     expected = [
-      "config: [environments.python] timeout_seconds is true: write a whole number from 1 to 86400"
+      "config: [environments.python] timeout_seconds is true: use a whole number from 1 to 86400"
     ];
   };
   testTomlBadName = {
     expr = wrong "[environments.\"my env\"]\npreset = \"python\"\n";
     expected = [
-      "config: [environments.my env] name is \"my env\": write 1 to 64 of a-z, 0-9, _ and -, with a letter or a digit first"
+      "config: [environments.my env] name is \"my env\": use 1 to 64 of a-z, 0-9, _ and -, with a letter or a digit first"
     ];
   };
   testTomlNothingInIt = {
     expr = wrong "[environments.python]\n";
     expected = [
-      "config: [environments.python] has nothing in it: write preset = ${choices.presets}, or packages = [ … ]"
+      "config: [environments.python] is empty: set preset = ${choices.presets}, or packages = [ … ]"
     ];
   };
   testTomlPackagesAlone = {
     expr = wrong "[environments.perl]\npackages = [\"perl\"]\n";
     expected = [
-      "config: [environments.perl] does not say what runs the code: write interpreter_type = ${choices.interpreters}, or interpreter = \"perl -e\" or the like"
+      "config: [environments.perl] does not say what runs the code: set interpreter_type = ${choices.interpreters}, or interpreter = \"perl -e\" or the like"
     ];
   };
   testTomlUnknownPackage = {
     expr = wrong "${python}packages = [\"bash\", \"no-such-thing\"]\n";
     expected = [
-      "config: [environments.python] packages names \"no-such-thing\": nixpkgs has none of that name: write one that `nix search nixpkgs WORD` finds"
+      "config: [environments.python] packages names \"no-such-thing\", which nixpkgs does not have: use one that `nix search nixpkgs WORD` finds"
     ];
   };
   testTomlPackageIsNoPackage = {
     expr = wrong "${python}packages = [\"lib\"]\n";
     expected = [
-      "config: [environments.python] packages names \"lib\": nixpkgs has none of that name: write one that `nix search nixpkgs WORD` finds"
+      "config: [environments.python] packages names \"lib\", which nixpkgs does not have: use one that `nix search nixpkgs WORD` finds"
     ];
   };
   testTomlPackagesNotAList = {
     expr = wrong "${python}packages = \"perl\"\n";
-    expected = [ "config: [environments.python] packages is \"perl\": write a list of names in quotes" ];
+    expected = [ "config: [environments.python] packages is \"perl\": use a list of names in quotes" ];
   };
   # Locked, so that pure evaluation follows them too.
   testTomlFlakeWithoutInterpreter = {
     expr = wrong "[environments.x]\nflake = \"github:me/project/0123456789012345678901234567890123456789\"\n";
     expected = [
-      "config: [environments.x] does not say what runs the code: write interpreter_type = ${choices.interpreters}, or interpreter = \"perl -e\" or the like"
+      "config: [environments.x] does not say what runs the code: set interpreter_type = ${choices.interpreters}, or interpreter = \"perl -e\" or the like"
     ];
   };
   testTomlFlakeAndPreset = {
     expr = wrong "[environments.x]\nflake = \"github:me/project\"\npreset = \"python\"\n";
-    expected = [ "config: [environments.x] has both flake and preset: write one of them" ];
+    expected = [ "config: [environments.x] has both flake and preset: keep one of them" ];
   };
   testTomlFlakeOfWrongType = {
     expr = wrong "[environments.x]\nflake = 1\ninterpreter = \"perl -e\"\n";
-    expected = [ "config: [environments.x] flake is 1: write a line of 1 to 1000 bytes in quotes" ];
+    expected = [ "config: [environments.x] flake is 1: use a line of 1 to 1000 bytes in quotes" ];
   };
   testTomlFlakeIsRight = {
     expr = wrong "[environments.x]\nflake = \"github:me/project/0123456789012345678901234567890123456789\"\ninterpreter = \"perl -e\"\n";
@@ -396,13 +396,13 @@ in
   testTomlSandboxByPath = {
     expr = wrong "[environments.x]\nsandbox = \"/nix/store/x\"\n";
     expected = [
-      "config: [environments.x] sandbox is \"/nix/store/x\", and a build takes no artifact by its path: write a flake reference, or give this file to the server when it starts, in NIX_SANDBOX_CONFIG"
+      "config: [environments.x] sandbox is \"/nix/store/x\", and a build takes no artifact by its path: use a flake reference, or give this file to the server when it starts, in NIX_SANDBOX_CONFIG"
     ];
   };
   testTomlSandboxAndMore = {
     expr = wrong "[environments.x]\nsandbox = \"github:me/x\"\nmemory_mb = 64\n";
     expected = [
-      "config: [environments.x] has memory_mb beside sandbox: write it where that sandbox is made"
+      "config: [environments.x] has memory_mb beside sandbox: set it where that sandbox is made"
     ];
   };
   # What a server that starts reads.
@@ -434,7 +434,7 @@ in
   };
   testStartPlanOfMistakes = {
     expr = (library.start { config = builtins.fromTOML "[environments.x]\npreset = 1\n[session]\nidle = 1\n"; }).plan;
-    expected = "wrong config: [session] has no option \"idle\": write one of forward, idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, outputs, shared_files, suspend, suspend_mb\nwrong config: [environments.x] preset is 1: write ${choices.presets}\n";
+    expected = "wrong config: [session] has no option \"idle\": use one of forward, idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, outputs, shared_files, suspend, suspend_mb\nwrong config: [environments.x] preset is 1: use ${choices.presets}\n";
   };
   testStartDerivations = {
     expr =
@@ -446,8 +446,8 @@ in
   testTomlDefaults = {
     expr = wrong "${python}[defaults]\nmemory_mb = -1\npreset = \"python\"\n";
     expected = [
-      "config: [defaults] has no option \"preset\": write one of ask_seconds, backend, cpus, hostname, max_timeout_seconds, memory_mb, network, output_kb, pids, prewarm, timeout_seconds, workspace_mb"
-      "config: [defaults] memory_mb is -1: write a whole number from 16 to 16777216"
+      "config: [defaults] has no option \"preset\": use one of ask_seconds, backend, cpus, hostname, max_timeout_seconds, memory_mb, network, output_kb, pids, prewarm, timeout_seconds, workspace_mb"
+      "config: [defaults] memory_mb is -1: use a whole number from 16 to 16777216"
     ];
   };
   testTomlServe = {
@@ -520,20 +520,20 @@ in
       calls = 0
     '';
     expected = [
-      "config: [serve] has no option \"port\": write one of audit_file, calls_at_once, drain_seconds, hosts, lame_duck_seconds, listen, metrics_listen, oauth, origins, page, proxy, quotas, run_code, token_file"
-      "config: [serve] listen is \"8080\": write an address with a port, such as \"127.0.0.1:8080\", \"unix:/run/nix-sandbox-mcp/socket\", or \"systemd\""
-      "config: [serve] oauth lacks jwks: write jwks = \"https://login.example\""
-      "config: [serve] oauth.resource is \"sandbox.example\": write a URL, such as \"https://login.example\""
-      "config: [serve] proxy.from has \"10.0.0.1\" in it: write addresses with the length of their prefix, such as [\"127.0.0.1/32\"], or [\"unix\"]"
-      "config: [serve] quotas.default.calls is 0: write a whole number from 1 to 1024"
-      "config: [serve] token_file is \"/nix/store/tokens\": write the absolute path of a file in quotes, outside of /nix/store, where everybody could read it"
+      "config: [serve] has no option \"port\": use one of audit_file, calls_at_once, drain_seconds, hosts, lame_duck_seconds, listen, metrics_listen, oauth, origins, page, proxy, quotas, run_code, token_file"
+      "config: [serve] listen is \"8080\": use an address with a port, such as \"127.0.0.1:8080\", \"unix:/run/nix-sandbox-mcp/socket\", or \"systemd\""
+      "config: [serve] oauth lacks jwks: set jwks = \"https://login.example\""
+      "config: [serve] oauth.resource is \"sandbox.example\": use a URL, such as \"https://login.example\""
+      "config: [serve] proxy.from has \"10.0.0.1\" in it: use addresses with the length of their prefix, such as [\"127.0.0.1/32\"], or [\"unix\"]"
+      "config: [serve] quotas.default.calls is 0: use a whole number from 1 to 1024"
+      "config: [serve] token_file is \"/nix/store/tokens\": use the absolute path of a file in quotes, outside of /nix/store, where everybody could read it"
     ];
   };
   testTomlSession = {
     expr = wrong "${python}[session]\nidle_timeout_seconds = 0\nidle = 1\n";
     expected = [
-      "config: [session] has no option \"idle\": write one of forward, idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, outputs, shared_files, suspend, suspend_mb"
-      "config: [session] idle_timeout_seconds is 0: write a whole number from 1 to 2592000"
+      "config: [session] has no option \"idle\": use one of forward, idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, outputs, shared_files, suspend, suspend_mb"
+      "config: [session] idle_timeout_seconds is 0: use a whole number from 1 to 2592000"
     ];
   };
   testTomlKeepsFiles = {
@@ -545,7 +545,7 @@ in
     expected = [
       [ ]
       [ ]
-      [ "config: [session] keep_mb is 0: write a whole number from 1 to 1048576" ]
+      [ "config: [session] keep_mb is 0: use a whole number from 1 to 1048576" ]
     ];
   };
   testTomlInheritedVariables = {
@@ -565,7 +565,7 @@ in
       "{ vars = [], all = true }"
     ];
     expected = map (shown: [
-      "config: [project] inherit_env is ${shown}: write the names of variables, such as { vars = [\"TZ\"] }"
+      "config: [project] inherit_env is ${shown}: use the names of variables, such as { vars = [\"TZ\"] }"
     ]) [
       "a list"
       "a set of values"
@@ -580,7 +580,7 @@ in
     ];
     expected = [
       [ ]
-      [ "config: [project] use_flake is 1: write true or false" ]
+      [ "config: [project] use_flake is 1: use true or false" ]
     ];
   };
   testTomlProjectMode = {
@@ -591,9 +591,9 @@ in
     ];
     expected = [
       [ ]
-      [ "config: [project] mode is \"rw\": write \"readonly\" or \"overlay\"" ]
+      [ "config: [project] mode is \"rw\": use \"readonly\" or \"overlay\"" ]
       [
-        "config: [project] mode is \"readwrite\", and code in a sandbox never changes files of the host: write \"readonly\" or \"overlay\""
+        "config: [project] mode is \"readwrite\", and code in a sandbox never changes files of the host: use \"readonly\" or \"overlay\""
       ]
     ];
   };

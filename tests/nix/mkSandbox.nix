@@ -117,7 +117,7 @@ in
     expected =
       let
         sentence = name: [
-          "mkSandbox data: packages has ${lib.getName ps.pyyaml} and ${name}, which are of different Pythons: write all modules from one set, such as python3Packages"
+          "mkSandbox data: packages has ${lib.getName ps.pyyaml} and ${name}, which are of different Pythons: use all modules from one set, such as python3Packages"
         ];
       in
       [
@@ -264,46 +264,46 @@ in
   };
   testNotASet = {
     expr = problems.mkSandbox "python";
-    expected = [ "mkSandbox: is \"python\": write a set of values" ];
+    expected = [ "mkSandbox: is \"python\": use a set of values" ];
   };
   testNoName = {
     expr = problems.mkSandbox { interpreter_type = "bash"; };
     expected = [
-      "mkSandbox: lacks name: write name = \"data\""
+      "mkSandbox: lacks name: set name = \"data\""
     ];
   };
   testNoInterpreter = {
     expr = problems.mkSandbox { name = "data"; };
     expected = [
-      "mkSandbox data: does not say what runs the code: write interpreter_type = ${choices.interpreters}, or interpreter = \"perl -e\" or the like"
+      "mkSandbox data: does not say what runs the code: set interpreter_type = ${choices.interpreters}, or interpreter = \"perl -e\" or the like"
     ];
   };
   testCommandWithoutInterpreter = {
     expr = wrong { interpreter_type = "command"; };
     expected = [
-      "mkSandbox data: interpreter_type is \"command\" without an interpreter: write interpreter = \"perl -e\" or the like"
+      "mkSandbox data: interpreter_type is \"command\" without an interpreter: set interpreter = \"perl -e\" or the like"
     ];
   };
   testInterpreterWithQuotes = {
     expr = wrong { interpreter = "sh -c 'x'"; };
     expected = [
-      "mkSandbox data: interpreter is \"sh -c 'x'\": write it without quotes or backslashes, it is split at spaces"
+      "mkSandbox data: interpreter is \"sh -c 'x'\": leave out quotes and backslashes, because it is split at spaces"
     ];
   };
   testInterpreterBlank = {
     expr = wrong { interpreter = " "; };
-    expected = [ "mkSandbox data: interpreter is blank: write a program such as \"perl -e\"" ];
+    expected = [ "mkSandbox data: interpreter is blank: use a program such as \"perl -e\"" ];
   };
   testUnknownOption = {
     expr = wrong { timeout_second = 5; };
     expected = [
-      "mkSandbox data: has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): write one of ask_seconds, backend, cpus, description, devices, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, name, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, prewarm, stdin_mode, timeout_seconds, unsafe_devices, workspace_mb"
+      "mkSandbox data: has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): use one of ask_seconds, backend, cpus, description, devices, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, name, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, prewarm, stdin_mode, timeout_seconds, unsafe_devices, workspace_mb"
     ];
   };
   testWrongTypeOfNumber = {
     expr = wrong { timeout_seconds = "30"; };
     expected = [
-      "mkSandbox data: timeout_seconds is \"30\": write a whole number from 1 to 86400"
+      "mkSandbox data: timeout_seconds is \"30\": use a whole number from 1 to 86400"
     ];
   };
   testNumbersOutOfRange = {
@@ -315,11 +315,11 @@ in
       output_kb = 1.5;
     };
     expected = [
-      "mkSandbox data: cpus is 0: write a number from 0.01 to 1024"
-      "mkSandbox data: memory_mb is 15: write a whole number from 16 to 16777216"
-      "mkSandbox data: output_kb is 1.5: write a whole number from 1 to 1024"
-      "mkSandbox data: prewarm is -1: write a whole number from 0 to 64"
-      "mkSandbox data: timeout_seconds is 0: write a whole number from 1 to 86400"
+      "mkSandbox data: cpus is 0: use a number from 0.01 to 1024"
+      "mkSandbox data: memory_mb is 15: use a whole number from 16 to 16777216"
+      "mkSandbox data: output_kb is 1.5: use a whole number from 1 to 1024"
+      "mkSandbox data: prewarm is -1: use a whole number from 0 to 64"
+      "mkSandbox data: timeout_seconds is 0: use a whole number from 1 to 86400"
     ];
   };
   testBadNames = {
@@ -385,12 +385,12 @@ in
   };
   testUnknownBackend = {
     expr = wrong { backend = "docker"; };
-    expected = [ "mkSandbox data: backend is \"docker\": write \"jail\" or \"vm\"" ];
+    expected = [ "mkSandbox data: backend is \"docker\": use \"jail\" or \"vm\"" ];
   };
   testUnknownInterpreterType = {
     expr = wrong { interpreter_type = "pyton"; };
     expected = [
-      "mkSandbox data: interpreter_type is \"pyton\" (did you mean \"python\"?): write ${choices.types}"
+      "mkSandbox data: interpreter_type is \"pyton\" (did you mean \"python\"?): use ${choices.types}"
     ];
   };
   testUnknownNetwork = {
@@ -399,8 +399,8 @@ in
       "non"
     ];
     expected = [
-      [ "mkSandbox data: network is \"host\", and a sandbox reaches hosts that are named: write \"none\", or a table such as { mode = \"allow\", domains = [\"files.example\"] }" ]
-      [ "mkSandbox data: network is \"non\" (did you mean \"none\"?): write \"none\", or a table such as { mode = \"allow\", domains = [\"files.example\"] }" ]
+      [ "mkSandbox data: network is \"host\", and a sandbox reaches hosts that are named: use \"none\", or a table such as { mode = \"allow\", domains = [\"files.example\"] }" ]
+      [ "mkSandbox data: network is \"non\" (did you mean \"none\"?): use \"none\", or a table such as { mode = \"allow\", domains = [\"files.example\"] }" ]
     ];
   };
   testPackagesOfWrongType = {
@@ -410,15 +410,15 @@ in
       (wrong { packages = ps: [ ps.jq ]; })
     ];
     expected = [
-      [ "mkSandbox data: packages has \"jq\" in it: write a list of packages, such as [ pkgs.jq ]" ]
-      [ "mkSandbox data: packages is a package: write a list of packages, such as [ pkgs.jq ]" ]
-      [ "mkSandbox data: packages is a function: write a list of packages, such as [ pkgs.jq ]" ]
+      [ "mkSandbox data: packages has \"jq\" in it: use a list of packages, such as [ pkgs.jq ]" ]
+      [ "mkSandbox data: packages is a package: use a list of packages, such as [ pkgs.jq ]" ]
+      [ "mkSandbox data: packages is a function: use a list of packages, such as [ pkgs.jq ]" ]
     ];
   };
   testDescriptionOfTwoLines = {
     expr = wrong { description = "one\ntwo"; };
     expected = [
-      "mkSandbox data: description is \"one\\ntwo\": write a line of 1 to 200 bytes in quotes"
+      "mkSandbox data: description is \"one\\ntwo\": use a line of 1 to 200 bytes in quotes"
     ];
   };
   testVariables = {
@@ -430,13 +430,13 @@ in
     ];
     expected = [
       [
-        "mkSandbox data: env has \"PORT\" = 80 in it: write variables and their values in quotes, such as { TZ = \"UTC\" }"
+        "mkSandbox data: env has \"PORT\" = 80 in it: use variables and their values in quotes, such as { TZ = \"UTC\" }"
       ]
       [
-        "mkSandbox data: env has \"A=B\" = \"x\" in it: write variables and their values in quotes, such as { TZ = \"UTC\" }"
+        "mkSandbox data: env has \"A=B\" = \"x\" in it: use variables and their values in quotes, such as { TZ = \"UTC\" }"
       ]
       [
-        "mkSandbox data: env is a list: write variables and their values in quotes, such as { TZ = \"UTC\" }"
+        "mkSandbox data: env is a list: use variables and their values in quotes, such as { TZ = \"UTC\" }"
       ]
       [ ]
     ];
@@ -473,13 +473,13 @@ in
   testBindsSayWhatToWrite = {
     expr = wrong { extraBinds."/nix" = "/srv"; };
     expected = [
-      "mkSandbox data: extra_binds has \"/nix\" = \"/srv\" in it: write paths in the sandbox and what is shown there, such as { \"/data\" = \"/srv/data\" }: plain absolute paths, those in the sandbox apart from each other and from /bin, /dev, /etc, /inbox, /nix, /proc, /sys, /tmp, /usr, /workspace, /project, the sources outside of /dev, /proc, /sys"
+      "mkSandbox data: extra_binds has \"/nix\" = \"/srv\" in it: use paths in the sandbox and what is shown there, such as { \"/data\" = \"/srv/data\" }: plain absolute paths, those in the sandbox apart from each other and from /bin, /dev, /etc, /inbox, /nix, /proc, /sys, /tmp, /usr, /workspace, /project, the sources outside of /dev, /proc, /sys"
     ];
   };
   testShellOfWrongType = {
     expr = wrong { fromShell = [ pkgs.jq ]; };
     expected = [
-      "mkSandbox data: from_shell is a list: write a shell that mkShell made, such as devShells.x86_64-linux.default"
+      "mkSandbox data: from_shell is a list: use a shell that mkShell made, such as devShells.x86_64-linux.default"
     ];
   };
   # A shell is enough: bash runs in it.

@@ -242,18 +242,18 @@ in
   # Mistakes
   testServerNotASet = {
     expr = problems.mkServer ./mkServer.nix;
-    expected = [ "mkServer is given a path: write mkServer { config = ./config.toml; }" ];
+    expected = [ "mkServer is given a path: use mkServer { config = ./config.toml; }" ];
   };
   testServerOfNothing = {
     expr = problems.mkServer { };
     expected = [
-      "mkServer: has no environment: write config = ./config.toml or environments = [ … ]"
+      "mkServer: has no environment: set config = ./config.toml or environments = [ … ]"
     ];
   };
   testServerUnknownArgument = {
     expr = problems.mkServer { confg = ./x.toml; };
     expected = [
-      "mkServer: has no argument \"confg\" (did you mean \"config\"?): write one of buildAtStart, config, environments, flakeRefs, on_demand, project, serve, session, tools"
+      "mkServer: has no argument \"confg\" (did you mean \"config\"?): use one of buildAtStart, config, environments, flakeRefs, on_demand, project, serve, session, tools"
     ];
   };
   testServerTwoOfOneName = {
@@ -280,18 +280,18 @@ in
       ];
     };
     expected = [
-      "mkServer: environments has a package in it: write what mkSandbox gives"
-      "mkServer: environments has \"perl\" in it: write what mkSandbox gives"
+      "mkServer: environments has a package in it: use what mkSandbox gives"
+      "mkServer: environments has \"perl\" in it: use what mkSandbox gives"
     ];
   };
   testServerEnvironmentsOfWrongType = {
     expr = problems.mkServer { environments = "perl"; };
-    expected = [ "mkServer: environments is \"perl\": write a list of mkSandbox artifacts" ];
+    expected = [ "mkServer: environments is \"perl\": use a list of mkSandbox artifacts" ];
   };
   testServerMistakeInItsConfiguration = {
     expr = problems.mkServer { config = builtins.fromTOML "[environments.x]\npreset = \"y\"\n"; };
     expected = [
-      "config: [environments.x] preset is \"y\": write ${choices.presets}"
+      "config: [environments.x] preset is \"y\": use ${choices.presets}"
     ];
   };
   testServerSession = {
@@ -300,7 +300,7 @@ in
       session.idle = 5;
     };
     expected = [
-      "mkServer: session: has no option \"idle\": write one of forward, idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, outputs, shared_files, suspend, suspend_mb"
+      "mkServer: session: has no option \"idle\": use one of forward, idle_timeout_seconds, keep_files, keep_mb, max_lifetime_seconds, outputs, shared_files, suspend, suspend_mb"
     ];
   };
   testServerForFolders = {
@@ -344,16 +344,16 @@ in
       [ ]
       [ ]
       [ ]
-      [ "mkServer: buildAtStart is false, and flakeRefs names what to build: write buildAtStart = true, or leave it out" ]
-      [ "mkServer: buildAtStart is false, and project.use_flake is true: write buildAtStart = true, or leave it out" ]
-      [ "mkServer: buildAtStart is false, and project.use_flake is true: write buildAtStart = true, or leave it out" ]
-      [ "mkServer: buildAtStart is \"no\": write true or false" ]
+      [ "mkServer: buildAtStart is false, and flakeRefs names what to build: set buildAtStart = true, or leave it out" ]
+      [ "mkServer: buildAtStart is false, and project.use_flake is true: set buildAtStart = true, or leave it out" ]
+      [ "mkServer: buildAtStart is false, and project.use_flake is true: set buildAtStart = true, or leave it out" ]
+      [ "mkServer: buildAtStart is \"no\": use true or false" ]
     ];
   };
   testServerReferencesSayWhatToWrite = {
     expr = problems.mkServer { flakeRefs = [ "github:me/sandboxes" ]; };
     expected = [
-      "mkServer: flakeRefs has \"github:me/sandboxes\" in it: write a list of flake references with what to build, such as [ \"github:me/sandboxes#data\" ]"
+      "mkServer: flakeRefs has \"github:me/sandboxes\" in it: use a list of flake references with what to build, such as [ \"github:me/sandboxes#data\" ]"
     ];
   };
   testServerMistakesThrow = {

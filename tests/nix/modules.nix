@@ -427,7 +427,7 @@ in
         "services.nix-sandbox-mcp: serve.audit_file is one file, and service.instances is 2: leave one of them out"
       ]
       [
-        "services.nix-sandbox-mcp: serve.metrics_listen is one address, and service.instances is 2: leave one of them out, or write \"user\""
+        "services.nix-sandbox-mcp: serve.metrics_listen is one address, and service.instances is 2: leave one of them out, or use \"user\""
       ]
       [ ]
       [ ]
@@ -435,7 +435,7 @@ in
         "services.nix-sandbox-mcp: service.openFirewall opens a port, and serve.listen is unix:/run/mcp.socket: leave it out"
       ]
       [
-        "services.nix-sandbox-mcp: serve.listen is systemd, and service.enable makes the socket: write where it is, such as 127.0.0.1:8080"
+        "services.nix-sandbox-mcp: serve.listen is systemd, and service.enable makes the socket: set it to an address, such as 127.0.0.1:8080"
       ]
     ];
   };
@@ -694,12 +694,12 @@ in
       project.mode = "readwrite";
     };
     expected = [
-      "services.nix-sandbox-mcp.defaults: timeout_seconds is \"60\": write a whole number from 1 to 86400"
-      "services.nix-sandbox-mcp.project: mode is \"readwrite\", and code in a sandbox never changes files of the host: write \"readonly\" or \"overlay\""
-      "services.nix-sandbox-mcp.environments.empty: has nothing in it: write preset = ${choices.presets}, or packages = [ … ]"
-      "services.nix-sandbox-mcp.environments.other: sandbox is called \"data\": write environments.data, or give it this name where it is made"
-      "services.nix-sandbox-mcp.environments.python: has no option \"presset\" (did you mean \"preset\"?): write one of ask_seconds, backend, cpus, description, devices, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, sandbox, stdin_mode, timeout_seconds, tools, unsafe_devices, workspace_mb"
-      "services.nix-sandbox-mcp.environments.twice: has preset beside sandbox: write it where that sandbox is made"
+      "services.nix-sandbox-mcp.defaults: timeout_seconds is \"60\": use a whole number from 1 to 86400"
+      "services.nix-sandbox-mcp.project: mode is \"readwrite\", and code in a sandbox never changes files of the host: use \"readonly\" or \"overlay\""
+      "services.nix-sandbox-mcp.environments.empty: is empty: set preset = ${choices.presets}, or packages = [ … ]"
+      "services.nix-sandbox-mcp.environments.other: sandbox is called \"data\": rename the environment to data, or give the sandbox this name where it is made"
+      "services.nix-sandbox-mcp.environments.python: has no option \"presset\" (did you mean \"preset\"?): use one of ask_seconds, backend, cpus, description, devices, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, sandbox, stdin_mode, timeout_seconds, tools, unsafe_devices, workspace_mb"
+      "services.nix-sandbox-mcp.environments.twice: has preset beside sandbox: set it where that sandbox is made"
     ];
   };
 }

@@ -6,23 +6,23 @@ let
   mistakes = {
     "a network of a virtual machine" = {
       read = toml "[defaults]\nbackend = \"vm\"\n[environments.python]\npreset = \"python\"\nnetwork = { mode = \"allow\", domains = [\"files.example\"] }\n";
-      sentence = "config: [environments.python] network is a table, and a virtual machine has no network yet: write network = \"none\", or backend = \"jail\"";
+      sentence = "config: [environments.python] network is a table, and a virtual machine has no network yet: set network = \"none\", or backend = \"jail\"";
     };
     "a folder of the host in a virtual machine" = {
       read = toml "[environments.python]\npreset = \"python\"\nbackend = \"vm\"\nextra_binds = { \"/data\" = \"/srv/data\" }\n";
-      sentence = "config: [environments.python] extra_binds is set, and a virtual machine shows nothing of the host yet: write backend = \"jail\", or leave it out";
+      sentence = "config: [environments.python] extra_binds is set, and a virtual machine shows nothing of the host yet: set backend = \"jail\", or leave it out";
     };
     "a device of the host in a virtual machine" = {
       read = toml "[environments.python]\npreset = \"python\"\nbackend = \"vm\"\ndevices = [\"/dev/dri/renderD128\"]\n";
-      sentence = "config: [environments.python] devices is set, and a virtual machine has no device of the host: write backend = \"jail\", or leave it out";
+      sentence = "config: [environments.python] devices is set, and a virtual machine has no device of the host: set backend = \"jail\", or leave it out";
     };
     "half a processor of a virtual machine" = {
       read = toml "[environments.python]\npreset = \"python\"\nbackend = \"vm\"\ncpus = 1.5\n";
-      sentence = "config: [environments.python] cpus is 1.5, and a virtual machine has whole processors: write cpus = 2, or backend = \"jail\"";
+      sentence = "config: [environments.python] cpus is 1.5, and a virtual machine has whole processors: set cpus = 2, or backend = \"jail\"";
     };
     "shared files of virtual machines" = {
       read = toml "[environments.python]\npreset = \"python\"\nbackend = \"vm\"\n[session]\nshared_files = true\n";
-      sentence = "config: [session] shared_files is true, and the environment python has backend \"vm\", whose virtual machines share no files: write backend = \"jail\", or leave shared_files out";
+      sentence = "config: [session] shared_files is true, and the environment python has backend \"vm\", whose virtual machines share no files: set backend = \"jail\", or leave shared_files out";
     };
   };
 

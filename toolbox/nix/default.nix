@@ -181,17 +181,17 @@ let
       ];
     in
     if builtins.match "[a-z][a-z0-9_]{0,31}" name == null then
-      [ "${location} is no name for code to write: write 1 to 32 of a-z, 0-9 and _, with a letter first" ]
+      [ "${location} is no name that code can write: use 1 to 32 of a-z, 0-9 and _, with a letter first" ]
     else if typed != [ ] then
       typed
     else if absent != [ ] then
-      map (p: "${location} packages names ${toJSON p}: nixpkgs has none of that name: write one that `nix search nixpkgs WORD` finds") absent
+      map (p: "${location} packages names ${toJSON p}, which nixpkgs does not have: use one that `nix search nixpkgs WORD` finds") absent
     else if says "command" == says "url" then
-      [ "${location} has ${if says "url" then "both command and url" else "neither command nor url"}: write one of them" ]
+      [ "${location} has ${if says "url" then "both command and url" else "neither command nor url"}: set one of them" ]
     else if says "url" && ofURL != [ ] then
-      [ "${location} has ${lib.head ofURL} beside url, and no jail: write command in place of url, or leave it out" ]
+      [ "${location} has ${lib.head ofURL} beside url, and no jail: use command in place of url, or leave it out" ]
     else if says "command" && says "headers" then
-      [ "${location} has headers beside command: write env or credentials of its network, or url" ]
+      [ "${location} has headers beside command: use env or credentials of its network, or url" ]
     else
       [ ];
 
@@ -213,9 +213,9 @@ let
     in
     lib.optionals (names != [ ]) (
       if unknown != [ ] then
-        [ "${location} tools names ${toJSON (lib.head unknown)}, and there is no [tools.${lib.head unknown}]${validate.perhaps (lib.head unknown) (attrNames (values.tools or { }))}: write that table, or the name of another one" ]
+        [ "${location} tools names ${toJSON (lib.head unknown)}, and there is no [tools.${lib.head unknown}]${validate.perhaps (lib.head unknown) (attrNames (values.tools or { }))}: add that table, or use the name of another one" ]
       else if (own.packages_on_demand or [ ]) != [ ] then
-        [ "${location} has both tools and packages_on_demand, and an environment that a call extends has no tools: write one of them" ]
+        [ "${location} has both tools and packages_on_demand, and an environment that a call extends has no tools: keep one of them" ]
       else
         map (n: "${location} tools has ${toJSON n} and another tool of the same server that is called ${plain n} in code: allow one of them") (lib.take 1 twice)
     );
