@@ -12,119 +12,78 @@
 let
   inherit (pkgs) lib;
 
-  interpreters = import ./interpreters { inherit pkgs; };
-  environments = lib.mapAttrs' (
-    type: known:
-    lib.nameValuePair known.preset.name (
-      removeAttrs known.preset [ "name" ] // { interpreter_type = type; }
-    )
-  ) interpreters;
-  backends = import ./backends { inherit pkgs programs; };
-  options = import ./lib/options.nix {
-    inherit lib;
-    interpreters = lib.attrNames interpreters;
-    presets = lib.attrNames environments;
-    backends = lib.attrNames backends;
-  };
-  validate = import ./lib/validate.nix { inherit lib; };
-  interpreter = import ./lib/interpreter.nix { inherit lib interpreters; };
+  # Calls the function in a file with those of the values below that its arguments name.
+  call =
+    file:
+    let
+      function = import file;
+    in
+    function (builtins.intersectAttrs (builtins.functionArgs function) values);
 
-  onDemand = import ./lib/onDemand.nix { inherit pkgs; };
-  sandbox = import ./lib/mkSandbox.nix {
+  values = {
     inherit
+      lib
       pkgs
-      backends
-      onDemand
-      options
-      validate
-      interpreter
-      interpreters
+      programs
+      revision
       ;
-  };
-  # The sources that a server keeps for its start have no toolbox.
-  hasToolbox = builtins.pathExists ../toolbox/nix;
-  toolbox =
-    if hasToolbox then
-      import ../toolbox/nix {
-        inherit
-          pkgs
-          options
-          programs
-          sandbox
-          validate
-          ;
-      }
-    else
-      import ./lib/noToolbox.nix { inherit lib; };
-  configuration = import ./lib/configuration.nix {
-    inherit
-      toolbox
-      pkgs
-      options
-      validate
-      environments
-      sandbox
-      backends
-      ;
-  };
-  toml = import ./lib/fromToml.nix {
-    inherit
-      pkgs
-      options
-      validate
-      configuration
-      ;
-  };
-  project = import ./lib/fromProject.nix {
-    inherit lib validate sandbox;
     inherit (pkgs.stdenv.hostPlatform) system;
-  };
-  written = import ./lib/fromOptions.nix { inherit options validate configuration; };
-  serverMetadata = import ./lib/serverMetadata.nix { inherit lib options interpreters; };
-  server = import ./lib/mkServer.nix {
-    inherit
-      pkgs
-      programs
-      revision
-      options
-      validate
-      toml
-      serverMetadata
-      ;
-  };
-  image = import ./lib/mkImage.nix {
-    inherit
-      pkgs
-      programs
-      revision
-      server
-      validate
-      ;
-  };
-  portable = import ./lib/mkPortable.nix {
-    inherit
-      pkgs
-      programs
-      server
-      validate
-      ;
-  };
-  escapeTest = import ./lib/escapeTest.nix { inherit pkgs programs; };
-  gpuCheck = import ./lib/gpuCheck.nix {
-    inherit pkgs programs;
+
+    backends = call ./backends;
+    configuration = call ./lib/configuration.nix;
+    environments = lib.mapAttrs' (
+      type: known:
+      lib.nameValuePair known.preset.name (
+        removeAttrs known.preset [ "name" ] // { interpreter_type = type; }
+      )
+    ) interpreters;
+    interpreter = call ./lib/interpreter.nix;
+    interpreters = call ./interpreters;
+    onDemand = call ./lib/onDemand.nix;
+    options = import ./lib/options.nix {
+      inherit lib;
+      interpreters = lib.attrNames interpreters;
+      presets = lib.attrNames environments;
+      backends = lib.attrNames backends;
+    };
+    project = call ./lib/fromProject.nix;
+    sandbox = call ./lib/mkSandbox.nix;
+    server = call ./lib/mkServer.nix;
+    serverMetadata = call ./lib/serverMetadata.nix;
+    toml = call ./lib/fromToml.nix;
+    # The sources that a server keeps for its start have no toolbox.
+    toolbox = call (if builtins.pathExists ../toolbox/nix then ../toolbox/nix else ./lib/noToolbox.nix);
+    validate = call ./lib/validate.nix;
+
+    fromOptions = written.make;
     mkSandbox = sandbox.make;
+    mkServer = server.make;
   };
-  smokeTest = import ./lib/smokeTest.nix { inherit pkgs; };
+  inherit (values)
+    backends
+    environments
+    interpreters
+    options
+    project
+    sandbox
+    server
+    toml
+    ;
+
+  written = call ./lib/fromOptions.nix;
+  image = call ./lib/mkImage.nix;
+  portable = call ./lib/mkPortable.nix;
+  smokeTest = call ./lib/smokeTest.nix;
 in
 {
   inherit
     backends
-    escapeTest
-    gpuCheck
     interpreters
     options
     programs
     ;
+  escapeTest = call ./lib/escapeTest.nix;
+  gpuCheck = call ./lib/gpuCheck.nix;
 
   # { name, packages, interpreter_type | interpreter, … } -> an artifact.
   mkSandbox = sandbox.make;
@@ -148,22 +107,10 @@ in
   mkPortable = portable.make;
 
   # What modules for a machine or a user install: { environments; server; }.
-  installation = import ./lib/installation.nix {
-    fromOptions = written.make;
-    mkServer = server.make;
-  };
+  installation = call ./lib/installation.nix;
 
   # What the wrapper of a server asks when the server starts.
-  start = import ./wrapper {
-    inherit
-      lib
-      onDemand
-      toml
-      project
-      sandbox
-      serverMetadata
-      ;
-  };
+  start = call ./wrapper;
 
   # An artifact -> a check that runs code in it.
   smokeTest = artifact: smokeTest { inherit artifact; };
@@ -172,7 +119,7 @@ in
   prints = smokeTest;
 
   # The pages of docs/options, by name.
-  optionPages = import ./lib/optionPages.nix { inherit lib options; };
+  optionPages = call ./lib/optionPages.nix;
 
   # What is wrong with the argument of the function of that name, as a list of
   # sentences; the functions themselves throw the first.

@@ -20,6 +20,7 @@ let
     isInt
     isList
     isString
+    length
     match
     stringLength
     toJSON
@@ -39,13 +40,31 @@ let
 
   isPackage = v: isAttrs v && v ? outPath;
 
+  # `of` is the word for the elements. `also` is a further test of the whole list.
   listOf =
-    isElement: more:
+    isElement:
     {
-      accepts = v: isList v && all isElement v;
+      least ? 0,
+      most ? 1000,
+      of ? "elements",
+      also ? (_: true),
+      explain ? (_: { }),
+      ...
+    }@more:
+    more
+    // {
+      accepts =
+        v: isList v && all isElement v && length v >= least && length v <= most && also v;
       offends = v: lib.optionals (isList v) (lib.filter (e: !(isElement e)) v);
-    }
-    // more;
+      explain =
+        v:
+        lib.optionalAttrs (isList v && length v < least) { why = " without ${of}"; }
+        // lib.optionalAttrs (isList v && length v > most) {
+          why = " of ${toString (length v)}";
+          use = "at most ${toString most} ${of}";
+        }
+        // explain v;
+    };
 
   setOf =
     isPair: more:
@@ -200,7 +219,7 @@ rec {
     in
     names
     // {
-      accepts = v: v == "all" || names.accepts v && lib.length v <= 1000;
+      accepts = v: v == "all" || names.accepts v;
       wanted = "\"all\", or a list of at most 1000 names without dots, such as [\"pandas\", \"ripgrep\"]";
       choices = [ "all" ];
       explain =
@@ -213,11 +232,10 @@ rec {
   # Modules of a language, as code names them.
   modules =
     let
-      names = listOf (name: isString name && match "[A-Za-z_][A-Za-z0-9_]{0,63}([.][A-Za-z_][A-Za-z0-9_]{0,63}){0,7}" name != null) { };
+      part = "[A-Za-z_][A-Za-z0-9_]{0,63}";
     in
-    names
-    // {
-      accepts = v: names.accepts v && lib.length v <= 32;
+    listOf (name: isString name && match "${part}([.]${part}){0,7}" name != null) {
+      most = 32;
       wanted = "a list of at most 32 modules as code imports them, such as [\"numpy\", \"scipy.stats\"]";
     };
 
@@ -272,11 +290,10 @@ rec {
         && match "unix|[0-9]{1,3}([.][0-9]{1,3}){3}/[0-9]{1,2}|[0-9a-f:]+/[0-9]{1,3}" v != null;
     in
     listOf isSource {
+      least = 1;
+      most = 64;
+      of = "addresses";
       wanted = "addresses with the length of their prefix, such as [\"127.0.0.1/32\"], or [\"unix\"]";
-      explain = v: lib.optionalAttrs (v == [ ]) { why = " without addresses"; };
-    }
-    // {
-      accepts = v: isList v && v != [ ] && lib.length v <= 64 && all isSource v;
     };
 
   # The name of a class of those who call.
@@ -355,6 +372,8 @@ rec {
       isDevice = v: isString v && stringLength v <= 200 && (isName v || isNode v);
     in
     listOf isDevice {
+      inherit most;
+      also = v: lib.unique v == v;
       wanted = "names such as \"nvidia.com/gpu=all\", or device nodes such as \"/dev/dri/renderD128\"";
       explain =
         v:
@@ -375,9 +394,6 @@ rec {
           }
         else
           { };
-    }
-    // {
-      accepts = v: isList v && lib.length v <= most && all isDevice v && lib.unique v == v;
     };
 
   # What a device node is by its name, if a sandbox gets it only with unsafe_devices; null
@@ -542,10 +558,10 @@ rec {
     };
 
   methods = listOf (m: isString m && match "[A-Z]{1,20}" m != null) {
+    least = 1;
+    most = 20;
+    of = "methods";
     wanted = "methods in capital letters, such as [\"GET\", \"HEAD\"]";
-    explain = v: lib.optionalAttrs (v == [ ]) { why = " without methods"; };
-  } // {
-    accepts = v: isList v && v != [ ] && lib.length v <= 20 && all (m: isString m && match "[A-Z]{1,20}" m != null) v;
   };
 
   # Each is a path, or whatever begins with what is before its *. Two servers read no such path
@@ -555,11 +571,10 @@ rec {
       isPath' = p: isString p && stringLength p <= 1000 && match "/[!-)+->@-~]*[*]?" p != null && match ".*(//|/;|/[.][.]?[*]?$|/[.][.]?[/;]|[%#\\]).*" p == null;
     in
     listOf isPath' {
+      least = 1;
+      most = 100;
+      of = "paths";
       wanted = "paths, such as [\"/v1/items\", \"/v1/public/*\"], without %, ?, #, backslashes or dots alone";
-      explain = v: lib.optionalAttrs (v == [ ]) { why = " without paths"; };
-    }
-    // {
-      accepts = v: isList v && v != [ ] && lib.length v <= 100 && all isPath' v;
     };
 
   header =
@@ -638,7 +653,6 @@ rec {
           && (parts.port == null || isPort (decimal parts.port))
         );
       portsOf = v: lib.unique (lib.filter (p: p != null) (map (entry: (hostAndPort entry).port) v));
-      most = 1000;
       mostPorts = 32;
       explainEntry =
         v:
@@ -688,6 +702,9 @@ rec {
           { };
     in
     listOf isEntry {
+      least = 1;
+      of = "names, and \"*.files.example\" for all names below files.example";
+      also = v: length (portsOf v) <= mostPorts;
       wanted = "host names, such as \"files.example\", \"*.files.example\" or \"files.example:8443\"";
       example = "[\"files.example\"], or network = \"none\"";
       explain =
@@ -697,27 +714,15 @@ rec {
             why = " without hosts";
             use = "some, such as [\"files.example\"], or network = \"none\"";
           }
-        else if isList v && lib.length v > most then
+        else if isList v && length (portsOf v) > mostPorts then
           {
-            why = " of ${toString (lib.length v)}";
-            use = "at most ${toString most} names, and \"*.files.example\" for all names below files.example";
-          }
-        else if isList v then
-          {
-            why = " with ${toString (lib.length (portsOf v))} different ports";
+            why = " with ${toString (length (portsOf v))} different ports";
             use = "at most ${toString mostPorts} different ports after names";
           }
+        else if isList v then
+          { }
         else
           explainEntry v;
-    }
-    // {
-      accepts =
-        v:
-        isList v
-        && v != [ ]
-        && lib.length v <= most
-        && all isEntry v
-        && lib.length (portsOf v) <= mostPorts;
     };
 
   # The same, about which a user is asked; "*" is every other host. There may be none.
@@ -728,24 +733,16 @@ rec {
   };
 
   ports = listOf isPort {
+    least = 1;
+    most = 32;
+    of = "ports";
     wanted = "ports from 1 to 65535, such as [443, 80]";
     explain =
       v:
-      if v == 53 then
-        {
-          why = ", at which the sandbox's own resolver listens";
-          use = "other ports, such as [443, 80]";
-        }
-      else if isList v && v != [ ] then
-        {
-          why = " of ${toString (lib.length v)}";
-          use = "at most 32 ports";
-        }
-      else
-        lib.optionalAttrs (v == [ ]) { why = " without ports"; };
-  }
-  // {
-    accepts = v: isList v && v != [ ] && lib.length v <= 32 && all isPort v;
+      lib.optionalAttrs (v == 53) {
+        why = ", at which the sandbox's own resolver listens";
+        use = "other ports, such as [443, 80]";
+      };
   };
 
   # Networks that are not public, such as "10.1.0.0/16".
@@ -803,6 +800,8 @@ rec {
         && isOfOthers n;
     in
     listOf isNetwork {
+      most = 64;
+      of = "networks";
       wanted = "networks, such as [\"10.1.0.0/16\"]";
       explain =
         v:
@@ -810,10 +809,7 @@ rec {
           n = parse v;
         in
         if isList v then
-          {
-            why = " of ${toString (lib.length v)}";
-            use = "at most 64 networks";
-          }
+          { }
         else if isString v && parse "${v}/32" != null && (parse "${v}/32").width == 8 then
           { use = toJSON "${v}/32"; }
         else if n == null then
@@ -834,8 +830,5 @@ rec {
           }
         else
           { };
-    }
-    // {
-      accepts = v: isList v && lib.length v <= 64 && all isNetwork v;
     };
 }

@@ -318,6 +318,13 @@ let
       read = network { ports = lib.range 1000 1032; };
       sentence = "mkSandbox data: network.ports is a list of 33: use at most 32 ports";
     };
+    "too many packages" = {
+      read = problems.fromOptions {
+        prefix = "here";
+        values.environments.data.packages = lib.genList toString 1001;
+      };
+      sentence = "here.environments.data: packages is a list of 1001: use at most 1000 elements";
+    };
     "too many domains" = {
       read = network { domains = map (n: "h${toString n}.example") (lib.range 0 1000); };
       sentence = "mkSandbox data: network.domains is a list of 1001: use at most 1000 names, and \"*.files.example\" for all names below files.example";
