@@ -31,21 +31,22 @@ let
 
     backends = call ./backends;
     configuration = call ./lib/configuration.nix;
-    environments = lib.mapAttrs' (
-      type: known:
-      lib.nameValuePair known.preset.name (
-        removeAttrs known.preset [ "name" ] // { interpreter_type = type; }
-      )
-    ) interpreters;
     interpreter = call ./lib/interpreter.nix;
     interpreters = call ./interpreters;
     onDemand = call ./lib/onDemand.nix;
     options = import ./lib/options.nix {
       inherit lib;
       interpreters = lib.attrNames interpreters;
-      presets = lib.attrNames environments;
+      presets = lib.attrNames presets;
       backends = lib.attrNames backends;
     };
+    # What mkSandbox is given for each preset.
+    presets = lib.mapAttrs' (
+      type: known:
+      lib.nameValuePair known.preset.name (
+        removeAttrs known.preset [ "name" ] // { interpreter_type = type; }
+      )
+    ) interpreters;
     project = call ./lib/fromProject.nix;
     sandbox = call ./lib/mkSandbox.nix;
     server = call ./lib/mkServer.nix;
@@ -61,9 +62,9 @@ let
   };
   inherit (values)
     backends
-    environments
     interpreters
     options
+    presets
     project
     sandbox
     server
@@ -134,5 +135,5 @@ in
   };
 
   # The programs of each preset, on their own.
-  presets = lib.mapAttrs (name: preset: (sandbox.make ({ inherit name; } // preset)).environment) environments;
+  presets = lib.mapAttrs (name: _: (sandbox.make { inherit name; preset = name; }).environment) presets;
 }

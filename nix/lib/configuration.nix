@@ -15,7 +15,6 @@
   pkgs,
   options,
   validate,
-  environments,
   sandbox,
   backends,
   toolbox,
@@ -23,9 +22,6 @@
 let
   inherit (pkgs) lib;
   inherit (builtins) isAttrs isString toJSON;
-
-  describe = import ./describe.nix { inherit lib; };
-  npm = import ./npm.nix { inherit pkgs; };
 
   tables = [
     "defaults"
@@ -104,26 +100,13 @@ let
   arguments =
     defaults: name: values:
     let
-      own = lib.filterAttrs (_: v: v != null) values;
-      preset = if own ? preset then environments.${own.preset} else { packages = [ ]; };
-      added = map package (own.packages or [ ]);
+      own = lib.filterAttrs (_: value: value != null) values;
     in
-    # An environment's own interpreter is not of the preset's type.
-    (if own ? interpreter then removeAttrs preset [ "interpreter_type" ] else preset)
-    # Its words are of itself; a model would not look for what they do not name.
-    // lib.optionalAttrs (preset ? description) {
-      description = describe.with' preset.description (
-        map describe.nameOf added ++ lib.optionals (own.npm or null != null) (npm.names own.npm)
-      );
-    }
-    // defaults
-    // removeAttrs own [
-      "preset"
-      "tools"
-    ]
+    defaults
+    // removeAttrs own [ "tools" ]
     // {
       inherit name;
-      packages = preset.packages ++ added;
+      packages = map package (own.packages or [ ]);
     };
 
   # What the backend of an environment lacks of what is set for all environments.
@@ -194,7 +177,7 @@ in
         else
           # The answer to a refusal names the table that an operator is to change.
           sandbox.build (
-            toolbox.add values own (arguments defaults name own)
+            toolbox.add values own (sandbox.withPreset (arguments defaults name own))
             // {
               of_defaults = defaults ? network && !(isGiven "network" own);
             }

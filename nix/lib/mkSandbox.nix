@@ -9,6 +9,7 @@
   interpreter,
   interpreters,
   onDemand,
+  presets,
 }:
 let
   inherit (pkgs) lib;
@@ -42,14 +43,38 @@ let
         interpreter_type = "bash";
       };
 
+  # The same with what its preset has. The values are of the right types.
+  withPreset =
+    given:
+    let
+      own = lib.filterAttrs (_: value: value != null) given;
+      preset = presets.${own.preset};
+      packages = own.packages or [ ];
+    in
+    if !(own ? preset) then
+      given
+    else
+      # An environment's own interpreter is not of the preset's type.
+      (if own ? interpreter then removeAttrs preset [ "interpreter_type" ] else preset)
+      // {
+        # A model does not look for packages that the preset's own words do not name.
+        description = describe.with' preset.description (
+          map describe.nameOf packages ++ lib.optionals (own ? npm) (npm.names own.npm)
+        );
+      }
+      // removeAttrs own [ "preset" ]
+      // {
+        packages = preset.packages ++ packages;
+      };
+
   # Takes the location that the sentences name: callers may know better than
   # mkSandbox where the values were written.
   problemsAt =
     location: args:
     let
-      given = normal args;
+      typed = validate.table location options.mkSandbox (normal args);
+      given = withPreset (normal args);
       completed = validate.complete options.mkSandbox given;
-      typed = validate.table location options.mkSandbox given;
     in
     # The others expect values of the right type.
     if typed != [ ] then
@@ -62,12 +87,7 @@ let
       ++ pythonModules.problems location (given.packages or [ ])
       ++ lib.optionals (completed.npm != null) (npm.problems location completed.npm)
       ++ lib.optionals (given.packages_on_demand or null != null && interpreter.problems location given == [ ]) (
-        onDemand.problems location (
-          let
-            completed = validate.complete options.mkSandbox given;
-          in
-          completed // { inherit (interpreter.complete completed) interpreter_type; }
-        )
+        onDemand.problems location (completed // { inherit (interpreter.complete completed) interpreter_type; })
       );
 
   placeOf = args: if lib.isString (args.name or null) then "mkSandbox ${args.name}:" else "mkSandbox:";
@@ -77,7 +97,7 @@ let
   build =
     args:
     let
-      completed = validate.complete options.mkSandbox (normal args);
+      completed = validate.complete options.mkSandbox (withPreset (normal args));
       run = interpreter.complete completed;
 
       # Null for a command: each of its calls starts it with the code.
@@ -276,7 +296,12 @@ let
     artifact // { inherit metadata environment; };
 in
 {
-  inherit problems problemsAt build;
+  inherit
+    build
+    problems
+    problemsAt
+    withPreset
+    ;
 
   make = args: validate.orThrow (problems args) (build args);
 }

@@ -400,9 +400,9 @@ rec {
     packages = {
       type = types.packages;
       default = [ ];
-      doc = "What is in the sandbox: their programs are on its PATH.";
+      doc = "What is in the sandbox: their programs are on its PATH. They join those of the preset.";
     };
-    inherit from_shell;
+    inherit from_shell preset;
   };
 
   # The fields of an artifact's metadata that are options.

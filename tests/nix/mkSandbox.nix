@@ -72,6 +72,48 @@ in
       null
     ];
   };
+  # A preset is the same wherever it is named.
+  testPresetIsThatOfConfigurations = {
+    expr =
+      (mkSandbox {
+        name = "data";
+        preset = "python";
+        packages = [ ps.psutil ];
+      }).metadata;
+    expected =
+      (library.fromToml {
+        environments.data = {
+          preset = "python";
+          packages = [ "python3Packages.psutil" ];
+        };
+      }).environments.data.metadata;
+  };
+  testPresetHasAnInterpreterOfItsOwnReplaced = {
+    expr =
+      lib.getAttrs
+        [ "interpreter_type" "description" ]
+        (mkSandbox {
+          name = "data";
+          preset = "python";
+          interpreter = "bash -c";
+          description = "Bash beside Python";
+        }).metadata;
+    expected = {
+      interpreter_type = "bash";
+      description = "Bash beside Python";
+    };
+  };
+  testPresetsHaveNames = {
+    expr = problems.mkSandbox {
+      name = "data";
+      preset = "pyton";
+      packages = "jq";
+    };
+    expected = [
+      "mkSandbox data: packages is \"jq\": use a list of packages, such as [ pkgs.jq ]"
+      "mkSandbox data: preset is \"pyton\" (did you mean \"python\"?): use ${choices.presets}"
+    ];
+  };
   # Modules are no packages with programs: they become a Python that imports them.
   testPythonModulesAreAPythonThatImportsThem = {
     expr =
@@ -297,7 +339,7 @@ in
   testUnknownOption = {
     expr = wrong { timeout_second = 5; };
     expected = [
-      "mkSandbox data: has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): use one of ask_seconds, backend, cpus, description, devices, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, name, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, prewarm, stdin_mode, timeout_seconds, unsafe_devices, workspace_mb"
+      "mkSandbox data: has no option \"timeout_second\" (did you mean \"timeout_seconds\"?): use one of ask_seconds, backend, cpus, description, devices, env, extra_binds, from_shell, hostname, interpreter, interpreter_type, max_timeout_seconds, memory_mb, name, network, npm, output_kb, packages, packages_ask, packages_on_demand, pids, preload, preset, prewarm, stdin_mode, timeout_seconds, unsafe_devices, workspace_mb"
     ];
   };
   testWrongTypeOfNumber = {
