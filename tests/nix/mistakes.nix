@@ -177,7 +177,7 @@ let
     };
     "tools and packages on demand" = {
       read = toml "[environments.python]\npreset = \"python\"\ntools = [\"github\"]\npackages_on_demand = [\"jq\"]\n[tools.github]\ncommand = [\"x\"]\n";
-      sentence = "config: [environments.python] has both tools and packages_on_demand, and an environment that a call extends has no tools: keep one of them";
+      sentence = "config: [environments.python] has both tools and packages_on_demand, and an environment that a call extends has no tools: set packages_on_demand = [], or leave tools out";
     };
     "a number in quotes" = {
       read = toml "[environments.python]\npreset = \"python\"\ntimeout_seconds = \"60\"\n";

@@ -215,7 +215,7 @@ let
       if unknown != [ ] then
         [ "${location} tools names ${toJSON (lib.head unknown)}, and there is no [tools.${lib.head unknown}]${validate.perhaps (lib.head unknown) (attrNames (values.tools or { }))}: add that table, or use the name of another one" ]
       else if (own.packages_on_demand or [ ]) != [ ] then
-        [ "${location} has both tools and packages_on_demand, and an environment that a call extends has no tools: keep one of them" ]
+        [ "${location} has both tools and packages_on_demand, and an environment that a call extends has no tools: set packages_on_demand = [], or leave tools out" ]
       else
         map (n: "${location} tools has ${toJSON n} and another tool of the same server that is called ${plain n} in code: allow one of them") (lib.take 1 twice)
     );
