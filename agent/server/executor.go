@@ -304,7 +304,12 @@ func (e *executor) send(ctx context.Context, c *call, code string, deadline time
 			return 0, err
 		}
 		nonce, err := e.current.Run(code, e.number, !c.Keep)
-		if err == nil || errors.Is(err, interpreter.ErrCode) || !again || c.Given != nil {
+		if err == nil || errors.Is(err, interpreter.ErrCode) {
+			return nonce, err
+		}
+		// The result says so if a limit ended it.
+		e.takeCrossing()
+		if !again || c.Given != nil {
 			return nonce, err
 		}
 		e.logf("%v", err)

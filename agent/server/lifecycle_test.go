@@ -7,7 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/server"
 	. "github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/agenttest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
@@ -37,6 +40,24 @@ func TestState_LostByACallWithoutASession(t *testing.T) {
 // before another one, and then ends. It records each start in the workspace.
 func fake(t *testing.T, before, after string) *Agent {
 	return Start(t, "python", Words("sh", "-c", "echo >>starts; "+before+"\necho ready >&3; "+after, "sh"))
+}
+
+// The call that finds the interpreter ended by a limit says which one it was, also if it comes
+// before that end is noticed.
+func TestSend_ReportsTheLimitThatEndedTheInterpreter(t *testing.T) {
+	t.Parallel()
+	folder, _ := Driver(t, "python")
+	spec := interpreter.Spec{
+		Driver: must.Get(driver.Load(folder))(t), Root: t.TempDir(), Env: []string{"PATH=" + os.Getenv("PATH")},
+		Command: []string{"sh", "-c", "echo ready >&3; read -r line <&3", "sh"},
+	}
+	null := must.Get(os.OpenFile(os.DevNull, os.O_RDWR, 0))(t)
+	defer null.Close()
+	spec.Null, spec.Stdout, spec.Stderr = null, null, null
+	limit, err := server.SendAfterLimit(Table(), spec)
+	if err != nil || limit == nil || limit.Name != frame.Memory {
+		t.Errorf("limit %+v, error %v", limit, err)
+	}
 }
 
 // An interpreter that loads and ends by itself is not started again and again:
