@@ -69,7 +69,7 @@ func TestApprove_AnswersAtATerminal(t *testing.T) {
 	// It is for a person.
 	approve = command(t, "approve")
 	approve.Env = append(approve.Env, runtime)
-	if out, err := approve.CombinedOutput(); err == nil || !strings.Contains(string(out), "approve is for a person at a terminal") {
+	if out, err := approve.CombinedOutput(); err == nil || !strings.Contains(string(out), "approve asks a person at a terminal, and its input or output is not a terminal") {
 		t.Errorf("without a terminal: %s", out)
 	}
 }

@@ -54,7 +54,7 @@ func TestTop_ShowsWhatServersDo(t *testing.T) {
 	patience.Wait(t, patience.Long, func() string { return "the screen is not drawn for its new size:\n" + u.display.String() }, func() bool {
 		lines := strings.Split(u.display.String(), "\n")
 		return len(lines) == 8 && strings.HasPrefix(lines[0], "nix-sandbox-mcp "+undertest.Version(t)+", process ") &&
-			lines[7] == "server 2 of 2 · n: next · q: quit"
+			lines[7] == "server 1 of 2 · n: next · q: quit"
 	})
 	u.types("q")
 	if status := u.awaitExit(); status != 0 {
