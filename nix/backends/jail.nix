@@ -15,8 +15,6 @@ let
   placeholderOf = import ../lib/placeholder.nix;
   closureTree = import ../lib/closureTree.nix { inherit pkgs; };
 
-  mebibytes = n: toString (n * 1048576);
-
   # The system calls that are refused, compiled; the list is in jail/seccomp.
   filter = pkgs.runCommandLocal "sandbox-system-calls" { } ''
     ${lib.getExe programs.seccomp} ${hostPlatform.parsed.cpu.name} > $out
@@ -56,6 +54,43 @@ let
   overlayWants = "0.11.0";
   overlays = lib.versionAtLeast (pkgs.bubblewrap.version or "0") overlayWants;
 
+  # Flags of bubblewrap.
+  asUser = [
+    "--uid"
+    (toString user.uid)
+    "--gid"
+    (toString user.gid)
+  ];
+  flagsFor = flags: set: lib.concatLists (lib.mapAttrsToList flags set);
+  setenv = flagsFor (
+    name: value: [
+      "--setenv"
+      name
+      value
+    ]
+  );
+  # { PATH = TARGET; }
+  symlinks = flagsFor (
+    path: target: [
+      "--symlink"
+      target
+      path
+    ]
+  );
+  # Without a size, a tmpfs may fill half of the host's memory.
+  tmpfs = permissions: megabytes: path: [
+    "--perms"
+    permissions
+    "--size"
+    (toString (megabytes * 1048576))
+    "--tmpfs"
+    path
+  ];
+  readOnly = path: [
+    "--remount-ro"
+    path
+  ];
+
   # What every jail is without. Each namespace stands there by name, because --unshare-all
   # does without a user or cgroup namespace where the system has none.
   namespaces = [
@@ -72,13 +107,178 @@ let
       "--disable-userns"
       "--cap-drop"
       "ALL"
-      "--uid"
-      (toString user.uid)
-      "--gid"
-      (toString user.gid)
+    ]
+    ++ asUser
+    ++ [
       "--hostname"
       hostname
     ];
+
+  # The jail's flags, but for the mounts and variables that the launcher adds.
+  flagsOf =
+    {
+      hostname,
+      workspace_mb,
+      isNetworked,
+      hasDevices,
+      variables,
+      # The copy of the closure.
+      tree,
+      # Flags.
+      links,
+    }:
+    confined hostname
+    # With a network of named hosts, the outer namespace has it.
+    ++ lib.optional (!isNetworked) "--unshare-net"
+    # TIOCSTI cannot reach the caller's terminal; the sandbox ends with
+    # bubblewrap, and bubblewrap with its parent; the agent is PID 1.
+    ++ [
+      "--new-session"
+      "--die-with-parent"
+      "--as-pid-1"
+      "--clearenv"
+    ]
+    ++ setenv variables
+    ++ [
+      "--ro-bind"
+      "${tree}/nix"
+      "/nix"
+    ]
+    # If root starts the jail, the sandbox's user is root to the host's
+    # files. /proc/sys, which is the whole machine's, checks the user and no
+    # capability, so /proc is read-only.
+    ++ [
+      "--proc"
+      "/proc"
+    ]
+    ++ readOnly "/proc"
+    ++ [
+      "--dev"
+      "/dev"
+    ]
+    ++ tmpfs "1777" shm_mb "/dev/shm"
+    # /dev is a tmpfs without a size, so it is read-only. With devices, the launcher
+    # does so when they are there.
+    ++ lib.optionals (!hasDevices) (readOnly "/dev")
+    ++ tmpfs "1777" workspace_mb "/tmp"
+    ++ tmpfs "0755" workspace_mb "/workspace"
+    ++ links
+    ++ [
+      "--chdir"
+      "/workspace"
+    ];
+
+  # The outer namespace of a sandbox whose project is an overlay, which has a
+  # network, or whose workspace others have too: see jail/spec.go. The second
+  # bubblewrap needs /proc, /dev and /tmp in it, and the store, where its own
+  # libraries are.
+  outerOf =
+    isNetworked:
+    [
+      "--unshare-user"
+      "--cap-drop"
+      "ALL"
+    ]
+    # The inner namespace cannot map the user to root's own number.
+    ++ asUser
+    ++ [
+      # A bubblewrap that is killed while it starts leaves a child that waits
+      # for it for ever. The inner one's child ends with the outer PID
+      # namespace.
+      "--die-with-parent"
+      "--unshare-pid"
+      "--as-pid-1"
+      "--dev-bind"
+      "/dev"
+      "/dev"
+      # The inner bubblewrap finds its child by this namespace's /proc.
+      "--proc"
+      "/proc"
+      "--ro-bind"
+      builtins.storeDir
+      builtins.storeDir
+      "--dir"
+      "/tmp"
+    ]
+    # The launcher adds a route and listens at ports below 1024, and then gives up
+    # both capabilities. It would not have them over this network with --dev, for
+    # which bubblewrap makes a second user namespace.
+    ++ lib.optionals isNetworked [
+      "--unshare-net"
+      "--cap-add"
+      "CAP_NET_ADMIN"
+      "--cap-add"
+      "CAP_NET_BIND_SERVICE"
+    ];
+
+  # Where the outer namespace shows the host's folders.
+  host_dir = "/host";
+
+  # What code writes to an overlay.
+  layerOf =
+    workspace_mb:
+    tmpfs "0755" workspace_mb "/layer"
+    ++ [
+      "--dir"
+      "/layer/upper"
+      "--dir"
+      "/layer/work"
+    ];
+
+  overlayOf =
+    { outer, workspace_mb }:
+    {
+      inherit host_dir;
+      upper = "/layer/upper";
+      work = "/layer/work";
+      option = "--layer";
+      flags = outer ++ layerOf workspace_mb;
+    };
+
+  # A workspace that several sandboxes have: see jail/workspace_linux.go. The
+  # program that mounts it, here and in the outer namespace, is the launcher.
+  workspaceOf =
+    { outer, workspace_mb }:
+    {
+      inherit host_dir;
+      flags = outer;
+      mount = "/workspace";
+      at = "/shared";
+      project = "/project";
+      join = [
+        "--cap-add"
+        "CAP_SYS_ADMIN"
+        "--dir"
+        "/shared"
+      ];
+      holder =
+        namespaces
+        ++ [
+          "--unshare-net"
+          "--cap-drop"
+          "ALL"
+          "--cap-add"
+          "CAP_SYS_ADMIN"
+        ]
+        ++ asUser
+        ++ [
+          "--new-session"
+          "--die-with-parent"
+          "--as-pid-1"
+          "--clearenv"
+          "--ro-bind"
+          builtins.storeDir
+          builtins.storeDir
+        ]
+        ++ tmpfs "0755" workspace_mb "/workspace";
+      # The kernel does what an overlay does, such as copying a file up, with the
+      # capabilities of the process that mounted it.
+      layer = [
+        "--cap-add"
+        "ALL"
+      ]
+      ++ layerOf workspace_mb;
+    };
 
   # The description of the jail of a program of the project's own beside a sandbox, such
   # as its proxy: everything but its flags for the network and the file systems.
@@ -106,10 +306,7 @@ let
           "--clearenv"
         ]
         ++ flags;
-      seal = [
-        "--remount-ro"
-        "/"
-      ];
+      seal = readOnly "/";
       project_mount = "/project";
       reserved = import ../lib/reserved.nix;
       masks = [ ];
@@ -220,13 +417,6 @@ let
       pipe,
     }:
     let
-      inherit (options)
-        hostname
-        memory_mb
-        pids
-        workspace_mb
-        ;
-
       isNetworked = options.network != "none";
       # The toolbox sets this variable (toolbox/nix).
       hasTools = variables ? NIX_SANDBOX_TOOLS;
@@ -234,7 +424,10 @@ let
       hasDevices = options.devices != [ ];
 
       rootfs = rootfsOf (
-        { inherit environment hostname; }
+        {
+          inherit environment;
+          inherit (options) hostname;
+        }
         // lib.optionalAttrs isNetworked { certificates = certificates.file options.network; }
       );
 
@@ -262,206 +455,20 @@ let
         ++ map (bind: bind.from) (lib.filter (bind: builtins.hasContext bind.from) binds);
       };
 
-      # Without a size, a tmpfs may fill half of the host's memory.
-      tmpfs = permissions: megabytes: path: [
-        "--perms"
-        permissions
-        "--size"
-        (mebibytes megabytes)
-        "--tmpfs"
-        path
-      ];
+      outer = outerOf isNetworked;
 
-      flags =
-        confined hostname
-        # With a network of named hosts, the outer namespace has it.
-        ++ lib.optional (!isNetworked) "--unshare-net"
-        # TIOCSTI cannot reach the caller's terminal; the sandbox ends with
-        # bubblewrap, and bubblewrap with its parent; the agent is PID 1.
-        ++ [
-          "--new-session"
-          "--die-with-parent"
-          "--as-pid-1"
-        ]
-        ++ [ "--clearenv" ]
-        ++ lib.concatLists (
-          lib.mapAttrsToList (key: value: [
-            "--setenv"
-            key
-            value
-          ]) variables
-        )
-        ++ [
-          "--ro-bind"
-          "${tree}/nix"
-          "/nix"
-        ]
-        # Where root starts the jail, the sandbox's user is root to the host's
-        # files. /proc/sys, which is the whole machine's, checks the user and no
-        # capability, so /proc is read-only.
-        ++ [
-          "--proc"
-          "/proc"
-          "--remount-ro"
-          "/proc"
-        ]
-        ++ [
-          "--dev"
-          "/dev"
-        ]
-        # /dev is a tmpfs without a size, so it is read-only.
-        ++ tmpfs "1777" shm_mb "/dev/shm"
-        # With devices, the launcher does so when they are there.
-        ++ lib.optionals (!hasDevices) [
-          "--remount-ro"
-          "/dev"
-        ]
-        ++ tmpfs "1777" workspace_mb "/tmp"
-        ++ tmpfs "0755" workspace_mb "/workspace"
-        # Where there are devices, the launcher makes these links, because a driver has
-        # files in the same folders.
-        ++ lib.concatMap (folder: [
-          "--symlink"
-          "${rootfs}/${folder}"
-          "/${folder}"
-        ]) (
-          lib.optionals (!hasDevices) [
-            "bin"
-            "etc"
-            "usr"
-          ]
-        )
-        ++ lib.optionals hasTools [
-          "--symlink"
-          variables.NIX_SANDBOX_TOOLS
-          "/tools"
-        ]
-        ++ lib.concatLists (
-          lib.mapAttrsToList (path: target: [
-            "--symlink"
-            target
-            path
-          ]) links
-        )
-        ++ [
-          "--chdir"
-          "/workspace"
-        ];
-
-      # The outer namespace of a sandbox whose project is an overlay, which has a
-      # network, or whose workspace others have too: see jail/spec.go. The second
-      # bubblewrap needs /proc, /dev and /tmp in it, and the store, where its own
-      # libraries are.
-      outer = [
-        "--unshare-user"
-        "--cap-drop"
-        "ALL"
-        # The inner namespace cannot map the user to root's own number.
-        "--uid"
-        (toString user.uid)
-        "--gid"
-        (toString user.gid)
-        # A bubblewrap that is killed while it starts leaves a child that waits
-        # for it for ever. The inner one's child ends with the outer PID
-        # namespace.
-        "--die-with-parent"
-        "--unshare-pid"
-        "--as-pid-1"
-        "--dev-bind"
-        "/dev"
-        "/dev"
-        # The inner bubblewrap finds its child by this namespace's /proc.
-        "--proc"
-        "/proc"
-        "--ro-bind"
-        builtins.storeDir
-        builtins.storeDir
-        "--dir"
-        "/tmp"
-      ]
-      # The launcher adds a route and listens at ports below 1024, and then gives up
-      # both capabilities. It would not have them over this network with --dev, for
-      # which bubblewrap makes a second user namespace.
-      ++ lib.optionals isNetworked [
-        "--unshare-net"
-        "--cap-add"
-        "CAP_NET_ADMIN"
-        "--cap-add"
-        "CAP_NET_BIND_SERVICE"
-      ];
-
-      host_dir = "/host";
-
-      # What code writes to an overlay.
-      layer = tmpfs "0755" workspace_mb "/layer" ++ [
-        "--dir"
-        "/layer/upper"
-        "--dir"
-        "/layer/work"
-      ];
-
-      overlay = {
-        inherit host_dir;
-        upper = "/layer/upper";
-        work = "/layer/work";
-        option = "--layer";
-        flags = outer ++ layer;
-      };
-
-      # A workspace that several sandboxes have: see jail/workspace_linux.go. The
-      # program that mounts it, here and in the outer namespace, is the launcher.
-      workspace = {
-        inherit host_dir;
-        flags = outer;
-        mount = "/workspace";
-        at = "/shared";
-        project = "/project";
-        join = [
-          "--cap-add"
-          "CAP_SYS_ADMIN"
-          "--dir"
-          "/shared"
-        ];
-        holder =
-          namespaces
-          ++ [
-            "--unshare-net"
-            "--cap-drop"
-            "ALL"
-            "--cap-add"
-            "CAP_SYS_ADMIN"
-            "--uid"
-            (toString user.uid)
-            "--gid"
-            (toString user.gid)
-            "--new-session"
-            "--die-with-parent"
-            "--as-pid-1"
-            "--clearenv"
-            "--ro-bind"
-            builtins.storeDir
-            builtins.storeDir
-          ]
-          ++ tmpfs "0755" workspace_mb "/workspace";
-        # The kernel does what an overlay does, such as copying a file up, with the
-        # capabilities of the process that mounted it.
-        layer = [
-          "--cap-add"
-          "ALL"
-        ]
-        ++ layer;
-      };
-
-      network = {
-        inherit (isolatedNetwork) proxy ports;
-      }
-      // lib.optionalAttrs (isolatedNetwork.secrets != [ ]) { inherit (isolatedNetwork) secrets; }
-      // lib.optionalAttrs (certificates.endsTLS options.network) {
-        authorities = certificates.public;
-        certificates = certificates.own;
-      };
-
-      isolatedNetwork = networkOf options.network;
+      network =
+        let
+          found = networkOf options.network;
+        in
+        {
+          inherit (found) proxy ports;
+        }
+        // lib.optionalAttrs (found.secrets != [ ]) { inherit (found) secrets; }
+        // lib.optionalAttrs (certificates.endsTLS options.network) {
+          authorities = certificates.public;
+          certificates = certificates.own;
+        };
 
       devices = {
         inherit host_dir;
@@ -473,51 +480,80 @@ let
       }
       // lib.optionalAttrs options.unsafe_devices { unsafe = true; };
 
+      description = {
+        schema = 1;
+        inherit bubblewrap binds masks;
+        flags = flagsOf {
+          inherit (options) hostname workspace_mb;
+          inherit
+            isNetworked
+            hasDevices
+            variables
+            tree
+            ;
+          links =
+            # With devices, the launcher makes these, because a driver has files in the
+            # same folders.
+            lib.optionals (!hasDevices) (symlinks {
+              "/bin" = "${rootfs}/bin";
+              "/etc" = "${rootfs}/etc";
+              "/usr" = "${rootfs}/usr";
+            })
+            ++ lib.optionals hasTools (symlinks { "/tools" = variables.NIX_SANDBOX_TOOLS; })
+            ++ symlinks links;
+        };
+        seccomp = "${filter}";
+        # The root is made read-only once it has the project's mount point.
+        seal = readOnly "/";
+        project_mount = "/project";
+        inbox_mount = import ../lib/inbox.nix;
+        reserved =
+          import ../lib/reserved.nix
+          ++ map (bind: bind.to) binds
+          ++ lib.attrNames links
+          ++ lib.optional (certificates.endsTLS options.network) certificates.own;
+        variables = if shellVariables == null then "" else "${shellVariables}";
+        overlay =
+          if overlays then
+            overlayOf {
+              inherit outer;
+              inherit (options) workspace_mb;
+            }
+          else
+            null;
+        workspace = workspaceOf {
+          inherit outer;
+          inherit (options) workspace_mb;
+        };
+        no_overlay = lib.optionalString (
+          !overlays
+        ) "it was built with bubblewrap ${pkgs.bubblewrap.version or "of no version"}, and overlays need ${overlayWants}";
+      }
+      // lib.optionalAttrs isNetworked { inherit network; }
+      // lib.optionalAttrs hasDevices { inherit devices; };
+
       describe =
         verb:
         "#!${if hasDevices then devicesLauncher else launcher}\n"
         + builtins.toJSON (
-          {
-          schema = 1;
-          inherit bubblewrap flags;
-          seccomp = "${filter}";
-          # The root is made read-only once it has the project's mount point.
-          seal = [
-            "--remount-ro"
-            "/"
-          ];
-          project_mount = "/project";
-          inbox_mount = import ../lib/inbox.nix;
-          reserved =
-            import ../lib/reserved.nix
-            ++ map (bind: bind.to) binds
-            ++ lib.attrNames links
-            ++ lib.optional (certificates.endsTLS options.network) certificates.own;
-          inherit binds masks;
-          variables = if shellVariables == null then "" else "${shellVariables}";
-          overlay = if overlays then overlay else null;
-          inherit workspace;
-          no_overlay = lib.optionalString (
-            !overlays
-          ) "it was built with bubblewrap ${pkgs.bubblewrap.version or "of no version"}, and overlays need ${overlayWants}";
-          command = [
-            (lib.getExe agent)
-            verb
-            "--memory-mb"
-            (toString memory_mb)
-            "--pids"
-            (toString pids)
-          ]
-          ++ lib.optionals (driver != null) [
-            "--driver"
-            "${driver}"
-          ]
-          ++ lib.optional pipe "--pipe"
-          ++ command;
-        }
-        // lib.optionalAttrs isNetworked { inherit network; }
-        // lib.optionalAttrs hasDevices { inherit devices; }
-      )
+          description
+          // {
+            command = [
+              (lib.getExe agent)
+              verb
+              "--memory-mb"
+              (toString options.memory_mb)
+              "--pids"
+              (toString options.pids)
+            ]
+            ++ lib.optionals (driver != null) [
+              "--driver"
+              "${driver}"
+            ]
+            ++ lib.optional pipe "--pipe"
+            ++ command;
+          }
+        )
         + "\n";
     in
     {
@@ -539,7 +575,7 @@ let
       ++ map (mask: mask.from) masks
       ++ lib.optional (shellVariables != null) shellVariables;
       needs = builtins.hashString "sha256" "${launcher} ${bubblewrap}${
-        lib.optionalString isNetworked " network ${builtins.toJSON isolatedNetwork.secrets}"
+        lib.optionalString isNetworked " network ${builtins.toJSON (network.secrets or [ ])}"
       }${
         lib.optionalString hasDevices " devices ${
           builtins.toJSON [
