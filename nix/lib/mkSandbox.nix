@@ -94,18 +94,15 @@ let
 
   problems = args: problemsAt (placeOf args) args;
 
-  build =
+  # The options with defaults, and what follows from them: who runs the code, and what the
+  # model reads.
+  resolve =
     args:
     let
-      completed = validate.complete options.mkSandbox (withPreset (normal args));
-      run = interpreter.complete completed;
-
+      given = validate.complete options.mkSandbox (withPreset (normal args));
+      run = interpreter.complete given;
       # Null for a command: each of its calls starts it with the code.
       known = interpreters.${run.interpreter_type} or null;
-
-      npmNames = lib.optionals (completed.npm != null) (npm.names completed.npm);
-      nodeModules = npm.modules completed.npm;
-
       # The names of these say nothing that the language does not.
       isUsual =
         package:
@@ -114,87 +111,118 @@ let
           (describe.nameOf package)
           (package.meta.mainProgram or null)
         ];
-
-      given = completed // {
+    in
+    {
+      inherit run known;
+      given = given // {
         inherit (run) interpreter interpreter_type stdin_mode;
         description =
-          if completed.description != null then
-            completed.description
+          if given.description != null then
+            given.description
           else
             describe.with' (known.language.description or "") (
-              map describe.nameOf (lib.filter (package: !(isUsual package)) completed.packages) ++ npmNames
+              map describe.nameOf (lib.filter (package: !(isUsual package)) given.packages)
+              ++ lib.optionals (given.npm != null) (npm.names given.npm)
             );
         max_timeout_seconds =
-          if completed.max_timeout_seconds != null then
-            completed.max_timeout_seconds
-          else
-            completed.timeout_seconds;
+          if given.max_timeout_seconds != null then given.max_timeout_seconds else given.timeout_seconds;
       };
+    };
 
-      environment = pkgs.buildEnv {
-        name = "sandbox-environment";
-        paths =
-          pythonModules.join given.packages
-          ++ lib.optional (given.from_shell != null) pkgs.bash
-          ++ lib.optional (given.npm != null) (
-            pkgs.runCommandLocal "npm-programs" { } ''
-              mkdir $out
-              [ ! -e ${nodeModules}/node_modules/.bin ] || ln -s ${nodeModules}/node_modules/.bin $out/bin
-            ''
-          );
-        pathsToLink = [ "/bin" ];
-        ignoreCollisions = true;
-        # Of a single package, buildEnv links the folder itself. Python looks
-        # for its library from where it was started, and follows the links of
-        # programs only.
-        postBuild = ''
-          if [ -L $out/bin ]; then
-            folder=$(readlink -f $out/bin)
-            rm $out/bin
-            mkdir $out/bin
-            ln -s "$folder"/* $out/bin/
-          fi
-        '';
-      };
+  # The package of a sandbox's programs.
+  environmentOf =
+    given: nodeModules:
+    pkgs.buildEnv {
+      name = "sandbox-environment";
+      paths =
+        pythonModules.join given.packages
+        ++ lib.optional (given.from_shell != null) pkgs.bash
+        ++ lib.optional (given.npm != null) (
+          pkgs.runCommandLocal "npm-programs" { } ''
+            mkdir $out
+            [ ! -e ${nodeModules}/node_modules/.bin ] || ln -s ${nodeModules}/node_modules/.bin $out/bin
+          ''
+        );
+      pathsToLink = [ "/bin" ];
+      ignoreCollisions = true;
+      # Of a single package, buildEnv links the folder itself. Python looks
+      # for its library from where it was started, and follows the links of
+      # programs only.
+      postBuild = ''
+        if [ -L $out/bin ]; then
+          folder=$(readlink -f $out/bin)
+          rm $out/bin
+          mkdir $out/bin
+          ln -s "$folder"/* $out/bin/
+        fi
+      '';
+    };
 
-      # Of from_shell, or what the wrapper found of a project's shell.
-      shellVariables =
-        if given.from_shell == null then
-          null
-        else
-          pkgs.runCommandLocal "sandbox-variables"
-            {
-              found =
-                given.from_shell.sandboxVariables or (import ./shellVariables.nix {
-                  builder = builtins.readFile ./shellVariables.sh;
-                  shell = given.from_shell;
-                });
-              programs = "${environment}/bin";
-              except = lib.attrNames variables;
-            }
-            ''
-              while IFS= read -r -d "" variable; do
-                [[ " $except " != *" ''${variable%%=*} "* ]] || continue
-                case $variable in PATH=*) variable=PATH=$programs:''${variable#PATH=} ;; esac
-                printf '%s\0' "$variable"
-              done < $found > $out
-            '';
+  # The environment variables. A shell's come with its PATH.
+  variablesOf =
+    given: environment:
+    lib.optionalAttrs (given.network != "none") (
+      lib.mapAttrs (name: _: import ./placeholder.nix name) given.network.credentials
+    )
+    // lib.optionalAttrs (given.from_shell == null) { PATH = "${environment}/bin"; }
+    // {
+      HOME = "/workspace";
+      TMPDIR = "/workspace";
+      LANG = "C.UTF-8";
+      TZDIR = "/usr/share/zoneinfo"; # nixpkgs' C library has no place of its own
+      USER = "sandbox";
+    }
+    // (import ./certificates.nix { inherit pkgs; }).variables given.network
+    // given.env;
 
-      # A shell's variables come with the PATH.
-      variables =
-        lib.optionalAttrs (given.network != "none") (
-          lib.mapAttrs (name: _: import ./placeholder.nix name) given.network.credentials
-        )
-        // lib.optionalAttrs (given.from_shell == null) { PATH = "${environment}/bin"; }
-        // {
-          HOME = "/workspace";
-          TMPDIR = "/workspace";
-          LANG = "C.UTF-8";
-          TZDIR = "/usr/share/zoneinfo"; # nixpkgs' C library has no place of its own
-          USER = "sandbox";
-        }
-        // (import ./certificates.nix { inherit pkgs; }).variables given.network
-        // given.env;
+  # A file of the variables of from_shell, or of those that the wrapper found of a project's
+  # shell, without those that the sandbox sets.
+  shellVariablesOf =
+    given: environment: variables:
+    pkgs.runCommandLocal "sandbox-variables"
+      {
+        found =
+          given.from_shell.sandboxVariables or (import ./shellVariables.nix {
+            builder = builtins.readFile ./shellVariables.sh;
+            shell = given.from_shell;
+          });
+        programs = "${environment}/bin";
+        except = lib.attrNames variables;
+      }
+      ''
+        while IFS= read -r -d "" variable; do
+          [[ " $except " != *" ''${variable%%=*} "* ]] || continue
+          case $variable in PATH=*) variable=PATH=$programs:''${variable#PATH=} ;; esac
+          printf '%s\0' "$variable"
+        done < $found > $out
+      '';
+
+  # What the runtime is told of a network.
+  networkMetadata =
+    network: isOfDefaults:
+    if network == "none" then
+      { mode = "none"; }
+    else
+      lib.getAttrs [ "connections" "domains" "megabytes" "mode" "names" "ports" "rate" ] network
+      // {
+        # The runtime gives them to the launcher, and starts sandboxes without any
+        # other variable of its own.
+        secrets = lib.filter (variable: variable != null) (
+          lib.mapAttrsToList (_: credential: credential.variable) network.credentials
+        );
+      }
+      // lib.optionalAttrs (network.ask != [ ]) { inherit (network) ask; }
+      // lib.optionalAttrs isOfDefaults { of_defaults = true; };
+
+  build =
+    args:
+    let
+      inherit (resolve args) given run known;
+
+      nodeModules = npm.modules given.npm;
+      environment = environmentOf given nodeModules;
+      variables = variablesOf given environment;
+      shellVariables = if given.from_shell == null then null else shellVariablesOf given environment variables;
 
       # A shell expression for where the programs are.
       path =
@@ -227,20 +255,7 @@ let
         lib.getAttrs (lib.attrNames options.published) given
         // {
           schema = 1;
-          network =
-            if given.network == "none" then
-              { mode = "none"; }
-            else
-              lib.getAttrs [ "connections" "domains" "megabytes" "mode" "names" "ports" "rate" ] given.network
-              // {
-                # The runtime gives them to the launcher, and starts sandboxes without any
-                # other variable of its own.
-                secrets = lib.filter (variable: variable != null) (
-                  lib.mapAttrsToList (_: credential: credential.variable) given.network.credentials
-                );
-              }
-              // lib.optionalAttrs (given.network.ask != [ ]) { inherit (given.network) ask; }
-              // lib.optionalAttrs (args.of_defaults or false) { of_defaults = true; };
+          network = networkMetadata given.network (args.of_defaults or false);
           inherit (isolated) closure needs;
         }
         // lib.optionalAttrs given.packages_ask { inherit (given) packages_ask; }
