@@ -101,9 +101,6 @@ let
     value:
     builtins.isBool value || builtins.isString value || lib.isList value && lib.all builtins.isString value;
 
-  # A string as Nix code.
-  quote = text: builtins.replaceStrings [ "$" ] [ "\\$" ] (toJSON text);
-
   # With a config and overlays given, nixpkgs reads neither from the home of who
   # starts the server.
   start = pkgs.writeText "start.nix" ''
@@ -111,7 +108,7 @@ let
     (import ${source}/nix {
       pkgs = import ${packages} {
         system = "${pkgs.stdenv.hostPlatform.system}";
-        config = builtins.fromJSON ${quote (toJSON packagesConfig)};
+        config = builtins.fromJSON ${lib.strings.escapeNixString (toJSON packagesConfig)};
         overlays = [ ];
       };
     }).start args
@@ -125,7 +122,7 @@ let
     shell:
     ((${builtins.readFile ./shellVariables.nix}) {
       inherit shell;
-      builder = ${quote (builtins.readFile ./shellVariables.sh)};
+      builder = ${lib.strings.escapeNixString (builtins.readFile ./shellVariables.sh)};
     }).drvPath
   '';
 
@@ -147,9 +144,7 @@ let
       );
       all = artifacts args;
       wrongAtStart = validate.values "mkServer:" options.start (builtins.intersectAttrs options.start args);
-      twice = lib.filter (name: lib.length (lib.filter (a: nameOf a == name) all) > 1) (
-        lib.unique (map nameOf all)
-      );
+      twice = attrNames (lib.filterAttrs (_: same: lib.length same > 1) (builtins.groupBy nameOf all));
     in
     if !pkgs.stdenv.hostPlatform.isLinux then
       [

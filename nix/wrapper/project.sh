@@ -268,7 +268,7 @@ evaluate_project() {
 # jailed_nix NETWORK COMMAND...: runs Nix on the project's flake, with a network or
 # without. Its output goes to $private/.$name.out.
 jailed_nix() {
-  local network=() arguments=("${@:2}")
+  local network=()
   [ "$1" = --share-net ] || network=("$1")
   jailed "${network[@]}" nice -n 10 "$nix" --extra-experimental-features 'nix-command flakes' \
     --option pure-eval true --option allow-import-from-derivation false --option accept-flake-config false \
