@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
@@ -41,7 +40,6 @@ func TestApprove_AnswersAtATerminal(t *testing.T) {
 	u := startOnTerminal(t, 40, 120, approve)
 	u.sees("Waiting for questions.")
 	u.sees("or answer on the page: http://127.0.0.1:")
-	time.Sleep(time.Second) // until it is at the server's desk
 	id := fetch("no.host.example")
 	u.sees("connects to\n> no.host.example:80\n")
 	u.sees("  4  No\n")

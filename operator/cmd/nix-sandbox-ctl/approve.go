@@ -59,10 +59,13 @@ type approver struct {
 	shown   call.Question         // its ID is empty if none is
 	before  int                   // choices of earlier questions: no number is of two
 	at      *answering            // its server
+	// announced says that the user knows that questions are shown: a server has sent its first list.
+	announced bool
 }
 
 // answering is a server whose questions are followed.
 type answering struct {
+	link    string // of its page, until it is announced
 	open    []call.Question
 	replies chan ask.Reply
 }
@@ -82,7 +85,6 @@ func (a *approver) run(in io.Reader) error {
 			lines <- scanner.Text()
 		}
 	}()
-	fmt.Fprintln(a.out, "Waiting for questions. Control-C ends this, and then nobody answers here.")
 	ticker := time.NewTicker(findEvery)
 	defer ticker.Stop()
 	for {
@@ -102,6 +104,7 @@ func (a *approver) run(in io.Reader) error {
 				}
 				a.answer(strings.TrimSpace(line))
 			case c := <-a.changes:
+				a.announce(a.servers[c.path])
 				if c.over {
 					delete(a.servers, c.path)
 				} else {
@@ -113,16 +116,25 @@ func (a *approver) run(in io.Reader) error {
 	}
 }
 
+// announce says that a server asks here from now on, and on which page the user can answer too.
+func (a *approver) announce(one *answering) {
+	if !a.announced {
+		fmt.Fprintln(a.out, "Waiting for questions. Control-C ends this, and then nobody answers here.")
+		a.announced = true
+	}
+	if one.link != "" {
+		fmt.Fprintln(a.out, "or answer on the page:", one.link)
+		one.link = ""
+	}
+}
+
 func (a *approver) follow(server desk.Server) {
 	one := &answering{replies: make(chan ask.Reply, 1)}
 	a.servers[server.Path] = one
 	ctx, cancel := context.WithTimeout(context.Background(), findEvery)
 	defer cancel()
-	var link string
 	// A server of another version, or without a gateway, has no page.
-	if server.Ask(ctx, ask.LinkVerbName, nil, &link) == nil && link != "" {
-		fmt.Fprintln(a.out, "or answer on the page:", link)
-	}
+	_ = server.Ask(ctx, ask.LinkVerbName, nil, &one.link)
 	go func() {
 		// A server of another version, or that ends, has no questions.
 		_ = ask.Follow(context.Background(), server, a.whose, func(list []call.Question) { a.changes <- news{server.Path, list, false} }, one.replies)
