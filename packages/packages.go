@@ -160,9 +160,9 @@ func noPackage(wanted Name, err error) error {
 	var unknown *PackageError
 	switch {
 	case errors.As(err, &name) && name.Blank:
-		return fmt.Errorf("a name is missing beside a +: write env \"%s+NAME\", or \"%s\" alone", base, base)
+		return fmt.Errorf("a name is missing beside a +: use env \"%s+NAME\", or \"%s\" alone", base, base)
 	case errors.As(err, &name) && name.Part != "":
-		return fmt.Errorf("%s is no name of a package: write env \"%s+NAME\", with letters, digits, - and _ alone in each name", quoteStart(name.Part), base)
+		return fmt.Errorf("%s is no name of a package: use env \"%s+NAME\", with letters, digits, - and _ alone in each name", quoteStart(name.Part), base)
 	case errors.As(err, &name):
 		return fmt.Errorf("these are too many packages: name at most %d, in at most 200 bytes", MaxPackages)
 	case !errors.As(err, &unknown):
@@ -182,7 +182,7 @@ func noPackage(wanted Name, err error) error {
 	case unknown.Listed:
 		return fmt.Errorf("%s: do without, or ask the user to allow it there", text)
 	default:
-		return fmt.Errorf("%s: write the name that the package has in nixpkgs, or do without", text)
+		return fmt.Errorf("%s: use the name that the package has in nixpkgs, or do without", text)
 	}
 }
 

@@ -191,7 +191,7 @@ func give(meta map[string]any, files map[string]*string) error {
 		}
 		relative, isInside := inWorkspace(name)
 		if !isInside {
-			return fmt.Errorf("the file %.80q is not below /workspace: write a relative path", name)
+			return fmt.Errorf("the file %.80q is not below /workspace: use a relative path", name)
 		}
 		given[relative] = map[string]string{"base64": *files[name]}
 	}

@@ -214,7 +214,7 @@ func parseTokens(text []byte) (*knownTokens, error) {
 			case twice:
 				err = fmt.Errorf("it has the hash of another line, of %s: make a token of its own for each", other.Name)
 			case again && class != p.Class:
-				err = fmt.Errorf("%s has another class in an earlier line: write one class in all of its lines", p.Name)
+				err = fmt.Errorf("%s has another class in an earlier line: use one class in all of its lines", p.Name)
 			}
 		}
 		if err != nil {

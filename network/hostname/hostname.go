@@ -18,7 +18,7 @@ const (
 )
 
 // ErrMalformed is the error for every text that is not the name of a host.
-var ErrMalformed = errors.New("it is not the name of a host: write labels of a-z, 0-9, - and _ with dots between them")
+var ErrMalformed = errors.New("it is not the name of a host: use labels of a-z, 0-9, - and _ with dots between them")
 
 // Canonical returns the canonical form of a name: ASCII letters in lower case
 // and no dot at the end. International names have to be written as their

@@ -165,18 +165,18 @@ func (f *file) compile() (*Policy, error) {
 		{"names", f.Names, MaxNames, func(n int) { p.Names = n }},
 	} {
 		if limit.value < 1 || limit.value > limit.most {
-			return nil, fmt.Errorf("%s is %d: write a number from 1 to %d", limit.name, limit.value, limit.most)
+			return nil, fmt.Errorf("%s is %d: use a number from 1 to %d", limit.name, limit.value, limit.most)
 		}
 		limit.set(limit.value)
 	}
 	for _, port := range f.Ports {
 		if port < 1 || port > 65535 || port == ResolverPort {
-			return nil, fmt.Errorf("ports has %d: write numbers from 1 to 65535 without %d, at which the resolver answers", port, ResolverPort)
+			return nil, fmt.Errorf("ports has %d: use numbers from 1 to 65535 without %d, at which the resolver answers", port, ResolverPort)
 		}
 		p.common = append(p.common, uint16(port))
 	}
 	if len(f.Domains) == 0 || len(f.Domains)+len(f.Ask) > MaxDomains {
-		return nil, fmt.Errorf("domains has %d entries, and ask %d: write from 1 to %d", len(f.Domains), len(f.Ask), MaxDomains)
+		return nil, fmt.Errorf("domains has %d entries, and ask %d: use from 1 to %d", len(f.Domains), len(f.Ask), MaxDomains)
 	}
 	p.all = slices.Clone(p.common)
 	for _, entry := range f.Domains {
@@ -194,15 +194,15 @@ func (f *file) compile() (*Policy, error) {
 	slices.Sort(p.all)
 	p.all = slices.Compact(p.all)
 	if len(p.all) == 0 || len(p.all) > MaxPorts {
-		return nil, fmt.Errorf("domains and ports have %d different ports: write from 1 to %d", len(p.all), MaxPorts)
+		return nil, fmt.Errorf("domains and ports have %d different ports: use from 1 to %d", len(p.all), MaxPorts)
 	}
 	if len(f.Private) > MaxPrivate {
-		return nil, fmt.Errorf("private has %d networks: write at most %d", len(f.Private), MaxPrivate)
+		return nil, fmt.Errorf("private has %d networks: use at most %d", len(f.Private), MaxPrivate)
 	}
 	for _, text := range f.Private {
 		network, err := netip.ParsePrefix(text)
 		if err != nil || network != network.Masked() || network.Addr().Is4In6() {
-			return nil, fmt.Errorf("private has %q: write networks such as \"10.1.0.0/16\"", text)
+			return nil, fmt.Errorf("private has %q: use networks such as \"10.1.0.0/16\"", text)
 		}
 		p.private = append(p.private, network)
 	}
@@ -223,7 +223,7 @@ func (p *Policy) add(to hosts, entry string) error {
 	if hasPort {
 		n, err := strconv.ParseUint(text, 10, 16)
 		if err != nil || n == 0 || n == ResolverPort || strconv.FormatUint(n, 10) != text {
-			return fmt.Errorf("write a port from 1 to 65535 after the colon, and not %d", ResolverPort)
+			return fmt.Errorf("use a port from 1 to 65535 after the colon, and not %d", ResolverPort)
 		}
 		port = uint16(n)
 	}
@@ -256,7 +256,7 @@ func upstream(text string) (string, error) {
 		return "", errors.New(`write "http://HOST:PORT" without a password: everybody on the machine can read the policy`)
 	}
 	if n, err := strconv.ParseUint(u.Port(), 10, 16); err != nil || n == 0 {
-		return "", errors.New("write a port from 1 to 65535")
+		return "", errors.New("use a port from 1 to 65535")
 	}
 	if _, err := netip.ParseAddr(u.Hostname()); err != nil {
 		if _, err := hostname.Canonical(u.Hostname()); err != nil {

@@ -66,7 +66,7 @@ func (c *Credential) Field(secret string) (name, value string) {
 // addRules adds and checks the rules and credentials of a file.
 func (p *Policy) addRules(f *file) error {
 	if len(f.Rules) > MaxRules || len(f.Credentials) > MaxCredentials {
-		return fmt.Errorf("there are %d rules and %d credentials: write at most %d and %d", len(f.Rules), len(f.Credentials), MaxRules, MaxCredentials)
+		return fmt.Errorf("there are %d rules and %d credentials: use at most %d and %d", len(f.Rules), len(f.Credentials), MaxRules, MaxCredentials)
 	}
 	for name, rule := range f.Rules {
 		if err := p.checkRead(name); err != nil {
@@ -107,7 +107,7 @@ func (p *Policy) addRules(f *file) error {
 func (p *Policy) checkRead(name string) error {
 	at, ok := p.exact[name]
 	if !ok {
-		return errors.New("write a host that is in domains itself, and not below a \"*.\"")
+		return errors.New("use a host that is in domains itself, and not below a \"*.\"")
 	}
 	if !p.Allows(name, portHTTPS) {
 		return fmt.Errorf("it is not allowed at port %d", portHTTPS)
@@ -128,20 +128,20 @@ func (p *Policy) checkRead(name string) error {
 
 func (r *Rule) check() error {
 	if r == nil || r.Methods == nil && r.Paths == nil {
-		return errors.New("write methods, paths or both")
+		return errors.New("set methods, paths or both")
 	}
 	if r.Methods != nil && len(r.Methods) == 0 || r.Paths != nil && len(r.Paths) == 0 || len(r.Methods) > maxPatterns || len(r.Paths) > maxPatterns {
-		return fmt.Errorf("write from 1 to %d methods, and as many paths", maxPatterns)
+		return fmt.Errorf("use from 1 to %d methods, and as many paths", maxPatterns)
 	}
 	for _, method := range r.Methods {
 		if len(method) > maxText || !isToken(method) || method != strings.ToUpper(method) {
-			return fmt.Errorf("methods has %q: write methods such as \"GET\"", method)
+			return fmt.Errorf("methods has %q: use methods such as \"GET\"", method)
 		}
 	}
 	for _, path := range r.Paths {
 		prefix := strings.TrimSuffix(path, "*")
 		if plain, ok := PlainPath(prefix); len(path) > maxText || !ok || plain != prefix || strings.ContainsAny(plain, "*?#") {
-			return fmt.Errorf("paths has %q: write paths such as \"/v1/items\" or \"/v1/*\"", path)
+			return fmt.Errorf("paths has %q: use paths such as \"/v1/items\" or \"/v1/*\"", path)
 		}
 	}
 	return nil
@@ -149,22 +149,22 @@ func (r *Rule) check() error {
 
 func (c *Credential) check() error {
 	if c.Name == "" || len(c.Name) > maxText || strings.Trim(c.Name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_") != "" {
-		return errors.New("write a name of letters, digits and _")
+		return errors.New("use a name of letters, digits and _")
 	}
 	if !hostname.IsCanonical(c.Domain) {
 		return hostname.ErrMalformed
 	}
 	field, value, found := strings.Cut(c.Header, ":")
 	if !found || len(c.Header) > maxText || !isToken(field) || !strings.Contains(value, "{}") || !isPrintable(value) {
-		return fmt.Errorf("header is %q: write \"Authorization: Bearer {}\", where {} stands for the secret", c.Header)
+		return fmt.Errorf("header is %q: use \"Authorization: Bearer {}\", where {} stands for the secret", c.Header)
 	}
 	switch strings.ToLower(field) {
 	case "host", "connection", "content-length", "transfer-encoding", "upgrade", "te", "trailer", "keep-alive", "proxy-connection", "expect":
-		return fmt.Errorf("header is %q, which says how the request is sent: write another one", c.Header)
+		return fmt.Errorf("header is %q, which says how the request is sent: use another one", c.Header)
 	}
 	n := len(c.Placeholder)
 	if n != 0 && (n < minPlaceholder || n > maxPlaceholder || !isToken(c.Placeholder)) {
-		return fmt.Errorf("placeholder is %q: write from %d to %d letters, digits, - and _", c.Placeholder, minPlaceholder, maxPlaceholder)
+		return fmt.Errorf("placeholder is %q: use from %d to %d letters, digits, - and _", c.Placeholder, minPlaceholder, maxPlaceholder)
 	}
 	return nil
 }

@@ -245,7 +245,7 @@ func hosts(list string) ([]string, error) {
 		if err != nil && strings.ContainsAny(name, ":/*[] \t") {
 			return nil, &Error{
 				fmt.Sprintf("NIX_SANDBOX_HOSTS has %.80q, which is not the name of a host", name),
-				"write names or addresses with commas between them, without a scheme or a port, such as sandbox.example,192.0.2.1",
+				"use names or addresses with commas between them, without a scheme or a port, such as sandbox.example,192.0.2.1",
 			}
 		}
 		if name != "" {

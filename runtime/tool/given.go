@@ -109,7 +109,7 @@ func give(c *call.Call, meta map[string]json.RawMessage) (err error) {
 
 func boolIn(value json.RawMessage) (is bool, err error) {
 	if is = string(value) == "true"; !is && string(value) != "false" {
-		err = fmt.Errorf("is %.60s: write true or false", value)
+		err = fmt.Errorf("is %.60s: use true or false", value)
 	}
 	return is, err
 }
@@ -122,7 +122,7 @@ func content(value json.RawMessage) ([]byte, error) {
 	}
 	var encoded map[string]*string
 	if json.Unmarshal(value, &encoded) != nil || len(encoded) != 1 || encoded["base64"] == nil {
-		return nil, fmt.Errorf(`is %.60s: write text, or {"base64": …} for bytes`, value)
+		return nil, fmt.Errorf(`is %.60s: use text, or {"base64": …} for bytes`, value)
 	}
 	data, err := base64.StdEncoding.DecodeString(*encoded["base64"])
 	if err != nil {
@@ -134,14 +134,14 @@ func content(value json.RawMessage) ([]byte, error) {
 // variablesIn decodes values by name, and returns how many bytes they have.
 func variablesIn(value json.RawMessage) (variables map[string]json.RawMessage, size int, err error) {
 	if json.Unmarshal(value, &variables) != nil || variables == nil {
-		return nil, 0, fmt.Errorf("is %.60s: write an object of values by name", value)
+		return nil, 0, fmt.Errorf("is %.60s: use an object of values by name", value)
 	}
 	if len(variables) > maxGivenOf {
 		return nil, 0, fmt.Errorf("has %d variables: %d are allowed", len(variables), maxGivenOf)
 	}
 	for _, name := range slices.Sorted(maps.Keys(variables)) {
 		if !validVariable.MatchString(name) {
-			return nil, 0, fmt.Errorf("has the name %.80q: write at most 64 letters, digits or _, and no digit first", name)
+			return nil, 0, fmt.Errorf("has the name %.80q: use at most 64 letters, digits or _, and no digit first", name)
 		}
 		size += len(variables[name])
 	}
@@ -152,7 +152,7 @@ func variablesIn(value json.RawMessage) (variables map[string]json.RawMessage, s
 func filesIn(value json.RawMessage) (files map[string][]byte, size int, err error) {
 	var given map[string]json.RawMessage
 	if json.Unmarshal(value, &given) != nil || given == nil {
-		return nil, 0, fmt.Errorf("is %.60s: write an object of contents by name", value)
+		return nil, 0, fmt.Errorf("is %.60s: use an object of contents by name", value)
 	}
 	if len(given) > maxGivenOf {
 		return nil, 0, fmt.Errorf("has %d files: %d are allowed", len(given), maxGivenOf)
@@ -161,7 +161,7 @@ func filesIn(value json.RawMessage) (files map[string][]byte, size int, err erro
 	for _, name := range slices.Sorted(maps.Keys(given)) {
 		// Both ends check it: this one can say what to write, the agent's kernel is what holds.
 		if name == "." || len(name) > maxGivenName || !filepath.IsLocal(name) || filepath.Clean(name) != name || strings.IndexByte(name, 0) >= 0 {
-			return nil, 0, fmt.Errorf("has the name %.80q: write a path relative to the workspace, such as data/in.csv, of at most %d bytes", name, maxGivenName)
+			return nil, 0, fmt.Errorf("has the name %.80q: use a path relative to the workspace, such as data/in.csv, of at most %d bytes", name, maxGivenName)
 		}
 		if files[name], err = content(given[name]); err != nil {
 			return nil, 0, fmt.Errorf("has a file %.80q that %w", name, err)

@@ -57,7 +57,7 @@ func TestGiven(t *testing.T) {
 		}
 		// What an earlier call was given is not there in the next, but for files and variables of its session.
 		expect(t, run(t, mcptest.Arguments{Env: "python", Session: "s", Code: "import sys; print(repr(sys.stdin.read()), x, open('d/in').name)"}, nil), "'' [1.5, 'a'] d/in\n")
-		for meta, want := range map[string]string{"nix-sandbox-mcp/stdin": "write text", "nix-sandbox-mcp/other": "is not a field"} {
+		for meta, want := range map[string]string{"nix-sandbox-mcp/stdin": "use text", "nix-sandbox-mcp/other": "is not a field"} {
 			answer := run(t, mcptest.Arguments{Env: "python", Code: "print(1)"}, map[string]any{meta: 5})
 			if !answer.IsError || !strings.Contains(answer.Text(), want) {
 				t.Errorf("%s: %+v, want %q", meta, answer, want)

@@ -49,7 +49,7 @@ class Calls:
 
     def test_a_mistake_is_refused_with_the_servers_words(self):
         for arguments, words in (
-            ({"env": "python", "files": {"../x": ""}}, "write a path relative"),
+            ({"env": "python", "files": {"../x": ""}}, "use a path relative"),
             ({"env": "none"}, 'there is no env "none"'),
             ({"env": "python", "variables": {"a b": 1}}, '"a b"'),
         ):

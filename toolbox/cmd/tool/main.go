@@ -154,7 +154,7 @@ func read(words []string) (any, error) {
 			return nil, err
 		}
 		if !json.Valid(text) {
-			return nil, failure{2, "standard input is no JSON: write an object of arguments"}
+			return nil, failure{2, "standard input is no JSON: use an object of arguments"}
 		}
 		return json.RawMessage(text), nil
 	}
@@ -162,11 +162,11 @@ func read(words []string) (any, error) {
 	for _, word := range words {
 		name, value, found := strings.Cut(word, "=")
 		if !found {
-			return nil, failure{2, fmt.Sprintf("%q is no argument: write NAME=TEXT, NAME:=JSON, or - for an object on standard input", word)}
+			return nil, failure{2, fmt.Sprintf("%q is no argument: use NAME=TEXT, NAME:=JSON, or - for an object on standard input", word)}
 		}
 		if plain, isJSON := strings.CutSuffix(name, ":"); isJSON {
 			if !json.Valid([]byte(value)) {
-				return nil, failure{2, fmt.Sprintf("%s:= has %q, which is no JSON: write %s=TEXT for a text", plain, value, plain)}
+				return nil, failure{2, fmt.Sprintf("%s:= has %q, which is no JSON: use %s=TEXT for a text", plain, value, plain)}
 			}
 			arguments[plain] = json.RawMessage(value)
 		} else {
