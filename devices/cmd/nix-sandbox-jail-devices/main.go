@@ -1,4 +1,4 @@
-// The command nix-sandbox-jail-devices is nix-sandbox-jail for sandboxes with devices of
+// Command nix-sandbox-jail-devices is nix-sandbox-jail for sandboxes with devices of
 // the host. It is a separate program because it reads specifications in YAML: the library
 // for that would make every other start a tenth of a millisecond longer.
 package main

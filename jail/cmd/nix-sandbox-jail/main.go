@@ -1,4 +1,4 @@
-// The command nix-sandbox-jail is the interpreter of an artifact's programs: the kernel
+// Command nix-sandbox-jail is the interpreter of an artifact's programs: the kernel
 // starts it with the path of such a file, and it becomes the sandbox that the file
 // describes. For a file with the name check it only prints whether this machine can start
 // the sandbox; for a file with the name workspace it becomes the holder of a workspace for

@@ -1,4 +1,4 @@
-// The command nix-sandbox-seccomp writes the system call filter of an architecture to
+// Command nix-sandbox-seccomp writes the system call filter of an architecture to
 // standard output, as bubblewrap's --seccomp reads it. The filter is for sandboxes or, with
 // a second argument "proxy", for the proxy of their networks. The command runs while a
 // sandbox is built.

@@ -1,4 +1,4 @@
-// The command nix-sandbox-net is the network of one sandbox: it answers the sandbox's look-ups and
+// Command nix-sandbox-net is the network of one sandbox: it answers the sandbox's look-ups and
 // carries its connections to the hosts that a policy allows. It runs outside the sandbox's
 // namespaces, on sockets of the sandbox's network namespace that it receives over a descriptor.
 //

@@ -1,6 +1,6 @@
 //go:build linux
 
-// The command nix-sandbox-vm-guest is the first process of a sandbox's virtual machine. It mounts
+// Command nix-sandbox-vm-guest is the first process of a sandbox's virtual machine. It mounts
 // the image with the sandbox's closure, starts the program that the host names (the description of
 // a jail) as an ordinary user, and carries its standard streams to the host. It stays root beside
 // the jail, which cannot reach it.

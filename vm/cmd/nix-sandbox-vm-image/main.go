@@ -1,4 +1,4 @@
-// The command nix-sandbox-vm-image makes the parts of a virtual machine when Nix builds
+// Command nix-sandbox-vm-image makes the parts of a virtual machine when Nix builds
 // a sandbox:
 //
 //	nix-sandbox-vm-image store FOLDER IMAGE

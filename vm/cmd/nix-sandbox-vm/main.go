@@ -1,4 +1,4 @@
-// The command nix-sandbox-vm is the interpreter of an artifact's programs if its sandboxes are
+// Command nix-sandbox-vm is the interpreter of an artifact's programs if its sandboxes are
 // virtual machines: the kernel starts it with the path of such a file. It starts the machine that
 // the file describes, has it run the program of the same name in its image, and carries the
 // standard streams. For a file named check it prints the requirements of the sandbox on this
