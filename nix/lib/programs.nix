@@ -144,34 +144,34 @@ let
   };
 
   outsideFolders = [
-      "agent/bounded"
-      "agent/filetree"
-      "agent/frame"
-      "ask"
-      "desk"
-      "devices"
-      "gateway"
-      "jail"
-      "keep"
-      "network/event"
-      "network/handover"
-      "network/hostname"
-      "operator"
-      "packages"
-      "parts"
-      "runtime"
-      "tests/demo"
-      "tests/mcpclient"
-    ];
+    "agent/bounded"
+    "agent/filetree"
+    "agent/frame"
+    "ask"
+    "desk"
+    "devices"
+    "gateway"
+    "jail"
+    "keep"
+    "network/event"
+    "network/handover"
+    "network/hostname"
+    "operator"
+    "packages"
+    "parts"
+    "runtime"
+    "tests/demo"
+    "tests/mcpclient"
+  ];
+  outsidePackages = [
+    "gateway/cmd/nix-sandbox-gateway"
+    "operator/cmd/nix-sandbox-ctl"
+    "runtime/cmd/nix-sandbox-mcp"
+  ];
   outside = compile {
     pname = "nix-sandbox-mcp-outside";
     folders = outsideFolders;
-    packages = [
-      "gateway/cmd/nix-sandbox-gateway"
-      "operator/cmd/nix-sandbox-ctl"
-      "runtime/cmd/nix-sandbox-mcp"
-      "tests/demo"
-    ];
+    packages = outsidePackages ++ [ "tests/demo" ];
   };
 
   # Apart, because only servers and sandboxes with tools have it: the same programs, compiled
@@ -179,11 +179,7 @@ let
   outsideToolbox = compile {
     pname = "nix-sandbox-mcp-outside-toolbox";
     folders = outsideFolders ++ [ "toolbox" ];
-    packages = [
-      "gateway/cmd/nix-sandbox-gateway"
-      "operator/cmd/nix-sandbox-ctl"
-      "runtime/cmd/nix-sandbox-mcp"
-    ];
+    packages = outsidePackages;
     tags = [ "toolbox" ];
   };
   insideToolbox = compile {
@@ -247,8 +243,16 @@ let
         mkdir -p $out/bin
         cp ${compiled}/bin/${name} $out/bin/
       '';
+
+  # The programs of a server.
+  outsidePrograms = compiled: {
+    gateway = program compiled "nix-sandbox-gateway" "Serves sandboxes to many clients over HTTP";
+    operator = program compiled "nix-sandbox-ctl" "Lets a user list, run and examine sandboxes";
+    runtime = program compiled "nix-sandbox-mcp" "Serves sandboxes over the Model Context Protocol";
+  };
 in
-{
+outsidePrograms outside
+// {
   inherit version vendor;
 
   # The top-level folders from which sandboxes can be built again.
@@ -256,12 +260,9 @@ in
     map (folder: lib.head (lib.splitString "/" folder)) (lib.concatLists (lib.attrValues sandboxFolders))
   );
 
-  toolbox = {
+  toolbox = outsidePrograms outsideToolbox // {
     agent = program insideToolbox "nix-sandbox-agent" "Runs code inside a sandbox, as its first process, and lets it call tools";
     tool = program insideToolbox "tool" "Calls a tool from inside a sandbox";
-    gateway = program outsideToolbox "nix-sandbox-gateway" "Serves sandboxes to many clients over HTTP";
-    operator = program outsideToolbox "nix-sandbox-ctl" "Lets a user list, run and examine sandboxes";
-    runtime = program outsideToolbox "nix-sandbox-mcp" "Serves sandboxes over the Model Context Protocol";
   };
 
   agent = program inside "nix-sandbox-agent" "Runs code inside a sandbox, as its first process";
@@ -269,9 +270,6 @@ in
   jailDevices = program inside "nix-sandbox-jail-devices" "Starts one sandbox that has devices of the host";
   network = program network "nix-sandbox-net" "Connects one sandbox to the hosts that its policy names";
   seccomp = program inside "nix-sandbox-seccomp" "Writes the system call filter of a jail";
-  gateway = program outside "nix-sandbox-gateway" "Serves sandboxes to many clients over HTTP";
-  operator = program outside "nix-sandbox-ctl" "Lets a user list, run and examine sandboxes";
-  runtime = program outside "nix-sandbox-mcp" "Serves sandboxes over the Model Context Protocol";
   demo = program outside "demo" "Talks to a built server as an MCP client does";
   vm = program machine "nix-sandbox-vm" "Starts one sandbox that is a virtual machine";
   vmGuest = program machine "nix-sandbox-vm-guest" "Starts a sandbox inside its virtual machine";
