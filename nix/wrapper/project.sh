@@ -153,20 +153,9 @@ git_setting() {
   (cd / && forget && exec git config --file "$1" --no-includes "${@:2}") 2>/dev/null
 }
 
-# evaluate_project NAME FOLDER: evaluates the shell of the project's flake and sets
-# $variables to the derivation of its variables. Fails with a sentence in $problem.
-evaluate_project() {
-  local name=$1 folder root checkout nix git home flags=() reference attribute config value
-  local place="PROJECT_USE_FLAKE: the flake of $2"
-  folder=$(readlink -e -- "$2") || { problem="PROJECT_USE_FLAKE: $2 does not exist: set it to the project's folder"; return 1; }
-  folder=$(above flake.nix "$folder") || {
-    problem="PROJECT_USE_FLAKE: $2 has no flake.nix in it or above it: add one with devShells.$system.default, or leave PROJECT_USE_FLAKE unset"
-    return 1
-  }
-  root "$2 project"
-  home=${root%/result}/home
-  mkdir -p -- "$home/tmp" "$home/.config/nix"
-  nix=$(readlink -e -- "$(type -P nix)") git=$(type -P git) && git=$(readlink -e -- "$git")
+# show_machine: begins $flags with a jail that shows what Nix and git need of the machine.
+show_machine() {
+  local entry target
   flags=(
     --die-with-parent --new-session --unshare-ipc --unshare-pid --unshare-uts --unshare-cgroup-try
     --cap-drop ALL --clearenv --proc /proc --dev /dev --size 67108864 --tmpfs /tmp --dir /run
@@ -179,15 +168,15 @@ evaluate_project() {
       flags+=(--unshare-user)
     fi
   fi
-  for value in "${shown_folders[@]}"; do
-    if [ -L "$value" ]; then
-      flags+=(--symlink "$(readlink -- "$value")" "$value")
-    elif [ -d "$value" ]; then
-      flags+=(--ro-bind "$value" "$value")
+  for entry in "${shown_folders[@]}"; do
+    if [ -L "$entry" ]; then
+      flags+=(--symlink "$(readlink -- "$entry")" "$entry")
+    elif [ -d "$entry" ]; then
+      flags+=(--ro-bind "$entry" "$entry")
     fi
   done
-  for value in "${shown_settings[@]}"; do
-    root=$(readlink -e -- "$value") && flags+=(--ro-bind "$root" "$value")
+  for entry in "${shown_settings[@]}"; do
+    target=$(readlink -e -- "$entry") && flags+=(--ro-bind "$target" "$entry")
   done
   show "${nix%/*}" ${git:+"${git%/*}"}
   if [ -S "${NIX_REMOTE#unix://}" ]; then
@@ -198,43 +187,80 @@ evaluate_project() {
     # Without a daemon, Nix itself writes what it fetches and the derivations.
     flags+=(--bind /nix /nix)
   fi
-  # Of a checkout, git's files alone go into the store, and not what lies beside
-  # them untracked, such as secrets; so do Nix's commands.
-  if checkout=$(above .git "$folder") && [ "$checkout" != / ]; then
+}
+
+# show_project FOLDER: adds a flake's folder to the jail, and sets $reference to it. Fails
+# with a sentence in $problem.
+#
+# Of a checkout, git's files alone go into the store, and not what lies beside
+# them untracked, such as secrets; so do Nix's commands.
+show_project() {
+  local checkout
+  if checkout=$(above .git "$1") && [ "$checkout" != / ]; then
     flags+=(--ro-bind "$checkout" "$checkout")
-    repository "$checkout" || { problem="$place: $problem"; return 1; }
+    repository "$checkout" || return
     reference=git+file://$(escaped "$checkout")
-    [ "$checkout" = "$folder" ] || reference+="?dir=$(escaped "${folder#"$checkout"/}")"
+    [ "$checkout" = "$1" ] || reference+="?dir=$(escaped "${1#"$checkout"/}")"
   else
-    flags+=(--ro-bind "$folder" "$folder")
-    reference=path:$(escaped "$folder")
+    flags+=(--ro-bind "$1" "$1")
+    reference=path:$(escaped "$1")
   fi
-  config=${XDG_CONFIG_HOME:-$HOME/.config}/nix
-  flags+=(--bind "$home" "$home" --ro-bind-try "$config" "$home/.config/nix")
-  for value in $passed; do
-    case $value in
+}
+
+# show_settings HOME: completes the jail with a home of the project's own and the user's
+# settings of Nix.
+show_settings() {
+  local name config=${XDG_CONFIG_HOME:-$HOME/.config}/nix
+  flags+=(--bind "$1" "$1" --ro-bind-try "$config" "$1/.config/nix")
+  for name in $passed; do
+    case $name in
       HOME | PATH | TMPDIR | USER | LOGNAME | XDG_* | SSH_AUTH_SOCK | NIX_CONF_DIR | NIX_USER_CONF_FILES) ;;
-      *) [ -z "${!value+set}" ] || flags+=(--setenv "$value" "${!value}") ;;
+      *) [ -z "${!name+set}" ] || flags+=(--setenv "$name" "${!name}") ;;
     esac
   done
-  for value in NIX_CONF_DIR NIX_SSL_CERT_FILE SSL_CERT_FILE; do
-    case ${!value-} in /*) flags+=(--ro-bind-try "${!value}" "${!value}" --setenv "$value" "${!value}") ;; esac
+  for name in NIX_CONF_DIR NIX_SSL_CERT_FILE SSL_CERT_FILE; do
+    case ${!name-} in /*) flags+=(--ro-bind-try "${!name}" "${!name}" --setenv "$name" "${!name}") ;; esac
   done
   flags+=(
-    --setenv HOME "$home" --setenv TMPDIR "$home/tmp" --setenv PATH "${nix%/*}${git:+:${git%/*}}:/usr/bin:/bin"
+    --setenv HOME "$1" --setenv TMPDIR "$1/tmp" --setenv PATH "${nix%/*}${git:+:${git%/*}}:/usr/bin:/bin"
     --setenv NIX_CONFIG "${NIX_CONFIG-}"
     # The checkout may be another user's; its settings are not read.
     --setenv GIT_CONFIG_COUNT 3
     --setenv GIT_CONFIG_KEY_0 safe.directory --setenv GIT_CONFIG_VALUE_0 '*'
     --setenv GIT_CONFIG_KEY_1 core.fsmonitor --setenv GIT_CONFIG_VALUE_1 false
     --setenv GIT_CONFIG_KEY_2 core.hooksPath --setenv GIT_CONFIG_VALUE_2 /dev/null
-    --remount-ro / --chdir "$home"
+    --remount-ro / --chdir "$1"
   )
+}
+
+# evaluate_project NAME FOLDER: evaluates the shell of the project's flake and sets
+# $variables to the derivation of its variables. Fails with a sentence in $problem.
+evaluate_project() {
+  local name=$1 folder root nix git home flags=() reference
+  local place="PROJECT_USE_FLAKE: the flake of $2"
+  folder=$(readlink -e -- "$2") || { problem="PROJECT_USE_FLAKE: $2 does not exist: set it to the project's folder"; return 1; }
+  folder=$(above flake.nix "$folder") || {
+    problem="PROJECT_USE_FLAKE: $2 has no flake.nix in it or above it: add one with devShells.$system.default, or leave PROJECT_USE_FLAKE unset"
+    return 1
+  }
+  root "$2 project"
+  home=${root%/result}/home
+  mkdir -p -- "$home/tmp" "$home/.config/nix"
+  nix=$(readlink -e -- "$(type -P nix)") git=$(type -P git) && git=$(readlink -e -- "$git")
+  show_machine
+  show_project "$folder" || { problem="$place: $problem"; return 1; }
+  show_settings "$home"
+  evaluate_shell
+}
+
+# evaluate_shell: does so in the jail of $flags, for the flake $reference.
+evaluate_shell() {
+  local attribute said
   # Nix would fetch an input that is not locked before it refuses it, so this is
   # found out without a network.
   if ! logged "$name" jailed_nix --unshare-net flake metadata --offline "$reference"; then
-    value=$(cat -- "$private/.$name.log" 2>/dev/null)
-    case $value in
+    said=$(cat -- "$private/.$name.log" 2>/dev/null)
+    case $said in
       *"--no-update-lock-file"* | *"unable to download"* | *"fetch"* | *"registries"* | *"program 'git' failed"*)
         problem="$place has inputs that its flake.lock lacks: lock them with \`nix flake lock\` and \`git add\`"
         ;;
@@ -250,8 +276,8 @@ evaluate_project() {
       problem="$place has a $attribute that is no shell: define one with mkShell"
       return 1
     fi
-    value=$(cat -- "$private/.$name.log" 2>/dev/null)
-    case $value in
+    said=$(cat -- "$private/.$name.log" 2>/dev/null)
+    case $said in
       *"does not provide attribute"*)
         problem="$place has no devShells.$system.default: define one with mkShell, or leave PROJECT_USE_FLAKE unset"
         continue
