@@ -201,15 +201,18 @@ let
           own
       ) (values.environments or { });
     };
+
+  build =
+    config:
+    configuration.build (followed (if isAttrs config then "/" else toString (dirOf config)) config);
 in
 {
   problems = problemsOf false;
 
-  make =
-    config:
-    validate.orThrow (problemsOf false config) (
-      configuration.build (followed (if isAttrs config then "/" else toString (dirOf config)) config)
-    );
+  # The same as make, of a configuration that has no problems.
+  inherit build;
+
+  make = config: validate.orThrow (problemsOf false config) (build config);
 
   # For a server that reads the file when it starts; base is the file's folder.
   start =

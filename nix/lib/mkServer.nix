@@ -31,10 +31,63 @@ let
   # A list of artifacts, or a set of them by name as fromToml gives it.
   artifactsIn = environments: if isAttrs environments then lib.attrValues environments else environments;
 
-  fromConfig = args: if args.config or null == null then { } else toml.make args.config;
+  # What follows from arguments without problems. However much is asked of it, the configuration
+  # is evaluated once.
+  read =
+    args:
+    let
+      configured = if args.config or null == null then { } else toml.build args.config;
+      settings = table: validate.complete options.${table} (configured.${table} or { } // args.${table} or { });
+    in
+    rec {
+      artifacts = artifactsIn (configured.environments or { }) ++ artifactsIn (args.environments or [ ]);
 
-  artifacts =
-    args: artifactsIn ((fromConfig args).environments or { }) ++ artifactsIn (args.environments or [ ]);
+      # The names of the environments to which a call may add packages.
+      onDemand = map nameOf (lib.filter (a: a.metadata.packages_on_demand or [ ] != [ ]) artifacts);
+
+      start = validate.complete options.start args;
+
+      # What code may call, or null.
+      tools = args.tools or configured.tools or null;
+
+      # Whether the server has the program that serves HTTP.
+      hasGateway = args ? serve || configured ? serve;
+
+      # What a server is told to build while it runs.
+      toBuild =
+        lib.optional (start.flakeRefs != [ ]) "flakeRefs names what to build"
+        ++ map (name: "packages_on_demand of ${name} is given") onDemand
+        ++ lib.optional (
+          configured.project.use_flake or false || args.project.use_flake or false == true
+        ) "project.use_flake is true";
+
+      metadata =
+        serverMetadata {
+          on_demand = settings "on_demand";
+          session = settings "session";
+          project = settings "project";
+          serve = settings "serve";
+        }
+        // {
+          environments = lib.listToAttrs (
+            map (
+              artifact:
+              lib.nameValuePair (nameOf artifact) (
+                artifact.metadata
+                // {
+                  exec = "${artifact}/bin/run";
+                  session_exec = "${artifact}/bin/session-run";
+                }
+              )
+            ) artifacts
+          );
+        }
+        // lib.optionalAttrs (tools != null) { tools = "${tools}"; }
+        // {
+          inherit (programs) version;
+        }
+        // lib.optionalAttrs (revision != null) { inherit revision; };
+    };
 
   # What makes sandboxes: Nix code, and the programs inside of them from just
   # the files that they are built from here, so that they need not be again.
@@ -135,14 +188,16 @@ let
 
   nameOf = artifact: artifact.metadata.name;
 
-  problems =
-    args:
+  # Sentences about the arguments, from which `plan` follows.
+  problemsOf =
+    args: plan:
     let
       own = args.environments or [ ];
       strangers = lib.filter (a: !(isAttrs a && a ? outPath && isAttrs (a.metadata or null))) (
         artifactsIn own
       );
-      all = artifacts args;
+      all = plan.artifacts;
+      ofConfig = if args.config or null == null then [ ] else toml.problems args.config;
       wrongAtStart = validate.values "mkServer:" options.start (builtins.intersectAttrs options.start args);
       twice = attrNames (lib.filterAttrs (_: same: lib.length same > 1) (builtins.groupBy nameOf all));
     in
@@ -156,8 +211,8 @@ let
       [ "mkServer: environments is ${validate.show own}: use a list of mkSandbox artifacts" ]
     else if lib.any (key: !(lib.elem key arguments)) (attrNames args) then
       validate.unknown "mkServer:" "argument" arguments args
-    else if args.config or null != null && toml.problems args.config != [ ] then
-      toml.problems args.config
+    else if ofConfig != [ ] then
+      ofConfig
     else if strangers != [ ] then
       map (a: "mkServer: environments has ${validate.show a} in it: use what mkSandbox gives") strangers
     else
@@ -167,84 +222,25 @@ let
         all == [ ] && !(args ? environments) && args.flakeRefs or null == null
       ) "mkServer: has no environment: set config = ./config.toml or environments = [ … ]"
       ++ wrongAtStart
-      ++ lib.optionals (wrongAtStart == [ ]) (needless args)
-      ++ lib.optionals (args ? on_demand) (
-        validate.table "mkServer: on_demand:" options.on_demand args.on_demand
-      )
-      ++ lib.optionals (args ? session) (
-        validate.table "mkServer: session:" options.session args.session
-      )
-      ++ lib.optionals (args ? serve) (validate.table "mkServer: serve:" options.serve args.serve)
-      ++ lib.optionals (args ? project) (validate.table "mkServer: project:" options.project args.project);
-
-  # What a server that builds nothing when it starts is told to build.
-  needless =
-    args:
-    map (what: "mkServer: buildAtStart is false, and ${what}: set buildAtStart = true, or leave it out") (
-      lib.optionals (!(startOf args).buildAtStart) (toBuild args)
-    );
-
-  # What a server is told to build while it runs. The start's own arguments are right.
-  toBuild =
-    args:
-    lib.optional ((startOf args).flakeRefs != [ ]) "flakeRefs names what to build"
-    ++ map (name: "packages_on_demand of ${name} is given") (onDemandIn args)
-    ++ lib.optional (
-      (fromConfig args).project.use_flake or false || args.project.use_flake or false == true
-    ) "project.use_flake is true";
-
-  # The names of the environments to which a call may add packages.
-  onDemandIn =
-    args:
-    map nameOf (lib.filter (a: a.metadata.packages_on_demand or [ ] != [ ]) (artifacts args));
-
-  startOf = args: validate.complete options.start args;
-
-  # What code may call, or null.
-  toolsOf = args: args.tools or (fromConfig args).tools or null;
-
-  # Whether the server has the program that serves HTTP.
-  hasGateway = args: args ? serve || fromConfig args ? serve;
-
-  metadataOf =
-    args:
-    let
-      configured = fromConfig args;
-      settings = table: validate.complete options.${table} (configured.${table} or { } // args.${table} or { });
-    in
-    serverMetadata {
-      on_demand = settings "on_demand";
-      session = settings "session";
-      project = settings "project";
-      serve = settings "serve";
-    }
-    // {
-      environments = lib.listToAttrs (
+      ++ lib.optionals (wrongAtStart == [ ] && !plan.start.buildAtStart) (
         map (
-          artifact:
-          lib.nameValuePair (nameOf artifact) (
-            artifact.metadata
-            // {
-              exec = "${artifact}/bin/run";
-              session_exec = "${artifact}/bin/session-run";
-            }
-          )
-        ) (artifacts args)
-      );
-    }
-    // lib.optionalAttrs (toolsOf args != null) { tools = "${toolsOf args}"; }
-    // {
-      inherit (programs) version;
-    }
-    // lib.optionalAttrs (revision != null) { inherit revision; };
+          what: "mkServer: buildAtStart is false, and ${what}: set buildAtStart = true, or leave it out"
+        ) plan.toBuild
+      )
+      ++ lib.concatMap (
+        table:
+        lib.optionals (args ? ${table}) (
+          validate.table "mkServer: ${table}:" options.${table} args.${table}
+        )
+      ) [ "on_demand" "session" "serve" "project" ];
 
   build =
-    args:
+    plan:
     let
-      metadata = metadataOf args;
+      inherit (plan) metadata;
       inherit (metadata) project;
       # The same programs with the toolbox in them.
-      outside = if toolsOf args == null then programs else programs.toolbox;
+      outside = if plan.tools == null then programs else programs.toolbox;
       server =
         pkgs.runCommandLocal "nix-sandbox-mcp-${programs.version}"
           {
@@ -253,12 +249,12 @@ let
             metadata = toJSON metadata;
             wrapper = fill ../wrapper/wrapper.sh {
               shell = pkgs.runtimeShell;
-              flakeRefs = lib.escapeShellArg (lib.concatStringsSep "," (startOf args).flakeRefs);
-              onDemand = if onDemandIn args == [ ] then "0" else "1";
+              flakeRefs = lib.escapeShellArg (lib.concatStringsSep "," plan.start.flakeRefs);
+              onDemand = if plan.onDemand == [ ] then "0" else "1";
               useFlake = if project.use_flake then "1" else "0";
               project = lib.escapeShellArg (lib.optionalString (project.path != null) project.path);
               tools = "${pkgs.coreutils}/bin";
-              start = lib.optionalString (startOf args).buildAtStart "${start}";
+              start = lib.optionalString plan.start.buildAtStart "${start}";
               prepare = "${../wrapper/start.sh}";
               checker = "${../wrapper/check.sh}";
               builder = "${../wrapper/build.sh}";
@@ -270,7 +266,7 @@ let
               runtime = lib.getExe outside.runtime;
               operator = lib.getExe outside.operator;
               clients = "${clients}";
-              gateway = lib.optionalString (hasGateway args) (lib.getExe outside.gateway);
+              gateway = lib.optionalString plan.hasGateway (lib.getExe outside.gateway);
             };
             meta = {
               description = "MCP server that runs code in sandboxes";
@@ -299,11 +295,17 @@ let
     server
     // {
       inherit metadata start;
-      environments = lib.listToAttrs (map (a: lib.nameValuePair (nameOf a) a) (artifacts args));
+      environments = lib.listToAttrs (map (a: lib.nameValuePair (nameOf a) a) plan.artifacts);
     };
 in
 {
-  inherit problems toBuild;
+  problems = args: problemsOf args (read args);
+  toBuild = args: (read args).toBuild;
 
-  make = args: validate.orThrow (problems args) (build args);
+  make =
+    args:
+    let
+      plan = read args;
+    in
+    validate.orThrow (problemsOf args plan) (build plan);
 }

@@ -15,10 +15,13 @@ in
 
   problems =
     args:
+    let
+      ofServer = server.problems (forServer args);
+    in
     if !(builtins.isAttrs args) then
       [ "${name} is given ${validate.show args}: use ${name} { config = ./config.toml; }" ]
-    else if server.problems (forServer args) != [ ] then
-      server.problems (forServer args)
+    else if ofServer != [ ] then
+      ofServer
     else
       map
         (
