@@ -60,17 +60,8 @@ type Stamp struct {
 // Tree is a tree of files.
 type Tree struct {
 	root *os.File
-	// upper says that the tree is the upper layer of an overlay. It is walked again and
-	// again, so it remembers its folders of the last walk, by their paths.
-	upper   bool
-	folders map[string]folder
-}
-
-// folder caches the names in a folder.
-type folder struct {
-	stamp  Stamp
-	opaque bool
-	names  []string // sorted
+	// upper says that the tree is the upper layer of an overlay.
+	upper bool
 }
 
 // ClockTick is the longest time in which two changes can leave the same times on a file.
@@ -146,59 +137,23 @@ func (t *Tree) Walk(at string, budget *int, visit func(Entry) bool) error {
 	if err != nil {
 		return err
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(dir, &st); err != nil {
-		unix.Close(dir)
-		return err
-	}
 	if at == "." {
 		at = ""
 	}
-	w := walk{t, budget, visit, make(map[string]folder, len(t.folders))}
-	found := folder{stamp: stampOf(&st)}
-	if known := t.folders[at]; known.names != nil && known.stamp == found.stamp {
-		found = known
-	}
-	err = w.folder(dir, at, strings.Count(at, "/"), found)
-	if t.upper {
-		t.folders = w.folders
-	}
-	return err
+	return t.walk(dir, at, strings.Count(at, "/"), budget, visit)
 }
 
-type walk struct {
-	*Tree
-	budget  *int
-	visit   func(Entry) bool
-	folders map[string]folder // that the next walk need not read
-}
-
-// folder walks a folder, and closes it. found has its stamp, and its names if they are
-// cached.
-func (w *walk) folder(dir int, at string, depth int, found folder) error {
-	t, budget, visit := w.Tree, w.budget, w.visit
-	names, tooMany := found.names, false
-	if names == nil {
-		settled := found.stamp.IsSettled()
-		file := os.NewFile(uintptr(dir), at)
-		defer file.Close()
-		// One more than may be visited, so that too many are noticed.
-		var err error
-		if names, err = file.Readdirnames(*budget + 1); err != nil && !errors.Is(err, io.EOF) {
-			return err
-		}
-		if names == nil {
-			names = []string{}
-		}
-		tooMany = len(names) > *budget
-		slices.Sort(names)
-		if found.names = names; settled && !tooMany && t.upper {
-			w.folders[at] = found
-		}
-	} else {
-		defer unix.Close(dir)
-		w.folders[at] = found
+// walk walks a folder, and closes it.
+func (t *Tree) walk(dir int, at string, depth int, budget *int, visit func(Entry) bool) error {
+	file := os.NewFile(uintptr(dir), at)
+	defer file.Close()
+	// One more than may be visited, so that too many are noticed.
+	names, err := file.Readdirnames(*budget + 1)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
 	}
+	tooMany := len(names) > *budget
+	slices.Sort(names)
 	for _, name := range names {
 		if *budget == 0 {
 			return ErrTooMany
@@ -213,22 +168,12 @@ func (w *walk) folder(dir int, at string, depth int, found folder) error {
 			continue
 		}
 		sub := -1
-		known := t.folders[entry.Path]
-		flags := unix.O_DIRECTORY
-		if known.names != nil && known.stamp == entry.Stamp {
-			flags |= unix.O_PATH // it need not be read
-		} else {
-			known = folder{stamp: entry.Stamp}
-		}
 		if depth+1 >= MaxDepth || len(entry.Path) > MaxPath {
 			entry.Unread = errors.New("its path is too long")
-		} else if sub, err = openFD(dir, name, flags); err != nil {
+		} else if sub, err = openFD(dir, name, unix.O_DIRECTORY); err != nil {
 			entry.Unread = reason(err)
 		} else {
-			if t.upper && known.names == nil {
-				known.opaque = isOpaque(sub)
-			}
-			entry.Opaque = known.opaque
+			entry.Opaque = t.upper && isOpaque(sub)
 		}
 		enter := visit(entry)
 		switch {
@@ -236,7 +181,7 @@ func (w *walk) folder(dir int, at string, depth int, found folder) error {
 		case !enter:
 			unix.Close(sub)
 		default:
-			if err := w.folder(sub, entry.Path, depth+1, known); err != nil {
+			if err := t.walk(sub, entry.Path, depth+1, budget, visit); err != nil {
 				return err
 			}
 		}
