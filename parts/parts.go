@@ -122,19 +122,19 @@ func outputFolder(settings config.Config, log *slog.Logger) (*outputs.Folder, er
 
 // suspension saves idle sessions to disk, unless the operator turned that off or there is no
 // folder for them. Nothing is written before the first session is suspended.
-func suspension(session registry.Session, log *slog.Logger) *suspended.Store {
+func suspension(session registry.Session, log *slog.Logger) *store.Store {
 	folder := config.SuspendedFolder(os.Getenv)
 	if !session.Suspend || session.SharedFiles || folder == "" {
 		return nil
 	}
-	return suspended.New(folder, session.SuspendBytes, log)
+	return suspended.NewStore(folder, session.SuspendBytes, log)
 }
 
 // cleanInterval is the time between two deletions of old suspended sessions.
 const cleanInterval = time.Hour
 
 // clean deletes old suspended sessions until ctx ends.
-func clean(ctx context.Context, store *suspended.Store) {
+func clean(ctx context.Context, store *store.Store) {
 	ticks := time.NewTicker(cleanInterval)
 	defer ticks.Stop()
 	for {

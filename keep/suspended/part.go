@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/store"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
@@ -15,25 +16,25 @@ import (
 
 // NewPart returns the part that suspends sessions to a store, resumes them, and begins
 // sessions as copies of others. Project is the folder that the sessions show, or empty.
-func NewPart(store *Store, project string, log *slog.Logger) session.Part {
-	return &part{store, project, log}
+func NewPart(states *store.Store, project string, log *slog.Logger) session.Part {
+	return &part{states, project, log}
 }
 
 type part struct {
-	store   *Store
+	store   *store.Store
 	project string
 	log     *slog.Logger
 }
 
 // key names a session of the call's environment in the store.
-func (p *part) key(c call.Call, id string) Key {
-	return Key{Principal: c.Principal, Session: id, Env: c.Env.Name, Project: p.project}
+func (p *part) key(c call.Call, id string) store.Key {
+	return store.Key{Principal: c.Principal, Session: id, Env: c.Env.Name, Project: p.project}
 }
 
 // Start implements [session.Part].
 func (p *part) Start(ctx context.Context, s *session.Start, next session.StartFunc) (session.Member, error) {
 	env := s.Call.Env
-	if !env.Suspend || !p.store.Fits((env.MemoryMB+env.OverheadMB)<<20) {
+	if !env.Suspend || (env.MemoryMB+env.OverheadMB)<<20 > p.store.Limit {
 		return next(ctx, s)
 	}
 	m := &member{part: p, key: p.key(s.Call, s.Call.Session)}
@@ -54,9 +55,9 @@ func (p *part) Start(ctx context.Context, s *session.Start, next session.StartFu
 
 // resume starts the sandbox of a session from its state, and returns the state. If there
 // is none, or it cannot be resumed, the session begins anew and the state is nil.
-func (p *part) resume(ctx context.Context, s *session.Start, next session.StartFunc) (session.Member, *State, error) {
-	state, err := p.store.Find(p.key(s.Call, s.Call.Session))
-	var inUse *InUseError
+func (p *part) resume(ctx context.Context, s *session.Start, next session.StartFunc) (session.Member, *store.Slot, error) {
+	state, err := p.find(p.key(s.Call, s.Call.Session))
+	var inUse *store.InUseError
 	switch {
 	case errors.As(err, &inUse):
 		return nil, nil, &call.InUseError{Session: s.Call.Session}
@@ -67,8 +68,11 @@ func (p *part) resume(ctx context.Context, s *session.Start, next session.StartF
 		begun, err := next(ctx, s)
 		return begun, nil, err
 	}
-	resumed := call.Resumed{After: time.Since(state.Suspended())}
-	s.Spec.From = state.Folder()
+	resumed := call.Resumed{}
+	if head, _ := state.Head(); head != nil {
+		resumed.After = time.Since(head.Saved)
+	}
+	s.Spec.From = state.Path()
 	begun, err := next(ctx, s)
 	if err == nil {
 		s.Notes = append(s.Notes, resumed)
@@ -87,6 +91,18 @@ func (p *part) resume(ctx context.Context, s *session.Start, next session.StartF
 	return begun, nil, err
 }
 
+// find acquires the state of a session, or returns nil if the session is not suspended.
+func (p *part) find(key store.Key) (*store.Slot, error) {
+	if !p.store.Has(key) {
+		return nil, nil
+	}
+	state, err := p.store.Acquire(key)
+	if err != nil || state.Path() != "" {
+		return state, err
+	}
+	return nil, state.Remove() // it was resumed meanwhile
+}
+
 // branch starts the sandbox of a session that begins as a copy of another one.
 func (p *part) branch(ctx context.Context, s *session.Start, next session.StartFunc) (session.Member, error) {
 	refused := func(reason call.BranchRefusal, problem error) error {
@@ -99,7 +115,7 @@ func (p *part) branch(ctx context.Context, s *session.Start, next session.StartF
 	if err != nil {
 		return nil, refused(call.NoCopy, err)
 	}
-	if state.Folder() != "" {
+	if state.Path() != "" {
 		state.Close()
 		return nil, refused(call.Existing, nil)
 	}
@@ -123,7 +139,7 @@ func (p *part) branch(ctx context.Context, s *session.Start, next session.StartF
 }
 
 // remove deletes a state that is not needed any more.
-func (p *part) remove(state *State) {
+func (p *part) remove(state *store.Slot) {
 	if err := state.Remove(); err != nil {
 		p.log.Warn("the state of a session cannot be deleted", "session", state.Key.Session, "error", err)
 	}
@@ -142,12 +158,12 @@ func saveState(ctx context.Context, box sandbox.Sandbox, folder string, keep boo
 type member struct {
 	session.Member
 	part *part
-	key  Key
+	key  store.Key
 
 	mu sync.Mutex
 	// state is what the sandbox was resumed from. It is nil as soon as a call has been
 	// answered since, because then it is out of date.
-	state *State
+	state *store.Slot
 	// answered says that a call has been answered, and was not interrupted by the end of the server.
 	answered bool
 }
@@ -165,7 +181,7 @@ func (m *member) Execute(ctx context.Context, c call.Call, request sandbox.Reque
 
 // giveUp gives back a state that was not replaced. It goes if a call has been answered since: a
 // session must not go on silently from before that.
-func (m *member) giveUp(state *State) {
+func (m *member) giveUp(state *store.Slot) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.answered {
@@ -176,7 +192,7 @@ func (m *member) giveUp(state *State) {
 }
 
 // take returns the state that the sandbox was resumed from, once. It may be nil.
-func (m *member) take() *State {
+func (m *member) take() *store.Slot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	state := m.state
@@ -209,7 +225,7 @@ func (m *member) Suspend(ctx context.Context) (bytes int64, err error) {
 		}
 	}
 	if bytes, err = saveState(ctx, m.Sandbox(), state.Next(), false); err == nil {
-		err = state.Commit(bytes)
+		err = state.CommitEarly(store.Head{Bytes: bytes})
 	}
 	if err != nil {
 		m.giveUp(state)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/store"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/suspended"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
@@ -40,7 +41,7 @@ type server struct {
 	*session.Manager
 	t       *testing.T
 	machine *sandboxtest.Machine
-	store   *suspended.Store
+	store   *store.Store
 	folder  string
 }
 
@@ -51,7 +52,7 @@ func newServer(t *testing.T, folder string, limit int64) *server {
 		return sandbox.Spec{Name: c.Env.Name, OutputBytes: 1000, Control: c.Env.Suspend}
 	}
 	log := slog.New(slog.DiscardHandler)
-	store := suspended.New(folder, limit, log)
+	store := suspended.NewStore(folder, limit, log)
 	m := session.New(session.Options{
 		Starter: machine, Spec: spec, OneShot: session.OneShot(machine, spec, nil), Limits: session.Limits{Idle: time.Minute, Lifetime: time.Hour, Max: 8},
 		Parts: []session.Part{suspended.NewPart(store, "", log)}, Log: log,
