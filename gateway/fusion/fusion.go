@@ -258,7 +258,7 @@ func (o Options) begin(w http.ResponseWriter, r *http.Request, mux http.Handler,
 	ctx, cancel := context.WithTimeout(r.Context(), bodyTime)
 	defer cancel()
 	// It is held with what it is decoded into, and as a message.
-	release, err := o.Bytes.Take(ctx, who.Name, account.RequestBytes+3*r.ContentLength)
+	release, err := o.Bytes.Take(ctx, who, account.RequestBytes+3*r.ContentLength)
 	if err != nil {
 		return refuse(http.StatusServiceUnavailable, "the server is busy with other requests: send it again later")
 	}
@@ -273,7 +273,7 @@ func (o Options) begin(w http.ResponseWriter, r *http.Request, mux http.Handler,
 		release()
 		return refuse(http.StatusUnprocessableEntity, fmt.Sprintf("the request is not what SandboxFusion takes: %v", err))
 	}
-	return &caller{Options: o, request: r, mux: mux, who: who.Name, held: []func(){release}}
+	return &caller{Options: o, request: r, mux: mux, who: who, held: []func(){release}}
 }
 
 func (c *caller) write(w http.ResponseWriter, answer any) {

@@ -16,7 +16,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/fusion"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/mcphttp"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
@@ -30,8 +29,8 @@ import (
 
 type alice struct{}
 
-func (alice) Authenticate(*http.Request) (principal.Principal, error) {
-	return principal.Principal{Name: "alice"}, nil
+func (alice) Authenticate(*http.Request) (string, error) {
+	return "alice", nil
 }
 
 // served is a server over HTTP with the routes, whose sandboxes this process simulates.

@@ -39,7 +39,7 @@ type exchange struct {
 	w   http.ResponseWriter
 	r   *http.Request
 	out *http.ResponseController
-	who principal.Principal
+	who string
 
 	method   string
 	isModern bool
@@ -53,7 +53,6 @@ type exchange struct {
 }
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
-	began := time.Now()
 	x := &exchange{Server: s, w: w, r: r, out: http.NewResponseController(w), method: r.Method, status: http.StatusOK}
 	x.answer()
 	if s.o.Observe != nil {
@@ -61,7 +60,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		if x.isModern {
 			era = "modern"
 		}
-		s.o.Observe(Request{Principal: x.who.Name, Method: x.method, Era: era, Status: x.status, Duration: time.Since(began)})
+		s.o.Observe(Request{Principal: x.who, Method: x.method, Era: era, Status: x.status})
 	}
 }
 
@@ -85,7 +84,7 @@ func (x *exchange) answer() {
 		return
 	}
 	defer x.leave()
-	if x.release, err = x.o.Book.Bytes.Try(x.who.Name, account.RequestBytes); err != nil {
+	if x.release, err = x.o.Book.Bytes.Try(x.who, account.RequestBytes); err != nil {
 		x.drop("the server is busy with other requests, or with others of yours: send the request again when some have been answered")
 		return
 	}
@@ -273,7 +272,7 @@ func nextCapacity(have, size int64) int64 {
 func (x *exchange) charge(n int64) (release func()) {
 	ctx, cancel := context.WithTimeout(x.r.Context(), bodyWait)
 	defer cancel()
-	release, err := x.o.Book.Bytes.Take(ctx, x.who.Name, n)
+	release, err := x.o.Book.Bytes.Take(ctx, x.who, n)
 	if err != nil {
 		x.turnAway(http.StatusServiceUnavailable, fmt.Sprintf("the server is busy with other messages of more than %d bytes: send the message again later", firstPiece))
 	}
@@ -305,7 +304,7 @@ func (x *exchange) modern(m rpc.Message) {
 	case version != "" && header != version:
 		x.refuse(m, http.StatusBadRequest, mcp.HEADER_MISMATCH, fmt.Sprintf("%s is %.40q and the message's own version %.40q: both must be the same", versionHeader, header, version))
 	case !mcp.IsValidProtocolVersion(header):
-		x.handler.Refuse(x.who.Name, m, fmt.Errorf("the protocol's version %.40q is unknown", header))
+		x.handler.Refuse(x.who, m, fmt.Errorf("the protocol's version %.40q is unknown", header))
 		failure := mcp.UnsupportedProtocolVersionError{Version: header, Supported: mcp.ValidProtocolVersions}.JSONRPCError()
 		failure.ID = mcp.NewRequestId(m.ID)
 		x.write(http.StatusBadRequest, failure)
@@ -329,7 +328,7 @@ func (x *exchange) modern(m rpc.Message) {
 
 // refuse answers a message with an error, and tells observers if it is a call.
 func (x *exchange) refuse(m rpc.Message, status, code int, text string) {
-	x.handler.Refuse(x.who.Name, m, errors.New(text))
+	x.handler.Refuse(x.who, m, errors.New(text))
 	x.fail(status, m.ID, code, text)
 }
 
@@ -355,7 +354,7 @@ func (x *exchange) legacy(m rpc.Message) {
 	if m.IsRequest() && m.Method == string(mcp.MethodInitialize) {
 		reply := x.handler.Answer(x.handlerContext(), m)
 		if _, ok := reply.(mcp.JSONRPCResponse); ok {
-			x.w.Header().Set(sessionHeader, x.sessions.begin(x.who.Name, m.Elicits()).id)
+			x.w.Header().Set(sessionHeader, x.sessions.begin(x.who, m.Elicits()).id)
 			x.logClient(m)
 		}
 		x.write(http.StatusOK, reply)
@@ -370,7 +369,7 @@ func (x *exchange) legacy(m rpc.Message) {
 		x.sessions.cancel(session, string(m.CancelledID))
 		x.accept()
 	case !m.IsRequest() || m.Method == "":
-		x.handler.Reply(x.who.Name, m)
+		x.handler.Reply(x.who, m)
 		x.accept()
 	default:
 		x.request(m, session)
@@ -383,7 +382,7 @@ func (x *exchange) logClient(m rpc.Message) {
 	if version == "" {
 		version = m.ProtocolVersion()
 	}
-	x.o.Log.Info("client", "principal", x.who.Name, "client", name, "version", version)
+	x.o.Log.Info("client", "principal", x.who, "client", name, "version", version)
 }
 
 // session returns the HTTP session of the request. If there is none, it answers the request, which
@@ -394,7 +393,7 @@ func (x *exchange) session(m rpc.Message) *httpSession {
 		x.refuse(m, http.StatusBadRequest, mcp.INVALID_REQUEST, "the request has no "+sessionHeader+": begin with initialize")
 		return nil
 	}
-	session := x.sessions.find(x.who.Name, name)
+	session := x.sessions.find(x.who, name)
 	if session == nil {
 		x.refuse(m, http.StatusNotFound, mcp.INVALID_REQUEST, "there is no such HTTP session: begin with initialize")
 	}
@@ -403,7 +402,7 @@ func (x *exchange) session(m rpc.Message) *httpSession {
 
 // handlerContext returns a context for mcp-go that does not end if the client hangs up.
 func (x *exchange) handlerContext() context.Context {
-	return x.handler.MCP().WithContext(x.ctx, x.newClient(x.who.Name))
+	return x.handler.MCP().WithContext(x.ctx, x.newClient(x.who))
 }
 
 // request answers a request. session is its HTTP session, or nil.
@@ -416,7 +415,7 @@ func (x *exchange) request(m rpc.Message, session *httpSession) {
 	if m.Trace == "" {
 		m.Trace = rpc.TraceID(x.r.Header.Get("Traceparent"))
 	}
-	admitted, refusal := x.handler.Admit(x.who.Name, m)
+	admitted, refusal := x.handler.Admit(x.who, m)
 	if admitted == nil {
 		x.write(x.statusOf(refusal), refusal)
 		return
@@ -431,7 +430,7 @@ func (x *exchange) request(m rpc.Message, session *httpSession) {
 	if session != nil {
 		forget = x.sessions.remember(session, string(id), cancel)
 	}
-	asker := x.newClient(x.who.Name)
+	asker := x.newClient(x.who)
 	if session != nil && session.elicits && x.takesStream() {
 		asker.requests = make(chan any, maxNotifications)
 	}

@@ -123,9 +123,8 @@ type Request struct {
 	// Method is that of the message, or of the HTTP request if it has no message.
 	Method string
 	// Era is "modern" for the revision without a handshake, and "legacy" for earlier ones.
-	Era      string
-	Status   int // of the response; 499 if the client did not wait for it
-	Duration time.Duration
+	Era    string
+	Status int // of the response; 499 if the client did not wait for it
 }
 
 // Server serves HTTP clients.

@@ -56,15 +56,15 @@ func (r *recorder) Begin(c call.Call) (end func(call.Result, error)) {
 // named takes the token of a request for the name of its principal.
 type named struct{}
 
-func (named) Authenticate(r *http.Request) (principal.Principal, error) {
+func (named) Authenticate(r *http.Request) (string, error) {
 	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	switch {
 	case !ok:
-		return principal.Principal{}, principal.ErrNone
+		return "", principal.ErrNone
 	case strings.HasPrefix(token, "bad"):
-		return principal.Principal{}, &principal.Refusal{Reason: "the token is not known"}
+		return "", &principal.Refusal{Reason: "the token is not known"}
 	}
-	return principal.Principal{Name: token}, nil
+	return token, nil
 }
 
 // served is a Server on a port of this machine, whose sandboxes this process simulates.
@@ -786,9 +786,9 @@ func TestServer_ManyClients(t *testing.T) {
 // fickle believes tokens until it is told otherwise.
 type fickle struct{ doubts atomic.Bool }
 
-func (f *fickle) Authenticate(r *http.Request) (principal.Principal, error) {
+func (f *fickle) Authenticate(r *http.Request) (string, error) {
 	if f.doubts.Load() {
-		return principal.Principal{}, &principal.Refusal{Reason: "the token has expired"}
+		return "", &principal.Refusal{Reason: "the token has expired"}
 	}
 	return named{}.Authenticate(r)
 }

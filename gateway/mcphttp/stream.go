@@ -19,7 +19,7 @@ import (
 // openStream charges the principal for a stream until release is called. If the principal has
 // too many, it answers the request and returns nil.
 func (x *exchange) openStream(id json.RawMessage) (release func()) {
-	release, err := x.o.Book.Streams.Try(x.who.Name, 1)
+	release, err := x.o.Book.Streams.Try(x.who, 1)
 	var quota *account.QuotaError
 	if errors.As(err, &quota) {
 		x.fail(http.StatusTooManyRequests, id, mcp.INTERNAL_ERROR, fmt.Sprintf("%d streams of yours are open, which are as many as you may have: close one", quota.Max))
@@ -45,7 +45,7 @@ func (x *exchange) stream() {
 	ctx, cancel := context.WithCancel(x.streams)
 	defer cancel()
 	defer x.sessions.open(session, cancel)()
-	listener := x.newClient(x.who.Name)
+	listener := x.newClient(x.who)
 	if err := x.handler.MCP().RegisterSession(ctx, listener); err != nil {
 		x.fail(http.StatusInternalServerError, nil, mcp.INTERNAL_ERROR, err.Error())
 		return
@@ -65,7 +65,7 @@ func (x *exchange) subscribe(m rpc.Message) {
 	defer release()
 	ctx, cancel := context.WithCancel(x.streams)
 	defer cancel()
-	listener := x.newClient(x.who.Name)
+	listener := x.newClient(x.who)
 	listener.isSubscription = true
 	mcpServer := x.handler.MCP()
 	if err := mcpServer.RegisterSession(ctx, listener); err != nil {
@@ -109,7 +109,7 @@ func (x *exchange) tell(ctx context.Context, listener *client, id json.RawMessag
 			x.event(notification)
 		case <-ticker.C:
 			// A token may have expired, or have been taken back.
-			if who, err := x.o.Authenticator.Authenticate(x.r); err != nil || who.Name != x.who.Name {
+			if who, err := x.o.Authenticator.Authenticate(x.r); err != nil || who != x.who {
 				return
 			}
 			x.comment()

@@ -12,19 +12,12 @@ import (
 // Anonymous is the principal of every request if there is no Authenticator.
 const Anonymous = "anonymous"
 
-// Principal is the sender of a request. Sessions and files belong to it, and it has quotas.
-type Principal struct {
-	Name string
-	// Class names the quotas that apply; empty for the default ones.
-	Class string
-}
-
 // Authenticator finds the principal of a request. It may be called at the same time.
 type Authenticator interface {
-	// Authenticate returns the sender of the request. The error is [ErrNone] if the request
-	// has no credentials of this kind, so that another Authenticator may know it. Otherwise it
-	// is a [*Refusal].
-	Authenticate(r *http.Request) (Principal, error)
+	// Authenticate returns the name of the request's sender, to whom sessions and files belong.
+	// The error is [ErrNone] if the request has no credentials of this kind, so that another
+	// Authenticator may know it. Otherwise it is a [*Refusal].
+	Authenticate(r *http.Request) (name string, err error)
 }
 
 // ErrNone reports a request without anything that says who sends it.
@@ -45,18 +38,17 @@ func (e *Refusal) Error() string { return e.Reason }
 type Chain []Authenticator
 
 // Authenticate implements [Authenticator].
-func (c Chain) Authenticate(r *http.Request) (Principal, error) {
+func (c Chain) Authenticate(r *http.Request) (string, error) {
 	if len(c) == 0 {
-		return Principal{Name: Anonymous}, nil
+		return Anonymous, nil
 	}
 	for _, one := range c {
-		p, err := one.Authenticate(r)
-		if !errors.Is(err, ErrNone) {
-			return p, err
+		if name, err := one.Authenticate(r); !errors.Is(err, ErrNone) {
+			return name, err
 		}
 	}
 	if r.Header.Get("Authorization") != "" {
-		return Principal{}, &Refusal{Reason: "the request's token is not known"}
+		return "", &Refusal{Reason: "the request's token is not known"}
 	}
-	return Principal{}, ErrNone
+	return "", ErrNone
 }

@@ -24,17 +24,17 @@ type Proxy struct {
 var _ Authenticator = (*Proxy)(nil)
 
 // Authenticate implements [Authenticator]. Names begin with "proxy:".
-func (p *Proxy) Authenticate(r *http.Request) (Principal, error) {
+func (p *Proxy) Authenticate(r *http.Request) (string, error) {
 	values := r.Header.Values(p.Header)
 	switch {
 	case len(values) == 0:
-		return Principal{}, ErrNone
+		return "", ErrNone
 	case !p.isProxy(r):
-		return Principal{}, &Refusal{Reason: fmt.Sprintf("the request has %s, and does not come from the proxy", p.Header)}
+		return "", &Refusal{Reason: fmt.Sprintf("the request has %s, and does not come from the proxy", p.Header)}
 	case len(values) > 1 || !IsPlain(values[0]):
-		return Principal{}, &Refusal{Reason: fmt.Sprintf("%s is not one name of 1 to %d printed ASCII characters", p.Header, MaxName)}
+		return "", &Refusal{Reason: fmt.Sprintf("%s is not one name of 1 to %d printed ASCII characters", p.Header, MaxName)}
 	}
-	return Principal{Name: "proxy:" + values[0]}, nil
+	return "proxy:" + values[0], nil
 }
 
 func (p *Proxy) isProxy(r *http.Request) bool {

@@ -67,7 +67,7 @@ type Tokens struct {
 // knownTokens are the principals of a file by the hashes of their tokens, and their
 // classes by name.
 type knownTokens struct {
-	byHash  map[[sha256.Size]byte]Principal
+	byHash  map[[sha256.Size]byte]string
 	classes map[string]string
 }
 
@@ -198,7 +198,7 @@ func AddLine(path, line string) error {
 
 // parseTokens reads the lines of the file.
 func parseTokens(text []byte) (*knownTokens, error) {
-	known := &knownTokens{map[[sha256.Size]byte]Principal{}, map[string]string{}}
+	known := &knownTokens{map[[sha256.Size]byte]string{}, map[string]string{}}
 	number := 0
 	for line := range bytes.Lines(text) {
 		number++
@@ -206,58 +206,57 @@ func parseTokens(text []byte) (*knownTokens, error) {
 		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
 			continue
 		}
-		hash, p, err := parseLine(fields)
+		hash, class, err := parseLine(fields)
+		name := fields[0]
 		if err == nil {
 			other, twice := known.byHash[hash]
-			class, again := known.classes[p.Name]
+			before, again := known.classes[name]
 			switch {
 			case twice:
-				err = fmt.Errorf("it has the hash of another line, of %s: make a token of its own for each", other.Name)
-			case again && class != p.Class:
-				err = fmt.Errorf("%s has another class in an earlier line: use one class in all of its lines", p.Name)
+				err = fmt.Errorf("it has the hash of another line, of %s: make a token of its own for each", other)
+			case again && before != class:
+				err = fmt.Errorf("%s has another class in an earlier line: use one class in all of its lines", name)
 			}
 		}
 		if err != nil {
 			return nil, fmt.Errorf("line %d: %w", number, err)
 		}
-		known.byHash[hash], known.classes[p.Name] = p, p.Class
+		known.byHash[hash], known.classes[name] = name, class
 	}
 	return known, nil
 }
 
-// parseLine reads the fields of a line. The error does not quote them, because a line may have a
-// token by mistake.
-func parseLine(fields []string) (hash [sha256.Size]byte, p Principal, err error) {
+// parseLine reads the fields of a line after the name. The error does not quote them, because a
+// line may have a token by mistake.
+func parseLine(fields []string) (hash [sha256.Size]byte, class string, err error) {
 	malformed := errors.New("it is not NAME sha256:HASH, with class=CLASS or nothing after it, as nix-sandbox-mcp token new NAME prints it")
 	if len(fields) < 2 || len(fields) > 3 || !validName.MatchString(fields[0]) {
-		return hash, p, malformed
+		return hash, "", malformed
 	}
 	digits, isHash := strings.CutPrefix(fields[1], hashPrefix)
 	if n, err := hex.Decode(hash[:], []byte(digits[:min(len(digits), 2*len(hash))])); !isHash || len(digits) != 2*len(hash) || err != nil || n != len(hash) {
-		return hash, p, malformed
+		return hash, "", malformed
 	}
-	p.Name = fields[0]
 	if len(fields) == 3 {
-		class, isClass := strings.CutPrefix(fields[2], classPrefix)
-		if !isClass || !validClass.MatchString(class) {
-			return hash, p, malformed
+		var isClass bool
+		if class, isClass = strings.CutPrefix(fields[2], classPrefix); !isClass || !validClass.MatchString(class) {
+			return hash, "", malformed
 		}
-		p.Class = class
 	}
-	return hash, p, nil
+	return hash, class, nil
 }
 
 // Authenticate implements [Authenticator]. It finds a token by its hash, so that the
 // time that it takes does not depend on other tokens.
-func (t *Tokens) Authenticate(r *http.Request) (Principal, error) {
+func (t *Tokens) Authenticate(r *http.Request) (string, error) {
 	token, err := Bearer(r)
 	if err != nil {
-		return Principal{}, err
+		return "", err
 	}
-	if p, found := t.known.Load().byHash[sha256.Sum256([]byte(token))]; found {
-		return p, nil
+	if name, found := t.known.Load().byHash[sha256.Sum256([]byte(token))]; found {
+		return name, nil
 	}
-	return Principal{}, ErrNone
+	return "", ErrNone
 }
 
 // Bearer returns the token of a request (RFC 6750, section 2.1). Other ways to send one

@@ -85,12 +85,12 @@ func TestMain(m *testing.M) {
 // named takes a token for the name of a principal.
 type named struct{}
 
-func (named) Authenticate(r *http.Request) (principal.Principal, error) {
+func (named) Authenticate(r *http.Request) (string, error) {
 	name, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	if !ok {
-		return principal.Principal{}, principal.ErrNone
+		return "", principal.ErrNone
 	}
-	return principal.Principal{Name: name}, nil
+	return name, nil
 }
 
 // serve serves until it is killed. It prints its address.

@@ -78,33 +78,33 @@ func newServer(o Options, transport http.RoundTripper, now func() time.Time) *Se
 }
 
 // Authenticate implements [principal.Authenticator]. Names begin with "oauth:".
-func (a *Server) Authenticate(r *http.Request) (principal.Principal, error) {
+func (a *Server) Authenticate(r *http.Request) (string, error) {
 	text, err := principal.Bearer(r)
 	if err != nil {
-		return principal.Principal{}, err
+		return "", err
 	}
 	if strings.Count(text, ".") != 2 {
-		return principal.Principal{}, principal.ErrNone
+		return "", principal.ErrNone
 	}
 	token, err := a.verifier.Verify(r.Context(), text)
 	if err != nil {
-		return principal.Principal{}, &principal.Refusal{Reason: reason(err)}
+		return "", &principal.Refusal{Reason: reason(err)}
 	}
 	var claims map[string]any
 	if err := token.Claims(&claims); err != nil {
-		return principal.Principal{}, &principal.Refusal{Reason: "the token's claims are no JSON object"}
+		return "", &principal.Refusal{Reason: "the token's claims are no JSON object"}
 	}
 	if problem := a.wrong(text, claims); problem != "" {
-		return principal.Principal{}, &principal.Refusal{Reason: problem}
+		return "", &principal.Refusal{Reason: problem}
 	}
 	name, _ := claims[a.o.Claim].(string)
 	if !principal.IsPlain(name) {
-		return principal.Principal{}, &principal.Refusal{Reason: fmt.Sprintf("the token's claim %s is not a name of 1 to %d printed ASCII characters", a.o.Claim, principal.MaxName)}
+		return "", &principal.Refusal{Reason: fmt.Sprintf("the token's claim %s is not a name of 1 to %d printed ASCII characters", a.o.Claim, principal.MaxName)}
 	}
 	if a.o.Scope != "" && !slices.Contains(scopes(claims), a.o.Scope) {
-		return principal.Principal{}, &principal.Refusal{Reason: "the token lacks the scope " + a.o.Scope, Scope: a.o.Scope}
+		return "", &principal.Refusal{Reason: "the token lacks the scope " + a.o.Scope, Scope: a.o.Scope}
 	}
-	return principal.Principal{Name: "oauth:" + name}, nil
+	return "oauth:" + name, nil
 }
 
 // reasons word errors of the library, which repeat parts of a token that anybody can send.
