@@ -98,8 +98,8 @@ in
       message = "services.nix-sandbox-mcp: serve.audit_file is one file, and service.instances is ${toString service.instances}: leave one of them out";
     }
     {
-      assertion = !(several && serve.metrics_listen != null && serve.metrics_listen != "user");
-      message = "services.nix-sandbox-mcp: serve.metrics_listen is one address, and service.instances is ${toString service.instances}: leave one of them out, or use \"user\"";
+      assertion = !(several && serve.metrics_listen != null);
+      message = "services.nix-sandbox-mcp: serve.metrics_listen is one address, and service.instances is ${toString service.instances}: leave one of them out";
     }
     {
       assertion = serve.listen != "systemd";

@@ -3,7 +3,6 @@
 package status
 
 import (
-	"path/filepath"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
@@ -11,15 +10,6 @@ import (
 
 // Path is the path of a [Snapshot] at the address of metrics.
 const Path = "/live.json"
-
-// SocketSuffix ends the names of the sockets in the user's runtime folder.
-const SocketSuffix = ".socket"
-
-// Sockets returns the sockets of servers in a folder, including sockets of killed servers.
-func Sockets(folder string) []string {
-	found, _ := filepath.Glob(filepath.Join(folder, "*"+SocketSuffix)) // the pattern is right
-	return found
-}
 
 // Session is a session at this moment.
 type Session struct {

@@ -735,7 +735,7 @@ rec {
     metrics_listen = {
       type = types.metricsListen;
       nullable = true;
-      doc = "Where metrics are served for Prometheus, with `/healthz` and `/readyz`: an address with a port, `unix:PATH`, or `user` for a socket in the user's runtime folder. Of a server on standard input and output too. NIX_SANDBOX_METRICS replaces it.";
+      doc = "Where metrics are served for Prometheus, with `/healthz` and `/readyz`: an address with a port, or `unix:PATH`. Of a server on standard input and output too. NIX_SANDBOX_METRICS replaces it.";
     };
     page = {
       type = types.boolean;

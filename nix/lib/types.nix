@@ -612,8 +612,8 @@ rec {
   };
 
   metricsListen = {
-    accepts = v: v == "user" || v != "systemd" && listen.accepts v;
-    wanted = "an address with a port, such as \"127.0.0.1:9464\", \"unix:/run/nix-sandbox-mcp/metrics\", or \"user\"";
+    accepts = v: v != "systemd" && listen.accepts v;
+    wanted = "an address with a port, such as \"127.0.0.1:9464\", or \"unix:/run/nix-sandbox-mcp/metrics\"";
   };
 
   variableName = {

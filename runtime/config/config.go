@@ -82,13 +82,10 @@ type Config struct {
 
 	// Audit is the absolute path of the audit log; empty if unset.
 	Audit string
-	// Metrics is the address of metrics: ADDRESS:PORT, unix:PATH, or "user" for a socket in
-	// the user's runtime folder; empty if unset. Page is "1" if the page is
-	// served there, "0" if it is not, and empty if the variables do not say.
+	// Metrics is the address of metrics: ADDRESS:PORT or unix:PATH; empty if unset. Page is "1"
+	// if the page is served there, "0" if it is not, and empty if the variables do not say.
 	Metrics string
 	Page    string
-	// RuntimeDir is the user's folder of sockets; empty if not set.
-	RuntimeDir string
 
 	// StartWithin is the time for a sandbox to start.
 	StartWithin time.Duration
@@ -127,20 +124,12 @@ func stateFolder(get func(string) string, name string) string {
 	return filepath.Join(state, "nix-sandbox-mcp", name)
 }
 
-// RuntimeDir returns the folder for the sockets of the user's servers; empty if unset.
-func RuntimeDir(get func(string) string) string {
-	if dir := get("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
-		return filepath.Join(dir, "nix-sandbox-mcp")
-	}
-	return ""
-}
-
 // DeskFolders returns the folders for the sockets by which the user's commands find servers. Clients
 // often start servers without XDG_RUNTIME_DIR: the folder that systemd makes for each user who is
 // logged in (pam_systemd(8)) is known without it. There may be none.
 func DeskFolders(get func(string) string) []string {
-	if folder := RuntimeDir(get); folder != "" {
-		return []string{folder}
+	if dir := get("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
+		return []string{filepath.Join(dir, "nix-sandbox-mcp")}
 	}
 	usual := filepath.Join("/run/user", strconv.Itoa(os.Geteuid()))
 	if _, err := os.Stat(usual); err != nil {
@@ -222,7 +211,6 @@ func Read(get func(string) string) (Config, error) {
 		Audit:           get("NIX_SANDBOX_AUDIT"),
 		Metrics:         get("NIX_SANDBOX_METRICS"),
 		Page:            choice("NIX_SANDBOX_PAGE", "serve the page beside the metrics"),
-		RuntimeDir:      RuntimeDir(get),
 		StartWithin:     cmp.Or(seconds("NIX_SANDBOX_START_SECONDS", maxStart), defaultStart),
 		Builder:         number("NIX_SANDBOX_BUILDER", "a descriptor", maxDescriptor),
 		HTTP:            get("NIX_SANDBOX_HTTP"),

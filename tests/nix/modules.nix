@@ -418,7 +418,6 @@ in
         (refused { audit_file = "/var/log/audit"; } { instances = 2; })
         (refused { metrics_listen = "127.0.0.1:9464"; } { instances = 2; })
         (refused { metrics_listen = "127.0.0.1:9464"; } { })
-        (refused { metrics_listen = "user"; } { instances = 2; })
         (refused { listen = "unix:/run/mcp.socket"; } { openFirewall = true; })
         (refused { listen = "systemd"; } { })
       ];
@@ -427,7 +426,7 @@ in
         "services.nix-sandbox-mcp: serve.audit_file is one file, and service.instances is 2: leave one of them out"
       ]
       [
-        "services.nix-sandbox-mcp: serve.metrics_listen is one address, and service.instances is 2: leave one of them out, or use \"user\""
+        "services.nix-sandbox-mcp: serve.metrics_listen is one address, and service.instances is 2: leave one of them out"
       ]
       [ ]
       [ ]

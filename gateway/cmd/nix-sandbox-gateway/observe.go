@@ -3,19 +3,15 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
-	"path/filepath"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/ask"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/live"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/mcphttp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/metrics"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/status"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
@@ -23,9 +19,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 )
-
-// userSocket is the address of metrics for a socket in the user's runtime folder.
-const userSocket = "user"
 
 // observers are told of every call: the audit log, and metrics.
 type observers struct {
@@ -59,7 +52,7 @@ func observe(server *service.Server) (o *observers, err error) {
 	page := settings.Page == "1" || settings.Page == "" && serve.Page
 	switch {
 	case address != "":
-		err = o.expose(address, settings.RuntimeDir, page, environments, log)
+		err = o.expose(address, page, environments, log)
 	case page:
 		err = &config.Error{Problem: "the page is switched on, and no address is named", Hint: "set NIX_SANDBOX_METRICS or metrics_listen to an address such as 127.0.0.1:9464"}
 	}
@@ -70,8 +63,9 @@ func observe(server *service.Server) (o *observers, err error) {
 	return o, nil
 }
 
-func (o *observers) expose(address, runtimeDir string, page bool, environments *registry.Registry, log *slog.Logger) (err error) {
-	if o.listener, err = listenForMetrics(address, runtimeDir); err != nil {
+func (o *observers) expose(address string, page bool, environments *registry.Registry, log *slog.Logger) (err error) {
+	// Metrics are for everybody, because they contain no code.
+	if o.listener, err = listen(address, true); err != nil {
 		return err
 	}
 	if page && !live.IsPrivate(o.listener.Addr()) {
@@ -145,37 +139,5 @@ func (o *observers) Close() {
 	}
 	if o.audit != nil {
 		o.audit.Close()
-	}
-}
-
-// listenForMetrics returns a listener at an address. The name of a socket in the user's runtime
-// folder is the id of this process.
-func listenForMetrics(address, runtimeDir string) (net.Listener, error) {
-	if address != userSocket {
-		// Metrics are for everybody, because they contain no code.
-		return listen(address, true)
-	}
-	if runtimeDir == "" {
-		return nil, &config.Error{Problem: "metrics are set to the user's runtime folder, and XDG_RUNTIME_DIR names none", Hint: "set XDG_RUNTIME_DIR, or name an address or unix:PATH"}
-	}
-	if err := os.MkdirAll(runtimeDir, 0o700); err != nil {
-		return nil, fmt.Errorf("make a folder for the server's socket: %w", err)
-	}
-	removeOldSockets(runtimeDir)
-	path := filepath.Join(runtimeDir, fmt.Sprintf("%d%s", os.Getpid(), status.SocketSuffix))
-	listener, err := listenUnix(path)
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(cannotListen("unix:"+path, err), listener.Close())
-	}
-	return listener, nil
-}
-
-// removeOldSockets removes the sockets of servers that were killed.
-func removeOldSockets(folder string) {
-	for _, path := range status.Sockets(folder) {
-		removeOldSocket(path)
 	}
 }
