@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -21,14 +20,26 @@ const (
 	maxEndedFile = 1 << 20
 )
 
-// takeEnded takes over the names of the sessions of an earlier server.
+// takeEnded takes over the names of the sessions of an earlier server, and deletes them in its
+// folder.
 func takeEnded(folder string, sessions *session.Manager, log *slog.Logger) {
 	if folder == "" {
 		return
 	}
-	keys, err := readEnded(folder)
+	path := filepath.Join(folder, endedFile)
+	var keys []call.Key
+	text, err := bounded.ReadFile(path, maxEndedFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &keys)
+	}
+	if err == nil {
+		err = os.Remove(path)
+	}
 	if err != nil {
-		log.Warn("sessions of an earlier server are not known", "error", err)
+		log.Warn("sessions of an earlier server are not known", "file", path, "error", err)
 	}
 	sessions.Remember(keys)
 }
@@ -38,40 +49,15 @@ func keepEnded(folder string, sessions *session.Manager, log *slog.Logger) {
 	if folder == "" {
 		return
 	}
-	if err := writeEnded(folder, sessions.Ended()); err != nil {
+	path := filepath.Join(folder, endedFile)
+	text, err := json.Marshal(sessions.Ended())
+	if err == nil {
+		err = os.WriteFile(path+".new", text, 0o600)
+	}
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil {
 		log.Warn("the next server will not know the sessions of this one", "error", err)
 	}
-}
-
-// writeEnded writes the names of sessions to a folder.
-func writeEnded(folder string, keys []call.Key) error {
-	text, err := json.Marshal(keys)
-	if err != nil {
-		return err
-	}
-	path := filepath.Join(folder, endedFile)
-	if err := os.WriteFile(path+".new", text, 0o600); err != nil {
-		return fmt.Errorf("keep the names of sessions: %w", err)
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		return fmt.Errorf("keep the names of sessions: %w", err)
-	}
-	return nil
-}
-
-// readEnded returns the names that a server wrote to a folder, and deletes them there.
-func readEnded(folder string) ([]call.Key, error) {
-	path := filepath.Join(folder, endedFile)
-	text, err := bounded.ReadFile(path, maxEndedFile)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read the names of earlier sessions: %w", err)
-	}
-	var keys []call.Key
-	if err := json.Unmarshal(text, &keys); err != nil {
-		return nil, fmt.Errorf("read the names of earlier sessions: %s: %w", path, err)
-	}
-	return keys, os.Remove(path)
 }
