@@ -70,8 +70,7 @@ type oneShot struct {
 
 type part struct{ offset, size int64 }
 
-// New returns Files in a folder, which they leave as it is. Their owner calls
-// [Files.Close].
+// New returns Files that are stored in a folder, without names. Their owner calls [Files.Close].
 func New(limits Limits, folder string, log *slog.Logger) *Files {
 	return &Files{limits: limits, folder: folder, log: log, calls: map[string]*oneShot{}}
 }
@@ -97,21 +96,18 @@ func (f *Files) keep(ctx context.Context, principal string, box sandbox.Sandbox,
 	if len(chosen) == 0 || !f.reserve(c) {
 		return
 	}
-	id, err := newID()
-	if err == nil {
-		c.file, err = tmpfile.File(f.folder)
-	}
-	if err != nil {
+	var err error
+	if c.file, err = tmpfile.File(f.folder); err != nil {
 		f.log.Error("files of a call are not kept", "error", err)
 		f.unreserve(c)
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, keepTimeout)
 	defer cancel()
-	offset := int64(0)
+	id, offset := newID(), int64(0)
 	for _, file := range chosen {
 		out := io.NewOffsetWriter(c.file, offset)
-		// What has grown since is not what the call left.
+		// The call did not write what a file has grown by since.
 		size, err := box.CopyFile(ctx, out, file.Path, file.Size)
 		if err != nil {
 			f.log.Warn("a file of a call is not kept", "error", err)
@@ -130,8 +126,8 @@ func (f *Files) keep(ctx context.Context, principal string, box sandbox.Sandbox,
 	}
 }
 
-// reserve counts what a call is about to keep, and makes way for it. It is false
-// where there is none.
+// reserve counts the bytes that a call is about to keep, after removing the files of other calls if
+// need be. It returns false if there is no room.
 func (f *Files) reserve(c *oneShot) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -159,8 +155,8 @@ func (f *Files) unreserve(c *oneShot) {
 	f.bytes -= c.bytes
 }
 
-// first returns the id of the call whose files go first, or nothing. tooMany is
-// whether there are too many calls, and not too many bytes.
+// first returns the id of the call whose files are removed first, or "" if there is none. tooMany
+// says that there are too many calls, and not too many bytes.
 func (f *Files) first(tooMany bool) (id string) {
 	of := map[string]int64{}
 	for _, c := range f.calls {
@@ -183,7 +179,7 @@ func (f *Files) first(tooMany bool) (id string) {
 	return id
 }
 
-// add makes the files of a call readable. It is false after Close.
+// add makes the files of a call readable. It returns false after Close.
 func (f *Files) add(id string, c *oneShot) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -243,7 +239,7 @@ func (f *Files) Read(principal, id, path string) ([]byte, error) {
 	return data, nil
 }
 
-// Close drops all files; none is kept afterwards.
+// Close removes all files, and no more are kept.
 func (f *Files) Close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -257,10 +253,8 @@ func (f *Files) Close() {
 // a restarted server does not reuse the ids of its predecessor.
 const idBytes = 8
 
-func newID() (string, error) {
+func newID() string {
 	var id [idBytes]byte
-	if _, err := rand.Read(id[:]); err != nil {
-		return "", fmt.Errorf("choose an id: %w", err)
-	}
-	return hex.EncodeToString(id[:]), nil
+	_, _ = rand.Read(id[:]) // which never fails
+	return hex.EncodeToString(id[:])
 }
