@@ -8,7 +8,6 @@ package account
 import (
 	"context"
 	"errors"
-	"maps"
 	"sync"
 	"time"
 
@@ -40,7 +39,8 @@ const (
 const (
 	recordsBurst     = 4 << 20
 	recordsPerSecond = 8 << 10
-	// maxRecorders bounds the principals with a remembered rate.
+	// maxRecorders bounds the principals with a remembered rate. One more, and all rates begin
+	// again.
 	maxRecorders = 4096
 )
 
@@ -122,13 +122,7 @@ func (b *Book) recorder(principal string) *rate.Limiter {
 	defer b.mu.Unlock()
 	if b.records[principal] == nil {
 		if len(b.records) >= maxRecorders {
-			maps.DeleteFunc(b.records, func(_ string, one *rate.Limiter) bool { return one.Tokens() >= recordsBurst })
-		}
-		for other := range b.records {
-			if len(b.records) < maxRecorders {
-				break
-			}
-			delete(b.records, other)
+			clear(b.records)
 		}
 		b.records[principal] = rate.NewLimiter(recordsPerSecond, recordsBurst)
 	}
