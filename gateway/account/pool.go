@@ -33,9 +33,6 @@ var ErrFull = errors.New("others use too much")
 // Pool shares something among principals. Its methods may be called at the same time.
 type Pool struct {
 	terms Terms
-	// Drained, which may be nil, is called with the pool locked when it becomes unused. It is
-	// set before the first use.
-	Drained func()
 
 	mu   sync.Mutex
 	used int64
@@ -135,9 +132,6 @@ func (p *Pool) releaser(principal string, n int64) func() {
 		defer p.mu.Unlock()
 		p.add(principal, -n)
 		p.serve()
-		if p.used == 0 && p.Drained != nil {
-			p.Drained()
-		}
 	})
 }
 

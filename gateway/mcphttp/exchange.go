@@ -458,6 +458,7 @@ func (x *exchange) request(m rpc.Message, session *httpSession) {
 			if answer, ok := <-answers; ok { // otherwise follow has released it
 				answer.release()
 			}
+			x.returnMemory()
 		}()
 	}
 }

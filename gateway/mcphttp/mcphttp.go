@@ -67,14 +67,9 @@ const (
 	slowestRead  = 256 << 10
 )
 
-const (
-	// The server returns memory to the machine if returnExchanges exchanges have ended, or if
-	// no messages are held any more: after returnDelay and at most every returnEvery, because
-	// this takes milliseconds of a processor.
-	returnExchanges = 64
-	returnDelay     = 2 * time.Second
-	returnEvery     = 10 * time.Second
-)
+// returnDelay is the time until the memory of exchanges that have ended is returned to the machine,
+// together with that of later ones, because this takes milliseconds of a processor.
+const returnDelay = 10 * time.Second
 
 const (
 	// The response to a call becomes a stream if the call takes longer than firstComment.
@@ -139,23 +134,19 @@ type Server struct {
 	answers *account.Pool // that wait until they can be charged
 
 	// ctx ends with the server, streams when the streams are to end.
-	ctx       context.Context
-	cancel    context.CancelFunc
-	streams   context.Context
-	endStream context.CancelFunc
-	ids       atomic.Uint64
-	refusals  *rate.Limiter // lines of the log about requests that are refused
-	unlogged  atomic.Int64  // refusals since the last such line
-	isLame    atomic.Bool
-	// returned is when memory was returned last, in nanoseconds; isReturning says that
-	// it will be.
-	returned    atomic.Int64
-	isReturning atomic.Bool
+	ctx         context.Context
+	cancel      context.CancelFunc
+	streams     context.Context
+	endStream   context.CancelFunc
+	ids         atomic.Uint64
+	refusals    *rate.Limiter // lines of the log about requests that are refused
+	unlogged    atomic.Int64  // refusals since the last such line
+	isLame      atomic.Bool
+	isReturning atomic.Bool // memory will be returned
 
 	mu        sync.Mutex
 	isClosing bool
 	exchanges int           // that are answered
-	most      int           // exchanges at a time, since memory was last to be returned
 	idle      chan struct{} // closed when isClosing and there are no exchanges
 }
 
@@ -170,7 +161,6 @@ func New(handler *rpc.Handler, o Options) *Server {
 		idle:     make(chan struct{}),
 		accepted: make(chan struct{}),
 	}
-	o.Book.Bytes.Drained = s.returnMemory
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.streams, s.endStream = context.WithCancel(s.ctx)
 	mux := http.NewServeMux()
@@ -291,15 +281,12 @@ func (s *Server) Close(within time.Duration) {
 
 // returnMemory returns freed memory to the machine. Go's runtime would keep it for minutes.
 func (s *Server) returnMemory() {
-	if !s.isReturning.CompareAndSwap(false, true) {
-		return
+	if s.isReturning.CompareAndSwap(false, true) {
+		time.AfterFunc(returnDelay, func() {
+			s.isReturning.Store(false)
+			debug.FreeOSMemory()
+		})
 	}
-	earliest := time.Unix(0, s.returned.Load()).Add(returnEvery)
-	time.AfterFunc(max(returnDelay, time.Until(earliest)), func() {
-		s.returned.Store(time.Now().UnixNano())
-		s.isReturning.Store(false)
-		debug.FreeOSMemory()
-	})
 }
 
 // enter counts an exchange, or returns false if the server is ending.
@@ -310,7 +297,6 @@ func (s *Server) enter() bool {
 		return false
 	}
 	s.exchanges++
-	s.most = max(s.most, s.exchanges)
 	return true
 }
 
@@ -320,9 +306,5 @@ func (s *Server) leave() {
 	if s.exchanges--; s.exchanges == 0 && s.isClosing {
 		close(s.idle)
 	}
-	// An exchange takes tens of kilobytes, mostly for the stacks of its goroutines.
-	if s.most-s.exchanges >= returnExchanges {
-		s.most = s.exchanges
-		s.returnMemory()
-	}
+	s.returnMemory()
 }
