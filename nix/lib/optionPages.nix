@@ -4,8 +4,16 @@
 let
   inherit (builtins) attrNames toJSON;
 
-  # In a table's cell, a bar ends it.
-  cell = builtins.replaceStrings [ "|" "\n" ] [ "\\|" " " ];
+  # In a table's cell, a bar ends it. A page that the text names is linked.
+  cell =
+    text:
+    lib.concatMapStrings (
+      part:
+      if lib.isList part then
+        "([${lib.head part}](../${lib.head part}.md))"
+      else
+        builtins.replaceStrings [ "|" "\n" ] [ "\\|" " " ] part
+    ) (builtins.split "\\(docs/([a-z-]+)\\.md\\)" text);
 
   default =
     option:
