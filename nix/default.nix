@@ -33,6 +33,7 @@ let
     configuration = call ./lib/configuration.nix;
     interpreter = call ./lib/interpreter.nix;
     interpreters = call ./interpreters;
+    named = call ./lib/named.nix;
     onDemand = call ./lib/onDemand.nix;
     options = import ./lib/options.nix {
       inherit lib;

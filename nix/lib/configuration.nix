@@ -13,6 +13,7 @@
 #   }
 {
   pkgs,
+  named,
   options,
   validate,
   sandbox,
@@ -34,20 +35,6 @@ let
     "tools_lock"
   ];
 
-  # pkgs.a.b for "a.b", or null; a package is itself.
-  package =
-    named:
-    let
-      found = if isString named then lib.attrByPath (lib.splitString "." named) null pkgs else named;
-    in
-    if !(isAttrs found && found ? outPath) then
-      null
-    else if isString named then
-      # Its own name may be another one; onDemand.nix looks it up by this one.
-      found // { attributeName = lib.last (lib.splitString "." named); }
-    else
-      found;
-
   isGiven = key: values: values.${key} or null != null;
 
   # The defaults are those of the configuration, if they are right by themselves.
@@ -56,14 +43,14 @@ let
     let
       location = dialect.location "environments.${name}";
       plain = validate.table location dialect.environment values;
-      named = validate.values location { name = options.mkSandbox.name; } { inherit name; };
-      absent = lib.filter (p: package p == null) (values.packages or [ ]);
+      ofName = validate.values location { name = options.mkSandbox.name; } { inherit name; };
+      absent = named.problems location (values.packages or [ ]);
       # An artifact is complete: its other options were set when it was made.
       beside = lib.filter (key: key != "sandbox" && isGiven key values) (lib.attrNames values);
       called = values.sandbox.metadata.name or null;
     in
-    if named != [ ] then
-      named
+    if ofName != [ ] then
+      ofName
     else if !(isAttrs values) then
       [ "${location} is ${validate.show values}: use a table" ]
     else if plain != [ ] then
@@ -75,16 +62,7 @@ let
         lib.optional (called != name)
           "${location} sandbox is called ${toJSON called}: rename the environment to ${called}, or give the sandbox this name where it is made"
     else if absent != [ ] then
-      map (
-        p:
-        "${location} packages names ${toJSON p}, which nixpkgs does not have: use ${
-          # The names of modules are what people know.
-          if (builtins.tryEval (isString p && package "python3Packages.${p}" != null)).value then
-            toJSON "python3Packages.${p}"
-          else
-            "one that `nix search nixpkgs WORD` finds"
-        }"
-      ) absent
+      absent
     else if
       !(isGiven "preset" values)
       && !(isGiven "from_shell" values)
@@ -106,7 +84,7 @@ let
     // removeAttrs own [ "tools" ]
     // {
       inherit name;
-      packages = map package (own.packages or [ ]);
+      packages = map named.package (own.packages or [ ]);
     };
 
   # What the backend of an environment lacks of what is set for all environments.
@@ -124,7 +102,7 @@ let
     );
 in
 {
-  inherit environmentProblems package;
+  inherit environmentProblems;
 
   # What is wrong with all but the environments, and then with each of those
   # by `each`, which for most is environmentProblems.
@@ -163,7 +141,7 @@ in
         lib.mapAttrsToList (each (if ofDefaults == [ ] then defaults else { })) declared
       )
       ++ lib.concatLists (lib.mapAttrsToList (unsupported dialect values) declared)
-      ++ toolbox.problems dialect package values
+      ++ toolbox.problems dialect values
     );
 
   build =
@@ -196,6 +174,6 @@ in
     }
     # Nor has one without tools anything of the toolbox.
     // lib.optionalAttrs (values.tools or { } != { }) {
-      tools = toolbox.catalog package values environments;
+      tools = toolbox.catalog values environments;
     };
 }

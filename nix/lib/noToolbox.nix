@@ -3,9 +3,9 @@
 { lib }:
 {
   add = _: _: arguments: arguments;
-  catalog = _: _: _: null;
+  catalog = _: _: null;
   problems =
-    dialect: _: values:
+    dialect: values:
     lib.optional (values.tools or { } != { })
       "${dialect.location "tools"} is in a configuration that is read when the server starts, and servers of tools are built with the server: give this file to mkServer, or leave the table out"
     ++ lib.concatLists (

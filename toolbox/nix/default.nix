@@ -7,6 +7,7 @@
 # A server of tools is a sandbox like any other, whose bin/attach the gate starts.
 {
   pkgs,
+  named,
   options,
   programs,
   sandbox,
@@ -147,14 +148,14 @@ let
   isServed = server: server.url or null == null;
 
   serverArtifact =
-    package: name: server:
+    name: server:
     sandbox.build {
       name = "tool-${name}";
       description = "A server of tools";
       interpreter_type = "command";
       interpreter = "/bin/sh -c";
       stdin_mode = "arg";
-      packages = map package (server.packages or [ ]);
+      packages = map named.package (server.packages or [ ]);
       prewarm = 0;
       inherit (validate.complete options.toolServer server)
         env
@@ -167,11 +168,11 @@ let
     };
 
   serverProblems =
-    dialect: package: name: server:
+    dialect: name: server:
     let
       location = dialect.location "tools.${name}";
       typed = validate.table location options.toolServer server;
-      absent = lib.filter (p: package p == null) (server.packages or [ ]);
+      absent = named.problems location (server.packages or [ ]);
       says = key: server.${key} or null != null && server.${key} != [ ] && server.${key} != { };
       ofURL = lib.filter says [
         "env"
@@ -185,7 +186,7 @@ let
     else if typed != [ ] then
       typed
     else if absent != [ ] then
-      map (p: "${location} packages names ${toJSON p}, which nixpkgs does not have: use one that `nix search nixpkgs WORD` finds") absent
+      absent
     else if says "command" == says "url" then
       [ "${location} has ${if says "url" then "both command and url" else "neither command nor url"}: set one of them" ]
     else if says "url" && ofURL != [ ] then
@@ -222,9 +223,9 @@ let
 in
 {
   problems =
-    dialect: package: values:
+    dialect: values:
     let
-      ofServers = lib.concatLists (lib.mapAttrsToList (serverProblems dialect package) (values.tools or { }));
+      ofServers = lib.concatLists (lib.mapAttrsToList (serverProblems dialect) (values.tools or { }));
     in
     if ofServers != [ ] then
       ofServers
@@ -253,13 +254,13 @@ in
       };
 
   catalog =
-    package: values: environments:
+    values: environments:
     pkgs.writeText "toolbox.json" (toJSON {
       servers = lib.mapAttrs (
         name: own:
         let
           server = validate.complete options.toolServer own;
-          artifact = serverArtifact package name (given own);
+          artifact = serverArtifact name (given own);
         in
         {
           inherit (server)
