@@ -46,7 +46,7 @@ let
     file = {
       type = types.secretFile;
       nullable = true;
-      doc = "The file with the secret, which is read when a sandbox starts, by whoever starts the server.";
+      doc = "The file with the secret. The server's user reads it when a sandbox starts.";
     };
     variable = {
       type = types.variableName;
@@ -55,7 +55,7 @@ let
     };
   };
 
-  # A reverse proxy that says who calls.
+  # A reverse proxy that names the principal of a request.
   proxy = {
     header = {
       type = types.matching "[A-Za-z0-9-]{1,100}" "the name of a header field, such as \"X-Remote-User\"";
@@ -89,16 +89,16 @@ let
     claim = {
       type = types.line 100;
       default = "sub";
-      doc = "The claim that says who calls.";
+      doc = "The claim that names the principal.";
     };
     scope = {
       type = types.line 100;
       nullable = true;
-      doc = "What a token must allow, if anything.";
+      doc = "The scope that a token must have, if any.";
     };
   };
 
-  # What one who calls may have at a time.
+  # What a principal may have at a time.
   quota = {
     calls = {
       type = types.integer 1 1024;
@@ -123,12 +123,12 @@ let
     memory_used_mb = {
       type = types.integer 16 16777216;
       nullable = true;
-      doc = "Memory that all its sandboxes together may really use, in MiB, with what their jails need. Where they would use more, the kernel ends one of them. It needs control groups. Left out, there is no such limit.";
+      doc = "Memory that all its sandboxes together may really use, in MiB, with their jails. If they would use more, the kernel ends one of them. No limit when left out. It needs control groups.";
     };
     pids = {
       type = types.integer 16 4194304;
       nullable = true;
-      doc = "Processes and threads of all its sandboxes together, with those of their jails. Beyond it, none can start in any of them. It needs control groups. Left out, there is no such limit.";
+      doc = "Processes and threads of all its sandboxes together, with their jails. Beyond that, none of them can start another one. No limit when left out. It needs control groups.";
     };
   };
 
@@ -149,7 +149,7 @@ let
     ask = {
       type = types.askedHosts;
       default = [ ];
-      doc = "Hosts like `domains` about which the user is asked at the first connection, and `*` for every other host (docs/asking.md). Nobody is asked about a host that `domains` has.";
+      doc = "Hosts like `domains` about which the user is asked at the first connection, and `*` for every other host (docs/asking.md). Hosts that `domains` has need no question.";
     };
     ports = {
       type = types.ports;
@@ -157,7 +157,7 @@ let
         443
         80
       ];
-      doc = "The TCP ports of the names without one. At 443 a sandbox speaks TLS, at 80 HTTP, and both must be for the named host; at other ports it speaks what it likes.";
+      doc = "The TCP ports of the names without one. At 443 a sandbox speaks TLS, at 80 HTTP, and both must be for the named host; at other ports it speaks any protocol.";
     };
     private = {
       type = types.networks;
@@ -177,12 +177,12 @@ let
     megabytes = {
       type = types.integer 1 1048576;
       default = 1024;
-      doc = "What a sandbox may send and receive in its life, together, in MiB.";
+      doc = "How much a sandbox may send and receive in its life, together, in MiB.";
     };
     names = {
       type = types.integer 1 65536;
       default = 1000;
-      doc = "Different names that a sandbox may look up in its life, which bounds what look-ups below a `*.` can tell others.";
+      doc = "Different names that a sandbox may look up in its life. This bounds how much look-ups below a `*.` can tell others.";
     };
     rules = {
       type = types.rules rule;
@@ -268,7 +268,7 @@ let
       nullable = true;
       shared = true;
       published = true;
-      doc = "How long a call may ask to run, with the argument `timeout`; as long as timeout_seconds when left out, and the model then learns of no such argument.";
+      doc = "How long a call may ask to run, with the argument `timeout`; as long as timeout_seconds when left out, and the tool then has no such argument.";
     };
     ask_seconds = {
       type = types.integer 1 86400;
@@ -321,7 +321,7 @@ let
     preload = {
       type = types.modules;
       default = [ ];
-      doc = "Modules of Python that the sandboxes of `prewarm` import while they wait, so that a call which imports them does not. Each of these sandboxes takes their memory. A call then cannot set what a module reads when it is imported.";
+      doc = "Modules of Python that the sandboxes of `prewarm` import while they wait, so that a call does not wait for these imports. Each of these sandboxes takes their memory. A call then cannot set what a module reads when it is imported.";
     };
     backend = {
       type = types.choice backends;
@@ -503,12 +503,12 @@ rec {
     idle_timeout_seconds = {
       type = types.integer 1 longest;
       default = 300;
-      doc = "A session that nobody used for so long ends.";
+      doc = "A session ends after this time without a call.";
     };
     max_lifetime_seconds = {
       type = types.integer 1 longest;
       default = 3600;
-      doc = "A session of this age ends.";
+      doc = "A session ends at this age.";
     };
     shared_files = {
       type = types.boolean;
@@ -523,7 +523,7 @@ rec {
     keep_mb = {
       type = types.integer 1 1048576;
       default = 4096;
-      doc = "What the kept files of all sessions of a user may take on disk, in MiB. If that is too little, whoever has most of them loses those that were saved longest ago.";
+      doc = "The size of the kept files of all sessions of a user on disk, in MiB. If there is more, the principal with most of them loses those that were saved longest ago.";
     };
     outputs = {
       type = types.line 4096;
@@ -543,7 +543,7 @@ rec {
     suspend_mb = {
       type = types.integer 1 1048576;
       default = 4096;
-      doc = "What all suspended sessions of a user may take on disk, in MiB; the oldest are deleted first, and each after 7 days.";
+      doc = "The size of all suspended sessions of a user on disk, in MiB. The oldest are deleted first, and each after 7 days.";
     };
   };
 
@@ -552,7 +552,7 @@ rec {
     max_closure_mb = {
       type = types.integer 1 1048576;
       default = 4096;
-      doc = "What an environment with packages that a call added may take on the disk, in MiB.";
+      doc = "The size on disk of an environment with packages that a call added, in MiB.";
     };
     build_seconds = {
       type = types.integer 1 86400;
@@ -567,12 +567,12 @@ rec {
     keep_days = {
       type = types.integer 1 3650;
       default = 30;
-      doc = "One that no call used for so many days is not kept from Nix's garbage collection any more.";
+      doc = "An environment that no call has used for this time is no longer kept from Nix's garbage collection.";
     };
     keep_mb = {
       type = types.integer 1 16777216;
       default = 16384;
-      doc = "What all of them may take that are kept, in MiB. If that is too little, whoever has most of them loses those that no call used for longest.";
+      doc = "The size of all environments that are kept, in MiB. If there is more, the principal with most of them loses those that were used longest ago.";
     };
   };
 
@@ -606,7 +606,7 @@ rec {
     ask = {
       type = types.patterns;
       default = [ ];
-      doc = "Further tools that code may call when the user allows it, in the same form (docs/asking.md). Nobody is asked about a tool that `allow` has.";
+      doc = "Further tools that code may call when the user allows it, in the same form (docs/asking.md). Tools that `allow` has need no question.";
     };
     timeout_seconds = {
       type = types.integer 1 86400;
@@ -635,7 +635,7 @@ rec {
         "session"
       ];
       default = "principal";
-      doc = "Who shares a process of the server: everybody (`server`), the sessions of one who calls (`principal`), or nobody (`session`). A process of a session ends after 10 minutes without a call, and one of a call without a session ends with it.";
+      doc = "Who shares a process of the server: all principals (`server`), the sessions of one (`principal`), or the calls of one session (`session`). A process ends after 10 minutes without a call; that of a one-shot call ends with it.";
     };
   }
   // lib.getAttrs [
@@ -683,7 +683,7 @@ rec {
     listen = {
       type = types.listen;
       default = "127.0.0.1:8080";
-      doc = "Where `nix-sandbox-mcp serve` takes clients, unless NIX_SANDBOX_HTTP or `--http` says otherwise: an address with a port, `unix:PATH`, or `systemd` for the socket that a systemd unit opens. Without a way to tell who calls, it must be an address that only this machine reaches.";
+      doc = "Where `nix-sandbox-mcp serve` listens, unless NIX_SANDBOX_HTTP or `--http` says otherwise: an address with a port, `unix:PATH`, or `systemd` for the socket that a systemd unit opens. Without tokens, a proxy or OAuth, it must be an address that only this machine reaches.";
     };
     hosts = {
       type = types.lines;
@@ -705,14 +705,14 @@ rec {
         wanted = "a table such as { header = \"X-Remote-User\", from = [\"127.0.0.1/32\"] }";
       };
       nullable = true;
-      doc = "A reverse proxy that says who calls, as it found out by a certificate.";
+      doc = "A reverse proxy that names the principal of a request, as it found out by a certificate.";
     };
     oauth = {
       type = types.table oauth // {
         wanted = "a table with resource, issuer and jwks";
       };
       nullable = true;
-      doc = "An authorization server whose access tokens are taken: JSON Web Tokens for this server.";
+      doc = "An authorization server whose access tokens are accepted: JSON Web Tokens for this server.";
     };
     quotas = {
       type = types.tables types.isClass quota {
@@ -720,12 +720,12 @@ rec {
         most = 100;
       };
       default = { };
-      doc = "What one who calls may have at a time, by class. A line of the file of tokens ends with `class=NAME`; everybody else is of the class `default`.";
+      doc = "What a principal may have at a time, by class. A line of the file of tokens ends with `class=NAME`; all others are of the class `default`.";
     };
     calls_at_once = {
       type = types.integer 1 10000;
       nullable = true;
-      doc = "How many calls run at a time; others wait for their turn, which goes from one caller to the next. Left out, twice as many as there are processors, and at least 8.";
+      doc = "How many calls run at a time; others wait, and principals take turns. When left out, twice the number of processors, and at least 8.";
     };
     audit_file = {
       type = types.secretFile;
