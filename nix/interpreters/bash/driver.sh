@@ -178,6 +178,11 @@ __agent_turn() {
     builtin unset -f trap __agent_turn __agent_dump __agent_globals __agent_check __agent_unprompt
     __agent_next_turn= # no turn follows
     exec 251>&- 252<&- 253>&-
+    # eval would begin each line of set -x with one more +. What is longer may not fit into
+    # an argument.
+    if [[ $__agent_code =~ (^|[^[:alnum:]_-])set\ +-[a-z]*x|xtrace && ${#__agent_code} -lt 30000 ]]; then
+      __agent_program=$__agent_code __agent_code='builtin exec "$BASH" -O expand_aliases -c "$__agent_program" bash'
+    fi
   else
     __agent_nonce=$__agent_next
   fi
