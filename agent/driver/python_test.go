@@ -93,10 +93,15 @@ func TestPythonFigures(t *testing.T) {
 		"from PIL import Image; Image.new('RGB', (2, 2)).save('pillow.png')":                   1,
 		"from PIL import Image; Image.new('RGB', (2, 2)).show()":                               1,
 		"from PIL import Image; Image.new('RGB', (2, 2))":                                      1,
+		"import IPython.display as d; plt.plot([1]); plt.savefig('d.png'); d.Image('d.png')":   1,
 		"import io; from PIL import Image; Image.new('RGB', (2, 2)).save(io.BytesIO(), 'png')": 0,
 	} {
 		if got := a.Run(code); got.ExitCode != 0 || len(got.Files) != want {
 			t.Errorf("%s: %s%d files, want %d", code, got.Stderr, len(got.Files), want)
 		}
+	}
+	// A later call has to show a file again.
+	if got := a.Run("d.Image('d.png')"); got.ExitCode != 0 || len(got.Files) != 1 {
+		t.Errorf("files %v of a call that shows the file of an earlier one, %s", got.Files, got.Stderr)
 	}
 }

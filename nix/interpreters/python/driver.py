@@ -252,6 +252,13 @@ def rehearse():
         gc.unfreeze()
 
 
+def draw_bars(module):
+    """Has the progress bars that tqdm draws on a notebook's page be lines of text."""
+    plain = sys_modules['tqdm.std']
+    module.tqdm = module.tqdm_notebook = plain.tqdm
+    module.trange = module.tnrange = plain.trange
+
+
 class Finder:
     """Has a function called when the code has imported a certain module. It stands
     first in sys.meta_path and leaves all other modules alone."""
@@ -513,6 +520,7 @@ after_import = {
     'matplotlib.figure': lambda module: load('sandbox_figures').install_figures(),
     'matplotlib.pyplot': lambda module: load('sandbox_figures').install_pyplot(),
     'PIL.Image': lambda module: load('sandbox_figures').install_images(),
+    'tqdm.notebook': draw_bars,
 }
 sys.meta_path.insert(0, Finder)
 # Python 3.13's linecache imports nothing: with it, tracebacks that the code

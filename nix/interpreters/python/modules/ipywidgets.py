@@ -6,6 +6,7 @@ A real ipywidgets is found first: this folder is the last of the module path.
 
 import functools
 import inspect
+import types
 
 __version__ = '0.0'
 
@@ -23,7 +24,10 @@ __all__ = '''
 class Widget:
     """A control of any kind. What the code sets is kept, and no event ever comes."""
 
+    description = ''
+
     def __init__(self, *arguments, **options):
+        self.style, self.layout = types.SimpleNamespace(), types.SimpleNamespace()
         self.__dict__.update(options)
         if arguments:
             self.children = arguments[0]
@@ -35,8 +39,7 @@ class Widget:
         parts = [repr(child) for child in getattr(self, 'children', ())]
         if self.value is not None:
             parts.append('value=%r' % (self.value,))
-        about = getattr(self, 'description', '')
-        return '%s(%s)' % (type(self).__name__, ', '.join(([repr(about)] if about else []) + parts))
+        return '%s(%s)' % (type(self).__name__, ', '.join(([repr(self.description)] if self.description else []) + parts))
 
     def __enter__(self):
         return self

@@ -22,6 +22,9 @@ IMAGES = ('.png', '.jpg', '.jpeg', '.gif', '.webp', '.svg')
 # since is stale, which matplotlib keeps account of.
 shown = weakref.WeakSet()
 
+# Files that the answer of this call carries already, because code wrote them.
+published = set()
+
 links = {}  # of files elsewhere in the workspace, below outputs
 
 
@@ -38,10 +41,12 @@ def publish(path):
     if not is_image(path) or not path.startswith(os.path.realpath(sandbox_display.workspace) + '/') or not os.path.isfile(path):
         return False
     if path.startswith(folder + '/'):
+        published.add(path)
         return True
     try:
         # A file that was written again in place has its link already.
         if path in links and os.path.samefile(links[path], path):
+            published.add(path)
             return True
         target = os.path.join(folder, os.path.basename(path))
         if os.path.lexists(target):
@@ -51,6 +56,7 @@ def publish(path):
     except OSError:
         return False
     links[path] = target
+    published.add(path)
     return True
 
 
@@ -81,11 +87,14 @@ def end_call():
     if pyplot is not None and pyplot.get_fignums():
         show_open(pyplot)
     shown.clear()
+    published.clear()
 
 
 def show_value(value):
     """Shows a value that is a figure or part of one, or an image of Pillow. Says
-    whether it did."""
+    whether the answer carries it."""
+    if isinstance(value, sandbox_display.Image) and value.filename is not None:
+        return os.path.realpath(value.filename) in published
     kind = type(value).__module__
     if kind.startswith('matplotlib.'):
         module = sys.modules.get('matplotlib.figure')
