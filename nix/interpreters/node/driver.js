@@ -22,9 +22,12 @@
   const { isPromise } = util.types;
   const { then } = Promise.prototype;
   const later = setImmediate;
+  const { setInterval, clearInterval } = globalThis;
+  const { getActiveResourcesInfo } = process;
 
   const CONTROL = 3;
   const CODE = 4;
+  const MOMENT = 1000; // how long a call waits for work that it began, in milliseconds
   const STUCK = 'Uncaught Error: the code waits for a promise that nothing can settle any more\n';
   const ended = { toString: () => 'process.exit' }; // thrown by process.exit where nothing else can end the code
 
@@ -215,13 +218,36 @@
     }
   }
 
+  // The number of operations that will call back soon: reads, programs, requests. Timers
+  // and servers may last as long as the session.
+  function operations() {
+    return getActiveResourcesInfo().filter((kind) => !/Timeout|Immediate|Server/i.test(kind)).length;
+  }
+
   // Ends a call with a status; only the first status counts.
   function settle(current, status) {
     if (current.over) return;
     current.over = true;
     current.status = status;
     // Unhandled rejections are reported after the microtasks.
-    later(() => finish(current));
+    later(() => {
+      if (status === 0 && operations() > current.before) rest(current);
+      else finish(current);
+    });
+  }
+
+  // Ends a call when the operations that it began have called back, or soon.
+  function rest(current) {
+    const end = now() + MOMENT;
+    const look = setInterval(() => {
+      if (operations() <= current.before || now() >= end) current.rested();
+    }, 2);
+    look.unref();
+    current.rested = () => {
+      current.rested = undefined;
+      clearInterval(look);
+      finish(current);
+    };
   }
 
   function finish(current) {
@@ -342,6 +368,7 @@
     open.stdout = open.stderr = false;
     // Without it, an event loop that has nothing left to do says so.
     control.unref();
+    current.before = operations();
     entry = () => evaluate(source, name, { settled: (status) => settle(current, status), over: () => current.over, unless: underWay, wait: true });
     try {
       // SIGINT ends even a loop that never yields, and the state that was
@@ -374,6 +401,7 @@
   // Ends a call that waits for what cannot come any more.
   function stuck() {
     control.ref();
+    call?.rested?.();
     if (call === null || call.over) return;
     if (call.waits) return settle(call, 0); // for its value, as no program would
     stderr.write(STUCK);
