@@ -2,12 +2,28 @@
 # packages in C, and what users build beside them.
 { pkgs }:
 let
+  inherit (pkgs) lib;
   library = import ../../nix { inherit pkgs; };
   server = library.mkServer { config = ../../config.example.toml; };
   shell = pkgs.mkShell {
     packages = [ pkgs.jq ];
     GREETING = "hello";
   };
+
+  # What release/files proposes to others, with this checkout in place of what a tag gives.
+  source = builtins.path {
+    name = "source";
+    path = ../..;
+    filter = path: _: !(lib.elem (baseNameOf path) [ ".cache" ".git" "result" ]);
+  };
+  proposed =
+    file:
+    builtins.toFile "package.nix" (
+      builtins.replaceStrings
+        [ "@version@" "@hash@" "@vendorHash@" ]
+        [ library.programs.version lib.fakeHash (import ../../nix/lib/vendorHash.nix) ]
+        (builtins.readFile file)
+    );
 in
 removeAttrs (import ../nix/checks.nix { inherit pkgs server; }) [ "evaluation" ]
 // {
@@ -16,5 +32,11 @@ removeAttrs (import ../nix/checks.nix { inherit pkgs server; }) [ "evaluation" ]
     name = "shell";
     from_shell = shell;
   };
+  nixpkgs-package = pkgs.callPackage (proposed ../../release/nixpkgs/package.nix.in) {
+    fetchFromGitHub = _: source;
+  };
+  mcp-servers-nix-package = pkgs.callPackage (builtins.scopedImport { fetchTarball = _: source; } (
+    proposed ../../release/mcp-servers-nix/package.nix.in
+  )) { };
   project = library.fromProject { project.devShells.${pkgs.stdenv.hostPlatform.system}.default = shell; };
 }
