@@ -84,7 +84,9 @@ func demonstrate(server string) error {
 		return err
 	}
 
-	heading("For the configuration of an MCP client")
+	heading("To give it to an MCP client")
+	fmt.Printf("\n  %s client-config claude-code --install\n", server)
+	note("adds this to the client's file; its --help names the clients that it knows")
 	config := map[string]any{"mcpServers": map[string]any{"sandbox": map[string]any{
 		"command": server, "args": []string{"--stdio"},
 	}}}
