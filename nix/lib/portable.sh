@@ -23,16 +23,22 @@ case $lib in
   *[:\;]*) fail "the folder $lib has a colon or semicolon in its path" "unpack the archive elsewhere" ;;
 esac
 
-# Root keeps its user and privileges, and gives each sandbox a user of its own.
-if [ "$(id -u)" = 0 ]; then user=''; else user=--user; fi
+# Root keeps its user and privileges, and gives each sandbox a user of its own. The effective user is
+# the second of four.
+user=--user
+while read -r key _ id _; do
+  [ "$key $id" != 'Uid: 0' ] || user=''
+done </proc/self/status
 
 # hold: makes the namespace, with all of the machine but its own /nix, and prints the number of
-# a process in it.
+# a process in it. A program that is started here would make each start of the server slower.
 hold() {
   set --
   for entry in /* /.[!.]*; do
     [ "$entry" != /nix ] || continue
-    if [ -L "$entry" ]; then
+    if [ -L "$entry" ] && [ "$entry" -ef "/usr$entry" ]; then
+      set -- "$@" --symlink "usr$entry" "$entry"
+    elif [ -L "$entry" ]; then
       set -- "$@" --symlink "$(readlink -- "$entry")" "$entry"
     elif [ -d "$entry" ]; then
       set -- "$@" --dev-bind "$entry" "$entry"
@@ -44,7 +50,7 @@ hold() {
   # shellcheck disable=SC2016 # expanded in the namespace
   "$lib/loader" --library-path "$lib" "$lib/bwrap" "$@" \
     --perms 0755 --dir /nix --ro-bind "$store" /nix/store --remount-ro / -- \
-    @shell@ -c 'echo $$ >&3; exec sleep 60 3>&-' 3>&1 >/dev/null </dev/null &
+    /bin/sh -c 'echo $$ >&3; exec sleep 60 3>&-' 3>&1 >/dev/null </dev/null &
 }
 
 holder=$(hold)
