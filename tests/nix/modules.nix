@@ -429,7 +429,6 @@ in
         "services.nix-sandbox-mcp: serve.metrics_listen is one address, and service.instances is 2: leave one of them out"
       ]
       [ ]
-      [ ]
       [
         "services.nix-sandbox-mcp: service.openFirewall opens a port, and serve.listen is unix:/run/mcp.socket: leave it out"
       ]
