@@ -33,7 +33,7 @@
       # By their paths: imported twice, a module counts once.
       flakeModules.default = ./modules/flake-parts.nix;
       flakeModule = self.flakeModules.default; # convention
-      # Nix wants a set or a function where it knows the output.
+      # Nix knows these outputs and wants a set or a function, not a path.
       nixosModules.default.imports = [ ./modules/nixos.nix ];
       homeModules.default.imports = [ ./modules/home-manager.nix ];
 

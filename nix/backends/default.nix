@@ -25,7 +25,7 @@
 #   closure         a hash of it
 #   needs           a string that is equal for sandboxes that need the same of a
 #                   machine, for which one bin/check answers
-#   metadata        further fields of metadata.json, where there are any
+#   metadata        further fields of metadata.json, if any
 # }
 { pkgs, programs }:
 {

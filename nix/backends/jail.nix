@@ -92,7 +92,7 @@ let
   ];
 
   # What every jail is without. Each namespace stands there by name, because --unshare-all
-  # does without a user or cgroup namespace where the system has none.
+  # does without a user or cgroup namespace if the system has none.
   namespaces = [
     "--unshare-user"
     "--unshare-ipc"

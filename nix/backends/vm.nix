@@ -2,7 +2,7 @@
 # `jail`: two walls.
 #
 # bin/run is a description, whose interpreter is nix-sandbox-vm: it starts QEMU, in a
-# jail too, with KVM where that works and otherwise emulated, and has the machine's
+# jail too, with KVM if that works and otherwise emulated, and has the machine's
 # first process start the program of the same name that is in the machine's image.
 { pkgs, programs }:
 let
@@ -27,7 +27,7 @@ let
     ];
   };
 
-  # Bounds of a project, of which each machine has an image of its own on disk.
+  # Bounds of a project: each machine has an image of it on disk.
   project_files = 100000;
   project_mb = 2048;
 
@@ -72,9 +72,8 @@ let
   # process.
   own_mb = 128;
 
-  # What QEMU needs beside the machine's memory: its heap, what it keeps of translated
-  # code where it emulates, and the page tables. An estimate with a margin: what QEMU takes
-  # beside the guest was not measured for each interpreter.
+  # What QEMU needs beside the machine's memory: its heap, the translated code if it
+  # emulates, and the page tables. An estimate with a margin, not measured for each interpreter.
   qemu_mb = 256;
   # QEMU's threads, most of them for reading the image, and those of nix-sandbox-vm.
   qemu_tasks = 128;
@@ -198,13 +197,13 @@ let
             # The host's kernel has its own against the machine.
             "mitigations=off"
             "random.trust_cpu=on"
-            # 350 ms of tests of algorithms that nothing uses, where it is emulated.
+            # 350 ms of tests of unused algorithms, if it is emulated.
             "cryptomgr.notests=1"
             "init_on_alloc=0"
             # Nothing asks how long tasks wait, nor has a policy of AppArmor.
             "psi=0"
             "apparmor=0"
-            # A variable of the first process: where the processor is slow, the Go runtime
+            # A variable of the first process: if the processor is slow, the Go runtime
             # would interrupt it with signals.
             "GODEBUG=asyncpreemptoff=1"
           ];

@@ -9,7 +9,7 @@
 #     location      a table's name -> the words that name it in a sentence
 #     top           the words that name the whole
 #     environment   the options of an environment
-#     example       what to write where there is no environment at all
+#     example       what to add if there is no environment at all
 #   }
 {
   pkgs,
@@ -87,7 +87,7 @@ let
       packages = map named.package (own.packages or [ ]);
     };
 
-  # What the backend of an environment lacks of what is set for all environments.
+  # Settings for all environments that the backend of one does not have.
   unsupported =
     dialect: values: name: own:
     let
@@ -104,7 +104,7 @@ in
 {
   inherit environmentProblems;
 
-  # What is wrong with all but the environments, and then with each of those
+  # Sentences about all but the environments, and then about each of those
   # by `each`, which for most is environmentProblems.
   problems =
     dialect: each: values:

@@ -5,8 +5,8 @@
 #
 # A build lacks much that the controls of the attempts need (other users, devices,
 # a network), so it makes none of them; `nix run .#escape-test -- ARTIFACT` does.
-# The output says SKIP and why where a build may make no user namespaces, and
-# where builds run as the machine's root because Nix has no build users: their
+# The output says SKIP and why if a build may make no user namespaces, or if
+# builds run as the machine's root because Nix has no build users: their
 # sandboxes would be root's too.
 { pkgs, programs }:
 let

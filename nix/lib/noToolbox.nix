@@ -1,5 +1,5 @@
-# What stands in for the toolbox where a server reads a configuration when it starts: that has
-# neither the toolbox's sources nor its programs.
+# Stands in for the toolbox if a server reads a configuration when it starts: it has neither the
+# toolbox's sources nor its programs.
 { lib }:
 {
   add = _: _: arguments: arguments;

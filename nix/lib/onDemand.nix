@@ -1,5 +1,5 @@
 # Packages on demand: a call may name packages after its environment's name, and
-# what it gets is the environment with these packages in it.
+# it gets the environment with these packages in it.
 #
 # An environment that allows it says so in two files of its artifact
 # (docs/contracts.md, C1): recipe.json, from which `derive` makes the same

@@ -1,7 +1,7 @@
 # Every option, declared once: mkSandbox, fromToml and the modules take their
 # names, ranges, defaults and descriptions from here.
 #
-# An option is { type; doc; } and, where there is one, a `default`; `nullable`
+# An option is { type; doc; } and, if it has one, a `default`; `nullable`
 # ones may be left out and then are null. `shared` ones may also stand in
 # [defaults] and hold for every environment that does not set them itself.
 # `published` ones are fields of metadata.json; backends get them all.

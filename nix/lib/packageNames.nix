@@ -1,6 +1,6 @@
-# What is known of packages by their names alone, for hints where all of a package
-# set is allowed: it has tens of thousands of names, and to ask each of them what it
-# has would take minutes and may fail in ways that Nix cannot catch.
+# Names of packages and what is in them, for hints if all of a package set is allowed: it has tens
+# of thousands of names. To evaluate each of them would take minutes, and may fail in ways that Nix
+# cannot catch.
 {
   # Modules of Python that people import. What they are imported as is asked of them
   # (pythonImportsCheck).

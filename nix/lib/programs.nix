@@ -7,7 +7,7 @@
 # each from only its own sources: a change to the runtime builds no sandbox
 # anew, and a change to a test or a document builds neither half. Two and not
 # four, because most of the time goes into the standard library. The escape test
-# is compiled apart, where it is asked for: no server depends on it. All use one
+# is compiled apart, on request: no server depends on it. All use one
 # vendor tree.
 { pkgs }:
 let

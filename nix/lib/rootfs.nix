@@ -11,7 +11,7 @@
 {
   environment,
   hostname,
-  # The file of certificates, where there is a network.
+  # The file of certificates, if there is a network.
   certificates ? null,
 }:
 let

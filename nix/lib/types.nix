@@ -123,7 +123,7 @@ let
     else
       null;
 
-  # The parts of "NAME:PORT"; port is null where there is none.
+  # The parts of "NAME:PORT"; port is null if there is none.
   hostAndPort =
     entry:
     let
@@ -148,7 +148,7 @@ let
   hostName = "(${hostLabel}\\.)*[a-z_]([a-z0-9_-]{0,61}[a-z0-9_])?";
   isHostName = v: stringLength v <= 253 && match hostName v != null;
   isLocalHost = v: v == "localhost" || lib.hasSuffix ".localhost" v;
-  # A whole top-level domain names nobody.
+  # A whole top-level domain is no host.
   isHostPattern =
     v:
     lib.hasPrefix "*." v && isHostName (lib.removePrefix "*." v) && match ".*\\..*\\..*" v != null;
@@ -281,7 +281,7 @@ rec {
       example = "\"https://login.example\"";
     };
 
-  # From where a proxy connects.
+  # The addresses that a proxy connects from.
   sources =
     let
       isSource =
@@ -296,7 +296,7 @@ rec {
       wanted = "addresses with the length of their prefix, such as [\"127.0.0.1/32\"], or [\"unix\"]";
     };
 
-  # The name of a class of those who call.
+  # The name of a class of principals.
   isPattern = v: isString v && match "[A-Za-z0-9_.*-]{1,128}" v != null;
   isToolServer = v: isString v && match "[a-z][a-z0-9_]{0,31}" v != null;
 
@@ -473,7 +473,7 @@ rec {
           orDefault = key: if v.${key} or null == null then rows.${key}.default else v.${key};
           given = key: if v.${key} or null == null then { } else v.${key};
           # Why the proxy could not read every request to a host, as `checkRead` of
-          # network/policy has it; null where it can.
+          # network/policy has it; null if it can.
           unread =
             host:
             let
@@ -777,7 +777,7 @@ rec {
           }
         else
           null;
-      # Not the host itself, nobody, or everybody who listens.
+      # Not the host itself, an unspecified address, or multicast.
       isOfOthers =
         n:
         let

@@ -62,8 +62,8 @@ let
       if v ? outPath then "a package" else "a set of values"
     else
       "a function";
-  # The element of a list or a set that is wrong by itself, { } where none is: then the
-  # whole value is.
+  # The element of a list or a set that is wrong by itself, or { } if only the whole value
+  # is wrong.
   elementOf =
     type: value:
     let

@@ -16,7 +16,7 @@
 # What comes out is the path of a derivation. Nix builds it like any other, in
 # its own sandbox, which is required here.
 
-# lists of what the jail shows of the host, where it exists.
+# The folders and settings of the host that the jail shows, if they exist.
 shown_folders=(/usr /bin /lib /lib32 /lib64 /sbin)
 shown_settings=(
   /etc/alternatives /etc/ca-certificates /etc/crypto-policies /etc/gai.conf /etc/host.conf /etc/hosts

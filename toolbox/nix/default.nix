@@ -67,7 +67,7 @@ let
           lib.concatStringsSep "|" property.type
         else if property.type or null == "array" then
           "array of ${typeOf depth (property.items or { })}"
-        # Nobody guesses the fields of an object: those of a small one are shown.
+        # A model cannot guess the fields of an object: those of a small one are shown.
         else if depth < 2 && lib.elem (lib.length (attrNames (fieldsOf property))) (lib.range 1 8) then
           "{${listed (depth + 1) property}}"
         else
