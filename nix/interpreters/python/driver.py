@@ -322,6 +322,9 @@ def run(source, filename):
     last = None
     if body and isinstance(body[-1], _ast.Expr) and not text.rstrip().endswith(';'):
         last = _ast.Expression(body.pop().value)
+    module = sys_modules.get('IPython.core.interactiveshell')
+    if module is not None and module.InteractiveShell.ast_node_interactivity == 'all':
+        load('sandbox_shell').show_all(body)
     codes = []
     if body:
         codes.append(compile(tree, filename, 'exec', TOP_LEVEL_AWAIT | future))

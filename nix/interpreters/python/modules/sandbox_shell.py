@@ -6,6 +6,7 @@ install packages succeeds if they are there, and ends the call otherwise.
 """
 
 import ast
+import io
 import os
 import re
 import subprocess
@@ -16,14 +17,17 @@ import sandbox_display
 
 namespace = sys.modules['__main__'].__dict__  # of the code
 began = None  # when the cell began whose time is to be printed
+captured = None  # the output of the cell that runs, if it is to be kept
 
 # Magics that change how a notebook looks or reloads: nothing here does.
 HARMLESS = {
-    'alias_magic', 'autoawait', 'autocall', 'automagic', 'autoreload', 'colors', 'config', 'debug', 'load_ext', 'logoff', 'logon',
-    'history', 'hist', 'lsmagic', 'magic', 'matplotlib', 'notebook', 'pdb', 'pprint', 'precision', 'quickref', 'reload_ext', 'unload_ext', 'xmode'}
+    'alias', 'alias_magic', 'autoawait', 'autocall', 'automagic', 'autoreload', 'colors', 'config', 'debug', 'load', 'load_ext', 'logoff', 'logon',
+    'history', 'hist', 'lsmagic', 'magic', 'matplotlib', 'notebook', 'pdb', 'pprint', 'precision', 'quickref', 'reload_ext', 'store', 'unload_ext', 'xmode'}
+TIMED = {'memit', 'prun', 'time'}
 HARMLESS_CELLS = {'javascript', 'js', 'latex', 'svg'}
 INSTALLERS = re.compile(r'(?:python3? -m |uv )?(?:pip3?|conda|mamba)\s+install\s+(.*)')
 LINE = re.compile(r'(\s*)(?:(\w[\w.,\s\[\]\'"]*?)\s*=\s*)?(%|!{1,2})\s*([^%!\s].*)')
+ABOUT = re.compile(r'\s*(?:(\?{1,2})([\w.]+)|([\w.]+)(\?{1,2}))\s*')
 CELL = re.compile(r'\s*%%(\w+)[ \t]*([^\n]*)\n?')
 
 
@@ -31,17 +35,17 @@ def rewritten(line):
     """A line of a notebook as a line of Python, or None if it is no such line."""
     found = LINE.fullmatch(line)
     if not found:
-        if line.strip().startswith('?') or not line.rstrip().endswith('?'):
+        found = ABOUT.fullmatch(line)
+        if not found:
             return None
-        name = line.strip().rstrip('?')
-        return 'help(%s)' % name if re.fullmatch(r'[\w.]+', name) else None
+        return 'get_ipython().about(%r, %r)' % (found[2] or found[3], (found[1] or found[4]) == '??')
     indent, target, sign, rest = found.groups()
     name, _, argument = rest.partition(' ')
     if sign != '%':
         call = 'get_ipython().%s(%r)' % ('getoutput' if target or sign == '!!' else 'system', rest)
     elif not known(name):
         return None
-    elif name in ('time', 'prun'):
+    elif name in TIMED:
         return indent + (target + ' = ' if target else '') + timed(argument.strip() or 'None')
     else:
         call = 'get_ipython().run_line_magic(%r, %r)' % (name, argument)
@@ -61,7 +65,7 @@ def timed(text):
 
 
 def known(name):
-    return name in HARMLESS or name in ('time', 'prun') or hasattr(Shell, 'line_' + name)
+    return name in HARMLESS or name in TIMED or hasattr(Shell, 'line_' + name)
 
 
 def translate(text, error):
@@ -74,7 +78,7 @@ def translate(text, error):
         if name in ('time', 'timeit', 'prun'):
             return 'get_ipython().begin_time()\n' + body
         if name == 'capture':
-            return '\n' + body
+            return 'get_ipython().begin_capture(%r)\n' % argument + body
         if name in HARMLESS_CELLS:
             return ''
         if hasattr(Shell, 'cell_' + name):
@@ -144,9 +148,47 @@ def print_time(start):
     print('Wall time: %s' % duration(time.perf_counter() - start))
 
 
+class Captured:
+    """The output of a cell that begins with %%capture."""
+
+    def __init__(self, name):
+        self.name, self.streams = name, (sys.stdout, sys.stderr)
+        sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
+
+    def end(self):
+        self.stdout, self.stderr = self.texts = sys.stdout.getvalue(), sys.stderr.getvalue()
+        sys.stdout, sys.stderr = self.streams
+        if self.name:
+            namespace[self.name] = self
+
+    def show(self):
+        for stream, text in zip((sys.stdout, sys.stderr), self.texts):
+            stream.write(text)
+
+    __call__ = show
+
+    def __str__(self):
+        return self.stdout
+
+
+def show_all(body):
+    """Has a cell show the values of all its expressions, as InteractiveShell can."""
+    for statement in body:
+        if isinstance(statement, ast.Expr):
+            shown = ast.parse("__import__('sys').displayhook(0)", mode='eval').body
+            for node in ast.walk(shown):
+                ast.copy_location(node, statement)
+            shown.args[0] = statement.value
+            statement.value = shown
+
+
 def end_call():
-    """Prints how long a cell took that asked for it."""
-    global began
+    """Gives back the streams of a cell that kept its output, and prints how long a cell
+    took that asked for it."""
+    global began, captured
+    if captured is not None:
+        captured, ended = None, captured
+        ended.end()
     if began is not None:
         start, began = began, None
         print_time(start)
@@ -227,6 +269,7 @@ class Shell:
     def line_cat(self, line):
         self.system('cat ' + line)
 
+    line_less = line_more = line_pycat = line_cat
     line_mkdir = lambda self, line: self.system('mkdir ' + line)
 
     def line_env(self, line):
@@ -245,6 +288,8 @@ class Shell:
     def line_who(self, line):
         print('\t'.join(name for name in namespace if not name.startswith('_')))
 
+    line_whos = line_who
+
     def timed(self, function):
         start = time.perf_counter()
         try:
@@ -255,6 +300,35 @@ class Shell:
     def begin_time(self):
         global began
         began = time.perf_counter()
+
+    def begin_capture(self, line):
+        global captured
+        captured = Captured(next((word for word in line.split() if word[0] != '-'), ''))
+
+    def about(self, name, whole=False):
+        """Says what a name stands for, or shows its source."""
+        import inspect
+        try:
+            value = eval(name, namespace)
+        except Exception:
+            print('Object `%s` not found.' % name)
+            return
+        if whole:
+            try:
+                print(inspect.getsource(value).rstrip('\n'))
+                return
+            except (OSError, TypeError):
+                pass
+        try:
+            print('Signature: %s%s' % (name, inspect.signature(value)))
+        except (TypeError, ValueError):
+            print('Type: %s\nValue: %.200r' % (type(value).__name__, value))
+        text = inspect.getdoc(value)
+        if text and (callable(value) or inspect.ismodule(value)):
+            print('Docstring: ' + text)
+
+    line_pdoc = line_pinfo = lambda self, line: self.about(line.strip())
+    line_psource = line_pinfo2 = lambda self, line: self.about(line.strip(), True)
 
     def line_timeit(self, line):
         import timeit

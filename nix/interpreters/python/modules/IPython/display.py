@@ -6,7 +6,15 @@ from sandbox_display import (
 
 display_html = display_markdown = display_svg = display_png = display_jpeg = display_pretty = display_json = display_latex = display
 
+
+def set_matplotlib_formats(*formats, **options):
+    """Does nothing: figures are images of the kind png."""
+
+
+set_matplotlib_close = set_matplotlib_formats
+
 __all__ = [
     'Audio', 'Code', 'DisplayHandle', 'DisplayObject', 'FileLink', 'HTML', 'IFrame', 'Image', 'JSON', 'Javascript', 'Latex', 'Markdown',
     'Math', 'Pretty', 'SVG', 'TextDisplayObject', 'Video', 'YouTubeVideo', 'clear_output', 'display', 'display_html', 'display_jpeg',
-    'display_json', 'display_latex', 'display_markdown', 'display_pretty', 'display_png', 'display_svg', 'update_display']
+    'display_json', 'display_latex', 'display_markdown', 'display_pretty', 'display_png', 'display_svg', 'set_matplotlib_close',
+    'set_matplotlib_formats', 'update_display']

@@ -1,0 +1,1 @@
+"""Has the module display, in which IPython keeps sound and films."""

@@ -1,0 +1,3 @@
+"""What IPython.display has."""
+
+from IPython.display import *
