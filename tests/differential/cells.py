@@ -4,6 +4,7 @@ the output of each cell on both streams; JSON with status and figures of all is 
 import ast
 import asyncio
 import builtins
+import importlib.machinery
 import json
 import linecache
 import os
@@ -19,6 +20,37 @@ sys.modules['__main__'] = types.ModuleType('__main__')  # without the names of t
 main = sys.modules['__main__'].__dict__
 main['__builtins__'] = builtins
 builtins.display = lambda *values: print(*map(repr, values), sep='\n')
+
+
+class Nothing(types.ModuleType):
+    """What a notebook imports to prepare its page. Every name in it is a function or class
+    that does nothing."""
+
+    __path__ = []
+
+    def __getattr__(self, name):
+        if name.startswith('_'):
+            raise AttributeError(name)
+        return getattr(builtins, name, None) or self
+
+    def __call__(self, *arguments, **options):
+        return arguments[0] if len(arguments) == 1 and callable(arguments[0]) else self
+
+
+class Finder:
+    """Finds the modules that only a notebook has."""
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name.partition('.')[0] in ('IPython', 'ipykernel', 'ipywidgets', 'matplotlib_inline'):
+            return importlib.machinery.ModuleSpec(name, cls, is_package=True)
+
+    create_module = staticmethod(lambda spec: Nothing(spec.name))
+    exec_module = staticmethod(lambda module: None)
+
+
+sys.meta_path.append(Finder)
+builtins.get_ipython = Nothing('IPython')
 facts = []
 loop = None
 figures = 0  # that are values of the cell
@@ -41,6 +73,7 @@ def plain(source):
     if source.lstrip().startswith('%%'):
         return ''
     source = re.sub(r'^%run (\S+)$', r"__import__('runpy').run_path('\1', run_name='__main__') and None", source, flags=re.M)
+    source = re.sub(r"^\s*(?:matplotlib|mpl)\.use\(['\"](?:nbagg|notebook|ipympl|widget)['\"].*$", '', source, flags=re.M | re.I)
     return re.sub(r'^\s*(?:[%!].*|\w+\s*=\s*[%!].*|[\w.]+\?+)$', '', source, flags=re.M)
 
 

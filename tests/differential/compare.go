@@ -71,7 +71,8 @@ func equal(c testCase, a, b result) bool {
 	return true
 }
 
-var notebookLine = regexp.MustCompile(`(?m)^\s*(?:[%!]|\w+\s*=\s*[%!])|\?+\s*$`)
+// notebookLine is in cells that print, or show, something only in a notebook.
+var notebookLine = regexp.MustCompile(`(?m)^\s*(?:[%!]|\w+\s*=\s*[%!])|\?+\s*$|\b(?:get_ipython|IPython|interact\w*|Audio|HTML|IFrame|Image|Latex|Markdown|Math|SVG|YouTubeVideo|nbagg)\b`)
 
 func compare(c testCase, ours, theirs run, call int) (verdict, difference string) {
 	switch {
