@@ -60,8 +60,10 @@ func Merge(format Format, file []byte, add string) ([]byte, error) {
 	table, entry := server(wanted)
 	has, _ := before[table].(map[string]any)
 	old, taken := has[Name]
-	if taken && !replaces(old, entry) {
-		return nil, fmt.Errorf("has another server called %q", Name)
+	if taken {
+		if err := replaces(old, entry); err != nil {
+			return nil, err
+		}
 	}
 	var result []byte
 	if format == JSON {
@@ -91,20 +93,25 @@ func server(settings map[string]any) (table string, entry map[string]any) {
 	return "", nil
 }
 
-// replaces reports whether an entry is of this program, and starts or reaches it as the new one
-// does.
-func replaces(has any, entry map[string]any) bool {
+// replaces returns an error if an entry is not of this program, or starts or reaches it in another
+// way than the new one: settings of both would be left in it.
+func replaces(has any, entry map[string]any) error {
 	old, _ := has.(map[string]any)
 	words := fmt.Sprint(has) // an address, or the variable with its token
+	isOtherWay := false
 	for _, key := range []string{"command", "cmd"} {
-		if (old[key] == nil) != (entry[key] == nil) {
-			return false
-		}
+		isOtherWay = isOtherWay || (old[key] == nil) != (entry[key] == nil)
 		if old[key] != nil {
 			words = program(old[key], old["args"])
 		}
 	}
-	return strings.Contains(strings.ReplaceAll(strings.ToLower(words), "_", "-"), "nix-sandbox")
+	switch isOurs := strings.Contains(strings.ReplaceAll(strings.ToLower(words), "_", "-"), "nix-sandbox"); {
+	case !isOurs:
+		return fmt.Errorf("has another server called %q", Name)
+	case isOtherWay:
+		return fmt.Errorf("has this server as %q already, started or reached in the other way: remove that entry first", Name)
+	}
+	return nil
 }
 
 // program returns the name of the program that a command starts, which may have its arguments, or

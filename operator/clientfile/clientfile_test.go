@@ -69,7 +69,10 @@ func TestMerge_Refuses(t *testing.T) {
 		{JSON, `{"mcpServers": {"sandbox": {"command": ["docker", "nix-sandbox-mcp"]}}}`, json1, `has another server called "sandbox"`},
 		{JSON, `{"mcpServers": {"sandbox": {"command": "/nix-sandbox-mcp/other"}}}`, json1, `has another server called "sandbox"`},
 		{JSON, `{"mcpServers": {"sandbox": {"command": []}}}`, json1, `has another server called "sandbox"`},
-		{JSON, `{"mcpServers": {"sandbox": {"url": "http://nix-sandbox/mcp"}}}`, json1, `has another server called "sandbox"`},
+		{JSON, `{"mcpServers": {"sandbox": {"url": "http://nix-sandbox/mcp"}}}`, json1, `has this server as "sandbox" already`},
+		{JSON, json1, `{"mcpServers": {"sandbox": {"url": "http://nix-sandbox/mcp"}}}`, `has this server as "sandbox" already`},
+		{TOML, toml1, "[mcp_servers.sandbox]\nurl = \"http://nix-sandbox/mcp\"\n", `has this server as "sandbox" already`},
+		{JSON, `{"mcpServers": {"sandbox": {"command": "docker"}}}`, `{"mcpServers": {"sandbox": {"url": "http://nix-sandbox/mcp"}}}`, `has another server called "sandbox"`},
 		// Clients differ in which of two equal names they take.
 		{JSON, `{"mcpServers": {}, "mcpServers": {"a": {}}}`, json1, "without a risk"},
 		{TOML, "a = ", toml1, "is no valid TOML"},
