@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -137,8 +138,7 @@ func listChanges(w io.Writer, entries []*changes.Entry, asJSON bool) error {
 		fmt.Fprintln(w, "all changes are applied")
 		return nil
 	}
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "SESSION\tENV\tAGE\tFILES\tLINES\tPROJECT")
+	var rows [][]string
 	named := map[string]int{}
 	for _, entry := range entries {
 		named[entry.Session]++
@@ -151,10 +151,11 @@ func listChanges(w io.Writer, entries []*changes.Entry, asJSON bool) error {
 		if entry.Principal != "" {
 			name += " of " + entry.Principal
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%d\t+%d -%d\t%s\n", plain(name), plain(entry.Env), age(time.Since(entry.Updated)),
-			entry.Summary.Files()-entry.Summary.Caches, entry.Summary.Lines.Added, entry.Summary.Lines.Deleted, plain(entry.Project))
+		s := entry.Summary
+		rows = append(rows, []string{plain(name), plain(entry.Env), age(time.Since(entry.Updated)), strconv.Itoa(s.Files() - s.Caches),
+			fmt.Sprintf("+%d -%d", s.Lines.Added, s.Lines.Deleted), plain(entry.Project)})
 	}
-	return table.Flush()
+	return writeTable(w, []string{"SESSION", "ENV", "AGE", "FILES", "LINES", "PROJECT"}, rows)
 }
 
 // minDigest is the least number of hexadecimal digits that name a patch.
@@ -264,8 +265,8 @@ func showChanges(std streams, entry *changes.Entry) error {
 	return wait()
 }
 
-// pager starts the user's pager. wait ends the output and waits for it. Where there is
-// none, the output goes to the terminal.
+// pager starts the user's pager. wait ends the output and waits for it. If there is no pager,
+// the output goes to the terminal.
 func pager(std streams) (out io.Writer, wait func() error) {
 	none := func() error { return nil }
 	command := cmp.Or(os.Getenv("PAGER"), "less")

@@ -60,32 +60,18 @@ type file struct {
 	mode     fs.FileMode
 }
 
-// change is a text to add to one of a client's files.
-type change struct {
-	files  files
-	format clientfile.Format
-	text   string
-}
-
-// changes returns what a client needs.
-func (c client) changes(text string) []change {
-	all := []change{{c.Files, c.Format, text}}
-	if c.Allow != nil {
-		all = append(all, change{c.Allow.Files, clientfile.JSON, c.Allow.Text})
-	}
-	return all
-}
-
 // apply adds the text to the client's file, or shows what that would change. All files are changed,
 // or the error says why they stay as they are.
 func (i *installation) apply(std streams, c client, text, project string) error {
-	var changes []file
-	for _, change := range c.changes(text) {
-		f, err := i.merge(change.files, project, change.format, change.text)
-		if err != nil {
-			return &config.Error{Problem: err.Error(), Hint: "nothing was changed: correct the file, or add by hand what client-config prints without --install"}
-		}
-		changes = append(changes, f)
+	main, err := i.merge(c.Files, project, c.Format, text)
+	changes := []file{main}
+	if c.Allow != nil && err == nil {
+		var allow file
+		allow, err = i.merge(c.Allow.Files, project, clientfile.JSON, c.Allow.Text)
+		changes = append(changes, allow)
+	}
+	if err != nil {
+		return &config.Error{Problem: err.Error(), Hint: "nothing was changed: correct the file, or add by hand what client-config prints without --install"}
 	}
 	out := visible(std.out)
 	for _, f := range changes {
