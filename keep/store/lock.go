@@ -2,24 +2,22 @@ package store
 
 import (
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
 
-// lockName is the name of the file in a folder that is locked. The process that has the
-// folder chooses its content.
+// lockName is the name of the file in a store of which each session has a byte. Whoever has the
+// byte locked has the session. The file has no content and stays, so that the folder of a session
+// can be moved and removed while it is locked.
 const lockName = "lock"
 
-var errInUse = errors.New("another process has the folder")
-
-// attempts bounds how often a folder is made again if others delete it.
-const attempts = 100
+var errInUse = errors.New("another process has the session")
 
 func folderName(key Key) string {
 	text, err := json.Marshal(key)
@@ -30,59 +28,38 @@ func folderName(key Key) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// makeLocked locks a folder, after making it with mode 0700 if it does not exist. The
-// error is [errInUse] if another process has it. Closing the file, or the end of the
-// process, gives it back.
-func makeLocked(folder string) (lock *os.File, err error) {
-	for range attempts {
-		if err := os.Mkdir(folder, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-			return nil, err
-		}
-		lock, err = take(folder, os.O_CREATE)
-		if !errors.Is(err, fs.ErrNotExist) { // else it was deleted meanwhile
-			return lock, err
-		}
-	}
-	return nil, errInUse
-}
-
-// takeLocked locks an existing folder. The error is [fs.ErrNotExist] if it was never locked
-// or is deleted meanwhile, and [errInUse] if another process has it. Unlike makeLocked it
-// makes no file in a folder that is being deleted.
-func takeLocked(folder string) (lock *os.File, err error) { return take(folder, 0) }
-
-func take(folder string, flags int) (*os.File, error) {
-	lock, err := os.OpenFile(filepath.Join(folder, lockName), os.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC|flags, 0o600)
+// lock locks the folder of a session, which need not exist. The error is [errInUse] if another
+// process, or this one, has it. Closing the file, or the end of the process, gives it back.
+func lock(folder string) (*os.File, error) {
+	file, err := os.OpenFile(filepath.Join(filepath.Dir(folder), lockName), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
+	place := placeOf(folder)
+	err = unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &place)
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
 		err = errInUse
 	}
-	if err == nil {
-		err = isAt(lock, lock.Name())
-	}
 	if err != nil {
-		lock.Close()
+		file.Close()
 		return nil, err
 	}
-	return lock, nil
+	return file, nil
 }
 
-// isAt returns nil if an open file still has a name. Its former holder may have deleted it
-// or moved its folder; the error is then [fs.ErrNotExist].
-func isAt(file *os.File, name string) error {
-	ours, err := file.Stat()
+// isLocked reports whether somebody has the folder of a session.
+func isLocked(folder string) bool {
+	file, err := os.Open(filepath.Join(filepath.Dir(folder), lockName))
 	if err != nil {
-		return err
+		return false
 	}
-	there, err := os.Lstat(name)
-	if err != nil {
-		return err
-	}
-	if !os.SameFile(ours, there) {
-		return fs.ErrNotExist
-	}
-	return nil
+	defer file.Close()
+	place := placeOf(folder)
+	return unix.FcntlFlock(file.Fd(), unix.F_OFD_GETLK, &place) == nil && place.Type != unix.F_UNLCK
+}
+
+// placeOf returns the lock of a folder. Its byte is one of 2^62, chosen by the hash of the name.
+func placeOf(folder string) unix.Flock_t {
+	sum := sha256.Sum256([]byte(filepath.Base(folder)))
+	return unix.Flock_t{Type: unix.F_WRLCK, Whence: unix.SEEK_SET, Start: int64(binary.BigEndian.Uint64(sum[:]) >> 2), Len: 1}
 }

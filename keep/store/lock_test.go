@@ -12,40 +12,39 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
-// Of all who make, take and delete a folder at the same time, one at a time has it.
+// Of all who lock a folder at the same time, and make and delete it, one at a time has it.
 func TestLock_OneHolderAtATime(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "folder")
-	var holders, made, taken, refused atomic.Int64
+	var holders, taken, refused atomic.Int64
 	var all sync.WaitGroup
 	for n := range 8 {
 		all.Go(func() {
 			for range 300 {
-				get, count := makeLocked, &made
-				if n%2 == 1 {
-					get, count = takeLocked, &taken
-				}
-				lock, err := get(folder)
+				locked, err := lock(folder)
 				switch {
-				case errors.Is(err, errInUse), n%2 == 1 && errors.Is(err, fs.ErrNotExist):
+				case errors.Is(err, errInUse):
 					refused.Add(1)
 					continue
 				case err != nil:
 					t.Error(err)
 					return
 				}
-				count.Add(1)
-				if holders.Add(1) != 1 {
-					t.Error("two have the folder")
+				taken.Add(1)
+				if holders.Add(1) != 1 || !isLocked(folder) {
+					t.Error("two have the folder, or nobody")
+				}
+				if err := os.Mkdir(folder, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+					t.Error(err)
 				}
 				// A file that a holder wrote is there until it gives the folder back.
 				name := filepath.Join(folder, "own")
 				err = os.WriteFile(name, nil, 0o600)
 				_, missing := os.Stat(name)
-				holders.Add(-1)
 				if n%3 == 0 {
 					err = errors.Join(err, removeFolder(folder))
 				}
-				lock.Close()
+				holders.Add(-1)
+				locked.Close()
 				if err = errors.Join(err, missing); err != nil {
 					t.Error(err)
 				}
@@ -53,41 +52,35 @@ func TestLock_OneHolderAtATime(t *testing.T) {
 		})
 	}
 	all.Wait()
-	t.Logf("%d made, %d taken, %d refused", made.Load(), taken.Load(), refused.Load())
-	if made.Load() == 0 {
-		t.Error("nobody made the folder")
+	t.Logf("%d taken, %d refused", taken.Load(), refused.Load())
+	if taken.Load() == 0 {
+		t.Error("nobody had the folder")
+	}
+	if isLocked(folder) {
+		t.Error("it is locked when nobody has it")
 	}
 }
 
-func TestTakeLocked_LeavesNothing(t *testing.T) {
+// A folder that does not exist can be locked, and others at the same time.
+func TestLock_IsOfOneFolder(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "folder")
-	if _, err := takeLocked(folder); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("of no folder: %v", err)
+	if isLocked(folder) {
+		t.Error("it is locked in a store that was never used")
 	}
-	must.Do(t, os.Mkdir(folder, 0o700))
-	if _, err := takeLocked(folder); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("of one that was never locked: %v", err)
+	locked := must.Get(lock(folder))(t)
+	must.Get(lock(folder + "-other"))(t).Close()
+	if _, err := lock(folder); !errors.Is(err, errInUse) || !isLocked(folder) || isLocked(folder+"-other") {
+		t.Errorf("a second lock has the error %v", err)
 	}
-	if files := must.Get(os.ReadDir(folder))(t); len(files) != 0 {
-		t.Errorf("it has %v", files)
-	}
-	lock := must.Get(makeLocked(folder))(t)
-	if _, err := takeLocked(folder); !errors.Is(err, errInUse) {
-		t.Errorf("of one in use: %v", err)
-	}
-	// A lock whose folder was moved is of no use at the old place.
-	must.Do(t, os.Rename(folder, folder+"-moved"))
-	again := must.Get(makeLocked(folder))(t)
-	again.Close()
-	lock.Close()
-	must.Get(takeLocked(folder + "-moved"))(t).Close()
+	locked.Close()
+	must.Get(lock(folder))(t).Close()
 }
 
-func TestMakeLocked_FollowsNoLink(t *testing.T) {
-	folder, file := t.TempDir(), filepath.Join(t.TempDir(), "file")
-	must.Do(t, os.Symlink(file, filepath.Join(folder, lockName)))
-	if lock, err := makeLocked(folder); err == nil {
-		lock.Close()
+func TestLock_FollowsNoLink(t *testing.T) {
+	folder, file := filepath.Join(t.TempDir(), "folder"), filepath.Join(t.TempDir(), "file")
+	must.Do(t, os.Symlink(file, filepath.Join(filepath.Dir(folder), lockName)))
+	if locked, err := lock(folder); err == nil {
+		locked.Close()
 		t.Error("a link was locked")
 	}
 	if _, err := os.Lstat(file); !errors.Is(err, fs.ErrNotExist) {

@@ -1,10 +1,10 @@
 // Package store keeps data of sessions on disk, across servers.
 //
-// A [Store] is a folder with a folder for each session. That has a lock, the data, and a
-// head, which describes the data and names its file or folder. New data is written beside
-// the old and counts from the moment when its head replaces the old one. So a process can
-// be killed at any time: a session has its old data or its new data, and never a mixture.
-// One process at a time has a session.
+// A [Store] is a folder with a folder for each session. That has the data, and a head, which
+// describes the data and names its file or folder. New data is written beside the old and
+// counts from the moment when its head replaces the old one. So a process can be killed at
+// any time: a session has its old data or its new data, and never a mixture. One process at
+// a time has a session.
 //
 // All sessions together are bounded in size, and may be in age. If there are too many, the
 // principal with the most data loses its oldest session. So a principal with less than an
@@ -35,21 +35,21 @@ import (
 // Names in the folder of a session, and of folders that were set aside.
 const (
 	headName      = "head"
+	holderName    = "holder"
 	newHeadPrefix = "head.new-"
 	dataPrefix    = "data-"
 	damagedPrefix = "damaged-"
-	gonePrefix    = "gone-" // of a folder that is being removed
 )
 
 const (
 	headVersion = 1
-	// maxHead bounds a head and the content of a lock, in bytes.
+	// maxHead bounds a head and the description of a holder, in bytes.
 	maxHead = 64 << 10
 	// maxSessions bounds the sessions of a store: each counts as if it had at least this
 	// part of the bytes that all may have.
 	maxSessions = 4096
 	// lockTimeout is how long Acquire waits for a process that has the session. Whoever
-	// lists the sessions has each of them for a moment.
+	// makes room, or removes old sessions, has them for a moment.
 	lockTimeout = 200 * time.Millisecond
 )
 
@@ -140,7 +140,7 @@ type Holder struct {
 }
 
 func readHolder(folder string) (holder Holder) {
-	if data, err := bounded.ReadFile(filepath.Join(folder, lockName), maxHead); err == nil {
+	if data, err := bounded.ReadFile(filepath.Join(folder, holderName), maxHead); err == nil {
 		_ = json.Unmarshal(data, &holder)
 	}
 	return holder
@@ -250,10 +250,10 @@ func (s *Store) acquire(key Key) (*Slot, error) {
 		return nil, err
 	}
 	folder := filepath.Join(s.Folder, folderName(key))
-	lock, err := makeLocked(folder)
+	locked, err := lock(folder)
 	for deadline := time.Now().Add(lockTimeout); errors.Is(err, errInUse) && time.Now().Before(deadline); {
 		time.Sleep(lockTimeout / 20)
-		lock, err = makeLocked(folder)
+		locked, err = lock(folder)
 	}
 	if errors.Is(err, errInUse) {
 		return nil, &InUseError{key, readHolder(folder)}
@@ -261,18 +261,11 @@ func (s *Store) acquire(key Key) (*Slot, error) {
 	if err != nil {
 		return nil, err
 	}
-	holder, err := json.Marshal(Holder{Key: key, PID: os.Getpid(), About: s.About, Since: time.Now().UTC().Truncate(time.Second)})
-	if err == nil {
-		err = lock.Truncate(0)
-	}
-	if err == nil {
-		_, err = lock.WriteAt(holder, 0)
-	}
-	if err != nil {
-		lock.Close()
+	slot := &Slot{store: s, Key: key, folder: folder, lock: locked}
+	if err := slot.makeFolder(); err != nil {
+		locked.Close()
 		return nil, err
 	}
-	slot := &Slot{store: s, Key: key, folder: folder, lock: lock}
 	slot.head, slot.err = readHead(folder)
 	switch {
 	case slot.head == nil:
@@ -287,6 +280,18 @@ func (s *Store) acquire(key Key) (*Slot, error) {
 	return slot, nil
 }
 
+// makeFolder makes the folder of the session if it does not exist, and notes who has it.
+func (s *Slot) makeFolder() error {
+	holder, err := json.Marshal(Holder{Key: s.Key, PID: os.Getpid(), About: s.store.About, Since: time.Now().UTC().Truncate(time.Second)})
+	if err != nil {
+		return err
+	}
+	if err := os.Mkdir(s.folder, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return os.WriteFile(filepath.Join(s.folder, holderName), holder, 0o600)
+}
+
 // clean removes leftovers of processes that were killed.
 func (s *Slot) clean() {
 	entries, err := os.ReadDir(s.folder)
@@ -294,7 +299,7 @@ func (s *Slot) clean() {
 		return
 	}
 	for _, e := range entries {
-		if name := e.Name(); name != lockName && name != s.next && (s.head == nil || name != headName && name != s.head.Data) {
+		if name := e.Name(); name != holderName && name != s.next && (s.head == nil || name != headName && name != s.head.Data) {
 			_ = os.RemoveAll(filepath.Join(s.folder, name))
 		}
 	}
@@ -430,13 +435,8 @@ func (s *Slot) SetAside() (folder string, err error) {
 	if err := os.Rename(s.folder, folder); err != nil {
 		return "", fmt.Errorf("set damaged data aside: %w", err)
 	}
-	again, err := s.store.Acquire(s.Key)
-	if err != nil {
-		return folder, err
-	}
-	s.lock.Close()
-	*s = *again
-	return folder, nil
+	s.head, s.err, s.next = nil, nil, ""
+	return folder, s.makeFolder()
 }
 
 // Close gives the session back. It leaves no folder if there is no data.
@@ -455,18 +455,12 @@ func (s *Slot) Remove() error {
 }
 
 // removeFolder removes the folder of a session, which the caller has locked, the head first: without
-// it, there is no data. The folder gets another name before its lock is deleted, so that files of the
-// next holder are not deleted with it.
+// it, there is no data.
 func removeFolder(folder string) error {
-	err := os.Remove(filepath.Join(folder, headName))
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
+	if err := os.Remove(filepath.Join(folder, headName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
-	gone := filepath.Join(filepath.Dir(folder), gonePrefix+strconv.FormatInt(time.Now().UnixNano(), 36)+"-"+filepath.Base(folder))
-	if renamed := os.Rename(folder, gone); renamed != nil {
-		return errors.Join(err, renamed)
-	}
-	return errors.Join(err, os.RemoveAll(gone))
+	return os.RemoveAll(folder)
 }
 
 // Session is a folder of a store.
@@ -519,14 +513,7 @@ func (s Session) Open() (file *os.File, head *Head, err error) {
 func List(folder string) ([]Session, error) {
 	sessions, err := scan(folder)
 	for i := range sessions {
-		s := &sessions[i]
-		if s.SetAside {
-			continue
-		}
-		lock, err := takeLocked(s.Folder)
-		if err == nil {
-			lock.Close()
-		} else if errors.Is(err, errInUse) {
+		if s := &sessions[i]; isLocked(s.Folder) {
 			holder := readHolder(s.Folder)
 			s.Holder = &holder
 		}
@@ -573,14 +560,14 @@ func scan(folder string) (sessions []Session, err error) {
 
 // Remove removes the session. The error is an [*InUseError] if a process has it.
 func (s Session) Remove() error {
-	lock, err := makeLocked(s.Folder)
+	locked, err := lock(s.Folder)
 	if errors.Is(err, errInUse) {
 		return &InUseError{s.Key, readHolder(s.Folder)}
 	}
 	if err != nil {
 		return err
 	}
-	defer lock.Close()
+	defer locked.Close()
 	return removeFolder(s.Folder)
 }
 
@@ -603,11 +590,11 @@ func (s *Store) Clean() {
 // cleanOne removes the folder of a session if it is still unusable when it is locked: another process
 // may have saved the session meanwhile. The next Clean tries again if it fails.
 func (s *Store) cleanOne(folder string) {
-	lock, err := makeLocked(folder)
+	locked, err := lock(folder)
 	if err != nil {
 		return
 	}
-	defer lock.Close()
+	defer locked.Close()
 	if head, err := readHead(folder); err != nil || head == nil || !s.counts(head) {
 		_ = removeFolder(folder)
 	}
@@ -668,10 +655,10 @@ func (s *Store) cost(bytes int64) int64 { return max(bytes, s.Limit/s.sessions) 
 // removed with force, and if that frees anything. That is harmless: the data is read when the session is acquired,
 // and each Commit replaces all of it.
 func (s *Store) drop(one Session, force bool) (freed int64) {
-	lock, err := makeLocked(one.Folder)
+	locked, err := lock(one.Folder)
 	isOurs := err == nil
 	if isOurs {
-		defer lock.Close()
+		defer locked.Close()
 	}
 	switch {
 	case isOurs && (one.SetAside || one.Head == nil || one.Head.Data == "" || one.Disk <= s.cost(0)):

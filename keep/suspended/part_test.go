@@ -95,7 +95,12 @@ func (s *server) asleep() (sessions, folders int) {
 		s.t.Fatal(err)
 	}
 	entries, _ := os.ReadDir(s.folder)
-	return len(list), len(entries)
+	for _, e := range entries {
+		if e.IsDir() {
+			folders++
+		}
+	}
+	return len(list), folders
 }
 
 func (s *server) wantAsleep(sessions int) {
