@@ -2,10 +2,8 @@ package mcphttp
 
 import (
 	"context"
-	"maps"
 	"net"
 	"net/http"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,13 +16,13 @@ const newFor = 5 * time.Second
 // idleFor is how long a connection without a request keeps its place if others come.
 const idleFor = time.Second
 
+// settlePause is the time between two looks for new connections without an answer.
+const settlePause = 10 * time.Millisecond
+
 // bounded returns a listener that has at most so many connections open. A further one takes
 // the place of the one that has had no request for longest, and waits for that if need be.
 func bounded(listener net.Listener, most int) *boundedListener {
-	return &boundedListener{
-		Listener: listener, most: most, freed: make(chan struct{}, 1), closed: make(chan struct{}),
-		unanswered: map[*boundedConn]bool{}, idle: map[*boundedConn]time.Time{},
-	}
+	return &boundedListener{Listener: listener, most: most, freed: make(chan struct{}, 1), closed: make(chan struct{}), open: map[*boundedConn]time.Time{}}
 }
 
 type boundedListener struct {
@@ -34,12 +32,10 @@ type boundedListener struct {
 	closed chan struct{}
 	once   sync.Once
 
-	mu         sync.Mutex
-	open       int
-	unanswered map[*boundedConn]bool // open connections without a response
-	// idle are open connections without a request, and since when. A request counts when its
-	// head has come: until then, anyone could have sent its beginning.
-	idle map[*boundedConn]time.Time
+	mu sync.Mutex
+	// open are the open connections, and since when they have no request; zero if they have one. A
+	// request counts when its head has come: until then, anyone could have sent its beginning.
+	open map[*boundedConn]time.Time
 }
 
 func (l *boundedListener) Accept() (net.Conn, error) {
@@ -47,14 +43,7 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &boundedConn{Conn: conn, listener: l, accepted: time.Now(), answered: make(chan struct{})}
-	c.answer = sync.OnceFunc(func() {
-		close(c.answered)
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		delete(l.unanswered, c)
-	})
-	c.release = sync.OnceFunc(func() { l.release(c) })
+	c := &boundedConn{Conn: conn, listener: l, accepted: time.Now()}
 	for !l.admit(c) {
 		select {
 		case <-l.freed:
@@ -67,58 +56,47 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-// admit counts a connection, and reports whether there was room for it.
+// admit adds a connection, and reports whether there was room for it. If not, it closes the one that
+// has been idle for longest, unless all others may have a request on its way.
 func (l *boundedListener) admit(c *boundedConn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.open >= l.most {
-		if idle := l.longestIdle(); idle != nil {
-			delete(l.idle, idle)
-			go idle.Close()
-		}
-		return false
+	if len(l.open) < l.most {
+		l.open[c] = time.Time{}
+		return true
 	}
-	l.open++
-	l.unanswered[c] = true
-	return true
-}
-
-// longestIdle returns the connection that has been idle for longest, or nil if all others may have
-// a request on its way.
-func (l *boundedListener) longestIdle() (longest *boundedConn) {
+	var longest *boundedConn
 	before := time.Now().Add(-idleFor)
-	for c, since := range l.idle {
-		if since.Before(before) {
-			longest, before = c, since
+	for one, since := range l.open {
+		if !since.IsZero() && since.Before(before) {
+			longest, before = one, since
 		}
 	}
-	return longest
+	if longest != nil {
+		l.open[longest] = time.Time{}
+		go longest.Close()
+	}
+	return false
 }
 
-func (l *boundedListener) release(c *boundedConn) {
+// note notes since when an open connection has no request; zero if it has one.
+func (l *boundedListener) note(c *boundedConn, since time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.open--
-	delete(l.idle, c)
-	select {
-	case l.freed <- struct{}{}:
-	default:
+	if _, isOpen := l.open[c]; isOpen {
+		l.open[c] = since
 	}
 }
 
 // noteState notes which connections are idle. It is the ConnState of an [http.Server], for which a
 // connection is active from the first byte of a request.
 func noteState(conn net.Conn, state http.ConnState) {
-	c, ok := conn.(*boundedConn)
-	if !ok {
-		return
-	}
-	c.listener.mu.Lock()
-	defer c.listener.mu.Unlock()
-	if state == http.StateHijacked || state == http.StateClosed {
-		delete(c.listener.idle, c)
-	} else {
-		c.listener.idle[c] = time.Now()
+	if c, ok := conn.(*boundedConn); ok {
+		since := time.Now()
+		if state == http.StateHijacked || state == http.StateClosed {
+			since = time.Time{}
+		}
+		c.listener.note(c, since)
 	}
 }
 
@@ -134,9 +112,7 @@ func withConn(ctx context.Context, conn net.Conn) context.Context {
 func withRequest(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if c, ok := r.Context().Value(connKey{}).(*boundedConn); ok {
-			c.listener.mu.Lock()
-			delete(c.listener.idle, c)
-			c.listener.mu.Unlock()
+			c.listener.note(c, time.Time{})
 		}
 		next.ServeHTTP(w, r)
 	})
@@ -150,27 +126,29 @@ func (l *boundedListener) Close() error {
 // settle waits until each new connection is answered, closed or no longer new, or until ctx
 // ends.
 func (l *boundedListener) settle(ctx context.Context) {
+	for l.hasNew() && ctx.Err() == nil {
+		time.Sleep(settlePause)
+	}
+}
+
+// hasNew reports whether there is an open connection that is new and not answered.
+func (l *boundedListener) hasNew() bool {
 	l.mu.Lock()
-	waiting := slices.Collect(maps.Keys(l.unanswered))
-	l.mu.Unlock()
-	for _, c := range waiting {
-		select {
-		case <-c.answered:
-		case <-time.After(newFor - time.Since(c.accepted)):
-		case <-ctx.Done():
-			return
+	defer l.mu.Unlock()
+	for c := range l.open {
+		if !c.isAnswered.Load() && time.Since(c.accepted) < newFor {
+			return true
 		}
 	}
+	return false
 }
 
 type boundedConn struct {
 	net.Conn
-	listener *boundedListener
-	accepted time.Time
-	answered chan struct{} // closed by answer
-	answer   func()
-	release  func()
-	hasBegun atomic.Bool // a byte has come
+	listener   *boundedListener
+	accepted   time.Time
+	isAnswered atomic.Bool // at least in part
+	hasBegun   atomic.Bool // a byte has come
 }
 
 // SetReadDeadline implements [net.Conn]. The time for the first head begins with its first
@@ -192,12 +170,18 @@ func (c *boundedConn) Read(data []byte) (int, error) {
 }
 
 func (c *boundedConn) Write(data []byte) (int, error) {
-	c.answer()
+	c.isAnswered.Store(true)
 	return c.Conn.Write(data)
 }
 
 func (c *boundedConn) Close() error {
-	defer c.release()
-	c.answer()
-	return c.Conn.Close()
+	err := c.Conn.Close()
+	c.listener.mu.Lock()
+	defer c.listener.mu.Unlock()
+	delete(c.listener.open, c)
+	select {
+	case c.listener.freed <- struct{}{}:
+	default:
+	}
+	return err
 }

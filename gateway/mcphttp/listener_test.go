@@ -138,7 +138,7 @@ func TestBoundedListener_MakesRoom(t *testing.T) {
 	request := httptest.NewRequestWithContext(withConn(t.Context(), busy), http.MethodGet, "/", nil)
 	withRequest(http.NotFoundHandler()).ServeHTTP(httptest.NewRecorder(), request)
 	l.mu.Lock()
-	l.idle[idle], l.idle[begun] = time.Now().Add(-time.Hour), time.Now().Add(-time.Minute)
+	l.open[idle], l.open[begun] = time.Now().Add(-time.Hour), time.Now().Add(-time.Minute)
 	l.mu.Unlock()
 	for _, next := range []*boundedConn{idle, begun} {
 		accept()
@@ -146,8 +146,8 @@ func TestBoundedListener_MakesRoom(t *testing.T) {
 			t.Errorf("the longest idle connection has the error %v", err)
 		}
 	}
-	if len(l.idle) != 2 || l.open != 3 {
-		t.Errorf("%d connections are open, %d are idle", l.open, len(l.idle))
+	if len(l.open) != 3 || !l.open[busy].IsZero() {
+		t.Errorf("%d connections are open, and the one with a request has none since %v", len(l.open), l.open[busy])
 	}
 	must.Do(t, busy.Conn.SetReadDeadline(time.Now().Add(-time.Hour)))
 	if _, err := busy.Conn.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
