@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strings"
 
 	"github.com/mark3labs/mcp-go/mcp"
 
@@ -162,7 +161,7 @@ func (c *caller) ask(method, name string, params map[string]any, into any) error
 	inner.Body, inner.ContentLength = io.NopCloser(bytes.NewReader(text)), int64(len(text))
 	for field, value := range map[string]string{
 		mcp.HeaderProtocolVersion: mcp.ProtocolVersion20260728, "Mcp-Method": method, "Mcp-Name": name,
-		"Content-Type": "application/json", "Accept": "application/json, text/event-stream",
+		"Content-Type": "application/json", "Accept": "application/json", // and no stream of events
 	} {
 		inner.Header.Set(field, value)
 	}
@@ -171,9 +170,6 @@ func (c *caller) ask(method, name string, params map[string]any, into any) error
 	reply := w.body.Bytes()
 	if err := c.hold(int64(len(reply))); err != nil {
 		return err
-	}
-	if strings.HasPrefix(w.header.Get("Content-Type"), "text/event-stream") {
-		reply = lastEvent(reply)
 	}
 	var message struct {
 		Result json.RawMessage
@@ -186,16 +182,6 @@ func (c *caller) ask(method, name string, params map[string]any, into any) error
 		return errors.New(message.Error.Message)
 	}
 	return json.Unmarshal(message.Result, into)
-}
-
-// lastEvent returns the data of the last event of a stream.
-func lastEvent(stream []byte) (data []byte) {
-	for line := range bytes.Lines(stream) {
-		if text, isData := bytes.CutPrefix(line, []byte("data:")); isData {
-			data = bytes.TrimSpace(text)
-		}
-	}
-	return data
 }
 
 // recorder keeps an answer, which the handler of MCP bounds.

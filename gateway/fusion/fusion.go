@@ -129,24 +129,17 @@ func (o Options) environment(language string) (found registry.Environment, err e
 
 func (c *caller) runCode(request codeRequest) any {
 	answer := codeAnswer{Status: sandboxError, Files: map[string]string{}}
-	env, err := c.environment(request.Language)
-	if err == nil && len(request.FetchFiles) > maxFetch {
-		err = fmt.Errorf("fetch_files has %d files: %d are allowed", len(request.FetchFiles), maxFetch)
-	}
-	if err == nil && len(request.FetchFiles) > 0 {
-		if !env.Sessions() {
-			err = fmt.Errorf("environment %q has no sessions, from which files could be fetched", env.Name)
-		}
-		c.newSession()
-		defer c.end(env)
-	}
-	meta := map[string]any{}
-	if err == nil {
-		err = give(meta, request.Files)
+	env, meta, err := c.prepare(request.Language, request.Files, request.FetchFiles)
+	if err == nil && len(request.FetchFiles) > 0 && !env.Sessions() {
+		err = fmt.Errorf("environment %q has no sessions, from which files could be fetched", env.Name)
 	}
 	if err != nil {
 		answer.Message = err.Error()
 		return answer
+	}
+	if len(request.FetchFiles) > 0 {
+		c.newSession()
+		defer c.end(env)
 	}
 	if request.Stdin != nil {
 		meta["stdin"] = *request.Stdin
@@ -182,23 +175,28 @@ func limit(asked *float64, otherwise float64, env registry.Environment) float64 
 	return min(seconds, env.MaxTimeout.Seconds())
 }
 
-// give adds files to what a call is given.
-func give(meta map[string]any, files map[string]*string) error {
+// prepare returns the environment for a language, and what its first call is given.
+func (c *caller) prepare(language string, files map[string]*string, fetch []string) (env registry.Environment, meta map[string]any, err error) {
+	env, err = c.environment(language)
+	if err == nil && len(fetch) > maxFetch {
+		err = fmt.Errorf("fetch_files has %d files: %d are allowed", len(fetch), maxFetch)
+	}
 	given := map[string]any{}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		if files[name] == nil {
+		if err != nil || files[name] == nil {
 			continue
 		}
 		relative, isInside := inWorkspace(name)
 		if !isInside {
-			return fmt.Errorf("the file %.80q is not below /workspace: use a relative path", name)
+			err = fmt.Errorf("the file %.80q is not below /workspace: use a relative path", name)
 		}
 		given[relative] = map[string]string{"base64": *files[name]}
 	}
+	meta = map[string]any{}
 	if len(given) > 0 {
 		meta["files"] = given
 	}
-	return nil
+	return env, meta, err
 }
 
 // inWorkspace returns a path relative to the workspace, in which code runs.

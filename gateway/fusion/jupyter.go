@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
 type jupyterRequest struct {
@@ -61,17 +63,9 @@ del __sandbox_fusion
 
 func (c *caller) runJupyter(request jupyterRequest) any {
 	answer := jupyterAnswer{Status: sandboxError, Cells: []cell{}, Files: map[string]string{}}
-	env, err := c.environment("python")
-	switch {
-	case err != nil:
-	case len(request.Cells) > maxCells:
+	env, meta, err := c.prepare("python", request.Files, request.FetchFiles)
+	if err == nil && len(request.Cells) > maxCells {
 		err = fmt.Errorf("the request has %d cells: %d are allowed", len(request.Cells), maxCells)
-	case len(request.FetchFiles) > maxFetch:
-		err = fmt.Errorf("fetch_files has %d files: %d are allowed", len(request.FetchFiles), maxFetch)
-	}
-	meta := map[string]any{}
-	if err == nil {
-		err = give(meta, request.Files)
 	}
 	began := time.Now()
 	if err == nil {
@@ -91,7 +85,7 @@ func (c *caller) runJupyter(request jupyterRequest) any {
 		}
 		var one cell
 		var late bool
-		one, late, err = c.runCell(code, min(limit(request.CellTimeout, left, env), left))
+		one, late, err = c.runCell(env, code, min(limit(request.CellTimeout, left, env), left))
 		if late || err != nil {
 			answer.Driver.Status, answer.Driver.ReturnCode = timedOut, nil
 			break
@@ -115,11 +109,7 @@ func (c *caller) runJupyter(request jupyterRequest) any {
 }
 
 // runCell runs a cell. late says that its time was over.
-func (c *caller) runCell(code string, seconds float64) (one cell, late bool, err error) {
-	env, err := c.environment("python")
-	if err != nil {
-		return one, false, err
-	}
+func (c *caller) runCell(env registry.Environment, code string, seconds float64) (one cell, late bool, err error) {
 	got, err := c.call(env, code, map[string]any{"timeout": seconds})
 	if err != nil || got.outcome == "timeout" {
 		return one, true, err
