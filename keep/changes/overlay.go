@@ -149,9 +149,8 @@ type fragment struct {
 	lines          gitpatch.Lines
 }
 
-// NewOverlay returns the overlay of an upper layer over a project. The patch has at most
-// maxBytes. temp makes a file without a name. The caller owns upper and base and closes
-// the Overlay before them.
+// NewOverlay returns the overlay of an upper layer over a project, which it owns. The patch has at
+// most maxBytes. temp makes a file without a name.
 func NewOverlay(upper, base *layer.Tree, maxBytes int64, temp func() (*os.File, error)) *Overlay {
 	return &Overlay{
 		upper: upper, base: base, maxBytes: maxBytes, maxTime: maxTime, temp: temp,
@@ -159,8 +158,10 @@ func NewOverlay(upper, base *layer.Tree, maxBytes int64, temp func() (*os.File, 
 	}
 }
 
-// Close closes the files for the next comparison.
+// Close closes the layers, and the files for the next comparison.
 func (o *Overlay) Close() {
+	o.upper.Close()
+	o.base.Close()
 	for _, file := range []*os.File{o.originals, o.patch} {
 		if file != nil {
 			file.Close()

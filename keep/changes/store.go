@@ -174,9 +174,7 @@ type Record struct {
 
 	mu      sync.Mutex
 	overlay *Overlay // nil after Close
-	upper   *os.File
-	base    *layer.Tree
-	written bool // there is a patch
+	written bool     // there is a patch
 	linked  bool
 }
 
@@ -196,7 +194,7 @@ func (s *Store) Begin(head Head, upper *os.File) (*Record, error) {
 		return nil, fmt.Errorf("measure the upper layer: %w", err)
 	}
 	head.Began = time.Now()
-	r := &Record{store: s, head: head, upper: upper, base: base, name: head.Session + "-" + rand.Text()[:8] + suffix}
+	r := &Record{store: s, head: head, name: head.Session + "-" + rand.Text()[:8] + suffix}
 	r.overlay = NewOverlay(layer.Upper(upper), base, int64(fs.Blocks)*int64(fs.Bsize), func() (*os.File, error) { return tmpfile.File(s.folder) })
 	return r, nil
 }
@@ -299,8 +297,6 @@ func (r *Record) Close() {
 	}
 	r.overlay.Close()
 	r.overlay = nil
-	r.upper.Close()
-	r.base.Close()
 }
 
 // write writes a file, which replaces an earlier one when it is whole.

@@ -70,8 +70,7 @@ const ClockTick = 20 * time.Millisecond
 // IsSettled reports whether a change that comes now leaves another stamp.
 func (s Stamp) IsSettled() bool { return time.Since(time.Unix(0, s.New)) > ClockTick }
 
-// Upper returns the upper layer of an overlay with this root. The caller closes the root
-// after the last use of the tree.
+// Upper returns the upper layer of an overlay with this root. The caller closes it.
 func Upper(root *os.File) *Tree { return &Tree{root: root, upper: true} }
 
 // Open returns the tree of a folder. The caller closes it.
