@@ -19,7 +19,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 )
 
 // gcPercent is GOGC of a server for many clients: by how many percent its heap grows until the
@@ -75,11 +74,7 @@ func run(args []string, in io.Reader, out, logTo io.Writer) error {
 	if err := parts.Add(&options, server, desk.Answer(ask.LinkVerbName, observers.link)); err != nil {
 		return err
 	}
-	observers.start(server, options.Asking)
-	options.Observers = append(observers.all, options.Observers...)
-	if observers.showSessions != nil {
-		options.OnSessions = append(options.OnSessions, func(m *session.Manager) { observers.showSessions(m.List) })
-	}
+	observers.start(server, &options)
 	if front == nil {
 		return service.Stdio(server.Context, in, out, options)
 	}
@@ -96,11 +91,15 @@ func run(args []string, in io.Reader, out, logTo io.Writer) error {
 	server.Go(front.reload(log))
 	book := account.NewBook(front.quota, front.callsAtOnce(), max(1, int(server.Base.OnDemand.MaxBuilds)))
 	options.Accounts = book
-	observers.charge(book.Record)
+	if observers.audit != nil {
+		observers.audit.Charge(book.Record)
+	}
 	options.Sessions.Max = settings.SessionMaxOfMany
 	transport := front.options()
 	transport.Book = book
-	transport.Observe = observers.request()
+	if m := observers.metrics; m != nil {
+		transport.Observe = func(r mcphttp.Request) { m.Request(r.Method, r.Era, r.Status) }
+	}
 	if front.serve.RunCode {
 		transport.Others = fusion.Routes(fusion.Options{Environments: options.Environments, Authenticator: front.chain, Bytes: book.Bytes})
 	}

@@ -7,10 +7,8 @@ import (
 	"log/slog"
 	"net"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/ask"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/live"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/mcphttp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/metrics"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
@@ -22,14 +20,12 @@ import (
 
 // observers are told of every call: the audit log, and metrics.
 type observers struct {
-	all []call.Observer
-	// showSessions gets a function that lists the sessions; nil without metrics.
-	showSessions func(func() []session.Live)
-	audit        *audit.Log   // nil if there is none
-	listener     net.Listener // nil without metrics
-	site         *live.Site
-	metrics      *metrics.Metrics   // nil if there are none
-	end          context.CancelFunc // ends serve
+	all      []call.Observer
+	audit    *audit.Log       // nil if there is none
+	metrics  *metrics.Metrics // nil if there are none, as the next two are
+	listener net.Listener
+	site     *live.Site
+	end      context.CancelFunc // ends serve
 }
 
 // observe makes the observers that the operator asked for, and listens at the address of metrics.
@@ -77,35 +73,21 @@ func (o *observers) expose(address string, page bool, environments *registry.Reg
 	names := func() []string { return environments.Now().Names() }
 	server := live.New(live.Options{Version: command.Version(), Environments: names, Audit: o.audit, Contents: page})
 	o.metrics = metrics.New(metrics.Options{Version: command.Version(), Sessions: func() int { return len(server.Sessions()) }, Audit: o.audit})
-	o.showSessions = server.SetSessions
 	o.all = append(o.all, server, o.metrics)
 	o.site = &live.Site{Server: server, Metrics: o.metrics, IsReady: func() bool { return len(names()) > 0 }, Page: page, Log: log}
 	return nil
 }
 
-// charge calls record for each record of the audit log, so that it is charged to its principal.
-func (o *observers) charge(record func(ctx context.Context, principal string, bytes int)) {
-	if o.audit != nil {
-		o.audit.Charge(record)
-	}
-}
-
-// request returns a function to call for each request over HTTP; nil without metrics.
-func (o *observers) request() func(mcphttp.Request) {
-	if o.metrics == nil {
-		return nil
-	}
-	return func(r mcphttp.Request) { o.metrics.Request(r.Method, r.Era, r.Status) }
-}
-
-// start serves the metrics until Close. When the server's context has ended, it is not ready any
-// more.
-func (o *observers) start(server *service.Server, questions ask.Questions) {
+// start adds the observers to the options, and serves the metrics until Close. When the server's
+// context has ended, it is not ready any more.
+func (o *observers) start(server *service.Server, options *service.Options) {
+	options.Observers = append(o.all, options.Observers...)
 	if o.listener == nil {
 		return
 	}
+	options.OnSessions = append(options.OnSessions, func(m *session.Manager) { o.site.Server.SetSessions(m.List) })
 	if o.site.Page {
-		o.site.Answers = live.NewAnswers(questions)
+		o.site.Answers = live.NewAnswers(options.Asking)
 	}
 	hasEnvironments := o.site.IsReady
 	o.site.IsReady = func() bool { return server.Context.Err() == nil && hasEnvironments() }
