@@ -95,13 +95,7 @@ func (x *exchange) answer() {
 		x.post()
 	case x.r.Method == http.MethodGet && !x.isModern:
 		x.stream()
-	case x.r.Method == http.MethodDelete && !x.isModern:
-		if session := x.session(rpc.Message{}); session != nil {
-			x.sessions.remove(session)
-			x.status = http.StatusNoContent
-			x.w.WriteHeader(x.status)
-		}
-	default:
+	default: // also DELETE: no HTTP session has anything to remove
 		x.w.Header().Set("Allow", "POST")
 		x.fail(http.StatusMethodNotAllowed, nil, mcp.INVALID_REQUEST, fmt.Sprintf("%.20s is not answered here: send a POST", x.r.Method))
 	}
@@ -354,7 +348,7 @@ func (x *exchange) legacy(m rpc.Message) {
 	if m.IsRequest() && m.Method == string(mcp.MethodInitialize) {
 		reply := x.handler.Answer(x.handlerContext(), m)
 		if _, ok := reply.(mcp.JSONRPCResponse); ok {
-			x.w.Header().Set(sessionHeader, x.sessions.begin(x.who, m.Elicits()).id)
+			x.w.Header().Set(sessionHeader, x.sessions.begin(x.who, m.Elicits()))
 			x.logClient(m)
 		}
 		x.write(http.StatusOK, reply)
@@ -366,7 +360,7 @@ func (x *exchange) legacy(m rpc.Message) {
 	}
 	switch {
 	case m.Method == string(mcp.MethodNotificationCancelled):
-		x.sessions.cancel(session, string(m.CancelledID))
+		x.sessions.cancel(session.id + string(m.CancelledID))
 		x.accept()
 	case !m.IsRequest() || m.Method == "":
 		x.handler.Reply(x.who, m)
@@ -428,7 +422,7 @@ func (x *exchange) request(m rpc.Message, session *httpSession) {
 	ctx, cancel := context.WithCancel(x.ctx)
 	forget := func() {}
 	if session != nil {
-		forget = x.sessions.remember(session, string(id), cancel)
+		forget = x.sessions.remember(session.id+string(id), cancel, false)
 	}
 	asker := x.newClient(x.who)
 	if session != nil && session.elicits && x.takesStream() {

@@ -44,7 +44,8 @@ func (x *exchange) stream() {
 	defer release()
 	ctx, cancel := context.WithCancel(x.streams)
 	defer cancel()
-	defer x.sessions.open(session, cancel)()
+	// An earlier GET ends, because a lost connection may go unnoticed.
+	defer x.sessions.remember(session.id, cancel, true)()
 	listener := x.newClient(x.who)
 	if err := x.handler.MCP().RegisterSession(ctx, listener); err != nil {
 		x.fail(http.StatusInternalServerError, nil, mcp.INTERNAL_ERROR, err.Error())

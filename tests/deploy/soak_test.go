@@ -277,7 +277,6 @@ func TestSoak_ManyPrincipalsBehindHAProxy(t *testing.T) {
 			for {
 				select {
 				case <-stop:
-					_ = c.client.End(ctx)
 					c.client.HTTP.CloseIdleConnections()
 					return
 				default:
@@ -294,7 +293,6 @@ func TestSoak_ManyPrincipalsBehindHAProxy(t *testing.T) {
 				case n < 18:
 					c.dawdle(ctx)
 				default:
-					_ = c.client.End(ctx)
 					c.client.HTTP.CloseIdleConnections()
 					if !c.begin(ctx) {
 						return

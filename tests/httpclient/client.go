@@ -310,20 +310,3 @@ func (c *Client) RunWith(ctx context.Context, arguments mcpclient.Arguments, met
 	}
 	return answer, json.Unmarshal(reply.Result, &answer)
 }
-
-// End ends the HTTP session.
-func (c *Client) End(ctx context.Context) error {
-	r, err := c.Request(ctx, http.MethodDelete, nil)
-	if err != nil {
-		return err
-	}
-	response, err := c.Do(r)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusNoContent {
-		return statusError(response)
-	}
-	return nil
-}
