@@ -1,16 +1,17 @@
 // Package metrics counts calls for Prometheus.
 //
-// It promises that the number of series is bounded whatever clients send: an environment
-// is a label where the server offers it, and a principal where it has called, up to a
-// number of each; all others are "other". A method of HTTP or MCP is a label where this
-// server knows it.
+// It promises that the number of series is bounded whatever clients send. Labels are the
+// environments that the server offers, the principals that have called, up to a number of
+// each, and the methods of HTTP and MCP that this server knows. All others are "other".
 package metrics
 
 import (
 	"bytes"
+	"maps"
 	"net/http"
 	"runtime"
 	"runtime/metrics"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -54,8 +55,7 @@ type request struct {
 	status      int
 }
 
-// methods are the known methods of HTTP and of
-// MCP.
+// methods are the known methods of HTTP and of MCP.
 var methods = map[string]bool{
 	http.MethodGet: true, http.MethodPost: true, http.MethodDelete: true, http.MethodOptions: true,
 	string(mcp.MethodInitialize): true, string(mcp.MethodPing): true, string(mcp.MethodServerDiscover): true,
@@ -162,25 +162,21 @@ func (m *Metrics) text() []byte {
 	var out bytes.Buffer
 	w := writer{&out}
 	m.mu.Lock()
-	w.family("calls_total", counter, "Calls that have ended, also those that were refused, by what came of them.")
-	for _, key := range sorted(m.calls, func(o outcome) string { return o.env + "\x00" + o.outcome }) {
-		w.sample("calls_total", float64(m.calls[key]), "env", key.env, "outcome", key.outcome)
-	}
+	samples(w, "calls_total", "Calls that have ended, also those that were refused, by what came of them.", m.calls,
+		func(o outcome) []string { return []string{"env", o.env, "outcome", o.outcome} })
 	w.family("call_seconds", "histogram", "How long calls took that were not refused, with all waits.")
-	for _, env := range sorted(m.seconds, itself) {
+	for _, env := range slices.Sorted(maps.Keys(m.seconds)) {
 		w.histogram("call_seconds", m.seconds[env], env)
 	}
-	w.family("principal_seconds_total", counter, "How long the calls of a principal took together, with all waits.")
-	for _, name := range sorted(m.principals, itself) {
-		w.sample("principal_seconds_total", m.principals[name], "principal", name)
-	}
+	samples(w, "principal_seconds_total", "How long the calls of a principal took together, with all waits.", m.principals,
+		func(name string) []string { return []string{"principal", name} })
 	w.single("output_bytes_total", counter, "What the code of calls wrote to its standard output and standard error.", float64(m.output))
 	w.single("calls_running", gauge, "Calls that run or wait.", float64(m.running))
 	if m.requests != nil {
-		w.family("http_requests_total", counter, "Requests over HTTP that have been answered, 499 where the client did not wait for it.")
-		for _, key := range sorted(m.requests, func(r request) string { return r.method + "\x00" + r.era + strconv.Itoa(r.status) }) {
-			w.sample("http_requests_total", float64(m.requests[key]), "method", key.method, "era", key.era, "status", strconv.Itoa(key.status))
-		}
+		samples(w, "http_requests_total", "Requests over HTTP that have been answered, 499 if the client did not wait for it.", m.requests,
+			func(r request) []string {
+				return []string{"method", r.method, "era", r.era, "status", strconv.Itoa(r.status)}
+			})
 	}
 	m.writeTools(w)
 	m.mu.Unlock()

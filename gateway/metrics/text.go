@@ -2,7 +2,6 @@ package metrics
 
 import (
 	"bytes"
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -61,8 +60,10 @@ func (w writer) histogram(name string, h *histogram, env string) {
 	w.sample(name+"_count", float64(h.count), "env", env)
 }
 
-func itself(name string) string { return name }
-
-func sorted[K comparable, V any](of map[K]V, text func(K) string) []K {
-	return slices.SortedFunc(maps.Keys(of), func(a, b K) int { return cmp.Compare(text(a), text(b)) })
+// samples writes a counter with a sample for each key, in the order of its labels.
+func samples[K comparable, V uint64 | float64](w writer, name, help string, values map[K]V, labels func(K) []string) {
+	w.family(name, counter, help)
+	for _, key := range slices.SortedFunc(maps.Keys(values), func(a, b K) int { return slices.Compare(labels(a), labels(b)) }) {
+		w.sample(name, float64(values[key]), labels(key)...)
+	}
 }

@@ -38,8 +38,6 @@ func (m *Metrics) writeTools(w writer) {
 	if m.toolCalls == nil {
 		return
 	}
-	w.family("tool_calls_total", counter, "Calls of tools by code, by what came of them.")
-	for _, key := range sorted(m.toolCalls, func(u toolUse) string { return u.server + "\x00" + u.outcome }) {
-		w.sample("tool_calls_total", float64(m.toolCalls[key]), "server", key.server, "outcome", key.outcome)
-	}
+	samples(w, "tool_calls_total", "Calls of tools by code, by what came of them.", m.toolCalls,
+		func(u toolUse) []string { return []string{"server", u.server, "outcome", u.outcome} })
 }
