@@ -156,6 +156,8 @@ def install_figures():
                 if not os.path.splitext(path)[1]:
                     path += '.png'
                 if publish(path):
+                    # The figure's own method leaves it stale, unlike pyplot's.
+                    self.stale = False
                     shown.add(self)
         except TypeError:
             pass  # a file that is open already
