@@ -103,7 +103,7 @@ func (b *Book) Build(ctx context.Context, principal string) (done func(), err er
 }
 
 // Record waits until a principal may add so many bytes to the audit log, or until ctx ends. It
-// charges for them either way, so that what is given up is not free.
+// charges for them either way: giving up is not free.
 func (b *Book) Record(ctx context.Context, principal string, bytes int) {
 	place := b.recorder(principal).ReserveN(time.Now(), bytes)
 	if !place.OK() { // more than the burst

@@ -28,7 +28,7 @@ type caller struct {
 	begun   bool   // a call has begun the session, or may have
 	who     string
 	answers int64    // bytes of the answers to calls
-	held    []func() // give back what is charged for the request and the answers
+	held    []func() // end the charges for the request and the answers
 }
 
 func (c *caller) release() {
@@ -40,7 +40,7 @@ func (c *caller) release() {
 // errNoRoom reports that the answers to calls have too many bytes.
 var errNoRoom = errors.New("the answer is too long")
 
-// hold charges for the answer to a call: what is kept of it, its base64 and its JSON.
+// hold charges for the answer to a call: the part that is kept, its base64 and its JSON.
 func (c *caller) hold(n int64) error {
 	if c.answers += n; c.answers > maxAnswers {
 		return fmt.Errorf("%w: outputs and files have more than %d bytes together, as JSON; ask for less in a request", errNoRoom, maxAnswers)

@@ -255,7 +255,7 @@ func (o Options) begin(w http.ResponseWriter, r *http.Request, mux http.Handler,
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), bodyTime)
 	defer cancel()
-	// It is held with what it is decoded into, and as a message.
+	// The request is in memory as text, decoded, and as a message.
 	release, err := o.Bytes.Take(ctx, who, account.RequestBytes+3*r.ContentLength)
 	if err != nil {
 		return refuse(http.StatusServiceUnavailable, "the server is busy with other requests: send it again later")

@@ -86,7 +86,7 @@ func (h *histogram) observe(value float64) {
 // Options configure metrics.
 type Options struct {
 	Version string
-	// Sessions is how many live.
+	// Sessions returns the number of live sessions.
 	Sessions func() int
 	// Audit is nil if there is no audit log.
 	Audit *audit.Log

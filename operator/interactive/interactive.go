@@ -32,7 +32,7 @@ type Spec struct {
 	Environ []string
 	// First is the request to run the program: an Execute or an Open.
 	First frame.Request
-	// Groups makes the sandbox's control group; nil if there can be none.
+	// Groups makes the sandbox's control group; nil if none can be made.
 	Groups *cgroup.Tree
 	Limits cgroup.Limits
 	// Reports says that Exec reports when it begins to run the program.

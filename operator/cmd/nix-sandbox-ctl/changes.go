@@ -177,7 +177,7 @@ func findChanges(entries []*changes.Entry, name string) (*changes.Entry, error) 
 	}
 	switch {
 	case len(found) == 0:
-		return nil, &config.Error{Problem: fmt.Sprintf("session %q has changed no project", name), Hint: "see the sessions that have with " + program + " changes"}
+		return nil, &config.Error{Problem: fmt.Sprintf("session %q has changed no project", name), Hint: "see which sessions have: " + program + " changes"}
 	case len(found) > 1:
 		var ids []string
 		for _, entry := range found[:min(len(found), maxListed)] {
@@ -185,7 +185,7 @@ func findChanges(entries []*changes.Entry, name string) (*changes.Entry, error) 
 		}
 		return nil, &config.Error{Problem: fmt.Sprintf("%d sessions are called %q:%s", len(found), name, strings.Join(ids, "")), Hint: "use the id of one of them"}
 	case hasDigest && (len(digest) < minDigest || !strings.HasPrefix(found[0].Sum, digest)):
-		return nil, &config.Error{Problem: fmt.Sprintf("the patch %s is not the one with the digest %q any more", found[0].ID, digest), Hint: fmt.Sprintf("see the one that there is with %s changes %s", program, found[0].ID)}
+		return nil, &config.Error{Problem: fmt.Sprintf("the patch %s is not the one with the digest %q any more", found[0].ID, digest), Hint: fmt.Sprintf("see the present one with %s changes %s", program, found[0].ID)}
 	case !hasDigest:
 		return found[0], nil
 	}

@@ -108,7 +108,7 @@ adds the permission without which Claude Code asks before each call.`,
 	return cmd
 }
 
-// printClient prints a text, and where it belongs.
+// printClient prints a text, and the name of the file that it belongs in.
 func printClient(std streams, name string, c client, text string) {
 	where := unexpanded(c.Files.User)
 	if c.Note != "" {

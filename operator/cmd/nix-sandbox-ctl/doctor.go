@@ -183,7 +183,7 @@ func nixFinding(ctx context.Context) machine.Finding {
 		f.Found = machine.Printable(line)
 	}
 	if err != nil {
-		f.OK, f.Found = false, "there is none: what is built works, nothing new is built here"
+		f.OK, f.Found = false, "not found: environments that are built work, and nothing new is built here"
 		f.Fix = "install Nix: https://nixos.org/download"
 		if os.Getenv("KUBERNETES_SERVICE_HOST") != "" {
 			f.Fix = "build the environment into the image"

@@ -26,7 +26,7 @@ import (
 const (
 	userScope    = "user"
 	projectScope = "project"
-	// storeFolder is where the garbage collection of Nix removes what no link leads to.
+	// storeFolder is Nix's store, whose garbage collection removes everything that no link leads to.
 	storeFolder = "/nix/store"
 	// maxClientFile bounds a client's file, in bytes: Claude Code's has the history of projects.
 	maxClientFile = 64 << 20
@@ -53,7 +53,7 @@ func (i *installation) check(name string, c client) error {
 	return nil
 }
 
-// file is a client's file with what it has and what it shall have. Old is nil if the file is new.
+// file is a client's file with its old and its new content. Old is nil if the file is new.
 type file struct {
 	path     string
 	old, new []byte
@@ -123,7 +123,7 @@ func (i *installation) merge(files files, project string, format clientfile.Form
 	return f, nil
 }
 
-// write writes the file, and the old one beside it, of which it tells the path.
+// write writes the file, and a copy of the old one beside it. kept says where that is.
 func (f file) write() (kept string, err error) {
 	if err := os.MkdirAll(filepath.Dir(f.path), 0o700); err != nil {
 		return "", err
