@@ -92,7 +92,7 @@ func patches(settings config.Config, log *slog.Logger) *changes.Store {
 }
 
 // files keeps the files of sessions. It returns nil unless the operator turned that on.
-func files(settings config.Config, log *slog.Logger) (*sessionfiles.Store, error) {
+func files(settings config.Config, log *slog.Logger) (*store.Store, error) {
 	if settings.Keep == "" {
 		return nil, nil
 	}

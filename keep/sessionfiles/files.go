@@ -36,11 +36,8 @@ const (
 	maxExported = 64 << 30
 )
 
-// Store keeps the files of sessions.
-type Store struct{ *store.Store }
-
-// Open returns a Store and makes its folder.
-func Open(options store.Options) (*Store, error) {
+// Open returns a store of the files of sessions, and makes its folder.
+func Open(options store.Options) (*store.Store, error) {
 	options.Option = option
 	err := os.MkdirAll(options.Folder, 0o700)
 	if err == nil {
@@ -54,7 +51,7 @@ func Open(options store.Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("keep files of sessions: %w", err)
 	}
-	return &Store{store.New(options)}, nil
+	return store.New(options), nil
 }
 
 // Files are the files of one session, which only this process has. Its methods are called
@@ -66,10 +63,10 @@ type Files struct {
 	behind bool
 }
 
-// Acquire acquires the files of a session. The error is a [*store.InUseError] if another
+// acquire acquires the files of a session. The error is a [*store.InUseError] if another
 // process has them. The caller calls Close.
-func (s *Store) Acquire(key store.Key) (*Files, error) {
-	slot, err := s.Store.Acquire(key)
+func acquire(s *store.Store, key store.Key) (*Files, error) {
+	slot, err := s.Acquire(key)
 	if err != nil {
 		return nil, err
 	}

@@ -32,7 +32,7 @@ func FuzzSave(f *testing.F) {
 			return
 		}
 		kept := must.Get(Open(store.Options{Folder: t.TempDir(), Limit: 1 << 20, Log: slog.New(slog.DiscardHandler)}))(t)
-		files := must.Get(kept.Acquire(key))(t)
+		files := must.Get(acquire(kept, key))(t)
 		defer files.Close()
 		head, _ := files.Head()
 		if err := files.Save(func(bool) io.Reader { return bytes.NewReader(archive) }); err != nil {

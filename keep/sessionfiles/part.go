@@ -31,12 +31,12 @@ const allEnvs = "*"
 // calls, and the last one to end releases the entry. Calls of a session run one at a time, so
 // two saves never overlap. Each agent compares with its own last copy, so a call may save
 // once more what another sandbox has saved, but never misses a change.
-func NewPart(files *Store, log *slog.Logger) session.Part {
+func NewPart(files *store.Store, log *slog.Logger) session.Part {
 	return &part{store: files, log: log, inUse: map[store.Key]*kept{}}
 }
 
 type part struct {
-	store *Store
+	store *store.Store
 	log   *slog.Logger
 
 	mu    sync.Mutex
@@ -173,7 +173,7 @@ func (p *part) take(key store.Key) (k *kept, isFirst bool, err error) {
 	if k == nil {
 		// Sessions of other keys must not wait for the disk, or for another process.
 		p.mu.Unlock()
-		files, err := p.store.Acquire(key)
+		files, err := acquire(p.store, key)
 		p.mu.Lock()
 		var inUse *store.InUseError
 		if errors.As(err, &inUse) {

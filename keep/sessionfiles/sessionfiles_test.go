@@ -31,7 +31,7 @@ import (
 var key = store.Key{Session: "s", Env: "python"}
 
 // storeIn opens a store for tests.
-func storeIn(t testing.TB, folder string, limit int64) *Store {
+func storeIn(t testing.TB, folder string, limit int64) *store.Store {
 	t.Helper()
 	return must.Get(Open(store.Options{Folder: folder, Limit: limit, Log: slog.New(slog.DiscardHandler)}))(t)
 }
@@ -223,7 +223,7 @@ func TestSave_KeepsWhatRandomHistoriesLeave(t *testing.T) {
 	for n := range histories {
 		folder := t.TempDir()
 		store := storeIn(t, folder, 1<<30)
-		files := must.Get(store.Acquire(key))(t)
+		files := must.Get(acquire(store, key))(t)
 		m := newMachine(t)
 		h := newHistory(t, random, m.folder)
 		for range 1 + random.IntN(8) {
@@ -234,7 +234,7 @@ func TestSave_KeepsWhatRandomHistoriesLeave(t *testing.T) {
 			want := treeOf(t, m.folder)
 			if random.IntN(2) == 0 {
 				files.Close()
-				files = must.Get(store.Acquire(key))(t)
+				files = must.Get(acquire(store, key))(t)
 			}
 			again := newMachine(t)
 			must.Do(t, again.restore(files))
@@ -254,10 +254,10 @@ func TestSave_KeepsWhatRandomHistoriesLeave(t *testing.T) {
 }
 
 // saved returns a store with a session that was saved several times, and its tree.
-func saved(t testing.TB, folder string) (*Store, map[string]string) {
+func saved(t testing.TB, folder string) (*store.Store, map[string]string) {
 	t.Helper()
 	store := storeIn(t, folder, 1<<30)
-	files := must.Get(store.Acquire(key))(t)
+	files := must.Get(acquire(store, key))(t)
 	m := newMachine(t)
 	for i := range 3 {
 		must.Do(t, os.WriteFile(filepath.Join(m.folder, fmt.Sprint(i)), bytes.Repeat([]byte{'a' + byte(i)}, 5000), 0o644))
@@ -282,7 +282,7 @@ func archiveIn(t testing.TB, folder string) string {
 func TestSave_SavesNothingWithoutAChange(t *testing.T) {
 	folder := t.TempDir()
 	store, _ := saved(t, folder)
-	files := must.Get(store.Acquire(key))(t)
+	files := must.Get(acquire(store, key))(t)
 	defer files.Close()
 	m := newMachine(t)
 	must.Do(t, m.restore(files))
@@ -303,7 +303,7 @@ func TestSave_SavesNothingWithoutAChange(t *testing.T) {
 func TestSave_LeavesTheLastOneIfItFails(t *testing.T) {
 	folder := t.TempDir()
 	store, want := saved(t, folder)
-	files := must.Get(store.Acquire(key))(t)
+	files := must.Get(acquire(store, key))(t)
 	defer files.Close()
 	m := newMachine(t)
 	must.Do(t, m.restore(files))
@@ -337,7 +337,7 @@ func TestSave_LeavesTheLastOneIfItFails(t *testing.T) {
 // An archive that is no tree is not saved, and what was kept before is.
 func TestSave_RefusesWhatIsNoTree(t *testing.T) {
 	store, want := saved(t, t.TempDir())
-	files := must.Get(store.Acquire(key))(t)
+	files := must.Get(acquire(store, key))(t)
 	defer files.Close()
 	for _, headers := range [][]tar.Header{
 		{{Typeflag: tar.TypeReg, Name: "../file"}},
@@ -387,7 +387,7 @@ func TestRestore_RefusesWhatIsDamaged(t *testing.T) {
 				before := must.Get(os.ReadFile(path))(t)
 				after := damage(bytes.Clone(before))
 				must.Do(t, os.WriteFile(path, after, 0o600))
-				files := must.Get(storeIn(t, folder, 1<<30).Acquire(key))(t)
+				files := must.Get(acquire(storeIn(t, folder, 1<<30), key))(t)
 				m := newMachine(t)
 				err := m.restore(files)
 				var damaged *store.DamagedError
@@ -420,7 +420,7 @@ func TestRestore_RefusesWhatIsDamaged(t *testing.T) {
 // Files that are too large are not saved, and what was saved before is.
 func TestSave_IsBounded(t *testing.T) {
 	kept := storeIn(t, t.TempDir(), 300<<10)
-	files := must.Get(kept.Acquire(key))(t)
+	files := must.Get(acquire(kept, key))(t)
 	defer files.Close()
 	m := newMachine(t)
 	in := func(name string) string { return filepath.Join(m.folder, name) }
@@ -447,7 +447,7 @@ func TestSave_IsBounded(t *testing.T) {
 // An export has the files of a session, also while a server has it.
 func TestExport_WritesATarFile(t *testing.T) {
 	folder := t.TempDir()
-	files := must.Get(storeIn(t, folder, 1<<30).Acquire(key))(t)
+	files := must.Get(acquire(storeIn(t, folder, 1<<30), key))(t)
 	defer files.Close()
 	m := newMachine(t)
 	in := func(name string) string { return filepath.Join(m.folder, name) }
