@@ -16,6 +16,7 @@ let
     };
   packages = lib.mapAttrs (name: _: package programs.${name}) (import (debian + "/packages.nix")) // {
     inherit (programs) linuxPackages python3 runtimeShell;
+    locale = package programs.locale;
     bashInteractive = package programs.bash;
     bashNonInteractive = package programs.bash // {
       shellPath = "/bin/bash";
