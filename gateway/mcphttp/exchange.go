@@ -417,8 +417,9 @@ func (x *exchange) request(m rpc.Message, session *httpSession) {
 	// A call goes on if its client hangs up. It keeps only the code of its message, and the text's
 	// charge covers that.
 	x.decoded()
-	release, id := x.release, m.ID
+	admitted.Charge(x.release)
 	x.release = func() {}
+	id := m.ID
 	ctx, cancel := context.WithCancel(x.ctx)
 	forget := func() {}
 	if session != nil {
@@ -434,7 +435,6 @@ func (x *exchange) request(m rpc.Message, session *httpSession) {
 		defer cancel()
 		defer forget()
 		reply := admitted.Answer(s.handler.MCP().WithContext(ctx, asker), asker.asCaller())
-		release()
 		text := encode(reply)
 		asker.release()
 		admitted.Release()

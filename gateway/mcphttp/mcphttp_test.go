@@ -117,6 +117,19 @@ func environment(name string) registry.Environment {
 	return registry.Environment{Name: name, Language: &registry.Language{Sessions: true}, SessionExec: "/session-run", Timeout: time.Minute, MaxTimeout: time.Hour, OutputBytes: 16 << 20}
 }
 
+// asking asks the user before a call whose code begins with "# ask".
+type asking struct{ call.Executor }
+
+func (a asking) Execute(ctx context.Context, c call.Call) (call.Result, error) {
+	if strings.HasPrefix(c.Code, "# ask") {
+		q := call.Question{Text: "?", Choices: []call.Labelled{{Choice: call.Once, Label: "once"}}, Until: time.Now().Add(patience.Long)}
+		if choice, err := c.Client.Put(ctx, q); err != nil || choice != call.Once {
+			return call.Result{}, fmt.Errorf("the user chose %q, %v", choice, err)
+		}
+	}
+	return a.Executor.Execute(ctx, c)
+}
+
 // start starts a Server on a port of this machine.
 func start(t testing.TB, change func(*Options)) *served {
 	t.Helper()
@@ -144,7 +157,7 @@ func serve(t testing.TB, listener net.Listener, transport *http.Transport, chang
 	s := &served{machine: &sandboxtest.Machine{}, environments: registry.New(set), observed: make(chan Request, 1<<16)}
 	spec := func(c call.Call) sandbox.Spec { return sandbox.Spec{Name: c.Env.Name, OutputBytes: c.Env.OutputBytes} }
 	manager := session.New(session.Options{Starter: s.machine, Spec: spec, OneShot: session.OneShot(s.machine, spec, nil), Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 1000}, Log: log})
-	handler, stop := rpc.New(tool.New(tool.Options{Environments: s.environments, Executor: manager, Sessions: manager, Observers: []call.Observer{&s.refusals}, Log: log}), "1", rpc.DefaultBounds(), log)
+	handler, stop := rpc.New(tool.New(tool.Options{Environments: s.environments, Executor: asking{manager}, Sessions: manager, Observers: []call.Observer{&s.refusals}, Log: log}), "1", rpc.DefaultBounds(), log)
 	o := Options{Authenticator: named{}, Book: book(1 << 20), Log: log, DrainTimeout: patience.Long, Observe: func(r Request) { s.observed <- r }}
 	if change != nil {
 		change(&o)
@@ -843,6 +856,29 @@ func TestServer_ChargesMessagesAsTheyCome(t *testing.T) {
 	})
 	conn.Close()
 	patience.Wait(t, patience.Long, func() string { return fmt.Sprintf("%d bytes are charged at the end", s.o.Book.Bytes.Used()) }, func() bool { return s.o.Book.Bytes.Used() == 0 })
+}
+
+// A call that waits for its user between two requests is charged until its answer is there.
+func TestServer_ChargesCallsThatWaitForTheirUsers(t *testing.T) {
+	s := start(t, nil)
+	c := s.client(t, "alice", mcpclient.Stateless)
+	c.Capabilities = map[string]any{"elicitation": map[string]any{}}
+	const large = 2 << 20
+	params := map[string]any{"name": "run", "arguments": map[string]any{"env": "bash", "code": "# ask" + strings.Repeat("x", large) + "\necho ran"}}
+	message := must.Get(c.Call(t.Context(), "tools/call", params, nil))(t)
+	var required struct{ ResultType, RequestState string }
+	if must.Do(t, json.Unmarshal(message.Result, &required)); required.ResultType != "input_required" {
+		t.Fatalf("the answer is %.300s", message.Result)
+	}
+	charged := func() string { return fmt.Sprintf("%d bytes are charged", s.o.Book.Bytes.Held("alice")) }
+	if s.o.Book.Bytes.Held("alice") < large {
+		t.Errorf("while it waits, %s", charged())
+	}
+	params["requestState"], params["inputResponses"] = required.RequestState, map[string]any{"choice": map[string]any{"action": "accept", "content": map[string]any{"choice": "once"}}}
+	if answer := must.Get(must.Get(c.Call(t.Context(), "tools/call", params, nil))(t).Answer())(t); answer.Text() != "ran\n" {
+		t.Errorf("the answer is %.300q", answer.Text())
+	}
+	patience.Wait(t, patience.Long, charged, func() bool { return s.o.Book.Bytes.Held("alice") == 0 })
 }
 
 // A call that the transport refuses is told of as any other refused call.

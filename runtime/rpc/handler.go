@@ -121,9 +121,11 @@ func (h *Handler) recover(m Message, reply *mcp.JSONRPCMessage) {
 type Call struct {
 	handler *Handler
 	message Message
-	// principal is the caller, and release returns the call's charge.
+	// principal is the caller, and release returns the call's part of the bounds.
 	principal string
 	release   func()
+	// charge returns what the transport charged for the message.
+	charge func()
 	// One of these answers, or mcp-go if both are nil.
 	run  *tool.Run
 	read *tool.Read
@@ -148,7 +150,7 @@ func (h *Handler) Admit(principal string, m Message) (admitted *Call, reply mcp.
 		}
 		return nil, Failure(m.ID, mcp.INTERNAL_ERROR, sentence)
 	}
-	admitted = &Call{handler: h, message: m, principal: principal, release: release}
+	admitted = &Call{handler: h, message: m, principal: principal, release: release, charge: func() {}}
 	switch p := m.fields.Params; {
 	case m.isRetry():
 		admitted.state, admitted.digest = m.state(), digestOf(p.Arguments)
@@ -189,9 +191,14 @@ type Client struct {
 	Request func(message any) bool
 }
 
+// Charge has the call give back what the transport charged for its message, when it has run. That is
+// later than its answer if the answer is a question to the user.
+func (c *Call) Charge(release func()) { c.charge = release }
+
 // Answer answers the call until ctx ends.
 func (c *Call) Answer(ctx context.Context, client Client) (reply mcp.JSONRPCMessage) {
 	h := c.handler
+	defer func() { c.charge() }()
 	notify := client.Notify
 	defer h.recover(c.message, &reply)
 	switch {

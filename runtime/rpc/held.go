@@ -138,8 +138,8 @@ func (h *Handler) hold(ctx context.Context, c *Call, notify func(mcp.JSONRPCNoti
 	one := &holding{questions: make(chan *inquiry), result: make(chan *mcp.CallToolResult, 1)}
 	// The call outlives its first request.
 	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	one.first, one.cancel = &Call{handler: h, run: c.run, release: c.release}, cancel
-	c.run, c.release = nil, nil
+	one.first, one.cancel = &Call{handler: h, run: c.run, release: c.release, charge: c.charge}, cancel
+	c.run, c.release, c.charge = nil, nil, func() {}
 	one.first.run.SetClient(one)
 	var progress func(float64, string)
 	if one.progress = c.progress(notify); one.progress != nil {
@@ -154,7 +154,10 @@ func (h *Handler) hold(ctx context.Context, c *Call, notify func(mcp.JSONRPCNoti
 	go func() {
 		var reply mcp.JSONRPCMessage // which a retry words
 		result := mcp.NewToolResultError("the server failed to handle this request; its log says more")
-		defer func() { one.result <- result }()
+		defer func() {
+			one.first.charge()
+			one.result <- result
+		}()
 		defer h.recover(c.message, &reply)
 		result = one.first.run.Answer(running, progress)
 	}()
