@@ -37,12 +37,14 @@ type Visits struct {
 	each map[call.Key]*visited
 }
 
-// visited is a session that the user is in, or was in since its last call.
+// visited is a session that the user can be in.
 type visited struct {
-	inside int // visits; under mu of Visits
-	// mu is held while the sandbox looks, which may take time.
-	mu sync.Mutex
-	// box looks for changes, or is nil: any sandbox of the session sees its files.
+	looking sync.Mutex // held while a sandbox looks, which may take time
+
+	// mu of Visits guards these.
+	inside  int // visits
+	members int // sandboxes
+	// box looks for changes while the user is in the session: any of its sandboxes sees its files.
 	box sandbox.Visitable
 	// files are what the user changed, and the model has not been told yet, and more how many
 	// there were beyond them.
@@ -58,45 +60,69 @@ func New(forward bool) *Visits {
 // SetSessions sets the sessions.
 func (v *Visits) SetSessions(m *session.Manager) { v.sessions = m }
 
+// session returns a session, which [Visits.forget] forgets.
+func (v *Visits) session(key call.Key) *visited {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.each[key] == nil {
+		v.each[key] = &visited{}
+	}
+	return v.each[key]
+}
+
 // enter begins a visit in which the user may change files. The caller calls leave.
 func (v *Visits) enter(ctx context.Context, key call.Key, box sandbox.Visitable) (leave func(), ok bool) {
+	s := v.session(key)
 	v.mu.Lock()
-	s := v.each[key]
-	if s == nil {
-		s = &visited{}
-		v.each[key] = s
-	}
 	if s.inside == maxVisits {
 		v.mu.Unlock()
 		return nil, false
 	}
 	s.inside++
 	v.mu.Unlock()
-	s.mu.Lock()
-	if s.box == nil {
-		s.box = box
-		_, _, _ = box.Look(ctx) // what is there now
-	}
-	s.mu.Unlock()
+	v.watch(ctx, s, box)
 	return func() {
-		s.mu.Lock()
-		s.look(context.WithoutCancel(ctx))
-		s.mu.Unlock()
+		v.look(context.WithoutCancel(ctx), s, true)
 		v.mu.Lock()
-		s.inside--
-		v.mu.Unlock()
+		defer v.mu.Unlock()
+		if s.inside--; s.inside == 0 {
+			s.box = nil
+		}
 		v.forget(key, s)
 	}, true
 }
 
-// look adds the files that the user has changed since the last look.
-func (s *visited) look(ctx context.Context) {
-	if s.box == nil {
+// watch has a sandbox look for changes from now on, if the user is in its session and no other one
+// looks.
+func (v *Visits) watch(ctx context.Context, s *visited, box sandbox.Visitable) {
+	v.mu.Lock()
+	begins := s.inside > 0 && s.box == nil
+	if begins {
+		s.box = box
+	}
+	v.mu.Unlock()
+	if begins {
+		v.look(ctx, s, false) // what is there now
+	}
+}
+
+// look finds the files that have changed since the last look. If they are the user's, the model is
+// told of them later.
+func (v *Visits) look(ctx context.Context, s *visited, areUsers bool) {
+	s.looking.Lock()
+	defer s.looking.Unlock()
+	v.mu.Lock()
+	box := s.box
+	v.mu.Unlock()
+	if box == nil {
 		return
 	}
-	paths, count, err := s.box.Look(ctx)
-	if err != nil {
-		return // the sandbox has ended, or there are too many files
+	paths, count, err := box.Look(ctx)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	// After an error, the sandbox has ended, or there are too many files.
+	if err != nil || box != s.box || !areUsers {
+		return
 	}
 	for _, name := range paths {
 		if !slices.Contains(s.files, name) && len(s.files) < maxTold && !isHistory(name) {
@@ -112,79 +138,38 @@ func isHistory(name string) bool {
 	return strings.HasPrefix(base, ".") && strings.HasSuffix(base, "_history")
 }
 
-// forget forgets a session without visits of which there is nothing to tell.
+// forget forgets a session that is not live, without visits, of which there is nothing to tell. mu is
+// locked.
 func (v *Visits) forget(key call.Key, s *visited) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if s.inside > 0 || !s.mu.TryLock() { // whoever has it forgets it
-		return
-	}
-	defer s.mu.Unlock()
-	s.box = nil
-	if len(s.files)+s.more == 0 && v.each[key] == s {
+	if s.inside == 0 && s.members == 0 && len(s.files)+s.more == 0 {
 		delete(v.each, key)
 	}
 }
 
-// of returns the visits of a session, or nil.
-func (v *Visits) of(key call.Key) *visited {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.each[key]
-}
-
-// before returns what a call is to be told of the user's changes before it.
-func (v *Visits) before(ctx context.Context, key call.Key) (note *call.Visited) {
-	s := v.of(key)
-	if s == nil {
-		return nil
-	}
-	s.mu.Lock()
-	s.look(ctx)
-	if len(s.files)+s.more > 0 {
-		note = &call.Visited{Files: s.files[:min(len(s.files), maxNamed)], Count: len(s.files) + s.more}
-		s.files, s.more = nil, 0
-	}
-	s.mu.Unlock()
-	v.forget(key, s)
-	return note
-}
-
-// after takes what a call changed for the model's own.
-func (v *Visits) after(ctx context.Context, key call.Key) {
-	s := v.of(key)
-	if s == nil {
-		return
-	}
-	s.mu.Lock()
-	if s.box != nil {
-		_, _, _ = s.box.Look(ctx)
-	}
-	s.mu.Unlock()
-	v.forget(key, s)
-}
-
 // Start implements [session.Part].
 func (v *Visits) Start(ctx context.Context, s *session.Start, next session.StartFunc) (session.Member, error) {
-	one, err := next(ctx, s)
-	if err != nil {
+	m := &member{visits: v, key: s.Call.Key()}
+	m.visited = v.session(m.key)
+	v.mu.Lock()
+	m.visited.members++
+	v.mu.Unlock()
+	v.look(ctx, m.visited, true) // for the last time, if the sandbox replaces the one that looks
+	var err error
+	if m.Member, err = next(ctx, s); err != nil {
+		m.left(call.Suspended) // nothing of it has ended
 		return nil, err
 	}
-	m := &member{Member: one, visits: v, key: s.Call.Key()}
-	if v.Forward && m.key.Principal == "" {
-		if box, ok := one.Sandbox().(sandbox.Visitable); ok {
-			m.ports, _, _ = box.Examine(ctx) // such as a proxy's
-		}
-	}
+	m.newPorts(ctx) // such as a proxy's
 	return m, nil
 }
 
 // member is a sandbox of a session that can be visited.
 type member struct {
 	session.Member
-	visits *Visits
-	key    call.Key
-	ports  []uint16 // that the model knows of
+	visits  *Visits
+	key     call.Key
+	visited *visited
+	ports   []uint16 // that the model knows of
 }
 
 // byUser marks the context of a call that the user makes.
@@ -195,24 +180,55 @@ func (m *member) Execute(ctx context.Context, c call.Call, request sandbox.Reque
 	if ctx.Value(byUser{}) != nil {
 		return m.Member.Execute(ctx, c, request)
 	}
-	note := m.visits.before(ctx, m.key)
+	v, s := m.visits, m.visited
+	v.look(ctx, s, true)
+	v.watch(ctx, s, m.box())
+	v.mu.Lock()
+	files, count := s.files, len(s.files)+s.more
+	s.files, s.more = nil, 0
+	v.mu.Unlock()
 	result, err := m.Member.Execute(ctx, c, request)
-	m.visits.after(context.WithoutCancel(ctx), m.key)
-	if note != nil {
-		result.Notes = append(result.Notes, *note)
+	v.look(context.WithoutCancel(ctx), s, false) // these changes are the model's
+	if count > 0 {
+		result.Notes = append(result.Notes, call.Visited{Files: files[:min(len(files), maxNamed)], Count: count})
 	}
-	if m.visits.Forward && m.key.Principal == "" && err == nil {
-		if ports := m.newPorts(ctx); len(ports) > 0 {
-			result.Notes = append(result.Notes, call.Listening{Ports: ports})
-		}
+	if ports := m.newPorts(ctx); len(ports) > 0 {
+		result.Notes = append(result.Notes, call.Listening{Ports: ports})
 	}
 	return result, err
 }
 
-// newPorts returns the ports on which code listens since the last call.
+// End implements [session.Member].
+func (m *member) End(why call.Cause) {
+	m.Member.End(why)
+	m.left(why)
+}
+
+// left takes the sandbox from its session. The files of a session end with its last sandbox, unless
+// it is suspended.
+func (m *member) left(why call.Cause) {
+	v, s := m.visits, m.visited
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if m.Member != nil && s.box == m.box() {
+		s.box = nil
+	}
+	if s.members--; s.members == 0 && why != call.Suspended {
+		s.files, s.more = nil, 0
+	}
+	v.forget(m.key, s)
+}
+
+// box is the sandbox, or nil if it cannot be visited.
+func (m *member) box() sandbox.Visitable {
+	box, _ := m.Sandbox().(sandbox.Visitable)
+	return box
+}
+
+// newPorts returns the ports on which code listens since the last call, if the user can reach them.
 func (m *member) newPorts(ctx context.Context) (found []uint16) {
-	box, ok := m.Sandbox().(sandbox.Visitable)
-	if !ok {
+	box := m.box()
+	if box == nil || !m.visits.Forward || m.key.Principal != "" {
 		return nil
 	}
 	ports, _, err := box.Examine(ctx)
