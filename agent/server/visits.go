@@ -26,8 +26,8 @@ const (
 func (s *Server) beside(req frame.Request) error {
 	switch req.Type {
 	case frame.Look:
-		s.looks <- struct{}{} // one after the other
-		go func() {
+		go func() { // other requests do not wait for it
+			s.looks <- struct{}{}
 			defer func() { <-s.looks }()
 			_ = s.out.Write(look(req.ID, &s.look))
 		}()

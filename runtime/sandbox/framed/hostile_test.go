@@ -457,6 +457,29 @@ func TestUnansweredAreBounded(t *testing.T) {
 	}
 }
 
+// A sandbox that is slow to describe itself goes on; one that is slow to give a file does not.
+func TestSlowLooksEndNothing(t *testing.T) {
+	t.Parallel()
+	_, s, err := launch(t, "answers nothing")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.Look(t.Context()); err == nil {
+		t.Error("a look without an answer")
+	}
+	if _, _, err := s.Examine(t.Context()); err == nil {
+		t.Error("an examination without an answer")
+	}
+	select {
+	case <-s.Done():
+		t.Errorf("the sandbox has ended: %v", s.death())
+	default:
+	}
+	if _, _, err := s.readPart(t.Context(), "/workspace/a", 0, 1); !errors.As(err, new(*sandbox.DeadError)) {
+		t.Errorf("the control: error %v", err)
+	}
+}
+
 func TestCancelledBeforeIsNotRun(t *testing.T) {
 	t.Parallel()
 	_, s, err := launch(t, "answers another call") // which ends it, if it gets one

@@ -28,7 +28,7 @@ var errEarlier = errors.New("the environment was built by an earlier version, wh
 
 // Look implements [sandbox.Visitable].
 func (s *Sandbox) Look(ctx context.Context) (paths []string, count int, err error) {
-	reply, err := s.ask(ctx, frame.Request{Type: frame.Look}, frame.Looked, readTimeout)
+	reply, err := s.glance(ctx, frame.Request{Type: frame.Look}, frame.Looked, readTimeout)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -42,7 +42,7 @@ func (s *Sandbox) Look(ctx context.Context) (paths []string, count int, err erro
 
 // Examine implements [sandbox.Visitable].
 func (s *Sandbox) Examine(ctx context.Context) (ports []uint16, memory int64, err error) {
-	reply, err := s.ask(ctx, frame.Request{Type: frame.Examine}, frame.Examined, readTimeout)
+	reply, err := s.glance(ctx, frame.Request{Type: frame.Examine}, frame.Examined, readTimeout)
 	return reply.Ports[:min(len(reply.Ports), maxPorts)], max(reply.Size, 0), err
 }
 
