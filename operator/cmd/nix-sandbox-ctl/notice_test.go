@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -78,7 +79,7 @@ func TestScreen_ResetsColoursThatChanged(t *testing.T) {
 		"\x1b]4;1;red\a":            true,
 		"\x1b]11;#000\x1b\\":        true,
 		"\xc2\x9d10;red\xc2\x9c":    true,
-		"\x1b]0004;1;red\a":         true,
+		"\x1b]0004;1;red\a":         false, // does not pass
 		"\x1b\x05]4;1;red\a":        true,
 		"\x1b]8;;http://x\a":        false,
 	} {
@@ -92,6 +93,49 @@ func TestScreen_ResetsColoursThatChanged(t *testing.T) {
 		}
 		if s.restore() {
 			t.Errorf("%q: reset twice", text)
+		}
+	}
+}
+
+// Commands that reach beyond the terminal's own screen do not pass, however they are written; what
+// shells and editors need does.
+func TestScreen_PassesNoCommandsToTheDesktop(t *testing.T) {
+	const copies = "52;c;cm0gLXJm"
+	for text, want := range map[string]string{
+		"a\x1b]" + copies + "\ab":                                        "ab",
+		"a\x1b]" + copies + "\x1b\\b":                                    "a\x1b\\b",
+		"a\xc2\x9d" + copies + "\xc2\x9cb":                               "ab",
+		"a\x1b\x05]" + copies + "\ab":                                    "a\x05b",
+		"a\x1b\x7f\x1b]" + copies + "\ab":                                "a\x7fb",
+		"a\x1b[3\x1b]" + copies + "\ab":                                  "a\x1b[3b",
+		"a\x1b]52;c;?\ab":                                                "ab",
+		"a\x1b]052;c;x\ab":                                               "ab",
+		"a\x1b]0;x\x1b]" + copies + "\ab":                                "a\x1b]0;x\ab",
+		"a\x1b]0;x\xc2\x9d" + copies + "\ab":                             "ab",
+		"a\x1b]0;x\n\x9d" + copies + "\ab":                               "ab",
+		"a\x1b]1337;File=name=eA==:eA==\ab":                              "ab",
+		"a\x1b]777;notify;x;y\ab":                                        "ab",
+		"a\x1b_Ga=T,f=24,t=f;L2V0Yy9wYXNzd2Q=\x1b\\b":                    "a\x1b\\b",
+		"a\x1bP0;1|17/726d\x1b\\b":                                       "a\x1b\\b",
+		"a\xc2\x90tmux;\x1b\x1b]" + copies + "\a\x1b\\b":                 "a\x1b\\b",
+		"a\x1b^x\x1b\\\x1bXx\x1b\\b":                                     "a\x1b\\\x1b\\b",
+		"a\x1b]" + strings.Repeat("x", 3*maxCommand) + copies + "\ab":    "ab",
+		"a\x1b]0;" + strings.Repeat("x", 3*maxCommand) + "\xc2\x9cb":     "ab",
+		"a\x1b]0;t\x18b":                                                 "ab",
+		"a\x1b]2;title ü\x1b\\b":                                         "a\x1b]2;title ü\a\x1b\\b",
+		"\x1b]8;;https://x.example\al\x1b]8;;\a":                         "\x1b]8;;https://x.example\al\x1b]8;;\a",
+		"\x1b]11;?\a\x1b[38;5;1mred\x1b[0m\x1b(B\x1b7\x1b[?1049h\x1b[2J": "\x1b]11;?\a\x1b[38;5;1mred\x1b[0m\x1b(B\x1b7\x1b[?1049h\x1b[2J",
+		"ü€𝄞\xc2\xa0\xc2\xe2\x82\xac\xff":                                "ü€𝄞\xc2\xa0\xc2\xe2\x82\xac\xff",
+	} {
+		for _, piece := range []int{1, 3, len(text)} {
+			var out bytes.Buffer
+			s := &screen{w: &out}
+			for part := range slices.Chunk([]byte(text), piece) {
+				_, _ = s.Write(part)
+			}
+			if out.String() != want {
+				t.Errorf("%.60q in pieces of %d: %.100q, want %q", text, piece, &out, want)
+			}
 		}
 	}
 }

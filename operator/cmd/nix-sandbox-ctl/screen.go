@@ -30,8 +30,9 @@ const resetColours = "\x1b]104\a\x1b]110\a\x1b]111\a\x1b]112\a"
 
 var (
 	alternateScreen = regexp.MustCompile(`\x1b\[\?(?:\d+;)*(?:47|1047|1049)(?:;\d+)*([hl])`)
-	// An operating system command other than those for titles, folders and links.
-	mayColour = regexp.MustCompile(`(?:\x1b[\x00-\x1a\x1c-\x1f]*\]|\x{9d})(?:[^01278]|[01278][^;])`)
+	// harmless are the operating system commands that pass: titles, links and colours, the last of
+	// which it has apart. Others write the clipboard or files, or raise alarms on the desktop.
+	harmless = regexp.MustCompile(`^(?:[0128]|(4|1[012]|104|11[012]))(?:;[^\x00-\x1f\x7f-\x{9f}]*)?$`)
 )
 
 const (
@@ -39,6 +40,8 @@ const (
 	maxSplit = 32
 	// maxNotices bounds the notices that wait for the end of the shell.
 	maxNotices = 16
+	// maxCommand bounds the operating system commands that pass, in bytes.
+	maxCommand = 4 << 10
 )
 
 // screen passes on what programs write to a terminal, and shows notices between their lines.
@@ -49,6 +52,9 @@ type screen struct {
 	last      []byte // written to w
 	drawn     bool   // something was written since the last restore
 	coloured  bool   // colours of the terminal itself may have changed
+	begun     byte   // ESC, or the first byte of a control in UTF-8, which is not written yet
+	kind      byte   // of the control string that has begun; 0 if none has
+	command   []byte // that string so far
 	alternate bool   // a program uses the whole screen
 	waiting   []string
 	omitted   int // notices
@@ -57,14 +63,79 @@ type screen struct {
 func (s *screen) Write(data []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	recent := append(s.last[max(0, len(s.last)-maxSplit):], data...)
+	shown := s.filter(data)
+	recent := append(s.last[max(0, len(s.last)-maxSplit):], shown...)
 	if found := alternateScreen.FindAllSubmatch(recent, -1); found != nil {
 		s.alternate = string(found[len(found)-1][1]) == "h"
 	}
-	s.coloured = s.coloured || mayColour.Match(recent)
 	s.drawn = s.drawn || len(data) > 0
 	s.last = bytes.Clone(recent[max(0, len(recent)-maxSplit):])
-	return s.w.Write(data)
+	if _, err := s.w.Write(shown); err != nil {
+		return 0, err
+	}
+	return len(data), nil
+}
+
+const (
+	escape = 0x1b
+	// control is the first byte of U+0080 to U+009F in UTF-8. Each is short for ESC and the character
+	// 0x40 before it.
+	control = 0xc2
+	// strings begin control strings after ESC (ECMA-48): OSC, DCS, SOS, PM and APC.
+	controlStrings = "]PX^_"
+)
+
+// filter returns what of a program's output a terminal gets: control strings that are not harmless
+// are left out. It takes them apart as terminals do.
+func (s *screen) filter(data []byte) (shown []byte) {
+	for _, b := range data {
+		if s.kind != 0 && !s.ends(b, &shown) {
+			continue
+		}
+		begun := s.begun
+		s.begun = 0
+		kind := b
+		if begun == control {
+			kind = b - 0x40
+		}
+		switch {
+		case begun == escape && (b < ' ' && b != 0x18 && b != 0x1a && b != escape || b == 0x7f):
+			shown, s.begun = append(shown, b), escape // is obeyed within the sequence
+		case begun == control && b >= 0xa0, begun == 0, strings.IndexByte(controlStrings, kind) < 0:
+			if begun != 0 && (begun != escape || b != escape) {
+				shown = append(shown, begun)
+			}
+			if b == escape || b == control {
+				s.begun = b
+			} else {
+				shown = append(shown, b)
+			}
+		default:
+			s.kind, s.command = kind, nil
+		}
+	}
+	return shown
+}
+
+// ends takes a byte of a control string, and reports whether it is one that comes after the string.
+func (s *screen) ends(b byte, shown *[]byte) bool {
+	isOver := b == '\a' || b == escape || b == 0x18 || b == 0x1a
+	if !isOver {
+		if len(s.command) == maxCommand { // it will not pass
+			s.command = append(s.command[:maxCommand-2], s.command[maxCommand-1])
+		}
+		s.command = append(s.command, b)
+		if !bytes.HasSuffix(s.command, []byte("\u009c")) {
+			return false
+		}
+	}
+	command := bytes.TrimSuffix(s.command, []byte("\u009c"))
+	if found := harmless.FindSubmatch(command); s.kind == ']' && found != nil && len(s.command) < maxCommand && b != 0x18 && b != 0x1a {
+		*shown = fmt.Appendf(*shown, "\x1b]%s\a", command)
+		s.coloured = s.coloured || len(found[1]) > 0
+	}
+	s.kind, s.command = 0, nil
+	return b == escape
 }
 
 // notify shows a line of this program's own, or keeps it for the end of the shell while a
@@ -111,6 +182,7 @@ func (s *screen) restore() bool {
 		reset.WriteString(resetColours)
 	}
 	s.drawn, s.coloured, s.alternate, s.last = false, false, false, nil
+	s.begun, s.kind, s.command = 0, 0, nil
 	_, _ = io.WriteString(s.w, reset.String())
 	return true
 }
