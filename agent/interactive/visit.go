@@ -1,7 +1,6 @@
 package interactive
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -17,10 +16,9 @@ import (
 )
 
 const (
-	// connectSeconds bounds a connection to a port of the sandbox, and lastOutput the wait for the
-	// output of a program that has ended: others may have its terminal open.
-	connectSeconds = 5
-	lastOutput     = 200 * time.Millisecond
+	// lastOutput bounds the wait for the output of a program that has ended: others may have its
+	// terminal open.
+	lastOutput = 200 * time.Millisecond
 	// hangupTime is how long a program may go on after its terminal has gone.
 	hangupTime = time.Second
 )
@@ -166,7 +164,7 @@ func (v *Visits) run(r frame.Request, s *visit, spec interpreter.Spec) {
 
 // connect opens a connection to a port of the sandbox's own loopback.
 func (v *Visits) connect(r frame.Request, s *visit, _ interpreter.Spec) (*os.File, func() int, error) {
-	file, err := dial(int(r.Port))
+	file, err := dial(r.Port)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -196,41 +194,6 @@ func (v *Visits) connect(r frame.Request, s *visit, _ interpreter.Spec) (*os.Fil
 		}
 		return 0
 	}, nil
-}
-
-// dial connects to a port of this network namespace's loopback, IPv4 first.
-func dial(port int) (*os.File, error) {
-	four, six := &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}, &unix.SockaddrInet6{Port: port, Addr: [16]byte{15: 1}}
-	file, err := dialAddress(unix.AF_INET, four)
-	if errors.Is(err, unix.ECONNREFUSED) {
-		if file, other := dialAddress(unix.AF_INET6, six); other == nil {
-			return file, nil
-		}
-	}
-	if err != nil {
-		return nil, fmt.Errorf("connect to port %d: %w", port, err)
-	}
-	return file, nil
-}
-
-func dialAddress(family int, address unix.Sockaddr) (*os.File, error) {
-	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	// It bounds connect(2) too (socket(7)): code may leave connections unaccepted.
-	err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: connectSeconds})
-	if err == nil {
-		err = unix.Connect(fd, address)
-	}
-	if err == nil {
-		err = unix.SetNonblock(fd, true)
-	}
-	if err != nil {
-		unix.Close(fd)
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), "connection"), nil
 }
 
 // terminal starts a shell, or the interpreter, on a terminal of its own.

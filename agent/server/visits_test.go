@@ -160,6 +160,28 @@ func TestVisits_APortOfTheLoopback(t *testing.T) {
 	}
 }
 
+// A server is reached wherever on the loopback it listens.
+func TestVisits_APortOfAnyLoopbackAddress(t *testing.T) {
+	a := agenttest.Start(t, "command", agenttest.Command(false, "bash", "-c"))
+	for id, address := range []string{"127.0.0.2:0", "127.1.2.3:0", "[::1]:0", "0.0.0.0:0", "[::]:0"} {
+		listener, err := net.Listen("tcp", address)
+		if err != nil && strings.HasPrefix(address, "[") {
+			continue // this machine has no IPv6
+		}
+		must.Do(t, err)
+		defer listener.Close()
+		port := uint16(listener.Addr().(*net.TCPAddr).Port)
+		a.Send(frame.Request{Type: frame.Examine, ID: uint64(2*id + 1)})
+		if r := a.Receive(); !slices.Contains(r.Ports, port) {
+			t.Errorf("%s is not named", address)
+		}
+		a.Send(frame.Request{Type: frame.Open, ID: uint64(2*id + 2), Port: port})
+		if r := a.Receive(); r.Type != frame.Opened {
+			t.Errorf("%s: %+v", address, r)
+		}
+	}
+}
+
 // What a stream sends is bounded while the other end takes nothing, and so is what it is sent while
 // the program takes nothing.
 func TestVisits_AreBounded(t *testing.T) {
