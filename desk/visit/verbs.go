@@ -144,8 +144,6 @@ func (v *Visits) shell(ctx context.Context, c *desk.Conn) error {
 		return tooMany(args.Session)
 	}
 	defer done()
-	ctx, cancel := c.Gone(ctx)
-	defer cancel()
 	s, err := box.Open(ctx, &args.Terminal, 0)
 	if err != nil {
 		return fmt.Errorf("a shell in session %q: %w", args.Session, err)
@@ -204,7 +202,7 @@ type Evaluated struct {
 }
 
 // evaluate runs code in the interpreter that the model uses, when no call of the session runs. If
-// the client goes, the code is interrupted.
+// the client sends no more, the code is interrupted.
 func (v *Visits) evaluate(ctx context.Context, c *desk.Conn) error {
 	var args EvaluateArgs
 	if err := c.Args(&args); err != nil {
@@ -221,13 +219,19 @@ func (v *Visits) evaluate(ctx context.Context, c *desk.Conn) error {
 		return tooMany(args.Session)
 	}
 	defer done()
-	ctx, cancel := c.Gone(ctx)
-	defer cancel()
 	if args.Code == "" { // only to see whether it could
 		return c.Write(Evaluated{Env: env.Name})
 	}
-	result, err := v.sessions.Execute(context.WithValue(ctx, byUser{}, true), call.Call{Env: env, Session: key.ID, Code: args.Code})
-	if err != nil {
+	running, interrupt := context.WithCancel(context.WithValue(ctx, byUser{}, true))
+	go func() {
+		defer interrupt()
+		_ = c.Read(new(struct{}))
+	}()
+	result, err := v.sessions.Execute(running, call.Call{Env: env, Session: key.ID, Code: args.Code})
+	switch {
+	case err != nil && running.Err() != nil && ctx.Err() == nil: // its turn has not come
+		return c.Write(Evaluated{Env: env.Name, Outcome: frame.OutcomeCancelled})
+	case err != nil:
 		return err
 	}
 	return c.Write(Evaluated{env.Name, text(result.Stdout), text(result.Stderr), result.Outcome, result.ExitCode})

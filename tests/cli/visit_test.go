@@ -149,6 +149,28 @@ func TestShell_EvaluatesInTheModelsInterpreter(t *testing.T) {
 	}
 }
 
+// Ctrl-C interrupts a line that runs or is typed, and the interpreter goes on.
+func TestShell_InterruptsALine(t *testing.T) {
+	t.Parallel()
+	v := visiting(t, nil)
+	v.in("sums", "python", "x = 41")
+	u := startOnTerminal(t, 40, 120, v.command("shell", "--session", "sums", "--interpreter"))
+	u.sees("python> ")
+	u.types("import time; time.sleep(900)\r")
+	patience.Until(t, "the line runs", func() bool {
+		return strings.Contains(string(must.Get(v.command("sessions").Output())(t)), "runs 1 call")
+	})
+	u.types("\x03")
+	u.sees("[cancelled]")
+	u.types("1 +\x03")
+	u.types("x + 1\r")
+	u.sees("\n42\n")
+	u.types("\x04")
+	if status := u.awaitExit(); status != 0 {
+		t.Errorf("status %d", status)
+	}
+}
+
 // The list has live sessions, and what it has cannot be entered by other names.
 func TestSessions_ListsLiveOnes(t *testing.T) {
 	t.Parallel()

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -78,13 +77,7 @@ type news struct {
 }
 
 func (a *approver) run(in io.Reader) error {
-	lines := make(chan string)
-	go func() {
-		defer close(lines)
-		for scanner := bufio.NewScanner(in); scanner.Scan(); {
-			lines <- scanner.Text()
-		}
-	}()
+	lines, _ := linesOf(in)
 	ticker := time.NewTicker(findEvery)
 	defer ticker.Stop()
 	for {

@@ -195,27 +195,52 @@ func evaluate(p place, std streams) error {
 	if err != nil {
 		return err
 	}
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt)
+	defer signal.Stop(signals)
 	ask := func(code string) (answer visit.Evaluated, err error) {
-		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-		defer stop()
-		err = live.server.Ask(ctx, "evaluate", visit.EvaluateArgs{Place: p.in(), Code: code}, &answer)
-		return answer, err
+		client, err := live.server.Dial(context.Background(), "evaluate", visit.EvaluateArgs{Place: p.in(), Code: code})
+		if err != nil {
+			return answer, err
+		}
+		defer client.Close()
+		answered := make(chan struct{})
+		defer close(answered)
+		go func() {
+			select {
+			case <-signals:
+				_ = client.Raw().CloseWrite() // interrupts it
+			case <-answered:
+			}
+		}()
+		return answer, client.Read(&answer)
 	}
 	first, err := ask("")
 	if err != nil {
 		return err
 	}
 	p.env = first.Env // also if the model uses another one meanwhile
-	prompt := func(text string) {
-		if isTerminal(std.in) {
-			fmt.Fprint(std.out, text)
+	isPerson := isTerminal(std.in)
+	lines, failed := linesOf(std.in)
+	for block := ""; ; {
+		if isPerson {
+			fmt.Fprint(std.out, p.env+"> ")
 		}
-	}
-	lines := bufio.NewScanner(std.in)
-	lines.Buffer(nil, maxLine)
-	block := ""
-	for prompt(p.env + "> "); lines.Scan(); prompt(p.env + "> ") {
-		line := lines.Text()
+		var line string
+		var more bool
+		select {
+		case line, more = <-lines:
+		case <-signals:
+			if !isPerson {
+				return exit(128+int(syscall.SIGINT), nil)
+			}
+			fmt.Fprintln(std.out)
+			block = ""
+			continue
+		}
+		if !more {
+			return failed()
+		}
 		if line != "" && (block != "" || strings.HasSuffix(line, ":") || strings.HasSuffix(line, "{") || strings.HasSuffix(line, `\`)) {
 			block += line + "\n"
 			continue
@@ -235,7 +260,20 @@ func evaluate(p place, std streams) error {
 			fmt.Fprintf(std.err, "[%s]\n", plain(answer.Outcome))
 		}
 	}
-	return lines.Err()
+}
+
+// linesOf returns the lines of an input, and a function for the error that ended them.
+func linesOf(in io.Reader) (<-chan string, func() error) {
+	lines := make(chan string)
+	scanner := bufio.NewScanner(in)
+	scanner.Buffer(nil, maxLine)
+	go func() {
+		defer close(lines)
+		for scanner.Scan() {
+			lines <- scanner.Text()
+		}
+	}()
+	return lines, scanner.Err
 }
 
 // maxLine bounds a line of evaluate, in bytes.
