@@ -19,7 +19,7 @@ const quotedColumns = 76
 
 // words are those of each kind: what is about to happen, what once and longer choices cover.
 var words = map[call.MatterKind]struct{ happens, once, more string }{
-	call.ToHost:   {"connects to", "Allow it until this call ends", "every connection to this host and port"},
+	call.ToHost:   {"connects to", "Allow connections to it that begin in this call", "every connection to this host and port"},
 	call.ToTool:   {"calls the tool", "Allow this one call, with these arguments", "every call of this tool, with any arguments"},
 	call.Packages: {"builds and adds packages to", "Allow these packages for this call", "these packages"},
 }

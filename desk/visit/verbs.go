@@ -23,6 +23,7 @@ func (v *Visits) Verbs() []desk.Verb {
 		{Name: "sessions", Serve: v.list},
 		{Name: "shell", Serve: v.shell},
 		{Name: "evaluate", Serve: v.evaluate},
+		{Name: "file", Serve: v.file},
 		{Name: "forward", Serve: v.forward},
 	}
 }
@@ -243,6 +244,41 @@ func text(t sandbox.Text) string {
 	}
 	return fmt.Sprintf("%s\n[%d bytes are left out]\n%s", t.Head, t.Cut, t.Tail)
 }
+
+// FileArgs are the arguments of the verb file.
+type FileArgs struct {
+	Place
+	Path string `json:"path"` // absolute, in the sandbox
+	Max  int64  `json:"max"`  // bytes
+}
+
+// FilePart is a frame of its answer. The last one has Ended set.
+type FilePart struct {
+	Bytes []byte `json:"bytes,omitempty"`
+	Ended bool   `json:"ended,omitempty"`
+}
+
+// file sends a file of a session's workspace.
+func (v *Visits) file(ctx context.Context, c *desk.Conn) error {
+	var args FileArgs
+	if err := c.Args(&args); err != nil {
+		return err
+	}
+	box, _, leave, err := v.visit(args.Place)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if _, err := box.CopyFile(ctx, parts{c}, args.Path, args.Max); err != nil {
+		return err
+	}
+	return c.Write(FilePart{Ended: true})
+}
+
+// parts writes to the client.
+type parts struct{ c *desk.Conn }
+
+func (p parts) Write(data []byte) (int, error) { return len(data), p.c.Write(FilePart{Bytes: data}) }
 
 // ForwardArgs are the arguments of the verb forward.
 type ForwardArgs struct {

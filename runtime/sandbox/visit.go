@@ -9,6 +9,7 @@ import (
 
 // Visitable is a sandbox that the user can enter beside its calls.
 type Visitable interface {
+	Sandbox
 	// Open opens a stream: to a program on a terminal of its own, or else to a port of the
 	// sandbox's own loopback. The caller closes it.
 	Open(ctx context.Context, terminal *frame.Terminal, port uint16) (Stream, error)

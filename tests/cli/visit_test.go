@@ -171,6 +171,39 @@ func TestShell_InterruptsALine(t *testing.T) {
 	}
 }
 
+// Files of a live session are copied, and nothing else is.
+func TestGet_CopiesFilesOfALiveSession(t *testing.T) {
+	t.Parallel()
+	v := visiting(t, nil)
+	v.in("work", "bash", "mkdir sub; seq 200000 >sub/numbers; ln -s /etc/passwd link; mkfifo pipe; chmod +x sub/numbers")
+	id := v.SendRun(mcptest.Arguments{Session: "work", Env: "bash", Code: "sleep 900"})
+	folder := t.TempDir()
+	get := func(args ...string) (string, error) {
+		cmd := v.command(append([]string{"get", "work", "--to", folder}, args...)...)
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	if out, err := get("sub/numbers"); err != nil || !strings.HasSuffix(out, "/numbers (1288895 bytes)\n") {
+		t.Errorf("%v, %s", err, out)
+	}
+	text := must.Get(os.ReadFile(filepath.Join(folder, "numbers")))(t)
+	if info := must.Get(os.Stat(filepath.Join(folder, "numbers")))(t); info.Mode().Perm() != 0o600 || !strings.HasSuffix(string(text), "\n199999\n200000\n") {
+		t.Errorf("%d bytes, mode %o", len(text), info.Mode())
+	}
+	for path, want := range map[string]string{
+		"sub/numbers": "numbers exists", "link": "copy \"link\": ", "pipe": "copy \"pipe\": ", "sub": "copy \"sub\": ",
+		"../../etc/passwd": "copy \"../../etc/passwd\": ", "none": "copy \"none\": ",
+	} {
+		if out, err := get(path); err == nil || !strings.Contains(out, want) {
+			t.Errorf("%s: %v, %s", path, err, out)
+		}
+	}
+	if entries := must.Get(os.ReadDir(folder))(t); len(entries) != 1 {
+		t.Errorf("the folder has %v", entries)
+	}
+	v.Notify("notifications/cancelled", map[string]any{"requestId": id})
+}
+
 // The list has live sessions, and what it has cannot be entered by other names.
 func TestSessions_ListsLiveOnes(t *testing.T) {
 	t.Parallel()

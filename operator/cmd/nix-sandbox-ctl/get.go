@@ -2,6 +2,7 @@ package main
 
 import (
 	"archive/tar"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk/visit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/sessionfiles"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/store"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
@@ -23,17 +25,19 @@ import (
 // maxGot bounds one file, in bytes: a file with holes is as large as code likes.
 const maxGot = 4 << 30
 
-// getCommand copies single files out of the kept files of a session.
+// getCommand copies single files out of a live session, or out of the kept files of one.
 func getCommand(std streams) *cobra.Command {
 	var c choice
 	var to string
+	var pid int
 	hasFiles := func(s *onDisk) bool { return !s.Asleep }
 	cmd := &cobra.Command{
 		Use:   "get SESSION PATH...",
-		Short: "Copy files out of the kept files of a session",
-		Long: "Copy files out of the kept files of a session, as its last answered call left them, under\n" +
-			"their own names, and not executable. A path is one below /workspace. Nothing is overwritten.\n" +
-			"Code wrote these files. A server keeps files with keep_files or SESSION_KEEP_FILES=1.",
+		Short: "Copy files out of a live session, or out of the kept files of one",
+		Long: "Copy files out of a session under their own names, and not executable. A path is one below\n" +
+			"/workspace. Nothing is overwritten. Code wrote these files. Of a live session they are copied as\n" +
+			"they are now; of another one as its last answered call left them, if the server kept them, with\n" +
+			"keep_files or SESSION_KEEP_FILES=1.",
 		Example: "  " + program + " get analysis outputs/plot.png notes.md --to results",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) < 2 {
@@ -42,29 +46,79 @@ func getCommand(std streams) *cobra.Command {
 			return nil
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
-			one, err := c.findOne(args[0], hasFiles, "there are no kept files of a session %q")
+			wanted, err := insideWorkspace(args[1:])
 			if err != nil {
 				return err
 			}
-			return getFiles(std.out, one.stored, args[1:], to)
+			live, err := findLive(args[0], pid)
+			switch {
+			case err == nil && live.Principal == "" && c.project == "":
+				return getLive(std.out, live, c.env, wanted, to)
+			case err != nil && !errors.As(err, new(*config.Error)): // several servers have one
+				return err
+			}
+			one, err := c.findOne(args[0], hasFiles, "no session %q is live, or has kept files")
+			if err != nil {
+				return err
+			}
+			return getFiles(std.out, one.stored, wanted, to)
 		},
 	}
 	cmd.Flags().StringVar(&to, "to", ".", "copy them to this folder, `DIR`")
+	cmd.Flags().IntVar(&pid, "pid", 0, "the live session of the server with the process `PID`, if several servers have one")
 	c.addTo(cmd, hasFiles, false)
 	return cmd
 }
 
-// getFiles copies files of a session to a folder. If one of them cannot be copied, those before it
-// stay.
-func getFiles(w io.Writer, s store.Session, paths []string, to string) error {
-	wanted := map[string]string{} // what the user wrote, by the path in the archive
+// insideWorkspace returns what the user wrote, by the path below /workspace.
+func insideWorkspace(paths []string) (map[string]string, error) {
+	wanted := map[string]string{}
 	for _, name := range paths {
 		inside := strings.TrimPrefix(path.Clean("/"+strings.TrimPrefix(name, "/workspace/")), "/")
 		if inside == "" {
-			return command.Misuse(fmt.Sprintf("the path %q is the whole workspace", name), "try "+program+" sessions export")
+			return nil, command.Misuse(fmt.Sprintf("the path %q is the whole workspace", name), "try "+program+" sessions export")
 		}
 		wanted[inside] = name
 	}
+	return wanted, nil
+}
+
+// getLive copies files of a live session to a folder, like getFiles.
+func getLive(w io.Writer, s *liveSession, env string, wanted map[string]string, to string) error {
+	for _, inside := range slices.Sorted(maps.Keys(wanted)) {
+		target, size := filepath.Join(to, path.Base(inside)), 0
+		err := writeNew(target, func(out io.Writer) error {
+			args := visit.FileArgs{Place: visit.Place{Session: s.Name, Env: env}, Path: "/workspace/" + inside, Max: maxGot}
+			client, err := s.server.Dial(context.Background(), "file", args)
+			if err != nil {
+				return err
+			}
+			defer client.Close()
+			for {
+				var part visit.FilePart
+				if err := client.Read(&part); err != nil {
+					return fmt.Errorf("copy %q: %w", wanted[inside], err)
+				}
+				if part.Ended {
+					return nil
+				}
+				size += len(part.Bytes)
+				if _, err := out.Write(part.Bytes); err != nil {
+					return err
+				}
+			}
+		})
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(w, "%s (%d bytes)\n", plain(target), size)
+	}
+	return nil
+}
+
+// getFiles copies files of a session to a folder. If one of them cannot be copied, those before it
+// stay.
+func getFiles(w io.Writer, s store.Session, wanted map[string]string, to string) error {
 	reader, writer := io.Pipe()
 	defer reader.Close()
 	go func() { writer.CloseWithError(sessionfiles.Tar(s, writer)) }()

@@ -159,7 +159,7 @@ func writeLive(w io.Writer, live []liveSession) error {
 
 func writeSessions(w io.Writer, all []onDisk) error {
 	if len(all) == 0 {
-		fmt.Fprintln(w, "no session is suspended, and no files of sessions are kept")
+		fmt.Fprintln(w, "no session is live or suspended, and no files of sessions are kept")
 		return nil
 	}
 	var rows [][]string

@@ -142,7 +142,7 @@ func showOnce(out io.Writer, from source) error {
 // describeServer returns a snapshot as lines. It makes every text of a client or a sandbox plain.
 func describeServer(s status.Snapshot) []byte {
 	var out bytes.Buffer
-	seconds := func(n float64) string { return took(time.Duration(n * float64(time.Second))) }
+	seconds := func(n float64) string { return age(time.Duration(n * float64(time.Second))) }
 	fmt.Fprintf(&out, "nix-sandbox-mcp %s, process %d, runs for %s: %s, %s, %s\n", plain(s.Version), s.PID, seconds(s.Uptime),
 		count(len(s.Sessions), "session"), count(len(s.Running), "running call"), count(len(s.Environments), "environment"))
 	fmt.Fprintf(&out, "server %d MB, sandboxes %d MB in %d processes", s.Memory.Server>>20, s.Memory.Sandboxes>>20, s.Memory.Processes)
@@ -174,7 +174,7 @@ func describeServer(s status.Snapshot) []byte {
 		principals = append(principals, []any{cmp.Or(p.Name, "(the one client)"), p.Running, p.Calls, p.Failed, p.Refused, p.Sessions, fmt.Sprintf("%d MB", p.MemoryMB), seconds(p.Seconds)})
 	}
 	for _, c := range s.Running {
-		running = append(running, []any{c.Number, c.Principal, c.Env, c.Session, took(c.Took), c.Waits})
+		running = append(running, []any{c.Number, c.Principal, c.Env, c.Session, age(c.Took), c.Waits})
 	}
 	for _, one := range s.Sessions {
 		unused := seconds(one.Idle)
