@@ -10,6 +10,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/ask"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk/watch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/callfiles"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/outputs"
@@ -29,9 +30,14 @@ const (
 	maxCallBytes = 256 << 20
 )
 
-// Add adds the parts that the settings of a server switch on. The first one is the outermost. Verbs
-// are those of the program for the user's commands.
-func Add(options *service.Options, server *service.Server, verbs ...desk.Verb) error {
+// Add adds the parts that the settings of a server switch on. The first one is the outermost.
+func Add(options *service.Options, server *service.Server) error {
+	return AddWatched(options, server, watch.New(server.Environments))
+}
+
+// AddWatched is Add for a program that shows the calls by itself too, and has verbs of its own for the
+// user's commands.
+func AddWatched(options *service.Options, server *service.Server, calls *watch.Server, verbs ...desk.Verb) error {
 	book := ask.New(server.Log)
 	options.Asking, options.Parts = book, append(options.Parts, ask.Part{Book: book})
 	if store := patches(server.Settings, server.Log); store != nil {
@@ -65,7 +71,7 @@ func Add(options *service.Options, server *service.Server, verbs ...desk.Verb) e
 	if folder != nil {
 		options.Parts, options.CallFiles = append(options.Parts, folder), folder.OfCalls(options.CallFiles)
 	}
-	addDesk(options, server, verbs)
+	addDesk(options, server, calls, verbs)
 	return addTools(options, server)
 }
 

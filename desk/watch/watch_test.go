@@ -1,69 +1,138 @@
 package watch
 
 import (
-	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/status"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
-// The command top reads a status as a snapshot of the gateway: each field is one of that.
-func TestStatus_IsASnapshot(t *testing.T) {
-	w := New()
-	of := func(env, session string) call.Call {
-		return call.Call{Env: registry.Environment{Name: env}, Session: session}
+// keeping is a Server that keeps contents.
+func keeping() *Server {
+	s := New(registry.New(&registry.Set{}))
+	s.Contents = true
+	return s
+}
+
+func ran(s *Server, c call.Call, result call.Result, err error) { s.Begin(c)(result, err) }
+
+func result(stdout string, files ...sandbox.File) call.Result {
+	return call.Result{Result: sandbox.Result{Outcome: "ok", Stdout: sandbox.Text{Head: stdout}, Files: files}}
+}
+
+// A call whose code failed is none that went well.
+func TestCalls_OfCodeThatFails(t *testing.T) {
+	s := New(registry.New(&registry.Set{}))
+	wrong := result("")
+	wrong.ExitCode = 1
+	ran(s, call.Call{Principal: "alice"}, wrong, nil)
+	ran(s, call.Call{Principal: "alice"}, result(""), nil)
+	snapshot := s.Now()
+	if got := snapshot.Recent; len(got) != 2 || !slices.Contains([]string{got[0].Outcome, got[1].Outcome}, codeFailed) || !slices.Contains([]string{got[0].Outcome, got[1].Outcome}, "ok") {
+		t.Errorf("outcomes %+v", got)
 	}
-	w.Begin(of("bash", "s"))
-	w.Begin(of("python", ""))(call.Result{Result: sandbox.Result{Outcome: "ok"}}, nil)
-	w.Begin(of("python", ""))(call.Result{Result: sandbox.Result{Outcome: "ok", ExitCode: 1}}, nil)
-	w.Begin(of("node", ""))(call.Result{}, errors.New("no room"))
-	live := []session.Live{{Key: call.Key{ID: "s"}, Environments: "bash", Started: time.Now(), Used: time.Now(), MemoryMB: 512}}
-	text := must.Get(json.Marshal(w.Status("1", []string{"bash"}, live)))(t)
-	var got status.Snapshot
-	decoder := json.NewDecoder(bytes.NewReader(text))
-	decoder.DisallowUnknownFields()
-	must.Do(t, decoder.Decode(&got))
-	if len(got.Running) != 1 || got.Running[0].Session != "s" || len(got.Recent) != 3 || len(got.Sessions) != 1 || got.Memory.Server == 0 {
-		t.Errorf("%s", text)
-	}
-	var outcomes []string
-	for _, one := range got.Recent {
-		outcomes = append(outcomes, one.Env+" "+one.Outcome+" "+one.Reason)
-	}
-	if fmt.Sprint(outcomes) != "[node refused no room python failed  python ok ]" {
-		t.Errorf("%q", outcomes)
-	}
-	if p := got.Principals[0]; p.Calls != 3 || p.Failed != 1 || p.Refused != 1 || p.Running != 1 || p.Sessions != 1 || p.MemoryMB != 512 {
-		t.Errorf("%+v", p)
+	if p := snapshot.Principals; len(p) != 1 || p[0].Failed != 1 || p[0].Calls != 2 {
+		t.Errorf("principals %+v", p)
 	}
 }
 
-// However many calls and principals there are, so many are kept.
-func TestCalls_AreBounded(t *testing.T) {
-	w := New()
-	for i := range 2 * maxPrincipals {
-		w.Begin(call.Call{Principal: fmt.Sprint(i)})(call.Result{}, nil)
-		w.Begin(call.Call{Principal: fmt.Sprint(i)})
+// What is kept is bounded, whatever comes.
+func TestServer_IsBounded(t *testing.T) {
+	s := keeping()
+	big := strings.Repeat("x", 1<<20)
+	image := sandbox.File{Path: "/a.png", Type: "image/png", Content: make([]byte, maxImage)}
+	for i := range 3 * maxPrincipals {
+		c := call.Call{Principal: fmt.Sprint(i), Env: registry.Environment{Name: big}, Session: big, Code: big}
+		r := result(big, image, image, image, image, image)
+		r.Stderr = sandbox.Text{Head: big, Tail: big, Cut: 1}
+		ran(s, c, r, errors.New(big))
+		s.Begin(c)
 	}
-	principals, running, recent := w.Now()
-	if len(principals) != maxPrincipals+1 || len(running) != maxRunning || len(recent) != maxRecent {
-		t.Errorf("%d principals, %d run, %d have ended", len(principals), len(running), len(recent))
+	size := len(must.Get(json.Marshal(s.Now()))(t))
+	if len(s.recent) > maxRecent || s.images > maxImages || len(s.principals) > maxPrincipals+1 || size > 2<<20 {
+		t.Errorf("%d calls, %d bytes of images, %d principals, a snapshot of %d bytes", len(s.recent), s.images, len(s.principals), size)
+	}
+	total := 0
+	for _, c := range s.recent {
+		for _, text := range []Text{c.Code, c.Stdout, c.Stderr} {
+			total += len(text.Head) + len(text.Tail)
+		}
+		total += len(c.Reason) + len(c.Env)
+	}
+	if total > maxRecent*4*maxText {
+		t.Errorf("%d bytes of text", total)
+	}
+	if n := len(s.Now().Running); n != maxRunning {
+		t.Errorf("%d calls that run are shown", n)
+	}
+	// A viewer that does not read delays nobody, and finds what is kept.
+	viewer, stop := s.Follow()
+	before := s.ended
+	for range 3 {
+		ran(s, call.Call{}, result("x"), nil)
+	}
+	if ended, _ := s.EndedSince(before); len(viewer) != 1 || len(ended) != 3 {
+		t.Errorf("%d calls for a viewer", len(ended))
+	}
+	if ended, all := s.EndedSince(0); len(ended) != len(s.recent) || all != s.ended {
+		t.Errorf("%d calls of %d", len(ended), all)
+	}
+	stop()
+	if n := len(s.Cards()); n != maxCards {
+		t.Errorf("%d calls that run have cards", n)
 	}
 }
 
-// What a server spends on each call to be shown.
+func TestServer_KeepsNoContentsUnlessAsked(t *testing.T) {
+	s := New(registry.New(&registry.Set{}))
+	ran(s, call.Call{Code: "secret"}, result("secret", sandbox.File{Type: "image/png", Content: []byte("secret")}), nil)
+	if c := s.recent[0]; c.Code != (Text{}) || c.Stdout != (Text{}) || c.Files != nil {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestSnapshot_AddsUpPrincipals(t *testing.T) {
+	s := New(registry.New(&registry.Set{}))
+	s.SetSessions(func() []session.Live {
+		return []session.Live{
+			{Key: call.Key{Principal: "alice", ID: "a"}, Environments: "bash", MemoryMB: 512, Started: time.Now(), Used: time.Now()},
+			{Key: call.Key{Principal: "bob", ID: "b"}, Environments: "bash", MemoryMB: 256},
+		}
+	})
+	ran(s, call.Call{Principal: "alice"}, result(""), nil)
+	ran(s, call.Call{Principal: "alice"}, call.Result{}, errors.New("no"))
+	ran(s, call.Call{Principal: "alice"}, call.Result{}, context.Canceled)
+	end := s.Begin(call.Call{Principal: "bob"})
+	now := s.Now()
+	if len(now.Principals) != 2 || len(now.Sessions) != 2 || len(now.Running) != 1 || len(now.Recent) != 3 {
+		t.Fatalf("%+v", now)
+	}
+	if p := now.Principals[0]; p.Name != "bob" || p.Running != 1 || p.Sessions != 1 || p.MemoryMB != 256 {
+		t.Errorf("bob: %+v", p)
+	}
+	if p := now.Principals[1]; p.Calls != 3 || p.Refused != 1 || p.Failed != 1 || p.MemoryMB != 512 {
+		t.Errorf("alice: %+v", p)
+	}
+	end(result(""), nil)
+	patience.Wait(t, patience.Long, func() string { return "memory is not read" }, func() bool { return s.Now().Memory.Server > 0 })
+}
+
 func BenchmarkCall(b *testing.B) {
-	w := New()
+	s := New(registry.New(&registry.Set{}))
+	c := call.Call{Principal: "alice", Env: registry.Environment{Name: "python"}}
+	b.ReportAllocs()
 	for b.Loop() {
-		w.Begin(call.Call{Session: "s"})(call.Result{}, nil)
+		s.Begin(c)(call.Result{}, nil)
 	}
 }

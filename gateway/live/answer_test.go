@@ -42,7 +42,7 @@ func decide(t *testing.T, book *ask.Book, principal string) <-chan call.Choice {
 func answering(t *testing.T) (book *ask.Book, answers *Answers, url string) {
 	book = ask.New(slog.New(slog.DiscardHandler))
 	answers = NewAnswers(book)
-	return book, answers, servedWith(t, New(Options{Contents: true}), answers)
+	return book, answers, servedWith(t, watched(true), answers)
 }
 
 // list waits for a list of the page's questions that has a number of them.

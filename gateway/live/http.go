@@ -1,3 +1,8 @@
+// Package live shows the operator what a server does, at an address of its own: metrics, JSON for
+// commands, and a page for a browser.
+//
+// It promises that it delays no call, and that viewers cannot change the server: only a page with the
+// key of [Answers] answers questions.
 package live
 
 import (
@@ -10,8 +15,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk/watch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/local"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/status"
 )
 
 const metricsPath = "/metrics"
@@ -27,7 +32,7 @@ const (
 
 // Site shows a server at an address of its own.
 type Site struct {
-	Server *Server
+	Server *watch.Server
 	// Metrics answers /metrics.
 	Metrics http.Handler
 	// IsReady says whether the server takes calls.
@@ -97,7 +102,7 @@ func (s *Site) handler(ctx context.Context, private bool) http.Handler {
 		}
 	}))
 	if private {
-		mux.Handle("GET "+status.Path, toThisHost(withDeadline(func(w http.ResponseWriter, _ *http.Request) {
+		mux.Handle("GET "+watch.Path, toThisHost(withDeadline(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
 			_ = json.NewEncoder(w).Encode(s.Server.Now()) // to a client that may have gone
 		})))

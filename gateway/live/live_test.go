@@ -10,16 +10,15 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/status"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk/watch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
@@ -27,19 +26,25 @@ import (
 // hostile is text that would be markup, script or the end of an event.
 const hostile = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\r\n\r\nevent: state\ndata: x\x1b[2J\u202e"
 
-func ran(s *Server, c call.Call, result call.Result, err error) { s.Begin(c)(result, err) }
+func watched(contents bool) *watch.Server {
+	s := watch.New(registry.New(&registry.Set{}))
+	s.Contents = contents
+	return s
+}
+
+func ran(s *watch.Server, c call.Call, result call.Result, err error) { s.Begin(c)(result, err) }
 
 func result(stdout string, files ...sandbox.File) call.Result {
 	return call.Result{Result: sandbox.Result{Outcome: "ok", Stdout: sandbox.Text{Head: stdout}, Files: files}}
 }
 
 // served serves a Server with its page, and returns its URL.
-func served(t testing.TB, s *Server) string {
+func served(t testing.TB, s *watch.Server) string {
 	t.Helper()
 	return servedWith(t, s, nil)
 }
 
-func servedWith(t testing.TB, s *Server, answers *Answers) string {
+func servedWith(t testing.TB, s *watch.Server, answers *Answers) string {
 	t.Helper()
 	listener := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	site := &Site{Server: s, Metrics: http.NotFoundHandler(), IsReady: func() bool { return true }, Page: true, Answers: answers, Log: slog.New(slog.DiscardHandler)}
@@ -67,18 +72,18 @@ func get(t testing.TB, url string, change func(*http.Request)) (*http.Response, 
 // What comes of sandboxes is in no markup that the server sends, and cannot end an event;
 // tests/page shows in a browser that the script makes none of it.
 func TestPage_HoldsNothingOfSandboxes(t *testing.T) {
-	s := New(Options{Contents: true})
+	s := watched(true)
 	c := call.Call{Principal: hostile, Env: registry.Environment{Name: hostile}, Session: hostile, Code: hostile}
 	ran(s, c, result(hostile, sandbox.File{Path: hostile, Type: "image/png", Content: []byte("png")}, sandbox.File{Path: "/x.svg", Type: "image/svg+xml", Content: []byte("<svg/>")}), nil)
 	ran(s, c, call.Result{}, errors.New(hostile))
 	url := served(t, s)
 	next := follow(t, url)
-	var one card
+	var one watch.Card
 	must.Do(t, json.Unmarshal([]byte(next("call")), &one))
 	if one.Code.Head != hostile || one.Stdout.Head != hostile || one.Session != hostile || len(one.Files) != 2 || one.Files[0].Path != hostile || one.Files[0].Type == "" || one.Files[1].Type != "" {
 		t.Errorf("the first call is %+v", one)
 	}
-	one = card{}
+	one = watch.Card{}
 	must.Do(t, json.Unmarshal([]byte(next("call")), &one))
 	if one.Reason != hostile || one.Number != 2 {
 		t.Errorf("the second call is %+v", one)
@@ -103,26 +108,10 @@ func TestPage_HoldsNothingOfSandboxes(t *testing.T) {
 	}
 }
 
-// A call whose code failed is none that went well.
-func TestCalls_OfCodeThatFails(t *testing.T) {
-	s := New(Options{})
-	wrong := result("")
-	wrong.ExitCode = 1
-	ran(s, call.Call{Principal: "alice"}, wrong, nil)
-	ran(s, call.Call{Principal: "alice"}, result(""), nil)
-	snapshot := s.Now()
-	if got := snapshot.Recent; len(got) != 2 || !slices.Contains([]string{got[0].Outcome, got[1].Outcome}, codeFailed) || !slices.Contains([]string{got[0].Outcome, got[1].Outcome}, "ok") {
-		t.Errorf("outcomes %+v", got)
-	}
-	if p := snapshot.Principals; len(p) != 1 || p[0].Failed != 1 || p[0].Calls != 2 {
-		t.Errorf("principals %+v", p)
-	}
-}
-
 // A page elsewhere reaches nothing, and neither does who writes.
 func TestSite_IsForThisMachineAlone(t *testing.T) {
-	url := served(t, New(Options{Contents: true}))
-	for _, path := range []string{"/", "/events", status.Path, "/images/1/0", "/page.js", metricsPath} {
+	url := served(t, watched(true))
+	for _, path := range []string{"/", "/events", watch.Path, "/images/1/0", "/page.js", metricsPath} {
 		for name, change := range map[string]func(*http.Request){
 			"another host": func(r *http.Request) { r.Host = "evil.example" },
 			"another page": func(r *http.Request) { r.Header.Set("Sec-Fetch-Site", "cross-site") },
@@ -132,7 +121,7 @@ func TestSite_IsForThisMachineAlone(t *testing.T) {
 			}
 		}
 	}
-	response := must.Get(http.Post(url+status.Path, "text/plain", strings.NewReader("x")))(t)
+	response := must.Get(http.Post(url+watch.Path, "text/plain", strings.NewReader("x")))(t)
 	response.Body.Close()
 	if response.StatusCode != http.StatusMethodNotAllowed {
 		t.Errorf("POST: %s", response.Status)
@@ -142,8 +131,8 @@ func TestSite_IsForThisMachineAlone(t *testing.T) {
 		t.Errorf("a page of this machine: %s", response.Status)
 	}
 	// An address that others reach has metrics alone.
-	site := &Site{Server: New(Options{}), Metrics: http.NotFoundHandler(), IsReady: func() bool { return false }, Page: true}
-	for path, want := range map[string]int{"/": 404, "/events": 404, status.Path: 404, "/healthz": 200, "/readyz": 503} {
+	site := &Site{Server: watched(false), Metrics: http.NotFoundHandler(), IsReady: func() bool { return false }, Page: true}
+	for path, want := range map[string]int{"/": 404, "/events": 404, watch.Path: 404, "/healthz": 200, "/readyz": 503} {
 		w := &recorded{header: http.Header{}, status: 200}
 		site.handler(t.Context(), false).ServeHTTP(w, must.Get(http.NewRequest(http.MethodGet, path, nil))(t))
 		if w.status != want {
@@ -198,7 +187,7 @@ func follow(t testing.TB, url string, changes ...func(*http.Request)) (next func
 // A connection beyond the bound is closed without an answer, and there is room again when others
 // are closed.
 func TestSite_BoundsConnections(t *testing.T) {
-	url := served(t, New(Options{}))
+	url := served(t, watched(false))
 	ask := func() (net.Conn, error) {
 		conn := must.Get(net.Dial("tcp", strings.TrimPrefix(url, "http://")))(t)
 		t.Cleanup(func() { conn.Close() })
@@ -223,15 +212,15 @@ func TestSite_BoundsConnections(t *testing.T) {
 }
 
 func TestEvents_TellOfEachCall(t *testing.T) {
-	s := New(Options{Contents: true})
+	s := watched(true)
 	ran(s, call.Call{Code: "first"}, result("1"), nil)
 	next := follow(t, served(t, s))
 	if got := next("call"); !strings.Contains(got, `"code":{"head":"first"}`) {
 		t.Errorf("first: %s", got)
 	}
-	var state status.Snapshot
+	var state watch.Snapshot
 	must.Do(t, json.Unmarshal([]byte(next("state")), &state))
-	if state.PID != pid || len(state.Principals) != 1 || state.Recent != nil {
+	if state.PID != os.Getpid() || len(state.Principals) != 1 || state.Recent != nil {
 		t.Errorf("state: %+v", state)
 	}
 	ran(s, call.Call{Code: "second"}, result("2"), nil)
@@ -241,60 +230,14 @@ func TestEvents_TellOfEachCall(t *testing.T) {
 	next("state") // comes again
 }
 
-// What is kept is bounded, whatever comes.
-func TestServer_IsBounded(t *testing.T) {
-	s := New(Options{Contents: true})
-	big := strings.Repeat("x", 1<<20)
-	image := sandbox.File{Path: "/a.png", Type: "image/png", Content: make([]byte, maxImage)}
-	for i := range 3 * maxPrincipals {
-		c := call.Call{Principal: fmt.Sprint(i), Env: registry.Environment{Name: big}, Session: big, Code: big}
-		r := result(big, image, image, image, image, image)
-		r.Stderr = sandbox.Text{Head: big, Tail: big, Cut: 1}
-		ran(s, c, r, errors.New(big))
-		s.Begin(c)
-	}
-	size := len(must.Get(json.Marshal(s.Now()))(t))
-	if len(s.recent) > maxRecent || s.images > maxImages || len(s.principals) > maxPrincipals+1 || size > 2<<20 {
-		t.Errorf("%d calls, %d bytes of images, %d principals, a snapshot of %d bytes", len(s.recent), s.images, len(s.principals), size)
-	}
-	total := 0
-	for _, c := range s.recent {
-		for _, text := range []status.Text{c.Code, c.Stdout, c.Stderr} {
-			total += len(text.Head) + len(text.Tail)
-		}
-		total += len(c.Reason) + len(c.Env)
-	}
-	if total > maxRecent*4*maxText {
-		t.Errorf("%d bytes of text", total)
-	}
-	if n := len(s.Now().Running); n != maxRunning {
-		t.Errorf("%d calls that run are shown", n)
-	}
-	// A viewer that does not read delays nobody, and finds what is kept.
-	viewer, before := s.follow(), s.ended
-	for range 3 {
-		ran(s, call.Call{}, result("x"), nil)
-	}
-	if ended, _ := s.endedSince(before); len(viewer) != 1 || len(ended) != 3 {
-		t.Errorf("%d calls for a viewer", len(ended))
-	}
-	if ended, all := s.endedSince(0); len(ended) != len(s.recent) || all != s.ended {
-		t.Errorf("%d calls of %d", len(ended), all)
-	}
-	s.unfollow(viewer)
-	if n := len(s.cards()); n != maxCards {
-		t.Errorf("%d calls that run have cards", n)
-	}
-}
-
 // A call that runs has a card with its output so far, which changes when that does, and is replaced
 // by its result. What it waits for is said, too.
 func TestEvents_TellOfRunningCalls(t *testing.T) {
-	s := New(Options{Contents: true})
+	s := watched(true)
 	var progress sandbox.Progress
 	end := s.Begin(call.Call{Code: "slow", Progress: &progress})
 	next := follow(t, served(t, s))
-	read := func() (one card) {
+	read := func() (one watch.Card) {
 		must.Do(t, json.Unmarshal([]byte(next("call")), &one))
 		return one
 	}
@@ -308,7 +251,7 @@ func TestEvents_TellOfRunningCalls(t *testing.T) {
 	progress.Follow(func(limit int) (stdout, stderr sandbox.Text, line string) {
 		return sandbox.Text{Tail: "end", Cut: 9}, sandbox.Text{}, "a newer line"
 	})
-	if one := read(); one.Outcome != "" || one.Waits != "" || one.Stdout != (status.Text{Tail: "end", Cut: 9}) || one.Line != "a newer line" {
+	if one := read(); one.Outcome != "" || one.Waits != "" || one.Stdout != (watch.Text{Tail: "end", Cut: 9}) || one.Line != "a newer line" {
 		t.Errorf("while it runs: %+v", one)
 	}
 	// Without a change there is no event.
@@ -316,48 +259,5 @@ func TestEvents_TellOfRunningCalls(t *testing.T) {
 	end(call.Result{Remarks: []string{"[timed out after 3 s]"}, Result: sandbox.Result{Outcome: "timeout"}}, nil)
 	if one := read(); one.Outcome != "timeout" || one.Stdout.Tail != "" || !slices.Equal(one.Remarks, []string{"timed out after 3 s"}) {
 		t.Errorf("at the end: %+v", one)
-	}
-}
-
-func TestServer_KeepsNoContentsUnlessAsked(t *testing.T) {
-	s := New(Options{})
-	ran(s, call.Call{Code: "secret"}, result("secret", sandbox.File{Type: "image/png", Content: []byte("secret")}), nil)
-	if c := s.recent[0]; c.Code != (status.Text{}) || c.Stdout != (status.Text{}) || c.Files != nil {
-		t.Errorf("%+v", c)
-	}
-}
-
-func TestSnapshot_AddsUpPrincipals(t *testing.T) {
-	s := New(Options{Environments: func() []string { return []string{"bash"} }})
-	s.SetSessions(func() []session.Live {
-		return []session.Live{
-			{Key: call.Key{Principal: "alice", ID: "a"}, Environments: "bash", MemoryMB: 512, Started: time.Now(), Used: time.Now()},
-			{Key: call.Key{Principal: "bob", ID: "b"}, Environments: "bash", MemoryMB: 256},
-		}
-	})
-	ran(s, call.Call{Principal: "alice"}, result(""), nil)
-	ran(s, call.Call{Principal: "alice"}, call.Result{}, errors.New("no"))
-	ran(s, call.Call{Principal: "alice"}, call.Result{}, context.Canceled)
-	end := s.Begin(call.Call{Principal: "bob"})
-	now := s.Now()
-	if len(now.Principals) != 2 || len(now.Sessions) != 2 || len(now.Running) != 1 || len(now.Recent) != 3 {
-		t.Fatalf("%+v", now)
-	}
-	if p := now.Principals[0]; p.Name != "bob" || p.Running != 1 || p.Sessions != 1 || p.MemoryMB != 256 {
-		t.Errorf("bob: %+v", p)
-	}
-	if p := now.Principals[1]; p.Calls != 3 || p.Refused != 1 || p.Failed != 1 || p.MemoryMB != 512 {
-		t.Errorf("alice: %+v", p)
-	}
-	end(result(""), nil)
-	patience.Wait(t, patience.Long, func() string { return "memory is not read" }, func() bool { return s.Now().Memory.Server > 0 })
-}
-
-func BenchmarkCall(b *testing.B) {
-	s := New(Options{})
-	c := call.Call{Principal: "alice", Env: registry.Environment{Name: "python"}}
-	b.ReportAllocs()
-	for b.Loop() {
-		s.Begin(c)(call.Result{}, nil)
 	}
 }

@@ -6,15 +6,12 @@ import (
 	"embed"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net/http"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/ask"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/status"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk/watch"
 )
 
 // files are the page, which is the same for every server; a script fills it from the
@@ -29,10 +26,8 @@ var files embed.FS
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
 const (
-	// eventPause is the time between two events with the state of the server, and maxCards how many
-	// running calls are shown with their code and output.
+	// eventPause is the time between two events with the state of the server.
 	eventPause = time.Second
-	maxCards   = 32
 	// maxViewers bounds the pages that are open.
 	maxViewers = 16
 )
@@ -86,7 +81,7 @@ func (s *Site) addPage(ctx context.Context, mux *http.ServeMux) {
 func (s *Site) image(w http.ResponseWriter, r *http.Request) {
 	number, _ := strconv.ParseUint(r.PathValue("call"), 10, 64)
 	index, err := strconv.Atoi(r.PathValue("file"))
-	one, ok := s.Server.find(number)
+	one, ok := s.Server.Find(number)
 	if !ok || err != nil || index < 0 || index >= len(one.Files) || one.Files[index].Type == "" {
 		http.NotFound(w, r)
 		return
@@ -97,30 +92,14 @@ func (s *Site) image(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(one.Files[index].Content)
 }
 
-// card is a call with its contents, as an event tells of it. While the call runs, the output is its
-// end so far, and Line is what came last.
-type card struct {
-	status.Call
-	Code      status.Text   `json:"code,omitzero"`
-	Stdout    status.Text   `json:"stdout,omitzero"`
-	Stderr    status.Text   `json:"stderr,omitzero"`
-	Line      string        `json:"line,omitempty"`
-	Files     []status.File `json:"files,omitempty"`
-	FileCount int           `json:"file_count,omitempty"`
-}
-
-func cardOf(c status.Call) card {
-	return card{Call: c, Code: c.Code, Stdout: c.Stdout, Stderr: c.Stderr, Files: c.Files, FileCount: c.FileCount}
-}
-
 // events sends the calls that have ended lately, the oldest first, and each further one when it has
 // ended; and once a second the state of the server, and the running calls that have changed. With the
 // key it sends the open questions, and again when they change.
 func (s *Site) events(ctx context.Context, w http.ResponseWriter, r *http.Request) {
 	out := http.NewResponseController(w)
 	w.Header().Set("Content-Type", "text/event-stream")
-	wake := s.Server.follow()
-	defer s.Server.unfollow(wake)
+	wake, unfollow := s.Server.Follow()
+	defer unfollow()
 	changed, stop := s.Answers.listen(r)
 	defer stop()
 	_ = out.SetReadDeadline(time.Time{}) // that of the server is for the request
@@ -132,10 +111,10 @@ func (s *Site) events(ctx context.Context, w http.ResponseWriter, r *http.Reques
 	}
 	seen, sent := uint64(0), map[uint64][sha256.Size]byte{}
 	sendEnded := func() bool {
-		var ended []status.Call
-		ended, seen = s.Server.endedSince(seen)
+		var ended []watch.Card
+		ended, seen = s.Server.EndedSince(seen)
 		for _, c := range ended {
-			if !send("call", jsonOf(cardOf(c))) {
+			if !send("call", jsonOf(c)) {
 				return false
 			}
 		}
@@ -143,7 +122,7 @@ func (s *Site) events(ctx context.Context, w http.ResponseWriter, r *http.Reques
 	}
 	sendState := func() bool {
 		running := map[uint64][sha256.Size]byte{}
-		for _, c := range s.Server.cards() {
+		for _, c := range s.Server.Cards() {
 			text := jsonOf(c)
 			running[c.Number] = sha256.Sum256(text)
 			if running[c.Number] != sent[c.Number] && !send("call", text) {
@@ -179,53 +158,4 @@ func (s *Site) events(ctx context.Context, w http.ResponseWriter, r *http.Reques
 func jsonOf(data any) []byte {
 	text, _ := json.Marshal(data) // its types can be written
 	return text
-}
-
-// cards returns the calls that run, as many as are shown with their output.
-func (s *Server) cards() (cards []card) {
-	s.mu.Lock()
-	numbers := slices.Sorted(maps.Keys(s.running))
-	var all []*running
-	for _, number := range numbers[:min(len(numbers), maxCards)] {
-		all = append(all, s.running[number])
-	}
-	s.mu.Unlock()
-	for _, c := range all {
-		one := cardOf(c.Call)
-		stdout, stderr, line := c.progress.Now(maxText / 2)
-		one.Stdout, one.Stderr, one.Waits = cut(stdout), cut(stderr), c.progress.Waits()
-		// Output beyond the environment's bound comes as its newest line, now and then.
-		if one.Waits == "" && !strings.Contains(stdout.Head+stdout.Tail+stderr.Head+stderr.Tail, line) {
-			one.Line = line
-		}
-		cards = append(cards, one)
-	}
-	return cards
-}
-
-// endedSince returns the calls that ended after the first n, as far as they are kept, and how many
-// have ended in all.
-func (s *Server) endedSince(n uint64) (calls []status.Call, all uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	fresh := min(s.ended-n, uint64(len(s.recent)))
-	for _, c := range s.recent[uint64(len(s.recent))-fresh:] {
-		calls = append(calls, *c)
-	}
-	return calls, s.ended
-}
-
-// follow returns a channel that receives when calls have ended.
-func (s *Server) follow() chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	viewer := make(chan struct{}, 1)
-	s.viewers[viewer] = true
-	return viewer
-}
-
-func (s *Server) unfollow(viewer chan struct{}) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.viewers, viewer)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/ask"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk/watch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/fusion"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/mcphttp"
@@ -66,12 +67,13 @@ func run(args []string, in io.Reader, out, logTo io.Writer) error {
 	if err != nil {
 		return err
 	}
-	observers, err := observe(server)
+	calls := watch.New(server.Environments)
+	observers, err := observe(server, calls)
 	if err != nil {
 		return err
 	}
 	defer observers.Close()
-	if err := parts.Add(&options, server, desk.Answer(ask.LinkVerbName, observers.link)); err != nil {
+	if err := parts.AddWatched(&options, server, calls, desk.Answer(ask.LinkVerbName, observers.link)); err != nil {
 		return err
 	}
 	observers.start(server, &options)

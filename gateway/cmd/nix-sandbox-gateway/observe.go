@@ -4,9 +4,9 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"log/slog"
 	"net"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk/watch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/live"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/metrics"
@@ -15,7 +15,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 )
 
 // observers are told of every call: the audit log, and metrics.
@@ -29,8 +28,8 @@ type observers struct {
 }
 
 // observe makes the observers that the operator asked for, and listens at the address of metrics.
-func observe(server *service.Server) (o *observers, err error) {
-	settings, serve, environments, log := server.Settings, server.Base.Serve, server.Environments, server.Log
+func observe(server *service.Server, calls *watch.Server) (o *observers, err error) {
+	settings, serve, log := server.Settings, server.Base.Serve, server.Log
 	if serve == nil {
 		serve = &registry.Serve{}
 	}
@@ -43,12 +42,13 @@ func observe(server *service.Server) (o *observers, err error) {
 			}
 		}
 		o.all = append(o.all, o.audit)
+		calls.Audit = func() watch.Audit { return watch.Audit(o.audit.State()) }
 	}
 	address := cmp.Or(settings.Metrics, serve.MetricsListen)
 	page := settings.Page == "1" || settings.Page == "" && serve.Page
 	switch {
 	case address != "":
-		err = o.expose(address, page, environments, log)
+		err = o.expose(address, page, server, calls)
 	case page:
 		err = &config.Error{Problem: "the page is switched on, and no address is named", Hint: "set NIX_SANDBOX_METRICS or metrics_listen to an address such as 127.0.0.1:9464"}
 	}
@@ -59,7 +59,7 @@ func observe(server *service.Server) (o *observers, err error) {
 	return o, nil
 }
 
-func (o *observers) expose(address string, page bool, environments *registry.Registry, log *slog.Logger) (err error) {
+func (o *observers) expose(address string, page bool, server *service.Server, calls *watch.Server) (err error) {
 	// Metrics are for everybody, because they contain no code.
 	if o.listener, err = listen(address, true); err != nil {
 		return err
@@ -70,11 +70,11 @@ func (o *observers) expose(address string, page bool, environments *registry.Reg
 			Hint:    "serve it at an address of this machine alone, such as 127.0.0.1:9464, or without the page",
 		}
 	}
-	names := func() []string { return environments.Now().Names() }
-	server := live.New(live.Options{Version: command.Version(), Environments: names, Audit: o.audit, Contents: page})
-	o.metrics = metrics.New(metrics.Options{Version: command.Version(), Sessions: func() int { return len(server.Sessions()) }, Audit: o.audit})
-	o.all = append(o.all, server, o.metrics)
-	o.site = &live.Site{Server: server, Metrics: o.metrics, IsReady: func() bool { return len(names()) > 0 }, Page: page, Log: log}
+	calls.Contents = page
+	o.metrics = metrics.New(metrics.Options{Version: command.Version(), Sessions: func() int { return len(calls.Sessions()) }, Audit: o.audit})
+	o.all = append(o.all, o.metrics)
+	ready := func() bool { return server.Context.Err() == nil && len(server.Environments.Now().Names()) > 0 }
+	o.site = &live.Site{Server: calls, Metrics: o.metrics, IsReady: ready, Page: page, Log: server.Log}
 	return nil
 }
 
@@ -85,12 +85,9 @@ func (o *observers) start(server *service.Server, options *service.Options) {
 	if o.listener == nil {
 		return
 	}
-	options.OnSessions = append(options.OnSessions, func(m *session.Manager) { o.site.Server.SetSessions(m.List) })
 	if o.site.Page {
 		o.site.Answers = live.NewAnswers(options.Asking)
 	}
-	hasEnvironments := o.site.IsReady
-	o.site.IsReady = func() bool { return server.Context.Err() == nil && hasEnvironments() }
 	log := server.Log
 	var serving context.Context
 	serving, o.end = context.WithCancel(context.Background())

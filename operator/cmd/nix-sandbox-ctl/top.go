@@ -21,7 +21,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/status"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk/watch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 )
@@ -67,7 +67,7 @@ func topCommand(std streams) *cobra.Command {
 // source is a server that can be asked for its status.
 type source struct {
 	name string
-	read func(context.Context) (status.Snapshot, error)
+	read func(context.Context) (watch.Snapshot, error)
 }
 
 // findServers returns the servers that can be shown, from the newest on. It returns an error if
@@ -89,7 +89,7 @@ func findServers(url string) (servers []source, err error) {
 	}
 	found, err := running()
 	for _, server := range found {
-		servers = append(servers, source{server.Path, func(ctx context.Context) (snapshot status.Snapshot, err error) {
+		servers = append(servers, source{server.Path, func(ctx context.Context) (snapshot watch.Snapshot, err error) {
 			ctx, cancel := context.WithTimeout(ctx, topTimeout)
 			defer cancel()
 			err = server.Ask(ctx, "status", nil, &snapshot)
@@ -101,8 +101,8 @@ func findServers(url string) (servers []source, err error) {
 
 // overHTTP returns the server whose metrics are at a URL.
 func overHTTP(name, url string, client *http.Client) source {
-	return source{name, func(ctx context.Context) (snapshot status.Snapshot, err error) {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+status.Path, nil)
+	return source{name, func(ctx context.Context) (snapshot watch.Snapshot, err error) {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+watch.Path, nil)
 		if err != nil {
 			return snapshot, err
 		}
@@ -140,7 +140,7 @@ func showOnce(out io.Writer, from source) error {
 }
 
 // describeServer returns a snapshot as lines. It makes every text of a client or a sandbox plain.
-func describeServer(s status.Snapshot) []byte {
+func describeServer(s watch.Snapshot) []byte {
 	var out bytes.Buffer
 	seconds := func(n float64) string { return age(time.Duration(n * float64(time.Second))) }
 	fmt.Fprintf(&out, "nix-sandbox-mcp %s, process %d, runs for %s: %s, %s, %s\n", plain(s.Version), s.PID, seconds(s.Uptime),

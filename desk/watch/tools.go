@@ -1,4 +1,4 @@
-package live
+package watch
 
 import (
 	"fmt"
