@@ -62,11 +62,8 @@ func (c *Client) Write(v any) error {
 	return c.writer.Write(v)
 }
 
-// Raw is that of [Conn].
-func (c *Client) Raw() *net.UnixConn {
-	_ = c.conn.SetWriteDeadline(time.Time{})
-	return c.conn
-}
+// CloseWrite says that the client sends no more. It can still read.
+func (c *Client) CloseWrite() error { return c.conn.CloseWrite() }
 
 // Close ends the question.
 func (c *Client) Close() error { return c.conn.Close() }

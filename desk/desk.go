@@ -31,14 +31,13 @@ const (
 	maxFrame     = 1 << 20
 	askTimeout   = 5 * time.Second
 	writeTimeout = 30 * time.Second
-	// goneInterval is the time between two looks for a client that has gone.
-	goneInterval = 200 * time.Millisecond
 )
 
 // Verb answers one kind of question.
 type Verb struct {
 	Name string
-	// Serve answers one question. Its context ends with the server, and when the client has gone.
+	// Serve answers one question. Its context ends with the server; [Conn.Read] tells when the client
+	// has gone.
 	// The client gets the error; a [*config.Error] with its hint.
 	Serve func(ctx context.Context, c *Conn) error
 }
@@ -49,12 +48,6 @@ type Conn struct {
 	conn   *net.UnixConn
 	reader *frame.Reader
 	writer *frame.Writer
-}
-
-// Raw returns the connection, for bytes that are no frames after the last frame.
-func (c *Conn) Raw() *net.UnixConn {
-	_ = c.conn.SetWriteDeadline(time.Time{})
-	return c.conn
 }
 
 // question is the first frame of a client.
@@ -78,7 +71,7 @@ func (c *Conn) Args(v any) error {
 	return nil
 }
 
-// Read waits for the client's next frame. The error is io.EOF if the client has gone.
+// Read waits for the client's next frame. The error is io.EOF if the client sends no more.
 func (c *Conn) Read(v any) error { return c.reader.Read(v) }
 
 // Write sends a frame. It may be called at the same time as Read and itself.
@@ -87,40 +80,6 @@ func (c *Conn) Write(result any) error { return c.send(answer{Result: result}) }
 func (c *Conn) send(a answer) error {
 	_ = c.conn.SetWriteDeadline(time.Now().Add(writeTimeout))
 	return c.writer.Write(a)
-}
-
-// Gone returns a context that ends with ctx, or soon after the client has closed its connection. A
-// verb that waits for something else learns of it in this way: it may not read.
-func (c *Conn) Gone(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(ctx)
-	go func() {
-		defer cancel()
-		ticker := time.NewTicker(goneInterval)
-		defer ticker.Stop()
-		for !c.hungUp() {
-			select {
-			case <-ticker.C:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	return ctx, cancel
-}
-
-// hungUp reports whether the client has closed both directions.
-func (c *Conn) hungUp() bool {
-	raw, err := c.conn.SyscallConn()
-	if err != nil {
-		return true
-	}
-	hungUp := false
-	err = raw.Control(func(fd uintptr) {
-		events := []unix.PollFd{{Fd: int32(fd)}} // POLLHUP comes unasked
-		n, err := unix.Poll(events, 0)
-		hungUp = err == nil && n > 0
-	})
-	return hungUp || err != nil
 }
 
 // Answer returns a verb that answers every question with the result of a function.

@@ -103,30 +103,6 @@ func TestServe_AnswersVerbs(t *testing.T) {
 	}
 }
 
-// A verb that does not read learns that its client has gone, and not before.
-func TestGone_EndsWithTheClient(t *testing.T) {
-	state := make(chan bool)
-	server := serving(t, filepath.Join(t.TempDir(), "run"), Verb{"wait", func(ctx context.Context, c *Conn) error {
-		ctx, cancel := c.Gone(ctx)
-		defer cancel()
-		err := c.Write("begun")
-		time.Sleep(2 * goneInterval)
-		state <- ctx.Err() == nil
-		<-ctx.Done()
-		state <- true
-		return err
-	}})
-	client := must.Get(server.Dial(t.Context(), "wait", nil))(t)
-	var text string
-	must.Do(t, client.Read(&text))
-	must.Do(t, client.Raw().CloseWrite()) // it still reads
-	if !<-state {
-		t.Error("a client that reads counts as gone")
-	}
-	client.Close()
-	<-state
-}
-
 // Whatever a client sends, the server answers the next one.
 func TestServe_OutlivesClients(t *testing.T) {
 	server := serving(t, filepath.Join(t.TempDir(), "run"), echo)

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"slices"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
@@ -279,82 +277,3 @@ func (v *Visits) file(ctx context.Context, c *desk.Conn) error {
 type parts struct{ c *desk.Conn }
 
 func (p parts) Write(data []byte) (int, error) { return len(data), p.c.Write(FilePart{Bytes: data}) }
-
-// ForwardArgs are the arguments of the verb forward.
-type ForwardArgs struct {
-	Place
-	Port uint16 `json:"port"`
-	// Ask asks only in which sandbox the port is.
-	Ask bool `json:"ask,omitempty"`
-}
-
-// Forwarded is the answer to it. The bytes of the connection follow it, as they are.
-type Forwarded struct {
-	Env string `json:"env"`
-	// Listens says whether code listens at the port, in the answer to Ask.
-	Listens bool `json:"listens,omitempty"`
-}
-
-// listens returns the environment of the session in which code listens at a port, if there is one.
-func (v *Visits) listens(ctx context.Context, args ForwardArgs, last string) Forwarded {
-	for _, env := range v.sessions.Environments(call.Key{ID: args.Session}) {
-		if args.Env != "" && args.Env != env.Name {
-			continue
-		}
-		box, _, leave, err := v.visit(Place{args.Session, env.Name})
-		if err != nil {
-			continue
-		}
-		ports, _, _ := box.Examine(ctx)
-		if leave(); slices.Contains(ports, args.Port) {
-			return Forwarded{env.Name, true}
-		}
-	}
-	return Forwarded{Env: last}
-}
-
-// forward connects the client to a port of a sandbox's own loopback.
-func (v *Visits) forward(ctx context.Context, c *desk.Conn) error {
-	var args ForwardArgs
-	if err := c.Args(&args); err != nil {
-		return err
-	}
-	if !v.Forward {
-		return &config.Error{Problem: "this server lets nobody reach ports of sandboxes", Hint: "add forward = true to [session] of its configuration, and start it again"}
-	}
-	box, env, leave, err := v.visit(args.Place)
-	if err != nil {
-		return err
-	}
-	defer leave()
-	if args.Ask {
-		return c.Write(v.listens(ctx, args, env.Name))
-	}
-	ctx, cancel := c.Gone(ctx)
-	defer cancel()
-	s, err := box.Open(ctx, nil, args.Port)
-	if err != nil {
-		return err
-	}
-	defer s.Close()
-	if err := c.Write(Forwarded{Env: env.Name}); err != nil {
-		return err
-	}
-	raw := c.Raw()
-	defer context.AfterFunc(ctx, func() { s.Close() })()
-	sent := make(chan struct{})
-	go func() {
-		defer close(sent)
-		if _, err := io.Copy(s, raw); err != nil {
-			s.Close()
-		}
-		s.CloseWrite()
-	}()
-	_, err = io.Copy(raw, s)
-	if err != nil {
-		return nil // the client has gone
-	}
-	raw.CloseWrite()
-	<-sent
-	return nil
-}

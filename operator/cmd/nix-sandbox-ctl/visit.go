@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/signal"
 	"strings"
-	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -209,7 +207,7 @@ func evaluate(p place, std streams) error {
 		go func() {
 			select {
 			case <-signals:
-				_ = client.Raw().CloseWrite() // interrupts it
+				_ = client.CloseWrite() // interrupts it
 			case <-answered:
 			}
 		}()
@@ -293,7 +291,7 @@ func forwardCommand(std streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "forward SESSION PORT",
 		Short: "Reach a port of a live session from this machine, while the command runs",
-		Long: "Listen at 127.0.0.1, and connect whoever comes to a port of the session's own loopback, while\n" +
+		Long: "Have the server listen at 127.0.0.1, and connect whoever comes to a port of the session's own loopback, while\n" +
 			"the command runs: HTTP, WebSocket and everything else over TCP. The server must allow it, with\n" +
 			"forward = true in [session]. Code of the sandbox answers: trust it as little as a web page that\n" +
 			"you do not know. Every user of this machine can connect.",
@@ -314,10 +312,7 @@ func forwardCommand(std streams) *cobra.Command {
 	return cmd
 }
 
-// maxForwarded bounds the connections at a time; further ones wait in the kernel.
-const maxForwarded = 32
-
-// forward connects clients to a port of a live session until a signal comes.
+// forward has the server connect clients to a port of a live session until a signal comes.
 func forward(std streams, p place, port, listen uint16) error {
 	live, err := findLive(p.session, p.pid)
 	if err != nil {
@@ -325,73 +320,28 @@ func forward(std streams, p place, port, listen uint16) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	var first visit.Forwarded
-	if err := live.server.Ask(ctx, "forward", visit.ForwardArgs{Place: p.in(), Port: port, Ask: true}, &first); err != nil {
-		return err
-	}
-	p.env = first.Env
-	listener, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(listen)})
-	if err != nil {
-		return &config.Error{Problem: fmt.Sprintf("listen at port %d: %v", listen, err), Hint: "choose another port with --listen"}
-	}
-	defer context.AfterFunc(ctx, func() { listener.Close() })()
-	fmt.Fprintf(std.out, "http://%s leads to port %d of session %s, env %s, until Ctrl-C\n", listener.Addr(), port, plain(live.Name), plain(first.Env))
-	if !first.Listens {
-		fmt.Fprintln(std.err, "nothing listens at that port yet")
-	}
-	places := make(chan struct{}, maxForwarded)
-	var open sync.WaitGroup
-	defer open.Wait()
-	for {
-		places <- struct{}{}
-		conn, err := listener.AcceptTCP()
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("accept a connection: %w", err)
-		}
-		open.Go(func() {
-			defer func() { <-places }()
-			defer conn.Close()
-			if err := carry(ctx, live.server, visit.ForwardArgs{Place: p.in(), Port: port}, conn); err != nil && ctx.Err() == nil {
-				fmt.Fprintf(visible(std.err), "%s: %v\n", program, err)
-			}
-		})
-	}
-}
-
-// carry connects one connection to the session.
-func carry(ctx context.Context, server desk.Server, to visit.ForwardArgs, conn *net.TCPConn) error {
-	client, err := server.Dial(ctx, "forward", to)
+	client, err := live.server.Dial(ctx, "forward", visit.ForwardArgs{Place: p.in(), Port: port, Listen: listen})
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	defer context.AfterFunc(ctx, func() {
-		conn.Close()
-		client.Close()
-	})()
-	var first visit.Forwarded
-	if err := client.Read(&first); err != nil {
-		return err
+	defer context.AfterFunc(ctx, func() { client.Close() })()
+	for {
+		var at visit.Forwarded
+		switch err := client.Read(&at); {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, io.EOF):
+			return errors.New("the server has ended")
+		case err != nil:
+			return err
+		case at.Problem != "":
+			fmt.Fprintf(visible(std.err), "%s: %s\n", program, at.Problem)
+			continue
+		}
+		fmt.Fprintf(std.out, "http://%s leads to port %d of session %s, env %s, until Ctrl-C\n", plain(at.Address), port, plain(live.Name), plain(at.Env))
+		if !at.Listens {
+			fmt.Fprintln(std.err, "nothing listens at that port yet")
+		}
 	}
-	raw := client.Raw()
-	var both sync.WaitGroup
-	both.Go(func() {
-		if _, err := io.Copy(raw, conn); err != nil {
-			client.Close()
-			return
-		}
-		_ = raw.CloseWrite()
-	})
-	both.Go(func() {
-		if _, err := io.Copy(conn, raw); err != nil {
-			conn.Close()
-			return
-		}
-		_ = conn.CloseWrite()
-	})
-	both.Wait()
-	return nil
 }
