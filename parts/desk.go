@@ -15,7 +15,7 @@ import (
 
 // addDesk lets the user's commands ask this server. Each verb is a line of the list; more are those
 // of the program that serves.
-func addDesk(options *service.Options, server *service.Server, calls *watch.Server, more []desk.Verb) {
+func addDesk(options *service.Options, server *service.Server, calls *watch.Server, more []desk.Verb) *visit.Visits {
 	options.Observers = append(options.Observers, calls)
 	visits := visit.New(server.Base.Session.Forward)
 	options.Parts = append(options.Parts, visits)
@@ -28,4 +28,5 @@ func addDesk(options *service.Options, server *service.Server, calls *watch.Serv
 	server.AfterAnswer(func(ctx context.Context) {
 		desk.Serve(ctx, config.DeskFolders(os.Getenv), server.Settings.Shown(), verbs, server.Log)
 	})
+	return visits
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/ask"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk/visit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk/watch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/callfiles"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes"
@@ -32,12 +33,13 @@ const (
 
 // Add adds the parts that the settings of a server switch on. The first one is the outermost.
 func Add(options *service.Options, server *service.Server) error {
-	return AddWatched(options, server, watch.New(server.Environments))
+	_, err := AddWatched(options, server, watch.New(server.Environments))
+	return err
 }
 
 // AddWatched is Add for a program that shows the calls by itself too, and has verbs of its own for the
-// user's commands.
-func AddWatched(options *service.Options, server *service.Server, calls *watch.Server, verbs ...desk.Verb) error {
+// user's commands. It returns the user's visits to the sessions.
+func AddWatched(options *service.Options, server *service.Server, calls *watch.Server, verbs ...desk.Verb) (*visit.Visits, error) {
 	book := ask.New(server.Log)
 	options.Asking, options.Parts = book, append(options.Parts, ask.Part{Book: book})
 	if store := patches(server.Settings, server.Log); store != nil {
@@ -51,7 +53,7 @@ func AddWatched(options *service.Options, server *service.Server, calls *watch.S
 	}
 	store, err := files(server.Settings, server.Log)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if store != nil {
 		options.Parts, options.KeepsFiles = append(options.Parts, sessionfiles.NewPart(store, server.Log)), true
@@ -66,13 +68,12 @@ func AddWatched(options *service.Options, server *service.Server, calls *watch.S
 	}, os.TempDir(), server.Log)
 	folder, err := outputFolder(server.Settings, server.Log)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if folder != nil {
 		options.Parts, options.CallFiles = append(options.Parts, folder), folder.OfCalls(options.CallFiles)
 	}
-	addDesk(options, server, calls, verbs)
-	return addTools(options, server)
+	return addDesk(options, server, calls, verbs), addTools(options, server)
 }
 
 // addTools lets code call tools. A build with the tag toolbox sets it.

@@ -1,13 +1,16 @@
 package live
 
 import (
+	"context"
 	"crypto/rand"
 	"crypto/subtle"
 	"encoding/json"
+	"fmt"
 	"io"
 	"mime"
 	"net"
 	"net/http"
+	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/ask"
 )
@@ -20,15 +23,18 @@ const (
 	maxAnswer = 1 << 10
 )
 
-// Answers has a page answer the questions of all principals. Everybody on this machine reaches the
-// page, and the key is for the server's user alone.
+// Answers has a page answer the questions of all principals, and reach ports of the user's own
+// sessions. Everybody on this machine reaches the page, and the key is for the server's user alone.
 type Answers struct {
+	// Forward listens at this machine until ctx ends, and connects whoever comes to a port of a session.
+	Forward func(ctx context.Context, session string, port uint16) (address string, err error)
+
 	book ask.Questions
 	key  string
 }
 
 // NewAnswers returns Answers with a key of their own, which nothing logs.
-func NewAnswers(book ask.Questions) *Answers { return &Answers{book, rand.Text()} }
+func NewAnswers(book ask.Questions) *Answers { return &Answers{book: book, key: rand.Text()} }
 
 // Link returns the address of the page with the key. A browser does not send this part of an address.
 // Link is empty if no browser reaches the page.
@@ -53,21 +59,53 @@ func (a *Answers) listen(r *http.Request) (changed <-chan struct{}, stop func())
 	return a.book.Listen(ask.Everyone)
 }
 
-// answer takes an answer of the page.
-func (a *Answers) answer(w http.ResponseWriter, r *http.Request) {
-	var reply ask.Reply
+// read takes what a page with the key sends. If it is of anything else, or too large, read refuses it.
+func (a *Answers) read(w http.ResponseWriter, r *http.Request, v any) bool {
 	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxAnswer))
 	switch {
 	case !a.isUsers(r) || r.Header.Get("Origin") != "http://"+r.Host:
-		http.Error(w, "only the page that nix-sandbox-mcp approve gives the link of can answer", http.StatusForbidden)
+		http.Error(w, "only the page that nix-sandbox-mcp approve gives the link of can do this", http.StatusForbidden)
 	case kind != "application/json":
-		http.Error(w, "an answer is application/json", http.StatusUnsupportedMediaType)
-	case err != nil || json.Unmarshal(text, &reply) != nil:
-		http.Error(w, "an answer is a JSON object with id and choice, of at most 1 KB", http.StatusBadRequest)
+		http.Error(w, "the body is application/json", http.StatusUnsupportedMediaType)
+	case err != nil || json.Unmarshal(text, v) != nil:
+		http.Error(w, "the body is a JSON object of at most 1 KB", http.StatusBadRequest)
+	default:
+		return true
+	}
+	return false
+}
+
+// answer takes an answer of the page.
+func (a *Answers) answer(w http.ResponseWriter, r *http.Request) {
+	var reply ask.Reply
+	switch {
+	case !a.read(w, r, &reply):
 	case a.book.Answer(ask.Everyone, reply.ID, reply.Choice) != nil:
 		http.Error(w, ask.ErrAnswered.Error(), http.StatusConflict)
 	default:
 		w.WriteHeader(http.StatusNoContent)
 	}
+}
+
+// forward leads to a port of a session while the page reads the answer, which begins with a line that
+// says where.
+func (a *Answers) forward(w http.ResponseWriter, r *http.Request) {
+	var to struct {
+		Session string `json:"session"`
+		Port    uint16 `json:"port"`
+	}
+	if !a.read(w, r, &to) {
+		return
+	}
+	address, err := a.Forward(r.Context(), to.Session, to.Port)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusConflict)
+		return
+	}
+	out := http.NewResponseController(w)
+	_ = out.SetReadDeadline(time.Time{}) // that of the server is for the request
+	fmt.Fprintln(w, address)
+	_ = out.Flush()
+	<-r.Context().Done()
 }

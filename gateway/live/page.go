@@ -59,6 +59,7 @@ func (s *Site) addPage(ctx context.Context, mux *http.ServeMux) {
 	}
 	if s.Answers != nil {
 		handle("POST /answer", s.Answers.answer)
+		handle("POST /forward", s.Answers.forward)
 	}
 	handle("GET /images/{call}/{file}", s.image)
 	viewers := make(chan struct{}, maxViewers)

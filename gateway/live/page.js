@@ -139,8 +139,41 @@ const stream = (article, name, part) => {
   if (atEnd && article.classList.contains("running")) pre.scrollTop = pre.scrollHeight;
 };
 const remark = (sentence) => {
-  const [, opening, rest] = /^(hint|network|tools): ([^]*)$/.exec(sentence) ?? [, "", sentence];
+  const [, opening, rest] = /^(hint|network|tools|listening): ([^]*)$/.exec(sentence) ?? [, "", sentence];
   return make("p", `remark ${opening}`, ...(opening ? [make("b", "", opening), " "] : []), ...visible(rest));
+};
+// opener opens a port of a session for this page, while the page is open. Only the user's own page does.
+const opened = new Map(); // addresses by session and port
+const opener = (call) => (sentence) => {
+  const [, port] = /^listening: the user opens port (\d+) /.exec(sentence) ?? [];
+  if (!port || call.principal || !sessionStorage.getItem("key")) return [];
+  const name = `${port} ${call.session}`;
+  const place = make("p", "opener");
+  const show = () => {
+    const address = opened.get(name);
+    if (address) {
+      const link = make("a", "", `http://${address}`);
+      Object.assign(link, { href: `http://${address}`, target: "_blank", rel: "noreferrer" });
+      return place.replaceChildren(link, make("span", "facts", "while this page is open; trust it as little as a page you do not know"));
+    }
+    const button = make("button", "", `Open port ${port}`);
+    button.type = "button";
+    button.addEventListener("click", async () => {
+      button.disabled = true;
+      const body = JSON.stringify({ session: call.session, port: +port });
+      const answer = await fetch("forward", { method: "POST", headers: { "Content-Type": "application/json", ...keyHeaders() }, body }).catch(() => null);
+      if (!answer?.ok) return place.replaceChildren(make("span", "facts", plain(answer ? await answer.text() : "The server did not answer.")));
+      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      opened.set(name, (await reader.read()).value.trim());
+      show();
+      while (!(await reader.read().catch(() => ({ done: true }))).done); // until the server ends it
+      opened.delete(name);
+      show();
+    });
+    place.replaceChildren(button);
+  };
+  show();
+  return [place];
 };
 const showFile = (call) => (file, index) => {
   const path = file.path.replace(/^\/workspace\//, "");
@@ -179,7 +212,7 @@ const showCall = (call) => {
   for (const old of body.querySelectorAll(":scope > :not(pre)")) old.remove();
   if (call.waits) body.append(remark(`waits for ${call.waits}`));
   if (call.line) body.append(make("p", "line", ...visible(call.line)));
-  body.append(...(call.reason ? [remark(call.reason)] : []), ...(call.remarks ?? []).map(remark), ...(call.files ?? []).map(showFile(call)));
+  body.append(...(call.reason ? [remark(call.reason)] : []), ...(call.remarks ?? []).map(remark), ...(call.remarks ?? []).flatMap(opener(call)), ...(call.files ?? []).map(showFile(call)));
   const more = (call.file_count ?? 0) - (call.files ?? []).length;
   if (more > 0) body.append(make("p", "file facts", `and ${count(more, "more file")}`));
   const ended = [...cards].filter(([, card]) => card.call.outcome);

@@ -73,10 +73,11 @@ func run(args []string, in io.Reader, out, logTo io.Writer) error {
 		return err
 	}
 	defer observers.Close()
-	if err := parts.AddWatched(&options, server, calls, desk.Answer(ask.LinkVerbName, observers.link)); err != nil {
+	visits, err := parts.AddWatched(&options, server, calls, desk.Answer(ask.LinkVerbName, observers.link))
+	if err != nil {
 		return err
 	}
-	observers.start(server, &options)
+	observers.start(server, &options, visits)
 	if front == nil {
 		return service.Stdio(server.Context, in, out, options)
 	}

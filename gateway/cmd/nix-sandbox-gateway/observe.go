@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk/visit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk/watch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/live"
@@ -80,13 +81,19 @@ func (o *observers) expose(address string, page bool, server *service.Server, ca
 
 // start adds the observers to the options, and serves the metrics until Close. When the server's
 // context has ended, it is not ready any more.
-func (o *observers) start(server *service.Server, options *service.Options) {
+func (o *observers) start(server *service.Server, options *service.Options, visits *visit.Visits) {
 	options.Observers = append(o.all, options.Observers...)
 	if o.listener == nil {
 		return
 	}
 	if o.site.Page {
 		o.site.Answers = live.NewAnswers(options.Asking)
+		o.site.Answers.Forward = func(ctx context.Context, session string, port uint16) (string, error) {
+			at, err := visits.Listen(ctx, visit.ForwardArgs{Place: visit.Place{Session: session}, Port: port}, func(err error) {
+				server.Log.Debug("forward a port for the page", "session", session, "port", port, "error", err)
+			})
+			return at.Address, err
+		}
 	}
 	log := server.Log
 	var serving context.Context
