@@ -1,9 +1,12 @@
 package live
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -60,7 +63,12 @@ func list(t *testing.T, next func(string) string, count int) (questions []call.Q
 // post sends an answer as the page does, except for a change.
 func post(t *testing.T, url, key string, reply any, change func(*http.Request)) int {
 	t.Helper()
-	request := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/answer", bytes.NewReader(must.Get(json.Marshal(reply))(t))))(t)
+	return postTo(t, url, "/answer", key, reply, change)
+}
+
+func postTo(t *testing.T, url, path, key string, reply any, change func(*http.Request)) int {
+	t.Helper()
+	request := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, url+path, bytes.NewReader(must.Get(json.Marshal(reply))(t))))(t)
 	request.Header = http.Header{keyHeader: {key}, "Content-Type": {"application/json"}, "Origin": {url}, "Sec-Fetch-Site": {"same-origin"}}
 	if change != nil {
 		change(request)
@@ -157,6 +165,68 @@ func TestAnswers_OnlyOfThePageWithTheKey(t *testing.T) {
 	list(t, next, 0)
 	if choice := <-second; choice != call.No {
 		t.Errorf("chose %q", choice)
+	}
+}
+
+// Only the page with the key reaches ports of sessions, and as long as it reads the answer.
+func TestForward_OnlyOfThePageWithTheKey(t *testing.T) {
+	_, answers, url := answering(t)
+	forwarded, over := make(chan string, 10), make(chan struct{})
+	answers.Forward = func(ctx context.Context, session string, port uint16) (string, error) {
+		if session != "s" {
+			return "", errors.New("no session " + session)
+		}
+		forwarded <- fmt.Sprint(session, " ", port)
+		context.AfterFunc(ctx, func() { close(over) })
+		return "127.0.0.1:9", nil
+	}
+	to := map[string]any{"session": "s", "port": 8000}
+	header := func(name, value string) func(*http.Request) {
+		return func(r *http.Request) { r.Header.Set(name, value) }
+	}
+	for name, one := range map[string]struct {
+		want   int
+		to     any
+		change func(*http.Request)
+	}{
+		"no key":          {403, to, func(r *http.Request) { r.Header.Del(keyHeader) }},
+		"a wrong key":     {403, to, withKey(strings.Repeat("A", 26))},
+		"another origin":  {403, to, header("Origin", "http://evil.example")},
+		"no origin":       {403, to, func(r *http.Request) { r.Header.Del("Origin") }},
+		"another site":    {403, to, header("Sec-Fetch-Site", "cross-site")},
+		"another host":    {403, to, func(r *http.Request) { r.Host = "evil.example"; r.Header.Set("Origin", "http://evil.example") }},
+		"GET":             {405, to, func(r *http.Request) { r.Method = http.MethodGet }},
+		"a form":          {415, to, header("Content-Type", "application/x-www-form-urlencoded")},
+		"no port":         {400, map[string]any{"session": "s", "port": 65536}, nil},
+		"another session": {409, map[string]any{"session": "other", "port": 1}, nil},
+	} {
+		if got := postTo(t, url, "/forward", answers.key, one.to, one.change); got != one.want {
+			t.Errorf("%s: status %d, want %d", name, got, one.want)
+		}
+	}
+	select {
+	case what := <-forwarded:
+		t.Fatalf("something else reached %s", what)
+	default:
+	}
+	ctx, closePage := context.WithCancel(t.Context())
+	request := must.Get(http.NewRequestWithContext(ctx, http.MethodPost, url+"/forward", strings.NewReader(`{"session":"s","port":8000}`)))(t)
+	request.Header = http.Header{keyHeader: {answers.key}, "Content-Type": {"application/json"}, "Origin": {url}}
+	response := must.Get(http.DefaultClient.Do(request))(t)
+	defer response.Body.Close()
+	if line := must.Get(bufio.NewReader(response.Body).ReadString('\n'))(t); line != "127.0.0.1:9\n" || <-forwarded != "s 8000" {
+		t.Errorf("the answer is %q", line)
+	}
+	select {
+	case <-over:
+		t.Error("it ends before the page")
+	default:
+	}
+	closePage()
+	select {
+	case <-over:
+	case <-time.After(patience.For(patience.Long)):
+		t.Error("it does not end with the page")
 	}
 }
 

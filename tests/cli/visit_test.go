@@ -155,7 +155,7 @@ func TestShell_InterruptsALine(t *testing.T) {
 	v := visiting(t, nil)
 	v.in("sums", "python", "x = 41")
 	u := startOnTerminal(t, 40, 120, v.command("shell", "--session", "sums", "--interpreter"))
-	u.sees("python> ")
+	u.sees("python>")
 	u.types("import time; time.sleep(900)\r")
 	patience.Until(t, "the line runs", func() bool {
 		return strings.Contains(string(must.Get(v.command("sessions").Output())(t)), "runs 1 call")
@@ -282,25 +282,32 @@ server = http.server.ThreadingHTTPServer(('127.0.0.1', 8000), Handler)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 `
 
-// forwarding runs forward, and returns the address at which it listens.
+// forwarding runs forward until the test ends, and returns the address at which it listens.
 func (v *visited) forwarding(args ...string) string {
 	v.t.Helper()
-	cmd := v.command(append([]string{"forward"}, args...)...)
-	cmd.Stderr = os.Stderr
-	out := must.Get(cmd.StdoutPipe())(v.t)
-	must.Do(v.t, cmd.Start())
+	cmd, address := v.forward(os.Stderr, args...)
 	v.t.Cleanup(func() {
 		_ = cmd.Process.Signal(os.Interrupt)
 		if err := cmd.Wait(); err != nil {
 			v.t.Errorf("forward ended with %v", err)
 		}
 	})
+	return address
+}
+
+// forward starts forward, and returns the address at which it listens.
+func (v *visited) forward(stderr io.Writer, args ...string) (*exec.Cmd, string) {
+	v.t.Helper()
+	cmd := v.command(append([]string{"forward"}, args...)...)
+	cmd.Stderr = stderr
+	out := must.Get(cmd.StdoutPipe())(v.t)
+	must.Do(v.t, cmd.Start())
 	line := must.Get(bufio.NewReader(out).ReadString('\n'))(v.t)
 	found := regexp.MustCompile(`^http://(127\.0\.0\.1:\d+) leads to port`).FindStringSubmatch(line)
 	if found == nil {
 		v.t.Fatalf("it says %q", line)
 	}
-	return found[1]
+	return cmd, found[1]
 }
 
 // A page and its WebSocket in a real browser, many requests, and the sentence by which the model
@@ -421,7 +428,9 @@ func TestForward_EndsWithTheSession(t *testing.T) {
 	t.Parallel()
 	v := visiting(t, map[string]any{"forward": true})
 	v.in("web", "python", web)
-	conn := must.Get(net.Dial("tcp", v.forwarding("web", "8000")))(t)
+	var stderr bytes.Buffer
+	cmd, address := v.forward(&stderr, "web", "8000")
+	conn := must.Get(net.Dial("tcp", address))(t)
 	defer conn.Close()
 	must.Get(io.WriteString(conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"))(t)
 	reader := bufio.NewReader(conn)
@@ -431,5 +440,8 @@ func TestForward_EndsWithTheSession(t *testing.T) {
 	_, _ = io.Copy(io.Discard, reader)
 	if _, err := reader.ReadByte(); err == nil || os.IsTimeout(err) {
 		t.Errorf("the connection goes on: %v", err)
+	}
+	if err := cmd.Wait(); err == nil || !strings.Contains(stderr.String(), "error: the server has ended") {
+		t.Errorf("forward ended with %v, %s", err, &stderr)
 	}
 }

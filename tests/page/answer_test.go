@@ -20,6 +20,63 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
+// linkOf returns the link of the page that has the key.
+func linkOf(t *testing.T, c *mcptest.Client, runtime string) (link string) {
+	t.Helper()
+	patience.Wait(t, patience.Long, c.Log, func() bool {
+		for _, server := range desk.Find([]string{filepath.Join(runtime, "nix-sandbox-mcp")}) {
+			must.Do(t, server.Ask(t.Context(), ask.LinkVerbName, nil, &link))
+		}
+		return link != ""
+	})
+	return link
+}
+
+// The user's page opens a web server that code started, as long as the page is open. A page without the
+// key has no button for it.
+func TestPage_OpensAPort(t *testing.T) {
+	text := must.Get(os.ReadFile(filepath.Join(filepath.Dir(undertest.Server(t)), "..", "share", "nix-sandbox-mcp", "metadata.json")))(t)
+	var metadata map[string]any
+	must.Do(t, json.Unmarshal(text, &metadata))
+	metadata["session"].(map[string]any)["forward"] = true
+	runtime := t.TempDir()
+	c, b, url := start(t, "XDG_RUNTIME_DIR="+runtime, "NIX_SANDBOX_METADATA="+string(must.Get(json.Marshal(metadata))(t)))
+	answer := c.Run(mcptest.Arguments{Env: "python", Session: "web", Code: `
+import http.server, threading
+open('index.html', 'w').write('<!doctype html><title>of the sandbox</title>')
+threading.Thread(target=http.server.HTTPServer(('127.0.0.1', 8000), http.server.SimpleHTTPRequestHandler).serve_forever, daemon=True).start()`})
+	if !strings.Contains(answer.Text(), "the user opens port 8000") {
+		t.Fatalf("the answer is %q", answer.Text())
+	}
+	b.Open(url)
+	b.Await(`document.querySelector(".remark.listening")`)
+	if got := b.Eval(`document.querySelectorAll(".opener").length`); got != "0" {
+		t.Errorf("%s buttons on a page without the key", got)
+	}
+	b.Open(linkOf(t, c, runtime))
+	b.Await(`document.querySelector(".opener button")`)
+	b.Eval(`document.querySelector(".opener button").click()`)
+	b.Await(`document.querySelector(".opener a")`)
+	for _, width := range []int{390, 1440} {
+		b.Look(width, 900, width == 390)
+		if problems := b.Eval(unfit); problems != "" {
+			t.Errorf("%d px wide: %s", width, problems)
+		}
+		if *pictures != "" {
+			must.Do(t, os.WriteFile(filepath.Join(*pictures, fmt.Sprintf("port-%d.png", width)), b.Screenshot(), 0o644))
+		}
+	}
+	address := b.Eval(`document.querySelector(".opener a").href`)
+	visitor := browser.Start(t)
+	visitor.Open(address)
+	visitor.Await(`document.title == "of the sandbox"`)
+	b.Open("about:blank")
+	patience.Until(t, "the port is closed with the page", func() bool {
+		_, err := http.Get(address)
+		return err != nil
+	})
+}
+
 // The user answers on the page that has the key, and nothing else on this machine or in the browser
 // answers. No host can be reached here, so one that was allowed does not answer.
 func TestPage_AnswersQuestions(t *testing.T) {
@@ -43,13 +100,7 @@ func TestPage_AnswersQuestions(t *testing.T) {
 	b.Await(`document.getElementById("link")?.textContent == "live" && !sessionStorage.getItem("key")`)
 	answers(fetch("wrong.host.example"), "the user would be asked, and did not answer")
 
-	var link string
-	patience.Wait(t, patience.Long, c.Log, func() bool {
-		for _, server := range desk.Find([]string{filepath.Join(runtime, "nix-sandbox-mcp")}) {
-			must.Do(t, server.Ask(t.Context(), ask.LinkVerbName, nil, &link))
-		}
-		return link != ""
-	})
+	link := linkOf(t, c, runtime)
 	key, isOfPage := strings.CutPrefix(link, url+"#key=")
 	if !isOfPage || len(key) < 26 {
 		t.Fatalf("the link is %q", link)
