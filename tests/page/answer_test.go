@@ -49,14 +49,14 @@ threading.Thread(target=http.server.HTTPServer(('127.0.0.1', 8000), http.server.
 		t.Fatalf("the answer is %q", answer.Text())
 	}
 	b.Open(url)
-	b.Await(`document.querySelector(".remark.listening")`)
+	b.Await(`!!document.querySelector(".remark.listening")`)
 	if got := b.Eval(`document.querySelectorAll(".opener").length`); got != "0" {
 		t.Errorf("%s buttons on a page without the key", got)
 	}
 	b.Open(linkOf(t, c, runtime))
-	b.Await(`document.querySelector(".opener button")`)
+	b.Await(`!!document.querySelector(".opener button")`)
 	b.Eval(`document.querySelector(".opener button").click()`)
-	b.Await(`document.querySelector(".opener a")`)
+	b.Await(`!!document.querySelector(".opener a")`)
 	for _, width := range []int{390, 1440} {
 		b.Look(width, 900, width == 390)
 		if problems := b.Eval(unfit); problems != "" {
