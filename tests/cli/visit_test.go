@@ -164,7 +164,7 @@ func TestShell_InterruptsALine(t *testing.T) {
 	u.sees("[cancelled]")
 	u.types("1 +\x03")
 	u.types("x + 1\r")
-	u.sees("\n42\n")
+	u.sees("42\n")
 	u.types("\x04")
 	if status := u.awaitExit(); status != 0 {
 		t.Errorf("status %d", status)
