@@ -163,6 +163,7 @@ func TestShell_InterruptsALine(t *testing.T) {
 	u.types("\x03")
 	u.sees("[cancelled]")
 	u.types("1 +\x03")
+	u.sees("^C\npython>")
 	u.types("x + 1\r")
 	u.sees("42\n")
 	u.types("\x04")
