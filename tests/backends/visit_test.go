@@ -39,7 +39,7 @@ func TestVisits_ReachAMachine(t *testing.T) {
 	c.Initialize(mcptest.Newest)
 	run := func(code string) string {
 		t.Helper()
-		return c.Run(mcptest.Arguments{Session: "web", Env: "machine", Code: code}).Text()
+		return c.Run(mcptest.Arguments{Session: "web", Env: "machine-python", Code: code}).Text()
 	}
 	answer := run(`
 import http.server, os, threading
