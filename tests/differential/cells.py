@@ -27,6 +27,7 @@ class Nothing(types.ModuleType):
     that does nothing."""
 
     __path__ = []
+    __version__ = '0'
 
     def __getattr__(self, name):
         if name.startswith('_'):

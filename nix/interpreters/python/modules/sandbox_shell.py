@@ -290,6 +290,9 @@ class Shell:
 
     line_whos = line_who
 
+    def line_xdel(self, line):
+        namespace.pop(line.strip(), None)
+
     def timed(self, function):
         start = time.perf_counter()
         try:
