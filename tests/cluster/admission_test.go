@@ -23,8 +23,19 @@ func (c *cluster) kustomization(name, text string) string {
 	return folder
 }
 
-// serverImage and proxyImage are the images of the parts, by the names of the manifests.
-const images = "images: [{name: nix-sandbox-mcp, newName: nix-sandbox-mcp-test, newTag: test}]\n"
+// pageKustomization writes the kustomization that docs/cluster.md shows.
+func (c *cluster) pageKustomization() string {
+	c.Helper()
+	folder := c.path("docs")
+	must.Do(c, os.CopyFS(filepath.Join(folder, "nix-sandbox-mcp", "deploy"), os.DirFS(deploy(""))))
+	_, block, found := strings.Cut(string(must.Get(os.ReadFile("../../docs/cluster.md"))(c)), "```yaml elsewhere: it names a registry and a cluster\n")
+	if !found {
+		c.Fatal("docs/cluster.md shows no kustomization")
+	}
+	block, _, _ = strings.Cut(block, "```\n")
+	must.Write(c, filepath.Join(folder, "kustomization.yaml"), block, 0o600)
+	return folder
+}
 
 // installAgentSandbox installs the kinds of agent-sandbox. Theirs are converted between
 // versions by a webhook, which would have to be a pod.
@@ -52,11 +63,13 @@ patches:
 func TestObjects(t *testing.T) {
 	c := startAPI(t)
 	c.installAgentSandbox()
-	autoscaled := c.kustomization("autoscaled", images+"resources: [deploy]\ncomponents: [deploy/autoscaling, deploy/baseline]\n")
+	components := c.kustomization("components", "resources: [deploy]\ncomponents: [deploy/autoscaling, deploy/baseline]\n")
+	c.kubectl("", "create", "namespace", "sandboxes")
 	for name, source := range map[string][]string{
 		"one file":      {"-f", deploy("kubernetes.yaml")},
 		"kustomization": {"-k", deploy("")},
-		"components":    {"-k", autoscaled},
+		"components":    {"-k", components},
+		"docs":          {"-k", c.pageKustomization()},
 		"agent-sandbox": {"-k", deploy("agent-sandbox")},
 		"claim":         {"-f", deploy("agent-sandbox/claim.yaml")},
 	} {

@@ -10,21 +10,22 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcpclient"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/httpclient"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
 // volumes is how many volumes the cluster has for claims.
-const volumes = 8
+const volumes = 16
 
-// claims is how many servers are claimed, one after another.
-const claims = 40
+// How many servers are claimed, one after another: without nodes, and with them.
+const claims, nodeClaims = 40, 8
 
 // startAgentSandbox starts the controller of agent-sandbox.
 func (c *cluster) startAgentSandbox() {
@@ -82,11 +83,17 @@ func (c *cluster) makeVolumes() {
 	var text strings.Builder
 	for i := range volumes {
 		fmt.Fprintf(&text, `{apiVersion: v1, kind: PersistentVolume, metadata: {name: volume-%d}, spec: {capacity: {storage: 4Gi}, accessModes: [ReadWriteOnce],
- persistentVolumeReclaimPolicy: Retain, hostPath: {path: /state/volume-%d}}}
+ persistentVolumeReclaimPolicy: Retain, hostPath: {path: /shared/volume-%d}}}
 ---
 `, i, i)
 	}
 	c.kubectl(text.String(), "apply", "-f", "-")
+	// What both nodes have in common takes the place of storage on a network.
+	for i := range volumes {
+		folder := filepath.Join(c.path("shared"), fmt.Sprint("volume-", i))
+		must.Do(c, os.Mkdir(folder, 0o777))
+		must.Do(c, os.Chmod(folder, 0o777))
+	}
 }
 
 // poolReady waits until the pool has as many servers.
@@ -153,63 +160,65 @@ func (c *cluster) ask(ctx context.Context, method, path string, body []byte) *ht
 	return response
 }
 
-// A server of a pool is claimed and suspended, and has the files of its principal when it runs
-// again.
+// testSuspension runs the commands of docs/cluster.md for agent-sandbox: two principals have a server
+// each, to which a router leads them; one is suspended, and has its files when it runs again.
 func testSuspension(t *testing.T, c *cluster, _ string) {
 	c.startAgentSandbox()
 	c.makeVolumes()
-	// A sandbox takes longer to start where instructions are emulated.
-	folder := c.kustomization("claimed", images+`resources: [deploy/agent-sandbox]
-patches:
-  - target: {kind: SandboxTemplate}
-    patch: |
-      - {op: add, path: /spec/podTemplate/spec/containers/0/env/-, value: {name: NIX_SANDBOX_START_SECONDS, value: "120"}}
-`)
 	began := time.Now()
-	c.kubectl("", "apply", "-k", folder)
-	c.poolReady(2)
-	t.Logf("the pool is ready after %.1f s", time.Since(began).Seconds())
-	t.Logf("a claim is ready after %v", c.claim("alice"))
-	testSuspend(t, c, "alice")
-	// The node is small.
-	c.kubectl("", "delete", "sandboxclaim/alice", "sandboxwarmpool/nix-sandbox-mcp")
-}
-
-func testSuspend(t *testing.T, c *cluster, name string) {
-	sandbox := c.kubectl("", "get", "sandboxclaim", name, "-o", "jsonpath={.status.sandbox.name}")
-	run := func(code string) string {
-		t.Helper()
-		addresses := c.kubectl("", "get", "sandboxclaim", name, "-o", "jsonpath={.status.sandbox.podIPs[0]}")
-		answer, err := at("sandbox.internal", addresses+":8080", tokenOf(0)).Run(t.Context(), mcpclient.Arguments{Env: "bash", Session: "work", Code: code})
-		if err != nil {
-			t.Fatal(err)
+	c.page("claim.yaml")
+	sandbox := c.kubectl("", "get", "sandboxclaim", "alice", "-o", "jsonpath={.status.sandbox.name}")
+	t.Logf("%s is claimed after %.1f s, which were mostly the pool's", sandbox, time.Since(began).Seconds())
+	c.rolledOut("deployment/nix-sandbox-mcp-router")
+	c.kubectl(strings.ReplaceAll(string(must.Get(os.ReadFile(deploy("agent-sandbox/claim.yaml")))(t)), "alice", "bob"), "apply", "-f", "-")
+	c.kubectl("", "wait", "--for=condition=Ready", "--timeout=120s", "sandboxclaim/bob")
+	const host = "nix-sandbox-mcp-router.default.svc.cluster.local"
+	address := c.kubectl("", "get", "service", "nix-sandbox-mcp-router", "-o", "jsonpath={.spec.clusterIP}") + ":8800"
+	alice, bob := at(host, address, c.token("alice")), at(host, address, c.token("bob"))
+	for client, name := range map[*httpclient.Client]string{alice: "alice", bob: "bob"} {
+		c.wait("the router does not lead to "+name, func() bool { return statusOf(t, client) == 0 })
+		if text := textOf(t, client, "work", "cat note 2>/dev/null; echo of "+name+" >note; cat note"); text != "of "+name+"\n" {
+			t.Fatalf("the first call of %s answered %q", name, text)
 		}
-		return answer.Text()
 	}
-	if text := run("echo of the first call >note; cat note"); text != "of the first call\n" {
-		t.Fatalf("the first call answered %q", text)
+	if status := statusOf(t, at(host, address, "nsm_made-up")); status != http.StatusUnauthorized {
+		t.Errorf("a token that is not: status %d", status)
 	}
-	began := time.Now()
-	c.operate(sandbox, "Suspended")
-	c.wait("the pod has not ended", func() bool {
-		_, err := c.try("", "wait", "--for=condition=Suspended", "--timeout=30s", "sandbox/"+sandbox)
-		return err == nil
-	})
-	t.Logf("suspended after %.1f s", time.Since(began).Seconds())
+	if status := statusOf(t, at(host, address, tokenOf(0))); status != http.StatusServiceUnavailable {
+		t.Errorf("a principal without a claim: status %d", status)
+	}
+	// Each is where the claim says, and nowhere else: the server of alice knows bob's token, and
+	// has nothing of bob's.
+	direct := at("sandbox.internal", c.kubectl("", "get", "sandboxclaim", "alice", "-o", "jsonpath={.status.sandbox.podIPs[0]}")+":8080", c.token("alice"))
+	if text := textOf(t, direct, "work", "cat note"); text != "of alice\n" {
+		t.Errorf("the server of alice's claim has %q", text)
+	}
+	direct.Token = c.token("bob")
+	if text := textOf(t, direct, "work", "cat note 2>/dev/null || echo nothing"); text != "nothing\n" {
+		t.Errorf("the server of alice's claim has of bob %q", text)
+	}
 	began = time.Now()
-	c.operate(sandbox, "Running")
-	c.wait("the claim is not ready", func() bool {
-		text, err := c.try("", "get", "sandboxclaim", name, "-o", "json")
-		var one claimed
-		return err == nil && json.Unmarshal([]byte(text), &one) == nil && len(one.Status.Sandbox.PodIPs) > 0 && one.isReady()
-	})
-	t.Logf("ready again after %.1f s", time.Since(began).Seconds())
-	if text := run("cat note"); !strings.HasPrefix(text, "of the first call\n") {
+	c.page(`"Suspended"`)
+	c.kubectl("", "wait", "--for=condition=Suspended", "--timeout=120s", "sandbox/"+sandbox)
+	t.Logf("suspended after %.1f s", time.Since(began).Seconds())
+	c.wait("the router does not refuse", func() bool { return statusOf(t, alice) == http.StatusServiceUnavailable })
+	if text := textOf(t, bob, "work", "cat note"); text != "of bob\n" {
+		t.Errorf("meanwhile bob has %q", text)
+	}
+	began = time.Now()
+	c.page(`"Running"`)
+	c.wait("the router does not lead to alice again", func() bool { return statusOf(t, alice) == 0 })
+	t.Logf("a call is answered %.1f s after the Sandbox goes on", time.Since(began).Seconds())
+	if text := textOf(t, alice, "work", "cat note"); !strings.HasPrefix(text, "of alice\n") {
 		t.Errorf("after the suspension the session has %q", text)
 	}
-}
-
-func (c *cluster) operate(sandbox, mode string) {
-	c.Helper()
-	c.kubectl("", "patch", "sandbox", sandbox, "--type=merge", "-p", `{"spec":{"operatingMode":"`+mode+`"}}`)
+	var took []time.Duration
+	for i := range nodeClaims {
+		c.poolReady(2)
+		name := fmt.Sprint("claim-", i)
+		took = append(took, c.claim(name))
+		c.kubectl("", "delete", "sandboxclaim", name)
+	}
+	slices.Sort(took)
+	t.Logf("%d more claims were ready after %v to %v, half of them within %v", nodeClaims, took[0], took[nodeClaims-1], took[nodeClaims/2-1])
 }

@@ -30,19 +30,18 @@ const partsVariable = "NIX_SANDBOX_TEST_CLUSTER"
 
 // The addresses of the cluster, in the network namespace of the tests.
 const (
-	hostAddress = "10.77.0.1" // of the control plane, for the node
-	nodeAddress = "10.77.0.2"
+	hostAddress = "10.77.0.1" // of the control plane, for the nodes
 	services    = "10.96.0.0/16"
-	pods        = "10.244.0.0/16"
 	apiserver   = "https://" + hostAddress + ":6443"
 	etcd        = "http://127.0.0.1:2379"
 )
 
-// cluster is a control plane, with a node if [cluster.startNode] was called.
+// cluster is a control plane, with nodes if [cluster.startNodes] was called.
 type cluster struct {
 	testing.TB
-	parts  string // folder of programs and images
-	folder string // of this cluster: keys, logs, data
+	parts  string      // folder of programs and images
+	folder string      // of this cluster: keys, logs, data
+	lost   chan string // names of programs that have ended by themselves
 }
 
 // need returns the folder of the parts. It skips the test where there is none, and where the
@@ -56,7 +55,7 @@ func need(t testing.TB) string {
 	links, err := net.Interfaces()
 	must.Do(t, err)
 	for _, link := range links {
-		if link.Name != "lo" && link.Name != tap {
+		if link.Name != "lo" && !strings.HasPrefix(link.Name, "node") {
 			t.Fatalf("there is an interface %s: run these tests in a network namespace of their own, as ./check --cluster does", link.Name)
 		}
 	}
@@ -66,7 +65,7 @@ func need(t testing.TB) string {
 // startAPI starts etcd and the API server.
 func startAPI(t testing.TB) *cluster {
 	t.Helper()
-	c := &cluster{TB: t, parts: need(t), folder: t.TempDir()}
+	c := &cluster{TB: t, parts: need(t), folder: t.TempDir(), lost: make(chan string, 20)}
 	began := time.Now()
 	c.network()
 	c.keys()
@@ -97,7 +96,7 @@ func (c *cluster) startControllers() {
 	}
 	c.start("controller-manager", "bin/kube", append([]string{"controller-manager",
 		"--root-ca-file=" + c.path("ca.crt"), "--service-account-private-key-file=" + c.path("accounts.key"),
-		"--use-service-account-credentials", "--allocate-node-cidrs", "--cluster-cidr=" + pods, "--service-cluster-ip-range=" + services}, identity("controller-manager")...)...)
+		"--use-service-account-credentials"}, identity("controller-manager")...)...)
 	c.start("scheduler", "bin/kube", append([]string{"scheduler"}, identity("scheduler")...)...)
 	c.wait("there is no default account", func() bool { _, err := c.try("", "get", "serviceaccount", "default"); return err == nil })
 }
@@ -107,43 +106,56 @@ func (c *cluster) path(name string) string { return filepath.Join(c.folder, name
 // network gives this network namespace its addresses.
 func (c *cluster) network() {
 	c.Helper()
+	if _, err := net.InterfaceByName(bridge); err != nil {
+		c.run("ip", "link", "add", bridge, "type", "bridge")
+	}
 	for _, words := range []string{
 		"link set lo up",
-		"tuntap add " + tap + " mode tap",
-		"address replace " + hostAddress + "/24 dev " + tap,
-		"link set " + tap + " up",
-		"route replace " + pods + " via " + nodeAddress,
-		"route replace " + services + " via " + nodeAddress,
+		"address replace " + hostAddress + "/24 dev " + bridge,
+		"link set " + bridge + " up",
+		// Any node leads to a Service.
+		"route replace " + services + " via " + nodes[0].address,
+		"route replace " + nodes[0].pods + " via " + nodes[0].address,
+		"route replace " + nodes[1].pods + " via " + nodes[1].address,
 	} {
-		if _, err := net.InterfaceByName(tap); err == nil && strings.HasPrefix(words, "tuntap") {
-			continue
-		}
-		if output, err := exec.CommandContext(c.Context(), "ip", strings.Fields(words)...).CombinedOutput(); err != nil {
-			c.Fatalf("ip %s: %v: %s", words, err, output)
-		}
+		c.run("ip", strings.Fields(words)...)
 	}
 }
 
-// start starts a program of the parts, or one with an absolute path, which ends with the test. Its output is in a log.
-func (c *cluster) start(name, program string, args ...string) *exec.Cmd {
+// run runs a program of this machine.
+func (c *cluster) run(program string, args ...string) {
+	c.Helper()
+	if output, err := exec.CommandContext(c.Context(), program, args...).CombinedOutput(); err != nil {
+		c.Fatalf("%s %s: %v: %s", program, strings.Join(args, " "), err, output)
+	}
+}
+
+// start starts a program of the parts, which ends with the test. Its output is in a log.
+func (c *cluster) start(name, program string, args ...string) {
+	c.Helper()
+	c.launch(name, syscall.SIGTERM, exec.Command(filepath.Join(c.parts, program), args...))
+}
+
+// launch starts a command, which a signal ends at the test's end.
+func (c *cluster) launch(name string, end syscall.Signal, cmd *exec.Cmd) {
 	c.Helper()
 	log := must.Get(os.Create(c.path(name + ".log")))(c)
-	if !filepath.IsAbs(program) {
-		program = filepath.Join(c.parts, program)
-	}
-	cmd := exec.Command(program, args...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = c.folder, log, log
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.path("admin.conf"))
 	must.Do(c, cmd.Start())
 	ended := make(chan struct{})
-	go func() { _ = cmd.Wait(); close(ended) }()
+	go func() {
+		_ = cmd.Wait()
+		close(ended)
+		c.lost <- name
+	}()
 	c.Cleanup(func() {
 		select {
 		case <-ended:
 			c.Errorf("%s has ended: %v", name, cmd.ProcessState)
 		default:
 		}
-		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Process.Signal(end)
 		select {
 		case <-ended:
 		case <-time.After(15 * time.Second):
@@ -156,16 +168,20 @@ func (c *cluster) start(name, program string, args ...string) *exec.Cmd {
 			c.Logf("the end of the log of %s:\n%s", name, text[max(0, len(text)-2000):])
 		}
 	})
-	return cmd
 }
 
-// wait waits until something is true, at most for ten minutes: a node is emulated. It asks once a
-// second, because each start of kubectl takes time from the node.
+// wait waits until something is true, at most for ten minutes. It asks once a second, because each
+// start of kubectl takes time from the cluster.
 func (c *cluster) wait(otherwise string, isTrue func() bool) {
 	c.Helper()
-	for deadline := time.Now().Add(10 * patience.Long); !isTrue(); time.Sleep(time.Second) {
+	for deadline := time.Now().Add(10 * patience.Long); !isTrue(); {
 		if time.Now().After(deadline) {
 			c.Fatalf("after %v: %s", 10*patience.Long, otherwise)
+		}
+		select {
+		case name := <-c.lost:
+			c.Fatalf("%s, and %s has ended", otherwise, name)
+		case <-time.After(time.Second):
 		}
 	}
 }
@@ -201,13 +217,16 @@ func (c *cluster) keys() {
 	c.certificate("apiserver", pkix.Name{CommonName: "kube-apiserver"}, authority, "127.0.0.1", hostAddress, "10.96.0.1", "localhost", "kubernetes.default.svc")
 	c.certificate("kubelet-client", pkix.Name{CommonName: "kubelet-client", Organization: []string{"system:masters"}}, authority)
 	c.certificate("accounts", pkix.Name{CommonName: "accounts"}, authority)
-	c.certificate("kubelet", pkix.Name{CommonName: "node"}, authority, "node", nodeAddress)
-	for name, subject := range map[string]pkix.Name{
+	subjects := map[string]pkix.Name{
 		"admin":              {CommonName: "admin", Organization: []string{"system:masters"}},
 		"controller-manager": {CommonName: "system:kube-controller-manager"},
 		"scheduler":          {CommonName: "system:kube-scheduler"},
-		"node":               {CommonName: "system:node:node", Organization: []string{"system:nodes"}},
-	} {
+	}
+	for _, node := range nodes {
+		c.certificate(node.name+"-kubelet", pkix.Name{CommonName: node.name}, authority, node.name, node.address)
+		subjects[node.name] = pkix.Name{CommonName: "system:node:" + node.name, Organization: []string{"system:nodes"}}
+	}
+	for name, subject := range subjects {
 		c.certificate(name, subject, authority)
 		must.Write(c, c.path(name+".conf"), fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c,
  clusters: [{name: k, cluster: {server: "%s", certificate-authority-data: %s}}],
@@ -228,7 +247,6 @@ func (c *cluster) certificate(name string, subject pkix.Name, authority *pair, n
 	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(c)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: subject,
-		// The clock of an emulated node is behind.
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},

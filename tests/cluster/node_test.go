@@ -4,140 +4,134 @@ import (
 	"archive/tar"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
+	"slices"
 	"strings"
+	"syscall"
+	"testing"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
-// tap is the interface by which the node is reached.
-const tap = "tap0"
+// bridge is the interface by which the nodes are reached.
+const bridge = "nodes"
 
 // imageVariable names the program that prints the image of a server.
 const imageVariable = "NIX_SANDBOX_TEST_IMAGE"
 
-// startNode boots the node and starts the cluster's name server. It returns when the node is
-// Ready.
-func (c *cluster) startNode() {
+// The nodes of a cluster, each with the addresses of its pods.
+var nodes = [2]struct{ name, address, pods string }{
+	{"node1", "10.77.0.2", "10.244.0.0/24"},
+	{"node2", "10.77.0.3", "10.244.1.0/24"},
+}
+
+// startNodes starts the cluster's name server and its nodes: containerd, kubelet and kube-proxy in
+// namespaces of their own. It returns when the nodes are Ready.
+func (c *cluster) startNodes() {
 	c.Helper()
 	began := time.Now()
 	c.startNames()
-	c.stateDisk()
-	c.Logf("the disk of images is made after %.1f s", time.Since(began).Seconds())
-	began = time.Now()
-	c.boot()
-	c.wait("the node is not there", func() bool { _, err := c.try("", "get", "node", "node"); return err == nil })
-	c.wait("the node is not Ready", func() bool {
-		_, err := c.try("", "wait", "--for=condition=Ready", "--timeout=60s", "node/node")
-		return err == nil
-	})
-	c.Logf("the node is Ready after %.1f s", time.Since(began).Seconds())
+	c.writeImages()
+	c.Logf("the images are written after %.1f s", time.Since(began).Seconds())
+	for i := range nodes {
+		c.startNode(i)
+	}
+	for _, node := range nodes {
+		c.wait(node.name+" is not Ready", func() bool {
+			_, err := c.try("", "wait", "--for=condition=Ready", "--timeout=10s", "node/"+node.name)
+			return err == nil
+		})
+	}
+	c.Logf("the nodes are Ready after %.1f s", time.Since(began).Seconds())
 }
 
-// boot starts the virtual machine. Without KVM: where it is there, it does not start every
-// kernel.
-func (c *cluster) boot() {
+func (c *cluster) startNode(i int) {
 	c.Helper()
-	info := must.Get(os.ReadFile("/proc/cpuinfo"))(c)
-	var mhz float64
-	if match := regexp.MustCompile(`cpu MHz\s*: ([0-9.]+)`).FindSubmatch(info); match != nil {
-		fmt.Sscan(string(match[1]), &mhz)
+	node, other := nodes[i], nodes[1-i]
+	folder := c.path(node.name)
+	copied := func(from string, to ...string) {
+		to = append([]string{folder}, to...)
+		path := filepath.Join(to...)
+		must.Do(c, os.MkdirAll(filepath.Dir(path), 0o755))
+		text := strings.ReplaceAll(string(must.Get(os.ReadFile(from))(c)), "SUBNET", node.pods)
+		must.Write(c, path, text, 0o600)
 	}
-	// Otherwise the kernel measures its clock by another, which takes seconds.
-	clock := fmt.Sprintf("tsc=reliable tsc_early_khz=%.0f now=%d", mhz*1000, time.Now().Unix())
-	program := must.Get(exec.LookPath("qemu-system-x86_64"))(c)
-	c.start("qemu", program, "-M", "microvm,accel=tcg,pic=on", "-cpu", "max", "-m", "6144", "-smp", "2",
-		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
-		"-kernel", filepath.Join(c.parts, "vmlinuz"), "-initrd", filepath.Join(c.parts, "initrd"),
-		"-append", "console=ttyS0 loglevel=4 reboot=t panic=-1 mitigations=off "+clock,
-		"-drive", "if=none,format=raw,snapshot=on,id=system,file="+filepath.Join(c.parts, "system.ext4"),
-		"-device", "virtio-blk-device,drive=system",
-		"-drive", "if=none,format=raw,cache=unsafe,id=state,file="+c.path("state.ext4"), "-device", "virtio-blk-device,drive=state",
-		"-netdev", "tap,id=net,ifname="+tap+",script=no,downscript=no", "-device", "virtio-net-device,netdev=net")
+	for _, name := range []string{"ca.crt", "admin.conf"} {
+		copied(c.path(name), "keys", name)
+	}
+	copied(c.path(node.name+"-kubelet.crt"), "keys", "kubelet.crt")
+	copied(c.path(node.name+"-kubelet.key"), "keys", "kubelet.key")
+	copied(c.path(node.name+".conf"), "keys", "node.conf")
+	for _, name := range []string{"containerd.toml", "kubelet.yaml", "proxy.yaml"} {
+		copied(filepath.Join("node", name), name)
+	}
+	copied(filepath.Join("node", "pods.conflist"), "cni", "pods.conflist")
+	copied(deploy("seccomp.json"), "kubelet", "seccomp", "nix-sandbox-mcp.json")
+	c.Cleanup(func() { removeGroups(c, filepath.Join(folder, "groups")) })
+	start := must.Get(filepath.Abs(filepath.Join("node", "start")))(c)
+	c.launch(node.name, syscall.SIGKILL, exec.Command(start, filepath.Join(c.parts, "debian"), folder,
+		node.name, node.address, other.pods+" via "+other.address))
 }
 
-// stateDisk makes the node's second disk: its keys, and the images in the store of its
-// containerd. They are imported here, where nothing is emulated.
-func (c *cluster) stateDisk() {
-	c.Helper()
-	state := c.path("state")
-	must.Do(c, os.MkdirAll(filepath.Join(state, "keys"), 0o755))
-	for _, name := range []string{"ca.crt", "kubelet.crt", "kubelet.key", "node.conf", "admin.conf"} {
-		must.Write(c, filepath.Join(state, "keys", name), string(must.Get(os.ReadFile(c.path(name)))(c)), 0o600)
-	}
-	// What a claim of a volume gets: a folder.
-	for i := range volumes {
-		must.Do(c, os.MkdirAll(filepath.Join(state, fmt.Sprint("volume-", i)), 0o755))
-		must.Do(c, os.Chmod(filepath.Join(state, fmt.Sprint("volume-", i)), 0o777))
-	}
-	must.Do(c, os.MkdirAll(filepath.Join(state, "containerd"), 0o711))
-	c.importImages(filepath.Join(state, "containerd"))
-	c.run("mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-d", state, c.path("state.ext4"), "6G")
-	must.Do(c, os.RemoveAll(state))
-}
-
-// run runs a program of this machine.
-func (c *cluster) run(program string, args ...string) {
-	c.Helper()
-	if output, err := exec.CommandContext(c.Context(), program, args...).CombinedOutput(); err != nil {
-		c.Fatalf("%s: %v: %s", program, err, output)
+// removeGroups removes the control groups of a node, which has ended.
+func removeGroups(t testing.TB, list string) {
+	text, _ := os.ReadFile(list)
+	for group := range strings.FieldsSeq(string(text)) {
+		var folders []string
+		_ = filepath.WalkDir(group, func(path string, entry os.DirEntry, err error) error {
+			if err == nil && entry.IsDir() {
+				folders = append(folders, path)
+			}
+			return nil
+		})
+		for _, folder := range slices.Backward(folders) {
+			for deadline := time.Now().Add(patience.Long); ; time.Sleep(10 * time.Millisecond) {
+				err := os.Remove(folder)
+				if err == nil || errors.Is(err, os.ErrNotExist) {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Errorf("a control group of a node stays: %v", err)
+					return
+				}
+			}
+		}
 	}
 }
 
-func (c *cluster) importImages(root string) {
+// writeImages writes the images that nodes import: the server's, as Nix made it, HAProxy's, and
+// the one whose process keeps the namespaces of a pod.
+func (c *cluster) writeImages() {
 	c.Helper()
-	server := c.path("server.tar")
+	shared := c.path("shared")
+	must.Do(c, os.MkdirAll(filepath.Join(shared, "images"), 0o755))
 	printer := exec.CommandContext(c.Context(), os.Getenv(imageVariable))
-	file := must.Get(os.Create(server))(c)
+	file := must.Get(os.Create(filepath.Join(shared, "images", "server.tar")))(c)
 	printer.Stdout = file
 	must.Do(c, printer.Run())
 	must.Do(c, file.Close())
 	pause := c.path("pause")
-	must.Write(c, filepath.Join(pause, "busybox"), string(must.Get(os.ReadFile(filepath.Join(c.parts, "system/usr/bin/busybox")))(c)), 0o755)
-	// As the image of HAProxy that its project publishes: its user, and the signal at which it
-	// ends when its connections do.
-	archives := []string{
-		server,
-		c.archive("haproxy:3.2", filepath.Join(c.parts, "haproxy"), object{
-			"Entrypoint": []string{"/usr/sbin/haproxy", "-W", "-db", "-f", "/usr/local/etc/haproxy/haproxy.cfg"},
-			"User":       "99", "StopSignal": "SIGUSR1",
-		}),
-		c.archive("pause:1", pause, object{"Entrypoint": []string{"/busybox", "sleep", "2147483647"}}),
-	}
-	must.Write(c, c.path("import.toml"), fmt.Sprintf(`version = 3
-root = %q
-state = %q
-disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime", "io.containerd.cri.v1.images", "io.containerd.nri.v1.nri"]
-`, root, c.path("import")), 0o600)
-	socket := c.path("import.sock")
-	log := must.Get(os.Create(c.path("import.log")))(c)
-	defer log.Close()
-	containerd := exec.CommandContext(c.Context(), filepath.Join(c.parts, "debian/usr/bin/containerd"), "--config", c.path("import.toml"), "--address", socket)
-	containerd.Stdout, containerd.Stderr = log, log
-	must.Do(c, containerd.Start())
-	defer func() {
-		_ = containerd.Process.Signal(os.Interrupt)
-		_ = containerd.Wait()
-	}()
-	ctr := filepath.Join(c.parts, "debian/usr/bin/ctr")
-	c.wait("containerd does not answer", func() bool {
-		return exec.CommandContext(c.Context(), ctr, "--address", socket, "version").Run() == nil
+	must.Do(c, os.Mkdir(pause, 0o755))
+	must.Write(c, filepath.Join(pause, "busybox"), string(must.Get(os.ReadFile(filepath.Join(c.parts, "debian/usr/bin/busybox")))(c)), 0o755)
+	c.archive("pause:1", pause, object{"Entrypoint": []string{"/busybox", "sleep", "2147483647"}})
+	// As the image that HAProxy's project publishes: its user, and the signal at which it ends when
+	// its connections do.
+	c.archive("haproxy:3.2", filepath.Join(c.parts, "haproxy"), object{
+		"Entrypoint": []string{"/usr/sbin/haproxy", "-W", "-db", "-f", "/usr/local/etc/haproxy/haproxy.cfg"},
+		"User":       "99", "StopSignal": "SIGUSR1",
 	})
-	for _, archive := range archives {
-		c.run(ctr, "--address", socket, "--namespace", "k8s.io", "images", "import", "--snapshotter", "overlayfs", archive)
-		must.Do(c, os.Remove(archive))
-	}
 }
 
-// archive makes an image of one layer, a folder, in the form of `docker save`.
-func (c *cluster) archive(name, folder string, config object) string {
+// archive writes an image of one layer, a folder, in the form of `docker save`.
+func (c *cluster) archive(name, folder string, config object) {
 	c.Helper()
-	base := c.path(strings.ReplaceAll(name, ":", "-"))
+	base := filepath.Join(c.path("shared"), "images", strings.ReplaceAll(name, ":", "-"))
 	layer := base + ".layer"
 	c.run("tar", "--sort=name", "--mtime=@0", "--owner=0", "--group=0", "-cf", layer, "-C", folder, ".")
 	text := must.Get(os.ReadFile(layer))(c)
@@ -156,5 +150,4 @@ func (c *cluster) archive(name, folder string, config object) string {
 	write("manifest.json", must.Get(json.Marshal([]object{{"Config": "config.json", "RepoTags": []string{name}, "Layers": []string{"layer.tar"}}}))(c))
 	must.Do(c, archive.Close())
 	must.Do(c, file.Close())
-	return file.Name()
 }
