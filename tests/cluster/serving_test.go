@@ -127,8 +127,8 @@ func testLostSession(t *testing.T, _ *cluster, address string) {
 	client := earlier(t, address, tokenOf(1))
 	textOf(t, client, "kept", "x=1")
 	client.SetSession("made-up")
-	if status := statusOf(t, client); status != http.StatusNotFound {
-		t.Errorf("an HTTP session that is not: status %d, want 404", status)
+	if _, err := client.Run(t.Context(), mcpclient.Arguments{Env: "bash", Code: "true"}); err == nil || !strings.Contains(err.Error(), "no such HTTP session") {
+		t.Errorf("an HTTP session that is not: %v", err)
 	}
 	if err := client.Initialize(t.Context()); err != nil {
 		t.Fatal(err)

@@ -155,6 +155,44 @@ func TestProxies_PassLongCalls(t *testing.T) {
 	}
 }
 
+// Through a proxy too, who hangs up cancels the call in the newest revision, and only there. A proxy
+// that notices only when the server writes its first comment, after 10 s, is too late: a call of 8 s
+// is answered before.
+func TestProxies_PassOnThatAClientHangsUp(t *testing.T) {
+	t.Parallel()
+	program := undertest.Server(t)
+	random := seed.New(t)
+	_, _, address := serveAs(t, exec.Command(program, "serve", "--http", "127.0.0.1:0"), "NIX_SANDBOX_TOKENS="+tokenFile(t))
+	for i, name := range []string{"nginx", "caddy", "haproxy"} {
+		numbers := rand.New(rand.NewPCG(random.Uint64(), 0))
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			front := freeAddress(t)
+			if !begin(t, name, front, address) {
+				t.Skip(name + " is not installed")
+			}
+			for _, version := range []string{mcpclient.Newest, mcpclient.Stateless} {
+				c := &httpclient.Client{URL: "http://" + front + "/mcp", Token: token(i), Version: version, HTTP: &http.Client{Transport: &http.Transport{}}}
+				must.Do(t, c.Initialize(t.Context()))
+				code, command := awaited(numbers)
+				ctx, hangUp := context.WithCancel(t.Context())
+				var call sync.WaitGroup
+				call.Go(func() { _, _ = c.Run(ctx, mcpclient.Arguments{Env: "bash", Code: code}) })
+				patience.Wait(t, patience.Long, func() string { return "the call does not run" }, func() bool { return sleeping([]string{command}) == 1 })
+				hangUp()
+				call.Wait()
+				must.Get(c.Run(t.Context(), mcpclient.Arguments{Env: "bash", Code: "sleep 8"}))(t)
+				if goesOn := sleeping([]string{command}) == 1; goesOn != (version == mcpclient.Newest) {
+					t.Errorf("version %s: the call that was left goes on: %v", version, goesOn)
+				}
+				for _, pid := range procfs.WithCommand(command) {
+					must.Do(t, syscall.Kill(pid, syscall.SIGKILL))
+				}
+			}
+		})
+	}
+}
+
 // sleeping is how many of the commands run.
 func sleeping(commands []string) int {
 	n := 0
