@@ -51,6 +51,20 @@ func (c *cluster) startNodes() {
 	c.Logf("the nodes are Ready after %.1f s", time.Since(began).Seconds())
 }
 
+// startNames starts the name server of the cluster.
+func (c *cluster) startNames() {
+	c.Helper()
+	must.Write(c, c.path("Corefile"), `.:53 {
+  errors
+  cache 30
+  kubernetes cluster.local {
+    kubeconfig `+c.path("admin.conf")+` c
+  }
+}
+`, 0o600)
+	c.start("coredns", "bin/coredns", "-conf", c.path("Corefile"))
+}
+
 func (c *cluster) startNode(i int) {
 	c.Helper()
 	node, other := nodes[i], nodes[1-i]

@@ -170,8 +170,9 @@ func testLongCall(t *testing.T, _ *cluster, address string) {
 	}
 }
 
-func testQuotas(t *testing.T, _ *cluster, address string) {
-	client := at(service, address, tokenOf(4))
+// Of a principal who has no other sessions, and needs none later.
+func testQuotas(t *testing.T, c *cluster, address string) {
+	client := at(service, address, c.token("alice"))
 	for i := range 9 {
 		text := textOf(t, client, fmt.Sprint("session-", i), "echo here")
 		if strings.HasPrefix(text, "all 8 sessions are in use") {
