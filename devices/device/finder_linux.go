@@ -56,13 +56,12 @@ func (f *Finder) Find(spec *jail.Spec, request jail.Request) (*jail.DevicePlan, 
 func (f *Finder) find(registry *cdi.Registry, spec *jail.Spec, request jail.Request) (*jail.DevicePlan, error) {
 	p := &planner{
 		spec: spec, user: os.Geteuid(),
-		plan:    &jail.DevicePlan{},
-		taken:   map[string]string{},
-		above:   map[string]bool{},
-		folders: map[string]folder{},
-		links:   map[string]string{},
-		inBase:  map[string]bool{},
-		own:     map[string]own{},
+		plan:   &jail.DevicePlan{},
+		taken:  map[string]string{},
+		above:  map[string]bool{},
+		links:  map[string]string{},
+		inBase: map[string]bool{},
+		own:    map[string]own{},
 	}
 	for _, path := range spec.Reserved {
 		p.reserve(path, "a folder of the sandbox's own")
@@ -120,8 +119,6 @@ type planner struct {
 	// taken has the source of each mount and node, by its path in the sandbox.
 	taken map[string]string
 	above map[string]bool
-	// folders are the opened folders of the host, by path.
-	folders map[string]folder
 	// links are the targets of the symbolic links, by path.
 	links map[string]string
 	// inBase are the paths below bin, etc and usr that devices add.
@@ -324,35 +321,9 @@ func (p *planner) take(path, from string) (isNew bool, err error) {
 	return true, nil
 }
 
-// folder is a folder of the host, as [planner.resolve] found it.
-type folder struct {
-	fd   int
-	path string // without links
-	err  error  // why its files cannot be used
-}
-
-// resolve returns the target of a path of the host, without links, and its state. It
-// resolves each folder once, because a driver has most of its files in one.
+// resolve returns the target of a path of the host, without links, and its state.
 func (p *planner) resolve(path string) (string, unix.Stat_t, error) {
 	var stat unix.Stat_t
-	path = filepath.Clean(path)
-	dir, name := filepath.Split(path)
-	in, known := p.folders[dir]
-	if !known {
-		in = p.openFolder(dir)
-		p.folders[dir] = in
-	}
-	if in.err != nil {
-		return "", stat, in.err
-	}
-	if name != "" {
-		if err := unix.Fstatat(in.fd, name, &stat, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-			return "", stat, err
-		}
-		if stat.Mode&unix.S_IFMT != unix.S_IFLNK {
-			return filepath.Join(in.path, name), stat, nil
-		}
-	}
 	fd, err := p.open(path)
 	if err != nil {
 		return "", stat, err
@@ -363,29 +334,6 @@ func (p *planner) resolve(path string) (string, unix.Stat_t, error) {
 	}
 	real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 	return real, stat, err
-}
-
-var errOthers = errors.New("other users can make it lead elsewhere")
-
-// openFolder opens a folder for resolve. The few descriptors close when this process calls
-// execve.
-func (p *planner) openFolder(path string) folder {
-	fd, err := p.open(path)
-	if err != nil {
-		return folder{err: err}
-	}
-	var stat unix.Stat_t
-	if err := unix.Fstat(fd, &stat); err != nil {
-		return folder{err: err}
-	}
-	switch {
-	case pathowner.WritableByOthers(stat):
-		return folder{err: errOthers}
-	case stat.Uid != 0 && int(stat.Uid) != p.user:
-		return folder{err: fmt.Errorf("user %d can make it lead elsewhere", stat.Uid)}
-	}
-	real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
-	return folder{fd, real, err}
 }
 
 // open opens a path if only root and the user who starts the sandbox can make it lead
@@ -401,7 +349,7 @@ func (p *planner) open(path string) (int, error) {
 	}
 	unix.Close(fd)
 	if deciders[pathowner.Anybody] {
-		return 0, errOthers
+		return 0, errors.New("other users can make it lead elsewhere")
 	}
 	return 0, fmt.Errorf("user %d can make it lead elsewhere", slices.Min(slices.Collect(maps.Keys(deciders))))
 }

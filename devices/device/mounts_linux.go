@@ -239,9 +239,8 @@ func (p *planner) addLibraries(folders []string) {
 	}
 	// The folder with most libraries comes first.
 	slices.SortStableFunc(p.search, func(a, b string) int { return count[b] - count[a] })
-	names := newSonameReader()
 	for _, library := range paths {
-		p.addSoname(library, names)
+		p.addSoname(library)
 	}
 	path := driverFolder + "/lib"
 	if p.isTaken(driverFolder) || p.isTaken(path) || p.above[driverFolder] {
@@ -255,14 +254,14 @@ func (p *planner) addLibraries(folders []string) {
 }
 
 // addSoname adds a link beside a library, with the name that programs load.
-func (p *planner) addSoname(library string, names *sonameReader) {
+func (p *planner) addSoname(library string) {
 	folder, name := filepath.Split(library)
 	folder = filepath.Clean(folder)
 	// The store, and folders that are mounted whole, have links already.
 	if inside(folder, p.spec.Devices.StoreDir) || p.isTaken(folder) {
 		return
 	}
-	soname := names.nameOf(p.libraries[library])
+	soname := sonameOf(p.libraries[library])
 	if beside := folder + "/" + soname; soname != "" && soname != name && p.taken[beside] == "" && p.links[beside] == "" {
 		p.links[beside] = name
 	}

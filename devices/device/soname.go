@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"io"
-	"slices"
+	"os"
 
 	"golang.org/x/sys/unix"
 )
@@ -32,44 +32,16 @@ const (
 	dynamicSoname  = 14
 )
 
-// sonameReader reads the names that programs load libraries by. It reuses its memory: a
-// driver has so many libraries that allocating would take longer than reading.
-type sonameReader struct {
-	headers  []byte
-	dynamic  []byte
-	name     []byte
-	segments []segment
-}
-
-func newSonameReader() *sonameReader {
-	return &sonameReader{headers: make([]byte, headerSize+maxHeaders*segmentSize), name: make([]byte, maxSoname+1)}
-}
-
-// nameOf returns the soname of the library at a path, or "". It reads the same
-// parts as a loader. debug/elf wants section headers, which a library need not have, and
-// reads all names of the library.
-func (r *sonameReader) nameOf(path string) string {
-	// Package os would take five more system calls for each file.
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+// sonameOf returns the name that programs load the library at a path by, or "". It reads the same
+// parts as a loader. debug/elf wants section headers, which a library need not have, and reads all
+// names of the library.
+func sonameOf(path string) string {
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
 		return ""
 	}
-	defer unix.Close(fd)
-	return r.read(descriptor(fd))
-}
-
-type descriptor int
-
-// ReadAt implements [io.ReaderAt] by one call.
-func (d descriptor) ReadAt(into []byte, at int64) (int, error) {
-	n, err := unix.Pread(int(d), into, at)
-	switch {
-	case err != nil:
-		return 0, err
-	case n < len(into):
-		return n, io.EOF
-	}
-	return n, nil
+	defer file.Close()
+	return readSoname(file)
 }
 
 // segment is a program header.
@@ -78,38 +50,31 @@ type segment struct {
 	offset, address, size uint64
 }
 
-// read reads the soname in an ELF file of a 64-bit machine.
-func (r *sonameReader) read(file io.ReaderAt) string {
+// readSoname reads the soname in an ELF file of a 64-bit machine.
+func readSoname(file io.ReaderAt) string {
 	number := binary.LittleEndian
-	// The program headers nearly always follow the header.
-	n, _ := file.ReadAt(r.headers, 0)
-	header := r.headers[:n]
-	if n < headerSize || !bytes.HasPrefix(header, []byte(beginsWith)) {
+	var header [headerSize]byte
+	if n, _ := file.ReadAt(header[:], 0); n < headerSize || !bytes.HasPrefix(header[:], []byte(beginsWith)) {
 		return ""
 	}
-	at, count := number.Uint64(header[32:]), int(number.Uint16(header[56:]))
+	count := int(number.Uint16(header[56:]))
 	if count > maxHeaders {
 		return ""
 	}
-	table := header[min(at, uint64(n)):]
-	if len(table) < count*segmentSize {
-		table = r.headers[:count*segmentSize]
-		if n, _ := file.ReadAt(table, int64(at)); n < len(table) {
-			return ""
-		}
+	table := make([]byte, count*segmentSize)
+	if n, _ := file.ReadAt(table, int64(number.Uint64(header[32:]))); n < len(table) {
+		return ""
 	}
-	r.segments = r.segments[:0]
-	dynamic := r.dynamic[:0]
-	for ; count > 0; count, table = count-1, table[segmentSize:] {
+	var segments []segment
+	var dynamic []byte
+	for ; len(table) > 0; table = table[segmentSize:] {
 		s := segment{
 			number.Uint32(table),
 			number.Uint64(table[8:]), number.Uint64(table[16:]), number.Uint64(table[32:]),
 		}
-		r.segments = append(r.segments, s)
+		segments = append(segments, s)
 		if s.kind == segmentDynamic && s.size <= maxDynamic {
-			size := int(s.size / dynamicSize * dynamicSize)
-			r.dynamic = slices.Grow(r.dynamic[:0], size)
-			dynamic = r.dynamic[:size]
+			dynamic = make([]byte, s.size/dynamicSize*dynamicSize)
 			if n, _ := file.ReadAt(dynamic, int64(s.offset)); n < len(dynamic) {
 				return ""
 			}
@@ -128,12 +93,13 @@ func (r *sonameReader) read(file io.ReaderAt) string {
 		return ""
 	}
 	// The table of strings is given by its address in memory.
-	for _, s := range r.segments {
+	for _, s := range segments {
 		if s.kind != segmentLoaded || strings < s.address || strings-s.address >= s.size {
 			continue
 		}
-		n, _ := file.ReadAt(r.name, int64(s.offset+(strings-s.address)+offset))
-		name, _, found := bytes.Cut(r.name[:n], []byte{0})
+		text := make([]byte, maxSoname+1)
+		n, _ := file.ReadAt(text, int64(s.offset+(strings-s.address)+offset))
+		name, _, found := bytes.Cut(text[:n], []byte{0})
 		if !found || len(name) == 0 || bytes.ContainsAny(name, "/\n") || string(name) == "." || string(name) == ".." {
 			return ""
 		}

@@ -17,7 +17,6 @@ func TestSoname_AgreesWithDebugElf(t *testing.T) {
 		paths = append(paths, found[:min(len(found), 100)]...)
 	}
 	compared := 0
-	names := newSonameReader()
 	for _, path := range paths {
 		file, err := elf.Open(path)
 		if err != nil {
@@ -29,7 +28,7 @@ func TestSoname_AgreesWithDebugElf(t *testing.T) {
 			continue
 		}
 		compared++
-		if got := names.nameOf(path); got != want[0] {
+		if got := sonameOf(path); got != want[0] {
 			t.Errorf("%s: %q, want %q", path, got, want[0])
 		}
 	}
@@ -47,7 +46,7 @@ func FuzzSoname(f *testing.F) {
 	}
 	f.Add([]byte(elf.ELFMAG))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		if name := newSonameReader().read(bytes.NewReader(text)); strings.ContainsAny(name, "/\n\x00") || len(name) > maxSoname {
+		if name := readSoname(bytes.NewReader(text)); strings.ContainsAny(name, "/\n\x00") || len(name) > maxSoname {
 			t.Errorf("%q is no name of a library", name)
 		}
 	})

@@ -49,7 +49,7 @@ func Open(path string) (fd int, deciders map[uint32]bool, err error) {
 		}
 		deciders[stat.Uid] = true
 		switch {
-		case !WritableByOthers(stat):
+		case !writableByOthers(stat):
 		case stat.Mode&unix.S_ISVTX == 0:
 			deciders[Anybody] = true
 		default: // as in /tmp, where users replace only their own entries
@@ -80,10 +80,10 @@ func Open(path string) (fd int, deciders map[uint32]bool, err error) {
 	return folder, deciders, nil
 }
 
-// WritableByOthers reports whether anyone but root and the owner may write to a file.
+// writableByOthers reports whether anyone but root and the owner may write to a file.
 // It does not count root's group, nor the owner's private group, which has the
 // owner's number.
-func WritableByOthers(stat unix.Stat_t) bool {
+func writableByOthers(stat unix.Stat_t) bool {
 	private := stat.Gid == 0 || stat.Gid == stat.Uid
 	return stat.Mode&0o002 != 0 || stat.Mode&0o020 != 0 && !private
 }
