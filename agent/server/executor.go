@@ -48,7 +48,8 @@ type executor struct {
 
 	current *interpreter.Interpreter // nil in the phase absent
 	phase   phase
-	state   state
+	held    bool         // the interpreter has the state of a session's calls
+	lost    bool         // earlier state is lost, and no result has reported it yet
 	limit   *frame.Limit // a crossed limit that no result has reported yet
 	number  uint64       // of the current call; the first is 1
 }
@@ -215,10 +216,10 @@ func (e *executor) execute(ctx context.Context, c *call) ([]any, error) {
 	result.Files = e.root.Changed()
 	if c.Keep {
 		result.State = frame.StateKept
-		if e.state.isUnreported() || e.phase == absent {
+		if e.lost || e.phase == absent {
 			result.State = frame.StateLost
 		}
-		e.state = e.state.reported()
+		e.lost = false
 	}
 	return append(replies, result), nil
 }
@@ -271,7 +272,7 @@ func (e *executor) code(ctx context.Context, c *call, out *capture, deadline tim
 		return attempt.Ending{Status: notStarted, Outcome: frame.OutcomeCrashed}, err
 	}
 	if c.Keep {
-		e.state = e.state.begun()
+		e.held = true
 	}
 	try.Process, try.Interpreter, try.Nonce = e.current.Process, e.current, nonce
 	try.Repeat = e.spec.Driver.RepeatInterrupt

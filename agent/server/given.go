@@ -100,7 +100,7 @@ func (e *executor) giveInterpreter(ctx context.Context, c *call, deadline time.T
 		}
 	}
 	if c.Keep && len(codes) > 0 {
-		e.state = e.state.begun()
+		e.held = true
 	}
 	for _, code := range codes {
 		status, err := e.prepare(ctx, code, deadline)

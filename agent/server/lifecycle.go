@@ -24,49 +24,6 @@ const (
 	ending               // it has run a one-shot call and is to be killed
 )
 
-// state says whether the interpreter has the state of a session's calls, and whether a
-// result has yet to report that earlier state is lost.
-type state int
-
-const (
-	stateNone    state = iota // no call of a session has run in the interpreter
-	stateHeld                 // it has the state of all calls
-	stateLost                 // state is lost and no result has reported it; it has none
-	stateRenewed              // the same, but it has the state of the running call
-)
-
-// begun is the state after the interpreter has received code of a session.
-func (s state) begun() state {
-	if s.isUnreported() {
-		return stateRenewed
-	}
-	return stateHeld
-}
-
-// dropped is the state after the interpreter has ended without leaving its state.
-func (s state) dropped() state {
-	if s == stateNone {
-		return stateNone
-	}
-	return stateLost
-}
-
-// reported is the state after a result has reported it.
-func (s state) reported() state {
-	switch s {
-	case stateLost:
-		return stateNone
-	case stateRenewed:
-		return stateHeld
-	}
-	return s
-}
-
-// isHeld reports whether the interpreter has the state of a session.
-func (s state) isHeld() bool { return s == stateHeld || s == stateRenewed }
-
-func (s state) isUnreported() bool { return s == stateLost || s == stateRenewed }
-
 // start starts the interpreter in the phase absent. file is the state of an earlier
 // interpreter, or nil; start owns it. A failure answers the pings that wait, and the next
 // call tries again.
@@ -75,7 +32,7 @@ func (e *executor) start(file *os.File) error {
 	current, err := interpreter.Start(e.table, &e.spec, file)
 	if err != nil {
 		if file != nil {
-			e.state = e.state.dropped()
+			e.lose()
 		}
 		e.logf("%v", err)
 		e.pings.settle(err)
@@ -105,12 +62,12 @@ func (e *executor) load(ctx context.Context, deadline time.Time) error {
 		}
 		if c := e.takeCrossing(); c != nil {
 			err = errors.New(c.String())
-			if !e.state.isHeld() {
+			if !e.held {
 				e.stop(tooSmall(*c))
 				return err
 			}
 		}
-		restored := e.state.isHeld()
+		restored := e.held
 		if err := e.kill(); err != nil {
 			return err
 		}
@@ -141,7 +98,7 @@ func (e *executor) between(ctx context.Context, r interpreter.Reply, ok bool) er
 	default:
 		err = errors.New("it ended between two calls")
 	}
-	held := e.state.isHeld()
+	held := e.held
 	if c := e.takeCrossing(); c != nil {
 		err = errors.New(c.String())
 		if !held {
@@ -209,7 +166,7 @@ func (e *executor) rehearse(ctx context.Context, c *call) error {
 		if replies, err = e.execute(ctx, c); err != nil {
 			return err
 		}
-		e.state = stateNone // of no session
+		e.held, e.lost = false, false // it is of no session
 	}
 	if err := e.answer(c, replies); err != nil {
 		return err
@@ -267,9 +224,12 @@ func (e *executor) drop(keep bool) *os.File {
 		return file
 	}
 	file.Close()
-	e.state = e.state.dropped()
+	e.lose()
 	return nil
 }
+
+// lose notes that the interpreter has ended without leaving its state.
+func (e *executor) lose() { e.held, e.lost = false, e.held || e.lost }
 
 // end ends all processes of the sandbox.
 func (e *executor) end() {
