@@ -4,13 +4,15 @@ import (
 	"encoding/json"
 	"sync"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 // A Writer sends single events at most at this rate, in events a second, after a burst. Events
 // above it are merged, so that a flood of refusals cannot keep the reader busy.
 const (
-	rate  = 100
-	burst = 256
+	perSecond = 100
+	burst     = 256
 )
 
 // maxMerged is how many different events wait to be sent with a count.
@@ -25,8 +27,7 @@ type Writer struct {
 	send   func(line []byte) bool
 	buffer []byte
 
-	budget  float64
-	filled  time.Time
+	rate    *rate.Limiter
 	merged  map[Event]int64
 	dropped int64
 	timer   *time.Timer
@@ -35,7 +36,7 @@ type Writer struct {
 // NewWriter returns a Writer that passes each line to send, which returns false if it cannot take
 // the line now. send must neither block nor retain the line. One goroutine at a time calls it.
 func NewWriter(send func(line []byte) bool) *Writer {
-	return &Writer{send: send, budget: burst, filled: time.Now(), merged: map[Event]int64{}}
+	return &Writer{send: send, rate: rate.NewLimiter(perSecond, burst), merged: map[Event]int64{}}
 }
 
 // Write sends an event before it returns. If events come faster than the rate, or the stream is
@@ -48,11 +49,9 @@ func (w *Writer) Write(e Event) {
 	if e.Kind == Closed {
 		e.Count = 0
 	}
-	w.refill()
 	// An event that readers refuse would end the whole stream.
 	malformed := e.check() != nil
-	if !malformed && w.budget >= 1 && w.line(e) {
-		w.budget--
+	if !malformed && w.rate.Allow() && w.line(e) {
 		return
 	}
 	key := e
@@ -69,30 +68,20 @@ func (w *Writer) Write(e Event) {
 	}
 }
 
-// refill adds the tokens that the rate allows since the last call.
-func (w *Writer) refill() {
-	now := time.Now()
-	w.budget = min(burst, w.budget+now.Sub(w.filled).Seconds()*rate)
-	w.filled = now
-}
-
 // flush sends merged events as far as the rate and the stream allow.
 func (w *Writer) flush() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.timer = nil
-	w.refill()
 	for e, count := range w.merged {
 		e.Count = count
-		if w.budget < 1 || !w.line(e) {
+		if !w.rate.Allow() || !w.line(e) {
 			break
 		}
-		w.budget--
 		e.Count = 0
 		delete(w.merged, e)
 	}
-	if w.dropped > 0 && w.budget >= 1 && w.line(Event{Kind: Dropped, Count: w.dropped}) {
-		w.budget--
+	if w.dropped > 0 && w.rate.Allow() && w.line(Event{Kind: Dropped, Count: w.dropped}) {
 		w.dropped = 0
 	}
 	if len(w.merged) > 0 || w.dropped > 0 {

@@ -7,19 +7,16 @@
 package policy
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"net/url"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/hostname"
 )
 
@@ -110,12 +107,7 @@ type file struct {
 // ReadFile reads a policy file of at most [MaxFile] bytes. Its errors name the
 // file and the value that is wrong.
 func ReadFile(name string) (*Policy, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, MaxFile+1))
+	text, err := bounded.ReadFile(name, MaxFile)
 	if err != nil {
 		return nil, err
 	}
@@ -129,23 +121,11 @@ func ReadFile(name string) (*Policy, error) {
 // Parse reads a policy. It refuses fields that it does not know, because an ignored field could
 // forbid something.
 func Parse(text []byte) (*Policy, error) {
-	if len(text) > MaxFile {
-		return nil, fmt.Errorf("the file has more than %d bytes", MaxFile)
-	}
-	decoder := json.NewDecoder(bytes.NewReader(text))
-	decoder.DisallowUnknownFields()
 	var f file
-	if err := decoder.Decode(&f); err != nil {
+	if err := bounded.JSON(text, &f); err != nil {
 		return nil, err
 	}
-	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("something follows the JSON object")
-	}
-	p, err := f.compile()
-	if err != nil {
-		return nil, err
-	}
-	return p, nil
+	return f.compile()
 }
 
 func (f *file) compile() (*Policy, error) {
@@ -213,7 +193,10 @@ func (f *file) compile() (*Policy, error) {
 		}
 		p.Upstream = address
 	}
-	return p, p.addRules(f)
+	if err := p.addRules(f); err != nil {
+		return nil, err
+	}
+	return p, nil
 }
 
 // add adds one entry to hosts: NAME, *.NAME, NAME:PORT or *.NAME:PORT.

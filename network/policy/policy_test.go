@@ -1,14 +1,18 @@
 package policy_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/policy"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
@@ -94,7 +98,6 @@ func TestParse_RefusesWithASentence(t *testing.T) {
 		with(t, "upstream", `"http://proxy.example:1/path"`):          "upstream is",
 		with(t, "upstream", `"http://proxy.example:0"`):               "upstream is",
 		with(t, "upstream", `"http://127.1:1"`):                       "upstream is",
-		strings.Repeat(" ", policy.MaxFile+1):                         "more than",
 	} {
 		_, err := policy.Parse([]byte(text))
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -104,6 +107,14 @@ func TestParse_RefusesWithASentence(t *testing.T) {
 	domains := `["only.example:22"]`
 	if _, err := policy.Parse([]byte(with(t, "domains", domains))); err != nil {
 		t.Errorf("the control, domains = %s: %v", domains, err)
+	}
+}
+
+func TestReadFile_RefusesALargeFile(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "policy.json")
+	must.Do(t, os.WriteFile(name, bytes.Repeat([]byte(" "), policy.MaxFile+1), 0o600))
+	if _, err := policy.ReadFile(name); !errors.Is(err, bounded.ErrTooLarge) {
+		t.Errorf("the error is %v", err)
 	}
 }
 

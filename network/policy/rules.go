@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -255,10 +256,9 @@ func PlainPath(path string) (plain string, ok bool) {
 			if i+2 >= len(path) {
 				return "", false
 			}
-			high, ok1 := hexadecimal(path[i+1])
-			low, ok2 := hexadecimal(path[i+2])
-			c = high<<4 | low
-			if !ok1 || !ok2 || strings.IndexByte("/\\.%;?#", c) >= 0 {
+			n, err := strconv.ParseUint(path[i+1:i+3], 16, 8)
+			c = byte(n)
+			if err != nil || strings.IndexByte("/\\.%;?#", c) >= 0 {
 				return "", false
 			}
 			i += 2
@@ -284,16 +284,4 @@ func PlainPath(path string) (plain string, ok bool) {
 // isOdd reports whether a character is beyond ASCII and neither a letter, a mark nor a digit.
 func isOdd(c rune) bool {
 	return c >= utf8.RuneSelf && !unicode.In(c, unicode.L, unicode.M, unicode.Nd)
-}
-
-func hexadecimal(c byte) (byte, bool) {
-	switch {
-	case '0' <= c && c <= '9':
-		return c - '0', true
-	case 'a' <= c && c <= 'f':
-		return c - 'a' + 10, true
-	case 'A' <= c && c <= 'F':
-		return c - 'A' + 10, true
-	}
-	return 0, false
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"sync/atomic"
 	"time"
@@ -91,32 +90,17 @@ func sentences(write func(string) (int, error)) func(event.Event) {
 
 // parentEnd returns a channel that is closed when the process of a pidfd has ended. If the
 // descriptor does not exist, the channel is never closed.
-func parentEnd(descriptor int) (<-chan struct{}, error) {
+func parentEnd(descriptor int) <-chan struct{} {
 	ended := make(chan struct{})
-	if !isGiven(descriptor) {
-		return ended, nil
-	}
-	// Go waits for descriptors that do not block without a thread of their own.
-	if err := unix.SetNonblock(descriptor, true); err != nil {
-		return nil, fmt.Errorf("await the end of the sandbox: %w", err)
-	}
-	file := os.NewFile(uintptr(descriptor), "pidfd")
-	raw, err := file.SyscallConn()
-	if err != nil {
-		return nil, fmt.Errorf("await the end of the sandbox: %w", err)
-	}
-	go func() {
-		defer close(ended)
-		// A pidfd can be read, in the sense of poll(2), once its process has ended.
-		_ = raw.Read(func(fd uintptr) bool {
-			poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-			for {
-				n, err := unix.Poll(poll, 0)
-				if !errors.Is(err, unix.EINTR) {
-					return err != nil || n > 0
-				}
+	if isGiven(descriptor) {
+		go func() {
+			defer close(ended)
+			// A pidfd can be read, in the sense of poll(2), once its process has ended.
+			poll := []unix.PollFd{{Fd: int32(descriptor), Events: unix.POLLIN}}
+			for err := error(unix.EINTR); errors.Is(err, unix.EINTR); {
+				_, err = unix.Poll(poll, -1)
 			}
-		})
-	}()
-	return ended, nil
+		}()
+	}
+	return ended
 }

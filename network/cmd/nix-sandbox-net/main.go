@@ -81,10 +81,7 @@ func run(policyFile string, report func(event.Event)) error {
 	if err != nil {
 		return err
 	}
-	parent, err := parentEnd(parentDescriptor)
-	if err != nil {
-		return err
-	}
+	parent := parentEnd(parentDescriptor)
 	secrets, err := readSecrets(p.Credentials)
 	if err != nil {
 		return err

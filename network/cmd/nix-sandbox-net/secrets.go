@@ -2,12 +2,12 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/policy"
 )
 
@@ -15,7 +15,7 @@ import (
 const maxSecret = 16 << 10
 
 // readSecrets reads the secrets of credentials from their descriptors and closes
-// them. No error shows any byte of a secret.
+// them. The launcher has checked them. No error shows any byte of a secret.
 func readSecrets(credentials []policy.Credential) ([]string, error) {
 	if len(credentials) == 0 {
 		return nil, nil
@@ -41,18 +41,6 @@ func readSecret(descriptor int) (string, error) {
 	}
 	file := os.NewFile(uintptr(descriptor), "secret")
 	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, maxSecret+1))
-	if err != nil {
-		return "", err
-	}
-	secret := strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), "\r")
-	switch {
-	case len(text) > maxSecret:
-		return "", fmt.Errorf("it has more than %d bytes", maxSecret)
-	case secret == "":
-		return "", fmt.Errorf("it is empty")
-	case strings.ContainsFunc(secret, func(c rune) bool { return c < ' ' || c > '~' }):
-		return "", fmt.Errorf("it has a byte that is not printable ASCII, which no header can have")
-	}
-	return secret, nil
+	text, err := bounded.Read(file, maxSecret)
+	return strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), "\r"), err
 }
