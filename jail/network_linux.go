@@ -18,18 +18,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 )
 
-const (
-	// NetworkStep is the argument that has the launcher, in the outer namespace, make the
-	// network and then start the sandbox. The descriptor of the socket to the proxy, the
-	// TCP ports with commas between them, an optional [certificatesOption], and the
-	// command line of the second bubblewrap follow it.
-	NetworkStep = "--network"
-	// certificatesOption takes the descriptor of an anonymous file and the name of a file
-	// of public authorities. The step fills the anonymous file with these and with the
-	// certificate of the sandbox's own authority, which the proxy sends.
-	certificatesOption = "--certificates"
-)
-
 // portDNS is the port of the sandbox's resolver, which is the proxy as well.
 const portDNS = 53
 
@@ -82,13 +70,9 @@ func (s *Spec) readProxy() (*Spec, error) {
 // and ends with this process, which becomes bubblewrap. A process with the same user ends
 // by the signal of its parent's end; the kernel does not send that to another user, so
 // the proxy also watches a descriptor of this process.
-func (n *Network) start(proxy *Spec, events int) (*step, error) {
-	fail := func(what string, err error) (*step, error) {
+func (n *Network) start(proxy *Spec, events int) (*networkStep, error) {
+	fail := func(what string, err error) (*networkStep, error) {
 		return nil, fmt.Errorf("start the network's proxy: %s: %w", what, err)
-	}
-	launcher, err := os.Executable()
-	if err != nil {
-		return fail("find the launcher", err)
 	}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -126,42 +110,21 @@ func (n *Network) start(proxy *Spec, events int) (*step, error) {
 	if _, err := unix.FcntlInt(uintptr(pair[0]), unix.F_SETFD, 0); err != nil {
 		return fail("keep the socket open", err)
 	}
-	result := &step{Network: n, launcher: launcher, proxy: pair[0]}
+	result := &networkStep{Proxy: pair[0], Ports: n.Ports, Authorities: n.Authorities}
 	if n.Authorities != "" {
-		if result.certificates, err = memfile("certificates", nil); err != nil {
+		if result.Certificates, err = memfile("certificates", nil); err != nil {
 			return fail("keep the certificates", err)
 		}
 	}
 	return result, nil
 }
 
-// step is the launcher's part in the outer namespace. A nil step is a no-op. Its
-// descriptors stay open across execve.
-type step struct {
-	*Network
-	launcher     string
-	proxy        int // the socket to the proxy
-	certificates int // the anonymous file for the certificates
-}
-
-// command returns the first words of the command line in the outer namespace.
-func (s *step) command() []string {
-	if s == nil {
+// flags returns bubblewrap's flags that show the certificates at a path of the sandbox.
+func (s *networkStep) flags(at string) []string {
+	if s.Authorities == "" {
 		return nil
 	}
-	words := []string{s.launcher, NetworkStep, strconv.Itoa(s.proxy), s.portList()}
-	if s.Authorities != "" {
-		words = append(words, certificatesOption, strconv.Itoa(s.certificates), s.Authorities)
-	}
-	return words
-}
-
-// flags returns bubblewrap's flags that show the certificates in the sandbox.
-func (s *step) flags() []string {
-	if s == nil || s.Authorities == "" {
-		return nil
-	}
-	return []string{"--perms", "0444", "--ro-bind-data", strconv.Itoa(s.certificates), s.Certificates}
+	return []string{"--perms", "0444", "--ro-bind-data", strconv.Itoa(s.Certificates), at}
 }
 
 // open returns the descriptor of an anonymous file with the secret.
@@ -217,15 +180,6 @@ func isOneLine(text []byte) bool {
 	return len(text) > 0 && !bytes.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' })
 }
 
-// portList returns the ports as [RunNetworkStep] reads them.
-func (n *Network) portList() string {
-	ports := make([]string, len(n.Ports))
-	for i, port := range n.Ports {
-		ports[i] = strconv.Itoa(port)
-	}
-	return strings.Join(ports, ",")
-}
-
 // try makes the network in an empty outer namespace, and returns the error that a start
 // would return.
 func (n *Network) try(ctx context.Context, bubblewrap string) error {
@@ -233,9 +187,9 @@ func (n *Network) try(ctx context.Context, bubblewrap string) error {
 	if err != nil {
 		return err
 	}
-	launcher, err := os.Executable()
+	command, err := step{Network: &networkStep{Proxy: firstExtra, Ports: n.Ports}}.command()
 	if err != nil {
-		return fmt.Errorf("find the launcher: %w", err)
+		return err
 	}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -249,7 +203,7 @@ func (n *Network) try(ctx context.Context, bubblewrap string) error {
 		attributes = inNetwork(user, user)
 		attributes.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user), NoSetGroups: true}
 	}
-	output, works := attempt(ctx, attributes, []*os.File{passed}, launcher, NetworkStep, strconv.Itoa(firstExtra), n.portList(), bubblewrap, "--version")
+	output, works := attempt(ctx, attributes, []*os.File{passed}, command[0], append(command[1:], bubblewrap, "--version")...)
 	if works {
 		return nil
 	}

@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -28,58 +26,36 @@ const maxAuthorities = 4 << 20
 // networkTimeout bounds each message to the proxy and each answer of the kernel.
 const networkTimeout = 10 * time.Second
 
-// RunNetworkStep takes the arguments after [NetworkStep]. It returns only if the step
-// fails, and then no sandbox has started.
-func RunNetworkStep(args []string) error {
-	if len(args) < 3 {
-		return fmt.Errorf("%s is for the launcher itself", NetworkStep)
-	}
-	parent := unix.Getppid()
-	proxy, err := strconv.Atoi(args[0])
-	if err != nil {
-		return fmt.Errorf("%s: the descriptor: %w", NetworkStep, err)
-	}
-	var ports []int
-	for word := range strings.SplitSeq(args[1], ",") {
-		port, err := strconv.ParseUint(word, 10, 16)
-		if err != nil {
-			return fmt.Errorf("%s: the ports: %w", NetworkStep, err)
-		}
-		ports = append(ports, int(port))
-	}
-	certificates, authorities, command := -1, "", args[2:]
-	if command[0] == certificatesOption {
-		if len(command) < 4 {
-			return fmt.Errorf("%s is for the launcher itself", NetworkStep)
-		}
-		if certificates, err = strconv.Atoi(command[1]); err != nil {
-			return fmt.Errorf("%s: the descriptor of the certificates: %w", NetworkStep, err)
-		}
-		authorities, command = command[2], command[3:]
-	}
-	// Capabilities belong to a thread, and only the thread that calls execve survives.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	unix.CloseOnExec(proxy)
+// networkStep makes the network in the outer namespace.
+type networkStep struct {
+	// Proxy is the socket to the proxy, and Ports are the TCP ports.
+	Proxy int   `json:"proxy"`
+	Ports []int `json:"ports"`
+	// Authorities is the name of a file of public authorities, or empty. The step fills the
+	// anonymous file Certificates with them and with the certificate of the sandbox's own
+	// authority, which the proxy sends.
+	Authorities  string `json:"authorities,omitempty"`
+	Certificates int    `json:"certificates,omitempty"`
+}
+
+// run runs the step, and closes the socket to the proxy.
+func (s *networkStep) run(bubblewrap string) error {
+	unix.CloseOnExec(s.Proxy)
 	timeout := unix.NsecToTimeval(networkTimeout.Nanoseconds())
 	for _, direction := range []int{unix.SO_SNDTIMEO, unix.SO_RCVTIMEO} {
-		if err := unix.SetsockoptTimeval(proxy, unix.SOL_SOCKET, direction, &timeout); err != nil {
+		if err := unix.SetsockoptTimeval(s.Proxy, unix.SOL_SOCKET, direction, &timeout); err != nil {
 			return fmt.Errorf("bound the waits for the network's proxy: %w", err)
 		}
 	}
-	if err := makeNetwork(proxy, ports); err != nil {
-		return networkRefused(command[0], appArmorProfile(), err)
+	if err := makeNetwork(s.Proxy, s.Ports); err != nil {
+		return networkRefused(bubblewrap, appArmorProfile(), err)
 	}
-	if authorities != "" {
-		if err := addAuthority(proxy, certificates, authorities); err != nil {
+	if s.Authorities != "" {
+		if err := addAuthority(s.Proxy, s.Certificates, s.Authorities); err != nil {
 			return err
 		}
 	}
-	_ = unix.Close(proxy)
-	if err := dropCapabilities(); err != nil {
-		return err
-	}
-	return become(parent, command)
+	return unix.Close(s.Proxy)
 }
 
 // addAuthority waits until the proxy sends the certificate of the sandbox's own authority,

@@ -28,8 +28,9 @@ import (
 var capabilities = []string{"--cap-add", "CAP_NET_ADMIN", "--cap-add", "CAP_NET_BIND_SERVICE"}
 
 // step returns a command that a user starts, and that runs a script of bash in an outer
-// namespace with a network; and the socket at which its sockets arrive.
-func step(t *testing.T, user int, capabilities []string, script string, options ...string) (*exec.Cmd, *os.File) {
+// namespace with a network; and the socket at which its sockets arrive. fields are more fields of
+// the step in JSON.
+func step(t *testing.T, user int, capabilities []string, script, fields string) (*exec.Cmd, *os.File) {
 	t.Helper()
 	pair := must.Get(unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0))(t)
 	here, there := os.NewFile(uintptr(pair[0]), "proxy"), os.NewFile(uintptr(pair[1]), "launcher")
@@ -39,8 +40,8 @@ func step(t *testing.T, user int, capabilities []string, script string, options 
 		"--cap-drop", "ALL",
 	}, capabilities, []string{
 		"--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", "--",
-		jailtest.Launcher(t), jail.NetworkStep, "3", "443,8080",
-	}, options, []string{"/bin/bash", "-c", script})
+		jailtest.Launcher(t), jail.Step, `{"network":{"proxy":3,"ports":[443,8080]` + fields + `}}`, "/bin/bash", "-c", script,
+	})
 	cmd := exec.CommandContext(t.Context(), jailtest.Bubblewrap(t), flags...)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
 	cmd.Dir = "/"
@@ -62,7 +63,7 @@ func users() []int {
 
 // Whatever address the code connects to, the connection comes to the sockets that
 // were handed over, and tells the address. Nothing else of the step is left.
-func TestNetworkStep_HandsItsSocketsOver(t *testing.T) {
+func TestStep_NetworkHandsItsSocketsOver(t *testing.T) {
 	for _, user := range users() {
 		t.Run(fmt.Sprint(user), func(t *testing.T) {
 			cmd, over := step(t, user, capabilities, `
@@ -73,7 +74,7 @@ func TestNetworkStep_HandsItsSocketsOver(t *testing.T) {
 				(exec 4<>/dev/tcp/203.0.113.9/8443) 2>/dev/null || echo refused
 				(exec 4<>/dev/tcp/2001:db8::9/443) 2>/dev/null || echo refused
 				grep -E '^Cap(Inh|Prm|Eff|Amb)' /proc/self/status
-				readlink /proc/$$/fd/* | grep -c socket`)
+				readlink /proc/$$/fd/* | grep -c socket`, "")
 			out := must.Get(cmd.StdoutPipe())(t)
 			must.Do(t, cmd.Start())
 			cmd.ExtraFiles[0].Close()
@@ -143,7 +144,7 @@ func answer(packets *net.UDPConn) {
 }
 
 // Without the two capabilities, or without a proxy, nothing starts.
-func TestNetworkStep_FailsClosed(t *testing.T) {
+func TestStep_NetworkFailsClosed(t *testing.T) {
 	for name, test := range map[string]struct {
 		capabilities []string
 		proxy        bool
@@ -157,7 +158,7 @@ func TestNetworkStep_FailsClosed(t *testing.T) {
 	} {
 		for _, user := range users() {
 			t.Run(fmt.Sprint(name, " ", user), func(t *testing.T) {
-				cmd, over := step(t, user, test.capabilities, "echo started")
+				cmd, over := step(t, user, test.capabilities, "echo started", "")
 				if !test.proxy {
 					over.Close()
 				}
@@ -178,7 +179,7 @@ func TestNetworkStep_FailsClosed(t *testing.T) {
 }
 
 // Where the proxy ends TLS for some hosts, the sandbox waits for its certificate.
-func TestNetworkStep_AddsTheAuthority(t *testing.T) {
+func TestStep_NetworkAddsTheAuthority(t *testing.T) {
 	public := filepath.Join(t.TempDir(), "public")
 	must.Write(t, public, "the public ones", 0o644)
 	must.Do(t, errors.Join(os.Chmod(filepath.Dir(public), 0o755), os.Chmod(filepath.Dir(filepath.Dir(public)), 0o755)))
@@ -193,7 +194,7 @@ func TestNetworkStep_AddsTheAuthority(t *testing.T) {
 	} {
 		for _, user := range users() {
 			t.Run(fmt.Sprint(name, " ", user), func(t *testing.T) {
-				cmd, over := step(t, user, capabilities, "cat <&4", "--certificates", "4", public)
+				cmd, over := step(t, user, capabilities, "cat <&4", fmt.Sprintf(`,"certificates":4,"authorities":%q`, public))
 				file := os.NewFile(uintptr(must.Get(unix.MemfdCreate("certificates", unix.MFD_CLOEXEC))(t)), "certificates")
 				defer file.Close()
 				cmd.ExtraFiles = append(cmd.ExtraFiles, file)

@@ -36,11 +36,11 @@ func inNetwork(user, group int) *syscall.SysProcAttr {
 	}
 }
 
-// startAndWait starts a command line, which begins with the step, in new namespaces and
-// waits for its end. It returns only if that fails. If bubblewrap made the namespaces, a
+// startAndWait starts a command line, which begins with this launcher's step, in new namespaces
+// and waits for its end. It returns only if that fails. If bubblewrap made the namespaces, a
 // start would take 2 to 3 ms longer. This process cannot make them for itself, because a
 // program with threads cannot change its user namespace.
-func (s *step) startAndWait(parent int, args []string) error {
+func (s *networkStep) startAndWait(parent int, args []string) error {
 	if err := endWith(parent); err != nil {
 		return err
 	}
@@ -56,8 +56,8 @@ func (s *step) startAndWait(parent int, args []string) error {
 		return networkRefused(args[0], appArmorProfile(), fmt.Errorf("make its namespaces: %w", err))
 	}
 	// The proxy waits for the end of this stream.
-	_ = unix.Close(s.proxy)
-	return waitFor(s.launcher, child, pidfd)
+	_ = unix.Close(s.Proxy)
+	return waitFor(args[0], child, pidfd)
 }
 
 // endWith has the kernel kill this process when its parent ends.

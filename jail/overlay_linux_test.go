@@ -1,6 +1,7 @@
 package jail_test
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -42,14 +43,14 @@ func TestReadRequest_OfTheUpperLayer(t *testing.T) {
 }
 
 // The step sends the folder, and what it becomes has neither folder nor socket.
-func TestUpperStep_SendsTheFolder(t *testing.T) {
+func TestStep_SendsTheUpperLayer(t *testing.T) {
 	folder := t.TempDir()
 	must.Do(t, os.WriteFile(filepath.Join(folder, "inside"), nil, 0o644))
 	ends := must.Get(unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0))(t)
 	defer unix.Close(ends[0])
 	theirs := os.NewFile(uintptr(ends[1]), "socket")
 	defer theirs.Close()
-	cmd := exec.Command(jailtest.Launcher(t), jail.UpperStep, "3", folder, "/bin/sh", "-c", "readlink /proc/self/fd/* || true")
+	cmd := exec.Command(jailtest.Launcher(t), jail.Step, fmt.Sprintf(`{"upper":{"fd":3,"path":%q}}`, folder), "/bin/sh", "-c", "readlink /proc/self/fd/* || true")
 	cmd.ExtraFiles = []*os.File{theirs}
 	out := must.Get(cmd.Output())(t)
 	if !strings.Contains(string(out), "pipe:") || strings.Contains(string(out), "socket:") || strings.Contains(string(out), folder) {

@@ -13,7 +13,7 @@ const serveName = "session-run"
 
 // steps are the launcher's own arguments, after which it takes one step of a start.
 var steps = map[string]func(args []string) error{
-	NetworkStep: RunNetworkStep, Wait: RunWait, HandOut: RunHandOut, Join: RunJoin, UpperStep: RunUpperStep,
+	Step: RunStep, Wait: RunWait, HandOut: RunHandOut,
 }
 
 // Run runs the launcher with these arguments. It returns only if that fails or starts no

@@ -45,7 +45,7 @@ func (s *Spec) Start(request Request) error {
 	if err != nil {
 		return err
 	}
-	var network *step
+	var network *networkStep
 	startNetwork := func() (err error) {
 		if s.Network != nil && network == nil {
 			network, err = s.Network.start(proxy, request.Events)
@@ -94,25 +94,29 @@ func (s *Spec) Start(request Request) error {
 	if err := startNetwork(); err != nil {
 		return err
 	}
-	var join, upper []string
+	todo := step{Network: network}
+	var more []string
+	if network != nil {
+		more = network.flags(s.Network.Certificates)
+	}
 	if request.Workspace != 0 {
-		if join, err = s.Workspace.join(request); err != nil {
-			return err
-		}
+		todo.Mounts = s.Workspace.mounts(request)
 	}
 	if request.Upper != 0 {
-		if upper, err = s.Overlay.send(request.Upper); err != nil {
-			return err
-		}
+		todo.Upper = &place{request.Upper, s.Overlay.Upper}
 	}
-	outer, inside := s.plan(request, network.flags()...)
+	first, err := todo.command()
+	if err != nil {
+		return err
+	}
+	outer, inside := s.plan(request, more...)
 	// The flags are in an anonymous file because every user of the host can read
 	// arguments, and because their size is limited.
 	flags, err := memfile("flags", terminated(slices.Concat(inside, variables)))
 	if err != nil {
 		return err
 	}
-	args := slices.Concat(upper, join, network.command(), []string{
+	args := slices.Concat(first, []string{
 		s.Bubblewrap, "--args", strconv.Itoa(flags), "--seccomp", strconv.Itoa(filter), "--",
 	}, s.command(request))
 	switch {

@@ -25,12 +25,9 @@ import (
 // WorkspaceName is the name of the program of an artifact that becomes a holder.
 const WorkspaceName = "workspace"
 
-// These arguments make the launcher hand out the workspace, in the holder's namespaces,
-// or attach it, in the outer namespace of a sandbox.
-const (
-	HandOut = "--hand-out"
-	Join    = "--join"
-)
+// HandOut is the argument that has the launcher hand out the workspace, in the holder's
+// namespaces.
+const HandOut = "--hand-out"
 
 // workspaceUser returns the user of the host that owns a workspace.
 func workspaceUser(fd int) (int, error) {
@@ -41,18 +38,13 @@ func workspaceUser(fd int) (int, error) {
 	return int(stat.Uid), nil
 }
 
-// join returns the first words of a command line that attaches a workspace, and a shared
-// project, in the outer namespace. From now on, processes inherit their descriptors.
-func (w *Workspace) join(request Request) ([]string, error) {
-	launcher, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("find this program: %w", err)
-	}
-	words := []string{launcher, Join, strconv.Itoa(request.Workspace), w.At}
+// mounts returns the detached mounts that a request has, and where the outer namespace has them.
+func (w *Workspace) mounts(request Request) []place {
+	mounts := []place{{request.Workspace, w.At}}
 	if request.Overlay != 0 {
-		words = append(words, strconv.Itoa(request.Overlay), w.Project)
+		mounts = append(mounts, place{request.Overlay, w.Project})
 	}
-	return append(words, "--"), errors.Join(inherit(request.Workspace), inherit(request.Overlay))
+	return mounts
 }
 
 // StartWorkspace replaces this process by the holder of a workspace, and of the project if
@@ -161,29 +153,4 @@ func RunHandOut(args []string) error {
 			return fmt.Errorf("hand out the workspace: %w", err)
 		}
 	}
-}
-
-// RunJoin attaches detached mounts at paths of this namespace, gives up the capability
-// that this takes, and becomes a program. Its arguments are FD PATH... -- PROGRAM ARGUMENT...
-func RunJoin(args []string) error {
-	end := slices.Index(args, "--")
-	if end < 2 || end%2 != 0 || end+1 == len(args) {
-		return fmt.Errorf("%s takes descriptors with paths, -- and a program, and was given %q", Join, args)
-	}
-	mounts, args := args[:end], args[end+1:]
-	for pair := range slices.Chunk(mounts, 2) {
-		fd, err := strconv.Atoi(pair[0])
-		if err != nil {
-			return fmt.Errorf("%s: %w", Join, err)
-		}
-		if err := unix.MoveMount(fd, "", unix.AT_FDCWD, pair[1], unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-			return fmt.Errorf("mount what the session shares at %s: %w", pair[1], err)
-		}
-		unix.Close(fd)
-	}
-	// execve drops capabilities that are not ambient.
-	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_LOWER, unix.CAP_SYS_ADMIN, 0, 0); err != nil {
-		return fmt.Errorf("give up CAP_SYS_ADMIN: %w", err)
-	}
-	return fmt.Errorf("start %s: %w", args[0], unix.Exec(args[0], args, nil))
 }

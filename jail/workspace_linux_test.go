@@ -110,10 +110,10 @@ func TestReadRequest_SharedProject(t *testing.T) {
 	}
 }
 
-// The step that attaches mounts takes pairs before a program.
-func TestRunJoin_RefusesOtherArguments(t *testing.T) {
-	for _, args := range [][]string{nil, {"3", "/shared"}, {"3", "/shared", "--"}, {"--", "true"}, {"3", "--", "true"}, {"3", "/shared", "4", "--", "true"}, {"x", "/shared", "--", "true"}} {
-		if err := RunJoin(args); err == nil || !strings.Contains(err.Error(), Join) {
+// A step in the outer namespace takes JSON and a program.
+func TestRunStep_RefusesOtherArguments(t *testing.T) {
+	for _, args := range [][]string{nil, {"{}"}, {"", "true"}, {"3", "true"}, {`{"mount":[]}`, "true"}, {`{"network":{"proxy":"x"}}`, "true"}} {
+		if err := RunStep(args); err == nil || !strings.Contains(err.Error(), Step) {
 			t.Errorf("%q: error %v", args, err)
 		}
 	}
