@@ -67,7 +67,7 @@ func confined() []bpf.Rule {
 // confine applies the rules to this thread and to the processes that it starts. The agent's
 // other threads set the limits of interpreters.
 func confine() error {
-	program, err := bpf.Compile(0, confined())
+	program, err := bpf.Compile(0, confined(), nil)
 	if err != nil {
 		return err
 	}

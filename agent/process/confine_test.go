@@ -29,7 +29,7 @@ func TestForceFork_MakesSyscallFork(t *testing.T) {
 			bpf.On(unix.SYS_CLONE, bpf.Check{Test: bpf.AnyBit, Values: []uint32{unix.CLONE_VFORK}, Then: bpf.Errno(unix.EXDEV)}),
 			// clone3(2) has its flags in memory, which a filter cannot read.
 			bpf.On(unix.SYS_CLONE3, bpf.Check{Then: bpf.Errno(unix.EXDEV)}),
-		})
+		}, nil)
 		if err != nil {
 			return err
 		}

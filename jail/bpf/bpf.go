@@ -73,8 +73,9 @@ const maxInstructions = 4096
 
 // Compile returns the program for rules about calls of a little-endian architecture. Unless
 // arch is 0, the program ends a process that makes a call of another architecture
-// (AUDIT_ARCH_* of linux/audit.h). The rules must not overlap.
-func Compile(arch uint32, rules []Rule) ([]unix.SockFilter, error) {
+// (AUDIT_ARCH_* of linux/audit.h). The rules must not overlap. otherwise decides about calls
+// without a rule; nil allows them.
+func Compile(arch uint32, rules []Rule, otherwise Verdict) ([]unix.SockFilter, error) {
 	rules = slices.SortedFunc(slices.Values(rules), func(a, b Rule) int { return cmp.Compare(a.First, b.First) })
 	var segments []Rule
 	next := uint64(0)
@@ -83,13 +84,13 @@ func Compile(arch uint32, rules []Rule) ([]unix.SockFilter, error) {
 			return nil, fmt.Errorf("the rule for the system calls %d to %d overlaps another one", r.First, r.Last)
 		}
 		if uint64(r.First) > next {
-			segments = append(segments, Rule{First: uint32(next)})
+			segments = append(segments, Rule{First: uint32(next), Verdict: otherwise})
 		}
 		segments = append(segments, r)
 		next = uint64(r.Last) + 1
 	}
 	if next <= 1<<32-1 {
-		segments = append(segments, Rule{First: uint32(next)})
+		segments = append(segments, Rule{First: uint32(next), Verdict: otherwise})
 	}
 	var program []unix.SockFilter
 	if arch != 0 {

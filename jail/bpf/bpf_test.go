@@ -16,11 +16,11 @@ func TestCompile_RefusesRulesThatOverlap(t *testing.T) {
 		"after the last":      {{3, math.MaxUint32, deny}, {math.MaxUint32, math.MaxUint32, deny}},
 		"a range backwards":   {{9, 3, deny}},
 	} {
-		if _, err := Compile(0, rules); err == nil || !strings.Contains(err.Error(), "overlaps") {
+		if _, err := Compile(0, rules, nil); err == nil || !strings.Contains(err.Error(), "overlaps") {
 			t.Errorf("%s: error %v", name, err)
 		}
 	}
-	if _, err := Compile(0, []Rule{{4, 9, deny}, {3, 3, deny}, {0, 0, nil}, {10, math.MaxUint32, nil}}); err != nil {
+	if _, err := Compile(0, []Rule{{4, 9, deny}, {3, 3, deny}, {0, 0, nil}, {10, math.MaxUint32, nil}}, nil); err != nil {
 		t.Errorf("rules side by side: %v", err)
 	}
 }
@@ -30,7 +30,7 @@ func TestCompile_RefusesAProgramThatIsTooLong(t *testing.T) {
 	for n := range uint32(maxInstructions) {
 		rules = append(rules, Rule{2 * n, 2 * n, nil})
 	}
-	if _, err := Compile(0, rules); err == nil {
+	if _, err := Compile(0, rules, nil); err == nil {
 		t.Error("more rules than the kernel allows instructions were compiled")
 	}
 }

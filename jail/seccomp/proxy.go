@@ -1,11 +1,6 @@
 package seccomp
 
 import (
-	"cmp"
-	"fmt"
-	"math"
-	"slices"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/bpf"
@@ -120,24 +115,5 @@ var (
 // CompileProxy returns the filter of an architecture for the proxy of a sandbox's network.
 // It allows only the calls of [proxyList].
 func CompileProxy(arch Arch) ([]unix.SockFilter, error) {
-	var rules []bpf.Rule
-	for _, r := range proxyList {
-		if nr := arch.nr(r); nr != absent {
-			rules = append(rules, bpf.On(uint32(nr), r.verdict...))
-		}
-	}
-	slices.SortFunc(rules, func(a, b bpf.Rule) int { return cmp.Compare(a.First, b.First) })
-	next := uint32(0)
-	for _, r := range slices.Clone(rules) {
-		if r.First > next {
-			rules = append(rules, bpf.Rule{First: next, Last: r.First - 1, Verdict: always(enosys)})
-		}
-		next = r.First + 1
-	}
-	rules = append(rules, bpf.Rule{First: next, Last: math.MaxUint32, Verdict: always(enosys)})
-	filter, err := bpf.Compile(arch.audit, rules)
-	if err != nil {
-		return nil, fmt.Errorf("compile the proxy's filter for %s: %w", arch.Name, err)
-	}
-	return filter, nil
+	return compileList(arch, proxyList, nil, always(enosys))
 }

@@ -53,13 +53,16 @@ func always(then uint32) bpf.Verdict { return bpf.Verdict{{Then: then}} }
 // Compile returns the filter of an architecture.
 func Compile(arch Arch) ([]unix.SockFilter, error) {
 	// x32 numbers have bit 30 set, so that they are above the newest.
-	rules := []bpf.Rule{{First: newest + 1, Last: math.MaxUint32, Verdict: always(enosys)}}
+	return compileList(arch, list, []bpf.Rule{{First: newest + 1, Last: math.MaxUint32, Verdict: always(enosys)}}, nil)
+}
+
+func compileList(arch Arch, list []rule, rules []bpf.Rule, otherwise bpf.Verdict) ([]unix.SockFilter, error) {
 	for _, r := range list {
 		if nr := arch.nr(r); nr != absent {
 			rules = append(rules, bpf.On(uint32(nr), r.verdict...))
 		}
 	}
-	filter, err := bpf.Compile(arch.audit, rules)
+	filter, err := bpf.Compile(arch.audit, rules, otherwise)
 	if err != nil {
 		return nil, fmt.Errorf("compile the filter for %s: %w", arch.Name, err)
 	}
