@@ -75,30 +75,6 @@ func TestParseSpec_ReadsNetworks(t *testing.T) {
 	if diff := cmp.Diff(spec, *got); diff != "" {
 		t.Error(diff)
 	}
-	for name, change := range map[string]func(*Spec){
-		`the proxy "proxy"`:   func(s *Spec) { s.Network.Proxy = "proxy" },
-		"has 0 ports":         func(s *Spec) { s.Network.Ports = nil },
-		"has 65 ports":        func(s *Spec) { s.Network.Ports = make([]int, 65) },
-		"the port 0":          func(s *Spec) { s.Network.Ports = []int{0} },
-		"the port 53":         func(s *Spec) { s.Network.Ports = []int{443, 53} },
-		"the port 65536":      func(s *Spec) { s.Network.Ports = []int{65536} },
-		"has a zero byte":     func(s *Spec) { s.Network.Proxy = "/a\x00b" },
-		"has 17 secrets":      func(s *Spec) { s.Network.Secrets = make([]Secret, 17) },
-		`the secret ""`:       func(s *Spec) { s.Network.Secrets = []Secret{{File: "/f"}} },
-		`the file "f"`:        func(s *Spec) { s.Network.Secrets = []Secret{{Name: "A", File: "f"}} },
-		"want a name and one": func(s *Spec) { s.Network.Secrets = []Secret{{Name: "A"}} },
-		`the variable "V"`:    func(s *Spec) { s.Network.Secrets = []Secret{{Name: "A", File: "/f", Variable: "V"}} },
-		"two absolute paths":  func(s *Spec) { s.Network.Authorities = "/a" },
-		`certificates "c"`:    func(s *Spec) { s.Network.Authorities, s.Network.Certificates = "/a", "c" },
-		"oom_score is 1001":   func(s *Spec) { s.OOMScore = 1001 },
-		"oom_score is -1":     func(s *Spec) { s.OOMScore = -1 },
-	} {
-		spec := networked()
-		change(&spec)
-		if _, err := ParseSpec(encode(t, spec)); err == nil || !strings.Contains(err.Error(), name) {
-			t.Errorf("error %v, want one with %q", err, name)
-		}
-	}
 }
 
 // encode returns a description as the build writes it.

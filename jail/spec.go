@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"math"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 )
@@ -138,9 +136,6 @@ type Devices struct {
 	HostDir string   `json:"host_dir"`
 }
 
-// maxDeviceNames is the build's limit on names of devices.
-const maxDeviceNames = 64
-
 // Workspace describes a workspace that several sandboxes share: see workspace_linux.go.
 type Workspace struct {
 	// Mount is the path of the workspace, in the holder's namespace and in sandboxes.
@@ -162,13 +157,6 @@ type Workspace struct {
 	// HostDir is the same folder as in [Overlay].
 	HostDir string `json:"host_dir"`
 }
-
-// maxPorts bounds the ports of a network: half as many in the list of ports, and the
-// others after names.
-const maxPorts = 64
-
-// maxSecrets is the build's limit on secrets of a network.
-const maxSecrets = 16
 
 // ReadSpec reads the description in a file.
 func ReadSpec(name string) (*Spec, error) {
@@ -208,91 +196,33 @@ func ParseObject(object []byte) (*Spec, error) {
 	return &spec, nil
 }
 
+// check refuses a description that would make no jail, or an open one. The build has checked the
+// rest.
 func (s *Spec) check() error {
 	if s.Schema != Schema {
 		return fmt.Errorf("its schema is %d, this program reads schema %d", s.Schema, Schema)
 	}
-	if !filepath.IsAbs(s.Bubblewrap) {
-		return fmt.Errorf("bubblewrap is %q, want an absolute path", s.Bubblewrap)
+	program := ""
+	if len(s.Command) > 0 {
+		program = s.Command[0]
 	}
-	if !filepath.IsAbs(s.Seccomp) {
-		return fmt.Errorf("seccomp is %q, want the absolute path of a filter", s.Seccomp)
-	}
-	if len(s.Command) == 0 || !filepath.IsAbs(s.Command[0]) {
-		return fmt.Errorf("command is %q, want a program's absolute path first", s.Command)
-	}
-	// Without these lists a jail would be empty or open.
-	if len(s.Flags) == 0 || len(s.Seal) == 0 || len(s.Reserved) == 0 {
-		return errors.New("flags, seal or reserved is empty")
-	}
-	if s.InboxMount != "" && !slices.Contains(s.Reserved, s.InboxMount) {
-		return fmt.Errorf("inbox_mount is %q, want one of the reserved paths", s.InboxMount)
-	}
-	if s.Variables != "" && !filepath.IsAbs(s.Variables) {
-		return fmt.Errorf("variables is %q, want the absolute path of a file", s.Variables)
-	}
-	lists := [][]string{s.Flags, s.Seal, s.Command, {s.Bubblewrap}}
-	for _, bind := range slices.Concat(s.Binds, s.Masks) {
-		if !filepath.IsAbs(bind.From) || !filepath.IsAbs(bind.To) {
-			return fmt.Errorf("binds has %q at %q, want absolute paths", bind.From, bind.To)
+	for _, field := range [][2]string{{"bubblewrap", s.Bubblewrap}, {"seccomp", s.Seccomp}, {"command[0]", program}} {
+		if !filepath.IsAbs(field[1]) {
+			return fmt.Errorf("%s is %q, want an absolute path", field[0], field[1])
 		}
-		lists = append(lists, []string{bind.From, bind.To})
 	}
+	lists := [][]string{s.Flags, s.Seal, s.Reserved}
 	if o := s.Overlay; o != nil {
-		if len(o.Flags) == 0 || !filepath.IsAbs(o.HostDir) || !filepath.IsAbs(o.Upper) || !filepath.IsAbs(o.Work) || o.Option == "" || len(s.Command) < 2 {
-			return errors.New("overlay lacks flags, host_dir, upper, work or option")
-		}
-		lists = append(lists, o.Flags, []string{o.HostDir, o.Upper, o.Work, o.Option})
-	}
-	if n := s.Network; n != nil {
-		if !filepath.IsAbs(n.Proxy) {
-			return fmt.Errorf("network has the proxy %q, want an absolute path", n.Proxy)
-		}
-		if len(n.Ports) == 0 || len(n.Ports) > maxPorts {
-			return fmt.Errorf("network has %d ports, want 1 to %d", len(n.Ports), maxPorts)
-		}
-		for _, port := range n.Ports {
-			if port < 1 || port > math.MaxUint16 || port == portDNS {
-				return fmt.Errorf("network has the port %d, want 1 to 65535 and not %d", port, portDNS)
-			}
-		}
-		if len(n.Secrets) > maxSecrets {
-			return fmt.Errorf("network has %d secrets, want at most %d", len(n.Secrets), maxSecrets)
-		}
-		for _, secret := range n.Secrets {
-			if secret.Name == "" || (secret.Variable == "") != filepath.IsAbs(secret.File) {
-				return fmt.Errorf("network has the secret %q in the file %q and the variable %q, want a name and one of them", secret.Name, secret.File, secret.Variable)
-			}
-		}
-		if (n.Authorities != "" || n.Certificates != "") && !(filepath.IsAbs(n.Authorities) && filepath.IsAbs(n.Certificates)) {
-			return fmt.Errorf("network has the authorities %q and certificates %q, want two absolute paths or none", n.Authorities, n.Certificates)
-		}
-		lists = append(lists, []string{n.Proxy, n.Authorities, n.Certificates})
-	}
-	if s.OOMScore < 0 || s.OOMScore > maxOOMScore {
-		return fmt.Errorf("oom_score is %d, want 0 to %d", s.OOMScore, maxOOMScore)
+		lists = append(lists, o.Flags)
 	}
 	if w := s.Workspace; w != nil {
-		if len(w.Holder) == 0 || len(w.Layer) == 0 || len(w.Flags) == 0 || len(w.Join) == 0 || !filepath.IsAbs(w.Mount) || !filepath.IsAbs(w.At) || !filepath.IsAbs(w.Project) || !filepath.IsAbs(w.HostDir) {
-			return errors.New("workspace lacks mount, holder, layer, flags, join, at, project or host_dir")
-		}
-		lists = append(lists, w.Holder, w.Layer, w.Flags, w.Join, []string{w.Mount, w.At, w.Project, w.HostDir})
+		lists = append(lists, w.Holder, w.Layer, w.Flags, w.Join)
 	}
 	if d := s.Devices; d != nil {
-		if len(d.Names) == 0 || len(d.Names) > maxDeviceNames {
-			return fmt.Errorf("devices has %d names, want 1 to %d", len(d.Names), maxDeviceNames)
-		}
-		if len(d.Flags) == 0 || !filepath.IsAbs(d.Base) || !filepath.IsAbs(d.Store) || !filepath.IsAbs(d.StoreDir) || !filepath.IsAbs(d.HostDir) {
-			return errors.New("devices lacks base, store, store_dir, flags or host_dir")
-		}
-		lists = append(lists, d.Names, d.Flags, []string{d.Base, d.Store, d.StoreDir, d.HostDir})
+		lists = append(lists, d.Names, d.Flags)
 	}
-	for _, words := range lists {
-		for _, word := range words {
-			if strings.ContainsRune(word, 0) {
-				return fmt.Errorf("%q has a zero byte", word)
-			}
-		}
+	if slices.ContainsFunc(lists, func(list []string) bool { return len(list) == 0 }) {
+		return errors.New("flags, seal, reserved or a list of overlay, workspace or devices is empty")
 	}
 	return nil
 }
