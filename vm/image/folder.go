@@ -10,6 +10,8 @@ import (
 	"os"
 	"path"
 	"syscall"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/filetree"
 )
 
 // Folder is a folder of the host that becomes an image for a machine.
@@ -186,16 +188,8 @@ func (w *folderWalk) file(root *os.Root, base, name string, info fs.FileInfo) er
 		return err
 	}
 	// If the file has shrunk, the rest is zero.
-	_, err := io.CopyN(w.archive, io.MultiReader(file, zeros{}), header.Size)
+	_, err := io.CopyN(w.archive, io.MultiReader(file, filetree.Zeros), header.Size)
 	return err
-}
-
-// zeros is an endless stream of zero bytes.
-type zeros struct{}
-
-func (zeros) Read(p []byte) (int, error) {
-	clear(p)
-	return len(p), nil
 }
 
 // header writes the header of an entry.

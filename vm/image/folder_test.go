@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/filetree"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -122,7 +124,7 @@ func TestFolder_IsBounded(t *testing.T) {
 // A file that has become shorter when it is read does not shift what follows.
 func TestZeros_FillWhatIsMissing(t *testing.T) {
 	var b bytes.Buffer
-	if _, err := io.CopyN(&b, io.MultiReader(strings.NewReader("ab"), zeros{}), 4); err != nil || b.String() != "ab\x00\x00" {
+	if _, err := io.CopyN(&b, io.MultiReader(strings.NewReader("ab"), filetree.Zeros), 4); err != nil || b.String() != "ab\x00\x00" {
 		t.Errorf("%q, %v", b.String(), err)
 	}
 }

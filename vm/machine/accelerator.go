@@ -1,13 +1,14 @@
 package machine
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/snapshot"
 )
 
 // Accelerator says how the instructions of a machine are executed.
@@ -63,7 +64,7 @@ func (m Memory) Recall() (known Known, found bool) {
 		return Known{}, false
 	}
 	text, err := os.ReadFile(m.file())
-	boot, bootErr := bootID()
+	boot, bootErr := snapshot.BootID()
 	first, rest, _ := strings.Cut(string(text), " ")
 	if err != nil || bootErr != nil || first != boot {
 		return Known{}, false
@@ -80,7 +81,7 @@ func (m Memory) IsKnown() bool {
 
 // Remember stores the result of a start.
 func (m Memory) Remember(known Known) error {
-	boot, err := bootID()
+	boot, err := snapshot.BootID()
 	if err != nil || m.Folder == "" {
 		return err
 	}
@@ -91,20 +92,7 @@ func (m Memory) Remember(known Known) error {
 	if err := os.MkdirAll(m.Folder, 0o700); err != nil {
 		return err
 	}
-	partial, err := os.CreateTemp(m.Folder, "kvm-")
-	if err != nil {
-		return err
-	}
-	_, err = partial.WriteString(text)
-	if err := errors.Join(err, partial.Close()); err != nil {
-		return errors.Join(err, os.Remove(partial.Name()))
-	}
-	return os.Rename(partial.Name(), m.file())
-}
-
-func bootID() (string, error) {
-	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return strings.TrimSpace(string(id)), err
+	return os.WriteFile(m.file(), []byte(text), 0o600)
 }
 
 // ClockRate returns the clock rate of the host in kHz, from /proc/cpuinfo, or 2 GHz if that

@@ -103,7 +103,8 @@ func Key(words ...string) string {
 	return hex.EncodeToString(hash.Sum(nil)[:16])
 }
 
-func bootID() (string, error) {
+// BootID names the time since the host has booted.
+func BootID() (string, error) {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(id)), err
 }
@@ -127,7 +128,7 @@ func open(folder string) (_ *Snapshot, err error) {
 	if err != nil {
 		return nil, err
 	}
-	boot, err := bootID()
+	boot, err := BootID()
 	if age := time.Since(snapshot.Made); err == nil && (snapshot.Boot != boot || age < 0 || age > maxAge) {
 		err = errors.New("it is old")
 	}
@@ -239,7 +240,7 @@ func (s Store) Make(key string, size int64, save func(memory, state *os.File) er
 		return err
 	}
 	meta := Meta{Made: time.Now()}
-	if meta.Boot, err = bootID(); err != nil {
+	if meta.Boot, err = BootID(); err != nil {
 		return err
 	}
 	if err := save(memory, state); err != nil {
@@ -328,7 +329,7 @@ func (s Store) clean() {
 	if err != nil {
 		return
 	}
-	boot, _ := bootID()
+	boot, _ := BootID()
 	type kept struct {
 		key  string
 		made time.Time

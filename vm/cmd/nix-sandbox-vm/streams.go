@@ -8,8 +8,7 @@ import (
 	"net"
 	"os"
 	"sync"
-
-	"golang.org/x/sys/unix"
+	"sync/atomic"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/machine"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/protocol"
@@ -31,11 +30,7 @@ func newStreams(m *machine.Machine) *streams {
 }
 
 // written is how much of the output has come, in bytes.
-func (s *streams) written() int64 {
-	s.output.mu.Lock()
-	defer s.output.mu.Unlock()
-	return s.output.read
-}
+func (s *streams) written() int64 { return s.output.read.Load() }
 
 // carry carries the streams until the program in the machine has ended, and returns its
 // exit status, or until saved is closed. With quiet, the machine stands still until its
@@ -99,49 +94,23 @@ type copier struct {
 	to   *os.File
 	from *net.UnixConn
 
-	mu   sync.Mutex // of a read and its count
-	read int64      // bytes
-	mark []byte     // the end of the stream; nil while it has none
-	held []byte     // the newest bytes, which may be of the mark
+	read atomic.Int64           // bytes
+	mark atomic.Pointer[[]byte] // the end of the stream; nil while it has none
+	held []byte                 // the newest bytes, which may be of the mark
 }
 
 // finish announces that the stream will end with a mark, which has not been sent yet. Copy returns
 // when the mark has come.
-func (c *copier) finish(mark []byte) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.mark = mark
-}
+func (c *copier) finish(mark []byte) { c.mark.Store(&mark) }
 
 // copy copies until the stream ends.
 func (c *copier) copy() {
-	raw, err := c.from.SyscallConn()
-	if err != nil {
-		return
-	}
 	buffer := make([]byte, 64<<10)
 	for {
-		var text []byte
-		over := false
-		waitErr := raw.Read(func(fd uintptr) bool {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			n, err := unix.Read(int(fd), buffer)
-			for err == unix.EINTR {
-				n, err = unix.Read(int(fd), buffer)
-			}
-			if err == unix.EAGAIN {
-				return false
-			}
-			c.read += int64(max(n, 0))
-			text, over = c.split(buffer[:max(n, 0)])
-			over = over || n <= 0
-			return true
-		})
-		if waitErr != nil {
-			return
-		}
-		if _, err := c.to.Write(text); err != nil || over {
+		n, err := c.from.Read(buffer)
+		c.read.Add(int64(n))
+		text, over := c.split(buffer[:n])
+		if _, failed := c.to.Write(text); failed != nil || over || err != nil {
 			return
 		}
 	}
@@ -150,15 +119,16 @@ func (c *copier) copy() {
 // split returns the part of the stream to write after a read, and reports whether the mark has
 // come.
 func (c *copier) split(text []byte) (_ []byte, over bool) {
-	if c.mark == nil {
+	mark := c.mark.Load()
+	if mark == nil {
 		return text, false
 	}
 	c.held = append(c.held, text...)
-	text, over = bytes.CutSuffix(c.held, c.mark)
+	text, over = bytes.CutSuffix(c.held, *mark)
 	if over {
 		return text, true
 	}
-	kept := min(len(c.held), len(c.mark)-1)
+	kept := min(len(c.held), len(*mark)-1)
 	text = c.held[:len(c.held)-kept]
 	c.held = bytes.Clone(c.held[len(text):])
 	return text, false
