@@ -10,12 +10,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/filetree"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/filetree"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 

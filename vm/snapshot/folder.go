@@ -16,7 +16,7 @@ import (
 // partialSuffix is after the name of a folder that is not whole.
 const partialSuffix = ".partial"
 
-// Draft is a machine that is about to be saved in a folder of its own. Its owner fills the files
+// Draft is a machine that is about to be saved in a folder. Its owner fills the files
 // (State is open only for writing) and calls Commit and Close.
 type Draft struct {
 	Memory, State *os.File
@@ -27,10 +27,15 @@ type Draft struct {
 }
 
 // Create begins to save a machine in a new folder, the parent of which exists.
-func Create(folder string) (_ *Draft, err error) {
+func Create(folder string) (*Draft, error) {
 	if _, err := os.Lstat(folder); !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%s exists already", folder)
 	}
+	return begin(folder)
+}
+
+// begin begins to save a machine beside a folder.
+func begin(folder string) (_ *Draft, err error) {
 	d := &Draft{folder: folder}
 	if err := os.RemoveAll(d.partial()); err != nil { // of a process that was killed
 		return nil, err
@@ -43,11 +48,15 @@ func Create(folder string) (_ *Draft, err error) {
 			d.Close()
 		}
 	}()
-	if d.Memory, err = create(filepath.Join(d.partial(), memoryFile), 0o600); err != nil {
+	if d.Memory, err = d.create(memoryFile, os.O_RDWR); err != nil {
 		return nil, err
 	}
-	d.State, err = os.OpenFile(filepath.Join(d.partial(), stateFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	d.State, err = d.create(stateFile, os.O_WRONLY)
 	return d, err
+}
+
+func (d *Draft) create(name string, access int) (*os.File, error) {
+	return os.OpenFile(filepath.Join(d.partial(), name), access|os.O_CREATE|os.O_EXCL, 0o600)
 }
 
 func (d *Draft) partial() string { return d.folder + partialSuffix }
@@ -70,7 +79,7 @@ func (d *Draft) Bytes() (bytes int64, err error) {
 // AddProject copies the image of the machine's project: size bytes, which are at the
 // beginning of a disk, with a digest.
 func (d *Draft) AddProject(disk *os.File, size int64, digest image.Digest) (err error) {
-	if d.project, err = create(filepath.Join(d.partial(), projectFile), 0o600); err != nil {
+	if d.project, err = d.create(projectFile, os.O_RDWR); err != nil {
 		return err
 	}
 	d.size, d.digest = size, digest

@@ -219,42 +219,29 @@ func (s Store) Make(key string, size int64, save func(memory, state *os.File) er
 		return ErrBusy
 	}
 	s.clean()
-	partial, err := os.MkdirTemp(s.Folder, key+".partial-")
+	draft, err := begin(filepath.Join(s.Folder, key))
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(partial) // which is gone where it was renamed
-	// The folder above is closed to others. QEMU's own user may write to the memory
-	// while the snapshot is made, and read it afterwards.
-	memory, err := create(filepath.Join(partial, memoryFile), 0o666)
-	if err != nil {
-		return err
-	}
-	defer memory.Close()
-	state, err := create(filepath.Join(partial, stateFile), 0o600)
-	if err != nil {
-		return err
-	}
-	defer state.Close()
-	if err := memory.Truncate(size); err != nil {
-		return err
-	}
+	defer draft.Close()
 	meta := Meta{Made: time.Now()}
 	if meta.Boot, err = BootID(); err != nil {
 		return err
 	}
-	if err := save(memory, state); err != nil {
+	// The folder above is closed to others. QEMU's own user may write to the memory
+	// while the snapshot is made, and read it afterwards.
+	if err := errors.Join(draft.Memory.Chmod(0o666), draft.Memory.Truncate(size)); err != nil {
 		return err
 	}
-	dig(memory)
-	if err := errors.Join(memory.Chmod(0o444), state.Chmod(0o400)); err != nil {
+	if err := save(draft.Memory, draft.State); err != nil {
 		return err
 	}
-	if err := finish(partial, memory, meta); err != nil {
+	dig(draft.Memory)
+	if err := errors.Join(draft.Memory.Chmod(0o444), draft.State.Chmod(0o400)); err != nil {
 		return err
 	}
 	s.Discard(key)
-	return os.Rename(partial, filepath.Join(s.Folder, key))
+	return draft.Commit(meta)
 }
 
 // dig replaces pages of zeros in a file with holes, if its file system has them: most of a
@@ -311,15 +298,6 @@ func writeMeta(folder string, meta Meta) error {
 		return err
 	}
 	return os.WriteFile(filepath.Join(folder, metaFile), append([]byte(checksum(object)+"\n"), object...), 0o400)
-}
-
-// create makes a file with these permissions, whatever the umask is.
-func create(name string, permissions os.FileMode) (*os.File, error) {
-	file, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	return file, file.Chmod(permissions)
 }
 
 // clean deletes leftovers of killed processes, old snapshots, and the oldest ones if there are too
