@@ -45,7 +45,7 @@ const (
 
 // Types of a [Reply].
 const (
-	Ready    = "ready"    // Protocol, Gives; once, before anything else
+	Ready    = "ready"    // Protocol; once, before anything else
 	Output   = "output"   // ID, Stream, Data; any number before the result
 	Result   = "result"   // ID and the facts of a call; exactly one for each execute
 	Contents = "contents" // ID, Contents, Size; the answer to read
@@ -181,8 +181,6 @@ type Reply struct {
 	ID   uint64 `json:"id,omitempty"`
 
 	Protocol int `json:"protocol,omitempty"`
-	// Gives says that the agent knows [Given]; that of an earlier version would ignore it.
-	Gives bool `json:"gives,omitempty"`
 
 	Stream string `json:"stream,omitempty"`
 	Data   string `json:"data,omitempty"`

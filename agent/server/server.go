@@ -79,7 +79,7 @@ func Serve(ctx context.Context, table *process.Table, cfg Config) error {
 	s.pings.answer = s.pong
 	s.visits = interactive.NewVisits(table, cfg.Spec, s.out.Write)
 	s.look, s.looks = workspace.Look{Root: s.root}, make(chan struct{}, 1)
-	if err := s.out.Write(frame.Reply{Type: frame.Ready, Protocol: frame.Protocol, Gives: true}); err != nil {
+	if err := s.out.Write(frame.Reply{Type: frame.Ready, Protocol: frame.Protocol}); err != nil {
 		return err
 	}
 	null, err := os.Open(os.DevNull)

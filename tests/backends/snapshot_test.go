@@ -69,7 +69,7 @@ func runs(t *testing.T, folder, cache, code string, variables map[string]string)
 	}()
 	requests, replies := frame.NewWriter(in), frame.NewReader(out)
 	var reply frame.Reply
-	if err := replies.Read(&reply); err != nil || reply.Type != frame.Ready || !reply.Gives {
+	if err := replies.Read(&reply); err != nil || reply.Type != frame.Ready {
 		t.Fatalf("its first frame is %+v, error %v: %s", reply, err, &log)
 	}
 	must.Do(t, requests.Write(

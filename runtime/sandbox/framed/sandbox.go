@@ -75,7 +75,6 @@ type Sandbox struct {
 	enforcedBy  string
 	owner       func(principal string) cgroup.Owner
 	memory      int64 // bytes in use when its interpreter had loaded
-	gives       bool  // the agent knows [frame.Given]; set before ready is closed
 	// upper receives the upper layer of the project's overlay, or is nil if it was not requested.
 	upper *os.File
 
@@ -186,7 +185,6 @@ func (s *Sandbox) read(stream io.Reader) error {
 	if hello.Type != frame.Ready || hello.Protocol != frame.Protocol {
 		return fmt.Errorf("its first frame is %.20q with protocol %d, not ready with protocol %d", hello.Type, hello.Protocol, frame.Protocol)
 	}
-	s.gives = hello.Gives
 	close(s.ready)
 	for {
 		var reply frame.Reply
@@ -285,9 +283,6 @@ func (s *Sandbox) send(message frame.Request, p *pending, timeout time.Duration)
 func (s *Sandbox) Execute(ctx context.Context, request sandbox.Request) (sandbox.Result, error) {
 	if err := ctx.Err(); err != nil {
 		return sandbox.Result{}, err
-	}
-	if request.Given != nil && !s.gives {
-		return sandbox.Result{}, errors.New("the environment was built by an earlier version, which gives calls neither stdin nor variables nor files: build it again")
 	}
 	began := time.Now()
 	out := &output{}

@@ -230,7 +230,7 @@ func (s *serving) ask(answer string, request frame.Request) error {
 // nil if there is none.
 func serve(spec *machine.Spec, s *serving, control *os.File, project *machine.Project) (status int, err error) {
 	if s.copied {
-		if err := frame.NewWriter(os.Stdout).Write(frame.Reply{Type: frame.Ready, Protocol: frame.Protocol, Gives: true}); err != nil {
+		if err := frame.NewWriter(os.Stdout).Write(frame.Reply{Type: frame.Ready, Protocol: frame.Protocol}); err != nil {
 			return 0, nil // the server has gone
 		}
 	}
