@@ -21,6 +21,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/devices/cdi"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/mountpoint"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/pathowner"
 )
 
@@ -203,7 +204,7 @@ func (p *planner) base(path string) {
 	own := p.spec.Devices.Base + path
 	grows := false
 	for added := range p.inBase {
-		grows = grows || inside(added, path)
+		grows = grows || mountpoint.Inside(added, path)
 	}
 	if grows && path == otherBin {
 		p.plan.Before = append(p.plan.Before, "--symlink", "../bin", path)
@@ -223,18 +224,12 @@ func (p *planner) base(path string) {
 	}
 }
 
-// inside reports whether a path is a folder or below it.
-func inside(path, folder string) bool {
-	rest, found := strings.CutPrefix(path, strings.TrimSuffix(folder, "/"))
-	return found && (rest == "" || rest[0] == '/')
-}
-
 // target checks the path of an addition, and returns the actual path in the sandbox.
 func (p *planner) target(path string) (string, error) {
 	path = filepath.Clean(path)
 	// The sandbox has only one folder of programs.
 	for _, folder := range []string{otherBin, "/usr/sbin", "/sbin"} {
-		if inside(path, folder) {
+		if mountpoint.Inside(path, folder) {
 			path = "/bin" + strings.TrimPrefix(path, folder)
 		}
 	}
@@ -242,15 +237,15 @@ func (p *planner) target(path string) (string, error) {
 		return "", fmt.Errorf("%s, which is a folder of the sandbox's own", path)
 	}
 	for _, r := range p.reserved {
-		if inside(path, r.path) || inside(r.path, path) {
+		if mountpoint.Inside(path, r.path) || mountpoint.Inside(r.path, path) {
 			return "", fmt.Errorf("%s, where the sandbox has %s", path, r.what)
 		}
 	}
-	if inside(path, "/nix") {
+	if mountpoint.Inside(path, "/nix") {
 		return "", fmt.Errorf("%s, and the store of a sandbox has only paths of the host's store, at their own paths", path)
 	}
 	for _, top := range []string{"/bin", "/etc", "/usr"} {
-		if !inside(path, top) {
+		if !mountpoint.Inside(path, top) {
 			continue
 		}
 		for part := path; part != top; part = filepath.Dir(part) {

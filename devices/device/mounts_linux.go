@@ -12,6 +12,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/devices/cdi"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/mountpoint"
 )
 
 // addMount adds a mount of a specification. It is read-only whatever its options say.
@@ -27,13 +28,13 @@ func (p *planner) addMount(m cdi.Mount) error {
 	}
 	from, to := filepath.Clean(m.HostPath), filepath.Clean(m.ContainerPath)
 	store := p.spec.Devices.StoreDir
-	if inside(to, store) {
+	if mountpoint.Inside(to, store) {
 		if from != to || to == store {
 			return refuse("it would be %s, and the store of a sandbox has only paths of the host's store, at their own paths", to)
 		}
 		return p.addStorePath(to, refuse)
 	}
-	if inside(to, "/dev") {
+	if mountpoint.Inside(to, "/dev") {
 		p.addNodeLinks(m, to)
 		return nil
 	}
@@ -45,7 +46,7 @@ func (p *planner) addMount(m cdi.Mount) error {
 	if err != nil {
 		return refuse("%v", err)
 	}
-	if real == "/" || inside(real, "/proc") || inside(real, "/sys") || inside(real, "/dev") || inside(store, real) {
+	if real == "/" || mountpoint.Inside(real, "/proc") || mountpoint.Inside(real, "/sys") || mountpoint.Inside(real, "/dev") || mountpoint.Inside(store, real) {
 		return refuse("it leads to %s, which shows the machine itself", real)
 	}
 	switch kind := stat.Mode & unix.S_IFMT; {
@@ -55,7 +56,7 @@ func (p *planner) addMount(m cdi.Mount) error {
 		return nil
 	case kind != unix.S_IFREG && kind != unix.S_IFDIR:
 		return refuse("it is neither a folder nor a file")
-	case kind == unix.S_IFDIR && inside(real, "/run"):
+	case kind == unix.S_IFDIR && mountpoint.Inside(real, "/run"):
 		p.note("%s is not in the sandbox, because services of the host have their sockets in %s", from, real)
 		return nil
 	}
@@ -189,9 +190,9 @@ func (p *planner) addLink(text string, hook cdi.Hook) {
 	}
 	link = filepath.Clean(link)
 	switch {
-	case inside(link, p.spec.Devices.StoreDir):
+	case mountpoint.Inside(link, p.spec.Devices.StoreDir):
 		return // the whole folder of the store is mounted, with its links
-	case inside(link, "/dev"):
+	case mountpoint.Inside(link, "/dev"):
 		if isOwnNode(link) {
 			leave("every sandbox has that node already")
 			return
@@ -258,7 +259,7 @@ func (p *planner) addSoname(library string) {
 	folder, name := filepath.Split(library)
 	folder = filepath.Clean(folder)
 	// The store, and folders that are mounted whole, have links already.
-	if inside(folder, p.spec.Devices.StoreDir) || p.isTaken(folder) {
+	if mountpoint.Inside(folder, p.spec.Devices.StoreDir) || p.isTaken(folder) {
 		return
 	}
 	soname := sonameOf(p.libraries[library])

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/mountpoint"
 )
 
 // shownSubsystems have libraries that find a device by the kernel's files about it: libdrm
@@ -26,12 +27,12 @@ func (p *planner) addKernelFiles(n node) {
 		return
 	}
 	real, err := filepath.EvalSymlinks(number)
-	if err != nil || !inside(real, "/sys/devices") {
+	if err != nil || !mountpoint.Inside(real, "/sys/devices") {
 		return
 	}
 	// A node is below its card, and libraries ask for both.
 	folder := real
-	if card, err := filepath.EvalSymlinks(real + "/device"); err == nil && inside(card, "/sys/devices") {
+	if card, err := filepath.EvalSymlinks(real + "/device"); err == nil && mountpoint.Inside(card, "/sys/devices") {
 		folder = card
 	}
 	for _, link := range []string{number, "/sys/class/" + subsystem + "/" + filepath.Base(real)} {

@@ -16,14 +16,14 @@ func Problem(mount string, reserved []string) string {
 		return "which is not a plain absolute path"
 	}
 	for _, own := range reserved {
-		if inside(mount, own) || inside(own, mount) {
+		if Inside(mount, own) || Inside(own, mount) {
 			return "which overlaps the sandbox's own " + own
 		}
 	}
 	return ""
 }
 
-// inside reports whether a path is the folder or lies in it. Both are clean.
-func inside(path, folder string) bool {
+// Inside reports whether a path is the folder or lies in it. Both are clean.
+func Inside(path, folder string) bool {
 	return folder == "/" || path == folder || strings.HasPrefix(path, folder+"/")
 }
