@@ -5,8 +5,8 @@
 // stream means that all sockets have been sent. The receiver trusts nothing: any other message is
 // an error, and the receiver must stop there.
 //
-// At most one message goes the other way, after the last socket: the certificate of the authority
-// that the proxy presents to the sandbox, if it reads requests inside TLS.
+// At most one message goes the other way, after the last socket: the certificate, in PEM, of the
+// authority that the proxy presents to the sandbox, if it reads requests inside TLS.
 package handover
 
 import (
@@ -130,17 +130,9 @@ func retry(call func() error) error {
 	}
 }
 
-type certificate struct {
-	Certificate string `json:"certificate"`
-}
-
 // SendCertificate sends the proxy's certificate in PEM.
 func SendCertificate(over int, pem []byte) error {
-	text, err := json.Marshal(certificate{string(pem)})
-	if err != nil {
-		return err
-	}
-	if err := retry(func() error { return unix.Sendmsg(over, text, nil, nil, unix.MSG_NOSIGNAL) }); err != nil {
+	if err := retry(func() error { return unix.Sendmsg(over, pem, nil, nil, unix.MSG_NOSIGNAL) }); err != nil {
 		return fmt.Errorf("hand the certificate over: %w", err)
 	}
 	return nil
@@ -149,8 +141,7 @@ func SendCertificate(over int, pem []byte) error {
 // ReceiveCertificate returns the proxy's certificate in PEM, at most [MaxCertificate] bytes. The
 // error is io.EOF if the proxy ended without sending one. The socket's SO_RCVTIMEO bounds the wait.
 func ReceiveCertificate(over int) ([]byte, error) {
-	// JSON writes a newline as two bytes.
-	text := make([]byte, 2*MaxCertificate)
+	text := make([]byte, MaxCertificate)
 	var n, flags int
 	err := retry(func() (err error) {
 		n, _, flags, _, err = unix.Recvmsg(over, text, nil, unix.MSG_CMSG_CLOEXEC)
@@ -164,12 +155,8 @@ func ReceiveCertificate(over int) ([]byte, error) {
 	case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0:
 		return nil, errors.New("receive a certificate: the message is too long, or has descriptors")
 	}
-	var c certificate
-	if err := bounded.JSON(text[:n], &c); err != nil {
-		return nil, fmt.Errorf("receive a certificate: %w", err)
-	}
-	block, rest := pem.Decode([]byte(c.Certificate))
-	if block == nil || block.Type != "CERTIFICATE" || len(block.Headers) > 0 || len(rest) > 0 || len(c.Certificate) > MaxCertificate {
+	block, rest := pem.Decode(text[:n])
+	if block == nil || block.Type != "CERTIFICATE" || len(block.Headers) > 0 || len(rest) > 0 {
 		return nil, errors.New("receive a certificate: it is not one certificate in PEM")
 	}
 	// Text around the certificate is not passed on.

@@ -27,10 +27,11 @@ const (
 	maxPlaceholder = 128
 )
 
-// The ports of a host with requests that are read.
+// Ports with a protocol that is checked from the first byte on. A host with requests that are read
+// has no others.
 const (
-	portHTTP  = 80
-	portHTTPS = 443
+	PortHTTP  = 80
+	PortHTTPS = 443
 )
 
 // Rule says which requests a host gets. TLS to a host with a rule is ended in the
@@ -110,8 +111,8 @@ func (p *Policy) checkRead(name string) error {
 	if !ok {
 		return errors.New("use a host that is in domains itself, and not below a \"*.\"")
 	}
-	if !p.Allows(name, portHTTPS) {
-		return fmt.Errorf("it is not allowed at port %d", portHTTPS)
+	if !p.Allows(name, PortHTTPS) {
+		return fmt.Errorf("it is not allowed at port %d", PortHTTPS)
 	}
 	reached := slices.Clone(at.own)
 	for _, port := range p.all {
@@ -120,7 +121,7 @@ func (p *Policy) checkRead(name string) error {
 		}
 	}
 	for _, port := range reached {
-		if port != portHTTP && port != portHTTPS {
+		if port != PortHTTP && port != PortHTTPS {
 			return fmt.Errorf("it is allowed at port %d, where nobody would read its requests", port)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/policy"
 )
 
 // firstRead is how many bytes of a direction are read to tell TLS from other protocols. The kernel
@@ -20,7 +21,7 @@ const firstRead = 4096
 // client speaks TLS, carry checks the host's name in it before any byte reaches the host.
 func (c *connection) carry() {
 	var hello []byte
-	if c.asked.Port() == portHTTPS {
+	if c.asked.Port() == policy.PortHTTPS {
 		// Refused connections are never dialled.
 		var ok bool
 		if hello, ok = c.hello(c.client); !ok {

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/policy"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/networktest"
 )
@@ -30,7 +31,7 @@ func greet(w http.ResponseWriter, q *http.Request) {
 // most servers, a client that closes it has gone.
 func (s *sandbox) talk(name, raw string) string {
 	s.t.Helper()
-	conn := s.dial(name, portHTTP)
+	conn := s.dial(name, policy.PortHTTP)
 	_, _ = io.WriteString(conn, raw)
 	data, _ := io.ReadAll(conn)
 	return string(data)
@@ -63,7 +64,7 @@ func TestHTTP_CarriesRequestsAsTheyWereWritten(t *testing.T) {
 func TestHTTP_CarriesManyRequestsOverOneConnection(t *testing.T) {
 	s := start(t, `{}`)
 	serveHTTP(t, server+":80", false, greet)
-	conn := s.dial("files.example", portHTTP)
+	conn := s.dial("files.example", policy.PortHTTP)
 	in := bufio.NewReader(conn)
 	for i := range 10 {
 		body := strings.Repeat("x", i*10_000)
@@ -172,7 +173,7 @@ func TestHTTP_RefusesAnAddressWhateverIsSpoken(t *testing.T) {
 func TestHTTP_ReportsARefusalBeforeItIsSeen(t *testing.T) {
 	s := start(t, `{}`)
 	for range 200 {
-		conn := s.dial("files.example", portHTTP)
+		conn := s.dial("files.example", policy.PortHTTP)
 		fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n")
 		must.Get(io.ReadFull(conn, make([]byte, 1)))(t)
 		if events := s.refusals(); len(events) != 1 {
@@ -200,7 +201,7 @@ func TestHTTP_CarriesWebSocketsAndNoOtherUpgrade(t *testing.T) {
 		fmt.Fprintf(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", q.Header.Get("Upgrade"))
 		_, _ = io.Copy(conn, in)
 	})
-	conn := s.dial("files.example", portHTTP)
+	conn := s.dial("files.example", policy.PortHTTP)
 	fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: files.example\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
 	in := bufio.NewReader(conn)
 	if response := must.Get(http.ReadResponse(in, nil))(t); response.StatusCode != 101 {
@@ -240,7 +241,7 @@ func TestHTTP_EndsSlowAndIdleConnections(t *testing.T) {
 		conn.Close()
 	})
 	for _, raw := range []string{"", "GET / HT", "GET / HTTP/1.1\r\nHost: files.example\r\n\r\n"} {
-		conn := s.dial("files.example", portHTTP)
+		conn := s.dial("files.example", policy.PortHTTP)
 		fmt.Fprint(conn, raw)
 		if data, err := io.ReadAll(conn); len(data) > 0 && !strings.HasPrefix(string(data), "HTTP/1.1 4") {
 			t.Errorf("%q is answered %q, %v", raw, data, err)
@@ -341,7 +342,7 @@ func FuzzHTTP(f *testing.F) {
 	})
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		s.t = t
-		conn := s.dial("files.example", portHTTP)
+		conn := s.dial("files.example", policy.PortHTTP)
 		_, _ = conn.Write(raw)
 		_ = conn.SetReadDeadline(time.Now().Add(5 * time.Millisecond))
 		_, _ = io.Copy(io.Discard, conn)

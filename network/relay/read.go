@@ -15,7 +15,7 @@ import (
 
 // isTLS returns whether the connection's requests are read inside TLS.
 func (c *connection) isTLS() bool {
-	return c.asked.Port() == portHTTPS && c.r.policy.Reads(c.name)
+	return c.asked.Port() == policy.PortHTTPS && c.r.policy.Reads(c.name)
 }
 
 // errNotTrusted is an alert of a client: most programs read the variables that

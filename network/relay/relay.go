@@ -29,12 +29,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/resolver"
 )
 
-// Ports with a protocol that is checked from the first byte on.
-const (
-	portHTTP  = 80
-	portHTTPS = 443
-)
-
 const (
 	// rateWait is how long a connection waits for its turn if more begin than the policy's rate
 	// allows. Short bursts of honest programs are slowed down rather than refused.
@@ -193,7 +187,7 @@ func (c *connection) handle() {
 		c.denied = c.r.ask(c.name, c.asked.Port())
 		c.allowed = c.denied == ""
 	}
-	if c.asked.Port() == portHTTP {
+	if c.asked.Port() == policy.PortHTTP {
 		c.serveHTTP(c.client)
 		return
 	}
@@ -267,7 +261,7 @@ func (c *connection) because(reason event.Reason) event.Event {
 
 // deny ends a refused connection.
 func (c *connection) deny() {
-	if c.asked.Port() == portHTTPS {
+	if c.asked.Port() == policy.PortHTTPS {
 		c.alert()
 	} else {
 		reset(c.client)
