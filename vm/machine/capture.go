@@ -27,8 +27,8 @@ var errUncapturable = errors.New("this virtual machine was not started to be cap
 // [Machine.Continue]; after an error it continues if it can. rest writes the other pages of the
 // memory, at any time.
 //
-// No frame may be on its way into the machine: it would be lost. The machine must come from
-// [Spec.StartCapturable], [Spec.Restore] or [Spec.RestoreCaptured].
+// No frame may be on its way into the machine: it would be lost. The machine must be capturable, or
+// have begun with a state.
 func (m *Machine) Capture(memory, state *os.File) (rest func() error, err error) {
 	if m.memory == nil {
 		return nil, errUncapturable

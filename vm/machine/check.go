@@ -25,7 +25,7 @@ func (s *Spec) Check(ctx context.Context, memory Memory) []jail.Finding {
 	}
 	known, found := memory.Recall()
 	if !found {
-		m, problem, err := s.tryKVM(origin{})
+		m, problem, err := s.tryKVM(Origin{})
 		switch {
 		case m != nil:
 			m.Close()

@@ -73,29 +73,19 @@ func Expect(memory Memory) Accelerator {
 }
 
 // Start starts a machine and returns when its first process answers. It tries KVM if that may work,
-// and remembers the result.
+// and remembers the result. [Machine.Capture] can capture the machine if capturable is set.
 //
 // The machine ends with the calling thread, which must therefore end only with the process.
-func (s *Spec) Start(memory Memory) (*Machine, error) {
-	return s.startEither(memory, origin{})
-}
-
-// StartCapturable starts a machine as [Spec.Start] does, which [Machine.Capture] can
-// capture.
-func (s *Spec) StartCapturable(memory Memory) (*Machine, error) {
-	empty, err := emptyMemory(s.bytes())
-	if err != nil {
-		return nil, err
+func (s *Spec) Start(memory Memory, capturable bool) (*Machine, error) {
+	var from Origin
+	if capturable {
+		empty, err := emptyMemory(s.bytes())
+		if err != nil {
+			return nil, err
+		}
+		defer empty.Close()
+		from.Memory = empty
 	}
-	defer empty.Close()
-	return s.startEither(memory, origin{memory: empty})
-}
-
-// bytes is the size of the machine's memory.
-func (s *Spec) bytes() int64 { return int64(s.MemoryMB) << 20 }
-
-// startEither starts a machine with KVM if that works, and emulated otherwise.
-func (s *Spec) startEither(memory Memory, from origin) (*Machine, error) {
 	if known, found := memory.Recall(); !found || known.Works {
 		m, problem, err := s.tryKVM(from)
 		if err != nil || m != nil {
@@ -113,20 +103,23 @@ func (s *Spec) startEither(memory Memory, from origin) (*Machine, error) {
 	return s.start(Emulated, nil, from)
 }
 
-// origin is the state that a machine begins with.
-type origin struct {
-	// memory is a file with the machine's memory, which may be empty, or nil. The machine's writes
-	// do not reach it unless it is shared.
-	memory *os.File
-	shared bool
-	// state is the state of a machine that was saved or captured; nil for a machine
-	// that begins at its kernel.
-	state    *os.File
-	captured bool
+// bytes is the size of the machine's memory.
+func (s *Spec) bytes() int64 { return int64(s.MemoryMB) << 20 }
+
+// Origin is the state that a machine begins with.
+type Origin struct {
+	// Memory is a file with the machine's memory, or nil. The machine's writes do not reach it
+	// unless it is Shared: then it must be empty, and writable for QEMU's own user.
+	Memory *os.File
+	Shared bool
+	// State is from [Machine.Save] or, with Captured, from [Machine.Capture]; nil for a machine
+	// that begins at its kernel. The processes in the machine are frozen until [Machine.Thaw].
+	State    *os.File
+	Captured bool
 }
 
-// begin starts a machine from an origin, with an accelerator that is known to work.
-func (s *Spec) begin(accelerator Accelerator, from origin) (*Machine, error) {
+// Begin starts a machine from an origin, with an accelerator that is known to work.
+func (s *Spec) Begin(accelerator Accelerator, from Origin) (*Machine, error) {
 	var device *os.File
 	if accelerator == KVM {
 		var err error
@@ -138,26 +131,9 @@ func (s *Spec) begin(accelerator Accelerator, from origin) (*Machine, error) {
 	return s.start(accelerator, device, from)
 }
 
-// StartSaveable starts a machine with its memory in a file, which must be empty and writable for
-// QEMU's own user.
-func (s *Spec) StartSaveable(accelerator Accelerator, memory *os.File) (*Machine, error) {
-	return s.begin(accelerator, origin{memory: memory, shared: true})
-}
-
-// Restore starts a machine from the files of [Machine.Save]. It never changes these files. The
-// processes in the machine are frozen until [Machine.Thaw].
-func (s *Spec) Restore(accelerator Accelerator, memory, state *os.File) (*Machine, error) {
-	return s.begin(accelerator, origin{memory: memory, state: state})
-}
-
-// RestoreCaptured starts a machine from the files of [Machine.Capture], as [Spec.Restore] does.
-func (s *Spec) RestoreCaptured(accelerator Accelerator, memory, state *os.File) (*Machine, error) {
-	return s.begin(accelerator, origin{memory: memory, state: state, captured: true})
-}
-
 // tryKVM starts a machine with KVM. If KVM is the problem, it returns the problem and neither a
 // machine nor an error.
-func (s *Spec) tryKVM(from origin) (m *Machine, problem string, err error) {
+func (s *Spec) tryKVM(from Origin) (m *Machine, problem string, err error) {
 	device, err := os.OpenFile(kvmDevice, os.O_RDWR, 0)
 	if err != nil {
 		var path *os.PathError
@@ -190,17 +166,17 @@ func (e *failedError) Error() string {
 var memoryPath = "/proc/self/fd/" + strconv.Itoa(memoryFD)
 
 // arguments returns the arguments of QEMU that depend on the accelerator and the origin.
-func (s *Spec) arguments(accelerator Accelerator, from origin) ([]string, error) {
+func (s *Spec) arguments(accelerator Accelerator, from Origin) ([]string, error) {
 	board := []string{"-M", "microvm"}
-	if from.memory != nil {
+	if from.Memory != nil {
 		board = []string{"-M", "microvm,memory-backend=memory", "-object", fmt.Sprintf("memory-backend-file,id=memory,size=%dM,mem-path=%s", s.MemoryMB, memoryPath)}
-		if from.shared {
+		if from.Shared {
 			board[3] += ",share=on"
 		} else {
 			board[3] += ",share=off,readonly=on,rom=off"
 		}
 	}
-	if from.state != nil {
+	if from.State != nil {
 		board = append(board, "-incoming", "defer")
 	} else {
 		// A saved machine has its kernel in its memory. QEMU would load another one for nothing: 15
@@ -215,7 +191,7 @@ func (s *Spec) arguments(accelerator Accelerator, from origin) ([]string, error)
 		}
 		board = append(board, "-kernel", s.Kernel, "-initrd", s.Initrd, "-append", command)
 	}
-	if from.captured {
+	if from.Captured {
 		// The state of devices alone has no section for it.
 		board = append(board, "-global", "migration.send-configuration=off")
 	}
@@ -246,7 +222,7 @@ const projectSet = 4
 // translationsMB bounds the translated code that QEMU caches for an emulated machine.
 const translationsMB = 64
 
-func (s *Spec) start(accelerator Accelerator, device *os.File, from origin) (_ *Machine, err error) {
+func (s *Spec) start(accelerator Accelerator, device *os.File, from Origin) (_ *Machine, err error) {
 	arguments, err := s.arguments(accelerator, from)
 	if err != nil {
 		return nil, err
@@ -259,9 +235,9 @@ func (s *Spec) start(accelerator Accelerator, device *os.File, from origin) (_ *
 		answers:     make(chan protocol.Answer, 1),
 		size:        s.bytes(),
 	}
-	if from.memory != nil && !from.shared {
+	if from.Memory != nil && !from.Shared {
 		// The caller closes its own.
-		if m.memory, err = duplicate(from.memory); err != nil {
+		if m.memory, err = duplicate(from.Memory); err != nil {
 			return nil, err
 		}
 		defer func() {
@@ -296,7 +272,7 @@ func (s *Spec) start(accelerator Accelerator, device *os.File, from origin) (_ *
 		}
 	}()
 	child.Files = slices.Clone(theirs)
-	child.Files = append(child.Files, from.memory, device, s.disk) // nil is closed
+	child.Files = append(child.Files, from.Memory, device, s.disk) // nil is closed
 	errs, stderr, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -320,7 +296,7 @@ func (s *Spec) start(accelerator Accelerator, device *os.File, from origin) (_ *
 		_, _ = m.process.Wait()
 		close(m.Ended)
 	}()
-	if err := m.comeUp(from.state); err != nil {
+	if err := m.comeUp(from.State); err != nil {
 		m.Close()
 		return nil, &failedError{accelerator, fmt.Sprintf("%v%s", err, m.lastWords())}
 	}
@@ -399,7 +375,7 @@ func (m *Machine) Finish(mark []byte) error {
 	return m.Ask(protocol.Request{Do: protocol.Finish, Mark: mark})
 }
 
-// Thaw continues the processes of the machine after [Machine.Restore] and the like, with random
+// Thaw continues the processes of the machine that began with a state, with random
 // numbers of its own and its clock set to now.
 func (m *Machine) Thaw(now time.Time) error {
 	seed := make([]byte, 32)

@@ -99,7 +99,7 @@ func run(args []string) (status int, err error) {
 		report(startReport{Isolation: s.Accelerator, Start: s.began(), ProjectChanged: s.projectChanged})
 		return serve(spec, s, control, project)
 	}
-	m, err := spec.Start(memory)
+	m, err := spec.Start(memory, false)
 	if err != nil {
 		return 0, err
 	}

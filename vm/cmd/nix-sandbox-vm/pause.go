@@ -47,48 +47,37 @@ func (p *pauser) carry(to io.Writer, from io.Reader) error {
 	quiet = time.AfterFunc(pauseAfter, func() { p.pause(quiet) })
 	defer quiet.Stop()
 	var header [4]byte
-	for {
+	for !p.isOver() {
 		if _, err := io.ReadFull(from, header[:]); err != nil {
 			return errors.Join(err, p.begin("", true))
 		}
-		size := binary.BigEndian.Uint32(header[:])
 		var request struct {
 			Type string `json:"type"`
 		}
-		if size > maxQuiet {
-			request.Type = frame.Execute
-		} else {
-			payload := make([]byte, size)
-			n, err := io.ReadFull(from, payload)
+		request.Type = frame.Execute
+		var payload []byte
+		var cut error
+		if size := binary.BigEndian.Uint32(header[:]); size <= maxQuiet {
+			payload = make([]byte, size)
+			_, cut = io.ReadFull(from, payload)
 			// The agent refuses malformed frames.
-			_ = json.Unmarshal(payload[:n], &request)
-			if err := errors.Join(err, p.begin(request.Type, request.Type != frame.Configure && request.Type != frame.Ping)); err != nil {
-				return err
-			}
-			if err := p.beforeCall(); err != nil {
-				return err
-			}
-			if _, err := to.Write(append(header[:], payload...)); err != nil {
-				return err
-			}
+			request.Type = ""
+			_ = json.Unmarshal(payload, &request)
 		}
-		if size > maxQuiet {
-			if err := p.begin(request.Type, true); err != nil {
-				return err
-			}
-			if err := p.beforeCall(); err != nil {
-				return err
-			}
-			if _, err := to.Write(header[:]); err != nil {
-				return err
-			}
+		over := request.Type != frame.Configure && request.Type != frame.Ping
+		if err := errors.Join(cut, p.begin(request.Type, over)); err != nil {
+			return err
 		}
-		if p.isOver() {
-			_, err := io.Copy(to, from)
+		if err := p.beforeCall(); err != nil {
+			return err
+		}
+		if _, err := to.Write(append(header[:], payload...)); err != nil {
 			return err
 		}
 		quiet.Reset(pauseAfter)
 	}
+	_, err := io.Copy(to, from)
+	return err
 }
 
 // maxQuiet is the size, in bytes, from which a frame counts as a call.

@@ -74,11 +74,7 @@ func startServing(spec *machine.Spec, memory machine.Memory, cache string, captu
 const snapshotsVariable = "NIX_SANDBOX_VM_SNAPSHOTS"
 
 func cold(spec *machine.Spec, memory machine.Memory, capturable bool) (*serving, error) {
-	start := spec.Start
-	if capturable {
-		start = spec.StartCapturable
-	}
-	m, err := start(memory)
+	m, err := spec.Start(memory, capturable)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +92,7 @@ func copyOf(spec *machine.Spec, accelerator machine.Accelerator, store snapshot.
 		return nil, false
 	}
 	defer saved.Close()
-	m, err := spec.Restore(accelerator, saved.Memory, saved.State)
+	m, err := spec.Begin(accelerator, machine.Origin{Memory: saved.Memory, State: saved.State})
 	if err == nil {
 		s := &serving{Machine: m, copied: true}
 		if err = m.Thaw(time.Now()); err == nil {
@@ -141,7 +137,7 @@ func wake(spec *machine.Spec, memory machine.Memory, folder string, project *mac
 			Hint:    "begin it anew",
 		}
 	}
-	m, err := spec.RestoreCaptured(accelerator, saved.Memory, saved.State)
+	m, err := spec.Begin(accelerator, machine.Origin{Memory: saved.Memory, State: saved.State, Captured: true})
 	if err != nil {
 		return nil, err
 	}
@@ -175,7 +171,7 @@ var past = time.Unix(1_000_000_000, 0)
 
 // save starts a machine, waits until its interpreter has loaded, and saves it.
 func save(spec *machine.Spec, accelerator machine.Accelerator, ram, state *os.File) error {
-	m, err := spec.StartSaveable(accelerator, ram)
+	m, err := spec.Begin(accelerator, machine.Origin{Memory: ram, Shared: true})
 	if err != nil {
 		return err
 	}
