@@ -121,22 +121,13 @@ func (e Event) Target() string {
 	return "a connection"
 }
 
-// Sentence describes the event for a user or a model, and says how an operator allows the access if
-// that is possible. It has no full stop at the end.
+// Sentence describes a refusal or a failure for a user or a model, and says how an operator allows
+// the access if that is possible. It has no full stop at the end.
 func (e Event) Sentence() string {
-	switch e.Kind {
-	case Refused:
-		return "the sandbox's network refused " + e.Target() + " (" + e.Reason.Why(e.Detail) + ")" + e.advice()
-	case Closed:
-		return fmt.Sprintf("connection to %s closed after %d bytes up and %d bytes down", e.Target(), e.Up, e.Down)
-	case Failed:
+	if e.Kind == Failed {
 		return e.Target() + " is allowed, and did not answer: " + e.Problem
-	case Dropped:
-		return fmt.Sprintf("%d events were not reported, because there were too many", e.Count)
-	case Ended:
-		return "the sandbox's network ended: " + e.Problem
 	}
-	return string(e.Kind)
+	return "the sandbox's network refused " + e.Target() + " (" + e.Reason.Why(e.Detail) + ")" + e.advice()
 }
 
 // advice says how the code, or an operator, avoids a refusal.
