@@ -132,7 +132,7 @@ func TestReadRequest_Events(t *testing.T) {
 			t.Errorf("%q: %d, error %v, want %d", value, fd, err, want)
 		}
 	}
-	for _, value := range []string{"x", "-1", "0", "2", "99999", fmt.Sprint(r.Fd()), " 3", "3x"} {
+	for _, value := range []string{"x", "-1", "0", "2", "99999", " 3", "3x"} {
 		if fd, err := read(value); err == nil || !strings.Contains(err.Error(), handover.EventsVariable) || HintOf(err) == "" {
 			t.Errorf("%q: %d, error %v", value, fd, err)
 		}

@@ -89,21 +89,23 @@ func (s *Spec) ReadRequest(get func(string) string) (Request, error) {
 		to             *int
 		variable, want string
 		hint           string
-		is             func(fd int) bool
 		ignored        bool
 	}{
-		{&request.Workspace, workspaceVariable, "the folder of a workspace", byServer, isKind(unix.S_IFDIR), false},
-		{&request.Overlay, overlayVariable, "the folder of an overlay", byServer, isKind(unix.S_IFDIR), !request.Project.Shared},
-		{&request.Upper, upperVariable, "a socket", byServer, isKind(unix.S_IFSOCK), !request.Project.Overlay},
-		{&request.Events, handover.EventsVariable, "a file that can be written to", "leave it unset: refusals are then written to standard error", isWritable, s.Network == nil},
-		{&request.CodeGroup, codeGroupVariable, "a control group", byMachine, isControlGroup, false},
+		{&request.Workspace, workspaceVariable, "the folder of a workspace", byServer, false},
+		{&request.Overlay, overlayVariable, "the folder of an overlay", byServer, !request.Project.Shared},
+		{&request.Upper, upperVariable, "a socket", byServer, !request.Project.Overlay},
+		{&request.Events, handover.EventsVariable, "a file that can be written to", "leave it unset: refusals are then written to standard error", s.Network == nil},
+		{&request.CodeGroup, codeGroupVariable, "a control group", byMachine, false},
 	} {
 		value := get(given.variable)
 		if value == "" || given.ignored {
 			continue
 		}
 		fd, err := strconv.Atoi(value)
-		if err != nil || fd < firstExtra || !given.is(fd) {
+		if err == nil && fd >= firstExtra {
+			_, err = unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+		}
+		if err != nil || fd < firstExtra {
 			return request, &Refusal{
 				Problem: fmt.Sprintf("%s is %q, which is not the number of a descriptor of %s", given.variable, value, given.want),
 				Hint:    given.hint,
@@ -124,24 +126,6 @@ func (s *Spec) ReadRequest(get func(string) string) (Request, error) {
 		}
 	}
 	return request, nil
-}
-
-// isKind returns a function that reports whether a descriptor is of a file of this kind.
-func isKind(kind uint32) func(fd int) bool {
-	return func(fd int) bool {
-		var stat unix.Stat_t
-		return unix.Fstat(fd, &stat) == nil && stat.Mode&unix.S_IFMT == kind
-	}
-}
-
-func isWritable(fd int) bool {
-	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
-	return err == nil && flags&unix.O_ACCMODE != unix.O_RDONLY
-}
-
-func isControlGroup(fd int) bool {
-	var fs unix.Statfs_t
-	return unix.Fstatfs(fd, &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC
 }
 
 // inherit keeps a descriptor open across execve, unless it is 0.
