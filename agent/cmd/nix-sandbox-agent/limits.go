@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -11,12 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/limitkeeper"
-)
-
-// The largest limits: 16 TiB, and as many tasks as Linux has ids for.
-const (
-	maxMemory = 16 << 20 // MiB
-	maxTasks  = 4 << 20
 )
 
 // options are the arguments before the interpreter's command line.
@@ -29,7 +22,8 @@ type options struct {
 	pipe   bool               // the command reads its code from stdin
 }
 
-// parse takes the options off the front of the arguments.
+// parse takes the options off the front of the arguments, which the build and the launcher have
+// written.
 func parse(args []string) (o options, rest []string, err error) {
 	flags := flag.NewFlagSet("nix-sandbox-agent", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
@@ -40,22 +34,9 @@ func parse(args []string) (o options, rest []string, err error) {
 	flags.StringVar(&o.layer, "layer", "", "")
 	flags.StringVar(&o.driver, "driver", "", "")
 	flags.BoolVar(&o.pipe, "pipe", false, "")
-	switch err := flags.Parse(args); {
-	case err != nil:
-		return options{}, nil, err
-	case *memory < 0 || *memory > maxMemory:
-		return options{}, nil, fmt.Errorf("--memory-mb is %d, it must be from 0 to %d", *memory, maxMemory)
-	case o.limits.Tasks < 0 || o.limits.Tasks > maxTasks:
-		return options{}, nil, fmt.Errorf("--pids is %d, it must be from 0 to %d", o.limits.Tasks, maxTasks)
-	case o.factor < 1 || o.factor > 100:
-		return options{}, nil, fmt.Errorf("--start-factor is %d, it must be from 1 to 100", o.factor)
-	case o.group != 0 && o.group < 3:
-		return options{}, nil, fmt.Errorf("--group is %d, it must be a descriptor after the standard ones", o.group)
-	case o.driver != "" && o.pipe:
-		return options{}, nil, errors.New("--pipe is for a command without a driver: leave out one of --driver and --pipe")
-	}
+	err = flags.Parse(args)
 	o.limits.Memory = *memory << 20
-	return o, flags.Args(), nil
+	return o, flags.Args(), err
 }
 
 // limiter returns the command line that starts a command under limits: this program with

@@ -171,13 +171,11 @@ func TestLimitsTooSmallForTheInterpreter(t *testing.T) {
 
 func TestParse_RefusesLimits(t *testing.T) {
 	for args, want := range map[string]string{
-		"run --memory-mb x @python":  "memory-mb",
-		"run --memory-mb -1 @python": "--memory-mb is -1, it must be from 0 to 16777216",
-		"serve --pids 5000000 @bash": "--pids is 5000000, it must be from 0 to 4194304",
-		"run --cpus 1 @bash":         "cpus",
-		"run --pids 3 @bash":         "not the first of a sandbox",
-		"serve --memory-mb 9 @bash":  "not the first of a sandbox",
-		"exec --pids 3":              `unknown mode "exec"`,
+		"run --memory-mb x @python": "memory-mb",
+		"run --cpus 1 @bash":        "cpus",
+		"run --pids 3 @bash":        "not the first of a sandbox",
+		"serve --memory-mb 9 @bash": "not the first of a sandbox",
+		"exec --pids 3":             `unknown mode "exec"`,
 	} {
 		out, err := agentCommand(t, strings.Fields(args)...).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), want) {
