@@ -132,8 +132,8 @@ func RunHandOut(args []string) error {
 			tree, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 			if err != nil {
 				return &Refusal{
-					Problem: fmt.Sprintf("this kernel cannot share a workspace between sandboxes: mount %s once more: %v", path, err),
-					Hint:    "turn shared_files off, or use Linux 5.2 or later",
+					Problem: fmt.Sprintf("a workspace cannot be shared between sandboxes here: mount %s once more: %v", path, err),
+					Hint:    "turn shared_files off, or have the filter of this container allow open_tree(2)",
 				}
 			}
 			out = append(out, tree)

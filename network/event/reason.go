@@ -19,8 +19,8 @@ const (
 	ByPath       Reason = "path"       // the host's rule lacks the path
 	ByCredential Reason = "credential" // the request has the placeholder of another host's secret
 	ByLimit      Reason = "limit"      // Option says which limit
-	ByUser       Reason = "user"       // who was asked, and said no
-	ByNobody     Reason = "nobody"     // could be asked
+	ByUser       Reason = "user"       // was asked, and said no
+	ByNobody     Reason = "nobody"     // no user answered
 )
 
 // words are the words for a reason. why follows the refused host in parentheses. way is what the

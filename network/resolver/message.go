@@ -47,7 +47,7 @@ const (
 type question struct {
 	id       uint16
 	flags    uint16
-	name     string // with dots between the labels; empty where a label has other bytes
+	name     string // with dots between the labels; empty if a label has other bytes
 	kind     uint16
 	class    uint16
 	raw      []byte // the question as it came

@@ -186,7 +186,7 @@ func (s *Server) session(conn net.Conn) {
 // verdict is the answer to a question.
 type verdict struct {
 	code    code
-	address netip.Addr // none where it is not valid
+	address netip.Addr // the zero Addr if there is none
 }
 
 var (

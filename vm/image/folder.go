@@ -84,7 +84,7 @@ func (f Folder) WriteTar(w io.Writer) (Digest, error) {
 
 type folderWalk struct {
 	Folder
-	archive *tar.Writer // nil where the walk only counts
+	archive *tar.Writer // nil if the walk only counts
 	files   int
 	bytes   int64
 	digest  Digest

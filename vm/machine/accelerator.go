@@ -49,7 +49,7 @@ const kvmDevice = "/dev/kvm"
 // Known is the result of an attempt to use KVM on this computer.
 type Known struct {
 	Works   bool
-	Problem string // empty where it works
+	Problem string // empty if it works
 }
 
 // Memory remembers whether KVM works, in a file of a folder, until the computer restarts.

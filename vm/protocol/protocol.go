@@ -116,5 +116,5 @@ type Answer struct {
 
 // Exited is how the program ended.
 type Exited struct {
-	Status int `json:"status"` // 128 + N where signal N ended it
+	Status int `json:"status"` // 128 + N if signal N ended it
 }

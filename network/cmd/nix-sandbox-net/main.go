@@ -40,7 +40,7 @@ const (
 func main() {
 	flags := flag.NewFlagSet("nix-sandbox-net", flag.ExitOnError)
 	policyFile := flags.String("policy", "", "the `file` with the policy of the sandbox")
-	check := flags.Bool("check", false, "read the policy and exit, with status 1 and a sentence where it is wrong")
+	check := flags.Bool("check", false, "read the policy and exit, with status 1 and a sentence if it is wrong")
 	showVersion := flags.Bool("version", false, "print the version and exit")
 	_ = flags.Parse(os.Args[1:])
 	if *showVersion {
@@ -93,8 +93,8 @@ func run(policyFile string, report func(event.Event)) error {
 	if err := n.receive(handoverDescriptor); err != nil {
 		return err
 	}
-	// Those with a descriptor that is not there wait forever: the kernel ends this
-	// process with its parent (PR_SET_PDEATHSIG).
+	// Without that descriptor this waits forever, and the kernel ends the process with its
+	// parent (PR_SET_PDEATHSIG).
 	<-parent
 	return nil
 }

@@ -57,7 +57,7 @@ func openControl(value string) (*os.File, error) {
 type controller struct {
 	spec    *machine.Spec
 	serving *serving
-	pauser  *pauser // nil where nothing happens before the first call
+	pauser  *pauser // nil if nothing happens before the first call
 	project *machine.Project
 	// saved is closed when the machine was saved and is not to go on.
 	saved chan struct{}

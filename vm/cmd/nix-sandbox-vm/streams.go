@@ -95,7 +95,7 @@ type copier struct {
 	from *net.UnixConn
 
 	read atomic.Int64           // bytes
-	mark atomic.Pointer[[]byte] // the end of the stream; nil while it has none
+	mark atomic.Pointer[[]byte] // the end of the stream; nil before finish
 	held []byte                 // the newest bytes, which may be of the mark
 }
 
