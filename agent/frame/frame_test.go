@@ -18,7 +18,7 @@ func TestFrames_ArriveAsTheyWere(t *testing.T) {
 		{Type: Ping, ID: 1},
 		{Type: Execute, ID: 2, Code: "print('<&>\u2028')\n", TimeoutMS: 30000, GraceMS: 300, Keep: true},
 		{Type: Execute, ID: 3, Code: strings.Repeat("x", 1<<20)},
-		{Type: Configure, Env: map[string]string{"A": "1"}, Limits: &Limits{OutputBytes: 32 << 10}},
+		{Type: Configure, Env: map[string]string{"A": "1"}, OutputBytes: 32 << 10},
 	}
 	var stream bytes.Buffer
 	w := NewWriter(&stream)

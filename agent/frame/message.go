@@ -4,7 +4,7 @@ import "encoding/json"
 
 // Types of a [Request].
 const (
-	Configure = "configure" // Env, Limits; before the first execute
+	Configure = "configure" // Env, OutputBytes; before the first execute
 	Execute   = "execute"   // ID, Code, TimeoutMS, GraceMS, Keep, Shared, Given
 	Interrupt = "interrupt" // ID of a running or waiting execute
 	Read      = "read"      // ID, Path, Offset, Length: a file under /workspace
@@ -101,8 +101,10 @@ type Request struct {
 	// in order of arrival.
 	ID uint64 `json:"id,omitempty"`
 
-	Env    map[string]string `json:"env,omitempty"`
-	Limits *Limits           `json:"limits,omitempty"`
+	Env map[string]string `json:"env,omitempty"`
+	// OutputBytes bounds the output of each stream of a call: half of it is for the beginning
+	// of the stream, and half for the end. 0 leaves the bound as it is.
+	OutputBytes int64 `json:"output_bytes,omitempty"`
 
 	Code string `json:"code,omitempty"`
 	// TimeoutMS is the time the code may run, in milliseconds; 0 is no limit.
@@ -167,13 +169,6 @@ type Terminal struct {
 
 // long is the field that may be long.
 func (r *Request) long() (string, *string) { return "code", &r.Code }
-
-// Limits bound the replies to a call.
-type Limits struct {
-	// OutputBytes bounds the output of each stream of a call: half of it is for the
-	// beginning of the stream, and half for the end.
-	OutputBytes int64 `json:"output_bytes,omitempty"`
-}
 
 // Reply is a message to the runtime.
 type Reply struct {

@@ -151,9 +151,9 @@ func (e *executor) configure(req *frame.Request) error {
 	if e.number > 0 {
 		return e.out.Write(frame.Reply{Type: frame.Error, ID: req.ID, Message: "configure must come before the first execute"})
 	}
-	if req.Limits != nil && req.Limits.OutputBytes > 0 {
-		e.stdout.SetLimit(req.Limits.OutputBytes)
-		e.stderr.SetLimit(req.Limits.OutputBytes)
+	if req.OutputBytes > 0 {
+		e.stdout.SetLimit(req.OutputBytes)
+		e.stderr.SetLimit(req.OutputBytes)
 	}
 	if len(req.Env) == 0 {
 		return nil

@@ -20,7 +20,7 @@ func FuzzRequests(f *testing.F) {
 	for _, requests := range [][]any{
 		{frame.Request{Type: frame.Ping, ID: 1}},
 		{frame.Request{Type: frame.Execute, ID: 1, Code: "x", TimeoutMS: 1000}, frame.Request{Type: frame.Interrupt, ID: 1}},
-		{frame.Request{Type: frame.Configure, Env: map[string]string{"A": "b"}, Limits: &frame.Limits{OutputBytes: 1}}},
+		{frame.Request{Type: frame.Configure, Env: map[string]string{"A": "b"}, OutputBytes: 1}},
 		{frame.Request{Type: frame.Read, Path: "x"}, frame.Request{Type: frame.Read, Path: "../x", Offset: -1}},
 	} {
 		var stream bytes.Buffer

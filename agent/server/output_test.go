@@ -44,7 +44,7 @@ func TestOutputIsBounded(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			a := Start(t, kind)
-			a.Send(frame.Request{Type: frame.Configure, Limits: &frame.Limits{OutputBytes: limit}})
+			a.Send(frame.Request{Type: frame.Configure, OutputBytes: limit})
 			a.Run("")
 			got := a.Run(code)
 			if !strings.HasPrefix(got.Stdout, "line 0\nline 1\n") || !strings.HasSuffix(got.Stdout, "line 99999\nend\n") {

@@ -73,7 +73,7 @@ func runs(t *testing.T, folder, cache, code string, variables map[string]string)
 		t.Fatalf("its first frame is %+v, error %v: %s", reply, err, &log)
 	}
 	must.Do(t, requests.Write(
-		frame.Request{Type: frame.Configure, Env: variables, Limits: &frame.Limits{OutputBytes: 4096}},
+		frame.Request{Type: frame.Configure, Env: variables, OutputBytes: 4096},
 		frame.Request{Type: frame.Execute, ID: 7, Code: code, TimeoutMS: machineTime.Milliseconds(), GraceMS: 1000},
 	))
 	var output strings.Builder

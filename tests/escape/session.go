@@ -132,7 +132,7 @@ func (s *scene) converse(a *attempt, out *outcome, stdin io.Writer, stdout io.Re
 	if reply.Type != frame.Ready || reply.Protocol != frame.Protocol {
 		return fmt.Errorf("first frame is %q, protocol %d", reply.Type, reply.Protocol)
 	}
-	if err := requests.Write(frame.Request{Type: frame.Configure, Limits: &frame.Limits{OutputBytes: outputBytes}}); err != nil {
+	if err := requests.Write(frame.Request{Type: frame.Configure, OutputBytes: outputBytes}); err != nil {
 		return err
 	}
 	// The first call's time is for the attempt, not for the interpreter's load.

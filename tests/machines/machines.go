@@ -90,7 +90,7 @@ func Start(folder, cache, from string, environ ...string) (_ *Machine, err error
 	if from != "" {
 		return m, nil // it has limits already
 	}
-	return m, m.Requests.Write(frame.Request{Type: frame.Configure, Limits: &frame.Limits{OutputBytes: 4096}})
+	return m, m.Requests.Write(frame.Request{Type: frame.Configure, OutputBytes: 4096})
 }
 
 // Close ends the machine.

@@ -120,9 +120,9 @@ func (l *Starter) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	// that it loads first is already the right one.
 	s.stdin.SetWriteDeadline(began.Add(l.startTimeout * mayTake(spec)))
 	messages := []any{frame.Request{
-		Type:   frame.Configure,
-		Env:    spec.Variables,
-		Limits: &frame.Limits{OutputBytes: spec.OutputBytes},
+		Type:        frame.Configure,
+		Env:         spec.Variables,
+		OutputBytes: spec.OutputBytes,
 	}}
 	if spec.From != "" {
 		messages = nil // the agent is configured
