@@ -65,17 +65,18 @@ func (e *executor) run(ctx context.Context) error {
 	case first = <-e.queue:
 	case <-time.After(configureWait):
 	}
-	if first.configure != nil {
-		if err := e.configure(first.configure); err != nil {
+	if first.request.Type == frame.Configure {
+		if err := e.configure(first.request); err != nil {
 			return err
 		}
+		first = task{}
 	}
 	if e.spec.Sessions() {
 		_ = e.start(nil)
 	} else {
 		e.pings.settle(nil)
 	}
-	if first.call != nil {
+	if first.call != nil || first.request.Type != "" {
 		if err := e.do(ctx, first); err != nil {
 			return err
 		}
@@ -115,14 +116,13 @@ func (e *executor) do(ctx context.Context, t task) error {
 			return err
 		}
 	}
-	if t.configure != nil {
-		return e.configure(t.configure)
-	}
-	if t.files != nil {
-		return e.out.Write(e.answerFiles(t.files))
-	}
-	if t.reseed != nil {
-		return e.reseed(ctx, t.reseed)
+	switch t.request.Type {
+	case frame.Configure:
+		return e.configure(t.request)
+	case frame.Save, frame.Restore:
+		return e.out.Write(e.answerFiles(t.request))
+	case frame.Reseed:
+		return e.reseed(ctx, t.request)
 	}
 	if !e.take(t.call) {
 		return nil
@@ -147,7 +147,7 @@ func (e *executor) do(ctx context.Context, t task) error {
 
 // configure applies a configuration. It restarts an interpreter that lacks its variables,
 // because some have an effect only at start-up (LANG, PYTHONPATH, NODE_OPTIONS).
-func (e *executor) configure(req *frame.Request) error {
+func (e *executor) configure(req frame.Request) error {
 	if e.number > 0 {
 		return e.out.Write(frame.Reply{Type: frame.Error, ID: req.ID, Message: "configure must come before the first execute"})
 	}

@@ -21,7 +21,7 @@ type files struct {
 }
 
 // answerFiles answers a request to save or restore files.
-func (e *executor) answerFiles(req *frame.Request) frame.Reply {
+func (e *executor) answerFiles(req frame.Request) frame.Reply {
 	var reply frame.Reply
 	var err error
 	if req.Type == frame.Save {
@@ -39,7 +39,7 @@ func (e *executor) answerFiles(req *frame.Request) frame.Reply {
 }
 
 // save returns the next part of a copy, which is empty after the last one.
-func (e *executor) save(req *frame.Request) (part []byte, err error) {
+func (e *executor) save(req frame.Request) (part []byte, err error) {
 	f := &e.files
 	if !req.Next {
 		if f.copy != nil {

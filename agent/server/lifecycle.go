@@ -133,7 +133,7 @@ func (e *executor) warm(ctx context.Context) error {
 // reseed answers a request to give the interpreter other random numbers than the original
 // that it is a copy of. If its driver cannot do that, it is started again, unless it has run
 // code: variables are worth more.
-func (e *executor) reseed(ctx context.Context, req *frame.Request) error {
+func (e *executor) reseed(ctx context.Context, req frame.Request) error {
 	if e.phase == ready {
 		err := errors.New("it has no code for that")
 		if e.spec.Driver.Reseed != "" {

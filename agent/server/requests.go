@@ -19,12 +19,10 @@ const (
 	maxCode    = 64 << 20 // bytes of code in them, and of what they are given
 )
 
-// task is one entry of the queue. Exactly one field is set.
+// task is one entry of the queue: a call, or another request.
 type task struct {
-	call      *call
-	configure *frame.Request
-	files     *frame.Request
-	reseed    *frame.Request
+	call    *call
+	request frame.Request
 }
 
 type call struct {
@@ -75,8 +73,8 @@ func (s *Server) request(req frame.Request) error {
 	case frame.Execute:
 		s.unrehearsed.Store(false) // its own first call is here
 		refusal = s.enqueue(&call{Request: req})
-	case frame.Configure:
-		refusal = s.queueTask(task{configure: &req})
+	case frame.Configure, frame.Reseed, frame.Save, frame.Restore:
+		refusal = s.queueTask(task{request: req})
 	case frame.Interrupt:
 		return s.interrupt(req.ID)
 	case frame.Ping:
@@ -89,10 +87,6 @@ func (s *Server) request(req frame.Request) error {
 			return s.out.Write(frame.Reply{Type: frame.Contents, ID: req.ID, Contents: contents, Size: size})
 		}
 		refusal = err
-	case frame.Reseed:
-		refusal = s.queueTask(task{reseed: &req})
-	case frame.Save, frame.Restore:
-		refusal = s.queueTask(task{files: &req})
 	case frame.Open, frame.Input, frame.Resize, frame.Credit, frame.Close, frame.Look, frame.Examine:
 		return s.beside(req)
 	default:
