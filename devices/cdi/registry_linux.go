@@ -42,7 +42,6 @@ type Registry struct {
 	// Problems are sentences about files and folders that were not read, and about names
 	// that two files have.
 	Problems []string
-	folders  []string
 }
 
 type device struct {
@@ -61,7 +60,7 @@ type source struct {
 // Read reads the specifications in folders, for a user. A file that cannot be read or
 // trusted becomes a problem of the registry, and the others count.
 func Read(folders []string, user int) *Registry {
-	r := &Registry{devices: map[string]device{}, folders: folders}
+	r := &Registry{devices: map[string]device{}}
 	for priority, folder := range folders {
 		if err := r.readFolder(folder, priority, user); err != nil {
 			r.Problems = append(r.Problems, fmt.Sprintf("%s is not read: %v", folder, err))
@@ -211,22 +210,6 @@ type (
 	}
 )
 
-// Unknown is the error about names that are in no specification.
-type Unknown struct {
-	Names []string
-	// Known are the existing names, Problems the registry's, and Folders the folders that
-	// were searched.
-	Known, Problems, Folders []string
-}
-
-func (u *Unknown) Error() string {
-	text := strings.Join(u.Names, " and ") + " is in no CDI specification of this machine"
-	for _, problem := range u.Problems {
-		text += "; " + problem
-	}
-	return text
-}
-
 // Find returns the needs of the devices with these names. If two entries have the same path
 // in the container, the later one counts, as in the standard.
 func (r *Registry) Find(names []string) (*Edits, error) {
@@ -237,7 +220,8 @@ func (r *Registry) Find(names []string) (*Edits, error) {
 		}
 	}
 	if len(unknown) > 0 {
-		return nil, &Unknown{Names: unknown, Known: r.Names(), Problems: r.Problems, Folders: r.folders}
+		text := strings.Join(unknown, " and ") + " is in no CDI specification of this machine"
+		return nil, errors.New(strings.Join(append([]string{text}, r.Problems...), "; "))
 	}
 	edits := &Edits{}
 	begun := map[*source]bool{}

@@ -85,7 +85,7 @@ func (f *Finder) find(registry *cdi.Registry, spec *jail.Spec, request jail.Requ
 		}
 		var err error
 		if edits, err = registry.Find(names); err != nil {
-			return nil, missing(err)
+			return nil, f.missing(err, registry)
 		}
 	}
 	if err := p.addAll(edits, nodes); err != nil {
@@ -95,18 +95,13 @@ func (f *Finder) find(registry *cdi.Registry, spec *jail.Spec, request jail.Requ
 }
 
 // missing adds a hint to an error about names.
-func missing(err error) error {
-	refusal := &jail.Refusal{Problem: err.Error(), Hint: "list the names with nix-sandbox-mcp doctor"}
-	var unknown *cdi.Unknown
-	switch {
-	case !errors.As(err, &unknown):
-	case len(unknown.Known) > 0:
-		refusal.Hint = "name one of " + strings.Join(unknown.Known, ", ")
-	case len(unknown.Problems) == 0:
+func (f *Finder) missing(err error, registry *cdi.Registry) error {
+	refusal := &jail.Refusal{Problem: err.Error(), Hint: "fix the specification, or write it again with the vendor's generator"}
+	if known := registry.Names(); len(known) > 0 {
+		refusal.Hint = "name one of " + strings.Join(known, ", ")
+	} else if len(registry.Problems) == 0 {
 		refusal.Hint = fmt.Sprintf("write a specification with the vendor's generator, such as nvidia-ctk cdi generate or amd-ctk cdi generate, into %s, or name a folder of specifications in %s",
-			strings.Join(unknown.Folders, ", "), FoldersVariable)
-	default:
-		refusal.Hint = "fix the specification, or write it again with the vendor's generator"
+			strings.Join(f.folders, ", "), FoldersVariable)
 	}
 	return refusal
 }
