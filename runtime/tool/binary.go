@@ -11,15 +11,17 @@ import (
 // and text in another encoding than UTF-8 can be guessed from them.
 const minBinary = 64
 
-// isBinary reports whether a stream is no text: more than an eighth of its characters are NUL or
-// stand for bytes that are not UTF-8. A model cannot read them, and 32 KB of them fill its context.
+// isBinary reports whether a stream is no text: at least a 32nd of its characters are NUL, as in
+// programs and archives, or an eighth stand for bytes that are not UTF-8, more than the accents of a
+// text in Latin-1. A model cannot read them, and 32 KB of them fill its context.
 func isBinary(stream sandbox.Text) bool {
-	binary, all := 0, 0
+	nul, invalid, all := 0, 0, 0
 	for _, text := range []string{stream.Head, stream.Tail} {
-		binary += strings.Count(text, "\x00") + strings.Count(text, string(utf8.RuneError))
+		nul += strings.Count(text, "\x00")
+		invalid += strings.Count(text, string(utf8.RuneError))
 		all += utf8.RuneCountInString(text)
 	}
-	return binary >= minBinary && binary*8 > all
+	return nul >= minBinary && nul*32 >= all || invalid >= minBinary && invalid*8 >= all
 }
 
 // readable returns the lines of a binary stream before the first one that is not text.

@@ -423,7 +423,7 @@ func TestAnswerText(t *testing.T) {
 	}
 	memory, tasks := &frame.Limit{Name: "memory_mb", Value: 512, Used: 530}, &frame.Limit{Name: "pids", Value: 256, Used: 257}
 	wrote := func(s string) sandbox.Text { return sandbox.Text{Head: s} }
-	noise, latin := strings.Repeat("\ufffd\x01a\n\ufffd", 40), strings.Repeat("Stra\ufffde, M\ufffdnchen, 12 Euro\n", 60)
+	noise, program, latin := strings.Repeat("\ufffd\x01a\n\ufffd", 40), strings.Repeat("\x00_rl_vi_bword", 70), strings.Repeat("Stra\ufffde, M\ufffdnchen, 12 Euro\n", 60)
 	verbatim := func(a answer) answer { a.call.Verbatim = true; return a }
 	for name, test := range map[string]struct {
 		answer answer
@@ -452,6 +452,7 @@ func TestAnswerText(t *testing.T) {
 			"a\n[... 2.0 GB cut here ...]\nz\n[2.0 GB of output cut; its first 5.0 MB are in /workspace/.outputs/7.stdout]", false},
 		"binary":               {came(once, sandbox.Result{Outcome: frame.OutcomeOK, Stdout: wrote("an image:\n\x89PNG" + noise)}, nil, nil), "an image:\n[binary output: stdout is not UTF-8 text: decode it, or write it to a file in /workspace/outputs]", false},
 		"binary in both":       {came(once, sandbox.Result{Outcome: frame.OutcomeOK, ExitCode: 1, Stdout: wrote(noise), Stderr: wrote(noise)}, nil, nil), "[exit status 1]\n[binary output: stdout is not UTF-8 text: decode it, or write it to a file in /workspace/outputs]\n[binary output: stderr is not UTF-8 text: decode it, or write it to a file in /workspace/outputs]", true},
+		"a program":            {came(once, sandbox.Result{Outcome: frame.OutcomeOK, Stdout: wrote(program)}, nil, nil), "[binary output: stdout is not UTF-8 text: decode it, or write it to a file in /workspace/outputs]", false},
 		"binary, verbatim":     {verbatim(came(once, sandbox.Result{Outcome: frame.OutcomeOK, Stdout: wrote(noise)}, nil, nil)), noise, false},
 		"text of another code": {came(once, sandbox.Result{Outcome: frame.OutcomeOK, Stdout: wrote(latin)}, nil, nil), latin, false},
 		"died":                 {came(once, sandbox.Result{Stdout: wrote("so far\n")}, nil, &sandbox.DeadError{Reason: "the agent ended"}), "so far\n[the sandbox ended during the call: the agent ended]", true},
