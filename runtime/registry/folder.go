@@ -2,6 +2,7 @@ package registry
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,8 +14,6 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-
-	"github.com/tidwall/gjson"
 )
 
 const (
@@ -103,17 +102,15 @@ func (s *Set) folder(path string, builds bool) error {
 			s.build(at, entry.Name())
 			continue
 		}
-		called, alias := "", false
-		if builds {
-			called, alias = strings.CutSuffix(entry.Name(), named)
+		called := ""
+		if name, isAlias := strings.CutSuffix(entry.Name(), named); builds && isAlias {
+			called = name
 		}
-		name, env, err := artifact(at, entry.Type()&fs.ModeSymlink != 0, called, alias, s.defaults)
+		name, env, err := artifact(at, entry.Type()&fs.ModeSymlink != 0, called, s.defaults)
 		switch {
 		case errors.Is(err, errNoArtifact):
-		case err != nil && alias:
-			s.Broken = append(s.Broken, Broken{called, err})
 		case err != nil:
-			s.Broken = append(s.Broken, Broken{cmp.Or(name, entry.Name()), err})
+			s.Broken = append(s.Broken, Broken{cmp.Or(called, name, entry.Name()), err})
 		default:
 			if hidden, ok := s.Environments[name]; ok {
 				s.Overridden = append(s.Overridden, Overridden{name, hidden.Origin})
@@ -127,10 +124,10 @@ func (s *Set) folder(path string, builds bool) error {
 // errNoArtifact reports an entry that is not meant as a sandbox, or is not complete yet.
 var errNoArtifact = errors.New("no artifact")
 
-// artifact reads one artifact. The name is "" if it could not be read. An alias has the name that
-// the folder gives it. The result names the artifact itself rather than its links, which may lead
-// elsewhere at the next call.
-func artifact(entry string, link bool, called string, alias bool, defaults gjson.Result) (string, Environment, error) {
+// artifact reads one artifact. The name is "" if it could not be read; called is the one that
+// the folder gives it, or "". The result names the artifact itself rather than its links, which may
+// lead elsewhere at the next call.
+func artifact(entry string, link bool, called string, defaults map[string]json.RawMessage) (string, Environment, error) {
 	folder, err := filepath.EvalSymlinks(entry)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && link:
@@ -154,17 +151,22 @@ func artifact(entry string, link bool, called string, alias bool, defaults gjson
 	case err != nil:
 		return "", Environment{}, err
 	}
-	root, err := parse(file, string(data))
+	fields, err := parse(file, data)
+	var own struct {
+		Name string `json:"name"`
+	}
+	if err == nil {
+		err = decode(file, "", data, &own)
+	}
 	if err != nil {
 		return "", Environment{}, err
 	}
-	fields := reader{where: file, object: root}
-	name := fields.required("name")
-	if fields.err != nil {
-		return "", Environment{}, fields.err
+	for field, program := range map[string]string{"exec": "run", "session_exec": "session-run"} {
+		fields[field], _ = json.Marshal(filepath.Join(folder, "bin", program))
 	}
-	env, err := artifactEnvironment(folder, file, name, root, defaults)
-	if err == nil && alias {
+	env, err := environment(file, "", own.Name, fields, defaults)
+	name := own.Name
+	if err == nil && called != "" {
 		name, env.Name = called, called
 		if !ValidName.MatchString(called) {
 			err = fmt.Errorf("%s: %q is no name of an environment", entry, called)
@@ -178,7 +180,7 @@ func artifact(entry string, link bool, called string, alias bool, defaults gjson
 
 // ReadArtifact reads the environment that a link leads to. It has the artifact's own name.
 func ReadArtifact(link string) (Environment, error) {
-	_, env, err := artifact(link, true, "", false, gjson.Result{})
+	_, env, err := artifact(link, true, "", nil)
 	return env, err
 }
 

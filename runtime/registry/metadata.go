@@ -1,16 +1,13 @@
 package registry
 
 import (
-	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
-
-	"github.com/tidwall/gjson"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 )
@@ -23,21 +20,21 @@ const maxFile = 4 << 20
 
 // Set is everything that was read.
 type Set struct {
-	Environments map[string]Environment
+	Environments map[string]Environment `json:"-"`
 	// Languages are the server's own, by interpreter type.
-	Languages  map[string]*Language
-	Builds     []Build
-	Broken     []Broken
-	Overridden []Overridden
-	Session    Session
-	Project    Project
+	Languages  map[string]*Language `json:"interpreters,omitempty"`
+	Builds     []Build              `json:"-"`
+	Broken     []Broken             `json:"-"`
+	Overridden []Overridden         `json:"-"`
+	Session    Session              `json:"-"`
+	Project    Project              `json:"-"`
 	// Serve is nil in metadata of earlier versions.
-	Serve    *Serve
-	OnDemand Bounds
+	Serve    *Serve `json:"serve,omitempty"`
+	OnDemand Bounds `json:"on_demand,omitempty"`
 	// InboxMount is the path of the inbox in a sandbox.
-	InboxMount string
+	InboxMount string `json:"-"`
 	// defaults are the fields that an artifact of an earlier version lacks.
-	defaults gjson.Result
+	defaults map[string]json.RawMessage
 }
 
 // Build is an environment that Nix is building or could not build, or in a [Snapshot] also could
@@ -66,52 +63,53 @@ type Overridden struct {
 
 // Session is how long sessions live, as the operator configured it.
 type Session struct {
-	Idle     time.Duration // since the last call
-	Lifetime time.Duration // since the first call
+	Idle     time.Duration `json:"-"` // since the last call
+	Lifetime time.Duration `json:"-"` // since the first call
 	// SharedFiles lets a session have several environments.
-	SharedFiles bool
+	SharedFiles bool `json:"shared_files"`
 	// KeepFiles keeps the files of sessions on disk, of all together at most KeepBytes.
-	KeepFiles bool
-	KeepBytes int64
+	KeepFiles bool  `json:"keep_files"`
+	KeepBytes int64 `json:"-"`
 	// Outputs is the folder to which outputs are copied, or empty.
-	Outputs string
+	Outputs string `json:"outputs,omitempty"`
 	// Suspend puts sessions to disk that can go on later, all together at most
 	// SuspendBytes.
-	Suspend      bool
-	SuspendBytes int64
+	Suspend      bool  `json:"suspend"`
+	SuspendBytes int64 `json:"-"`
 	// Forward lets the user reach ports of sandboxes.
-	Forward bool
+	Forward bool `json:"forward,omitempty"`
 }
 
 // Bounds limit packages on demand; the builder is told.
 type Bounds struct {
 	// MaxClosureMB and KeepMB are in MiB: of one environment, and of all that are
 	// kept.
-	MaxClosureMB, KeepMB int64
+	MaxClosureMB int64 `json:"max_closure_mb"`
+	KeepMB       int64 `json:"keep_mb"`
 	// BuildSeconds is how long a build may take.
-	BuildSeconds int64
+	BuildSeconds int64 `json:"build_seconds"`
 	// MaxBuilds is how many run at once.
-	MaxBuilds int64
+	MaxBuilds int64 `json:"max_builds"`
 	// KeepDays is how long an environment is kept that no call uses.
-	KeepDays int64
+	KeepDays int64 `json:"keep_days"`
 }
 
 // Project contains the operator's settings for the project, and the limits of a sandbox.
 type Project struct {
 	// Path is the folder on the host, or "" if only PROJECT_DIR names one.
-	Path string
+	Path string `json:"path,omitempty"`
 	// Mount is its path in the sandbox, and Reserved the paths there that it
 	// may not overlap.
-	Mount    string
-	Reserved []string
+	Mount    string   `json:"mount_point"`
+	Reserved []string `json:"reserved"`
 	// Mode is one of Modes. RefusedModes are others that operators try, each with the reason for
 	// its refusal.
-	Mode         string
-	Modes        []string
-	RefusedModes map[string]string
+	Mode         string            `json:"mode"`
+	Modes        []string          `json:"modes"`
+	RefusedModes map[string]string `json:"refused_modes"`
 	// Inherit names the variables of the server's environment that are
 	// passed into every sandbox.
-	Inherit []string
+	Inherit []string `json:"-"`
 }
 
 // Names returns the names of the usable environments in order.
@@ -131,77 +129,69 @@ func Read(server string) (*Set, error) {
 
 // server reads the metadata that the server was built with.
 func (s *Set) server(source string) error {
-	where, text := "NIX_SANDBOX_METADATA", source
+	where, text := "NIX_SANDBOX_METADATA", []byte(source)
 	if !strings.HasPrefix(strings.TrimSpace(source), "{") {
 		where = source
-		data, err := readFile(source)
-		if err != nil {
+		var err error
+		if text, err = readFile(source); err != nil {
 			return err
 		}
-		text = string(data)
 	}
-	root, err := parse(where, text)
-	if err != nil {
+	if _, err := parse(where, text); err != nil {
 		return err
 	}
-	environments := root.Get("environments")
-	if !environments.IsObject() {
-		return fmt.Errorf("%s: environments is %s, it must be an object of environments by name", where, kind(environments))
+	read := struct {
+		*Set
+		Environments map[string]json.RawMessage `json:"environments"`
+		Defaults     map[string]json.RawMessage `json:"defaults,omitempty"`
+		Session      struct {
+			Session
+			Idle      seconds `json:"idle_timeout_seconds"`
+			Lifetime  seconds `json:"max_lifetime_seconds"`
+			KeepMB    uint32  `json:"keep_mb"`
+			SuspendMB uint32  `json:"suspend_mb"`
+		} `json:"session"`
+		Project struct {
+			Project
+			Inherit struct {
+				Variables []string `json:"vars,omitempty"`
+			} `json:"inherit_env,omitempty"`
+		} `json:"project"`
+		Inbox struct {
+			Mount string `json:"mount_point"`
+		} `json:"inbox"`
+	}{Set: s}
+	if err := decode(where, "", text, &read); err != nil {
+		return err
 	}
-	s.defaults = root.Get("defaults")
-	fields := reader{where: where, object: root.Get("session"), prefix: "session."}
-	s.Session = Session{
-		Idle:     fields.seconds("idle_timeout_seconds"),
-		Lifetime: fields.seconds("max_lifetime_seconds"),
-
-		SharedFiles: fields.boolean("shared_files"),
-		KeepFiles:   fields.boolean("keep_files"),
-		KeepBytes:   int64(fields.number("keep_mb")) << 20,
-		Outputs:     fields.text("outputs", ""),
-
-		Forward:      fields.flag("forward"),
-		Suspend:      fields.boolean("suspend"),
-		SuspendBytes: int64(fields.number("suspend_mb")) << 20,
-	}
-	project := reader{where: where, object: root.Get("project"), prefix: "project."}
-	s.Project = Project{
-		Path:         project.text("path", ""),
-		Mount:        project.required("mount_point"),
-		Reserved:     project.strings("reserved"),
-		Mode:         project.required("mode"),
-		Modes:        project.strings("modes"),
-		RefusedModes: project.sentences("refused_modes"),
-		Inherit:      project.names("inherit_env.vars"),
-	}
-	inbox := reader{where: where, object: root.Get("inbox"), prefix: "inbox."}
-	s.InboxMount = inbox.required("mount_point")
-	if object := root.Get("on_demand"); object.Exists() {
-		bounds := reader{where: where, object: object, prefix: "on_demand."}
-		s.OnDemand = Bounds{
-			MaxClosureMB: bounds.whole("max_closure_mb"),
-			KeepMB:       bounds.whole("keep_mb"),
-			BuildSeconds: bounds.whole("build_seconds"),
-			MaxBuilds:    bounds.whole("max_builds"),
-			KeepDays:     bounds.whole("keep_days"),
+	s.defaults, s.InboxMount = read.Defaults, read.Inbox.Mount
+	s.Session, s.Project = read.Session.Session, read.Project.Project
+	s.Session.Idle, s.Session.Lifetime = time.Duration(read.Session.Idle), time.Duration(read.Session.Lifetime)
+	s.Session.KeepBytes, s.Session.SuspendBytes = int64(read.Session.KeepMB)<<20, int64(read.Session.SuspendMB)<<20
+	s.Project.Inherit = read.Project.Inherit.Variables
+	if s.Serve != nil {
+		if _, ok := s.Serve.Quotas[DefaultClass]; !ok || s.Serve.Listen == "" {
+			return fmt.Errorf("%s: serve lacks listen or quotas.%s", where, DefaultClass)
 		}
-		fields.err = cmp.Or(fields.err, bounds.err)
 	}
-	known := reader{where: where, object: root}
-	s.Languages = known.languages("interpreters")
-	s.Serve, err = serve(where, root.Get("serve"))
-	if err := errors.Join(fields.err, project.err, inbox.err, known.err, err); err != nil {
-		return err
+	maps.DeleteFunc(s.Languages, func(_ string, language *Language) bool { return language == nil })
+	for kind, language := range s.Languages {
+		language.Type = kind
 	}
-	environments.ForEach(func(key, value gjson.Result) bool {
-		name := key.String()
-		env, err := environment(where, "environments."+name+".", name, value, s.defaults)
+	for _, name := range slices.Sorted(maps.Keys(read.Environments)) {
+		prefix := "environments." + name
+		var fields map[string]json.RawMessage
+		err := decode(where, prefix, read.Environments[name], &fields)
+		var env Environment
+		if err == nil {
+			env, err = environment(where, prefix+".", name, fields, s.defaults)
+		}
 		if err != nil {
 			s.Broken = append(s.Broken, Broken{name, err})
-			return true
+			continue
 		}
 		s.add(name, env)
-		return true
-	})
+	}
 	return nil
 }
 
@@ -217,26 +207,21 @@ func (s *Set) add(name string, env Environment) {
 	s.Environments[name] = env
 }
 
-// parse returns the root of a metadata document after checking that it is
-// JSON and of our schema.
-func parse(where, text string) (gjson.Result, error) {
-	// gjson reads broken JSON too, so it is checked first; by encoding/json,
-	// which refuses nesting that would exhaust the stack.
-	if !json.Valid([]byte(text)) {
-		return gjson.Result{}, fmt.Errorf("%s: not valid JSON", where)
+// parse returns the fields of a metadata document after checking that it is JSON and of our schema.
+func parse(where string, text []byte) (fields map[string]json.RawMessage, err error) {
+	if !json.Valid(text) {
+		return nil, fmt.Errorf("%s: not valid JSON", where)
 	}
-	root := gjson.Parse(text)
-	if !root.IsObject() {
-		return gjson.Result{}, fmt.Errorf("%s: is %s, it must be an object", where, kind(root))
+	if err := decode(where, "", text, &fields); err != nil {
+		return nil, err
 	}
-	schema := root.Get("schema")
-	if !schema.Exists() {
-		return gjson.Result{}, fmt.Errorf("%s: schema is missing, it must be %d", where, Schema)
+	switch schema := fields["schema"]; {
+	case schema == nil:
+		return nil, fmt.Errorf("%s: schema is missing, it must be %d", where, Schema)
+	case string(schema) != strconv.Itoa(Schema):
+		return nil, fmt.Errorf("%s: schema is %s, this runtime reads schema %d", where, schema, Schema)
 	}
-	if schema.Type != gjson.Number || schema.Num != Schema {
-		return gjson.Result{}, fmt.Errorf("%s: schema is %s, this runtime reads schema %d", where, schema.Raw, Schema)
-	}
-	return root, nil
+	return fields, nil
 }
 
 // readFile reads a metadata file of at most maxFile bytes.

@@ -1,31 +1,32 @@
 package registry
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
-
-	"github.com/tidwall/gjson"
 )
 
 // Network lists the hosts that an environment reaches. The artifact enforces it; the runtime
 // describes it.
 type Network struct {
+	// Mode is allow. That of an artifact of a later version may be another one.
+	Mode string `json:"mode"`
 	// Domains are host names such as files.example, *.host.example and git.example:22. The list may
 	// be empty if the artifact is of a later version.
-	Domains []string
+	Domains []string `json:"domains"`
 	// Ask are hosts like Domains, about which the user is asked.
-	Ask []string
+	Ask []string `json:"ask"`
 	// Ports apply to domains without a port.
-	Ports []int
+	Ports []int `json:"ports"`
 	// Limits are the numbers of the options that limit connections, by name.
 	// Artifacts need not have them.
-	Limits map[string]int64
+	Limits map[string]int64 `json:"-"`
 	// Secrets name the variables of the server's own environment that contain the credentials of
 	// the network. The launcher reads them; sandboxes never do.
-	Secrets []string
+	Secrets []string `json:"secrets"`
 	// OfDefaults says that the configuration has this network in its defaults, and that
 	// the environment has no table of its own.
-	OfDefaults bool
+	OfDefaults bool `json:"of_defaults"`
 }
 
 // Hosts names the domains that fit into limit bytes, and says how many there
@@ -53,53 +54,25 @@ func (n *Network) Hosts(limit int) string {
 	}
 }
 
-// Bounds of the fields of a network.
-const (
-	maxDomain = 300 // bytes: a host name has at most 253
-	maxPorts  = 65535
-)
-
-// network reads the hosts that an environment reaches, or returns nil if there are none.
-func (r *reader) network(field string) *Network {
-	value, ok := r.get(field)
-	mode := value.Get("mode")
-	switch {
-	case !ok, value.Str == "none", mode.Str == "none":
-		return nil
-	case !r.check(field, value, value.IsObject() && mode.Type == gjson.String, `"none" or an object with a mode`):
-		return nil
-	}
-	fields := reader{where: r.where, prefix: r.prefix + field + ".", object: value}
-	n := &Network{Secrets: fields.names("secrets"), OfDefaults: fields.flag("of_defaults")}
-	isHost := func(name string) bool {
-		return name != "" && len(name) <= maxDomain && !strings.ContainsFunc(name, isNoHost)
-	}
-	n.Domains, n.Ask = fields.list("domains", "a host name", isHost), fields.list("ask", "a host name", isHost)
-	if ports, ok := fields.get("ports"); ok && fields.check("ports", ports, ports.IsArray(), "an array of ports") {
-		for _, item := range ports.Array() {
-			port := int(item.Num)
-			if item.Type != gjson.Number || float64(port) != item.Num || port < 1 || port > 65535 || len(n.Ports) == maxPorts {
-				fields.fail("ports", fmt.Sprintf("contains %.100s, it must be an array of numbers from 1 to 65535", item.Raw))
-				break
-			}
-			n.Ports = append(n.Ports, port)
+// UnmarshalJSON reads the object, in which the limits are beside the other fields.
+func (n *Network) UnmarshalJSON(text []byte) error {
+	type Plain Network
+	read := struct {
+		*Plain
+		Connections uint32 `json:"connections"`
+		Rate        uint32 `json:"rate"`
+		Megabytes   uint32 `json:"megabytes"`
+		Names       uint32 `json:"names"`
+	}{Plain: (*Plain)(n)}
+	err := json.Unmarshal(text, &read)
+	for name, limit := range map[string]uint32{"connections": read.Connections, "rate": read.Rate, "megabytes": read.Megabytes, "names": read.Names} {
+		if limit == 0 {
+			continue
 		}
-	}
-	for _, limit := range []string{"connections", "rate", "megabytes", "names"} {
-		if _, ok := fields.get(limit); ok {
-			if n.Limits == nil {
-				n.Limits = map[string]int64{}
-			}
-			n.Limits[limit] = fields.whole(limit)
+		if n.Limits == nil {
+			n.Limits = map[string]int64{}
 		}
+		n.Limits[name] = int64(limit)
 	}
-	if r.err = fields.err; r.err != nil {
-		return nil
-	}
-	return n
-}
-
-// isNoHost reports whether a character is in no entry of domains.
-func isNoHost(r rune) bool {
-	return !('a' <= r && r <= 'z' || '0' <= r && r <= '9' || strings.ContainsRune("-_.*:", r))
+	return err
 }

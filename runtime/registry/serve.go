@@ -1,13 +1,5 @@
 package registry
 
-import (
-	"encoding/json"
-	"errors"
-	"fmt"
-
-	"github.com/tidwall/gjson"
-)
-
 // Serve is how the operator configured the server for many clients.
 type Serve struct {
 	// Listen is an address, "unix:PATH", or "systemd" for a socket that systemd opened.
@@ -66,24 +58,4 @@ type Quota struct {
 	// groups enforce; 0 is no limit.
 	MemoryUsedMB int64 `json:"memory_used_mb"`
 	PIDs         int   `json:"pids"`
-}
-
-// serve reads the settings for many clients, or returns nil if there are none.
-func serve(where string, object gjson.Result) (*Serve, error) {
-	if !object.Exists() {
-		return nil, nil
-	}
-	s := &Serve{}
-	err := json.Unmarshal([]byte(object.Raw), s)
-	var wrong *json.UnmarshalTypeError
-	switch {
-	case errors.As(err, &wrong):
-		return nil, fmt.Errorf("%s: serve.%s is a %s, it must be %s", where, wrong.Field, wrong.Value, wrong.Type)
-	case err != nil:
-		return nil, fmt.Errorf("%s: serve: %w", where, err)
-	}
-	if _, ok := s.Quotas[DefaultClass]; !ok || s.Listen == "" {
-		return nil, fmt.Errorf("%s: serve lacks listen or quotas.%s", where, DefaultClass)
-	}
-	return s, nil
 }

@@ -21,8 +21,8 @@ const hintBytes = 2 << 10
 // (registry.Errors). The matched text comes from a sandbox, so it decides only the words of a hint,
 // and a hint never repeats it.
 var (
-	wrapped      = regexp.MustCompile(`^\s*(\S+) +-`)
-	shebang      = regexp.MustCompile(`^#! ?\S*?(?:/env +(?:-S +)?)?([^\s/]+)(?:\s|$)`)
+	wrapped      = registry.Pattern{Regexp: regexp.MustCompile(`^\s*(\S+) +-`)}
+	shebang      = registry.Pattern{Regexp: regexp.MustCompile(`^#! ?\S*?(?:/env +(?:-S +)?)?([^\s/]+)(?:\s|$)`)}
 	envOfType    = regexp.MustCompile(`@([a-z][a-z0-9_-]*)@`)
 	noNetwork    = regexp.MustCompile(`Name or service not known|[Nn]ame resolution|(?i:could not resolve|unable to resolve) host|Network is unreachable|ENOTFOUND|EAI_AGAIN|ENETUNREACH`)
 	noWriting    = regexp.MustCompile(`(?i)read-only file system`)
@@ -35,12 +35,10 @@ var (
 
 // find returns the name in an error of any language, because code of one language starts programs
 // of another. with picks the error.
-func (l listing) find(text string, with func(registry.Errors) *regexp.Regexp) (name string, found bool) {
+func (l listing) find(text string, with func(registry.Errors) registry.Pattern) (name string, found bool) {
 	for _, language := range l.Languages() {
-		if pattern := with(language.Errors); pattern != nil {
-			if groups := pattern.FindStringSubmatch(text); groups != nil {
-				return first(groups), true
-			}
+		if name, found = with(language.Errors).Find(text); found {
+			return name, true
 		}
 	}
 	return "", false
@@ -77,8 +75,8 @@ func (l listing) advice(a answer) string {
 	}
 	env := a.call.Env
 	code, problem := strings.TrimSpace(bounded.Head(a.call.Code, hintBytes)), errorText(a)
-	_, syntax := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Syntax })
-	_, input := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Input })
+	_, syntax := l.find(problem, func(e registry.Errors) registry.Pattern { return e.Syntax })
+	_, input := l.find(problem, func(e registry.Errors) registry.Pattern { return e.Input })
 	alone := a.call.Session == "" && env.Sessions()
 	if text := l.installable(env, code); text != "" {
 		return text
@@ -91,7 +89,9 @@ func (l listing) advice(a answer) string {
 			return text
 		}
 	}
-	wrapper, named := l.caller(first(wrapped.FindStringSubmatch(code))), l.caller(first(shebang.FindStringSubmatch(code)))
+	wrappedBy, _ := wrapped.Find(code)
+	firstLine, _ := shebang.Find(code)
+	wrapper, named := l.caller(wrappedBy), l.caller(firstLine)
 	switch {
 	case syntax && wrapper != nil && wrapper.Type == env.InterpreterType:
 		return "code is run by the interpreter itself: send the program alone, without the command around it"
@@ -116,19 +116,19 @@ func (l listing) advice(a answer) string {
 	case input:
 		return "there is no input: write the values into the code"
 	}
-	if name, found := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Module }); found {
+	if name, found := l.find(problem, func(e registry.Errors) registry.Pattern { return e.Module }); found {
 		return l.missing(env, name)
 	}
-	if name, found := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Command }); found {
+	if name, found := l.find(problem, func(e registry.Errors) registry.Pattern { return e.Command }); found {
 		if env.Language.IsForeign(name) {
 			return mismatch
 		}
 		return l.unavailable(env, name)
 	}
-	if name, found := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Program }); found {
+	if name, found := l.find(problem, func(e registry.Errors) registry.Pattern { return e.Program }); found {
 		return l.unavailable(env, name)
 	}
-	if name, found := l.find(problem, func(e registry.Errors) *regexp.Regexp { return e.Name }); found {
+	if name, found := l.find(problem, func(e registry.Errors) registry.Pattern { return e.Name }); found {
 		switch {
 		case env.Language.IsForeign(name):
 			return mismatch
@@ -154,7 +154,7 @@ func (l listing) advice(a answer) string {
 // apply returns a language's hint with the names of environments in it. applies is false if the
 // hint is about another problem, or names a missing environment.
 func (l listing) apply(hint registry.Hint, code, problem string) (text string, applies bool) {
-	if hint.Code != nil && !hint.Code.MatchString(code) || hint.Error != nil && !hint.Error.MatchString(problem) {
+	if hint.Code.Regexp != nil && !hint.Code.Matches(code) || hint.Error.Regexp != nil && !hint.Error.Matches(problem) {
 		return "", false
 	}
 	applies = true
@@ -197,12 +197,8 @@ func misread(language *registry.Language, problem string) bool {
 	if language == nil {
 		return false
 	}
-	for _, pattern := range []*regexp.Regexp{language.Errors.Syntax, language.Errors.Name, language.Errors.Command} {
-		if pattern != nil && pattern.MatchString(problem) {
-			return true
-		}
-	}
-	return false
+	e := language.Errors
+	return e.Syntax.Matches(problem) || e.Name.Matches(problem) || e.Command.Matches(problem)
 }
 
 // hintsOf returns the hints of a language, which may be nil.
@@ -267,10 +263,10 @@ func (l listing) offer(env registry.Environment, missing string, isModule bool) 
 
 // installable is the hint for code that would install a package which a call may add, or "".
 func (l listing) installable(env registry.Environment, code string) string {
-	if env.OnDemand == nil || env.Language == nil || env.Language.Errors.Install == nil {
+	if env.OnDemand == nil || env.Language == nil {
 		return ""
 	}
-	name := first(env.Language.Errors.Install.FindStringSubmatch(code))
+	name, _ := env.Language.Errors.Install.Find(code)
 	return cmp.Or(l.offer(env, name, true), l.offer(env, name, false))
 }
 
@@ -311,13 +307,4 @@ func errorText(a answer) string {
 		text = a.result.Stderr.Tail
 	}
 	return strings.TrimRight(sandbox.LastBytes(text, hintBytes), "\n")
-}
-
-func first(groups []string) string {
-	for i, group := range groups {
-		if i > 0 && group != "" {
-			return group
-		}
-	}
-	return ""
 }

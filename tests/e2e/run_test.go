@@ -297,7 +297,7 @@ func TestServer_ServesBesideBrokenParts(t *testing.T) {
 	}
 
 	expectRefusal(t, command(t, "NIX_SANDBOX_METADATA="+file),
-		"nix-sandbox-mcp: error: "+file+": environments is missing, it must be an object of environments by name\n"+
+		"nix-sandbox-mcp: error: "+file+": environments is missing\n"+
 			"nix-sandbox-mcp: hint: unset NIX_SANDBOX_METADATA to serve what the server was built with, or build the server again\n")
 }
 

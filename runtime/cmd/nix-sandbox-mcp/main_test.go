@@ -83,7 +83,7 @@ func TestProgram_ReportsMistakes(t *testing.T) {
 		"nothing":           {nil, nil, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA is not set\nnix-sandbox-mcp: hint: "},
 		"no metadata":       {[]string{"--stdio"}, nil, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA is not set\nnix-sandbox-mcp: hint: "},
 		"broken metadata":   {[]string{"--stdio"}, []string{`NIX_SANDBOX_METADATA={"schema":1,`}, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA: not valid JSON\n"},
-		"older metadata":    {[]string{"--stdio"}, []string{`NIX_SANDBOX_METADATA={"schema":1,"environments":{}}`}, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA: session.idle_timeout_seconds is missing\n"},
+		"older metadata":    {[]string{"--stdio"}, []string{`NIX_SANDBOX_METADATA={"schema":1,"environments":{}}`}, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_METADATA: session is missing\n"},
 		"metadata nowhere":  {[]string{"--stdio"}, []string{"NIX_SANDBOX_METADATA=/nowhere.json"}, 1, "nix-sandbox-mcp: error: read metadata: open /nowhere.json: no such file or directory\n"},
 		"project nowhere":   {[]string{"--stdio"}, []string{metadata, "PROJECT_DIR=/nowhere"}, 1, "nix-sandbox-mcp: error: PROJECT_DIR is /nowhere, which does not exist\nnix-sandbox-mcp: hint: "},
 		"inbox nowhere":     {[]string{"--stdio"}, []string{metadata, "NIX_SANDBOX_INBOX=/nowhere"}, 1, "nix-sandbox-mcp: error: NIX_SANDBOX_INBOX is /nowhere, which does not exist\nnix-sandbox-mcp: hint: set NIX_SANDBOX_INBOX to an existing folder"},
