@@ -61,7 +61,7 @@ func AddWatched(options *service.Options, server *service.Server, calls *watch.S
 	if server.Builds() {
 		options.Parts = append(options.Parts, packages.Grow{})
 		onDemand := packages.Options{Folder: server.Settings.Packages, Ask: server.Build, Log: server.Log}
-		options.OnDemand = packages.NewServer(onDemand, options.Sessions.Idle)
+		options.OnDemand = packages.NewServer(onDemand)
 	}
 	options.CallFiles = callfiles.New(callfiles.Limits{
 		Idle: options.Sessions.Idle, Lifetime: options.Sessions.Lifetime, Calls: maxCalls, Bytes: maxCallBytes,

@@ -36,6 +36,8 @@ const (
 	burstEnd = 10 * time.Second
 	// maxBurst bounds the ready sandboxes of a kind in a burst, unless the operator asks for more.
 	maxBurst = 16
+	// maxAdded bounds the kinds that [Pool.Add] adds.
+	maxAdded = 8
 	// firstRetry is the pause after a sandbox that did not start or stay; it
 	// doubles with each further one. After maxFailures only a call tries
 	// again.
@@ -100,6 +102,9 @@ type shelf struct {
 	paused   bool          // after a failure
 	burst    *time.Timer
 	retry    *time.Timer
+	// unused ends a shelf that [Pool.Add] added; nil for others. added is when that was called last.
+	unused *time.Timer
+	added  time.Time
 }
 
 // entry is a sandbox and the files that it was started from.
@@ -151,25 +156,77 @@ func (p *Pool) Keep(kinds []Kind) {
 		next[kind.Spec.Name] = kind
 	}
 	for name, s := range p.shelves {
-		if kind, ok := next[name]; !ok || !kind.Spec.Same(s.kind.Spec) || kind.Count != s.kind.Count {
+		if kind, ok := next[name]; s.unused == nil && !(ok && s.keeps(kind)) {
 			p.drop(s)
-			delete(p.shelves, name)
 		}
 	}
-	for name, kind := range next {
-		if p.shelves[name] == nil && kind.Count > 0 && p.ctx.Err() == nil {
-			p.shelves[name] = &shelf{kind: kind, want: kind.Count, size: unmeasuredSize}
-		}
+	for _, kind := range next {
+		p.shelf(kind)
 	}
 	p.fill()
 }
 
-// drop ends the ready sandboxes of a shelf, and its timers. Running starts notice when they are
+// Add keeps a kind ready, beside those of Keep, until Add has not been called with it for so long. Of
+// more than maxAdded kinds, those that were added longest ago are dropped.
+func (p *Pool) Add(kind Kind, idle time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.shelves[kind.Spec.Name]
+	if s != nil && !s.keeps(kind) {
+		p.drop(s)
+	}
+	if s = p.shelf(kind); s == nil {
+		return
+	}
+	s.added = time.Now()
+	if s.unused != nil {
+		s.unused.Reset(idle)
+		return
+	}
+	s.unused = time.AfterFunc(idle, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.current(s) && time.Since(s.added) >= idle {
+			p.drop(s)
+		}
+	})
+	var oldest *shelf
+	count := 0
+	for _, other := range p.shelves {
+		if other.unused == nil {
+			continue
+		}
+		if count++; oldest == nil || other.added.Before(oldest.added) {
+			oldest = other
+		}
+	}
+	if count > maxAdded {
+		p.drop(oldest)
+	}
+	p.fill()
+}
+
+// keeps reports whether a shelf has the sandboxes of a kind.
+func (s *shelf) keeps(kind Kind) bool {
+	return kind.Spec.Same(s.kind.Spec) && kind.Count == s.kind.Count
+}
+
+// shelf returns the shelf of a kind, or nil if none of it are kept.
+func (p *Pool) shelf(kind Kind) *shelf {
+	name := kind.Spec.Name
+	if p.shelves[name] == nil && kind.Count > 0 && p.ctx.Err() == nil {
+		p.shelves[name] = &shelf{kind: kind, want: kind.Count, size: unmeasuredSize}
+	}
+	return p.shelves[name]
+}
+
+// drop removes a shelf, and ends its ready sandboxes and timers. Running starts notice when they are
 // done.
 func (p *Pool) drop(s *shelf) {
+	delete(p.shelves, s.kind.Spec.Name)
 	s.want = 0
 	p.trim(s)
-	for _, timer := range []*time.Timer{s.burst, s.retry} {
+	for _, timer := range []*time.Timer{s.burst, s.retry, s.unused} {
 		if timer != nil {
 			timer.Stop()
 		}
@@ -217,9 +274,8 @@ func (p *Pool) Fill() {
 func (p *Pool) Close(within time.Duration) {
 	p.mu.Lock()
 	p.cancel()
-	for name, s := range p.shelves {
+	for _, s := range p.shelves {
 		p.drop(s)
-		delete(p.shelves, name)
 	}
 	if p.timer != nil {
 		p.timer.Stop()

@@ -499,3 +499,57 @@ func TestClose_AtAnyMoment(t *testing.T) {
 		})
 	}
 }
+
+// A kind that was added is kept beside the others, and until it has not been added for its time.
+func TestAdd_KeepsAKindForATime(t *testing.T) {
+	const idle = time.Minute
+	inBubble(t, seconds(), func(t *testing.T, f *fixture) {
+		add := func(name string) { f.Add(Kind{spec(name), 1}, idle) }
+		f.keep(1, "a")
+		f.Fill()
+		add("b")
+		f.keep(1, "a") // which is not about b
+		if a, b := f.ready("a"), f.ready("b"); a != 1 || b != 1 {
+			t.Fatalf("%d and %d are ready", a, b)
+		}
+		time.Sleep(idle - 20*time.Second)
+		add("b")
+		time.Sleep(idle - 10*time.Second)
+		if b := f.ready("b"); b != 1 {
+			t.Errorf("%d are ready of a kind that was added again", b)
+		}
+		time.Sleep(10 * time.Second)
+		if a, b := f.ready("a"), f.ready("b"); a != 1 || b != 0 {
+			t.Errorf("after the time %d and %d are ready, want 1 and 0", a, b)
+		}
+	})
+}
+
+func TestAdd_DropsTheOldest(t *testing.T) {
+	inBubble(t, seconds(), func(t *testing.T, f *fixture) {
+		f.keep(1, "a")
+		f.Fill()
+		for name := range maxAdded + 1 {
+			f.Add(Kind{spec(string('b' + rune(name))), 1}, time.Hour)
+			time.Sleep(time.Second)
+		}
+		if a, first, second := f.ready("a"), f.ready("b"), f.ready("c"); a != 1 || first != 0 || second != 1 {
+			t.Errorf("ready: %d that are kept, %d of the first that was added, %d of the second", a, first, second)
+		}
+	})
+}
+
+func TestAdd_ReplacesWhatChanged(t *testing.T) {
+	inBubble(t, seconds(), func(t *testing.T, f *fixture) {
+		f.Fill()
+		f.Add(Kind{spec("a"), 1}, time.Hour)
+		f.ready("a")
+		changed := spec("a")
+		changed.Exec = "/other"
+		f.Add(Kind{changed, 1}, time.Hour)
+		f.ready("a")
+		if live, _ := f.machine.Live(); len(live) != 1 || live[0].Spec.Exec != "/other" {
+			t.Errorf("%d are ready, want the one that changed", len(live))
+		}
+	})
+}

@@ -58,12 +58,9 @@ type Accounts interface {
 type OnDemand interface {
 	tool.Packages
 	// Executor returns an executor that holds calls until their environments are built. Turn
-	// waits until an environment may be built for a principal; nil is at once.
-	Executor(next call.Executor, turn func(ctx context.Context, principal string) (done func(), err error)) call.Executor
-	// Environments returns the environments with packages that calls use, and Subscribe has
-	// changed called after each change of these until stop is called.
-	Environments() []registry.Environment
-	Subscribe(changed func()) (stop func())
+	// waits until an environment may be built for a principal; nil is at once. Used is called with
+	// each environment with packages that a call is about to use.
+	Executor(next call.Executor, turn func(ctx context.Context, principal string) (done func(), err error), used func(registry.Environment)) call.Executor
 }
 
 // Tools lets code call tools; package gate of the toolbox does it.
@@ -206,7 +203,11 @@ func (o *Options) Assemble() *Assembly {
 		admission, reads = o.Accounts, o.Accounts
 	}
 	if o.OnDemand != nil {
-		executor = o.OnDemand.Executor(executor, turn)
+		executor = o.OnDemand.Executor(executor, turn, func(env registry.Environment) {
+			if o.waits() {
+				warm.Add(pool.Kind{Spec: o.Spec(env), Count: env.Prewarm}, o.Sessions.Idle)
+			}
+		})
 	}
 	if o.Asking != nil {
 		executor = o.Asking.Executor(executor)
@@ -285,12 +286,15 @@ func (o *Options) Spec(env registry.Environment) sandbox.Spec {
 	}
 }
 
+// waits reports whether sandboxes may wait for calls. If the files beneath a layer change, its own
+// are undefined (Documentation/filesystems/overlayfs.rst of the kernel), so no sandbox waits above a
+// project.
+func (o *Options) waits() bool { return o.Host.Project.Mode != config.Overlay }
+
 // keepWarm has the pool keep sandboxes of all environments that ask for that, also if these
 // change, until the returned function is called.
 func (o *Options) keepWarm(warm *pool.Pool) (stop func()) {
-	// If the files beneath a layer change, its own are undefined
-	// (Documentation/filesystems/overlayfs.rst of the kernel). So no sandbox waits above a project.
-	if o.Host.Project.Mode == config.Overlay {
+	if !o.waits() {
 		return func() {}
 	}
 	var one sync.Mutex // at a time, so that the newest counts
@@ -301,21 +305,9 @@ func (o *Options) keepWarm(warm *pool.Pool) (stop func()) {
 		for _, env := range o.Environments.Now().Ready() {
 			kinds = append(kinds, pool.Kind{Spec: o.Spec(env), Count: env.Prewarm})
 		}
-		if o.OnDemand != nil {
-			for _, env := range o.OnDemand.Environments() {
-				kinds = append(kinds, pool.Kind{Spec: o.Spec(env), Count: env.Prewarm})
-			}
-		}
 		warm.Keep(kinds)
 	}
+	stop = o.Environments.Subscribe(func(_, _ *registry.Snapshot) { keep() })
 	keep()
-	stops := []func(){o.Environments.Subscribe(func(_, _ *registry.Snapshot) { keep() })}
-	if o.OnDemand != nil {
-		stops = append(stops, o.OnDemand.Subscribe(keep))
-	}
-	return func() {
-		for _, stop := range stops {
-			stop()
-		}
-	}
+	return stop
 }

@@ -130,7 +130,7 @@ func serve(folder string) error {
 		Parts:        []session.Part{sessionfiles.NewPart(kept, log)},
 		KeepsFiles:   true,
 		CallFiles:    callfiles.New(callfiles.Limits{Idle: limits.Idle, Lifetime: limits.Lifetime, Calls: 128, Bytes: 24 << 20}, folder, log),
-		OnDemand:     packages.NewServer(packages.Options{Folder: builder.folder, Ask: builder.ask, Log: log}, limits.Idle),
+		OnDemand:     packages.NewServer(packages.Options{Folder: builder.folder, Ask: builder.ask, Log: log}),
 		Observers:    []call.Observer{records},
 		Log:          log,
 	}
