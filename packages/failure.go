@@ -55,8 +55,7 @@ func (e *BuildError) Error() string {
 	name := e.Env.Name
 	switch e.Kind {
 	case Absent:
-		absent := &PackageError{Env: e.Env.Base, Package: e.Package, Near: allowed{e.Env.OnDemand}.Near(e.Package)}
-		return noPackage(nameOf(e.Env), absent).Error()
+		return allowed{e.Env.OnDemand}.refusal(nameOf(e.Env), e.Package, false).Error()
 	case Refused:
 		return fmt.Sprintf("package %q cannot be added, for %s: do without, or tell the user", e.Package, e.Reason)
 	case TooLarge:

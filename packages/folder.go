@@ -16,7 +16,7 @@ import (
 )
 
 // The files in the folder of an environment with packages. The folder is named by its key, below
-// [Folders.Packages].
+// [Options.Folder].
 const (
 	// RequestFile has a [Request]; the runtime writes it.
 	RequestFile = "request.json"

@@ -57,52 +57,36 @@ func (d Name) With(other Name) Name {
 	return Name{d.Base, slices.Compact(all)}
 }
 
-// IsName reports whether a text is meant to name an environment with packages.
-func IsName(text string) bool { return strings.Contains(text, plus) }
-
-// NameError reports a text that names no environment with packages.
-type NameError struct {
-	// Part is the wrong part of the text, or "" if the text has too many parts or bytes.
-	Part string
-	// Blank says that it is an empty part.
-	Blank bool
-}
-
-func (e *NameError) Error() string {
-	switch {
-	case e.Blank:
-		return "the name of a package is empty"
-	case e.Part != "":
-		return fmt.Sprintf("%q is no name of a package", e.Part)
-	}
-	return fmt.Sprintf("more than %d packages or %d bytes", MaxPackages, maxName)
-}
-
 // Parse reads a name of the form NAME+PACKAGE+PACKAGE, in any order and with
-// repetitions. The error is a [*NameError]. It does not say whether there is
+// repetitions. The error is a sentence for the model. It does not say whether there is
 // such an environment, or such a package.
 func Parse(text string) (Name, error) {
 	base, rest, _ := strings.Cut(text, plus)
+	many := fmt.Errorf("these are too many packages: name at most %d, in at most %d bytes", MaxPackages, maxName)
 	// Each package has at least one byte and a plus.
 	if len(text) > 2*maxName*MaxPackages {
-		return Name{}, &NameError{}
-	}
-	if !registry.ValidName.MatchString(base) {
-		return Name{}, &NameError{Part: base, Blank: base == ""}
+		return Name{}, many
 	}
 	parts := strings.Split(rest, plus)
+	for _, part := range append([]string{base}, parts...) {
+		if part == "" {
+			return Name{}, fmt.Errorf("a name is missing beside a +: use env \"%s+NAME\", or \"%s\" alone", base, base)
+		}
+	}
+	if !registry.ValidName.MatchString(base) {
+		return Name{}, fmt.Errorf("%.80q is no name of an environment", base)
+	}
 	for _, part := range parts {
 		if !registry.ValidPackage.MatchString(part) {
-			return Name{}, &NameError{Part: part, Blank: part == ""}
+			return Name{}, fmt.Errorf("%.80q is no name of a package: use env \"%s+NAME\", with letters, digits, - and _ alone in each name", part, base)
 		}
 	}
 	slices.Sort(parts)
-	parts = slices.Compact(parts)
-	derived := Name{base, parts}
-	if len(parts) > MaxPackages || len(derived.String()) > maxName {
-		return Name{}, &NameError{}
+	name := Name{base, slices.Compact(parts)}
+	if len(name.Packages) > MaxPackages || len(name.String()) > maxName {
+		return Name{}, many
 	}
-	return derived, nil
+	return name, nil
 }
 
 // allowed are the packages that calls may add to an environment.
@@ -121,39 +105,42 @@ func Key(base registry.Environment, name Name) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// PackageError reports a package that cannot be added to an environment.
-type PackageError struct {
-	Env, Package string
-	// Listed says that the environment has a list without the package.
-	Listed bool
-	// Has is an allowed package that contains the named module or program, or "". Near lists at
-	// most three similar names of allowed packages.
-	Has  string
-	Near []string
-}
-
-func (e *PackageError) Error() string {
-	return fmt.Sprintf("environment %q has no package %q to add", e.Env, e.Package)
-}
-
-// check returns a [*PackageError] if a package may not be added or, as far as is known without Nix,
-// does not exist.
+// check returns an error if a package may not be added or, as far as is known without Nix, does not
+// exist.
 func check(base registry.Environment, d Name) error {
 	o := allowed{base.OnDemand}
 	known := tableOf(o.Folder)
 	for _, name := range d.Packages {
-		if known.allows(o, name) {
-			continue
+		if !known.allows(o, name) {
+			return o.refusal(d, name, !o.All)
 		}
-		err := &PackageError{Env: d.Base, Package: name, Listed: !o.All, Near: o.Near(name)}
-		if has, ok := known.Modules[name]; ok {
-			err.Has = has
-		} else {
-			err.Has = known.Programs[name]
-		}
-		return err
 	}
 	return nil
+}
+
+// refusal says why a package of a name cannot be added, and what to write instead. Listed says that
+// the environment has a list without the package; otherwise there is no such package.
+func (o allowed) refusal(wanted Name, name string, listed bool) error {
+	known, near := tableOf(o.Folder), o.Near(name)
+	text := fmt.Sprintf("there is no package %q", name)
+	if listed {
+		text = fmt.Sprintf("env %q may not have package %q, which is not in packages_on_demand of [environments.%s]", wanted.Base, name, wanted.Base)
+	}
+	instead := func(with string) Name {
+		others := slices.DeleteFunc(slices.Clone(wanted.Packages), func(other string) bool { return other == name })
+		return Name{wanted.Base, others}.With(Name{wanted.Base, []string{with}})
+	}
+	switch has := cmp.Or(known.Modules[name], known.Programs[name]); {
+	case has != "":
+		return fmt.Errorf("%s: call again with env \"%s\", which has it", text, instead(has))
+	case len(near) == 1:
+		return fmt.Errorf("%s: did you mean env \"%s\"?", text, instead(near[0]))
+	case len(near) > 0:
+		return fmt.Errorf("%s: did you mean %s?", text, strings.Join(near, ", "))
+	case listed:
+		return fmt.Errorf("%s: do without, or ask the user to allow it there", text)
+	}
+	return fmt.Errorf("%s: use the name that the package has in nixpkgs, or do without", text)
 }
 
 // Near returns at most three names of packages that may be added and that differ

@@ -9,7 +9,6 @@
 package packages
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -34,7 +33,7 @@ func (c Catalog) Environment(now *registry.Snapshot, text string, live []registr
 		if has := nameOf(env); has.Base == wanted.Base && len(has.Packages) > 0 {
 			wanted = has.With(wanted)
 			if _, err := Parse(wanted.String()); err != nil {
-				return env, false, noPackage(wanted, err)
+				return env, false, err
 			}
 		}
 	}
@@ -60,25 +59,22 @@ func (c Catalog) Environment(now *registry.Snapshot, text string, live []registr
 	return env, true, nil
 }
 
-// parse returns the name that a text means. It has no packages if the text names an environment, or
-// is invalid.
+// parse returns the name that a text means. It has no packages if the text names an environment
+// alone, or one that takes none and that there is not. The error is a sentence for the model.
 func parse(now *registry.Snapshot, text string) (Name, error) {
 	base, _, _ := strings.Cut(text, plus)
 	env, known := now.Environment(base)
-	if !IsName(text) || !known || env.OnDemand == nil && len(addable(now)) == 0 {
+	if !strings.Contains(text, plus) || !known || env.OnDemand == nil && len(addable(now)) == 0 {
 		return Name{Base: text}, nil
 	}
 	if env.OnDemand == nil {
-		return Name{}, fmt.Errorf("env %q takes no further packages: leave %s out, or ask the user to allow it in packages_on_demand of [environments.%s]", base, quoteStart(strings.TrimPrefix(text, base)), base)
+		return Name{}, fmt.Errorf("env %q takes no further packages: leave %.80q out, or ask the user to allow it in packages_on_demand of [environments.%s]", base, strings.TrimPrefix(text, base), base)
 	}
 	name, err := Parse(text)
 	if err == nil {
 		err = check(env, name)
 	}
-	if err != nil {
-		return Name{}, noPackage(Name{Base: base, Packages: name.Packages}, err)
-	}
-	return name, nil
+	return name, err
 }
 
 // addable returns the environments that calls may add packages to, sorted by name.
@@ -152,45 +148,3 @@ func (Catalog) Describe(now *registry.Snapshot) string {
 	}
 	return ""
 }
-
-// noPackage words why packages cannot be added to an environment.
-func noPackage(wanted Name, err error) error {
-	base := wanted.Base
-	var name *NameError
-	var unknown *PackageError
-	switch {
-	case errors.As(err, &name) && name.Blank:
-		return fmt.Errorf("a name is missing beside a +: use env \"%s+NAME\", or \"%s\" alone", base, base)
-	case errors.As(err, &name) && name.Part != "":
-		return fmt.Errorf("%s is no name of a package: use env \"%s+NAME\", with letters, digits, - and _ alone in each name", quoteStart(name.Part), base)
-	case errors.As(err, &name):
-		return fmt.Errorf("these are too many packages: name at most %d, in at most 200 bytes", MaxPackages)
-	case !errors.As(err, &unknown):
-		return err
-	}
-	text := fmt.Sprintf("there is no package %q", unknown.Package)
-	if unknown.Listed {
-		text = fmt.Sprintf("env %q may not have package %q, which is not in packages_on_demand of [environments.%s]", base, unknown.Package, base)
-	}
-	switch {
-	case unknown.Has != "":
-		return fmt.Errorf("%s: call again with env \"%s\", which has it", text, instead(wanted, unknown.Package, unknown.Has))
-	case len(unknown.Near) == 1:
-		return fmt.Errorf("%s: did you mean env \"%s\"?", text, instead(wanted, unknown.Package, unknown.Near[0]))
-	case len(unknown.Near) > 0:
-		return fmt.Errorf("%s: did you mean %s?", text, strings.Join(unknown.Near, ", "))
-	case unknown.Listed:
-		return fmt.Errorf("%s: do without, or ask the user to allow it there", text)
-	default:
-		return fmt.Errorf("%s: use the name that the package has in nixpkgs, or do without", text)
-	}
-}
-
-// instead returns a name with one package replaced by another.
-func instead(name Name, of, with string) Name {
-	others := slices.DeleteFunc(slices.Clone(name.Packages), func(other string) bool { return other == of })
-	return Name{name.Base, others}.With(Name{name.Base, []string{with}})
-}
-
-// quoteStart quotes at most 80 bytes of a text.
-func quoteStart(text string) string { return fmt.Sprintf("%.80q", text) }
