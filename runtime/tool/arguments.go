@@ -87,12 +87,12 @@ func (l listing) call(arguments any, started func(session string) []registry.Env
 // environment returns the environment that a call names in a session that has sandboxes of the
 // live environments. The error is a sentence for the model.
 func (l listing) environment(name string, live []registry.Environment) (env registry.Environment, ok bool, err error) {
-	if l.packages != nil {
+	if l.Packages != nil {
 		base, _, adds := strings.Cut(name, "+")
 		if _, pending := l.Pending(base); adds && pending {
 			return env, false, l.noEnvironment(base)
 		}
-		if env, ok, err = l.packages.Environment(l.Snapshot, name, live); ok || err != nil {
+		if env, ok, err = l.Packages.Environment(l.Snapshot, name, live); ok || err != nil {
 			return env, ok, err
 		}
 	}

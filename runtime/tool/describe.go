@@ -23,23 +23,11 @@ const (
 // listing is the model's view of the environments at one moment.
 type listing struct {
 	*registry.Snapshot
-	project Project
-	// sharedFiles says that the environments of a session have its files in common.
-	sharedFiles bool
-	// keptFiles says that the files of a session are there again after its end.
-	keptFiles bool
-	// branches says that a session may begin as a copy of another one, if its environment can.
-	branches bool
-	// packages lets calls add packages, or is nil.
-	packages Packages
-	// more describes what else code can do, or is nil.
-	more func(*registry.Snapshot) string
+	*Options
 }
 
 // list returns the current listing.
-func (t *Tool) list() listing {
-	return listing{t.Environments.Now(), t.Project, t.SharedFiles, t.KeptFiles, t.Branches, t.Packages, t.More}
-}
+func (t *Tool) list() listing { return listing{t.Environments.Now(), &t.Options} }
 
 // definition is the tool as tools/list shows it. Every byte of it costs the
 // model's context in every conversation.
@@ -85,7 +73,7 @@ func (l listing) schema() json.RawMessage {
 		},
 		Required: []string{"code", "env"},
 	}
-	if l.packages != nil && l.those(func(env registry.Environment) bool { return env.OnDemand != nil }) != nil {
+	if l.Packages != nil && l.those(func(env registry.Environment) bool { return env.OnDemand != nil }) != nil {
 		// A list of names would say that no name with packages is one.
 		schema.Properties.Env = property{Type: "string", Pattern: "^(" + strings.Join(l.offered(), "|") + `)(\+[\w-]+)*$`}
 	}
@@ -118,9 +106,9 @@ func (l listing) description() string {
 		text.WriteString("no network, no files of the host, nothing can be installed. ")
 	}
 	text.WriteString("code is the program in env's language, without a shell or ``` around it; print what is to be seen. It runs in /workspace")
-	if l.project.Mount != "" {
-		text.WriteString("; the project is at " + l.project.Mount)
-		if l.project.Overlaid {
+	if l.Project.Mount != "" {
+		text.WriteString("; the project is at " + l.Project.Mount)
+		if l.Project.Overlaid {
 			text.WriteString(", where changes last as long as the call")
 			if len(l.withSessions()) > 0 {
 				text.WriteString(" or session")
@@ -129,18 +117,18 @@ func (l listing) description() string {
 			text.WriteString(", read-only")
 		}
 	}
-	if l.project.Inbox != "" {
-		text.WriteString("; files given to it are in " + l.project.Inbox + ", read-only")
+	if l.Project.Inbox != "" {
+		text.WriteString("; files given to it are in " + l.Project.Inbox + ", read-only")
 	}
 	text.WriteString(". Each call starts fresh")
 	if len(l.withSessions()) > 0 {
 		text.WriteString(" unless a session (any name) is given: calls with the same session ")
-		if l.sharedFiles {
+		if l.SharedFiles {
 			text.WriteString("share files, and variables per env")
 		} else {
 			text.WriteString("and env share variables and files")
 		}
-		if l.keptFiles {
+		if l.KeptFiles {
 			text.WriteString("; its files are kept when it ends")
 		}
 	}
@@ -149,8 +137,8 @@ func (l listing) description() string {
 	if adding := l.adding(); adding != "" {
 		text.WriteString("\n" + adding)
 	}
-	if l.more != nil {
-		if more := l.more(l.Snapshot); more != "" {
+	if l.More != nil {
+		if more := l.More(l.Snapshot); more != "" {
 			text.WriteString("\n" + more)
 		}
 	}
@@ -159,10 +147,10 @@ func (l listing) description() string {
 
 // adding says which environments calls may add packages to, or is "".
 func (l listing) adding() string {
-	if l.packages == nil {
+	if l.Packages == nil {
 		return ""
 	}
-	return l.packages.Describe(l.Snapshot)
+	return l.Packages.Describe(l.Snapshot)
 }
 
 // instructions tell the model when to use the tool.
@@ -172,9 +160,9 @@ func (l listing) instructions() string {
 		bound = "reaches nothing but the hosts that its env lists"
 	}
 	text := "Use run to compute, test and analyse: code in it " + bound + ". Choose env by the code's language."
-	if l.project.Mount != "" {
-		text += " The user's project is at " + l.project.Mount
-		if l.project.Overlaid {
+	if l.Project.Mount != "" {
+		text += " The user's project is at " + l.Project.Mount
+		if l.Project.Overlaid {
 			text += "; changes there reach the user only as a session's patch."
 		} else {
 			text += "; copy what is to be changed to /workspace."
@@ -182,7 +170,7 @@ func (l listing) instructions() string {
 	}
 	if len(l.withSessions()) > 0 {
 		text += " For work in steps use one session per task"
-		if !l.sharedFiles {
+		if !l.SharedFiles {
 			text += " and env"
 		}
 		text += "."
@@ -255,7 +243,7 @@ func (l listing) hasNetwork() bool {
 // hasBranches reports whether a session of some environment may begin as a copy of
 // another one.
 func (l listing) hasBranches() bool {
-	return l.branches && l.those(func(env registry.Environment) bool { return env.Branch && env.Sessions() }) != nil
+	return l.Branches && l.those(func(env registry.Environment) bool { return env.Branch && env.Sessions() }) != nil
 }
 
 // withSessions names the environments that keep state.

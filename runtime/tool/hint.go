@@ -138,8 +138,8 @@ func (l listing) advice(a answer) string {
 		return ""
 	}
 	switch found := noFile.FindString(problem); {
-	case found != "" && len(l.project.mounts()) > 0:
-		if slices.ContainsFunc(l.project.mounts(), func(mount string) bool { return strings.Contains(found, mount) }) {
+	case found != "" && len(l.Project.mounts()) > 0:
+		if slices.ContainsFunc(l.Project.mounts(), func(mount string) bool { return strings.Contains(found, mount) }) {
 			return ""
 		}
 		return l.elsewhere(alone)
@@ -246,19 +246,19 @@ func (l listing) missing(env registry.Environment, name string) string {
 			return text
 		}
 	}
-	if l.project.Mount == "" || env.Language == nil || env.Language.ProjectModules == "" || slices.Contains(env.Language.Installers, name) {
+	if l.Project.Mount == "" || env.Language == nil || env.Language.ProjectModules == "" || slices.Contains(env.Language.Installers, name) {
 		return notInstalled(env)
 	}
-	return notInstalled(env) + "; " + strings.ReplaceAll(env.Language.ProjectModules, "@project@", l.project.Mount)
+	return notInstalled(env) + "; " + strings.ReplaceAll(env.Language.ProjectModules, "@project@", l.Project.Mount)
 }
 
 // offer is the hint that an environment would have a module or program with a package that calls
 // may add, or "".
 func (l listing) offer(env registry.Environment, missing string, isModule bool) string {
-	if l.packages == nil {
+	if l.Packages == nil {
 		return ""
 	}
-	return l.packages.Offer(env, missing, isModule)
+	return l.Packages.Offer(env, missing, isModule)
 }
 
 // installable is the hint for code that would install a package which a call may add, or "".
@@ -284,7 +284,7 @@ func (l listing) unavailable(env registry.Environment, command string) string {
 
 // elsewhere is the hint for a file that the code expects in another place.
 func (l listing) elsewhere(alone bool) string {
-	text := "the user's files are under " + strings.Join(l.project.mounts(), " and ")
+	text := "the user's files are under " + strings.Join(l.Project.mounts(), " and ")
 	if alone {
 		text += "; /workspace is empty at first, and shared by calls with the same session"
 	}

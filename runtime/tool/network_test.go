@@ -219,7 +219,7 @@ func TestNetwork_DescriptionIsBounded(t *testing.T) {
 
 // No hint denies a network that there is.
 func TestNetwork_HintsAreTrue(t *testing.T) {
-	list := listing{Snapshot: registry.New(withData()).Now()}
+	list := listing{registry.New(withData()).Now(), &Options{}}
 	const where = "this env reaches files.example, *.host.example +1 on ports 443 and 80, by name"
 	const ports = `this env reaches files.example, *.host.example +1 on ports 443 and 80, and at other ports only what domains of [environments.data.network] has as "HOST:PORT", which the user can add`
 	const install = "this env does not have it: install it below /workspace, from files.example, *.host.example +1, or ask the user to add it to this env"

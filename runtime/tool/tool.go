@@ -192,7 +192,7 @@ func (t *Tool) Server(version string) (s *server.MCPServer, stop func()) {
 		<-offered
 		// A client fetches the list after this, and pays for it, so it is told only of visible
 		// changes.
-		if next := (listing{after, t.Project, t.SharedFiles, t.KeptFiles, t.Branches, t.Packages, t.More}).definition(); !reflect.DeepEqual(next, shown) {
+		if next := (listing{after, &t.Options}).definition(); !reflect.DeepEqual(next, shown) {
 			shown = next
 			s.SetTools(server.ServerTool{Tool: shown, Handler: run})
 		}
