@@ -27,14 +27,6 @@ const (
 	NoSandbox = 125
 )
 
-// misuse is a mistake in the command line.
-type misuse struct{ problem, hint string }
-
-func (e *misuse) Error() string { return e.problem }
-
-// Misuse returns the error of a mistake in the command line.
-func Misuse(problem, hint string) error { return &misuse{problem, hint} }
-
 // ending is an error with an exit status of its own.
 type ending struct {
 	status        int
@@ -42,6 +34,9 @@ type ending struct {
 }
 
 func (e *ending) Error() string { return e.problem }
+
+// Misuse returns the error of a mistake in the command line.
+func Misuse(problem, hint string) error { return End(Misused, problem, hint) }
 
 // End returns an error with an exit status of its own.
 func End(status int, problem, hint string) error { return &ending{status, problem, hint} }
@@ -61,13 +56,10 @@ func Report(log io.Writer, err error) int {
 	}
 	status, hint := Failed, ""
 	var wrong *config.Error
-	var line *misuse
 	var end *ending
 	switch {
 	case errors.As(err, &end):
 		status, hint = end.status, end.hint
-	case errors.As(err, &line):
-		status, hint = Misused, line.hint
 	case errors.As(err, &wrong):
 		hint = wrong.Hint
 	}
@@ -97,7 +89,7 @@ func Version() string {
 // without it. The wrapper sets it.
 const GatewayVariable = "NIX_SANDBOX_GATEWAY"
 
-// Gateway replaces this process by the gateway, and returns only if it cannot. what names the
+// Gateway replaces this process by the gateway, and returns only if it cannot. The reason names the
 // setting that needs the gateway; it begins the error of a server that was built without one.
 func Gateway(reason string, args ...string) error {
 	path := os.Getenv(GatewayVariable)
