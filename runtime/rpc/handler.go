@@ -61,7 +61,7 @@ type Handler struct {
 	admit Admission
 
 	asked asked // requests to clients
-	held  *held // calls that wait for a retry
+	held  held  // calls that wait for a retry
 }
 
 // New returns a Handler of a tool's calls. It closes over an MCP server that
@@ -72,7 +72,7 @@ func New(t *tool.Tool, version string, admission Admission, log *slog.Logger) (h
 		tool:  t,
 		log:   log,
 		admit: admission,
-		held:  newHeld(),
+		held:  held{calls: map[string]*holding{}},
 	}
 	h.mcp, stop = t.Server(version)
 	return h, stop

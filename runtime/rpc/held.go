@@ -2,16 +2,13 @@ package rpc
 
 import (
 	"context"
-	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"io"
 	"maps"
-	"strings"
 	"sync"
 	"time"
 
@@ -33,15 +30,15 @@ var errState = errors.New("requestState is not that of a call that waits for its
 // held are the calls of the protocol without a handshake that have asked their user. Each waits for
 // the request that repeats it with the answer (MCP 2026-07-28, input_required).
 type held struct {
-	key []byte // of the seals
-
 	mu    sync.Mutex
-	calls map[string]*holding // by id
+	calls map[string]*holding // by their state, which nobody else can guess
 }
 
 // holding is a call that runs while one request after the other waits for it.
 type holding struct {
 	first     *Call
+	principal string
+	digest    [sha256.Size]byte
 	questions chan *inquiry
 	asked     *inquiry // of the last request
 	result    chan *mcp.CallToolResult
@@ -55,12 +52,6 @@ type holding struct {
 type inquiry struct {
 	call.Question
 	answer chan json.RawMessage
-}
-
-func newHeld() *held {
-	h := &held{key: make([]byte, sha256.Size), calls: map[string]*holding{}}
-	rand.Read(h.key)
-	return h
 }
 
 // isRetry reports whether the message repeats a call of the tool with its state.
@@ -95,25 +86,16 @@ func digestOf(arguments any) [sha256.Size]byte {
 	return [sha256.Size]byte(sum.Sum(nil))
 }
 
-// seal returns the state of a call that waits under an id: only this server can make it, and it
-// counts for this principal and these arguments.
-func (h *held) seal(id string, c *Call) string {
-	text, _ := json.Marshal([]any{id, c.principal, c.digest}) // unambiguous
-	mac := hmac.New(sha256.New, h.key)
-	mac.Write(text)
-	return id + "." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
-}
-
-// take returns the call that waits for a retry, once.
+// take returns the call that waits for a retry, once. The retry has the principal and the arguments
+// of the call.
 func (h *held) take(retry *Call) *holding {
-	id, _, _ := strings.Cut(retry.state, ".")
-	if !hmac.Equal([]byte(retry.state), []byte(h.seal(id, retry))) {
-		return nil
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	one := h.calls[id]
-	delete(h.calls, id)
+	one := h.calls[retry.state]
+	if one == nil || one.principal != retry.principal || one.digest != retry.digest {
+		return nil
+	}
+	delete(h.calls, retry.state)
 	return one
 }
 
@@ -135,7 +117,7 @@ func (one *holding) Put(ctx context.Context, q call.Question) (call.Choice, erro
 
 // hold runs a call whose client can be asked by a retry.
 func (h *Handler) hold(ctx context.Context, c *Call, notify func(mcp.JSONRPCNotification)) mcp.JSONRPCMessage {
-	one := &holding{questions: make(chan *inquiry), result: make(chan *mcp.CallToolResult, 1)}
+	one := &holding{principal: c.principal, digest: c.digest, questions: make(chan *inquiry), result: make(chan *mcp.CallToolResult, 1)}
 	// The call outlives its first request.
 	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	one.first, one.cancel = &Call{handler: h, run: c.run, release: c.release, charge: c.charge}, cancel
@@ -186,13 +168,13 @@ func (h *Handler) follow(ctx context.Context, c *Call, one *holding) mcp.JSONRPC
 			// The client has gone, and the call ends.
 			return h.follow(context.WithoutCancel(ctx), c, one)
 		}
-		id := rand.Text()
+		state := rand.Text()
 		h.held.mu.Lock()
 		one.asked = asked
-		h.held.calls[id] = one
+		h.held.calls[state] = one
 		h.held.mu.Unlock()
-		time.AfterFunc(time.Until(asked.Until)+retryWithin, func() { h.drop(id) })
-		required := mcp.NewInputRequiredResult(mcp.InputRequests{inputKey: mcp.NewElicitationInputRequest(form(asked.Question))}, h.held.seal(id, c))
+		time.AfterFunc(time.Until(asked.Until)+retryWithin, func() { h.drop(state) })
+		required := mcp.NewInputRequiredResult(mcp.InputRequests{inputKey: mcp.NewElicitationInputRequest(form(asked.Question))}, state)
 		required.EnsureResultMeta().SetServerInfo(h.info)
 		return mcp.NewJSONRPCResultResponse(mcp.NewRequestId(c.message.replyID()), required)
 	}
@@ -220,10 +202,10 @@ func (one *holding) report(progress func(seconds float64, line string)) {
 }
 
 // drop ends a call that was not repeated in time.
-func (h *Handler) drop(id string) {
+func (h *Handler) drop(state string) {
 	h.held.mu.Lock()
-	one := h.held.calls[id]
-	delete(h.held.calls, id)
+	one := h.held.calls[state]
+	delete(h.held.calls, state)
 	h.held.mu.Unlock()
 	if one != nil {
 		one.cancel()

@@ -357,9 +357,9 @@ func TestApproval_IsNotForTheModelToGive(t *testing.T) {
 			"a made-up state":         func(a map[string]any, _ string) { retry(c, a, "AAAAAAAA.AAAAAAAA", yes) },
 			"an empty state":          func(a map[string]any, _ string) { retry(c, a, "", yes) },
 			"a state that is no text": func(a map[string]any, s string) { retry(c, a, map[string]any{"state": s}, yes) },
-			"another id":              func(a map[string]any, s string) { retry(c, a, flip(s, 0), yes) },
-			"another seal":            func(a map[string]any, s string) { retry(c, a, flip(s, len(s)-2), yes) },
-			"no seal":                 func(a map[string]any, s string) { id, _, _ := strings.Cut(s, "."); retry(c, a, id, yes) },
+			"another beginning":       func(a map[string]any, s string) { retry(c, a, flip(s, 0), yes) },
+			"another end":             func(a map[string]any, s string) { retry(c, a, flip(s, len(s)-2), yes) },
+			"a part of it":            func(a map[string]any, s string) { retry(c, a, s[:len(s)-1], yes) },
 			"other code": func(a map[string]any, s string) {
 				b := map[string]any{"code": a["code"].(string) + "\n", "env": a["env"]}
 				retry(c, b, s, yes)
