@@ -2,6 +2,7 @@ package call
 
 import (
 	"context"
+	"encoding/json"
 	"time"
 )
 
@@ -45,19 +46,23 @@ type Survived struct {
 	Earlier bool
 }
 
-// Changes counts what the session has changed in the project so far.
+// Changes counts what the session has changed in the project so far. Its JSON is a fact of the call
+// for programs.
 type Changes struct {
-	Added, Changed, Deleted int // files
-	Bytes                   int64
+	// Added, Changed and Deleted count files.
+	Added   int   `json:"added"`
+	Changed int   `json:"changed"`
+	Deleted int   `json:"deleted"`
+	Bytes   int64 `json:"bytes"`
 	// LeftOut are the first of the paths that the session's patch lacks, and LeftOutCount
 	// is the number of all.
-	LeftOut      []LeftOut
-	LeftOutCount int
+	LeftOut      []LeftOut `json:"left_out,omitempty"`
+	LeftOutCount int       `json:"left_out_count,omitempty"`
 	// Incomplete means that there were too many files to visit them all.
-	Incomplete bool
+	Incomplete bool `json:"incomplete,omitempty"`
 	// First means that no earlier answer named changes that are more than caches, and that this
 	// one does.
-	First bool
+	First bool `json:"-"`
 }
 
 // Copied says which files of a call were copied into a folder of the user's.
@@ -99,24 +104,36 @@ func Find[N Note](notes []Note) *N {
 
 // ToolUse is one call of a tool by the code of a call.
 type ToolUse struct {
-	Server, Tool string
+	Server string `json:"server"`
+	Tool   string `json:"tool"`
 	// ArgumentsHash is the SHA-256 of the arguments, in hexadecimal digits.
-	ArgumentsHash string
+	ArgumentsHash string `json:"args_sha256"`
 	// Outcome is ok, error, denied, timeout, cancelled or unavailable. After a time-out or a
 	// cancellation the tool may have done its work.
-	Outcome string
+	Outcome string `json:"outcome"`
 	// Took is the time until the answer, and Bytes its size.
-	Took  time.Duration
-	Bytes int
+	Took  time.Duration `json:"-"`
+	Bytes int           `json:"bytes"`
+}
+
+// MarshalJSON has the time in milliseconds.
+func (u ToolUse) MarshalJSON() ([]byte, error) {
+	type fields ToolUse
+	return json.Marshal(struct {
+		fields
+		Milliseconds int64 `json:"ms"`
+	}{fields(u), u.Took.Milliseconds()})
 }
 
 // Tools counts the calls of tools that the code made. First are the first of them, and Refused
-// are the tools that it may not call, by their servers, a few of them.
+// are the tools that it may not call, by their servers, a few of them. Its JSON is a fact of the call
+// for programs.
 type Tools struct {
-	Calls, Failed int
-	Bytes         int64
-	First         []ToolUse
-	Refused       []string
+	Calls   int       `json:"calls"`
+	Failed  int       `json:"failed"`
+	Bytes   int64     `json:"bytes"`
+	First   []ToolUse `json:"first"`
+	Refused []string  `json:"-"`
 }
 
 // ToolObserver is an [Observer] that is told of each call of a tool too, before the code has its

@@ -380,20 +380,16 @@ func (a answer) facts() map[string]any {
 		facts[metaPrefix+"exit_code"] = a.result.ExitCode
 		facts[metaPrefix+"duration_ms"] = a.result.Duration.Milliseconds()
 	}
-	if a.call.Env.Closure != "" {
-		facts[metaPrefix+"closure"] = a.call.Env.Closure
+	texts := map[string]string{
+		"closure": a.call.Env.Closure, "limits_by": a.result.EnforcedBy, "isolation": a.result.Isolation, "start": a.result.Start,
 	}
-	if a.call.Session != "" && a.result.State != "" {
-		facts[metaPrefix+"state"] = a.result.State
+	if a.call.Session != "" {
+		texts["state"] = a.result.State
 	}
-	if a.result.EnforcedBy != "" {
-		facts[metaPrefix+"limits_by"] = a.result.EnforcedBy
-	}
-	if a.result.Isolation != "" {
-		facts[metaPrefix+"isolation"] = a.result.Isolation
-	}
-	if a.result.Start != "" {
-		facts[metaPrefix+"start"] = a.result.Start
+	for name, text := range texts {
+		if text != "" {
+			facts[metaPrefix+name] = text
+		}
 	}
 	if a.result.ProjectChanged {
 		facts[metaPrefix+"project_changed"] = true
@@ -409,7 +405,7 @@ func (a answer) facts() map[string]any {
 		facts[metaPrefix+"cut_bytes"] = cut
 	}
 	if n := a.result.Network; n != nil {
-		facts[metaPrefix+"network"] = networkFacts(n)
+		facts[metaPrefix+"network"] = n
 	}
 	for _, note := range a.result.Notes {
 		_, more := a.words(note)

@@ -1,6 +1,7 @@
 package tool
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -12,6 +13,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
 // data is an environment that reaches three hosts.
@@ -169,13 +171,11 @@ func TestNetwork_Facts(t *testing.T) {
 		Reached: []sandbox.Reached{{Name: "files.example", Port: 443, Count: 3, Up: 10, Down: 20}},
 		Omitted: 5, Ended: true,
 	}
-	want := map[string]any{
-		"refused": []map[string]any{{"name": "evil.example", "count": int64(2), "reason": "name"}, {"port": 443, "count": int64(1), "reason": "address"}},
-		"failed":  []map[string]any{{"name": "b.host.example", "port": 80, "count": int64(1), "problem": "timed out"}},
-		"reached": []map[string]any{{"name": "files.example", "port": 443, "count": int64(3), "bytes_up": int64(10), "bytes_down": int64(20)}},
-		"omitted": int64(5), "ended": true,
-	}
-	if diff := cmp.Diff(want, a.facts()[metaPrefix+"network"]); diff != "" {
+	const want = `{"refused":[{"name":"evil.example","reason":"name","count":2},{"port":443,"reason":"address","count":1}],` +
+		`"failed":[{"name":"b.host.example","port":80,"problem":"timed out","count":1}],` +
+		`"reached":[{"name":"files.example","port":443,"count":3,"bytes_up":10,"bytes_down":20}],"omitted":5,"ended":true}`
+	got := string(must.Get(json.Marshal(a.facts()[metaPrefix+"network"]))(t))
+	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
 }

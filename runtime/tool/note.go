@@ -33,7 +33,7 @@ func (a answer) words(note call.Note) (remarks []remark, facts map[string]any) {
 		if len(n.Refused) > 0 {
 			remarks = []remark{{opening: onTools, rest: "refused " + strings.Join(n.Refused, ", ") + ", which the user has not allowed"}}
 		}
-		return remarks, map[string]any{"tools": toolsFacts(n)}
+		return remarks, map[string]any{"tools": n}
 	case call.Copied:
 		return a.copied(n), nil
 	case call.Visited:
@@ -44,7 +44,10 @@ func (a answer) words(note call.Note) (remarks []remark, facts map[string]any) {
 		if n.First {
 			remarks = []remark{{opening: changed, rest: a.howToApply()}}
 		}
-		return remarks, map[string]any{"changes": changesFacts(a.call.Session, n)}
+		return remarks, map[string]any{"changes": struct {
+			call.Changes
+			URI string `json:"uri"`
+		}{n, address(a.call.Session, changesName)}}
 	}
 	return nil, nil // call.Survived is part of the remark about the sandbox's death
 }
@@ -97,17 +100,6 @@ func (a answer) restored(files call.Restored) []remark {
 			files.Files, size(files.Bytes), files.Saved.UTC().Format("2006-01-02 15:04 MST"))
 	}
 	return []remark{{opening: newSession, rest: was}}
-}
-
-// toolsFacts are the facts about the calls of tools that the code made.
-func toolsFacts(n call.Tools) map[string]any {
-	first := []map[string]any{}
-	for _, use := range n.First {
-		first = append(first, map[string]any{
-			"server": use.Server, "tool": use.Tool, "args_sha256": use.ArgumentsHash, "outcome": use.Outcome, "ms": use.Took.Milliseconds(), "bytes": use.Bytes,
-		})
-	}
-	return map[string]any{"calls": n.Calls, "failed": n.Failed, "bytes": n.Bytes, "first": first}
 }
 
 // roughly words a duration in its largest sensible unit.
@@ -192,19 +184,4 @@ func (a answer) changes() []mcp.Content {
 		return nil
 	}
 	return []mcp.Content{mcp.NewResourceLink(address(a.call.Session, changesName), changesName, "what this session changed in the project, for git apply", changesType)}
-}
-
-// changesFacts are the facts about a session's changes to the project.
-func changesFacts(session string, c call.Changes) map[string]any {
-	facts := map[string]any{
-		"uri": address(session, changesName), "added": c.Added, "changed": c.Changed, "deleted": c.Deleted, "bytes": c.Bytes,
-	}
-	if c.LeftOutCount > 0 {
-		facts["left_out"] = c.LeftOut
-		facts["left_out_count"] = c.LeftOutCount
-	}
-	if c.Incomplete {
-		facts["incomplete"] = true
-	}
-	return facts
 }
