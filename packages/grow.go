@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 )
@@ -15,25 +14,9 @@ import (
 // copyTimeout bounds the copy of a session's files from one sandbox to another.
 const copyTimeout = time.Minute
 
-// Grow is the [session.Part] that replaces a session's sandbox when a call adds packages to
-// its environment. The new sandbox has the session's files.
+// Grow is the [session.Part] that gives a sandbox the files of the one that it replaces, because a
+// call adds packages to the session's environment.
 type Grow struct{}
-
-var _ session.Fitter = Grow{}
-
-// Fit implements [session.Fitter]. A sandbox serves calls that name fewer packages: such a
-// call may have been accepted before an earlier one added some.
-func (Grow) Fit(has, wanted registry.Environment) session.Fit {
-	switch has, wanted := nameOf(has), nameOf(wanted); {
-	case has.Base != wanted.Base:
-		return session.Unrelated
-	case has.Includes(wanted):
-		return session.Serves
-	case wanted.Includes(has):
-		return session.Replaced
-	}
-	return session.Conflicts
-}
 
 // Start implements [session.Part].
 func (Grow) Start(ctx context.Context, s *session.Start, next session.StartFunc) (session.Member, error) {

@@ -84,6 +84,12 @@ type OnDemand struct {
 // BaseName returns the name of the environment without packages that calls added.
 func (e Environment) BaseName() string { return cmp.Or(e.Base, e.Name) }
 
+// Includes reports whether the environment has the packages that calls added to another one of the
+// same base.
+func (e Environment) Includes(other Environment) bool {
+	return !slices.ContainsFunc(other.Added, func(name string) bool { return !slices.Contains(e.Added, name) })
+}
+
 // Sessions says whether the environment keeps state across calls.
 func (e Environment) Sessions() bool {
 	return e.Language != nil && e.Language.Sessions

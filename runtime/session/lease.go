@@ -76,12 +76,15 @@ func (m *Manager) find(s *session, c call.Call) (one, former *member, err error)
 		if one != nil {
 			break
 		}
-		switch m.fit(member.env, c.Env) {
-		case Serves:
+		// A call may name fewer packages than the sandbox has: it may have been accepted before an
+		// earlier one added some.
+		switch has := member.env; {
+		case has.BaseName() != c.Env.BaseName():
+		case has.Includes(c.Env):
 			one = member
-		case Replaced:
+		case c.Env.Includes(has):
 			former, conflict = member, false
-		case Conflicts:
+		default:
 			conflict = true
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -78,37 +77,6 @@ func (plain) Suspend(context.Context) (int64, error) {
 }
 
 func (p plain) End(call.Cause) { p.box.Kill() }
-
-// A Fitter is a [Part] that lets a session's sandbox serve calls to an environment of
-// another name.
-type Fitter interface {
-	Fit(has, wanted registry.Environment) Fit
-}
-
-// Fit says what a sandbox of one environment is to a call that names another one.
-type Fit int
-
-const (
-	Unrelated Fit = iota
-	// Serves means that the sandbox can run the call.
-	Serves
-	// Replaced means that a sandbox of the wanted environment takes its place.
-	Replaced
-	// Conflicts means that a session cannot have both.
-	Conflicts
-)
-
-// fit asks the parts what a sandbox is to a call.
-func (m *Manager) fit(has, wanted registry.Environment) Fit {
-	for _, part := range m.Parts {
-		if fitter, ok := part.(Fitter); ok {
-			if fit := fitter.Fit(has, wanted); fit != Unrelated {
-				return fit
-			}
-		}
-	}
-	return Unrelated
-}
 
 // chain returns a function that starts a sandbox through parts, the first one outermost.
 func chain(parts []Part, start StartFunc) StartFunc {
