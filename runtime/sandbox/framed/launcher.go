@@ -20,62 +20,45 @@ const (
 	maxStartFactor = 100
 )
 
-// isolations are the values that a program may report.
-var isolations = map[string]bool{"kvm": true, "emulated": true}
-
-// beginnings are the values that a program may report.
-var beginnings = map[string]bool{"cold": true, "copy": true}
+// report is what a sandbox's program has reported.
+type report struct {
+	Isolation   string `json:"isolation"`
+	Start       string `json:"start"`
+	StartFactor int    `json:"start_factor"`
+	// ProjectChanged says that the sandbox shows an earlier state of its project.
+	ProjectChanged bool `json:"project_changed"`
+}
 
 // launcher holds the reports of a sandbox's program. That is not part of the sandbox, and the
 // frames go elsewhere, but its reports are bounded in the same way. A nil launcher has no reports.
 type launcher struct {
-	reports *os.File
-	slower  chan struct{} // gets a value when the factor changes
+	slower chan struct{} // gets a value when the factor changes
 
-	mu        sync.Mutex
-	isolation string
-	start     string
-	factor    int
-	// projectChanged says that the sandbox shows an earlier state of its project, and that no
-	// answer has said so yet.
-	projectChanged bool
+	mu    sync.Mutex
+	last  report
+	shown bool // an answer has said that the project is another one
 }
 
 func newLauncher(reports *os.File) *launcher {
-	l := &launcher{reports: reports, slower: make(chan struct{}, 1), factor: 1}
-	go l.follow()
+	l := &launcher{slower: make(chan struct{}, 1)}
+	go l.follow(reports)
 	return l
 }
 
-// follow reads lines of JSON until their stream ends or makes no sense.
-func (l *launcher) follow() {
-	defer l.reports.Close()
-	lines := bufio.NewReaderSize(l.reports, maxReport)
+// follow reads lines of JSON until their stream ends or makes no sense. A line changes only the
+// fields that it has.
+func (l *launcher) follow(reports *os.File) {
+	defer reports.Close()
+	lines := bufio.NewReaderSize(reports, maxReport)
 	for range maxReports {
 		line, err := lines.ReadSlice('\n')
-		if err != nil {
+		next := l.said()
+		if err != nil || json.Unmarshal(line, &next) != nil {
 			return
 		}
-		var report struct {
-			Isolation   string `json:"isolation"`
-			Start       string `json:"start"`
-			StartFactor int    `json:"start_factor"`
-			Changed     bool   `json:"project_changed"`
-		}
-		if json.Unmarshal(line, &report) != nil {
-			return
-		}
+		next.StartFactor = max(1, min(next.StartFactor, maxStartFactor))
 		l.mu.Lock()
-		if isolations[report.Isolation] {
-			l.isolation = report.Isolation
-		}
-		if beginnings[report.Start] {
-			l.start = report.Start
-		}
-		if report.StartFactor >= 1 && report.StartFactor <= maxStartFactor {
-			l.factor = report.StartFactor
-		}
-		l.projectChanged = l.projectChanged || report.Changed
+		l.last = next
 		l.mu.Unlock()
 		select {
 		case l.slower <- struct{}{}:
@@ -84,15 +67,18 @@ func (l *launcher) follow() {
 	}
 }
 
-// slowness is how many times longer than usual everything takes that is not code.
-func (l *launcher) slowness() time.Duration {
+// said returns what has been reported.
+func (l *launcher) said() report {
 	if l == nil {
-		return 1
+		return report{}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return time.Duration(l.factor)
+	return l.last
 }
+
+// slowness is how many times longer than usual everything takes that is not code.
+func (l *launcher) slowness() time.Duration { return time.Duration(max(1, l.said().StartFactor)) }
 
 // changes gets a value when the slowness may have changed.
 func (l *launcher) changes() <-chan struct{} {
@@ -109,17 +95,7 @@ func (l *launcher) takeProjectChanged() bool {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	changed := l.projectChanged
-	l.projectChanged = false
+	changed := l.last.ProjectChanged && !l.shown
+	l.shown = l.shown || changed
 	return changed
-}
-
-// isolated returns how the sandbox is isolated and how it began, or "" if that was not reported.
-func (l *launcher) isolated() (isolation, start string) {
-	if l == nil {
-		return "", ""
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.isolation, l.start
 }

@@ -296,7 +296,8 @@ func (s *Sandbox) Execute(ctx context.Context, request sandbox.Request) (sandbox
 	s.network.begin(ctx, request.Host)
 	reply, err := s.execute(ctx, request, out)
 	result := sandbox.Result{EnforcedBy: s.enforcedBy, Duration: time.Since(began), Network: s.network.end()}
-	result.Isolation, result.Start = s.launcher.isolated()
+	said := s.launcher.said()
+	result.Isolation, result.Start = said.Isolation, said.Start
 	result.Stdout, result.Stderr = s.texts(out)
 	if err == nil {
 		result.ProjectChanged = s.launcher.takeProjectChanged()
