@@ -2,6 +2,7 @@ package call
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
@@ -66,12 +67,7 @@ type Labelled struct {
 
 // Offers reports whether a question has a choice.
 func (q Question) Offers(choice Choice) bool {
-	for _, one := range q.Choices {
-		if one.Choice == choice {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(q.Choices, func(one Labelled) bool { return one.Choice == choice })
 }
 
 // Way asks a user.

@@ -31,22 +31,22 @@ type Server struct {
 	// has been answered.
 	afterFirst func()
 	maxLine    int
-	maxListens int
 
 	conn    *conn
 	cancel  context.CancelCauseFunc
 	calls   sync.WaitGroup // calls that run or wait
 	listens sync.WaitGroup // subscriptions
+	// listening has an element for each subscription.
+	listening chan struct{}
 
-	mu        sync.Mutex
-	cancels   map[string]context.CancelFunc // of calls and subscriptions, by id
-	listening int
+	mu      sync.Mutex
+	cancels map[string]context.CancelFunc // of calls and subscriptions, by id
 }
 
 // New returns a server of handler's answers. AfterFirst is called once, when the client's first
 // request other than a ping has been answered: work that speeds up later answers may begin then.
 func New(handler *rpc.Handler, afterFirst func()) *Server {
-	return &Server{handler: handler, afterFirst: sync.OnceFunc(afterFirst), maxLine: maxLine, maxListens: maxListens, cancels: map[string]context.CancelFunc{}}
+	return &Server{handler: handler, afterFirst: sync.OnceFunc(afterFirst), maxLine: maxLine, listening: make(chan struct{}, maxListens), cancels: map[string]context.CancelFunc{}}
 }
 
 // Serve answers the messages of in, and returns at its end after all answers, or when ctx ends,
@@ -174,22 +174,16 @@ func (s *Server) cancelRequest(id string) {
 
 // listen serves a subscription, which lasts until the client hangs up.
 func (s *Server) listen(ctx context.Context, m rpc.Message) {
-	s.mu.Lock()
-	full := s.listening >= s.maxListens
-	if !full {
-		s.listening++
-	}
-	s.mu.Unlock()
-	if full {
-		s.conn.write(rpc.Failure(m.ID, mcp.INVALID_REQUEST, fmt.Sprintf("%d subscriptions are open already", s.maxListens)))
+	select {
+	case s.listening <- struct{}{}:
+	default:
+		s.conn.write(rpc.Failure(m.ID, mcp.INVALID_REQUEST, fmt.Sprintf("%d subscriptions are open already", cap(s.listening))))
 		return
 	}
 	ctx, forget := s.remember(ctx, m)
 	s.listens.Go(func() {
 		s.reply(m, s.handler.Answer(ctx, m))
 		forget()
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.listening--
+		<-s.listening
 	})
 }

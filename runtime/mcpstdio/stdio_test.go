@@ -125,7 +125,7 @@ func dial(t *testing.T, f executor) *link {
 	l := &link{t: t, mcp: h.MCP(), in: inWrite, replies: make(chan reply, 4096), served: make(chan error, 1), cancel: cancel, recorder: r}
 	go l.read(outRead)
 	l.under = New(h, r.answered)
-	l.under.maxLine, l.under.maxListens = shortLine, fewListens
+	l.under.maxLine, l.under.listening = shortLine, make(chan struct{}, fewListens)
 	go func() {
 		err := l.under.Serve(ctx, inRead, outWrite)
 		inRead.CloseWithError(io.ErrClosedPipe)
@@ -555,8 +555,8 @@ func TestAnsweredAreForgotten(t *testing.T) {
 	}
 	l.in.Close()
 	must.Do(t, l.wait())
-	if u := l.under; len(u.cancels) != 0 || u.listening != 0 {
-		t.Errorf("%d requests are known, %d subscriptions", len(u.cancels), u.listening)
+	if u := l.under; len(u.cancels) != 0 || len(u.listening) != 0 {
+		t.Errorf("%d requests are known, %d subscriptions", len(u.cancels), len(u.listening))
 	}
 }
 

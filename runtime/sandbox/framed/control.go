@@ -1,11 +1,11 @@
 package framed
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"sync"
 	"time"
@@ -20,7 +20,7 @@ const (
 	// (docs/contracts.md, C1).
 	controlVariable = "NIX_SANDBOX_CONTROL"
 	fromVariable    = "NIX_SANDBOX_FROM"
-	// maxControl bounds a line of that socket, in bytes.
+	// maxControl bounds an answer on that socket, in bytes.
 	maxControl = 16 << 10
 	// quietTimeout bounds the wait for frames on their way to the agent, and suspendTimeout the
 	// time to write the state of a sandbox.
@@ -33,11 +33,6 @@ const (
 type control struct {
 	mu     sync.Mutex // of one exchange
 	socket *os.File
-	lines  *bufio.Reader
-}
-
-func newControl(socket *os.File) *control {
-	return &control{socket: socket, lines: bufio.NewReaderSize(socket, maxControl)}
 }
 
 func (c *control) close() {
@@ -60,16 +55,9 @@ func (c *control) save(folder string, keep bool, timeout time.Duration) (answer 
 	if err := c.socket.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return answer, err
 	}
-	request, err := json.Marshal(map[string]any{"do": "save", "to": folder, "keep": keep})
+	err = json.NewEncoder(c.socket).Encode(map[string]any{"do": "save", "to": folder, "keep": keep})
 	if err == nil {
-		_, err = c.socket.Write(append(request, '\n'))
-	}
-	var line []byte
-	if err == nil {
-		line, err = c.lines.ReadSlice('\n')
-	}
-	if err == nil {
-		err = json.Unmarshal(line, &answer)
+		err = json.NewDecoder(io.LimitReader(c.socket, maxControl)).Decode(&answer)
 	}
 	if err == nil && (answer.Did != "save" || answer.Bytes < 0) {
 		err = fmt.Errorf("its launcher answers %.20q, and not save", answer.Did)

@@ -288,7 +288,7 @@ func (l *Starter) spawn(ctx context.Context, spec sandbox.Spec) (_ *Sandbox, err
 	s := newSandbox(l.log.With("env", spec.Name), started, stdin, stdout, stderr, spec.OutputBytes)
 	s.enforcedBy, s.owner, s.upper = l.enforcedBy, l.owner, upper
 	if spec.Control {
-		s.control = newControl(controlled)
+		s.control = &control{socket: controlled}
 	}
 	if spec.Reports {
 		s.launcher = newLauncher(reports)
