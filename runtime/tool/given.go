@@ -3,7 +3,6 @@ package tool
 import (
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -48,16 +47,7 @@ func IsGiven(meta map[string]any) bool {
 
 // Give takes what the _meta of a call's message gives the call, before [Run.Answer]. Fields of
 // others are ignored; a mistake in one of this server's refuses the call.
-func (r *Run) Give(meta map[string]json.RawMessage) {
-	var building *buildingError
-	if errors.As(r.refusal, &building) {
-		r.later = meta // what it may be depends on the environment
-		return
-	}
-	if err := give(&r.call, meta); err != nil && r.refusal == nil {
-		r.refusal = err
-	}
-}
+func (r *Run) Give(meta map[string]json.RawMessage) { r.given = meta }
 
 // give decodes what _meta gives a call. The error is a sentence.
 func give(c *call.Call, meta map[string]json.RawMessage) (err error) {

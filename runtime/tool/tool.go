@@ -227,8 +227,8 @@ type Run struct {
 	tool      *Tool
 	arguments any // if it has to be checked again
 	call      call.Call
-	later     map[string]json.RawMessage // given to a call that waits for its environment
-	refusal   error                      // why it does not run; nil where it does
+	given     map[string]json.RawMessage // by the message's _meta
+	refusal   error                      // why it does not run, or nil
 	release   func()                     // nil if the call has no place
 }
 
@@ -294,9 +294,10 @@ func (r *Run) Answer(ctx context.Context, progress func(seconds float64, line st
 		defer reportProgress(t.progressEvery, r.call.Progress, progress)()
 	}
 	r.await(ctx)
-	if r.refusal == nil && r.later != nil {
-		r.Give(r.later)
+	if r.refusal == nil { // the environment, which bounds some of it, is known
+		r.refusal = give(&r.call, r.given)
 	}
+	r.given = nil // a call may wait for long
 	if r.refusal != nil {
 		sentence, _, _ := strings.Cut(r.refusal.Error(), "\n")
 		facts := []any{"env", bounded.Head(r.call.Env.Name, 64), "session", bounded.Head(r.call.Session, 64), "outcome", "refused", "reason", sentence}
