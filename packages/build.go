@@ -32,8 +32,6 @@ const (
 	fileClock = 20 * time.Millisecond
 	// longestBuild bounds how long a silent build is charged for.
 	longestBuild = time.Hour
-	// maxUsed bounds the environments with a remembered time of the last call.
-	maxUsed = 1024
 	// askAttempts bounds how often a request is written to a folder that disappears.
 	askAttempts = 10
 	// maxReport bounds how much of the builder's files is read, in bytes.
@@ -78,8 +76,7 @@ type Executor struct {
 	began time.Time
 
 	mu     sync.Mutex
-	used   map[string]time.Time // by key: when the file was written
-	builds map[string]*build    // by key: those that calls wait for
+	builds map[string]*build // by key: those that calls wait for
 }
 
 type build struct {
@@ -95,7 +92,7 @@ var _ call.Executor = (*Executor)(nil)
 
 // NewExecutor returns an executor in front of next.
 func NewExecutor(next call.Executor, o Options) *Executor {
-	return &Executor{next: next, Options: o, began: time.Now(), used: map[string]time.Time{}, builds: map[string]*build{}}
+	return &Executor{next: next, Options: o, began: time.Now(), builds: map[string]*build{}}
 }
 
 // Execute implements [call.Executor]. The error is a [*BuildingError] or a [*BuildError] if the
@@ -366,22 +363,12 @@ func (e *Executor) progress(key string) (done, total int) {
 
 // touch has the environment's file say that a call uses it now, and whose call.
 func (e *Executor) touch(c call.Call) {
-	key := Key(c.Env, nameOf(c.Env))
-	now := time.Now()
-	e.mu.Lock()
-	recent := now.Sub(e.used[key]) < usedEvery
-	if !recent {
-		if len(e.used) >= maxUsed {
-			clear(e.used)
-		}
-		e.used[key] = now
-	}
-	e.mu.Unlock()
-	if recent {
+	file := filepath.Join(e.Folder, Key(c.Env, nameOf(c.Env)), UsedFile)
+	if info, err := os.Stat(file); err == nil && time.Since(info.ModTime()).Abs() < usedEvery {
 		return
 	}
 	who := sha256.Sum256([]byte(c.Principal))
-	if err := os.WriteFile(filepath.Join(e.Folder, key, UsedFile), fmt.Appendf(nil, "%x\n", who[:8]), 0o600); err != nil {
+	if err := os.WriteFile(file, fmt.Appendf(nil, "%x\n", who[:8]), 0o600); err != nil {
 		e.Log.Warn("the use of an environment is not noted", "env", c.Env.Name, "error", err)
 	}
 }
