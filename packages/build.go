@@ -62,7 +62,7 @@ type Server struct {
 // NewServer returns a Server.
 func NewServer(o Options) *Server { return &Server{Catalog{o.Folder}, o} }
 
-// Executor returns an executor in front of next. Turn and used are those of [Options].
+// Executor returns an executor in front of next. Turn and used are fields of [Options].
 func (s *Server) Executor(next call.Executor, turn func(ctx context.Context, principal string) (done func(), err error), used func(registry.Environment)) call.Executor {
 	o := s.options
 	o.Turn, o.Used = turn, used
@@ -76,7 +76,7 @@ type Executor struct {
 	began time.Time
 
 	mu     sync.Mutex
-	builds map[string]*build // by key: those that calls wait for
+	builds map[string]*build // that calls wait for, by key
 }
 
 type build struct {

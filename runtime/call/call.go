@@ -41,7 +41,7 @@ type Call struct {
 	// Ticket is the call's position among those of its session, or nil if the transport took no
 	// ticket when the call arrived. The transport releases it.
 	Ticket *Ticket
-	// Progress shows the call while it runs, or is nil if nobody could look.
+	// Progress shows the call while it runs, or is nil if nothing shows it.
 	Progress *sandbox.Progress
 	// Ask, if it is not nil, answers what the code asks the server: see [sandbox.Request].
 	Ask func(ctx context.Context, question []byte) (answer []byte)
@@ -90,7 +90,7 @@ type Result struct {
 type Cause string
 
 const (
-	Idle     Cause = "idle"     // nobody had used it for [Restart.After]
+	Idle     Cause = "idle"     // no call had used it for [Restart.After]
 	Lifetime Cause = "lifetime" // it had lived for [Restart.After]
 	Died     Cause = "died"     // its sandbox died
 	Closed   Cause = "closed"   // the server ends

@@ -25,7 +25,7 @@ type Resumed struct {
 // Branched means that the session began as a copy of another one.
 type Branched struct{ From string }
 
-// Restored describes the files that a session inherited from an earlier one of its name.
+// Restored describes the files that a session inherited from an earlier session with its name.
 type Restored struct {
 	Files, Bytes int64
 	// Saved is when the earlier session last wrote any of them.

@@ -5,8 +5,7 @@ import (
 	"errors"
 )
 
-// Observer is told of calls. Its methods may be called at the same time, and whoever
-// calls waits for them.
+// Observer is told of calls. Its methods may be called at the same time, and calls wait for them.
 type Observer interface {
 	// Begin is called when a call begins. It returns a function that is called once, before the
 	// answer leaves, with the result and the error of [Executor.Execute].

@@ -70,7 +70,7 @@ type Group struct {
 	folder string
 	handle *os.File
 	leave  func() error // the owner's group, when this one has been removed
-	left   string       // an earlier folder that is still there; empty where none is
+	left   string       // an earlier folder that is still there; empty if there is none
 }
 
 // New makes a group of an owner with these limits, with no process in it.

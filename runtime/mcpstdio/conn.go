@@ -79,7 +79,7 @@ func (c *conn) client() rpc.Client {
 	return client
 }
 
-// writeNotifications writes mcp-go's notifications until last is closed, and then those that wait.
+// writeNotifications writes mcp-go's notifications until last is closed, and then the waiting ones.
 // The channel itself stays open, because mcp-go may still send.
 func (c *conn) writeNotifications(last <-chan struct{}) {
 	for {

@@ -81,7 +81,7 @@ type Pool struct {
 	shelves  map[string]*shelf
 	starting int
 	used     int64       // bytes of what is ready or starting
-	timer    *time.Timer // of the next fill; nil where none is due
+	timer    *time.Timer // of the next fill; nil if none is due
 	due      time.Time   // when it fills
 }
 
@@ -166,8 +166,8 @@ func (p *Pool) Keep(kinds []Kind) {
 	p.fill()
 }
 
-// Add keeps a kind ready, beside those of Keep, until Add has not been called with it for so long. Of
-// more than maxAdded kinds, those that were added longest ago are dropped.
+// Add keeps a kind ready, beside the kinds of Keep, until Add has not been called with it for a time.
+// If more than maxAdded kinds are, it drops the kind that was added longest ago.
 func (p *Pool) Add(kind Kind, idle time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -284,7 +284,7 @@ func (p *Pool) Close(within time.Duration) {
 	sandbox.WaitWithin(&p.running, within)
 }
 
-// Start returns a sandbox in which no code has run: a ready one, one that is being started, or a
+// Start returns a sandbox in which no code has run: a ready one, one on its way, or a
 // new one.
 func (p *Pool) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	if e := p.take(ctx, spec); e != nil {

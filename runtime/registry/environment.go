@@ -84,8 +84,8 @@ type OnDemand struct {
 // BaseName returns the name of the environment without packages that calls added.
 func (e Environment) BaseName() string { return cmp.Or(e.Base, e.Name) }
 
-// Includes reports whether the environment has the packages that calls added to another one of the
-// same base.
+// Includes reports whether the environment has the packages that calls added to another environment
+// with the same base.
 func (e Environment) Includes(other Environment) bool {
 	return !slices.ContainsFunc(other.Added, func(name string) bool { return !slices.Contains(e.Added, name) })
 }
@@ -107,9 +107,9 @@ func (e Environment) Secrets() []string {
 // ValidName matches names of environments.
 var ValidName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,63}$`)
 
-// environment reads an environment from its fields and, for those that it lacks, the defaults. The
-// error names the file and the first wrong field. The build checked the values; only their types
-// are checked here.
+// environment reads an environment from its fields and, if some are missing, the defaults. The error
+// names the file and the first wrong field. The build checked the values; only their types are
+// checked here.
 func environment(where, prefix, name string, fields, defaults map[string]json.RawMessage) (Environment, error) {
 	if !ValidName.MatchString(name) {
 		return Environment{}, fmt.Errorf("%s: environment name %q must be 1 to 64 of a-z, 0-9, _ and -, and begin with a letter or digit", where, name)

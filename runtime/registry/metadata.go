@@ -48,13 +48,13 @@ type Build struct {
 	Reason string
 }
 
-// Broken is an environment that was left out. There may be a usable one of the same name.
+// Broken is an environment that was left out. There may be a usable environment with the same name.
 type Broken struct {
 	Name string
 	Err  error
 }
 
-// Overridden is an environment that is hidden by one of a sandbox folder.
+// Overridden is an environment that is hidden by an artifact in a sandbox folder.
 type Overridden struct {
 	Name string
 	// Origin is the file or variable that the hidden environment came from.

@@ -61,7 +61,7 @@ func (m Message) isRetry() bool {
 		m.isModern() && mcp.IsValidProtocolVersion(m.ProtocolVersion()) && m.replyID() != nil
 }
 
-// state is the requestState of a message, or one that no call has.
+// state is the requestState of a message, or a text that is never a state.
 func (m Message) state() string {
 	var state string
 	if json.Unmarshal(m.fields.Params.RequestState, &state) != nil || state == "" {

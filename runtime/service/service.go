@@ -101,7 +101,7 @@ type Options struct {
 	Accounts Accounts
 	// SharedFiles lets a session have several environments.
 	SharedFiles bool
-	// Parts add to sessions. Changes reads the patches of one of them; nil if there is no such
+	// Parts add to sessions. Changes reads the patches of sessions; nil if there is no such
 	// part. KeepsFiles and Suspends say whether there is a part that keeps files or suspends
 	// sessions.
 	Parts                []session.Part

@@ -18,7 +18,7 @@ type Live struct {
 	Key call.Key
 	// Environments are the names of its sandboxes' environments, joined with +.
 	Environments string
-	// Calls is how many calls it has had, also those that run, and Waiting how many run or wait.
+	// Calls is how many calls it has had, including running ones, and Waiting how many run or wait.
 	Calls   uint64
 	Waiting int
 	Started time.Time

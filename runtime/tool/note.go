@@ -166,7 +166,7 @@ func (a answer) listening(n call.Listening) (remarks []remark) {
 }
 
 // howToApply says how the user takes the session's changes to the project. A principal of a
-// server over HTTP cannot run commands where that runs.
+// server over HTTP cannot run commands on the server's machine.
 func (a answer) howToApply() string {
 	const command = "the user takes them with: nix-sandbox-mcp changes "
 	switch {

@@ -233,9 +233,8 @@ type Run struct {
 }
 
 // Accept checks the arguments of a call, as encoding/json decodes them into an
-// any, and takes the call's ticket. It does not wait, so that
-// whoever reads calls accepts them in order of arrival. [Run.Answer] must be
-// called.
+// any, and takes the call's ticket. It does not wait, so that a transport
+// accepts calls in their order of arrival. [Run.Answer] must be called.
 func (t *Tool) Accept(principal string, arguments any) *Run {
 	r := &Run{tool: t, arguments: arguments}
 	r.call.Principal = principal
@@ -284,7 +283,7 @@ func (t *Tool) Refuse(principal, trace string, arguments any, why error) {
 // reach the model. Progress is called now and then, with the seconds that have passed and a line
 // about the call; it may be nil, and is not called after Answer has returned.
 func (r *Run) Answer(ctx context.Context, progress func(seconds float64, line string)) *mcp.CallToolResult {
-	// Before the answer is written: whoever has read it finds the session idle.
+	// Before the answer is written: a client that has read it finds the session idle.
 	defer r.call.Ticket.Release()
 	t := r.tool
 	if progress != nil || len(t.Observers) > 0 {

@@ -42,7 +42,7 @@ type network struct {
 	line   []byte                                   // that has no end yet, at most event.MaxLine bytes
 	over   bool                                     // nothing is read any more
 	ended  bool                                     // the proxy ended
-	why    string                                   // it ended; empty where that is not known
+	why    string                                   // it ended; empty if that is not known
 	before int64                                    // events since the start that no call has seen
 	lines  int                                      // logged since window
 	left   int64                                    // lines left out since window

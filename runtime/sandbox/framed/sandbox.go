@@ -68,9 +68,9 @@ type Sandbox struct {
 	frames      *frame.Writer
 	telling     sync.Mutex // of tell
 	logTail     logTail
-	network     *network  // nil where the environment has none
-	launcher    *launcher // nil where the program reports nothing
-	control     *control  // nil where the program cannot be asked
+	network     *network  // nil if the environment has none
+	launcher    *launcher // nil if the program reports nothing
+	control     *control  // nil if the program cannot be asked
 	outputBytes int64     // that a call may send of each stream, before escapes
 	enforcedBy  string
 	owner       func(principal string) cgroup.Owner
