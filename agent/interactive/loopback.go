@@ -7,14 +7,13 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 )
 
 const (
@@ -89,15 +88,20 @@ func Ports() (ports []uint16) {
 // listening returns the addresses by which they are reached.
 func listening() (addresses []netip.AddrPort) {
 	for _, name := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
-		table, _ := bounded.ReadFile(name, maxTable) // without IPv6 there is no second one
-		addresses = append(addresses, listeners(table)...)
+		table, err := os.Open(name)
+		if err != nil {
+			continue // without IPv6 there is no second one
+		}
+		// The kernel lists sockets that listen first, so the end of a long table is not missed.
+		addresses = append(addresses, listeners(io.LimitReader(table, maxTable))...)
+		table.Close()
 	}
 	return addresses
 }
 
 // listeners reads a table of proc_net_tcp(5): number, local address, remote address, state, …
-func listeners(table []byte) (addresses []netip.AddrPort) {
-	for lines := bufio.NewScanner(bytes.NewReader(table)); lines.Scan(); {
+func listeners(table io.Reader) (addresses []netip.AddrPort) {
+	for lines := bufio.NewScanner(table); lines.Scan(); {
 		fields := bytes.Fields(lines.Bytes())
 		if len(fields) < 4 || string(fields[3]) != "0A" { // TCP_LISTEN
 			continue
