@@ -128,12 +128,12 @@ func Cache(name string) bool {
 }
 
 // part judges one part of a path. One that begins with a dash is an option of a command that is
-// given all names, such as rm *.
+// given all names, such as rm *. A blank at its beginning or end is not seen in a list.
 func part(name string) string {
 	switch {
 	case strings.HasPrefix(name, "."):
 		return Hidden
-	case strings.HasPrefix(name, "-") || !utf8.ValidString(name) || strings.ContainsFunc(name, invisible.Is) || strings.ContainsAny(name, `:\`):
+	case strings.HasPrefix(name, "-") || strings.Trim(name, " ") != name || !utf8.ValidString(name) || strings.ContainsFunc(name, invisible.Is) || strings.ContainsAny(name, `:\`):
 		return OddName
 	}
 	return ""

@@ -29,6 +29,11 @@ func TestName(t *testing.T) {
 	if got := policy.Name("a b/c d.py"); got != "" {
 		t.Errorf("with spaces: %q", got)
 	}
+	for _, name := range []string{" .py", " a.py", "a /b.py", " a/b.py"} {
+		if got := policy.Name(name); got != policy.OddName {
+			t.Errorf("%q: %q, want %q", name, got, policy.OddName)
+		}
+	}
 }
 
 func TestLine(t *testing.T) {
@@ -53,7 +58,7 @@ func FuzzName(f *testing.F) {
 			return
 		}
 		for part := range strings.SplitSeq(name, "/") {
-			if part[0] == '.' || part[0] == '-' || strings.ContainsFunc(part, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			if part[0] == '.' || part[0] == '-' || part[0] == ' ' || strings.ContainsFunc(part, func(r rune) bool { return !unicode.IsPrint(r) }) {
 				t.Errorf("%q passes", name)
 			}
 		}
