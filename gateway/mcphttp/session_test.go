@@ -32,7 +32,8 @@ func TestSessions_AreOfOnePrincipalAndServer(t *testing.T) {
 		}
 	}
 	// An id ends where its principal begins.
-	if id := s.begin("alice", false); s.find("lice", id) != nil || s.begin("a", false) == s.begin("a", false) {
+	one, two := s.begin("alice", false), s.begin("alice", false)
+	if s.find("lice", one) != nil || one == two {
 		t.Error("ids are not of one principal, or not different")
 	}
 }
