@@ -126,7 +126,7 @@ func ReadRequest(folder, key string) (request Request, err error) {
 var ErrNotBuilt = errors.New("it is not built")
 
 // Read reads the environment that the builder made of a base and packages, from the folder of
-// all results. The error is [ErrNotBuilt] if there is none.
+// all results. The error is [ErrNotBuilt] if it was not built.
 func Read(folder string, base registry.Environment, name Name) (registry.Environment, error) {
 	link := filepath.Join(folder, Key(base, name), ResultLink)
 	if _, err := os.Lstat(link); err != nil || folder == "" {

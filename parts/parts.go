@@ -79,8 +79,8 @@ func AddWatched(options *service.Options, server *service.Server, calls *watch.S
 // addTools lets code call tools. A build with the tag toolbox sets it.
 var addTools = func(*service.Options, *service.Server) error { return nil }
 
-// patches saves the changes of sessions in a project that is an overlay. It returns nil if there
-// is none, or if the changes cannot be saved.
+// patches saves the changes of sessions in a project that is an overlay. It returns nil for a
+// project of another mode, and if the changes cannot be saved.
 func patches(settings config.Config, log *slog.Logger) *changes.Store {
 	if settings.ProjectDir == "" || settings.ProjectMode != config.Overlay {
 		return nil

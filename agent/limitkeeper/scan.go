@@ -282,7 +282,7 @@ func openFiles(task int, status []byte) int64 {
 	return 0
 }
 
-// status returns /proc/PID/status of a process, or nothing if it has ended, and the number
+// status returns /proc/PID/status of a process, or "" if it has ended, and the number
 // of the thread that it describes. Usually that is the first thread, which has the number
 // of the process. If the first thread ends before the others, it is a zombie without
 // memory until they end too, and status describes a thread that still has the memory, if
@@ -316,7 +316,7 @@ func threads(pid string) []string {
 	return names
 }
 
-// read returns a small file of /proc, or nothing if it cannot be read. The text is valid
+// read returns a small file of /proc, or "" if it cannot be read. The text is valid
 // until the next read.
 func (s *scanner) read(name string) []byte {
 	fd, err := unix.Openat(int(s.proc.Fd()), name, unix.O_RDONLY|unix.O_CLOEXEC, 0)

@@ -271,7 +271,7 @@ func (l *Log) catchUp() error {
 	return l.append(Record{Event: Recovered})
 }
 
-// lastOf returns the last record of a file and its hash, which are empty if there is none. cut
+// lastOf returns the last record of a file and its hash, which are empty for an empty file. cut
 // is the length of an incomplete line at the end, in bytes.
 func lastOf(file *os.File, size int64) (r Record, hash string, cut int64, err error) {
 	end := make([]byte, min(size, 2*maxLine))

@@ -155,7 +155,7 @@ func (f *Files) unreserve(c *oneShot) {
 	f.bytes -= c.bytes
 }
 
-// first returns the id of the call whose files are removed first, or "" if there is none. tooMany
+// first returns the id of the call whose files are removed first, or "" if no call has files. tooMany
 // says that there are too many calls, and not too many bytes.
 func (f *Files) first(tooMany bool) (id string) {
 	of := map[string]int64{}

@@ -113,7 +113,7 @@ func decodeHead(data []byte) (*Head, error) {
 	return &h, nil
 }
 
-// readHead returns the head in the folder of a session, or nil if it has none.
+// readHead returns the head in the folder of a session, or nil if there is no head.
 func readHead(folder string) (*Head, error) {
 	data, err := bounded.ReadFile(filepath.Join(folder, headName), maxHead)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -305,7 +305,7 @@ func (s *Slot) clean() {
 	}
 }
 
-// Head returns the head of the session's data, or nil if it has none. The error says why
+// Head returns the head of the session's data, or nil if the session has no data. The error says why
 // existing data cannot be used. If the data was removed to make room, Head returns nil,
 // and WasRemoved returns true.
 func (s *Slot) Head() (*Head, error) {
@@ -318,7 +318,7 @@ func (s *Slot) Head() (*Head, error) {
 // WasRemoved reports whether the session's data was removed to make room for others.
 func (s *Slot) WasRemoved() bool { return s.head != nil && s.head.Data == "" }
 
-// Path returns the path of the session's data, or "" if it has none.
+// Path returns the path of the session's data, or "" if the session has no data.
 func (s *Slot) Path() string {
 	if s.head == nil || s.head.Data == "" {
 		return ""

@@ -126,7 +126,7 @@ func stateFolder(get func(string) string, name string) string {
 
 // DeskFolders returns the folders for the sockets by which the user's commands find servers. Clients
 // often start servers without XDG_RUNTIME_DIR: the folder that systemd makes for each user who is
-// logged in (pam_systemd(8)) is known without it. There may be none.
+// logged in (pam_systemd(8)) is known without it. The list may be empty.
 func DeskFolders(get func(string) string) []string {
 	if dir := get("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
 		return []string{filepath.Join(dir, "nix-sandbox-mcp")}

@@ -33,7 +33,7 @@ type Finding struct {
 	Needed bool `json:"needed"`
 	// Found describes the machine, or the problem.
 	Found string `json:"found"`
-	// Fix says how to solve the problem; it is empty if there is none.
+	// Fix says how to solve the problem; it is empty if the problem has no known solution.
 	Fix string `json:"fix,omitempty"`
 }
 

@@ -10,7 +10,7 @@ import (
 )
 
 // builder is the descriptor of the process that builds (nix/wrapper/build.sh, which
-// documents its lines), or 0 if there is none.
+// documents its lines), or 0 if the server builds no environments.
 type builder int
 
 var errNoBuilder = errors.New("this server builds nothing")

@@ -243,7 +243,7 @@ func (m *Manager) dequeue(s *session, turn chan struct{}) {
 }
 
 // Execute implements [call.Executor]. It waits for the turn of the call's ticket, and
-// starts a sandbox if the session has none that can run the call.
+// starts a sandbox unless the session has one that can run the call.
 func (m *Manager) Execute(ctx context.Context, c call.Call) (call.Result, error) {
 	if c.Session == "" {
 		return m.OneShot.Execute(ctx, c)

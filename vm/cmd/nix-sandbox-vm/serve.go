@@ -222,8 +222,8 @@ func (s *serving) ask(answer string, request frame.Request) error {
 	return nil
 }
 
-// serve carries frames until the agent has ended, or until the machine was saved. The project is
-// nil if there is none.
+// serve carries frames until the agent has ended, or until the machine was saved. The project
+// may be nil.
 func serve(spec *machine.Spec, s *serving, control *os.File, project *machine.Project) (status int, err error) {
 	if s.copied {
 		if err := frame.NewWriter(os.Stdout).Write(frame.Reply{Type: frame.Ready, Protocol: frame.Protocol}); err != nil {
