@@ -125,6 +125,7 @@ let
     ];
     machine = [
       "agent/bounded"
+      "agent/filetree"
       "agent/frame"
       "jail"
       "network/handover"
