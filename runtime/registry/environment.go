@@ -107,6 +107,9 @@ func (e Environment) Secrets() []string {
 // ValidName matches names of environments.
 var ValidName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,63}$`)
 
+// validType matches the types of interpreters.
+var validType = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,31}$`)
+
 // environment reads an environment from its fields and, if some are missing, the defaults. The error
 // names the file and the first wrong field. The build checked the values; only their types are
 // checked here.
@@ -143,6 +146,9 @@ func environment(where, prefix, name string, fields, defaults map[string]json.Ra
 		return Environment{}, err
 	}
 	env := read.Environment
+	if !validType.MatchString(env.InterpreterType) {
+		return Environment{}, fmt.Errorf("%s: %sinterpreter_type is %q, it must be 1 to 32 of a-z, 0-9, _ and -, and begin with a letter", where, prefix, env.InterpreterType)
+	}
 	env.Name, env.Origin = name, where
 	env.Timeout, env.MaxTimeout = time.Duration(read.Timeout), time.Duration(max(read.MaxTimeout, read.Timeout))
 	env.AskWithin = time.Duration(read.AskWithin)

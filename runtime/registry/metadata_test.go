@@ -200,6 +200,7 @@ func TestBrokenEnvironment(t *testing.T) {
 	}{
 		"backend missing":        {map[string]any{"backend": nil}, "environments.x.backend is missing"},
 		"backend of wrong type":  {map[string]any{"backend": 1}, "environments.x.backend is a number, it must be a string"},
+		"interpreter type":       {map[string]any{"interpreter_type": "Ruby"}, `environments.x.interpreter_type is "Ruby", it must be 1 to 32 of a-z, 0-9, _ and -, and begin with a letter`},
 		"timeout a string":       {map[string]any{"timeout_seconds": "30"}, `environments.x.timeout_seconds is "30", it must be a number of seconds`},
 		"timeout too long":       {map[string]any{"timeout_seconds": 1e10}, "environments.x.timeout_seconds is 10000000000, it must be a number of seconds"},
 		"memory a fraction":      {map[string]any{"memory_mb": 1.5}, "environments.x.memory_mb is 1.5, it must be a whole number, and not negative"},
