@@ -123,6 +123,10 @@ func Write(w io.Writer, name string, before, after State) (Lines, error) {
 	// git reads too, are the same to both. Base 85 has neither character.
 	head, hunks, isText := strings.Cut(file.String(), "\n@@ ")
 	head = strings.NewReplacer(`\\`, `\134`, `\"`, `\042`).Replace(head)
+	// Git takes what follows a space and begins with a slash for a name without its prefix.
+	if header := "diff --git a/" + name + " b/" + name + "\n"; strings.Contains(name, " /") && strings.HasPrefix(head, header) {
+		head = fmt.Sprintf("diff --git \"a/%s\" \"b/%s\"\n", name, name) + head[len(header):]
+	}
 	if isText {
 		head += "\n@@ " + hunks
 	}

@@ -58,6 +58,10 @@ index 56a6051ca2b02b04ef92d5150c9ef600403cb1de..d00491fd7e5bb6fa28c517a0bb32b8b5
 new file mode 100755
 index 0000000000000000000000000000000000000000..e69de29bb2d1d6434b8b29ae775ad8c2e48c5391
 `},
+		"a folder with a space at its end": {"trail /b", gitpatch.State{}, gitpatch.State{Mode: gitpatch.Executable}, `diff --git "a/trail /b" "b/trail /b"
+new file mode 100755
+index 0000000000000000000000000000000000000000..e69de29bb2d1d6434b8b29ae775ad8c2e48c5391
+`},
 		"bytes": {"b", text("\x00"), text("\x00\x01"), `diff --git a/b b/b
 index f76dd238ade08917e6712764a16a22005a50573d..bdc955b7b2e610ad5a72302b139a2e6cb325519a 100644
 GIT binary patch
