@@ -1,11 +1,7 @@
 package mcphttp
 
 import (
-	"fmt"
-	"sync"
-
 	"github.com/mark3labs/mcp-go/mcp"
-	"github.com/mark3labs/mcp-go/server"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
 )
@@ -13,55 +9,16 @@ import (
 // maxNotifications bounds the notifications that wait to be written to one response.
 const maxNotifications = 16
 
-// client is the sender of one request as mcp-go sees it. Each request has its own, because
-// mcp-go finds notifications and cancellations by the id of a client.
+// client is the sender of one call: what the call tells it waits here for the response.
 type client struct {
-	id            string
 	principal     string
 	notifications chan mcp.JSONRPCNotification
 	// requests are to the client itself, and are nil if it shows no forms.
 	requests chan any
-	// release gives back what the request holds until its answer is encoded.
-	release func()
-
-	// The filter applies if the request is a subscription.
-	isSubscription bool
-	mu             sync.Mutex
-	filter         mcp.SubscriptionFilter
 }
 
-var _ server.SessionWithSubscriptionFilter = (*client)(nil)
-
-func (s *Server) newClient(principal string) *client {
-	return &client{
-		id:            fmt.Sprintf("http-%d", s.ids.Add(1)),
-		principal:     principal,
-		notifications: make(chan mcp.JSONRPCNotification, maxNotifications),
-		release:       func() {},
-	}
-}
-
-func (c *client) SessionID() string                                   { return c.id }
-func (c *client) NotificationChannel() chan<- mcp.JSONRPCNotification { return c.notifications }
-func (c *client) Initialize()                                         {}
-func (c *client) Initialized() bool                                   { return true }
-
-// ReleaseLater takes over what a call of package tool holds.
-func (c *client) ReleaseLater(release func()) { c.release = release }
-
-// Principal returns the sender of the request, for package tool.
-func (c *client) Principal() string { return c.principal }
-
-func (c *client) SetSubscriptionFilter(filter mcp.SubscriptionFilter) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.filter = filter
-}
-
-func (c *client) SubscriptionFilter() (mcp.SubscriptionFilter, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.filter, c.isSubscription
+func newClient(principal string) *client {
+	return &client{principal: principal, notifications: make(chan mcp.JSONRPCNotification, maxNotifications)}
 }
 
 // asCaller returns the client as calls see it.

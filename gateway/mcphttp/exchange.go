@@ -346,7 +346,7 @@ func (x *exchange) legacy(m rpc.Message) {
 		return
 	}
 	if m.IsRequest() && m.Method == string(mcp.MethodInitialize) {
-		reply := x.handler.Answer(x.handlerContext(), m)
+		reply := x.handler.Answer(m)
 		if _, ok := reply.(mcp.JSONRPCResponse); ok {
 			x.w.Header().Set(sessionHeader, x.sessions.begin(x.who, m.Elicits()))
 			x.logClient(m)
@@ -394,15 +394,10 @@ func (x *exchange) session(m rpc.Message) *httpSession {
 	return session
 }
 
-// handlerContext returns a context for mcp-go that does not end if the client hangs up.
-func (x *exchange) handlerContext() context.Context {
-	return x.handler.MCP().WithContext(x.ctx, x.newClient(x.who))
-}
-
 // request answers a request. session is its HTTP session, or nil.
 func (x *exchange) request(m rpc.Message, session *httpSession) {
 	if !m.Waits() {
-		reply := x.handler.Answer(x.handlerContext(), m)
+		reply := x.handler.Answer(m)
 		x.write(x.statusOf(reply), reply)
 		return
 	}
@@ -425,7 +420,7 @@ func (x *exchange) request(m rpc.Message, session *httpSession) {
 	if session != nil {
 		forget = x.sessions.remember(session.id+string(id), cancel, false)
 	}
-	asker := x.newClient(x.who)
+	asker := newClient(x.who)
 	if session != nil && session.elicits && x.takesStream() {
 		asker.requests = make(chan any, maxNotifications)
 	}
@@ -434,9 +429,8 @@ func (x *exchange) request(m rpc.Message, session *httpSession) {
 	go func() {
 		defer cancel()
 		defer forget()
-		reply := admitted.Answer(s.handler.MCP().WithContext(ctx, asker), asker.asCaller())
+		reply := admitted.Answer(ctx, asker.asCaller())
 		text := encode(reply)
-		asker.release()
 		admitted.Release()
 		answers <- s.charged(asker.principal, id, reply, text)
 		close(answers)

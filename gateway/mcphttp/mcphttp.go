@@ -5,9 +5,6 @@
 // It promises that notifications and answers come only in the response to their own request;
 // that an HTTP session is useless to other principals; that a client does not delay others if
 // it does not read or has gone; and that memory is bounded.
-//
-// mcp-go has a transport of its own. It is not used, because it delivers notifications in the
-// response to another request, and because a cancellation can reach another client's request.
 package mcphttp
 
 import (
@@ -138,7 +135,6 @@ type Server struct {
 	cancel      context.CancelFunc
 	streams     context.Context
 	endStream   context.CancelFunc
-	ids         atomic.Uint64
 	refusals    *rate.Limiter // lines of the log about requests that are refused
 	unlogged    atomic.Int64  // refusals since the last such line
 	isLame      atomic.Bool

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"strings"
 	"time"
@@ -46,14 +45,10 @@ func (x *exchange) stream() {
 	defer cancel()
 	// An earlier GET ends, because a lost connection may go unnoticed.
 	defer x.sessions.remember(session.id, cancel, true)()
-	listener := x.newClient(x.who)
-	if err := x.handler.MCP().RegisterSession(ctx, listener); err != nil {
-		x.fail(http.StatusInternalServerError, nil, mcp.INTERNAL_ERROR, err.Error())
-		return
-	}
-	defer x.handler.MCP().UnregisterSession(ctx, listener.id)
+	changed, stop := x.handler.Changes()
+	defer stop()
 	x.comment()
-	x.tell(ctx, listener, nil)
+	x.tell(ctx, changed, nil)
 }
 
 // subscribe answers subscriptions/listen with notifications until the client hangs up or the
@@ -66,25 +61,14 @@ func (x *exchange) subscribe(m rpc.Message) {
 	defer release()
 	ctx, cancel := context.WithCancel(x.streams)
 	defer cancel()
-	listener := x.newClient(x.who)
-	listener.isSubscription = true
-	mcpServer := x.handler.MCP()
-	if err := mcpServer.RegisterSession(ctx, listener); err != nil {
-		x.fail(http.StatusInternalServerError, m.ID, mcp.INTERNAL_ERROR, err.Error())
-		return
-	}
-	defer mcpServer.UnregisterSession(ctx, listener.id)
-	answered := make(chan mcp.JSONRPCMessage, 1)
-	go func() {
-		// An invalid subscription is answered at once.
-		defer cancel()
-		answered <- x.handler.Answer(mcpServer.WithContext(ctx, listener), m)
-	}()
-	x.tell(ctx, listener, m.ID)
-	cancel()
-	reply := <-answered
-	for len(listener.notifications) > 0 {
-		x.event(tagged(<-listener.notifications, m.ID))
+	subscription, reply := x.handler.Subscribe(m)
+	if subscription != nil {
+		changed, stop := x.handler.Changes()
+		defer stop()
+		x.event(subscription.Acknowledged)
+		if subscription.ToolsListChanged {
+			x.tell(ctx, changed, m.ID)
+		}
 	}
 	switch {
 	case x.r.Context().Err() != nil || x.isBroken:
@@ -96,18 +80,15 @@ func (x *exchange) subscribe(m rpc.Message) {
 	}
 }
 
-// tell writes notifications and comments until ctx ends, the client has gone, or the request's
-// token is no longer valid. id is that of the subscription, or nil.
-func (x *exchange) tell(ctx context.Context, listener *client, id json.RawMessage) {
+// tell writes that the list of tools has changed, each time, and comments, until ctx ends, the client
+// has gone, or the request's token is no longer valid. id is that of the subscription, or nil.
+func (x *exchange) tell(ctx context.Context, changed <-chan struct{}, id json.RawMessage) {
 	ticker := time.NewTicker(commentEvery)
 	defer ticker.Stop()
 	for !x.isBroken {
 		select {
-		case notification := <-listener.notifications:
-			if id != nil {
-				notification = tagged(notification, id)
-			}
-			x.event(notification)
+		case <-changed:
+			x.event(rpc.Changed(id))
 		case <-ticker.C:
 			// A token may have expired, or have been taken back.
 			if who, err := x.o.Authenticator.Authenticate(x.r); err != nil || who != x.who {
@@ -122,15 +103,4 @@ func (x *exchange) tell(ctx context.Context, listener *client, id json.RawMessag
 		}
 	}
 	x.status = statusHungUp
-}
-
-func tagged(notification mcp.JSONRPCNotification, id json.RawMessage) mcp.JSONRPCNotification {
-	// All clients share the map.
-	meta := maps.Clone(notification.Params.Meta)
-	if meta == nil {
-		meta = map[string]any{}
-	}
-	meta[mcp.MetaKeySubscriptionID] = id
-	notification.Params.Meta = meta
-	return notification
 }

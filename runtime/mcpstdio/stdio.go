@@ -8,6 +8,7 @@ package mcpstdio
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"sync"
@@ -35,7 +36,9 @@ type Server struct {
 	conn    *conn
 	cancel  context.CancelCauseFunc
 	calls   sync.WaitGroup // calls that run or wait
-	listens sync.WaitGroup // subscriptions
+	listens sync.WaitGroup // subscriptions, and the client that has initialized
+	// followOnce is for the first initialize.
+	followOnce sync.Once
 	// listening has an element for each subscription.
 	listening chan struct{}
 
@@ -56,18 +59,8 @@ func (s *Server) Serve(parent context.Context, in io.Reader, out io.Writer) erro
 	s.cancel = cancel
 	defer s.cancel(nil)
 	s.conn = newConn(out, func(err error) { s.cancel(fmt.Errorf("write to the client: %w", err)) })
-	mcpServer := s.handler.MCP()
-	if err := mcpServer.RegisterSession(ctx, s.conn); err != nil {
-		return fmt.Errorf("register the client: %w", err)
-	}
-	defer mcpServer.UnregisterSession(ctx, s.conn.SessionID())
-	ctx = mcpServer.WithContext(ctx, s.conn)
-
-	var notifications sync.WaitGroup
 	listenCtx, hangUp := context.WithCancel(ctx)
 	defer hangUp()
-	last := make(chan struct{}) // closed when nothing else will be written
-	notifications.Go(func() { s.conn.writeNotifications(last) })
 
 	lines := make(chan line)
 	go read(ctx, in, s.maxLine, lines)
@@ -86,10 +79,8 @@ func (s *Server) Serve(parent context.Context, in io.Reader, out io.Writer) erro
 	}
 	s.calls.Wait()
 	hangUp()
-	s.listens.Wait()
-	close(last)
 	// A write that hangs ends with the process.
-	notifications.Wait()
+	s.listens.Wait()
 	if parent.Err() != nil || ctx.Err() == nil {
 		return nil // the parent's end is no error
 	}
@@ -114,11 +105,11 @@ func (s *Server) handle(ctx, listenCtx context.Context, l line) {
 	case m.IsRequest() && m.Method == string(mcp.MethodSubscriptionsListen):
 		s.listen(listenCtx, m)
 	default:
-		if m.Method == string(mcp.MethodInitialize) {
-			s.conn.legacy.Store(true)
+		if m.Method == string(mcp.MethodInitialize) && m.IsRequest() {
 			s.conn.elicits.Store(m.Elicits())
+			s.followOnce.Do(func() { s.follow(listenCtx) })
 		}
-		s.reply(m, s.handler.Answer(ctx, m))
+		s.reply(m, s.handler.Answer(m))
 	}
 }
 
@@ -182,8 +173,38 @@ func (s *Server) listen(ctx context.Context, m rpc.Message) {
 	}
 	ctx, forget := s.remember(ctx, m)
 	s.listens.Go(func() {
-		s.reply(m, s.handler.Answer(ctx, m))
+		subscription, reply := s.handler.Subscribe(m)
+		if subscription != nil {
+			changed, stop := s.handler.Changes()
+			defer stop()
+			s.conn.write(subscription.Acknowledged)
+			if subscription.ToolsListChanged {
+				s.tell(ctx, changed, m.ID)
+			}
+		}
+		s.reply(m, reply)
 		forget()
 		<-s.listening
 	})
+}
+
+// follow tells a client that has initialized of changes, without a subscription.
+func (s *Server) follow(ctx context.Context) {
+	changed, stop := s.handler.Changes()
+	s.listens.Go(func() {
+		defer stop()
+		s.tell(ctx, changed, nil)
+	})
+}
+
+// tell writes that the list of tools has changed, each time until ctx ends.
+func (s *Server) tell(ctx context.Context, changed <-chan struct{}, subscription json.RawMessage) {
+	for {
+		select {
+		case <-changed:
+			s.conn.write(rpc.Changed(subscription))
+		case <-ctx.Done():
+			return
+		}
+	}
 }

@@ -16,7 +16,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/mark3labs/mcp-go/mcp"
-	"github.com/mark3labs/mcp-go/server"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
@@ -72,17 +71,17 @@ func (r *recorder) answered() {
 }
 
 // handler is one of a tool whose calls f answers.
-func handler(f executor, sessions tool.Sessions) *rpc.Handler {
-	set := &registry.Set{Environments: map[string]registry.Environment{"e": {Name: "e", Language: &registry.Language{Sessions: true}, SessionExec: "/session-run"}}}
+func handler(f executor, sessions tool.Sessions) (*rpc.Handler, *registry.Registry) {
+	set := registry.New(&registry.Set{Environments: map[string]registry.Environment{"e": {Name: "e", Language: &registry.Language{Sessions: true}, SessionExec: "/session-run"}}})
 	log := slog.New(slog.DiscardHandler)
-	h, _ := rpc.New(tool.New(tool.Options{Environments: registry.New(set), Executor: f, Sessions: sessions, Log: log}), "1", &rpc.Bounds{Calls: fewCalls, Bytes: fewBytes}, log)
-	return h
+	h, _ := rpc.New(tool.New(tool.Options{Environments: set, Executor: f, Sessions: sessions, Log: log}), "1", &rpc.Bounds{Calls: fewCalls, Bytes: fewBytes}, log)
+	return h, set
 }
 
 // link is a server of the test's tools and what it wrote.
 type link struct {
 	t        *testing.T
-	mcp      *server.MCPServer
+	set      *registry.Registry
 	in       *io.PipeWriter
 	replies  chan reply
 	served   chan error
@@ -117,12 +116,12 @@ func (r reply) text() string {
 func dial(t *testing.T, f executor) *link {
 	t.Helper()
 	r := &recorder{}
-	h := handler(f, r)
+	h, set := handler(f, r)
 	inRead, inWrite := io.Pipe()
 	outRead, outWrite := io.Pipe()
 	ctx, cancel := context.WithCancel(t.Context())
 	// As many replies wait as a test lets wait, as in a pipe of the kernel.
-	l := &link{t: t, mcp: h.MCP(), in: inWrite, replies: make(chan reply, 4096), served: make(chan error, 1), cancel: cancel, recorder: r}
+	l := &link{t: t, set: set, in: inWrite, replies: make(chan reply, 4096), served: make(chan error, 1), cancel: cancel, recorder: r}
 	go l.read(outRead)
 	l.under = New(h, r.answered)
 	l.under.maxLine, l.under.listening = shortLine, make(chan struct{}, fewListens)
@@ -143,6 +142,11 @@ func dial(t *testing.T, f executor) *link {
 func (l *link) send(lines ...string) {
 	l.t.Helper()
 	l.raw([]byte(strings.Join(lines, "\n") + "\n"))
+}
+
+// change has the tool read otherwise.
+func (l *link) change() {
+	l.set.Publish(&registry.Set{Environments: map[string]registry.Environment{"more": {Name: "more", SessionExec: "/session-run"}}})
 }
 
 func (l *link) raw(data []byte) {
@@ -563,7 +567,7 @@ func TestAnsweredAreForgotten(t *testing.T) {
 // A client that is gone ends what runs.
 func TestWriteFails(t *testing.T) {
 	ended := make(chan struct{})
-	h := handler(func(ctx context.Context, _ string) string {
+	h, _ := handler(func(ctx context.Context, _ string) string {
 		<-ctx.Done()
 		close(ended)
 		return ""
@@ -629,7 +633,7 @@ func TestSubscription(t *testing.T) {
 	if !acknowledged || !ponged {
 		t.Fatalf("acknowledged %v, ping answered %v", acknowledged, ponged)
 	}
-	l.mcp.AddTool(mcp.NewTool("more"), nil)
+	l.change()
 	if r := l.next(); r.Method != mcp.MethodNotificationToolsListChanged {
 		t.Errorf("the change arrived as %+v", r)
 	}
@@ -684,7 +688,7 @@ func TestChangedLists(t *testing.T) {
 	l := dial(t, echo)
 	l.send(`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{` + stateless + `}}`)
 	l.next()
-	l.mcp.AddTool(mcp.NewTool("more"), nil)
+	l.change()
 	l.send(ping)
 	if r := l.next(); string(r.ID) != `"ping"` {
 		t.Errorf("a stateless client got %+v", r)
@@ -693,7 +697,7 @@ func TestChangedLists(t *testing.T) {
 	l = dial(t, echo)
 	l.send(initialize("2024-11-05"))
 	l.next()
-	l.mcp.AddTool(mcp.NewTool("more"), nil)
+	l.change()
 	if r := l.next(); r.Method != mcp.MethodNotificationToolsListChanged {
 		t.Errorf("a client that initialized got %+v", r)
 	}
@@ -707,7 +711,8 @@ func FuzzInput(f *testing.F) {
 	f.Add([]byte(`{"jsonrpc":"2.0","id":{},"method":"tools/call","params":{"name":"run","arguments":[]}}`))
 	f.Fuzz(func(t *testing.T, input []byte) {
 		var out bytes.Buffer
-		err := New(handler(echo, &recorder{}), func() {}).Serve(t.Context(), bytes.NewReader(input), &out)
+		h, _ := handler(echo, &recorder{})
+		err := New(h, func() {}).Serve(t.Context(), bytes.NewReader(input), &out)
 		if err != nil {
 			t.Errorf("served: %v", err)
 		}
@@ -728,7 +733,7 @@ func FuzzInput(f *testing.F) {
 }
 
 func BenchmarkCall(b *testing.B) {
-	h := handler(func(context.Context, string) string { return "2\n" }, &recorder{})
+	h, _ := handler(func(context.Context, string) string { return "2\n" }, &recorder{})
 	in, write := io.Pipe()
 	read, out := io.Pipe()
 	go New(h, func() {}).Serve(b.Context(), in, out)

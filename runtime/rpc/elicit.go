@@ -33,7 +33,7 @@ type request struct {
 // Reply takes a client's reply to a request of this server. It reports whether the message is one;
 // a reply to a question that is over, or is another principal's, is ignored.
 func (h *Handler) Reply(principal string, m Message) bool {
-	if m.Method != "" || m.fields.Result == nil && m.fields.Error == nil {
+	if !m.isReply() {
 		return false
 	}
 	id, _ := m.replyID().(string)

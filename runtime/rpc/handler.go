@@ -10,7 +10,6 @@ import (
 	"sync"
 
 	"github.com/mark3labs/mcp-go/mcp"
-	"github.com/mark3labs/mcp-go/server"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
@@ -54,60 +53,45 @@ func (b *Bounds) Admit(_ string, bytes int) (release func(), err error) {
 
 // Handler answers messages. Its methods may be called at the same time.
 type Handler struct {
-	mcp   *server.MCPServer
 	info  mcp.Implementation
 	tool  *tool.Tool
 	log   *slog.Logger
 	admit Admission
 
-	asked asked // requests to clients
-	held  held  // calls that wait for a retry
+	offered offered
+	asked   asked // requests to clients
+	held    held  // calls that wait for a retry
 }
 
-// New returns a Handler of a tool's calls. It closes over an MCP server that
-// tells its clients of changes until the returned function is called.
+// New returns a Handler of a tool's calls. It follows the changes of the tool until the returned
+// function is called.
 func New(t *tool.Tool, version string, admission Admission, log *slog.Logger) (h *Handler, stop func()) {
 	h = &Handler{
-		info:  mcp.Implementation{Name: tool.ServerName, Version: version},
-		tool:  t,
-		log:   log,
-		admit: admission,
-		held:  held{calls: map[string]*holding{}},
+		info:    mcp.Implementation{Name: tool.ServerName, Version: version},
+		tool:    t,
+		log:     log,
+		admit:   admission,
+		offered: offered{clients: map[chan struct{}]bool{}},
+		held:    held{calls: map[string]*holding{}},
 	}
-	h.mcp, stop = t.Server(version)
-	return h, stop
+	return h, t.Watch(h.offered.show)
 }
 
-// MCP is the server that answers all that is not the tool's.
-func (h *Handler) MCP() *server.MCPServer { return h.mcp }
-
 // Answer answers a message that does not wait for a sandbox. It returns nil if the message needs no
-// answer. mcp-go answers everything except the list of tools.
-func (h *Handler) Answer(ctx context.Context, m Message) (reply mcp.JSONRPCMessage) {
+// answer: it is a notification, or a reply to a request that nobody waits for.
+func (h *Handler) Answer(m Message) (reply mcp.JSONRPCMessage) {
 	defer h.recover(m, &reply)
-	// mcp-go would decode the message four more times, and its _meta each time: half of the cost of
-	// a list for a client of the protocol without a handshake.
-	if m.Method == string(mcp.MethodToolsList) && m.isPlain() && m.fields.Params.Cursor == nil {
-		if offered := h.mcp.GetTool(tool.Name); offered != nil {
-			return h.complete(m, &mcp.ListToolsResult{Tools: []mcp.Tool{offered.Tool}})
-		}
+	if !m.IsRequest() || m.isReply() {
+		return nil
 	}
-	reply = h.mcp.HandleMessage(ctx, m.text)
-	if r, ok := reply.(mcp.JSONRPCError); ok {
-		m.detail(&r.Error)
-		reply = r
+	if reply = m.refuse(); reply != nil {
+		return reply
 	}
-	if id := m.replyID(); id != nil {
-		switch r := reply.(type) {
-		case mcp.JSONRPCResponse:
-			r.ID = mcp.NewRequestId(id)
-			return r
-		case mcp.JSONRPCError:
-			r.ID = mcp.NewRequestId(id)
-			return r
-		}
+	result, err := methods[mcp.MCPMethod(m.Method)].answer(h, m)
+	if err != nil {
+		return Failure(m.ID, mcp.INVALID_PARAMS, err.Error())
 	}
-	return reply
+	return h.complete(m, result)
 }
 
 func (h *Handler) recover(m Message, reply *mcp.JSONRPCMessage) {
@@ -126,9 +110,10 @@ type Call struct {
 	release   func()
 	// charge returns what the transport charged for the message.
 	charge func()
-	// One of these answers, or mcp-go if both are nil.
-	run  *tool.Run
-	read *tool.Read
+	// One of these answers.
+	run     *tool.Run
+	read    *tool.Read
+	refusal mcp.JSONRPCMessage
 	// elicits says that the message's client shows forms; of the protocol without a handshake.
 	elicits bool
 	// digest is of the arguments of a call that may be retried, and state that of a retry.
@@ -145,21 +130,25 @@ func (h *Handler) Admit(principal string, m Message) (admitted *Call, reply mcp.
 		sentence := tool.Sentence(err)
 		h.log.Warn("call refused", "principal", principal, "reason", sentence)
 		h.Refuse(principal, m, errors.New(sentence))
-		if m.Method == string(mcp.MethodToolsCall) && m.isPlain() {
+		if m.Method == string(mcp.MethodToolsCall) && m.refuse() == nil {
 			return nil, h.complete(m, mcp.NewToolResultError(sentence))
 		}
 		return nil, Failure(m.ID, mcp.INTERNAL_ERROR, sentence)
 	}
 	admitted = &Call{handler: h, message: m, principal: principal, release: release, charge: func() {}}
+	admitted.refusal = m.refuse()
 	switch p := m.fields.Params; {
+	case admitted.refusal != nil:
 	case m.isRetry():
 		admitted.state, admitted.digest = m.state(), digestOf(p.Arguments)
 		return admitted, nil
-	case !m.isPlain():
-		return admitted, nil
 	case m.Method == string(mcp.MethodResourcesRead):
-		admitted.read, _ = h.tool.AcceptRead(principal, p.URI)
-	case p.Name == tool.Name:
+		if admitted.read, err = h.tool.AcceptRead(principal, p.URI); err != nil {
+			admitted.refusal = m.noResource(err)
+		}
+	case p.Name != tool.Name:
+		admitted.refusal = Failure(m.ID, mcp.INVALID_PARAMS, fmt.Sprintf("there is no tool %.80q: the tool is %s", p.Name, tool.Name))
+	default:
 		admitted.run = h.tool.Accept(principal, p.Arguments)
 		if admitted.elicits = m.isModern() && m.Elicits(); admitted.elicits {
 			admitted.digest = digestOf(p.Arguments)
@@ -202,6 +191,11 @@ func (c *Call) Answer(ctx context.Context, client Client) (reply mcp.JSONRPCMess
 	notify := client.Notify
 	defer h.recover(c.message, &reply)
 	switch {
+	case c.refusal != nil:
+		if failure, ok := c.refusal.(mcp.JSONRPCError); ok {
+			h.Refuse(c.principal, c.message, errors.New(failure.Error.Message))
+		}
+		return c.refusal
 	case c.state != "":
 		return h.resume(ctx, c, notify)
 	case c.elicits:
@@ -211,21 +205,14 @@ func (c *Call) Answer(ctx context.Context, client Client) (reply mcp.JSONRPCMess
 			c.run.SetClient(&elicitation{&h.asked, c.principal, client.Request})
 		}
 		return h.complete(c.message, c.run.Answer(ctx, c.progress(notify)))
-	case c.read != nil:
+	default:
 		contents, err := c.read.Answer(ctx)
-		if err != nil {
-			details := mcp.JSONRPCErrorDetails{Code: mcp.INTERNAL_ERROR, Message: err.Error()}
-			c.message.detail(&details)
-			return mcp.NewJSONRPCError(mcp.NewRequestId(c.message.replyID()), details.Code, details.Message, details.Data)
+		if errors.As(err, new(*tool.NoResourceError)) {
+			return c.message.noResource(err)
+		} else if err != nil {
+			return Failure(c.message.ID, mcp.INTERNAL_ERROR, err.Error())
 		}
 		return h.complete(c.message, &mcp.ReadResourceResult{Contents: contents})
-	default:
-		reply = h.Answer(ctx, c.message)
-		// A call that reached the tool has been told of.
-		if failure, ok := reply.(mcp.JSONRPCError); ok {
-			h.Refuse(c.principal, c.message, errors.New(failure.Error.Message))
-		}
-		return reply
 	}
 }
 

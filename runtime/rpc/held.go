@@ -54,11 +54,10 @@ type inquiry struct {
 	answer chan json.RawMessage
 }
 
-// isRetry reports whether the message repeats a call of the tool with its state.
+// isRetry reports whether a request of a right form repeats a call of the tool with its state.
 func (m Message) isRetry() bool {
 	p := m.fields.Params
-	return m.typed && m.Method == string(mcp.MethodToolsCall) && p.Name == tool.Name && p.RequestState != nil &&
-		m.isModern() && mcp.IsValidProtocolVersion(m.ProtocolVersion()) && m.replyID() != nil
+	return m.Method == string(mcp.MethodToolsCall) && p.Name == tool.Name && p.RequestState != nil && m.isModern()
 }
 
 // state is the requestState of a message, or a text that is never a state.

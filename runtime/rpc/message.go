@@ -1,9 +1,11 @@
 // Package rpc decodes and answers a client's JSON-RPC messages for every transport.
 //
-// A message is decoded once. Calls of the tool and reads of its files go to the tool itself, in
-// their order of arrival, and lists of tools are answered here. mcp-go answers everything else, and
-// unusual forms of these. The package promises that both ways give the same answer, with the exact
-// id of the request, that waiting calls are bounded, and that a panic costs only its own request.
+// A message is decoded once. Calls of the tool and reads of its files go to the tool, in their order
+// of arrival; everything else is answered here. The package promises the exact id of the request in
+// its answer, that waiting calls are bounded, and that a panic costs only its own request.
+//
+// The types of MCP are mcp-go's. Its server is not used: it decodes each message five times, and it
+// compiles JSON schemas when the program starts.
 package rpc
 
 import (
@@ -39,8 +41,7 @@ type Message struct {
 	typed bool
 }
 
-// fields are the parts of a message that are read. They have mcp-go's names, so that both agree if
-// a field comes twice or in another case.
+// fields are the parts of a message that are read.
 type fields struct {
 	JSONRPC string          `json:"jsonrpc"`
 	Method  string          `json:"method"`
@@ -56,14 +57,16 @@ type fields struct {
 			Name string `json:"name"`
 		} `json:"clientInfo"`
 		Meta           *mcp.Meta       `json:"_meta"`
-		Cursor         json.RawMessage `json:"cursor"`
+		Cursor         string          `json:"cursor"`
 		RequestID      json.RawMessage `json:"requestId"`
-		Task           json.RawMessage `json:"task"`
 		InputResponses json.RawMessage `json:"inputResponses"`
 		RequestState   json.RawMessage `json:"requestState"`
 		Capabilities   struct {
 			Elicitation *mcp.ElicitationCapability `json:"elicitation"`
 		} `json:"capabilities"`
+		Notifications struct {
+			ToolsListChanged bool `json:"toolsListChanged"`
+		} `json:"notifications"`
 	} `json:"params"`
 }
 
@@ -196,21 +199,16 @@ func (m Message) Client() (name, version string) {
 // isModern reports whether the message is of the protocol without a handshake.
 func (m Message) isModern() bool { return mcp.IsModernProtocol(m.ProtocolVersion()) }
 
-// isPlain reports whether mcp-go would accept the message, and this package knows all of it.
-func (m Message) isPlain() bool {
-	p := m.fields.Params
-	if !m.typed || m.fields.JSONRPC != mcp.JSONRPC_VERSION || m.fields.Result != nil ||
-		p.Task != nil || p.InputResponses != nil || p.RequestState != nil || m.replyID() == nil {
-		return false
-	}
-	return !m.isModern() || mcp.IsValidProtocolVersion(p.Meta.ProtocolVersion()) && p.Meta.ClientCapabilities() != nil
+// isReply reports whether the message answers a request of this server.
+func (m Message) isReply() bool {
+	return m.Method == "" && (m.fields.Result != nil || m.fields.Error != nil)
 }
 
 // maxNumber is the length of a 64-bit number.
 const maxNumber = len("-9223372036854775808")
 
-// replyID is the id for the reply if it is a string or a number of 64 bits, or nil. mcp-go reads
-// numbers as float64, which changes long ones.
+// replyID is the id for the reply if it is a string or a number of 64 bits, or nil. A float64 would
+// change long numbers.
 func (m Message) replyID() any {
 	switch {
 	case len(m.ID) == 0:

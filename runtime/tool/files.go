@@ -18,7 +18,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/mark3labs/mcp-go/mcp"
-	"github.com/mark3labs/mcp-go/server"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/invisible"
@@ -127,9 +126,8 @@ func mimeType(name string) string {
 	return kind
 }
 
-// template is the resource template that makes the files of sessions
-// readable.
-func template() mcp.ResourceTemplate {
+// Template is the resource template that makes the files of sessions readable.
+func Template() mcp.ResourceTemplate {
 	return mcp.NewResourceTemplate(scheme+"{session}/{+path}", "file of a session",
 		mcp.WithTemplateDescription("A file under /workspace of a live session, or one that a call left"))
 }
@@ -154,7 +152,7 @@ type Read struct {
 func (t *Tool) AcceptRead(principal, uri string) (*Read, error) {
 	session, name, err := locate(uri)
 	if err != nil {
-		return nil, unknown(err)
+		return nil, &NoResourceError{err}
 	}
 	if id, isKept := strings.CutPrefix(session, keptPrefix); isKept {
 		return &Read{tool: t, uri: uri, name: name, principal: principal, kept: id}, nil
@@ -162,9 +160,12 @@ func (t *Tool) AcceptRead(principal, uri string) (*Read, error) {
 	return &Read{tool: t, uri: uri, name: name, principal: principal, ticket: t.Sessions.Enqueue(call.Key{Principal: principal, ID: session})}, nil
 }
 
-// unknown has an error say that there is no resource of a URI. The protocol has a code for
-// it, which package rpc finds for this error.
-func unknown(err error) error { return fmt.Errorf("%w: %w", err, server.ErrResourceNotFound) }
+// NoResourceError says that there is no resource of a URI, which has a code of its own in the
+// protocol. Its text is the cause's.
+type NoResourceError struct{ Cause error }
+
+func (e *NoResourceError) Error() string { return e.Cause.Error() }
+func (e *NoResourceError) Unwrap() error { return e.Cause }
 
 // Answer reads the file. A file is in memory several times until the client has
 // its answer, so few are read at a time ([Options.Reads]): others wait for
@@ -187,7 +188,7 @@ func (r *Read) Answer(ctx context.Context) ([]mcp.ResourceContents, error) {
 	if err != nil {
 		err = fmt.Errorf("read %.200s: %w", printable(r.uri), err)
 		if gone != nil || errors.Is(err, fs.ErrNotExist) || errors.As(err, new(*call.NoSessionError)) {
-			err = unknown(err)
+			err = &NoResourceError{err}
 		}
 		return nil, err
 	}

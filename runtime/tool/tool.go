@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/mark3labs/mcp-go/mcp"
-	"github.com/mark3labs/mcp-go/server"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
@@ -146,81 +145,28 @@ func New(options Options) *Tool {
 	return t
 }
 
-// Server returns an MCP server that offers the tool. It tells its clients when
-// the list of tools has changed, until the returned function is called.
-//
-// Package rpc hands the tool its calls and reads itself, in their order of
-// arrival; the handlers here are for what reaches the server another way.
-func (t *Tool) Server(version string) (s *server.MCPServer, stop func()) {
-	hooks := &server.Hooks{}
-	hooks.AddAfterInitialize(func(_ context.Context, _ any, _ *mcp.InitializeRequest, result *mcp.InitializeResult) {
-		result.Instructions = t.list().instructions()
-	})
-	hooks.AddAfterDiscover(func(_ context.Context, _ any, _ *mcp.DiscoverRequest, result *mcp.DiscoverResult) {
-		result.Instructions = t.list().instructions()
-	})
-	s = server.NewMCPServer(ServerName, version,
-		server.WithHooks(hooks),
-		server.WithToolCapabilities(true),
-		server.WithResourceCapabilities(false, false),
-		server.WithRecovery(),
-		server.WithResourceRecovery(),
-	)
-	s.AddResourceTemplate(template(), func(ctx context.Context, request mcp.ReadResourceRequest) ([]mcp.ResourceContents, error) {
-		read, err := t.AcceptRead(principalOf(ctx), request.Params.URI)
-		if err != nil {
-			return nil, err
-		}
-		defer release(ctx, read.Release)
-		return read.Answer(ctx)
-	})
-	run := func(ctx context.Context, request mcp.CallToolRequest) (*mcp.CallToolResult, error) {
-		r := t.Accept(principalOf(ctx), request.Params.Arguments)
-		defer release(ctx, r.Release)
-		if meta := request.Params.Meta; meta != nil && IsGiven(meta.AdditionalFields) {
-			var fields map[string]json.RawMessage
-			text, _ := json.Marshal(meta.AdditionalFields) // was JSON
-			_ = json.Unmarshal(text, &fields)
-			r.Give(fields)
-		}
-		return r.Answer(ctx, nil), nil
-	}
-	// A change that comes before the tool is offered waits until then.
-	offered := make(chan struct{})
+// Watch calls show with the tool as tools/list shows it, and again whenever the model would read it
+// otherwise, until stop is called. A client that is told of a change fetches the list and pays for
+// it, so that invisible changes are not shown.
+func (t *Tool) Watch(show func(mcp.Tool)) (stop func()) {
+	// A change that comes before the first definition waits for it.
+	begun := make(chan struct{})
 	var shown mcp.Tool
 	stop = t.Environments.Subscribe(func(_, after *registry.Snapshot) {
-		<-offered
-		// A client fetches the list after this, and pays for it, so it is told only of visible
-		// changes.
+		<-begun
 		if next := (listing{after, &t.Options}).definition(); !reflect.DeepEqual(next, shown) {
 			shown = next
-			s.SetTools(server.ServerTool{Tool: shown, Handler: run})
+			show(shown)
 		}
 	})
 	shown = t.list().definition()
-	s.AddTool(shown, run)
-	close(offered)
-	return s, stop
+	show(shown)
+	close(begun)
+	return stop
 }
 
-// principalOf returns who sent the message that mcp-go handles. A transport with several
-// principals tells it by the client that it gives mcp-go.
-func principalOf(ctx context.Context) string {
-	if client, ok := server.ClientSessionFromContext(ctx).(interface{ Principal() string }); ok {
-		return client.Principal()
-	}
-	return ""
-}
-
-// release gives back what a call or a read holds: now, or when its answer is encoded, if the
-// transport's client for mcp-go sees to that.
-func release(ctx context.Context, release func()) {
-	if client, ok := server.ClientSessionFromContext(ctx).(interface{ ReleaseLater(func()) }); ok {
-		client.ReleaseLater(release)
-	} else {
-		release()
-	}
-}
+// Instructions tell a model, when its client begins, what the tool is for.
+func (t *Tool) Instructions() string { return t.list().instructions() }
 
 // Run is a call of the tool that has arrived.
 type Run struct {

@@ -70,18 +70,16 @@ func describing(environments *registry.Registry, project Project) *Tool {
 	return New(Options{Environments: environments, Project: project, Packages: packages.Catalog{}})
 }
 
-// ask has the tool's server answer a request.
+// ask returns what a client learns of the tool by a request.
 func ask(t *testing.T, tool *Tool, method string) string {
 	t.Helper()
-	params := `{}`
 	if method == "initialize" {
-		params = `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}`
+		return string(must.Get(json.Marshal(tool.Instructions()))(t))
 	}
-	s, stop := tool.Server("1.0.0")
-	defer stop()
-	reply := s.HandleMessage(t.Context(), []byte(`{"jsonrpc":"2.0","id":1,"method":"`+method+`","params":`+params+`}`))
-	text := must.Get(json.Marshal(reply))(t)
-	return string(text)
+	var shown mcp.Tool
+	tool.Watch(func(one mcp.Tool) { shown = one })()
+	reply := mcp.NewJSONRPCResultResponse(mcp.NewRequestId(1), mcp.ListToolsResult{Tools: []mcp.Tool{shown}})
+	return string(must.Get(json.Marshal(reply))(t))
 }
 
 // cost is what the tool takes of the model's context, in bytes.
@@ -214,27 +212,12 @@ func TestDefinition(t *testing.T) {
 	}
 }
 
-// client is one that the server tells of changes.
-type client struct{ notes chan mcp.JSONRPCNotification }
-
-func (*client) Initialize()                                           {}
-func (*client) Initialized() bool                                     { return true }
-func (*client) SessionID() string                                     { return "client" }
-func (c *client) NotificationChannel() chan<- mcp.JSONRPCNotification { return c.notes }
-
-// The list follows the catalog, and clients are told when it reads otherwise
-// and only then.
-func TestListChanges(t *testing.T) {
+// The tool follows the catalog, and is shown again when it reads otherwise and only then.
+func TestWatch_ShowsWhatReadsOtherwise(t *testing.T) {
 	set := described()
 	environments := registry.New(set)
-	tool := describing(environments, Project{})
-	s, stop := tool.Server("1.0.0")
-	c := &client{make(chan mcp.JSONRPCNotification, 8)}
-	must.Do(t, s.RegisterSession(t.Context(), c))
-	list := func() string {
-		text := must.Get(json.Marshal(s.HandleMessage(t.Context(), []byte(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))))(t)
-		return string(text)
-	}
+	var shown []mcp.Tool
+	stop := describing(environments, Project{}).Watch(func(one mcp.Tool) { shown = append(shown, one) })
 	for _, step := range []struct {
 		name   string
 		change func()
@@ -258,27 +241,25 @@ func TestListChanges(t *testing.T) {
 			set.Builds = nil
 		}, 1, false},
 	} {
+		before := len(shown)
 		step.change()
 		if !environments.Publish(set) {
 			t.Fatalf("%s: no change", step.name)
 		}
-		if len(c.notes) != step.told {
-			t.Errorf("%s: %d notifications, want %d", step.name, len(c.notes), step.told)
+		if told := len(shown) - before; told != step.told {
+			t.Errorf("%s: shown %d times, want %d", step.name, told, step.told)
 		}
-		for range len(c.notes) {
-			if note := <-c.notes; note.Method != mcp.MethodNotificationToolsListChanged {
-				t.Errorf("%s: told %s", step.name, note.Method)
-			}
-		}
-		if listed := strings.Contains(list(), `"perl"`); listed != step.listed {
-			t.Errorf("%s: listed is %v:\n%s", step.name, listed, list())
+		list := string(must.Get(json.Marshal(shown[len(shown)-1]))(t))
+		if listed := strings.Contains(list, `"perl"`); listed != step.listed {
+			t.Errorf("%s: listed is %v:\n%s", step.name, listed, list)
 		}
 	}
 	stop()
 	set.Environments["perl"] = registry.Environment{Name: "perl"}
+	before := len(shown)
 	environments.Publish(set)
-	if len(c.notes) != 0 {
-		t.Error("told after the end")
+	if len(shown) != before {
+		t.Error("shown after the end")
 	}
 }
 
