@@ -7,11 +7,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
@@ -38,7 +38,7 @@ const (
 const maxEntries = 1000
 
 // validKey matches the names of such folders.
-var validKey = regexp.MustCompile(`^[0-9a-f]{64}$`)
+var validKey = lazyregexp.New(`^[0-9a-f]{64}$`)
 
 // Request asks the builder for an environment.
 type Request struct {

@@ -12,11 +12,12 @@ import (
 	"maps"
 	"net/http"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
 )
 
 const (
@@ -30,10 +31,10 @@ const (
 
 // validName matches the names of principals in the file. Names from an authorization server or
 // a proxy contain a colon, so that they cannot be the same.
-var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$`)
+var validName = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$`)
 
 // validClass matches the names of classes; see the options.
-var validClass = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,63}$`)
+var validClass = lazyregexp.New(`^[a-z0-9][a-z0-9_-]{0,63}$`)
 
 // NewToken returns a new token, and the line of the file that gives it to a principal. class may
 // be empty. The token has 130 random bits, so a hash without salt hides it.

@@ -21,7 +21,6 @@ import (
 	"log/slog"
 	"os"
 	"path"
-	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -31,6 +30,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes/policy"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 )
@@ -186,7 +186,7 @@ func (k *calls) Keep(ctx context.Context, principal string, box sandbox.Sandbox,
 	return append(notes, k.Calls.Keep(ctx, principal, box, files)...)
 }
 
-var plainName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$`)
+var plainName = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$`)
 
 // owner returns the name of a principal's folder, or "" for the only one.
 func owner(principal string) string {

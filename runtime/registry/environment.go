@@ -8,9 +8,10 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
 )
 
 // Environment is one usable environment.
@@ -105,10 +106,10 @@ func (e Environment) Secrets() []string {
 }
 
 // ValidName matches names of environments.
-var ValidName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,63}$`)
+var ValidName = lazyregexp.New(`^[a-z0-9][a-z0-9_-]{0,63}$`)
 
 // validType matches the types of interpreters.
-var validType = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,31}$`)
+var validType = lazyregexp.New(`^[a-z][a-z0-9_-]{0,31}$`)
 
 // environment reads an environment from its fields and, if some are missing, the defaults. The error
 // names the file and the first wrong field. The build checked the values; only their types are
@@ -196,7 +197,7 @@ func executable(path string) error {
 
 // ValidPackage matches names of packages: attributes of a package set, without the dots of a path
 // to one.
-var ValidPackage = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$`)
+var ValidPackage = lazyregexp.New(`^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$`)
 
 // UnmarshalJSON reads "all", or an array of names.
 func (o *OnDemand) UnmarshalJSON(text []byte) error {

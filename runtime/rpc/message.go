@@ -12,13 +12,13 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"regexp"
 	"strings"
 
 	"github.com/mark3labs/mcp-go/mcp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/tool"
 )
 
@@ -96,12 +96,12 @@ func Decode(text []byte) (m Message, reply mcp.JSONRPCMessage) {
 }
 
 // traceparent is a header of W3C's Trace Context, of version 00 or a later one.
-var traceparent = regexp.MustCompile(`^[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?$`)
+var traceparent = lazyregexp.New(`^[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?$`)
 
 // TraceID returns the trace id of a traceparent, or "" if the text is not a traceparent.
 func TraceID(text string) string {
 	// A longer header is of a later version, which begins with the same fields.
-	found := traceparent.FindStringSubmatch(bounded.Head(text, 256))
+	found := traceparent.Get().FindStringSubmatch(bounded.Head(text, 256))
 	if found == nil || found[1] == strings.Repeat("0", 32) || strings.HasPrefix(text, "ff") {
 		return ""
 	}

@@ -6,17 +6,17 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
 // ValidSession matches names of sessions.
-var ValidSession = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+var ValidSession = lazyregexp.New(`^[A-Za-z0-9_-]{1,64}$`)
 
 // call makes a call of the model's arguments. The error is a sentence for the model; the call then
 // has the arguments that could be read. Started returns the environments that a live session was

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/url"
 	"path"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/invisible"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -282,7 +282,7 @@ func isText(data []byte) bool {
 	return 5*controls <= len(data) && !bytes.ContainsRune(data, 0) && utf8.Valid(data)
 }
 
-var validKept = regexp.MustCompile(`^call\.[0-9a-f]{16}$`)
+var validKept = lazyregexp.New(`^call\.[0-9a-f]{16}$`)
 
 // locate splits the URI of a file into its session, or the substitute of a one-shot call, and its
 // path.

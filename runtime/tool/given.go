@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
 )
 
 // What a program may give with a call in _meta, which models neither see nor pay for.
@@ -33,7 +33,7 @@ const (
 )
 
 // validVariable matches names that are variables in every language.
-var validVariable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,63}$`)
+var validVariable = lazyregexp.New(`^[A-Za-z_][A-Za-z0-9_]{0,63}$`)
 
 // IsGiven reports whether _meta has anything for [Run.Give].
 func IsGiven(meta map[string]any) bool {

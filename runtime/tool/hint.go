@@ -3,12 +3,12 @@ package tool
 import (
 	"cmp"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
@@ -21,16 +21,16 @@ const hintBytes = 2 << 10
 // (registry.Errors). The matched text comes from a sandbox, so it decides only the words of a hint,
 // and a hint never repeats it.
 var (
-	wrapped      = registry.Pattern{Regexp: regexp.MustCompile(`^\s*(\S+) +-`)}
-	shebang      = registry.Pattern{Regexp: regexp.MustCompile(`^#! ?\S*?(?:/env +(?:-S +)?)?([^\s/]+)(?:\s|$)`)}
-	envOfType    = regexp.MustCompile(`@([a-z][a-z0-9_-]*)@`)
-	noNetwork    = regexp.MustCompile(`Name or service not known|[Nn]ame resolution|(?i:could not resolve|unable to resolve) host|Network is unreachable|ENOTFOUND|EAI_AGAIN|ENETUNREACH`)
-	noWriting    = regexp.MustCompile(`(?i)read-only file system`)
-	noFile       = regexp.MustCompile(`(?m)^.*(?:No such file or directory|ENOENT).*$`)
-	noSpace      = regexp.MustCompile(`No space left on device|ENOSPC`)
-	noMemory     = regexp.MustCompile(`MemoryError|Cannot allocate memory|ENOMEM|bad_alloc|(?i:out of memory|allocation fail|failed to allocate memory)`)
-	noProcess    = regexp.MustCompile(`(?i:fork|spawn|thread)[^\n]*(?:Resource temporarily unavailable|EAGAIN)|can't (?:start|create) new thread|can't create Thread|(?m)fork\(.*\n.*\n.*Resource temporarily unavailable`)
-	noConnection = regexp.MustCompile(`Connection refused|ECONNREFUSED|Could not connect to server`)
+	wrapped      = lazyregexp.New(`^\s*(\S+) +-`)
+	shebang      = lazyregexp.New(`^#! ?\S*?(?:/env +(?:-S +)?)?([^\s/]+)(?:\s|$)`)
+	envOfType    = lazyregexp.New(`@([a-z][a-z0-9_-]*)@`)
+	noNetwork    = lazyregexp.New(`Name or service not known|[Nn]ame resolution|(?i:could not resolve|unable to resolve) host|Network is unreachable|ENOTFOUND|EAI_AGAIN|ENETUNREACH`)
+	noWriting    = lazyregexp.New(`(?i)read-only file system`)
+	noFile       = lazyregexp.New(`(?m)^.*(?:No such file or directory|ENOENT).*$`)
+	noSpace      = lazyregexp.New(`No space left on device|ENOSPC`)
+	noMemory     = lazyregexp.New(`MemoryError|Cannot allocate memory|ENOMEM|bad_alloc|(?i:out of memory|allocation fail|failed to allocate memory)`)
+	noProcess    = lazyregexp.New(`(?i:fork|spawn|thread)[^\n]*(?:Resource temporarily unavailable|EAGAIN)|can't (?:start|create) new thread|can't create Thread|(?m)fork\(.*\n.*\n.*Resource temporarily unavailable`)
+	noConnection = lazyregexp.New(`Connection refused|ECONNREFUSED|Could not connect to server`)
 )
 
 // find returns the name in an error of any language, because code of one language starts programs
@@ -89,8 +89,8 @@ func (l listing) advice(a answer) string {
 			return text
 		}
 	}
-	wrappedBy, _ := wrapped.Find(code)
-	firstLine, _ := shebang.Find(code)
+	wrappedBy, _ := registry.Pattern{Regexp: wrapped.Get()}.Find(code)
+	firstLine, _ := registry.Pattern{Regexp: shebang.Get()}.Find(code)
 	wrapper, named := l.caller(wrappedBy), l.caller(firstLine)
 	switch {
 	case syntax && wrapper != nil && wrapper.Type == env.InterpreterType:
@@ -158,7 +158,7 @@ func (l listing) apply(hint registry.Hint, code, problem string) (text string, a
 		return "", false
 	}
 	applies = true
-	text = envOfType.ReplaceAllStringFunc(hint.Say, func(kind string) string {
+	text = envOfType.Get().ReplaceAllStringFunc(hint.Say, func(kind string) string {
 		name := l.of(strings.Trim(kind, "@"))
 		applies = applies && name != ""
 		return name

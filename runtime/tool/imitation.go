@@ -1,13 +1,13 @@
 package tool
 
 import (
-	"regexp"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/invisible"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
 )
 
 // maxMarks bounds the lines of a text that a word is put before, so that the
@@ -62,12 +62,12 @@ func nextLine(text string, at int) int {
 }
 
 // move matches sequences after which a terminal goes on in another line or column.
-var move = regexp.MustCompile(`^(?:\x1b[DEM]|[\x{84}\x{85}\x{8d}]|(?:\x1b\[|\x{9b})[ -?]{0,32}[ABE-Hdf` + "`" + `])`)
+var move = lazyregexp.New(`^(?:\x1b[DEM]|[\x{84}\x{85}\x{8d}]|(?:\x1b\[|\x{9b})[ -?]{0,32}[ABE-Hdf` + "`" + `])`)
 
 // sequence matches sequences that control a terminal and are not shown by it: control sequences,
 // strings and other escape sequences of ECMA-48. A model reads their characters, so a line is
 // compared with and without them.
-var sequence = regexp.MustCompile(`^(?:(?:\x1b\[|\x{9b})[ -?]*[@-~]|` +
+var sequence = lazyregexp.New(`^(?:(?:\x1b\[|\x{9b})[ -?]*[@-~]|` +
 	`(?:\x1b[PX\]^_]|[\x{90}\x{98}\x{9d}-\x{9f}])[^\a\x1b\x{9c}]{0,256}(?:\a|\x1b\\|\x{9c})|\x1b[ -/]*[0-~])`)
 
 // maxSequences bounds the sequences at the beginning of a line that are skipped;

@@ -9,13 +9,13 @@ package policy
 import (
 	"bytes"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/invisible"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
 )
 
 // Reasons why a file must be named. Each one ends a line such as "main.so: ...".
@@ -55,11 +55,11 @@ var (
 
 	// build matches names with an ending of source code or prose that build tools, test
 	// runners and interpreters look for.
-	build = regexp.MustCompile(`^(build|cmakelists|composer|conf|conftest|constraints.*|deno|dodo|fabfile|gems|gruntfile|gulpfile|jakefile|magefile|makefile|noxfile|` +
+	build = lazyregexp.New(`^(build|cmakelists|composer|conf|conftest|constraints.*|deno|dodo|fabfile|gems|gruntfile|gulpfile|jakefile|magefile|makefile|noxfile|` +
 		`package|premake.*|rakefile|requirements.*|setup|sitecustomize|tasks|tsconfig.*|usercustomize|wscript|xmake|.*-build)\.|\.(conf|config|mix|setup|workspace)\.`)
 	// instructions are names of prose that clients look for. They are compared without
 	// case for file systems that do so; others are recognized by their capitals.
-	instructions = regexp.MustCompile(`^(agents?|claude|gemini|qwen|skill)$`)
+	instructions = lazyregexp.New(`^(agents?|claude|gemini|qwen|skill)$`)
 )
 
 // Name returns the reason why a file with this path must be named, or "" if it need not

@@ -4,9 +4,10 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"regexp"
 	"strings"
 	"sync"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
 )
 
 // resetTerminal resets the modes that programs leave set if they are killed. It moves nothing on
@@ -29,10 +30,10 @@ const resetTerminal = "\x18" + // cancels an unfinished sequence
 const resetColours = "\x1b]104\a\x1b]110\a\x1b]111\a\x1b]112\a"
 
 var (
-	alternateScreen = regexp.MustCompile(`\x1b\[\?(?:\d+;)*(?:47|1047|1049)(?:;\d+)*([hl])`)
+	alternateScreen = lazyregexp.New(`\x1b\[\?(?:\d+;)*(?:47|1047|1049)(?:;\d+)*([hl])`)
 	// harmless are the operating system commands that pass: titles, links and colours, the last of
 	// which it has apart. Others write the clipboard or files, or raise alarms on the desktop.
-	harmless = regexp.MustCompile(`^(?:[0128]|(4|1[012]|104|11[012]))(?:;[^\x00-\x1f\x7f-\x{9f}]*)?$`)
+	harmless = lazyregexp.New(`^(?:[0128]|(4|1[012]|104|11[012]))(?:;[^\x00-\x1f\x7f-\x{9f}]*)?$`)
 )
 
 const (
@@ -65,7 +66,7 @@ func (s *screen) Write(data []byte) (int, error) {
 	defer s.mu.Unlock()
 	shown := s.filter(data)
 	recent := append(s.last[max(0, len(s.last)-maxSplit):], shown...)
-	if found := alternateScreen.FindAllSubmatch(recent, -1); found != nil {
+	if found := alternateScreen.Get().FindAllSubmatch(recent, -1); found != nil {
 		s.alternate = string(found[len(found)-1][1]) == "h"
 	}
 	s.drawn = s.drawn || len(data) > 0
@@ -130,7 +131,7 @@ func (s *screen) ends(b byte, shown *[]byte) bool {
 		}
 	}
 	command := bytes.TrimSuffix(s.command, []byte("\u009c"))
-	if found := harmless.FindSubmatch(command); s.kind == ']' && found != nil && len(s.command) < maxCommand && b != 0x18 && b != 0x1a {
+	if found := harmless.Get().FindSubmatch(command); s.kind == ']' && found != nil && len(s.command) < maxCommand && b != 0x18 && b != 0x1a {
 		*shown = fmt.Appendf(*shown, "\x1b]%s\a", command)
 		s.coloured = s.coloured || len(found[1]) > 0
 	}

@@ -5,7 +5,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"regexp"
 	"strings"
 	"syscall"
 
@@ -15,6 +14,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/interactive"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
 )
 
 func shellCommand(std streams) *cobra.Command {
@@ -194,4 +194,4 @@ func follow(p terminalProgram, terminal *rawTerminal, out *os.File, screen *scre
 }
 
 // validTerm matches the values of TERM that are passed on.
-var validTerm = regexp.MustCompile(`^[A-Za-z0-9._+-]{1,64}$`)
+var validTerm = lazyregexp.New(`^[A-Za-z0-9._+-]{1,64}$`)

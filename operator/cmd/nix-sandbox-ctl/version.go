@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"os"
-	"regexp"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -11,13 +10,14 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
 )
 
 // maxServerMetadata bounds the server's metadata, in bytes.
 const maxServerMetadata = 4 << 20
 
 // validRevision matches a commit as Nix writes it.
-var validRevision = regexp.MustCompile(`^[0-9a-f]{40}(-dirty)?$`)
+var validRevision = lazyregexp.New(`^[0-9a-f]{40}(-dirty)?$`)
 
 // versionCommand prints what --version prints.
 func versionCommand(std streams) *cobra.Command {
