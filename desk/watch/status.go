@@ -39,8 +39,6 @@ type Audit struct {
 	Path    string
 	Records uint64 // that this server has written
 	Lost    uint64 // that this server could not write
-	Seq     uint64 // of the last record
-	Hash    string // of the last record
 	Failure string // of the last write; empty if it succeeded
 }
 

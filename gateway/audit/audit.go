@@ -2,18 +2,16 @@
 // code, and the outcome.
 //
 // It promises that the record is written before the answer leaves, even if the call is refused
-// or cancelled; that each record has the hash of the previous one; and that a call continues
-// if its record cannot be written. The failure is logged, and the next record counts the
-// missing ones. A record has neither code nor output, but their hash and sizes.
+// or cancelled; and that a call continues if its record cannot be written. The failure is logged,
+// and the next record counts the missing ones. A record has neither code nor output, but their
+// hash and sizes.
 //
-// Several servers may write to one log. A record is not forced to the disk: it outlives the
-// server, but not a power failure.
+// Several servers may write to one file, and another program may rename it between two records. A
+// record is not forced to the disk: it outlives the server, but not a power failure.
 package audit
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -26,31 +24,15 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 )
 
-const (
-	// MaxFile is how large a file of a log becomes, in bytes, and Files how many there
-	// are: PATH with the newest records, PATH.1 and so on up to the oldest.
-	MaxFile = 64 << 20
-	Files   = 10
-
-	// lockTimeout bounds how long a record waits for another server that writes.
-	lockTimeout = time.Second
-	lockPause   = time.Millisecond
-)
-
 // Log is a log of calls. It is safe for concurrent use, and an Observer of calls.
 type Log struct {
-	path    string
-	log     *slog.Logger
-	maxFile int64
+	path string
+	log  *slog.Logger
 
 	mu     sync.Mutex
-	lock   *os.File // locked by the server that writes; beside the log, because that is rotated
-	file   *os.File // nil if it could not be opened
-	size   int64    // of the file after the last record of this server
-	seq    uint64   // of the last record in the file
-	hash   string   // of that record; empty if there is none
-	lost   uint64   // records that could not be written since
-	failed error    // of the last write
+	lost   uint64 // records that could not be written since the last one
+	cut    bool   // the file may end within a line
+	failed error  // of the last write
 	state  State
 	charge func(ctx context.Context, principal string, bytes int) // may be nil
 }
@@ -60,44 +42,24 @@ type State struct {
 	Path    string
 	Records uint64 // that this server has written
 	Lost    uint64 // that this server could not write
-	Seq     uint64 // of the last record
-	Hash    string // of the last record
 	Failure string // of the last write; empty if it succeeded
 }
 
 // Open opens a log, or begins it. The file is readable for its owner alone.
 func Open(path string, log *slog.Logger) (*Log, error) {
-	l := &Log{path: path, log: log, maxFile: MaxFile, state: State{Path: path}}
-	var err error
-	if l.lock, err = openFile(path + ".lock"); err != nil {
-		return nil, err
-	}
-	release, err := l.acquire()
-	if err == nil {
-		err = l.catchUp()
-		release()
-	}
+	file, err := openFile(path)
 	if err != nil {
-		l.close()
 		return nil, err
 	}
-	log.Info("audit log", "file", path, "seq", l.seq, "hash", l.hash)
-	return l, nil
-}
-
-// Close closes the log, and logs the end of its chain.
-func (l *Log) Close() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.log.Info("audit log ends", "file", l.path, "seq", l.seq, "hash", l.hash, "lost", l.state.Lost)
-	l.close()
-}
-
-func (l *Log) close() {
-	if l.file != nil {
-		l.file.Close()
+	defer file.Close()
+	last := []byte{'\n'}
+	if end, err := file.Seek(0, io.SeekEnd); err == nil && end > 0 {
+		if _, err := file.ReadAt(last, end-1); err != nil {
+			return nil, err
+		}
 	}
-	l.lock.Close()
+	log.Info("audit log", "file", path)
+	return &Log{path: path, log: log, cut: last[0] != '\n', state: State{Path: path}}, nil
 }
 
 // State returns the state of the log.
@@ -105,7 +67,6 @@ func (l *Log) State() State {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.state
-	s.Seq, s.Hash = l.seq, l.hash
 	if l.failed != nil {
 		s.Failure = l.failed.Error()
 	}
@@ -122,79 +83,59 @@ func (l *Log) Charge(record func(ctx context.Context, principal string, bytes in
 func (l *Log) Begin(c call.Call) (end func(call.Result, error)) {
 	began := time.Now()
 	return func(result call.Result, err error) {
-		r := recordOf(c, result, err, time.Since(began))
-		if l.charge != nil {
-			l.charge(context.Background(), r.Who, r.size())
-		}
-		l.Write(r)
+		l.record(context.Background(), recordOf(c, result, err, time.Since(began)))
 	}
 }
 
-// Write gives a record its number, its time and the hash of the one before it, and
-// appends it. A failure is logged.
+// record charges for a record and writes it.
+func (l *Log) record(ctx context.Context, r Record) {
+	if l.charge != nil {
+		l.charge(ctx, r.Who, r.size())
+	}
+	l.Write(r)
+}
+
+// Write appends a record. A failure is logged.
 func (l *Log) Write(r Record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	err := l.write(r)
-	switch {
-	case err != nil:
+	r.Lost = l.lost
+	line, err := r.line()
+	if err == nil {
+		err = l.append(line)
+	}
+	if err != nil {
 		l.lost++
 		l.state.Lost++
 		if l.failed == nil {
 			l.log.Error("the audit log misses records from now on", "file", l.path, "error", err)
 		}
-	case l.failed != nil:
-		l.log.Info("the audit log is written again", "file", l.path)
-	}
-	if err == nil {
+	} else {
+		l.lost = 0
 		l.state.Records++
+		if l.failed != nil {
+			l.log.Info("the audit log is written again", "file", l.path)
+		}
 	}
 	l.failed = err
 }
 
-func (l *Log) write(r Record) error {
-	release, err := l.acquire()
-	if err != nil {
-		return err
-	}
-	defer release()
-	if err := l.catchUp(); err != nil {
-		return err
-	}
-	if l.size >= l.maxFile {
-		if err := l.rotate(); err != nil {
-			return err
-		}
-	}
-	return l.append(r)
-}
-
-// append writes a record at the end of the file. If the disk is full, it removes the part that
-// was written.
-func (l *Log) append(r Record) error {
-	r.Seq, r.Time, r.Lost, r.Prev = l.seq+1, time.Now().UTC(), l.lost, l.hash
-	line, hash, err := r.line()
-	if err != nil {
-		return err
-	}
-	if n, err := l.file.Write(line); err != nil {
-		if n > 0 {
-			err = errors.Join(err, l.file.Truncate(l.size))
-		}
-		return err
-	}
-	l.size += int64(len(line))
-	l.seq, l.hash, l.lost = r.Seq, hash, 0
-	return nil
-}
-
-func (l *Log) open() error {
+// append writes a line at the end of the file, in one write. It opens the file each time, which takes
+// 10 µs: after logrotate has renamed the file, there is a new one without a signal.
+func (l *Log) append(line []byte) error {
 	file, err := openFile(l.path)
 	if err != nil {
 		return err
 	}
-	l.file, l.size = file, -1
-	return nil
+	defer file.Close()
+	if l.cut { // by a full disk or a crash: that stays a line of its own
+		line = append([]byte{'\n'}, line...)
+	}
+	n, err := file.Write(line)
+	if n > 0 {
+		l.cut = n < len(line)
+	}
+	return err
 }
 
 // openFile opens a file to append to it. It creates the file for its owner alone.
@@ -212,135 +153,4 @@ func openFile(path string) (*os.File, error) {
 		return nil, err
 	}
 	return file, nil
-}
-
-// acquire keeps other servers from writing until release is called. If another file is at the
-// log's path now, it opens that.
-func (l *Log) acquire() (release func(), err error) {
-	for end := time.Now().Add(lockTimeout); ; time.Sleep(lockPause) {
-		err = unix.Flock(int(l.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			break
-		}
-		if err != unix.EINTR && err != unix.EWOULDBLOCK || !time.Now().Before(end) {
-			return nil, fmt.Errorf("lock %s: %w", l.lock.Name(), err)
-		}
-	}
-	release = func() { _ = unix.Flock(int(l.lock.Fd()), unix.LOCK_UN) }
-	if l.file != nil {
-		at, err := os.Stat(l.path)
-		mine, problem := l.file.Stat()
-		if err == nil && problem == nil && os.SameFile(at, mine) {
-			return release, nil
-		}
-		l.file.Close()
-		l.file = nil
-	}
-	if err := l.open(); err != nil {
-		release()
-		return nil, err
-	}
-	return release, nil
-}
-
-// catchUp reads the last record if another server wrote it.
-func (l *Log) catchUp() error {
-	info, err := l.file.Stat()
-	if err != nil || info.Size() == l.size {
-		return err
-	}
-	r, hash, cut, err := lastOf(l.file, info.Size())
-	if err != nil {
-		return l.replace(err)
-	}
-	l.size = info.Size() - cut
-	if l.size == 0 {
-		// The chain goes on from the file before.
-		if r, hash, err = lastOfPath(l.name(1)); err != nil {
-			l.log.Error("the audit log cannot be continued, and a new one begins", "file", l.name(1), "because", err)
-		}
-	}
-	l.seq, l.hash = r.Seq, hash
-	if cut == 0 {
-		return nil
-	}
-	if err := l.file.Truncate(l.size); err != nil {
-		return fmt.Errorf("remove a line that was not written whole: %w", err)
-	}
-	l.log.Warn("the audit log ended with a line that was not written whole", "file", l.path, "bytes", cut)
-	return l.append(Record{Event: Recovered})
-}
-
-// lastOf returns the last record of a file and its hash, which are empty for an empty file. cut
-// is the length of an incomplete line at the end, in bytes.
-func lastOf(file *os.File, size int64) (r Record, hash string, cut int64, err error) {
-	end := make([]byte, min(size, 2*maxLine))
-	if _, err := file.ReadAt(end, size-int64(len(end))); err != nil && err != io.EOF {
-		return r, "", 0, fmt.Errorf("read the last record: %w", err)
-	}
-	whole := bytes.LastIndexByte(end, '\n') + 1
-	cut = int64(len(end) - whole)
-	if whole == 0 {
-		if cut < size {
-			err = errors.New("it has no record at its end")
-		}
-		return r, "", cut, err
-	}
-	begin := bytes.LastIndexByte(end[:whole-1], '\n') + 1
-	r, hash, err = parse(end[begin:whole])
-	return r, hash, cut, err
-}
-
-// lastOfPath is lastOf of a file that may not exist.
-func lastOfPath(path string) (r Record, hash string, err error) {
-	file, err := os.Open(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return r, "", nil
-	}
-	if err != nil {
-		return r, "", err
-	}
-	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return r, "", err
-	}
-	r, hash, _, err = lastOf(file, info.Size())
-	return r, hash, err
-}
-
-// replace begins a new chain, because the last record of the file is damaged. It keeps the
-// file.
-func (l *Log) replace(why error) error {
-	l.log.Error("the audit log cannot be continued, and a new one begins", "file", l.path, "because", why)
-	if err := l.rotate(); err != nil {
-		return err
-	}
-	l.seq, l.hash = 0, ""
-	return l.append(Record{Event: Begun, Reason: why.Error()})
-}
-
-// name is the path of the log's file of a number; 0 is the newest.
-func (l *Log) name(n int) string {
-	if n == 0 {
-		return l.path
-	}
-	return fmt.Sprintf("%s.%d", l.path, n)
-}
-
-// rotate gives each file of the log the next number, removes the oldest, and begins a new one.
-// The chain continues there.
-func (l *Log) rotate() error {
-	for n := Files - 1; n > 0; n-- {
-		if err := os.Rename(l.name(n-1), l.name(n)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("rotate the log: %w", err)
-		}
-	}
-	l.file.Close()
-	l.file = nil
-	if err := l.open(); err != nil {
-		return err
-	}
-	l.size = 0
-	return nil
 }

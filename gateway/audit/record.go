@@ -1,12 +1,9 @@
 package audit
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"strings"
 	"time"
 	"unicode"
@@ -15,10 +12,8 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 )
 
-// Record is a line of the log: a call, or an event of the log itself.
+// Record is a line of the log: a call, or the use of a tool by its code.
 type Record struct {
-	// Seq numbers the records of a log from 1 on, without gaps.
-	Seq uint64 `json:"seq"`
 	// Time is when the call ended, in UTC.
 	Time time.Time `json:"time"`
 	// Event is empty for a call.
@@ -52,23 +47,13 @@ type Record struct {
 
 	// Tool is what the code of a call asked a tool for; only in records of [Used].
 	Tool *Tool `json:"tool,omitempty"`
-
-	// Prev is the hash of the record before this one; empty in the first of a log.
-	Prev string `json:"prev"`
 }
 
-// Event is an event of the log itself.
+// Event tells other records from those of calls.
 type Event string
 
-const (
-	// Recovered follows an incomplete line, which was removed. The server or the machine ended
-	// while it wrote that.
-	Recovered Event = "recovered"
-	// Begun is the first record after a log that cannot be continued.
-	Begun Event = "begun"
-	// Used is a call of a tool by the code of a call, whose own record follows when that ends.
-	Used Event = "tool"
-)
+// Used is a call of a tool by the code of a call, whose own record follows when that ends.
+const Used Event = "tool"
 
 // Tool is a call of a tool.
 type Tool struct {
@@ -88,18 +73,16 @@ type Given struct {
 	Hash       string `json:"sha256"`
 }
 
-// Bounds of texts that a client chooses, in bytes. A record is shorter than maxLine.
+// Bounds of texts that a client chooses, in bytes.
 const (
 	maxName   = 128
 	maxReason = 512
-	// chainSize is the size of a number and two hashes, which are added later.
-	chainSize = 160
-	maxLine   = 8 << 10
 )
 
 func recordOf(c call.Call, result call.Result, err error, took time.Duration) Record {
 	r := Record{
-		Who: plain(c.Principal, maxName), Trace: plain(c.Trace, maxName),
+		Time: time.Now().UTC(),
+		Who:  plain(c.Principal, maxName), Trace: plain(c.Trace, maxName),
 		Env: plain(c.Env.Name, maxName), Session: plain(c.Session, maxName),
 		Closure:   plain(c.Env.Closure, maxName),
 		CodeBytes: len(c.Code),
@@ -138,54 +121,16 @@ func plain(text string, most int) string {
 
 // size returns about how many bytes the line of a record takes.
 func (r Record) size() int {
-	text, _ := json.Marshal(r) // a record that cannot be encoded is not written either
-	return len(text) + chainSize
+	line, _ := r.line() // a record that cannot be encoded is not written either
+	return len(line)
 }
 
-// The last field of a line is the hash of the fields before it.
-const (
-	hashField = `,"hash":"`
-	hashEnd   = `"}` + "\n"
-	hashSize  = 2 * sha256.Size
-)
-
-func (r Record) line() (line []byte, hash string, err error) {
+func (r Record) line() ([]byte, error) {
 	text, err := json.Marshal(r)
-	if err != nil {
-		return nil, "", fmt.Errorf("encode record %d: %w", r.Seq, err)
-	}
-	text = bytes.TrimSuffix(text, []byte("}"))
-	hash = hashOf(text)
-	return append(text, hashField+hash+hashEnd...), hash, nil
+	return append(text, '\n'), err
 }
 
 func hashOf(text []byte) string {
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:])
-}
-
-// Errors of [parse].
-var (
-	errCut     = errors.New("the line is cut")
-	errForm    = errors.New("the line is no record")
-	errChanged = errors.New("the record was changed: it has another hash than it says")
-)
-
-// parse reads a line with its end, and checks its hash.
-func parse(line []byte) (r Record, hash string, err error) {
-	if !bytes.HasSuffix(line, []byte("\n")) {
-		return r, "", errCut
-	}
-	at := len(line) - len(hashField) - hashSize - len(hashEnd)
-	if at < 0 || !bytes.HasPrefix(line[at:], []byte(hashField)) || !bytes.HasSuffix(line, []byte(hashEnd)) {
-		return r, "", errForm
-	}
-	hash = string(line[at+len(hashField) : len(line)-len(hashEnd)])
-	if hash != hashOf(line[:at]) {
-		return r, "", errChanged
-	}
-	if err := json.Unmarshal(append(bytes.Clone(line[:at]), '}'), &r); err != nil {
-		return r, "", errForm
-	}
-	return r, hash, nil
 }

@@ -11,8 +11,5 @@ func (l *Log) UseTool(ctx context.Context, c call.Call, use call.ToolUse) {
 	r := recordOf(c, call.Result{}, nil, use.Took)
 	r.Event, r.Outcome = Used, use.Outcome
 	r.Tool = &Tool{Server: plain(use.Server, maxName), Name: plain(use.Tool, maxName), ArgumentsHash: use.ArgumentsHash, Bytes: use.Bytes}
-	if l.charge != nil {
-		l.charge(ctx, r.Who, r.size())
-	}
-	l.Write(r)
+	l.record(ctx, r)
 }

@@ -99,8 +99,8 @@ const showState = (state) => {
     ["environments", environments.join(", ") || "none"],
   ];
   if (audit) {
-    const log = make("span", "", text(plain(audit.Path.replace(/.*\//, "")), `record ${audit.Seq}`, audit.Lost && `${audit.Lost} lost`), " ", make("code", "hash", audit.Hash.slice(0, 8)));
-    log.title = `${plain(audit.Path)}\nhash of the last record: ${audit.Hash}`;
+    const log = make("span", "", text(plain(audit.Path.replace(/.*\//, "")), `${audit.Records} records`, audit.Lost && `${audit.Lost} lost`));
+    log.title = plain(audit.Path);
     facts.push(["audit log", log]);
   } else facts.push(["audit log", "none"]);
   find("server").replaceChildren(...facts.flatMap(([name, fact]) => [make("dt", "", name), make("dd", "", fact)]));

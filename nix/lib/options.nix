@@ -730,7 +730,7 @@ rec {
     audit_file = {
       type = types.secretFile;
       nullable = true;
-      doc = "The file of the audit log, of a server on standard input and output too: a record for each call, with hashes that show what was changed (`nix-sandbox-mcp audit verify FILE`). NIX_SANDBOX_AUDIT replaces it.";
+      doc = "The file of the audit log, of a server on standard input and output too: a record for each call, a line of JSON. NIX_SANDBOX_AUDIT replaces it.";
     };
     metrics_listen = {
       type = types.metricsListen;

@@ -17,20 +17,25 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 )
 
+// auditRecords reads a log. It leaves out lines that a full disk has cut.
+func auditRecords(t *testing.T, path string) (all []audit.Record) {
+	t.Helper()
+	text := must.Get(os.ReadFile(path))(t)
+	for line := range strings.Lines(string(text)) {
+		var r audit.Record
+		if json.Unmarshal([]byte(line), &r) == nil {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
 // Every call is a record, whatever became of it, when its answer is there.
 func TestAudit_HasARecordOfEveryCall(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "audit.jsonl")
 	c := start(t, "NIX_SANDBOX_AUDIT="+path)
-	records := func() (all []audit.Record) {
-		text := must.Get(os.ReadFile(path))(t)
-		for line := range strings.Lines(string(text)) {
-			var r audit.Record
-			must.Do(t, json.Unmarshal([]byte(line), &r))
-			all = append(all, r)
-		}
-		return all
-	}
+	records := func() []audit.Record { return auditRecords(t, path) }
 	const trace = "4bf92f3577b34da6a3ce929d0e0e4736"
 	code := "echo out; echo err >&2; exit 3"
 	params := mcpclient.RunParams(mcptest.Arguments{Code: code, Env: "bash", Session: "s"})
@@ -63,13 +68,6 @@ func TestAudit_HasARecordOfEveryCall(t *testing.T) {
 	}
 	if got[1].Env != "nothing" || got[2].Session != "not a name" || got[1].Reason == "" {
 		t.Errorf("refused: %+v and %+v", got[1], got[2])
-	}
-	file := must.Get(os.Open(path))(t)
-	defer file.Close()
-	var chain audit.Chain
-	must.Do(t, chain.Verify(file))
-	if chain.Records != 4 {
-		t.Errorf("%+v", chain)
 	}
 }
 
@@ -108,12 +106,9 @@ func TestAudit_FullDiskEndsNoCall(t *testing.T) {
 	disk = filepath.Join("/proc", fmt.Sprint(c.PID()), "root", disk)
 	must.Do(t, os.Remove(filepath.Join(disk, "other")))
 	call()
-	file := must.Get(os.Open(filepath.Join(disk, "audit.jsonl")))(t)
-	defer file.Close()
-	var chain audit.Chain
-	must.Do(t, chain.Verify(file))
-	if chain.Lost < 6 || chain.Records+int(chain.Lost) != calls {
-		t.Errorf("%d calls: %+v", calls, chain)
+	got := auditRecords(t, filepath.Join(disk, "audit.jsonl"))
+	if lost := got[len(got)-1].Lost; lost < 6 || len(got)+int(lost) != calls {
+		t.Errorf("%d calls: %d records, and %d are said to be missing", calls, len(got), lost)
 	}
 	if n := strings.Count(c.Log(), missing); n != 1 {
 		t.Errorf("the log says %d times that the audit log %s", n, missing)

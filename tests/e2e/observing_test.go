@@ -63,7 +63,7 @@ func TestHTTP_SaysWhoCalled(t *testing.T) {
 	var now status.Snapshot
 	_, text = get(status.Path)
 	must.Do(t, json.Unmarshal([]byte(text), &now))
-	if len(now.Principals) != 2 || len(now.Sessions) != 1 || now.Sessions[0].Principal != "alice" || now.Audit.Seq != 2 || strings.Contains(text, "echo 1") {
+	if len(now.Principals) != 2 || len(now.Sessions) != 1 || now.Sessions[0].Principal != "alice" || now.Audit.Records != 2 || strings.Contains(text, "echo 1") {
 		t.Errorf("the snapshot is %s", text)
 	}
 	// Metrics are served at their own address alone, and there is no page.

@@ -443,23 +443,13 @@ func recordsEach(took time.Duration) int64 { return 5<<20 + int64(took.Seconds()
 func (m *modestClient) checkRecords(took time.Duration) {
 	found := map[string]bool{}
 	bytes := map[string]int64{}
-	for n := audit.Files; n >= 0; n-- {
-		path := auditFile(m.s.folder)
-		if n > 0 {
-			path = fmt.Sprintf("%s.%d", path, n)
-		}
-		text, err := os.ReadFile(path)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		must.Do(m.t, err)
-		for line := range strings.Lines(string(text)) {
-			var r audit.Record
-			must.Do(m.t, json.Unmarshal([]byte(line), &r))
-			bytes[r.Who] += int64(len(line))
-			if r.Who == modest {
-				found[r.Trace] = true
-			}
+	text := must.Get(os.ReadFile(auditFile(m.s.folder)))(m.t)
+	for line := range strings.Lines(string(text)) {
+		var r audit.Record
+		must.Do(m.t, json.Unmarshal([]byte(line), &r))
+		bytes[r.Who] += int64(len(line))
+		if r.Who == modest {
+			found[r.Trace] = true
 		}
 	}
 	for i, trace := range m.traces {

@@ -58,12 +58,10 @@ func (w world) run(env, code string) mcptest.Answer {
 	return w.Run(mcptest.Arguments{Env: env, Code: code})
 }
 
-// records are the records of the audit log, whose chain is verified.
+// records are the records of the audit log.
 func (w world) records(t *testing.T) (all []audit.Record) {
 	t.Helper()
 	text := must.Get(os.ReadFile(w.audit))(t)
-	var chain audit.Chain
-	must.Do(t, chain.Verify(bytes.NewReader(text)))
 	for line := range strings.Lines(string(text)) {
 		var r audit.Record
 		must.Do(t, json.Unmarshal([]byte(line), &r))

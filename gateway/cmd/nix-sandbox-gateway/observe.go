@@ -115,15 +115,12 @@ func (o *observers) link() any {
 	return o.site.Answers.Link(o.listener.Addr())
 }
 
-// Close closes the audit log and the listener.
+// Close closes the listener.
 func (o *observers) Close() {
 	if o.end != nil {
 		o.end()
 	}
 	if o.listener != nil {
 		o.listener.Close()
-	}
-	if o.audit != nil {
-		o.audit.Close()
 	}
 }

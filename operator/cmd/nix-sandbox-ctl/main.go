@@ -53,7 +53,6 @@ func rootCommand(std streams) *cobra.Command {
 	root.AddCommand(
 		serveCommand(),
 		tokenCommand(std),
-		auditCommand(std),
 		topCommand(std),
 		approveCommand(std),
 		listCommand(std),

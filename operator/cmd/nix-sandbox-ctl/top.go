@@ -152,7 +152,7 @@ func describeServer(s watch.Snapshot) []byte {
 	case s.Audit.Failure != "":
 		fmt.Fprintf(&out, ", the audit log CANNOT BE WRITTEN: %s\n", plain(s.Audit.Failure))
 	default:
-		fmt.Fprintf(&out, ", audit record %d, %d lost\n", s.Audit.Seq, s.Audit.Lost)
+		fmt.Fprintf(&out, ", %s in the audit log, %d lost\n", count(int(s.Audit.Records), "record"), s.Audit.Lost)
 	}
 	table := func(head string, rows [][]any) {
 		if len(rows) == 0 {
