@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"bufio"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -30,49 +32,55 @@ func TestTop_ShowsWhatServersDo(t *testing.T) {
 		return cmd
 	}
 	// Without a server, it says how to have one.
-	out, _ := top("--once").CombinedOutput()
+	out, _ := top().CombinedOutput()
 	if !strings.Contains(string(out), "error: no server of this user runs, or has answered its client yet\n") {
 		t.Errorf("without a server: %s", out)
 	}
 	first := serve("first")
 	first.Run(mcptest.Arguments{Code: "true", Env: "evil\x1b[2J\x1b]0;title\a\u009b31m\u202eenv"})
-	u := startOnTerminal(t, 40, 120, top())
-	u.sees("(the one client)")
-	u.sees("\nfirst ")
-	u.sees("evil [2J ]0;title 31m env")
-	u.sees("\nq: quit")
-	// What happens now is shown.
+	sees := func(args ...string) string {
+		t.Helper()
+		text := string(must.Get(top(args...).Output())(t))
+		if strings.ContainsAny(text, "\x1b\u009b\u202e") {
+			t.Errorf("control characters of a client: %q", text)
+		}
+		return text
+	}
+	text := sees()
+	for _, want := range []string{"(the one client)", "\nfirst ", "evil [2J ]0;title 31m env"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is missing:\n%s", want, text)
+		}
+	}
+	// What happens now is shown, of each server, and the newest is the first.
 	id := first.SendRun(mcptest.Arguments{Code: "sleep 900", Env: "bash", Session: "busy"})
-	u.sees("1 running call")
-	u.sees("in use")
 	second := serve("second")
-	u.sees("server 2 of 2 · n: next · q: quit")
-	u.types("n")
-	u.sees("\nsecond ")
-	u.resize(8, 60)
-	// It is drawn again: long lines are cut, and the last line is at the foot.
-	patience.Wait(t, patience.Long, func() string { return "the screen is not drawn for its new size:\n" + u.display.String() }, func() bool {
-		lines := strings.Split(u.display.String(), "\n")
-		return len(lines) == 8 && strings.HasPrefix(lines[0], "nix-sandbox-mcp "+undertest.Version(t)+", process ") &&
-			lines[7] == "server 1 of 2 · n: next · q: quit"
+	patience.Wait(t, patience.Long, func() string { return "the running call is not shown:\n" + text }, func() bool {
+		text = sees()
+		return strings.Contains(text, "1 running call") && strings.Contains(text, "in use")
 	})
-	u.types("q")
-	if status := u.awaitExit(); status != 0 {
-		t.Errorf("status %d", status)
+	if one, two := strings.Index(text, "\nfirst "), strings.Index(text, "\nsecond "); two < 0 || one < two {
+		t.Errorf("second is at %d and first at %d:\n%s", two, one, text)
 	}
-	if changed := u.display.changed(); len(changed) > 0 {
-		t.Errorf("the terminal is left with %q", changed)
+	// With --watch it is printed again.
+	again := top("--watch")
+	stdout := must.Get(again.StdoutPipe())(t)
+	must.Do(t, again.Start())
+	lines := bufio.NewScanner(stdout)
+	for seen := 0; seen < 3 && lines.Scan(); {
+		if strings.HasPrefix(lines.Text(), "nix-sandbox-mcp "+undertest.Version(t)+", process ") {
+			seen++
+		}
 	}
-	// A pipe gets one snapshot.
-	text := string(must.Get(top().Output())(t))
-	if !strings.Contains(text, "\nsecond ") || strings.ContainsAny(text, "\x1b") {
-		t.Errorf("to a pipe: %q", text)
+	must.Do(t, again.Process.Signal(os.Interrupt))
+	if err := again.Wait(); err == nil || again.ProcessState.ExitCode() != -1 {
+		t.Errorf("Ctrl-C ends it with %v", err)
 	}
 	// A server that was killed is not among them.
 	second.Signal(9)
 	patience.Wait(t, patience.Long, func() string { return "the server that was killed is still shown" }, func() bool {
-		out, _ := top("--once").Output()
-		return strings.Contains(string(out), "\nfirst ")
+		text := sees()
+		return strings.Contains(text, "\nfirst ") && !strings.Contains(text, "\nsecond ")
 	})
 	first.Notify("notifications/cancelled", map[string]any{"requestId": id})
 }

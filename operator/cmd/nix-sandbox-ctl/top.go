@@ -10,15 +10,10 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"os/signal"
-	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk/watch"
@@ -34,34 +29,57 @@ const (
 	maxSnapshot = 16 << 20
 )
 
-// topCommand shows the status of a server, again and again.
+// topCommand prints the status of servers.
 func topCommand(std streams) *cobra.Command {
 	var url string
-	var once bool
+	var watch bool
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Show the status of a running server: who calls, sessions, calls",
-		Long: "Show the status of a running server once a second: who calls, sessions, calls and refusals.\n" +
-			"Without --url it is a server of this user, the newest first. The key n shows the next one, q ends.",
-		Example: "  " + program + " top\n  " + program + " top --url http://127.0.0.1:9464 --once",
+		Short: "Print the status of running servers: who calls, sessions, calls",
+		Long: "Print the status of the running servers of this user, the newest first: who calls, sessions, calls and\n" +
+			"refusals. With --watch it is printed again each second, until Ctrl-C.",
+		Example: "  " + program + " top --watch\n  " + program + " top --url http://127.0.0.1:9464",
 		Args:    atMost(0),
 		RunE: func(*cobra.Command, []string) error {
-			find := func() ([]source, error) { return findServers(url) }
-			servers, err := find()
-			if err != nil {
-				return err
+			for {
+				err := printServers(std.out, url)
+				if err != nil || !watch {
+					return err
+				}
+				time.Sleep(topPause)
+				fmt.Fprintln(std.out)
 			}
-			in, isIn := std.in.(*os.File)
-			out, isOut := std.out.(*os.File)
-			if once || !isIn || !isOut || !isTerminal(in) || !isTerminal(out) {
-				return showOnce(std.out, servers[0])
-			}
-			return showLive(in, out, servers, find)
 		},
 	}
-	cmd.Flags().StringVar(&url, "url", "", "show the server whose metrics are at `URL`, or at unix:PATH")
-	cmd.Flags().BoolVar(&once, "once", false, "print the status once, and end")
+	cmd.Flags().StringVar(&url, "url", "", "the server whose metrics are at `URL`, or at unix:PATH")
+	cmd.Flags().BoolVar(&watch, "watch", false, "print it again each second")
 	return cmd
+}
+
+// printServers prints a snapshot of each server. A server that gives no answer has a line that says
+// so, unless there is no other.
+func printServers(out io.Writer, url string) error {
+	servers, err := findServers(url)
+	if err != nil {
+		return err
+	}
+	for i, server := range servers {
+		snapshot, err := server.read(context.Background())
+		text := describeServer(snapshot)
+		switch {
+		case err != nil && len(servers) == 1:
+			return &config.Error{Problem: err.Error(), Hint: "check that the server runs; --url names the address of its metrics (NIX_SANDBOX_METRICS or metrics_listen), which only this machine can reach"}
+		case err != nil:
+			text = fmt.Appendf(nil, "%s: %s\n", server.name, plain(err.Error()))
+		}
+		if i > 0 {
+			fmt.Fprintln(out)
+		}
+		if _, err := out.Write(text); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // source is a server that can be asked for its status.
@@ -129,16 +147,6 @@ func overHTTP(name, url string, client *http.Client) source {
 	}}
 }
 
-// showOnce prints one snapshot.
-func showOnce(out io.Writer, from source) error {
-	snapshot, err := from.read(context.Background())
-	if err != nil {
-		return &config.Error{Problem: err.Error(), Hint: "check that the server runs; --url names the address of its metrics (NIX_SANDBOX_METRICS or metrics_listen), which only this machine can reach"}
-	}
-	_, err = out.Write(describeServer(snapshot))
-	return err
-}
-
 // describeServer returns a snapshot as lines. It makes every text of a client or a sandbox plain.
 func describeServer(s watch.Snapshot) []byte {
 	var out bytes.Buffer
@@ -191,86 +199,4 @@ func describeServer(s watch.Snapshot) []byte {
 	table("SESSION PRINCIPAL ENV CALLS AGE UNUSED ALLOWED", sessions)
 	table("ENDED OUTCOME PRINCIPAL ENV SESSION TOOK REASON", recent)
 	return out.Bytes()
-}
-
-// Sequences that draw on the alternate screen, without a cursor, and cut long lines.
-const (
-	openScreen  = "\x1b[?1049h\x1b[?25l\x1b[?7l"
-	closeScreen = "\x1b[?7h\x1b[?25h\x1b[?1049l"
-	drawScreen  = "\x1b[H"
-	clearLine   = "\x1b[K" // before its text: behind a line that was cut it would take the last character
-	clearRest   = "\x1b[J"
-)
-
-// showLive draws a snapshot once a second, until the user or a signal ends it.
-func showLive(in, out *os.File, servers []source, find func() ([]source, error)) error {
-	before, err := term.MakeRaw(int(in.Fd()))
-	if err != nil {
-		return fmt.Errorf("make the terminal raw: %w", err)
-	}
-	defer func() { _ = term.Restore(int(in.Fd()), before) }()
-	_, _ = io.WriteString(out, openScreen)
-	defer func() { _, _ = io.WriteString(out, closeScreen) }()
-	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGWINCH)
-	defer signal.Stop(signals)
-	keys := make(chan byte)
-	go func() { // ends with the process
-		defer close(keys)
-		for key := make([]byte, 1); ; {
-			if _, err := in.Read(key); err != nil {
-				return
-			}
-			keys <- key[0]
-		}
-	}()
-	ticker := time.NewTicker(topPause)
-	defer ticker.Stop()
-	shown := servers[0].name
-	for {
-		at := max(0, slices.IndexFunc(servers, func(s source) bool { return s.name == shown }))
-		shown = servers[at].name
-		var text []byte
-		if snapshot, err := servers[at].read(context.Background()); err != nil {
-			text = []byte(plain(err.Error()) + "\n")
-		} else {
-			text = describeServer(snapshot)
-		}
-		foot := "q: quit"
-		if len(servers) > 1 {
-			foot = fmt.Sprintf("server %d of %d · n: next · q: quit", at+1, len(servers))
-		}
-		draw(out, text, foot)
-		select {
-		case <-ticker.C:
-		case s := <-signals:
-			if s != syscall.SIGWINCH {
-				return nil
-			}
-		case key, ok := <-keys:
-			switch {
-			case !ok, key == 'q', key == 3, key == 4: // Ctrl-C, Ctrl-D
-				return nil
-			case key == 'n':
-				shown = servers[(at+1)%len(servers)].name
-			}
-		}
-		if found, err := find(); err == nil {
-			servers = found
-		}
-	}
-}
-
-// draw writes the first lines of a text over the screen, and a line at its foot.
-func draw(out *os.File, text []byte, foot string) {
-	size := sizeOf(out)
-	var all strings.Builder
-	all.WriteString(drawScreen)
-	lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
-	for _, line := range lines[:min(len(lines), int(size.Rows)-1)] {
-		all.WriteString(clearLine + line + "\r\n")
-	}
-	all.WriteString(clearRest)
-	fmt.Fprintf(&all, "\x1b[%d;1H\x1b[7m%s\x1b[0m", size.Rows, foot)
-	_, _ = io.WriteString(out, all.String())
 }
