@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -27,59 +26,26 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
 )
 
-// longCall is longer than a proxy of deploy/ waits for a server that sends nothing.
+// longCall is longer than the proxy of deploy/ waits for a server that sends nothing.
 const longCall = 70 * time.Second
 
-// recipe reads a file of deploy/.
-func recipe(t *testing.T, name string) string {
+// begin starts HAProxy in front of the server, at an address.
+func begin(t *testing.T, front, server string) {
 	t.Helper()
-	return string(must.Get(os.ReadFile(filepath.Join("../../deploy", name)))(t))
-}
-
-// begin starts a proxy in front of the server, at an address. The second result is
-// false where the proxy is not installed.
-func begin(t *testing.T, name, front, server string) bool {
-	t.Helper()
-	if exec.Command(name, map[string]string{"nginx": "-v", "caddy": "version", "haproxy": "-v"}[name]).Run() != nil {
-		return false
+	if exec.Command("haproxy", "-v").Run() != nil {
+		t.Skip("haproxy is not installed")
 	}
-	folder := t.TempDir()
-	var cmd *exec.Cmd
-	switch name {
-	case "haproxy":
-		cmd = exec.Command("haproxy", "-f", "../../deploy/haproxy.cfg")
-	case "caddy":
-		file := filepath.Join(folder, "Caddyfile")
-		must.Do(t, os.WriteFile(file, []byte("{\n\tadmin off\n}\n"+recipe(t, "Caddyfile")), 0o600))
-		cmd = exec.Command("caddy", "run", "--adapter", "caddyfile", "--config", file)
-		front = "http://" + front
-	case "nginx":
-		text := recipe(t, "nginx.conf")
-		for _, pair := range [][2]string{{"127.0.0.1:8800", front}, {"127.0.0.1:8080", server}} {
-			if !strings.Contains(text, pair[0]) {
-				t.Fatalf("deploy/nginx.conf lacks the address %s", pair[0])
-			}
-			text = strings.ReplaceAll(text, pair[0], pair[1])
-		}
-		// What Debian's nginx.conf has around it, for an ordinary user.
-		text = "daemon off; pid pid; error_log stderr;\nevents {}\nhttp {\naccess_log off; client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi; uwsgi_temp_path uwsgi; scgi_temp_path scgi;\n" + text + "}\n"
-		if os.Geteuid() == 0 {
-			text = "user root;\n" + text
-		}
-		must.Do(t, os.WriteFile(filepath.Join(folder, "nginx.conf"), []byte(text), 0o600))
-		cmd = exec.Command("nginx", "-p", folder, "-c", "nginx.conf", "-e", "stderr")
-	}
-	cmd.Env = append(os.Environ(), "HOME="+folder, "XDG_DATA_HOME="+folder, "XDG_CONFIG_HOME="+folder, "MCP_ADDRESS="+front, "MCP_FIRST="+server, "MCP_SECOND="+server)
+	cmd := exec.Command("haproxy", "-f", "../../deploy/haproxy.cfg")
+	cmd.Env = append(os.Environ(), "MCP_ADDRESS="+front, "MCP_FIRST="+server, "MCP_SECOND="+server)
 	log := start(t, cmd)
 	patience.Wait(t, patience.Long, log.String, func() bool {
-		response, err := http.Get("http://" + strings.TrimPrefix(front, "http://") + "/readyz")
+		response, err := http.Get("http://" + front + "/readyz")
 		if err != nil {
 			return false
 		}
 		response.Body.Close()
 		return response.StatusCode == http.StatusOK
 	})
-	return true
 }
 
 // awaited is what a call through a proxy runs until the test ends it.
@@ -91,7 +57,7 @@ func awaited(random *rand.Rand) (code, command string) {
 // A call that takes longer than a proxy waits for a silent server is answered, with and
 // without progress, and what comes before the answer comes at once. A call whose client
 // takes no stream shows that the proxy would end it.
-func TestProxies_PassLongCalls(t *testing.T) {
+func TestProxy_PassesLongCalls(t *testing.T) {
 	t.Parallel()
 	program := undertest.Server(t)
 	random := seed.New(t)
@@ -101,95 +67,79 @@ func TestProxies_PassLongCalls(t *testing.T) {
 	}
 	metadata := mcptest.MetadataWith(t, environments, map[string]any{"serve": mcptest.Serve(map[string]any{"lame_duck_seconds": 0, "drain_seconds": 1, "calls_at_once": 64})})
 	_, _, address := serveAs(t, exec.Command(program, "serve", "--http", "127.0.0.1:0"), "NIX_SANDBOX_TOKENS="+tokenFile(t), "NIX_SANDBOX_METADATA="+metadata)
-	for i, name := range []string{"nginx", "caddy", "haproxy"} {
-		numbers := rand.New(rand.NewPCG(random.Uint64(), 0))
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			front := freeAddress(t)
-			if !begin(t, name, front, address) {
-				t.Skip(name + " is not installed")
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-			defer cancel()
-			client := func(version string) *httpclient.Client {
-				return &httpclient.Client{URL: "http://" + front + "/mcp", Token: token(i), Version: version, HTTP: &http.Client{Transport: &http.Transport{}}}
-			}
-			var commands []string
-			var heard, calls sync.WaitGroup
-			for _, version := range []string{mcpclient.Newest, mcpclient.Stateless} {
-				for _, hasToken := range []bool{true, false} {
-					c := client(version)
-					must.Do(t, c.Initialize(ctx))
-					code, command := awaited(numbers)
-					commands = append(commands, command)
-					var meta map[string]any
-					if hasToken {
-						meta = map[string]any{"progressToken": "p"}
-						heard.Add(1)
-					}
-					calls.Go(func() {
-						first := sync.OnceFunc(heard.Done)
-						answer, err := c.RunWith(ctx, mcpclient.Arguments{Env: "bash", Code: code}, meta, func(mcpclient.Message) { first() })
-						if hasToken {
-							first() // of a call that failed
-						}
-						if err != nil || !strings.HasPrefix(answer.Text(), "begun\nend\n") {
-							t.Errorf("version %s, progress %v: error %v, %q", version, hasToken, err, answer.Text())
-						}
-					})
-				}
-			}
-			calls.Go(func() { t.Logf("without a stream: status %d", silent(ctx, t, client(mcpclient.Stateless))) })
-			patience.Wait(t, patience.Long, func() string { return "the calls do not run" }, func() bool { return sleeping(commands) == len(commands) })
-			longEnough := time.After(longCall)
-			// While the calls still run, the progress of those that asked for it comes.
-			heard.Wait()
-			<-longEnough
-			for _, command := range commands {
-				for _, pid := range procfs.WithCommand(command) {
-					must.Do(t, syscall.Kill(pid, syscall.SIGKILL))
-				}
-			}
-			calls.Wait()
-		})
+	front := freeAddress(t)
+	begin(t, front, address)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	client := func(version string) *httpclient.Client {
+		return &httpclient.Client{URL: "http://" + front + "/mcp", Token: token(0), Version: version, HTTP: &http.Client{Transport: &http.Transport{}}}
 	}
+	var commands []string
+	var heard, calls sync.WaitGroup
+	for _, version := range []string{mcpclient.Newest, mcpclient.Stateless} {
+		for _, hasToken := range []bool{true, false} {
+			c := client(version)
+			must.Do(t, c.Initialize(ctx))
+			code, command := awaited(random)
+			commands = append(commands, command)
+			var meta map[string]any
+			if hasToken {
+				meta = map[string]any{"progressToken": "p"}
+				heard.Add(1)
+			}
+			calls.Go(func() {
+				first := sync.OnceFunc(heard.Done)
+				answer, err := c.RunWith(ctx, mcpclient.Arguments{Env: "bash", Code: code}, meta, func(mcpclient.Message) { first() })
+				if hasToken {
+					first() // of a call that failed
+				}
+				if err != nil || !strings.HasPrefix(answer.Text(), "begun\nend\n") {
+					t.Errorf("version %s, progress %v: error %v, %q", version, hasToken, err, answer.Text())
+				}
+			})
+		}
+	}
+	calls.Go(func() { t.Logf("without a stream: status %d", silent(ctx, t, client(mcpclient.Stateless))) })
+	patience.Wait(t, patience.Long, func() string { return "the calls do not run" }, func() bool { return sleeping(commands) == len(commands) })
+	longEnough := time.After(longCall)
+	// While the calls still run, the progress of those that asked for it comes.
+	heard.Wait()
+	<-longEnough
+	for _, command := range commands {
+		for _, pid := range procfs.WithCommand(command) {
+			must.Do(t, syscall.Kill(pid, syscall.SIGKILL))
+		}
+	}
+	calls.Wait()
 }
 
 // Through a proxy too, who hangs up cancels the call in the newest revision, and only there. A proxy
 // that notices only when the server writes its first comment, after 10 s, is too late: a call of 8 s
 // is answered before.
-func TestProxies_PassOnThatAClientHangsUp(t *testing.T) {
+func TestProxy_PassesOnThatAClientHangsUp(t *testing.T) {
 	t.Parallel()
 	program := undertest.Server(t)
 	random := seed.New(t)
 	_, _, address := serveAs(t, exec.Command(program, "serve", "--http", "127.0.0.1:0"), "NIX_SANDBOX_TOKENS="+tokenFile(t))
-	for i, name := range []string{"nginx", "caddy", "haproxy"} {
-		numbers := rand.New(rand.NewPCG(random.Uint64(), 0))
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			front := freeAddress(t)
-			if !begin(t, name, front, address) {
-				t.Skip(name + " is not installed")
-			}
-			for _, version := range []string{mcpclient.Newest, mcpclient.Stateless} {
-				c := &httpclient.Client{URL: "http://" + front + "/mcp", Token: token(i), Version: version, HTTP: &http.Client{Transport: &http.Transport{}}}
-				must.Do(t, c.Initialize(t.Context()))
-				code, command := awaited(numbers)
-				ctx, hangUp := context.WithCancel(t.Context())
-				var call sync.WaitGroup
-				call.Go(func() { _, _ = c.Run(ctx, mcpclient.Arguments{Env: "bash", Code: code}) })
-				patience.Wait(t, patience.Long, func() string { return "the call does not run" }, func() bool { return sleeping([]string{command}) == 1 })
-				hangUp()
-				call.Wait()
-				must.Get(c.Run(t.Context(), mcpclient.Arguments{Env: "bash", Code: "sleep 8"}))(t)
-				if goesOn := sleeping([]string{command}) == 1; goesOn != (version == mcpclient.Newest) {
-					t.Errorf("version %s: the call that was left goes on: %v", version, goesOn)
-				}
-				for _, pid := range procfs.WithCommand(command) {
-					must.Do(t, syscall.Kill(pid, syscall.SIGKILL))
-				}
-			}
-		})
+	front := freeAddress(t)
+	begin(t, front, address)
+	for _, version := range []string{mcpclient.Newest, mcpclient.Stateless} {
+		c := &httpclient.Client{URL: "http://" + front + "/mcp", Token: token(0), Version: version, HTTP: &http.Client{Transport: &http.Transport{}}}
+		must.Do(t, c.Initialize(t.Context()))
+		code, command := awaited(random)
+		ctx, hangUp := context.WithCancel(t.Context())
+		var call sync.WaitGroup
+		call.Go(func() { _, _ = c.Run(ctx, mcpclient.Arguments{Env: "bash", Code: code}) })
+		patience.Wait(t, patience.Long, func() string { return "the call does not run" }, func() bool { return sleeping([]string{command}) == 1 })
+		hangUp()
+		call.Wait()
+		must.Get(c.Run(t.Context(), mcpclient.Arguments{Env: "bash", Code: "sleep 8"}))(t)
+		if goesOn := sleeping([]string{command}) == 1; goesOn != (version == mcpclient.Newest) {
+			t.Errorf("version %s: the call that was left goes on: %v", version, goesOn)
+		}
+		for _, pid := range procfs.WithCommand(command) {
+			must.Do(t, syscall.Kill(pid, syscall.SIGKILL))
+		}
 	}
 }
 
