@@ -102,8 +102,6 @@ type Options struct {
 	HandsOver bool
 	// Ending is called when a drain begins. It may be nil.
 	Ending func()
-	// Others, if it is not nil, adds other ways to call, which are handled as calls to Path.
-	Others func(*http.ServeMux)
 	// Observe is called after each response. It may be nil.
 	Observe func(Request)
 	Log     *slog.Logger
@@ -169,9 +167,6 @@ func New(handler *rpc.Handler, o Options) *Server {
 	if o.Metadata != nil {
 		mux.Handle("/.well-known/oauth-protected-resource", o.Metadata)
 		mux.Handle("/.well-known/oauth-protected-resource"+Path, o.Metadata)
-	}
-	if o.Others != nil {
-		o.Others(mux)
 	}
 	s.http = &http.Server{
 		Handler:           withRequest(mux),

@@ -742,11 +742,6 @@ rec {
       default = false;
       doc = "Whether the address of metrics_listen also serves a page that shows the calls as they come, with their code and what it wrote. It must be an address that only this machine reaches. NIX_SANDBOX_PAGE replaces it.";
     };
-    run_code = {
-      type = types.boolean;
-      default = false;
-      doc = "Whether `/run_code` and `/run_jupyter` are answered beside MCP, as [SandboxFusion](https://github.com/bytedance/SandboxFusion) answers them: for programs that evaluate and train models. Callers and quotas are the same.";
-    };
     lame_duck_seconds = {
       type = types.integer 0 3600;
       default = 4;

@@ -22,8 +22,6 @@ type Serve struct {
 	// MetricsListen is the address for metrics, and with Page for the page, or "".
 	MetricsListen string `json:"metrics_listen"`
 	Page          bool   `json:"page"`
-	// RunCode says that SandboxFusion's requests are answered, too.
-	RunCode bool `json:"run_code"`
 	// LameDuckSeconds is how long the server goes on before it drains, DrainSeconds how
 	// long calls may then take.
 	LameDuckSeconds int `json:"lame_duck_seconds"`

@@ -151,7 +151,6 @@ in
           sessions = 8;
           streams = 64;
         };
-        run_code = false;
         token_file = null;
       };
       on_demand = {

@@ -14,7 +14,6 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk/watch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/account"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/fusion"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/mcphttp"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
@@ -102,9 +101,6 @@ func run(args []string, in io.Reader, out, logTo io.Writer) error {
 	transport.Book = book
 	if m := observers.metrics; m != nil {
 		transport.Observe = func(r mcphttp.Request) { m.Request(r.Method, r.Era, r.Status) }
-	}
-	if front.serve.RunCode {
-		transport.Others = fusion.Routes(fusion.Options{Environments: options.Environments, Authenticator: front.chain, Bytes: book.Bytes})
 	}
 	transport.Ending = func() {
 		log.Info("ending", "lame_duck", transport.LameDuck, "drain", transport.DrainTimeout)
