@@ -3,6 +3,7 @@ package ask
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -252,11 +253,33 @@ func TestQuestion_QuotesWhatCodeChose(t *testing.T) {
 	}
 }
 
+// A long value hides no other argument, and a question is bounded whatever code chose.
+func TestQuestion_ShowsEachArgument(t *testing.T) {
+	m := someTool
+	m.Arguments = `{"amount":9999,"note":"` + strings.Repeat("n", 5000) + `","to":"mal\u202elory","x":{"a":"` + strings.Repeat("y", 3000) + `"}}`
+	text := word(python("", "", nil), m).Text
+	for _, want := range []string{"\n> \"amount\": 9999\n", "\n> \"note\": \"nnn", "(500 of 5002 bytes are shown; all have the SHA-256 ", "\n> \"to\": \"mal\\u202elory\"\n", "\n> \"x\": {\"a\":"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is missing in\n%s", want, text)
+		}
+	}
+	var many []string
+	for i := range 64 {
+		many = append(many, fmt.Sprintf(`"%s%02d":"%s"`, strings.Repeat("k", 126), i, strings.Repeat("v", 8000)))
+	}
+	m.Arguments = "{" + strings.Join(many, ",") + "}"
+	text = word(python("", "", nil), m).Text
+	if strings.Count(text, "kk") < 64 || !strings.Contains(text, "k63") || len(text) > 40_000 {
+		t.Errorf("%d bytes", len(text))
+	}
+}
+
 func FuzzQuote(f *testing.F) {
 	f.Add("a\nb")
 	f.Add("\xff\u202e")
+	f.Add(`{"a\u202e":"\n","b":[1]}`)
 	f.Fuzz(func(t *testing.T, text string) {
-		for _, line := range strings.Split(Quote(text), "\n") {
+		for _, line := range strings.Split(Quote(text)+"\n"+quoteArguments(text), "\n") {
 			if !strings.HasPrefix(line, "> ") && !strings.HasPrefix(line, "(") || len(line) > 200 {
 				t.Errorf("%q has the line %q", text, line)
 			}

@@ -3,16 +3,24 @@ package ask
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/invisible"
 )
 
 // maxQuoted bounds a quoted text in a question, in bytes. Of a longer one, head and tail are shown.
 const maxQuoted = 2000
+
+// minQuoted is how much of each argument's value is shown at least, in bytes.
+const minQuoted = 120
 
 // quotedColumns is the length of a quoted line, in bytes.
 const quotedColumns = 76
@@ -34,7 +42,7 @@ func word(c call.Call, m call.Matter) call.Question {
 	}
 	subject := Quote(m.Name)
 	if m.Arguments != "" {
-		subject += "\nwith\n" + Quote(m.Arguments)
+		subject += "\nwith\n" + quoteArguments(m.Arguments)
 	}
 	q.Text = fmt.Sprintf("Code in a sandbox (%s) %s\n%s", where, w.happens, subject)
 	q.Choices = []call.Labelled{{Choice: call.Once, Label: w.once}}
@@ -61,6 +69,27 @@ func Quote(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return fmt.Sprintf("%s\n(%d bytes are not shown; all %d have the SHA-256 %s)\n%s",
 		lines(text[:maxQuoted/2]), len(text)-maxQuoted, len(text), hex.EncodeToString(sum[:]), lines(text[len(text)-maxQuoted/2:]))
+}
+
+// quoteArguments quotes each member of an object in JSON for itself, with its name, so that a long
+// value hides no other member. Of a long value it shows the head. Other texts are quoted as a whole.
+func quoteArguments(object string) string {
+	var members map[string]json.RawMessage
+	if json.Unmarshal([]byte(object), &members) != nil || len(members) == 0 {
+		return Quote(object)
+	}
+	most := max(maxQuoted/len(members), minQuoted)
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(members)) {
+		value := string(members[name])
+		shown, rest := bounded.Head(value, most), ""
+		if len(shown) < len(value) {
+			sum := sha256.Sum256([]byte(value))
+			rest = fmt.Sprintf("\n(%d of %d bytes are shown; all have the SHA-256 %s)", len(shown), len(value), hex.EncodeToString(sum[:]))
+		}
+		all = append(all, lines(strconv.Quote(name)+": "+shown)+rest)
+	}
+	return strings.Join(all, "\n")
 }
 
 func lines(text string) string {

@@ -2,17 +2,16 @@ package gate
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
-
-	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/near"
@@ -53,15 +52,6 @@ type Tool struct {
 	Ask       bool   `json:"ask"` // the user is asked before each call
 	Input     Schema `json:"inputSchema"`
 	Output    Schema `json:"outputSchema"` // of structured data; empty if it says nothing
-}
-
-// Schema is a JSON Schema, which is compiled when it is used first.
-type Schema struct {
-	json.RawMessage
-
-	compile sync.Once
-	schema  *jsonschema.Schema
-	wrong   error
 }
 
 // Load reads the catalogue that a server's metadata names, which is JSON or the path of a file of
@@ -126,50 +116,9 @@ func (c *Catalog) of(exec string) map[string][]string {
 	return c.Environments[real]
 }
 
-// noSchemas refuses to load what a schema refers to: a tool must not make the server fetch anything.
-type noSchemas struct{}
-
-func (noSchemas) Load(url string) (any, error) {
-	return nil, errors.New("a schema may not refer to another document")
-}
-
-// check returns what is wrong with a value, or an empty text.
-func (s *Schema) check(text json.RawMessage) string {
-	s.compile.Do(func() {
-		compiler := jsonschema.NewCompiler()
-		compiler.UseLoader(noSchemas{})
-		compiler.DefaultDraft(jsonschema.Draft2020)
-		document, err := jsonschema.UnmarshalJSON(bytes.NewReader(s.RawMessage))
-		if err == nil {
-			if err = compiler.AddResource("tool.json", document); err == nil {
-				s.schema, err = compiler.Compile("tool.json")
-			}
-		}
-		s.wrong = err
-	})
-	if s.wrong != nil {
-		return fmt.Sprintf("its schema is wrong: %v", s.wrong)
-	}
-	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
-	if err != nil {
-		return "they are no JSON"
-	}
-	err = s.schema.Validate(value)
-	if err == nil {
-		return ""
-	}
-	// The first line names the schema.
-	_, words, _ := strings.Cut(err.Error(), "\n")
-	lines := strings.Split(words, "\n")
-	for i, line := range lines {
-		lines[i] = strings.TrimPrefix(strings.TrimPrefix(strings.TrimSpace(line), "- "), "at '': ")
-	}
-	return strings.Join(lines[:min(3, len(lines))], "; ")
-}
-
 // fits returns what is wrong with a result, or an empty text: its structured data has to be as the
 // lock file says.
-func (t *Tool) fits(result json.RawMessage) string {
+func (t *Tool) fits(ctx context.Context, result json.RawMessage) string {
 	if len(t.Output.RawMessage) == 0 {
 		if !json.Valid(result) {
 			return "it is no JSON"
@@ -185,31 +134,36 @@ func (t *Tool) fits(result json.RawMessage) string {
 	if string(has["isError"]) == "true" || len(structured) == 0 {
 		return ""
 	}
-	if wrong := t.Output.check(structured); wrong != "" {
+	value, count, err := decode(structured, maxResultValues)
+	wrong := ""
+	if err != nil {
+		wrong = err.Error()
+	} else {
+		wrong = t.Output.check(ctx, value, count)
+	}
+	if wrong != "" {
 		return "its structuredContent is not as its outputSchema says: " + wrong
 	}
 	return ""
 }
 
-// read returns arguments in which texts are values where the schema wants no text, or nil.
-func (t *Tool) read(arguments json.RawMessage) json.RawMessage {
+// read returns arguments in which texts are values if the schema wants no text, or nil.
+func (t *Tool) read(arguments map[string]any) map[string]any {
 	var schema struct {
 		Properties map[string]struct{ Type json.RawMessage }
 	}
-	var given map[string]json.RawMessage
-	if json.Unmarshal(t.Input.RawMessage, &schema) != nil || json.Unmarshal(arguments, &given) != nil {
+	if json.Unmarshal(t.Input.RawMessage, &schema) != nil {
 		return nil
 	}
-	for name, value := range given {
-		var text string
+	read := maps.Clone(arguments)
+	for name, value := range read {
+		text, isText := value.(string)
 		wants := schema.Properties[name].Type
-		if len(wants) > 0 && !bytes.Contains(wants, []byte(`"string"`)) && json.Unmarshal(value, &text) == nil && json.Valid([]byte(text)) {
-			given[name] = json.RawMessage(text)
+		if isText && len(wants) > 0 && !bytes.Contains(wants, []byte(`"string"`)) {
+			if value, _, err := decode([]byte(text), maxArgumentValues); err == nil {
+				read[name] = value
+			}
 		}
-	}
-	read, err := json.Marshal(given)
-	if err != nil {
-		return nil
 	}
 	return read
 }

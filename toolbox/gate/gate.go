@@ -44,6 +44,8 @@ const (
 	maxFirst   = 10
 	maxRefused = 3
 	maxName    = 128
+	// maxShown is how many arguments a question to the user shows.
+	maxShown = 64
 	// maxDenied is how many calls of a run that checks refuse are recorded. Later ones are only
 	// refused.
 	maxDenied = 10_000
@@ -246,7 +248,7 @@ func (r *run) make(ctx context.Context, q *question) (json.RawMessage, *refusal)
 		case err == nil && len(result) > q.server.ResultBytes:
 			return nil, &refusal{Kind: failed, Message: fmt.Sprintf("%s.%s answered with %d bytes, more than its result_mb = %d allows: ask it for less", q.Server, q.Tool, len(result), q.server.ResultMB)}
 		case err == nil:
-			if wrong := q.tool.fits(result); wrong != "" {
+			if wrong := q.tool.fits(ctx, result); wrong != "" {
 				return nil, &refusal{Kind: failed, Message: fmt.Sprintf("%s.%s has done its work, and its answer is not used: %s", q.Server, q.Tool, wrong)}
 			}
 			return result, nil
@@ -303,19 +305,34 @@ func (g *Gate) isAllowed(_ context.Context, r *run, q *question) *refusal {
 // hasArguments checks the arguments by the schema of the lock file. Code in a shell has numbers and
 // lists as texts, and so have answers of many tools: these are read as JSON if the schema wants no
 // text.
-func (g *Gate) hasArguments(_ context.Context, _ *run, q *question) *refusal {
+func (g *Gate) hasArguments(ctx context.Context, _ *run, q *question) *refusal {
+	value, count, err := decode(q.Arguments, maxArgumentValues)
+	arguments, isObject := value.(map[string]any)
 	wrong := "they are no object"
-	if q.Arguments[0] == '{' {
-		if wrong = q.tool.Input.check(q.Arguments); wrong != "" {
-			if read := q.tool.read(q.Arguments); read != nil {
-				q.Arguments, wrong = read, q.tool.Input.check(read)
+	switch {
+	case err != nil:
+		wrong = err.Error()
+	case isObject:
+		if wrong = q.tool.Input.check(ctx, arguments, count); wrong != "" {
+			if read := q.tool.read(arguments); read != nil {
+				arguments, wrong = read, q.tool.Input.check(ctx, read, count)
 			}
 		}
 	}
-	if wrong == "" {
+	if wrong != "" {
+		return &refusal{Kind: usage, Message: fmt.Sprintf("the arguments of %s.%s are wrong: %s", q.Server, q.Tool, wrong), Near: []string{q.Server + "." + q.tool.Signature}}
+	}
+	// What was checked is what a user is asked about, and what the tool gets.
+	q.Arguments = encode(arguments)
+	if !q.tool.Ask {
 		return nil
 	}
-	return &refusal{Kind: usage, Message: fmt.Sprintf("the arguments of %s.%s are wrong: %s", q.Server, q.Tool, wrong), Near: []string{q.Server + "." + q.tool.Signature}}
+	for name := range arguments {
+		if len(arguments) > maxShown || len(name) > maxName {
+			return &refusal{Kind: usage, Message: fmt.Sprintf("the user is asked before each call of %s.%s, and reads at most %d arguments with names of at most %d bytes: send fewer", q.Server, q.Tool, maxShown, maxName)}
+		}
+	}
+	return nil
 }
 
 // isApproved asks the user about a call of a tool that the configuration marks with ask. The call is

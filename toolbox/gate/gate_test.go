@@ -327,7 +327,8 @@ func FuzzQuestion(f *testing.F) {
 	f.Add([]byte(`{"server":"it","tool":"add","arguments":{"a":1,"b":2}}`))
 	f.Add([]byte(`{"server":"it","tool":"add","arguments":null}`))
 	f.Add([]byte(`[]`))
-	tool := &Tool{Signature: "add()", Input: Schema{RawMessage: json.RawMessage(`{"type":"object","properties":{"a":{"type":"number"}},"required":["a"]}`)}}
+	f.Add([]byte(`{"server":"it","tool":"add","arguments":{"a":1e9999999}}`))
+	tool := &Tool{Signature: "add()", Input: Schema{RawMessage: json.RawMessage(`{"type":"object","properties":{"a":{"type":"number","minimum":1,"multipleOf":2},"b":{"uniqueItems":true},"c":{"anyOf":[{"enum":[1,2]},{"maximum":1}]}},"required":["a"]}`)}}
 	g := New(&Catalog{
 		Servers:      map[string]*Server{"it": {AtOnce: 1, Calls: 1, Tools: map[string]*Tool{"add": tool}}},
 		Environments: map[string]map[string][]string{"/x": {"it": {"add"}}},
@@ -361,7 +362,10 @@ func (a *asker) Decide(_ context.Context, m call.Matter) call.Choice {
 }
 
 func TestGate_AsksTheUser(t *testing.T) {
-	w := newWorld(t, func(s *Server) { s.Tools["add"].Ask = true })
+	w := newWorld(t, func(s *Server) {
+		s.Tools["add"].Ask = true
+		s.Tools["add"].Input.RawMessage = json.RawMessage(`{"properties":{"a":{"type":"number"},"b":{"type":"number"}},"required":["a","b"]}`)
+	})
 	for choice, want := range map[call.Choice]string{
 		call.Once: `{"result":`, call.ForSession: `{"result":`, call.No: "the user said no to this call of it.add",
 		call.Nobody: "the user has to allow it.add, and could not be asked or did not answer: ask the user to run nix-sandbox-mcp approve, or to allow it with allow of [tools.it]",
@@ -371,12 +375,26 @@ func TestGate_AsksTheUser(t *testing.T) {
 			says(t, ask("add", `{"a": 1, "b": 2}`), want)
 			says(t, ask("add", `{"a": "x"}`), "the arguments of it.add are wrong")
 		})
-		if len(user.asked) != 1 || user.asked[0].Name != "it.add" || user.asked[0].Arguments != `{"a": 1, "b": 2}` {
+		if len(user.asked) != 1 || user.asked[0].Name != "it.add" || user.asked[0].Arguments != `{"a":1,"b":2}` {
 			t.Errorf("%q: asked %+v", choice, user.asked)
 		}
 		if refused := slices.Equal(note.Refused, []string{"it.add"}); refused != (choice == call.Nobody) {
 			t.Errorf("%q: the note refuses %v", choice, note.Refused)
 		}
+	}
+	// What is asked is what is sent: one value of each name, in plain characters, all names shown.
+	user := &asker{choice: call.Once}
+	w.run(t.Context(), call.Call{User: user}, func(ask func(tool, arguments string) string) {
+		says(t, ask("add", `{"b":2,"\u0061":"1"}`), `{"result":`)
+		says(t, ask("add", `{"a":1,"b":2,"\u0061":9999}`), `the name \"a\" comes twice in one object`)
+		many := `{"a":1,"b":2`
+		for i := range maxShown {
+			many += fmt.Sprintf(`,"x%d":1`, i)
+		}
+		says(t, ask("add", many+"}"), "reads at most 64 arguments with names of at most 128 bytes")
+	})
+	if len(user.asked) != 1 || user.asked[0].Arguments != `{"a":1,"b":2}` {
+		t.Errorf("asked %+v", user.asked)
 	}
 	// Without anyone to ask.
 	w.run(t.Context(), call.Call{}, func(ask func(tool, arguments string) string) {
