@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 )
 
 const (
@@ -191,7 +192,9 @@ func (b *Book) ask(ctx context.Context, q *question) call.Choice {
 	defer withdraw()
 	if q.way != nil {
 		go func() {
-			choice, err := q.way.Put(shown, q.Question)
+			var choice call.Choice
+			err := guard.ErrPanic
+			_ = guard.Run(func() { choice, err = q.way.Put(shown, q.Question) }) // is logged
 			if err == nil && b.Answer(q.Principal, q.ID, choice) == nil {
 				return
 			}

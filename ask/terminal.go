@@ -7,6 +7,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 )
 
 // VerbName is that of [Verb]. LinkVerbName is that of a verb whose answer is the address of a page that
@@ -41,6 +42,7 @@ func Verb(book Questions) desk.Verb {
 		ctx, cancel := context.WithCancel(ctx)
 		go func() {
 			defer cancel()
+			defer guard.Recover(nil)
 			for {
 				var reply Reply
 				if c.Read(&reply) != nil {
@@ -83,6 +85,7 @@ func Follow(ctx context.Context, server desk.Server, whose Whose, show func([]ca
 	defer context.AfterFunc(ctx, func() { client.Close() })()
 	go func() {
 		defer cancel()
+		defer guard.Recover(nil)
 		for {
 			select {
 			case reply := <-replies:

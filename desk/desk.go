@@ -22,6 +22,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 )
 
 const (
@@ -128,6 +129,7 @@ func Serve(ctx context.Context, folders, shown []string, verbs []Verb, log *slog
 		}
 		go func() {
 			defer func() { places <- struct{}{} }()
+			defer guard.Recover(nil)
 			serve(ctx, conn, byName)
 		}()
 	}

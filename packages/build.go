@@ -17,6 +17,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 )
 
@@ -232,6 +233,7 @@ func (e *Executor) join(c call.Call, key string) (one *build, leave func()) {
 // build asks the builder when the principal's turn has come. The turn lasts until the
 // builder is done, even if no call waits any more.
 func (e *Executor) build(ctx context.Context, c call.Call, key string, one *build) {
+	defer guard.Recover(nil) // of the end: the request has its own
 	if e.Turn != nil {
 		done, err := e.Turn(ctx, c.Principal)
 		if err != nil {
@@ -239,7 +241,8 @@ func (e *Executor) build(ctx context.Context, c call.Call, key string, one *buil
 		}
 		defer done()
 	}
-	err := e.ask(c.Env, key)
+	err := guard.ErrPanic
+	_ = guard.Run(func() { err = e.ask(c.Env, key) }) // is logged
 	if err != nil {
 		one.failed <- err
 	}

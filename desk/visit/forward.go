@@ -10,6 +10,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 )
 
 // maxForwarded bounds the connections to a port at a time; further ones wait in the kernel.
@@ -54,6 +55,7 @@ func (v *Visits) Listen(ctx context.Context, to ForwardArgs, fail func(error)) (
 	places := make(chan struct{}, maxForwarded)
 	go func() {
 		defer listener.Close()
+		defer guard.Recover(fail)
 		for {
 			places <- struct{}{}
 			conn, err := listener.AcceptTCP()
@@ -66,6 +68,7 @@ func (v *Visits) Listen(ctx context.Context, to ForwardArgs, fail func(error)) (
 			go func() {
 				defer func() { <-places }()
 				defer conn.Close()
+				defer guard.Recover(fail)
 				if err := v.carry(ctx, to, conn); err != nil && ctx.Err() == nil {
 					fail(err)
 				}
@@ -113,6 +116,7 @@ func (v *Visits) carry(ctx context.Context, to ForwardArgs, conn *net.TCPConn) e
 	sent := make(chan struct{})
 	go func() {
 		defer close(sent)
+		defer guard.Recover(nil)
 		if _, err := io.Copy(s, conn); err != nil {
 			s.Close()
 		}

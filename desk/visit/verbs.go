@@ -11,6 +11,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
@@ -154,6 +155,7 @@ func (v *Visits) shell(ctx context.Context, c *desk.Conn) error {
 	}
 	go func() {
 		defer s.Close() // the client has gone
+		defer guard.Recover(nil)
 		for {
 			var in ShellInput
 			if c.Read(&in) != nil {
@@ -224,6 +226,7 @@ func (v *Visits) evaluate(ctx context.Context, c *desk.Conn) error {
 	running, interrupt := context.WithCancel(context.WithValue(ctx, byUser{}, true))
 	go func() {
 		defer interrupt()
+		defer guard.Recover(nil)
 		_ = c.Read(new(struct{}))
 	}()
 	result, err := v.sessions.Execute(running, call.Call{Env: env, Session: key.ID, Code: args.Code})

@@ -18,6 +18,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/account"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/principal"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
 )
 
@@ -429,8 +430,15 @@ func (x *exchange) request(m rpc.Message, session *httpSession) {
 	go func() {
 		defer cancel()
 		defer forget()
-		reply := admitted.Answer(ctx, asker.asCaller())
-		text := encode(reply)
+		var text []byte
+		reply := rpc.Failure(id, mcp.INTERNAL_ERROR, guard.ErrPanic.Error())
+		failed := guard.Run(func() {
+			answer := admitted.Answer(ctx, asker.asCaller())
+			text, reply = encode(answer), answer
+		})
+		if failed != nil {
+			text = encode(reply)
+		}
 		admitted.Release()
 		answers <- s.charged(asker.principal, id, reply, text)
 		close(answers)

@@ -22,6 +22,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/tmpfile"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -200,6 +201,7 @@ func (f *Files) use(id string, c *oneShot) {
 	}
 	var timer *time.Timer
 	timer = time.AfterFunc(min(f.limits.Idle, time.Until(c.made.Add(f.limits.Lifetime))), func() {
+		defer guard.Recover(nil)
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		// They may have been used while the timer fired.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes/layer"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 )
@@ -116,7 +117,10 @@ func (p *Part) leave(overlay sandbox.Layered) {
 	}
 	if known.sandboxes--; known.sandboxes == 0 {
 		delete(p.records, overlay)
-		go known.Close() // waits for a save
+		go func() { // a save may last
+			defer guard.Recover(nil)
+			known.Close()
+		}()
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/store"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
 )
@@ -243,6 +244,9 @@ func (m *member) End(why call.Cause) {
 	case why == call.Closed:
 		m.giveUp(state)
 	default:
-		go m.part.remove(state)
+		go func() {
+			defer guard.Recover(nil)
+			m.part.remove(state)
+		}()
 	}
 }

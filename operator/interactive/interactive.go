@@ -18,6 +18,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/process"
 )
 
@@ -109,6 +110,7 @@ func (p *Program) openReports(cmd *exec.Cmd, wanted bool) (reports, theirs *os.F
 // follow reads reports until one says how the sandbox is isolated: then it has started.
 func (p *Program) follow(reports *os.File) {
 	defer close(p.begun)
+	defer guard.Recover(nil)
 	if reports == nil {
 		return
 	}
@@ -153,7 +155,10 @@ func (p *Program) Resize(t frame.Terminal) error {
 // Interrupt sends SIGINT to the code; the agent kills it if it does not end
 // within seconds. Interrupt does not block on a program that does not read.
 func (p *Program) Interrupt() {
-	go func() { _ = p.frames.Write(frame.Request{Type: frame.Interrupt}) }()
+	go func() {
+		defer guard.Recover(nil)
+		_ = p.frames.Write(frame.Request{Type: frame.Interrupt})
+	}()
 }
 
 // Kill ends the sandbox.

@@ -10,6 +10,8 @@ import (
 	"slices"
 
 	"github.com/tidwall/gjson"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 )
 
 // prefixBytes is how much of an overlong line is stored, to find its id.
@@ -27,6 +29,7 @@ type line struct {
 // process.
 func read(ctx context.Context, in io.Reader, longest int, lines chan<- line) {
 	defer close(lines)
+	defer guard.Recover(nil)
 	reader := bufio.NewReaderSize(in, 64<<10)
 	for {
 		l, err := next(reader, longest)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/mark3labs/mcp-go/mcp"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/rpc"
 )
 
@@ -89,6 +90,7 @@ func (s *Server) Serve(parent context.Context, in io.Reader, out io.Writer) erro
 
 // handle answers a line, or has it answered by a goroutine of its own.
 func (s *Server) handle(ctx, listenCtx context.Context, l line) {
+	defer guard.Recover(func(err error) { s.conn.write(rpc.Failure(prefixID(l.text), mcp.INTERNAL_ERROR, err.Error())) })
 	if l.long {
 		s.conn.write(rpc.Failure(prefixID(l.text), mcp.INVALID_REQUEST, fmt.Sprintf("the message is longer than %d bytes", s.maxLine)))
 		return
@@ -131,6 +133,7 @@ func (s *Server) call(ctx context.Context, m rpc.Message) {
 	}
 	ctx, forget := s.remember(ctx, m)
 	s.calls.Go(func() {
+		defer guard.Recover(nil) // of the write: the answer has its own
 		defer forget()
 		defer call.Release()
 		s.reply(m, call.Answer(ctx, s.conn.client()))
@@ -173,6 +176,7 @@ func (s *Server) listen(ctx context.Context, m rpc.Message) {
 	}
 	ctx, forget := s.remember(ctx, m)
 	s.listens.Go(func() {
+		defer guard.Recover(nil)
 		subscription, reply := s.handler.Subscribe(m)
 		if subscription != nil {
 			changed, stop := s.handler.Changes()
@@ -192,6 +196,7 @@ func (s *Server) listen(ctx context.Context, m rpc.Message) {
 func (s *Server) follow(ctx context.Context) {
 	changed, stop := s.handler.Changes()
 	s.listens.Go(func() {
+		defer guard.Recover(nil)
 		defer stop()
 		s.tell(ctx, changed, nil)
 	})

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -433,8 +434,9 @@ func (p *Pool) start(s *shelf, reserved int64) {
 	spec := s.kind.Spec
 	spec.Warm = true
 	began := time.Now()
-	var err error
-	if e.Sandbox, err = p.next.Start(p.ctx, spec); err == nil {
+	err := guard.ErrPanic
+	_ = guard.Run(func() { e.Sandbox, err = p.next.Start(p.ctx, spec) }) // is logged
+	if err == nil {
 		var ok bool
 		if e.Pooled, ok = e.Sandbox.(sandbox.Pooled); ok {
 			e.OnEnd(func() { p.entryEnded(s, e) })

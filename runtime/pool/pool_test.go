@@ -553,3 +553,30 @@ func TestAdd_ReplacesWhatChanged(t *testing.T) {
 		}
 	})
 }
+
+// panics is a starter whose first start panics.
+type panics struct {
+	sandbox.Starter
+	did bool
+}
+
+func (p *panics) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	if !p.did {
+		p.did = true
+		panic("a test")
+	}
+	return p.Starter.Start(ctx, spec)
+}
+
+// A start that panics is one that failed: it is tried again.
+func TestPool_OutlastsAPanic(t *testing.T) {
+	inBubble(t, seconds(), func(t *testing.T, f *fixture) {
+		f.next = &panics{Starter: f.next}
+		f.keep(1, "a")
+		f.Fill()
+		time.Sleep(time.Minute)
+		if n := f.ready("a"); n != 1 || !f.next.(*panics).did {
+			t.Errorf("%d sandboxes are ready", n)
+		}
+	})
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,7 +27,7 @@ import (
 
 // inBubble runs a test with a Handler over a machine of this process, which
 // takes two calls at a time.
-func inBubble(t *testing.T, test func(*testing.T, *Handler)) {
+func inBubble(t *testing.T, test func(*testing.T, *Handler), parts ...session.Part) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		set := &registry.Set{Environments: map[string]registry.Environment{"bash": {
@@ -35,7 +36,7 @@ func inBubble(t *testing.T, test func(*testing.T, *Handler)) {
 		log := slog.New(slog.DiscardHandler)
 		machine := &sandboxtest.Machine{}
 		spec := func(c call.Call) sandbox.Spec { return sandbox.Spec{Name: c.Env.Name, OutputBytes: c.Env.OutputBytes} }
-		sessions := session.New(session.Options{Starter: machine, Spec: spec, OneShot: session.OneShot(machine, spec, nil), Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, Log: log})
+		sessions := session.New(session.Options{Starter: machine, Spec: spec, Parts: parts, OneShot: session.OneShot(machine, spec, nil), Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 8}, Log: log})
 		h, stop := New(tool.New(tool.Options{Environments: registry.New(set), Executor: sessions, Sessions: sessions, Log: log}), "1", &Bounds{Calls: 2, Bytes: 4 << 20}, log)
 		defer stop()
 		test(t, h)
@@ -403,6 +404,61 @@ func TestAnswer_RecoversFromPanics(t *testing.T) {
 			t.Errorf("after it: %q", got)
 		}
 	})
+}
+
+// faulty is a part of sessions that panics at one moment.
+type faulty struct{ when atomic.Value }
+
+func (f *faulty) at(moment string) {
+	if f.when.Load() == moment {
+		panic("a test: " + moment)
+	}
+}
+
+func (f *faulty) Start(ctx context.Context, s *session.Start, next session.StartFunc) (session.Member, error) {
+	f.at("start")
+	m, err := next(ctx, s)
+	return &faultyMember{m, f}, err
+}
+
+type faultyMember struct {
+	session.Member
+	*faulty
+}
+
+func (m *faultyMember) Execute(ctx context.Context, c call.Call, request sandbox.Request) (call.Result, error) {
+	m.at("call")
+	return m.Member.Execute(ctx, c, request)
+}
+
+func (m *faultyMember) Settle(ending bool) []func() { return []func(){func() { m.at("settle") }} }
+func (m *faultyMember) CanSuspend() bool            { return m.when.Load() == "suspend" }
+func (m *faultyMember) Suspend(context.Context) (int64, error) {
+	m.at("suspend")
+	return 0, nil
+}
+
+// A panic of a part at any moment costs the call that it belongs to at most, and neither the server
+// nor a later call of the session.
+func TestAnswer_OutlastsPanicsOfParts(t *testing.T) {
+	part := &faulty{}
+	inBubble(t, func(t *testing.T, h *Handler) {
+		for _, when := range []string{"start", "call", "settle", "suspend"} {
+			message := func(code string) string {
+				return `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"run","arguments":{"env":"bash","session":"` + when + `","code":"` + code + `"}}}`
+			}
+			part.when.Store(when)
+			reply := answer(t, h, message("echo 1"))
+			if isAnswered := content(reply) == "1\n"; isAnswered != (when == "settle" || when == "suspend") {
+				t.Errorf("%s: %v", when, reply)
+			}
+			time.Sleep(2 * time.Hour) // an idle session is suspended, or ends
+			part.when.Store("")
+			if got := content(answer(t, h, message("echo 2"))); !strings.HasPrefix(got, "2\n") {
+				t.Errorf("after a panic at %s: %q", when, got)
+			}
+		}
+	}, part)
 }
 
 func TestTraceID_TakesAWholeTraceparent(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/machine"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
@@ -55,6 +56,7 @@ type Server struct {
 // Open prepares a server: it takes over the signals of this process, closes its descriptors
 // to programs that it starts, and reads the sandbox folders. The caller calls Close.
 func Open(settings config.Config, base *registry.Set, log *slog.Logger) (*Server, error) {
+	slog.SetDefault(log) // for package guard
 	s := &Server{Settings: settings, Base: base, Log: log, builder: builder(settings.Builder), answered: make(chan struct{})}
 	// SIGHUP has everything read again.
 	s.hangups = s.notify(syscall.SIGHUP)
@@ -93,7 +95,10 @@ func (s *Server) Close() {
 // Go runs a function beside the calls. Its context ends with the server's, or at Close. Close waits
 // for the function.
 func (s *Server) Go(run func(context.Context)) {
-	s.running.Go(func() { run(s.background) })
+	s.running.Go(func() {
+		defer guard.Recover(nil)
+		run(s.background)
+	})
 }
 
 // notify returns a channel of a signal until Close.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/mcpstdio"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/pool"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
@@ -138,7 +139,10 @@ func Stdio(ctx context.Context, in io.Reader, out io.Writer, o Options) error {
 	defer a.Stop()
 	transport := mcpstdio.New(a.Handler, a.Begin)
 	served := make(chan error, 1)
-	go func() { served <- transport.Serve(ctx, in, out) }()
+	go func() {
+		defer guard.Recover(func(err error) { served <- err })
+		served <- transport.Serve(ctx, in, out)
+	}()
 	select {
 	case err := <-served:
 		a.End()

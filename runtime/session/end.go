@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 )
 
 // maxEnded bounds the ended sessions that are remembered, to tell their next call why it
@@ -62,6 +63,7 @@ func (m *Manager) startTimer(s *session) {
 	}
 	var timer *time.Timer
 	timer = time.AfterFunc(wait, func() {
+		defer guard.Recover(nil)
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		// A call may have come, and even gone, while the timer fired.

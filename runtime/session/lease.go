@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -31,7 +32,8 @@ func (m *Manager) lease(ctx context.Context, s *session, c call.Call) (*member, 
 	m.count(c.Principal, 1)
 	m.mu.Unlock()
 	began := time.Now()
-	one, err = m.start(ctx, s, c, former)
+	err = guard.ErrPanic
+	_ = guard.Run(func() { one, err = m.start(ctx, s, c, former) }) // the lock is not held, and is given up later
 	m.mu.Lock()
 	if m.ending.Err() != nil {
 		if err == nil {

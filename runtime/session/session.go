@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
@@ -197,7 +198,7 @@ func (m *Manager) release(s *session, turn chan struct{}) {
 	settled := m.settle(s)
 	m.settling.Go(func() {
 		for _, do := range todo {
-			do()
+			_ = guard.Run(do) // is logged
 		}
 		m.mu.Lock()
 		defer m.mu.Unlock()

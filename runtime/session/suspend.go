@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -56,7 +57,8 @@ func (m *Manager) suspend(s *session) {
 	}
 	began := time.Now()
 	m.mu.Unlock()
-	bytes, err := one.Suspend(context.Background())
+	bytes, err := int64(0), guard.ErrPanic
+	_ = guard.Run(func() { bytes, err = one.Suspend(context.Background()) }) // the lock is not held, and is given up later
 	m.mu.Lock()
 	if err != nil {
 		m.Log.Warn("session not suspended", "session", s.key.ID, "env", one.env.Name, "error", err)

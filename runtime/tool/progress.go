@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -19,6 +20,7 @@ func reportProgress(every time.Duration, progress *sandbox.Progress, report func
 	done := make(chan struct{})
 	var reporter sync.WaitGroup
 	reporter.Go(func() {
+		defer guard.Recover(nil)
 		ticker := time.NewTicker(every)
 		defer ticker.Stop()
 		for {

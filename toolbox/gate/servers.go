@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/toolbox/server"
 )
 
@@ -129,8 +130,11 @@ func (s *servers) hasRoom(principal string) bool {
 
 // run starts a process, and forgets it when it has ended.
 func (s *servers) run(k key, p *process, spec server.Spec) {
+	defer guard.Recover(nil)
 	began := time.Now()
-	p.client, p.err = s.start(s.ctx, spec, s.log)
+	if err := guard.Run(func() { p.client, p.err = s.start(s.ctx, spec, s.log) }); err != nil {
+		p.err = err
+	}
 	close(p.started)
 	if p.err != nil {
 		s.log.Error("a tool server did not start", "server", k.server, "error", p.err)
@@ -189,6 +193,7 @@ func (s *servers) endIdle(k key, p *process) {
 
 // endOwner ends the processes of an owner.
 func (s *servers) endOwner(owner string) {
+	defer guard.Recover(nil)
 	s.mu.Lock()
 	var own []*process
 	for k, p := range s.all {

@@ -23,6 +23,7 @@ import (
 	"github.com/mark3labs/mcp-go/mcp"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -253,6 +254,7 @@ func (c *Client) Call(ctx context.Context, tool string, arguments json.RawMessag
 
 // probe ends a server that hangs, so that the next call starts it anew.
 func (c *Client) probe() {
+	defer guard.Recover(nil)
 	ctx, stop := context.WithTimeout(context.Background(), pingTimeout)
 	defer stop()
 	if _, err := c.request(ctx, string(mcp.MethodPing), nil); err != nil && ctx.Err() != nil {

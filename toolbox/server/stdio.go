@@ -18,6 +18,7 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/operator/interactive"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -89,6 +90,7 @@ func startJail(spec Spec, log *slog.Logger) (*stdio, error) {
 
 // read takes lines until the stream ends or breaks a rule.
 func (s *stdio) read() {
+	defer guard.Recover(s.end)
 	lines := bufio.NewScanner(s.out)
 	lines.Buffer(make([]byte, 0, 4<<10), s.maxLine)
 	for lines.Scan() {

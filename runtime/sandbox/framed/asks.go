@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -20,6 +21,9 @@ const (
 	// maxWaiting bounds the answers that wait for the agent, in bytes. One of any size may wait alone.
 	maxWaiting = 64 << 20
 )
+
+// failed takes the place of an answer whose making panicked.
+const failed = `{"error":{"kind":"error","message":"the server failed to handle this question; its log says more"}}`
 
 // tooMuch takes the place of an answer that would wait beside too many bytes of others.
 const tooMuch = `{"error":{"kind":"unavailable","message":"64 MiB of answers of other tools wait to be read, and this one is lost: its tool may have done its work; read the others first"}}`
@@ -108,7 +112,8 @@ func (a *asks) take(reply frame.Reply) error {
 	ctx, one.forget = context.WithCancel(a.ctx)
 	go func() {
 		defer one.forget()
-		answer := a.answer(ctx, one.question)
+		answer := []byte(failed)
+		_ = guard.Run(func() { answer = a.answer(ctx, one.question) }) // is logged
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		one.question, one.working = nil, false
@@ -143,7 +148,7 @@ func (a *asks) pass(to frame.Reply, one *asked) {
 	}
 	a.telling++
 	go func() { // the agent may be busy sending
-		a.tell(message)
+		_ = guard.Run(func() { a.tell(message) }) // is logged
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		a.telling--

@@ -65,6 +65,28 @@ func TestAsks_PassAnswersInParts(t *testing.T) {
 
 // A question ends with its call, at the call's time limit, and when the code gives it up. It gets no
 // answer then, which could let code fail before it is told that its time is over.
+// A panic costs its question an error, and no other question its answer.
+func TestAsks_OutlastAPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, told := asking(t, func(_ context.Context, question []byte) []byte {
+			if string(question) == "bad" {
+				panic("a test")
+			}
+			return []byte("fine")
+		})
+		for ask, test := range map[uint64][2]string{1: {"bad", failed}, 2: {"good", "fine"}} {
+			takes(t, a, frame.Reply{ID: 3, Ask: ask, Contents: []byte(test[0])})
+			if part := <-told; part.Ask != ask || string(part.Contents) != test[1] {
+				t.Errorf("%s is answered %q", test[0], part.Contents)
+			}
+		}
+		synctest.Wait()
+		if len(a.open) != 0 {
+			t.Errorf("%d questions are open", len(a.open))
+		}
+	})
+}
+
 func TestAsks_End(t *testing.T) {
 	for name, end := range map[string]func(*asks){
 		"its call":       func(a *asks) { a.end() },

@@ -6,6 +6,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 )
 
 // ReportsVariable names the descriptor for the reports of an artifact's program, if its metadata
@@ -49,6 +51,7 @@ func newLauncher(reports *os.File) *launcher {
 // fields that it has.
 func (l *launcher) follow(reports *os.File) {
 	defer reports.Close()
+	defer guard.Recover(nil)
 	lines := bufio.NewReaderSize(reports, maxReport)
 	for range maxReports {
 		line, err := lines.ReadSlice('\n')

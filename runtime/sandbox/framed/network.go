@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
 
@@ -137,7 +138,9 @@ func (n *network) ask(e event.Event) {
 	}
 	n.asking++
 	go func() {
-		answer(host(e.Name, int(e.Port)))
+		by := event.ByNobody
+		_ = guard.Run(func() { by = host(e.Name, int(e.Port)) }) // is logged
+		answer(by)
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		n.asking--

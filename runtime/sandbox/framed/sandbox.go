@@ -19,6 +19,7 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/process"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
@@ -125,12 +126,16 @@ func (s *Sandbox) pid() int { return s.process.Cmd.Process.Pid }
 func (s *Sandbox) run() {
 	var logged sync.WaitGroup
 	logged.Go(func() {
+		defer guard.Recover(func(err error) { s.fail("%v", err) })
 		if !s.logTail.follow(s.stderr, s.log) {
 			s.fail("it logged more than %d MiB", maxLog>>20)
 		}
 	})
 	if s.network != nil {
-		logged.Go(func() { s.network.follow(s.done) })
+		logged.Go(func() {
+			defer guard.Recover(func(err error) { s.fail("%v", err) })
+			s.network.follow(s.done)
+		})
 	}
 	err := s.read(s.stdout)
 	s.fail("%v", err)
@@ -172,7 +177,8 @@ func (s *Sandbox) findOutOfMemory() {
 }
 
 // read dispatches frames until the stream ends or breaks a rule.
-func (s *Sandbox) read(stream io.Reader) error {
+func (s *Sandbox) read(stream io.Reader) (err error) {
+	defer guard.Recover(func(problem error) { err = problem })
 	// Output and result come in one write, and are taken by one read.
 	frames := frame.NewReader(bufio.NewReaderSize(stream, bufferBytes))
 	// The largest honest frames are a read's answer, in base64, and the whole output of a stream,

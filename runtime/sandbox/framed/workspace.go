@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/cgroup"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/process"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
 )
@@ -129,6 +130,7 @@ func (l *Starter) run(w *workspace, cmd *exec.Cmd, owner cgroup.Owner, logged *o
 	l.running.Go(func() {
 		var reading sync.WaitGroup
 		reading.Go(func() {
+			defer guard.Recover(func(error) { w.Close() })
 			if !w.log.follow(logged, log) {
 				w.Close()
 			}
