@@ -36,6 +36,7 @@
 
   let call = null; // the one that runs
   let asProgram = false; // the process ends with the code
+  let leaving = false; // the event exit has come
   let entry = null; // what the next script calls
   let taken; // what take received
   let reported; // the last error that was not caught
@@ -327,6 +328,8 @@
       if (failure) {
         // The code was interrupted, which run handles.
         if (call?.stopped || /terminated/.test(failure.message)) return;
+        // Of an end that the code chose after an await, the inspector hears first.
+        if (leaving) return;
         // The inspector has lost its context: no code can run here any more.
         exit.call(process, 70);
       }
@@ -417,17 +420,24 @@
     control.unref();
     fs.closeSync(CODE);
     const { emit } = process;
+    let rests = false; // nothing can settle a promise any more
     process.emit = function (event, ...values) {
+      // Node emits it only if no work is left: an end that the code chose comes without.
+      if (event === 'beforeExit') rests = true;
+      if (event === 'exit') leaving = true;
       const result = emit.call(this, event, ...values);
       if (event === 'exit' && process.pid === pid && !((process.exitCode ?? values[0]) & 0xff)) answer(nonce);
       return result;
     };
     process.removeListener('SIGINT', interrupted);
     process.removeListener('beforeExit', stuck);
-    process.exit = exit;
+    process.exit = function (...status) {
+      rests = false; // the work of a listener of beforeExit
+      return exit.apply(process, status);
+    };
     let ends = false;
     process.once('exit', () => {
-      if (!ends && !process.exitCode) {
+      if (!ends && rests && !process.exitCode) {
         stderr.write(STUCK);
         process.exitCode = 13;
       }
