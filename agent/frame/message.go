@@ -236,4 +236,6 @@ type Truncation struct {
 type File struct {
 	Path string `json:"path"` // absolute
 	Size int64  `json:"size"` // bytes
+	// Linked says that the file has a name elsewhere in the workspace too.
+	Linked bool `json:"linked,omitempty"`
 }

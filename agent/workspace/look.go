@@ -30,7 +30,7 @@ func (l *Look) Changes() ([]string, error) {
 			return errManyFiles
 		}
 		if f.stat.Mode&unix.S_IFMT != unix.S_IFDIR { // a folder changes with its files
-			now[f.path] = stamp{f.stat.Ino, uint64(f.stat.Size), f.stat.Mtim.Nano(), f.stat.Ctim.Nano()}
+			now[f.path] = stamp{inode: f.stat.Ino, size: uint64(f.stat.Size), mtime: f.stat.Mtim.Nano(), change: f.stat.Ctim.Nano()}
 		}
 		return nil
 	})

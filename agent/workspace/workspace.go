@@ -50,6 +50,7 @@ type Root struct {
 type stamp struct {
 	inode, size   uint64
 	mtime, change int64 // ns
+	linked        bool  // it has another name
 }
 
 // open opens a path beneath the root.
@@ -208,7 +209,7 @@ func (r *Root) Changed() []frame.File {
 	var files []frame.File
 	for name, s := range now {
 		if r.seen[name] != s {
-			files = append(files, frame.File{Path: name, Size: int64(s.size)})
+			files = append(files, frame.File{Path: name, Size: int64(s.size), Linked: s.linked})
 		}
 	}
 	r.seen = now
@@ -243,7 +244,7 @@ func (r *Root) walk(dir *os.File, at string, depth int, into map[string]stamp, v
 		case unix.S_IFREG:
 			into[path.Join(at, name)] = stamp{
 				inode: st.Ino, size: uint64(st.Size),
-				mtime: st.Mtim.Nano(), change: st.Ctim.Nano(),
+				mtime: st.Mtim.Nano(), change: st.Ctim.Nano(), linked: st.Nlink > 1,
 			}
 		case unix.S_IFDIR:
 			if depth+1 >= maxDepth {

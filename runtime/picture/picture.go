@@ -30,6 +30,9 @@ const (
 	maxUnpacked = 64 << 20
 )
 
+// ErrTooLarge is the cause if an image has more pixels than that.
+var ErrTooLarge = errors.New("it has more pixels than are shown")
+
 // Viewable returns nil for an image of a MIME type (image/png, image/jpeg,
 // image/gif, image/webp) that is whole, at most 8,000 pixels wide and high, and at
 // most 64 MiB when it is unpacked. Otherwise the error is why not.
@@ -62,9 +65,9 @@ func checkSize(width, height, bytes int) error {
 	case width < 1 || height < 1:
 		return fmt.Errorf("it is %d by %d pixels", width, height)
 	case width > maxSide || height > maxSide:
-		return fmt.Errorf("it is %d by %d pixels, at most %d are shown", width, height, maxSide)
+		return fmt.Errorf("%w: %d by %d, at most %d", ErrTooLarge, width, height, maxSide)
 	case width*height*max(bytes, 4) > maxUnpacked:
-		return fmt.Errorf("its %d by %d pixels unpack to more than %d MiB", width, height, maxUnpacked>>20)
+		return fmt.Errorf("%w: %d by %d unpack to more than %d MiB", ErrTooLarge, width, height, maxUnpacked>>20)
 	}
 	return nil
 }

@@ -307,12 +307,27 @@ type Stored struct {
 type File struct {
 	Path string // absolute and valid UTF-8; any other character may be in it
 	Size int64  // bytes
+	// Linked says that the file has another name too: it was written elsewhere in the workspace, and
+	// an interpreter shows it.
+	Linked bool
+	// Unshown says why an image is not in Content, or is "".
+	Unshown Unshown
 	// Content is the whole file if it was read, and Type its MIME type.
 	Content []byte
 	Type    string
 	// Kept is the id of the file in package callfiles when the sandbox is gone, or "".
 	Kept string
 }
+
+// Unshown is why an answer has an image as a file alone.
+type Unshown string
+
+// The reasons.
+const (
+	TooMany    Unshown = "many"   // other images are in its place
+	TooLarge   Unshown = "large"  // it has too many bytes or pixels
+	Unreadable Unshown = "broken" // it is not whole, or not what its name says
+)
 
 // ErrClosed reports a start after the starter's end.
 var ErrClosed = errors.New("the server is ending")

@@ -2,8 +2,10 @@ package session
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/picture"
@@ -24,22 +26,52 @@ var imageTypes = map[string]string{
 	".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".gif": "image/gif", ".webp": "image/webp",
 }
 
-// readImages reads the images among files into them, as far as they can be
-// shown and the bounds allow. An image that cannot be read is left as a file.
+// readImages reads the images among files into them, as far as they can be shown and the bounds allow.
+// Those in /workspace/outputs come before those that were written elsewhere, and the last before
+// earlier ones: frames and drafts come before the result. An image that is not read is left as a
+// file, with the reason.
 func readImages(ctx context.Context, box sandbox.Sandbox, files []sandbox.File) {
-	images, tries := 0, 0
+	var order []*sandbox.File
 	for i := range files {
-		file := &files[i]
-		kind := imageTypes[strings.ToLower(path.Ext(file.Path))]
-		if kind == "" || images == maxImages || tries == maxTries || file.Size == 0 || file.Size > maxImageBytes {
+		if imageTypes[strings.ToLower(path.Ext(files[i].Path))] != "" && files[i].Size > 0 {
+			order = append(order, &files[i])
+		}
+	}
+	slices.Reverse(order)
+	slices.SortStableFunc(order, func(a, b *sandbox.File) int {
+		switch {
+		case a.Linked == b.Linked:
+			return 0
+		case b.Linked:
+			return -1
+		}
+		return 1
+	})
+	images, tries := 0, 0
+	for _, file := range order {
+		switch {
+		case images == maxImages || tries == maxTries:
+			file.Unshown = sandbox.TooMany
+			continue
+		case file.Size > maxImageBytes:
+			file.Unshown = sandbox.TooLarge
 			continue
 		}
 		tries++
+		kind := imageTypes[strings.ToLower(path.Ext(file.Path))]
 		data, err := sandbox.ReadFile(ctx, box, file.Path, maxImageBytes)
-		if err != nil || http.DetectContentType(data) != kind || picture.Viewable(data, kind) != nil {
+		if err != nil || http.DetectContentType(data) != kind {
+			file.Unshown = sandbox.Unreadable
 			continue
 		}
-		file.Content, file.Type = data, kind
-		images++
+		switch err := picture.Viewable(data, kind); {
+		case errors.Is(err, picture.ErrTooLarge):
+			file.Unshown = sandbox.TooLarge
+		case err != nil:
+			file.Unshown = sandbox.Unreadable
+		default:
+			file.Content, file.Type = data, kind
+			images++
+		}
 	}
 }

@@ -68,6 +68,38 @@ func TestReadImages_OnlyImages(t *testing.T) {
 	}
 }
 
+// Of more images than an answer has, those in outputs come first, and the last ones before earlier
+// ones. The others have the reason.
+func TestReadImages_TakesResultsBeforeFrames(t *testing.T) {
+	box := must.Get((&sandboxtest.Machine{}).Start(t.Context(), sandbox.Spec{}))(t)
+	defer box.Kill()
+	var files []sandbox.File
+	add := func(name, content string, isLinked bool) {
+		box.(*sandboxtest.Sandbox).WriteFile(name, []byte(content))
+		files = append(files, sandbox.File{Path: "/workspace/" + name, Size: int64(len(content)), Linked: isLinked})
+	}
+	add("result.png", encoded(t, 2, 2), false)
+	for i := range 5 {
+		add(fmt.Sprintf("frame-%d.png", i), encoded(t, 2, 2), true)
+	}
+	add("large.png", encoded(t, 2, 2)+strings.Repeat("x", maxImageBytes), false)
+	add("wide.png", encoded(t, 8001, 1), false)
+	add("broken.png", "x", false)
+	readImages(t.Context(), box, files)
+	got := map[string]string{}
+	for _, file := range files {
+		if got[strings.TrimPrefix(file.Path, "/workspace/")] = string(file.Unshown); file.Content != nil {
+			got[strings.TrimPrefix(file.Path, "/workspace/")] = "shown"
+		}
+	}
+	if diff := cmp.Diff(map[string]string{
+		"result.png": "shown", "frame-4.png": "shown", "frame-3.png": "shown", "frame-2.png": "shown", "frame-1.png": "many", "frame-0.png": "many",
+		"large.png": "large", "wide.png": "large", "broken.png": "broken",
+	}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
 // Their number is bounded, and that of the files which are read in vain.
 func TestReadImages_Bounds(t *testing.T) {
 	contents := map[string]string{}
@@ -76,13 +108,13 @@ func TestReadImages_Bounds(t *testing.T) {
 		images, fakes = append(images, fmt.Sprintf("i%02d.png", i)), append(fakes, fmt.Sprintf("f%02d.png", i))
 		contents[images[i]], contents[fakes[i]] = encoded(t, 2, 2), "x"
 	}
-	if diff := cmp.Diff(images[:maxImages], read(t, images, contents)); diff != "" {
+	if diff := cmp.Diff(images[maxTries-maxImages:], read(t, images, contents)); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff(images[:1], read(t, append(fakes[1:], images...), contents)); diff != "" {
+	if diff := cmp.Diff(images[maxTries-1:], read(t, append(images, fakes[1:]...), contents)); diff != "" {
 		t.Error(diff)
 	}
-	if got := read(t, append(fakes, images...), contents); got != nil {
+	if got := read(t, append(images, fakes...), contents); got != nil {
 		t.Errorf("after %d that are none: %v", maxTries, got)
 	}
 }

@@ -283,6 +283,9 @@ func (a answer) remarks(advice string) (lines []string) {
 	for _, stream := range a.binary() {
 		remarks = append(remarks, remark{opening: binaryOutput, rest: stream + " is not UTF-8 text: decode it, or write it to a file in /workspace/outputs"})
 	}
+	if sentence := a.unshown(); sentence != "" {
+		remarks = append(remarks, remark{opening: unshown, rest: sentence})
+	}
 	_, files := a.files(func([]byte) string { return "" })
 	remarks = append(remarks, files...)
 	if advice != "" {

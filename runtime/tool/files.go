@@ -18,6 +18,7 @@ import (
 
 	"github.com/mark3labs/mcp-go/mcp"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/invisible"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
@@ -89,6 +90,37 @@ func (a answer) files(encode func([]byte) string) (content []mcp.Content, remark
 		remarks = append(remarks, remark{amount: fmt.Sprint(rest), opening: moreFiles, rest: "/workspace/outputs"})
 	}
 	return content, remarks
+}
+
+// unshown says which images the answer has as files alone, and why, or returns "".
+func (a answer) unshown() string {
+	var parts []string
+	for _, reason := range []struct {
+		why   sandbox.Unshown
+		words string
+	}{
+		{sandbox.TooLarge, "too large: save with fewer pixels, such as dpi=100, to at most 1 MB"},
+		{sandbox.Unreadable, "not whole, or not of the type that the name says"},
+		{sandbox.TooMany, "others came first: those in outputs, and the last"},
+	} {
+		var names []string
+		count := 0
+		for _, file := range a.result.Files {
+			if file.Unshown != reason.why {
+				continue
+			}
+			if count++; count <= 2 {
+				names = append(names, quoteName(bounded.Head(path.Base(file.Path), 64)))
+			}
+		}
+		if count > 2 {
+			names = append(names, fmt.Sprintf("%d more", count-2))
+		}
+		if count > 0 {
+			parts = append(parts, strings.Join(names, ", ")+" ("+reason.words+")")
+		}
+	}
+	return strings.Join(parts, "; ")
 }
 
 // link returns a file of a session, or of a call, as a resource link.

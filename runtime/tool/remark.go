@@ -41,6 +41,7 @@ const (
 	onTools
 	outputCut
 	binaryOutput
+	unshown
 	filesGone
 	moreFiles
 	notSaved
@@ -69,6 +70,7 @@ var openings = [...]string{
 	onTools:        "tools: ",
 	outputCut:      "of output cut",
 	binaryOutput:   "binary output: ",
+	unshown:        "not shown: ",
 	filesGone:      "written and gone",
 	moreFiles:      "more files in ",
 	notSaved:       "files are not kept: ",

@@ -37,3 +37,40 @@ func TestPlotFromAnotherSandbox(t *testing.T) {
 		t.Errorf("outputs: %s", answer.Text())
 	}
 }
+
+// What an answer leaves out of its plots is said, and a result comes before its frames.
+func TestPlots_SayWhatIsNotShown(t *testing.T) {
+	artifact := undertest.Artifact(t, "data") // data.nix
+	folder := t.TempDir()
+	must.Do(t, os.Symlink(artifact, filepath.Join(folder, "data")))
+	c := start(t, "NIX_SANDBOX_DIR="+folder)
+	const begin = "import os, tempfile\nimport numpy as np\nimport matplotlib.pyplot as plt\nr = np.random.default_rng(0)\n"
+	for name, test := range map[string]struct {
+		code   string
+		images int
+		remark string // the beginning; "" for none
+	}{
+		"a large plot":     {"plt.figure(figsize=(10, 6), dpi=300); plt.imshow(r.random((1500, 2500))); plt.show()", 0, "[not shown: figure-1.png (too large: save with fewer pixels, such as dpi=100, to at most 1 MB)]"},
+		"more than enough": {"for i in range(5):\n  plt.figure(figsize=(3, 2)); plt.plot([i, 2]); plt.show()", 4, "[not shown: figure-1.png (others came first: those in outputs, and the last)]"},
+		"frames of a result": {"for i in range(8):\n  plt.figure(figsize=(1, 1)); plt.plot([i, 2]); plt.savefig(f'frame_{i}.png'); plt.close()\n" +
+			"plt.figure(figsize=(1, 1)); plt.savefig('outputs/first.png'); plt.close()", 4, "[not shown: frame_0.png, frame_1.png, 3 more (others came first"},
+		"frames that were deleted": {"plt.figure(figsize=(1, 1)); plt.savefig('frame.png'); plt.close(); os.remove('frame.png')", 0, "[no output]"},
+		"frames in a temporary folder": {"with tempfile.TemporaryDirectory() as d:\n  plt.figure(figsize=(1, 1)); plt.savefig(d + '/frame.png'); plt.close()\n" +
+			"plt.figure(figsize=(1, 1)); plt.savefig(tempfile.mkdtemp() + '/frame.png'); plt.close()", 0, "[no output]"},
+		"enough": {"for i in range(4):\n  plt.figure(figsize=(3, 2)); plt.plot([i, 2]); plt.show()", 4, ""},
+	} {
+		for _, session := range []string{"", strings.ReplaceAll(name, " ", "-")} {
+			answer := in(c, session, "data", begin+test.code)
+			images, text := 0, ""
+			for _, item := range answer.Content {
+				if item.Type == "image" {
+					images++
+				}
+				text += item.Text
+			}
+			if images != test.images || !strings.HasPrefix(text, test.remark) || test.remark == "" && text != "" {
+				t.Errorf("%s, session %q: %d images, %q", name, session, images, text)
+			}
+		}
+	}
+}

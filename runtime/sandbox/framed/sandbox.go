@@ -444,7 +444,7 @@ func files(all []frame.File) []sandbox.File {
 			break
 		}
 		if strings.HasPrefix(file.Path, outputsFolder) && inWorkspace(file.Path) && file.Size >= 0 {
-			kept = append(kept, sandbox.File{Path: file.Path, Size: file.Size})
+			kept = append(kept, sandbox.File{Path: file.Path, Size: file.Size, Linked: file.Linked})
 		}
 	}
 	return kept

@@ -10,6 +10,7 @@ below /workspace/outputs.
 
 import functools
 import os
+import re
 import sys
 import weakref
 
@@ -27,6 +28,9 @@ published = set()
 
 links = {}  # of files elsewhere in the workspace, below outputs
 
+# Files and folders that tempfile made: code reads them itself.
+TEMPORARY = re.compile(r'tmp[a-z0-9_]{8}(?:[/.]|$)')
+
 
 def is_image(path):
     return path.lower().endswith(IMAGES)
@@ -43,6 +47,9 @@ def publish(path):
     if path.startswith(folder + '/'):
         published.add(path)
         return True
+    tempfile = sys.modules.get('tempfile')
+    if tempfile is not None and TEMPORARY.match(os.path.relpath(path, os.path.realpath(tempfile.gettempdir()))):
+        return False
     try:
         # A file that was written again in place has its link already.
         if path in links and os.path.samefile(links[path], path):
@@ -86,6 +93,14 @@ def end_call():
     pyplot = sys.modules.get('matplotlib.pyplot')
     if pyplot is not None and pyplot.get_fignums():
         show_open(pyplot)
+    for path, link in list(links.items()):
+        try:
+            # A frame or a draft that code has deleted since. One that it has moved has a second name.
+            if not os.path.lexists(path) and os.stat(link).st_nlink == 1:
+                os.unlink(link)
+                del links[path]
+        except OSError:
+            del links[path]
     shown.clear()
     published.clear()
 
