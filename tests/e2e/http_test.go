@@ -67,6 +67,12 @@ var listening = regexp.MustCompile(`"msg":"listening","address":"([^"]+)"`)
 // limits of every environment, are replaced by these.
 func startHTTP(t testing.TB, names []string, serve, limits map[string]any, variables ...string) *httpServer {
 	t.Helper()
+	return startHTTPAs(t, func(cmd *exec.Cmd) *exec.Cmd { return cmd }, names, serve, limits, variables...)
+}
+
+// startHTTPAs starts a server as startHTTP does, by another command that runs its command.
+func startHTTPAs(t testing.TB, wrap func(*exec.Cmd) *exec.Cmd, names []string, serve, limits map[string]any, variables ...string) *httpServer {
+	t.Helper()
 	s := &httpServer{t: t, log: &mcptest.Log{}, exited: make(chan error, 1), tokens: map[string]string{}, file: filepath.Join(t.TempDir(), "tokens")}
 	for _, name := range names {
 		// As in the file: a class may follow the name.
@@ -86,6 +92,7 @@ func startHTTP(t testing.TB, names []string, serve, limits map[string]any, varia
 	}
 	s.cmd = command(t, variables...)
 	s.cmd.Args = []string{s.cmd.Args[0], "serve", "--http", "127.0.0.1:0", "--log-format", "json"}
+	s.cmd = wrap(s.cmd)
 	s.cmd.Stderr = s.log
 	must.Do(t, s.cmd.Start())
 	go func() { s.exited <- s.cmd.Wait() }()

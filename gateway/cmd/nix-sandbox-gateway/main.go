@@ -35,6 +35,7 @@ func main() {
 	if slices.Equal(args, []string{"check"}) {
 		os.Exit(command.Report(os.Stderr, check(os.Stdout)))
 	}
+	command.Init()
 	os.Exit(command.Report(os.Stderr, run(args, os.Stdin, os.Stdout, os.Stderr)))
 }
 

@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"strconv"
 	"strings"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 )
 
@@ -25,7 +25,7 @@ func listenSystemd(knowsCallers bool) (net.Listener, error) {
 	for _, name := range []string{"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"} {
 		_ = os.Unsetenv(name)
 	}
-	if pid != strconv.Itoa(os.Getpid()) {
+	if !command.IsOwnPID(pid) {
 		return nil, &config.Error{
 			Problem: "systemd passed this process no socket",
 			Hint:    "start it by a unit that has a socket unit, as nix-sandbox-mcp.service in deploy/ has, or give --http an address",

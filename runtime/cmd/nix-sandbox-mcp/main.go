@@ -20,6 +20,7 @@ import (
 )
 
 func main() {
+	command.Init()
 	os.Exit(command.Report(os.Stderr, run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)))
 }
 
