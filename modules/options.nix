@@ -18,7 +18,8 @@ let
 
   isPlainSet = value: lib.isAttrs value && !(value ? outPath);
 
-  # Lists join and sets merge; of anything else there is one.
+  # Lists join; of anything else there is one. In sets this holds for each name, at every depth, and
+  # so do mkForce, mkIf and the like: a set that another module adds to loses nothing.
   merge =
     location: definitions:
     let
@@ -27,7 +28,7 @@ let
     if lib.all lib.isList values then
       lib.concatLists values
     else if lib.all isPlainSet values then
-      lib.foldl' (all: more: all // more) { } values
+      (types.attrsOf (unchecked "anything")).merge location definitions
     else
       lib.mergeEqualOption location definitions;
 

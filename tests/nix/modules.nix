@@ -631,6 +631,141 @@ in
     ];
   };
 
+  # Each option of the table, at every depth, is one of the module system: what two modules define
+  # joins or conflicts, and mkForce, mkIf, mkDefault and mkBefore mean what they mean elsewhere.
+  testOptionsMergeAtEveryDepth =
+    let
+      inherit (moduleLib) setAttrByPath attrByPath;
+      declared = import ../../modules/options.nix { lib = moduleLib; };
+      below =
+        path: rows:
+        builtins.concatMap (
+          name:
+          let
+            inherit (rows.${name}) type;
+            at = path ++ [ name ];
+          in
+          [ at ]
+          ++ below at (type.rows or { })
+          # Tables by name, such as the rules of a host.
+          ++ below (at ++ [ "x.example" ]) (type.each or { })
+        ) (builtins.attrNames rows);
+      paths = builtins.concatLists [
+        (below [ "environments" "a" ] declared.rows.module)
+        (below [ "defaults" ] declared.rows.defaults)
+        (below [ "tools" "t" ] declared.rows.toolServer)
+        (below [ "session" ] declared.rows.session)
+        (below [ "on_demand" ] declared.rows.on_demand)
+        (below [ "project" ] declared.rows.project)
+        (below [ "serve" ] declared.rows.serve)
+      ];
+      merged =
+        path: one: other:
+        builtins.tryEval (
+          builtins.toJSON (
+            attrByPath path null
+              (moduleLib.evalModules {
+                modules = [
+                  { inherit (declared) options; }
+                  {
+                    _file = "one.nix";
+                    config = setAttrByPath path one;
+                  }
+                  {
+                    _file = "other.nix";
+                    config = setAttrByPath path other;
+                  }
+                ];
+              }).config
+          )
+        );
+      is =
+        path: one: other: expected:
+        let
+          got = merged path one other;
+        in
+        if expected == null then !got.success else got.success && got.value == builtins.toJSON expected;
+      wrongs = builtins.filter (
+        path:
+        !builtins.all (right: right) [
+          (is path [ "a" ] [ "b" ] [ "b" "a" ] || is path [ "a" ] [ "b" ] [ "a" "b" ])
+          (is path [ "a" ] (moduleLib.mkBefore [ "b" ]) [ "b" "a" ])
+          (is path [ "a" ] (moduleLib.mkAfter [ "b" ]) [ "a" "b" ])
+          (is path { a = 1; } { b.c = [ 1 ]; } { a = 1; b.c = [ 1 ]; })
+          (is path { a.b = [ 1 ]; } { a.b = moduleLib.mkForce [ 2 ]; } { a.b = [ 2 ]; })
+          (is path 4 4 4)
+          (is path 4 8 null)
+          (is path { a.b = 4; } { a.b = 8; } null)
+          (is path 4 (moduleLib.mkForce 8) 8)
+          (is path (moduleLib.mkDefault 4) 8 8)
+          (is path 4 (moduleLib.mkIf false 8) 4)
+          (is path { a = moduleLib.mkIf false 1; } { b = moduleLib.mkIf true 2; } { b = 2; })
+          (is path (moduleLib.mkMerge [ { a = 1; } { b = 2; } ]) { c = 3; } { a = 1; b = 2; c = 3; })
+        ]
+      ) paths;
+    in
+    {
+      expr = {
+        inherit wrongs;
+        enough = builtins.length paths > 90;
+        rules = builtins.elem [ "environments" "a" "network" "rules" "x.example" "methods" ] paths;
+      };
+      expected = {
+        wrongs = [ ];
+        enough = true;
+        rules = true;
+      };
+    };
+
+  # A rule of one module does not take away that of another, nor does a host or a variable.
+  testModulesAddToANetwork = {
+    expr =
+      let
+        add = host: {
+          services.nix-sandbox-mcp = {
+            enable = true;
+            environments.a = {
+              preset = "shell";
+              env.${if host == "a.example" then "A" else "B"} = moduleLib.mkForce host;
+              network = {
+                mode = "allow";
+                domains = [ host ];
+                rules.${host}.methods = [ "GET" ];
+              };
+            };
+          };
+        };
+        both = evaluate [
+          ../../modules/nixos.nix
+          { options = nixosOptions; }
+          (add "a.example")
+          (add "b.example")
+        ];
+        inherit (both.services.nix-sandbox-mcp.environments) a;
+      in
+      [
+        (builtins.sort (x: y: x < y) a.network.domains)
+        a.network.rules
+        a.env
+        (wrong both.environment.systemPackages).success
+      ];
+    expected = [
+      [
+        "a.example"
+        "b.example"
+      ]
+      {
+        "a.example".methods = [ "GET" ];
+        "b.example".methods = [ "GET" ];
+      }
+      {
+        A = "a.example";
+        B = "b.example";
+      }
+      true
+    ];
+  };
+
   # What a host switches off is not there.
   testAnEnvironmentThatIsOffIsNone = {
     expr =
