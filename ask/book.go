@@ -21,9 +21,6 @@ import (
 )
 
 const (
-	// defaultWithin is for how long the questions of a call may wait, unless its environment says
-	// otherwise.
-	defaultWithin = 300 * time.Second
 	// maxOpen bounds the open questions of a principal, and maxOpenAll those of all.
 	maxOpen    = 16
 	maxOpenAll = 256

@@ -24,10 +24,7 @@ type executor struct {
 // Execute implements [call.Executor].
 func (e *executor) Execute(ctx context.Context, c call.Call) (call.Result, error) {
 	u := &user{book: e.book, call: c, waits: map[subject]chan struct{}{}, chosen: map[subject]call.Choice{}}
-	u.clock.Most = defaultWithin
-	if c.Env.AskWithin > 0 {
-		u.clock.Most = c.Env.AskWithin
-	}
+	u.clock.Most = c.Env.AskWithin
 	u.mayAsk = asksHosts(c.Env)
 	c.User = u
 	return e.next.Execute(ctx, c)

@@ -258,10 +258,6 @@ let
           network = networkMetadata given.network (args.of_defaults or false);
           inherit (isolated) closure needs;
         }
-        // lib.optionalAttrs given.packages_ask { inherit (given) packages_ask; }
-        // lib.optionalAttrs (given.ask_seconds != options.mkSandbox.ask_seconds.default) {
-          inherit (given) ask_seconds;
-        }
         // lib.optionalAttrs (known != null) { inherit (known) language; }
         // isolated.metadata or { };
 

@@ -274,6 +274,7 @@ let
       type = types.integer 1 86400;
       default = 300;
       shared = true;
+      published = true;
       doc = "For how long the questions of one call, together, may wait for the user. The call's own time stands still meanwhile.";
     };
     memory_mb = {
@@ -339,6 +340,7 @@ let
     packages_ask = {
       type = types.boolean;
       default = false;
+      published = true;
       doc = "Whether the user is asked before packages are built that a call adds (docs/asking.md).";
     };
     npm = {

@@ -30,6 +30,7 @@ var served = []string{"runtime", "toolbox/gate", "toolbox/server", "gateway", "p
 
 // trusted are goroutines that handle no foreign bytes, by their file and function.
 var trusted = map[string]string{
+	"runtime/command/init.go asInit":                   "passes signals on, in a process without other work",
 	"runtime/sandbox/framed/starter.go spawn":          "awaits the end; what reads the streams has guards of its own (Sandbox.run)",
 	"runtime/sandbox/framed/visit.go Open":             "awaits the answer, which Sandbox.read took",
 	"runtime/sandbox/framed/workspace.go run":          "awaits the end of a process; what reads its log has a guard",

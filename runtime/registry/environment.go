@@ -26,8 +26,7 @@ type Environment struct {
 	// may ask to run, which is at least Timeout.
 	Timeout    time.Duration `json:"-"`
 	MaxTimeout time.Duration `json:"-"`
-	// AskWithin is for how long the questions of a call may wait for the user, or 0 for the usual
-	// time.
+	// AskWithin is for how long the questions of a call may wait for the user.
 	AskWithin time.Duration `json:"-"`
 	MemoryMB  int64         `json:"-"`
 	// CPUs is how many processors it may use; 0 is all of them.
@@ -132,12 +131,12 @@ func environment(where, prefix, name string, fields, defaults map[string]json.Ra
 		Environment
 		Timeout    seconds `json:"timeout_seconds"`
 		MaxTimeout seconds `json:"max_timeout_seconds,omitempty"`
-		AskWithin  seconds `json:"ask_seconds,omitempty"`
+		AskWithin  seconds `json:"ask_seconds"`
 		MemoryMB   uint32  `json:"memory_mb"`
 		PIDs       uint32  `json:"pids"`
 		OutputKB   uint32  `json:"output_kb"`
 		Prewarm    uint32  `json:"prewarm"`
-		Ask        bool    `json:"packages_ask,omitempty"`
+		Ask        bool    `json:"packages_ask"`
 		Overhead   struct {
 			MemoryMB uint32 `json:"memory_mb"`
 			PIDs     uint32 `json:"pids"`

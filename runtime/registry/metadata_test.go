@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -85,6 +87,28 @@ func TestEnvironment_NeedsEveryField(t *testing.T) {
 	}
 }
 
+// What the table of options publishes is required of metadata, or of the server's defaults: there is
+// no second default. The exceptions are for operators, or the same as their absence.
+func TestPublished_IsRequired(t *testing.T) {
+	table := string(must.Get(os.ReadFile("../../nix/lib/options.nix"))(t))
+	row := regexp.MustCompile(`(?m)^    ([a-z_]+) = \{\n((?:      .*\n)*)    \};`)
+	required := mcptest.Settings(nil)["defaults"].(map[string]any)
+	maps.Copy(required, map[string]any{"name": nil, "backend": nil})
+	exceptions := []string{"interpreter", "stdin_mode", "workspace_mb", "packages_on_demand"}
+	count := 0
+	for _, found := range row.FindAllStringSubmatch(table, -1) {
+		if _, is := required[found[1]]; strings.Contains(found[2], "      published = true;") {
+			count++
+			if !is && !slices.Contains(exceptions, found[1]) {
+				t.Errorf("%s is published, and not read", found[1])
+			}
+		}
+	}
+	if count < 15 {
+		t.Errorf("only %d published options were found", count)
+	}
+}
+
 // An artifact of an earlier version lacks fields; the server's own metadata has
 // what they were.
 func TestArtifact_IsCompletedByTheServer(t *testing.T) {
@@ -102,7 +126,7 @@ func TestDefaults(t *testing.T) {
 	run := fields["exec"].(string)
 	want := Environment{
 		Name: "a", Backend: "jail", InterpreterType: "command",
-		Timeout: 30 * time.Second, MaxTimeout: 30 * time.Second, MemoryMB: 512, PIDs: 256, OutputBytes: 32 << 10, Prewarm: 1,
+		Timeout: 30 * time.Second, MaxTimeout: 30 * time.Second, AskWithin: 5 * time.Minute, MemoryMB: 512, PIDs: 256, OutputBytes: 32 << 10, Prewarm: 1,
 		Exec: run, SessionExec: run, Origin: "NIX_SANDBOX_METADATA",
 	}
 	if diff := cmp.Diff(want, set.Environments["a"]); diff != "" {
@@ -113,7 +137,7 @@ func TestDefaults(t *testing.T) {
 func TestEveryField(t *testing.T) {
 	fields := entry(t, map[string]any{
 		"name": "a", "interpreter_type": "python", "interpreter": "python3 -c", "stdin_mode": "arg",
-		"timeout_seconds": 2.5, "max_timeout_seconds": 60, "memory_mb": 64, "cpus": 1.5, "pids": 10, "workspace_mb": 5, "output_kb": 8,
+		"ask_seconds": 7, "timeout_seconds": 2.5, "max_timeout_seconds": 60, "memory_mb": 64, "cpus": 1.5, "pids": 10, "workspace_mb": 5, "output_kb": 8,
 		"prewarm": 3, "description": "d", "network": map[string]any{"mode": "none"}, "closure": "c", "needs": "n",
 		"of_a_newer_builder": []int{1},
 	})
@@ -133,7 +157,7 @@ func TestEveryField(t *testing.T) {
 	got := set.Environments["a"]
 	want := Environment{
 		Name: "a", Description: "d", Backend: "jail", InterpreterType: "python", Closure: "c", Needs: "n",
-		Timeout: 2500 * time.Millisecond, MaxTimeout: time.Minute, MemoryMB: 64, CPUs: 1.5, PIDs: 10, OutputBytes: 8 << 10, Prewarm: 3,
+		AskWithin: 7 * time.Second, Timeout: 2500 * time.Millisecond, MaxTimeout: time.Minute, MemoryMB: 64, CPUs: 1.5, PIDs: 10, OutputBytes: 8 << 10, Prewarm: 3,
 		Exec: got.Exec, SessionExec: got.Exec, Origin: "NIX_SANDBOX_METADATA",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -45,6 +45,7 @@ in
     expected = {
       schema = 1;
       name = "data";
+      ask_seconds = 300;
       backend = "jail";
       cpus = null;
       description = "Python 3";
@@ -57,6 +58,7 @@ in
       pids = 256;
       workspace_mb = 256;
       output_kb = 32;
+      packages_ask = false;
       packages_on_demand = [ ];
       prewarm = 1;
       network.mode = "none";
@@ -185,6 +187,7 @@ in
     expected = {
       schema = 1;
       name = "data";
+      ask_seconds = 300;
       backend = "jail";
       interpreter = "perl -e";
       interpreter_type = "command";
@@ -196,6 +199,7 @@ in
       pids = 16;
       workspace_mb = 8;
       output_kb = 4;
+      packages_ask = false;
       packages_on_demand = [ ];
       prewarm = 0;
       description = "Perl 5";
