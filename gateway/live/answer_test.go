@@ -32,7 +32,7 @@ func (a asks) Execute(ctx context.Context, c call.Call) (call.Result, error) {
 // decide has a principal's call ask, and returns where its choice comes.
 func decide(t *testing.T, book *ask.Book, principal string) <-chan call.Choice {
 	chosen := make(chan call.Choice, 1)
-	c := call.Call{Principal: principal, Env: registry.Environment{Name: "python"}}
+	c := call.Call{Principal: principal, Env: registry.Environment{Name: "python", AskWithin: time.Minute}}
 	go func() {
 		_, _ = book.Executor(asks(func(ctx context.Context, c call.Call) {
 			chosen <- c.User.Decide(ctx, call.Matter{Kind: call.ToTool, Name: "github.create_issue", Arguments: hostile})
