@@ -125,23 +125,18 @@ func (t *Tool) fits(ctx context.Context, result json.RawMessage) string {
 		}
 		return ""
 	}
-	// Not into a struct: keys in other letters would fill it, and code reads keys as they are.
-	var has map[string]json.RawMessage
-	if json.Unmarshal(result, &has) != nil {
+	value, count, err := decode(result, maxResultValues)
+	object, isObject := value.(map[string]any)
+	structured, has := object["structuredContent"]
+	switch {
+	case err != nil:
+		return err.Error()
+	case !isObject:
 		return "it is no object of JSON"
-	}
-	structured := has["structuredContent"]
-	if string(has["isError"]) == "true" || len(structured) == 0 {
+	case object["isError"] == true || !has:
 		return ""
 	}
-	value, count, err := decode(structured, maxResultValues)
-	wrong := ""
-	if err != nil {
-		wrong = err.Error()
-	} else {
-		wrong = t.Output.check(ctx, value, count)
-	}
-	if wrong != "" {
+	if wrong := t.Output.check(ctx, structured, count); wrong != "" {
 		return "its structuredContent is not as its outputSchema says: " + wrong
 	}
 	return ""

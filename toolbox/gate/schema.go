@@ -135,21 +135,48 @@ func (s *Schema) bound(v reflect.Value, seen map[*jsonschema.Schema]bool) {
 	}
 }
 
-// count has a schema take steps for itself, for the schemas and expressions that it tries with each
-// part of a value, and for the values that these are compared with.
+// count has a schema take steps for itself, for the schemas below it that it tries with the same value,
+// and for those that it tries with each part of a value. An enumeration takes a step for each of its
+// values, which the schema above it pays: the library looks there before it calls anything.
 func (s *Schema) count(one *jsonschema.Schema) {
-	each := 1 + len(one.PatternProperties)
-	for _, list := range [][]*jsonschema.Schema{one.AllOf, one.AnyOf, one.OneOf} {
-		for _, below := range list {
-			each++
-			if below.Enum != nil {
-				each += len(below.Enum.Values)
+	self, each := 1, 1+len(one.PatternProperties)
+	pay := func(steps *int, below ...*jsonschema.Schema) {
+		for _, schema := range below {
+			if schema != nil {
+				*steps++
+				if schema.Enum != nil {
+					*steps += len(schema.Enum.Values)
+				}
 			}
+		}
+	}
+	for _, list := range [][]*jsonschema.Schema{one.AllOf, one.AnyOf, one.OneOf, {one.Not, one.If, one.Then, one.Else, one.Ref, one.RecursiveRef}} {
+		pay(&self, list...)
+	}
+	if one.DynamicRef != nil {
+		pay(&self, one.DynamicRef.Ref)
+	}
+	for _, schema := range one.DependentSchemas {
+		pay(&self, schema)
+	}
+	for _, schema := range one.Properties { // each with at most one part
+		pay(&self, schema)
+	}
+	pay(&each, one.PropertyNames, one.UnevaluatedProperties, one.Contains, one.Items2020, one.UnevaluatedItems)
+	for _, schema := range one.PatternProperties {
+		pay(&each, schema)
+	}
+	for _, some := range []any{one.AdditionalProperties, one.AdditionalItems, one.Items, one.PrefixItems} {
+		switch some := some.(type) {
+		case *jsonschema.Schema:
+			pay(&each, some)
+		case []*jsonschema.Schema:
+			pay(&self, some...)
 		}
 	}
 	format := one.Format
 	one.Format = &jsonschema.Format{Validate: func(value any) error {
-		parts := 1
+		parts := 0
 		switch value := value.(type) {
 		case map[string]any:
 			parts += len(value)
@@ -158,7 +185,7 @@ func (s *Schema) count(one *jsonschema.Schema) {
 		case string:
 			parts += len(value) / 100
 		}
-		if s.left -= each * parts; s.left < 0 || s.ctx.Err() != nil {
+		if s.left -= self + each*parts; s.left < 0 || s.ctx.Err() != nil {
 			panic(overBudget{})
 		}
 		if format == nil {

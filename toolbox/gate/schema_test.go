@@ -110,10 +110,14 @@ func TestSchema_TakesBoundedSteps(t *testing.T) {
 		}
 	}
 	for name, test := range map[string]struct{ schema, text string }{
-		"a deep filter": {filters, strings.Replace(filter(28), "field", "none", 1)},
-		"many patterns": {`{"patternProperties":{` + strings.TrimSuffix(strings.Repeat(`"N(a+)+$":{"type":"null"},`, 400), ",") + `}}`, ""},
-		"a large enum":  {`{"items":{"anyOf":[{"enum":[` + strings.Repeat(`"xxxxxxxx",`, 5000) + `"y"]}]}}`, `[` + strings.Repeat(`"xxxxxxxz",`, 9000) + `1]`},
-		"branches":      {`{"items":{"anyOf":[` + strings.Repeat(`{"type":"null"},`, 400) + `{"type":"null"}]}}`, `[` + strings.Repeat(`1,`, 9000) + `1]`},
+		"a deep filter":                         {filters, strings.Replace(filter(28), "field", "none", 1)},
+		"many patterns":                         {`{"patternProperties":{` + strings.TrimSuffix(strings.Repeat(`"N(a+)+$":{"type":"null"},`, 400), ",") + `}}`, ""},
+		"a large enum":                          {`{"items":{"anyOf":[{"enum":[` + strings.Repeat(`"xxxxxxxx",`, 5000) + `"y"]}]}}`, `[` + strings.Repeat(`"xxxxxxxz",`, 9000) + `1]`},
+		"an enumeration of numbers":             {`{"items":{"enum":[` + strings.Repeat(strings.Repeat("7", maxDigits)+",", 2000) + `1]}}`, `[` + strings.Repeat(strings.Repeat("8", maxDigits)+`,`, 2000) + `2]`},
+		"an enumeration that is referred to":    {`{"$defs":{"e":{"enum":[` + strings.Repeat("7,", 2000) + `1]}},"items":{"$ref":"#/$defs/e"}}`, `[` + strings.Repeat(`8,`, 2000) + `2]`},
+		"an enumeration of contained values":    {`{"contains":{"enum":[` + strings.Repeat("7,", 2000) + `1]}}`, `[` + strings.Repeat(`8,`, 2000) + `2]`},
+		"an enumeration of values that are not": {`{"items":{"not":{"enum":[` + strings.Repeat("7,", 2000) + `1]}}}`, `[` + strings.Repeat(`8,`, 2000) + `2]`},
+		"branches":                              {`{"items":{"anyOf":[` + strings.Repeat(`{"type":"null"},`, 400) + `{"type":"null"}]}}`, `[` + strings.Repeat(`1,`, 9000) + `1]`},
 	} {
 		if test.text == "" {
 			for i := range 400 {
