@@ -61,7 +61,10 @@ func TestInit_WaitsForWhatIsLeft(t *testing.T) {
 	for range 5 {
 		for env, code := range code {
 			expect(t, run(c, env, code), "1\n")
-			expect(t, in(c, "s-"+env, env, code), "1\n")
+			// On a busy machine, the session of the call before has ended.
+			if answer := in(c, "s-"+env, env, code); !strings.HasPrefix(answer.Text(), "1\n") {
+				t.Errorf("%s: %+v", env, answer)
+			}
 		}
 	}
 	id := c.SendRun(mcptest.Arguments{Code: "sleep 900", Env: "bash"})
