@@ -93,7 +93,7 @@ func TestPage_ShowsCallsAsTheyCome(t *testing.T) {
 		t.Errorf("code of a sandbox ran in the page: its title is %q", got)
 	}
 	b.Await(`document.getElementById("state").textContent.includes("report")`)
-	b.Await(`document.getElementById("state").textContent.includes("record 3")`)
+	b.Await(`document.getElementById("state").textContent.includes("3 records")`)
 	if len(b.Errors) > 0 {
 		t.Errorf("the browser reports %q", b.Errors)
 	}
@@ -136,7 +136,7 @@ const unfit = `(() => {
     for (let up = element; up; up = up.parentElement) backs.unshift(getComputedStyle(up).backgroundColor);
     const [back, front] = [light(...backs), light(...backs, style.color)].sort((a, b) => a - b);
     if ((front + .05) / (back + .05) < 4.5) problems.push("contrast " + ((front + .05) / (back + .05)).toFixed(1) + " of " + text.data.slice(0, 40) + " in " + element.className);
-    if (element.closest("pre, figure, .remark, .hash")) continue;
+    if (element.closest("pre, figure, .remark")) continue;
     for (const { index, 0: word } of text.data.matchAll(/(?<![\p{L}\p{N}])[\p{L}\p{N}]{1,24}(?![\p{L}\p{N}])/gu)) {
       const range = new Range();
       range.setStart(text, index);
