@@ -41,12 +41,36 @@ let
       inherit merge;
     };
 
+  # The options below an option are options as well. What is no table reaches our own sentence.
+  typeOf =
+    type:
+    if type ? rows then
+      orUnchecked type.wanted (table type.rows)
+    else if type ? each then
+      orUnchecked type.wanted (types.attrsOf (orUnchecked "a table" (table type.each)))
+    else
+      unchecked type.wanted;
+
+  orUnchecked =
+    wanted: type:
+    unchecked wanted
+    // {
+      merge =
+        location: definitions:
+        if lib.all (definition: isPlainSet definition.value) definitions then
+          # What is left out stays out.
+          lib.filterAttrs (_: value: value != null) (type.merge location definitions)
+        else
+          merge location definitions;
+      inherit (type) getSubOptions;
+    };
+
   # What is left out is completed where artifacts are made, from [defaults]
   # first; so its default is null, and the text says what that comes to.
   option =
     row:
     mkOption {
-      type = unchecked row.type.wanted;
+      type = typeOf row.type;
       default = null;
       defaultText = lib.literalExpression (
         if row.default or null == null then "null" else builtins.toJSON row.default
@@ -59,7 +83,7 @@ let
   table =
     rows:
     types.submodule {
-      freeformType = types.lazyAttrsOf (unchecked "anything");
+      freeformType = types.attrsOf (unchecked "anything");
       options = lib.mapAttrs (_: option) rows;
     };
 

@@ -703,14 +703,28 @@ in
           (is path (moduleLib.mkMerge [ { a = 1; } { b = 2; } ]) { c = 3; } { a = 1; b = 2; c = 3; })
         ]
       ) paths;
+      # The options by the names that nixos-option and the manual show.
+      shown = map (option: option.name) (
+        moduleLib.optionAttrSetToDocList
+          (moduleLib.evalModules { modules = [ { inherit (declared) options; } ]; }).options
+      );
+      hidden = builtins.filter (
+        path:
+        !builtins.elem (builtins.replaceStrings
+          [ "environments.a" "tools.t" "x.example" ]
+          [ "environments.<name>" "tools.<name>" "<name>" ]
+          (builtins.concatStringsSep "." path)
+        ) shown
+      ) paths;
     in
     {
       expr = {
-        inherit wrongs;
+        inherit hidden wrongs;
         enough = builtins.length paths > 90;
         rules = builtins.elem [ "environments" "a" "network" "rules" "x.example" "methods" ] paths;
       };
       expected = {
+        hidden = [ ];
         wrongs = [ ];
         enough = true;
         rules = true;
