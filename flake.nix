@@ -38,7 +38,7 @@
       homeModules.default.imports = [ ./modules/home-manager.nix ];
 
       templates.default = {
-        path = ./templates/default;
+        path = ./dist/templates/default;
         description = "A flake with a sandbox of its own and a server for it";
       };
 

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
 )
 
 // checkBinds checks the host's files that the sandbox sees, because bubblewrap's own

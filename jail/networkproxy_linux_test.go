@@ -17,12 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/handover"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/jailtest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/procfs"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/event"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/handover"
 )
 
 const networkPolicy = `{"schema":1,"domains":["files.example"],"ports":[443,80],"private":[],"connections":8,"rate":50,"megabytes":10,"names":100,"upstream":null}`

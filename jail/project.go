@@ -6,7 +6,7 @@ import (
 	"io/fs"
 	"os/exec"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/mountpoint"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/mountpoint"
 )
 
 // The values of PROJECT_MODE.

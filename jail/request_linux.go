@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/handover"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/handover"
 )
 
 // Request is what the caller asks for when it starts a sandbox. A descriptor of 0 means

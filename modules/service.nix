@@ -1,5 +1,5 @@
-# The server as a service of NixOS: the units of deploy/, and HAProxy with the
-# configuration of deploy/ before more than one of them. So what the tests run is what a
+# The server as a service of NixOS: the units of dist/deploy/, and HAProxy with the
+# configuration of dist/deploy/ before more than one of them. So what the tests run is what a
 # system gets.
 {
   lib,
@@ -35,7 +35,7 @@ let
       lib.zipAttrs (map (pair: { ${lib.head pair} = lib.last pair; }) found)
     );
 
-  unit = builtins.readFile ../deploy/nix-sandbox-mcp.service;
+  unit = builtins.readFile ../dist/deploy/nix-sandbox-mcp.service;
   base = section "Service" unit;
 
   user = base.User;
@@ -80,12 +80,12 @@ let
     };
   };
 
-  # deploy/haproxy.cfg with these servers in the place of its own.
+  # dist/deploy/haproxy.cfg with these servers in the place of its own.
   haproxy =
     lib.replaceStrings [ "\"\${MCP_ADDRESS}\"" ] [ (if isUnix then "unix@${path} mode 0660" else serve.listen) ] (
       lib.concatLines (
         filter (line: !hasPrefix "    server " line) (
-          lib.splitString "\n" (lib.removeSuffix "\n" (builtins.readFile ../deploy/haproxy.cfg))
+          lib.splitString "\n" (lib.removeSuffix "\n" (builtins.readFile ../dist/deploy/haproxy.cfg))
         )
       )
     )

@@ -54,7 +54,7 @@ let
     serverMetadata = call ./lib/serverMetadata.nix;
     toml = call ./lib/fromToml.nix;
     # The sources that a server keeps for its start have no toolbox.
-    toolbox = call (if builtins.pathExists ../toolbox/nix then ../toolbox/nix else ./lib/noToolbox.nix);
+    toolbox = call (if builtins.pathExists ../parts/toolbox/nix then ../parts/toolbox/nix else ./lib/noToolbox.nix);
     validate = call ./lib/validate.nix;
 
     fromOptions = written.make;

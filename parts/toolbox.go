@@ -5,9 +5,9 @@ package parts
 import (
 	"context"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/toolbox/gate"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/service"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/toolbox/gate"
 )
 
 func init() {

@@ -1,8 +1,9 @@
-// Package runtime_test checks what the packages of the small runtime import.
+// Package runtime_test checks what the packages of the programs import.
 package runtime_test
 
 import (
 	"io/fs"
+	"maps"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -12,28 +13,62 @@ import (
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 
-// The packages of the runtime import no part of sessions, no gateway, no command of the operator
-// and nothing of devices: these import the runtime, and a program puts them together. The program
-// of one client has parts, by its list, and nothing else of these.
-func TestLayout_TheRuntimeImportsNoPart(t *testing.T) {
+const module = "github.com/nix-sandbox-mcp/nix-sandbox-mcp/"
+
+// rooms are the folders and packages that the packages of a folder may import, besides its own. A
+// folder below another is apart from it.
+var rooms = map[string][]string{
+	"wire":                        {},
+	"jail":                        {"wire"},
+	"jail/devices":                {"wire", "jail"},
+	"agent":                       {"wire", "jail/bpf"},
+	"network":                     {"wire"},
+	"vm":                          {"wire", "jail"},
+	"runtime":                     {"wire"},
+	"parts":                       {"wire", "runtime"},
+	"gateway":                     {"wire", "runtime", "parts"},
+	"operator":                    {"wire", "runtime", "parts", "gateway"},
+	"runtime/cmd/nix-sandbox-mcp": {"runtime", "parts"}, // the program takes the list of parts
+	"agent/cmd/nix-sandbox-agent": {"agent", "wire", "parts/toolbox/inside"},
+}
+
+// What the programs' folders import of each other is in a table.
+func TestLayout_Rooms(t *testing.T) {
 	// Go runs a test again that has passed if a folder changes that it read.
-	must.Do(t, filepath.WalkDir(".", func(string, fs.DirEntry, error) error { return nil }))
-	const module = "github.com/nix-sandbox-mcp/nix-sandbox-mcp/"
-	outside := []string{"devices", "gateway", "operator", "desk", "keep", "packages", "parts", "toolbox"}
-	outsideOfProgram := outside[:3]
-	list := must.Get(exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Deps " "}}`, module+"runtime/...").Output())(t)
-	for line := range strings.Lines(string(list)) {
-		names := strings.Fields(strings.ReplaceAll(line, module, ""))
-		forbidden := outside
-		if names[0] == "runtime/cmd/nix-sandbox-mcp" {
-			forbidden = outsideOfProgram
-		}
-		for _, imported := range names[1:] {
-			folder, _, _ := strings.Cut(imported, "/")
-			if slices.Contains(forbidden, folder) {
-				t.Errorf("%s imports %s", names[0], imported)
+	for room := range rooms {
+		must.Do(t, filepath.WalkDir(filepath.Join("..", room), func(string, fs.DirEntry, error) error { return nil }))
+	}
+	// of returns the innermost of the folders that a package is in.
+	of := func(path string, folders []string) (innermost string) {
+		for _, folder := range folders {
+			if (path == folder || strings.HasPrefix(path, folder+"/")) && len(folder) > len(innermost) {
+				innermost = folder
 			}
 		}
+		return innermost
+	}
+	all := slices.Collect(maps.Keys(rooms))
+	count := 0
+	for _, tags := range []string{"", "toolbox"} {
+		list := must.Get(exec.Command("go", "list", "-tags", tags, "-f", `{{.ImportPath}} {{join .Imports " "}}`, "../...").Output())(t)
+		for line := range strings.Lines(string(list)) {
+			fields := strings.Fields(line)
+			path := strings.TrimPrefix(fields[0], module)
+			room := of(path, all)
+			for _, imported := range fields[1:] {
+				other, own := strings.CutPrefix(imported, module)
+				if room == "" || !own || of(other, all) == room {
+					continue
+				}
+				count++
+				if allowed := of(other, rooms[room]); allowed == "" || len(allowed) < len(of(other, all)) {
+					t.Errorf("%s imports %s", path, other)
+				}
+			}
+		}
+	}
+	if count < 300 {
+		t.Errorf("only %d imports were looked at", count)
 	}
 }
 

@@ -24,7 +24,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
 )
 
 // Driver describes how to start an interpreter with its driver and how to treat it. Its

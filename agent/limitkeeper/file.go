@@ -5,7 +5,7 @@ import (
 	"io"
 	"os"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
 )
 
 // file is a file of /proc that every scan reads. It stays open, because to open it takes

@@ -5,10 +5,10 @@ import (
 	"io"
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/attempt"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/limitkeeper"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/process"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 )
 
 // SendAfterLimit gives code to an interpreter that a limit has just ended, before its end is noticed,

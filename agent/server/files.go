@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/filetree"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/workspace"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/filetree"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 )
 
 // files copies the files of the workspace to the runtime and back.

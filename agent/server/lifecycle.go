@@ -9,9 +9,9 @@ import (
 
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/attempt"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/driver"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/interpreter"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/output"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 )
 
 // phase is the state of the interpreter's process.

@@ -3,8 +3,8 @@ package server
 import (
 	"fmt"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/limitkeeper"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 )
 
 // interpreterMemory is the memory of an interpreter at rest, in bytes, or a quarter of a

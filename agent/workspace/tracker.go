@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/filetree"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/filetree"
 )
 
 // Tracker copies the files of a workspace out of the sandbox if they have changed since

@@ -8,8 +8,8 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
 )
 
 // Record is a line of the log: a call, or the use of a tool by its code.

@@ -12,7 +12,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/ask"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/ask"
 )
 
 const (

@@ -15,8 +15,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk/watch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/local"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk/watch"
 )
 
 const metricsPath = "/metrics"

@@ -10,8 +10,8 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/ask"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk/watch"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/ask"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk/watch"
 )
 
 // files are the page, which is the same for every server; a script fills it from the

@@ -16,8 +16,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/hostname"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostname"
 )
 
 // Schema is the version of the policy file that this package reads.

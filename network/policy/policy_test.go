@@ -12,9 +12,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/policy"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
 )
 
 const whole = `{"schema":1,"domains":["files.example","*.host.example","git.example:22","files.example:8443","*.wide.example:9000"],"ports":[443,80],"private":["10.1.0.0/16","fd00:1::/32"],"connections":64,"rate":50,"megabytes":1024,"names":1000,"upstream":null}`

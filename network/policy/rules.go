@@ -9,7 +9,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/hostname"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostname"
 )
 
 // Bounds of rules and credentials.

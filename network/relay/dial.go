@@ -17,9 +17,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/policy"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/resolver"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/event"
 )
 
 const (

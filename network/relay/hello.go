@@ -7,8 +7,8 @@ import (
 	"io"
 	"slices"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/hostname"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/event"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostname"
 )
 
 // The readable parts of TLS (RFC 8446, sections 4 and 5; RFC 6066, section 3). This parser accepts

@@ -17,8 +17,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/hostname"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/event"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostname"
 )
 
 const (

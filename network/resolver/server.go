@@ -20,9 +20,9 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/hostname"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/policy"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/event"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/hostname"
 )
 
 const (

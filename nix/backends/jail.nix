@@ -418,7 +418,7 @@ let
     }:
     let
       isNetworked = options.network != "none";
-      # The toolbox sets this variable (toolbox/nix).
+      # The toolbox sets this variable (parts/toolbox/nix).
       hasTools = variables ? NIX_SANDBOX_TOOLS;
       agent = if hasTools then programs.toolbox.agent else programs.agent;
       hasDevices = options.devices != [ ];

@@ -115,21 +115,17 @@ let
   sandboxFolders = {
     inside = [
       "agent"
-      "devices"
       "jail"
-      "network/handover"
+      "wire"
     ];
     network = [
-      "agent/bounded"
       "network"
+      "wire"
     ];
     machine = [
-      "agent/bounded"
-      "agent/filetree"
-      "agent/frame"
       "jail"
-      "network/handover"
       "vm"
+      "wire"
     ];
   };
 
@@ -139,28 +135,18 @@ let
     packages = [
       "agent/cmd/nix-sandbox-agent"
       "jail/cmd/nix-sandbox-jail"
-      "devices/cmd/nix-sandbox-jail-devices"
+      "jail/devices/cmd/nix-sandbox-jail-devices"
       "jail/cmd/nix-sandbox-seccomp"
     ];
   };
 
   outsideFolders = [
-    "agent/bounded"
-    "agent/filetree"
-    "agent/frame"
-    "ask"
-    "desk"
-    "devices"
     "gateway"
     "jail"
-    "keep"
-    "network/event"
-    "network/handover"
-    "network/hostname"
     "operator"
-    "packages"
     "parts"
     "runtime"
+    "wire"
     "tests/demo"
     "tests/mcpclient"
   ];
@@ -179,19 +165,19 @@ let
   # with the toolbox in them.
   outsideToolbox = compile {
     pname = "nix-sandbox-mcp-outside-toolbox";
-    folders = outsideFolders ++ [ "toolbox" ];
+    folders = outsideFolders;
     packages = outsidePackages;
     tags = [ "toolbox" ];
   };
   insideToolbox = compile {
     pname = "nix-sandbox-mcp-inside-toolbox";
     folders = sandboxFolders.inside ++ [
-      "toolbox/cmd"
-      "toolbox/inside"
+      "parts/toolbox/cmd"
+      "parts/toolbox/inside"
     ];
     packages = [
       "agent/cmd/nix-sandbox-agent"
-      "toolbox/cmd/tool"
+      "parts/toolbox/cmd/tool"
     ];
     tags = [ "toolbox" ];
   };
@@ -217,11 +203,11 @@ let
   attacks = compile {
     pname = "nix-sandbox-mcp-attacks";
     folders = [
-      "agent/frame"
       "runtime/cgroup"
       "tests/escape"
       "tests/networld"
       "tests/procfs"
+      "wire"
     ];
     packages = [ "tests/escape/cmd/nix-sandbox-escape-test" ];
   };

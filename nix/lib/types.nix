@@ -282,7 +282,7 @@ let
       };
 
     # What a device node is by its name, if a sandbox gets it only with unsafe_devices; null
-    # otherwise. The launcher asks again, by the node's numbers (devices/device).
+    # otherwise. The launcher asks again, by the node's numbers (jail/devices/device).
     unsafeDevice =
       v:
       let

@@ -3,7 +3,7 @@
 # at once as the bounds say. build.sh sources this.
 #
 # The runtime made a folder $NIX_SANDBOX_PACKAGES/KEY with what it asks for in
-# request.json (packages/folder.go), which Nix reads: nothing here reads the
+# request.json (parts/packages/folder.go), which Nix reads: nothing here reads the
 # names that a call brought. KEY is 64 hexadecimal digits.
 
 # max_waiting: how many environments wait at most; of more, the newest is refused.

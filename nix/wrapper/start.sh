@@ -15,7 +15,7 @@
 #   NIX_SANDBOX_METADATA   the server's metadata
 #   NIX_SANDBOX_BUILDS     a folder of build results; see runtime/registry/folder.go
 #   NIX_SANDBOX_PACKAGES   a folder of environments to which calls added packages; see
-#                          packages/folder.go
+#                          parts/packages/folder.go
 #   NIX_SANDBOX_BUILDER    a descriptor of the process that builds (build.sh), which
 #                          says what lines it reads from it
 #

@@ -15,8 +15,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail/mountpoint"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/mountpoint"
 )
 
 // Defaults of variables without a field in the metadata.

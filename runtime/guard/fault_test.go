@@ -38,22 +38,22 @@ func Fault(place string) {
 
 // unreached are places that only a whole server with a real sandbox comes to, by their file and function.
 var unreached = map[string]string{
-	"desk/visit/forward.go carry":                   "what a forwarded connection reads",
-	"desk/visit/forward.go Listen":                  "a visitor's connection",
-	"desk/visit/verbs.go evaluate":                  "code of a visitor",
-	"desk/visit/verbs.go shell":                     "a shell of a visitor",
-	"keep/changes/part.go leave":                    "changes that the operator has applied",
-	"keep/suspended/part.go End":                    "the end of a restored session",
-	"operator/interactive/interactive.go Interrupt": "Ctrl-C in a shell",
-	"runtime/rpc/held.go hold":                      "a question to the user",
-	"runtime/sandbox/framed/network.go ask":         "a question of the proxy",
-	"runtime/sandbox/framed/workspace.go run":       "a message of a failed mount",
-	"runtime/service/server.go Go":                  "what runs beside the calls",
-	"runtime/service/service.go Stdio":              "the transport as a whole",
-	"runtime/session/session.go release":            "the settling of a part, in which a test of rpc panics",
-	"runtime/session/suspend.go suspend":            "the suspension of a part, in which a test of rpc panics",
-	"toolbox/server/server.go probe":                "a tool server of a network",
-	"toolbox/server/stdio.go read":                  "what a tool server writes",
+	"parts/desk/visit/forward.go carry":            "what a forwarded connection reads",
+	"parts/desk/visit/forward.go Listen":           "a visitor's connection",
+	"parts/desk/visit/verbs.go evaluate":           "code of a visitor",
+	"parts/desk/visit/verbs.go shell":              "a shell of a visitor",
+	"parts/keep/changes/part.go leave":             "changes that the operator has applied",
+	"parts/keep/suspended/part.go End":             "the end of a restored session",
+	"runtime/interactive/interactive.go Interrupt": "Ctrl-C in a shell",
+	"runtime/rpc/held.go hold":                     "a question to the user",
+	"runtime/sandbox/framed/network.go ask":        "a question of the proxy",
+	"runtime/sandbox/framed/workspace.go run":      "a message of a failed mount",
+	"runtime/service/server.go Go":                 "what runs beside the calls",
+	"runtime/service/service.go Stdio":             "the transport as a whole",
+	"runtime/session/session.go release":           "the settling of a part, in which a test of rpc panics",
+	"runtime/session/suspend.go suspend":           "the suspension of a part, in which a test of rpc panics",
+	"parts/toolbox/server/server.go probe":         "a tool server of a network",
+	"parts/toolbox/server/stdio.go read":           "what a tool server writes",
 }
 
 // place is where a recovery begins.
@@ -158,7 +158,7 @@ func TestPanics_EndNoServer(t *testing.T) {
 				out, err = cmd.CombinedOutput()
 				return out, bytes.Index(out, []byte("\npanic: "+p.name)), err
 			}
-			if p.function == "ask/book.go ask" {
+			if p.function == "parts/ask/book.go ask" {
 				if out, ended, err := run("NIX_SANDBOX_TEST_UNGUARDED=1"); ended < 0 {
 					t.Errorf("a panic without a guard is not seen: %v\n%s", err, out)
 				}

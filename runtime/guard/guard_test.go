@@ -26,7 +26,7 @@ func TestRun_HandsThePanicOn(t *testing.T) {
 
 // served are the folders of what is linked into servers. Commands of the operator serve their user
 // alone, and the programs of a sandbox end with it.
-var served = []string{"runtime", "toolbox/gate", "toolbox/server", "gateway", "parts", "keep", "ask", "desk", "packages", "operator/interactive"}
+var served = []string{"runtime", "parts/toolbox/gate", "parts/toolbox/server", "gateway", "parts", "keep", "ask", "desk", "packages", "operator/interactive"}
 
 // trusted are goroutines that handle no foreign bytes, by their file and function.
 var trusted = map[string]string{
@@ -39,7 +39,7 @@ var trusted = map[string]string{
 	"runtime/service/server.go untilSignals":           "awaits signals",
 	"runtime/session/suspend.go suspendIdle":           "calls the member by Run",
 	"runtime/process/process.go NewStarter":            "starts processes from one thread",
-	"desk/visit/forward.go carry":                      "closes two connections at the end",
+	"parts/desk/visit/forward.go carry":                "closes two connections at the end",
 	"runtime/session/session.go release":               "calls what it does by Run",
 	"runtime/session/suspend.go Suspend":               "calls the member by Run",
 	"runtime/sandbox/framed/asks.go take":              "calls the answer by Run",
@@ -50,14 +50,14 @@ var trusted = map[string]string{
 	"runtime/pool/pool.go widen":                       "a timer over own counts",
 	"runtime/pool/pool.go fillSoon":                    "a timer over own counts",
 	"runtime/pool/pool.go failed":                      "a timer over own counts",
-	"toolbox/server/stdio.go startJail":                "awaits the end of a process",
+	"parts/toolbox/server/stdio.go startJail":          "awaits the end of a process",
 	"gateway/mcphttp/exchange.go request":              "calls the answer by Run, and awaits it",
 	"gateway/mcphttp/listener.go admit":                "closes a connection",
 	"gateway/mcphttp/mcphttp.go returnMemory":          "a timer that returns memory",
 	"gateway/cmd/nix-sandbox-gateway/main.go serve":    "accepts connections; net/http recovers in each",
 	"gateway/cmd/nix-sandbox-gateway/observe.go start": "is run by Server.Go, which has a guard",
-	"ask/book.go ask":                                  "calls the way by Run",
-	"operator/interactive/interactive.go Start":        "awaits the end of a process",
+	"parts/ask/book.go ask":                            "calls the way by Run",
+	"runtime/interactive/interactive.go Start":         "awaits the end of a process",
 	"parts/parts.go AddWatched":                        "is run by Server.Go, which has a guard",
 	"parts/toolbox.go init":                            "is run by Server.Go, which has a guard",
 	"runtime/service/server.go AfterAnswer":            "is run by Server.Go, which has a guard",

@@ -1,7 +1,7 @@
 // Package near compares words that people or models mistype.
 package near
 
-import "github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+import "github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
 
 // Distance is the number of bytes that have to be put in, left out or changed to make one word of
 // the other. Each is cut to 64 bytes.

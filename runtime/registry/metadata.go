@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
 )
 
 // Schema is the version of the metadata that this package reads.

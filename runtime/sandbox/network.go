@@ -3,7 +3,7 @@ package sandbox
 import (
 	"net/netip"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/event"
 )
 
 // Network summarizes the proxy's reports during a call. Names are host names in lower case; no text

@@ -4,7 +4,7 @@ import (
 	"context"
 	"io"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 )
 
 // Visitable is a sandbox that the user can enter beside its calls.

@@ -5,9 +5,9 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/invisible"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/lazyregexp"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
 )
 
 // maxMarks bounds the lines of a text that a word is put before, so that the

@@ -11,13 +11,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk/visit"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk/visit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/undertest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 )
 
 // The user looks into a session whose sandbox is a virtual machine, opens what its code serves, and has

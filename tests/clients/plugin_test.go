@@ -22,7 +22,7 @@ func TestClaudeCode_TakesThePlugin(t *testing.T) {
 	// The control: a field that there is not.
 	wrong := filepath.Join(t.TempDir(), ".claude-plugin")
 	must.Do(t, os.Mkdir(wrong, 0o755))
-	text := must.Get(os.ReadFile(filepath.Join(checkout, "plugin/.claude-plugin/plugin.json")))(t)
+	text := must.Get(os.ReadFile(filepath.Join(checkout, "dist/plugin/.claude-plugin/plugin.json")))(t)
 	text = []byte(strings.Replace(string(text), `"mcpServers"`, `"mcpServants"`, 1))
 	must.Do(t, os.WriteFile(filepath.Join(wrong, "plugin.json"), text, 0o644))
 	if out := s.run(t, s.Claude, "plugin", "validate", "--strict", filepath.Dir(wrong)); out.status == 0 {

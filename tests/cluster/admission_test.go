@@ -63,7 +63,7 @@ patches:
 func TestObjects(t *testing.T) {
 	c := startAPI(t)
 	c.installAgentSandbox()
-	components := c.kustomization("components", "resources: [deploy]\ncomponents: [deploy/autoscaling, deploy/baseline]\n")
+	components := c.kustomization("components", "resources: [deploy]\ncomponents: [dist/deploy/autoscaling, dist/deploy/baseline]\n")
 	c.kubectl("", "create", "namespace", "sandboxes")
 	for name, source := range map[string][]string{
 		"one file":      {"-f", deploy("kubernetes.yaml")},

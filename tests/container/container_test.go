@@ -34,7 +34,7 @@ var (
 )
 
 func seccompProfile() string {
-	path, err := filepath.Abs("../../deploy/seccomp.json")
+	path, err := filepath.Abs("../../dist/deploy/seccomp.json")
 	if err != nil {
 		panic(err)
 	}

@@ -1,4 +1,4 @@
-// Package deploy_test runs several servers behind HAProxy, as deploy/haproxy.cfg
+// Package deploy_test runs several servers behind HAProxy, as dist/deploy/haproxy.cfg
 // configures it.
 package deploy_test
 
@@ -189,7 +189,7 @@ func tokenFile(t *testing.T) string {
 func (w *world) proxy(t *testing.T, client *http.Client, scheme string, variables ...string) string {
 	t.Helper()
 	front := freeAddress(t)
-	proxy := exec.Command("haproxy", "-f", cmp.Or(w.config, must.Get(filepath.Abs("../../deploy/haproxy.cfg"))(t)))
+	proxy := exec.Command("haproxy", "-f", cmp.Or(w.config, must.Get(filepath.Abs("../../dist/deploy/haproxy.cfg"))(t)))
 	proxy.Env = append(os.Environ(), "MCP_ADDRESS="+front, "MCP_FIRST="+w.addresses[0], "MCP_SECOND="+w.addresses[1])
 	proxy.Env = append(proxy.Env, variables...)
 	log := start(t, proxy)
@@ -274,10 +274,10 @@ func TestHAProxy_LeadsPrincipalsToTheirSessions(t *testing.T) {
 // they make up many.
 func TestHAProxy_KeepsPrincipalsBesideStrangers(t *testing.T) {
 	t.Parallel()
-	text := string(must.Get(os.ReadFile("../../deploy/haproxy.cfg"))(t))
+	text := string(must.Get(os.ReadFile("../../dist/deploy/haproxy.cfg"))(t))
 	small := strings.Replace(text, "type string len 64 size 100k", "type string len 64 size 10", 1)
 	if small == text {
-		t.Fatal("deploy/haproxy.cfg has another table")
+		t.Fatal("dist/deploy/haproxy.cfg has another table")
 	}
 	config := filepath.Join(t.TempDir(), "haproxy.cfg")
 	must.Do(t, os.WriteFile(config, []byte(small), 0o600))

@@ -35,7 +35,7 @@ func begin(t *testing.T, front, server string) {
 	if exec.Command("haproxy", "-v").Run() != nil {
 		t.Skip("haproxy is not installed")
 	}
-	cmd := exec.Command("haproxy", "-f", "../../deploy/haproxy.cfg")
+	cmd := exec.Command("haproxy", "-f", "../../dist/deploy/haproxy.cfg")
 	cmd.Env = append(os.Environ(), "MCP_ADDRESS="+front, "MCP_FIRST="+server, "MCP_SECOND="+server)
 	log := start(t, cmd)
 	patience.Wait(t, patience.Long, log.String, func() bool {

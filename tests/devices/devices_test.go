@@ -111,7 +111,7 @@ const lib = "/usr/lib/x86_64-linux-gnu"
 // and nodes are those of the machine's folder.
 func (m machine) ofVendor(name string) string {
 	m.t.Helper()
-	text := string(must.Get(os.ReadFile("../../devices/cdi/testdata/" + name))(m.t))
+	text := string(must.Get(os.ReadFile("../../jail/devices/cdi/testdata/" + name))(m.t))
 	if filepath.Ext(name) == ".json" {
 		// The numbers of /dev/zero.
 		text = strings.NewReplacer(`"major":226,"minor":128`, `"major":1,"minor":5`, `"major":226,"minor":1`, `"major":1,"minor":5`, `"major":510`, `"major":1,"minor":5`).Replace(text)

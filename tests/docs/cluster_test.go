@@ -15,7 +15,7 @@ import (
 // pods reach the Service, and adds one. It names the
 // namespace itself: kustomize moves a patched variable before NAMESPACE, which is then not expanded.
 func TestCluster_PatchKeepsTheServicesNames(t *testing.T) {
-	shipped := hostsOf(t, strings.Split(string(must.Get(os.ReadFile(filepath.Join(root(t), "deploy/kubernetes.yaml")))(t)), "\n---\n"))
+	shipped := hostsOf(t, strings.Split(string(must.Get(os.ReadFile(filepath.Join(root(t), "dist/deploy/kubernetes.yaml")))(t)), "\n---\n"))
 	var patches []string
 	for _, b := range must.Get(parse(string(must.Get(os.ReadFile(filepath.Join(root(t), "docs/cluster.md")))(t))))(t).blocks {
 		var kustomization struct {
@@ -32,7 +32,7 @@ func TestCluster_PatchKeepsTheServicesNames(t *testing.T) {
 		}
 	}
 	if shown := hostsOf(t, patches); shown != shipped+",sandbox.example" {
-		t.Errorf("the page's patch sets %q, deploy/kubernetes.yaml %q", shown, shipped)
+		t.Errorf("the page's patch sets %q, dist/deploy/kubernetes.yaml %q", shown, shipped)
 	}
 }
 

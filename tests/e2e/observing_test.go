@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	status "github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk/watch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
+	status "github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk/watch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/mcptest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/event"
 )
 
 // EventReader reads events. It is not safe for concurrent use.

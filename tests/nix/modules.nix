@@ -320,7 +320,7 @@ in
     ];
   };
   # Each of several servers has its own folders and tokens, and a socket for HAProxy alone,
-  # which listens where clients are told to, as deploy/haproxy.cfg does otherwise.
+  # which listens where clients are told to, as dist/deploy/haproxy.cfg does otherwise.
   testNixosSeveralServersHaveTheirOwn = {
     expr =
       let
@@ -358,7 +358,7 @@ in
         }
         (
           linesOf system.services.haproxy.config == linesOf (
-            builtins.replaceStrings [ "\"\${MCP_ADDRESS}\"" ] [ "unix@/run/mcp.socket mode 0660" ] (builtins.readFile ../../deploy/haproxy.cfg)
+            builtins.replaceStrings [ "\"\${MCP_ADDRESS}\"" ] [ "unix@/run/mcp.socket mode 0660" ] (builtins.readFile ../../dist/deploy/haproxy.cfg)
           )
         )
         system.services.haproxy.enable

@@ -10,7 +10,7 @@ let
     GREETING = "hello";
   };
 
-  # What release/files proposes to others, with this checkout in place of what a tag gives.
+  # What dist/release/files proposes to others, with this checkout in place of what a tag gives.
   source = builtins.path {
     name = "source";
     path = ../..;
@@ -32,11 +32,11 @@ removeAttrs (import ../nix/checks.nix { inherit pkgs server; }) [ "evaluation" ]
     name = "shell";
     from_shell = shell;
   };
-  nixpkgs-package = pkgs.callPackage (proposed ../../release/nixpkgs/package.nix.in) {
+  nixpkgs-package = pkgs.callPackage (proposed ../../dist/release/nixpkgs/package.nix.in) {
     fetchFromGitHub = _: source;
   };
   mcp-servers-nix-package = pkgs.callPackage (builtins.scopedImport { fetchTarball = _: source; } (
-    proposed ../../release/mcp-servers-nix/package.nix.in
+    proposed ../../dist/release/mcp-servers-nix/package.nix.in
   )) { };
   project = library.fromProject { project.devShells.${pkgs.stdenv.hostPlatform.system}.default = shell; };
 }

@@ -21,7 +21,7 @@ import (
 const schemaVariable = "NIX_SANDBOX_TEST_SERVER_SCHEMA"
 
 func TestNotes_AreOfTheVersion(t *testing.T) {
-	notes := string(must.Get(exec.CommandContext(t.Context(), filepath.Join(root, "release/notes")).Output())(t))
+	notes := string(must.Get(exec.CommandContext(t.Context(), filepath.Join(root, "dist/release/notes")).Output())(t))
 	for _, wanted := range []string{"### Upgrade notes", "### Added"} {
 		if !strings.Contains(notes, wanted) {
 			t.Errorf("the notes lack %q", wanted)
@@ -36,7 +36,7 @@ func TestNotes_AreOfTheVersion(t *testing.T) {
 
 func serverJSON(t *testing.T) string {
 	t.Helper()
-	return strings.ReplaceAll(read(t, "release/server.json.in"), "@version@", undertest.Version(t))
+	return strings.ReplaceAll(read(t, "dist/release/server.json.in"), "@version@", undertest.Version(t))
 }
 
 // What the registry asks beyond its schema: packages of the type oci have their version in the
@@ -155,11 +155,11 @@ func TestRelease_WaitsForAPerson(t *testing.T) {
 
 func TestWords_FindWhatATagMakesFalse(t *testing.T) {
 	folder := t.TempDir()
-	for path, text := range map[string]string{"release/words": read(t, "release/words"), "README.md": "It is tagged.\n", "CHANGELOG.md": "", "docs/a.md": ""} {
+	for path, text := range map[string]string{"dist/release/words": read(t, "dist/release/words"), "README.md": "It is tagged.\n", "CHANGELOG.md": "", "docs/a.md": ""} {
 		must.Write(t, filepath.Join(folder, path), text, 0o700)
 	}
 	words := func() (string, error) {
-		output, err := exec.CommandContext(t.Context(), filepath.Join(folder, "release/words")).CombinedOutput()
+		output, err := exec.CommandContext(t.Context(), filepath.Join(folder, "dist/release/words")).CombinedOutput()
 		return string(output), err
 	}
 	if output, err := words(); err != nil {
@@ -209,7 +209,7 @@ func TestForms_HaveTheSyntax(t *testing.T) {
 }
 
 func TestSkill_IsShort(t *testing.T) {
-	if lines := strings.Count(read(t, "plugin/skills/sandbox/SKILL.md"), "\n"); lines > 30 {
+	if lines := strings.Count(read(t, "dist/plugin/skills/sandbox/SKILL.md"), "\n"); lines > 30 {
 		t.Errorf("the skill has %d lines, and may have 30", lines)
 	}
 }
@@ -232,7 +232,7 @@ func TestSBOM_HasTheSchema(t *testing.T) {
 		must.Do(t, compiler.AddResource("http://cyclonedx.org/schema/"+name+".schema.json", document))
 	}
 	schema := must.Get(compiler.Compile("http://cyclonedx.org/schema/bom-1.5.schema.json"))(t)
-	text := string(must.Get(exec.CommandContext(t.Context(), filepath.Join(root, "release/sbom"), filepath.Dir(filepath.Dir(server))).Output())(t))
+	text := string(must.Get(exec.CommandContext(t.Context(), filepath.Join(root, "dist/release/sbom"), filepath.Dir(filepath.Dir(server))).Output())(t))
 	if err := schema.Validate(must.Get(jsonschema.UnmarshalJSON(strings.NewReader(text)))(t)); err != nil {
 		t.Error(err)
 	}

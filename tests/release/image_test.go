@@ -96,7 +96,7 @@ func pushImage(t *testing.T, from, image string) (string, error) {
 	} {
 		must.Write(t, filepath.Join(home, ".config/containers", name), text, 0o600)
 	}
-	cmd := exec.CommandContext(t.Context(), filepath.Join(root, "release/push-image"), from, image)
+	cmd := exec.CommandContext(t.Context(), filepath.Join(root, "dist/release/push-image"), from, image)
 	cmd.Env = []string{
 		"HOME=" + home, "XDG_RUNTIME_DIR=" + home, "PATH=" + os.Getenv("PATH"),
 		"CONTAINERS_REGISTRIES_CONF=" + home + "/.config/containers/registries.conf",

@@ -40,10 +40,10 @@ func TestVersion_OfFiles(t *testing.T) {
 		"CHANGELOG.md":                               `(?m)^## \[([0-9.]+)\]`,
 		"clients/python/pyproject.toml":              `(?m)^version = "(.*)"$`,
 		"clients/python/src/nix_sandbox/__init__.py": `(?m)^__version__ = "(.*)"$`,
-		"deploy/agent-sandbox/sandbox.yaml":          `image: nix-sandbox-mcp:(\S+)`,
+		"dist/deploy/agent-sandbox/sandbox.yaml":     `image: nix-sandbox-mcp:(\S+)`,
 		"docs/deploying.md":                          `nix-sandbox-mcp:([0-9]\S+)`,
-		"plugin/.claude-plugin/plugin.json":          `"version": "(.*)"`,
-		"deploy/kubernetes.yaml":                     `image: nix-sandbox-mcp:(\S+)`,
+		"dist/plugin/.claude-plugin/plugin.json":     `"version": "(.*)"`,
+		"dist/deploy/kubernetes.yaml":                `image: nix-sandbox-mcp:(\S+)`,
 	} {
 		found := regexp.MustCompile(pattern).FindStringSubmatch(read(t, path))
 		if found == nil || found[1] != version {

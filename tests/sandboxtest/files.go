@@ -11,8 +11,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/filetree"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/filetree"
 )
 
 // failing is a reader that always fails.

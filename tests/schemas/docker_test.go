@@ -11,7 +11,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-const profile = "../../deploy/seccomp.json"
+const profile = "../../dist/deploy/seccomp.json"
 
 // needed are the system calls that sandboxes start with, and that default profiles lack.
 var needed = []string{"clone", "clone3", "keyctl", "mount", "pivot_root", "sethostname", "umount2", "unshare"}

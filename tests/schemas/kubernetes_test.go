@@ -19,9 +19,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-const manifests = "../../deploy/kubernetes.yaml"
+const manifests = "../../dist/deploy/kubernetes.yaml"
 
-const autoscaler = "../../deploy/autoscaling/autoscaler.yaml"
+const autoscaler = "../../dist/deploy/autoscaling/autoscaler.yaml"
 
 // object returns an empty object of a kind, nil where the test knows none.
 func object(kind string) any {

@@ -11,7 +11,7 @@ import (
 	"path"
 	"syscall"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/filetree"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/filetree"
 )
 
 // Folder is a folder of the host that becomes an image for a machine.

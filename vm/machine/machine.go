@@ -17,9 +17,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/protocol"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
 )
 
 // The descriptors of QEMU, as the description's arguments name them. Not all machines have the last

@@ -13,9 +13,9 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/protocol"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
 )
 
 // Schema is the version of [Spec] that this program reads.

@@ -2,6 +2,6 @@
 
 package main
 
-import "github.com/nix-sandbox-mcp/nix-sandbox-mcp/toolbox/inside"
+import "github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/toolbox/inside"
 
 func init() { between = inside.Between }

@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"net"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk/visit"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk/watch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/audit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/live"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/gateway/metrics"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk/visit"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk/watch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"

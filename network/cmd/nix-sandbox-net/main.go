@@ -22,8 +22,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/policy"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/event"
 )
 
 // version is set when the program is linked.

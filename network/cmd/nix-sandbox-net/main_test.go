@@ -20,11 +20,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/event"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/network/handover"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/networktest"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/event"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/handover"
 )
 
 // asProgram makes this test's binary the program.

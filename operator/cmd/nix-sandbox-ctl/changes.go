@@ -22,8 +22,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes/gitpatch"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/changes"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/changes/gitpatch"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 )

@@ -3,7 +3,7 @@ package main
 import (
 	"os"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 )
 

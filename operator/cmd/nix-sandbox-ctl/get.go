@@ -15,9 +15,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk/visit"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/sessionfiles"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/store"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk/visit"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/sessionfiles"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/store"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 )

@@ -10,9 +10,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/tidwall/gjson"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/bounded"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/packages"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/packages"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/bounded"
 )
 
 // maxMetadata bounds an artifact's metadata.json, in bytes.

@@ -12,9 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/sessionfiles"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/store"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/suspended"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/sessionfiles"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/store"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/suspended"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
 )

@@ -9,10 +9,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/toolbox/gate"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/toolbox/lock"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/toolbox/gate"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/toolbox/lock"
 )
 
 func init() { more = append(more, toolsCommand) }

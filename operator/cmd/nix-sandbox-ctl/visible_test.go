@@ -10,7 +10,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/keep/changes"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/keep/changes"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
 )
 

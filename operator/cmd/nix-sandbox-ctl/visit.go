@@ -13,11 +13,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/desk/visit"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/parts/desk/visit"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/command"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/config"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 )
 
 // liveSession is a session of a running server.

@@ -6,9 +6,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/guard"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 )
 
 // Bounds of what the code of one call asks. An agent that crosses one breaks a rule.

@@ -6,8 +6,8 @@ import (
 	"io"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/filetree"
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/filetree"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 )
 
 // saveTimeout bounds the wait for one part of a copy: before the first one, the agent

@@ -9,10 +9,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/agent/frame"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/jail"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/machine"
 	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/vm/snapshot"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
 )
 
 // serveProgram is the program that runs in saved and copied machines: its agent speaks frames, and

@@ -1,0 +1,163 @@
+package visit
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/call"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/registry"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/sandbox"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/runtime/session"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/sandboxtest"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
+)
+
+// box is a sandbox that can be visited, whose files change when a test says so.
+type box struct {
+	sandbox.Sandbox
+	mu      sync.Mutex
+	looked  bool
+	changed []string
+}
+
+func (b *box) change(name string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.changed = append(b.changed, name)
+}
+
+func (b *box) Look(context.Context) (paths []string, count int, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	select {
+	case <-b.Done():
+		return nil, 0, &sandbox.DeadError{Reason: "it ended"}
+	default:
+	}
+	if b.looked {
+		paths = b.changed
+	}
+	b.looked, b.changed = true, nil
+	return paths, len(paths), nil
+}
+
+func (b *box) Examine(context.Context) ([]uint16, int64, error) { return nil, 0, nil }
+
+func (b *box) Open(context.Context, *frame.Terminal, uint16) (sandbox.Stream, error) {
+	return nil, sandbox.ErrClosed
+}
+
+// world is a manager of sessions, and the sandbox that it started last.
+type world struct {
+	*session.Manager
+	t      *testing.T
+	visits *Visits
+	last   *box
+}
+
+func (w *world) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	one, err := (&sandboxtest.Machine{}).Start(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	w.last = &box{Sandbox: one}
+	return w.last, nil
+}
+
+func begin(t *testing.T) *world {
+	w := &world{t: t, visits: New(false)}
+	spec := func(c call.Call) sandbox.Spec { return sandbox.Spec{Name: c.Env.Name, OutputBytes: 1 << 20} }
+	w.Manager = session.New(session.Options{
+		Starter: w, Spec: spec, Limits: session.Limits{Idle: time.Hour, Lifetime: time.Hour, Max: 10},
+		Parts: []session.Part{w.visits}, Log: slog.New(slog.DiscardHandler),
+	})
+	w.visits.SetSessions(w.Manager)
+	t.Cleanup(w.Close)
+	return w
+}
+
+// run runs a call, and returns the files of which it is told.
+func (w *world) run(code string) []string {
+	w.t.Helper()
+	env := registry.Environment{Name: "bash", Timeout: time.Minute}
+	result, err := w.Execute(w.t.Context(), call.Call{Env: env, Session: "s", Code: code})
+	if err != nil && code != "crash" {
+		w.t.Fatal(err)
+	}
+	if note := call.Find[call.Visited](result.Notes); note != nil {
+		return note.Files
+	}
+	return nil
+}
+
+func (w *world) enter() (leave func()) {
+	leave, ok := w.visits.enter(w.t.Context(), call.Key{ID: "s"}, w.last)
+	if !ok {
+		w.t.Fatal("nobody may enter")
+	}
+	return leave
+}
+
+func (w *world) expect(what string, got []string, want ...string) {
+	w.t.Helper()
+	if !slices.Equal(got, want) {
+		w.t.Errorf("%s: told of %q, want %q", what, got, want)
+	}
+}
+
+func TestVisits_TellWhatTheUserChanged(t *testing.T) {
+	w := begin(t)
+	w.run(":")
+	leave := w.enter()
+	w.last.change("/workspace/a")
+	w.expect("a visit", w.run(":"), "/workspace/a")
+	w.expect("nothing else", w.run(":"))
+	w.last.change("/workspace/b")
+	leave()
+	w.last.change("/workspace/c") // by processes that the model left
+	w.expect("after the visit", w.run(":"), "/workspace/b")
+	if leave = w.enter(); len(w.visits.each) != 1 {
+		t.Errorf("%d sessions are known", len(w.visits.each))
+	}
+	leave()
+}
+
+// A session that begins anew has none of the files that the user changed in the earlier one.
+func TestVisits_ForgetASessionWithItsFiles(t *testing.T) {
+	w := begin(t)
+	w.run(":")
+	leave := w.enter()
+	w.last.change("/workspace/a")
+	leave()
+	first := w.last
+	first.Kill()
+	w.expect("the next session", w.run(":"))
+	if w.last == first {
+		t.Fatal("the sandbox did not end")
+	}
+	w.last.Kill()
+	patience.Until(t, "nothing is remembered", func() bool {
+		w.visits.mu.Lock()
+		defer w.visits.mu.Unlock()
+		return len(w.visits.each) == 0
+	})
+}
+
+// A visit goes on in the sandbox that replaces another one.
+func TestVisits_GoOnInANewSandbox(t *testing.T) {
+	w := begin(t)
+	w.run(":")
+	leave := w.enter()
+	w.run("crash")
+	w.run(":")
+	w.last.change("/workspace/a")
+	w.expect("the new sandbox", w.run(":"), "/workspace/a")
+	w.last.change("/workspace/b")
+	leave()
+	w.expect("the end of the visit", w.run(":"), "/workspace/b")
+}

@@ -1,0 +1,55 @@
+package interactive
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/must"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/tests/patience"
+	"github.com/nix-sandbox-mcp/nix-sandbox-mcp/wire/frame"
+)
+
+// started is closed by what is written to it first, which is all that it takes.
+type started chan struct{}
+
+func (s started) Write(data []byte) (int, error) {
+	close(s)
+	return len(data), nil
+}
+
+// Of a program that is killed nothing is left, also where it has not become a
+// sandbox yet: bubblewrap's child does not end with bubblewrap before it has
+// heard from it.
+func TestKillEndsAll(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "attach")
+	must.Do(t, os.WriteFile(program, []byte("#!/bin/sh\nsleep 60 &\necho started\nwait\n"), 0o700))
+	begins := make(started)
+	p, err := Start(Spec{
+		Exec: program, Environ: []string{"PATH=" + os.Getenv("PATH")},
+		First: frame.Request{Type: frame.Execute}, Stdout: begins, Stderr: os.Stderr,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	group := -p.process.Cmd.Process.Pid
+	defer unix.Kill(group, unix.SIGKILL)
+	for _, next := range []struct {
+		what string
+		done <-chan struct{}
+		then func()
+	}{{"begin", begins, p.Kill}, {"end", p.Ended(), func() {}}} {
+		select {
+		case <-next.done:
+			next.then()
+		case <-time.After(patience.Long):
+			t.Fatalf("it does not %s", next.what)
+		}
+	}
+	if status, err := p.Wait(); status != 128+int(unix.SIGKILL) || err != nil {
+		t.Errorf("status %d, error %v", status, err)
+	}
+}
